@@ -1,0 +1,21 @@
+//! The vocabulary of Lunar's data path. Pure: no socket, no file, no clock, no thread.
+//!
+//! * [`unit`]: what SCSI calls a logical unit and NVMe a namespace, as both see it
+//! * [`io`]: the back-end contract: [`io::Io`], [`io::Done`], [`io::Store`]
+//! * [`mem`]: memory behind handles: [`mem::Arena`], [`mem::Buf`], [`mem::Slice`], [`mem::Sg`]
+//! * [`port`]: the front-end contract: [`port::Transfer`]; names of ports and nexuses
+//! * [`step`]: what a command asks for, and the one place that carries it out
+//! * [`range`]: ranges of a unit that are held while an atomic command runs
+//! * [`stats`]: the table of statistics, counted per core
+//! * [`wire`]: integer newtypes for protocol codes, cursor, bounded writer
+//! * [`time`]: instants as numbers, so that time can be an argument
+
+pub mod io;
+pub mod mem;
+pub mod port;
+pub mod range;
+pub mod stats;
+pub mod step;
+pub mod time;
+pub mod unit;
+pub mod wire;

@@ -1,0 +1,50 @@
+//! The front-end contract: how a transport moves a command's data, and the names of ports and nexuses.
+//!
+//! A front end hands a command to its command set together with a [`Transfer`], which the command's steps
+//! pull Data-Out from and push Data-In to. Status travels apart, with the last of the data.
+
+use crate::io::Fault;
+use crate::mem::Sg;
+use std::fmt;
+use std::sync::Arc;
+
+/// Number of an I_T nexus in this process: one initiator port joined to one target port.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NexusId(pub u64);
+
+/// An I_T nexus by its names.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct NexusName {
+    /// The initiator port in its transport's spelling: for iSCSI `name,i,0x<ISID>`.
+    pub initiator: Arc<str>,
+    /// Relative target port identifier (SPC-6 7.7.6.5); starts with 1.
+    pub target_port: u16,
+}
+
+impl fmt::Display for NexusName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at port {}", self.initiator, self.target_port)
+    }
+}
+
+/// Moves one command's data. Offsets and lengths are bytes of the command's data, in ascending order, without gaps.
+pub trait Transfer {
+    /// Waits until the way to the peer has room: asked before memory is taken for Data-In, so that a peer that
+    /// does not read ties up nothing but its own commands.
+    fn room(&self) -> impl Future<Output = Result<(), Fault>>;
+
+    /// Data-Out `offset..offset + len`: what came with the command, or asked for now.
+    ///
+    /// # Errors
+    /// [`Fault::Aborted`] when the command was aborted meanwhile, [`Fault::Timeout`], [`Fault::NoMemory`], [`Fault::Protocol`].
+    fn pull(&self, offset: usize, len: usize) -> impl Future<Output = Result<Sg, Fault>>;
+
+    /// Sends Data-In from `offset` on; more will follow.
+    ///
+    /// # Errors
+    /// [`Fault::Aborted`] when the command was aborted meanwhile.
+    fn push(&self, offset: usize, data: Sg) -> Result<(), Fault>;
+
+    /// Whether the command was aborted: its steps stop at the next chance and nothing is answered.
+    fn aborted(&self) -> bool;
+}

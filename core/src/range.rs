@@ -1,0 +1,162 @@
+//! Ranges of a unit that are held while an atomic command (COMPARE AND WRITE) runs.
+//!
+//! One table per unit and core. Ordinary I/O enters with one branch while nothing is held; an atomic command
+//! holds its range on every core first (see the home core in `lunar`), then runs, then lets go.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+/// Bytes `start..end` of a unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Span {
+    /// First byte.
+    pub start: u64,
+    /// First byte after.
+    pub end: u64,
+}
+
+impl Span {
+    /// Whether both have a byte in common.
+    #[must_use]
+    pub fn overlaps(self, other: Self) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+}
+
+/// What runs and what is held on one core.
+#[derive(Debug, Default)]
+pub struct Ranges {
+    held: Cell<u32>,
+    spans: RefCell<Vec<Entry>>,
+    waiters: RefCell<Vec<Waker>>,
+    next: Cell<u64>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: u64,
+    span: Span,
+    held: bool,
+}
+
+/// I/O that runs, or a range that is held, until it is dropped.
+#[derive(Debug)]
+pub struct Guard {
+    ranges: Rc<Ranges>,
+    id: u64,
+}
+
+impl Ranges {
+    /// Enters ordinary I/O: at once while nothing overlapping is held, else after it was let go.
+    pub async fn enter(self: &Rc<Self>, span: Span) -> Guard {
+        if self.held.get() > 0 {
+            self.clear_of(span, |entry| entry.held).await;
+        }
+        self.add(span, false)
+    }
+
+    /// Holds a range: later I/O on it waits; returns when all earlier I/O on it is done.
+    pub async fn hold(self: &Rc<Self>, span: Span) -> Guard {
+        self.clear_of(span, |entry| entry.held).await;
+        let guard = self.add(span, true);
+        self.clear_of(span, |entry| !entry.held).await;
+        guard
+    }
+
+    async fn clear_of(&self, span: Span, matters: impl Fn(&Entry) -> bool) {
+        poll_fn(|cx| {
+            if self.spans.borrow().iter().any(|entry| matters(entry) && entry.span.overlaps(span)) {
+                self.waiters.borrow_mut().push(cx.waker().clone());
+                Poll::Pending
+            } else {
+                Poll::Ready(())
+            }
+        })
+        .await;
+    }
+
+    fn add(self: &Rc<Self>, span: Span, held: bool) -> Guard {
+        let id = self.next.get();
+        self.next.set(id + 1);
+        self.held.set(self.held.get() + u32::from(held));
+        self.spans.borrow_mut().push(Entry { id, span, held });
+        Guard { ranges: self.clone(), id }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let mut spans = self.ranges.spans.borrow_mut();
+        // From the back: what ends now most likely began last.
+        if let Some(at) = spans.iter().rposition(|entry| entry.id == self.id) {
+            let entry = spans.swap_remove(at);
+            self.ranges.held.set(self.ranges.held.get() - u32::from(entry.held));
+        }
+        drop(spans);
+        for waker in self.ranges.waiters.take() {
+            waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::Pin;
+    use std::task::Context;
+
+    type Waiting = Pin<Box<dyn Future<Output = Guard>>>;
+
+    fn poll(future: &mut Waiting) -> Option<Guard> {
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(guard) => Some(guard),
+            Poll::Pending => None,
+        }
+    }
+
+    fn enter(ranges: &Rc<Ranges>, start: u64, end: u64) -> Waiting {
+        let ranges = ranges.clone();
+        Box::pin(async move { ranges.enter(Span { start, end }).await })
+    }
+
+    fn hold(ranges: &Rc<Ranges>, start: u64, end: u64) -> Waiting {
+        let ranges = ranges.clone();
+        Box::pin(async move { ranges.hold(Span { start, end }).await })
+    }
+
+    #[test]
+    fn ordinary_io_overlaps_freely() {
+        let ranges = Rc::new(Ranges::default());
+        let _a = poll(&mut enter(&ranges, 0, 10)).expect("free");
+        let _b = poll(&mut enter(&ranges, 5, 15)).expect("free");
+    }
+
+    #[test]
+    fn a_held_range_waits_for_the_running_and_stops_the_later() {
+        let ranges = Rc::new(Ranges::default());
+        let running = poll(&mut enter(&ranges, 0, 10)).expect("free");
+        let mut holding = hold(&ranges, 5, 15);
+        assert!(poll(&mut holding).is_none());
+        let mut later = enter(&ranges, 14, 20);
+        assert!(poll(&mut later).is_none());
+        let _beside = poll(&mut enter(&ranges, 15, 20)).expect("does not overlap");
+        drop(running);
+        let held = poll(&mut holding).expect("alone now");
+        assert!(poll(&mut later).is_none());
+        drop(held);
+        assert!(poll(&mut later).is_some());
+    }
+
+    #[test]
+    fn a_hold_given_up_lets_go() {
+        let ranges = Rc::new(Ranges::default());
+        let running = poll(&mut enter(&ranges, 0, 10)).expect("free");
+        let mut holding = hold(&ranges, 0, 10);
+        assert!(poll(&mut holding).is_none());
+        drop(holding);
+        drop(running);
+        assert!(poll(&mut enter(&ranges, 0, 10)).is_some());
+    }
+}

@@ -1,0 +1,119 @@
+//! The table of statistics. A statistic is one line here and the place that counts it; whatever shows them
+//! (the CLI, a page, metrics) walks [`Stats::each`].
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that one core writes and any thread reads.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// Adds. Only the core that owns the table may call it: a plain load and store, no locked instruction.
+    pub fn add(&self, by: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+    }
+
+    /// Takes away, for those that measure what is there now.
+    pub fn sub(&self, by: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(by), Ordering::Relaxed);
+    }
+
+    /// The value now.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether a statistic only grows or measures what is there now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Its name, with its unit last.
+    pub name: &'static str,
+    /// How it moves.
+    pub kind: Kind,
+    /// What it counts.
+    pub doc: &'static str,
+}
+
+macro_rules! stats {
+    ($($name:ident: $kind:ident, $doc:literal;)*) => {
+        /// The statistics of one core.
+        #[derive(Debug, Default)]
+        pub struct Stats { $(#[doc = $doc] pub $name: Count,)* }
+
+        impl Stats {
+            /// The table.
+            pub const TABLE: &'static [Row] = &[$(Row { name: stringify!($name), kind: Kind::$kind, doc: $doc },)*];
+
+            /// Every row with its value, in the order of the table.
+            pub fn each(&self) -> impl Iterator<Item = (&'static Row, u64)> {
+                Self::TABLE.iter().zip([$(self.$name.get()),*])
+            }
+        }
+    };
+}
+
+stats! {
+    busy_nanoseconds: Counter, "Time in which the core had work: turns of its loop that found some.";
+    idle_spin_nanoseconds: Counter, "Time in which the core polled and found nothing.";
+    turns: Counter, "Turns of the core's loop that found work.";
+    sleeps: Counter, "Times the core slept in the kernel.";
+    connections: Gauge, "Connections open now.";
+    connections_accepted: Counter, "Connections accepted.";
+    sessions: Gauge, "Sessions in their full-feature phase now.";
+    logins: Counter, "Logins that reached the full-feature phase.";
+    logins_refused: Counter, "Logins refused.";
+    commands: Counter, "Commands taken.";
+    read_commands: Counter, "Commands that moved data to an initiator.";
+    write_commands: Counter, "Commands that moved data from an initiator.";
+    read_bytes: Counter, "Bytes of data moved to initiators.";
+    write_bytes: Counter, "Bytes of data moved from initiators.";
+    check_conditions: Counter, "Commands that ended with CHECK CONDITION.";
+    task_set_full: Counter, "Commands refused because no slot was free.";
+    busy_refused: Counter, "Commands refused because no memory was free.";
+    task_management: Counter, "Task management functions carried out.";
+    tasks_aborted: Counter, "Commands that a task management function or a lost connection ended.";
+    digest_errors: Counter, "Headers or data whose digest did not match.";
+    protocol_errors: Counter, "Connections closed because the peer broke the protocol.";
+    rejects: Counter, "Requests rejected as the protocol has it.";
+    keepalive_timeouts: Counter, "Connections closed because the peer was silent.";
+    sends: Counter, "Sends to peers.";
+    sent_bytes: Counter, "Bytes sent to peers.";
+    receives: Counter, "Receives from peers.";
+    received_bytes: Counter, "Bytes received from peers.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_walks_every_statistic() {
+        let stats = Stats::default();
+        stats.commands.add(3);
+        stats.connections.add(2);
+        stats.connections.sub(1);
+        let values: Vec<_> =
+            stats.each().filter(|(_, value)| *value > 0).map(|(row, value)| (row.name, value)).collect();
+        assert_eq!(values, [("connections", 1), ("commands", 3)]);
+        assert_eq!(stats.each().count(), Stats::TABLE.len());
+    }
+
+    #[test]
+    fn names_are_unique_and_documented() {
+        for (at, row) in Stats::TABLE.iter().enumerate() {
+            assert!(row.doc.ends_with('.'), "{}", row.name);
+            assert!(Stats::TABLE[..at].iter().all(|other| other.name != row.name), "{}", row.name);
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! What a command asks for, and the one place that carries it out.
+//!
+//! A command set plans: it looks at the unit and the command and returns a [`Step`]. [`carry_out`] does it, in
+//! one straight line from the transport through the store and back, and holds the fall-backs for stores that
+//! cannot do an operation. Shared by SCSI and NVMe.
+
+use crate::io::{Completion, Data, Fault, Io, Op, Outcome, submit};
+use crate::mem::{Arena, Sg, SgMut};
+use crate::port::Transfer;
+use crate::range::Span;
+use crate::unit::Unit;
+
+/// Bytes moved at once: small enough that a piece stays in the processor's cache between the store and the
+/// wire, large enough that the cost of one more request does not show.
+pub const PIECE_BYTES: usize = 256 << 10;
+
+/// What a command asks of the unit. Offsets and lengths are bytes, checked against the unit's size.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Data-In from the store.
+    Read {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Data-Out to the store.
+    Write {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// FUA.
+        durable: bool,
+    },
+    /// All that was written is on the medium.
+    Flush,
+    /// Space is given back, range by range: (offset, bytes).
+    Unmap(Vec<(u64, u64)>),
+    /// One block, over and over: Data-Out is that block.
+    Fill {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// The block; empty for zeroes.
+        pattern: Vec<u8>,
+        /// Whether a fill with zeroes may give back the space.
+        unmap: bool,
+    },
+    /// Data-Out is compared with the store.
+    Compare {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Whether Data-Out is one block that every block is compared with.
+        block: Option<u32>,
+    },
+    /// The store is read and thrown away: can it be read?
+    Verify {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Data-Out is two halves: the first is compared with the store, then the second written; nothing in between.
+    CompareWrite {
+        /// Where.
+        offset: u64,
+        /// Bytes of one half, at most [`PIECE_BYTES`].
+        len: u64,
+        /// FUA.
+        durable: bool,
+    },
+}
+
+/// Why a step did not end well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// The store or the transport failed at this byte of the step.
+    Fault {
+        /// Why.
+        fault: Fault,
+        /// Bytes from the start of the step.
+        at: u64,
+    },
+    /// A comparison found a difference.
+    Miscompare {
+        /// First byte that differs, from the start of Data-Out.
+        at: u64,
+    },
+}
+
+/// What a slot lends to the steps it carries out.
+#[derive(Debug)]
+pub struct Tools {
+    /// The core's memory.
+    pub arena: Arena,
+    /// The slot's own.
+    pub completion: Completion,
+}
+
+/// Data-In that has not been pushed: it travels with the status.
+#[derive(Debug, Default)]
+pub struct Tail {
+    /// Bytes pushed before it.
+    pub offset: usize,
+    /// The rest.
+    pub data: Sg,
+}
+
+/// Carries a step out. The last piece of a read comes back, so that status can travel with it.
+///
+/// # Errors
+/// [`Failure`], with the byte at which it happened.
+pub async fn carry_out<T: Transfer>(unit: &Unit, step: Step, transfer: &T, tools: &mut Tools) -> Result<Tail, Failure> {
+    match step {
+        Step::Read { offset, len } => read(unit, offset, len, transfer, tools).await,
+        Step::Write { offset, len, durable } => write(unit, offset, len, durable, transfer, tools).await,
+        Step::Flush => flush(unit, tools).await,
+        Step::Unmap(ranges) => unmap(unit, ranges, transfer, tools).await,
+        Step::Fill { offset, len, pattern, unmap } => {
+            let _guard = unit.ranges.enter(span(offset, len)).await;
+            if pattern.is_empty() {
+                zero(unit, offset, len, unmap, transfer, tools).await
+            } else {
+                fill(unit, offset, len, &pattern, transfer, tools).await
+            }
+        }
+        Step::Compare { offset, len, block } => compare(unit, offset, len, block, transfer, tools).await,
+        Step::Verify { offset, len } => verify(unit, offset, len, transfer, tools).await,
+        Step::CompareWrite { offset, len, durable } => compare_write(unit, offset, len, durable, transfer, tools).await,
+    }
+}
+
+fn span(offset: u64, len: u64) -> Span {
+    Span { start: offset, end: offset + len }
+}
+
+fn fault(at: u64) -> impl Fn(Fault) -> Failure {
+    move |fault| Failure::Fault { fault, at }
+}
+
+/// Bytes of the piece that starts `at` bytes into `len`.
+fn piece(len: u64, at: u64) -> usize {
+    // PIECE_BYTES fits both types, so the smaller of the two does as well.
+    (len - at).min(PIECE_BYTES as u64) as usize
+}
+
+async fn read<T: Transfer>(
+    unit: &Unit,
+    offset: u64,
+    len: u64,
+    transfer: &T,
+    tools: &mut Tools,
+) -> Result<Tail, Failure> {
+    let _guard = unit.ranges.enter(span(offset, len)).await;
+    let mut at = 0;
+    loop {
+        transfer.room().await.map_err(fault(at))?;
+        let count = piece(len, at);
+        let data = match unit.store.lend(offset + at, count) {
+            Some(data) => data,
+            None => load(unit, offset + at, count, tools).await.map_err(fault(at))?,
+        };
+        let sent = at as usize;
+        at += count as u64;
+        if at == len {
+            return Ok(Tail { offset: sent, data });
+        }
+        transfer.push(sent, data).map_err(fault(at))?;
+    }
+}
+
+/// Reads from the store into fresh memory.
+async fn load(unit: &Unit, offset: u64, count: usize, tools: &mut Tools) -> Result<Sg, Fault> {
+    if count == 0 {
+        return Ok(Sg::default());
+    }
+    let memory = tools.arena.wait_sg(count).await;
+    load_into(unit, offset, memory, tools).await.map(SgMut::share)
+}
+
+async fn load_into(unit: &Unit, offset: u64, memory: SgMut, tools: &mut Tools) -> Result<SgMut, Fault> {
+    let io = Io { op: Op::Read, offset, data: Data::In(memory) };
+    let outcome = submit(&*unit.store, io, &mut tools.completion).await;
+    outcome.result.map(|_| outcome.data.into_in())
+}
+
+async fn store(unit: &Unit, offset: u64, data: Sg, durable: bool, tools: &mut Tools) -> Result<(), Fault> {
+    let io = Io { op: Op::Write { durable }, offset, data: Data::Out(data) };
+    submit(&*unit.store, io, &mut tools.completion).await.result.map(|_| ())
+}
+
+async fn ask(unit: &Unit, op: Op, offset: u64, tools: &mut Tools) -> Outcome {
+    submit(&*unit.store, Io { op, offset, data: Data::None }, &mut tools.completion).await
+}
+
+async fn write<T: Transfer>(
+    unit: &Unit,
+    offset: u64,
+    len: u64,
+    durable: bool,
+    transfer: &T,
+    tools: &mut Tools,
+) -> Result<Tail, Failure> {
+    let mut at = 0;
+    while at < len {
+        let count = piece(len, at);
+        let data = transfer.pull(at as usize, count).await.map_err(fault(at))?;
+        // Entered only once the data is here: a peer that withholds it must not hold up an atomic command.
+        let _guard = unit.ranges.enter(span(offset + at, count as u64)).await;
+        store(unit, offset + at, data, durable, tools).await.map_err(fault(at))?;
+        at += count as u64;
+    }
+    Ok(Tail::default())
+}
+
+async fn flush(unit: &Unit, tools: &mut Tools) -> Result<Tail, Failure> {
+    ask(unit, Op::Flush, 0, tools).await.result.map_err(fault(0))?;
+    Ok(Tail::default())
+}
+
+async fn unmap<T: Transfer>(
+    unit: &Unit,
+    ranges: Vec<(u64, u64)>,
+    transfer: &T,
+    tools: &mut Tools,
+) -> Result<Tail, Failure> {
+    for (offset, len) in ranges {
+        if transfer.aborted() {
+            return Err(fault(0)(Fault::Aborted));
+        }
+        let _guard = unit.ranges.enter(span(offset, len)).await;
+        match ask(unit, Op::Unmap { len }, offset, tools).await.result {
+            // Unmapping is a hint: a store that cannot keeps the data.
+            Ok(_) | Err(Fault::Unsupported) => {}
+            Err(why) => return Err(fault(0)(why)),
+        }
+    }
+    Ok(Tail::default())
+}
+
+async fn zero<T: Transfer>(
+    unit: &Unit,
+    offset: u64,
+    len: u64,
+    unmap: bool,
+    transfer: &T,
+    tools: &mut Tools,
+) -> Result<Tail, Failure> {
+    match ask(unit, Op::Zero { len, unmap }, offset, tools).await.result {
+        Ok(_) => Ok(Tail::default()),
+        Err(Fault::Unsupported) => fill(unit, offset, len, &[0; 512], transfer, tools).await,
+        Err(why) => Err(fault(0)(why)),
+    }
+}
+
+/// Writes `pattern` over and over; its length divides `len`.
+async fn fill<T: Transfer>(
+    unit: &Unit,
+    offset: u64,
+    len: u64,
+    pattern: &[u8],
+    transfer: &T,
+    tools: &mut Tools,
+) -> Result<Tail, Failure> {
+    let mut memory = tools.arena.wait_sg(piece(len, 0)).await;
+    for part in memory.pieces_mut() {
+        // Pieces are whole blocks: both are powers of two and a piece is at least a page.
+        part.chunks_mut(pattern.len()).for_each(|block| block.copy_from_slice(&pattern[..block.len()]));
+    }
+    let memory = memory.share();
+    let mut at = 0;
+    while at < len {
+        if transfer.aborted() {
+            return Err(fault(at)(Fault::Aborted));
+        }
+        let count = piece(len, at);
+        store(unit, offset + at, memory.part(0..count), false, tools).await.map_err(fault(at))?;
+        at += count as u64;
+    }
+    Ok(Tail::default())
+}
+
+async fn verify<T: Transfer>(
+    unit: &Unit,
+    offset: u64,
+    len: u64,
+    transfer: &T,
+    tools: &mut Tools,
+) -> Result<Tail, Failure> {
+    if len == 0 {
+        return Ok(Tail::default());
+    }
+    let mut memory = tools.arena.wait_sg(piece(len, 0)).await;
+    let mut at = 0;
+    while at < len {
+        if transfer.aborted() {
+            return Err(fault(at)(Fault::Aborted));
+        }
+        let part = memory.split_to(piece(len, at).min(memory.len()));
+        let count = part.len() as u64;
+        let _guard = unit.ranges.enter(span(offset + at, count)).await;
+        memory = load_into(unit, offset + at, part, tools).await.map_err(fault(at))?;
+        at += count;
+    }
+    Ok(Tail::default())
+}
+
+async fn compare<T: Transfer>(
+    unit: &Unit,
+    offset: u64,
+    len: u64,
+    block: Option<u32>,
+    transfer: &T,
+    tools: &mut Tools,
+) -> Result<Tail, Failure> {
+    let pattern = match block {
+        Some(size) if len > 0 => Some(transfer.pull(0, size as usize).await.map_err(fault(0))?.to_vec()),
+        _ => None,
+    };
+    let mut at = 0;
+    while at < len {
+        let count = piece(len, at);
+        let wanted = match &pattern {
+            Some(_) => Sg::default(),
+            None => transfer.pull(at as usize, count).await.map_err(fault(at))?,
+        };
+        let _guard = unit.ranges.enter(span(offset + at, count as u64)).await;
+        let found = load(unit, offset + at, count, tools).await.map_err(fault(at))?;
+        let differs = match &pattern {
+            Some(pattern) => (0..count)
+                .step_by(pattern.len())
+                .find_map(|block| first_difference(&found.part(block..block + pattern.len()), pattern)),
+            None => first_difference_of(&found, &wanted).map(|byte| byte + at),
+        };
+        if let Some(at) = differs {
+            return Err(Failure::Miscompare { at });
+        }
+        if transfer.aborted() {
+            return Err(fault(at)(Fault::Aborted));
+        }
+        at += count as u64;
+    }
+    Ok(Tail::default())
+}
+
+async fn compare_write<T: Transfer>(
+    unit: &Unit,
+    offset: u64,
+    len: u64,
+    durable: bool,
+    transfer: &T,
+    tools: &mut Tools,
+) -> Result<Tail, Failure> {
+    if len == 0 {
+        return Ok(Tail::default());
+    }
+    let half = len as usize;
+    let mut wanted = Sg::default();
+    while wanted.len() < 2 * half {
+        let count = (2 * half - wanted.len()).min(PIECE_BYTES);
+        wanted.append(transfer.pull(wanted.len(), count).await.map_err(fault(0))?);
+    }
+    let compared = wanted.split_to(half);
+    let _held = unit.exclusive.hold(unit.id, span(offset, len)).await;
+    let found = load(unit, offset, half, tools).await.map_err(fault(0))?;
+    if let Some(at) = first_difference_of(&found, &compared) {
+        return Err(Failure::Miscompare { at });
+    }
+    if transfer.aborted() {
+        return Err(fault(0)(Fault::Aborted));
+    }
+    store(unit, offset, wanted, durable, tools).await.map_err(fault(0))?;
+    Ok(Tail::default())
+}
+
+/// First byte in which `found` and `wanted`, of the same length, differ.
+fn first_difference(found: &Sg, wanted: &[u8]) -> Option<u64> {
+    let mut at = 0;
+    for piece in found.pieces() {
+        let other = &wanted[at..at + piece.len()];
+        if piece[..] != *other {
+            return piece.iter().zip(other).position(|(a, b)| a != b).map(|byte| (at + byte) as u64);
+        }
+        at += piece.len();
+    }
+    None
+}
+
+fn first_difference_of(found: &Sg, wanted: &Sg) -> Option<u64> {
+    let mut at = 0;
+    for piece in wanted.pieces() {
+        if let Some(byte) = first_difference(&found.part(at..at + piece.len()), piece) {
+            return Some(byte + at as u64);
+        }
+        at += piece.len();
+    }
+    None
+}
+
+#[cfg(test)]
+#[path = "step_tests.rs"]
+mod tests;

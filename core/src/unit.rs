@@ -1,0 +1,135 @@
+//! What SCSI calls a logical unit and NVMe a namespace, as both see it: geometry, identity, store.
+
+use crate::io::{Store, Traits};
+use crate::range::{Guard, Ranges, Span};
+use std::any::Any;
+use std::fmt;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Number of a unit in this process; the same on every core.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct UnitId(pub u32);
+
+/// Blocks of a unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// Bytes of a logical block: 512 or 4096.
+    pub block_size: u32,
+    /// Logical blocks; at least one.
+    pub blocks: u64,
+    /// Logical blocks of a physical one, as a power of two.
+    pub physical_exponent: u8,
+}
+
+impl Geometry {
+    /// The geometry of a store with this block size. `None` when its size is not a whole number of blocks.
+    #[must_use]
+    pub fn of(traits: &Traits, block_size: u32) -> Option<Self> {
+        let blocks = traits.size / u64::from(block_size);
+        let whole = blocks > 0 && traits.size.is_multiple_of(u64::from(block_size));
+        let ratio = (traits.physical_block / block_size).max(1);
+        whole.then_some(Self { block_size, blocks, physical_exponent: ratio.ilog2() as u8 })
+    }
+
+    /// Bytes in all.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_size)
+    }
+}
+
+/// Who a unit is, to those that keep track of disks across paths and restarts. Never changes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// T10 vendor identification, at most 8 ASCII characters.
+    pub vendor: String,
+    /// Product identification, at most 16 ASCII characters.
+    pub product: String,
+    /// Product revision level, at most 4 ASCII characters.
+    pub revision: String,
+    /// Unit serial number, at most 32 ASCII characters.
+    pub serial: String,
+    /// Sixteen bytes that name the unit world-wide: NAA 6 with its vendor part (SPC-6 7.7.6.6.5).
+    pub naa: [u8; 16],
+}
+
+/// Holds a range of a unit on every core; the range is let go when the box drops.
+pub trait Exclusive {
+    /// Waits until no other I/O touches `span`, and keeps it so.
+    fn hold(&self, unit: UnitId, span: Span) -> Pin<Box<dyn Future<Output = Box<dyn Any>>>>;
+}
+
+/// One core's view of a unit.
+pub struct Unit {
+    /// Its number.
+    pub id: UnitId,
+    /// Who it is.
+    pub identity: Arc<Identity>,
+    /// Its blocks.
+    pub geometry: Geometry,
+    /// Whether writes are refused: asked for, or the store cannot.
+    pub read_only: bool,
+    /// Where its bytes are, as this core opened it.
+    pub store: Box<dyn Store>,
+    /// What runs on it on this core.
+    pub ranges: Rc<Ranges>,
+    /// How an atomic command gets its range on all cores.
+    pub exclusive: Rc<dyn Exclusive>,
+}
+
+impl Unit {
+    /// What the store says of itself.
+    #[must_use]
+    pub fn traits(&self) -> &Traits {
+        self.store.traits()
+    }
+}
+
+impl fmt::Debug for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Unit({} {:?})", self.id.0, self.geometry)
+    }
+}
+
+/// The range holder of a program with one core.
+#[derive(Debug)]
+pub struct OneCore(pub Rc<Ranges>);
+
+impl Exclusive for OneCore {
+    fn hold(&self, _unit: UnitId, span: Span) -> Pin<Box<dyn Future<Output = Box<dyn Any>>>> {
+        let ranges = self.0.clone();
+        Box::pin(async move {
+            let guard: Guard = ranges.hold(span).await;
+            Box::new(guard) as Box<dyn Any>
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn traits(size: u64, physical_block: u32) -> Traits {
+        Traits {
+            size,
+            read_only: false,
+            write_cache: true,
+            thin: true,
+            unmap_granularity: 4096,
+            unmap_zeroes: true,
+            physical_block,
+            optimal_io: 0,
+            rotational: false,
+        }
+    }
+
+    #[test]
+    fn geometry_counts_whole_blocks_only() {
+        assert_eq!(Geometry::of(&traits(8192, 4096), 512).map(|g| (g.blocks, g.physical_exponent)), Some((16, 3)));
+        assert_eq!(Geometry::of(&traits(8192, 512), 4096).map(|g| (g.blocks, g.physical_exponent)), Some((2, 0)));
+        assert_eq!(Geometry::of(&traits(8193, 512), 512), None);
+        assert_eq!(Geometry::of(&traits(0, 512), 512), None);
+    }
+}
