@@ -3,6 +3,9 @@
 //! A command set plans: it looks at the unit and the command and returns a [`Step`]. [`carry_out`] does it, in
 //! one straight line from the transport through the store and back, and holds the fall-backs for stores that
 //! cannot do an operation. Shared by SCSI and NVMe.
+//!
+//! Everything that depends on the peer or on memory is awaited *before* a range is entered: who is inside waits
+//! for the store only, so an atomic command that waits for them always gets its turn.
 
 use crate::io::{Completion, Data, Fault, Io, Op, Outcome, submit};
 use crate::mem::{Arena, Sg, SgMut};
@@ -120,14 +123,10 @@ pub async fn carry_out<T: Transfer>(unit: &Unit, step: Step, transfer: &T, tools
         Step::Write { offset, len, durable } => write(unit, offset, len, durable, transfer, tools).await,
         Step::Flush => flush(unit, tools).await,
         Step::Unmap(ranges) => unmap(unit, ranges, transfer, tools).await,
-        Step::Fill { offset, len, pattern, unmap } => {
-            let _guard = unit.ranges.enter(span(offset, len)).await;
-            if pattern.is_empty() {
-                zero(unit, offset, len, unmap, transfer, tools).await
-            } else {
-                fill(unit, offset, len, &pattern, transfer, tools).await
-            }
+        Step::Fill { offset, len, pattern, unmap } if pattern.is_empty() => {
+            zero(unit, offset, len, unmap, transfer, tools).await
         }
+        Step::Fill { offset, len, pattern, .. } => fill(unit, offset, len, &pattern, transfer, tools).await,
         Step::Compare { offset, len, block } => compare(unit, offset, len, block, transfer, tools).await,
         Step::Verify { offset, len } => verify(unit, offset, len, transfer, tools).await,
         Step::CompareWrite { offset, len, durable } => compare_write(unit, offset, len, durable, transfer, tools).await,
@@ -155,7 +154,6 @@ async fn read<T: Transfer>(
     transfer: &T,
     tools: &mut Tools,
 ) -> Result<Tail, Failure> {
-    let _guard = unit.ranges.enter(span(offset, len)).await;
     let mut at = 0;
     loop {
         transfer.room().await.map_err(fault(at))?;
@@ -179,6 +177,7 @@ async fn load(unit: &Unit, offset: u64, count: usize, tools: &mut Tools) -> Resu
         return Ok(Sg::default());
     }
     let memory = tools.arena.wait_sg(count).await;
+    let _guard = unit.ranges.enter(span(offset, count as u64)).await;
     load_into(unit, offset, memory, tools).await.map(SgMut::share)
 }
 
@@ -209,7 +208,6 @@ async fn write<T: Transfer>(
     while at < len {
         let count = piece(len, at);
         let data = transfer.pull(at as usize, count).await.map_err(fault(at))?;
-        // Entered only once the data is here: a peer that withholds it must not hold up an atomic command.
         let _guard = unit.ranges.enter(span(offset + at, count as u64)).await;
         store(unit, offset + at, data, durable, tools).await.map_err(fault(at))?;
         at += count as u64;
@@ -250,7 +248,10 @@ async fn zero<T: Transfer>(
     transfer: &T,
     tools: &mut Tools,
 ) -> Result<Tail, Failure> {
-    match ask(unit, Op::Zero { len, unmap }, offset, tools).await.result {
+    let guard = unit.ranges.enter(span(offset, len)).await;
+    let asked = ask(unit, Op::Zero { len, unmap }, offset, tools).await.result;
+    drop(guard);
+    match asked {
         Ok(_) => Ok(Tail::default()),
         Err(Fault::Unsupported) => fill(unit, offset, len, &[0; 512], transfer, tools).await,
         Err(why) => Err(fault(0)(why)),
@@ -278,6 +279,7 @@ async fn fill<T: Transfer>(
             return Err(fault(at)(Fault::Aborted));
         }
         let count = piece(len, at);
+        let _guard = unit.ranges.enter(span(offset + at, count as u64)).await;
         store(unit, offset + at, memory.part(0..count), false, tools).await.map_err(fault(at))?;
         at += count as u64;
     }
@@ -328,7 +330,6 @@ async fn compare<T: Transfer>(
             Some(_) => Sg::default(),
             None => transfer.pull(at as usize, count).await.map_err(fault(at))?,
         };
-        let _guard = unit.ranges.enter(span(offset + at, count as u64)).await;
         let found = load(unit, offset + at, count, tools).await.map_err(fault(at))?;
         let differs = match &pattern {
             Some(pattern) => (0..count)
@@ -365,8 +366,9 @@ async fn compare_write<T: Transfer>(
         wanted.append(transfer.pull(wanted.len(), count).await.map_err(fault(0))?);
     }
     let compared = wanted.split_to(half);
+    let memory = tools.arena.wait_sg(half).await;
     let _held = unit.exclusive.hold(unit.id, span(offset, len)).await;
-    let found = load(unit, offset, half, tools).await.map_err(fault(0))?;
+    let found = load_into(unit, offset, memory, tools).await.map_err(fault(0))?.share();
     if let Some(at) = first_difference_of(&found, &compared) {
         return Err(Failure::Miscompare { at });
     }
