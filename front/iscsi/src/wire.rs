@@ -1,0 +1,417 @@
+//! PDU formats of RFC 7143 clause 11: each is a 48-byte struct that lies over the bytes of its header.
+//!
+//! A struct can express every nonsense that a peer may send; what is legal is decided by the machines above. An
+//! unknown code is a value that prints. Emitting writes a header only: data segments stay I/O vectors of their own.
+
+use lunar_core::codes;
+use lunar_core::wire::be::{U16, U32};
+use lunar_core::wire::{le, round_up};
+use std::fmt;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+mod formats;
+
+pub use formats::{
+    AsyncMessage, DataIn, DataOut, LoginRequest, LoginResponse, LogoutRequest, LogoutResponse, NopIn, NopOut, R2t,
+    Reject, ScsiCommand, ScsiResponse, Snack, TaskManagementRequest, TaskManagementResponse, TextRequest, TextResponse,
+    login_flags,
+};
+
+/// Bytes of a basic header segment.
+pub const BHS_LEN: usize = 48;
+/// Bytes of a header or data digest.
+pub const DIGEST_LEN: usize = 4;
+/// Additional header segments: the length is counted in words by one byte (11.2.1.5).
+pub const AHS_MAX: usize = 255 * 4;
+/// The tag that says "none": ITT of unsolicited PDUs, TTT of PDUs that answer nothing.
+pub const NO_TAG: u32 = 0xffff_ffff;
+
+/// Byte 1: the last PDU of a sequence; always set where there are no sequences.
+pub const FINAL: u8 = 0x80;
+/// Byte 1 of text and login PDUs: the text goes on in the next PDU (C).
+pub const CONTINUE: u8 = 0x40;
+/// Byte 1 of login PDUs: asks for, or grants, the transition to the next stage (T).
+pub const TRANSIT: u8 = 0x80;
+/// Byte 1 of a SCSI Command: data to the initiator is expected.
+pub const READ: u8 = 0x40;
+/// Byte 1 of a SCSI Command: data from the initiator is expected.
+pub const WRITE: u8 = 0x20;
+/// Byte 1 of a SCSI Command: the task attribute.
+pub const ATTRIBUTE_MASK: u8 = 0x07;
+/// Byte 1 of Data-In: the initiator shall acknowledge (levels of recovery above 0).
+pub const ACKNOWLEDGE: u8 = 0x40;
+/// Byte 1 of a SCSI Response: residual overflow of the read half of a bidirectional command.
+pub const BIDI_OVERFLOW: u8 = 0x10;
+/// Byte 1 of a SCSI Response: residual underflow of the read half of a bidirectional command.
+pub const BIDI_UNDERFLOW: u8 = 0x08;
+/// Byte 1 of a SCSI Response or Data-In: the command had more data than was expected.
+pub const OVERFLOW: u8 = 0x04;
+/// Byte 1 of a SCSI Response or Data-In: the command had less data than was expected.
+pub const UNDERFLOW: u8 = 0x02;
+/// Byte 1 of Data-In: it carries status.
+pub const STATUS: u8 = 0x01;
+/// Byte 1 of TMF requests, logout requests and SNACKs: the function, reason or type.
+pub const FUNCTION_MASK: u8 = 0x7f;
+
+codes! {
+    /// 11.2.1.2: what a PDU is.
+    pub struct Opcode(u8) {
+        NOP_OUT = 0x00, SCSI_COMMAND = 0x01, TASK_MANAGEMENT_REQUEST = 0x02, LOGIN_REQUEST = 0x03, TEXT_REQUEST = 0x04,
+        DATA_OUT = 0x05, LOGOUT_REQUEST = 0x06, SNACK = 0x10,
+        NOP_IN = 0x20, SCSI_RESPONSE = 0x21, TASK_MANAGEMENT_RESPONSE = 0x22, LOGIN_RESPONSE = 0x23, TEXT_RESPONSE = 0x24,
+        DATA_IN = 0x25, LOGOUT_RESPONSE = 0x26, R2T = 0x31, ASYNC_MESSAGE = 0x32, REJECT = 0x3f,
+    }
+}
+codes! {
+    /// 11.4.3: what became of a command, before its status.
+    #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+    #[repr(transparent)]
+    pub struct Response(u8) { COMPLETED = 0x00, TARGET_FAILURE = 0x01 }
+}
+codes! {
+    /// 11.5.1 and, from [`Function::QUERY_TASK`] on, RFC 7144 4.2: task management functions.
+    pub struct Function(u8) {
+        ABORT_TASK = 1, ABORT_TASK_SET = 2, CLEAR_ACA = 3, CLEAR_TASK_SET = 4, LOGICAL_UNIT_RESET = 5,
+        TARGET_WARM_RESET = 6, TARGET_COLD_RESET = 7, TASK_REASSIGN = 8,
+        QUERY_TASK = 9, QUERY_TASK_SET = 10, I_T_NEXUS_RESET = 11, QUERY_ASYNCHRONOUS_EVENT = 12,
+    }
+}
+codes! {
+    /// 11.6.1 and RFC 7144: what became of a task management function.
+    #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+    #[repr(transparent)]
+    pub struct FunctionResponse(u8) {
+        COMPLETE = 0, NO_TASK = 1, NO_LUN = 2, STILL_ALLEGIANT = 3, REASSIGN_NOT_SUPPORTED = 4, NOT_SUPPORTED = 5,
+        NOT_AUTHORIZED = 6, SUCCEEDED = 7, REJECTED = 255,
+    }
+}
+codes! {
+    /// 11.9.1: what an asynchronous message tells.
+    #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+    #[repr(transparent)]
+    pub struct AsyncEvent(u8) {
+        SCSI = 0, REQUEST_LOGOUT = 1, DROPS_CONNECTION = 2, DROPS_SESSION = 3, REQUEST_NEGOTIATION = 4, TASKS_TERMINATED = 5,
+        VENDOR = 255,
+    }
+}
+codes! {
+    /// 11.14.1: why an initiator logs out.
+    pub struct LogoutReason(u8) { CLOSE_SESSION = 0, CLOSE_CONNECTION = 1, RECOVER_CONNECTION = 2 }
+}
+codes! {
+    /// 11.15.1: what became of a logout.
+    #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+    #[repr(transparent)]
+    pub struct LogoutOutcome(u8) { CLOSED = 0, NO_CONNECTION = 1, RECOVERY_NOT_SUPPORTED = 2, CLEANUP_FAILED = 3 }
+}
+codes! {
+    /// 11.17.1: why a PDU is rejected.
+    #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+    #[repr(transparent)]
+    pub struct RejectReason(u8) {
+        DATA_DIGEST = 0x02, SNACK = 0x03, PROTOCOL_ERROR = 0x04, NOT_SUPPORTED = 0x05, TOO_MANY_IMMEDIATE = 0x06,
+        TASK_IN_PROGRESS = 0x07, INVALID_DATA_ACK = 0x08, INVALID_FIELD = 0x09, LONG_OPERATION = 0x0a,
+        WAITING_FOR_LOGOUT = 0x0c,
+    }
+}
+codes! {
+    /// 11.13.5: class and detail of a login's status.
+    pub struct LoginStatus(u16) {
+        SUCCESS = 0x0000, MOVED_TEMPORARILY = 0x0101, MOVED_PERMANENTLY = 0x0102,
+        INITIATOR_ERROR = 0x0200, AUTHENTICATION_FAILURE = 0x0201, AUTHORIZATION_FAILURE = 0x0202, NOT_FOUND = 0x0203,
+        REMOVED = 0x0204, UNSUPPORTED_VERSION = 0x0205, TOO_MANY_CONNECTIONS = 0x0206, MISSING_PARAMETER = 0x0207,
+        CANNOT_INCLUDE = 0x0208, SESSION_TYPE_NOT_SUPPORTED = 0x0209, NO_SUCH_SESSION = 0x020a, INVALID_REQUEST = 0x020b,
+        TARGET_ERROR = 0x0300, SERVICE_UNAVAILABLE = 0x0301, OUT_OF_RESOURCES = 0x0302,
+    }
+}
+codes! {
+    /// 11.12.3: login stages.
+    pub struct Stage(u8) { SECURITY = 0, OPERATIONAL = 1, FULL_FEATURE = 3 }
+}
+
+/// A big-endian number of three bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(transparent)]
+pub struct U24([u8; 3]);
+
+impl U24 {
+    /// The largest.
+    pub const MAX: usize = 0xff_ffff;
+
+    /// The field that holds `value`.
+    ///
+    /// # Panics
+    /// When it does not fit: lengths of segments are checked before they are announced.
+    #[must_use]
+    pub fn new(value: usize) -> Self {
+        assert!(value <= Self::MAX, "{value} does not fit 24 bits");
+        let [.., a, b, c] = value.to_be_bytes();
+        Self([a, b, c])
+    }
+
+    /// The value.
+    #[must_use]
+    pub fn get(self) -> usize {
+        let [a, b, c] = self.0;
+        u32::from_be_bytes([0, a, b, c]) as usize
+    }
+}
+
+impl fmt::Debug for U24 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.get())
+    }
+}
+
+/// Byte 0: the opcode, with the mark of immediate delivery.
+#[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(transparent)]
+pub struct First(u8);
+
+impl First {
+    const IMMEDIATE: u8 = 0x40;
+    const OPCODE: u8 = 0x3f;
+
+    /// An opcode without the mark.
+    #[must_use]
+    pub const fn new(opcode: Opcode) -> Self {
+        Self(opcode.0 & Self::OPCODE)
+    }
+
+    /// The same, marked for immediate delivery.
+    #[must_use]
+    pub const fn immediately(self) -> Self {
+        Self(self.0 | Self::IMMEDIATE)
+    }
+
+    /// The opcode.
+    #[must_use]
+    pub const fn opcode(self) -> Opcode {
+        Opcode(self.0 & Self::OPCODE)
+    }
+
+    /// Whether it is for immediate delivery (I): it takes no number and waits for none.
+    #[must_use]
+    pub const fn is_immediate(self) -> bool {
+        self.0 & Self::IMMEDIATE != 0
+    }
+}
+
+impl fmt::Debug for First {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}{}", self.opcode(), if self.is_immediate() { "!" } else { "" })
+    }
+}
+
+/// A format of clause 11: a header of its own layout.
+pub trait Pdu: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Copy {
+    /// Its opcode.
+    const OPCODE: Opcode;
+
+    /// The view of a header as this format, whatever its opcode says.
+    #[must_use]
+    fn of(header: &Bhs) -> &Self {
+        // Every format is 48 bytes without alignment, which is asserted where it is declared.
+        Self::ref_from_bytes(header.as_bytes()).expect("formats have one size")
+    }
+
+    /// The view of this format as a header.
+    #[must_use]
+    fn bhs(&self) -> &Bhs {
+        Bhs::ref_from_bytes(self.as_bytes()).expect("formats have one size")
+    }
+
+    /// A header of zeroes but for opcode and F: requests and responses without sequences start from it.
+    #[must_use]
+    fn blank() -> Self {
+        let mut header = Self::new_zeroed();
+        let bytes = header.as_mut_bytes();
+        bytes[0] = First::new(Self::OPCODE).0;
+        bytes[1] = FINAL;
+        header
+    }
+}
+
+/// 11.2.1: what every header has.
+#[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Bhs {
+    /// Byte 0.
+    pub first: First,
+    /// Byte 1.
+    pub flags: u8,
+    /// Bytes 2 and 3.
+    pub special: [u8; 2],
+    /// Words of additional header segments.
+    pub ahs_words: u8,
+    /// Bytes of the data segment, without padding.
+    pub data_len: U24,
+    /// The logical unit, where there is one.
+    pub lun: [u8; 8],
+    /// Initiator task tag.
+    pub itt: U32,
+    /// As the opcode has it.
+    pub rest: [u8; 28],
+}
+
+const _: () = assert!(size_of::<Bhs>() == BHS_LEN && align_of::<Bhs>() == 1);
+
+impl Bhs {
+    /// The header at the start of `bytes`, when all of it is there.
+    #[must_use]
+    pub fn peek(bytes: &[u8]) -> Option<&Self> {
+        Self::ref_from_prefix(bytes).ok().map(|(header, _)| header)
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn opcode(&self) -> Opcode {
+        self.first.opcode()
+    }
+
+    /// Bytes of all additional header segments.
+    #[must_use]
+    pub fn ahs_len(&self) -> usize {
+        usize::from(self.ahs_words) * 4
+    }
+
+    /// Bytes of the data segment with its padding, without its digest.
+    #[must_use]
+    pub fn padded_len(&self) -> usize {
+        padded(self.data_len.get())
+    }
+
+    /// The view as format `T`, if the opcode is its.
+    #[must_use]
+    pub fn as_pdu<T: Pdu>(&self) -> Option<&T> {
+        (self.opcode() == T::OPCODE).then(|| T::of(self))
+    }
+}
+
+impl fmt::Debug for Bhs {
+    /// One line for logs: what it is, its flags, task tag and lengths.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} flags={:02x} itt={:08x}", self.first, self.flags, self.itt)?;
+        if self.ahs_words > 0 {
+            write!(f, " ahs={}", self.ahs_len())?;
+        }
+        write!(f, " data={}", self.data_len.get())
+    }
+}
+
+/// Bytes of a segment with its padding to words.
+#[must_use]
+pub const fn padded(len: usize) -> usize {
+    round_up(len, 4)
+}
+
+/// An additional header segment (11.2.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ahs<'a> {
+    /// 11.2.2.3: the bytes of a CDB after its first 16.
+    ExtendedCdb(&'a [u8]),
+    /// 11.2.2.4: bytes that a bidirectional command expects to read.
+    BidiReadLen(u32),
+    /// A type that this crate does not know.
+    Unknown(u8),
+}
+
+/// Additional header segments that do not add up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BadAhs;
+
+const AHS_HEAD_LEN: usize = 3;
+const AHS_EXTENDED_CDB: u8 = 1;
+const AHS_BIDI_READ_LEN: u8 = 2;
+
+/// Walks additional header segments. After an error there is no more.
+#[derive(Clone, Debug)]
+pub struct AhsWalk<'a>(&'a [u8]);
+
+impl<'a> AhsWalk<'a> {
+    /// Over all bytes that TotalAHSLength counts.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    fn step(&mut self) -> Option<Ahs<'a>> {
+        let (len, rest) = U16::read_from_prefix(self.0).ok()?;
+        let (&kind, rest) = rest.split_first()?;
+        let len = usize::from(len.get());
+        let body = rest.get(..len)?;
+        self.0 = self.0.get(padded(AHS_HEAD_LEN + len)..)?;
+        // The first byte of both known types is reserved.
+        Some(match kind {
+            AHS_EXTENDED_CDB => Ahs::ExtendedCdb(body.get(1..)?),
+            AHS_BIDI_READ_LEN => Ahs::BidiReadLen(U32::read_from_bytes(body.get(1..)?).ok()?.get()),
+            other => Ahs::Unknown(other),
+        })
+    }
+}
+
+impl<'a> Iterator for AhsWalk<'a> {
+    type Item = Result<Ahs<'a>, BadAhs>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let segment = self.step().ok_or(BadAhs);
+        if segment.is_err() {
+            self.0 = &[];
+        }
+        Some(segment)
+    }
+}
+
+/// Bytes of the additional header segment that carries `cdb` beyond its first 16 bytes; empty if it is no longer.
+#[must_use]
+pub fn extended_cdb(cdb: &[u8]) -> Vec<u8> {
+    let Some(rest @ [_, ..]) = cdb.get(16..) else { return Vec::new() };
+    let len = u16::try_from(rest.len() + 1).expect("a CDB is at most 260 bytes");
+    let mut bytes = Vec::from(len.to_be_bytes());
+    bytes.extend([AHS_EXTENDED_CDB, 0]);
+    bytes.extend_from_slice(rest);
+    bytes.resize(padded(bytes.len()), 0);
+    bytes
+}
+
+/// CRC32C (13.1) over parts that lie apart, as it travels: its bytes in the order in which they are sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Digest(u32);
+
+impl Digest {
+    /// Of nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes in more bytes.
+    pub fn update(&mut self, bytes: &[u8]) -> &mut Self {
+        self.0 = crc32c::crc32c_append(self.0, bytes);
+        self
+    }
+
+    /// Takes in the padding of a segment of `len` bytes.
+    pub fn pad(&mut self, len: usize) -> &mut Self {
+        self.update(&[0; 3][..padded(len) - len])
+    }
+
+    /// As sent.
+    #[must_use]
+    pub fn bytes(self) -> [u8; DIGEST_LEN] {
+        le::U32::new(self.0).to_bytes()
+    }
+}
+
+/// The digest of bytes that lie together.
+#[must_use]
+pub fn digest(bytes: &[u8]) -> [u8; DIGEST_LEN] {
+    Digest::new().update(bytes).bytes()
+}
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;
