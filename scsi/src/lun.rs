@@ -1,0 +1,76 @@
+//! Logical unit numbers (SAM-6 4.7): eight bytes, of which one level of addressing is used.
+
+use std::fmt;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Logical unit numbers that a target may give away: flat space addressing has 14 bits.
+pub const LUNS_MAX: u16 = 1 << 14;
+
+/// A logical unit number as it is on the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(transparent)]
+pub struct Lun(pub [u8; 8]);
+
+impl Lun {
+    /// The well-known logical unit that answers REPORT LUNS (SPC-6 8.2).
+    pub const REPORT_LUNS: Self = Self([0xc1, 0x01, 0, 0, 0, 0, 0, 0]);
+
+    /// The number in the form that initiators expect: peripheral device addressing below 256, flat space above.
+    #[must_use]
+    pub const fn from_number(number: u16) -> Self {
+        let [high, low] = number.to_be_bytes();
+        let method = if number < 256 { 0 } else { 0x40 };
+        Self([method | high & 0x3f, low, 0, 0, 0, 0, 0, 0])
+    }
+
+    /// The number, from peripheral device addressing on bus 0 or flat space addressing; else `None`.
+    #[must_use]
+    pub fn number(self) -> Option<u16> {
+        let [first, second, rest @ ..] = self.0;
+        let number = u16::from_be_bytes([first & 0x3f, second]);
+        let known = match first >> 6 {
+            0 => first == 0,
+            1 => true,
+            _ => false,
+        };
+        (known && rest == [0; 6]).then_some(number)
+    }
+}
+
+impl fmt::Debug for Lun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.number() {
+            Some(number) => write!(f, "Lun({number})"),
+            None => write!(f, "Lun({:016x})", u64::from_be_bytes(self.0)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden() {
+        assert_eq!(Lun::from_number(0).0, [0; 8]);
+        assert_eq!(Lun::from_number(255).0, [0, 0xff, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(Lun::from_number(256).0, [0x41, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(Lun::from_number(16383).0, [0x7f, 0xff, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn every_number_comes_back() {
+        for number in 0..LUNS_MAX {
+            assert_eq!(Lun::from_number(number).number(), Some(number));
+        }
+        assert_eq!(Lun([0x40, 5, 0, 0, 0, 0, 0, 0]).number(), Some(5));
+    }
+
+    #[test]
+    fn other_forms_are_nobody() {
+        for bytes in [[0, 0, 0, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0], [0x80, 0, 0, 0, 0, 0, 0, 0], [0xff; 8]] {
+            assert_eq!(Lun(bytes).number(), None);
+        }
+        assert_eq!(Lun::REPORT_LUNS.number(), None);
+    }
+}
