@@ -1,0 +1,200 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+
+/// The port that IANA gave to iSCSI.
+const ISCSI_PORT: u16 = 3260;
+
+/// Shares volumes with hosts and virtual machines, from user space.
+#[derive(Parser, Debug)]
+#[command(name = "lunar", version, about, propagate_version = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Share volumes over iSCSI until Ctrl-C
+    Serve(Serve),
+    /// Share a demo disk of 1 GiB, kept under the user's home
+    Demo(Demo),
+    /// Load any iSCSI target and measure it
+    Bench(lunar_initiator::bench::Options),
+    /// Print the statistics of a running `lunar serve --stats SOCKET`
+    Stats {
+        /// The socket that was given to --stats
+        socket: PathBuf,
+    },
+}
+
+/// `lunar demo`
+#[derive(Args, Debug)]
+pub struct Demo {
+    #[command(flatten)]
+    pub how: How,
+}
+
+/// `lunar serve`
+#[derive(Args, Debug)]
+pub struct Serve {
+    /// What to share, as LUN 0, 1, ...: disk.img, disk.img:20G (made if missing), /dev/sdb, ram:1G, null:1T
+    #[arg(required = true, value_name = "VOLUME")]
+    pub volumes: Vec<String>,
+    /// Refuse writes
+    #[arg(long)]
+    pub read_only: bool,
+    /// Bytes of a logical block: 512 or 4096
+    #[arg(long, default_value_t = 512, value_parser = block_size)]
+    pub block_size: u32,
+    /// Answer each write when it is on the medium (no volatile write cache)
+    #[arg(long, conflicts_with = "direct")]
+    pub write_through: bool,
+    /// Go past the page cache (O_DIRECT)
+    #[arg(long)]
+    pub direct: bool,
+    #[command(flatten)]
+    pub how: How,
+}
+
+/// How to share, whatever is shared.
+#[derive(Args, Debug)]
+pub struct How {
+    /// Where to listen, ADDRESS[:PORT]; may be given several times [default: all addresses, port 3260]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    pub listen: Vec<SocketAddr>,
+    /// The address that SendTargets tells, for initiators behind NAT [default: the one they came in by]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    pub advertise: Option<SocketAddr>,
+    /// Name of the iSCSI target [default: iqn.2026-01.io.lunar:HOST.VOLUME]
+    #[arg(long, value_name = "IQN", value_parser = target_name)]
+    pub name: Option<String>,
+    /// How the cores talk to the kernel
+    #[arg(long, value_enum, default_value_t = Driver::Auto)]
+    pub driver: Driver,
+    /// Threads that serve [default: one for each processor that this process may use]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub cores: Option<u16>,
+    /// Memory for data under way, per core, in MiB
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(8..=65536))]
+    pub memory: u32,
+    /// Seconds that commands under way get to finish after Ctrl-C
+    #[arg(long, default_value_t = 10, value_name = "SECONDS")]
+    pub drain: u16,
+    /// Serve statistics on this Unix socket, as JSON
+    #[arg(long, value_name = "SOCKET")]
+    pub stats: Option<PathBuf>,
+}
+
+/// How the cores talk to the kernel.
+#[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
+pub enum Driver {
+    /// io_uring, or epoll where it is refused
+    Auto,
+    /// io_uring, or an error
+    #[value(name = "io_uring", alias = "io-uring")]
+    IoUring,
+    /// epoll and helper threads
+    Epoll,
+}
+
+impl How {
+    /// Where to listen; all addresses unless told.
+    #[must_use]
+    pub fn portals(&self) -> Vec<SocketAddr> {
+        if self.listen.is_empty() {
+            return vec![(IpAddr::from([0, 0, 0, 0]), ISCSI_PORT).into(), (Ipv6Addr::UNSPECIFIED, ISCSI_PORT).into()];
+        }
+        self.listen.clone()
+    }
+}
+
+fn block_size(text: &str) -> Result<u32, String> {
+    match text {
+        "512" => Ok(512),
+        "4096" | "4k" | "4K" => Ok(4096),
+        _ => Err("a block is 512 or 4096 bytes".into()),
+    }
+}
+
+/// ADDRESS, ADDRESS:PORT, [ADDRESS]:PORT.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    text.parse::<SocketAddr>()
+        .or_else(|_| bare.parse::<IpAddr>().map(|ip| (ip, ISCSI_PORT).into()))
+        .map_err(|_| "an address is 192.0.2.1, 192.0.2.1:3260, ::1 or [::1]:3260 (no host names)".into())
+}
+
+/// RFC 7143 4.2.7: at most 223 bytes, `iqn.`, `eui.` or `naa.`, lower case, no separators but `-`, `.` and `:`.
+fn target_name(text: &str) -> Result<String, String> {
+    let kind = ["iqn.", "eui.", "naa."].iter().any(|prefix| text.starts_with(prefix));
+    let letters = text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.:".contains(c));
+    if kind && letters && text.len() <= 223 {
+        return Ok(text.to_owned());
+    }
+    Err("an iSCSI name looks like iqn.2026-01.org.example:disk: iqn., eui. or naa., then a-z, 0-9, '-', '.', ':', \
+         223 bytes at most"
+        .into())
+}
+
+/// The name of the target that shares `volume` on this host: stable, and different on different hosts.
+#[must_use]
+pub fn default_name(host: &str, volume: &str) -> String {
+    let clean = |text: &str| -> String {
+        let short = text.to_lowercase().chars().take(64).collect::<String>();
+        let dashes: String =
+            short.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
+        dashes.trim_matches(['-', '.']).to_owned()
+    };
+    let stem = volume.rsplit('/').next().unwrap_or(volume);
+    let stem = stem.split(':').next().filter(|s| !s.is_empty()).unwrap_or("volume");
+    let stem = stem.strip_suffix(".img").or_else(|| stem.strip_suffix(".raw")).unwrap_or(stem);
+    let host = clean(host.split('.').next().unwrap_or(host));
+    format!("iqn.2026-01.io.lunar:{}.{}", if host.is_empty() { "host" } else { &host }, clean(stem))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_in_every_spelling() {
+        let shown = |text| address(text).map(|a| a.to_string());
+        assert_eq!(shown("192.0.2.1").as_deref(), Ok("192.0.2.1:3260"));
+        assert_eq!(shown("192.0.2.1:99").as_deref(), Ok("192.0.2.1:99"));
+        assert_eq!(shown("::1").as_deref(), Ok("[::1]:3260"));
+        assert_eq!(shown("[::1]").as_deref(), Ok("[::1]:3260"));
+        assert_eq!(shown("[::1]:5").as_deref(), Ok("[::1]:5"));
+        assert!(shown("localhost").is_err());
+    }
+
+    #[test]
+    fn names_by_rfc_7143() {
+        assert!(target_name("iqn.2026-01.io.lunar:a-b.c:d").is_ok());
+        for bad in ["disk", "iqn.2026-01.io.lunar:Disk", "iqn.2026 x", &format!("iqn.{}", "a".repeat(220))] {
+            assert!(target_name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn default_names_are_names() {
+        for (host, volume, name) in [
+            ("box.example", "/srv/Disk 1.img:20G", "iqn.2026-01.io.lunar:box.disk-1"),
+            ("", "null:1T", "iqn.2026-01.io.lunar:host.null"),
+            ("a_b", "/dev/sdb", "iqn.2026-01.io.lunar:a-b.sdb"),
+        ] {
+            assert_eq!(default_name(host, volume), name);
+            assert!(target_name(name).is_ok());
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,131 @@
+//! What `lunar serve` says when it is ready: what is shared, where, and how each common client connects.
+
+use lunar_core::unit::Unit;
+use std::fmt::Write;
+use std::net::{IpAddr, SocketAddr};
+
+/// One volume's line.
+#[derive(Debug)]
+pub struct Line {
+    /// Logical unit number.
+    pub lun: u16,
+    /// As it was named on the command line.
+    pub name: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// What a user wants to know of it: thin, write-back, read-only ...
+    pub traits: String,
+}
+
+impl Line {
+    /// The line of a unit.
+    #[must_use]
+    pub fn of(lun: u16, name: &str, unit: &Unit) -> Self {
+        let traits = unit.traits();
+        let mut words = vec![format!("{}-byte blocks", unit.geometry.block_size)];
+        words.extend(traits.thin.then(|| "thin".to_owned()));
+        words.push(if traits.write_cache { "write-back" } else { "write-through" }.to_owned());
+        words.extend(unit.read_only.then(|| "read-only".to_owned()));
+        Self { lun, name: name.to_owned(), bytes: unit.geometry.bytes(), traits: words.join(", ") }
+    }
+}
+
+/// A size as people say it: the largest binary unit that leaves at most one decimal.
+#[must_use]
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let at = ((63 - bytes.max(1).leading_zeros()) / 10).min(5) as usize;
+    let tenths = (u128::from(bytes) * 10) >> (10 * at);
+    match tenths % 10 {
+        0 => format!("{} {}", tenths / 10, UNITS[at]),
+        tenth => format!("{}.{tenth} {}", tenths / 10, UNITS[at]),
+    }
+}
+
+/// The address that the examples show: one that a client can reach, rather than "any".
+fn example(portals: &[SocketAddr], advertise: Option<SocketAddr>) -> String {
+    let address = advertise.or_else(|| portals.first().copied()).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 3260)));
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => "127.0.0.1".to_owned(),
+        IpAddr::V6(ip) if ip.is_unspecified() => "[::1]".to_owned(),
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    };
+    format!("{ip}:{}", address.port())
+}
+
+/// The whole banner.
+#[must_use]
+pub fn banner(target: &str, volumes: &[Line], portals: &[SocketAddr], advertise: Option<SocketAddr>) -> String {
+    let mut text = String::new();
+    let at = example(portals, advertise);
+    let (host, port) = at.rsplit_once(':').unwrap_or((&at, "3260"));
+    let host = host.trim_matches(['[', ']']);
+    let listens: Vec<String> = portals.iter().map(ToString::to_string).collect();
+    let plural = if volumes.len() == 1 { "volume" } else { "volumes" };
+    let mut line = |text_line: String| writeln!(text, "{text_line}").expect("a String takes all");
+    line(format!("Lunar {} shares {} {plural} over iSCSI", env!("CARGO_PKG_VERSION"), volumes.len()));
+    line(format!("  target   {target}"));
+    line(format!("  portal   {}", listens.join("  ")));
+    for volume in volumes.iter().take(SHOWN_MAX) {
+        line(format!("  LUN {:<4} {}  {}, {}", volume.lun, volume.name, size(volume.bytes), volume.traits));
+    }
+    if volumes.len() > SHOWN_MAX {
+        line(format!("  ... and {} more", volumes.len() - SHOWN_MAX));
+    }
+    line(String::new());
+    line("Connect from".to_owned());
+    line(format!("  Linux    iscsiadm -m discovery -t sendtargets -p {at}"));
+    line(format!("           iscsiadm -m node -T {target} -p {at} --login"));
+    line(format!("  libiscsi iscsi-ls -s iscsi://{at}"));
+    line(format!("  QEMU     qemu-system-x86_64 -drive file=iscsi://{at}/{target}/0,format=raw,if=virtio"));
+    line(format!("  Windows  New-IscsiTargetPortal -TargetPortalAddress {host} -TargetPortalPortNumber {port}"));
+    line(format!("           Connect-IscsiTarget -NodeAddress {target}"));
+    line(String::new());
+    if advertise.is_none() && portals.iter().any(|portal| !portal.ip().is_loopback()) {
+        line("Whoever reaches this port can use these volumes; --listen 127.0.0.1 keeps them to this machine.".to_owned());
+    }
+    line("Ctrl-C finishes what is under way, flushes, and stops.".to_owned());
+    line("ready".to_owned());
+    text
+}
+
+/// Volumes that the banner lists one by one: a screen, not a scroll.
+const SHOWN_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_well() {
+        let shown: Vec<String> =
+            [0, 512, 1536, 1 << 20, 20 << 30, 3 << 39, u64::MAX].iter().map(|&bytes| size(bytes)).collect();
+        assert_eq!(shown, ["0 bytes", "512 bytes", "1.5 KiB", "1 MiB", "20 GiB", "1.5 TiB", "16383.9 PiB"]);
+    }
+
+    #[test]
+    fn the_banner_tells_how_to_connect() {
+        let line = Line { lun: 0, name: "disk.img".into(), bytes: 1 << 30, traits: "thin".into() };
+        let any = SocketAddr::from(([0, 0, 0, 0], 3260));
+        let text = banner("iqn.x:disk", &[line], &[any], None);
+        for part in [
+            "LUN 0    disk.img  1 GiB, thin",
+            "iscsiadm -m node -T iqn.x:disk -p 127.0.0.1:3260 --login",
+            "iscsi://127.0.0.1:3260/iqn.x:disk/0",
+            "-TargetPortalAddress 127.0.0.1 -TargetPortalPortNumber 3260",
+            "--listen 127.0.0.1 keeps",
+        ] {
+            assert!(text.contains(part), "{part:?} is missing in\n{text}");
+        }
+        assert!(text.ends_with("ready\n"));
+    }
+
+    #[test]
+    fn an_advertised_address_is_the_one_to_use() {
+        let six = SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 1], 3261));
+        let text = banner("iqn.x:disk", &[], &[SocketAddr::from(([0, 0, 0, 0], 3260))], Some(six));
+        assert!(text.contains("-p [fd00::1]:3261") && text.contains("-TargetPortalAddress fd00::1 "), "{text}");
+        assert!(!text.contains("keeps them to this machine"));
+    }
+}

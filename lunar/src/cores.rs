@@ -1,0 +1,244 @@
+//! What the cores say to each other. Each core owns its state; what must happen on all of them is asked for
+//! by letter and is done when all have answered.
+
+use lunar_core::range::{Guard, Span};
+use lunar_core::unit::{Exclusive, Unit, UnitId};
+use lunar_iscsi::serve::{End, Front};
+use lunar_reactor::Reactor;
+use lunar_reactor::channel::{Receiver, Sender};
+use lunar_reactor::op::Incoming;
+use lunar_scsi::{Everywhere, Mail, Target};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::task::{Poll, Waker};
+
+/// A letter from one core to another.
+#[derive(Debug)]
+pub enum Letter {
+    /// Do this and answer.
+    Ask {
+        /// Who asks.
+        from: usize,
+        /// Names the request among those of the asker.
+        id: u64,
+        /// What.
+        what: What,
+    },
+    /// Done: the answer to the request of this number.
+    Answer(u64),
+    /// A connection to serve.
+    Connection(Incoming),
+    /// End what is under way, and then stop.
+    Drain,
+}
+
+/// What a core can be asked.
+#[derive(Debug)]
+pub enum What {
+    /// A message between the views of one SCSI target.
+    Scsi(Mail),
+    /// Hold a range of a unit until `LetGo` of the same asker and number.
+    Hold(UnitId, Span),
+    /// Let the range go that was held under this number.
+    LetGo(u64),
+    /// End a session.
+    End(End),
+}
+
+/// One core's side of the correspondence.
+pub struct Links {
+    me: usize,
+    cores: Vec<Sender<Letter>>,
+    next: Cell<u64>,
+    /// Requests that have not been answered by all: how many are missing, and who waits.
+    open: RefCell<HashMap<u64, (usize, Option<Waker>)>>,
+    /// Ranges held here, by asker and number; `None` while one is still waited for.
+    held: RefCell<HashMap<(usize, u64), Option<Guard>>>,
+    units: RefCell<HashMap<UnitId, Rc<Unit>>>,
+}
+
+impl Links {
+    /// The links of core `me`, with the way to every core in their order.
+    #[must_use]
+    pub fn new(me: usize, cores: Vec<Sender<Letter>>) -> Rc<Self> {
+        Rc::new(Self {
+            me,
+            cores,
+            next: Cell::new(0),
+            open: RefCell::default(),
+            held: RefCell::default(),
+            units: RefCell::default(),
+        })
+    }
+
+    /// Makes a unit known, so that others can hold its ranges here.
+    pub fn add_unit(&self, unit: &Rc<Unit>) {
+        self.units.borrow_mut().insert(unit.id, unit.clone());
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> {
+        let me = self.me;
+        (0..self.cores.len()).filter(move |core| *core != me)
+    }
+
+    /// Sends requests and waits for all answers. Returns the number under which they were asked.
+    async fn ask(&self, cores: impl Iterator<Item = usize>, what: impl Fn() -> What) -> u64 {
+        let id = self.next.get();
+        self.next.set(id + 1);
+        self.ask_as(id, cores, what).await;
+        id
+    }
+
+    async fn ask_as(&self, id: u64, cores: impl Iterator<Item = usize>, what: impl Fn() -> What) {
+        let mut missing = 0;
+        self.open.borrow_mut().insert(id, (usize::MAX, None));
+        for core in cores {
+            self.cores[core].send(Letter::Ask { from: self.me, id, what: what() });
+            missing += 1;
+        }
+        if let Some(entry) = self.open.borrow_mut().get_mut(&id) {
+            entry.0 = missing;
+        }
+        poll_fn(|cx| {
+            let mut open = self.open.borrow_mut();
+            match open.get_mut(&id) {
+                Some((missing, waker)) if *missing > 0 => {
+                    *waker = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+                _ => {
+                    open.remove(&id);
+                    Poll::Ready(())
+                }
+            }
+        })
+        .await;
+    }
+
+    fn answered(&self, id: u64) {
+        let mut open = self.open.borrow_mut();
+        if let Some((missing, waker)) = open.get_mut(&id) {
+            *missing -= 1;
+            if *missing == 0
+                && let Some(waker) = waker.take()
+            {
+                waker.wake();
+            }
+        }
+    }
+
+    /// Asks the core that serves a session to end it, and waits until it has.
+    pub async fn end_session(&self, core: usize, end: End) {
+        self.ask(std::iter::once(core), || What::End(end.clone())).await;
+    }
+
+    async fn hold_here(&self, from: usize, id: u64, unit: UnitId, span: Span) {
+        let ranges = self.units.borrow().get(&unit).map(|unit| unit.ranges.clone());
+        if let Some(ranges) = ranges {
+            self.held.borrow_mut().insert((from, id), None);
+            let guard = ranges.hold(span).await;
+            // No entry any more: let go before it was held.
+            if let Some(entry) = self.held.borrow_mut().get_mut(&(from, id)) {
+                *entry = Some(guard);
+            }
+        }
+    }
+
+    /// Serves the letters that reach this core, until it is told to drain.
+    pub async fn serve(
+        self: &Rc<Self>,
+        reactor: &Reactor,
+        mut letters: Receiver<Letter>,
+        target: &Rc<Target>,
+        front: &Rc<Front>,
+    ) {
+        while let Some(letter) = letters.recv().await {
+            match letter {
+                Letter::Answer(id) => self.answered(id),
+                Letter::Connection(incoming) => front.serve(incoming),
+                Letter::Drain => front.drain(),
+                Letter::Ask { from, id, what } => {
+                    // A task of its own: a range may take long to come free, and letters must not wait for it.
+                    let (links, target, front) = (self.clone(), target.clone(), front.clone());
+                    reactor.spawn(async move {
+                        links.carry_out(from, id, what, &target, &front).await;
+                        links.cores[from].send(Letter::Answer(id));
+                    });
+                }
+            }
+        }
+    }
+
+    async fn carry_out(&self, from: usize, id: u64, what: What, target: &Target, front: &Front) {
+        match what {
+            What::Scsi(mail) => target.deliver(mail).await,
+            What::Hold(unit, span) => self.hold_here(from, id, unit, span).await,
+            What::LetGo(held) => {
+                self.held.borrow_mut().remove(&(from, held));
+            }
+            What::End(end) => front.end_session(end).await,
+        }
+    }
+}
+
+/// The range holder for all cores.
+///
+/// Ranges are taken core by core in ascending order: two atomic commands that want the same range then meet on
+/// the first core, and never wait for each other in a circle.
+pub struct AllCores(pub Rc<Links>);
+
+impl Exclusive for AllCores {
+    fn hold(&self, unit: UnitId, span: Span) -> Pin<Box<dyn Future<Output = Box<dyn Any>>>> {
+        let links = self.0.clone();
+        Box::pin(async move {
+            let id = links.next.get();
+            links.next.set(id + 1);
+            // Made first, so that a command that is given up half-way lets go of what it has.
+            let held = Held { links: Rc::downgrade(&links), id };
+            for core in 0..links.cores.len() {
+                if core == links.me {
+                    links.hold_here(core, id, unit, span).await;
+                } else {
+                    links.ask_as(id, std::iter::once(core), || What::Hold(unit, span)).await;
+                }
+            }
+            Box::new(held) as Box<dyn Any>
+        })
+    }
+}
+
+/// A range held on all cores; lets go when it drops.
+struct Held {
+    links: Weak<Links>,
+    id: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(links) = self.links.upgrade() {
+            links.held.borrow_mut().remove(&(links.me, self.id));
+            for core in links.others() {
+                let id = links.next.get();
+                links.next.set(id + 1);
+                links.cores[core].send(Letter::Ask { from: links.me, id, what: What::LetGo(self.id) });
+            }
+        }
+    }
+}
+
+/// Reaches the views of a SCSI target on all other cores.
+pub struct OtherCores(pub Rc<Links>);
+
+impl Everywhere for OtherCores {
+    fn broadcast(&self, mail: Mail) -> Pin<Box<dyn Future<Output = ()>>> {
+        let links = self.0.clone();
+        Box::pin(async move {
+            let others: Vec<usize> = links.others().collect();
+            links.ask(others.into_iter(), || What::Scsi(mail.clone())).await;
+        })
+    }
+}
