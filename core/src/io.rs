@@ -54,6 +54,24 @@ pub struct Io {
     pub data: Data,
 }
 
+impl Io {
+    /// Bytes of the unit that it touches.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self.op {
+            Op::Read | Op::Write { .. } => self.data.len() as u64,
+            Op::Flush => 0,
+            Op::Unmap { len } | Op::Zero { len, .. } | Op::Extent { len } => len,
+        }
+    }
+
+    /// Whether it stays within a unit of `size` bytes: a store's own last look before it touches anything.
+    #[must_use]
+    pub fn within(&self, size: u64) -> bool {
+        self.offset.checked_add(self.bytes()).is_some_and(|end| end <= size)
+    }
+}
+
 /// Memory that travels with a request and comes back with its answer.
 #[derive(Debug, Default)]
 pub enum Data {
@@ -117,6 +135,9 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// A request beyond the unit's end reached its store: EINVAL. Bounds are checked before, so it is ours.
+    pub const OUT_OF_RANGE: Self = Self::Os(22);
+
     /// The fault that an operating system's error number stands for.
     #[must_use]
     pub fn from_errno(errno: i32) -> Self {
@@ -323,6 +344,15 @@ mod tests {
         let mut completion = Completion::new();
         drop(completion.token());
         assert_eq!(poll_once(&completion).map(|o| o.result), Some(Err(Fault::Aborted)));
+    }
+
+    #[test]
+    fn a_request_knows_whether_it_stays_within() {
+        let io = |op, offset| Io { op, offset, data: Data::None };
+        assert!(io(Op::Unmap { len: 512 }, 512).within(1024));
+        assert!(!io(Op::Unmap { len: 513 }, 512).within(1024));
+        assert!(!io(Op::Zero { len: 2, unmap: false }, u64::MAX).within(u64::MAX));
+        assert!(io(Op::Flush, 0).within(0));
     }
 
     #[test]
