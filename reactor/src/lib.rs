@@ -3,6 +3,7 @@
 //! * [`op`]: the operations, and the [`op::Driver`] that carries them out: io_uring, epoll, or the simulator
 //! * [`Reactor`]: a core's loop: runs what is ready, hands operations over, polls or sleeps until something is due
 //! * [`channel`]: mailboxes between cores
+//! * [`disk`]: an open file or block device, as every store over one needs it
 //! * [`slots`]: long-lived tasks that carry out commands without an allocation per command
 //!
 //! One turn of the loop: tasks run until none is ready; then those that wait for [`Reactor::end_of_turn`] run
@@ -15,6 +16,7 @@
 #![allow(unsafe_code)]
 
 pub mod channel;
+pub mod disk;
 mod executor;
 pub mod op;
 pub mod slots;
