@@ -76,7 +76,8 @@ pub enum Op {
         /// Memory; comes back as [`Data::Out`].
         data: Sg,
     },
-    /// Bytes of a file or device, all of them: what lies past its end reads as zeroes.
+    /// Bytes of a file or device, all of them. [`lunar_core::io::Fault::Medium`] when it ends before: it was cut
+    /// off under us, and zeroes would be a lie (the simulator, whose files grow, gives zeroes).
     Read {
         /// Of what.
         file: Handle,
