@@ -19,6 +19,7 @@ pub mod channel;
 pub mod disk;
 mod executor;
 pub mod op;
+pub mod sim;
 pub mod slots;
 mod spin;
 mod timer;

@@ -1,0 +1,109 @@
+//! What goes wrong in a world, and how often.
+
+use super::chance::Chance;
+use std::time::Duration;
+
+/// The odds of faults, in parts of a [`super::MILLION`], and the times that things take. May change while a
+/// simulation runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Faults {
+    /// From the send of a segment to its arrival.
+    pub latency: (Duration, Duration),
+    /// From the start of a file operation to its end.
+    pub file_time: (Duration, Duration),
+    /// Bytes of one direction that may be flying or unread when a connection begins.
+    pub buffer: (u64, u64),
+    /// An operation that could is answered while it is submitted.
+    pub eager: u32,
+    /// A receive brings less than is there.
+    pub partial_receive: u32,
+    /// A send travels in more than one segment.
+    pub segmented_send: u32,
+    /// A segment resets its connection instead.
+    pub reset: u32,
+    /// A segment holds up its direction for a while.
+    pub stall: u32,
+    /// For how long.
+    pub stall_time: (Duration, Duration),
+    /// An accept fails for lack of descriptors.
+    pub accept_error: u32,
+    /// A file operation takes long.
+    pub slow: u32,
+    /// How long.
+    pub slow_time: (Duration, Duration),
+    /// A read fails.
+    pub read_error: u32,
+    /// A write fails, with any part of it done.
+    pub write_error: u32,
+    /// A sync fails.
+    pub sync_error: u32,
+    /// A write or a change of space finds no space.
+    pub no_space: u32,
+    /// Blocks of [`super::SPACE_BLOCK`] that all files together may take.
+    pub space: Option<usize>,
+}
+
+const fn micros(low: u64, high: u64) -> (Duration, Duration) {
+    (Duration::from_micros(low), Duration::from_micros(high))
+}
+
+impl Faults {
+    /// Nothing goes wrong; bytes are cut anywhere and answers come in any order all the same.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self {
+            latency: micros(5, 200),
+            file_time: micros(1, 300),
+            buffer: (256 << 10, 256 << 10),
+            eager: 200_000,
+            partial_receive: 300_000,
+            segmented_send: 300_000,
+            reset: 0,
+            stall: 0,
+            stall_time: micros(100, 2_000_000),
+            accept_error: 0,
+            slow: 0,
+            slow_time: micros(1_000, 3_000_000),
+            read_error: 0,
+            write_error: 0,
+            sync_error: 0,
+            no_space: 0,
+            space: None,
+        }
+    }
+
+    /// Any mixture: each kind of fault is off, rare or frequent, so that some runs are calm and some are not.
+    #[must_use]
+    pub fn any(chance: &mut Chance) -> Self {
+        let calm = Self::none();
+        let mut rate = |frequent: u32| match chance.index(3) {
+            0 => 0,
+            1 => frequent / 50,
+            _ => frequent,
+        };
+        let mut faults = Self {
+            eager: rate(900_000),
+            partial_receive: rate(900_000),
+            segmented_send: rate(900_000),
+            reset: rate(2_000),
+            stall: rate(5_000),
+            accept_error: rate(50_000),
+            slow: rate(30_000),
+            read_error: rate(20_000),
+            write_error: rate(20_000),
+            sync_error: rate(20_000),
+            no_space: rate(20_000),
+            ..calm
+        };
+        faults.latency.1 = Duration::from_micros(chance.within(10..=20_000));
+        faults.file_time.1 = Duration::from_micros(chance.within(5..=20_000));
+        faults.buffer.0 = 1 << chance.within(9..=17);
+        faults
+    }
+
+    /// From now on nothing fails any more; times and cuts stay.
+    pub fn heal(&mut self) {
+        let Self { latency, file_time, buffer, eager, partial_receive, segmented_send, .. } = self.clone();
+        *self = Self { latency, file_time, buffer, eager, partial_receive, segmented_send, ..Self::none() };
+    }
+}

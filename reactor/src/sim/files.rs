@@ -1,0 +1,254 @@
+//! File operations: what they do, when, and how they fail.
+
+use super::disk::{SECTOR, SPACE_BLOCK};
+use super::state::{Event, Kind, State};
+use super::trace::Sum;
+use crate::op::{Allocate, Handle, How, Op};
+use lunar_core::io::{Done, Extent, Fault, Outcome};
+use lunar_core::mem::Sg;
+use std::ops::Range;
+
+/// EINVAL: what direct I/O that is not aligned gets.
+const UNALIGNED: Fault = Fault::Os(22);
+
+/// A file operation that runs.
+pub(super) struct Job {
+    pub(super) core: usize,
+    disk: usize,
+    how: How,
+    op: Op,
+    done: Done,
+    fault: Option<Fault>,
+    /// Where the stream of writes was when it began.
+    mark: u64,
+    /// Sectors of a write that took effect already.
+    applied: usize,
+}
+
+impl Job {
+    fn handle(&self) -> Option<Handle> {
+        handle_of(&self.op).cloned()
+    }
+}
+
+pub(super) fn handle_of(op: &Op) -> Option<&Handle> {
+    match op {
+        Op::Accept { listener } => Some(listener),
+        Op::Receive { socket, .. } | Op::Send { socket, .. } => Some(socket),
+        Op::Read { file, .. }
+        | Op::Write { file, .. }
+        | Op::Sync { file }
+        | Op::Allocate { file, .. }
+        | Op::Extent { file, .. } => Some(file),
+        Op::Bell => None,
+    }
+}
+
+impl State {
+    pub(super) fn start_job(&mut self, core: usize, op: Op, done: Done) {
+        let handle = handle_of(&op).cloned();
+        let kind = handle.as_ref().and_then(|handle| self.cores[core].handles.get(&handle.id()));
+        let Some(&Kind::File { disk, how }) = kind else {
+            return self.refuse(core, done, Fault::Gone, op.into_data(), handle);
+        };
+        if let Some(fault) = refusal(&op, how) {
+            return self.refuse(core, done, fault, op.into_data(), handle);
+        }
+        let fault = self.fate(&op);
+        let mark = self.disks[disk].mark();
+        let key = self.serial();
+        let writes_much = matches!(&op, Op::Write { data, .. } if data.len() > SECTOR);
+        self.jobs.insert(key, Job { core, disk, how, op, done, fault, mark, applied: 0 });
+        if self.eager {
+            return self.finish(key);
+        }
+        let faults = self.faults.clone();
+        let slow = self.chance.odds(faults.slow);
+        let time = self.chance.time(if slow { &faults.slow_time } else { &faults.file_time });
+        let end = self.now + time;
+        if writes_much && self.chance.coin() {
+            let between = self.chance.within(self.now.0..=end.0);
+            self.schedule(lunar_core::time::Instant(between), Event::Half(key));
+        }
+        self.schedule(end, Event::Finish(key));
+    }
+
+    /// Whether an operation fails, decided when it begins.
+    fn fate(&mut self, op: &Op) -> Option<Fault> {
+        let faults = self.faults.clone();
+        let (medium, space) = match op {
+            Op::Read { .. } => (faults.read_error, 0),
+            Op::Write { .. } => (faults.write_error, faults.no_space),
+            Op::Sync { .. } => (faults.sync_error, 0),
+            Op::Allocate { .. } => (faults.write_error, faults.no_space),
+            _ => (0, 0),
+        };
+        if self.chance.odds(medium) {
+            return Some(Fault::Medium);
+        }
+        self.chance.odds(space).then_some(Fault::NoSpace)
+    }
+
+    /// A part of a write takes effect before it ends: readers may see it torn, a crash may keep it.
+    pub(super) fn half_done(&mut self, key: u64) {
+        let Some(job) = self.jobs.get_mut(&key) else { return };
+        let Op::Write { offset, data, .. } = &job.op else { return };
+        if job.fault == Some(Fault::NoSpace) || out_of_space(&self.disks, self.faults.space, job.disk, *offset, data) {
+            return;
+        }
+        let sectors = data.len().div_ceil(SECTOR);
+        job.applied = self.chance.index(sectors);
+        apply(&mut self.disks[job.disk], *offset, data, 0..job.applied);
+    }
+
+    pub(super) fn finish(&mut self, key: u64) {
+        let Some(mut job) = self.jobs.remove(&key) else { return };
+        let handle = job.handle();
+        let id = handle.as_ref().map_or(0, Handle::id);
+        let mut extent = Extent::default();
+        let result = match job.fault {
+            Some(fault) => {
+                self.fail(&job, fault);
+                Err(fault)
+            }
+            None => self.carry_out(&mut job, &mut extent),
+        };
+        let core = job.core;
+        let sum = match &job.op {
+            Op::Read { into, .. } if result.is_ok() => Sum::of_in(into),
+            Op::Write { data, .. } => Sum::of_out(data),
+            _ => Sum::of(&[]),
+        };
+        self.note(format_args!("core {core} file {id}: {} {result:?} {sum}", Shown(&job.op)));
+        let outcome = Outcome { result, data: job.op.into_data(), extent };
+        self.answer(core, job.done, outcome, handle);
+    }
+
+    fn carry_out(&mut self, job: &mut Job, extent: &mut Extent) -> Result<u32, Fault> {
+        let moved = match &mut job.op {
+            Op::Read { offset, into, .. } => {
+                self.disks[job.disk].read(to_usize(*offset), into);
+                into.len()
+            }
+            Op::Write { offset, data, durable, .. } => {
+                if out_of_space(&self.disks, self.faults.space, job.disk, *offset, data) {
+                    return Err(Fault::NoSpace);
+                }
+                let disk = &mut self.disks[job.disk];
+                apply(disk, *offset, data, job.applied..data.len().div_ceil(SECTOR));
+                if *durable || job.how.durable {
+                    disk.harden(to_usize(*offset)..to_usize(*offset) + data.len());
+                }
+                data.len()
+            }
+            Op::Sync { .. } => {
+                self.disks[job.disk].sync(job.mark);
+                0
+            }
+            Op::Allocate { how, offset, len, .. } => {
+                let give_back = matches!(how, Allocate::Punch | Allocate::Discard);
+                self.disks[job.disk].zero(to_usize(*offset)..to_usize(*offset + *len), give_back);
+                0
+            }
+            Op::Extent { offset, len, .. } => {
+                *extent = self.disks[job.disk].extent(to_usize(*offset), to_usize(*len));
+                0
+            }
+            _ => 0,
+        };
+        Ok(u32::try_from(moved).unwrap_or(u32::MAX))
+    }
+
+    /// What an operation that fails has done by then: a write any part of its work.
+    fn fail(&mut self, job: &Job, fault: Fault) {
+        if let (Op::Write { offset, data, .. }, Fault::Medium) = (&job.op, fault) {
+            let sectors = data.len().div_ceil(SECTOR);
+            let first = self.chance.index(sectors + 1);
+            let last = first + self.chance.index(sectors - first + 1);
+            apply(&mut self.disks[job.disk], *offset, data, first..last);
+        }
+    }
+
+    /// Ends what runs on one handle of a core.
+    pub(super) fn cancel_jobs(&mut self, core: usize, id: u32) {
+        let ours = |job: &Job| job.core == core && handle_of(&job.op).is_some_and(|handle| handle.id() == id);
+        let keys: Vec<u64> = self.jobs.iter().filter(|(_, job)| ours(job)).map(|(key, _)| *key).collect();
+        for key in keys {
+            let Some(job) = self.jobs.remove(&key) else { continue };
+            if self.chance.coin() {
+                self.fail(&job, Fault::Medium);
+            }
+            let handle = job.handle();
+            self.refuse(core, job.done, Fault::Aborted, job.op.into_data(), handle);
+        }
+    }
+
+    /// What runs on cores that crash ends in the middle.
+    pub(super) fn drop_jobs(&mut self, dead: impl Fn(usize) -> bool) {
+        for (key, job) in std::mem::take(&mut self.jobs) {
+            if !dead(job.core) {
+                self.jobs.insert(key, job);
+                continue;
+            }
+            if self.chance.coin() {
+                self.fail(&job, Fault::Medium);
+            }
+            self.left.jobs.push(job);
+        }
+    }
+}
+
+/// What the kernel refuses before the medium sees it.
+fn refusal(op: &Op, how: How) -> Option<Fault> {
+    if how.read_only && matches!(op, Op::Write { .. } | Op::Allocate { .. }) {
+        return Some(Fault::Gone);
+    }
+    let whole = |bytes: usize| bytes.is_multiple_of(SECTOR);
+    let aligned =
+        |offset: u64, piece: &[u8]| whole(to_usize(offset)) && whole(piece.len()) && whole(piece.as_ptr().addr());
+    let fits = match op {
+        Op::Read { offset, into, .. } => into.pieces().iter().all(|piece| aligned(*offset, piece)),
+        Op::Write { offset, data, .. } => data.pieces().iter().all(|piece| aligned(*offset, piece)),
+        _ => true,
+    };
+    (how.direct && !fits).then_some(UNALIGNED)
+}
+
+/// Writes some sectors' worth of `data` to its place.
+fn apply(disk: &mut super::disk::Disk, offset: u64, data: &Sg, sectors: Range<usize>) {
+    let range = (sectors.start * SECTOR).min(data.len())..(sectors.end * SECTOR).min(data.len());
+    let mut bytes = vec![0; range.len()];
+    data.copy_to(range.start, &mut bytes);
+    disk.write(to_usize(offset) + range.start, &bytes);
+}
+
+fn out_of_space(disks: &[super::disk::Disk], space: Option<usize>, disk: usize, offset: u64, data: &Sg) -> bool {
+    let Some(space) = space else { return false };
+    let taken: usize = disks.iter().map(super::disk::Disk::takes).sum();
+    let start = to_usize(offset);
+    let wanted = disks[disk].wants(start..start + data.len());
+    wanted > 0 && taken + wanted > space
+}
+
+/// A simulated file is small: what lies beyond any memory lies beyond its end.
+fn to_usize(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX / SPACE_BLOCK)
+}
+
+/// An operation in a trace.
+struct Shown<'a>(&'a Op);
+
+impl std::fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Op::Read { offset, into, .. } => write!(f, "read {offset}+{}", into.len()),
+            Op::Write { offset, data, durable, .. } => {
+                write!(f, "write{} {offset}+{}", if *durable { " durable" } else { "" }, data.len())
+            }
+            Op::Sync { .. } => f.write_str("sync"),
+            Op::Allocate { how, offset, len, .. } => write!(f, "{how:?} {offset}+{len}"),
+            Op::Extent { offset, len, .. } => write!(f, "extent {offset}+{len}"),
+            other => write!(f, "{other:?}"),
+        }
+    }
+}

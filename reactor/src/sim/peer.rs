@@ -1,0 +1,86 @@
+//! The client end of a connection, in the hands of test code.
+
+use super::World;
+use super::sockets::Side;
+use lunar_core::io::Fault;
+use lunar_core::time::Instant;
+use std::fmt;
+use std::future::poll_fn;
+use std::task::Poll;
+
+/// A connection's client end. Its futures run on any core of the world; dropping it closes it.
+pub struct Peer {
+    world: World,
+    link: u32,
+}
+
+impl Peer {
+    pub(super) fn new(world: World, link: u32) -> Self {
+        Self { world, link }
+    }
+
+    /// Its number in the trace.
+    #[must_use]
+    pub fn link(&self) -> u32 {
+        self.link
+    }
+
+    /// Sends all of it, however long that takes.
+    ///
+    /// # Errors
+    /// When the connection is reset, or [`Peer::shutdown`] was called.
+    pub async fn send(&self, bytes: &[u8]) -> Result<(), Fault> {
+        let mut at = 0;
+        while at < bytes.len() {
+            at += poll_fn(|cx| match self.world.enter(|state| state.poll_put(self.link, &bytes[at..], cx.waker())) {
+                Ok(0) => Poll::Pending,
+                other => Poll::Ready(other),
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// The next bytes, at most `max`; none at all when the other side has closed.
+    ///
+    /// # Errors
+    /// When the connection is reset.
+    pub async fn receive(&self, max: usize) -> Result<Vec<u8>, Fault> {
+        poll_fn(|cx| match self.world.enter(|state| state.poll_take(self.link, max, cx.waker())) {
+            Ok(None) => Poll::Pending,
+            Ok(Some(bytes)) => Poll::Ready(Ok(bytes)),
+            Err(fault) => Poll::Ready(Err(fault)),
+        })
+        .await
+    }
+
+    /// Sends nothing more; what was sent arrives.
+    pub fn shutdown(&self) {
+        self.world.enter(|state| state.shut(self.link, Side::Client));
+    }
+
+    /// Resets the connection.
+    pub fn reset(&self) {
+        self.world.enter(|state| {
+            state.note(format_args!("link {}: reset by its client", self.link));
+            state.reset(self.link);
+        });
+    }
+
+    /// Nothing passes in either direction until then.
+    pub fn stall(&self, until: Instant) {
+        self.world.enter(|state| state.stall(self.link, until));
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.world.enter(|state| state.close_end(self.link, Side::Client));
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Peer({})", self.link)
+    }
+}

@@ -1,0 +1,181 @@
+//! One direction of a connection: bytes on their way, bytes that have arrived, and how it ends.
+
+use super::chance::Chance;
+use super::faults::Faults;
+use lunar_core::time::Instant;
+use std::collections::VecDeque;
+
+/// How a direction ends, behind its last byte.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ending {
+    /// The sender has closed its side.
+    Closed,
+    /// The connection is reset.
+    Reset,
+}
+
+/// What a receiver finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Found {
+    /// So many bytes.
+    Bytes(usize),
+    /// Nothing yet.
+    Nothing,
+    /// The end.
+    Ended(Ending),
+}
+
+/// Bytes towards one end.
+#[derive(Debug)]
+pub(super) struct Pipe {
+    flying: VecDeque<(Instant, Vec<u8>)>,
+    flying_bytes: usize,
+    arrived: VecDeque<u8>,
+    /// Bytes that may be flying or unread: the sender's and the receiver's buffers together.
+    capacity: usize,
+    /// When the newest of what was sent arrives; nothing overtakes it.
+    newest: Instant,
+    ending: Option<(Instant, Ending)>,
+}
+
+impl Pipe {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self {
+            flying: VecDeque::new(),
+            flying_bytes: 0,
+            arrived: VecDeque::new(),
+            capacity,
+            newest: Instant::default(),
+            ending: None,
+        }
+    }
+
+    /// Bytes that may be sent now.
+    pub(super) fn room(&self) -> usize {
+        self.capacity.saturating_sub(self.flying_bytes + self.arrived.len())
+    }
+
+    /// Whether something was put behind the last byte already.
+    pub(super) fn ending(&self) -> Option<Ending> {
+        self.ending.map(|(_, ending)| ending)
+    }
+
+    /// Whether a reset has arrived.
+    pub(super) fn reset_by(&self, now: Instant) -> bool {
+        self.ending.is_some_and(|(at, ending)| ending == Ending::Reset && at <= now)
+    }
+
+    /// Sends a segment, no longer than [`Pipe::room`]; tells when it arrives.
+    pub(super) fn send(&mut self, now: Instant, bytes: Vec<u8>, chance: &mut Chance, faults: &Faults) -> Instant {
+        let at = self.arrival(now, chance, faults);
+        self.flying_bytes += bytes.len();
+        self.flying.push_back((at, bytes));
+        at
+    }
+
+    /// Ends the direction behind what is flying, or, for a reset that is rude, ahead of it. Tells when it arrives.
+    pub(super) fn end(&mut self, now: Instant, how: Ending, chance: &mut Chance, faults: &Faults) -> Option<Instant> {
+        if let Some((_, Ending::Reset)) = self.ending {
+            return None;
+        }
+        if how == Ending::Reset && chance.coin() {
+            self.flying.clear();
+            self.flying_bytes = 0;
+            self.newest = now;
+        }
+        let at = self.arrival(now, chance, faults);
+        self.ending = Some((at, how));
+        Some(at)
+    }
+
+    /// Nothing arrives before this.
+    pub(super) fn stall(&mut self, until: Instant) {
+        self.newest = self.newest.max(until);
+    }
+
+    fn arrival(&mut self, now: Instant, chance: &mut Chance, faults: &Faults) -> Instant {
+        self.newest = self.newest.max(now + chance.time(&faults.latency));
+        self.newest
+    }
+
+    /// Lands what arrives until now.
+    pub(super) fn land(&mut self, now: Instant) {
+        while self.flying.front().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, bytes)) = self.flying.pop_front() {
+                self.flying_bytes -= bytes.len();
+                self.arrived.extend(bytes);
+            }
+        }
+    }
+
+    /// What the receiver finds now.
+    pub(super) fn found(&self, now: Instant) -> Found {
+        match self.ending {
+            _ if !self.arrived.is_empty() => Found::Bytes(self.arrived.len()),
+            Some((at, ending)) if at <= now && self.flying.is_empty() => Found::Ended(ending),
+            _ => Found::Nothing,
+        }
+    }
+
+    /// Takes `count` bytes that have arrived.
+    pub(super) fn take(&mut self, count: usize) -> Vec<u8> {
+        self.arrived.drain(..count).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn still() -> Faults {
+        Faults { latency: (Duration::from_nanos(100), Duration::from_nanos(100)), ..Faults::none() }
+    }
+
+    #[test]
+    fn bytes_arrive_in_order_and_free_room_when_taken() {
+        let (mut pipe, mut chance) = (Pipe::new(10), Chance::new(1));
+        let at = pipe.send(Instant(0), b"abc".to_vec(), &mut chance, &still());
+        assert_eq!(at, Instant(100));
+        assert_eq!(pipe.send(Instant(50), b"def".to_vec(), &mut chance, &still()), Instant(150));
+        pipe.land(Instant(149));
+        assert_eq!((pipe.found(Instant(149)), pipe.room()), (Found::Bytes(3), 4));
+        pipe.land(Instant(150));
+        assert_eq!(pipe.take(5), b"abcde");
+        assert_eq!(pipe.room(), 9);
+    }
+
+    #[test]
+    fn the_end_comes_behind_the_last_byte() {
+        let (mut pipe, mut chance) = (Pipe::new(10), Chance::new(1));
+        let _ = pipe.send(Instant(0), b"abc".to_vec(), &mut chance, &still());
+        assert_eq!(pipe.end(Instant(0), Ending::Closed, &mut chance, &still()), Some(Instant(100)));
+        assert_eq!(pipe.found(Instant(100)), Found::Nothing);
+        pipe.land(Instant(100));
+        assert_eq!(pipe.found(Instant(100)), Found::Bytes(3));
+        let _ = pipe.take(3);
+        assert_eq!(pipe.found(Instant(100)), Found::Ended(Ending::Closed));
+    }
+
+    #[test]
+    fn a_reset_may_overtake_what_is_flying_but_comes_once() {
+        let mut overtakes = 0;
+        for seed in 0..50 {
+            let (mut pipe, mut chance) = (Pipe::new(10), Chance::new(seed));
+            let _ = pipe.send(Instant(0), b"abc".to_vec(), &mut chance, &still());
+            assert!(pipe.end(Instant(0), Ending::Reset, &mut chance, &still()).is_some());
+            assert!(pipe.end(Instant(0), Ending::Reset, &mut chance, &still()).is_none());
+            pipe.land(Instant(100));
+            overtakes += usize::from(pipe.found(Instant(100)) == Found::Ended(Ending::Reset));
+        }
+        assert!((5..45).contains(&overtakes));
+    }
+
+    #[test]
+    fn a_stall_holds_up_everything() {
+        let (mut pipe, mut chance) = (Pipe::new(10), Chance::new(1));
+        pipe.stall(Instant(1000));
+        assert_eq!(pipe.send(Instant(0), b"a".to_vec(), &mut chance, &still()), Instant(1000));
+        assert_eq!(pipe.send(Instant(950), b"b".to_vec(), &mut chance, &still()), Instant(1050));
+    }
+}

@@ -1,0 +1,275 @@
+//! What a world knows: the time, what will happen, and what belongs to each core.
+
+use super::chance::Chance;
+use super::disk::Disk;
+use super::faults::Faults;
+use super::files::Job;
+use super::sockets::{Link, Listener, Side};
+use super::trace::Trace;
+use super::{Host, SimBell};
+use crate::op::{Handle, How};
+use lunar_core::io::{Data, Done, Extent, Fault, Outcome};
+use lunar_core::time::Instant;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+/// Turns of all cores within which time must move on: more is a loop that waits for nothing.
+const TURNS_WITHOUT_EVENT_MAX: u32 = 1_000_000;
+
+pub(super) struct State {
+    pub(super) now: Instant,
+    /// The simulation must be over by then.
+    pub(super) deadline: Instant,
+    pub(super) chance: Chance,
+    pub(super) faults: Faults,
+    pub(super) trace: Trace,
+    events: BTreeMap<(Instant, u64), Event>,
+    serial: u64,
+    pub(super) paths: BTreeMap<PathBuf, usize>,
+    pub(super) disks: Vec<Disk>,
+    pub(super) jobs: BTreeMap<u64, Job>,
+    pub(super) links: BTreeMap<u32, Link>,
+    pub(super) listeners: BTreeMap<SocketAddr, Listener>,
+    pub(super) cores: Vec<CoreState>,
+    /// Answers that are ready but not yet to be seen.
+    late: BTreeMap<u64, Answer>,
+    pub(super) left: Leftovers,
+    /// Whether the operation that is being submitted is answered at once when it can be.
+    pub(super) eager: bool,
+    turns_without_event: u32,
+}
+
+/// What is done once the state is no longer borrowed: it may come back into the world.
+#[derive(Default)]
+pub(super) struct Leftovers {
+    pub(super) answers: Vec<Answer>,
+    pub(super) wakers: Vec<Waker>,
+    pub(super) jobs: Vec<Job>,
+    pub(super) links: Vec<Link>,
+    pub(super) listeners: Vec<Listener>,
+}
+
+/// What will happen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Event {
+    /// A connection request reaches its listener.
+    Connect(u32),
+    /// Something arrives at one side of a connection, or room for sending has come free there.
+    Stir(u32, Side),
+    /// A part of a write takes effect.
+    Half(u64),
+    /// A file operation ends.
+    Finish(u64),
+    /// An answer becomes visible.
+    Late(u64),
+}
+
+/// What belongs to one core.
+pub(super) struct CoreState {
+    pub(super) host: Host,
+    pub(super) alive: bool,
+    pub(super) handles: BTreeMap<u32, Kind>,
+    pub(super) due: Vec<Answer>,
+    pub(super) bell: Arc<SimBell>,
+    pub(super) bell_done: Option<Done>,
+}
+
+/// What a handle stands for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    File { disk: usize, how: How },
+    Socket { link: u32, side: Side },
+    Listener(SocketAddr),
+}
+
+/// An answer on its way to its core.
+pub(super) struct Answer {
+    done: Done,
+    outcome: Outcome,
+    /// The operation's handle: dropped last, and outside of the world.
+    _handle: Option<Handle>,
+}
+
+impl Answer {
+    pub(super) fn give(self) {
+        self.done.complete(self.outcome);
+    }
+}
+
+impl State {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            now: Instant(1),
+            deadline: Instant(u64::MAX),
+            chance: Chance::new(seed),
+            faults: Faults::none(),
+            trace: Trace::default(),
+            events: BTreeMap::new(),
+            serial: 0,
+            paths: BTreeMap::new(),
+            disks: Vec::new(),
+            jobs: BTreeMap::new(),
+            links: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            cores: Vec::new(),
+            late: BTreeMap::new(),
+            left: Leftovers::default(),
+            eager: false,
+            turns_without_event: 0,
+        }
+    }
+
+    pub(super) fn note(&mut self, what: fmt::Arguments<'_>) {
+        self.trace.note(self.now, what);
+    }
+
+    /// A number that was not given out before.
+    pub(super) fn serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    pub(super) fn schedule(&mut self, at: Instant, event: Event) {
+        let serial = self.serial();
+        self.events.insert((at, serial), event);
+    }
+
+    /// When something happens next.
+    pub(super) fn next_event(&self) -> Option<Instant> {
+        self.events.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Answers an operation of a core: at once if it is just being submitted and fortune says so, else in the
+    /// core's next turn.
+    pub(super) fn answer(&mut self, core: usize, done: Done, outcome: Outcome, handle: Option<Handle>) {
+        let answer = Answer { done, outcome, _handle: handle };
+        if self.eager {
+            self.left.answers.push(answer);
+        } else {
+            self.cores[core].due.push(answer);
+        }
+    }
+
+    pub(super) fn refuse(&mut self, core: usize, done: Done, fault: Fault, data: Data, handle: Option<Handle>) {
+        let outcome = Outcome { result: Err(fault), data, extent: Extent::default() };
+        self.answer(core, done, outcome, handle);
+    }
+
+    /// Answers after a while: memory that was sent stays with the driver until the peer has it.
+    pub(super) fn answer_later(
+        &mut self,
+        core: usize,
+        done: Done,
+        outcome: Outcome,
+        handle: Option<Handle>,
+        wait: Duration,
+    ) {
+        if self.eager {
+            return self.answer(core, done, outcome, handle);
+        }
+        let key = self.serial();
+        let answer = Answer { done, outcome, _handle: handle };
+        self.late.insert(key << CORE_BITS | core as u64, answer);
+        self.schedule(self.now + wait, Event::Late(key << CORE_BITS | core as u64));
+    }
+
+    /// Lets everything happen that is due until now.
+    pub(super) fn settle(&mut self) {
+        while self.next_event().is_some_and(|at| at <= self.now) {
+            if let Some((_, event)) = self.events.pop_first() {
+                self.happen(event);
+                self.turns_without_event = 0;
+            }
+        }
+        for core in 0..self.cores.len() {
+            self.hear_bell(core);
+        }
+    }
+
+    /// Goes on to the next event, or to `until` if that is earlier. `false` when there is neither.
+    pub(super) fn advance(&mut self, until: Option<Instant>) -> bool {
+        let Some(at) = [self.next_event(), until].into_iter().flatten().min() else { return false };
+        self.now = self.now.max(at);
+        self.turns_without_event = 0;
+        assert!(self.now <= self.deadline, "virtual time is up: something hangs");
+        self.settle();
+        true
+    }
+
+    /// One more turn of a core: takes a moment.
+    pub(super) fn tick(&mut self) {
+        self.turns_without_event += 1;
+        assert!(self.turns_without_event < TURNS_WITHOUT_EVENT_MAX, "a core turns and turns: something spins");
+        let moment = self.chance.within(0..=500);
+        self.now = self.now + Duration::from_nanos(moment);
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Connect(link) => self.arrive_at_listener(link),
+            Event::Stir(link, side) => self.stir(link, side),
+            Event::Half(job) => self.half_done(job),
+            Event::Finish(job) => self.finish(job),
+            Event::Late(key) => {
+                if let Some(answer) = self.late.remove(&key) {
+                    self.cores[(key & ((1 << CORE_BITS) - 1)) as usize].due.push(answer);
+                }
+            }
+        }
+    }
+
+    pub(super) fn hear_bell(&mut self, core: usize) {
+        let state = &mut self.cores[core];
+        if state.bell_done.is_some()
+            && state.bell.heard()
+            && let Some(done) = state.bell_done.take()
+        {
+            state.due.push(Answer { done, outcome: Outcome::new(Ok(0)), _handle: None });
+        }
+    }
+
+    /// The machine stops: its cores answer nothing any more, its connections are gone, its files hold what
+    /// survived. `power`: what was not on the medium may be lost, as with a power failure; else only the program
+    /// ended.
+    pub(super) fn crash(&mut self, host: Host, power: bool) {
+        self.note(format_args!("host {} crashes{}", host.0, if power { ", power lost" } else { "" }));
+        let dead: Vec<usize> = (0..self.cores.len()).filter(|&core| self.cores[core].host == host).collect();
+        self.drop_jobs(|core| dead.contains(&core));
+        self.drop_links(|core| dead.contains(&core));
+        for &core in &dead {
+            let state = &mut self.cores[core];
+            state.alive = false;
+            state.handles.clear();
+            self.left.answers.append(&mut state.due);
+            if let Some(done) = state.bell_done.take() {
+                self.left.answers.push(Answer { done, outcome: Outcome::new(Err(Fault::Aborted)), _handle: None });
+            }
+        }
+        let late = std::mem::take(&mut self.late);
+        for (key, answer) in late {
+            if dead.contains(&((key & ((1 << CORE_BITS) - 1)) as usize)) {
+                self.left.answers.push(answer);
+            } else {
+                self.late.insert(key, answer);
+            }
+        }
+        if power {
+            let lost: usize = self.disks.iter_mut().map(|disk| disk.crash(&mut self.chance)).sum();
+            self.note(format_args!("{lost} sectors lost their last write"));
+        }
+    }
+}
+
+/// Low bits of a late answer's key that hold its core.
+const CORE_BITS: u32 = 8;
+
+impl fmt::Debug for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Answer({:?})", self.outcome.result)
+    }
+}
