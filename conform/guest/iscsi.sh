@@ -1,0 +1,241 @@
+# The kernel's own initiator with open-iscsi's tools, sg3_utils, file systems and fio.
+. /test/lib.sh
+. /test/settings # PORTAL TARGET LUN, and perhaps PORTAL6, READ_ONLY, LARGE_BLOCKS, RESTART, ADVERTISED
+
+node() { iscsiadm -m node -T "$TARGET" -p "${portal:=$PORTAL}" "$@"; }
+
+# disk_of LUN: the name of a session's disk, once the kernel has it.
+disk_of() {
+    local found
+    for found in /sys/class/iscsi_session/session*/device/target*/*:*:*:"$1"/block/*; do
+        [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
+    done
+    return 1
+}
+
+# log_in NAME [LUN]: sets $disk.
+log_in() {
+    try "$1" node --login || return 1
+    until_true 20 disk_of "${2:-$LUN}" || { iscsiadm -m session -P 3; bad "$1: no disk"; return 1; }
+    disk=$(disk_of "${2:-$LUN}")
+    until_true 10 blockdev --getsize64 "$disk"
+}
+
+log_out() { try "$1" node --logout; }
+
+sum() { sha256sum | cut -d' ' -f1; }
+# read_sum FILE [DD-ARGUMENT...]: the checksum of what the disk has, not the page cache.
+read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }
+
+daemon() {
+    mkdir -p /etc/iscsi /var/lib/iscsi /run/lock/iscsi
+    echo "InitiatorName=iqn.2026-01.io.lunar.conform:guest" >/etc/iscsi/initiatorname.iscsi
+    # A login that fails shall say so now, not after minutes of retries.
+    sed -i -e '/node.session.initial_login_retry_max/d' /etc/iscsi/iscsid.conf
+    echo "node.session.initial_login_retry_max = 2" >>/etc/iscsi/iscsid.conf
+    iscsid || bad "iscsid"
+    until_true 10 iscsiadm -m iface
+}
+
+discovery() {
+    try "discovery" iscsiadm -m discovery -t sendtargets -p "$PORTAL" || finish
+    says "discovery names the target" "$TARGET" iscsiadm -m node
+    if [ -n "${ADVERTISED:-}" ]; then
+        says "discovery gives the advertised address" "^$PORTAL,1 $TARGET" iscsiadm -m node
+    fi
+    # A target that does not know how we reach it answers with an address that is none for us.
+    iscsiadm -m node -o delete >/dev/null 2>&1
+    iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
+}
+
+session() {
+    says "session is logged in" "iSCSI Session State: LOGGED_IN" iscsiadm -m session -P 3
+    says "negotiated: burst" "MaxBurstLength: [1-9]" iscsiadm -m session -P 2
+    says "negotiated: immediate data" "ImmediateData: Yes" iscsiadm -m session -P 2
+    says "lsscsi" "disk" lsscsi -s
+    says "transport is iSCSI" "${TARGET}" lsscsi -t
+}
+
+# What an administrator looks at.
+inquiry() {
+    local page pages
+    says "sg_inq" "Product identification: *[^ ]" sg_inq "$disk"
+    pages=$(sg_vpd -H -p 0x00 "$disk" | sed 's/^ *[0-9a-f]* *//; s/   .*//' | tr -d '\n' | cut -d' ' -f5-)
+    [ -n "$pages" ] || bad "the list of VPD pages"
+    for page in $pages; do
+        try "sg_vpd page ${page}h" sg_vpd -p "0x$page" "$disk"
+    done
+    says "device has a name" "NAA|EUI-64|T10" sg_vpd -p di "$disk"
+    says "sg_readcap" "block length" sg_readcap --16 "$disk"
+    says "sg_luns" "Lun list length" sg_luns "$disk"
+    says "sg_opcodes" "Read\(16\)|READ\(16\)" sg_opcodes -n "$disk"
+    try "sg_turs" sg_turs -n 20 "$disk"
+    try "sg_requests" sg_requests "$disk"
+    says "sg_modes: caching page" "Caching" sg_modes -a "$disk"
+    says "write cache is known to the kernel" "write (back|through)" cat "/sys/block/${disk##*/}/queue/write_cache"
+}
+
+# Commands one by one, on the first MiB.
+commands() {
+    local block
+    block=$(blockdev --getss "$disk")
+    head -c $((block * 64)) /dev/urandom >/tmp/random
+    try "write 64 blocks" dd if=/tmp/random of="$disk" bs=$((block * 64)) oflag=direct status=none
+    equal "read 64 blocks" "$(sum </tmp/random)" "$(dd if="$disk" bs=$((block * 64)) count=1 iflag=direct status=none | sum)"
+    try "sg_verify" sg_verify --lba=0 --count=64 "$disk"
+    try "sg_verify with data" sg_verify --16 --lba=0 --ndo=$((block * 64)) --count=64 --in=/tmp/random "$disk"
+    refuse "sg_verify with other data" sg_verify --16 --lba=1 --ndo=$((block * 64)) --count=64 --in=/tmp/random "$disk"
+    try "sg_sync" sg_sync "$disk"
+    try "sg_write_same zeroes" sg_write_same --16 --lba=8 --num=8 --xferlen="$block" --in=/dev/zero "$disk"
+    equal "the zeroes are there" "$(head -c $((block * 8)) /dev/zero | sum)" \
+        "$(dd if="$disk" bs="$block" skip=8 count=8 iflag=direct status=none | sum)"
+    if [ -z "${NO_COMPARE_AND_WRITE:-}" ]; then
+        { head -c "$block" /tmp/random; head -c "$block" /dev/zero; } >/tmp/compare
+        try "sg_compare_and_write" sg_compare_and_write --lba=0 --num=1 --xferlen=$((block * 2)) --in=/tmp/compare "$disk"
+        refuse "sg_compare_and_write, miscompare" \
+            sg_compare_and_write --lba=0 --num=1 --xferlen=$((block * 2)) --in=/tmp/compare "$disk"
+    fi
+    try "sg_unmap" sg_unmap --force --lba=16 --num=16 "$disk"
+    try "sg_get_lba_status" sg_get_lba_status --lba=0 "$disk"
+    try "sg_dd" sg_dd if=/tmp/random of="$disk" bs="$block" count=64 oflag=sgio
+    equal "sg_dd wrote" "$(sum </tmp/random)" "$(dd if="$disk" bs=$((block * 64)) count=1 iflag=direct status=none | sum)"
+    try "logical unit reset" sg_reset --device "$disk"
+    try "target reset" sg_reset --target "$disk"
+    try "the disk answers after the resets" sg_turs -n 5 "$disk"
+    equal "and has its data" "$(sum </tmp/random)" \
+        "$(dd if="$disk" bs=$((block * 64)) count=1 iflag=direct status=none | sum)"
+}
+
+discard() {
+    [ "$(cat "/sys/block/${disk##*/}/queue/discard_max_bytes")" != 0 ] || { bad "the kernel sees no discard"; return; }
+    try "blkdiscard" blkdiscard "$disk"
+    equal "discarded blocks read as zeroes" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
+    head -c 4M /dev/urandom | dd of="$disk" bs=1M oflag=direct iflag=fullblock status=none
+    try "blkdiscard --zeroout" blkdiscard --zeroout --length 4M "$disk"
+    equal "zeroed blocks read as zeroes" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
+}
+
+# load NAME FIO-ARGUMENT...: random writes, each block verified.
+load() {
+    local name=$1
+    shift
+    try "$name" fio --name=load --filename="$disk" --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 \
+        --randseed=7 --output-format=terse "$@"
+}
+
+# file_system KIND PARTITION MKFS-COMMAND...
+file_system() {
+    local kind=$1 on=$2 before
+    shift 2
+    try "mkfs.$kind" "$@" "$on" || return
+    mkdir -p /mnt/disk
+    try "mount $kind" mount "$on" /mnt/disk || return
+    head -c 6M /dev/urandom >/mnt/disk/random
+    cp -r /test /usr/bin/bash /mnt/disk/
+    before=$(cd /mnt/disk && find . -type f -exec sha256sum {} + | sort)
+    try "fstrim $kind" fstrim /mnt/disk
+    try "umount $kind" umount /mnt/disk
+    try "mount $kind again" mount "$on" /mnt/disk || return
+    equal "files on $kind" "$before" "$(cd /mnt/disk && find . -type f -exec sha256sum {} + | sort)"
+    umount /mnt/disk
+}
+
+partition() {
+    try "sfdisk" sfdisk --quiet "$disk" <<<"label: gpt
+size=200MiB
+"
+    until_true 5 test -b "${disk}1" || { bad "no partition appears"; return 1; }
+}
+
+# Everything of one kind of session: a login with other keys, data through it, logout.
+other_keys() {
+    local name=$1 wanted=$2 key
+    shift 2
+    for key in "$@"; do
+        node -o update -n "${key%%=*}" -v "${key#*=}"
+    done
+    log_in "login: $name" || return
+    says "negotiated: $name" "$wanted" iscsiadm -m session -P 2
+    load "verified writes: $name" --rw=randwrite --bsrange=4k-1m --blockalign=4k --iodepth=8 --size=12M --offset=300M
+    log_out "logout: $name"
+}
+
+main() {
+    daemon
+    discovery
+    log_in "login" || finish
+    session
+    inquiry
+    commands
+    discard
+    load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=16M
+    echo 4096 >"/sys/block/${disk##*/}/queue/max_sectors_kb" 2>/dev/null
+    load "fio, 1 MiB, 8 deep" --rw=randwrite --bs=1M --iodepth=8 --size=48M
+    partition && file_system ext4 "${disk}1" mkfs.ext4 -q -F && try "fsck.ext4" fsck.ext4 -f -n "${disk}1"
+    before=$(read_sum "$disk" count=210)
+    log_out "logout"
+    log_in "login again" || finish
+    equal "the data is still there" "$before" "$(read_sum "$disk" count=210)"
+    log_out "logout again"
+    other_keys "digests" "HeaderDigest: CRC32C" \
+        "node.conn[0].iscsi.HeaderDigest=CRC32C" "node.conn[0].iscsi.DataDigest=CRC32C"
+    other_keys "R2T for all data" "ImmediateData: No" \
+        "node.session.iscsi.InitialR2T=Yes" "node.session.iscsi.ImmediateData=No"
+    other_keys "small segments" "FirstBurstLength: 8192" \
+        "node.session.iscsi.ImmediateData=Yes" "node.session.iscsi.FirstBurstLength=8192" \
+        "node.session.iscsi.MaxBurstLength=16384" "node.conn[0].iscsi.MaxRecvDataSegmentLength=4096"
+}
+
+# other_portal ADDRESS:PORT TARGET: later steps use it.
+other_portal() {
+    PORTAL=$1 portal=$1 TARGET=$2
+    iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
+}
+
+if [ -n "${ONLY_RESTART:-}" ]; then daemon; discovery; else main; fi
+
+if [ -n "${PORTAL6:-}" ]; then
+    other_portal "$PORTAL6" "$TARGET"
+    if log_in "login over IPv6"; then
+        try "read over IPv6" dd if="$disk" of=/dev/null bs=1M count=8 iflag=direct
+        log_out "logout over IPv6"
+    fi
+fi
+
+if [ -n "${RAM_LUN:-}" ] && log_in "login for the second volume" "$RAM_LUN"; then
+    load "fio on the second volume" --rw=randwrite --bs=4k --iodepth=16 --size=8M
+    file_system xfs "$disk" mkfs.xfs -q -f
+    log_out "logout from the second volume"
+fi
+
+# The harness kills the target and starts it again while fio writes: the initiator's own recovery brings everything home.
+if [ -n "${RESTART:-}" ] && log_in "login before the restart"; then
+    { sleep 2; echo "@restart"; } &
+    load "fio goes on over a restart of the target" --rw=randwrite --bs=4k --iodepth=8 --size=16M --time_based --runtime=12 \
+        --offset=300M
+    wait
+    log_out "logout after the restart"
+fi
+
+if [ -n "${READ_ONLY:-}" ]; then
+    other_portal "$READ_ONLY" "$READ_ONLY_TARGET"
+    if log_in "login, read-only volume"; then
+        equal "the kernel sees write protection" 1 "$(blockdev --getro "$disk")"
+        try "reading a read-only volume" dd if="$disk" of=/dev/null bs=1M count=4 iflag=direct
+        refuse "writing a read-only volume" dd if=/dev/zero of="$disk" bs=1M count=1 oflag=direct
+        blockdev --setrw "$disk" 2>/dev/null
+        refuse "writing it all the same" sg_dd if=/dev/zero of="$disk" bs=512 count=8 oflag=sgio
+        log_out "logout, read-only volume"
+    fi
+fi
+
+if [ -n "${LARGE_BLOCKS:-}" ]; then
+    other_portal "$LARGE_BLOCKS" "$LARGE_BLOCKS_TARGET"
+    if log_in "login, 4096-byte blocks"; then
+        equal "blocks have 4096 bytes" 4096 "$(blockdev --getss "$disk")"
+        load "fio, 4096-byte blocks" --rw=randwrite --bsrange=4k-64k --blockalign=4k --iodepth=16 --size=12M
+        file_system ext4 "$disk" mkfs.ext4 -q -F
+        log_out "logout, 4096-byte blocks"
+    fi
+fi
+finish

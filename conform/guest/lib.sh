@@ -1,0 +1,76 @@
+# Sourced by the guest's scripts. A case is one line for the harness: "@ok NAME", "@bad NAME" or "@skip NAME: REASON";
+# what stands before a bad one is why.
+failed=0
+
+ok() { echo "@ok $*"; }
+bad() {
+    echo "@bad $*"
+    failed=$((failed + 1))
+}
+
+# try NAME COMMAND...: a case that is good if the command succeeds; what it says is told only if not.
+try() {
+    local name=$1 said status
+    shift
+    said=$("$@" 2>&1)
+    status=$?
+    if [ $status = 0 ]; then
+        ok "$name"
+    else
+        printf '%s\n' "$said" | tail -n 12
+        echo "status $status of: $*"
+        bad "$name"
+    fi
+    return $status
+}
+
+# refuse NAME COMMAND...: a case that is good if the command fails.
+refuse() {
+    local name=$1
+    shift
+    if said=$("$@" 2>&1); then
+        printf '%s\n' "$said" | tail -n 12
+        echo "succeeded, and should not have: $*"
+        bad "$name"
+    else
+        ok "$name"
+    fi
+}
+
+# equal NAME WANTED FOUND
+equal() {
+    if [ "$2" = "$3" ]; then
+        ok "$1"
+    else
+        echo "wanted: $2"
+        echo "found:  $3"
+        bad "$1"
+    fi
+}
+
+# says NAME PATTERN COMMAND...: a case that is good if the command succeeds and a line of its output matches.
+says() {
+    local name=$1 pattern=$2 said status
+    shift 2
+    said=$("$@" 2>&1)
+    status=$?
+    if [ $status = 0 ] && printf '%s\n' "$said" | grep -Eq -- "$pattern"; then
+        ok "$name"
+    else
+        printf '%s\n' "$said" | tail -n 30
+        echo "status $status, or no line like /$pattern/, of: $*"
+        bad "$name"
+    fi
+}
+
+# until_true SECONDS COMMAND...
+until_true() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ $SECONDS -lt $end ] || return 1
+        sleep 0.1
+    done
+}
+
+finish() { exit $((failed > 0)); }

@@ -1,0 +1,152 @@
+//! A stock distribution kernel as the initiator.
+
+mod cpio;
+mod modules;
+mod qemu;
+mod sysroot;
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::report::Outcome;
+use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Subject, Target};
+
+/// The emulated processor is slow, and slower while something else is built.
+const LIMIT: Duration = Duration::from_secs(600);
+/// This machine's ::1 as QEMU's user network shows it to a guest.
+const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
+
+/// Boots the guest against the target. The first driver gets everything, others what differs between drivers.
+pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
+    let part = format!("guest/{}", driver.name());
+    let mut made = None;
+    lab.report.check(&part, "packages for the guest", || {
+        made = Some(sysroot::ensure(&lab.report)?);
+        Ok(())
+    });
+    let Some(sysroot) = made else { return Ok(()) };
+    lab.report.check(&part, "guest ran to its end", || run(lab, driver, &part, &sysroot));
+    Ok(())
+}
+
+/// The targets of one guest run, and what the script must know of them.
+struct Targets {
+    main: Option<Target>,
+    spec: Spec,
+    others: Vec<Target>,
+    settings: String,
+}
+
+fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
+    let name = driver.name();
+    let mut spec = Spec::new(driver, [lab.image(&format!("guest-{name}.img"), 512)?, "ram:400M".to_owned()])?;
+    spec.for_guest = true;
+    let port = spec.portal().port();
+    let over_ipv6 = std::net::TcpListener::bind(("::1", port)).is_ok();
+    if over_ipv6 {
+        spec.listen.push(format!("[::1]:{port}").parse()?);
+    }
+    let main = Target::start(lab, &spec)?;
+    let mut settings = String::new();
+    writeln!(settings, "PORTAL={HOST_AS_GUEST_SEES_IT}:{}", main.portal.port())?;
+    writeln!(settings, "TARGET={}\nLUN={}", main.name, main.lun)?;
+    let mut others = Vec::new();
+    if matches!(lab.subject, Subject::Built(_)) {
+        writeln!(settings, "ADVERTISED=yes\nRESTART=yes\nRAM_LUN=1")?;
+        if over_ipv6 {
+            writeln!(settings, "PORTAL6={HOST_AS_GUEST_SEES_IT_IN_IPV6}:{port}")?;
+        }
+        let image = lab.image(&format!("guest-{name}-4096.img"), 256)?;
+        for (key, volume, flags) in [
+            ("READ_ONLY", "ram:64M".to_owned(), ["--read-only"].as_slice()),
+            ("LARGE_BLOCKS", image, &["--block-size", "4096"]),
+        ] {
+            let mut spec = Spec::new(driver, [volume])?.flags(flags);
+            spec.for_guest = true;
+            let target = Target::start(lab, &spec)?;
+            writeln!(settings, "{key}={HOST_AS_GUEST_SEES_IT}:{}\n{key}_TARGET={}", target.portal.port(), target.name)?;
+            others.push(target);
+        }
+    } else {
+        writeln!(settings, "NO_COMPARE_AND_WRITE=yes")?;
+    }
+    Ok(Targets { main: Some(main), spec, others, settings })
+}
+
+fn run(lab: &Lab, driver: Driver, part: &str, sysroot: &sysroot::Sysroot) -> Result<()> {
+    let mut targets = targets(lab, driver)?;
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
+    let initramfs = lab.scratch.join(format!("guest-{}.cpio", driver.name()));
+    qemu::initramfs(sysroot, &scripts, &targets.settings, &initramfs)?;
+    let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
+    let mut cases = Cases { lab, part, since: Instant::now(), said: Vec::new(), seen: 0 };
+    let mut restarted = Ok(());
+    let status = qemu::boot(sysroot, &initramfs, "iscsi.sh", LIMIT, |line| {
+        // A log that cannot be written costs the log, not the test.
+        let _ = writeln!(log, "{line}");
+        if line == "@restart" {
+            restarted = targets.restart(lab);
+        } else {
+            cases.line(line);
+        }
+    })?;
+    restarted.context("restart of the target")?;
+    ensure!(cases.seen > 0, "the guest's script reported nothing");
+    for target in targets.main.into_iter().chain(targets.others) {
+        target.stop()?;
+    }
+    let _ = std::fs::remove_file(&initramfs);
+    ensure!(
+        status == 0,
+        "the guest's script ended with {status}; all it said is in {}",
+        initramfs.with_extension("log").display()
+    );
+    Ok(())
+}
+
+impl Targets {
+    fn restart(&mut self, lab: &Lab) -> Result<()> {
+        self.main.take().context("no target to restart")?.kill()?;
+        self.main = Some(Target::start(lab, &self.spec)?);
+        Ok(())
+    }
+}
+
+/// Makes cases of the lines that the guest's script prints for us.
+struct Cases<'a> {
+    lab: &'a Lab,
+    part: &'a str,
+    since: Instant,
+    said: Vec<String>,
+    seen: usize,
+}
+
+impl Cases<'_> {
+    fn line(&mut self, line: &str) {
+        let case = if let Some(name) = line.strip_prefix("@ok ") {
+            Some((name, Outcome::Passed))
+        } else if let Some(name) = line.strip_prefix("@bad ") {
+            Some((name, Outcome::Failed(self.said.join("\n"))))
+        } else if let Some(rest) = line.strip_prefix("@skip ") {
+            let (name, reason) = rest.split_once(": ").unwrap_or((rest, "no reason given"));
+            Some((name, Outcome::Skipped(reason.to_owned())))
+        } else {
+            None
+        };
+        let Some((name, outcome)) = case else {
+            if self.lab.verbose {
+                println!("{}| {line}", self.part);
+            }
+            self.said.push(line.to_owned());
+            return;
+        };
+        self.lab.report.add(self.part, name, outcome, self.since.elapsed());
+        self.since = Instant::now();
+        self.said.clear();
+        self.seen += 1;
+    }
+}

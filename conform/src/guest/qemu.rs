@@ -1,0 +1,89 @@
+//! One run of a guest: a stock kernel, a first file system of our own, the tree of packages behind it, and a script.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::cpio::Archive;
+use super::modules::Modules;
+use super::sysroot::Sysroot;
+use crate::process;
+
+/// Loaded at start, in an order that dependencies decide. The crypto module is asked for by algorithm, not by dependency.
+const MODULES: [&str; 13] = [
+    "virtio_pci",
+    "virtio_net",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "crc32c_generic",
+    "sd_mod",
+    "sg",
+    "iscsi_tcp",
+    "ext4",
+    "xfs",
+    "nls_ascii",
+    "af_packet",
+];
+/// Enough for a page cache and fio; the tests use a few hundred MiB.
+const MEMORY: &str = "1G";
+
+/// The first file system: busybox, the modules, the scripts.
+pub(crate) fn initramfs(sysroot: &Sysroot, scripts: &Path, settings: &str, to: &Path) -> Result<()> {
+    let mut archive = Archive::new(BufWriter::new(File::create(to)?));
+    for folder in ["bin", "dev", "proc", "sys", "modules", "lower", "upper", "root"] {
+        archive.directory(folder)?;
+    }
+    archive.character_device("dev/console", 5, 1)?;
+    let busybox = ["usr/bin/busybox", "usr/sbin/busybox"].map(|path| sysroot.path.join(path));
+    let busybox = busybox.iter().find(|path| path.exists()).context("the tree has no busybox")?;
+    archive.file("bin/busybox", 0o755, &std::fs::read(busybox)?)?;
+    archive.link("bin/sh", "busybox")?;
+    let modules = Modules::open(&sysroot.modules)?.in_order(&MODULES)?;
+    for (at, module) in modules.iter().enumerate() {
+        archive.file(&format!("modules/{at:03}-{}", module.name), 0o644, &module.image)?;
+    }
+    archive.folder("test", scripts)?;
+    archive.file("test/settings", 0o644, settings.as_bytes())?;
+    archive.link("init", "test/init")?;
+    archive.finish()?.into_inner().context("initramfs")?;
+    Ok(())
+}
+
+/// Boots, shows every line, and gives the status that the script ended with.
+pub(crate) fn boot(
+    sysroot: &Sysroot,
+    initramfs: &Path,
+    script: &str,
+    limit: Duration,
+    on_line: impl FnMut(&str),
+) -> Result<i32> {
+    let status_file = initramfs.with_extension("status");
+    File::create(&status_file)?;
+    let mut qemu = process::bound("qemu-system-x86_64");
+    qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
+        .args(["-machine", "q35,accel=tcg", "-cpu", "max", "-smp", "1", "-m", MEMORY])
+        .arg("-kernel")
+        .arg(&sysroot.kernel)
+        .arg("-initrd")
+        .arg(initramfs)
+        .args(["-append", &format!("console=ttyS0 quiet panic=-1 random.trust_cpu=on lunar.script={script}")])
+        // The first serial port is what the guest says, the second its script's status.
+        .args(["-serial", "stdio", "-serial", &format!("file:{}", status_file.display())])
+        .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="])
+        .arg("-virtfs")
+        .arg(format!("local,path={},mount_tag=tree,security_model=none,readonly=on", sysroot.path.display()));
+    let output = process::stream(&mut qemu, limit, on_line).context("guest")?;
+    let status = std::fs::read_to_string(&status_file)?;
+    match status.trim().parse() {
+        Ok(status) => Ok(status),
+        Err(_) => bail!(
+            "the guest died without a status, QEMU's is {}; it said:\n{}",
+            output.status,
+            process::last_lines(&output.text, 20)
+        ),
+    }
+}

@@ -1,0 +1,187 @@
+//! A tree of distribution packages for the guest: fetched with this machine's own package sources into a private folder, and
+//! unpacked without root, without a chroot and without touching what is installed here.
+
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::process;
+use crate::report::{Report, skip};
+
+const PACKAGES: &str = include_str!("../../guest-packages.txt");
+/// Kernel packages by distribution: the first that the sources know is taken.
+const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
+/// Changes when trees made by older code are no good any more.
+const LAYOUT: u32 = 1;
+/// Package sources that answer slower than this are down.
+const FETCH_LIMIT: Duration = Duration::from_secs(600);
+/// Never needed in the guest, and most of what there is to write.
+const LEFT_OUT: [&str; 12] = [
+    "./usr/share/doc",
+    "./usr/share/man",
+    "./usr/share/locale",
+    "./usr/share/info",
+    "*/kernel/sound",
+    "*/kernel/drivers/gpu",
+    "*/kernel/drivers/media",
+    "*/kernel/drivers/net/wireless",
+    "*/kernel/drivers/net/ethernet",
+    "*/kernel/drivers/iio",
+    "*/kernel/drivers/usb",
+    "*/kernel/drivers/staging",
+];
+
+/// An unpacked tree with a kernel.
+pub(crate) struct Sysroot {
+    pub path: PathBuf,
+    pub kernel: PathBuf,
+    /// The kernel's folder under lib/modules.
+    pub modules: PathBuf,
+}
+
+/// The tree, made first if it is not there.
+pub(crate) fn ensure(report: &Report) -> Result<Sysroot> {
+    if std::env::consts::ARCH != "x86_64" {
+        return skip("the guest runs on x86_64 only");
+    }
+    let cache = cache_folder()?;
+    std::fs::create_dir_all(&cache).with_context(|| format!("{}", cache.display()))?;
+    let path = cache.join(format!("guest-{:016x}", key()));
+    // Two runs at once must not make the same tree.
+    let lock = File::create(cache.join("lock"))?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    if !path.join("complete").exists() {
+        report.note(&format!("fetching the guest's packages into {} (once)", path.display()));
+        make(report, &path)?;
+    }
+    open(&path)
+}
+
+fn cache_folder() -> Result<PathBuf> {
+    if let Some(folder) = std::env::var_os("LUNAR_CACHE") {
+        return Ok(PathBuf::from(folder));
+    }
+    if let Some(folder) = std::env::var_os("XDG_CACHE_HOME") {
+        return Ok(Path::new(&folder).join("lunar"));
+    }
+    let home = std::env::var_os("HOME").context("neither LUNAR_CACHE nor HOME is set")?;
+    Ok(Path::new(&home).join(".cache/lunar"))
+}
+
+/// Another list, another release of the distribution: another tree.
+fn key() -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (LAYOUT, PACKAGES, KERNELS, LEFT_OUT).hash(&mut hasher);
+    std::fs::read_to_string("/etc/os-release").unwrap_or_default().hash(&mut hasher);
+    hasher.finish()
+}
+
+fn open(path: &Path) -> Result<Sysroot> {
+    let root = path.join("root");
+    for entry in std::fs::read_dir(root.join("usr/lib/modules")).context("the tree has no kernel modules")? {
+        let modules = entry?.path();
+        let version = modules.file_name().context("a folder has a name")?.to_string_lossy().into_owned();
+        // Newer packages keep the image beside the modules.
+        for kernel in [root.join(format!("boot/vmlinuz-{version}")), modules.join("vmlinuz")] {
+            if kernel.exists() {
+                return Ok(Sysroot { path: root, kernel, modules });
+            }
+        }
+    }
+    bail!("{} has no kernel", root.display())
+}
+
+fn make(report: &Report, path: &Path) -> Result<()> {
+    let _ = std::fs::remove_dir_all(path);
+    let root = path.join("root");
+    for folder in ["state/lists/partial", "cache/archives/partial"] {
+        std::fs::create_dir_all(path.join(folder))?;
+    }
+    let updated = process::run(apt(path).args(["update", "-q"]), FETCH_LIMIT)?;
+    if !updated.status.success() {
+        // One source of several may be out of reach; whether the rest is enough shows below.
+        report.note(&format!("not every package index could be fetched:\n{}", process::last_lines(&updated.text, 5)));
+    }
+    let mut packages: Vec<&str> =
+        PACKAGES.lines().flat_map(|line| line.split('#').next()).flat_map(str::split_whitespace).collect();
+    packages.push(kernel_package(path)?);
+    let mut install = apt(path);
+    install.args(["install", "-q", "-y", "--download-only"]).args(&packages);
+    process::run(&mut install, FETCH_LIMIT)?.succeeded().context("fetching the guest's packages")?;
+
+    // Unpacked packages find their folders as on an installed machine, where these four are links.
+    std::fs::create_dir_all(root.join("usr"))?;
+    for folder in ["bin", "sbin", "lib", "lib64"] {
+        std::fs::create_dir_all(root.join("usr").join(folder))?;
+        std::os::unix::fs::symlink(format!("usr/{folder}"), root.join(folder))?;
+    }
+    let mut count = 0;
+    for entry in std::fs::read_dir(path.join("cache/archives"))? {
+        let package = entry?.path();
+        if package.extension().is_some_and(|extension| extension == "deb") {
+            unpack(&package, &root)?;
+            count += 1;
+        }
+    }
+    for folder in ["state", "cache"] {
+        std::fs::remove_dir_all(path.join(folder))?;
+    }
+    open(path)?;
+    File::create(path.join("complete"))?;
+    report.note(&format!("the guest's tree is made of {count} packages"));
+    Ok(())
+}
+
+/// apt-get with this machine's sources and settings, but nothing installed and all its files in `path`.
+fn apt(path: &Path) -> Command {
+    let mut command = process::bound("apt-get");
+    let set = |option: &str, value: &str| ["-o".to_owned(), format!("{option}={value}")];
+    let folder = path.to_string_lossy();
+    command
+        .args(set("Dir::State", &format!("{folder}/state")))
+        .args(set("Dir::State::status", "/dev/null"))
+        .args(set("Dir::Cache", &format!("{folder}/cache")))
+        .args(set("Dir::Cache::archives", "archives"))
+        .args(set("APT::Sandbox::User", ""))
+        .args(set("APT::Install-Recommends", "false"))
+        .args(set("APT::Keep-Downloaded-Packages", "true"))
+        .args(set("Acquire::Languages", "none"))
+        .args(set("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", "false"))
+        .args(set("Acquire::Retries", "3"))
+        .args(set("APT::Update::Post-Invoke", ""))
+        .args(set("Debug::NoLocking", "true"))
+        .env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}
+
+fn kernel_package(path: &Path) -> Result<&'static str> {
+    for package in KERNELS {
+        let mut ask = apt(path);
+        ask.args(["install", "-q", "-y", "--print-uris", package]);
+        if process::run(&mut ask, FETCH_LIMIT)?.status.success() {
+            return Ok(package);
+        }
+    }
+    bail!("the package sources of this machine have none of the kernels {}", KERNELS.join(", "))
+}
+
+fn unpack(package: &Path, root: &Path) -> Result<()> {
+    let mut reader = Command::new("dpkg-deb")
+        .arg("--fsys-tarfile")
+        .arg(package)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start dpkg-deb")?;
+    let archive = reader.stdout.take().context("dpkg-deb has an output")?;
+    let mut writer = Command::new("tar");
+    writer.args(["-x", "--keep-directory-symlink", "--no-same-owner", "--wildcards"]);
+    writer.args(LEFT_OUT.map(|pattern| format!("--exclude={pattern}")));
+    let written = writer.arg("-C").arg(root).stdin(archive).status().context("cannot start tar")?;
+    ensure!(reader.wait()?.success() && written.success(), "cannot unpack {}", package.display());
+    Ok(())
+}

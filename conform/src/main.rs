@@ -1,0 +1,157 @@
+//! Drives real initiators, hostile clients and crashes against the built target, and tells how it went.
+
+#![allow(missing_docs, reason = "a program: what is public here is seen by nobody else")]
+
+mod guest;
+mod libiscsi;
+mod pdu;
+mod process;
+mod report;
+mod session;
+mod target;
+mod tools;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, ValueEnum};
+
+use report::Report;
+use target::{Driver, Lab, Outside, Spec, Subject, Target};
+
+/// Runs the conformance parts against the built target.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// What to run; everything if nothing is named
+    #[arg(value_enum)]
+    parts: Vec<Part>,
+    /// The ways the reactor does its work, in order; the first gets the whole of each part
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["io_uring", "epoll"])]
+    driver: Vec<Driver>,
+    /// The program under test; built in release if not given
+    #[arg(long)]
+    lunar: Option<PathBuf>,
+    /// Test a target that runs already: iscsi://ADDRESS:PORT/NAME/LUN
+    #[arg(long)]
+    url: Option<Outside>,
+    /// Its process, to watch its memory
+    #[arg(long, requires = "url")]
+    pid: Option<u32>,
+    /// Crashes per driver
+    #[arg(long, default_value_t = 50)]
+    rounds: u32,
+    /// Where random choices start
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Show all that guests say
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    All,
+    /// Start, stop, refusals, options
+    Life,
+    /// iscsi-ls, iscsi-inq, qemu-img, qemu-io
+    Tools,
+    /// libiscsi's conformance suite
+    Libiscsi,
+    /// Malformed, oversized and endless requests, floods, peers that do not read
+    Hostile,
+    /// kill -9 while writing
+    Crash,
+    /// A stock kernel with open-iscsi, sg3_utils, file systems and fio
+    Guest,
+}
+
+const ORDER: [Part; 6] = [Part::Life, Part::Tools, Part::Libiscsi, Part::Hostile, Part::Crash, Part::Guest];
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("conform: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<bool> {
+    let base = build_folder()?.join("conform");
+    let scratch = base.join("scratch");
+    std::fs::create_dir_all(&scratch).with_context(|| format!("{}", scratch.display()))?;
+    let subject = match arguments.url {
+        Some(outside) => Subject::Outside(Outside { pid: arguments.pid, ..outside }),
+        None => Subject::Built(match arguments.lunar {
+            Some(path) => path,
+            None => build()?,
+        }),
+    };
+    let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()));
+    let lab =
+        Lab { subject, scratch, report: Report::new(), seed, rounds: arguments.rounds, verbose: arguments.verbose };
+    lab.report.note(&format!("seed {seed}"));
+    let everything = arguments.parts.is_empty() || arguments.parts.contains(&Part::All);
+    let drivers: Vec<Driver> = arguments.driver.into_iter().filter(|driver| usable(&lab, *driver)).collect();
+    for part in ORDER.into_iter().filter(|part| everything || arguments.parts.contains(part)) {
+        for (at, driver) in drivers.iter().enumerate() {
+            one(&lab, part, *driver, at == 0);
+        }
+    }
+    Ok(lab.report.finish(&base.join("results.md")))
+}
+
+/// Runs a part; what keeps a part from running at all is a failed case of its own.
+fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
+    let name = part.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    lab.report.note(&format!("{name} on {}", driver.name()));
+    let run = || match part {
+        Part::Tools => tools::part(lab, driver),
+        Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
+        Part::Guest => guest::part(lab, driver),
+        Part::All | Part::Life | Part::Hostile | Part::Crash => Ok(()),
+    };
+    lab.report.check_quietly(&name, "the part itself", run);
+}
+
+/// A container may forbid io_uring; that is said, and the other driver is tested alone.
+fn usable(lab: &Lab, driver: Driver) -> bool {
+    if matches!(lab.subject, Subject::Outside(_)) {
+        return driver == Driver::IoUring;
+    }
+    let mut usable = false;
+    lab.report.check("drivers", driver.name(), || {
+        let target = Target::start(lab, &Spec::new(driver, ["ram:1M"])?);
+        match target {
+            Ok(target) => {
+                usable = true;
+                target.stop()
+            }
+            Err(error) if driver == Driver::IoUring && format!("{error:#}").contains("io_uring") => {
+                report::skip(format!("refused here: {error:#}"))
+            }
+            Err(error) => Err(error),
+        }
+    });
+    usable
+}
+
+/// Where cargo puts what it builds: our own program lies two levels below.
+fn build_folder() -> Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let folder = program.parent().and_then(Path::parent).context("the program lies in no build folder")?;
+    Ok(folder.to_owned())
+}
+
+/// Builds the target as users get it.
+fn build() -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let status = Command::new(cargo).args(["build", "--release", "-p", "lunar"]).current_dir(root).status()?;
+    ensure!(status.success(), "the target does not build");
+    Ok(build_folder()?.join("release/lunar"))
+}

@@ -1,0 +1,165 @@
+//! Programs of this machine: started so that they die with us, with a time limit on each.
+
+use std::io::{BufRead, BufReader, PipeReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How often a child is looked at while it ends.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A command whose process the kernel kills when the thread that starts it ends, even if we are killed ourselves.
+pub(crate) fn bound(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Sends a signal to a child.
+pub(crate) fn signal(child: &Child, signal: Signal) -> Result<()> {
+    let raw = i32::try_from(child.id()).context("a process id is positive")?;
+    let pid = Pid::from_raw(raw).context("a process id is not zero")?;
+    kill_process(pid, signal).with_context(|| format!("signal to process {raw}"))
+}
+
+/// Waits for the end of a child; `None` when it still runs after `limit`.
+pub(crate) fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= end {
+            return Ok(None);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// What a program said and how it ended.
+pub(crate) struct Output {
+    pub status: ExitStatus,
+    /// Standard output and error, as they came.
+    pub text: String,
+}
+
+impl Output {
+    /// The text, or an error that shows its end if the program did not succeed.
+    pub(crate) fn succeeded(self) -> Result<String> {
+        if self.status.success() {
+            return Ok(self.text);
+        }
+        bail!("{}; it said:\n{}", self.status, last_lines(&self.text, 15))
+    }
+}
+
+/// The last `count` lines of a text.
+pub(crate) fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+/// Runs a program to its end; an error when it takes longer than `limit`.
+pub(crate) fn run(command: &mut Command, limit: Duration) -> Result<Output> {
+    stream(command, limit, |_| ())
+}
+
+/// Like [`run`], and shows each line as it comes.
+pub(crate) fn stream(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<Output> {
+    let name = format!("{command:?}");
+    let (reader, writer) = std::io::pipe()?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+    // The command holds our ends of the pipe: without them its last writer closes it.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+
+    let end = Instant::now() + limit;
+    let mut text = String::new();
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || send_lines(reader, &sender));
+    loop {
+        match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                on_line(&line);
+                text.push_str(&line);
+                text.push('\n');
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                child.kill()?;
+                child.wait()?;
+                bail!("no end after {} s: {name}; it said:\n{}", limit.as_secs(), last_lines(&text, 15));
+            }
+        }
+    }
+    match wait(&mut child, end.saturating_duration_since(Instant::now()) + Duration::from_secs(1))? {
+        Some(status) => Ok(Output { status, text }),
+        None => {
+            child.kill()?;
+            child.wait()?;
+            bail!("no end after {} s: {name}", limit.as_secs())
+        }
+    }
+}
+
+fn send_lines(reader: PipeReader, sender: &mpsc::Sender<String>) {
+    let mut reader = BufReader::new(reader);
+    let mut raw = Vec::new();
+    while matches!(reader.read_until(b'\n', &mut raw), Ok(count) if count > 0) {
+        let line = String::from_utf8_lossy(&raw).trim_end_matches(['\n', '\r']).to_owned();
+        raw.clear();
+        if sender.send(line).is_err() {
+            return;
+        }
+    }
+}
+
+/// Resident memory of a process in bytes, from the kernel's book.
+pub(crate) fn resident_bytes(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("the process is gone")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS: it is a zombie")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib * 1024)
+}
+
+/// Processor time a process has used, user and kernel together.
+pub(crate) fn processor_time(pid: u32) -> Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).context("the process is gone")?;
+    // Fields are counted after the name, which may hold anything but ends with the last parenthesis.
+    let (_, fields) = stat.rsplit_once(')').context("a stat line has a name")?;
+    let ticks: u64 = fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_and_status_come_back() {
+        let output =
+            run(Command::new("sh").args(["-c", "echo one; echo two >&2; exit 3"]), Duration::from_secs(10)).unwrap();
+        assert_eq!(output.status.code(), Some(3));
+        assert_eq!(output.text, "one\ntwo\n");
+        assert!(output.succeeded().unwrap_err().to_string().contains("two"));
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_is_killed() {
+        let before = Instant::now();
+        let error = run(Command::new("sleep").arg("60"), Duration::from_millis(200)).err().unwrap();
+        assert!(error.to_string().contains("no end"));
+        assert!(before.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn our_own_memory_is_known() {
+        assert!(resident_bytes(std::process::id()).unwrap() > 1 << 16);
+        assert!(processor_time(std::process::id()).is_ok());
+    }
+}

@@ -1,0 +1,238 @@
+//! What was tested and how it went: a line per case while it runs, a table at the end.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How a case ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Passed,
+    /// What went wrong; the first line is shown, all of it goes into the results file.
+    Failed(String),
+    /// Why it was not run, or cannot pass here.
+    Skipped(String),
+}
+
+/// Returned (as an error) by a case that cannot run here.
+#[derive(Debug)]
+pub(crate) struct Skip(pub String);
+
+impl std::fmt::Display for Skip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// Ends a case as skipped.
+pub(crate) fn skip<T>(reason: impl Into<String>) -> anyhow::Result<T> {
+    Err(Skip(reason.into()).into())
+}
+
+struct Case {
+    part: String,
+    name: String,
+    outcome: Outcome,
+    took: Duration,
+}
+
+/// Every part reports here; parts may run at the same time.
+pub(crate) struct Report {
+    started: Instant,
+    cases: Mutex<Vec<Case>>,
+}
+
+impl Report {
+    pub(crate) fn new() -> Self {
+        Self { started: Instant::now(), cases: Mutex::new(Vec::new()) }
+    }
+
+    fn cases(&self) -> MutexGuard<'_, Vec<Case>> {
+        self.cases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Seconds since the start, in front of every line.
+    fn clock(&self) -> String {
+        format!("{:7.1}", self.started.elapsed().as_secs_f64())
+    }
+
+    /// A line of progress that is no case.
+    pub(crate) fn note(&self, text: &str) {
+        println!("{} ---- {text}", self.clock());
+    }
+
+    /// Runs one case and notes how it ended. True if it did not fail.
+    pub(crate) fn check(&self, part: &str, name: &str, case: impl FnOnce() -> anyhow::Result<()>) -> bool {
+        let before = Instant::now();
+        let outcome = match case() {
+            Ok(()) => Outcome::Passed,
+            Err(error) => match error.downcast_ref::<Skip>() {
+                Some(skip) => Outcome::Skipped(skip.0.clone()),
+                None => Outcome::Failed(format!("{error:#}")),
+            },
+        };
+        self.add(part, name, outcome, before.elapsed())
+    }
+
+    /// Like [`Report::check`] for something that is only worth telling when it fails. True if it did not fail.
+    pub(crate) fn check_quietly(&self, part: &str, name: &str, case: impl FnOnce() -> anyhow::Result<()>) -> bool {
+        let before = Instant::now();
+        match case() {
+            Ok(()) => true,
+            Err(error) => self.add(part, name, Outcome::Failed(format!("{error:#}")), before.elapsed()),
+        }
+    }
+
+    /// Notes the end of a case that ran elsewhere. True if it did not fail.
+    pub(crate) fn add(&self, part: &str, name: &str, outcome: Outcome, took: Duration) -> bool {
+        self.shown(part, name, &outcome, took);
+        self.quietly(part, name, outcome, took)
+    }
+
+    /// Like [`Report::add`], with a line only when it failed: for suites that print a line of their own.
+    pub(crate) fn add_quietly(&self, part: &str, name: &str, outcome: Outcome, took: Duration) -> bool {
+        if matches!(outcome, Outcome::Failed(_)) {
+            self.shown(part, name, &outcome, took);
+        }
+        self.quietly(part, name, outcome, took)
+    }
+
+    fn quietly(&self, part: &str, name: &str, outcome: Outcome, took: Duration) -> bool {
+        let good = !matches!(outcome, Outcome::Failed(_));
+        self.cases().push(Case { part: part.to_owned(), name: name.to_owned(), outcome, took });
+        good
+    }
+
+    fn shown(&self, part: &str, name: &str, outcome: &Outcome, took: Duration) {
+        let (word, reason) = match outcome {
+            Outcome::Passed => ("ok  ", ""),
+            Outcome::Failed(reason) => ("FAIL", reason.as_str()),
+            Outcome::Skipped(reason) => ("skip", reason.as_str()),
+        };
+        let colon = if reason.is_empty() { "" } else { ": " };
+        println!("{} {word} {part}: {name} ({:.1} s){colon}{reason}", self.clock(), took.as_secs_f64());
+    }
+
+    /// Passed, failed, skipped.
+    pub(crate) fn counts(&self) -> (usize, usize, usize) {
+        count(self.cases().iter())
+    }
+
+    /// The tables for a reader, in Markdown.
+    pub(crate) fn markdown(&self) -> String {
+        let cases = self.cases();
+        let mut parts: Vec<&str> = Vec::new();
+        for case in cases.iter() {
+            if !parts.contains(&case.part.as_str()) {
+                parts.push(&case.part);
+            }
+        }
+        let mut text =
+            String::from("# Conformance\n\n| part | passed | failed | skipped | seconds |\n|---|--:|--:|--:|--:|\n");
+        for part in parts {
+            let (passed, failed, skipped) = count(cases.iter().filter(|case| case.part == part));
+            let seconds: f64 = cases.iter().filter(|case| case.part == part).map(|case| case.took.as_secs_f64()).sum();
+            let _ = writeln!(text, "| {part} | {passed} | {failed} | {skipped} | {seconds:.0} |");
+        }
+        text.push_str("\n## Failed\n\n");
+        for case in cases.iter() {
+            if let Outcome::Failed(reason) = &case.outcome {
+                let _ = writeln!(
+                    text,
+                    "* {}: {}\n\n  ```\n  {}\n  ```",
+                    case.part,
+                    case.name,
+                    reason.replace('\n', "\n  ")
+                );
+            }
+        }
+        text.push_str("\n## Skipped\n\n| part | case | reason |\n|---|---|---|\n");
+        for case in cases.iter() {
+            if let Outcome::Skipped(reason) = &case.outcome {
+                let _ = writeln!(
+                    text,
+                    "| {} | {} | {} |",
+                    case.part,
+                    case.name,
+                    reason.replace('\n', " ").replace('|', "/")
+                );
+            }
+        }
+        text.push_str("\n## Everything\n\n| part | case | outcome | seconds |\n|---|---|---|--:|\n");
+        for case in cases.iter() {
+            let word = match case.outcome {
+                Outcome::Passed => "passed",
+                Outcome::Failed(_) => "**failed**",
+                Outcome::Skipped(_) => "skipped",
+            };
+            let _ = writeln!(text, "| {} | {} | {word} | {:.1} |", case.part, case.name, case.took.as_secs_f64());
+        }
+        text
+    }
+
+    /// Writes the tables, prints what was skipped and what failed, then the count alone on a line. True if nothing failed.
+    pub(crate) fn finish(&self, results: &Path) -> bool {
+        let (passed, failed, skipped) = self.counts();
+        println!();
+        self.print_skipped();
+        for case in self.cases().iter() {
+            if let Outcome::Failed(reason) = &case.outcome {
+                println!("failed: {}: {}: {}", case.part, case.name, reason.lines().next().unwrap_or_default());
+            }
+        }
+        match std::fs::write(results, self.markdown()) {
+            Ok(()) => println!("results: {}", results.display()),
+            Err(error) => println!("results: cannot write {}: {error}", results.display()),
+        }
+        let tail = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
+        println!("{passed} passed, {failed} failed{tail}");
+        failed == 0 && passed > 0
+    }
+
+    /// One line per reason: the suites have dozens of tests that lack the same command.
+    fn print_skipped(&self) {
+        let cases = self.cases();
+        let mut reasons: Vec<(&str, usize, String)> = Vec::new();
+        for case in cases.iter() {
+            if let Outcome::Skipped(reason) = &case.outcome {
+                match reasons.iter_mut().find(|(known, _, _)| known == reason) {
+                    Some((_, times, _)) => *times += 1,
+                    None => reasons.push((reason, 1, format!("{}: {}", case.part, case.name))),
+                }
+            }
+        }
+        for (reason, times, first) in reasons {
+            let more = if times > 1 { format!(" and {} more", times - 1) } else { String::new() };
+            println!("skipped: {first}{more}: {reason}");
+        }
+    }
+}
+
+fn count<'a>(cases: impl Iterator<Item = &'a Case>) -> (usize, usize, usize) {
+    cases.fold((0, 0, 0), |(passed, failed, skipped), case| match case.outcome {
+        Outcome::Passed => (passed + 1, failed, skipped),
+        Outcome::Failed(_) => (passed, failed + 1, skipped),
+        Outcome::Skipped(_) => (passed, failed, skipped + 1),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_outcome_is_counted_once_and_a_failure_is_told_in_full() {
+        let report = Report::new();
+        assert!(report.check("part", "good", || Ok(())));
+        assert!(report.check("part", "elsewhere", || skip("no such thing here")));
+        assert!(!report.check("part", "bad", || anyhow::bail!("first\nsecond")));
+        assert_eq!(report.counts(), (1, 1, 1));
+        let text = report.markdown();
+        assert!(text.contains("| part | 1 | 1 | 1 |"));
+        assert!(text.contains("first\n  second"));
+        assert!(text.contains("| part | elsewhere | no such thing here |"));
+    }
+}

@@ -1,0 +1,306 @@
+//! The target under test: starts the built program, waits until it serves, ends it politely or not.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+
+use crate::process;
+use crate::report::{Report, skip};
+use crate::session;
+
+/// A target that has not opened its port by then will not.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// Draining means finishing what is under way: longer than this is a hang.
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+/// As QEMU's user network shows this machine's loopback to a guest.
+pub(crate) const HOST_AS_GUEST_SEES_IT: &str = "10.0.2.2";
+
+/// The ways the reactor can do its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Driver {
+    #[value(name = "io_uring")]
+    IoUring,
+    Epoll,
+}
+
+impl Driver {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::IoUring => "io_uring",
+            Self::Epoll => "epoll",
+        }
+    }
+}
+
+/// A target that somebody else started, to see what the harness itself does.
+#[derive(Clone, Debug)]
+pub(crate) struct Outside {
+    pub portal: SocketAddr,
+    pub name: String,
+    pub lun: u16,
+    pub pid: Option<u32>,
+}
+
+impl std::str::FromStr for Outside {
+    type Err = anyhow::Error;
+
+    fn from_str(url: &str) -> Result<Self> {
+        let rest = url.strip_prefix("iscsi://").context("an iscsi:// URL is wanted")?;
+        let mut parts = rest.split('/');
+        let (portal, name, lun) = (parts.next(), parts.next(), parts.next());
+        Ok(Self {
+            portal: portal.unwrap_or_default().parse().context("ADDRESS:PORT is wanted")?,
+            name: name.context("the URL names no target")?.to_owned(),
+            lun: lun.context("the URL names no LUN")?.parse()?,
+            pid: None,
+        })
+    }
+}
+
+/// What is tested.
+pub(crate) enum Subject {
+    /// The program of this repository.
+    Built(PathBuf),
+    Outside(Outside),
+}
+
+/// What all parts share.
+pub(crate) struct Lab {
+    pub subject: Subject,
+    /// Disk images and logs; on a real file system, so that direct I/O works.
+    pub scratch: PathBuf,
+    pub report: Report,
+    pub seed: u64,
+    pub rounds: u32,
+    pub verbose: bool,
+}
+
+impl Lab {
+    /// The built program, or a skipped case.
+    pub(crate) fn built(&self) -> Result<&Path> {
+        match &self.subject {
+            Subject::Built(path) => Ok(path),
+            Subject::Outside(_) => skip("the target was started by somebody else"),
+        }
+    }
+
+    /// A path in the scratch folder, with nothing there.
+    pub(crate) fn fresh(&self, name: &str) -> Result<PathBuf> {
+        let path = self.scratch.join(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error)?,
+            _ => Ok(path),
+        }
+    }
+
+    /// A sparse image of `mib` MiB in the scratch folder, as a volume argument.
+    pub(crate) fn image(&self, name: &str, mib: u64) -> Result<String> {
+        let path = self.fresh(name)?;
+        File::create(&path)?.set_len(mib << 20)?;
+        Ok(path.to_str().context("the scratch folder's name is no text")?.to_owned())
+    }
+}
+
+/// How to start it.
+#[derive(Clone, Debug)]
+pub(crate) struct Spec {
+    pub driver: Driver,
+    pub volumes: Vec<String>,
+    pub flags: Vec<String>,
+    pub listen: Vec<SocketAddr>,
+    /// Tell initiators the address that a QEMU guest reaches us by.
+    pub for_guest: bool,
+}
+
+impl Spec {
+    /// One free port on the loopback, LUNs in the order of `volumes`.
+    pub(crate) fn new(driver: Driver, volumes: impl IntoIterator<Item = impl Into<String>>) -> Result<Self> {
+        let volumes = volumes.into_iter().map(Into::into).collect();
+        Ok(Self { driver, volumes, flags: Vec::new(), listen: vec![free_port()?], for_guest: false })
+    }
+
+    pub(crate) fn flags(mut self, flags: &[&str]) -> Self {
+        self.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        self
+    }
+
+    /// The command line after the program's name.
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec!["serve".to_owned(), "--driver".to_owned(), self.driver.name().to_owned()];
+        for portal in &self.listen {
+            arguments.extend(["--listen".to_owned(), portal.to_string()]);
+        }
+        if self.for_guest {
+            arguments.extend(["--advertise".to_owned(), format!("{HOST_AS_GUEST_SEES_IT}:{}", self.portal().port())]);
+        }
+        arguments.extend(self.flags.iter().cloned());
+        arguments.extend(self.volumes.iter().cloned());
+        arguments
+    }
+
+    pub(crate) fn portal(&self) -> SocketAddr {
+        self.listen[0]
+    }
+}
+
+/// A port of the loopback that nobody has right now.
+pub(crate) fn free_port() -> Result<SocketAddr> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+}
+
+/// Where a started target writes what it says: one file per port.
+fn log_path(lab: &Lab, portal: SocketAddr) -> PathBuf {
+    lab.scratch.join(format!("target-{}.log", portal.port()))
+}
+
+/// Starts the program without waiting for anything.
+pub(crate) fn launch(lab: &Lab, spec: &Spec) -> Result<(Child, PathBuf)> {
+    let path = log_path(lab, spec.portal());
+    let log = File::options().create(true).append(true).open(&path)?;
+    let mut command = process::bound(lab.built()?);
+    command.args(spec.arguments()).stdout(log.try_clone()?).stderr(log).env("RUST_BACKTRACE", "1");
+    Ok((command.spawn().context("cannot start the target")?, path))
+}
+
+/// A running target. Dropping it kills it.
+pub(crate) struct Target {
+    child: Option<Child>,
+    pub portal: SocketAddr,
+    pub name: String,
+    /// The LUN of the first volume.
+    pub lun: u16,
+    pub log: PathBuf,
+    pid: Option<u32>,
+}
+
+impl Target {
+    /// Starts the subject and waits until it accepts connections.
+    pub(crate) fn start(lab: &Lab, spec: &Spec) -> Result<Self> {
+        if let Subject::Outside(outside) = &lab.subject {
+            let Outside { portal, name, lun, pid } = outside.clone();
+            return Ok(Self { child: None, portal, name, lun, log: PathBuf::new(), pid });
+        }
+        let (mut child, log) = launch(lab, spec)?;
+        let end = Instant::now() + START_LIMIT;
+        for portal in &spec.listen {
+            while TcpStream::connect_timeout(portal, Duration::from_secs(1)).is_err() {
+                if let Some(status) = child.try_wait()? {
+                    bail!("the target ended at start, {status}; it said:\n{}", tail(&log));
+                }
+                if Instant::now() > end {
+                    child.kill()?;
+                    child.wait()?;
+                    bail!("{portal} is not open after {} s; the target said:\n{}", START_LIMIT.as_secs(), tail(&log));
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        let pid = Some(child.id());
+        let mut target = Self { child: Some(child), portal: spec.portal(), name: String::new(), lun: 0, log, pid };
+        target.name = match session::discover(target.portal)?.into_iter().next() {
+            Some(found) => found.name,
+            None => bail!("discovery names no target"),
+        };
+        Ok(target)
+    }
+
+    /// `iscsi://ADDRESS:PORT/NAME/LUN`, the LUN counted from the first volume.
+    pub(crate) fn url(&self, volume: u16) -> String {
+        format!("iscsi://{}/{}/{}", self.portal, self.name, self.lun + volume)
+    }
+
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    /// An error if the target has ended or panicked.
+    pub(crate) fn healthy(&mut self) -> Result<()> {
+        if let Some(child) = &mut self.child {
+            if let Some(status) = child.try_wait()? {
+                bail!("the target ended, {status}; it said:\n{}", tail(&self.log));
+            }
+            let said = std::fs::read_to_string(&self.log).unwrap_or_default();
+            if let Some(at) = said.find("panicked at") {
+                let lines: Vec<&str> = said[at..].lines().take(25).collect();
+                bail!("the target {}", lines.join("\n"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks with a signal, waits for the end, and tells how it ended.
+    pub(crate) fn end(mut self, signal: Signal) -> Result<ExitStatus> {
+        let Some(child) = &mut self.child else { bail!("the target was started by somebody else") };
+        process::signal(child, signal)?;
+        match process::wait(child, STOP_LIMIT)? {
+            Some(status) => Ok(status),
+            None => bail!("still there {} s after {signal:?}; it said:\n{}", STOP_LIMIT.as_secs(), tail(&self.log)),
+        }
+    }
+
+    /// Drains it: it must end well, and must not have panicked on the way.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        if self.child.is_none() {
+            return Ok(());
+        }
+        self.healthy()?;
+        let log = self.log.clone();
+        let status = self.end(Signal::TERM)?;
+        if !status.success() {
+            bail!("asked to stop it ended with {status}; it said:\n{}", tail(&log));
+        }
+        Ok(())
+    }
+
+    /// As a power cut of the process: no chance to flush or say goodbye.
+    pub(crate) fn kill(mut self) -> Result<()> {
+        let Some(child) = &mut self.child else { bail!("the target was started by somebody else") };
+        child.kill()?;
+        child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // Either it has ended already, or nobody needs it any more.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// The end of what a target said.
+pub(crate) fn tail(log: &Path) -> String {
+    process::last_lines(&std::fs::read_to_string(log).unwrap_or_default(), 12)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_has_flags_before_volumes() {
+        let mut spec = Spec::new(Driver::Epoll, ["ram:1M"]).unwrap().flags(&["--read-only"]);
+        spec.listen = vec!["127.0.0.1:4000".parse().unwrap()];
+        spec.for_guest = true;
+        let line = spec.arguments().join(" ");
+        assert_eq!(line, "serve --driver epoll --listen 127.0.0.1:4000 --advertise 10.0.2.2:4000 --read-only ram:1M");
+    }
+
+    #[test]
+    fn a_url_names_a_target_outside() {
+        let outside: Outside = "iscsi://127.0.0.1:3280/iqn.2001-04.org.example:ram/1".parse().unwrap();
+        assert_eq!(
+            (outside.portal.port(), outside.name.as_str(), outside.lun),
+            (3280, "iqn.2001-04.org.example:ram", 1)
+        );
+        assert!("http://x/".parse::<Outside>().is_err());
+    }
+}

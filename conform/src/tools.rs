@@ -1,0 +1,163 @@
+//! Ordinary tools of users: libiscsi's small programs, qemu-img and qemu-io.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::process;
+use crate::target::{Driver, Lab, Spec, Subject, Target};
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// What goes in and out with qemu-img: more than any buffer on the way.
+const IMAGE_MIB: u64 = 256;
+
+/// Runs a tool that must succeed.
+fn tool(program: &str, arguments: &[&str]) -> Result<String> {
+    process::run(process::bound(program).args(arguments), LIMIT)?
+        .succeeded()
+        .with_context(|| format!("{program} {}", arguments.join(" ")))
+}
+
+fn says(text: &str, wanted: &str) -> Result<()> {
+    ensure!(text.contains(wanted), "no \"{wanted}\" in:\n{text}");
+    Ok(())
+}
+
+/// Runs all tools against one target.
+pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
+    let part = format!("tools/{}", driver.name());
+    let mut target = None;
+    lab.report.check(&part, "target starts", || {
+        let spec = Spec::new(driver, [lab.image("tools.img", IMAGE_MIB)?, "ram:16M".to_owned()])?;
+        target = Some(Target::start(lab, &spec)?);
+        Ok(())
+    });
+    let Some(mut target) = target else { return Ok(()) };
+    small_programs(lab, &part, &target);
+    images(lab, &part, &target);
+    patterns(lab, &part, &target);
+    lab.report.check(&part, "target drains", || {
+        target.healthy()?;
+        target.stop()
+    });
+    Ok(())
+}
+
+fn small_programs(lab: &Lab, part: &str, target: &Target) {
+    let url = target.url(0);
+    let portal = format!("iscsi://{}", target.portal);
+    lab.report.check(part, "iscsi-ls", || says(&tool("iscsi-ls", &["--show-luns", &portal])?, &target.name));
+    lab.report.check(part, "iscsi-inq", || {
+        let text = tool("iscsi-inq", &[&url])?;
+        says(&text, "Peripheral Device Type:DIRECT_ACCESS").or_else(|_| says(&text, "Direct Access"))
+    });
+    for page in ["0x00", "0x80", "0x83", "0xb0", "0xb1", "0xb2"] {
+        lab.report.check(part, &format!("iscsi-inq page {page}"), || {
+            says(&tool("iscsi-inq", &["--evpd=1", &format!("--pagecode={page}"), &url])?, "Page")
+        });
+    }
+    lab.report.check(part, "iscsi-readcapacity16", || {
+        let text = tool("iscsi-readcapacity16", &[&url])?;
+        says(&text, "Block size:512")
+    });
+    if matches!(lab.subject, Subject::Built(_)) {
+        lab.report.check(part, "iscsi-ls shows both volumes", || {
+            let text = tool("iscsi-ls", &["--show-luns", &portal])?;
+            ensure!(text.matches("Lun:").count() == 2, "not two LUNs in:\n{text}");
+            Ok(())
+        });
+    }
+}
+
+/// A pseudo-random image: no block is like another, and nothing compresses.
+fn random_image(path: &Path, mib: u64, seed: u64) -> Result<()> {
+    let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
+    let mut state = seed | 1;
+    for _ in 0..(mib << 20) / 8 {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.write_all(&state.to_le_bytes())?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn images(lab: &Lab, part: &str, target: &Target) {
+    let url = target.url(0);
+    lab.report.check(part, "qemu-img info", || says(&tool("qemu-img", &["info", &url])?, "virtual size"));
+    lab.report.check(part, "qemu-img convert in, out, compare", || {
+        let (source, back) = (lab.fresh("random.img")?, lab.fresh("back.img")?);
+        random_image(&source, IMAGE_MIB, lab.seed)?;
+        let (source, back) = (source.display().to_string(), back.display().to_string());
+        tool("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", &source, &url])?;
+        tool("qemu-img", &["compare", "-f", "raw", "-F", "raw", &source, &url])?;
+        tool("qemu-img", &["convert", "-f", "raw", "-O", "raw", &url, &back])?;
+        tool("cmp", &[&source, &back])?;
+        std::fs::remove_file(source)?;
+        std::fs::remove_file(back)?;
+        Ok(())
+    });
+    for (name, arguments) in [
+        ("qemu-img bench, reads", ["bench", "-f", "raw", "-c", "2000", "-d", "32", "-s", "4096"].as_slice()),
+        ("qemu-img bench, writes", &["bench", "-f", "raw", "-w", "-c", "1000", "-d", "32", "-s", "65536"]),
+        (
+            "qemu-img bench, writes with flush",
+            &["bench", "-f", "raw", "-w", "-c", "200", "-d", "8", "--flush-interval", "16"],
+        ),
+    ] {
+        lab.report.check(part, name, || tool("qemu-img", &[arguments, &[url.as_str()]].concat()).map(drop));
+    }
+}
+
+/// qemu-io commands in order; a pattern that is not read back fails the program's own verification.
+fn qemu_io(url: &str, commands: &[&str]) -> Result<()> {
+    let mut arguments = vec!["-f", "raw"];
+    for command in commands {
+        arguments.extend(["-c", command]);
+    }
+    arguments.push(url);
+    let text = tool("qemu-io", &arguments)?;
+    ensure!(!text.contains("failed") && !text.contains("rror"), "{text}");
+    Ok(())
+}
+
+fn patterns(lab: &Lab, part: &str, target: &Target) {
+    let url = target.url(0);
+    for (name, commands) in [
+        ("one block", ["write -P 0x11 0 512", "read -P 0x11 0 512"].as_slice()),
+        (
+            "unaligned in the page",
+            &["write -P 0x22 512 3584", "write -P 0x23 5120 1536", "read -P 0x22 512 3584", "read -P 0x23 5120 1536"],
+        ),
+        ("8 MiB in one request", &["write -P 0x33 1M 8M", "read -P 0x33 1M 8M"]),
+        ("vectors", &["writev -P 0x44 16M 4096 512 65536 1024", "readv -P 0x44 16M 65536 1024 4096 512"]),
+        ("forced unit access", &["write -f -P 0x55 32M 1M", "read -P 0x55 32M 1M", "flush"]),
+        ("zeroes", &["write -P 0x66 40M 2M", "write -z 40M 1M", "read -P 0 40M 1M", "read -P 0x66 41M 1M"]),
+        (
+            "zeroes that may unmap",
+            &["write -P 0x67 44M 2M", "write -z -u 44M 1M", "read -P 0 44M 1M", "read -P 0x67 45M 1M"],
+        ),
+        ("discard", &["write -P 0x77 48M 4M", "discard 48M 2M", "read -P 0x77 50M 2M"]),
+        (
+            "many under way at once",
+            &[
+                "aio_write -P 1 64M 1M",
+                "aio_write -P 2 65M 64k",
+                "aio_write -P 3 66M 4k",
+                "aio_write -P 4 67M 2M",
+                "aio_flush",
+                "read -P 1 64M 1M",
+                "read -P 2 65M 64k",
+                "read -P 3 66M 4k",
+                "read -P 4 67M 2M",
+            ],
+        ),
+        ("the last block", &["write -P 0x88 268434944 512", "read -P 0x88 268434944 512"]),
+    ] {
+        lab.report.check(part, &format!("qemu-io, {name}"), || qemu_io(&url, commands));
+    }
+}
