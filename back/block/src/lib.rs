@@ -1,0 +1,132 @@
+//! A store on a block device: a disk, a partition, a logical volume.
+//!
+//! * [`open`]: what is checked once, when the device is opened: use by others, size, limits
+//!
+//! Space is given back with BLKDISCARD, after which a device may read as anything. Zeroes are made by the device
+//! where it can (BLKZEROOUT, or a hole that is promised to read as zeroes).
+
+pub mod open;
+
+use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_reactor::Reactor;
+use lunar_reactor::disk::{Disk, Policy, Source};
+use lunar_reactor::op::Allocate;
+use open::Limits;
+pub use open::{Options, Refusal};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A volume on a block device: opened for us alone and checked once, for all cores.
+#[derive(Clone, Debug)]
+pub struct BlockVolume {
+    source: Arc<Source>,
+    traits: Traits,
+    limits: Limits,
+    mark: String,
+    is_direct: bool,
+}
+
+impl BlockVolume {
+    /// Opens `path` so that nobody mounts it meanwhile, until the last clone and every store are gone.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn new(path: &Path, options: &Options) -> Result<Self, Refusal> {
+        let checked = open::open(path, options)?;
+        let policy = Policy { durable: options.durable, direct: checked.alignment };
+        let source = Arc::new(Source::new(path.display().to_string(), checked.file, policy));
+        let is_direct = checked.alignment.is_some();
+        Ok(Self { source, traits: checked.traits, limits: checked.limits, mark: checked.mark, is_direct })
+    }
+
+    /// What it says of itself.
+    #[must_use]
+    pub fn traits(&self) -> &Traits {
+        &self.traits
+    }
+
+    /// What tells the device from any other: its own name for itself where it has one, else where it is.
+    #[must_use]
+    pub fn mark(&self) -> &str {
+        &self.mark
+    }
+
+    /// Whether it goes past the page cache.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// This core's store.
+    ///
+    /// # Errors
+    /// When there is no room for more open files.
+    pub fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
+        let disk = self.source.open(reactor)?;
+        Ok(Box::new(BlockStore { disk, traits: self.traits.clone(), limits: self.limits }))
+    }
+}
+
+/// One core's view of a block device.
+struct BlockStore {
+    disk: Disk,
+    traits: Traits,
+    limits: Limits,
+}
+
+impl BlockStore {
+    /// Whole sectors only: what reaches over is kept, which a device that unmaps may do.
+    fn unmap(&self, offset: u64, len: u64, data: Data, done: Done) {
+        if !self.limits.can_discard {
+            return done.complete(Outcome::with(Err(Fault::Unsupported), data));
+        }
+        let sector = u64::from(self.limits.sector);
+        let start = offset.next_multiple_of(sector);
+        let end = (offset + len) / sector * sector;
+        if start >= end {
+            return done.complete(Outcome::with(Ok(0), data));
+        }
+        self.disk.allocate(Allocate::Discard, start, end - start, done);
+    }
+
+    fn zero(&self, offset: u64, len: u64, unmap: bool, data: Data, done: Done) {
+        let sector = u64::from(self.limits.sector);
+        if !offset.is_multiple_of(sector) || !len.is_multiple_of(sector) {
+            // The fall-back writes zeroes, which the page cache makes whole sectors of.
+            return done.complete(Outcome::with(Err(Fault::Unsupported), data));
+        }
+        let how = if unmap && self.limits.can_zero { Allocate::Punch } else { Allocate::ZeroOut };
+        self.disk.allocate(how, offset, len, done);
+    }
+}
+
+impl Store for BlockStore {
+    fn traits(&self) -> &Traits {
+        &self.traits
+    }
+
+    fn submit(&self, io: Io, done: Done) {
+        if !io.within(self.traits.size) {
+            return done.complete(Outcome::with(Err(Fault::OUT_OF_RANGE), io.data));
+        }
+        let offset = io.offset;
+        match (io.op, io.data) {
+            (Op::Read, Data::In(into)) => self.disk.read(offset, into, done),
+            (Op::Write { durable }, Data::Out(data)) => self.disk.write(offset, data, durable, done),
+            (Op::Flush, _) => self.disk.flush(done),
+            (Op::Unmap { len: 0 } | Op::Zero { len: 0, .. }, data) => done.complete(Outcome::with(Ok(0), data)),
+            (Op::Unmap { len }, data) => self.unmap(offset, len, data, done),
+            (Op::Zero { len, unmap }, data) => self.zero(offset, len, unmap, data, done),
+            // Devices keep to themselves what they have space for.
+            (Op::Extent { len }, data) => {
+                done.complete(Outcome { result: Ok(0), data, extent: Extent { len, mapped: true } });
+            }
+            (Op::Read | Op::Write { .. }, data) => done.complete(Outcome::with(Ok(0), data)),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "block_tests.rs"]
+mod tests;

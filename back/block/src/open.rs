@@ -1,0 +1,228 @@
+//! What is checked once, when a block device is opened as a volume.
+
+use lunar_core::io::Traits;
+use lunar_core::mem::PAGE;
+use lunar_reactor::disk::{Alignment, queue_limit};
+use rustix::fs::{
+    FileType, Mode, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ioctl_blkpbszget, ioctl_blksszget, major, minor,
+    seek, stat,
+};
+use rustix::io::Errno;
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// How a device is opened as a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Without writing.
+    pub read_only: bool,
+    /// Every change is on the medium before it is answered.
+    pub durable: bool,
+    /// Past the page cache.
+    pub direct: bool,
+    /// Bytes of the unit's logical block.
+    pub block_size: u32,
+}
+
+/// Why a device cannot be a volume.
+#[derive(Debug)]
+pub enum Refusal {
+    /// It is not a block device.
+    NotBlock,
+    /// This user may not read it, or not write it.
+    NotPermitted,
+    /// The device itself refuses writes.
+    WriteProtected,
+    /// It is mounted, part of another device, or served by another process.
+    Busy {
+        /// What is known of its use.
+        by: Option<String>,
+    },
+    /// There is no medium, or no driver behind the name.
+    NoMedium,
+    /// Its size is not a multiple of the block size.
+    Uneven {
+        /// Bytes.
+        size: u64,
+    },
+    /// It has no direct I/O.
+    NoDirect,
+    /// Direct I/O on it needs larger blocks.
+    DirectBlocks {
+        /// Bytes.
+        needs: u32,
+    },
+    /// Anything else.
+    Io(io::Error),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotBlock => f.write_str("is not a block device"),
+            Self::NotPermitted => f.write_str("may not be read and written by this user"),
+            Self::WriteProtected => f.write_str("is write-protected"),
+            Self::Busy { by: Some(by) } => write!(f, "is in use: {by}"),
+            Self::Busy { by: None } => f.write_str("is in use by another process"),
+            Self::NoMedium => f.write_str("has no medium"),
+            Self::Uneven { size } => write!(f, "has {size} bytes, which is not a whole number of blocks"),
+            Self::NoDirect => f.write_str("has no direct I/O"),
+            Self::DirectBlocks { needs } => write!(f, "needs blocks of {needs} bytes for direct I/O"),
+            Self::Io(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::ACCESS | Errno::PERM => Self::NotPermitted,
+            Errno::ROFS => Self::WriteProtected,
+            Errno::NOMEDIUM | Errno::NXIO | Errno::NODEV => Self::NoMedium,
+            other => Self::Io(other.into()),
+        }
+    }
+}
+
+/// What the device can do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Limits {
+    /// Bytes of its logical sector.
+    pub(crate) sector: u32,
+    /// Whether it takes BLKDISCARD.
+    pub(crate) can_discard: bool,
+    /// Whether it makes zeroes by itself: then a hole in it reads as zeroes (fallocate on devices).
+    pub(crate) can_zero: bool,
+}
+
+/// A device that may be served.
+pub(crate) struct Checked {
+    pub(crate) file: OwnedFd,
+    pub(crate) traits: Traits,
+    pub(crate) alignment: Option<Alignment>,
+    pub(crate) limits: Limits,
+    pub(crate) mark: String,
+}
+
+pub(crate) fn open(path: &Path, options: &Options) -> Result<Checked, Refusal> {
+    let device = stat(path)?;
+    if FileType::from_raw_mode(device.st_mode) != FileType::BlockDevice {
+        return Err(Refusal::NotBlock);
+    }
+    let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    // On a device O_EXCL means: nobody has it mounted, and nobody will while it is open.
+    let file = match rustix::fs::open(path, access | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::BUSY) => return Err(Refusal::Busy { by: user_of(device.st_rdev) }),
+        other => other?,
+    };
+    let device = fstat(&file)?.st_rdev;
+    let size = seek(&file, SeekFrom::End(0))?;
+    if size == 0 {
+        return Err(Refusal::NoMedium);
+    }
+    if !size.is_multiple_of(options.block_size.into()) {
+        return Err(Refusal::Uneven { size });
+    }
+    let sector = ioctl_blksszget(&file)?;
+    let limits = Limits {
+        sector,
+        can_discard: !options.read_only && queue_limit(device, "discard_max_bytes").is_some_and(|max| max > 0),
+        can_zero: queue_limit(device, "write_zeroes_max_bytes").is_some_and(|max| max > 0),
+    };
+    let alignment = if options.direct { Some(go_direct(&file, sector, options.block_size)?) } else { None };
+    let limit = |name| queue_limit(device, name).and_then(|value| u32::try_from(value).ok()).unwrap_or(0);
+    let traits = Traits {
+        size,
+        read_only: options.read_only,
+        write_cache: !options.durable,
+        thin: limits.can_discard,
+        unmap_granularity: if limits.can_discard { limit("discard_granularity").max(sector) } else { 0 },
+        // What a device reads as after a discard is its own affair; the kernel no longer asks it either.
+        unmap_zeroes: false,
+        physical_block: ioctl_blkpbszget(&file)?.max(sector),
+        optimal_io: limit("optimal_io_size"),
+        rotational: limit("rotational") == 1,
+    };
+    Ok(Checked { file, traits, alignment, limits, mark: mark(path, device) })
+}
+
+fn go_direct(file: &OwnedFd, sector: u32, block_size: u32) -> Result<Alignment, Refusal> {
+    fcntl_setfl(file, fcntl_getfl(file)? | OFlags::DIRECT).map_err(|_| Refusal::NoDirect)?;
+    if !block_size.is_multiple_of(sector) {
+        return Err(Refusal::DirectBlocks { needs: sector });
+    }
+    // Older kernels want memory aligned like sectors; newer ones less.
+    Ok(Alignment { memory: (sector as usize).min(PAGE), length: sector as usize })
+}
+
+fn sysfs(device: u64) -> PathBuf {
+    PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)))
+}
+
+/// Who uses a device that may not be opened: a mount, or a device on top of it.
+fn user_of(device: u64) -> Option<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    if let Some(place) = mounted_at(&mounts, device) {
+        return Some(format!("mounted at {place}"));
+    }
+    // A mounted partition keeps its whole disk busy, too.
+    let below = std::fs::read_dir(sysfs(device)).into_iter().flatten().flatten();
+    for entry in below.filter(|entry| entry.path().join("partition").exists()) {
+        let number = std::fs::read_to_string(entry.path().join("dev")).ok()?;
+        let (major, minor) = number.trim().split_once(':')?;
+        let partition = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
+        if let Some(place) = mounted_at(&mounts, partition) {
+            return Some(format!("its partition {} is mounted at {place}", entry.file_name().display()));
+        }
+    }
+    let holder = std::fs::read_dir(sysfs(device).join("holders")).ok()?.flatten().next()?;
+    Some(format!("part of {}", holder.file_name().display()))
+}
+
+/// A line is `36 35 98:0 /root /place options ... - type source options`.
+fn mounted_at(mounts: &str, device: u64) -> Option<&str> {
+    let number = format!("{}:{}", major(device), minor(device));
+    mounts.lines().find_map(|line| {
+        let mut words = line.split(' ').skip(2);
+        let is_ours = words.next()? == number;
+        words.nth(1).filter(|_| is_ours)
+    })
+}
+
+/// What the device calls itself; where it is, if it has no name. Partitions add their number.
+fn mark(path: &Path, device: u64) -> String {
+    let here = sysfs(device);
+    let read = |from: &Path| {
+        let text = std::fs::read_to_string(from).ok()?;
+        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+    };
+    let name = |whole: &Path| {
+        ["wwid", "device/wwid", "dm/uuid", "md/uuid", "serial", "device/serial"]
+            .iter()
+            .find_map(|file| read(&whole.join(file)).map(|name| format!("{file} {name}")))
+    };
+    let named = match read(&here.join("partition")) {
+        Some(partition) => name(&here.join("..")).map(|name| format!("{name} partition {partition}")),
+        None => name(&here),
+    };
+    // As it was named, not where the name leads to: /dev/disk/by-* is steadier than /dev/sdb.
+    named.unwrap_or_else(|| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_where_a_device_is_mounted() {
+        let mounts = "22 27 0:21 / /proc rw,relatime - proc proc rw\n\
+                      36 35 98:3 / /srv/a\\040b rw,noatime master:1 - ext4 /dev/sdb3 rw\n";
+        assert_eq!(mounted_at(mounts, rustix::fs::makedev(98, 3)), Some("/srv/a\\040b"));
+        assert_eq!(mounted_at(mounts, rustix::fs::makedev(98, 4)), None);
+        assert_eq!(mounted_at("", 0), None);
+    }
+}

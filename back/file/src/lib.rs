@@ -1,0 +1,120 @@
+//! A store in a regular file: through the page cache with write-back, written through, or past it.
+//!
+//! * [`open`]: what is checked once, when the file is opened: lock, size, alignment
+//! * [`mark`]: what tells this file from any other, for ever
+//!
+//! The size is fixed when it is opened. A file that somebody cuts off meanwhile has lost data: reads beyond its
+//! new end fail with [`Fault::Medium`], they do not give zeroes.
+
+pub mod mark;
+pub mod open;
+
+use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_reactor::Reactor;
+use lunar_reactor::disk::{Disk, Policy, Source};
+use lunar_reactor::op::{Allocate, Handle};
+use mark::Mark;
+pub use open::{Options, Refusal};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A volume in a regular file: opened, locked and checked once, for all cores.
+#[derive(Clone, Debug)]
+pub struct FileVolume {
+    source: Arc<Source>,
+    traits: Traits,
+    mark: Mark,
+    is_direct: bool,
+}
+
+impl FileVolume {
+    /// Opens and locks `path`. The lock is let go when the last clone and every store are gone.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn new(path: &Path, options: &Options) -> Result<Self, Refusal> {
+        let checked = open::open(path, options)?;
+        let policy = Policy { durable: options.durable, direct: checked.alignment };
+        let source = Source::new(path.display().to_string(), checked.file, policy);
+        let is_direct = checked.alignment.is_some();
+        Ok(Self { source: Arc::new(source), traits: checked.traits, mark: checked.mark, is_direct })
+    }
+
+    /// What it says of itself.
+    #[must_use]
+    pub fn traits(&self) -> &Traits {
+        &self.traits
+    }
+
+    /// What tells it from any other.
+    #[must_use]
+    pub fn mark(&self) -> &Mark {
+        &self.mark
+    }
+
+    /// Whether it goes past the page cache.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// This core's store.
+    ///
+    /// # Errors
+    /// When there is no room for more open files.
+    pub fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
+        Ok(Box::new(FileStore { disk: self.source.open(reactor)?, traits: self.traits.clone() }))
+    }
+}
+
+/// A store over a file that a driver has open: the simulator's.
+#[must_use]
+pub fn over(reactor: &Reactor, name: &str, file: Handle, policy: Policy, traits: Traits) -> Box<dyn Store> {
+    Box::new(FileStore { disk: Disk::over(reactor, name, file, policy), traits })
+}
+
+/// One core's view of a file.
+struct FileStore {
+    disk: Disk,
+    traits: Traits,
+}
+
+impl FileStore {
+    fn can_punch(&self) -> bool {
+        self.traits.unmap_granularity > 0
+    }
+}
+
+impl Store for FileStore {
+    fn traits(&self) -> &Traits {
+        &self.traits
+    }
+
+    fn submit(&self, io: Io, done: Done) {
+        if !io.within(self.traits.size) {
+            return done.complete(Outcome::with(Err(Fault::OUT_OF_RANGE), io.data));
+        }
+        let offset = io.offset;
+        match (io.op, io.data) {
+            (Op::Read, Data::In(into)) => self.disk.read(offset, into, done),
+            (Op::Write { durable }, Data::Out(data)) => self.disk.write(offset, data, durable, done),
+            (Op::Flush, _) => self.disk.flush(done),
+            (Op::Unmap { len: 0 } | Op::Zero { len: 0, .. }, data) => done.complete(Outcome::with(Ok(0), data)),
+            (Op::Unmap { .. }, data) if !self.can_punch() => {
+                done.complete(Outcome::with(Err(Fault::Unsupported), data));
+            }
+            (Op::Unmap { len }, _) => self.disk.allocate(Allocate::Punch, offset, len, done),
+            (Op::Zero { len, unmap }, _) => {
+                let how = if unmap && self.can_punch() { Allocate::Punch } else { Allocate::Zero };
+                self.disk.allocate(how, offset, len, done);
+            }
+            (Op::Extent { len }, _) => self.disk.extent(offset, len, done),
+            (Op::Read | Op::Write { .. }, data) => done.complete(Outcome::with(Ok(0), data)),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

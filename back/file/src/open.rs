@@ -1,0 +1,275 @@
+//! What is checked once, when a file is opened as a volume.
+
+use crate::mark::{self, Mark};
+use lunar_core::io::Traits;
+use lunar_core::mem::PAGE;
+use lunar_reactor::disk::{Alignment, queue_limit};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, StatxFlags, fallocate, fcntl_getfl,
+    fcntl_setfl, flock, fstat, fstatvfs, fsync, ftruncate, statx,
+};
+use rustix::io::Errno;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// File system blocks beyond this are a preference (a network file system's transfer size), not a block.
+const BLOCK_BYTES_MAX: u64 = 64 << 10;
+
+/// How a file is opened as a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// The size that it has, or gets if it is not there or empty; `None`: it is there and has its size.
+    pub size: Option<u64>,
+    /// Without writing. Others may then serve it, too, but also without writing.
+    pub read_only: bool,
+    /// Every change is on the medium before it is answered.
+    pub durable: bool,
+    /// Past the page cache.
+    pub direct: bool,
+    /// Bytes of the unit's logical block.
+    pub block_size: u32,
+}
+
+/// Why a file cannot be a volume.
+#[derive(Debug)]
+pub enum Refusal {
+    /// There is no such file, and no size was told to make it with.
+    Missing,
+    /// The folder that it should be made in is not there.
+    NoFolder,
+    /// It is a directory.
+    Directory,
+    /// It is neither a regular file nor a directory.
+    NotRegular,
+    /// This user may not read it, or not write it.
+    NotPermitted,
+    /// Its file system is mounted read-only.
+    ReadOnlyFileSystem,
+    /// Another process serves it.
+    Locked {
+        /// Its number, if it can be found out.
+        pid: Option<u32>,
+    },
+    /// It has no bytes.
+    Empty,
+    /// Its size is not a multiple of the block size.
+    Uneven {
+        /// Bytes.
+        size: u64,
+    },
+    /// It is there, with another size than was told.
+    OtherSize {
+        /// Bytes that it has.
+        size: u64,
+    },
+    /// Its file system has no direct I/O.
+    NoDirect,
+    /// Direct I/O on its file system needs larger blocks.
+    DirectBlocks {
+        /// Bytes.
+        needs: u32,
+    },
+    /// Anything else.
+    Io(io::Error),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => f.write_str("does not exist"),
+            Self::NoFolder => f.write_str("cannot be made: its folder does not exist"),
+            Self::Directory => f.write_str("is a directory"),
+            Self::NotRegular => f.write_str("is neither a regular file nor a block device"),
+            Self::NotPermitted => f.write_str("may not be read and written by this user"),
+            Self::ReadOnlyFileSystem => f.write_str("is on a file system that is mounted read-only"),
+            Self::Locked { pid: Some(pid) } => write!(f, "is already served by process {pid}"),
+            Self::Locked { pid: None } => f.write_str("is already served by another process"),
+            Self::Empty => f.write_str("is empty"),
+            Self::Uneven { size } => write!(f, "has {size} bytes, which is not a whole number of blocks"),
+            Self::OtherSize { size } => write!(f, "exists, with {size} bytes"),
+            Self::NoDirect => f.write_str("is on a file system without direct I/O"),
+            Self::DirectBlocks { needs } => write!(f, "needs blocks of {needs} bytes for direct I/O"),
+            Self::Io(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::NOENT => Self::Missing,
+            Errno::ISDIR => Self::Directory,
+            Errno::ACCESS | Errno::PERM => Self::NotPermitted,
+            Errno::ROFS => Self::ReadOnlyFileSystem,
+            Errno::NXIO => Self::NotRegular,
+            other => Self::Io(other.into()),
+        }
+    }
+}
+
+/// A file that may be served.
+pub(crate) struct Checked {
+    pub(crate) file: OwnedFd,
+    pub(crate) traits: Traits,
+    pub(crate) alignment: Option<Alignment>,
+    pub(crate) mark: Mark,
+}
+
+pub(crate) fn open(path: &Path, options: &Options) -> Result<Checked, Refusal> {
+    let file = open_or_make(path, options)?;
+    check_type(&fstat(&file)?)?;
+    // io_uring would answer EAGAIN to a read that has to wait for the disk.
+    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    lock(&file, options.read_only)?;
+    let size = settle_size(&file, path, options)?;
+    let stat = fstat(&file)?;
+    let alignment = if options.direct { Some(go_direct(&file, &stat, options.block_size)?) } else { None };
+    let mark = mark::of(file.as_fd(), path, &stat, options.read_only);
+    let traits = traits(file.as_fd(), &stat, size, options)?;
+    Ok(Checked { file, traits, alignment, mark })
+}
+
+fn open_or_make(path: &Path, options: &Options) -> Result<OwnedFd, Refusal> {
+    let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    // Not blocking: a FIFO would wait for its other end before we could see what it is.
+    let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Err(Errno::NOENT) if options.size.is_some() && !options.read_only => {}
+        other => return Ok(other?),
+    }
+    // For its owner alone: what hosts keep on a disk is theirs.
+    match rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR) {
+        Err(Errno::NOENT) => Err(Refusal::NoFolder),
+        // Somebody was faster: it is there now, and whether it fits is seen below.
+        Err(Errno::EXIST) => Ok(rustix::fs::open(path, flags, Mode::empty())?),
+        other => Ok(other?),
+    }
+}
+
+fn check_type(stat: &Stat) -> Result<(), Refusal> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(()),
+        FileType::Directory => Err(Refusal::Directory),
+        _ => Err(Refusal::NotRegular),
+    }
+}
+
+/// Locked for the process: exclusive for who writes; shared by those who only read.
+fn lock(file: &OwnedFd, read_only: bool) -> Result<(), Refusal> {
+    let how = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
+    match flock(file, how) {
+        Err(Errno::WOULDBLOCK) => Err(Refusal::Locked { pid: holder(file) }),
+        // A few network file systems have no locks: that is no reason not to serve from them.
+        Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => {
+            eprintln!("no lock is to be had on this file system: make sure that nobody else serves this file");
+            Ok(())
+        }
+        other => Ok(other?),
+    }
+}
+
+/// Who holds a lock on the file, as far as the kernel tells.
+fn holder(file: &OwnedFd) -> Option<u32> {
+    let stat = fstat(file).ok()?;
+    find_holder(&std::fs::read_to_string("/proc/locks").ok()?, &stat)
+}
+
+/// A line is `1: FLOCK  ADVISORY  WRITE 4711 fe:00:9978047 0 EOF`; device numbers are hexadecimal.
+fn find_holder(locks: &str, stat: &Stat) -> Option<u32> {
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let whole = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
+    let inode = format!(":{}", stat.st_ino);
+    let by = |fits: &dyn Fn(&str) -> bool| {
+        locks.lines().find_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [_, "FLOCK", _, _, pid, place, ..] = words[..] else { return None };
+            pid.parse().ok().filter(|pid| *pid > 0 && fits(place))
+        })
+    };
+    // Some file systems show another device number here than to stat.
+    by(&|place| place == whole).or_else(|| by(&|place| place.ends_with(&inode)))
+}
+
+/// The size of the volume. A file that is new or empty gets the size that was told; none is ever made another.
+fn settle_size(file: &OwnedFd, path: &Path, options: &Options) -> Result<u64, Refusal> {
+    let has = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
+    let size = options.size.unwrap_or(has);
+    if size == 0 {
+        return Err(Refusal::Empty);
+    }
+    if has != 0 && has != size {
+        return Err(Refusal::OtherSize { size: has });
+    }
+    if !size.is_multiple_of(options.block_size.into()) {
+        return Err(Refusal::Uneven { size });
+    }
+    if has == 0 {
+        if options.read_only {
+            return Err(Refusal::Empty);
+        }
+        ftruncate(file, size)?;
+        fsync(file)?;
+        sync_folder(path);
+    }
+    Ok(size)
+}
+
+/// The name of a new file is on the medium, too. What cannot be done here does not keep the file from being served.
+fn sync_folder(path: &Path) {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    if let Err(why) = std::fs::File::open(folder).and_then(|folder| folder.sync_all()) {
+        eprintln!("{}: the folder could not be synced: {why}", folder.display());
+    }
+}
+
+fn go_direct(file: &OwnedFd, stat: &Stat, block_size: u32) -> Result<Alignment, Refusal> {
+    // Set on the open file: asked for at creation, some file systems make the file and then refuse.
+    fcntl_setfl(file, fcntl_getfl(file)? | OFlags::DIRECT).map_err(|_| Refusal::NoDirect)?;
+    let known = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    let known = known.filter(|known| known.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+    let (memory, length) = match known {
+        Some(known) => (known.stx_dio_mem_align, known.stx_dio_offset_align),
+        // Kernels before 6.1 do not tell; a block of the file system always does.
+        None => (PAGE as u32, u32::try_from(stat.st_blksize).unwrap_or(PAGE as u32)),
+    };
+    if memory == 0 || length == 0 || memory as usize > PAGE {
+        return Err(Refusal::NoDirect);
+    }
+    if !block_size.is_multiple_of(length) {
+        return Err(Refusal::DirectBlocks { needs: length });
+    }
+    Ok(Alignment { memory: memory as usize, length: length as usize })
+}
+
+fn traits(file: BorrowedFd<'_>, stat: &Stat, size: u64, options: &Options) -> Result<Traits, Refusal> {
+    let block = fstatvfs(file)?.f_frsize;
+    let is_block = block.is_power_of_two() && (512..=BLOCK_BYTES_MAX).contains(&block);
+    let block = if is_block { block as u32 } else { PAGE as u32 };
+    let can_punch = !options.read_only && can_punch(file, size, block);
+    let preferred = u32::try_from(stat.st_blksize).unwrap_or(0);
+    Ok(Traits {
+        size,
+        read_only: options.read_only,
+        write_cache: !options.durable,
+        thin: can_punch || options.read_only,
+        unmap_granularity: if can_punch { block } else { 0 },
+        unmap_zeroes: can_punch,
+        physical_block: block.max(PAGE as u32),
+        optimal_io: if preferred > block && preferred.is_power_of_two() { preferred } else { 0 },
+        rotational: queue_limit(stat.st_dev, "rotational") == Some(1),
+    })
+}
+
+/// Whether the file system gives space back: asked for space behind the end, where there is none.
+fn can_punch(file: BorrowedFd<'_>, size: u64, block: u32) -> bool {
+    let behind = size.next_multiple_of(block.into());
+    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, behind, block.into()).is_ok()
+}
+
+#[cfg(test)]
+#[path = "open_tests.rs"]
+mod tests;

@@ -1,0 +1,135 @@
+//! A store of zeroes: reads give zeroes, writes are dropped. It shows what everything else costs.
+
+use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::mem::{Arena, Sg, Slice};
+use lunar_core::step::PIECE_BYTES;
+use lunar_reactor::Reactor;
+use std::io;
+
+/// Bytes that a null volume says it works in; any other power of two would do.
+const GRANULARITY: u32 = 4096;
+
+/// A null volume: its size and nothing else. The same on every core.
+#[derive(Clone, Debug)]
+pub struct NullVolume {
+    traits: Traits,
+}
+
+impl NullVolume {
+    /// A volume of `size` bytes.
+    #[must_use]
+    pub fn new(size: u64, read_only: bool) -> Self {
+        let traits = Traits {
+            size,
+            read_only,
+            // Nothing is kept, so nothing can be lost.
+            write_cache: false,
+            thin: true,
+            unmap_granularity: GRANULARITY,
+            unmap_zeroes: true,
+            physical_block: GRANULARITY,
+            optimal_io: 0,
+            rotational: false,
+        };
+        Self { traits }
+    }
+
+    /// What it says of itself.
+    #[must_use]
+    pub fn traits(&self) -> &Traits {
+        &self.traits
+    }
+
+    /// This core's store.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when the core's arena has no room for the zeroes that it lends.
+    pub fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
+        Ok(Box::new(NullStore::new(self.traits.clone(), reactor.arena())?))
+    }
+}
+
+/// One core's view of a null volume.
+struct NullStore {
+    traits: Traits,
+    /// Lent for every read: nobody can write it as long as it is shared.
+    zeroes: Slice,
+}
+
+impl NullStore {
+    fn new(traits: Traits, arena: &Arena) -> io::Result<Self> {
+        let mut zeroes = arena.take(PIECE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        zeroes.fill(0);
+        Ok(Self { traits, zeroes: zeroes.share() })
+    }
+}
+
+impl Store for NullStore {
+    fn traits(&self) -> &Traits {
+        &self.traits
+    }
+
+    fn submit(&self, io: Io, done: Done) {
+        if !io.within(self.traits.size) {
+            return done.complete(Outcome::with(Err(Fault::OUT_OF_RANGE), io.data));
+        }
+        let mut outcome = Outcome::new(Ok(io.data.len() as u32));
+        match (io.op, io.data) {
+            (Op::Read, Data::In(mut memory)) => {
+                memory.fill_from(0, 0);
+                outcome.data = Data::In(memory);
+            }
+            (Op::Extent { len }, data) => {
+                outcome.extent = Extent { len, mapped: false };
+                outcome.data = data;
+            }
+            (_, data) => outcome.data = data,
+        }
+        done.complete(outcome);
+    }
+
+    fn lend(&self, offset: u64, len: usize) -> Option<Sg> {
+        let end = offset.checked_add(len as u64)?;
+        if end > self.traits.size {
+            return None;
+        }
+        let mut zeroes = Sg::default();
+        while zeroes.len() < len {
+            zeroes.push(self.zeroes.part(0..(len - zeroes.len()).min(self.zeroes.len())));
+        }
+        Some(zeroes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lends_zeroes_of_any_length_within_its_size() {
+        let arena = Arena::new(1 << 20);
+        let volume = NullVolume::new(1 << 40, false);
+        let store = NullStore::new(volume.traits().clone(), &arena).expect("room");
+        for len in [0, 1, 512, PIECE_BYTES, 3 * PIECE_BYTES + 5] {
+            let lent = store.lend(0, len).expect("within");
+            assert_eq!(lent.len(), len);
+            assert!(lent.to_vec().iter().all(|byte| *byte == 0));
+        }
+        assert_eq!(arena.used(), PIECE_BYTES, "lending takes no memory");
+        assert!(store.lend((1 << 40) - 512, 1024).is_none());
+        assert!(store.lend(u64::MAX, 2).is_none());
+    }
+
+    #[test]
+    fn lends_zeroes_from_memory_that_was_used_before() {
+        let arena = Arena::new(1 << 20);
+        arena.take_reserved(1 << 20).expect("all of it").fill(0xa5);
+        let store = NullStore::new(NullVolume::new(1 << 20, false).traits().clone(), &arena).expect("room");
+        assert!(store.lend(0, PIECE_BYTES).expect("within").to_vec().iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn keeps_the_contract() {
+        lunar_suite::forgetful(&|reactor| NullVolume::new(1 << 30, false).open(reactor));
+    }
+}

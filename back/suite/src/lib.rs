@@ -1,0 +1,267 @@
+//! What every store keeps to, as tests that the back ends run over themselves, on both drivers.
+//!
+//! * [`conforms`]: a store that keeps what is written
+//! * [`shared_by_cores`]: one volume, opened by two cores
+//! * [`forgetful`]: a store that gives zeroes whatever is written
+//! * [`meddler`]: a driver that fails on demand
+
+pub mod bench;
+pub mod meddler;
+mod model;
+
+use bench::{Bench, PAGE, Place, fill};
+use lunar_core::io::{Fault, Op, Store};
+use lunar_core::mem::BLOCK_MAX;
+use lunar_reactor::{Choice, Reactor};
+use std::io;
+use std::sync::{Arc, Barrier};
+
+/// How a volume under test is opened on a core.
+pub type Open<'a> = &'a dyn Fn(&Reactor) -> io::Result<Box<dyn Store>>;
+
+/// What is special about a store under test.
+pub struct Want<'a> {
+    /// Bytes that requests are multiples of.
+    pub block: u64,
+    /// Bytes of space that the volume takes, if it can be told.
+    pub used: Option<&'a dyn Fn() -> u64>,
+    /// Random sequences that are compared with a model.
+    pub cases: u32,
+}
+
+impl Default for Want<'_> {
+    fn default() -> Self {
+        Self { block: 512, used: None, cases: 48 }
+    }
+}
+
+/// Runs `test` on every driver that this machine has.
+pub fn on_both_drivers(test: &dyn Fn(&Reactor)) {
+    for choice in [Choice::IoUring, Choice::Epoll] {
+        match bench::reactor(choice) {
+            Ok(reactor) => test(&reactor),
+            Err(why) => eprintln!("skipped on {choice:?}: {why}"),
+        }
+    }
+}
+
+/// A store that keeps what is written; at least 8 MiB in size. Leaves it full of leftovers.
+pub fn conforms(open: Open<'_>, want: &Want<'_>) {
+    on_both_drivers(&|reactor| {
+        let store = open(reactor).expect("the store opens");
+        let bench = Bench::new(reactor, &*store, want);
+        assert!(store.traits().size >= 8 << 20, "the suite needs some room");
+        reactor.run(async {
+            reads_what_was_written(&bench).await;
+            gathers_and_scatters(&bench).await;
+            keeps_requests_apart(&bench).await;
+            unmaps(&bench).await;
+            zeroes(&bench).await;
+            tells_extents(&bench).await;
+            flushes(&bench).await;
+            stays_within_its_size(&bench).await;
+        });
+        model::compare(&bench, 0);
+        model::compare(&bench, bench.size() - model::BYTES);
+    });
+}
+
+/// Odd places: around pages, around what a piece of memory holds, the first and the last bytes.
+fn places(bench: &Bench<'_>) -> Vec<Place> {
+    let block = bench.want.block;
+    let size = bench.size();
+    let mut places = vec![];
+    for at in [0, block, 4096, 65536 - block, 65536, (1 << 20) - block, 3 << 20, size - 65536] {
+        let at = at / block * block;
+        for len in [block, 3 * block, 4096, 65536 - block, 65536, 65536 + block, (1 << 20) + 3 * block] {
+            if at + len <= size {
+                places.push(Place { at, len });
+            }
+        }
+    }
+    places.push(Place { at: size - block, len: block });
+    places
+}
+
+async fn reads_what_was_written(bench: &Bench<'_>) {
+    for (seed, place) in places(bench).into_iter().enumerate() {
+        let bytes = fill(place.len, seed as u64);
+        assert_eq!(bench.write(place.at, &bytes, false).await, Ok(()), "{place:?}");
+        assert!(bench.read(place).await == bytes, "{place:?} reads otherwise than it was written");
+    }
+}
+
+/// Memory in pieces, some of which begin in the middle of a word.
+async fn gathers_and_scatters(bench: &Bench<'_>) {
+    let place = Place { at: 5 * bench.want.block, len: 24 * bench.want.block };
+    for skew in [0, 48, 511, 4095] {
+        for piece in [48, 512, 4096, 5000] {
+            let bytes = fill(place.len, skew as u64 ^ piece as u64);
+            let data = bench.gather(&bytes, piece, skew);
+            assert_eq!(bench.write_sg(place.at, data, false).await, Ok(()));
+            let read = bench.read_into(place, bench.scatter(place.len as usize, piece, skew)).await;
+            assert!(read.expect("it was just written") == bytes, "pieces of {piece}, skewed by {skew}");
+        }
+    }
+}
+
+/// Many requests at once do not get into each other's memory.
+async fn keeps_requests_apart(bench: &Bench<'_>) {
+    const COUNT: u64 = 40;
+    let place = |i: u64| Place { at: i * 16384, len: 4096 * (1 + i % 4) };
+    let wanted: Vec<Vec<u8>> = (0..COUNT).map(|i| fill(place(i).len, 1000 + i)).collect();
+    bench.write_all_at_once((0..COUNT).map(|i| (place(i).at, &wanted[i as usize][..]))).await;
+    let found = bench.read_all_at_once((0..COUNT).map(place)).await;
+    assert!(found == wanted, "requests that ran at the same time got mixed up");
+}
+
+async fn unmaps(bench: &Bench<'_>) {
+    let traits = bench.store.traits().clone();
+    let whole = Place { at: 1 << 20, len: 2 << 20 };
+    let bytes = fill(whole.len, 7);
+    bench.write(whole.at, &bytes, false).await.expect("a write");
+    bench.ask(Op::Flush, 0).await.result.expect("a flush");
+    let before = bench.want.used.map(|used| used());
+    let hole = Place { at: (1 << 20) + 65536, len: 1 << 20 };
+    let answer = bench.ask(Op::Unmap { len: hole.len }, hole.at).await.result;
+    if traits.unmap_granularity == 0 {
+        assert_eq!(answer, Err(Fault::Unsupported), "a store that never gives space back says so");
+        return;
+    }
+    assert!(answer.is_ok(), "unmapping answered {answer:?}");
+    if traits.unmap_zeroes {
+        assert!(bench.read(hole).await.iter().all(|byte| *byte == 0), "what was unmapped reads as zeroes");
+        let odd = Place { at: whole.at + 3 * bench.want.block, len: bench.want.block };
+        assert!(bench.ask(Op::Unmap { len: odd.len }, odd.at).await.result.is_ok());
+        assert!(bench.read(odd).await.iter().all(|byte| *byte == 0), "however small it is");
+    }
+    let next = Place { at: hole.at + hole.len, len: whole.at + whole.len - hole.at - hole.len };
+    assert!(bench.read(next).await == bytes[(next.at - whole.at) as usize..], "what lies behind stays");
+    assert!(bench.read(Place { at: whole.at, len: 512 * 3 }).await == bytes[..1536], "what lies before stays");
+    if let (Some(used), Some(before)) = (bench.want.used, before) {
+        bench.ask(Op::Flush, 0).await.result.expect("a flush");
+        assert!(used() + hole.len <= before, "{before} bytes were used, then {}", used());
+    }
+}
+
+async fn zeroes(bench: &Bench<'_>) {
+    for unmap in [false, true] {
+        for place in [Place { at: 65536, len: 1 << 20 }, Place { at: 3 * bench.want.block, len: bench.want.block }] {
+            let around = Place { at: place.at - bench.want.block, len: place.len + 2 * bench.want.block };
+            let bytes = fill(around.len, 9);
+            bench.write(around.at, &bytes, false).await.expect("a write");
+            match bench.ask(Op::Zero { len: place.len, unmap }, place.at).await.result {
+                Ok(_) => {}
+                Err(Fault::Unsupported) => continue,
+                Err(why) => panic!("zeroing answered {why:?}"),
+            }
+            let found = bench.read(around).await;
+            let (front, rest) = found.split_at(bench.want.block as usize);
+            let (middle, back) = rest.split_at(place.len as usize);
+            assert!(middle.iter().all(|byte| *byte == 0), "zeroes (unmap: {unmap}) at {place:?}");
+            assert!(front == &bytes[..front.len()] && back == &bytes[bytes.len() - back.len()..], "and no further");
+        }
+    }
+}
+
+async fn tells_extents(bench: &Bench<'_>) {
+    let place = Place { at: 4 << 20, len: 1 << 20 };
+    bench.write(place.at, &fill(place.len, 3), false).await.expect("a write");
+    let extent = bench.ask(Op::Extent { len: place.len }, place.at).await.extent;
+    assert!(extent.mapped && extent.len == place.len, "what was written is mapped, no further than asked: {extent:?}");
+    let traits = bench.store.traits();
+    if traits.unmap_granularity > 0 && traits.unmap_zeroes {
+        let hole = Place { at: place.at + (256 << 10), len: 256 << 10 };
+        bench.ask(Op::Unmap { len: hole.len }, hole.at).await.result.expect("unmapping");
+        let extent = bench.ask(Op::Extent { len: place.len }, place.at).await.extent;
+        assert!(extent.mapped && extent.len == 256 << 10, "data up to the hole: {extent:?}");
+        let extent = bench.ask(Op::Extent { len: place.len - (256 << 10) }, hole.at).await.extent;
+        assert!(!extent.mapped && extent.len == hole.len, "then the hole: {extent:?}");
+    }
+    let last = Place { at: bench.size() - bench.want.block, len: bench.want.block };
+    assert_eq!(bench.ask(Op::Extent { len: last.len }, last.at).await.extent.len, last.len);
+}
+
+async fn flushes(bench: &Bench<'_>) {
+    let place = Place { at: 0, len: 8 * bench.want.block };
+    let bytes = fill(place.len, 5);
+    assert_eq!(bench.write(place.at, &bytes, true).await, Ok(()), "a durable write");
+    assert!(bench.read(place).await == bytes);
+    assert!(bench.flush_at_once(20).await.into_iter().all(|result| result.is_ok()));
+}
+
+async fn stays_within_its_size(bench: &Bench<'_>) {
+    let (size, block) = (bench.size(), bench.want.block);
+    for at in [size, size - block, u64::MAX - block + 1] {
+        let place = Place { at, len: 2 * block };
+        assert_eq!(bench.write(at, &fill(place.len, 1), false).await, Err(Fault::OUT_OF_RANGE));
+        let memory = bench.scatter(place.len as usize, PAGE, 0);
+        assert_eq!(bench.read_into(place, memory).await, Err(Fault::OUT_OF_RANGE));
+        for op in
+            [Op::Unmap { len: 2 * block }, Op::Zero { len: 2 * block, unmap: true }, Op::Extent { len: 2 * block }]
+        {
+            assert_eq!(bench.ask(op, at).await.result, Err(Fault::OUT_OF_RANGE), "{op:?}");
+        }
+    }
+    for op in [Op::Unmap { len: 0 }, Op::Zero { len: 0, unmap: false }] {
+        let answer = bench.ask(op, size).await.result;
+        assert!(matches!(answer, Ok(0) | Err(Fault::Unsupported)), "{op:?} of nothing: {answer:?}");
+    }
+    assert!(bench.store.lend(size - block, 2 * block as usize).is_none());
+}
+
+/// A store that gives zeroes whatever is written, and lends them.
+pub fn forgetful(open: Open<'_>) {
+    on_both_drivers(&|reactor| {
+        let store = open(reactor).expect("the store opens");
+        let want = Want::default();
+        let bench = Bench::new(reactor, &*store, &want);
+        reactor.run(async {
+            let place = Place { at: 4096, len: 65536 };
+            assert_eq!(bench.write(place.at, &fill(place.len, 1), true).await, Ok(()));
+            assert!(bench.read(place).await.iter().all(|byte| *byte == 0));
+            let lent = store.lend(bench.size() - BLOCK_MAX as u64, BLOCK_MAX).expect("zeroes");
+            assert!(lent.to_vec().iter().all(|byte| *byte == 0));
+            for op in [Op::Flush, Op::Unmap { len: 512 }, Op::Zero { len: 512, unmap: false }] {
+                assert!(bench.ask(op, 0).await.result.is_ok(), "{op:?}");
+            }
+            let extent = bench.ask(Op::Extent { len: 1 << 20 }, 512).await.extent;
+            assert!(extent.len == 1 << 20 && !extent.mapped);
+            stays_within_its_size(&bench).await;
+        });
+    });
+}
+
+/// How two threads open the same volume.
+pub type OpenAnywhere = Arc<dyn Fn(&Reactor) -> io::Result<Box<dyn Store>> + Send + Sync>;
+
+/// Two cores open one volume: each sees what the other wrote, and a block is never half one core's, half the other's.
+pub fn shared_by_cores(open: &OpenAnywhere) {
+    const ROUNDS: u8 = 200;
+    let barrier = Arc::new(Barrier::new(2));
+    let cores = [0_u8, 1].map(|core| {
+        let (open, barrier) = (open.clone(), barrier.clone());
+        std::thread::spawn(move || {
+            let reactor = bench::reactor(Choice::Epoll).expect("epoll is there always");
+            let store = open(&reactor).expect("the store opens");
+            let want = Want::default();
+            let bench = Bench::new(&reactor, &*store, &want);
+            reactor.run(async {
+                let theirs = Place { at: 4096 * u64::from(1 - core), len: 4096 };
+                bench.write(4096 * u64::from(core), &[100 + core; 4096], false).await.expect("a write");
+                barrier.wait();
+                assert!(bench.read(theirs).await == [100 + (1 - core); 4096], "what another core wrote is seen");
+                let both = Place { at: 8192, len: 4096 };
+                for round in 0..ROUNDS {
+                    bench.write(both.at, &[round ^ (core << 7); 4096], false).await.expect("a write");
+                    let found = bench.read(both).await;
+                    assert!(found.iter().all(|byte| *byte == found[0]), "half a block");
+                }
+                barrier.wait();
+            });
+        })
+    });
+    for core in cores {
+        core.join().expect("no assertion failed on either core");
+    }
+}

@@ -1,0 +1,159 @@
+//! A driver that fails on demand.
+
+use lunar_core::io::{Done, Fault, Outcome};
+use lunar_core::mem::Arena;
+use lunar_core::time::Instant;
+use lunar_reactor::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What an operation is for the one who meddles with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A write that need not be durable.
+    Write,
+    /// A durable write.
+    Durable,
+    /// A sync.
+    Sync,
+}
+
+/// Passes everything on to a driver, but for what it was told to fail or to hold.
+pub struct Meddler {
+    driver: Rc<dyn Driver>,
+    fault: Cell<Option<(Kind, Fault)>>,
+    holds: Cell<Option<Kind>>,
+    held: RefCell<Vec<(Op, Done)>>,
+    seen: RefCell<Vec<Kind>>,
+}
+
+impl Meddler {
+    /// Meddles with `driver`.
+    #[must_use]
+    pub fn new(driver: Rc<dyn Driver>) -> Rc<Self> {
+        let (fault, holds) = (Cell::new(None), Cell::new(None));
+        Rc::new(Self { driver, fault, holds, held: RefCell::default(), seen: RefCell::default() })
+    }
+
+    /// The next operation of this kind fails; nothing of it reaches the file.
+    pub fn fail_next(&self, kind: Kind, fault: Fault) {
+        self.fault.set(Some((kind, fault)));
+    }
+
+    /// Operations of this kind wait until they are let go.
+    pub fn hold(&self, kind: Kind) {
+        self.holds.set(Some(kind));
+    }
+
+    /// Operations that wait.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held.borrow().len()
+    }
+
+    /// Lets go, oldest first, all that wait; none waits from now on.
+    pub fn let_go(&self) {
+        self.holds.set(None);
+        for (op, done) in self.held.take() {
+            self.pass(op, done);
+        }
+    }
+
+    /// How many operations of this kind came so far.
+    #[must_use]
+    pub fn count(&self, kind: Kind) -> usize {
+        self.seen.borrow().iter().filter(|seen| **seen == kind).count()
+    }
+
+    fn pass(&self, op: Op, done: Done) {
+        match (self.fault.get(), kind(&op)) {
+            (Some((failing, fault)), Some(kind)) if failing == kind => {
+                self.fault.set(None);
+                done.complete(Outcome::with(Err(fault), op.into_data()));
+            }
+            _ => self.driver.submit(op, done),
+        }
+    }
+}
+
+fn kind(op: &Op) -> Option<Kind> {
+    match op {
+        Op::Write { durable: false, .. } => Some(Kind::Write),
+        Op::Write { durable: true, .. } => Some(Kind::Durable),
+        Op::Sync { .. } => Some(Kind::Sync),
+        _ => None,
+    }
+}
+
+impl Driver for Meddler {
+    fn name(&self) -> &'static str {
+        self.driver.name()
+    }
+
+    fn now(&self) -> Instant {
+        self.driver.now()
+    }
+
+    fn submit(&self, op: Op, done: Done) {
+        let kind = kind(&op);
+        self.seen.borrow_mut().extend(kind);
+        if kind.is_some() && kind == self.holds.get() {
+            self.held.borrow_mut().push((op, done));
+        } else {
+            self.pass(op, done);
+        }
+    }
+
+    fn turn(&self, wait: Wait) -> usize {
+        self.driver.turn(wait)
+    }
+
+    fn ripe(&self) -> bool {
+        self.driver.ripe()
+    }
+
+    fn cancel(&self, handle: &Handle) {
+        self.driver.cancel(handle);
+    }
+
+    fn close(&self, id: u32) {
+        self.driver.close(id);
+    }
+
+    fn open(&self, path: &Path, how: How) -> io::Result<Handle> {
+        self.driver.open(path, how)
+    }
+
+    fn adopt(&self, file: OwnedFd) -> io::Result<Handle> {
+        self.driver.adopt(file)
+    }
+
+    fn listen(&self, address: SocketAddr) -> io::Result<(Handle, SocketAddr)> {
+        self.driver.listen(address)
+    }
+
+    fn accepted(&self, listener: &Handle) -> Option<Incoming> {
+        self.driver.accepted(listener)
+    }
+
+    fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)> {
+        self.driver.join(incoming)
+    }
+
+    fn shutdown(&self, socket: &Handle) {
+        self.driver.shutdown(socket);
+    }
+
+    fn register(&self, arena: &Arena) {
+        self.driver.register(arena);
+    }
+
+    fn bell(&self) -> Arc<dyn Bell> {
+        self.driver.bell()
+    }
+}
