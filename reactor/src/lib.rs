@@ -16,18 +16,27 @@
 #![allow(unsafe_code)]
 
 pub mod channel;
+mod clock;
 pub mod disk;
 mod executor;
+mod file;
+mod helper;
+mod net;
 pub mod op;
+mod ring;
 pub mod sim;
 pub mod slots;
 mod spin;
 mod timer;
+mod vector;
+
+#[cfg(test)]
+mod driver_tests;
 
 pub use spin::Spin;
 
 use executor::Executor;
-use lunar_core::io::{Completion, Data, Done, Fault};
+use lunar_core::io::{Completion, Done, Fault};
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
@@ -40,7 +49,7 @@ use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 use timer::Timers;
 
@@ -197,7 +206,7 @@ impl Reactor {
         let _running = Running(&self.inner.is_running);
         let mut future = pin!(future);
         let mut result = None;
-        let mut main = |cx: &mut std::task::Context<'_>| {
+        let mut main = |cx: &mut Context<'_>| {
             if result.is_none()
                 && let Poll::Ready(value) = future.as_mut().poll(cx)
             {
@@ -315,21 +324,111 @@ impl fmt::Debug for Reactor {
 
 impl Inner {
     /// The loop. `main` polls the future that it runs for, and tells whether it is done.
-    fn run(&self, main: &mut dyn FnMut(&mut std::task::Context<'_>) -> bool) {
+    fn run(&self, main: &mut dyn FnMut(&mut Context<'_>) -> bool) {
         self.executor.be_local();
         self.executor.make_ready(executor::MAIN);
-        let mut is_done = false;
-        let mut main = |cx: &mut std::task::Context<'_>| is_done |= main(cx);
-        let _ = &mut main;
-        let _ = TASKS_PER_TURN;
-        let _ = LOOKS_PER_CLOCK;
-        let _ = (Data::None, Wait::Poll, &self.policy);
+        let is_done = Cell::new(false);
+        let mut main = |cx: &mut Context<'_>| {
+            if main(cx) {
+                is_done.set(true);
+            }
+        };
+        let mut begun = self.driver.now();
+        loop {
+            self.now.set(begun);
+            self.timers.fire(begun);
+            self.executor.take_remote();
+            let polled = self.run_ready(&mut main);
+            if is_done.get() {
+                return;
+            }
+            let answered = self.driver.turn(Wait::Poll);
+            let found = polled + answered > 0;
+            let ended = self.driver.now();
+            if found {
+                self.stats.turns.add(1);
+                self.stats.busy_nanoseconds.add(nanoseconds(begun, ended));
+            }
+            let is_quiet = answered == 0 && !self.executor.has_ready() && !self.executor.remote().is_pending();
+            begun = if is_quiet { self.rest(ended) } else { ended };
+        }
+    }
+
+    /// Runs tasks until none is ready, with ends of turns in between, or until the turn has had its share.
+    fn run_ready(&self, main: &mut dyn FnMut(&mut Context<'_>)) -> usize {
+        let mut polled = 0;
+        loop {
+            polled += self.executor.burst(TASKS_PER_TURN.saturating_sub(polled), main);
+            let is_over = polled >= TASKS_PER_TURN;
+            if !self.executor.end_turn() || is_over {
+                return polled;
+            }
+        }
+    }
+
+    /// Polls, then sleeps, until there is work; tells the time after it.
+    fn rest(&self, from: Instant) -> Instant {
+        let due = self.timers.next();
+        let budget = self.policy.borrow().budget();
+        let now = if budget > 0 { self.spin(from, budget, due) } else { Some(from) };
+        let Some(now) = now else {
+            // What was found is collected by the turn that follows.
+            let now = self.driver.now();
+            self.policy.borrow_mut().gap(nanoseconds(from, now));
+            self.stats.idle_spin_nanoseconds.add(nanoseconds(from, now));
+            self.driver.turn(Wait::Poll);
+            return now;
+        };
+        self.stats.idle_spin_nanoseconds.add(nanoseconds(from, now));
+        if due.is_none_or(|due| due > now) && self.executor.remote().doze() {
+            self.stats.sleeps.add(1);
+            self.driver.turn(Wait::Until(due));
+            self.executor.remote().rise();
+        }
+        let risen = self.driver.now();
+        self.policy.borrow_mut().gap(nanoseconds(from, risen));
+        risen
+    }
+
+    /// Polls for `budget` nanoseconds; `None` as soon as there is something, else the time after it.
+    fn spin(&self, from: Instant, budget: u64, due: Option<Instant>) -> Option<Instant> {
+        let end = Instant(from.0.saturating_add(budget));
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if self.driver.ripe() || self.executor.remote().is_pending() {
+                    return None;
+                }
+                std::hint::spin_loop();
+            }
+            let now = self.driver.now();
+            if due.is_some_and(|due| due <= now) {
+                return Some(now);
+            }
+            if now >= end {
+                self.policy.borrow_mut().miss();
+                return Some(now);
+            }
+        }
     }
 }
 
+fn nanoseconds(from: Instant, to: Instant) -> u64 {
+    to.0.saturating_sub(from.0)
+}
+
 fn open_driver(choice: Choice) -> io::Result<Rc<dyn Driver>> {
-    let _ = choice;
-    Err(io::ErrorKind::Unsupported.into())
+    let epoll = || -> io::Result<Rc<dyn Driver>> { Err(io::ErrorKind::Unsupported.into()) };
+    match choice {
+        Choice::Epoll => epoll(),
+        Choice::IoUring => Ok(ring::Ring::new()?),
+        Choice::Auto => match ring::Ring::new() {
+            Ok(ring) => Ok(ring),
+            Err(error) => {
+                eprintln!("io_uring is not to be had ({error}): epoll with helper threads in its place");
+                epoll()
+            }
+        },
+    }
 }
 
 struct Running<'a>(&'a Cell<bool>);

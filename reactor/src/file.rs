@@ -1,0 +1,173 @@
+//! Files and block devices, as both drivers open them and, on helper threads, use them.
+
+use crate::op::{Allocate, How};
+use crate::vector::Vector;
+use lunar_core::io::{Extent, Fault};
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// BLKDISCARD of linux/fs.h: `_IO(0x12, 119)`.
+const BLKDISCARD: libc::Ioctl = 0x1277;
+/// BLKZEROOUT of linux/fs.h: `_IO(0x12, 127)`.
+const BLKZEROOUT: libc::Ioctl = 0x127f;
+
+/// Opens a file or block device.
+pub(crate) fn open(path: &Path, how: How) -> io::Result<OwnedFd> {
+    let mut flags = libc::O_CLOEXEC | libc::O_NOCTTY;
+    if how.direct {
+        flags |= libc::O_DIRECT;
+    }
+    if how.durable {
+        flags |= libc::O_DSYNC;
+    }
+    let file = OpenOptions::new().read(true).write(!how.read_only).custom_flags(flags).open(path)?;
+    Ok(file.into())
+}
+
+/// Whether it is open past the page cache.
+pub(crate) fn is_direct(file: &OwnedFd) -> bool {
+    // SAFETY: F_GETFL touches no memory of ours.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_DIRECT != 0
+}
+
+/// The mode of fallocate that does it; `None` for what is an ioctl of devices.
+pub(crate) fn fallocate_mode(how: Allocate) -> Option<i32> {
+    match how {
+        Allocate::Punch => Some(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
+        Allocate::Zero => Some(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE),
+        Allocate::Discard | Allocate::ZeroOut => None,
+    }
+}
+
+/// What a helper thread does: whatever would make a core wait. The one who gave the work keeps the file open, and
+/// the memory that a vector points at alive, until the helper has answered.
+pub(crate) enum Work {
+    Allocate { file: RawFd, how: Allocate, offset: u64, len: u64 },
+    Extent { file: RawFd, offset: u64, len: u64 },
+    Read { file: RawFd, into: Vector, offset: u64 },
+    Write { file: RawFd, from: Vector, offset: u64, durable: bool },
+    Sync { file: RawFd },
+}
+
+/// What came of it. Bytes count for reads and writes only.
+#[derive(Clone, Copy)]
+pub(crate) struct Answer {
+    pub(crate) result: Result<u32, Fault>,
+    pub(crate) extent: Extent,
+}
+
+impl Answer {
+    pub(crate) fn new(result: Result<u32, Fault>) -> Self {
+        Self { result, extent: Extent::default() }
+    }
+}
+
+/// Does it, however long that takes.
+pub(crate) fn carry_out(work: Work) -> Answer {
+    match work {
+        Work::Allocate { file, how, offset, len } => Answer::new(allocate(file, how, offset, len).map(|()| 0)),
+        Work::Extent { file, offset, len } => match extent(file, offset, len) {
+            Ok(extent) => Answer { result: Ok(0), extent },
+            Err(fault) => Answer::new(Err(fault)),
+        },
+        Work::Read { file, mut into, offset } => Answer::new(read(file, &mut into, offset, 0).map_err(|(_, f)| f)),
+        Work::Write { file, mut from, offset, durable } => Answer::new(write(file, &mut from, offset, durable)),
+        // SAFETY: the call touches no memory of ours.
+        Work::Sync { file } => Answer::new(again(|| unsafe { libc::fdatasync(file) as isize }).map(|_| 0)),
+    }
+}
+
+/// The fault of the system call that just failed.
+fn last_fault() -> Fault {
+    Fault::from_errno(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// Calls until no signal interrupts it.
+fn again(mut call: impl FnMut() -> isize) -> Result<isize, Fault> {
+    loop {
+        let result = call();
+        if result >= 0 {
+            return Ok(result);
+        }
+        match last_fault() {
+            Fault::Os(libc::EINTR) => {}
+            fault => return Err(fault),
+        }
+    }
+}
+
+fn signed(value: u64) -> Result<i64, Fault> {
+    i64::try_from(value).map_err(|_| Fault::Os(libc::EFBIG))
+}
+
+fn allocate(file: RawFd, how: Allocate, offset: u64, len: u64) -> Result<(), Fault> {
+    if let Some(mode) = fallocate_mode(how) {
+        let (offset, len) = (signed(offset)?, signed(len)?);
+        // SAFETY: the call touches no memory of ours.
+        return again(|| unsafe { libc::fallocate(file, mode, offset, len) as isize }).map(drop);
+    }
+    let request = if how == Allocate::Discard { BLKDISCARD } else { BLKZEROOUT };
+    let range = [offset, len];
+    // SAFETY: both requests read two 64-bit numbers from where the pointer says.
+    let result = again(|| unsafe { libc::ioctl(file, request, range.as_ptr()) as isize });
+    match result {
+        // Not a block device.
+        Err(Fault::Os(libc::ENOTTY)) => Err(Fault::Unsupported),
+        other => other.map(drop),
+    }
+}
+
+fn extent(file: RawFd, offset: u64, len: u64) -> Result<Extent, Fault> {
+    let start = signed(offset)?;
+    // SAFETY: the call touches no memory of ours. It moves the file's position, which nobody uses.
+    let seek = |whence| again(|| unsafe { libc::lseek(file, start, whence) as isize });
+    let run = |end: isize, mapped| Extent { len: len.min((end as u64).saturating_sub(offset)), mapped };
+    match seek(libc::SEEK_DATA) {
+        // No data from here to the end of the file, or past it.
+        Err(Fault::Gone) => Ok(Extent { len, mapped: false }),
+        // The file system keeps no such record: all of it counts as data.
+        Err(Fault::Os(libc::EINVAL)) => Ok(Extent { len, mapped: true }),
+        Err(fault) => Err(fault),
+        Ok(data) if data as u64 > offset => Ok(run(data, false)),
+        Ok(_) => Ok(run(seek(libc::SEEK_HOLE)?, true)),
+    }
+}
+
+/// Reads until the vector is full or the file ends; tells how many bytes were read, also on a fault.
+pub(crate) fn read(file: RawFd, into: &mut Vector, offset: u64, flags: i32) -> Result<u32, (u32, Fault)> {
+    let mut done: u32 = 0;
+    while !into.is_empty() {
+        let at = signed(offset + u64::from(done)).map_err(|fault| (done, fault))?;
+        let (iov, count) = into.raw();
+        // SAFETY: the vector points at memory that is held, and that nobody else uses, until this work is answered.
+        let result = again(|| unsafe { libc::preadv2(file, iov, count as i32, at, flags) });
+        let got = result.map_err(|fault| (done, fault))?;
+        if got == 0 {
+            break;
+        }
+        done += got as u32;
+        into.advance(got as usize);
+    }
+    Ok(done)
+}
+
+fn write(file: RawFd, from: &mut Vector, offset: u64, durable: bool) -> Result<u32, Fault> {
+    let flags = if durable { libc::RWF_DSYNC } else { 0 };
+    let mut done: u32 = 0;
+    while !from.is_empty() {
+        let at = signed(offset + u64::from(done))?;
+        let (iov, count) = from.raw();
+        // SAFETY: the vector points at memory that is held, and that nobody writes, until this work is answered.
+        let put = again(|| unsafe { libc::pwritev2(file, iov, count as i32, at, flags) })?;
+        if put == 0 {
+            return Err(Fault::NoSpace);
+        }
+        done += put as u32;
+        from.advance(put as usize);
+    }
+    Ok(done)
+}

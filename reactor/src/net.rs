@@ -1,0 +1,61 @@
+//! Sockets, as both drivers set them up.
+
+use crate::op::Incoming;
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// Connections that wait to be accepted: a rack of initiators that all log in again at once.
+const BACKLOG: i32 = 4096;
+/// Silence after which the peer's system is asked whether it still knows the connection, and how often and how
+/// fast: a peer that lost power is noticed within about two minutes, whatever the protocol above does.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEPALIVE_TRIES: u32 = 6;
+
+/// A socket that listens; tells where, with the port that the system chose.
+pub(crate) fn listen(address: SocketAddr, nonblocking: bool) -> io::Result<(OwnedFd, SocketAddr)> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        // One family per listener: [::] and 0.0.0.0 may both be asked for.
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(nonblocking)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    let local = address_of(socket.local_addr()?)?;
+    Ok((socket.into(), local))
+}
+
+/// Makes an accepted connection ready for use; tells (local, peer).
+pub(crate) fn join(incoming: Incoming, nonblocking: bool) -> io::Result<(OwnedFd, SocketAddr, SocketAddr)> {
+    let Incoming::Socket(fd) = incoming else { return Err(io::ErrorKind::InvalidInput.into()) };
+    let socket = SockRef::from(&fd);
+    let peer = address_of(socket.peer_addr()?)?;
+    let local = address_of(socket.local_addr()?)?;
+    socket.set_nonblocking(nonblocking)?;
+    // What is ready together is sent together: Nagle's algorithm could only delay it.
+    socket.set_tcp_nodelay(true)?;
+    let keepalive =
+        TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_EVERY).with_retries(KEEPALIVE_TRIES);
+    socket.set_tcp_keepalive(&keepalive)?;
+    Ok((fd, local, peer))
+}
+
+fn address_of(address: socket2::SockAddr) -> io::Result<SocketAddr> {
+    address.as_socket().ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+/// Ends the sending side. A connection that is gone already has none.
+pub(crate) fn end_sending(socket: &OwnedFd) {
+    let _ = SockRef::from(socket).shutdown(std::net::Shutdown::Write);
+}
+
+/// The number of an open file, for the kernel.
+pub(crate) fn raw(fd: &OwnedFd) -> i32 {
+    let fd: BorrowedFd<'_> = fd.as_fd();
+    fd.as_raw_fd()
+}

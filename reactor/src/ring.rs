@@ -1,0 +1,714 @@
+//! The io_uring driver.
+//!
+//! Every operation that the kernel works on has an entry that owns what the kernel may touch: the handle, the
+//! memory, the lists that describe it. Entries have stable addresses and are used again, so an operation allocates
+//! nothing. A submission's `user_data` is the entry's key, or one of the few tags below.
+//!
+//! Nothing foreign runs while `inner` is borrowed: answers are taken out first ([`Answer::give`]), because they wake
+//! tasks, and may drop memory and handles, which come back here.
+
+mod entry;
+
+use crate::clock;
+use crate::file;
+use crate::helper::{Eventfd, Helpers};
+use crate::net;
+use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
+use entry::{Answer, Entry, Next, Target};
+use io_uring::types::{CancelBuilder, Fd, Fixed, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
+use lunar_core::io::{Done, Fault, Outcome};
+use lunar_core::mem::Arena;
+use lunar_core::time::Instant;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::Path;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Submissions between two system calls; more of them cost one call more.
+const SUBMISSIONS: u32 = 1024;
+/// Completions between two system calls: all slots of a core and its connections may answer at once.
+const COMPLETIONS: u32 = 16384;
+/// Files and sockets in the kernel's table of this ring; those above are found the ordinary way.
+const FIXED_FILES: u32 = 4096;
+/// Connections that a listener holds for the core before it stops accepting: the rest wait in the kernel.
+const ACCEPTED_MAX: usize = 256;
+/// The kernel takes registered memory in pieces of at most 1 GiB.
+const FIXED_PIECE: usize = 1 << 30;
+/// How long a driver that is dropped waits for the kernel to let go of memory; after that it is leaked.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// `user_data` of what is answered to nobody.
+const NOBODY: u64 = u64::MAX;
+/// `user_data` of the read of the bell.
+const BELL: u64 = u64::MAX - 1;
+/// `user_data` of an accept is this and the listener's id.
+const ACCEPT: u64 = 1 << 62;
+
+pub(crate) struct Ring {
+    me: Weak<Self>,
+    inner: RefCell<Inner>,
+    helpers: Helpers,
+    bell: Arc<Eventfd>,
+}
+
+struct Inner {
+    ring: IoUring,
+    /// Boxed: the kernel holds addresses inside.
+    #[allow(clippy::vec_box)]
+    entries: Vec<Box<Entry>>,
+    free: Vec<u32>,
+    open: Vec<Option<Open>>,
+    free_ids: Vec<u32>,
+    /// Submissions that found no place.
+    backlog: VecDeque<squeue::Entry>,
+    /// Submissions that the kernel has not answered for good.
+    in_flight: usize,
+    fixed_files: u32,
+    /// Registered memory: address and bytes.
+    fixed_memory: Option<(usize, usize)>,
+    bell: BellState,
+}
+
+struct BellState {
+    fd: i32,
+    /// Where the kernel puts the bell's number.
+    value: Box<u64>,
+    waiting: Vec<Done>,
+    has_rung: bool,
+}
+
+struct Open {
+    fd: OwnedFd,
+    /// Whether the ring's table has it, at the place of its id.
+    is_fixed: bool,
+    is_direct: bool,
+    /// Sends and receives of a socket run one after the other, each in the order of submission.
+    sending: Line,
+    receiving: Line,
+    /// Whether the last receive left nothing behind: the next waits before it tries.
+    is_drained: bool,
+    ends_sending: bool,
+    listener: Option<Box<Listener>>,
+}
+
+#[derive(Default)]
+struct Line {
+    is_busy: bool,
+    waiting: VecDeque<u32>,
+}
+
+#[derive(Default)]
+struct Listener {
+    accepted: VecDeque<OwnedFd>,
+    waiting: VecDeque<(Done, Handle)>,
+    is_armed: bool,
+    is_closing: bool,
+}
+
+impl Ring {
+    /// A ring for this thread.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or is too old (before 5.19).
+    pub(crate) fn new() -> io::Result<Rc<Self>> {
+        let ring = build()?;
+        let bell = Arc::new(Eventfd::new(false)?);
+        let fixed_files = FIXED_FILES.min(file_limit());
+        let fixed_files = if ring.submitter().register_files_sparse(fixed_files).is_ok() { fixed_files } else { 0 };
+        let mut inner = Inner {
+            ring,
+            entries: Vec::new(),
+            free: Vec::new(),
+            open: Vec::new(),
+            free_ids: Vec::new(),
+            backlog: VecDeque::new(),
+            in_flight: 0,
+            fixed_files,
+            fixed_memory: None,
+            bell: BellState { fd: net::raw(bell.fd()), value: Box::new(0), waiting: Vec::new(), has_rung: false },
+        };
+        inner.listen_to_bell();
+        Ok(Rc::new_cyclic(|me| Self {
+            me: me.clone(),
+            inner: RefCell::new(inner),
+            helpers: Helpers::new(bell.clone()),
+            bell,
+        }))
+    }
+
+    fn handle(&self, id: u32) -> Handle {
+        let driver: Weak<dyn Driver> = self.me.clone();
+        Handle::new(driver, id)
+    }
+
+    fn admit(&self, fd: OwnedFd, listener: Option<Box<Listener>>) -> Handle {
+        let id = self.inner.borrow_mut().admit(fd, listener);
+        self.handle(id)
+    }
+
+    /// Answers what the kernel has answered.
+    fn harvest(&self) -> usize {
+        let mut answered = 0;
+        loop {
+            let mut inner = self.inner.borrow_mut();
+            let Some(cqe) = inner.ring.completion().next() else { return answered };
+            let answers = inner.complete(&cqe);
+            drop(inner);
+            answered += answers.give();
+        }
+    }
+
+    /// Answers what the helpers have answered.
+    fn harvest_helpers(&self) -> usize {
+        if !self.helpers.has_answers() {
+            return 0;
+        }
+        let answers = self.helpers.answers();
+        let count = answers.len();
+        for (key, answer) in answers {
+            let mut done = self.inner.borrow_mut().retire(key, answer.result);
+            done.outcome.extent = answer.extent;
+            done.give();
+        }
+        count
+    }
+}
+
+/// A ring with as many of the flags that make it cheap as the kernel knows.
+fn build() -> io::Result<IoUring> {
+    let best = IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .setup_submit_all()
+        .setup_cqsize(COMPLETIONS)
+        .setup_clamp()
+        .dontfork()
+        .build(SUBMISSIONS);
+    let ring = match best {
+        // Before 6.1.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder()
+            .setup_coop_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .setup_cqsize(COMPLETIONS)
+            .setup_clamp()
+            .dontfork()
+            .build(SUBMISSIONS)?,
+        other => other?,
+    };
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    // IORING_OP_SOCKET came with 5.19, as did multishot accept and cancelling by file, which no probe shows.
+    if !probe.is_supported(opcode::Socket::CODE) || !ring.params().is_feature_ext_arg() {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's io_uring is older than 5.19"));
+    }
+    Ok(ring)
+}
+
+/// Files that the process may have open.
+fn file_limit() -> u32 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.and_then(|limit| u32::try_from(limit).ok()).unwrap_or(u32::MAX)
+}
+
+/// What a completion leads to: an answer for most, several for a bell or a broken listener.
+#[must_use]
+enum Answers {
+    None,
+    One(Answer),
+    Many(Vec<Answer>),
+}
+
+impl Answers {
+    fn give(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::One(answer) => {
+                answer.give();
+                1
+            }
+            Self::Many(answers) => answers.into_iter().map(Answer::give).count(),
+        }
+    }
+}
+
+impl Inner {
+    fn admit(&mut self, fd: OwnedFd, listener: Option<Box<Listener>>) -> u32 {
+        let id = self.free_ids.pop().unwrap_or_else(|| {
+            self.open.push(None);
+            (self.open.len() - 1) as u32
+        });
+        let raw = net::raw(&fd);
+        let is_fixed = id < self.fixed_files && self.ring.submitter().register_files_update(id, &[raw]).is_ok();
+        self.open[id as usize] = Some(Open {
+            is_direct: file::is_direct(&fd),
+            is_fixed,
+            fd,
+            sending: Line::default(),
+            receiving: Line::default(),
+            is_drained: false,
+            ends_sending: false,
+            listener,
+        });
+        id
+    }
+
+    fn open(&mut self, id: u32) -> &mut Open {
+        self.open[id as usize].as_mut().expect("what is open stays until its last handle is gone")
+    }
+
+    fn listener(&mut self, id: u32) -> Option<&mut Listener> {
+        self.open(id).listener.as_deref_mut()
+    }
+
+    fn target(&self, id: u32) -> Target {
+        let open = self.open[id as usize].as_ref().expect("what is open stays until its last handle is gone");
+        if open.is_fixed {
+            Target { number: id as i32, is_fixed: true, waits_first: open.is_drained }
+        } else {
+            Target { number: net::raw(&open.fd), is_fixed: false, waits_first: open.is_drained }
+        }
+    }
+
+    /// Starts an operation, or answers it at once.
+    fn start(&mut self, op: Op, done: Done, helpers: &Helpers) -> Answers {
+        match op {
+            Op::Bell if self.bell.has_rung => {
+                self.bell.has_rung = false;
+                Answers::One(Answer::new(done, Ok(0)))
+            }
+            Op::Bell => {
+                self.bell.waiting.push(done);
+                Answers::None
+            }
+            Op::Accept { listener } => self.start_accept(listener, done),
+            op => self.start_entry(op, done, helpers),
+        }
+    }
+
+    fn start_accept(&mut self, handle: Handle, done: Done) -> Answers {
+        let id = handle.id();
+        let Some(listener) = self.listener(id) else {
+            return Answers::One(Answer::with_handle(done, Err(Fault::Os(libc::EINVAL)), handle));
+        };
+        if !listener.accepted.is_empty() {
+            return Answers::One(Answer::with_handle(done, Ok(0), handle));
+        }
+        listener.waiting.push_back((done, handle));
+        self.arm(id);
+        Answers::None
+    }
+
+    /// Lets a listener accept, if it does not.
+    fn arm(&mut self, id: u32) {
+        let Some(listener) = self.listener(id) else { return };
+        if listener.is_armed {
+            return;
+        }
+        listener.is_armed = true;
+        let target = self.target(id);
+        let accept = opcode::AcceptMulti::new(Fd(target.number)).flags(libc::SOCK_CLOEXEC);
+        self.push(accept.build().flags(target.flags()).user_data(ACCEPT | u64::from(id)));
+    }
+
+    fn start_entry(&mut self, op: Op, done: Done, helpers: &Helpers) -> Answers {
+        let key = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(Box::default());
+            (self.entries.len() - 1) as u32
+        });
+        let entry = &mut self.entries[key as usize];
+        let id = entry.fill(op, done);
+        if entry.has_nothing_to_do() {
+            return Answers::One(self.retire_alone(key, Ok(0)));
+        }
+        if let Some(line) = self.line(key, id) {
+            if line.is_busy {
+                line.waiting.push_back(key);
+                return Answers::None;
+            }
+            line.is_busy = true;
+        }
+        let raw = net::raw(&self.open(id).fd);
+        if let Some(work) = self.entries[key as usize].work(raw) {
+            return match helpers.give(key, work) {
+                Ok(()) => Answers::None,
+                Err(fault) => Answers::One(self.retire_alone(key, Err(fault))),
+            };
+        }
+        self.issue(key);
+        Answers::None
+    }
+
+    /// The line that an operation on a socket stands in.
+    fn line(&mut self, key: u32, id: u32) -> Option<&mut Line> {
+        let kind = self.entries[key as usize].kind();
+        let open = self.open[id as usize].as_mut()?;
+        match kind {
+            entry::Kind::Send => Some(&mut open.sending),
+            entry::Kind::Receive => Some(&mut open.receiving),
+            _ => None,
+        }
+    }
+
+    /// Hands an entry's operation, or what is left of it, to the kernel.
+    fn issue(&mut self, key: u32) {
+        let target = self.target(self.entries[key as usize].id());
+        let sqe = self.entries[key as usize].prepare(target, self.fixed_memory);
+        self.push(sqe.user_data(u64::from(key)));
+    }
+
+    fn push(&mut self, sqe: squeue::Entry) {
+        self.in_flight += 1;
+        if self.backlog.is_empty() {
+            // SAFETY: what the submission points at is owned by its entry (or by `bell`), which lives until the
+            // kernel has answered: entries retire on their last completion only, and `drop` waits or leaks them.
+            if unsafe { self.ring.submission().push(&sqe) }.is_ok() {
+                return;
+            }
+            self.enter(0, None);
+            // SAFETY: as above.
+            if unsafe { self.ring.submission().push(&sqe) }.is_ok() {
+                return;
+            }
+        }
+        self.backlog.push_back(sqe);
+    }
+
+    fn flush_backlog(&mut self) {
+        while let Some(sqe) = self.backlog.front() {
+            // SAFETY: as in `push`.
+            if unsafe { self.ring.submission().push(sqe) }.is_err() {
+                return;
+            }
+            self.backlog.pop_front();
+        }
+    }
+
+    /// The one system call: hands over what is queued, runs what the kernel put off, waits for `want` completions.
+    fn enter(&mut self, want: u32, timeout: Option<Duration>) {
+        let queued = self.ring.submission().len() as u32;
+        let mut flags = EnterFlags::GETEVENTS;
+        let time = timeout.map(Timespec::from);
+        let args = time.as_ref().map(|time| SubmitArgs::new().timespec(time));
+        if args.is_some() {
+            flags |= EnterFlags::EXT_ARG;
+        }
+        // SAFETY: the arguments are what the flags say, and live until the call is over; what the queued submissions
+        // point at is alive, see `push`.
+        let result = unsafe { self.ring.submitter().enter(queued, want, flags.bits(), args.as_ref()) };
+        match result.map_err(|error| error.raw_os_error()) {
+            // A signal; the time is up; no room for completions until some are taken; no memory just now.
+            Ok(_) | Err(Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN)) => {}
+            Err(error) => panic!("io_uring_enter failed with {error:?}: the ring is not usable any more"),
+        }
+    }
+
+    /// Whether the kernel has something for us that it does not show, or we for it.
+    fn needs_to_enter(&mut self) -> bool {
+        let submission = self.ring.submission();
+        !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
+    }
+
+    fn complete(&mut self, cqe: &cqueue::Entry) -> Answers {
+        let has_more = cqueue::more(cqe.flags());
+        if !has_more {
+            self.in_flight -= 1;
+        }
+        match cqe.user_data() {
+            NOBODY => Answers::None,
+            BELL => self.ring_bell(),
+            tag if tag & ACCEPT != 0 => self.complete_accept((tag & !ACCEPT) as u32, cqe.result(), has_more),
+            key => self.complete_entry(key as u32, cqe),
+        }
+    }
+
+    fn complete_entry(&mut self, key: u32, cqe: &cqueue::Entry) -> Answers {
+        let entry = &mut self.entries[key as usize];
+        let (kind, id) = (entry.kind(), entry.id());
+        let open = self.open[id as usize].as_mut().expect("an operation holds its handle");
+        if kind == entry::Kind::Receive {
+            open.is_drained = !cqueue::sock_nonempty(cqe.flags());
+        }
+        match entry.advance(cqe.result(), open.is_direct) {
+            Next::Again => {
+                self.issue(key);
+                Answers::None
+            }
+            Next::Over(result) => Answers::One(self.retire(key, result)),
+        }
+    }
+
+    /// Ends an entry and begins the one that waits behind it.
+    fn retire(&mut self, key: u32, result: Result<u32, Fault>) -> Answer {
+        let id = self.entries[key as usize].id();
+        if let Some(line) = self.line(key, id) {
+            let next = line.waiting.pop_front();
+            line.is_busy = next.is_some();
+            match next {
+                Some(next) => self.issue(next),
+                None => self.end_sending_if_due(id),
+            }
+        }
+        self.retire_alone(key, result)
+    }
+
+    fn retire_alone(&mut self, key: u32, result: Result<u32, Fault>) -> Answer {
+        self.free.push(key);
+        self.entries[key as usize].empty(result)
+    }
+
+    fn end_sending_if_due(&mut self, id: u32) {
+        let open = self.open(id);
+        if open.ends_sending && !open.sending.is_busy {
+            open.ends_sending = false;
+            net::end_sending(&open.fd);
+        }
+    }
+
+    fn listen_to_bell(&mut self) {
+        let at: *mut u64 = &raw mut *self.bell.value;
+        let read = opcode::Read::new(Fd(self.bell.fd), at.cast(), size_of::<u64>() as u32);
+        self.push(read.build().user_data(BELL));
+    }
+
+    fn ring_bell(&mut self) -> Answers {
+        self.listen_to_bell();
+        if self.bell.waiting.is_empty() {
+            self.bell.has_rung = true;
+            return Answers::None;
+        }
+        Answers::Many(self.bell.waiting.drain(..).map(|done| Answer::new(done, Ok(0))).collect())
+    }
+
+    fn complete_accept(&mut self, id: u32, result: i32, has_more: bool) -> Answers {
+        let Some(listener) = self.listener(id) else { return Answers::None };
+        listener.is_armed &= has_more;
+        if result >= 0 {
+            // SAFETY: the kernel has just opened this file for us, and nobody else knows of it.
+            listener.accepted.push_back(unsafe { OwnedFd::from_raw_fd(result) });
+        }
+        if listener.is_closing {
+            if !listener.is_armed {
+                self.forget(id);
+            }
+            return Answers::None;
+        }
+        if result >= 0 {
+            let is_full = listener.accepted.len() >= ACCEPTED_MAX && listener.is_armed;
+            let waiting = listener.waiting.pop_front();
+            if is_full {
+                self.push(opcode::AsyncCancel::new(ACCEPT | u64::from(id)).build().user_data(NOBODY));
+            }
+            return match waiting {
+                Some((done, handle)) => Answers::One(Answer::with_handle(done, Ok(0), handle)),
+                None => Answers::None,
+            };
+        }
+        if matches!(-result, libc::ECANCELED | libc::EINTR | libc::EAGAIN | libc::ECONNABORTED) {
+            if !listener.waiting.is_empty() {
+                self.arm(id);
+            }
+            return Answers::None;
+        }
+        // Too many open files, most likely: whoever waits is told, and decides when to try again.
+        let fault = Fault::from_errno(-result);
+        Answers::Many(listener.waiting.drain(..).map(|(d, h)| Answer::with_handle(d, Err(fault), h)).collect())
+    }
+
+    /// Ends what runs on a handle: what has not reached the kernel now, the rest when the kernel answers.
+    fn cancel(&mut self, id: u32) -> Vec<Answer> {
+        let open = self.open(id);
+        let waiting: Vec<u32> = open.sending.waiting.drain(..).chain(open.receiving.waiting.drain(..)).collect();
+        let accepts = open.listener.as_mut().map(|listener| std::mem::take(&mut listener.waiting)).unwrap_or_default();
+        let mut answers: Vec<Answer> =
+            waiting.into_iter().map(|key| self.retire_alone(key, Err(Fault::Aborted))).collect();
+        answers.extend(accepts.into_iter().map(|(d, h)| Answer::with_handle(d, Err(Fault::Aborted), h)));
+        let mut runs = self.listener(id).is_some_and(|listener| listener.is_armed);
+        for entry in &mut self.entries {
+            runs |= entry.cancel(id);
+        }
+        if runs {
+            let target = self.target(id);
+            let cancel = match target.is_fixed {
+                true => CancelBuilder::fd(Fixed(id)),
+                false => CancelBuilder::fd(Fd(target.number)),
+            };
+            self.push(opcode::AsyncCancel2::new(cancel.all()).build().user_data(NOBODY));
+        }
+        answers
+    }
+
+    /// The last handle is gone, and with it every operation but a listener's accept.
+    fn close(&mut self, id: u32) {
+        if let Some(listener) = self.listener(id)
+            && listener.is_armed
+        {
+            listener.is_closing = true;
+            self.push(opcode::AsyncCancel::new(ACCEPT | u64::from(id)).build().user_data(NOBODY));
+            // At once, for the address is in use until the kernel has let go of it.
+            self.enter(0, None);
+            return;
+        }
+        self.forget(id);
+    }
+
+    fn forget(&mut self, id: u32) {
+        let Some(open) = self.open[id as usize].take() else { return };
+        if open.is_fixed {
+            // Fails only if the slot did not exist.
+            let _ = self.ring.submitter().register_files_update(id, &[-1]);
+        }
+        drop(open);
+        self.free_ids.push(id);
+    }
+}
+
+impl Driver for Ring {
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
+    fn now(&self) -> Instant {
+        clock::now()
+    }
+
+    fn submit(&self, op: Op, done: Done) {
+        let answers = self.inner.borrow_mut().start(op, done, &self.helpers);
+        answers.give();
+    }
+
+    fn turn(&self, wait: Wait) -> usize {
+        let answered = self.harvest_helpers();
+        let mut inner = self.inner.borrow_mut();
+        inner.flush_backlog();
+        let timeout = match wait {
+            Wait::Until(Some(at)) => Some(at.since(clock::now())),
+            Wait::Until(None) => Some(Duration::MAX),
+            Wait::Poll => None,
+        };
+        let is_ripe = answered > 0 || !inner.ring.completion().is_empty() || !inner.backlog.is_empty();
+        match timeout {
+            Some(timeout) if !is_ripe && !timeout.is_zero() && self.helpers.doze() => {
+                inner.enter(1, (timeout != Duration::MAX).then_some(timeout));
+            }
+            _ if inner.needs_to_enter() => inner.enter(0, None),
+            _ => {}
+        }
+        drop(inner);
+        self.helpers.rise();
+        answered + self.harvest() + self.harvest_helpers()
+    }
+
+    fn ripe(&self) -> bool {
+        let mut inner = self.inner.borrow_mut();
+        let submission = inner.ring.submission();
+        let has_more = submission.taskrun() || submission.cq_overflow();
+        drop(submission);
+        has_more || !inner.ring.completion().is_empty() || self.helpers.has_answers()
+    }
+
+    fn cancel(&self, handle: &Handle) {
+        let answers = self.inner.borrow_mut().cancel(handle.id());
+        answers.into_iter().for_each(Answer::give);
+    }
+
+    fn close(&self, id: u32) {
+        self.inner.borrow_mut().close(id);
+    }
+
+    fn open(&self, path: &Path, how: How) -> io::Result<Handle> {
+        Ok(self.admit(file::open(path, how)?, None))
+    }
+
+    fn adopt(&self, file: OwnedFd) -> io::Result<Handle> {
+        Ok(self.admit(file, None))
+    }
+
+    fn listen(&self, address: SocketAddr) -> io::Result<(Handle, SocketAddr)> {
+        let (fd, local) = net::listen(address, false)?;
+        Ok((self.admit(fd, Some(Box::default())), local))
+    }
+
+    fn accepted(&self, listener: &Handle) -> Option<Incoming> {
+        self.inner.borrow_mut().listener(listener.id())?.accepted.pop_front().map(Incoming::Socket)
+    }
+
+    fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)> {
+        let (fd, local, peer) = net::join(incoming, false)?;
+        Ok((self.admit(fd, None), local, peer))
+    }
+
+    fn shutdown(&self, socket: &Handle) {
+        let mut inner = self.inner.borrow_mut();
+        inner.open(socket.id()).ends_sending = true;
+        inner.end_sending_if_due(socket.id());
+    }
+
+    fn register(&self, arena: &Arena) {
+        let (base, len) = arena.extent();
+        let pieces: Vec<libc::iovec> = (0..len)
+            .step_by(FIXED_PIECE)
+            .map(|at| libc::iovec { iov_base: base.wrapping_add(at).cast(), iov_len: FIXED_PIECE.min(len - at) })
+            .collect();
+        let mut inner = self.inner.borrow_mut();
+        // SAFETY: registration only pins the pages; reads and writes by their number come from entries, which hold
+        // the memory. Should the arena go first, the pages stay until the ring goes.
+        if unsafe { inner.ring.submitter().register_buffers(&pieces) }.is_ok() {
+            inner.fixed_memory = Some((base.addr(), len));
+        }
+    }
+
+    fn bell(&self) -> Arc<dyn Bell> {
+        self.bell.clone()
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.helpers.end();
+        let inner = self.inner.get_mut();
+        let end = clock::now() + DRAIN;
+        inner.push(opcode::AsyncCancel2::new(CancelBuilder::any()).build().user_data(NOBODY));
+        inner.entries.iter_mut().for_each(|entry| entry.cancel_all());
+        let mut answers = Vec::new();
+        while inner.in_flight > 0 && clock::now() < end {
+            inner.flush_backlog();
+            inner.enter(1, Some(Duration::from_millis(100)));
+            loop {
+                let Some(cqe) = inner.ring.completion().next() else { break };
+                let has_more = cqueue::more(cqe.flags());
+                inner.in_flight -= usize::from(!has_more);
+                let tag = cqe.user_data();
+                if tag & ACCEPT == 0 {
+                    answers.push(inner.retire_alone(tag as u32, Err(Fault::Aborted)));
+                } else if tag & !ACCEPT < u64::from(u32::MAX) && cqe.result() >= 0 {
+                    // SAFETY: the kernel has just opened this file for us, and nobody else knows of it.
+                    drop(unsafe { OwnedFd::from_raw_fd(cqe.result()) });
+                }
+            }
+        }
+        if inner.in_flight > 0 {
+            // A disk that does not answer, most likely. What the kernel may still touch must stay where it is.
+            std::mem::forget(std::mem::take(&mut inner.entries));
+            std::mem::forget(std::mem::take(&mut inner.bell.value));
+        }
+        answers.into_iter().for_each(Answer::give);
+    }
+}
+
+impl Answer {
+    fn new(done: Done, result: Result<u32, Fault>) -> Self {
+        Self { done: Some(done), outcome: Outcome::new(result), handle: None }
+    }
+
+    fn with_handle(done: Done, result: Result<u32, Fault>, handle: Handle) -> Self {
+        Self { handle: Some(handle), ..Self::new(done, result) }
+    }
+}

@@ -1,0 +1,304 @@
+//! One operation that the kernel works on: what it may touch, and how far it has come.
+
+use crate::file::{Work, fallocate_mode};
+use crate::op::{Handle, Op};
+use crate::vector::Vector;
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{opcode, squeue};
+use libc::msghdr;
+use lunar_core::io::{Data, Done, Fault, Outcome};
+use std::cell::UnsafeCell;
+
+/// IORING_RECVSEND_POLL_FIRST of linux/io_uring.h: wait for data before the first try.
+const POLL_FIRST: u16 = 1;
+/// How often in a row the kernel may say "not now" before the operation fails with that.
+const RETRIES: u8 = 100;
+/// A direct read that ends inside a sector has met the end of the file.
+const SECTOR: usize = 512;
+const FIXED_PIECE_SHIFT: u32 = super::FIXED_PIECE.trailing_zeros();
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Receive,
+    Send,
+    Read,
+    Write {
+        durable: bool,
+    },
+    Sync,
+    Allocate {
+        mode: i32,
+        len: u64,
+    },
+    /// Work for a helper.
+    Help,
+}
+
+pub(super) struct Entry {
+    kind: Kind,
+    done: Option<Done>,
+    handle: Option<Handle>,
+    data: Data,
+    offset: u64,
+    total: usize,
+    moved: usize,
+    retries: u8,
+    is_cancelled: bool,
+    work: Option<Op>,
+    vector: Vector,
+    /// The kernel reads and writes it while the operation runs.
+    head: UnsafeCell<msghdr>,
+}
+
+/// An open file as a submission names it.
+pub(super) struct Target {
+    pub(super) number: i32,
+    pub(super) is_fixed: bool,
+    /// Whether a receive shall wait before it tries.
+    pub(super) waits_first: bool,
+}
+
+impl Target {
+    pub(super) fn flags(&self) -> squeue::Flags {
+        if self.is_fixed { squeue::Flags::FIXED_FILE } else { squeue::Flags::empty() }
+    }
+}
+
+/// What follows a completion.
+pub(super) enum Next {
+    /// The rest is handed to the kernel.
+    Again,
+    Over(Result<u32, Fault>),
+}
+
+/// An answer on its way out, with the handle that the operation held.
+#[must_use]
+pub(super) struct Answer {
+    pub(super) done: Option<Done>,
+    pub(super) outcome: Outcome,
+    pub(super) handle: Option<Handle>,
+}
+
+impl Answer {
+    /// Answers. The handle goes last: it may be the last one.
+    pub(super) fn give(self) {
+        if let Some(done) = self.done {
+            done.complete(self.outcome);
+        }
+        drop(self.handle);
+    }
+}
+
+impl Default for Entry {
+    fn default() -> Self {
+        Self {
+            kind: Kind::Help,
+            done: None,
+            handle: None,
+            data: Data::None,
+            offset: 0,
+            total: 0,
+            moved: 0,
+            retries: 0,
+            is_cancelled: false,
+            work: None,
+            vector: Vector::default(),
+            // SAFETY: a msghdr of zeroes is an empty message.
+            head: UnsafeCell::new(unsafe { std::mem::zeroed() }),
+        }
+    }
+}
+
+impl Entry {
+    /// Takes an operation in; tells whose it is.
+    pub(super) fn fill(&mut self, op: Op, done: Done) -> u32 {
+        (self.moved, self.retries, self.is_cancelled, self.offset) = (0, 0, false, 0);
+        let (kind, handle, data) = match op {
+            Op::Receive { socket, into } => (Kind::Receive, socket, Data::In(into)),
+            Op::Send { socket, data } => (Kind::Send, socket, Data::Out(data)),
+            Op::Read { file, offset, into } => {
+                self.offset = offset;
+                (Kind::Read, file, Data::In(into))
+            }
+            Op::Write { file, offset, data, durable } => {
+                self.offset = offset;
+                (Kind::Write { durable }, file, Data::Out(data))
+            }
+            Op::Sync { file } => (Kind::Sync, file, Data::None),
+            Op::Allocate { file, how, offset, len } if fallocate_mode(how).is_some() => {
+                self.offset = offset;
+                (Kind::Allocate { mode: fallocate_mode(how).unwrap_or(0), len }, file, Data::None)
+            }
+            Op::Allocate { ref file, .. } | Op::Extent { ref file, .. } => {
+                let file = file.clone();
+                self.work = Some(op);
+                (Kind::Help, file, Data::None)
+            }
+            Op::Accept { listener: handle } => (Kind::Help, handle, Data::None),
+            Op::Bell => unreachable!("the bell has no entry"),
+        };
+        let id = handle.id();
+        self.total = data.len();
+        (self.kind, self.done, self.handle, self.data) = (kind, Some(done), Some(handle), data);
+        id
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.handle.as_ref().map_or(u32::MAX, Handle::id)
+    }
+
+    /// Whether it moves data, but none.
+    pub(super) fn has_nothing_to_do(&self) -> bool {
+        self.total == 0 && matches!(self.kind, Kind::Receive | Kind::Send | Kind::Read | Kind::Write { .. })
+    }
+
+    /// The work for a helper, if that is what it is.
+    pub(super) fn work(&mut self, file: i32) -> Option<Work> {
+        match self.work.take()? {
+            Op::Allocate { how, offset, len, .. } => Some(Work::Allocate { file, how, offset, len }),
+            Op::Extent { offset, len, .. } => Some(Work::Extent { file, offset, len }),
+            _ => None,
+        }
+    }
+
+    /// The submission for what is left of the operation.
+    pub(super) fn prepare(&mut self, target: Target, fixed: Option<(usize, usize)>) -> squeue::Entry {
+        let fd = Fd(target.number);
+        self.vector.gather(&mut self.data, self.moved);
+        let at = self.offset + self.moved as u64;
+        let sqe = match self.kind {
+            Kind::Receive => self.prepare_receive(fd, if target.waits_first { POLL_FIRST } else { 0 }),
+            Kind::Send => self.prepare_send(fd),
+            Kind::Read => self.prepare_read(fd, at, fixed),
+            Kind::Write { durable } => self.prepare_write(fd, at, durable, fixed),
+            Kind::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            Kind::Allocate { mode, len } => opcode::Fallocate::new(fd, len).offset(self.offset).mode(mode).build(),
+            Kind::Help => unreachable!("helpers' work never reaches the ring"),
+        };
+        // The ring's own threads may wait for what said "not now" before.
+        let flags = target.flags();
+        sqe.flags(if self.retries > 1 { flags | squeue::Flags::ASYNC } else { flags })
+    }
+
+    fn message(&mut self) -> *mut msghdr {
+        let (iov, count) = self.vector.raw();
+        let head = self.head.get_mut();
+        head.msg_iov = iov.cast_mut();
+        head.msg_iovlen = count;
+        self.head.get()
+    }
+
+    fn prepare_receive(&mut self, fd: Fd, ioprio: u16) -> squeue::Entry {
+        match self.vector.single() {
+            Some((start, len)) => opcode::Recv::new(fd, start, clip(len)).ioprio(ioprio).build(),
+            None => opcode::RecvMsg::new(fd, self.message()).ioprio(ioprio).build(),
+        }
+    }
+
+    fn prepare_send(&mut self, fd: Fd) -> squeue::Entry {
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        match self.vector.single() {
+            Some((start, len)) => opcode::Send::new(fd, start, clip(len)).flags(flags).build(),
+            None => opcode::SendMsg::new(fd, self.message()).flags(flags as u32).build(),
+        }
+    }
+
+    fn prepare_read(&mut self, fd: Fd, at: u64, fixed: Option<(usize, usize)>) -> squeue::Entry {
+        let (iov, count) = self.vector.raw();
+        match self.vector.single() {
+            Some((start, len)) => match fixed_index(start, len, fixed) {
+                Some(index) => opcode::ReadFixed::new(fd, start, clip(len), index).offset(at).build(),
+                None => opcode::Read::new(fd, start, clip(len)).offset(at).build(),
+            },
+            None => opcode::Readv::new(fd, iov, count as u32).offset(at).build(),
+        }
+    }
+
+    fn prepare_write(&mut self, fd: Fd, at: u64, durable: bool, fixed: Option<(usize, usize)>) -> squeue::Entry {
+        let flags = if durable { libc::RWF_DSYNC } else { 0 };
+        let (iov, count) = self.vector.raw();
+        match self.vector.single() {
+            Some((start, len)) => match fixed_index(start, len, fixed) {
+                Some(index) => opcode::WriteFixed::new(fd, start, clip(len), index).offset(at).rw_flags(flags).build(),
+                None => opcode::Write::new(fd, start, clip(len)).offset(at).rw_flags(flags).build(),
+            },
+            None => opcode::Writev::new(fd, iov, count as u32).offset(at).rw_flags(flags).build(),
+        }
+    }
+
+    /// What a completion means.
+    pub(super) fn advance(&mut self, result: i32, is_direct: bool) -> Next {
+        let Ok(got) = usize::try_from(result) else { return self.fail(-result) };
+        self.retries = 0;
+        self.moved += got;
+        let is_all = self.moved >= self.total;
+        let over = match self.kind {
+            Kind::Sync | Kind::Allocate { .. } | Kind::Help => Ok(0),
+            Kind::Receive => Ok(self.moved as u32),
+            _ if is_all => Ok(self.total as u32),
+            Kind::Read if got == 0 || (is_direct && !self.moved.is_multiple_of(SECTOR)) => {
+                if let Data::In(sg) = &mut self.data {
+                    sg.fill_from(self.moved, 0);
+                }
+                Ok(self.total as u32)
+            }
+            _ if self.is_cancelled => Err(Fault::Aborted),
+            Kind::Write { .. } if got == 0 => Err(Fault::NoSpace),
+            Kind::Send if got == 0 => Err(Fault::Os(libc::EPIPE)),
+            _ => return Next::Again,
+        };
+        Next::Over(over)
+    }
+
+    fn fail(&mut self, errno: i32) -> Next {
+        if matches!(errno, libc::EINTR | libc::EAGAIN | libc::ENOBUFS) {
+            if self.is_cancelled {
+                return Next::Over(Err(Fault::Aborted));
+            }
+            if self.retries < RETRIES {
+                self.retries += 1;
+                return Next::Again;
+            }
+        }
+        Next::Over(Err(Fault::from_errno(errno)))
+    }
+
+    /// If the kernel works on it for this handle, it does not begin anew; tells whether.
+    pub(super) fn cancel(&mut self, id: u32) -> bool {
+        let runs = self.id() == id && self.kind != Kind::Help;
+        self.is_cancelled |= runs;
+        runs
+    }
+
+    pub(super) fn cancel_all(&mut self) {
+        self.is_cancelled = true;
+    }
+
+    /// Gives everything back, with the answer.
+    pub(super) fn empty(&mut self, result: Result<u32, Fault>) -> Answer {
+        self.work = None;
+        Answer {
+            done: self.done.take(),
+            outcome: Outcome::with(result, std::mem::take(&mut self.data)),
+            handle: self.handle.take(),
+        }
+    }
+}
+
+/// A piece's length: a block of the arena is far smaller than 4 GiB.
+fn clip(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+/// The number of the registered piece that holds this memory.
+fn fixed_index(start: *mut u8, len: usize, fixed: Option<(usize, usize)>) -> Option<u16> {
+    let (base, size) = fixed?;
+    let first = start.addr().checked_sub(base)?;
+    let last = first + len - 1;
+    (last < size && first >> FIXED_PIECE_SHIFT == last >> FIXED_PIECE_SHIFT)
+        .then(|| u16::try_from(first >> FIXED_PIECE_SHIFT).ok())?
+}

@@ -1,0 +1,81 @@
+//! Memory as the kernel wants it: lists of addresses and lengths.
+
+use libc::{c_void, iovec};
+use lunar_core::io::Data;
+
+/// Pieces that one system call takes (UIO_MAXIOV).
+pub(crate) const PIECES_MAX: usize = 1024;
+
+/// A list of addresses and lengths that may be handed to another thread.
+#[derive(Default)]
+pub(crate) struct Vector(Vec<iovec>);
+
+// SAFETY: the addresses are only used by the kernel on behalf of whoever holds the memory they stand for; see
+// where vectors are used. The list itself is plain data.
+unsafe impl Send for Vector {}
+
+impl Vector {
+    /// Points at the bytes of `data` from `skip` on, as many pieces as one call takes; tells how many bytes those are.
+    /// The addresses are valid as long as the memory is held, wherever `data` itself moves: it lies behind handles.
+    pub(crate) fn gather(&mut self, data: &mut Data, skip: usize) -> usize {
+        self.0.clear();
+        match data {
+            Data::None => 0,
+            Data::In(sg) => self.collect(sg.pieces_mut().iter_mut().map(|p| (p.as_mut_ptr(), p.len())), skip),
+            // The kernel only reads what is sent or written.
+            Data::Out(sg) => self.collect(sg.pieces().iter().map(|p| (p.as_ptr().cast_mut(), p.len())), skip),
+        }
+    }
+
+    fn collect(&mut self, pieces: impl Iterator<Item = (*mut u8, usize)>, mut skip: usize) -> usize {
+        let mut total = 0;
+        for (start, len) in pieces {
+            if skip >= len {
+                skip -= len;
+                continue;
+            }
+            if self.0.len() == PIECES_MAX {
+                break;
+            }
+            // `skip` < `len`, so this stays within the piece.
+            let start = start.wrapping_add(skip);
+            self.0.push(iovec { iov_base: start.cast::<c_void>(), iov_len: len - skip });
+            total += len - skip;
+            skip = 0;
+        }
+        total
+    }
+
+    /// Forgets the first `count` bytes.
+    pub(crate) fn advance(&mut self, mut count: usize) {
+        let mut whole = 0;
+        for piece in &mut self.0 {
+            if count < piece.iov_len {
+                piece.iov_base = piece.iov_base.cast::<u8>().wrapping_add(count).cast();
+                piece.iov_len -= count;
+                break;
+            }
+            count -= piece.iov_len;
+            whole += 1;
+        }
+        self.0.drain(..whole);
+    }
+
+    /// Where it is and how many pieces it has, for the kernel.
+    pub(crate) fn raw(&self) -> (*const iovec, usize) {
+        (self.0.as_ptr(), self.0.len())
+    }
+
+    /// The piece, if it is one only.
+    pub(crate) fn single(&self) -> Option<(*mut u8, usize)> {
+        match self.0[..] {
+            [piece] => Some((piece.iov_base.cast(), piece.iov_len)),
+            _ => None,
+        }
+    }
+
+    /// Whether nothing is left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
