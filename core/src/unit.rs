@@ -51,8 +51,11 @@ pub struct Identity {
     pub revision: String,
     /// Unit serial number, at most 32 ASCII characters.
     pub serial: String,
-    /// Sixteen bytes that name the unit world-wide: NAA 6 with its vendor part (SPC-6 7.7.6.6.5).
-    pub naa: [u8; 16],
+    /// A UUID (RFC 9562): what names it to those who know UUIDs (SPC-6 7.7.6.11; NVMe).
+    pub uuid: [u8; 16],
+    /// NAA 3, locally assigned (SPC-6 7.7.6.6.3): the one NAA format that needs no company number of the IEEE,
+    /// which the project does not have and does not borrow. Its 60 bits are random, so it is unique in practice.
+    pub naa: [u8; 8],
 }
 
 /// Holds a range of a unit on every core; the range is let go when the box drops.
