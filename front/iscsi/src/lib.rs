@@ -4,6 +4,12 @@
 //!
 //! * [`wire`]: the PDU formats, additional header segments, digests
 //! * [`text`]: `key=value` text
+//! * [`keys`]: the table of keys, and the negotiation that derives from it
+//! * [`out`]: what waits to be sent
+//! * [`config`]: settings and limits
 
+pub mod config;
+pub mod keys;
+pub mod out;
 pub mod text;
 pub mod wire;
