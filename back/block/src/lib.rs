@@ -12,7 +12,7 @@ use lunar_reactor::Reactor;
 use lunar_reactor::disk::{Disk, Policy, Source};
 use lunar_reactor::op::Allocate;
 use open::Limits;
-pub use open::{Options, Refusal};
+pub use open::{Mark, Options, Refusal};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct BlockVolume {
     source: Arc<Source>,
     traits: Traits,
     limits: Limits,
-    mark: String,
+    mark: Mark,
     is_direct: bool,
 }
 
@@ -48,7 +48,7 @@ impl BlockVolume {
 
     /// What tells the device from any other: its own name for itself where it has one, else where it is.
     #[must_use]
-    pub fn mark(&self) -> &str {
+    pub fn mark(&self) -> &Mark {
         &self.mark
     }
 

@@ -88,6 +88,15 @@ impl From<Errno> for Refusal {
     }
 }
 
+/// What tells a device from any other.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Mark {
+    /// What it calls itself, the same on every machine that sees it.
+    Named(String),
+    /// Where it is on this machine.
+    Place(String),
+}
+
 /// What the device can do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Limits {
@@ -105,7 +114,7 @@ pub(crate) struct Checked {
     pub(crate) traits: Traits,
     pub(crate) alignment: Option<Alignment>,
     pub(crate) limits: Limits,
-    pub(crate) mark: String,
+    pub(crate) mark: Mark,
 }
 
 pub(crate) fn open(path: &Path, options: &Options) -> Result<Checked, Refusal> {
@@ -194,23 +203,26 @@ fn mounted_at(mounts: &str, device: u64) -> Option<&str> {
 }
 
 /// What the device calls itself; where it is, if it has no name. Partitions add their number.
-fn mark(path: &Path, device: u64) -> String {
+fn mark(path: &Path, device: u64) -> Mark {
     let here = sysfs(device);
     let read = |from: &Path| {
         let text = std::fs::read_to_string(from).ok()?;
         Some(text.trim().to_owned()).filter(|text| !text.is_empty())
     };
-    let name = |whole: &Path| {
-        ["wwid", "device/wwid", "dm/uuid", "md/uuid", "serial", "device/serial"]
-            .iter()
-            .find_map(|file| read(&whole.join(file)).map(|name| format!("{file} {name}")))
+    let partition = read(&here.join("partition"));
+    let whole = if partition.is_some() { here.join("..") } else { here };
+    let part = partition.map(|number| format!(" partition {number}")).unwrap_or_default();
+    let name = |files: &[&str]| {
+        files.iter().find_map(|file| read(&whole.join(file)).map(|name| format!("{file} {name}{part}")))
     };
-    let named = match read(&here.join("partition")) {
-        Some(partition) => name(&here.join("..")).map(|name| format!("{name} partition {partition}")),
-        None => name(&here),
-    };
+    if let Some(name) = name(&["wwid", "device/wwid", "dm/uuid", "md/uuid"]) {
+        return Mark::Named(name);
+    }
+    // A serial number is whatever the one who made the machine wrote there.
+    let place = name(&["serial", "device/serial"]);
     // As it was named, not where the name leads to: /dev/disk/by-* is steadier than /dev/sdb.
-    named.unwrap_or_else(|| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string())
+    let path = || std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string();
+    Mark::Place(place.unwrap_or_else(path))
 }
 
 #[cfg(test)]
