@@ -522,6 +522,7 @@ async fn statistics_count_bytes(reactor: Reactor) {
         assert_eq!(sent, Ok(100));
     }
     receive_pattern(&reactor, &far, 300, 1000, 1000).await;
+    reactor.sleep(Duration::from_millis(1)).await;
     let stats = reactor.stats();
     assert_eq!((stats.sends.get(), stats.sent_bytes.get(), stats.received_bytes.get()), (3, 300, 300));
     assert!(stats.receives.get() >= 1 && stats.turns.get() > 0 && stats.busy_nanoseconds.get() > 0);

@@ -14,6 +14,9 @@ const BLKDISCARD: libc::Ioctl = 0x1277;
 /// BLKZEROOUT of linux/fs.h: `_IO(0x12, 127)`.
 const BLKZEROOUT: libc::Ioctl = 0x127f;
 
+/// The smallest unit of direct reads.
+pub(crate) const SECTOR: u32 = 512;
+
 /// Opens a file or block device.
 pub(crate) fn open(path: &Path, how: How) -> io::Result<OwnedFd> {
     let mut flags = libc::O_CLOEXEC | libc::O_NOCTTY;
@@ -144,11 +147,12 @@ pub(crate) fn read(file: RawFd, into: &mut Vector, offset: u64, flags: i32) -> R
         let at = signed(offset + u64::from(done)).map_err(|fault| (done, fault))?;
         let (iov, count) = into.raw();
         // SAFETY: the vector points at memory that is held, and that nobody else uses, until this work is answered.
-        let result = again(|| unsafe { libc::preadv2(file, iov, count as i32, at, flags) });
-        let got = result.map_err(|fault| (done, fault))?;
-        if got == 0 {
-            break;
-        }
+        let got = match again(|| unsafe { libc::preadv2(file, iov, count as i32, at, flags) }) {
+            Ok(0) => break,
+            // A direct read that ended inside a sector has met the end of the file.
+            Err(Fault::Os(libc::EINVAL)) if !done.is_multiple_of(SECTOR) => break,
+            result => result.map_err(|fault| (done, fault))?,
+        };
         done += got as u32;
         into.advance(got as usize);
     }

@@ -18,6 +18,7 @@
 pub mod channel;
 mod clock;
 pub mod disk;
+mod epoll;
 mod executor;
 mod file;
 mod helper;
@@ -219,6 +220,26 @@ impl Reactor {
         result.expect("the loop ends when the future is done")
     }
 
+    /// One turn without sleep; tells whether there was anything to do. For the simulator, which runs several cores
+    /// on one thread.
+    ///
+    /// # Panics
+    /// When called from within a task.
+    pub fn turn(&self) -> bool {
+        assert!(!self.inner.is_running.replace(true), "a core's loop runs once at a time");
+        let _running = Running(&self.inner.is_running);
+        self.inner.executor.be_local();
+        let polled = self.inner.run_tasks(self.inner.driver.now(), &mut |_| {});
+        let answered = self.inner.driver.turn(Wait::Poll);
+        polled + answered > 0 || self.inner.has_ready()
+    }
+
+    /// When the next timer is due.
+    #[must_use]
+    pub fn next_timer(&self) -> Option<Instant> {
+        self.inner.timers.next()
+    }
+
     /// Waits until `at`.
     pub async fn sleep_until(&self, at: Instant) {
         let timer = Timer { timers: &self.inner.timers, key: self.inner.timers.key(at) };
@@ -335,10 +356,7 @@ impl Inner {
         };
         let mut begun = self.driver.now();
         loop {
-            self.now.set(begun);
-            self.timers.fire(begun);
-            self.executor.take_remote();
-            let polled = self.run_ready(&mut main);
+            let polled = self.run_tasks(begun, &mut main);
             if is_done.get() {
                 return;
             }
@@ -349,9 +367,21 @@ impl Inner {
                 self.stats.turns.add(1);
                 self.stats.busy_nanoseconds.add(nanoseconds(begun, ended));
             }
-            let is_quiet = answered == 0 && !self.executor.has_ready() && !self.executor.remote().is_pending();
+            let is_quiet = answered == 0 && !self.has_ready();
             begun = if is_quiet { self.rest(ended) } else { ended };
         }
+    }
+
+    /// The first half of a turn: all that needs no driver.
+    fn run_tasks(&self, now: Instant, main: &mut dyn FnMut(&mut Context<'_>)) -> usize {
+        self.now.set(now);
+        self.timers.fire(now);
+        self.executor.take_remote();
+        self.run_ready(main)
+    }
+
+    fn has_ready(&self) -> bool {
+        self.executor.has_ready() || self.executor.remote().is_pending()
     }
 
     /// Runs tasks until none is ready, with ends of turns in between, or until the turn has had its share.
@@ -417,15 +447,14 @@ fn nanoseconds(from: Instant, to: Instant) -> u64 {
 }
 
 fn open_driver(choice: Choice) -> io::Result<Rc<dyn Driver>> {
-    let epoll = || -> io::Result<Rc<dyn Driver>> { Err(io::ErrorKind::Unsupported.into()) };
     match choice {
-        Choice::Epoll => epoll(),
+        Choice::Epoll => Ok(epoll::Epoll::new()?),
         Choice::IoUring => Ok(ring::Ring::new()?),
         Choice::Auto => match ring::Ring::new() {
             Ok(ring) => Ok(ring),
             Err(error) => {
                 eprintln!("io_uring is not to be had ({error}): epoll with helper threads in its place");
-                epoll()
+                Ok(epoll::Epoll::new()?)
             }
         },
     }

@@ -4,7 +4,7 @@ use libc::{c_void, iovec};
 use lunar_core::io::Data;
 
 /// Pieces that one system call takes (UIO_MAXIOV).
-pub(crate) const PIECES_MAX: usize = 1024;
+const PIECES_MAX: usize = 1024;
 
 /// A list of addresses and lengths that may be handed to another thread.
 #[derive(Default)]
@@ -15,26 +15,37 @@ pub(crate) struct Vector(Vec<iovec>);
 unsafe impl Send for Vector {}
 
 impl Vector {
+    /// All that is left of `data` after `skip` bytes, however many pieces: for [`crate::file`], which cuts it.
+    pub(crate) fn of(data: &mut Data, skip: usize) -> Self {
+        let mut vector = Self::default();
+        vector.collect_from(data, skip, usize::MAX);
+        vector
+    }
+
     /// Points at the bytes of `data` from `skip` on, as many pieces as one call takes; tells how many bytes those are.
     /// The addresses are valid as long as the memory is held, wherever `data` itself moves: it lies behind handles.
     pub(crate) fn gather(&mut self, data: &mut Data, skip: usize) -> usize {
         self.0.clear();
+        self.collect_from(data, skip, PIECES_MAX)
+    }
+
+    fn collect_from(&mut self, data: &mut Data, skip: usize, most: usize) -> usize {
         match data {
             Data::None => 0,
-            Data::In(sg) => self.collect(sg.pieces_mut().iter_mut().map(|p| (p.as_mut_ptr(), p.len())), skip),
+            Data::In(sg) => self.collect(sg.pieces_mut().iter_mut().map(|p| (p.as_mut_ptr(), p.len())), skip, most),
             // The kernel only reads what is sent or written.
-            Data::Out(sg) => self.collect(sg.pieces().iter().map(|p| (p.as_ptr().cast_mut(), p.len())), skip),
+            Data::Out(sg) => self.collect(sg.pieces().iter().map(|p| (p.as_ptr().cast_mut(), p.len())), skip, most),
         }
     }
 
-    fn collect(&mut self, pieces: impl Iterator<Item = (*mut u8, usize)>, mut skip: usize) -> usize {
+    fn collect(&mut self, pieces: impl Iterator<Item = (*mut u8, usize)>, mut skip: usize, most: usize) -> usize {
         let mut total = 0;
         for (start, len) in pieces {
             if skip >= len {
                 skip -= len;
                 continue;
             }
-            if self.0.len() == PIECES_MAX {
+            if self.0.len() == most {
                 break;
             }
             // `skip` < `len`, so this stays within the piece.
@@ -61,9 +72,9 @@ impl Vector {
         self.0.drain(..whole);
     }
 
-    /// Where it is and how many pieces it has, for the kernel.
+    /// Where it is and how many pieces one call takes of it, for the kernel.
     pub(crate) fn raw(&self) -> (*const iovec, usize) {
-        (self.0.as_ptr(), self.0.len())
+        (self.0.as_ptr(), self.0.len().min(PIECES_MAX))
     }
 
     /// The piece, if it is one only.

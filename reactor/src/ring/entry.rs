@@ -1,6 +1,6 @@
 //! One operation that the kernel works on: what it may touch, and how far it has come.
 
-use crate::file::{Work, fallocate_mode};
+use crate::file::{SECTOR, Work, fallocate_mode};
 use crate::op::{Handle, Op};
 use crate::vector::Vector;
 use io_uring::types::{Fd, FsyncFlags};
@@ -13,8 +13,6 @@ use std::cell::UnsafeCell;
 const POLL_FIRST: u16 = 1;
 /// How often in a row the kernel may say "not now" before the operation fails with that.
 const RETRIES: u8 = 100;
-/// A direct read that ends inside a sector has met the end of the file.
-const SECTOR: usize = 512;
 const FIXED_PIECE_SHIFT: u32 = super::FIXED_PIECE.trailing_zeros();
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -240,7 +238,8 @@ impl Entry {
             Kind::Sync | Kind::Allocate { .. } | Kind::Help => Ok(0),
             Kind::Receive => Ok(self.moved as u32),
             _ if is_all => Ok(self.total as u32),
-            Kind::Read if got == 0 || (is_direct && !self.moved.is_multiple_of(SECTOR)) => {
+            // A direct read that ends inside a sector has met the end of the file.
+            Kind::Read if got == 0 || (is_direct && !self.moved.is_multiple_of(SECTOR as usize)) => {
                 if let Data::In(sg) = &mut self.data {
                     sg.fill_from(self.moved, 0);
                 }

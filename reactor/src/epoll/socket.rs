@@ -1,0 +1,270 @@
+//! What waits on a socket or listener, and what is known of its readiness.
+
+use super::Answer;
+use crate::net;
+use crate::op::Handle;
+use crate::vector::Vector;
+use lunar_core::io::{Data, Done, Fault};
+use lunar_core::mem::{Sg, SgMut};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32;
+const WRITABLE: u32 = (libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR) as u32;
+const OVER: u32 = (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32;
+
+pub(super) struct Socket {
+    receives: VecDeque<Waiting>,
+    sends: VecDeque<Waiting>,
+    may_receive: bool,
+    may_send: bool,
+    /// Whether the peer has closed its side: what is left to receive is announced no more.
+    is_over: bool,
+    ends_sending: bool,
+}
+
+struct Waiting {
+    done: Done,
+    data: Data,
+    moved: usize,
+    handle: Handle,
+}
+
+impl Default for Socket {
+    /// Both may work: the first try will tell.
+    fn default() -> Self {
+        Self {
+            receives: VecDeque::new(),
+            sends: VecDeque::new(),
+            may_receive: true,
+            may_send: true,
+            is_over: false,
+            ends_sending: false,
+        }
+    }
+}
+
+impl Waiting {
+    fn answer(self, result: Result<u32, Fault>) -> Answer {
+        Answer::new(self.done, result, self.data, self.handle)
+    }
+}
+
+impl Socket {
+    pub(super) fn receive(
+        &mut self,
+        fd: &OwnedFd,
+        done: Done,
+        into: SgMut,
+        handle: Handle,
+        vector: &mut Vector,
+    ) -> Option<Answer> {
+        let mut waiting = Waiting { done, data: Data::In(into), moved: 0, handle };
+        if waiting.data.is_empty() {
+            return Some(waiting.answer(Ok(0)));
+        }
+        if self.receives.is_empty()
+            && self.may_receive
+            && let Some(result) = self.try_receive(fd, &mut waiting, vector)
+        {
+            return Some(waiting.answer(result));
+        }
+        self.receives.push_back(waiting);
+        None
+    }
+
+    pub(super) fn send(
+        &mut self,
+        fd: &OwnedFd,
+        done: Done,
+        data: Sg,
+        handle: Handle,
+        vector: &mut Vector,
+    ) -> Option<Answer> {
+        let mut waiting = Waiting { done, data: Data::Out(data), moved: 0, handle };
+        if self.sends.is_empty()
+            && self.may_send
+            && let Some(result) = self.try_send(fd, &mut waiting, vector)
+        {
+            return Some(waiting.answer(result));
+        }
+        self.sends.push_back(waiting);
+        None
+    }
+
+    /// `None`: nothing there.
+    fn try_receive(&mut self, fd: &OwnedFd, what: &mut Waiting, vector: &mut Vector) -> Option<Result<u32, Fault>> {
+        let room = vector.gather(&mut what.data, 0);
+        match call(|| receive_some(fd, vector)) {
+            Ok(got) => {
+                // Fewer than there was room for: there is no more, and the kernel tells when there is.
+                self.may_receive = got == room || self.is_over;
+                Some(Ok(got as u32))
+            }
+            Err(libc::EAGAIN) => {
+                self.may_receive = false;
+                None
+            }
+            Err(errno) => Some(Err(Fault::from_errno(errno))),
+        }
+    }
+
+    /// `None`: no room for the rest.
+    fn try_send(&mut self, fd: &OwnedFd, what: &mut Waiting, vector: &mut Vector) -> Option<Result<u32, Fault>> {
+        let total = what.data.len();
+        while what.moved < total {
+            vector.gather(&mut what.data, what.moved);
+            match call(|| send_some(fd, vector)) {
+                Ok(put) => what.moved += put,
+                Err(libc::EAGAIN) => {
+                    self.may_send = false;
+                    return None;
+                }
+                Err(errno) => return Some(Err(Fault::from_errno(errno))),
+            }
+        }
+        Some(Ok(total as u32))
+    }
+
+    pub(super) fn become_ready(&mut self, fd: &OwnedFd, events: u32, vector: &mut Vector) -> Vec<Answer> {
+        self.may_receive |= events & READABLE != 0;
+        self.may_send |= events & WRITABLE != 0;
+        self.is_over |= events & OVER != 0;
+        let mut answers = Vec::new();
+        while self.may_receive
+            && let Some(mut waiting) = self.receives.pop_front()
+        {
+            match self.try_receive(fd, &mut waiting, vector) {
+                Some(result) => answers.push(waiting.answer(result)),
+                None => self.receives.push_front(waiting),
+            }
+        }
+        while self.may_send
+            && let Some(mut waiting) = self.sends.pop_front()
+        {
+            match self.try_send(fd, &mut waiting, vector) {
+                Some(result) => answers.push(waiting.answer(result)),
+                None => self.sends.push_front(waiting),
+            }
+        }
+        self.end_sending_if_due(fd);
+        answers
+    }
+
+    pub(super) fn cancel(&mut self) -> Vec<Answer> {
+        self.receives.drain(..).chain(self.sends.drain(..)).map(|waiting| waiting.answer(Err(Fault::Aborted))).collect()
+    }
+
+    pub(super) fn shutdown(&mut self, fd: &OwnedFd) {
+        self.ends_sending = true;
+        self.end_sending_if_due(fd);
+    }
+
+    fn end_sending_if_due(&mut self, fd: &OwnedFd) {
+        if self.ends_sending && self.sends.is_empty() {
+            self.ends_sending = false;
+            net::end_sending(fd);
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Listener {
+    pub(super) accepted: VecDeque<OwnedFd>,
+    waiting: VecDeque<(Done, Handle)>,
+}
+
+impl Listener {
+    pub(super) fn accept(&mut self, fd: &OwnedFd, done: Done, handle: Handle) -> Option<Answer> {
+        let result = if self.accepted.is_empty() { self.try_accept(fd) } else { Some(Ok(0)) };
+        let Some(result) = result else {
+            self.waiting.push_back((done, handle));
+            return None;
+        };
+        Some(Answer::new(done, result, Data::None, handle))
+    }
+
+    /// One connection, if there is one: the rest waits in the kernel.
+    fn try_accept(&mut self, fd: &OwnedFd) -> Option<Result<u32, Fault>> {
+        loop {
+            match call(|| accept_one(fd)) {
+                Ok(socket) => {
+                    self.accepted.push_back(socket);
+                    return Some(Ok(0));
+                }
+                Err(libc::EAGAIN) => return None,
+                // It was there and went.
+                Err(libc::ECONNABORTED) => {}
+                Err(errno) => return Some(Err(Fault::from_errno(errno))),
+            }
+        }
+    }
+
+    pub(super) fn become_ready(&mut self, fd: &OwnedFd) -> Vec<Answer> {
+        let mut answers = Vec::new();
+        while let Some((done, handle)) = self.waiting.pop_front() {
+            match self.try_accept(fd) {
+                Some(result) => answers.push(Answer::new(done, result, Data::None, handle)),
+                None => {
+                    self.waiting.push_front((done, handle));
+                    break;
+                }
+            }
+        }
+        answers
+    }
+
+    pub(super) fn cancel(&mut self) -> Vec<Answer> {
+        self.waiting.drain(..).map(|(done, h)| Answer::new(done, Err(Fault::Aborted), Data::None, h)).collect()
+    }
+}
+
+/// Calls until no signal interrupts it; the error is the system's number.
+fn call<T>(mut call: impl FnMut() -> io::Result<T>) -> Result<T, i32> {
+    loop {
+        match call() {
+            Ok(value) => return Ok(value),
+            Err(error) => match error.raw_os_error().unwrap_or(libc::EIO) {
+                libc::EINTR => {}
+                errno => return Err(errno),
+            },
+        }
+    }
+}
+
+fn count(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+fn message(vector: &Vector) -> libc::msghdr {
+    let (iov, len) = vector.raw();
+    // SAFETY: a msghdr of zeroes is an empty message.
+    let mut head: libc::msghdr = unsafe { std::mem::zeroed() };
+    head.msg_iov = iov.cast_mut();
+    head.msg_iovlen = len;
+    head
+}
+
+fn receive_some(fd: &OwnedFd, vector: &Vector) -> io::Result<usize> {
+    let mut head = message(vector);
+    // SAFETY: the vector points at memory that the operation owns, and the head at the vector.
+    count(unsafe { libc::recvmsg(net::raw(fd), &raw mut head, 0) })
+}
+
+fn send_some(fd: &OwnedFd, vector: &Vector) -> io::Result<usize> {
+    let head = message(vector);
+    // SAFETY: the vector points at memory that the operation holds, and the head at the vector.
+    count(unsafe { libc::sendmsg(net::raw(fd), &raw const head, libc::MSG_NOSIGNAL) })
+}
+
+fn accept_one(fd: &OwnedFd) -> io::Result<OwnedFd> {
+    let none = std::ptr::null_mut();
+    // SAFETY: no address is asked for.
+    let socket = unsafe { libc::accept4(net::raw(fd), none, none.cast(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) };
+    if socket < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just opened this file for us, and nobody else knows of it.
+    Ok(unsafe { OwnedFd::from_raw_fd(socket) })
+}
