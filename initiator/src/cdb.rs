@@ -1,0 +1,228 @@
+//! The commands that a load needs (SBC-5, SPC-6), and what failed ones say.
+
+use lunar_core::wire::be::{U16, U32, U64};
+use std::fmt;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Command descriptor blocks of at most 16 bytes; the length is the first byte's business.
+pub type Cdb = [u8; 16];
+
+/// TEST UNIT READY.
+pub const TEST_UNIT_READY: Cdb = [0; 16];
+/// Bytes of READ CAPACITY (16) parameter data that are asked for.
+pub const CAPACITY_LEN: u32 = 32;
+
+const READ_10: u8 = 0x28;
+const WRITE_10: u8 = 0x2a;
+const READ_16: u8 = 0x88;
+const WRITE_16: u8 = 0x8a;
+const SYNCHRONIZE_CACHE_10: u8 = 0x35;
+const SERVICE_ACTION_IN_16: u8 = 0x9e;
+const READ_CAPACITY_16: u8 = 0x10;
+/// Byte 1 of reads and writes: force unit access.
+const FUA: u8 = 0x08;
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Rw10 {
+    opcode: u8,
+    flags: u8,
+    lba: U32,
+    group: u8,
+    blocks: U16,
+    control: u8,
+    unused: [u8; 6],
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Rw16 {
+    opcode: u8,
+    flags: u8,
+    lba: U64,
+    blocks: U32,
+    group: u8,
+    control: u8,
+}
+
+const _: () = assert!(size_of::<Rw10>() == 16 && size_of::<Rw16>() == 16);
+
+fn transfer(ten: u8, sixteen: u8, lba: u64, blocks: u32, fua: bool) -> Cdb {
+    let flags = if fua { FUA } else { 0 };
+    match (u32::try_from(lba), u16::try_from(blocks)) {
+        (Ok(lba), Ok(blocks)) => zerocopy::transmute!(Rw10 {
+            opcode: ten,
+            flags,
+            lba: lba.into(),
+            group: 0,
+            blocks: blocks.into(),
+            control: 0,
+            unused: [0; 6],
+        }),
+        _ => zerocopy::transmute!(Rw16 {
+            opcode: sixteen,
+            flags,
+            lba: lba.into(),
+            blocks: blocks.into(),
+            group: 0,
+            control: 0,
+        }),
+    }
+}
+
+/// READ (10), or (16) where that is too short. `blocks` are logical blocks.
+#[must_use]
+pub fn read(lba: u64, blocks: u32, fua: bool) -> Cdb {
+    transfer(READ_10, READ_16, lba, blocks, fua)
+}
+
+/// WRITE (10), or (16) where that is too short. `blocks` are logical blocks.
+#[must_use]
+pub fn write(lba: u64, blocks: u32, fua: bool) -> Cdb {
+    transfer(WRITE_10, WRITE_16, lba, blocks, fua)
+}
+
+/// SYNCHRONIZE CACHE (10) of all blocks.
+#[must_use]
+pub fn synchronize_cache() -> Cdb {
+    transfer(SYNCHRONIZE_CACHE_10, SYNCHRONIZE_CACHE_10, 0, 0, false)
+}
+
+/// READ CAPACITY (16) for [`CAPACITY_LEN`] bytes.
+#[must_use]
+pub fn read_capacity() -> Cdb {
+    transfer_length(SERVICE_ACTION_IN_16, READ_CAPACITY_16, CAPACITY_LEN)
+}
+
+fn transfer_length(opcode: u8, service_action: u8, len: u32) -> Cdb {
+    zerocopy::transmute!(Rw16 {
+        opcode,
+        flags: service_action,
+        lba: 0.into(),
+        blocks: len.into(),
+        group: 0,
+        control: 0,
+    })
+}
+
+/// How large a unit is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capacity {
+    /// Logical blocks.
+    pub blocks: u64,
+    /// Bytes of one.
+    pub block_size: u32,
+}
+
+impl Capacity {
+    /// Takes READ CAPACITY (16) parameter data apart; `None` if it is too short or says nonsense.
+    #[must_use]
+    pub fn parse(data: &[u8]) -> Option<Self> {
+        let (last, rest) = U64::read_from_prefix(data).ok()?;
+        let (block_size, _) = U32::read_from_prefix(rest).ok()?;
+        let blocks = last.get().checked_add(1)?;
+        Some(Self { blocks, block_size: block_size.get() })
+            .filter(|c| c.block_size >= 512 && c.block_size.is_power_of_two())
+    }
+
+    /// Bytes in all.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.blocks.saturating_mul(u64::from(self.block_size))
+    }
+}
+
+/// The flat space address of a unit (SAM-6 4.7.7.2); below 256 the simple one that every target knows.
+#[must_use]
+pub fn lun(number: u16) -> [u8; 8] {
+    const FLAT_SPACE: u16 = 0x4000;
+    let first = if number < 256 { number } else { number | FLAT_SPACE };
+    let [a, b] = first.to_be_bytes();
+    [a, b, 0, 0, 0, 0, 0, 0]
+}
+
+lunar_core::codes! {
+    /// SAM-6 5.3.1: a command's status.
+    pub struct Status(u8) {
+        GOOD = 0x00, CHECK_CONDITION = 0x02, CONDITION_MET = 0x04, BUSY = 0x08, RESERVATION_CONFLICT = 0x18,
+        TASK_SET_FULL = 0x28, ACA_ACTIVE = 0x30, TASK_ABORTED = 0x40,
+    }
+}
+lunar_core::codes! {
+    /// SPC-6 4.4.8: the sense key.
+    pub struct Key(u8) {
+        NO_SENSE = 0, RECOVERED_ERROR = 1, NOT_READY = 2, MEDIUM_ERROR = 3, HARDWARE_ERROR = 4, ILLEGAL_REQUEST = 5,
+        UNIT_ATTENTION = 6, DATA_PROTECT = 7, BLANK_CHECK = 8, COPY_ABORTED = 10, ABORTED_COMMAND = 11, MISCOMPARE = 14,
+    }
+}
+
+/// The heart of sense data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sense {
+    /// What kind of trouble.
+    pub key: Key,
+    /// Additional sense code and its qualifier.
+    pub asc: (u8, u8),
+}
+
+impl Sense {
+    /// Of fixed or descriptor format (SPC-6 4.4); `None` if it is neither or too short.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let sense = match bytes.first()? & 0x7f {
+            0x70 | 0x71 => (bytes.get(2)?, bytes.get(12)?, bytes.get(13)?),
+            0x72 | 0x73 => (bytes.get(1)?, bytes.get(2)?, bytes.get(3)?),
+            _ => return None,
+        };
+        Some(Self { key: Key(sense.0 & 0x0f), asc: (*sense.1, *sense.2) })
+    }
+}
+
+impl fmt::Display for Sense {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {:02x}h/{:02x}h", self.key, self.asc.0, self.asc.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_and_long_transfers() {
+        assert_eq!(read(0x1234_5678, 8, false), [0x28, 0, 0x12, 0x34, 0x56, 0x78, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(write(1, 2, true)[..10], [0x2a, 8, 0, 0, 0, 1, 0, 0, 2, 0]);
+        assert_eq!(read(1 << 32, 1, true), [0x88, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
+        assert_eq!(write(0, 65536, false), [0x8a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
+        assert_eq!(synchronize_cache()[..10], [0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(read_capacity(), [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]);
+    }
+
+    #[test]
+    fn capacities() {
+        let data = [0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0x10, 0, 9, 9];
+        assert_eq!(Capacity::parse(&data), Some(Capacity { blocks: 65536, block_size: 4096 }));
+        assert_eq!(Capacity::parse(&data[..11]), None);
+        assert_eq!(Capacity::parse(&[0xff; 12]), None);
+        assert_eq!(Capacity::parse(&[0; 12]), None);
+    }
+
+    #[test]
+    fn both_formats_of_sense() {
+        let mut fixed = [0u8; 18];
+        (fixed[0], fixed[2], fixed[12], fixed[13]) = (0xf0, 0x26, 0x29, 0x01);
+        let want = Sense { key: Key::UNIT_ATTENTION, asc: (0x29, 1) };
+        assert_eq!(Sense::parse(&fixed), Some(want));
+        assert_eq!(Sense::parse(&[0x72, 6, 0x29, 1]), Some(want));
+        assert_eq!(want.to_string(), "UNIT_ATTENTION 29h/01h");
+        assert_eq!((Sense::parse(&[]), Sense::parse(&fixed[..13]), Sense::parse(&[0x7f; 20])), (None, None, None));
+    }
+
+    #[test]
+    fn units_by_number() {
+        assert_eq!(
+            (lun(7)[..2].to_vec(), lun(256)[..2].to_vec(), lun(4095)[..2].to_vec()),
+            (vec![0, 7], vec![0x41, 0], vec![0x4f, 0xff])
+        );
+    }
+}

@@ -1,0 +1,55 @@
+//! An iSCSI initiator (RFC 7143) without I/O, and the load generator that drives any target with it.
+//!
+//! * [`session`]: the initiator: bytes in, events and bytes out
+//! * [`config`]: what it offers at login, and what was agreed
+//! * [`cdb`]: the commands that a load needs, and sense data
+//! * [`output`]: what waits to be sent, as I/O vectors
+//! * [`url`]: where a unit is, as `iscsi://host/target/lun`
+//! * [`histogram`]: how long commands took
+//! * [`pattern`]: blocks that say where and when they were written
+//! * [`bench`]: the load generator: `lunar bench`
+
+pub mod bench;
+pub mod cdb;
+pub mod config;
+mod frame;
+pub mod histogram;
+mod login;
+pub mod output;
+pub mod pattern;
+pub mod session;
+mod task;
+pub mod url;
+
+use lunar_iscsi::wire::LoginStatus;
+use std::fmt;
+
+/// Why a session cannot go on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Error {
+    /// A header's digest was wrong.
+    HeaderDigest,
+    /// A data segment's digest was wrong.
+    DataDigest,
+    /// The target broke the protocol.
+    Protocol(&'static str),
+    /// The target answered a key of the login with what was not on offer.
+    Key(String),
+    /// The target refused the login, or moved (then with its new address).
+    Login(LoginStatus, Option<String>),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HeaderDigest => f.write_str("a header from the target has a wrong digest"),
+            Self::DataDigest => f.write_str("data from the target has a wrong digest"),
+            Self::Protocol(what) => write!(f, "the target broke the protocol: {what}"),
+            Self::Key(key) => write!(f, "the target answered {key} with what was not on offer"),
+            Self::Login(status, None) => write!(f, "the target refused the login: {status:?}"),
+            Self::Login(status, Some(address)) => write!(f, "the target moved to {address} ({status:?})"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
