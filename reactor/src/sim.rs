@@ -25,6 +25,7 @@ pub use disk::{SECTOR, SPACE_BLOCK};
 pub use faults::Faults;
 pub use peer::Peer;
 
+use crate::Reactor;
 use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
 use lunar_core::io::Done;
 use lunar_core::mem::Arena;
@@ -158,6 +159,25 @@ impl World {
         self.enter(|state| state.trace.lines().to_vec())
     }
 
+    /// Runs several cores until `done`, which is asked after every round. The order of a round is drawn.
+    ///
+    /// # Panics
+    /// When nothing will ever happen again and it is not done, or the time is up.
+    pub fn run(&self, cores: &[&Reactor], mut done: impl FnMut() -> bool) {
+        let mut order: Vec<&Reactor> = cores.to_vec();
+        while !done() {
+            self.enter(|state| state.chance.shuffle(&mut order));
+            let mut busy = false;
+            for core in &order {
+                busy |= core.turn();
+            }
+            if !busy {
+                let timer = cores.iter().filter_map(|core| core.next_timer()).min();
+                assert!(self.enter(|state| state.advance(timer)), "{STANDSTILL}");
+            }
+        }
+    }
+
     /// Borrows the state, and afterwards does what may come back into the world.
     fn enter<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         let (value, left) = {
@@ -219,6 +239,12 @@ impl Core {
 
     fn alive(&self, state: &State) -> bool {
         state.cores[self.index].alive
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.world.enter(|state| state.end_core(self.index));
     }
 }
 

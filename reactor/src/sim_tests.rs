@@ -340,3 +340,79 @@ fn equal_seeds_give_equal_traces() {
         assert_ne!(busy(seed), busy(seed + 1));
     }
 }
+
+/// An echo server on two cores: one accepts, the other serves; clients on a third. The number of what happened.
+fn echo(seed: u64) -> u64 {
+    let world = World::new(seed);
+    let mut chance = world.chance();
+    world.set_faults(Faults { accept_error: 0, reset: 0, ..Faults::any(&mut chance) });
+    world.set_deadline(Instant(600_000_000_000));
+    let reactor = |host| Reactor::with_driver(world.core(host), Arena::new(4 << 20), Arc::default());
+    let (front, back, client) = (reactor(TARGET), reactor(TARGET), reactor(Host(2)));
+    let (sender, mut receiver) = crate::channel::channel::<Incoming>(&back);
+    let (listener, address) = front.driver().listen(ADDRESS).expect("free");
+    let acceptor = front.clone();
+    front.spawn(async move {
+        while let Ok(incoming) = acceptor.accept(&listener).await {
+            sender.send(incoming);
+        }
+    });
+    let server = back.clone();
+    back.spawn(async move {
+        while let Some(incoming) = receiver.recv().await {
+            let (socket, ..) = server.driver().join(incoming).expect("the peer waits");
+            server.spawn(echo_one(server.clone(), socket));
+        }
+    });
+    let left = Rc::new(std::cell::Cell::new(5));
+    for number in 0..left.get() {
+        let (left, peer, client_core) = (left.clone(), world.connect(address), client.clone());
+        client.spawn(async move {
+            client_core.sleep(Duration::from_millis(number)).await;
+            let bytes = pattern(20_000);
+            for chunk in bytes.chunks(500) {
+                peer.send(chunk).await.expect("no resets");
+                let mut got = Vec::new();
+                while got.len() < chunk.len() {
+                    got.extend(peer.receive(1000).await.expect("no resets"));
+                }
+                assert_eq!(got, chunk);
+            }
+            left.set(left.get() - 1);
+        });
+    }
+    world.run(&[&front, &back, &client], || left.get() == 0);
+    let arenas = [&front, &back].map(|core| core.arena().clone());
+    drop((front, back, client));
+    arenas.iter().for_each(|arena| assert_eq!(arena.used(), 0));
+    world.trace_hash()
+}
+
+async fn echo_one(core: Reactor, socket: Handle) {
+    let mut completion = Completion::new();
+    loop {
+        let into = core.arena().wait_sg(700).await;
+        let (result, memory) = core.receive(&socket, into, &mut completion).await;
+        let Ok(count @ 1..) = result else { return };
+        core.end_of_turn().await;
+        if core.send(&socket, memory.share().part(0..count), &mut completion).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn several_cores_share_a_world_and_replay() {
+    for seed in 0..10 {
+        assert_eq!(echo(seed), echo(seed));
+    }
+}
+
+#[test]
+fn one_core_alone_runs_its_own_loop() {
+    let world = World::new(1);
+    let core = Reactor::with_driver(world.core(TARGET), Arena::new(1 << 20), Arc::default());
+    let begun = core.now();
+    core.run(core.sleep(Duration::from_secs(3600)));
+    assert!(core.now().since(begun) >= Duration::from_secs(3600));
+}

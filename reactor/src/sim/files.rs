@@ -183,10 +183,10 @@ impl State {
         }
     }
 
-    /// What runs on cores that crash ends in the middle.
-    pub(super) fn drop_jobs(&mut self, dead: impl Fn(usize) -> bool) {
+    /// What runs on a core that is no more ends in the middle.
+    pub(super) fn drop_jobs(&mut self, core: usize) {
         for (key, job) in std::mem::take(&mut self.jobs) {
-            if !dead(job.core) {
+            if job.core != core {
                 self.jobs.insert(key, job);
                 continue;
             }

@@ -396,16 +396,16 @@ impl State {
         self.left.listeners.push(listener);
     }
 
-    /// The connections of cores that crash: the machine forgets them, the other side learns it by a reset.
-    pub(super) fn drop_links(&mut self, dead: impl Fn(usize) -> bool) {
-        let gone = |listener: &Listener| dead(listener.core);
+    /// The connections of a core that is no more: the other side learns it by a reset.
+    pub(super) fn drop_links(&mut self, core: usize) {
+        let gone = |listener: &Listener| listener.core == core;
         let addresses: Vec<SocketAddr> =
             self.listeners.iter().filter(|(_, listener)| gone(listener)).map(|(address, _)| *address).collect();
         addresses.into_iter().for_each(|address| self.close_listener(address));
         let keys: Vec<u32> = self.links.keys().copied().collect();
         for link in keys {
             let Some(state) = self.links.get_mut(&link) else { continue };
-            if !state.server_end.core.is_some_and(&dead) {
+            if state.server_end.core != Some(core) {
                 continue;
             }
             let end = &mut state.server_end;

@@ -238,29 +238,36 @@ impl State {
     /// ended.
     pub(super) fn crash(&mut self, host: Host, power: bool) {
         self.note(format_args!("host {} crashes{}", host.0, if power { ", power lost" } else { "" }));
-        let dead: Vec<usize> = (0..self.cores.len()).filter(|&core| self.cores[core].host == host).collect();
-        self.drop_jobs(|core| dead.contains(&core));
-        self.drop_links(|core| dead.contains(&core));
-        for &core in &dead {
-            let state = &mut self.cores[core];
-            state.alive = false;
-            state.handles.clear();
-            self.left.answers.append(&mut state.due);
-            if let Some(done) = state.bell_done.take() {
-                self.left.answers.push(Answer { done, outcome: Outcome::new(Err(Fault::Aborted)), _handle: None });
-            }
-        }
-        let late = std::mem::take(&mut self.late);
-        for (key, answer) in late {
-            if dead.contains(&((key & ((1 << CORE_BITS) - 1)) as usize)) {
-                self.left.answers.push(answer);
-            } else {
-                self.late.insert(key, answer);
+        for core in 0..self.cores.len() {
+            if self.cores[core].host == host {
+                self.end_core(core);
             }
         }
         if power {
             let lost: usize = self.disks.iter_mut().map(|disk| disk.crash(&mut self.chance)).sum();
             self.note(format_args!("{lost} sectors lost their last write"));
+        }
+    }
+
+    /// A core is no more: what ran on it ends in the middle.
+    pub(super) fn end_core(&mut self, core: usize) {
+        if !std::mem::replace(&mut self.cores[core].alive, false) {
+            return;
+        }
+        self.drop_jobs(core);
+        self.drop_links(core);
+        let state = &mut self.cores[core];
+        state.handles.clear();
+        self.left.answers.append(&mut state.due);
+        if let Some(done) = state.bell_done.take() {
+            self.left.answers.push(Answer { done, outcome: Outcome::new(Err(Fault::Aborted)), _handle: None });
+        }
+        for (key, answer) in std::mem::take(&mut self.late) {
+            if (key & ((1 << CORE_BITS) - 1)) as usize == core {
+                self.left.answers.push(answer);
+            } else {
+                self.late.insert(key, answer);
+            }
         }
     }
 }
