@@ -32,6 +32,8 @@ mod timer;
 mod vector;
 
 #[cfg(test)]
+mod core_tests;
+#[cfg(test)]
 mod driver_tests;
 
 pub use spin::Spin;
