@@ -115,6 +115,24 @@ impl Disk {
         });
     }
 
+    /// A sync that fails: what was written up to `mark` is on the medium or dropped, sector by sector, and counts
+    /// as clean from now on. What was dropped may still be seen for a while, but no later sync makes it stay.
+    pub(super) fn fail_sync(&mut self, mark: u64, chance: &mut Chance) {
+        let (firm, seen) = (&mut self.firm, &mut self.seen);
+        self.loose.retain(|&sector, versions| {
+            let count = versions.iter().take_while(|version| version.written <= mark).count();
+            let newest = versions.drain(..count).next_back();
+            match newest {
+                Some(newest) if chance.coin() => firm[place(sector)].copy_from_slice(&newest.bytes),
+                Some(_) if versions.is_empty() && chance.coin() => {
+                    seen[place(sector)].copy_from_slice(&firm[place(sector)]);
+                }
+                _ => {}
+            }
+            !versions.is_empty()
+        });
+    }
+
     /// Power fails: every loose sector keeps one of the things it held since it was last firm, or what it held
     /// then. Returns how many sectors lost what a read saw last.
     pub(super) fn crash(&mut self, chance: &mut Chance) -> usize {

@@ -70,6 +70,24 @@ fn a_sync_takes_in_what_was_written_before_it_began_only() {
 }
 
 #[test]
+fn a_sync_that_failed_is_not_mended_by_the_next() {
+    let (mut kept, mut lost, mut seen_until_crash) = (0, 0, 0);
+    for seed in 0..100 {
+        let (mut disk, mut chance) = (Disk::new(512), Chance::new(seed));
+        disk.write(0, &[1; 512]);
+        disk.fail_sync(disk.mark(), &mut chance);
+        disk.sync(disk.mark());
+        let before = read(&disk, 0, 1)[0];
+        disk.crash(&mut chance);
+        let after = read(&disk, 0, 1)[0];
+        kept += usize::from(after == 1);
+        lost += usize::from(after == 0);
+        seen_until_crash += usize::from(before == 1 && after == 0);
+    }
+    assert!(kept > 30 && lost > 30 && seen_until_crash > 10, "{kept} {lost} {seen_until_crash}");
+}
+
+#[test]
 fn loose_sectors_tear_but_never_mix_bytes() {
     let mut torn = false;
     for seed in 0..200 {

@@ -159,9 +159,18 @@ impl State {
         Ok(u32::try_from(moved).unwrap_or(u32::MAX))
     }
 
-    /// What an operation that fails has done by then: a write any part of its work.
+    /// What an operation that fails has done by then: a write any part of its work, a sync worse than nothing.
     fn fail(&mut self, job: &Job, fault: Fault) {
-        if let (Op::Write { offset, data, .. }, Fault::Medium) = (&job.op, fault) {
+        match (&job.op, fault) {
+            (Op::Sync { .. }, _) => self.disks[job.disk].fail_sync(job.mark, &mut self.chance),
+            (_, Fault::Medium) => self.cut_short(job),
+            _ => {}
+        }
+    }
+
+    /// A write ends with any part of its work done.
+    fn cut_short(&mut self, job: &Job) {
+        if let Op::Write { offset, data, .. } = &job.op {
             let sectors = data.len().div_ceil(SECTOR);
             let first = self.chance.index(sectors + 1);
             let last = first + self.chance.index(sectors - first + 1);
@@ -176,7 +185,7 @@ impl State {
         for key in keys {
             let Some(job) = self.jobs.remove(&key) else { continue };
             if self.chance.coin() {
-                self.fail(&job, Fault::Medium);
+                self.cut_short(&job);
             }
             let handle = job.handle();
             self.refuse(core, job.done, Fault::Aborted, job.op.into_data(), handle);
@@ -191,7 +200,7 @@ impl State {
                 continue;
             }
             if self.chance.coin() {
-                self.fail(&job, Fault::Medium);
+                self.cut_short(&job);
             }
             self.left.jobs.push(job);
         }
