@@ -3,6 +3,7 @@
 #![allow(missing_docs, reason = "a program: what is public here is seen by nobody else")]
 
 mod guest;
+mod hostile;
 mod libiscsi;
 mod pdu;
 mod process;
@@ -10,6 +11,7 @@ mod report;
 mod session;
 mod target;
 mod tools;
+mod witness;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -113,7 +115,8 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Tools => tools::part(lab, driver),
         Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
         Part::Guest => guest::part(lab, driver),
-        Part::All | Part::Life | Part::Hostile | Part::Crash => Ok(()),
+        Part::Hostile => hostile::part(lab, driver, main_driver),
+        Part::All | Part::Life | Part::Crash => Ok(()),
     };
     lab.report.check_quietly(&name, "the part itself", run);
 }

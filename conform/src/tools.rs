@@ -61,7 +61,7 @@ fn small_programs(lab: &Lab, part: &str, target: &Target) {
     }
     lab.report.check(part, "iscsi-readcapacity16", || {
         let text = tool("iscsi-readcapacity16", &[&url])?;
-        says(&text, "Block size:512")
+        says(&text, "LENGTH IN BYTES:512")
     });
     if matches!(lab.subject, Subject::Built(_)) {
         lab.report.check(part, "iscsi-ls shows both volumes", || {

@@ -1,0 +1,249 @@
+//! Peers that are many, slow, or never listen.
+
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::{Case, Ground, PATIENCE};
+use crate::pdu::{Digests, FINAL, Heard, IMMEDIATE, Pdu, RESERVED_TAG, op};
+use crate::session::{Session, cdb};
+
+const HALF_OPEN: u64 = 10_000;
+/// Files that we need ourselves besides the connections of a flood.
+const OWN_FILES: u64 = 200;
+
+pub(super) const CASES: [Case; 10] = [
+    ("flood: 10,000 connections that never log in", half_open),
+    ("flood: 2,000 connections that close at once", churn),
+    ("flood: 500 connections with half a login each", half_logins),
+    ("flood: 300 sessions at once", many_sessions),
+    ("flood: the same session again and again", reinstatement),
+    ("flood: reads whose data nobody takes", reads_untaken),
+    ("flood: pings whose echo nobody takes", pings_untaken),
+    ("flood: writes whose data never comes", writes_without_data),
+    ("flood: half of a long data segment, a hundred times", half_segments),
+    ("flood: commands beyond the window", beyond_window),
+];
+
+/// Sessions and logins of a flood are gone when their connections are.
+fn files_of(ground: &Ground<'_>) -> Option<usize> {
+    let pid = ground.target.pid()?;
+    Some(std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count())
+}
+
+/// Runs a flood, and then waits until the target has let go of it.
+fn and_over(ground: &mut Ground<'_>, flood: impl FnOnce(&mut Ground<'_>) -> Result<()>) -> Result<()> {
+    let before = files_of(ground);
+    flood(ground)?;
+    let end = Instant::now() + PATIENCE;
+    // The witness and the newcomers of other cases come and go: a few more are no leak.
+    while let (Some(before), Some(now)) = (before, files_of(ground))
+        && now > before + 8
+    {
+        ensure!(Instant::now() < end, "the target had {before} files open before, and {now} after");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// As many files as we may have, up to `wanted`.
+fn allow_files(wanted: u64) -> u64 {
+    let now = getrlimit(Resource::Nofile);
+    let most = now.maximum.unwrap_or(u64::MAX);
+    let current = wanted.min(most).max(now.current.unwrap_or(0));
+    if setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum: now.maximum }).is_ok() {
+        return current;
+    }
+    now.current.unwrap_or(1024)
+}
+
+fn half_open(ground: &mut Ground<'_>) -> Result<()> {
+    let allowed = allow_files(HALF_OPEN + OWN_FILES).saturating_sub(OWN_FILES).min(HALF_OPEN);
+    if allowed < HALF_OPEN {
+        ground.lab.report.note(&format!("this process may have {allowed} connections, not {HALF_OPEN}"));
+    }
+    let mut open = 0;
+    and_over(ground, |ground| {
+        let mut held = Vec::new();
+        for _ in 0..allowed {
+            match TcpStream::connect_timeout(&ground.target.portal, Duration::from_secs(5)) {
+                Ok(stream) => held.push(stream),
+                // A target that lets nobody in any more refuses, too.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::TimedOut
+                    ) =>
+                {
+                    break;
+                }
+                Err(error) => Err(error)?,
+            }
+        }
+        open = held.len();
+        // Those who were here first still work.
+        let mut session = Session::ready(ground.target.portal, &ground.login(), ground.lun);
+        if let Ok(session) = &mut session {
+            session.ping()?;
+        }
+        Ok(())
+    })?;
+    ground.lab.report.note(&format!("{open} connections were open at once"));
+    Ok(())
+}
+
+fn churn(ground: &mut Ground<'_>) -> Result<()> {
+    and_over(ground, |ground| {
+        for _ in 0..2000 {
+            ground.link()?;
+        }
+        Ok(())
+    })
+}
+
+fn half_logins(ground: &mut Ground<'_>) -> Result<()> {
+    and_over(ground, |ground| {
+        let bytes = ground.login().request().encode(Digests::default());
+        let mut held = Vec::new();
+        for at in 0..500 {
+            let mut link = ground.link()?;
+            // The target may have had enough and closed.
+            let _ = link.send_raw(&bytes[..1 + at % (bytes.len() - 1)]);
+            held.push(link);
+        }
+        Ok(())
+    })
+}
+
+fn many_sessions(ground: &mut Ground<'_>) -> Result<()> {
+    and_over(ground, |ground| {
+        let mut sessions = Vec::new();
+        let mut refused = 0;
+        for qualifier in 0..300 {
+            match Session::ready(ground.target.portal, &ground.login().qualifier(qualifier), ground.lun) {
+                Ok(session) => sessions.push(session),
+                Err(_) => refused += 1,
+            }
+        }
+        ensure!(sessions.len() >= 32, "only {} sessions of one initiator at a time", sessions.len());
+        for session in &mut sessions {
+            session.ping()?;
+        }
+        ground.lab.report.note(&format!("{} sessions at once, {refused} refused", sessions.len()));
+        Ok(())
+    })
+}
+
+/// A login with the same names replaces the session (RFC 7143, 6.3.5): the old connection ends, the new one works.
+fn reinstatement(ground: &mut Ground<'_>) -> Result<()> {
+    and_over(ground, |ground| {
+        let mut sessions: Vec<Session> = Vec::new();
+        for _ in 0..100 {
+            let mut session = Session::ready(ground.target.portal, &ground.login(), ground.lun)?;
+            session.ping()?;
+            sessions.push(session);
+        }
+        sessions.pop();
+        for mut session in sessions {
+            while !matches!(session.link.hear(PATIENCE)?, Heard::Closed) {
+                ensure!(session.link.stream.peer_addr().is_ok(), "the connection is gone without an end");
+            }
+        }
+        Ok(())
+    })
+}
+
+fn reads_untaken(ground: &mut Ground<'_>) -> Result<()> {
+    and_over(ground, |ground| {
+        let mut sessions = Vec::new();
+        for qualifier in 0..8 {
+            let login = ground.login().qualifier(qualifier);
+            let mut session = Session::ready(ground.target.portal, &login, ground.lun)?;
+            let window = session.max_cmd_sn.wrapping_sub(session.cmd_sn).wrapping_add(1).min(512);
+            for _ in 0..window {
+                let pdu = session.command(&cdb::read(0, 2048), 0x40, 1 << 20);
+                session.link.send(&pdu)?;
+            }
+            sessions.push(session);
+        }
+        // Time for the target to read all it may into memory.
+        std::thread::sleep(Duration::from_secs(2));
+        Ok(())
+    })
+}
+
+fn pings_untaken(ground: &mut Ground<'_>) -> Result<()> {
+    and_over(ground, |ground| {
+        let mut session = ground.session(&[])?;
+        session.link.stream.set_write_timeout(Some(Duration::from_millis(500)))?;
+        let nop = Pdu::new(op::NOP_OUT | IMMEDIATE, FINAL).tag(5).word(20, RESERVED_TAG).word(24, session.cmd_sn);
+        let bytes = nop.word(28, session.exp_stat_sn).with_data(vec![1; 8192]).encode(Digests::default());
+        // The target stops taking more, or closes; it does not keep a gigabyte for us.
+        for _ in 0..(1 << 30) / bytes.len() {
+            if session.link.send_raw(&bytes).is_err() {
+                return Ok(());
+            }
+        }
+        bail!("a gigabyte of pings was taken, though nobody reads the echo")
+    })
+}
+
+fn writes_without_data(ground: &mut Ground<'_>) -> Result<()> {
+    and_over(ground, |ground| {
+        let mut sessions = Vec::new();
+        for qualifier in 0..32 {
+            let login = ground.login().qualifier(qualifier).key("ImmediateData", "No").key("InitialR2T", "Yes");
+            let mut session = Session::ready(ground.target.portal, &login, ground.lun)?;
+            let window = session.max_cmd_sn.wrapping_sub(session.cmd_sn).wrapping_add(1).min(64);
+            for _ in 0..window {
+                let pdu = session.command(&cdb::write(0, 2048), 0x20, 1 << 20);
+                session.link.send(&pdu)?;
+            }
+            sessions.push(session);
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        Ok(())
+    })
+}
+
+fn half_segments(ground: &mut Ground<'_>) -> Result<()> {
+    and_over(ground, |ground| {
+        let mut sessions = Vec::new();
+        for qualifier in 0..100 {
+            let mut session = Session::ready(ground.target.portal, &ground.login().qualifier(qualifier), ground.lun)?;
+            let length =
+                session.answers.get("MaxRecvDataSegmentLength").and_then(|text| text.parse().ok()).unwrap_or(8192);
+            let length: usize = length.min(65536);
+            let pdu = session.command(&cdb::write(0, 128), 0x20, 65536).with_data(vec![3; length]);
+            let bytes = pdu.encode(Digests::default());
+            session.link.send_raw(&bytes[..48 + length / 2])?;
+            sessions.push(session);
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        Ok(())
+    })
+}
+
+/// Commands without regard to MaxCmdSN: those beyond it are dropped, the rest are answered, and no memory is kept for any.
+fn beyond_window(ground: &mut Ground<'_>) -> Result<()> {
+    and_over(ground, |ground| {
+        let mut session = ground.session(&[])?;
+        session.link.stream.set_write_timeout(Some(Duration::from_secs(2)))?;
+        for _ in 0..20_000 {
+            let pdu = session.command(&[0; 6], 0, 0);
+            if session.link.send(&pdu).is_err() {
+                break;
+            }
+        }
+        let mut answers = 0;
+        while let Heard::Pdu(pdu) = session.link.hear(Duration::from_millis(300))? {
+            ensure!(pdu.opcode() == op::RESPONSE, "opcode {:02x}h", pdu.opcode());
+            answers += 1;
+        }
+        ensure!(answers > 0, "no command was answered at all");
+        Ok(())
+    })
+}

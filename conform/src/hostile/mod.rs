@@ -1,0 +1,227 @@
+//! Clients that break the rules. After each: the target lives, its memory is bounded, a well-behaved session goes on with
+//! its data, and a new login succeeds.
+
+mod floods;
+mod logins;
+mod requests;
+mod transfers;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use crate::pdu::{Heard, Link, Pdu, op};
+use crate::process;
+use crate::session::{Login, Session};
+use crate::target::{Driver, Lab, Spec, Target};
+use crate::witness::{Random, Witness};
+
+/// Data memory the target is told to use, per core.
+const DATA_MIB: u64 = 64;
+const CORES: u64 = 2;
+/// What it may be resident with at most: its data memory, and as much again for everything else.
+const MEMORY_LIMIT: u64 = 2 * CORES * (DATA_MIB << 20);
+/// A refusal that takes longer is none.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long silence must last to count as "ignored".
+const SILENCE: Duration = Duration::from_millis(300);
+
+/// What the cases work with.
+pub(crate) struct Ground<'a> {
+    lab: &'a Lab,
+    target: &'a Target,
+    /// LUN for all that is hostile; the witness has another where there are two.
+    lun: u16,
+    random: Random,
+}
+
+type Case = (&'static str, fn(&mut Ground<'_>) -> Result<()>);
+
+/// Runs all hostile clients. With `all`, also those that say nothing about the driver.
+pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
+    let part = format!("hostile/{}", driver.name());
+    let memory = DATA_MIB.to_string();
+    let cores = CORES.to_string();
+    let spec = Spec::new(driver, [lab.image("hostile.img", 64)?, "ram:64M".to_owned()])?;
+    let mut target = Target::start(lab, &spec.flags(&["--memory", &memory, "--cores", &cores]))?;
+    let witness = Witness::start(target.portal, &target.name, target.lun, lab.seed)?;
+    let gauge = Gauge::start(target.pid());
+    // A connection that never logs in; looked at again in the end.
+    let idle = (Link::open(target.portal)?, Instant::now());
+    let cases: Vec<&Case> = if all {
+        logins::CASES.iter().chain(&requests::CASES).chain(&transfers::CASES).chain(&floods::CASES).collect()
+    } else {
+        transfers::CASES.iter().chain(&floods::CASES).collect()
+    };
+    for (name, case) in cases {
+        let good = lab.report.check(&part, name, || {
+            let lun = target.lun + u16::from(matches!(lab.subject, crate::target::Subject::Built(_)));
+            let mut ground = Ground { lab, target: &target, lun, random: Random::new(lab.seed) };
+            let outcome = case(&mut ground);
+            // First of all whether the target bore it: that explains whatever else went wrong.
+            target.healthy()?;
+            outcome?;
+            gauge.bounded()?;
+            witness.goes_on()?;
+            Session::open(target.portal, &Login::to(&target.name, "newcomer"))?.logout()
+        });
+        if !good && target.healthy().is_err() {
+            bail!("no target is left");
+        }
+    }
+    lab.report.check(&part, "a connection that never logs in is closed", || closed_for_idleness(idle));
+    let mut operations = 0;
+    lab.report.check(&part, "nothing acknowledged is lost", || {
+        operations = witness.finish()?;
+        Ok(())
+    });
+    lab.report.note(&format!("{part}: {operations} writes verified meanwhile; peak memory {} MiB", gauge.peak() >> 20));
+    lab.report.check(&part, "target drains", || target.stop());
+    Ok(())
+}
+
+fn closed_for_idleness((mut link, since): (Link, Instant)) -> Result<()> {
+    const LONGEST: Duration = Duration::from_secs(60);
+    match link.hear(LONGEST.saturating_sub(since.elapsed()).max(Duration::from_secs(1)))? {
+        Heard::Closed => Ok(()),
+        heard => bail!("after {} s: {heard:?}", since.elapsed().as_secs()),
+    }
+}
+
+/// Watches the target's memory.
+struct Gauge {
+    stop: Arc<AtomicBool>,
+    peak: Arc<AtomicU64>,
+}
+
+impl Gauge {
+    fn start(pid: Option<u32>) -> Self {
+        let (stop, peak) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let theirs = (Arc::clone(&stop), Arc::clone(&peak));
+        std::thread::spawn(move || {
+            while let (false, Some(pid)) = (theirs.0.load(Ordering::Relaxed), pid) {
+                if let Ok(bytes) = process::resident_bytes(pid) {
+                    theirs.1.fetch_max(bytes, Ordering::Relaxed);
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        Self { stop, peak }
+    }
+
+    fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    fn bounded(&self) -> Result<()> {
+        let peak = self.peak();
+        ensure!(peak <= MEMORY_LIMIT, "the target took {} MiB, {} are allowed", peak >> 20, MEMORY_LIMIT >> 20);
+        Ok(())
+    }
+}
+
+impl Drop for Gauge {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Ground<'_> {
+    /// A session of the attacker's.
+    fn session(&self, keys: &[(&'static str, &str)]) -> Result<Session> {
+        let mut login = Login::to(&self.target.name, "attacker");
+        for (key, value) in keys {
+            login = login.key(key, value);
+        }
+        Session::ready(self.target.portal, &login, self.lun)
+    }
+
+    fn link(&self) -> Result<Link> {
+        Link::open(self.target.portal)
+    }
+
+    fn login(&self) -> Login {
+        Login::to(&self.target.name, "attacker")
+    }
+}
+
+/// How a target met what it should not have got.
+#[derive(Debug)]
+enum Met {
+    Closed,
+    /// The reason of a Reject (RFC 7143, 11.17.1).
+    Rejected(u8),
+    /// Status and sense key of a SCSI response.
+    Answered(u8, u8),
+    /// Status class and detail of a login response.
+    Login(u16),
+    Other(u8),
+    Ignored,
+}
+
+/// The target's reaction; pings that it sends are none.
+fn met(link: &mut Link, limit: Duration) -> Result<Met> {
+    let end = Instant::now() + limit;
+    loop {
+        let pdu = match link.hear(end.saturating_duration_since(Instant::now()))? {
+            Heard::Closed => return Ok(Met::Closed),
+            Heard::Silence => return Ok(Met::Ignored),
+            Heard::Pdu(pdu) => pdu,
+        };
+        return Ok(match pdu.opcode() {
+            op::NOP_IN => continue,
+            op::REJECT => Met::Rejected(pdu.head[2]),
+            op::RESPONSE => Met::Answered(pdu.head[3], pdu.data.get(4).map_or(0, |byte| byte & 0x0f)),
+            op::LOGIN_RESPONSE => Met::Login(u16::from_be_bytes([pdu.head[36], pdu.head[37]])),
+            other => Met::Other(other),
+        });
+    }
+}
+
+/// Fails unless the target rejected the PDU or closed the connection.
+fn rejected_or_closed(link: &mut Link) -> Result<()> {
+    match met(link, PATIENCE)? {
+        Met::Closed | Met::Rejected(_) => Ok(()),
+        other => bail!("neither rejected nor closed: {other:?}"),
+    }
+}
+
+/// Fails unless the target answered the login with one of these statuses; none named: with any of an initiator's errors.
+/// A close without an answer will do where the peer's bytes are no login at all.
+fn login_refused(link: &mut Link, statuses: &[u16]) -> Result<()> {
+    match met(link, PATIENCE)? {
+        Met::Login(status) if statuses.contains(&status) => Ok(()),
+        Met::Login(status) if statuses.is_empty() && (2..=3).contains(&(status >> 8)) => Ok(()),
+        Met::Closed | Met::Rejected(_) if statuses.is_empty() => Ok(()),
+        other => bail!("refusal wanted ({statuses:04x?}), found {other:?}"),
+    }
+}
+
+/// Fails if the command ended with GOOD; any refusal, and silence, is right.
+fn not_good(link: &mut Link, limit: Duration) -> Result<Met> {
+    match met(link, limit)? {
+        Met::Answered(0, _) => bail!("the command ended with GOOD"),
+        other => Ok(other),
+    }
+}
+
+/// If the connection is still there it must work.
+fn usable_or_closed(session: &mut Session) -> Result<()> {
+    let tag = session.tag();
+    let nop = Pdu::new(op::NOP_OUT | crate::pdu::IMMEDIATE, crate::pdu::FINAL).tag(tag);
+    let nop = nop.word(20, crate::pdu::RESERVED_TAG).word(24, session.cmd_sn).word(28, session.exp_stat_sn);
+    if session.link.send(&nop).is_err() {
+        return Ok(());
+    }
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match session.link.hear(end.saturating_duration_since(Instant::now()))? {
+            Heard::Closed => return Ok(()),
+            Heard::Silence => bail!("neither an answer to a ping nor a close"),
+            Heard::Pdu(pdu) if pdu.opcode() == op::NOP_IN && pdu.get(16) == tag => return Ok(()),
+            Heard::Pdu(_) => {}
+        }
+    }
+}

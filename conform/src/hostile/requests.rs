@@ -1,0 +1,361 @@
+//! Requests in full feature phase that are malformed, out of order or nonsense.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+
+use super::{Case, Ground, Met, PATIENCE, SILENCE, met, rejected_or_closed, usable_or_closed};
+use crate::pdu::{Digests, FINAL, Heard, IMMEDIATE, Pdu, RESERVED_TAG, op};
+use crate::session::{Data, GOOD, Session, cdb};
+
+const TEST_UNIT_READY: [u8; 6] = [0; 6];
+
+pub(super) const CASES: [Case; 23] = [
+    ("request: opcodes that do not exist", unknown_opcodes),
+    ("request: opcodes of targets", target_opcodes),
+    ("request: a second login", second_login),
+    ("request: cut off in the header", |ground| cut(ground, 20)),
+    ("request: cut off in the data", |ground| cut(ground, 48 + 100)),
+    ("request: a data segment beyond the limit", long_segment),
+    ("request: wrong header digest", wrong_header_digest),
+    ("request: task tag ffffffffh", reserved_tag),
+    ("request: a task tag that is in use", tag_in_use),
+    ("request: CmdSN beyond the window", beyond_window),
+    ("request: CmdSN of the past", past_command),
+    ("request: CmdSN with a gap that closes later", gap_that_closes),
+    ("request: ExpStatSN of the future", future_status),
+    ("request: additional header segments of nonsense", header_segments),
+    ("request: additional header segments cut short", short_header_segments),
+    ("request: LUNs in every form", odd_luns),
+    ("request: SNACK without error recovery", snack),
+    ("request: text without end", endless_text),
+    ("request: text that continues nothing", text_from_nowhere),
+    ("request: task management that does not exist", unknown_task_management),
+    ("request: logout of another connection", foreign_logout),
+    ("request: random CDBs", random_cdbs),
+    ("request: flipped bits", flipped_bits),
+];
+
+fn unknown_opcodes(ground: &mut Ground<'_>) -> Result<()> {
+    for opcode in [0x07, 0x0f, 0x11, 0x1c, 0x1f] {
+        let mut session = ground.session(&[])?;
+        let pdu = Pdu::new(opcode | IMMEDIATE, FINAL).tag(9).word(24, session.cmd_sn).word(28, session.exp_stat_sn);
+        session.link.send(&pdu)?;
+        rejected_or_closed(&mut session.link)?;
+    }
+    Ok(())
+}
+
+fn target_opcodes(ground: &mut Ground<'_>) -> Result<()> {
+    for opcode in [op::NOP_IN, op::RESPONSE, op::LOGIN_RESPONSE, op::DATA_IN, op::R2T, op::ASYNC, op::REJECT, 0x3e] {
+        let mut session = ground.session(&[])?;
+        let pdu = Pdu::new(opcode, FINAL).tag(9).word(24, session.cmd_sn).word(28, session.exp_stat_sn);
+        session.link.send(&pdu)?;
+        rejected_or_closed(&mut session.link)?;
+    }
+    Ok(())
+}
+
+fn second_login(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    let request = ground.login().request().word(24, session.cmd_sn).word(28, session.exp_stat_sn);
+    session.link.send(&request)?;
+    match met(&mut session.link, PATIENCE)? {
+        Met::Closed | Met::Rejected(_) => Ok(()),
+        Met::Login(status) if status >> 8 >= 2 => Ok(()),
+        other => bail!("{other:?}"),
+    }
+}
+
+/// A PDU of which only the first bytes come before the peer ends its side.
+fn cut(ground: &mut Ground<'_>, at: usize) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    let pdu = session.command(&cdb::write(0, 8), 0x20, 4096).with_data(vec![7; 4096]);
+    let bytes = pdu.encode(Digests::default());
+    session.link.send_raw(&bytes[..at])?;
+    session.link.end_of_sending()?;
+    match met(&mut session.link, PATIENCE)? {
+        Met::Closed => Ok(()),
+        other => bail!("half a PDU: {other:?}"),
+    }
+}
+
+fn long_segment(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    let mut pdu = Pdu::new(op::NOP_OUT | IMMEDIATE, FINAL).tag(9).word(20, RESERVED_TAG).word(24, session.cmd_sn);
+    pdu.head[5..8].copy_from_slice(&[0xff, 0xff, 0xfc]);
+    session.link.send_raw(&pdu.encode_as_is(Digests::default()))?;
+    let piece = vec![0; 1 << 16];
+    for _ in 0..(1 << 24) / piece.len() {
+        if session.link.send_raw(&piece).is_err() {
+            break;
+        }
+    }
+    rejected_or_closed(&mut session.link)
+}
+
+/// Nothing after a wrong header digest can be trusted, not even where the next PDU begins (RFC 7143, 7.7).
+fn wrong_header_digest(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[("HeaderDigest", "CRC32C")])?;
+    if !session.link.digests.header {
+        return crate::report::skip("the target agrees to no header digest");
+    }
+    let pdu = session.command(&TEST_UNIT_READY, 0, 0);
+    let mut bytes = pdu.encode(session.link.digests);
+    bytes[48] ^= 1;
+    session.link.send_raw(&bytes)?;
+    match met(&mut session.link, PATIENCE)? {
+        Met::Closed => Ok(()),
+        other => bail!("{other:?}"),
+    }
+}
+
+fn reserved_tag(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    let pdu = session.command(&TEST_UNIT_READY, 0, 0).tag(RESERVED_TAG);
+    session.link.send(&pdu)?;
+    match met(&mut session.link, PATIENCE)? {
+        Met::Closed | Met::Rejected(_) | Met::Answered(..) => Ok(()),
+        other => bail!("{other:?}"),
+    }
+}
+
+/// A write that waits for its data, and another command with the same tag.
+fn tag_in_use(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[("ImmediateData", "No"), ("InitialR2T", "Yes")])?;
+    let first = session.command(&cdb::write(0, 8), 0x20, 4096);
+    session.link.send(&first)?;
+    ensure!(session.link.expect(PATIENCE)?.opcode() == op::R2T, "no R2T");
+    let second = session.command(&TEST_UNIT_READY, 0, 0).tag(first.get(16));
+    session.link.send(&second)?;
+    match met(&mut session.link, PATIENCE)? {
+        Met::Closed | Met::Rejected(_) => Ok(()),
+        Met::Answered(status, _) if status != GOOD => Ok(()),
+        other => bail!("{other:?}"),
+    }
+}
+
+fn ignored(session: &mut Session) -> Result<()> {
+    match met(&mut session.link, SILENCE)? {
+        Met::Ignored | Met::Closed => Ok(()),
+        other => bail!("not ignored: {other:?}"),
+    }
+}
+
+/// Commands outside the window are dropped without a word (RFC 7143, 4.2.2.1).
+fn beyond_window(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    let pdu = session.command(&TEST_UNIT_READY, 0, 0).word(24, session.max_cmd_sn.wrapping_add(1000));
+    session.cmd_sn = session.cmd_sn.wrapping_sub(1);
+    session.link.send(&pdu)?;
+    ignored(&mut session)?;
+    session.run(&TEST_UNIT_READY, Data::None)?.good()?;
+    Ok(())
+}
+
+fn past_command(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    let pdu = session.command(&TEST_UNIT_READY, 0, 0).word(24, session.cmd_sn.wrapping_sub(3));
+    session.cmd_sn = session.cmd_sn.wrapping_sub(1);
+    session.link.send(&pdu)?;
+    ignored(&mut session)?;
+    session.run(&TEST_UNIT_READY, Data::None)?.good()?;
+    Ok(())
+}
+
+/// Two commands in the wrong order: the first to come waits, then both run in the order of their numbers.
+fn gap_that_closes(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    let first = session.command(&TEST_UNIT_READY, 0, 0);
+    let second = session.command(&TEST_UNIT_READY, 0, 0);
+    session.link.send(&second)?;
+    ignored(&mut session)?;
+    session.link.send(&first)?;
+    for wanted in [&first, &second] {
+        let pdu = session.link.expect(PATIENCE)?;
+        ensure!(pdu.opcode() == op::RESPONSE && pdu.head[3] == GOOD, "opcode {:02x}h", pdu.opcode());
+        ensure!(pdu.get(16) == wanted.get(16), "the commands ran in the wrong order");
+    }
+    Ok(())
+}
+
+fn future_status(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    session.exp_stat_sn = session.exp_stat_sn.wrapping_add(0x1000_0000);
+    let pdu = session.command(&TEST_UNIT_READY, 0, 0);
+    session.link.send(&pdu)?;
+    match met(&mut session.link, PATIENCE)? {
+        Met::Closed | Met::Rejected(_) | Met::Answered(..) => Ok(()),
+        other => bail!("{other:?}"),
+    }
+}
+
+fn header_segments(ground: &mut Ground<'_>) -> Result<()> {
+    // Length, kind, specific: zero length, unknown kind, extended CDB longer than its room, bidirectional length with nothing.
+    for ahs in [vec![0; 4], vec![0, 1, 0x3f, 0], vec![0xff, 0xff, 1, 0], vec![0, 1, 2, 0], vec![0; 1020]] {
+        let mut session = ground.session(&[])?;
+        let mut pdu = session.command(&TEST_UNIT_READY, 0, 0);
+        pdu.ahs = ahs;
+        session.link.send(&pdu)?;
+        match met(&mut session.link, PATIENCE)? {
+            Met::Closed | Met::Rejected(_) | Met::Answered(..) => {}
+            other => bail!("{:02x?}: {other:?}", &pdu.ahs[..4]),
+        }
+        usable_or_closed(&mut session)?;
+    }
+    Ok(())
+}
+
+fn short_header_segments(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    let mut pdu = session.command(&TEST_UNIT_READY, 0, 0);
+    pdu.head[4] = 255;
+    session.link.send_raw(&pdu.encode_as_is(Digests::default()))?;
+    session.link.end_of_sending()?;
+    match met(&mut session.link, PATIENCE)? {
+        Met::Closed => Ok(()),
+        other => bail!("{other:?}"),
+    }
+}
+
+/// Addressing methods of SAM-6, 4.7: none of these names a unit.
+fn odd_luns(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    for lun in
+        [[0xff; 8], [0xc1, 0, 0, 1, 0, 0, 0, 0], [0x7f, 0xff, 0, 0, 0, 0, 0, 0], [0, 1, 0, 2, 0, 3, 0, 4], [0x80; 8]]
+    {
+        let pdu = session.command(&TEST_UNIT_READY, 0, 0).bytes(8, &lun);
+        session.link.send(&pdu)?;
+        match met(&mut session.link, PATIENCE)? {
+            // ILLEGAL REQUEST, LOGICAL UNIT NOT SUPPORTED.
+            Met::Answered(2, 5) | Met::Closed | Met::Rejected(_) => {}
+            other => bail!("{lun:02x?}: {other:?}"),
+        }
+    }
+    usable_or_closed(&mut session)
+}
+
+fn snack(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    let pdu = Pdu::new(op::SNACK | IMMEDIATE, FINAL | 0x01)
+        .tag(RESERVED_TAG)
+        .word(20, RESERVED_TAG)
+        .word(28, session.exp_stat_sn);
+    session.link.send(&pdu.word(44, 100))?;
+    rejected_or_closed(&mut session.link)
+}
+
+fn endless_text(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    let mut transfer = RESERVED_TAG;
+    for _ in 0..2000 {
+        let pdu = Pdu::new(op::TEXT | IMMEDIATE, 0x40).tag(77).word(20, transfer).word(24, session.cmd_sn);
+        if session.link.send(&pdu.word(28, session.exp_stat_sn).with_data(vec![b'x'; 8192])).is_err() {
+            return Ok(());
+        }
+        match session.link.hear(PATIENCE)? {
+            Heard::Closed => return Ok(()),
+            Heard::Silence => bail!("no answer to text"),
+            Heard::Pdu(pdu) if pdu.opcode() == op::TEXT_RESPONSE => {
+                transfer = pdu.get(20);
+                session.exp_stat_sn = pdu.get(24).wrapping_add(1);
+            }
+            Heard::Pdu(pdu) if pdu.opcode() == op::REJECT => return usable_or_closed(&mut session),
+            Heard::Pdu(pdu) => bail!("text is answered with opcode {:02x}h", pdu.opcode()),
+        }
+    }
+    bail!("16 MiB of text were taken")
+}
+
+fn text_from_nowhere(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    let pdu = Pdu::new(op::TEXT | IMMEDIATE, FINAL).tag(77).word(20, 0x1234_5678).word(24, session.cmd_sn);
+    session.link.send(&pdu.word(28, session.exp_stat_sn).with_data(*b"SendTargets=All\0"))?;
+    rejected_or_closed(&mut session.link)
+}
+
+fn unknown_task_management(ground: &mut Ground<'_>) -> Result<()> {
+    for function in [0, 9, 0x7f] {
+        let mut session = ground.session(&[])?;
+        let pdu = Pdu::new(op::TASK_REQUEST | IMMEDIATE, FINAL | function).lun(ground.lun).tag(99).word(20, 0xdead);
+        session.link.send(&pdu.word(24, session.cmd_sn).word(28, session.exp_stat_sn))?;
+        match session.link.hear(PATIENCE)? {
+            Heard::Closed => {}
+            Heard::Pdu(pdu) if pdu.opcode() == op::REJECT => {}
+            // Function not supported, or rejected (RFC 7143, 11.6.1).
+            Heard::Pdu(pdu) if pdu.opcode() == op::TASK_RESPONSE && [5, 255].contains(&pdu.head[2]) => {}
+            other => bail!("function {function}: {other:?}"),
+        }
+    }
+    Ok(())
+}
+
+fn foreign_logout(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    // Reason 1: close the connection whose identifier stands at 20.
+    let pdu = Pdu::new(op::LOGOUT | IMMEDIATE, FINAL | 1).tag(98).word(20, 0x4321_0000).word(24, session.cmd_sn);
+    session.link.send(&pdu.word(28, session.exp_stat_sn))?;
+    match session.link.hear(PATIENCE)? {
+        Heard::Closed => Ok(()),
+        Heard::Pdu(pdu) if pdu.opcode() == op::REJECT => Ok(()),
+        Heard::Pdu(pdu) if pdu.opcode() == op::LOGOUT_RESPONSE && pdu.head[2] != 0 => usable_or_closed(&mut session),
+        other => bail!("{other:?}"),
+    }
+}
+
+/// Every command is answered, whatever it is.
+fn random_cdbs(ground: &mut Ground<'_>) -> Result<()> {
+    let mut session = ground.session(&[])?;
+    for round in 0..3000 {
+        let mut cdb = ground.random.bytes(16);
+        if ground.random.below(2) == 0 {
+            // Mostly reserved bits are zero: that gets further.
+            cdb[1..].iter_mut().for_each(|byte| *byte &= 0x01);
+        }
+        let length = usize::try_from(ground.random.below(9000))?;
+        let data = match ground.random.below(3) {
+            0 => Data::None,
+            1 => Data::In(length),
+            _ => Data::Out(vec![0x5a; length]),
+        };
+        session.run(&cdb, data).map_err(|error| error.context(format!("round {round}, CDB {cdb:02x?}")))?;
+    }
+    Ok(())
+}
+
+/// One bit of a right request is wrong. The LUN stays: other units' data is not ours to destroy.
+fn flipped_bits(ground: &mut Ground<'_>) -> Result<()> {
+    for round in 0..300 {
+        let mut session = ground.session(&[])?;
+        let kind = ground.random.below(4);
+        let pdu = match kind {
+            0 => session.command(&cdb::write(64, 8), 0x20, 4096).with_data(vec![1; 4096]),
+            1 => session.command(&cdb::read(64, 8), 0x40, 4096),
+            2 => Pdu::new(op::NOP_OUT | IMMEDIATE, FINAL).tag(5).word(20, RESERVED_TAG).with_data(vec![2; 40]),
+            _ => Pdu::new(op::TEXT, FINAL).tag(5).word(20, RESERVED_TAG).with_data(*b"SendTargets=\0"),
+        };
+        let mut bytes = pdu.word(28, session.exp_stat_sn).encode(Digests::default());
+        let at = loop {
+            let at = usize::try_from(ground.random.below(48))?;
+            if !(8..16).contains(&at) {
+                break at;
+            }
+        };
+        bytes[at] ^= 1 << ground.random.below(8);
+        session.link.send_raw(&bytes)?;
+        // Whatever it means now, it may mean that more is to come: end it.
+        if round % 2 == 0 {
+            session.link.end_of_sending()?;
+            loop {
+                match met(&mut session.link, PATIENCE)? {
+                    Met::Closed => break,
+                    Met::Ignored => bail!("byte {at} changed: neither an answer nor a close"),
+                    _ => {}
+                }
+            }
+        } else {
+            let _ = met(&mut session.link, Duration::from_millis(10))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! A well-behaved session that goes on while others misbehave: it writes, reads back, and never forgets what was acknowledged.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::session::{Login, Session};
+
+/// Bytes of one write: more than fits the smallest first burst, so that R2Ts are in it too.
+const PIECE: usize = 96 << 10;
+/// Its part of the disk, from the start: nobody else writes there.
+pub(crate) const REGION: u64 = 16 << 20;
+const PIECES: u64 = REGION / PIECE as u64;
+/// A session that gets nothing done for that long has been forgotten.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A small generator (xorshift): the same seed gives the same tests.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// From 0 to `end` - 1.
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end.max(1)
+    }
+
+    pub(crate) fn byte(&mut self) -> u8 {
+        self.next().to_le_bytes()[2]
+    }
+
+    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
+        (0..count).map(|_| self.byte()).collect()
+    }
+}
+
+/// Blocks that say which write they come from: place and generation in every 16 bytes.
+pub(crate) fn pattern(place: u64, generation: u64, length: usize) -> Vec<u8> {
+    let mut unit = [0; 16];
+    unit[..8].copy_from_slice(&place.to_be_bytes());
+    unit[8..].copy_from_slice(&generation.to_be_bytes());
+    unit.iter().copied().cycle().take(length).collect()
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// Writes and reads that ended well.
+    done: AtomicU64,
+    error: Mutex<Option<String>>,
+}
+
+/// The session's thread.
+pub(crate) struct Witness {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<Vec<u64>>>,
+    portal: SocketAddr,
+    name: String,
+    lun: u16,
+}
+
+impl Witness {
+    pub(crate) fn start(portal: SocketAddr, name: &str, lun: u16, seed: u64) -> Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let mut session = Session::ready(portal, &Login::to(name, "witness"), lun)?;
+        let (_, block) = session.capacity()?;
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || {
+            let mut generations = vec![0; usize::try_from(PIECES).unwrap_or_default()];
+            if let Err(error) = work(&mut session, block, &theirs, &mut generations, seed) {
+                *theirs.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{error:#}"));
+            }
+            generations
+        });
+        Ok(Self { shared, thread: Some(thread), portal, name: name.to_owned(), lun })
+    }
+
+    /// An error unless the session gets something done from now on.
+    pub(crate) fn goes_on(&self) -> Result<()> {
+        let before = self.shared.done.load(Ordering::Relaxed);
+        let end = Instant::now() + PATIENCE;
+        while self.shared.done.load(Ordering::Relaxed) < before + 4 {
+            if let Some(error) = self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+                bail!("the well-behaved session broke: {error}");
+            }
+            ensure!(Instant::now() < end, "the well-behaved session got nothing done for {} s", PATIENCE.as_secs());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Ends the session and reads everything that was ever acknowledged through another one.
+    pub(crate) fn finish(mut self) -> Result<u64> {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().context("the thread is joined once")?;
+        let Ok(generations) = thread.join() else { bail!("the witness panicked") };
+        if let Some(error) = self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            bail!("the well-behaved session broke: {error}");
+        }
+        let mut session = Session::ready(self.portal, &Login::to(&self.name, "witness"), self.lun)?;
+        let (_, block) = session.capacity()?;
+        for (place, generation) in (0..).zip(generations).filter(|(_, generation)| *generation > 0) {
+            read_back(&mut session, block, place, generation)?;
+        }
+        session.logout()?;
+        Ok(self.shared.done.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn work(session: &mut Session, block: usize, shared: &Shared, generations: &mut [u64], seed: u64) -> Result<()> {
+    let mut random = Random::new(seed);
+    while !shared.stop.load(Ordering::Relaxed) {
+        let place = random.below(PIECES);
+        let generation = &mut generations[usize::try_from(place)?];
+        let data = pattern(place, *generation + 1, PIECE);
+        session.write(place * (PIECE / block) as u64, data, block).context("write")?;
+        *generation += 1;
+        let generation = *generation;
+        read_back(session, block, place, generation)?;
+        shared.done.fetch_add(1, Ordering::Relaxed);
+        // It is there to be noticed, not to load the machine.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+fn read_back(session: &mut Session, block: usize, place: u64, generation: u64) -> Result<()> {
+    let blocks = u32::try_from(PIECE / block)?;
+    let data = session.read(place * u64::from(blocks), blocks, block).context("read")?;
+    if data != pattern(place, generation, PIECE) {
+        let at = data.iter().zip(pattern(place, generation, PIECE)).position(|(found, wanted)| *found != wanted);
+        bail!("acknowledged data is gone: place {place}, generation {generation}, first difference at {at:?}");
+    }
+    Ok(())
+}
