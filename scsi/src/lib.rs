@@ -1,13 +1,38 @@
 //! The SCSI device server: a command and its data in, steps and a status out. Pure, and knows no transport.
+//!
+//! * [`table`]: the list of commands, one type each, and what derives from it; [`cmd`]: the commands by family
+//! * [`vpd`], [`mode`]: pages, one row each
+//! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks
+//! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
+//! * [`task`], [`manage`]: task sets and task management; [`order`]: who runs when; [`attention`]: unit attentions
+//! * [`command`], [`lun`], [`sense`]: what transports hand over and get back
+//! * [`docs`], [`fuzzing`]: made from the table
 
+pub mod admit;
+pub mod attention;
+pub mod cmd;
 pub mod command;
+pub mod context;
+pub mod docs;
+pub mod execute;
+mod fault;
+pub mod fuzzing;
+pub mod lu;
 pub mod lun;
+pub mod manage;
+pub mod mode;
+pub mod nexus;
+pub mod order;
+pub mod plan;
 pub mod sense;
+pub mod table;
 pub mod target;
 pub mod task;
+pub mod vpd;
 
 pub use command::{Cdb, Command, Reply, Status, TaskAttribute};
 pub use lun::Lun;
+pub use nexus::Nexus;
 pub use sense::{Asc, Sense, SenseData, SenseKey};
-pub use target::{Everywhere, Mail, Nexus, Nowhere, PortConfig, Target, TargetConfig};
+pub use target::{Everywhere, Mail, Nowhere, PortConfig, Target, TargetConfig};
 pub use task::{Task, TaskFunction, TaskResponse, TaskSet};

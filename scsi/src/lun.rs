@@ -35,6 +35,12 @@ impl Lun {
         };
         (known && rest == [0; 6]).then_some(number)
     }
+
+    /// The same logical unit's number in the form that [`Lun::from_number`] gives it.
+    #[must_use]
+    pub fn canonical(self) -> Self {
+        self.number().map_or(self, Self::from_number)
+    }
 }
 
 impl fmt::Debug for Lun {

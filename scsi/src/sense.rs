@@ -42,8 +42,8 @@ additional! {
     NOT_READY_TRANSITION = 0x040a, "logical unit not accessible, asymmetric access state transition";
     NOT_READY_START_REQUIRED = 0x0402, "logical unit not ready, initializing command required";
     NOT_READY_OFFLINE = 0x0412, "logical unit not ready, offline";
-    COMMUNICATION_TIME_OUT = 0x0801, "logical unit communication time-out";
     WRITE_ERROR = 0x0c00, "write error";
+    INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT = 0x0e03, "invalid field in command information unit";
     UNRECOVERED_READ_ERROR = 0x1100, "unrecovered read error";
     PARAMETER_LIST_LENGTH_ERROR = 0x1a00, "parameter list length error";
     MISCOMPARE_DURING_VERIFY = 0x1d00, "miscompare during verify operation";
@@ -60,11 +60,10 @@ additional! {
     MODE_PARAMETERS_CHANGED = 0x2a01, "mode parameters changed";
     CAPACITY_DATA_CHANGED = 0x2a09, "capacity data has changed";
     SAVING_NOT_SUPPORTED = 0x3900, "saving parameters not supported";
-    MEDIUM_NOT_PRESENT = 0x3a00, "medium not present";
+    LOGICAL_UNIT_FAILURE = 0x3e01, "logical unit failure";
     TIME_OUT_ON_LOGICAL_UNIT = 0x3e02, "timeout on logical unit";
     REPORTED_LUNS_DATA_CHANGED = 0x3f0e, "reported luns data has changed";
     INTERNAL_TARGET_FAILURE = 0x4400, "internal target failure";
-    INVALID_MESSAGE = 0x4900, "invalid message error";
     DATA_PHASE_ERROR = 0x4b00, "data phase error";
 }
 

@@ -1,14 +1,14 @@
 //! One core's view of a SCSI target device: its ports, its logical units, the I_T nexuses that this core serves.
 
-use crate::command::{Command, Reply, Status};
-use crate::lun::Lun;
-use crate::sense::{Asc, Sense};
-use crate::task::{TaskFunction, TaskResponse, TaskSet};
-use lunar_core::port::{NexusName, Transfer};
+use crate::lu::{Change, LogicalUnit, Stamp};
+use crate::lun::LUNS_MAX;
+use crate::nexus::{ItlNexus, Nexus};
+use crate::sense::Asc;
+use lunar_core::port::NexusName;
 use lunar_core::stats::Stats;
-use lunar_core::step::Tools;
 use lunar_core::unit::Unit;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
@@ -17,13 +17,13 @@ use std::sync::Arc;
 /// A target port, as the device server describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortConfig {
-    /// Relative target port identifier (SPC-6 7.7.6.5); starts with 1.
+    /// Relative target port identifier (SPC-4 7.8.6.7); starts with 1.
     pub relative: u16,
-    /// Target port group (SPC-6 7.7.6.8).
+    /// Target port group (SPC-4 7.8.6.8).
     pub group: u16,
     /// SCSI name string of the port: for iSCSI `name,t,0x<portal group tag>`.
     pub name: String,
-    /// Protocol identifier (SPC-6 7.6.1): 5 for iSCSI.
+    /// Protocol identifier (SPC-4 7.6.1): 5 for iSCSI.
     pub protocol: u8,
 }
 
@@ -41,15 +41,22 @@ pub struct TargetConfig {
 }
 
 /// What the other cores must know before a command or function may be answered.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mail {
-    /// Tasks of the logical unit end; every nexus gets a unit attention.
-    LogicalUnitReset {
+    /// A change of a logical unit; the nexuses are told of it. A reset ends the unit's tasks first.
+    Change {
         /// Which.
         lun: u16,
+        /// The change.
+        change: Change,
+        /// When it was made.
+        stamp: Stamp,
     },
-    /// As [`Mail::LogicalUnitReset`], for all logical units.
-    TargetReset,
+    /// A reset of all logical units.
+    TargetReset {
+        /// When it was made.
+        stamp: Stamp,
+    },
     /// A unit attention for every nexus.
     UnitAttention {
         /// Which logical unit.
@@ -77,70 +84,151 @@ impl Everywhere for Nowhere {
 
 /// One core's view of a SCSI target device.
 pub struct Target {
-    config: TargetConfig,
-    everywhere: Rc<dyn Everywhere>,
+    pub(crate) config: TargetConfig,
+    pub(crate) everywhere: Rc<dyn Everywhere>,
+    /// Where answers are written before they are copied to memory that can be sent.
+    pub(crate) scratch: RefCell<Vec<u8>>,
+    units: RefCell<BTreeMap<u16, Rc<LogicalUnit>>>,
     nexuses: RefCell<Vec<Weak<Nexus>>>,
-}
-
-/// An I_T nexus: one initiator port joined to one target port. Dropping it ends it.
-#[derive(Debug)]
-pub struct Nexus {
-    /// Its names.
-    pub name: NexusName,
-    /// Its tasks.
-    pub tasks: TaskSet,
+    changes: Cell<u64>,
 }
 
 impl Target {
     /// A target device without logical units.
     #[must_use]
     pub fn new(config: TargetConfig, everywhere: Rc<dyn Everywhere>) -> Rc<Self> {
-        Rc::new(Self { config, everywhere, nexuses: RefCell::default() })
+        Rc::new(Self {
+            config,
+            everywhere,
+            scratch: RefCell::default(),
+            units: RefCell::default(),
+            nexuses: RefCell::default(),
+            changes: Cell::new(0),
+        })
     }
 
-    /// Adds a logical unit, or puts another in its place.
+    /// Adds a logical unit, or puts another in its place. The nexuses are told: of a changed capacity if it is
+    /// the same unit, else of a changed inventory.
+    ///
+    /// # Panics
+    /// When `lun` is not below [`LUNS_MAX`].
     pub fn add_unit(&self, lun: u16, unit: Rc<Unit>) {
-        let _ = (lun, unit);
+        assert!(lun < LUNS_MAX, "LUN {lun} is beyond flat space addressing");
+        let before = self.units.borrow().get(&lun).cloned();
+        match before {
+            Some(old) if old.unit.id == unit.id => {
+                let resized = old.unit.geometry != unit.geometry;
+                let lu = Rc::new(old.with_unit(unit));
+                self.units.borrow_mut().insert(lun, lu.clone());
+                for nexus in self.nexuses() {
+                    let itl = match nexus.itl(lun) {
+                        Some(itl) => itl.with_lu(lu.clone()),
+                        None => ItlNexus::new(lu.clone(), None),
+                    };
+                    if resized {
+                        itl.attend(Asc::CAPACITY_DATA_CHANGED);
+                    }
+                    nexus.set(lun, Some(Rc::new(itl)));
+                }
+            }
+            _ => {
+                let lu = Rc::new(LogicalUnit::new(lun, unit));
+                self.units.borrow_mut().insert(lun, lu.clone());
+                for nexus in self.nexuses() {
+                    nexus.set(lun, Some(Rc::new(ItlNexus::new(lu.clone(), Some(Asc::POWER_ON_OR_RESET)))));
+                    nexus.each(|itl| if itl.lu.lun != lun { itl.attend(Asc::REPORTED_LUNS_DATA_CHANGED) });
+                }
+            }
+        }
     }
 
-    /// Removes a logical unit. Commands for it that run end as they would.
+    /// Removes a logical unit; the nexuses are told. Commands that run end as they would.
     pub fn remove_unit(&self, lun: u16) {
-        let _ = lun;
+        if self.units.borrow_mut().remove(&lun).is_none() {
+            return;
+        }
+        for nexus in self.nexuses() {
+            nexus.set(lun, None);
+            nexus.each(|itl| itl.attend(Asc::REPORTED_LUNS_DATA_CHANGED));
+        }
     }
 
     /// A new nexus; each logical unit has a POWER ON unit attention for it.
     #[must_use]
     pub fn nexus(&self, name: NexusName) -> Rc<Nexus> {
-        let nexus = Rc::new(Nexus { name, tasks: TaskSet::default() });
-        self.nexuses.borrow_mut().push(Rc::downgrade(&nexus));
+        let nexus = Rc::new(Nexus::new(name));
+        for (lun, lu) in &*self.units.borrow() {
+            nexus.set(*lun, Some(Rc::new(ItlNexus::new(lu.clone(), Some(Asc::POWER_ON_OR_RESET)))));
+        }
+        let mut nexuses = self.nexuses.borrow_mut();
+        nexuses.retain(|old| old.strong_count() > 0);
+        nexuses.push(Rc::downgrade(&nexus));
         nexus
     }
 
-    /// Carries a command out. Called in the order in which the commands of a nexus arrived.
-    pub async fn execute<T: Transfer>(
-        &self,
-        nexus: &Rc<Nexus>,
-        command: &Command,
-        transfer: &T,
-        tools: &mut Tools,
-    ) -> Reply {
-        let _ = (nexus, command, transfer, tools);
-        let mut reply = Reply::bare(Status::CHECK_CONDITION);
-        reply.sense = Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).data(false);
-        self.config.stats.commands.add(1);
-        reply
+    /// The nexuses of this core.
+    #[must_use]
+    pub fn nexuses(&self) -> Vec<Rc<Nexus>> {
+        self.nexuses.borrow().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Carries a task management function out; returns when the tasks that it ends are gone.
-    pub async fn task_management(&self, nexus: &Rc<Nexus>, function: TaskFunction, lun: Lun, tag: u64) -> TaskResponse {
-        let _ = (nexus, function, lun, tag);
-        self.everywhere.broadcast(Mail::TargetReset).await;
-        TaskResponse::Rejected
+    /// The port of this relative identifier.
+    #[must_use]
+    pub fn port(&self, relative: u16) -> Option<&PortConfig> {
+        self.config.ports.iter().find(|port| port.relative == relative)
     }
 
-    /// Does on this core what another core asks for.
-    pub async fn deliver(&self, mail: Mail) {
-        let _ = mail;
+    /// What it was made from.
+    #[must_use]
+    pub fn config(&self) -> &TargetConfig {
+        &self.config
+    }
+
+    pub(crate) fn units(&self) -> Vec<Rc<LogicalUnit>> {
+        self.units.borrow().values().cloned().collect()
+    }
+
+    pub(crate) fn unit(&self, lun: u16) -> Option<Rc<LogicalUnit>> {
+        self.units.borrow().get(&lun).cloned()
+    }
+
+    /// A stamp that is later than all that this core has seen.
+    pub(crate) fn stamp(&self) -> Stamp {
+        self.changes.set(self.changes.get() + 1);
+        Stamp { count: self.changes.get(), core: self.config.core }
+    }
+
+    /// Sees another core's stamp.
+    pub(crate) fn see(&self, stamp: Stamp) {
+        self.changes.set(self.changes.get().max(stamp.count));
+    }
+
+    /// Makes a change on all cores, and tells every nexus but the one that made it.
+    pub(crate) async fn change(&self, by: &Nexus, lun: u16, change: Change) {
+        let stamp = self.stamp();
+        self.make(lun, change, stamp, Some(by));
+        self.everywhere.broadcast(Mail::Change { lun, change, stamp }).await;
+    }
+
+    /// Makes a change on this core.
+    pub(crate) fn make(&self, lun: u16, change: Change, stamp: Stamp, but: Option<&Nexus>) {
+        if let Some(lu) = self.unit(lun) {
+            lu.apply(change, stamp);
+        }
+        if let Some(asc) = change.attention() {
+            self.attend(lun, asc, but);
+        }
+    }
+
+    /// Adds a unit attention for every nexus of this core but one.
+    pub(crate) fn attend(&self, lun: u16, asc: Asc, but: Option<&Nexus>) {
+        for nexus in self.nexuses() {
+            if !but.is_some_and(|but| std::ptr::eq(but, &*nexus))
+                && let Some(itl) = nexus.itl(lun)
+            {
+                itl.attend(asc);
+            }
+        }
     }
 }
 

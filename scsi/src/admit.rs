@@ -1,0 +1,97 @@
+//! The one place that decides whether a command may run now.
+
+use crate::command::Status;
+use crate::nexus::{Addressee, AluaState, Held, ItlNexus};
+use crate::sense::{Asc, Sense, SenseKey};
+use crate::table::{Alua, Gate, Gates, Needs, Persistent, Reach, Row};
+
+/// Why a command ends without having done what it asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// The status.
+    pub status: Status,
+    /// The sense data of CHECK CONDITION.
+    pub sense: Option<Sense>,
+    /// Bytes that it would have moved, where that is known: see [`Reply::wanted`](crate::Reply::wanted).
+    pub wanted: u64,
+}
+
+impl Refusal {
+    /// A status without sense data.
+    #[must_use]
+    pub const fn bare(status: Status) -> Self {
+        Self { status, sense: None, wanted: 0 }
+    }
+}
+
+impl From<Sense> for Refusal {
+    fn from(sense: Sense) -> Self {
+        Self { status: Status::CHECK_CONDITION, sense: Some(sense), wanted: 0 }
+    }
+}
+
+/// Decides whether the command of `row` may run for this addressee now.
+///
+/// # Errors
+/// How the command ends if it may not. A unit attention that is told by it is told.
+pub fn admit(row: &Row, addressee: &Addressee) -> Result<(), Refusal> {
+    let gates = &row.policy.gates;
+    match (addressee, gates.reach) {
+        (Addressee::Disk(itl), _) => {
+            if itl.is_clear() && itl.lu.is_clear() && gates.needs == Needs::Nothing {
+                return Ok(());
+            }
+            examine(gates, itl)
+        }
+        (Addressee::WellKnown, Reach::WellKnown | Reach::Anywhere) | (Addressee::Nobody, Reach::Anywhere) => Ok(()),
+        (Addressee::WellKnown, Reach::Disk) => Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into()),
+        (Addressee::Nobody, _) => Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into()),
+    }
+}
+
+/// The long way: something stands in some command's way.
+#[cold]
+fn examine(gates: &Gates, itl: &ItlNexus) -> Result<(), Refusal> {
+    if gates.needs == Needs::Provisioning && !itl.lu.provisioning() {
+        return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
+    }
+    if gates.attention == Gate::Stops
+        && let Some(sense) = itl.take_attention()
+    {
+        return Err(sense.into());
+    }
+    accessible(gates.alua, itl.alua())?;
+    if conflicts(gates, itl.held()) {
+        return Err(Refusal::bare(Status::RESERVATION_CONFLICT));
+    }
+    if gates.not_ready == Gate::Stops && itl.lu.stopped() {
+        return Err(Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED).into());
+    }
+    if gates.write_protect == Gate::Stops && itl.lu.write_protected() {
+        return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED).into());
+    }
+    Ok(())
+}
+
+/// SPC-4 5.15.2.4
+fn accessible(admits: Alua, state: AluaState) -> Result<(), Sense> {
+    let asc = match state {
+        AluaState::ACTIVE_OPTIMIZED | AluaState::ACTIVE_NON_OPTIMIZED => return Ok(()),
+        AluaState::STANDBY if admits == Alua::Standby => return Ok(()),
+        _ if admits == Alua::Every => return Ok(()),
+        AluaState::STANDBY => Asc::NOT_READY_STANDBY,
+        AluaState::TRANSITIONING => Asc::NOT_READY_TRANSITION,
+        AluaState::OFFLINE => Asc::NOT_READY_OFFLINE,
+        _ => Asc::NOT_READY_UNAVAILABLE,
+    };
+    Err(Sense::new(SenseKey::NOT_READY, asc))
+}
+
+fn conflicts(gates: &Gates, held: Held) -> bool {
+    match held {
+        Held::None => false,
+        Held::Spc2 => gates.spc2 == Gate::Stops,
+        Held::WriteExclusive => gates.persistent == Persistent::Conflict,
+        Held::ExclusiveAccess => gates.persistent != Persistent::Passes,
+    }
+}

@@ -1,0 +1,133 @@
+//! READ CAPACITY.
+
+use crate::context::Context;
+use crate::plan::Plan;
+use crate::sense::Sense;
+use crate::table::{
+    Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, SERVICE_ACTION_BITS,
+    Timeout,
+};
+use lunar_core::wire::be;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// What stops READ CAPACITY.
+const ASKS: Gates = Gates {
+    reach: Reach::Disk,
+    needs: Needs::Nothing,
+    attention: Gate::Stops,
+    spc2: Gate::Stops,
+    persistent: Persistent::Passes,
+    alua: Alua::Active,
+    not_ready: Gate::Passes,
+    write_protect: Gate::Passes,
+    timeout: Timeout::Quick,
+};
+
+/// READ CAPACITY(10). LBA and PMI are obsolete: they must be zero.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReadCapacity10 {
+    opcode: u8,
+    reserved: [u8; 8],
+    control: u8,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Capacity10 {
+    last_lba: be::U32,
+    block_length: be::U32,
+}
+
+impl CommandType for ReadCapacity10 {
+    const POLICY: Policy = Policy {
+        name: "READ CAPACITY(10)",
+        clause: "SBC-3 5.15",
+        code: Code::of(OpCode::READ_CAPACITY_10),
+        effect: Effect::None,
+        gates: ASKS,
+    };
+    const USAGE: Self = Self { opcode: OpCode::READ_CAPACITY_10.0, reserved: [0; 8], control: 0 };
+    const DATA: Data<Self> = Data::Answer(|_| size_of::<Capacity10>() as u32);
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let geometry = cx.disk()?.unit.geometry;
+        // All ones where it does not fit: ask READ CAPACITY(16).
+        let last_lba = u32::try_from(geometry.blocks - 1).unwrap_or(u32::MAX).into();
+        cx.out.put(&Capacity10 { last_lba, block_length: geometry.block_size.into() });
+        Ok(Plan::Answer)
+    }
+}
+
+/// READ CAPACITY(16). LBA and PMI are obsolete: they must be zero.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReadCapacity16 {
+    opcode: u8,
+    action: u8,
+    reserved: [u8; 8],
+    allocation: be::U32,
+    reserved2: u8,
+    control: u8,
+}
+
+/// Service action of READ CAPACITY(16).
+const ACTION: u8 = 0x10;
+const _: () = assert!(ACTION & !SERVICE_ACTION_BITS == 0);
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Capacity16 {
+    last_lba: be::U64,
+    block_length: be::U32,
+    /// P_TYPE, PROT_EN: none.
+    protection: u8,
+    /// Logical blocks per physical block exponent.
+    exponent: u8,
+    /// LBPME, LBPRZ, lowest aligned LBA.
+    provisioning: be::U16,
+    reserved: [u8; 16],
+}
+
+/// Logical block provisioning management enabled.
+const LBPME: u16 = 0x8000;
+/// Unmapped blocks read as zeroes.
+const LBPRZ: u16 = 0x4000;
+
+impl CommandType for ReadCapacity16 {
+    const POLICY: Policy = Policy {
+        name: "READ CAPACITY(16)",
+        clause: "SBC-3 5.16",
+        code: Code::with_action(OpCode::SERVICE_ACTION_IN_16, ACTION),
+        effect: Effect::None,
+        gates: ASKS,
+    };
+    const USAGE: Self = Self {
+        opcode: OpCode::SERVICE_ACTION_IN_16.0,
+        action: ACTION,
+        reserved: [0; 8],
+        allocation: be::U32::MAX_VALUE,
+        reserved2: 0,
+        control: 0,
+    };
+    const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let lu = cx.disk()?;
+        let geometry = lu.unit.geometry;
+        let provisioning = match (lu.provisioning(), lu.unit.traits().unmap_zeroes) {
+            (true, true) => LBPME | LBPRZ,
+            (true, false) => LBPME,
+            (false, _) => 0,
+        };
+        cx.out.put(&Capacity16 {
+            last_lba: (geometry.blocks - 1).into(),
+            block_length: geometry.block_size.into(),
+            protection: 0,
+            exponent: geometry.physical_exponent & 0x0f,
+            provisioning: provisioning.into(),
+            reserved: [0; 16],
+        });
+        Ok(Plan::Answer)
+    }
+}

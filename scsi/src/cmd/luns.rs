@@ -1,0 +1,90 @@
+//! REPORT LUNS.
+
+use crate::context::Context;
+use crate::lun::Lun;
+use crate::nexus::Addressee;
+use crate::plan::Plan;
+use crate::sense::{Asc, Sense};
+use crate::table::{Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout};
+use lunar_core::wire::be;
+use std::mem::offset_of;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// REPORT LUNS
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReportLuns {
+    opcode: u8,
+    reserved: u8,
+    select: u8,
+    reserved2: [u8; 3],
+    allocation: be::U32,
+    reserved3: u8,
+    control: u8,
+}
+
+lunar_core::codes! {
+    /// SELECT REPORT (SPC-4 6.33, SPC-5 6.35).
+    struct Select(u8) {
+        DISKS = 0x00, WELL_KNOWN = 0x01, ALL = 0x02, ADMINISTRATIVE = 0x10, TOP_LEVEL = 0x11, CONGLOMERATE = 0x12,
+    }
+}
+
+impl CommandType for ReportLuns {
+    const POLICY: Policy = Policy {
+        name: "REPORT LUNS",
+        clause: "SPC-4 6.33",
+        code: Code::of(OpCode::REPORT_LUNS),
+        effect: Effect::None,
+        gates: Gates {
+            reach: Reach::Anywhere,
+            needs: Needs::Nothing,
+            attention: Gate::Passes,
+            spc2: Gate::Passes,
+            persistent: Persistent::Passes,
+            alua: Alua::Every,
+            not_ready: Gate::Passes,
+            write_protect: Gate::Passes,
+            timeout: Timeout::Quick,
+        },
+    };
+    const USAGE: Self = Self {
+        opcode: OpCode::REPORT_LUNS.0,
+        reserved: 0,
+        select: 0xff,
+        reserved2: [0; 3],
+        allocation: be::U32::MAX_VALUE,
+        reserved3: 0,
+        control: 0,
+    };
+    const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        // LUN 0 answers even where nobody has it, so that an initiator can always begin (SPC-4 6.33).
+        if matches!(cx.addressee, Addressee::Nobody) && cx.command.lun.number() != Some(0) {
+            return Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED));
+        }
+        let (disks, well_known) = match Select(self.select) {
+            Select::DISKS | Select::TOP_LEVEL => (true, false),
+            Select::WELL_KNOWN => (false, true),
+            Select::ALL => (true, true),
+            // Nobody here is administrative or has subsidiaries.
+            Select::ADMINISTRATIVE | Select::CONGLOMERATE => (false, false),
+            _ => return Err(Sense::in_cdb(offset_of!(Self, select))),
+        };
+        cx.out.zeros(8);
+        if disks {
+            cx.nexus.each(|itl| {
+                cx.out.put(&Lun::from_number(itl.lu.lun));
+            });
+        }
+        if well_known {
+            cx.out.put(&Lun::REPORT_LUNS);
+        }
+        // At most LUNS_MAX + 1 numbers of eight bytes.
+        let length = (cx.out.written() - 8) as u32;
+        cx.out.patch(0, &length.to_be_bytes());
+        cx.nexus.each(|itl| itl.forget_attention(Asc::REPORTED_LUNS_DATA_CHANGED));
+        Ok(Plan::Answer)
+    }
+}

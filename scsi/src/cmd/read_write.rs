@@ -1,0 +1,171 @@
+//! READ, WRITE, WRITE AND VERIFY.
+
+use super::block::{
+    Block10, Block12, Block16, Bytes, DPO, FUA, FUA_NV, READS, TRANSFER_BYTES_MAX, WRITES, durable, range, within,
+};
+use crate::context::Context;
+use crate::plan::Plan;
+use crate::sense::Sense;
+use crate::table::{Code, CommandType, Data, Effect, OpCode, Policy};
+use lunar_core::step::Step;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// READ(10)
+pub type Read10 = Block10<{ OpCode::READ_10.0 }>;
+/// READ(12)
+pub type Read12 = Block12<{ OpCode::READ_12.0 }>;
+/// READ(16)
+pub type Read16 = Block16<{ OpCode::READ_16.0 }>;
+/// WRITE(10)
+pub type Write10 = Block10<{ OpCode::WRITE_10.0 }>;
+/// WRITE(12)
+pub type Write12 = Block12<{ OpCode::WRITE_12.0 }>;
+/// WRITE(16)
+pub type Write16 = Block16<{ OpCode::WRITE_16.0 }>;
+/// WRITE AND VERIFY(10)
+pub type WriteAndVerify10 = Block10<{ OpCode::WRITE_AND_VERIFY_10.0 }>;
+/// WRITE AND VERIFY(12)
+pub type WriteAndVerify12 = Block12<{ OpCode::WRITE_AND_VERIFY_12.0 }>;
+/// WRITE AND VERIFY(16)
+pub type WriteAndVerify16 = Block16<{ OpCode::WRITE_AND_VERIFY_16.0 }>;
+
+/// The six-byte layout; a length of zero means 256 blocks.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Block6<const OP: u8> {
+    opcode: u8,
+    lba: [u8; 3],
+    length: u8,
+    control: u8,
+}
+
+/// READ(6)
+pub type Read6 = Block6<{ OpCode::READ_6.0 }>;
+/// WRITE(6)
+pub type Write6 = Block6<{ OpCode::WRITE_6.0 }>;
+
+impl<const OP: u8> Block6<OP> {
+    const USAGE: Self = Self { opcode: OP, lba: [0x1f, 0xff, 0xff], length: 0xff, control: 0 };
+
+    fn range(&self, cx: &Context<'_>) -> Result<Bytes, Sense> {
+        let [high, middle, low] = self.lba;
+        let lba = u32::from_be_bytes([0, high & 0x1f, middle, low]);
+        let count = if self.length == 0 { 256 } else { self.length.into() };
+        within(cx.disk()?, lba.into(), count)
+    }
+}
+
+impl CommandType for Read6 {
+    const POLICY: Policy = Policy {
+        name: "READ(6)",
+        clause: "SBC-2 5.7",
+        code: Code::of(OpCode::READ_6),
+        effect: Effect::Read,
+        gates: READS,
+    };
+    const USAGE: Self = Self::USAGE;
+    const DATA: Data<Self> = Data::In;
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let Bytes { offset, len } = self.range(cx)?;
+        Ok(Plan::Do(Step::Read { offset, len }))
+    }
+}
+
+impl CommandType for Write6 {
+    const POLICY: Policy = Policy {
+        name: "WRITE(6)",
+        clause: "SBC-2 5.25",
+        code: Code::of(OpCode::WRITE_6),
+        effect: Effect::Write,
+        gates: WRITES,
+    };
+    const USAGE: Self = Self::USAGE;
+    const DATA: Data<Self> = Data::Out;
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let Bytes { offset, len } = self.range(cx)?;
+        Ok(Plan::Do(Step::Write { offset, len, durable: durable(cx.disk()?, 0) }))
+    }
+}
+
+/// READ of one layout.
+macro_rules! read {
+    ($command:ty, $name:literal, $clause:literal) => {
+        impl CommandType for $command {
+            const POLICY: Policy = Policy {
+                name: $name,
+                clause: $clause,
+                code: Code::of(Self::OP),
+                effect: Effect::Read,
+                gates: READS,
+            };
+            const USAGE: Self = Self::usage(DPO | FUA | FUA_NV);
+            const DATA: Data<Self> = Data::In;
+
+            fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+                let Bytes { offset, len } = range(cx.disk()?, self, TRANSFER_BYTES_MAX)?;
+                Ok(Plan::Do(Step::Read { offset, len }))
+            }
+        }
+    };
+}
+
+/// WRITE of one layout.
+macro_rules! write {
+    ($command:ty, $name:literal, $clause:literal) => {
+        impl CommandType for $command {
+            const POLICY: Policy = Policy {
+                name: $name,
+                clause: $clause,
+                code: Code::of(Self::OP),
+                effect: Effect::Write,
+                gates: WRITES,
+            };
+            const USAGE: Self = Self::usage(DPO | FUA | FUA_NV);
+            const DATA: Data<Self> = Data::Out;
+
+            fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+                let lu = cx.disk()?;
+                let Bytes { offset, len } = range(lu, self, TRANSFER_BYTES_MAX)?;
+                Ok(Plan::Do(Step::Write { offset, len, durable: durable(lu, self.flags) }))
+            }
+        }
+    };
+}
+
+/// BYTCHK of WRITE AND VERIFY, one bit: what was written is durable and read back either way.
+const BYTE_CHECK: u8 = 0x02;
+
+/// WRITE AND VERIFY of one layout.
+macro_rules! write_and_verify {
+    ($command:ty, $name:literal, $clause:literal) => {
+        impl CommandType for $command {
+            const POLICY: Policy = Policy {
+                name: $name,
+                clause: $clause,
+                code: Code::of(Self::OP),
+                effect: Effect::Write,
+                gates: WRITES,
+            };
+            const USAGE: Self = Self::usage(DPO | BYTE_CHECK);
+            const DATA: Data<Self> = Data::Out;
+
+            fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+                let Bytes { offset, len } = range(cx.disk()?, self, TRANSFER_BYTES_MAX)?;
+                let write = Step::Write { offset, len, durable: true };
+                Ok(Plan::Both(write, Step::Verify { offset, len }))
+            }
+        }
+    };
+}
+
+read!(Read10, "READ(10)", "SBC-3 5.11");
+read!(Read12, "READ(12)", "SBC-3 5.12");
+read!(Read16, "READ(16)", "SBC-3 5.13");
+write!(Write10, "WRITE(10)", "SBC-3 5.33");
+write!(Write12, "WRITE(12)", "SBC-3 5.34");
+write!(Write16, "WRITE(16)", "SBC-3 5.35");
+write_and_verify!(WriteAndVerify10, "WRITE AND VERIFY(10)", "SBC-3 5.37");
+write_and_verify!(WriteAndVerify12, "WRITE AND VERIFY(12)", "SBC-3 5.38");
+write_and_verify!(WriteAndVerify16, "WRITE AND VERIFY(16)", "SBC-3 5.39");

@@ -1,0 +1,167 @@
+//! TEST UNIT READY, REQUEST SENSE, START STOP UNIT.
+
+use crate::context::Context;
+use crate::lu::Change;
+use crate::nexus::Addressee;
+use crate::plan::Plan;
+use crate::sense::{Asc, Sense, SenseKey};
+use crate::table::{Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout};
+use std::mem::offset_of;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// TEST UNIT READY
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct TestUnitReady {
+    opcode: u8,
+    reserved: [u8; 4],
+    control: u8,
+}
+
+impl CommandType for TestUnitReady {
+    const POLICY: Policy = Policy {
+        name: "TEST UNIT READY",
+        clause: "SPC-4 6.47",
+        code: Code::of(OpCode::TEST_UNIT_READY),
+        effect: Effect::None,
+        gates: Gates {
+            reach: Reach::WellKnown,
+            needs: Needs::Nothing,
+            attention: Gate::Stops,
+            spc2: Gate::Stops,
+            persistent: Persistent::Passes,
+            alua: Alua::Active,
+            not_ready: Gate::Stops,
+            write_protect: Gate::Passes,
+            timeout: Timeout::Quick,
+        },
+    };
+    const USAGE: Self = Self { opcode: OpCode::TEST_UNIT_READY.0, reserved: [0; 4], control: 0 };
+    const DATA: Data<Self> = Data::None;
+
+    fn run(&self, _cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        Ok(Plan::Done)
+    }
+}
+
+/// REQUEST SENSE
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RequestSense {
+    opcode: u8,
+    flags: u8,
+    reserved: [u8; 2],
+    allocation: u8,
+    control: u8,
+}
+
+/// DESC: descriptor format.
+const DESCRIPTOR: u8 = 0x01;
+
+impl CommandType for RequestSense {
+    const POLICY: Policy = Policy {
+        name: "REQUEST SENSE",
+        clause: "SPC-4 6.39",
+        code: Code::of(OpCode::REQUEST_SENSE),
+        effect: Effect::None,
+        gates: Gates {
+            reach: Reach::Anywhere,
+            needs: Needs::Nothing,
+            // It tells it itself, as data.
+            attention: Gate::Passes,
+            spc2: Gate::Passes,
+            persistent: Persistent::Passes,
+            alua: Alua::Every,
+            not_ready: Gate::Passes,
+            write_protect: Gate::Passes,
+            timeout: Timeout::Quick,
+        },
+    };
+    const USAGE: Self = Self {
+        opcode: OpCode::REQUEST_SENSE.0,
+        flags: DESCRIPTOR,
+        reserved: [0; 2],
+        allocation: 0xff,
+        control: 0,
+    };
+    const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.into());
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let sense = match cx.addressee {
+            Addressee::Disk(itl) => match itl.take_attention() {
+                Some(sense) => sense,
+                None if itl.lu.stopped() => Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED),
+                None => Sense::NONE,
+            },
+            Addressee::WellKnown => Sense::NONE,
+            Addressee::Nobody => Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED),
+        };
+        cx.out.bytes(&sense.data(self.flags & DESCRIPTOR != 0));
+        Ok(Plan::Answer)
+    }
+}
+
+/// START STOP UNIT
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct StartStopUnit {
+    opcode: u8,
+    immediate: u8,
+    reserved: u8,
+    modifier: u8,
+    flags: u8,
+    control: u8,
+}
+
+/// POWER CONDITION.
+const POWER_CONDITION: u8 = 0xf0;
+/// NO_FLUSH: what is cached need not go to the medium first.
+const NO_FLUSH: u8 = 0x04;
+/// START.
+const START: u8 = 0x01;
+
+impl CommandType for StartStopUnit {
+    const POLICY: Policy = Policy {
+        name: "START STOP UNIT",
+        clause: "SBC-3 5.25",
+        code: Code::of(OpCode::START_STOP_UNIT),
+        effect: Effect::None,
+        gates: Gates {
+            reach: Reach::Disk,
+            needs: Needs::Nothing,
+            attention: Gate::Stops,
+            spc2: Gate::Stops,
+            persistent: Persistent::Conflict,
+            alua: Alua::Active,
+            not_ready: Gate::Passes,
+            write_protect: Gate::Passes,
+            timeout: Timeout::Long,
+        },
+    };
+    const USAGE: Self = Self {
+        opcode: OpCode::START_STOP_UNIT.0,
+        // IMMED: an answer before the work is done is allowed, not promised.
+        immediate: 0x01,
+        reserved: 0,
+        modifier: 0,
+        flags: POWER_CONDITION | NO_FLUSH | START,
+        control: 0,
+    };
+    const DATA: Data<Self> = Data::None;
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let stopped = match (self.flags & POWER_CONDITION) >> 4 {
+            // START_VALID: START decides.
+            0 => self.flags & START == 0,
+            // ACTIVE.
+            1 => false,
+            _ => return Err(Sense::bit_in_cdb(offset_of!(Self, flags), 7)),
+        };
+        let lu = cx.disk()?;
+        if stopped == lu.stopped() {
+            return Ok(Plan::Done);
+        }
+        let flush = stopped && self.flags & NO_FLUSH == 0;
+        Ok(Plan::Change { flush, change: Change::Stopped(stopped) })
+    }
+}

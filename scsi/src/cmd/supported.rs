@@ -1,0 +1,224 @@
+//! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS: the table, as initiators read it.
+
+use crate::context::Context;
+use crate::lu::LogicalUnit;
+use crate::plan::Plan;
+use crate::sense::Sense;
+use crate::table::{
+    Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Row, TABLE, Timeout,
+    rows,
+};
+use lunar_core::wire::{Writer, be};
+use std::mem::offset_of;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// What stops both.
+const ASKS: Gates = Gates {
+    reach: Reach::Disk,
+    needs: Needs::Nothing,
+    attention: Gate::Stops,
+    spc2: Gate::Stops,
+    persistent: Persistent::Passes,
+    alua: Alua::Standby,
+    not_ready: Gate::Passes,
+    write_protect: Gate::Passes,
+    timeout: Timeout::Quick,
+};
+
+/// REPORT SUPPORTED OPERATION CODES
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReportSupportedOperationCodes {
+    opcode: u8,
+    action: u8,
+    options: u8,
+    requested_code: u8,
+    requested_action: be::U16,
+    allocation: be::U32,
+    reserved: u8,
+    control: u8,
+}
+
+/// Its service action.
+const CODES_ACTION: u8 = 0x0c;
+/// RCTD: with command time-outs descriptors.
+const WITH_TIMEOUTS: u8 = 0x80;
+/// REPORTING OPTIONS.
+const OPTIONS: u8 = 0x07;
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct CommandDescriptor {
+    opcode: u8,
+    reserved: u8,
+    action: be::U16,
+    reserved2: u8,
+    /// CTDP, SERVACTV.
+    flags: u8,
+    cdb_length: be::U16,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct TimeoutsDescriptor {
+    length: be::U16,
+    reserved: u8,
+    specific: u8,
+    nominal: be::U32,
+    recommended: be::U32,
+}
+
+impl TimeoutsDescriptor {
+    fn of(row: &Row) -> Self {
+        let (nominal, recommended) = row.policy.gates.timeout.seconds();
+        let length = (size_of::<Self>() - 2) as u16;
+        Self {
+            length: length.into(),
+            reserved: 0,
+            specific: 0,
+            nominal: nominal.into(),
+            recommended: recommended.into(),
+        }
+    }
+}
+
+fn is_supported(row: &Row, lu: &LogicalUnit) -> bool {
+    row.policy.gates.needs == Needs::Nothing || lu.provisioning()
+}
+
+/// SPC-4 6.35.2
+fn report_all(out: &mut Writer<'_>, lu: &LogicalUnit, timeouts: bool) {
+    out.zeros(4);
+    for row in TABLE.iter().filter(|row| is_supported(row, lu)) {
+        let Code { op, action } = row.policy.code;
+        out.put(&CommandDescriptor {
+            opcode: op.0,
+            reserved: 0,
+            action: u16::from(action.unwrap_or(0)).into(),
+            reserved2: 0,
+            flags: u8::from(timeouts) << 1 | u8::from(action.is_some()),
+            cdb_length: (row.length as u16).into(),
+        });
+        if timeouts {
+            out.put(&TimeoutsDescriptor::of(row));
+        }
+    }
+    let length = (out.written() - 4) as u32;
+    out.patch(0, &length.to_be_bytes());
+}
+
+/// SPC-4 6.35.3
+fn report_one(out: &mut Writer<'_>, row: Option<&Row>, timeouts: bool) {
+    const NOT_SUPPORTED: u8 = 0b001;
+    const AS_STANDARD: u8 = 0b011;
+    let Some(row) = row else {
+        out.bytes(&[0, NOT_SUPPORTED, 0, 0]);
+        return;
+    };
+    out.bytes(&[0, u8::from(timeouts) << 7 | AS_STANDARD]).bytes(&(row.length as u16).to_be_bytes());
+    row.usage(out);
+    if timeouts {
+        out.put(&TimeoutsDescriptor::of(row));
+    }
+}
+
+impl CommandType for ReportSupportedOperationCodes {
+    const POLICY: Policy = Policy {
+        name: "REPORT SUPPORTED OPERATION CODES",
+        clause: "SPC-4 6.35",
+        code: Code::with_action(OpCode::MAINTENANCE_IN, CODES_ACTION),
+        effect: Effect::None,
+        gates: ASKS,
+    };
+    const USAGE: Self = Self {
+        opcode: OpCode::MAINTENANCE_IN.0,
+        action: CODES_ACTION,
+        options: WITH_TIMEOUTS | OPTIONS,
+        requested_code: 0xff,
+        requested_action: be::U16::MAX_VALUE,
+        allocation: be::U32::MAX_VALUE,
+        reserved: 0,
+        control: 0,
+    };
+    const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let lu = cx.disk()?;
+        let timeouts = self.options & WITH_TIMEOUTS != 0;
+        let all = rows(self.requested_code);
+        let has_actions = all.first().is_some_and(|row| row.policy.code.action.is_some());
+        let requested = self.requested_action.get();
+        let by_action = |row: &&Row| row.policy.code.action.map_or(0, u16::from) == requested;
+        let row = match self.options & OPTIONS {
+            0 => {
+                report_all(&mut cx.out, lu, timeouts);
+                return Ok(Plan::Answer);
+            }
+            1 if has_actions => return Err(Sense::bit_in_cdb(offset_of!(Self, options), 2)),
+            1 => all.first(),
+            2 if !has_actions && !all.is_empty() => return Err(Sense::bit_in_cdb(offset_of!(Self, options), 2)),
+            2 | 3 => all.iter().find(by_action),
+            _ => return Err(Sense::bit_in_cdb(offset_of!(Self, options), 2)),
+        };
+        report_one(&mut cx.out, row.filter(|row| is_supported(row, lu)), timeouts);
+        Ok(Plan::Answer)
+    }
+}
+
+/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReportSupportedTaskManagementFunctions {
+    opcode: u8,
+    action: u8,
+    options: u8,
+    reserved: [u8; 3],
+    allocation: be::U32,
+    reserved2: u8,
+    control: u8,
+}
+
+/// Its service action.
+const FUNCTIONS_ACTION: u8 = 0x0d;
+/// REPD: with the extended parameter data.
+const EXTENDED: u8 = 0x80;
+/// ATS, ATSS, CTSS, LURS, QTS; TRS, which is obsolete, for iSCSI's target resets.
+const FUNCTIONS: u8 = 0x80 | 0x40 | 0x10 | 0x08 | 0x04 | 0x02;
+/// QAES, QTSS, ITNRS.
+const MORE_FUNCTIONS: u8 = 0x04 | 0x02 | 0x01;
+/// TIMEOUT in units of 100 ms: what a function may take that waits for I/O under way (SPC-4 6.36.3).
+const FUNCTION_TIMEOUT: u32 = 600;
+
+impl CommandType for ReportSupportedTaskManagementFunctions {
+    const POLICY: Policy = Policy {
+        name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS",
+        clause: "SPC-4 6.36",
+        code: Code::with_action(OpCode::MAINTENANCE_IN, FUNCTIONS_ACTION),
+        effect: Effect::None,
+        gates: ASKS,
+    };
+    const USAGE: Self = Self {
+        opcode: OpCode::MAINTENANCE_IN.0,
+        action: FUNCTIONS_ACTION,
+        options: EXTENDED,
+        reserved: [0; 3],
+        allocation: be::U32::MAX_VALUE,
+        reserved2: 0,
+        control: 0,
+    };
+    const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        if self.allocation.get() < 4 {
+            return Err(Sense::in_cdb(offset_of!(Self, allocation)));
+        }
+        let extended = self.options & EXTENDED != 0;
+        cx.out.bytes(&[FUNCTIONS, MORE_FUNCTIONS, 0, if extended { 12 } else { 0 }]);
+        if extended {
+            // TMFTMOV; all functions are of the long class. Then the long and the short time-out.
+            cx.out.bytes(&[0x01, 0, 0, 0]);
+            cx.out.bytes(&FUNCTION_TIMEOUT.to_be_bytes()).bytes(&FUNCTION_TIMEOUT.to_be_bytes());
+        }
+        Ok(Plan::Answer)
+    }
+}

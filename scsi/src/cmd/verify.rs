@@ -1,0 +1,109 @@
+//! VERIFY and COMPARE AND WRITE.
+
+use super::block::{
+    Block10, Block12, Block16, Blocks, Bytes, DPO, FUA, FUA_NV, GROUP, READS, TRANSFER_BYTES_MAX, VERIFY_BYTES_MAX,
+    WRITES, compare_and_write_blocks_max, durable, range, within,
+};
+use crate::context::Context;
+use crate::plan::Plan;
+use crate::sense::Sense;
+use crate::table::{Code, CommandType, Data, Effect, OpCode, Policy};
+use lunar_core::step::Step;
+use lunar_core::wire::be;
+use std::mem::offset_of;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// VERIFY(10)
+pub type Verify10 = Block10<{ OpCode::VERIFY_10.0 }>;
+/// VERIFY(12)
+pub type Verify12 = Block12<{ OpCode::VERIFY_12.0 }>;
+/// VERIFY(16)
+pub type Verify16 = Block16<{ OpCode::VERIFY_16.0 }>;
+
+/// BYTCHK (SBC-3 5.29): what the blocks are compared with.
+const BYTE_CHECK: u8 = 0x06;
+
+/// VERIFY of any layout. BYTCHK 00b: the blocks can be read; 01b: they are Data-Out; 11b: each is the one block of it.
+fn verify(cx: &Context<'_>, cdb: &impl Blocks) -> Result<Plan, Sense> {
+    let lu = cx.disk()?;
+    let check = (cdb.flags() & BYTE_CHECK) >> 1;
+    let max = if check == 1 { TRANSFER_BYTES_MAX } else { VERIFY_BYTES_MAX };
+    let Bytes { offset, len } = range(lu, cdb, max)?;
+    match check {
+        _ if len == 0 => Ok(Plan::Done),
+        0 => Ok(Plan::Do(Step::Verify { offset, len })),
+        1 => Ok(Plan::Do(Step::Compare { offset, len, block: None })),
+        3 => Ok(Plan::Do(Step::Compare { offset, len, block: Some(lu.block_size()) })),
+        _ => Err(Sense::bit_in_cdb(1, 2)),
+    }
+}
+
+/// VERIFY of one layout.
+macro_rules! verify {
+    ($command:ty, $name:literal, $clause:literal) => {
+        impl CommandType for $command {
+            const POLICY: Policy = Policy {
+                name: $name,
+                clause: $clause,
+                code: Code::of(Self::OP),
+                effect: Effect::Read,
+                gates: READS,
+            };
+            const USAGE: Self = Self::usage(DPO | BYTE_CHECK);
+            const DATA: Data<Self> = Data::Out;
+
+            fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+                verify(cx, self)
+            }
+        }
+    };
+}
+
+verify!(Verify10, "VERIFY(10)", "SBC-3 5.29");
+verify!(Verify12, "VERIFY(12)", "SBC-3 5.30");
+verify!(Verify16, "VERIFY(16)", "SBC-3 5.31");
+
+/// COMPARE AND WRITE
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CompareAndWrite {
+    opcode: u8,
+    flags: u8,
+    lba: be::U64,
+    reserved: [u8; 3],
+    count: u8,
+    group: u8,
+    control: u8,
+}
+
+impl CommandType for CompareAndWrite {
+    const POLICY: Policy = Policy {
+        name: "COMPARE AND WRITE",
+        clause: "SBC-3 5.2",
+        code: Code::of(OpCode::COMPARE_AND_WRITE),
+        effect: Effect::Write,
+        gates: WRITES,
+    };
+    const USAGE: Self = Self {
+        opcode: OpCode::COMPARE_AND_WRITE.0,
+        flags: DPO | FUA | FUA_NV,
+        lba: be::U64::MAX_VALUE,
+        reserved: [0; 3],
+        count: 0xff,
+        group: GROUP,
+        control: 0,
+    };
+    const DATA: Data<Self> = Data::Out;
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let lu = cx.disk()?;
+        let Bytes { offset, len } = within(lu, self.lba.get(), self.count.into())?;
+        if u64::from(self.count) > compare_and_write_blocks_max(&lu.unit) {
+            return Err(Sense::in_cdb(offset_of!(Self, count)));
+        }
+        if len == 0 {
+            return Ok(Plan::Done);
+        }
+        Ok(Plan::Do(Step::CompareWrite { offset, len, durable: durable(lu, self.flags) }))
+    }
+}

@@ -1,0 +1,102 @@
+//! What a fault of a store or a transport means to an initiator.
+
+use crate::admit::Refusal;
+use crate::command::Status;
+use crate::sense::{Asc, Sense, SenseKey};
+use lunar_core::io::Fault;
+use lunar_core::step::{Failure, Step};
+
+/// Where a step works: what is needed to say which block failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Site {
+    /// First block, if the step has one.
+    lba: Option<u64>,
+    block: u64,
+    writes: bool,
+}
+
+impl Site {
+    pub(crate) fn of(step: &Step, block: u32) -> Self {
+        let block = u64::from(block);
+        let (offset, writes) = match step {
+            Step::Read { offset, .. } | Step::Compare { offset, .. } | Step::Verify { offset, .. } => {
+                (Some(*offset), false)
+            }
+            Step::Write { offset, .. } | Step::Fill { offset, .. } | Step::CompareWrite { offset, .. } => {
+                (Some(*offset), true)
+            }
+            Step::Flush | Step::Unmap(_) => (None, true),
+        };
+        Self { lba: offset.map(|offset| offset / block), block, writes }
+    }
+
+    /// How the command ends.
+    pub(crate) fn refusal(&self, failure: Failure) -> Refusal {
+        match failure {
+            Failure::Miscompare { at } => {
+                Sense::new(SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY).with_information(at).into()
+            }
+            Failure::Fault { fault: Fault::Medium, at } => {
+                let asc = if self.writes { Asc::WRITE_ERROR } else { Asc::UNRECOVERED_READ_ERROR };
+                let information = self.lba.map(|lba| lba + at / self.block);
+                Sense { information, ..Sense::new(SenseKey::MEDIUM_ERROR, asc) }.into()
+            }
+            Failure::Fault { fault, .. } => transfer(fault),
+        }
+    }
+}
+
+/// How a command ends after a fault that no block is to blame for.
+pub(crate) fn transfer(fault: Fault) -> Refusal {
+    let (key, asc) = match fault {
+        Fault::NoMemory => return Refusal::bare(Status::BUSY),
+        Fault::NoSpace => (SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED),
+        Fault::Gone => (SenseKey::HARDWARE_ERROR, Asc::LOGICAL_UNIT_FAILURE),
+        Fault::Timeout => (SenseKey::ABORTED_COMMAND, Asc::TIME_OUT_ON_LOGICAL_UNIT),
+        Fault::Protocol => (SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR),
+        // The task itself was not aborted, or nothing would be answered: the store gave the request up.
+        Fault::Aborted => (SenseKey::ABORTED_COMMAND, Asc::INTERNAL_TARGET_FAILURE),
+        Fault::Medium | Fault::Unsupported | Fault::Os(_) => (SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE),
+    };
+    Sense::new(key, asc).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(step: &Step, failure: Failure) -> (Status, Option<(SenseKey, Asc, Option<u64>)>) {
+        let refusal = Site::of(step, 512).refusal(failure);
+        (refusal.status, refusal.sense.map(|sense| (sense.key, sense.asc, sense.information)))
+    }
+
+    #[test]
+    fn a_bad_medium_is_told_with_its_first_block() {
+        let failure = Failure::Fault { fault: Fault::Medium, at: 1024 };
+        let read = Step::Read { offset: 5120, len: 4096 };
+        let sense = (SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR, Some(12));
+        assert_eq!(ended(&read, failure), (Status::CHECK_CONDITION, Some(sense)));
+        let write = Step::Write { offset: 5120, len: 4096, durable: false };
+        let sense = (SenseKey::MEDIUM_ERROR, Asc::WRITE_ERROR, Some(12));
+        assert_eq!(ended(&write, failure), (Status::CHECK_CONDITION, Some(sense)));
+        let sense = (SenseKey::MEDIUM_ERROR, Asc::WRITE_ERROR, None);
+        assert_eq!(ended(&Step::Flush, failure), (Status::CHECK_CONDITION, Some(sense)));
+    }
+
+    #[test]
+    fn other_faults() {
+        let of = |fault| ended(&Step::Flush, Failure::Fault { fault, at: 0 });
+        assert_eq!(of(Fault::NoMemory), (Status::BUSY, None));
+        let expected = [
+            (Fault::NoSpace, SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED),
+            (Fault::Gone, SenseKey::HARDWARE_ERROR, Asc::LOGICAL_UNIT_FAILURE),
+            (Fault::Timeout, SenseKey::ABORTED_COMMAND, Asc::TIME_OUT_ON_LOGICAL_UNIT),
+            (Fault::Protocol, SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR),
+            (Fault::Aborted, SenseKey::ABORTED_COMMAND, Asc::INTERNAL_TARGET_FAILURE),
+            (Fault::Os(9), SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE),
+        ];
+        for (fault, key, asc) in expected {
+            assert_eq!(of(fault), (Status::CHECK_CONDITION, Some((key, asc, None))));
+        }
+    }
+}

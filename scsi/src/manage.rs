@@ -1,0 +1,145 @@
+//! Task management functions (SAM-5 7): what they abort, whom they tell, what they wait for.
+
+use crate::lu::Change;
+use crate::lun::Lun;
+use crate::nexus::{Addressee, Nexus};
+use crate::sense::{Asc, Sense, SenseKey};
+use crate::target::{Mail, Target};
+use crate::task::{TaskFunction, TaskResponse};
+use std::rc::Rc;
+
+/// Additional response information of functions that have none.
+const NO_INFORMATION: [u8; 3] = [0; 3];
+
+impl Target {
+    /// Carries a task management function out; returns when the tasks that it ends are gone.
+    pub async fn task_management(
+        &self,
+        nexus: &Rc<Nexus>,
+        function: TaskFunction,
+        lun: Lun,
+        tag: u64,
+    ) -> TaskResponse {
+        self.config.stats.task_management.add(1);
+        let lun = lun.canonical();
+        match function {
+            TaskFunction::TARGET_WARM_RESET | TaskFunction::TARGET_COLD_RESET => {
+                let stamp = self.stamp();
+                self.reset_all(stamp, Mail::TargetReset { stamp }).await
+            }
+            TaskFunction::I_T_NEXUS_RESET => {
+                self.end(nexus, |_, _| true).await;
+                nexus.each(|itl| itl.attend(Asc::I_T_NEXUS_LOSS));
+                TaskResponse::Complete
+            }
+            TaskFunction::ABORT_TASK => match self.end(nexus, |t, l| t == tag && l == lun).await {
+                0 => TaskResponse::NoTask,
+                _ => TaskResponse::Complete,
+            },
+            TaskFunction::QUERY_TASK => found(nexus.tasks.any(|t, l| t == tag && l == lun)),
+            _ => self.of_logical_unit(nexus, function, lun).await,
+        }
+    }
+
+    /// The functions that a logical unit carries out.
+    async fn of_logical_unit(&self, nexus: &Rc<Nexus>, function: TaskFunction, lun: Lun) -> TaskResponse {
+        let addressee = nexus.addressee(lun);
+        if let Addressee::Nobody = addressee {
+            return TaskResponse::IncorrectLun;
+        }
+        match function {
+            // One task set per nexus (TST = 001b): both end the same tasks.
+            TaskFunction::ABORT_TASK_SET | TaskFunction::CLEAR_TASK_SET => {
+                self.end(nexus, |_, l| l == lun).await;
+                TaskResponse::Complete
+            }
+            TaskFunction::QUERY_TASK_SET => found(nexus.tasks.any(|_, l| l == lun)),
+            TaskFunction::QUERY_ASYNC_EVENT => query_async_event(&addressee),
+            TaskFunction::LOGICAL_UNIT_RESET => match addressee {
+                Addressee::Disk(itl) => self.reset(itl.lu.lun).await,
+                _ => TaskResponse::Complete,
+            },
+            _ => TaskResponse::Rejected,
+        }
+    }
+
+    /// Ends a nexus: what it runs is aborted and gone when this returns.
+    pub async fn close(&self, nexus: &Nexus) {
+        self.end(nexus, |_, _| true).await;
+    }
+
+    /// Does on this core what another core asks for.
+    pub async fn deliver(&self, mail: Mail) {
+        match mail {
+            Mail::Change { lun, change, stamp } => {
+                self.see(stamp);
+                if change == Change::Reset {
+                    self.end_everywhere(Some(lun)).await;
+                }
+                self.make(lun, change, stamp, None);
+            }
+            Mail::TargetReset { stamp } => {
+                self.see(stamp);
+                self.end_everywhere(None).await;
+                self.units().iter().for_each(|lu| self.make(lu.lun, Change::Reset, stamp, None));
+            }
+            Mail::UnitAttention { lun, asc } => self.attend(lun, asc, None),
+        }
+    }
+
+    async fn reset(&self, lun: u16) -> TaskResponse {
+        let stamp = self.stamp();
+        self.end_everywhere(Some(lun)).await;
+        self.make(lun, Change::Reset, stamp, None);
+        self.everywhere.broadcast(Mail::Change { lun, change: Change::Reset, stamp }).await;
+        TaskResponse::Complete
+    }
+
+    async fn reset_all(&self, stamp: crate::lu::Stamp, mail: Mail) -> TaskResponse {
+        self.end_everywhere(None).await;
+        self.units().iter().for_each(|lu| self.make(lu.lun, Change::Reset, stamp, None));
+        self.everywhere.broadcast(mail).await;
+        TaskResponse::Complete
+    }
+
+    /// Aborts tasks of a nexus and waits until they are gone; returns how many that were not aborted before.
+    async fn end(&self, nexus: &Nexus, matches: impl Fn(u64, Lun) -> bool) -> u64 {
+        let matches = |tag: u64, lun: Lun| matches(tag, lun.canonical());
+        let count = nexus.tasks.abort(matches);
+        self.config.stats.tasks_aborted.add(count);
+        nexus.tasks.until_gone(matches).await;
+        count
+    }
+
+    /// Aborts the tasks of a logical unit (of all, if `None`) of every nexus of this core and waits for them.
+    async fn end_everywhere(&self, lun: Option<u16>) {
+        let matches = |_: u64, task: Lun| lun.is_none() || task.number() == lun;
+        let nexuses = self.nexuses();
+        // All are told first, so that none waits for another's data meanwhile.
+        for nexus in &nexuses {
+            self.config.stats.tasks_aborted.add(nexus.tasks.abort(matches));
+        }
+        for nexus in &nexuses {
+            nexus.tasks.until_gone(matches).await;
+        }
+    }
+}
+
+fn found(is_there: bool) -> TaskResponse {
+    if is_there { TaskResponse::Succeeded(NO_INFORMATION) } else { TaskResponse::Complete }
+}
+
+/// SAM-5 7.9: the next unit attention's key, code and qualifier, and how many wait.
+fn query_async_event(addressee: &Addressee) -> TaskResponse {
+    /// UADE DEPTH: one unit attention, or more than one.
+    const DEPTH: [u8; 2] = [0x10, 0x20];
+    let Addressee::Disk(itl) = addressee else { return TaskResponse::Complete };
+    let Some((asc, count)) = itl.attention() else { return TaskResponse::Complete };
+    let sense = Sense::new(SenseKey::UNIT_ATTENTION, asc);
+    let [code, qualifier] = sense.asc.0.to_be_bytes();
+    TaskResponse::Succeeded([DEPTH[usize::from(count > 1)] | sense.key.0, code, qualifier])
+}
+
+#[cfg(test)]
+#[path = "manage_tests.rs"]
+mod tests;

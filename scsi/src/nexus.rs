@@ -1,0 +1,194 @@
+//! I_T nexuses, and what each of them has to do with each disk.
+
+use crate::attention::Attentions;
+use crate::lu::LogicalUnit;
+use crate::lun::Lun;
+use crate::order::Order;
+use crate::sense::{Asc, Sense};
+use crate::task::TaskSet;
+use lunar_core::codes;
+use lunar_core::port::NexusName;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+codes! {
+    /// Asymmetric access states (SPC-4 5.15.2.4).
+    pub struct AluaState(u8) {
+        ACTIVE_OPTIMIZED = 0x0, ACTIVE_NON_OPTIMIZED = 0x1, STANDBY = 0x2, UNAVAILABLE = 0x3, OFFLINE = 0xe,
+        TRANSITIONING = 0xf,
+    }
+}
+
+/// What another nexus's reservation means for this one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Held {
+    /// There is none, or it is this nexus's own, or this nexus is registered and that is enough.
+    #[default]
+    None,
+    /// RESERVE(6), RESERVE(10).
+    Spc2,
+    /// A persistent one of the Write Exclusive types.
+    WriteExclusive,
+    /// A persistent one of the Exclusive Access types.
+    ExclusiveAccess,
+}
+
+/// An I_T_L nexus: what one nexus has to do with one disk.
+#[derive(Debug)]
+pub struct ItlNexus {
+    /// The disk.
+    pub lu: Rc<LogicalUnit>,
+    /// In which order its commands run.
+    pub order: Order,
+    attentions: Attentions,
+    held: Cell<Held>,
+    alua: Cell<AluaState>,
+    /// Whether it stands in no command's way: nothing to tell, nothing reserved, active/optimized.
+    clear: Cell<bool>,
+}
+
+impl ItlNexus {
+    /// A fresh one, that waits to tell `attention`.
+    #[must_use]
+    pub fn new(lu: Rc<LogicalUnit>, attention: Option<Asc>) -> Self {
+        let itl = Self {
+            lu,
+            order: Order::default(),
+            attentions: Attentions::default(),
+            held: Cell::default(),
+            alua: Cell::new(AluaState::ACTIVE_OPTIMIZED),
+            clear: Cell::new(true),
+        };
+        attention.into_iter().for_each(|asc| itl.attend(asc));
+        itl
+    }
+
+    /// The same with another view of the disk.
+    pub(crate) fn with_lu(&self, lu: Rc<LogicalUnit>) -> Self {
+        let itl = Self::new(lu, None);
+        while let Some(sense) = self.attentions.take() {
+            itl.attentions.add(sense.asc);
+        }
+        itl.held.set(self.held.get());
+        itl.alua.set(self.alua.get());
+        itl.refresh();
+        itl
+    }
+
+    /// Adds a unit attention.
+    pub fn attend(&self, asc: Asc) {
+        self.attentions.add(asc);
+        self.refresh();
+    }
+
+    /// Takes the unit attention that is told next.
+    pub fn take_attention(&self) -> Option<Sense> {
+        let sense = self.attentions.take();
+        self.refresh();
+        sense
+    }
+
+    /// Forgets a unit attention.
+    pub fn forget_attention(&self, asc: Asc) {
+        self.attentions.forget(asc);
+        self.refresh();
+    }
+
+    /// The unit attention that is told next, and how many wait.
+    #[must_use]
+    pub fn attention(&self) -> Option<(Asc, usize)> {
+        self.attentions.peek()
+    }
+
+    /// What a reservation means for it.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        self.held.get()
+    }
+
+    /// Sets what a reservation means for it.
+    pub fn set_held(&self, held: Held) {
+        self.held.set(held);
+        self.refresh();
+    }
+
+    /// Its state of asymmetric access.
+    #[must_use]
+    pub fn alua(&self) -> AluaState {
+        self.alua.get()
+    }
+
+    /// Sets its state of asymmetric access.
+    pub fn set_alua(&self, state: AluaState) {
+        self.alua.set(state);
+        self.refresh();
+    }
+
+    pub(crate) fn is_clear(&self) -> bool {
+        self.clear.get()
+    }
+
+    fn refresh(&self) {
+        let active = matches!(self.alua.get(), AluaState::ACTIVE_OPTIMIZED | AluaState::ACTIVE_NON_OPTIMIZED);
+        self.clear.set(self.attentions.is_empty() && self.held.get() == Held::None && active);
+    }
+}
+
+/// Whom a command's LUN names.
+#[derive(Clone, Debug)]
+pub enum Addressee {
+    /// A disk, as the nexus sees it.
+    Disk(Rc<ItlNexus>),
+    /// The well-known logical unit REPORT LUNS.
+    WellKnown,
+    /// Nobody.
+    Nobody,
+}
+
+/// An I_T nexus: one initiator port joined to one target port. Dropping it ends it; see also
+/// [`Target::close`](crate::Target::close).
+#[derive(Debug)]
+pub struct Nexus {
+    /// Its names.
+    pub name: NexusName,
+    /// Its tasks.
+    pub tasks: TaskSet,
+    /// What it has to do with each disk, by LUN.
+    luns: RefCell<Vec<Option<Rc<ItlNexus>>>>,
+}
+
+impl Nexus {
+    pub(crate) fn new(name: NexusName) -> Self {
+        Self { name, tasks: TaskSet::default(), luns: RefCell::default() }
+    }
+
+    /// Whom a LUN names.
+    #[must_use]
+    pub fn addressee(&self, lun: Lun) -> Addressee {
+        match lun.number().and_then(|number| self.itl(number)) {
+            Some(itl) => Addressee::Disk(itl),
+            None if lun == Lun::REPORT_LUNS => Addressee::WellKnown,
+            None => Addressee::Nobody,
+        }
+    }
+
+    /// What it has to do with the disk of this number.
+    #[must_use]
+    pub fn itl(&self, lun: u16) -> Option<Rc<ItlNexus>> {
+        self.luns.borrow().get(usize::from(lun))?.clone()
+    }
+
+    pub(crate) fn set(&self, lun: u16, itl: Option<Rc<ItlNexus>>) {
+        let mut luns = self.luns.borrow_mut();
+        let at = usize::from(lun);
+        if luns.len() <= at {
+            luns.resize(at + 1, None);
+        }
+        luns[at] = itl;
+    }
+
+    /// Runs `what` for each disk, in the order of their numbers.
+    pub(crate) fn each(&self, mut what: impl FnMut(&ItlNexus)) {
+        self.luns.borrow().iter().flatten().for_each(|itl| what(itl));
+    }
+}

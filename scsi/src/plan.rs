@@ -1,0 +1,24 @@
+//! What a command decided to do.
+
+use crate::lu::Change;
+use lunar_core::step::Step;
+
+/// What is to be done for a command; all that it needs has been checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Plan {
+    /// Nothing more: GOOD.
+    Done,
+    /// What was written to [`Context::out`](crate::context::Context::out) is the Data-In.
+    Answer,
+    /// A step.
+    Do(Step),
+    /// Two steps, one after the other.
+    Both(Step, Step),
+    /// A change of the logical unit that all cores must know of first.
+    Change {
+        /// Whether what is cached goes to the medium before.
+        flush: bool,
+        /// The change.
+        change: Change,
+    },
+}

@@ -1,0 +1,139 @@
+//! What only disks have: block limits, block device characteristics, logical block provisioning.
+
+use super::VpdPage;
+use crate::cmd::block::{
+    UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, compare_and_write_blocks_max, transfer_blocks_max, write_same_blocks_max,
+};
+use crate::context::Context;
+use crate::lu::LogicalUnit;
+use lunar_core::step::PIECE_BYTES;
+use lunar_core::wire::{Writer, be};
+use zerocopy::{Immutable, IntoBytes};
+
+/// Block limits, without its header.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Limits {
+    /// WSNZ: zero, WRITE SAME of length zero means to the end.
+    flags: u8,
+    compare_and_write_max: u8,
+    granularity: be::U16,
+    transfer_max: be::U32,
+    optimal: be::U32,
+    prefetch_max: be::U32,
+    unmap_max: be::U32,
+    unmap_descriptors_max: be::U32,
+    unmap_granularity: be::U32,
+    unmap_alignment: be::U32,
+    write_same_max: be::U64,
+    atomic: [be::U32; 3],
+    boundary: [be::U32; 2],
+}
+
+/// UGAVALID: the alignment is told; it is zero.
+const ALIGNMENT_VALID: u32 = 0x8000_0000;
+
+/// What fits 32 bits; limits beyond are none.
+fn short(value: u64) -> be::U32 {
+    u32::try_from(value).unwrap_or(u32::MAX).into()
+}
+
+impl VpdPage for Limits {
+    const PAGE: u8 = 0xb0;
+    const NAME: &'static str = "Block Limits";
+    const CLAUSE: &'static str = "SBC-3 6.6.3";
+
+    fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
+        let (unit, traits) = (&lu.unit, lu.unit.traits());
+        let block = lu.block_size();
+        let physical = 1u16 << unit.geometry.physical_exponent.min(15);
+        let optimal = match traits.optimal_io {
+            0 => PIECE_BYTES as u64,
+            bytes => bytes.into(),
+        };
+        let transfer_max = transfer_blocks_max(unit);
+        let unmap = |value: u64| if lu.provisioning() { short(value) } else { 0.into() };
+        out.put(&Self {
+            flags: 0,
+            // At most 255.
+            compare_and_write_max: compare_and_write_blocks_max(unit) as u8,
+            granularity: physical.into(),
+            transfer_max: short(transfer_max),
+            optimal: short((optimal / u64::from(block)).clamp(1, transfer_max)),
+            prefetch_max: 0.into(),
+            unmap_max: unmap(UNMAP_BLOCKS_MAX),
+            unmap_descriptors_max: unmap(UNMAP_DESCRIPTORS_MAX as u64),
+            unmap_granularity: unmap(u64::from(traits.unmap_granularity / block).max(1)),
+            unmap_alignment: unmap(ALIGNMENT_VALID.into()),
+            write_same_max: write_same_blocks_max(unit).into(),
+            atomic: Default::default(),
+            boundary: Default::default(),
+        });
+    }
+}
+
+/// Block device characteristics, without its header.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Characteristics {
+    rotation: be::U16,
+    product: u8,
+    form: u8,
+    flags: u8,
+    reserved: [u8; 55],
+}
+
+/// MEDIUM ROTATION RATE: not reported.
+const UNKNOWN_RATE: u16 = 0;
+/// MEDIUM ROTATION RATE: does not turn.
+const NON_ROTATING: u16 = 1;
+
+impl VpdPage for Characteristics {
+    const PAGE: u8 = 0xb1;
+    const NAME: &'static str = "Block Device Characteristics";
+    const CLAUSE: &'static str = "SBC-3 6.6.2";
+
+    fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
+        let rotation = if lu.unit.traits().rotational { UNKNOWN_RATE } else { NON_ROTATING };
+        out.put(&Self { rotation: rotation.into(), product: 0, form: 0, flags: 0, reserved: [0; 55] });
+    }
+}
+
+/// Logical block provisioning, without its header.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Provisioning {
+    threshold_exponent: u8,
+    /// LBPU, LBPWS, LBPWS10, LBPRZ, ANC_SUP, DP.
+    flags: u8,
+    kind: u8,
+    reserved: u8,
+}
+
+/// LBPU, LBPWS, LBPWS10: by UNMAP and by WRITE SAME of both lengths.
+const UNMAPS: u8 = 0x80 | 0x40 | 0x20;
+/// LBPRZ = 001b: unmapped blocks read as zeroes.
+const READS_ZEROES: u8 = 0x04;
+/// PROVISIONING TYPE: fully provisioned, or not told.
+const FULL: u8 = 0;
+/// PROVISIONING TYPE: resource provisioned.
+const RESOURCE: u8 = 1;
+/// PROVISIONING TYPE: thin provisioned.
+const THIN: u8 = 2;
+
+impl VpdPage for Provisioning {
+    const PAGE: u8 = 0xb2;
+    const NAME: &'static str = "Logical Block Provisioning";
+    const CLAUSE: &'static str = "SBC-3 6.6.4";
+
+    fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
+        let traits = lu.unit.traits();
+        let zeroes = if traits.unmap_zeroes { READS_ZEROES } else { 0 };
+        let (flags, kind) = match (lu.provisioning(), traits.thin) {
+            (false, _) => (0, FULL),
+            (true, false) => (UNMAPS | zeroes, RESOURCE),
+            (true, true) => (UNMAPS | zeroes, THIN),
+        };
+        out.put(&Self { threshold_exponent: 0, flags, kind, reserved: 0 });
+    }
+}

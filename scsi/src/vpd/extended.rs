@@ -1,0 +1,46 @@
+//! Extended INQUIRY data.
+
+use super::VpdPage;
+use crate::context::Context;
+use crate::lu::LogicalUnit;
+use crate::sense::SENSE_BYTES_MAX;
+use lunar_core::wire::Writer;
+use zerocopy::{Immutable, IntoBytes};
+
+/// Extended INQUIRY data, without its header.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Extended {
+    /// ACTIVATE MICROCODE, SPT, GRD_CHK, APP_CHK, REF_CHK: no protection information.
+    protection: u8,
+    /// UASK_SUP, GROUP_SUP, PRIOR_SUP, HEADSUP, ORDSUP, SIMPSUP.
+    attributes: u8,
+    /// WU_SUP, CRD_SUP, NV_SUP, V_SUP.
+    cache: u8,
+    rest: [u8; 6],
+    /// MAXIMUM SUPPORTED SENSE DATA LENGTH.
+    sense_length: u8,
+    reserved: [u8; 50],
+}
+
+/// HEADSUP, ORDSUP, SIMPSUP.
+const ATTRIBUTES: u8 = 0x04 | 0x02 | 0x01;
+/// V_SUP: there is a volatile cache.
+const VOLATILE: u8 = 0x01;
+
+impl VpdPage for Extended {
+    const PAGE: u8 = 0x86;
+    const NAME: &'static str = "Extended INQUIRY Data";
+    const CLAUSE: &'static str = "SPC-4 7.8.7";
+
+    fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
+        out.put(&Self {
+            protection: 0,
+            attributes: ATTRIBUTES,
+            cache: if lu.unit.traits().write_cache { VOLATILE } else { 0 },
+            rest: [0; 6],
+            sense_length: SENSE_BYTES_MAX as u8,
+            reserved: [0; 50],
+        });
+    }
+}

@@ -1,0 +1,108 @@
+//! Unit serial number and device identification.
+
+use super::VpdPage;
+use crate::cmd::inquiry::text;
+use crate::context::Context;
+use crate::lu::LogicalUnit;
+use lunar_core::wire::{Writer, round_up};
+
+/// PROTOCOL IDENTIFIER of iSCSI (SPC-4 7.6.1).
+pub(crate) const PROTOCOL_ISCSI: u8 = 5;
+
+/// Unit serial number.
+pub(super) struct SerialNumber;
+
+impl VpdPage for SerialNumber {
+    const PAGE: u8 = 0x80;
+    const NAME: &'static str = "Unit Serial Number";
+    const CLAUSE: &'static str = "SPC-4 7.8.15";
+
+    fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
+        out.bytes(lu.unit.identity.serial.as_bytes());
+    }
+}
+
+/// Device identification.
+pub(super) struct DeviceIdentification;
+
+/// CODE SET.
+#[derive(Clone, Copy)]
+enum CodeSet {
+    Binary = 1,
+    Ascii = 2,
+    Utf8 = 3,
+}
+
+/// ASSOCIATION.
+#[derive(Clone, Copy)]
+enum Association {
+    LogicalUnit = 0,
+    Port = 1,
+    Device = 2,
+}
+
+/// DESIGNATOR TYPE.
+#[derive(Clone, Copy)]
+enum Designator {
+    T10Vendor = 1,
+    Naa = 3,
+    RelativePort = 4,
+    PortGroup = 5,
+    ScsiName = 8,
+}
+
+/// A designation descriptor (SPC-4 7.8.6.1).
+fn designator(
+    out: &mut Writer<'_>,
+    set: CodeSet,
+    of: Association,
+    kind: Designator,
+    protocol: Option<u8>,
+    parts: &[&[u8]],
+) {
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    let piv = if protocol.is_some() { 0x80 } else { 0 };
+    let first = protocol.unwrap_or(0) << 4 | set as u8;
+    // Names are below 256 bytes: iSCSI's are below 224, and longer ones are cut.
+    let length = length.min(u8::MAX.into()) as u8;
+    out.bytes(&[first, piv | (of as u8) << 4 | kind as u8, 0, length]);
+    let mut room = usize::from(length);
+    for part in parts {
+        let count = part.len().min(room);
+        out.bytes(&part[..count]);
+        room -= count;
+    }
+}
+
+/// A SCSI name string: UTF-8, ended with a zero and filled up to a multiple of four (SPC-4 7.8.6.11).
+fn name(out: &mut Writer<'_>, of: Association, protocol: Option<u8>, name: &str) {
+    let fill = round_up(name.len() + 1, 4) - name.len();
+    designator(out, CodeSet::Utf8, of, Designator::ScsiName, protocol, &[name.as_bytes(), &[0; 4][..fill]]);
+}
+
+impl VpdPage for DeviceIdentification {
+    const PAGE: u8 = 0x83;
+    const NAME: &'static str = "Device Identification";
+    const CLAUSE: &'static str = "SPC-4 7.8.6";
+
+    fn write(cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
+        let identity = &lu.unit.identity;
+        let unit = Association::LogicalUnit;
+        designator(out, CodeSet::Binary, unit, Designator::Naa, None, &[&identity.naa]);
+        let vendor: [u8; 8] = text(&identity.vendor);
+        let product: [u8; 16] = text(&identity.product);
+        let serial = identity.serial.as_bytes();
+        designator(out, CodeSet::Ascii, unit, Designator::T10Vendor, None, &[&vendor, &product, serial]);
+        let naa = identity.naa.iter().fold(String::from("naa."), |name, byte| name + &format!("{byte:02X}"));
+        name(out, unit, None, &naa);
+        if let Some(port) = cx.target.port(cx.nexus.name.target_port) {
+            let (of, protocol) = (Association::Port, Some(port.protocol));
+            let relative = port.relative.to_be_bytes();
+            designator(out, CodeSet::Binary, of, Designator::RelativePort, protocol, &[&[0; 2], &relative]);
+            let group = port.group.to_be_bytes();
+            designator(out, CodeSet::Binary, of, Designator::PortGroup, protocol, &[&[0; 2], &group]);
+            name(out, of, protocol, &port.name);
+            name(out, Association::Device, protocol, &cx.target.config().name);
+        }
+    }
+}
