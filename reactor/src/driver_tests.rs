@@ -47,7 +47,7 @@ both! {
     an_address_in_use_is_an_error;
     shutdown_comes_after_what_is_under_way;
     files_read_what_was_written;
-    reads_past_the_end_are_zeroes;
+    reads_past_the_end_are_faults;
     pieces_beyond_one_call_are_moved;
     durable_writes_and_syncs_answer;
     holes_are_punched_zeroed_and_found;
@@ -364,16 +364,20 @@ async fn files_read_what_was_written(reactor: Reactor) {
     assert_eq!(read(&reactor, &file, 0, 0, 1).await, vec![0; 0]);
 }
 
-async fn reads_past_the_end_are_zeroes(reactor: Reactor) {
+async fn reads_past_the_end_are_faults(reactor: Reactor) {
     let scratch = Scratch::new();
     let file = reactor.driver().open(&scratch.0, How::default()).expect("open");
-    assert_eq!(read(&reactor, &file, 0, 100, 7).await, vec![0; 100]);
+    let past = async |offset, len, piece| {
+        let into = memory(reactor.arena(), len, piece);
+        let outcome = run_op(&reactor, Op::Read { file: file.clone(), offset, into }).await;
+        (outcome.result, outcome.data.len())
+    };
+    assert_eq!(past(0, 100, 7).await, (Err(Fault::Medium), 100));
     assert_eq!(write(&reactor, &file, 0, data(reactor.arena(), 0, 100, 100)).await, Ok(100));
-    let mut expected: Vec<u8> = (50..100).map(pattern).collect();
-    expected.resize(5000, 0);
-    assert_eq!(read(&reactor, &file, 50, 5000, 5000).await, expected);
-    assert_eq!(read(&reactor, &file, 50, 5000, 13).await, expected);
-    assert_eq!(read(&reactor, &file, 1 << 40, 5000, 5000).await, vec![0; 5000]);
+    assert_eq!(read(&reactor, &file, 50, 50, 13).await, (50..100).map(pattern).collect::<Vec<u8>>());
+    assert_eq!(past(50, 51, 51).await, (Err(Fault::Medium), 51));
+    assert_eq!(past(50, 5000, 13).await, (Err(Fault::Medium), 5000));
+    assert_eq!(past(1 << 40, 5000, 5000).await, (Err(Fault::Medium), 5000));
     drop(file);
     let how = How { read_only: true, ..How::default() };
     let file = reactor.driver().open(&scratch.0, how).expect("open");
@@ -477,11 +481,14 @@ async fn direct_reads_and_writes(reactor: Reactor) {
     let Ok(file) = reactor.driver().open(&scratch.0, how) else { return };
     assert_eq!(write(&reactor, &file, 0, data(reactor.arena(), 0, 4 * PAGE, PAGE)).await, Ok(4 * PAGE as u32));
     std::fs::OpenOptions::new().append(true).open(&scratch.0).and_then(|mut f| f.write_all(b"tail")).expect("a tail");
-    let mut expected: Vec<u8> = (0..4 * PAGE).map(pattern).collect();
-    expected.extend_from_slice(b"tail");
-    expected.resize(8 * PAGE, 0);
-    assert_eq!(read(&reactor, &file, 0, 8 * PAGE, 8 * PAGE).await, expected);
-    assert_eq!(read(&reactor, &file, 0, 8 * PAGE, 2 * PAGE).await, expected);
+    let expected: Vec<u8> = (0..4 * PAGE).map(pattern).collect();
+    assert_eq!(read(&reactor, &file, 0, 4 * PAGE, 4 * PAGE).await, expected);
+    assert_eq!(read(&reactor, &file, 0, 4 * PAGE, 2 * PAGE).await, expected);
+    for piece in [2 * PAGE, 8 * PAGE] {
+        let into = memory(reactor.arena(), 8 * PAGE, piece);
+        let outcome = run_op(&reactor, Op::Read { file: file.clone(), offset: 0, into }).await;
+        assert_eq!(outcome.result, Err(Fault::Medium), "the file ends inside a sector");
+    }
 }
 
 async fn a_missing_file_is_an_error(reactor: Reactor) {

@@ -190,12 +190,12 @@ impl Epoll {
         let answers = self.helpers.answers();
         let count = answers.len();
         for (key, answer) in answers {
-            let mut job = self.inner.borrow_mut().take_job(key);
-            if let (Data::In(sg), Ok(read)) = (&mut job.data, answer.result) {
-                // What lies past the end of the file reads as zeroes.
-                sg.fill_from(job.moved + read as usize, 0);
-            }
-            let result = answer.result.map(|_| job.data.len() as u32);
+            let job = self.inner.borrow_mut().take_job(key);
+            let result = match (&job.data, answer.result) {
+                // The file ends before.
+                (Data::In(sg), Ok(read)) if job.moved + (read as usize) < sg.len() => Err(Fault::Medium),
+                (data, result) => result.map(|_| data.len() as u32),
+            };
             let mut over = Answer::new(job.done, result, job.data, job.handle);
             over.outcome.extent = answer.extent;
             over.give();
@@ -278,13 +278,8 @@ impl Inner {
             let count = self.vector.gather(&mut data, moved);
             match file::read(file, &mut self.vector, offset + moved as u64, libc::RWF_NOWAIT) {
                 Ok(read) if read as usize == count => moved += count,
-                // The end of the file.
-                Ok(read) => {
-                    if let Data::In(sg) = &mut data {
-                        sg.fill_from(moved + read as usize, 0);
-                    }
-                    moved = total;
-                }
+                // The file ends before.
+                Ok(_) => return Begun::Over { handle, data, result: Err(Fault::Medium) },
                 // Not in memory, or a file system that cannot tell.
                 Err((read, Fault::Os(libc::EAGAIN) | Fault::Unsupported)) => {
                     moved += read as usize;

@@ -239,12 +239,7 @@ impl Entry {
             Kind::Receive => Ok(self.moved as u32),
             _ if is_all => Ok(self.total as u32),
             // A direct read that ends inside a sector has met the end of the file.
-            Kind::Read if got == 0 || (is_direct && !self.moved.is_multiple_of(SECTOR as usize)) => {
-                if let Data::In(sg) = &mut self.data {
-                    sg.fill_from(self.moved, 0);
-                }
-                Ok(self.total as u32)
-            }
+            Kind::Read if got == 0 || (is_direct && !self.moved.is_multiple_of(SECTOR as usize)) => Err(Fault::Medium),
             _ if self.is_cancelled => Err(Fault::Aborted),
             Kind::Write { .. } if got == 0 => Err(Fault::NoSpace),
             Kind::Send if got == 0 => Err(Fault::Os(libc::EPIPE)),
