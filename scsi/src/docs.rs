@@ -1,1 +1,87 @@
-//! x
+//! The page of supported commands, made from the tables.
+
+use crate::mode;
+use crate::table::{Alua, Effect, Flow, Gate, Needs, Persistent, Row, TABLE};
+use crate::vpd;
+use std::fmt::Write;
+
+/// The page, as `docs/commands.md` holds it.
+#[must_use]
+pub fn commands() -> String {
+    let mut page = String::from(
+        "# Supported SCSI commands\n\n\
+         Made from the command table; `LUNAR_REGENERATE=1 cargo test -p lunar-scsi docs` writes it anew.\n\n\
+         Reserved: what stops the command while another initiator holds a reservation. \
+         ALUA: the states of asymmetric access in which it runs.\n\n\
+         | opcode | command | standard | data | medium | reserved | ALUA | time-out |\n\
+         |---|---|---|---|---|---|---|---|\n",
+    );
+    TABLE.iter().for_each(|row| line(&mut page, row));
+    page.push_str("\n## Vital product data\n\n| page | name | standard |\n|---|---|---|\n");
+    for row in vpd::PAGES {
+        push(&mut page, format_args!("| {:02X} | {} | {} |\n", row.page, row.name, row.clause));
+    }
+    page.push_str("\n## Mode pages\n\n| page | name | standard |\n|---|---|---|\n");
+    for row in mode::PAGES {
+        push(&mut page, format_args!("| {:02X}/{:02X} | {} | {} |\n", row.page, row.subpage, row.name, row.clause));
+    }
+    page
+}
+
+fn push(page: &mut String, line: std::fmt::Arguments<'_>) {
+    // A string takes all that is written to it.
+    let _ = page.write_fmt(line);
+}
+
+fn line(page: &mut String, row: &Row) {
+    let policy = &row.policy;
+    let gates = &policy.gates;
+    let code = match policy.code.action {
+        Some(action) => format!("{:02X}/{action:02X}", policy.code.op.0),
+        None => format!("{:02X}", policy.code.op.0),
+    };
+    let data = match row.flow {
+        Flow::None => "",
+        Flow::Answer | Flow::In => "in",
+        Flow::List | Flow::Block | Flow::Out => "out",
+    };
+    let effect = match policy.effect {
+        Effect::None => "",
+        Effect::Read => "reads",
+        Effect::Write => "writes",
+    };
+    let reserved = match (gates.spc2, gates.persistent) {
+        (Gate::Passes, Persistent::Passes) => "",
+        (Gate::Stops, Persistent::Passes) => "SPC-2",
+        (_, Persistent::WriteExclusivePasses) => "SPC-2, exclusive access",
+        (_, Persistent::Conflict) => "all",
+    };
+    let alua = match gates.alua {
+        Alua::Active => "active",
+        Alua::Standby => "active, standby",
+        Alua::Every => "all",
+    };
+    let name = match gates.needs {
+        Needs::Nothing => policy.name.to_owned(),
+        Needs::Provisioning => format!("{} (thin units)", policy.name),
+    };
+    let (_, seconds) = gates.timeout.seconds();
+    let clause = policy.clause;
+    push(page, format_args!("| {code} | {name} | {clause} | {data} | {effect} | {reserved} | {alua} | {seconds} s |\n"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn the_page_in_the_repository_is_fresh() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/commands.md");
+        if std::env::var_os("LUNAR_REGENERATE").is_some() {
+            std::fs::write(&path, commands()).expect("docs/ is there");
+        }
+        let page = std::fs::read_to_string(&path).expect("docs/commands.md is there");
+        assert_eq!(page, commands(), "run LUNAR_REGENERATE=1 cargo test -p lunar-scsi docs");
+    }
+}

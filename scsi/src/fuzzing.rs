@@ -1,1 +1,307 @@
-//! x
+//! A device with one small disk in memory: what fuzz targets and tests run commands on. All is answered at once.
+
+use crate::command::{Cdb, Command, Status, TaskAttribute};
+use crate::lun::Lun;
+use crate::nexus::Nexus;
+use crate::table::{Flow, TABLE};
+use crate::target::{Everywhere, Nowhere, PortConfig, Target, TargetConfig};
+use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::mem::{Arena, Sg};
+use lunar_core::port::{NexusName, Transfer};
+use lunar_core::range::Ranges;
+use lunar_core::stats::Stats;
+use lunar_core::step::Tools;
+use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
+use lunar_core::wire::Writer;
+use std::cell::{Cell, RefCell};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+/// Blocks of the disk.
+pub const BLOCKS: u64 = 2048;
+/// Bytes of a block.
+pub const BLOCK: u32 = 512;
+const ARENA_BYTES: usize = 8 << 20;
+
+/// What a store of bytes in memory shares with the one who watches it.
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// The bytes.
+    pub bytes: RefCell<Vec<u8>>,
+    /// What the next request is answered with instead.
+    pub fault: Cell<Option<Fault>>,
+    /// What it was asked.
+    pub asked: RefCell<Vec<Op>>,
+}
+
+struct MemoryStore {
+    memory: Rc<Memory>,
+    traits: Traits,
+}
+
+impl Store for MemoryStore {
+    fn traits(&self) -> &Traits {
+        &self.traits
+    }
+
+    fn submit(&self, mut io: Io, done: Done) {
+        self.memory.asked.borrow_mut().push(io.op);
+        if let Some(fault) = self.memory.fault.take() {
+            return done.complete(Outcome::with(Err(fault), io.data));
+        }
+        let mut bytes = self.memory.bytes.borrow_mut();
+        let at = io.offset as usize;
+        match (io.op, &mut io.data) {
+            (Op::Read, Data::In(into)) => {
+                let end = at + into.len();
+                into.copy_from(0, &bytes[at..end]);
+            }
+            (Op::Write { .. }, Data::Out(from)) => {
+                let end = at + from.len();
+                from.copy_to(0, &mut bytes[at..end]);
+            }
+            (Op::Unmap { len } | Op::Zero { len, .. }, _) => bytes[at..at + len as usize].fill(0),
+            _ => {}
+        }
+        drop(bytes);
+        done.complete(Outcome::with(Ok(0), io.data));
+    }
+}
+
+/// Moves the data of one command.
+struct Wire<'a> {
+    arena: Arena,
+    out: &'a [u8],
+    pushed: RefCell<Vec<u8>>,
+    aborted: &'a Cell<bool>,
+}
+
+impl Transfer for Wire<'_> {
+    async fn room(&self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        let bytes = self.out.get(offset..offset + len).ok_or(Fault::Protocol)?;
+        let mut memory = self.arena.take_sg(len).ok_or(Fault::NoMemory)?;
+        memory.copy_from(0, bytes);
+        Ok(memory.share())
+    }
+
+    fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
+        assert_eq!(offset, self.pushed.borrow().len(), "Data-In comes in order");
+        self.pushed.borrow_mut().extend(data.to_vec());
+        Ok(())
+    }
+
+    fn aborted(&self) -> bool {
+        self.aborted.get()
+    }
+}
+
+/// How a command ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// Its status.
+    pub status: Status,
+    /// Its sense data.
+    pub sense: Vec<u8>,
+    /// Data-In, before the transport cuts it.
+    pub data: Vec<u8>,
+    /// Bytes that it would have moved.
+    pub wanted: u64,
+}
+
+/// A device with one disk at LUN 0, and a nexus.
+pub struct Rig {
+    /// The device.
+    pub target: Rc<Target>,
+    /// The nexus.
+    pub nexus: Rc<Nexus>,
+    /// The disk's bytes.
+    pub memory: Rc<Memory>,
+    /// Whether commands are aborted.
+    pub aborted: Cell<bool>,
+    /// The LUN that commands go to.
+    pub lun: Cell<Lun>,
+    /// How commands are ordered.
+    pub attribute: Cell<TaskAttribute>,
+    arena: Arena,
+    stats: Arc<Stats>,
+}
+
+impl Default for Rig {
+    fn default() -> Self {
+        Self::new(Self::traits())
+    }
+}
+
+impl Rig {
+    /// A thin disk with a write cache.
+    #[must_use]
+    pub fn traits() -> Traits {
+        Traits {
+            size: BLOCKS * u64::from(BLOCK),
+            read_only: false,
+            write_cache: true,
+            thin: true,
+            unmap_granularity: 4096,
+            unmap_zeroes: true,
+            physical_block: 4096,
+            optimal_io: 0,
+            rotational: false,
+        }
+    }
+
+    /// A device whose disk has these traits; its nexus has taken the unit attention of power on.
+    #[must_use]
+    pub fn new(traits: Traits) -> Self {
+        Self::with(traits, Rc::new(Nowhere))
+    }
+
+    /// As [`Rig::new`], with other cores.
+    #[must_use]
+    pub fn with(traits: Traits, everywhere: Rc<dyn Everywhere>) -> Self {
+        let stats = Arc::new(Stats::default());
+        let port = |relative: u16| PortConfig {
+            relative,
+            group: 1,
+            name: format!("iqn.2026-11.example:disk,t,0x{relative:04x}"),
+            protocol: 5,
+        };
+        let config = TargetConfig {
+            name: "iqn.2026-11.example:disk".into(),
+            ports: vec![port(1), port(2)],
+            core: 0,
+            stats: stats.clone(),
+        };
+        let target = Target::new(config, everywhere);
+        let memory = Rc::new(Memory { bytes: RefCell::new(vec![0; traits.size as usize]), ..Memory::default() });
+        target.add_unit(0, Self::unit(0, traits, memory.clone()));
+        let nexus = target.nexus(Self::name("a"));
+        nexus.each(|itl| while itl.take_attention().is_some() {});
+        let arena = Arena::new(ARENA_BYTES);
+        let (aborted, lun) = (Cell::new(false), Cell::new(Lun::from_number(0)));
+        Self { target, nexus, memory, aborted, lun, attribute: Cell::new(TaskAttribute::SIMPLE), arena, stats }
+    }
+
+    /// The name of a nexus.
+    #[must_use]
+    pub fn name(initiator: &str) -> NexusName {
+        NexusName { initiator: initiator.into(), target_port: 1 }
+    }
+
+    /// A unit with these bytes.
+    #[must_use]
+    pub fn unit(id: u32, traits: Traits, memory: Rc<Memory>) -> Rc<Unit> {
+        let ranges = Rc::new(Ranges::default());
+        let uuid = [0xa0, 1, 2, 3, 4, 5, 0x46, 7, 0x88, 9, 10, 11, 12, 13, 14, 15];
+        Rc::new(Unit {
+            id: UnitId(id),
+            identity: Arc::new(Identity {
+                vendor: "LUNAR".into(),
+                product: "disk".into(),
+                revision: "0001".into(),
+                serial: "0123456789".into(),
+                uuid,
+                naa: [0x30, 1, 2, 3, 4, 5, 6, 7],
+            }),
+            geometry: Geometry::of(&traits, BLOCK).unwrap_or(Geometry {
+                block_size: BLOCK,
+                blocks: traits.size.div_ceil(BLOCK.into()),
+                physical_exponent: 0,
+            }),
+            read_only: traits.read_only,
+            store: Box::new(MemoryStore { memory, traits }),
+            exclusive: Rc::new(OneCore(ranges.clone())),
+            ranges,
+        })
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// The command of a CDB.
+    ///
+    /// # Panics
+    /// When the CDB is empty or too long.
+    #[must_use]
+    pub fn command(&self, cdb: &[u8], data_out: usize, data_in: u32) -> Command {
+        Command {
+            lun: self.lun.get(),
+            cdb: Cdb::new(cdb).expect("1 to 32 bytes"),
+            attribute: self.attribute.get(),
+            tag: 1,
+            data_in,
+            data_out: u32::try_from(data_out).expect("small"),
+        }
+    }
+
+    /// Runs a command of the rig's own nexus.
+    pub fn run(&self, cdb: &[u8], data_out: &[u8], data_in: u32) -> Ended {
+        self.run_as(&self.nexus, cdb, data_out, data_in)
+    }
+
+    /// Runs a command.
+    ///
+    /// # Panics
+    /// When it does not end at once.
+    pub fn run_as(&self, nexus: &Rc<Nexus>, cdb: &[u8], data_out: &[u8], data_in: u32) -> Ended {
+        let command = self.command(cdb, data_out.len(), data_in);
+        let wire =
+            Wire { arena: self.arena.clone(), out: data_out, pushed: RefCell::default(), aborted: &self.aborted };
+        let mut tools = Tools { arena: self.arena.clone(), completion: lunar_core::io::Completion::new() };
+        let reply = at_once(self.target.execute(nexus, &command, &wire, &mut tools));
+        let mut data = wire.pushed.into_inner();
+        assert!(reply.tail.data.is_empty() || reply.tail.offset == data.len(), "the tail follows what was pushed");
+        data.extend(reply.tail.data.to_vec());
+        Ended { status: reply.status, sense: reply.sense.to_vec(), data, wanted: reply.wanted }
+    }
+}
+
+/// The result of a future that waits for nothing.
+///
+/// # Panics
+/// When it waits.
+pub fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("a command waits for something that is not there"),
+    }
+}
+
+/// Runs the command whose CDB `data` begins with, raw; what follows is its Data-Out.
+pub fn raw(data: &[u8]) {
+    let (cdb, rest) = data.split_at(data.len().min(16));
+    if !cdb.is_empty() {
+        Rig::default().run(cdb, rest, u32::MAX);
+    }
+}
+
+/// Runs a command: the first byte picks its row, what follows is its CDB and'ed with the usage mask, and its
+/// Data-Out. Never panics, and never answers more than the allocation length.
+///
+/// # Panics
+/// When the command answers too much.
+pub fn cdb(data: &[u8]) {
+    let Some((pick, data)) = data.split_first() else { return };
+    let row = &TABLE[usize::from(*pick) % TABLE.len()];
+    let (bytes, rest) = data.split_at(data.len().min(row.length));
+    let mut cdb = [0; 16];
+    row.usage(&mut Writer::new(&mut cdb));
+    let cdb = &mut cdb[..row.length];
+    let action = row.policy.code.action.unwrap_or(0);
+    let given = bytes.iter().copied().chain(std::iter::repeat(0));
+    cdb.iter_mut().zip(given).skip(1).for_each(|(mask, byte)| *mask &= byte);
+    cdb[1] = if row.policy.code.action.is_some() { cdb[1] & 0xe0 | action } else { cdb[1] };
+    let ended = Rig::default().run(cdb, rest, u32::MAX);
+    if row.flow == Flow::Answer {
+        let allocation = row.amount(cdb).map_or(0, |length| length as usize);
+        assert!(ended.data.len() <= allocation, "{} answers {} bytes", row.policy.name, ended.data.len());
+    }
+}

@@ -49,7 +49,11 @@ enum Designator {
     RelativePort = 4,
     PortGroup = 5,
     ScsiName = 8,
+    Uuid = 0xa,
 }
+
+/// UUID TYPE: as RFC 9562 has it (SPC-5 7.7.6.12).
+const RFC_9562: u8 = 0x10;
 
 /// A designation descriptor (SPC-4 7.8.6.1).
 fn designator(
@@ -89,6 +93,7 @@ impl VpdPage for DeviceIdentification {
         let identity = &lu.unit.identity;
         let unit = Association::LogicalUnit;
         designator(out, CodeSet::Binary, unit, Designator::Naa, None, &[&identity.naa]);
+        designator(out, CodeSet::Binary, unit, Designator::Uuid, None, &[&[RFC_9562, 0], &identity.uuid]);
         let vendor: [u8; 8] = text(&identity.vendor);
         let product: [u8; 16] = text(&identity.product);
         let serial = identity.serial.as_bytes();
