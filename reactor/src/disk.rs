@@ -2,8 +2,8 @@
 //! are shared, and a failure to reach the medium that is not forgotten.
 //!
 //! Linux tells each open file description once that data in the page cache could not be written, and then
-//! drops that data: a second fdatasync succeeds and means nothing. Therefore each core opens the file twice,
-//! so that nobody else's call takes the news away from its flushes; one flush runs at a time; and after the
+//! drops that data: a second fdatasync succeeds and means nothing. Therefore each core opens the file anew for
+//! its flushes, so that nobody else's call takes the news away from them; one flush runs at a time; and after the
 //! first that failed, every flush fails, on every core, until the volume is opened anew.
 
 use crate::op::{Allocate, Handle, Op};
@@ -100,7 +100,8 @@ impl Source {
     pub fn open(&self, reactor: &Reactor) -> io::Result<Disk> {
         let data = reactor.driver().adopt(again(self.file.as_fd())?)?;
         let sync = reactor.driver().adopt(again(self.file.as_fd())?)?;
-        Ok(Disk::build(reactor, data, sync, self.policy, self.health.clone()))
+        let space = reactor.driver().adopt(self.file.try_clone()?)?;
+        Ok(Disk::build(reactor, [data, sync, space], self.policy, self.health.clone()))
     }
 }
 
@@ -112,7 +113,7 @@ fn again(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => Ok(file),
-        Err(_) => Ok(rustix::io::fcntl_dupfd_cloexec(file, 0)?),
+        Err(_) => file.try_clone_to_owned(),
     }
 }
 
@@ -122,10 +123,13 @@ pub struct Disk(Rc<Inner>);
 
 struct Inner {
     reactor: Reactor,
-    /// Reads, writes and changes of space.
+    /// Reads and writes.
     data: Handle,
     /// Flushes only.
     sync: Handle,
+    /// Changes of space only: the description that was opened first. A device that is open exclusively lets only
+    /// its holder give back space that has data in the page cache (the others get EBUSY).
+    space: Handle,
     policy: Policy,
     health: Arc<Health>,
     /// Flushes that wait for the next round.
@@ -146,14 +150,16 @@ impl Disk {
     #[must_use]
     pub fn over(reactor: &Reactor, name: &str, file: Handle, policy: Policy) -> Self {
         let health = Arc::new(Health { name: name.to_owned(), lost: AtomicBool::new(false) });
-        Self::build(reactor, file.clone(), file, policy, health)
+        Self::build(reactor, [file.clone(), file.clone(), file], policy, health)
     }
 
-    fn build(reactor: &Reactor, data: Handle, sync: Handle, policy: Policy, health: Arc<Health>) -> Self {
+    fn build(reactor: &Reactor, handles: [Handle; 3], policy: Policy, health: Arc<Health>) -> Self {
+        let [data, sync, space] = handles;
         Self(Rc::new(Inner {
             reactor: reactor.clone(),
             data,
             sync,
+            space,
             policy,
             health,
             waiting: RefCell::default(),
@@ -285,7 +291,7 @@ impl Disk {
 
     /// Changes the space behind a range.
     pub fn allocate(&self, how: Allocate, offset: u64, len: u64, done: Done) {
-        let op = Op::Allocate { file: self.file(), how, offset, len };
+        let op = Op::Allocate { file: self.0.space.clone(), how, offset, len };
         if !self.0.policy.durable {
             return self.0.reactor.submit(op, done);
         }

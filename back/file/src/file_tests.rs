@@ -1,1 +1,309 @@
+use super::*;
+use lunar_core::io::{Completion, Op as StoreOp};
+use lunar_core::mem::Arena;
+use lunar_reactor::Choice;
+use lunar_suite::bench::{Bench, Place, fill, reactor};
+use lunar_suite::meddler::{Kind, Meddler};
+use lunar_suite::{Want, on_both_drivers};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+const SIZE: u64 = 16 << 20;
+
+/// A folder that goes with the test.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Self {
+        // Beside the build, not in /tmp: that may be a tmpfs, which has no medium to reach.
+        let base = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/file-tests");
+        let base = std::env::var_os("CARGO_TARGET_DIR").map_or(base, |target| PathBuf::from(target).join("file-tests"));
+        let folder = base.join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a place for test files");
+        Self(folder)
+    }
+
+    pub(crate) fn file(&self) -> PathBuf {
+        self.0.join("disk.img")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A process that another test starts holds every open file, and so its lock, for a moment: tests that start one and
+/// tests that let a lock go and take it again keep apart.
+pub(crate) fn apart() -> MutexGuard<'static, ()> {
+    static APART: Mutex<()> = Mutex::new(());
+    APART.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) const OPTIONS: Options =
+    Options { size: Some(SIZE), read_only: false, durable: false, direct: false, block_size: 512 };
+
+fn used(path: &Path) -> u64 {
+    std::fs::metadata(path).map_or(0, |found| found.blocks() * 512)
+}
+
+fn conforms(name: &str, options: Options) {
+    let folder = Folder::new(name);
+    let path = folder.file();
+    let volume = match FileVolume::new(&path, &options) {
+        Err(Refusal::NoDirect | Refusal::DirectBlocks { .. }) => {
+            return eprintln!("skipped: no direct I/O with {}-byte blocks here", options.block_size);
+        }
+        other => other.expect("the file opens"),
+    };
+    assert_eq!((volume.traits().size, volume.traits().write_cache), (SIZE, !options.durable));
+    let used = || used(&path);
+    let want = Want { block: options.block_size.into(), used: Some(&used), cases: 24 };
+    lunar_suite::conforms(&|reactor| volume.open(reactor), &want);
+}
+
+#[test]
+fn write_back_keeps_the_contract() {
+    conforms("write-back", OPTIONS);
+}
+
+#[test]
+fn write_through_keeps_the_contract() {
+    conforms("write-through", Options { durable: true, ..OPTIONS });
+}
+
+#[test]
+fn direct_keeps_the_contract() {
+    conforms("direct", Options { direct: true, ..OPTIONS });
+    conforms("direct-4k", Options { direct: true, block_size: 4096, ..OPTIONS });
+}
+
+#[test]
+fn direct_and_write_through_keep_the_contract() {
+    conforms("direct-through", Options { direct: true, durable: true, block_size: 4096, ..OPTIONS });
+}
+
+#[test]
+fn a_tmpfs_keeps_the_contract() {
+    let path = PathBuf::from(format!("/dev/shm/lunar-file-test-{}", std::process::id()));
+    match FileVolume::new(&path, &OPTIONS) {
+        Ok(volume) => {
+            let used = || used(&path);
+            let want = Want { used: Some(&used), cases: 12, ..Want::default() };
+            lunar_suite::conforms(&|reactor| volume.open(reactor), &want);
+        }
+        Err(why) => eprintln!("skipped: /dev/shm: {why}"),
+    }
+    let _ = std::fs::remove_file(path);
+}
+
+#[test]
+fn is_the_same_bytes_on_every_core() {
+    let folder = Folder::new("cores");
+    let volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens");
+    let open: lunar_suite::OpenAnywhere = Arc::new(move |reactor| volume.open(reactor));
+    lunar_suite::shared_by_cores(&open);
+}
+
+#[test]
+fn a_file_that_was_cut_off_is_a_fault_and_not_zeroes() {
+    let folder = Folder::new("cut");
+    let volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens");
+    on_both_drivers(&|reactor| {
+        let file = File::options().write(true).open(folder.file()).expect("it is there");
+        file.set_len(SIZE).expect("whole again");
+        let store = volume.open(reactor).expect("it opens");
+        let want = Want::default();
+        let bench = Bench::new(reactor, &*store, &want);
+        reactor.run(async {
+            bench.write(0, &fill(65536, 1), false).await.expect("a write");
+            file.set_len(6000).expect("cut off");
+            assert_eq!(bench.read(Place { at: 0, len: 4096 }).await, fill(65536, 1)[..4096]);
+            for (at, len) in [(4096, 4096), (8192, 512), (SIZE - 512, 512)] {
+                let read = bench.read_into(Place { at, len }, bench.scatter(len as usize, 512, 0)).await;
+                assert_eq!(read, Err(Fault::Medium), "{at}");
+            }
+        });
+    });
+}
+
+/// A file system of one megabyte, if this user may mount one.
+struct Small(Folder);
+
+impl Small {
+    fn mount(name: &str) -> Option<Self> {
+        let folder = Folder::new(name);
+        let done = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1M", "none"]).arg(&folder.0).output().ok()?;
+        done.status.success().then_some(Self(folder))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0.0).output();
+    }
+}
+
+#[test]
+fn a_full_disk_is_no_space_and_unmapping_makes_room() {
+    let _apart = apart();
+    let Some(small) = Small::mount("full") else { return eprintln!("skipped: this user may not mount a tmpfs") };
+    let volume = FileVolume::new(&small.0.file(), &OPTIONS).expect("the file opens");
+    on_both_drivers(&|reactor| {
+        let store = volume.open(reactor).expect("it opens");
+        let want = Want::default();
+        let bench = Bench::new(reactor, &*store, &want);
+        reactor.run(async {
+            let megabyte = fill(1 << 20, 1);
+            let results = [
+                bench.write(0, &megabyte[..1 << 19], false).await,
+                bench.write(1 << 20, &megabyte, false).await,
+                bench.write(3 << 20, &megabyte[..4096], true).await,
+            ];
+            assert_eq!(results, [Ok(()), Err(Fault::NoSpace), Err(Fault::NoSpace)]);
+            assert_eq!(bench.read(Place { at: 0, len: 1 << 19 }).await, megabyte[..1 << 19], "what was there stays");
+            assert!(bench.ask(StoreOp::Flush, 0).await.result.is_ok(), "a full disk has lost nothing");
+            assert!(bench.ask(StoreOp::Unmap { len: 4 << 20 }, 0).await.result.is_ok());
+            assert_eq!(bench.write(3 << 20, &megabyte[..4096], true).await, Ok(()));
+            assert!(bench.ask(StoreOp::Unmap { len: SIZE }, 0).await.result.is_ok());
+        });
+    });
+}
+
+/// A core whose driver fails on demand.
+fn meddled() -> (Rc<Meddler>, Reactor, Reactor) {
+    let real = reactor(Choice::Epoll).expect("epoll is there always");
+    let meddler = Meddler::new(real.driver().clone());
+    let core = Reactor::with_driver(meddler.clone(), Arena::new(16 << 20), Arc::default());
+    // The real one is kept: its drop would end what its driver runs for it.
+    (meddler, core, real)
+}
+
+#[test]
+fn a_flush_that_failed_is_not_forgotten_by_any_core() {
+    let _apart = apart();
+    let folder = Folder::new("flush");
+    let volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens");
+    let (meddler, core, _real) = meddled();
+    let want = Want::default();
+    let store = volume.open(&core).expect("it opens");
+    let bench = Bench::new(&core, &*store, &want);
+    core.run(async {
+        bench.write(0, &fill(4096, 1), false).await.expect("a write");
+        assert!(bench.ask(StoreOp::Flush, 0).await.result.is_ok());
+        meddler.fail_next(Kind::Sync, Fault::Medium);
+        assert_eq!(bench.ask(StoreOp::Flush, 0).await.result, Err(Fault::Medium));
+        assert_eq!(bench.ask(StoreOp::Flush, 0).await.result, Err(Fault::Medium), "the kernel would say yes now");
+        assert_eq!(bench.read(Place { at: 0, len: 4096 }).await, fill(4096, 1), "reading goes on");
+        assert_eq!(meddler.count(Kind::Sync), 2);
+    });
+    drop(store);
+    drop(core);
+    let other = reactor(Choice::Epoll).expect("epoll is there always");
+    let store = volume.open(&other).expect("it opens");
+    let bench = Bench::new(&other, &*store, &want);
+    other.run(async { assert_eq!(bench.ask(StoreOp::Flush, 0).await.result, Err(Fault::Medium)) });
+    drop((store, volume));
+    let volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens anew");
+    let store = volume.open(&other).expect("it opens");
+    let bench = Bench::new(&other, &*store, &want);
+    other.run(async { assert!(bench.ask(StoreOp::Flush, 0).await.result.is_ok(), "and is given another chance") });
+}
+
+#[test]
+fn an_aborted_flush_is_not_a_lost_disk() {
+    let folder = Folder::new("abort");
+    let volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens");
+    let (meddler, core, _real) = meddled();
+    let store = volume.open(&core).expect("it opens");
+    let want = Want::default();
+    let bench = Bench::new(&core, &*store, &want);
+    core.run(async {
+        meddler.fail_next(Kind::Sync, Fault::Aborted);
+        assert_eq!(bench.ask(StoreOp::Flush, 0).await.result, Err(Fault::Aborted));
+        assert!(bench.ask(StoreOp::Flush, 0).await.result.is_ok());
+    });
+}
+
+#[test]
+fn flushes_that_come_while_one_runs_share_the_next() {
+    let folder = Folder::new("rounds");
+    let volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens");
+    let (meddler, core, _real) = meddled();
+    let store = volume.open(&core).expect("it opens");
+    core.run(async {
+        meddler.hold(Kind::Sync);
+        let flush = |completion: &mut Completion| {
+            let io = Io { op: StoreOp::Flush, offset: 0, data: Data::None };
+            store.submit(io, completion.token());
+        };
+        let mut first = Completion::new();
+        flush(&mut first);
+        core.end_of_turn().await;
+        assert_eq!(meddler.held(), 1);
+        let mut later: Vec<Completion> = (0..10).map(|_| Completion::new()).collect();
+        later.iter_mut().for_each(flush);
+        core.end_of_turn().await;
+        assert_eq!(meddler.held(), 1, "what comes while one runs may have been written after it began");
+        meddler.let_go();
+        assert!(first.wait().await.result.is_ok());
+        for completion in later {
+            assert!(completion.wait().await.result.is_ok());
+        }
+        assert_eq!(meddler.count(Kind::Sync), 2);
+    });
+}
+
+#[test]
+fn durable_writes_beside_one_that_failed_are_done_again() {
+    let folder = Folder::new("beside");
+    let volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens");
+    let (meddler, core, _real) = meddled();
+    let store = volume.open(&core).expect("it opens");
+    let want = Want::default();
+    let bench = Bench::new(&core, &*store, &want);
+    core.run(async {
+        meddler.hold(Kind::Durable);
+        let write = |at: u64, completion: &mut Completion| {
+            let data = Data::Out(bench.gather(&fill(4096, at), 4096, 0));
+            store.submit(Io { op: StoreOp::Write { durable: true }, offset: at, data }, completion.token());
+        };
+        let (mut bad, mut good) = (Completion::new(), Completion::new());
+        write(0, &mut bad);
+        write(4096, &mut good);
+        core.end_of_turn().await;
+        assert_eq!(meddler.held(), 2);
+        meddler.fail_next(Kind::Durable, Fault::Medium);
+        meddler.let_go();
+        assert_eq!(bad.wait().await.result, Err(Fault::Medium));
+        assert_eq!(good.wait().await.result, Ok(4096));
+        assert_eq!(meddler.count(Kind::Durable), 3, "its success beside a failure means nothing");
+        assert_eq!(bench.read(Place { at: 4096, len: 4096 }).await, fill(4096, 4096));
+    });
+}
+
+#[test]
+fn direct_io_without_memory_for_a_copy_says_so() {
+    let folder = Folder::new("memory");
+    let options = Options { direct: true, block_size: 4096, ..OPTIONS };
+    let Ok(volume) = FileVolume::new(&folder.file(), &options) else {
+        return eprintln!("skipped: no direct I/O here");
+    };
+    let core = reactor(Choice::Epoll).expect("epoll is there always");
+    let store = volume.open(&core).expect("it opens");
+    let want = Want { block: 4096, ..Want::default() };
+    let bench = Bench::new(&core, &*store, &want);
+    core.run(async {
+        let skewed = bench.gather(&fill(4096, 1), 4096, 48);
+        let into = bench.scatter(4096, 4096, 48);
+        let all: Vec<_> = std::iter::from_fn(|| core.arena().take(4096)).collect();
+        assert_eq!(bench.write_sg(0, skewed.clone(), false).await, Err(Fault::NoMemory));
+        assert_eq!(bench.read_into(Place { at: 0, len: 4096 }, into).await, Err(Fault::NoMemory));
+        drop((all, skewed));
+    });
+}

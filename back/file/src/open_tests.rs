@@ -1,1 +1,175 @@
+use super::*;
+use crate::FileVolume;
+use crate::mark::{ATTRIBUTE, Mark};
+use crate::tests::{Folder, OPTIONS, apart};
+use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::Command;
 
+const SIZE: u64 = 16 << 20;
+
+fn as_it_is(options: Options) -> Options {
+    Options { size: None, ..options }
+}
+
+#[test]
+fn a_new_file_is_sparse_and_its_owners_alone() {
+    let _apart = apart();
+    let folder = Folder::new("new");
+    let path = folder.file();
+    assert!(matches!(FileVolume::new(&path, &as_it_is(OPTIONS)), Err(Refusal::Missing)));
+    assert!(matches!(FileVolume::new(&path, &Options { read_only: true, ..OPTIONS }), Err(Refusal::Missing)));
+    assert!(!path.exists(), "looking makes nothing");
+    drop(FileVolume::new(&path, &OPTIONS).expect("made"));
+    let made = path.metadata().expect("it is there");
+    assert_eq!((made.len(), made.permissions().mode() & 0o777), (SIZE, 0o600));
+    assert!(made.blocks() * 512 < 65536, "{} bytes are used", made.blocks() * 512);
+    drop(FileVolume::new(&path, &OPTIONS).expect("the same size again"));
+    drop(FileVolume::new(&path, &as_it_is(OPTIONS)).expect("the size that it has"));
+}
+
+#[test]
+fn a_file_is_never_made_another_size() {
+    let _apart = apart();
+    let folder = Folder::new("size");
+    let path = folder.file();
+    std::fs::write(&path, [7; 1024]).expect("a file");
+    let refused = FileVolume::new(&path, &OPTIONS);
+    assert!(matches!(refused, Err(Refusal::OtherSize { size: 1024 })), "{refused:?}");
+    assert_eq!(std::fs::read(&path).expect("it is there"), [7; 1024]);
+    assert_eq!(FileVolume::new(&path, &as_it_is(OPTIONS)).expect("two blocks").traits().size, 1024);
+    let refused = FileVolume::new(&path, &Options { size: None, block_size: 4096, ..OPTIONS });
+    assert!(matches!(refused, Err(Refusal::Uneven { size: 1024 })), "{refused:?}");
+    std::fs::write(&path, b"").expect("an empty file");
+    assert!(matches!(FileVolume::new(&path, &as_it_is(OPTIONS)), Err(Refusal::Empty)));
+    assert_eq!(FileVolume::new(&path, &OPTIONS).expect("empty takes any size").traits().size, SIZE);
+}
+
+#[test]
+fn what_is_no_file_is_refused_at_once() {
+    let _apart = apart();
+    let folder = Folder::new("kinds");
+    assert!(matches!(FileVolume::new(&folder.0, &as_it_is(OPTIONS)), Err(Refusal::Directory)));
+    let read_only = Options { read_only: true, ..as_it_is(OPTIONS) };
+    assert!(matches!(FileVolume::new(&folder.0, &read_only), Err(Refusal::Directory)));
+    assert!(matches!(FileVolume::new(&folder.0.join("none/disk.img"), &OPTIONS), Err(Refusal::NoFolder)));
+    assert!(matches!(FileVolume::new(Path::new("/dev/null"), &as_it_is(OPTIONS)), Err(Refusal::NotRegular)));
+    let pipe = folder.0.join("pipe");
+    if Command::new("mkfifo").arg(&pipe).status().is_ok_and(|status| status.success()) {
+        for options in [as_it_is(OPTIONS), read_only] {
+            assert!(matches!(FileVolume::new(&pipe, &options), Err(Refusal::NotRegular)));
+        }
+    }
+}
+
+#[test]
+fn one_writer_or_many_readers() {
+    let _apart = apart();
+    let folder = Folder::new("lock");
+    let path = folder.file();
+    let read_only = Options { read_only: true, ..OPTIONS };
+    let writer = FileVolume::new(&path, &OPTIONS).expect("made");
+    for options in [OPTIONS, read_only] {
+        let refused = FileVolume::new(&path, &options);
+        assert!(matches!(refused, Err(Refusal::Locked { pid: Some(pid) }) if pid == std::process::id()), "{refused:?}");
+    }
+    let other = writer.clone();
+    drop(writer);
+    assert!(FileVolume::new(&path, &OPTIONS).is_err(), "a clone holds the lock as well");
+    drop(other);
+    let readers = [(); 2].map(|()| FileVolume::new(&path, &read_only).expect("any number"));
+    assert!(readers[0].traits().read_only && readers[0].traits().unmap_granularity == 0);
+    assert!(matches!(FileVolume::new(&path, &OPTIONS), Err(Refusal::Locked { .. })));
+    drop(readers);
+    drop(FileVolume::new(&path, &OPTIONS).expect("nobody is left"));
+}
+
+#[test]
+fn a_lock_holder_is_found_among_others() {
+    let mut stat = rustix::fs::stat("/").expect("it is there");
+    stat.st_dev = rustix::fs::makedev(0xfe, 0x10);
+    stat.st_ino = 77;
+    let lines = [
+        "1: POSIX  ADVISORY  WRITE 10 fe:10:77 0 EOF",
+        "2: FLOCK  ADVISORY  WRITE 11 fe:10:777 0 EOF",
+        "3: FLOCK  ADVISORY  WRITE 12 00:2f:77 0 EOF",
+        "3: -> FLOCK  ADVISORY  WRITE 13 fe:10:77 0 EOF",
+        "4: FLOCK  ADVISORY  WRITE 14 fe:10:77 0 EOF",
+        "5: FLOCK  ADVISORY  WRITE -1 fe:10:78 0 EOF",
+    ];
+    assert_eq!(find_holder(&lines.join("\n"), &stat), Some(14));
+    assert_eq!(find_holder(&lines[..3].join("\n"), &stat), Some(12), "some file systems have two device numbers");
+    assert_eq!(find_holder(lines[1], &stat), None);
+    stat.st_ino = 78;
+    assert_eq!(find_holder(&lines.join("\n"), &stat), None, "a holder outside of our view has no number");
+}
+
+#[test]
+fn an_identity_stays_with_its_file_and_a_copy_gets_its_own() {
+    let _apart = apart();
+    let folder = Folder::new("mark");
+    let path = folder.file();
+    let mark = |path: &Path, options: Options| FileVolume::new(path, &options).expect("it opens").mark().clone();
+    let first = mark(&path, OPTIONS);
+    let Mark::Kept(number) = &first else { return eprintln!("skipped: no extended attributes here") };
+    assert_eq!(mark(&path, OPTIONS), first);
+    assert_eq!(mark(&path, Options { read_only: true, ..OPTIONS }), first);
+    let moved = folder.0.join("moved.img");
+    std::fs::rename(&path, &moved).expect("a new name");
+    assert_eq!(mark(&moved, OPTIONS), first, "a name is not who it is");
+    let copy = folder.0.join("copy.img");
+    assert!(Command::new("cp").arg("-a").args([&moved, &copy]).status().expect("cp").success());
+    let read_only = mark(&copy, Options { read_only: true, ..OPTIONS });
+    assert!(matches!(&read_only, Mark::Place(place) if place.ends_with("/copy.img")), "{read_only:?}");
+    let second = mark(&copy, OPTIONS);
+    assert!(matches!(second, Mark::Kept(other) if other != *number));
+    assert_eq!(mark(&copy, OPTIONS), second);
+    assert_eq!(mark(&moved, OPTIONS), first);
+    // Who knows better may write the attribute.
+    let file = File::open(&moved).expect("it is there");
+    let mut value = [0; 100];
+    let len = fgetxattr(&file, ATTRIBUTE, &mut value[..]).expect("it was written");
+    let text = String::from_utf8(value[..len].to_vec()).expect("text");
+    let inode = copy.metadata().expect("it is there").ino();
+    let text = format!("{} {inode}", text.split_once(' ').expect("two words").0);
+    let file = File::options().write(true).open(&copy).expect("it is there");
+    fsetxattr(&file, ATTRIBUTE, text.as_bytes(), XattrFlags::empty()).expect("written");
+    assert_eq!(mark(&copy, OPTIONS), first);
+}
+
+#[test]
+fn permissions_are_told_from_absence() {
+    let _apart = apart();
+    let folder = Folder::new("rights");
+    let path = folder.file();
+    drop(FileVolume::new(&path, &OPTIONS).expect("made"));
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o400)).expect("ours");
+    if rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: root may do everything");
+    }
+    assert!(matches!(FileVolume::new(&path, &OPTIONS), Err(Refusal::NotPermitted)));
+    assert!(FileVolume::new(&path, &Options { read_only: true, ..OPTIONS }).is_ok());
+}
+
+#[test]
+fn refusals_are_sentences() {
+    for refusal in [
+        Refusal::Missing,
+        Refusal::NoFolder,
+        Refusal::Directory,
+        Refusal::NotRegular,
+        Refusal::NotPermitted,
+        Refusal::ReadOnlyFileSystem,
+        Refusal::Locked { pid: Some(7) },
+        Refusal::Locked { pid: None },
+        Refusal::Empty,
+        Refusal::Uneven { size: 1000 },
+        Refusal::OtherSize { size: 1000 },
+        Refusal::NoDirect,
+        Refusal::DirectBlocks { needs: 4096 },
+    ] {
+        let text = refusal.to_string();
+        assert!(text.contains(' ') && !text.ends_with('.'), "{text}");
+    }
+}

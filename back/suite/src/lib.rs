@@ -137,7 +137,8 @@ async fn unmaps(bench: &Bench<'_>) {
     }
     let next = Place { at: hole.at + hole.len, len: whole.at + whole.len - hole.at - hole.len };
     assert!(bench.read(next).await == bytes[(next.at - whole.at) as usize..], "what lies behind stays");
-    assert!(bench.read(Place { at: whole.at, len: 512 * 3 }).await == bytes[..1536], "what lies before stays");
+    let front = Place { at: whole.at, len: 3 * bench.want.block };
+    assert!(bench.read(front).await == bytes[..front.len as usize], "what lies before stays");
     if let (Some(used), Some(before)) = (bench.want.used, before) {
         bench.ask(Op::Flush, 0).await.result.expect("a flush");
         assert!(used() + hole.len <= before, "{before} bytes were used, then {}", used());
