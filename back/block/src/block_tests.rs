@@ -21,20 +21,21 @@ struct Loop {
 impl Loop {
     /// `None`, and the reason is printed, where this user or this machine cannot make one.
     fn new(name: &str, sector: u32) -> Option<Self> {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target");
+        let folder = std::env::var_os("CARGO_TARGET_DIR").map_or(folder, PathBuf::from).join("block-tests");
+        std::fs::create_dir_all(&folder).expect("a place for test files");
+        Self::over(folder.join(format!("{name}-{}", std::process::id())), sector)
+    }
+
+    fn over(file: PathBuf, sector: u32) -> Option<Self> {
         let one_at_a_time = LOOPS.lock().unwrap_or_else(PoisonError::into_inner);
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
             eprintln!("skipped: loop devices are for root, where /dev/loop-control is");
             return None;
         }
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target");
-        let folder = std::env::var_os("CARGO_TARGET_DIR").map_or(folder, PathBuf::from).join("block-tests");
-        std::fs::create_dir_all(&folder).expect("a place for test files");
-        let file = folder.join(format!("{name}-{}", std::process::id()));
         std::fs::File::create(&file).and_then(|file| file.set_len(SIZE)).expect("a file");
-        let made = Command::new("losetup")
-            .args(["--find", "--show", "--sector-size", &sector.to_string()])
-            .arg(&file)
-            .output();
+        let sector = sector.to_string();
+        let made = Command::new("losetup").args(["--find", "--show", "--sector-size", &sector]).arg(&file).output();
         let device = match made {
             Ok(made) if made.status.success() => String::from_utf8_lossy(&made.stdout).trim().to_owned(),
             other => {
@@ -145,6 +146,39 @@ fn unmapping_keeps_what_is_not_a_whole_sector() {
             assert!(bench.read(Place { at: 0, len: 16384 }).await == bytes);
         });
     });
+}
+
+/// A disk of 16 MiB whose own disk has one: what is written beyond that fails where nobody waits for it.
+#[test]
+fn a_disk_that_fails_beneath_the_page_cache_is_not_forgotten() {
+    let place = PathBuf::from(format!("/tmp/lunar-block-test-{}", std::process::id()));
+    std::fs::create_dir_all(&place).expect("a place to mount at");
+    let place_name = place.display().to_string();
+    if !Loop::run("mount", &["-t", "tmpfs", "-o", "size=1M", "none", &place_name]) {
+        return eprintln!("skipped: this user may not mount");
+    }
+    if let Some(device) = Loop::over(place.join("disk.img"), 512) {
+        on_both_drivers(&|reactor| {
+            let volume = BlockVolume::new(&device.device, &OPTIONS).expect("nobody else uses it");
+            let stores = [(); 2].map(|()| volume.open(reactor).expect("it opens"));
+            let want = Want::default();
+            let [here, there] = [0, 1].map(|core| Bench::new(reactor, &*stores[core], &want));
+            reactor.run(async {
+                here.write(0, &fill(65536, 1), false).await.expect("a write");
+                assert_eq!(there.ask(Op::Flush, 0).await.result, Ok(0));
+                here.write(4 << 20, &fill(4 << 20, 1), false).await.expect("the page cache takes it");
+                let first = here.ask(Op::Flush, 0).await.result;
+                assert!(first.is_err(), "the disk did not take it");
+                for core in [&there, &here] {
+                    assert_eq!(core.ask(Op::Flush, 0).await.result, Err(Fault::Medium));
+                }
+                assert!(here.write(8 << 20, &fill(4 << 20, 1), true).await.is_err(), "and does not take this");
+            });
+        });
+        drop(device);
+    }
+    assert!(Loop::run("umount", &[&place_name]));
+    let _ = std::fs::remove_dir(place);
 }
 
 #[test]
