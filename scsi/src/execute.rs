@@ -228,7 +228,7 @@ async fn pull_list<T: Transfer>(
         return Ok(Sg::default());
     }
     let pulled = transfer.pull(0, length as usize).await;
-    pulled.map_err(|fault| fault::transfer(fault))
+    pulled.map_err(fault::transfer)
 }
 
 fn contiguous(list: &Sg) -> Cow<'_, [u8]> {

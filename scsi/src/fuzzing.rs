@@ -194,6 +194,9 @@ impl Rig {
     }
 
     /// A unit with these bytes.
+    ///
+    /// # Panics
+    /// When they are not a whole number of blocks.
     #[must_use]
     pub fn unit(id: u32, traits: Traits, memory: Rc<Memory>) -> Rc<Unit> {
         let ranges = Rc::new(Ranges::default());
@@ -208,11 +211,7 @@ impl Rig {
                 uuid,
                 naa: [0x30, 1, 2, 3, 4, 5, 6, 7],
             }),
-            geometry: Geometry::of(&traits, BLOCK).unwrap_or(Geometry {
-                block_size: BLOCK,
-                blocks: traits.size.div_ceil(BLOCK.into()),
-                physical_exponent: 0,
-            }),
+            geometry: Geometry::of(&traits, BLOCK).expect("a whole number of blocks"),
             read_only: traits.read_only,
             store: Box::new(MemoryStore { memory, traits }),
             exclusive: Rc::new(OneCore(ranges.clone())),

@@ -236,8 +236,11 @@ pub struct Row {
     check: fn(&[u8]) -> Result<(), Sense>,
     amount: fn(&[u8]) -> Result<u32, Sense>,
     usage: fn(&mut Writer<'_>),
-    run: fn(&[u8], &mut Context<'_>, &[u8]) -> Result<Plan, Sense>,
+    run: Run,
 }
+
+/// Plans a command: CDB, what it sees, parameter list.
+type Run = fn(&[u8], &mut Context<'_>, &[u8]) -> Result<Plan, Sense>;
 
 impl Row {
     /// Refuses a CDB that is too short or has bits that the command does not evaluate.

@@ -1,1 +1,285 @@
+use super::*;
+use crate::command::Status;
+use crate::fuzzing::{Ended, Rig};
+use crate::lun::Lun;
+use crate::nexus::{AluaState, Held};
+use crate::sense::SenseKey;
+use proptest::prelude::*;
 
+fn usage_of(row: &Row) -> Vec<u8> {
+    let mut bytes = vec![0xa5; row.length];
+    let mut writer = Writer::new(&mut bytes);
+    row.usage(&mut writer);
+    assert_eq!(writer.written(), row.length, "{}", row.policy.name);
+    bytes
+}
+
+/// The plainest CDB of a command: all zeroes but for its code, and what it cannot be without.
+fn plain(row: &Row) -> Vec<u8> {
+    let usage = usage_of(row);
+    let mut cdb = vec![0; row.length];
+    cdb[0] = row.policy.code.op.0;
+    cdb[1] = row.policy.code.action.unwrap_or(0);
+    match row.policy.code {
+        Code { op: OpCode::MODE_SENSE_6 | OpCode::MODE_SENSE_10, .. } => cdb[2] = 0x3f,
+        Code { op: OpCode::MAINTENANCE_IN, action: Some(0x0d) } => cdb[9] = 16,
+        _ => {}
+    }
+    assert!(cdb.iter().zip(&usage).skip(1).all(|(bits, mask)| bits & !mask == 0));
+    cdb
+}
+
+/// Data-Out that suits the plainest CDB.
+fn data_out(row: &Row) -> Vec<u8> {
+    if row.flow == Flow::Block { vec![0; 512] } else { Vec::new() }
+}
+
+fn run(rig: &Rig, row: &Row) -> Ended {
+    rig.run(&plain(row), &data_out(row), 65536)
+}
+
+/// Key and code of fixed format sense data.
+fn sense(ended: &Ended) -> (SenseKey, Asc) {
+    assert_eq!((ended.status, ended.sense.len()), (Status::CHECK_CONDITION, 18), "{ended:?}");
+    (SenseKey(ended.sense[2]), Asc(u16::from_be_bytes([ended.sense[12], ended.sense[13]])))
+}
+
+#[test]
+fn every_command_runs_when_nothing_is_in_its_way() {
+    for row in TABLE {
+        let ended = run(&Rig::default(), row);
+        assert_eq!((ended.status, ended.sense.len()), (Status::GOOD, 0), "{}", row.policy.name);
+    }
+}
+
+#[test]
+fn dispatch_finds_every_row_and_nothing_else() {
+    for row in TABLE {
+        let found = find(&plain(row)).expect("in the table");
+        assert_eq!(found.policy, row.policy);
+        assert_eq!(rows(row.policy.code.op.0).iter().filter(|other| other.policy == row.policy).count(), 1);
+    }
+    let known = |op: u8| TABLE.iter().any(|row| row.policy.code.op.0 == op);
+    for op in (0..=255).filter(|op| !known(*op)) {
+        assert_eq!(find(&[op; 16]).err().map(|sense| sense.asc), Some(Asc::INVALID_COMMAND_OPERATION_CODE));
+        assert!(rows(op).is_empty());
+    }
+    assert_eq!(find(&[0xa3, 0x1f, 0, 0]).err(), Some(Sense::bit_in_cdb(1, 4)));
+    assert_eq!(find(&[0xa3]).err(), Some(Sense::in_cdb(1)));
+}
+
+#[test]
+fn usage_masks_begin_with_the_code() {
+    for row in TABLE {
+        let usage = usage_of(row);
+        assert_eq!(usage[0], row.policy.code.op.0, "{}", row.policy.name);
+        if let Some(action) = row.policy.code.action {
+            assert_eq!(usage[1] & SERVICE_ACTION_BITS, action, "{}", row.policy.name);
+        }
+        assert_eq!(usage.last(), Some(&0), "CONTROL of {}: NACA is not supported", row.policy.name);
+        assert!(OpCode::KNOWN.iter().any(|(op, _)| *op == row.policy.code.op));
+    }
+}
+
+#[test]
+fn policies_agree_with_themselves() {
+    for row in TABLE {
+        let Policy { name, clause, effect, gates, .. } = row.policy;
+        let writes = effect == Effect::Write;
+        assert_eq!(writes, gates.write_protect == Gate::Stops, "{name}");
+        if effect != Effect::None {
+            assert_eq!((gates.spc2, gates.not_ready, gates.attention), (Gate::Stops, Gate::Stops, Gate::Stops));
+            assert_eq!((gates.alua, gates.reach), (Alua::Active, Reach::Disk), "{name}");
+            assert_eq!(writes, gates.persistent == Persistent::Conflict, "{name}");
+        }
+        assert!(clause.starts_with("SPC-") || clause.starts_with("SBC-"), "{name}");
+    }
+}
+
+#[test]
+fn a_bit_that_is_not_evaluated_is_refused_with_its_place() {
+    for row in TABLE {
+        let usage = usage_of(row);
+        for at in 1..row.length {
+            for bit in 0..8 {
+                let is_action = at == 1 && row.policy.code.action.is_some() && bit < 5;
+                if usage[at] & 1 << bit != 0 || is_action {
+                    continue;
+                }
+                let mut cdb = plain(row);
+                cdb[at] |= 1 << bit;
+                let ended = Rig::default().run(&cdb, &data_out(row), 65536);
+                assert_eq!(sense(&ended), (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB));
+                let pointer = [0xc8 | bit, 0, u8::try_from(at).expect("short")];
+                assert_eq!(ended.sense[15..], pointer, "{} byte {at} bit {bit}", row.policy.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_short_cdb_is_refused() {
+    for row in TABLE {
+        let cdb = plain(row);
+        for length in 1..row.length {
+            let ended = Rig::default().run(&cdb[..length], &data_out(row), 65536);
+            assert_eq!(sense(&ended).0, SenseKey::ILLEGAL_REQUEST, "{} of {length} bytes", row.policy.name);
+        }
+    }
+}
+
+#[test]
+fn a_longer_cdb_is_taken_by_its_first_bytes() {
+    for row in TABLE {
+        let mut cdb = plain(row);
+        cdb.resize(32, 0xff);
+        assert_eq!(Rig::default().run(&cdb, &data_out(row), 65536).status, Status::GOOD, "{}", row.policy.name);
+    }
+}
+
+#[test]
+fn a_unit_attention_stops_all_but_those_that_say_so() {
+    for row in TABLE {
+        let rig = Rig::default();
+        let itl = rig.nexus.itl(0).expect("there");
+        itl.attend(Asc::CAPACITY_DATA_CHANGED);
+        let ended = run(&rig, row);
+        match row.policy.gates.attention {
+            Gate::Stops => {
+                assert_eq!(sense(&ended), (SenseKey::UNIT_ATTENTION, Asc::CAPACITY_DATA_CHANGED));
+                assert_eq!(run(&rig, row).status, Status::GOOD, "{} is told once", row.policy.name);
+            }
+            Gate::Passes => assert_eq!(ended.status, Status::GOOD, "{}", row.policy.name),
+        }
+        let kept = matches!(row.policy.code.op, OpCode::INQUIRY | OpCode::REPORT_LUNS);
+        assert_eq!(itl.attention().is_some(), kept, "{}", row.policy.name);
+    }
+}
+
+#[test]
+fn write_protection_stops_writes() {
+    for row in TABLE {
+        let ended = run(&Rig::new(lunar_core::io::Traits { read_only: true, ..Rig::traits() }), row);
+        match row.policy.gates.write_protect {
+            Gate::Stops => assert_eq!(sense(&ended), (SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED)),
+            Gate::Passes => assert_eq!(ended.status, Status::GOOD, "{}", row.policy.name),
+        }
+    }
+}
+
+#[test]
+fn a_stopped_unit_answers_not_ready() {
+    const STOP: [u8; 6] = [0x1b, 0, 0, 0, 0, 0];
+    const START: [u8; 6] = [0x1b, 0, 0, 0, 1, 0];
+    for row in TABLE {
+        let rig = Rig::default();
+        assert_eq!(rig.run(&STOP, &[], 0).status, Status::GOOD);
+        let ended = run(&rig, row);
+        match row.policy.gates.not_ready {
+            Gate::Stops => assert_eq!(sense(&ended), (SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED)),
+            Gate::Passes => assert_eq!(ended.status, Status::GOOD, "{}", row.policy.name),
+        }
+        assert_eq!(rig.run(&START, &[], 0).status, Status::GOOD);
+        assert_eq!(run(&rig, row).status, Status::GOOD, "{}", row.policy.name);
+    }
+}
+
+#[test]
+fn reservations_of_others_stop_what_they_should() {
+    for row in TABLE {
+        let gates = row.policy.gates;
+        let expected = [
+            (Held::Spc2, gates.spc2 == Gate::Stops),
+            (Held::WriteExclusive, gates.persistent == Persistent::Conflict),
+            (Held::ExclusiveAccess, gates.persistent != Persistent::Passes),
+        ];
+        for (held, stops) in expected {
+            let rig = Rig::default();
+            rig.nexus.itl(0).expect("there").set_held(held);
+            let status = if stops { Status::RESERVATION_CONFLICT } else { Status::GOOD };
+            assert_eq!(run(&rig, row).status, status, "{} under {held:?}", row.policy.name);
+        }
+    }
+}
+
+#[test]
+fn states_of_asymmetric_access_admit_what_they_should() {
+    let refusals = [
+        (AluaState::STANDBY, Asc::NOT_READY_STANDBY),
+        (AluaState::UNAVAILABLE, Asc::NOT_READY_UNAVAILABLE),
+        (AluaState::OFFLINE, Asc::NOT_READY_OFFLINE),
+        (AluaState::TRANSITIONING, Asc::NOT_READY_TRANSITION),
+    ];
+    for row in TABLE {
+        for (state, asc) in refusals {
+            let rig = Rig::default();
+            rig.nexus.itl(0).expect("there").set_alua(state);
+            let admits = row.policy.gates.alua;
+            let ended = run(&rig, row);
+            if admits == Alua::Every || admits == Alua::Standby && state == AluaState::STANDBY {
+                assert_eq!(ended.status, Status::GOOD, "{} in {state:?}", row.policy.name);
+            } else {
+                assert_eq!(sense(&ended), (SenseKey::NOT_READY, asc), "{}", row.policy.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lun_that_nobody_has_is_refused_but_for_those_that_say_so() {
+    for row in TABLE {
+        for lun in [Lun::from_number(7), Lun::from_number(300), Lun([0xff; 8])] {
+            let rig = Rig::default();
+            rig.lun.set(lun);
+            let ended = run(&rig, row);
+            if matches!(row.policy.code.op, OpCode::INQUIRY | OpCode::REQUEST_SENSE) {
+                assert_eq!(ended.status, Status::GOOD, "{}", row.policy.name);
+            } else {
+                assert_eq!(sense(&ended), (SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_UNIT_NOT_SUPPORTED));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_well_known_unit_answers_what_it_must() {
+    let answered: Vec<_> = TABLE
+        .iter()
+        .filter(|row| {
+            let rig = Rig::default();
+            rig.lun.set(Lun::REPORT_LUNS);
+            run(&rig, row).status == Status::GOOD
+        })
+        .map(|row| row.policy.code.op)
+        .collect();
+    assert_eq!(answered, [OpCode::TEST_UNIT_READY, OpCode::REQUEST_SENSE, OpCode::INQUIRY, OpCode::REPORT_LUNS]);
+}
+
+#[test]
+fn an_aborted_command_is_not_answered() {
+    for row in TABLE {
+        let rig = Rig::default();
+        rig.aborted.set(true);
+        let ended = run(&rig, row);
+        assert_eq!((ended.status, ended.data.len()), (Status::TASK_ABORTED, 0), "{}", row.policy.name);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_do_no_harm(data in prop::collection::vec(any::<u8>(), 0..2000)) {
+        crate::fuzzing::raw(&data);
+    }
+
+    #[test]
+    fn any_masked_cdb_does_no_harm(data in prop::collection::vec(any::<u8>(), 0..2000)) {
+        crate::fuzzing::cdb(&data);
+    }
+
+    #[test]
+    fn any_small_cdb_does_no_harm(pick in any::<u8>(), bytes in prop::collection::vec(0u8..20, 0..600)) {
+        let mut data = vec![pick];
+        data.extend(bytes);
+        crate::fuzzing::cdb(&data);
+    }
+}

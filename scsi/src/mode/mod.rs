@@ -73,8 +73,11 @@ pub struct PageRow {
     pub clause: &'static str,
     length: usize,
     write: fn(&LogicalUnit, PageControl, &mut Writer<'_>),
-    select: fn(&LogicalUnit, &[u8], &mut ModeValues) -> Result<(), (usize, u8)>,
+    select: Select,
 }
+
+/// Takes a page over, or names the byte and bit that must not change.
+type Select = fn(&LogicalUnit, &[u8], &mut ModeValues) -> Result<(), (usize, u8)>;
 
 impl PageRow {
     /// Writes the page.
@@ -104,7 +107,6 @@ fn write<P: ModePage>(lu: &LogicalUnit, control: PageControl, out: &mut Writer<'
     out.put(&page);
 }
 
-/// Takes a page over, or says which bit must not change.
 fn select<P: ModePage>(lu: &LogicalUnit, page: &[u8], values: &mut ModeValues) -> Result<(), (usize, u8)> {
     let (now, changeable) = (P::of(*values), P::changeable(lu));
     let fixed = now.as_bytes().iter().zip(changeable.as_bytes());
@@ -156,7 +158,7 @@ impl<'a> Selection<'a> {
                 return Err(Sense::bit_in_list(self.at, 6));
             }
             let row = PAGES.iter().find(|row| row.page == code & PAGE_CODE && row.subpage == 0);
-            let row = row.ok_or(Sense::bit_in_list(self.at, 5))?;
+            let row = row.ok_or_else(|| Sense::bit_in_list(self.at, 5))?;
             if usize::from(length) + 2 != row.length {
                 return Err(Sense::in_list(self.at + 1));
             }
