@@ -555,15 +555,16 @@ fn cost_of_a_turn() {
     for count in [1, 32] {
         let completions: RefCell<Vec<Completion>> = RefCell::new((0..count).map(|_| Completion::new()).collect());
         measure(&reactor, "an empty write to the ring", count, async || {
-            let mut completions = completions.borrow_mut();
-            for completion in completions.iter_mut() {
+            let mut mine = completions.take();
+            for completion in &mut mine {
                 let data = reactor.arena().copy(b"x").expect("room").into();
                 let op = Op::Write { file: file.clone(), offset: 0, data, durable: false };
                 reactor.submit(op, completion.token());
             }
-            for completion in completions.iter() {
+            for completion in &mine {
                 let _ = completion.wait().await;
             }
+            completions.replace(mine);
         });
     }
 }

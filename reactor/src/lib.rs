@@ -348,7 +348,6 @@ impl fmt::Debug for Reactor {
 impl Inner {
     /// The loop. `main` polls the future that it runs for, and tells whether it is done.
     fn run(&self, main: &mut dyn FnMut(&mut Context<'_>) -> bool) {
-        self.executor.be_local();
         self.executor.make_ready(executor::MAIN);
         let is_done = Cell::new(false);
         let mut main = |cx: &mut Context<'_>| {

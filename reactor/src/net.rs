@@ -54,6 +54,11 @@ pub(crate) fn end_sending(socket: &OwnedFd) {
     let _ = SockRef::from(socket).shutdown(std::net::Shutdown::Write);
 }
 
+/// Ends both sides, or the listening.
+pub(crate) fn end(socket: &OwnedFd) {
+    let _ = SockRef::from(socket).shutdown(std::net::Shutdown::Both);
+}
+
 /// The number of an open file, for the kernel.
 pub(crate) fn raw(fd: &OwnedFd) -> i32 {
     let fd: BorrowedFd<'_> = fd.as_fd();

@@ -7,6 +7,7 @@
 //! Nothing foreign runs while `inner` is borrowed: answers are taken out first ([`Answer::give`]), because they wake
 //! tasks, and may drop memory and handles, which come back here.
 
+mod enter;
 mod entry;
 
 use crate::clock;
@@ -14,9 +15,10 @@ use crate::file;
 use crate::helper::{Eventfd, Helpers};
 use crate::net;
 use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
+use enter::Entrance;
 use entry::{Answer, Entry, Next, Target};
-use io_uring::types::{CancelBuilder, Fd, Fixed, SubmitArgs, Timespec};
-use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
+use io_uring::types::{CancelBuilder, Fd, Fixed};
+use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use lunar_core::io::{Done, Fault, Outcome};
 use lunar_core::mem::Arena;
 use lunar_core::time::Instant;
@@ -58,6 +60,8 @@ pub(crate) struct Ring {
 }
 
 struct Inner {
+    /// Before the ring: it ends first.
+    entrance: Entrance,
     ring: IoUring,
     /// Boxed: the kernel holds addresses inside.
     #[allow(clippy::vec_box)]
@@ -88,6 +92,7 @@ struct Open {
     /// Whether the ring's table has it, at the place of its id.
     is_fixed: bool,
     is_direct: bool,
+    is_socket: bool,
     /// Sends and receives of a socket run one after the other, each in the order of submission.
     sending: Line,
     receiving: Line,
@@ -122,6 +127,7 @@ impl Ring {
         let fixed_files = FIXED_FILES.min(file_limit());
         let fixed_files = if ring.submitter().register_files_sparse(fixed_files).is_ok() { fixed_files } else { 0 };
         let mut inner = Inner {
+            entrance: Entrance::new(&ring),
             ring,
             entries: Vec::new(),
             free: Vec::new(),
@@ -147,8 +153,8 @@ impl Ring {
         Handle::new(driver, id)
     }
 
-    fn admit(&self, fd: OwnedFd, listener: Option<Box<Listener>>) -> Handle {
-        let id = self.inner.borrow_mut().admit(fd, listener);
+    fn admit(&self, fd: OwnedFd, is_socket: bool, listener: Option<Box<Listener>>) -> Handle {
+        let id = self.inner.borrow_mut().admit(fd, is_socket, listener);
         self.handle(id)
     }
 
@@ -240,7 +246,7 @@ impl Answers {
 }
 
 impl Inner {
-    fn admit(&mut self, fd: OwnedFd, listener: Option<Box<Listener>>) -> u32 {
+    fn admit(&mut self, fd: OwnedFd, is_socket: bool, listener: Option<Box<Listener>>) -> u32 {
         let id = self.free_ids.pop().unwrap_or_else(|| {
             self.open.push(None);
             (self.open.len() - 1) as u32
@@ -250,6 +256,7 @@ impl Inner {
         self.open[id as usize] = Some(Open {
             is_direct: file::is_direct(&fd),
             is_fixed,
+            is_socket,
             fd,
             sending: Line::default(),
             receiving: Line::default(),
@@ -394,18 +401,9 @@ impl Inner {
     /// The one system call: hands over what is queued, runs what the kernel put off, waits for `want` completions.
     fn enter(&mut self, want: u32, timeout: Option<Duration>) {
         let queued = self.ring.submission().len() as u32;
-        let mut flags = EnterFlags::GETEVENTS;
-        let time = timeout.map(Timespec::from);
-        let args = time.as_ref().map(|time| SubmitArgs::new().timespec(time));
-        if args.is_some() {
-            flags |= EnterFlags::EXT_ARG;
-        }
-        // SAFETY: the arguments are what the flags say, and live until the call is over; what the queued submissions
-        // point at is alive, see `push`.
-        let result = unsafe { self.ring.submitter().enter(queued, want, flags.bits(), args.as_ref()) };
-        match result.map_err(|error| error.raw_os_error()) {
+        match self.entrance.enter(queued, want, timeout).map_err(|error| error.raw_os_error()) {
             // A signal; the time is up; no room for completions until some are taken; no memory just now.
-            Ok(_) | Err(Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN)) => {}
+            Ok(()) | Err(Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN)) => {}
             Err(error) => panic!("io_uring_enter failed with {error:?}: the ring is not usable any more"),
         }
     }
@@ -561,6 +559,10 @@ impl Inner {
 
     fn forget(&mut self, id: u32) {
         let Some(open) = self.open[id as usize].take() else { return };
+        if open.is_socket {
+            // Before 6.13 the ring's table keeps a file until all that was under way on any file is over.
+            net::end(&open.fd);
+        }
         if open.is_fixed {
             // Fails only if the slot did not exist.
             let _ = self.ring.submitter().register_files_update(id, &[-1]);
@@ -624,16 +626,16 @@ impl Driver for Ring {
     }
 
     fn open(&self, path: &Path, how: How) -> io::Result<Handle> {
-        Ok(self.admit(file::open(path, how)?, None))
+        Ok(self.admit(file::open(path, how)?, false, None))
     }
 
     fn adopt(&self, file: OwnedFd) -> io::Result<Handle> {
-        Ok(self.admit(file, None))
+        Ok(self.admit(file, false, None))
     }
 
     fn listen(&self, address: SocketAddr) -> io::Result<(Handle, SocketAddr)> {
         let (fd, local) = net::listen(address, false)?;
-        Ok((self.admit(fd, Some(Box::default())), local))
+        Ok((self.admit(fd, true, Some(Box::default())), local))
     }
 
     fn accepted(&self, listener: &Handle) -> Option<Incoming> {
@@ -642,7 +644,7 @@ impl Driver for Ring {
 
     fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)> {
         let (fd, local, peer) = net::join(incoming, false)?;
-        Ok((self.admit(fd, None), local, peer))
+        Ok((self.admit(fd, true, None), local, peer))
     }
 
     fn shutdown(&self, socket: &Handle) {
