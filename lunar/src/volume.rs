@@ -1,0 +1,180 @@
+//! The volumes that the command line names, and the one list of back ends.
+//!
+//! * [`spec`]: what a name on the command line means
+//! * [`identity`]: who a volume is, for ever
+//! * `advice`: what to do about a volume that cannot be served
+
+mod advice;
+pub mod identity;
+pub mod spec;
+
+use anyhow::{Context, Result, bail};
+use lunar_block::BlockVolume;
+use lunar_core::io::{Store, Traits};
+use lunar_core::unit::Identity;
+use lunar_file::FileVolume;
+use lunar_null::NullVolume;
+use lunar_ram::RamVolume;
+use lunar_reactor::Reactor;
+use spec::Spec;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+
+/// How volumes are served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Writes are refused, and nothing of the volume is changed.
+    pub read_only: bool,
+    /// Bytes of a logical block: 512 or 4096.
+    pub block_size: u32,
+    /// Each write is on the medium before it is answered.
+    pub write_through: bool,
+    /// Past the page cache.
+    pub direct: bool,
+}
+
+/// A volume: opened, locked and checked once, for all cores.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    kind: Kind,
+    identity: Arc<Identity>,
+}
+
+/// The back ends.
+#[derive(Clone, Debug)]
+enum Kind {
+    Null(NullVolume),
+    Ram(RamVolume),
+    File(FileVolume),
+    Block(BlockVolume),
+}
+
+impl Volume {
+    /// Opens the volumes that a command line names, in their order.
+    ///
+    /// # Errors
+    /// In words that say what to do.
+    pub fn open_all(specs: &[String], options: &Options) -> Result<Vec<Self>> {
+        let mut places = Vec::new();
+        let mut volumes: Vec<Self> = Vec::new();
+        for (index, text) in specs.iter().enumerate() {
+            let spec = spec::parse(text)?;
+            if let Spec::Path { path, .. } = &spec
+                && let Some(place) = place(path)
+            {
+                if places.contains(&place) {
+                    bail!("{text} is named twice: a volume is shared under one number");
+                }
+                places.push(place);
+            }
+            let volume = Self::open_parsed(text, &spec, options, index)?;
+            if let Some(twin) = volumes.iter().position(|other| other.identity == volume.identity) {
+                bail!("{text} is the same volume as {}: name it once", specs[twin]);
+            }
+            volumes.push(volume);
+        }
+        Ok(volumes)
+    }
+
+    /// Opens one volume.
+    ///
+    /// # Errors
+    /// In words that say what to do.
+    pub fn open_spec(text: &str, options: &Options) -> Result<Self> {
+        Self::open_parsed(text, &spec::parse(text)?, options, 0)
+    }
+
+    fn open_parsed(text: &str, spec: &Spec, options: &Options, index: usize) -> Result<Self> {
+        let (kind, identity) = match spec {
+            Spec::Null { size } => {
+                advice::whole_blocks(text, *size, options.block_size)?;
+                let identity = identity::of_memory(text, index);
+                (Kind::Null(NullVolume::new(*size, options.read_only)), identity)
+            }
+            Spec::Ram { size } => {
+                advice::whole_blocks(text, *size, options.block_size)?;
+                let volume = RamVolume::new(*size, options.read_only).with_context(|| {
+                    format!("{text}: no machine has that much memory, {} bytes at most", lunar_ram::SIZE_MAX)
+                })?;
+                (Kind::Ram(volume), identity::of_memory(text, index))
+            }
+            Spec::Path { path, size } => Self::open_path(path, *size, options)?,
+        };
+        Ok(Self { kind, identity: Arc::new(identity) })
+    }
+
+    fn open_path(path: &Path, size: Option<u64>, options: &Options) -> Result<(Kind, Identity)> {
+        let Options { read_only, block_size, write_through: durable, direct } = *options;
+        if std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device()) {
+            if size.is_some() {
+                bail!("{0} is a device and has its size: name it without one, {0}", path.display());
+            }
+            let how = lunar_block::Options { read_only, durable, direct, block_size };
+            let volume = BlockVolume::new(path, &how).map_err(|why| advice::on_block(path, &why, options))?;
+            let identity = identity::of_block(volume.mark());
+            return Ok((Kind::Block(volume), identity));
+        }
+        let how = lunar_file::Options { size, read_only, durable, direct, block_size };
+        let volume = match advice::in_dev(path) {
+            // A file in place of a device that is not there would be kept in memory, and nobody would know.
+            true if !path.exists() => Err(lunar_file::Refusal::Missing),
+            _ => FileVolume::new(path, &how),
+        };
+        let volume = volume.map_err(|why| advice::on_file(path, &why, size, options))?;
+        let identity = identity::of_file(volume.mark());
+        Ok((Kind::File(volume), identity))
+    }
+
+    /// What it says of itself.
+    #[must_use]
+    pub fn traits(&self) -> &Traits {
+        match &self.kind {
+            Kind::Null(volume) => volume.traits(),
+            Kind::Ram(volume) => volume.traits(),
+            Kind::File(volume) => volume.traits(),
+            Kind::Block(volume) => volume.traits(),
+        }
+    }
+
+    /// Who it is.
+    #[must_use]
+    pub fn identity(&self) -> &Arc<Identity> {
+        &self.identity
+    }
+
+    /// Whether it goes past the page cache: then memory that is registered with the kernel pays.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        match &self.kind {
+            Kind::Null(_) | Kind::Ram(_) => false,
+            Kind::File(volume) => volume.is_direct(),
+            Kind::Block(volume) => volume.is_direct(),
+        }
+    }
+
+    /// A core's own store.
+    ///
+    /// # Errors
+    /// When there is no room for open files or memory.
+    pub fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
+        match &self.kind {
+            Kind::Null(volume) => volume.open(reactor),
+            Kind::Ram(volume) => volume.open(reactor),
+            Kind::File(volume) => volume.open(reactor),
+            Kind::Block(volume) => volume.open(reactor),
+        }
+    }
+}
+
+/// What two names of one file or device have in common.
+fn place(path: &Path) -> Option<(u64, u64)> {
+    let found = std::fs::metadata(path).ok()?;
+    // A device is its number, wherever its node lies.
+    Some(if found.file_type().is_block_device() { (0, found.rdev()) } else { (found.dev(), found.ino()) })
+}
+
+#[cfg(test)]
+#[path = "volume/volume_tests.rs"]
+mod tests;

@@ -1,0 +1,117 @@
+//! What to do about a volume that cannot be served.
+
+use super::Options;
+use super::spec::size_text;
+use anyhow::{Result, anyhow, bail};
+use lunar_block::Refusal as BlockRefusal;
+use lunar_file::Refusal as FileRefusal;
+use std::io;
+use std::path::Path;
+
+/// Whether a path is where devices are, and not files.
+pub(crate) fn in_dev(path: &Path) -> bool {
+    path.starts_with("/dev") && !path.starts_with("/dev/shm")
+}
+
+/// Refuses a size that is not a whole number of blocks.
+pub(crate) fn whole_blocks(text: &str, size: u64, block_size: u32) -> Result<()> {
+    if size.is_multiple_of(block_size.into()) {
+        return Ok(());
+    }
+    bail!("{text}: {}", blocks_that_fit(size, block_size))
+}
+
+fn blocks_that_fit(size: u64, block_size: u32) -> String {
+    let (below, above) =
+        (size / u64::from(block_size) * u64::from(block_size), size.next_multiple_of(block_size.into()));
+    let mut text = format!("{size} bytes are not a whole number of {block_size}-byte blocks; ");
+    if below > 0 {
+        text += &format!("{} or ", size_text(below));
+    }
+    text += &format!("{} would do", size_text(above));
+    if block_size > 512 && size.is_multiple_of(512) {
+        text += ", or --block-size 512";
+    }
+    text
+}
+
+/// The sentence about a file.
+pub(crate) fn on_file(path: &Path, why: &FileRefusal, size: Option<u64>, options: &Options) -> anyhow::Error {
+    let name = path.display();
+    match why {
+        FileRefusal::Missing if in_dev(path) => {
+            anyhow!("{name}: there is no such device; `lsblk` shows those there are")
+        }
+        FileRefusal::Missing if options.read_only => anyhow!("{name} does not exist, and --read-only makes nothing"),
+        FileRefusal::Missing => anyhow!("{name} does not exist; to make it, say how large: {name}:20G"),
+        FileRefusal::NoFolder => anyhow!("{name} {why}; make it first: mkdir -p {}", folder(path).display()),
+        FileRefusal::Directory => anyhow!("{name} {why}; name a file in it: {}:20G", path.join("disk.img").display()),
+        FileRefusal::NotRegular => anyhow!("{name} {why}"),
+        FileRefusal::NotPermitted if !path.exists() => {
+            anyhow!("{name} may not be made by this user in {}: choose another folder", folder(path).display())
+        }
+        FileRefusal::NotPermitted if !options.read_only && is_readable(path) => {
+            anyhow!("{name} may not be written by this user: share it with --read-only, or chmod u+w it")
+        }
+        FileRefusal::NotPermitted => anyhow!("{name} {why}; `ls -l {name}` shows who may"),
+        FileRefusal::ReadOnlyFileSystem => anyhow!("{name} {why}: share it with --read-only"),
+        FileRefusal::Locked { pid: Some(pid) } => {
+            anyhow!("{name} {why}{}: stop that one first, two would destroy each other's data", program(*pid))
+        }
+        FileRefusal::Locked { pid: None } => anyhow!("{name} {why}: stop that one first"),
+        FileRefusal::Empty if options.read_only => anyhow!("{name} {why}: there is nothing to read"),
+        FileRefusal::Empty => anyhow!("{name} {why}; say how large it shall be: {name}:20G"),
+        FileRefusal::Uneven { size } => anyhow!("{name}: {}", blocks_that_fit(*size, options.block_size)),
+        FileRefusal::OtherSize { size: has } => anyhow!(
+            "{name} exists with {}, not {}; leave the size out to share it as it is: {name}",
+            size_text(*has),
+            size_text(size.unwrap_or(0))
+        ),
+        FileRefusal::NoDirect => anyhow!("{name} {why}: leave out --direct"),
+        FileRefusal::DirectBlocks { needs: 4096 } => {
+            anyhow!("{name} {why}: add --block-size 4096, or leave out --direct")
+        }
+        FileRefusal::DirectBlocks { .. } => anyhow!("{name} {why}: leave out --direct"),
+        FileRefusal::Io(why) if why.kind() == io::ErrorKind::FileTooLarge => {
+            anyhow!("{name}: its file system has no files of {}", size_text(size.unwrap_or(0)))
+        }
+        FileRefusal::Io(why) => anyhow!("{name} cannot be opened: {why}"),
+    }
+}
+
+/// The sentence about a block device.
+pub(crate) fn on_block(path: &Path, why: &BlockRefusal, options: &Options) -> anyhow::Error {
+    let name = path.display();
+    match why {
+        BlockRefusal::NotPermitted if !options.read_only && is_readable(path) => {
+            anyhow!("{name} may not be written by this user: share it with --read-only, or as a user who may")
+        }
+        BlockRefusal::NotPermitted => {
+            anyhow!("{name} {why}: run as root, or give this user the right: setfacl -m u:USER:rw {name}")
+        }
+        BlockRefusal::WriteProtected => anyhow!("{name} {why}: share it with --read-only"),
+        BlockRefusal::Busy { by: Some(_) } => anyhow!("{name} {why}. Release it first: what two use, both destroy"),
+        BlockRefusal::Busy { by: None } => anyhow!("{name} {why}; `fuser -v {name}` shows which"),
+        BlockRefusal::Uneven { size } => anyhow!("{name}: {}", blocks_that_fit(*size, options.block_size)),
+        BlockRefusal::NoDirect => anyhow!("{name} {why}: leave out --direct"),
+        BlockRefusal::DirectBlocks { needs } => {
+            anyhow!("{name} {why}: add --block-size {needs}, or leave out --direct")
+        }
+        BlockRefusal::NotBlock | BlockRefusal::NoMedium => anyhow!("{name} {why}"),
+        BlockRefusal::Io(why) => anyhow!("{name} cannot be opened: {why}"),
+    }
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
+}
+
+fn is_readable(path: &Path) -> bool {
+    std::fs::File::open(path).is_ok()
+}
+
+/// The name of a process, if it can be found out.
+fn program(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    if name.trim().is_empty() { String::new() } else { format!(" ({})", name.trim()) }
+}

@@ -1,0 +1,173 @@
+//! What a volume's name on the command line means: `disk.img`, `disk.img:20G`, `/dev/sdb`, `ram:1G`, `null:1T`.
+//!
+//! A file whose own name looks like one of these is meant when it exists under the whole name; `./` in front
+//! makes anything a path.
+
+use anyhow::{Result, bail};
+use std::path::{Path, PathBuf};
+
+/// A volume as it was named.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Spec {
+    /// A store of zeroes.
+    Null {
+        /// Bytes.
+        size: u64,
+    },
+    /// A store in memory.
+    Ram {
+        /// Bytes.
+        size: u64,
+    },
+    /// A file or a block device.
+    Path {
+        /// Where.
+        path: PathBuf,
+        /// Bytes of a file that is made if it is missing.
+        size: Option<u64>,
+    },
+}
+
+/// Why a text is no size.
+const SIZES: &str = "a size is a number of bytes, or one with K, M, G, T or P (powers of 1024): 512M, 20G, 1T";
+
+/// Understands a name.
+///
+/// # Errors
+/// In words that say what to do.
+pub fn parse(text: &str) -> Result<Spec> {
+    parse_with(text, &Path::exists)
+}
+
+fn parse_with(text: &str, exists: &dyn Fn(&Path) -> bool) -> Result<Spec> {
+    match text.split_once(':').unwrap_or((text, "")) {
+        ("", _) => bail!("'{text}' names no volume: disk.img, disk.img:20G, /dev/sdb, ram:1G or null:1T"),
+        (kind @ ("null" | "ram"), "") => {
+            bail!("{text} needs a size: {kind}:1G (a file of that name: ./{text})")
+        }
+        ("null", size) => return Ok(Spec::Null { size: wanted(text, size)? }),
+        ("ram", size) => return Ok(Spec::Ram { size: wanted(text, size)? }),
+        _ => {}
+    }
+    let whole = Spec::Path { path: PathBuf::from(text), size: None };
+    let Some((path, tail)) = text.rsplit_once(':') else { return Ok(whole) };
+    if path.is_empty() || path.ends_with('/') || exists(Path::new(text)) {
+        return Ok(whole);
+    }
+    if is_meant_as_size(tail) {
+        return Ok(Spec::Path { path: PathBuf::from(path), size: Some(wanted(text, tail)?) });
+    }
+    Ok(whole)
+}
+
+/// Whether somebody who wrote this meant a size, right or wrong; a missing `host:disk.img` is just missing.
+fn is_meant_as_size(tail: &str) -> bool {
+    let letters = tail.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.' || c == ',');
+    tail.is_empty() || (letters.len() < tail.len() && letters.len() <= 3 && letters.chars().all(char::is_alphabetic))
+}
+
+fn wanted(text: &str, size: &str) -> Result<u64> {
+    match parse_size(size) {
+        Some(0) => bail!("{text}: a volume of no bytes cannot be shared"),
+        Some(size) => Ok(size),
+        None => bail!("{text}: '{size}' is no size; {SIZES}"),
+    }
+}
+
+/// Bytes: digits, then perhaps K, M, G, T or P, small or large, with or without `iB`.
+#[must_use]
+pub fn parse_size(text: &str) -> Option<u64> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.strip_suffix("iB").filter(|letter| !letter.is_empty()).unwrap_or(unit);
+    let shift = match unit {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" | "m" => 20,
+        "G" | "g" => 30,
+        "T" | "t" => 40,
+        "P" | "p" => 50,
+        _ => return None,
+    };
+    // No file is larger than what a signed offset reaches.
+    number.parse::<u64>().ok()?.checked_mul(1 << shift).filter(|bytes| i64::try_from(*bytes).is_ok())
+}
+
+/// A size as it is written on the command line: in the largest unit that leaves no fraction.
+#[must_use]
+pub fn size_text(bytes: u64) -> String {
+    let units = [(50, "P"), (40, "T"), (30, "G"), (20, "M"), (10, "K")];
+    let unit = units.iter().find(|(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));
+    unit.map_or_else(|| bytes.to_string(), |(shift, letter)| format!("{}{letter}", bytes >> shift))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Spec {
+        parse_with(text, &|_| false).expect("a good name")
+    }
+
+    fn path(path: &str, size: Option<u64>) -> Spec {
+        Spec::Path { path: path.into(), size }
+    }
+
+    #[test]
+    fn names_mean_what_they_look_like() {
+        assert_eq!(parsed("null:1T"), Spec::Null { size: 1 << 40 });
+        assert_eq!(parsed("ram:1G"), Spec::Ram { size: 1 << 30 });
+        assert_eq!(parsed("disk.img"), path("disk.img", None));
+        assert_eq!(parsed("disk.img:20G"), path("disk.img", Some(20 << 30)));
+        assert_eq!(parsed("/dev/sdb"), path("/dev/sdb", None));
+        assert_eq!(parsed("/srv/a:b/disk.img"), path("/srv/a:b/disk.img", None));
+        assert_eq!(parsed("a:b.img:512M"), path("a:b.img", Some(512 << 20)));
+        assert_eq!(parsed("host:disk.img"), path("host:disk.img", None));
+        let by_path = "/dev/disk/by-path/pci-0000:00:1f.2-ata-1";
+        assert_eq!(parsed(by_path), path(by_path, None));
+        assert_eq!(parsed("./ram:1G"), path("./ram", Some(1 << 30)));
+        assert_eq!(parsed("./null"), path("./null", None));
+    }
+
+    #[test]
+    fn a_file_that_exists_under_the_whole_name_is_meant() {
+        let exists = |path: &Path| path == Path::new("disk:20G");
+        assert_eq!(parse_with("disk:20G", &exists).expect("a path"), path("disk:20G", None));
+        assert_eq!(parse_with("disk:20G:1G", &exists).expect("a path and a size"), path("disk:20G", Some(1 << 30)));
+    }
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        for (text, words) in [
+            ("", "names no volume"),
+            (":1G", "names no volume"),
+            ("ram", "ram:1G (a file of that name: ./ram)"),
+            ("null:", "null:1G"),
+            ("ram:lots", "'lots' is no size"),
+            ("ram:0", "no bytes"),
+            ("disk.img:0", "no bytes"),
+            ("disk.img:20GB", "'20GB' is no size"),
+            ("disk.img:1.5G", "'1.5G' is no size"),
+            ("disk.img:", "'' is no size"),
+            ("null:99999P", "is no size"),
+        ] {
+            let why = parse_with(text, &|_| false).expect_err(text).to_string();
+            assert!(why.contains(words), "{text}: {why}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_binary() {
+        let sizes = [("0", 0), ("512", 512), ("4k", 4096), ("1M", 1 << 20), ("20GiB", 20 << 30), ("7P", 7 << 50)];
+        for (text, bytes) in sizes {
+            assert_eq!(parse_size(text), Some(bytes), "{text}");
+        }
+        for text in ["", "G", "-1", "1.5G", "20GB", "1iB", "1 G", "1KK", "8192P", "18446744073709551616", "٣G", "+1"] {
+            assert_eq!(parse_size(text), None, "{text}");
+        }
+        for bytes in [1, 512, 1000, 1 << 20, 3 << 30, (1 << 40) + 512, 5 << 50] {
+            assert_eq!(parse_size(&size_text(bytes)), Some(bytes));
+        }
+        assert_eq!(size_text(20 << 30), "20G");
+    }
+}

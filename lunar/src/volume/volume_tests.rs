@@ -1,0 +1,154 @@
+use super::*;
+use lunar_core::io::{Completion, Data, Io, Op, submit};
+use lunar_reactor::{Choice, Config};
+use std::path::PathBuf;
+
+const OPTIONS: Options = Options { read_only: false, block_size: 512, write_through: false, direct: false };
+const READ_ONLY: Options = Options { read_only: true, ..OPTIONS };
+const LARGE_BLOCKS: Options = Options { block_size: 4096, ..OPTIONS };
+
+/// A folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("lunar-volume-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a place for test files");
+        Self(folder)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn refused(spec: &str, options: &Options) -> String {
+    format!("{:#}", Volume::open_spec(spec, options).expect_err(spec))
+}
+
+#[track_caller]
+fn says(spec: &str, options: &Options, words: &[&str]) {
+    let why = refused(spec, options);
+    for part in words {
+        assert!(why.contains(part), "{why:?} does not say {part:?}");
+    }
+}
+
+#[test]
+fn every_kind_opens_and_reads() {
+    let folder = Folder::new("kinds");
+    let file = folder.file("disk.img:1M");
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("epoll is there always");
+    for spec in ["null:1M", "ram:1M", &file] {
+        let volume = Volume::open_spec(spec, &OPTIONS).expect(spec);
+        assert_eq!(volume.traits().size, 1 << 20, "{spec}");
+        let store = volume.open(&reactor).expect(spec);
+        assert_eq!(store.traits(), volume.traits());
+        reactor.run(async {
+            let memory = reactor.arena().take_sg(4096).expect("room");
+            let io = Io { op: Op::Read, offset: (1 << 20) - 4096, data: Data::In(memory) };
+            let outcome = submit(&*store, io, &mut Completion::new()).await;
+            assert_eq!(outcome.result, Ok(4096), "{spec}");
+            assert!(outcome.data.into_in().share().to_vec().iter().all(|byte| *byte == 0), "{spec}");
+        });
+    }
+}
+
+#[test]
+fn options_reach_the_store() {
+    let folder = Folder::new("options");
+    let spec = folder.file("disk.img:1M");
+    let through = Options { write_through: true, ..OPTIONS };
+    assert!(Volume::open_spec(&spec, &OPTIONS).expect("made").traits().write_cache);
+    assert!(!Volume::open_spec(&spec, &through).expect("opened").traits().write_cache);
+    assert!(Volume::open_spec(&spec, &READ_ONLY).expect("opened").traits().read_only);
+    match Volume::open_spec(&spec, &Options { direct: true, block_size: 4096, ..OPTIONS }) {
+        Ok(volume) => assert!(volume.is_direct()),
+        Err(why) => assert!(why.to_string().contains("leave out --direct"), "{why}"),
+    }
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let folder = Folder::new("refusals");
+    let missing = folder.file("none.img");
+    says(&missing, &OPTIONS, &["does not exist", &format!("{missing}:20G")]);
+    says(&format!("{missing}:1M"), &READ_ONLY, &["does not exist", "--read-only"]);
+    says(&folder.file("no/disk.img:1M"), &OPTIONS, &["mkdir -p", "no"]);
+    says(&folder.file(""), &OPTIONS, &["is a directory", "disk.img:20G"]);
+    says("/dev/sdzz", &OPTIONS, &["no such device", "lsblk"]);
+    says("/dev/sdzz:1G", &OPTIONS, &["no such device"]);
+    assert!(!Path::new("/dev/sdzz").exists());
+    says("/dev/null", &OPTIONS, &["neither a regular file nor a block device"]);
+    std::fs::write(folder.file("odd.img"), [0; 1000]).expect("a file");
+    says(&folder.file("odd.img"), &OPTIONS, &["1000 bytes", "512-byte blocks", "512 or 1K would do"]);
+    std::fs::write(folder.file("half.img"), [0; 2560]).expect("a file");
+    says(&folder.file("half.img"), &LARGE_BLOCKS, &["4K would do", "--block-size 512"]);
+    says(&folder.file("half.img:1M"), &OPTIONS, &["exists with 2560, not 1M", "leave the size out"]);
+    std::fs::write(folder.file("empty.img"), []).expect("a file");
+    says(&folder.file("empty.img"), &OPTIONS, &["is empty", "empty.img:20G"]);
+    says(&folder.file("empty.img"), &READ_ONLY, &["nothing to read"]);
+    says("ram:1000", &OPTIONS, &["512 or 1K would do"]);
+    says("null:100", &OPTIONS, &["100 bytes", "512 would do"]);
+    says("ram:17T", &OPTIONS, &["no machine has that much memory"]);
+    says("ram", &OPTIONS, &["ram:1G"]);
+}
+
+#[test]
+fn a_second_one_is_told_who_serves() {
+    let folder = Folder::new("second");
+    let spec = folder.file("disk.img:1M");
+    let first = Volume::open_spec(&spec, &OPTIONS).expect("made");
+    let pid = format!("process {} (", std::process::id());
+    says(&spec, &OPTIONS, &["already served by", &pid, "stop that one first"]);
+    says(&spec, &READ_ONLY, &["already served by"]);
+    drop(first);
+    assert!(Volume::open_spec(&spec, &OPTIONS).is_ok());
+}
+
+#[test]
+fn a_volume_is_shared_once_and_memory_as_often_as_asked() {
+    let folder = Folder::new("once");
+    let spec = folder.file("disk.img:1M");
+    std::os::unix::fs::symlink(folder.file("disk.img"), folder.file("link")).expect("a link");
+    let all = |specs: &[&str], options: &Options| {
+        Volume::open_all(&specs.iter().map(ToString::to_string).collect::<Vec<_>>(), options)
+    };
+    drop(all(&[&spec], &OPTIONS).expect("made"));
+    for options in [OPTIONS, READ_ONLY] {
+        let why = all(&[&spec, &folder.file("link")], &options).expect_err("twice").to_string();
+        assert!(why.contains("named twice"), "{why}");
+    }
+    let memory = all(&["ram:1M", "ram:1M", "null:1M"], &OPTIONS).expect("three volumes");
+    let serials: Vec<&str> = memory.iter().map(|volume| &*volume.identity().serial).collect();
+    assert!(serials[0] != serials[1] && serials[1] != serials[2] && serials[0] != serials[2]);
+    let again = all(&["ram:1M", "ram:1M"], &OPTIONS).expect("two volumes");
+    assert_eq!(again[1].identity(), memory[1].identity(), "the same place on the same command line");
+}
+
+#[test]
+fn names_with_colons_are_files_too() {
+    let folder = Folder::new("colons");
+    let spec = folder.file("vm:1.img:1M");
+    drop(Volume::open_spec(&spec, &OPTIONS).expect("made"));
+    assert!(Path::new(&folder.file("vm:1.img")).exists());
+    assert!(Volume::open_spec(&folder.file("vm:1.img"), &OPTIONS).is_ok());
+    std::fs::rename(folder.file("vm:1.img"), folder.file("vm:2M")).expect("renamed");
+    assert_eq!(Volume::open_spec(&folder.file("vm:2M"), &OPTIONS).expect("the file").traits().size, 1 << 20);
+}
+
+#[test]
+fn an_identity_outlives_its_process() {
+    let folder = Folder::new("identity");
+    let spec = folder.file("disk.img:1M");
+    let first = Volume::open_spec(&spec, &OPTIONS).expect("made").identity().clone();
+    assert_eq!(*Volume::open_spec(&spec, &OPTIONS).expect("opened").identity(), first);
+    assert_eq!((first.vendor.as_str(), first.product.as_str(), first.serial.len()), ("LUNAR", "VOLUME", 32));
+    assert_eq!(first.naa[0] >> 4, 3, "locally assigned");
+}
