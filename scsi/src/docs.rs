@@ -67,7 +67,10 @@ fn line(page: &mut String, row: &Row) {
     };
     let (_, seconds) = gates.timeout.seconds();
     let clause = policy.clause;
-    push(page, format_args!("| {code} | {name} | {clause} | {data} | {effect} | {reserved} | {alua} | {seconds} s |\n"));
+    push(
+        page,
+        format_args!("| {code} | {name} | {clause} | {data} | {effect} | {reserved} | {alua} | {seconds} s |\n"),
+    );
 }
 
 #[cfg(test)]

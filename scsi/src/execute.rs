@@ -81,11 +81,7 @@ impl Target {
     }
 
     /// Finds the command's row, checks its CDB and admits it; with what the CDB says of lengths.
-    pub(crate) fn admitted(
-        &self,
-        addressee: &Addressee,
-        command: &Command,
-    ) -> Result<(&'static Row, u32), Refusal> {
+    pub(crate) fn admitted(&self, addressee: &Addressee, command: &Command) -> Result<(&'static Row, u32), Refusal> {
         let cdb = command.cdb.bytes();
         let row = match (find(cdb), addressee) {
             (Ok(row), Addressee::Nobody) if row.policy.gates.reach == Reach::Anywhere => row,

@@ -1,1 +1,209 @@
+use crate::command::{Status, TaskAttribute};
+use crate::fuzzing::{BLOCKS, Ended, Rig};
+use crate::sense::{Asc, SenseKey};
+use lunar_core::io::{Fault, Op};
 
+fn read10(lba: u32, count: u16) -> [u8; 10] {
+    block10(0x28, 0, lba, count)
+}
+
+fn block10(op: u8, flags: u8, lba: u32, count: u16) -> [u8; 10] {
+    let (lba, count) = (lba.to_be_bytes(), count.to_be_bytes());
+    [op, flags, lba[0], lba[1], lba[2], lba[3], 0, count[0], count[1], 0]
+}
+
+fn block16(op: u8, lba: u64, count: u32) -> [u8; 16] {
+    let mut cdb = [0; 16];
+    cdb[0] = op;
+    cdb[2..10].copy_from_slice(&lba.to_be_bytes());
+    cdb[10..14].copy_from_slice(&count.to_be_bytes());
+    cdb
+}
+
+fn numbered(rig: &Rig) {
+    rig.memory.bytes.borrow_mut().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 512) as u8);
+}
+
+fn sense(ended: &Ended) -> (SenseKey, Asc) {
+    assert_eq!((ended.status, ended.sense.len()), (Status::CHECK_CONDITION, 18), "{ended:?}");
+    (SenseKey(ended.sense[2]), Asc(u16::from_be_bytes([ended.sense[12], ended.sense[13]])))
+}
+
+#[test]
+fn reads_of_every_length() {
+    let rig = Rig::default();
+    numbered(&rig);
+    let cdbs: [&[u8]; 4] =
+        [&[0x08, 0, 0, 5, 2, 0], &read10(5, 2), &[0xa8, 0, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0], &block16(0x88, 5, 2)];
+    for cdb in cdbs {
+        let ended = rig.run(cdb, &[], 1024);
+        assert_eq!((ended.status, ended.wanted), (Status::GOOD, 1024));
+        assert_eq!(ended.data, [[5; 512], [6; 512]].concat());
+    }
+    assert_eq!(rig.run(&[0x08, 0, 0, 0, 0, 0], &[], u32::MAX).data.len(), 256 * 512, "READ(6): 0 is 256");
+    assert_eq!((rig.stats().read_commands.get(), rig.stats().read_bytes.get()), (5, 4 * 1024 + 256 * 512));
+}
+
+#[test]
+fn writes_of_every_length() {
+    let cdbs: [&[u8]; 7] = [
+        &[0x0a, 0, 0, 5, 2, 0],
+        &block10(0x2a, 0x18, 5, 2),
+        &[0xaa, 0, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0],
+        &block16(0x8a, 5, 2),
+        &block10(0x2e, 2, 5, 2),
+        &[0xae, 0, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0],
+        &block16(0x8e, 5, 2),
+    ];
+    for cdb in cdbs {
+        let rig = Rig::default();
+        let ended = rig.run(cdb, &[9; 1024], 0);
+        assert_eq!((ended.status, ended.wanted), (Status::GOOD, 1024));
+        let bytes = rig.memory.bytes.borrow();
+        assert_eq!((bytes[2559], &bytes[2560..3584], bytes[3584]), (0, &[9; 1024][..], 0));
+        assert_eq!((rig.stats().write_commands.get(), rig.stats().write_bytes.get()), (1, 1024));
+    }
+}
+
+#[test]
+fn bounds() {
+    let rig = Rig::default();
+    let blocks = u32::try_from(BLOCKS).expect("few");
+    assert_eq!(rig.run(&read10(blocks, 0), &[], 0).status, Status::GOOD, "nothing at the end");
+    let beyond: [(&[u8], [u8; 4]); 4] = [
+        (&read10(blocks - 1, 2), [0, 0, 8, 0]),
+        (&read10(blocks + 1, 0), [0, 0, 8, 1]),
+        (&block16(0x88, u64::from(blocks) + 7, 1), [0, 0, 8, 7]),
+        (&block16(0x88, u64::MAX, u32::MAX), [0; 4]),
+    ];
+    for (cdb, information) in beyond {
+        let ended = rig.run(cdb, &[], u32::MAX);
+        assert_eq!(sense(&ended), (SenseKey::ILLEGAL_REQUEST, Asc::LBA_OUT_OF_RANGE));
+        assert_eq!(ended.sense[3..7], information);
+    }
+    let large = Rig::new(lunar_core::io::Traits { size: 32 << 20, ..Rig::traits() });
+    assert_eq!(large.run(&block16(0x88, 0, 32768), &[], u32::MAX).data.len(), 16 << 20);
+    let ended = large.run(&block16(0x88, 0, 32769), &[], u32::MAX);
+    assert_eq!((sense(&ended).1, &ended.sense[15..]), (Asc::INVALID_FIELD_IN_CDB, &[0xc0, 0, 10][..]));
+}
+
+#[test]
+fn a_read_for_one_who_expects_less() {
+    let rig = Rig::default();
+    for (expects, moved) in [(0, 0), (200, 512), (512, 512), (513, 1024), (9999, 1024)] {
+        let ended = rig.run(&read10(0, 2), &[], expects);
+        assert_eq!((ended.status, ended.data.len(), ended.wanted), (Status::GOOD, moved, 1024));
+    }
+}
+
+#[test]
+fn a_write_from_one_who_sends_less() {
+    for (sends, written) in [(0, 0), (512, 1), (1024, 2), (1536, 2)] {
+        let rig = Rig::default();
+        let ended = rig.run(&block10(0x2a, 0, 0, 2), &vec![1; sends], 0);
+        assert_eq!((ended.status, ended.wanted), (Status::GOOD, 1024));
+        let count = rig.memory.bytes.borrow().iter().filter(|byte| **byte == 1).count();
+        assert_eq!(count, written * 512);
+    }
+    let rig = Rig::default();
+    let ended = rig.run(&block10(0x2a, 0, 0, 1), &[1; 200], 0);
+    assert_eq!(sense(&ended), (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT));
+    assert_eq!(ended.wanted, 512, "the residual count is told all the same");
+    assert!(rig.memory.bytes.borrow().iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn verify() {
+    let rig = Rig::default();
+    numbered(&rig);
+    let verify = |flags: u8, out: &[u8]| rig.run(&block10(0x2f, flags, 3, 2), out, 0);
+    assert_eq!(verify(0, &[]).status, Status::GOOD);
+    let mut data = [[3; 512], [4; 512]].concat();
+    assert_eq!(verify(2, &data).status, Status::GOOD);
+    data[600] = 0xff;
+    let ended = verify(2, &data);
+    assert_eq!(sense(&ended), (SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY));
+    assert_eq!((ended.sense[0], &ended.sense[3..7]), (0xf0, &[0, 0, 2, 0x58][..]));
+    assert_eq!(sense(&verify(6, &[3; 512])).0, SenseKey::MISCOMPARE);
+    rig.memory.bytes.borrow_mut().fill(3);
+    assert_eq!(verify(6, &[3; 512]).status, Status::GOOD);
+    assert_eq!(verify(6, &[3; 100]).wanted, 512);
+    assert_eq!(verify(4, &[]).sense[15..], [0xca, 0, 1], "BYTCHK 10b");
+}
+
+#[test]
+fn compare_and_write() {
+    let rig = Rig::default();
+    numbered(&rig);
+    let swap = |count: u8, out: &[u8]| rig.run(&[0x89, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, count, 0, 0], out, 0);
+    assert_eq!(swap(1, &[[4; 512], [0xee; 512]].concat()).status, Status::GOOD);
+    assert_eq!(rig.memory.bytes.borrow()[2048..2560], [0xee; 512]);
+    let ended = swap(1, &[[4; 512], [0; 512]].concat());
+    assert_eq!((sense(&ended).0, &ended.sense[3..7]), (SenseKey::MISCOMPARE, &[0; 4][..]));
+    assert_eq!(ended.sense[0], 0xf0, "VALID");
+    for (count, sends) in [(1, 2048), (3, 2048), (1, 512), (1, 0)] {
+        assert_eq!(sense(&swap(count, &vec![0; sends])).1, Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT);
+    }
+    assert_eq!(swap(0, &[]).status, Status::GOOD);
+    rig.memory.bytes.borrow_mut().fill(0);
+    assert_eq!(swap(255, &vec![0; 255 * 1024]).status, Status::GOOD);
+}
+
+#[test]
+fn flushes_and_pre_fetches() {
+    let rig = Rig::default();
+    for (cdb, asked) in [
+        (&block10(0x35, 2, 0, 0)[..], vec![Op::Flush]),
+        (&block16(0x91, 5, 2), vec![Op::Flush]),
+        (&block10(0x34, 2, 0, 1), vec![]),
+        (&block16(0x90, 5, 2), vec![]),
+    ] {
+        assert_eq!(rig.run(cdb, &[], 0).status, Status::GOOD);
+        assert_eq!(rig.memory.asked.take(), asked);
+    }
+    assert_eq!(sense(&rig.run(&block16(0x91, BLOCKS, 1), &[], 0)).1, Asc::LBA_OUT_OF_RANGE);
+}
+
+#[test]
+fn faults_of_the_store() {
+    let rig = Rig::default();
+    rig.memory.fault.set(Some(Fault::Medium));
+    let ended = rig.run(&read10(3, 2), &[], 1024);
+    assert_eq!(sense(&ended), (SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR));
+    assert_eq!((ended.sense[0], &ended.sense[3..7], ended.wanted), (0xf0, &[0, 0, 0, 3][..], 1024));
+    rig.memory.fault.set(Some(Fault::NoSpace));
+    let ended = rig.run(&block10(0x2a, 0, 3, 1), &[0; 512], 0);
+    assert_eq!(sense(&ended), (SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED));
+    rig.memory.fault.set(Some(Fault::NoMemory));
+    let ended = rig.run(&read10(3, 2), &[], 1024);
+    assert_eq!((ended.status, ended.sense.len()), (Status::BUSY, 0));
+    assert_eq!((rig.stats().check_conditions.get(), rig.stats().busy_refused.get()), (2, 1));
+    assert_eq!(rig.stats().commands.get(), 3);
+}
+
+#[test]
+fn every_attribute_runs() {
+    let rig = Rig::default();
+    for attribute in [TaskAttribute::SIMPLE, TaskAttribute::ORDERED, TaskAttribute::HEAD_OF_QUEUE, TaskAttribute::ACA] {
+        rig.attribute.set(attribute);
+        assert_eq!(rig.run(&read10(0, 1), &[], 512).status, Status::GOOD);
+    }
+}
+
+/// Prints what finding, checking, admitting and planning a READ(16) costs. Run it in release, by name.
+#[test]
+#[ignore = "a measurement"]
+fn cost_of_a_plan() {
+    let rig = Rig::default();
+    let command = rig.command(&block16(0x88, 5, 8), 0, 4096);
+    let rounds = 20_000_000u32;
+    let start = std::time::Instant::now();
+    for _ in 0..rounds {
+        let command = std::hint::black_box(&command);
+        let addressee = rig.nexus.addressee(command.lun);
+        let (row, amount) = rig.target.admitted(&addressee, command).expect("admitted");
+        let plan = rig.target.plan(row, amount, &rig.nexus, &addressee, command, &[]);
+        std::hint::black_box(plan).expect("planned");
+    }
+    println!("{:.1} ns", start.elapsed().as_secs_f64() * 1e9 / f64::from(rounds));
+}

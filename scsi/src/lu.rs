@@ -68,8 +68,7 @@ impl LogicalUnit {
     #[must_use]
     pub fn new(lun: u16, unit: Rc<Unit>) -> Self {
         let mode = Cell::new(mode::default_values(&unit));
-        let disk =
-            Self { lun, unit, mode, stopped: Cell::new(false), stamp: Cell::default(), clear: Cell::new(false) };
+        let disk = Self { lun, unit, mode, stopped: Cell::new(false), stamp: Cell::default(), clear: Cell::new(false) };
         disk.refresh();
         disk
     }

@@ -13,13 +13,7 @@ const NO_INFORMATION: [u8; 3] = [0; 3];
 
 impl Target {
     /// Carries a task management function out; returns when the tasks that it ends are gone.
-    pub async fn task_management(
-        &self,
-        nexus: &Rc<Nexus>,
-        function: TaskFunction,
-        lun: Lun,
-        tag: u64,
-    ) -> TaskResponse {
+    pub async fn task_management(&self, nexus: &Rc<Nexus>, function: TaskFunction, lun: Lun, tag: u64) -> TaskResponse {
         self.config.stats.task_management.add(1);
         let lun = lun.canonical();
         match function {

@@ -136,7 +136,11 @@ impl Target {
                 self.units.borrow_mut().insert(lun, lu.clone());
                 for nexus in self.nexuses() {
                     nexus.set(lun, Some(Rc::new(ItlNexus::new(lu.clone(), Some(Asc::POWER_ON_OR_RESET)))));
-                    nexus.each(|itl| if itl.lu.lun != lun { itl.attend(Asc::REPORTED_LUNS_DATA_CHANGED) });
+                    nexus.each(|itl| {
+                        if itl.lu.lun != lun {
+                            itl.attend(Asc::REPORTED_LUNS_DATA_CHANGED)
+                        }
+                    });
                 }
             }
         }

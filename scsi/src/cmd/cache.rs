@@ -4,7 +4,9 @@ use super::block::{Block10, Block16, Blocks, READS, VERIFY_BYTES_MAX, range, wit
 use crate::context::Context;
 use crate::plan::Plan;
 use crate::sense::Sense;
-use crate::table::{Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout};
+use crate::table::{
+    Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
+};
 use lunar_core::step::Step;
 
 /// SYNCHRONIZE CACHE(10)

@@ -131,3 +131,21 @@ impl CommandType for ReadCapacity16 {
         Ok(Plan::Answer)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::fuzzing::Rig;
+    use lunar_core::io::Traits;
+
+    #[test]
+    fn golden() {
+        let rig = Rig::default();
+        assert_eq!(rig.run(&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8).data, [0, 0, 7, 0xff, 0, 0, 2, 0]);
+        let sixteen = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
+        let mut expected = vec![0, 0, 0, 0, 0, 0, 7, 0xff, 0, 0, 2, 0, 0, 3, 0xc0, 0];
+        expected.resize(32, 0);
+        assert_eq!(rig.run(&sixteen, &[], 32).data, expected);
+        let thick = Rig::new(Traits { unmap_granularity: 0, physical_block: 512, ..Rig::traits() });
+        assert_eq!(thick.run(&sixteen, &[], 32).data[12..16], [0; 4]);
+    }
+}

@@ -4,7 +4,9 @@ use crate::context::Context;
 use crate::nexus::Addressee;
 use crate::plan::Plan;
 use crate::sense::Sense;
-use crate::table::{Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout};
+use crate::table::{
+    Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
+};
 use crate::vpd;
 use lunar_core::wire::be;
 use std::mem::offset_of;
@@ -141,5 +143,41 @@ impl CommandType for Inquiry {
             (false, _) => return Err(Sense::in_cdb(offset_of!(Self, page))),
         }
         Ok(Plan::Answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::command::Status;
+    use crate::fuzzing::Rig;
+    use crate::lun::Lun;
+
+    fn inquiry(rig: &Rig) -> Vec<u8> {
+        rig.run(&[0x12, 0, 0, 1, 4, 0], &[], 260).data
+    }
+
+    #[test]
+    fn golden_standard() {
+        let mut expected = vec![0x00, 0x00, 0x06, 0x12, 91, 0x10, 0x10, 0x02];
+        expected.extend(*b"LUNAR   disk            0001");
+        expected.extend([0; 22]);
+        expected.extend([0x00, 0xa0, 0x04, 0x60, 0x04, 0xc0, 0x09, 0x60]);
+        expected.resize(96, 0);
+        assert_eq!(inquiry(&Rig::default()), expected);
+    }
+
+    #[test]
+    fn a_lun_that_nobody_has() {
+        let rig = Rig::default();
+        rig.lun.set(Lun::from_number(5));
+        assert_eq!(inquiry(&rig)[0], 0x7f);
+        rig.lun.set(Lun::REPORT_LUNS);
+        assert_eq!(inquiry(&rig)[0], 0x1e);
+    }
+
+    #[test]
+    fn a_page_without_evpd_is_an_error() {
+        let ended = Rig::default().run(&[0x12, 0, 1, 1, 0, 0], &[], 256);
+        assert_eq!((ended.status, &ended.sense[15..]), (Status::CHECK_CONDITION, &[0xc0, 0, 2][..]));
     }
 }

@@ -5,7 +5,9 @@ use crate::lun::Lun;
 use crate::nexus::Addressee;
 use crate::plan::Plan;
 use crate::sense::{Asc, Sense};
-use crate::table::{Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout};
+use crate::table::{
+    Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
+};
 use lunar_core::wire::be;
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -86,5 +88,50 @@ impl CommandType for ReportLuns {
         cx.out.patch(0, &length.to_be_bytes());
         cx.nexus.each(|itl| itl.forget_attention(Asc::REPORTED_LUNS_DATA_CHANGED));
         Ok(Plan::Answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::Status;
+    use crate::fuzzing::{Memory, Rig};
+
+    fn report(rig: &Rig, select: u8) -> Vec<u8> {
+        rig.run(&[0xa0, 0, select, 0, 0, 0, 0, 0, 16, 0, 0, 0], &[], 4096).data
+    }
+
+    #[test]
+    fn golden() {
+        let rig = Rig::default();
+        let unit = |id| Rig::unit(id, Rig::traits(), std::rc::Rc::new(Memory::default()));
+        rig.target.add_unit(300, unit(1));
+        rig.target.add_unit(2, unit(2));
+        let disks = [0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0x41, 0x2c, 0, 0, 0, 0, 0, 0];
+        let known = Lun::REPORT_LUNS.0;
+        assert_eq!(report(&rig, 0), [&[0, 0, 0, 24, 0, 0, 0, 0][..], &disks].concat());
+        assert_eq!(report(&rig, 1), [&[0, 0, 0, 8, 0, 0, 0, 0][..], &known].concat());
+        assert_eq!(report(&rig, 2), [&[0, 0, 0, 32, 0, 0, 0, 0][..], &disks, &known].concat());
+        assert_eq!(report(&rig, 0x10), [0; 8]);
+        assert_eq!(rig.run(&[0xa0, 0, 3, 0, 0, 0, 0, 0, 16, 0, 0, 0], &[], 16).sense[15..], [0xc0, 0, 2]);
+    }
+
+    #[test]
+    fn it_tells_what_the_unit_attention_would_have() {
+        let rig = Rig::default();
+        rig.target.add_unit(1, Rig::unit(1, Rig::traits(), std::rc::Rc::new(Memory::default())));
+        let itl = rig.nexus.itl(0).expect("there");
+        assert_eq!(itl.attention(), Some((Asc::REPORTED_LUNS_DATA_CHANGED, 1)));
+        assert_eq!(report(&rig, 0).len(), 24);
+        assert_eq!(itl.attention(), None);
+    }
+
+    #[test]
+    fn lun_0_answers_even_without_a_disk() {
+        let rig = Rig::default();
+        rig.target.remove_unit(0);
+        assert_eq!(report(&rig, 0), [0; 8]);
+        rig.lun.set(Lun::from_number(1));
+        assert_eq!(rig.run(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0], &[], 16).status, Status::CHECK_CONDITION);
     }
 }

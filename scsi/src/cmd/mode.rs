@@ -5,7 +5,9 @@ use crate::lu::{Change, LogicalUnit};
 use crate::mode::{self, PageControl, Selection};
 use crate::plan::Plan;
 use crate::sense::{Asc, Sense};
-use crate::table::{Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout};
+use crate::table::{
+    Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
+};
 use lunar_core::wire::{Cursor, Writer, be};
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -139,14 +141,8 @@ impl CommandType for ModeSense6 {
         effect: Effect::None,
         gates: PARAMETERS,
     };
-    const USAGE: Self = Self {
-        opcode: OpCode::MODE_SENSE_6.0,
-        flags: DBD,
-        page: 0xff,
-        subpage: 0xff,
-        allocation: 0xff,
-        control: 0,
-    };
+    const USAGE: Self =
+        Self { opcode: OpCode::MODE_SENSE_6.0, flags: DBD, page: 0xff, subpage: 0xff, allocation: 0xff, control: 0 };
     const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.into());
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
@@ -279,8 +275,7 @@ impl CommandType for ModeSelect6 {
         gates: PARAMETERS,
     };
     // SP is refused: nothing is saved.
-    const USAGE: Self =
-        Self { opcode: OpCode::MODE_SELECT_6.0, flags: PF, reserved: [0; 2], length: 0xff, control: 0 };
+    const USAGE: Self = Self { opcode: OpCode::MODE_SELECT_6.0, flags: PF, reserved: [0; 2], length: 0xff, control: 0 };
     const DATA: Data<Self> = Data::List(|cdb| cdb.length.into());
 
     fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
@@ -311,13 +306,8 @@ impl CommandType for ModeSelect10 {
         effect: Effect::None,
         gates: PARAMETERS,
     };
-    const USAGE: Self = Self {
-        opcode: OpCode::MODE_SELECT_10.0,
-        flags: PF,
-        reserved: [0; 5],
-        length: be::U16::MAX_VALUE,
-        control: 0,
-    };
+    const USAGE: Self =
+        Self { opcode: OpCode::MODE_SELECT_10.0, flags: PF, reserved: [0; 5], length: be::U16::MAX_VALUE, control: 0 };
     const DATA: Data<Self> = Data::List(|cdb| cdb.length.get().into());
 
     fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {

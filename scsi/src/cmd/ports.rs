@@ -4,7 +4,9 @@ use crate::context::Context;
 use crate::nexus::AluaState;
 use crate::plan::Plan;
 use crate::sense::Sense;
-use crate::table::{Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout};
+use crate::table::{
+    Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
+};
 use lunar_core::wire::be;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -110,5 +112,23 @@ impl CommandType for ReportTargetPortGroups {
         let length = (cx.out.written() - 4) as u32;
         cx.out.patch(0, &length.to_be_bytes());
         Ok(Plan::Answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fuzzing::Rig;
+    use crate::nexus::AluaState;
+
+    #[test]
+    fn golden() {
+        let rig = Rig::default();
+        let report = |format: u8| rig.run(&[0xa3, format | 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256).data;
+        let group = [0, 0x8f, 0, 1, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2];
+        assert_eq!(report(0), [&[0, 0, 0, 16][..], &group].concat());
+        assert_eq!(report(0x20), [&[0, 0, 0, 20, 0x10, 60, 0, 0][..], &group].concat());
+        rig.nexus.itl(0).expect("there").set_alua(AluaState::STANDBY);
+        assert_eq!(report(0)[4], 2);
+        assert_eq!(rig.run(&[0xa3, 0x4a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256).sense[15..], [0xcf, 0, 1]);
     }
 }

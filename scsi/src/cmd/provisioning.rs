@@ -1,13 +1,14 @@
 //! UNMAP and WRITE SAME.
 
 use super::block::{
-    Block10, Block16, Blocks, GROUP, LONG_WRITES, UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BYTES_MAX,
-    within,
+    Block10, Block16, Blocks, GROUP, LONG_WRITES, UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BYTES_MAX, within,
 };
 use crate::context::Context;
 use crate::plan::Plan;
 use crate::sense::{Asc, Sense};
-use crate::table::{Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout};
+use crate::table::{
+    Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
+};
 use lunar_core::step::Step;
 use lunar_core::wire::{Cursor, be};
 use std::mem::offset_of;
@@ -179,5 +180,101 @@ impl CommandType for WriteSame16 {
 
     fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
         write_same(cx, self, self.flags & NO_DATA != 0, list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::command::Status;
+    use crate::fuzzing::{BLOCKS, Ended, Rig};
+    use crate::sense::Asc;
+    use lunar_core::io::{Op, Traits};
+
+    fn unmap(rig: &Rig, descriptors: &[(u64, u32)]) -> Ended {
+        let length = u16::try_from(16 * descriptors.len()).expect("short");
+        let mut list = [(length + 6).to_be_bytes(), length.to_be_bytes(), [0; 2], [0; 2]].concat();
+        for (lba, count) in descriptors {
+            list.extend(lba.to_be_bytes().into_iter().chain(count.to_be_bytes()).chain([0; 4]));
+        }
+        let [high, low] = (length + 8).to_be_bytes();
+        rig.run(&[0x42, 0, 0, 0, 0, 0, 0, high, low, 0], &list, 0)
+    }
+
+    fn asc(ended: &Ended) -> Asc {
+        assert_eq!(ended.status, Status::CHECK_CONDITION);
+        Asc(u16::from_be_bytes([ended.sense[12], ended.sense[13]]))
+    }
+
+    #[test]
+    fn unmap_gives_back_what_is_named() {
+        let rig = Rig::default();
+        rig.memory.bytes.borrow_mut().fill(7);
+        let ended = unmap(&rig, &[(1, 2), (5, 0), (BLOCKS - 1, 1), (BLOCKS, 0)]);
+        assert_eq!((ended.status, ended.wanted), (Status::GOOD, 72));
+        assert_eq!(rig.memory.asked.take(), [Op::Unmap { len: 1024 }, Op::Unmap { len: 512 }]);
+        let kept = rig.memory.bytes.borrow().iter().filter(|byte| **byte == 7).count();
+        assert_eq!(kept as u64, (BLOCKS - 3) * 512);
+        assert_eq!(unmap(&rig, &[]).status, Status::GOOD);
+        assert_eq!(rig.run(&[0x42, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0).status, Status::GOOD);
+    }
+
+    #[test]
+    fn unmap_refuses() {
+        let rig = Rig::default();
+        let past = unmap(&rig, &[(0, 1), (BLOCKS - 1, 2)]);
+        assert_eq!((asc(&past), &past.sense[3..7]), (Asc::LBA_OUT_OF_RANGE, &[0, 0, 8, 0][..]));
+        assert_eq!(asc(&unmap(&rig, &[(u64::MAX, u32::MAX)])), Asc::LBA_OUT_OF_RANGE);
+        assert_eq!(unmap(&rig, &[(0, 1); 255]).status, Status::GOOD);
+        let many = unmap(&rig, &[(0, 1); 256]);
+        assert_eq!((asc(&many), &many.sense[15..]), (Asc::INVALID_FIELD_IN_PARAMETER_LIST, &[0x80, 0, 2][..]));
+        let short = |list: &[u8]| asc(&rig.run(&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], list, 0));
+        assert_eq!(short(&[0; 20]), Asc::PARAMETER_LIST_LENGTH_ERROR);
+        assert_eq!(short(&[&[0, 38, 0, 32, 0, 0, 0, 0][..], &[0; 16]].concat()), Asc::PARAMETER_LIST_LENGTH_ERROR);
+        let thick = Rig::new(Traits { unmap_granularity: 0, ..Rig::traits() });
+        assert_eq!(asc(&unmap(&thick, &[])), Asc::INVALID_COMMAND_OPERATION_CODE);
+        assert_eq!(rig.run(&[0x42, 1, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0).sense[15..], [0xc8, 0, 1], "ANCHOR");
+    }
+
+    fn same16(rig: &Rig, flags: u8, lba: u8, count: u8, block: &[u8]) -> Ended {
+        rig.run(&[0x93, flags, 0, 0, 0, 0, 0, 0, 0, lba, 0, 0, 0, count, 0, 0], block, 0)
+    }
+
+    #[test]
+    fn write_same_repeats_its_block() {
+        let rig = Rig::default();
+        assert_eq!(same16(&rig, 0, 2, 3, &[9; 512]).status, Status::GOOD);
+        let bytes = rig.memory.bytes.borrow();
+        assert!(bytes[1024..2560].iter().all(|byte| *byte == 9));
+        assert_eq!((bytes[1023], bytes[2560]), (0, 0));
+    }
+
+    #[test]
+    fn write_same_of_zeroes_moves_none() {
+        let rig = Rig::default();
+        let end = |len| Op::Zero { len, unmap: false };
+        assert_eq!(same16(&rig, 1, 0, 0, &[]).status, Status::GOOD, "NDOB, to the end");
+        assert_eq!(same16(&rig, 0, 8, 2, &[0; 512]).status, Status::GOOD);
+        assert_eq!(same16(&rig, 8, 8, 2, &[0; 512]).status, Status::GOOD, "UNMAP");
+        assert_eq!(same16(&rig, 8, 8, 1, &[]).status, Status::GOOD, "UNMAP without a block");
+        let unmaps = |len| Op::Zero { len, unmap: true };
+        assert_eq!(rig.memory.asked.take(), [end(BLOCKS * 512), end(1024), unmaps(1024), unmaps(512)]);
+        let through = Rig::new(Traits { write_cache: false, ..Rig::traits() });
+        assert_eq!(same16(&through, 1, 0, 1, &[]).status, Status::GOOD);
+        assert_eq!(through.memory.asked.take(), [end(512), Op::Flush]);
+        assert_eq!(through.stats().write_commands.get(), 0);
+    }
+
+    #[test]
+    fn write_same_refuses() {
+        let rig = Rig::default();
+        for block in [0, 256, 1024] {
+            let ended = same16(&rig, 0, 0, 1, &vec![0; block]);
+            assert_eq!(asc(&ended), Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT);
+        }
+        assert_eq!(same16(&rig, 0x10, 0, 1, &[0; 512]).sense[15..], [0xcc, 0, 1], "ANCHOR");
+        let thick = Rig::new(Traits { unmap_granularity: 0, ..Rig::traits() });
+        assert_eq!(same16(&thick, 8, 0, 1, &[0; 512]).sense[15..], [0xcb, 0, 1]);
+        let ten = rig.run(&[0x41, 0, 0, 0, 8, 0, 0, 0, 1, 0], &[0; 512], 0);
+        assert_eq!(asc(&ten), Asc::LBA_OUT_OF_RANGE);
     }
 }

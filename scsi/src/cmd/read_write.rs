@@ -93,13 +93,8 @@ impl CommandType for Write6 {
 macro_rules! read {
     ($command:ty, $name:literal, $clause:literal) => {
         impl CommandType for $command {
-            const POLICY: Policy = Policy {
-                name: $name,
-                clause: $clause,
-                code: Code::of(Self::OP),
-                effect: Effect::Read,
-                gates: READS,
-            };
+            const POLICY: Policy =
+                Policy { name: $name, clause: $clause, code: Code::of(Self::OP), effect: Effect::Read, gates: READS };
             const USAGE: Self = Self::usage(DPO | FUA | FUA_NV);
             const DATA: Data<Self> = Data::In;
 
@@ -115,13 +110,8 @@ macro_rules! read {
 macro_rules! write {
     ($command:ty, $name:literal, $clause:literal) => {
         impl CommandType for $command {
-            const POLICY: Policy = Policy {
-                name: $name,
-                clause: $clause,
-                code: Code::of(Self::OP),
-                effect: Effect::Write,
-                gates: WRITES,
-            };
+            const POLICY: Policy =
+                Policy { name: $name, clause: $clause, code: Code::of(Self::OP), effect: Effect::Write, gates: WRITES };
             const USAGE: Self = Self::usage(DPO | FUA | FUA_NV);
             const DATA: Data<Self> = Data::Out;
 
@@ -141,13 +131,8 @@ const BYTE_CHECK: u8 = 0x02;
 macro_rules! write_and_verify {
     ($command:ty, $name:literal, $clause:literal) => {
         impl CommandType for $command {
-            const POLICY: Policy = Policy {
-                name: $name,
-                clause: $clause,
-                code: Code::of(Self::OP),
-                effect: Effect::Write,
-                gates: WRITES,
-            };
+            const POLICY: Policy =
+                Policy { name: $name, clause: $clause, code: Code::of(Self::OP), effect: Effect::Write, gates: WRITES };
             const USAGE: Self = Self::usage(DPO | BYTE_CHECK);
             const DATA: Data<Self> = Data::Out;
 

@@ -5,7 +5,9 @@ use crate::lu::Change;
 use crate::nexus::Addressee;
 use crate::plan::Plan;
 use crate::sense::{Asc, Sense, SenseKey};
-use crate::table::{Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout};
+use crate::table::{
+    Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
+};
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -77,13 +79,8 @@ impl CommandType for RequestSense {
             timeout: Timeout::Quick,
         },
     };
-    const USAGE: Self = Self {
-        opcode: OpCode::REQUEST_SENSE.0,
-        flags: DESCRIPTOR,
-        reserved: [0; 2],
-        allocation: 0xff,
-        control: 0,
-    };
+    const USAGE: Self =
+        Self { opcode: OpCode::REQUEST_SENSE.0, flags: DESCRIPTOR, reserved: [0; 2], allocation: 0xff, control: 0 };
     const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.into());
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
@@ -163,5 +160,43 @@ impl CommandType for StartStopUnit {
         }
         let flush = stopped && self.flags & NO_FLUSH == 0;
         Ok(Plan::Change { flush, change: Change::Stopped(stopped) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::command::Status;
+    use crate::fuzzing::Rig;
+    use crate::lun::Lun;
+    use crate::sense::Asc;
+    use lunar_core::io::Op;
+
+    #[test]
+    fn request_sense_tells_what_waits() {
+        let rig = Rig::default();
+        let sense = |flags: u8, length: u8| rig.run(&[3, flags, 0, 0, length, 0], &[], 252).data;
+        assert_eq!(sense(0, 252), [0x70, 0, 0, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(sense(1, 252), [0x72, 0, 0, 0, 0, 0, 0, 0]);
+        rig.nexus.itl(0).expect("there").attend(Asc::MODE_PARAMETERS_CHANGED);
+        assert_eq!(sense(1, 4), [0x72, 6, 0x2a, 1]);
+        assert_eq!(sense(1, 4), [0x72, 0, 0, 0]);
+        rig.run(&[0x1b, 0, 0, 0, 0, 0], &[], 0);
+        assert_eq!(sense(1, 4), [0x72, 2, 4, 2]);
+        rig.lun.set(Lun::from_number(9));
+        assert_eq!(sense(1, 4), [0x72, 5, 0x25, 0]);
+    }
+
+    #[test]
+    fn a_stop_brings_the_cache_to_the_medium() {
+        let rig = Rig::default();
+        let start_stop = |flags: u8| rig.run(&[0x1b, 0, 0, 0, flags, 0], &[], 0);
+        assert_eq!(start_stop(0).status, Status::GOOD);
+        assert_eq!(rig.memory.asked.take(), [Op::Flush]);
+        assert_eq!(start_stop(0x10).status, Status::GOOD);
+        assert_eq!(start_stop(4).status, Status::GOOD);
+        assert_eq!(rig.memory.asked.take(), [], "NO_FLUSH");
+        assert_eq!(start_stop(1).status, Status::GOOD);
+        assert_eq!(start_stop(0x70).sense[15..], [0xcf, 0, 4]);
+        assert_eq!(start_stop(2).sense[15..], [0xc9, 0, 4], "LOEJ: nothing to eject");
     }
 }

@@ -222,3 +222,61 @@ impl CommandType for ReportSupportedTaskManagementFunctions {
         Ok(Plan::Answer)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuzzing::{Ended, Rig};
+    use lunar_core::io::Traits;
+
+    fn report(rig: &Rig, options: u8, code: u8, action: u8) -> Ended {
+        rig.run(&[0xa3, 0x0c, options, code, 0, action, 0, 0, 0x40, 0, 0, 0], &[], 16384)
+    }
+
+    #[test]
+    fn all_of_them() {
+        let rig = Rig::default();
+        let all = report(&rig, 0, 0, 0).data;
+        assert_eq!(all.len(), 4 + 8 * TABLE.len());
+        assert_eq!(all[4..12], [0, 0, 0, 0, 0, 0, 0, 6]);
+        assert_eq!(u32::from_be_bytes([all[0], all[1], all[2], all[3]]) as usize, all.len() - 4);
+        let timed = report(&rig, 0x80, 0, 0).data;
+        assert_eq!(timed.len(), 4 + 20 * TABLE.len());
+        assert_eq!(timed[4..24], [0, 0, 0, 0, 0, 2, 0, 6, 0, 10, 0, 0, 0, 0, 0, 1, 0, 0, 0, 10]);
+        let service = all[4..].chunks(8).find(|row| row[0] == 0x9e).expect("READ CAPACITY(16)");
+        assert_eq!(service, [0x9e, 0, 0, 0x10, 0, 1, 0, 16]);
+        let thick = Rig::new(Traits { unmap_granularity: 0, ..Rig::traits() });
+        assert!(!report(&thick, 0, 0, 0).data[4..].chunks(8).any(|row| row[0] == 0x42));
+        assert_eq!(report(&thick, 1, 0x42, 0).data, [0, 1, 0, 0]);
+    }
+
+    #[test]
+    fn one_of_them() {
+        let rig = Rig::default();
+        let read = [0x28, 0x1a, 0xff, 0xff, 0xff, 0xff, 0x3f, 0xff, 0xff, 0];
+        assert_eq!(report(&rig, 1, 0x28, 0).data, [&[0, 3, 0, 10][..], &read].concat());
+        let timed = [0, 10, 0, 0, 0, 0, 0, 10, 0, 0, 0, 60];
+        assert_eq!(report(&rig, 0x81, 0x28, 0).data, [&[0, 0x83, 0, 10][..], &read, &timed].concat());
+        let capacity = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0];
+        for options in [2, 3] {
+            assert_eq!(report(&rig, options, 0x9e, 0x10).data, [&[0, 3, 0, 16][..], &capacity].concat());
+        }
+        assert_eq!(report(&rig, 3, 0x28, 0).data[..2], [0, 3]);
+        for (options, code, action) in [(1, 0x77, 0), (2, 0x77, 0), (3, 0x9e, 0x1f), (3, 0x28, 1)] {
+            assert_eq!(report(&rig, options, code, action).data, [0, 1, 0, 0]);
+        }
+        for (options, code) in [(1, 0x9e), (2, 0x28), (4, 0x28)] {
+            assert_eq!(report(&rig, options, code, 0).sense[15..], [0xca, 0, 2]);
+        }
+    }
+
+    #[test]
+    fn task_management_functions() {
+        let rig = Rig::default();
+        let report =
+            |options: u8, length: u8| rig.run(&[0xa3, 0x0d, options, 0, 0, 0, 0, 0, 0, length, 0, 0], &[], 255);
+        assert_eq!(report(0, 4).data, [0xde, 7, 0, 0]);
+        assert_eq!(report(0x80, 16).data, [0xde, 7, 0, 12, 1, 0, 0, 0, 0, 0, 2, 0x58, 0, 0, 2, 0x58]);
+        assert_eq!(report(0, 3).sense[15..], [0xc0, 0, 6]);
+    }
+}

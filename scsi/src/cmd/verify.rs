@@ -42,13 +42,8 @@ fn verify(cx: &Context<'_>, cdb: &impl Blocks) -> Result<Plan, Sense> {
 macro_rules! verify {
     ($command:ty, $name:literal, $clause:literal) => {
         impl CommandType for $command {
-            const POLICY: Policy = Policy {
-                name: $name,
-                clause: $clause,
-                code: Code::of(Self::OP),
-                effect: Effect::Read,
-                gates: READS,
-            };
+            const POLICY: Policy =
+                Policy { name: $name, clause: $clause, code: Code::of(Self::OP), effect: Effect::Read, gates: READS };
             const USAGE: Self = Self::usage(DPO | BYTE_CHECK);
             const DATA: Data<Self> = Data::Out;
 

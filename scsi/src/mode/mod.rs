@@ -170,3 +170,7 @@ impl<'a> Selection<'a> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "mode_tests.rs"]
+mod tests;

@@ -1,1 +1,91 @@
+use crate::command::Status;
+use crate::fuzzing::Rig;
+use lunar_core::io::Traits;
 
+fn page(rig: &Rig, page: u8) -> Vec<u8> {
+    let ended = rig.run(&[0x12, 1, page, 0x10, 0, 0], &[], 4096);
+    assert_eq!(ended.status, Status::GOOD);
+    assert_eq!(usize::from(u16::from_be_bytes([ended.data[2], ended.data[3]])), ended.data.len() - 4);
+    ended.data
+}
+
+#[test]
+fn supported_pages() {
+    assert_eq!(page(&Rig::default(), 0), [0, 0, 0, 7, 0x00, 0x80, 0x83, 0x86, 0xb0, 0xb1, 0xb2]);
+}
+
+#[test]
+fn every_listed_page_is_there_and_no_other() {
+    let rig = Rig::default();
+    let listed = page(&rig, 0)[4..].to_vec();
+    assert!(listed.is_sorted());
+    for code in 0..=255 {
+        let ended = rig.run(&[0x12, 1, code, 0x10, 0, 0], &[], 4096);
+        assert_eq!(ended.status == Status::GOOD, listed.contains(&code), "{code:02x}");
+    }
+}
+
+#[test]
+fn serial_number() {
+    assert_eq!(page(&Rig::default(), 0x80), *b"\x00\x80\x00\x0a0123456789");
+}
+
+#[test]
+fn device_identification() {
+    let mut expected = vec![0x00, 0x83, 0x00, 0xe0];
+    expected.extend([0x01, 0x03, 0, 8, 0x30, 1, 2, 3, 4, 5, 6, 7]);
+    expected.extend([0x01, 0x0a, 0, 18, 0x10, 0, 0xa0, 1, 2, 3, 4, 5, 0x46, 7, 0x88, 9, 10, 11, 12, 13, 14, 15]);
+    expected.extend(*b"\x02\x01\x00\x22LUNAR   disk            0123456789");
+    expected.extend(*b"\x03\x08\x00\x18naa.3001020304050607\0\0\0\0");
+    expected.extend([0x51, 0x94, 0, 4, 0, 0, 0, 1]);
+    expected.extend([0x51, 0x95, 0, 4, 0, 0, 0, 1]);
+    expected.extend(*b"\x53\x98\x00\x24iqn.2026-11.example:disk,t,0x0001\0\0\0");
+    expected.extend(*b"\x53\xa8\x00\x1ciqn.2026-11.example:disk\0\0\0\0");
+    let page = page(&Rig::default(), 0x83);
+    expected[3] = u8::try_from(expected.len() - 4).expect("short");
+    assert_eq!(page, expected);
+}
+
+#[test]
+fn extended_inquiry() {
+    let page = page(&Rig::default(), 0x86);
+    assert_eq!(page[..14], [0, 0x86, 0, 0x3c, 0, 0x07, 0x01, 0, 0, 0, 0, 0, 0, 28]);
+    assert_eq!(page[14..], [0; 50]);
+}
+
+#[test]
+fn block_limits() {
+    let expected = [
+        0, 0xb0, 0, 0x3c, // header
+        0, 255, 0, 8, // WSNZ, compare and write, granularity
+        0, 0, 0x80, 0, // maximum transfer: 16 MiB
+        0, 0, 2, 0, // optimal transfer: 256 KiB
+        0, 0, 0, 0, // pre-fetch
+        0, 0x10, 0, 0, // unmap
+        0, 0, 0, 255, // descriptors
+        0, 0, 0, 8, // unmap granularity
+        0x80, 0, 0, 0, // unmap alignment
+        0, 0, 0, 0, 0, 0x10, 0, 0, // write same
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    ];
+    assert_eq!(page(&Rig::default(), 0xb0), expected);
+    let thick = page(&Rig::new(Traits { unmap_granularity: 0, ..Rig::traits() }), 0xb0);
+    assert_eq!(thick[20..36], [0; 16]);
+}
+
+#[test]
+fn characteristics() {
+    let solid = page(&Rig::default(), 0xb1);
+    assert_eq!((solid.len(), &solid[..6]), (64, &[0, 0xb1, 0, 0x3c, 0, 1][..]));
+    let turning = page(&Rig::new(Traits { rotational: true, ..Rig::traits() }), 0xb1);
+    assert_eq!(turning[4..6], [0, 0]);
+}
+
+#[test]
+fn provisioning() {
+    assert_eq!(page(&Rig::default(), 0xb2), [0, 0xb2, 0, 4, 0, 0xe4, 2, 0]);
+    let thick = Rig::new(Traits { thin: false, unmap_granularity: 0, ..Rig::traits() });
+    assert_eq!(page(&thick, 0xb2), [0, 0xb2, 0, 4, 0, 0, 0, 0]);
+    let resource = Rig::new(Traits { thin: false, unmap_zeroes: false, ..Rig::traits() });
+    assert_eq!(page(&resource, 0xb2), [0, 0xb2, 0, 4, 0, 0xe0, 1, 0]);
+}
