@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// What was agreed; before, the defaults of the standard.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Parameters {
     /// HeaderDigest is CRC32C.
     pub header_digest: bool,
@@ -455,7 +455,7 @@ impl Negotiation {
 
     /// After the login: what was agreed stays, and keys may be sent again.
     pub fn resume(&mut self, parameters: &Parameters) {
-        self.parameters = parameters.clone();
+        self.parameters = *parameters;
         self.seen = 0;
     }
 

@@ -5,11 +5,18 @@
 //! * [`wire`]: the PDU formats, additional header segments, digests
 //! * [`text`]: `key=value` text
 //! * [`keys`]: the table of keys, and the negotiation that derives from it
+//! * [`login`]: the states of a login, each consumed by what it handles
+//! * [`session`]: the machine of one session: framing, numbers, tasks, data, text
 //! * [`out`]: what waits to be sent
 //! * [`config`]: settings and limits
 
 pub mod config;
 pub mod keys;
+pub mod login;
 pub mod out;
+pub mod session;
 pub mod text;
 pub mod wire;
+
+#[cfg(test)]
+mod testing;

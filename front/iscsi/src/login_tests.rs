@@ -1,0 +1,496 @@
+use super::*;
+use crate::config::Config;
+use crate::session::{Action, Close};
+use crate::testing::{INITIATOR, NAMES, Peer, TARGET, login_request, text_of};
+use crate::wire::{First, NO_TAG, NopOut, Opcode};
+use std::time::Duration;
+
+const SECURITY: Stage = Stage::SECURITY;
+const OPERATIONAL: Stage = Stage::OPERATIONAL;
+const FULL: Stage = Stage::FULL_FEATURE;
+
+fn peer() -> Peer {
+    Peer::new(Config::default())
+}
+
+fn refused(header: &LoginRequest, text: &[u8]) -> LoginStatus {
+    let mut peer = peer();
+    peer.send(header, text);
+    let Some(Close::LoginRefused(status)) = peer.session.closed() else {
+        panic!("not refused: {:?}", peer.actions);
+    };
+    peer.assert_refused(status);
+    status
+}
+
+fn response(peer: &mut Peer) -> LoginResponse {
+    peer.one::<LoginResponse>().0
+}
+
+#[test]
+fn a_login_through_all_stages() {
+    let mut peer = peer();
+    let got = peer.login(SECURITY, Some(OPERATIONAL), &text_of(&[NAMES, &[("AuthMethod", "CHAP,None")]].concat()));
+    let header: LoginResponse = got[0].pdu();
+    assert_eq!((header.flags, header.tsih.get(), header.status.get()), (0x81, 0, 0));
+    assert_eq!((header.isid, header.itt.get(), header.stat_sn.get()), ([0x40, 1, 2, 3, 4, 5], 9, 500));
+    assert_eq!((header.exp_cmd_sn.get(), header.max_cmd_sn.get()), (100, 227));
+    assert_eq!(got[0].pairs(), [("TargetPortalGroupTag", "1"), ("TargetAlias", "the disk"), ("AuthMethod", "None")]);
+    let got = peer.login(OPERATIONAL, Some(FULL), &text_of(&[("HeaderDigest", "None"), ("MaxBurstLength", "65536")]));
+    let header: LoginResponse = got[0].pdu();
+    assert_eq!((header.flags, header.tsih.get(), header.stat_sn.get()), (0x87, 7, 501));
+    assert_eq!(
+        got[0].pairs(),
+        [("HeaderDigest", "None"), ("MaxBurstLength", "65536"), ("MaxRecvDataSegmentLength", "262144")]
+    );
+    assert!(peer.session.is_established());
+    assert_eq!(peer.session.parameters().max_burst, 65536);
+    assert_eq!(peer.session.candidate().map(|candidate| &*candidate.initiator), Some(INITIATOR));
+}
+
+#[test]
+fn a_login_that_begins_with_the_operational_stage() {
+    let mut peer = peer();
+    let got = peer.login(OPERATIONAL, Some(FULL), &text_of(NAMES));
+    assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x87);
+    assert_eq!(got[0].pairs()[0], ("TargetPortalGroupTag", "1"));
+    assert!(peer.session.is_established());
+}
+
+#[test]
+fn a_login_that_skips_the_operational_stage_keeps_the_defaults() {
+    let mut peer = peer();
+    let got = peer.login(SECURITY, Some(FULL), &text_of(&[NAMES, &[("AuthMethod", "None")]].concat()));
+    assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x83);
+    assert!(got[0].pairs().iter().all(|(key, _)| *key != "MaxRecvDataSegmentLength"));
+    assert!(peer.session.is_established());
+    // Nothing longer than the default was declared, so nothing longer is taken.
+    let nop = NopOut { first: First::new(Opcode::NOP_OUT).immediately(), ..NopOut::blank() };
+    peer.send(&nop, &[0; 8193]);
+    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
+}
+
+#[test]
+fn a_stage_goes_on_until_the_initiator_asks_for_the_next() {
+    let mut peer = peer();
+    let got = peer.login(SECURITY, None, &text_of(NAMES));
+    assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x00);
+    let got = peer.login(SECURITY, Some(OPERATIONAL), &text_of(&[("AuthMethod", "None")]));
+    assert_eq!(got[0].pairs(), [("AuthMethod", "None")]);
+    let got = peer.login(OPERATIONAL, None, &text_of(&[("ImmediateData", "No")]));
+    assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x04);
+    assert_eq!(got[0].pairs(), [("ImmediateData", "No"), ("MaxRecvDataSegmentLength", "262144")]);
+    let got = peer.login(OPERATIONAL, Some(FULL), &[]);
+    assert_eq!(got[0].pairs(), []);
+    assert_eq!(got[0].pdu::<LoginResponse>().stat_sn.get(), 503);
+    assert!(peer.session.is_established());
+    assert!(!peer.session.parameters().immediate_data);
+}
+
+#[test]
+fn the_outside_is_told_who_knocks() {
+    let mut peer = peer();
+    let text =
+        text_of(&[("InitiatorName", "IQN.2026-01.org.example:HOST"), ("TargetName", TARGET), ("InitiatorAlias", "x")]);
+    peer.send(&login_request(SECURITY, None), &text);
+    let [Action::Authorize(candidate)] = &peer.actions[..] else { panic!("{:?}", peer.actions) };
+    assert_eq!(
+        **candidate,
+        Candidate {
+            initiator: INITIATOR.into(),
+            alias: Some("x".into()),
+            target: Some(TARGET.into()),
+            discovery: false,
+            isid: [0x40, 1, 2, 3, 4, 5],
+            tsih: 0,
+            cid: 3,
+        }
+    );
+}
+
+#[test]
+fn nothing_is_looked_at_while_the_outside_is_asked() {
+    let mut peer = peer();
+    let mut bytes = peer.bytes(&login_request(SECURITY, Some(OPERATIONAL)), &[], &text_of(NAMES));
+    bytes.extend(peer.bytes(&login_request(OPERATIONAL, Some(FULL)), &[], &[]));
+    peer.feed(&bytes);
+    assert!(matches!(peer.session.want(), crate::session::Want::Nothing));
+    assert_eq!((peer.actions.len(), peer.got().len()), (1, 0));
+    peer.agree();
+    assert_eq!(peer.got().len(), 2);
+    assert!(peer.session.is_established());
+}
+
+#[test]
+fn the_session_is_told_before_the_last_response() {
+    let mut peer = peer();
+    peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
+    peer.actions.clear();
+    peer.session.authorized(Verdict::Accepted { portal_group: 1, alias: None }, &mut peer.actions);
+    let [Action::Establish(established)] = &peer.actions[..] else { panic!("{:?}", peer.actions) };
+    assert_eq!((&*established.candidate.initiator, established.cmd_sn), (INITIATOR, 100));
+    assert_eq!(established.candidate.isid, [0x40, 1, 2, 3, 4, 5]);
+    assert_eq!(peer.got(), []);
+    peer.session.established(Ok(0x1234), &mut peer.actions);
+    assert_eq!(response(&mut peer).tsih.get(), 0x1234);
+}
+
+#[test]
+fn a_session_that_there_is_no_room_for_is_refused_0302() {
+    let mut peer = peer();
+    peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
+    peer.session.authorized(Verdict::Accepted { portal_group: 1, alias: None }, &mut peer.actions);
+    peer.session.established(Err(LoginStatus::OUT_OF_RESOURCES), &mut peer.actions);
+    peer.assert_refused(LoginStatus::OUT_OF_RESOURCES);
+    assert_eq!(Close::LoginRefused(LoginStatus::OUT_OF_RESOURCES).fault(), crate::session::Fault::Target);
+}
+
+#[test]
+fn login_without_initiator_name_is_refused_0207() {
+    let header = login_request(SECURITY, Some(OPERATIONAL));
+    assert_eq!(refused(&header, &text_of(&[("TargetName", TARGET)])), LoginStatus::MISSING_PARAMETER);
+    assert_eq!(refused(&header, &[]), LoginStatus::MISSING_PARAMETER);
+}
+
+#[test]
+fn a_normal_login_without_target_name_is_refused_0207() {
+    let header = login_request(SECURITY, Some(OPERATIONAL));
+    assert_eq!(refused(&header, &text_of(&[("InitiatorName", INITIATOR)])), LoginStatus::MISSING_PARAMETER);
+    let normal = [("InitiatorName", INITIATOR), ("SessionType", "Normal")];
+    assert_eq!(refused(&header, &text_of(&normal)), LoginStatus::MISSING_PARAMETER);
+}
+
+#[test]
+fn a_discovery_login_needs_no_target() {
+    let mut peer = peer();
+    let text = text_of(&[("InitiatorName", INITIATOR), ("MaxConnections", "1"), ("SessionType", "Discovery")]);
+    let got = peer.login(OPERATIONAL, Some(FULL), &text);
+    // Irrelevant, although it stands before the session type; and no portal group.
+    assert_eq!(got[0].pairs(), [("MaxConnections", "Irrelevant"), ("MaxRecvDataSegmentLength", "262144")]);
+    assert!(peer.session.is_established());
+}
+
+#[test]
+fn login_with_an_unknown_session_type_is_refused_0209() {
+    let text = text_of(&[NAMES, &[("SessionType", "Tape")]].concat());
+    assert_eq!(refused(&login_request(SECURITY, None), &text), LoginStatus::SESSION_TYPE_NOT_SUPPORTED);
+}
+
+#[test]
+fn login_with_a_name_that_is_none_is_refused() {
+    let bad = text_of(&[("InitiatorName", "host"), ("TargetName", TARGET)]);
+    assert_eq!(refused(&login_request(SECURITY, None), &bad), LoginStatus::INITIATOR_ERROR);
+    let bad = text_of(&[("InitiatorName", INITIATOR), ("TargetName", "disk")]);
+    assert_eq!(refused(&login_request(SECURITY, None), &bad), LoginStatus::NOT_FOUND);
+}
+
+#[test]
+fn login_with_chap_only_is_refused_0201() {
+    let mut peer = peer();
+    peer.send(&login_request(SECURITY, Some(OPERATIONAL)), &text_of(&[NAMES, &[("AuthMethod", "CHAP")]].concat()));
+    peer.agree();
+    peer.assert_refused(LoginStatus::AUTHENTICATION_FAILURE);
+}
+
+#[test]
+fn login_of_another_version_is_refused_0205() {
+    let header = LoginRequest { version_max: 2, version_min: 1, ..login_request(SECURITY, None) };
+    assert_eq!(refused(&header, &text_of(NAMES)), LoginStatus::UNSUPPORTED_VERSION);
+    let mut peer = peer();
+    let header = LoginRequest { version_max: 2, ..login_request(SECURITY, None) };
+    peer.send(&header, &text_of(NAMES));
+    assert_eq!(peer.session.closed(), None);
+}
+
+#[test]
+fn whom_the_outside_refuses_is_told_why() {
+    for status in [
+        LoginStatus::NOT_FOUND,
+        LoginStatus::AUTHORIZATION_FAILURE,
+        LoginStatus::REMOVED,
+        LoginStatus::NO_SUCH_SESSION,
+        LoginStatus::TOO_MANY_CONNECTIONS,
+        LoginStatus::SERVICE_UNAVAILABLE,
+    ] {
+        let mut peer = peer();
+        peer.send(&login_request(SECURITY, Some(OPERATIONAL)), &text_of(NAMES));
+        peer.actions.clear();
+        peer.session.authorized(Verdict::Refused(status), &mut peer.actions);
+        peer.assert_refused(status);
+    }
+}
+
+#[test]
+fn a_login_that_joins_a_session_names_it_to_the_outside() {
+    let mut peer = peer();
+    let header = LoginRequest { tsih: U16::new(5), ..login_request(OPERATIONAL, Some(FULL)) };
+    peer.send(&header, &text_of(NAMES));
+    let [Action::Authorize(candidate)] = &peer.actions[..] else { panic!("{:?}", peer.actions) };
+    assert_eq!(candidate.tsih, 5);
+}
+
+#[test]
+fn a_target_that_has_moved_says_where_0101() {
+    for (permanently, status) in [(false, LoginStatus::MOVED_TEMPORARILY), (true, LoginStatus::MOVED_PERMANENTLY)] {
+        let mut peer = peer();
+        peer.send(&login_request(SECURITY, Some(OPERATIONAL)), &text_of(NAMES));
+        peer.actions.clear();
+        let address = "[2001:db8::1]:3260".to_owned();
+        peer.session.authorized(Verdict::Moved { permanently, address }, &mut peer.actions);
+        let got = peer.got();
+        assert_eq!(got[0].pairs(), [("TargetAddress", "[2001:db8::1]:3260")]);
+        assert_eq!(got[0].pdu::<LoginResponse>().status.get(), status.0);
+        peer.assert_closed(Close::LoginRefused(status));
+        assert_eq!(Close::LoginRefused(status).fault(), crate::session::Fault::Nobody);
+    }
+}
+
+#[test]
+fn stages_that_do_not_follow_are_refused_0200() {
+    for (stage, next) in [
+        (SECURITY, SECURITY),
+        (SECURITY, Stage(2)),
+        (OPERATIONAL, SECURITY),
+        (OPERATIONAL, OPERATIONAL),
+        (OPERATIONAL, Stage(2)),
+        (Stage(2), FULL),
+        (FULL, FULL),
+    ] {
+        let header = login_request(stage, Some(next));
+        assert_eq!(refused(&header, &text_of(NAMES)), LoginStatus::INITIATOR_ERROR, "{stage:?} {next:?}");
+    }
+    assert_eq!(refused(&login_request(FULL, None), &text_of(NAMES)), LoginStatus::INITIATOR_ERROR);
+}
+
+#[test]
+fn a_stage_that_is_over_does_not_come_back_0200() {
+    let mut peer = peer();
+    peer.login(SECURITY, Some(OPERATIONAL), &text_of(NAMES));
+    peer.send(&login_request(SECURITY, Some(OPERATIONAL)), &[]);
+    peer.assert_refused(LoginStatus::INITIATOR_ERROR);
+}
+
+#[test]
+fn transit_with_more_text_to_come_is_refused_0200() {
+    let mut header = login_request(SECURITY, Some(OPERATIONAL));
+    header.flags |= CONTINUE;
+    assert_eq!(refused(&header, &text_of(NAMES)), LoginStatus::INITIATOR_ERROR);
+}
+
+#[test]
+fn a_text_over_several_requests() {
+    let mut peer = peer();
+    let text = text_of(NAMES);
+    let (front, back) = text.split_at(20);
+    let mut header = login_request(OPERATIONAL, None);
+    header.flags |= CONTINUE;
+    peer.send(&header, front);
+    let (empty, data) = peer.one::<LoginResponse>();
+    assert_eq!((empty.flags, data.len(), empty.status.get()), (0x04, 0, 0));
+    assert!(peer.actions.is_empty());
+    let got = peer.login(OPERATIONAL, Some(FULL), back);
+    assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x87);
+    assert!(peer.session.is_established());
+}
+
+#[test]
+fn login_text_without_end_is_refused_0200() {
+    let mut header = login_request(SECURITY, None);
+    header.flags |= CONTINUE;
+    let mut peer = peer();
+    for _ in 0..TEXT_MAX / 4096 {
+        peer.send(&header, &[b'a'; 4096]);
+        assert_eq!(response(&mut peer).status.get(), 0);
+    }
+    peer.send(&header, &[b'a'; 4]);
+    peer.assert_refused(LoginStatus::INITIATOR_ERROR);
+}
+
+#[test]
+fn login_without_end_is_refused_0200() {
+    let mut peer = peer();
+    peer.login(SECURITY, None, &text_of(NAMES));
+    for _ in 1..LOGIN_REQUESTS_MAX {
+        assert_eq!(peer.login(SECURITY, None, &[]).len(), 1);
+        assert_eq!(peer.session.closed(), None);
+    }
+    peer.send(&login_request(SECURITY, None), &[]);
+    peer.assert_refused(LoginStatus::INITIATOR_ERROR);
+}
+
+#[test]
+fn empty_requests_that_promise_more_without_end_are_refused_0200() {
+    let mut header = login_request(SECURITY, None);
+    header.flags |= CONTINUE;
+    let mut peer = peer();
+    for _ in 0..LOGIN_REQUESTS_MAX {
+        peer.send(&header, &[]);
+    }
+    assert_eq!(peer.session.closed(), None);
+    peer.send(&header, &[]);
+    peer.assert_refused(LoginStatus::INITIATOR_ERROR);
+}
+
+#[test]
+fn login_with_too_many_pairs_is_refused_0200() {
+    let mut text = text_of(NAMES);
+    for count in 0..PAIRS_MAX {
+        text::put(&mut text, &format!("X-{count}"), "");
+    }
+    let mut peer = peer();
+    peer.send(&login_request(SECURITY, None), &text);
+    peer.agree();
+    peer.assert_refused(LoginStatus::INITIATOR_ERROR);
+}
+
+#[test]
+fn the_longest_answer_fits_one_response() {
+    let mut text = text_of(NAMES);
+    for count in 2..PAIRS_MAX {
+        text::put(&mut text, &format!("X-{count:061}"), "");
+    }
+    assert!(text.len() < LOGIN_SEGMENT_MAX);
+    let mut peer = peer();
+    let got = peer.login(OPERATIONAL, Some(FULL), &text);
+    assert!(got[0].data.len() > 4000 && got[0].data.len() <= LOGIN_SEGMENT_MAX);
+    assert!(peer.session.is_established());
+}
+
+#[test]
+fn login_text_that_is_none_is_refused_0200() {
+    for bad in [&b"InitiatorName=iqn.a"[..], b"InitiatorName\0", b"=a\0", b"A=\xff\0", b"A b=c\0"] {
+        assert_eq!(refused(&login_request(SECURITY, None), bad), LoginStatus::INITIATOR_ERROR, "{bad:?}");
+    }
+}
+
+#[test]
+fn a_key_sent_twice_is_refused_0200() {
+    let text = text_of(&[NAMES, NAMES].concat());
+    assert_eq!(refused(&login_request(SECURITY, None), &text), LoginStatus::INITIATOR_ERROR);
+    let mut peer = peer();
+    peer.login(OPERATIONAL, None, &text_of(&[NAMES, &[("ImmediateData", "Yes")]].concat()));
+    peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(&[("ImmediateData", "No")]));
+    peer.assert_refused(LoginStatus::INITIATOR_ERROR);
+}
+
+#[test]
+fn a_connection_that_changes_its_names_is_refused_0200() {
+    let good = login_request(OPERATIONAL, Some(FULL));
+    for bad in [
+        LoginRequest { isid: [0; 6], ..good },
+        LoginRequest { cid: U16::new(4), ..good },
+        LoginRequest { tsih: U16::new(4), ..good },
+    ] {
+        let mut peer = peer();
+        peer.login(SECURITY, Some(OPERATIONAL), &text_of(NAMES));
+        peer.send(&bad, &[]);
+        peer.assert_refused(LoginStatus::INITIATOR_ERROR);
+    }
+}
+
+#[test]
+fn what_does_not_begin_with_a_login_is_closed_without_a_word() {
+    let mut peer = peer();
+    peer.feed(b"GET / HTTP/1.1\r\nHost: this is no iSCSI request at all\r\n\r\n");
+    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
+    assert_eq!(peer.got(), []);
+    let mut peer = self::peer();
+    peer.send(&NopOut::blank(), &[]);
+    peer.assert_closed(Close::Malformed("it does not begin with a login"));
+    assert_eq!(peer.got(), []);
+}
+
+#[test]
+fn another_request_during_the_login_is_refused_020b() {
+    let mut peer = peer();
+    peer.login(SECURITY, Some(OPERATIONAL), &text_of(NAMES));
+    peer.send(&NopOut { itt: U32::new(5), ttt: U32::new(NO_TAG), ..NopOut::blank() }, &[]);
+    peer.assert_refused(LoginStatus::INVALID_REQUEST);
+}
+
+#[test]
+fn a_login_segment_longer_than_8192_is_closed_before_it_is_taken() {
+    let mut peer = peer();
+    let mut bytes = peer.bytes(&login_request(SECURITY, None), &[], &[0; 8193]);
+    bytes.truncate(48);
+    let used = peer.arena.used();
+    peer.feed(&bytes);
+    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
+    assert_eq!(peer.arena.used(), used);
+}
+
+#[test]
+fn additional_headers_in_a_login_are_closed() {
+    let mut peer = peer();
+    let bytes = peer.bytes(&login_request(SECURITY, None), &[0; 8], &text_of(NAMES));
+    peer.feed(&bytes);
+    peer.assert_closed(Close::Malformed("additional headers where there are none"));
+}
+
+#[test]
+fn a_login_that_takes_too_long_is_closed() {
+    let mut peer = peer();
+    peer.login(SECURITY, Some(OPERATIONAL), &text_of(NAMES));
+    let deadline = peer.session.deadline().expect("a login has an end");
+    assert_eq!(deadline, peer.now + Duration::from_secs(15));
+    peer.session.tick(deadline - Duration::from_nanos(1), &mut peer.actions);
+    assert_eq!(peer.session.closed(), None);
+    peer.session.tick(deadline, &mut peer.actions);
+    peer.assert_closed(Close::LoginTimeout);
+    assert_eq!(peer.session.deadline(), None);
+}
+
+#[test]
+fn memory_before_the_login_is_small() {
+    let mut peer = peer();
+    peer.piece = 1;
+    let before = peer.arena.used();
+    let mut bytes = peer.bytes(&login_request(SECURITY, None), &[], &[b'a'; 8192]);
+    bytes.truncate(8000);
+    peer.feed(&bytes);
+    assert!(peer.session.input_held_bytes() <= 16 << 10);
+    assert!(peer.arena.used() - before <= 16 << 10);
+}
+
+#[test]
+fn a_login_without_memory_is_closed() {
+    let mut peer = peer();
+    peer.piece = 100;
+    let bytes = peer.bytes(&login_request(SECURITY, None), &[], &text_of(NAMES));
+    let hog: Vec<_> = std::iter::from_fn(|| peer.arena.take(1)).collect();
+    peer.feed(&bytes);
+    peer.assert_closed(Close::NoMemory);
+    drop(hog);
+}
+
+#[test]
+fn an_answer_that_nobody_waits_for_changes_nothing() {
+    let mut peer = peer();
+    peer.session.authorized(Verdict::Refused(LoginStatus::NOT_FOUND), &mut peer.actions);
+    peer.session.established(Ok(1), &mut peer.actions);
+    peer.assert_quiet();
+    peer.login(OPERATIONAL, Some(FULL), &text_of(NAMES));
+    peer.session.authorized(Verdict::Refused(LoginStatus::NOT_FOUND), &mut peer.actions);
+    peer.assert_quiet();
+    assert!(peer.session.is_established());
+}
+
+#[test]
+fn obsolete_and_unknown_keys_are_answered() {
+    let mut peer = peer();
+    let offers = [("IFMarker", "No"), ("OFMarkInt", "2048"), ("X-com.example", "1"), ("ErrorRecoveryLevel", "2")];
+    let got = peer.login(OPERATIONAL, Some(FULL), &text_of(&[NAMES, &offers].concat()));
+    let pairs = got[0].pairs();
+    for answer in
+        [("IFMarker", "No"), ("OFMarkInt", "Reject"), ("X-com.example", "NotUnderstood"), ("ErrorRecoveryLevel", "0")]
+    {
+        assert!(pairs.contains(&answer), "{answer:?} in {pairs:?}");
+    }
+}
+
+#[test]
+fn a_first_burst_longer_than_the_bursts_is_cut() {
+    let offers = [("MaxBurstLength", "4096"), ("FirstBurstLength", "65536")];
+    let peer = Peer::logged_in_with(Config::default(), &offers);
+    assert_eq!((peer.session.parameters().max_burst, peer.session.parameters().first_burst), (4096, 4096));
+}

@@ -1,0 +1,295 @@
+//! The glue between the session machine, the device server and the reactor: one [`Front`] per core.
+//!
+//! * [`connection`]: one connection: a task that receives, a task that sends, and what its commands wait for
+//! * here: the connections of a core, logins across cores, slots, time, draining
+//!
+//! A command runs in a slot (a long-lived task); its reply is queued in the session, and at the end of the turn
+//! everything that is queued for a peer leaves in one send.
+
+mod connection;
+
+use crate::config;
+use crate::login::{Candidate, Established, Verdict};
+use crate::registry::{Place, Registry};
+use crate::session::{Query, TargetAddresses};
+use crate::wire::LoginStatus;
+use connection::{Connection, Job};
+use lunar_core::step::Tools;
+use lunar_core::time::Instant;
+use lunar_reactor::Reactor;
+use lunar_reactor::op::Incoming;
+use lunar_reactor::slots::Slots;
+use lunar_scsi::Target;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+/// Commands that one core carries out at once: sixteen full windows. Each takes some 3 KiB for its task.
+const SLOTS: usize = 2048;
+/// Connections that have not logged in, per core. One more pushes the oldest out: whoever floods the port
+/// pushes out its own.
+const HALF_OPEN_MAX: usize = 1024;
+/// Connections per core: as many as the sessions there may be, and the half-open ones.
+const CONNECTIONS_MAX: usize = crate::registry::SESSIONS_MAX + HALF_OPEN_MAX;
+/// How often connections that were active are looked at: to ask silent peers, and to take back their memory.
+const SWEEP: Duration = Duration::from_secs(1);
+/// How long initiators get to log out when the target stops, once their commands are done.
+const FAREWELL: Duration = Duration::from_millis(500);
+/// How often a core that stops looks whether commands are done.
+const DRAIN_LOOK: Duration = Duration::from_millis(10);
+
+/// What is shared, and how.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of the target.
+    pub target: Arc<str>,
+    /// What it is called for people.
+    pub alias: Arc<str>,
+    /// Tag of the portal group that all portals belong to.
+    pub portal_group: u16,
+    /// The address that SendTargets tells; `None`: the one that the initiator came in by.
+    pub advertise: Option<SocketAddr>,
+    /// How long commands get to finish when the target stops.
+    pub drain: Duration,
+    /// What sessions are offered.
+    pub session: config::Config,
+}
+
+/// The other cores, as far as sessions need them.
+pub trait Peers {
+    /// Ends the session that is served there, and waits until it has ended.
+    fn end_session(&self, place: Place) -> Pin<Box<dyn Future<Output = ()>>>;
+}
+
+/// [`Peers`] of a program with one core.
+#[derive(Clone, Copy, Debug)]
+pub struct NoPeers;
+
+impl Peers for NoPeers {
+    fn end_session(&self, _place: Place) -> Pin<Box<dyn Future<Output = ()>>> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+/// One core's iSCSI.
+pub struct Front {
+    reactor: Reactor,
+    target: Rc<Target>,
+    settings: Settings,
+    session_config: Rc<config::Config>,
+    registry: Arc<Registry>,
+    me: usize,
+    peers: Rc<dyn Peers>,
+    slots: Slots<Job>,
+    connections: RefCell<BTreeMap<u64, Rc<Connection>>>,
+    /// Those that have not logged in, oldest first.
+    half_open: RefCell<BTreeSet<u64>>,
+    next: Cell<u64>,
+    draining: Cell<bool>,
+    /// Who waits for a change of the two above: the sweeper, the drain, those who end sessions.
+    waiters: RefCell<Vec<Waker>>,
+}
+
+impl Front {
+    /// The front of core `me`.
+    ///
+    /// # Panics
+    /// When the settings of sessions cannot be offered: [`config::Config::check`].
+    #[must_use]
+    pub fn new(
+        reactor: &Reactor,
+        target: &Rc<Target>,
+        settings: Settings,
+        registry: Arc<Registry>,
+        me: usize,
+        peers: Rc<dyn Peers>,
+    ) -> Rc<Self> {
+        settings.session.check().expect("settings are checked where they are made");
+        let slots = Slots::new(reactor, SLOTS, async |job: Job, tools: &mut Tools| job.run(tools).await);
+        let front = Rc::new(Self {
+            reactor: reactor.clone(),
+            target: target.clone(),
+            session_config: Rc::new(settings.session.clone()),
+            settings,
+            registry,
+            me,
+            peers,
+            slots,
+            connections: RefCell::default(),
+            half_open: RefCell::default(),
+            next: Cell::new(0),
+            draining: Cell::new(false),
+            waiters: RefCell::default(),
+        });
+        let sweeper = front.clone();
+        reactor.spawn(async move { sweeper.sweep().await });
+        front
+    }
+
+    /// Serves a connection.
+    pub fn serve(self: &Rc<Self>, incoming: Incoming) {
+        if self.draining.get() || self.connections.borrow().len() >= CONNECTIONS_MAX {
+            return drop(incoming);
+        }
+        self.push_out_oldest();
+        // Gone before it was served: nobody is there to be told.
+        let Ok((socket, local, peer)) = self.reactor.driver().join(incoming) else { return };
+        let id = self.next.get();
+        self.next.set(id + 1);
+        let connection = Connection::new(self.clone(), id, socket, local, peer);
+        self.connections.borrow_mut().insert(id, connection.clone());
+        self.half_open.borrow_mut().insert(id);
+        let stats = self.reactor.stats();
+        stats.connections.add(1);
+        stats.connections_accepted.add(1);
+        connection.start();
+        self.changed();
+    }
+
+    fn push_out_oldest(&self) {
+        if self.half_open.borrow().len() < HALF_OPEN_MAX {
+            return;
+        }
+        let oldest = self.half_open.borrow_mut().pop_first();
+        if let Some(connection) = oldest.and_then(|id| self.connections.borrow().get(&id).cloned()) {
+            connection.end();
+        }
+    }
+
+    /// Sessions and half-open connections that are served.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections.borrow().len()
+    }
+
+    /// Ends a session that this core serves, and waits until it has ended.
+    pub async fn end_session(&self, connection: u64) {
+        let found = self.connections.borrow().get(&connection).cloned();
+        if let Some(found) = found {
+            found.end();
+            self.until(|| !self.connections.borrow().contains_key(&connection)).await;
+        }
+    }
+
+    /// Takes no more connections, lets commands finish, and ends: see [`Front::drained`].
+    pub fn drain(&self) {
+        self.draining.set(true);
+        self.changed();
+    }
+
+    /// Waits for [`Front::drain`], and then until all connections have ended.
+    pub async fn drained(&self) {
+        self.until(|| self.draining.get()).await;
+        let now = self.reactor.now();
+        for connection in self.all() {
+            connection.ask_to_log_out(self.settings.drain, now);
+        }
+        let farewell = now + FAREWELL.min(self.settings.drain);
+        let end = now + self.settings.drain;
+        loop {
+            let now = self.reactor.now();
+            let all = self.all();
+            if all.is_empty() {
+                return;
+            }
+            all.iter().filter(|c| now >= end || (now >= farewell && c.is_quiet())).for_each(|c| c.end());
+            self.reactor.sleep(DRAIN_LOOK).await;
+        }
+    }
+
+    fn all(&self) -> Vec<Rc<Connection>> {
+        self.connections.borrow().values().cloned().collect()
+    }
+
+    /// A connection has ended.
+    fn forget(&self, connection: &Connection) {
+        self.half_open.borrow_mut().remove(&connection.id);
+        self.connections.borrow_mut().remove(&connection.id);
+        self.reactor.stats().connections.sub(1);
+        self.changed();
+    }
+
+    fn changed(&self) {
+        self.waiters.take().into_iter().for_each(Waker::wake);
+    }
+
+    async fn until(&self, holds: impl Fn() -> bool) {
+        poll_fn(|cx| {
+            if holds() {
+                return Poll::Ready(());
+            }
+            self.waiters.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Looks after time: logins that take too long, peers that are silent, memory that lies idle. Sleeps while there
+    /// is nothing to look after.
+    async fn sweep(&self) {
+        loop {
+            self.until(|| !self.connections.borrow().is_empty()).await;
+            let now = self.reactor.now();
+            let mut next: Option<Instant> = None;
+            for connection in self.all() {
+                let active = connection.look(now);
+                let due = if active { Some(now + SWEEP) } else { connection.deadline() };
+                next = [next, due].into_iter().flatten().min();
+            }
+            // A connection that comes meanwhile has its whole login time before it.
+            let at = next.unwrap_or(now + SWEEP).max(now + SWEEP);
+            self.reactor.sleep_until(at).await;
+        }
+    }
+
+    /// Whether an initiator may log in.
+    fn judge(&self, candidate: &Candidate) -> Verdict {
+        let known = candidate.discovery || candidate.target.as_deref() == Some(&*self.settings.target);
+        if self.draining.get() {
+            Verdict::Refused(LoginStatus::SERVICE_UNAVAILABLE)
+        } else if !known {
+            Verdict::Refused(LoginStatus::NOT_FOUND)
+        } else if let Err(status) = self.registry.admit(candidate) {
+            Verdict::Refused(status)
+        } else {
+            let alias = (!candidate.discovery).then(|| self.settings.alias.clone());
+            Verdict::Accepted { portal_group: self.settings.portal_group, alias }
+        }
+    }
+
+    /// Gives a session its number, after the one that it replaces has ended.
+    async fn enter(&self, id: u64, established: &Established) -> Result<u16, LoginStatus> {
+        let entered = self.registry.enter(&established.candidate, Place { core: self.me, connection: id })?;
+        match entered.replaced {
+            Some(place) if place.core == self.me => self.end_session(place.connection).await,
+            Some(place) => self.peers.end_session(place).await,
+            None => {}
+        }
+        self.half_open.borrow_mut().remove(&id);
+        Ok(entered.tsih)
+    }
+
+    /// What SendTargets tells an initiator that came in by `local`.
+    fn targets(&self, query: &Query, local: SocketAddr) -> Vec<TargetAddresses> {
+        let asked = match query {
+            Query::All => true,
+            Query::One(name) => **name == *self.settings.target,
+        };
+        let address = self.settings.advertise.unwrap_or(local);
+        let portals = vec![(address, self.settings.portal_group)];
+        if asked { vec![TargetAddresses { name: self.settings.target.clone(), portals }] } else { Vec::new() }
+    }
+}
+
+impl fmt::Debug for Front {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Front({}, {} connections)", self.settings.target, self.connections.borrow().len())
+    }
+}

@@ -1,0 +1,498 @@
+//! One session with its one connection (RFC 7143, ErrorRecoveryLevel 0, MaxConnections 1), as a value: bytes and
+//! time go in, bytes and [`Action`]s come out.
+//!
+//! * [`Session::want`] says how to receive; [`Session::receive`] and [`Session::placed`] take what came.
+//! * Actions are what the outside has to do; it answers with [`Session::authorized`], [`Session::established`],
+//!   [`Session::targets`], [`Session::reply`], [`Session::function_done`].
+//! * A command's data moves with [`Session::pull`], [`Session::supply`] and [`Session::push`].
+//! * [`Session::take_out`] is what to send. After it, [`Session::resume`] goes on with what was received and had to wait.
+//! * [`Session::deadline`] is when [`Session::tick`] has to be called at the latest.
+//! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
+
+mod command;
+mod data;
+mod exchange;
+mod inflow;
+mod input;
+mod joined;
+mod numbers;
+mod request;
+mod tasks;
+
+pub use command::Command;
+pub use data::Pull;
+pub use exchange::{Query, TargetAddresses};
+pub use input::Want;
+pub use request::TaskManagement;
+pub use tasks::TaskKey;
+
+use crate::config::{ANSWERS_MAX, Config, LOGIN_SEGMENT_MAX};
+use crate::keys::{Negotiation, Parameters};
+use crate::login::{Candidate, Established, Login, Next, Verdict};
+use crate::out::{Digests, Out};
+use crate::wire::{Bhs, LoginRequest, LoginResponse, LoginStatus, NO_TAG, Opcode, Pdu, RejectReason};
+use command::Held;
+use exchange::Exchange;
+use input::{Input, Payload, Plan};
+use lunar_core::mem::{Arena, Sg, SgMut, Slice};
+use lunar_core::stats::Stats;
+use lunar_core::time::Instant;
+use lunar_core::wire::be::{U16, U32};
+use numbers::Numbers;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tasks::Tasks;
+
+/// What the outside has to do.
+#[derive(Debug)]
+pub enum Action {
+    /// Decide on a login: [`Session::authorized`].
+    Authorize(Box<Candidate>),
+    /// End older sessions of this name (11.12.6: same initiator, ISID and portal group), then number this one:
+    /// [`Session::established`].
+    Establish(Box<Established>),
+    /// Carry out a command: [`Session::reply`] or [`Session::drop_task`].
+    Command(Command),
+    /// Pull again: what [`Pull::Pending`] promised is there, or will not come.
+    DataReady(TaskKey),
+    /// Carry out a task management function: [`Session::function_done`].
+    TaskManagement(TaskManagement),
+    /// Tell targets and their addresses: [`Session::targets`].
+    SendTargets(Query),
+    /// Send what is queued, abort all commands and close the connection.
+    Close(Close),
+}
+
+/// Why a connection is closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Close {
+    /// The initiator has logged out.
+    LoggedOut,
+    /// The login has failed with this status.
+    LoginRefused(LoginStatus),
+    /// The login was not over in time.
+    LoginTimeout,
+    /// The peer did not answer a ping.
+    Silent,
+    /// A header's digest did not match (7.8).
+    HeaderDigest,
+    /// A PDU cannot be one (7.7), or none was expected.
+    Malformed(&'static str),
+    /// There was no memory for a header.
+    NoMemory,
+    /// The initiator was asked to log out and did not in time.
+    LogoutTimeout,
+}
+
+/// By whose fault a connection was closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// By nobody's.
+    Nobody,
+    /// By the peer's, or the network's.
+    Peer,
+    /// By ours.
+    Target,
+}
+
+impl Close {
+    /// By whose fault.
+    #[must_use]
+    pub fn fault(self) -> Fault {
+        match self {
+            Self::LoggedOut | Self::LogoutTimeout => Fault::Nobody,
+            Self::LoginRefused(status) if status.0 >= LoginStatus::TARGET_ERROR.0 => Fault::Target,
+            Self::LoginRefused(LoginStatus::MOVED_TEMPORARILY | LoginStatus::MOVED_PERMANENTLY) => Fault::Nobody,
+            Self::NoMemory => Fault::Target,
+            Self::LoginRefused(_) | Self::LoginTimeout | Self::Silent | Self::HeaderDigest | Self::Malformed(_) => {
+                Fault::Peer
+            }
+        }
+    }
+}
+
+impl fmt::Display for Close {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LoggedOut => f.write_str("the initiator has logged out"),
+            Self::LoginRefused(status) => write!(f, "the login was refused: {status:?} (0x{:04x})", status.0),
+            Self::LoginTimeout => f.write_str("the login took too long"),
+            Self::Silent => f.write_str("the initiator does not answer"),
+            Self::HeaderDigest => f.write_str("a header arrived damaged"),
+            Self::Malformed(what) => write!(f, "the initiator breaks the protocol: {what}"),
+            Self::NoMemory => f.write_str("no memory for an answer"),
+            Self::LogoutTimeout => f.write_str("the initiator did not log out when asked"),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Phase {
+    Login(Box<Login>),
+    FullFeature,
+    /// Also while a login state is being consumed.
+    Closed,
+}
+
+/// One session.
+#[derive(Debug)]
+pub struct Session {
+    config: Rc<Config>,
+    arena: Arena,
+    stats: Arc<Stats>,
+    phase: Phase,
+    closed: Option<Close>,
+    input: Input,
+    out: Out,
+    /// Bytes queued by requests themselves since the queue was taken last.
+    answers: usize,
+    numbers: Numbers,
+    tasks: Tasks,
+    held: Vec<Held>,
+    /// Bytes that came unasked and that nobody has pulled.
+    unsolicited: usize,
+    next_ttt: u32,
+    candidate: Option<Candidate>,
+    parameters: Parameters,
+    max_recv_segment: usize,
+    negotiation: Negotiation,
+    exchange: Option<Exchange>,
+    started: Instant,
+    heard: Instant,
+    /// A ping that is not answered: when it was sent.
+    pinged: Option<Instant>,
+    logout_by: Option<Instant>,
+}
+
+impl Session {
+    /// The machine of a connection that was just accepted.
+    #[must_use]
+    pub fn new(config: Rc<Config>, arena: Arena, stats: Arc<Stats>, now: Instant) -> Self {
+        Self {
+            phase: Phase::Login(Box::new(Login::new(Negotiation::new(config.clone())))),
+            closed: None,
+            input: Input::default(),
+            out: Out::new(arena.clone()),
+            answers: 0,
+            numbers: Numbers::default(),
+            tasks: Tasks::default(),
+            held: Vec::new(),
+            unsolicited: 0,
+            next_ttt: 1,
+            candidate: None,
+            parameters: Parameters::initial(),
+            max_recv_segment: LOGIN_SEGMENT_MAX,
+            negotiation: Negotiation::new(config.clone()),
+            exchange: None,
+            started: now,
+            heard: now,
+            pinged: None,
+            logout_by: None,
+            config,
+            arena,
+            stats,
+        }
+    }
+
+    /// Takes what was received, after [`Want::Chunk`].
+    pub fn receive(&mut self, bytes: Slice, now: Instant, actions: &mut Vec<Action>) {
+        if self.closed.is_some() {
+            return;
+        }
+        self.hear(now);
+        self.enqueue(bytes);
+        self.pump(actions);
+    }
+
+    /// Takes back the memory of [`Want::Into`]; its first `count` bytes have been filled.
+    ///
+    /// # Panics
+    /// When `count` is more than the memory's length.
+    pub fn placed(&mut self, memory: SgMut, count: usize, now: Instant, actions: &mut Vec<Action>) {
+        if self.closed.is_some() {
+            return;
+        }
+        if count > 0 {
+            self.hear(now);
+        }
+        let queued = self.out.queued_bytes();
+        self.fill_direct(memory, count, actions);
+        self.answers += self.out.queued_bytes() - queued;
+        self.pump(actions);
+    }
+
+    /// Goes on with what was received while the session wanted nothing.
+    pub fn resume(&mut self, actions: &mut Vec<Action>) {
+        self.pump(actions);
+    }
+
+    /// Everything that is queued, for one send; empty if nothing is.
+    pub fn take_out(&mut self) -> Sg {
+        self.answers = 0;
+        let all = self.out.take();
+        if self.out.is_starved() {
+            // With a hole in it, nothing of it may be sent.
+            self.shut(Close::NoMemory);
+            return Sg::default();
+        }
+        all
+    }
+
+    /// Bytes that wait to be sent.
+    #[must_use]
+    pub fn queued_bytes(&self) -> usize {
+        self.out.queued_bytes()
+    }
+
+    /// Why the connection has to be closed, if it has.
+    #[must_use]
+    pub fn closed(&self) -> Option<Close> {
+        self.closed
+    }
+
+    /// Whether the session is in its full-feature phase.
+    #[must_use]
+    pub fn is_established(&self) -> bool {
+        matches!(self.phase, Phase::FullFeature)
+    }
+
+    /// Whose session it is, once that is known to be true.
+    #[must_use]
+    pub fn candidate(&self) -> Option<&Candidate> {
+        self.candidate.as_ref()
+    }
+
+    /// What was agreed.
+    #[must_use]
+    pub fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    /// Commands and functions that have not been answered.
+    #[must_use]
+    pub fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// The answer to [`Action::Authorize`].
+    pub fn authorized(&mut self, verdict: Verdict, actions: &mut Vec<Action>) {
+        self.advance_login(actions, |login, out| login.authorized(verdict, out));
+        self.pump(actions);
+    }
+
+    /// The answer to [`Action::Establish`]: the session's number (TSIH, not zero), or how the login ends.
+    pub fn established(&mut self, answer: Result<u16, LoginStatus>, actions: &mut Vec<Action>) {
+        debug_assert!(answer != Ok(0), "zero is no session's number");
+        self.advance_login(actions, |login, out| login.established(answer, out));
+        self.pump(actions);
+    }
+
+    /// When [`Session::tick`] has to be called at the latest.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Login(_) => Some(self.started + self.config.login_timeout),
+            Phase::FullFeature => {
+                let alive = match self.pinged {
+                    Some(since) => since + self.config.ping_timeout,
+                    None => self.heard + self.config.ping_after,
+                };
+                Some(self.logout_by.map_or(alive, |by| by.min(alive)))
+            }
+            Phase::Closed => None,
+        }
+    }
+
+    /// Looks at the time: a login that takes too long ends, a silent peer is asked whether it lives.
+    pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if self.deadline().is_none_or(|at| now < at) {
+            return;
+        }
+        if matches!(self.phase, Phase::Login(_)) {
+            self.close(Close::LoginTimeout, actions);
+        } else if self.logout_by.is_some_and(|by| by <= now) {
+            self.close(Close::LogoutTimeout, actions);
+        } else if self.pinged.is_some() {
+            self.close(Close::Silent, actions);
+        } else {
+            self.ping();
+            self.pinged = Some(now);
+        }
+    }
+
+    /// Asks the initiator to log out within `time` (11.9.1, event 1); then the connection closes.
+    pub fn request_logout(&mut self, time: Duration, now: Instant) {
+        if self.is_established() && self.logout_by.is_none() {
+            self.announce_logout(time);
+            self.logout_by = Some(now + time);
+        }
+    }
+
+    fn hear(&mut self, now: Instant) {
+        self.heard = now;
+        self.pinged = None;
+    }
+
+    fn digests(&self) -> Digests {
+        self.out.digests
+    }
+
+    /// Whether nothing more is looked at for now.
+    fn is_blocked(&self) -> bool {
+        match &self.phase {
+            Phase::FullFeature => self.answers > ANSWERS_MAX,
+            Phase::Login(login) => login.waits(),
+            Phase::Closed => true,
+        }
+    }
+
+    fn close(&mut self, why: Close, actions: &mut Vec<Action>) {
+        if self.closed.is_none() {
+            self.shut(why);
+            actions.push(Action::Close(why));
+        }
+    }
+
+    fn shut(&mut self, why: Close) {
+        if let Close::Malformed(_) | Close::HeaderDigest = why {
+            self.stats.protocol_errors.add(1);
+        }
+        self.closed.get_or_insert(why);
+        self.phase = Phase::Closed;
+        self.input.clear();
+        self.held = Vec::new();
+        self.exchange = None;
+        self.tasks = Tasks::default();
+        self.unsolicited = 0;
+    }
+
+    /// What no header may say (7.7): the bytes after it cannot be trusted.
+    fn malformed(&self, header: &Bhs) -> Option<Close> {
+        if header.data_len.get() > self.max_recv_segment {
+            return Some(Close::Malformed("a data segment is longer than was declared"));
+        }
+        if header.ahs_words > 0 && header.opcode() != Opcode::SCSI_COMMAND {
+            return Some(Close::Malformed("additional headers where there are none"));
+        }
+        None
+    }
+
+    /// Where the payload of a PDU goes, before it comes.
+    fn plan(&mut self, header: &Bhs) -> Plan {
+        match (&self.phase, header.opcode()) {
+            (Phase::FullFeature, Opcode::DATA_OUT) => self.open_data_out(header),
+            (Phase::FullFeature, Opcode::SCSI_COMMAND | Opcode::NOP_OUT | Opcode::TEXT_REQUEST) => Plan::Keep,
+            (Phase::Login(_), Opcode::LOGIN_REQUEST) => Plan::Keep,
+            _ => Plan::Drain,
+        }
+    }
+
+    /// A PDU is complete.
+    fn handle(&mut self, header: &Bhs, ahs: &[u8], payload: Payload, actions: &mut Vec<Action>) {
+        if !payload.intact {
+            self.stats.digest_errors.add(1);
+        }
+        match self.phase {
+            Phase::Login(_) => self.handle_login(header, payload, actions),
+            Phase::FullFeature => match header.opcode() {
+                Opcode::SCSI_COMMAND => self.scsi_command(header, ahs, payload, actions),
+                Opcode::DATA_OUT => self.data_out(header, payload, actions),
+                Opcode::NOP_OUT | Opcode::TASK_MANAGEMENT_REQUEST | Opcode::TEXT_REQUEST | Opcode::LOGOUT_REQUEST => {
+                    self.request(header, payload, actions);
+                }
+                // Nothing is kept to be sent again at recovery level 0.
+                Opcode::SNACK => self.reject(RejectReason::SNACK, header),
+                Opcode::LOGIN_REQUEST => self.reject(RejectReason::PROTOCOL_ERROR, header),
+                _ => self.reject(RejectReason::NOT_SUPPORTED, header),
+            },
+            Phase::Closed => {}
+        }
+    }
+
+    fn handle_login(&mut self, header: &Bhs, payload: Payload, actions: &mut Vec<Action>) {
+        let Some(request) = header.as_pdu::<LoginRequest>() else {
+            return self.not_a_login(header, actions);
+        };
+        let Some(text) = payload.data else { return self.close(Close::NoMemory, actions) };
+        let text = match text.pieces() {
+            [] => &[][..],
+            [piece] => piece,
+            // Fresh memory for less than a block is one piece.
+            _ => return self.close(Close::NoMemory, actions),
+        };
+        self.advance_login(actions, |login, out| login.handle(request, text, out));
+    }
+
+    /// 11.13.5: nothing but logins before the full-feature phase.
+    fn not_a_login(&mut self, header: &Bhs, actions: &mut Vec<Action>) {
+        if matches!(&self.phase, Phase::Login(login) if matches!(**login, Login::Start(_))) {
+            // Whoever begins like this does not speak the protocol, or is scanning for one.
+            return self.close(Close::Malformed("it does not begin with a login"), actions);
+        }
+        let response = LoginResponse {
+            flags: 0,
+            itt: header.itt,
+            status: U16::new(LoginStatus::INVALID_REQUEST.0),
+            ..LoginResponse::blank()
+        };
+        self.out.short(response, &[]);
+        self.close(Close::LoginRefused(LoginStatus::INVALID_REQUEST), actions);
+    }
+
+    fn advance_login(&mut self, actions: &mut Vec<Action>, step: impl FnOnce(Login, &mut Out) -> Next) {
+        let login = match std::mem::replace(&mut self.phase, Phase::Closed) {
+            Phase::Login(login) => login,
+            other => {
+                self.phase = other;
+                return;
+            }
+        };
+        match step(*login, &mut self.out) {
+            Next::State(login) => self.phase = Phase::Login(Box::new(login)),
+            Next::Authorize(login, candidate) => {
+                self.phase = Phase::Login(Box::new(login));
+                actions.push(Action::Authorize(Box::new(candidate)));
+            }
+            Next::Establish(login, established) => {
+                self.phase = Phase::Login(Box::new(login));
+                actions.push(Action::Establish(established));
+            }
+            Next::Done(established) => self.enter_full_feature(*established),
+            Next::Refused(status) => self.close(Close::LoginRefused(status), actions),
+        }
+    }
+
+    fn enter_full_feature(&mut self, established: Established) {
+        let Established { candidate, parameters, max_recv_segment, cmd_sn, stat_sn, .. } = established;
+        self.phase = Phase::FullFeature;
+        self.numbers = Numbers::new(cmd_sn, stat_sn, self.config.window);
+        self.tasks = Tasks::new();
+        self.out.digests = Digests { header: parameters.header_digest, data: parameters.data_digest };
+        self.max_recv_segment = max_recv_segment as usize;
+        self.negotiation.names.discovery = candidate.discovery;
+        self.parameters = parameters;
+        // An initiator that offers a first burst longer than its bursts gets no more than one burst unasked.
+        self.parameters.first_burst = parameters.first_burst.min(parameters.max_burst);
+        self.candidate = Some(candidate);
+    }
+
+    fn is_discovery(&self) -> bool {
+        self.negotiation.names.discovery
+    }
+
+    /// A target transfer tag that no other has.
+    fn tag(&mut self) -> U32 {
+        let tag = self.next_ttt;
+        self.next_ttt = match tag.wrapping_add(1) {
+            NO_TAG => 0,
+            next => next,
+        };
+        U32::new(tag)
+    }
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

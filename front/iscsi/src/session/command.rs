@@ -1,0 +1,300 @@
+//! SCSI commands on their way in (RFC 7143 11.3): numbers, tags, data that travels with them, and their turn.
+
+use super::inflow::Failure;
+use super::input::Payload;
+use super::numbers::Arrival;
+use super::tasks::{Answer, State, TaskKey};
+use super::{Action, Session};
+use crate::config::{CDB_MAX, IMMEDIATE_MAX};
+use crate::wire::{
+    ATTRIBUTE_MASK, Ahs, AhsWalk, Bhs, FINAL, First, NO_TAG, Pdu, READ, RejectReason, ScsiCommand, WRITE,
+};
+use lunar_core::mem::SgMut;
+
+/// A SCSI command, as its initiator sent it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Command {
+    /// The session's name for it.
+    pub task: TaskKey,
+    /// The initiator's name for it (ITT).
+    pub tag: u32,
+    /// The logical unit.
+    pub lun: [u8; 8],
+    /// The CDB, with zeroes behind it.
+    pub cdb: [u8; CDB_MAX],
+    /// Bytes of the CDB: 16, or more with an additional header.
+    pub cdb_len: u8,
+    /// The task attribute (11.3.1.2): 0 untagged, 1 simple, 2 ordered, 3 head of queue, 4 ACA.
+    pub attribute: u8,
+    /// Bytes that the initiator expects.
+    pub data_in: u32,
+    /// Bytes that the initiator expects to send.
+    pub data_out: u32,
+}
+
+/// SAM-6 5.3.1.
+pub(super) const CHECK_CONDITION: u8 = 0x02;
+/// SAM-6 5.3.1.
+const BUSY: u8 = 0x08;
+/// Sense keys, and codes as (ASC, ASCQ), of SPC-6 4.4.
+const ABORTED_COMMAND: u8 = 0x0b;
+const ILLEGAL_REQUEST: u8 = 0x05;
+const INVALID_OPERATION_CODE: (u8, u8) = (0x20, 0x00);
+const INVALID_FIELD_IN_INFORMATION_UNIT: (u8, u8) = (0x0e, 0x03);
+
+/// The greatest task attribute that has a meaning.
+const ATTRIBUTE_ACA: u8 = 4;
+
+/// A request that waits for those with lower numbers.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) cmd_sn: u32,
+    pub(super) what: HeldRequest,
+}
+
+#[derive(Debug)]
+pub(super) enum HeldRequest {
+    /// A command; its task keeps the rest.
+    Command(TaskKey),
+    /// Any other, with its payload.
+    Other(Box<Bhs>, Payload),
+    /// One that was rejected or aborted: only its number is left.
+    Nothing,
+}
+
+impl Failure {
+    /// Status, with the sense data of 11.4.7.2.
+    pub(super) fn answer(self) -> Answer {
+        let code = match self {
+            Self::Unexpected => (0x0c, 0x0c),
+            Self::Amount => (0x0c, 0x0d),
+            Self::Crc => (0x47, 0x05),
+        };
+        check_condition(ABORTED_COMMAND, code)
+    }
+}
+
+/// CHECK CONDITION with fixed-format sense data (SPC-6 4.4.3).
+fn check_condition(key: u8, (asc, ascq): (u8, u8)) -> Answer {
+    let sense = [0x70, 0, key, 0, 0, 0, 0, 10, 0, 0, 0, 0, asc, ascq, 0, 0, 0, 0];
+    Answer { status: CHECK_CONDITION, sense: sense.as_slice().into(), wanted: 0 }
+}
+
+fn busy() -> Answer {
+    Answer { status: BUSY, ..Answer::default() }
+}
+
+/// What a command says besides its basic header.
+struct Extra {
+    cdb: [u8; CDB_MAX],
+    /// `None` if the CDB is longer than what is handed on.
+    cdb_len: Option<u8>,
+    bidirectional: bool,
+}
+
+impl Extra {
+    fn read(header: &ScsiCommand, ahs: &[u8]) -> Option<Self> {
+        let mut cdb = [0; CDB_MAX];
+        let basic = header.cdb.len();
+        cdb[..basic].copy_from_slice(&header.cdb);
+        let both = READ | WRITE;
+        let mut extra = Self { cdb, cdb_len: u8::try_from(basic).ok(), bidirectional: header.flags & both == both };
+        for segment in AhsWalk::new(ahs) {
+            match segment.ok()? {
+                Ahs::ExtendedCdb(rest) => {
+                    let len = basic + rest.len();
+                    extra.cdb_len = extra.cdb.get_mut(basic..len).and_then(|room| {
+                        room.copy_from_slice(rest);
+                        u8::try_from(len).ok()
+                    });
+                }
+                Ahs::BidiReadLen(_) => extra.bidirectional = true,
+                Ahs::Unknown(_) => return None,
+            }
+        }
+        Some(extra)
+    }
+}
+
+impl Session {
+    /// Whether a request is looked at: `None` if it is to be ignored.
+    pub(super) fn number(&mut self, first: First, cmd_sn: u32) -> Option<Arrival> {
+        if first.is_immediate() {
+            return Some(Arrival::Next);
+        }
+        match self.numbers.arrive(cmd_sn) {
+            Arrival::Outside => None,
+            Arrival::Later if self.held.iter().any(|held| held.cmd_sn == cmd_sn) => None,
+            arrival => Some(arrival),
+        }
+    }
+
+    pub(super) fn hold(&mut self, cmd_sn: u32, what: HeldRequest) {
+        self.held.push(Held { cmd_sn, what });
+    }
+
+    /// Those whose turn has come.
+    pub(super) fn release_held(&mut self, actions: &mut Vec<Action>) {
+        while let Some(at) = self.held.iter().position(|held| self.numbers.is_next(held.cmd_sn)) {
+            let Held { cmd_sn, what } = self.held.swap_remove(at);
+            self.numbers.arrive(cmd_sn);
+            match what {
+                HeldRequest::Command(key) => self.start_held(key, actions),
+                HeldRequest::Other(header, payload) => {
+                    self.unsolicited -= payload.len();
+                    self.run_request(&header, payload, actions);
+                }
+                HeldRequest::Nothing => self.numbers.done(),
+            }
+        }
+    }
+
+    pub(super) fn scsi_command(&mut self, bhs: &Bhs, ahs: &[u8], payload: Payload, actions: &mut Vec<Action>) {
+        let header = ScsiCommand::of(bhs);
+        let Some(arrival) = self.number(header.first, header.cmd_sn.get()) else { return };
+        let admitted = self.admit(header, ahs, payload, bhs);
+        match (admitted, arrival) {
+            (Ok((command, None)), Arrival::Next) => actions.push(Action::Command(command)),
+            (Ok((command, Some(answer))), Arrival::Next) => self.answer_early(command.task, answer),
+            (Ok((command, answer)), _) => {
+                self.hold(header.cmd_sn.get(), HeldRequest::Command(command.task));
+                if let Some(task) = self.tasks.get_mut(command.task) {
+                    task.state = State::Held(Box::new((command, answer)));
+                }
+            }
+            (Err(reason), arrival) => {
+                if !header.first.is_immediate() {
+                    match arrival {
+                        Arrival::Next => self.numbers.done(),
+                        _ => self.hold(header.cmd_sn.get(), HeldRequest::Nothing),
+                    }
+                }
+                self.reject(reason, bhs);
+            }
+        }
+        if !self.held.is_empty() {
+            self.release_held(actions);
+        }
+    }
+
+    fn start_held(&mut self, key: TaskKey, actions: &mut Vec<Action>) {
+        let Some(task) = self.tasks.get_mut(key) else { return };
+        if let State::Held(held) = std::mem::take(&mut task.state) {
+            match *held {
+                (command, None) => actions.push(Action::Command(command)),
+                (_, Some(answer)) => self.answer_early(key, answer),
+            }
+        }
+    }
+
+    /// Makes a task of a command. With it, the answer if it will not run.
+    fn admit(
+        &mut self,
+        header: &ScsiCommand,
+        ahs: &[u8],
+        payload: Payload,
+        bhs: &Bhs,
+    ) -> Result<(Command, Option<Answer>), RejectReason> {
+        if self.is_discovery() {
+            return Err(RejectReason::PROTOCOL_ERROR);
+        }
+        let itt = header.itt.get();
+        let attribute = header.flags & ATTRIBUTE_MASK;
+        let (reads, writes) = (header.flags & READ != 0, header.flags & WRITE != 0);
+        // F may be missing only where data will follow.
+        let goes_on = header.flags & FINAL == 0;
+        let sound = itt != NO_TAG && attribute <= ATTRIBUTE_ACA && (writes || !goes_on);
+        let extra = Extra::read(header, ahs).filter(|_| sound).ok_or(RejectReason::INVALID_FIELD)?;
+        if self.tasks.find(itt).is_some() {
+            return Err(RejectReason::TASK_IN_PROGRESS);
+        }
+        let numbered = !header.first.is_immediate();
+        if !numbered && self.tasks.immediate() >= IMMEDIATE_MAX {
+            return Err(RejectReason::TOO_MANY_IMMEDIATE);
+        }
+        if !payload.intact {
+            self.reject(RejectReason::DATA_DIGEST, bhs);
+        }
+        let task = self.tasks.insert(itt, numbered);
+        let expected = header.expected_len.get();
+        let (data_in, data_out) = (if reads { expected } else { 0 }, if writes { expected } else { 0 });
+        if let Some(slot) = self.tasks.get_mut(task) {
+            (slot.lun, slot.cmd_sn) = (header.lun, header.cmd_sn.get());
+            (slot.data_in, slot.data_out) = (data_in, data_out);
+        }
+        let answer = self.take_immediate(task, header, &extra, payload);
+        let cdb_len = extra.cdb_len.unwrap_or_default();
+        let command =
+            Command { task, tag: itt, lun: header.lun, cdb: extra.cdb, cdb_len, attribute, data_in, data_out };
+        Ok((command, answer))
+    }
+
+    /// Takes the data that came with a command and prepares for what follows unasked. Returns the answer if the
+    /// command cannot run.
+    fn take_immediate(
+        &mut self,
+        key: TaskKey,
+        header: &ScsiCommand,
+        extra: &Extra,
+        payload: Payload,
+    ) -> Option<Answer> {
+        if header.flags & WRITE == 0 && header.data_len.get() == 0 && !extra.bidirectional && extra.cdb_len.is_some() {
+            return None;
+        }
+        let goes_on = header.flags & FINAL == 0;
+        let unasked_max = self.parameters.first_burst.min(header.expected_len.get()) as usize;
+        let answer = self.refusal(header, extra, &payload, unasked_max);
+        let follows = unasked_max.saturating_sub(payload.len());
+        let memory = match (&answer, goes_on && follows > 0) {
+            (None, true) => self.arena.take_sg(follows),
+            _ => Some(SgMut::default()),
+        };
+        let task = self.tasks.get_mut(key)?;
+        let answer = if memory.is_none() { Some(busy()) } else { answer };
+        match (payload.data, memory) {
+            (Some(data), Some(memory)) if answer.is_none() => {
+                if !data.is_empty() {
+                    task.inflow.immediate(data);
+                }
+                if goes_on {
+                    task.inflow.unsolicited(memory);
+                }
+            }
+            _ if goes_on => {
+                task.inflow.unsolicited(SgMut::default());
+                task.inflow.discard();
+            }
+            _ => {}
+        }
+        self.unsolicited += task.inflow.unasked();
+        answer
+    }
+
+    /// Why a command will not run, if it will not.
+    fn refusal(&self, header: &ScsiCommand, extra: &Extra, payload: &Payload, unasked_max: usize) -> Option<Answer> {
+        let goes_on = header.flags & FINAL == 0;
+        let writes = header.flags & WRITE != 0;
+        let sent = header.data_len.get();
+        if !payload.intact {
+            // 7.8 lets the initiator send it again at higher levels; at level 0 it has to fail, or it would never end.
+            return Some(Failure::Crc.answer());
+        }
+        if extra.bidirectional {
+            return Some(check_condition(ILLEGAL_REQUEST, INVALID_FIELD_IN_INFORMATION_UNIT));
+        }
+        if extra.cdb_len.is_none() {
+            return Some(check_condition(ILLEGAL_REQUEST, INVALID_OPERATION_CODE));
+        }
+        if sent > 0 && !(writes && self.parameters.immediate_data) || goes_on && self.parameters.initial_r2t {
+            return Some(Failure::Unexpected.answer());
+        }
+        if sent > unasked_max {
+            return Some(Failure::Amount.answer());
+        }
+        let may_come = if goes_on { unasked_max } else { sent };
+        if payload.data.is_none() || self.unsolicited + may_come > self.config.unsolicited_max {
+            return Some(busy());
+        }
+        None
+    }
+}

@@ -1,0 +1,302 @@
+//! Data and status of commands: Data-Out and R2T in, Data-In and responses out (RFC 7143 11.4, 11.7, 11.8).
+
+use super::inflow::{Opened, Pulled};
+use super::input::{Payload, Plan};
+use super::tasks::{Answer, State, TaskKey};
+use super::{Action, Session};
+use crate::config::SENSE_MAX;
+use crate::wire::{
+    Bhs, DataIn, DataOut, FINAL, NO_TAG, OVERFLOW, Pdu, R2t, RejectReason, STATUS, ScsiResponse, UNDERFLOW,
+};
+use lunar_core::io::Fault;
+use lunar_core::mem::{Sg, SgMut};
+use lunar_core::step::Tail;
+use lunar_core::wire::be::{U16, U32};
+use zerocopy::IntoBytes;
+
+/// What a pull finds.
+#[derive(Debug)]
+pub enum Pull {
+    /// The bytes.
+    Ready(Sg),
+    /// They will come: [`Action::DataReady`] says when to pull again.
+    Pending,
+    /// They have to be asked for: get memory for this many bytes, hand it in with [`Session::supply`], and wait for
+    /// [`Action::DataReady`].
+    Memory(usize),
+    /// They will not come: [`Fault::Protocol`] if the initiator sent something else, [`Fault::Aborted`] if the task
+    /// is gone.
+    Failed(Fault),
+}
+
+/// SAM-6 5.3.1.
+const GOOD: u8 = 0x00;
+
+impl Session {
+    /// The header of a Data-Out PDU: where its payload goes.
+    pub(super) fn open_data_out(&mut self, bhs: &Bhs) -> Plan {
+        let header = DataOut::of(bhs);
+        // A task that is gone was aborted, and its initiator had sent this before it knew.
+        let Some(key) = self.tasks.find(header.itt.get()) else { return Plan::Drain };
+        let Some(task) = self.tasks.get_mut(key) else { return Plan::Drain };
+        let (ttt, data_sn, offset) = (header.ttt.get(), header.data_sn.get(), header.offset.get());
+        match task.inflow.open(ttt, data_sn, offset, header.data_len.get()) {
+            Opened::Fill(memory) => return Plan::Fill(memory),
+            Opened::Drain => {}
+            Opened::Unknown | Opened::Bad => self.reject(RejectReason::INVALID_FIELD, bhs),
+        }
+        Plan::Drain
+    }
+
+    /// A Data-Out PDU is complete.
+    pub(super) fn data_out(&mut self, bhs: &Bhs, payload: Payload, actions: &mut Vec<Action>) {
+        let header = DataOut::of(bhs);
+        if header.data_len.get() == 0 {
+            // Without a payload nobody has asked where it goes.
+            let _nothing = self.open_data_out(bhs);
+        }
+        if !payload.intact {
+            self.reject(RejectReason::DATA_DIGEST, bhs);
+        }
+        let Some(key) = self.tasks.find(header.itt.get()) else { return };
+        let Some(task) = self.tasks.get_mut(key) else { return };
+        let last = header.flags & FINAL != 0;
+        // 11.4.7.2: the first burst has to be complete where the command has more than one.
+        let strict = task.data_out > self.parameters.first_burst;
+        task.inflow.close(header.ttt.get(), payload.data, payload.intact, last, strict);
+        let is_due = task.inflow.is_due();
+        if !task.inflow.owes()
+            && let State::Draining(answer) = &mut task.state
+        {
+            let answer = std::mem::take(answer);
+            return self.finish(key, &answer, Tail::default());
+        }
+        if last {
+            self.ask(key);
+        }
+        if is_due {
+            actions.push(Action::DataReady(key));
+        }
+    }
+
+    /// Data-Out `offset..offset + len` of a command; in ascending order, without gaps, and at most what the
+    /// initiator expects to send.
+    pub fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
+        let Some(task) = self.tasks.get_mut(key) else { return Pull::Failed(Fault::Aborted) };
+        let unasked = task.inflow.unasked();
+        let pulled = task.inflow.pull(offset, len, task.data_out);
+        self.unsolicited -= unasked - task.inflow.unasked();
+        match pulled {
+            Pulled::Ready(data) => Pull::Ready(data),
+            Pulled::Pending => Pull::Pending,
+            Pulled::Memory(len) => Pull::Memory(len),
+            Pulled::Failed => Pull::Failed(Fault::Protocol),
+        }
+    }
+
+    /// Memory for what [`Pull::Memory`] wanted, or for more than that, up to what the initiator expects to send:
+    /// it is asked for ahead of its pull.
+    pub fn supply(&mut self, key: TaskKey, memory: SgMut) {
+        let Some(task) = self.tasks.get_mut(key) else { return };
+        if matches!(task.state, State::Running) {
+            task.inflow.supply(memory, task.data_out, self.parameters.max_burst);
+            self.ask(key);
+        }
+    }
+
+    /// Sends the R2Ts that may be sent.
+    fn ask(&mut self, key: TaskKey) {
+        let limit = self.parameters.max_outstanding_r2t;
+        loop {
+            let ttt = self.tag();
+            let Some(task) = self.tasks.get_mut(key) else { return };
+            let Some(asked) = task.inflow.ask(ttt.get(), limit) else { return };
+            let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.without_status();
+            let header = R2t {
+                lun: task.lun,
+                itt: U32::new(task.itt),
+                ttt,
+                stat_sn,
+                exp_cmd_sn,
+                max_cmd_sn,
+                r2t_sn: U32::new(asked.r2t_sn),
+                offset: U32::new(asked.offset),
+                desired_len: U32::new(asked.len),
+                ..R2t::blank()
+            };
+            self.out.short(header, &[]);
+        }
+    }
+
+    /// Sends Data-In from `offset` on; more, or a reply, will follow. What the initiator does not expect is cut off.
+    ///
+    /// # Errors
+    /// [`Fault::Aborted`] when the task is gone.
+    pub fn push(&mut self, key: TaskKey, offset: usize, data: Sg) -> Result<(), Fault> {
+        if self.tasks.get(key).is_none() {
+            return Err(Fault::Aborted);
+        }
+        self.data_in(key, offset, data, None);
+        Ok(())
+    }
+
+    /// Ends a command: what is left of its data, status, sense data (at most [`SENSE_MAX`] bytes), and how many
+    /// bytes the command would have moved, of which the residual is made. Returns whether the task was still there.
+    ///
+    /// While the initiator has not ended its data sequences, the response waits for them (11.4.2).
+    pub fn reply(&mut self, key: TaskKey, status: u8, sense: &[u8], tail: Tail, wanted: u64) -> bool {
+        let Some(task) = self.tasks.get_mut(key) else { return false };
+        let failure = task.inflow.failure();
+        if failure.is_none() && !task.inflow.owes() {
+            self.finish_with(key, status, sense, wanted, tail);
+            return true;
+        }
+        let answer = match failure {
+            Some(failure) => failure.answer(),
+            None => Answer { status, sense: sense.into(), wanted },
+        };
+        self.answer_early(key, answer);
+        true
+    }
+
+    /// Ends a task without a response: it was aborted. What its initiator still sends for it is thrown away.
+    pub fn drop_task(&mut self, key: TaskKey) {
+        let Some(task) = self.tasks.get(key) else { return };
+        if task.numbered {
+            self.numbers.done();
+        }
+        self.end_task(key);
+    }
+
+    /// Ends a command once the initiator owes no more data.
+    pub(super) fn answer_early(&mut self, key: TaskKey, answer: Answer) {
+        let Some(task) = self.tasks.get_mut(key) else { return };
+        if task.inflow.owes() {
+            task.inflow.discard();
+            task.state = State::Draining(answer);
+        } else {
+            self.finish(key, &answer, Tail::default());
+        }
+    }
+
+    fn finish(&mut self, key: TaskKey, answer: &Answer, tail: Tail) {
+        self.finish_with(key, answer.status, &answer.sense, answer.wanted, tail);
+    }
+
+    /// Sends what is left of the data, and the status: in one PDU where that is allowed (11.7.3).
+    fn finish_with(&mut self, key: TaskKey, status: u8, sense: &[u8], wanted: u64, tail: Tail) {
+        let Some(task) = self.tasks.get(key) else { return };
+        if task.numbered {
+            self.numbers.done();
+        }
+        let expected = task.data_in.max(task.data_out);
+        let residual = residual(wanted, expected);
+        let collapses = status == GOOD && sense.is_empty() && tail.offset < task.data_in as usize;
+        if !tail.data.is_empty() {
+            let with_data = collapses.then_some((status, residual));
+            self.data_in(key, tail.offset, tail.data, with_data);
+            if collapses {
+                return self.end_task(key);
+            }
+        }
+        let Some(task) = self.tasks.get(key) else { return };
+        let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.with_status();
+        let header = ScsiResponse {
+            flags: FINAL | residual.0,
+            status,
+            itt: U32::new(task.itt),
+            stat_sn,
+            exp_cmd_sn,
+            max_cmd_sn,
+            // Data-In and R2T are numbered alike, and a command has one of the two.
+            exp_data_sn: U32::new(task.data_sn.wrapping_add(task.inflow.r2ts())),
+            residual: U32::new(residual.1),
+            ..ScsiResponse::blank()
+        };
+        let sense = &sense[..sense.len().min(SENSE_MAX)];
+        if sense.is_empty() {
+            self.out.short(header, &[]);
+        } else {
+            let len = U16::new(u16::try_from(sense.len()).expect("at most SENSE_MAX"));
+            self.out.short(header, &[len.as_bytes(), sense]);
+        }
+        self.end_task(key);
+    }
+
+    /// Sends Data-In PDUs; with `status`, the last carries it.
+    fn data_in(&mut self, key: TaskKey, offset: usize, mut data: Sg, status: Option<(u8, Residual)>) {
+        let Some(task) = self.tasks.get_mut(key) else { return };
+        let room = (task.data_in as usize).saturating_sub(offset);
+        if data.len() > room {
+            data = data.split_to(room);
+        }
+        let (mut at, segment_max) = (offset, self.parameters.max_send_segment as usize);
+        let mut sequence_left = self.parameters.max_burst as usize;
+        while !data.is_empty() {
+            let part = if data.len() <= segment_max.min(sequence_left) {
+                std::mem::take(&mut data)
+            } else {
+                data.split_to(segment_max.min(sequence_left))
+            };
+            sequence_left -= part.len();
+            // 11.7.1: F ends a sequence, of at most MaxBurstLength bytes.
+            let ends = data.is_empty() || sequence_left == 0;
+            let mut header = DataIn {
+                flags: if ends { FINAL } else { 0 },
+                itt: U32::new(task.itt),
+                ttt: U32::new(NO_TAG),
+                data_sn: U32::new(task.data_sn),
+                offset: U32::new(u32::try_from(at).expect("within the expected length")),
+                ..DataIn::blank()
+            };
+            (_, header.exp_cmd_sn, header.max_cmd_sn) = self.numbers.without_status();
+            if let (Some((status, (flag, count))), true) = (status, data.is_empty()) {
+                header.flags |= STATUS | flag;
+                header.status = status;
+                header.residual = U32::new(count);
+                (header.stat_sn, header.exp_cmd_sn, header.max_cmd_sn) = self.numbers.with_status();
+            }
+            task.data_sn = task.data_sn.wrapping_add(1);
+            at += part.len();
+            if sequence_left == 0 {
+                sequence_left = self.parameters.max_burst as usize;
+            }
+            self.out.payload(header, part);
+        }
+    }
+
+    /// Frees a task.
+    pub(super) fn end_task(&mut self, key: TaskKey) {
+        if let Some(task) = self.tasks.get(key) {
+            self.unsolicited -= task.inflow.unasked();
+        }
+        self.tasks.remove(key);
+    }
+}
+
+/// A flag, and bytes.
+type Residual = (u8, u32);
+
+/// 11.4.5: what the command would have moved against what the initiator expected.
+fn residual(wanted: u64, expected: u32) -> Residual {
+    let expected = u64::from(expected);
+    let count = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+    match wanted.cmp(&expected) {
+        std::cmp::Ordering::Greater => (OVERFLOW, count(wanted - expected)),
+        std::cmp::Ordering::Equal => (0, 0),
+        std::cmp::Ordering::Less => (UNDERFLOW, count(expected - wanted)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn residuals() {
+        assert_eq!(residual(512, 512), (0, 0));
+        assert_eq!(residual(0, 512), (UNDERFLOW, 512));
+        assert_eq!(residual(1024, 512), (OVERFLOW, 512));
+        assert_eq!(residual(u64::MAX, 0), (OVERFLOW, u32::MAX));
+    }
+}

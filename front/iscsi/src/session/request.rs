@@ -1,0 +1,307 @@
+//! Requests beside commands: NOP-Out, task management, logout (RFC 7143 11.5, 11.14, 11.18); rejects and
+//! asynchronous messages.
+
+use super::command::HeldRequest;
+use super::input::Payload;
+use super::numbers::Arrival;
+use super::tasks::{State, TaskKey};
+use super::{Action, Close, Session};
+use crate::config::IMMEDIATE_MAX;
+use crate::wire::{
+    AsyncEvent, AsyncMessage, BHS_LEN, Bhs, FUNCTION_MASK, Function, FunctionResponse, LogoutOutcome, LogoutReason,
+    LogoutRequest, LogoutResponse, NO_TAG, NopIn, NopOut, Opcode, Pdu, Reject, RejectReason, TaskManagementRequest,
+    TaskManagementResponse,
+};
+use lunar_core::mem::Sg;
+use lunar_core::wire::be::{U16, U32};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// A task management function, as its initiator sent it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TaskManagement {
+    /// The session's name for it.
+    pub task: TaskKey,
+    /// What to do.
+    pub function: Function,
+    /// The logical unit.
+    pub lun: [u8; 8],
+    /// The initiator's name for the command that is meant, of functions that mean one.
+    pub tag: u32,
+    /// The session's name for that command.
+    pub referenced: Option<TaskKey>,
+}
+
+/// From this level on there are the functions of RFC 7144.
+const LEVEL_OF_RFC_7144: u32 = 2;
+
+impl Session {
+    /// A request with a command number, other than a command.
+    pub(super) fn request(&mut self, header: &Bhs, payload: Payload, actions: &mut Vec<Action>) {
+        // All of them have their number where NOP-Out has it.
+        let cmd_sn = NopOut::of(header).cmd_sn.get();
+        match self.number(header.first, cmd_sn) {
+            None => return,
+            Some(Arrival::Later) if self.unsolicited + payload.len() > self.config.unsolicited_max => {
+                self.hold(cmd_sn, HeldRequest::Nothing);
+                self.reject(RejectReason::LONG_OPERATION, header);
+            }
+            Some(Arrival::Later) => {
+                self.unsolicited += payload.len();
+                self.hold(cmd_sn, HeldRequest::Other(Box::new(*header), payload));
+            }
+            Some(_) => self.run_request(header, payload, actions),
+        }
+        self.release_held(actions);
+    }
+
+    /// The same, when its turn has come.
+    pub(super) fn run_request(&mut self, header: &Bhs, payload: Payload, actions: &mut Vec<Action>) {
+        if header.opcode() == Opcode::TASK_MANAGEMENT_REQUEST {
+            return self.task_management(TaskManagementRequest::of(header), header, actions);
+        }
+        if !header.first.is_immediate() {
+            self.numbers.done();
+        }
+        if !payload.intact {
+            return self.reject(RejectReason::DATA_DIGEST, header);
+        }
+        // It was thrown away because there was no memory for it.
+        let Some(data) = payload.data else { return self.reject(RejectReason::LONG_OPERATION, header) };
+        match header.opcode() {
+            Opcode::NOP_OUT => self.nop_out(NopOut::of(header), data, header),
+            Opcode::TEXT_REQUEST => self.text_request(header, &data, actions),
+            _ => self.logout(LogoutRequest::of(header), header, actions),
+        }
+    }
+
+    fn nop_out(&mut self, request: &NopOut, mut data: Sg, header: &Bhs) {
+        if request.itt.get() == NO_TAG {
+            // An answer to a ping, or nothing but an acknowledgement: that it came is all there is to it.
+            if !request.first.is_immediate() {
+                self.reject(RejectReason::INVALID_FIELD, header);
+            }
+            return;
+        }
+        let limit = self.parameters.max_send_segment as usize;
+        if data.len() > limit {
+            data = data.split_to(limit);
+        }
+        let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.with_status();
+        let ttt = U32::new(NO_TAG);
+        let answer = NopIn { itt: request.itt, ttt, stat_sn, exp_cmd_sn, max_cmd_sn, ..NopIn::blank() };
+        self.out.payload(answer, data);
+    }
+
+    /// Asks the initiator whether it lives.
+    pub(super) fn ping(&mut self) {
+        let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.without_status();
+        let (itt, ttt) = (U32::new(NO_TAG), self.tag());
+        self.out.short(NopIn { itt, ttt, stat_sn, exp_cmd_sn, max_cmd_sn, ..NopIn::blank() }, &[]);
+    }
+
+    fn task_management(&mut self, request: &TaskManagementRequest, header: &Bhs, actions: &mut Vec<Action>) {
+        let numbered = !request.first.is_immediate();
+        let itt = request.itt.get();
+        let refused = if self.is_discovery() {
+            Some(RejectReason::PROTOCOL_ERROR)
+        } else if itt == NO_TAG {
+            Some(RejectReason::INVALID_FIELD)
+        } else if self.tasks.find(itt).is_some() {
+            Some(RejectReason::TASK_IN_PROGRESS)
+        } else if !numbered && self.tasks.immediate() >= IMMEDIATE_MAX {
+            Some(RejectReason::TOO_MANY_IMMEDIATE)
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            if numbered {
+                self.numbers.done();
+            }
+            return self.reject(reason, header);
+        }
+        let task = self.tasks.insert(itt, numbered);
+        if let Some(slot) = self.tasks.get_mut(task) {
+            slot.state = State::Function;
+            slot.lun = request.lun;
+        }
+        let function = Function(request.flags & FUNCTION_MASK);
+        match self.prepare(function, request) {
+            Ok(referenced) => {
+                let tag = request.referenced_tag.get();
+                let function = TaskManagement { task, function, lun: request.lun, tag, referenced };
+                actions.push(Action::TaskManagement(function));
+            }
+            Err(response) => self.function_done(task, response),
+        }
+    }
+
+    /// What the session itself has to do for a function, before the commands that run are looked at. Returns the
+    /// command that is meant, or the response if nothing is left to do.
+    fn prepare(
+        &mut self,
+        function: Function,
+        request: &TaskManagementRequest,
+    ) -> Result<Option<TaskKey>, FunctionResponse> {
+        match function {
+            Function::ABORT_TASK => self.prepare_abort(request).map(Some),
+            Function::ABORT_TASK_SET | Function::CLEAR_TASK_SET | Function::LOGICAL_UNIT_RESET => {
+                self.sweep(Some(request.lun), request.cmd_sn.get());
+                Ok(None)
+            }
+            Function::TARGET_WARM_RESET | Function::TARGET_COLD_RESET => {
+                self.sweep(None, request.cmd_sn.get());
+                Ok(None)
+            }
+            Function::CLEAR_ACA => Ok(None),
+            // 11.5.1: recovery level 2 only.
+            Function::TASK_REASSIGN => Err(FunctionResponse::REASSIGN_NOT_SUPPORTED),
+            _ if self.parameters.protocol_level < LEVEL_OF_RFC_7144 => Err(FunctionResponse::NOT_SUPPORTED),
+            Function::QUERY_TASK => Ok(self.tasks.find(request.referenced_tag.get())),
+            Function::QUERY_TASK_SET | Function::QUERY_ASYNCHRONOUS_EVENT => Ok(None),
+            Function::I_T_NEXUS_RESET => {
+                self.sweep(None, request.cmd_sn.get());
+                Ok(None)
+            }
+            _ => Err(FunctionResponse::NOT_SUPPORTED),
+        }
+    }
+
+    /// 11.5.5, 11.6.1: the command that an ABORT TASK means, if it runs.
+    fn prepare_abort(&mut self, request: &TaskManagementRequest) -> Result<TaskKey, FunctionResponse> {
+        let found = self.tasks.find(request.referenced_tag.get());
+        let state = found.and_then(|key| self.tasks.get(key).map(|task| (key, &task.state)));
+        match state {
+            Some((key, State::Running)) => Ok(key),
+            Some((key, State::Draining(_) | State::Held(_))) => {
+                self.forget(key);
+                Err(FunctionResponse::COMPLETE)
+            }
+            Some((_, State::Function)) => Err(FunctionResponse::NO_TASK),
+            None => {
+                let ref_cmd_sn = request.ref_cmd_sn.get();
+                if !self.numbers.contains_before(ref_cmd_sn, request.cmd_sn.get()) {
+                    return Err(FunctionResponse::NO_TASK);
+                }
+                // It has not arrived, and when it does it shall be too late.
+                if self.held.iter().all(|held| held.cmd_sn != ref_cmd_sn) {
+                    self.hold(ref_cmd_sn, HeldRequest::Nothing);
+                }
+                Err(FunctionResponse::COMPLETE)
+            }
+        }
+    }
+
+    /// Ends the commands that are in the session's own hands: those that wait for their turn, if they were sent
+    /// before the function, and those that wait for data which nobody will look at.
+    fn sweep(&mut self, lun: Option<[u8; 8]>, before: u32) {
+        let numbers = self.numbers;
+        let keys = self.tasks.keys_of(|task| {
+            let owned = match task.state {
+                State::Held(_) => numbers.contains_before(task.cmd_sn, before),
+                State::Draining(_) => true,
+                State::Running | State::Function => false,
+            };
+            owned && lun.is_none_or(|lun| lun == task.lun)
+        });
+        keys.into_iter().for_each(|key| self.forget(key));
+    }
+
+    /// Ends a command that does not run, without a response.
+    fn forget(&mut self, key: TaskKey) {
+        let Some(task) = self.tasks.get(key) else { return };
+        if let State::Held(_) = task.state {
+            let cmd_sn = task.cmd_sn;
+            // Its number opens the window when its turn comes.
+            if let Some(held) = self.held.iter_mut().find(|held| held.cmd_sn == cmd_sn) {
+                held.what = HeldRequest::Nothing;
+            }
+        } else if task.numbered {
+            self.numbers.done();
+        }
+        self.end_task(key);
+    }
+
+    /// The answer to [`Action::TaskManagement`]. All commands that it ended were dropped before.
+    pub fn function_done(&mut self, key: TaskKey, response: FunctionResponse) {
+        let Some(task) = self.tasks.get(key) else { return };
+        let itt = U32::new(task.itt);
+        if task.numbered {
+            self.numbers.done();
+        }
+        self.tasks.remove(key);
+        let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.with_status();
+        let header = TaskManagementResponse {
+            response,
+            itt,
+            stat_sn,
+            exp_cmd_sn,
+            max_cmd_sn,
+            ..TaskManagementResponse::blank()
+        };
+        self.out.short(header, &[]);
+    }
+
+    fn logout(&mut self, request: &LogoutRequest, header: &Bhs, actions: &mut Vec<Action>) {
+        let cid = self.candidate.as_ref().map(|candidate| candidate.cid);
+        let response = match LogoutReason(request.flags & FUNCTION_MASK) {
+            LogoutReason::CLOSE_SESSION => LogoutOutcome::CLOSED,
+            LogoutReason::CLOSE_CONNECTION if cid == Some(request.cid.get()) => LogoutOutcome::CLOSED,
+            LogoutReason::CLOSE_CONNECTION => LogoutOutcome::NO_CONNECTION,
+            LogoutReason::RECOVER_CONNECTION => LogoutOutcome::RECOVERY_NOT_SUPPORTED,
+            _ => return self.reject(RejectReason::INVALID_FIELD, header),
+        };
+        let seconds = |value: u32| U16::new(u16::try_from(value).unwrap_or(u16::MAX));
+        let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.with_status();
+        let answer = LogoutResponse {
+            response,
+            itt: request.itt,
+            stat_sn,
+            exp_cmd_sn,
+            max_cmd_sn,
+            time_to_wait: seconds(self.parameters.time_to_wait),
+            time_to_retain: seconds(self.parameters.time_to_retain),
+            ..LogoutResponse::blank()
+        };
+        self.out.short(answer, &[]);
+        if response == LogoutOutcome::CLOSED {
+            self.close(Close::LoggedOut, actions);
+        }
+    }
+
+    /// 11.17: gives a PDU back with the reason.
+    pub(super) fn reject(&mut self, reason: RejectReason, header: &Bhs) {
+        self.stats.rejects.add(1);
+        let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.with_status();
+        let itt = U32::new(NO_TAG);
+        let answer = Reject { reason, itt, stat_sn, exp_cmd_sn, max_cmd_sn, ..Reject::blank() };
+        debug_assert!(self.parameters.max_send_segment as usize >= BHS_LEN, "512 is the least");
+        self.out.short(answer, &[header.as_bytes()]);
+    }
+
+    /// 11.9.1, event 1.
+    pub(super) fn announce_logout(&mut self, time: Duration) {
+        let seconds = u16::try_from(time.as_secs()).unwrap_or(u16::MAX);
+        self.announce(AsyncEvent::REQUEST_LOGOUT, [0, 0, seconds]);
+    }
+
+    /// Queues an asynchronous message (11.9), with its three parameters.
+    pub fn announce(&mut self, event: AsyncEvent, [parameter1, parameter2, parameter3]: [u16; 3]) {
+        if !self.is_established() {
+            return;
+        }
+        let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.with_status();
+        let message = AsyncMessage {
+            itt: U32::new(NO_TAG),
+            stat_sn,
+            exp_cmd_sn,
+            max_cmd_sn,
+            event,
+            parameter1: U16::new(parameter1),
+            parameter2: U16::new(parameter2),
+            parameter3: U16::new(parameter3),
+            ..AsyncMessage::blank()
+        };
+        self.out.short(message, &[]);
+    }
+}

@@ -1,0 +1,340 @@
+//! An initiator for tests: it builds requests, takes responses apart, and plays the outside of a session.
+
+use crate::config::Config;
+use crate::login::Verdict;
+use crate::session::{Action, Command, Pull, Session, TaskKey, Want};
+use crate::text;
+use crate::wire::{
+    Bhs, CONTINUE, DIGEST_LEN, DataOut, FINAL, LoginRequest, LoginStatus, NO_TAG, Pdu, READ, ScsiCommand, Stage,
+    TextRequest, WRITE, digest, login_flags, padded,
+};
+use lunar_core::mem::Arena;
+use lunar_core::stats::Stats;
+use lunar_core::time::Instant;
+use lunar_core::wire::be::{U16, U32};
+use std::rc::Rc;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// A PDU of the target.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Got {
+    pub(crate) header: Bhs,
+    pub(crate) data: Vec<u8>,
+}
+
+impl Got {
+    /// The header as a format; fails the test if it is another.
+    pub(crate) fn pdu<T: Pdu>(&self) -> T {
+        *self.header.as_pdu::<T>().unwrap_or_else(|| panic!("{:?} is not what was expected", self.header))
+    }
+
+    pub(crate) fn pairs(&self) -> Vec<(&str, &str)> {
+        text::pairs(&self.data).map(|pair| pair.expect("the target writes text")).collect()
+    }
+}
+
+/// Text of pairs.
+pub(crate) fn text_of(pairs: &[(&str, &str)]) -> Vec<u8> {
+    let mut text = Vec::new();
+    pairs.iter().for_each(|(key, value)| text::put(&mut text, key, value));
+    text
+}
+
+pub(crate) const INITIATOR: &str = "iqn.2026-01.org.example:host";
+pub(crate) const TARGET: &str = "iqn.2026-01.org.example:disk";
+pub(crate) const NAMES: &[(&str, &str)] = &[("InitiatorName", INITIATOR), ("TargetName", TARGET)];
+pub(crate) const LUN: [u8; 8] = [0, 1, 0, 0, 0, 0, 0, 0];
+
+/// A session with the initiator and the outside around it.
+pub(crate) struct Peer {
+    pub(crate) arena: Arena,
+    pub(crate) session: Session,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) now: Instant,
+    pub(crate) actions: Vec<Action>,
+    pub(crate) cmd_sn: u32,
+    pub(crate) digests: (bool, bool),
+    /// Bytes that are received at once.
+    pub(crate) piece: usize,
+}
+
+impl Peer {
+    pub(crate) fn new(config: Config) -> Self {
+        assert_eq!(config.check(), Ok(()));
+        let (arena, stats) = (Arena::new(8 << 20), Arc::new(Stats::default()));
+        let now = Instant(1_000_000_000);
+        let session = Session::new(Rc::new(config), arena.clone(), stats.clone(), now);
+        Self {
+            arena,
+            session,
+            stats,
+            now,
+            actions: Vec::new(),
+            cmd_sn: 100,
+            digests: (false, false),
+            piece: usize::MAX,
+        }
+    }
+
+    /// Logged in, with these pairs beside the names.
+    pub(crate) fn logged_in_with(config: Config, pairs: &[(&str, &str)]) -> Self {
+        let mut peer = Self::new(config);
+        let text = text_of(&[NAMES, pairs].concat());
+        peer.log_in(&text);
+        let is = |key| pairs.contains(&(key, "CRC32C"));
+        peer.digests = (is("HeaderDigest"), is("DataDigest"));
+        peer
+    }
+
+    pub(crate) fn logged_in() -> Self {
+        Self::logged_in_with(Config::default(), &[("InitialR2T", "No"), ("MaxOutstandingR2T", "8")])
+    }
+
+    pub(crate) fn discovering() -> Self {
+        let mut peer = Self::new(Config::default());
+        peer.log_in(&text_of(&[("InitiatorName", INITIATOR), ("SessionType", "Discovery")]));
+        peer
+    }
+
+    fn log_in(&mut self, text: &[u8]) {
+        let got = self.login(Stage::OPERATIONAL, Some(Stage::FULL_FEATURE), text);
+        assert_eq!(got.len(), 1);
+        assert!(self.session.is_established(), "{got:?}");
+        self.actions.clear();
+    }
+
+    /// Sends a login request; the outside agrees to everything.
+    pub(crate) fn login(&mut self, stage: Stage, transit: Option<Stage>, text: &[u8]) -> Vec<Got> {
+        self.send(&login_request(stage, transit), text);
+        self.agree();
+        self.got()
+    }
+
+    pub(crate) fn agree(&mut self) {
+        let mut kept = Vec::new();
+        while !self.actions.is_empty() {
+            for action in std::mem::take(&mut self.actions) {
+                match action {
+                    Action::Authorize(_) => {
+                        let alias = Some("the disk".into());
+                        self.session.authorized(Verdict::Accepted { portal_group: 1, alias }, &mut self.actions);
+                    }
+                    Action::Establish(_) => self.session.established(Ok(7), &mut self.actions),
+                    other => kept.push(other),
+                }
+            }
+        }
+        self.actions = kept;
+    }
+
+    pub(crate) fn send<P: Pdu>(&mut self, header: &P, data: &[u8]) {
+        let bytes = self.bytes(header, &[], data);
+        self.feed(&bytes);
+    }
+
+    /// The bytes of a PDU, with digests as agreed.
+    pub(crate) fn bytes<P: Pdu>(&self, header: &P, ahs: &[u8], data: &[u8]) -> Vec<u8> {
+        let mut bytes = header.as_bytes().to_vec();
+        bytes[4] = u8::try_from(ahs.len() / 4).expect("short");
+        bytes[5..8].copy_from_slice(crate::wire::U24::new(data.len()).as_bytes());
+        bytes.extend_from_slice(ahs);
+        if self.digests.0 {
+            bytes.extend(digest(&bytes));
+        }
+        let start = bytes.len();
+        bytes.extend_from_slice(data);
+        bytes.resize(start + padded(data.len()), 0);
+        if self.digests.1 && !data.is_empty() {
+            bytes.extend(digest(&bytes[start..]));
+        }
+        bytes
+    }
+
+    /// Gives bytes to the session, as it wants them.
+    pub(crate) fn feed(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let count = bytes.len().min(self.piece);
+            match self.session.want() {
+                Want::Chunk => {
+                    let count = count.min(256 << 10);
+                    let chunk = self.arena.copy(&bytes[..count]).expect("room");
+                    self.session.receive(chunk, self.now, &mut self.actions);
+                    bytes = &bytes[count..];
+                }
+                Want::Into(mut memory) => {
+                    let count = count.min(memory.len());
+                    memory.copy_from(0, &bytes[..count]);
+                    self.session.placed(memory, count, self.now, &mut self.actions);
+                    bytes = &bytes[count..];
+                }
+                Want::Nothing => return,
+            }
+        }
+    }
+
+    /// What the session sends.
+    pub(crate) fn got(&mut self) -> Vec<Got> {
+        let bytes = self.session.take_out().to_vec();
+        let mut got = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            let header = *Bhs::peek(&bytes[at..]).expect("a whole header");
+            at += 48;
+            if self.digests.0 {
+                assert_eq!(bytes[at..at + DIGEST_LEN], digest(&bytes[at - 48..at]));
+                at += DIGEST_LEN;
+            }
+            let len = header.data_len.get();
+            let data = bytes[at..at + len].to_vec();
+            let end = at + header.padded_len();
+            assert!(bytes[at + len..end].iter().all(|byte| *byte == 0), "padding");
+            if self.digests.1 && len > 0 {
+                assert_eq!(bytes[end..end + DIGEST_LEN], digest(&bytes[at..end]));
+                at = end + DIGEST_LEN;
+            } else {
+                at = end;
+            }
+            got.push(Got { header, data });
+        }
+        got
+    }
+
+    /// The one PDU that the session sends.
+    pub(crate) fn one<T: Pdu>(&mut self) -> (T, Vec<u8>) {
+        let got = self.got();
+        assert_eq!(got.len(), 1, "{got:?}");
+        (got[0].pdu(), got[0].data.clone())
+    }
+
+    /// Nothing is sent, nothing is to do, and the connection is open.
+    pub(crate) fn assert_quiet(&mut self) {
+        assert_eq!(self.got(), []);
+        assert!(self.actions.is_empty(), "{:?}", self.actions);
+        assert_eq!(self.session.closed(), None);
+    }
+
+    pub(crate) fn next_cmd_sn(&mut self) -> u32 {
+        self.cmd_sn = self.cmd_sn.wrapping_add(1);
+        self.cmd_sn.wrapping_sub(1)
+    }
+
+    /// The commands that the session hands on.
+    pub(crate) fn commands(&mut self) -> Vec<Command> {
+        let actions = std::mem::take(&mut self.actions);
+        let command = |action| match action {
+            Action::Command(command) => command,
+            other => panic!("{other:?} instead of a command"),
+        };
+        actions.into_iter().map(command).collect()
+    }
+
+    pub(crate) fn command(&mut self) -> Command {
+        let mut commands = self.commands();
+        assert_eq!(commands.len(), 1);
+        commands.remove(0)
+    }
+
+    /// Takes the tasks that can be pulled again.
+    pub(crate) fn ready(&mut self) -> Vec<TaskKey> {
+        let actions = std::mem::take(&mut self.actions);
+        let key = |action| match action {
+            Action::DataReady(key) => key,
+            other => panic!("{other:?} instead of data"),
+        };
+        actions.into_iter().map(key).collect()
+    }
+
+    pub(crate) fn read(&mut self, itt: u32, len: u32) -> Command {
+        let header = self.scsi(itt, READ | FINAL, len);
+        self.send(&header, &[]);
+        self.command()
+    }
+
+    /// A write with immediate data that leaves the rest to be asked for.
+    pub(crate) fn write(&mut self, itt: u32, len: u32, data: &[u8]) -> Command {
+        let header = self.scsi(itt, WRITE | FINAL, len);
+        self.send(&header, data);
+        self.command()
+    }
+
+    pub(crate) fn scsi(&mut self, itt: u32, flags: u8, len: u32) -> ScsiCommand {
+        let cmd_sn = self.next_cmd_sn();
+        ScsiCommand {
+            flags: flags | 1,
+            lun: LUN,
+            itt: U32::new(itt),
+            expected_len: U32::new(len),
+            cmd_sn: U32::new(cmd_sn),
+            cdb: [0x88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            ..ScsiCommand::blank()
+        }
+    }
+
+    pub(crate) fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Vec<u8> {
+        match self.session.pull(key, offset, len) {
+            Pull::Ready(data) => data.to_vec(),
+            other => panic!("{other:?} instead of data"),
+        }
+    }
+
+    /// Gives memory to a pull that wants it.
+    pub(crate) fn supply(&mut self, key: TaskKey, offset: usize, len: usize) {
+        let Pull::Memory(wanted) = self.session.pull(key, offset, len) else { panic!("no memory is wanted") };
+        let memory = self.arena.take_sg(wanted).expect("room");
+        self.session.supply(key, memory);
+    }
+
+    pub(crate) fn assert_closed(&mut self, why: crate::session::Close) {
+        assert_eq!(self.session.closed(), Some(why));
+        assert!(matches!(self.actions.last(), Some(Action::Close(last)) if *last == why), "{:?}", self.actions);
+        assert!(matches!(self.session.want(), Want::Nothing));
+    }
+
+    pub(crate) fn assert_refused(&mut self, status: LoginStatus) {
+        let got = self.got();
+        let last = got.last().expect("a response").pdu::<crate::wire::LoginResponse>();
+        assert_eq!(LoginStatus(last.status.get()), status);
+        self.assert_closed(crate::session::Close::LoginRefused(status));
+    }
+}
+
+pub(crate) fn login_request(stage: Stage, transit: Option<Stage>) -> LoginRequest {
+    LoginRequest {
+        first: crate::wire::First::new(LoginRequest::OPCODE).immediately(),
+        flags: login_flags(stage, transit),
+        isid: [0x40, 1, 2, 3, 4, 5],
+        itt: U32::new(9),
+        cid: U16::new(3),
+        cmd_sn: U32::new(100),
+        exp_stat_sn: U32::new(500),
+        ..LoginRequest::blank()
+    }
+}
+
+pub(crate) fn data_out(itt: u32, ttt: u32, data_sn: u32, offset: u32, last: bool) -> DataOut {
+    DataOut {
+        flags: if last { FINAL } else { 0 },
+        lun: LUN,
+        itt: U32::new(itt),
+        ttt: U32::new(ttt),
+        data_sn: U32::new(data_sn),
+        offset: U32::new(offset),
+        ..DataOut::blank()
+    }
+}
+
+pub(crate) fn text_request(itt: u32, ttt: Option<u32>, cmd_sn: u32, continues: bool) -> TextRequest {
+    TextRequest {
+        flags: if continues { CONTINUE } else { FINAL },
+        itt: U32::new(itt),
+        ttt: U32::new(ttt.unwrap_or(NO_TAG)),
+        cmd_sn: U32::new(cmd_sn),
+        ..TextRequest::blank()
+    }
+}
+
+/// Bytes that tell where they came from.
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| u8::try_from((at ^ at >> 8) & 0xff).expect("masked")).collect()
+}
