@@ -35,6 +35,8 @@ pub(crate) struct Engine {
     patience: Duration,
     /// When something came last, in nanoseconds on the clock.
     heard: u64,
+    /// Receives that brought something.
+    pub(crate) receives: u64,
     progress: Option<(Instant, u64)>,
 }
 
@@ -73,6 +75,7 @@ impl Engine {
             spin,
             patience,
             heard: 0,
+            receives: 0,
             progress: std::io::stderr().is_terminal().then(|| (Instant::now(), 0)),
         })
     }
@@ -144,6 +147,7 @@ impl Engine {
         if count > 0 {
             let now = self.now();
             self.heard = now;
+            self.receives += 1;
             let session = &mut self.links[at].session;
             let (lane, load) = (self.lanes.get_mut(at), &mut self.load);
             let mut outcome = Ok(());

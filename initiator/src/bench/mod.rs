@@ -205,6 +205,7 @@ fn load(options: &Options, plan: &Plan, promises: Option<&Promises>) -> Result<L
 struct Measured {
     latencies: Latencies,
     seconds: f64,
+    receives: u64,
     cost: Cost,
     lost: Option<String>,
 }
@@ -218,12 +219,14 @@ fn measure(engine: &mut Engine, options: &Options) -> Result<Measured> {
     }
     let (before, started) = (snapshot()?, Instant::now());
     engine.load.latencies = Latencies::default();
+    let receives = engine.receives;
     let end = engine.drive(Some(started + options.time))?;
     let seconds = started.elapsed().as_secs_f64();
     let latencies = std::mem::take(&mut engine.load.latencies);
+    let receives = engine.receives - receives;
     if let End::Lost(why) = end {
         // With its connection the target may be gone: nothing to account for.
-        return Ok(Measured { latencies, seconds, lost: lost(why)?, ..Measured::default() });
+        return Ok(Measured { latencies, seconds, receives, lost: lost(why)?, ..Measured::default() });
     }
     let cost = snapshot()?.since(&before);
     engine.load.stop();
@@ -237,7 +240,7 @@ fn measure(engine: &mut Engine, options: &Options) -> Result<Measured> {
         End::Reached => None,
         End::Lost(why) => lost(why)?,
     };
-    Ok(Measured { latencies, seconds, cost, lost })
+    Ok(Measured { latencies, seconds, receives, cost, lost })
 }
 
 /// Reads back what a log says was acknowledged.
@@ -273,7 +276,7 @@ struct Outline {
 }
 
 fn assemble(outline: Outline, load: Load, measured: Measured) -> Report {
-    let Measured { latencies, seconds, cost, lost } = measured;
+    let Measured { latencies, seconds, receives, cost, lost } = measured;
     let mut all = Histogram::new();
     all.merge(&latencies.reads);
     all.merge(&latencies.writes);
@@ -296,6 +299,7 @@ fn assemble(outline: Outline, load: Load, measured: Measured) -> Report {
         target_cpu_us_per_io: cost.target_cpu_seconds.map(per_io),
         target_busy_us_per_io: cost.target_busy_seconds.map(per_io),
         cost,
+        commands_per_receive: if receives == 0 { 0.0 } else { all.count() as f64 / receives as f64 },
         total_commands: load.total,
         retries: load.retries,
         errors: load.errors,

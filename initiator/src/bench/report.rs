@@ -141,6 +141,8 @@ pub struct Report {
     pub target_cpu_us_per_io: Option<f64>,
     /// Time in which the target's cores had work, likewise.
     pub target_busy_us_per_io: Option<f64>,
+    /// Commands that ended in one receive of the initiator, on average: how far the target gathers its replies.
+    pub commands_per_receive: f64,
     /// Commands that ended well in all, with those before and after the measured time.
     pub total_commands: u64,
     /// Commands that were sent again: the target was busy, or had a unit attention to tell.
@@ -182,6 +184,7 @@ impl fmt::Display for Report {
             writeln!(f, "  IOPS {:.0}   MB/s {:.1}", self.iops, self.bytes_per_second / 1e6)?;
             writeln!(f, "  latency us: {}", self.latency_us)?;
             self.sides(f)?;
+            writeln!(f, "  commands per receive {:.1}", self.commands_per_receive)?;
             self.costs(f)?;
         }
         if let Some(logins) = &self.logins {

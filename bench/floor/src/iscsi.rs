@@ -1,0 +1,402 @@
+//! Just enough of an iSCSI target (RFC 7143) that an initiator takes it for an empty disk: no SCSI device server, no
+//! checks, no errors, no session state worth the name. What is read is always the same, what is written is forgotten.
+
+use crate::Server;
+use crate::net::Peer;
+use anyhow::{Result, bail, ensure};
+use clap::Args;
+use lunar_initiator::bench::options::size;
+use lunar_iscsi::text;
+use lunar_iscsi::wire::{
+    BHS_LEN, Bhs, DataIn, DataOut, FINAL, LoginRequest, LoginResponse, LogoutRequest, LogoutResponse, NO_TAG, Opcode,
+    Pdu, R2t, READ, STATUS, ScsiCommand, ScsiResponse, Stage, TextRequest, TextResponse, U24, WRITE, login_flags,
+};
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, IoSlice, Write};
+use std::net::TcpStream;
+use zerocopy::FromBytes;
+
+/// The name of the one target.
+const NAME: &str = "iqn.2026-01.io.lunar:floor";
+/// Bytes of a logical block.
+const BLOCK: u32 = 512;
+/// The largest data segment that is taken, and the largest burst: whatever comes unsolicited or in one sequence.
+const SEGMENT: u32 = 1 << 20;
+/// Vectors of one send.
+const SLICES: usize = 128;
+/// Payload up to this long is copied behind its header.
+const COPY_MAX: usize = 1024;
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Iscsi {
+    #[command(flatten)]
+    pub(crate) server: Server,
+    /// Bytes of the disk
+    #[arg(long, default_value = "1T", value_parser = size)]
+    size: u64,
+    /// Commands that a session may have outstanding
+    #[arg(long, default_value_t = 256)]
+    window: u32,
+}
+
+/// What is to be sent: bytes of `out`, or so many bytes of nothing in particular.
+enum Piece {
+    Bytes(usize),
+    Payload(usize),
+}
+
+/// A write under way.
+struct Writing {
+    lun: [u8; 8],
+    expected: u32,
+    received: u32,
+    /// Whether the sequence that was sent, or asked for, has come to its end.
+    over: bool,
+    r2t_sn: u32,
+}
+
+pub(crate) struct Connection {
+    blocks: u64,
+    window: u32,
+    /// The beginning of a PDU that has not arrived whole, without the payload that was skipped.
+    held: Vec<u8>,
+    /// Bytes of a data segment of no interest that are still to come.
+    skip: usize,
+    writing: BTreeMap<u32, Writing>,
+    /// The write whose last data is being skipped.
+    after_skip: Option<u32>,
+    exp_cmd_sn: u32,
+    stat_sn: u32,
+    initiator_segment: u32,
+    out: Vec<u8>,
+    /// Bytes of `out` that were sent.
+    spent: usize,
+    pieces: std::collections::VecDeque<Piece>,
+    payload: Vec<u8>,
+}
+
+impl Connection {
+    pub(crate) fn new(options: &Iscsi) -> Self {
+        Self {
+            blocks: options.size / u64::from(BLOCK),
+            window: options.window,
+            held: Vec::new(),
+            skip: 0,
+            writing: BTreeMap::new(),
+            after_skip: None,
+            exp_cmd_sn: 0,
+            stat_sn: 0,
+            initiator_segment: 8192,
+            out: Vec::new(),
+            spent: 0,
+            pieces: std::collections::VecDeque::new(),
+            payload: vec![0; SEGMENT as usize],
+        }
+    }
+
+    fn feed(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            if self.skip > 0 {
+                let part = self.skip.min(bytes.len());
+                self.skip -= part;
+                bytes = &bytes[part..];
+                if self.skip == 0 {
+                    self.data_is_there();
+                }
+                continue;
+            }
+            if self.held.is_empty() && bytes.len() >= BHS_LEN {
+                bytes = self.pdu(bytes)?;
+                continue;
+            }
+            // The header, or the text of a login, lies across two receives.
+            let wanted = match Bhs::peek(&self.held) {
+                Some(header) => BHS_LEN + header.padded_len(),
+                None => BHS_LEN,
+            };
+            let (part, rest) = bytes.split_at((wanted - self.held.len()).min(bytes.len()));
+            self.held.extend_from_slice(part);
+            bytes = rest;
+            if self.held.len() == wanted {
+                let held = std::mem::take(&mut self.held);
+                let left = self.pdu(&held)?;
+                ensure!(left.is_empty(), "a PDU that was complete is not");
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the PDU at the front of `bytes`, which hold its header; gives what follows.
+    fn pdu<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8]> {
+        let header = Bhs::read_from_bytes(&bytes[..BHS_LEN]).map_err(|_| anyhow::anyhow!("a header is 48 bytes"))?;
+        ensure!(header.ahs_words == 0, "an additional header segment");
+        let (rest, len) = (&bytes[BHS_LEN..], header.padded_len());
+        match header.opcode() {
+            Opcode::SCSI_COMMAND => {
+                self.command(ScsiCommand::of(&header))?;
+                self.skip = len;
+            }
+            Opcode::DATA_OUT => {
+                self.data_out(DataOut::of(&header))?;
+                self.skip = len;
+            }
+            _ if rest.len() < len => {
+                self.held.extend_from_slice(bytes);
+                return Ok(&[]);
+            }
+            opcode => {
+                let (data, rest) = rest.split_at(len);
+                self.other(opcode, &header, &data[..header.data_len.get()])?;
+                return Ok(rest);
+            }
+        }
+        if self.skip == 0 {
+            self.data_is_there();
+        }
+        Ok(rest)
+    }
+
+    fn put<P: Pdu>(&mut self, header: &P) {
+        self.out.extend_from_slice(header.as_bytes());
+        self.count(BHS_LEN);
+    }
+
+    fn count(&mut self, len: usize) {
+        match self.pieces.back_mut() {
+            Some(Piece::Bytes(last)) => *last += len,
+            _ => self.pieces.push_back(Piece::Bytes(len)),
+        }
+    }
+
+    fn data(&mut self, bytes: &[u8]) {
+        self.out.extend_from_slice(bytes);
+        let padded = bytes.len().next_multiple_of(4);
+        self.out.resize(self.out.len() + padded - bytes.len(), 0);
+        self.count(padded);
+    }
+
+    fn next_stat_sn(&mut self) -> u32 {
+        self.stat_sn = self.stat_sn.wrapping_add(1);
+        self.stat_sn.wrapping_sub(1)
+    }
+
+    fn max_cmd_sn(&self) -> u32 {
+        self.exp_cmd_sn.wrapping_add(self.window).wrapping_sub(1)
+    }
+
+    fn command(&mut self, command: &ScsiCommand) -> Result<()> {
+        self.exp_cmd_sn = command.cmd_sn.get().wrapping_add(1);
+        let (itt, expected) = (command.itt.get(), command.expected_len.get());
+        if command.flags & WRITE != 0 {
+            let received = u32::try_from(command.data_len.get())?;
+            let over = command.flags & FINAL != 0;
+            let writing = Writing { lun: command.lun, expected, received, over, r2t_sn: 0 };
+            self.writing.insert(itt, writing);
+            self.after_skip = Some(itt);
+            return Ok(());
+        }
+        if command.flags & READ == 0 {
+            self.response(itt);
+            return Ok(());
+        }
+        let mut parameter = [0; 32];
+        if command.cdb[0] == 0x9e {
+            parameter[..8].copy_from_slice(&(self.blocks - 1).to_be_bytes());
+            parameter[8..12].copy_from_slice(&BLOCK.to_be_bytes());
+            return self.read(itt, expected.min(32), Some(&parameter));
+        }
+        self.read(itt, expected, None)
+    }
+
+    fn read(&mut self, itt: u32, expected: u32, data: Option<&[u8]>) -> Result<()> {
+        let (mut at, mut data_sn) = (0, 0);
+        while at < expected {
+            let len = (expected - at).min(self.initiator_segment).min(SEGMENT);
+            let last = at + len == expected;
+            let mut header = DataIn::blank();
+            header.flags = if last { FINAL | STATUS } else { 0 };
+            header.data_len = U24::new(len as usize);
+            header.itt.set(itt);
+            header.ttt.set(NO_TAG);
+            if last {
+                let stat_sn = self.next_stat_sn();
+                header.stat_sn.set(stat_sn);
+            }
+            header.exp_cmd_sn.set(self.exp_cmd_sn);
+            header.max_cmd_sn.set(self.max_cmd_sn());
+            header.data_sn.set(data_sn);
+            header.offset.set(at);
+            self.put(&header);
+            match data {
+                Some(data) => self.data(&data[..len as usize]),
+                None if len as usize <= COPY_MAX => {
+                    self.out.extend_from_slice(&self.payload[..len as usize]);
+                    self.count(len as usize);
+                }
+                None => self.pieces.push_back(Piece::Payload(len as usize)),
+            }
+            (at, data_sn) = (at + len, data_sn + 1);
+        }
+        Ok(())
+    }
+
+    fn response(&mut self, itt: u32) {
+        let mut header = ScsiResponse::blank();
+        header.itt.set(itt);
+        header.stat_sn.set(self.stat_sn);
+        header.exp_cmd_sn.set(self.exp_cmd_sn);
+        header.max_cmd_sn.set(self.max_cmd_sn());
+        self.next_stat_sn();
+        self.put(&header);
+    }
+
+    fn data_out(&mut self, data: &DataOut) -> Result<()> {
+        let itt = data.itt.get();
+        let Some(writing) = self.writing.get_mut(&itt) else { bail!("Data-Out for no write") };
+        writing.received += u32::try_from(data.data_len.get())?;
+        writing.over = data.flags & FINAL != 0;
+        self.after_skip = Some(itt);
+        Ok(())
+    }
+
+    /// The payload of a write has been skipped: ends it, or asks for more.
+    fn data_is_there(&mut self) {
+        let Some(itt) = self.after_skip.take() else { return };
+        let (exp_cmd_sn, max_cmd_sn, stat_sn) = (self.exp_cmd_sn, self.max_cmd_sn(), self.stat_sn);
+        let Some(writing) = self.writing.get_mut(&itt) else { return };
+        if writing.received >= writing.expected {
+            self.writing.remove(&itt);
+            return self.response(itt);
+        }
+        if !writing.over {
+            return;
+        }
+        let mut header = R2t::blank();
+        header.lun = writing.lun;
+        header.itt.set(itt);
+        header.ttt.set(itt);
+        header.stat_sn.set(stat_sn);
+        header.exp_cmd_sn.set(exp_cmd_sn);
+        header.max_cmd_sn.set(max_cmd_sn);
+        header.r2t_sn.set(writing.r2t_sn);
+        header.offset.set(writing.received);
+        header.desired_len.set((writing.expected - writing.received).min(SEGMENT));
+        (writing.over, writing.r2t_sn) = (false, writing.r2t_sn + 1);
+        self.put(&header);
+    }
+
+    fn other(&mut self, opcode: Opcode, header: &Bhs, data: &[u8]) -> Result<()> {
+        match opcode {
+            Opcode::LOGIN_REQUEST => self.login(LoginRequest::of(header), data),
+            Opcode::TEXT_REQUEST => {
+                let request = TextRequest::of(header);
+                self.exp_cmd_sn = request.cmd_sn.get().wrapping_add(1);
+                let mut answer = TextResponse::blank();
+                answer.itt = request.itt;
+                answer.ttt.set(NO_TAG);
+                answer.stat_sn.set(self.next_stat_sn());
+                answer.exp_cmd_sn.set(self.exp_cmd_sn);
+                answer.max_cmd_sn.set(self.max_cmd_sn());
+                let mut text = Vec::new();
+                text::put(&mut text, "TargetName", NAME);
+                answer.data_len = U24::new(text.len());
+                self.put(&answer);
+                self.data(&text);
+                Ok(())
+            }
+            Opcode::LOGOUT_REQUEST => {
+                let mut answer = LogoutResponse::blank();
+                answer.itt = LogoutRequest::of(header).itt;
+                answer.stat_sn.set(self.next_stat_sn());
+                self.put(&answer);
+                Ok(())
+            }
+            Opcode::NOP_OUT => Ok(()),
+            other => bail!("{other:?} is not served here"),
+        }
+    }
+
+    /// Grants whatever stage is asked for.
+    fn login(&mut self, request: &LoginRequest, data: &[u8]) -> Result<()> {
+        self.exp_cmd_sn = request.cmd_sn.get();
+        let mut text = Vec::new();
+        for pair in text::pairs(data) {
+            let (key, value) = pair.map_err(|error| anyhow::anyhow!("{error}"))?;
+            match key {
+                "MaxRecvDataSegmentLength" => {
+                    let length = text::number(value).and_then(|value| u32::try_from(value).ok());
+                    self.initiator_segment = length.filter(|length| *length >= 512).unwrap_or(8192);
+                    text::put(&mut text, key, SEGMENT);
+                }
+                "MaxBurstLength" | "FirstBurstLength" => {
+                    text::put(&mut text, key, text::number(value).unwrap_or(u64::MAX).min(SEGMENT.into()));
+                }
+                "InitialR2T" | "ImmediateData" => text::put(&mut text, key, value),
+                "HeaderDigest" | "DataDigest" | "AuthMethod" => text::put(&mut text, key, text::NONE),
+                "MaxOutstandingR2T" | "MaxConnections" => text::put(&mut text, key, 1),
+                _ => {}
+            }
+        }
+        let mut answer = LoginResponse::blank();
+        let transit = request.flags & FINAL != 0;
+        answer.flags = login_flags(request.stage(), transit.then(|| request.next_stage()));
+        answer.isid = request.isid;
+        answer.tsih.set(if request.next_stage() == Stage::FULL_FEATURE { 1 } else { 0 });
+        answer.itt = request.itt;
+        answer.stat_sn.set(self.next_stat_sn());
+        answer.exp_cmd_sn.set(self.exp_cmd_sn);
+        answer.max_cmd_sn.set(self.max_cmd_sn());
+        answer.data_len = U24::new(text.len());
+        self.put(&answer);
+        self.data(&text);
+        Ok(())
+    }
+
+    fn send(&mut self, mut socket: &TcpStream) -> Result<bool> {
+        while !self.pieces.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let (mut at, mut used) = (self.spent, 0);
+            for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
+                *slice = IoSlice::new(match piece {
+                    Piece::Bytes(len) => {
+                        at += len;
+                        &self.out[at - len..at]
+                    }
+                    Piece::Payload(len) => &self.payload[..*len],
+                });
+                used += 1;
+            }
+            let sent = match socket.write_vectored(&slices[..used]) {
+                Ok(sent) => sent,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error.into()),
+            };
+            self.sent(sent);
+        }
+        self.out.clear();
+        self.spent = 0;
+        Ok(true)
+    }
+
+    fn sent(&mut self, mut count: usize) {
+        while let Some(piece) = self.pieces.front_mut().filter(|_| count > 0) {
+            let (Piece::Bytes(len) | Piece::Payload(len)) = piece;
+            let part = count.min(*len);
+            (*len, count) = (*len - part, count - part);
+            let done = *len == 0;
+            if matches!(piece, Piece::Bytes(_)) {
+                self.spent += part;
+            }
+            if done {
+                self.pieces.pop_front();
+            }
+        }
+    }
+}
+
+impl Peer for Connection {
+    fn serve(&mut self, socket: &TcpStream, bytes: &[u8]) -> Result<bool> {
+        self.feed(bytes)?;
+        self.send(socket)
+    }
+}

@@ -1,0 +1,107 @@
+//! What sockets alone cost on this machine: the floor that no target gets below.
+//!
+//! `floor serve` and `floor drive` exchange messages of the sizes that a storage protocol has (48 bytes of header, and
+//! payload) in batches as they come, and do nothing else. `floor iscsi` speaks just enough iSCSI that an initiator
+//! takes it for an empty disk: the least that the protocol costs.
+
+mod drive;
+mod iscsi;
+mod net;
+mod serve;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+use lunar_initiator::bench::cost::pin;
+use lunar_initiator::bench::options::size;
+use std::net::SocketAddr;
+
+/// Bytes of a message without payload: an iSCSI header, and near enough to those of other protocols.
+const HEADER: usize = 48;
+/// Bytes of payload that a message may have.
+const PAYLOAD_MAX: u64 = 1 << 20;
+
+#[derive(Parser)]
+#[command(name = "floor", about = "What sockets alone cost")]
+struct Line {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Answer every request with a reply
+    Serve(Serve),
+    /// Keep requests outstanding, and count
+    Drive(drive::Drive),
+    /// An iSCSI target with an empty disk that forgets what is written
+    Iscsi(iscsi::Iscsi),
+}
+
+/// How a server runs.
+#[derive(Args, Clone, Debug)]
+struct Server {
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1:3299")]
+    listen: SocketAddr,
+    /// Run on this CPU
+    #[arg(long)]
+    cpu: Option<usize>,
+    /// Poll the sockets instead of sleeping
+    #[arg(long)]
+    spin: bool,
+}
+
+/// What messages look like.
+#[derive(Args, Clone, Debug)]
+struct Sizes {
+    /// Bytes of payload of a request
+    #[arg(long, default_value = "0", value_parser = payload)]
+    request: usize,
+    /// Bytes of payload of a reply
+    #[arg(long, default_value = "4k", value_parser = payload)]
+    reply: usize,
+}
+
+#[derive(Args, Clone, Debug)]
+struct Serve {
+    #[command(flatten)]
+    server: Server,
+    #[command(flatten)]
+    sizes: Sizes,
+}
+
+fn payload(text: &str) -> Result<usize, String> {
+    size(text)?
+        .try_into()
+        .ok()
+        .filter(|bytes| *bytes as u64 <= PAYLOAD_MAX)
+        .ok_or_else(|| format!("{text} is too much"))
+}
+
+fn main() -> Result<()> {
+    match Line::parse().what {
+        What::Serve(Serve { server, sizes }) => {
+            server.cpu.map_or(Ok(()), pin)?;
+            net::run(&server, || serve::Connection::new(&sizes))
+        }
+        What::Iscsi(iscsi) => {
+            iscsi.server.cpu.map_or(Ok(()), pin)?;
+            net::run(&iscsi.server, || iscsi::Connection::new(&iscsi))
+        }
+        What::Drive(drive) => {
+            drive.cpu.map_or(Ok(()), pin)?;
+            drive::run(&drive)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Line::command().debug_assert();
+    }
+}
