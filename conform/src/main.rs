@@ -2,9 +2,11 @@
 
 #![allow(missing_docs, reason = "a program: what is public here is seen by nobody else")]
 
+mod crash;
 mod guest;
 mod hostile;
 mod libiscsi;
+mod life;
 mod pdu;
 mod process;
 mod report;
@@ -116,7 +118,10 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
         Part::Guest => guest::part(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
-        Part::All | Part::Life | Part::Crash => Ok(()),
+        Part::Life => life::part(lab, driver),
+        // Half as many crashes for drivers after the first: what follows a crash is the same code.
+        Part::Crash => crash::part(lab, driver, if main_driver { lab.rounds } else { lab.rounds / 2 }),
+        Part::All => Ok(()),
     };
     lab.report.check_quietly(&name, "the part itself", run);
 }

@@ -39,12 +39,18 @@ pub(crate) const IMMEDIATE: u8 = 0x40;
 const LONGEST_DATA: usize = 1 << 24;
 
 /// One PDU, without digests and padding.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Pdu {
     pub head: [u8; 48],
     /// Additional header segments, whole words.
     pub ahs: Vec<u8>,
     pub data: Vec<u8>,
+}
+
+impl std::fmt::Debug for Pdu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "opcode {:02x}h, header {:02x?}, {} bytes of data", self.opcode(), self.head, self.data.len())
+    }
 }
 
 impl Pdu {

@@ -320,11 +320,6 @@ impl Session {
         Ok(())
     }
 
-    /// Commands under way.
-    pub(crate) fn outstanding(&self) -> usize {
-        self.tasks.len()
-    }
-
     /// The next command that ends.
     pub(crate) fn next(&mut self) -> Result<Done> {
         loop {

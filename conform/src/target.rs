@@ -154,7 +154,7 @@ pub(crate) fn free_port() -> Result<SocketAddr> {
 }
 
 /// Where a started target writes what it says: one file per port.
-fn log_path(lab: &Lab, portal: SocketAddr) -> PathBuf {
+pub(crate) fn log_path(lab: &Lab, portal: SocketAddr) -> PathBuf {
     lab.scratch.join(format!("target-{}.log", portal.port()))
 }
 
@@ -231,6 +231,10 @@ impl Target {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        process::signal(self.child.as_ref().context("the target was started by somebody else")?, signal)
     }
 
     /// Asks with a signal, waits for the end, and tells how it ended.

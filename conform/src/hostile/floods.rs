@@ -148,8 +148,13 @@ fn reinstatement(ground: &mut Ground<'_>) -> Result<()> {
         }
         sessions.pop();
         for mut session in sessions {
-            while !matches!(session.link.hear(PATIENCE)?, Heard::Closed) {
-                ensure!(session.link.stream.peer_addr().is_ok(), "the connection is gone without an end");
+            // An asynchronous message may come first.
+            loop {
+                match session.link.hear(PATIENCE)? {
+                    Heard::Closed => break,
+                    Heard::Silence => bail!("a session that was replaced stays open"),
+                    Heard::Pdu(_) => {}
+                }
             }
         }
         Ok(())

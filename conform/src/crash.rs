@@ -1,0 +1,189 @@
+//! `kill -9` in the middle of writing: what was acknowledged is there after the restart.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::process;
+use crate::session::{Data, GOOD, Login, Session, cdb};
+use crate::target::{Driver, Lab, Spec, Target};
+use crate::witness::{Random, pattern};
+
+const MIB: u64 = 64;
+/// Writes under way when the blow falls.
+const DEPTH: usize = 16;
+const PIECE: usize = 24 << 10;
+const PIECES: u64 = (MIB << 20) / PIECE as u64;
+/// A run of the load generator must end soon after its target has.
+const LOAD_LIMIT: Duration = Duration::from_secs(30);
+/// Ways to write that differ in what lies between an acknowledgement and the disk.
+const MODES: [&[&str]; 3] = [&[], &["--direct"], &["--write-through"]];
+
+/// So many crashes, in turn with our own session and with the load generator's log of acknowledgements.
+pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
+    lab.built()?;
+    let part = format!("crash/{}", driver.name());
+    let image = lab.image("crash.img", MIB)?;
+    let mut random = Random::new(lab.seed);
+    let mut writes = 0;
+    for round in 0..rounds {
+        let flags = MODES[usize::try_from(random.below(MODES.len() as u64))?];
+        let how = if round % 2 == 0 { "own session" } else { "load generator" };
+        let mode = flags.first().copied().unwrap_or("write-back");
+        let name = format!("round {}: {how}, {mode}", round + 1);
+        let spec = Spec::new(driver, [image.clone()])?.flags(flags);
+        lab.report.check(&part, &name, || {
+            let delay = Duration::from_millis(30 + random.below(300));
+            let acknowledged = match round % 2 {
+                0 => with_session(lab, &spec, delay, &mut random),
+                _ => with_load(lab, &spec, delay, random.next() >> 16),
+            }?;
+            ensure!(acknowledged > 0, "nothing was acknowledged before the crash: the round proves nothing");
+            writes += acknowledged;
+            Ok(())
+        });
+    }
+    lab.report.note(&format!("{part}: {writes} acknowledged writes were checked after {rounds} crashes"));
+    Ok(())
+}
+
+/// What may be found at one place.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    acknowledged: u64,
+    /// Sent, and not answered before the crash: some, all or none of its blocks may be there.
+    under_way: Option<u64>,
+}
+
+fn with_session(lab: &Lab, spec: &Spec, delay: Duration, random: &mut Random) -> Result<u64> {
+    let target = Target::start(lab, spec)?;
+    let mut places = HashMap::new();
+    // What earlier rounds left behind must not look like this round's.
+    let first = random.next() >> 8;
+    let acknowledged = write_until_killed(target, delay, random, first, &mut places)?;
+    let target = Target::start(lab, spec).context("start after the crash")?;
+    check(&target, &places)?;
+    target.stop()?;
+    Ok(acknowledged)
+}
+
+fn write_until_killed(
+    target: Target,
+    delay: Duration,
+    random: &mut Random,
+    first: u64,
+    places: &mut HashMap<u64, Place>,
+) -> Result<u64> {
+    let mut session = Session::ready(target.portal, &Login::to(&target.name, "crash"), target.lun)?;
+    let (_, block) = session.capacity()?;
+    let end = Instant::now() + delay;
+    let mut target = Some(target);
+    let mut tasks: HashMap<u32, u64> = HashMap::new();
+    let (mut acknowledged, mut generation) = (0, first);
+    loop {
+        while tasks.len() < DEPTH {
+            let at = random.below(PIECES);
+            if tasks.values().any(|busy| *busy == at) {
+                continue;
+            }
+            generation += 1;
+            let place = places.entry(at).or_default();
+            place.under_way = Some(generation);
+            let command = cdb::write(at * (PIECE / block) as u64, u32::try_from(PIECE / block)?);
+            match session.start(&command, Data::Out(pattern(at, generation, PIECE))) {
+                Ok(tag) => tasks.insert(tag, at),
+                Err(_) if target.is_none() => return Ok(acknowledged),
+                Err(error) => return Err(error),
+            };
+        }
+        if Instant::now() >= end
+            && let Some(target) = target.take()
+        {
+            target.kill()?;
+        }
+        // Answers that were sent before the crash still come.
+        let done = match session.next() {
+            Ok(done) => done,
+            Err(_) if target.is_none() => return Ok(acknowledged),
+            Err(error) => return Err(error),
+        };
+        ensure!(done.status == GOOD, "a write ended with status {:02x}h", done.status);
+        let at = tasks.remove(&done.tag).context("an answer to no command")?;
+        let place = places.entry(at).or_default();
+        place.acknowledged = place.under_way.take().context("an answer to no write")?;
+        acknowledged += 1;
+    }
+}
+
+/// Every block at every place is of the last acknowledged write, or of one that was under way.
+fn check(target: &Target, places: &HashMap<u64, Place>) -> Result<()> {
+    let mut session = Session::ready(target.portal, &Login::to(&target.name, "crash"), target.lun)?;
+    let (_, block) = session.capacity()?;
+    let blocks = u32::try_from(PIECE / block)?;
+    for (at, place) in places.iter().filter(|(_, place)| place.acknowledged > 0) {
+        let found = session.read(at * u64::from(blocks), blocks, block)?;
+        let wanted = pattern(*at, place.acknowledged, block);
+        let allowed = place.under_way.map(|generation| pattern(*at, generation, block));
+        for (index, piece) in found.chunks(block).enumerate() {
+            if piece != wanted && allowed.as_deref() != Some(piece) {
+                bail!("lost: place {at}, block {index}, write {}: found {:02x?}", place.acknowledged, &piece[..16]);
+            }
+        }
+    }
+    session.logout()
+}
+
+/// The load generator writes down what was acknowledged; after the restart it compares.
+fn with_load(lab: &Lab, spec: &Spec, delay: Duration, seed: u64) -> Result<u64> {
+    let log = lab.fresh("acknowledged.log")?;
+    let target = Target::start(lab, spec)?;
+    let url = target.url(0);
+    let said = std::fs::File::create(lab.scratch.join("load.log"))?;
+    let mut load = process::bound(lab.built()?)
+        .args(["bench", &url, "--rw", "randwrite", "--bs", "16k", "--depth", "8", "--sessions", "2"])
+        .args(["--time", "60", "--warmup", "0", "--size", &format!("{MIB}M"), "--seed", &seed.to_string(), "--verify"])
+        .arg("--ack-log")
+        .arg(&log)
+        .stdin(Stdio::null())
+        .stdout(said.try_clone()?)
+        .stderr(said)
+        .spawn()?;
+    let killed = when_writes_come(&log, delay).and_then(|()| target.kill());
+    if killed.is_err() {
+        load.kill()?;
+    }
+    let ended = process::wait(&mut load, LOAD_LIMIT)?;
+    killed?;
+    let said = std::fs::read_to_string(lab.scratch.join("load.log")).unwrap_or_default();
+    match ended {
+        Some(status) if status.success() => {}
+        Some(status) => bail!("the load generator ended with {status}:\n{}", process::last_lines(&said, 10)),
+        None => {
+            load.kill()?;
+            load.wait()?;
+            bail!("the load generator does not notice that the target is gone");
+        }
+    }
+    let target = Target::start(lab, spec).context("start after the crash")?;
+    let mut check = process::bound(lab.built()?);
+    check.args(["bench", &target.url(0), "--all", "--check-ack-log"]).arg(&log);
+    process::run(&mut check, LOAD_LIMIT)?.succeeded().context("what was acknowledged")?;
+    target.stop()?;
+    let lines = std::fs::read_to_string(&log)?;
+    Ok(lines.lines().filter(|line| line.starts_with("w ")).count() as u64)
+}
+
+/// Waits until the log has writes in it, and `delay` more.
+fn when_writes_come(log: &Path, delay: Duration) -> Result<()> {
+    let end = Instant::now() + LOAD_LIMIT;
+    // The first line is the log's own; anything longer has writes.
+    while std::fs::metadata(log).map_or(0, |file| file.len()) < 200 {
+        ensure!(Instant::now() < end, "the load generator writes nothing");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(delay);
+    Ok(())
+}
