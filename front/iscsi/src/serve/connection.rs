@@ -1,22 +1,24 @@
-//! One connection: a task that receives, a task that sends, and the ways that its commands' data takes.
+//! One connection: a task that receives, a task that sends, and what its session asks for.
 
 use super::Front;
-use crate::session::{self, Action, Close, Fault as Guilt, Pull, Session, TaskKey, TaskManagement, Want};
+use super::job::Job;
+use crate::login::Established;
+use crate::session::{self, Action, Close, Fault as Guilt, Session, TaskKey, TaskManagement, Want};
 use crate::wire::{Function, FunctionResponse};
 use lunar_core::io::{Completion, Fault};
-use lunar_core::mem::{Buf, PAGE, Sg, SgMut};
-use lunar_core::port::{NexusName, Transfer};
-use lunar_core::step::{PIECE_BYTES, Tools};
+use lunar_core::mem::{Buf, PAGE, SgMut};
+use lunar_core::port::NexusName;
+use lunar_core::step::Tail;
 use lunar_core::time::Instant;
 use lunar_reactor::op::Handle;
-use lunar_scsi::{Cdb, Command, Lun, Nexus, Status, Task, TaskAttribute, TaskFunction, TaskResponse};
+use lunar_scsi::{Cdb, Command, Lun, Nexus, Status, TaskAttribute, TaskFunction, TaskResponse};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// What is received at once when little comes: commands are some fifty bytes. It is what an idle session holds.
@@ -25,13 +27,8 @@ const CHUNK_MIN: usize = PAGE;
 const CHUNK_MAX: usize = 256 << 10;
 /// The rest of a chunk is used again down to this many bytes: room for a few headers.
 const CHUNK_REST: usize = 1024;
-/// Bytes queued or under way to a peer before its reads wait for room: enough to keep a wire busy while the next are
-/// read, few enough that a peer that does not read ties up little.
-const SEND_QUEUE_MAX: usize = 1 << 20;
 /// A peer that takes nothing of what is sent to it for so long is given up.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
-/// An initiator that was asked for data and does not send it for so long has lost the command.
-const DATA_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the last answer gets to reach the peer before a connection is closed over unread data.
 const LINGER: Duration = Duration::from_secs(1);
 /// Bytes that a peer may still send meanwhile.
@@ -40,19 +37,21 @@ const LINGER_BYTES: usize = 1 << 20;
 /// One connection.
 pub(super) struct Connection {
     pub(super) id: u64,
-    front: Rc<Front>,
+    pub(super) front: Rc<Front>,
     socket: Handle,
     local: SocketAddr,
     peer: SocketAddr,
-    session: RefCell<Session>,
+    pub(super) session: RefCell<Session>,
     nexus: RefCell<Option<Rc<Nexus>>>,
     tsih: Cell<u16>,
     /// Nothing more is received; what is queued is sent.
     ended: Cell<bool>,
-    /// What has been sent is all that will be.
-    silent: Cell<bool>,
+    /// Nothing more is queued: the sender ends when the queue is empty.
+    last: Cell<bool>,
+    /// The sender has ended.
+    sent: Cell<bool>,
     /// Bytes under way, and since when.
-    sending: Cell<usize>,
+    pub(super) sending: Cell<usize>,
     sending_since: Cell<Instant>,
     /// Whether something came since it was last looked at.
     active: Cell<bool>,
@@ -60,18 +59,9 @@ pub(super) struct Connection {
     sender: Cell<Option<Waker>>,
     receiver: Cell<Option<Waker>>,
     /// Commands that wait for room towards the peer.
-    crowd: RefCell<Vec<Waker>>,
+    pub(super) crowd: RefCell<Vec<Waker>>,
     /// Commands that wait for data from the peer.
-    pulls: RefCell<HashMap<TaskKey, Waker>>,
-}
-
-/// A command for a slot.
-pub(super) struct Job {
-    connection: Rc<Connection>,
-    nexus: Rc<Nexus>,
-    key: TaskKey,
-    task: Task,
-    command: Command,
+    pub(super) pulls: RefCell<HashMap<TaskKey, Waker>>,
 }
 
 impl Connection {
@@ -88,15 +78,16 @@ impl Connection {
             nexus: RefCell::default(),
             tsih: Cell::new(0),
             ended: Cell::new(false),
-            silent: Cell::new(false),
+            last: Cell::new(false),
+            sent: Cell::new(false),
             sending: Cell::new(0),
             sending_since: Cell::new(now),
             active: Cell::new(true),
             chunk_len: Cell::new(CHUNK_MIN),
             sender: Cell::default(),
             receiver: Cell::default(),
-            crowd: RefCell::default(),
-            pulls: RefCell::default(),
+            pub(super) crowd: RefCell::default(),
+            pub(super) pulls: RefCell::default(),
             front,
         })
     }
@@ -115,7 +106,7 @@ impl Connection {
     pub(super) fn end(&self) {
         if !self.ended.replace(true) {
             self.front.reactor.driver().cancel(&self.socket);
-            self.receiver.take().map_or((), Waker::wake);
+            self.go_on();
         }
         self.kick();
     }
@@ -139,9 +130,11 @@ impl Connection {
     pub(super) fn look(self: &Rc<Self>, now: Instant) -> bool {
         let mut actions = Vec::new();
         self.session.borrow_mut().tick(now, &mut actions);
-        if actions.iter().any(|action| matches!(action, Action::Close(_))) {
-            self.note_close();
-            self.end();
+        for action in actions {
+            if let Action::Close(why) = action {
+                self.closing(why);
+                self.end();
+            }
         }
         self.kick();
         if self.sending.get() > 0 && now.since(self.sending_since.get()) > SEND_TIMEOUT {
@@ -161,53 +154,356 @@ impl Connection {
     fn log(&self, what: &str) {
         let session = self.session.borrow();
         match session.candidate() {
-            Some(candidate) => eprintln!("iscsi: {} ({}) {what}", candidate.initiator.escape_debug(), self.peer),
-            None => eprintln!("iscsi: {} {what}", self.peer),
+            Some(candidate) => eprintln!("iscsi: {} ({}): {what}", candidate.initiator.escape_debug(), self.peer),
+            None => eprintln!("iscsi: {}: {what}", self.peer),
+        }
+    }
+
+    /// Counts and tells why a session closes its connection. Strangers that never logged in are only counted.
+    fn closing(&self, why: Close) {
+        let stats = self.front.reactor.stats();
+        match why {
+            Close::LoginRefused(_) => stats.logins_refused.add(1),
+            Close::Silent => stats.keepalive_timeouts.add(1),
+            _ => {}
+        }
+        if self.tsih.get() != 0 || matches!(why, Close::LoginRefused(_)) || why.fault() == Guilt::Target {
+            self.log(&why.to_string());
         }
     }
 
     /// Lets the sender look whether something is queued.
-    fn kick(&self) {
+    pub(super) fn kick(&self) {
         self.sender.take().map_or((), Waker::wake);
     }
 
     async fn receive(self: &Rc<Self>) {
-        let reactor = &self.front.reactor;
-        let mut completion = Completion::new();
+        let mut receiver = Receiver { connection: self, completion: Completion::new(), rest: None, after_large: false };
         let mut actions = Vec::new();
-        let mut rest: Option<Buf> = None;
-        let mut after_large = false;
         while !self.ended.get() {
             let want = self.session.borrow_mut().want();
-            let (result, memory) = match want {
+            let goes_on = match want {
                 Want::Nothing => {
                     self.until_it_goes_on().await;
                     self.session.borrow_mut().resume(&mut actions);
-                    self.act(&mut actions).await;
-                    continue;
+                    true
                 }
-                Want::Into(memory) => reactor.receive(&self.socket, memory, &mut completion).await,
-                Want::Chunk => {
-                    let chunk = self.chunk(rest.take(), after_large).await;
-                    reactor.receive(&self.socket, chunk, &mut completion).await
-                }
+                Want::Into(memory) => receiver.into(memory, &mut actions).await,
+                Want::Chunk => receiver.chunk(&mut actions).await,
             };
-            let now = reactor.now();
-            let count = match result {
-                Ok(0) => break,
-                Ok(count) => count,
-                // Cancelled to give memory back, or to end: the loop looks which.
-                Err(Fault::Aborted) => 0,
-                Err(_) => break,
-            };
-            self.active.set(true);
-            after_large = matches!(want_kind(&memory, count), Kind::Large);
-            if self.session.borrow().expects_placed() {
-                self.session.borrow_mut().placed(memory, count, now, &mut actions);
-            } else if count > 0 {
-                rest = self.take_chunk(memory, count, now, &mut actions);
-            }
             self.act(&mut actions).await;
+            if !goes_on {
+                return;
+            }
         }
+    }
+
+    /// Waits while the session wants nothing: for what is queued to be taken.
+    async fn until_it_goes_on(&self) {
+        let mut asked = false;
+        poll_fn(|cx| {
+            if std::mem::replace(&mut asked, true) || self.ended.get() {
+                return Poll::Ready(());
+            }
+            self.receiver.set(Some(cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn go_on(&self) {
+        self.receiver.take().map_or((), Waker::wake);
+    }
+
+    /// Does what the session asks for.
+    async fn act(self: &Rc<Self>, actions: &mut Vec<Action>) {
+        while !actions.is_empty() {
+            let mut more = Vec::new();
+            for action in actions.drain(..) {
+                match action {
+                    Action::Command(command) => self.command(&command),
+                    Action::DataReady(key) => self.pulls.borrow_mut().remove(&key).map_or((), Waker::wake),
+                    Action::TaskManagement(function) => self.task_management(function),
+                    Action::SendTargets(query) => {
+                        let targets = self.front.targets(&query, self.local);
+                        self.session.borrow_mut().targets(&targets);
+                    }
+                    Action::Authorize(candidate) => {
+                        let verdict = self.front.judge(&candidate);
+                        self.session.borrow_mut().authorized(verdict, &mut more);
+                    }
+                    Action::Establish(established) => self.establish(*established, &mut more).await,
+                    Action::Close(why) => {
+                        self.closing(why);
+                        self.ended.set(true);
+                    }
+                }
+            }
+            *actions = more;
+        }
+        self.kick();
+    }
+
+    async fn establish(&self, established: Established, more: &mut Vec<Action>) {
+        let entered = self.front.enter(self.id, &established).await;
+        let stats = self.front.reactor.stats();
+        if let Ok(tsih) = entered {
+            let candidate = &established.candidate;
+            self.tsih.set(tsih);
+            if !candidate.discovery {
+                let isid = candidate.isid.iter().fold(0_u64, |isid, byte| isid << 8 | u64::from(*byte));
+                let initiator = format!("{},i,0x{isid:012x}", candidate.initiator).into();
+                // One portal group is one target port.
+                let name = NexusName { initiator, target_port: 1 };
+                *self.nexus.borrow_mut() = Some(self.front.target.nexus(name));
+                stats.sessions.add(1);
+                stats.logins.add(1);
+            }
+        }
+        self.session.borrow_mut().established(entered, more);
+        if entered.is_ok() && self.nexus.borrow().is_some() {
+            self.log("has logged in");
+        }
+    }
+
+    fn command(self: &Rc<Self>, command: &session::Command) {
+        let key = command.task;
+        let cdb = command.cdb.get(..usize::from(command.cdb_len)).and_then(Cdb::new);
+        // A session without a nexus (discovery) hands out no commands, nor does any with longer CDBs.
+        let (Some(nexus), Some(cdb)) = (self.nexus.borrow().clone(), cdb) else {
+            return self.session.borrow_mut().drop_task(key);
+        };
+        let lun = Lun(command.lun);
+        let task = nexus.tasks.enter(u64::from(command.tag), lun);
+        let command = Command {
+            lun,
+            cdb,
+            attribute: attribute(command.attribute),
+            tag: u64::from(command.tag),
+            data_in: command.data_in,
+            data_out: command.data_out,
+        };
+        let job = Job { connection: self.clone(), nexus, key, task, command };
+        if let Err(job) = self.front.slots.start(job) {
+            drop(job);
+            self.front.reactor.stats().task_set_full.add(1);
+            self.session.borrow_mut().reply(key, Status::TASK_SET_FULL.0, &[], Tail::default(), 0);
+        }
+    }
+
+    fn task_management(self: &Rc<Self>, request: TaskManagement) {
+        let connection = self.clone();
+        self.front.reactor.spawn(async move {
+            let nexus = connection.nexus.borrow().clone();
+            let Some(nexus) = nexus else { return };
+            let function = TaskFunction(request.function.0);
+            let (lun, tag) = (Lun(request.lun), u64::from(request.tag));
+            let response = connection.front.target.task_management(&nexus, function, lun, tag).await;
+            connection.session.borrow_mut().function_done(request.task, function_response(response));
+            connection.kick();
+            // RFC 7143 11.5.1: the sessions of all initiators end.
+            if request.function == Function::TARGET_COLD_RESET && response == TaskResponse::Complete {
+                connection.front.end_all_sessions().await;
+            }
+        });
+    }
+
+    /// Sends what is queued, turn by turn.
+    async fn send(&self) {
+        let reactor = &self.front.reactor;
+        let mut completion = Completion::new();
+        loop {
+            poll_fn(|cx| self.poll_queued(cx)).await;
+            // What is ready in this turn leaves together.
+            reactor.end_of_turn().await;
+            let data = self.session.borrow_mut().take_out();
+            if data.is_empty() {
+                if self.session.borrow().closed() == Some(Close::NoMemory) {
+                    self.end();
+                }
+                if self.last.get() {
+                    break;
+                }
+                continue;
+            }
+            self.sending.set(data.len());
+            self.sending_since.set(reactor.now());
+            let result = reactor.send(&self.socket, data, &mut completion).await;
+            self.sending.set(0);
+            self.crowd.take().into_iter().for_each(Waker::wake);
+            self.go_on();
+            if result.is_err() {
+                self.end();
+                break;
+            }
+        }
+        self.sent.set(true);
+        self.go_on();
+    }
+
+    fn poll_queued(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.session.borrow().queued_bytes() > 0 || self.last.get() {
+            return Poll::Ready(());
+        }
+        self.sender.set(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+
+    /// The end: commands are aborted, the last answers leave, and the connection is closed.
+    async fn leave(self: &Rc<Self>) {
+        self.ended.set(true);
+        let nexus = self.nexus.take();
+        if let Some(nexus) = &nexus {
+            let aborted = nexus.tasks.abort(|_, _| true);
+            self.front.reactor.stats().tasks_aborted.add(aborted);
+            nexus.tasks.until_gone(|_, _| true).await;
+            self.front.reactor.stats().sessions.sub(1);
+        }
+        self.last.set(true);
+        self.kick();
+        if !self.within(LINGER, |c| c.sent.get()).await {
+            self.front.reactor.driver().cancel(&self.socket);
+        }
+        self.front.reactor.driver().shutdown(&self.socket);
+        self.linger().await;
+        let tsih = self.tsih.get();
+        if tsih != 0
+            && let Some(candidate) = self.session.borrow().candidate()
+        {
+            self.front.registry.leave(candidate, tsih);
+        }
+        drop(nexus);
+        self.front.forget(self);
+    }
+
+    /// Waits until something holds that the sender does; `false` if that takes too long.
+    async fn within(&self, time: Duration, holds: impl Fn(&Self) -> bool) -> bool {
+        let mut timeout = pin!(self.front.reactor.sleep(time));
+        poll_fn(|cx| {
+            if holds(self) {
+                return Poll::Ready(true);
+            }
+            self.receiver.set(Some(cx.waker().clone()));
+            timeout.as_mut().poll(cx).map(|()| false)
+        })
+        .await
+    }
+
+    /// Reads until the peer closes too: a socket that is closed over unread data takes back what was sent last.
+    async fn linger(&self) {
+        let reactor = &self.front.reactor;
+        let mut completion = Completion::new();
+        let mut left = LINGER_BYTES;
+        let mut timeout = pin!(reactor.sleep(LINGER));
+        while left > 0 {
+            let Some(memory) = reactor.arena().take_reserved(PAGE) else { return };
+            let mut receive = pin!(reactor.receive(&self.socket, memory.into(), &mut completion));
+            let received = poll_fn(|cx| match receive.as_mut().poll(cx) {
+                Poll::Ready((result, _)) => Poll::Ready(result.unwrap_or(0)),
+                Poll::Pending => timeout.as_mut().poll(cx).map(|()| 0),
+            })
+            .await;
+            if received == 0 {
+                break;
+            }
+            left = left.saturating_sub(received);
+        }
+        reactor.driver().cancel(&self.socket);
+    }
+}
+
+/// What the receiving task keeps between two receives.
+struct Receiver<'a> {
+    connection: &'a Connection,
+    completion: Completion,
+    /// The part of the last chunk that is still free.
+    rest: Option<Buf>,
+    /// Payload went straight to its place last: most likely it does again, behind a header.
+    after_large: bool,
+}
+
+impl Receiver<'_> {
+    /// Receives payload to its place. Returns whether the connection lives.
+    async fn into(&mut self, memory: SgMut, actions: &mut Vec<Action>) -> bool {
+        let connection = self.connection;
+        let reactor = &connection.front.reactor;
+        let (result, memory) = reactor.receive(&connection.socket, memory, &mut self.completion).await;
+        self.after_large = true;
+        connection.active.set(true);
+        let (count, goes_on) = received(result);
+        connection.session.borrow_mut().placed(memory, count, reactor.now(), actions);
+        goes_on
+    }
+
+    /// Receives whatever comes. Returns whether the connection lives.
+    async fn chunk(&mut self, actions: &mut Vec<Action>) -> bool {
+        let connection = self.connection;
+        let reactor = &connection.front.reactor;
+        let chunk = self.memory().await;
+        let len = chunk.len();
+        let (result, memory) = reactor.receive(&connection.socket, chunk.into(), &mut self.completion).await;
+        let (count, goes_on) = received(result);
+        let Some(mut chunk) = memory.into_pieces().next() else { return goes_on };
+        if count == 0 {
+            return goes_on;
+        }
+        connection.active.set(true);
+        let chunk_len = connection.chunk_len.get();
+        if count == len && !self.after_large {
+            connection.chunk_len.set((chunk_len * 2).min(CHUNK_MAX));
+        } else if count < chunk_len / 8 {
+            connection.chunk_len.set((chunk_len / 2).max(CHUNK_MIN));
+        }
+        self.after_large = false;
+        let part = chunk.split_to(count).share();
+        self.rest = (chunk.len() >= CHUNK_REST).then_some(chunk);
+        connection.session.borrow_mut().receive(part, reactor.now(), actions);
+        goes_on
+    }
+
+    async fn memory(&mut self) -> Buf {
+        let arena = self.connection.front.reactor.arena();
+        let len = if self.after_large { CHUNK_MIN } else { self.connection.chunk_len.get() };
+        if let Some(rest) = self.rest.take_if(|rest| rest.len() >= len / 4) {
+            return rest;
+        }
+        // Commands may wait for the very data that this receive brings: for its header there is the reserve.
+        if let Some(chunk) = arena.take(len).or_else(|| arena.take_reserved(CHUNK_MIN)) {
+            return chunk;
+        }
+        let memory = arena.wait_sg(CHUNK_MIN).await;
+        memory.into_pieces().next().expect("a page is one piece")
+    }
+}
+
+/// How many bytes came, and whether the connection lives. A receive that was cancelled brought none: either its
+/// memory was to come back, or the connection has ended, which its loop sees.
+fn received(result: Result<usize, Fault>) -> (usize, bool) {
+    match result {
+        Ok(0) => (0, false),
+        Ok(count) => (count, true),
+        Err(Fault::Aborted) => (0, true),
+        Err(_) => (0, false),
+    }
+}
+
+/// RFC 7143 11.3.1.2; untagged commands are simple ones.
+fn attribute(code: u8) -> TaskAttribute {
+    match code {
+        2 => TaskAttribute::ORDERED,
+        3 => TaskAttribute::HEAD_OF_QUEUE,
+        4 => TaskAttribute::ACA,
+        _ => TaskAttribute::SIMPLE,
+    }
+}
+
+/// RFC 7143 11.6.1.
+fn function_response(response: TaskResponse) -> FunctionResponse {
+    match response {
+        TaskResponse::Complete => FunctionResponse::COMPLETE,
+        TaskResponse::Succeeded(_) => FunctionResponse::SUCCEEDED,
+        TaskResponse::NoTask => FunctionResponse::NO_TASK,
+        TaskResponse::IncorrectLun => FunctionResponse::NO_LUN,
+        TaskResponse::Rejected => FunctionResponse::REJECTED,
     }
 }

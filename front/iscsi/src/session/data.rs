@@ -2,7 +2,7 @@
 
 use super::inflow::{Opened, Pulled};
 use super::input::{Payload, Plan};
-use super::tasks::{Answer, State, TaskKey};
+use super::tasks::{Answer, State, Task, TaskKey};
 use super::{Action, Session};
 use crate::config::SENSE_MAX;
 use crate::wire::{
@@ -82,7 +82,7 @@ impl Session {
     /// Data-Out `offset..offset + len` of a command; in ascending order, without gaps, and at most what the
     /// initiator expects to send.
     pub fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
-        let Some(task) = self.tasks.get_mut(key) else { return Pull::Failed(Fault::Aborted) };
+        let Some(task) = self.running(key) else { return Pull::Failed(Fault::Aborted) };
         let unasked = task.inflow.unasked();
         let pulled = task.inflow.pull(offset, len, task.data_out);
         self.unsolicited -= unasked - task.inflow.unasked();
@@ -97,11 +97,15 @@ impl Session {
     /// Memory for what [`Pull::Memory`] wanted, or for more than that, up to what the initiator expects to send:
     /// it is asked for ahead of its pull.
     pub fn supply(&mut self, key: TaskKey, memory: SgMut) {
-        let Some(task) = self.tasks.get_mut(key) else { return };
-        if matches!(task.state, State::Running) {
-            task.inflow.supply(memory, task.data_out, self.parameters.max_burst);
-            self.ask(key);
-        }
+        let burst_max = self.parameters.max_burst;
+        let Some(task) = self.running(key) else { return };
+        task.inflow.supply(memory, task.data_out, burst_max);
+        self.ask(key);
+    }
+
+    /// A command that was handed on and is not answered.
+    fn running(&mut self, key: TaskKey) -> Option<&mut Task> {
+        self.tasks.get_mut(key).filter(|task| matches!(task.state, State::Running))
     }
 
     /// Sends the R2Ts that may be sent.
@@ -133,9 +137,7 @@ impl Session {
     /// # Errors
     /// [`Fault::Aborted`] when the task is gone.
     pub fn push(&mut self, key: TaskKey, offset: usize, data: Sg) -> Result<(), Fault> {
-        if self.tasks.get(key).is_none() {
-            return Err(Fault::Aborted);
-        }
+        self.running(key).ok_or(Fault::Aborted)?;
         self.data_in(key, offset, data, None);
         Ok(())
     }
@@ -145,7 +147,7 @@ impl Session {
     ///
     /// While the initiator has not ended its data sequences, the response waits for them (11.4.2).
     pub fn reply(&mut self, key: TaskKey, status: u8, sense: &[u8], tail: Tail, wanted: u64) -> bool {
-        let Some(task) = self.tasks.get_mut(key) else { return false };
+        let Some(task) = self.running(key) else { return false };
         let failure = task.inflow.failure();
         if failure.is_none() && !task.inflow.owes() {
             self.finish_with(key, status, sense, wanted, tail);
@@ -161,7 +163,7 @@ impl Session {
 
     /// Ends a task without a response: it was aborted. What its initiator still sends for it is thrown away.
     pub fn drop_task(&mut self, key: TaskKey) {
-        let Some(task) = self.tasks.get(key) else { return };
+        let Some(task) = self.running(key) else { return };
         if task.numbered {
             self.numbers.done();
         }
@@ -289,14 +291,5 @@ fn residual(wanted: u64, expected: u32) -> Residual {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn residuals() {
-        assert_eq!(residual(512, 512), (0, 0));
-        assert_eq!(residual(0, 512), (UNDERFLOW, 512));
-        assert_eq!(residual(1024, 512), (OVERFLOW, 512));
-        assert_eq!(residual(u64::MAX, 0), (OVERFLOW, u32::MAX));
-    }
-}
+#[path = "data_tests.rs"]
+mod tests;
