@@ -3,6 +3,12 @@
 set -eu
 cd "$(dirname "$0")"
 
+# A toolchain of the minimal profile has neither.
+for tool in rustfmt clippy; do
+    command=$([ $tool = rustfmt ] && echo fmt || echo clippy)
+    cargo $command --version >/dev/null 2>&1 || rustup component add $tool
+done
+
 command -v apt-get >/dev/null || {
     echo "deps: no apt-get here; see conform/packages.txt for what the tests need" >&2
     exit 0

@@ -211,11 +211,18 @@ fn judge(test: &Test, reason: Option<&str>) -> Outcome {
             let why = test.said.lines().find(|line| line.contains("[SKIPPED]")).unwrap_or_default().trim();
             Outcome::Failed(format!("withdraws itself, and conform/libiscsi.toml does not say why: {why}"))
         }
-        (Verdict::Failed, None) => Outcome::Failed(process::last_lines(&test.said, 12)),
+        (Verdict::Failed, None) => Outcome::Failed(complaints(&test.said)),
         (Verdict::None, _) => {
             Outcome::Failed(format!("ended without a verdict:\n{}", process::last_lines(&test.said, 12)))
         }
     }
+}
+
+/// The lines that say what was wrong: the suite's own words, and where in its source it gave up.
+fn complaints(said: &str) -> String {
+    let lines: Vec<&str> =
+        said.lines().map(str::trim).filter(|line| line.contains("[FAILED]") || line.contains(".c:")).collect();
+    if lines.is_empty() { process::last_lines(said, 12) } else { process::last_lines(&lines.join("\n"), 12) }
 }
 
 #[cfg(test)]

@@ -1,0 +1,55 @@
+# What there is to do: `make help`.
+
+# Seconds for each fuzz target in `make test`.
+FUZZ_SECONDS ?= 60
+# Parts and options of the conformance run: `make conform CONFORM="hostile --driver epoll"`.
+CONFORM ?= all
+CARGO ?= cargo
+
+.NOTPARALLEL:
+.PHONY: help run test deps format lint unit conform fuzz bench
+
+## help: this list
+help:
+	@sed -n 's/^## /  make /p' Makefile
+
+## run: build the release and serve a demo disk until Ctrl-C
+run:
+	$(CARGO) run --release -p lunar -- demo
+
+## test: everything, from format to crashes, with what it needs installed first
+test: deps format lint unit fuzz conform
+
+## deps: install what the tests need and this machine lacks
+deps:
+	@echo "== deps"
+	@conform/deps.sh
+
+## format: is the source formatted?
+format:
+	@echo "== format"
+	$(CARGO) fmt --all --check
+
+## lint: clippy, every warning an error
+lint:
+	@echo "== lint"
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+## unit: unit tests, conversations, properties, simulated lives
+unit:
+	@echo "== unit"
+	$(CARGO) test --workspace --locked
+
+## fuzz: every fuzz target for FUZZ_SECONDS (60) seconds
+fuzz:
+	@echo "== fuzz, $(FUZZ_SECONDS) s for each target"
+	fuzz/run $(FUZZ_SECONDS)
+
+## conform: real initiators, hostile clients and crashes; CONFORM="libiscsi --driver epoll" for a part
+conform:
+	@echo "== conform"
+	$(CARGO) run --locked -p lunar-conform -- $(CONFORM)
+
+## bench: benchmarks with plots, into bench/results/
+bench:
+	bench/run
