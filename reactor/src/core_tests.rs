@@ -109,6 +109,24 @@ fn a_panic_ends_its_task_only() {
 }
 
 #[test]
+fn a_panic_in_a_tasks_drop_ends_nothing_else() {
+    struct Fails;
+    impl Drop for Fails {
+        fn drop(&mut self) {
+            panic!("as the test wants");
+        }
+    }
+    each(|reactor| {
+        let fails = Fails;
+        reactor.spawn(poll_fn(move |_| {
+            let _held = &fails;
+            Poll::Ready(())
+        }));
+        assert_eq!(reactor.run(async { 1 }), 1);
+    });
+}
+
+#[test]
 fn a_panic_of_the_main_future_is_the_callers() {
     let reactor = reactor(Choice::Epoll);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

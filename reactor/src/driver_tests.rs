@@ -48,6 +48,7 @@ both! {
     shutdown_comes_after_what_is_under_way;
     files_read_what_was_written;
     reads_past_the_end_are_faults;
+    reads_of_what_is_not_in_memory;
     pieces_beyond_one_call_are_moved;
     durable_writes_and_syncs_answer;
     holes_are_punched_zeroed_and_found;
@@ -385,6 +386,23 @@ async fn reads_past_the_end_are_faults(reactor: Reactor) {
     assert_eq!(write(&reactor, &file, 0, data(reactor.arena(), 0, 10, 10)).await, Err(Fault::Gone));
 }
 
+async fn reads_of_what_is_not_in_memory(reactor: Reactor) {
+    const LEN: usize = 1 << 20;
+    let scratch = Scratch::new();
+    let file = reactor.driver().open(&scratch.0, How::default()).expect("open");
+    assert_eq!(write(&reactor, &file, 0, data(reactor.arena(), 0, LEN, LEN)).await, Ok(LEN as u32));
+    assert_eq!(run_op(&reactor, Op::Sync { file: file.clone() }).await.result, Ok(0));
+    let expected: Vec<u8> = (0..LEN).map(pattern).collect();
+    let other = std::fs::File::open(&scratch.0).expect("open");
+    // Nothing of it, its second half, its middle.
+    for (offset, len) in [(0, LEN), (LEN / 2, LEN / 2), (LEN / 4, LEN / 2)] {
+        let advice = rustix::fs::Advice::DontNeed;
+        let len = std::num::NonZeroU64::new(len as u64);
+        rustix::fs::fadvise(&other, offset as u64, len, advice).expect("advised");
+        assert_eq!(read(&reactor, &file, 0, LEN, 100_000).await, expected);
+    }
+}
+
 async fn pieces_beyond_one_call_are_moved(reactor: Reactor) {
     let len = 3000;
     let scratch = Scratch::new();
@@ -564,6 +582,40 @@ async fn statistics_count_bytes(reactor: Reactor) {
     let stats = reactor.stats();
     assert_eq!((stats.sends.get(), stats.sent_bytes.get(), stats.received_bytes.get()), (3, 300, 300));
     assert!(stats.receives.get() >= 1 && stats.turns.get() > 0 && stats.busy_nanoseconds.get() > 0);
+}
+
+/// Lets no more rings be made on this thread, as profiles of containers do.
+fn forbid_io_uring() {
+    let statement = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut program = [
+        // The number of the call is the first word of what a filter sees.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_io_uring_setup as u32, 0, 1),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel copies the program, which has as many statements as it says.
+    let result = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    };
+    assert_eq!(result, 0);
+}
+
+#[test]
+fn where_io_uring_is_refused_epoll_takes_its_place() {
+    let refused = || {
+        forbid_io_uring();
+        let config = |driver| Config { driver, arena_bytes: 1 << 20, ..Config::default() };
+        assert!(Reactor::new(config(Choice::IoUring)).is_err());
+        let reactor = Reactor::new(config(Choice::Auto)).expect("epoll");
+        assert_eq!(reactor.driver().name(), "epoll");
+        reactor.run(reactor.sleep(Duration::from_millis(1)));
+    };
+    std::thread::spawn(refused).join().expect("no panic");
+    let config = Config { driver: Choice::Auto, arena_bytes: 1 << 20, ..Config::default() };
+    assert_eq!(Reactor::new(config).expect("io_uring").driver().name(), "io_uring");
 }
 
 /// Processor time of this thread.

@@ -143,8 +143,10 @@ impl Executor {
                 eprintln!("a task ended by a panic: {}", describe(&*panic));
             }
         }
-        // The task's own drop may spawn and wake: nothing is borrowed here.
-        drop(task);
+        // The task's own drop may spawn, wake and panic: nothing is borrowed here.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(task))) {
+            eprintln!("a task panicked as it was dropped: {}", describe(&*panic));
+        }
     }
 
     /// Wakes those who wait for the end of the turn; tells whether there were any.
