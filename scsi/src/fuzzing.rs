@@ -48,7 +48,8 @@ impl Store for MemoryStore {
 
     fn submit(&self, mut io: Io, done: Done) {
         self.memory.asked.borrow_mut().push(io.op);
-        if let Some(fault) = self.memory.fault.take() {
+        let beyond = (!io.within(self.traits.size)).then_some(Fault::OUT_OF_RANGE);
+        if let Some(fault) = beyond.or_else(|| self.memory.fault.take()) {
             return done.complete(Outcome::with(Err(fault), io.data));
         }
         let mut bytes = self.memory.bytes.borrow_mut();
