@@ -73,6 +73,11 @@ fn line(page: &mut String, row: &Row) {
     );
 }
 
+/// The example of the contributors' guide, which must compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/adding-a-command.md")]
+struct AddingACommand;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -50,10 +50,11 @@ impl Target {
         transfer: &T,
         tools: &mut Tools,
     ) -> Result<Reply, Refusal> {
-        let (row, amount) = self.admitted(addressee, command)?;
+        // Asked first: a command that is not answered must not take a unit attention with it.
         if transfer.aborted() {
             return Err(Refusal::bare(Status::TASK_ABORTED));
         }
+        let (row, amount) = self.admitted(addressee, command)?;
         let list = pull_list(row, amount, addressee, command, transfer).await?;
         let plan = match self.plan(row, amount, nexus, addressee, command, &contiguous(&list))? {
             Plan::Answer => return self.answer(tools),
