@@ -9,11 +9,15 @@
 //! * [`session`]: the machine of one session: framing, numbers, tasks, data, text
 //! * [`out`]: what waits to be sent
 //! * [`config`]: settings and limits
+//! * [`registry`]: the sessions of all cores
+//! * [`serve`]: the glue to the reactor and the device server: the one module with I/O
 
 pub mod config;
 pub mod keys;
 pub mod login;
 pub mod out;
+pub mod registry;
+pub mod serve;
 pub mod session;
 pub mod text;
 pub mod wire;

@@ -97,6 +97,12 @@ impl Registry {
         }
     }
 
+    /// Where the normal sessions are served.
+    #[must_use]
+    pub fn places(&self) -> Vec<Place> {
+        self.lock().ports.values().map(|(_, place)| *place).collect()
+    }
+
     /// Sessions now.
     #[must_use]
     pub fn len(&self) -> usize {

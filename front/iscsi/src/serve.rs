@@ -1,19 +1,22 @@
 //! The glue between the session machine, the device server and the reactor: one [`Front`] per core.
 //!
-//! * [`connection`]: one connection: a task that receives, a task that sends, and what its commands wait for
+//! * [`connection`]: one connection: a task that receives, a task that sends
+//! * [`job`]: one command in a slot, and the ways that its data takes
 //! * here: the connections of a core, logins across cores, slots, time, draining
 //!
 //! A command runs in a slot (a long-lived task); its reply is queued in the session, and at the end of the turn
 //! everything that is queued for a peer leaves in one send.
 
 mod connection;
+mod job;
 
 use crate::config;
 use crate::login::{Candidate, Established, Verdict};
 use crate::registry::{Place, Registry};
 use crate::session::{Query, TargetAddresses};
 use crate::wire::LoginStatus;
-use connection::{Connection, Job};
+use connection::Connection;
+use job::Job;
 use lunar_core::step::Tools;
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
@@ -178,6 +181,21 @@ impl Front {
         }
     }
 
+    /// Ends all sessions, of all cores.
+    async fn end_all_sessions(&self) {
+        for place in self.registry.places() {
+            self.end_place(place).await;
+        }
+    }
+
+    async fn end_place(&self, place: Place) {
+        if place.core == self.me {
+            self.end_session(place.connection).await;
+        } else {
+            self.peers.end_session(place).await;
+        }
+    }
+
     /// Takes no more connections, lets commands finish, and ends: see [`Front::drained`].
     pub fn drain(&self) {
         self.draining.set(true);
@@ -267,10 +285,8 @@ impl Front {
     /// Gives a session its number, after the one that it replaces has ended.
     async fn enter(&self, id: u64, established: &Established) -> Result<u16, LoginStatus> {
         let entered = self.registry.enter(&established.candidate, Place { core: self.me, connection: id })?;
-        match entered.replaced {
-            Some(place) if place.core == self.me => self.end_session(place.connection).await,
-            Some(place) => self.peers.end_session(place).await,
-            None => {}
+        if let Some(place) = entered.replaced {
+            self.end_place(place).await;
         }
         self.half_open.borrow_mut().remove(&id);
         Ok(entered.tsih)

@@ -86,8 +86,8 @@ impl Connection {
             chunk_len: Cell::new(CHUNK_MIN),
             sender: Cell::default(),
             receiver: Cell::default(),
-            pub(super) crowd: RefCell::default(),
-            pub(super) pulls: RefCell::default(),
+            crowd: RefCell::default(),
+            pulls: RefCell::default(),
             front,
         })
     }
@@ -174,7 +174,7 @@ impl Connection {
 
     /// Lets the sender look whether something is queued.
     pub(super) fn kick(&self) {
-        self.sender.take().map_or((), Waker::wake);
+        wake(&self.sender);
     }
 
     async fn receive(self: &Rc<Self>) {
@@ -188,7 +188,7 @@ impl Connection {
                     self.session.borrow_mut().resume(&mut actions);
                     true
                 }
-                Want::Into(memory) => receiver.into(memory, &mut actions).await,
+                Want::Into(memory) => receiver.place(memory, &mut actions).await,
                 Want::Chunk => receiver.chunk(&mut actions).await,
             };
             self.act(&mut actions).await;
@@ -212,7 +212,7 @@ impl Connection {
     }
 
     fn go_on(&self) {
-        self.receiver.take().map_or((), Waker::wake);
+        wake(&self.receiver);
     }
 
     /// Does what the session asks for.
@@ -222,7 +222,10 @@ impl Connection {
             for action in actions.drain(..) {
                 match action {
                     Action::Command(command) => self.command(&command),
-                    Action::DataReady(key) => self.pulls.borrow_mut().remove(&key).map_or((), Waker::wake),
+                    Action::DataReady(key) => {
+                        let waiting = self.pulls.borrow_mut().remove(&key);
+                        waiting.into_iter().for_each(Waker::wake);
+                    }
                     Action::TaskManagement(function) => self.task_management(function),
                     Action::SendTargets(query) => {
                         let targets = self.front.targets(&query, self.local);
@@ -412,6 +415,12 @@ impl Connection {
     }
 }
 
+fn wake(waiting: &Cell<Option<Waker>>) {
+    if let Some(waker) = waiting.take() {
+        waker.wake();
+    }
+}
+
 /// What the receiving task keeps between two receives.
 struct Receiver<'a> {
     connection: &'a Connection,
@@ -424,7 +433,7 @@ struct Receiver<'a> {
 
 impl Receiver<'_> {
     /// Receives payload to its place. Returns whether the connection lives.
-    async fn into(&mut self, memory: SgMut, actions: &mut Vec<Action>) -> bool {
+    async fn place(&mut self, memory: SgMut, actions: &mut Vec<Action>) -> bool {
         let connection = self.connection;
         let reactor = &connection.front.reactor;
         let (result, memory) = reactor.receive(&connection.socket, memory, &mut self.completion).await;

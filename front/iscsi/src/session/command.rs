@@ -298,3 +298,7 @@ impl Session {
         None
     }
 }
+
+#[cfg(test)]
+#[path = "command_tests.rs"]
+mod tests;
