@@ -177,3 +177,7 @@ impl Session {
         self.out.short(header, &[text]);
     }
 }
+
+#[cfg(test)]
+#[path = "exchange_tests.rs"]
+mod tests;

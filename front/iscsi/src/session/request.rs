@@ -305,3 +305,7 @@ impl Session {
         self.out.short(message, &[]);
     }
 }
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,481 @@
+use super::*;
+use crate::config::{ANSWERS_MAX, Config};
+use crate::session::{Command, Fault, Pull, Want};
+use crate::testing::{Got, LUN, Peer, data_out, pattern};
+use crate::wire::{FINAL, First, NopIn, READ, ScsiResponse, WRITE};
+use lunar_core::step::Tail;
+
+fn nop(peer: &mut Peer, itt: u32, ttt: u32) -> NopOut {
+    let cmd_sn = U32::new(peer.next_cmd_sn());
+    NopOut { lun: LUN, itt: U32::new(itt), ttt: U32::new(ttt), cmd_sn, ..NopOut::blank() }
+}
+
+fn immediate(opcode: Opcode) -> First {
+    First::new(opcode).immediately()
+}
+
+/// An immediate function; `cmd_sn` is that of the next command.
+fn function(peer: &Peer, function: Function, tag: u32, ref_cmd_sn: u32) -> TaskManagementRequest {
+    TaskManagementRequest {
+        first: immediate(Opcode::TASK_MANAGEMENT_REQUEST),
+        flags: FINAL | function.0,
+        lun: LUN,
+        itt: U32::new(0x500),
+        referenced_tag: U32::new(tag),
+        cmd_sn: U32::new(peer.cmd_sn),
+        ref_cmd_sn: U32::new(ref_cmd_sn),
+        ..TaskManagementRequest::blank()
+    }
+}
+
+fn managed(peer: &mut Peer) -> TaskManagement {
+    let [Action::TaskManagement(management)] = peer.actions[..] else { panic!("{:?}", peer.actions) };
+    peer.actions.clear();
+    management
+}
+
+fn outcome(peer: &mut Peer) -> FunctionResponse {
+    peer.one::<TaskManagementResponse>().0.response
+}
+
+fn logout(peer: &mut Peer, reason: LogoutReason, cid: u16) -> LogoutRequest {
+    LogoutRequest {
+        flags: FINAL | reason.0,
+        itt: U32::new(0x600),
+        cid: U16::new(cid),
+        cmd_sn: U32::new(peer.next_cmd_sn()),
+        ..LogoutRequest::blank()
+    }
+}
+
+#[test]
+fn a_ping_is_echoed() {
+    let mut peer = Peer::logged_in();
+    let request = nop(&mut peer, 5, NO_TAG);
+    peer.send(&request, b"hello");
+    let (answer, data) = peer.one::<NopIn>();
+    assert_eq!((answer.itt.get(), answer.ttt.get(), &data[..]), (5, NO_TAG, &b"hello"[..]));
+    assert_eq!((answer.stat_sn.get(), answer.exp_cmd_sn.get(), answer.max_cmd_sn.get()), (501, 101, 228));
+}
+
+#[test]
+fn an_immediate_ping_takes_no_number() {
+    let mut peer = Peer::logged_in();
+    let request = NopOut { first: immediate(Opcode::NOP_OUT), ..nop(&mut peer, 5, NO_TAG) };
+    peer.send(&request, &[]);
+    let answer = peer.one::<NopIn>().0;
+    assert_eq!((answer.exp_cmd_sn.get(), answer.max_cmd_sn.get()), (100, 227));
+}
+
+#[test]
+fn an_echo_is_no_longer_than_what_the_initiator_takes() {
+    let mut peer = Peer::logged_in_with(Config::default(), &[("MaxRecvDataSegmentLength", "512")]);
+    let request = nop(&mut peer, 5, NO_TAG);
+    peer.send(&request, &pattern(600));
+    assert_eq!(peer.one::<NopIn>().1, pattern(512));
+}
+
+#[test]
+fn a_ping_without_a_tag_is_not_answered() {
+    let mut peer = Peer::logged_in();
+    let request = NopOut { first: immediate(Opcode::NOP_OUT), ..nop(&mut peer, NO_TAG, NO_TAG) };
+    peer.send(&request, b"data");
+    peer.assert_quiet();
+}
+
+#[test]
+fn a_ping_without_a_tag_must_be_immediate() {
+    let mut peer = Peer::logged_in();
+    let request = nop(&mut peer, NO_TAG, NO_TAG);
+    peer.send(&request, &[]);
+    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::INVALID_FIELD);
+}
+
+#[test]
+fn a_ping_whose_digest_does_not_match_is_rejected() {
+    let mut peer = Peer::logged_in_with(Config::default(), &[("DataDigest", "CRC32C")]);
+    let request = nop(&mut peer, 5, NO_TAG);
+    let mut bytes = peer.bytes(&request, &[], b"ping");
+    bytes[48] ^= 1;
+    peer.feed(&bytes);
+    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::DATA_DIGEST);
+    peer.read(1, 0);
+}
+
+#[test]
+fn a_ping_that_finds_no_memory_is_rejected() {
+    let mut peer = Peer::logged_in();
+    let request = nop(&mut peer, 5, NO_TAG);
+    let bytes = peer.bytes(&request, &[], &pattern(1000));
+    let hog: Vec<_> = std::iter::from_fn(|| peer.arena.take(1)).collect();
+    peer.piece = 500;
+    peer.feed(&bytes);
+    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::LONG_OPERATION);
+    drop(hog);
+}
+
+#[test]
+fn a_peer_that_is_silent_is_asked_and_then_given_up() {
+    let mut peer = Peer::logged_in();
+    let (after, timeout) = (Config::default().ping_after, Config::default().ping_timeout);
+    assert_eq!(peer.session.deadline(), Some(peer.now + after));
+    peer.session.tick(peer.now + after, &mut peer.actions);
+    let ping = peer.one::<NopIn>().0;
+    assert_eq!((ping.itt.get(), ping.stat_sn.get()), (NO_TAG, 501));
+    assert_ne!(ping.ttt.get(), NO_TAG);
+    assert_eq!(peer.session.deadline(), Some(peer.now + after + timeout));
+    peer.session.tick(peer.now + after + timeout, &mut peer.actions);
+    peer.assert_closed(Close::Silent);
+    assert_eq!(Close::Silent.fault(), Fault::Peer);
+}
+
+#[test]
+fn a_peer_that_answers_lives() {
+    let mut peer = Peer::logged_in();
+    let after = Config::default().ping_after;
+    peer.session.tick(peer.now + after, &mut peer.actions);
+    let ping = peer.one::<NopIn>().0;
+    peer.now = peer.now + after;
+    let answer = NopOut { first: immediate(Opcode::NOP_OUT), ..nop(&mut peer, NO_TAG, ping.ttt.get()) };
+    peer.send(&answer, &[]);
+    peer.assert_quiet();
+    assert_eq!(peer.session.deadline(), Some(peer.now + after));
+    // A ping has no status: its number is the next one's.
+    peer.cmd_sn = 100;
+    let command = peer.read(1, 0);
+    peer.session.reply(command.task, 0, &[], Tail::default(), 0);
+    assert_eq!(peer.one::<ScsiResponse>().0.stat_sn.get(), 501);
+}
+
+#[test]
+fn whoever_never_reads_is_not_read_from() {
+    let mut peer = Peer::logged_in_with(Config::default(), &[("MaxRecvDataSegmentLength", "262144")]);
+    let mut bytes = Vec::new();
+    for itt in 0..10 {
+        let request = nop(&mut peer, itt, NO_TAG);
+        bytes.extend(peer.bytes(&request, &[], &pattern(100_000)));
+    }
+    peer.feed(&bytes);
+    assert!(matches!(peer.session.want(), Want::Nothing));
+    let queued = peer.session.queued_bytes();
+    assert!(queued > ANSWERS_MAX && queued < ANSWERS_MAX + 110_000, "{queued}");
+    // What was received already goes on when the answers are taken.
+    let mut answers = 0;
+    loop {
+        answers += peer.got().len();
+        peer.session.resume(&mut peer.actions);
+        if peer.session.queued_bytes() == 0 {
+            break;
+        }
+    }
+    assert!(answers >= 3 && matches!(peer.session.want(), Want::Chunk | Want::Into(_)));
+}
+
+#[test]
+fn abort_task_names_the_command_that_runs() {
+    let mut peer = Peer::logged_in();
+    let command = peer.read(1, 512);
+    let request = function(&peer, Function::ABORT_TASK, 1, 100);
+    peer.send(&request, &[]);
+    let management = managed(&mut peer);
+    assert_eq!((management.function, management.lun, management.tag), (Function::ABORT_TASK, LUN, 1));
+    assert_eq!(management.referenced, Some(command.task));
+    peer.session.drop_task(command.task);
+    peer.session.function_done(management.task, FunctionResponse::COMPLETE);
+    let (answer, _) = peer.one::<TaskManagementResponse>();
+    assert_eq!((answer.response, answer.itt.get()), (FunctionResponse::COMPLETE, 0x500));
+    assert_eq!((answer.stat_sn.get(), answer.max_cmd_sn.get()), (501, 228));
+    assert_eq!(peer.session.tasks(), 0);
+    peer.session.function_done(management.task, FunctionResponse::COMPLETE);
+    peer.assert_quiet();
+}
+
+#[test]
+fn abort_task_of_a_command_that_is_over_finds_none() {
+    let mut peer = Peer::logged_in();
+    let command = peer.read(1, 0);
+    peer.session.reply(command.task, 0, &[], Tail::default(), 0);
+    peer.got();
+    let request = function(&peer, Function::ABORT_TASK, 1, 100);
+    peer.send(&request, &[]);
+    assert_eq!(outcome(&mut peer), FunctionResponse::NO_TASK);
+}
+
+#[test]
+fn abort_task_of_a_command_that_has_not_come_keeps_it_from_running() {
+    let mut peer = Peer::logged_in();
+    let late = peer.scsi(1, READ | FINAL, 0);
+    let request = function(&peer, Function::ABORT_TASK, 1, 100);
+    peer.send(&request, &[]);
+    assert_eq!(outcome(&mut peer), FunctionResponse::COMPLETE);
+    peer.send(&late, &[]);
+    peer.assert_quiet();
+    assert_eq!(peer.session.tasks(), 0);
+    peer.read(2, 0);
+}
+
+#[test]
+fn abort_task_of_a_number_beyond_its_own_finds_none() {
+    let mut peer = Peer::logged_in();
+    for ref_cmd_sn in [99, 100, 150, 500] {
+        let request = function(&peer, Function::ABORT_TASK, 1, ref_cmd_sn);
+        peer.send(&request, &[]);
+        assert_eq!(outcome(&mut peer), FunctionResponse::NO_TASK);
+    }
+}
+
+#[test]
+fn abort_task_of_a_command_that_waits_for_its_turn_ends_it() {
+    let mut peer = Peer::logged_in();
+    let first = peer.scsi(1, READ | FINAL, 0);
+    let second = peer.scsi(2, READ | FINAL, 0);
+    peer.send(&second, &[]);
+    let request = function(&peer, Function::ABORT_TASK, 2, 101);
+    peer.send(&request, &[]);
+    assert_eq!(outcome(&mut peer), FunctionResponse::COMPLETE);
+    peer.send(&first, &[]);
+    assert_eq!(peer.command().tag, 1);
+    peer.read(3, 0);
+}
+
+/// A write whose answer waits for its data.
+fn draining(peer: &mut Peer) -> Command {
+    let header = peer.scsi(1, WRITE, 1024);
+    peer.send(&header, &[]);
+    let command = peer.command();
+    peer.session.reply(command.task, 2, &[1; 18], Tail::default(), 0);
+    peer.assert_quiet();
+    command
+}
+
+#[test]
+fn abort_task_of_a_command_whose_answer_waits_ends_it() {
+    let mut peer = Peer::logged_in();
+    draining(&mut peer);
+    let request = function(&peer, Function::ABORT_TASK, 1, 100);
+    peer.send(&request, &[]);
+    assert_eq!(outcome(&mut peer), FunctionResponse::COMPLETE);
+    peer.send(&data_out(1, NO_TAG, 0, 0, true), &[0; 1024]);
+    peer.assert_quiet();
+    assert_eq!(peer.session.tasks(), 0);
+}
+
+#[test]
+fn a_reset_sweeps_what_the_session_holds() {
+    for (which, lun, left) in [
+        (Function::LOGICAL_UNIT_RESET, LUN, 1),
+        (Function::ABORT_TASK_SET, LUN, 1),
+        (Function::CLEAR_TASK_SET, LUN, 1),
+        (Function::LOGICAL_UNIT_RESET, [0; 8], 3),
+        (Function::TARGET_WARM_RESET, [0; 8], 1),
+        (Function::TARGET_COLD_RESET, [0; 8], 1),
+        (Function::CLEAR_ACA, LUN, 3),
+    ] {
+        let mut peer = Peer::logged_in();
+        draining(&mut peer);
+        let _missing = peer.next_cmd_sn();
+        let held = peer.scsi(3, READ | FINAL, 0);
+        peer.send(&held, &[]);
+        let request = TaskManagementRequest { lun, ..function(&peer, which, NO_TAG, 0) };
+        peer.send(&request, &[]);
+        assert_eq!(peer.session.tasks(), left, "{which:?}");
+        let management = managed(&mut peer);
+        assert_eq!((management.function, management.referenced), (which, None));
+        peer.session.function_done(management.task, FunctionResponse::COMPLETE);
+        assert_eq!(outcome(&mut peer), FunctionResponse::COMPLETE);
+    }
+}
+
+#[test]
+fn a_reset_leaves_commands_that_came_after_it() {
+    let mut peer = Peer::logged_in();
+    let request = function(&peer, Function::LOGICAL_UNIT_RESET, NO_TAG, 0);
+    let _missing = peer.next_cmd_sn();
+    let held = peer.scsi(3, READ | FINAL, 0);
+    peer.send(&held, &[]);
+    peer.send(&request, &[]);
+    assert_eq!(peer.session.tasks(), 2);
+}
+
+#[test]
+fn a_function_with_a_number_waits_for_its_turn() {
+    let mut peer = Peer::logged_in();
+    let first = peer.scsi(1, READ | FINAL, 0);
+    let request = TaskManagementRequest {
+        first: First::new(Opcode::TASK_MANAGEMENT_REQUEST),
+        cmd_sn: U32::new(peer.next_cmd_sn()),
+        ..function(&peer, Function::ABORT_TASK, 1, 100)
+    };
+    peer.send(&request, &[]);
+    peer.assert_quiet();
+    peer.send(&first, &[]);
+    assert!(matches!(peer.actions[..], [Action::Command(_), Action::TaskManagement(_)]));
+}
+
+#[test]
+fn task_reassign_is_refused() {
+    let mut peer = Peer::logged_in();
+    peer.read(1, 0);
+    let request = function(&peer, Function::TASK_REASSIGN, 1, 100);
+    peer.send(&request, &[]);
+    assert_eq!(outcome(&mut peer), FunctionResponse::REASSIGN_NOT_SUPPORTED);
+}
+
+#[test]
+fn functions_of_rfc_7144_need_its_level() {
+    let level = Config { protocol_level: 2, ..Config::default() };
+    for code in [0, 9, 10, 11, 12, 13, 127] {
+        let mut peer = Peer::logged_in();
+        let request = function(&peer, Function(code), 1, 100);
+        peer.send(&request, &[]);
+        assert_eq!(outcome(&mut peer), FunctionResponse::NOT_SUPPORTED);
+        let mut peer = Peer::logged_in_with(level.clone(), &[("iSCSIProtocolLevel", "2")]);
+        peer.send(&request, &[]);
+        if (9..=12).contains(&code) {
+            assert_eq!(managed(&mut peer).function, Function(code));
+        } else {
+            assert_eq!(outcome(&mut peer), FunctionResponse::NOT_SUPPORTED);
+        }
+    }
+}
+
+#[test]
+fn a_function_with_a_tag_in_use_is_rejected() {
+    let mut peer = Peer::logged_in();
+    peer.read(0x500, 0);
+    let request = function(&peer, Function::ABORT_TASK, 0x500, 100);
+    peer.send(&request, &[]);
+    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::TASK_IN_PROGRESS);
+    let request = TaskManagementRequest { itt: U32::new(NO_TAG), ..request };
+    peer.send(&request, &[]);
+    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::INVALID_FIELD);
+}
+
+#[test]
+fn a_function_that_means_a_function_finds_no_task() {
+    let mut peer = Peer::logged_in();
+    let request = function(&peer, Function::LOGICAL_UNIT_RESET, NO_TAG, 0);
+    peer.send(&request, &[]);
+    let first = managed(&mut peer);
+    let second = TaskManagementRequest { itt: U32::new(0x501), ..function(&peer, Function::ABORT_TASK, 0x500, 99) };
+    peer.send(&second, &[]);
+    assert_eq!(outcome(&mut peer), FunctionResponse::NO_TASK);
+    // A function's key is no command's.
+    assert!(!peer.session.reply(first.task, 0, &[], Tail::default(), 0));
+    assert!(matches!(peer.session.pull(first.task, 0, 1), Pull::Failed(_)));
+    assert_eq!(peer.session.tasks(), 1);
+}
+
+#[test]
+fn too_many_functions_are_rejected() {
+    let mut peer = Peer::logged_in();
+    let count = u32::try_from(IMMEDIATE_MAX).expect("small");
+    for itt in 0..=count {
+        let request =
+            TaskManagementRequest { itt: U32::new(itt), ..function(&peer, Function::LOGICAL_UNIT_RESET, NO_TAG, 0) };
+        peer.send(&request, &[]);
+    }
+    assert_eq!(peer.actions.len(), IMMEDIATE_MAX);
+    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::TOO_MANY_IMMEDIATE);
+}
+
+#[test]
+fn a_discovery_session_has_no_functions() {
+    let mut peer = Peer::discovering();
+    let request = function(&peer, Function::LOGICAL_UNIT_RESET, NO_TAG, 0);
+    peer.send(&request, &[]);
+    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::PROTOCOL_ERROR);
+}
+
+#[test]
+fn a_logout_ends_the_session() {
+    for (reason, cid) in [(LogoutReason::CLOSE_SESSION, 99), (LogoutReason::CLOSE_CONNECTION, 3)] {
+        let mut peer = Peer::logged_in();
+        let running = peer.read(1, 512);
+        let request = logout(&mut peer, reason, cid);
+        peer.send(&request, &[]);
+        let (answer, _) = peer.one::<LogoutResponse>();
+        assert_eq!((answer.response, answer.itt.get(), answer.stat_sn.get()), (LogoutOutcome::CLOSED, 0x600, 501));
+        assert_eq!((answer.time_to_wait.get(), answer.time_to_retain.get()), (2, 20));
+        peer.assert_closed(Close::LoggedOut);
+        assert_eq!(Close::LoggedOut.fault(), Fault::Nobody);
+        assert!(!peer.session.reply(running.task, 0, &[], Tail::default(), 0));
+        assert_eq!(peer.got(), []);
+    }
+}
+
+#[test]
+fn a_logout_that_cannot_be_leaves_the_session() {
+    let mut peer = Peer::logged_in();
+    for (reason, cid, response) in [
+        (LogoutReason::CLOSE_CONNECTION, 4, LogoutOutcome::NO_CONNECTION),
+        (LogoutReason::RECOVER_CONNECTION, 3, LogoutOutcome::RECOVERY_NOT_SUPPORTED),
+    ] {
+        let request = logout(&mut peer, reason, cid);
+        peer.send(&request, &[]);
+        assert_eq!(peer.one::<LogoutResponse>().0.response, response);
+    }
+    let request = logout(&mut peer, LogoutReason(9), 3);
+    peer.send(&request, &[]);
+    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::INVALID_FIELD);
+    peer.assert_quiet();
+}
+
+#[test]
+fn a_logout_waits_for_its_turn() {
+    let mut peer = Peer::logged_in();
+    let first = peer.scsi(1, READ | FINAL, 0);
+    let request = logout(&mut peer, LogoutReason::CLOSE_SESSION, 3);
+    let after = peer.scsi(2, READ | FINAL, 0);
+    peer.send(&request, &[]);
+    peer.send(&after, &[]);
+    peer.assert_quiet();
+    peer.send(&first, &[]);
+    assert_eq!(peer.got().iter().map(Got::pdu::<LogoutResponse>).count(), 1);
+    assert!(matches!(peer.actions[..], [Action::Command(_), Action::Close(Close::LoggedOut)]));
+}
+
+#[test]
+fn the_target_asks_for_a_logout() {
+    let mut peer = Peer::logged_in();
+    peer.session.request_logout(Duration::from_secs(10), peer.now);
+    let message = peer.one::<AsyncMessage>().0;
+    assert_eq!((message.event, message.parameter3.get()), (AsyncEvent::REQUEST_LOGOUT, 10));
+    assert_eq!((message.itt.get(), message.stat_sn.get()), (NO_TAG, 501));
+    peer.session.request_logout(Duration::from_secs(10), peer.now);
+    peer.assert_quiet();
+    let by = peer.now + Duration::from_secs(10);
+    assert_eq!(peer.session.deadline(), Some(by));
+    peer.session.tick(by, &mut peer.actions);
+    peer.assert_closed(Close::LogoutTimeout);
+}
+
+#[test]
+fn asynchronous_messages_take_a_status_number() {
+    let mut peer = Peer::logged_in();
+    peer.session.announce(AsyncEvent::DROPS_CONNECTION, [3, 2, 0]);
+    peer.session.announce(AsyncEvent::DROPS_SESSION, [0, 2, 0]);
+    let got = peer.got();
+    assert_eq!(got[0].pdu::<AsyncMessage>().parameter1.get(), 3);
+    assert_eq!(got[1].pdu::<AsyncMessage>().stat_sn.get(), 502);
+    let mut fresh = Peer::new(Config::default());
+    fresh.session.announce(AsyncEvent::DROPS_SESSION, [0; 3]);
+    fresh.session.request_logout(Duration::ZERO, fresh.now);
+    fresh.assert_quiet();
+}
+
+#[test]
+fn payload_that_waits_for_its_turn_is_bounded() {
+    let mut peer = Peer::logged_in_with(Config { unsolicited_max: 2500, ..Config::default() }, &[]);
+    let first = nop(&mut peer, 1, NO_TAG);
+    for itt in 2..5 {
+        let request = nop(&mut peer, itt, NO_TAG);
+        peer.send(&request, &pattern(1000));
+    }
+    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::LONG_OPERATION);
+    peer.send(&first, &[]);
+    assert_eq!(peer.got().len(), 3);
+    let request = nop(&mut peer, 1, NO_TAG);
+    peer.send(&request, &[]);
+    assert_eq!(peer.got().len(), 1);
+}
