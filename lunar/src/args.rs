@@ -35,6 +35,7 @@ pub enum Command {
 /// `lunar demo`
 #[derive(Args, Debug)]
 pub struct Demo {
+    /// How to share.
     #[command(flatten)]
     pub how: How,
 }
@@ -57,6 +58,7 @@ pub struct Serve {
     /// Go past the page cache (O_DIRECT)
     #[arg(long)]
     pub direct: bool,
+    /// How to share.
     #[command(flatten)]
     pub how: How,
 }

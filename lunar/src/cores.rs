@@ -3,7 +3,8 @@
 
 use lunar_core::range::{Guard, Span};
 use lunar_core::unit::{Exclusive, Unit, UnitId};
-use lunar_iscsi::serve::{End, Front};
+use lunar_iscsi::registry::Place;
+use lunar_iscsi::serve::{Front, Peers};
 use lunar_reactor::Reactor;
 use lunar_reactor::channel::{Receiver, Sender};
 use lunar_reactor::op::Incoming;
@@ -45,8 +46,8 @@ pub enum What {
     Hold(UnitId, Span),
     /// Let the range go that was held under this number.
     LetGo(u64),
-    /// End a session.
-    End(End),
+    /// End the session of this connection.
+    EndSession(u64),
 }
 
 /// One core's side of the correspondence.
@@ -131,11 +132,6 @@ impl Links {
         }
     }
 
-    /// Asks the core that serves a session to end it, and waits until it has.
-    pub async fn end_session(&self, core: usize, end: End) {
-        self.ask(std::iter::once(core), || What::End(end.clone())).await;
-    }
-
     async fn hold_here(&self, from: usize, id: u64, unit: UnitId, span: Span) {
         let ranges = self.units.borrow().get(&unit).map(|unit| unit.ranges.clone());
         if let Some(ranges) = ranges {
@@ -180,7 +176,7 @@ impl Links {
             What::LetGo(held) => {
                 self.held.borrow_mut().remove(&(from, held));
             }
-            What::End(end) => front.end_session(end).await,
+            What::EndSession(connection) => front.end_session(connection).await,
         }
     }
 }
@@ -238,7 +234,19 @@ impl Everywhere for OtherCores {
         let links = self.0.clone();
         Box::pin(async move {
             let others: Vec<usize> = links.others().collect();
-            links.ask(others.into_iter(), || What::Scsi(mail.clone())).await;
+            links.ask(others.into_iter(), || What::Scsi(mail)).await;
+        })
+    }
+}
+
+/// Reaches the sessions on all other cores.
+pub struct OtherSessions(pub Rc<Links>);
+
+impl Peers for OtherSessions {
+    fn end_session(&self, place: Place) -> Pin<Box<dyn Future<Output = ()>>> {
+        let links = self.0.clone();
+        Box::pin(async move {
+            links.ask(std::iter::once(place.core), || What::EndSession(place.connection)).await;
         })
     }
 }

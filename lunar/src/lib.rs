@@ -1,0 +1,8 @@
+//! The one binary of Lunar, as a library so that tests reach its parts.
+
+pub mod args;
+pub mod banner;
+pub mod cores;
+pub mod serve;
+pub mod stats;
+pub mod volume;

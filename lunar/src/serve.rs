@@ -1,0 +1,351 @@
+//! `lunar serve`: opens the volumes, starts a thread per core, listens, and stops cleanly.
+
+use crate::args::{self, Driver, How};
+use crate::banner::{Line, banner};
+use crate::cores::{AllCores, Letter, Links, OtherCores, OtherSessions};
+use crate::stats;
+use crate::volume::Volume;
+use anyhow::{Context, Result, anyhow, bail};
+use lunar_core::io::{Completion, Data, Io, Op, submit};
+use lunar_core::range::Ranges;
+use lunar_core::stats::Stats;
+use lunar_core::unit::{Geometry, Unit, UnitId};
+use lunar_iscsi::config;
+use lunar_iscsi::registry::Registry;
+use lunar_iscsi::serve::{Front, Settings};
+use lunar_reactor::channel::{Sender, channel};
+use lunar_reactor::op::Handle;
+use lunar_reactor::{Choice, Config, Reactor, Spin};
+use lunar_scsi::{PortConfig, Target, TargetConfig};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Protocol identifier of iSCSI (SPC-6 7.6.1).
+const PROTOCOL_ISCSI: u8 = 5;
+/// The one portal group, and the one target port in it.
+const PORTAL_GROUP: u16 = 1;
+
+/// What all cores are made from.
+struct Setup {
+    volumes: Vec<Volume>,
+    names: Vec<String>,
+    /// What the target is called for people.
+    alias: String,
+    block_size: u32,
+    target: String,
+    how: How,
+    portals: Vec<SocketAddr>,
+    stats: Vec<Arc<Stats>>,
+    registry: Arc<Registry>,
+}
+
+/// What a core reports while it starts, by its number.
+enum Report {
+    Mailbox(usize, Sender<Letter>),
+    Listening(Vec<SocketAddr>, Vec<Line>),
+    Ready,
+    Failed(anyhow::Error),
+}
+
+/// Serves until a signal says stop.
+///
+/// # Errors
+/// Everything that keeps it from starting, in words that say what to do.
+pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) -> Result<()> {
+    raise_open_files();
+    let count = how.cores.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
+    let stats: Vec<Arc<Stats>> = (0..count).map(|_| Arc::default()).collect();
+    let target = how.name.clone().unwrap_or_else(|| args::default_name(&host_name(), &names[0]));
+    let portals = how.portals();
+    let socket = how.stats.as_deref().map(|path| stats::Socket::serve(path, stats.clone())).transpose()?;
+    let setup = Arc::new(Setup {
+        volumes,
+        alias: alias(&names),
+        names,
+        block_size,
+        target,
+        how,
+        portals,
+        stats,
+        registry: Arc::new(Registry::new()),
+    });
+    // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let (cores, mailboxes) = start(&setup, count)?;
+    wait_for_stop(&mut signals);
+    drop(socket);
+    stop(cores, &mailboxes, &mut signals)
+}
+
+/// TargetAlias (RFC 7143 13.6): what is shared, in at most 255 bytes.
+fn alias(names: &[String]) -> String {
+    let more = if names.len() > 1 { format!(" and {} more", names.len() - 1) } else { String::new() };
+    let first: String = names[0].chars().filter(|c| !c.is_control()).take(48).collect();
+    first + &more
+}
+
+/// Waits for the first signal that means stop; SIGHUP does not, a terminal may go away.
+fn wait_for_stop(signals: &mut Signals) {
+    for signal in signals.forever() {
+        if signal != SIGHUP {
+            return;
+        }
+    }
+}
+
+type Cores = Vec<JoinHandle<Result<()>>>;
+
+/// Starts the cores and says so when all are ready.
+fn start(setup: &Arc<Setup>, count: usize) -> Result<(Cores, Vec<Sender<Letter>>)> {
+    let (report, reports) = mpsc::channel();
+    let mut threads = Vec::new();
+    let mut directories = Vec::new();
+    for me in 0..count {
+        let (directory, mailboxes) = mpsc::channel();
+        let (setup, report) = (setup.clone(), report.clone());
+        let thread = std::thread::Builder::new().name(format!("core{me}"));
+        threads.push(thread.spawn(move || core(me, &setup, &report, &mailboxes))?);
+        directories.push(directory);
+    }
+    let mut mailboxes: Vec<Option<Sender<Letter>>> = vec![None; count];
+    let mut listening = None;
+    let mut ready = 0;
+    while ready < count {
+        match reports.recv().context("a core ended while it started")? {
+            Report::Mailbox(core, sender) => mailboxes[core] = Some(sender),
+            Report::Listening(portals, lines) => listening = Some((portals, lines)),
+            Report::Ready => ready += 1,
+            Report::Failed(why) => return Err(why),
+        }
+        // All mailboxes are known: each core gets the whole directory.
+        if let Some(all) = mailboxes.iter().cloned().collect::<Option<Vec<_>>>() {
+            directories.drain(..).for_each(|directory| drop(directory.send(all.clone())));
+        }
+    }
+    let (portals, lines) = listening.context("no core listens")?;
+    let text = banner(&setup.target, &lines, &portals, setup.how.advertise);
+    // A closed standard output is no reason to stop sharing.
+    let _ = std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush());
+    Ok((threads, mailboxes.into_iter().flatten().collect()))
+}
+
+/// Drains the cores; a second signal ends the wait.
+fn stop(cores: Cores, mailboxes: &[Sender<Letter>], signals: &mut Signals) -> Result<()> {
+    eprintln!("stopping: commands under way finish, then everything is flushed (again Ctrl-C: at once)");
+    let handle = signals.handle();
+    mailboxes.iter().for_each(|mailbox| mailbox.send(Letter::Drain));
+    let mut pending = signals.forever();
+    let impatient = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if pending.any(|signal| signal != SIGHUP) {
+                eprintln!("stopped at once: what was not flushed is in the page cache of this machine");
+                std::process::exit(1);
+            }
+        });
+        let results: Vec<Result<()>> =
+            cores.into_iter().map(|core| core.join().unwrap_or_else(|_| Err(anyhow!("a core panicked")))).collect();
+        handle.close();
+        results
+    });
+    impatient.into_iter().collect::<Result<()>>()?;
+    eprintln!("stopped: everything written is flushed");
+    Ok(())
+}
+
+/// One core, from its start to its end.
+fn core(me: usize, setup: &Setup, report: &mpsc::Sender<Report>, directory: &mpsc::Receiver<Vec<Sender<Letter>>>) -> Result<()> {
+    match build(me, setup, report, directory) {
+        Ok((reactor, core)) => {
+            // The receiver is there until all cores are ready or one failed.
+            let _ = report.send(Report::Ready);
+            reactor.run(core.serve(&reactor))
+        }
+        Err(why) => {
+            let _ = report.send(Report::Failed(why));
+            bail!("did not start")
+        }
+    }
+}
+
+/// What a core has when it is ready.
+struct Core {
+    units: Vec<Rc<Unit>>,
+    links: Rc<Links>,
+    target: Rc<Target>,
+    front: Rc<Front>,
+    letters: lunar_reactor::channel::Receiver<Letter>,
+    listeners: Vec<Handle>,
+    mailboxes: Vec<Sender<Letter>>,
+    stats: Vec<Arc<Stats>>,
+}
+
+fn build(
+    me: usize,
+    setup: &Setup,
+    report: &mpsc::Sender<Report>,
+    directory: &mpsc::Receiver<Vec<Sender<Letter>>>,
+) -> Result<(Reactor, Core)> {
+    let stats = setup.stats[me].clone();
+    let reactor = Reactor::new(Config {
+        driver: match setup.how.driver {
+            Driver::Auto => Choice::Auto,
+            Driver::IoUring => Choice::IoUring,
+            Driver::Epoll => Choice::Epoll,
+        },
+        arena_bytes: (setup.how.memory as usize) << 20,
+        register: setup.volumes.iter().any(Volume::is_direct),
+        stats: stats.clone(),
+        spin: Spin::default(),
+    })
+    .context("starting a core (if io_uring is forbidden here, --driver epoll)")?;
+    let (mailbox, letters) = channel(&reactor);
+    let _ = report.send(Report::Mailbox(me, mailbox));
+    let mailboxes = directory.recv().context("another core did not start")?;
+    let links = Links::new(me, mailboxes.clone());
+    let target = Target::new(
+        TargetConfig {
+            name: setup.target.clone(),
+            ports: vec![PortConfig {
+                relative: 1,
+                group: PORTAL_GROUP,
+                name: format!("{},t,0x{PORTAL_GROUP:04x}", setup.target),
+                protocol: PROTOCOL_ISCSI,
+            }],
+            core: u16::try_from(me).context("too many cores")?,
+            stats,
+        },
+        Rc::new(OtherCores(links.clone())),
+    );
+    let units = open_units(setup, &reactor, &links, &target)?;
+    let settings = Settings {
+        target: setup.target.as_str().into(),
+        alias: setup.alias.as_str().into(),
+        portal_group: PORTAL_GROUP,
+        advertise: setup.how.advertise,
+        drain: Duration::from_secs(setup.how.drain.into()),
+        session: config::Config::default(),
+    };
+    let front = Front::new(&reactor, &target, settings, setup.registry.clone(), me, Rc::new(OtherSessions(links.clone())));
+    let mut listeners = Vec::new();
+    // One core accepts and hands out: the kernel would spread by hash, and two connections may well share one.
+    if me == 0 {
+        let portals = listen(&reactor, setup, &mut listeners)?;
+        let lines = units.iter().enumerate().map(|(lun, unit)| Line::of(lun as u16, &setup.names[lun], unit));
+        let _ = report.send(Report::Listening(portals, lines.collect()));
+    }
+    let core = Core { units, links, target, front, letters, listeners, mailboxes, stats: setup.stats.clone() };
+    Ok((reactor, core))
+}
+
+fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<Target>) -> Result<Vec<Rc<Unit>>> {
+    let mut units = Vec::new();
+    for (lun, volume) in setup.volumes.iter().enumerate() {
+        let store = volume.open(reactor).with_context(|| format!("opening {}", setup.names[lun]))?;
+        let geometry = Geometry::of(store.traits(), setup.block_size)
+            .with_context(|| format!("{} is not a whole number of {}-byte blocks", setup.names[lun], setup.block_size))?;
+        let unit = Rc::new(Unit {
+            id: UnitId(lun as u32),
+            identity: volume.identity().clone(),
+            geometry,
+            read_only: store.traits().read_only,
+            store,
+            ranges: Rc::new(Ranges::default()),
+            exclusive: Rc::new(AllCores(links.clone())),
+        });
+        links.add_unit(&unit);
+        target.add_unit(lun as u16, unit.clone());
+        units.push(unit);
+    }
+    Ok(units)
+}
+
+fn listen(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<Handle>) -> Result<Vec<SocketAddr>> {
+    let mut portals = Vec::new();
+    let asked = !setup.how.listen.is_empty();
+    for &portal in &setup.portals {
+        match reactor.driver().listen(portal) {
+            Ok((listener, address)) => {
+                listeners.push(listener);
+                portals.push(address);
+            }
+            // "All addresses" on a machine without IPv6 (or without IPv4) is what is there.
+            Err(_) if !asked && portal.is_ipv6() && !portals.is_empty() => {}
+            Err(why) if why.kind() == std::io::ErrorKind::AddrInUse => bail!(
+                "{portal} is in use by another program (another target?): choose another port with --listen {}:{}",
+                portal.ip(),
+                portal.port().saturating_add(1)
+            ),
+            Err(why) if why.kind() == std::io::ErrorKind::AddrNotAvailable => {
+                bail!("{portal} is not an address of this machine: see `ip address`")
+            }
+            Err(why) if why.kind() == std::io::ErrorKind::PermissionDenied => {
+                bail!("port {} is for root only: choose one above 1023 with --listen", portal.port())
+            }
+            Err(why) => return Err(why).with_context(|| format!("listening on {portal}")),
+        }
+    }
+    Ok(portals)
+}
+
+impl Core {
+    async fn serve(self, reactor: &Reactor) -> Result<()> {
+        let Self { units, links, target, front, letters, listeners, mailboxes, stats } = self;
+        for listener in listeners {
+            let (reactor, mailboxes, stats) = (reactor.clone(), mailboxes.clone(), stats.clone());
+            reactor.clone().spawn(async move { accept(&reactor, &listener, &mailboxes, &stats).await });
+        }
+        {
+            let (reactor, links, target, front) = (reactor.clone(), links, target, front.clone());
+            reactor.clone().spawn(async move { links.serve(&reactor, letters, &target, &front).await });
+        }
+        front.drained().await;
+        for unit in &units {
+            let io = Io { op: Op::Flush, offset: 0, data: Data::None };
+            let outcome = submit(&*unit.store, io, &mut Completion::new()).await;
+            outcome.result.map_err(|why| anyhow!("LUN {} could not be flushed: {why:?}", unit.id.0))?;
+        }
+        Ok(())
+    }
+}
+
+/// How long the core that accepts rests when it has no file descriptor left for a connection.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// Hands each connection to the core that has the fewest.
+async fn accept(reactor: &Reactor, listener: &Handle, mailboxes: &[Sender<Letter>], stats: &[Arc<Stats>]) {
+    let mut given = vec![0_u64; mailboxes.len()];
+    loop {
+        match reactor.accept(listener).await {
+            Ok(incoming) => {
+                // The gauge lags behind the mailbox; what was given in between settles a tie.
+                let core = (0..mailboxes.len()).min_by_key(|&core| (stats[core].connections.get(), given[core]));
+                let core = core.unwrap_or(0);
+                given[core] += 1;
+                mailboxes[core].send(Letter::Connection(incoming));
+            }
+            Err(why) => {
+                eprintln!("accepting a connection failed: {why}");
+                reactor.sleep(ACCEPT_REST).await;
+            }
+        }
+    }
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// As many open files as this user may have: one for each connection.
+fn raise_open_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Refused only where the hard limit went down meanwhile: then there are as many as there are.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
