@@ -518,7 +518,7 @@ proptest! {
                 Step::Read { offset, len } => {
                     prop_assert_eq!(&tail.data.to_vec()[..], &model[offset as usize..(offset + len) as usize]);
                 }
-                Step::Write { offset, len, .. } => model[offset as usize..(offset + len) as usize].copy_from_slice(&out),
+                Step::Write { offset, .. } => model[offset as usize..][..out.len()].copy_from_slice(&out),
                 Step::Fill { offset, len, pattern, .. } => {
                     model[offset as usize..(offset + len) as usize].fill(pattern.first().copied().unwrap_or(0));
                 }

@@ -1,4 +1,4 @@
-//! Sense data (SPC-6 4.4): a [`Sense`] says why a command did not end well; [`SenseData`] is how the initiator reads it.
+//! Sense data (SPC-6 4.4): a [`Sense`] says why a command did not end well; [`SenseData`] is how initiators read it.
 
 use lunar_core::codes;
 use lunar_core::wire::Writer;

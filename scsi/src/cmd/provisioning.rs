@@ -124,7 +124,8 @@ const UNMAP: u8 = 0x08;
 /// Byte 1, WRITE SAME(16): no data, the blocks are zeroed.
 const NO_DATA: u8 = 0x01;
 
-/// WRITE SAME of any layout. `pattern` is the block, or empty for zeroes. A length of zero means to the end (WSNZ is zero).
+/// WRITE SAME of any layout. `pattern` is the block, or empty for zeroes. A length of zero means to the end, for
+/// WSNZ is zero.
 fn write_same<C: Blocks>(cx: &Context<'_>, cdb: &C, no_data: bool, pattern: &[u8]) -> Result<Plan, Sense> {
     let lu = cx.disk()?;
     let unmap = cdb.flags() & UNMAP != 0;
