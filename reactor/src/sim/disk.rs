@@ -158,6 +158,15 @@ impl Disk {
         lost
     }
 
+    /// The program ends and another will open the file: what a failed sync dropped is not seen any more.
+    pub(super) fn reopen(&mut self) {
+        for sector in 0..self.seen.len() / SECTOR {
+            if !self.loose.contains_key(&sector) {
+                self.seen[place(sector)].copy_from_slice(&self.firm[place(sector)]);
+            }
+        }
+    }
+
     /// How far from `offset` on, at most `len`, the file has data or a hole.
     pub(super) fn extent(&self, offset: usize, len: usize) -> Extent {
         let end = (offset + len).min(self.seen.len());

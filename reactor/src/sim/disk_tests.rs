@@ -84,6 +84,15 @@ fn a_sync_that_failed_is_not_mended_by_the_next() {
         lost += usize::from(after == 0);
         seen_until_crash += usize::from(before == 1 && after == 0);
     }
+    let mut disk = Disk::new(1024);
+    disk.write(0, &[1; 512]);
+    while disk.seen()[0] == 1 && disk.firm[0] == 0 {
+        disk.write(0, &[1; 512]);
+        disk.fail_sync(disk.mark(), &mut Chance::new(disk.mark()));
+    }
+    disk.write(512, &[2; 512]);
+    disk.reopen();
+    assert_eq!((disk.seen[0], disk.seen[512]), (disk.firm[0], 2));
     assert!(kept > 30 && lost > 30 && seen_until_crash > 10, "{kept} {lost} {seen_until_crash}");
 }
 

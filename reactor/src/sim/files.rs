@@ -135,8 +135,11 @@ impl State {
                     return Err(Fault::NoSpace);
                 }
                 let disk = &mut self.disks[job.disk];
-                apply(disk, *offset, data, job.applied..data.len().div_ceil(SECTOR));
-                if *durable || job.how.durable {
+                let durable = *durable || job.how.durable;
+                // A sync that failed meanwhile may have dropped the first part: a durable write notices.
+                let first = if durable { 0 } else { job.applied };
+                apply(disk, *offset, data, first..data.len().div_ceil(SECTOR));
+                if durable {
                     disk.harden(to_usize(*offset)..to_usize(*offset) + data.len());
                 }
                 data.len()

@@ -246,6 +246,8 @@ impl State {
         if power {
             let lost: usize = self.disks.iter_mut().map(|disk| disk.crash(&mut self.chance)).sum();
             self.note(format_args!("{lost} sectors lost their last write"));
+        } else {
+            self.disks.iter_mut().for_each(Disk::reopen);
         }
     }
 

@@ -1,0 +1,68 @@
+//! Whole targets in virtual time, with faults, from a seed: what is acknowledged is not lost, what is read was
+//! written, every command ends, and nothing is left over.
+//!
+//! * [`model`]: what a disk may hold, as its users know it
+//! * [`stamp`]: sectors that say which write filled them
+//! * [`stores`]: the scenario of steps on stores, without a transport
+//! * [`watch`]: what went wrong, and panics that a task kept to itself
+//!
+//! A seed determines everything: the set-up, what the initiators do, when what fails, and when the machine
+//! crashes. `cargo run -p lunar-sim -- --seed N` replays one with its trace.
+
+pub mod model;
+pub mod stamp;
+pub mod stores;
+pub mod watch;
+
+use watch::Watch;
+
+/// What is simulated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scenario {
+    /// Steps on stores.
+    Stores,
+}
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: &'static [Self] = &[Self::Stores];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stores => "stores",
+        }
+    }
+
+    /// The one that a seed belongs to when none is named: they take turns.
+    #[must_use]
+    pub fn of(seed: u64) -> Self {
+        Self::ALL[(seed % Self::ALL.len() as u64) as usize]
+    }
+}
+
+/// What became of a seed.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The number of all that happened.
+    pub hash: u64,
+    /// What went wrong; empty when all is well.
+    pub wrong: Vec<String>,
+    /// The lines of the trace, if they were to be kept.
+    pub trace: Vec<String>,
+    /// Virtual nanoseconds.
+    pub virtual_nanoseconds: u64,
+    /// Commands that were answered.
+    pub commands: u64,
+}
+
+/// Runs one seed.
+#[must_use]
+pub fn run(scenario: Scenario, seed: u64, keep_trace: bool) -> Outcome {
+    let watch = Watch::new(seed, keep_trace);
+    watch.guard(|| match scenario {
+        Scenario::Stores => stores::run(&watch),
+    });
+    watch.outcome()
+}

@@ -1,0 +1,365 @@
+//! What a disk may hold, as its users know it: for each sector the writes that may be what a read finds now.
+//!
+//! A sector is a register that behaves as if every command took effect at one moment between its start and its
+//! end. So a read may find the value of a write unless another one, known to have happened, began after that write
+//! was over and was over before the read began. A read that found a value is knowledge, too: it counts as if the
+//! value had been written then. A power failure takes back what was neither written durably nor flushed; a flush
+//! that failed may have dropped it at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::ops::Range;
+
+/// Moments are counted, not measured: every start and every end is one.
+pub type Moment = u64;
+
+/// What a sector holds: the number of the write that filled it; 0 for zeroes.
+pub type Value = u64;
+
+/// The value of sectors that hold zeroes.
+pub const ZEROES: Value = 0;
+
+/// How a write ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// It is there. `durable`: whatever happens.
+    Good {
+        /// On the medium.
+        durable: bool,
+    },
+    /// It may be there in part or as a whole, or not at all; nothing comes any more.
+    Perhaps,
+    /// It was refused: it is not there.
+    Nothing,
+}
+
+/// A write, or what a read found.
+#[derive(Clone, Debug)]
+struct Record {
+    value: Value,
+    sectors: Range<usize>,
+    start: Moment,
+    /// `None` while it may still take effect.
+    end: Option<Moment>,
+    /// Whether it happened for certain.
+    sure: bool,
+    /// Whether no crash takes it back.
+    firm: bool,
+    /// Whether it is what a read found.
+    is_mark: bool,
+}
+
+/// A write that was begun.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct WriteId(u64);
+
+/// A flush that was begun.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct FlushId(u64);
+
+/// One disk.
+#[derive(Debug)]
+pub struct Model {
+    now: Moment,
+    records: BTreeMap<u64, Record>,
+    sectors: Vec<Vec<u64>>,
+    next: u64,
+    /// Flushes that are not over, with their start.
+    flushes: BTreeMap<FlushId, Moment>,
+    /// Reads that are not over.
+    reads: BTreeSet<Moment>,
+    /// Whether a flush may fail, and drop what it should have kept.
+    fragile: bool,
+    /// The last moment at which a flush failed: what began before it may be gone.
+    shaky_until: Moment,
+    /// Whether one failed since the target started.
+    is_shaken: bool,
+    /// (sector, value) that an atomic command has replaced: no other can find it again.
+    consumed: BTreeMap<(usize, Value), WriteId>,
+}
+
+impl Model {
+    /// A disk of zeroes. `fragile`: its flushes may fail.
+    #[must_use]
+    pub fn new(sectors: usize, fragile: bool) -> Self {
+        let zeroes = Record {
+            value: ZEROES,
+            sectors: 0..sectors,
+            start: 0,
+            end: Some(0),
+            sure: true,
+            firm: true,
+            is_mark: false,
+        };
+        Self {
+            now: 0,
+            records: BTreeMap::from([(0, zeroes)]),
+            sectors: vec![vec![0]; sectors],
+            next: 1,
+            flushes: BTreeMap::new(),
+            reads: BTreeSet::new(),
+            fragile,
+            shaky_until: 0,
+            is_shaken: false,
+            consumed: BTreeMap::new(),
+        }
+    }
+
+    /// Sectors.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.sectors.len()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sectors.is_empty()
+    }
+
+    fn moment(&mut self) -> Moment {
+        self.now += 1;
+        self.now
+    }
+
+    /// A value that was not written before.
+    pub fn fresh_value(&mut self) -> Value {
+        self.next += 1;
+        self.next
+    }
+
+    /// A write of one value to some sectors begins.
+    pub fn begin_write(&mut self, sectors: Range<usize>, value: Value) -> WriteId {
+        let start = self.moment();
+        let id = self.next;
+        self.next += 1;
+        for sector in sectors.clone() {
+            self.sectors[sector].push(id);
+        }
+        self.records.insert(id, Record { value, sectors, start, end: None, sure: false, firm: false, is_mark: false });
+        WriteId(id)
+    }
+
+    /// A write is over.
+    pub fn end_write(&mut self, id: WriteId, how: End) {
+        let now = self.moment();
+        let Some(record) = self.records.get_mut(&id.0) else { return };
+        match how {
+            End::Good { durable } => {
+                let sure = durable || record.start >= self.shaky_until;
+                (record.end, record.sure, record.firm) = (Some(now), sure, durable);
+                let (sectors, horizon) = (record.sectors.clone(), self.horizon());
+                sectors.for_each(|sector| self.prune(sector, horizon));
+            }
+            End::Perhaps => record.end = Some(now),
+            End::Nothing => self.forget(id.0),
+        }
+    }
+
+    /// A read begins.
+    pub fn begin_read(&mut self) -> Moment {
+        let begun = self.moment();
+        self.reads.insert(begun);
+        begun
+    }
+
+    /// A read is over that found nothing.
+    pub fn give_up_read(&mut self, begun: Moment) {
+        self.reads.remove(&begun);
+    }
+
+    /// A read that began at `begun` is over and found these values from sector `first` on.
+    ///
+    /// # Errors
+    /// What it must not have found, with all that is known of the sector.
+    pub fn end_read(&mut self, begun: Moment, first: usize, found: &[Value]) -> Result<(), String> {
+        let now = self.moment();
+        self.reads.remove(&begun);
+        for (sector, &value) in (first..).zip(found) {
+            if !self.may_be(sector, value, begun) {
+                return Err(self.complaint(sector, value, begun));
+            }
+            self.mark(sector, value, begun, now);
+        }
+        Ok(())
+    }
+
+    /// An atomic compare-and-write found `expected` in every sector and replaced it: both must be possible.
+    ///
+    /// # Errors
+    /// When one of the values cannot have been there, or was replaced by another command before.
+    pub fn compared(&mut self, id: WriteId, expected: &[Value]) -> Result<(), String> {
+        let Some(record) = self.records.get(&id.0).cloned() else { return Ok(()) };
+        for (sector, &value) in record.sectors.clone().zip(expected) {
+            if !self.may_be(sector, value, record.start) {
+                return Err(self.complaint(sector, value, record.start));
+            }
+            // Zeroes come again and again; every other value is written once.
+            let before = self.consumed.insert((sector, value), id).filter(|_| value != ZEROES);
+            if before.is_some_and(|before| self.records.get(&before.0).is_none_or(|record| self.counts(record))) {
+                return Err(format!("two atomic commands replaced the same {value} in sector {sector}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all sectors from `first` on surely held these values from `begun` until now.
+    #[must_use]
+    pub fn must_be(&self, begun: Moment, first: usize, values: &[Value]) -> bool {
+        (first..).zip(values).all(|(sector, &value)| {
+            let others = self.sectors[sector].iter().filter_map(|id| self.records.get(id));
+            others.filter(|record| record.value != value).all(|record| self.is_over(record, sector, begun))
+        })
+    }
+
+    /// A flush begins.
+    pub fn begin_flush(&mut self) -> FlushId {
+        let start = self.moment();
+        let id = FlushId(start);
+        self.flushes.insert(id, start);
+        id
+    }
+
+    /// A flush is over. One whose end nobody sees is not ended.
+    pub fn end_flush(&mut self, id: FlushId, good: bool) {
+        let now = self.moment();
+        let Some(start) = self.flushes.remove(&id) else { return };
+        if !good {
+            return self.shake(now);
+        }
+        for record in self.records.values_mut() {
+            record.firm |= record.sure && record.end.is_some_and(|end| end < start);
+        }
+        let horizon = self.horizon();
+        (0..self.sectors.len()).for_each(|sector| self.prune(sector, horizon));
+    }
+
+    /// A flush failed: what began before now and is not firm may be gone, and no later flush brings it back.
+    fn shake(&mut self, now: Moment) {
+        if self.fragile {
+            self.shaky_until = now;
+            self.is_shaken = true;
+            self.records.values_mut().for_each(|record| record.sure &= record.firm);
+        }
+    }
+
+    /// Everything under way is over, for whoever was answered nothing: the nexus is gone, or the target crashed.
+    pub fn give_up(&mut self, writes: impl IntoIterator<Item = WriteId>) {
+        for id in writes {
+            self.end_write(id, End::Perhaps);
+        }
+    }
+
+    /// The target crashed. `power`: what was not durable may be lost.
+    pub fn crash(&mut self, power: bool) {
+        let now = self.moment();
+        self.reads.clear();
+        if !std::mem::take(&mut self.flushes).is_empty() {
+            self.shake(now);
+        }
+        // What a failed flush dropped may have been read from memory until now.
+        let was_shaken = std::mem::take(&mut self.is_shaken);
+        let mut gone = Vec::new();
+        for (id, record) in &mut self.records {
+            record.end.get_or_insert(now);
+            if record.firm {
+                continue;
+            }
+            record.sure &= !power;
+            if record.is_mark && (power || was_shaken) {
+                gone.push(*id);
+            }
+        }
+        gone.into_iter().for_each(|id| self.forget(id));
+        if power {
+            // What was replaced may be back.
+            self.consumed.clear();
+        }
+    }
+
+    /// Values that a read may find in a sector now.
+    #[must_use]
+    pub fn possible(&self, sector: usize) -> Vec<Value> {
+        let records = self.sectors[sector].iter().filter_map(|id| self.records.get(id));
+        let mut values: Vec<Value> =
+            records.filter(|record| !self.is_over(record, sector, self.now + 1)).map(|record| record.value).collect();
+        values.sort_unstable();
+        values.dedup();
+        values
+    }
+
+    fn may_be(&self, sector: usize, value: Value, begun: Moment) -> bool {
+        let records = self.sectors[sector].iter().filter_map(|id| self.records.get(id));
+        records.filter(|record| record.value == value).any(|record| !self.is_over(record, sector, begun))
+    }
+
+    /// Whether something that surely happened came after a record and was over at `begun`.
+    fn is_over(&self, record: &Record, sector: usize, begun: Moment) -> bool {
+        let Some(end) = record.end else { return false };
+        let others = self.sectors[sector].iter().filter_map(|id| self.records.get(id));
+        others.filter(|other| self.counts(other)).any(|other| other.start > end && other.end.is_some_and(|e| e < begun))
+    }
+
+    /// Whether a record happened for certain and no flush has dropped it.
+    fn counts(&self, record: &Record) -> bool {
+        record.sure && (record.firm || !self.fragile || self.flushes.is_empty())
+    }
+
+    fn mark(&mut self, sector: usize, value: Value, start: Moment, end: Moment) {
+        let same = |record: &Record| record.is_mark && !record.firm && record.value == value;
+        let old: Vec<u64> =
+            self.sectors[sector].iter().copied().filter(|id| self.records.get(id).is_some_and(same)).collect();
+        old.into_iter().for_each(|id| self.forget(id));
+        let id = self.next;
+        self.next += 1;
+        self.sectors[sector].push(id);
+        let (sectors, sure) = (sector..sector + 1, start >= self.shaky_until);
+        let mark = Record { value, sectors, start, end: Some(end), sure, firm: false, is_mark: true };
+        self.records.insert(id, mark);
+    }
+
+    /// When the oldest of all that runs began.
+    fn horizon(&self) -> Moment {
+        let writes = self.records.values().filter(|record| record.end.is_none()).map(|record| record.start);
+        writes.chain(self.reads.first().copied()).min().unwrap_or(self.now)
+    }
+
+    /// Forgets what nothing that runs or begins can find any more.
+    fn prune(&mut self, sector: usize, horizon: Moment) {
+        let records = &self.records;
+        let ours = self.sectors[sector].iter().filter_map(|id| records.get(id));
+        let firm = ours.filter(|record| record.firm && record.end.is_some_and(|end| end < horizon));
+        let Some(latest) = firm.map(|record| record.start).max() else { return };
+        let is_kept = |record: &Record| record.end.is_none_or(|end| end >= latest);
+        self.sectors[sector].retain(|id| records.get(id).is_some_and(is_kept));
+    }
+
+    fn forget(&mut self, id: u64) {
+        if let Some(record) = self.records.remove(&id) {
+            for sector in record.sectors {
+                self.sectors[sector].retain(|other| *other != id);
+            }
+        }
+    }
+
+    fn complaint(&self, sector: usize, value: Value, begun: Moment) -> String {
+        let mut text = format!("sector {sector}: found {value} in a read from {begun} to {}; known are:", self.now);
+        for record in self.sectors[sector].iter().filter_map(|id| self.records.get(id)) {
+            let end = record.end.map_or_else(|| "...".to_owned(), |end| end.to_string());
+            let kind = match (record.is_mark, record.sure, record.firm) {
+                (true, ..) => "read",
+                (_, false, _) => "perhaps written",
+                (_, true, false) => "written",
+                (_, true, true) => "durable",
+            };
+            // Writing to a string cannot fail.
+            let _ = write!(text, " {kind} {} {}..{end},", record.value, record.start);
+        }
+        let _ = write!(text, " shaky until {}, {} flushes open", self.shaky_until, self.flushes.len());
+        text
+    }
+}
+
+#[cfg(test)]
+#[path = "model_tests.rs"]
+mod tests;

@@ -1,0 +1,36 @@
+//! Seeds of every scenario; and the proof that a seed replays exactly.
+
+use lunar_sim::{Scenario, run};
+
+/// Seeds of each scenario that every run of the tests simulates.
+const SEEDS: u64 = 1000;
+
+fn passes(scenario: Scenario) {
+    for seed in 0..SEEDS {
+        let outcome = run(scenario, seed, false);
+        assert!(
+            outcome.wrong.is_empty(),
+            "seed {seed}: {:#?}\nreplay: cargo run -p lunar-sim -- --seed {seed} --scenario {}",
+            outcome.wrong,
+            scenario.name()
+        );
+    }
+}
+
+#[test]
+fn stores_keep_their_promises() {
+    passes(Scenario::Stores);
+}
+
+#[test]
+fn a_seed_replays_exactly_and_another_does_not() {
+    for &scenario in Scenario::ALL {
+        for seed in 0..20 {
+            let (first, second) = (run(scenario, seed, false), run(scenario, seed, true));
+            assert_eq!(first.hash, second.hash, "{scenario:?} {seed}");
+            assert_eq!(first.commands, second.commands);
+            assert_ne!(first.hash, run(scenario, seed + 1, false).hash);
+            assert!(!second.trace.is_empty() && first.trace.is_empty());
+        }
+    }
+}
