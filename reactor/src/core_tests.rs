@@ -1,10 +1,8 @@
 //! The loop itself: tasks, timers, ends of turns, mailboxes, slots. The driver does not matter, so both are used.
 
 use crate::channel::channel;
-use crate::op::{How, Op};
 use crate::slots::Slots;
 use crate::{Choice, Config, Reactor};
-use lunar_core::io::{Completion, Done, Outcome};
 use lunar_core::step::Tools;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -234,7 +232,7 @@ fn timers_fire_in_order_and_not_early() {
         reactor.run(reactor.sleep(Duration::from_millis(8)));
         assert_eq!(log.take(), [1, 2, 3, 3, 4, 5]);
         let late = reactor.now().since(start);
-        assert!(late < Duration::from_millis(200), "{late:?}");
+        assert!(late < Duration::from_secs(2), "{late:?}");
         // What lies in the past does not wait.
         reactor.run(reactor.sleep_until(start));
     });
@@ -501,104 +499,4 @@ fn wakers_of_other_runtimes_may_be_woken_by_tasks() {
     let waker = Waker::from(flag.clone());
     reactor(Choice::Epoll).run(async move { waker.wake() });
     assert!(flag.0.load(Ordering::Relaxed));
-}
-
-/// Not a test of anything: what the parts cost. Run it alone, in release:
-/// `cargo test --release -p lunar-reactor --lib cost -- --ignored --nocapture`
-#[test]
-#[ignore = "a measurement"]
-fn cost_of_slots_and_wakers() {
-    const JOBS: usize = 32;
-    let reactor = reactor(Choice::Epoll);
-    let done = Rc::new(Cell::new(0usize));
-    let theirs = done.clone();
-    let slots = Slots::new(&reactor, JOBS, async move |job: usize, _: &mut Tools| {
-        theirs.set(theirs.get() + job);
-    });
-    let start_all = async || {
-        for _ in 0..JOBS {
-            slots.start(1).expect("free");
-        }
-        reactor.end_of_turn().await;
-    };
-    measure(&reactor, "start and finish of a slot", JOBS, start_all);
-    assert!(done.get() > 0);
-
-    let answers = Slots::new(&reactor, JOBS, async move |job: usize, tools: &mut Tools| {
-        for _ in 0..job {
-            let token = tools.completion.token();
-            token.complete(Outcome::new(Ok(0)));
-            let _ = tools.completion.wait().await;
-        }
-    });
-    let answer_all = async || {
-        for _ in 0..JOBS {
-            answers.start(10).expect("free");
-        }
-        reactor.end_of_turn().await;
-    };
-    measure(&reactor, "an answer that is there at once", JOBS * 10, answer_all);
-
-    let tokens: Rc<RefCell<Vec<Done>>> = Rc::default();
-    let theirs = tokens.clone();
-    let waits = Slots::new(&reactor, JOBS, async move |_: usize, tools: &mut Tools| {
-        let token = tools.completion.token();
-        theirs.borrow_mut().push(token);
-        let _ = tools.completion.wait().await;
-    });
-    let wait_all = async || {
-        for _ in 0..JOBS {
-            waits.start(1).expect("free");
-        }
-        reactor.end_of_turn().await;
-        for token in tokens.borrow_mut().drain(..) {
-            token.complete(Outcome::new(Ok(0)));
-        }
-        reactor.end_of_turn().await;
-    };
-    measure(&reactor, "start, wait, answer, wake and finish of a slot", JOBS, wait_all);
-    let (sender, receiver) = channel::<usize>(&reactor);
-    let receiver = RefCell::new(receiver);
-    measure(&reactor, "a letter on the same core", 1, async || {
-        sender.send(1);
-        assert_eq!(receiver.borrow_mut().try_recv(), Some(1));
-    });
-}
-
-#[test]
-#[ignore = "a measurement"]
-fn cost_of_a_turn() {
-    let reactor = reactor(Choice::IoUring);
-    let file = reactor.driver().open("/dev/null".as_ref(), How::default()).expect("open");
-    for count in [1, 32] {
-        let completions: RefCell<Vec<Completion>> = RefCell::new((0..count).map(|_| Completion::new()).collect());
-        measure(&reactor, "an empty write to the ring", count, async || {
-            let mut mine = completions.take();
-            for completion in &mut mine {
-                let data = reactor.arena().copy(b"x").expect("room").into();
-                let op = Op::Write { file: file.clone(), offset: 0, data, durable: false };
-                reactor.submit(op, completion.token());
-            }
-            for completion in &mine {
-                let _ = completion.wait().await;
-            }
-            completions.replace(mine);
-        });
-    }
-}
-
-/// The best of many batches: what it costs when nobody disturbs.
-fn measure(reactor: &Reactor, what: &str, count: usize, round: impl AsyncFn()) {
-    const ROUNDS: usize = 1000;
-    reactor.run(async {
-        let mut best = u128::MAX;
-        for _ in 0..200 {
-            let started = std::time::Instant::now();
-            for _ in 0..ROUNDS {
-                round().await;
-            }
-            best = best.min(started.elapsed().as_nanos());
-        }
-        println!("{:6.1} ns  {what} ({count} at once)", best as f64 / (count * ROUNDS) as f64);
-    });
 }

@@ -619,7 +619,7 @@ fn where_io_uring_is_refused_epoll_takes_its_place() {
 }
 
 /// Processor time of this thread.
-fn thread_time() -> Duration {
+pub(super) fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a timespec that the call may write.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
@@ -667,105 +667,4 @@ fn a_load_is_polled_for_and_its_end_is_not() {
             assert!(used < Duration::from_millis(20), "{driver:?}: {used:?}");
         });
     }
-}
-
-/// Not a test of anything: processor time per request of a server that answers 48 bytes with 48 and 4 KiB, 32 under
-/// way at once, against a client on another thread. Run it alone, in release.
-#[test]
-#[ignore = "a measurement"]
-fn cost_of_serving() {
-    const DEPTH: usize = 32;
-    const REQUESTS: usize = 400_000;
-    const REQUEST: usize = 48;
-    const REPLY: usize = 48 + 4096;
-    for spin in [Spin::NEVER, Spin::default()] {
-        for driver in [Choice::IoUring, Choice::Epoll] {
-            let config = Config { driver, arena_bytes: ARENA, spin, ..Config::default() };
-            let reactor = Reactor::new(config).expect("a driver");
-            let (listener, address) = reactor.driver().listen(([127, 0, 0, 1], 0).into()).expect("listening");
-            let client = std::thread::spawn(move || {
-                let mut stream = TcpStream::connect(address).expect("connected");
-                stream.set_nodelay(true).expect("set");
-                let (mut sent, mut received) = (0, 0);
-                let mut room = vec![0; 1 << 20];
-                let requests = vec![0; DEPTH * REQUEST];
-                while received < REQUESTS * REPLY {
-                    let more = (received / REPLY + DEPTH).min(REQUESTS) - sent;
-                    stream.write_all(&requests[..more * REQUEST]).expect("sent");
-                    sent += more;
-                    received += stream.read(&mut room).expect("received");
-                }
-            });
-            let (begun, before) = (std::time::Instant::now(), thread_time());
-            reactor.run(serve(&reactor, &listener, REQUESTS * REQUEST));
-            let (time, used) = (begun.elapsed(), thread_time() - before);
-            client.join().expect("served");
-            let stats = reactor.stats();
-            println!(
-                "{driver:?} {spin:?}: {} ns per request, {} requests/s, {:.1} requests per send, {} sleeps, {} turns, busy {} ms, polled in vain {} ms",
-                used.as_nanos() as usize / REQUESTS,
-                (REQUESTS as f64 / time.as_secs_f64()) as u64,
-                REQUESTS as f64 / stats.sends.get() as f64,
-                stats.sleeps.get(),
-                stats.turns.get(),
-                stats.busy_nanoseconds.get() / 1_000_000,
-                stats.idle_spin_nanoseconds.get() / 1_000_000,
-            );
-        }
-    }
-}
-
-async fn serve(reactor: &Reactor, listener: &Handle, total: usize) {
-    let incoming = reactor.accept(listener).await.expect("accepted");
-    let (socket, ..) = reactor.driver().join(incoming).expect("joined");
-    let (payload, head) = (data(reactor.arena(), 0, 4096, 4096), data(reactor.arena(), 0, 48, 48));
-    let owed = Rc::new(Cell::new(0));
-    let (mut receiving, mut sending) = (Completion::new(), Completion::new());
-    let mut at = 0;
-    let (theirs, debt, to) = (reactor.clone(), owed.clone(), socket.clone());
-    reactor.spawn(async move {
-        while at < total {
-            if debt.get() == 0 {
-                theirs.end_of_turn().await;
-                continue_when_owed(&debt).await;
-            }
-            theirs.end_of_turn().await;
-            let mut replies = Sg::default();
-            for _ in 0..debt.take() {
-                replies.append(head.clone());
-                replies.append(payload.clone());
-                at += 48;
-            }
-            if theirs.send(&to, replies, &mut sending).await.is_err() {
-                return;
-            }
-        }
-    });
-    let mut got = 0;
-    while got < total {
-        let memory = memory(reactor.arena(), 65536, 65536);
-        let (result, _) = reactor.receive(&socket, memory, &mut receiving).await;
-        let before = got / 48;
-        got += result.expect("received");
-        owed.set(owed.get() + got / 48 - before);
-        WAITER.with(|waiter| waiter.take().map(std::task::Waker::wake));
-    }
-    while owed.get() > 0 {
-        reactor.sleep(Duration::from_millis(1)).await;
-    }
-}
-
-thread_local! {
-    static WAITER: Cell<Option<std::task::Waker>> = const { Cell::new(None) };
-}
-
-async fn continue_when_owed(owed: &Cell<usize>) {
-    std::future::poll_fn(|cx| {
-        if owed.get() > 0 {
-            return std::task::Poll::Ready(());
-        }
-        WAITER.with(|waiter| waiter.set(Some(cx.waker().clone())));
-        std::task::Poll::Pending
-    })
-    .await;
 }

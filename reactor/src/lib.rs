@@ -5,6 +5,8 @@
 //! * [`channel`]: mailboxes between cores
 //! * [`disk`]: an open file or block device, as every store over one needs it
 //! * [`slots`]: long-lived tasks that carry out commands without an allocation per command
+//! * [`disk`]: what stores over an open file or device share
+//! * [`sim`]: the driver whose time, network and files are made up from a seed
 //!
 //! One turn of the loop: tasks run until none is ready; then those that wait for [`Reactor::end_of_turn`] run
 //! (replies that are ready together leave together); when all is quiet the driver hands over to the kernel what
@@ -33,6 +35,8 @@ mod vector;
 
 #[cfg(test)]
 mod core_tests;
+#[cfg(test)]
+mod cost_tests;
 #[cfg(test)]
 mod driver_tests;
 
