@@ -9,10 +9,12 @@
 //! * [`session`]: the machine of one session: framing, numbers, tasks, data, text
 //! * [`out`]: what waits to be sent
 //! * [`config`]: settings and limits
+//! * [`fuzzing`]: what fuzzers call
 //! * [`registry`]: the sessions of all cores
 //! * [`serve`]: the glue to the reactor and the device server: the one module with I/O
 
 pub mod config;
+pub mod fuzzing;
 pub mod keys;
 pub mod login;
 pub mod out;
