@@ -1,7 +1,7 @@
 //! Mailboxes between cores: anybody sends, from any thread; one core receives.
 //!
 //! The receiver's waker goes with the queue under one lock, so a burst of sends wakes once; the bell is rung only
-//! if the receiving core sleeps or is about to (see [`crate::executor::Remote`]).
+//! if the receiving core sleeps or is about to (see `executor::Remote`).
 
 use crate::Reactor;
 use std::collections::VecDeque;
