@@ -305,8 +305,8 @@ fn short(task: &Task, status: u8, residual: Residual) -> Option<Error> {
         _ => 0,
     };
     let complete = u64::from(task.moved) + u64::from(missing) == u64::from(task.expected);
-    (status == 0 && matches!(task.kind, Kind::Read) && !complete)
-        .then_some(Error::Protocol("a read ended with GOOD and neither all data nor a residual count for the rest"))
+    (status == 0 && matches!(task.kind, Kind::Read | Kind::Write(_)) && !complete)
+        .then_some(Error::Protocol("a command ended with GOOD and neither all data nor a residual count for the rest"))
 }
 
 impl Core {

@@ -16,7 +16,7 @@ pub use link::{Found, discover};
 pub use options::Options;
 pub use report::Report;
 
-use crate::cdb::{self, CAPACITY_LEN, Capacity, Key, Sense};
+use crate::cdb::{self, CAPACITY_LEN, Capacity, Key, Sense, Status};
 use crate::histogram::Histogram;
 use crate::url::Url;
 use ack_log::{AckLog, Header, Promises};
@@ -31,8 +31,10 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 use verify::{Expect, PLACES_MAX, Verifier};
 
-/// Unit attentions that a unit may have in store for a new session.
-const ATTENTIONS_MAX: u32 = 16;
+/// Tries of a command of the set-up: a new session may be told several unit attentions.
+const SET_UP_TRIES: u32 = 16;
+/// How long a busy target is left alone.
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
 /// Where a run that checks stays by default: what it wrote it also reads back.
 const VERIFIED_DEFAULT: u64 = 1 << 30;
 /// Files that a process has open beside its sessions.
@@ -74,7 +76,7 @@ pub fn run(options: &Options) -> Result<Report> {
     links.extend(link::open_many(&url, more, options.timeout)?);
     let lun = cdb::lun(url.lun);
     for link in &mut links {
-        make_ready(link, lun, options.timeout)?;
+        set_up(link, lun, &cdb::TEST_UNIT_READY[..6], 0, options.timeout).context("the unit is not ready")?;
     }
     let capacity = capacity(&mut links[0], lun, options.timeout)?;
     let negotiated = Negotiated::new(links[0].session.agreed(), links[0].session.room());
@@ -118,25 +120,27 @@ fn first(url: &mut Url, options: &Options) -> Result<Link> {
     link::open(url, &offer, options.timeout)
 }
 
-/// Takes unit attentions until the unit is ready.
-fn make_ready(link: &mut Link, lun: [u8; 8], patience: Duration) -> Result<()> {
-    for _ in 0..ATTENTIONS_MAX {
-        let answer = link.call(lun, &cdb::TEST_UNIT_READY[..6], 0, patience)?;
-        let sense = Sense::parse(&answer.sense);
-        match (answer.status, sense) {
-            (0, _) => return Ok(()),
-            (_, Some(sense)) if sense.key == Key::UNIT_ATTENTION => {}
-            (_, Some(sense)) => bail!("the unit is not ready: {sense}"),
-            (status, None) => bail!("the unit is not ready: {:?}", cdb::Status(status)),
+/// Carries out a command of the set-up: again while the target is busy or has unit attentions to tell.
+fn set_up(link: &mut Link, lun: [u8; 8], cdb: &[u8], data_in: u32, patience: Duration) -> Result<Vec<u8>> {
+    let mut trouble = String::new();
+    for _ in 0..SET_UP_TRIES {
+        let answer = link.call(lun, cdb, data_in, patience)?;
+        let (status, sense) = (Status(answer.status), Sense::parse(&answer.sense));
+        let attention = sense.is_some_and(|sense| sense.key == Key::UNIT_ATTENTION);
+        trouble = sense.map_or_else(|| format!("{status:?}"), |sense| sense.to_string());
+        match status {
+            Status::GOOD => return Ok(answer.data),
+            Status::BUSY | Status::TASK_SET_FULL => std::thread::sleep(BUSY_PAUSE),
+            Status::CHECK_CONDITION if attention => {}
+            _ => break,
         }
     }
-    bail!("the unit does not run out of unit attentions")
+    bail!(trouble)
 }
 
 fn capacity(link: &mut Link, lun: [u8; 8], patience: Duration) -> Result<Capacity> {
-    let answer = link.call(lun, &cdb::read_capacity(), CAPACITY_LEN, patience)?;
-    ensure!(answer.status == 0, "READ CAPACITY (16) failed: {:?}", Sense::parse(&answer.sense));
-    Capacity::parse(&answer.data).context("READ CAPACITY (16) answered nonsense")
+    let data = set_up(link, lun, &cdb::read_capacity(), CAPACITY_LEN, patience).context("READ CAPACITY (16) failed")?;
+    Capacity::parse(&data).context("READ CAPACITY (16) answered nonsense")
 }
 
 fn raise_file_limit(sessions: u64) -> Result<()> {
