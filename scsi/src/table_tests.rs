@@ -23,6 +23,8 @@ fn plain(row: &Row) -> Vec<u8> {
     match row.policy.code {
         Code { op: OpCode::MODE_SENSE_6 | OpCode::MODE_SENSE_10, .. } => cdb[2] = 0x3f,
         Code { op: OpCode::MAINTENANCE_IN, action: Some(0x0d) } => cdb[9] = 16,
+        Code { op: OpCode::WRITE_SAME_10, .. } => cdb[8] = 1,
+        Code { op: OpCode::WRITE_SAME_16, .. } => cdb[13] = 1,
         _ => {}
     }
     assert!(cdb.iter().zip(&usage).skip(1).all(|(bits, mask)| bits & !mask == 0));

@@ -9,9 +9,9 @@ use lunar_core::wire::be;
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// MAXIMUM TRANSFER LENGTH in bytes: what one command may move. Large enough that nobody's largest request is
-/// split, small enough that an initiator cannot tie a slot up for long.
-pub const TRANSFER_BYTES_MAX: u64 = 16 << 20;
+/// MAXIMUM TRANSFER LENGTH in bytes: what one command may move. 65,536 blocks of 4 KiB, so that nobody's largest
+/// request is split; memory does not grow with it, for data moves piece by piece.
+pub const TRANSFER_BYTES_MAX: u64 = 256 << 20;
 /// Bytes that VERIFY without data and PRE-FETCH, which move nothing, may name.
 pub const VERIFY_BYTES_MAX: u64 = 1 << 30;
 /// MAXIMUM COMPARE AND WRITE LENGTH in blocks: all that one byte counts, within [`PIECE_BYTES`].

@@ -1,7 +1,8 @@
 //! UNMAP and WRITE SAME.
 
 use super::block::{
-    Block10, Block16, Blocks, GROUP, LONG_WRITES, UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BYTES_MAX, within,
+    Block10, Block16, Blocks, Bytes, GROUP, LONG_WRITES, UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BYTES_MAX,
+    within,
 };
 use crate::context::Context;
 use crate::plan::Plan;
@@ -124,8 +125,8 @@ const UNMAP: u8 = 0x08;
 /// Byte 1, WRITE SAME(16): no data, the blocks are zeroed.
 const NO_DATA: u8 = 0x01;
 
-/// WRITE SAME of any layout. `pattern` is the block, or empty for zeroes. A length of zero means to the end, for
-/// WSNZ is zero.
+/// WRITE SAME of any layout. `pattern` is the block, or empty for zeroes. A length of zero is refused, as WSNZ says: to
+/// wipe everything behind a block is too much for a forgotten field.
 fn write_same<C: Blocks>(cx: &Context<'_>, cdb: &C, no_data: bool, pattern: &[u8]) -> Result<Plan, Sense> {
     let lu = cx.disk()?;
     let unmap = cdb.flags() & UNMAP != 0;
@@ -136,14 +137,9 @@ fn write_same<C: Blocks>(cx: &Context<'_>, cdb: &C, no_data: bool, pattern: &[u8
     if pattern.is_empty() && !unmap && !no_data {
         return Err(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT));
     }
-    let named = within(lu, cdb.lba(), cdb.count())?;
-    let offset = named.offset;
-    let len = if cdb.count() == 0 { lu.unit.geometry.bytes() - offset } else { named.len };
-    if len > WRITE_SAME_BYTES_MAX {
+    let Bytes { offset, len } = within(lu, cdb.lba(), cdb.count())?;
+    if len == 0 || len > WRITE_SAME_BYTES_MAX {
         return Err(Sense::in_cdb(C::LENGTH_AT));
-    }
-    if len == 0 {
-        return Ok(Plan::Done);
     }
     let is_zero = pattern.iter().all(|byte| *byte == 0);
     let pattern = if is_zero { Vec::new() } else { pattern.to_vec() };
@@ -253,12 +249,13 @@ mod tests {
     fn write_same_of_zeroes_moves_none() {
         let rig = Rig::default();
         let end = |len| Op::Zero { len, unmap: false };
-        assert_eq!(same16(&rig, 1, 0, 0, &[]).status, Status::GOOD, "NDOB, to the end");
+        assert_eq!(same16(&rig, 1, 0, 0, &[]).status, Status::CHECK_CONDITION, "a length of zero");
+        assert_eq!(same16(&rig, 1, 0, 4, &[]).status, Status::GOOD, "NDOB");
         assert_eq!(same16(&rig, 0, 8, 2, &[0; 512]).status, Status::GOOD);
         assert_eq!(same16(&rig, 8, 8, 2, &[0; 512]).status, Status::GOOD, "UNMAP");
         assert_eq!(same16(&rig, 8, 8, 1, &[]).status, Status::GOOD, "UNMAP without a block");
         let unmaps = |len| Op::Zero { len, unmap: true };
-        assert_eq!(rig.memory.asked.take(), [end(BLOCKS * 512), end(1024), unmaps(1024), unmaps(512)]);
+        assert_eq!(rig.memory.asked.take(), [end(2048), end(1024), unmaps(1024), unmaps(512)]);
         let through = Rig::new(Traits { write_cache: false, ..Rig::traits() });
         assert_eq!(same16(&through, 1, 0, 1, &[]).status, Status::GOOD);
         assert_eq!(through.memory.asked.take(), [end(512), Op::Flush]);

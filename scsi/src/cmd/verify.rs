@@ -96,9 +96,11 @@ impl CommandType for CompareAndWrite {
         if u64::from(self.count) > compare_and_write_blocks_max(&lu.unit) {
             return Err(Sense::in_cdb(offset_of!(Self, count)));
         }
-        if len == 0 {
-            return Ok(Plan::Done);
+        match (len, cx.command.data_out) {
+            (0, 0) => Ok(Plan::Done),
+            // Two halves of nothing, and yet something comes: the count is not what the initiator meant.
+            (0, _) => Err(Sense::in_cdb(offset_of!(Self, count))),
+            _ => Ok(Plan::Do(Step::CompareWrite { offset, len, durable: durable(lu, self.flags) })),
         }
-        Ok(Plan::Do(Step::CompareWrite { offset, len, durable: durable(lu, self.flags) }))
     }
 }

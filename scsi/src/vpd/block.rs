@@ -14,7 +14,6 @@ use zerocopy::{Immutable, IntoBytes};
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct Limits {
-    /// WSNZ: zero, WRITE SAME of length zero means to the end.
     flags: u8,
     compare_and_write_max: u8,
     granularity: be::U16,
@@ -30,6 +29,8 @@ pub(super) struct Limits {
     boundary: [be::U32; 2],
 }
 
+/// WSNZ: WRITE SAME of length zero is refused.
+const WSNZ: u8 = 0x01;
 /// UGAVALID: the alignment is told; it is zero.
 const ALIGNMENT_VALID: u32 = 0x8000_0000;
 
@@ -54,7 +55,7 @@ impl VpdPage for Limits {
         let transfer_max = transfer_blocks_max(unit);
         let unmap = |value: u64| if lu.provisioning() { short(value) } else { 0.into() };
         out.put(&Self {
-            flags: 0,
+            flags: WSNZ,
             // At most 255.
             compare_and_write_max: compare_and_write_blocks_max(unit) as u8,
             granularity: physical.into(),

@@ -57,8 +57,8 @@ fn extended_inquiry() {
 fn block_limits() {
     let expected = [
         0, 0xb0, 0, 0x3c, // header
-        0, 255, 0, 8, // WSNZ, compare and write, granularity
-        0, 0, 0x80, 0, // maximum transfer: 16 MiB
+        1, 255, 0, 8, // WSNZ, compare and write, granularity
+        0, 8, 0, 0, // maximum transfer: 256 MiB
         0, 0, 2, 0, // optimal transfer: 256 KiB
         0, 0, 0, 0, // pre-fetch
         0, 0x10, 0, 0, // unmap
