@@ -9,6 +9,7 @@ use crate::task::TaskSet;
 use lunar_core::codes;
 use lunar_core::port::NexusName;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 codes! {
@@ -153,13 +154,19 @@ pub struct Nexus {
     pub name: NexusName,
     /// Its tasks.
     pub tasks: TaskSet,
-    /// What it has to do with each disk, by LUN.
+    /// The disks of the target.
+    units: Rc<Units>,
+    /// What it has to do with each disk that it has addressed, by LUN: thousands of sessions on thousands of disks
+    /// take memory for what they use.
     luns: RefCell<Vec<Option<Rc<ItlNexus>>>>,
 }
 
+/// The disks of a target, by LUN.
+pub(crate) type Units = RefCell<BTreeMap<u16, Rc<LogicalUnit>>>;
+
 impl Nexus {
-    pub(crate) fn new(name: NexusName) -> Self {
-        Self { name, tasks: TaskSet::default(), luns: RefCell::default() }
+    pub(crate) fn new(name: NexusName, units: Rc<Units>) -> Self {
+        Self { name, tasks: TaskSet::default(), units, luns: RefCell::default() }
     }
 
     /// Whom a LUN names.
@@ -172,10 +179,22 @@ impl Nexus {
         }
     }
 
-    /// What it has to do with the disk of this number.
+    /// What it has to do with the disk of this number. A disk that was not addressed yet has a POWER ON unit
+    /// attention in store.
     #[must_use]
     pub fn itl(&self, lun: u16) -> Option<Rc<ItlNexus>> {
-        self.luns.borrow().get(usize::from(lun))?.clone()
+        if let Some(Some(itl)) = self.luns.borrow().get(usize::from(lun)) {
+            return Some(itl.clone());
+        }
+        self.first_itl(lun)
+    }
+
+    #[cold]
+    fn first_itl(&self, lun: u16) -> Option<Rc<ItlNexus>> {
+        let lu = self.units.borrow().get(&lun)?.clone();
+        let itl = Rc::new(ItlNexus::new(lu, Some(Asc::POWER_ON_OR_RESET)));
+        self.set(lun, Some(itl.clone()));
+        Some(itl)
     }
 
     pub(crate) fn set(&self, lun: u16, itl: Option<Rc<ItlNexus>>) {
@@ -189,6 +208,7 @@ impl Nexus {
 
     /// Runs `what` for each disk, in the order of their numbers.
     pub(crate) fn each(&self, mut what: impl FnMut(&ItlNexus)) {
-        self.luns.borrow().iter().flatten().for_each(|itl| what(itl));
+        let all: Vec<u16> = self.units.borrow().keys().copied().collect();
+        all.into_iter().filter_map(|lun| self.itl(lun)).for_each(|itl| what(&itl));
     }
 }

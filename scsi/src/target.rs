@@ -2,13 +2,12 @@
 
 use crate::lu::{Change, LogicalUnit, Stamp};
 use crate::lun::LUNS_MAX;
-use crate::nexus::{ItlNexus, Nexus};
+use crate::nexus::{ItlNexus, Nexus, Units};
 use crate::sense::Asc;
 use lunar_core::port::NexusName;
 use lunar_core::stats::Stats;
 use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
@@ -88,7 +87,7 @@ pub struct Target {
     pub(crate) everywhere: Rc<dyn Everywhere>,
     /// Where answers are written before they are copied to memory that can be sent.
     pub(crate) scratch: RefCell<Vec<u8>>,
-    units: RefCell<BTreeMap<u16, Rc<LogicalUnit>>>,
+    units: Rc<Units>,
     nexuses: RefCell<Vec<Weak<Nexus>>>,
     changes: Cell<u64>,
 }
@@ -101,7 +100,7 @@ impl Target {
             config,
             everywhere,
             scratch: RefCell::default(),
-            units: RefCell::default(),
+            units: Rc::default(),
             nexuses: RefCell::default(),
             changes: Cell::new(0),
         })
@@ -160,10 +159,7 @@ impl Target {
     /// A new nexus; each logical unit has a POWER ON unit attention for it.
     #[must_use]
     pub fn nexus(&self, name: NexusName) -> Rc<Nexus> {
-        let nexus = Rc::new(Nexus::new(name));
-        for (lun, lu) in &*self.units.borrow() {
-            nexus.set(*lun, Some(Rc::new(ItlNexus::new(lu.clone(), Some(Asc::POWER_ON_OR_RESET)))));
-        }
+        let nexus = Rc::new(Nexus::new(name, self.units.clone()));
         let mut nexuses = self.nexuses.borrow_mut();
         nexuses.retain(|old| old.strong_count() > 0);
         nexuses.push(Rc::downgrade(&nexus));
