@@ -9,8 +9,9 @@ use crate::login::Verdict;
 use crate::session::{Action, Pull, Session, TargetAddresses, TaskKey, Want};
 use crate::text;
 use crate::wire::{
-    BHS_LEN, DIGEST_LEN, Function, FunctionResponse, LoginRequest, LoginStatus, NO_TAG, NopOut, Opcode, Pdu, R2t,
-    Stage, U24, digest, login_flags, padded,
+    BHS_LEN, Bhs, DIGEST_LEN, DataOut, FINAL, FunctionResponse, LoginRequest, LoginStatus, LogoutRequest, NO_TAG,
+    NopOut, Pdu, R2t, READ, ScsiCommand, Snack, Stage, TaskManagementRequest, TextRequest, U24, WRITE, digest,
+    login_flags, padded,
 };
 use lunar_core::mem::{Arena, BLOCK_MAX, Sg};
 use lunar_core::stats::Stats;
@@ -38,7 +39,7 @@ impl<'a> Tape<'a> {
     }
 
     fn below(&mut self, limit: usize) -> usize {
-        usize::from(self.byte()) * 256 % limit + usize::from(self.byte()) % limit.min(256)
+        (usize::from(self.byte()) * 256 + usize::from(self.byte())) % limit
     }
 
     fn take(&mut self, len: usize) -> &'a [u8] {
@@ -48,15 +49,22 @@ impl<'a> Tape<'a> {
     }
 }
 
+/// A command that was handed on.
+struct Running {
+    key: TaskKey,
+    expected: usize,
+    pulled: usize,
+}
+
 /// A session and what the outside knows of it.
 struct World {
     arena: Arena,
     session: Session,
     now: Instant,
-    running: Vec<(TaskKey, u32)>,
+    running: Vec<Running>,
     managing: Vec<TaskKey>,
-    /// Transfer tags that the target gave.
-    tags: Vec<u32>,
+    /// What the target has asked for, and what commands have announced.
+    tags: Vec<R2t>,
     digests: (bool, bool),
     cmd_sn: u32,
 }
@@ -109,7 +117,10 @@ impl World {
                     let answer = if tape.byte() == 1 { Err(LoginStatus::OUT_OF_RESOURCES) } else { Ok(1) };
                     self.session.established(answer, &mut actions);
                 }
-                Action::Command(command) => self.running.push((command.task, command.data_out)),
+                Action::Command(command) => {
+                    let (key, expected) = (command.task, command.data_out as usize);
+                    self.running.push(Running { key, expected, pulled: 0 });
+                }
                 Action::TaskManagement(function) => self.managing.push(function.task),
                 Action::SendTargets(_) => {
                     let portals = vec![(([192, 0, 2, 1], 3260).into(), 1)];
@@ -124,12 +135,14 @@ impl World {
     /// Takes what is to be sent, and notes the tags in it.
     fn drain(&mut self) {
         let bytes = self.session.take_out().to_vec();
-        for at in 0..bytes.len().saturating_sub(BHS_LEN - 1) {
-            if let Ok((r2t, _)) = R2t::ref_from_prefix(&bytes[at..])
-                && r2t.first.opcode() == Opcode::R2T
-            {
-                self.tags.push(r2t.ttt.get());
+        let mut at = 0;
+        while let Some(header) = Bhs::peek(&bytes[at..]) {
+            if let Some(r2t) = header.as_pdu::<R2t>() {
+                self.tags.push(R2t { r2t_sn: U32::new(0), ..*r2t });
             }
+            let data_digest = if self.digests.1 && header.data_len.get() > 0 { DIGEST_LEN } else { 0 };
+            let header_digest = if self.digests.0 { DIGEST_LEN } else { 0 };
+            at += BHS_LEN + header_digest + header.padded_len() + data_digest;
         }
         let mut actions = Vec::new();
         self.session.resume(&mut actions);
@@ -145,11 +158,11 @@ impl World {
             return;
         }
         let at = tape.below(self.running.len());
-        let (key, expected) = self.running[at];
+        let Running { key, expected, ref mut pulled } = self.running[at];
         let data = || self.arena.copy(&[7; 1000]).map(Sg::from).unwrap_or_default();
-        match tape.byte() % 6 {
+        match tape.byte() % 8 {
             0 => {
-                self.session.reply(key, tape.byte(), tape.take(20), Tail { offset: 0, data: data() }, 1000);
+                self.session.reply(key, tape.byte() & 2, tape.take(20), Tail { offset: 0, data: data() }, 1000);
                 self.running.swap_remove(at);
             }
             1 => {
@@ -158,11 +171,15 @@ impl World {
             }
             2 => _ = self.session.push(key, tape.below(2000), data()),
             _ => {
-                let len = if tape.byte() % 2 == 0 { expected as usize } else { tape.below(5000) };
-                if let Pull::Memory(wanted) = self.session.pull(key, 0, len)
-                    && let Some(memory) = self.arena.take_sg(wanted.min(BLOCK_MAX))
-                {
-                    self.session.supply(key, memory);
+                let rest = expected - *pulled;
+                let len = if tape.byte() % 4 == 0 { tape.below(5000) } else { rest };
+                match self.session.pull(key, *pulled, len) {
+                    Pull::Ready(data) => *pulled += data.len(),
+                    Pull::Memory(wanted) => {
+                        let memory = self.arena.take_sg(wanted.min(BLOCK_MAX)).unwrap_or_default();
+                        self.session.supply(key, memory);
+                    }
+                    Pull::Pending | Pull::Failed(_) => {}
                 }
             }
         }
@@ -184,54 +201,118 @@ impl World {
         assert_eq!(arena.used(), 0, "memory was lost");
     }
 
-    /// A PDU that is right where it matters most, and the tape's everywhere else.
+    /// A request that is right in most of its fields: the tape decides which, and spoils some bytes now and then.
     fn request(&mut self, tape: &mut Tape<'_>) -> Vec<u8> {
-        const REQUESTS: [Opcode; 9] = [
-            Opcode::SCSI_COMMAND,
-            Opcode::SCSI_COMMAND,
-            Opcode::DATA_OUT,
-            Opcode::DATA_OUT,
-            Opcode::NOP_OUT,
-            Opcode::TASK_MANAGEMENT_REQUEST,
-            Opcode::TEXT_REQUEST,
-            Opcode::SNACK,
-            Opcode::LOGOUT_REQUEST,
-        ];
-        let mut header = [0; BHS_LEN];
-        let given = tape.take(BHS_LEN);
-        header[..given.len()].copy_from_slice(given);
-        let (kind, shape, len) = (tape.byte(), tape.byte(), tape.below(6000));
-        let opcode = REQUESTS[usize::from(kind) % REQUESTS.len()];
-        let is_immediate = opcode == Opcode::DATA_OUT || opcode == Opcode::SNACK || shape & 1 != 0;
-        let Ok(request) = NopOut::mut_from_bytes(&mut header) else { return Vec::new() };
-        request.first = NopOut { first: crate::wire::First::new(opcode), ..NopOut::blank() }.first;
-        if shape & 1 != 0 {
-            request.first = request.first.immediately();
+        let (mut header, len) = match tape.byte() % 16 {
+            0..6 => self.scsi_command(tape),
+            6..11 => self.data_out(tape),
+            11 => (self.numbered::<NopOut>(tape), tape.below(600)),
+            12 => (self.numbered::<TextRequest>(tape), 0),
+            13 | 14 => (self.task_management(tape), 0),
+            _ => match tape.byte() {
+                0 => (self.numbered::<LogoutRequest>(tape), 0),
+                1 => (*Snack::blank().bhs(), 0),
+                _ => (self.numbered::<TextRequest>(tape), tape.below(300)),
+            },
+        };
+        header.data_len = U24::new(len);
+        let spoil = tape.byte();
+        if spoil < 8 {
+            let at = tape.below(BHS_LEN);
+            header.as_mut_bytes()[at] = tape.byte();
         }
-        request.itt = U32::new(request.itt.get() % 16);
-        request.ahs_words &= if shape & 2 != 0 { 7 } else { 0 };
-        if shape & 4 == 0 {
-            request.cmd_sn = U32::new(self.cmd_sn.wrapping_add(u32::from(shape >> 6)));
-            self.cmd_sn = self.cmd_sn.wrapping_add(u32::from(!is_immediate && shape >> 6 == 0));
+        // A third of the long CDBs does not add up.
+        let ahs: &[u8] = if spoil == 8 { &[0, 5, 1, 0, 1, 2, 3, 4] } else { tape.take(header.ahs_len().min(8)) };
+        if spoil == 8 {
+            header.ahs_words = 2;
         }
-        if shape & 8 == 0 {
-            let latest = self.tags.last().copied().unwrap_or(NO_TAG);
-            request.ttt = U32::new(if shape & 16 == 0 { latest } else { NO_TAG });
+        let text = if header.opcode() == TextRequest::OPCODE { tape.take(header.data_len.get()) } else { &[] };
+        self.frame(header.as_bytes(), ahs, header.ahs_len(), text, header.data_len.get())
+    }
+
+    /// A request with a tag, a number that is mostly the next, and the flags of the tape.
+    fn numbered<T: Pdu>(&mut self, tape: &mut Tape<'_>) -> Bhs {
+        let shape = tape.byte();
+        let mut header = *T::blank().bhs();
+        if let Ok(request) = NopOut::mut_from_bytes(header.as_mut_bytes()) {
+            request.itt = U32::new(u32::from(tape.byte() % 16));
+            request.ttt = U32::new(if shape & 8 == 0 {
+                NO_TAG
+            } else {
+                self.tags.last().map_or(1, |asked| asked.ttt.get().wrapping_add(1))
+            });
+            request.flags = if shape & 16 == 0 { FINAL } else { tape.byte() };
+            let ahead = if shape & 6 == 0 { u32::from(shape >> 5) } else { 0 };
+            request.cmd_sn = U32::new(self.cmd_sn.wrapping_add(ahead));
+            if shape & 1 == 0 {
+                request.first = request.first.immediately();
+            } else if ahead == 0 {
+                self.cmd_sn = self.cmd_sn.wrapping_add(1);
+            }
         }
-        request.data_len = U24::new(if shape & 32 == 0 { len } else { 0 });
-        if opcode == Opcode::TASK_MANAGEMENT_REQUEST {
-            request.flags |= Function::ABORT_TASK.0 & shape;
-            request.ttt = U32::new(request.ttt.get() % 16);
+        header
+    }
+
+    fn scsi_command(&mut self, tape: &mut Tape<'_>) -> (Bhs, usize) {
+        let mut header = self.numbered::<ScsiCommand>(tape);
+        let expected = [0, 512, 1000, 1024, 3000, 9000][usize::from(tape.byte()) % 6];
+        let (flags, len) = match tape.byte() % 8 {
+            0 => (READ | FINAL, 0),
+            1 | 2 => (WRITE | FINAL, expected.min(1024)),
+            3 => (WRITE | FINAL, 0),
+            4 | 5 => (WRITE, expected.min(500)),
+            6 => (FINAL, 0),
+            _ => (tape.byte(), tape.below(1200)),
+        };
+        if let Ok(command) = ScsiCommand::mut_from_bytes(header.as_mut_bytes()) {
+            command.flags = flags;
+            command.expected_len = U32::new(u32::try_from(expected).unwrap_or_default());
         }
-        if opcode == Opcode::SCSI_COMMAND {
-            // The expected length, where NOP-Out has its transfer tag.
-            request.ttt = U32::new(request.ttt.get() % 10_000);
+        if flags & (FINAL | WRITE) == WRITE {
+            // What would follow unasked.
+            let rest = expected.min(1024).saturating_sub(len);
+            let blank = R2t { itt: header.itt, ttt: U32::new(NO_TAG), ..R2t::blank() };
+            let (offset, desired_len) = (U32::new(len as u32), U32::new(rest as u32));
+            self.tags.push(R2t { offset, desired_len, ..blank });
+        }
+        (header, len)
+    }
+
+    /// Data for something that was asked for, or announced.
+    fn data_out(&mut self, tape: &mut Tape<'_>) -> (Bhs, usize) {
+        let shape = tape.byte();
+        let at = if shape & 3 == 0 { tape.below(1 + self.tags.len()) } else { 0 };
+        let Some(asked) = self.tags.get(at).copied() else { return (*DataOut::blank().bhs(), 0) };
+        let (whole, data_sn) = (asked.desired_len.get() as usize, asked.r2t_sn.get());
+        let (flags, len) = match shape >> 2 & 7 {
+            0 => (0, whole / 2),
+            1 => (FINAL, whole / 2),
+            2 => (0, whole),
+            _ => (FINAL, whole),
+        };
+        if flags == FINAL {
+            self.tags.remove(at);
         } else {
-            request.ahs_words = 0;
+            let (offset, rest) = (asked.offset.get() + len as u32, (whole - len) as u32);
+            // The number of the next R2T is of no use here: it counts the data instead.
+            let (offset, desired_len, r2t_sn) = (U32::new(offset), U32::new(rest), U32::new(data_sn + 1));
+            self.tags[at] = R2t { offset, desired_len, r2t_sn, ..asked };
         }
-        let ahs_len = usize::from(request.ahs_words) * 4;
-        let data_len = request.data_len.get();
-        self.frame(&header, tape.take(ahs_len), ahs_len, tape.take(data_len), data_len)
+        let data_sn = U32::new(data_sn);
+        let header =
+            DataOut { flags, itt: asked.itt, ttt: asked.ttt, data_sn, offset: asked.offset, ..DataOut::blank() };
+        (*header.bhs(), len)
+    }
+
+    fn task_management(&mut self, tape: &mut Tape<'_>) -> Bhs {
+        let mut header = self.numbered::<TaskManagementRequest>(tape);
+        if let Ok(request) = TaskManagementRequest::mut_from_bytes(header.as_mut_bytes()) {
+            request.flags = FINAL | tape.byte() % 14;
+            request.itt = U32::new(100 + u32::from(tape.byte() % 4));
+            request.referenced_tag = U32::new(u32::from(tape.byte() % 16));
+            request.ref_cmd_sn = U32::new(self.cmd_sn.wrapping_sub(u32::from(tape.byte() % 8)));
+        }
+        header
     }
 
     /// A header with segments of these lengths, filled up with zeroes, and digests.
@@ -305,24 +386,30 @@ pub fn fuzz_login(data: &[u8]) {
 /// Any bytes after a login.
 pub fn fuzz_full_feature(data: &[u8]) {
     let tape = &mut Tape(data);
-    let config = Config { window: WINDOW, unsolicited_max: 40_000, ..Config::default() };
-    let mut world = World::new(config);
+    while !tape.0.is_empty() {
+        converse(tape);
+    }
+}
+
+/// One session, until it is closed or the tape ends.
+fn converse(tape: &mut Tape<'_>) {
+    let mut world = World::new(Config { window: WINDOW, unsolicited_max: 40_000, ..Config::default() });
     log_in(&mut world, tape.byte());
     while !tape.0.is_empty() && world.session.closed().is_none() {
-        match tape.byte() % 8 {
+        match tape.byte() {
             0 => {
                 let len = tape.below(200);
                 let bytes = tape.take(len);
                 world.feed(bytes, tape);
             }
-            1 => {
-                world.now = world.now + Duration::from_secs(u64::from(tape.byte()));
+            1..8 => {
+                world.now = world.now + Duration::from_secs(u64::from(tape.byte() % 32));
                 let mut actions = Vec::new();
                 world.session.tick(world.now, &mut actions);
                 world.act(actions, tape);
             }
-            2 => world.drain(),
-            3 | 4 => world.serve(tape),
+            8..64 => world.drain(),
+            64..150 => world.serve(tape),
             _ => {
                 let bytes = world.request(tape);
                 world.feed(&bytes, tape);
@@ -352,10 +439,12 @@ fn log_in(world: &mut World, options: u8) {
     }
     let mut header = login_request(login_flags(Stage::OPERATIONAL, Some(Stage::FULL_FEATURE)));
     header.data_len = U24::new(text.len());
+    // Digests begin after the login.
     let digests = std::mem::take(&mut world.digests);
     let bytes = world.frame(header.as_bytes(), &[], 0, &text, text.len());
-    world.digests = digests;
     world.feed(&bytes, &mut Tape(&[]));
+    world.drain();
+    world.digests = digests;
     assert!(world.session.is_established(), "a login without fault");
 }
 
