@@ -156,7 +156,7 @@ other_keys() {
     done
     log_in "login: $name" || return
     says "negotiated: $name" "$wanted" iscsiadm -m session -P 2
-    load "verified writes: $name" --rw=randwrite --bsrange=4k-1m --blockalign=4k --iodepth=8 --size=12M --offset=300M
+    load "verified writes: $name" --rw=randwrite --bsrange=4k-1m --blockalign=4k --iodepth=8 --size=8M --offset=300M
     log_out "logout: $name"
 }
 
@@ -168,14 +168,14 @@ main() {
     inquiry
     commands
     discard
-    load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=16M
+    load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=8M
     echo 4096 >"/sys/block/${disk##*/}/queue/max_sectors_kb" 2>/dev/null
-    load "fio, 1 MiB, 8 deep" --rw=randwrite --bs=1M --iodepth=8 --size=48M
+    load "fio, 1 MiB, 8 deep" --rw=randwrite --bs=1M --iodepth=8 --size=24M
     partition && file_system ext4 "${disk}1" mkfs.ext4 -q -F && try "fsck.ext4" fsck.ext4 -f -n "${disk}1"
-    before=$(read_sum "$disk" count=40)
+    before=$(read_sum "$disk" count=16)
     log_out "logout"
     log_in "login again" || finish
-    equal "the data is still there" "$before" "$(read_sum "$disk" count=40)"
+    equal "the data is still there" "$before" "$(read_sum "$disk" count=16)"
     log_out "logout again"
     other_keys "digests" "HeaderDigest: CRC32C" \
         "node.conn[0].iscsi.HeaderDigest=CRC32C" "node.conn[0].iscsi.DataDigest=CRC32C"

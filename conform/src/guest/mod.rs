@@ -16,7 +16,7 @@ use crate::report::Outcome;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Subject, Target};
 
 /// The emulated processor is slow, and slower while something else is built.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(900);
 /// This machine's ::1 as QEMU's user network shows it to a guest.
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 
