@@ -57,6 +57,7 @@ pub(crate) struct Drive {
 /// What was found.
 #[derive(Serialize)]
 struct Report {
+    seconds: f64,
     iops: f64,
     latency_us: Latency,
     initiator_cpu_us_per_io: f64,
@@ -107,6 +108,7 @@ pub(crate) fn run(options: &Drive) -> Result<()> {
     let (cost, seconds) = (Snapshot::take(options.pid, None)?.since(&before), start.elapsed().as_secs_f64());
     let count = client.latencies.count() as f64;
     let report = Report {
+        seconds,
         iops: count / seconds,
         latency_us: (&client.latencies).into(),
         initiator_cpu_us_per_io: cost.initiator_cpu_seconds * 1e6 / count,

@@ -1,0 +1,206 @@
+"""Tables and plots of what was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+from .rows import Row, curve
+
+MEASURE_LARGE = 128 << 10
+# Runs of which the fastest and the slowest lie further apart than this part of the median are marked,
+SPREAD_MARK = 0.25
+# and those beside which others took more than this part of the machine.
+FOREIGN_MARK = 0.1
+COLORS = {"lunar": "#2b5fd9", "spdk": "#d9822b", "tgt": "#7a8190", "least": "#58a55c", "floor": "#222222"}
+
+
+def load() -> str:
+    return " ".join(Path("/proc/loadavg").read_text().split()[:3])
+
+
+def machine() -> dict:
+    """What was measured on."""
+    model = "unknown"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return {
+        "processor": model,
+        "cpus": os.cpu_count(),
+        "kernel": platform.release(),
+        "date": time.strftime("%Y-%m-%d"),
+        "load_before": load(),
+    }
+
+
+def rate(value: float, size: int) -> str:
+    """Thousands of commands, or megabytes for large ones."""
+    if size >= MEASURE_LARGE:
+        return f"{value * size / 1e6:,.0f} MB/s"
+    return f"{value / 1e3:,.1f} K"
+
+
+def size_of(row: dict) -> int:
+    return int(row["key"].split("-")[1])
+
+
+def ratio(row: dict, name: str, value: str) -> str:
+    ours, theirs = row["targets"].get("lunar"), row["targets"].get(name)
+    if not ours or not theirs or not theirs[value]:
+        return ""
+    return f"{ours[value] / theirs[value]:.2f}"
+
+
+def table(head: list[str], body: list[list[str]]) -> list[str]:
+    align = ["---"] + ["---:"] * (len(head) - 1)
+    return ["| " + " | ".join(cells) + " |" for cells in [head, align, *body]]
+
+
+def rates(found: dict) -> list[str]:
+    names = found["targets"]
+    others = [name for name in names if name != "lunar"] if "lunar" in names else []
+    body = []
+    for row in found["rows"]:
+        cells = [row["title"]]
+        for name in names:
+            one = row["targets"].get(name)
+            mark = " ~" if one and (one["spread"] > SPREAD_MARK or one["foreign"] > FOREIGN_MARK) else ""
+            cells.append(rate(one["iops"], size_of(row)) + mark if one else "")
+        body.append(cells + [ratio(row, name, "iops") for name in others])
+    return table(["load", *names, *(f"lunar / {name}" for name in others)], body)
+
+
+def costs(found: dict) -> list[str]:
+    names = found["targets"]
+    others = [name for name in names if name != "lunar"] if "lunar" in names else []
+    body = []
+    for row in found["rows"]:
+        have = row["targets"]
+        cells = [f"{have[name]['target_us_per_io']:.3f}" if name in have else "" for name in names]
+        body.append([row["title"], *cells, *(ratio(row, name, "target_us_per_io") for name in others)])
+    return table(["load", *names, *(f"lunar / {name}" for name in others)], body)
+
+
+def latencies(found: dict) -> list[str]:
+    names = found["targets"]
+    body = []
+    for row in found["rows"]:
+        have = row["targets"]
+        cells = [f"{have[name]['p50_us']:.1f} / {have[name]['p99_us']:.1f}" if name in have else "" for name in names]
+        body.append([row["title"], *cells])
+    return table(["load", *names], body)
+
+
+def extras(found: dict) -> list[str]:
+    more = found["extras"]
+    if not more:
+        return []
+    lines = ["", "## Idle sessions and units", ""]
+    body = []
+    for name, percent in more["idle_cpu_percent"].items():
+        cells = [name, f"{percent:.2f} %"]
+        if crowd := more["idle_sessions"].get(name):
+            cells += [f"{crowd['bytes_per_session'] / 1024:.1f} KiB", f"{crowd['logins_per_second']:,.0f}"]
+            cells += [f"{crowd['ratio']:.2f}"]
+        body.append(cells + [""] * (5 - len(cells)))
+    head = ["target", "CPU with nobody connected", "memory of an idle session", "logins per second"]
+    lines += table([*head, "4 KiB random reads beside 1,000 idle sessions / alone"], body)
+    if units := more.get("units"):
+        per, one = units["bytes_per_unit"] / 1024, units["bytes_with_one"] / (1 << 20)
+        lines += ["", f"Lunar with one unit takes {one:.1f} MiB of memory; each of {units['units']} units takes {per:.2f} KiB more."]
+    return lines
+
+
+def markdown(found: dict, plots: list[str]) -> str:
+    where = found["machine"]
+    lines = [
+        "# iSCSI over loopback",
+        "",
+        f"{where['date']}, {where['processor']}, {where['cpus']} CPUs, Linux {where['kernel']}. The target on CPU 0, the initiator",
+        f"(`lunar bench`) on CPU 1. Medians of {found['rounds']} runs of {found['seconds']} s each, the targets taking turns in every",
+        f"round. Load of the machine before and after: {where['load_before']}; {where['load_after']}. A tilde marks runs that lie",
+        "more than a quarter apart, or beside which others took more than a tenth of the machine. Compare columns, not machines.",
+        "",
+    ]
+    lines += [f"* {name}: {note}" for name, note in found["notes"].items()]
+    lines += [f"* {name} was left out: {why.splitlines()[0]}" for name, why in found["missing"].items()]
+    lines += ["", "## Commands per second", "", *rates(found)]
+    lines += ["", "## CPU time of the target, microseconds per command", ""]
+    lines += ["Lunar and SPDK poll under load: what they count themselves as busy. The others: what the kernel counts.", ""]
+    lines += costs(found)
+    lines += ["", "## Latency, microseconds: median / 99 of 100", "", *latencies(found), *extras(found)]
+    for plot in plots:
+        lines += ["", f"![{plot}]({plot})"]
+    return "\n".join(lines) + "\n"
+
+
+def plots(found: dict, chosen: list[Row], folder: Path, name: str) -> list[str]:
+    """Draws; gives the names of the files. Without matplotlib there are none."""
+    try:
+        import matplotlib
+
+        matplotlib.use("svg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        print("no plots: matplotlib is not installed (Debian: apt install python3-matplotlib)", file=sys.stderr)
+        return []
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lunar", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    small = [row for row in found["rows"] if row["group"] != "curve" and size_of(row) < MEASURE_LARGE]
+    large = [row for row in found["rows"] if size_of(row) >= MEASURE_LARGE]
+    made = []
+
+    def save(figure, what: str) -> None:
+        figure.savefig(folder / f"{name}-{what}.svg", bbox_inches="tight", metadata={"Date": None})
+        plt.close(figure)
+        made.append(f"{name}-{what}.svg")
+
+    if small:
+        save(bars(plt, found, small, lambda one, _: one["iops"] / 1e3, "thousand commands per second"), "rates")
+        save(bars(plt, found, small, lambda one, _: one["target_us_per_io"], "CPU time of the target, us per command"), "costs")
+    if large:
+        save(bars(plt, found, large, lambda one, size: one["iops"] * size / 1e6, "MB/s"), "large")
+    if len(depths := curve(chosen)) > 1:
+        save(lines(plt, found, depths), "depths")
+    return made
+
+
+def bars(plt, found: dict, rows: list[dict], value, label: str):
+    names = [name for name in found["targets"] if any(name in row["targets"] for row in rows)]
+    figure, axes = plt.subplots(figsize=(8, 0.45 + 0.16 * len(rows) * (len(names) + 1)))
+    step = len(names) + 1
+    for place, name in enumerate(names):
+        at = [number * step + place for number, row in enumerate(rows) if name in row["targets"]]
+        widths = [value(row["targets"][name], size_of(row)) for row in rows if name in row["targets"]]
+        axes.barh(at, widths, height=0.9, color=COLORS[name], label=name)
+    axes.set_yticks([number * step + (len(names) - 1) / 2 for number in range(len(rows))], [row["title"] for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    return figure
+
+
+def lines(plt, found: dict, depths: list[Row]):
+    by_key = {row["key"]: row["targets"] for row in found["rows"]}
+    figure, (rate_axes, cost_axes) = plt.subplots(1, 2, figsize=(9, 3.4))
+    for name in found["targets"]:
+        points = [(row.depth, by_key[row.key][name]) for row in depths if name in by_key[row.key]]
+        if not points:
+            continue
+        depth = [at for at, _ in points]
+        rate_axes.plot(depth, [one["iops"] / 1e3 for _, one in points], marker="o", ms=3, color=COLORS[name], label=name)
+        cost_axes.plot(depth, [one["target_us_per_io"] for _, one in points], marker="o", ms=3, color=COLORS[name])
+    for axes, label in ((rate_axes, "thousand 4 KiB random reads per second"), (cost_axes, "CPU time of the target, us per command")):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("depth")
+        axes.set_ylabel(label)
+        axes.set_xticks([row.depth for row in depths], [str(row.depth) for row in depths])
+        axes.grid(alpha=0.3)
+    rate_axes.legend(frameon=False)
+    return figure

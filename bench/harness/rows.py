@@ -1,0 +1,70 @@
+"""The loads that are measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One load: a row of the table."""
+
+    group: str
+    rw: str
+    bs: int
+    depth: int
+    sessions: int = 1
+    store: str = "null"
+    spin: bool = False
+
+    @property
+    def writes(self) -> bool:
+        return "write" in self.rw
+
+    @property
+    def title(self) -> str:
+        size = f"{self.bs} B" if self.bs < KIB else f"{self.bs // KIB} KiB" if self.bs < MIB else f"{self.bs // MIB} MiB"
+        words = {"randread": "random read", "randwrite": "random write", "read": "read", "write": "write"}[self.rw]
+        parts = [f"{size} {words}", f"depth {self.depth}"]
+        if self.sessions > 1:
+            parts.append(f"{self.sessions} sessions")
+        if self.store != "null":
+            parts.append(self.store)
+        if self.spin:
+            parts.append("polling initiator")
+        return ", ".join(parts)
+
+    @property
+    def key(self) -> str:
+        spin = "-spin" if self.spin else ""
+        return f"{self.rw}-{self.bs}-d{self.depth}-s{self.sessions}-{self.store}{spin}"
+
+    def load(self) -> list[str]:
+        """The initiator's options."""
+        options = ["--rw", self.rw, "--bs", str(self.bs), "--depth", str(self.depth), "--sessions", str(self.sessions)]
+        return options + (["--spin"] if self.spin else [])
+
+    def messages(self) -> tuple[int, int]:
+        """Payload of the floor's request and reply."""
+        return (self.bs, 0) if self.writes else (0, self.bs)
+
+
+def rows() -> list[Row]:
+    small = [Row("small", "randread", 512, depth) for depth in (1, 32, 128)]
+    small += [Row("small", "randread", 512, depth, spin=True) for depth in (1, 32)]
+    page = [Row("page", rw, 4 * KIB, 32, sessions) for sessions in (1, 4) for rw in ("randread", "randwrite")]
+    page += [Row("page", "randread", 4 * KIB, 32, spin=True)]
+    curve = [Row("curve", "randread", 4 * KIB, depth) for depth in (1, 2, 4, 8, 16, 64, 128)]
+    large = [Row("large", rw, bs, 8) for bs in (128 * KIB, MIB) for rw in ("read", "write")]
+    stores = [Row("stores", rw, 4 * KIB, 32, store="ram") for rw in ("randread", "randwrite")]
+    stores += [Row("stores", "randread", 4 * KIB, 32, store="file")]
+    return small + page + curve + large + stores
+
+
+def curve(measured: list[Row]) -> list[Row]:
+    """The rows of the depth curve, in its order."""
+    fits = [r for r in measured if (r.rw, r.bs, r.sessions, r.store, r.spin) == ("randread", 4 * KIB, 1, "null", False)]
+    return sorted(fits, key=lambda row: row.depth)

@@ -1,0 +1,150 @@
+"""Measures Lunar beside other targets and the floor, and writes a table and plots to bench/results/."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import json
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from harness import measure, report  # noqa: E402
+from harness.rows import Row, rows  # noqa: E402
+from harness.targets import KINDS, Floor, Setup, Target, Unavailable  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+IDLE_SESSIONS = 1000
+UNITS = 4096
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/run", description=__doc__)
+    parser.add_argument("--name", default="iscsi", help="name of the files in bench/results [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of every row on every target [%(default)s]")
+    parser.add_argument("--time", type=float, default=1.5, help="seconds of each run [%(default)s]")
+    parser.add_argument("--rows", default="*", help="rows whose key fits this pattern (see --list)")
+    parser.add_argument("--targets", default=",".join(KINDS), help="among them [%(default)s]")
+    parser.add_argument("--driver", default="auto", help="how Lunar talks to the kernel: auto, io_uring, epoll")
+    parser.add_argument("--folder", type=Path, help="where the file store lies [a folder of the system's for temporary files]")
+    parser.add_argument("--no-extras", action="store_true", help="leave out idle CPU, idle sessions, memory of units")
+    parser.add_argument("--no-build", action="store_true", help="measure what is built")
+    parser.add_argument("--list", action="store_true", help="list the rows' keys")
+    return parser.parse_args()
+
+
+def setup(folder: Path, driver: str) -> Setup:
+    built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+    lunar = Path(os.environ.get("LUNAR_BENCH_LUNAR", built / "lunar"))
+    floor = Path(os.environ.get("LUNAR_BENCH_FLOOR", built / "floor"))
+    initiator = os.environ.get("LUNAR_BENCH_INITIATOR")
+    return Setup(folder, lunar, floor, shlex.split(initiator) if initiator else [str(lunar), "bench"], driver)
+
+
+def started(kinds: list[str], how: Setup, stack: contextlib.ExitStack) -> tuple[list[Target], dict[str, str]]:
+    """The targets that can be had here, paused; and why the others cannot."""
+    targets, missing = [], {}
+    for kind in kinds:
+        target = KINDS[kind](how)
+        stack.callback(target.stop)
+        try:
+            target.start()
+            target.pause()
+            targets.append(target)
+        except Unavailable as why:
+            target.stop()
+            missing[kind] = str(why)
+            print(f"{kind} is left out: {why}", file=sys.stderr)
+    return targets, missing
+
+
+@contextlib.contextmanager
+def running(target: Target):
+    """Only this one runs."""
+    target.resume()
+    try:
+        yield
+    finally:
+        target.pause()
+
+
+def measure_rows(how: Setup, targets: list[Target], chosen: list[Row], rounds: int, seconds: float) -> dict:
+    """Every row on every target, round by round: what changes on the machine hits all alike."""
+    samples: dict[str, dict[str, list]] = {row.key: {} for row in chosen}
+    for number in range(1, rounds + 1):
+        for row in chosen:
+            for target in targets:
+                with running(target):
+                    try:
+                        one = measure.sample(how, target, row, seconds)
+                    except Unavailable as why:
+                        print(f"{target.name}, {row.title}: {why}", file=sys.stderr)
+                        continue
+                if one is None:
+                    continue
+                samples[row.key].setdefault(target.name, []).append(one)
+                print(f"{number}/{rounds} {row.title:<44} {target.name:<6} {one.iops:>10.0f}/s {one.target_us_per_io:8.3f} us", file=sys.stderr)
+    return {key: {name: measure.middle(runs) for name, runs in by.items()} for key, by in samples.items()}
+
+
+def measure_extras(how: Setup, targets: list[Target], seconds: float) -> dict:
+    extras: dict[str, dict] = {"idle_cpu_percent": {}, "idle_sessions": {}}
+    for target in targets:
+        if isinstance(target, Floor):
+            continue
+        with running(target):
+            extras["idle_cpu_percent"][target.name] = measure.idle_cpu(target, 10.0)
+            try:
+                extras["idle_sessions"][target.name] = measure.idle_sessions(how, target, IDLE_SESSIONS, seconds)
+            except Unavailable as why:
+                print(f"{target.name}, {IDLE_SESSIONS} idle sessions: {why}", file=sys.stderr)
+    if any(target.name == "lunar" for target in targets):
+        extras["units"] = measure.memory_of_units(how, UNITS)
+    return extras
+
+
+def main() -> int:
+    options = arguments()
+    chosen = [row for row in rows() if fnmatch.fnmatch(row.key, options.rows)]
+    if options.list:
+        print("\n".join(f"{row.key:<40} {row.title}" for row in rows()))
+        return 0
+    kinds = options.targets.split(",")
+    if unknown := set(kinds) - set(KINDS):
+        print(f"no such targets: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}", file=sys.stderr)
+        return 2
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=options.folder))
+        how = setup(Path(folder), options.driver)
+        targets, missing = started(kinds, how, stack)
+        machine = report.machine()
+        table = measure_rows(how, targets, chosen, options.rounds, options.time)
+        extras = {} if options.no_extras else measure_extras(how, targets, max(options.time, 2.0))
+        machine["load_after"] = report.load()
+        notes = {target.name: target.note for target in targets if target.note}
+    found = {
+        "machine": machine,
+        "rounds": options.rounds,
+        "seconds": options.time,
+        "targets": [target.name for target in targets],
+        "missing": missing,
+        "notes": notes,
+        "rows": [{"key": row.key, "title": row.title, "group": row.group, "targets": table[row.key]} for row in chosen],
+        "extras": extras,
+    }
+    folder = ROOT / "bench" / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{options.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    plots = report.plots(found, chosen, folder, options.name)
+    (folder / f"{options.name}.md").write_text(report.markdown(found, plots))
+    print(folder / f"{options.name}.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
