@@ -671,7 +671,9 @@ mod tests {
         }
 
         #[test]
-        fn any_order_of_takes_and_drops_loses_nothing(ops in prop::collection::vec((1usize..=BLOCK_MAX, any::<bool>()), 1..200)) {
+        fn any_order_of_takes_and_drops_loses_nothing(
+            ops in prop::collection::vec((1usize..=BLOCK_MAX, any::<bool>()), 1..200),
+        ) {
             let arena = Arena::new(4 * BLOCK_MAX);
             let mut held: Vec<Buf> = Vec::new();
             for (len, drop_one) in ops {

@@ -36,7 +36,8 @@ pub trait Transfer {
     /// Data-Out `offset..offset + len`: what came with the command, or asked for now.
     ///
     /// # Errors
-    /// [`Fault::Aborted`] when the command was aborted meanwhile, [`Fault::Timeout`], [`Fault::NoMemory`], [`Fault::Protocol`].
+    /// [`Fault::Aborted`] when the command was aborted meanwhile; [`Fault::Timeout`], [`Fault::NoMemory`],
+    /// [`Fault::Protocol`].
     fn pull(&self, offset: usize, len: usize) -> impl Future<Output = Result<Sg, Fault>>;
 
     /// Sends Data-In from `offset` on; more will follow.

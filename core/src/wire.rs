@@ -17,7 +17,9 @@ pub use zerocopy::{big_endian as be, little_endian as le};
 /// ```
 #[macro_export]
 macro_rules! codes {
-    ($(#[$meta:meta])* $vis:vis struct $name:ident($int:ty) { $($(#[$cmeta:meta])* $code:ident = $value:expr),* $(,)? }) => {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident($int:ty) {
+        $($(#[$cmeta:meta])* $code:ident = $value:expr),* $(,)?
+    }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[allow(missing_docs)]

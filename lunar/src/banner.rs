@@ -83,7 +83,8 @@ pub fn banner(target: &str, volumes: &[Line], portals: &[SocketAddr], advertise:
     line(format!("           Connect-IscsiTarget -NodeAddress {target}"));
     line(String::new());
     if advertise.is_none() && portals.iter().any(|portal| !portal.ip().is_loopback()) {
-        line("Whoever reaches this port can use these volumes; --listen 127.0.0.1 keeps them to this machine.".to_owned());
+        let warning = "Whoever reaches this port can use these volumes; --listen 127.0.0.1 keeps them to this machine.";
+        line(warning.to_owned());
     }
     line("Ctrl-C finishes what is under way, flushes, and stops.".to_owned());
     line("ready".to_owned());

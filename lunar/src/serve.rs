@@ -159,7 +159,12 @@ fn stop(cores: Cores, mailboxes: &[Sender<Letter>], signals: &mut Signals) -> Re
 }
 
 /// One core, from its start to its end.
-fn core(me: usize, setup: &Setup, report: &mpsc::Sender<Report>, directory: &mpsc::Receiver<Vec<Sender<Letter>>>) -> Result<()> {
+fn core(
+    me: usize,
+    setup: &Setup,
+    report: &mpsc::Sender<Report>,
+    directory: &mpsc::Receiver<Vec<Sender<Letter>>>,
+) -> Result<()> {
     match build(me, setup, report, directory) {
         Ok((reactor, core)) => {
             // The receiver is there until all cores are ready or one failed.
@@ -201,7 +206,7 @@ fn build(
         arena_bytes: (setup.how.memory as usize) << 20,
         register: setup.volumes.iter().any(Volume::is_direct),
         stats: stats.clone(),
-        spin: Spin::default(),
+        spin: Spin { limit: Duration::from_micros(setup.how.spin.into()) },
     })
     .context("starting a core (if io_uring is forbidden here, --driver epoll)")?;
     let (mailbox, letters) = channel(&reactor);
@@ -231,7 +236,8 @@ fn build(
         drain: Duration::from_secs(setup.how.drain.into()),
         session: config::Config::default(),
     };
-    let front = Front::new(&reactor, &target, settings, setup.registry.clone(), me, Rc::new(OtherSessions(links.clone())));
+    let front =
+        Front::new(&reactor, &target, settings, setup.registry.clone(), me, Rc::new(OtherSessions(links.clone())));
     let mut listeners = Vec::new();
     // One core accepts and hands out: the kernel would spread by hash, and two connections may well share one.
     if me == 0 {
@@ -247,8 +253,9 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<T
     let mut units = Vec::new();
     for (lun, volume) in setup.volumes.iter().enumerate() {
         let store = volume.open(reactor).with_context(|| format!("opening {}", setup.names[lun]))?;
-        let geometry = Geometry::of(store.traits(), setup.block_size)
-            .with_context(|| format!("{} is not a whole number of {}-byte blocks", setup.names[lun], setup.block_size))?;
+        let geometry = Geometry::of(store.traits(), setup.block_size).with_context(|| {
+            format!("{} is not a whole number of {}-byte blocks", setup.names[lun], setup.block_size)
+        })?;
         let unit = Rc::new(Unit {
             id: UnitId(lun as u32),
             identity: volume.identity().clone(),

@@ -19,7 +19,7 @@ const ORDER: &[(&str, &[&str])] = &[
 ];
 
 /// Places that only development uses: they may use everything, and nothing above uses them.
-const DEVELOPMENT: &[&str] = &["sim", "conform", "fuzz", "tidy", "bench", "back/suite"];
+const DEVELOPMENT: &[&str] = &["sim", "conform", "fuzz", "tidy", "bench", "bench/floor", "back/suite"];
 
 /// What every manifest takes from the workspace.
 const INHERITED: &[&str] = &["version", "edition", "rust-version", "license", "repository", "publish"];
