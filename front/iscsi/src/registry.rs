@@ -3,7 +3,7 @@
 
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Sessions at once, discovery sessions included. Each takes some 20 KiB when idle, so this is some 300 MB.
@@ -25,8 +25,8 @@ pub struct Registry(Mutex<Sessions>);
 #[derive(Debug, Default)]
 struct Sessions {
     /// Normal sessions, by the initiator port.
-    ports: HashMap<(Arc<str>, [u8; 6]), (u16, Place)>,
-    numbers: HashSet<u16>,
+    ports: BTreeMap<(Arc<str>, [u8; 6]), (u16, Place)>,
+    numbers: BTreeSet<u16>,
     last: u16,
 }
 
