@@ -33,6 +33,8 @@ daemon() {
     # A login that fails shall say so now, not after minutes of retries.
     sed -i -e '/node.session.initial_login_retry_max/d' /etc/iscsi/iscsid.conf
     echo "node.session.initial_login_retry_max = 2" >>/etc/iscsi/iscsid.conf
+    # And a target that does not come back costs half a minute.
+    sed -i -e 's/^node.session.timeo.replacement_timeout.*/node.session.timeo.replacement_timeout = 30/' /etc/iscsi/iscsid.conf
     iscsid || bad "iscsid"
     until_true 10 iscsiadm -m iface
 }
@@ -173,6 +175,7 @@ main() {
     load "fio, 1 MiB, 8 deep" --rw=randwrite --bs=1M --iodepth=8 --size=24M
     partition && file_system ext4 "${disk}1" mkfs.ext4 -q -F && try "fsck.ext4" fsck.ext4 -f -n "${disk}1"
     before=$(read_sum "$disk" count=16)
+    quiet "after reading what was written"
     log_out "logout"
     log_in "login again" || finish
     equal "the data is still there" "$before" "$(read_sum "$disk" count=16)"
@@ -184,6 +187,15 @@ main() {
     other_keys "small segments" "FirstBurstLength: 8192" \
         "node.session.iscsi.ImmediateData=Yes" "node.session.iscsi.FirstBurstLength=8192" \
         "node.session.iscsi.MaxBurstLength=16384" "node.conn[0].iscsi.MaxRecvDataSegmentLength=4096"
+}
+
+# quiet NAME: the kernel has not complained: no command that timed out, no connection that broke.
+quiet() {
+    local said
+    said=$(dmesg | grep -E 'conn error|I/O error|timed out|timing out|ping timeout|aborted|recovery|offline')
+    [ -z "$said" ] || printf '%s\n' "$said" | tail -n 12
+    equal "the kernel has no complaint, $1" "" "$said"
+    dmesg -C
 }
 
 # other_portal ADDRESS:PORT TARGET: later steps use it.
@@ -208,6 +220,8 @@ if [ -n "${RAM_LUN:-}" ] && log_in "login for the second volume" "$RAM_LUN"; the
     log_out "logout from the second volume"
 fi
 
+quiet "after all kinds of sessions"
+
 # The harness kills the target and starts it again while fio writes: the initiator's own recovery brings everything home.
 if [ -n "${RESTART:-}" ] && log_in "login before the restart"; then
     { sleep 2; echo "@restart"; } &
@@ -215,6 +229,7 @@ if [ -n "${RESTART:-}" ] && log_in "login before the restart"; then
         --offset=300M
     wait
     log_out "logout after the restart"
+    dmesg -C
 fi
 
 if [ -n "${READ_ONLY:-}" ]; then
@@ -238,4 +253,5 @@ if [ -n "${LARGE_BLOCKS:-}" ]; then
         log_out "logout, 4096-byte blocks"
     fi
 fi
+quiet "in the end"
 finish

@@ -64,7 +64,7 @@ fn with_session(lab: &Lab, spec: &Spec, delay: Duration, random: &mut Random) ->
     // What earlier rounds left behind must not look like this round's.
     let first = random.next() >> 8;
     let acknowledged = write_until_killed(target, delay, random, first, &mut places)?;
-    let target = Target::start(lab, spec).context("start after the crash")?;
+    let target = Target::start_after_kill(lab, spec).context("start after the crash")?;
     check(&target, &places)?;
     target.stop()?;
     Ok(acknowledged)
@@ -167,7 +167,7 @@ fn with_load(lab: &Lab, spec: &Spec, delay: Duration, seed: u64) -> Result<u64> 
             bail!("the load generator does not notice that the target is gone");
         }
     }
-    let target = Target::start(lab, spec).context("start after the crash")?;
+    let target = Target::start_after_kill(lab, spec).context("start after the crash")?;
     let mut check = process::bound(lab.built()?);
     check.args(["bench", &target.url(0), "--all", "--check-ack-log"]).arg(&log);
     process::run(&mut check, LOAD_LIMIT)?.succeeded().context("what was acknowledged")?;

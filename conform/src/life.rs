@@ -171,7 +171,7 @@ fn restart(lab: &Lab, driver: Driver) -> Result<()> {
 fn same_port_again(lab: &Lab, driver: Driver) -> Result<()> {
     let spec = Spec::new(driver, [lab.image("again.img", 64)?])?;
     for round in 0..5 {
-        let target = Target::start(lab, &spec).with_context(|| format!("start {round}"))?;
+        let target = Target::start_after_kill(lab, &spec).with_context(|| format!("start {round}"))?;
         let witness = Witness::start(target.portal, &target.name, target.lun, lab.seed)?;
         witness.goes_on()?;
         target.kill()?;

@@ -17,6 +17,8 @@ use crate::session;
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// Draining means finishing what is under way: longer than this is a hang.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
+/// The kernel's own clean-up after a process that was killed takes milliseconds.
+const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 /// As QEMU's user network shows this machine's loopback to a guest.
 pub(crate) const HOST_AS_GUEST_SEES_IT: &str = "10.0.2.2";
 
@@ -185,6 +187,13 @@ impl Target {
             let Outside { portal, name, lun, pid } = outside.clone();
             return Ok(Self { child: None, portal, name, lun, log: PathBuf::new(), pid });
         }
+        let mut target = Self::launched(lab, spec)?;
+        target.name = target.discover()?;
+        Ok(target)
+    }
+
+    /// Started, with all its ports open.
+    fn launched(lab: &Lab, spec: &Spec) -> Result<Self> {
         let (mut child, log) = launch(lab, spec)?;
         let end = Instant::now() + START_LIMIT;
         for portal in &spec.listen {
@@ -201,12 +210,29 @@ impl Target {
             }
         }
         let pid = Some(child.id());
-        let mut target = Self { child: Some(child), portal: spec.portal(), name: String::new(), lun: 0, log, pid };
-        target.name = match session::discover(target.portal)?.into_iter().next() {
-            Some(found) => found.name,
-            None => bail!("discovery names no target"),
+        Ok(Self { child: Some(child), portal: spec.portal(), name: String::new(), lun: 0, log, pid })
+    }
+
+    /// Like [`Target::start`] after a `kill -9`. The kernel closes what an io_uring had open a moment after its process has
+    /// ended: until then a connection may still reach the dead listener. Initiators try again, and so do we.
+    pub(crate) fn start_after_kill(lab: &Lab, spec: &Spec) -> Result<Self> {
+        let mut target = Self::launched(lab, spec)?;
+        let end = Instant::now() + SETTLE_LIMIT;
+        target.name = loop {
+            match target.discover() {
+                Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+                outcome => break outcome?,
+            }
         };
         Ok(target)
+    }
+
+    /// The name of the one target at the portal.
+    fn discover(&self) -> Result<String> {
+        match session::discover(self.portal)?.into_iter().next() {
+            Some(found) => Ok(found.name),
+            None => bail!("discovery names no target"),
+        }
     }
 
     /// `iscsi://ADDRESS:PORT/NAME/LUN`, the LUN counted from the first volume.

@@ -111,7 +111,7 @@ fn run(lab: &Lab, driver: Driver, part: &str, sysroot: &sysroot::Sysroot) -> Res
 impl Targets {
     fn restart(&mut self, lab: &Lab) -> Result<()> {
         self.main.take().context("no target to restart")?.kill()?;
-        self.main = Some(Target::start(lab, &self.spec)?);
+        self.main = Some(Target::start_after_kill(lab, &self.spec)?);
         Ok(())
     }
 }

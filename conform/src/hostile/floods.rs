@@ -141,7 +141,7 @@ fn many_sessions(ground: &mut Ground<'_>) -> Result<()> {
 fn reinstatement(ground: &mut Ground<'_>) -> Result<()> {
     and_over(ground, |ground| {
         let mut sessions: Vec<Session> = Vec::new();
-        for _ in 0..100 {
+        for _ in 0..10 {
             let mut session = Session::ready(ground.target.portal, &ground.login(), ground.lun)?;
             session.ping()?;
             sessions.push(session);
