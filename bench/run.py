@@ -8,6 +8,7 @@ import fnmatch
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -31,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", default="*", help="rows whose key fits this pattern (see --list)")
     parser.add_argument("--targets", default=",".join(KINDS), help="among them [%(default)s]")
     parser.add_argument("--driver", default="auto", help="how Lunar talks to the kernel: auto, io_uring, epoll")
-    parser.add_argument("--folder", type=Path, help="where the file store lies [a folder of the system's for temporary files]")
+    parser.add_argument("--folder", type=Path, help="where the file store lies [the system's folder for such files]")
     parser.add_argument("--no-extras", action="store_true", help="leave out idle CPU, idle sessions, memory of units")
     parser.add_argument("--no-build", action="store_true", help="measure what is built")
     parser.add_argument("--list", action="store_true", help="list the rows' keys")
@@ -88,23 +89,30 @@ def measure_rows(how: Setup, targets: list[Target], chosen: list[Row], rounds: i
                 if one is None:
                     continue
                 samples[row.key].setdefault(target.name, []).append(one)
-                print(f"{number}/{rounds} {row.title:<44} {target.name:<6} {one.iops:>10.0f}/s {one.target_us_per_io:8.3f} us", file=sys.stderr)
+                found = f"{one.iops:>10.0f}/s {one.target_us_per_io:8.3f} us"
+                print(f"{number}/{rounds} {row.title:<44} {target.name:<6} {found}", file=sys.stderr)
     return {key: {name: measure.middle(runs) for name, runs in by.items()} for key, by in samples.items()}
 
 
 def measure_extras(how: Setup, targets: list[Target], seconds: float) -> dict:
-    extras: dict[str, dict] = {"idle_cpu_percent": {}, "idle_sessions": {}}
+    extras: dict[str, dict] = {"idle_cpu_percent": {}, "idle_sessions": {}, "failed": {}}
+
+    def try_to(what: str, name: str, work, into: dict) -> None:
+        try:
+            into[name] = work()
+        except Unavailable as why:
+            print(f"{name}, {what}: {why}", file=sys.stderr)
+            extras["failed"][f"{name}, {what}"] = str(why)
+
     for target in targets:
         if isinstance(target, Floor):
             continue
         with running(target):
             extras["idle_cpu_percent"][target.name] = measure.idle_cpu(target, 10.0)
-            try:
-                extras["idle_sessions"][target.name] = measure.idle_sessions(how, target, IDLE_SESSIONS, seconds)
-            except Unavailable as why:
-                print(f"{target.name}, {IDLE_SESSIONS} idle sessions: {why}", file=sys.stderr)
+            crowd = lambda: measure.idle_sessions(how, target, IDLE_SESSIONS, seconds)  # noqa: B023, E731
+            try_to(f"{IDLE_SESSIONS} idle sessions", target.name, crowd, extras["idle_sessions"])
     if any(target.name == "lunar" for target in targets):
-        extras["units"] = measure.memory_of_units(how, UNITS)
+        try_to(f"{UNITS} units", "units", lambda: measure.memory_of_units(how, UNITS), extras)
     return extras
 
 
@@ -118,11 +126,13 @@ def main() -> int:
     if unknown := set(kinds) - set(KINDS):
         print(f"no such targets: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}", file=sys.stderr)
         return 2
+    # However this ends, no target stays behind, least of all a paused one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=options.folder))
         how = setup(Path(folder), options.driver)
         targets, missing = started(kinds, how, stack)
-        machine = report.machine()
+        machine = report.machine(how.folder)
         table = measure_rows(how, targets, chosen, options.rounds, options.time)
         extras = {} if options.no_extras else measure_extras(how, targets, max(options.time, 2.0))
         machine["load_after"] = report.load()

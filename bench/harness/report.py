@@ -22,8 +22,15 @@ def load() -> str:
     return " ".join(Path("/proc/loadavg").read_text().split()[:3])
 
 
-def machine() -> dict:
-    """What was measured on."""
+def file_system(folder: Path) -> str:
+    """The kind of file system that holds `folder`."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    holding = [(len(at), kind) for at, kind in mounts if folder.resolve().is_relative_to(at)]
+    return max(holding)[1] if holding else "unknown"
+
+
+def machine(folder: Path) -> dict:
+    """What was measured on; the file store is in `folder`."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -33,6 +40,7 @@ def machine() -> dict:
         "processor": model,
         "cpus": os.cpu_count(),
         "kernel": platform.release(),
+        "file_system": file_system(folder),
         "date": time.strftime("%Y-%m-%d"),
         "load_before": load(),
     }
@@ -112,27 +120,27 @@ def extras(found: dict) -> list[str]:
     lines += table([*head, "4 KiB random reads beside 1,000 idle sessions / alone"], body)
     if units := more.get("units"):
         per, one = units["bytes_per_unit"] / 1024, units["bytes_with_one"] / (1 << 20)
-        lines += ["", f"Lunar with one unit takes {one:.1f} MiB of memory; each of {units['units']} units takes {per:.2f} KiB more."]
-    return lines
+        with_more = f"each of {units['units']} units takes {per:.2f} KiB more."
+        lines += ["", f"Lunar with one unit takes {one:.1f} MiB of memory; {with_more}"]
+    return lines + [f"\n{what}: failed ({why.strip().splitlines()[-1]})" for what, why in more["failed"].items()]
+
+
+ABOUT = """# iSCSI over loopback
+
+{date}, {processor}, {cpus} CPUs, Linux {kernel}. The target on CPU 0, the initiator (`lunar bench`) on CPU 1; the file
+store on {file_system}. Medians of {rounds} runs of {seconds} s each, the targets taking turns in every round. Load of the
+machine before and after: {load_before}; {load_after}. A tilde marks runs that lie more than a quarter apart, or beside
+which others took more than a tenth of the machine. Compare columns, not machines.
+"""
+COSTS = "Lunar and SPDK poll under load: what they count themselves as busy. The others: what the kernel counts."
 
 
 def markdown(found: dict, plots: list[str]) -> str:
-    where = found["machine"]
-    lines = [
-        "# iSCSI over loopback",
-        "",
-        f"{where['date']}, {where['processor']}, {where['cpus']} CPUs, Linux {where['kernel']}. The target on CPU 0, the initiator",
-        f"(`lunar bench`) on CPU 1. Medians of {found['rounds']} runs of {found['seconds']} s each, the targets taking turns in every",
-        f"round. Load of the machine before and after: {where['load_before']}; {where['load_after']}. A tilde marks runs that lie",
-        "more than a quarter apart, or beside which others took more than a tenth of the machine. Compare columns, not machines.",
-        "",
-    ]
+    lines = [ABOUT.format(**found["machine"], rounds=found["rounds"], seconds=found["seconds"])]
     lines += [f"* {name}: {note}" for name, note in found["notes"].items()]
     lines += [f"* {name} was left out: {why.splitlines()[0]}" for name, why in found["missing"].items()]
     lines += ["", "## Commands per second", "", *rates(found)]
-    lines += ["", "## CPU time of the target, microseconds per command", ""]
-    lines += ["Lunar and SPDK poll under load: what they count themselves as busy. The others: what the kernel counts.", ""]
-    lines += costs(found)
+    lines += ["", "## CPU time of the target, microseconds per command", "", COSTS, "", *costs(found)]
     lines += ["", "## Latency, microseconds: median / 99 of 100", "", *latencies(found), *extras(found)]
     for plot in plots:
         lines += ["", f"![{plot}]({plot})"]
@@ -149,7 +157,8 @@ def plots(found: dict, chosen: list[Row], folder: Path, name: str) -> list[str]:
     except ImportError:
         print("no plots: matplotlib is not installed (Debian: apt install python3-matplotlib)", file=sys.stderr)
         return []
-    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lunar", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lunar", "font.size": 9})
+    plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
     small = [row for row in found["rows"] if row["group"] != "curve" and size_of(row) < MEASURE_LARGE]
     large = [row for row in found["rows"] if size_of(row) >= MEASURE_LARGE]
     made = []
@@ -161,7 +170,7 @@ def plots(found: dict, chosen: list[Row], folder: Path, name: str) -> list[str]:
 
     if small:
         save(bars(plt, found, small, lambda one, _: one["iops"] / 1e3, "thousand commands per second"), "rates")
-        save(bars(plt, found, small, lambda one, _: one["target_us_per_io"], "CPU time of the target, us per command"), "costs")
+        save(bars(plt, found, small, lambda one, _: one["target_us_per_io"], "target CPU, us per command"), "costs")
     if large:
         save(bars(plt, found, large, lambda one, size: one["iops"] * size / 1e6, "MB/s"), "large")
     if len(depths := curve(chosen)) > 1:
@@ -177,7 +186,8 @@ def bars(plt, found: dict, rows: list[dict], value, label: str):
         at = [number * step + place for number, row in enumerate(rows) if name in row["targets"]]
         widths = [value(row["targets"][name], size_of(row)) for row in rows if name in row["targets"]]
         axes.barh(at, widths, height=0.9, color=COLORS[name], label=name)
-    axes.set_yticks([number * step + (len(names) - 1) / 2 for number in range(len(rows))], [row["title"] for row in rows])
+    middles = [number * step + (len(names) - 1) / 2 for number in range(len(rows))]
+    axes.set_yticks(middles, [row["title"] for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel(label)
     axes.grid(axis="x", alpha=0.3)
@@ -193,9 +203,10 @@ def lines(plt, found: dict, depths: list[Row]):
         if not points:
             continue
         depth = [at for at, _ in points]
-        rate_axes.plot(depth, [one["iops"] / 1e3 for _, one in points], marker="o", ms=3, color=COLORS[name], label=name)
-        cost_axes.plot(depth, [one["target_us_per_io"] for _, one in points], marker="o", ms=3, color=COLORS[name])
-    for axes, label in ((rate_axes, "thousand 4 KiB random reads per second"), (cost_axes, "CPU time of the target, us per command")):
+        look = {"marker": "o", "ms": 3, "color": COLORS[name], "label": name}
+        rate_axes.plot(depth, [one["iops"] / 1e3 for _, one in points], **look)
+        cost_axes.plot(depth, [one["target_us_per_io"] for _, one in points], **look)
+    for axes, label in ((rate_axes, "thousand 4 KiB reads per second"), (cost_axes, "target CPU, us per command")):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xlabel("depth")

@@ -26,7 +26,8 @@ class Row:
 
     @property
     def title(self) -> str:
-        size = f"{self.bs} B" if self.bs < KIB else f"{self.bs // KIB} KiB" if self.bs < MIB else f"{self.bs // MIB} MiB"
+        unit, name = next(pair for pair in ((MIB, "MiB"), (KIB, "KiB"), (1, "B")) if self.bs >= pair[0])
+        size = f"{self.bs // unit} {name}"
         words = {"randread": "random read", "randwrite": "random write", "read": "read", "write": "write"}[self.rw]
         parts = [f"{size} {words}", f"depth {self.depth}"]
         if self.sessions > 1:

@@ -130,8 +130,9 @@ class Target:
     def stop(self) -> None:
         if self.process is None:
             return
-        self.resume()
-        self.process.terminate()
+        if self.process.poll() is None:
+            self.resume()
+            self.process.terminate()
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
@@ -169,9 +170,8 @@ class Lunar(Target):
         command += ["--driver", self.setup.driver, "--stats", str(self.stats)]
         self.spawn(command + volumes)
         wait_for("lunar", lambda: self.stats.exists() and answers(self.port), self.process, self.log)
-        found = subprocess.run(
-            [*self.setup.initiator, f"iscsi://127.0.0.1:{self.port}", "--list"], capture_output=True, text=True, check=True
-        )
+        listing = [*self.setup.initiator, f"iscsi://127.0.0.1:{self.port}", "--list"]
+        found = subprocess.run(listing, capture_output=True, text=True, check=True)
         self.iqn = found.stdout.split()[0]
 
     def url(self, store: str) -> str | None:
@@ -190,7 +190,8 @@ class Tgt(Target):
             raise Unavailable("tgtd is not installed (Debian: apt install tgt)")
         self.env = {"TGT_IPC_SOCKET": str(self.setup.folder / "tgt.socket")}
         self.spawn(["/usr/sbin/tgtd", "-f", "--iscsi", f"portal=127.0.0.1:{self.port}"], env=self.env)
-        wait_for("tgtd", lambda: answers(self.port) and self.admin("--mode", "sys", "--op", "show"), self.process, self.log)
+        ready = lambda: answers(self.port) and self.admin("--mode", "sys", "--op", "show")  # noqa: E731
+        wait_for("tgtd", ready, self.process, self.log)
         ram = Path("/dev/shm") / f"lunar-bench-{os.getpid()}.img"
         with ram.open("wb") as out:
             for _ in range(RAM_BYTES >> 20):

@@ -197,7 +197,7 @@ impl fmt::Display for Report {
             writeln!(f, "  failed {}", self.errors)?;
             self.first_errors.iter().try_for_each(|error| writeln!(f, "    {error}"))?;
         }
-        if let Some(found) = &self.verified {
+        if let Some(found) = self.verified.as_ref().filter(|found| found.checked_blocks + found.volatile_blocks > 0) {
             writeln!(f, "  checked {} blocks: {} bad", found.checked_blocks, found.bad_blocks)?;
             found.bad.iter().try_for_each(|bad| writeln!(f, "    {bad}"))?;
             if found.volatile_blocks > 0 {
@@ -222,7 +222,9 @@ impl Report {
     }
 
     fn costs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "  CPU seconds per million commands: initiator {:.3}", self.initiator_cpu_us_per_io)?;
+        if self.initiator_cpu_us_per_io > 0.0 {
+            writeln!(f, "  CPU seconds per million commands: initiator {:.3}", self.initiator_cpu_us_per_io)?;
+        }
         if let Some(cpu) = self.target_cpu_us_per_io {
             writeln!(f, "    target {cpu:.3}")?;
             let million = self.iops * self.seconds / 1e6;
