@@ -4,10 +4,16 @@ use crate::command::Status;
 use crate::nexus::{Addressee, AluaState, Held, ItlNexus};
 use crate::sense::{Asc, Sense, SenseKey};
 use crate::table::{Alua, Gate, Gates, Needs, Persistent, Reach, Row};
+use std::ops::Deref;
 
-/// Why a command ends without having done what it asks.
+/// Why a command ends without having done what it asks. Behind a pointer: it is seldom, and results that carry it are
+/// moved for every command.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refusal(Box<Ending>);
+
+/// What a [`Refusal`] holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refusal {
+pub struct Ending {
     /// The status.
     pub status: Status,
     /// The sense data of CHECK CONDITION.
@@ -19,14 +25,28 @@ pub struct Refusal {
 impl Refusal {
     /// A status without sense data.
     #[must_use]
-    pub const fn bare(status: Status) -> Self {
-        Self { status, sense: None, wanted: 0 }
+    pub fn bare(status: Status) -> Self {
+        Self(Box::new(Ending { status, sense: None, wanted: 0 }))
+    }
+
+    /// The same, with how many bytes the command would have moved.
+    #[must_use]
+    pub fn wanting(mut self, wanted: u64) -> Self {
+        self.0.wanted = wanted;
+        self
+    }
+}
+
+impl Deref for Refusal {
+    type Target = Ending;
+    fn deref(&self) -> &Ending {
+        &self.0
     }
 }
 
 impl From<Sense> for Refusal {
     fn from(sense: Sense) -> Self {
-        Self { status: Status::CHECK_CONDITION, sense: Some(sense), wanted: 0 }
+        Self(Box::new(Ending { status: Status::CHECK_CONDITION, sense: Some(sense), wanted: 0 }))
     }
 }
 

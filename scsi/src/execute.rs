@@ -66,9 +66,10 @@ impl Target {
             match plan {
                 Plan::Done | Plan::Answer => {}
                 Plan::Do(step) => carrier.carry(step, &mut reply, tools).await?,
-                Plan::Both(first, second) => {
-                    carrier.carry(first, &mut reply, tools).await?;
-                    carrier.carry(second, &mut reply, tools).await?;
+                Plan::Both(steps) => {
+                    for step in *steps {
+                        carrier.carry(step, &mut reply, tools).await?;
+                    }
                 }
                 Plan::Change { flush, change } => {
                     if flush {
@@ -125,7 +126,7 @@ impl Target {
         let wanted = scratch.len() as u64;
         let data = match scratch.is_empty() {
             true => Sg::default(),
-            false => tools.arena.copy(&scratch).ok_or(Refusal::bare(Status::BUSY))?.into(),
+            false => tools.arena.copy(&scratch).ok_or_else(|| Refusal::bare(Status::BUSY))?.into(),
         };
         let stats = &self.config.stats;
         stats.read_commands.add(1);
@@ -192,7 +193,7 @@ impl<T: Transfer> Carrier<'_, T> {
             match carry_out(&self.lu.unit, step, self.transfer, tools).await {
                 Ok(tail) if !tail.data.is_empty() => so_far.tail = tail,
                 Ok(_) => {}
-                Err(failure) => return Err(Refusal { wanted: so_far.wanted, ..site.refusal(failure) }),
+                Err(failure) => return Err(site.refusal(failure).wanting(so_far.wanted)),
             }
         }
         so_far.moved += moved;
@@ -247,7 +248,7 @@ struct Fitted {
 /// The expected length is not what the CDB's lengths come to, and cutting the command would change its meaning
 /// (FCP-4 9.4.2 names the choices; iSCSI leaves them open).
 fn mismatch(wanted: u64) -> Refusal {
-    Refusal { wanted, ..Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT).into() }
+    Refusal::from(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT)).wanting(wanted)
 }
 
 /// Cuts a step to the blocks that the initiator sends or expects. A part of a block is never written.

@@ -12,8 +12,8 @@ pub enum Plan {
     Answer,
     /// A step.
     Do(Step),
-    /// Two steps, one after the other.
-    Both(Step, Step),
+    /// Two steps, one after the other. Behind a pointer, for it is seldom.
+    Both(Box<[Step; 2]>),
     /// A change of the logical unit that all cores must know of first.
     Change {
         /// Whether what is cached goes to the medium before.

@@ -156,15 +156,15 @@ impl Sense {
     /// The bytes, in descriptor format if `descriptor` (D_SENSE, DESC), else in fixed format.
     #[must_use]
     pub fn data(&self, descriptor: bool) -> SenseData {
-        let mut data = SenseData::default();
-        let mut writer = Writer::new(&mut data.bytes);
+        let mut bytes = [0; SENSE_BYTES_MAX];
+        let mut writer = Writer::new(&mut bytes);
         if descriptor {
             self.write_descriptors(&mut writer)
         } else {
             self.write_fixed(&mut writer)
         }
-        data.len = writer.kept() as u8;
-        data
+        let len = writer.kept();
+        SenseData(Some(bytes[..len].into()))
     }
 
     /// SPC-6 4.4.3. INFORMATION has 32 bits only: where it does not fit, VALID stays zero.
@@ -207,17 +207,14 @@ impl fmt::Display for Sense {
 /// The longest sense data that is made: descriptor format with INFORMATION and a field pointer.
 pub const SENSE_BYTES_MAX: usize = 8 + 12 + 8;
 
-/// Sense data as bytes; empty when there is none.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct SenseData {
-    bytes: [u8; SENSE_BYTES_MAX],
-    len: u8,
-}
+/// Sense data as bytes; empty when there is none. Behind a pointer: every reply is moved, and few have any.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct SenseData(Option<Box<[u8]>>);
 
 impl Deref for SenseData {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.len)]
+        self.0.as_deref().unwrap_or_default()
     }
 }
 

@@ -145,7 +145,7 @@ fn write_same<C: Blocks>(cx: &Context<'_>, cdb: &C, no_data: bool, pattern: &[u8
     let pattern = if is_zero { Vec::new() } else { pattern.to_vec() };
     let fill = Step::Fill { offset, len, pattern, unmap };
     // A fill leaves durability to a flush.
-    Ok(if lu.mode().write_cache { Plan::Do(fill) } else { Plan::Both(fill, Step::Flush) })
+    Ok(if lu.mode().write_cache { Plan::Do(fill) } else { Plan::Both(Box::new([fill, Step::Flush])) })
 }
 
 impl CommandType for WriteSame10 {

@@ -139,7 +139,7 @@ macro_rules! write_and_verify {
             fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
                 let Bytes { offset, len } = range(cx.disk()?, self, TRANSFER_BYTES_MAX)?;
                 let write = Step::Write { offset, len, durable: true };
-                Ok(Plan::Both(write, Step::Verify { offset, len }))
+                Ok(Plan::Both(Box::new([write, Step::Verify { offset, len }])))
             }
         }
     };
