@@ -128,9 +128,9 @@ def extras(found: dict) -> list[str]:
 ABOUT = """# iSCSI over loopback
 
 {date}, {processor}, {cpus} CPUs, Linux {kernel}. The target on CPU 0, the initiator (`lunar bench`) on CPU 1; the file
-store on {file_system}. Medians of {rounds} runs of {seconds} s each, the targets taking turns in every round. Load of the
-machine before and after: {load_before}; {load_after}. A tilde marks runs that lie more than a quarter apart, or beside
-which others took more than a tenth of the machine. Compare columns, not machines.
+store on {file_system}. Medians of {rounds} runs of {seconds} s each, the targets taking turns in every round. Load of
+the machine before and after: {load_before}; {load_after}. A tilde marks runs that lie more than a quarter apart, or
+beside which others took more than a tenth of the machine. Compare columns, not machines.
 """
 COSTS = "Lunar and SPDK poll under load: what they count themselves as busy. The others: what the kernel counts."
 

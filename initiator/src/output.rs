@@ -262,7 +262,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_leave_in_order_however_sends_are_cut(lens in prop::collection::vec(0usize..3000, 1..20), cuts in prop::collection::vec(1usize..2500, 1..80)) {
+        fn bytes_leave_in_order_however_sends_are_cut(
+            lens in prop::collection::vec(0usize..3000, 1..20),
+            cuts in prop::collection::vec(1usize..2500, 1..80),
+        ) {
             let mut output = Output::default();
             let mut want = Vec::new();
             for len in lens {

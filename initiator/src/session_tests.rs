@@ -601,7 +601,12 @@ mod hostile {
         }
 
         #[test]
-        fn any_pdu_ends(opcode in prop::sample::select(vec![0x20u8, 0x21, 0x22, 0x24, 0x25, 0x26, 0x31, 0x32, 0x3f]), mut header in prop::collection::vec(any::<u8>(), 48), data in prop::collection::vec(any::<u8>(), 0..64), tag in 0u32..4) {
+        fn any_pdu_ends(
+            opcode in prop::sample::select(vec![0x20u8, 0x21, 0x22, 0x24, 0x25, 0x26, 0x31, 0x32, 0x3f]),
+            mut header in prop::collection::vec(any::<u8>(), 48),
+            data in prop::collection::vec(any::<u8>(), 0..64),
+            tag in 0u32..4,
+        ) {
             let mut talk = Talk::new();
             talk.read(1, 4096);
             talk.write(2, 30_000);

@@ -254,7 +254,7 @@ fn check(engine: &mut Engine, promises: &Promises, all: bool) -> Result<Measured
     let place = |lba: u64| {
         let steps = lba.checked_sub(base).filter(|steps| steps.is_multiple_of(blocks)).map(|steps| steps / blocks);
         steps.filter(|place| *place < engine.load.plan.places).with_context(|| {
-            format!("the log has a write at LBA {lba}, which is not of this region: give the --offset and --size of that run")
+            format!("the log has a write at LBA {lba}, not of this region: give the --offset and --size of that run")
         })
     };
     let places = (promises.places.iter())

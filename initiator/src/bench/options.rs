@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Commands that a session may have outstanding: more than any target's window.
-const DEPTH_MAX: u64 = 4096;
+const DEPTH_MAX: i64 = 4096;
 /// Sessions that one run may open: a socket each, below the usual limits of open files after raising the soft one.
-const SESSIONS_MAX: u64 = 65_536;
+const SESSIONS_MAX: i64 = 65_536;
 /// Bytes of one command: what READ (10) can ask of 512-byte blocks.
 const BLOCK_SIZE_MAX: u64 = 32 << 20;
 
@@ -89,13 +89,13 @@ pub struct Options {
     #[arg(long, default_value = "4k", value_name = "BYTES", value_parser = size_of_command)]
     pub bs: u32,
     /// Commands that each session keeps outstanding, as far as the target's window allows
-    #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=DEPTH_MAX as i64))]
+    #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=DEPTH_MAX))]
     pub depth: u32,
     /// Sessions under load, all served by one thread
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=SESSIONS_MAX as i64))]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=SESSIONS_MAX))]
     pub sessions: u32,
     /// Sessions that only log in and stay
-    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=SESSIONS_MAX as i64))]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(..=SESSIONS_MAX))]
     pub idle_sessions: u32,
     /// Seconds to measure
     #[arg(long, default_value = "10", value_name = "SECONDS", value_parser = seconds)]
