@@ -25,6 +25,8 @@ class Sample:
     p99_us: float
     target_us_per_io: float
     initiator_us_per_io: float
+    # How many commands ended in one receive of the initiator: how far the target gathers its replies.
+    per_receive: float
     # CPU time of everybody else on the machine, as a part of all there was.
     foreign: float
 
@@ -101,6 +103,7 @@ def to_sample(report: dict, spent: float, row: Row, foreign: float) -> Sample:
         p99_us=latency["p99"],
         target_us_per_io=spent,
         initiator_us_per_io=report["initiator_cpu_us_per_io"],
+        per_receive=report["commands_per_receive"],
         foreign=foreign,
     )
 

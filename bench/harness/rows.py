@@ -55,7 +55,7 @@ class Row:
 
 def rows() -> list[Row]:
     small = [Row("small", "randread", 512, depth) for depth in (1, 32, 128)]
-    small += [Row("small", "randread", 512, depth, spin=True) for depth in (1, 32)]
+    small += [Row("small", "randread", 512, depth, spin=True) for depth in (1, 32, 128)]
     page = [Row("page", rw, 4 * KIB, 32, sessions) for sessions in (1, 4) for rw in ("randread", "randwrite")]
     page += [Row("page", "randread", 4 * KIB, 32, spin=True)]
     curve = [Row("curve", "randread", 4 * KIB, depth) for depth in (1, 2, 4, 8, 16, 64, 128)]

@@ -100,6 +100,60 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
+    /// Serves from a thread that ends with the test's process; gives the address once it is there.
+    fn start(args: &[&str]) -> SocketAddr {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = free.local_addr().expect("bound");
+        drop(free);
+        let listen = address.to_string();
+        let line = Line::parse_from(["floor"].iter().chain(args).copied().chain(["--listen", &listen]));
+        std::thread::spawn(move || match line.what {
+            What::Serve(Serve { server, sizes }) => net::run(&server, || serve::Connection::new(&sizes)),
+            What::Iscsi(iscsi) => net::run(&iscsi.server, || iscsi::Connection::new(&iscsi)),
+            What::Drive(_) => Ok(()),
+        });
+        while std::net::TcpStream::connect(address).is_err() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        address
+    }
+
+    #[derive(Parser)]
+    struct Load {
+        #[command(flatten)]
+        options: lunar_initiator::bench::Options,
+    }
+
+    #[test]
+    fn an_initiator_takes_it_for_a_disk() {
+        let address = start(&["iscsi", "--size", "1G"]);
+        for args in [
+            "--bs 512 --depth 64",
+            "--bs 64k --sessions 2",
+            "--bs 3M --depth 2",
+            "--bs 64k --initial-r2t --no-immediate-data",
+        ] {
+            for rw in ["randrw", "write"] {
+                let url = format!("iscsi://{address}");
+                let line = ["load", &url, "--time", "0.1", "--warmup", "0", "--timeout", "5", "--rw", rw];
+                let load = Load::parse_from(line.into_iter().chain(args.split_whitespace()));
+                let report = lunar_initiator::bench::run(&load.options).expect("a report");
+                assert!(report.is_good() && report.iops > 0.0, "{args}: {report}");
+                assert_eq!((report.blocks, report.negotiated.window), (2 << 20, 256));
+            }
+        }
+    }
+
+    #[test]
+    fn requests_are_answered() {
+        for sizes in [["--request", "0", "--reply", "4k"], ["--request", "100k", "--reply", "7"]] {
+            let address = start(&[&["serve"][..], &sizes].concat()).to_string();
+            let line = ["floor", "drive", &address, "--time", "0.1", "--warmup", "0.01", "--sessions", "2"];
+            let What::Drive(drive) = Line::parse_from(line.iter().chain(&sizes).copied()).what else { panic!("drive") };
+            drive::run(&drive).expect("a report");
+        }
+    }
+
     #[test]
     fn the_command_line_is_well_formed() {
         Line::command().debug_assert();
