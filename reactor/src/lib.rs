@@ -200,8 +200,8 @@ impl Reactor {
         self.inner.executor.spawn(Box::pin(future))
     }
 
-    pub(crate) fn make_ready(&self, task: u32) {
-        self.inner.executor.make_ready(task);
+    pub(crate) fn run_now(&self, task: u32) {
+        self.inner.executor.run_now(task);
     }
 
     /// Runs the loop until `future` is done. Other tasks stay as they are, for the next `run`.

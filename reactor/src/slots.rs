@@ -1,7 +1,7 @@
 //! Slots: a fixed number of long-lived tasks per core that carry out jobs, one at a time each.
 //!
 //! They bound memory and queue depth, and starting a job allocates nothing: it is moved into the slot's seat and
-//! the slot's task is made ready. A job that panics loses its own slot's future only, which is made anew.
+//! the slot's task runs at once, as far as it gets without waiting. A job that panics loses its own slot's future only, which is made anew.
 
 use crate::Reactor;
 use lunar_core::io::Completion;
@@ -46,7 +46,7 @@ impl<J: 'static> Slots<J> {
         Self { reactor: reactor.clone(), seats }
     }
 
-    /// Starts a job; it runs in this turn.
+    /// Starts a job; it has run as far as it gets when this returns.
     ///
     /// # Errors
     /// The job, when no slot is free.
@@ -54,7 +54,7 @@ impl<J: 'static> Slots<J> {
         let Some(index) = self.seats.free.borrow_mut().pop() else { return Err(job) };
         let seat = &self.seats.seats[index as usize];
         seat.job.set(Some(job));
-        self.reactor.make_ready(seat.task.get());
+        self.reactor.run_now(seat.task.get());
         Ok(())
     }
 
