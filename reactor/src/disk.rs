@@ -55,15 +55,21 @@ pub struct Source {
     health: Arc<Health>,
 }
 
-/// Whether everything that a flush answered for is there.
+/// Whether everything that a flush answered for is there: one for all cores that have a volume open.
 #[derive(Debug)]
-struct Health {
+pub struct Health {
     /// For the log.
     name: String,
     lost: AtomicBool,
 }
 
 impl Health {
+    /// Of a volume that was just opened; `name` for the log.
+    #[must_use]
+    pub fn new(name: String) -> Arc<Self> {
+        Arc::new(Self { name, lost: AtomicBool::new(false) })
+    }
+
     fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
@@ -84,7 +90,7 @@ impl Source {
     /// `file` as it was opened (O_DIRECT, where `policy` says so); `name` for the log.
     #[must_use]
     pub fn new(name: String, file: OwnedFd, policy: Policy) -> Self {
-        Self { file, policy, health: Arc::new(Health { name, lost: AtomicBool::new(false) }) }
+        Self { file, policy, health: Health::new(name) }
     }
 
     /// The open file.
@@ -146,11 +152,10 @@ impl fmt::Debug for Disk {
 }
 
 impl Disk {
-    /// A file that a driver has open: the simulator's.
+    /// A file that a driver has open, thrice as [`Source::open`] has it: the simulator's.
     #[must_use]
-    pub fn over(reactor: &Reactor, name: &str, file: Handle, policy: Policy) -> Self {
-        let health = Arc::new(Health { name: name.to_owned(), lost: AtomicBool::new(false) });
-        Self::build(reactor, [file.clone(), file.clone(), file], policy, health)
+    pub fn over(reactor: &Reactor, handles: [Handle; 3], policy: Policy, health: &Arc<Health>) -> Self {
+        Self::build(reactor, handles, policy, health.clone())
     }
 
     fn build(reactor: &Reactor, handles: [Handle; 3], policy: Policy, health: Arc<Health>) -> Self {

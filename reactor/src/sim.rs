@@ -316,8 +316,11 @@ impl Driver for Core {
     }
 
     fn open(&self, path: &Path, how: How) -> io::Result<Handle> {
-        let disk = self.world.enter(|state| state.paths.get(path).copied());
-        disk.map(|disk| self.open_kind(Kind::File { disk, how })).ok_or_else(|| io::ErrorKind::NotFound.into())
+        let kind = self.world.enter(|state| {
+            let disk = state.paths.get(path).copied()?;
+            Some(Kind::File { disk, how, told: state.disks[disk].failures })
+        });
+        kind.map(|kind| self.open_kind(kind)).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn adopt(&self, _file: OwnedFd) -> io::Result<Handle> {

@@ -172,6 +172,27 @@ fn faults_come_at_their_odds() {
 }
 
 #[test]
+fn every_open_file_is_told_once_that_the_cache_could_not_be_written() {
+    let bench = Bench::new(1);
+    let file = bench.file();
+    let open = || bench.core.open(Path::new("disk"), How::default()).expect("made");
+    let (other, writer) = (open(), open());
+    let sync = |file: &Handle| bench.ask(Op::Sync { file: file.clone() }).result;
+    bench.world.set_faults(Faults { write_error: MILLION, ..Faults::none() });
+    assert_eq!(bench.write(&writer, 0, 512, 1, false), Err(Fault::Medium));
+    bench.world.set_faults(Faults::none());
+    assert_eq!(sync(&file), Ok(0), "nothing had reached the cache");
+    bench.world.set_faults(Faults { sync_error: MILLION, ..Faults::none() });
+    assert_eq!(sync(&file), Err(Fault::Medium));
+    bench.world.set_faults(Faults::none());
+    assert_eq!((sync(&file), sync(&other), sync(&other)), (Ok(0), Err(Fault::Medium), Ok(0)));
+    assert_eq!(bench.write(&writer, 0, 512, 1, false), Ok(512));
+    assert_eq!(bench.write(&writer, 0, 512, 1, true), Err(Fault::Medium));
+    assert_eq!(bench.write(&writer, 0, 512, 1, true), Ok(512));
+    assert_eq!(sync(&open()), Ok(0));
+}
+
+#[test]
 fn a_crash_ends_operations_and_keeps_what_was_durable() {
     let mut lost = 0;
     for seed in 0..50 {

@@ -4,16 +4,23 @@
 //! * [`model`]: what a disk may hold, as its users know it
 //! * [`stamp`]: sectors that say which write filled them
 //! * [`stores`]: the scenario of steps on stores, without a transport
+//! * [`targets`]: the scenario of whole targets: [`machine`] serves, [`initiator`]s use it
 //! * [`watch`]: what went wrong, and panics that a task kept to itself
 //!
 //! A seed determines everything: the set-up, what the initiators do, when what fails, and when the machine
 //! crashes. `cargo run -p lunar-sim -- --seed N` replays one with its trace.
 
+pub mod initiator;
+pub mod job;
+pub mod machine;
 pub mod model;
+pub mod order;
 pub mod stamp;
 pub mod stores;
+pub mod targets;
 pub mod watch;
 
+use lunar_core::unit::Identity;
 use watch::Watch;
 
 /// What is simulated.
@@ -21,17 +28,20 @@ use watch::Watch;
 pub enum Scenario {
     /// Steps on stores.
     Stores,
+    /// Initiators and a whole target.
+    Targets,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: &'static [Self] = &[Self::Stores];
+    pub const ALL: &'static [Self] = &[Self::Stores, Self::Targets];
 
     /// Its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Stores => "stores",
+            Self::Targets => "targets",
         }
     }
 
@@ -63,6 +73,19 @@ pub fn run(scenario: Scenario, seed: u64, keep_trace: bool) -> Outcome {
     let watch = Watch::new(seed, keep_trace);
     watch.guard(|| match scenario {
         Scenario::Stores => stores::run(&watch),
+        Scenario::Targets => targets::run(&watch),
     });
     watch.outcome()
+}
+
+/// An identity like any other.
+fn identity(number: u8) -> Identity {
+    Identity {
+        vendor: "LUNAR".to_owned(),
+        product: "SIMULATED".to_owned(),
+        revision: "1".to_owned(),
+        serial: number.to_string(),
+        uuid: [number; 16],
+        naa: [0x30, 0, 0, 0, 0, 0, 0, number],
+    }
 }

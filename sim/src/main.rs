@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         let scenario = args.scenario.unwrap_or_else(|| Scenario::of(seed));
         let outcome = run(scenario, seed, false);
         if !outcome.wrong.is_empty() {
-            println!("seed {seed} failed; its trace, replayed:");
+            println!("seed {seed} failed: {:#?}\nIts trace, replayed:", outcome.wrong);
             return replay(scenario, seed);
         }
         commands += outcome.commands;

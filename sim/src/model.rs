@@ -49,17 +49,23 @@ struct Record {
     is_mark: bool,
 }
 
-/// A write that was begun.
+/// A write that was begun: its life of the disk, its number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct WriteId(u64);
+pub struct WriteId(u32, u64);
 
 /// A flush that was begun.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct FlushId(u64);
+pub struct FlushId(Moment);
+
+/// A read that was begun.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct ReadId(u32, Moment);
 
 /// One disk.
 #[derive(Debug)]
 pub struct Model {
+    /// Crashes so far: what began before one and ends after it is not heard.
+    life: u32,
     now: Moment,
     records: BTreeMap<u64, Record>,
     sectors: Vec<Vec<u64>>,
@@ -92,6 +98,7 @@ impl Model {
             is_mark: false,
         };
         Self {
+            life: 0,
             now: 0,
             records: BTreeMap::from([(0, zeroes)]),
             sectors: vec![vec![0]; sectors],
@@ -137,13 +144,16 @@ impl Model {
             self.sectors[sector].push(id);
         }
         self.records.insert(id, Record { value, sectors, start, end: None, sure: false, firm: false, is_mark: false });
-        WriteId(id)
+        WriteId(self.life, id)
     }
 
     /// A write is over.
     pub fn end_write(&mut self, id: WriteId, how: End) {
         let now = self.moment();
-        let Some(record) = self.records.get_mut(&id.0) else { return };
+        if id.0 != self.life {
+            return;
+        }
+        let Some(record) = self.records.get_mut(&id.1) else { return };
         match how {
             End::Good { durable } => {
                 let sure = durable || record.start >= self.shaky_until;
@@ -152,29 +162,33 @@ impl Model {
                 sectors.for_each(|sector| self.prune(sector, horizon));
             }
             End::Perhaps => record.end = Some(now),
-            End::Nothing => self.forget(id.0),
+            End::Nothing => self.forget(id.1),
         }
     }
 
     /// A read begins.
-    pub fn begin_read(&mut self) -> Moment {
+    pub fn begin_read(&mut self) -> ReadId {
         let begun = self.moment();
         self.reads.insert(begun);
-        begun
+        ReadId(self.life, begun)
     }
 
     /// A read is over that found nothing.
-    pub fn give_up_read(&mut self, begun: Moment) {
-        self.reads.remove(&begun);
+    pub fn give_up_read(&mut self, read: ReadId) {
+        self.reads.remove(&read.1);
     }
 
-    /// A read that began at `begun` is over and found these values from sector `first` on.
+    /// A read is over and found these values from sector `first` on. One that began before a crash tells nothing.
     ///
     /// # Errors
     /// What it must not have found, with all that is known of the sector.
-    pub fn end_read(&mut self, begun: Moment, first: usize, found: &[Value]) -> Result<(), String> {
+    pub fn end_read(&mut self, read: ReadId, first: usize, found: &[Value]) -> Result<(), String> {
         let now = self.moment();
-        self.reads.remove(&begun);
+        self.give_up_read(read);
+        let ReadId(life, begun) = read;
+        if life != self.life {
+            return Ok(());
+        }
         for (sector, &value) in (first..).zip(found) {
             if !self.may_be(sector, value, begun) {
                 return Err(self.complaint(sector, value, begun));
@@ -189,27 +203,29 @@ impl Model {
     /// # Errors
     /// When one of the values cannot have been there, or was replaced by another command before.
     pub fn compared(&mut self, id: WriteId, expected: &[Value]) -> Result<(), String> {
-        let Some(record) = self.records.get(&id.0).cloned() else { return Ok(()) };
+        let Some(record) = self.records.get(&id.1).filter(|_| id.0 == self.life).cloned() else { return Ok(()) };
         for (sector, &value) in record.sectors.clone().zip(expected) {
             if !self.may_be(sector, value, record.start) {
                 return Err(self.complaint(sector, value, record.start));
             }
             // Zeroes come again and again; every other value is written once.
             let before = self.consumed.insert((sector, value), id).filter(|_| value != ZEROES);
-            if before.is_some_and(|before| self.records.get(&before.0).is_none_or(|record| self.counts(record))) {
+            if before.is_some_and(|before| self.records.get(&before.1).is_none_or(|record| self.counts(record))) {
                 return Err(format!("two atomic commands replaced the same {value} in sector {sector}"));
             }
         }
         Ok(())
     }
 
-    /// Whether all sectors from `first` on surely held these values from `begun` until now.
+    /// Whether all sectors from `first` on surely held these values from the start of a read until now.
     #[must_use]
-    pub fn must_be(&self, begun: Moment, first: usize, values: &[Value]) -> bool {
-        (first..).zip(values).all(|(sector, &value)| {
-            let others = self.sectors[sector].iter().filter_map(|id| self.records.get(id));
-            others.filter(|record| record.value != value).all(|record| self.is_over(record, sector, begun))
-        })
+    pub fn must_be(&self, read: ReadId, first: usize, values: &[Value]) -> bool {
+        let ReadId(life, begun) = read;
+        life == self.life
+            && (first..).zip(values).all(|(sector, &value)| {
+                let others = self.sectors[sector].iter().filter_map(|id| self.records.get(id));
+                others.filter(|record| record.value != value).all(|record| self.is_over(record, sector, begun))
+            })
     }
 
     /// A flush begins.
@@ -218,6 +234,11 @@ impl Model {
         let id = FlushId(start);
         self.flushes.insert(id, start);
         id
+    }
+
+    /// A flush was refused: nothing was flushed, and nothing harmed.
+    pub fn cancel_flush(&mut self, id: FlushId) {
+        self.flushes.remove(&id);
     }
 
     /// A flush is over. One whose end nobody sees is not ended.
@@ -250,9 +271,16 @@ impl Model {
         }
     }
 
+    /// Everything is gone, and the disk is one of zeroes: it was in memory.
+    pub fn wipe(&mut self) {
+        let fresh = Self::new(self.sectors.len(), self.fragile);
+        *self = Self { now: self.now + 1, next: self.next, life: self.life + 1, ..fresh };
+    }
+
     /// The target crashed. `power`: what was not durable may be lost.
     pub fn crash(&mut self, power: bool) {
         let now = self.moment();
+        self.life += 1;
         self.reads.clear();
         if !std::mem::take(&mut self.flushes).is_empty() {
             self.shake(now);

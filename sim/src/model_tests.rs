@@ -157,6 +157,17 @@ fn a_read_that_began_before_may_find_what_was_before() {
 }
 
 #[test]
+fn what_ends_after_a_crash_is_not_heard() {
+    let mut model = Model::new(1, false);
+    let (read, late) = (model.begin_read(), model.begin_write(0..1, 5));
+    model.wipe();
+    write(&mut model, 6, GOOD);
+    model.end_write(late, GOOD);
+    assert!(model.end_read(read, 0, &[77]).is_ok());
+    assert_eq!(model.possible(0), [6]);
+}
+
+#[test]
 fn what_is_firm_lets_the_past_go() {
     let mut model = Model::new(1, false);
     for value in 10..60 {

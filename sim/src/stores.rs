@@ -1,6 +1,7 @@
 //! The scenario of steps on stores, without a transport: tasks of one core read, write, zero, unmap, compare and
 //! flush one unit; operations fail, take long and are aborted; the machine crashes.
 
+use crate::identity;
 use crate::model::{End, Model, Value, ZEROES};
 use crate::stamp::{self, SECTOR};
 use crate::watch::Watch;
@@ -10,10 +11,10 @@ use lunar_core::port::Transfer;
 use lunar_core::range::Ranges;
 use lunar_core::step::{Failure, Step, Tools, carry_out};
 use lunar_core::time::Instant;
-use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
+use lunar_core::unit::{Geometry, OneCore, Unit, UnitId};
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
-use lunar_reactor::disk::{Alignment, Policy};
+use lunar_reactor::disk::{Alignment, Health, Policy};
 use lunar_reactor::op::How;
 use lunar_reactor::sim::{Chance, Faults, Host};
 use std::cell::{Cell, RefCell};
@@ -82,7 +83,7 @@ pub fn run(watch: &Watch) {
     let setup = Setup::any(&mut chance);
     world.note(format_args!("{setup:?}"));
     world.create(PATH, setup.sectors * SECTOR);
-    let fragile = setup.policy.is_some() && setup.faults.sync_error > 0;
+    let fragile = setup.policy.is_some() && setup.faults.sync_error + setup.faults.write_error > 0;
     let model = Rc::new(RefCell::new(Model::new(setup.sectors, fragile)));
     for _ in 0..chance.within(1..=3) {
         world.set_faults(setup.faults.clone());
@@ -113,7 +114,7 @@ fn live(watch: &Watch, setup: &Setup, model: &Rc<RefCell<Model>>, chance: &mut C
     let world = watch.world();
     if setup.policy.is_none() {
         // Memory is gone with its process.
-        *model.borrow_mut() = Model::new(setup.sectors, false);
+        model.borrow_mut().wipe();
     }
     let core = core(watch);
     let bench = Rc::new(Bench::new(watch, &core, setup, model));
@@ -177,15 +178,16 @@ impl Bench {
         let store: Box<dyn Store> = match setup.policy {
             Some(policy) => {
                 let how = How { direct: policy.direct.is_some(), durable: policy.durable, read_only: false };
-                let file = core.driver().open(Path::new(PATH), how).expect("the file was made");
-                lunar_file::over(core, PATH, file, policy, traits.clone())
+                let open = || core.driver().open(Path::new(PATH), how).expect("the file was made");
+                let health = Health::new(PATH.to_owned());
+                lunar_file::over(core, [open(), open(), open()], policy, &health, traits.clone())
             }
             None => RamVolume::new(traits.size, false).and_then(|volume| volume.open(core)).expect("small"),
         };
         let ranges = Rc::new(Ranges::default());
         let unit = Unit {
             id: UnitId(0),
-            identity: Arc::new(identity()),
+            identity: Arc::new(identity(0)),
             geometry: Geometry::of(&traits, 512).expect("whole blocks"),
             read_only: false,
             store,
@@ -193,18 +195,6 @@ impl Bench {
             exclusive: Rc::new(OneCore(ranges)),
         };
         Self { watch: watch.clone(), setup: setup.clone(), reactor: core.clone(), unit, model: model.clone() }
-    }
-}
-
-/// An identity like any other.
-pub(crate) fn identity() -> Identity {
-    Identity {
-        vendor: "LUNAR".to_owned(),
-        product: "SIMULATED".to_owned(),
-        revision: "1".to_owned(),
-        serial: "0".to_owned(),
-        uuid: [1; 16],
-        naa: [0x30, 0, 0, 0, 0, 0, 0, 1],
     }
 }
 

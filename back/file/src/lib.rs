@@ -11,7 +11,7 @@ pub mod open;
 
 use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_reactor::Reactor;
-use lunar_reactor::disk::{Disk, Policy, Source};
+use lunar_reactor::disk::{Disk, Health, Policy, Source};
 use lunar_reactor::op::{Allocate, Handle};
 use mark::Mark;
 pub use open::{Options, Refusal};
@@ -68,10 +68,16 @@ impl FileVolume {
     }
 }
 
-/// A store over a file that a driver has open: the simulator's.
+/// A store over a file that a driver has open: the simulator's. See [`Disk::over`].
 #[must_use]
-pub fn over(reactor: &Reactor, name: &str, file: Handle, policy: Policy, traits: Traits) -> Box<dyn Store> {
-    Box::new(FileStore { disk: Disk::over(reactor, name, file, policy), traits })
+pub fn over(
+    reactor: &Reactor,
+    handles: [Handle; 3],
+    policy: Policy,
+    health: &Arc<Health>,
+    traits: Traits,
+) -> Box<dyn Store> {
+    Box::new(FileStore { disk: Disk::over(reactor, handles, policy, health), traits })
 }
 
 /// One core's view of a file.

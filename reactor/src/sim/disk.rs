@@ -30,6 +30,8 @@ pub(super) struct Disk {
     taken: Vec<bool>,
     /// Grows with every write, so that a sync knows what came before it.
     clock: u64,
+    /// Failures to write back what was in the cache: each open file is told of them once.
+    pub(super) failures: u64,
 }
 
 #[derive(Debug)]
@@ -48,6 +50,7 @@ impl Disk {
             loose: BTreeMap::new(),
             taken: vec![false; sectors.div_ceil(SPACE_BLOCK)],
             clock: 0,
+            failures: 0,
         }
     }
 

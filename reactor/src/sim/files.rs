@@ -48,7 +48,7 @@ impl State {
     pub(super) fn start_job(&mut self, core: usize, op: Op, done: Done) {
         let handle = handle_of(&op).cloned();
         let kind = handle.as_ref().and_then(|handle| self.cores[core].handles.get(&handle.id()));
-        let Some(&Kind::File { disk, how }) = kind else {
+        let Some(&Kind::File { disk, how, .. }) = kind else {
             return self.refuse(core, done, Fault::Gone, op.into_data(), handle);
         };
         if let Some(fault) = refusal(&op, how) {
@@ -113,6 +113,7 @@ impl State {
             }
             None => self.carry_out(&mut job, &mut extent),
         };
+        let result = self.news(&job, id).map_or(result, Err);
         let core = job.core;
         let sum = match &job.op {
             Op::Read { into, .. } if result.is_ok() => Sum::of_in(into),
@@ -122,6 +123,23 @@ impl State {
         self.note(format_args!("core {core} file {id}: {} {result:?} {sum}", Shown(&job.op)));
         let outcome = Outcome { result, data: job.op.into_data(), extent };
         self.answer(core, job.done, outcome, handle);
+    }
+
+    /// A sync and a durable write tell of failures to write back, whosever they were, each open file once.
+    fn news(&mut self, job: &Job, id: u32) -> Option<Fault> {
+        let tells = match &job.op {
+            Op::Sync { .. } => true,
+            Op::Write { durable, .. } => *durable || job.how.durable,
+            _ => false,
+        };
+        let failures = self.disks[job.disk].failures;
+        match self.cores[job.core].handles.get_mut(&id) {
+            Some(Kind::File { told, .. }) if tells && *told < failures => {
+                *told = failures;
+                Some(Fault::Medium)
+            }
+            _ => None,
+        }
     }
 
     fn carry_out(&mut self, job: &mut Job, extent: &mut Extent) -> Result<u32, Fault> {
@@ -164,9 +182,17 @@ impl State {
 
     /// What an operation that fails has done by then: a write any part of its work, a sync worse than nothing.
     fn fail(&mut self, job: &Job, fault: Fault) {
+        let disk = &mut self.disks[job.disk];
         match (&job.op, fault) {
-            (Op::Sync { .. }, _) => self.disks[job.disk].fail_sync(job.mark, &mut self.chance),
-            (_, Fault::Medium) => self.cut_short(job),
+            (Op::Sync { .. }, _) => {
+                disk.failures += 1;
+                disk.fail_sync(job.mark, &mut self.chance);
+            }
+            (Op::Write { durable, .. }, Fault::Medium) => {
+                // Through the cache it is the writing back that failed.
+                disk.failures += u64::from((*durable || job.how.durable) && !job.how.direct);
+                self.cut_short(job);
+            }
             _ => {}
         }
     }

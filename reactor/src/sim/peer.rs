@@ -6,7 +6,7 @@ use lunar_core::io::Fault;
 use lunar_core::time::Instant;
 use std::fmt;
 use std::future::poll_fn;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 /// A connection's client end. Its futures run on any core of the world; dropping it closes it.
 pub struct Peer {
@@ -25,6 +25,17 @@ impl Peer {
         self.link
     }
 
+    /// Sends what there is room for: how much that was.
+    ///
+    /// # Errors
+    /// When the connection is reset, or [`Peer::shutdown`] was called.
+    pub fn poll_send(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize, Fault>> {
+        match self.world.enter(|state| state.poll_put(self.link, bytes, cx.waker())) {
+            Ok(0) if !bytes.is_empty() => Poll::Pending,
+            other => Poll::Ready(other),
+        }
+    }
+
     /// Sends all of it, however long that takes.
     ///
     /// # Errors
@@ -32,11 +43,7 @@ impl Peer {
     pub async fn send(&self, bytes: &[u8]) -> Result<(), Fault> {
         let mut at = 0;
         while at < bytes.len() {
-            at += poll_fn(|cx| match self.world.enter(|state| state.poll_put(self.link, &bytes[at..], cx.waker())) {
-                Ok(0) => Poll::Pending,
-                other => Poll::Ready(other),
-            })
-            .await?;
+            at += poll_fn(|cx| self.poll_send(cx, &bytes[at..])).await?;
         }
         Ok(())
     }
@@ -45,13 +52,20 @@ impl Peer {
     ///
     /// # Errors
     /// When the connection is reset.
-    pub async fn receive(&self, max: usize) -> Result<Vec<u8>, Fault> {
-        poll_fn(|cx| match self.world.enter(|state| state.poll_take(self.link, max, cx.waker())) {
+    pub fn poll_receive(&self, cx: &mut Context<'_>, max: usize) -> Poll<Result<Vec<u8>, Fault>> {
+        match self.world.enter(|state| state.poll_take(self.link, max, cx.waker())) {
             Ok(None) => Poll::Pending,
             Ok(Some(bytes)) => Poll::Ready(Ok(bytes)),
             Err(fault) => Poll::Ready(Err(fault)),
-        })
-        .await
+        }
+    }
+
+    /// The next bytes, at most `max`; none at all when the other side has closed.
+    ///
+    /// # Errors
+    /// When the connection is reset.
+    pub async fn receive(&self, max: usize) -> Result<Vec<u8>, Fault> {
+        poll_fn(|cx| self.poll_receive(cx, max)).await
     }
 
     /// Sends nothing more; what was sent arrives.

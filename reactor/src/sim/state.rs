@@ -82,8 +82,16 @@ pub(super) struct CoreState {
 /// What a handle stands for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    File { disk: usize, how: How },
-    Socket { link: u32, side: Side },
+    /// `told`: failures to write back that it has heard of.
+    File {
+        disk: usize,
+        how: How,
+        told: u64,
+    },
+    Socket {
+        link: u32,
+        side: Side,
+    },
     Listener(SocketAddr),
 }
 

@@ -296,7 +296,7 @@ impl Connection {
 
     fn task_management(self: &Rc<Self>, request: TaskManagement) {
         let connection = self.clone();
-        self.front.reactor.spawn(async move {
+        let mut work = Box::pin(async move {
             let nexus = connection.nexus.borrow().clone();
             let Some(nexus) = nexus else { return };
             let function = TaskFunction(request.function.0);
@@ -309,6 +309,10 @@ impl Connection {
                 connection.front.end_all_sessions().await;
             }
         });
+        // Begun at once: it ends what came before it (11.5.1), not the commands that lie behind it in the same bytes.
+        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.front.reactor.spawn(work);
+        }
     }
 
     /// Sends what is queued, turn by turn.

@@ -1,0 +1,351 @@
+//! A machine of the simulation that runs the target: as many cores as you like, built as `lunar serve` builds
+//! them, on drivers of the simulator.
+
+use crate::identity;
+use crate::stamp::SECTOR;
+use crate::watch::Watch;
+use lunar::cores::{AllCores, Letter, Links, OtherCores, OtherSessions};
+use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
+use lunar_core::mem::Arena;
+use lunar_core::range::Ranges;
+use lunar_core::stats::Stats;
+use lunar_core::unit::{Geometry, Unit, UnitId};
+use lunar_iscsi::config;
+use lunar_iscsi::registry::Registry;
+use lunar_iscsi::serve::{Front, Settings};
+use lunar_ram::RamVolume;
+use lunar_reactor::Reactor;
+use lunar_reactor::channel::{Receiver, Sender, channel};
+use lunar_reactor::disk::{Alignment, Health, Policy};
+use lunar_reactor::op::How;
+use lunar_reactor::sim::{Chance, Faults, Host};
+use lunar_scsi::{PortConfig, Target, TargetConfig};
+use std::cell::Cell;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The machine of the target.
+pub const HOST: Host = Host(1);
+/// Where it listens.
+pub const PORTAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), 3260);
+/// The name of its target.
+pub const TARGET: &str = "iqn.2026-01.io.lunar:simulated";
+
+const PROTOCOL_ISCSI: u8 = 5;
+const PORTAL_GROUP: u16 = 1;
+/// How long the core that accepts rests after an error.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// What a volume is kept in.
+#[derive(Clone, Debug)]
+pub enum Kept {
+    /// In memory: gone with the process.
+    Ram,
+    /// In a file.
+    File(Policy),
+}
+
+/// A volume.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    /// What it is kept in.
+    pub kept: Kept,
+    /// Sectors of 512 bytes.
+    pub sectors: usize,
+    /// Bytes of a logical block.
+    pub block_size: u32,
+}
+
+impl Volume {
+    fn any(chance: &mut Chance) -> Self {
+        let policy = Policy {
+            durable: chance.odds(200_000),
+            direct: chance.odds(300_000).then_some(Alignment { memory: SECTOR, length: SECTOR }),
+        };
+        Self {
+            kept: if chance.odds(750_000) { Kept::File(policy) } else { Kept::Ram },
+            sectors: 64 << chance.within(0..=5),
+            block_size: *chance.pick(&[512, 512, 4096]),
+        }
+    }
+
+    /// Whether each write is on the medium when it is answered.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        matches!(self.kept, Kept::File(Policy { durable: true, .. }))
+    }
+
+    /// Whether it outlives the process.
+    #[must_use]
+    pub fn is_file(&self) -> bool {
+        matches!(self.kept, Kept::File(_))
+    }
+
+    /// Sectors of a logical block.
+    #[must_use]
+    pub fn block_sectors(&self) -> usize {
+        self.block_size as usize / SECTOR
+    }
+
+    fn traits(&self) -> Traits {
+        Traits {
+            size: (self.sectors * SECTOR) as u64,
+            read_only: false,
+            write_cache: !self.is_durable(),
+            thin: true,
+            unmap_granularity: 4096,
+            unmap_zeroes: true,
+            physical_block: 4096,
+            optimal_io: 0,
+            rotational: false,
+        }
+    }
+}
+
+/// What a seed sets up on the target's side.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Virtual cores.
+    pub cores: usize,
+    /// Bytes of each core's arena.
+    pub arena_bytes: usize,
+    /// Its volumes, by LUN.
+    pub volumes: Vec<Volume>,
+    /// What sessions are offered.
+    pub session: config::Config,
+    /// What goes wrong.
+    pub faults: Faults,
+}
+
+impl Setup {
+    /// Any.
+    #[must_use]
+    pub fn any(chance: &mut Chance) -> Self {
+        let first_burst = 512 << chance.within(0..=8);
+        let session = config::Config {
+            max_recv_segment: 512 << chance.within(0..=9),
+            max_burst: first_burst << chance.within(0..=3),
+            first_burst,
+            initial_r2t: chance.odds(300_000),
+            immediate_data: chance.odds(700_000),
+            max_outstanding_r2t: 1 + chance.within(0..=7) as u32,
+            digests: chance.odds(700_000),
+            window: 1 << chance.within(0..=7),
+            unsolicited_max: 1 << chance.within(14..=22),
+            ..config::Config::default()
+        };
+        Self {
+            cores: chance.within(1..=3) as usize,
+            arena_bytes: (1 << 20) << chance.within(0..=4),
+            volumes: (0..chance.within(1..=3)).map(|_| Volume::any(chance)).collect(),
+            session,
+            faults: Faults::any(chance),
+        }
+    }
+
+    /// Makes the files.
+    pub fn create_files(&self, watch: &Watch) {
+        for (lun, volume) in self.volumes.iter().enumerate() {
+            if volume.is_file() {
+                watch.world().create(path(lun), volume.sectors * SECTOR);
+            }
+        }
+    }
+}
+
+fn path(lun: usize) -> PathBuf {
+    format!("volume{lun}").into()
+}
+
+/// The target, running.
+pub struct Machine {
+    cores: Vec<Core>,
+    registry: Arc<Registry>,
+    stop: Rc<Stop>,
+}
+
+struct Core {
+    reactor: Reactor,
+    front: Rc<Front>,
+    mailbox: Sender<Letter>,
+}
+
+#[derive(Default)]
+struct Stop {
+    stopped: Cell<usize>,
+    flush_failed: Cell<bool>,
+}
+
+impl Machine {
+    /// Starts it.
+    #[must_use]
+    pub fn start(watch: &Watch, setup: &Setup) -> Self {
+        let registry = Arc::new(Registry::new());
+        let stats: Vec<Arc<Stats>> = (0..setup.cores).map(|_| Arc::default()).collect();
+        let opened: Vec<Opened> = setup.volumes.iter().enumerate().map(Opened::of).collect();
+        let reactors: Vec<Reactor> = stats
+            .iter()
+            .map(|stats| Reactor::with_driver(watch.world().core(HOST), Arena::new(setup.arena_bytes), stats.clone()))
+            .collect();
+        let (mailboxes, letters): (Vec<Sender<Letter>>, Vec<Receiver<Letter>>) =
+            reactors.iter().map(channel::<Letter>).unzip();
+        let stop = Rc::new(Stop::default());
+        let mut cores = Vec::new();
+        for (me, (reactor, letters)) in reactors.into_iter().zip(letters).enumerate() {
+            let links = Links::new(me, mailboxes.clone());
+            let target = Target::new(target_config(me, stats[me].clone()), Rc::new(OtherCores(links.clone())));
+            let units = open_units(setup, &opened, &reactor, &links, &target);
+            let peers = Rc::new(OtherSessions(links.clone()));
+            let front = Front::new(&reactor, &target, settings(setup), registry.clone(), me, peers);
+            let (core, serving) = (reactor.clone(), front.clone());
+            reactor.spawn(async move { links.serve(&core, letters, &target, &serving).await });
+            reactor.spawn(until_stopped(front.clone(), units, stop.clone()));
+            cores.push(Core { reactor, front, mailbox: mailboxes[me].clone() });
+        }
+        let acceptor = cores[0].reactor.clone();
+        cores[0].reactor.spawn(accept(acceptor, mailboxes, stats));
+        Self { cores, registry, stop }
+    }
+
+    /// Its cores, to be run.
+    #[must_use]
+    pub fn reactors(&self) -> Vec<&Reactor> {
+        self.cores.iter().map(|core| &core.reactor).collect()
+    }
+
+    /// Asks it to stop as a signal does: see [`Machine::stopped`].
+    pub fn stop(&self) {
+        self.cores.iter().for_each(|core| core.mailbox.send(Letter::Drain));
+    }
+
+    /// Whether all cores have stopped; then, whether everything was flushed.
+    #[must_use]
+    pub fn stopped(&self) -> Option<bool> {
+        (self.stop.stopped.get() == self.cores.len()).then(|| !self.stop.flush_failed.get())
+    }
+
+    /// What is left over when no initiator is there any more.
+    #[must_use]
+    pub fn leftovers(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        for (number, core) in self.cores.iter().enumerate() {
+            let stats = core.reactor.stats();
+            let counts = [
+                ("connections", core.front.connections() as u64),
+                ("connections counted", stats.connections.get()),
+                ("sessions counted", stats.sessions.get()),
+                ("bytes of memory", core.reactor.arena().used() as u64),
+            ];
+            let over = counts.into_iter().filter(|(_, count)| *count > 0);
+            left.extend(over.map(|(what, count)| format!("core {number}: {count} {what} left over")));
+        }
+        if !self.registry.is_empty() {
+            left.push(format!("{} sessions registered", self.registry.len()));
+        }
+        left
+    }
+}
+
+/// A volume as all cores share it.
+enum Opened {
+    Ram(RamVolume),
+    File(Arc<Health>, Policy),
+}
+
+impl Opened {
+    fn of((lun, volume): (usize, &Volume)) -> Self {
+        match volume.kept {
+            Kept::Ram => Self::Ram(RamVolume::new(volume.traits().size, false).expect("small")),
+            Kept::File(policy) => Self::File(Health::new(format!("volume{lun}")), policy),
+        }
+    }
+
+    fn open(&self, reactor: &Reactor, lun: usize, traits: Traits) -> Box<dyn Store> {
+        match self {
+            Self::Ram(ram) => ram.open(reactor).expect("memory opens"),
+            Self::File(health, policy) => {
+                let how = How { direct: policy.direct.is_some(), durable: policy.durable, read_only: false };
+                let open = || reactor.driver().open(&path(lun), how).expect("the file was made");
+                lunar_file::over(reactor, [open(), open(), open()], *policy, health, traits)
+            }
+        }
+    }
+}
+
+fn target_config(me: usize, stats: Arc<Stats>) -> TargetConfig {
+    let port = PortConfig {
+        relative: 1,
+        group: PORTAL_GROUP,
+        name: format!("{TARGET},t,0x{PORTAL_GROUP:04x}"),
+        protocol: PROTOCOL_ISCSI,
+    };
+    TargetConfig { name: TARGET.to_owned(), ports: vec![port], core: u16::try_from(me).unwrap_or(0), stats }
+}
+
+fn settings(setup: &Setup) -> Settings {
+    Settings {
+        target: TARGET.into(),
+        alias: "simulated".into(),
+        portal_group: PORTAL_GROUP,
+        advertise: None,
+        drain: Duration::from_secs(10),
+        session: setup.session.clone(),
+    }
+}
+
+fn open_units(
+    setup: &Setup,
+    opened: &[Opened],
+    reactor: &Reactor,
+    links: &Rc<Links>,
+    target: &Rc<Target>,
+) -> Vec<Rc<Unit>> {
+    let mut units = Vec::new();
+    for (lun, volume) in setup.volumes.iter().enumerate() {
+        let store = opened[lun].open(reactor, lun, volume.traits());
+        let unit = Rc::new(Unit {
+            id: UnitId(lun as u32),
+            identity: Arc::new(identity(lun as u8)),
+            geometry: Geometry::of(store.traits(), volume.block_size).expect("whole blocks"),
+            read_only: false,
+            store,
+            ranges: Rc::new(Ranges::default()),
+            exclusive: Rc::new(AllCores(links.clone())),
+        });
+        links.add_unit(&unit);
+        target.add_unit(lun as u16, unit.clone());
+        units.push(unit);
+    }
+    units
+}
+
+/// Ends a core as `lunar serve` does: connections drain, then everything is flushed.
+async fn until_stopped(front: Rc<Front>, units: Vec<Rc<Unit>>, stop: Rc<Stop>) {
+    front.drained().await;
+    for unit in &units {
+        let io = Io { op: Op::Flush, offset: 0, data: Data::None };
+        let outcome = submit(&*unit.store, io, &mut Completion::new()).await;
+        stop.flush_failed.set(stop.flush_failed.get() || outcome.result.is_err());
+    }
+    stop.stopped.set(stop.stopped.get() + 1);
+}
+
+/// Hands each connection to the core that has the fewest.
+async fn accept(reactor: Reactor, mailboxes: Vec<Sender<Letter>>, stats: Vec<Arc<Stats>>) {
+    let (listener, _) = reactor.driver().listen(PORTAL).expect("nobody else listens");
+    let mut given = vec![0_u64; mailboxes.len()];
+    loop {
+        match reactor.accept(&listener).await {
+            Ok(incoming) => {
+                let core = (0..mailboxes.len()).min_by_key(|&core| (stats[core].connections.get(), given[core]));
+                let core = core.unwrap_or(0);
+                given[core] += 1;
+                mailboxes[core].send(Letter::Connection(incoming));
+            }
+            Err(_) => reactor.sleep(ACCEPT_REST).await,
+        }
+    }
+}
