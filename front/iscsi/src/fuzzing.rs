@@ -172,7 +172,7 @@ impl World {
             2 => _ = self.session.push(key, tape.below(2000), data()),
             _ => {
                 let rest = expected - *pulled;
-                let len = if tape.byte() % 4 == 0 { tape.below(5000) } else { rest };
+                let len = if tape.byte().is_multiple_of(4) { tape.below(5000) } else { rest };
                 match self.session.pull(key, *pulled, len) {
                     Pull::Ready(data) => *pulled += data.len(),
                     Pull::Memory(wanted) => {
@@ -307,7 +307,7 @@ impl World {
     fn task_management(&mut self, tape: &mut Tape<'_>) -> Bhs {
         let mut header = self.numbered::<TaskManagementRequest>(tape);
         if let Ok(request) = TaskManagementRequest::mut_from_bytes(header.as_mut_bytes()) {
-            request.flags = FINAL | tape.byte() % 14;
+            request.flags = FINAL | (tape.byte() % 14);
             request.itt = U32::new(100 + u32::from(tape.byte() % 4));
             request.referenced_tag = U32::new(u32::from(tape.byte() % 16));
             request.ref_cmd_sn = U32::new(self.cmd_sn.wrapping_sub(u32::from(tape.byte() % 8)));

@@ -179,7 +179,7 @@ fn after_the_login_only_what_may_change_changes() {
     }
     assert_eq!(answer, b"MaxBurstLength=Reject\0X-y=NotUnderstood\0X-y=NotUnderstood\0");
     assert_eq!(negotiation.parameters.max_send_segment, 4096);
-    let kept = negotiation.parameters.clone();
+    let kept = negotiation.parameters;
     negotiation.resume(&kept);
     assert!(negotiation.take(Phase::FullFeature, "MaxRecvDataSegmentLength", "8192", &mut answer).is_ok());
 }

@@ -390,7 +390,7 @@ impl Session {
     }
 
     /// A PDU is complete.
-    fn handle(&mut self, header: &Bhs, ahs: &[u8], payload: Payload, actions: &mut Vec<Action>) {
+    fn handle(&mut self, header: &Bhs, ahs: &[u8], payload: &mut Payload, actions: &mut Vec<Action>) {
         if !payload.intact {
             self.stats.digest_errors.add(1);
         }
@@ -411,11 +411,11 @@ impl Session {
         }
     }
 
-    fn handle_login(&mut self, header: &Bhs, payload: Payload, actions: &mut Vec<Action>) {
+    fn handle_login(&mut self, header: &Bhs, payload: &Payload, actions: &mut Vec<Action>) {
         let Some(request) = header.as_pdu::<LoginRequest>() else {
             return self.not_a_login(header, actions);
         };
-        let Some(text) = payload.data else { return self.close(Close::NoMemory, actions) };
+        let Some(text) = &payload.data else { return self.close(Close::NoMemory, actions) };
         let text = match text.pieces() {
             [] => &[][..],
             [piece] => piece,

@@ -93,6 +93,7 @@ struct Extra {
 }
 
 impl Extra {
+    #[inline(always)]
     fn read(header: &ScsiCommand, ahs: &[u8]) -> Option<Self> {
         let mut cdb = [0; CDB_MAX];
         let basic = header.cdb.len();
@@ -114,6 +115,28 @@ impl Extra {
         }
         Some(extra)
     }
+
+    #[inline(always)]
+    fn command(&self, task: TaskKey, header: &ScsiCommand) -> Command {
+        let (data_in, data_out) = expected(header);
+        Command {
+            task,
+            tag: header.itt.get(),
+            lun: header.lun,
+            cdb: self.cdb,
+            cdb_len: self.cdb_len.unwrap_or_default(),
+            attribute: header.flags & ATTRIBUTE_MASK,
+            data_in,
+            data_out,
+        }
+    }
+}
+
+/// Bytes that the initiator expects, and expects to send.
+fn expected(header: &ScsiCommand) -> (u32, u32) {
+    let len = header.expected_len.get();
+    let of = |direction| if header.flags & direction != 0 { len } else { 0 };
+    (of(READ), of(WRITE))
 }
 
 impl Session {
@@ -140,26 +163,26 @@ impl Session {
             self.numbers.arrive(cmd_sn);
             match what {
                 HeldRequest::Command(key) => self.start_held(key, actions),
-                HeldRequest::Other(header, payload) => {
+                HeldRequest::Other(header, mut payload) => {
                     self.unsolicited -= payload.len();
-                    self.run_request(&header, payload, actions);
+                    self.run_request(&header, &mut payload, actions);
                 }
                 HeldRequest::Nothing => self.numbers.done(),
             }
         }
     }
 
-    pub(super) fn scsi_command(&mut self, bhs: &Bhs, ahs: &[u8], payload: Payload, actions: &mut Vec<Action>) {
+    pub(super) fn scsi_command(&mut self, bhs: &Bhs, ahs: &[u8], payload: &mut Payload, actions: &mut Vec<Action>) {
         let header = ScsiCommand::of(bhs);
         let Some(arrival) = self.number(header.first, header.cmd_sn.get()) else { return };
         let admitted = self.admit(header, ahs, payload, bhs);
         match (admitted, arrival) {
-            (Ok((command, None)), Arrival::Next) => actions.push(Action::Command(command)),
-            (Ok((command, Some(answer))), Arrival::Next) => self.answer_early(command.task, answer),
-            (Ok((command, answer)), _) => {
-                self.hold(header.cmd_sn.get(), HeldRequest::Command(command.task));
-                if let Some(task) = self.tasks.get_mut(command.task) {
-                    task.state = State::Held(Box::new((command, answer)));
+            (Ok((task, extra, None)), Arrival::Next) => actions.push(Action::Command(extra.command(task, header))),
+            (Ok((task, _, Some(answer))), Arrival::Next) => self.answer_early(task, *answer),
+            (Ok((key, extra, answer)), _) => {
+                self.hold(header.cmd_sn.get(), HeldRequest::Command(key));
+                if let Some(task) = self.tasks.get_mut(key) {
+                    task.state = State::Held(Box::new((extra.command(key, header), answer)));
                 }
             }
             (Err(reason), arrival) => {
@@ -182,25 +205,26 @@ impl Session {
         if let State::Held(held) = std::mem::take(&mut task.state) {
             match *held {
                 (command, None) => actions.push(Action::Command(command)),
-                (_, Some(answer)) => self.answer_early(key, answer),
+                (_, Some(answer)) => self.answer_early(key, *answer),
             }
         }
     }
 
     /// Makes a task of a command. With it, the answer if it will not run.
+    #[inline(always)]
     fn admit(
         &mut self,
         header: &ScsiCommand,
         ahs: &[u8],
-        payload: Payload,
+        payload: &mut Payload,
         bhs: &Bhs,
-    ) -> Result<(Command, Option<Answer>), RejectReason> {
+    ) -> Result<(TaskKey, Extra, Option<Box<Answer>>), RejectReason> {
         if self.is_discovery() {
             return Err(RejectReason::PROTOCOL_ERROR);
         }
         let itt = header.itt.get();
         let attribute = header.flags & ATTRIBUTE_MASK;
-        let (reads, writes) = (header.flags & READ != 0, header.flags & WRITE != 0);
+        let writes = header.flags & WRITE != 0;
         // F may be missing only where data will follow.
         let goes_on = header.flags & FINAL == 0;
         let sound = itt != NO_TAG && attribute <= ATTRIBUTE_ACA && (writes || !goes_on);
@@ -216,17 +240,12 @@ impl Session {
             self.reject(RejectReason::DATA_DIGEST, bhs);
         }
         let task = self.tasks.insert(itt, numbered);
-        let expected = header.expected_len.get();
-        let (data_in, data_out) = (if reads { expected } else { 0 }, if writes { expected } else { 0 });
         if let Some(slot) = self.tasks.get_mut(task) {
             (slot.lun, slot.cmd_sn) = (header.lun, header.cmd_sn.get());
-            (slot.data_in, slot.data_out) = (data_in, data_out);
+            (slot.data_in, slot.data_out) = expected(header);
         }
         let answer = self.take_immediate(task, header, &extra, payload);
-        let cdb_len = extra.cdb_len.unwrap_or_default();
-        let command =
-            Command { task, tag: itt, lun: header.lun, cdb: extra.cdb, cdb_len, attribute, data_in, data_out };
-        Ok((command, answer))
+        Ok((task, extra, answer))
     }
 
     /// Takes the data that came with a command and prepares for what follows unasked. Returns the answer if the
@@ -236,14 +255,14 @@ impl Session {
         key: TaskKey,
         header: &ScsiCommand,
         extra: &Extra,
-        payload: Payload,
-    ) -> Option<Answer> {
+        payload: &mut Payload,
+    ) -> Option<Box<Answer>> {
         if header.flags & WRITE == 0 && header.data_len.get() == 0 && !extra.bidirectional && extra.cdb_len.is_some() {
             return None;
         }
         let goes_on = header.flags & FINAL == 0;
         let unasked_max = self.parameters.first_burst.min(header.expected_len.get()) as usize;
-        let answer = self.refusal(header, extra, &payload, unasked_max);
+        let answer = self.refusal(header, extra, payload, unasked_max);
         let follows = unasked_max.saturating_sub(payload.len());
         let memory = match (&answer, goes_on && follows > 0) {
             (None, true) => self.arena.take_sg(follows),
@@ -251,7 +270,7 @@ impl Session {
         };
         let task = self.tasks.get_mut(key)?;
         let answer = if memory.is_none() { Some(busy()) } else { answer };
-        match (payload.data, memory) {
+        match (payload.data.take(), memory) {
             (Some(data), Some(memory)) if answer.is_none() => {
                 if !data.is_empty() {
                     task.inflow.immediate(data);
@@ -267,7 +286,7 @@ impl Session {
             _ => {}
         }
         self.unsolicited += task.inflow.unasked();
-        answer
+        answer.map(Box::new)
     }
 
     /// Why a command will not run, if it will not.

@@ -2,7 +2,7 @@
 
 use super::inflow::{Opened, Pulled};
 use super::input::{Payload, Plan};
-use super::tasks::{Answer, State, Task, TaskKey};
+use super::tasks::{Answer, State, Summary, Task, TaskKey};
 use super::{Action, Session};
 use crate::config::SENSE_MAX;
 use crate::wire::{
@@ -49,7 +49,7 @@ impl Session {
     }
 
     /// A Data-Out PDU is complete.
-    pub(super) fn data_out(&mut self, bhs: &Bhs, payload: Payload, actions: &mut Vec<Action>) {
+    pub(super) fn data_out(&mut self, bhs: &Bhs, payload: &mut Payload, actions: &mut Vec<Action>) {
         let header = DataOut::of(bhs);
         if header.data_len.get() == 0 {
             // Without a payload nobody has asked where it goes.
@@ -63,13 +63,13 @@ impl Session {
         let last = header.flags & FINAL != 0;
         // 11.4.7.2: the first burst has to be complete where the command has more than one.
         let strict = task.data_out > self.parameters.first_burst;
-        task.inflow.close(header.ttt.get(), payload.data, payload.intact, last, strict);
+        task.inflow.close(header.ttt.get(), payload.data.take(), payload.intact, last, strict);
         let is_due = task.inflow.is_due();
         if !task.inflow.owes()
             && let State::Draining(answer) = &mut task.state
         {
             let answer = std::mem::take(answer);
-            return self.finish(key, &answer, Tail::default());
+            return self.finish(key, &answer);
         }
         if last {
             self.ask(key);
@@ -136,9 +136,13 @@ impl Session {
     ///
     /// # Errors
     /// [`Fault::Aborted`] when the task is gone.
-    pub fn push(&mut self, key: TaskKey, offset: usize, data: Sg) -> Result<(), Fault> {
-        self.running(key).ok_or(Fault::Aborted)?;
-        self.data_in(key, offset, data, None);
+    pub fn push(&mut self, key: TaskKey, offset: usize, mut data: Sg) -> Result<(), Fault> {
+        let task = self.running(key).ok_or(Fault::Aborted)?;
+        let mut summary = task.summary();
+        self.data_in(&mut summary, offset, &mut data, None);
+        if let Some(task) = self.running(key) {
+            task.data_sn = summary.data_sn;
+        }
         Ok(())
     }
 
@@ -146,11 +150,11 @@ impl Session {
     /// bytes the command would have moved, of which the residual is made. Returns whether the task was still there.
     ///
     /// While the initiator has not ended its data sequences, the response waits for them (11.4.2).
-    pub fn reply(&mut self, key: TaskKey, status: u8, sense: &[u8], tail: Tail, wanted: u64) -> bool {
+    pub fn reply(&mut self, key: TaskKey, status: u8, sense: &[u8], mut tail: Tail, wanted: u64) -> bool {
         let Some(task) = self.running(key) else { return false };
         let failure = task.inflow.failure();
         if failure.is_none() && !task.inflow.owes() {
-            self.finish_with(key, status, sense, wanted, tail);
+            self.finish_with(key, status, sense, wanted, &mut tail);
             return true;
         }
         let answer = match failure {
@@ -163,11 +167,12 @@ impl Session {
 
     /// Ends a task without a response: it was aborted. What its initiator still sends for it is thrown away.
     pub fn drop_task(&mut self, key: TaskKey) {
-        let Some(task) = self.running(key) else { return };
-        if task.numbered {
+        if self.running(key).is_none() {
+            return;
+        }
+        if self.end_task(key).is_some_and(|task| task.numbered) {
             self.numbers.done();
         }
-        self.end_task(key);
     }
 
     /// Ends a command once the initiator owes no more data.
@@ -177,31 +182,29 @@ impl Session {
             task.inflow.discard();
             task.state = State::Draining(answer);
         } else {
-            self.finish(key, &answer, Tail::default());
+            self.finish(key, &answer);
         }
     }
 
-    fn finish(&mut self, key: TaskKey, answer: &Answer, tail: Tail) {
-        self.finish_with(key, answer.status, &answer.sense, answer.wanted, tail);
+    fn finish(&mut self, key: TaskKey, answer: &Answer) {
+        self.finish_with(key, answer.status, &answer.sense, answer.wanted, &mut Tail::default());
     }
 
     /// Sends what is left of the data, and the status: in one PDU where that is allowed (11.7.3).
-    fn finish_with(&mut self, key: TaskKey, status: u8, sense: &[u8], wanted: u64, tail: Tail) {
-        let Some(task) = self.tasks.get(key) else { return };
+    fn finish_with(&mut self, key: TaskKey, status: u8, sense: &[u8], wanted: u64, tail: &mut Tail) {
+        let Some(mut task) = self.end_task(key) else { return };
         if task.numbered {
             self.numbers.done();
         }
-        let expected = task.data_in.max(task.data_out);
-        let residual = residual(wanted, expected);
-        let collapses = status == GOOD && sense.is_empty() && tail.offset < task.data_in as usize;
+        let residual = residual(wanted, task.data_in.max(task.data_out));
         if !tail.data.is_empty() {
+            let collapses = status == GOOD && sense.is_empty() && tail.offset < task.data_in as usize;
             let with_data = collapses.then_some((status, residual));
-            self.data_in(key, tail.offset, tail.data, with_data);
+            self.data_in(&mut task, tail.offset, &mut tail.data, with_data);
             if collapses {
-                return self.end_task(key);
+                return;
             }
         }
-        let Some(task) = self.tasks.get(key) else { return };
         let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.with_status();
         let header = ScsiResponse {
             flags: FINAL | residual.0,
@@ -211,7 +214,7 @@ impl Session {
             exp_cmd_sn,
             max_cmd_sn,
             // Data-In and R2T are numbered alike, and a command has one of the two.
-            exp_data_sn: U32::new(task.data_sn.wrapping_add(task.inflow.r2ts())),
+            exp_data_sn: U32::new(task.data_sn.wrapping_add(task.r2ts)),
             residual: U32::new(residual.1),
             ..ScsiResponse::blank()
         };
@@ -222,57 +225,53 @@ impl Session {
             let len = U16::new(u16::try_from(sense.len()).expect("at most SENSE_MAX"));
             self.out.short(header, &[len.as_bytes(), sense]);
         }
-        self.end_task(key);
     }
 
     /// Sends Data-In PDUs; with `status`, the last carries it.
-    fn data_in(&mut self, key: TaskKey, offset: usize, mut data: Sg, status: Option<(u8, Residual)>) {
-        let Some(task) = self.tasks.get_mut(key) else { return };
+    fn data_in(&mut self, task: &mut Summary, offset: usize, data: &mut Sg, status: Option<(u8, Residual)>) {
         let room = (task.data_in as usize).saturating_sub(offset);
         if data.len() > room {
-            data = data.split_to(room);
+            *data = data.split_to(room);
         }
         let (mut at, segment_max) = (offset, self.parameters.max_send_segment as usize);
         let mut sequence_left = self.parameters.max_burst as usize;
         while !data.is_empty() {
-            let part = if data.len() <= segment_max.min(sequence_left) {
-                std::mem::take(&mut data)
-            } else {
-                data.split_to(segment_max.min(sequence_left))
-            };
-            sequence_left -= part.len();
-            // 11.7.1: F ends a sequence, of at most MaxBurstLength bytes.
-            let ends = data.is_empty() || sequence_left == 0;
+            let len = data.len().min(segment_max).min(sequence_left);
+            let is_last = len == data.len();
+            sequence_left -= len;
             let mut header = DataIn {
-                flags: if ends { FINAL } else { 0 },
+                flags: 0,
                 itt: U32::new(task.itt),
                 ttt: U32::new(NO_TAG),
                 data_sn: U32::new(task.data_sn),
                 offset: U32::new(u32::try_from(at).expect("within the expected length")),
                 ..DataIn::blank()
             };
-            (_, header.exp_cmd_sn, header.max_cmd_sn) = self.numbers.without_status();
-            if let (Some((status, (flag, count))), true) = (status, data.is_empty()) {
-                header.flags |= STATUS | flag;
+            if let (Some((status, (flag, count))), true) = (status, is_last) {
+                header.flags = STATUS | flag;
                 header.status = status;
                 header.residual = U32::new(count);
                 (header.stat_sn, header.exp_cmd_sn, header.max_cmd_sn) = self.numbers.with_status();
+            } else {
+                (_, header.exp_cmd_sn, header.max_cmd_sn) = self.numbers.without_status();
             }
-            task.data_sn = task.data_sn.wrapping_add(1);
-            at += part.len();
-            if sequence_left == 0 {
+            // 11.7.1: F ends a sequence, of at most MaxBurstLength bytes.
+            if is_last || sequence_left == 0 {
+                header.flags |= FINAL;
                 sequence_left = self.parameters.max_burst as usize;
             }
-            self.out.payload(header, part);
+            task.data_sn = task.data_sn.wrapping_add(1);
+            at += len;
+            self.out.payload(header, data, len);
         }
     }
 
-    /// Frees a task.
-    pub(super) fn end_task(&mut self, key: TaskKey) {
-        if let Some(task) = self.tasks.get(key) {
-            self.unsolicited -= task.inflow.unasked();
-        }
-        self.tasks.remove(key);
+    /// Frees a task; tells what its response needs.
+    #[inline(always)]
+    pub(super) fn end_task(&mut self, key: TaskKey) -> Option<Summary> {
+        let summary = self.tasks.remove(key)?;
+        self.unsolicited -= summary.unasked;
+        Some(summary)
     }
 }
 

@@ -86,8 +86,13 @@ pub(super) struct Inflow {
 impl Inflow {
     /// For the next command: memory goes back, the queue keeps its room.
     pub(super) fn reset(&mut self) {
-        self.arrived.clear();
-        self.bursts.clear();
+        // Most commands have neither.
+        if self.arrived.len() > 0 {
+            self.arrived.clear();
+        }
+        if !self.bursts.is_empty() {
+            self.bursts.clear();
+        }
         (self.pulled, self.granted, self.sent, self.r2t_sn, self.unasked) = (0, 0, 0, 0, 0);
         (self.waiting, self.failure, self.discards) = (None, None, false);
     }

@@ -226,7 +226,7 @@ impl Session {
             return self.read_head(bytes, actions);
         }
         let Some((header, ahs)) = self.checked_head(&bytes[..head_len], actions) else { return 0 };
-        let payload = if data_len == 0 {
+        let mut payload = if data_len == 0 {
             Payload::empty()
         } else {
             let range = at + head_len..at + head_len + data_len;
@@ -244,7 +244,7 @@ impl Session {
             };
             Payload { data, intact }
         };
-        self.handle(header, ahs, payload, actions);
+        self.handle(header, ahs, &mut payload, actions);
         whole
     }
 
@@ -311,7 +311,7 @@ impl Session {
         let mut head = std::mem::take(&mut self.input.head);
         if let Some(header) = Bhs::peek(&head) {
             let ahs = &head[BHS_LEN..BHS_LEN + header.ahs_len()];
-            self.handle(header, ahs, body.finish(), actions);
+            self.handle(header, ahs, &mut body.finish(), actions);
         }
         if self.closed.is_none() {
             head.clear();

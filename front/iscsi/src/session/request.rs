@@ -37,7 +37,7 @@ const LEVEL_OF_RFC_7144: u32 = 2;
 
 impl Session {
     /// A request with a command number, other than a command.
-    pub(super) fn request(&mut self, header: &Bhs, payload: Payload, actions: &mut Vec<Action>) {
+    pub(super) fn request(&mut self, header: &Bhs, payload: &mut Payload, actions: &mut Vec<Action>) {
         // All of them have their number where NOP-Out has it.
         let cmd_sn = NopOut::of(header).cmd_sn.get();
         match self.number(header.first, cmd_sn) {
@@ -48,6 +48,7 @@ impl Session {
             }
             Some(Arrival::Later) => {
                 self.unsolicited += payload.len();
+                let payload = Payload { data: payload.data.take(), ..*payload };
                 self.hold(cmd_sn, HeldRequest::Other(Box::new(*header), payload));
             }
             Some(_) => self.run_request(header, payload, actions),
@@ -56,7 +57,7 @@ impl Session {
     }
 
     /// The same, when its turn has come.
-    pub(super) fn run_request(&mut self, header: &Bhs, payload: Payload, actions: &mut Vec<Action>) {
+    pub(super) fn run_request(&mut self, header: &Bhs, payload: &mut Payload, actions: &mut Vec<Action>) {
         if header.opcode() == Opcode::TASK_MANAGEMENT_REQUEST {
             return self.task_management(TaskManagementRequest::of(header), header, actions);
         }
@@ -67,7 +68,7 @@ impl Session {
             return self.reject(RejectReason::DATA_DIGEST, header);
         }
         // It was thrown away because there was no memory for it.
-        let Some(data) = payload.data else { return self.reject(RejectReason::LONG_OPERATION, header) };
+        let Some(data) = payload.data.take() else { return self.reject(RejectReason::LONG_OPERATION, header) };
         match header.opcode() {
             Opcode::NOP_OUT => self.nop_out(NopOut::of(header), data, header),
             Opcode::TEXT_REQUEST => self.text_request(header, &data, actions),
@@ -84,13 +85,11 @@ impl Session {
             return;
         }
         let limit = self.parameters.max_send_segment as usize;
-        if data.len() > limit {
-            data = data.split_to(limit);
-        }
+        let len = data.len().min(limit);
         let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.with_status();
         let ttt = U32::new(NO_TAG);
         let answer = NopIn { itt: request.itt, ttt, stat_sn, exp_cmd_sn, max_cmd_sn, ..NopIn::blank() };
-        self.out.payload(answer, data);
+        self.out.payload(answer, &mut data, len);
     }
 
     /// Asks the initiator whether it lives.
@@ -216,20 +215,22 @@ impl Session {
             if let Some(held) = self.held.iter_mut().find(|held| held.cmd_sn == cmd_sn) {
                 held.what = HeldRequest::Nothing;
             }
-        } else if task.numbered {
+            self.end_task(key);
+        } else if self.end_task(key).is_some_and(|task| task.numbered) {
             self.numbers.done();
         }
-        self.end_task(key);
     }
 
     /// The answer to [`Action::TaskManagement`]. All commands that it ended were dropped before.
     pub fn function_done(&mut self, key: TaskKey, response: FunctionResponse) {
-        let Some(task) = self.tasks.get(key) else { return };
+        if !self.tasks.get(key).is_some_and(|task| matches!(task.state, State::Function)) {
+            return;
+        }
+        let Some(task) = self.end_task(key) else { return };
         let itt = U32::new(task.itt);
         if task.numbered {
             self.numbers.done();
         }
-        self.tasks.remove(key);
         let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.with_status();
         let header = TaskManagementResponse {
             response,

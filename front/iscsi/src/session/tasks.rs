@@ -15,7 +15,7 @@ pub struct TaskKey {
 #[derive(Debug, Default)]
 pub(super) enum State {
     /// Its place in the order of numbers; with the answer if it will not run.
-    Held(Box<(Command, Option<Answer>)>),
+    Held(Box<(Command, Option<Box<Answer>>)>),
     /// The glue: the command runs.
     #[default]
     Running,
@@ -54,6 +54,35 @@ pub(super) struct Task {
     /// The next number of Data-In.
     pub(super) data_sn: u32,
     pub(super) inflow: Inflow,
+}
+
+/// What a response needs of its task.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Summary {
+    pub(super) itt: u32,
+    pub(super) numbered: bool,
+    pub(super) data_in: u32,
+    pub(super) data_out: u32,
+    pub(super) data_sn: u32,
+    /// R2Ts that were sent.
+    pub(super) r2ts: u32,
+    /// Bytes that came unasked and that nobody has pulled.
+    pub(super) unasked: usize,
+}
+
+impl Task {
+    #[inline(always)]
+    pub(super) fn summary(&self) -> Summary {
+        Summary {
+            itt: self.itt,
+            numbered: self.numbered,
+            data_in: self.data_in,
+            data_out: self.data_out,
+            data_sn: self.data_sn,
+            r2ts: self.inflow.r2ts(),
+            unasked: self.inflow.unasked(),
+        }
+    }
 }
 
 /// Power of two, so that tags that count up spread evenly. A hostile choice of tags makes one chain of all tasks,
@@ -95,15 +124,18 @@ impl Tasks {
     }
 
     /// Ends a task: its key is stale from now on.
-    pub(super) fn remove(&mut self, key: TaskKey) {
-        let Some(task) = self.get_mut(key) else { return };
+    #[inline(always)]
+    pub(super) fn remove(&mut self, key: TaskKey) -> Option<Summary> {
+        let task = self.get_mut(key)?;
+        let summary = task.summary();
         (task.live, task.generation) = (false, task.generation.wrapping_add(1));
         task.state = State::Running;
         task.inflow.reset();
-        let (itt, chain, numbered) = (task.itt, task.chain, task.numbered);
-        self.immediate -= usize::from(!numbered);
-        self.unchain(itt, key.index, chain);
+        let chain = task.chain;
+        self.immediate -= usize::from(!summary.numbered);
+        self.unchain(summary.itt, key.index, chain);
         self.free.push(key.index);
+        Some(summary)
     }
 
     fn unchain(&mut self, itt: u32, index: u16, next: u16) {
@@ -167,11 +199,11 @@ mod tests {
     fn stale_keys_find_nothing() {
         let mut tasks = Tasks::new();
         let first = tasks.insert(1, true);
-        tasks.remove(first);
+        assert!(tasks.remove(first).is_some());
         let second = tasks.insert(1, true);
         assert_ne!(first, second);
         assert!(tasks.get_mut(first).is_none());
-        tasks.remove(first);
+        assert!(tasks.remove(first).is_none());
         assert_eq!((tasks.find(1), tasks.len()), (Some(second), 1));
     }
 
