@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import textwrap
 import time
 from pathlib import Path
 
 from .rows import Row, curve
 
 MEASURE_LARGE = 128 << 10
+# Columns of the page's text.
+WIDTH = 120
 # Runs of which the fastest and the slowest lie further apart than this part of the median are marked,
 SPREAD_MARK = 0.25
 # and those beside which others took more than this part of the machine.
@@ -125,18 +128,16 @@ def extras(found: dict) -> list[str]:
     return lines + [f"\n{what}: failed ({why.strip().splitlines()[-1]})" for what, why in more["failed"].items()]
 
 
-ABOUT = """# iSCSI over loopback
-
-{date}, {processor}, {cpus} CPUs, Linux {kernel}. The target on CPU 0, the initiator (`lunar bench`) on CPU 1; the file
-store on {file_system}. Medians of {rounds} runs of {seconds} s each, the targets taking turns in every round. Load of
-the machine before and after: {load_before}; {load_after}. A tilde marks runs that lie more than a quarter apart, or
-beside which others took more than a tenth of the machine. Compare columns, not machines.
-"""
+ABOUT = """{date}, {processor}, {cpus} CPUs, Linux {kernel}. The target on CPU 0, the initiator (`lunar bench`) on CPU 1;
+the file store on {file_system}. Medians of {rounds} runs of {seconds} s each, the targets taking turns in every round.
+Load of the machine before and after: {load_before}; {load_after}. A tilde marks runs that lie more than a quarter apart,
+or beside which others took more than a tenth of the machine. Compare columns, not machines."""
 COSTS = "Lunar and SPDK poll under load: what they count themselves as busy. The others: what the kernel counts."
 
 
 def markdown(found: dict, plots: list[str]) -> str:
-    lines = [ABOUT.format(**found["machine"], rounds=found["rounds"], seconds=found["seconds"])]
+    about = ABOUT.format(**found["machine"], rounds=found["rounds"], seconds=found["seconds"])
+    lines = ["# iSCSI over loopback", "", textwrap.fill(about, WIDTH), ""]
     lines += [f"* {name}: {note}" for name, note in found["notes"].items()]
     lines += [f"* {name} was left out: {why.splitlines()[0]}" for name, why in found["missing"].items()]
     lines += ["", "## Commands per second", "", *rates(found)]

@@ -7,7 +7,7 @@
 //! * [`url`]: where a unit is, as `iscsi://host/target/lun`
 //! * [`histogram`]: how long commands took
 //! * [`pattern`]: blocks that say where and when they were written
-//! * [`bench`]: the load generator: `lunar bench`
+//! * [`mod@bench`]: the load generator: `lunar bench`
 
 pub mod bench;
 pub mod cdb;

@@ -77,7 +77,8 @@ impl From<DigestChoice> for DigestOffer {
 /// A load on one logical unit of any iSCSI target.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// iscsi://HOST[:PORT][/TARGET-NAME[/LUN]]; without a name the first target that discovery shows
+    /// Where the unit is; without a name it is the first target that discovery shows.
+    #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]]; without a name the first target that discovery shows")]
     pub url: Url,
     /// Shape of the load
     #[arg(long, value_enum, default_value = "randread", value_name = "SHAPE")]
