@@ -55,7 +55,10 @@ impl Target {
             return Err(Refusal::bare(Status::TASK_ABORTED));
         }
         let (row, amount) = self.admitted(addressee, command)?;
-        let list = pull_list(row, amount, addressee, command, transfer).await?;
+        let list = match row.flow {
+            Flow::List | Flow::Block => pull_list(row, amount, addressee, command, transfer).await?,
+            _ => Sg::default(),
+        };
         let plan = match self.plan(row, amount, nexus, addressee, command, &contiguous(&list))? {
             Plan::Answer => return self.answer(tools),
             plan => plan,
