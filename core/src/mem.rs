@@ -27,6 +27,8 @@ pub const PAGE: usize = 4096;
 const ORDER_MAX: usize = 8;
 /// The largest block.
 pub const BLOCK_MAX: usize = PAGE << ORDER_MAX;
+/// Bytes of zeroes that an arena lends: as many as a command moves at once.
+pub const ZEROES: usize = crate::step::PIECE_BYTES;
 /// Pages that payload may not take: a reply header, a login answer or a TMF response must always find one.
 const RESERVE_PAGES: usize = 64;
 
@@ -45,6 +47,8 @@ struct Inner {
     /// Order of the block that starts at this page.
     orders: Box<[Cell<u8>]>,
     waiters: RefCell<VecDeque<Waker>>,
+    /// First page of the block of zeroes, once somebody asked for it.
+    zeroes: Cell<Option<u32>>,
 }
 
 struct Free {
@@ -78,6 +82,7 @@ impl Arena {
             refs: (0..pages).map(|_| Cell::new(0)).collect(),
             orders: (0..pages).map(|_| Cell::new(0)).collect(),
             waiters: RefCell::default(),
+            zeroes: Cell::new(None),
         }))
     }
 
@@ -136,6 +141,26 @@ impl Arena {
         buf[..bytes.len()].copy_from_slice(bytes);
         buf.truncate(bytes.len());
         Some(buf.share())
+    }
+
+    /// [`ZEROES`] bytes of zeroes to lend, the same for all who ask; `None` when there is no room for the first.
+    #[must_use]
+    pub fn zeroes(&self) -> Option<Slice> {
+        let head = match self.0.zeroes.get() {
+            Some(head) => head,
+            None => {
+                let mut buf = self.take(ZEROES)?;
+                buf.fill(0);
+                let head = buf.0.head;
+                // Counted once for the arena itself: the block never returns, and no handle keeps the arena alive.
+                self.0.retain(head);
+                self.0.zeroes.set(Some(head));
+                head
+            }
+        };
+        self.0.retain(head);
+        let start = head * PAGE as u32;
+        Some(Slice(Handle { arena: self.0.clone(), head, start, len: ZEROES as u32 }))
     }
 
     /// The whole memory: address and bytes, for registration with a ring.
@@ -640,6 +665,17 @@ mod tests {
             let buf = arena.take(len).expect("room");
             assert_eq!(buf.as_ptr().align_offset(len.next_power_of_two().max(PAGE)), 0);
         }
+    }
+
+    #[test]
+    fn zeroes_are_there_once() {
+        let arena = Arena::new(BLOCK_MAX);
+        let (a, b) = (arena.zeroes().expect("room"), arena.zeroes().expect("there"));
+        assert_eq!((arena.used(), a.len(), a.as_ptr()), (ZEROES, ZEROES, b.as_ptr()));
+        assert!(a.iter().all(|byte| *byte == 0));
+        drop((a, b));
+        assert_eq!(arena.used(), ZEROES);
+        assert!(arena.zeroes().is_some());
     }
 
     #[test]

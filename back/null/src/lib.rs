@@ -2,7 +2,6 @@
 
 use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::mem::{Arena, Sg, Slice};
-use lunar_core::step::PIECE_BYTES;
 use lunar_reactor::Reactor;
 use std::io;
 
@@ -58,9 +57,7 @@ struct NullStore {
 
 impl NullStore {
     fn new(traits: Traits, arena: &Arena) -> io::Result<Self> {
-        let mut zeroes = arena.take(PIECE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
-        zeroes.fill(0);
-        Ok(Self { traits, zeroes: zeroes.share() })
+        Ok(Self { traits, zeroes: arena.zeroes().ok_or(io::ErrorKind::OutOfMemory)? })
     }
 }
 
@@ -104,6 +101,7 @@ impl Store for NullStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_core::step::PIECE_BYTES;
 
     #[test]
     fn lends_zeroes_of_any_length_within_its_size() {
