@@ -187,7 +187,9 @@ fn after_the_login_only_what_may_change_changes() {
 proptest! {
     #[test]
     fn results_lie_within_what_both_offered(
-        key in prop::sample::select(TABLE.iter().map(|row| row.name).collect::<Vec<_>>()), value in 0u32..20_000_000, yes: bool,
+        key in prop::sample::select(TABLE.iter().map(|row| row.name).collect::<Vec<_>>()),
+        value in 0u32..20_000_000,
+        yes: bool,
     ) {
         let mut negotiation = negotiation();
         let config = Config::default();
@@ -226,7 +228,8 @@ proptest! {
         let mut negotiation = negotiation();
         let _ = offer(&mut negotiation, key, &value);
         let parameters = negotiation.parameters;
-        prop_assert!(parameters.max_burst >= 512 && parameters.first_burst >= 512 && parameters.max_send_segment >= 512);
+        let lengths = [parameters.max_burst, parameters.first_burst, parameters.max_send_segment];
+        prop_assert!(lengths.iter().all(|len| *len >= 512));
         prop_assert!(parameters.recovery_level == 0 && parameters.max_connections == 1);
     }
 }

@@ -494,3 +494,17 @@ fn a_first_burst_longer_than_the_bursts_is_cut() {
     let peer = Peer::logged_in_with(Config::default(), &offers);
     assert_eq!((peer.session.parameters().max_burst, peer.session.parameters().first_burst), (4096, 4096));
 }
+
+#[test]
+fn the_outside_finds_whose_session_it_numbered_even_if_the_login_ends() {
+    let mut peer = peer();
+    peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
+    assert_eq!(peer.session.candidate(), None);
+    peer.session.authorized(Verdict::Accepted { portal_group: 1, alias: None }, &mut peer.actions);
+    let deadline = peer.session.deadline().expect("a login has an end");
+    peer.session.tick(deadline, &mut peer.actions);
+    peer.assert_closed(Close::LoginTimeout);
+    peer.session.established(Ok(7), &mut peer.actions);
+    assert_eq!(peer.session.candidate().map(|candidate| &*candidate.initiator), Some(INITIATOR));
+    assert!(!peer.session.is_established());
+}

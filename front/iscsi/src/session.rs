@@ -5,7 +5,8 @@
 //! * Actions are what the outside has to do; it answers with [`Session::authorized`], [`Session::established`],
 //!   [`Session::targets`], [`Session::reply`], [`Session::function_done`].
 //! * A command's data moves with [`Session::pull`], [`Session::supply`] and [`Session::push`].
-//! * [`Session::take_out`] is what to send. After it, [`Session::resume`] goes on with what was received and had to wait.
+//! * [`Session::take_out`] is what to send. After it, [`Session::resume`] goes on with what was received and had to
+//!   wait.
 //! * [`Session::deadline`] is when [`Session::tick`] has to be called at the latest.
 //! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
 
@@ -258,7 +259,7 @@ impl Session {
         matches!(self.phase, Phase::FullFeature)
     }
 
-    /// Whose session it is, once that is known to be true.
+    /// Whose session it is, once that is known to be true: from [`Action::Establish`] on.
     #[must_use]
     pub fn candidate(&self) -> Option<&Candidate> {
         self.candidate.as_ref()
@@ -456,6 +457,7 @@ impl Session {
                 actions.push(Action::Authorize(Box::new(candidate)));
             }
             Next::Establish(login, established) => {
+                self.candidate = Some(established.candidate.clone());
                 self.phase = Phase::Login(Box::new(login));
                 actions.push(Action::Establish(established));
             }

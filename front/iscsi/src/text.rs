@@ -222,7 +222,7 @@ fn base64(digits: &str) -> Option<Vec<u8>> {
         count += 6;
         if count >= 8 {
             count -= 8;
-            bytes.push((bits >> count & 0xff) as u8);
+            bytes.push(u8::try_from(bits >> count & 0xff).ok()?);
             bits &= (1 << count) - 1;
         }
     }

@@ -52,7 +52,8 @@ proptest! {
                             let starts = (0..len).step_by(segment);
                             for (sn, start) in (0..).zip(starts) {
                                 let count = segment.min((len - start) as usize);
-                                send(&mut inflow, ttt, sn, offset + start, count, start as usize + count == len as usize);
+                                let is_last = start as usize + count == len as usize;
+                                send(&mut inflow, ttt, sn, offset + start, count, is_last);
                             }
                         }
                         prop_assert!(!inflow.owes());

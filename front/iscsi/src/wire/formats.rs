@@ -8,7 +8,10 @@ use lunar_core::wire::be::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 macro_rules! pdu {
-    ($(#[$meta:meta])* $name:ident = $opcode:ident { $($(#[$fmeta:meta])* $special:ident: $sty:ty),+ ; $($(#[$rmeta:meta])* $rest:ident: $rty:ty),+ $(,)? }) => {
+    ($(#[$meta:meta])* $name:ident = $opcode:ident {
+        $($(#[$fmeta:meta])* $special:ident: $sty:ty),+ ;
+        $($(#[$rmeta:meta])* $rest:ident: $rty:ty),+ $(,)?
+    }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
         #[repr(C)]
