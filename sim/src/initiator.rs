@@ -17,6 +17,7 @@ use lunar_reactor::sim::{Chance, Faults, Peer};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
+use std::io::IoSlice;
 use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
@@ -404,9 +405,13 @@ impl<'a> Connection<'a> {
 
     /// Sends and receives until something came, or it is time.
     async fn wait(&mut self, until: Instant) -> Woken {
-        let waiting = self.session.output().to_vec();
-        self.session.sent(waiting.len());
-        self.out.extend(waiting);
+        while !self.session.output().is_empty() {
+            let mut slices = [IoSlice::new(&[]); 16];
+            let filled = self.session.output().slices(&mut slices);
+            let before = self.out.len();
+            slices[..filled].iter().for_each(|slice| self.out.extend_from_slice(slice));
+            self.session.sent(self.out.len() - before);
+        }
         let reads = self.now() >= self.reads_from;
         let until = if reads { until } else { until.min(self.reads_from).max(self.now()) };
         let max = 1 + self.port.chance.index(8192);

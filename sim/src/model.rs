@@ -51,7 +51,7 @@ struct Record {
 
 /// A write that was begun: its life of the disk, its number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct WriteId(u32, u64);
+pub struct WriteId(u32, u32);
 
 /// A flush that was begun.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -67,9 +67,11 @@ pub struct Model {
     /// Crashes so far: what began before one and ends after it is not heard.
     life: u32,
     now: Moment,
-    records: BTreeMap<u64, Record>,
-    sectors: Vec<Vec<u64>>,
-    next: u64,
+    /// By their number; `None` when forgotten.
+    records: Vec<Option<Record>>,
+    /// For each sector the numbers of its records.
+    sectors: Vec<Vec<u32>>,
+    next_value: Value,
     /// Flushes that are not over, with their start.
     flushes: BTreeMap<FlushId, Moment>,
     /// Reads that are not over.
@@ -100,9 +102,9 @@ impl Model {
         Self {
             life: 0,
             now: 0,
-            records: BTreeMap::from([(0, zeroes)]),
+            records: vec![Some(zeroes)],
             sectors: vec![vec![0]; sectors],
-            next: 1,
+            next_value: ZEROES,
             flushes: BTreeMap::new(),
             reads: BTreeSet::new(),
             fragile,
@@ -131,20 +133,31 @@ impl Model {
 
     /// A value that was not written before.
     pub fn fresh_value(&mut self) -> Value {
-        self.next += 1;
-        self.next
+        self.next_value += 1;
+        self.next_value
     }
 
     /// A write of one value to some sectors begins.
     pub fn begin_write(&mut self, sectors: Range<usize>, value: Value) -> WriteId {
         let start = self.moment();
-        let id = self.next;
-        self.next += 1;
-        for sector in sectors.clone() {
-            self.sectors[sector].push(id);
-        }
-        self.records.insert(id, Record { value, sectors, start, end: None, sure: false, firm: false, is_mark: false });
+        let id = self.record(Record { value, sectors, start, end: None, sure: false, firm: false, is_mark: false });
         WriteId(self.life, id)
+    }
+
+    fn record(&mut self, record: Record) -> u32 {
+        let id = self.records.len() as u32;
+        record.sectors.clone().for_each(|sector| self.sectors[sector].push(id));
+        self.records.push(Some(record));
+        id
+    }
+
+    fn get(&self, id: u32) -> Option<&Record> {
+        self.records.get(id as usize)?.as_ref()
+    }
+
+    /// What is known of a sector.
+    fn known(&self, sector: usize) -> impl Iterator<Item = &Record> {
+        self.sectors[sector].iter().filter_map(|id| self.get(*id))
     }
 
     /// A write is over.
@@ -153,7 +166,7 @@ impl Model {
         if id.0 != self.life {
             return;
         }
-        let Some(record) = self.records.get_mut(&id.1) else { return };
+        let Some(Some(record)) = self.records.get_mut(id.1 as usize) else { return };
         match how {
             End::Good { durable } => {
                 let sure = durable || record.start >= self.shaky_until;
@@ -203,14 +216,14 @@ impl Model {
     /// # Errors
     /// When one of the values cannot have been there, or was replaced by another command before.
     pub fn compared(&mut self, id: WriteId, expected: &[Value]) -> Result<(), String> {
-        let Some(record) = self.records.get(&id.1).filter(|_| id.0 == self.life).cloned() else { return Ok(()) };
+        let Some(record) = self.get(id.1).filter(|_| id.0 == self.life).cloned() else { return Ok(()) };
         for (sector, &value) in record.sectors.clone().zip(expected) {
             if !self.may_be(sector, value, record.start) {
                 return Err(self.complaint(sector, value, record.start));
             }
             // Zeroes come again and again; every other value is written once.
             let before = self.consumed.insert((sector, value), id).filter(|_| value != ZEROES);
-            if before.is_some_and(|before| self.records.get(&before.1).is_none_or(|record| self.counts(record))) {
+            if before.is_some_and(|before| self.get(before.1).is_none_or(|record| self.counts(record))) {
                 return Err(format!("two atomic commands replaced the same {value} in sector {sector}"));
             }
         }
@@ -223,7 +236,7 @@ impl Model {
         let ReadId(life, begun) = read;
         life == self.life
             && (first..).zip(values).all(|(sector, &value)| {
-                let others = self.sectors[sector].iter().filter_map(|id| self.records.get(id));
+                let others = self.known(sector);
                 others.filter(|record| record.value != value).all(|record| self.is_over(record, sector, begun))
             })
     }
@@ -248,7 +261,7 @@ impl Model {
         if !good {
             return self.shake(now);
         }
-        for record in self.records.values_mut() {
+        for record in self.records.iter_mut().flatten() {
             record.firm |= record.sure && record.end.is_some_and(|end| end < start);
         }
         let horizon = self.horizon();
@@ -260,7 +273,7 @@ impl Model {
         if self.fragile {
             self.shaky_until = now;
             self.is_shaken = true;
-            self.records.values_mut().for_each(|record| record.sure &= record.firm);
+            self.records.iter_mut().flatten().for_each(|record| record.sure &= record.firm);
         }
     }
 
@@ -274,7 +287,7 @@ impl Model {
     /// Everything is gone, and the disk is one of zeroes: it was in memory.
     pub fn wipe(&mut self) {
         let fresh = Self::new(self.sectors.len(), self.fragile);
-        *self = Self { now: self.now + 1, next: self.next, life: self.life + 1, ..fresh };
+        *self = Self { now: self.now + 1, next_value: self.next_value, life: self.life + 1, ..fresh };
     }
 
     /// The target crashed. `power`: what was not durable may be lost.
@@ -288,14 +301,15 @@ impl Model {
         // What a failed flush dropped may have been read from memory until now.
         let was_shaken = std::mem::take(&mut self.is_shaken);
         let mut gone = Vec::new();
-        for (id, record) in &mut self.records {
+        for (id, record) in (0..).zip(&mut self.records) {
+            let Some(record) = record else { continue };
             record.end.get_or_insert(now);
             if record.firm {
                 continue;
             }
             record.sure &= !power;
             if record.is_mark && (power || was_shaken) {
-                gone.push(*id);
+                gone.push(id);
             }
         }
         gone.into_iter().for_each(|id| self.forget(id));
@@ -308,7 +322,7 @@ impl Model {
     /// Values that a read may find in a sector now.
     #[must_use]
     pub fn possible(&self, sector: usize) -> Vec<Value> {
-        let records = self.sectors[sector].iter().filter_map(|id| self.records.get(id));
+        let records = self.known(sector);
         let mut values: Vec<Value> =
             records.filter(|record| !self.is_over(record, sector, self.now + 1)).map(|record| record.value).collect();
         values.sort_unstable();
@@ -317,15 +331,15 @@ impl Model {
     }
 
     fn may_be(&self, sector: usize, value: Value, begun: Moment) -> bool {
-        let records = self.sectors[sector].iter().filter_map(|id| self.records.get(id));
-        records.filter(|record| record.value == value).any(|record| !self.is_over(record, sector, begun))
+        self.known(sector).filter(|record| record.value == value).any(|record| !self.is_over(record, sector, begun))
     }
 
     /// Whether something that surely happened came after a record and was over at `begun`.
     fn is_over(&self, record: &Record, sector: usize, begun: Moment) -> bool {
         let Some(end) = record.end else { return false };
-        let others = self.sectors[sector].iter().filter_map(|id| self.records.get(id));
-        others.filter(|other| self.counts(other)).any(|other| other.start > end && other.end.is_some_and(|e| e < begun))
+        self.known(sector)
+            .filter(|other| self.counts(other))
+            .any(|other| other.start > end && other.end.is_some_and(|e| e < begun))
     }
 
     /// Whether a record happened for certain and no flush has dropped it.
@@ -335,35 +349,31 @@ impl Model {
 
     fn mark(&mut self, sector: usize, value: Value, start: Moment, end: Moment) {
         let same = |record: &Record| record.is_mark && !record.firm && record.value == value;
-        let old: Vec<u64> =
-            self.sectors[sector].iter().copied().filter(|id| self.records.get(id).is_some_and(same)).collect();
+        let ours = self.sectors[sector].iter().copied();
+        let old: Vec<u32> = ours.filter(|id| self.get(*id).is_some_and(same)).collect();
         old.into_iter().for_each(|id| self.forget(id));
-        let id = self.next;
-        self.next += 1;
-        self.sectors[sector].push(id);
         let (sectors, sure) = (sector..sector + 1, start >= self.shaky_until);
         let mark = Record { value, sectors, start, end: Some(end), sure, firm: false, is_mark: true };
-        self.records.insert(id, mark);
+        self.record(mark);
     }
 
     /// When the oldest of all that runs began.
     fn horizon(&self) -> Moment {
-        let writes = self.records.values().filter(|record| record.end.is_none()).map(|record| record.start);
+        let writes = self.records.iter().flatten().filter(|record| record.end.is_none()).map(|record| record.start);
         writes.chain(self.reads.first().copied()).min().unwrap_or(self.now)
     }
 
     /// Forgets what nothing that runs or begins can find any more.
     fn prune(&mut self, sector: usize, horizon: Moment) {
-        let records = &self.records;
-        let ours = self.sectors[sector].iter().filter_map(|id| records.get(id));
-        let firm = ours.filter(|record| record.firm && record.end.is_some_and(|end| end < horizon));
+        let firm = self.known(sector).filter(|record| record.firm && record.end.is_some_and(|end| end < horizon));
         let Some(latest) = firm.map(|record| record.start).max() else { return };
-        let is_kept = |record: &Record| record.end.is_none_or(|end| end >= latest);
-        self.sectors[sector].retain(|id| records.get(id).is_some_and(is_kept));
+        let mut kept = std::mem::take(&mut self.sectors[sector]);
+        kept.retain(|id| self.get(*id).is_some_and(|record| record.end.is_none_or(|end| end >= latest)));
+        self.sectors[sector] = kept;
     }
 
-    fn forget(&mut self, id: u64) {
-        if let Some(record) = self.records.remove(&id) {
+    fn forget(&mut self, id: u32) {
+        if let Some(record) = self.records[id as usize].take() {
             for sector in record.sectors {
                 self.sectors[sector].retain(|other| *other != id);
             }
@@ -372,7 +382,7 @@ impl Model {
 
     fn complaint(&self, sector: usize, value: Value, begun: Moment) -> String {
         let mut text = format!("sector {sector}: found {value} in a read from {begun} to {}; known are:", self.now);
-        for record in self.sectors[sector].iter().filter_map(|id| self.records.get(id)) {
+        for record in self.known(sector) {
             let end = record.end.map_or_else(|| "...".to_owned(), |end| end.to_string());
             let kind = match (record.is_mark, record.sure, record.firm) {
                 (true, ..) => "read",

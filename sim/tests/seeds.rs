@@ -23,6 +23,11 @@ fn stores_keep_their_promises() {
 }
 
 #[test]
+fn targets_keep_their_promises() {
+    passes(Scenario::Targets);
+}
+
+#[test]
 fn a_seed_replays_exactly_and_another_does_not() {
     for &scenario in Scenario::ALL {
         for seed in 0..20 {

@@ -30,7 +30,10 @@ pub(super) enum Found {
 pub(super) struct Pipe {
     flying: VecDeque<(Instant, Vec<u8>)>,
     flying_bytes: usize,
-    arrived: VecDeque<u8>,
+    arrived: VecDeque<Vec<u8>>,
+    arrived_bytes: usize,
+    /// Bytes of the first segment that were taken.
+    taken: usize,
     /// Bytes that may be flying or unread: the sender's and the receiver's buffers together.
     capacity: usize,
     /// When the newest of what was sent arrives; nothing overtakes it.
@@ -44,6 +47,8 @@ impl Pipe {
             flying: VecDeque::new(),
             flying_bytes: 0,
             arrived: VecDeque::new(),
+            arrived_bytes: 0,
+            taken: 0,
             capacity,
             newest: Instant::default(),
             ending: None,
@@ -52,7 +57,7 @@ impl Pipe {
 
     /// Bytes that may be sent now.
     pub(super) fn room(&self) -> usize {
-        self.capacity.saturating_sub(self.flying_bytes + self.arrived.len())
+        self.capacity.saturating_sub(self.flying_bytes + self.arrived_bytes)
     }
 
     /// Whether something was put behind the last byte already.
@@ -103,7 +108,8 @@ impl Pipe {
         while self.flying.front().is_some_and(|(at, _)| *at <= now) {
             if let Some((_, bytes)) = self.flying.pop_front() {
                 self.flying_bytes -= bytes.len();
-                self.arrived.extend(bytes);
+                self.arrived_bytes += bytes.len();
+                self.arrived.push_back(bytes);
             }
         }
     }
@@ -111,7 +117,7 @@ impl Pipe {
     /// What the receiver finds now.
     pub(super) fn found(&self, now: Instant) -> Found {
         match self.ending {
-            _ if !self.arrived.is_empty() => Found::Bytes(self.arrived.len()),
+            _ if self.arrived_bytes > 0 => Found::Bytes(self.arrived_bytes),
             Some((at, ending)) if at <= now && self.flying.is_empty() => Found::Ended(ending),
             _ => Found::Nothing,
         }
@@ -119,7 +125,19 @@ impl Pipe {
 
     /// Takes `count` bytes that have arrived.
     pub(super) fn take(&mut self, count: usize) -> Vec<u8> {
-        self.arrived.drain(..count).collect()
+        let mut bytes = Vec::with_capacity(count);
+        while bytes.len() < count {
+            let Some(segment) = self.arrived.front() else { break };
+            let part = (segment.len() - self.taken).min(count - bytes.len());
+            bytes.extend_from_slice(&segment[self.taken..self.taken + part]);
+            self.taken += part;
+            if self.taken == segment.len() {
+                self.arrived.pop_front();
+                self.taken = 0;
+            }
+        }
+        self.arrived_bytes -= bytes.len();
+        bytes
     }
 }
 
