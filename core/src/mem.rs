@@ -452,7 +452,7 @@ macro_rules! list {
             }
 
             /// Appends a piece; an empty one is dropped.
-            // Inlined, so that a piece is put together where it will lie: read back right after, it costs ten times more.
+            // Inlined, so that a piece is put together where it will lie: read back right after, it costs tenfold.
             #[inline(always)]
             pub fn push(&mut self, piece: $piece) {
                 if !piece.is_empty() {
