@@ -441,7 +441,6 @@ impl<'a> Connection<'a> {
     fn take_in(&mut self, bytes: &[u8]) -> Option<Ending> {
         let mut said = Vec::new();
         let result = self.session.receive(bytes, &mut |event| said.extend(owned(&event)));
-        let was_logged_in = self.logged_in;
         for said in said {
             if let Some(ending) = self.hear(said) {
                 return Some(ending);
@@ -457,10 +456,7 @@ impl<'a> Connection<'a> {
                 return Some(Ending::Own);
             }
         }
-        if !was_logged_in && self.logged_in {
-            self.order.logged_in(self.session.agreed());
-        }
-        if was_logged_in && let Err(what) = self.order.receive(bytes, self.sent) {
+        if let Err(what) = self.order.receive(bytes, self.sent, self.session.agreed()) {
             self.report(what);
         }
         None

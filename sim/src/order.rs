@@ -2,9 +2,10 @@
 //! keep to.
 
 use lunar_initiator::config::Agreed;
-use lunar_iscsi::wire::{BHS_LEN, Opcode, padded};
+use lunar_iscsi::wire::{BHS_LEN, DIGEST_LEN, Opcode, Stage, TRANSIT, padded};
 
-const DIGEST_LEN: usize = 4;
+/// Byte 1 of a login response: the stage that it leads to (11.13).
+const NEXT_STAGE: u8 = 0x03;
 
 /// Watches the bytes that come from the target.
 #[derive(Debug, Default)]
@@ -22,23 +23,26 @@ fn is_before(a: u32, b: u32) -> bool {
 }
 
 impl Order {
-    /// Takes in what arrived. `sent`: the number of the next command, which nobody may acknowledge yet.
+    /// Takes in what arrived. `sent`: the number of the next command, which nobody may acknowledge yet; `agreed`: what
+    /// holds once the login that is in these bytes is over.
     ///
     /// # Errors
     /// The rule that was broken.
-    pub fn receive(&mut self, bytes: &[u8], sent: u32) -> Result<(), String> {
+    pub fn receive(&mut self, bytes: &[u8], sent: u32, agreed: &Agreed) -> Result<(), String> {
         self.pending.extend_from_slice(bytes);
         while let Some(len) = self.pdu_len() {
             let header: Vec<u8> = self.pending[..BHS_LEN].to_vec();
             self.pending.drain(..len);
+            if Opcode(header[0] & 0x3f) == Opcode::LOGIN_RESPONSE {
+                // 11.13.4: a login that is refused or goes on need not count yet. Digests begin behind its end.
+                if header[1] & TRANSIT != 0 && header[1] & NEXT_STAGE == Stage::FULL_FEATURE.0 {
+                    (self.header_digest, self.data_digest) = (agreed.header_digest, agreed.data_digest);
+                }
+                continue;
+            }
             self.check(&header, sent)?;
         }
         Ok(())
-    }
-
-    /// The login is over: digests as agreed from now on. Nothing that follows it can have come before.
-    pub fn logged_in(&mut self, agreed: &Agreed) {
-        (self.header_digest, self.data_digest) = (agreed.header_digest, agreed.data_digest);
     }
 
     /// Bytes of the first PDU, if it is complete.
@@ -55,10 +59,6 @@ impl Order {
         let opcode = Opcode(header[0] & 0x3f);
         let field = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let (exp, max) = (field(28), field(32));
-        // 11.13.4: a login that is refused or goes on need not count yet.
-        if opcode == Opcode::LOGIN_RESPONSE {
-            return Ok(());
-        }
         let wrong = |what: &str| Err(format!("{opcode:?}: {what} (ExpCmdSN {exp}, MaxCmdSN {max}, next {sent})"));
         if is_before(max, exp.wrapping_sub(1)) {
             return wrong("MaxCmdSN is before ExpCmdSN - 1");
@@ -92,7 +92,7 @@ mod tests {
 
     fn run(pdus: &[Vec<u8>]) -> Result<(), String> {
         let mut order = Order::default();
-        pdus.concat().chunks(7).try_for_each(|chunk| order.receive(chunk, 10))
+        pdus.concat().chunks(7).try_for_each(|chunk| order.receive(chunk, 10, &Agreed::default()))
     }
 
     #[test]
@@ -115,15 +115,17 @@ mod tests {
 
     #[test]
     fn digests_are_counted_once_agreed() {
-        let mut order = Order::default();
-        order.logged_in(&Agreed { header_digest: true, data_digest: true, ..Agreed::default() });
+        let agreed = Agreed { header_digest: true, data_digest: true, ..Agreed::default() };
+        let mut login = pdu(0x23, 0, 0, 1);
+        login[1] = TRANSIT | 4 | Stage::FULL_FEATURE.0;
         let mut bytes = pdu(0x21, 1, 5, 3);
         bytes.splice(BHS_LEN..BHS_LEN, [0xff; 4]);
         bytes.extend([0xff; 4]);
         bytes.extend(pdu(0x21, 11, 20, 0));
         bytes.extend([0xff; 4]);
-        assert!(order.receive(&bytes, 10).is_err());
-        let mut plain = Order::default();
-        assert!(plain.receive(&bytes[..64], 10).is_ok());
+        let mut order = Order::default();
+        assert!(order.receive(&login, 10, &agreed).is_ok());
+        assert!(order.receive(&bytes[..64], 10, &agreed).is_ok());
+        assert!(order.receive(&bytes[64..], 10, &agreed).is_err());
     }
 }
