@@ -167,7 +167,7 @@ impl Connection {
             Close::Silent => stats.keepalive_timeouts.add(1),
             _ => {}
         }
-        if self.tsih.get() != 0 || matches!(why, Close::LoginRefused(_)) || why.fault() == Guilt::Target {
+        if self.nexus.borrow().is_some() || matches!(why, Close::LoginRefused(_)) || why.fault() == Guilt::Target {
             self.log(&why.to_string());
         }
     }
