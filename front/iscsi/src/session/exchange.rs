@@ -119,13 +119,14 @@ impl Session {
         Some(wanted)
     }
 
-    /// Appendix C: what may be asked in which kind of session.
+    /// Appendix C: what may be asked in which kind of session. A normal session learns of its own target alone. The
+    /// standard would have `All` refused there; initiators ask it all the same, and expect that answer.
     fn query(&self, value: &str, answer: &mut Vec<u8>) -> Option<Query> {
         let own = self.candidate.as_ref().and_then(|candidate| candidate.target.clone());
         let name = value.to_lowercase();
         let query = match (value, own) {
             ("All", _) if self.is_discovery() => Some(Query::All),
-            ("", Some(own)) if !self.is_discovery() => Some(Query::One(own)),
+            ("All" | "", Some(own)) if !self.is_discovery() => Some(Query::One(own)),
             ("All" | "", _) => None,
             (_, Some(own)) if !self.is_discovery() => (*own == *name).then_some(Query::One(own)),
             _ => Some(Query::One(name.into())),

@@ -74,17 +74,19 @@ fn one_target_is_told_by_name() {
 }
 
 #[test]
-fn an_empty_name_is_the_sessions_own_target() {
-    let mut peer = Peer::logged_in();
-    ask(&mut peer, &text_of(&[("SendTargets", "")]));
-    assert_eq!(query(&mut peer), Query::One(TARGET.into()));
+fn a_normal_session_learns_of_its_own_target_alone() {
+    for value in ["", "All", TARGET] {
+        let mut peer = Peer::logged_in();
+        ask(&mut peer, &text_of(&[("SendTargets", value)]));
+        assert_eq!(query(&mut peer), Query::One(TARGET.into()));
+    }
 }
 
 #[test]
 fn what_may_not_be_asked_is_refused() {
     let refusal = [("SendTargets", "Reject")];
     let mut peer = Peer::logged_in();
-    for value in ["All", "iqn.other", INITIATOR] {
+    for value in ["all", "iqn.other", INITIATOR] {
         ask(&mut peer, &text_of(&[("SendTargets", value)]));
         assert_eq!(peer.got()[0].pairs(), refusal);
     }
