@@ -121,7 +121,11 @@ fn qemu_io(url: &str, commands: &[&str]) -> Result<()> {
     }
     arguments.push(url);
     let text = tool("qemu-io", &arguments)?;
-    ensure!(!text.contains("failed") && !text.contains("rror"), "{text}");
+    for line in text.lines() {
+        // Where GET LBA STATUS is not implemented QEMU says so, takes every block as mapped, and is right with that.
+        let complaint = !line.contains("GET_LBA_STATUS failed") && (line.contains("failed") || line.contains("rror"));
+        ensure!(!complaint, "{text}");
+    }
     Ok(())
 }
 

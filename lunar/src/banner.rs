@@ -44,7 +44,8 @@ pub fn size(bytes: u64) -> String {
 
 /// The address that the examples show: one that a client can reach, rather than "any".
 fn example(portals: &[SocketAddr], advertise: Option<SocketAddr>) -> String {
-    let address = advertise.or_else(|| portals.first().copied()).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 3260)));
+    let address =
+        advertise.or_else(|| portals.first().copied()).unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 3260)));
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => "127.0.0.1".to_owned(),
         IpAddr::V6(ip) if ip.is_unspecified() => "[::1]".to_owned(),

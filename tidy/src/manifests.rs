@@ -88,10 +88,14 @@ impl Crate<'_> {
 
 /// The place of a folder in the order.
 fn place(folder: &str) -> Option<&'static (&'static str, &'static [&'static str])> {
-    if DEVELOPMENT.contains(&folder) {
+    if is_development(folder) {
         return None;
     }
     ORDER.iter().find(|(place, _)| is_at(folder, place))
+}
+
+fn is_development(folder: &str) -> bool {
+    DEVELOPMENT.iter().any(|place| is_at(folder, place))
 }
 
 fn is_at(folder: &str, place: &str) -> bool {
@@ -102,7 +106,7 @@ fn is_at(folder: &str, place: &str) -> bool {
 }
 
 fn wrong_dependencies(crates: &[Crate<'_>], crate_: &Crate<'_>) -> Vec<Finding> {
-    if DEVELOPMENT.contains(&crate_.folder) {
+    if is_development(crate_.folder) {
         return Vec::new();
     }
     let Some((_, allowed)) = place(crate_.folder) else {
@@ -115,10 +119,7 @@ fn wrong_dependencies(crates: &[Crate<'_>], crate_: &Crate<'_>) -> Vec<Finding> 
     used.extend(crate_.paths());
     used.sort();
     used.dedup();
-    used.retain(|folder| {
-        let is_development = DEVELOPMENT.contains(&folder.as_str());
-        is_development || !allowed.iter().any(|place| is_at(folder, place))
-    });
+    used.retain(|folder| is_development(folder) || !allowed.iter().any(|place| is_at(folder, place)));
     used.into_iter()
         .map(|folder| Finding::new(crate_.manifest, 0, format!("`{}` must not use `{folder}`", crate_.folder)))
         .collect()
@@ -189,6 +190,7 @@ mod tests {
             ("back/file", "scsi"),
             ("back/file", "back/suite"),
             ("lunar", "sim"),
+            ("lunar", "bench/floor"),
             ("initiator", "reactor"),
         ] {
             assert_eq!(used(folder, other), [format!("`{folder}` must not use `{other}`")]);

@@ -34,3 +34,9 @@ fn words_are_in_their_place() {
 fn pages_hold_together() {
     none(pages::check(&tree()));
 }
+
+#[test]
+fn generated_pages_are_fresh() {
+    let how = "LUNAR_REGENERATE=1 cargo test -p lunar-scsi docs";
+    none(pages::check_generated(&tree(), "docs/commands.md", &lunar_scsi::docs::commands(), how));
+}

@@ -71,8 +71,6 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
             writeln!(settings, "{key}={HOST_AS_GUEST_SEES_IT}:{}\n{key}_TARGET={}", target.portal.port(), target.name)?;
             others.push(target);
         }
-    } else {
-        writeln!(settings, "NO_COMPARE_AND_WRITE=yes")?;
     }
     Ok(Targets { main: Some(main), spec, others, settings })
 }

@@ -73,7 +73,7 @@ pub(crate) fn boot(
         .args(["-append", &format!("console=ttyS0 quiet panic=-1 random.trust_cpu=on lunar.script={script}")])
         // The first serial port is what the guest says, the second its script's status.
         .args(["-serial", "stdio", "-serial", &format!("file:{}", status_file.display())])
-        .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="])
+        .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=,rx_queue_size=1024"])
         .arg("-virtfs")
         .arg(format!("local,path={},mount_tag=tree,security_model=none,readonly=on", sysroot.path.display()));
     let output = process::stream(&mut qemu, limit, on_line).context("guest")?;
