@@ -7,9 +7,9 @@ use crate::watch::Watch;
 use lunar::cores::{AllCores, Letter, Links, OtherCores, OtherSessions};
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
 use lunar_core::mem::Arena;
-use lunar_core::range::Ranges;
+use lunar_core::range::{Ranges, Span};
 use lunar_core::stats::Stats;
-use lunar_core::unit::{Geometry, Unit, UnitId};
+use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_iscsi::config;
 use lunar_iscsi::registry::Registry;
 use lunar_iscsi::serve::{Front, Settings};
@@ -20,10 +20,12 @@ use lunar_reactor::disk::{Alignment, Health, Policy};
 use lunar_reactor::op::How;
 use lunar_reactor::sim::{Chance, Faults, Host};
 use lunar_scsi::{PortConfig, Target, TargetConfig};
+use std::any::Any;
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -275,6 +277,15 @@ impl Opened {
     }
 }
 
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let fronts: Vec<Rc<Front>> = self.cores.iter().map(|core| core.front.clone()).collect();
+        // The reactors first: their tasks hold connections.
+        self.cores.clear();
+        fronts.iter().for_each(|front| front.abandon());
+    }
+}
+
 fn target_config(me: usize, stats: Arc<Stats>) -> TargetConfig {
     let port = PortConfig {
         relative: 1,
@@ -313,13 +324,23 @@ fn open_units(
             read_only: false,
             store,
             ranges: Rc::new(Ranges::default()),
-            exclusive: Rc::new(AllCores(links.clone())),
+            exclusive: Rc::new(LooseCores(Rc::downgrade(links))),
         });
         links.add_unit(&unit);
         target.add_unit(lun as u16, unit.clone());
         units.push(unit);
     }
     units
+}
+
+/// [`AllCores`] without a hold on the links, which hold the units: a machine that crashed leaves no memory behind.
+struct LooseCores(Weak<Links>);
+
+impl Exclusive for LooseCores {
+    fn hold(&self, unit: UnitId, span: Span) -> Pin<Box<dyn Future<Output = Box<dyn Any>>>> {
+        let links = self.0.upgrade().expect("a machine keeps its links while its tasks run");
+        AllCores(links).hold(unit, span)
+    }
 }
 
 /// Ends a core as `lunar serve` does: connections drain, then everything is flushed.
