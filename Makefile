@@ -42,8 +42,8 @@ unit:
 
 ## fuzz: every fuzz target for FUZZ_SECONDS (60) seconds
 fuzz:
-	@echo "== fuzz, $(FUZZ_SECONDS) s for each target"
-	fuzz/run $(FUZZ_SECONDS)
+	@echo "== fuzz, $(FUZZ_SECONDS) s for each target, two at a time"
+	@ls fuzz/src/bin | sed 's/\.rs$$//' | xargs -P 2 -I TARGET fuzz/run $(FUZZ_SECONDS) TARGET
 
 ## conform: real initiators, hostile clients and crashes; CONFORM="libiscsi --driver epoll" for a part
 conform:

@@ -87,7 +87,7 @@ inquiry() {
 
 # offers NAME OPCODE[,ACTION]: whether the target says that it has a command; if not, its case is skipped.
 offers() {
-    sg_opcodes --opcode="$2" "$disk" 2>&1 | grep -q "Command supported" && return 0
+    sg_opcodes --opcode="$2" "$disk" 2>&1 | grep -qF "supported [" && return 0
     echo "@skip $1: the target does not offer this command"
     return 1
 }
