@@ -154,7 +154,8 @@ mod tests {
     use super::*;
 
     const ROOT: &str = "[workspace]\nmembers = []\n[workspace.package]\nversion = '1'\nedition = '2024'\n\
-        rust-version = '1'\nlicense = 'MIT'\nrepository = 'x'\npublish = false\n[workspace.lints.rust]\nunsafe_code = 'deny'\n";
+        rust-version = '1'\nlicense = 'MIT'\nrepository = 'x'\npublish = false\n\
+        [workspace.lints.rust]\nunsafe_code = 'deny'\n";
 
     fn manifest(name: &str, dependencies: &str) -> String {
         let inherited: String = INHERITED.iter().map(|field| format!("{field}.workspace = true\n")).collect();
