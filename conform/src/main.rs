@@ -15,11 +15,14 @@ mod target;
 mod tools;
 mod witness;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
+
+use rustix::fs::{FlockOperation, flock};
 
 use report::Report;
 use target::{Driver, Lab, Outside, Spec, Subject, Target};
@@ -88,6 +91,9 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<bool> {
     let base = build_folder()?.join("conform");
     let scratch = base.join("scratch");
+    let _lock = alone(&base)?;
+    // Logs and images of earlier runs only confuse.
+    let _ = std::fs::remove_dir_all(&scratch);
     std::fs::create_dir_all(&scratch).with_context(|| format!("{}", scratch.display()))?;
     let subject = match arguments.url {
         Some(outside) => Subject::Outside(Outside { pid: arguments.pid, ..outside }),
@@ -151,6 +157,15 @@ fn usable(lab: &Lab, driver: Driver) -> bool {
         }
     });
     usable
+}
+
+/// Two runs at once would take each other's images. The lock goes with the file.
+fn alone(base: &Path) -> Result<File> {
+    std::fs::create_dir_all(base).with_context(|| format!("{}", base.display()))?;
+    let lock = File::create(base.join("lock"))?;
+    let taken = flock(&lock, FlockOperation::NonBlockingLockExclusive);
+    taken.with_context(|| format!("another run is going on in {}", base.display()))?;
+    Ok(lock)
 }
 
 /// Where cargo puts what it builds: our own program lies two levels below.

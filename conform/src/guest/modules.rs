@@ -28,12 +28,17 @@ impl Modules {
         Ok(Self { files, built_in })
     }
 
-    /// The wanted modules with all they depend on, in an order in which they can be loaded.
+    /// The wanted modules with all they depend on, in an order in which they can be loaded. A name that ends with "?" may be
+    /// absent: kernels differ in what is a module at all.
     pub(crate) fn in_order(&self, wanted: &[&str]) -> Result<Vec<Module>> {
         let mut order = Vec::new();
         let mut seen = HashSet::new();
         for name in wanted {
-            self.visit(name, &mut seen, &mut order)?;
+            match name.strip_suffix('?') {
+                Some(name) if !self.files.contains_key(name) => {}
+                Some(name) => self.visit(name, &mut seen, &mut order)?,
+                None => self.visit(name, &mut seen, &mut order)?,
+            }
         }
         Ok(order)
     }
@@ -111,6 +116,8 @@ mod tests {
         let names: Vec<String> = modules.in_order(&["ext4", "mbcache"]).unwrap().into_iter().map(|m| m.name).collect();
         assert_eq!(names, ["mbcache", "jb_d2", "ext4"]);
         assert!(modules.in_order(&["nothing"]).is_err());
+        assert!(modules.in_order(&["nothing?"]).unwrap().is_empty());
+        assert_eq!(modules.in_order(&["mbcache?"]).unwrap().len(), 1);
         std::fs::remove_dir_all(top).unwrap();
     }
 }

@@ -5,23 +5,25 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{Case, Ground, PATIENCE};
 use crate::pdu::{Digests, FINAL, Heard, IMMEDIATE, Pdu, RESERVED_TAG, op};
-use crate::session::{Session, cdb};
+use crate::session::{Data, Session, cdb};
 
 const HALF_OPEN: u64 = 10_000;
 /// Files that we need ourselves besides the connections of a flood.
 const OWN_FILES: u64 = 200;
 
-pub(super) const CASES: [Case; 10] = [
+pub(super) const CASES: [Case; 11] = [
     ("flood: 10,000 connections that never log in", half_open),
     ("flood: 2,000 connections that close at once", churn),
     ("flood: 500 connections with half a login each", half_logins),
     ("flood: 300 sessions at once", many_sessions),
     ("flood: the same session again and again", reinstatement),
     ("flood: reads whose data nobody takes", reads_untaken),
+    ("flood: a slow reader gets all of it, in time", slow_reader),
     ("flood: pings whose echo nobody takes", pings_untaken),
     ("flood: writes whose data never comes", writes_without_data),
     ("flood: half of a long data segment, a hundred times", half_segments),
@@ -178,6 +180,22 @@ fn reads_untaken(ground: &mut Ground<'_>) -> Result<()> {
         std::thread::sleep(Duration::from_secs(2));
         Ok(())
     })
+}
+
+/// Little room on our side, and little pauses: what did not fit at once must follow when there is room, not at some time-out.
+fn slow_reader(ground: &mut Ground<'_>) -> Result<()> {
+    const ROUNDS: u32 = 40;
+    let mut session = ground.session(&[])?;
+    set_socket_recv_buffer_size(&session.link.stream, 8192)?;
+    let before = Instant::now();
+    for _ in 0..ROUNDS {
+        session.start(&cdb::read(0, 2048), Data::In(1 << 20))?;
+        std::thread::sleep(Duration::from_millis(5));
+        session.next()?.good()?;
+    }
+    let took = before.elapsed();
+    ensure!(took < Duration::from_secs(10), "{ROUNDS} MiB took {:.1} s", took.as_secs_f64());
+    Ok(())
 }
 
 fn pings_untaken(ground: &mut Ground<'_>) -> Result<()> {
