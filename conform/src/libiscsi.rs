@@ -64,7 +64,8 @@ struct Store {
     name: &'static str,
     ram: bool,
     block: &'static str,
-    /// Enough for every test, and less than 65536 blocks: from there on some tests write more at once than Block Limits allow.
+    /// Enough for every test, and less than 65536 blocks: from there on some tests write more at once than Block
+    /// Limits allow.
     mib: u64,
     flags: &'static [&'static str],
     read_only: bool,
@@ -242,7 +243,8 @@ fn withdrawal(said: &str) -> Option<&str> {
     said.lines().map(str::trim).find(|line| line.contains("[SKIPPED]") && !line.ends_with("Skipping assert"))
 }
 
-/// What a test said before its verdict, the verdict, and what follows. The verdict stands at the start of a line, or right
+/// What a test said before its verdict, the verdict, and what follows. The verdict stands at the start of a line, or
+/// right
 /// behind the dots; other output may follow on its line.
 fn split_at_verdict(rest: &str) -> (&str, &str, &str) {
     let mut at = 0;
@@ -289,8 +291,12 @@ fn complaints(said: &str) -> String {
 mod tests {
     use super::*;
 
-    const OUTPUT: &str = "\nSuite: Reserve6\n  Test: Simple ...passed\n  Test: Two ...    Take\n    [FAILED] no\nFAILED\n    1. x.c:70\n  \
-                          Test: Cold ...    [SKIPPED] not working\n\npassed\n  Test: LUN ...    [SKIPPED] LUN too small. Skipping assert\npassed    [SKIPPED] clean-up\n\n\nRun Summary:";
+    const OUTPUT: &str = concat!(
+        "\nSuite: Reserve6\n  Test: Simple ...passed\n  Test: Two ...    Take\n    [FAILED] no\n",
+        "FAILED\n    1. x.c:70\n  Test: Cold ...    [SKIPPED] not working\n\npassed\n",
+        "  Test: LUN ...    [SKIPPED] LUN too small. Skipping assert\n",
+        "passed    [SKIPPED] clean-up\n\n\nRun Summary:",
+    );
 
     #[test]
     fn verdicts_are_read_from_the_output() {

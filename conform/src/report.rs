@@ -173,7 +173,8 @@ impl Report {
         text
     }
 
-    /// Writes the tables, prints what was skipped and what failed, then the count alone on a line. True if nothing failed.
+    /// Writes the tables, prints what was skipped and what failed, then the count alone on a line. True if nothing
+    /// failed.
     pub(crate) fn finish(&self, results: &Path) -> bool {
         let (passed, failed, skipped) = self.counts();
         println!();

@@ -1,4 +1,5 @@
-//! A well-behaved session that goes on while others misbehave: it writes, reads back, and never forgets what was acknowledged.
+//! A well-behaved session that goes on while others misbehave: it writes, reads back, and never forgets what was
+//! acknowledged.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

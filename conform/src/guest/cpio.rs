@@ -1,4 +1,5 @@
-//! The archive a kernel unpacks as its first file system: "newc", as Documentation/driver-api/early-userspace describes it.
+//! The archive a kernel unpacks as its first file system: "newc", as Documentation/driver-api/early-userspace
+//! describes it.
 
 use std::io::{Result, Write};
 use std::path::Path;
@@ -56,7 +57,8 @@ impl<W: Write> Archive<W> {
         let too_big = |_| std::io::Error::other(format!("{name} is too big for the archive"));
         let size = u32::try_from(data.len()).map_err(too_big)?;
         let name_size = u32::try_from(name.len() + 1).map_err(too_big)?;
-        // Inode, mode, owner, group, links, time, size, device of the file system (2), own device (2), name size, checksum.
+        // Inode, mode, owner, group, links, time, size, device of the file system (2), own device (2), name size,
+        // checksum.
         let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_size, 0];
         let mut head = String::from("070701");
         for field in fields {

@@ -28,7 +28,8 @@ impl Modules {
         Ok(Self { files, built_in })
     }
 
-    /// The wanted modules with all they depend on, in an order in which they can be loaded. A name that ends with "?" may be
+    /// The wanted modules with all they depend on, in an order in which they can be loaded. A name that ends with "?"
+    /// may be
     /// absent: kernels differ in what is a module at all.
     pub(crate) fn in_order(&self, wanted: &[&str]) -> Result<Vec<Module>> {
         let mut order = Vec::new();

@@ -12,7 +12,8 @@ use super::modules::Modules;
 use super::sysroot::Sysroot;
 use crate::process;
 
-/// Loaded at start, in an order that dependencies decide. The crypto module is asked for by algorithm, not by dependency.
+/// Loaded at start, in an order that dependencies decide. The crypto module is asked for by algorithm, not by
+/// dependency.
 const MODULES: [&str; 13] = [
     "virtio_pci",
     "virtio_net",

@@ -182,7 +182,8 @@ fn reads_untaken(ground: &mut Ground<'_>) -> Result<()> {
     })
 }
 
-/// Little room on our side, and little pauses: what did not fit at once must follow when there is room, not at some time-out.
+/// Little room on our side, and little pauses: what did not fit at once must follow when there is room, not at some
+/// time-out.
 fn slow_reader(ground: &mut Ground<'_>) -> Result<()> {
     const ROUNDS: u32 = 40;
     let mut session = ground.session(&[])?;
@@ -250,7 +251,8 @@ fn half_segments(ground: &mut Ground<'_>) -> Result<()> {
     })
 }
 
-/// Commands without regard to MaxCmdSN: those beyond it are dropped, the rest are answered, and no memory is kept for any.
+/// Commands without regard to MaxCmdSN: those beyond it are dropped, the rest are answered, and no memory is kept for
+/// any.
 fn beyond_window(ground: &mut Ground<'_>) -> Result<()> {
     and_over(ground, |ground| {
         let mut session = ground.session(&[])?;

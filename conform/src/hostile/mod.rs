@@ -1,4 +1,5 @@
-//! Clients that break the rules. After each: the target lives, its memory is bounded, a well-behaved session goes on with
+//! Clients that break the rules. After each: the target lives, its memory is bounded, a well-behaved session goes on
+//! with
 //! its data, and a new login succeeds.
 
 mod floods;
@@ -192,7 +193,8 @@ fn rejected_or_closed(link: &mut Link) -> Result<()> {
     }
 }
 
-/// Fails unless the target answered the login with one of these statuses; none named: with any of an initiator's errors.
+/// Fails unless the target answered the login with one of these statuses; none named: with any of an initiator's
+/// errors.
 /// A close without an answer will do where the peer's bytes are no login at all.
 fn login_refused(link: &mut Link, statuses: &[u16]) -> Result<()> {
     match met(link, PATIENCE)? {

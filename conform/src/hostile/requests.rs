@@ -191,7 +191,8 @@ fn future_status(ground: &mut Ground<'_>) -> Result<()> {
 }
 
 fn header_segments(ground: &mut Ground<'_>) -> Result<()> {
-    // Length, kind, specific: zero length, unknown kind, extended CDB longer than its room, bidirectional length with nothing.
+    // Length, kind, specific: zero length, unknown kind, extended CDB longer than its room, bidirectional length with
+    // nothing.
     for ahs in [vec![0; 4], vec![0, 1, 0x3f, 0], vec![0xff, 0xff, 1, 0], vec![0, 1, 2, 0], vec![0; 1020]] {
         let mut session = ground.session(&[])?;
         let mut pdu = session.command(&TEST_UNIT_READY, 0, 0);

@@ -1,4 +1,5 @@
-//! Data that is wrong, too much, too little, too late, or for nobody. What must never come of it is GOOD for data that is
+//! Data that is wrong, too much, too little, too late, or for nobody. What must never come of it is GOOD for data
+//! that is
 //! not on the disk.
 
 use anyhow::{Result, bail, ensure};
@@ -117,7 +118,8 @@ fn no_such_task(ground: &mut Ground<'_>) -> Result<()> {
     usable_or_closed(&mut session)
 }
 
-/// A solicited Data-Out with something wrong in it. It may be refused, dropped, or end the connection; it may not count.
+/// A solicited Data-Out with something wrong in it. It may be refused, dropped, or end the connection; it may not
+/// count.
 fn wrong(ground: &mut Ground<'_>, alter: impl FnOnce(Pdu, u32) -> Pdu) -> Result<()> {
     prepare(ground)?;
     let (mut session, task, wanted) = asked(ground, &[])?;
