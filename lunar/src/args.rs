@@ -85,7 +85,8 @@ pub struct How {
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(8..=65536))]
     pub memory: u32,
     /// Microseconds that an idle core polls before it sleeps, while load pays for it; 0: never
-    #[arg(long, default_value_t = 100, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    #[arg(long, default_value_t = 100, value_name = "MICROSECONDS")]
+    #[arg(value_parser = clap::value_parser!(u16).range(0..=1000))]
     pub spin: u16,
     /// Seconds that commands under way get to finish after Ctrl-C
     #[arg(long, default_value_t = 10, value_name = "SECONDS")]

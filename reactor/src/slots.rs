@@ -1,7 +1,8 @@
 //! Slots: a fixed number of long-lived tasks per core that carry out jobs, one at a time each.
 //!
 //! They bound memory and queue depth, and starting a job allocates nothing: it is moved into the slot's seat and
-//! the slot's task runs at once, as far as it gets without waiting. A job that panics loses its own slot's future only, which is made anew.
+//! the slot's task runs at once, as far as it gets without waiting. A job that panics loses its own slot's future only,
+//! which is made anew.
 
 use crate::Reactor;
 use lunar_core::io::Completion;
