@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Protocol identifier of iSCSI (SPC-6 7.6.1).
 const PROTOCOL_ISCSI: u8 = 5;
@@ -276,7 +276,7 @@ fn listen(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<Handle>) -> Resu
     let mut portals = Vec::new();
     let asked = !setup.how.listen.is_empty();
     for &portal in &setup.portals {
-        match reactor.driver().listen(portal) {
+        match patiently(|| reactor.driver().listen(portal)) {
             Ok((listener, address)) => {
                 listeners.push(listener);
                 portals.push(address);
@@ -298,6 +298,24 @@ fn listen(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<Handle>) -> Resu
         }
     }
     Ok(portals)
+}
+
+/// How long a port may stay taken by a process that was killed: the kernel closes what an io_uring had open a moment
+/// after its process has ended.
+const PORT_PATIENCE: Duration = Duration::from_secs(3);
+/// Between two attempts to take a port.
+const PORT_PAUSE: Duration = Duration::from_millis(50);
+
+fn patiently<T>(mut open: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    let end = Instant::now() + PORT_PATIENCE;
+    loop {
+        match open() {
+            Err(why) if why.kind() == std::io::ErrorKind::AddrInUse && Instant::now() < end => {
+                std::thread::sleep(PORT_PAUSE);
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 impl Core {

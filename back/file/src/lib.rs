@@ -1,11 +1,13 @@
 //! A store in a regular file: through the page cache with write-back, written through, or past it.
 //!
 //! * [`open`]: what is checked once, when the file is opened: lock, size, alignment
+//! * `lock`: who else has it
 //! * [`mark`]: what tells this file from any other, for ever
 //!
 //! The size is fixed when it is opened. A file that somebody cuts off meanwhile has lost data: reads beyond its
 //! new end fail with [`Fault::Medium`], they do not give zeroes.
 
+mod lock;
 pub mod mark;
 pub mod open;
 

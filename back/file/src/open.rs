@@ -1,12 +1,13 @@
 //! What is checked once, when a file is opened as a volume.
 
+use crate::lock::lock;
 use crate::mark::{self, Mark};
 use lunar_core::io::Traits;
 use lunar_core::mem::PAGE;
 use lunar_reactor::disk::{Alignment, queue_limit};
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, StatxFlags, fallocate, fcntl_getfl,
-    fcntl_setfl, flock, fstat, fstatvfs, fsync, ftruncate, statx,
+    AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat, StatxFlags, fallocate, fcntl_getfl, fcntl_setfl, fstat,
+    fstatvfs, fsync, ftruncate, statx,
 };
 use rustix::io::Errno;
 use std::fmt;
@@ -124,7 +125,7 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<Checked, Refusal> {
     check_type(&fstat(&file)?)?;
     // io_uring would answer EAGAIN to a read that has to wait for the disk.
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
-    lock(&file, options.read_only)?;
+    lock(&file, path, options.read_only)?;
     let size = settle_size(&file, path, options)?;
     let stat = fstat(&file)?;
     let alignment = if options.direct { Some(go_direct(&file, &stat, options.block_size)?) } else { None };
@@ -156,42 +157,6 @@ fn check_type(stat: &Stat) -> Result<(), Refusal> {
         FileType::Directory => Err(Refusal::Directory),
         _ => Err(Refusal::NotRegular),
     }
-}
-
-/// Locked for the process: exclusive for who writes; shared by those who only read.
-fn lock(file: &OwnedFd, read_only: bool) -> Result<(), Refusal> {
-    let how = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
-    match flock(file, how) {
-        Err(Errno::WOULDBLOCK) => Err(Refusal::Locked { pid: holder(file) }),
-        // A few network file systems have no locks: that is no reason not to serve from them.
-        Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => {
-            eprintln!("no lock is to be had on this file system: make sure that nobody else serves this file");
-            Ok(())
-        }
-        other => Ok(other?),
-    }
-}
-
-/// Who holds a lock on the file, as far as the kernel tells.
-fn holder(file: &OwnedFd) -> Option<u32> {
-    let stat = fstat(file).ok()?;
-    find_holder(&std::fs::read_to_string("/proc/locks").ok()?, &stat)
-}
-
-/// A line is `1: FLOCK  ADVISORY  WRITE 4711 fe:00:9978047 0 EOF`; device numbers are hexadecimal.
-fn find_holder(locks: &str, stat: &Stat) -> Option<u32> {
-    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    let whole = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
-    let inode = format!(":{}", stat.st_ino);
-    let by = |fits: &dyn Fn(&str) -> bool| {
-        locks.lines().find_map(|line| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            let [_, "FLOCK", _, _, pid, place, ..] = words[..] else { return None };
-            pid.parse().ok().filter(|pid| *pid > 0 && fits(place))
-        })
-    };
-    // Some file systems show another device number here than to stat.
-    by(&|place| place == whole).or_else(|| by(&|place| place.ends_with(&inode)))
 }
 
 /// The size of the volume. A file that is new or empty gets the size that was told; none is ever made another.

@@ -86,26 +86,6 @@ fn one_writer_or_many_readers() {
 }
 
 #[test]
-fn a_lock_holder_is_found_among_others() {
-    let mut stat = rustix::fs::stat("/").expect("it is there");
-    stat.st_dev = rustix::fs::makedev(0xfe, 0x10);
-    stat.st_ino = 77;
-    let lines = [
-        "1: POSIX  ADVISORY  WRITE 10 fe:10:77 0 EOF",
-        "2: FLOCK  ADVISORY  WRITE 11 fe:10:777 0 EOF",
-        "3: FLOCK  ADVISORY  WRITE 12 00:2f:77 0 EOF",
-        "3: -> FLOCK  ADVISORY  WRITE 13 fe:10:77 0 EOF",
-        "4: FLOCK  ADVISORY  WRITE 14 fe:10:77 0 EOF",
-        "5: FLOCK  ADVISORY  WRITE -1 fe:10:78 0 EOF",
-    ];
-    assert_eq!(find_holder(&lines.join("\n"), &stat), Some(14));
-    assert_eq!(find_holder(&lines[..3].join("\n"), &stat), Some(12), "some file systems have two device numbers");
-    assert_eq!(find_holder(lines[1], &stat), None);
-    stat.st_ino = 78;
-    assert_eq!(find_holder(&lines.join("\n"), &stat), None, "a holder outside of our view has no number");
-}
-
-#[test]
 fn an_identity_stays_with_its_file_and_a_copy_gets_its_own() {
     let _apart = apart();
     let folder = Folder::new("mark");

@@ -1,0 +1,119 @@
+//! One process serves a file for writing; its lock says so.
+
+use crate::open::Refusal;
+use rustix::fs::{FlockOperation, Stat, flock, fstat};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The kernel lets go what an io_uring held only a moment after its process was killed, longer where many commands
+/// were under way: a service manager that starts the next one at once shall not see it fail.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Who waits longer is told for what.
+const SILENCE: Duration = Duration::from_secs(1);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Locked for the process: exclusive for who writes; shared by those who only read. Waits for a holder that has
+/// ended already.
+pub(crate) fn lock(file: &OwnedFd, path: &Path, read_only: bool) -> Result<(), Refusal> {
+    let how = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
+    let begun = Instant::now();
+    let mut is_told = false;
+    loop {
+        match flock(file, how) {
+            Err(Errno::WOULDBLOCK) => {
+                let pid = holder(file);
+                if pid.is_some_and(lives) || begun.elapsed() >= PATIENCE {
+                    return Err(Refusal::Locked { pid });
+                }
+                if begun.elapsed() >= SILENCE && !is_told {
+                    is_told = true;
+                    let seconds = PATIENCE.as_secs();
+                    eprintln!("{}: waiting up to {seconds} s for the lock of a process that ended", path.display());
+                }
+                std::thread::sleep(PAUSE);
+            }
+            // A few network file systems have no locks: that is no reason not to serve from them.
+            Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => {
+                eprintln!("no lock is to be had on this file system: make sure that nobody else serves this file");
+                return Ok(());
+            }
+            other => return Ok(other?),
+        }
+    }
+}
+
+/// Whether a process is there and not just waiting to be noticed by its parent (`Z`, `X`).
+fn lives(pid: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The name, in parentheses, may hold any character; the state follows it.
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    !matches!(state, None | Some('Z' | 'X'))
+}
+
+/// Who holds a lock on the file, as far as the kernel tells.
+fn holder(file: &OwnedFd) -> Option<u32> {
+    let stat = fstat(file).ok()?;
+    find_holder(&std::fs::read_to_string("/proc/locks").ok()?, &stat)
+}
+
+/// A line is `1: FLOCK  ADVISORY  WRITE 4711 fe:00:9978047 0 EOF`; device numbers are hexadecimal.
+fn find_holder(locks: &str, stat: &Stat) -> Option<u32> {
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let whole = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
+    let inode = format!(":{}", stat.st_ino);
+    let by = |fits: &dyn Fn(&str) -> bool| {
+        locks.lines().find_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [_, "FLOCK", _, _, pid, place, ..] = words[..] else { return None };
+            pid.parse().ok().filter(|pid| *pid > 0 && fits(place))
+        })
+    };
+    // Some file systems show another device number here than to stat.
+    by(&|place| place == whole).or_else(|| by(&|place| place.ends_with(&inode)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_lives_until_it_has_ended() {
+        assert!(lives(std::process::id()));
+        let _apart = crate::tests::apart();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("cat is there");
+        assert!(lives(child.id()));
+        drop(child.stdin.take());
+        // Nobody has asked how it ended yet: it is a zombie soon.
+        let end = Instant::now() + Duration::from_secs(10);
+        while lives(child.id()) {
+            assert!(Instant::now() < end, "it ended long ago");
+            std::thread::sleep(PAUSE);
+        }
+        child.wait().expect("it is our child");
+        assert!(!lives(child.id()));
+    }
+
+    #[test]
+    fn a_lock_holder_is_found_among_others() {
+        let mut stat = rustix::fs::stat("/").expect("it is there");
+        stat.st_dev = rustix::fs::makedev(0xfe, 0x10);
+        stat.st_ino = 77;
+        let lines = [
+            "1: POSIX  ADVISORY  WRITE 10 fe:10:77 0 EOF",
+            "2: FLOCK  ADVISORY  WRITE 11 fe:10:777 0 EOF",
+            "3: FLOCK  ADVISORY  WRITE 12 00:2f:77 0 EOF",
+            "3: -> FLOCK  ADVISORY  WRITE 13 fe:10:77 0 EOF",
+            "4: FLOCK  ADVISORY  WRITE 14 fe:10:77 0 EOF",
+            "5: FLOCK  ADVISORY  WRITE -1 fe:10:78 0 EOF",
+        ];
+        assert_eq!(find_holder(&lines.join("\n"), &stat), Some(14));
+        assert_eq!(find_holder(&lines[..3].join("\n"), &stat), Some(12), "some file systems have two device numbers");
+        assert_eq!(find_holder(lines[1], &stat), None);
+        stat.st_ino = 78;
+        assert_eq!(find_holder(&lines.join("\n"), &stat), None, "a holder outside of our view has no number");
+    }
+}
