@@ -30,6 +30,8 @@ const COMMAND_TIME: Duration = Duration::from_secs(180);
 const FUNCTION_TIME: Duration = Duration::from_secs(180);
 /// A connection that was replaced is closed by then.
 const REPLACED_TIME: Duration = Duration::from_secs(120);
+/// Longer than the target waits for data, for a sign of life, or for a peer that takes nothing.
+const TARGET_PATIENCE: Duration = Duration::from_secs(70);
 /// Longer than a login takes; the target gives it 15 seconds.
 const LOGIN_TIME: Duration = Duration::from_secs(30);
 /// Blocks of one of the last reads.
@@ -210,7 +212,12 @@ struct Connection<'a> {
     /// Set when the logout was sent.
     leaving: bool,
     begun: Instant,
+    /// It reads nothing until then.
     reads_from: Instant,
+    /// It sends nothing until then.
+    sends_from: Instant,
+    /// Whether it was deaf or mute for so long that the target may give it up.
+    strange: bool,
     deaths: u64,
 }
 
@@ -234,6 +241,8 @@ impl<'a> Connection<'a> {
             leaving: false,
             begun: now,
             reads_from: now,
+            sends_from: now,
+            strange: false,
             deaths: shared.deaths.get(),
         }
     }
@@ -313,25 +322,26 @@ impl<'a> Connection<'a> {
     /// Something that happens to connections.
     fn disturb(&mut self) -> Option<Ending> {
         let world = self.port.shared.watch.world();
-        let until = self.now() + Duration::from_micros(self.port.chance.within(1..=3_000_000));
-        match self.port.chance.index(5) {
+        let (what, chance) = (self.port.chance.index(6), &mut self.port.chance);
+        // Now and then longer than a target has patience.
+        let patient = what < 4 || !chance.odds(100_000);
+        let until = self.port.shared.core.now() + Duration::from_micros(chance.within(1..=3_000_000));
+        let until = if patient { until } else { until + TARGET_PATIENCE };
+        match what {
             0 => {
                 self.peer.reset();
-                Some(Ending::Own)
+                return Some(Ending::Own);
             }
-            1 => Some(Ending::Own),
-            2 => Some(Ending::Replaced),
-            3 => {
-                world.note(format_args!("link {}: stalls until {until:?}", self.peer.link()));
-                self.peer.stall(until);
-                None
-            }
-            _ => {
-                world.note(format_args!("link {}: reads nothing until {until:?}", self.peer.link()));
-                self.reads_from = until;
-                None
-            }
+            1 => return Some(Ending::Own),
+            2 => return Some(Ending::Replaced),
+            3 => self.peer.stall(until),
+            4 => self.reads_from = until,
+            _ => self.sends_from = until,
         }
+        self.strange |= !patient;
+        let what = ["stalls", "reads nothing", "sends nothing"][what - 3];
+        world.note(format_args!("link {}: {what} until {until:?}", self.peer.link()));
+        None
     }
 
     fn start(&mut self) {
@@ -412,14 +422,16 @@ impl<'a> Connection<'a> {
             slices[..filled].iter().for_each(|slice| self.out.extend_from_slice(slice));
             self.session.sent(self.out.len() - before);
         }
-        let reads = self.now() >= self.reads_from;
-        let until = if reads { until } else { until.min(self.reads_from).max(self.now()) };
+        let now = self.now();
+        let (reads, sends) = (now >= self.reads_from, now >= self.sends_from);
+        let waits = [(reads, self.reads_from), (sends, self.sends_from)];
+        let until = waits.into_iter().filter(|(may, _)| !may).map(|(_, at)| at).fold(until, Instant::min);
         let max = 1 + self.port.chance.index(8192);
         let core = self.port.shared.core.clone();
         let (peer, out) = (&self.peer, &mut self.out);
         let mut timer = pin!(core.sleep_until(until));
         poll_fn(|cx| {
-            while !out.is_empty() {
+            while sends && !out.is_empty() {
                 match peer.poll_send(cx, out) {
                     Poll::Ready(Ok(count)) => drop(out.drain(..count)),
                     // What was received before the end still counts.
@@ -504,11 +516,12 @@ impl<'a> Connection<'a> {
         };
         shared.watch.count_command();
         let unit = &shared.luns[lun];
-        // A reset by somebody else may end a command in the middle with a status that tells so.
+        // A reset by somebody else, or data that does not come, may end a command in the middle with a status that
+        // tells so.
         let was_reset = unit.was_reset_since(resets);
         let is_told = answer.status == Status::TASK_ABORTED
             || cdb::Sense::parse(&answer.sense).is_some_and(|sense| sense.key == Key::ABORTED_COMMAND);
-        if was_reset && is_told {
+        if (was_reset || self.strange) && is_told {
             return job.unanswered(unit);
         }
         let first = match &job {
@@ -613,6 +626,7 @@ impl<'a> Connection<'a> {
     fn judge_end(&self) -> Ending {
         let shared = &self.port.shared;
         let excused = self.leaving
+            || self.strange
             || !self.logged_in
             || shared.breaks()
             || shared.deaths.get() != self.deaths

@@ -5,16 +5,25 @@ use lunar_sim::{Scenario, run};
 /// Seeds of each scenario that every run of the tests simulates.
 const SEEDS: u64 = 1000;
 
+/// Threads of each test: simulations share nothing.
+const THREADS: u64 = 2;
+
 fn passes(scenario: Scenario) {
-    for seed in 0..SEEDS {
-        let outcome = run(scenario, seed, false);
-        assert!(
-            outcome.wrong.is_empty(),
-            "seed {seed}: {:#?}\nreplay: cargo run -p lunar-sim -- --seed {seed} --scenario {}",
-            outcome.wrong,
-            scenario.name()
-        );
-    }
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || (thread..SEEDS).step_by(THREADS as usize).for_each(|seed| pass(scenario, seed)));
+        }
+    });
+}
+
+fn pass(scenario: Scenario, seed: u64) {
+    let outcome = run(scenario, seed, false);
+    assert!(
+        outcome.wrong.is_empty(),
+        "seed {seed}: {:#?}\nreplay: cargo run -p lunar-sim -- --seed {seed} --scenario {}",
+        outcome.wrong,
+        scenario.name()
+    );
 }
 
 #[test]
