@@ -419,7 +419,7 @@ fn slots_take_as_many_jobs_as_there_are() {
     each(|reactor| {
         let log = Log::default();
         let (theirs, other) = (log.clone(), reactor.clone());
-        let slots = Slots::new(reactor, 3, async move |job: u32, tools: &mut Tools| {
+        let slots = Slots::new(reactor, 3, async move |&job: &u32, tools: &mut Tools| {
             assert!(tools.arena.size() > 0);
             theirs.add(job);
             other.sleep(Duration::from_millis(1)).await;
@@ -449,7 +449,7 @@ fn a_job_starts_another_as_it_ends() {
         let cell: Rc<RefCell<Option<Slots<u32>>>> = Rc::default();
         let (log, theirs) = (Log::default(), cell.clone());
         let list = log.clone();
-        let slots = Slots::new(reactor, 6, async move |job: u32, _: &mut Tools| {
+        let slots = Slots::new(reactor, 6, async move |&job: &u32, _: &mut Tools| {
             list.add(job);
             let slots = theirs.borrow().clone();
             if job < 5
@@ -473,7 +473,7 @@ fn a_slot_outlives_the_panic_of_its_job() {
     each(|reactor| {
         let log = Log::default();
         let theirs = log.clone();
-        let slots = Slots::new(reactor, 2, async move |job: u32, _: &mut Tools| {
+        let slots = Slots::new(reactor, 2, async move |&job: &u32, _: &mut Tools| {
             yield_once().await;
             assert!(job != 0, "job 0 fails, as the test wants");
             theirs.add(job);

@@ -42,7 +42,7 @@ fn cost_of_slots_and_wakers() {
     let reactor = reactor(Choice::Epoll, Spin::NEVER);
     let done = Rc::new(Cell::new(0usize));
     let theirs = done.clone();
-    let slots = Slots::new(&reactor, JOBS, async move |job: usize, _: &mut Tools| {
+    let slots = Slots::new(&reactor, JOBS, async move |&job: &usize, _: &mut Tools| {
         theirs.set(theirs.get() + job);
     });
     let start_all = async || {
@@ -54,7 +54,7 @@ fn cost_of_slots_and_wakers() {
     measure(&reactor, "start and finish of a slot", JOBS, start_all);
     assert!(done.get() > 0);
 
-    let answers = Slots::new(&reactor, JOBS, async move |job: usize, tools: &mut Tools| {
+    let answers = Slots::new(&reactor, JOBS, async move |&job: &usize, tools: &mut Tools| {
         for _ in 0..job {
             let token = tools.completion.token();
             token.complete(Outcome::new(Ok(0)));
@@ -71,7 +71,7 @@ fn cost_of_slots_and_wakers() {
 
     let tokens: Rc<RefCell<Vec<Done>>> = Rc::default();
     let theirs = tokens.clone();
-    let waits = Slots::new(&reactor, JOBS, async move |_: usize, tools: &mut Tools| {
+    let waits = Slots::new(&reactor, JOBS, async move |_: &usize, tools: &mut Tools| {
         let token = tools.completion.token();
         theirs.borrow_mut().push(token);
         let _ = tools.completion.wait().await;

@@ -43,7 +43,7 @@ mod driver_tests;
 pub use spin::Spin;
 
 use executor::Executor;
-use lunar_core::io::{Completion, Done, Fault};
+use lunar_core::io::{Completion, Done, Fault, Outcome};
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
@@ -63,8 +63,10 @@ use timer::Timers;
 /// Tasks that one turn runs before the driver gets its share: enough that the cost of a turn does not show,
 /// little enough (some hundred microseconds) that a peer who keeps its tasks ready cannot starve the others.
 const TASKS_PER_TURN: usize = 1024;
-/// Looks at the driver between two looks at the clock while polling: about a microsecond.
+/// Looks at the driver between two looks at the clock while polling: some microseconds.
 const LOOKS_PER_CLOCK: usize = 16;
+/// Nanoseconds without work that count as a wait: shorter ones are the cost of looking.
+const SHORTEST_WAIT: u64 = 1_000;
 /// The arena of a core that was not told another size.
 const ARENA_BYTES: usize = 64 << 20;
 
@@ -124,6 +126,8 @@ struct Inner {
     policy: RefCell<Policy>,
     now: Cell<Instant>,
     is_running: Cell<bool>,
+    /// Whether the core had nothing to do before the turn that runs.
+    has_waited: Cell<bool>,
 }
 
 impl Reactor {
@@ -158,6 +162,7 @@ impl Reactor {
             stats,
             policy: RefCell::new(Policy::new(spin)),
             is_running: Cell::new(false),
+            has_waited: Cell::new(false),
         });
         let reactor = Self { inner, is_first: true };
         reactor.spawn(answer_bell(reactor.inner.driver.clone()));
@@ -278,6 +283,12 @@ impl Reactor {
         .await;
     }
 
+    /// Whether the core had nothing to do before this turn: then its peers most likely wait for what it does now.
+    #[must_use]
+    pub fn has_waited(&self) -> bool {
+        self.inner.has_waited.get()
+    }
+
     /// Starts an operation that answers `done`: for stores.
     pub fn submit(&self, op: Op, done: Done) {
         self.inner.driver.submit(op, done);
@@ -319,9 +330,22 @@ impl Reactor {
     /// # Errors
     /// When the connection broke.
     pub async fn send(&self, socket: &Handle, data: Sg, completion: &mut Completion) -> Result<usize, Fault> {
+        self.begin_send(socket, data, completion);
+        let outcome = completion.wait().await;
+        self.end_send(&outcome)
+    }
+
+    /// The first half of [`Reactor::send`]: a send whose answer, which may be there at once, is `completion`'s.
+    pub fn begin_send(&self, socket: &Handle, data: Sg, completion: &mut Completion) {
         let done = completion.token();
         self.inner.driver.submit(Op::Send { socket: socket.clone(), data }, done);
-        let outcome = completion.wait().await;
+    }
+
+    /// The second half: what the answer says.
+    ///
+    /// # Errors
+    /// When the connection broke.
+    pub fn end_send(&self, outcome: &Outcome) -> Result<usize, Fault> {
         let stats = &self.inner.stats;
         stats.sends.add(1);
         stats.sent_bytes.add(u64::from(outcome.result.unwrap_or(0)));
@@ -374,6 +398,7 @@ impl Inner {
             }
             let is_quiet = answered == 0 && !self.has_ready();
             begun = if is_quiet { self.rest(ended) } else { ended };
+            self.has_waited.set(nanoseconds(ended, begun) > SHORTEST_WAIT);
         }
     }
 

@@ -9,6 +9,7 @@
 
 mod enter;
 mod entry;
+mod hot;
 
 use crate::clock;
 use crate::file;
@@ -17,6 +18,7 @@ use crate::net;
 use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
 use enter::Entrance;
 use entry::{Answer, Entry, Next, Target};
+use hot::Hot;
 use io_uring::types::{CancelBuilder, Fd, Fixed};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use lunar_core::io::{Done, Fault, Outcome};
@@ -69,6 +71,7 @@ struct Inner {
     free: Vec<u32>,
     open: Vec<Option<Open>>,
     free_ids: Vec<u32>,
+    hot: Hot,
     /// Submissions that found no place.
     backlog: VecDeque<squeue::Entry>,
     /// Submissions that the kernel has not answered for good.
@@ -133,6 +136,7 @@ impl Ring {
             free: Vec::new(),
             open: Vec::new(),
             free_ids: Vec::new(),
+            hot: Hot::default(),
             backlog: VecDeque::new(),
             in_flight: 0,
             fixed_files,
@@ -349,7 +353,11 @@ impl Inner {
                 Err(fault) => Answers::One(self.retire_alone(key, Err(fault))),
             };
         }
-        self.issue(key);
+        match self.entries[key as usize].kind() {
+            entry::Kind::Send => return self.send_now(key, raw),
+            entry::Kind::Receive if self.hot.enter(key) => {}
+            _ => self.issue(key),
+        }
         Answers::None
     }
 
@@ -528,6 +536,7 @@ impl Inner {
         let mut answers: Vec<Answer> =
             waiting.into_iter().map(|key| self.retire_alone(key, Err(Fault::Aborted))).collect();
         answers.extend(accepts.into_iter().map(|(d, h)| Answer::with_handle(d, Err(Fault::Aborted), h)));
+        answers.extend(self.cancel_hot(id));
         let mut runs = self.listener(id).is_some_and(|listener| listener.is_armed);
         for entry in &mut self.entries {
             runs |= entry.cancel(id);
@@ -595,6 +604,9 @@ impl Driver for Ring {
             Wait::Until(None) => Some(Duration::MAX),
             Wait::Poll => None,
         };
+        if timeout.is_some() {
+            inner.cool();
+        }
         let is_ripe = answered > 0 || !inner.ring.completion().is_empty() || !inner.backlog.is_empty();
         match timeout {
             Some(timeout) if !is_ripe && !timeout.is_zero() && self.helpers.doze() => {
@@ -605,7 +617,7 @@ impl Driver for Ring {
         }
         drop(inner);
         self.helpers.rise();
-        answered + self.harvest() + self.harvest_helpers()
+        answered + self.harvest() + self.harvest_hot(wait) + self.harvest_helpers()
     }
 
     fn ripe(&self) -> bool {
@@ -613,7 +625,7 @@ impl Driver for Ring {
         let submission = inner.ring.submission();
         let has_more = submission.taskrun() || submission.cq_overflow();
         drop(submission);
-        has_more || !inner.ring.completion().is_empty() || self.helpers.has_answers()
+        has_more || !inner.ring.completion().is_empty() || inner.try_hot(false) || self.helpers.has_answers()
     }
 
     fn cancel(&self, handle: &Handle) {
@@ -679,7 +691,7 @@ impl Drop for Ring {
         let end = clock::now() + DRAIN;
         inner.push(opcode::AsyncCancel2::new(CancelBuilder::any()).build().user_data(NOBODY));
         inner.entries.iter_mut().for_each(|entry| entry.cancel_all());
-        let mut answers = Vec::new();
+        let mut answers = inner.end_hot();
         while inner.in_flight > 0 && clock::now() < end {
             inner.flush_backlog();
             inner.enter(1, Some(Duration::from_millis(100)));

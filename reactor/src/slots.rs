@@ -33,7 +33,7 @@ struct Seat<J> {
 impl<J: 'static> Slots<J> {
     /// `count` slots that carry out jobs with `work`, each with tools of its own.
     #[must_use]
-    pub fn new<W: AsyncFn(J, &mut Tools) + 'static>(reactor: &Reactor, count: usize, work: W) -> Self {
+    pub fn new<W: AsyncFn(&J, &mut Tools) + 'static>(reactor: &Reactor, count: usize, work: W) -> Self {
         let count = u32::try_from(count).expect("a core has far fewer slots than 2^32");
         let seats = Rc::new(Seats {
             seats: (0..count).map(|_| Seat { job: Cell::new(None), task: Cell::new(0) }).collect(),
@@ -78,7 +78,7 @@ impl<J> fmt::Debug for Slots<J> {
     }
 }
 
-fn occupy<J: 'static, W: AsyncFn(J, &mut Tools) + 'static>(
+fn occupy<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static>(
     reactor: &Reactor,
     seats: Rc<Seats<J>>,
     index: u32,
@@ -89,7 +89,7 @@ fn occupy<J: 'static, W: AsyncFn(J, &mut Tools) + 'static>(
     seats.seats[index as usize].task.set(task);
 }
 
-async fn sit<J: 'static, W: AsyncFn(J, &mut Tools) + 'static>(mut guard: Guard<J, W>) {
+async fn sit<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static>(mut guard: Guard<J, W>) {
     let mut tools = Tools { arena: guard.reactor.arena().clone(), completion: Completion::new() };
     let (seats, work) = (guard.seats.clone(), guard.work.clone());
     let seat = &seats.seats[guard.index as usize];
@@ -97,14 +97,15 @@ async fn sit<J: 'static, W: AsyncFn(J, &mut Tools) + 'static>(mut guard: Guard<J
         // No waker is kept: `start` makes the task ready by its index.
         let job = poll_fn(|_| seat.job.take().map_or(Poll::Pending, Poll::Ready)).await;
         guard.busy = true;
-        work(job, &mut tools).await;
+        work(&job, &mut tools).await;
+        drop(job);
         guard.busy = false;
         seats.free.borrow_mut().push(guard.index);
     }
 }
 
 /// Makes the slot's task anew when a job's panic ends it.
-struct Guard<J: 'static, W: AsyncFn(J, &mut Tools) + 'static> {
+struct Guard<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static> {
     reactor: Reactor,
     seats: Rc<Seats<J>>,
     index: u32,
@@ -112,7 +113,7 @@ struct Guard<J: 'static, W: AsyncFn(J, &mut Tools) + 'static> {
     busy: bool,
 }
 
-impl<J: 'static, W: AsyncFn(J, &mut Tools) + 'static> Drop for Guard<J, W> {
+impl<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static> Drop for Guard<J, W> {
     fn drop(&mut self) {
         if self.busy && std::thread::panicking() {
             occupy(&self.reactor, self.seats.clone(), self.index, self.work.clone());
