@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 
 /// What a store is asked to do. A store that cannot do one answers [`Fault::Unsupported`] and
 /// [`crate::step`] has the one fall-back.
@@ -252,14 +252,24 @@ impl Completion {
 
     /// The answer to the request that holds the last token.
     pub async fn wait(&self) -> Outcome {
-        poll_fn(|cx| match self.0.outcome.take() {
+        poll_fn(|cx| self.poll(cx)).await
+    }
+
+    /// The same, as a poll.
+    pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Outcome> {
+        match self.take() {
             Some(outcome) => Poll::Ready(outcome),
             None => {
                 self.0.waker.set(Some(cx.waker().clone()));
                 Poll::Pending
             }
-        })
-        .await
+        }
+    }
+
+    /// The answer, if it is there.
+    #[must_use]
+    pub fn take(&self) -> Option<Outcome> {
+        self.0.outcome.take()
     }
 }
 
@@ -300,11 +310,11 @@ pub trait Store {
     /// Starts a request. `done` is answered once, now or later, with the request's memory.
     fn submit(&self, io: Io, done: Done);
 
-    /// Memory of the store's own that holds these bytes and will not change: a read without a copy.
-    /// Asked before memory is taken for a read.
-    fn lend(&self, offset: u64, len: usize) -> Option<Sg> {
-        let _ = (offset, len);
-        None
+    /// Memory of the store's own that holds these bytes and will not change: a read without a copy. Asked before
+    /// memory is taken for a read. Puts it into `to`, which is empty, and tells whether it did.
+    fn lend(&self, offset: u64, len: usize, to: &mut Sg) -> bool {
+        let _ = (offset, len, to);
+        false
     }
 }
 
@@ -319,7 +329,6 @@ pub async fn submit(store: &dyn Store, io: Io, completion: &mut Completion) -> O
 mod tests {
     use super::*;
     use std::pin::pin;
-    use std::task::Context;
 
     fn poll_once(completion: &Completion) -> Option<Outcome> {
         let future = pin!(completion.wait());

@@ -113,13 +113,19 @@ pub struct Tail {
     pub data: Sg,
 }
 
-/// Carries a step out. The last piece of a read comes back, so that status can travel with it.
+/// Carries a step out. The last piece of a read is put into `tail`, so that status can travel with it.
 ///
 /// # Errors
 /// [`Failure`], with the byte at which it happened.
-pub async fn carry_out<T: Transfer>(unit: &Unit, step: Step, transfer: &T, tools: &mut Tools) -> Result<Tail, Failure> {
+pub async fn carry_out<T: Transfer>(
+    unit: &Unit,
+    step: Step,
+    transfer: &T,
+    tools: &mut Tools,
+    tail: &mut Tail,
+) -> Result<(), Failure> {
     match step {
-        Step::Read { offset, len } => read(unit, offset, len, transfer, tools).await,
+        Step::Read { offset, len } => read(unit, offset, len, transfer, tools, tail).await,
         Step::Write { offset, len, durable } => write(unit, offset, len, durable, transfer, tools).await,
         Step::Flush => flush(unit, tools).await,
         Step::Unmap(ranges) => unmap(unit, ranges, transfer, tools).await,
@@ -153,21 +159,21 @@ async fn read<T: Transfer>(
     len: u64,
     transfer: &T,
     tools: &mut Tools,
-) -> Result<Tail, Failure> {
+    tail: &mut Tail,
+) -> Result<(), Failure> {
     let mut at = 0;
     loop {
         transfer.room().await.map_err(fault(at))?;
         let count = piece(len, at);
-        let data = match unit.store.lend(offset + at, count) {
-            Some(data) => data,
-            None => load(unit, offset + at, count, tools).await.map_err(fault(at))?,
-        };
-        let sent = at as usize;
+        tail.offset = at as usize;
+        if !unit.store.lend(offset + at, count, &mut tail.data) {
+            tail.data = load(unit, offset + at, count, tools).await.map_err(fault(at))?;
+        }
         at += count as u64;
         if at == len {
-            return Ok(Tail { offset: sent, data });
+            return Ok(());
         }
-        transfer.push(sent, data).map_err(fault(at))?;
+        transfer.push(tail.offset, std::mem::take(&mut tail.data)).map_err(fault(tail.offset as u64))?;
     }
 }
 
@@ -203,7 +209,7 @@ async fn write<T: Transfer>(
     durable: bool,
     transfer: &T,
     tools: &mut Tools,
-) -> Result<Tail, Failure> {
+) -> Result<(), Failure> {
     let mut at = 0;
     while at < len {
         let count = piece(len, at);
@@ -212,12 +218,12 @@ async fn write<T: Transfer>(
         store(unit, offset + at, data, durable, tools).await.map_err(fault(at))?;
         at += count as u64;
     }
-    Ok(Tail::default())
+    Ok(())
 }
 
-async fn flush(unit: &Unit, tools: &mut Tools) -> Result<Tail, Failure> {
+async fn flush(unit: &Unit, tools: &mut Tools) -> Result<(), Failure> {
     ask(unit, Op::Flush, 0, tools).await.result.map_err(fault(0))?;
-    Ok(Tail::default())
+    Ok(())
 }
 
 async fn unmap<T: Transfer>(
@@ -225,7 +231,7 @@ async fn unmap<T: Transfer>(
     ranges: Vec<(u64, u64)>,
     transfer: &T,
     tools: &mut Tools,
-) -> Result<Tail, Failure> {
+) -> Result<(), Failure> {
     for (offset, len) in ranges {
         if transfer.aborted() {
             return Err(fault(0)(Fault::Aborted));
@@ -237,7 +243,7 @@ async fn unmap<T: Transfer>(
             Err(why) => return Err(fault(0)(why)),
         }
     }
-    Ok(Tail::default())
+    Ok(())
 }
 
 async fn zero<T: Transfer>(
@@ -247,12 +253,12 @@ async fn zero<T: Transfer>(
     unmap: bool,
     transfer: &T,
     tools: &mut Tools,
-) -> Result<Tail, Failure> {
+) -> Result<(), Failure> {
     let guard = unit.ranges.enter(span(offset, len)).await;
     let asked = ask(unit, Op::Zero { len, unmap }, offset, tools).await.result;
     drop(guard);
     match asked {
-        Ok(_) => Ok(Tail::default()),
+        Ok(_) => Ok(()),
         Err(Fault::Unsupported) => fill(unit, offset, len, &[0; 512], transfer, tools).await,
         Err(why) => Err(fault(0)(why)),
     }
@@ -266,7 +272,7 @@ async fn fill<T: Transfer>(
     pattern: &[u8],
     transfer: &T,
     tools: &mut Tools,
-) -> Result<Tail, Failure> {
+) -> Result<(), Failure> {
     let mut memory = tools.arena.wait_sg(piece(len, 0)).await;
     for part in memory.pieces_mut() {
         // Pieces are whole blocks: both are powers of two and a piece is at least a page.
@@ -283,7 +289,7 @@ async fn fill<T: Transfer>(
         store(unit, offset + at, memory.part(0..count), false, tools).await.map_err(fault(at))?;
         at += count as u64;
     }
-    Ok(Tail::default())
+    Ok(())
 }
 
 async fn verify<T: Transfer>(
@@ -292,9 +298,9 @@ async fn verify<T: Transfer>(
     len: u64,
     transfer: &T,
     tools: &mut Tools,
-) -> Result<Tail, Failure> {
+) -> Result<(), Failure> {
     if len == 0 {
-        return Ok(Tail::default());
+        return Ok(());
     }
     let mut memory = tools.arena.wait_sg(piece(len, 0)).await;
     let mut at = 0;
@@ -308,7 +314,7 @@ async fn verify<T: Transfer>(
         memory = load_into(unit, offset + at, part, tools).await.map_err(fault(at))?;
         at += count;
     }
-    Ok(Tail::default())
+    Ok(())
 }
 
 async fn compare<T: Transfer>(
@@ -318,7 +324,7 @@ async fn compare<T: Transfer>(
     block: Option<u32>,
     transfer: &T,
     tools: &mut Tools,
-) -> Result<Tail, Failure> {
+) -> Result<(), Failure> {
     let pattern = match block {
         Some(size) if len > 0 => Some(transfer.pull(0, size as usize).await.map_err(fault(0))?.to_vec()),
         _ => None,
@@ -345,7 +351,7 @@ async fn compare<T: Transfer>(
         }
         at += count as u64;
     }
-    Ok(Tail::default())
+    Ok(())
 }
 
 async fn compare_write<T: Transfer>(
@@ -355,9 +361,9 @@ async fn compare_write<T: Transfer>(
     durable: bool,
     transfer: &T,
     tools: &mut Tools,
-) -> Result<Tail, Failure> {
+) -> Result<(), Failure> {
     if len == 0 {
-        return Ok(Tail::default());
+        return Ok(());
     }
     let half = len as usize;
     let mut wanted = Sg::default();
@@ -376,7 +382,7 @@ async fn compare_write<T: Transfer>(
         return Err(fault(0)(Fault::Aborted));
     }
     store(unit, offset, wanted, durable, tools).await.map_err(fault(0))?;
-    Ok(Tail::default())
+    Ok(())
 }
 
 /// First byte in which `found` and `wanted`, of the same length, differ.

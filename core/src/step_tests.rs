@@ -72,8 +72,8 @@ impl Store for MemoryStore {
         }
     }
 
-    fn lend(&self, _offset: u64, _len: usize) -> Option<Sg> {
-        self.0.lent.borrow_mut().take()
+    fn lend(&self, _offset: u64, _len: usize, to: &mut Sg) -> bool {
+        self.0.lent.borrow_mut().take().map(|lent| *to = lent).is_some()
     }
 }
 
@@ -177,7 +177,10 @@ fn poll(future: &mut Carrying<'_>) -> Option<Result<Tail, Failure>> {
 impl Rig {
     fn start<'a>(&'a self, step: Step, peer: &'a Peer) -> Carrying<'a> {
         let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
-        Box::pin(async move { carry_out(&self.unit, step, peer, &mut tools).await })
+        Box::pin(async move {
+            let mut tail = Tail::default();
+            carry_out(&self.unit, step, peer, &mut tools, &mut tail).await.map(|()| tail)
+        })
     }
 
     /// Carries a step out, all that it waits for being there; no memory stays in use but its tail's.

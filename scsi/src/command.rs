@@ -84,6 +84,12 @@ pub struct Reply {
     pub wanted: u64,
 }
 
+impl Default for Reply {
+    fn default() -> Self {
+        Self::bare(Status::GOOD)
+    }
+}
+
 impl Reply {
     /// A reply without data.
     #[must_use]

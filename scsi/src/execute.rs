@@ -12,34 +12,40 @@ use crate::table::{Flow, Reach, Row, find};
 use crate::target::Target;
 use lunar_core::mem::Sg;
 use lunar_core::port::Transfer;
-use lunar_core::step::{Step, Tail, Tools, carry_out};
+use lunar_core::step::{Step, Tools, carry_out};
 use lunar_core::wire::Writer;
 use std::borrow::Cow;
-use std::rc::Rc;
 
 /// The longest answer: REPORT LUNS with every logical unit number there is.
 const ANSWER_BYTES_MAX: usize = 8 + 8 * (crate::lun::LUNS_MAX as usize + 1);
 
 impl Target {
     /// Carries a command out. Called in the order in which the commands of a nexus arrived: ORDERED relies on it.
+    ///
+    /// The reply is written where it will be read: moved up through futures it would cost more than the rest.
     pub async fn execute<T: Transfer>(
         &self,
-        nexus: &Rc<Nexus>,
+        nexus: &Nexus,
         command: &Command,
         transfer: &T,
         tools: &mut Tools,
-    ) -> Reply {
+        reply: &mut Reply,
+    ) {
         self.config.stats.commands.add(1);
         let addressee = nexus.addressee(command.lun);
         let _turn = match &addressee {
-            Addressee::Disk(itl) => Some(itl.order.enter(command.attribute).await),
+            Addressee::Disk(itl) => Some(match itl.order.try_enter(command.attribute) {
+                Some(turn) => turn,
+                None => itl.order.enter(command.attribute).await,
+            }),
             _ => None,
         };
-        let result = self.perform(nexus, &addressee, command, transfer, tools).await;
+        let result = self.perform(nexus, &addressee, command, transfer, tools, reply).await;
         if transfer.aborted() {
-            return Reply::bare(Status::TASK_ABORTED);
+            *reply = Reply::bare(Status::TASK_ABORTED);
+        } else if let Err(refusal) = result {
+            *reply = self.refuse(&refusal, &addressee);
         }
-        result.unwrap_or_else(|refusal| self.refuse(&refusal, &addressee))
     }
 
     async fn perform<T: Transfer>(
@@ -49,40 +55,45 @@ impl Target {
         command: &Command,
         transfer: &T,
         tools: &mut Tools,
-    ) -> Result<Reply, Refusal> {
+        reply: &mut Reply,
+    ) -> Result<(), Refusal> {
         // Asked first: a command that is not answered must not take a unit attention with it.
         if transfer.aborted() {
             return Err(Refusal::bare(Status::TASK_ABORTED));
         }
         let (row, amount) = self.admitted(addressee, command)?;
-        let list = match row.flow {
-            Flow::List | Flow::Block => pull_list(row, amount, addressee, command, transfer).await?,
-            _ => Sg::default(),
+        let mut moved = 0;
+        let plan = if row.takes_list() {
+            let list = pull_list(row, amount, addressee, command, transfer).await?;
+            moved = list.len() as u64;
+            reply.wanted = moved;
+            self.plan(row, amount, nexus, addressee, command, &contiguous(&list))?
+        } else {
+            self.plan(row, amount, nexus, addressee, command, &[])?
         };
-        let plan = match self.plan(row, amount, nexus, addressee, command, &contiguous(&list))? {
-            Plan::Answer => return self.answer(tools),
-            plan => plan,
-        };
-        let mut reply = Moved { tail: Tail::default(), moved: list.len() as u64, wanted: list.len() as u64 };
         if let Addressee::Disk(itl) = addressee {
             let carrier = Carrier { lu: &itl.lu, command, transfer };
             match plan {
-                Plan::Done | Plan::Answer => {}
-                Plan::Do(step) => carrier.carry(step, &mut reply, tools).await?,
+                Plan::Do(step) => moved += carrier.carry(step, reply, tools).await?,
+                Plan::Done => {}
+                Plan::Answer => return self.answer(tools, reply),
                 Plan::Both(steps) => {
                     for step in *steps {
-                        carrier.carry(step, &mut reply, tools).await?;
+                        moved += carrier.carry(step, reply, tools).await?;
                     }
                 }
                 Plan::Change { flush, change } => {
                     if flush {
-                        carrier.carry(Step::Flush, &mut reply, tools).await?;
+                        carrier.carry(Step::Flush, reply, tools).await?;
                     }
                     self.change(nexus, itl.lu.lun, change).await;
                 }
             }
+        } else if plan == Plan::Answer {
+            return self.answer(tools, reply);
         }
-        Ok(self.good(row, reply))
+        self.count(row, moved);
+        Ok(())
     }
 
     /// Finds the command's row, checks its CDB and admits it; with what the CDB says of lengths.
@@ -124,21 +135,20 @@ impl Target {
     }
 
     /// GOOD, with what the command wrote.
-    fn answer(&self, tools: &Tools) -> Result<Reply, Refusal> {
+    fn answer(&self, tools: &Tools, reply: &mut Reply) -> Result<(), Refusal> {
         let scratch = self.scratch.borrow();
-        let wanted = scratch.len() as u64;
-        let data = match scratch.is_empty() {
-            true => Sg::default(),
-            false => tools.arena.copy(&scratch).ok_or_else(|| Refusal::bare(Status::BUSY))?.into(),
-        };
+        reply.wanted = scratch.len() as u64;
+        if !scratch.is_empty() {
+            reply.tail.data = tools.arena.copy(&scratch).ok_or_else(|| Refusal::bare(Status::BUSY))?.into();
+        }
         let stats = &self.config.stats;
         stats.read_commands.add(1);
-        stats.read_bytes.add(wanted);
-        Ok(Reply { tail: Tail { offset: 0, data }, wanted, ..Reply::bare(Status::GOOD) })
+        stats.read_bytes.add(reply.wanted);
+        Ok(())
     }
 
-    /// GOOD, after all that was moved.
-    fn good(&self, row: &Row, Moved { tail, moved, wanted }: Moved) -> Reply {
+    /// Counts a command that went well, and what it moved.
+    fn count(&self, row: &Row, moved: u64) {
         let stats = &self.config.stats;
         match row.flow {
             Flow::In | Flow::Answer => {
@@ -151,7 +161,6 @@ impl Target {
             }
             _ => {}
         }
-        Reply { tail, wanted, ..Reply::bare(Status::GOOD) }
     }
 
     /// CHECK CONDITION and the like.
@@ -172,13 +181,6 @@ impl Target {
     }
 }
 
-/// What a command has moved so far.
-struct Moved {
-    tail: Tail,
-    moved: u64,
-    wanted: u64,
-}
-
 /// Carries steps out.
 struct Carrier<'a, T> {
     lu: &'a LogicalUnit,
@@ -187,20 +189,19 @@ struct Carrier<'a, T> {
 }
 
 impl<T: Transfer> Carrier<'_, T> {
-    async fn carry(&self, step: Step, so_far: &mut Moved, tools: &mut Tools) -> Result<(), Refusal> {
+    /// Carries one out; tells how many bytes it moved.
+    async fn carry(&self, mut step: Step, reply: &mut Reply, tools: &mut Tools) -> Result<u64, Refusal> {
         let block = self.lu.block_size();
-        let Fitted { step, moved, wanted } = fit(step, block, self.command)?;
-        so_far.wanted += wanted;
-        if let Some(step) = step {
-            let site = fault::Site::of(&step, block);
-            match carry_out(&self.lu.unit, step, self.transfer, tools).await {
-                Ok(tail) if !tail.data.is_empty() => so_far.tail = tail,
-                Ok(_) => {}
-                Err(failure) => return Err(site.refusal(failure).wanting(so_far.wanted)),
-            }
+        let moved = fit(&mut step, block, self.command, &mut reply.wanted)?;
+        // What moves nothing was cut to nothing; the others have nothing to cut.
+        if moved == Some(0) {
+            return Ok(0);
         }
-        so_far.moved += moved;
-        Ok(())
+        let site = fault::Site::of(&step, block);
+        match carry_out(&self.lu.unit, step, self.transfer, tools, &mut reply.tail).await {
+            Ok(()) => Ok(moved.unwrap_or(0)),
+            Err(failure) => Err(site.refusal(failure).wanting(reply.wanted)),
+        }
     }
 }
 
@@ -240,52 +241,40 @@ fn contiguous(list: &Sg) -> Cow<'_, [u8]> {
     }
 }
 
-/// A step cut to what the initiator sends or expects.
-struct Fitted {
-    /// `None`: nothing is left to do.
-    step: Option<Step>,
-    moved: u64,
-    wanted: u64,
-}
-
 /// The expected length is not what the CDB's lengths come to, and cutting the command would change its meaning
 /// (FCP-4 9.4.2 names the choices; iSCSI leaves them open).
 fn mismatch(wanted: u64) -> Refusal {
     Refusal::from(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT)).wanting(wanted)
 }
 
-/// Cuts a step to the blocks that the initiator sends or expects. A part of a block is never written.
-fn fit(step: Step, block: u32, command: &Command) -> Result<Fitted, Refusal> {
+/// Cuts a step to the blocks that the initiator sends or expects; adds what it would have moved to `wanted`. Tells how
+/// many bytes it moves, `None` for a step that moves none. A part of a block is never written.
+fn fit(step: &mut Step, block: u32, command: &Command, wanted: &mut u64) -> Result<Option<u64>, Refusal> {
     let (sends, expects) = (u64::from(command.data_out), u64::from(command.data_in));
     let block = u64::from(block);
-    let whole = |step: Step, moved: u64| Ok(Fitted { step: (moved > 0).then_some(step), moved, wanted: moved });
-    let cut = |len: u64| match sends < len {
-        true if !sends.is_multiple_of(block) => Err(mismatch(len)),
-        true => Ok(sends),
-        false => Ok(len),
+    let cut = |len: &mut u64| match sends < *len {
+        true if !sends.is_multiple_of(block) => Err(mismatch(*len)),
+        true => Ok(std::mem::replace(len, sends)),
+        false => Ok(*len),
     };
-    match step {
-        Step::Read { offset, len } => {
-            let cut = len.min(expects.next_multiple_of(block));
-            let step = (cut > 0).then_some(Step::Read { offset, len: cut });
-            Ok(Fitted { step, moved: len.min(expects), wanted: len })
+    let (whole, moved) = match step {
+        Step::Read { len, .. } => {
+            let whole = *len;
+            // Divided only where it matters.
+            if expects < whole {
+                *len = whole.min(expects.next_multiple_of(block));
+            }
+            (whole, whole.min(expects))
         }
-        Step::Write { offset, len, durable } => {
-            let cut = cut(len)?;
-            let step = (cut > 0).then_some(Step::Write { offset, len: cut, durable });
-            Ok(Fitted { step, moved: cut, wanted: len })
-        }
-        Step::Compare { offset, len, block: None } => {
-            let cut = cut(len)?;
-            let step = (cut > 0).then_some(Step::Compare { offset, len: cut, block: None });
-            Ok(Fitted { step, moved: cut, wanted: len })
-        }
-        Step::Compare { block: Some(size), .. } if sends < u64::from(size) => Err(mismatch(u64::from(size))),
-        Step::Compare { block: Some(size), .. } => whole(step, u64::from(size)),
-        Step::CompareWrite { len, .. } if sends != 2 * len => Err(mismatch(2 * len)),
-        Step::CompareWrite { len, .. } => whole(step, 2 * len),
-        _ => Ok(Fitted { step: Some(step), moved: 0, wanted: 0 }),
-    }
+        Step::Write { len, .. } | Step::Compare { len, block: None, .. } => (cut(len)?, *len),
+        Step::Compare { block: Some(size), .. } if sends < u64::from(*size) => return Err(mismatch(u64::from(*size))),
+        Step::Compare { block: Some(size), .. } => (u64::from(*size), u64::from(*size)),
+        Step::CompareWrite { len, .. } if sends != 2 * *len => return Err(mismatch(2 * *len)),
+        Step::CompareWrite { len, .. } => (2 * *len, 2 * *len),
+        _ => return Ok(None),
+    };
+    *wanted += whole;
+    Ok(Some(moved))
 }
 
 #[cfg(test)]

@@ -9,15 +9,14 @@ use lunar_core::step::{Failure, Step};
 /// Where a step works: what is needed to say which block failed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Site {
-    /// First block, if the step has one.
-    lba: Option<u64>,
-    block: u64,
+    /// First byte, if the step has one.
+    offset: Option<u64>,
+    block: u32,
     writes: bool,
 }
 
 impl Site {
     pub(crate) fn of(step: &Step, block: u32) -> Self {
-        let block = u64::from(block);
         let (offset, writes) = match step {
             Step::Read { offset, .. } | Step::Compare { offset, .. } | Step::Verify { offset, .. } => {
                 (Some(*offset), false)
@@ -27,7 +26,7 @@ impl Site {
             }
             Step::Flush | Step::Unmap(_) => (None, true),
         };
-        Self { lba: offset.map(|offset| offset / block), block, writes }
+        Self { offset, block, writes }
     }
 
     /// How the command ends.
@@ -38,7 +37,7 @@ impl Site {
             }
             Failure::Fault { fault: Fault::Medium, at } => {
                 let asc = if self.writes { Asc::WRITE_ERROR } else { Asc::UNRECOVERED_READ_ERROR };
-                let information = self.lba.map(|lba| lba + at / self.block);
+                let information = self.offset.map(|offset| (offset + at) / u64::from(self.block));
                 Sense { information, ..Sense::new(SenseKey::MEDIUM_ERROR, asc) }.into()
             }
             Failure::Fault { fault, .. } => transfer(fault),

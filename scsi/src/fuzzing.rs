@@ -1,6 +1,6 @@
 //! A device with one small disk in memory: what fuzz targets and tests run commands on. All is answered at once.
 
-use crate::command::{Cdb, Command, Status, TaskAttribute};
+use crate::command::{Cdb, Command, Reply, Status, TaskAttribute};
 use crate::lun::Lun;
 use crate::nexus::Nexus;
 use crate::table::{Flow, TABLE};
@@ -256,7 +256,8 @@ impl Rig {
         let wire =
             Wire { arena: self.arena.clone(), out: data_out, pushed: RefCell::default(), aborted: &self.aborted };
         let mut tools = Tools { arena: self.arena.clone(), completion: lunar_core::io::Completion::new() };
-        let reply = at_once(self.target.execute(nexus, &command, &wire, &mut tools));
+        let mut reply = Reply::default();
+        at_once(self.target.execute(nexus, &command, &wire, &mut tools, &mut reply));
         let mut data = wire.pushed.into_inner();
         assert!(reply.tail.data.is_empty() || reply.tail.offset == data.len(), "the tail follows what was pushed");
         data.extend(reply.tail.data.to_vec());

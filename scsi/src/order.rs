@@ -38,13 +38,26 @@ struct Place<'a> {
 }
 
 impl Order {
-    /// Waits for a command's turn. Called in the order in which the commands arrived.
-    pub async fn enter(&self, attribute: TaskAttribute) -> Turn<'_> {
+    /// A command's turn, if it has come already. Called in the order in which the commands arrived.
+    pub fn try_enter(&self, attribute: TaskAttribute) -> Option<Turn<'_>> {
         let ordered = attribute == TaskAttribute::ORDERED;
         let at_once = attribute == TaskAttribute::HEAD_OF_QUEUE || self.may_start(ordered) && self.nobody_waits();
-        if !at_once {
-            self.wait(ordered).await;
+        at_once.then(|| self.take(ordered))
+    }
+
+    /// Waits for a command's turn. Called in the order in which the commands arrived.
+    pub async fn enter(&self, attribute: TaskAttribute) -> Turn<'_> {
+        match self.try_enter(attribute) {
+            Some(turn) => turn,
+            None => {
+                let ordered = attribute == TaskAttribute::ORDERED;
+                self.wait(ordered).await;
+                self.take(ordered)
+            }
         }
+    }
+
+    fn take(&self, ordered: bool) -> Turn<'_> {
         self.running.set(self.running.get() + 1);
         self.alone.set(self.alone.get() || ordered);
         Turn { order: self, ordered }

@@ -264,6 +264,12 @@ impl Row {
         (self.usage)(out);
     }
 
+    /// Whether it reads a parameter list, or a block, before it plans.
+    #[must_use]
+    pub fn takes_list(&self) -> bool {
+        matches!(self.flow, Flow::List | Flow::Block)
+    }
+
     /// Plans the command.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use lunar_core::io::{Completion, Fault, Store, Traits};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::range::Ranges;
-use lunar_core::step::{Failure, Step, Tools, carry_out};
+use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
 use lunar_core::time::Instant;
 use lunar_core::unit::{Geometry, OneCore, Unit, UnitId};
 use lunar_ram::RamVolume;
@@ -248,8 +248,9 @@ impl User {
             chance: RefCell::new(self.chance.fork()),
             abort_at,
         };
-        let result = carry_out(&bench.unit, step, &memory, &mut self.tools).await;
-        let result = result.map(|tail| memory.take(tail.offset, &tail.data));
+        let mut tail = Tail::default();
+        let result = carry_out(&bench.unit, step, &memory, &mut self.tools, &mut tail).await;
+        let result = result.map(|()| memory.take(tail.offset, &tail.data));
         (result, memory.input.into_inner())
     }
 

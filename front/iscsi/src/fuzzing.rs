@@ -162,7 +162,7 @@ impl World {
         let data = || self.arena.copy(&[7; 1000]).map(Sg::from).unwrap_or_default();
         match tape.byte() % 8 {
             0 => {
-                self.session.reply(key, tape.byte() & 2, tape.take(20), Tail { offset: 0, data: data() }, 1000);
+                self.session.reply(key, tape.byte() & 2, tape.take(20), &mut Tail { offset: 0, data: data() }, 1000);
                 self.running.swap_remove(at);
             }
             1 => {

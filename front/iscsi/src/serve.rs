@@ -115,7 +115,7 @@ impl Front {
         peers: Rc<dyn Peers>,
     ) -> Rc<Self> {
         settings.session.check().expect("settings are checked where they are made");
-        let slots = Slots::new(reactor, SLOTS, async |job: Job, tools: &mut Tools| job.run(tools).await);
+        let slots = Slots::new(reactor, SLOTS, async |job: &Job, tools: &mut Tools| job.run(tools).await);
         let front = Rc::new(Self {
             reactor: reactor.clone(),
             target: target.clone(),

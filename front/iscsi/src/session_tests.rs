@@ -118,7 +118,7 @@ fn serve(peer: &mut Peer, commands: &[Command]) -> Vec<Vec<u8>> {
             other => panic!("{other:?}"),
         }
         let data = peer.arena.copy(&pattern(command.data_in as usize)).expect("room").into();
-        peer.session.reply(command.task, 0, &[], Tail { offset: 0, data }, 512);
+        peer.session.reply(command.task, 0, &[], &mut Tail { offset: 0, data }, 512);
     }
     pulled
 }
@@ -186,7 +186,7 @@ fn all_memory_comes_back() {
         peer.feed(&bytes);
         peer.actions.clear();
         assert_eq!(peer.pull(command.task, 0, 100_000).len(), 100_000);
-        peer.session.reply(command.task, 0, &[], Tail::default(), 100_000);
+        peer.session.reply(command.task, 0, &[], &mut Tail::default(), 100_000);
         peer.got();
     }
     let arena = peer.arena.clone();

@@ -5,7 +5,7 @@ use super::job::Job;
 use crate::login::Established;
 use crate::session::{self, Action, Close, Fault as Guilt, Session, TaskKey, TaskManagement, Want};
 use crate::wire::{Function, FunctionResponse};
-use lunar_core::io::{Completion, Fault};
+use lunar_core::io::{Completion, Fault, Outcome};
 use lunar_core::mem::{Buf, PAGE, SgMut};
 use lunar_core::port::NexusName;
 use lunar_core::step::Tail;
@@ -27,6 +27,9 @@ const CHUNK_MIN: usize = PAGE;
 const CHUNK_MAX: usize = 256 << 10;
 /// The rest of a chunk is used again down to this many bytes: room for a few headers.
 const CHUNK_REST: usize = 1024;
+/// Replies of one turn leave together. But if the core had waited for its commands, their peer most likely waits for it
+/// now: then so many bytes leave before the turn is over, and both sides work at the same time.
+const SEND_EARLY: usize = 32 << 10;
 /// A peer that takes nothing of what is sent to it for so long is given up.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the last answer gets to reach the peer before a connection is closed over unread data.
@@ -50,9 +53,12 @@ pub(super) struct Connection {
     last: Cell<bool>,
     /// The sender has ended.
     sent: Cell<bool>,
-    /// Bytes under way, and since when.
+    /// A send failed: nothing more is sent.
+    broken: Cell<bool>,
+    /// Bytes under way, since when, and where their end is told.
     pub(super) sending: Cell<usize>,
     sending_since: Cell<Instant>,
+    under_way: RefCell<Completion>,
     /// Whether something came since it was last looked at.
     active: Cell<bool>,
     chunk_len: Cell<usize>,
@@ -80,8 +86,10 @@ impl Connection {
             ended: Cell::new(false),
             last: Cell::new(false),
             sent: Cell::new(false),
+            broken: Cell::new(false),
             sending: Cell::new(0),
             sending_since: Cell::new(now),
+            under_way: RefCell::default(),
             active: Cell::new(true),
             chunk_len: Cell::new(CHUNK_MIN),
             sender: Cell::default(),
@@ -172,8 +180,12 @@ impl Connection {
         }
     }
 
-    /// Lets the sender look whether something is queued.
+    /// Sees to it that what is queued leaves, at the end of the turn; much leaves at once.
     pub(super) fn kick(&self) {
+        let may_send = self.sending.get() == 0 && !self.broken.get() && self.front.reactor.has_waited();
+        if may_send && self.session.borrow().queued_bytes() >= SEND_EARLY {
+            self.begin_send();
+        }
         wake(&self.sender);
     }
 
@@ -290,7 +302,7 @@ impl Connection {
         if let Err(job) = self.front.slots.start(job) {
             drop(job);
             self.front.reactor.stats().task_set_full.add(1);
-            self.session.borrow_mut().reply(key, Status::TASK_SET_FULL.0, &[], Tail::default(), 0);
+            self.session.borrow_mut().reply(key, Status::TASK_SET_FULL.0, &[], &mut Tail::default(), 0);
         }
     }
 
@@ -317,30 +329,25 @@ impl Connection {
 
     /// Sends what is queued, turn by turn.
     async fn send(&self) {
-        let reactor = &self.front.reactor;
-        let mut completion = Completion::new();
         loop {
+            poll_fn(|cx| self.poll_under_way(cx)).await;
             poll_fn(|cx| self.poll_queued(cx)).await;
             // What is ready in this turn leaves together.
-            reactor.end_of_turn().await;
-            let data = self.session.borrow_mut().take_out();
-            if data.is_empty() {
-                if self.session.borrow().closed() == Some(Close::NoMemory) {
-                    self.end();
-                }
-                if self.last.get() {
-                    break;
-                }
+            self.front.reactor.end_of_turn().await;
+            if self.broken.get() {
+                break;
+            }
+            if self.sending.get() > 0 {
                 continue;
             }
-            self.sending.set(data.len());
-            self.sending_since.set(reactor.now());
-            let result = reactor.send(&self.socket, data, &mut completion).await;
-            self.sending.set(0);
-            self.crowd.take().into_iter().for_each(Waker::wake);
-            self.go_on();
-            if result.is_err() {
+            if self.session.borrow().queued_bytes() > 0 {
+                self.begin_send();
+                continue;
+            }
+            if self.session.borrow().closed() == Some(Close::NoMemory) {
                 self.end();
+            }
+            if self.last.get() {
                 break;
             }
         }
@@ -348,8 +355,43 @@ impl Connection {
         self.go_on();
     }
 
+    /// Starts to send all that is queued; none is under way. Mostly it is over when this returns.
+    fn begin_send(&self) {
+        let reactor = &self.front.reactor;
+        let data = self.session.borrow_mut().take_out();
+        self.sending.set(data.len());
+        self.sending_since.set(reactor.now());
+        let mut under_way = self.under_way.borrow_mut();
+        reactor.begin_send(&self.socket, data, &mut under_way);
+        let outcome = under_way.take();
+        drop(under_way);
+        if let Some(outcome) = outcome {
+            self.end_send(&outcome);
+        }
+    }
+
+    fn end_send(&self, outcome: &Outcome) {
+        let result = self.front.reactor.end_send(outcome);
+        self.sending.set(0);
+        self.crowd.take().into_iter().for_each(Waker::wake);
+        self.go_on();
+        if result.is_err() {
+            self.broken.set(true);
+            self.end();
+        }
+    }
+
+    /// Waits for the end of what is under way.
+    fn poll_under_way(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.sending.get() == 0 {
+            return Poll::Ready(());
+        }
+        let polled = self.under_way.borrow().poll(cx);
+        polled.map(|outcome| self.end_send(&outcome))
+    }
+
     fn poll_queued(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.session.borrow().queued_bytes() > 0 || self.last.get() {
+        if self.session.borrow().queued_bytes() > 0 || self.last.get() || self.broken.get() {
             return Poll::Ready(());
         }
         self.sender.set(Some(cx.waker().clone()));

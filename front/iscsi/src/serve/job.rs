@@ -6,7 +6,7 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::port::Transfer;
 use lunar_core::step::{PIECE_BYTES, Tools};
-use lunar_scsi::{Command, Nexus, Task};
+use lunar_scsi::{Command, Nexus, Reply, Task};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
@@ -30,15 +30,16 @@ pub(super) struct Job {
 
 impl Job {
     /// Carries the command out and queues its reply.
-    pub(super) async fn run(self, tools: &mut Tools) {
+    pub(super) async fn run(&self, tools: &mut Tools) {
         let Self { connection, nexus, key, task, command } = self;
-        let way = Way { connection: &connection, key, task: &task, expected: command.data_out as usize };
-        let reply = connection.front.target.execute(&nexus, &command, &way, tools).await;
+        let way = Way { connection, key: *key, task, expected: command.data_out as usize };
+        let mut reply = Reply::default();
+        connection.front.target.execute(nexus, command, &way, tools, &mut reply).await;
         let mut session = connection.session.borrow_mut();
         if task.aborted() {
-            session.drop_task(key);
+            session.drop_task(*key);
         } else {
-            session.reply(key, reply.status.0, &reply.sense, reply.tail, reply.wanted);
+            session.reply(*key, reply.status.0, &reply.sense, &mut reply.tail, reply.wanted);
         }
         drop(session);
         connection.kick();

@@ -100,7 +100,7 @@ fn a_tag_that_is_in_use_is_rejected() {
     let header = peer.scsi(1, READ | FINAL, 512);
     peer.send(&header, &[]);
     assert_eq!(rejected(&mut peer), RejectReason::TASK_IN_PROGRESS);
-    assert!(peer.session.reply(first.task, 0, &[], Tail::default(), 0));
+    assert!(peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0));
     peer.got();
     peer.read(1, 512);
 }
@@ -195,7 +195,7 @@ fn the_window_opens_with_every_response() {
     let third = peer.scsi(3, FINAL, 0);
     peer.send(&third, &[]);
     peer.assert_quiet();
-    peer.session.reply(first.task, 0, &[], Tail::default(), 0);
+    peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0);
     let header = peer.one::<ScsiResponse>().0;
     assert_eq!((header.exp_cmd_sn.get(), header.max_cmd_sn.get()), (102, 102));
     peer.send(&third, &[]);
@@ -216,7 +216,7 @@ fn numbers_wrap() {
     peer.cmd_sn = u32::MAX;
     for (itt, exp_cmd_sn) in [(1, 0), (2, 1)] {
         let command = peer.read(itt, 0);
-        peer.session.reply(command.task, 0, &[], Tail::default(), 0);
+        peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
         let header = peer.one::<ScsiResponse>().0;
         assert_eq!((header.stat_sn.get(), header.exp_cmd_sn.get()), (itt - 1, exp_cmd_sn));
     }
@@ -230,7 +230,7 @@ fn immediate_commands_take_no_number_and_wait_for_none() {
     header.first = header.first.immediately();
     peer.send(&header, &[]);
     let command = peer.command();
-    peer.session.reply(command.task, 0, &[], Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     let header = peer.one::<ScsiResponse>().0;
     assert_eq!((header.exp_cmd_sn.get(), header.max_cmd_sn.get()), (100, 227));
     peer.read(2, 0);
@@ -250,7 +250,7 @@ fn too_many_immediate_commands_are_rejected() {
     header.first = header.first.immediately();
     peer.send(&header, &[]);
     assert_eq!(rejected(&mut peer), RejectReason::TOO_MANY_IMMEDIATE);
-    peer.session.reply(tasks[0], 0, &[], Tail::default(), 0);
+    peer.session.reply(tasks[0], 0, &[], &mut Tail::default(), 0);
     peer.got();
     peer.send(&header, &[]);
     peer.command();
@@ -381,7 +381,7 @@ fn nothing_is_looked_at_after_the_end() {
     let header = peer.scsi(2, READ | FINAL, 0);
     let chunk = peer.arena.copy(&peer.bytes(&header, &[], &[])).expect("room");
     peer.session.receive(chunk, peer.now, &mut peer.actions);
-    assert!(!peer.session.reply(running.task, 0, &[], Tail::default(), 0));
+    assert!(!peer.session.reply(running.task, 0, &[], &mut Tail::default(), 0));
     assert!(peer.actions.is_empty());
     assert_eq!((peer.got(), peer.session.tasks()), (vec![], 0));
 }
@@ -392,7 +392,7 @@ fn an_exp_stat_sn_from_the_future_is_ignored() {
     let header = ScsiCommand { exp_stat_sn: U32::new(0x7000_0000), ..peer.scsi(1, READ | FINAL, 0) };
     peer.send(&header, &[]);
     let command = peer.command();
-    peer.session.reply(command.task, 0, &[], Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     assert_eq!(peer.one::<ScsiResponse>().0.stat_sn.get(), 501);
 }
 
@@ -409,7 +409,7 @@ fn many_commands_in_one_chunk_are_answered_in_one_send() {
     assert_eq!(commands.len(), 100);
     for command in commands {
         let data = peer.arena.copy(&[7; 512]).expect("room");
-        peer.session.reply(command.task, 0, &[], Tail { offset: 0, data: data.into() }, 512);
+        peer.session.reply(command.task, 0, &[], &mut Tail { offset: 0, data: data.into() }, 512);
     }
     let got = peer.got();
     assert_eq!(got.iter().map(Got::pdu::<DataIn>).map(|header| header.itt.get()).max(), Some(99));

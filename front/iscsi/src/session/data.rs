@@ -150,11 +150,11 @@ impl Session {
     /// bytes the command would have moved, of which the residual is made. Returns whether the task was still there.
     ///
     /// While the initiator has not ended its data sequences, the response waits for them (11.4.2).
-    pub fn reply(&mut self, key: TaskKey, status: u8, sense: &[u8], mut tail: Tail, wanted: u64) -> bool {
+    pub fn reply(&mut self, key: TaskKey, status: u8, sense: &[u8], tail: &mut Tail, wanted: u64) -> bool {
         let Some(task) = self.running(key) else { return false };
         let failure = task.inflow.failure();
         if failure.is_none() && !task.inflow.owes() {
-            self.finish_with(key, status, sense, wanted, &mut tail);
+            self.finish_with(key, status, sense, wanted, tail);
             return true;
         }
         let answer = match failure {

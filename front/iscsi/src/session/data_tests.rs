@@ -45,8 +45,8 @@ fn a_read_ends_with_its_status_in_the_last_data() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 512);
     let data = pattern(512);
-    let tail = tail(&peer, 0, &data);
-    assert!(peer.session.reply(command.task, 0, &[], tail, 512));
+    let mut tail = tail(&peer, 0, &data);
+    assert!(peer.session.reply(command.task, 0, &[], &mut tail, 512));
     let (header, got) = peer.one::<DataIn>();
     assert_eq!((header.flags, header.status, header.residual.get()), (FINAL | STATUS, 0, 0));
     assert_eq!((header.itt.get(), header.ttt.get(), header.data_sn.get()), (1, NO_TAG, 0));
@@ -60,8 +60,8 @@ fn data_is_split_at_what_the_initiator_takes() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 20_000);
     let data = pattern(20_000);
-    let tail = tail(&peer, 0, &data);
-    peer.session.reply(command.task, 0, &[], tail, 20_000);
+    let mut tail = tail(&peer, 0, &data);
+    peer.session.reply(command.task, 0, &[], &mut tail, 20_000);
     let got = peer.got();
     let headers: Vec<DataIn> = got.iter().map(Got::pdu).collect();
     let fields: Vec<_> = headers.iter().map(|h| (h.flags, h.data_sn.get(), h.offset.get(), h.data_len.get())).collect();
@@ -74,8 +74,8 @@ fn a_sequence_of_data_is_no_longer_than_a_burst() {
     let offers = [("MaxBurstLength", "1024"), ("MaxRecvDataSegmentLength", "768")];
     let mut peer = Peer::logged_in_with(Config::default(), &offers);
     let command = peer.read(1, 2500);
-    let tail = tail(&peer, 0, &pattern(2500));
-    peer.session.reply(command.task, 0, &[], tail, 2500);
+    let mut tail = tail(&peer, 0, &pattern(2500));
+    peer.session.reply(command.task, 0, &[], &mut tail, 2500);
     let fields: Vec<_> =
         peer.got().iter().map(Got::pdu::<DataIn>).map(|h| (h.flags & FINAL != 0, h.data_len.get())).collect();
     assert_eq!(fields, [(false, 768), (true, 256), (false, 768), (true, 256), (true, 452)]);
@@ -86,8 +86,8 @@ fn data_pushed_before_the_reply_goes_first() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 1024);
     assert_eq!(peer.session.push(command.task, 0, sg(&peer, &[1; 512])), Ok(()));
-    let tail = tail(&peer, 512, &[2; 512]);
-    peer.session.reply(command.task, 0, &[], tail, 1024);
+    let mut tail = tail(&peer, 512, &[2; 512]);
+    peer.session.reply(command.task, 0, &[], &mut tail, 1024);
     let headers: Vec<DataIn> = peer.got().iter().map(Got::pdu).collect();
     assert_eq!(headers[0].flags, FINAL);
     assert_eq!((headers[0].stat_sn.get(), headers[0].data_sn.get()), (0, 0));
@@ -98,8 +98,8 @@ fn data_pushed_before_the_reply_goes_first() {
 fn a_status_that_is_not_good_has_its_own_response() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 512);
-    let tail = tail(&peer, 0, &[0; 512]);
-    peer.session.reply(command.task, 2, &[0x70, 0, 3], tail, 512);
+    let mut tail = tail(&peer, 0, &[0; 512]);
+    peer.session.reply(command.task, 2, &[0x70, 0, 3], &mut tail, 512);
     let got = peer.got();
     assert_eq!(got[0].pdu::<DataIn>().flags, FINAL);
     let header: ScsiResponse = got[1].pdu();
@@ -112,7 +112,7 @@ fn a_status_that_is_not_good_has_its_own_response() {
 fn a_command_without_data_has_a_response() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
-    peer.session.reply(command.task, 0x18, &[], Tail::default(), 0);
+    peer.session.reply(command.task, 0x18, &[], &mut Tail::default(), 0);
     let header = response(&mut peer);
     assert_eq!((header.flags, header.status, header.itt.get(), header.residual.get()), (FINAL, 0x18, 1, 0));
 }
@@ -121,7 +121,7 @@ fn a_command_without_data_has_a_response() {
 fn sense_data_is_cut_at_its_limit() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
-    peer.session.reply(command.task, 2, &[7; 300], Tail::default(), 0);
+    peer.session.reply(command.task, 2, &[7; 300], &mut Tail::default(), 0);
     assert_eq!(peer.got()[0].data.len(), 254);
 }
 
@@ -129,8 +129,8 @@ fn sense_data_is_cut_at_its_limit() {
 fn less_than_expected_is_an_underflow() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 1000);
-    let tail = tail(&peer, 0, &[0; 512]);
-    peer.session.reply(command.task, 0, &[], tail, 512);
+    let mut tail = tail(&peer, 0, &[0; 512]);
+    peer.session.reply(command.task, 0, &[], &mut tail, 512);
     let header = peer.one::<DataIn>().0;
     assert_eq!((header.flags, header.residual.get()), (FINAL | STATUS | UNDERFLOW, 488));
 }
@@ -139,8 +139,8 @@ fn less_than_expected_is_an_underflow() {
 fn more_than_expected_is_cut_off_and_an_overflow() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 500);
-    let tail = tail(&peer, 0, &[0; 512]);
-    peer.session.reply(command.task, 0, &[], tail, 512);
+    let mut tail = tail(&peer, 0, &[0; 512]);
+    peer.session.reply(command.task, 0, &[], &mut tail, 512);
     let (header, data) = peer.one::<DataIn>();
     assert_eq!((header.flags, header.residual.get(), data.len()), (FINAL | STATUS | OVERFLOW, 12, 500));
 }
@@ -149,8 +149,8 @@ fn more_than_expected_is_cut_off_and_an_overflow() {
 fn nothing_expected_and_something_there_is_an_overflow() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
-    let tail = tail(&peer, 0, &[0; 512]);
-    peer.session.reply(command.task, 0, &[], tail, 512);
+    let mut tail = tail(&peer, 0, &[0; 512]);
+    peer.session.reply(command.task, 0, &[], &mut tail, 512);
     let header = response(&mut peer);
     assert_eq!((header.flags, header.residual.get()), (FINAL | OVERFLOW, 512));
 }
@@ -160,7 +160,7 @@ fn residuals_of_a_write() {
     let mut peer = Peer::logged_in();
     for (itt, wanted, flags, count) in [(1, 512, UNDERFLOW, 512), (2, 1024, 0, 0), (3, 2048, OVERFLOW, 1024)] {
         let command = peer.write(itt, 1024, &[0; 1024]);
-        peer.session.reply(command.task, 0, &[], Tail::default(), wanted);
+        peer.session.reply(command.task, 0, &[], &mut Tail::default(), wanted);
         let header = response(&mut peer);
         assert_eq!((header.flags, header.residual.get()), (FINAL | flags, count));
     }
@@ -170,9 +170,9 @@ fn residuals_of_a_write() {
 fn a_reply_to_a_task_that_is_gone_does_nothing() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 512);
-    assert!(peer.session.reply(command.task, 0, &[], Tail::default(), 0));
+    assert!(peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0));
     peer.got();
-    assert!(!peer.session.reply(command.task, 0, &[], Tail::default(), 0));
+    assert!(!peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0));
     let more = sg(&peer, &[0; 4]);
     assert_eq!(peer.session.push(command.task, 0, more), Err(Fault::Aborted));
     assert!(matches!(peer.session.pull(command.task, 0, 1), Pull::Failed(Fault::Aborted)));
@@ -189,7 +189,7 @@ fn immediate_data_is_pulled_where_it_lies() {
     assert_eq!((command.data_in, command.data_out), (0, 4096));
     let Pull::Ready(pulled) = peer.session.pull(command.task, 0, 4096) else { panic!("it is there") };
     assert_eq!((pulled.pieces().len(), pulled.to_vec()), (1, data));
-    peer.session.reply(command.task, 0, &[], Tail::default(), 4096);
+    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 4096);
     assert_eq!(response(&mut peer).exp_data_sn.get(), 0);
 }
 
@@ -231,7 +231,7 @@ fn the_rest_is_asked_for_with_an_r2t() {
     assert_eq!(peer.ready(), [command.task]);
     let Pull::Ready(pulled) = peer.session.pull(command.task, 0, 4096) else { panic!("it is there") };
     assert_eq!((pulled.pieces().len(), pulled.to_vec()), (2, data));
-    peer.session.reply(command.task, 0, &[], Tail::default(), 4096);
+    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 4096);
     assert_eq!(response(&mut peer).exp_data_sn.get(), 1);
 }
 
@@ -371,7 +371,7 @@ fn an_incomplete_first_burst_fails_the_command() {
     let command = peer.command();
     peer.send(&data_out(1, NO_TAG, 0, 0, true), &[0; 512]);
     assert!(matches!(peer.session.pull(command.task, 0, 3000), Pull::Failed(Fault::Protocol)));
-    peer.session.reply(command.task, 0, &[], Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     assert_eq!(aborted(&peer.got()), (0x0c, 0x0d));
 }
 
@@ -450,7 +450,7 @@ fn after_bad(bad: impl Fn(u32) -> DataOut, len: usize) -> Vec<Got> {
     peer.send(&bad(ttt), &vec![0; len]);
     assert_eq!(peer.ready(), [command.task]);
     assert!(matches!(peer.session.pull(command.task, 0, 1024), Pull::Failed(Fault::Protocol)));
-    assert!(peer.session.reply(command.task, 2, &[1; 18], Tail::default(), 0));
+    assert!(peer.session.reply(command.task, 2, &[1; 18], &mut Tail::default(), 0));
     if bad(ttt).flags & FINAL == 0 {
         // The response waits for the end of the sequence, whatever is in it.
         assert_eq!(peer.session.tasks(), 1);
@@ -498,7 +498,7 @@ fn a_sequence_that_overtakes_another_fails_the_command() {
     let mut peer = Peer::logged_in_with(Config::default(), &offers);
     let (command, r2t) = asked(&mut peer, 1024);
     peer.send(&data_out(1, r2t[1].ttt.get(), 0, 512, true), &[0; 512]);
-    peer.session.reply(command.task, 0, &[], Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     assert_eq!(peer.session.tasks(), 1);
     peer.send(&data_out(1, r2t[0].ttt.get(), 0, 0, true), &[0; 512]);
     assert_eq!(aborted(&peer.got()), (0x0c, 0x0d));
@@ -508,11 +508,11 @@ fn a_sequence_that_overtakes_another_fails_the_command() {
 fn a_response_waits_for_the_end_of_the_data() {
     let mut peer = Peer::logged_in();
     let (command, r2t) = asked(&mut peer, 1024);
-    assert!(peer.session.reply(command.task, 2, &[5; 18], Tail::default(), 0));
+    assert!(peer.session.reply(command.task, 2, &[5; 18], &mut Tail::default(), 0));
     peer.assert_quiet();
     peer.send(&data_out(1, r2t[0].ttt.get(), 0, 0, false), &[0; 512]);
     peer.assert_quiet();
-    assert!(!peer.session.reply(command.task, 0, &[], Tail::default(), 0), "it is answered");
+    assert!(!peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0), "it is answered");
     peer.session.drop_task(command.task);
     peer.send(&data_out(1, r2t[0].ttt.get(), 1, 512, true), &[0; 512]);
     let (header, sense) = peer.one::<ScsiResponse>();
@@ -525,7 +525,7 @@ fn bursts_that_were_not_asked_for_yet_are_never_asked_for() {
     let offers = [("MaxBurstLength", "512"), ("MaxOutstandingR2T", "1")];
     let mut peer = Peer::logged_in_with(Config::default(), &offers);
     let (command, r2t) = asked(&mut peer, 1024);
-    peer.session.reply(command.task, 0, &[], Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     peer.send(&data_out(1, r2t[0].ttt.get(), 0, 0, true), &[0; 512]);
     response(&mut peer);
 }
@@ -541,7 +541,7 @@ fn a_data_digest_that_does_not_match_fails_the_command() {
     assert_eq!(peer.one::<Reject>().0.reason, RejectReason::DATA_DIGEST);
     assert_eq!(peer.ready(), [command.task]);
     assert!(matches!(peer.session.pull(command.task, 0, 1024), Pull::Failed(Fault::Protocol)));
-    peer.session.reply(command.task, 0, &[], Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     assert_eq!(aborted(&peer.got()), (0x47, 0x05));
     assert_eq!((peer.stats.digest_errors.get(), peer.stats.rejects.get()), (1, 1));
 }
@@ -568,11 +568,11 @@ fn digests_travel_both_ways() {
         peer.piece = piece;
         let command = peer.write(1, 1001, &pattern(1001));
         assert_eq!(peer.pull(command.task, 0, 1001), pattern(1001));
-        peer.session.reply(command.task, 0, &[], Tail::default(), 1001);
+        peer.session.reply(command.task, 0, &[], &mut Tail::default(), 1001);
         response(&mut peer);
         let command = peer.read(2, 513);
-        let tail = tail(&peer, 0, &pattern(513));
-        peer.session.reply(command.task, 0, &[], tail, 513);
+        let mut tail = tail(&peer, 0, &pattern(513));
+        peer.session.reply(command.task, 0, &[], &mut tail, 513);
         assert_eq!(peer.one::<DataIn>().1, pattern(513));
     }
 }
@@ -642,7 +642,7 @@ fn without_memory_for_a_header_the_connection_is_closed() {
         peer.session.take_out();
     }
     assert_eq!(peer.session.closed(), Some(Close::NoMemory));
-    assert!(!peer.session.reply(command.task, 0, &[], Tail::default(), 0));
+    assert!(!peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0));
     drop(hog);
 }
 

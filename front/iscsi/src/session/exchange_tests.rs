@@ -255,6 +255,6 @@ fn the_initiator_declares_again_what_it_takes() {
     assert_eq!((peer.session.parameters().max_send_segment, peer.session.parameters().max_burst), (1024, 262_144));
     let command = peer.read(1, 2048);
     let data = peer.arena.copy(&[0; 2048]).expect("room").into();
-    peer.session.reply(command.task, 0, &[], lunar_core::step::Tail { offset: 0, data }, 2048);
+    peer.session.reply(command.task, 0, &[], &mut lunar_core::step::Tail { offset: 0, data }, 2048);
     assert_eq!(peer.got().len(), 2);
 }

@@ -143,7 +143,7 @@ fn a_peer_that_answers_lives() {
     // A ping has no status: its number is the next one's.
     peer.cmd_sn = 100;
     let command = peer.read(1, 0);
-    peer.session.reply(command.task, 0, &[], Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     assert_eq!(peer.one::<ScsiResponse>().0.stat_sn.get(), 501);
 }
 
@@ -194,7 +194,7 @@ fn abort_task_names_the_command_that_runs() {
 fn abort_task_of_a_command_that_is_over_finds_none() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
-    peer.session.reply(command.task, 0, &[], Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     peer.got();
     let request = function(&peer, Function::ABORT_TASK, 1, 100);
     peer.send(&request, &[]);
@@ -243,7 +243,7 @@ fn draining(peer: &mut Peer) -> Command {
     let header = peer.scsi(1, WRITE, 1024);
     peer.send(&header, &[]);
     let command = peer.command();
-    peer.session.reply(command.task, 2, &[1; 18], Tail::default(), 0);
+    peer.session.reply(command.task, 2, &[1; 18], &mut Tail::default(), 0);
     peer.assert_quiet();
     command
 }
@@ -361,7 +361,7 @@ fn a_function_that_means_a_function_finds_no_task() {
     peer.send(&second, &[]);
     assert_eq!(outcome(&mut peer), FunctionResponse::NO_TASK);
     // A function's key is no command's.
-    assert!(!peer.session.reply(first.task, 0, &[], Tail::default(), 0));
+    assert!(!peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0));
     assert!(matches!(peer.session.pull(first.task, 0, 1), Pull::Failed(_)));
     assert_eq!(peer.session.tasks(), 1);
 }
@@ -399,7 +399,7 @@ fn a_logout_ends_the_session() {
         assert_eq!((answer.time_to_wait.get(), answer.time_to_retain.get()), (2, 20));
         peer.assert_closed(Close::LoggedOut);
         assert_eq!(Close::LoggedOut.fault(), Fault::Nobody);
-        assert!(!peer.session.reply(running.task, 0, &[], Tail::default(), 0));
+        assert!(!peer.session.reply(running.task, 0, &[], &mut Tail::default(), 0));
         assert_eq!(peer.got(), []);
     }
 }
