@@ -141,7 +141,9 @@ async fn unmaps(bench: &Bench<'_>) {
     assert!(bench.read(front).await == bytes[..front.len as usize], "what lies before stays");
     if let (Some(used), Some(before)) = (bench.want.used, before) {
         bench.ask(Op::Flush, 0).await.result.expect("a flush");
-        assert!(used() + hole.len <= before, "{before} bytes were used, then {}", used());
+        // More extents may need a block of the file system's own, which counts as the file's.
+        let (after, own) = (used(), 64 << 10);
+        assert!(after + hole.len <= before + own, "{before} bytes were used, then {after}");
     }
 }
 
