@@ -363,6 +363,7 @@ impl Drop for Reactor {
     fn drop(&mut self) {
         if self.is_first {
             self.inner.executor.close();
+            self.inner.driver.end();
         }
     }
 }

@@ -198,6 +198,9 @@ pub trait Driver {
     /// The last clone of a handle is gone.
     fn close(&self, id: u32);
 
+    /// The core's tasks are gone: lets go of all files now, even if somebody still holds the driver.
+    fn end(&self) {}
+
     /// Opens a file or block device.
     ///
     /// # Errors

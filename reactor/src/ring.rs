@@ -80,6 +80,8 @@ struct Inner {
     /// Registered memory: address and bytes.
     fixed_memory: Option<(usize, usize)>,
     bell: BellState,
+    /// Everything was let go of: nothing begins any more.
+    is_over: bool,
 }
 
 struct BellState {
@@ -142,6 +144,7 @@ impl Ring {
             fixed_files,
             fixed_memory: None,
             bell: BellState { fd: net::raw(bell.fd()), value: Box::new(0), waiting: Vec::new(), has_rung: false },
+            is_over: false,
         };
         inner.listen_to_bell();
         Ok(Rc::new_cyclic(|me| Self {
@@ -276,7 +279,7 @@ impl Inner {
     }
 
     fn listener(&mut self, id: u32) -> Option<&mut Listener> {
-        self.open(id).listener.as_deref_mut()
+        self.open[id as usize].as_mut()?.listener.as_deref_mut()
     }
 
     fn target(&self, id: u32) -> Target {
@@ -291,6 +294,7 @@ impl Inner {
     /// Starts an operation, or answers it at once.
     fn start(&mut self, op: Op, done: Done, helpers: &Helpers) -> Answers {
         match op {
+            _ if self.is_over => Answers::One(Answer::new(done, Err(Fault::Aborted))),
             Op::Bell if self.bell.has_rung => {
                 self.bell.has_rung = false;
                 Answers::One(Answer::new(done, Ok(0)))
@@ -530,6 +534,9 @@ impl Inner {
 
     /// Ends what runs on a handle: what has not reached the kernel now, the rest when the kernel answers.
     fn cancel(&mut self, id: u32) -> Vec<Answer> {
+        if self.is_over {
+            return Vec::new();
+        }
         let open = self.open(id);
         let waiting: Vec<u32> = open.sending.waiting.drain(..).chain(open.receiving.waiting.drain(..)).collect();
         let accepts = open.listener.as_mut().map(|listener| std::mem::take(&mut listener.waiting)).unwrap_or_default();
@@ -564,6 +571,48 @@ impl Inner {
             return;
         }
         self.forget(id);
+    }
+
+    /// Ends what is under way, and lets go of all files. What waits at them may hold handles: the caller drops it.
+    fn end(&mut self) -> (Vec<Answer>, Vec<Open>) {
+        if std::mem::replace(&mut self.is_over, true) {
+            return (Vec::new(), Vec::new());
+        }
+        let end = clock::now() + DRAIN;
+        self.push(opcode::AsyncCancel2::new(CancelBuilder::any()).build().user_data(NOBODY));
+        self.entries.iter_mut().for_each(|entry| entry.cancel_all());
+        let mut answers = self.end_hot();
+        while self.in_flight > 0 && clock::now() < end {
+            self.flush_backlog();
+            self.enter(1, Some(Duration::from_millis(100)));
+            loop {
+                let Some(cqe) = self.ring.completion().next() else { break };
+                let has_more = cqueue::more(cqe.flags());
+                self.in_flight -= usize::from(!has_more);
+                let tag = cqe.user_data();
+                if tag & ACCEPT == 0 {
+                    answers.push(self.retire_alone(tag as u32, Err(Fault::Aborted)));
+                } else if tag & !ACCEPT < u64::from(u32::MAX) && cqe.result() >= 0 {
+                    // SAFETY: the kernel has just opened this file for us, and nobody else knows of it.
+                    drop(unsafe { OwnedFd::from_raw_fd(cqe.result()) });
+                }
+            }
+        }
+        if self.in_flight > 0 {
+            // A disk that does not answer, most likely. What the kernel may still touch must stay where it is.
+            std::mem::forget(std::mem::take(&mut self.entries));
+            std::mem::forget(std::mem::take(&mut self.bell.value));
+        }
+        (answers, self.let_go())
+    }
+
+    /// The kernel would close the ring's table a moment after the ring, and after the process: whoever starts the next
+    /// one at once would find ports, locks and devices taken.
+    fn let_go(&mut self) -> Vec<Open> {
+        self.open.iter().flatten().filter(|open| open.is_socket).for_each(|open| net::end(&open.fd));
+        // Fails only if there is no table, or none any more.
+        let _ = self.ring.submitter().unregister_files();
+        self.open.iter_mut().filter_map(Option::take).collect()
     }
 
     fn forget(&mut self, id: u32) {
@@ -637,6 +686,16 @@ impl Driver for Ring {
         self.inner.borrow_mut().close(id);
     }
 
+    fn end(&self) {
+        self.helpers.end();
+        // A panic may have left it borrowed: then the process ends without.
+        let Ok(mut inner) = self.inner.try_borrow_mut() else { return };
+        let (answers, open) = inner.end();
+        drop(inner);
+        drop(open);
+        answers.into_iter().for_each(Answer::give);
+    }
+
     fn open(&self, path: &Path, how: How) -> io::Result<Handle> {
         Ok(self.admit(file::open(path, how)?, false, None))
     }
@@ -661,8 +720,10 @@ impl Driver for Ring {
 
     fn shutdown(&self, socket: &Handle) {
         let mut inner = self.inner.borrow_mut();
-        inner.open(socket.id()).ends_sending = true;
-        inner.end_sending_if_due(socket.id());
+        if !inner.is_over {
+            inner.open(socket.id()).ends_sending = true;
+            inner.end_sending_if_due(socket.id());
+        }
     }
 
     fn register(&self, arena: &Arena) {
@@ -686,34 +747,7 @@ impl Driver for Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        self.helpers.end();
-        let inner = self.inner.get_mut();
-        let end = clock::now() + DRAIN;
-        inner.push(opcode::AsyncCancel2::new(CancelBuilder::any()).build().user_data(NOBODY));
-        inner.entries.iter_mut().for_each(|entry| entry.cancel_all());
-        let mut answers = inner.end_hot();
-        while inner.in_flight > 0 && clock::now() < end {
-            inner.flush_backlog();
-            inner.enter(1, Some(Duration::from_millis(100)));
-            loop {
-                let Some(cqe) = inner.ring.completion().next() else { break };
-                let has_more = cqueue::more(cqe.flags());
-                inner.in_flight -= usize::from(!has_more);
-                let tag = cqe.user_data();
-                if tag & ACCEPT == 0 {
-                    answers.push(inner.retire_alone(tag as u32, Err(Fault::Aborted)));
-                } else if tag & !ACCEPT < u64::from(u32::MAX) && cqe.result() >= 0 {
-                    // SAFETY: the kernel has just opened this file for us, and nobody else knows of it.
-                    drop(unsafe { OwnedFd::from_raw_fd(cqe.result()) });
-                }
-            }
-        }
-        if inner.in_flight > 0 {
-            // A disk that does not answer, most likely. What the kernel may still touch must stay where it is.
-            std::mem::forget(std::mem::take(&mut inner.entries));
-            std::mem::forget(std::mem::take(&mut inner.bell.value));
-        }
-        answers.into_iter().for_each(Answer::give);
+        self.end();
     }
 }
 

@@ -12,6 +12,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// How a device is opened as a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,17 +118,33 @@ pub(crate) struct Checked {
     pub(crate) mark: Mark,
 }
 
+/// How long a device may stay taken by a process that was killed: the kernel lets go what an io_uring held a moment
+/// after its process has ended, and does not tell who it is.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// On a device O_EXCL means: nobody has it mounted, and nobody will while it is open.
+fn open_alone(path: &Path, access: OFlags, device: u64) -> Result<OwnedFd, Refusal> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match rustix::fs::open(path, access | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
+            Err(Errno::BUSY) => match user_of(device) {
+                None if Instant::now() < end => std::thread::sleep(PAUSE),
+                by => return Err(Refusal::Busy { by }),
+            },
+            other => return Ok(other?),
+        }
+    }
+}
+
 pub(crate) fn open(path: &Path, options: &Options) -> Result<Checked, Refusal> {
     let device = stat(path)?;
     if FileType::from_raw_mode(device.st_mode) != FileType::BlockDevice {
         return Err(Refusal::NotBlock);
     }
     let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    // On a device O_EXCL means: nobody has it mounted, and nobody will while it is open.
-    let file = match rustix::fs::open(path, access | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
-        Err(Errno::BUSY) => return Err(Refusal::Busy { by: user_of(device.st_rdev) }),
-        other => other?,
-    };
+    let file = open_alone(path, access, device.st_rdev)?;
     let device = fstat(&file)?.st_rdev;
     let size = seek(&file, SeekFrom::End(0))?;
     if size == 0 {
