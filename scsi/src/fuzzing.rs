@@ -64,6 +64,7 @@ impl Store for MemoryStore {
                 from.copy_to(0, &mut bytes[at..end]);
             }
             (Op::Unmap { len } | Op::Zero { len, .. }, _) => bytes[at..at + len as usize].fill(0),
+            (Op::Copy { .. }, _) => return done.complete(Outcome::with(Err(Fault::Unsupported), io.data)),
             _ => {}
         }
         drop(bytes);
