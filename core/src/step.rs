@@ -496,8 +496,8 @@ impl Copying<'_> {
                 Some(part) => tools.arena.take_sg(part.len).map(|memory| (part, memory)),
             };
             // Of a part that is not there an empty range is entered.
-            let source = next.as_ref().map_or(Span::default(), |(part, _)| self.source(*part));
-            let target = loaded.as_ref().map_or(Span::default(), |(part, _)| self.target(*part));
+            let source = next.as_ref().map(|(part, _)| self.source(*part)).unwrap_or_default();
+            let target = loaded.as_ref().map(|(part, _)| self.target(*part)).unwrap_or_default();
             let _guards = enter_both((&self.from.ranges, source), (&self.unit.ranges, target)).await;
             let begun = next.map(|(part, memory)| {
                 let io = Io { op: Op::Read, offset: source.start, data: Data::In(memory) };
