@@ -315,7 +315,7 @@ impl Disk {
         });
     }
 
-    /// Copies `len` bytes from `at` of another open file, or of this one, to `offset`; memory of ours sees none of them.
+    /// Copies `len` bytes from `at` of another open file, or of this one, to `offset`, past memory of ours.
     pub fn copy(&self, from: &Self, at: u64, offset: u64, len: u64, done: Done) {
         // Handles are numbers of their driver.
         if !Rc::ptr_eq(self.0.reactor.driver(), from.0.reactor.driver()) {

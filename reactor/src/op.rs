@@ -122,8 +122,8 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
-    /// Bytes of another file, or of this one elsewhere, without moving them through memory of ours: shared by both where
-    /// the file system can (FICLONERANGE), else copied by the kernel (copy_file_range).
+    /// Bytes of another file, or of this one elsewhere, without moving them through memory of ours: shared by both
+    /// where the file system can (FICLONERANGE), else copied by the kernel (copy_file_range).
     /// [`lunar_core::io::Fault::Unsupported`] when it does neither.
     Copy {
         /// Of what.

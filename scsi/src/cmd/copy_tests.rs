@@ -434,3 +434,30 @@ fn a_copy_that_is_given_up_leaves_nothing() {
     let status = |id: u8| rig.run(&cdb(0x84, 0, [id, 0, 0, 0], 255), &[], 255).status;
     assert_eq!((status(0), status(15)), (Status::CHECK_CONDITION, Status::CHECK_CONDITION));
 }
+
+proptest::proptest! {
+    /// Lists that are right but for a few bytes: whatever they ask for, what they do not name stays as it is.
+    #[test]
+    fn any_nearly_right_list_does_no_harm(
+        changes in proptest::collection::vec((0usize..200, 0u8..=255), 0..6),
+        long in proptest::bool::ANY,
+    ) {
+        let (rig, other) = two(Rig::traits());
+        let before = fill(&other);
+        let segments = [segment(0, 0, 4, 0, 100), bytes_segment(1024, (2, 0), (200, 512))];
+        let mut list = match long {
+            true => lid4(1, 0, &[cscd(0)], &segments),
+            false => lid1(1, 0, &[cscd(0)], &segments),
+        };
+        for (at, byte) in changes {
+            let at = at % list.len();
+            list[at] = byte;
+        }
+        let ended = rig.run(&cdb(0x83, long.into(), [0; 4], list.len() as u32), &list, 0);
+        // The designator of the other disk is one byte away.
+        if ended.status != Status::GOOD {
+            assert!(!ended.sense.is_empty());
+        }
+        assert!(*other.bytes.borrow() == before || list.windows(8).any(|name| name == [0x30, 1, 2, 3, 4, 5, 6, 8]));
+    }
+}

@@ -1,4 +1,4 @@
-//! Third-party copies: data that moves between disks of this target without a detour through the initiator (SPC-4 5.16).
+//! Third-party copies: data moves between disks of this target without a detour through the initiator (SPC-4 5.16).
 //!
 //! * [`list`]: what EXTENDED COPY asks for, from its parameter list
 //! * [`operation`]: the copy itself, segment by segment

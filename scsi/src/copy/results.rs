@@ -9,8 +9,8 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// TOTAL CONCURRENT COPIES, MAXIMUM CONCURRENT COPIES: those of a nexus that run and those whose end is kept. Hosts have
-/// a few under way; what is kept of each is small.
+/// TOTAL CONCURRENT COPIES, MAXIMUM CONCURRENT COPIES: those of a nexus that run and those whose end is kept. Hosts
+/// have a few under way; what is kept of each is small.
 pub const COPIES_MAX: usize = 16;
 
 /// How far a copy is.
