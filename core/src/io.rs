@@ -5,6 +5,7 @@
 //! A store belongs to one core: each core opens each store for itself.
 
 use crate::mem::{Sg, SgMut};
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
@@ -41,6 +42,14 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// Bytes of another store of the same core, or of this one elsewhere, without moving them through memory. The other
+    /// is the request's [`Data::From`]; ranges of one store do not overlap.
+    Copy {
+        /// Where the bytes are in the other store.
+        from: u64,
+        /// Bytes.
+        len: u64,
+    },
 }
 
 /// One request to a store.
@@ -61,7 +70,7 @@ impl Io {
         match self.op {
             Op::Read | Op::Write { .. } => self.data.len() as u64,
             Op::Flush => 0,
-            Op::Unmap { len } | Op::Zero { len, .. } | Op::Extent { len } => len,
+            Op::Unmap { len } | Op::Zero { len, .. } | Op::Extent { len } | Op::Copy { len, .. } => len,
         }
     }
 
@@ -82,6 +91,33 @@ pub enum Data {
     In(SgMut),
     /// To be read.
     Out(Sg),
+    /// Where [`Op::Copy`] copies from.
+    From(Origin),
+}
+
+/// A store as others copy from it: what it shows of itself to stores of its own kind, which know it by its type. It
+/// keeps open what it names.
+#[derive(Clone)]
+pub struct Origin(Rc<dyn Any>);
+
+impl Origin {
+    /// What a store shows of itself.
+    #[must_use]
+    pub fn new(shown: Rc<dyn Any>) -> Self {
+        Self(shown)
+    }
+
+    /// What it is, if it is a `T`.
+    #[must_use]
+    pub fn is<T: 'static>(&self) -> Option<&T> {
+        self.0.downcast_ref()
+    }
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Origin")
+    }
 }
 
 impl Data {
@@ -98,7 +134,7 @@ impl Data {
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
-            Self::None => 0,
+            Self::None | Self::From(_) => 0,
             Self::In(sg) => sg.len(),
             Self::Out(sg) => sg.len(),
         }
@@ -315,6 +351,11 @@ pub trait Store {
     fn lend(&self, offset: u64, len: usize, to: &mut Sg) -> bool {
         let _ = (offset, len, to);
         false
+    }
+
+    /// What others copy from it by: see [`Op::Copy`]. None: its bytes are read.
+    fn origin(&self) -> Option<Origin> {
+        None
     }
 }
 

@@ -57,6 +57,12 @@ impl Ranges {
         self.add(span, false)
     }
 
+    /// Enters ordinary I/O, if nothing overlapping is held.
+    fn try_enter(self: &Rc<Self>, span: Span) -> Option<Guard> {
+        let stops = self.held.get() > 0 && self.overlapped(span, |entry| entry.held);
+        (!stops).then(|| self.add(span, false))
+    }
+
     /// Holds a range: later I/O on it waits; returns when all earlier I/O on it is done.
     pub async fn hold(self: &Rc<Self>, span: Span) -> Guard {
         self.clear_of(span, |entry| entry.held).await;
@@ -67,7 +73,7 @@ impl Ranges {
 
     async fn clear_of(&self, span: Span, matters: impl Fn(&Entry) -> bool) {
         poll_fn(|cx| {
-            if self.spans.borrow().iter().any(|entry| matters(entry) && entry.span.overlaps(span)) {
+            if self.overlapped(span, &matters) {
                 self.waiters.borrow_mut().push(cx.waker().clone());
                 Poll::Pending
             } else {
@@ -77,12 +83,32 @@ impl Ranges {
         .await;
     }
 
+    fn overlapped(&self, span: Span, matters: impl Fn(&Entry) -> bool) -> bool {
+        self.spans.borrow().iter().any(|entry| matters(entry) && entry.span.overlaps(span))
+    }
+
     fn add(self: &Rc<Self>, span: Span, held: bool) -> Guard {
         let id = self.next.get();
         self.next.set(id + 1);
         self.held.set(self.held.get() + u32::from(held));
         self.spans.borrow_mut().push(Entry { id, span, held });
         Guard { ranges: self.clone(), id }
+    }
+}
+
+/// Enters ordinary I/O on two ranges, of one unit or of two. It waits for neither while it is inside the other: two
+/// atomic commands and two that wait so could wait for each other in a circle.
+pub async fn enter_both(one: (&Rc<Ranges>, Span), other: (&Rc<Ranges>, Span)) -> (Guard, Guard) {
+    loop {
+        let first = one.0.enter(one.1).await;
+        if let Some(second) = other.0.try_enter(other.1) {
+            return (first, second);
+        }
+        drop(first);
+        let second = other.0.enter(other.1).await;
+        if let Some(first) = one.0.try_enter(one.1) {
+            return (first, second);
+        }
     }
 }
 
@@ -147,6 +173,26 @@ mod tests {
         assert!(poll(&mut later).is_none());
         drop(held);
         assert!(poll(&mut later).is_some());
+    }
+
+    #[test]
+    fn two_ranges_are_entered_together_or_not_at_all() {
+        let (a, b) = (Rc::new(Ranges::default()), Rc::new(Ranges::default()));
+        let span = Span { start: 0, end: 10 };
+        for (near, far) in [(&a, &b), (&b, &a)] {
+            let held = poll(&mut hold(far, 5, 6)).expect("free");
+            let mut both = Box::pin(enter_both((near, span), (far, span)));
+            let mut enter = || both.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert!(enter().is_pending());
+            let atomic = poll(&mut hold(near, 5, 6)).expect("nobody is inside while he waits");
+            drop(held);
+            assert!(enter().is_pending(), "now the other is held");
+            let held = poll(&mut hold(far, 5, 6)).expect("nor here");
+            drop((atomic, held));
+            let Poll::Ready(guards) = enter() else { panic!("both are free") };
+            assert!(poll(&mut hold(near, 9, 20)).is_none() && poll(&mut hold(far, 9, 20)).is_none());
+            drop(guards);
+        }
     }
 
     #[test]

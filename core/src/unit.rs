@@ -90,6 +90,15 @@ impl Unit {
     }
 }
 
+/// A unit is its number.
+impl PartialEq for Unit {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Unit {}
+
 impl fmt::Debug for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Unit({} {:?})", self.id.0, self.geometry)

@@ -296,7 +296,11 @@ impl Disk {
 
     /// Changes the space behind a range.
     pub fn allocate(&self, how: Allocate, offset: u64, len: u64, done: Done) {
-        let op = Op::Allocate { file: self.0.space.clone(), how, offset, len };
+        self.change(Op::Allocate { file: self.0.space.clone(), how, offset, len }, done);
+    }
+
+    /// Changes what the kernel keeps; on the medium, where every change is.
+    fn change(&self, op: Op, done: Done) {
         if !self.0.policy.durable {
             return self.0.reactor.submit(op, done);
         }
@@ -309,6 +313,16 @@ impl Disk {
                 Err(_) => done.complete(outcome),
             }
         });
+    }
+
+    /// Copies `len` bytes from `at` of another open file, or of this one, to `offset`, past memory of ours.
+    pub fn copy(&self, from: &Self, at: u64, offset: u64, len: u64, done: Done) {
+        // Handles are numbers of their driver.
+        if !Rc::ptr_eq(self.0.reactor.driver(), from.0.reactor.driver()) {
+            return done.complete(Outcome::new(Err(Fault::Unsupported)));
+        }
+        let op = Op::Copy { from: from.file(), at, file: self.file(), offset, len };
+        self.change(op, done);
     }
 
     /// How far the space from `offset` on is in one state, at most `len`.

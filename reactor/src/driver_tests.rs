@@ -52,6 +52,7 @@ both! {
     pieces_beyond_one_call_are_moved;
     durable_writes_and_syncs_answer;
     holes_are_punched_zeroed_and_found;
+    files_are_copied_by_the_kernel;
     device_requests_on_a_file_are_unsupported;
     many_file_operations_at_once;
     more_operations_than_the_rings_hold;
@@ -458,6 +459,31 @@ async fn holes_are_punched_zeroed_and_found(reactor: Reactor) {
     let hole = extent(&reactor, &file, MIB, MIB).await;
     assert_eq!(hole, Extent { len: MIB, mapped: false });
     assert_eq!(read(&reactor, &file, 0, 10, 10).await, (0..10).map(pattern).collect::<Vec<u8>>());
+}
+
+async fn files_are_copied_by_the_kernel(reactor: Reactor) {
+    let (one, other) = (Scratch::new(), Scratch::new());
+    let from = reactor.driver().open(&one.0, How::default()).expect("open");
+    let file = reactor.driver().open(&other.0, How::default()).expect("open");
+    assert_eq!(write(&reactor, &from, 4096, data(reactor.arena(), 0, 1 << 20, 1 << 20)).await, Ok(1 << 20));
+    let op = Op::Copy { from: from.clone(), at: 4096, file: file.clone(), offset: 8192, len: 1 << 20 };
+    match run_op(&reactor, op).await.result {
+        Ok(_) => {}
+        Err(Fault::Unsupported) => return eprintln!("skipped: this kernel copies nothing here"),
+        Err(why) => panic!("{why:?}"),
+    }
+    let copy = read(&reactor, &file, 8192, 1 << 20, 1 << 20).await;
+    assert!(copy == read(&reactor, &from, 4096, 1 << 20, 1 << 20).await);
+    // Within a file, not aligned to anything; and past the end of what there is.
+    let within = |at, len| Op::Copy { from: file.clone(), at, file: file.clone(), offset: 4 << 20, len };
+    assert_eq!(run_op(&reactor, within(8193, 1000)).await.result, Ok(0));
+    assert!(read(&reactor, &file, 4 << 20, 1000, 1000).await == copy[1..1001]);
+    assert_eq!(run_op(&reactor, within(9 << 20, 1000)).await.result, Err(Fault::Medium));
+    // The one who asked does not keep the source open; the operation does.
+    let mut completion = Completion::new();
+    reactor.submit(Op::Copy { from, at: 4096, file: file.clone(), offset: 0, len: 4096 }, completion.token());
+    assert_eq!(completion.wait().await.result, Ok(0));
+    assert!(read(&reactor, &file, 0, 4096, 4096).await == copy[..4096]);
 }
 
 async fn device_requests_on_a_file_are_unsupported(reactor: Reactor) {

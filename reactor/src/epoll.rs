@@ -74,6 +74,8 @@ struct Job {
     done: Done,
     /// The operation holds it.
     handle: Handle,
+    /// What a copy comes from.
+    origin: Option<Handle>,
     data: Data,
     /// Bytes that were moved before the helper began.
     moved: usize,
@@ -85,21 +87,26 @@ struct Answer {
     done: Done,
     outcome: Outcome,
     handle: Option<Handle>,
+    origin: Option<Handle>,
 }
 
 impl Answer {
     fn new(done: Done, result: Result<u32, Fault>, data: Data, handle: Handle) -> Self {
-        Self { done, outcome: Outcome::with(result, data), handle: Some(handle) }
+        Self { done, outcome: Outcome::with(result, data), handle: Some(handle), origin: None }
+    }
+
+    fn of_job(job: Job, result: Result<u32, Fault>) -> Self {
+        Self { origin: job.origin, ..Self::new(job.done, result, job.data, job.handle) }
     }
 
     fn of_bell(done: Done) -> Self {
-        Self { done, outcome: Outcome::new(Ok(0)), handle: None }
+        Self { done, outcome: Outcome::new(Ok(0)), handle: None, origin: None }
     }
 
-    /// Answers. The handle goes last: it may be the last one.
+    /// Answers. The handles go last: they may be the last ones.
     fn give(self) {
         self.done.complete(self.outcome);
-        drop(self.handle);
+        drop((self.handle, self.origin));
     }
 }
 
@@ -196,7 +203,7 @@ impl Epoll {
                 (Data::In(sg), Ok(read)) if job.moved + (read as usize) < sg.len() => Err(Fault::Medium),
                 (data, result) => result.map(|_| data.len() as u32),
             };
-            let mut over = Answer::new(job.done, result, job.data, job.handle);
+            let mut over = Answer::of_job(job, result);
             over.outcome.extent = answer.extent;
             over.give();
         }
@@ -208,13 +215,13 @@ impl Epoll {
         let begun = self.inner.borrow_mut().begin_file(op);
         let (key, work) = match begun {
             Begun::Over { handle, data, result } => return Answer::new(done, result, data, handle).give(),
-            Begun::Work { handle, data, moved, work } => {
-                (self.inner.borrow_mut().keep_job(Job { done, handle, data, moved }), work)
+            Begun::Work { handle, origin, data, moved, work } => {
+                (self.inner.borrow_mut().keep_job(Job { done, handle, origin, data, moved }), work)
             }
         };
         if let Err(fault) = self.helpers.give(key, work) {
             let job = self.inner.borrow_mut().take_job(key);
-            Answer::new(job.done, Err(fault), job.data, job.handle).give();
+            Answer::of_job(job, Err(fault)).give();
         }
     }
 
@@ -239,7 +246,7 @@ impl Epoll {
 /// How far a file's operation has come when it was submitted.
 enum Begun {
     Over { handle: Handle, data: Data, result: Result<u32, Fault> },
-    Work { handle: Handle, data: Data, moved: usize, work: Work },
+    Work { handle: Handle, origin: Option<Handle>, data: Data, moved: usize, work: Work },
 }
 
 impl Inner {
@@ -256,6 +263,10 @@ impl Inner {
                 self.begin(file, |file| Work::Allocate { file, how, offset, len })
             }
             Op::Extent { file, offset, len } => self.begin(file, |file| Work::Extent { file, offset, len }),
+            Op::Copy { from, at, file, offset, len } => {
+                let raw = net::raw(&self.open(from.id()).fd);
+                self.begin_with(file, Some(from), |file| Work::Copy { from: raw, at, file, offset, len })
+            }
             Op::Accept { .. } | Op::Receive { .. } | Op::Send { .. } | Op::Bell => {
                 unreachable!("these are not of files")
             }
@@ -263,8 +274,12 @@ impl Inner {
     }
 
     fn begin(&mut self, handle: Handle, work: impl FnOnce(i32) -> Work) -> Begun {
+        self.begin_with(handle, None, work)
+    }
+
+    fn begin_with(&mut self, handle: Handle, origin: Option<Handle>, work: impl FnOnce(i32) -> Work) -> Begun {
         let file = net::raw(&self.open(handle.id()).fd);
-        Begun::Work { handle, data: Data::None, moved: 0, work: work(file) }
+        Begun::Work { handle, origin, data: Data::None, moved: 0, work: work(file) }
     }
 
     fn begin_read(&mut self, handle: Handle, offset: u64, into: SgMut) -> Begun {
@@ -292,7 +307,13 @@ impl Inner {
             return Begun::Over { handle, data, result: Ok(total as u32) };
         }
         let into = Vector::of(&mut data, moved);
-        Begun::Work { handle, data, moved, work: Work::Read { file, into, offset: offset + moved as u64 } }
+        Begun::Work {
+            handle,
+            origin: None,
+            data,
+            moved,
+            work: Work::Read { file, into, offset: offset + moved as u64 },
+        }
     }
 
     fn begin_write(&mut self, handle: Handle, offset: u64, data: Sg, durable: bool) -> Begun {
@@ -302,7 +323,7 @@ impl Inner {
             return Begun::Over { handle, data, result: Ok(0) };
         }
         let from = Vector::of(&mut data, 0);
-        Begun::Work { handle, data, moved: 0, work: Work::Write { file, from, offset, durable } }
+        Begun::Work { handle, origin: None, data, moved: 0, work: Work::Write { file, from, offset, durable } }
     }
 
     fn keep_job(&mut self, job: Job) -> u32 {

@@ -14,6 +14,18 @@ const BLKDISCARD: libc::Ioctl = 0x1277;
 /// BLKZEROOUT of linux/fs.h: `_IO(0x12, 127)`.
 const BLKZEROOUT: libc::Ioctl = 0x127f;
 
+/// FICLONERANGE of linux/fs.h: `_IOW(0x94, 13, struct file_clone_range)`.
+const FICLONERANGE: libc::Ioctl = 0x4020_940d;
+
+/// `struct file_clone_range` of linux/fs.h.
+#[repr(C)]
+struct CloneRange {
+    from: i64,
+    at: u64,
+    len: u64,
+    offset: u64,
+}
+
 /// The smallest unit of direct reads.
 pub(crate) const SECTOR: u32 = 512;
 
@@ -46,7 +58,7 @@ pub(crate) fn fallocate_mode(how: Allocate) -> Option<i32> {
     }
 }
 
-/// What a helper thread does: whatever would make a core wait. The one who gave the work keeps the file open, and
+/// What a helper thread does: whatever would make a core wait. The one who gave the work keeps the files open, and
 /// the memory that a vector points at alive, until the helper has answered.
 pub(crate) enum Work {
     Allocate { file: RawFd, how: Allocate, offset: u64, len: u64 },
@@ -54,6 +66,7 @@ pub(crate) enum Work {
     Read { file: RawFd, into: Vector, offset: u64 },
     Write { file: RawFd, from: Vector, offset: u64, durable: bool },
     Sync { file: RawFd },
+    Copy { from: RawFd, at: u64, file: RawFd, offset: u64, len: u64 },
 }
 
 /// What came of it. Bytes count for reads and writes only.
@@ -81,6 +94,7 @@ pub(crate) fn carry_out(work: Work) -> Answer {
         Work::Write { file, mut from, offset, durable } => Answer::new(write(file, &mut from, offset, durable)),
         // SAFETY: the call touches no memory of ours.
         Work::Sync { file } => Answer::new(again(|| unsafe { libc::fdatasync(file) as isize }).map(|_| 0)),
+        Work::Copy { from, at, file, offset, len } => Answer::new(copy(from, at, file, offset, len).map(|()| 0)),
     }
 }
 
@@ -122,6 +136,35 @@ fn allocate(file: RawFd, how: Allocate, offset: u64, len: u64) -> Result<(), Fau
         Err(Fault::Os(libc::ENOTTY)) => Err(Fault::Unsupported),
         other => other.map(drop),
     }
+}
+
+/// Has the file system share the range, or the kernel copy it.
+fn copy(from: RawFd, at: u64, file: RawFd, offset: u64, len: u64) -> Result<(), Fault> {
+    let range = CloneRange { from: i64::from(from), at, len, offset };
+    // SAFETY: the request reads one such structure from where the pointer says.
+    match again(|| unsafe { libc::ioctl(file, FICLONERANGE, &raw const range) as isize }) {
+        Ok(_) => return Ok(()),
+        // No space to keep apart what is shared: a copy would need more.
+        Err(Fault::NoSpace) => return Err(Fault::NoSpace),
+        // The file system shares nothing, or not these blocks.
+        Err(_) => {}
+    }
+    let (mut source, mut target) = (signed(at)?, signed(offset)?);
+    let mut left = len;
+    while left > 0 {
+        let count = usize::try_from(left).unwrap_or(usize::MAX);
+        // SAFETY: the call moves the two positions that the pointers name.
+        let copied = again(|| unsafe { libc::copy_file_range(from, &raw mut source, file, &raw mut target, count, 0) });
+        match copied {
+            // The source ends before: it was cut off under us.
+            Ok(0) => return Err(Fault::Medium),
+            Ok(copied) => left = left.saturating_sub(copied as u64),
+            // Not between these two, not with this alignment, not in this kernel.
+            Err(Fault::Os(libc::EXDEV | libc::EINVAL | libc::ENOSYS | libc::EPERM)) => return Err(Fault::Unsupported),
+            Err(fault) => return Err(fault),
+        }
+    }
+    Ok(())
 }
 
 fn extent(file: RawFd, offset: u64, len: u64) -> Result<Extent, Fault> {

@@ -122,6 +122,21 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// Bytes of another file, or of this one elsewhere, without moving them through memory of ours: shared by both
+    /// where the file system can (FICLONERANGE), else copied by the kernel (copy_file_range).
+    /// [`lunar_core::io::Fault::Unsupported`] when it does neither.
+    Copy {
+        /// Of what.
+        from: Handle,
+        /// Where.
+        at: u64,
+        /// To what.
+        file: Handle,
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// The other cores have left something in the mailbox: answered when the bell rings.
     Bell,
 }

@@ -351,7 +351,8 @@ impl Inner {
             line.is_busy = true;
         }
         let raw = net::raw(&self.open(id).fd);
-        if let Some(work) = self.entries[key as usize].work(raw) {
+        let open = |handle: &Handle| self.open[handle.id() as usize].as_ref().map_or(-1, |open| net::raw(&open.fd));
+        if let Some(work) = self.entries[key as usize].work(raw, open) {
             return match helpers.give(key, work) {
                 Ok(()) => Answers::None,
                 Err(fault) => Answers::One(self.retire_alone(key, Err(fault))),
@@ -753,7 +754,7 @@ impl Drop for Ring {
 
 impl Answer {
     fn new(done: Done, result: Result<u32, Fault>) -> Self {
-        Self { done: Some(done), outcome: Outcome::new(result), handle: None }
+        Self { done: Some(done), outcome: Outcome::new(result), handle: None, work: None }
     }
 
     fn with_handle(done: Done, result: Result<u32, Fault>, handle: Handle) -> Self {

@@ -55,7 +55,15 @@ impl From<Sense> for Refusal {
 /// # Errors
 /// How the command ends if it may not. A unit attention that is told by it is told.
 pub fn admit(row: &Row, addressee: &Addressee) -> Result<(), Refusal> {
-    let gates = &row.policy.gates;
+    pass(&row.policy.gates, addressee)
+}
+
+/// Decides whether what these gates are for may be done to this addressee now: a command, or what one does to a disk
+/// that it was not sent to.
+///
+/// # Errors
+/// As [`admit`].
+pub fn pass(gates: &Gates, addressee: &Addressee) -> Result<(), Refusal> {
     match (addressee, gates.reach) {
         (Addressee::Disk(itl), _) => {
             if itl.is_clear() && itl.lu.is_clear() && gates.needs == Needs::Nothing {

@@ -82,6 +82,9 @@ impl Target {
                         moved += carrier.carry(step, reply, tools).await?;
                     }
                 }
+                // Behind a pointer: it is larger than all the rest, and seldom.
+                Plan::Copy(list) => Box::pin(self.copy(nexus, &itl.lu, &list, transfer, tools)).await?,
+                Plan::StopCopy(id) => nexus.copies.stop(itl.lu.lun, id).await,
                 Plan::Change { flush, change } => {
                     if flush {
                         carrier.carry(Step::Flush, reply, tools).await?;

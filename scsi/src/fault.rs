@@ -21,9 +21,10 @@ impl Site {
             Step::Read { offset, .. } | Step::Compare { offset, .. } | Step::Verify { offset, .. } => {
                 (Some(*offset), false)
             }
-            Step::Write { offset, .. } | Step::Fill { offset, .. } | Step::CompareWrite { offset, .. } => {
-                (Some(*offset), true)
-            }
+            Step::Write { offset, .. }
+            | Step::Fill { offset, .. }
+            | Step::CompareWrite { offset, .. }
+            | Step::Copy { offset, .. } => (Some(*offset), true),
             Step::Flush | Step::Unmap(_) => (None, true),
         };
         Self { offset, block, writes }
@@ -40,7 +41,10 @@ impl Site {
                 let information = self.offset.map(|offset| (offset + at) / u64::from(self.block));
                 Sense { information, ..Sense::new(SenseKey::MEDIUM_ERROR, asc) }.into()
             }
-            Failure::Fault { fault, .. } => transfer(fault),
+            Failure::Origin { fault: Fault::Medium, .. } => {
+                Sense::new(SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR).into()
+            }
+            Failure::Fault { fault, .. } | Failure::Origin { fault, .. } => transfer(fault),
         }
     }
 }

@@ -64,6 +64,7 @@ impl Store for MemoryStore {
                 from.copy_to(0, &mut bytes[at..end]);
             }
             (Op::Unmap { len } | Op::Zero { len, .. }, _) => bytes[at..at + len as usize].fill(0),
+            (Op::Copy { .. }, _) => return done.complete(Outcome::with(Err(Fault::Unsupported), io.data)),
             _ => {}
         }
         drop(bytes);
@@ -197,11 +198,13 @@ impl Rig {
     /// A unit with these bytes.
     ///
     /// # Panics
-    /// When they are not a whole number of blocks.
+    /// When they are not a whole number of blocks, or `id` is not small.
     #[must_use]
     pub fn unit(id: u32, traits: Traits, memory: Rc<Memory>) -> Rc<Unit> {
         let ranges = Rc::new(Ranges::default());
-        let uuid = [0xa0, 1, 2, 3, 4, 5, 0x46, 7, 0x88, 9, 10, 11, 12, 13, 14, 15];
+        // Units are told apart by their last byte.
+        let last = |byte: u8| byte + u8::try_from(id).expect("a few units");
+        let uuid = [0xa0, 1, 2, 3, 4, 5, 0x46, 7, 0x88, 9, 10, 11, 12, 13, 14, last(15)];
         Rc::new(Unit {
             id: UnitId(id),
             identity: Arc::new(Identity {
@@ -210,7 +213,7 @@ impl Rig {
                 revision: "0001".into(),
                 serial: "0123456789".into(),
                 uuid,
-                naa: [0x30, 1, 2, 3, 4, 5, 6, 7],
+                naa: [0x30, 1, 2, 3, 4, 5, 6, last(7)],
             }),
             geometry: Geometry::of(&traits, BLOCK).expect("a whole number of blocks"),
             read_only: traits.read_only,

@@ -1,6 +1,7 @@
 //! The SCSI device server: a command and its data in, steps and a status out. Pure, and knows no transport.
 //!
 //! * [`table`]: the list of commands, one type each, and what derives from it; [`cmd`]: the commands by family
+//! * [`copy`]: third-party copies, their lists and their ends
 //! * [`vpd`], [`mode`]: pages, one row each
 //! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
@@ -13,6 +14,7 @@ pub mod attention;
 pub mod cmd;
 pub mod command;
 pub mod context;
+pub mod copy;
 pub mod docs;
 pub mod execute;
 mod fault;

@@ -1,6 +1,7 @@
 //! I_T nexuses, and what each of them has to do with each disk.
 
 use crate::attention::Attentions;
+use crate::copy::results::Copies;
 use crate::lu::LogicalUnit;
 use crate::lun::Lun;
 use crate::order::Order;
@@ -154,6 +155,8 @@ pub struct Nexus {
     pub name: NexusName,
     /// Its tasks.
     pub tasks: TaskSet,
+    /// The third-party copies that it asked for.
+    pub(crate) copies: Copies,
     /// The disks of the target.
     units: Rc<Units>,
     /// What it has to do with each disk that it has addressed, by LUN: thousands of sessions on thousands of disks
@@ -166,7 +169,7 @@ pub(crate) type Units = RefCell<BTreeMap<u16, Rc<LogicalUnit>>>;
 
 impl Nexus {
     pub(crate) fn new(name: NexusName, units: Rc<Units>) -> Self {
-        Self { name, tasks: TaskSet::default(), units, luns: RefCell::default() }
+        Self { name, tasks: TaskSet::default(), copies: Copies::default(), units, luns: RefCell::default() }
     }
 
     /// Whom a LUN names.
@@ -204,6 +207,12 @@ impl Nexus {
             luns.resize(at + 1, None);
         }
         luns[at] = itl;
+    }
+
+    /// The first disk that it sees of those that `is_meant` names.
+    pub(crate) fn seek(&self, is_meant: impl Fn(&LogicalUnit) -> bool) -> Option<Rc<ItlNexus>> {
+        let meant: Vec<u16> = self.units.borrow().iter().filter(|(_, lu)| is_meant(lu)).map(|(lun, _)| *lun).collect();
+        meant.into_iter().find_map(|lun| self.itl(lun))
     }
 
     /// Runs `what` for each disk, in the order of their numbers.

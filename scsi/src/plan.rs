@@ -1,5 +1,6 @@
 //! What a command decided to do.
 
+use crate::copy::list::CopyList;
 use crate::lu::Change;
 use lunar_core::step::Step;
 
@@ -14,6 +15,10 @@ pub enum Plan {
     Do(Step),
     /// Two steps, one after the other. Behind a pointer, for it is seldom.
     Both(Box<[Step; 2]>),
+    /// A third-party copy.
+    Copy(Box<CopyList>),
+    /// The copy of this list identifier that the nexus asked this logical unit for ends; done when it has.
+    StopCopy(u32),
     /// A change of the logical unit that all cores must know of first.
     Change {
         /// Whether what is cached goes to the medium before.

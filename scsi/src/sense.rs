@@ -37,12 +37,17 @@ macro_rules! additional {
 
 additional! {
     NO_ADDITIONAL_SENSE_INFORMATION = 0x0000, "no additional sense information";
+    OPERATION_IN_PROGRESS = 0x0016, "operation in progress";
     NOT_READY_STANDBY = 0x040b, "logical unit not accessible, target port in standby state";
     NOT_READY_UNAVAILABLE = 0x040c, "logical unit not accessible, target port in unavailable state";
     NOT_READY_TRANSITION = 0x040a, "logical unit not accessible, asymmetric access state transition";
     NOT_READY_START_REQUIRED = 0x0402, "logical unit not ready, initializing command required";
     NOT_READY_OFFLINE = 0x0412, "logical unit not ready, offline";
+    UNREACHABLE_COPY_TARGET = 0x0804, "unreachable copy target";
     WRITE_ERROR = 0x0c00, "write error";
+    THIRD_PARTY_DEVICE_FAILURE = 0x0d01, "third party device failure";
+    COPY_TARGET_DEVICE_NOT_REACHABLE = 0x0d02, "copy target device not reachable";
+    INCORRECT_COPY_TARGET_DEVICE_TYPE = 0x0d03, "incorrect copy target device type";
     INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT = 0x0e03, "invalid field in command information unit";
     UNRECOVERED_READ_ERROR = 0x1100, "unrecovered read error";
     PARAMETER_LIST_LENGTH_ERROR = 0x1a00, "parameter list length error";
@@ -52,6 +57,12 @@ additional! {
     INVALID_FIELD_IN_CDB = 0x2400, "invalid field in CDB";
     LOGICAL_UNIT_NOT_SUPPORTED = 0x2500, "logical unit not supported";
     INVALID_FIELD_IN_PARAMETER_LIST = 0x2600, "invalid field in parameter list";
+    TOO_MANY_TARGET_DESCRIPTORS = 0x2606, "too many target descriptors";
+    UNSUPPORTED_TARGET_DESCRIPTOR_TYPE_CODE = 0x2607, "unsupported target descriptor type code";
+    TOO_MANY_SEGMENT_DESCRIPTORS = 0x2608, "too many segment descriptors";
+    UNSUPPORTED_SEGMENT_DESCRIPTOR_TYPE_CODE = 0x2609, "unsupported segment descriptor type code";
+    UNEXPECTED_INEXACT_SEGMENT = 0x260a, "unexpected inexact segment";
+    INLINE_DATA_LENGTH_EXCEEDED = 0x260b, "inline data length exceeded";
     WRITE_PROTECTED = 0x2700, "write protected";
     SPACE_ALLOCATION_FAILED = 0x2707, "space allocation failed write protect";
     POWER_ON_OR_RESET = 0x2900, "power on, reset, or bus device reset occurred";
@@ -67,11 +78,22 @@ additional! {
     DATA_PHASE_ERROR = 0x4b00, "data phase error";
 }
 
+/// What a field pointer points into.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Within {
+    /// The CDB.
+    Cdb,
+    /// The parameter list.
+    List,
+    /// The segment descriptor that [`Sense::segment`] names: for COPY ABORTED (SPC-4 4.5.2.4.6).
+    Segment,
+}
+
 /// Which byte, and which bit of it, is in error (SPC-6 4.4.2.4.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pointer {
-    /// Whether it points into the CDB or into the parameter list.
-    pub in_cdb: bool,
+    /// What it points into.
+    pub within: Within,
     /// First byte of the field.
     pub byte: u16,
     /// Its left-most bit, where the field does not start with a byte.
@@ -89,6 +111,8 @@ pub struct Sense {
     pub pointer: Option<Pointer>,
     /// INFORMATION: the first bad LBA, the offset of a miscompare.
     pub information: Option<u64>,
+    /// The segment descriptor that was worked on, for COPY ABORTED: the last two bytes of COMMAND-SPECIFIC INFORMATION.
+    pub segment: Option<u16>,
 }
 
 impl Sense {
@@ -98,7 +122,7 @@ impl Sense {
     /// A kind and a cause.
     #[must_use]
     pub const fn new(key: SenseKey, asc: Asc) -> Self {
-        Self { key, asc, pointer: None, information: None }
+        Self { key, asc, pointer: None, information: None, segment: None }
     }
 
     /// ILLEGAL REQUEST, with this cause.
@@ -110,25 +134,25 @@ impl Sense {
     /// INVALID FIELD IN CDB, for the field that begins with this byte.
     #[must_use]
     pub const fn in_cdb(byte: usize) -> Self {
-        Self::illegal(Asc::INVALID_FIELD_IN_CDB).pointing(true, byte, None)
+        Self::illegal(Asc::INVALID_FIELD_IN_CDB).pointing(Within::Cdb, byte, None)
     }
 
     /// INVALID FIELD IN CDB, for the field whose left-most bit is this one.
     #[must_use]
     pub const fn bit_in_cdb(byte: usize, bit: u8) -> Self {
-        Self::illegal(Asc::INVALID_FIELD_IN_CDB).pointing(true, byte, Some(bit))
+        Self::illegal(Asc::INVALID_FIELD_IN_CDB).pointing(Within::Cdb, byte, Some(bit))
     }
 
     /// INVALID FIELD IN PARAMETER LIST, for the field that begins with this byte.
     #[must_use]
     pub const fn in_list(byte: usize) -> Self {
-        Self::illegal(Asc::INVALID_FIELD_IN_PARAMETER_LIST).pointing(false, byte, None)
+        Self::illegal(Asc::INVALID_FIELD_IN_PARAMETER_LIST).pointing(Within::List, byte, None)
     }
 
     /// INVALID FIELD IN PARAMETER LIST, for the field whose left-most bit is this one.
     #[must_use]
     pub const fn bit_in_list(byte: usize, bit: u8) -> Self {
-        Self::illegal(Asc::INVALID_FIELD_IN_PARAMETER_LIST).pointing(false, byte, Some(bit))
+        Self::illegal(Asc::INVALID_FIELD_IN_PARAMETER_LIST).pointing(Within::List, byte, Some(bit))
     }
 
     /// With INFORMATION.
@@ -138,19 +162,30 @@ impl Sense {
         self
     }
 
-    const fn pointing(mut self, in_cdb: bool, byte: usize, bit: Option<u8>) -> Self {
+    /// With a pointer to the field that begins with this byte.
+    #[must_use]
+    pub const fn at(self, within: Within, byte: usize) -> Self {
+        self.pointing(within, byte, None)
+    }
+
+    const fn pointing(mut self, within: Within, byte: usize, bit: Option<u8>) -> Self {
         // Fields are the code's own offsets or below 64 KiB by the length fields that they are counted with.
         let byte = if byte > 0xffff { 0xffff } else { byte as u16 };
-        self.pointer = Some(Pointer { in_cdb, byte, bit });
+        self.pointer = Some(Pointer { within, byte, bit });
         self
     }
 
     /// Sense-key specific bytes (SPC-6 4.4.2.4).
     fn key_specific(&self) -> Option<[u8; 3]> {
-        let Pointer { in_cdb, byte, bit } = self.pointer?;
+        let Pointer { within, byte, bit } = self.pointer?;
+        let within = match within {
+            Within::Cdb => 0x40,
+            Within::List => 0,
+            Within::Segment => 0x20,
+        };
         let bit = bit.map_or(0, |bit| 0x08 | bit & 7);
         let [high, low] = byte.to_be_bytes();
-        Some([0x80 | u8::from(in_cdb) << 6 | bit, high, low])
+        Some([0x80 | within | bit, high, low])
     }
 
     /// The bytes, in descriptor format if `descriptor` (D_SENSE, DESC), else in fixed format.
@@ -172,7 +207,10 @@ impl Sense {
         let information = self.information.and_then(|value| u32::try_from(value).ok());
         let valid = if information.is_some() { 0x80 } else { 0 };
         out.bytes(&[0x70 | valid, 0, self.key.0]).bytes(&information.unwrap_or(0).to_be_bytes());
-        out.bytes(&[10, 0, 0, 0, 0]).bytes(&self.asc.0.to_be_bytes()).bytes(&[0]);
+        out.bytes(&[10, 0, 0])
+            .bytes(&self.segment.unwrap_or(0).to_be_bytes())
+            .bytes(&self.asc.0.to_be_bytes())
+            .bytes(&[0]);
         out.bytes(&self.key_specific().unwrap_or_default());
     }
 
@@ -182,6 +220,9 @@ impl Sense {
         out.bytes(&[0x72, self.key.0, asc, ascq, 0, 0, 0, 0]);
         if let Some(information) = self.information {
             out.bytes(&[0x00, 0x0a, 0x80, 0]).bytes(&information.to_be_bytes());
+        }
+        if let Some(segment) = self.segment {
+            out.bytes(&[0x01, 0x0a, 0, 0]).zeros(6).bytes(&segment.to_be_bytes());
         }
         if let Some(specific) = self.key_specific() {
             out.bytes(&[0x02, 0x06, 0, 0]).bytes(&specific).bytes(&[0]);
@@ -204,8 +245,9 @@ impl fmt::Display for Sense {
     }
 }
 
-/// The longest sense data that is made: descriptor format with INFORMATION and a field pointer.
-pub const SENSE_BYTES_MAX: usize = 8 + 12 + 8;
+/// The longest sense data that is made: descriptor format with INFORMATION, COMMAND-SPECIFIC INFORMATION and a field
+/// pointer.
+pub const SENSE_BYTES_MAX: usize = 8 + 12 + 12 + 8;
 
 /// Sense data as bytes; empty when there is none. Behind a pointer: every reply is moved, and few have any.
 #[derive(Clone, PartialEq, Eq, Default)]
@@ -255,6 +297,20 @@ mod tests {
         ];
         assert_eq!(sense.data(true)[..], bytes);
         assert_eq!(Sense::NONE.data(true)[..], [0x72, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn golden_segment() {
+        let sense = Sense::new(SenseKey::COPY_ABORTED, Asc::UNREACHABLE_COPY_TARGET).at(Within::Segment, 6);
+        let sense = Sense { segment: Some(0x102), ..sense };
+        let bytes = [0x70, 0, 0xa, 0, 0, 0, 0, 10, 0, 0, 1, 2, 0x08, 4, 0, 0xa0, 0, 6];
+        assert_eq!(sense.data(false)[..], bytes);
+        let bytes = [
+            0x72, 0xa, 0x08, 4, 0, 0, 0, 20, // header
+            0x01, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, // COMMAND-SPECIFIC INFORMATION
+            0x02, 0x06, 0, 0, 0xa0, 0, 6, 0, // sense-key specific
+        ];
+        assert_eq!(sense.data(true)[..], bytes);
     }
 
     #[test]

@@ -215,6 +215,9 @@ impl Target {
         if let Some(lu) = self.unit(lun) {
             lu.apply(change, stamp);
         }
+        if change == Change::Reset {
+            self.nexuses().iter().for_each(|nexus| nexus.copies.forget(lun));
+        }
         if let Some(asc) = change.attention() {
             self.attend(lun, asc, but);
         }

@@ -343,7 +343,7 @@ impl User {
                     self.bench.watch.report(format!("a compare of {sectors:?} missed what surely was there"));
                 }
             }
-            Err(Failure::Fault { .. }) => model.end_write(write, End::Perhaps),
+            Err(Failure::Fault { .. } | Failure::Origin { .. }) => model.end_write(write, End::Perhaps),
         }
     }
 }

@@ -122,6 +122,8 @@ impl Store for BlockStore {
             (Op::Extent { len }, data) => {
                 done.complete(Outcome { result: Ok(0), data, extent: Extent { len, mapped: true } });
             }
+            // A device shares nothing, and a copy by the kernel would go through its cache twice.
+            (Op::Copy { .. }, data) => done.complete(Outcome::with(Err(Fault::Unsupported), data)),
             (Op::Read | Op::Write { .. }, data) => done.complete(Outcome::with(Ok(0), data)),
         }
     }

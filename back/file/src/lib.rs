@@ -11,7 +11,7 @@ mod lock;
 pub mod mark;
 pub mod open;
 
-use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::io::{Data, Done, Fault, Io, Op, Origin, Outcome, Store, Traits};
 use lunar_reactor::Reactor;
 use lunar_reactor::disk::{Disk, Health, Policy, Source};
 use lunar_reactor::op::{Allocate, Handle};
@@ -19,6 +19,7 @@ use mark::Mark;
 pub use open::{Options, Refusal};
 use std::io;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// A volume in a regular file: opened, locked and checked once, for all cores.
@@ -118,8 +119,18 @@ impl Store for FileStore {
                 self.disk.allocate(how, offset, len, done);
             }
             (Op::Extent { len }, _) => self.disk.extent(offset, len, done),
+            (Op::Copy { len: 0, .. }, _) => done.complete(Outcome::new(Ok(0))),
+            (Op::Copy { from, len }, Data::From(origin)) => match origin.is::<Disk>() {
+                Some(source) => self.disk.copy(source, from, offset, len, done),
+                None => done.complete(Outcome::new(Err(Fault::Unsupported))),
+            },
+            (Op::Copy { .. }, data) => done.complete(Outcome::with(Err(Fault::Unsupported), data)),
             (Op::Read | Op::Write { .. }, data) => done.complete(Outcome::with(Ok(0), data)),
         }
+    }
+
+    fn origin(&self) -> Option<Origin> {
+        Some(Origin::new(Rc::new(self.disk.clone())))
     }
 }
 

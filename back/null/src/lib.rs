@@ -80,6 +80,7 @@ impl Store for NullStore {
                 outcome.extent = Extent { len, mapped: false };
                 outcome.data = data;
             }
+            (Op::Copy { .. }, data) => outcome = Outcome::with(Err(Fault::Unsupported), data),
             (_, data) => outcome.data = data,
         }
         done.complete(outcome);

@@ -102,6 +102,8 @@ impl Store for RamStore {
             (Op::Unmap { len } | Op::Zero { len, unmap: true }, _) => table.zero(io.offset, len, true),
             (Op::Zero { len, unmap: false }, _) => table.zero(io.offset, len, false),
             (Op::Extent { len }, _) => outcome.extent = table.extent(io.offset, len),
+            // Byte for byte either way, and the fall-back lets others have their turn.
+            (Op::Copy { .. }, data) => outcome = Outcome::with(Err(Fault::Unsupported), data),
             (_, data) => outcome.data = data,
         }
         done.complete(outcome);

@@ -1,7 +1,7 @@
 //! A store on the bench: requests in the words of tests.
 
 use crate::Want;
-use lunar_core::io::{Completion, Data, Fault, Io, Op, Outcome, Store};
+use lunar_core::io::{Completion, Data, Fault, Io, Op, Origin, Outcome, Store};
 use lunar_core::mem::{Sg, SgMut};
 use lunar_reactor::{Choice, Config, Reactor, Spin};
 use std::io;
@@ -74,6 +74,14 @@ impl<'a> Bench<'a> {
     /// A request without data.
     pub async fn ask(&self, op: Op, offset: u64) -> Outcome {
         self.submit(op, offset, Data::None).await
+    }
+
+    /// Copies from another store, or from this one.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn copy(&self, origin: Origin, from: u64, to: Place) -> Result<u32, Fault> {
+        self.submit(Op::Copy { from, len: to.len }, to.at, Data::From(origin)).await.result
     }
 
     /// `bytes` in pieces of at most `piece` bytes, the first of which begins `skew` bytes into a page.

@@ -10,10 +10,11 @@ pub mod meddler;
 mod model;
 
 use bench::{Bench, PAGE, Place, fill};
-use lunar_core::io::{Fault, Op, Store};
+use lunar_core::io::{Fault, Op, Origin, Store};
 use lunar_core::mem::{BLOCK_MAX, Sg};
 use lunar_reactor::{Choice, Reactor};
 use std::io;
+use std::rc::Rc;
 use std::sync::{Arc, Barrier};
 
 /// How a volume under test is opened on a core.
@@ -58,6 +59,7 @@ pub fn conforms(open: Open<'_>, want: &Want<'_>) {
             unmaps(&bench).await;
             zeroes(&bench).await;
             tells_extents(&bench).await;
+            copies(&bench).await;
             flushes(&bench).await;
             stays_within_its_size(&bench).await;
         });
@@ -185,6 +187,32 @@ async fn tells_extents(bench: &Bench<'_>) {
     assert_eq!(bench.ask(Op::Extent { len: last.len }, last.at).await.extent.len, last.len);
 }
 
+/// From one place to another, in whole blocks of any file system and in odd ones; a store may leave it to others.
+async fn copies(bench: &Bench<'_>) {
+    let block = bench.want.block;
+    let bytes = fill(2 << 20, 11);
+    bench.write(0, &bytes, false).await.expect("a write");
+    for (from, at, len) in [(0, 4 << 20, 2 << 20), (block, (4 << 20) + 3 * block, 5 * block), (65536, 3 << 20, block)] {
+        bench.write(at, &fill(len + block, 12), false).await.expect("a write");
+        let Some(origin) = bench.store.origin() else { return };
+        match bench.copy(origin, from, Place { at, len }).await {
+            Ok(_) => {}
+            Err(Fault::Unsupported) => continue,
+            Err(why) => panic!("copying answered {why:?}"),
+        }
+        let found = bench.read(Place { at, len: len + block }).await;
+        assert!(found[..len as usize] == bytes[from as usize..(from + len) as usize], "{len} bytes from {from}");
+        assert!(found[len as usize..] == fill(len + block, 12)[len as usize..], "and no further");
+        // What is shared is shared no longer when one of both is written.
+        bench.write(from, &fill(block, 13), false).await.expect("a write");
+        assert!(bench.read(Place { at, len: block }).await == bytes[from as usize..(from + block) as usize]);
+        bench.write(from, &bytes[from as usize..(from + block) as usize], false).await.expect("a write");
+    }
+    let stranger = Origin::new(Rc::new(()));
+    let place = Place { at: 4 << 20, len: block };
+    assert_eq!(bench.copy(stranger, 0, place).await, Err(Fault::Unsupported), "another kind of store");
+}
+
 async fn flushes(bench: &Bench<'_>) {
     let place = Place { at: 0, len: 8 * bench.want.block };
     let bytes = fill(place.len, 5);
@@ -205,6 +233,10 @@ async fn stays_within_its_size(bench: &Bench<'_>) {
         {
             assert_eq!(bench.ask(op, at).await.result, Err(Fault::OUT_OF_RANGE), "{op:?}");
         }
+    }
+    if let Some(origin) = bench.store.origin() {
+        let past = bench.copy(origin, 0, Place { at: size - block, len: 2 * block }).await;
+        assert_eq!(past, Err(Fault::OUT_OF_RANGE));
     }
     for op in [Op::Unmap { len: 0 }, Op::Zero { len: 0, unmap: false }] {
         let answer = bench.ask(op, size).await.result;

@@ -76,15 +76,17 @@ pub(super) struct Answer {
     pub(super) done: Option<Done>,
     pub(super) outcome: Outcome,
     pub(super) handle: Option<Handle>,
+    /// What a helper did: it holds the handle that a copy comes from.
+    pub(super) work: Option<Op>,
 }
 
 impl Answer {
-    /// Answers. The handle goes last: it may be the last one.
+    /// Answers. The handles go last: they may be the last ones.
     pub(super) fn give(self) {
         if let Some(done) = self.done {
             done.complete(self.outcome);
         }
-        drop(self.handle);
+        drop((self.handle, self.work));
     }
 }
 
@@ -128,7 +130,7 @@ impl Entry {
                 self.offset = offset;
                 (Kind::Allocate { mode: fallocate_mode(how).unwrap_or(0), len }, file, Data::None)
             }
-            Op::Allocate { ref file, .. } | Op::Extent { ref file, .. } => {
+            Op::Allocate { ref file, .. } | Op::Extent { ref file, .. } | Op::Copy { ref file, .. } => {
                 let file = file.clone();
                 self.work = Some(op);
                 (Kind::Help, file, Data::None)
@@ -155,11 +157,12 @@ impl Entry {
         self.total == 0 && matches!(self.kind, Kind::Receive | Kind::Send | Kind::Read | Kind::Write { .. })
     }
 
-    /// The work for a helper, if that is what it is.
-    pub(super) fn work(&mut self, file: i32) -> Option<Work> {
-        match self.work.take()? {
+    /// The work for a helper, if that is what it is; `raw` knows the file of a handle.
+    pub(super) fn work(&self, file: i32, raw: impl Fn(&Handle) -> i32) -> Option<Work> {
+        match *self.work.as_ref()? {
             Op::Allocate { how, offset, len, .. } => Some(Work::Allocate { file, how, offset, len }),
             Op::Extent { offset, len, .. } => Some(Work::Extent { file, offset, len }),
+            Op::Copy { ref from, at, offset, len, .. } => Some(Work::Copy { from: raw(from), at, file, offset, len }),
             _ => None,
         }
     }
@@ -300,11 +303,11 @@ impl Entry {
 
     /// Gives everything back, with the answer.
     pub(super) fn empty(&mut self, result: Result<u32, Fault>) -> Answer {
-        self.work = None;
         Answer {
             done: self.done.take(),
             outcome: Outcome::with(result, std::mem::take(&mut self.data)),
             handle: self.handle.take(),
+            work: self.work.take(),
         }
     }
 }

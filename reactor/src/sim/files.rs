@@ -39,7 +39,8 @@ pub(super) fn handle_of(op: &Op) -> Option<&Handle> {
         | Op::Write { file, .. }
         | Op::Sync { file }
         | Op::Allocate { file, .. }
-        | Op::Extent { file, .. } => Some(file),
+        | Op::Extent { file, .. }
+        | Op::Copy { file, .. } => Some(file),
         Op::Bell => None,
     }
 }
@@ -238,8 +239,12 @@ impl State {
 
 /// What the kernel refuses before the medium sees it.
 fn refusal(op: &Op, how: How) -> Option<Fault> {
-    if how.read_only && matches!(op, Op::Write { .. } | Op::Allocate { .. }) {
+    if how.read_only && matches!(op, Op::Write { .. } | Op::Allocate { .. } | Op::Copy { .. }) {
         return Some(Fault::Gone);
+    }
+    // The simulated file system shares nothing: what is copied goes through memory, where faults can meet it.
+    if matches!(op, Op::Copy { .. }) {
+        return Some(Fault::Unsupported);
     }
     let whole = |bytes: usize| bytes.is_multiple_of(SECTOR);
     let aligned =

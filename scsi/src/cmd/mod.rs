@@ -3,6 +3,8 @@
 pub mod block;
 pub mod cache;
 pub mod capacity;
+pub mod copy;
+pub mod copy_results;
 pub mod inquiry;
 pub mod luns;
 pub mod mode;

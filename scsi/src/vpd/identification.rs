@@ -4,7 +4,8 @@ use super::VpdPage;
 use crate::cmd::inquiry::text;
 use crate::context::Context;
 use crate::lu::LogicalUnit;
-use lunar_core::wire::{Writer, round_up};
+use lunar_core::wire::{Cursor, Writer, round_up};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 /// PROTOCOL IDENTIFIER of iSCSI (SPC-4 7.6.1).
 pub(crate) const PROTOCOL_ISCSI: u8 = 5;
@@ -84,22 +85,65 @@ fn name(out: &mut Writer<'_>, of: Association, protocol: Option<u8>, name: &str)
     designator(out, CodeSet::Utf8, of, Designator::ScsiName, protocol, &[name.as_bytes(), &[0; 4][..fill]]);
 }
 
+/// The designators of a logical unit.
+fn write_unit(lu: &LogicalUnit, out: &mut Writer<'_>) {
+    let identity = &lu.unit.identity;
+    let unit = Association::LogicalUnit;
+    designator(out, CodeSet::Binary, unit, Designator::Naa, None, &[&identity.naa]);
+    designator(out, CodeSet::Binary, unit, Designator::Uuid, None, &[&[RFC_9562, 0], &identity.uuid]);
+    let vendor: [u8; 8] = text(&identity.vendor);
+    let product: [u8; 16] = text(&identity.product);
+    let serial = identity.serial.as_bytes();
+    designator(out, CodeSet::Ascii, unit, Designator::T10Vendor, None, &[&vendor, &product, serial]);
+    let naa = identity.naa.iter().fold(String::from("naa."), |name, byte| name + &format!("{byte:02X}"));
+    name(out, unit, None, &naa);
+}
+
+/// A designation descriptor's header (SPC-4 7.8.6.1), as CSCD descriptors have it, too.
+#[derive(Clone, Copy, Debug, FromBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct DesignatorHeader {
+    /// PROTOCOL IDENTIFIER, CODE SET.
+    set: u8,
+    /// PIV, ASSOCIATION, DESIGNATOR TYPE.
+    kind: u8,
+    reserved: u8,
+    /// DESIGNATOR LENGTH.
+    pub(crate) length: u8,
+}
+
+impl DesignatorHeader {
+    /// CODE SET, ASSOCIATION, DESIGNATOR TYPE and DESIGNATOR LENGTH.
+    fn meaning(&self) -> (u8, u8, u8) {
+        (self.set & 0x0f, self.kind & 0x3f, self.length)
+    }
+}
+
+/// Whether a logical unit tells this designator of itself.
+pub(crate) fn is_named(lu: &LogicalUnit, header: &DesignatorHeader, designator: &[u8]) -> bool {
+    /// A unit's designators: 80 bytes of text and numbers, the serial number's 32 and the headers.
+    const ROOM: usize = 256;
+    let mut bytes = [0; ROOM];
+    let mut out = Writer::new(&mut bytes);
+    write_unit(lu, &mut out);
+    let kept = out.kept();
+    let mut cursor = Cursor::new(&bytes[..kept]);
+    while let Ok(own) = cursor.take::<DesignatorHeader>() {
+        let Ok(value) = cursor.bytes(own.length.into()) else { return false };
+        if own.meaning() == header.meaning() && value == designator {
+            return true;
+        }
+    }
+    false
+}
+
 impl VpdPage for DeviceIdentification {
     const PAGE: u8 = 0x83;
     const NAME: &'static str = "Device Identification";
     const CLAUSE: &'static str = "SPC-4 7.8.6";
 
     fn write(cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
-        let identity = &lu.unit.identity;
-        let unit = Association::LogicalUnit;
-        designator(out, CodeSet::Binary, unit, Designator::Naa, None, &[&identity.naa]);
-        designator(out, CodeSet::Binary, unit, Designator::Uuid, None, &[&[RFC_9562, 0], &identity.uuid]);
-        let vendor: [u8; 8] = text(&identity.vendor);
-        let product: [u8; 16] = text(&identity.product);
-        let serial = identity.serial.as_bytes();
-        designator(out, CodeSet::Ascii, unit, Designator::T10Vendor, None, &[&vendor, &product, serial]);
-        let naa = identity.naa.iter().fold(String::from("naa."), |name, byte| name + &format!("{byte:02X}"));
-        name(out, unit, None, &naa);
+        write_unit(lu, out);
         if let Some(port) = cx.target.port(cx.nexus.name.target_port) {
             let (of, protocol) = (Association::Port, Some(port.protocol));
             let relative = port.relative.to_be_bytes();

@@ -1,6 +1,7 @@
 //! Vital product data: one type per page, one row per type (SPC-4 7.8, SBC-3 6.6).
 
 mod block;
+mod copy;
 mod extended;
 mod identification;
 
@@ -10,7 +11,7 @@ use crate::lu::LogicalUnit;
 use crate::nexus::Addressee;
 use lunar_core::wire::Writer;
 
-pub(crate) use identification::PROTOCOL_ISCSI;
+pub(crate) use identification::{DesignatorHeader, PROTOCOL_ISCSI, is_named};
 
 /// A page of vital product data.
 pub trait VpdPage {
@@ -46,6 +47,7 @@ pub static PAGES: &[PageRow] = &[
     row::<identification::SerialNumber>(),
     row::<identification::DeviceIdentification>(),
     row::<extended::Extended>(),
+    row::<copy::ThirdPartyCopy>(),
     row::<block::Limits>(),
     row::<block::Characteristics>(),
     row::<block::Provisioning>(),

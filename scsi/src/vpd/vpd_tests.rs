@@ -11,7 +11,7 @@ fn page(rig: &Rig, page: u8) -> Vec<u8> {
 
 #[test]
 fn supported_pages() {
-    assert_eq!(page(&Rig::default(), 0), [0, 0, 0, 7, 0x00, 0x80, 0x83, 0x86, 0xb0, 0xb1, 0xb2]);
+    assert_eq!(page(&Rig::default(), 0), [0, 0, 0, 8, 0x00, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2]);
 }
 
 #[test]
@@ -49,8 +49,25 @@ fn device_identification() {
 #[test]
 fn extended_inquiry() {
     let page = page(&Rig::default(), 0x86);
-    assert_eq!(page[..14], [0, 0x86, 0, 0x3c, 0, 0x07, 0x01, 0, 0, 0, 0, 0, 0, 28]);
+    assert_eq!(page[..14], [0, 0x86, 0, 0x3c, 0, 0x07, 0x01, 0, 0, 0, 0, 0, 0, 40]);
     assert_eq!(page[14..], [0; 50]);
+}
+
+#[test]
+fn third_party_copy() {
+    let mut expected = vec![0, 0x8f, 0, 0];
+    // Supported commands: EXTENDED COPY, COPY OPERATION ABORT, RECEIVE COPY.
+    expected.extend([0, 1, 0, 12, 11, 0x83, 3, 0x00, 0x01, 0x1c, 0x84, 4, 0x00, 0x03, 0x04, 0x05]);
+    // Descriptors, their bytes.
+    expected.extend([0, 4, 0, 28, 0, 0, 0, 0, 0, 64, 0, 64, 0, 0, 0x10, 0]);
+    expected.extend([0; 16]);
+    expected.extend([0, 8, 0, 4, 3, 0x02, 0x0a, 0xe4]);
+    expected.extend([0, 12, 0, 4, 0, 0, 0, 0]);
+    // Copies, how many are named, bytes of a segment, granularity.
+    expected.extend([0x80, 1, 0, 32, 0, 0, 0, 16, 0, 0, 0, 16, 0x10, 0, 0, 0, 9, 0]);
+    expected.extend([0; 18]);
+    expected[3] = u8::try_from(expected.len() - 4).expect("short");
+    assert_eq!(page(&Rig::default(), 0x8f), expected);
 }
 
 #[test]

@@ -1,0 +1,187 @@
+//! What is known of the third-party copies of a nexus: those that run, and how the last ones ended (SPC-4 5.16.4).
+
+use super::list::CopyList;
+use crate::admit::Refusal;
+use crate::command::Status;
+use crate::sense::{Asc, Sense, SenseData};
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+/// TOTAL CONCURRENT COPIES, MAXIMUM CONCURRENT COPIES: those of a nexus that run and those whose end is kept. Hosts
+/// have a few under way; what is kept of each is small.
+pub const COPIES_MAX: usize = 16;
+
+/// How far a copy is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// It runs.
+    Running,
+    /// It ended well.
+    Good,
+    /// It ended with this status.
+    Failed(Status),
+}
+
+/// A copy of one nexus.
+#[derive(Debug)]
+pub struct Record {
+    lun: u16,
+    id: Option<u32>,
+    keeps: bool,
+    /// The service action that asked for it.
+    pub action: u8,
+    state: Cell<State>,
+    segments: Cell<u16>,
+    bytes: Cell<u64>,
+    sense: RefCell<SenseData>,
+    is_stopped: Cell<bool>,
+}
+
+impl Record {
+    /// How far it is.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state.get()
+    }
+
+    /// Segments that are done.
+    #[must_use]
+    pub fn segments(&self) -> u16 {
+        self.segments.get()
+    }
+
+    /// Bytes that these have moved.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.get()
+    }
+
+    /// The sense data that it ended with; empty if none.
+    #[must_use]
+    pub fn sense(&self) -> SenseData {
+        self.sense.borrow().clone()
+    }
+
+    fn runs(&self) -> bool {
+        self.state.get() == State::Running
+    }
+}
+
+/// The copies of a nexus.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    records: RefCell<Vec<Rc<Record>>>,
+    waiters: RefCell<Vec<Waker>>,
+}
+
+impl Copies {
+    /// Begins one.
+    ///
+    /// # Errors
+    /// OPERATION IN PROGRESS while another of the same list identifier runs; BUSY while too many run.
+    pub(crate) fn begin(&self, lun: u16, list: &CopyList) -> Result<Running<'_>, Refusal> {
+        let mut records = self.records.borrow_mut();
+        let same = |record: &Record| list.id.is_some() && record.id == list.id && record.lun == lun;
+        if records.iter().any(|record| same(record) && record.runs()) {
+            return Err(Sense::illegal(Asc::OPERATION_IN_PROGRESS).into());
+        }
+        records.retain(|record| !same(record));
+        if records.len() >= COPIES_MAX {
+            // The one that ended longest ago is forgotten.
+            let Some(oldest) = records.iter().position(|record| !record.runs()) else {
+                return Err(Refusal::bare(Status::BUSY));
+            };
+            records.remove(oldest);
+        }
+        let record = Rc::new(Record {
+            lun,
+            id: list.id,
+            keeps: list.keeps,
+            action: list.action,
+            state: Cell::new(State::Running),
+            segments: Cell::new(0),
+            bytes: Cell::new(0),
+            sense: RefCell::default(),
+            is_stopped: Cell::new(false),
+        });
+        records.push(record.clone());
+        Ok(Running { copies: self, record })
+    }
+
+    /// The one of this list identifier.
+    pub(crate) fn find(&self, lun: u16, id: u32) -> Option<Rc<Record>> {
+        self.records.borrow().iter().find(|record| record.lun == lun && record.id == Some(id)).cloned()
+    }
+
+    /// Whether one of this list identifier runs.
+    pub(crate) fn runs(&self, lun: u16, id: u32) -> bool {
+        self.find(lun, id).is_some_and(|record| record.runs())
+    }
+
+    /// Ends one; done when it has ended.
+    pub(crate) async fn stop(&self, lun: u16, id: u32) {
+        if let Some(record) = self.find(lun, id) {
+            record.is_stopped.set(true);
+        }
+        poll_fn(|cx| {
+            if !self.runs(lun, id) {
+                return Poll::Ready(());
+            }
+            self.waiters.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Forgets how those of a logical unit ended.
+    pub(crate) fn forget(&self, lun: u16) {
+        self.records.borrow_mut().retain(|record| record.lun != lun || record.runs());
+    }
+}
+
+/// A copy that runs. Dropped before it has ended, it leaves nothing behind.
+#[derive(Debug)]
+pub(crate) struct Running<'a> {
+    copies: &'a Copies,
+    record: Rc<Record>,
+}
+
+impl Running<'_> {
+    /// A segment is done, and has moved so many bytes.
+    pub(crate) fn did(&self, bytes: u64) {
+        self.record.segments.set(self.record.segments.get().saturating_add(1));
+        self.record.bytes.set(self.record.bytes.get() + bytes);
+    }
+
+    /// Whether COPY OPERATION ABORT ends it.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.record.is_stopped.get()
+    }
+
+    /// It has ended.
+    pub(crate) fn end(self, result: &Result<(), Refusal>, descriptor: bool) {
+        let state = match result {
+            Ok(()) => State::Good,
+            Err(refusal) => {
+                let sense = refusal.sense.map(|sense| sense.data(descriptor));
+                *self.record.sense.borrow_mut() = sense.unwrap_or_default();
+                State::Failed(refusal.status)
+            }
+        };
+        // LIST ID USAGE 10b: of a copy that ended well nobody will ask.
+        if self.record.id.is_some() && (self.record.keeps || state != State::Good) {
+            self.record.state.set(state);
+        }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if self.record.runs() {
+            self.copies.records.borrow_mut().retain(|record| !Rc::ptr_eq(record, &self.record));
+        }
+        self.copies.waiters.take().into_iter().for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,73 @@
+//! Third-party copy.
+
+use super::VpdPage;
+use crate::context::Context;
+use crate::copy::list::{CSCDS_MAX, DESCRIPTOR_TYPES, DESCRIPTORS_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
+use crate::copy::results::COPIES_MAX;
+use crate::lu::LogicalUnit;
+use crate::table::{OpCode, rows};
+use lunar_core::codes;
+use lunar_core::wire::{Writer, round_up};
+
+codes! {
+    /// Third-party copy descriptor types (SPC-4 7.8.17.3).
+    struct Kind(u16) {
+        SUPPORTED_COMMANDS = 0x0001, PARAMETER_DATA = 0x0004, SUPPORTED_DESCRIPTORS = 0x0008,
+        SUPPORTED_CSCD_IDS = 0x000c, GENERAL_COPY_OPERATIONS = 0x8001,
+    }
+}
+
+/// What of third-party copies is supported.
+pub(super) struct ThirdPartyCopy;
+
+impl VpdPage for ThirdPartyCopy {
+    const PAGE: u8 = 0x8f;
+    const NAME: &'static str = "Third-party Copy";
+    const CLAUSE: &'static str = "SPC-4 7.8.17";
+
+    fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
+        descriptor(out, Kind::SUPPORTED_COMMANDS, &commands());
+        let mut data = vec![0; 4];
+        data.extend((CSCDS_MAX as u16).to_be_bytes());
+        data.extend((SEGMENTS_MAX as u16).to_be_bytes());
+        data.extend((DESCRIPTORS_BYTES_MAX as u32).to_be_bytes());
+        // MAXIMUM INLINE DATA LENGTH, and what is reserved.
+        data.extend([0; 4 + 12]);
+        descriptor(out, Kind::PARAMETER_DATA, &data);
+        descriptor(out, Kind::SUPPORTED_DESCRIPTORS, &counted(&DESCRIPTOR_TYPES));
+        // CSCD descriptors are named by their place in the list, and in no other way.
+        descriptor(out, Kind::SUPPORTED_CSCD_IDS, &[0, 0]);
+        let mut data = (COPIES_MAX as u32).to_be_bytes().to_vec();
+        data.extend((COPIES_MAX as u32).to_be_bytes());
+        data.extend(SEGMENT_BYTES_MAX.to_be_bytes());
+        // Granularities: of copies a block, of inline data none.
+        data.extend([lu.block_size().ilog2() as u8, 0]);
+        data.extend([0; 18]);
+        descriptor(out, Kind::GENERAL_COPY_OPERATIONS, &data);
+    }
+}
+
+/// A third-party copy descriptor, filled up to a multiple of four.
+fn descriptor(out: &mut Writer<'_>, kind: Kind, data: &[u8]) {
+    let length = round_up(data.len(), 4);
+    // Descriptors are below 256 bytes.
+    out.bytes(&kind.0.to_be_bytes()).bytes(&(length as u16).to_be_bytes()).bytes(data).zeros(length - data.len());
+}
+
+/// Bytes, with their number before them.
+fn counted(bytes: &[u8]) -> Vec<u8> {
+    let mut all = vec![bytes.len() as u8];
+    all.extend(bytes);
+    all
+}
+
+/// The service actions of each operation code.
+fn commands() -> Vec<u8> {
+    let mut all = Vec::new();
+    for op in [OpCode::THIRD_PARTY_COPY_OUT, OpCode::THIRD_PARTY_COPY_IN] {
+        let actions: Vec<u8> = rows(op.0).iter().filter_map(|row| row.policy.code.action).collect();
+        all.push(op.0);
+        all.extend(counted(&actions));
+    }
+    counted(&all)
+}
