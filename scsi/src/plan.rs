@@ -18,7 +18,18 @@ pub enum Plan {
     Change {
         /// Whether what is cached goes to the medium before.
         flush: bool,
+        /// What must be kept before. Behind a pointer, for it is seldom.
+        keep: Option<Box<Kept>>,
         /// The change.
         change: Change,
     },
+}
+
+/// Something for [`Keep::keep`](lunar_core::keep::Keep::keep).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Kept {
+    /// Its name.
+    pub name: &'static str,
+    /// What is kept under it.
+    pub bytes: Vec<u8>,
 }

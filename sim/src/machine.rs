@@ -20,7 +20,7 @@ use lunar_reactor::channel::{Receiver, Sender, channel};
 use lunar_reactor::disk::{Alignment, Health, Policy};
 use lunar_reactor::op::How;
 use lunar_reactor::sim::{Chance, Faults, Host};
-use lunar_scsi::{PortConfig, Target, TargetConfig};
+use lunar_scsi::{Clock, PortConfig, Target, TargetConfig};
 use std::any::Any;
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -199,7 +199,8 @@ impl Machine {
         let mut cores = Vec::new();
         for (me, (reactor, letters)) in reactors.into_iter().zip(letters).enumerate() {
             let links = Links::new(me, mailboxes.clone());
-            let target = Target::new(target_config(me, stats[me].clone()), Rc::new(OtherCores(links.clone())));
+            let target =
+                Target::new(target_config(me, &reactor, stats[me].clone()), Rc::new(OtherCores(links.clone())));
             let units = open_units(setup, &opened, &reactor, &links, &target);
             let peers = Rc::new(OtherSessions(links.clone()));
             let front = Front::new(&reactor, &target, settings(setup), registry.clone(), me, peers);
@@ -293,14 +294,21 @@ impl Drop for Machine {
     }
 }
 
-fn target_config(me: usize, stats: Arc<Stats>) -> TargetConfig {
+fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>) -> TargetConfig {
     let port = PortConfig {
         relative: 1,
         group: PORTAL_GROUP,
         name: format!("{TARGET},t,0x{PORTAL_GROUP:04x}"),
         protocol: PROTOCOL_ISCSI,
     };
-    TargetConfig { name: TARGET.to_owned(), ports: vec![port], core: u16::try_from(me).unwrap_or(0), stats }
+    let time = reactor.clone();
+    TargetConfig {
+        name: TARGET.to_owned(),
+        ports: vec![port],
+        clock: Clock(Rc::new(move || time.now().0 / 1_000_000)),
+        core: u16::try_from(me).unwrap_or(0),
+        stats,
+    }
 }
 
 fn settings(setup: &Setup) -> Settings {

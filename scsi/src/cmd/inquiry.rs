@@ -60,8 +60,8 @@ const NOBODY: u8 = 0x7f;
 const SPC_4: u8 = 0x06;
 /// HISUP (LUNs are structured as SAM says), RESPONSE DATA FORMAT 2.
 const HIERARCHICAL: u8 = 0x10 | 0x02;
-/// TPGS = 01b: implicit asymmetric access.
-const IMPLICIT: u8 = 0x10;
+/// TPGS = 11b: implicit and explicit asymmetric access.
+const IMPLICIT_AND_EXPLICIT: u8 = 0x30;
 /// MULTIP: more than one target port.
 const MULTI_PORT: u8 = 0x10;
 /// CMDQUE.
@@ -97,7 +97,7 @@ fn standard(cx: &Context<'_>) -> Standard {
         version: SPC_4,
         format: HIERARCHICAL,
         additional: (size_of::<Standard>() - offset_of!(Standard, groups)) as u8,
-        groups: IMPLICIT,
+        groups: IMPLICIT_AND_EXPLICIT,
         ports: if cx.target.config().ports.len() > 1 { MULTI_PORT } else { 0 },
         queue: QUEUING,
         vendor: text(names.map_or("LUNAR", |names| &names.vendor)),
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn golden_standard() {
-        let mut expected = vec![0x00, 0x00, 0x06, 0x12, 91, 0x10, 0x10, 0x02];
+        let mut expected = vec![0x00, 0x00, 0x06, 0x12, 91, 0x30, 0x10, 0x02];
         expected.extend(*b"LUNAR   disk            0001");
         expected.extend([0; 22]);
         expected.extend([0x00, 0xa0, 0x04, 0x60, 0x04, 0xc0, 0x09, 0x60]);

@@ -3,6 +3,8 @@
 pub mod block;
 pub mod cache;
 pub mod capacity;
+pub mod clock;
+pub mod information;
 pub mod inquiry;
 pub mod luns;
 pub mod mode;

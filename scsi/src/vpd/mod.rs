@@ -46,6 +46,7 @@ pub static PAGES: &[PageRow] = &[
     row::<identification::SerialNumber>(),
     row::<identification::DeviceIdentification>(),
     row::<extended::Extended>(),
+    row::<identification::ScsiPorts>(),
     row::<block::Limits>(),
     row::<block::Characteristics>(),
     row::<block::Provisioning>(),

@@ -11,7 +11,7 @@ fn page(rig: &Rig, page: u8) -> Vec<u8> {
 
 #[test]
 fn supported_pages() {
-    assert_eq!(page(&Rig::default(), 0), [0, 0, 0, 7, 0x00, 0x80, 0x83, 0x86, 0xb0, 0xb1, 0xb2]);
+    assert_eq!(page(&Rig::default(), 0), [0, 0, 0, 8, 0x00, 0x80, 0x83, 0x86, 0x88, 0xb0, 0xb1, 0xb2]);
 }
 
 #[test]
@@ -44,6 +44,19 @@ fn device_identification() {
     let page = page(&Rig::default(), 0x83);
     expected[3] = u8::try_from(expected.len() - 4).expect("short");
     assert_eq!(page, expected);
+}
+
+#[test]
+fn scsi_ports() {
+    let mut expected = vec![0x00, 0x88, 0x00, 0x00];
+    for port in [1, 2] {
+        expected.extend([0, 0, 0, port, 0, 0, 0, 0, 0, 0, 0, 48]);
+        expected.extend([0x51, 0x95, 0, 4, 0, 0, 0, 1]);
+        expected.extend(*b"\x53\x98\x00\x24iqn.2026-11.example:disk,t,0x000");
+        expected.extend([b'0' + port, 0, 0, 0]);
+    }
+    expected[3] = u8::try_from(expected.len() - 4).expect("short");
+    assert_eq!(page(&Rig::default(), 0x88), expected);
 }
 
 #[test]
