@@ -21,7 +21,11 @@ fn every_listed_page_is_there_and_no_other() {
     assert!(listed.is_sorted());
     for code in 0..=255 {
         let ended = rig.run(&[0x12, 1, code, 0x10, 0, 0], &[], 4096);
-        assert_eq!(ended.status == Status::GOOD, listed.contains(&code), "{code:02x}");
+        if listed.contains(&code) {
+            assert_eq!(ended.data[1], code);
+        } else {
+            assert_eq!((ended.status, &ended.sense[12..]), (Status::CHECK_CONDITION, &[0x24, 0, 0, 0xc0, 0, 2][..]));
+        }
     }
 }
 
@@ -73,7 +77,7 @@ fn block_limits() {
         1, 255, 0, 8, // WSNZ, compare and write, granularity
         0, 8, 0, 0, // maximum transfer: 256 MiB
         0, 0, 2, 0, // optimal transfer: 256 KiB
-        0, 0, 0, 0, // pre-fetch
+        0, 0x20, 0, 0, // pre-fetch: 1 GiB
         0, 0x10, 0, 0, // unmap
         0, 0, 0, 255, // descriptors
         0, 0, 0, 8, // unmap granularity
@@ -90,6 +94,9 @@ fn block_limits() {
 fn characteristics() {
     let solid = page(&Rig::default(), 0xb1);
     assert_eq!((solid.len(), &solid[..6]), (64, &[0, 0xb1, 0, 0x3c, 0, 1][..]));
+    assert_eq!(solid[6..9], [0, 0, 1], "VBULS");
+    let thick = page(&Rig::new(Traits { unmap_granularity: 0, ..Rig::traits() }), 0xb1);
+    assert_eq!(thick[6..], [0; 58]);
     let turning = page(&Rig::new(Traits { rotational: true, ..Rig::traits() }), 0xb1);
     assert_eq!(turning[4..6], [0, 0]);
 }
