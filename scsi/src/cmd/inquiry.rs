@@ -1,7 +1,8 @@
 //! INQUIRY; the vital product data is in [`crate::vpd`].
 
+use crate::access::AluaState;
 use crate::context::Context;
-use crate::nexus::Addressee;
+use crate::nexus::{Addressee, ItlNexus};
 use crate::plan::Plan;
 use crate::sense::Sense;
 use crate::table::{
@@ -51,7 +52,9 @@ struct Standard {
 }
 
 /// A direct access block device that is connected.
-pub const DISK: u8 = 0x00;
+const DISK: u8 = 0x00;
+/// PERIPHERAL QUALIFIER 001b: a disk that is there, but not by this way.
+const NOT_CONNECTED: u8 = 0x20;
 /// A well-known logical unit.
 const WELL_KNOWN: u8 = 0x1e;
 /// PERIPHERAL QUALIFIER 011b, device type unknown: nobody has this LUN.
@@ -80,9 +83,17 @@ pub(crate) fn text<const N: usize>(text: &str) -> [u8; N] {
     field
 }
 
+/// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE of a disk (SPC-4 5.15.2.4.5).
+pub(crate) fn peripheral(itl: &ItlNexus) -> u8 {
+    match itl.alua() {
+        AluaState::UNAVAILABLE | AluaState::OFFLINE => NOT_CONNECTED | DISK,
+        _ => DISK,
+    }
+}
+
 fn standard(cx: &Context<'_>) -> Standard {
     let (device, names) = match cx.addressee {
-        Addressee::Disk(itl) => (DISK, Some(&itl.lu.unit.identity)),
+        Addressee::Disk(itl) => (peripheral(itl), Some(&itl.lu.unit.identity)),
         Addressee::WellKnown => (WELL_KNOWN, None),
         Addressee::Nobody => (NOBODY, None),
     };
@@ -148,6 +159,7 @@ impl CommandType for Inquiry {
 
 #[cfg(test)]
 mod tests {
+    use crate::access::AluaState;
     use crate::command::Status;
     use crate::fuzzing::Rig;
     use crate::lun::Lun;
@@ -173,6 +185,23 @@ mod tests {
         assert_eq!(inquiry(&rig)[0], 0x7f);
         rig.lun.set(Lun::REPORT_LUNS);
         assert_eq!(inquiry(&rig)[0], 0x1e);
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_reached_is_not_connected() {
+        let rig = Rig::default();
+        let itl = rig.nexus.itl(0).expect("there");
+        for (state, qualifier) in [
+            (AluaState::UNAVAILABLE, 0x20),
+            (AluaState::OFFLINE, 0x20),
+            (AluaState::STANDBY, 0),
+            (AluaState::TRANSITIONING, 0),
+            (AluaState::ACTIVE_NON_OPTIMIZED, 0),
+        ] {
+            itl.set_alua(state);
+            assert_eq!(inquiry(&rig)[0], qualifier, "{state:?}");
+            assert_eq!(rig.run(&[0x12, 1, 0x83, 1, 0, 0], &[], 256).data[0], qualifier, "{state:?}");
+        }
     }
 
     #[test]
