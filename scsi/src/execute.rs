@@ -83,13 +83,14 @@ impl Target {
                     }
                 }
                 Plan::Change { flush, keep, change } => {
-                    if flush {
-                        carrier.carry(Step::Flush, reply, tools).await?;
-                    }
                     if let Some(kept) = keep {
                         itl.lu.unit.keep.keep(kept.name, kept.bytes).await.map_err(fault::transfer)?;
                     }
                     self.change(Some(nexus), itl.lu.lun, change).await;
+                    // After it, so that nothing is cached any more that was written before.
+                    if flush {
+                        carrier.carry(Step::Flush, reply, tools).await?;
+                    }
                 }
             }
         } else if plan == Plan::Answer {

@@ -16,7 +16,7 @@ pub enum Plan {
     Both(Box<[Step; 2]>),
     /// A change of the logical unit that all cores must know of first.
     Change {
-        /// Whether what is cached goes to the medium before.
+        /// Whether what is cached goes to the medium once all know, before the answer.
         flush: bool,
         /// What must be kept before. Behind a pointer, for it is seldom.
         keep: Option<Box<Kept>>,
