@@ -12,6 +12,8 @@ use crate::target::{Driver, Lab, Spec, Subject, Target};
 
 const TABLE: &str = include_str!("../libiscsi.toml");
 const PROGRAM: &str = "iscsi-test-cu";
+/// The suite that wants two paths to one logical unit: two sessions are two paths, and mostly on two cores.
+const TWO_PATHS: &str = "MultipathIO";
 /// The slowest suite waits six seconds for time-outs of its own.
 const SUITE_LIMIT: Duration = Duration::from_secs(60);
 
@@ -171,6 +173,9 @@ fn run_suite(lab: &Lab, part: &str, store: &Store, table: &Table, suite: &str, t
     let mut command = process::bound(PROGRAM);
     command.args(["--dataloss", "--allow-sanitize", "--Verbose-scsi", "--test", suite]).arg(target.url(0));
     let (_, short) = suite.split_once('.').unwrap_or(("", suite));
+    if short == TWO_PATHS {
+        command.arg(target.url(0));
+    }
     let (text, ended) = match process::run(&mut command, SUITE_LIMIT) {
         Ok(output) => (output.text, Ok(output.status)),
         Err(error) => (String::new(), Err(error)),

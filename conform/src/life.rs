@@ -13,6 +13,7 @@ use crate::process;
 use crate::report::skip;
 use crate::session::{self, Data, Login, Session, cdb};
 use crate::target::{self, Driver, Lab, Spec, Target};
+use crate::told;
 use crate::witness::{REGION, Witness, pattern};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -50,6 +51,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     for (name, case) in CASES {
         lab.report.check(&part, name, || case(lab, driver));
     }
+    told::part(lab, driver, &part)?;
     lab.report.check(&part, "the demo", || demo(lab, driver));
     Ok(())
 }

@@ -12,6 +12,7 @@ mod process;
 mod report;
 mod session;
 mod target;
+mod told;
 mod tools;
 mod witness;
 

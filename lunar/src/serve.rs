@@ -16,7 +16,7 @@ use lunar_iscsi::serve::{Front, Settings};
 use lunar_reactor::channel::{Sender, channel};
 use lunar_reactor::op::Handle;
 use lunar_reactor::{Choice, Config, Reactor, Spin};
-use lunar_scsi::{PortConfig, Target, TargetConfig};
+use lunar_scsi::{Clock, PortConfig, Target, TargetConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::Write;
@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Protocol identifier of iSCSI (SPC-6 7.6.1).
 const PROTOCOL_ISCSI: u8 = 5;
@@ -222,6 +222,7 @@ fn build(
                 name: format!("{},t,0x{PORTAL_GROUP:04x}", setup.target),
                 protocol: PROTOCOL_ISCSI,
             }],
+            clock: Clock(Rc::new(wall_clock)),
             core: u16::try_from(me).context("too many cores")?,
             stats,
         },
@@ -264,6 +265,7 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<T
             store,
             ranges: Rc::new(Ranges::default()),
             exclusive: Rc::new(AllCores(links.clone())),
+            keep: volume.keep().clone(),
         });
         links.add_unit(&unit);
         target.add_unit(lun as u16, unit.clone());
@@ -360,6 +362,12 @@ async fn accept(reactor: &Reactor, listener: &Handle, mailboxes: &[Sender<Letter
             }
         }
     }
+}
+
+/// Milliseconds since the beginning of 1970; zero on a machine that does not know that it is later.
+fn wall_clock() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn host_name() -> String {

@@ -1,7 +1,8 @@
 //! The one place that decides whether a command may run now.
 
+use crate::access::AluaState;
 use crate::command::Status;
-use crate::nexus::{Addressee, AluaState, Held, ItlNexus};
+use crate::nexus::{Addressee, Held, ItlNexus};
 use crate::sense::{Asc, Sense, SenseKey};
 use crate::table::{Alua, Gate, Gates, Needs, Persistent, Reach, Row};
 use std::ops::Deref;
@@ -103,16 +104,14 @@ fn examine(gates: &Gates, itl: &ItlNexus) -> Result<(), Refusal> {
 
 /// SPC-4 5.15.2.4
 fn accessible(admits: Alua, state: AluaState) -> Result<(), Sense> {
-    let asc = match state {
+    let (enough, asc) = match state {
         AluaState::ACTIVE_OPTIMIZED | AluaState::ACTIVE_NON_OPTIMIZED => return Ok(()),
-        AluaState::STANDBY if admits == Alua::Standby => return Ok(()),
-        _ if admits == Alua::Every => return Ok(()),
-        AluaState::STANDBY => Asc::NOT_READY_STANDBY,
-        AluaState::TRANSITIONING => Asc::NOT_READY_TRANSITION,
-        AluaState::OFFLINE => Asc::NOT_READY_OFFLINE,
-        _ => Asc::NOT_READY_UNAVAILABLE,
+        AluaState::STANDBY => (Alua::Standby, Asc::NOT_READY_STANDBY),
+        AluaState::TRANSITIONING => (Alua::Every, Asc::NOT_READY_TRANSITION),
+        AluaState::OFFLINE => (Alua::Settled, Asc::NOT_READY_OFFLINE),
+        _ => (Alua::Settled, Asc::NOT_READY_UNAVAILABLE),
     };
-    Err(Sense::new(SenseKey::NOT_READY, asc))
+    if admits >= enough { Ok(()) } else { Err(Sense::new(SenseKey::NOT_READY, asc)) }
 }
 
 fn conflicts(gates: &Gates, held: Held) -> bool {

@@ -4,7 +4,7 @@ use crate::sense::{Asc, Sense, SenseKey};
 use std::cell::Cell;
 
 /// Unit attentions that wait at most: each code waits once, and there are fewer codes than that.
-pub const ATTENTIONS_MAX: usize = 8;
+pub const ATTENTIONS_MAX: usize = 16;
 
 /// The unit attentions that wait for one nexus at one logical unit, in the order in which they are told.
 #[derive(Debug, Default)]

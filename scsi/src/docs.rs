@@ -59,6 +59,7 @@ fn line(page: &mut String, row: &Row) {
     let alua = match gates.alua {
         Alua::Active => "active",
         Alua::Standby => "active, standby",
+        Alua::Settled => "all but transitioning",
         Alua::Every => "all",
     };
     let name = match gates.needs {

@@ -1,7 +1,7 @@
 //! A command from its CDB to its status: found, checked, admitted, planned, carried out.
 
 use crate::admit::{Refusal, admit};
-use crate::command::{Command, Reply, Status};
+use crate::command::{Command, Reply, Status, TaskAttribute};
 use crate::context::Context;
 use crate::fault;
 use crate::lu::LogicalUnit;
@@ -85,11 +85,15 @@ impl Target {
                 // Behind a pointer: it is larger than all the rest, and seldom.
                 Plan::Copy(list) => Box::pin(self.copy(nexus, &itl.lu, &list, transfer, tools)).await?,
                 Plan::StopCopy(id) => nexus.copies.stop(itl.lu.lun, id).await,
-                Plan::Change { flush, change } => {
+                Plan::Change { flush, keep, change } => {
+                    if let Some(kept) = keep {
+                        itl.lu.unit.keep.keep(kept.name, kept.bytes).await.map_err(fault::transfer)?;
+                    }
+                    self.change(Some(nexus), itl.lu.lun, change).await;
+                    // After it, so that nothing is cached any more that was written before.
                     if flush {
                         carrier.carry(Step::Flush, reply, tools).await?;
                     }
-                    self.change(nexus, itl.lu.lun, change).await;
                 }
             }
         } else if plan == Plan::Answer {
@@ -102,6 +106,10 @@ impl Target {
     /// Finds the command's row, checks its CDB and admits it; with what the CDB says of lengths.
     pub(crate) fn admitted(&self, addressee: &Addressee, command: &Command) -> Result<(&'static Row, u32), Refusal> {
         let cdb = command.cdb.bytes();
+        // There is no ACA that such a command could work in (SAM-5 8.8.5): NACA is refused.
+        if command.attribute == TaskAttribute::ACA {
+            return Err(Sense::illegal(Asc::INVALID_MESSAGE_ERROR).into());
+        }
         let row = match (find(cdb), addressee) {
             (Ok(row), Addressee::Nobody) if row.policy.gates.reach == Reach::Anywhere => row,
             (_, Addressee::Nobody) => return Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into()),

@@ -184,12 +184,23 @@ fn faults_of_the_store() {
 }
 
 #[test]
-fn every_attribute_runs() {
+fn every_attribute_runs_but_aca() {
     let rig = Rig::default();
-    for attribute in [TaskAttribute::SIMPLE, TaskAttribute::ORDERED, TaskAttribute::HEAD_OF_QUEUE, TaskAttribute::ACA] {
+    for attribute in [TaskAttribute::SIMPLE, TaskAttribute::ORDERED, TaskAttribute::HEAD_OF_QUEUE] {
         rig.attribute.set(attribute);
         assert_eq!(rig.run(&read10(0, 1), &[], 512).status, Status::GOOD);
     }
+    rig.attribute.set(TaskAttribute::ACA);
+    let ended = rig.run(&read10(0, 1), &[], 512);
+    assert_eq!(sense(&ended), (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_MESSAGE_ERROR));
+}
+
+#[test]
+fn naca_is_refused_with_its_place() {
+    let mut read = read10(0, 1);
+    read[9] = 0x04;
+    let ended = Rig::default().run(&read, &[], 512);
+    assert_eq!((sense(&ended).1, &ended.sense[15..]), (Asc::INVALID_FIELD_IN_CDB, &[0xca, 0, 9][..]));
 }
 
 /// Prints what finding, checking, admitting and planning a READ(16) costs. Run it in release, by name.

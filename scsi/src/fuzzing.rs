@@ -4,8 +4,9 @@ use crate::command::{Cdb, Command, Reply, Status, TaskAttribute};
 use crate::lun::Lun;
 use crate::nexus::Nexus;
 use crate::table::{Flow, TABLE};
-use crate::target::{Everywhere, Nowhere, PortConfig, Target, TargetConfig};
+use crate::target::{Clock, Everywhere, Nowhere, PortConfig, Target, TargetConfig};
 use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::keep::Forgetful;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::{NexusName, Transfer};
 use lunar_core::range::Ranges;
@@ -23,6 +24,8 @@ use std::task::{Context, Poll, Waker};
 pub const BLOCKS: u64 = 2048;
 /// Bytes of a block.
 pub const BLOCK: u32 = 512;
+/// What the clock of the device shows, always: milliseconds since the beginning of 1970.
+pub const NOW: u64 = 1_795_000_000_000;
 const ARENA_BYTES: usize = 8 << 20;
 
 /// What a store of bytes in memory shares with the one who watches it.
@@ -166,16 +169,27 @@ impl Rig {
     /// As [`Rig::new`], with other cores.
     #[must_use]
     pub fn with(traits: Traits, everywhere: Rc<dyn Everywhere>) -> Self {
+        Self::with_all(traits, [1, 1], everywhere)
+    }
+
+    /// As [`Rig::default`], with ports in these target port groups.
+    #[must_use]
+    pub fn with_groups(groups: [u16; 2]) -> Self {
+        Self::with_all(Self::traits(), groups, Rc::new(Nowhere))
+    }
+
+    fn with_all(traits: Traits, groups: [u16; 2], everywhere: Rc<dyn Everywhere>) -> Self {
         let stats = Arc::new(Stats::default());
-        let port = |relative: u16| PortConfig {
+        let port = |relative: u16, group: u16| PortConfig {
             relative,
-            group: 1,
+            group,
             name: format!("iqn.2026-11.example:disk,t,0x{relative:04x}"),
             protocol: 5,
         };
         let config = TargetConfig {
             name: "iqn.2026-11.example:disk".into(),
-            ports: vec![port(1), port(2)],
+            ports: vec![port(1, groups[0]), port(2, groups[1])],
+            clock: Clock(Rc::new(|| NOW)),
             core: 0,
             stats: stats.clone(),
         };
@@ -219,6 +233,7 @@ impl Rig {
             read_only: traits.read_only,
             store: Box::new(MemoryStore { memory, traits }),
             exclusive: Rc::new(OneCore(ranges.clone())),
+            keep: Arc::new(Forgetful::default()),
             ranges,
         })
     }

@@ -3,12 +3,14 @@
 //! * [`table`]: the list of commands, one type each, and what derives from it; [`cmd`]: the commands by family
 //! * [`copy`]: third-party copies, their lists and their ends
 //! * [`vpd`], [`mode`]: pages, one row each
-//! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks
+//! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks; [`access`]: through which ports
+//! * [`information`]: what initiators write on a disk
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
 //! * [`task`], [`manage`]: task sets and task management; [`order`]: who runs when; [`attention`]: unit attentions
 //! * [`command`], [`lun`], [`sense`]: what transports hand over and get back
 //! * [`docs`], [`fuzzing`]: made from the table
 
+pub mod access;
 pub mod admit;
 pub mod attention;
 pub mod cmd;
@@ -19,6 +21,7 @@ pub mod docs;
 pub mod execute;
 mod fault;
 pub mod fuzzing;
+pub mod information;
 pub mod lu;
 pub mod lun;
 pub mod manage;
@@ -36,5 +39,5 @@ pub use command::{Cdb, Command, Reply, Status, TaskAttribute};
 pub use lun::Lun;
 pub use nexus::Nexus;
 pub use sense::{Asc, Sense, SenseData, SenseKey};
-pub use target::{Everywhere, Mail, Nowhere, PortConfig, Target, TargetConfig};
+pub use target::{Clock, Everywhere, Mail, Nowhere, PortConfig, Target, TargetConfig};
 pub use task::{Task, TaskFunction, TaskResponse, TaskSet};

@@ -1,16 +1,19 @@
-//! A disk as all nexuses of this core see it: its unit, its mode parameters, whether it was stopped.
+//! A disk as all nexuses of this core see it: its unit, and what commands have set of it.
 
+use crate::access::{Access, AluaState};
+use crate::information::{self, Kind};
 use crate::mode;
 use crate::sense::Asc;
 use lunar_core::unit::Unit;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Mode parameters that MODE SELECT may change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ModeValues {
-    /// WCE: whether a write may be answered before it is on the medium (SBC-3 6.5.6).
+    /// WCE: whether a write may be answered before it is on the medium (SBC-4 6.5.6).
     pub write_cache: bool,
     /// D_SENSE: descriptor format sense data (SPC-4 7.5.8).
     pub descriptor_sense: bool,
@@ -19,12 +22,23 @@ pub struct ModeValues {
 }
 
 /// A change of a logical unit that every core must know of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
     /// Mode parameters.
-    Mode(ModeValues),
+    Mode {
+        /// As they are from now on.
+        values: ModeValues,
+        /// Whether a reset and a restart bring them back.
+        save: bool,
+    },
     /// START STOP UNIT.
     Stopped(bool),
+    /// The states of all target port groups.
+    Access(Arc<[Access]>),
+    /// SET TIMESTAMP: milliseconds that the target's clock is behind.
+    Clock(i64),
+    /// SET IDENTIFYING INFORMATION.
+    Information(Kind, Arc<[u8]>),
     /// Back to how it was after power on: a reset.
     Reset,
 }
@@ -32,10 +46,13 @@ pub enum Change {
 impl Change {
     /// What the other nexuses are told.
     #[must_use]
-    pub fn attention(self) -> Option<Asc> {
+    pub fn attention(&self) -> Option<Asc> {
         match self {
-            Self::Mode(_) => Some(Asc::MODE_PARAMETERS_CHANGED),
+            Self::Mode { .. } => Some(Asc::MODE_PARAMETERS_CHANGED),
             Self::Stopped(_) => None,
+            Self::Access(_) => Some(Asc::ASYMMETRIC_ACCESS_STATE_CHANGED),
+            Self::Clock(_) => Some(Asc::TIMESTAMP_CHANGED),
+            Self::Information(..) => Some(Asc::DEVICE_IDENTIFIER_CHANGED),
             Self::Reset => Some(Asc::BUS_DEVICE_RESET),
         }
     }
@@ -50,15 +67,129 @@ pub struct Stamp {
     pub core: u16,
 }
 
+/// What changes independently: a later change of one is not a later change of another.
+#[derive(Clone, Copy)]
+enum Aspect {
+    Mode,
+    Stopped,
+    Access,
+    Clock,
+    Information(Kind),
+}
+
+impl Aspect {
+    const COUNT: usize = 4 + Kind::ALL.len();
+
+    fn index(self) -> usize {
+        match self {
+            Self::Mode => 0,
+            Self::Stopped => 1,
+            Self::Access => 2,
+            Self::Clock => 3,
+            Self::Information(kind) => 4 + kind as usize,
+        }
+    }
+}
+
+/// What commands have set of a disk.
+#[derive(Clone)]
+struct State {
+    mode: ModeValues,
+    saved: Option<ModeValues>,
+    stopped: bool,
+    /// Target port groups that are not as after power on, and some that are.
+    accesses: Arc<[Access]>,
+    clock: Option<i64>,
+    information: [Arc<[u8]>; Kind::ALL.len()],
+    stamps: [Stamp; Aspect::COUNT],
+}
+
+impl State {
+    fn new(unit: &Unit) -> Self {
+        let saved = mode::load(unit);
+        Self {
+            mode: saved.unwrap_or_else(|| mode::default_values(unit)),
+            saved,
+            stopped: false,
+            accesses: Arc::default(),
+            clock: None,
+            information: Kind::ALL.map(|kind| information::load(unit, kind)),
+            stamps: Default::default(),
+        }
+    }
+
+    /// Whether a change is the latest of its kind; then it is the one to beat.
+    fn is_due(&mut self, aspect: Aspect, stamp: Stamp) -> bool {
+        let last = &mut self.stamps[aspect.index()];
+        let due = stamp >= *last;
+        *last = stamp.max(*last);
+        due
+    }
+
+    /// Makes a change, unless a later one was made already; tells whether there is something to tell.
+    fn apply(&mut self, unit: &Unit, change: &Change, stamp: Stamp) -> bool {
+        match change {
+            Change::Mode { values, save } => {
+                if !self.is_due(Aspect::Mode, stamp) {
+                    return false;
+                }
+                if *save {
+                    self.saved = Some(*values);
+                }
+                std::mem::replace(&mut self.mode, *values) != *values
+            }
+            Change::Stopped(stopped) => {
+                if self.is_due(Aspect::Stopped, stamp) {
+                    self.stopped = *stopped;
+                }
+                false
+            }
+            Change::Access(accesses) => {
+                self.is_due(Aspect::Access, stamp) && {
+                    let before = std::mem::replace(&mut self.accesses, accesses.clone());
+                    accesses.iter().any(|access| state_in(&before, access.group) != access.state)
+                }
+            }
+            Change::Clock(behind) => {
+                self.is_due(Aspect::Clock, stamp) && {
+                    self.clock = Some(*behind);
+                    true
+                }
+            }
+            Change::Information(kind, bytes) => {
+                self.is_due(Aspect::Information(*kind), stamp)
+                    && std::mem::replace(&mut self.information[*kind as usize], bytes.clone()) != *bytes
+            }
+            Change::Reset => {
+                if self.is_due(Aspect::Mode, stamp) {
+                    self.mode = self.saved.unwrap_or_else(|| mode::default_values(unit));
+                }
+                if self.is_due(Aspect::Stopped, stamp) {
+                    self.stopped = false;
+                }
+                true
+            }
+        }
+    }
+}
+
+fn access_in(accesses: &[Access], group: u16) -> Access {
+    accesses.iter().find(|access| access.group == group).copied().unwrap_or_else(|| Access::initial(group))
+}
+
+fn state_in(accesses: &[Access], group: u16) -> AluaState {
+    access_in(accesses, group).state
+}
+
 /// A disk.
 pub struct LogicalUnit {
     /// Its number at this target.
     pub lun: u16,
     /// Its blocks, identity and store.
     pub unit: Rc<Unit>,
+    state: RefCell<State>,
+    /// The values of its mode parameters, where every write looks.
     mode: Cell<ModeValues>,
-    stopped: Cell<bool>,
-    stamp: Cell<Stamp>,
     /// Whether it stands in no command's way: not stopped, not write-protected.
     clear: Cell<bool>,
 }
@@ -67,19 +198,19 @@ impl LogicalUnit {
     /// A disk as it is after power on.
     #[must_use]
     pub fn new(lun: u16, unit: Rc<Unit>) -> Self {
-        let mode = Cell::new(mode::default_values(&unit));
-        let disk = Self { lun, unit, mode, stopped: Cell::new(false), stamp: Cell::default(), clear: Cell::new(false) };
-        disk.refresh();
-        disk
+        let state = State::new(&unit);
+        Self::with_state(lun, unit, state)
     }
 
     /// The same disk with another view of its unit.
     #[must_use]
     pub(crate) fn with_unit(&self, unit: Rc<Unit>) -> Self {
-        let disk = Self::new(self.lun, unit);
-        disk.mode.set(self.mode.get());
-        disk.stopped.set(self.stopped.get());
-        disk.stamp.set(self.stamp.get());
+        Self::with_state(self.lun, unit, self.state.borrow().clone())
+    }
+
+    fn with_state(lun: u16, unit: Rc<Unit>, state: State) -> Self {
+        let mode = Cell::new(state.mode);
+        let disk = Self { lun, unit, state: RefCell::new(state), mode, clear: Cell::new(false) };
         disk.refresh();
         disk
     }
@@ -90,10 +221,40 @@ impl LogicalUnit {
         self.mode.get()
     }
 
+    /// Its mode parameters as they were saved; `None` if they never were.
+    #[must_use]
+    pub fn saved_mode(&self) -> Option<ModeValues> {
+        self.state.borrow().saved
+    }
+
     /// Whether START STOP UNIT stopped it.
     #[must_use]
     pub fn stopped(&self) -> bool {
-        self.stopped.get()
+        self.state.borrow().stopped
+    }
+
+    /// A target port group as it has it.
+    #[must_use]
+    pub fn access(&self, group: u16) -> Access {
+        access_in(&self.state.borrow().accesses, group)
+    }
+
+    /// These target port groups as it has them.
+    #[must_use]
+    pub fn accesses(&self, groups: &[u16]) -> Vec<Access> {
+        groups.iter().map(|group| self.access(*group)).collect()
+    }
+
+    /// Milliseconds that the target's clock is behind its own; `None` if nobody has set its own.
+    #[must_use]
+    pub fn clock(&self) -> Option<i64> {
+        self.state.borrow().clock
+    }
+
+    /// Its identifying information; empty if nobody has set any.
+    #[must_use]
+    pub fn information(&self, kind: Kind) -> Arc<[u8]> {
+        self.state.borrow().information[kind as usize].clone()
     }
 
     /// Whether writes are refused.
@@ -120,25 +281,17 @@ impl LogicalUnit {
         self.unit.geometry.block_size
     }
 
-    /// Makes a change, unless a later one was made already.
-    pub(crate) fn apply(&self, change: Change, stamp: Stamp) {
-        if stamp < self.stamp.get() {
-            return;
-        }
-        self.stamp.set(stamp);
-        match change {
-            Change::Mode(values) => self.mode.set(values),
-            Change::Stopped(stopped) => self.stopped.set(stopped),
-            Change::Reset => {
-                self.mode.set(mode::default_values(&self.unit));
-                self.stopped.set(false);
-            }
-        }
+    /// Makes a change, unless a later one was made already; tells whether there is something to tell.
+    pub(crate) fn apply(&self, change: &Change, stamp: Stamp) -> bool {
+        let told = self.state.borrow_mut().apply(&self.unit, change, stamp);
         self.refresh();
+        told
     }
 
     fn refresh(&self) {
-        self.clear.set(!self.stopped.get() && !self.write_protected());
+        let state = self.state.borrow();
+        self.mode.set(state.mode);
+        self.clear.set(!state.stopped && !self.write_protected());
     }
 }
 

@@ -70,12 +70,12 @@ impl Target {
                 if change == Change::Reset {
                     self.end_everywhere(Some(lun)).await;
                 }
-                self.make(lun, change, stamp, None);
+                self.make(lun, &change, stamp, None);
             }
             Mail::TargetReset { stamp } => {
                 self.see(stamp);
                 self.end_everywhere(None).await;
-                self.units().iter().for_each(|lu| self.make(lu.lun, Change::Reset, stamp, None));
+                self.units().iter().for_each(|lu| self.make(lu.lun, &Change::Reset, stamp, None));
             }
             Mail::UnitAttention { lun, asc } => self.attend(lun, asc, None),
         }
@@ -84,14 +84,14 @@ impl Target {
     async fn reset(&self, lun: u16) -> TaskResponse {
         let stamp = self.stamp();
         self.end_everywhere(Some(lun)).await;
-        self.make(lun, Change::Reset, stamp, None);
+        self.make(lun, &Change::Reset, stamp, None);
         self.everywhere.broadcast(Mail::Change { lun, change: Change::Reset, stamp }).await;
         TaskResponse::Complete
     }
 
     async fn reset_all(&self, stamp: crate::lu::Stamp, mail: Mail) -> TaskResponse {
         self.end_everywhere(None).await;
-        self.units().iter().for_each(|lu| self.make(lu.lun, Change::Reset, stamp, None));
+        self.units().iter().for_each(|lu| self.make(lu.lun, &Change::Reset, stamp, None));
         self.everywhere.broadcast(mail).await;
         TaskResponse::Complete
     }

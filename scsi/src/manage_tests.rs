@@ -79,7 +79,7 @@ fn a_logical_unit_reset_ends_everybodys_tasks_and_tells_everybody() {
     let nexus = rig.target.nexus(Rig::name("b"));
     clear(&rig);
     let values = ModeValues { write_cache: false, descriptor_sense: true, write_protect: true };
-    at_once(rig.target.change(&rig.nexus, 0, Change::Mode(values)));
+    at_once(rig.target.change(Some(&rig.nexus), 0, Change::Mode { values, save: false }));
     clear(&rig);
     let elsewhere = nexus.tasks.enter(2, lun(1));
     waits(&rig, TaskFunction::LOGICAL_UNIT_RESET, lun(0), 0, nexus.tasks.enter(1, lun(0)));
@@ -164,9 +164,9 @@ fn other_cores_are_told_before_the_answer() {
         ]
     );
     let lu = far.target.unit(0).expect("there");
-    at_once(far.target.deliver(mails[0]));
+    at_once(far.target.deliver(mails[0].clone()));
     assert!(lu.stopped());
-    at_once(far.target.deliver(mails[1]));
+    at_once(far.target.deliver(mails[1].clone()));
     assert!(!lu.stopped());
     far_nexus.each(|itl| assert_eq!(itl.attention(), Some((Asc::BUS_DEVICE_RESET, 1))));
     at_once(far.target.deliver(Mail::UnitAttention { lun: 0, asc: Asc::CAPACITY_DATA_CHANGED }));
@@ -176,15 +176,32 @@ fn other_cores_are_told_before_the_answer() {
 #[test]
 fn changes_made_at_once_end_alike_on_all_cores() {
     let on = |core| Stamp { count: 1, core };
-    let values = |write_protect| Change::Mode(ModeValues { write_cache: true, descriptor_sense: false, write_protect });
+    let values = |write_protect| Change::Mode {
+        values: ModeValues { write_cache: true, descriptor_sense: false, write_protect },
+        save: false,
+    };
     let mails = [(values(true), on(0)), (values(false), on(1))];
     for order in [[0, 1], [1, 0]] {
         let rig = Rig::default();
-        for (change, stamp) in order.map(|at| mails[at]) {
+        for (change, stamp) in order.map(|at| mails[at].clone()) {
             at_once(rig.target.deliver(Mail::Change { lun: 0, change, stamp }));
         }
         assert!(!rig.target.unit(0).expect("there").write_protected());
         assert!(rig.target.stamp() > on(1));
+    }
+}
+
+#[test]
+fn changes_of_different_things_do_not_stand_in_each_other_s_way() {
+    let on = |core| Stamp { count: 1, core };
+    let mails = [(Change::Stopped(true), on(0)), (Change::Clock(7), on(1))];
+    for order in [[0, 1], [1, 0]] {
+        let rig = Rig::default();
+        for (change, stamp) in order.map(|at| mails[at].clone()) {
+            at_once(rig.target.deliver(Mail::Change { lun: 0, change, stamp }));
+        }
+        let lu = rig.target.unit(0).expect("there");
+        assert_eq!((lu.stopped(), lu.clock()), (true, Some(7)));
     }
 }
 

@@ -1,5 +1,6 @@
 //! I_T nexuses, and what each of them has to do with each disk.
 
+use crate::access::AluaState;
 use crate::attention::Attentions;
 use crate::copy::results::Copies;
 use crate::lu::LogicalUnit;
@@ -7,19 +8,10 @@ use crate::lun::Lun;
 use crate::order::Order;
 use crate::sense::{Asc, Sense};
 use crate::task::TaskSet;
-use lunar_core::codes;
 use lunar_core::port::NexusName;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-
-codes! {
-    /// Asymmetric access states (SPC-4 5.15.2.4).
-    pub struct AluaState(u8) {
-        ACTIVE_OPTIMIZED = 0x0, ACTIVE_NON_OPTIMIZED = 0x1, STANDBY = 0x2, UNAVAILABLE = 0x3, OFFLINE = 0xe,
-        TRANSITIONING = 0xf,
-    }
-}
 
 /// What another nexus's reservation means for this one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -50,29 +42,30 @@ pub struct ItlNexus {
 }
 
 impl ItlNexus {
-    /// A fresh one, that waits to tell `attention`.
+    /// A fresh one for a nexus that comes through this target port group; it waits to tell `attention`.
     #[must_use]
-    pub fn new(lu: Rc<LogicalUnit>, attention: Option<Asc>) -> Self {
+    pub fn new(lu: Rc<LogicalUnit>, group: u16, attention: Option<Asc>) -> Self {
+        let alua = Cell::new(lu.access(group).state);
         let itl = Self {
             lu,
             order: Order::default(),
             attentions: Attentions::default(),
             held: Cell::default(),
-            alua: Cell::new(AluaState::ACTIVE_OPTIMIZED),
+            alua,
             clear: Cell::new(true),
         };
+        itl.refresh();
         attention.into_iter().for_each(|asc| itl.attend(asc));
         itl
     }
 
     /// The same with another view of the disk.
-    pub(crate) fn with_lu(&self, lu: Rc<LogicalUnit>) -> Self {
-        let itl = Self::new(lu, None);
+    pub(crate) fn with_lu(&self, lu: Rc<LogicalUnit>, group: u16) -> Self {
+        let itl = Self::new(lu, group, None);
         while let Some(sense) = self.attentions.take() {
             itl.attentions.add(sense.asc);
         }
         itl.held.set(self.held.get());
-        itl.alua.set(self.alua.get());
         itl.refresh();
         itl
     }
@@ -157,6 +150,8 @@ pub struct Nexus {
     pub tasks: TaskSet,
     /// The third-party copies that it asked for.
     pub(crate) copies: Copies,
+    /// The target port group that it comes through.
+    pub group: u16,
     /// The disks of the target.
     units: Rc<Units>,
     /// What it has to do with each disk that it has addressed, by LUN: thousands of sessions on thousands of disks
@@ -168,8 +163,8 @@ pub struct Nexus {
 pub(crate) type Units = RefCell<BTreeMap<u16, Rc<LogicalUnit>>>;
 
 impl Nexus {
-    pub(crate) fn new(name: NexusName, units: Rc<Units>) -> Self {
-        Self { name, tasks: TaskSet::default(), copies: Copies::default(), units, luns: RefCell::default() }
+    pub(crate) fn new(name: NexusName, group: u16, units: Rc<Units>) -> Self {
+        Self { name, tasks: TaskSet::default(), copies: Copies::default(), group, units, luns: RefCell::default() }
     }
 
     /// Whom a LUN names.
@@ -195,7 +190,7 @@ impl Nexus {
     #[cold]
     fn first_itl(&self, lun: u16) -> Option<Rc<ItlNexus>> {
         let lu = self.units.borrow().get(&lun)?.clone();
-        let itl = Rc::new(ItlNexus::new(lu, Some(Asc::POWER_ON_OR_RESET)));
+        let itl = Rc::new(ItlNexus::new(lu, self.group, Some(Asc::POWER_ON_OR_RESET)));
         self.set(lun, Some(itl.clone()));
         Some(itl)
     }

@@ -1,5 +1,5 @@
 //! In which order the commands of a task set run (SAM-5 8.7): SIMPLE ones freely, an ORDERED one alone among
-//! those before and after it, HEAD OF QUEUE at once.
+//! those before and after it, HEAD OF QUEUE at once; what comes after one of the last two waits for its end.
 
 use crate::command::TaskAttribute;
 use std::cell::{Cell, RefCell};
@@ -11,8 +11,8 @@ use std::task::{Poll, Waker};
 #[derive(Debug, Default)]
 pub struct Order {
     running: Cell<u32>,
-    /// Whether an ORDERED command runs.
-    alone: Cell<bool>,
+    /// How many of these no other may follow yet: ORDERED and HEAD OF QUEUE.
+    barriers: Cell<u32>,
     next: Cell<u64>,
     waiting: RefCell<VecDeque<Waiting>>,
 }
@@ -28,7 +28,7 @@ struct Waiting {
 #[derive(Debug)]
 pub struct Turn<'a> {
     order: &'a Order,
-    ordered: bool,
+    barrier: bool,
 }
 
 /// A place in the queue; given up when it is dropped.
@@ -41,8 +41,9 @@ impl Order {
     /// A command's turn, if it has come already. Called in the order in which the commands arrived.
     pub fn try_enter(&self, attribute: TaskAttribute) -> Option<Turn<'_>> {
         let ordered = attribute == TaskAttribute::ORDERED;
-        let at_once = attribute == TaskAttribute::HEAD_OF_QUEUE || self.may_start(ordered) && self.nobody_waits();
-        at_once.then(|| self.take(ordered))
+        let head = attribute == TaskAttribute::HEAD_OF_QUEUE;
+        let at_once = head || self.may_start(ordered) && self.nobody_waits();
+        at_once.then(|| self.take(head || ordered))
     }
 
     /// Waits for a command's turn. Called in the order in which the commands arrived.
@@ -57,10 +58,10 @@ impl Order {
         }
     }
 
-    fn take(&self, ordered: bool) -> Turn<'_> {
+    fn take(&self, barrier: bool) -> Turn<'_> {
         self.running.set(self.running.get() + 1);
-        self.alone.set(self.alone.get() || ordered);
-        Turn { order: self, ordered }
+        self.barriers.set(self.barriers.get() + u32::from(barrier));
+        Turn { order: self, barrier }
     }
 
     fn nobody_waits(&self) -> bool {
@@ -68,7 +69,7 @@ impl Order {
     }
 
     fn may_start(&self, ordered: bool) -> bool {
-        !self.alone.get() && (!ordered || self.running.get() == 0)
+        self.barriers.get() == 0 && (!ordered || self.running.get() == 0)
     }
 
     async fn wait(&self, ordered: bool) {
@@ -116,9 +117,7 @@ impl Drop for Place<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.order.running.set(self.order.running.get() - 1);
-        if self.ordered {
-            self.order.alone.set(false);
-        }
+        self.order.barriers.set(self.order.barriers.get() - u32::from(self.barrier));
         if !self.order.nobody_waits() {
             self.order.pass_on();
         }
@@ -157,8 +156,8 @@ mod tests {
                 .collect();
         let before = poll(&mut futures[0]).expect("free");
         assert!(futures[1..].iter_mut().all(|future| poll(future).is_none()));
-        let _head = poll(&mut (Box::pin(order.enter(TaskAttribute::HEAD_OF_QUEUE)) as Entering<'_>)).expect("at once");
-        drop(_head);
+        let head = poll(&mut (Box::pin(order.enter(TaskAttribute::HEAD_OF_QUEUE)) as Entering<'_>)).expect("at once");
+        drop(head);
         drop(before);
         assert!(poll(&mut futures[2]).is_none());
         let ordered = poll(&mut futures[1]).expect("nothing before it");
@@ -166,6 +165,23 @@ mod tests {
         drop(ordered);
         let _third = poll(&mut futures[2]).expect("after");
         let _fourth = poll(&mut futures[3]).expect("after");
+    }
+
+    #[test]
+    fn what_comes_after_a_head_of_queue_waits_for_it() {
+        for attribute in [TaskAttribute::SIMPLE, TaskAttribute::ORDERED] {
+            let order = Order::default();
+            let before = order.try_enter(TaskAttribute::SIMPLE).expect("free");
+            let heads = [0; 2].map(|_| order.try_enter(TaskAttribute::HEAD_OF_QUEUE).expect("at once"));
+            let mut after = Box::pin(order.enter(attribute)) as Entering<'_>;
+            assert!(poll(&mut after).is_none());
+            drop(before);
+            let [first, second] = heads;
+            drop(first);
+            assert!(poll(&mut after).is_none(), "{attribute:?}: one head still runs");
+            drop(second);
+            assert!(poll(&mut after).is_some());
+        }
     }
 
     #[test]

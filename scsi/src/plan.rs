@@ -21,9 +21,20 @@ pub enum Plan {
     StopCopy(u32),
     /// A change of the logical unit that all cores must know of first.
     Change {
-        /// Whether what is cached goes to the medium before.
+        /// Whether what is cached goes to the medium once all know, before the answer.
         flush: bool,
+        /// What must be kept before. Behind a pointer, for it is seldom.
+        keep: Option<Box<Kept>>,
         /// The change.
         change: Change,
     },
+}
+
+/// Something for [`Keep::keep`](lunar_core::keep::Keep::keep).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Kept {
+    /// Its name.
+    pub name: &'static str,
+    /// What is kept under it.
+    pub bytes: Vec<u8>,
 }

@@ -69,12 +69,16 @@ additional! {
     BUS_DEVICE_RESET = 0x2903, "bus device reset function occurred";
     I_T_NEXUS_LOSS = 0x2907, "I_T nexus loss occurred";
     MODE_PARAMETERS_CHANGED = 0x2a01, "mode parameters changed";
+    ASYMMETRIC_ACCESS_STATE_CHANGED = 0x2a06, "asymmetric access state changed";
     CAPACITY_DATA_CHANGED = 0x2a09, "capacity data has changed";
+    TIMESTAMP_CHANGED = 0x2a10, "timestamp changed";
     SAVING_NOT_SUPPORTED = 0x3900, "saving parameters not supported";
     LOGICAL_UNIT_FAILURE = 0x3e01, "logical unit failure";
     TIME_OUT_ON_LOGICAL_UNIT = 0x3e02, "timeout on logical unit";
+    DEVICE_IDENTIFIER_CHANGED = 0x3f05, "device identifier changed";
     REPORTED_LUNS_DATA_CHANGED = 0x3f0e, "reported luns data has changed";
     INTERNAL_TARGET_FAILURE = 0x4400, "internal target failure";
+    INVALID_MESSAGE_ERROR = 0x4900, "invalid message error";
     DATA_PHASE_ERROR = 0x4b00, "data phase error";
 }
 

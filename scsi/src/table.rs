@@ -22,7 +22,7 @@ codes! {
         READ_16 = 0x88, COMPARE_AND_WRITE = 0x89, WRITE_16 = 0x8a,
         WRITE_AND_VERIFY_16 = 0x8e, VERIFY_16 = 0x8f, PRE_FETCH_16 = 0x90, SYNCHRONIZE_CACHE_16 = 0x91,
         WRITE_SAME_16 = 0x93, SERVICE_ACTION_IN_16 = 0x9e, REPORT_LUNS = 0xa0, MAINTENANCE_IN = 0xa3,
-        READ_12 = 0xa8, WRITE_12 = 0xaa, WRITE_AND_VERIFY_12 = 0xae, VERIFY_12 = 0xaf,
+        MAINTENANCE_OUT = 0xa4, READ_12 = 0xa8, WRITE_12 = 0xaa, WRITE_AND_VERIFY_12 = 0xae, VERIFY_12 = 0xaf,
     }
 }
 
@@ -84,13 +84,15 @@ pub enum Persistent {
     Passes,
 }
 
-/// The states of asymmetric access that admit a command (SPC-4 5.15.2).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The states of asymmetric access that admit a command (SPC-4 5.15.2), from fewest to most.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Alua {
     /// Active/optimized and active/non-optimized.
     Active,
     /// These and standby.
     Standby,
+    /// All but transitioning.
+    Settled,
     /// All.
     Every,
 }
@@ -378,9 +380,14 @@ table! {
     cmd::provisioning::WriteSame16,
     cmd::capacity::ReadCapacity16,
     cmd::luns::ReportLuns,
+    cmd::information::ReportIdentifyingInformation,
     cmd::ports::ReportTargetPortGroups,
     cmd::supported::ReportSupportedOperationCodes,
     cmd::supported::ReportSupportedTaskManagementFunctions,
+    cmd::clock::ReportTimestamp,
+    cmd::information::SetIdentifyingInformation,
+    cmd::ports::SetTargetPortGroups,
+    cmd::clock::SetTimestamp,
     cmd::read_write::Read12,
     cmd::read_write::Write12,
     cmd::read_write::WriteAndVerify12,

@@ -26,6 +26,16 @@ pub struct PortConfig {
     pub protocol: u8,
 }
 
+/// A clock: milliseconds since the beginning of 1970, UTC.
+#[derive(Clone)]
+pub struct Clock(pub Rc<dyn Fn() -> u64>);
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Clock({})", (self.0)())
+    }
+}
+
 /// What a target device is made from.
 #[derive(Clone, Debug)]
 pub struct TargetConfig {
@@ -33,6 +43,8 @@ pub struct TargetConfig {
     pub name: String,
     /// Its ports.
     pub ports: Vec<PortConfig>,
+    /// What time it is where the target runs.
+    pub clock: Clock,
     /// Which core this is: settles which of two changes made at once is the later one.
     pub core: u16,
     /// Where this core counts.
@@ -40,7 +52,7 @@ pub struct TargetConfig {
 }
 
 /// What the other cores must know before a command or function may be answered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mail {
     /// A change of a logical unit; the nexuses are told of it. A reset ends the unit's tasks first.
     Change {
@@ -121,8 +133,8 @@ impl Target {
                 self.units.borrow_mut().insert(lun, lu.clone());
                 for nexus in self.nexuses() {
                     let itl = match nexus.itl(lun) {
-                        Some(itl) => itl.with_lu(lu.clone()),
-                        None => ItlNexus::new(lu.clone(), None),
+                        Some(itl) => itl.with_lu(lu.clone(), nexus.group),
+                        None => ItlNexus::new(lu.clone(), nexus.group, None),
                     };
                     if resized {
                         itl.attend(Asc::CAPACITY_DATA_CHANGED);
@@ -134,7 +146,8 @@ impl Target {
                 let lu = Rc::new(LogicalUnit::new(lun, unit));
                 self.units.borrow_mut().insert(lun, lu.clone());
                 for nexus in self.nexuses() {
-                    nexus.set(lun, Some(Rc::new(ItlNexus::new(lu.clone(), Some(Asc::POWER_ON_OR_RESET)))));
+                    let itl = ItlNexus::new(lu.clone(), nexus.group, Some(Asc::POWER_ON_OR_RESET));
+                    nexus.set(lun, Some(Rc::new(itl)));
                     nexus.each(|itl| {
                         if itl.lu.lun != lun {
                             itl.attend(Asc::REPORTED_LUNS_DATA_CHANGED)
@@ -159,7 +172,8 @@ impl Target {
     /// A new nexus; each logical unit has a POWER ON unit attention for it.
     #[must_use]
     pub fn nexus(&self, name: NexusName) -> Rc<Nexus> {
-        let nexus = Rc::new(Nexus::new(name, self.units.clone()));
+        let group = self.port(name.target_port).map_or(0, |port| port.group);
+        let nexus = Rc::new(Nexus::new(name, group, self.units.clone()));
         let mut nexuses = self.nexuses.borrow_mut();
         nexuses.retain(|old| old.strong_count() > 0);
         nexuses.push(Rc::downgrade(&nexus));
@@ -203,22 +217,28 @@ impl Target {
         self.changes.set(self.changes.get().max(stamp.count));
     }
 
-    /// Makes a change on all cores, and tells every nexus but the one that made it.
-    pub(crate) async fn change(&self, by: &Nexus, lun: u16, change: Change) {
+    /// Makes a change on all cores, and tells every nexus but the one that made it, if one did.
+    pub(crate) async fn change(&self, by: Option<&Nexus>, lun: u16, change: Change) {
         let stamp = self.stamp();
-        self.make(lun, change, stamp, Some(by));
+        self.make(lun, &change, stamp, by);
         self.everywhere.broadcast(Mail::Change { lun, change, stamp }).await;
     }
 
     /// Makes a change on this core.
-    pub(crate) fn make(&self, lun: u16, change: Change, stamp: Stamp, but: Option<&Nexus>) {
-        if let Some(lu) = self.unit(lun) {
-            lu.apply(change, stamp);
+    pub(crate) fn make(&self, lun: u16, change: &Change, stamp: Stamp, but: Option<&Nexus>) {
+        let Some(lu) = self.unit(lun) else { return };
+        let told = lu.apply(change, stamp);
+        if let Change::Access(_) = change {
+            for nexus in self.nexuses() {
+                if let Some(itl) = nexus.itl(lun) {
+                    itl.set_alua(lu.access(nexus.group).state);
+                }
+            }
         }
-        if change == Change::Reset {
+        if *change == Change::Reset {
             self.nexuses().iter().for_each(|nexus| nexus.copies.forget(lun));
         }
-        if let Some(asc) = change.attention() {
+        if told && let Some(asc) = change.attention() {
             self.attend(lun, asc, but);
         }
     }

@@ -6,6 +6,7 @@ use crate::stamp::SECTOR;
 use crate::watch::Watch;
 use lunar::cores::{AllCores, Letter, Links, OtherCores, OtherSessions};
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
+use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::mem::Arena;
 use lunar_core::range::{Ranges, Span};
 use lunar_core::stats::Stats;
@@ -19,7 +20,7 @@ use lunar_reactor::channel::{Receiver, Sender, channel};
 use lunar_reactor::disk::{Alignment, Health, Policy};
 use lunar_reactor::op::How;
 use lunar_reactor::sim::{Chance, Faults, Host};
-use lunar_scsi::{PortConfig, Target, TargetConfig};
+use lunar_scsi::{Clock, PortConfig, Target, TargetConfig};
 use std::any::Any;
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -198,7 +199,8 @@ impl Machine {
         let mut cores = Vec::new();
         for (me, (reactor, letters)) in reactors.into_iter().zip(letters).enumerate() {
             let links = Links::new(me, mailboxes.clone());
-            let target = Target::new(target_config(me, stats[me].clone()), Rc::new(OtherCores(links.clone())));
+            let target =
+                Target::new(target_config(me, &reactor, stats[me].clone()), Rc::new(OtherCores(links.clone())));
             let units = open_units(setup, &opened, &reactor, &links, &target);
             let peers = Rc::new(OtherSessions(links.clone()));
             let front = Front::new(&reactor, &target, settings(setup), registry.clone(), me, peers);
@@ -252,23 +254,29 @@ impl Machine {
 }
 
 /// A volume as all cores share it.
-enum Opened {
+struct Opened {
+    kind: OpenedKind,
+    keep: Arc<dyn Keep>,
+}
+
+enum OpenedKind {
     Ram(RamVolume),
     File(Arc<Health>, Policy),
 }
 
 impl Opened {
     fn of((lun, volume): (usize, &Volume)) -> Self {
-        match volume.kept {
-            Kept::Ram => Self::Ram(RamVolume::new(volume.traits().size, false).expect("small")),
-            Kept::File(policy) => Self::File(Health::new(format!("volume{lun}")), policy),
-        }
+        let kind = match volume.kept {
+            Kept::Ram => OpenedKind::Ram(RamVolume::new(volume.traits().size, false).expect("small")),
+            Kept::File(policy) => OpenedKind::File(Health::new(format!("volume{lun}")), policy),
+        };
+        Self { kind, keep: Arc::new(Forgetful::default()) }
     }
 
     fn open(&self, reactor: &Reactor, lun: usize, traits: Traits) -> Box<dyn Store> {
-        match self {
-            Self::Ram(ram) => ram.open(reactor).expect("memory opens"),
-            Self::File(health, policy) => {
+        match &self.kind {
+            OpenedKind::Ram(ram) => ram.open(reactor).expect("memory opens"),
+            OpenedKind::File(health, policy) => {
                 let how = How { direct: policy.direct.is_some(), durable: policy.durable, read_only: false };
                 let open = || reactor.driver().open(&path(lun), how).expect("the file was made");
                 lunar_file::over(reactor, [open(), open(), open()], *policy, health, traits)
@@ -286,14 +294,21 @@ impl Drop for Machine {
     }
 }
 
-fn target_config(me: usize, stats: Arc<Stats>) -> TargetConfig {
+fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>) -> TargetConfig {
     let port = PortConfig {
         relative: 1,
         group: PORTAL_GROUP,
         name: format!("{TARGET},t,0x{PORTAL_GROUP:04x}"),
         protocol: PROTOCOL_ISCSI,
     };
-    TargetConfig { name: TARGET.to_owned(), ports: vec![port], core: u16::try_from(me).unwrap_or(0), stats }
+    let time = reactor.clone();
+    TargetConfig {
+        name: TARGET.to_owned(),
+        ports: vec![port],
+        clock: Clock(Rc::new(move || time.now().0 / 1_000_000)),
+        core: u16::try_from(me).unwrap_or(0),
+        stats,
+    }
 }
 
 fn settings(setup: &Setup) -> Settings {
@@ -325,6 +340,7 @@ fn open_units(
             store,
             ranges: Rc::new(Ranges::default()),
             exclusive: Rc::new(LooseCores(Rc::downgrade(links))),
+            keep: opened[lun].keep.clone(),
         });
         links.add_unit(&unit);
         target.add_unit(lun as u16, unit.clone());

@@ -152,7 +152,7 @@ impl World {
     /// The outside does something with one of the commands.
     fn serve(&mut self, tape: &mut Tape<'_>) {
         if let Some(key) = self.managing.pop() {
-            return self.session.function_done(key, FunctionResponse(tape.byte()));
+            return self.session.function_done(key, FunctionResponse(tape.byte()), [tape.byte(); 3]);
         }
         if self.running.is_empty() {
             return;

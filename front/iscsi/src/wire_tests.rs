@@ -98,8 +98,9 @@ golden!(task_management_request: TaskManagementRequest,
     exp_data_sn: n(4),
 });
 golden!(task_management_response: TaskManagementResponse,
-    "22800500 00000000 0000000000000000 1a2b3c4e 00000000 00000023 00000012 00000091 000000000000000000000000", {
+    "22800500 00000000 162a090000000000 1a2b3c4e 00000000 00000023 00000012 00000091 000000000000000000000000", {
     response: FunctionResponse::NOT_SUPPORTED,
+    information: [0x16, 0x2a, 0x09],
     itt: n(0x1a2b_3c4e),
     stat_sn: n(0x23),
     exp_cmd_sn: n(0x12),

@@ -1,8 +1,9 @@
 use super::*;
+use crate::access::AluaState;
 use crate::command::{Reply, Status};
 use crate::copy::list::{CSCDS_MAX, DESCRIPTORS_BYTES_MAX, SEGMENTS_MAX};
 use crate::fuzzing::{BLOCKS, Ended, Memory, Rig};
-use crate::nexus::{AluaState, Held};
+use crate::nexus::Held;
 use crate::sense::SenseKey;
 use lunar_core::io::{Completion, Fault, Op, Traits};
 use lunar_core::mem::{Arena, Sg};

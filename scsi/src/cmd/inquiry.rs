@@ -1,7 +1,8 @@
 //! INQUIRY; the vital product data is in [`crate::vpd`].
 
+use crate::access::AluaState;
 use crate::context::Context;
-use crate::nexus::Addressee;
+use crate::nexus::{Addressee, ItlNexus};
 use crate::plan::Plan;
 use crate::sense::Sense;
 use crate::table::{
@@ -51,7 +52,9 @@ struct Standard {
 }
 
 /// A direct access block device that is connected.
-pub const DISK: u8 = 0x00;
+pub(crate) const DISK: u8 = 0x00;
+/// PERIPHERAL QUALIFIER 001b: a disk that is there, but not by this way.
+const NOT_CONNECTED: u8 = 0x20;
 /// A well-known logical unit.
 const WELL_KNOWN: u8 = 0x1e;
 /// PERIPHERAL QUALIFIER 011b, device type unknown: nobody has this LUN.
@@ -60,8 +63,8 @@ const NOBODY: u8 = 0x7f;
 const SPC_4: u8 = 0x06;
 /// HISUP (LUNs are structured as SAM says), RESPONSE DATA FORMAT 2.
 const HIERARCHICAL: u8 = 0x10 | 0x02;
-/// TPGS = 01b: implicit asymmetric access.
-const IMPLICIT: u8 = 0x10;
+/// TPGS = 11b: implicit and explicit asymmetric access.
+const IMPLICIT_AND_EXPLICIT: u8 = 0x30;
 /// 3PC: third-party copies.
 const THIRD_PARTY_COPY: u8 = 0x08;
 /// MULTIP: more than one target port.
@@ -82,9 +85,17 @@ pub(crate) fn text<const N: usize>(text: &str) -> [u8; N] {
     field
 }
 
+/// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE of a disk (SPC-4 5.15.2.4.5).
+pub(crate) fn peripheral(itl: &ItlNexus) -> u8 {
+    match itl.alua() {
+        AluaState::UNAVAILABLE | AluaState::OFFLINE => NOT_CONNECTED | DISK,
+        _ => DISK,
+    }
+}
+
 fn standard(cx: &Context<'_>) -> Standard {
     let (device, names) = match cx.addressee {
-        Addressee::Disk(itl) => (DISK, Some(&itl.lu.unit.identity)),
+        Addressee::Disk(itl) => (peripheral(itl), Some(&itl.lu.unit.identity)),
         Addressee::WellKnown => (WELL_KNOWN, None),
         Addressee::Nobody => (NOBODY, None),
     };
@@ -99,7 +110,7 @@ fn standard(cx: &Context<'_>) -> Standard {
         version: SPC_4,
         format: HIERARCHICAL,
         additional: (size_of::<Standard>() - offset_of!(Standard, groups)) as u8,
-        groups: IMPLICIT | THIRD_PARTY_COPY,
+        groups: IMPLICIT_AND_EXPLICIT | THIRD_PARTY_COPY,
         ports: if cx.target.config().ports.len() > 1 { MULTI_PORT } else { 0 },
         queue: QUEUING,
         vendor: text(names.map_or("LUNAR", |names| &names.vendor)),
@@ -150,6 +161,7 @@ impl CommandType for Inquiry {
 
 #[cfg(test)]
 mod tests {
+    use crate::access::AluaState;
     use crate::command::Status;
     use crate::fuzzing::Rig;
     use crate::lun::Lun;
@@ -160,7 +172,7 @@ mod tests {
 
     #[test]
     fn golden_standard() {
-        let mut expected = vec![0x00, 0x00, 0x06, 0x12, 91, 0x18, 0x10, 0x02];
+        let mut expected = vec![0x00, 0x00, 0x06, 0x12, 91, 0x38, 0x10, 0x02];
         expected.extend(*b"LUNAR   disk            0001");
         expected.extend([0; 22]);
         expected.extend([0x00, 0xa0, 0x04, 0x60, 0x04, 0xc0, 0x09, 0x60]);
@@ -175,6 +187,23 @@ mod tests {
         assert_eq!(inquiry(&rig)[0], 0x7f);
         rig.lun.set(Lun::REPORT_LUNS);
         assert_eq!(inquiry(&rig)[0], 0x1e);
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_reached_is_not_connected() {
+        let rig = Rig::default();
+        let itl = rig.nexus.itl(0).expect("there");
+        for (state, qualifier) in [
+            (AluaState::UNAVAILABLE, 0x20),
+            (AluaState::OFFLINE, 0x20),
+            (AluaState::STANDBY, 0),
+            (AluaState::TRANSITIONING, 0),
+            (AluaState::ACTIVE_NON_OPTIMIZED, 0),
+        ] {
+            itl.set_alua(state);
+            assert_eq!(inquiry(&rig)[0], qualifier, "{state:?}");
+            assert_eq!(rig.run(&[0x12, 1, 0x83, 1, 0, 0], &[], 256).data[0], qualifier, "{state:?}");
+        }
     }
 
     #[test]

@@ -3,8 +3,10 @@
 pub mod block;
 pub mod cache;
 pub mod capacity;
+pub mod clock;
 pub mod copy;
 pub mod copy_results;
+pub mod information;
 pub mod inquiry;
 pub mod luns;
 pub mod mode;

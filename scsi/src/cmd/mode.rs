@@ -2,8 +2,8 @@
 
 use crate::context::Context;
 use crate::lu::{Change, LogicalUnit};
-use crate::mode::{self, PageControl, Selection};
-use crate::plan::Plan;
+use crate::mode::{self, PageControl, PageRow, Selection};
+use crate::plan::{Kept, Plan};
 use crate::sense::{Asc, Sense};
 use crate::table::{
     Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
@@ -31,6 +31,8 @@ const DBD: u8 = 0x08;
 const LLBAA: u8 = 0x10;
 /// Byte 1 of MODE SELECT: pages are as in the standard.
 const PF: u8 = 0x10;
+/// Byte 1 of MODE SELECT: the values are saved, too.
+const SP: u8 = 0x01;
 /// DEVICE-SPECIFIC PARAMETER: write-protected.
 const WP: u8 = 0x80;
 /// DEVICE-SPECIFIC PARAMETER: DPO and FUA are evaluated.
@@ -92,26 +94,25 @@ fn device_specific(lu: &LogicalUnit) -> u8 {
     if lu.write_protected() { WP | DPOFUA } else { DPOFUA }
 }
 
-/// The pages that `page` and `subpage` name, in the form that `control` names.
-fn pages(lu: &LogicalUnit, page: u8, subpage: u8, out: &mut Writer<'_>) -> Result<(), Sense> {
+/// Writes the pages that `page` and `subpage` name, in the form that PC names.
+fn pages(cx: &mut Context<'_>, lu: &LogicalUnit, page: u8, subpage: u8) -> Result<(), Sense> {
     let control = PageControl::of(page >> 6);
-    if control == PageControl::Saved {
-        return Err(Sense::illegal(Asc::SAVING_NOT_SUPPORTED));
+    let page = page & PAGE_CODE;
+    let is_page = |row: &&PageRow| row.is_of(lu) && (page == ALL_PAGES || page == row.page);
+    let is_subpage = |row: &&PageRow| subpage == ALL_SUBPAGES || subpage == row.subpage;
+    let known = mode::PAGES.iter().any(|row| is_page(&row));
+    let mut rows = mode::PAGES.iter().filter(is_page).filter(is_subpage).peekable();
+    if !known {
+        return Err(Sense::bit_in_cdb(offset_of!(ModeSense6, page), 5));
     }
-    let (page, mut found, mut known) = (page & PAGE_CODE, false, false);
-    for row in mode::PAGES {
-        let is_page = page == ALL_PAGES || page == row.page;
-        known |= is_page;
-        if is_page && (subpage == ALL_SUBPAGES || subpage == row.subpage) {
-            found = true;
-            row.write(lu, control, out);
-        }
+    // All pages are asked for without their subpages, or with all of them (SPC-4 6.13.1).
+    if rows.peek().is_none() || page == ALL_PAGES && !matches!(subpage, 0 | ALL_SUBPAGES) {
+        return Err(Sense::in_cdb(offset_of!(ModeSense6, subpage)));
     }
-    match (known, found) {
-        (_, true) => Ok(()),
-        (true, false) => Err(Sense::in_cdb(offset_of!(ModeSense6, subpage))),
-        (false, false) => Err(Sense::bit_in_cdb(offset_of!(ModeSense6, page), 5)),
-    }
+    let mut out = std::mem::replace(&mut cx.out, Writer::new(&mut []));
+    rows.for_each(|row| row.write(cx, lu, control, &mut out));
+    cx.out = out;
+    Ok(())
 }
 
 /// PAGE CODE; PC is in the two bits above.
@@ -150,7 +151,7 @@ impl CommandType for ModeSense6 {
         let descriptor = if self.flags & DBD == 0 { Descriptor::Short } else { Descriptor::None };
         cx.out.bytes(&[0, 0, device_specific(lu), descriptor.length()]);
         descriptor.write(lu, &mut cx.out);
-        pages(lu, self.page, self.subpage, &mut cx.out)?;
+        pages(cx, lu, self.page, self.subpage)?;
         // The pages are far shorter than 256 bytes, which a test holds.
         let length = (cx.out.written() - 1) as u8;
         cx.out.patch(0, &[length]);
@@ -200,7 +201,7 @@ impl CommandType for ModeSense10 {
         let long = if descriptor == Descriptor::Long { LONG_LBA } else { 0 };
         cx.out.bytes(&[0, 0, 0, device_specific(lu), long, 0, 0, descriptor.length()]);
         descriptor.write(lu, &mut cx.out);
-        pages(lu, self.page, self.subpage, &mut cx.out)?;
+        pages(cx, lu, self.page, self.subpage)?;
         let length = (cx.out.written() - 2) as u16;
         cx.out.patch(0, &length.to_be_bytes());
         Ok(Plan::Answer)
@@ -210,7 +211,7 @@ impl CommandType for ModeSense10 {
 const SHORT: Sense = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
 
 /// The parameter list behind its header: block descriptors that must say what is, then pages.
-fn select(cx: &Context<'_>, list: &[u8], at: usize, length: usize, long: bool) -> Result<Plan, Sense> {
+fn select(cx: &Context<'_>, list: &[u8], at: usize, length: usize, long: bool, save: bool) -> Result<Plan, Sense> {
     let lu = cx.disk()?;
     let mut cursor = Cursor::new(list.get(at..).ok_or(SHORT)?);
     let (blocks, block_length) = match (length, long) {
@@ -234,14 +235,22 @@ fn select(cx: &Context<'_>, list: &[u8], at: usize, length: usize, long: bool) -
     if block_length != 0 && block_length != geometry.block_size {
         return Err(Sense::in_list(at + if long { 12 } else { 5 }));
     }
-    let mut selection = Selection::new(lu, list, list.len() - cursor.rest().len());
+    let mut selection = Selection::new(cx, lu, list, list.len() - cursor.rest().len());
     selection.apply()?;
     let (before, after) = (lu.mode(), selection.values);
-    if before == after {
+    let save = save && lu.saved_mode() != Some(after);
+    if before == after && !save {
         return Ok(Plan::Done);
     }
-    // What is cached goes to the medium when the cache is switched off (SBC-3 6.5.6).
-    Ok(Plan::Change { flush: before.write_cache && !after.write_cache, change: Change::Mode(after) })
+    // What is cached goes to the medium when the cache is switched off (SBC-4 6.5.6).
+    let flush = before.write_cache && !after.write_cache;
+    let keep = save.then(|| Box::new(Kept { name: mode::KEPT_AS, bytes: mode::to_keep(after) }));
+    Ok(Plan::Change { flush, keep, change: Change::Mode { values: after, save } })
+}
+
+/// MEDIUM TYPE is zero (SBC-4 6.5.1); MODE DATA LENGTH and WP are not looked at (SPC-4 7.5.5).
+fn medium_type(value: u8, at: usize) -> Result<(), Sense> {
+    if value == 0 { Ok(()) } else { Err(Sense::in_list(at)) }
 }
 
 /// A list of the length that the CDB tells, pages in the standard's form.
@@ -274,16 +283,17 @@ impl CommandType for ModeSelect6 {
         effect: Effect::None,
         gates: PARAMETERS,
     };
-    // SP is refused: nothing is saved.
-    const USAGE: Self = Self { opcode: OpCode::MODE_SELECT_6.0, flags: PF, reserved: [0; 2], length: 0xff, control: 0 };
+    const USAGE: Self =
+        Self { opcode: OpCode::MODE_SELECT_6.0, flags: PF | SP, reserved: [0; 2], length: 0xff, control: 0 };
     const DATA: Data<Self> = Data::List(|cdb| cdb.length.into());
 
     fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
         if !whole(list, self.length.into(), self.flags)? {
             return Ok(Plan::Done);
         }
-        let [_, _, _, descriptors] = *list.first_chunk().ok_or(SHORT)?;
-        select(cx, list, 4, descriptors.into(), false)
+        let [_, medium, _, descriptors] = *list.first_chunk().ok_or(SHORT)?;
+        medium_type(medium, 1)?;
+        select(cx, list, 4, descriptors.into(), false, self.flags & SP != 0)
     }
 }
 
@@ -306,15 +316,22 @@ impl CommandType for ModeSelect10 {
         effect: Effect::None,
         gates: PARAMETERS,
     };
-    const USAGE: Self =
-        Self { opcode: OpCode::MODE_SELECT_10.0, flags: PF, reserved: [0; 5], length: be::U16::MAX_VALUE, control: 0 };
+    const USAGE: Self = Self {
+        opcode: OpCode::MODE_SELECT_10.0,
+        flags: PF | SP,
+        reserved: [0; 5],
+        length: be::U16::MAX_VALUE,
+        control: 0,
+    };
     const DATA: Data<Self> = Data::List(|cdb| cdb.length.get().into());
 
     fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
         if !whole(list, self.length.get().into(), self.flags)? {
             return Ok(Plan::Done);
         }
-        let [_, _, _, _, long, _, high, low] = *list.first_chunk().ok_or(SHORT)?;
-        select(cx, list, 8, u16::from_be_bytes([high, low]).into(), long & LONG_LBA != 0)
+        let [_, _, medium, _, long, _, high, low] = *list.first_chunk().ok_or(SHORT)?;
+        medium_type(medium, 2)?;
+        let descriptors = u16::from_be_bytes([high, low]).into();
+        select(cx, list, 8, descriptors, long & LONG_LBA != 0, self.flags & SP != 0)
     }
 }

@@ -1,13 +1,15 @@
-//! REPORT TARGET PORT GROUPS.
+//! REPORT TARGET PORT GROUPS and SET TARGET PORT GROUPS.
 
+use crate::access::{Access, AluaState, Cause};
 use crate::context::Context;
-use crate::nexus::AluaState;
+use crate::lu::Change;
 use crate::plan::Plan;
-use crate::sense::Sense;
+use crate::sense::{Asc, Sense};
 use crate::table::{
     Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
 };
 use lunar_core::wire::be;
+use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// REPORT TARGET PORT GROUPS
@@ -22,7 +24,7 @@ pub struct ReportTargetPortGroups {
     control: u8,
 }
 
-/// Service action of REPORT TARGET PORT GROUPS.
+/// Service action of both.
 const ACTION: u8 = 0x0a;
 /// PARAMETER DATA FORMAT: 000b, or 001b with an extended header.
 const FORMAT: u8 = 0xe0;
@@ -38,14 +40,14 @@ struct Group {
     supported: u8,
     id: be::U16,
     reserved: u8,
-    /// Why it is in this state: nobody changed it.
+    /// What brought it into this state.
     status: u8,
     vendor: u8,
     ports: u8,
 }
 
-/// T_SUP, U_SUP, S_SUP, AN_SUP, AO_SUP.
-const SUPPORTED: u8 = 0x80 | 0x08 | 0x04 | 0x02 | 0x01;
+/// T_SUP, O_SUP, U_SUP, S_SUP, AN_SUP, AO_SUP.
+const SUPPORTED: u8 = 0x80 | 0x40 | 0x08 | 0x04 | 0x02 | 0x01;
 /// IMPLICIT TRANSITION TIME in seconds: how long a transition is waited for.
 const TRANSITION_SECONDS: u8 = 60;
 
@@ -78,8 +80,7 @@ impl CommandType for ReportTargetPortGroups {
     const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
-        let own = cx.target.port(cx.nexus.name.target_port).map(|port| port.group);
-        let state = cx.itl()?.alua();
+        let lu = cx.disk()?;
         cx.out.zeros(4);
         match self.action & FORMAT {
             0 => {}
@@ -89,18 +90,14 @@ impl CommandType for ReportTargetPortGroups {
             _ => return Err(Sense::bit_in_cdb(1, 7)),
         }
         let ports = &cx.target.config().ports;
-        let mut groups: Vec<u16> = ports.iter().map(|port| port.group).collect();
-        groups.sort_unstable();
-        groups.dedup();
-        for id in groups {
-            let members = ports.iter().filter(|port| port.group == id).take(usize::from(u8::MAX));
-            let state = if Some(id) == own { state } else { AluaState::ACTIVE_OPTIMIZED };
+        for Access { group, state, cause } in lu.accesses(&cx.target.port_groups()) {
+            let members = ports.iter().filter(|port| port.group == group).take(usize::from(u8::MAX));
             cx.out.put(&Group {
                 state: state.0,
                 supported: SUPPORTED,
-                id: id.into(),
+                id: group.into(),
                 reserved: 0,
-                status: 0,
+                status: cause.0,
                 vendor: 0,
                 // At most 255 are taken.
                 ports: members.clone().count() as u8,
@@ -115,20 +112,130 @@ impl CommandType for ReportTargetPortGroups {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use crate::fuzzing::Rig;
-    use crate::nexus::AluaState;
+/// SET TARGET PORT GROUPS
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SetTargetPortGroups {
+    opcode: u8,
+    action: u8,
+    reserved: [u8; 4],
+    length: be::U32,
+    reserved2: u8,
+    control: u8,
+}
 
-    #[test]
-    fn golden() {
-        let rig = Rig::default();
-        let report = |format: u8| rig.run(&[0xa3, format | 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256).data;
-        let group = [0, 0x8f, 0, 1, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2];
-        assert_eq!(report(0), [&[0, 0, 0, 16][..], &group].concat());
-        assert_eq!(report(0x20), [&[0, 0, 0, 20, 0x10, 60, 0, 0][..], &group].concat());
-        rig.nexus.itl(0).expect("there").set_alua(AluaState::STANDBY);
-        assert_eq!(report(0)[4], 2);
-        assert_eq!(rig.run(&[0xa3, 0x4a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256).sense[15..], [0xcf, 0, 1]);
+/// A descriptor of SET TARGET PORT GROUPS (SPC-4 6.45).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Wish {
+    /// ASYMMETRIC ACCESS STATE.
+    state: u8,
+    reserved: u8,
+    /// TARGET PORT GROUP; the TARGET PORT for a state that ports have.
+    whose: be::U16,
+}
+
+/// ASYMMETRIC ACCESS STATE.
+const STATE: u8 = 0x0f;
+/// Bytes before the first descriptor.
+const HEADER_BYTES: usize = 4;
+/// Descriptors at most: more than groups that anybody has, so that the list stays small.
+const DESCRIPTORS_MAX: usize = 1024;
+
+impl SetTargetPortGroups {
+    /// Whether the list is as long as it may be. If not, nothing of it is pulled.
+    fn fits(&self) -> bool {
+        self.length.get() as usize <= HEADER_BYTES + DESCRIPTORS_MAX * size_of::<Wish>()
     }
 }
+
+/// The group that a descriptor at byte `at` of the list is about, and the state that it wants.
+fn wanted(cx: &Context<'_>, wish: &Wish, at: usize) -> Result<(u16, AluaState), Sense> {
+    let whose = Sense::in_list(at + offset_of!(Wish, whose));
+    if wish.state & !STATE != 0 {
+        return Err(Sense::bit_in_list(at, 7));
+    }
+    if wish.reserved != 0 {
+        return Err(Sense::in_list(at + offset_of!(Wish, reserved)));
+    }
+    let (state, ports) = (AluaState(wish.state), &cx.target.config().ports);
+    match state {
+        AluaState::ACTIVE_OPTIMIZED | AluaState::ACTIVE_NON_OPTIMIZED | AluaState::STANDBY | AluaState::UNAVAILABLE => {
+            let found = ports.iter().find(|port| port.group == wish.whose.get());
+            found.map(|port| (port.group, state)).ok_or(whose)
+        }
+        // Ports go offline, not groups (SPC-4 5.15.2.4.6); a group that is one port goes with it.
+        AluaState::OFFLINE => {
+            let group = cx.target.port(wish.whose.get()).ok_or(whose)?.group;
+            match ports.iter().filter(|port| port.group == group).count() {
+                1 => Ok((group, state)),
+                _ => Err(whose),
+            }
+        }
+        _ => Err(Sense::bit_in_list(at, 3)),
+    }
+}
+
+impl CommandType for SetTargetPortGroups {
+    const POLICY: Policy = Policy {
+        name: "SET TARGET PORT GROUPS",
+        clause: "SPC-4 6.45",
+        code: Code::with_action(OpCode::MAINTENANCE_OUT, ACTION),
+        effect: Effect::None,
+        gates: Gates {
+            reach: Reach::Disk,
+            needs: Needs::Nothing,
+            attention: Gate::Stops,
+            spc2: Gate::Stops,
+            persistent: Persistent::Conflict,
+            alua: Alua::Settled,
+            not_ready: Gate::Passes,
+            write_protect: Gate::Passes,
+            timeout: Timeout::Quick,
+        },
+    };
+    const USAGE: Self = Self {
+        opcode: OpCode::MAINTENANCE_OUT.0,
+        action: ACTION,
+        reserved: [0; 4],
+        length: be::U32::MAX_VALUE,
+        reserved2: 0,
+        control: 0,
+    };
+    const DATA: Data<Self> = Data::List(|cdb| if cdb.fits() { cdb.length.get() } else { 0 });
+
+    fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
+        const SHORT: Sense = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
+        let lu = cx.disk()?;
+        if !self.fits() {
+            return Err(Sense::in_cdb(offset_of!(Self, length)));
+        }
+        if self.length.get() == 0 {
+            return Ok(Plan::Done);
+        }
+        let (header, descriptors) = list.split_at_checked(HEADER_BYTES).ok_or(SHORT)?;
+        if list.len() < self.length.get() as usize {
+            return Err(SHORT);
+        }
+        if let Some(byte) = header.iter().position(|byte| *byte != 0) {
+            return Err(Sense::in_list(byte));
+        }
+        let wishes = <[Wish]>::ref_from_bytes(descriptors).map_err(|_| SHORT)?;
+        let before = lu.accesses(&cx.target.port_groups());
+        let mut after = before.clone();
+        for (number, wish) in wishes.iter().enumerate() {
+            let (group, state) = wanted(cx, wish, HEADER_BYTES + number * size_of::<Wish>())?;
+            if let Some(access) = after.iter_mut().find(|access| access.group == group && access.state != state) {
+                *access = Access { group, state, cause: Cause::SET_TARGET_PORT_GROUPS };
+            }
+        }
+        if before == after {
+            return Ok(Plan::Done);
+        }
+        Ok(Plan::Change { flush: false, keep: None, change: Change::Access(after.into()) })
+    }
+}
+
+#[cfg(test)]
+#[path = "ports_tests.rs"]
+mod tests;

@@ -159,7 +159,7 @@ impl CommandType for StartStopUnit {
             return Ok(Plan::Done);
         }
         let flush = stopped && self.flags & NO_FLUSH == 0;
-        Ok(Plan::Change { flush, change: Change::Stopped(stopped) })
+        Ok(Plan::Change { flush, keep: None, change: Change::Stopped(stopped) })
     }
 }
 

@@ -271,6 +271,53 @@ mod tests {
     }
 
     #[test]
+    fn every_row_is_told_alike_in_every_format() {
+        let rig = Rig::default();
+        for timeouts in [0, WITH_TIMEOUTS] {
+            let all = report(&rig, timeouts, 0, 0).data;
+            let mut rest = &all[4..];
+            for row in TABLE {
+                let Code { op, action } = row.policy.code;
+                let (name, length) = (row.policy.name, row.length as u8);
+                let described = if timeouts == 0 { 8 } else { 20 };
+                let (descriptor, others) = rest.split_at(described);
+                rest = others;
+                let flags = u8::from(timeouts != 0) << 1 | u8::from(action.is_some());
+                assert_eq!(descriptor[..8], [op.0, 0, 0, action.unwrap_or(0), 0, flags, 0, length], "{name}");
+                let mut one = vec![0; row.length];
+                row.usage(&mut Writer::new(&mut one));
+                let header = [0, 3 | if timeouts == 0 { 0 } else { 0x80 }, 0, length];
+                let expected = [&header[..], &one, &descriptor[8..]].concat();
+                let (fitting, other) = if action.is_some() { (2, 1) } else { (1, 2) };
+                for options in [fitting, 3] {
+                    assert_eq!(report(&rig, timeouts | options, op.0, action.unwrap_or(0)).data, expected, "{name}");
+                }
+                let refused = report(&rig, timeouts | other, op.0, action.unwrap_or(0));
+                assert_eq!(refused.sense[15..], [0xca, 0, 2], "{name}");
+                let (nominal, recommended) = row.policy.gates.timeout.seconds();
+                if timeouts != 0 {
+                    let seconds = |at: usize| u32::from_be_bytes(descriptor[at..at + 4].try_into().expect("four"));
+                    assert_eq!((seconds(12), seconds(16)), (nominal, recommended), "{name}");
+                }
+            }
+            assert!(rest.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_command_that_is_not_told_is_not_there() {
+        let rig = Rig::default();
+        for op in 0..=255 {
+            for action in 0..32 {
+                let told = report(&rig, 3, op, action).data[1];
+                let is_row = |row: &&Row| row.policy.code.op.0 == op && row.policy.code.action.unwrap_or(0) == action;
+                assert_eq!(told == 3, TABLE.iter().any(|row| is_row(&row)), "{op:02x}/{action:02x}");
+                assert!(matches!(told, 1 | 3));
+            }
+        }
+    }
+
+    #[test]
     fn task_management_functions() {
         let rig = Rig::default();
         let report =

@@ -1,16 +1,16 @@
-//! The control mode page.
+//! The control mode page and its subpages.
 
-use super::ModePage;
-use crate::lu::{LogicalUnit, ModeValues};
+use super::{ModePage, Parameter};
+use crate::context::Context;
+use crate::table::Needs;
 use lunar_core::wire::be;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use std::mem::offset_of;
+use zerocopy::{Immutable, IntoBytes};
 
-/// Control (SPC-4 7.5.8).
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+/// Control.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct Control {
-    code: u8,
-    length: u8,
     /// TST, TMF_ONLY, DPICZ, D_SENSE, GLTSD, RLEC.
     sets: u8,
     /// QUEUE ALGORITHM MODIFIER, NUAR, QERR.
@@ -26,21 +26,39 @@ pub(super) struct Control {
 
 /// TST = 001b: a task set for each nexus.
 const TASK_SET_PER_NEXUS: u8 = 0x20;
-const D_SENSE: u8 = 0x04;
 /// GLTSD: no log parameters are saved.
 const GLTSD: u8 = 0x02;
 /// QUEUE ALGORITHM MODIFIER = 1: SIMPLE commands may be reordered.
 const UNRESTRICTED: u8 = 0x10;
-const SWP: u8 = 0x08;
 
-impl Control {
-    fn new(sets: u8, queue: u8, protect: u8) -> Self {
+impl ModePage for Control {
+    const PAGE: u8 = 0x0a;
+    const SUBPAGE: u8 = 0;
+    const NAME: &'static str = "Control";
+    const CLAUSE: &'static str = "SPC-4 7.5.8";
+    const NEEDS: Needs = Needs::Nothing;
+    const PARAMETERS: &'static [Parameter] = &[
+        // D_SENSE
+        Parameter {
+            byte: offset_of!(Self, sets),
+            mask: 0x04,
+            value: |values| &mut values.descriptor_sense,
+            changeable: |_| true,
+        },
+        // SWP
+        Parameter {
+            byte: offset_of!(Self, protect),
+            mask: 0x08,
+            value: |values| &mut values.write_protect,
+            changeable: |_| true,
+        },
+    ];
+
+    fn fixed(_cx: &Context<'_>) -> Self {
         Self {
-            code: Self::PAGE,
-            length: (size_of::<Self>() - 2) as u8,
-            sets,
-            queue,
-            protect,
+            sets: TASK_SET_PER_NEXUS | GLTSD,
+            queue: UNRESTRICTED,
+            protect: 0,
             abort: 0,
             obsolete: [0; 2],
             busy_timeout: 0.into(),
@@ -49,24 +67,33 @@ impl Control {
     }
 }
 
-impl ModePage for Control {
+/// Control extension.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct ControlExtension {
+    /// TCMOS, SCSIP, IALUAE.
+    flags: u8,
+    /// INITIAL COMMAND PRIORITY.
+    priority: u8,
+    /// MAXIMUM SENSE DATA LENGTH: no limit but that of the extended INQUIRY data.
+    sense_length: u8,
+    reserved: [u8; 25],
+}
+
+/// TCMOS: a disk's clock shows the machine's time, SCSIP: until SET TIMESTAMP sets it.
+const CLOCK: u8 = 0x04 | 0x02;
+/// IALUAE: implicit transitions of target port groups happen.
+const IMPLICIT: u8 = 0x01;
+
+impl ModePage for ControlExtension {
     const PAGE: u8 = 0x0a;
-    const SUBPAGE: u8 = 0;
-    const NAME: &'static str = "Control";
-    const CLAUSE: &'static str = "SPC-4 7.5.8";
+    const SUBPAGE: u8 = 0x01;
+    const NAME: &'static str = "Control Extension";
+    const CLAUSE: &'static str = "SPC-4 7.5.9";
+    const NEEDS: Needs = Needs::Nothing;
+    const PARAMETERS: &'static [Parameter] = &[];
 
-    fn of(values: ModeValues) -> Self {
-        let sense = if values.descriptor_sense { D_SENSE } else { 0 };
-        let protect = if values.write_protect { SWP } else { 0 };
-        Self::new(TASK_SET_PER_NEXUS | GLTSD | sense, UNRESTRICTED, protect)
-    }
-
-    fn changeable(_lu: &LogicalUnit) -> Self {
-        Self::new(D_SENSE, 0, SWP)
-    }
-
-    fn select(&self, values: &mut ModeValues) {
-        values.descriptor_sense = self.sets & D_SENSE != 0;
-        values.write_protect = self.protect & SWP != 0;
+    fn fixed(_cx: &Context<'_>) -> Self {
+        Self { flags: CLOCK | IMPLICIT, priority: 0, sense_length: 0, reserved: [0; 25] }
     }
 }

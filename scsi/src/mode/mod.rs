@@ -1,16 +1,22 @@
-//! Mode pages: one type per page, one row per type (SPC-4 7.5, SBC-3 6.5).
+//! Mode pages: one type per page, one row per type (SPC-4 7.5, SBC-4 6.5).
 
-mod caching;
+mod connection;
 mod control;
+mod disk;
 mod exceptions;
+mod power;
+mod select;
 
+use crate::context::Context;
 use crate::lu::{LogicalUnit, ModeValues};
-use crate::sense::{Asc, Sense};
+use crate::table::Needs;
 use lunar_core::unit::Unit;
 use lunar_core::wire::Writer;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{Immutable, IntoBytes};
 
-/// Mode parameters after power on.
+pub(crate) use select::Selection;
+
+/// Mode parameters of a unit whose initiators have saved none, after power on.
 #[must_use]
 pub fn default_values(unit: &Unit) -> ModeValues {
     ModeValues { write_cache: unit.traits().write_cache, descriptor_sense: false, write_protect: false }
@@ -23,9 +29,9 @@ pub enum PageControl {
     Current,
     /// Ones where MODE SELECT may change them.
     Changeable,
-    /// As they are after power on.
+    /// As they are where none were saved.
     Default,
-    /// As they were saved: nothing is.
+    /// As they were saved; the defaults if they never were.
     Saved,
 }
 
@@ -42,8 +48,20 @@ impl PageControl {
     }
 }
 
-/// A mode page: its bytes from the page code on.
-pub trait ModePage: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Sized + 'static {
+/// A bit of a page that MODE SELECT may change.
+pub struct Parameter {
+    /// Its byte, counted from the first one behind the page's header.
+    pub byte: usize,
+    /// The bit.
+    pub mask: u8,
+    /// Where its value is.
+    pub value: fn(&mut ModeValues) -> &mut bool,
+    /// Whether it may be changed for this unit.
+    pub changeable: fn(&Unit) -> bool,
+}
+
+/// A mode page: its bytes from behind its header on.
+pub trait ModePage: IntoBytes + Immutable + Sized + 'static {
     /// PAGE CODE.
     const PAGE: u8;
     /// SUBPAGE CODE; 0 for pages in page_0 format.
@@ -52,13 +70,13 @@ pub trait ModePage: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned 
     const NAME: &'static str;
     /// Where the standard has it.
     const CLAUSE: &'static str;
+    /// What a unit must be capable of to have it.
+    const NEEDS: Needs;
+    /// What MODE SELECT may change of it.
+    const PARAMETERS: &'static [Parameter];
 
-    /// The page for these values.
-    fn of(values: ModeValues) -> Self;
-    /// Ones where MODE SELECT may change it; code and length as they are.
-    fn changeable(lu: &LogicalUnit) -> Self;
-    /// Takes over what may be changed.
-    fn select(&self, values: &mut ModeValues);
+    /// The page; zeroes where its parameters are.
+    fn fixed(cx: &Context<'_>) -> Self;
 }
 
 /// A mode page in the table.
@@ -71,103 +89,175 @@ pub struct PageRow {
     pub name: &'static str,
     /// Where the standard has it.
     pub clause: &'static str,
+    needs: Needs,
+    parameters: &'static [Parameter],
+    /// Bytes behind the header.
     length: usize,
-    write: fn(&LogicalUnit, PageControl, &mut Writer<'_>),
-    select: Select,
+    fixed: fn(&Context<'_>, &mut Writer<'_>),
 }
 
-/// Takes a page over, or names the byte and bit that must not change.
-type Select = fn(&LogicalUnit, &[u8], &mut ModeValues) -> Result<(), (usize, u8)>;
+/// Every mode page, in ascending order: all pages at once are in that order.
+pub static PAGES: &[PageRow] = &[
+    row::<disk::ErrorRecovery>(),
+    row::<connection::DisconnectReconnect>(),
+    row::<disk::Caching>(),
+    row::<control::Control>(),
+    row::<control::ControlExtension>(),
+    row::<disk::ApplicationTag>(),
+    row::<connection::ProtocolSpecificLogicalUnit>(),
+    row::<connection::ProtocolSpecificPort>(),
+    row::<power::PowerCondition>(),
+    row::<exceptions::Exceptions>(),
+    row::<disk::Provisioning>(),
+];
 
-impl PageRow {
-    /// Writes the page.
-    pub fn write(&self, lu: &LogicalUnit, control: PageControl, out: &mut Writer<'_>) {
-        (self.write)(lu, control, out);
-    }
-}
+/// Bytes of the longest page behind its header.
+const BODY_BYTES_MAX: usize = 40;
 
 const fn row<P: ModePage>() -> PageRow {
+    assert!(size_of::<P>() <= BODY_BYTES_MAX);
     PageRow {
         page: P::PAGE,
         subpage: P::SUBPAGE,
         name: P::NAME,
         clause: P::CLAUSE,
+        needs: P::NEEDS,
+        parameters: P::PARAMETERS,
         length: size_of::<P>(),
-        write: write::<P>,
-        select: select::<P>,
+        fixed: |cx, out| {
+            out.put(&P::fixed(cx));
+        },
     }
 }
 
-fn write<P: ModePage>(lu: &LogicalUnit, control: PageControl, out: &mut Writer<'_>) {
-    let page = match control {
-        PageControl::Current | PageControl::Saved => P::of(lu.mode()),
-        PageControl::Changeable => P::changeable(lu),
-        PageControl::Default => P::of(default_values(&lu.unit)),
-    };
-    out.put(&page);
-}
-
-fn select<P: ModePage>(lu: &LogicalUnit, page: &[u8], values: &mut ModeValues) -> Result<(), (usize, u8)> {
-    let (now, changeable) = (P::of(*values), P::changeable(lu));
-    let fixed = now.as_bytes().iter().zip(changeable.as_bytes());
-    let wrong = page.iter().zip(fixed).map(|(new, (now, changeable))| (new ^ now) & !changeable);
-    // Code and length were looked at already; PS is reserved here.
-    if let Some((at, bits)) = wrong.enumerate().skip(2).find(|(_, bits)| *bits != 0) {
-        return Err((at, bits.checked_ilog2().map_or(7, |bit| bit as u8)));
-    }
-    if let Ok(page) = P::ref_from_bytes(page) {
-        page.select(values);
-    }
-    Ok(())
-}
-
-/// Every mode page, in ascending order: all pages at once are in that order.
-pub static PAGES: &[PageRow] = &[row::<caching::Caching>(), row::<control::Control>(), row::<exceptions::Exceptions>()];
-
-/// MODE SELECT's pages, one after the other; nothing is changed unless all are well.
-pub struct Selection<'a> {
-    lu: &'a LogicalUnit,
-    list: &'a [u8],
-    at: usize,
-    /// What they come to.
-    pub values: ModeValues,
-}
-
+/// PS: the page can be saved.
+const SAVEABLE: u8 = 0x80;
 /// SPF: the page is in sub_page format.
 const SUBPAGE_FORMAT: u8 = 0x40;
 /// PAGE CODE.
 const PAGE_CODE: u8 = 0x3f;
 
-impl<'a> Selection<'a> {
-    /// The pages from byte `at` of the list on.
+impl PageRow {
+    /// Whether a disk has the page.
     #[must_use]
-    pub fn new(lu: &'a LogicalUnit, list: &'a [u8], at: usize) -> Self {
-        Self { lu, list, at, values: lu.mode() }
+    pub fn is_of(&self, lu: &LogicalUnit) -> bool {
+        self.needs == Needs::Nothing || lu.provisioning()
     }
 
-    /// Goes through all pages.
-    ///
-    /// # Errors
-    /// PARAMETER LIST LENGTH ERROR, INVALID FIELD IN PARAMETER LIST.
-    pub fn apply(&mut self) -> Result<(), Sense> {
-        const SHORT: Sense = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
-        while self.at < self.list.len() {
-            let rest = &self.list[self.at..];
-            let &[code, length] = rest.first_chunk().ok_or(SHORT)?;
-            if code & SUBPAGE_FORMAT != 0 {
-                return Err(Sense::bit_in_list(self.at, 6));
+    /// Writes the page.
+    pub fn write(&self, cx: &Context<'_>, lu: &LogicalUnit, control: PageControl, out: &mut Writer<'_>) {
+        let body = match control {
+            PageControl::Current => self.body(cx, lu.mode()),
+            PageControl::Default => self.body(cx, default_values(&lu.unit)),
+            PageControl::Saved => self.body(cx, lu.saved_mode().unwrap_or_else(|| default_values(&lu.unit))),
+            PageControl::Changeable => self.changeable(&lu.unit),
+        };
+        self.header(if self.parameters.is_empty() { 0 } else { SAVEABLE }, out);
+        out.bytes(&body[..self.length]);
+    }
+
+    /// SPC-4 7.5.7
+    fn header(&self, saveable: u8, out: &mut Writer<'_>) {
+        // Pages are shorter than 256 bytes.
+        let length = self.length as u8;
+        match self.subpage {
+            0 => out.bytes(&[saveable | self.page, length]),
+            subpage => out.bytes(&[saveable | SUBPAGE_FORMAT | self.page, subpage, 0, length]),
+        };
+    }
+
+    fn header_bytes(&self) -> usize {
+        if self.subpage == 0 { 2 } else { 4 }
+    }
+
+    /// The page for these values.
+    fn body(&self, cx: &Context<'_>, values: ModeValues) -> [u8; BODY_BYTES_MAX] {
+        let mut body = [0; BODY_BYTES_MAX];
+        (self.fixed)(cx, &mut Writer::new(&mut body));
+        self.put(values, &mut body);
+        body
+    }
+
+    /// Ones where MODE SELECT may change it.
+    fn changeable(&self, unit: &Unit) -> [u8; BODY_BYTES_MAX] {
+        let mut body = [0; BODY_BYTES_MAX];
+        let changeable = self.parameters.iter().filter(|parameter| (parameter.changeable)(unit));
+        changeable.for_each(|parameter| body[parameter.byte] |= parameter.mask);
+        body
+    }
+
+    /// Puts values into a page.
+    fn put(&self, mut values: ModeValues, body: &mut [u8]) {
+        for parameter in self.parameters {
+            if *(parameter.value)(&mut values) {
+                body[parameter.byte] |= parameter.mask;
             }
-            let row = PAGES.iter().find(|row| row.page == code & PAGE_CODE && row.subpage == 0);
-            let row = row.ok_or_else(|| Sense::bit_in_list(self.at, 5))?;
-            if usize::from(length) + 2 != row.length {
-                return Err(Sense::in_list(self.at + 1));
-            }
-            let page = rest.get(..row.length).ok_or(SHORT)?;
-            (row.select)(self.lu, page, &mut self.values)
-                .map_err(|(byte, bit)| Sense::bit_in_list(self.at + byte, bit))?;
-            self.at += row.length;
         }
-        Ok(())
+    }
+
+    /// Takes values from a page.
+    fn take(&self, unit: &Unit, body: &[u8], values: &mut ModeValues) {
+        for parameter in self.parameters.iter().filter(|parameter| (parameter.changeable)(unit)) {
+            *(parameter.value)(values) = body[parameter.byte] & parameter.mask != 0;
+        }
+    }
+}
+
+/// The name that a unit keeps saved values under.
+pub(crate) const KEPT_AS: &str = "mode-pages";
+
+/// Saved values as a unit keeps them: the pages that can be saved, of which only the parameters count.
+pub(crate) fn to_keep(values: ModeValues) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for row in PAGES.iter().filter(|row| !row.parameters.is_empty()) {
+        let mut page = [0; BODY_BYTES_MAX + 4];
+        let mut out = Writer::new(&mut page);
+        row.header(0, &mut out);
+        row.put(values, &mut page[row.header_bytes()..]);
+        bytes.extend(&page[..row.header_bytes() + row.length]);
+    }
+    bytes
+}
+
+/// The saved values that a unit has kept; `None` if it has none. Pages that are not known, or that are not of their
+/// length, are passed over: another version may have saved them.
+pub(crate) fn load(unit: &Unit) -> Option<ModeValues> {
+    let kept = unit.keep.load(KEPT_AS)?;
+    let mut values = default_values(unit);
+    let mut rest = &kept[..];
+    while let Some(found) = Found::first(rest) {
+        if let (Some(row), Some(body)) = (found.row, rest.get(found.header..found.header + found.length))
+            && body.len() == row.length
+        {
+            row.take(unit, body, &mut values);
+        }
+        rest = rest.get(found.header + found.length..).unwrap_or_default();
+    }
+    Some(values)
+}
+
+/// What the header of a page says.
+struct Found {
+    /// The page that it names.
+    row: Option<&'static PageRow>,
+    /// Bytes of the header.
+    header: usize,
+    /// Bytes that it says are behind it.
+    length: usize,
+}
+
+impl Found {
+    /// The header that `bytes` begin with; `None` if they are too few.
+    fn first(bytes: &[u8]) -> Option<Self> {
+        let (subpage, header, length) = match *bytes {
+            [first, length, ..] if first & SUBPAGE_FORMAT == 0 => (0, 2, length.into()),
+            [_, subpage, high, low, ..] => (subpage, 4, u16::from_be_bytes([high, low])),
+            _ => return None,
+        };
+        let page = bytes[0] & PAGE_CODE;
+        // Subpage 0 has the short header only.
+        let matches = |row: &&PageRow| row.page == page && row.subpage == subpage && row.header_bytes() == header;
+        Some(Self { row: PAGES.iter().find(matches), header, length: length.into() })
     }
 }
 

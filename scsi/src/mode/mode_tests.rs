@@ -4,9 +4,40 @@ use crate::sense::Asc;
 use lunar_core::io::Traits;
 use proptest::prelude::*;
 
-const CACHING: [u8; 20] = [0x08, 0x12, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-const CONTROL: [u8; 12] = [0x0a, 0x0a, 0x22, 0x10, 0, 0, 0, 0, 0, 0, 0, 0];
+const CACHING: [u8; 20] = [0x88, 0x12, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const CONTROL: [u8; 12] = [0x8a, 0x0a, 0x22, 0x10, 0, 0, 0, 0, 0, 0, 0, 0];
 const EXCEPTIONS: [u8; 12] = [0x1c, 0x0a, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// Every page: its codes, and its bytes.
+fn all_pages() -> Vec<(u8, u8, Vec<u8>)> {
+    let zeroes = |front: &[u8], length: usize| {
+        let mut page = front.to_vec();
+        page.resize(length, 0);
+        page
+    };
+    vec![
+        (0x01, 0, zeroes(&[0x01, 0x0a, 0xc0], 12)),
+        (0x02, 0, zeroes(&[0x02, 0x0e], 16)),
+        (0x08, 0, CACHING.to_vec()),
+        (0x0a, 0, CONTROL.to_vec()),
+        (0x0a, 1, zeroes(&[0x4a, 1, 0, 0x1c, 0x07], 32)),
+        (0x0a, 2, zeroes(&[0x4a, 2, 0, 0x0c], 16)),
+        (0x18, 0, zeroes(&[0x18, 6, 5], 8)),
+        (0x19, 0, zeroes(&[0x19, 6, 5], 8)),
+        (0x1a, 0, zeroes(&[0x1a, 0x26], 40)),
+        (0x1c, 0, EXCEPTIONS.to_vec()),
+        (0x1c, 2, zeroes(&[0x5c, 2, 0, 0x0c], 16)),
+    ]
+}
+
+/// The pages for which `which` holds, one after the other.
+fn pages(which: impl Fn(u8, u8) -> bool) -> Vec<u8> {
+    all_pages()
+        .into_iter()
+        .filter(|(page, subpage, _)| which(*page, *subpage))
+        .flat_map(|(_, _, bytes)| bytes)
+        .collect()
+}
 
 fn sense6(rig: &Rig, flags: u8, page: u8, subpage: u8) -> Vec<u8> {
     let ended = rig.run(&[0x1a, flags, page, subpage, 255, 0], &[], 255);
@@ -22,12 +53,21 @@ fn asc(sense: &[u8]) -> Asc {
 #[test]
 fn golden_six() {
     let rig = Rig::default();
-    let mut expected = vec![55, 0, 0x10, 8, 0, 0, 8, 0, 0, 0, 2, 0];
-    expected.extend(CACHING.iter().chain(&CONTROL).chain(&EXCEPTIONS));
-    assert_eq!(sense6(&rig, 0, 0x3f, 0), expected);
-    assert_eq!(sense6(&rig, 0, 0x3f, 0xff), expected);
-    assert_eq!(sense6(&rig, 8, 0x08, 0)[4..], CACHING);
-    assert_eq!(sense6(&rig, 8, 0x0a, 0xff)[4..], CONTROL);
+    let header = |length: usize| vec![length as u8 + 11, 0, 0x10, 8, 0, 0, 8, 0, 0, 0, 2, 0];
+    for (subpage, expected) in [(0, pages(|_, subpage| subpage == 0)), (0xff, pages(|_, _| true))] {
+        assert_eq!(sense6(&rig, 0, 0x3f, subpage), [header(expected.len()), expected].concat());
+    }
+    for (page, subpage, bytes) in all_pages() {
+        assert_eq!(sense6(&rig, 8, page, subpage)[4..], bytes, "{page:02x}/{subpage:02x}");
+        assert_eq!(sense6(&rig, 8, page, 0xff)[4..], pages(|other, _| other == page));
+    }
+}
+
+#[test]
+fn a_thick_disk_has_no_thresholds() {
+    let rig = Rig::new(Traits { unmap_granularity: 0, ..Rig::traits() });
+    assert_eq!(sense6(&rig, 8, 0x1c, 0xff)[4..], EXCEPTIONS);
+    assert_eq!(rig.run(&[0x1a, 8, 0x1c, 2, 255, 0], &[], 255).sense[15..], [0xc0, 0, 3]);
 }
 
 #[test]
@@ -48,8 +88,14 @@ fn page_control() {
     assert_eq!(values(1, 0x08)[2], 4);
     assert_eq!(values(1, 0x0a)[2..5], [4, 0, 8]);
     assert_eq!(values(2, 0x0a), CONTROL);
-    let saved = rig.run(&[0x1a, 8, 0xc0 | 0x08, 0, 255, 0], &[], 255);
-    assert_eq!(asc(&saved.sense), Asc::SAVING_NOT_SUPPORTED);
+    assert_eq!((values(3, 0x08), values(3, 0x0a)), (CACHING.to_vec(), CONTROL.to_vec()), "nothing was saved");
+    for (page, _, bytes) in
+        all_pages().into_iter().filter(|(page, subpage, _)| *subpage == 0 && ![8, 10].contains(page))
+    {
+        let header = [&bytes[..2], &vec![0; bytes.len() - 2]].concat();
+        assert_eq!(values(1, page), header, "{page:02x} is as it is");
+        assert_eq!(values(2, page), bytes);
+    }
     let through = Rig::new(Traits { write_cache: false, ..Rig::traits() });
     assert_eq!(sense6(&through, 8, 0x48, 0)[6], 0);
     assert_eq!(sense6(&through, 8, 0x08, 0)[6], 0);
@@ -58,8 +104,10 @@ fn page_control() {
 #[test]
 fn pages_that_are_not_there() {
     let rig = Rig::default();
-    assert_eq!(rig.run(&[0x1a, 0, 0x01, 0, 255, 0], &[], 255).sense[15..], [0xcd, 0, 2]);
-    assert_eq!(rig.run(&[0x1a, 0, 0x0a, 1, 255, 0], &[], 255).sense[15..], [0xc0, 0, 3]);
+    assert_eq!(rig.run(&[0x1a, 0, 0x03, 0, 255, 0], &[], 255).sense[15..], [0xcd, 0, 2]);
+    for (page, subpage) in [(0x0a, 3), (0x01, 1), (0x3f, 1), (0x3f, 2)] {
+        assert_eq!(rig.run(&[0x1a, 0, page, subpage, 255, 0], &[], 255).sense[15..], [0xc0, 0, 3]);
+    }
 }
 
 #[test]
@@ -87,7 +135,7 @@ fn select_changes_what_may_be_changed() {
     // The cache was switched off: what it held went to the medium first.
     assert_eq!(rig.memory.asked.take(), [lunar_core::io::Op::Flush]);
     assert_eq!(sense6(&rig, 8, 0x08, 0)[4..], caching);
-    assert_eq!(sense6(&rig, 8, 0x0a, 0)[2..][..4], [0x90, 0, 0x0a, 0x0a]);
+    assert_eq!(sense6(&rig, 8, 0x0a, 0)[2..][..4], [0x90, 0, 0x8a, 0x0a]);
     let refused = rig.run(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512], 0);
     assert_eq!(refused.sense, [0x72, 7, 0x27, 0, 0, 0, 0, 0], "SWP, D_SENSE");
     assert_eq!(select6(&rig, &[&CONTROL]).status, Status::GOOD);
@@ -110,14 +158,116 @@ fn select_refuses_the_rest_and_changes_nothing() {
     let ended = select6(&rig, &[&control, &caching]);
     assert_eq!((asc(&ended.sense), &ended.sense[15..]), (Asc::INVALID_FIELD_IN_PARAMETER_LIST, &[0x88, 0, 18][..]));
     assert_eq!(sense6(&rig, 8, 0x0a, 0)[4..], CONTROL);
-    let length = |at: usize, pages: &[&[u8]]| assert_eq!(select6(&rig, pages).sense[15..], [0x80, 0, at as u8]);
-    length(5, &[&[0x0a, 0x09, 0, 0, 0, 0, 0, 0, 0, 0, 0]]);
-    assert_eq!(select6(&rig, &[&[0x0a, 0x0a, 0x22]]).sense[12], 0x1a);
-    assert_eq!(select6(&rig, &[&[0x01, 0x0a]]).sense[15..], [0x8d, 0, 4]);
-    let saved = rig.run(&[0x15, 0x11, 0, 0, 4, 0], &[0; 4], 0);
-    assert_eq!(saved.sense[15..], [0xc8, 0, 1], "SP");
+    // What is wrong, and where.
+    let refused: [(&[u8], [u8; 3]); 8] = [
+        (&[0x0a, 0x09, 0, 0, 0, 0, 0, 0, 0, 0, 0], [0x80, 0, 5]),
+        (&[0x4a, 0x01, 0, 0x1d], [0x80, 0, 6]),
+        (&[0x03, 0x0a], [0x8d, 0, 4]),
+        (&[0x48, 0x01, 0, 0x10], [0x80, 0, 5]),
+        (&[0x4a, 0x00, 0, 0x0a], [0x80, 0, 5]),
+        (&[0x43, 0x01, 0, 0x10], [0x8d, 0, 4]),
+        (&[0x18, 6, 6, 0, 0, 0, 0, 0], [0x89, 0, 6]),
+        (&[0x1a, 0x26, 1], [0; 3]),
+    ];
+    for (page, pointer) in refused {
+        let ended = select6(&rig, &[page]);
+        let cause =
+            if pointer == [0; 3] { Asc::PARAMETER_LIST_LENGTH_ERROR } else { Asc::INVALID_FIELD_IN_PARAMETER_LIST };
+        assert_eq!((asc(&ended.sense), &ended.sense[15..]), (cause, &pointer[..]), "{page:02x?}");
+    }
+    for cut in [&[0x0a, 0x0a, 0x22][..], &[0x0a], &[0x4a, 1, 0]] {
+        assert_eq!(asc(&select6(&rig, &[cut]).sense), Asc::PARAMETER_LIST_LENGTH_ERROR);
+    }
+    let medium = rig.run(&[0x15, 0x10, 0, 0, 4, 0], &[0, 7, 0, 0], 0);
+    assert_eq!(medium.sense[15..], [0x80, 0, 1], "MEDIUM TYPE");
     let cut = rig.run(&[0x15, 0x10, 0, 0, 16, 0], &[0; 8], 0);
     assert_eq!(asc(&cut.sense), Asc::PARAMETER_LIST_LENGTH_ERROR);
+}
+
+#[test]
+fn what_mode_sense_says_mode_select_takes() {
+    for thick in [false, true] {
+        let rig = Rig::new(Traits { unmap_granularity: if thick { 0 } else { 4096 }, ..Rig::traits() });
+        let other = rig.target.nexus(Rig::name("b"));
+        let itl = other.itl(0).expect("there");
+        while itl.take_attention().is_some() {}
+        let list = rig.run(&[0x5a, 0x10, 0x3f, 0xff, 0, 0, 0, 1, 0, 0], &[], 256).data;
+        let length = u8::try_from(list.len()).expect("short");
+        assert_eq!(rig.run(&[0x55, 0x10, 0, 0, 0, 0, 0, 0, length, 0], &list, 0).status, Status::GOOD);
+        assert_eq!(itl.attention(), None, "nothing was changed");
+    }
+}
+
+#[test]
+fn every_bit_that_is_not_changeable_is_refused_with_its_place() {
+    let rig = Rig::default();
+    for (page, subpage, bytes) in all_pages() {
+        let header = if subpage == 0 { 2 } else { 4 };
+        let changeable = &sense6(&rig, 8, 0x40 | page, subpage)[4..];
+        for (at, bit) in (header..bytes.len()).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1 << bit;
+            let ended = select6(&rig, &[&changed]);
+            if changeable[at] & 1 << bit != 0 {
+                assert_eq!(ended.status, Status::GOOD, "{page:02x}/{subpage:02x} byte {at} bit {bit}");
+                assert_eq!(select6(&rig, &[&bytes]).status, Status::GOOD);
+            } else {
+                assert_eq!(asc(&ended.sense), Asc::INVALID_FIELD_IN_PARAMETER_LIST);
+                assert_eq!(ended.sense[15..], [0x88 | bit, 0, at as u8 + 4], "{page:02x}/{subpage:02x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn saved_values_outlive_a_reset_and_a_restart() {
+    let rig = Rig::default();
+    let (mut caching, mut control) = (CACHING, CONTROL);
+    (caching[2], control[4]) = (0, 8);
+    let list = [&[0; 4][..], &caching].concat();
+    assert_eq!(rig.run(&[0x15, 0x11, 0, 0, 24, 0], &list, 0).status, Status::GOOD);
+    assert_eq!(select6(&rig, &[&control]).status, Status::GOOD, "this one is not saved");
+    let values = |control: u8, page: u8| sense6(&rig, 8, control << 6 | page, 0)[4..].to_vec();
+    assert_eq!((values(3, 0x08), values(3, 0x0a)), (caching.to_vec(), CONTROL.to_vec()));
+    assert_eq!((values(0, 0x0a), values(2, 0x08)), (control.to_vec(), CACHING.to_vec()));
+    let reset = rig.target.task_management(&rig.nexus, crate::TaskFunction::LOGICAL_UNIT_RESET, rig.lun.get(), 0);
+    crate::fuzzing::at_once(reset);
+    rig.nexus.each(|itl| while itl.take_attention().is_some() {});
+    assert_eq!((values(0, 0x08), values(0, 0x0a)), (caching.to_vec(), CONTROL.to_vec()));
+    let unit = rig.nexus.itl(0).expect("there").lu.unit.clone();
+    rig.target.add_unit(1, unit);
+    let again = rig.nexus.itl(1).expect("there");
+    assert!(!again.lu.mode().write_cache && again.lu.saved_mode().is_some());
+    rig.target.remove_unit(1);
+    rig.nexus.each(|itl| while itl.take_attention().is_some() {});
+    // What is there is saved, even if nothing is changed: but then nobody is told.
+    let other = rig.target.nexus(Rig::name("b"));
+    let itl = other.itl(0).expect("there");
+    while itl.take_attention().is_some() {}
+    assert_eq!(select6(&rig, &[&control]).status, Status::GOOD);
+    assert_eq!(itl.take_attention().map(|sense| sense.asc), Some(Asc::MODE_PARAMETERS_CHANGED));
+    assert_eq!(rig.run(&[0x15, 0x11, 0, 0, 4, 0], &[0; 4], 0).status, Status::GOOD);
+    assert_eq!((values(3, 0x0a), itl.attention()), (control.to_vec(), None));
+}
+
+#[test]
+fn what_another_version_saved_is_read_as_far_as_it_is_known() {
+    let unit = Rig::unit(0, Rig::traits(), Default::default());
+    let load = |bytes: &[u8]| {
+        crate::fuzzing::at_once(unit.keep.keep(super::KEPT_AS, bytes.to_vec())).expect("memory");
+        super::load(&unit).expect("kept")
+    };
+    let default = super::default_values(&unit);
+    let known = [&[0x0a, 0x0a, 0xff, 0xff, 0xff][..], &[0; 7]].concat();
+    let all = crate::lu::ModeValues { descriptor_sense: true, write_protect: true, ..default };
+    assert_eq!(load(&known), all);
+    for other in [&[0x3e, 2, 0xff, 0xff][..], &[0x08, 3, 0, 0, 0], &[0x4a, 9, 0, 1, 0xff]] {
+        assert_eq!(load(&[other, &known].concat()), all, "{other:02x?}");
+    }
+    for broken in [&[][..], &[0x0a], &[0x0a, 0x0a, 0xff], &[0x4a, 0, 0xff, 0xff], &[0xff; 3]] {
+        assert_eq!(load(broken), default, "{broken:02x?}");
+    }
+    assert_eq!(load(&super::to_keep(all)), all);
 }
 
 #[test]

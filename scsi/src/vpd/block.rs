@@ -2,7 +2,8 @@
 
 use super::VpdPage;
 use crate::cmd::block::{
-    UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, compare_and_write_blocks_max, transfer_blocks_max, write_same_blocks_max,
+    UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, VERIFY_BYTES_MAX, compare_and_write_blocks_max, transfer_blocks_max,
+    write_same_blocks_max,
 };
 use crate::context::Context;
 use crate::lu::LogicalUnit;
@@ -61,7 +62,7 @@ impl VpdPage for Limits {
             granularity: physical.into(),
             transfer_max: short(transfer_max),
             optimal: short((optimal / u64::from(block)).clamp(1, transfer_max)),
-            prefetch_max: 0.into(),
+            prefetch_max: short(VERIFY_BYTES_MAX / u64::from(block)),
             unmap_max: unmap(UNMAP_BLOCKS_MAX),
             unmap_descriptors_max: unmap(UNMAP_DESCRIPTORS_MAX as u64),
             unmap_granularity: unmap(u64::from(traits.unmap_granularity / block).max(1)),
@@ -79,11 +80,15 @@ impl VpdPage for Limits {
 pub(super) struct Characteristics {
     rotation: be::U16,
     product: u8,
+    /// WABEREQ, WACEREQ, nominal form factor: not told.
     form: u8,
+    /// ZONED, FUAB, VBULS.
     flags: u8,
     reserved: [u8; 55],
 }
 
+/// VBULS: VERIFY compares blocks that are not mapped, too (SBC-3 6.6.2).
+const VERIFIES_UNMAPPED: u8 = 0x01;
 /// MEDIUM ROTATION RATE: not reported.
 const UNKNOWN_RATE: u16 = 0;
 /// MEDIUM ROTATION RATE: does not turn.
@@ -96,7 +101,8 @@ impl VpdPage for Characteristics {
 
     fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
         let rotation = if lu.unit.traits().rotational { UNKNOWN_RATE } else { NON_ROTATING };
-        out.put(&Self { rotation: rotation.into(), product: 0, form: 0, flags: 0, reserved: [0; 55] });
+        let flags = if lu.provisioning() { VERIFIES_UNMAPPED } else { 0 };
+        out.put(&Self { rotation: rotation.into(), product: 0, form: 0, flags, reserved: [0; 55] });
     }
 }
 

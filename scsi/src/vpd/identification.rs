@@ -1,9 +1,10 @@
-//! Unit serial number and device identification.
+//! Unit serial number, device identification, SCSI ports.
 
 use super::VpdPage;
 use crate::cmd::inquiry::text;
 use crate::context::Context;
 use crate::lu::LogicalUnit;
+use crate::target::PortConfig;
 use lunar_core::wire::{Cursor, Writer, round_up};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -148,10 +149,38 @@ impl VpdPage for DeviceIdentification {
             let (of, protocol) = (Association::Port, Some(port.protocol));
             let relative = port.relative.to_be_bytes();
             designator(out, CodeSet::Binary, of, Designator::RelativePort, protocol, &[&[0; 2], &relative]);
-            let group = port.group.to_be_bytes();
-            designator(out, CodeSet::Binary, of, Designator::PortGroup, protocol, &[&[0; 2], &group]);
-            name(out, of, protocol, &port.name);
+            of_port(out, port);
             name(out, Association::Device, protocol, &cx.target.config().name);
+        }
+    }
+}
+
+/// Which group a port belongs to, and its name.
+fn of_port(out: &mut Writer<'_>, port: &PortConfig) {
+    let (of, protocol) = (Association::Port, Some(port.protocol));
+    let group = port.group.to_be_bytes();
+    designator(out, CodeSet::Binary, of, Designator::PortGroup, protocol, &[&[0; 2], &group]);
+    name(out, of, protocol, &port.name);
+}
+
+/// SCSI ports.
+pub(super) struct ScsiPorts;
+
+impl VpdPage for ScsiPorts {
+    const PAGE: u8 = 0x88;
+    const NAME: &'static str = "SCSI Ports";
+    const CLAUSE: &'static str = "SPC-4 7.8.14";
+
+    fn write(cx: &Context<'_>, _lu: &LogicalUnit, out: &mut Writer<'_>) {
+        for port in &cx.target.config().ports {
+            // No initiator port transport identifier: it is a target port.
+            out.zeros(2).bytes(&port.relative.to_be_bytes()).zeros(6);
+            let length_at = out.written();
+            out.zeros(2);
+            of_port(out, port);
+            // Two designators, each below 260 bytes.
+            let length = (out.written() - length_at - 2) as u16;
+            out.patch(length_at, &length.to_be_bytes());
         }
     }
 }

@@ -5,7 +5,7 @@ mod copy;
 mod extended;
 mod identification;
 
-use crate::cmd::inquiry::DISK;
+use crate::cmd::inquiry::peripheral;
 use crate::context::Context;
 use crate::lu::LogicalUnit;
 use crate::nexus::Addressee;
@@ -47,6 +47,7 @@ pub static PAGES: &[PageRow] = &[
     row::<identification::SerialNumber>(),
     row::<identification::DeviceIdentification>(),
     row::<extended::Extended>(),
+    row::<identification::ScsiPorts>(),
     row::<copy::ThirdPartyCopy>(),
     row::<block::Limits>(),
     row::<block::Characteristics>(),
@@ -58,7 +59,7 @@ pub(crate) fn write(cx: &mut Context<'_>, page: u8) -> Option<()> {
     let Addressee::Disk(itl) = cx.addressee else { return None };
     let row = PAGES.iter().find(|row| row.page == page)?;
     let mut out = std::mem::replace(&mut cx.out, Writer::new(&mut []));
-    out.bytes(&[DISK, page, 0, 0]);
+    out.bytes(&[peripheral(itl), page, 0, 0]);
     (row.write)(cx, &itl.lu, &mut out);
     // Pages are far shorter than 64 KiB.
     let length = (out.written() - 4) as u16;

@@ -11,7 +11,7 @@ fn page(rig: &Rig, page: u8) -> Vec<u8> {
 
 #[test]
 fn supported_pages() {
-    assert_eq!(page(&Rig::default(), 0), [0, 0, 0, 8, 0x00, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2]);
+    assert_eq!(page(&Rig::default(), 0), [0, 0, 0, 9, 0x00, 0x80, 0x83, 0x86, 0x88, 0x8f, 0xb0, 0xb1, 0xb2]);
 }
 
 #[test]
@@ -21,7 +21,11 @@ fn every_listed_page_is_there_and_no_other() {
     assert!(listed.is_sorted());
     for code in 0..=255 {
         let ended = rig.run(&[0x12, 1, code, 0x10, 0, 0], &[], 4096);
-        assert_eq!(ended.status == Status::GOOD, listed.contains(&code), "{code:02x}");
+        if listed.contains(&code) {
+            assert_eq!(ended.data[1], code);
+        } else {
+            assert_eq!((ended.status, &ended.sense[12..]), (Status::CHECK_CONDITION, &[0x24, 0, 0, 0xc0, 0, 2][..]));
+        }
     }
 }
 
@@ -44,6 +48,19 @@ fn device_identification() {
     let page = page(&Rig::default(), 0x83);
     expected[3] = u8::try_from(expected.len() - 4).expect("short");
     assert_eq!(page, expected);
+}
+
+#[test]
+fn scsi_ports() {
+    let mut expected = vec![0x00, 0x88, 0x00, 0x00];
+    for port in [1, 2] {
+        expected.extend([0, 0, 0, port, 0, 0, 0, 0, 0, 0, 0, 48]);
+        expected.extend([0x51, 0x95, 0, 4, 0, 0, 0, 1]);
+        expected.extend(*b"\x53\x98\x00\x24iqn.2026-11.example:disk,t,0x000");
+        expected.extend([b'0' + port, 0, 0, 0]);
+    }
+    expected[3] = u8::try_from(expected.len() - 4).expect("short");
+    assert_eq!(page(&Rig::default(), 0x88), expected);
 }
 
 #[test]
@@ -77,7 +94,7 @@ fn block_limits() {
         1, 255, 0, 8, // WSNZ, compare and write, granularity
         0, 8, 0, 0, // maximum transfer: 256 MiB
         0, 0, 2, 0, // optimal transfer: 256 KiB
-        0, 0, 0, 0, // pre-fetch
+        0, 0x20, 0, 0, // pre-fetch: 1 GiB
         0, 0x10, 0, 0, // unmap
         0, 0, 0, 255, // descriptors
         0, 0, 0, 8, // unmap granularity
@@ -94,6 +111,9 @@ fn block_limits() {
 fn characteristics() {
     let solid = page(&Rig::default(), 0xb1);
     assert_eq!((solid.len(), &solid[..6]), (64, &[0, 0xb1, 0, 0x3c, 0, 1][..]));
+    assert_eq!(solid[6..9], [0, 0, 1], "VBULS");
+    let thick = page(&Rig::new(Traits { unmap_granularity: 0, ..Rig::traits() }), 0xb1);
+    assert_eq!(thick[6..], [0; 58]);
     let turning = page(&Rig::new(Traits { rotational: true, ..Rig::traits() }), 0xb1);
     assert_eq!(turning[4..6], [0, 0]);
 }

@@ -314,7 +314,8 @@ impl Connection {
             let function = TaskFunction(request.function.0);
             let (lun, tag) = (Lun(request.lun), u64::from(request.tag));
             let response = connection.front.target.task_management(&nexus, function, lun, tag).await;
-            connection.session.borrow_mut().function_done(request.task, function_response(response));
+            let (outcome, information) = function_response(response);
+            connection.session.borrow_mut().function_done(request.task, outcome, information);
             connection.kick();
             // RFC 7143 11.5.1: the sessions of all initiators end.
             if request.function == Function::TARGET_COLD_RESET && response == TaskResponse::Complete {
@@ -552,13 +553,14 @@ fn attribute(code: u8) -> TaskAttribute {
     }
 }
 
-/// RFC 7143 11.6.1.
-fn function_response(response: TaskResponse) -> FunctionResponse {
-    match response {
+/// RFC 7143 11.6.1, with what RFC 7144 adds to it.
+fn function_response(response: TaskResponse) -> (FunctionResponse, [u8; 3]) {
+    let outcome = match response {
         TaskResponse::Complete => FunctionResponse::COMPLETE,
-        TaskResponse::Succeeded(_) => FunctionResponse::SUCCEEDED,
+        TaskResponse::Succeeded(information) => return (FunctionResponse::SUCCEEDED, information),
         TaskResponse::NoTask => FunctionResponse::NO_TASK,
         TaskResponse::IncorrectLun => FunctionResponse::NO_LUN,
-        TaskResponse::Rejected => FunctionResponse::REJECTED,
-    }
+        TaskResponse::Rejected => FunctionResponse::NOT_SUPPORTED,
+    };
+    (outcome, [0; 3])
 }

@@ -32,6 +32,8 @@ pub struct TaskManagement {
     pub referenced: Option<TaskKey>,
 }
 
+/// The additional information of functions that tell nothing besides.
+const NO_INFORMATION: [u8; 3] = [0; 3];
 /// From this level on there are the functions of RFC 7144.
 const LEVEL_OF_RFC_7144: u32 = 2;
 
@@ -131,7 +133,7 @@ impl Session {
                 let function = TaskManagement { task, function, lun: request.lun, tag, referenced };
                 actions.push(Action::TaskManagement(function));
             }
-            Err(response) => self.function_done(task, response),
+            Err(response) => self.function_done(task, response, NO_INFORMATION),
         }
     }
 
@@ -222,7 +224,7 @@ impl Session {
     }
 
     /// The answer to [`Action::TaskManagement`]. All commands that it ended were dropped before.
-    pub fn function_done(&mut self, key: TaskKey, response: FunctionResponse) {
+    pub fn function_done(&mut self, key: TaskKey, response: FunctionResponse, information: [u8; 3]) {
         if !self.tasks.get(key).is_some_and(|task| matches!(task.state, State::Function)) {
             return;
         }
@@ -234,6 +236,7 @@ impl Session {
         let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.with_status();
         let header = TaskManagementResponse {
             response,
+            information,
             itt,
             stat_sn,
             exp_cmd_sn,

@@ -181,12 +181,12 @@ fn abort_task_names_the_command_that_runs() {
     assert_eq!((management.function, management.lun, management.tag), (Function::ABORT_TASK, LUN, 1));
     assert_eq!(management.referenced, Some(command.task));
     peer.session.drop_task(command.task);
-    peer.session.function_done(management.task, FunctionResponse::COMPLETE);
+    peer.session.function_done(management.task, FunctionResponse::COMPLETE, [0; 3]);
     let (answer, _) = peer.one::<TaskManagementResponse>();
     assert_eq!((answer.response, answer.itt.get()), (FunctionResponse::COMPLETE, 0x500));
     assert_eq!((answer.stat_sn.get(), answer.max_cmd_sn.get()), (501, 228));
     assert_eq!(peer.session.tasks(), 0);
-    peer.session.function_done(management.task, FunctionResponse::COMPLETE);
+    peer.session.function_done(management.task, FunctionResponse::COMPLETE, [0; 3]);
     peer.assert_quiet();
 }
 
@@ -281,7 +281,7 @@ fn a_reset_sweeps_what_the_session_holds() {
         assert_eq!(peer.session.tasks(), left, "{which:?}");
         let management = managed(&mut peer);
         assert_eq!((management.function, management.referenced), (which, None));
-        peer.session.function_done(management.task, FunctionResponse::COMPLETE);
+        peer.session.function_done(management.task, FunctionResponse::COMPLETE, [0; 3]);
         assert_eq!(outcome(&mut peer), FunctionResponse::COMPLETE);
     }
 }
@@ -332,7 +332,11 @@ fn functions_of_rfc_7144_need_its_level() {
         let mut peer = Peer::logged_in_with(level.clone(), &[("iSCSIProtocolLevel", "2")]);
         peer.send(&request, &[]);
         if (9..=12).contains(&code) {
-            assert_eq!(managed(&mut peer).function, Function(code));
+            let management = managed(&mut peer);
+            assert_eq!(management.function, Function(code));
+            peer.session.function_done(management.task, FunctionResponse::SUCCEEDED, [0x16, 0x2a, 0x09]);
+            let (answer, _) = peer.one::<TaskManagementResponse>();
+            assert_eq!((answer.response, answer.information), (FunctionResponse::SUCCEEDED, [0x16, 0x2a, 0x09]));
         } else {
             assert_eq!(outcome(&mut peer), FunctionResponse::NOT_SUPPORTED);
         }

@@ -110,8 +110,10 @@ pdu! {
         response: FunctionResponse,
         /// Zero.
         reserved: u8;
-        /// Zero, or RFC 7144's additional information in its last three bytes.
-        reserved2: [u8; 8],
+        /// What RFC 7144's functions tell besides: Additional Response Information (SAM-5 7.9).
+        information: [u8; 3],
+        /// Zero.
+        reserved2: [u8; 5],
         /// Initiator task tag.
         itt: U32,
         /// Zero.

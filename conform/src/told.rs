@@ -1,0 +1,109 @@
+//! What one initiator sets of a disk, and what the others are told of it, on whichever core they are.
+
+use anyhow::{Result, ensure};
+
+use crate::session::{Data, Done, Login, Session};
+use crate::target::{Driver, Lab, Spec, Target};
+
+const UNIT_ATTENTION: u8 = 6;
+const NOT_READY: u8 = 2;
+const ILLEGAL_REQUEST: u8 = 5;
+const TEST_UNIT_READY: [u8; 6] = [0; 6];
+
+type Case = (&'static str, fn(&mut [Session]) -> Result<()>);
+
+const CASES: [Case; 4] = [
+    ("a mode page that is set", mode_page),
+    ("a state of asymmetric access", access_state),
+    ("a clock", clock),
+    ("identifying information", information),
+];
+
+/// Runs the cases against one target.
+pub(crate) fn part(lab: &Lab, driver: Driver, part: &str) -> Result<()> {
+    let target = Target::start(lab, &Spec::new(driver, ["ram:1M"])?)?;
+    for (name, case) in CASES {
+        lab.report.check(part, &format!("all are told of {name}"), || case(&mut sessions(&target)?));
+    }
+    target.stop()
+}
+
+/// One session that sets, and others: more than there are cores.
+fn sessions(target: &Target) -> Result<Vec<Session>> {
+    let login = |qualifier| Login::to(&target.name, "told").qualifier(qualifier);
+    (1..=6).map(|qualifier| Session::ready(target.portal, &login(qualifier), target.lun)).collect()
+}
+
+/// Runs a command on all sessions but the first.
+fn others(sessions: &mut [Session], cdb: &[u8], judge: impl Fn(Done) -> Result<()>) -> Result<()> {
+    sessions[1..].iter_mut().try_for_each(|session| judge(session.run(cdb, Data::In(512))?))
+}
+
+/// All but the first are told this, once; the first is not.
+fn told(sessions: &mut [Session], code: u8, qualifier: u8) -> Result<()> {
+    sessions[0].run(&TEST_UNIT_READY, Data::None)?.good()?;
+    others(sessions, &TEST_UNIT_READY, |done| done.refused(UNIT_ATTENTION, code, qualifier))
+}
+
+/// Sends a parameter list whose length is in the byte of the CDB that is `at`.
+fn set(session: &mut Session, mut cdb: Vec<u8>, at: usize, list: &[u8]) -> Result<()> {
+    cdb[at] = u8::try_from(list.len())?;
+    session.run(&cdb, Data::Out(list.to_vec()))?.good().map(drop)
+}
+
+/// D_SENSE: from then on all have sense data in descriptor format.
+fn mode_page(sessions: &mut [Session]) -> Result<()> {
+    const NO_SUCH_COMMAND: [u8; 6] = [0xff, 0, 0, 0, 0, 0];
+    for (descriptor, format) in [(4, 0x72), (0, 0x70)] {
+        let page = [0x0a, 10, 0x22 | descriptor, 0x10, 0, 0, 0, 0, 0, 0, 0, 0];
+        set(&mut sessions[0], vec![0x15, 0x10, 0, 0, 0, 0], 4, &[&[0; 4][..], &page].concat())?;
+        told(sessions, 0x2a, 0x01)?;
+        others(sessions, &NO_SUCH_COMMAND, |done| {
+            ensure!(done.sense.first() == Some(&format), "sense data is {:02x?}", done.sense);
+            done.refused(ILLEGAL_REQUEST, 0x20, 0)
+        })?;
+    }
+    Ok(())
+}
+
+/// Standby and back, by SET TARGET PORT GROUPS.
+fn access_state(sessions: &mut [Session]) -> Result<()> {
+    const SET: [u8; 12] = [0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    const REPORT: [u8; 12] = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0];
+    let group = sessions[0].run(&REPORT, Data::In(12))?.good()?.data[6..8].to_vec();
+    let list = |state: u8| [&[0, 0, 0, 0, state, 0][..], &group].concat();
+    set(&mut sessions[0], SET.to_vec(), 9, &list(2))?;
+    others(sessions, &TEST_UNIT_READY, |done| done.refused(UNIT_ATTENTION, 0x2a, 0x06))?;
+    for session in sessions.iter_mut() {
+        session.run(&TEST_UNIT_READY, Data::None)?.refused(NOT_READY, 0x04, 0x0b)?;
+        let state = session.run(&REPORT, Data::In(12))?.good()?.data[4] & 0x0f;
+        ensure!(state == 2, "the state is {state:x}h");
+    }
+    set(&mut sessions[0], SET.to_vec(), 9, &list(0))?;
+    told(sessions, 0x2a, 0x06)?;
+    others(sessions, &TEST_UNIT_READY, |done| done.good().map(drop))
+}
+
+fn clock(sessions: &mut [Session]) -> Result<()> {
+    const REPORT: [u8; 12] = [0xa3, 0x0f, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0];
+    let list = [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    set(&mut sessions[0], vec![0xa4, 0x0f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 9, &list)?;
+    told(sessions, 0x2a, 0x10)?;
+    others(sessions, &REPORT, |done| {
+        let data = done.good()?.data;
+        // It was set, and has gone on for less than a minute since.
+        ensure!(data[2] == 2 && data[4..8] == [0, 1, 0, 0], "the timestamp is {data:02x?}");
+        Ok(())
+    })
+}
+
+fn information(sessions: &mut [Session]) -> Result<()> {
+    const REPORT: [u8; 12] = [0xa3, 0x05, 0, 0, 0, 0, 0, 0, 1, 0, 4, 0];
+    set(&mut sessions[0], vec![0xa4, 0x06, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0], 9, b"the blue one\0")?;
+    told(sessions, 0x3f, 0x05)?;
+    others(sessions, &REPORT, |done| {
+        let data = &done.good()?.data[..17];
+        ensure!(data == b"\0\0\0\x0dthe blue one\0", "it is {data:02x?}");
+        Ok(())
+    })
+}

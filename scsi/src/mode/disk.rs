@@ -1,0 +1,122 @@
+//! Pages of what only disks have.
+
+use super::{ModePage, Parameter};
+use crate::context::Context;
+use crate::table::Needs;
+use lunar_core::wire::be;
+use std::mem::offset_of;
+use zerocopy::{Immutable, IntoBytes};
+
+/// Read-write error recovery.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct ErrorRecovery {
+    /// AWRE, ARRE, TB, RC, EER, PER, DTE, DCR.
+    flags: u8,
+    read_retries: u8,
+    obsolete: [u8; 3],
+    /// LBPERE.
+    provisioning: u8,
+    write_retries: u8,
+    reserved: u8,
+    time_limit: be::U16,
+}
+
+/// AWRE, ARRE: what lies beneath replaces bad blocks by itself.
+const REALLOCATES: u8 = 0x80 | 0x40;
+
+impl ModePage for ErrorRecovery {
+    const PAGE: u8 = 0x01;
+    const SUBPAGE: u8 = 0;
+    const NAME: &'static str = "Read-Write Error Recovery";
+    const CLAUSE: &'static str = "SBC-4 6.5.10";
+    const NEEDS: Needs = Needs::Nothing;
+    const PARAMETERS: &'static [Parameter] = &[];
+
+    fn fixed(_cx: &Context<'_>) -> Self {
+        Self {
+            flags: REALLOCATES,
+            read_retries: 0,
+            obsolete: [0; 3],
+            provisioning: 0,
+            write_retries: 0,
+            reserved: 0,
+            time_limit: 0.into(),
+        }
+    }
+}
+
+/// Caching.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Caching {
+    /// IC, ABPF, CAP, DISC, SIZE, WCE, MF, RCD.
+    flags: u8,
+    retention: u8,
+    /// Pre-fetch and cache segments: nothing is told or set.
+    rest: [be::U16; 8],
+}
+
+impl ModePage for Caching {
+    const PAGE: u8 = 0x08;
+    const SUBPAGE: u8 = 0;
+    const NAME: &'static str = "Caching";
+    const CLAUSE: &'static str = "SBC-4 6.5.6";
+    const NEEDS: Needs = Needs::Nothing;
+    const PARAMETERS: &'static [Parameter] = &[
+        // WCE
+        Parameter {
+            byte: offset_of!(Self, flags),
+            mask: 0x04,
+            value: |values| &mut values.write_cache,
+            changeable: |unit| unit.traits().write_cache,
+        },
+    ];
+
+    fn fixed(_cx: &Context<'_>) -> Self {
+        Self { flags: 0, retention: 0, rest: Default::default() }
+    }
+}
+
+/// Application tag: units have no protection information, so there is no descriptor.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct ApplicationTag {
+    reserved: [u8; 12],
+}
+
+impl ModePage for ApplicationTag {
+    const PAGE: u8 = 0x0a;
+    const SUBPAGE: u8 = 0x02;
+    const NAME: &'static str = "Application Tag";
+    const CLAUSE: &'static str = "SBC-4 6.5.3";
+    const NEEDS: Needs = Needs::Nothing;
+    const PARAMETERS: &'static [Parameter] = &[];
+
+    fn fixed(_cx: &Context<'_>) -> Self {
+        Self { reserved: [0; 12] }
+    }
+}
+
+/// Logical block provisioning: stores do not count what they have allocated, so there is no threshold to arm and no
+/// descriptor; THRESHOLD EXPONENT of the VPD page says so, too.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Provisioning {
+    /// SITUA.
+    flags: u8,
+    reserved: [u8; 11],
+}
+
+impl ModePage for Provisioning {
+    const PAGE: u8 = 0x1c;
+    const SUBPAGE: u8 = 0x02;
+    const NAME: &'static str = "Logical Block Provisioning";
+    const CLAUSE: &'static str = "SBC-4 6.5.9";
+    const NEEDS: Needs = Needs::Provisioning;
+    const PARAMETERS: &'static [Parameter] = &[];
+
+    fn fixed(_cx: &Context<'_>) -> Self {
+        Self { flags: 0, reserved: [0; 11] }
+    }
+}
