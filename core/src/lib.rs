@@ -2,6 +2,7 @@
 //!
 //! * [`unit`]: what SCSI calls a logical unit and NVMe a namespace, as both see it
 //! * [`io`]: the back-end contract: [`io::Io`], [`io::Done`], [`io::Store`]
+//! * [`keep`]: what a unit keeps across restarts besides its data
 //! * [`mem`]: memory behind handles: [`mem::Arena`], [`mem::Buf`], [`mem::Slice`], [`mem::Sg`]
 //! * [`port`]: the front-end contract: [`port::Transfer`]; names of ports and nexuses
 //! * [`step`]: what a command asks for, and the one place that carries it out
@@ -11,6 +12,7 @@
 //! * [`time`]: instants as numbers, so that time can be an argument
 
 pub mod io;
+pub mod keep;
 pub mod mem;
 pub mod port;
 pub mod range;

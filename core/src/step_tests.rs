@@ -1,5 +1,6 @@
 use super::*;
 use crate::io::{Done, Store, Traits};
+use crate::keep::Forgetful;
 use crate::mem::BLOCK_MAX;
 use crate::range::Ranges;
 use crate::unit::{Geometry, Identity, OneCore, UnitId};
@@ -160,6 +161,7 @@ fn rig() -> Rig {
         read_only: false,
         store: Box::new(MemoryStore(memory.clone(), traits)),
         exclusive: Rc::new(OneCore(ranges.clone())),
+        keep: Arc::new(Forgetful::default()),
         ranges,
     };
     Rig { memory, unit, arena: Arena::new(8 * BLOCK_MAX) }

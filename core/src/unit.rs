@@ -1,6 +1,7 @@
 //! What SCSI calls a logical unit and NVMe a namespace, as both see it: geometry, identity, store.
 
 use crate::io::{Store, Traits};
+use crate::keep::Keep;
 use crate::range::{Guard, Ranges, Span};
 use std::any::Any;
 use std::fmt;
@@ -80,6 +81,8 @@ pub struct Unit {
     pub ranges: Rc<Ranges>,
     /// How an atomic command gets its range on all cores.
     pub exclusive: Rc<dyn Exclusive>,
+    /// What it keeps across restarts; the same on all cores.
+    pub keep: Arc<dyn Keep>,
 }
 
 impl Unit {

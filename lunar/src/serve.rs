@@ -264,6 +264,7 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<T
             store,
             ranges: Rc::new(Ranges::default()),
             exclusive: Rc::new(AllCores(links.clone())),
+            keep: volume.keep().clone(),
         });
         links.add_unit(&unit);
         target.add_unit(lun as u16, unit.clone());

@@ -11,6 +11,7 @@ pub mod spec;
 use anyhow::{Context, Result, bail};
 use lunar_block::BlockVolume;
 use lunar_core::io::{Store, Traits};
+use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::unit::Identity;
 use lunar_file::FileVolume;
 use lunar_null::NullVolume;
@@ -40,6 +41,7 @@ pub struct Options {
 pub struct Volume {
     kind: Kind,
     identity: Arc<Identity>,
+    keep: Arc<dyn Keep>,
 }
 
 /// The back ends.
@@ -102,7 +104,8 @@ impl Volume {
             }
             Spec::Path { path, size } => Self::open_path(path, *size, options)?,
         };
-        Ok(Self { kind, identity: Arc::new(identity) })
+        let keep = Arc::new(Forgetful::default());
+        Ok(Self { kind, identity: Arc::new(identity), keep })
     }
 
     fn open_path(path: &Path, size: Option<u64>, options: &Options) -> Result<(Kind, Identity)> {
@@ -142,6 +145,12 @@ impl Volume {
     #[must_use]
     pub fn identity(&self) -> &Arc<Identity> {
         &self.identity
+    }
+
+    /// What it keeps across restarts besides its data.
+    #[must_use]
+    pub fn keep(&self) -> &Arc<dyn Keep> {
+        &self.keep
     }
 
     /// Whether it goes past the page cache: then memory that is registered with the kernel pays.

@@ -6,6 +6,7 @@ use crate::nexus::Nexus;
 use crate::table::{Flow, TABLE};
 use crate::target::{Everywhere, Nowhere, PortConfig, Target, TargetConfig};
 use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::keep::Forgetful;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::{NexusName, Transfer};
 use lunar_core::range::Ranges;
@@ -216,6 +217,7 @@ impl Rig {
             read_only: traits.read_only,
             store: Box::new(MemoryStore { memory, traits }),
             exclusive: Rc::new(OneCore(ranges.clone())),
+            keep: Arc::new(Forgetful::default()),
             ranges,
         })
     }

@@ -6,6 +6,7 @@ use crate::stamp::SECTOR;
 use crate::watch::Watch;
 use lunar::cores::{AllCores, Letter, Links, OtherCores, OtherSessions};
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
+use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::mem::Arena;
 use lunar_core::range::{Ranges, Span};
 use lunar_core::stats::Stats;
@@ -252,23 +253,29 @@ impl Machine {
 }
 
 /// A volume as all cores share it.
-enum Opened {
+struct Opened {
+    kind: OpenedKind,
+    keep: Arc<dyn Keep>,
+}
+
+enum OpenedKind {
     Ram(RamVolume),
     File(Arc<Health>, Policy),
 }
 
 impl Opened {
     fn of((lun, volume): (usize, &Volume)) -> Self {
-        match volume.kept {
-            Kept::Ram => Self::Ram(RamVolume::new(volume.traits().size, false).expect("small")),
-            Kept::File(policy) => Self::File(Health::new(format!("volume{lun}")), policy),
-        }
+        let kind = match volume.kept {
+            Kept::Ram => OpenedKind::Ram(RamVolume::new(volume.traits().size, false).expect("small")),
+            Kept::File(policy) => OpenedKind::File(Health::new(format!("volume{lun}")), policy),
+        };
+        Self { kind, keep: Arc::new(Forgetful::default()) }
     }
 
     fn open(&self, reactor: &Reactor, lun: usize, traits: Traits) -> Box<dyn Store> {
-        match self {
-            Self::Ram(ram) => ram.open(reactor).expect("memory opens"),
-            Self::File(health, policy) => {
+        match &self.kind {
+            OpenedKind::Ram(ram) => ram.open(reactor).expect("memory opens"),
+            OpenedKind::File(health, policy) => {
                 let how = How { direct: policy.direct.is_some(), durable: policy.durable, read_only: false };
                 let open = || reactor.driver().open(&path(lun), how).expect("the file was made");
                 lunar_file::over(reactor, [open(), open(), open()], *policy, health, traits)
@@ -325,6 +332,7 @@ fn open_units(
             store,
             ranges: Rc::new(Ranges::default()),
             exclusive: Rc::new(LooseCores(Rc::downgrade(links))),
+            keep: opened[lun].keep.clone(),
         });
         links.add_unit(&unit);
         target.add_unit(lun as u16, unit.clone());

@@ -6,6 +6,7 @@ use crate::model::{End, Model, Value, ZEROES};
 use crate::stamp::{self, SECTOR};
 use crate::watch::Watch;
 use lunar_core::io::{Completion, Fault, Store, Traits};
+use lunar_core::keep::Forgetful;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::range::Ranges;
@@ -193,6 +194,7 @@ impl Bench {
             store,
             ranges: ranges.clone(),
             exclusive: Rc::new(OneCore(ranges)),
+            keep: Arc::new(Forgetful::default()),
         };
         Self { watch: watch.clone(), setup: setup.clone(), reactor: core.clone(), unit, model: model.clone() }
     }
