@@ -234,7 +234,7 @@ impl Everywhere for OtherCores {
         let links = self.0.clone();
         Box::pin(async move {
             let others: Vec<usize> = links.others().collect();
-            links.ask(others.into_iter(), || What::Scsi(mail)).await;
+            links.ask(others.into_iter(), || What::Scsi(mail.clone())).await;
         })
     }
 }

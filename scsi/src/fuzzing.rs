@@ -3,6 +3,7 @@
 use crate::command::{Cdb, Command, Reply, Status, TaskAttribute};
 use crate::lun::Lun;
 use crate::nexus::Nexus;
+use crate::shared::SharedUnits;
 use crate::table::{Flow, TABLE};
 use crate::target::{Everywhere, Nowhere, PortConfig, Target, TargetConfig};
 use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
@@ -166,6 +167,12 @@ impl Rig {
     /// As [`Rig::new`], with other cores.
     #[must_use]
     pub fn with(traits: Traits, everywhere: Rc<dyn Everywhere>) -> Self {
+        Self::sharing(traits, everywhere, Arc::default())
+    }
+
+    /// As [`Rig::with`], of a device whose other cores share this.
+    #[must_use]
+    pub fn sharing(traits: Traits, everywhere: Rc<dyn Everywhere>, shared: Arc<SharedUnits>) -> Self {
         let stats = Arc::new(Stats::default());
         let port = |relative: u16| PortConfig {
             relative,
@@ -178,6 +185,7 @@ impl Rig {
             ports: vec![port(1), port(2)],
             core: 0,
             stats: stats.clone(),
+            shared,
         };
         let target = Target::new(config, everywhere);
         let memory = Rc::new(Memory { bytes: RefCell::new(vec![0; traits.size as usize]), ..Memory::default() });

@@ -2,10 +2,12 @@
 
 use crate::mode;
 use crate::sense::Asc;
+use crate::shared::Shared;
 use lunar_core::unit::Unit;
 use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Mode parameters that MODE SELECT may change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +58,8 @@ pub struct LogicalUnit {
     pub lun: u16,
     /// Its blocks, identity and store.
     pub unit: Rc<Unit>,
+    /// What it has in common with its views on other cores.
+    pub(crate) shared: Arc<Shared>,
     mode: Cell<ModeValues>,
     stopped: Cell<bool>,
     stamp: Cell<Stamp>,
@@ -66,9 +70,10 @@ pub struct LogicalUnit {
 impl LogicalUnit {
     /// A disk as it is after power on.
     #[must_use]
-    pub fn new(lun: u16, unit: Rc<Unit>) -> Self {
+    pub(crate) fn new(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>) -> Self {
         let mode = Cell::new(mode::default_values(&unit));
-        let disk = Self { lun, unit, mode, stopped: Cell::new(false), stamp: Cell::default(), clear: Cell::new(false) };
+        let (stopped, stamp, clear) = (Cell::new(false), Cell::default(), Cell::new(false));
+        let disk = Self { lun, unit, shared, mode, stopped, stamp, clear };
         disk.refresh();
         disk
     }
@@ -76,7 +81,7 @@ impl LogicalUnit {
     /// The same disk with another view of its unit.
     #[must_use]
     pub(crate) fn with_unit(&self, unit: Rc<Unit>) -> Self {
-        let disk = Self::new(self.lun, unit);
+        let disk = Self::new(self.lun, unit, self.shared.clone());
         disk.mode.set(self.mode.get());
         disk.stopped.set(self.stopped.get());
         disk.stamp.set(self.stamp.get());

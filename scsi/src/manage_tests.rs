@@ -164,9 +164,9 @@ fn other_cores_are_told_before_the_answer() {
         ]
     );
     let lu = far.target.unit(0).expect("there");
-    at_once(far.target.deliver(mails[0]));
+    at_once(far.target.deliver(mails[0].clone()));
     assert!(lu.stopped());
-    at_once(far.target.deliver(mails[1]));
+    at_once(far.target.deliver(mails[1].clone()));
     assert!(!lu.stopped());
     far_nexus.each(|itl| assert_eq!(itl.attention(), Some((Asc::BUS_DEVICE_RESET, 1))));
     at_once(far.target.deliver(Mail::UnitAttention { lun: 0, asc: Asc::CAPACITY_DATA_CHANGED }));

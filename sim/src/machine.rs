@@ -20,7 +20,7 @@ use lunar_reactor::channel::{Receiver, Sender, channel};
 use lunar_reactor::disk::{Alignment, Health, Policy};
 use lunar_reactor::op::How;
 use lunar_reactor::sim::{Chance, Faults, Host};
-use lunar_scsi::{PortConfig, Target, TargetConfig};
+use lunar_scsi::{PortConfig, SharedUnits, Target, TargetConfig};
 use std::any::Any;
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -196,10 +196,12 @@ impl Machine {
         let (mailboxes, letters): (Vec<Sender<Letter>>, Vec<Receiver<Letter>>) =
             reactors.iter().map(channel::<Letter>).unzip();
         let stop = Rc::new(Stop::default());
+        let shared = Arc::new(SharedUnits::default());
         let mut cores = Vec::new();
         for (me, (reactor, letters)) in reactors.into_iter().zip(letters).enumerate() {
             let links = Links::new(me, mailboxes.clone());
-            let target = Target::new(target_config(me, stats[me].clone()), Rc::new(OtherCores(links.clone())));
+            let target =
+                Target::new(target_config(me, stats[me].clone(), shared.clone()), Rc::new(OtherCores(links.clone())));
             let units = open_units(setup, &opened, &reactor, &links, &target);
             let peers = Rc::new(OtherSessions(links.clone()));
             let front = Front::new(&reactor, &target, settings(setup), registry.clone(), me, peers);
@@ -293,14 +295,15 @@ impl Drop for Machine {
     }
 }
 
-fn target_config(me: usize, stats: Arc<Stats>) -> TargetConfig {
+fn target_config(me: usize, stats: Arc<Stats>, shared: Arc<SharedUnits>) -> TargetConfig {
     let port = PortConfig {
         relative: 1,
         group: PORTAL_GROUP,
         name: format!("{TARGET},t,0x{PORTAL_GROUP:04x}"),
         protocol: PROTOCOL_ISCSI,
     };
-    TargetConfig { name: TARGET.to_owned(), ports: vec![port], core: u16::try_from(me).unwrap_or(0), stats }
+    let core = u16::try_from(me).unwrap_or(0);
+    TargetConfig { name: TARGET.to_owned(), ports: vec![port], core, stats, shared }
 }
 
 fn settings(setup: &Setup) -> Settings {
