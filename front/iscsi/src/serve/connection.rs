@@ -404,9 +404,7 @@ impl Connection {
         self.ended.set(true);
         let nexus = self.nexus.take();
         if let Some(nexus) = &nexus {
-            let aborted = nexus.tasks.abort(|_, _| true);
-            self.front.reactor.stats().tasks_aborted.add(aborted);
-            nexus.tasks.until_gone(|_, _| true).await;
+            self.front.target.close(nexus).await;
             self.front.reactor.stats().sessions.sub(1);
         }
         self.last.set(true);
