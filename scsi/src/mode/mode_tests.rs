@@ -289,6 +289,29 @@ fn select_takes_block_descriptors_that_change_nothing() {
 
 proptest! {
     #[test]
+    fn a_list_that_is_nearly_right_does_no_harm(
+        at in 0usize..220, value in any::<u8>(), length in 0usize..220, save in any::<bool>(),
+    ) {
+        let rig = Rig::default();
+        let mut list = rig.run(&[0x5a, 0, 0x3f, 0xff, 0, 0, 0, 1, 0, 0], &[], 256).data;
+        if let Some(byte) = list.get_mut(at) {
+            *byte = value;
+        }
+        list.truncate(length);
+        let sent = u8::try_from(list.len()).expect("short");
+        let before = rig.nexus.itl(0).expect("there").lu.mode();
+        let ended = rig.run(&[0x55, 0x10 | u8::from(save), 0, 0, 0, 0, 0, 0, sent, 0], &list, 0);
+        let lu = &rig.nexus.itl(0).expect("there").lu;
+        if ended.status != Status::GOOD {
+            prop_assert_eq!((lu.mode(), lu.saved_mode()), (before, None));
+            let pointer = u16::from_be_bytes([ended.sense[16], ended.sense[17]]);
+            prop_assert!(usize::from(pointer) < list.len().max(1));
+        } else {
+            prop_assert_eq!(lu.saved_mode(), (save && !list.is_empty()).then_some(lu.mode()));
+        }
+    }
+
+    #[test]
     fn a_shorter_answer_is_the_front_of_the_whole(length in 0usize..300, page in 0u8..=0xff, inquiry in any::<bool>()) {
         let rig = Rig::default();
         let [high, low] = u16::try_from(length).expect("short").to_be_bytes();

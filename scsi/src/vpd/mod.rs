@@ -3,6 +3,7 @@
 mod block;
 mod extended;
 mod identification;
+mod policy;
 
 use crate::cmd::inquiry::peripheral;
 use crate::context::Context;
@@ -46,6 +47,7 @@ pub static PAGES: &[PageRow] = &[
     row::<identification::SerialNumber>(),
     row::<identification::DeviceIdentification>(),
     row::<extended::Extended>(),
+    row::<policy::ModePagePolicy>(),
     row::<identification::ScsiPorts>(),
     row::<block::Limits>(),
     row::<block::Characteristics>(),
