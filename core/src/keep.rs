@@ -20,9 +20,13 @@ pub trait Keep: Send + Sync {
     fn load(&self, name: &str) -> Option<Vec<u8>>;
 
     /// Keeps `bytes`, at most [`KEEP_BYTES_MAX`], in place of what was kept under this name. They are on the medium
-    /// when the future ends well; when it ends with a [`Fault`], what was there before is there still. What is asked
-    /// first is kept first; dropping the future takes nothing back.
+    /// when the future ends well; when it ends with a [`Fault`], what was there before is there still, or where the
+    /// medium failed half-way, what was asked. What is asked first is kept first; dropping the future takes nothing
+    /// back.
     fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping;
+
+    /// Whether what is kept outlives the process. Nobody may be promised that it does where it does not.
+    fn outlives(&self) -> bool;
 }
 
 impl fmt::Debug for dyn Keep {
@@ -46,6 +50,10 @@ impl Keep for Forgetful {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name, bytes);
         }
         Box::pin(ready(if fits { Ok(()) } else { Err(Fault::NoSpace) }))
+    }
+
+    fn outlives(&self) -> bool {
+        false
     }
 }
 
