@@ -45,9 +45,9 @@ impl Target {
         groups
     }
 
-    /// Brings a target port group into a state at one disk, on all cores, and tells all nexuses: what the standard calls
-    /// an implicit transition. For those who know that a path is better or worse than it was. A group or a disk that is
-    /// not there has no state.
+    /// Brings a target port group into a state at one disk, on all cores, and tells all nexuses: an implicit transition
+    /// (SPC-4 5.15.2.7). For those who know that a path is better or worse than it was. A group or a disk that is not
+    /// there has no state.
     pub async fn transition(&self, lun: u16, group: u16, state: AluaState) {
         let Some(lu) = self.unit(lun) else { return };
         let mut accesses = lu.accesses(&self.port_groups());

@@ -110,7 +110,7 @@ fn standard(cx: &Context<'_>) -> Standard {
         version: SPC_4,
         format: HIERARCHICAL,
         additional: (size_of::<Standard>() - offset_of!(Standard, groups)) as u8,
-        groups: IMPLICIT_AND_EXPLICIT | THIRD_PARTY_COPY,
+        groups: if matches!(cx.addressee, Addressee::Disk(_)) { IMPLICIT_AND_EXPLICIT | THIRD_PARTY_COPY } else { 0 },
         ports: if cx.target.config().ports.len() > 1 { MULTI_PORT } else { 0 },
         queue: QUEUING,
         vendor: text(names.map_or("LUNAR", |names| &names.vendor)),

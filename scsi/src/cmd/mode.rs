@@ -97,6 +97,9 @@ fn device_specific(lu: &LogicalUnit) -> u8 {
 /// Writes the pages that `page` and `subpage` name, in the form that PC names.
 fn pages(cx: &mut Context<'_>, lu: &LogicalUnit, page: u8, subpage: u8) -> Result<(), Sense> {
     let control = PageControl::of(page >> 6);
+    if control == PageControl::Saved && !mode::can_save(&lu.unit) {
+        return Err(Sense::illegal(Asc::SAVING_NOT_SUPPORTED));
+    }
     let page = page & PAGE_CODE;
     let is_page = |row: &&PageRow| row.is_of(lu) && (page == ALL_PAGES || page == row.page);
     let is_subpage = |row: &&PageRow| subpage == ALL_SUBPAGES || subpage == row.subpage;
@@ -254,7 +257,10 @@ fn medium_type(value: u8, at: usize) -> Result<(), Sense> {
 }
 
 /// A list of the length that the CDB tells, pages in the standard's form.
-fn whole(list: &[u8], length: usize, flags: u8) -> Result<bool, Sense> {
+fn whole(cx: &Context<'_>, list: &[u8], length: usize, flags: u8) -> Result<bool, Sense> {
+    if flags & SP != 0 && !mode::can_save(&cx.disk()?.unit) {
+        return Err(Sense::bit_in_cdb(1, 0));
+    }
     if length == 0 {
         return Ok(false);
     }
@@ -288,7 +294,7 @@ impl CommandType for ModeSelect6 {
     const DATA: Data<Self> = Data::List(|cdb| cdb.length.into());
 
     fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
-        if !whole(list, self.length.into(), self.flags)? {
+        if !whole(cx, list, self.length.into(), self.flags)? {
             return Ok(Plan::Done);
         }
         let [_, medium, _, descriptors] = *list.first_chunk().ok_or(SHORT)?;
@@ -326,7 +332,7 @@ impl CommandType for ModeSelect10 {
     const DATA: Data<Self> = Data::List(|cdb| cdb.length.get().into());
 
     fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
-        if !whole(list, self.length.get().into(), self.flags)? {
+        if !whole(cx, list, self.length.get().into(), self.flags)? {
             return Ok(Plan::Done);
         }
         let [_, _, medium, _, long, _, high, low] = *list.first_chunk().ok_or(SHORT)?;

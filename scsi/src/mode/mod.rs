@@ -152,7 +152,8 @@ impl PageRow {
             PageControl::Saved => self.body(cx, lu.saved_mode().unwrap_or_else(|| default_values(&lu.unit))),
             PageControl::Changeable => self.changeable(&lu.unit),
         };
-        self.header(if self.parameters.is_empty() { 0 } else { SAVEABLE }, out);
+        let saveable = !self.parameters.is_empty() && can_save(&lu.unit);
+        self.header(if saveable { SAVEABLE } else { 0 }, out);
         out.bytes(&body[..self.length]);
     }
 
@@ -201,6 +202,11 @@ impl PageRow {
             *(parameter.value)(values) = body[parameter.byte] & parameter.mask != 0;
         }
     }
+}
+
+/// Whether values can be saved: not for a unit that is forgotten with its process.
+pub(crate) fn can_save(unit: &Unit) -> bool {
+    unit.keep.outlives()
 }
 
 /// The name that a unit keeps saved values under.

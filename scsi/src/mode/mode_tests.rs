@@ -2,10 +2,12 @@ use crate::command::Status;
 use crate::fuzzing::Rig;
 use crate::sense::Asc;
 use lunar_core::io::Traits;
+use lunar_core::keep::{Forgetful, Keep, Keeping};
 use proptest::prelude::*;
+use std::sync::Arc;
 
-const CACHING: [u8; 20] = [0x88, 0x12, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-const CONTROL: [u8; 12] = [0x8a, 0x0a, 0x22, 0x10, 0, 0, 0, 0, 0, 0, 0, 0];
+const CACHING: [u8; 20] = [0x08, 0x12, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const CONTROL: [u8; 12] = [0x0a, 0x0a, 0x22, 0x10, 0, 0, 0, 0, 0, 0, 0, 0];
 const EXCEPTIONS: [u8; 12] = [0x1c, 0x0a, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// Every page: its codes, and its bytes.
@@ -88,7 +90,8 @@ fn page_control() {
     assert_eq!(values(1, 0x08)[2], 4);
     assert_eq!(values(1, 0x0a)[2..5], [4, 0, 8]);
     assert_eq!(values(2, 0x0a), CONTROL);
-    assert_eq!((values(3, 0x08), values(3, 0x0a)), (CACHING.to_vec(), CONTROL.to_vec()), "nothing was saved");
+    let saved = rig.run(&[0x1a, 8, 0xc0 | 0x08, 0, 255, 0], &[], 255);
+    assert_eq!(asc(&saved.sense), Asc::SAVING_NOT_SUPPORTED, "it is forgotten with its process");
     for (page, _, bytes) in
         all_pages().into_iter().filter(|(page, subpage, _)| *subpage == 0 && ![8, 10].contains(page))
     {
@@ -135,7 +138,7 @@ fn select_changes_what_may_be_changed() {
     // The cache was switched off: what it held went to the medium first.
     assert_eq!(rig.memory.asked.take(), [lunar_core::io::Op::Flush]);
     assert_eq!(sense6(&rig, 8, 0x08, 0)[4..], caching);
-    assert_eq!(sense6(&rig, 8, 0x0a, 0)[2..][..4], [0x90, 0, 0x8a, 0x0a]);
+    assert_eq!(sense6(&rig, 8, 0x0a, 0)[2..][..4], [0x90, 0, 0x0a, 0x0a]);
     let refused = rig.run(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512], 0);
     assert_eq!(refused.sense, [0x72, 7, 0x27, 0, 0, 0, 0, 0], "SWP, D_SENSE");
     assert_eq!(select6(&rig, &[&CONTROL]).status, Status::GOOD);
@@ -178,6 +181,8 @@ fn select_refuses_the_rest_and_changes_nothing() {
     for cut in [&[0x0a, 0x0a, 0x22][..], &[0x0a], &[0x4a, 1, 0]] {
         assert_eq!(asc(&select6(&rig, &[cut]).sense), Asc::PARAMETER_LIST_LENGTH_ERROR);
     }
+    let saved = rig.run(&[0x15, 0x11, 0, 0, 4, 0], &[0; 4], 0);
+    assert_eq!(saved.sense[15..], [0xc8, 0, 1], "SP: it is forgotten with its process");
     let medium = rig.run(&[0x15, 0x10, 0, 0, 4, 0], &[0, 7, 0, 0], 0);
     assert_eq!(medium.sense[15..], [0x80, 0, 1], "MEDIUM TYPE");
     let cut = rig.run(&[0x15, 0x10, 0, 0, 16, 0], &[0; 8], 0);
@@ -219,21 +224,50 @@ fn every_bit_that_is_not_changeable_is_refused_with_its_place() {
     }
 }
 
+/// Keeps what outlives a process.
+struct Lasting(Forgetful);
+
+impl Keep for Lasting {
+    fn load(&self, name: &str) -> Option<Vec<u8>> {
+        self.0.load(name)
+    }
+
+    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
+        self.0.keep(name, bytes)
+    }
+
+    fn outlives(&self) -> bool {
+        true
+    }
+}
+
+/// A rig whose disk keeps what outlives a process.
+fn lasting() -> Rig {
+    let rig = Rig::default();
+    let mut unit = Rig::unit(7, Rig::traits(), Default::default());
+    std::rc::Rc::get_mut(&mut unit).expect("nobody else has it").keep = Arc::new(Lasting(Forgetful::default()));
+    rig.target.add_unit(0, unit);
+    rig.nexus.each(|itl| while itl.take_attention().is_some() {});
+    rig
+}
+
 #[test]
 fn saved_values_outlive_a_reset_and_a_restart() {
-    let rig = Rig::default();
-    let (mut caching, mut control) = (CACHING, CONTROL);
+    let rig = lasting();
+    // PS
+    let (before, control_before) = ([&[0x88], &CACHING[1..]].concat(), [&[0x8a], &CONTROL[1..]].concat());
+    let (mut caching, mut control) = (before.clone(), control_before.clone());
     (caching[2], control[4]) = (0, 8);
     let list = [&[0; 4][..], &caching].concat();
     assert_eq!(rig.run(&[0x15, 0x11, 0, 0, 24, 0], &list, 0).status, Status::GOOD);
     assert_eq!(select6(&rig, &[&control]).status, Status::GOOD, "this one is not saved");
     let values = |control: u8, page: u8| sense6(&rig, 8, control << 6 | page, 0)[4..].to_vec();
-    assert_eq!((values(3, 0x08), values(3, 0x0a)), (caching.to_vec(), CONTROL.to_vec()));
-    assert_eq!((values(0, 0x0a), values(2, 0x08)), (control.to_vec(), CACHING.to_vec()));
+    assert_eq!((values(3, 0x08), values(3, 0x0a)), (caching.clone(), control_before.clone()));
+    assert_eq!((values(0, 0x0a), values(2, 0x08)), (control.clone(), before));
     let reset = rig.target.task_management(&rig.nexus, crate::TaskFunction::LOGICAL_UNIT_RESET, rig.lun.get(), 0);
     crate::fuzzing::at_once(reset);
     rig.nexus.each(|itl| while itl.take_attention().is_some() {});
-    assert_eq!((values(0, 0x08), values(0, 0x0a)), (caching.to_vec(), CONTROL.to_vec()));
+    assert_eq!((values(0, 0x08), values(0, 0x0a)), (caching, control_before));
     let unit = rig.nexus.itl(0).expect("there").lu.unit.clone();
     rig.target.add_unit(1, unit);
     let again = rig.nexus.itl(1).expect("there");
@@ -247,7 +281,7 @@ fn saved_values_outlive_a_reset_and_a_restart() {
     assert_eq!(select6(&rig, &[&control]).status, Status::GOOD);
     assert_eq!(itl.take_attention().map(|sense| sense.asc), Some(Asc::MODE_PARAMETERS_CHANGED));
     assert_eq!(rig.run(&[0x15, 0x11, 0, 0, 4, 0], &[0; 4], 0).status, Status::GOOD);
-    assert_eq!((values(3, 0x0a), itl.attention()), (control.to_vec(), None));
+    assert_eq!((values(3, 0x0a), itl.attention()), (control, None));
 }
 
 #[test]
@@ -288,6 +322,29 @@ fn select_takes_block_descriptors_that_change_nothing() {
 }
 
 proptest! {
+    #[test]
+    fn a_list_that_is_nearly_right_does_no_harm(
+        at in 0usize..220, value in any::<u8>(), length in 0usize..220, save in any::<bool>(),
+    ) {
+        let rig = lasting();
+        let mut list = rig.run(&[0x5a, 0, 0x3f, 0xff, 0, 0, 0, 1, 0, 0], &[], 256).data;
+        if let Some(byte) = list.get_mut(at) {
+            *byte = value;
+        }
+        list.truncate(length);
+        let sent = u8::try_from(list.len()).expect("short");
+        let before = rig.nexus.itl(0).expect("there").lu.mode();
+        let ended = rig.run(&[0x55, 0x10 | u8::from(save), 0, 0, 0, 0, 0, 0, sent, 0], &list, 0);
+        let lu = &rig.nexus.itl(0).expect("there").lu;
+        if ended.status != Status::GOOD {
+            prop_assert_eq!((lu.mode(), lu.saved_mode()), (before, None));
+            let pointer = u16::from_be_bytes([ended.sense[16], ended.sense[17]]);
+            prop_assert!(usize::from(pointer) < list.len().max(1));
+        } else {
+            prop_assert_eq!(lu.saved_mode(), (save && !list.is_empty()).then_some(lu.mode()));
+        }
+    }
+
     #[test]
     fn a_shorter_answer_is_the_front_of_the_whole(length in 0usize..300, page in 0u8..=0xff, inquiry in any::<bool>()) {
         let rig = Rig::default();

@@ -4,6 +4,7 @@ mod block;
 mod copy;
 mod extended;
 mod identification;
+mod policy;
 
 use crate::cmd::inquiry::peripheral;
 use crate::context::Context;
@@ -47,6 +48,7 @@ pub static PAGES: &[PageRow] = &[
     row::<identification::SerialNumber>(),
     row::<identification::DeviceIdentification>(),
     row::<extended::Extended>(),
+    row::<policy::ModePagePolicy>(),
     row::<identification::ScsiPorts>(),
     row::<copy::ThirdPartyCopy>(),
     row::<block::Limits>(),

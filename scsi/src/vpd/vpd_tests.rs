@@ -11,7 +11,8 @@ fn page(rig: &Rig, page: u8) -> Vec<u8> {
 
 #[test]
 fn supported_pages() {
-    assert_eq!(page(&Rig::default(), 0), [0, 0, 0, 9, 0x00, 0x80, 0x83, 0x86, 0x88, 0x8f, 0xb0, 0xb1, 0xb2]);
+    let pages = [0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0x8f, 0xb0, 0xb1, 0xb2];
+    assert_eq!(page(&Rig::default(), 0), [&[0, 0, 0, 10][..], &pages].concat());
 }
 
 #[test]
@@ -48,6 +49,11 @@ fn device_identification() {
     let page = page(&Rig::default(), 0x83);
     expected[3] = u8::try_from(expected.len() - 4).expect("short");
     assert_eq!(page, expected);
+}
+
+#[test]
+fn mode_page_policy() {
+    assert_eq!(page(&Rig::default(), 0x87), [0, 0x87, 0, 4, 0x3f, 0xff, 0, 0]);
 }
 
 #[test]
