@@ -16,7 +16,8 @@ use lunar_iscsi::serve::{Front, Settings};
 use lunar_reactor::channel::{Sender, channel};
 use lunar_reactor::op::Handle;
 use lunar_reactor::{Choice, Config, Reactor, Spin};
-use lunar_scsi::{PortConfig, Target, TargetConfig};
+use lunar_scsi::{PortConfig, Target, TargetConfig, Tokens};
+use rustix::rand::{GetRandomFlags, getrandom};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::Write;
@@ -43,6 +44,7 @@ struct Setup {
     portals: Vec<SocketAddr>,
     stats: Vec<Arc<Stats>>,
     registry: Arc<Registry>,
+    tokens: Arc<Tokens>,
 }
 
 /// What a core reports while it starts, by its number.
@@ -74,6 +76,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
         portals,
         stats,
         registry: Arc::new(Registry::new()),
+        tokens: tokens(),
     });
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
@@ -81,6 +84,14 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
     wait_for_stop(&mut signals);
     drop(socket);
     stop(cores, &mailboxes, &mut signals)
+}
+
+/// The ROD tokens of the target: secrets from the kernel, time from the clock that never goes back.
+fn tokens() -> Arc<Tokens> {
+    let start = Instant::now();
+    let now = move || lunar_core::time::Instant::default() + start.elapsed();
+    let random = |into: &mut [u8]| getrandom(&mut *into, GetRandomFlags::empty()).is_ok_and(|got| got == into.len());
+    Tokens::new(Box::new(random), Box::new(now))
 }
 
 /// TargetAlias (RFC 7143 13.6): what is shared, in at most 255 bytes.
@@ -224,6 +235,7 @@ fn build(
             }],
             core: u16::try_from(me).context("too many cores")?,
             stats,
+            tokens: setup.tokens.clone(),
         },
         Rc::new(OtherCores(links.clone())),
     );

@@ -43,7 +43,7 @@ fn run(rig: &Rig, row: &Row) -> Ended {
 /// Whether a command asks after a copy, of which there is none.
 fn asks_after_a_copy(row: &Row) -> bool {
     match row.policy.code {
-        Code { op: OpCode::THIRD_PARTY_COPY_IN, action } => action != Some(3),
+        Code { op: OpCode::THIRD_PARTY_COPY_IN, action } => !matches!(action, Some(3 | 8)),
         Code { op: OpCode::THIRD_PARTY_COPY_OUT, action } => action == Some(0x1c),
         _ => false,
     }

@@ -1,5 +1,6 @@
 //! One core's view of a SCSI target device: its ports, its logical units, the I_T nexuses that this core serves.
 
+use crate::copy::tokens::Tokens;
 use crate::lu::{Change, LogicalUnit, Stamp};
 use crate::lun::LUNS_MAX;
 use crate::nexus::{ItlNexus, Nexus, Units};
@@ -37,6 +38,8 @@ pub struct TargetConfig {
     pub core: u16,
     /// Where this core counts.
     pub stats: Arc<Stats>,
+    /// The ROD tokens of the device: the same on all cores.
+    pub tokens: Arc<Tokens>,
 }
 
 /// What the other cores must know before a command or function may be answered.

@@ -9,6 +9,7 @@ use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
 use lunar_core::mem::Arena;
 use lunar_core::range::{Ranges, Span};
 use lunar_core::stats::Stats;
+use lunar_core::time::Instant;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_iscsi::config;
 use lunar_iscsi::registry::Registry;
@@ -19,7 +20,7 @@ use lunar_reactor::channel::{Receiver, Sender, channel};
 use lunar_reactor::disk::{Alignment, Health, Policy};
 use lunar_reactor::op::How;
 use lunar_reactor::sim::{Chance, Faults, Host};
-use lunar_scsi::{PortConfig, Target, TargetConfig};
+use lunar_scsi::{PortConfig, Target, TargetConfig, Tokens};
 use std::any::Any;
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -293,7 +294,9 @@ fn target_config(me: usize, stats: Arc<Stats>) -> TargetConfig {
         name: format!("{TARGET},t,0x{PORTAL_GROUP:04x}"),
         protocol: PROTOCOL_ISCSI,
     };
-    TargetConfig { name: TARGET.to_owned(), ports: vec![port], core: u16::try_from(me).unwrap_or(0), stats }
+    // No simulated host copies by token: there is none.
+    let tokens = Tokens::new(Box::new(|_: &mut [u8]| false), Box::new(Instant::default));
+    TargetConfig { name: TARGET.to_owned(), ports: vec![port], core: u16::try_from(me).unwrap_or(0), stats, tokens }
 }
 
 fn settings(setup: &Setup) -> Settings {

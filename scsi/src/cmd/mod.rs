@@ -13,4 +13,5 @@ pub mod provisioning;
 pub mod read_write;
 pub mod ready;
 pub mod supported;
+pub mod token;
 pub mod verify;
