@@ -16,7 +16,8 @@ use lunar_iscsi::serve::{Front, Settings};
 use lunar_reactor::channel::{Sender, channel};
 use lunar_reactor::op::Handle;
 use lunar_reactor::{Choice, Config, Reactor, Spin};
-use lunar_scsi::{Clock, PortConfig, SharedUnits, Target, TargetConfig};
+use lunar_scsi::{Clock, PortConfig, SharedUnits, Target, TargetConfig, Tokens};
+use rustix::rand::{GetRandomFlags, getrandom};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::Write;
@@ -44,6 +45,7 @@ struct Setup {
     stats: Vec<Arc<Stats>>,
     registry: Arc<Registry>,
     shared: Arc<SharedUnits>,
+    tokens: Arc<Tokens>,
 }
 
 /// What a core reports while it starts, by its number.
@@ -77,6 +79,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
         stats,
         registry: Arc::new(Registry::new()),
         shared,
+        tokens: tokens(),
     });
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
@@ -93,6 +96,14 @@ fn restore(volumes: &[Volume], names: &[String]) -> Result<Arc<SharedUnits>> {
         shared.restore(UnitId(lun as u32), &**volume.keep()).with_context(|| format!("restoring {}", names[lun]))?;
     }
     Ok(Arc::new(shared))
+}
+
+/// The ROD tokens of the target: secrets from the kernel, time from the clock that never goes back.
+fn tokens() -> Arc<Tokens> {
+    let start = Instant::now();
+    let now = move || lunar_core::time::Instant::default() + start.elapsed();
+    let random = |into: &mut [u8]| getrandom(&mut *into, GetRandomFlags::empty()).is_ok_and(|got| got == into.len());
+    Tokens::new(Box::new(random), Box::new(now))
 }
 
 /// TargetAlias (RFC 7143 13.6): what is shared, in at most 255 bytes.
@@ -238,6 +249,7 @@ fn build(
             core: u16::try_from(me).context("too many cores")?,
             stats,
             shared: setup.shared.clone(),
+            tokens: setup.tokens.clone(),
         },
         Rc::new(OtherCores(links.clone())),
     );

@@ -86,6 +86,10 @@ impl Target {
                 }
                 // Behind a pointer: it is larger than all the rest, and seldom.
                 Plan::Copy(list) => Box::pin(self.copy(nexus, &itl.lu, &list, transfer, tools)).await?,
+                Plan::Populate(ask, data, inactivity) => self.populate(nexus, &itl.lu, ask, *data, inactivity)?,
+                Plan::Write(writing) => {
+                    Box::pin(self.write_token(nexus, itl, &writing, transfer, tools)).await?;
+                }
                 Plan::StopCopy(id) => nexus.copies.stop(itl.lu.lun, id).await,
                 Plan::Change { flush, keep, change } => {
                     if let Some(kept) = keep {

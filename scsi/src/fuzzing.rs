@@ -1,6 +1,7 @@
 //! A device with one small disk in memory: what fuzz targets and tests run commands on. All is answered at once.
 
 use crate::command::{Cdb, Command, Reply, Status, TaskAttribute};
+use crate::copy::tokens::Tokens;
 use crate::lun::Lun;
 use crate::nexus::Nexus;
 use crate::shared::SharedUnits;
@@ -13,12 +14,14 @@ use lunar_core::port::{NexusName, Transfer};
 use lunar_core::range::Ranges;
 use lunar_core::stats::Stats;
 use lunar_core::step::Tools;
+use lunar_core::time::Instant;
 use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
 use lunar_core::wire::Writer;
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 /// Blocks of the disk.
@@ -200,6 +203,7 @@ impl Rig {
             core: 0,
             stats: stats.clone(),
             shared,
+            tokens: Self::tokens(),
         };
         let target = Target::new(config, everywhere);
         let memory = Rc::new(Memory { bytes: RefCell::new(vec![0; traits.size as usize]), ..Memory::default() });
@@ -209,6 +213,18 @@ impl Rig {
         let arena = Arena::new(ARENA_BYTES);
         let (aborted, lun) = (Cell::new(false), Cell::new(Lun::from_number(0)));
         Self { target, nexus, memory, aborted, lun, attribute: Cell::new(TaskAttribute::SIMPLE), arena, stats }
+    }
+
+    /// No tokens; those that are made are all alike but for a number, and none expires.
+    #[must_use]
+    pub fn tokens() -> Arc<Tokens> {
+        let count = AtomicU64::new(1);
+        let random = move |into: &mut [u8]| {
+            let number = count.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+            into.iter_mut().zip(number.into_iter().cycle()).for_each(|(to, from)| *to = from);
+            true
+        };
+        Tokens::new(Box::new(random), Box::new(Instant::default))
     }
 
     /// The name of a nexus.

@@ -39,6 +39,7 @@ pub mod task;
 pub mod vpd;
 
 pub use command::{Cdb, Command, Reply, Status, TaskAttribute};
+pub use copy::tokens::Tokens;
 pub use lun::Lun;
 pub use nexus::Nexus;
 pub use sense::{Asc, Sense, SenseData, SenseKey};

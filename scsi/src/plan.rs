@@ -1,9 +1,13 @@
 //! What a command decided to do.
 
 use crate::copy::list::CopyList;
+use crate::copy::results::Ask;
+use crate::copy::tokens::Data;
+use crate::copy::transfer::Writing;
 use crate::lu::Change;
 use crate::reserve::Request;
 use lunar_core::step::Step;
+use std::time::Duration;
 
 /// What is to be done for a command; all that it needs has been checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,6 +22,10 @@ pub enum Plan {
     Both(Box<[Step; 2]>),
     /// A third-party copy.
     Copy(Box<CopyList>),
+    /// A token is made that stands for this, and lives unused for so long.
+    Populate(Ask, Box<Data>, Duration),
+    /// What a token stands for is written.
+    Write(Box<Writing>),
     /// The copy of this list identifier that the nexus asked this logical unit for ends; done when it has.
     StopCopy(u32),
     /// A change of the logical unit that all cores must know of first.

@@ -48,12 +48,17 @@ additional! {
     THIRD_PARTY_DEVICE_FAILURE = 0x0d01, "third party device failure";
     COPY_TARGET_DEVICE_NOT_REACHABLE = 0x0d02, "copy target device not reachable";
     INCORRECT_COPY_TARGET_DEVICE_TYPE = 0x0d03, "incorrect copy target device type";
+    COPY_TARGET_DEVICE_DATA_UNDERRUN = 0x0d04, "copy target device data underrun";
     INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT = 0x0e03, "invalid field in command information unit";
     UNRECOVERED_READ_ERROR = 0x1100, "unrecovered read error";
     PARAMETER_LIST_LENGTH_ERROR = 0x1a00, "parameter list length error";
     MISCOMPARE_DURING_VERIFY = 0x1d00, "miscompare during verify operation";
     INVALID_COMMAND_OPERATION_CODE = 0x2000, "invalid command operation code";
     LBA_OUT_OF_RANGE = 0x2100, "logical block address out of range";
+    UNSUPPORTED_TOKEN_TYPE = 0x2301, "invalid token operation, unsupported token type";
+    TOKEN_UNKNOWN = 0x2304, "invalid token operation, token unknown";
+    TOKEN_CORRUPT = 0x2305, "invalid token operation, token corrupt";
+    INVALID_TOKEN_LENGTH = 0x230a, "invalid token operation, invalid token length";
     INVALID_FIELD_IN_CDB = 0x2400, "invalid field in CDB";
     LOGICAL_UNIT_NOT_SUPPORTED = 0x2500, "logical unit not supported";
     INVALID_FIELD_IN_PARAMETER_LIST = 0x2600, "invalid field in parameter list";

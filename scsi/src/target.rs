@@ -1,5 +1,6 @@
 //! One core's view of a SCSI target device: its ports, its logical units, the I_T nexuses that this core serves.
 
+use crate::copy::tokens::Tokens;
 use crate::lu::{Change, LogicalUnit, Stamp};
 use crate::lun::LUNS_MAX;
 use crate::nexus::{ItlNexus, Nexus, Units};
@@ -53,6 +54,8 @@ pub struct TargetConfig {
     pub stats: Arc<Stats>,
     /// What its logical units have in common with their views on other cores; one for all cores.
     pub shared: Arc<SharedUnits>,
+    /// The ROD tokens of the device: the same on all cores.
+    pub tokens: Arc<Tokens>,
 }
 
 /// What the other cores must know before a command or function may be answered.

@@ -10,6 +10,7 @@ use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::mem::Arena;
 use lunar_core::range::{Ranges, Span};
 use lunar_core::stats::Stats;
+use lunar_core::time::Instant;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_iscsi::config;
 use lunar_iscsi::registry::Registry;
@@ -20,7 +21,7 @@ use lunar_reactor::channel::{Receiver, Sender, channel};
 use lunar_reactor::disk::{Alignment, Health, Policy};
 use lunar_reactor::op::How;
 use lunar_reactor::sim::{Chance, Faults, Host};
-use lunar_scsi::{Clock, PortConfig, SharedUnits, Target, TargetConfig};
+use lunar_scsi::{Clock, PortConfig, SharedUnits, Target, TargetConfig, Tokens};
 use std::any::Any;
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -304,6 +305,8 @@ fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>, shared: Arc<Sh
         name: format!("{TARGET},t,0x{PORTAL_GROUP:04x}"),
         protocol: PROTOCOL_ISCSI,
     };
+    // No simulated host copies by token: there is none.
+    let tokens = Tokens::new(Box::new(|_: &mut [u8]| false), Box::new(Instant::default));
     let time = reactor.clone();
     TargetConfig {
         name: TARGET.to_owned(),
@@ -312,6 +315,7 @@ fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>, shared: Arc<Sh
         core: u16::try_from(me).unwrap_or(0),
         stats,
         shared,
+        tokens,
     }
 }
 

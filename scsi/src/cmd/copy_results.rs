@@ -48,6 +48,10 @@ pub type ReceiveCopyOperatingParameters = Receive<0x03>;
 pub type ReceiveCopyFailureDetailsLid1 = Receive<0x04>;
 /// RECEIVE COPY STATUS (LID4)
 pub type ReceiveCopyStatusLid4 = Receive<0x05>;
+/// RECEIVE ROD TOKEN INFORMATION
+pub type ReceiveRodTokenInformation = Receive<0x07>;
+/// REPORT ALL ROD TOKENS
+pub type ReportAllRodTokens = Receive<0x08>;
 
 impl<const ACTION: u8> Receive<ACTION> {
     /// The usage mask, with that of the list identifier.
@@ -77,7 +81,7 @@ impl<const ACTION: u8> Receive<ACTION> {
 
 /// Writes the length of all that follows it into the first four bytes.
 fn close(out: &mut Writer<'_>) {
-    // Answers are below 1 KiB.
+    // Answers are below 1 MiB.
     let length = (out.written() - 4) as u32;
     out.patch(0, &length.to_be_bytes());
 }
@@ -128,21 +132,71 @@ impl CommandType for ReceiveCopyStatusLid4 {
     const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
-        /// ESTIMATED STATUS UPDATE DELAY: not known.
-        const UNKNOWN_DELAY: u32 = 0xffff_fffe;
         let record = self.record(cx, u32::from_be_bytes(self.id))?;
-        let (state, status) = match record.state() {
-            State::Running => (0x11, Status::GOOD),
-            State::Good => (0x01, Status::GOOD),
-            State::Failed(Status::TASK_ABORTED) => (0x60, Status::TASK_ABORTED),
-            State::Failed(status) => (0x02, status),
-        };
-        let sense = record.sense();
-        // Both lengths of sense data: of the field, and of what is valid in it. Sense data is far below 256 bytes.
-        let length = sense.len() as u8;
-        cx.out.zeros(4).bytes(&[record.action, state, 0, 0]).bytes(&UNKNOWN_DELAY.to_be_bytes());
-        cx.out.bytes(&[status.0, length, length, 0]).bytes(&record.bytes().to_be_bytes());
-        cx.out.bytes(&record.segments().to_be_bytes()).zeros(6).bytes(&sense);
+        write_status(&mut cx.out, &record, BYTES, record.bytes());
+        close(&mut cx.out);
+        Ok(Plan::Answer)
+    }
+}
+
+/// TRANSFER COUNT UNITS.
+const BYTES: u8 = 0x00;
+/// TRANSFER COUNT UNITS: logical blocks.
+const BLOCKS: u8 = 0xf1;
+
+/// What RECEIVE COPY STATUS (LID4) and RECEIVE ROD TOKEN INFORMATION have in common (SPC-4 6.26.2).
+fn write_status(out: &mut Writer<'_>, record: &Record, units: u8, count: u64) {
+    /// ESTIMATED STATUS UPDATE DELAY: not known.
+    const UNKNOWN_DELAY: u32 = 0xffff_fffe;
+    let (state, status) = match record.state() {
+        State::Running => (0x11, Status::GOOD),
+        State::Good => (0x01, Status::GOOD),
+        State::Failed(Status::TASK_ABORTED) => (0x60, Status::TASK_ABORTED),
+        State::Failed(status) => (0x02, status),
+    };
+    let sense = record.sense();
+    // Both lengths of sense data: of the field, and of what is valid in it. Sense data is far below 256 bytes.
+    let length = sense.len() as u8;
+    out.zeros(4).bytes(&[record.ask.action, state, 0, 0]).bytes(&UNKNOWN_DELAY.to_be_bytes());
+    out.bytes(&[status.0, length, length, units]).bytes(&count.to_be_bytes());
+    out.bytes(&record.segments().to_be_bytes()).zeros(6).bytes(&sense);
+}
+
+impl CommandType for ReceiveRodTokenInformation {
+    const POLICY: Policy = Self::policy("RECEIVE ROD TOKEN INFORMATION", "SPC-4 6.29");
+    const USAGE: Self = Self::usage([0xff; 4]);
+    const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let record = self.record(cx, u32::from_be_bytes(self.id))?;
+        let block = u64::from(cx.disk()?.block_size());
+        write_status(&mut cx.out, &record, BLOCKS, record.bytes() / block);
+        match &record.token {
+            Some(token) => {
+                // One descriptor: its identifier, and the token.
+                let length = (size_of::<u16>() + size_of_val(&**token)) as u32;
+                cx.out.bytes(&length.to_be_bytes()).zeros(size_of::<u16>()).put(&**token);
+            }
+            None => {
+                cx.out.zeros(size_of::<u32>());
+            }
+        }
+        close(&mut cx.out);
+        Ok(Plan::Answer)
+    }
+}
+
+impl CommandType for ReportAllRodTokens {
+    const POLICY: Policy = Self::policy("REPORT ALL ROD TOKENS", "SPC-4 6.31");
+    const USAGE: Self = Self::usage([0; 4]);
+    const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let heads = cx.target.config().tokens.of_unit(cx.disk()?.unit.id);
+        cx.out.zeros(8);
+        for head in &heads {
+            cx.out.bytes(head);
+        }
         close(&mut cx.out);
         Ok(Plan::Answer)
     }

@@ -17,4 +17,5 @@ pub mod read_write;
 pub mod ready;
 pub mod reserve;
 pub mod supported;
+pub mod token;
 pub mod verify;

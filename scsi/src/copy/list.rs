@@ -1,7 +1,10 @@
 //! The parameter lists of EXTENDED COPY (SPC-4 6.4.3): CSCD descriptors, segment descriptors, no inline data.
 
+use super::results::Ask;
+use crate::cmd::inquiry::DISK;
+use crate::lu::LogicalUnit;
 use crate::sense::{Asc, Sense};
-use crate::vpd::DesignatorHeader;
+use crate::vpd::{self, DesignatorHeader};
 use lunar_core::wire::be;
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -91,6 +94,14 @@ impl Cscd {
     pub const DEVICE_AT: usize = offset_of!(Self, device);
     /// Offset of the block length, for field pointers.
     pub const BLOCK_AT: usize = offset_of!(Self, block);
+
+    /// The descriptor of a disk.
+    #[must_use]
+    pub fn of(lu: &LogicalUnit) -> Self {
+        let [_, block @ ..] = lu.block_size().to_be_bytes();
+        let designator = vpd::naa_designator(lu);
+        Self { kind: CSCD_IDENTIFICATION, device: DISK, port: be::U16::ZERO, designator, flags: 0, block }
+    }
 
     /// PERIPHERAL DEVICE TYPE.
     #[must_use]
@@ -238,12 +249,8 @@ impl ByteSegment {
 /// What EXTENDED COPY asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CopyList {
-    /// The service action that asked.
-    pub action: u8,
-    /// Its list identifier; `None` if it has none.
-    pub id: Option<u32>,
-    /// Whether the initiator means to ask how it ended (LIST ID USAGE 00b).
-    pub keeps: bool,
+    /// Who asks: to ask how it ended is LIST ID USAGE 00b.
+    pub ask: Ask,
     /// Bytes of the header: where the first CSCD descriptor is.
     pub header: usize,
     /// Copy sources and copy destinations.
@@ -332,7 +339,7 @@ impl CopyList {
         let rest = rest.get(..segments).ok_or(LENGTH)?;
         let segments = parse_segments(rest, head.bytes + cscds.len(), segments_at)?;
         let cscds = parse_cscds(cscds, head.bytes)?;
-        Ok(Self { action: head.action, id, keeps, header: head.bytes, cscds, segments })
+        Ok(Self { ask: Ask { action: head.action, id, keeps }, header: head.bytes, cscds, segments })
     }
 }
 

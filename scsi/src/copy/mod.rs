@@ -1,6 +1,8 @@
 //! Third-party copies: data moves between disks of this target without a detour through the initiator (SPC-4 5.16).
 //!
 //! * [`list`]: what EXTENDED COPY asks for, from its parameter list
+//! * [`tokens`]: what stands for data that is copied later
+//! * [`transfer`]: what POPULATE TOKEN and WRITE USING TOKEN ask for, from their parameter lists
 //! * [`operation`]: the copy itself, segment by segment
 //! * [`results`]: what is known of copies that run or have ended
 //!
@@ -10,3 +12,5 @@
 pub mod list;
 pub mod operation;
 pub mod results;
+pub mod tokens;
+pub mod transfer;

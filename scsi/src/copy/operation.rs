@@ -1,10 +1,13 @@
 //! A third-party copy from its first segment to its last.
 
 use super::list::{Amount, CopyList, Cscd, End, Segment};
-use super::results::Running;
+use super::results::{Ask, Running};
+use super::tokens::Data;
+use super::transfer::{Part, Writing};
 use crate::admit::{Refusal, pass};
 use crate::cmd::block::{READS, WRITES};
 use crate::cmd::inquiry::DISK;
+use crate::cmd::token::creator;
 use crate::command::Status;
 use crate::fault::Site;
 use crate::lu::LogicalUnit;
@@ -18,6 +21,7 @@ use lunar_core::mem::Sg;
 use lunar_core::port::Transfer;
 use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// What stops a disk from being copied from: what stops reads. Only its unit attentions stay for the initiator's next
 /// command to it: it did not send this one there.
@@ -26,7 +30,7 @@ const SOURCE: Gates = Gates { attention: Gate::Passes, ..READS };
 const DESTINATION: Gates = Gates { attention: Gate::Passes, ..WRITES };
 
 /// A segment that may be copied.
-struct Part {
+struct Between {
     source: Rc<ItlNexus>,
     at: u64,
     destination: Rc<ItlNexus>,
@@ -34,12 +38,17 @@ struct Part {
     len: u64,
 }
 
+/// Steps of a copy, which ends when its command is aborted, or COPY OPERATION ABORT wants it to.
+struct Steps<'a, T> {
+    running: &'a Running<'a>,
+    transfer: &'a T,
+}
+
 /// One nexus's copy.
 struct Operation<'a, T> {
     nexus: &'a Nexus,
     list: &'a CopyList,
-    running: &'a Running<'a>,
-    transfer: &'a T,
+    steps: Steps<'a, T>,
 }
 
 impl Target {
@@ -52,9 +61,45 @@ impl Target {
         transfer: &T,
         tools: &mut Tools,
     ) -> Result<(), Refusal> {
-        let running = nexus.copies.begin(manager.lun, list)?;
-        let result = Operation { nexus, list, running: &running, transfer }.run(tools).await;
+        let running = nexus.copies.begin(manager.lun, list.ask)?;
+        let steps = Steps { running: &running, transfer };
+        let result = Operation { nexus, list, steps }.run(tools).await;
         running.end(&result, manager.mode().descriptor_sense);
+        result
+    }
+
+    /// Makes a token, which the nexus asks for with its list identifier.
+    pub(crate) fn populate(
+        &self,
+        nexus: &Nexus,
+        lu: &LogicalUnit,
+        ask: Ask,
+        data: Data,
+        inactivity: Duration,
+    ) -> Result<(), Refusal> {
+        nexus.copies.room(lu.lun, ask)?;
+        let bytes = data.bytes();
+        let token = self.config.tokens.make(creator(lu), data, inactivity);
+        let token = token.ok_or(Sense::new(SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE))?;
+        nexus.copies.populated(lu.lun, ask, bytes, token);
+        Ok(())
+    }
+
+    /// Writes what a token stands for, and keeps how it ended.
+    pub(crate) async fn write_token<T: Transfer>(
+        &self,
+        nexus: &Nexus,
+        itl: &Rc<ItlNexus>,
+        writing: &Writing,
+        transfer: &T,
+        tools: &mut Tools,
+    ) -> Result<(), Refusal> {
+        let running = nexus.copies.begin(itl.lu.lun, writing.ask)?;
+        let result = Steps { running: &running, transfer }.write(nexus, itl, writing, tools).await;
+        running.end(&result, itl.lu.mode().descriptor_sense);
+        if let (Ok(()), Some(token)) = (&result, &writing.deletes) {
+            self.config.tokens.delete(token);
+        }
         result
     }
 }
@@ -75,34 +120,23 @@ impl<T: Transfer> Operation<'_, T> {
                 let lu = &part.destination.lu;
                 let step =
                     Step::Copy { from: part.source.lu.unit.clone(), at: part.at, offset: part.offset, len: part.len };
-                self.step(lu, step, tools).await.map_err(aborted)?;
+                self.steps.step(lu, step, tools).await.map_err(aborted)?;
                 if !written.iter().any(|itl| itl.lu.lun == lu.lun) {
                     written.push(part.destination.clone());
                 }
             }
-            self.running.did(part.len);
+            self.steps.running.did(part.len);
         }
         // A copy leaves durability to a flush, as other writes do where the cache is on.
         for itl in written.iter().filter(|itl| !itl.lu.mode().write_cache) {
             let last = self.list.segments.len().saturating_sub(1) as u16;
-            self.step(&itl.lu, Step::Flush, tools).await.map_err(|refusal| copy_aborted(&refusal, last))?;
+            self.steps.step(&itl.lu, Step::Flush, tools).await.map_err(|refusal| copy_aborted(&refusal, last))?;
         }
         Ok(())
     }
 
-    async fn step(&self, lu: &LogicalUnit, step: Step, tools: &mut Tools) -> Result<(), Refusal> {
-        let site = Site::of(&step, lu.block_size());
-        match carry_out(&lu.unit, step, self, tools, &mut Tail::default()).await {
-            Ok(()) => Ok(()),
-            Err(Failure::Fault { fault: Fault::Aborted, .. }) if self.running.is_stopped() => {
-                Err(Sense::new(SenseKey::COPY_ABORTED, Asc::NO_ADDITIONAL_SENSE_INFORMATION).into())
-            }
-            Err(failure) => Err(site.refusal(failure)),
-        }
-    }
-
     /// What a segment means, if it may be copied.
-    fn part(&self, segment: &Segment) -> Result<Part, Refusal> {
+    fn part(&self, segment: &Segment) -> Result<Between, Refusal> {
         let source = self.disk(&segment.source)?;
         let destination = self.disk(&segment.destination)?;
         pass(&SOURCE, &Addressee::Disk(source.clone()))?;
@@ -114,16 +148,16 @@ impl<T: Transfer> Operation<'_, T> {
         };
         let at = place(&source.lu, &segment.source, segment, len)?;
         let offset = place(&destination.lu, &segment.destination, segment, len)?;
-        Ok(Part { source, at, destination, offset, len })
+        Ok(Between { source, at, destination, offset, len })
     }
 
     /// The disk of one side of a segment: one that this nexus sees, and what the initiator takes it for.
     fn disk(&self, end: &End) -> Result<Rc<ItlNexus>, Sense> {
         let index = usize::from(end.cscd);
         let Some(cscd) = self.list.cscds.get(index) else {
-            return Err(aborted(Asc::UNREACHABLE_COPY_TARGET).at(Within::Segment, end.cscd_at));
+            return Err(aborted_by(Asc::UNREACHABLE_COPY_TARGET).at(Within::Segment, end.cscd_at));
         };
-        let in_cscd = |asc, at| aborted(asc).at(Within::List, self.list.header + index * size_of::<Cscd>() + at);
+        let in_cscd = |asc, at| aborted_by(asc).at(Within::List, self.list.header + index * size_of::<Cscd>() + at);
         if cscd.device_type() != DISK {
             return Err(in_cscd(Asc::INCORRECT_COPY_TARGET_DEVICE_TYPE, Cscd::DEVICE_AT));
         }
@@ -140,8 +174,49 @@ impl<T: Transfer> Operation<'_, T> {
     }
 }
 
-/// A copy ends when its command is aborted, or COPY OPERATION ABORT wants it to.
-impl<T: Transfer> Transfer for Operation<'_, T> {
+impl<T: Transfer> Steps<'_, T> {
+    async fn step(&self, lu: &LogicalUnit, step: Step, tools: &mut Tools) -> Result<(), Refusal> {
+        let site = Site::of(&step, lu.block_size());
+        match carry_out(&lu.unit, step, self, tools, &mut Tail::default()).await {
+            Ok(()) => Ok(()),
+            Err(Failure::Fault { fault: Fault::Aborted, .. }) if self.running.is_stopped() => {
+                Err(Sense::new(SenseKey::COPY_ABORTED, Asc::NO_ADDITIONAL_SENSE_INFORMATION).into())
+            }
+            Err(failure) => Err(site.refusal(failure)),
+        }
+    }
+
+    async fn write(
+        &self,
+        nexus: &Nexus,
+        itl: &Rc<ItlNexus>,
+        writing: &Writing,
+        tools: &mut Tools,
+    ) -> Result<(), Refusal> {
+        let (lu, destination) = (&itl.lu, Addressee::Disk(itl.clone()));
+        for (Part { from, offset, len }, number) in writing.parts.iter().copied().zip(0_u16..) {
+            let aborted = |refusal: Refusal| copy_aborted(&refusal, number);
+            pass(&DESTINATION, &destination).map_err(aborted)?;
+            let step = match from {
+                Some((unit, at)) => {
+                    let gone = || Refusal::from(aborted_by(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE));
+                    let source = nexus.seek(|lu| lu.unit.id == unit).ok_or_else(gone).map_err(aborted)?;
+                    pass(&SOURCE, &Addressee::Disk(source.clone())).map_err(aborted)?;
+                    Step::Copy { from: source.lu.unit.clone(), at, offset, len }
+                }
+                None => Step::Fill { offset, len, pattern: Vec::new(), unmap: lu.provisioning() },
+            };
+            self.step(lu, step, tools).await.map_err(aborted)?;
+            self.running.did(len);
+        }
+        if !lu.mode().write_cache && !writing.parts.is_empty() {
+            self.step(lu, Step::Flush, tools).await?;
+        }
+        Ok(())
+    }
+}
+
+impl<T: Transfer> Transfer for Steps<'_, T> {
     async fn room(&self) -> Result<(), Fault> {
         self.transfer.room().await
     }
@@ -159,7 +234,7 @@ impl<T: Transfer> Transfer for Operation<'_, T> {
     }
 }
 
-fn aborted(asc: Asc) -> Sense {
+fn aborted_by(asc: Asc) -> Sense {
     Sense::new(SenseKey::COPY_ABORTED, asc)
 }
 
@@ -167,12 +242,12 @@ fn aborted(asc: Asc) -> Sense {
 fn place(lu: &LogicalUnit, end: &End, segment: &Segment, len: u64) -> Result<u64, Sense> {
     let block = u64::from(lu.block_size());
     if !u64::from(end.offset).is_multiple_of(block) || !len.is_multiple_of(block) {
-        return Err(aborted(Asc::UNEXPECTED_INEXACT_SEGMENT).at(Within::Segment, segment.amount_at));
+        return Err(aborted_by(Asc::UNEXPECTED_INEXACT_SEGMENT).at(Within::Segment, segment.amount_at));
     }
     let start = end.lba.checked_mul(block).and_then(|start| start.checked_add(end.offset.into()));
     match start {
         Some(start) if start.checked_add(len).is_some_and(|past| past <= lu.unit.geometry.bytes()) => Ok(start),
-        _ => Err(aborted(Asc::NO_ADDITIONAL_SENSE_INFORMATION).at(Within::Segment, end.lba_at)),
+        _ => Err(aborted_by(Asc::NO_ADDITIONAL_SENSE_INFORMATION).at(Within::Segment, end.lba_at)),
     }
 }
 
@@ -180,7 +255,7 @@ fn place(lu: &LogicalUnit, end: &End, segment: &Segment, len: u64) -> Result<u64
 fn copy_aborted(refusal: &Refusal, number: u16) -> Refusal {
     let sense = match refusal.sense {
         Some(sense) => Sense { key: SenseKey::COPY_ABORTED, information: None, ..sense },
-        None if refusal.status == Status::RESERVATION_CONFLICT => aborted(Asc::THIRD_PARTY_DEVICE_FAILURE),
+        None if refusal.status == Status::RESERVATION_CONFLICT => aborted_by(Asc::THIRD_PARTY_DEVICE_FAILURE),
         // Busy: the initiator tries again.
         None => return refusal.clone(),
     };

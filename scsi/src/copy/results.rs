@@ -1,6 +1,6 @@
 //! What is known of the third-party copies of a nexus: those that run, and how the last ones ended (SPC-4 5.16.4).
 
-use super::list::CopyList;
+use super::tokens::Token;
 use crate::admit::Refusal;
 use crate::command::Status;
 use crate::sense::{Asc, Sense, SenseData};
@@ -24,14 +24,25 @@ pub enum State {
     Failed(Status),
 }
 
+/// Who asks for a copy, and whether he means to ask how it ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ask {
+    /// The service action that asked.
+    pub action: u8,
+    /// Its list identifier; `None` if it has none.
+    pub id: Option<u32>,
+    /// Whether the initiator means to ask how it ended.
+    pub keeps: bool,
+}
+
 /// A copy of one nexus.
 #[derive(Debug)]
 pub struct Record {
     lun: u16,
-    id: Option<u32>,
-    keeps: bool,
-    /// The service action that asked for it.
-    pub action: u8,
+    /// Who asked for it.
+    pub ask: Ask,
+    /// What POPULATE TOKEN made.
+    pub token: Option<Box<Token>>,
     state: Cell<State>,
     segments: Cell<u16>,
     bytes: Cell<u64>,
@@ -81,9 +92,23 @@ impl Copies {
     ///
     /// # Errors
     /// OPERATION IN PROGRESS while another of the same list identifier runs; BUSY while too many run.
-    pub(crate) fn begin(&self, lun: u16, list: &CopyList) -> Result<Running<'_>, Refusal> {
+    pub(crate) fn begin(&self, lun: u16, ask: Ask) -> Result<Running<'_>, Refusal> {
+        self.room(lun, ask)?;
+        Ok(Running { copies: self, record: self.add(lun, ask, State::Running, 0, None) })
+    }
+
+    /// Keeps a token that was made of so many bytes.
+    pub(crate) fn populated(&self, lun: u16, ask: Ask, bytes: u64, token: Token) {
+        self.add(lun, ask, State::Good, bytes, Some(Box::new(token)));
+    }
+
+    /// Makes room for one.
+    ///
+    /// # Errors
+    /// As [`Copies::begin`].
+    pub(crate) fn room(&self, lun: u16, ask: Ask) -> Result<(), Refusal> {
         let mut records = self.records.borrow_mut();
-        let same = |record: &Record| list.id.is_some() && record.id == list.id && record.lun == lun;
+        let same = |record: &Record| ask.id.is_some() && record.ask.id == ask.id && record.lun == lun;
         if records.iter().any(|record| same(record) && record.runs()) {
             return Err(Sense::illegal(Asc::OPERATION_IN_PROGRESS).into());
         }
@@ -95,24 +120,27 @@ impl Copies {
             };
             records.remove(oldest);
         }
+        Ok(())
+    }
+
+    fn add(&self, lun: u16, ask: Ask, state: State, bytes: u64, token: Option<Box<Token>>) -> Rc<Record> {
         let record = Rc::new(Record {
             lun,
-            id: list.id,
-            keeps: list.keeps,
-            action: list.action,
-            state: Cell::new(State::Running),
+            ask,
+            token,
+            state: Cell::new(state),
             segments: Cell::new(0),
-            bytes: Cell::new(0),
+            bytes: Cell::new(bytes),
             sense: RefCell::default(),
             is_stopped: Cell::new(false),
         });
-        records.push(record.clone());
-        Ok(Running { copies: self, record })
+        self.records.borrow_mut().push(record.clone());
+        record
     }
 
     /// The one of this list identifier.
     pub(crate) fn find(&self, lun: u16, id: u32) -> Option<Rc<Record>> {
-        self.records.borrow().iter().find(|record| record.lun == lun && record.id == Some(id)).cloned()
+        self.records.borrow().iter().find(|record| record.lun == lun && record.ask.id == Some(id)).cloned()
     }
 
     /// Whether one of this list identifier runs.
@@ -171,7 +199,7 @@ impl Running<'_> {
             }
         };
         // LIST ID USAGE 10b: of a copy that ended well nobody will ask.
-        if self.record.id.is_some() && (self.record.keeps || state != State::Good) {
+        if self.record.ask.id.is_some() && (self.record.ask.keeps || state != State::Good) {
             self.record.state.set(state);
         }
     }

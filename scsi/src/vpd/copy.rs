@@ -4,6 +4,8 @@ use super::VpdPage;
 use crate::context::Context;
 use crate::copy::list::{CSCDS_MAX, DESCRIPTOR_TYPES, DESCRIPTORS_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::copy::results::COPIES_MAX;
+use crate::copy::tokens::{ACCESS_UPON_REFERENCE, INACTIVITY_DEFAULT, INACTIVITY_MAX, RANGES_MAX, ZERO};
+use crate::copy::transfer::TOKEN_BYTES_MAX;
 use crate::lu::LogicalUnit;
 use crate::table::{OpCode, rows};
 use lunar_core::codes;
@@ -12,8 +14,9 @@ use lunar_core::wire::{Writer, round_up};
 codes! {
     /// Third-party copy descriptor types (SPC-4 7.8.17.3).
     struct Kind(u16) {
-        SUPPORTED_COMMANDS = 0x0001, PARAMETER_DATA = 0x0004, SUPPORTED_DESCRIPTORS = 0x0008,
-        SUPPORTED_CSCD_IDS = 0x000c, GENERAL_COPY_OPERATIONS = 0x8001,
+        BLOCK_ROD_LIMITS = 0x0000, SUPPORTED_COMMANDS = 0x0001, PARAMETER_DATA = 0x0004, SUPPORTED_DESCRIPTORS = 0x0008,
+        SUPPORTED_CSCD_IDS = 0x000c, ROD_TOKEN_FEATURES = 0x0106, SUPPORTED_ROD_TYPES = 0x0108,
+        GENERAL_COPY_OPERATIONS = 0x8001,
     }
 }
 
@@ -26,6 +29,7 @@ impl VpdPage for ThirdPartyCopy {
     const CLAUSE: &'static str = "SPC-4 7.8.17";
 
     fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
+        descriptor(out, Kind::BLOCK_ROD_LIMITS, &rod_limits(lu));
         descriptor(out, Kind::SUPPORTED_COMMANDS, &commands());
         let mut data = vec![0; 4];
         data.extend((CSCDS_MAX as u16).to_be_bytes());
@@ -37,6 +41,8 @@ impl VpdPage for ThirdPartyCopy {
         descriptor(out, Kind::SUPPORTED_DESCRIPTORS, &counted(&DESCRIPTOR_TYPES));
         // CSCD descriptors are named by their place in the list, and in no other way.
         descriptor(out, Kind::SUPPORTED_CSCD_IDS, &[0, 0]);
+        descriptor(out, Kind::ROD_TOKEN_FEATURES, &token_features());
+        descriptor(out, Kind::SUPPORTED_ROD_TYPES, &rod_types());
         let mut data = (COPIES_MAX as u32).to_be_bytes().to_vec();
         data.extend((COPIES_MAX as u32).to_be_bytes());
         data.extend(SEGMENT_BYTES_MAX.to_be_bytes());
@@ -45,6 +51,48 @@ impl VpdPage for ThirdPartyCopy {
         data.extend([0; 18]);
         descriptor(out, Kind::GENERAL_COPY_OPERATIONS, &data);
     }
+}
+
+/// Block device ROD limits, without the header: ranges, times, blocks of one command.
+fn rod_limits(lu: &LogicalUnit) -> Vec<u8> {
+    let blocks = (TOKEN_BYTES_MAX / u64::from(lu.block_size())).to_be_bytes();
+    let mut data = vec![0; 6];
+    data.extend((RANGES_MAX as u16).to_be_bytes());
+    data.extend(INACTIVITY_MAX.to_be_bytes().into_iter().chain(INACTIVITY_DEFAULT.to_be_bytes()));
+    data.extend(blocks.into_iter().chain(blocks));
+    data
+}
+
+/// ROD token features, without the header: tokens of this target only, no shortest or longest life.
+fn token_features() -> Vec<u8> {
+    let most = TOKEN_BYTES_MAX.to_be_bytes();
+    let mut data = vec![0; 12 + 4 + 4];
+    data.extend(INACTIVITY_MAX.to_be_bytes());
+    data.resize(data.len() + 18, 0);
+    // One list of features, of block devices: granularity, then at most and at best so many bytes.
+    let mut features = vec![0; 2 + 2];
+    [most; 4].into_iter().for_each(|bytes| features.extend(bytes));
+    features.resize(features.len() + 8, 0);
+    let length = features.len() as u16;
+    data.extend((length + 4).to_be_bytes());
+    data.extend([0, 0]);
+    data.extend(length.to_be_bytes());
+    data.extend(features);
+    data
+}
+
+/// Supported ROD types, without the header: access upon reference, made and taken; zeroes, taken.
+fn rod_types() -> Vec<u8> {
+    /// TOKEN_IN, TOKEN_OUT.
+    const TYPES: [(u32, u8); 2] = [(ACCESS_UPON_REFERENCE, 0x03), (ZERO, 0x02)];
+    let mut data = vec![0; 2];
+    data.extend(((TYPES.len() * 64) as u16).to_be_bytes());
+    for (kind, flags) in TYPES {
+        data.extend(kind.to_be_bytes());
+        data.extend([flags, 0, 0x80, 0]);
+        data.resize(data.len() + 56, 0);
+    }
+    data
 }
 
 /// A third-party copy descriptor, filled up to a multiple of four.

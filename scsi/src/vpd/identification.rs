@@ -120,6 +120,14 @@ impl DesignatorHeader {
     }
 }
 
+/// The first designator of a logical unit, which is its NAA designator, in the field of a CSCD descriptor.
+pub(crate) fn naa_designator(lu: &LogicalUnit) -> [u8; 24] {
+    let mut field = [0; 24];
+    let length = size_of::<DesignatorHeader>() + lu.unit.identity.naa.len();
+    write_unit(lu, &mut Writer::new(&mut field[..length]));
+    field
+}
+
 /// Whether a logical unit tells this designator of itself.
 pub(crate) fn is_named(lu: &LogicalUnit, header: &DesignatorHeader, designator: &[u8]) -> bool {
     /// A unit's designators: 80 bytes of text and numbers, the serial number's 32 and the headers.

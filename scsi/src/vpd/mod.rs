@@ -12,7 +12,7 @@ use crate::lu::LogicalUnit;
 use crate::nexus::Addressee;
 use lunar_core::wire::Writer;
 
-pub(crate) use identification::{DesignatorHeader, PROTOCOL_ISCSI, is_named};
+pub(crate) use identification::{DesignatorHeader, PROTOCOL_ISCSI, is_named, naa_designator};
 
 /// A page of vital product data.
 pub trait VpdPage {
