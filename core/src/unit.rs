@@ -125,6 +125,7 @@ mod tests {
             physical_block,
             optimal_io: 0,
             rotational: false,
+            atomic_write: 0,
         }
     }
 

@@ -72,7 +72,7 @@ pub fn admit(row: &Row, addressee: &Addressee) -> Result<(), Refusal> {
 /// The long way: something stands in some command's way.
 #[cold]
 fn examine(gates: &Gates, itl: &ItlNexus) -> Result<(), Refusal> {
-    if gates.needs == Needs::Provisioning && !itl.lu.provisioning() {
+    if !itl.lu.meets(gates.needs) {
         return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
     }
     if gates.attention == Gate::Stops

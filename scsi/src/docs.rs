@@ -64,6 +64,7 @@ fn line(page: &mut String, row: &Row) {
     let name = match gates.needs {
         Needs::Nothing => policy.name.to_owned(),
         Needs::Provisioning => format!("{} (thin units)", policy.name),
+        Needs::AtomicWrites => format!("{} (stores that promise it)", policy.name),
     };
     let (_, seconds) = gates.timeout.seconds();
     let clause = policy.clause;

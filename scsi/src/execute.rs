@@ -1,6 +1,7 @@
 //! A command from its CDB to its status: found, checked, admitted, planned, carried out.
 
 use crate::admit::{Refusal, admit};
+use crate::cmd::lba_status;
 use crate::command::{Command, Reply, Status};
 use crate::context::Context;
 use crate::fault;
@@ -12,7 +13,7 @@ use crate::table::{Flow, Reach, Row, find};
 use crate::target::Target;
 use lunar_core::mem::Sg;
 use lunar_core::port::Transfer;
-use lunar_core::step::{Step, Tools, carry_out};
+use lunar_core::step::{self, Step, Tools, carry_out};
 use lunar_core::wire::Writer;
 use std::borrow::Cow;
 
@@ -77,6 +78,10 @@ impl Target {
                 Plan::Do(step) => moved += carrier.carry(step, reply, tools).await?,
                 Plan::Done => {}
                 Plan::Answer => return self.answer(tools, reply),
+                Plan::Survey { lba, runs } => {
+                    self.survey(&itl.lu, lba, runs, amount, tools).await?;
+                    return self.answer(tools, reply);
+                }
                 Plan::Both(steps) => {
                     for step in *steps {
                         moved += carrier.carry(step, reply, tools).await?;
@@ -132,6 +137,28 @@ impl Target {
         let kept = cx.out.kept();
         scratch.truncate(kept);
         Ok(plan)
+    }
+
+    /// Writes the answer to GET LBA STATUS, which the store knows.
+    async fn survey(
+        &self,
+        lu: &LogicalUnit,
+        lba: u64,
+        runs: usize,
+        amount: u32,
+        tools: &mut Tools,
+    ) -> Result<(), Refusal> {
+        let geometry = &lu.unit.geometry;
+        let offset = lba * u64::from(geometry.block_size);
+        let found = step::survey(&lu.unit, offset, geometry.bytes() - offset, runs, tools).await;
+        let found = found.map_err(fault::transfer)?;
+        let mut scratch = self.scratch.borrow_mut();
+        scratch.resize((amount as usize).min(ANSWER_BYTES_MAX), 0);
+        let mut out = Writer::new(&mut scratch);
+        lba_status::report(geometry, lba, &found, &mut out);
+        let kept = out.kept();
+        scratch.truncate(kept);
+        Ok(())
     }
 
     /// GOOD, with what the command wrote.
@@ -266,7 +293,12 @@ fn fit(step: &mut Step, block: u32, command: &Command, wanted: &mut u64) -> Resu
             }
             (whole, whole.min(expects))
         }
-        Step::Write { len, .. } | Step::Compare { len, block: None, .. } => (cut(len)?, *len),
+        Step::Write { len, .. }
+        | Step::OrWrite { len, .. }
+        | Step::WriteVerify { len, .. }
+        | Step::Compare { len, block: None, .. } => (cut(len)?, *len),
+        Step::WriteAtomic { len, .. } if sends < *len => return Err(mismatch(*len)),
+        Step::WriteAtomic { len, .. } => (*len, *len),
         Step::Compare { block: Some(size), .. } if sends < u64::from(*size) => return Err(mismatch(u64::from(*size))),
         Step::Compare { block: Some(size), .. } => (u64::from(*size), u64::from(*size)),
         Step::CompareWrite { len, .. } if sends != 2 * *len => return Err(mismatch(2 * *len)),

@@ -21,9 +21,12 @@ impl Site {
             Step::Read { offset, .. } | Step::Compare { offset, .. } | Step::Verify { offset, .. } => {
                 (Some(*offset), false)
             }
-            Step::Write { offset, .. } | Step::Fill { offset, .. } | Step::CompareWrite { offset, .. } => {
-                (Some(*offset), true)
-            }
+            Step::Write { offset, .. }
+            | Step::Fill { offset, .. }
+            | Step::CompareWrite { offset, .. }
+            | Step::OrWrite { offset, .. }
+            | Step::WriteAtomic { offset, .. }
+            | Step::WriteVerify { offset, .. } => (Some(*offset), true),
             Step::Flush | Step::Unmap(_) => (None, true),
         };
         Self { offset, block, writes }

@@ -5,7 +5,7 @@ use crate::lun::Lun;
 use crate::nexus::Nexus;
 use crate::table::{Flow, TABLE};
 use crate::target::{Everywhere, Nowhere, PortConfig, Target, TargetConfig};
-use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::{NexusName, Transfer};
 use lunar_core::range::Ranges;
@@ -66,9 +66,21 @@ impl Store for MemoryStore {
             (Op::Unmap { len } | Op::Zero { len, .. }, _) => bytes[at..at + len as usize].fill(0),
             _ => {}
         }
+        let extent = match io.op {
+            Op::Extent { len } => extent(&bytes[at..at + len as usize]),
+            _ => Extent::default(),
+        };
         drop(bytes);
-        done.complete(Outcome::with(Ok(0), io.data));
+        done.complete(Outcome { result: Ok(0), data: io.data, extent });
     }
+}
+
+/// A block takes space if it is not all zeroes.
+fn extent(bytes: &[u8]) -> Extent {
+    let mut blocks = bytes.chunks(BLOCK as usize).map(|block| block.iter().any(|byte| *byte != 0)).peekable();
+    let mapped = blocks.peek().copied().unwrap_or(false);
+    let count = blocks.take_while(|state| *state == mapped).count();
+    Extent { len: count as u64 * u64::from(BLOCK), mapped }
 }
 
 /// Moves the data of one command.
@@ -153,6 +165,7 @@ impl Rig {
             physical_block: 4096,
             optimal_io: 0,
             rotational: false,
+            atomic_write: 64 * BLOCK,
         }
     }
 

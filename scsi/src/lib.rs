@@ -5,11 +5,13 @@
 //! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
 //! * [`task`], [`manage`]: task sets and task management; [`order`]: who runs when; [`attention`]: unit attentions
+//! * [`buffers`]: what READ BUFFER and WRITE BUFFER are about
 //! * [`command`], [`lun`], [`sense`]: what transports hand over and get back
 //! * [`docs`], [`fuzzing`]: made from the table
 
 pub mod admit;
 pub mod attention;
+pub mod buffers;
 pub mod cmd;
 pub mod command;
 pub mod context;

@@ -1,7 +1,9 @@
 //! A disk as all nexuses of this core see it: its unit, its mode parameters, whether it was stopped.
 
+use crate::cmd::block::atomic_blocks_max;
 use crate::mode;
 use crate::sense::Asc;
+use crate::table::Needs;
 use lunar_core::unit::Unit;
 use std::cell::Cell;
 use std::fmt;
@@ -112,6 +114,16 @@ impl LogicalUnit {
     #[must_use]
     pub fn provisioning(&self) -> bool {
         self.unit.traits().unmap_granularity > 0
+    }
+
+    /// Whether it is capable of what a command needs.
+    #[must_use]
+    pub(crate) fn meets(&self, needs: Needs) -> bool {
+        match needs {
+            Needs::Nothing => true,
+            Needs::Provisioning => self.provisioning(),
+            Needs::AtomicWrites => atomic_blocks_max(&self.unit) > 0,
+        }
     }
 
     /// Bytes of a block.

@@ -1,6 +1,7 @@
 //! I_T nexuses, and what each of them has to do with each disk.
 
 use crate::attention::Attentions;
+use crate::buffers::Buffers;
 use crate::lu::LogicalUnit;
 use crate::lun::Lun;
 use crate::order::Order;
@@ -41,6 +42,8 @@ pub struct ItlNexus {
     pub lu: Rc<LogicalUnit>,
     /// In which order its commands run.
     pub order: Order,
+    /// What READ BUFFER reads.
+    pub buffers: Buffers,
     attentions: Attentions,
     held: Cell<Held>,
     alua: Cell<AluaState>,
@@ -55,6 +58,7 @@ impl ItlNexus {
         let itl = Self {
             lu,
             order: Order::default(),
+            buffers: Buffers::default(),
             attentions: Attentions::default(),
             held: Cell::default(),
             alua: Cell::new(AluaState::ACTIVE_OPTIMIZED),

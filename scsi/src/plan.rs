@@ -12,6 +12,13 @@ pub enum Plan {
     Answer,
     /// A step.
     Do(Step),
+    /// Which blocks from this one on take space, in so many runs at most, is the Data-In: GET LBA STATUS.
+    Survey {
+        /// First block.
+        lba: u64,
+        /// Runs.
+        runs: usize,
+    },
     /// Two steps, one after the other. Behind a pointer, for it is seldom.
     Both(Box<[Step; 2]>),
     /// A change of the logical unit that all cores must know of first.

@@ -59,6 +59,7 @@ additional! {
     I_T_NEXUS_LOSS = 0x2907, "I_T nexus loss occurred";
     MODE_PARAMETERS_CHANGED = 0x2a01, "mode parameters changed";
     CAPACITY_DATA_CHANGED = 0x2a09, "capacity data has changed";
+    COMMAND_SEQUENCE_ERROR = 0x2c00, "command sequence error";
     SAVING_NOT_SUPPORTED = 0x3900, "saving parameters not supported";
     LOGICAL_UNIT_FAILURE = 0x3e01, "logical unit failure";
     TIME_OUT_ON_LOGICAL_UNIT = 0x3e02, "timeout on logical unit";

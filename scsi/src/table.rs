@@ -15,13 +15,16 @@ codes! {
     /// Operation codes (SPC-4 annex E).
     pub struct OpCode(u8) {
         TEST_UNIT_READY = 0x00, REQUEST_SENSE = 0x03, READ_6 = 0x08, WRITE_6 = 0x0a, INQUIRY = 0x12,
-        MODE_SELECT_6 = 0x15, MODE_SENSE_6 = 0x1a, START_STOP_UNIT = 0x1b, READ_CAPACITY_10 = 0x25,
+        MODE_SELECT_6 = 0x15, MODE_SENSE_6 = 0x1a, START_STOP_UNIT = 0x1b,
+        PREVENT_ALLOW_MEDIUM_REMOVAL = 0x1e, READ_CAPACITY_10 = 0x25,
         READ_10 = 0x28, WRITE_10 = 0x2a, WRITE_AND_VERIFY_10 = 0x2e, VERIFY_10 = 0x2f, PRE_FETCH_10 = 0x34,
-        SYNCHRONIZE_CACHE_10 = 0x35, WRITE_SAME_10 = 0x41, UNMAP = 0x42, MODE_SELECT_10 = 0x55,
-        MODE_SENSE_10 = 0x5a, READ_16 = 0x88, COMPARE_AND_WRITE = 0x89, WRITE_16 = 0x8a,
+        SYNCHRONIZE_CACHE_10 = 0x35, READ_DEFECT_DATA_10 = 0x37, WRITE_BUFFER = 0x3b, READ_BUFFER_10 = 0x3c,
+        WRITE_SAME_10 = 0x41, UNMAP = 0x42, MODE_SELECT_10 = 0x55,
+        MODE_SENSE_10 = 0x5a, READ_16 = 0x88, COMPARE_AND_WRITE = 0x89, WRITE_16 = 0x8a, ORWRITE_16 = 0x8b,
         WRITE_AND_VERIFY_16 = 0x8e, VERIFY_16 = 0x8f, PRE_FETCH_16 = 0x90, SYNCHRONIZE_CACHE_16 = 0x91,
-        WRITE_SAME_16 = 0x93, SERVICE_ACTION_IN_16 = 0x9e, REPORT_LUNS = 0xa0, MAINTENANCE_IN = 0xa3,
-        READ_12 = 0xa8, WRITE_12 = 0xaa, WRITE_AND_VERIFY_12 = 0xae, VERIFY_12 = 0xaf,
+        WRITE_SAME_16 = 0x93, READ_BUFFER_16 = 0x9b, WRITE_ATOMIC_16 = 0x9c, SERVICE_ACTION_IN_16 = 0x9e,
+        REPORT_LUNS = 0xa0, MAINTENANCE_IN = 0xa3,
+        READ_12 = 0xa8, WRITE_12 = 0xaa, WRITE_AND_VERIFY_12 = 0xae, VERIFY_12 = 0xaf, READ_DEFECT_DATA_12 = 0xb7,
     }
 }
 
@@ -112,6 +115,8 @@ pub enum Needs {
     Nothing,
     /// Logical block provisioning management (SBC-3 4.7).
     Provisioning,
+    /// Writes that are on the medium all or not at all.
+    AtomicWrites,
 }
 
 /// How long a command may take: what REPORT SUPPORTED OPERATION CODES tells.
@@ -349,6 +354,7 @@ table! {
     cmd::mode::ModeSelect6,
     cmd::mode::ModeSense6,
     cmd::ready::StartStopUnit,
+    cmd::ready::PreventAllowMediumRemoval,
     cmd::capacity::ReadCapacity10,
     cmd::read_write::Read10,
     cmd::read_write::Write10,
@@ -356,6 +362,9 @@ table! {
     cmd::verify::Verify10,
     cmd::cache::PreFetch10,
     cmd::cache::SynchronizeCache10,
+    cmd::defects::ReadDefectData10,
+    cmd::buffer::WriteBuffer,
+    cmd::buffer::ReadBuffer10,
     cmd::provisioning::WriteSame10,
     cmd::provisioning::Unmap,
     cmd::mode::ModeSelect10,
@@ -363,12 +372,16 @@ table! {
     cmd::read_write::Read16,
     cmd::verify::CompareAndWrite,
     cmd::read_write::Write16,
+    cmd::atomic::OrWrite16,
     cmd::read_write::WriteAndVerify16,
     cmd::verify::Verify16,
     cmd::cache::PreFetch16,
     cmd::cache::SynchronizeCache16,
     cmd::provisioning::WriteSame16,
+    cmd::buffer::ReadBuffer16,
+    cmd::atomic::WriteAtomic16,
     cmd::capacity::ReadCapacity16,
+    cmd::lba_status::GetLbaStatus16,
     cmd::luns::ReportLuns,
     cmd::ports::ReportTargetPortGroups,
     cmd::supported::ReportSupportedOperationCodes,
@@ -377,6 +390,7 @@ table! {
     cmd::read_write::Write12,
     cmd::read_write::WriteAndVerify12,
     cmd::verify::Verify12,
+    cmd::defects::ReadDefectData12,
 }
 
 /// No row.

@@ -24,6 +24,7 @@ fn plain(row: &Row) -> Vec<u8> {
         Code { op: OpCode::MODE_SENSE_6 | OpCode::MODE_SENSE_10, .. } => cdb[2] = 0x3f,
         Code { op: OpCode::MAINTENANCE_IN, action: Some(0x0d) } => cdb[9] = 16,
         Code { op: OpCode::WRITE_SAME_10, .. } => cdb[8] = 1,
+        Code { op: OpCode::WRITE_BUFFER | OpCode::READ_BUFFER_10 | OpCode::READ_BUFFER_16, .. } => cdb[1] = 0x02,
         Code { op: OpCode::WRITE_SAME_16, .. } => cdb[13] = 1,
         _ => {}
     }

@@ -103,6 +103,7 @@ impl Volume {
             physical_block: 4096,
             optimal_io: 0,
             rotational: false,
+            atomic_write: 0,
         }
     }
 }

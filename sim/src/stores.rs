@@ -72,6 +72,7 @@ impl Setup {
             physical_block: 4096,
             optimal_io: 0,
             rotational: false,
+            atomic_write: 0,
         }
     }
 }

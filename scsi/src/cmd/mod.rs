@@ -1,9 +1,13 @@
 //! The commands, one file per family. A command is a CDB type with one `impl`; see [`crate::table`].
 
+pub mod atomic;
 pub mod block;
+pub mod buffer;
 pub mod cache;
 pub mod capacity;
+pub mod defects;
 pub mod inquiry;
+pub mod lba_status;
 pub mod luns;
 pub mod mode;
 pub mod ports;

@@ -163,6 +163,47 @@ impl CommandType for StartStopUnit {
     }
 }
 
+/// PREVENT ALLOW MEDIUM REMOVAL. No medium can be removed, so there is nothing to prevent and nothing to remember.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct PreventAllowMediumRemoval {
+    opcode: u8,
+    reserved: [u8; 3],
+    prevent: u8,
+    control: u8,
+}
+
+/// PREVENT: one bit since SBC-3; the other, for changers, is obsolete.
+const PREVENT: u8 = 0x01;
+
+impl CommandType for PreventAllowMediumRemoval {
+    const POLICY: Policy = Policy {
+        name: "PREVENT ALLOW MEDIUM REMOVAL",
+        clause: "SBC-3 5.10",
+        code: Code::of(OpCode::PREVENT_ALLOW_MEDIUM_REMOVAL),
+        effect: Effect::None,
+        gates: Gates {
+            reach: Reach::Disk,
+            needs: Needs::Nothing,
+            attention: Gate::Stops,
+            spc2: Gate::Stops,
+            // Conflict with PREVENT only, which here does nothing.
+            persistent: Persistent::Passes,
+            alua: Alua::Active,
+            not_ready: Gate::Passes,
+            write_protect: Gate::Passes,
+            timeout: Timeout::Quick,
+        },
+    };
+    const USAGE: Self =
+        Self { opcode: OpCode::PREVENT_ALLOW_MEDIUM_REMOVAL.0, reserved: [0; 3], prevent: PREVENT, control: 0 };
+    const DATA: Data<Self> = Data::None;
+
+    fn run(&self, _cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        Ok(Plan::Done)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::command::Status;

@@ -2,7 +2,8 @@
 
 use super::VpdPage;
 use crate::cmd::block::{
-    UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, compare_and_write_blocks_max, transfer_blocks_max, write_same_blocks_max,
+    UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, atomic_blocks_max, compare_and_write_blocks_max, transfer_blocks_max,
+    write_same_blocks_max,
 };
 use crate::context::Context;
 use crate::lu::LogicalUnit;
@@ -25,8 +26,11 @@ pub(super) struct Limits {
     unmap_granularity: be::U32,
     unmap_alignment: be::U32,
     write_same_max: be::U64,
-    atomic: [be::U32; 3],
-    boundary: [be::U32; 2],
+    atomic_max: be::U32,
+    atomic_alignment: be::U32,
+    atomic_granularity: be::U32,
+    atomic_with_boundary_max: be::U32,
+    atomic_boundary_max: be::U32,
 }
 
 /// WSNZ: WRITE SAME of length zero is refused.
@@ -67,8 +71,12 @@ impl VpdPage for Limits {
             unmap_granularity: unmap(u64::from(traits.unmap_granularity / block).max(1)),
             unmap_alignment: unmap(ALIGNMENT_VALID.into()),
             write_same_max: write_same_blocks_max(unit).into(),
-            atomic: Default::default(),
-            boundary: Default::default(),
+            atomic_max: short(atomic_blocks_max(unit)),
+            // Zeroes: any alignment, any length, no boundary.
+            atomic_alignment: 0.into(),
+            atomic_granularity: 0.into(),
+            atomic_with_boundary_max: 0.into(),
+            atomic_boundary_max: 0.into(),
         });
     }
 }
