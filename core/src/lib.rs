@@ -16,6 +16,7 @@ pub mod port;
 pub mod range;
 pub mod stats;
 pub mod step;
+pub mod tally;
 pub mod time;
 pub mod unit;
 pub mod wire;

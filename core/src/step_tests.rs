@@ -2,6 +2,7 @@ use super::*;
 use crate::io::{Done, Store, Traits};
 use crate::mem::BLOCK_MAX;
 use crate::range::Ranges;
+use crate::tally::Tally;
 use crate::unit::{Geometry, Identity, OneCore, UnitId};
 use proptest::prelude::*;
 use std::cell::{Cell, RefCell};
@@ -166,6 +167,7 @@ fn rig() -> Rig {
         geometry: Geometry::of(&traits, 512).expect("whole"),
         read_only: false,
         store: Box::new(MemoryStore(memory.clone(), traits)),
+        tally: Tally::default(),
         exclusive: Rc::new(OneCore(ranges.clone())),
         ranges,
     };

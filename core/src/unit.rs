@@ -2,6 +2,7 @@
 
 use crate::io::{Store, Traits};
 use crate::range::{Guard, Ranges, Span};
+use crate::tally::Tally;
 use std::any::Any;
 use std::fmt;
 use std::pin::Pin;
@@ -78,6 +79,8 @@ pub struct Unit {
     pub store: Box<dyn Store>,
     /// What runs on it on this core.
     pub ranges: Rc<Ranges>,
+    /// What was done to it, by all cores.
+    pub tally: Tally,
     /// How an atomic command gets its range on all cores.
     pub exclusive: Rc<dyn Exclusive>,
 }

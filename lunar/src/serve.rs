@@ -9,6 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use lunar_core::io::{Completion, Data, Io, Op, submit};
 use lunar_core::range::Ranges;
 use lunar_core::stats::Stats;
+use lunar_core::tally::Tally;
 use lunar_core::unit::{Geometry, Unit, UnitId};
 use lunar_iscsi::config;
 use lunar_iscsi::registry::Registry;
@@ -42,6 +43,8 @@ struct Setup {
     how: How,
     portals: Vec<SocketAddr>,
     stats: Vec<Arc<Stats>>,
+    /// What is counted of each volume.
+    tallies: Vec<Tally>,
     registry: Arc<Registry>,
 }
 
@@ -64,6 +67,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
     let target = how.name.clone().unwrap_or_else(|| args::default_name(&host_name(), &names[0]));
     let portals = how.portals();
     let socket = how.stats.as_deref().map(|path| stats::Socket::serve(path, stats.clone())).transpose()?;
+    let tallies = volumes.iter().map(|_| Tally::new(count)).collect();
     let setup = Arc::new(Setup {
         volumes,
         alias: alias(&names),
@@ -73,6 +77,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
         how,
         portals,
         stats,
+        tallies,
         registry: Arc::new(Registry::new()),
     });
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
@@ -263,6 +268,7 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<T
             read_only: store.traits().read_only,
             store,
             ranges: Rc::new(Ranges::default()),
+            tally: setup.tallies[lun].of_core(target.config().core.into()),
             exclusive: Rc::new(AllCores(links.clone())),
         });
         links.add_unit(&unit);

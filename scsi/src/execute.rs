@@ -9,11 +9,12 @@ use crate::lu::LogicalUnit;
 use crate::nexus::{Addressee, Nexus};
 use crate::plan::Plan;
 use crate::sense::{Asc, Sense, SenseData};
-use crate::table::{Flow, Reach, Row, find};
+use crate::table::{Effect, Flow, Reach, Row, find};
 use crate::target::Target;
 use lunar_core::mem::Sg;
 use lunar_core::port::Transfer;
 use lunar_core::step::{self, Step, Tools, carry_out};
+use lunar_core::tally::Event;
 use lunar_core::wire::Writer;
 use std::borrow::Cow;
 
@@ -98,6 +99,9 @@ impl Target {
             return self.answer(tools, reply);
         }
         self.count(row, moved);
+        if let Addressee::Disk(itl) = addressee {
+            tally(row, moved, &itl.lu);
+        }
         Ok(())
     }
 
@@ -227,9 +231,25 @@ impl<T: Transfer> Carrier<'_, T> {
         let site = fault::Site::of(&step, block);
         match carry_out(&self.lu.unit, step, self.transfer, tools, &mut reply.tail).await {
             Ok(()) => Ok(moved.unwrap_or(0)),
-            Err(failure) => Err(site.refusal(failure).wanting(reply.wanted)),
+            Err(failure) => {
+                if let Some(event) = site.error(failure) {
+                    self.lu.unit.tally.add(event, 1);
+                }
+                Err(site.refusal(failure).wanting(reply.wanted))
+            }
         }
     }
+}
+
+/// Counts a command that went well for the log pages of its unit.
+fn tally(row: &Row, moved: u64, lu: &LogicalUnit) {
+    let (command, bytes) = match (row.flow, row.policy.effect) {
+        (Flow::In, Effect::Read) => (Event::ReadCommand, Event::ReadBytes),
+        (Flow::Out, Effect::Write) => (Event::WriteCommand, Event::WriteBytes),
+        _ => return,
+    };
+    lu.unit.tally.add(command, 1);
+    lu.unit.tally.add(bytes, moved);
 }
 
 /// Pulls what the command reads before it plans: no more than the initiator sends.

@@ -11,6 +11,7 @@ use lunar_core::port::{NexusName, Transfer};
 use lunar_core::range::Ranges;
 use lunar_core::stats::Stats;
 use lunar_core::step::Tools;
+use lunar_core::tally::Tally;
 use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
 use lunar_core::wire::Writer;
 use std::cell::{Cell, RefCell};
@@ -228,6 +229,7 @@ impl Rig {
             geometry: Geometry::of(&traits, BLOCK).expect("a whole number of blocks"),
             read_only: traits.read_only,
             store: Box::new(MemoryStore { memory, traits }),
+            tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges.clone())),
             ranges,
         })

@@ -1,7 +1,7 @@
 //! The SCSI device server: a command and its data in, steps and a status out. Pure, and knows no transport.
 //!
 //! * [`table`]: the list of commands, one type each, and what derives from it; [`cmd`]: the commands by family
-//! * [`vpd`], [`mode`]: pages, one row each
+//! * [`vpd`], [`mode`], [`log`]: pages, one row each
 //! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
 //! * [`task`], [`manage`]: task sets and task management; [`order`]: who runs when; [`attention`]: unit attentions
@@ -19,6 +19,7 @@ pub mod docs;
 pub mod execute;
 mod fault;
 pub mod fuzzing;
+pub mod log;
 pub mod lu;
 pub mod lun;
 pub mod manage;

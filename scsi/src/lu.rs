@@ -27,6 +27,8 @@ pub enum Change {
     Mode(ModeValues),
     /// START STOP UNIT.
     Stopped(bool),
+    /// The counters of the log pages begin at zero.
+    LogReset,
     /// Back to how it was after power on: a reset.
     Reset,
 }
@@ -38,6 +40,7 @@ impl Change {
         match self {
             Self::Mode(_) => Some(Asc::MODE_PARAMETERS_CHANGED),
             Self::Stopped(_) => None,
+            Self::LogReset => Some(Asc::LOG_PARAMETERS_CHANGED),
             Self::Reset => Some(Asc::BUS_DEVICE_RESET),
         }
     }
@@ -141,6 +144,8 @@ impl LogicalUnit {
         match change {
             Change::Mode(values) => self.mode.set(values),
             Change::Stopped(stopped) => self.stopped.set(stopped),
+            // The numbers are those of all cores: each letter does it again, which does not matter.
+            Change::LogReset => self.unit.tally.reset(),
             Change::Reset => {
                 self.mode.set(mode::default_values(&self.unit));
                 self.stopped.set(false);

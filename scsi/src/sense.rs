@@ -58,6 +58,7 @@ additional! {
     BUS_DEVICE_RESET = 0x2903, "bus device reset function occurred";
     I_T_NEXUS_LOSS = 0x2907, "I_T nexus loss occurred";
     MODE_PARAMETERS_CHANGED = 0x2a01, "mode parameters changed";
+    LOG_PARAMETERS_CHANGED = 0x2a02, "log parameters changed";
     CAPACITY_DATA_CHANGED = 0x2a09, "capacity data has changed";
     COMMAND_SEQUENCE_ERROR = 0x2c00, "command sequence error";
     SAVING_NOT_SUPPORTED = 0x3900, "saving parameters not supported";

@@ -9,6 +9,7 @@ use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
 use lunar_core::mem::Arena;
 use lunar_core::range::{Ranges, Span};
 use lunar_core::stats::Stats;
+use lunar_core::tally::Tally;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_iscsi::config;
 use lunar_iscsi::registry::Registry;
@@ -325,6 +326,7 @@ fn open_units(
             read_only: false,
             store,
             ranges: Rc::new(Ranges::default()),
+            tally: Tally::default(),
             exclusive: Rc::new(LooseCores(Rc::downgrade(links))),
         });
         links.add_unit(&unit);

@@ -10,6 +10,7 @@ use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::range::Ranges;
 use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
+use lunar_core::tally::Tally;
 use lunar_core::time::Instant;
 use lunar_core::unit::{Geometry, OneCore, Unit, UnitId};
 use lunar_ram::RamVolume;
@@ -193,6 +194,7 @@ impl Bench {
             read_only: false,
             store,
             ranges: ranges.clone(),
+            tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges)),
         };
         Self { watch: watch.clone(), setup: setup.clone(), reactor: core.clone(), unit, model: model.clone() }

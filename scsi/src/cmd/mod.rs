@@ -8,6 +8,7 @@ pub mod capacity;
 pub mod defects;
 pub mod inquiry;
 pub mod lba_status;
+pub mod log;
 pub mod luns;
 pub mod mode;
 pub mod ports;
