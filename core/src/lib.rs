@@ -11,6 +11,7 @@
 //! * [`time`]: instants as numbers, so that time can be an argument
 
 pub mod io;
+pub mod medium;
 pub mod mem;
 pub mod port;
 pub mod range;

@@ -1,5 +1,6 @@
 use super::*;
 use crate::io::{Done, Store, Traits};
+use crate::medium::Medium;
 use crate::mem::BLOCK_MAX;
 use crate::range::Ranges;
 use crate::tally::Tally;
@@ -167,6 +168,7 @@ fn rig() -> Rig {
         geometry: Geometry::of(&traits, 512).expect("whole"),
         read_only: false,
         store: Box::new(MemoryStore(memory.clone(), traits)),
+        medium: Medium::default(),
         tally: Tally::default(),
         exclusive: Rc::new(OneCore(ranges.clone())),
         ranges,

@@ -1,6 +1,7 @@
 //! What SCSI calls a logical unit and NVMe a namespace, as both see it: geometry, identity, store.
 
 use crate::io::{Store, Traits};
+use crate::medium::Medium;
 use crate::range::{Guard, Ranges, Span};
 use crate::tally::Tally;
 use std::any::Any;
@@ -79,6 +80,8 @@ pub struct Unit {
     pub store: Box<dyn Store>,
     /// What runs on it on this core.
     pub ranges: Rc<Ranges>,
+    /// Work on the whole of it.
+    pub medium: Medium,
     /// What was done to it, by all cores.
     pub tally: Tally,
     /// How an atomic command gets its range on all cores.

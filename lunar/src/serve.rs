@@ -7,6 +7,7 @@ use crate::stats;
 use crate::volume::Volume;
 use anyhow::{Context, Result, anyhow, bail};
 use lunar_core::io::{Completion, Data, Io, Op, submit};
+use lunar_core::medium::Medium;
 use lunar_core::range::Ranges;
 use lunar_core::stats::Stats;
 use lunar_core::tally::Tally;
@@ -45,6 +46,8 @@ struct Setup {
     stats: Vec<Arc<Stats>>,
     /// What is counted of each volume.
     tallies: Vec<Tally>,
+    /// Work on the whole of each volume.
+    media: Vec<Medium>,
     registry: Arc<Registry>,
 }
 
@@ -67,6 +70,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
     let target = how.name.clone().unwrap_or_else(|| args::default_name(&host_name(), &names[0]));
     let portals = how.portals();
     let socket = how.stats.as_deref().map(|path| stats::Socket::serve(path, stats.clone())).transpose()?;
+    let media = volumes.iter().map(|_| Medium::default()).collect();
     let tallies = volumes.iter().map(|_| Tally::new(count)).collect();
     let setup = Arc::new(Setup {
         volumes,
@@ -78,6 +82,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
         portals,
         stats,
         tallies,
+        media,
         registry: Arc::new(Registry::new()),
     });
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
@@ -232,6 +237,8 @@ fn build(
         },
         Rc::new(OtherCores(links.clone())),
     );
+    let spawner = reactor.clone();
+    target.run_in_background(Rc::new(move |work| spawner.spawn(work)));
     let units = open_units(setup, &reactor, &links, &target)?;
     let settings = Settings {
         target: setup.target.as_str().into(),
@@ -268,6 +275,7 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<T
             read_only: store.traits().read_only,
             store,
             ranges: Rc::new(Ranges::default()),
+            medium: setup.media[lun].clone(),
             tally: setup.tallies[lun].of_core(target.config().core.into()),
             exclusive: Rc::new(AllCores(links.clone())),
         });

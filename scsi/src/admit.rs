@@ -1,9 +1,10 @@
 //! The one place that decides whether a command may run now.
 
 use crate::command::Status;
+use crate::lu::{LogicalUnit, MediumState};
 use crate::nexus::{Addressee, AluaState, Held, ItlNexus};
 use crate::sense::{Asc, Sense, SenseKey};
-use crate::table::{Alua, Gate, Gates, Needs, Persistent, Reach, Row};
+use crate::table::{Alua, Effect, Gate, Gates, Needs, OpCode, Persistent, Reach, Row};
 use std::ops::Deref;
 
 /// Why a command ends without having done what it asks. Behind a pointer: it is seldom, and results that carry it are
@@ -61,7 +62,7 @@ pub fn admit(row: &Row, addressee: &Addressee) -> Result<(), Refusal> {
             if itl.is_clear() && itl.lu.is_clear() && gates.needs == Needs::Nothing {
                 return Ok(());
             }
-            examine(gates, itl)
+            examine(row, itl)
         }
         (Addressee::WellKnown, Reach::WellKnown | Reach::Anywhere) | (Addressee::Nobody, Reach::Anywhere) => Ok(()),
         (Addressee::WellKnown, Reach::Disk) => Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into()),
@@ -71,7 +72,8 @@ pub fn admit(row: &Row, addressee: &Addressee) -> Result<(), Refusal> {
 
 /// The long way: something stands in some command's way.
 #[cold]
-fn examine(gates: &Gates, itl: &ItlNexus) -> Result<(), Refusal> {
+fn examine(row: &Row, itl: &ItlNexus) -> Result<(), Refusal> {
+    let gates = &row.policy.gates;
     if !itl.lu.meets(gates.needs) {
         return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
     }
@@ -84,6 +86,7 @@ fn examine(gates: &Gates, itl: &ItlNexus) -> Result<(), Refusal> {
     if conflicts(gates, itl.held()) {
         return Err(Refusal::bare(Status::RESERVATION_CONFLICT));
     }
+    usable(row, &itl.lu)?;
     if gates.not_ready == Gate::Stops && itl.lu.stopped() {
         return Err(Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED).into());
     }
@@ -105,6 +108,19 @@ fn accessible(admits: Alua, state: AluaState) -> Result<(), Sense> {
         _ => Asc::NOT_READY_UNAVAILABLE,
     };
     Err(Sense::new(SenseKey::NOT_READY, asc))
+}
+
+/// Whether the medium is in a state for it (SBC-3 4.11, 5.3.1). Commands that every state of access admits ask nothing
+/// of a medium.
+fn usable(row: &Row, lu: &LogicalUnit) -> Result<(), Sense> {
+    let is_usable = match lu.medium() {
+        MediumState::Ready => true,
+        _ if row.policy.gates.alua == Alua::Every => true,
+        MediumState::Formatting | MediumState::Sanitizing => false,
+        MediumState::FormatFailed => row.policy.effect == Effect::Renew,
+        MediumState::SanitizeFailed { .. } => row.policy.code.op == OpCode::SANITIZE,
+    };
+    if is_usable { Ok(()) } else { Err(lu.medium().sense(lu)) }
 }
 
 fn conflicts(gates: &Gates, held: Held) -> bool {

@@ -54,6 +54,7 @@ fn line(page: &mut String, row: &Row) {
         Effect::None => "",
         Effect::Read => "reads",
         Effect::Write => "writes",
+        Effect::Renew => "renews",
     };
     let reserved = match (gates.spc2, gates.persistent) {
         (Gate::Passes, Persistent::Passes) => "",

@@ -88,6 +88,7 @@ impl Target {
                         moved += carrier.carry(step, reply, tools).await?;
                     }
                 }
+                Plan::Renew(renewal) => self.renew(&itl.lu, *renewal, transfer, tools).await?,
                 Plan::Change { flush, change } => {
                     if flush {
                         carrier.carry(Step::Flush, reply, tools).await?;

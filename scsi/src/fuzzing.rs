@@ -6,6 +6,7 @@ use crate::nexus::Nexus;
 use crate::table::{Flow, TABLE};
 use crate::target::{Everywhere, Nowhere, PortConfig, Target, TargetConfig};
 use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::medium::Medium;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::{NexusName, Transfer};
 use lunar_core::range::Ranges;
@@ -229,6 +230,7 @@ impl Rig {
             geometry: Geometry::of(&traits, BLOCK).expect("a whole number of blocks"),
             read_only: traits.read_only,
             store: Box::new(MemoryStore { memory, traits }),
+            medium: Medium::default(),
             tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges.clone())),
             ranges,

@@ -7,6 +7,7 @@
 //! * [`task`], [`manage`]: task sets and task management; [`order`]: who runs when; [`attention`]: unit attentions
 //! * [`buffers`]: what READ BUFFER and WRITE BUFFER are about
 //! * [`command`], [`lun`], [`sense`]: what transports hand over and get back
+//! * [`renew`]: how FORMAT UNIT and SANITIZE write a whole medium anew
 //! * [`docs`], [`fuzzing`]: made from the table
 
 pub mod admit;
@@ -27,6 +28,7 @@ pub mod mode;
 pub mod nexus;
 pub mod order;
 pub mod plan;
+pub mod renew;
 pub mod sense;
 pub mod table;
 pub mod target;

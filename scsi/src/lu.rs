@@ -2,7 +2,7 @@
 
 use crate::cmd::block::atomic_blocks_max;
 use crate::mode;
-use crate::sense::Asc;
+use crate::sense::{Asc, Sense, SenseKey};
 use crate::table::Needs;
 use lunar_core::unit::Unit;
 use std::cell::Cell;
@@ -20,6 +20,40 @@ pub struct ModeValues {
     pub write_protect: bool,
 }
 
+/// What a medium is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MediumState {
+    /// It can be read and written.
+    #[default]
+    Ready,
+    /// FORMAT UNIT is under way.
+    Formatting,
+    /// SANITIZE is under way.
+    Sanitizing,
+    /// FORMAT UNIT failed: only another one helps.
+    FormatFailed,
+    /// SANITIZE failed: only another one helps.
+    SanitizeFailed {
+        /// Or EXIT FAILURE MODE (AUSE).
+        exits: bool,
+    },
+}
+
+impl MediumState {
+    /// What a command is told that it does not admit.
+    #[must_use]
+    pub(crate) fn sense(self, lu: &LogicalUnit) -> Sense {
+        let (key, asc) = match self {
+            Self::Ready => return Sense::NONE,
+            Self::Formatting => (SenseKey::NOT_READY, Asc::NOT_READY_FORMAT_IN_PROGRESS),
+            Self::Sanitizing => (SenseKey::NOT_READY, Asc::NOT_READY_SANITIZE_IN_PROGRESS),
+            Self::FormatFailed => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::FORMAT_COMMAND_FAILED),
+            Self::SanitizeFailed { .. } => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::SANITIZE_COMMAND_FAILED),
+        };
+        Sense::new(key, asc).with_progress(lu.unit.medium.progress())
+    }
+}
+
 /// A change of a logical unit that every core must know of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
@@ -27,6 +61,8 @@ pub enum Change {
     Mode(ModeValues),
     /// START STOP UNIT.
     Stopped(bool),
+    /// FORMAT UNIT, SANITIZE.
+    Medium(MediumState),
     /// The counters of the log pages begin at zero.
     LogReset,
     /// Back to how it was after power on: a reset.
@@ -39,7 +75,7 @@ impl Change {
     pub fn attention(self) -> Option<Asc> {
         match self {
             Self::Mode(_) => Some(Asc::MODE_PARAMETERS_CHANGED),
-            Self::Stopped(_) => None,
+            Self::Stopped(_) | Self::Medium(_) => None,
             Self::LogReset => Some(Asc::LOG_PARAMETERS_CHANGED),
             Self::Reset => Some(Asc::BUS_DEVICE_RESET),
         }
@@ -63,8 +99,9 @@ pub struct LogicalUnit {
     pub unit: Rc<Unit>,
     mode: Cell<ModeValues>,
     stopped: Cell<bool>,
+    medium: Cell<MediumState>,
     stamp: Cell<Stamp>,
-    /// Whether it stands in no command's way: not stopped, not write-protected.
+    /// Whether it stands in no command's way: not stopped, not write-protected, a medium that is ready.
     clear: Cell<bool>,
 }
 
@@ -73,7 +110,15 @@ impl LogicalUnit {
     #[must_use]
     pub fn new(lun: u16, unit: Rc<Unit>) -> Self {
         let mode = Cell::new(mode::default_values(&unit));
-        let disk = Self { lun, unit, mode, stopped: Cell::new(false), stamp: Cell::default(), clear: Cell::new(false) };
+        let disk = Self {
+            lun,
+            unit,
+            mode,
+            stopped: Cell::new(false),
+            medium: Cell::default(),
+            stamp: Cell::default(),
+            clear: Cell::new(false),
+        };
         disk.refresh();
         disk
     }
@@ -84,6 +129,7 @@ impl LogicalUnit {
         let disk = Self::new(self.lun, unit);
         disk.mode.set(self.mode.get());
         disk.stopped.set(self.stopped.get());
+        disk.medium.set(self.medium.get());
         disk.stamp.set(self.stamp.get());
         disk.refresh();
         disk
@@ -99,6 +145,12 @@ impl LogicalUnit {
     #[must_use]
     pub fn stopped(&self) -> bool {
         self.stopped.get()
+    }
+
+    /// What its medium is in.
+    #[must_use]
+    pub fn medium(&self) -> MediumState {
+        self.medium.get()
     }
 
     /// Whether writes are refused.
@@ -137,6 +189,11 @@ impl LogicalUnit {
 
     /// Makes a change, unless a later one was made already.
     pub(crate) fn apply(&self, change: Change, stamp: Stamp) {
+        // One works on a medium at a time and waits until all know: no change of it can overtake another.
+        if let Change::Medium(state) = change {
+            self.medium.set(state);
+            return self.refresh();
+        }
         if stamp < self.stamp.get() {
             return;
         }
@@ -144,6 +201,7 @@ impl LogicalUnit {
         match change {
             Change::Mode(values) => self.mode.set(values),
             Change::Stopped(stopped) => self.stopped.set(stopped),
+            Change::Medium(state) => self.medium.set(state),
             // The numbers are those of all cores: each letter does it again, which does not matter.
             Change::LogReset => self.unit.tally.reset(),
             Change::Reset => {
@@ -155,7 +213,7 @@ impl LogicalUnit {
     }
 
     fn refresh(&self) {
-        self.clear.set(!self.stopped.get() && !self.write_protected());
+        self.clear.set(!self.stopped.get() && !self.write_protected() && self.medium.get() == MediumState::Ready);
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a command decided to do.
 
 use crate::lu::Change;
+use crate::renew::Renewal;
 use lunar_core::step::Step;
 
 /// What is to be done for a command; all that it needs has been checked.
@@ -21,6 +22,8 @@ pub enum Plan {
     },
     /// Two steps, one after the other. Behind a pointer, for it is seldom.
     Both(Box<[Step; 2]>),
+    /// The whole medium is written anew. Behind a pointer, for it is seldom.
+    Renew(Box<Renewal>),
     /// A change of the logical unit that all cores must know of first.
     Change {
         /// Whether what is cached goes to the medium before.

@@ -41,6 +41,8 @@ additional! {
     NOT_READY_UNAVAILABLE = 0x040c, "logical unit not accessible, target port in unavailable state";
     NOT_READY_TRANSITION = 0x040a, "logical unit not accessible, asymmetric access state transition";
     NOT_READY_START_REQUIRED = 0x0402, "logical unit not ready, initializing command required";
+    NOT_READY_FORMAT_IN_PROGRESS = 0x0404, "logical unit not ready, format in progress";
+    NOT_READY_SANITIZE_IN_PROGRESS = 0x041b, "logical unit not ready, sanitize in progress";
     NOT_READY_OFFLINE = 0x0412, "logical unit not ready, offline";
     WRITE_ERROR = 0x0c00, "write error";
     INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT = 0x0e03, "invalid field in command information unit";
@@ -61,6 +63,8 @@ additional! {
     LOG_PARAMETERS_CHANGED = 0x2a02, "log parameters changed";
     CAPACITY_DATA_CHANGED = 0x2a09, "capacity data has changed";
     COMMAND_SEQUENCE_ERROR = 0x2c00, "command sequence error";
+    FORMAT_COMMAND_FAILED = 0x3101, "format command failed";
+    SANITIZE_COMMAND_FAILED = 0x3103, "sanitize command failed";
     SAVING_NOT_SUPPORTED = 0x3900, "saving parameters not supported";
     LOGICAL_UNIT_FAILURE = 0x3e01, "logical unit failure";
     TIME_OUT_ON_LOGICAL_UNIT = 0x3e02, "timeout on logical unit";
@@ -91,6 +95,8 @@ pub struct Sense {
     pub pointer: Option<Pointer>,
     /// INFORMATION: the first bad LBA, the offset of a miscompare.
     pub information: Option<u64>,
+    /// PROGRESS INDICATION, for NOT READY: parts of 65,536 that are done.
+    pub progress: Option<u16>,
 }
 
 impl Sense {
@@ -100,7 +106,7 @@ impl Sense {
     /// A kind and a cause.
     #[must_use]
     pub const fn new(key: SenseKey, asc: Asc) -> Self {
-        Self { key, asc, pointer: None, information: None }
+        Self { key, asc, pointer: None, information: None, progress: None }
     }
 
     /// ILLEGAL REQUEST, with this cause.
@@ -140,6 +146,13 @@ impl Sense {
         self
     }
 
+    /// With PROGRESS INDICATION.
+    #[must_use]
+    pub const fn with_progress(mut self, progress: u16) -> Self {
+        self.progress = Some(progress);
+        self
+    }
+
     const fn pointing(mut self, in_cdb: bool, byte: usize, bit: Option<u8>) -> Self {
         // Fields are the code's own offsets or below 64 KiB by the length fields that they are counted with.
         let byte = if byte > 0xffff { 0xffff } else { byte as u16 };
@@ -149,6 +162,10 @@ impl Sense {
 
     /// Sense-key specific bytes (SPC-6 4.4.2.4).
     fn key_specific(&self) -> Option<[u8; 3]> {
+        if let Some(progress) = self.progress {
+            let [high, low] = progress.to_be_bytes();
+            return Some([0x80, high, low]);
+        }
         let Pointer { in_cdb, byte, bit } = self.pointer?;
         let bit = bit.map_or(0, |bit| 0x08 | bit & 7);
         let [high, low] = byte.to_be_bytes();

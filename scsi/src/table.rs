@@ -14,12 +14,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 codes! {
     /// Operation codes (SPC-4 annex E).
     pub struct OpCode(u8) {
-        TEST_UNIT_READY = 0x00, REQUEST_SENSE = 0x03, READ_6 = 0x08, WRITE_6 = 0x0a, INQUIRY = 0x12,
+        TEST_UNIT_READY = 0x00, REQUEST_SENSE = 0x03, FORMAT_UNIT = 0x04, READ_6 = 0x08, WRITE_6 = 0x0a, INQUIRY = 0x12,
         MODE_SELECT_6 = 0x15, MODE_SENSE_6 = 0x1a, START_STOP_UNIT = 0x1b,
         PREVENT_ALLOW_MEDIUM_REMOVAL = 0x1e, READ_CAPACITY_10 = 0x25,
         READ_10 = 0x28, WRITE_10 = 0x2a, WRITE_AND_VERIFY_10 = 0x2e, VERIFY_10 = 0x2f, PRE_FETCH_10 = 0x34,
         SYNCHRONIZE_CACHE_10 = 0x35, READ_DEFECT_DATA_10 = 0x37, WRITE_BUFFER = 0x3b, READ_BUFFER_10 = 0x3c,
-        WRITE_SAME_10 = 0x41, UNMAP = 0x42, LOG_SELECT = 0x4c, LOG_SENSE = 0x4d, MODE_SELECT_10 = 0x55,
+        WRITE_SAME_10 = 0x41, UNMAP = 0x42, SANITIZE = 0x48, LOG_SELECT = 0x4c, LOG_SENSE = 0x4d, MODE_SELECT_10 = 0x55,
         MODE_SENSE_10 = 0x5a, READ_16 = 0x88, COMPARE_AND_WRITE = 0x89, WRITE_16 = 0x8a, ORWRITE_16 = 0x8b,
         WRITE_AND_VERIFY_16 = 0x8e, VERIFY_16 = 0x8f, PRE_FETCH_16 = 0x90, SYNCHRONIZE_CACHE_16 = 0x91,
         WRITE_SAME_16 = 0x93, READ_BUFFER_16 = 0x9b, WRITE_ATOMIC_16 = 0x9c, SERVICE_ACTION_IN_16 = 0x9e,
@@ -63,6 +63,8 @@ pub enum Effect {
     Read,
     /// Changes it.
     Write,
+    /// Makes it anew, and so helps where that failed before.
+    Renew,
 }
 
 /// Whether a condition stops a command.
@@ -348,6 +350,7 @@ macro_rules! table {
 table! {
     cmd::ready::TestUnitReady,
     cmd::ready::RequestSense,
+    cmd::format::FormatUnit,
     cmd::read_write::Read6,
     cmd::read_write::Write6,
     cmd::inquiry::Inquiry,
@@ -367,6 +370,9 @@ table! {
     cmd::buffer::ReadBuffer10,
     cmd::provisioning::WriteSame10,
     cmd::provisioning::Unmap,
+    cmd::format::Overwrite,
+    cmd::format::BlockErase,
+    cmd::format::ExitFailureMode,
     cmd::log::LogSelect,
     cmd::log::LogSense,
     cmd::mode::ModeSelect10,

@@ -6,6 +6,7 @@ use crate::stamp::SECTOR;
 use crate::watch::Watch;
 use lunar::cores::{AllCores, Letter, Links, OtherCores, OtherSessions};
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
+use lunar_core::medium::Medium;
 use lunar_core::mem::Arena;
 use lunar_core::range::{Ranges, Span};
 use lunar_core::stats::Stats;
@@ -326,6 +327,7 @@ fn open_units(
             read_only: false,
             store,
             ranges: Rc::new(Ranges::default()),
+            medium: Medium::default(),
             tally: Tally::default(),
             exclusive: Rc::new(LooseCores(Rc::downgrade(links))),
         });

@@ -6,6 +6,7 @@ use crate::model::{End, Model, Value, ZEROES};
 use crate::stamp::{self, SECTOR};
 use crate::watch::Watch;
 use lunar_core::io::{Completion, Fault, Store, Traits};
+use lunar_core::medium::Medium;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::range::Ranges;
@@ -194,6 +195,7 @@ impl Bench {
             read_only: false,
             store,
             ranges: ranges.clone(),
+            medium: Medium::default(),
             tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges)),
         };

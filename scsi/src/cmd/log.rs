@@ -92,7 +92,7 @@ impl CommandType for LogSense {
     }
 }
 
-/// LOG SELECT: sets counters to zero, all of them. No parameter can be given a value. SP must be zero: nothing is saved.
+/// LOG SELECT: sets all counters to zero. No parameter can be given a value. SP must be zero: nothing is saved.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LogSelect {

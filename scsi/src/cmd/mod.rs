@@ -6,6 +6,7 @@ pub mod buffer;
 pub mod cache;
 pub mod capacity;
 pub mod defects;
+pub mod format;
 pub mod inquiry;
 pub mod lba_status;
 pub mod log;

@@ -1,7 +1,7 @@
 //! TEST UNIT READY, REQUEST SENSE, START STOP UNIT.
 
 use crate::context::Context;
-use crate::lu::Change;
+use crate::lu::{Change, MediumState};
 use crate::nexus::Addressee;
 use crate::plan::Plan;
 use crate::sense::{Asc, Sense, SenseKey};
@@ -87,6 +87,7 @@ impl CommandType for RequestSense {
         let sense = match cx.addressee {
             Addressee::Disk(itl) => match itl.take_attention() {
                 Some(sense) => sense,
+                None if itl.lu.medium() != MediumState::Ready => itl.lu.medium().sense(&itl.lu),
                 None if itl.lu.stopped() => Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED),
                 None => Sense::NONE,
             },

@@ -87,6 +87,7 @@ impl VpdPage for Limits {
 pub(super) struct Characteristics {
     rotation: be::U16,
     product: u8,
+    /// WABEREQ, WACEREQ, NOMINAL FORM FACTOR.
     form: u8,
     flags: u8,
     reserved: [u8; 55],
@@ -97,6 +98,9 @@ const UNKNOWN_RATE: u16 = 0;
 /// MEDIUM ROTATION RATE: does not turn.
 const NON_ROTATING: u16 = 1;
 
+/// WABEREQ = 01b: what SANITIZE erased can be read without a write first.
+const ERASED_READS: u8 = 0x40;
+
 impl VpdPage for Characteristics {
     const PAGE: u8 = 0xb1;
     const NAME: &'static str = "Block Device Characteristics";
@@ -104,7 +108,8 @@ impl VpdPage for Characteristics {
 
     fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
         let rotation = if lu.unit.traits().rotational { UNKNOWN_RATE } else { NON_ROTATING };
-        out.put(&Self { rotation: rotation.into(), product: 0, form: 0, flags: 0, reserved: [0; 55] });
+        let form = if lu.provisioning() { ERASED_READS } else { 0 };
+        out.put(&Self { rotation: rotation.into(), product: 0, form, flags: 0, reserved: [0; 55] });
     }
 }
 
