@@ -190,14 +190,12 @@ impl LogicalUnit {
     /// Makes a change, unless a later one was made already.
     pub(crate) fn apply(&self, change: Change, stamp: Stamp) {
         // One works on a medium at a time and waits until all know: no change of it can overtake another.
-        if let Change::Medium(state) = change {
-            self.medium.set(state);
-            return self.refresh();
+        if !matches!(change, Change::Medium(_)) {
+            if stamp < self.stamp.get() {
+                return;
+            }
+            self.stamp.set(stamp);
         }
-        if stamp < self.stamp.get() {
-            return;
-        }
-        self.stamp.set(stamp);
         match change {
             Change::Mode(values) => self.mode.set(values),
             Change::Stopped(stopped) => self.stopped.set(stopped),

@@ -115,6 +115,8 @@ pub struct StartStopUnit {
 const POWER_CONDITION: u8 = 0xf0;
 /// NO_FLUSH: what is cached need not go to the medium first.
 const NO_FLUSH: u8 = 0x04;
+/// LOEJ: there is nothing to load or to eject. Refused after admission: a unit that is not ready says so first.
+const LOAD_EJECT: u8 = 0x02;
 /// START.
 const START: u8 = 0x01;
 
@@ -142,13 +144,14 @@ impl CommandType for StartStopUnit {
         immediate: 0x01,
         reserved: 0,
         modifier: 0,
-        flags: POWER_CONDITION | NO_FLUSH | START,
+        flags: POWER_CONDITION | NO_FLUSH | LOAD_EJECT | START,
         control: 0,
     };
     const DATA: Data<Self> = Data::None;
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         let stopped = match (self.flags & POWER_CONDITION) >> 4 {
+            0 if self.flags & LOAD_EJECT != 0 => return Err(Sense::bit_in_cdb(offset_of!(Self, flags), 1)),
             // START_VALID: START decides.
             0 => self.flags & START == 0,
             // ACTIVE.
