@@ -277,6 +277,13 @@ mod tests {
     }
 
     #[test]
+    fn progress_is_told_in_both_formats() {
+        let sense = Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_SANITIZE_IN_PROGRESS).with_progress(0x1234);
+        assert_eq!(sense.data(false)[12..], [0x04, 0x1b, 0, 0x80, 0x12, 0x34]);
+        assert_eq!(sense.data(true)[8..], [0x02, 0x06, 0, 0, 0x80, 0x12, 0x34, 0]);
+    }
+
+    #[test]
     fn it_reads_well() {
         let text = "ILLEGAL_REQUEST: invalid field in CDB at byte 1 bit 4";
         assert_eq!(Sense::bit_in_cdb(1, 4).to_string(), text);

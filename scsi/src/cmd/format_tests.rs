@@ -1,6 +1,7 @@
 use crate::command::Status;
 use crate::fuzzing::{Ended, Rig};
-use crate::lu::MediumState;
+use crate::lu::{Change, MediumState, Stamp};
+use crate::target::{Everywhere, Mail};
 use lunar_core::io::{Fault, Op, Traits};
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -190,4 +191,30 @@ fn an_abort_ends_the_command_and_not_the_work() {
     run_to_end(&tasks);
     assert!(rig.memory.bytes.borrow().iter().all(|byte| *byte == 0));
     assert_eq!(ready(&rig).status, Status::GOOD);
+}
+
+#[test]
+fn other_cores_are_told_before_and_after() {
+    #[derive(Default)]
+    struct Notes(RefCell<Vec<Mail>>);
+    impl Everywhere for Notes {
+        fn broadcast(&self, mail: Mail) -> Pin<Box<dyn Future<Output = ()>>> {
+            self.0.borrow_mut().push(mail);
+            Box::pin(std::future::ready(()))
+        }
+    }
+    let notes = Rc::new(Notes::default());
+    let rig = Rig::with(Rig::traits(), notes.clone());
+    let other = Rig::default();
+    let deliver = |mail| crate::fuzzing::at_once(other.target.deliver(mail));
+    // What is known of modes there is newer: it is no reason to miss this.
+    let mode = other.nexus.itl(0).expect("there").lu.mode();
+    deliver(Mail::Change { lun: 0, change: Change::Mode(mode), stamp: Stamp { count: 99, core: 1 } });
+    while other.nexus.itl(0).expect("there").take_attention().is_some() {}
+    assert_eq!(erase(&rig, 0).status, Status::GOOD);
+    let [before, after] = notes.0.take().try_into().expect("two letters");
+    deliver(before);
+    assert_eq!(code(&ready(&other)), [2, 4, 0x1b]);
+    deliver(after);
+    assert_eq!(ready(&other).status, Status::GOOD);
 }
