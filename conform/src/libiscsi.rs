@@ -27,6 +27,8 @@ struct Table {
     writable: BTreeMap<String, String>,
     /// Only with blocks of 4096 bytes.
     large_blocks: BTreeMap<String, String>,
+    /// Only on files.
+    files: BTreeMap<String, String>,
     /// Wrong in some versions of the suite: they may pass or not.
     flawed: BTreeMap<String, String>,
 }
@@ -51,6 +53,9 @@ impl Table {
         }
         if store.block == "4096" {
             tables.push(&self.large_blocks);
+        }
+        if !store.ram {
+            tables.push(&self.files);
         }
         for table in tables {
             if let Some(reason) = table.get(&full).or_else(|| table.get(suite)) {
@@ -336,7 +341,7 @@ mod tests {
     fn the_checked_in_table_can_be_read() {
         let table: Table = toml::from_str(TABLE).unwrap();
         assert!(
-            [table.missing, table.writable, table.large_blocks, table.flawed]
+            [table.missing, table.writable, table.large_blocks, table.files, table.flawed]
                 .iter()
                 .flat_map(BTreeMap::values)
                 .all(|reason| !reason.is_empty())

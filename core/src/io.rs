@@ -336,6 +336,8 @@ pub struct Traits {
     pub optimal_io: u32,
     /// Whether it turns (a disk) or not.
     pub rotational: bool,
+    /// Bytes of a write that the medium has all or none of, even if power fails meanwhile; 0: not promised.
+    pub atomic_write: u32,
 }
 
 /// What a unit's bytes are kept in.

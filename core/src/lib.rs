@@ -13,11 +13,13 @@
 
 pub mod io;
 pub mod keep;
+pub mod medium;
 pub mod mem;
 pub mod port;
 pub mod range;
 pub mod stats;
 pub mod step;
+pub mod tally;
 pub mod time;
 pub mod unit;
 pub mod wire;

@@ -7,7 +7,7 @@
 //! Everything that depends on the peer or on memory is awaited *before* a range is entered: who is inside waits
 //! for the store only, so an atomic command that waits for them always gets its turn.
 
-use crate::io::{Completion, Data, Fault, Io, Op, Outcome, submit};
+use crate::io::{Completion, Data, Extent, Fault, Io, Op, Outcome, submit};
 use crate::mem::{Arena, Sg, SgMut};
 use crate::port::Transfer;
 use crate::range::{Span, enter_both};
@@ -92,6 +92,33 @@ pub enum Step {
         /// Bytes.
         len: u64,
     },
+    /// Data-Out is or'ed into the store; nothing comes between the reading and the writing of a byte.
+    OrWrite {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// FUA.
+        durable: bool,
+    },
+    /// Data-Out to the store all at once: no other I/O comes in between.
+    WriteAtomic {
+        /// Where.
+        offset: u64,
+        /// Bytes, at most [`PIECE_BYTES`].
+        len: u64,
+        /// FUA.
+        durable: bool,
+    },
+    /// Data-Out to the medium, and read back.
+    WriteVerify {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Whether what is read back is compared with Data-Out.
+        compare: bool,
+    },
 }
 
 /// Why a step did not end well.
@@ -159,6 +186,9 @@ pub async fn carry_out<T: Transfer>(
         Step::Compare { offset, len, block } => compare(unit, offset, len, block, transfer, tools).await,
         Step::Verify { offset, len } => verify(unit, offset, len, transfer, tools).await,
         Step::CompareWrite { offset, len, durable } => compare_write(unit, offset, len, durable, transfer, tools).await,
+        Step::OrWrite { offset, len, durable } => or_write(unit, offset, len, durable, transfer, tools).await,
+        Step::WriteAtomic { offset, len, durable } => write_atomic(unit, offset, len, durable, transfer, tools).await,
+        Step::WriteVerify { offset, len, compare } => write_verify(unit, offset, len, compare, transfer, tools).await,
         // Seldom, and larger than all others: it does not make their futures larger.
         Step::Copy { from, at, offset, len } => {
             Box::pin(Copying { unit, from: &from, at, offset, len }.run(transfer, tools)).await
@@ -521,6 +551,131 @@ impl Copying<'_> {
         }
         Ok(())
     }
+}
+
+async fn or_write<T: Transfer>(
+    unit: &Unit,
+    offset: u64,
+    len: u64,
+    durable: bool,
+    transfer: &T,
+    tools: &mut Tools,
+) -> Result<(), Failure> {
+    let mut at = 0;
+    while at < len {
+        let count = piece(len, at);
+        let data = transfer.pull(at as usize, count).await.map_err(fault(at))?;
+        let memory = memory_beside(tools, count).map_err(fault(at))?;
+        let _held = unit.exclusive.hold(unit.id, span(offset + at, count as u64)).await;
+        let mut found = load_into(unit, offset + at, memory, tools).await.map_err(fault(at))?;
+        or_into(&mut found, &data);
+        if transfer.aborted() {
+            return Err(fault(at)(Fault::Aborted));
+        }
+        store(unit, offset + at, found.share(), durable, tools).await.map_err(fault(at))?;
+        at += count as u64;
+    }
+    Ok(())
+}
+
+/// Memory for one who has some already: who waited for more while holding it might wait for others who do the same.
+fn memory_beside(tools: &Tools, count: usize) -> Result<SgMut, Fault> {
+    tools.arena.take_sg(count).ok_or(Fault::NoMemory)
+}
+
+/// Ors `data` into `found`, which is as long.
+fn or_into(found: &mut SgMut, data: &Sg) {
+    let mut bytes = data.pieces().iter().flat_map(|piece| piece.iter());
+    for piece in found.pieces_mut() {
+        piece.iter_mut().zip(&mut bytes).for_each(|(to, from)| *to |= from);
+    }
+}
+
+async fn write_atomic<T: Transfer>(
+    unit: &Unit,
+    offset: u64,
+    len: u64,
+    durable: bool,
+    transfer: &T,
+    tools: &mut Tools,
+) -> Result<(), Failure> {
+    if len == 0 {
+        return Ok(());
+    }
+    let data = transfer.pull(0, len as usize).await.map_err(fault(0))?;
+    let _held = unit.exclusive.hold(unit.id, span(offset, len)).await;
+    if transfer.aborted() {
+        return Err(fault(0)(Fault::Aborted));
+    }
+    store(unit, offset, data, durable, tools).await.map_err(fault(0))
+}
+
+async fn write_verify<T: Transfer>(
+    unit: &Unit,
+    offset: u64,
+    len: u64,
+    compare: bool,
+    transfer: &T,
+    tools: &mut Tools,
+) -> Result<(), Failure> {
+    let mut at = 0;
+    while at < len {
+        let count = piece(len, at);
+        let data = transfer.pull(at as usize, count).await.map_err(fault(at))?;
+        let memory = memory_beside(tools, count).map_err(fault(at))?;
+        // Held, so that what is read back is this command's and no other's.
+        let _held = unit.exclusive.hold(unit.id, span(offset + at, count as u64)).await;
+        store(unit, offset + at, data.clone(), true, tools).await.map_err(fault(at))?;
+        let found = load_into(unit, offset + at, memory, tools).await.map_err(fault(at))?.share();
+        if compare && let Some(byte) = first_difference_of(&found, &data) {
+            return Err(Failure::Miscompare { at: at + byte });
+        }
+        at += count as u64;
+    }
+    Ok(())
+}
+
+/// Questions that [`survey`] asks a store at most: bounds the time of one command.
+const SURVEY_ASKS_MAX: usize = 4096;
+
+/// Which bytes of `offset..offset + len` take space, from the first on: runs of whole blocks, neighbours in different
+/// states, `runs` at most. They end early where more would have to be asked than one command may.
+///
+/// # Errors
+/// What the store answers, but for [`Fault::Unsupported`]: then all bytes count as mapped.
+pub async fn survey(unit: &Unit, offset: u64, len: u64, runs: usize, tools: &mut Tools) -> Result<Vec<Extent>, Fault> {
+    let block = u64::from(unit.geometry.block_size);
+    let (mut found, mut at) = (Vec::<Extent>::new(), 0);
+    for _ in 0..SURVEY_ASKS_MAX {
+        let rest = len - at;
+        if rest == 0 {
+            break;
+        }
+        let asked = ask(unit, Op::Extent { len: rest }, offset + at, tools).await;
+        let next = match asked.result {
+            Ok(_) => whole_blocks(asked.extent, block),
+            Err(Fault::Unsupported) => Extent { len: rest, mapped: true },
+            Err(why) => return Err(why),
+        };
+        let next = Extent { len: next.len.min(rest), ..next };
+        let is_full = found.len() == runs;
+        match found.last_mut() {
+            Some(last) if last.mapped == next.mapped => last.len += next.len,
+            _ if is_full => break,
+            _ => found.push(next),
+        }
+        at += next.len;
+    }
+    Ok(found)
+}
+
+/// A block of which any part takes space is mapped.
+fn whole_blocks(extent: Extent, block: u64) -> Extent {
+    let whole = extent.len - extent.len % block;
+    if extent.mapped || whole == 0 {
+        return Extent { len: extent.len.max(1).next_multiple_of(block), mapped: true };
+    }
+    Extent { len: whole, mapped: false }
 }
 
 /// First byte in which `found` and `wanted`, of the same length, differ.

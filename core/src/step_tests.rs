@@ -1,8 +1,10 @@
 use super::*;
 use crate::io::{Done, Origin, Store, Traits};
 use crate::keep::Forgetful;
+use crate::medium::Medium;
 use crate::mem::BLOCK_MAX;
 use crate::range::Ranges;
+use crate::tally::Tally;
 use crate::unit::{Geometry, Identity, OneCore, UnitId};
 use proptest::prelude::*;
 use std::cell::{Cell, RefCell};
@@ -26,6 +28,8 @@ struct Memory {
     /// Whether requests wait until they are served.
     waits: Cell<bool>,
     waiting: RefCell<VecDeque<(Io, Done)>>,
+    /// What questions for extents are answered.
+    extents: RefCell<VecDeque<Extent>>,
     /// Memory that a read is lent.
     lent: RefCell<Option<Sg>>,
     /// Whether the store copies.
@@ -49,6 +53,10 @@ impl Memory {
                 bytes.copy_within(from as usize..from as usize + count, at);
             }
             (Op::Flush, Data::None) => {}
+            (Op::Extent { .. }, Data::None) => {
+                let extent = self.extents.borrow_mut().pop_front().expect("one for each question");
+                return done.complete(Outcome { result: Ok(0), data: Data::None, extent });
+            }
             other => panic!("{other:?}"),
         }
         drop(bytes);
@@ -154,6 +162,7 @@ fn rig() -> Rig {
         physical_block: 512,
         optimal_io: 0,
         rotational: false,
+        atomic_write: 0,
     };
     let ranges = Rc::new(Ranges::default());
     let identity = Identity {
@@ -170,6 +179,8 @@ fn rig() -> Rig {
         geometry: Geometry::of(&traits, 512).expect("whole"),
         read_only: false,
         store: Box::new(MemoryStore(memory.clone(), traits)),
+        medium: Medium::default(),
+        tally: Tally::default(),
         exclusive: Rc::new(OneCore(ranges.clone())),
         keep: Arc::new(Forgetful::default()),
         ranges,
@@ -478,6 +489,148 @@ fn nothing_comes_between_compare_and_write() {
     assert_eq!(rig.memory.serve(), Op::Write { durable: false });
     assert!(poll(&mut writing).expect("done").is_ok());
     assert_eq!(rig.bytes(512, 1), [3]);
+}
+
+#[test]
+fn an_or_write_ors_piece_by_piece() {
+    let rig = rig();
+    let len = PIECE + 1024;
+    let out: Vec<u8> = (0..len).map(|at| (at / 256) as u8).collect();
+    let expected: Vec<u8> = rig.bytes(512, len).iter().zip(&out).map(|(old, new)| old | new).collect();
+    rig.run(Step::OrWrite { offset: 512, len, durable: true }, &sends(out)).expect("or'ed");
+    assert!(rig.bytes(512, len) == expected);
+    let write = Op::Write { durable: true };
+    let second = 512 + PIECE;
+    let asked = [(Op::Read, 512, PIECE_BYTES), (write, 512, PIECE_BYTES), (Op::Read, second, 1024)];
+    assert_eq!(rig.asked(), [&asked[..], &[(write, second, 1024)]].concat());
+    rig.run(Step::OrWrite { offset: 0, len: 0, durable: false }, &Peer::default()).expect("nothing to or");
+    rig.memory.faults.borrow_mut().extend([None, None, Some(Fault::Medium)]);
+    let result = rig.run(Step::OrWrite { offset: 0, len, durable: false }, &sends(vec![0; len as usize]));
+    assert_eq!(result.err(), Some(failed(Fault::Medium, PIECE)));
+}
+
+#[test]
+fn nothing_comes_between_the_halves_of_an_or_write() {
+    let rig = rig();
+    rig.memory.bytes.borrow_mut()[512..1024].fill(1);
+    let (or, writer) = (sends(vec![2; 512]), sends(vec![4; 512]));
+    rig.memory.waits.set(true);
+    let mut oring = rig.start(Step::OrWrite { offset: 512, len: 512, durable: false }, &or);
+    assert!(poll(&mut oring).is_none());
+    let mut writing = rig.start(Step::Write { offset: 512, len: 512, durable: false }, &writer);
+    assert!(poll(&mut writing).is_none());
+    assert_eq!(rig.memory.serve(), Op::Read);
+    assert!(poll(&mut oring).is_none() && poll(&mut writing).is_none());
+    assert_eq!(rig.memory.waiting.borrow().len(), 1);
+    assert_eq!(rig.memory.serve(), Op::Write { durable: false });
+    assert_eq!(rig.bytes(512, 1), [3]);
+    assert!(poll(&mut oring).expect("done").is_ok());
+    drop(oring);
+    assert!(poll(&mut writing).is_none());
+    rig.memory.serve();
+    assert!(poll(&mut writing).expect("done").is_ok());
+    assert_eq!(rig.bytes(512, 1), [4]);
+}
+
+#[test]
+fn who_has_memory_does_not_wait_for_more() {
+    let rig = rig();
+    let peer = sends(vec![1; PIECE_BYTES]);
+    let _all: Vec<_> = std::iter::from_fn(|| rig.arena.take(1)).collect();
+    for step in [
+        Step::OrWrite { offset: 0, len: PIECE, durable: false },
+        Step::WriteVerify { offset: 0, len: PIECE, compare: false },
+    ] {
+        let result = poll(&mut rig.start(step, &peer)).expect("an answer at once");
+        assert_eq!(result.err(), Some(failed(Fault::NoMemory, 0)));
+    }
+    assert!(rig.asked().is_empty());
+}
+
+#[test]
+fn an_atomic_write_waits_for_those_inside_and_stops_the_later() {
+    let rig = rig();
+    let (first, atomic) = (sends(vec![1; 1024]), sends(vec![2; PIECE_BYTES]));
+    rig.memory.waits.set(true);
+    let mut writing = rig.start(Step::Write { offset: 0, len: 1024, durable: false }, &first);
+    assert!(poll(&mut writing).is_none());
+    let mut whole = rig.start(Step::WriteAtomic { offset: 512, len: PIECE, durable: false }, &atomic);
+    let reader = Peer::default();
+    let mut reading = rig.start(Step::Read { offset: 0, len: 1024 }, &reader);
+    assert!(poll(&mut whole).is_none() && poll(&mut reading).is_none());
+    assert_eq!(rig.memory.waiting.borrow().len(), 1);
+    assert_eq!(rig.memory.serve(), Op::Write { durable: false });
+    assert!(poll(&mut writing).expect("done").is_ok());
+    drop(writing);
+    assert!(poll(&mut whole).is_none() && poll(&mut reading).is_none());
+    assert_eq!(rig.memory.waiting.borrow().len(), 1);
+    assert_eq!(rig.memory.serve(), Op::Write { durable: false });
+    assert!(poll(&mut whole).expect("done").is_ok());
+    drop(whole);
+    assert!(poll(&mut reading).is_none());
+    assert_eq!(rig.memory.serve(), Op::Read);
+    assert!(poll(&mut reading).expect("done").is_ok());
+    atomic.aborted.set(true);
+    assert!(rig.run(Step::WriteAtomic { offset: 0, len: 0, durable: false }, &atomic).is_ok());
+}
+
+#[test]
+fn what_is_written_and_verified_is_read_back() {
+    for compare in [false, true] {
+        let rig = rig();
+        let len = PIECE + 512;
+        let out: Vec<u8> = (0..len).map(|at| at as u8).collect();
+        rig.run(Step::WriteVerify { offset: 512, len, compare }, &sends(out.clone())).expect("written");
+        assert!(rig.bytes(512, len) == out);
+        let write = Op::Write { durable: true };
+        let first = [(write, 512, PIECE_BYTES), (Op::Read, 512, PIECE_BYTES)];
+        assert_eq!(rig.asked(), [&first[..], &[(write, 512 + PIECE, 512), (Op::Read, 512 + PIECE, 512)]].concat());
+    }
+}
+
+#[test]
+fn a_medium_that_keeps_something_else_is_found_out() {
+    for compare in [false, true] {
+        let rig = rig();
+        let peer = sends(vec![8; 2 * PIECE_BYTES]);
+        rig.memory.waits.set(true);
+        let mut writing = rig.start(Step::WriteVerify { offset: 0, len: 2 * PIECE, compare }, &peer);
+        assert!(poll(&mut writing).is_none());
+        for _ in 0..3 {
+            rig.memory.serve();
+            assert!(poll(&mut writing).is_none());
+        }
+        rig.memory.bytes.borrow_mut()[PIECE_BYTES + 700] ^= 1;
+        assert_eq!(rig.memory.serve(), Op::Read);
+        let result = poll(&mut writing).expect("done").err();
+        assert_eq!(result, compare.then_some(Failure::Miscompare { at: PIECE + 700 }));
+    }
+}
+
+#[test]
+fn a_survey_merges_runs_of_whole_blocks() {
+    type Runs = &'static [(u64, bool)];
+    let table: [(Runs, usize, Runs); 6] = [
+        (&[(8192, false)], 9, &[(8192, false)]),
+        (&[(4096, true), (2048, true), (2048, false)], 9, &[(6144, true), (2048, false)]),
+        // A block that takes space in part takes space.
+        (&[(1000, true), (1500, false), (5668, true)], 9, &[(1024, true), (1024, false), (6144, true)]),
+        (&[(100, false), (8000, true)], 9, &[(8192, true)]),
+        (&[(0, false), (8192, false)], 9, &[(512, true), (7680, false)]),
+        (&[(512, true), (512, false), (512, false), (512, true)], 2, &[(512, true), (1024, false)]),
+    ];
+    for (answers, runs, expected) in table {
+        let rig = rig();
+        let of = |list: Runs| list.iter().map(|&(len, mapped)| Extent { len, mapped }).collect::<Vec<_>>();
+        rig.memory.extents.borrow_mut().extend(of(answers));
+        let mut tools = Tools { arena: rig.arena.clone(), completion: Completion::new() };
+        let mut asking = Box::pin(survey(&rig.unit, 512, 8192, runs, &mut tools));
+        let found = match asking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(found) => found.expect("told"),
+            Poll::Pending => panic!("nothing waits"),
+        };
+        assert_eq!(found, of(expected));
+    }
 }
 
 #[test]

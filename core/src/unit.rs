@@ -2,7 +2,9 @@
 
 use crate::io::{Store, Traits};
 use crate::keep::Keep;
+use crate::medium::Medium;
 use crate::range::{Guard, Ranges, Span};
+use crate::tally::Tally;
 use std::any::Any;
 use std::fmt;
 use std::pin::Pin;
@@ -79,6 +81,10 @@ pub struct Unit {
     pub store: Box<dyn Store>,
     /// What runs on it on this core.
     pub ranges: Rc<Ranges>,
+    /// Work on the whole of it.
+    pub medium: Medium,
+    /// What was done to it, by all cores.
+    pub tally: Tally,
     /// How an atomic command gets its range on all cores.
     pub exclusive: Rc<dyn Exclusive>,
     /// What it keeps across restarts; the same on all cores.
@@ -137,6 +143,7 @@ mod tests {
             physical_block,
             optimal_io: 0,
             rotational: false,
+            atomic_write: 0,
         }
     }
 

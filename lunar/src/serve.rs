@@ -7,8 +7,10 @@ use crate::stats;
 use crate::volume::Volume;
 use anyhow::{Context, Result, anyhow, bail};
 use lunar_core::io::{Completion, Data, Io, Op, submit};
+use lunar_core::medium::Medium;
 use lunar_core::range::Ranges;
 use lunar_core::stats::Stats;
+use lunar_core::tally::Tally;
 use lunar_core::unit::{Geometry, Unit, UnitId};
 use lunar_iscsi::config;
 use lunar_iscsi::registry::Registry;
@@ -43,6 +45,10 @@ struct Setup {
     how: How,
     portals: Vec<SocketAddr>,
     stats: Vec<Arc<Stats>>,
+    /// What is counted of each volume.
+    tallies: Vec<Tally>,
+    /// Work on the whole of each volume.
+    media: Vec<Medium>,
     registry: Arc<Registry>,
     shared: Arc<SharedUnits>,
     tokens: Arc<Tokens>,
@@ -68,6 +74,8 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
     let portals = how.portals();
     let socket = how.stats.as_deref().map(|path| stats::Socket::serve(path, stats.clone())).transpose()?;
     let shared = restore(&volumes, &names)?;
+    let media = volumes.iter().map(|_| Medium::default()).collect();
+    let tallies = volumes.iter().map(|_| Tally::new(count)).collect();
     let setup = Arc::new(Setup {
         volumes,
         alias: alias(&names),
@@ -77,6 +85,8 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
         how,
         portals,
         stats,
+        tallies,
+        media,
         registry: Arc::new(Registry::new()),
         shared,
         tokens: tokens(),
@@ -253,6 +263,8 @@ fn build(
         },
         Rc::new(OtherCores(links.clone())),
     );
+    let spawner = reactor.clone();
+    target.run_in_background(Rc::new(move |work| spawner.spawn(work)));
     let units = open_units(setup, &reactor, &links, &target)?;
     let settings = Settings {
         target: setup.target.as_str().into(),
@@ -289,6 +301,8 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<T
             read_only: store.traits().read_only,
             store,
             ranges: Rc::new(Ranges::default()),
+            medium: setup.media[lun].clone(),
+            tally: setup.tallies[lun].of_core(target.config().core.into()),
             exclusive: Rc::new(AllCores(links.clone())),
             keep: volume.keep().clone(),
         });

@@ -2,9 +2,10 @@
 
 use crate::access::AluaState;
 use crate::command::Status;
+use crate::lu::{LogicalUnit, MediumState};
 use crate::nexus::{Addressee, Held, ItlNexus};
 use crate::sense::{Asc, Sense, SenseKey};
-use crate::table::{Alua, Gate, Gates, Needs, Persistent, Reach, Row};
+use crate::table::{Alua, Effect, Gate, Gates, Needs, OpCode, Persistent, Reach, Row};
 use std::ops::Deref;
 
 /// Why a command ends without having done what it asks. Behind a pointer: it is seldom, and results that carry it are
@@ -56,21 +57,25 @@ impl From<Sense> for Refusal {
 /// # Errors
 /// How the command ends if it may not. A unit attention that is told by it is told.
 pub fn admit(row: &Row, addressee: &Addressee) -> Result<(), Refusal> {
-    pass(&row.policy.gates, addressee)
+    decide(&row.policy.gates, Some(row), addressee)
 }
 
-/// Decides whether what these gates are for may be done to this addressee now: a command, or what one does to a disk
-/// that it was not sent to.
+/// Decides whether what these gates are for may be done to this addressee now: what a command does to a disk that it was
+/// not sent to.
 ///
 /// # Errors
 /// As [`admit`].
 pub fn pass(gates: &Gates, addressee: &Addressee) -> Result<(), Refusal> {
+    decide(gates, None, addressee)
+}
+
+fn decide(gates: &Gates, row: Option<&Row>, addressee: &Addressee) -> Result<(), Refusal> {
     match (addressee, gates.reach) {
         (Addressee::Disk(itl), _) => {
             if itl.is_clear() && itl.lu.is_clear() && gates.needs == Needs::Nothing {
                 return Ok(());
             }
-            examine(gates, itl)
+            examine(gates, row, itl)
         }
         (Addressee::WellKnown, Reach::WellKnown | Reach::Anywhere) | (Addressee::Nobody, Reach::Anywhere) => Ok(()),
         (Addressee::WellKnown, Reach::Disk) => Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into()),
@@ -80,8 +85,8 @@ pub fn pass(gates: &Gates, addressee: &Addressee) -> Result<(), Refusal> {
 
 /// The long way: something stands in some command's way.
 #[cold]
-fn examine(gates: &Gates, itl: &ItlNexus) -> Result<(), Refusal> {
-    if gates.needs == Needs::Provisioning && !itl.lu.provisioning() {
+fn examine(gates: &Gates, row: Option<&Row>, itl: &ItlNexus) -> Result<(), Refusal> {
+    if !itl.lu.meets(gates.needs) {
         return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
     }
     if gates.attention == Gate::Stops
@@ -93,6 +98,7 @@ fn examine(gates: &Gates, itl: &ItlNexus) -> Result<(), Refusal> {
     if conflicts(gates, itl.held()) {
         return Err(Refusal::bare(Status::RESERVATION_CONFLICT));
     }
+    usable(gates, row, &itl.lu)?;
     if gates.not_ready == Gate::Stops && itl.lu.stopped() {
         return Err(Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED).into());
     }
@@ -112,6 +118,19 @@ fn accessible(admits: Alua, state: AluaState) -> Result<(), Sense> {
         _ => (Alua::Settled, Asc::NOT_READY_UNAVAILABLE),
     };
     if admits >= enough { Ok(()) } else { Err(Sense::new(SenseKey::NOT_READY, asc)) }
+}
+
+/// Whether the medium is in a state for it (SBC-3 4.11, 5.3.1). Commands that every state of access admits ask nothing
+/// of a medium.
+fn usable(gates: &Gates, row: Option<&Row>, lu: &LogicalUnit) -> Result<(), Sense> {
+    let is_usable = match lu.medium() {
+        MediumState::Ready => true,
+        _ if gates.alua >= Alua::Settled => true,
+        MediumState::Formatting | MediumState::Sanitizing => false,
+        MediumState::FormatFailed => row.is_some_and(|row| row.policy.effect == Effect::Renew),
+        MediumState::SanitizeFailed { .. } => row.is_some_and(|row| row.policy.code.op == OpCode::SANITIZE),
+    };
+    if is_usable { Ok(()) } else { Err(lu.medium().sense(lu)) }
 }
 
 fn conflicts(gates: &Gates, held: Held) -> bool {

@@ -1,5 +1,6 @@
 //! The page of supported commands, made from the tables.
 
+use crate::log;
 use crate::mode;
 use crate::table::{Alua, Effect, Flow, Gate, Needs, Persistent, Row, TABLE};
 use crate::vpd;
@@ -23,6 +24,10 @@ pub fn commands() -> String {
     }
     page.push_str("\n## Mode pages\n\n| page | name | standard |\n|---|---|---|\n");
     for row in mode::PAGES {
+        push(&mut page, format_args!("| {:02X}/{:02X} | {} | {} |\n", row.page, row.subpage, row.name, row.clause));
+    }
+    page.push_str("\n## Log pages\n\n| page | name | standard |\n|---|---|---|\n");
+    for row in log::PAGES {
         push(&mut page, format_args!("| {:02X}/{:02X} | {} | {} |\n", row.page, row.subpage, row.name, row.clause));
     }
     page
@@ -49,6 +54,7 @@ fn line(page: &mut String, row: &Row) {
         Effect::None => "",
         Effect::Read => "reads",
         Effect::Write => "writes",
+        Effect::Renew => "renews",
     };
     let reserved = match (gates.spc2, gates.persistent) {
         (Gate::Passes, Persistent::Passes) => "",
@@ -65,6 +71,7 @@ fn line(page: &mut String, row: &Row) {
     let name = match gates.needs {
         Needs::Nothing => policy.name.to_owned(),
         Needs::Provisioning => format!("{} (thin units)", policy.name),
+        Needs::AtomicWrites => format!("{} (stores that promise it)", policy.name),
     };
     let (_, seconds) = gates.timeout.seconds();
     let clause = policy.clause;

@@ -1,6 +1,7 @@
 //! A command from its CDB to its status: found, checked, admitted, planned, carried out.
 
 use crate::admit::{Refusal, admit};
+use crate::cmd::lba_status;
 use crate::command::{Command, Reply, Status, TaskAttribute};
 use crate::context::Context;
 use crate::fault;
@@ -8,11 +9,12 @@ use crate::lu::LogicalUnit;
 use crate::nexus::{Addressee, Nexus};
 use crate::plan::Plan;
 use crate::sense::{Asc, Sense, SenseData};
-use crate::table::{Flow, Reach, Row, find};
+use crate::table::{Effect, Flow, Reach, Row, find};
 use crate::target::Target;
 use lunar_core::mem::Sg;
 use lunar_core::port::Transfer;
-use lunar_core::step::{Step, Tools, carry_out};
+use lunar_core::step::{self, Step, Tools, carry_out};
+use lunar_core::tally::Event;
 use lunar_core::wire::Writer;
 use std::borrow::Cow;
 
@@ -79,11 +81,16 @@ impl Target {
                 Plan::Conflict => return Err(Refusal::bare(Status::RESERVATION_CONFLICT)),
                 Plan::Reserve(request) => self.reserve(nexus, command.tag, &itl.lu, &request).await?,
                 Plan::Answer => return self.answer(tools, reply),
+                Plan::Survey { lba, runs } => {
+                    self.survey(&itl.lu, lba, runs, amount, tools).await?;
+                    return self.answer(tools, reply);
+                }
                 Plan::Both(steps) => {
                     for step in *steps {
                         moved += carrier.carry(step, reply, tools).await?;
                     }
                 }
+                Plan::Renew(renewal) => self.renew(&itl.lu, *renewal, transfer, tools).await?,
                 // Behind a pointer: it is larger than all the rest, and seldom.
                 Plan::Copy(list) => Box::pin(self.copy(nexus, &itl.lu, &list, transfer, tools)).await?,
                 Plan::Populate(ask, data, inactivity) => self.populate(nexus, &itl.lu, ask, *data, inactivity)?,
@@ -106,6 +113,9 @@ impl Target {
             return self.answer(tools, reply);
         }
         self.count(row, moved);
+        if let Addressee::Disk(itl) = addressee {
+            tally(row, moved, &itl.lu);
+        }
         Ok(())
     }
 
@@ -149,6 +159,28 @@ impl Target {
         let kept = cx.out.kept();
         scratch.truncate(kept);
         Ok(plan)
+    }
+
+    /// Writes the answer to GET LBA STATUS, which the store knows.
+    async fn survey(
+        &self,
+        lu: &LogicalUnit,
+        lba: u64,
+        runs: usize,
+        amount: u32,
+        tools: &mut Tools,
+    ) -> Result<(), Refusal> {
+        let geometry = &lu.unit.geometry;
+        let offset = lba * u64::from(geometry.block_size);
+        let found = step::survey(&lu.unit, offset, geometry.bytes() - offset, runs, tools).await;
+        let found = found.map_err(fault::transfer)?;
+        let mut scratch = self.scratch.borrow_mut();
+        scratch.resize((amount as usize).min(ANSWER_BYTES_MAX), 0);
+        let mut out = Writer::new(&mut scratch);
+        lba_status::report(geometry, lba, &found, &mut out);
+        let kept = out.kept();
+        scratch.truncate(kept);
+        Ok(())
     }
 
     /// GOOD, with what the command wrote.
@@ -217,9 +249,25 @@ impl<T: Transfer> Carrier<'_, T> {
         let site = fault::Site::of(&step, block);
         match carry_out(&self.lu.unit, step, self.transfer, tools, &mut reply.tail).await {
             Ok(()) => Ok(moved.unwrap_or(0)),
-            Err(failure) => Err(site.refusal(failure).wanting(reply.wanted)),
+            Err(failure) => {
+                if let Some(event) = site.error(failure) {
+                    self.lu.unit.tally.add(event, 1);
+                }
+                Err(site.refusal(failure).wanting(reply.wanted))
+            }
         }
     }
+}
+
+/// Counts a command that went well for the log pages of its unit.
+fn tally(row: &Row, moved: u64, lu: &LogicalUnit) {
+    let (command, bytes) = match (row.flow, row.policy.effect) {
+        (Flow::In, Effect::Read) => (Event::ReadCommand, Event::ReadBytes),
+        (Flow::Out, Effect::Write) => (Event::WriteCommand, Event::WriteBytes),
+        _ => return,
+    };
+    lu.unit.tally.add(command, 1);
+    lu.unit.tally.add(bytes, moved);
 }
 
 /// Pulls what the command reads before it plans: no more than the initiator sends.
@@ -283,7 +331,12 @@ fn fit(step: &mut Step, block: u32, command: &Command, wanted: &mut u64) -> Resu
             }
             (whole, whole.min(expects))
         }
-        Step::Write { len, .. } | Step::Compare { len, block: None, .. } => (cut(len)?, *len),
+        Step::Write { len, .. }
+        | Step::OrWrite { len, .. }
+        | Step::WriteVerify { len, .. }
+        | Step::Compare { len, block: None, .. } => (cut(len)?, *len),
+        Step::WriteAtomic { len, .. } if sends < *len => return Err(mismatch(*len)),
+        Step::WriteAtomic { len, .. } => (*len, *len),
         Step::Compare { block: Some(size), .. } if sends < u64::from(*size) => return Err(mismatch(u64::from(*size))),
         Step::Compare { block: Some(size), .. } => (u64::from(*size), u64::from(*size)),
         Step::CompareWrite { len, .. } if sends != 2 * *len => return Err(mismatch(2 * *len)),

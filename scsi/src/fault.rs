@@ -5,6 +5,7 @@ use crate::command::Status;
 use crate::sense::{Asc, Sense, SenseKey};
 use lunar_core::io::Fault;
 use lunar_core::step::{Failure, Step};
+use lunar_core::tally::Event;
 
 /// Where a step works: what is needed to say which block failed.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +14,7 @@ pub(crate) struct Site {
     offset: Option<u64>,
     block: u32,
     writes: bool,
+    verifies: bool,
 }
 
 impl Site {
@@ -24,10 +26,24 @@ impl Site {
             Step::Write { offset, .. }
             | Step::Fill { offset, .. }
             | Step::CompareWrite { offset, .. }
-            | Step::Copy { offset, .. } => (Some(*offset), true),
+            | Step::Copy { offset, .. }
+            | Step::OrWrite { offset, .. }
+            | Step::WriteAtomic { offset, .. }
+            | Step::WriteVerify { offset, .. } => (Some(*offset), true),
             Step::Flush | Step::Unmap(_) => (None, true),
         };
-        Self { offset, block, writes }
+        let verifies = matches!(step, Step::Compare { .. } | Step::Verify { .. });
+        Self { offset, block, writes, verifies }
+    }
+
+    /// What is counted of a failure: those of the medium.
+    pub(crate) fn error(&self, failure: Failure) -> Option<Event> {
+        let is_medium = matches!(failure, Failure::Fault { fault: Fault::Medium, .. });
+        is_medium.then_some(match (self.writes, self.verifies) {
+            (true, _) => Event::WriteError,
+            (false, true) => Event::VerifyError,
+            (false, false) => Event::ReadError,
+        })
     }
 
     /// How the command ends.

@@ -7,13 +7,15 @@ use crate::nexus::Nexus;
 use crate::shared::SharedUnits;
 use crate::table::{Flow, TABLE};
 use crate::target::{Clock, Everywhere, Nowhere, PortConfig, Target, TargetConfig};
-use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::keep::Forgetful;
+use lunar_core::medium::Medium;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::{NexusName, Transfer};
 use lunar_core::range::Ranges;
 use lunar_core::stats::Stats;
 use lunar_core::step::Tools;
+use lunar_core::tally::Tally;
 use lunar_core::time::Instant;
 use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
 use lunar_core::wire::Writer;
@@ -74,9 +76,21 @@ impl Store for MemoryStore {
             (Op::Copy { .. }, _) => return done.complete(Outcome::with(Err(Fault::Unsupported), io.data)),
             _ => {}
         }
+        let extent = match io.op {
+            Op::Extent { len } => extent(&bytes[at..at + len as usize]),
+            _ => Extent::default(),
+        };
         drop(bytes);
-        done.complete(Outcome::with(Ok(0), io.data));
+        done.complete(Outcome { result: Ok(0), data: io.data, extent });
     }
+}
+
+/// A block takes space if it is not all zeroes.
+fn extent(bytes: &[u8]) -> Extent {
+    let mut blocks = bytes.chunks(BLOCK as usize).map(|block| block.iter().any(|byte| *byte != 0)).peekable();
+    let mapped = blocks.peek().copied().unwrap_or(false);
+    let count = blocks.take_while(|state| *state == mapped).count();
+    Extent { len: count as u64 * u64::from(BLOCK), mapped }
 }
 
 /// Moves the data of one command.
@@ -161,6 +175,7 @@ impl Rig {
             physical_block: 4096,
             optimal_io: 0,
             rotational: false,
+            atomic_write: 64 * BLOCK,
         }
     }
 
@@ -256,6 +271,8 @@ impl Rig {
             geometry: Geometry::of(&traits, BLOCK).expect("a whole number of blocks"),
             read_only: traits.read_only,
             store: Box::new(MemoryStore { memory, traits }),
+            medium: Medium::default(),
+            tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges.clone())),
             keep: Arc::new(Forgetful::default()),
             ranges,

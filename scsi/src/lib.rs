@@ -2,18 +2,21 @@
 //!
 //! * [`table`]: the list of commands, one type each, and what derives from it; [`cmd`]: the commands by family
 //! * [`copy`]: third-party copies, their lists and their ends
-//! * [`vpd`], [`mode`]: pages, one row each
+//! * [`vpd`], [`mode`], [`log`]: pages, one row each
 //! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks; [`access`]: through which ports
 //! * [`information`]: what initiators write on a disk
 //! * [`reserve`]: reservations; [`shared`]: what the views of a disk on all cores have in common
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
 //! * [`task`], [`manage`]: task sets and task management; [`order`]: who runs when; [`attention`]: unit attentions
+//! * [`buffers`]: what READ BUFFER and WRITE BUFFER are about
 //! * [`command`], [`lun`], [`sense`]: what transports hand over and get back
+//! * [`renew`]: how FORMAT UNIT and SANITIZE write a whole medium anew
 //! * [`docs`], [`fuzzing`]: made from the table
 
 pub mod access;
 pub mod admit;
 pub mod attention;
+pub mod buffers;
 pub mod cmd;
 pub mod command;
 pub mod context;
@@ -23,6 +26,7 @@ pub mod execute;
 mod fault;
 pub mod fuzzing;
 pub mod information;
+pub mod log;
 pub mod lu;
 pub mod lun;
 pub mod manage;
@@ -30,6 +34,7 @@ pub mod mode;
 pub mod nexus;
 pub mod order;
 pub mod plan;
+pub mod renew;
 pub mod reserve;
 pub mod sense;
 pub mod shared;

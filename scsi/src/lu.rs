@@ -1,10 +1,12 @@
 //! A disk as all nexuses of this core see it: its unit, and what commands have set of it.
 
 use crate::access::{Access, AluaState};
+use crate::cmd::block::atomic_blocks_max;
 use crate::information::{self, Kind};
 use crate::mode;
-use crate::sense::Asc;
+use crate::sense::{Asc, Sense, SenseKey};
 use crate::shared::Shared;
+use crate::table::Needs;
 use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -20,6 +22,40 @@ pub struct ModeValues {
     pub descriptor_sense: bool,
     /// SWP: software write protection (SPC-4 7.5.8).
     pub write_protect: bool,
+}
+
+/// What a medium is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MediumState {
+    /// It can be read and written.
+    #[default]
+    Ready,
+    /// FORMAT UNIT is under way.
+    Formatting,
+    /// SANITIZE is under way.
+    Sanitizing,
+    /// FORMAT UNIT failed: only another one helps.
+    FormatFailed,
+    /// SANITIZE failed: only another one helps.
+    SanitizeFailed {
+        /// Or EXIT FAILURE MODE (AUSE).
+        exits: bool,
+    },
+}
+
+impl MediumState {
+    /// What a command is told that it does not admit.
+    #[must_use]
+    pub(crate) fn sense(self, lu: &LogicalUnit) -> Sense {
+        let (key, asc) = match self {
+            Self::Ready => return Sense::NONE,
+            Self::Formatting => (SenseKey::NOT_READY, Asc::NOT_READY_FORMAT_IN_PROGRESS),
+            Self::Sanitizing => (SenseKey::NOT_READY, Asc::NOT_READY_SANITIZE_IN_PROGRESS),
+            Self::FormatFailed => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::FORMAT_COMMAND_FAILED),
+            Self::SanitizeFailed { .. } => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::SANITIZE_COMMAND_FAILED),
+        };
+        Sense::new(key, asc).with_progress(lu.unit.medium.progress())
+    }
 }
 
 /// A change of a logical unit that every core must know of.
@@ -40,6 +76,10 @@ pub enum Change {
     Clock(i64),
     /// SET IDENTIFYING INFORMATION.
     Information(Kind, Arc<[u8]>),
+    /// FORMAT UNIT, SANITIZE.
+    Medium(MediumState),
+    /// The counters of the log pages begin at zero.
+    LogReset,
     /// Back to how it was after power on: a reset.
     Reset,
 }
@@ -50,7 +90,8 @@ impl Change {
     pub fn attention(&self) -> Option<Asc> {
         match self {
             Self::Mode { .. } => Some(Asc::MODE_PARAMETERS_CHANGED),
-            Self::Stopped(_) => None,
+            Self::Stopped(_) | Self::Medium(_) => None,
+            Self::LogReset => Some(Asc::LOG_PARAMETERS_CHANGED),
             Self::Access(_) => Some(Asc::ASYMMETRIC_ACCESS_STATE_CHANGED),
             Self::Clock(_) => Some(Asc::TIMESTAMP_CHANGED),
             Self::Information(..) => Some(Asc::DEVICE_IDENTIFIER_CHANGED),
@@ -161,6 +202,12 @@ impl State {
                 self.is_due(Aspect::Information(*kind), stamp)
                     && std::mem::replace(&mut self.information[*kind as usize], bytes.clone()) != *bytes
             }
+            Change::Medium(_) => false,
+            // The numbers are those of all cores: each letter does it again, which does not matter.
+            Change::LogReset => {
+                unit.tally.reset();
+                true
+            }
             Change::Reset => {
                 if self.is_due(Aspect::Mode, stamp) {
                     self.mode = self.saved.unwrap_or_else(|| mode::default_values(unit));
@@ -193,7 +240,8 @@ pub struct LogicalUnit {
     state: RefCell<State>,
     /// The values of its mode parameters, where every write looks.
     mode: Cell<ModeValues>,
-    /// Whether it stands in no command's way: not stopped, not write-protected.
+    medium: Cell<MediumState>,
+    /// Whether it stands in no command's way: not stopped, not write-protected, a medium that is ready.
     clear: Cell<bool>,
 }
 
@@ -202,18 +250,18 @@ impl LogicalUnit {
     #[must_use]
     pub(crate) fn new(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>) -> Self {
         let state = State::new(&unit);
-        Self::with_state(lun, unit, shared, state)
+        Self::with_state(lun, unit, shared, state, MediumState::default())
     }
 
     /// The same disk with another view of its unit.
     #[must_use]
     pub(crate) fn with_unit(&self, unit: Rc<Unit>) -> Self {
-        Self::with_state(self.lun, unit, self.shared.clone(), self.state.borrow().clone())
+        Self::with_state(self.lun, unit, self.shared.clone(), self.state.borrow().clone(), self.medium.get())
     }
 
-    fn with_state(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>, state: State) -> Self {
-        let mode = Cell::new(state.mode);
-        let disk = Self { lun, unit, shared, state: RefCell::new(state), mode, clear: Cell::new(false) };
+    fn with_state(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>, state: State, medium: MediumState) -> Self {
+        let (mode, medium) = (Cell::new(state.mode), Cell::new(medium));
+        let disk = Self { lun, unit, shared, state: RefCell::new(state), mode, medium, clear: Cell::new(false) };
         disk.refresh();
         disk
     }
@@ -260,6 +308,12 @@ impl LogicalUnit {
         self.state.borrow().information[kind as usize].clone()
     }
 
+    /// What its medium is in.
+    #[must_use]
+    pub fn medium(&self) -> MediumState {
+        self.medium.get()
+    }
+
     /// Whether writes are refused.
     #[must_use]
     pub fn write_protected(&self) -> bool {
@@ -278,6 +332,16 @@ impl LogicalUnit {
         self.unit.traits().unmap_granularity > 0
     }
 
+    /// Whether it is capable of what a command needs.
+    #[must_use]
+    pub(crate) fn meets(&self, needs: Needs) -> bool {
+        match needs {
+            Needs::Nothing => true,
+            Needs::Provisioning => self.provisioning(),
+            Needs::AtomicWrites => atomic_blocks_max(&self.unit) > 0,
+        }
+    }
+
     /// Bytes of a block.
     #[must_use]
     pub fn block_size(&self) -> u32 {
@@ -286,6 +350,10 @@ impl LogicalUnit {
 
     /// Makes a change, unless a later one was made already; tells whether there is something to tell.
     pub(crate) fn apply(&self, change: &Change, stamp: Stamp) -> bool {
+        // One works on a medium at a time and waits until all know: no change of it can overtake another.
+        if let Change::Medium(state) = change {
+            self.medium.set(*state);
+        }
         let told = self.state.borrow_mut().apply(&self.unit, change, stamp);
         self.refresh();
         told
@@ -294,7 +362,7 @@ impl LogicalUnit {
     fn refresh(&self) {
         let state = self.state.borrow();
         self.mode.set(state.mode);
-        self.clear.set(!state.stopped && !self.write_protected());
+        self.clear.set(!state.stopped && !self.write_protected() && self.medium.get() == MediumState::Ready);
     }
 }
 

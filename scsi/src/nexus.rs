@@ -2,6 +2,7 @@
 
 use crate::access::AluaState;
 use crate::attention::Attentions;
+use crate::buffers::Buffers;
 use crate::copy::results::Copies;
 use crate::lu::LogicalUnit;
 use crate::lun::Lun;
@@ -34,6 +35,8 @@ pub struct ItlNexus {
     pub lu: Rc<LogicalUnit>,
     /// In which order its commands run.
     pub order: Order,
+    /// What READ BUFFER reads.
+    pub buffers: Buffers,
     attentions: Attentions,
     held: Cell<Held>,
     alua: Cell<AluaState>,
@@ -56,6 +59,7 @@ impl ItlNexus {
         let itl = Self {
             lu,
             order: Order::default(),
+            buffers: Buffers::default(),
             attentions: Attentions::default(),
             held: Cell::new(held),
             alua,

@@ -5,6 +5,7 @@ use crate::copy::results::Ask;
 use crate::copy::tokens::Data;
 use crate::copy::transfer::Writing;
 use crate::lu::Change;
+use crate::renew::Renewal;
 use crate::reserve::Request;
 use lunar_core::step::Step;
 use std::time::Duration;
@@ -18,6 +19,13 @@ pub enum Plan {
     Answer,
     /// A step.
     Do(Step),
+    /// Which blocks from this one on take space, in so many runs at most, is the Data-In: GET LBA STATUS.
+    Survey {
+        /// First block.
+        lba: u64,
+        /// Runs.
+        runs: usize,
+    },
     /// Two steps, one after the other. Behind a pointer, for it is seldom.
     Both(Box<[Step; 2]>),
     /// A third-party copy.
@@ -28,6 +36,8 @@ pub enum Plan {
     Write(Box<Writing>),
     /// The copy of this list identifier that the nexus asked this logical unit for ends; done when it has.
     StopCopy(u32),
+    /// The whole medium is written anew. Behind a pointer, for it is seldom.
+    Renew(Box<Renewal>),
     /// A change of the logical unit that all cores must know of first.
     Change {
         /// Whether what is cached goes to the medium once all know, before the answer.

@@ -42,6 +42,8 @@ additional! {
     NOT_READY_UNAVAILABLE = 0x040c, "logical unit not accessible, target port in unavailable state";
     NOT_READY_TRANSITION = 0x040a, "logical unit not accessible, asymmetric access state transition";
     NOT_READY_START_REQUIRED = 0x0402, "logical unit not ready, initializing command required";
+    NOT_READY_FORMAT_IN_PROGRESS = 0x0404, "logical unit not ready, format in progress";
+    NOT_READY_SANITIZE_IN_PROGRESS = 0x041b, "logical unit not ready, sanitize in progress";
     NOT_READY_OFFLINE = 0x0412, "logical unit not ready, offline";
     UNREACHABLE_COPY_TARGET = 0x0804, "unreachable copy target";
     WRITE_ERROR = 0x0c00, "write error";
@@ -75,12 +77,16 @@ additional! {
     BUS_DEVICE_RESET = 0x2903, "bus device reset function occurred";
     I_T_NEXUS_LOSS = 0x2907, "I_T nexus loss occurred";
     MODE_PARAMETERS_CHANGED = 0x2a01, "mode parameters changed";
+    LOG_PARAMETERS_CHANGED = 0x2a02, "log parameters changed";
     RESERVATIONS_PREEMPTED = 0x2a03, "reservations preempted";
     RESERVATIONS_RELEASED = 0x2a04, "reservations released";
     REGISTRATIONS_PREEMPTED = 0x2a05, "registrations preempted";
     ASYMMETRIC_ACCESS_STATE_CHANGED = 0x2a06, "asymmetric access state changed";
     CAPACITY_DATA_CHANGED = 0x2a09, "capacity data has changed";
     TIMESTAMP_CHANGED = 0x2a10, "timestamp changed";
+    COMMAND_SEQUENCE_ERROR = 0x2c00, "command sequence error";
+    FORMAT_COMMAND_FAILED = 0x3101, "format command failed";
+    SANITIZE_COMMAND_FAILED = 0x3103, "sanitize command failed";
     SAVING_NOT_SUPPORTED = 0x3900, "saving parameters not supported";
     LOGICAL_UNIT_FAILURE = 0x3e01, "logical unit failure";
     TIME_OUT_ON_LOGICAL_UNIT = 0x3e02, "timeout on logical unit";
@@ -127,6 +133,8 @@ pub struct Sense {
     pub information: Option<u64>,
     /// The segment descriptor that was worked on, for COPY ABORTED: the last two bytes of COMMAND-SPECIFIC INFORMATION.
     pub segment: Option<u16>,
+    /// PROGRESS INDICATION, for NOT READY: parts of 65,536 that are done.
+    pub progress: Option<u16>,
 }
 
 impl Sense {
@@ -136,7 +144,7 @@ impl Sense {
     /// A kind and a cause.
     #[must_use]
     pub const fn new(key: SenseKey, asc: Asc) -> Self {
-        Self { key, asc, pointer: None, information: None, segment: None }
+        Self { key, asc, pointer: None, information: None, segment: None, progress: None }
     }
 
     /// ILLEGAL REQUEST, with this cause.
@@ -176,6 +184,13 @@ impl Sense {
         self
     }
 
+    /// With PROGRESS INDICATION.
+    #[must_use]
+    pub const fn with_progress(mut self, progress: u16) -> Self {
+        self.progress = Some(progress);
+        self
+    }
+
     /// With a pointer to the field that begins with this byte.
     #[must_use]
     pub const fn at(self, within: Within, byte: usize) -> Self {
@@ -191,6 +206,10 @@ impl Sense {
 
     /// Sense-key specific bytes (SPC-6 4.4.2.4).
     fn key_specific(&self) -> Option<[u8; 3]> {
+        if let Some(progress) = self.progress {
+            let [high, low] = progress.to_be_bytes();
+            return Some([0x80, high, low]);
+        }
         let Pointer { within, byte, bit } = self.pointer?;
         let within = match within {
             Within::Cdb => 0x40,
@@ -311,6 +330,13 @@ mod tests {
         ];
         assert_eq!(sense.data(true)[..], bytes);
         assert_eq!(Sense::NONE.data(true)[..], [0x72, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn progress_is_told_in_both_formats() {
+        let sense = Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_SANITIZE_IN_PROGRESS).with_progress(0x1234);
+        assert_eq!(sense.data(false)[12..], [0x04, 0x1b, 0, 0x80, 0x12, 0x34]);
+        assert_eq!(sense.data(true)[8..], [0x02, 0x06, 0, 0, 0x80, 0x12, 0x34, 0]);
     }
 
     #[test]

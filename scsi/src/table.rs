@@ -14,17 +14,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 codes! {
     /// Operation codes (SPC-4 annex E).
     pub struct OpCode(u8) {
-        TEST_UNIT_READY = 0x00, REQUEST_SENSE = 0x03, READ_6 = 0x08, WRITE_6 = 0x0a, INQUIRY = 0x12,
-        MODE_SELECT_6 = 0x15, RESERVE_6 = 0x16, RELEASE_6 = 0x17, MODE_SENSE_6 = 0x1a,
-        START_STOP_UNIT = 0x1b, READ_CAPACITY_10 = 0x25, READ_10 = 0x28, WRITE_10 = 0x2a,
-        WRITE_AND_VERIFY_10 = 0x2e, VERIFY_10 = 0x2f, PRE_FETCH_10 = 0x34,
-        SYNCHRONIZE_CACHE_10 = 0x35, WRITE_SAME_10 = 0x41, UNMAP = 0x42, MODE_SELECT_10 = 0x55,
-        RESERVE_10 = 0x56, RELEASE_10 = 0x57, MODE_SENSE_10 = 0x5a, PERSISTENT_RESERVE_IN = 0x5e,
-        PERSISTENT_RESERVE_OUT = 0x5f, THIRD_PARTY_COPY_OUT = 0x83, THIRD_PARTY_COPY_IN = 0x84, READ_16 = 0x88,
-        COMPARE_AND_WRITE = 0x89, WRITE_16 = 0x8a,
-        WRITE_AND_VERIFY_16 = 0x8e, VERIFY_16 = 0x8f, PRE_FETCH_16 = 0x90, SYNCHRONIZE_CACHE_16 = 0x91,
-        WRITE_SAME_16 = 0x93, SERVICE_ACTION_IN_16 = 0x9e, REPORT_LUNS = 0xa0, MAINTENANCE_IN = 0xa3,
-        MAINTENANCE_OUT = 0xa4, READ_12 = 0xa8, WRITE_12 = 0xaa, WRITE_AND_VERIFY_12 = 0xae, VERIFY_12 = 0xaf,
+        TEST_UNIT_READY = 0x00, REQUEST_SENSE = 0x03, FORMAT_UNIT = 0x04, READ_6 = 0x08, WRITE_6 = 0x0a, INQUIRY = 0x12,
+        MODE_SELECT_6 = 0x15, RESERVE_6 = 0x16, RELEASE_6 = 0x17, MODE_SENSE_6 = 0x1a, START_STOP_UNIT = 0x1b,
+        PREVENT_ALLOW_MEDIUM_REMOVAL = 0x1e, READ_CAPACITY_10 = 0x25, READ_10 = 0x28, WRITE_10 = 0x2a,
+        WRITE_AND_VERIFY_10 = 0x2e, VERIFY_10 = 0x2f, PRE_FETCH_10 = 0x34, SYNCHRONIZE_CACHE_10 = 0x35,
+        READ_DEFECT_DATA_10 = 0x37, WRITE_BUFFER = 0x3b, READ_BUFFER_10 = 0x3c, WRITE_SAME_10 = 0x41, UNMAP = 0x42,
+        SANITIZE = 0x48, LOG_SELECT = 0x4c, LOG_SENSE = 0x4d, MODE_SELECT_10 = 0x55, RESERVE_10 = 0x56,
+        RELEASE_10 = 0x57, MODE_SENSE_10 = 0x5a, PERSISTENT_RESERVE_IN = 0x5e, PERSISTENT_RESERVE_OUT = 0x5f,
+        THIRD_PARTY_COPY_OUT = 0x83, THIRD_PARTY_COPY_IN = 0x84, READ_16 = 0x88, COMPARE_AND_WRITE = 0x89,
+        WRITE_16 = 0x8a, ORWRITE_16 = 0x8b, WRITE_AND_VERIFY_16 = 0x8e, VERIFY_16 = 0x8f, PRE_FETCH_16 = 0x90,
+        SYNCHRONIZE_CACHE_16 = 0x91, WRITE_SAME_16 = 0x93, READ_BUFFER_16 = 0x9b, WRITE_ATOMIC_16 = 0x9c,
+        SERVICE_ACTION_IN_16 = 0x9e, REPORT_LUNS = 0xa0, MAINTENANCE_IN = 0xa3, MAINTENANCE_OUT = 0xa4, READ_12 = 0xa8,
+        WRITE_12 = 0xaa, WRITE_AND_VERIFY_12 = 0xae, VERIFY_12 = 0xaf, READ_DEFECT_DATA_12 = 0xb7,
     }
 }
 
@@ -63,6 +64,8 @@ pub enum Effect {
     Read,
     /// Changes it.
     Write,
+    /// Makes it anew, and so helps where that failed before.
+    Renew,
 }
 
 /// Whether a condition stops a command.
@@ -117,6 +120,8 @@ pub enum Needs {
     Nothing,
     /// Logical block provisioning management (SBC-3 4.7).
     Provisioning,
+    /// Writes that are on the medium all or not at all.
+    AtomicWrites,
 }
 
 /// How long a command may take: what REPORT SUPPORTED OPERATION CODES tells.
@@ -348,6 +353,7 @@ macro_rules! table {
 table! {
     cmd::ready::TestUnitReady,
     cmd::ready::RequestSense,
+    cmd::format::FormatUnit,
     cmd::read_write::Read6,
     cmd::read_write::Write6,
     cmd::inquiry::Inquiry,
@@ -356,6 +362,7 @@ table! {
     cmd::reserve::Release6,
     cmd::mode::ModeSense6,
     cmd::ready::StartStopUnit,
+    cmd::ready::PreventAllowMediumRemoval,
     cmd::capacity::ReadCapacity10,
     cmd::read_write::Read10,
     cmd::read_write::Write10,
@@ -363,8 +370,16 @@ table! {
     cmd::verify::Verify10,
     cmd::cache::PreFetch10,
     cmd::cache::SynchronizeCache10,
+    cmd::defects::ReadDefectData10,
+    cmd::buffer::WriteBuffer,
+    cmd::buffer::ReadBuffer10,
     cmd::provisioning::WriteSame10,
     cmd::provisioning::Unmap,
+    cmd::format::Overwrite,
+    cmd::format::BlockErase,
+    cmd::format::ExitFailureMode,
+    cmd::log::LogSelect,
+    cmd::log::LogSense,
     cmd::mode::ModeSelect10,
     cmd::reserve::Reserve10,
     cmd::reserve::Release10,
@@ -395,12 +410,16 @@ table! {
     cmd::read_write::Read16,
     cmd::verify::CompareAndWrite,
     cmd::read_write::Write16,
+    cmd::atomic::OrWrite16,
     cmd::read_write::WriteAndVerify16,
     cmd::verify::Verify16,
     cmd::cache::PreFetch16,
     cmd::cache::SynchronizeCache16,
     cmd::provisioning::WriteSame16,
+    cmd::buffer::ReadBuffer16,
+    cmd::atomic::WriteAtomic16,
     cmd::capacity::ReadCapacity16,
+    cmd::lba_status::GetLbaStatus16,
     cmd::luns::ReportLuns,
     cmd::information::ReportIdentifyingInformation,
     cmd::ports::ReportTargetPortGroups,
@@ -414,6 +433,7 @@ table! {
     cmd::read_write::Write12,
     cmd::read_write::WriteAndVerify12,
     cmd::verify::Verify12,
+    cmd::defects::ReadDefectData12,
 }
 
 /// No row.

@@ -25,6 +25,8 @@ fn plain(row: &Row) -> Vec<u8> {
         Code { op: OpCode::MODE_SENSE_6 | OpCode::MODE_SENSE_10, .. } => cdb[2] = 0x3f,
         Code { op: OpCode::MAINTENANCE_IN, action: Some(0x0d) } => cdb[9] = 16,
         Code { op: OpCode::WRITE_SAME_10, .. } => cdb[8] = 1,
+        Code { op: OpCode::SANITIZE, action: Some(1) } => cdb[8] = 8,
+        Code { op: OpCode::WRITE_BUFFER | OpCode::READ_BUFFER_10 | OpCode::READ_BUFFER_16, .. } => cdb[1] = 0x02,
         Code { op: OpCode::WRITE_SAME_16, .. } => cdb[13] = 1,
         Code { op: OpCode::PERSISTENT_RESERVE_OUT, .. } => {
             cdb[2] = 1;
@@ -43,6 +45,7 @@ fn data_out(row: &Row) -> Vec<u8> {
             [&[KEY; 16][..], &[0, 0, 0, 1, 0, 0, 0, 24, 0x45, 0, 0, 20], b"iqn.b,i,0x1\0\0\0\0\0\0\0\0\0"].concat()
         }
         (Code { op: OpCode::PERSISTENT_RESERVE_OUT, .. }, _) => [[KEY; 16], [0; 16]].concat()[..24].to_vec(),
+        (Code { op: OpCode::SANITIZE, action: Some(1) }, _) => vec![1, 0, 0, 4, 0, 0, 0, 0],
         (_, Flow::Block) => vec![0; 512],
         _ => Vec::new(),
     }
@@ -144,7 +147,7 @@ fn usage_masks_begin_with_the_code() {
 fn policies_agree_with_themselves() {
     for row in TABLE {
         let Policy { name, clause, effect, gates, .. } = row.policy;
-        let writes = effect == Effect::Write;
+        let writes = matches!(effect, Effect::Write | Effect::Renew);
         assert_eq!(writes, gates.write_protect == Gate::Stops, "{name}");
         if effect != Effect::None {
             assert_eq!((gates.spc2, gates.not_ready, gates.attention), (Gate::Stops, Gate::Stops, Gate::Stops));

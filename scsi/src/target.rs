@@ -114,8 +114,13 @@ impl Everywhere for Nowhere {
     }
 }
 
+/// Runs work that goes on after its command.
+pub type Spawn = Rc<dyn Fn(Pin<Box<dyn Future<Output = ()>>>)>;
+
 /// One core's view of a SCSI target device.
 pub struct Target {
+    this: Weak<Self>,
+    background: RefCell<Option<Spawn>>,
     pub(crate) config: TargetConfig,
     pub(crate) everywhere: Rc<dyn Everywhere>,
     /// Where answers are written before they are copied to memory that can be sent.
@@ -129,7 +134,9 @@ impl Target {
     /// A target device without logical units.
     #[must_use]
     pub fn new(config: TargetConfig, everywhere: Rc<dyn Everywhere>) -> Rc<Self> {
-        Rc::new(Self {
+        Rc::new_cyclic(|this| Self {
+            this: this.clone(),
+            background: RefCell::default(),
             config,
             everywhere,
             scratch: RefCell::default(),
@@ -137,6 +144,20 @@ impl Target {
             nexuses: RefCell::default(),
             changes: Cell::new(0),
         })
+    }
+
+    /// Gives work that goes on after its command to `spawn`. Without, such a command ends with its work, and the work
+    /// goes on only as long as somebody waits for the command.
+    pub fn run_in_background(&self, spawn: Spawn) {
+        *self.background.borrow_mut() = Some(spawn);
+    }
+
+    pub(crate) fn background(&self) -> Option<Spawn> {
+        self.background.borrow().clone()
+    }
+
+    pub(crate) fn this(&self) -> Option<Rc<Self>> {
+        self.this.upgrade()
     }
 
     /// Adds a logical unit, or puts another in its place. The nexuses are told: of a changed capacity if it is

@@ -7,9 +7,11 @@ use crate::watch::Watch;
 use lunar::cores::{AllCores, Letter, Links, OtherCores, OtherSessions};
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
 use lunar_core::keep::{Forgetful, Keep};
+use lunar_core::medium::Medium;
 use lunar_core::mem::Arena;
 use lunar_core::range::{Ranges, Span};
 use lunar_core::stats::Stats;
+use lunar_core::tally::Tally;
 use lunar_core::time::Instant;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_iscsi::config;
@@ -105,6 +107,7 @@ impl Volume {
             physical_block: 4096,
             optimal_io: 0,
             rotational: false,
+            atomic_write: 0,
         }
     }
 }
@@ -347,6 +350,8 @@ fn open_units(
             read_only: false,
             store,
             ranges: Rc::new(Ranges::default()),
+            medium: Medium::default(),
+            tally: Tally::default(),
             exclusive: Rc::new(LooseCores(Rc::downgrade(links))),
             keep: opened[lun].keep.clone(),
         });

@@ -7,10 +7,12 @@ use crate::stamp::{self, SECTOR};
 use crate::watch::Watch;
 use lunar_core::io::{Completion, Fault, Store, Traits};
 use lunar_core::keep::Forgetful;
+use lunar_core::medium::Medium;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::range::Ranges;
 use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
+use lunar_core::tally::Tally;
 use lunar_core::time::Instant;
 use lunar_core::unit::{Geometry, OneCore, Unit, UnitId};
 use lunar_ram::RamVolume;
@@ -73,6 +75,7 @@ impl Setup {
             physical_block: 4096,
             optimal_io: 0,
             rotational: false,
+            atomic_write: 0,
         }
     }
 }
@@ -193,6 +196,8 @@ impl Bench {
             read_only: false,
             store,
             ranges: ranges.clone(),
+            medium: Medium::default(),
+            tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges)),
             keep: Arc::new(Forgetful::default()),
         };

@@ -172,6 +172,8 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<Checked, Refusal> {
         physical_block: ioctl_blkpbszget(&file)?.max(sector),
         optimal_io: limit("optimal_io_size"),
         rotational: limit("rotational") == 1,
+        // The kernel may split a write of more than one sector.
+        atomic_write: 0,
     };
     Ok(Checked { file, traits, alignment, limits, mark: mark(path, device) })
 }

@@ -226,6 +226,8 @@ fn traits(file: BorrowedFd<'_>, stat: &Stat, size: u64, options: &Options) -> Re
         physical_block: block.max(PAGE as u32),
         optimal_io: if preferred > block && preferred.is_power_of_two() { preferred } else { 0 },
         rotational: queue_limit(stat.st_dev, "rotational") == Some(1),
+        // The page cache writes back page by page.
+        atomic_write: 0,
     })
 }
 

@@ -2,6 +2,7 @@
 
 use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::mem::{Arena, Sg, Slice};
+use lunar_core::step::PIECE_BYTES;
 use lunar_reactor::Reactor;
 use std::io;
 
@@ -29,6 +30,8 @@ impl NullVolume {
             physical_block: GRANULARITY,
             optimal_io: 0,
             rotational: false,
+            // Nothing is kept, so nothing is kept by halves.
+            atomic_write: PIECE_BYTES as u32,
         };
         Self { traits }
     }

@@ -6,6 +6,7 @@
 mod table;
 
 use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::step::PIECE_BYTES;
 use lunar_reactor::Reactor;
 use std::io;
 use std::sync::Arc;
@@ -41,6 +42,8 @@ impl RamVolume {
             physical_block: 4096,
             optimal_io: 0,
             rotational: false,
+            // It is all gone with power.
+            atomic_write: PIECE_BYTES as u32,
         };
         Ok(Self { traits, table: Arc::new(Table::new(size)) })
     }

@@ -46,6 +46,13 @@ pub fn compare_and_write_blocks_max(unit: &Unit) -> u64 {
     COMPARE_AND_WRITE_BLOCKS_MAX.min(PIECE_BYTES as u64 / u64::from(unit.geometry.block_size))
 }
 
+/// Blocks that WRITE ATOMIC may be long: what the store promises, moved at once. 0: it is not supported.
+#[must_use]
+pub fn atomic_blocks_max(unit: &Unit) -> u64 {
+    let bytes = u64::from(unit.traits().atomic_write).min(PIECE_BYTES as u64);
+    (bytes / u64::from(unit.geometry.block_size)).min(u16::MAX.into())
+}
+
 /// Blocks that WRITE SAME may be long.
 #[must_use]
 pub fn write_same_blocks_max(unit: &Unit) -> u64 {

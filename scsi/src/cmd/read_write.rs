@@ -124,7 +124,7 @@ macro_rules! write {
     };
 }
 
-/// BYTCHK of WRITE AND VERIFY, one bit: what was written is durable and read back either way.
+/// BYTCHK of WRITE AND VERIFY, one bit: what is read back is compared. It is durable and read back either way.
 const BYTE_CHECK: u8 = 0x02;
 
 /// WRITE AND VERIFY of one layout.
@@ -138,8 +138,7 @@ macro_rules! write_and_verify {
 
             fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
                 let Bytes { offset, len } = range(cx.disk()?, self, TRANSFER_BYTES_MAX)?;
-                let write = Step::Write { offset, len, durable: true };
-                Ok(Plan::Both(Box::new([write, Step::Verify { offset, len }])))
+                Ok(Plan::Do(Step::WriteVerify { offset, len, compare: self.flags & BYTE_CHECK != 0 }))
             }
         }
     };

@@ -1,7 +1,7 @@
 //! TEST UNIT READY, REQUEST SENSE, START STOP UNIT.
 
 use crate::context::Context;
-use crate::lu::Change;
+use crate::lu::{Change, MediumState};
 use crate::nexus::Addressee;
 use crate::plan::Plan;
 use crate::sense::{Asc, Sense, SenseKey};
@@ -87,6 +87,7 @@ impl CommandType for RequestSense {
         let sense = match cx.addressee {
             Addressee::Disk(itl) => match itl.take_attention() {
                 Some(sense) => sense,
+                None if itl.lu.medium() != MediumState::Ready => itl.lu.medium().sense(&itl.lu),
                 None if itl.lu.stopped() => Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED),
                 None => Sense::NONE,
             },
@@ -114,6 +115,8 @@ pub struct StartStopUnit {
 const POWER_CONDITION: u8 = 0xf0;
 /// NO_FLUSH: what is cached need not go to the medium first.
 const NO_FLUSH: u8 = 0x04;
+/// LOEJ: there is nothing to load or to eject. Refused after admission: a unit that is not ready says so first.
+const LOAD_EJECT: u8 = 0x02;
 /// START.
 const START: u8 = 0x01;
 
@@ -141,13 +144,14 @@ impl CommandType for StartStopUnit {
         immediate: 0x01,
         reserved: 0,
         modifier: 0,
-        flags: POWER_CONDITION | NO_FLUSH | START,
+        flags: POWER_CONDITION | NO_FLUSH | LOAD_EJECT | START,
         control: 0,
     };
     const DATA: Data<Self> = Data::None;
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         let stopped = match (self.flags & POWER_CONDITION) >> 4 {
+            0 if self.flags & LOAD_EJECT != 0 => return Err(Sense::bit_in_cdb(offset_of!(Self, flags), 1)),
             // START_VALID: START decides.
             0 => self.flags & START == 0,
             // ACTIVE.
@@ -160,6 +164,47 @@ impl CommandType for StartStopUnit {
         }
         let flush = stopped && self.flags & NO_FLUSH == 0;
         Ok(Plan::Change { flush, keep: None, change: Change::Stopped(stopped) })
+    }
+}
+
+/// PREVENT ALLOW MEDIUM REMOVAL. No medium can be removed, so there is nothing to prevent and nothing to remember.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct PreventAllowMediumRemoval {
+    opcode: u8,
+    reserved: [u8; 3],
+    prevent: u8,
+    control: u8,
+}
+
+/// PREVENT: one bit since SBC-3; the other, for changers, is obsolete.
+const PREVENT: u8 = 0x01;
+
+impl CommandType for PreventAllowMediumRemoval {
+    const POLICY: Policy = Policy {
+        name: "PREVENT ALLOW MEDIUM REMOVAL",
+        clause: "SBC-3 5.10",
+        code: Code::of(OpCode::PREVENT_ALLOW_MEDIUM_REMOVAL),
+        effect: Effect::None,
+        gates: Gates {
+            reach: Reach::Disk,
+            needs: Needs::Nothing,
+            attention: Gate::Stops,
+            spc2: Gate::Stops,
+            // Conflict with PREVENT only, which here does nothing.
+            persistent: Persistent::Passes,
+            alua: Alua::Active,
+            not_ready: Gate::Passes,
+            write_protect: Gate::Passes,
+            timeout: Timeout::Quick,
+        },
+    };
+    const USAGE: Self =
+        Self { opcode: OpCode::PREVENT_ALLOW_MEDIUM_REMOVAL.0, reserved: [0; 3], prevent: PREVENT, control: 0 };
+    const DATA: Data<Self> = Data::None;
+
+    fn run(&self, _cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        Ok(Plan::Done)
     }
 }
 

@@ -83,7 +83,7 @@ impl TimeoutsDescriptor {
 }
 
 fn is_supported(row: &Row, lu: &LogicalUnit) -> bool {
-    row.policy.gates.needs == Needs::Nothing || lu.provisioning()
+    lu.meets(row.policy.gates.needs)
 }
 
 /// SPC-4 6.35.2

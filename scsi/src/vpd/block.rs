@@ -2,8 +2,8 @@
 
 use super::VpdPage;
 use crate::cmd::block::{
-    UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, VERIFY_BYTES_MAX, compare_and_write_blocks_max, transfer_blocks_max,
-    write_same_blocks_max,
+    UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, VERIFY_BYTES_MAX, atomic_blocks_max, compare_and_write_blocks_max,
+    transfer_blocks_max, write_same_blocks_max,
 };
 use crate::context::Context;
 use crate::lu::LogicalUnit;
@@ -26,8 +26,11 @@ pub(super) struct Limits {
     unmap_granularity: be::U32,
     unmap_alignment: be::U32,
     write_same_max: be::U64,
-    atomic: [be::U32; 3],
-    boundary: [be::U32; 2],
+    atomic_max: be::U32,
+    atomic_alignment: be::U32,
+    atomic_granularity: be::U32,
+    atomic_with_boundary_max: be::U32,
+    atomic_boundary_max: be::U32,
 }
 
 /// WSNZ: WRITE SAME of length zero is refused.
@@ -68,8 +71,12 @@ impl VpdPage for Limits {
             unmap_granularity: unmap(u64::from(traits.unmap_granularity / block).max(1)),
             unmap_alignment: unmap(ALIGNMENT_VALID.into()),
             write_same_max: write_same_blocks_max(unit).into(),
-            atomic: Default::default(),
-            boundary: Default::default(),
+            atomic_max: short(atomic_blocks_max(unit)),
+            // Zeroes: any alignment, any length, no boundary.
+            atomic_alignment: 0.into(),
+            atomic_granularity: 0.into(),
+            atomic_with_boundary_max: 0.into(),
+            atomic_boundary_max: 0.into(),
         });
     }
 }
@@ -80,7 +87,7 @@ impl VpdPage for Limits {
 pub(super) struct Characteristics {
     rotation: be::U16,
     product: u8,
-    /// WABEREQ, WACEREQ, nominal form factor: not told.
+    /// WABEREQ, WACEREQ, NOMINAL FORM FACTOR.
     form: u8,
     /// ZONED, FUAB, VBULS.
     flags: u8,
@@ -94,6 +101,9 @@ const UNKNOWN_RATE: u16 = 0;
 /// MEDIUM ROTATION RATE: does not turn.
 const NON_ROTATING: u16 = 1;
 
+/// WABEREQ = 01b: what SANITIZE erased can be read without a write first.
+const ERASED_READS: u8 = 0x40;
+
 impl VpdPage for Characteristics {
     const PAGE: u8 = 0xb1;
     const NAME: &'static str = "Block Device Characteristics";
@@ -102,7 +112,8 @@ impl VpdPage for Characteristics {
     fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
         let rotation = if lu.unit.traits().rotational { UNKNOWN_RATE } else { NON_ROTATING };
         let flags = if lu.provisioning() { VERIFIES_UNMAPPED } else { 0 };
-        out.put(&Self { rotation: rotation.into(), product: 0, form: 0, flags, reserved: [0; 55] });
+        let form = if lu.provisioning() { ERASED_READS } else { 0 };
+        out.put(&Self { rotation: rotation.into(), product: 0, form, flags, reserved: [0; 55] });
     }
 }
 

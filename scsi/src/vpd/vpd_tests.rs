@@ -124,9 +124,15 @@ fn block_limits() {
         0, 0, 0, 8, // unmap granularity
         0x80, 0, 0, 0, // unmap alignment
         0, 0, 0, 0, 0, 0x10, 0, 0, // write same
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        0, 0, 0, 64, // atomic write
+        0, 0, 0, 0, 0, 0, 0, 0, // its alignment and granularity: any
+        0, 0, 0, 0, 0, 0, 0, 0, // no boundaries in it
     ];
     assert_eq!(page(&Rig::default(), 0xb0), expected);
+    for (atomic_write, blocks) in [(0, 0), (511, 0), (4096, 8), (u32::MAX, 512)] {
+        let told = page(&Rig::new(Traits { atomic_write, ..Rig::traits() }), 0xb0);
+        assert_eq!(told[44..48], u32::to_be_bytes(blocks), "one piece at most");
+    }
     let thick = page(&Rig::new(Traits { unmap_granularity: 0, ..Rig::traits() }), 0xb0);
     assert_eq!(thick[20..36], [0; 16]);
 }

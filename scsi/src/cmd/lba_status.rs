@@ -1,0 +1,196 @@
+//! GET LBA STATUS.
+
+use super::block::{READS, within};
+use crate::context::Context;
+use crate::plan::Plan;
+use crate::sense::Sense;
+use crate::table::{Code, CommandType, Data, Effect, OpCode, Policy, SERVICE_ACTION_BITS};
+use lunar_core::io::Extent;
+use lunar_core::unit::Geometry;
+use lunar_core::wire::{Writer, be};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// GET LBA STATUS(16)
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct GetLbaStatus16 {
+    opcode: u8,
+    action: u8,
+    lba: be::U64,
+    allocation: be::U32,
+    reserved: u8,
+    control: u8,
+}
+
+/// Service action of GET LBA STATUS(16).
+const ACTION: u8 = 0x12;
+const _: () = assert!(ACTION & !SERVICE_ACTION_BITS == 0);
+
+/// Descriptors of one answer: bounds the questions to the store. Who wants more asks from the next block on.
+const DESCRIPTORS_MAX: usize = 256;
+
+/// Parameter data's header (SBC-3 5.4.2).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Header {
+    length: be::U32,
+    reserved: [u8; 3],
+    /// COMPLETION CONDITION, RTP (SBC-4): reserved before.
+    condition: u8,
+}
+
+/// SBC-3 5.4.3
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Descriptor {
+    lba: be::U64,
+    count: be::U32,
+    status: u8,
+    reserved: [u8; 3],
+}
+
+/// PROVISIONING STATUS: mapped, or a unit without provisioning.
+const MAPPED: u8 = 0;
+/// PROVISIONING STATUS: deallocated.
+const DEALLOCATED: u8 = 1;
+/// COMPLETION CONDITION: the allocation length, or what one answer holds, was met.
+const FULL: u8 = 1 << 1;
+/// COMPLETION CONDITION: the last block is there.
+const COMPLETE: u8 = 3 << 1;
+
+impl CommandType for GetLbaStatus16 {
+    const POLICY: Policy = Policy {
+        name: "GET LBA STATUS(16)",
+        clause: "SBC-3 5.4",
+        code: Code::with_action(OpCode::SERVICE_ACTION_IN_16, ACTION),
+        effect: Effect::Read,
+        gates: READS,
+    };
+    const USAGE: Self = Self {
+        opcode: OpCode::SERVICE_ACTION_IN_16.0,
+        action: ACTION,
+        lba: be::U64::MAX_VALUE,
+        allocation: be::U32::MAX_VALUE,
+        reserved: 0,
+        control: 0,
+    };
+    const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let lu = cx.disk()?;
+        let lba = self.lba.get();
+        within(lu, lba, 1)?;
+        if !lu.provisioning() {
+            let all = Extent { len: lu.unit.geometry.bytes(), mapped: true };
+            report(&lu.unit.geometry, lba, &[all], &mut cx.out);
+            return Ok(Plan::Answer);
+        }
+        let room = (self.allocation.get() as usize).saturating_sub(size_of::<Header>()) / size_of::<Descriptor>();
+        Ok(Plan::Survey { lba, runs: room.clamp(1, DESCRIPTORS_MAX) })
+    }
+}
+
+/// Writes parameter data: which of the blocks from `lba` on take space, run by run.
+pub(crate) fn report(geometry: &Geometry, lba: u64, runs: &[Extent], out: &mut Writer<'_>) {
+    let start = out.written();
+    out.zeros(size_of::<Header>());
+    let mut at = lba;
+    for run in runs {
+        let status = if run.mapped { MAPPED } else { DEALLOCATED };
+        let mut rest = (run.len / u64::from(geometry.block_size)).min(geometry.blocks - at);
+        while rest > 0 {
+            let count = u32::try_from(rest).unwrap_or(u32::MAX);
+            out.put(&Descriptor { lba: at.into(), count: count.into(), status, reserved: [0; 3] });
+            at += u64::from(count);
+            rest -= u64::from(count);
+        }
+    }
+    let condition = if at == geometry.blocks { COMPLETE } else { FULL };
+    // Few runs, of descriptors of 2^32 blocks: far below 4 GiB.
+    let length = (out.written() - start - size_of::<be::U32>()) as u32;
+    out.patch(start, Header { length: length.into(), reserved: [0; 3], condition }.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuzzing::{BLOCKS, Ended, Rig};
+    use crate::sense::Asc;
+    use lunar_core::io::{Fault, Traits};
+
+    fn ask(rig: &Rig, lba: u64, allocation: u32) -> Ended {
+        let cdb = [&[0x9e, 0x12][..], &lba.to_be_bytes(), &allocation.to_be_bytes(), &[0, 0]].concat();
+        rig.run(&cdb, &[], allocation)
+    }
+
+    fn descriptor(lba: u64, count: u32, status: u8) -> Vec<u8> {
+        [&lba.to_be_bytes()[..], &count.to_be_bytes(), &[status, 0, 0, 0]].concat()
+    }
+
+    /// Blocks 8 to 15 and the last one are written to.
+    fn written() -> Rig {
+        let rig = Rig::default();
+        let mut bytes = rig.memory.bytes.borrow_mut();
+        bytes[8 * 512..16 * 512].fill(1);
+        bytes[(BLOCKS as usize - 1) * 512..].fill(1);
+        drop(bytes);
+        rig
+    }
+
+    #[test]
+    fn runs_follow_each_other_to_the_end() {
+        let last = BLOCKS - 1;
+        let expected = [
+            vec![0, 0, 0, 4 + 4 * 16, 0, 0, 0, COMPLETE],
+            descriptor(0, 8, 1),
+            descriptor(8, 8, 0),
+            descriptor(16, BLOCKS as u32 - 17, 1),
+            descriptor(last, 1, 0),
+        ];
+        assert_eq!(ask(&written(), 0, 1000).data, expected.concat());
+        let end = ask(&written(), last, 24).data;
+        assert_eq!(end, [vec![0, 0, 0, 20, 0, 0, 0, COMPLETE], descriptor(last, 1, 0)].concat());
+    }
+
+    #[test]
+    fn as_many_as_there_is_room_for_and_one_at_least() {
+        let first = [vec![0, 0, 0, 20, 0, 0, 0, FULL], descriptor(9, 7, 0)].concat();
+        for allocation in [0, 1, 8, 23, 24, 39] {
+            let data = ask(&written(), 9, allocation).data;
+            assert_eq!(data, first[..first.len().min(allocation as usize)], "{allocation}");
+        }
+        assert_eq!(ask(&written(), 9, 40).data.len(), 40);
+    }
+
+    #[test]
+    fn a_store_that_does_not_tell_has_all_mapped() {
+        let all = [vec![0, 0, 0, 20, 0, 0, 0, COMPLETE], descriptor(5, BLOCKS as u32 - 5, 0)].concat();
+        let thick = Rig::new(Traits { unmap_granularity: 0, ..Rig::traits() });
+        assert_eq!(ask(&thick, 5, 100).data, all);
+        assert_eq!(thick.memory.asked.take(), []);
+        let silent = Rig::default();
+        silent.memory.fault.set(Some(Fault::Unsupported));
+        assert_eq!(ask(&silent, 5, 100).data, all);
+        silent.memory.fault.set(Some(Fault::Gone));
+        assert_eq!(ask(&silent, 5, 100).sense[12..14], Asc::LOGICAL_UNIT_FAILURE.0.to_be_bytes());
+    }
+
+    #[test]
+    fn a_block_that_is_not_there_is_refused() {
+        for lba in [BLOCKS, BLOCKS + 1, 1 << 63, u64::MAX] {
+            assert_eq!(ask(&Rig::default(), lba, 24).sense[12..14], Asc::LBA_OUT_OF_RANGE.0.to_be_bytes());
+        }
+    }
+
+    #[test]
+    fn a_run_of_more_blocks_than_a_descriptor_counts_is_told_in_parts() {
+        let geometry = Geometry { block_size: 512, blocks: 1 << 33, physical_exponent: 0 };
+        let mut bytes = [0; 64];
+        let mut out = Writer::new(&mut bytes);
+        report(&geometry, 1, &[Extent { len: u64::MAX, mapped: false }], &mut out);
+        assert_eq!(out.written(), 8 + 3 * 16);
+        let max = u64::from(u32::MAX);
+        let parts = [descriptor(1, u32::MAX, 1), descriptor(1 + max, u32::MAX, 1), descriptor(1 + 2 * max, 1, 1)];
+        assert_eq!(bytes[8..56], parts.concat());
+    }
+}

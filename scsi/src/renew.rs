@@ -1,0 +1,184 @@
+//! FORMAT UNIT and SANITIZE: a whole medium is written anew, while hardly any other command is admitted.
+//!
+//! The work goes on whatever becomes of the command and of its nexus (SBC-3 4.11): it is a task of its own, where there
+//! is somebody to run it.
+
+use crate::admit::Refusal;
+use crate::lu::{Change, LogicalUnit, MediumState};
+use crate::target::{Mail, Target};
+use lunar_core::io::{Completion, Fault};
+use lunar_core::medium::Work;
+use lunar_core::mem::Sg;
+use lunar_core::port::Transfer;
+use lunar_core::range::Span;
+use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+/// Bytes written between two looks at who waits: progress is told and other tasks have their turn.
+const CHUNK_BYTES: u64 = 8 << 20;
+
+/// What FORMAT UNIT or SANITIZE asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Renewal {
+    /// What the medium is in while it is under way: formatting or sanitizing.
+    pub during: MediumState,
+    /// What it is in when it could not be done.
+    pub failed: MediumState,
+    /// One after the other.
+    pub passes: Vec<Pass>,
+    /// IMMED: the command ends when the work has begun.
+    pub immediate: bool,
+}
+
+/// The whole medium once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pass {
+    /// One block; empty for zeroes that need not be moved.
+    pub pattern: Vec<u8>,
+    /// Whether the space may be given back.
+    pub unmap: bool,
+}
+
+/// What the command sees of the work.
+#[derive(Debug, Default)]
+struct Watch {
+    has_begun: Cell<bool>,
+    ended: Cell<Option<Result<(), Failure>>>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Watch {
+    fn wake(&self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// Nobody sends or gets data, and nobody aborts.
+struct NoTransfer;
+
+impl Transfer for NoTransfer {
+    async fn room(&self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    async fn pull(&self, _offset: usize, _len: usize) -> Result<Sg, Fault> {
+        Err(Fault::Protocol)
+    }
+
+    fn push(&self, _offset: usize, _data: Sg) -> Result<(), Fault> {
+        Err(Fault::Protocol)
+    }
+
+    fn aborted(&self) -> bool {
+        false
+    }
+}
+
+impl Target {
+    /// Begins the work; returns when it is done, if it is immediate when it has begun, and in any case when the command
+    /// is aborted.
+    pub(crate) async fn renew<T: Transfer>(
+        &self,
+        lu: &Rc<LogicalUnit>,
+        renewal: Renewal,
+        transfer: &T,
+        tools: &Tools,
+    ) -> Result<(), Refusal> {
+        let Some(work) = lu.unit.medium.begin() else {
+            return Err(renewal.during.sense(lu).into());
+        };
+        let watch = Rc::new(Watch::default());
+        let (immediate, failed) = (renewal.immediate, renewal.failed);
+        let tools = Tools { arena: tools.arena.clone(), completion: Completion::new() };
+        match (self.background(), self.this()) {
+            (Some(spawn), Some(target)) => {
+                let (lu, watch) = (lu.clone(), watch.clone());
+                spawn(Box::pin(async move { target.work(&lu, &renewal, work, tools, &watch, true).await }));
+            }
+            _ => self.work(lu, &renewal, work, tools, &watch, false).await,
+        }
+        poll_fn(|cx| {
+            if let Some(result) = watch.ended.take() {
+                return Poll::Ready(result.map_err(|_| failed.sense(lu).into()));
+            }
+            if immediate && watch.has_begun.get() || transfer.aborted() {
+                return Poll::Ready(Ok(()));
+            }
+            *watch.waker.borrow_mut() = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    async fn work(&self, lu: &LogicalUnit, renewal: &Renewal, work: Work, tools: Tools, watch: &Watch, in_turns: bool) {
+        self.set_medium(lu.lun, renewal.during).await;
+        watch.has_begun.set(true);
+        watch.wake();
+        let whole = Span { start: 0, end: lu.unit.geometry.bytes() };
+        // Nobody is admitted any more; who was before is waited for.
+        drop(lu.unit.exclusive.hold(lu.unit.id, whole).await);
+        let result = write(lu, renewal, &work, tools, watch, in_turns).await;
+        let state = if result.is_ok() { MediumState::Ready } else { renewal.failed };
+        self.set_medium(lu.lun, state).await;
+        drop(work);
+        watch.ended.set(Some(result));
+        watch.wake();
+    }
+
+    async fn set_medium(&self, lun: u16, state: MediumState) {
+        let (change, stamp) = (Change::Medium(state), self.stamp());
+        self.make(lun, &change, stamp, None);
+        self.everywhere.broadcast(Mail::Change { lun, change, stamp }).await;
+    }
+}
+
+/// Writes all passes and brings the last one to the medium.
+async fn write(
+    lu: &LogicalUnit,
+    renewal: &Renewal,
+    work: &Work,
+    mut tools: Tools,
+    watch: &Watch,
+    in_turns: bool,
+) -> Result<(), Failure> {
+    let size = lu.unit.geometry.bytes();
+    let all = size.saturating_mul(renewal.passes.len() as u64);
+    let mut done = 0;
+    for pass in &renewal.passes {
+        let mut offset = 0;
+        while offset < size {
+            let len = CHUNK_BYTES.min(size - offset);
+            let fill = Step::Fill { offset, len, pattern: pass.pattern.clone(), unmap: pass.unmap };
+            carry_out(&lu.unit, fill, &NoTransfer, &mut tools, &mut Tail::default()).await?;
+            offset += len;
+            done += len;
+            work.set_progress(done, all);
+            // Who waits may have been aborted.
+            watch.wake();
+            if in_turns {
+                turn().await;
+            }
+        }
+        // Each pass reaches the medium, or the next one would only replace it in a cache.
+        carry_out(&lu.unit, Step::Flush, &NoTransfer, &mut tools, &mut Tail::default()).await?;
+    }
+    Ok(())
+}
+
+/// Lets others have their turn.
+async fn turn() {
+    let mut waited = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut waited, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
