@@ -503,3 +503,26 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    /// Any list of the length that its CDB tells; and one that is right but for a byte.
+    #[test]
+    fn any_list_does_no_harm(
+        action in 0u8..8, bytes in prop::collection::vec(any::<u8>(), 0..200), byte in any::<u8>()
+    ) {
+        let rig = Rig::default();
+        prop_assert_eq!(out(&rig, &rig.nexus, IGNORE, 0, 0, 5), Status::GOOD);
+        prop_assert_eq!(out(&rig, &rig.nexus, RESERVE, EXCLUSIVE, 5, 0), Status::GOOD);
+        rig.run(&cdb_out(action, EXCLUSIVE, bytes.len()), &bytes, 0);
+        let specified = [&list(0, 5, 8), &32_u32.to_be_bytes()[..], TRANSPORT_ID].concat();
+        let moved = [&5_u64.to_be_bytes()[..], &6_u64.to_be_bytes(), &[0, 0, 0, 1, 0, 0, 0, 32], TRANSPORT_ID].concat();
+        let stranger = nexus(&rig, "stranger");
+        for (by, action, mut list) in [(&stranger, REGISTER, specified), (&rig.nexus, MOVE, moved)] {
+            let at = bytes.len() % list.len();
+            list[at] = byte;
+            rig.run_as(by, &cdb_out(action, EXCLUSIVE, list.len()), &list, 0);
+        }
+        let full = read(&rig, 3);
+        prop_assert_eq!(full.len(), 8 + u32::from_be_bytes([full[4], full[5], full[6], full[7]]) as usize);
+    }
+}
