@@ -141,7 +141,7 @@ fn block_limits() {
 fn characteristics() {
     let solid = page(&Rig::default(), 0xb1);
     assert_eq!((solid.len(), &solid[..6]), (64, &[0, 0xb1, 0, 0x3c, 0, 1][..]));
-    assert_eq!(solid[6..9], [0, 0, 1], "VBULS");
+    assert_eq!(solid[6..9], [0, 0x40, 1], "WABEREQ, VBULS");
     let thick = page(&Rig::new(Traits { unmap_granularity: 0, ..Rig::traits() }), 0xb1);
     assert_eq!(thick[6..], [0; 58]);
     let turning = page(&Rig::new(Traits { rotational: true, ..Rig::traits() }), 0xb1);
