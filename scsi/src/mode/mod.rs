@@ -3,6 +3,7 @@
 mod caching;
 mod control;
 mod exceptions;
+mod recovery;
 
 use crate::lu::{LogicalUnit, ModeValues};
 use crate::sense::{Asc, Sense};
@@ -122,7 +123,12 @@ fn select<P: ModePage>(lu: &LogicalUnit, page: &[u8], values: &mut ModeValues) -
 }
 
 /// Every mode page, in ascending order: all pages at once are in that order.
-pub static PAGES: &[PageRow] = &[row::<caching::Caching>(), row::<control::Control>(), row::<exceptions::Exceptions>()];
+pub static PAGES: &[PageRow] = &[
+    row::<recovery::Recovery>(),
+    row::<caching::Caching>(),
+    row::<control::Control>(),
+    row::<exceptions::Exceptions>(),
+];
 
 /// MODE SELECT's pages, one after the other; nothing is changed unless all are well.
 pub struct Selection<'a> {

@@ -4,6 +4,7 @@ use crate::sense::Asc;
 use lunar_core::io::Traits;
 use proptest::prelude::*;
 
+const RECOVERY: [u8; 12] = [0x01, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const CACHING: [u8; 20] = [0x08, 0x12, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const CONTROL: [u8; 12] = [0x0a, 0x0a, 0x22, 0x10, 0, 0, 0, 0, 0, 0, 0, 0];
 const EXCEPTIONS: [u8; 12] = [0x1c, 0x0a, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -22,8 +23,8 @@ fn asc(sense: &[u8]) -> Asc {
 #[test]
 fn golden_six() {
     let rig = Rig::default();
-    let mut expected = vec![55, 0, 0x10, 8, 0, 0, 8, 0, 0, 0, 2, 0];
-    expected.extend(CACHING.iter().chain(&CONTROL).chain(&EXCEPTIONS));
+    let mut expected = vec![67, 0, 0x10, 8, 0, 0, 8, 0, 0, 0, 2, 0];
+    expected.extend(RECOVERY.iter().chain(&CACHING).chain(&CONTROL).chain(&EXCEPTIONS));
     assert_eq!(sense6(&rig, 0, 0x3f, 0), expected);
     assert_eq!(sense6(&rig, 0, 0x3f, 0xff), expected);
     assert_eq!(sense6(&rig, 8, 0x08, 0)[4..], CACHING);
@@ -58,7 +59,7 @@ fn page_control() {
 #[test]
 fn pages_that_are_not_there() {
     let rig = Rig::default();
-    assert_eq!(rig.run(&[0x1a, 0, 0x01, 0, 255, 0], &[], 255).sense[15..], [0xcd, 0, 2]);
+    assert_eq!(rig.run(&[0x1a, 0, 0x02, 0, 255, 0], &[], 255).sense[15..], [0xcd, 0, 2]);
     assert_eq!(rig.run(&[0x1a, 0, 0x0a, 1, 255, 0], &[], 255).sense[15..], [0xc0, 0, 3]);
 }
 
@@ -113,7 +114,7 @@ fn select_refuses_the_rest_and_changes_nothing() {
     let length = |at: usize, pages: &[&[u8]]| assert_eq!(select6(&rig, pages).sense[15..], [0x80, 0, at as u8]);
     length(5, &[&[0x0a, 0x09, 0, 0, 0, 0, 0, 0, 0, 0, 0]]);
     assert_eq!(select6(&rig, &[&[0x0a, 0x0a, 0x22]]).sense[12], 0x1a);
-    assert_eq!(select6(&rig, &[&[0x01, 0x0a]]).sense[15..], [0x8d, 0, 4]);
+    assert_eq!(select6(&rig, &[&[0x02, 0x0a]]).sense[15..], [0x8d, 0, 4]);
     let saved = rig.run(&[0x15, 0x11, 0, 0, 4, 0], &[0; 4], 0);
     assert_eq!(saved.sense[15..], [0xc8, 0, 1], "SP");
     let cut = rig.run(&[0x15, 0x10, 0, 0, 16, 0], &[0; 8], 0);
