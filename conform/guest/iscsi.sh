@@ -123,6 +123,47 @@ commands() {
         "$(dd if="$disk" bs=$((block * 64)) count=1 iflag=direct status=none | sum)"
 }
 
+# read_back COUNT: the first blocks of the disk, as a sum.
+read_back() { dd if="$disk" bs="$block" count="$1" iflag=direct status=none | sum; }
+
+# Commands that administrators and monitoring send; at the end the disk is empty.
+maintenance() {
+    local block page
+    block=$(blockdev --getss "$disk")
+    says "sg_logs" "nformational [Ee]xceptions" sg_logs "$disk"
+    for page in 2 3 5 0xd 0x19 0x2f; do
+        try "sg_logs page $page" sg_logs --page="$page" "$disk"
+    done
+    says "sg_logs: bytes read" "bytes processed = [1-9]" sg_logs --page=3 "$disk"
+    try "sg_logs --reset" sg_logs --reset "$disk"
+    try "sg_test_rwbuf" sg_test_rwbuf --size=4096 --times=3 "$disk"
+    head -c 512 /tmp/random >/tmp/echo
+    try "sg_write_buffer, echo" sg_write_buffer --mode=echo --in=/tmp/echo --length=512 "$disk"
+    # sg_read_buffer does not show what it read in this mode.
+    sg_raw --request=512 --outfile=/tmp/echoed "$disk" 3c 0a 00 00 00 00 00 02 00 00
+    equal "READ BUFFER, echo" "$(sum </tmp/echo)" "$(sum </tmp/echoed)"
+    says "READ BUFFER, echo descriptor" "01 00 10 00" sg_raw --request=4 "$disk" 3c 0b 00 00 00 00 00 00 04 00
+    try "sg_prevent" sg_prevent --prevent=1 "$disk"
+    try "sg_prevent --allow" sg_prevent --allow "$disk"
+    says "sg_reassign --grown: no defects" "0" sg_reassign --grown "$disk"
+    try "sg_write_verify compares" sg_write_verify --16 --lba=0 --num=8 --bytchk=1 --in=/tmp/random "$disk"
+    head -c $((block * 8)) /dev/zero >/tmp/zeroes
+    if offers "ORWRITE" 0x8b; then
+        try "sg_write_x --or" sg_write_x --or --16 --lba=0 --num=8 --in=/tmp/zeroes "$disk"
+        equal "zeroes or nothing out" "$(head -c $((block * 8)) /tmp/random | sum)" "$(read_back 8)"
+    fi
+    offers "WRITE ATOMIC" 0x9c && try "sg_write_x --atomic" sg_write_x --atomic=0 --16 --lba=0 --num=8 --in=/tmp/zeroes "$disk"
+    try "write what is to be wiped" dd if=/tmp/random of="$disk" bs="$block" count=8 oflag=direct status=none
+    try "sg_format" sg_format --format --quick --wait "$disk"
+    equal "a formatted disk is empty" "$(sum </tmp/zeroes)" "$(read_back 8)"
+    try "write what is to be erased" dd if=/tmp/random of="$disk" bs="$block" count=8 oflag=direct status=none
+    offers "SANITIZE" 0x48,2 && try "sg_sanitize --block" sg_sanitize --block --quick --wait "$disk"
+    equal "an erased disk is empty" "$(sum </tmp/zeroes)" "$(read_back 8)"
+    says "sg_get_lba_status: an erased disk takes no space" "deallocated|unmapped" sg_get_lba_status --lba=0 "$disk"
+    try "sg_sanitize --overwrite" sg_sanitize --overwrite --count=1 --pattern=/tmp/echo --ipl=512 --quick --wait "$disk"
+    equal "the pattern is there" "$(sum </tmp/echo)" "$(dd if="$disk" bs="$block" count=1 iflag=direct status=none | head -c 512 | sum)"
+}
+
 discard() {
     [ "$(cat "/sys/block/${disk##*/}/queue/discard_max_bytes")" != 0 ] || { bad "the kernel sees no discard"; return; }
     try "blkdiscard" blkdiscard "$disk"
@@ -184,6 +225,7 @@ main() {
     session
     inquiry
     commands
+    maintenance
     discard
     load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=8M
     echo 4096 >"/sys/block/${disk##*/}/queue/max_sectors_kb" 2>/dev/null
