@@ -214,9 +214,9 @@ fn states_of_asymmetric_access_admit_what_they_should() {
         (AluaState::TRANSITIONING, Asc::NOT_READY_TRANSITION),
     ];
     for row in TABLE {
-        let rig = Rig::default();
-        rig.nexus.itl(0).expect("there").set_alua(AluaState::ACTIVE_NON_OPTIMIZED);
-        assert_eq!(run(&rig, row).status, Status::GOOD, "{}", row.policy.name);
+        let active = Rig::default();
+        active.nexus.itl(0).expect("there").set_alua(AluaState::ACTIVE_NON_OPTIMIZED);
+        assert_eq!(run(&active, row).status, Status::GOOD, "{}", row.policy.name);
         for (state, asc) in refusals {
             let rig = Rig::default();
             rig.nexus.itl(0).expect("there").set_alua(state);
