@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use table::{PAGE_BYTES, Table};
 
-/// Bytes that a store moves in one turn of its core, a millisecond or two: what comes after is answered in the next, or a
-/// long copy, which never waits for a disk here, would let nobody else have a turn.
+/// Bytes that a store moves in one turn of its core, in a millisecond or two. What comes after is answered in the next,
+/// or a long copy, which never waits for a disk here, would let nobody else have a turn.
 const TURN_BYTES: u64 = 8 << 20;
 
 /// Bytes of the largest volume: more than the memory of any machine, and its empty directory is still small.
