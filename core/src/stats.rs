@@ -68,6 +68,7 @@ stats! {
     idle_spin_nanoseconds: Counter, "Time in which the core polled and found nothing.";
     turns: Counter, "Turns of the core's loop that found work.";
     sleeps: Counter, "Times the core slept in the kernel.";
+    copied_bytes: Counter, "Bytes copied from disk to disk, which no initiator moved.";
     connections: Gauge, "Connections open now.";
     connections_accepted: Counter, "Connections accepted.";
     sessions: Gauge, "Sessions in their full-feature phase now.";

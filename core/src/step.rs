@@ -18,9 +18,9 @@ use std::rc::Rc;
 /// wire, large enough that the cost of one more request does not show.
 pub const PIECE_BYTES: usize = 256 << 10;
 
-/// Bytes that a store copies at once: few calls for a large copy, and where it copies byte for byte an abort waits no
-/// longer than a disk takes for these.
-pub const COPY_BYTES: u64 = 16 << 20;
+/// Bytes that a store copies at once: few calls for a large copy, and where it copies byte for byte an abort, and
+/// others who want the same threads, wait no longer than a disk takes for these.
+pub const COPY_BYTES: u64 = 4 << 20;
 
 /// What a command asks of the unit. Offsets and lengths are bytes, checked against the unit's size.
 #[derive(Clone, PartialEq, Eq, Debug)]

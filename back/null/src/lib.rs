@@ -1,10 +1,11 @@
 //! A store of zeroes: reads give zeroes, writes are dropped. It shows what everything else costs.
 
-use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Origin, Outcome, Store, Traits};
 use lunar_core::mem::{Arena, Sg, Slice};
 use lunar_core::step::PIECE_BYTES;
 use lunar_reactor::Reactor;
 use std::io;
+use std::rc::Rc;
 
 /// Bytes that a null volume says it works in; any other power of two would do.
 const GRANULARITY: u32 = 4096;
@@ -64,6 +65,9 @@ impl NullStore {
     }
 }
 
+/// What a null store shows of itself to others.
+struct Zeroes;
+
 impl Store for NullStore {
     fn traits(&self) -> &Traits {
         &self.traits
@@ -83,10 +87,16 @@ impl Store for NullStore {
                 outcome.extent = Extent { len, mapped: false };
                 outcome.data = data;
             }
+            // Zeroes to zeroes; what comes from elsewhere shall at least be read.
+            (Op::Copy { .. }, Data::From(origin)) if origin.is::<Zeroes>().is_some() => {}
             (Op::Copy { .. }, data) => outcome = Outcome::with(Err(Fault::Unsupported), data),
             (_, data) => outcome.data = data,
         }
         done.complete(outcome);
+    }
+
+    fn origin(&self) -> Option<Origin> {
+        Some(Origin::new(Rc::new(Zeroes)))
     }
 
     fn lend(&self, offset: u64, len: usize, to: &mut Sg) -> bool {
@@ -103,6 +113,7 @@ impl Store for NullStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_core::io::Completion;
     use lunar_core::step::PIECE_BYTES;
 
     #[test]
@@ -131,6 +142,20 @@ mod tests {
         let mut lent = Sg::default();
         assert!(store.lend(0, PIECE_BYTES, &mut lent) && lent.len() == PIECE_BYTES);
         assert!(lent.to_vec().iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn copies_zeroes_and_nothing_else() {
+        let arena = Arena::new(1 << 20);
+        let store = NullStore::new(NullVolume::new(1 << 20, false).traits().clone(), &arena).expect("room");
+        let copy = |origin| {
+            let mut completion = Completion::new();
+            let io = Io { op: Op::Copy { from: 0, len: 4096 }, offset: 8192, data: Data::From(origin) };
+            store.submit(io, completion.token());
+            completion.take().map(|outcome| outcome.result)
+        };
+        assert_eq!(copy(store.origin().expect("it shows itself")), Some(Ok(0)));
+        assert_eq!(copy(Origin::new(Rc::new(()))), Some(Err(Fault::Unsupported)));
     }
 
     #[test]

@@ -7,10 +7,17 @@ mod table;
 
 use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::step::PIECE_BYTES;
+use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use table::{PAGE_BYTES, Table};
+
+/// Bytes that a store moves in one turn of its core, in a millisecond or two. What comes after is answered in the next,
+/// or a long copy, which never waits for a disk here, would let nobody else have a turn.
+const TURN_BYTES: u64 = 8 << 20;
 
 /// Bytes of the largest volume: more than the memory of any machine, and its empty directory is still small.
 pub const SIZE_MAX: u64 = 16 << 40;
@@ -64,24 +71,48 @@ impl RamVolume {
     ///
     /// # Errors
     /// None; for likeness with the other kinds.
-    pub fn open(&self, _reactor: &Reactor) -> io::Result<Box<dyn Store>> {
-        Ok(Box::new(RamStore(self.clone())))
+    pub fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
+        let (turn, moved) = (Cell::new(reactor.now()), Cell::new(0));
+        Ok(Box::new(RamStore { volume: self.clone(), reactor: reactor.clone(), turn, moved }))
     }
 }
 
 /// One core's view of a volume in memory.
-struct RamStore(RamVolume);
+struct RamStore {
+    volume: RamVolume,
+    reactor: Reactor,
+    /// The turn that `moved` is of.
+    turn: Cell<Instant>,
+    moved: Cell<u64>,
+}
+
+impl RamStore {
+    /// Answers, in the next turn if this one has seen enough.
+    fn answer(&self, moved: u64, outcome: Outcome, done: Done) {
+        let now = self.reactor.now();
+        let before = if self.turn.replace(now) == now { self.moved.get() } else { 0 };
+        self.moved.set(before + moved);
+        if before + moved <= TURN_BYTES {
+            return done.complete(outcome);
+        }
+        let reactor = self.reactor.clone();
+        self.reactor.spawn(async move {
+            reactor.sleep_until(now + Duration::from_nanos(1)).await;
+            done.complete(outcome);
+        });
+    }
+}
 
 impl Store for RamStore {
     fn traits(&self) -> &Traits {
-        &self.0.traits
+        &self.volume.traits
     }
 
     fn submit(&self, io: Io, done: Done) {
-        if !io.within(self.0.traits.size) {
+        if !io.within(self.volume.traits.size) {
             return done.complete(Outcome::with(Err(Fault::OUT_OF_RANGE), io.data));
         }
-        let table = &*self.0.table;
+        let table = &*self.volume.table;
         let moved = io.data.len() as u32;
         let mut outcome = Outcome::new(Ok(0));
         match (io.op, io.data) {
@@ -105,18 +136,21 @@ impl Store for RamStore {
             (Op::Unmap { len } | Op::Zero { len, unmap: true }, _) => table.zero(io.offset, len, true),
             (Op::Zero { len, unmap: false }, _) => table.zero(io.offset, len, false),
             (Op::Extent { len }, _) => outcome.extent = table.extent(io.offset, len),
-            // Byte for byte either way, and the fall-back lets others have their turn.
+            // Byte for byte either way, and the fall-back goes on in pieces.
             (Op::Copy { .. }, data) => outcome = Outcome::with(Err(Fault::Unsupported), data),
             (_, data) => outcome.data = data,
         }
-        done.complete(outcome);
+        self.answer(u64::from(moved), outcome, done);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_core::io::{Completion, submit};
+    use lunar_core::step::PIECE_BYTES;
     use lunar_suite::Want;
+    use std::rc::Rc;
 
     #[test]
     fn keeps_the_contract() {
@@ -131,6 +165,32 @@ mod tests {
         let volume = RamVolume::new(1 << 20, false).expect("small");
         let open: lunar_suite::OpenAnywhere = Arc::new(move |reactor| volume.open(reactor));
         lunar_suite::shared_by_cores(&open);
+    }
+
+    #[test]
+    fn what_moves_much_lets_others_have_their_turn() {
+        let volume = RamVolume::new(64 << 20, false).expect("small");
+        lunar_suite::on_both_drivers(&|reactor| {
+            let store = volume.open(reactor).expect("the store opens");
+            let (others, until) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+            let (counted, over, clock) = (others.clone(), until.clone(), reactor.clone());
+            reactor.spawn(async move {
+                while !over.get() {
+                    clock.sleep_until(clock.now() + Duration::from_nanos(1)).await;
+                    counted.set(counted.get() + 1);
+                }
+            });
+            let mut completion = Completion::new();
+            reactor.run(async {
+                for _ in 0..4 * TURN_BYTES / PIECE_BYTES as u64 {
+                    let memory = reactor.arena().wait_sg(PIECE_BYTES).await;
+                    let io = Io { op: Op::Read, offset: 0, data: Data::In(memory) };
+                    submit(&*store, io, &mut completion).await.result.expect("a read");
+                }
+                until.set(true);
+            });
+            assert!(others.get() >= 3, "{} turns", others.get());
+        });
     }
 
     #[test]

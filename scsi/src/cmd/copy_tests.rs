@@ -2,6 +2,7 @@ use super::*;
 use crate::access::AluaState;
 use crate::command::{Reply, Status};
 use crate::copy::list::{CSCDS_MAX, DESCRIPTORS_BYTES_MAX, SEGMENTS_MAX};
+use crate::copy::results::COPIES_MAX;
 use crate::fuzzing::{BLOCKS, Ended, Memory, Rig};
 use crate::nexus::Held;
 use crate::sense::SenseKey;
@@ -329,10 +330,11 @@ fn results_are_kept_for_their_nexus_as_long_as_they_are_wanted() {
     rig.lun.set(crate::lun::Lun::from_number(1));
     assert_eq!(status(1), Status::CHECK_CONDITION, "another copy manager");
     rig.lun.set(crate::lun::Lun::from_number(0));
-    (2..=17).for_each(|id| assert_eq!(run(id, 0), Status::GOOD));
-    assert_eq!((status(1), status(2), status(17)), (Status::CHECK_CONDITION, Status::GOOD, Status::GOOD));
+    let last = 1 + COPIES_MAX as u8;
+    (2..=last).for_each(|id| assert_eq!(run(id, 0), Status::GOOD));
+    assert_eq!((status(1), status(2), status(last)), (Status::CHECK_CONDITION, Status::GOOD, Status::GOOD));
     rig.nexus.copies.forget(0);
-    assert_eq!(status(17), Status::CHECK_CONDITION, "a reset");
+    assert_eq!(status(last), Status::CHECK_CONDITION, "a reset");
 }
 
 #[test]
@@ -340,7 +342,7 @@ fn operating_parameters() {
     let rig = Rig::default();
     let mut expected = vec![0, 0, 0, 43, 1, 0, 0, 0, 0, 64, 0, 64, 0, 0, 0x10, 0, 0x10, 0, 0, 0];
     expected.resize(34, 0);
-    expected.extend([0, 16, 16, 9, 0, 0, 0, 0, 0, 3, 0x02, 0x0a, 0xe4]);
+    expected.extend([0, 128, 128, 9, 0, 0, 0, 0, 0, 3, 0x02, 0x0a, 0xe4]);
     assert_eq!(rig.run(&cdb(0x84, 3, [0; 4], 255), &[], 255).data, expected);
     assert_eq!(rig.run(&cdb(0x84, 3, [0; 4], 20), &[], 255).data, expected[..20]);
 }
@@ -418,6 +420,31 @@ fn a_copy_that_runs_is_seen_and_may_be_ended() {
 }
 
 #[test]
+fn those_who_do_not_ask_how_it_ended_may_use_a_number_again() {
+    let (rig, arena) = (Rig::default(), Arena::new(4 << 20));
+    let unit = rig.nexus.itl(0).expect("there").lu.unit.clone();
+    let Poll::Ready(held) =
+        pin!(unit.ranges.hold(Span { start: 0, end: 1 })).poll(&mut std::task::Context::from_waker(Waker::noop()))
+    else {
+        panic!("free")
+    };
+    let list = |flags: u8, from: u64| lid1(1, flags, &[cscd(0)], &[segment(0, 0, 1, from, 9)]);
+    let (first, second, third) = (list(0x10, 0), list(0x10, 0), list(0, 1));
+    let run = |list| start(&rig, &arena, cdb(0x83, 0, [0; 4], 76), list);
+    let mut copies = [run(&first), run(&second)];
+    assert!(copies.iter_mut().all(|copy| poll(copy).is_none()));
+    assert_eq!(sense(&copy(&rig, &third)).1, Asc::OPERATION_IN_PROGRESS, "one who asks");
+    assert_eq!(copy(&rig, &list(0x10, 1)).status, Status::GOOD);
+    let mut stopping = start(&rig, &arena, cdb(0x83, 0x1c, [0, 0, 0, 1], 0), &[]);
+    assert!(poll(&mut stopping).is_none());
+    drop(held);
+    let ended = copies.each_mut().map(|copy| poll(copy).map(|reply| reply.status));
+    assert_eq!(ended, [Some(Status::CHECK_CONDITION); 2], "both are ended");
+    assert_eq!(poll(&mut stopping).map(|reply| reply.status), Some(Status::GOOD));
+    assert_eq!(rig.stats().copied_bytes.get(), 512);
+}
+
+#[test]
 fn a_copy_that_is_given_up_leaves_nothing() {
     let (rig, arena) = (Rig::default(), Arena::new(4 << 20));
     let unit = rig.nexus.itl(0).expect("there").lu.unit.clone();
@@ -426,7 +453,7 @@ fn a_copy_that_is_given_up_leaves_nothing() {
     else {
         panic!("free")
     };
-    let lists: Vec<_> = (0..17).map(|id| lid1(id, 0, &[cscd(0)], &[segment(0, 0, 1, 0, 9)])).collect();
+    let lists: Vec<_> = (0..=COPIES_MAX as u8).map(|id| lid1(id, 0, &[cscd(0)], &[segment(0, 0, 1, 0, 9)])).collect();
     let mut copies: Vec<_> =
         lists.iter().map(|list| start(&rig, &arena, cdb(0x83, 0, [0; 4], list.len() as u32), list)).collect();
     let ended: Vec<_> = copies.iter_mut().filter_map(poll).map(|reply| reply.status).collect();

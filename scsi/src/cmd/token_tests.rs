@@ -236,8 +236,8 @@ fn lists_that_are_not_understood_are_refused() {
 
 #[test]
 fn only_so_much_is_moved_at_once() {
-    let rig = Rig::new(Traits { size: (256 << 20) + 4096, ..Rig::traits() });
-    let most = (256 << 20) / 512;
+    let rig = Rig::new(Traits { size: (64 << 20) + 4096, ..Rig::traits() });
+    let most = (64 << 20) / 512;
     let populate = |of: &[(u64, u32)]| run_at(&rig, 0, POPULATE, 1, &populate_list(of));
     assert_eq!(populate(&[(0, most)]).status, Status::GOOD);
     assert_eq!(sense(&populate(&[(0, most), (u64::from(most), 1)])).2, [0x80, 0, 16 + 16 + 8]);

@@ -64,6 +64,7 @@ impl Target {
         let running = nexus.copies.begin(manager.lun, list.ask)?;
         let steps = Steps { running: &running, transfer };
         let result = Operation { nexus, list, steps }.run(tools).await;
+        self.config.stats.copied_bytes.add(running.bytes());
         running.end(&result, manager.mode().descriptor_sense);
         result
     }
@@ -96,6 +97,7 @@ impl Target {
     ) -> Result<(), Refusal> {
         let running = nexus.copies.begin(itl.lu.lun, writing.ask)?;
         let result = Steps { running: &running, transfer }.write(nexus, itl, writing, tools).await;
+        self.config.stats.copied_bytes.add(running.bytes());
         running.end(&result, itl.lu.mode().descriptor_sense);
         if let (Ok(()), Some(token)) = (&result, &writing.deletes) {
             self.config.tokens.delete(token);

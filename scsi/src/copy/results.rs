@@ -10,8 +10,8 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 /// TOTAL CONCURRENT COPIES, MAXIMUM CONCURRENT COPIES: those of a nexus that run and those whose end is kept. Hosts
-/// have a few under way; what is kept of each is small.
-pub const COPIES_MAX: usize = 16;
+/// have some dozens under way; what is kept of each is small.
+pub const COPIES_MAX: usize = 128;
 
 /// How far a copy is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +75,10 @@ impl Record {
         self.sense.borrow().clone()
     }
 
+    fn is(&self, lun: u16, id: u32) -> bool {
+        self.lun == lun && self.ask.id == Some(id)
+    }
+
     fn runs(&self) -> bool {
         self.state.get() == State::Running
     }
@@ -109,10 +113,11 @@ impl Copies {
     pub(crate) fn room(&self, lun: u16, ask: Ask) -> Result<(), Refusal> {
         let mut records = self.records.borrow_mut();
         let same = |record: &Record| ask.id.is_some() && record.ask.id == ask.id && record.lun == lun;
-        if records.iter().any(|record| same(record) && record.runs()) {
+        // Those who will not ask how a copy ended give many the same number, and it does no harm.
+        if records.iter().any(|record| same(record) && record.runs() && (record.ask.keeps || ask.keeps)) {
             return Err(Sense::illegal(Asc::OPERATION_IN_PROGRESS).into());
         }
-        records.retain(|record| !same(record));
+        records.retain(|record| !same(record) || record.runs());
         if records.len() >= COPIES_MAX {
             // The one that ended longest ago is forgotten.
             let Some(oldest) = records.iter().position(|record| !record.runs()) else {
@@ -138,19 +143,19 @@ impl Copies {
         record
     }
 
-    /// The one of this list identifier.
+    /// The last one of this list identifier.
     pub(crate) fn find(&self, lun: u16, id: u32) -> Option<Rc<Record>> {
-        self.records.borrow().iter().find(|record| record.lun == lun && record.ask.id == Some(id)).cloned()
+        self.records.borrow().iter().rfind(|record| record.is(lun, id)).cloned()
     }
 
     /// Whether one of this list identifier runs.
     pub(crate) fn runs(&self, lun: u16, id: u32) -> bool {
-        self.find(lun, id).is_some_and(|record| record.runs())
+        self.records.borrow().iter().any(|record| record.is(lun, id) && record.runs())
     }
 
-    /// Ends one; done when it has ended.
+    /// Ends those of this list identifier; done when they have ended.
     pub(crate) async fn stop(&self, lun: u16, id: u32) {
-        if let Some(record) = self.find(lun, id) {
+        for record in self.records.borrow().iter().filter(|record| record.is(lun, id)) {
             record.is_stopped.set(true);
         }
         poll_fn(|cx| {
@@ -181,6 +186,11 @@ impl Running<'_> {
     pub(crate) fn did(&self, bytes: u64) {
         self.record.segments.set(self.record.segments.get().saturating_add(1));
         self.record.bytes.set(self.record.bytes.get() + bytes);
+    }
+
+    /// Bytes that it has moved.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.record.bytes()
     }
 
     /// Whether COPY OPERATION ABORT ends it.

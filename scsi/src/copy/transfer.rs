@@ -2,7 +2,7 @@
 
 use super::results::Ask;
 use super::tokens::{ACCESS_UPON_REFERENCE, Data, INACTIVITY_DEFAULT, INACTIVITY_MAX, RANGES_MAX, Token};
-use crate::cmd::block::{TRANSFER_BYTES_MAX, within};
+use crate::cmd::block::within;
 use crate::lu::LogicalUnit;
 use crate::sense::{Asc, Sense, SenseKey, Within};
 use lunar_core::unit::UnitId;
@@ -11,8 +11,9 @@ use std::mem::offset_of;
 use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// MAXIMUM TOKEN TRANSFER SIZE in bytes: what the largest transfer moves.
-pub const TOKEN_BYTES_MAX: u64 = TRANSFER_BYTES_MAX;
+/// MAXIMUM TOKEN TRANSFER SIZE in bytes. Windows gives a command four seconds before it moves the data itself: in these
+/// any disk copies so much.
+pub const TOKEN_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of the longer of both parameter lists, and of one range more: so it is seen what there is too much of.
 pub const LIST_BYTES_MAX: usize = size_of::<WriteHeader>() + (RANGES_MAX + 1) * size_of::<Range>();
 

@@ -81,7 +81,7 @@ fn third_party_copy() {
     let mut expected = vec![0, 0x8f, 0, 0];
     // Ranges, the longest time and the usual one, blocks of one command: at most and at best.
     expected.extend([0, 0, 0, 32, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0, 2, 0x58, 0, 0, 0, 60]);
-    expected.extend([[0, 0, 0, 0, 0, 8, 0, 0]; 2].concat());
+    expected.extend([[0, 0, 0, 0, 0, 2, 0, 0]; 2].concat());
     // Supported commands: EXTENDED COPY, tokens, COPY OPERATION ABORT, RECEIVE COPY.
     expected.extend([0, 1, 0, 16, 15, 0x83, 5, 0x00, 0x01, 0x10, 0x11, 0x1c]);
     expected.extend([0x84, 6, 0x00, 0x03, 0x04, 0x05, 0x07, 0x08]);
@@ -96,7 +96,7 @@ fn third_party_copy() {
     expected.extend([0, 0, 2, 0x58]);
     expected.extend([0; 18]);
     expected.extend([0, 48, 0, 0, 0, 44, 0, 0, 0, 0]);
-    expected.extend([[0, 0, 0, 0, 0x10, 0, 0, 0]; 4].concat());
+    expected.extend([[0, 0, 0, 0, 4, 0, 0, 0]; 4].concat());
     expected.extend([0; 8]);
     // Types: access upon reference, in and out; zeroes, in.
     expected.extend([0x01, 0x08, 0, 132, 0, 0, 0, 128, 0, 1, 0, 0, 3, 0, 0x80, 0]);
@@ -104,7 +104,7 @@ fn third_party_copy() {
     expected.extend([0xff, 0xff, 0, 1, 2, 0, 0x80, 0]);
     expected.extend([0; 56]);
     // Copies, how many are named, bytes of a segment, granularity.
-    expected.extend([0x80, 1, 0, 32, 0, 0, 0, 16, 0, 0, 0, 16, 0x10, 0, 0, 0, 9, 0]);
+    expected.extend([0x80, 1, 0, 32, 0, 0, 0, 128, 0, 0, 0, 128, 0x10, 0, 0, 0, 9, 0]);
     expected.extend([0; 18]);
     let length = u16::try_from(expected.len() - 4).expect("short");
     expected[2..4].copy_from_slice(&length.to_be_bytes());
