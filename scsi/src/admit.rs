@@ -3,7 +3,7 @@
 use crate::command::Status;
 use crate::nexus::{Addressee, AluaState, Held, ItlNexus};
 use crate::sense::{Asc, Sense, SenseKey};
-use crate::table::{Alua, Gate, Gates, Needs, Persistent, Reach, Row};
+use crate::table::{Alua, Gate, Gates, Needs, Persistent, Policy, Reach, Row};
 use std::ops::Deref;
 
 /// Why a command ends without having done what it asks. Behind a pointer: it is seldom, and results that carry it are
@@ -55,15 +55,16 @@ impl From<Sense> for Refusal {
 /// # Errors
 /// How the command ends if it may not. A unit attention that is told by it is told.
 pub fn admit(row: &Row, addressee: &Addressee) -> Result<(), Refusal> {
-    pass(&row.policy.gates, addressee)
+    pass(&row.policy, addressee)
 }
 
-/// Decides whether what these gates are for may be done to this addressee now: a command, or what one does to a disk
-/// that it was not sent to.
+/// Decides whether what has this policy may be done to this addressee now: a command, or what one does to a disk that
+/// it was not sent to.
 ///
 /// # Errors
 /// As [`admit`].
-pub fn pass(gates: &Gates, addressee: &Addressee) -> Result<(), Refusal> {
+pub fn pass(policy: &Policy, addressee: &Addressee) -> Result<(), Refusal> {
+    let gates = &policy.gates;
     match (addressee, gates.reach) {
         (Addressee::Disk(itl), _) => {
             if itl.is_clear() && itl.lu.is_clear() && gates.needs == Needs::Nothing {
