@@ -5,7 +5,7 @@ use crate::command::Status;
 use crate::lu::{LogicalUnit, MediumState};
 use crate::nexus::{Addressee, Held, ItlNexus};
 use crate::sense::{Asc, Sense, SenseKey};
-use crate::table::{Alua, Effect, Gate, Gates, Needs, OpCode, Persistent, Reach, Row};
+use crate::table::{Alua, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Row};
 use std::ops::Deref;
 
 /// Why a command ends without having done what it asks. Behind a pointer: it is seldom, and results that carry it are
@@ -57,25 +57,22 @@ impl From<Sense> for Refusal {
 /// # Errors
 /// How the command ends if it may not. A unit attention that is told by it is told.
 pub fn admit(row: &Row, addressee: &Addressee) -> Result<(), Refusal> {
-    decide(&row.policy.gates, Some(row), addressee)
+    pass(&row.policy, addressee)
 }
 
-/// Decides whether what these gates are for may be done to this addressee now: what a command does to a disk that it was
-/// not sent to.
+/// Decides whether what has this policy may be done to this addressee now: a command, or what one does to a disk that
+/// it was not sent to.
 ///
 /// # Errors
 /// As [`admit`].
-pub fn pass(gates: &Gates, addressee: &Addressee) -> Result<(), Refusal> {
-    decide(gates, None, addressee)
-}
-
-fn decide(gates: &Gates, row: Option<&Row>, addressee: &Addressee) -> Result<(), Refusal> {
+pub fn pass(policy: &Policy, addressee: &Addressee) -> Result<(), Refusal> {
+    let gates = &policy.gates;
     match (addressee, gates.reach) {
         (Addressee::Disk(itl), _) => {
             if itl.is_clear() && itl.lu.is_clear() && gates.needs == Needs::Nothing {
                 return Ok(());
             }
-            examine(gates, row, itl)
+            examine(policy, itl)
         }
         (Addressee::WellKnown, Reach::WellKnown | Reach::Anywhere) | (Addressee::Nobody, Reach::Anywhere) => Ok(()),
         (Addressee::WellKnown, Reach::Disk) => Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into()),
@@ -85,7 +82,8 @@ fn decide(gates: &Gates, row: Option<&Row>, addressee: &Addressee) -> Result<(),
 
 /// The long way: something stands in some command's way.
 #[cold]
-fn examine(gates: &Gates, row: Option<&Row>, itl: &ItlNexus) -> Result<(), Refusal> {
+fn examine(policy: &Policy, itl: &ItlNexus) -> Result<(), Refusal> {
+    let gates = &policy.gates;
     if !itl.lu.meets(gates.needs) {
         return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
     }
@@ -98,7 +96,7 @@ fn examine(gates: &Gates, row: Option<&Row>, itl: &ItlNexus) -> Result<(), Refus
     if conflicts(gates, itl.held()) {
         return Err(Refusal::bare(Status::RESERVATION_CONFLICT));
     }
-    usable(gates, row, &itl.lu)?;
+    usable(policy, &itl.lu)?;
     if gates.not_ready == Gate::Stops && itl.lu.stopped() {
         return Err(Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED).into());
     }
@@ -122,13 +120,13 @@ fn accessible(admits: Alua, state: AluaState) -> Result<(), Sense> {
 
 /// Whether the medium is in a state for it (SBC-3 4.11, 5.3.1). Commands that every state of access admits ask nothing
 /// of a medium.
-fn usable(gates: &Gates, row: Option<&Row>, lu: &LogicalUnit) -> Result<(), Sense> {
+fn usable(policy: &Policy, lu: &LogicalUnit) -> Result<(), Sense> {
     let is_usable = match lu.medium() {
         MediumState::Ready => true,
-        _ if gates.alua >= Alua::Settled => true,
+        _ if policy.gates.alua >= Alua::Settled => true,
         MediumState::Formatting | MediumState::Sanitizing => false,
-        MediumState::FormatFailed => row.is_some_and(|row| row.policy.effect == Effect::Renew),
-        MediumState::SanitizeFailed { .. } => row.is_some_and(|row| row.policy.code.op == OpCode::SANITIZE),
+        MediumState::FormatFailed => policy.effect == Effect::Renew,
+        MediumState::SanitizeFailed { .. } => policy.code.op == OpCode::SANITIZE,
     };
     if is_usable { Ok(()) } else { Err(lu.medium().sense(lu)) }
 }

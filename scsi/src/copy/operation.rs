@@ -13,7 +13,7 @@ use crate::fault::Site;
 use crate::lu::LogicalUnit;
 use crate::nexus::{Addressee, ItlNexus, Nexus};
 use crate::sense::{Asc, Sense, SenseKey, Within};
-use crate::table::{Gate, Gates};
+use crate::table::{Code, Effect, Gate, Gates, OpCode, Policy};
 use crate::target::Target;
 use crate::vpd;
 use lunar_core::io::Fault;
@@ -25,9 +25,21 @@ use std::time::Duration;
 
 /// What stops a disk from being copied from: what stops reads. Only its unit attentions stay for the initiator's next
 /// command to it: it did not send this one there.
-const SOURCE: Gates = Gates { attention: Gate::Passes, ..READS };
+const SOURCE: Policy = Policy {
+    name: "copy source",
+    clause: "SPC-4 5.16",
+    code: Code::of(OpCode::THIRD_PARTY_COPY_OUT),
+    effect: Effect::Read,
+    gates: Gates { attention: Gate::Passes, ..READS },
+};
 /// What stops a disk from being copied to: what stops writes, but for unit attentions.
-const DESTINATION: Gates = Gates { attention: Gate::Passes, ..WRITES };
+const DESTINATION: Policy = Policy {
+    name: "copy destination",
+    clause: "SPC-4 5.16",
+    code: Code::of(OpCode::THIRD_PARTY_COPY_OUT),
+    effect: Effect::Write,
+    gates: Gates { attention: Gate::Passes, ..WRITES },
+};
 
 /// A segment that may be copied.
 struct Between {
