@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::fence;
 use crate::process;
 use crate::session::{Data, GOOD, Login, Session, cdb};
 use crate::target::{Driver, Lab, Spec, Target};
@@ -21,6 +22,9 @@ const PIECES: u64 = (MIB << 20) / PIECE as u64;
 const LOAD_LIMIT: Duration = Duration::from_secs(30);
 /// Ways to write that differ in what lies between an acknowledgement and the disk.
 const MODES: [&[&str]; 3] = [&[], &["--direct"], &["--write-through"]];
+
+/// Crashes in the middle of registering: each kills twice, and takes its time.
+const FENCES: u32 = 5;
 
 /// So many crashes, in turn with our own session and with the load generator's log of acknowledgements.
 pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
@@ -45,6 +49,10 @@ pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
             writes += acknowledged;
             Ok(())
         });
+    }
+    for round in 0..FENCES.min(rounds) {
+        let name = format!("reservations, round {}", round + 1);
+        lab.report.check(&part, &name, || fence::crash(lab, driver, &mut random));
     }
     lab.report.note(&format!("{part}: {writes} acknowledged writes were checked after {rounds} crashes"));
     Ok(())

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
+use crate::fence;
 use crate::process;
 use crate::report::skip;
 use crate::session::{self, Data, Login, Session, cdb};
@@ -20,11 +21,12 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
 
-const CASES: [Case; 22] = [
+const CASES: [Case; 23] = [
     ("the banner says how to connect, and when it is ready", banner),
     ("SIGTERM: under way is finished, all is on the disk", |lab, driver| drains(lab, driver, Signal::TERM)),
     ("SIGINT does the same", |lab, driver| drains(lab, driver, Signal::INT)),
     ("SIGTERM: idle sessions do not hold it up", idle_sessions),
+    ("a reservation ends with its session, and holds no stop up", fence::stop),
     ("SIGHUP: a closed terminal is no reason to stop", hangup),
     ("restart: data, names and identity stay", restart),
     ("restart on the same port right after kill -9", same_port_again),

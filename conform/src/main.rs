@@ -3,6 +3,7 @@
 #![allow(missing_docs, reason = "a program: what is public here is seen by nobody else")]
 
 mod crash;
+mod fence;
 mod guest;
 mod hostile;
 mod libiscsi;

@@ -166,6 +166,8 @@ pub(crate) fn launch(lab: &Lab, spec: &Spec) -> Result<(Child, PathBuf)> {
     let log = File::options().create(true).append(true).open(&path)?;
     let mut command = process::bound(lab.built()?);
     command.args(spec.arguments()).stdout(log.try_clone()?).stderr(log).env("RUST_BACKTRACE", "1");
+    // What volumes keep besides their data belongs to the run, not to whoever started it.
+    command.env("STATE_DIRECTORY", lab.scratch.join("state"));
     Ok((command.spawn().context("cannot start the target")?, path))
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub struct NexusId(pub u64);
 
 /// An I_T nexus by its names.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NexusName {
     /// The initiator port in its transport's spelling: for iSCSI `name,i,0x<ISID>`.
     pub initiator: Arc<str>,

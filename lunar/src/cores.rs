@@ -24,10 +24,10 @@ pub enum Letter {
     Ask {
         /// Who asks.
         from: usize,
-        /// Names the request among those of the asker.
-        id: u64,
         /// What.
         what: What,
+        /// The duty to answer.
+        duty: Duty,
     },
     /// Done: the answer to the request of this number.
     Answer(u64),
@@ -35,6 +35,21 @@ pub enum Letter {
     Connection(Incoming),
     /// End what is under way, and then stop.
     Drain,
+}
+
+/// The duty to answer a request. Dropping it is the answer: a core that has ended, or ends with the letter unread, has
+/// nothing left to do, and nobody waits for it in vain.
+#[derive(Debug)]
+pub struct Duty {
+    /// Names the request among those of the asker.
+    id: u64,
+    asker: Sender<Letter>,
+}
+
+impl Drop for Duty {
+    fn drop(&mut self) {
+        self.asker.send(Letter::Answer(self.id));
+    }
 }
 
 /// What a core can be asked.
@@ -96,14 +111,12 @@ impl Links {
 
     async fn ask_as(&self, id: u64, cores: impl Iterator<Item = usize>, what: impl Fn() -> What) {
         let mut missing = 0;
-        self.open.borrow_mut().insert(id, (usize::MAX, None));
         for core in cores {
-            self.cores[core].send(Letter::Ask { from: self.me, id, what: what() });
             missing += 1;
+            self.post(core, id, what());
         }
-        if let Some(entry) = self.open.borrow_mut().get_mut(&id) {
-            entry.0 = missing;
-        }
+        let _open = Open { links: self, id };
+        self.open.borrow_mut().insert(id, (missing, None));
         poll_fn(|cx| {
             let mut open = self.open.borrow_mut();
             match open.get_mut(&id) {
@@ -111,13 +124,15 @@ impl Links {
                     *waker = Some(cx.waker().clone());
                     Poll::Pending
                 }
-                _ => {
-                    open.remove(&id);
-                    Poll::Ready(())
-                }
+                _ => Poll::Ready(()),
             }
         })
         .await;
+    }
+
+    fn post(&self, core: usize, id: u64, what: What) {
+        let duty = Duty { id, asker: self.cores[self.me].clone() };
+        self.cores[core].send(Letter::Ask { from: self.me, what, duty });
     }
 
     fn answered(&self, id: u64) {
@@ -157,12 +172,12 @@ impl Links {
                 Letter::Answer(id) => self.answered(id),
                 Letter::Connection(incoming) => front.serve(incoming),
                 Letter::Drain => front.drain(),
-                Letter::Ask { from, id, what } => {
+                Letter::Ask { from, what, duty } => {
                     // A task of its own: a range may take long to come free, and letters must not wait for it.
                     let (links, target, front) = (self.clone(), target.clone(), front.clone());
                     reactor.spawn(async move {
-                        links.carry_out(from, id, what, &target, &front).await;
-                        links.cores[from].send(Letter::Answer(id));
+                        links.carry_out(from, duty.id, what, &target, &front).await;
+                        drop(duty);
                     });
                 }
             }
@@ -178,6 +193,18 @@ impl Links {
             }
             What::EndSession(connection) => front.end_session(connection).await,
         }
+    }
+}
+
+/// A request that waits for answers, until it is dropped: those that come later are for nobody.
+struct Open<'a> {
+    links: &'a Links,
+    id: u64,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.links.open.borrow_mut().remove(&self.id);
     }
 }
 
@@ -220,7 +247,7 @@ impl Drop for Held {
             for core in links.others() {
                 let id = links.next.get();
                 links.next.set(id + 1);
-                links.cores[core].send(Letter::Ask { from: links.me, id, what: What::LetGo(self.id) });
+                links.post(core, id, What::LetGo(self.id));
             }
         }
     }

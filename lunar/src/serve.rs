@@ -16,7 +16,7 @@ use lunar_iscsi::serve::{Front, Settings};
 use lunar_reactor::channel::{Sender, channel};
 use lunar_reactor::op::Handle;
 use lunar_reactor::{Choice, Config, Reactor, Spin};
-use lunar_scsi::{Clock, PortConfig, Target, TargetConfig};
+use lunar_scsi::{Clock, PortConfig, SharedUnits, Target, TargetConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::Write;
@@ -43,6 +43,7 @@ struct Setup {
     portals: Vec<SocketAddr>,
     stats: Vec<Arc<Stats>>,
     registry: Arc<Registry>,
+    shared: Arc<SharedUnits>,
 }
 
 /// What a core reports while it starts, by its number.
@@ -64,6 +65,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
     let target = how.name.clone().unwrap_or_else(|| args::default_name(&host_name(), &names[0]));
     let portals = how.portals();
     let socket = how.stats.as_deref().map(|path| stats::Socket::serve(path, stats.clone())).transpose()?;
+    let shared = restore(&volumes, &names)?;
     let setup = Arc::new(Setup {
         volumes,
         alias: alias(&names),
@@ -74,6 +76,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
         portals,
         stats,
         registry: Arc::new(Registry::new()),
+        shared,
     });
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
@@ -81,6 +84,15 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
     wait_for_stop(&mut signals);
     drop(socket);
     stop(cores, &mailboxes, &mut signals)
+}
+
+/// What the volumes kept of their reservations.
+fn restore(volumes: &[Volume], names: &[String]) -> Result<Arc<SharedUnits>> {
+    let shared = SharedUnits::default();
+    for (lun, volume) in volumes.iter().enumerate() {
+        shared.restore(UnitId(lun as u32), &**volume.keep()).with_context(|| format!("restoring {}", names[lun]))?;
+    }
+    Ok(Arc::new(shared))
 }
 
 /// TargetAlias (RFC 7143 13.6): what is shared, in at most 255 bytes.
@@ -225,6 +237,7 @@ fn build(
             clock: Clock(Rc::new(wall_clock)),
             core: u16::try_from(me).context("too many cores")?,
             stats,
+            shared: setup.shared.clone(),
         },
         Rc::new(OtherCores(links.clone())),
     );

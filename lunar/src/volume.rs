@@ -2,13 +2,16 @@
 //!
 //! * [`spec`]: what a name on the command line means
 //! * [`identity`]: who a volume is, for ever
+//! * `keep`: what a volume keeps across restarts besides its data
 //! * `advice`: what to do about a volume that cannot be served
 
 mod advice;
 pub mod identity;
+mod keep;
 pub mod spec;
 
 use anyhow::{Context, Result, bail};
+use keep::Folder;
 use lunar_block::BlockVolume;
 use lunar_core::io::{Store, Traits};
 use lunar_core::keep::{Forgetful, Keep};
@@ -104,7 +107,13 @@ impl Volume {
             }
             Spec::Path { path, size } => Self::open_path(path, *size, options)?,
         };
-        let keep = Arc::new(Forgetful::default());
+        let keep: Arc<dyn Keep> = match kind {
+            // Their data is forgotten as well.
+            Kind::Null(_) | Kind::Ram(_) => Arc::new(Forgetful::default()),
+            Kind::File(_) | Kind::Block(_) => {
+                Arc::new(Folder::open(identity.uuid).with_context(|| format!("opening {text}"))?)
+            }
+        };
         Ok(Self { kind, identity: Arc::new(identity), keep })
     }
 

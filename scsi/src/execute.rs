@@ -76,6 +76,8 @@ impl Target {
             match plan {
                 Plan::Do(step) => moved += carrier.carry(step, reply, tools).await?,
                 Plan::Done => {}
+                Plan::Conflict => return Err(Refusal::bare(Status::RESERVATION_CONFLICT)),
+                Plan::Reserve(request) => self.reserve(nexus, command.tag, &itl.lu, &request).await?,
                 Plan::Answer => return self.answer(tools, reply),
                 Plan::Both(steps) => {
                     for step in *steps {

@@ -3,6 +3,7 @@
 use crate::command::{Cdb, Command, Reply, Status, TaskAttribute};
 use crate::lun::Lun;
 use crate::nexus::Nexus;
+use crate::shared::SharedUnits;
 use crate::table::{Flow, TABLE};
 use crate::target::{Clock, Everywhere, Nowhere, PortConfig, Target, TargetConfig};
 use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
@@ -168,16 +169,22 @@ impl Rig {
     /// As [`Rig::new`], with other cores.
     #[must_use]
     pub fn with(traits: Traits, everywhere: Rc<dyn Everywhere>) -> Self {
-        Self::with_all(traits, [1, 1], everywhere)
+        Self::sharing(traits, everywhere, Arc::default())
     }
 
     /// As [`Rig::default`], with ports in these target port groups.
     #[must_use]
     pub fn with_groups(groups: [u16; 2]) -> Self {
-        Self::with_all(Self::traits(), groups, Rc::new(Nowhere))
+        Self::with_all(Self::traits(), groups, Rc::new(Nowhere), Arc::default())
     }
 
-    fn with_all(traits: Traits, groups: [u16; 2], everywhere: Rc<dyn Everywhere>) -> Self {
+    /// As [`Rig::with`], of a device whose other cores share this.
+    #[must_use]
+    pub fn sharing(traits: Traits, everywhere: Rc<dyn Everywhere>, shared: Arc<SharedUnits>) -> Self {
+        Self::with_all(traits, [1, 1], everywhere, shared)
+    }
+
+    fn with_all(traits: Traits, groups: [u16; 2], everywhere: Rc<dyn Everywhere>, shared: Arc<SharedUnits>) -> Self {
         let stats = Arc::new(Stats::default());
         let port = |relative: u16, group: u16| PortConfig {
             relative,
@@ -191,6 +198,7 @@ impl Rig {
             clock: Clock(Rc::new(|| NOW)),
             core: 0,
             stats: stats.clone(),
+            shared,
         };
         let target = Target::new(config, everywhere);
         let memory = Rc::new(Memory { bytes: RefCell::new(vec![0; traits.size as usize]), ..Memory::default() });

@@ -4,6 +4,7 @@
 //! * [`vpd`], [`mode`]: pages, one row each
 //! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks; [`access`]: through which ports
 //! * [`information`]: what initiators write on a disk
+//! * [`reserve`]: reservations; [`shared`]: what the views of a disk on all cores have in common
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
 //! * [`task`], [`manage`]: task sets and task management; [`order`]: who runs when; [`attention`]: unit attentions
 //! * [`command`], [`lun`], [`sense`]: what transports hand over and get back
@@ -27,7 +28,9 @@ pub mod mode;
 pub mod nexus;
 pub mod order;
 pub mod plan;
+pub mod reserve;
 pub mod sense;
+pub mod shared;
 pub mod table;
 pub mod target;
 pub mod task;
@@ -37,5 +40,6 @@ pub use command::{Cdb, Command, Reply, Status, TaskAttribute};
 pub use lun::Lun;
 pub use nexus::Nexus;
 pub use sense::{Asc, Sense, SenseData, SenseKey};
+pub use shared::SharedUnits;
 pub use target::{Clock, Everywhere, Mail, Nowhere, PortConfig, Target, TargetConfig};
 pub use task::{Task, TaskFunction, TaskResponse, TaskSet};

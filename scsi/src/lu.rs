@@ -4,6 +4,7 @@ use crate::access::{Access, AluaState};
 use crate::information::{self, Kind};
 use crate::mode;
 use crate::sense::Asc;
+use crate::shared::Shared;
 use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -187,6 +188,8 @@ pub struct LogicalUnit {
     pub lun: u16,
     /// Its blocks, identity and store.
     pub unit: Rc<Unit>,
+    /// What it has in common with its views on other cores.
+    pub(crate) shared: Arc<Shared>,
     state: RefCell<State>,
     /// The values of its mode parameters, where every write looks.
     mode: Cell<ModeValues>,
@@ -197,20 +200,20 @@ pub struct LogicalUnit {
 impl LogicalUnit {
     /// A disk as it is after power on.
     #[must_use]
-    pub fn new(lun: u16, unit: Rc<Unit>) -> Self {
+    pub(crate) fn new(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>) -> Self {
         let state = State::new(&unit);
-        Self::with_state(lun, unit, state)
+        Self::with_state(lun, unit, shared, state)
     }
 
     /// The same disk with another view of its unit.
     #[must_use]
     pub(crate) fn with_unit(&self, unit: Rc<Unit>) -> Self {
-        Self::with_state(self.lun, unit, self.state.borrow().clone())
+        Self::with_state(self.lun, unit, self.shared.clone(), self.state.borrow().clone())
     }
 
-    fn with_state(lun: u16, unit: Rc<Unit>, state: State) -> Self {
+    fn with_state(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>, state: State) -> Self {
         let mode = Cell::new(state.mode);
-        let disk = Self { lun, unit, state: RefCell::new(state), mode, clear: Cell::new(false) };
+        let disk = Self { lun, unit, shared, state: RefCell::new(state), mode, clear: Cell::new(false) };
         disk.refresh();
         disk
     }

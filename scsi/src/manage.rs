@@ -23,6 +23,7 @@ impl Target {
             }
             TaskFunction::I_T_NEXUS_RESET => {
                 self.end(nexus, |_, _| true).await;
+                self.let_go(nexus).await;
                 nexus.each(|itl| itl.attend(Asc::I_T_NEXUS_LOSS));
                 TaskResponse::Complete
             }
@@ -57,9 +58,11 @@ impl Target {
         }
     }
 
-    /// Ends a nexus: what it runs is aborted and gone when this returns.
+    /// Ends a nexus: what it runs is aborted and gone when this returns, and nothing is reserved for it any more but
+    /// persistently.
     pub async fn close(&self, nexus: &Nexus) {
         self.end(nexus, |_, _| true).await;
+        self.let_go(nexus).await;
     }
 
     /// Does on this core what another core asks for.
@@ -78,12 +81,17 @@ impl Target {
                 self.units().iter().for_each(|lu| self.make(lu.lun, &Change::Reset, stamp, None));
             }
             Mail::UnitAttention { lun, asc } => self.attend(lun, asc, None),
+            Mail::Reservations { lun, news } => self.tell_reservations(lun, &news),
+            Mail::Preempted { lun, news } => self.end_of(lun, &news).await,
         }
     }
 
     async fn reset(&self, lun: u16) -> TaskResponse {
         let stamp = self.stamp();
         self.end_everywhere(Some(lun)).await;
+        if let Some(lu) = self.unit(lun) {
+            self.forget_spc2(&lu, None).await;
+        }
         self.make(lun, &Change::Reset, stamp, None);
         self.everywhere.broadcast(Mail::Change { lun, change: Change::Reset, stamp }).await;
         TaskResponse::Complete
@@ -91,7 +99,10 @@ impl Target {
 
     async fn reset_all(&self, stamp: crate::lu::Stamp, mail: Mail) -> TaskResponse {
         self.end_everywhere(None).await;
-        self.units().iter().for_each(|lu| self.make(lu.lun, &Change::Reset, stamp, None));
+        for lu in self.units() {
+            self.forget_spc2(&lu, None).await;
+            self.make(lu.lun, &Change::Reset, stamp, None);
+        }
         self.everywhere.broadcast(mail).await;
         TaskResponse::Complete
     }

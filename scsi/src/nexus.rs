@@ -41,30 +41,35 @@ pub struct ItlNexus {
 }
 
 impl ItlNexus {
-    /// A fresh one for a nexus that comes through this target port group; it waits to tell `attention`.
+    /// A fresh one of a nexus, that waits to tell `attention`.
     #[must_use]
-    pub fn new(lu: Rc<LogicalUnit>, group: u16, attention: Option<Asc>) -> Self {
+    pub fn new(lu: Rc<LogicalUnit>, nexus: &Nexus, attention: Option<Asc>) -> Self {
+        let held = lu.shared.reservations().held(&nexus.name);
+        let itl = Self::under(lu, nexus.group, held);
+        attention.into_iter().for_each(|asc| itl.attend(asc));
+        itl
+    }
+
+    fn under(lu: Rc<LogicalUnit>, group: u16, held: Held) -> Self {
         let alua = Cell::new(lu.access(group).state);
         let itl = Self {
             lu,
             order: Order::default(),
             attentions: Attentions::default(),
-            held: Cell::default(),
+            held: Cell::new(held),
             alua,
             clear: Cell::new(true),
         };
         itl.refresh();
-        attention.into_iter().for_each(|asc| itl.attend(asc));
         itl
     }
 
     /// The same with another view of the disk.
     pub(crate) fn with_lu(&self, lu: Rc<LogicalUnit>, group: u16) -> Self {
-        let itl = Self::new(lu, group, None);
+        let itl = Self::under(lu, group, self.held.get());
         while let Some(sense) = self.attentions.take() {
             itl.attentions.add(sense.asc);
         }
-        itl.held.set(self.held.get());
         itl.refresh();
         itl
     }
@@ -178,16 +183,18 @@ impl Nexus {
     /// attention in store.
     #[must_use]
     pub fn itl(&self, lun: u16) -> Option<Rc<ItlNexus>> {
-        if let Some(Some(itl)) = self.luns.borrow().get(usize::from(lun)) {
-            return Some(itl.clone());
-        }
-        self.first_itl(lun)
+        self.known(lun).or_else(|| self.first_itl(lun))
+    }
+
+    /// The same, for a disk that it has addressed.
+    pub(crate) fn known(&self, lun: u16) -> Option<Rc<ItlNexus>> {
+        self.luns.borrow().get(usize::from(lun)).cloned().flatten()
     }
 
     #[cold]
     fn first_itl(&self, lun: u16) -> Option<Rc<ItlNexus>> {
         let lu = self.units.borrow().get(&lun)?.clone();
-        let itl = Rc::new(ItlNexus::new(lu, self.group, Some(Asc::POWER_ON_OR_RESET)));
+        let itl = Rc::new(ItlNexus::new(lu, self, Some(Asc::POWER_ON_OR_RESET)));
         self.set(lun, Some(itl.clone()));
         Some(itl)
     }

@@ -1,6 +1,7 @@
 //! What a command decided to do.
 
 use crate::lu::Change;
+use crate::reserve::Request;
 use lunar_core::step::Step;
 
 /// What is to be done for a command; all that it needs has been checked.
@@ -23,6 +24,10 @@ pub enum Plan {
         /// The change.
         change: Change,
     },
+    /// A change of reservations. Behind a pointer, for it is seldom.
+    Reserve(Box<Request>),
+    /// Nothing: what is asked for is not told while SPC-2 reservations are in use, not even to their holder.
+    Conflict,
 }
 
 /// Something for [`Keep::keep`](lunar_core::keep::Keep::keep).

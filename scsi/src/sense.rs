@@ -52,12 +52,16 @@ additional! {
     INVALID_FIELD_IN_CDB = 0x2400, "invalid field in CDB";
     LOGICAL_UNIT_NOT_SUPPORTED = 0x2500, "logical unit not supported";
     INVALID_FIELD_IN_PARAMETER_LIST = 0x2600, "invalid field in parameter list";
+    INVALID_RELEASE_OF_PERSISTENT_RESERVATION = 0x2604, "invalid release of persistent reservation";
     WRITE_PROTECTED = 0x2700, "write protected";
     SPACE_ALLOCATION_FAILED = 0x2707, "space allocation failed write protect";
     POWER_ON_OR_RESET = 0x2900, "power on, reset, or bus device reset occurred";
     BUS_DEVICE_RESET = 0x2903, "bus device reset function occurred";
     I_T_NEXUS_LOSS = 0x2907, "I_T nexus loss occurred";
     MODE_PARAMETERS_CHANGED = 0x2a01, "mode parameters changed";
+    RESERVATIONS_PREEMPTED = 0x2a03, "reservations preempted";
+    RESERVATIONS_RELEASED = 0x2a04, "reservations released";
+    REGISTRATIONS_PREEMPTED = 0x2a05, "registrations preempted";
     ASYMMETRIC_ACCESS_STATE_CHANGED = 0x2a06, "asymmetric access state changed";
     CAPACITY_DATA_CHANGED = 0x2a09, "capacity data has changed";
     TIMESTAMP_CHANGED = 0x2a10, "timestamp changed";
@@ -69,6 +73,7 @@ additional! {
     INTERNAL_TARGET_FAILURE = 0x4400, "internal target failure";
     INVALID_MESSAGE_ERROR = 0x4900, "invalid message error";
     DATA_PHASE_ERROR = 0x4b00, "data phase error";
+    INSUFFICIENT_REGISTRATION_RESOURCES = 0x5504, "insufficient registration resources";
 }
 
 /// Which byte, and which bit of it, is in error (SPC-6 4.4.2.4.2).

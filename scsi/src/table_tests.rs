@@ -26,6 +26,10 @@ fn plain(row: &Row) -> Vec<u8> {
         Code { op: OpCode::MAINTENANCE_IN, action: Some(0x0d) } => cdb[9] = 16,
         Code { op: OpCode::WRITE_SAME_10, .. } => cdb[8] = 1,
         Code { op: OpCode::WRITE_SAME_16, .. } => cdb[13] = 1,
+        Code { op: OpCode::PERSISTENT_RESERVE_OUT, .. } => {
+            cdb[2] = 1;
+            cdb[8] = u8::try_from(data_out(row).len()).expect("short");
+        }
         _ => {}
     }
     assert!(cdb.iter().zip(&usage).skip(1).all(|(bits, mask)| bits & !mask == 0));
@@ -34,7 +38,34 @@ fn plain(row: &Row) -> Vec<u8> {
 
 /// Data-Out that suits the plainest CDB.
 fn data_out(row: &Row) -> Vec<u8> {
-    if row.flow == Flow::Block { vec![0; 512] } else { Vec::new() }
+    match (row.policy.code, row.flow) {
+        (Code { op: OpCode::PERSISTENT_RESERVE_OUT, action: Some(7) }, _) => {
+            [&[KEY; 16][..], &[0, 0, 0, 1, 0, 0, 0, 24, 0x45, 0, 0, 20], b"iqn.b,i,0x1\0\0\0\0\0\0\0\0\0"].concat()
+        }
+        (Code { op: OpCode::PERSISTENT_RESERVE_OUT, .. }, _) => [[KEY; 16], [0; 16]].concat()[..24].to_vec(),
+        (_, Flow::Block) => vec![0; 512],
+        _ => Vec::new(),
+    }
+}
+
+/// Every byte of a key.
+const KEY: u8 = 7;
+
+/// A rig on which the plainest CDB of a command runs.
+fn rig(row: &Row) -> Rig {
+    prepared(Rig::default(), row)
+}
+
+/// Registers and reserves for those who must have done so.
+fn prepared(rig: Rig, row: &Row) -> Rig {
+    if row.policy.code.op == OpCode::PERSISTENT_RESERVE_OUT {
+        for before in
+            rows(row.policy.code.op.0).iter().filter(|row| matches!(row.policy.code.action, Some(1 | 6))).rev()
+        {
+            assert_eq!(run(&rig, before).status, Status::GOOD);
+        }
+    }
+    rig
 }
 
 fn run(rig: &Rig, row: &Row) -> Ended {
@@ -50,7 +81,7 @@ fn sense(ended: &Ended) -> (SenseKey, Asc) {
 #[test]
 fn every_command_runs_when_nothing_is_in_its_way() {
     for row in TABLE {
-        let ended = run(&Rig::default(), row);
+        let ended = run(&rig(row), row);
         assert_eq!((ended.status, ended.sense.len()), (Status::GOOD, 0), "{}", row.policy.name);
     }
 }
@@ -136,14 +167,14 @@ fn a_longer_cdb_is_taken_by_its_first_bytes() {
     for row in TABLE {
         let mut cdb = plain(row);
         cdb.resize(32, 0xff);
-        assert_eq!(Rig::default().run(&cdb, &data_out(row), 65536).status, Status::GOOD, "{}", row.policy.name);
+        assert_eq!(rig(row).run(&cdb, &data_out(row), 65536).status, Status::GOOD, "{}", row.policy.name);
     }
 }
 
 #[test]
 fn a_unit_attention_stops_all_but_those_that_say_so() {
     for row in TABLE {
-        let rig = Rig::default();
+        let rig = rig(row);
         let itl = rig.nexus.itl(0).expect("there");
         itl.attend(Asc::CAPACITY_DATA_CHANGED);
         let ended = run(&rig, row);
@@ -162,7 +193,7 @@ fn a_unit_attention_stops_all_but_those_that_say_so() {
 #[test]
 fn write_protection_stops_writes() {
     for row in TABLE {
-        let ended = run(&Rig::new(lunar_core::io::Traits { read_only: true, ..Rig::traits() }), row);
+        let ended = run(&prepared(Rig::new(lunar_core::io::Traits { read_only: true, ..Rig::traits() }), row), row);
         match row.policy.gates.write_protect {
             Gate::Stops => assert_eq!(sense(&ended), (SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED)),
             Gate::Passes => assert_eq!(ended.status, Status::GOOD, "{}", row.policy.name),
@@ -175,15 +206,17 @@ fn a_stopped_unit_answers_not_ready() {
     const STOP: [u8; 6] = [0x1b, 0, 0, 0, 0, 0];
     const START: [u8; 6] = [0x1b, 0, 0, 0, 1, 0];
     for row in TABLE {
-        let rig = Rig::default();
+        let rig = rig(row);
         assert_eq!(rig.run(&STOP, &[], 0).status, Status::GOOD);
         let ended = run(&rig, row);
         match row.policy.gates.not_ready {
-            Gate::Stops => assert_eq!(sense(&ended), (SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED)),
+            Gate::Stops => {
+                assert_eq!(rig.run(&START, &[], 0).status, Status::GOOD);
+                assert_eq!(sense(&ended), (SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED));
+                assert_eq!(run(&rig, row).status, Status::GOOD, "{}", row.policy.name);
+            }
             Gate::Passes => assert_eq!(ended.status, Status::GOOD, "{}", row.policy.name),
         }
-        assert_eq!(rig.run(&START, &[], 0).status, Status::GOOD);
-        assert_eq!(run(&rig, row).status, Status::GOOD, "{}", row.policy.name);
     }
 }
 
@@ -197,11 +230,81 @@ fn reservations_of_others_stop_what_they_should() {
             (Held::ExclusiveAccess, gates.persistent != Persistent::Passes),
         ];
         for (held, stops) in expected {
-            let rig = Rig::default();
+            let rig = rig(row);
             rig.nexus.itl(0).expect("there").set_held(held);
             let status = if stops { Status::RESERVATION_CONFLICT } else { Status::GOOD };
             assert_eq!(run(&rig, row).status, status, "{} under {held:?}", row.policy.name);
         }
+    }
+}
+
+/// What a nexus has done before the command comes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Standing {
+    Stranger,
+    Registered,
+    Holder,
+}
+
+/// Commands that a persistent reservation itself decides about, by keys and standing, and not by its type.
+fn is_about_reservations(row: &Row) -> bool {
+    use OpCode as Op;
+    let all = [Op::RESERVE_6, Op::RELEASE_6, Op::RESERVE_10, Op::RELEASE_10];
+    all.contains(&row.policy.code.op) || row.policy.code.op == Op::PERSISTENT_RESERVE_OUT
+}
+
+/// SPC-4 table 62, SBC-3 table 13: all commands, all types, by requests that a peer sends.
+#[test]
+fn all_commands_under_all_types_of_persistent_reservations() {
+    use Standing::{Holder, Registered, Stranger};
+    for row in TABLE.iter().filter(|row| !is_about_reservations(row)) {
+        for (kind, reads_stop, registered_pass) in
+            [(1, false, false), (3, true, false), (5, false, true), (6, true, true), (7, false, true), (8, true, true)]
+        {
+            for standing in [Stranger, Registered, Holder] {
+                let rig = Rig::default();
+                let holder = rig.target.nexus(Rig::name("holder"));
+                holder.each(|itl| while itl.take_attention().is_some() {});
+                let out = |nexus, action, kind| {
+                    let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0];
+                    let list = [[0; 8], [1; 8], [0; 8]].concat();
+                    let keyed = [[1; 8], [0; 8], [0; 8]].concat();
+                    rig.run_as(nexus, &cdb, if action == 6 { &list } else { &keyed }, 0).status
+                };
+                let by = if standing == Holder { &rig.nexus } else { &holder };
+                assert_eq!(out(by, 6, 0), Status::GOOD);
+                if standing == Registered {
+                    assert_eq!(out(&rig.nexus, 6, 0), Status::GOOD);
+                }
+                assert_eq!(out(by, 1, kind), Status::GOOD);
+                let in_it = standing == Holder || standing == Registered && registered_pass;
+                let stops = !in_it
+                    && match row.policy.gates.persistent {
+                        Persistent::Conflict => true,
+                        Persistent::WriteExclusivePasses => reads_stop,
+                        Persistent::Passes => false,
+                    };
+                let status = if stops { Status::RESERVATION_CONFLICT } else { Status::GOOD };
+                assert_eq!(run(&rig, row).status, status, "{}, type {kind}, {standing:?}", row.policy.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn all_commands_under_an_spc2_reservation() {
+    for row in TABLE {
+        let rig = Rig::default();
+        let holder = rig.target.nexus(Rig::name("holder"));
+        holder.each(|itl| while itl.take_attention().is_some() {});
+        assert_eq!(rig.run_as(&holder, &[0x16, 0, 0, 0, 0, 0], &[], 0).status, Status::GOOD);
+        let stops = row.policy.gates.spc2 == Gate::Stops;
+        let status = if stops { Status::RESERVATION_CONFLICT } else { Status::GOOD };
+        assert_eq!(run(&rig, row).status, status, "{}", row.policy.name);
+        let own = rig.run_as(&holder, &plain(row), &data_out(row), 65536).status;
+        let persistent = [OpCode::PERSISTENT_RESERVE_IN, OpCode::PERSISTENT_RESERVE_OUT];
+        let status = if persistent.contains(&row.policy.code.op) { Status::RESERVATION_CONFLICT } else { Status::GOOD };
+        assert_eq!(own, status, "{} of the holder", row.policy.name);
     }
 }
 
@@ -214,11 +317,11 @@ fn states_of_asymmetric_access_admit_what_they_should() {
         (AluaState::TRANSITIONING, Asc::NOT_READY_TRANSITION),
     ];
     for row in TABLE {
-        let rig = Rig::default();
-        rig.nexus.itl(0).expect("there").set_alua(AluaState::ACTIVE_NON_OPTIMIZED);
-        assert_eq!(run(&rig, row).status, Status::GOOD, "{}", row.policy.name);
+        let active = rig(row);
+        active.nexus.itl(0).expect("there").set_alua(AluaState::ACTIVE_NON_OPTIMIZED);
+        assert_eq!(run(&active, row).status, Status::GOOD, "{}", row.policy.name);
         for (state, asc) in refusals {
-            let rig = Rig::default();
+            let rig = rig(row);
             rig.nexus.itl(0).expect("there").set_alua(state);
             let admits = row.policy.gates.alua;
             let ended = run(&rig, row);

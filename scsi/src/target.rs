@@ -3,7 +3,9 @@
 use crate::lu::{Change, LogicalUnit, Stamp};
 use crate::lun::LUNS_MAX;
 use crate::nexus::{ItlNexus, Nexus, Units};
+use crate::reserve::News;
 use crate::sense::Asc;
+use crate::shared::SharedUnits;
 use lunar_core::port::NexusName;
 use lunar_core::stats::Stats;
 use lunar_core::unit::Unit;
@@ -49,6 +51,8 @@ pub struct TargetConfig {
     pub core: u16,
     /// Where this core counts.
     pub stats: Arc<Stats>,
+    /// What its logical units have in common with their views on other cores; one for all cores.
+    pub shared: Arc<SharedUnits>,
 }
 
 /// What the other cores must know before a command or function may be answered.
@@ -74,6 +78,20 @@ pub enum Mail {
         lun: u16,
         /// What happened.
         asc: Asc,
+    },
+    /// The reservations of a logical unit have changed.
+    Reservations {
+        /// Which.
+        lun: u16,
+        /// Who is told what.
+        news: Arc<News>,
+    },
+    /// Tasks of those who were preempted end.
+    Preempted {
+        /// At which logical unit.
+        lun: u16,
+        /// Who they are.
+        news: Arc<News>,
     },
 }
 
@@ -134,7 +152,7 @@ impl Target {
                 for nexus in self.nexuses() {
                     let itl = match nexus.itl(lun) {
                         Some(itl) => itl.with_lu(lu.clone(), nexus.group),
-                        None => ItlNexus::new(lu.clone(), nexus.group, None),
+                        None => ItlNexus::new(lu.clone(), &nexus, None),
                     };
                     if resized {
                         itl.attend(Asc::CAPACITY_DATA_CHANGED);
@@ -143,10 +161,11 @@ impl Target {
                 }
             }
             _ => {
-                let lu = Rc::new(LogicalUnit::new(lun, unit));
+                let shared = self.config.shared.of(&unit);
+                let lu = Rc::new(LogicalUnit::new(lun, unit, shared));
                 self.units.borrow_mut().insert(lun, lu.clone());
                 for nexus in self.nexuses() {
-                    let itl = ItlNexus::new(lu.clone(), nexus.group, Some(Asc::POWER_ON_OR_RESET));
+                    let itl = ItlNexus::new(lu.clone(), &nexus, Some(Asc::POWER_ON_OR_RESET));
                     nexus.set(lun, Some(Rc::new(itl)));
                     nexus.each(|itl| {
                         if itl.lu.lun != lun {

@@ -104,6 +104,21 @@ impl TaskSet {
         count
     }
 
+    /// Waits until a task that matches is aborted; for ever, if none matches.
+    pub async fn until_aborted(&self, matches: impl Fn(u64, Lun) -> bool) {
+        poll_fn(|cx| {
+            let places = self.0.places.borrow();
+            for state in places.iter().filter(|s| s.present.get() && matches(s.tag.get(), s.lun.get())) {
+                if state.aborted.get() {
+                    return Poll::Ready(());
+                }
+                remember(&state.wakers, cx);
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
     /// Waits until every task that is aborted by now and matches has left.
     pub async fn until_gone(&self, matches: impl Fn(u64, Lun) -> bool) {
         let there =
@@ -211,10 +226,11 @@ mod tests {
     fn an_abort_is_told_and_waited_for() {
         let set = TaskSet::default();
         let (a, b) = (set.enter(1, Lun::default()), set.enter(2, Lun::default()));
-        assert!(!is_ready(a.until_aborted()));
+        assert!(!is_ready(a.until_aborted()) && !is_ready(set.until_aborted(|tag, _| tag == 1)));
         assert_eq!(set.abort(|tag, _| tag == 1), 1);
         assert_eq!(set.abort(|tag, _| tag == 1), 0);
         assert!(is_ready(a.until_aborted()) && !b.aborted());
+        assert!(is_ready(set.until_aborted(|tag, _| tag == 1)) && !is_ready(set.until_aborted(|tag, _| tag == 2)));
         assert!(!is_ready(set.until_gone(|_, _| true)));
         drop(a);
         assert!(is_ready(set.until_gone(|_, _| true)));

@@ -20,7 +20,7 @@ use lunar_reactor::channel::{Receiver, Sender, channel};
 use lunar_reactor::disk::{Alignment, Health, Policy};
 use lunar_reactor::op::How;
 use lunar_reactor::sim::{Chance, Faults, Host};
-use lunar_scsi::{Clock, PortConfig, Target, TargetConfig};
+use lunar_scsi::{Clock, PortConfig, SharedUnits, Target, TargetConfig};
 use std::any::Any;
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -196,11 +196,14 @@ impl Machine {
         let (mailboxes, letters): (Vec<Sender<Letter>>, Vec<Receiver<Letter>>) =
             reactors.iter().map(channel::<Letter>).unzip();
         let stop = Rc::new(Stop::default());
+        let shared = Arc::new(SharedUnits::default());
         let mut cores = Vec::new();
         for (me, (reactor, letters)) in reactors.into_iter().zip(letters).enumerate() {
             let links = Links::new(me, mailboxes.clone());
-            let target =
-                Target::new(target_config(me, &reactor, stats[me].clone()), Rc::new(OtherCores(links.clone())));
+            let target = Target::new(
+                target_config(me, &reactor, stats[me].clone(), shared.clone()),
+                Rc::new(OtherCores(links.clone())),
+            );
             let units = open_units(setup, &opened, &reactor, &links, &target);
             let peers = Rc::new(OtherSessions(links.clone()));
             let front = Front::new(&reactor, &target, settings(setup), registry.clone(), me, peers);
@@ -294,7 +297,7 @@ impl Drop for Machine {
     }
 }
 
-fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>) -> TargetConfig {
+fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>, shared: Arc<SharedUnits>) -> TargetConfig {
     let port = PortConfig {
         relative: 1,
         group: PORTAL_GROUP,
@@ -308,6 +311,7 @@ fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>) -> TargetConfi
         clock: Clock(Rc::new(move || time.now().0 / 1_000_000)),
         core: u16::try_from(me).unwrap_or(0),
         stats,
+        shared,
     }
 }
 

@@ -35,6 +35,11 @@ fn blocks_that_fit(size: u64, block_size: u32) -> String {
     text
 }
 
+/// The sentence about what a volume keeps besides its data.
+pub(crate) fn on_kept(path: &Path) -> String {
+    format!("{0} cannot be used; without it, persistent reservations are forgotten: rm -r {0}", path.display())
+}
+
 /// The sentence about a file.
 pub(crate) fn on_file(path: &Path, why: &FileRefusal, size: Option<u64>, options: &Options) -> anyhow::Error {
     let name = path.display();

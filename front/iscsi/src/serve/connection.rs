@@ -183,7 +183,7 @@ impl Connection {
     /// Sees to it that what is queued leaves, at the end of the turn; much leaves at once.
     pub(super) fn kick(&self) {
         let may_send = self.sending.get() == 0 && !self.broken.get() && self.front.reactor.has_waited();
-        if may_send && self.session.borrow().queued_bytes() >= SEND_EARLY {
+        if may_send && !self.is_held_back() && self.session.borrow().queued_bytes() >= SEND_EARLY {
             self.begin_send();
         }
         wake(&self.sender);
@@ -341,7 +341,7 @@ impl Connection {
             if self.sending.get() > 0 {
                 continue;
             }
-            if self.session.borrow().queued_bytes() > 0 {
+            if self.has_to_send() {
                 self.begin_send();
                 continue;
             }
@@ -354,6 +354,15 @@ impl Connection {
         }
         self.sent.set(true);
         self.go_on();
+    }
+
+    /// Whether the nexus ends: a logout is answered when it has ended, and all cores know.
+    fn is_held_back(&self) -> bool {
+        self.ended.get() && !self.last.get()
+    }
+
+    fn has_to_send(&self) -> bool {
+        !self.is_held_back() && self.session.borrow().queued_bytes() > 0
     }
 
     /// Starts to send all that is queued; none is under way. Mostly it is over when this returns.
@@ -392,7 +401,7 @@ impl Connection {
     }
 
     fn poll_queued(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.session.borrow().queued_bytes() > 0 || self.last.get() || self.broken.get() {
+        if self.has_to_send() || self.last.get() || self.broken.get() {
             return Poll::Ready(());
         }
         self.sender.set(Some(cx.waker().clone()));
@@ -404,9 +413,7 @@ impl Connection {
         self.ended.set(true);
         let nexus = self.nexus.take();
         if let Some(nexus) = &nexus {
-            let aborted = nexus.tasks.abort(|_, _| true);
-            self.front.reactor.stats().tasks_aborted.add(aborted);
-            nexus.tasks.until_gone(|_, _| true).await;
+            self.front.target.close(nexus).await;
             self.front.reactor.stats().sessions.sub(1);
         }
         self.last.set(true);

@@ -1,0 +1,147 @@
+//! TransportIDs (SPC-4 7.6.4): initiator ports as PERSISTENT RESERVE names them.
+//!
+//! Of those that the standard knows, iSCSI's is here: the port's own spelling, `name,i,0x<ISID>`, as text.
+
+use lunar_core::wire::{Cursor, Writer, be, round_up};
+use std::sync::Arc;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// FORMAT CODE 01b: an initiator port. 00b names an initiator device, of which nobody knows all the ports.
+const PORT_FORMAT: u8 = 0x40;
+/// PROTOCOL IDENTIFIER.
+const PROTOCOL: u8 = 0x0f;
+/// PROTOCOL IDENTIFIER of iSCSI.
+const ISCSI: u8 = 0x05;
+/// ADDITIONAL LENGTH at least (SPC-4 7.6.4.6).
+const ADDITIONAL_MIN: usize = 20;
+/// An iSCSI name at most (RFC 7143 4.2.7.2).
+const NAME_BYTES_MAX: usize = 223;
+/// Between an iSCSI name and the ISID.
+const SEPARATOR: &str = ",i,0x";
+/// Hexadecimal digits of an ISID.
+const ISID_DIGITS: usize = 12;
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Header {
+    format: u8,
+    reserved: u8,
+    additional: be::U16,
+}
+
+/// Bytes of the TransportID of an initiator port.
+#[must_use]
+pub fn length(initiator: &str) -> usize {
+    size_of::<Header>() + additional(initiator)
+}
+
+/// The text ends with a zero.
+fn additional(initiator: &str) -> usize {
+    round_up(initiator.len() + 1, 4).max(ADDITIONAL_MIN)
+}
+
+/// Writes the TransportID of an initiator port.
+pub fn write(initiator: &str, out: &mut Writer<'_>) {
+    let additional = additional(initiator);
+    // Names have at most 255 bytes.
+    out.put(&Header { format: PORT_FORMAT | ISCSI, reserved: 0, additional: (additional as u16).into() });
+    out.bytes(initiator.as_bytes()).zeros(additional - initiator.len());
+}
+
+/// The initiator port of the TransportID at the front, and the bytes behind it. `None` when it is none that this
+/// device could have met.
+#[must_use]
+pub fn parse(bytes: &[u8]) -> Option<(Arc<str>, &[u8])> {
+    let mut cursor = Cursor::new(bytes);
+    let header: &Header = cursor.take().ok()?;
+    let additional = usize::from(header.additional.get());
+    if header.format & !PROTOCOL != PORT_FORMAT || header.format & PROTOCOL != ISCSI {
+        return None;
+    }
+    if additional < ADDITIONAL_MIN || !additional.is_multiple_of(4) {
+        return None;
+    }
+    let text = cursor.bytes(additional).ok()?;
+    let end = text.iter().position(|byte| *byte == 0)?;
+    let (text, padding) = text.split_at(end);
+    if padding.iter().any(|byte| *byte != 0) {
+        return None;
+    }
+    Some((port(std::str::from_utf8(text).ok()?)?, cursor.rest()))
+}
+
+/// An initiator port in the spelling that names nexuses: lower case, and all digits of the ISID.
+fn port(text: &str) -> Option<Arc<str>> {
+    let lower = text.to_lowercase();
+    let (name, isid) = lower.split_once(SEPARATOR)?;
+    let plain = !name.is_empty() && !name.chars().any(|c| c.is_control() || c.is_whitespace() || c == ',');
+    let digits = (1..=ISID_DIGITS).contains(&isid.len()) && isid.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if !plain || !digits || name.len() > NAME_BYTES_MAX {
+        return None;
+    }
+    Some(format!("{name}{SEPARATOR}{isid:0>ISID_DIGITS$}").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "iqn.a:b,i,0x00023d000001";
+    const GOLDEN: &[u8] = b"\x45\0\0\x1ciqn.a:b,i,0x00023d000001\0\0\0\0";
+
+    #[test]
+    fn golden() {
+        let mut out = [0xa5; 40];
+        let mut writer = Writer::new(&mut out);
+        write(NAME, &mut writer);
+        assert_eq!(writer.written(), length(NAME));
+        assert_eq!(out[..GOLDEN.len()], *GOLDEN);
+        assert_eq!(parse(GOLDEN), Some((NAME.into(), &[][..])));
+    }
+
+    #[test]
+    fn one_follows_another() {
+        let two = [GOLDEN, GOLDEN].concat();
+        let (_, rest) = parse(&two).expect("the first");
+        assert_eq!(rest, GOLDEN);
+    }
+
+    #[test]
+    fn spellings_of_one_port_are_one() {
+        for spelling in ["IQN.A:b,i,0x00023D000001", "iqn.a:b,I,0X23d000001"] {
+            assert_eq!(port(spelling).as_deref(), Some(NAME));
+        }
+    }
+
+    #[test]
+    fn a_short_name_fills_twenty_bytes() {
+        assert_eq!(length("a,i,0x0"), 24);
+    }
+
+    #[test]
+    fn others_are_refused() {
+        let padded = |head: [u8; 4], text: &str| {
+            let mut bytes = head.to_vec();
+            bytes.extend(text.as_bytes());
+            bytes.resize(32, 0);
+            bytes
+        };
+        let cases = [
+            (padded([0x05, 0, 0, 28], "iqn.a:b"), "a device"),
+            (padded([0x46, 0, 0, 28], NAME), "SAS"),
+            (padded([0x45, 0, 0, 16], "a,i,0x000000000"), "too short"),
+            (padded([0x45, 0, 0, 27], NAME), "no multiple of four"),
+            (padded([0x45, 0, 0, 32], NAME), "more than there is"),
+            (padded([0x45, 0, 0, 24], NAME), "no end of the text"),
+            (padded([0x45, 0, 0, 28], "iqn.a:b"), "no ISID"),
+            (padded([0x45, 0, 0, 28], ",i,0x00023d000001"), "no name"),
+            (padded([0x45, 0, 0, 28], "a b,i,0x00023d000001"), "a space"),
+            (padded([0x45, 0, 0, 28], "a,i,0x00023d0000010"), "too many digits"),
+            (padded([0x45, 0, 0, 28], "a,i,0x0\0x"), "something behind the end"),
+            (b"\x45\0\0".to_vec(), "less than a header"),
+        ];
+        for (bytes, what) in cases {
+            assert_eq!(parse(&bytes), None, "{what}");
+        }
+    }
+}
