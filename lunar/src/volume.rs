@@ -111,7 +111,7 @@ impl Volume {
             // Their data is forgotten as well.
             Kind::Null(_) | Kind::Ram(_) => Arc::new(Forgetful::default()),
             Kind::File(_) | Kind::Block(_) => {
-                Arc::new(Folder::open(identity.uuid).with_context(|| format!("opening {text}"))?)
+                Arc::new(Folder::open(identity.uuid, !options.read_only).with_context(|| format!("opening {text}"))?)
             }
         };
         Ok(Self { kind, identity: Arc::new(identity), keep })

@@ -34,6 +34,8 @@ pub(super) struct Folder {
     kept: Arc<Mutex<HashMap<String, Vec<u8>>>>,
     /// The way to the thread, which starts with the first work and ends with this.
     work: Mutex<Option<Sender<Work>>>,
+    /// Whether nobody else keeps there meanwhile.
+    alone: bool,
 }
 
 /// Something to be kept.
@@ -55,19 +57,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Folder {
-    /// The folder of the volume with this UUID, with what is kept there.
+    /// The folder of the volume with this UUID, with what is kept there. A volume that several processes may serve is
+    /// not `alone`: what one of them keeps may be replaced by another, so it is not promised to last.
     ///
     /// # Errors
     /// When what is there cannot be read, or is not what was written.
-    pub(super) fn open(uuid: [u8; 16]) -> Result<Self> {
+    pub(super) fn open(uuid: [u8; 16], alone: bool) -> Result<Self> {
         let state = state(|name| std::env::var_os(name));
-        Self::at(state.join("units").join(spelled(uuid)))
+        Self::at(state.join("units").join(spelled(uuid)), alone)
     }
 
     /// A folder at this place.
-    fn at(path: PathBuf) -> Result<Self> {
+    fn at(path: PathBuf, alone: bool) -> Result<Self> {
         let kept = load_all(&path).with_context(|| advice::on_kept(&path))?;
-        Ok(Self { path, kept: Arc::new(Mutex::new(kept)), work: Mutex::default() })
+        Ok(Self { path, kept: Arc::new(Mutex::new(kept)), work: Mutex::default(), alone })
     }
 
     /// Gives work to the thread.
@@ -113,7 +116,7 @@ impl Keep for Folder {
     }
 
     fn outlives(&self) -> bool {
-        true
+        self.alone
     }
 }
 

@@ -14,7 +14,7 @@ impl Place {
     }
 
     fn folder(&self) -> Result<Folder> {
-        Folder::at(self.0.join("a/b"))
+        Folder::at(self.0.join("a/b"), true)
     }
 
     fn file(&self) -> PathBuf {
@@ -102,9 +102,18 @@ fn a_folder_that_cannot_be_made_is_a_fault() {
     let place = Place::new("blocked");
     std::fs::create_dir_all(&place.0).expect("made");
     std::fs::write(place.0.join("file"), b"").expect("written");
-    let folder = Folder { path: place.0.join("file/b"), kept: Arc::default(), work: Mutex::default() };
+    let path = place.0.join("file/b");
+    let folder = Folder { path, kept: Arc::default(), work: Mutex::default(), alone: true };
     assert!(wait(folder.keep("some", vec![1])).is_err());
     assert_eq!(folder.load("some"), None);
+}
+
+#[test]
+fn nothing_is_promised_where_others_keep_too() {
+    let place = Place::new("others");
+    for alone in [true, false] {
+        assert_eq!(Folder::at(place.0.join("a/b"), alone).expect("empty").outlives(), alone);
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use lunar_core::keep::{Forgetful, Keep, Keeping};
 use lunar_core::mem::Arena;
 use lunar_core::step::Tools;
 use lunar_core::unit::UnitId;
+use proptest::prelude::*;
 use std::cell::{Cell, RefCell};
 use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
@@ -470,4 +471,58 @@ fn a_command_that_was_given_up_gives_its_turn_back() {
     assert!(command.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     command.set(Box::pin(async { Status::BUSY }));
     assert_eq!(register(&rig, 6, 0), Status::GOOD);
+}
+
+proptest! {
+    /// Whatever is asked on whichever core: what each nexus goes by is what the reservations mean to it.
+    #[test]
+    fn every_core_goes_by_what_all_share(
+        asked in prop::collection::vec((0usize..4, 0u8..11, 0u8..10, 0u64..4, 0u64..4), 1..40)
+    ) {
+        let rigs = two_cores();
+        let nexuses = ["p", "q", "r", "s"].map(|name| nexus(&rigs[usize::from(name > "q")], name));
+        for (by, action, kind, key, new) in asked {
+            let (rig, nexus) = (&rigs[by / 2], &nexuses[by]);
+            match action {
+                8 => drop(rig.run_as(nexus, &RESERVE_6, &[], 0)),
+                9 => drop(rig.run_as(nexus, &RELEASE_6, &[], 0)),
+                10 => drop(at_once(rig.target.task_management(
+                    nexus,
+                    [TaskFunction::LOGICAL_UNIT_RESET, TaskFunction::I_T_NEXUS_RESET][by % 2],
+                    Lun::from_number(0),
+                    0,
+                ))),
+                _ => drop(out(rig, nexus, action, kind, key, new)),
+            }
+            for nexus in &nexuses {
+                let itl = nexus.itl(0).expect("there");
+                let meant = itl.lu.shared.reservations().held(&nexus.name);
+                prop_assert_eq!(itl.held(), meant);
+                clear(nexus);
+            }
+        }
+    }
+}
+
+proptest! {
+    /// Any list of the length that its CDB tells; and one that is right but for a byte.
+    #[test]
+    fn any_list_does_no_harm(
+        action in 0u8..8, bytes in prop::collection::vec(any::<u8>(), 0..200), byte in any::<u8>()
+    ) {
+        let rig = Rig::default();
+        prop_assert_eq!(out(&rig, &rig.nexus, IGNORE, 0, 0, 5), Status::GOOD);
+        prop_assert_eq!(out(&rig, &rig.nexus, RESERVE, EXCLUSIVE, 5, 0), Status::GOOD);
+        rig.run(&cdb_out(action, EXCLUSIVE, bytes.len()), &bytes, 0);
+        let specified = [&list(0, 5, 8), &32_u32.to_be_bytes()[..], TRANSPORT_ID].concat();
+        let moved = [&5_u64.to_be_bytes()[..], &6_u64.to_be_bytes(), &[0, 0, 0, 1, 0, 0, 0, 32], TRANSPORT_ID].concat();
+        let stranger = nexus(&rig, "stranger");
+        for (by, action, mut list) in [(&stranger, REGISTER, specified), (&rig.nexus, MOVE, moved)] {
+            let at = bytes.len() % list.len();
+            list[at] = byte;
+            rig.run_as(by, &cdb_out(action, EXCLUSIVE, list.len()), &list, 0);
+        }
+        let full = read(&rig, 3);
+        prop_assert_eq!(full.len(), 8 + u32::from_be_bytes([full[4], full[5], full[6], full[7]]) as usize);
+    }
 }

@@ -123,6 +123,17 @@ mod tests {
         assert_eq!(Reservations::from_kept(KEPT), Some(state()));
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_change_is_told_or_means_what_it_says(at in 0..KEPT.len(), byte in proptest::num::u8::ANY) {
+            let mut bytes = KEPT.to_vec();
+            bytes[at] = byte;
+            if let Some(state) = Reservations::from_kept(&bytes) {
+                proptest::prop_assert_eq!(state.to_kept().and_then(|kept| Reservations::from_kept(&kept)), Some(state));
+            }
+        }
+    }
+
     #[test]
     fn nothing_is_kept_without_aptpl_or_registrants() {
         assert_eq!(Reservations { outlives: false, ..state() }.to_kept(), Some(vec![]));

@@ -99,6 +99,19 @@ mod tests {
         assert_eq!(parse(GOLDEN), Some((NAME.into(), &[][..])));
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_do_no_harm(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..80)) {
+            if let Some((initiator, _)) = parse(&bytes) {
+                let mut out = [0; 300];
+                let mut writer = Writer::new(&mut out);
+                write(&initiator, &mut writer);
+                let written = writer.written();
+                proptest::prop_assert_eq!(parse(&out[..written]), Some((initiator, &[][..])));
+            }
+        }
+    }
+
     #[test]
     fn one_follows_another() {
         let two = [GOLDEN, GOLDEN].concat();
