@@ -25,6 +25,32 @@ pub(crate) fn part(lab: &Lab, driver: Driver, part: &str) -> Result<()> {
     for (name, case) in CASES {
         lab.report.check(part, &format!("all are told of {name}"), || case(&mut sessions(&target)?));
     }
+    target.stop()?;
+    lab.report.check(part, "what is saved is there after a restart", || saved(lab, driver));
+    Ok(())
+}
+
+/// A mode page with SP, and identifying information: both are there when the target comes back.
+fn saved(lab: &Lab, driver: Driver) -> Result<()> {
+    const MODE_SENSE_SAVED: [u8; 6] = [0x1a, 8, 0xca, 0, 16, 0];
+    const REPORT: [u8; 12] = [0xa3, 0x05, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0];
+    let spec = Spec::new(driver, [lab.image("told.img", 16)?])?;
+    let login = |target: &Target| Login::to(&target.name, "told");
+    let page = [0x0a, 10, 0x26, 0x10, 0, 0, 0, 0, 0, 0, 0, 0];
+    let target = Target::start(lab, &spec)?;
+    let mut session = Session::ready(target.portal, &login(&target), target.lun)?;
+    set(&mut session, vec![0x15, 0x11, 0, 0, 0, 0], 4, &[&[0; 4][..], &page].concat())?;
+    set(&mut session, vec![0xa4, 0x06, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 9, b"blue")?;
+    // Nothing is lost with the process that has said that it is saved.
+    target.kill()?;
+    let target = Target::start_after_kill(lab, &spec)?;
+    let mut session = Session::ready(target.portal, &login(&target), target.lun)?;
+    let sense = session.run(&[0xff, 0, 0, 0, 0, 0], Data::None)?.sense;
+    ensure!(sense.first() == Some(&0x72), "D_SENSE is gone: {sense:02x?}");
+    let page = session.run(&MODE_SENSE_SAVED, Data::In(16))?.good()?.data;
+    ensure!(page[6] == 0x26, "the saved page is {page:02x?}");
+    let named = session.run(&REPORT, Data::In(8))?.good()?.data;
+    ensure!(named == b"\0\0\0\x04blue", "it is called {named:02x?}");
     target.stop()
 }
 
