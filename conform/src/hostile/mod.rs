@@ -32,6 +32,7 @@ const SILENCE: Duration = Duration::from_millis(300);
 /// What the cases work with.
 pub(crate) struct Ground<'a> {
     lab: &'a Lab,
+    driver: Driver,
     target: &'a Target,
     /// LUN for all that is hostile; the witness has another where there are two.
     lun: u16,
@@ -59,7 +60,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
     for (name, case) in cases {
         let good = lab.report.check(&part, name, || {
             let lun = target.lun + u16::from(matches!(lab.subject, crate::target::Subject::Built(_)));
-            let mut ground = Ground { lab, target: &target, lun, random: Random::new(lab.seed) };
+            let mut ground = Ground { lab, driver, target: &target, lun, random: Random::new(lab.seed) };
             let outcome = case(&mut ground);
             // First of all whether the target bore it: that explains whatever else went wrong.
             target.healthy()?;

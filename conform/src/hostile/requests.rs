@@ -6,7 +6,8 @@ use anyhow::{Result, bail, ensure};
 
 use super::{Case, Ground, Met, PATIENCE, SILENCE, met, rejected_or_closed, usable_or_closed};
 use crate::pdu::{Digests, FINAL, Heard, IMMEDIATE, Pdu, RESERVED_TAG, op};
-use crate::session::{Data, GOOD, Session, cdb};
+use crate::session::{Data, GOOD, Login, Session, cdb};
+use crate::target::{Spec, Target};
 
 const TEST_UNIT_READY: [u8; 6] = [0; 6];
 
@@ -304,9 +305,12 @@ fn foreign_logout(ground: &mut Ground<'_>) -> Result<()> {
     }
 }
 
-/// Every command is answered, whatever it is.
+/// Every command is answered, whatever it is. On a target of its own: commands may well stop, reserve or format a disk,
+/// or take its path away.
 fn random_cdbs(ground: &mut Ground<'_>) -> Result<()> {
-    let mut session = ground.session(&[])?;
+    ground.lab.built()?;
+    let mut target = Target::start(ground.lab, &Spec::new(ground.driver, ["ram:8M"])?)?;
+    let mut session = Session::ready(target.portal, &Login::to(&target.name, "attacker"), target.lun)?;
     for round in 0..3000 {
         let mut cdb = ground.random.bytes(16);
         if ground.random.below(2) == 0 {
@@ -321,7 +325,9 @@ fn random_cdbs(ground: &mut Ground<'_>) -> Result<()> {
         };
         session.run(&cdb, data).map_err(|error| error.context(format!("round {round}, CDB {cdb:02x?}")))?;
     }
-    Ok(())
+    target.healthy()?;
+    session.logout()?;
+    target.stop()
 }
 
 /// One bit of a right request is wrong. The LUN stays: other units' data is not ours to destroy.
