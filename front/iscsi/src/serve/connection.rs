@@ -28,8 +28,11 @@ const CHUNK_MAX: usize = 256 << 10;
 /// The rest of a chunk is used again down to this many bytes: room for a few headers.
 const CHUNK_REST: usize = 1024;
 /// Replies of one turn leave together. But if the core had waited for its commands, their peer most likely waits for it
-/// now: then so many bytes leave before the turn is over, and both sides work at the same time.
+/// now: then so many bytes, or half of the replies, leave before the turn is over, and both sides work at the same
+/// time.
 const SEND_EARLY: usize = 32 << 10;
+/// Fewer replies are not worth a send of their own.
+const SEND_EARLY_REPLIES: usize = 8;
 /// A peer that takes nothing of what is sent to it for so long is given up.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the last answer gets to reach the peer before a connection is closed over unread data.
@@ -59,6 +62,9 @@ pub(super) struct Connection {
     pub(super) sending: Cell<usize>,
     sending_since: Cell<Instant>,
     under_way: RefCell<Completion>,
+    /// What was queued since the last send, about, and how much of that is half of what the peer waits for.
+    kicks: Cell<usize>,
+    share: Cell<usize>,
     /// Whether something came since it was last looked at.
     active: Cell<bool>,
     chunk_len: Cell<usize>,
@@ -90,6 +96,8 @@ impl Connection {
             sending: Cell::new(0),
             sending_since: Cell::new(now),
             under_way: RefCell::default(),
+            kicks: Cell::new(0),
+            share: Cell::new(SEND_EARLY_REPLIES),
             active: Cell::new(true),
             chunk_len: Cell::new(CHUNK_MIN),
             sender: Cell::default(),
@@ -183,8 +191,12 @@ impl Connection {
     /// Sees to it that what is queued leaves, at the end of the turn; much leaves at once.
     pub(super) fn kick(&self) {
         let may_send = self.sending.get() == 0 && !self.broken.get() && self.front.reactor.has_waited();
-        if may_send && !self.is_held_back() && self.session.borrow().queued_bytes() >= SEND_EARLY {
-            self.begin_send();
+        if may_send && !self.is_held_back() {
+            let queued = self.session.borrow().queued_bytes();
+            self.kicks.set(self.kicks.get() + 1);
+            if queued >= SEND_EARLY || queued > 0 && self.kicks.get() >= self.share.get() {
+                self.begin_send();
+            }
         }
         wake(&self.sender);
     }
@@ -229,6 +241,7 @@ impl Connection {
 
     /// Does what the session asks for.
     async fn act(self: &Rc<Self>, actions: &mut Vec<Action>) {
+        self.share.set((actions.len() / 2).max(SEND_EARLY_REPLIES));
         while !actions.is_empty() {
             let mut more = Vec::new();
             for action in actions.drain(..) {
@@ -370,6 +383,7 @@ impl Connection {
         let reactor = &self.front.reactor;
         let data = self.session.borrow_mut().take_out();
         self.sending.set(data.len());
+        self.kicks.set(0);
         self.sending_since.set(reactor.now());
         let mut under_way = self.under_way.borrow_mut();
         reactor.begin_send(&self.socket, data, &mut under_way);
