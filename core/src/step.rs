@@ -7,20 +7,20 @@
 //! Everything that depends on the peer or on memory is awaited *before* a range is entered: who is inside waits
 //! for the store only, so an atomic command that waits for them always gets its turn.
 
+mod copy;
+
 use crate::io::{Completion, Data, Extent, Fault, Io, Op, Outcome, submit};
 use crate::mem::{Arena, Sg, SgMut};
 use crate::port::Transfer;
-use crate::range::{Span, enter_both};
+use crate::range::Span;
 use crate::unit::Unit;
+pub use copy::COPY_BYTES;
+use copy::Copying;
 use std::rc::Rc;
 
 /// Bytes moved at once: small enough that a piece stays in the processor's cache between the store and the
 /// wire, large enough that the cost of one more request does not show.
 pub const PIECE_BYTES: usize = 256 << 10;
-
-/// Bytes that a store copies at once: few calls for a large copy, and where it copies byte for byte an abort, and
-/// others who want the same threads, wait no longer than a disk takes for these.
-pub const COPY_BYTES: u64 = 4 << 20;
 
 /// What a command asks of the unit. Offsets and lengths are bytes, checked against the unit's size.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -440,117 +440,6 @@ async fn compare_write<T: Transfer>(
     }
     store(unit, offset, wanted, durable, tools).await.map_err(fault(0))?;
     Ok(())
-}
-
-/// A copy from one unit to another, or within one.
-struct Copying<'a> {
-    unit: &'a Unit,
-    from: &'a Unit,
-    at: u64,
-    offset: u64,
-    len: u64,
-}
-
-/// A part of a copy: bytes from its start, and how many.
-#[derive(Clone, Copy)]
-struct Part {
-    start: u64,
-    len: usize,
-}
-
-impl Copying<'_> {
-    async fn run<T: Transfer>(&self, transfer: &T, tools: &mut Tools) -> Result<(), Failure> {
-        let done = self.within_stores(transfer, tools).await?;
-        self.through_memory(done, transfer, tools).await
-    }
-
-    fn overlaps(&self) -> bool {
-        let source = span(self.at, self.len);
-        self.unit == self.from && source.overlaps(span(self.offset, self.len))
-    }
-
-    fn source(&self, part: Part) -> Span {
-        span(self.at + part.start, part.len as u64)
-    }
-
-    fn target(&self, part: Part) -> Span {
-        span(self.offset + part.start, part.len as u64)
-    }
-
-    /// As long as the store can; tells how many bytes it copied.
-    async fn within_stores<T: Transfer>(&self, transfer: &T, tools: &mut Tools) -> Result<u64, Failure> {
-        let Some(origin) = self.from.store.origin().filter(|_| !self.overlaps()) else { return Ok(0) };
-        let mut done = 0;
-        while done < self.len {
-            if transfer.aborted() {
-                return Err(fault(done)(Fault::Aborted));
-            }
-            let part = Part { start: done, len: (self.len - done).min(COPY_BYTES) as usize };
-            let (source, target) = (self.source(part), self.target(part));
-            let _guards = enter_both((&self.from.ranges, source), (&self.unit.ranges, target)).await;
-            let op = Op::Copy { from: source.start, len: part.len as u64 };
-            let io = Io { op, offset: target.start, data: Data::From(origin.clone()) };
-            match submit(&*self.unit.store, io, &mut tools.completion).await.result {
-                Ok(_) => done += part.len as u64,
-                Err(Fault::Unsupported) => break,
-                Err(why) => return Err(fault(done)(why)),
-            }
-        }
-        Ok(done)
-    }
-
-    /// The part of this number. A copy to a place behind its source that it overlaps begins at the end, so that nothing
-    /// is written over before it was read, even though the next part is read while one is written.
-    fn part(&self, done: u64, number: u64) -> Part {
-        let piece = PIECE_BYTES as u64;
-        let count = (self.len - done).div_ceil(piece);
-        let backwards = self.overlaps() && self.offset > self.at;
-        let start = done + piece * if backwards { count - 1 - number } else { number };
-        Part { start, len: (self.len - start).min(piece) as usize }
-    }
-
-    /// The fall-back: piece by piece, the next one read while one is written.
-    async fn through_memory<T: Transfer>(&self, done: u64, transfer: &T, tools: &mut Tools) -> Result<(), Failure> {
-        let count = (self.len - done).div_ceil(PIECE_BYTES as u64);
-        let mut reading = Completion::new();
-        let mut loaded: Option<(Part, Sg)> = None;
-        let mut number = 0;
-        while number < count || loaded.is_some() {
-            if transfer.aborted() {
-                return Err(fault(0)(Fault::Aborted));
-            }
-            let next = match (number < count).then(|| self.part(done, number)) {
-                None => None,
-                Some(part) if loaded.is_none() => Some((part, tools.arena.wait_sg(part.len).await)),
-                // Memory is not waited for with memory in hand: if all copies did, none would go on.
-                Some(part) => tools.arena.take_sg(part.len).map(|memory| (part, memory)),
-            };
-            // Of a part that is not there an empty range is entered.
-            let source = next.as_ref().map(|(part, _)| self.source(*part)).unwrap_or_default();
-            let target = loaded.as_ref().map(|(part, _)| self.target(*part)).unwrap_or_default();
-            let _guards = enter_both((&self.from.ranges, source), (&self.unit.ranges, target)).await;
-            let begun = next.map(|(part, memory)| {
-                let io = Io { op: Op::Read, offset: source.start, data: Data::In(memory) };
-                self.from.store.submit(io, reading.token());
-                part
-            });
-            let written = match loaded.take() {
-                Some((part, data)) => {
-                    store(self.unit, target.start, data, false, tools).await.map_err(fault(part.start))
-                }
-                None => Ok(()),
-            };
-            // What was begun is waited for: a step that has ended has nothing under way.
-            if let Some(part) = begun {
-                let outcome = reading.wait().await;
-                outcome.result.map_err(|fault| Failure::Origin { fault, at: part.start })?;
-                loaded = Some((part, outcome.data.into_in().share()));
-                number += 1;
-            }
-            written?;
-        }
-        Ok(())
-    }
 }
 
 async fn or_write<T: Transfer>(
