@@ -36,10 +36,7 @@ impl Target {
         self.config.stats.commands.add(1);
         let addressee = nexus.addressee(command.lun);
         let _turn = match &addressee {
-            Addressee::Disk(itl) => Some(match itl.order.try_enter(command.attribute) {
-                Some(turn) => turn,
-                None => itl.order.enter(command.attribute).await,
-            }),
+            Addressee::Disk(itl) => Some(itl.order.enter(command.attribute).await),
             _ => None,
         };
         let result = self.perform(nexus, &addressee, command, transfer, tools, reply).await;

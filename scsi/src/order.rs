@@ -39,7 +39,7 @@ struct Place<'a> {
 
 impl Order {
     /// A command's turn, if it has come already. Called in the order in which the commands arrived.
-    pub fn try_enter(&self, attribute: TaskAttribute) -> Option<Turn<'_>> {
+    fn try_enter(&self, attribute: TaskAttribute) -> Option<Turn<'_>> {
         let ordered = attribute == TaskAttribute::ORDERED;
         let head = attribute == TaskAttribute::HEAD_OF_QUEUE;
         let at_once = head || self.may_start(ordered) && self.nobody_waits();
