@@ -16,6 +16,7 @@ use lunar_iscsi::config;
 use lunar_iscsi::registry::Registry;
 use lunar_iscsi::serve::{Front, Settings};
 use lunar_reactor::channel::{Sender, channel};
+use lunar_reactor::linger::until_free;
 use lunar_reactor::op::Handle;
 use lunar_reactor::{Choice, Config, Reactor, Spin};
 use lunar_scsi::{Clock, PortConfig, SharedUnits, Target, TargetConfig, Tokens};
@@ -317,7 +318,8 @@ fn listen(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<Handle>) -> Resu
     let mut portals = Vec::new();
     let asked = !setup.how.listen.is_empty();
     for &portal in &setup.portals {
-        match patiently(|| reactor.driver().listen(portal)) {
+        let listen = || reactor.driver().listen(portal);
+        match until_free(PORT_PATIENCE, listen, |why| why.kind() == std::io::ErrorKind::AddrInUse) {
             Ok((listener, address)) => {
                 listeners.push(listener);
                 portals.push(address);
@@ -341,23 +343,8 @@ fn listen(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<Handle>) -> Resu
     Ok(portals)
 }
 
-/// How long a port may stay taken by a process that was killed: the kernel closes what an io_uring had open a moment
-/// after its process has ended.
+/// How long a port may stay taken by a process that ended: whose it is nobody tells.
 const PORT_PATIENCE: Duration = Duration::from_secs(3);
-/// Between two attempts to take a port.
-const PORT_PAUSE: Duration = Duration::from_millis(50);
-
-fn patiently<T>(mut open: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
-    let end = Instant::now() + PORT_PATIENCE;
-    loop {
-        match open() {
-            Err(why) if why.kind() == std::io::ErrorKind::AddrInUse && Instant::now() < end => {
-                std::thread::sleep(PORT_PAUSE);
-            }
-            outcome => return outcome,
-        }
-    }
-}
 
 impl Core {
     async fn serve(self, reactor: &Reactor) -> Result<()> {

@@ -5,7 +5,7 @@
 //! * [`channel`]: mailboxes between cores
 //! * [`disk`]: an open file or block device, as every store over one needs it
 //! * [`slots`]: long-lived tasks that carry out commands without an allocation per command
-//! * [`disk`]: what stores over an open file or device share
+//! * [`linger`]: what is taken for a moment longer than its process lives
 //! * [`sim`]: the driver whose time, network and files are made up from a seed
 //!
 //! One turn of the loop: tasks run until none is ready; then those that wait for [`Reactor::end_of_turn`] run
@@ -24,6 +24,7 @@ mod epoll;
 mod executor;
 mod file;
 mod helper;
+pub mod linger;
 mod net;
 pub mod op;
 mod ring;

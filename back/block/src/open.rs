@@ -3,6 +3,7 @@
 use lunar_core::io::Traits;
 use lunar_core::mem::PAGE;
 use lunar_reactor::disk::{Alignment, queue_limit};
+use lunar_reactor::linger::until_free;
 use rustix::fs::{
     FileType, Mode, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ioctl_blkpbszget, ioctl_blksszget, major, minor,
     seek, stat,
@@ -12,7 +13,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How a device is opened as a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,24 +119,16 @@ pub(crate) struct Checked {
     pub(crate) mark: Mark,
 }
 
-/// How long a device may stay taken by a process that was killed: the kernel lets go what an io_uring held a moment
-/// after its process has ended, and does not tell who it is.
+/// How long a device may stay taken by a process that ended: who it was the kernel does not tell.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// On a device O_EXCL means: nobody has it mounted, and nobody will while it is open.
 fn open_alone(path: &Path, access: OFlags, device: u64) -> Result<OwnedFd, Refusal> {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        match rustix::fs::open(path, access | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
-            Err(Errno::BUSY) => match user_of(device) {
-                None if Instant::now() < end => std::thread::sleep(PAUSE),
-                by => return Err(Refusal::Busy { by }),
-            },
-            other => return Ok(other?),
-        }
-    }
+    let attempt = || match rustix::fs::open(path, access | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::BUSY) => Err(Refusal::Busy { by: user_of(device) }),
+        other => Ok(other?),
+    };
+    until_free(PATIENCE, attempt, |why| matches!(why, Refusal::Busy { by: None }))
 }
 
 pub(crate) fn open(path: &Path, options: &Options) -> Result<Checked, Refusal> {

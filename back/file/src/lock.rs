@@ -1,47 +1,47 @@
 //! One process serves a file for writing; its lock says so.
 
 use crate::open::Refusal;
+use lunar_reactor::linger::until_free;
 use rustix::fs::{FlockOperation, Stat, flock, fstat};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The kernel lets go what an io_uring held only a moment after its process was killed, longer where many commands
-/// were under way: a service manager that starts the next one at once shall not see it fail.
+/// Many commands may have been under way: a disk takes its time to answer them.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Who waits longer is told for what.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(10);
 
 /// Locked for the process: exclusive for who writes; shared by those who only read. Waits for a holder that has
 /// ended already.
 pub(crate) fn lock(file: &OwnedFd, path: &Path, read_only: bool) -> Result<(), Refusal> {
-    let how = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
     let begun = Instant::now();
     let mut is_told = false;
-    loop {
-        match flock(file, how) {
-            Err(Errno::WOULDBLOCK) => {
-                let pid = holder(file);
-                if pid.is_some_and(lives) || begun.elapsed() >= PATIENCE {
-                    return Err(Refusal::Locked { pid });
-                }
-                if begun.elapsed() >= SILENCE && !is_told {
-                    is_told = true;
-                    let seconds = PATIENCE.as_secs();
-                    eprintln!("{}: waiting up to {seconds} s for the lock of a process that ended", path.display());
-                }
-                std::thread::sleep(PAUSE);
+    until_free(
+        PATIENCE,
+        || try_lock(file, read_only),
+        |why| {
+            let is_free_soon = matches!(why, Refusal::Locked { pid } if !pid.is_some_and(lives));
+            if is_free_soon && begun.elapsed() >= SILENCE && !std::mem::replace(&mut is_told, true) {
+                let seconds = PATIENCE.as_secs();
+                eprintln!("{}: waiting up to {seconds} s for the lock of a process that ended", path.display());
             }
-            // A few network file systems have no locks: that is no reason not to serve from them.
-            Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => {
-                eprintln!("no lock is to be had on this file system: make sure that nobody else serves this file");
-                return Ok(());
-            }
-            other => return Ok(other?),
+            is_free_soon
+        },
+    )
+}
+
+fn try_lock(file: &OwnedFd, read_only: bool) -> Result<(), Refusal> {
+    let how = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
+    match flock(file, how) {
+        Err(Errno::WOULDBLOCK) => Err(Refusal::Locked { pid: holder(file) }),
+        // A few network file systems have no locks: that is no reason not to serve from them.
+        Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => {
+            eprintln!("no lock is to be had on this file system: make sure that nobody else serves this file");
+            Ok(())
         }
+        other => Ok(other?),
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
         let end = Instant::now() + Duration::from_secs(10);
         while lives(child.id()) {
             assert!(Instant::now() < end, "it ended long ago");
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(Duration::from_millis(10));
         }
         child.wait().expect("it is our child");
         assert!(!lives(child.id()));
