@@ -1,6 +1,7 @@
 //! Sockets, as both drivers set them up.
 
 use crate::op::Incoming;
+use crate::vector::Vector;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io;
 use std::net::SocketAddr;
@@ -63,4 +64,45 @@ pub(crate) fn end(socket: &OwnedFd) {
 pub(crate) fn raw(fd: &OwnedFd) -> i32 {
     let fd: BorrowedFd<'_> = fd.as_fd();
     fd.as_raw_fd()
+}
+
+/// Calls until no signal interrupts it; the error is the system's number.
+pub(crate) fn call<T>(mut call: impl FnMut() -> io::Result<T>) -> Result<T, i32> {
+    loop {
+        match call() {
+            Ok(value) => return Ok(value),
+            Err(error) => match error.raw_os_error().unwrap_or(libc::EIO) {
+                libc::EINTR => {}
+                errno => return Err(errno),
+            },
+        }
+    }
+}
+
+fn count(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+fn message(vector: &Vector) -> libc::msghdr {
+    let (iov, len) = vector.raw();
+    // SAFETY: a msghdr of zeroes is an empty message.
+    let mut head: libc::msghdr = unsafe { std::mem::zeroed() };
+    head.msg_iov = iov.cast_mut();
+    head.msg_iovlen = len;
+    head
+}
+
+/// Receives what is there, without waiting; the error is the system's number.
+pub(crate) fn receive_some(fd: &OwnedFd, vector: &Vector) -> Result<usize, i32> {
+    let mut head = message(vector);
+    // SAFETY: the vector points at memory that the operation owns, and the head at the vector.
+    call(|| count(unsafe { libc::recvmsg(raw(fd), &raw mut head, libc::MSG_DONTWAIT) }))
+}
+
+/// Sends what there is room for, without waiting; the error is the system's number.
+pub(crate) fn send_some(fd: &OwnedFd, vector: &Vector) -> Result<usize, i32> {
+    let head = message(vector);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the vector points at memory that the operation holds, and the head at the vector.
+    call(|| count(unsafe { libc::sendmsg(raw(fd), &raw const head, flags) }))
 }

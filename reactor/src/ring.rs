@@ -359,7 +359,7 @@ impl Inner {
             };
         }
         match self.entries[key as usize].kind() {
-            entry::Kind::Send => return self.send_now(key, raw),
+            entry::Kind::Send => return self.send_now(key),
             entry::Kind::Receive if self.hot.enter(key) => {}
             _ => self.issue(key),
         }

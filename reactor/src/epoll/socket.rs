@@ -96,7 +96,7 @@ impl Socket {
     /// `None`: nothing there.
     fn try_receive(&mut self, fd: &OwnedFd, what: &mut Waiting, vector: &mut Vector) -> Option<Result<u32, Fault>> {
         let room = vector.gather(&mut what.data, 0);
-        match call(|| receive_some(fd, vector)) {
+        match net::receive_some(fd, vector) {
             Ok(got) => {
                 // Fewer than there was room for: there is no more, and the kernel tells when there is.
                 self.may_receive = got == room || self.is_over;
@@ -115,7 +115,7 @@ impl Socket {
         let total = what.data.len();
         while what.moved < total {
             vector.gather(&mut what.data, what.moved);
-            match call(|| send_some(fd, vector)) {
+            match net::send_some(fd, vector) {
                 Ok(put) => what.moved += put,
                 Err(libc::EAGAIN) => {
                     self.may_send = false;
@@ -188,7 +188,7 @@ impl Listener {
     /// One connection, if there is one: the rest waits in the kernel.
     fn try_accept(&mut self, fd: &OwnedFd) -> Option<Result<u32, Fault>> {
         loop {
-            match call(|| accept_one(fd)) {
+            match net::call(|| accept_one(fd)) {
                 Ok(socket) => {
                     self.accepted.push_back(socket);
                     return Some(Ok(0));
@@ -218,44 +218,6 @@ impl Listener {
     pub(super) fn cancel(&mut self) -> Vec<Answer> {
         self.waiting.drain(..).map(|(done, h)| Answer::new(done, Err(Fault::Aborted), Data::None, h)).collect()
     }
-}
-
-/// Calls until no signal interrupts it; the error is the system's number.
-fn call<T>(mut call: impl FnMut() -> io::Result<T>) -> Result<T, i32> {
-    loop {
-        match call() {
-            Ok(value) => return Ok(value),
-            Err(error) => match error.raw_os_error().unwrap_or(libc::EIO) {
-                libc::EINTR => {}
-                errno => return Err(errno),
-            },
-        }
-    }
-}
-
-fn count(result: isize) -> io::Result<usize> {
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
-}
-
-fn message(vector: &Vector) -> libc::msghdr {
-    let (iov, len) = vector.raw();
-    // SAFETY: a msghdr of zeroes is an empty message.
-    let mut head: libc::msghdr = unsafe { std::mem::zeroed() };
-    head.msg_iov = iov.cast_mut();
-    head.msg_iovlen = len;
-    head
-}
-
-fn receive_some(fd: &OwnedFd, vector: &Vector) -> io::Result<usize> {
-    let mut head = message(vector);
-    // SAFETY: the vector points at memory that the operation owns, and the head at the vector.
-    count(unsafe { libc::recvmsg(net::raw(fd), &raw mut head, 0) })
-}
-
-fn send_some(fd: &OwnedFd, vector: &Vector) -> io::Result<usize> {
-    let head = message(vector);
-    // SAFETY: the vector points at memory that the operation holds, and the head at the vector.
-    count(unsafe { libc::sendmsg(net::raw(fd), &raw const head, libc::MSG_NOSIGNAL) })
 }
 
 fn accept_one(fd: &OwnedFd) -> io::Result<OwnedFd> {

@@ -1,6 +1,7 @@
 //! One operation that the kernel works on: what it may touch, and how far it has come.
 
 use crate::file::{SECTOR, Work, fallocate_mode};
+use crate::net;
 use crate::op::{Handle, Op};
 use crate::vector::Vector;
 use io_uring::types::{Fd, FsyncFlags};
@@ -8,7 +9,7 @@ use io_uring::{opcode, squeue};
 use libc::msghdr;
 use lunar_core::io::{Data, Done, Fault, Outcome};
 use std::cell::UnsafeCell;
-use std::io;
+use std::os::fd::OwnedFd;
 
 /// IORING_RECVSEND_POLL_FIRST of linux/io_uring.h: wait for data before the first try.
 const POLL_FIRST: u16 = 1;
@@ -233,23 +234,14 @@ impl Entry {
     }
 
     /// Tries to do what is left of a send or receive with a call of its own; its result as a completion has it.
-    pub(super) fn call(&mut self, socket: i32) -> i32 {
+    pub(super) fn call(&mut self, socket: &OwnedFd) -> i32 {
         self.vector.gather(&mut self.data, self.moved);
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        let message = self.message();
-        // The message and its list live in this entry, and the memory that they point at is held by `data` until the
-        // call has returned.
         let result = match self.kind {
-            // SAFETY: as above.
-            Kind::Send => unsafe { libc::sendmsg(socket, message, flags) },
-            // SAFETY: as above.
-            _ => unsafe { libc::recvmsg(socket, message, flags) },
+            Kind::Send => net::send_some(socket, &self.vector),
+            _ => net::receive_some(socket, &self.vector),
         };
-        if result < 0 {
-            return -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-        }
-        // Bounded by what the list holds, which fits: see `Outcome`.
-        i32::try_from(result).unwrap_or(i32::MAX)
+        // More than fits is more than one call moves.
+        result.map_or_else(|errno| -errno, |count| i32::try_from(count).unwrap_or(i32::MAX))
     }
 
     /// Bytes that are left.

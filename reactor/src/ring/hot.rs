@@ -5,9 +5,8 @@
 //! until its core is about to sleep, or was tried in vain too often while others had something; and a send goes into
 //! the ring only when the peer's window is full.
 
-use super::entry::{Answer, Next};
+use super::entry::{Answer, Kind, Next};
 use super::{Answers, Inner, Ring};
-use crate::net;
 use crate::op::Wait;
 use lunar_core::io::Fault;
 
@@ -91,35 +90,34 @@ impl Inner {
         !self.hot.ended.is_empty()
     }
 
-    /// One call for a receive.
+    /// One call for a send or receive.
     fn call(&mut self, key: u32) -> i32 {
         let entry = &mut self.entries[key as usize];
         let open = self.open[entry.id() as usize].as_mut().expect("an operation holds its handle");
         let room = entry.left();
-        let result = entry.call(net::raw(&open.fd));
-        // Fewer than there was room for: there is no more.
-        open.is_drained = usize::try_from(result).is_ok_and(|got| got < room) || result == -libc::EAGAIN;
+        let result = entry.call(&open.fd);
+        if entry.kind() == Kind::Receive {
+            // Fewer than there was room for: there is no more.
+            open.is_drained = usize::try_from(result).is_ok_and(|got| got < room) || result == -libc::EAGAIN;
+        }
         result
     }
 
     /// Sends at once what the peer's window takes; the rest goes into the ring.
-    pub(super) fn send_now(&mut self, key: u32, socket: i32) -> Answers {
+    pub(super) fn send_now(&mut self, key: u32) -> Answers {
         loop {
-            let entry = &mut self.entries[key as usize];
-            let result = entry.call(socket);
+            let result = self.call(key);
             if result == -libc::EAGAIN {
-                self.issue(key);
-                return Answers::None;
+                break;
             }
-            match entry.advance(result, false) {
+            match self.entries[key as usize].advance(result, false) {
                 Next::Again if result > 0 => {}
-                Next::Again => {
-                    self.issue(key);
-                    return Answers::None;
-                }
+                Next::Again => break,
                 Next::Over(result) => return Answers::One(self.retire(key, result)),
             }
         }
+        self.issue(key);
+        Answers::None
     }
 
     /// The core is about to sleep: the kernel shall wake it.
