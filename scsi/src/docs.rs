@@ -42,6 +42,7 @@ fn line(page: &mut String, row: &Row) {
     let policy = &row.policy;
     let gates = &policy.gates;
     let code = match policy.code.action {
+        Some(action) if policy.code.is_long() => format!("{:02X}/{action:04X}", policy.code.op.0),
         Some(action) => format!("{:02X}/{action:02X}", policy.code.op.0),
         None => format!("{:02X}", policy.code.op.0),
     };

@@ -17,6 +17,7 @@ use lunar_core::step::{self, Step, Tools, carry_out};
 use lunar_core::tally::Event;
 use lunar_core::wire::Writer;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// The longest answer: REPORT LUNS with every logical unit number there is.
 const ANSWER_BYTES_MAX: usize = 8 + 8 * (crate::lun::LUNS_MAX as usize + 1);
@@ -78,8 +79,8 @@ impl Target {
                 Plan::Conflict => return Err(Refusal::bare(Status::RESERVATION_CONFLICT)),
                 Plan::Reserve(request) => self.reserve(nexus, command.tag, &itl.lu, &request).await?,
                 Plan::Answer => return self.answer(tools, reply),
-                Plan::Survey { lba, runs } => {
-                    self.survey(&itl.lu, lba, runs, amount, tools).await?;
+                Plan::Survey { lba, blocks, runs } => {
+                    self.survey(&itl.lu, lba..lba + blocks, runs, amount, tools).await?;
                     return self.answer(tools, reply);
                 }
                 Plan::Both(steps) => {
@@ -162,19 +163,20 @@ impl Target {
     async fn survey(
         &self,
         lu: &LogicalUnit,
-        lba: u64,
+        blocks: Range<u64>,
         runs: usize,
         amount: u32,
         tools: &mut Tools,
     ) -> Result<(), Refusal> {
         let geometry = &lu.unit.geometry;
-        let offset = lba * u64::from(geometry.block_size);
-        let found = step::survey(&lu.unit, offset, geometry.bytes() - offset, runs, tools).await;
+        let block = u64::from(geometry.block_size);
+        let len = (blocks.end - blocks.start) * block;
+        let found = step::survey(&lu.unit, blocks.start * block, len, runs, tools).await;
         let found = found.map_err(fault::transfer)?;
         let mut scratch = self.scratch.borrow_mut();
         scratch.resize((amount as usize).min(ANSWER_BYTES_MAX), 0);
         let mut out = Writer::new(&mut scratch);
-        lba_status::report(geometry, lba, &found, &mut out);
+        lba_status::report(geometry, blocks, &found, &mut out);
         let kept = out.kept();
         scratch.truncate(kept);
         Ok(())

@@ -1,11 +1,11 @@
 //! A device with one small disk in memory: what fuzz targets and tests run commands on. All is answered at once.
 
-use crate::command::{Cdb, Command, Reply, Status, TaskAttribute};
+use crate::command::{CDB_BYTES_MAX, Cdb, Command, Reply, Status, TaskAttribute};
 use crate::copy::tokens::Tokens;
 use crate::lun::Lun;
 use crate::nexus::Nexus;
 use crate::shared::SharedUnits;
-use crate::table::{Flow, TABLE};
+use crate::table::{Flow, OpCode, TABLE};
 use crate::target::{Clock, Everywhere, Nowhere, PortConfig, Target, TargetConfig};
 use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::keep::Forgetful;
@@ -337,7 +337,8 @@ pub fn at_once<T>(future: impl Future<Output = T>) -> T {
 
 /// Runs the command whose CDB `data` begins with, raw; what follows is its Data-Out.
 pub fn raw(data: &[u8]) {
-    let (cdb, rest) = data.split_at(data.len().min(16));
+    let long = data.first() == Some(&OpCode::VARIABLE_LENGTH.0);
+    let (cdb, rest) = data.split_at(data.len().min(if long { CDB_BYTES_MAX } else { 16 }));
     if !cdb.is_empty() {
         Rig::default().run(cdb, rest, u32::MAX);
     }
@@ -352,13 +353,12 @@ pub fn cdb(data: &[u8]) {
     let Some((pick, data)) = data.split_first() else { return };
     let row = &TABLE[usize::from(*pick) % TABLE.len()];
     let (bytes, rest) = data.split_at(data.len().min(row.length));
-    let mut cdb = [0; 16];
+    let mut cdb = [0; CDB_BYTES_MAX];
     row.usage(&mut Writer::new(&mut cdb));
     let cdb = &mut cdb[..row.length];
-    let action = row.policy.code.action.unwrap_or(0);
     let given = bytes.iter().copied().chain(std::iter::repeat(0));
     cdb.iter_mut().zip(given).skip(1).for_each(|(mask, byte)| *mask &= byte);
-    cdb[1] = if row.policy.code.action.is_some() { cdb[1] & 0xe0 | action } else { cdb[1] };
+    row.name(cdb);
     let ended = Rig::default().run(cdb, rest, u32::MAX);
     if row.flow == Flow::Answer {
         let allocation = row.amount(cdb).map_or(0, |length| length as usize);

@@ -23,6 +23,8 @@ pub enum Plan {
     Survey {
         /// First block.
         lba: u64,
+        /// Blocks to look at.
+        blocks: u64,
         /// Runs.
         runs: usize,
     },

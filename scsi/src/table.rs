@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::plan::Plan;
 use crate::sense::{Asc, Sense};
 use lunar_core::codes;
-use lunar_core::wire::Writer;
+use lunar_core::wire::{Writer, be};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 codes! {
@@ -21,16 +21,28 @@ codes! {
         READ_DEFECT_DATA_10 = 0x37, WRITE_BUFFER = 0x3b, READ_BUFFER_10 = 0x3c, WRITE_SAME_10 = 0x41, UNMAP = 0x42,
         SANITIZE = 0x48, LOG_SELECT = 0x4c, LOG_SENSE = 0x4d, MODE_SELECT_10 = 0x55, RESERVE_10 = 0x56,
         RELEASE_10 = 0x57, MODE_SENSE_10 = 0x5a, PERSISTENT_RESERVE_IN = 0x5e, PERSISTENT_RESERVE_OUT = 0x5f,
-        THIRD_PARTY_COPY_OUT = 0x83, THIRD_PARTY_COPY_IN = 0x84, READ_16 = 0x88, COMPARE_AND_WRITE = 0x89,
-        WRITE_16 = 0x8a, ORWRITE_16 = 0x8b, WRITE_AND_VERIFY_16 = 0x8e, VERIFY_16 = 0x8f, PRE_FETCH_16 = 0x90,
-        SYNCHRONIZE_CACHE_16 = 0x91, WRITE_SAME_16 = 0x93, READ_BUFFER_16 = 0x9b, WRITE_ATOMIC_16 = 0x9c,
-        SERVICE_ACTION_IN_16 = 0x9e, REPORT_LUNS = 0xa0, MAINTENANCE_IN = 0xa3, MAINTENANCE_OUT = 0xa4, READ_12 = 0xa8,
-        WRITE_12 = 0xaa, WRITE_AND_VERIFY_12 = 0xae, VERIFY_12 = 0xaf, READ_DEFECT_DATA_12 = 0xb7,
+        VARIABLE_LENGTH = 0x7f, THIRD_PARTY_COPY_OUT = 0x83, THIRD_PARTY_COPY_IN = 0x84, READ_16 = 0x88,
+        COMPARE_AND_WRITE = 0x89, WRITE_16 = 0x8a, ORWRITE_16 = 0x8b, WRITE_AND_VERIFY_16 = 0x8e, VERIFY_16 = 0x8f,
+        PRE_FETCH_16 = 0x90, SYNCHRONIZE_CACHE_16 = 0x91, WRITE_SAME_16 = 0x93, READ_BUFFER_16 = 0x9b,
+        WRITE_ATOMIC_16 = 0x9c, SERVICE_ACTION_IN_16 = 0x9e, REPORT_LUNS = 0xa0, MAINTENANCE_IN = 0xa3,
+        MAINTENANCE_OUT = 0xa4, READ_12 = 0xa8, WRITE_12 = 0xaa, WRITE_AND_VERIFY_12 = 0xae, VERIFY_12 = 0xaf,
+        READ_DEFECT_DATA_12 = 0xb7,
     }
 }
 
 /// Bits of CDB byte 1 that hold the service action.
 pub const SERVICE_ACTION_BITS: u8 = 0x1f;
+
+/// Where a CDB of variable length says how many bytes follow its first eight (SPC-4 4.2.3).
+pub const ADDITIONAL_LENGTH_AT: usize = 7;
+/// Where it has its service action.
+pub const LONG_ACTION_AT: usize = 8;
+
+/// ADDITIONAL CDB LENGTH of a command type.
+#[must_use]
+pub const fn additional_length<C>() -> u8 {
+    (size_of::<C>() - LONG_ACTION_AT) as u8
+}
 
 /// What the first bytes of a CDB name it by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,7 +50,7 @@ pub struct Code {
     /// Operation code.
     pub op: OpCode,
     /// Service action, for an operation code that has them.
-    pub action: Option<u8>,
+    pub action: Option<u16>,
 }
 
 impl Code {
@@ -51,7 +63,19 @@ impl Code {
     /// A command that shares its operation code.
     #[must_use]
     pub const fn with_action(op: OpCode, action: u8) -> Self {
-        Self { op, action: Some(action) }
+        Self { op, action: Some(action as u16) }
+    }
+
+    /// A command whose CDB is of variable length (SPC-4 4.2.3).
+    #[must_use]
+    pub const fn long(action: u16) -> Self {
+        Self { op: OpCode::VARIABLE_LENGTH, action: Some(action) }
+    }
+
+    /// Whether its service action is where CDBs of variable length have it.
+    #[must_use]
+    pub const fn is_long(self) -> bool {
+        self.op.0 == OpCode::VARIABLE_LENGTH.0
     }
 }
 
@@ -269,6 +293,20 @@ impl Row {
         (self.amount)(cdb)
     }
 
+    /// Writes what names the command into a CDB as long as its own: operation code, service action, length.
+    pub fn name(&self, cdb: &mut [u8]) {
+        let Code { op, action } = self.policy.code;
+        cdb[0] = op.0;
+        match action {
+            Some(action) if self.policy.code.is_long() => {
+                cdb[ADDITIONAL_LENGTH_AT] = (self.length - LONG_ACTION_AT) as u8;
+                cdb[LONG_ACTION_AT..][..2].copy_from_slice(&action.to_be_bytes());
+            }
+            Some(action) => cdb[1] = cdb[1] & !SERVICE_ACTION_BITS | action as u8,
+            None => {}
+        }
+    }
+
     /// Writes the usage map.
     pub fn usage(&self, out: &mut Writer<'_>) {
         (self.usage)(out);
@@ -396,6 +434,7 @@ table! {
     cmd::persistent::PreemptAndAbort,
     cmd::persistent::RegisterAndIgnoreExistingKey,
     cmd::persistent::RegisterAndMove,
+    cmd::lba_status::GetLbaStatus32,
     cmd::copy::ExtendedCopyLid1,
     cmd::copy::ExtendedCopyLid4,
     cmd::token::PopulateToken,
@@ -442,12 +481,12 @@ const NO_ROW: u8 = u8::MAX;
 /// For each operation code the first of its rows.
 static INDEX: [u8; 256] = index();
 
-const fn order(code: Code) -> u16 {
+const fn order(code: Code) -> u32 {
     let action = match code.action {
         Some(action) => action,
         None => 0,
     };
-    (code.op.0 as u16) << 8 | action as u16
+    (code.op.0 as u32) << 16 | action as u32
 }
 
 const fn index() -> [u8; 256] {
@@ -481,8 +520,24 @@ pub fn find(cdb: &[u8]) -> Result<&'static Row, Sense> {
     if first.policy.code.action.is_none() {
         return Ok(first);
     }
+    if first.policy.code.is_long() {
+        return find_long(cdb);
+    }
     let action = cdb.get(1).ok_or(Sense::in_cdb(1))? & SERVICE_ACTION_BITS;
-    rows(op).iter().find(|row| row.policy.code.action == Some(action)).ok_or(Sense::bit_in_cdb(1, 4))
+    by_action(op, action.into()).ok_or(Sense::bit_in_cdb(1, 4))
+}
+
+fn by_action(op: u8, action: u16) -> Option<&'static Row> {
+    rows(op).iter().find(|row| row.policy.code.action == Some(action))
+}
+
+/// The row of a CDB of variable length, which says twice how long it is (SPC-4 4.2.3).
+fn find_long(cdb: &[u8]) -> Result<&'static Row, Sense> {
+    let action = cdb.get(LONG_ACTION_AT..).and_then(|rest| be::U16::ref_from_prefix(rest).ok());
+    let (action, _) = action.ok_or_else(|| Sense::in_cdb(cdb.len()))?;
+    let row = by_action(OpCode::VARIABLE_LENGTH.0, action.get()).ok_or(Sense::in_cdb(LONG_ACTION_AT))?;
+    let length = usize::from(cdb[ADDITIONAL_LENGTH_AT]) + LONG_ACTION_AT;
+    if length == row.length { Ok(row) } else { Err(Sense::in_cdb(ADDITIONAL_LENGTH_AT)) }
 }
 
 #[cfg(test)]

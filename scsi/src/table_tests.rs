@@ -19,8 +19,7 @@ fn usage_of(row: &Row) -> Vec<u8> {
 fn plain(row: &Row) -> Vec<u8> {
     let usage = usage_of(row);
     let mut cdb = vec![0; row.length];
-    cdb[0] = row.policy.code.op.0;
-    cdb[1] = row.policy.code.action.unwrap_or(0);
+    row.name(&mut cdb);
     match row.policy.code {
         Code { op: OpCode::MODE_SENSE_6 | OpCode::MODE_SENSE_10, .. } => cdb[2] = 0x3f,
         Code { op: OpCode::MAINTENANCE_IN, action: Some(0x0d) } => cdb[9] = 16,
@@ -131,14 +130,31 @@ fn dispatch_finds_every_row_and_nothing_else() {
 }
 
 #[test]
+fn a_long_cdb_says_how_long_it_is() {
+    for row in TABLE.iter().filter(|row| row.policy.code.is_long()) {
+        let cdb = plain(row);
+        for length in (0..=u8::MAX).filter(|length| usize::from(*length) + 8 != row.length) {
+            let mut wrong = cdb.clone();
+            wrong[7] = length;
+            assert_eq!(find(&wrong).err(), Some(Sense::in_cdb(7)), "{} of {length}", row.policy.name);
+        }
+        for length in 1..10 {
+            assert_eq!(find(&cdb[..length]).err(), Some(Sense::in_cdb(length)), "{}", row.policy.name);
+        }
+    }
+    assert_eq!(find(&[[0x7f; 16], [0xff; 16]].concat()).err(), Some(Sense::in_cdb(8)));
+}
+
+#[test]
 fn usage_masks_begin_with_the_code() {
     for row in TABLE {
         let usage = usage_of(row);
         assert_eq!(usage[0], row.policy.code.op.0, "{}", row.policy.name);
-        if let Some(action) = row.policy.code.action {
-            assert_eq!(usage[1] & SERVICE_ACTION_BITS, action, "{}", row.policy.name);
-        }
-        assert_eq!(usage.last(), Some(&0), "CONTROL of {}: NACA is not supported", row.policy.name);
+        let mut named = usage.clone();
+        row.name(&mut named);
+        assert_eq!(named, usage, "{}", row.policy.name);
+        let control = if row.policy.code.is_long() { 1 } else { row.length - 1 };
+        assert_eq!(usage[control], 0, "CONTROL of {}: NACA is not supported", row.policy.name);
         assert!(OpCode::KNOWN.iter().any(|(op, _)| *op == row.policy.code.op));
     }
 }
@@ -164,7 +180,10 @@ fn a_bit_that_is_not_evaluated_is_refused_with_its_place() {
         let usage = usage_of(row);
         for at in 1..row.length {
             for bit in 0..8 {
-                let is_action = at == 1 && row.policy.code.action.is_some() && bit < 5;
+                let is_action = match (row.policy.code.action, row.policy.code.is_long()) {
+                    (Some(_), false) => at == 1 && bit < 5,
+                    (_, is_long) => is_long && (ADDITIONAL_LENGTH_AT..LONG_ACTION_AT + 2).contains(&at),
+                };
                 if usage[at] & 1 << bit != 0 || is_action {
                     continue;
                 }

@@ -94,7 +94,7 @@ fn report_all(out: &mut Writer<'_>, lu: &LogicalUnit, timeouts: bool) {
         out.put(&CommandDescriptor {
             opcode: op.0,
             reserved: 0,
-            action: u16::from(action.unwrap_or(0)).into(),
+            action: action.unwrap_or(0).into(),
             reserved2: 0,
             flags: u8::from(timeouts) << 1 | u8::from(action.is_some()),
             cdb_length: (row.length as u16).into(),
@@ -148,7 +148,7 @@ impl CommandType for ReportSupportedOperationCodes {
         let all = rows(self.requested_code);
         let has_actions = all.first().is_some_and(|row| row.policy.code.action.is_some());
         let requested = self.requested_action.get();
-        let by_action = |row: &&Row| row.policy.code.action.map_or(0, u16::from) == requested;
+        let by_action = |row: &&Row| row.policy.code.action.unwrap_or(0) == requested;
         let row = match self.options & OPTIONS {
             0 => {
                 report_all(&mut cx.out, lu, timeouts);
@@ -229,8 +229,9 @@ mod tests {
     use crate::fuzzing::{Ended, Rig};
     use lunar_core::io::Traits;
 
-    fn report(rig: &Rig, options: u8, code: u8, action: u8) -> Ended {
-        rig.run(&[0xa3, 0x0c, options, code, 0, action, 0, 0, 0x40, 0, 0, 0], &[], 16384)
+    fn report(rig: &Rig, options: u8, code: u8, action: u16) -> Ended {
+        let [high, low] = action.to_be_bytes();
+        rig.run(&[0xa3, 0x0c, options, code, high, low, 0, 0, 0x40, 0, 0, 0], &[], 16384)
     }
 
     #[test]
@@ -283,7 +284,8 @@ mod tests {
                 let (descriptor, others) = rest.split_at(described);
                 rest = others;
                 let flags = u8::from(timeouts != 0) << 1 | u8::from(action.is_some());
-                assert_eq!(descriptor[..8], [op.0, 0, 0, action.unwrap_or(0), 0, flags, 0, length], "{name}");
+                let [high, low] = action.unwrap_or(0).to_be_bytes();
+                assert_eq!(descriptor[..8], [op.0, 0, high, low, 0, flags, 0, length], "{name}");
                 let mut one = vec![0; row.length];
                 row.usage(&mut Writer::new(&mut one));
                 let header = [0, 3 | if timeouts == 0 { 0 } else { 0x80 }, 0, length];
@@ -308,7 +310,7 @@ mod tests {
     fn a_command_that_is_not_told_is_not_there() {
         let rig = Rig::default();
         for op in 0..=255 {
-            for action in 0..32 {
+            for action in 0..64 {
                 let told = report(&rig, 3, op, action).data[1];
                 let is_row = |row: &&Row| row.policy.code.op.0 == op && row.policy.code.action.unwrap_or(0) == action;
                 assert_eq!(told == 3, TABLE.iter().any(|row| is_row(&row)), "{op:02x}/{action:02x}");

@@ -113,7 +113,7 @@ fn counted(bytes: &[u8]) -> Vec<u8> {
 fn commands() -> Vec<u8> {
     let mut all = Vec::new();
     for op in [OpCode::THIRD_PARTY_COPY_OUT, OpCode::THIRD_PARTY_COPY_IN] {
-        let actions: Vec<u8> = rows(op.0).iter().filter_map(|row| row.policy.code.action).collect();
+        let actions: Vec<u8> = rows(op.0).iter().filter_map(|row| u8::try_from(row.policy.code.action?).ok()).collect();
         all.push(op.0);
         all.extend(counted(&actions));
     }
