@@ -12,6 +12,7 @@ mod pdu;
 mod process;
 mod report;
 mod session;
+mod space;
 mod target;
 mod told;
 mod tools;

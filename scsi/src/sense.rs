@@ -87,6 +87,7 @@ additional! {
     COMMAND_SEQUENCE_ERROR = 0x2c00, "command sequence error";
     FORMAT_COMMAND_FAILED = 0x3101, "format command failed";
     SANITIZE_COMMAND_FAILED = 0x3103, "sanitize command failed";
+    THIN_PROVISIONING_SOFT_THRESHOLD_REACHED = 0x3807, "thin provisioning soft threshold reached";
     SAVING_NOT_SUPPORTED = 0x3900, "saving parameters not supported";
     LOGICAL_UNIT_FAILURE = 0x3e01, "logical unit failure";
     TIME_OUT_ON_LOGICAL_UNIT = 0x3e02, "timeout on logical unit";
