@@ -10,6 +10,7 @@ mod libiscsi;
 mod life;
 mod pdu;
 mod process;
+mod renewal;
 mod report;
 mod session;
 mod space;

@@ -359,6 +359,7 @@ impl Core {
             reactor.clone().spawn(async move { links.serve(&reactor, letters, &target, &front).await });
         }
         if target.config().core == 0 {
+            target.resume(reactor.arena());
             let (reactor, target) = (reactor.clone(), target.clone());
             reactor.clone().spawn(async move { watch_space(&reactor, &target).await });
         }

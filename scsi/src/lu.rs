@@ -5,6 +5,7 @@ use crate::cmd::block::atomic_blocks_max;
 use crate::information::{self, Kind};
 use crate::log;
 use crate::mode;
+use crate::renew::kept;
 use crate::sense::{Asc, Sense, SenseKey};
 use crate::shared::Shared;
 use crate::table::Needs;
@@ -41,6 +42,8 @@ pub enum MediumState {
     Formatting,
     /// SANITIZE is under way.
     Sanitizing,
+    /// FORMAT UNIT was interrupted: only another one, or SANITIZE, helps.
+    FormatCorrupted,
     /// FORMAT UNIT failed: only another one, or SANITIZE, helps.
     FormatFailed,
     /// SANITIZE failed: only another one helps.
@@ -58,6 +61,7 @@ impl MediumState {
             Self::Ready => return Sense::NONE,
             Self::Formatting => (SenseKey::NOT_READY, Asc::NOT_READY_FORMAT_IN_PROGRESS),
             Self::Sanitizing => (SenseKey::NOT_READY, Asc::NOT_READY_SANITIZE_IN_PROGRESS),
+            Self::FormatCorrupted => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::MEDIUM_FORMAT_CORRUPTED),
             Self::FormatFailed => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::FORMAT_COMMAND_FAILED),
             Self::SanitizeFailed { .. } => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::SANITIZE_COMMAND_FAILED),
         };
@@ -274,7 +278,8 @@ impl LogicalUnit {
     #[must_use]
     pub(crate) fn new(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>) -> Self {
         let state = State::new(&unit);
-        Self::with_state(lun, unit, shared, state, MediumState::default())
+        let medium = kept::load(&unit).state;
+        Self::with_state(lun, unit, shared, state, medium)
     }
 
     /// The same disk with another view of its unit.
