@@ -13,6 +13,7 @@ use crate::fence;
 use crate::process;
 use crate::report::skip;
 use crate::session::{self, Data, Login, Session, cdb};
+use crate::space;
 use crate::target::{self, Driver, Lab, Spec, Target};
 use crate::told;
 use crate::witness::{REGION, Witness, pattern};
@@ -54,6 +55,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         lab.report.check(&part, name, || case(lab, driver));
     }
     told::part(lab, driver, &part)?;
+    space::part(lab, driver, &part);
     lab.report.check(&part, "the demo", || demo(lab, driver));
     Ok(())
 }

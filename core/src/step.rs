@@ -9,7 +9,7 @@
 
 mod copy;
 
-use crate::io::{Completion, Data, Extent, Fault, Io, Op, Outcome, submit};
+use crate::io::{Completion, Data, Extent, Fault, Io, Op, Outcome, Space, submit};
 use crate::mem::{Arena, Sg, SgMut};
 use crate::port::Transfer;
 use crate::range::Span;
@@ -556,6 +556,15 @@ pub async fn survey(unit: &Unit, offset: u64, len: u64, runs: usize, tools: &mut
         at += next.len;
     }
     Ok(found)
+}
+
+/// How much space a unit takes and may take yet; `None` where its store cannot tell, or cannot now.
+pub async fn space(unit: &Unit, tools: &mut Tools) -> Option<Space> {
+    let asked = ask(unit, Op::Space, 0, tools).await;
+    match (asked.result, asked.data) {
+        (Ok(_), Data::Space(space)) => Some(space),
+        _ => None,
+    }
 }
 
 /// A block of which any part takes space is mapped.

@@ -10,6 +10,7 @@ use lunar_core::io::{Completion, Data, Io, Op, submit};
 use lunar_core::medium::Medium;
 use lunar_core::range::Ranges;
 use lunar_core::stats::Stats;
+use lunar_core::step::Tools;
 use lunar_core::tally::Tally;
 use lunar_core::unit::{Geometry, Unit, UnitId};
 use lunar_iscsi::config;
@@ -354,8 +355,13 @@ impl Core {
             reactor.clone().spawn(async move { accept(&reactor, &listener, &mailboxes, &stats).await });
         }
         {
-            let (reactor, links, target, front) = (reactor.clone(), links, target, front.clone());
+            let (reactor, links, target, front) = (reactor.clone(), links, target.clone(), front.clone());
             reactor.clone().spawn(async move { links.serve(&reactor, letters, &target, &front).await });
+        }
+        if target.config().core == 0 {
+            target.resume(reactor.arena());
+            let (reactor, target) = (reactor.clone(), target.clone());
+            reactor.clone().spawn(async move { watch_space(&reactor, &target).await });
         }
         front.drained().await;
         for unit in &units {
@@ -364,6 +370,20 @@ impl Core {
             outcome.result.map_err(|why| anyhow!("LUN {} could not be flushed: {why:?}", unit.id.0))?;
         }
         Ok(())
+    }
+}
+
+/// Time between two looks at how much space volumes take whose thresholds are armed: soon enough for whoever buys
+/// disks, and nothing beside the work of the fastest writer.
+const SPACE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Looks after thresholds, as long as there are any.
+async fn watch_space(reactor: &Reactor, target: &Target) {
+    let mut tools = Tools { arena: reactor.arena().clone(), completion: Completion::new() };
+    loop {
+        target.until_watched().await;
+        target.watch_space(&mut tools).await;
+        reactor.sleep(SPACE_INTERVAL).await;
     }
 }
 

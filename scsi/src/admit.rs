@@ -125,7 +125,7 @@ fn usable(policy: &Policy, lu: &LogicalUnit) -> Result<(), Sense> {
         MediumState::Ready => true,
         _ if policy.gates.alua >= Alua::Settled => true,
         MediumState::Formatting | MediumState::Sanitizing => false,
-        MediumState::FormatFailed => policy.effect == Effect::Renew,
+        MediumState::FormatCorrupted | MediumState::FormatFailed => policy.effect == Effect::Renew,
         MediumState::SanitizeFailed { .. } => policy.code.op == OpCode::SANITIZE,
     };
     if is_usable { Ok(()) } else { Err(lu.medium().sense(lu)) }

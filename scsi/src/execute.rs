@@ -5,6 +5,7 @@ use crate::cmd::lba_status;
 use crate::command::{Command, Reply, Status, TaskAttribute};
 use crate::context::Context;
 use crate::fault;
+use crate::log;
 use crate::lu::LogicalUnit;
 use crate::nexus::{Addressee, Nexus};
 use crate::plan::Plan;
@@ -83,6 +84,7 @@ impl Target {
                     self.survey(&itl.lu, lba..lba + blocks, runs, amount, tools).await?;
                     return self.answer(tools, reply);
                 }
+                Plan::Log(ask) => return Box::pin(self.log(&itl.lu, ask, amount, tools, reply)).await,
                 Plan::Both(steps) => {
                     for step in *steps {
                         moved += carrier.carry(step, reply, tools).await?;
@@ -180,6 +182,26 @@ impl Target {
         let kept = out.kept();
         scratch.truncate(kept);
         Ok(())
+    }
+
+    /// Writes a log page that tells how much space there is, which the store knows.
+    async fn log(
+        &self,
+        lu: &LogicalUnit,
+        ask: log::Ask,
+        amount: u32,
+        tools: &mut Tools,
+        reply: &mut Reply,
+    ) -> Result<(), Refusal> {
+        lu.set_space(step::space(&lu.unit, tools).await);
+        let mut scratch = self.scratch.borrow_mut();
+        scratch.resize((amount as usize).min(ANSWER_BYTES_MAX), 0);
+        let mut out = Writer::new(&mut scratch);
+        ask.answer(lu, &mut out)?;
+        let kept = out.kept();
+        scratch.truncate(kept);
+        drop(scratch);
+        self.answer(tools, reply)
     }
 
     /// GOOD, with what the command wrote.

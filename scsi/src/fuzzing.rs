@@ -7,8 +7,8 @@ use crate::nexus::Nexus;
 use crate::shared::SharedUnits;
 use crate::table::{Flow, OpCode, TABLE};
 use crate::target::{Clock, Everywhere, Nowhere, PortConfig, Target, TargetConfig};
-use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
-use lunar_core::keep::Forgetful;
+use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Space, Store, Traits};
+use lunar_core::keep::{Forgetful, Keep, Keeping};
 use lunar_core::medium::Medium;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::{NexusName, Transfer};
@@ -41,6 +41,8 @@ pub struct Memory {
     pub bytes: RefCell<Vec<u8>>,
     /// What the next request is answered with instead.
     pub fault: Cell<Option<Fault>>,
+    /// How much space it says it takes; nothing, and the store does not measure.
+    pub space: Cell<Option<Space>>,
     /// What it was asked.
     pub asked: RefCell<Vec<Op>>,
 }
@@ -57,6 +59,9 @@ impl Store for MemoryStore {
 
     fn submit(&self, mut io: Io, done: Done) {
         self.memory.asked.borrow_mut().push(io.op);
+        if let (Op::Space, Some(space)) = (io.op, self.memory.space.get()) {
+            return done.complete(Outcome::with(Ok(0), Data::Space(space)));
+        }
         let beyond = (!io.within(self.traits.size)).then_some(Fault::OUT_OF_RANGE);
         if let Some(fault) = beyond.or_else(|| self.memory.fault.take()) {
             return done.complete(Outcome::with(Err(fault), io.data));
@@ -73,7 +78,7 @@ impl Store for MemoryStore {
                 from.copy_to(0, &mut bytes[at..end]);
             }
             (Op::Unmap { len } | Op::Zero { len, .. }, _) => bytes[at..at + len as usize].fill(0),
-            (Op::Copy { .. }, _) => return done.complete(Outcome::with(Err(Fault::Unsupported), io.data)),
+            (Op::Copy { .. } | Op::Space, _) => return done.complete(Outcome::with(Err(Fault::Unsupported), io.data)),
             _ => {}
         }
         let extent = match io.op {
@@ -82,6 +87,28 @@ impl Store for MemoryStore {
         };
         drop(bytes);
         done.complete(Outcome { result: Ok(0), data: io.data, extent });
+    }
+
+    fn measures(&self) -> bool {
+        self.memory.space.get().is_some()
+    }
+}
+
+/// Keeps in memory, and says that it outlives the process.
+#[derive(Debug, Default)]
+pub struct Lasting(Forgetful);
+
+impl Keep for Lasting {
+    fn load(&self, name: &str) -> Option<Vec<u8>> {
+        self.0.load(name)
+    }
+
+    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
+        self.0.keep(name, bytes)
+    }
+
+    fn outlives(&self) -> bool {
+        true
     }
 }
 
@@ -221,13 +248,30 @@ impl Rig {
             tokens: Self::tokens(),
         };
         let target = Target::new(config, everywhere);
-        let memory = Rc::new(Memory { bytes: RefCell::new(vec![0; traits.size as usize]), ..Memory::default() });
+        let space = Cell::new(Some(Space { used: 0, available: traits.size }));
+        let memory = Memory { bytes: RefCell::new(vec![0; traits.size as usize]), space, ..Memory::default() };
+        let memory = Rc::new(memory);
         target.add_unit(0, Self::unit(0, traits, memory.clone()));
         let nexus = target.nexus(Self::name("a"));
         nexus.each(|itl| while itl.take_attention().is_some() {});
         let arena = Arena::new(ARENA_BYTES);
         let (aborted, lun) = (Cell::new(false), Cell::new(Lun::from_number(0)));
         Self { target, nexus, memory, aborted, lun, attribute: Cell::new(TaskAttribute::SIMPLE), arena, stats }
+    }
+
+    /// As [`Rig::default`], with a disk that keeps what it keeps here.
+    ///
+    /// # Panics
+    /// Never: nobody else has the disk yet.
+    #[must_use]
+    pub fn keeping(keep: Arc<dyn Keep>) -> Self {
+        let rig = Self::default();
+        let mut unit = Self::unit(0, Self::traits(), rig.memory.clone());
+        Rc::get_mut(&mut unit).expect("nobody else has it").keep = keep;
+        rig.target.remove_unit(0);
+        rig.target.add_unit(0, unit);
+        rig.nexus.each(|itl| while itl.take_attention().is_some() {});
+        rig
     }
 
     /// No tokens; those that are made are all alike but for a number, and none expires.

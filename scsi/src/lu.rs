@@ -3,10 +3,14 @@
 use crate::access::{Access, AluaState};
 use crate::cmd::block::atomic_blocks_max;
 use crate::information::{self, Kind};
+use crate::log;
 use crate::mode;
+use crate::renew::kept;
 use crate::sense::{Asc, Sense, SenseKey};
 use crate::shared::Shared;
 use crate::table::Needs;
+use crate::thin::{Resource, Threshold, Watch};
+use lunar_core::io::Space;
 use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -14,7 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Mode parameters that MODE SELECT may change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ModeValues {
     /// WCE: whether a write may be answered before it is on the medium (SBC-4 6.5.6).
     pub write_cache: bool,
@@ -22,6 +26,10 @@ pub struct ModeValues {
     pub descriptor_sense: bool,
     /// SWP: software write protection (SPC-4 7.5.8).
     pub write_protect: bool,
+    /// SITUA: one nexus alone is told of a threshold (SBC-4 6.5.9).
+    pub single_attention: bool,
+    /// Thresholds of the space that is taken, by [`Resource`] (SBC-4 6.5.9).
+    pub thresholds: [Threshold; Resource::ALL.len()],
 }
 
 /// What a medium is in.
@@ -34,7 +42,9 @@ pub enum MediumState {
     Formatting,
     /// SANITIZE is under way.
     Sanitizing,
-    /// FORMAT UNIT failed: only another one helps.
+    /// FORMAT UNIT was interrupted: only another one, or SANITIZE, helps.
+    FormatCorrupted,
+    /// FORMAT UNIT failed: only another one, or SANITIZE, helps.
     FormatFailed,
     /// SANITIZE failed: only another one helps.
     SanitizeFailed {
@@ -51,6 +61,7 @@ impl MediumState {
             Self::Ready => return Sense::NONE,
             Self::Formatting => (SenseKey::NOT_READY, Asc::NOT_READY_FORMAT_IN_PROGRESS),
             Self::Sanitizing => (SenseKey::NOT_READY, Asc::NOT_READY_SANITIZE_IN_PROGRESS),
+            Self::FormatCorrupted => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::MEDIUM_FORMAT_CORRUPTED),
             Self::FormatFailed => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::FORMAT_COMMAND_FAILED),
             Self::SanitizeFailed { .. } => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::SANITIZE_COMMAND_FAILED),
         };
@@ -78,8 +89,10 @@ pub enum Change {
     Information(Kind, Arc<[u8]>),
     /// FORMAT UNIT, SANITIZE.
     Medium(MediumState),
-    /// The counters of the log pages begin at zero.
+    /// The counters of the log pages begin at zero, and what initiators have left there is gone.
     LogReset,
+    /// What initiators leave in the log.
+    ClientLog(Arc<[u8]>),
     /// Back to how it was after power on: a reset.
     Reset,
 }
@@ -91,7 +104,7 @@ impl Change {
         match self {
             Self::Mode { .. } => Some(Asc::MODE_PARAMETERS_CHANGED),
             Self::Stopped(_) | Self::Medium(_) => None,
-            Self::LogReset => Some(Asc::LOG_PARAMETERS_CHANGED),
+            Self::LogReset | Self::ClientLog(_) => Some(Asc::LOG_PARAMETERS_CHANGED),
             Self::Access(_) => Some(Asc::ASYMMETRIC_ACCESS_STATE_CHANGED),
             Self::Clock(_) => Some(Asc::TIMESTAMP_CHANGED),
             Self::Information(..) => Some(Asc::DEVICE_IDENTIFIER_CHANGED),
@@ -116,11 +129,12 @@ enum Aspect {
     Stopped,
     Access,
     Clock,
+    ClientLog,
     Information(Kind),
 }
 
 impl Aspect {
-    const COUNT: usize = 4 + Kind::ALL.len();
+    const COUNT: usize = 5 + Kind::ALL.len();
 
     fn index(self) -> usize {
         match self {
@@ -128,7 +142,8 @@ impl Aspect {
             Self::Stopped => 1,
             Self::Access => 2,
             Self::Clock => 3,
-            Self::Information(kind) => 4 + kind as usize,
+            Self::ClientLog => 4,
+            Self::Information(kind) => 5 + kind as usize,
         }
     }
 }
@@ -143,6 +158,7 @@ struct State {
     accesses: Arc<[Access]>,
     clock: Option<i64>,
     information: [Arc<[u8]>; Kind::ALL.len()],
+    client_log: Arc<[u8]>,
     stamps: [Stamp; Aspect::COUNT],
 }
 
@@ -156,6 +172,7 @@ impl State {
             accesses: Arc::default(),
             clock: None,
             information: Kind::ALL.map(|kind| information::load(unit, kind)),
+            client_log: log::client::load(unit),
             stamps: Default::default(),
         }
     }
@@ -206,7 +223,14 @@ impl State {
             // The numbers are those of all cores: each letter does it again, which does not matter.
             Change::LogReset => {
                 unit.tally.reset();
+                if self.is_due(Aspect::ClientLog, stamp) {
+                    self.client_log = Arc::default();
+                }
                 true
+            }
+            Change::ClientLog(values) => {
+                self.is_due(Aspect::ClientLog, stamp)
+                    && std::mem::replace(&mut self.client_log, values.clone()) != *values
             }
             Change::Reset => {
                 if self.is_due(Aspect::Mode, stamp) {
@@ -241,6 +265,10 @@ pub struct LogicalUnit {
     /// The values of its mode parameters, where every write looks.
     mode: Cell<ModeValues>,
     medium: Cell<MediumState>,
+    /// How much space it takes, as it was last measured for who asked.
+    space: Cell<Option<Space>>,
+    /// What was seen of its thresholds.
+    pub(crate) watch: Watch,
     /// Whether it stands in no command's way: not stopped, not write-protected, a medium that is ready.
     clear: Cell<bool>,
 }
@@ -250,7 +278,8 @@ impl LogicalUnit {
     #[must_use]
     pub(crate) fn new(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>) -> Self {
         let state = State::new(&unit);
-        Self::with_state(lun, unit, shared, state, MediumState::default())
+        let medium = kept::load(&unit).state;
+        Self::with_state(lun, unit, shared, state, medium)
     }
 
     /// The same disk with another view of its unit.
@@ -261,7 +290,9 @@ impl LogicalUnit {
 
     fn with_state(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>, state: State, medium: MediumState) -> Self {
         let (mode, medium) = (Cell::new(state.mode), Cell::new(medium));
-        let disk = Self { lun, unit, shared, state: RefCell::new(state), mode, medium, clear: Cell::new(false) };
+        let (space, watch) = (Cell::new(None), Watch::default());
+        let state = RefCell::new(state);
+        let disk = Self { lun, unit, shared, state, mode, medium, space, watch, clear: Cell::new(false) };
         disk.refresh();
         disk
     }
@@ -306,6 +337,22 @@ impl LogicalUnit {
     #[must_use]
     pub fn information(&self, kind: Kind) -> Arc<[u8]> {
         self.state.borrow().information[kind as usize].clone()
+    }
+
+    /// What initiators have left in the log; empty if nobody has left anything.
+    #[must_use]
+    pub(crate) fn client_log(&self) -> Arc<[u8]> {
+        self.state.borrow().client_log.clone()
+    }
+
+    /// How much space it takes, as it was last measured for who asked.
+    #[must_use]
+    pub(crate) fn space(&self) -> Option<Space> {
+        self.space.get()
+    }
+
+    pub(crate) fn set_space(&self, space: Option<Space>) {
+        self.space.set(space);
     }
 
     /// What its medium is in.

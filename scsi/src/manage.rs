@@ -81,6 +81,7 @@ impl Target {
                 self.units().iter().for_each(|lu| self.make(lu.lun, &Change::Reset, stamp, None));
             }
             Mail::UnitAttention { lun, asc } => self.attend(lun, asc, None),
+            Mail::Threshold { lun, claim } => self.tell_threshold(lun, claim.as_ref()),
             Mail::Reservations { lun, news } => self.tell_reservations(lun, &news),
             Mail::Preempted { lun, news } => self.end_of(lun, &news).await,
         }

@@ -4,6 +4,7 @@ use crate::copy::list::CopyList;
 use crate::copy::results::Ask;
 use crate::copy::tokens::Data;
 use crate::copy::transfer::Writing;
+use crate::log;
 use crate::lu::Change;
 use crate::renew::Renewal;
 use crate::reserve::Request;
@@ -28,6 +29,8 @@ pub enum Plan {
         /// Runs.
         runs: usize,
     },
+    /// A log page that tells how much space there is, which is measured first, is the Data-In.
+    Log(log::Ask),
     /// Two steps, one after the other. Behind a pointer, for it is seldom.
     Both(Box<[Step; 2]>),
     /// A third-party copy.

@@ -1,14 +1,17 @@
 //! FORMAT UNIT and SANITIZE: a whole medium is written anew, while hardly any other command is admitted.
 //!
 //! The work goes on whatever becomes of the command and of its nexus (SBC-3 4.11): it is a task of its own, where there
-//! is somebody to run it.
+//! is somebody to run it. It outlives its process as well: see [`kept`].
+
+pub(crate) mod kept;
 
 use crate::admit::Refusal;
+use crate::fault;
 use crate::lu::{Change, LogicalUnit, MediumState};
 use crate::target::{Mail, Target};
 use lunar_core::io::{Completion, Fault};
 use lunar_core::medium::Work;
-use lunar_core::mem::Sg;
+use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::range::Span;
 use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
@@ -46,7 +49,7 @@ pub struct Pass {
 #[derive(Debug, Default)]
 struct Watch {
     has_begun: Cell<bool>,
-    ended: Cell<Option<Result<(), Failure>>>,
+    ended: RefCell<Option<Result<(), Refusal>>>,
     waker: RefCell<Option<Waker>>,
 }
 
@@ -93,7 +96,7 @@ impl Target {
             return Err(renewal.during.sense(lu).into());
         };
         let watch = Rc::new(Watch::default());
-        let (immediate, failed) = (renewal.immediate, renewal.failed);
+        let immediate = renewal.immediate;
         let tools = Tools { arena: tools.arena.clone(), completion: Completion::new() };
         match (self.background(), self.this()) {
             (Some(spawn), Some(target)) => {
@@ -104,7 +107,7 @@ impl Target {
         }
         poll_fn(|cx| {
             if let Some(result) = watch.ended.take() {
-                return Poll::Ready(result.map_err(|_| failed.sense(lu).into()));
+                return Poll::Ready(result);
             }
             if immediate && watch.has_begun.get() || transfer.aborted() {
                 return Poll::Ready(Ok(()));
@@ -116,18 +119,53 @@ impl Target {
     }
 
     async fn work(&self, lu: &LogicalUnit, renewal: &Renewal, work: Work, tools: Tools, watch: &Watch, in_turns: bool) {
+        let result = self.rewrite(lu, renewal, &work, tools, watch, in_turns).await;
+        drop(work);
+        watch.ended.replace(Some(result));
+        watch.wake();
+    }
+
+    async fn rewrite(
+        &self,
+        lu: &LogicalUnit,
+        renewal: &Renewal,
+        work: &Work,
+        tools: Tools,
+        watch: &Watch,
+        in_turns: bool,
+    ) -> Result<(), Refusal> {
+        // Before anything is gone.
+        kept::under_way(&lu.unit, renewal, &renewal.passes).await.map_err(fault::transfer)?;
         self.set_medium(lu.lun, renewal.during).await;
         watch.has_begun.set(true);
         watch.wake();
         let whole = Span { start: 0, end: lu.unit.geometry.bytes() };
         // Nobody is admitted any more; who was before is waited for.
         drop(lu.unit.exclusive.hold(lu.unit.id, whole).await);
-        let result = write(lu, renewal, &work, tools, watch, in_turns).await;
+        let mut result = write(lu, renewal, work, tools, watch, in_turns).await;
+        // A work that nobody knows to be done would be done again, over what was written since.
+        if result.is_ok() {
+            result = kept::done(&lu.unit).await.map_err(|fault| Failure::Fault { fault, at: 0 });
+        }
+        if result.is_err() {
+            // Where that cannot be kept either, it counts as interrupted.
+            let _ = kept::failed(&lu.unit, renewal).await;
+        }
         let state = if result.is_ok() { MediumState::Ready } else { renewal.failed };
         self.set_medium(lu.lun, state).await;
-        drop(work);
-        watch.ended.set(Some(result));
-        watch.wake();
+        result.map_err(|_| renewal.failed.sense(lu).into())
+    }
+
+    /// Goes on with what a crash or a stop has interrupted: for one core, once all serve.
+    pub fn resume(&self, arena: &Arena) {
+        let (Some(spawn), Some(target)) = (self.background(), self.this()) else { return };
+        for lu in self.units() {
+            let Some(renewal) = kept::load(&lu.unit).unfinished else { continue };
+            let Some(work) = lu.unit.medium.begin() else { continue };
+            let target = target.clone();
+            let tools = Tools { arena: arena.clone(), completion: Completion::new() };
+            spawn(Box::pin(async move { target.work(&lu, &renewal, work, tools, &Watch::default(), true).await }));
+        }
     }
 
     async fn set_medium(&self, lun: u16, state: MediumState) {
@@ -149,7 +187,12 @@ async fn write(
     let size = lu.unit.geometry.bytes();
     let all = size.saturating_mul(renewal.passes.len() as u64);
     let mut done = 0;
-    for pass in &renewal.passes {
+    for (at, pass) in renewal.passes.iter().enumerate() {
+        if at > 0 {
+            // An interruption costs the pass that was under way, and not those before it.
+            let kept = kept::under_way(&lu.unit, renewal, &renewal.passes[at..]).await;
+            kept.map_err(|fault| Failure::Fault { fault, at: done })?;
+        }
         let mut offset = 0;
         while offset < size {
             let len = CHUNK_BYTES.min(size - offset);

@@ -7,6 +7,7 @@ use crate::nexus::{ItlNexus, Nexus, Units};
 use crate::reserve::News;
 use crate::sense::Asc;
 use crate::shared::SharedUnits;
+use crate::thin::Claim;
 use lunar_core::port::NexusName;
 use lunar_core::stats::Stats;
 use lunar_core::unit::Unit;
@@ -15,6 +16,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::task::Waker;
 
 /// A target port, as the device server describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -82,6 +84,13 @@ pub enum Mail {
         /// What happened.
         asc: Asc,
     },
+    /// A threshold of the space that a logical unit takes is reached.
+    Threshold {
+        /// Which unit.
+        lun: u16,
+        /// Who is told, if not all nexuses: the one on the core that has the claim.
+        claim: Option<Claim>,
+    },
     /// The reservations of a logical unit have changed.
     Reservations {
         /// Which.
@@ -128,6 +137,8 @@ pub struct Target {
     units: Rc<Units>,
     nexuses: RefCell<Vec<Weak<Nexus>>>,
     changes: Cell<u64>,
+    /// Who waits for a threshold that is armed.
+    pub(crate) watcher: Cell<Option<Waker>>,
 }
 
 impl Target {
@@ -143,6 +154,7 @@ impl Target {
             units: Rc::default(),
             nexuses: RefCell::default(),
             changes: Cell::new(0),
+            watcher: Cell::default(),
         })
     }
 
@@ -167,6 +179,7 @@ impl Target {
     /// When `lun` is not below [`LUNS_MAX`].
     pub fn add_unit(&self, lun: u16, unit: Rc<Unit>) {
         assert!(lun < LUNS_MAX, "LUN {lun} is beyond flat space addressing");
+        self.rearmed();
         let before = self.units.borrow().get(&lun).cloned();
         match before {
             Some(old) if old.unit.id == unit.id => {
@@ -277,6 +290,9 @@ impl Target {
                     itl.set_alua(lu.access(nexus.group).state);
                 }
             }
+        }
+        if let Change::Mode { .. } | Change::Reset = change {
+            self.rearmed();
         }
         if *change == Change::Reset {
             self.nexuses().iter().for_each(|nexus| nexus.copies.forget(lun));

@@ -2,8 +2,8 @@
 
 use crate::context::Context;
 use crate::lu::{Change, LogicalUnit, MediumState};
-use crate::plan::Plan;
-use crate::renew::{Pass, Renewal};
+use crate::plan::{Kept, Plan};
+use crate::renew::{Pass, Renewal, kept};
 use crate::sense::{Asc, Sense};
 use crate::table::{
     Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, SERVICE_ACTION_BITS,
@@ -250,7 +250,8 @@ impl CommandType for ExitFailureMode {
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         match cx.disk()?.medium() {
             MediumState::SanitizeFailed { exits: true } => {
-                Ok(Plan::Change { flush: false, keep: None, change: Change::Medium(MediumState::Ready) })
+                let keep = Some(Box::new(Kept { name: kept::KEPT_AS, bytes: Vec::new() }));
+                Ok(Plan::Change { flush: false, keep, change: Change::Medium(MediumState::Ready) })
             }
             MediumState::SanitizeFailed { exits: false } => Err(Sense::bit_in_cdb(1, 4)),
             _ => Ok(Plan::Done),

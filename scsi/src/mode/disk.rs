@@ -97,26 +97,3 @@ impl ModePage for ApplicationTag {
         Self { reserved: [0; 12] }
     }
 }
-
-/// Logical block provisioning: stores do not count what they have allocated, so there is no threshold to arm and no
-/// descriptor; THRESHOLD EXPONENT of the VPD page says so, too.
-#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
-#[repr(C)]
-pub(super) struct Provisioning {
-    /// SITUA.
-    flags: u8,
-    reserved: [u8; 11],
-}
-
-impl ModePage for Provisioning {
-    const PAGE: u8 = 0x1c;
-    const SUBPAGE: u8 = 0x02;
-    const NAME: &'static str = "Logical Block Provisioning";
-    const CLAUSE: &'static str = "SBC-4 6.5.9";
-    const NEEDS: Needs = Needs::Provisioning;
-    const PARAMETERS: &'static [Parameter] = &[];
-
-    fn fixed(_cx: &Context<'_>) -> Self {
-        Self { flags: 0, reserved: [0; 11] }
-    }
-}

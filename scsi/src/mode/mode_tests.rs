@@ -1,8 +1,7 @@
 use crate::command::Status;
-use crate::fuzzing::Rig;
+use crate::fuzzing::{Lasting, Rig};
 use crate::sense::Asc;
 use lunar_core::io::Traits;
-use lunar_core::keep::{Forgetful, Keep, Keeping};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -28,7 +27,7 @@ fn all_pages() -> Vec<(u8, u8, Vec<u8>)> {
         (0x19, 0, zeroes(&[0x19, 6, 5], 8)),
         (0x1a, 0, zeroes(&[0x1a, 0x26], 40)),
         (0x1c, 0, EXCEPTIONS.to_vec()),
-        (0x1c, 2, zeroes(&[0x5c, 2, 0, 0x0c], 16)),
+        (0x1c, 2, [&[0x5c, 2, 0, 0x1c], &[0; 12][..], &[0, 1, 0, 0, 0, 0, 0, 0], &[1, 2, 0, 0, 0, 0, 0, 0]].concat()),
     ]
 }
 
@@ -224,31 +223,9 @@ fn every_bit_that_is_not_changeable_is_refused_with_its_place() {
     }
 }
 
-/// Keeps what outlives a process.
-struct Lasting(Forgetful);
-
-impl Keep for Lasting {
-    fn load(&self, name: &str) -> Option<Vec<u8>> {
-        self.0.load(name)
-    }
-
-    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
-        self.0.keep(name, bytes)
-    }
-
-    fn outlives(&self) -> bool {
-        true
-    }
-}
-
 /// A rig whose disk keeps what outlives a process.
 fn lasting() -> Rig {
-    let rig = Rig::default();
-    let mut unit = Rig::unit(7, Rig::traits(), Default::default());
-    std::rc::Rc::get_mut(&mut unit).expect("nobody else has it").keep = Arc::new(Lasting(Forgetful::default()));
-    rig.target.add_unit(0, unit);
-    rig.nexus.each(|itl| while itl.take_attention().is_some() {});
-    rig
+    Rig::keeping(Arc::new(Lasting::default()))
 }
 
 #[test]

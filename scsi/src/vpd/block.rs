@@ -7,6 +7,7 @@ use crate::cmd::block::{
 };
 use crate::context::Context;
 use crate::lu::LogicalUnit;
+use crate::thin;
 use lunar_core::step::PIECE_BYTES;
 use lunar_core::wire::{Writer, be};
 use zerocopy::{Immutable, IntoBytes};
@@ -152,6 +153,6 @@ impl VpdPage for Provisioning {
             (true, false) => (UNMAPS | zeroes, RESOURCE),
             (true, true) => (UNMAPS | zeroes, THIN),
         };
-        out.put(&Self { threshold_exponent: 0, flags, kind, reserved: 0 });
+        out.put(&Self { threshold_exponent: thin::exponent(&lu.unit), flags, kind, reserved: 0 });
     }
 }
