@@ -175,12 +175,8 @@ fn changes_and_resets_reach_a_nexus_by_its_own_numbers() {
     let told = |nexus: &Nexus, lun: u16| nexus.itl(lun).and_then(|itl| itl.take_attention()).map(|sense| sense.asc);
     let (hit, other) = (nexus.tasks.enter(1, Lun::from_number(0)), nexus.tasks.enter(2, Lun::from_number(2)));
     let everyone = &rig.nexus;
-    let mut reset = Box::pin(rig.target.task_management(
-        everyone,
-        TaskFunction::LOGICAL_UNIT_RESET,
-        Lun::from_number(2),
-        0,
-    ));
+    let mut reset =
+        Box::pin(rig.target.task_management(everyone, TaskFunction::LOGICAL_UNIT_RESET, Lun::from_number(2), 0));
     assert!(reset.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!((hit.aborted(), other.aborted()), (true, false), "unit 2 is LUN 0 there");
     drop(hit);

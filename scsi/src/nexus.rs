@@ -284,7 +284,8 @@ impl Nexus {
 
     /// The first disk that it sees of those that `is_meant` names.
     pub(crate) fn seek(&self, is_meant: impl Fn(&LogicalUnit) -> bool) -> Option<Rc<ItlNexus>> {
-        let meant: Vec<u16> = self.units.borrow().iter().filter(|(_, lu)| is_meant(lu)).map(|(unit, _)| *unit).collect();
+        let meant: Vec<u16> =
+            self.units.borrow().iter().filter(|(_, lu)| is_meant(lu)).map(|(unit, _)| *unit).collect();
         meant.into_iter().find_map(|unit| self.itl_of(unit))
     }
 

@@ -2,8 +2,8 @@
 
 use crate::context::Context;
 use crate::lu::{Change, LogicalUnit};
-use crate::nexus::ItlNexus;
 use crate::mode::{self, PageControl, PageRow, Selection};
+use crate::nexus::ItlNexus;
 use crate::plan::{Kept, Plan};
 use crate::sense::{Asc, Sense};
 use crate::table::{
