@@ -2,6 +2,7 @@
 
 #![allow(missing_docs, reason = "a program: what is public here is seen by nobody else")]
 
+mod chap;
 mod crash;
 mod fence;
 mod guest;
@@ -72,6 +73,8 @@ enum Part {
     Libiscsi,
     /// Malformed, oversized and endless requests, floods, peers that do not read
     Hostile,
+    /// Names that are proved, and those who try without the secret
+    Chap,
     /// kill -9 while writing
     Crash,
     /// A stock kernel with open-iscsi, sg3_utils, file systems and fio
@@ -79,7 +82,7 @@ enum Part {
 }
 
 /// What runs one after the other; guests run beside it.
-const ORDER: [Part; 5] = [Part::Life, Part::Tools, Part::Libiscsi, Part::Hostile, Part::Crash];
+const ORDER: [Part; 6] = [Part::Life, Part::Tools, Part::Libiscsi, Part::Hostile, Part::Chap, Part::Crash];
 
 fn main() -> ExitCode {
     match run(Arguments::parse()) {
@@ -133,6 +136,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
         Part::Guest => guest::part(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
+        Part::Chap => chap::part(lab, driver),
         Part::Life => life::part(lab, driver),
         // Half as many crashes for drivers after the first: what follows a crash is the same code.
         Part::Crash => crash::part(lab, driver, if main_driver { lab.rounds } else { lab.rounds / 2 }),

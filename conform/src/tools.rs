@@ -15,13 +15,13 @@ const LIMIT: Duration = Duration::from_secs(120);
 const IMAGE_MIB: u64 = 256;
 
 /// Runs a tool that must succeed.
-fn tool(program: &str, arguments: &[&str]) -> Result<String> {
+pub(crate) fn tool(program: &str, arguments: &[&str]) -> Result<String> {
     process::run(process::bound(program).args(arguments), LIMIT)?
         .succeeded()
         .with_context(|| format!("{program} {}", arguments.join(" ")))
 }
 
-fn says(text: &str, wanted: &str) -> Result<()> {
+pub(crate) fn says(text: &str, wanted: &str) -> Result<()> {
     ensure!(text.contains(wanted), "no \"{wanted}\" in:\n{text}");
     Ok(())
 }

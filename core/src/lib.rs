@@ -1,5 +1,6 @@
 //! The vocabulary of Lunar's data path. Pure: no socket, no file, no clock, no thread.
 //!
+//! * [`access`]: who may come in, and what he sees
 //! * [`unit`]: what SCSI calls a logical unit and NVMe a namespace, as both see it
 //! * [`io`]: the back-end contract: [`io::Io`], [`io::Done`], [`io::Store`]
 //! * [`keep`]: what a unit keeps across restarts besides its data
@@ -11,6 +12,7 @@
 //! * [`wire`]: integer newtypes for protocol codes, cursor, bounded writer
 //! * [`time`]: instants as numbers, so that time can be an argument
 
+pub mod access;
 pub mod io;
 pub mod keep;
 pub mod medium;

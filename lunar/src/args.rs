@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::access::Who;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -75,6 +76,9 @@ pub struct How {
     /// Name of the iSCSI target [default: iqn.2026-01.io.lunar:HOST.VOLUME]
     #[arg(long, value_name = "IQN", value_parser = target_name)]
     pub name: Option<String>,
+    /// Who may log in.
+    #[command(flatten)]
+    pub who: Who,
     /// How the cores talk to the kernel
     #[arg(long, value_enum, default_value_t = Driver::Auto)]
     pub driver: Driver,

@@ -14,6 +14,8 @@ use lunar_core::step::Tools;
 use lunar_core::tally::Tally;
 use lunar_core::unit::{Geometry, Unit, UnitId};
 use lunar_iscsi::config;
+use lunar_iscsi::guard::Guard;
+use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::Registry;
 use lunar_iscsi::serve::{Front, Settings};
 use lunar_reactor::channel::{Sender, channel};
@@ -54,6 +56,7 @@ struct Setup {
     registry: Arc<Registry>,
     shared: Arc<SharedUnits>,
     tokens: Arc<Tokens>,
+    guard: Arc<Guard>,
 }
 
 /// What a core reports while it starts, by its number.
@@ -76,6 +79,8 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
     let portals = how.portals();
     let socket = how.stats.as_deref().map(|path| stats::Socket::serve(path, stats.clone())).transpose()?;
     let shared = restore(&volumes, &names)?;
+    let audit = |record: &Record| eprintln!("audit: {record}");
+    let guard = Guard::new(how.who.access()?, Box::new(random), Box::new(audit))?;
     let media = volumes.iter().map(|_| Medium::default()).collect();
     let tallies = volumes.iter().map(|_| Tally::new(count)).collect();
     let setup = Arc::new(Setup {
@@ -92,6 +97,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
         registry: Arc::new(Registry::new()),
         shared,
         tokens: tokens(),
+        guard,
     });
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
@@ -110,11 +116,15 @@ fn restore(volumes: &[Volume], names: &[String]) -> Result<Arc<SharedUnits>> {
     Ok(Arc::new(shared))
 }
 
+/// The kernel's random bytes: for what nobody may guess.
+fn random(into: &mut [u8]) -> bool {
+    getrandom(&mut *into, GetRandomFlags::empty()).is_ok_and(|got| got == into.len())
+}
+
 /// The ROD tokens of the target: secrets from the kernel, time from the clock that never goes back.
 fn tokens() -> Arc<Tokens> {
     let start = Instant::now();
     let now = move || lunar_core::time::Instant::default() + start.elapsed();
-    let random = |into: &mut [u8]| getrandom(&mut *into, GetRandomFlags::empty()).is_ok_and(|got| got == into.len());
     Tokens::new(Box::new(random), Box::new(now))
 }
 
@@ -275,6 +285,7 @@ fn build(
         advertise: setup.how.advertise,
         drain: Duration::from_secs(setup.how.drain.into()),
         session: config::Config::default(),
+        guard: setup.guard.clone(),
     };
     let front =
         Front::new(&reactor, &target, settings, setup.registry.clone(), me, Rc::new(OtherSessions(links.clone())));

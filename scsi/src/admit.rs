@@ -100,7 +100,7 @@ fn examine(policy: &Policy, itl: &ItlNexus) -> Result<(), Refusal> {
     if gates.not_ready == Gate::Stops && itl.lu.stopped() {
         return Err(Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED).into());
     }
-    if gates.write_protect == Gate::Stops && itl.lu.write_protected() {
+    if gates.write_protect == Gate::Stops && itl.write_protected() {
         return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED).into());
     }
     Ok(())

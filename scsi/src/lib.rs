@@ -3,7 +3,8 @@
 //! * [`table`]: the list of commands, one type each, and what derives from it; [`cmd`]: the commands by family
 //! * [`copy`]: third-party copies, their lists and their ends
 //! * [`vpd`], [`mode`], [`log`]: pages, one row each
-//! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks; [`access`]: through which ports
+//! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks; [`access`]: through which ports;
+//!   [`lun_map`]: which of them, by which numbers
 //! * [`information`]: what initiators write on a disk
 //! * [`reserve`]: reservations; [`shared`]: what the views of a disk on all cores have in common
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
@@ -30,6 +31,7 @@ pub mod information;
 pub mod log;
 pub mod lu;
 pub mod lun;
+pub mod lun_map;
 pub mod manage;
 pub mod mode;
 pub mod nexus;
@@ -48,6 +50,7 @@ pub mod vpd;
 pub use command::{Cdb, Command, Reply, Status, TaskAttribute};
 pub use copy::tokens::Tokens;
 pub use lun::Lun;
+pub use lun_map::{LunMap, Mapping};
 pub use nexus::Nexus;
 pub use sense::{Asc, Sense, SenseData, SenseKey};
 pub use shared::SharedUnits;

@@ -119,16 +119,21 @@ impl Target {
 
     /// Aborts the tasks of a logical unit (of all, if `None`) of every nexus of this core and waits for them.
     async fn end_everywhere(&self, lun: Option<u16>) {
-        let matches = |_: u64, task: Lun| lun.is_none() || task.number() == lun;
         let nexuses = self.nexuses();
+        let is_hit = |nexus: &Nexus, task: Lun| lun.is_none_or(|unit| is_at(nexus, unit, task));
         // All are told first, so that none waits for another's data meanwhile.
         for nexus in &nexuses {
-            self.config.stats.tasks_aborted.add(nexus.tasks.abort(matches));
+            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|_, task| is_hit(nexus, task)));
         }
         for nexus in &nexuses {
-            nexus.tasks.until_gone(matches).await;
+            nexus.tasks.until_gone(|_, task| is_hit(nexus, task)).await;
         }
     }
+}
+
+/// Whether a task of a nexus is at the unit of this number, as the nexus's map has it.
+pub(crate) fn is_at(nexus: &Nexus, unit: u16, task: Lun) -> bool {
+    task.number().is_some_and(|lun| nexus.lun_of(unit) == Some(lun))
 }
 
 fn found(is_there: bool) -> TaskResponse {

@@ -324,6 +324,7 @@ fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>, shared: Arc<Sh
 
 fn settings(setup: &Setup) -> Settings {
     Settings {
+        guard: lunar_iscsi::guard::Guard::open(),
         target: TARGET.into(),
         alias: "simulated".into(),
         portal_group: PORTAL_GROUP,

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::chap;
 use crate::report::Outcome;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Subject, Target};
 
@@ -71,6 +72,14 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
             writeln!(settings, "{key}={HOST_AS_GUEST_SEES_IT}:{}\n{key}_TARGET={}", target.portal.port(), target.name)?;
             others.push(target);
         }
+    }
+    if matches!(lab.subject, Subject::Built(_)) {
+        let mut spec = chap::spec(lab, driver)?;
+        spec.for_guest = true;
+        let target = Target::start_named(lab, &spec, chap::NAME)?;
+        writeln!(settings, "CHAP={HOST_AS_GUEST_SEES_IT}:{}\nCHAP_TARGET={}", target.portal.port(), target.name)?;
+        settings.push_str(&chap::settings());
+        others.push(target);
     }
     Ok(Targets { main: Some(main), spec, others, settings })
 }

@@ -11,6 +11,7 @@ mod connection;
 mod job;
 
 use crate::config;
+use crate::guard::{Guard, Knock};
 use crate::login::{Candidate, Established, Verdict};
 use crate::registry::{Place, Registry};
 use crate::session::{Query, TargetAddresses};
@@ -63,6 +64,8 @@ pub struct Settings {
     pub drain: Duration,
     /// What sessions are offered.
     pub session: config::Config,
+    /// Who may log in; one for all cores.
+    pub guard: Arc<Guard>,
 }
 
 /// The other cores, as far as sessions need them.
@@ -273,10 +276,14 @@ impl Front {
         }
     }
 
-    /// Whether an initiator may log in.
-    fn judge(&self, candidate: &Candidate) -> Verdict {
+    /// Whether an initiator from `source` may log in; and what is known of it then.
+    fn judge(&self, candidate: &Candidate, source: SocketAddr) -> (Verdict, Option<Knock>) {
+        let knock = match self.settings.guard.knock(candidate, source, self.reactor.now()) {
+            Ok(knock) => knock,
+            Err(status) => return (Verdict::Refused(status), None),
+        };
         let known = candidate.discovery || candidate.target.as_deref() == Some(&*self.settings.target);
-        if self.draining.get() {
+        let verdict = if self.draining.get() {
             Verdict::Refused(LoginStatus::SERVICE_UNAVAILABLE)
         } else if !known {
             Verdict::Refused(LoginStatus::NOT_FOUND)
@@ -284,8 +291,9 @@ impl Front {
             Verdict::Refused(status)
         } else {
             let alias = (!candidate.discovery).then(|| self.settings.alias.clone());
-            Verdict::Accepted { portal_group: self.settings.portal_group, alias }
-        }
+            Verdict::Accepted { portal_group: self.settings.portal_group, alias, challenge: knock.challenge() }
+        };
+        (verdict, Some(knock))
     }
 
     /// Gives a session its number, after the one that it replaces has ended.
@@ -298,12 +306,13 @@ impl Front {
         Ok(entered.tsih)
     }
 
-    /// What SendTargets tells an initiator that came in by `local`.
-    fn targets(&self, query: &Query, local: SocketAddr) -> Vec<TargetAddresses> {
-        let asked = match query {
-            Query::All => true,
-            Query::One(name) => **name == *self.settings.target,
-        };
+    /// What SendTargets tells an initiator from `source` that came in by `local`.
+    fn targets(&self, query: &Query, host: &str, source: SocketAddr, local: SocketAddr) -> Vec<TargetAddresses> {
+        let asked = self.settings.guard.shows(host, source.ip())
+            && match query {
+                Query::All => true,
+                Query::One(name) => **name == *self.settings.target,
+            };
         let address = self.settings.advertise.unwrap_or(local);
         let portals = vec![(address, self.settings.portal_group)];
         if asked { vec![TargetAddresses { name: self.settings.target.clone(), portals }] } else { Vec::new() }

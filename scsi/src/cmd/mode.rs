@@ -3,6 +3,7 @@
 use crate::context::Context;
 use crate::lu::{Change, LogicalUnit};
 use crate::mode::{self, PageControl, PageRow, Selection};
+use crate::nexus::ItlNexus;
 use crate::plan::{Kept, Plan};
 use crate::sense::{Asc, Sense};
 use crate::table::{
@@ -90,8 +91,8 @@ impl Descriptor {
     }
 }
 
-fn device_specific(lu: &LogicalUnit) -> u8 {
-    if lu.write_protected() { WP | DPOFUA } else { DPOFUA }
+fn device_specific(itl: &ItlNexus) -> u8 {
+    if itl.write_protected() { WP | DPOFUA } else { DPOFUA }
 }
 
 /// Writes the pages that `page` and `subpage` name, in the form that PC names.
@@ -152,7 +153,7 @@ impl CommandType for ModeSense6 {
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         let lu = cx.disk()?;
         let descriptor = if self.flags & DBD == 0 { Descriptor::Short } else { Descriptor::None };
-        cx.out.bytes(&[0, 0, device_specific(lu), descriptor.length()]);
+        cx.out.bytes(&[0, 0, device_specific(cx.itl()?), descriptor.length()]);
         descriptor.write(lu, &mut cx.out);
         pages(cx, lu, self.page, self.subpage)?;
         // The pages are far shorter than 256 bytes, which a test holds.
@@ -202,7 +203,7 @@ impl CommandType for ModeSense10 {
             _ => Descriptor::None,
         };
         let long = if descriptor == Descriptor::Long { LONG_LBA } else { 0 };
-        cx.out.bytes(&[0, 0, 0, device_specific(lu), long, 0, 0, descriptor.length()]);
+        cx.out.bytes(&[0, 0, 0, device_specific(cx.itl()?), long, 0, 0, descriptor.length()]);
         descriptor.write(lu, &mut cx.out);
         pages(cx, lu, self.page, self.subpage)?;
         let length = (cx.out.written() - 2) as u16;

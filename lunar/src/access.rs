@@ -1,0 +1,87 @@
+//! Who may log in, from the command line. Secrets come from files: arguments can be read by everybody.
+
+use clap::Args;
+use lunar_core::access::{Access, Account, Group, Mistake, Pattern, Proofs, Secret};
+use lunar_initiator::secret;
+
+/// Who may log in.
+#[derive(Args, Debug, Default)]
+pub struct Who {
+    /// Only initiators of this name, `*` for any characters; may be given several times [default: all]
+    #[arg(long, value_name = "IQN")]
+    pub initiator: Vec<String>,
+    /// Initiators have to prove themselves by CHAP as this user
+    #[arg(long, value_name = "NAME", requires = "secret_file")]
+    pub user: Option<String>,
+    /// The file with the user's secret, 12 to 255 bytes
+    #[arg(long, value_name = "FILE", requires = "user", value_parser = secret::from_file)]
+    pub secret_file: Option<Secret>,
+    /// The name that the target proves to initiators that ask for it (mutual CHAP)
+    #[arg(long, value_name = "NAME", requires = "mutual_secret_file")]
+    pub mutual_user: Option<String>,
+    /// The file with the target's own secret: another than the user's
+    #[arg(long, value_name = "FILE", requires = "mutual_user", value_parser = secret::from_file)]
+    pub mutual_secret_file: Option<Secret>,
+    /// Initiators have to prove themselves as this user before they are told what there is [default: nobody has to]
+    #[arg(long, value_name = "NAME", requires = "discovery_secret_file")]
+    pub discovery_user: Option<String>,
+    /// The file with that user's secret
+    #[arg(long, value_name = "FILE", requires = "discovery_user", value_parser = secret::from_file)]
+    pub discovery_secret_file: Option<Secret>,
+}
+
+impl Who {
+    /// The same as a value.
+    ///
+    /// # Errors
+    /// What would not protect.
+    pub fn access(&self) -> Result<Access, Mistake> {
+        let user = account(self.user.as_deref(), self.secret_file.as_ref());
+        let target = account(self.mutual_user.as_deref(), self.mutual_secret_file.as_ref());
+        let looker = account(self.discovery_user.as_deref(), self.discovery_secret_file.as_ref());
+        let mut group = Group::everybody();
+        if !self.initiator.is_empty() {
+            group.name = "initiators".into();
+            group.hosts = self.initiator.iter().map(|text| Pattern::new(text)).collect();
+        }
+        group.proofs = Proofs { users: user.into_iter().collect(), target: target.clone() };
+        Access::new(vec![group], Proofs { users: looker.into_iter().collect(), target })
+    }
+}
+
+fn account(name: Option<&str>, secret: Option<&Secret>) -> Option<Account> {
+    Some(Account { name: name?.into(), secret: secret?.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret(text: &str) -> Option<Secret> {
+        Some(Secret::new(text.into()).expect("long enough"))
+    }
+
+    #[test]
+    fn the_same_secret_for_both_sides_is_refused() {
+        let name = Some("name".to_owned());
+        let who = |own: &str| Who {
+            user: name.clone(),
+            secret_file: secret("secret of a user"),
+            mutual_user: name.clone(),
+            mutual_secret_file: secret(own),
+            ..Who::default()
+        };
+        assert_eq!(who("secret of a user").access().err(), Some(Mistake::SameSecret));
+        let access = who("secret of a target").access().expect("right");
+        let group = access.group("iqn.x", [192, 0, 2, 1].into()).expect("everybody");
+        assert_eq!((group.proofs.users.len(), access.discovery().users.len()), (1, 0));
+    }
+
+    #[test]
+    fn only_those_who_are_named_are_let_in() {
+        let who = Who { initiator: vec!["iqn.X:*".into()], ..Who::default() };
+        let access = who.access().expect("right");
+        let from = [192, 0, 2, 1].into();
+        assert!(access.group("iqn.x:host", from).is_some() && access.group("iqn.y:host", from).is_none());
+    }
+}
