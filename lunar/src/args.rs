@@ -1,6 +1,7 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use lunar_iscsi::serve::Portal;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -66,12 +67,14 @@ pub struct Serve {
 /// How to share, whatever is shared.
 #[derive(Args, Debug)]
 pub struct How {
-    /// Where to listen, ADDRESS[:PORT]; may be given several times [default: all addresses, port 3260]
+    /// Where to listen, ADDRESS[:PORT]; each is a target port, a path of its own, if given several times
+    /// [default: all addresses, port 3260]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub listen: Vec<SocketAddr>,
-    /// The address that SendTargets tells, for initiators behind NAT [default: the one they came in by]
+    /// The address that SendTargets tells, for initiators behind NAT; one for each --listen, in their order
+    /// [default: the one they came in by]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
-    pub advertise: Option<SocketAddr>,
+    pub advertise: Vec<SocketAddr>,
     /// Name of the iSCSI target [default: iqn.2026-01.io.lunar:HOST.VOLUME]
     #[arg(long, value_name = "IQN", value_parser = target_name)]
     pub name: Option<String>,
@@ -116,6 +119,28 @@ impl How {
             return vec![(IpAddr::from([0, 0, 0, 0]), ISCSI_PORT).into(), (Ipv6Addr::UNSPECIFIED, ISCSI_PORT).into()];
         }
         self.listen.clone()
+    }
+
+    /// The portal groups, by their tags: one for each address to listen at, or one for all addresses.
+    #[must_use]
+    pub fn groups(&self) -> Vec<u16> {
+        (1..=u16::MAX).take(self.listen.len().max(1)).collect()
+    }
+
+    /// What SendTargets tells.
+    #[must_use]
+    pub fn told(&self) -> Vec<Portal> {
+        let told = |group: u16| {
+            let at = usize::from(group) - 1;
+            let listens = self.listen.get(at).filter(|listen| !listen.ip().is_unspecified() && listen.port() != 0);
+            match self.advertise.get(at) {
+                Some(&address) => Some(Portal { group, address: Some(address) }),
+                None if self.advertise.is_empty() => Some(Portal { group, address: listens.copied() }),
+                // Of several, those that have no address for outside are for nobody there.
+                None => None,
+            }
+        };
+        self.groups().into_iter().filter_map(told).collect()
     }
 }
 

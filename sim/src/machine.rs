@@ -16,7 +16,7 @@ use lunar_core::time::Instant;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_iscsi::config;
 use lunar_iscsi::registry::Registry;
-use lunar_iscsi::serve::{Front, Settings};
+use lunar_iscsi::serve::{Front, Portal, Settings};
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
 use lunar_reactor::channel::{Receiver, Sender, channel};
@@ -326,8 +326,7 @@ fn settings(setup: &Setup) -> Settings {
     Settings {
         target: TARGET.into(),
         alias: "simulated".into(),
-        portal_group: PORTAL_GROUP,
-        advertise: None,
+        portals: vec![Portal { group: PORTAL_GROUP, address: None }],
         drain: Duration::from_secs(10),
         session: setup.session.clone(),
     }
@@ -393,7 +392,7 @@ async fn accept(reactor: Reactor, mailboxes: Vec<Sender<Letter>>, stats: Vec<Arc
                 let core = (0..mailboxes.len()).min_by_key(|&core| (stats[core].connections.get(), given[core]));
                 let core = core.unwrap_or(0);
                 given[core] += 1;
-                mailboxes[core].send(Letter::Connection(incoming));
+                mailboxes[core].send(Letter::Connection(incoming, PORTAL_GROUP));
             }
             Err(_) => reactor.sleep(ACCEPT_REST).await,
         }

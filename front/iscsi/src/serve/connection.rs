@@ -44,6 +44,8 @@ const LINGER_BYTES: usize = 1 << 20;
 pub(super) struct Connection {
     pub(super) id: u64,
     pub(super) front: Rc<Front>,
+    /// The portal group that it came in by.
+    group: u16,
     socket: Handle,
     local: SocketAddr,
     peer: SocketAddr,
@@ -77,12 +79,19 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(front: Rc<Front>, id: u64, socket: Handle, local: SocketAddr, peer: SocketAddr) -> Rc<Self> {
+    pub(super) fn new(
+        front: Rc<Front>,
+        id: u64,
+        group: u16,
+        socket: Handle,
+        (local, peer): (SocketAddr, SocketAddr),
+    ) -> Rc<Self> {
         let (reactor, config) = (&front.reactor, front.session_config.clone());
         let now = reactor.now();
         let session = Session::new(config, reactor.arena().clone(), reactor.stats().clone(), now);
         Rc::new(Self {
             id,
+            group,
             socket,
             local,
             peer,
@@ -253,11 +262,11 @@ impl Connection {
                     }
                     Action::TaskManagement(function) => self.task_management(function),
                     Action::SendTargets(query) => {
-                        let targets = self.front.targets(&query, self.local);
+                        let targets = self.front.targets(&query, self.local, self.group);
                         self.session.borrow_mut().targets(&targets);
                     }
                     Action::Authorize(candidate) => {
-                        let verdict = self.front.judge(&candidate);
+                        let verdict = self.front.judge(&candidate, self.group);
                         self.session.borrow_mut().authorized(verdict, &mut more);
                     }
                     Action::Establish(established) => self.establish(*established, &mut more).await,
@@ -273,7 +282,7 @@ impl Connection {
     }
 
     async fn establish(&self, established: Established, more: &mut Vec<Action>) {
-        let entered = self.front.enter(self.id, &established).await;
+        let entered = self.front.enter(self.id, self.group, &established).await;
         let stats = self.front.reactor.stats();
         if let Ok(tsih) = entered {
             let candidate = &established.candidate;
@@ -282,7 +291,7 @@ impl Connection {
                 let isid = candidate.isid.iter().fold(0_u64, |isid, byte| isid << 8 | u64::from(*byte));
                 let initiator = format!("{},i,0x{isid:012x}", candidate.initiator).into();
                 // One portal group is one target port.
-                let name = NexusName { initiator, target_port: 1 };
+                let name = NexusName { initiator, target_port: self.group };
                 *self.nexus.borrow_mut() = Some(self.front.target.nexus(name));
                 stats.sessions.add(1);
                 stats.logins.add(1);
@@ -441,7 +450,7 @@ impl Connection {
         if tsih != 0
             && let Some(candidate) = self.session.borrow().candidate()
         {
-            self.front.registry.leave(candidate, tsih);
+            self.front.registry.leave(candidate, self.group, tsih);
         }
         drop(nexus);
         self.front.forget(self);
