@@ -57,7 +57,7 @@ log_in_at "second way" default 2 "$PORTAL2"
 one=$(disk_at default 1) two=$(disk_at default 2)
 
 access
-multipath_test
 cluster_test
 tools_test
+multipath_test
 finish

@@ -1,5 +1,9 @@
 //! A device with one small disk in memory: what fuzz targets and tests run commands on. All is answered at once.
 
+mod lists;
+
+pub use lists::lists;
+
 use crate::command::{Cdb, Command, Reply, Status, TaskAttribute};
 use crate::copy::tokens::Tokens;
 use crate::lun::Lun;
@@ -8,7 +12,7 @@ use crate::shared::SharedUnits;
 use crate::table::{Flow, TABLE};
 use crate::target::{Clock, Everywhere, Nowhere, PortConfig, Target, TargetConfig};
 use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
-use lunar_core::keep::Forgetful;
+use lunar_core::keep::{Forgetful, Keep, Keeping};
 use lunar_core::medium::Medium;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::{NexusName, Transfer};
@@ -43,6 +47,14 @@ pub struct Memory {
     pub fault: Cell<Option<Fault>>,
     /// What it was asked.
     pub asked: RefCell<Vec<Op>>,
+}
+
+impl Memory {
+    /// So many zeroes.
+    #[must_use]
+    pub fn zeroes(count: u64) -> Rc<Self> {
+        Rc::new(Self { bytes: RefCell::new(vec![0; count as usize]), ..Self::default() })
+    }
 }
 
 struct MemoryStore {
@@ -121,6 +133,24 @@ impl Transfer for Wire<'_> {
 
     fn aborted(&self) -> bool {
         self.aborted.get()
+    }
+}
+
+/// Keeps in memory what outlives a process, as far as it says.
+#[derive(Debug, Default)]
+pub struct Lasting(Forgetful);
+
+impl Keep for Lasting {
+    fn load(&self, name: &str) -> Option<Vec<u8>> {
+        self.0.load(name)
+    }
+
+    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
+        self.0.keep(name, bytes)
+    }
+
+    fn outlives(&self) -> bool {
+        true
     }
 }
 
@@ -221,7 +251,7 @@ impl Rig {
             tokens: Self::tokens(),
         };
         let target = Target::new(config, everywhere);
-        let memory = Rc::new(Memory { bytes: RefCell::new(vec![0; traits.size as usize]), ..Memory::default() });
+        let memory = Memory::zeroes(traits.size);
         target.add_unit(0, Self::unit(0, traits, memory.clone()));
         let nexus = target.nexus(Self::name("a"));
         nexus.each(|itl| while itl.take_attention().is_some() {});
@@ -304,6 +334,18 @@ impl Rig {
     /// Runs a command of the rig's own nexus.
     pub fn run(&self, cdb: &[u8], data_out: &[u8], data_in: u32) -> Ended {
         self.run_as(&self.nexus, cdb, data_out, data_in)
+    }
+
+    /// The status of a command of the rig's own nexus without Data-In, which may take its time.
+    #[cfg(test)]
+    pub(crate) async fn later(&self, cdb: &[u8], data_out: &[u8]) -> Status {
+        let command = self.command(cdb, data_out.len(), 0);
+        let wire =
+            Wire { arena: self.arena.clone(), out: data_out, pushed: RefCell::default(), aborted: &self.aborted };
+        let mut tools = Tools { arena: self.arena.clone(), completion: lunar_core::io::Completion::new() };
+        let mut reply = Reply::default();
+        self.target.execute(&self.nexus, &command, &wire, &mut tools, &mut reply).await;
+        reply.status
     }
 
     /// Runs a command.

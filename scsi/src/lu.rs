@@ -113,6 +113,7 @@ pub struct Stamp {
 #[derive(Clone, Copy)]
 enum Aspect {
     Mode,
+    Saved,
     Stopped,
     Access,
     Clock,
@@ -120,7 +121,7 @@ enum Aspect {
 }
 
 impl Aspect {
-    const COUNT: usize = 4 + Kind::ALL.len();
+    const COUNT: usize = 5 + Kind::ALL.len();
 
     fn index(self) -> usize {
         match self {
@@ -128,7 +129,8 @@ impl Aspect {
             Self::Stopped => 1,
             Self::Access => 2,
             Self::Clock => 3,
-            Self::Information(kind) => 4 + kind as usize,
+            Self::Information(kind) => 5 + kind as usize,
+            Self::Saved => 4,
         }
     }
 }
@@ -172,13 +174,10 @@ impl State {
     fn apply(&mut self, unit: &Unit, change: &Change, stamp: Stamp) -> bool {
         match change {
             Change::Mode { values, save } => {
-                if !self.is_due(Aspect::Mode, stamp) {
-                    return false;
-                }
-                if *save {
+                if *save && self.is_due(Aspect::Saved, stamp) {
                     self.saved = Some(*values);
                 }
-                std::mem::replace(&mut self.mode, *values) != *values
+                self.is_due(Aspect::Mode, stamp) && std::mem::replace(&mut self.mode, *values) != *values
             }
             Change::Stopped(stopped) => {
                 if self.is_due(Aspect::Stopped, stamp) {
@@ -306,6 +305,16 @@ impl LogicalUnit {
     #[must_use]
     pub fn information(&self, kind: Kind) -> Arc<[u8]> {
         self.state.borrow().information[kind as usize].clone()
+    }
+
+    /// What is to be kept under this name, as it is now.
+    pub(crate) fn kept(&self, name: &str) -> Option<Vec<u8>> {
+        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+        match kind {
+            Some(kind) => Some(self.information(kind).to_vec()),
+            None if name == mode::KEPT_AS => self.saved_mode().map(mode::to_keep),
+            None => None,
+        }
     }
 
     /// What its medium is in.

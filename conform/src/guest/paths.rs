@@ -5,10 +5,8 @@ use std::fmt::Write as _;
 use anyhow::Result;
 
 use super::{Script, Targets, sysroot};
-use crate::target::{
-    Driver, HOST_AS_GUEST_SEES_IT, HOST_BY_THE_OTHER_NETWORK, Lab, Spec, Subject, Target, free_port,
-};
 use crate::report::skip;
+use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, HOST_BY_THE_OTHER_NETWORK, Lab, Spec, Subject, Target, free_port};
 
 /// Boots the guest with two ways to the target, of which it cuts one and then the other.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
@@ -33,7 +31,9 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
     spec.listen.push(free_port()?);
     let main = Target::start(lab, &spec)?;
     let mut settings = String::new();
-    for (number, (host, portal)) in [HOST_AS_GUEST_SEES_IT, HOST_BY_THE_OTHER_NETWORK].iter().zip(&spec.listen).enumerate() {
+    for (number, (host, portal)) in
+        [HOST_AS_GUEST_SEES_IT, HOST_BY_THE_OTHER_NETWORK].iter().zip(&spec.listen).enumerate()
+    {
         writeln!(settings, "PORTAL{}={host}:{}", number + 1, portal.port())?;
     }
     writeln!(settings, "TARGET={}\nPORTAL=$PORTAL1", main.name)?;

@@ -177,7 +177,9 @@ mod tests {
     fn sessions_are_bounded_and_numbers_come_back() {
         let registry = Registry::new();
         let entered: Vec<u16> = (0..SESSIONS_MAX)
-            .map(|_| registry.enter(&Candidate { discovery: true, ..candidate("a", 1, 0) }, 1, HERE).expect("room").tsih)
+            .map(|_| {
+                registry.enter(&Candidate { discovery: true, ..candidate("a", 1, 0) }, 1, HERE).expect("room").tsih
+            })
             .collect();
         assert!(!entered.contains(&0));
         assert_eq!(registry.enter(&candidate("b", 1, 0), 1, HERE).map(|e| e.tsih), Err(LoginStatus::OUT_OF_RESOURCES));
