@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="where the file store lies [the system's folder for such files]")
     parser.add_argument("--no-extras", action="store_true", help="leave out idle CPU, idle sessions, memory of units")
     parser.add_argument("--no-build", action="store_true", help="measure what is built")
-    parser.add_argument("--offload", action="store_true", help="measure copies and zeroing by the target instead (root)")
+    parser.add_argument("--offload", action="store_true", help="measure copies by the target instead (root)")
     parser.add_argument(
         "--offload-sizes",
         default="xfs=10,ext4=2",
@@ -124,6 +124,8 @@ def measure_extras(how: Setup, targets: list[Target], seconds: float) -> dict:
 
 def main() -> int:
     options = arguments()
+    # However this ends, no target or mount stays behind, least of all a paused one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     name = options.name or ("offload" if options.offload else "iscsi")
     results = ROOT / "bench" / "results"
     if options.offload:
@@ -138,8 +140,6 @@ def main() -> int:
     if unknown := set(kinds) - set(KINDS):
         print(f"no such targets: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}", file=sys.stderr)
         return 2
-    # However this ends, no target stays behind, least of all a paused one.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=options.folder))
         how = setup(Path(folder), options.driver)

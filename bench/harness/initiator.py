@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import struct
 import threading
@@ -20,13 +19,12 @@ KEYS = {
     "FirstBurstLength": "65536",
     "MaxBurstLength": "262144",
 }
-NOP_OUT, COMMAND, LOGIN, TEXT = 0x00, 0x01, 0x03, 0x04
-NOP_IN, RESPONSE, LOGIN_RESPONSE, TEXT_RESPONSE, DATA_IN = 0x20, 0x21, 0x23, 0x24, 0x25
+NOP_OUT, COMMAND, LOGIN = 0x00, 0x01, 0x03
+NOP_IN, RESPONSE, LOGIN_RESPONSE, DATA_IN = 0x20, 0x21, 0x23, 0x25
 IMMEDIATE, FINAL, READ, WRITE, SIMPLE = 0x40, 0x80, 0x40, 0x20, 0x01
 LOGIN_TO_FULL = 0x87
 STATUS_IN_DATA = 0x01
 NO_TAG = 0xFFFFFFFF
-CHECK_CONDITION = 2
 
 
 class Refused(Exception):
@@ -39,14 +37,13 @@ class Session:
     numbers = iter(range(1, 1 << 16))
     lock = threading.Lock()
 
-    def __init__(self, port: int, target: str | None) -> None:
+    def __init__(self, port: int, target: str) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.wire_bytes = 0
         self.tag = self.command_number = 1
         self.expected = 0
-        keys = {"InitiatorName": "iqn.2026-01.io.lunar:bench", **KEYS}
-        keys |= {"TargetName": target} if target else {"SessionType": "Discovery"}
+        keys = {"InitiatorName": "iqn.2026-01.io.lunar:bench", "TargetName": target, **KEYS}
         with Session.lock:
             number = next(Session.numbers)
         head = struct.pack(">BB6xB3xHHIHxxII16x", LOGIN | IMMEDIATE, LOGIN_TO_FULL, 0x80, number, 0, 1, 0, 1, 0)
@@ -83,19 +80,14 @@ class Session:
         self.expected = int.from_bytes(head[24:28]) + 1
         return head, data
 
-    def names(self) -> list[str]:
-        """What a discovery session finds."""
-        self.send(struct.pack(">BBxxxxxxxxxxxxxxIIII", TEXT | IMMEDIATE, FINAL, 2, NO_TAG, 1, self.expected), b"SendTargets=All\0")
-        _, data = self.receive()
-        return re.findall(r"TargetName=([^\0]+)", data.decode())
-
     def run(self, lun: int, cdb: bytes, out: bytes = b"", room: int = 0) -> bytes:
         """Data-In of a command."""
         assert len(out) <= IMMEDIATE_MAX and not (out and room)
         self.tag += 1
         flags = FINAL | SIMPLE | (WRITE if out else READ if room else 0)
         head = struct.pack(">BBxxxxxx", COMMAND, flags) + struct.pack(">xB6x", lun)
-        head += struct.pack(">IIII", self.tag, len(out) or room, self.command_number, self.expected) + cdb.ljust(16, b"\0")
+        head += struct.pack(">IIII", self.tag, len(out) or room, self.command_number, self.expected)
+        head += cdb.ljust(16, b"\0")
         self.command_number += 1
         self.send(head, out)
         got = b""

@@ -90,7 +90,8 @@ def limits(session: Session) -> Limits:
             token = struct.unpack(">Q", copies[at + 20 : at + 28])[0]
         at += 4 + length
     whole = CHUNK // BLOCK
-    return Limits(min(same or whole, whole), min(transfer or whole, whole), segments, segment // BLOCK, min(token or whole, whole))
+    at_most = [min(told or whole, whole) for told in (same, transfer, token)]
+    return Limits(at_most[0], at_most[1], segments, min(segment // BLOCK or SEGMENT_BLOCKS, SEGMENT_BLOCKS), at_most[2])
 
 
 def designator(session: Session, lun: int) -> bytes:
@@ -116,7 +117,7 @@ def verify(session: Session, limit: Limits, lba: int, count: int, number: int) -
 
 def xcopy(session: Session, limit: Limits, lba: int, count: int, number: int) -> None:
     cscds = designator(session, 0) + designator(session, 1)
-    step = min(SEGMENT_BLOCKS, limit.segment or SEGMENT_BLOCKS)
+    step = limit.segment
     segments = b"".join(
         struct.pack(">BBHHHHHQQ", 0x02, 0, 0x18, 0, 1, 0, min(step, lba + count - at), at, at)
         for at in range(lba, lba + count, step)
@@ -136,7 +137,7 @@ def token(session: Session, limit: Limits, lba: int, count: int, number: int) ->
 
 
 WAYS: dict[str, tuple[Callable[..., None], Callable[[Limits], int]]] = {
-    "xcopy": (xcopy, lambda limit: min(CHUNK // BLOCK, limit.segments * min(SEGMENT_BLOCKS, limit.segment or SEGMENT_BLOCKS))),
+    "xcopy": (xcopy, lambda limit: min(CHUNK // BLOCK, limit.segments * limit.segment)),
     "token": (token, lambda limit: limit.token),
     "verify": (verify, lambda limit: limit.transfer),
     "zero": (zero, lambda limit: limit.write_same),
@@ -225,9 +226,9 @@ def markdown(found: dict, plots: list[str]) -> str:
     lines = [
         "# Data that never crosses the wire",
         "",
-        f"{machine['processor']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, {machine['date']}; one core serves. "
-        f"{DEPTH} commands under way; a SYNCHRONIZE CACHE at the end is part of the time. The file systems lie in files "
-        f"on {machine['file_system']}.",
+        f"{machine['processor']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, {machine['date']}; one core",
+        f"serves, {DEPTH} commands under way; a SYNCHRONIZE CACHE at the end is part of the time. The file systems lie",
+        f"in files on {machine['file_system']}.",
         "",
         "The last column is what the authors of FreeBSD's CTL publish for theirs, on other hardware: a scale, no race.",
         "",
@@ -256,8 +257,10 @@ def plot(found: dict, folder: Path, name: str) -> list[str]:
     rows = found["rows"]
     figure, axes = plt.subplots(figsize=(8, 0.6 + 0.42 * len(rows)))
     at = range(len(rows))
-    axes.barh([y - 0.2 for y in at], [row["bytes"] / row["seconds"] / 1e9 for row in rows], 0.38, color="#2b5fd9", label="lunar")
-    axes.barh([y + 0.2 for y in at], [PUBLISHED[row["way"]] for row in rows], 0.38, color="#7a8190", label="CTL, as published")
+    ours = [row["bytes"] / row["seconds"] / 1e9 for row in rows]
+    theirs = [PUBLISHED[row["way"]] for row in rows]
+    axes.barh([y - 0.2 for y in at], ours, 0.38, color="#2b5fd9", label="lunar")
+    axes.barh([y + 0.2 for y in at], theirs, 0.38, color="#7a8190", label="CTL, as published")
     axes.set_yticks(list(at), [f"{TITLES[row['way']]}, {row['file_system']}" for row in rows])
     axes.invert_yaxis()
     axes.set_xscale("log")

@@ -3,6 +3,8 @@
 # set_state GROUP STATE DISK: 0 optimized, 1 not optimized, 2 standby, 3 unavailable, 14 offline.
 set_state() { sg_stpg --tp="$1" --state="$2" "$3"; }
 
+naa() { sg_vpd -p di "$1" | grep -A2 "designator type: NAA" | tail -n 1; }
+
 access() {
     local name number shown sense
     says "sg_rtpg: a group" "target port group id : 0x1" sg_rtpg "$one"
@@ -12,13 +14,17 @@ access() {
     says "the second way's port" "Relative target port: 0x2" sg_vpd -p di "$two"
     says "the second way's group" "Target port group: 0x2" sg_vpd -p di "$two"
     says "page 88h names both ports" "Relative port=2" sg_vpd -p sp "$one"
-    says "the ways lead to one volume" "^1$" sh -c "for d in $one $two; do sg_vpd -p di \$d | grep -A2 'designator type: NAA' | tail -n 1; done | uniq | wc -l"
-    equal "the kernel's handler" "alua alua" "$(cat "/sys/block/${one##*/}/device/dh_state" "/sys/block/${two##*/}/device/dh_state" | xargs)"
+    equal "the ways lead to one volume" "$(naa "$one")" "$(naa "$two")"
+    for name in "$one" "$two"; do
+        equal "the kernel's handler of $name" alua "$(cat "/sys/block/${name##*/}/device/dh_state")"
+    done
     equal "the kernel sees the state" "active/optimized" "$(cat "/sys/block/${two##*/}/device/access_state")"
-    for name in non-optimized:1:0x01: standby:2:0x02:standby unavailable:3:0x03:unavailable offline:14:0x0e:offline; do
+    for name in non-optimized:1:0x01: standby:2:0x02:standby unavailable:3:0x03:unavailable \
+        offline:14:0x0e:offline; do
         IFS=: read -r name number shown sense <<<"$name"
         try "sg_stpg: second group $name" set_state 2 "$number" "$one"
-        says "sg_rtpg shows it at the other way" "asymmetric access state : $shown" sh -c "sg_rtpg $two | grep -A1 'id : 0x2'"
+        says "sg_rtpg shows it at the other way" "access state : $shown" \
+            sh -c "sg_rtpg $two | grep -A1 'id : 0x2'"
         if [ -z "$sense" ]; then
             # The unit attention that the transition leaves.
             sg_turs -n 2 "$two" >/dev/null 2>&1

@@ -91,7 +91,7 @@ cluster_test() {
         log_in_at "node $name" "node-$name" 1 "$PORTAL1"
     done
     a=$(disk_at node-a 1) b=$(disk_at node-b 1) c=$(disk_at node-c 1)
-    for name in 5 6 7 8; do fence "$name"; done
+    for name in 5 7 8; do fence "$name"; done
     arbitrate
     persist_through_power_loss
     for name in a b c; do iscsiadm -m node -I "node-$name" --logout >/dev/null; done

@@ -204,6 +204,31 @@ mod tests {
     }
 
     #[test]
+    fn each_address_to_listen_at_is_a_portal_group() {
+        let how = |line: &str| {
+            let words = ["lunar", "serve", "ram:1M"].into_iter().chain(line.split_whitespace());
+            match Cli::try_parse_from(words).expect("a command line").command {
+                Command::Serve(serve) => serve.how,
+                other => panic!("{other:?}"),
+            }
+        };
+        let told = |line: &str| {
+            let portals = how(line).told();
+            let address = |portal: &Portal| portal.address.map_or("-".to_owned(), |address| address.to_string());
+            portals.iter().map(|portal| format!("{},{}", address(portal), portal.group)).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!((told("").as_str(), how("").portals().len()), ("-,1", 2));
+        assert_eq!(told("--listen 192.0.2.1"), "192.0.2.1:3260,1");
+        let two = "--listen 192.0.2.1 --listen 0.0.0.0:99";
+        assert_eq!((told(two).as_str(), how(two).groups()), ("192.0.2.1:3260,1 -,2", vec![1, 2]));
+        assert_eq!(told(&format!("{two} --advertise 198.51.100.7")), "198.51.100.7:3260,1");
+        assert_eq!(
+            told(&format!("{two} --advertise 198.51.100.7 --advertise 198.51.100.8:5")),
+            "198.51.100.7:3260,1 198.51.100.8:5,2"
+        );
+    }
+
+    #[test]
     fn names_by_rfc_7143() {
         assert!(target_name("iqn.2026-01.io.lunar:a-b.c:d").is_ok());
         for bad in ["disk", "iqn.2026-01.io.lunar:Disk", "iqn.2026 x", &format!("iqn.{}", "a".repeat(220))] {

@@ -279,8 +279,10 @@ impl Node {
         let before = self.cluster.member(self.number).fenced;
         let cdb = cdb::write(first as u64, count as u32, false);
         let end = self.run(&cdb, Moves::Out(Data::new(bytes.into()))).await;
-        if let (End::Good(_), Some(since)) = (end, before) {
-            self.report(format!("wrote {value} although it was out since {since}"));
+        match (end, before) {
+            (End::Good(_), Some(since)) => self.report(format!("wrote {value} although it was out since {since}")),
+            (End::Bad(Status::RESERVATION_CONFLICT, _), _) if self.chance.coin() => drop(self.register().await),
+            _ => {}
         }
     }
 

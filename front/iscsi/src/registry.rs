@@ -149,6 +149,9 @@ mod tests {
         let second = registry.enter(&candidate("a", 1, 0), 1, THERE).expect("room");
         assert_eq!(second.replaced, Some(HERE));
         assert_ne!(first.tsih, second.tsih);
+        let elsewhere = registry.enter(&candidate("a", 1, 0), 2, HERE).expect("room");
+        assert_eq!(elsewhere.replaced, None, "another target port is another nexus");
+        registry.leave(&candidate("a", 1, 0), 2, elsewhere.tsih);
         registry.leave(&candidate("a", 1, 0), 1, first.tsih);
         assert_eq!(registry.enter(&candidate("a", 1, 0), 1, HERE).expect("room").replaced, Some(THERE));
     }
