@@ -1,5 +1,6 @@
 # The kernel's own initiator with open-iscsi's tools, sg3_utils, file systems and fio.
 . /test/lib.sh
+. /test/initiator.sh
 . /test/settings # PORTAL TARGET LUN, and perhaps PORTAL6, READ_ONLY, LARGE_BLOCKS, RESTART, ADVERTISED, CHAP
 
 node() { iscsiadm -m node -T "$TARGET" -p "${portal:=$PORTAL}" "$@"; }
@@ -26,26 +27,6 @@ log_out() { try "$1" node --logout; }
 sum() { sha256sum | cut -d' ' -f1; }
 # read_sum FILE [DD-ARGUMENT...]: the checksum of what the disk has, not the page cache.
 read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }
-
-# setting KEY VALUE: in the daemon's defaults.
-setting() {
-    grep -vF "$1 =" /etc/iscsi/iscsid.conf >/tmp/iscsid.conf
-    echo "$1 = $2" >>/tmp/iscsid.conf
-    cp /tmp/iscsid.conf /etc/iscsi/iscsid.conf
-}
-
-daemon() {
-    mkdir -p /etc/iscsi /var/lib/iscsi /run/lock/iscsi
-    echo "InitiatorName=iqn.2026-01.io.lunar.conform:guest" >/etc/iscsi/initiatorname.iscsi
-    # A login that fails shall say so now, not after minutes of retries; a target that does not come back costs half a minute.
-    setting node.session.initial_login_retry_max 2
-    setting node.session.timeo.replacement_timeout 30
-    # QEMU's user network misses that a closed window opens again, and looks only five seconds later: never let it close.
-    echo 16777216 >/proc/sys/net/core/rmem_max
-    setting "node.conn[0].tcp.window_size" 16777216
-    iscsid || bad "iscsid"
-    until_true 10 iscsiadm -m iface
-}
 
 discovery() {
     try "discovery" iscsiadm -m discovery -t sendtargets -p "$PORTAL" || finish

@@ -278,10 +278,11 @@ fn two_portals(lab: &Lab, driver: Driver) -> Result<()> {
     }
     spec.listen.push(six);
     let target = Target::start(lab, &spec)?;
-    for portal in &spec.listen {
+    for (portal, group) in spec.listen.iter().zip(1..) {
         let found = session::discover(*portal)?;
         ensure!(found.len() == 1 && found[0].name == target.name, "{portal} offers {found:?}");
-        ensure!(found[0].addresses.contains(&format!("{portal},1")), "{portal} does not name itself: {found:?}");
+        ensure!(found[0].addresses.contains(&format!("{portal},{group}")), "{portal} does not name itself: {found:?}");
+        ensure!(found[0].addresses.len() == spec.listen.len(), "{portal} does not name the others: {found:?}");
         Session::open(*portal, &Login::to(&target.name, "life"))?.logout()?;
     }
     target.stop()

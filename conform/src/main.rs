@@ -79,6 +79,8 @@ enum Part {
     Crash,
     /// A stock kernel with open-iscsi, sg3_utils, file systems and fio
     Guest,
+    /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
+    Paths,
 }
 
 /// What runs one after the other; guests run beside it.
@@ -119,9 +121,15 @@ fn run(arguments: Arguments) -> Result<bool> {
     let all_drivers = |part| drivers.iter().enumerate().for_each(|(at, driver)| one(&lab, part, *driver, at == 0));
     std::thread::scope(|scope| {
         // The guest keeps one processor busy with emulation, the other parts mostly wait: both at once take less time.
-        if wanted(&Part::Guest) {
-            scope.spawn(|| all_drivers(Part::Guest));
-        }
+        scope.spawn(|| {
+            if wanted(&Part::Guest) {
+                all_drivers(Part::Guest);
+            }
+            // Nothing there depends on the driver.
+            if let (true, Some(driver)) = (wanted(&Part::Paths), drivers.first()) {
+                one(&lab, Part::Paths, *driver, true);
+            }
+        });
         ORDER.into_iter().filter(wanted).for_each(all_drivers);
     });
     Ok(lab.report.finish(&base.join("results.md")))
@@ -135,6 +143,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Tools => tools::part(lab, driver),
         Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
         Part::Guest => guest::part(lab, driver),
+        Part::Paths => guest::paths(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
         Part::Chap => chap::part(lab, driver),
         Part::Life => life::part(lab, driver),

@@ -240,7 +240,12 @@ async fn load(unit: &Unit, offset: u64, count: usize, tools: &mut Tools) -> Resu
         return Ok(Sg::default());
     }
     let memory = tools.arena.wait_sg(count).await;
-    let _guard = unit.ranges.enter(span(offset, count as u64)).await;
+    load_inside(unit, offset, memory, tools).await
+}
+
+/// Reads from the store, inside the range.
+async fn load_inside(unit: &Unit, offset: u64, memory: SgMut, tools: &mut Tools) -> Result<Sg, Fault> {
+    let _guard = unit.ranges.enter(span(offset, memory.len() as u64)).await;
     load_into(unit, offset, memory, tools).await.map(SgMut::share)
 }
 
@@ -393,7 +398,11 @@ async fn compare<T: Transfer>(
             Some(_) => Sg::default(),
             None => transfer.pull(at as usize, count).await.map_err(fault(at))?,
         };
-        let found = load(unit, offset + at, count, tools).await.map_err(fault(at))?;
+        let memory = match &pattern {
+            Some(_) => tools.arena.wait_sg(count).await,
+            None => memory_beside(tools, count).map_err(fault(at))?,
+        };
+        let found = load_inside(unit, offset + at, memory, tools).await.map_err(fault(at))?;
         let differs = match &pattern {
             Some(pattern) => (0..count)
                 .step_by(pattern.len())
@@ -423,13 +432,10 @@ async fn compare_write<T: Transfer>(
         return Ok(());
     }
     let half = len as usize;
-    let mut wanted = Sg::default();
-    while wanted.len() < 2 * half {
-        let count = (2 * half - wanted.len()).min(PIECE_BYTES);
-        wanted.append(transfer.pull(wanted.len(), count).await.map_err(fault(0))?);
-    }
+    // In one: who has the first half waits for no other.
+    let mut wanted = transfer.pull(0, 2 * half).await.map_err(fault(0))?;
     let compared = wanted.split_to(half);
-    let memory = tools.arena.wait_sg(half).await;
+    let memory = memory_beside(tools, half).map_err(fault(0))?;
     let _held = unit.exclusive.hold(unit.id, span(offset, len)).await;
     let found = load_into(unit, offset, memory, tools).await.map_err(fault(0))?.share();
     if let Some(at) = first_difference_of(&found, &compared) {

@@ -2,6 +2,7 @@
 
 use crate::access::Who;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use lunar_iscsi::serve::Portal;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -67,12 +68,14 @@ pub struct Serve {
 /// How to share, whatever is shared.
 #[derive(Args, Debug)]
 pub struct How {
-    /// Where to listen, ADDRESS[:PORT]; may be given several times [default: all addresses, port 3260]
+    /// Where to listen, ADDRESS[:PORT]; each is a target port, a path of its own, if given several times
+    /// [default: all addresses, port 3260]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub listen: Vec<SocketAddr>,
-    /// The address that SendTargets tells, for initiators behind NAT [default: the one they came in by]
+    /// The address that SendTargets tells, for initiators behind NAT; one for each --listen, in their order
+    /// [default: the one they came in by]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
-    pub advertise: Option<SocketAddr>,
+    pub advertise: Vec<SocketAddr>,
     /// Name of the iSCSI target [default: iqn.2026-01.io.lunar:HOST.VOLUME]
     #[arg(long, value_name = "IQN", value_parser = target_name)]
     pub name: Option<String>,
@@ -120,6 +123,28 @@ impl How {
             return vec![(IpAddr::from([0, 0, 0, 0]), ISCSI_PORT).into(), (Ipv6Addr::UNSPECIFIED, ISCSI_PORT).into()];
         }
         self.listen.clone()
+    }
+
+    /// The portal groups, by their tags: one for each address to listen at, or one for all addresses.
+    #[must_use]
+    pub fn groups(&self) -> Vec<u16> {
+        (1..=u16::MAX).take(self.listen.len().max(1)).collect()
+    }
+
+    /// What SendTargets tells.
+    #[must_use]
+    pub fn told(&self) -> Vec<Portal> {
+        let told = |group: u16| {
+            let at = usize::from(group) - 1;
+            let listens = self.listen.get(at).filter(|listen| !listen.ip().is_unspecified() && listen.port() != 0);
+            match self.advertise.get(at) {
+                Some(&address) => Some(Portal { group, address: Some(address) }),
+                None if self.advertise.is_empty() => Some(Portal { group, address: listens.copied() }),
+                // Of several, those that have no address for outside are for nobody there.
+                None => None,
+            }
+        };
+        self.groups().into_iter().filter_map(told).collect()
     }
 }
 
@@ -180,6 +205,31 @@ mod tests {
         assert_eq!(shown("[::1]").as_deref(), Ok("[::1]:3260"));
         assert_eq!(shown("[::1]:5").as_deref(), Ok("[::1]:5"));
         assert!(shown("localhost").is_err());
+    }
+
+    #[test]
+    fn each_address_to_listen_at_is_a_portal_group() {
+        let how = |line: &str| {
+            let words = ["lunar", "serve", "ram:1M"].into_iter().chain(line.split_whitespace());
+            match Cli::try_parse_from(words).expect("a command line").command {
+                Command::Serve(serve) => serve.how,
+                other => panic!("{other:?}"),
+            }
+        };
+        let told = |line: &str| {
+            let portals = how(line).told();
+            let address = |portal: &Portal| portal.address.map_or("-".to_owned(), |address| address.to_string());
+            portals.iter().map(|portal| format!("{},{}", address(portal), portal.group)).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!((told("").as_str(), how("").portals().len()), ("-,1", 2));
+        assert_eq!(told("--listen 192.0.2.1"), "192.0.2.1:3260,1");
+        let two = "--listen 192.0.2.1 --listen 0.0.0.0:99";
+        assert_eq!((told(two).as_str(), how(two).groups()), ("192.0.2.1:3260,1 -,2", vec![1, 2]));
+        assert_eq!(told(&format!("{two} --advertise 198.51.100.7")), "198.51.100.7:3260,1");
+        assert_eq!(
+            told(&format!("{two} --advertise 198.51.100.7 --advertise 198.51.100.8:5")),
+            "198.51.100.7:3260,1 198.51.100.8:5,2"
+        );
     }
 
     #[test]

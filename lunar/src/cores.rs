@@ -31,8 +31,8 @@ pub enum Letter {
     },
     /// Done: the answer to the request of this number.
     Answer(u64),
-    /// A connection to serve.
-    Connection(Incoming),
+    /// A connection to serve, and the portal group that it came in by.
+    Connection(Incoming, u16),
     /// End what is under way, and then stop.
     Drain,
 }
@@ -170,7 +170,7 @@ impl Links {
         while let Some(letter) = letters.recv().await {
             match letter {
                 Letter::Answer(id) => self.answered(id),
-                Letter::Connection(incoming) => front.serve(incoming),
+                Letter::Connection(incoming, group) => front.serve(incoming, group),
                 Letter::Drain => front.drain(),
                 Letter::Ask { from, what, duty } => {
                     // A task of its own: a range may take long to come free, and letters must not wait for it.

@@ -35,8 +35,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Protocol identifier of iSCSI (SPC-6 7.6.1).
 const PROTOCOL_ISCSI: u8 = 5;
-/// The one portal group, and the one target port in it.
-const PORTAL_GROUP: u16 = 1;
 
 /// What all cores are made from.
 struct Setup {
@@ -174,7 +172,7 @@ fn start(setup: &Arc<Setup>, count: usize) -> Result<(Cores, Vec<Sender<Letter>>
         }
     }
     let (portals, lines) = listening.context("no core listens")?;
-    let text = banner(&setup.target, &lines, &portals, setup.how.advertise);
+    let text = banner(&setup.target, &lines, &portals, setup.how.advertise.first().copied());
     // A closed standard output is no reason to stop sharing.
     let _ = std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush());
     Ok((threads, mailboxes.into_iter().flatten().collect()))
@@ -230,7 +228,8 @@ struct Core {
     target: Rc<Target>,
     front: Rc<Front>,
     letters: lunar_reactor::channel::Receiver<Letter>,
-    listeners: Vec<Handle>,
+    /// Each with the tag of its portal group.
+    listeners: Vec<(Handle, u16)>,
     mailboxes: Vec<Sender<Letter>>,
     stats: Vec<Arc<Stats>>,
 }
@@ -261,12 +260,7 @@ fn build(
     let target = Target::new(
         TargetConfig {
             name: setup.target.clone(),
-            ports: vec![PortConfig {
-                relative: 1,
-                group: PORTAL_GROUP,
-                name: format!("{},t,0x{PORTAL_GROUP:04x}", setup.target),
-                protocol: PROTOCOL_ISCSI,
-            }],
+            ports: setup.how.groups().into_iter().map(|group| port(&setup.target, group)).collect(),
             clock: Clock(Rc::new(wall_clock)),
             core: u16::try_from(me).context("too many cores")?,
             stats,
@@ -281,8 +275,7 @@ fn build(
     let settings = Settings {
         target: setup.target.as_str().into(),
         alias: setup.alias.as_str().into(),
-        portal_group: PORTAL_GROUP,
-        advertise: setup.how.advertise,
+        portals: setup.how.told(),
         drain: Duration::from_secs(setup.how.drain.into()),
         session: config::Config::default(),
         guard: setup.guard.clone(),
@@ -298,6 +291,12 @@ fn build(
     }
     let core = Core { units, links, target, front, letters, listeners, mailboxes, stats: setup.stats.clone() };
     Ok((reactor, core))
+}
+
+/// A portal group is a target port (RFC 7143 4.4.3), and a target port group of its own: a path that may fare
+/// otherwise than the others.
+fn port(target: &str, group: u16) -> PortConfig {
+    PortConfig { relative: group, group, name: format!("{target},t,0x{group:04x}"), protocol: PROTOCOL_ISCSI }
 }
 
 fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<Target>) -> Result<Vec<Rc<Unit>>> {
@@ -326,14 +325,16 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<T
     Ok(units)
 }
 
-fn listen(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<Handle>) -> Result<Vec<SocketAddr>> {
+fn listen(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<(Handle, u16)>) -> Result<Vec<SocketAddr>> {
     let mut portals = Vec::new();
     let asked = !setup.how.listen.is_empty();
-    for &portal in &setup.portals {
+    let groups = setup.how.groups();
+    for (at, &portal) in setup.portals.iter().enumerate() {
         let listen = || reactor.driver().listen(portal);
         match until_free(PORT_PATIENCE, listen, |why| why.kind() == std::io::ErrorKind::AddrInUse) {
             Ok((listener, address)) => {
-                listeners.push(listener);
+                // All addresses are one group, unless asked for one by one.
+                listeners.push((listener, groups.get(at).copied().unwrap_or(groups[0])));
                 portals.push(address);
             }
             // "All addresses" on a machine without IPv6 (or without IPv4) is what is there.
@@ -361,9 +362,9 @@ const PORT_PATIENCE: Duration = Duration::from_secs(3);
 impl Core {
     async fn serve(self, reactor: &Reactor) -> Result<()> {
         let Self { units, links, target, front, letters, listeners, mailboxes, stats } = self;
-        for listener in listeners {
+        for (listener, group) in listeners {
             let (reactor, mailboxes, stats) = (reactor.clone(), mailboxes.clone(), stats.clone());
-            reactor.clone().spawn(async move { accept(&reactor, &listener, &mailboxes, &stats).await });
+            reactor.clone().spawn(async move { accept(&reactor, &listener, group, &mailboxes, &stats).await });
         }
         {
             let (reactor, links, target, front) = (reactor.clone(), links, target.clone(), front.clone());
@@ -402,7 +403,7 @@ async fn watch_space(reactor: &Reactor, target: &Target) {
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 /// Hands each connection to the core that has the fewest.
-async fn accept(reactor: &Reactor, listener: &Handle, mailboxes: &[Sender<Letter>], stats: &[Arc<Stats>]) {
+async fn accept(reactor: &Reactor, listener: &Handle, group: u16, mailboxes: &[Sender<Letter>], stats: &[Arc<Stats>]) {
     let mut given = vec![0_u64; mailboxes.len()];
     loop {
         match reactor.accept(listener).await {
@@ -411,7 +412,7 @@ async fn accept(reactor: &Reactor, listener: &Handle, mailboxes: &[Sender<Letter
                 let core = (0..mailboxes.len()).min_by_key(|&core| (stats[core].connections.get(), given[core]));
                 let core = core.unwrap_or(0);
                 given[core] += 1;
-                mailboxes[core].send(Letter::Connection(incoming));
+                mailboxes[core].send(Letter::Connection(incoming, group));
             }
             Err(why) => {
                 eprintln!("accepting a connection failed: {why}");

@@ -6,9 +6,9 @@ use crate::command::{Command, Reply, Status, TaskAttribute};
 use crate::context::Context;
 use crate::fault;
 use crate::log;
-use crate::lu::LogicalUnit;
+use crate::lu::{Change, LogicalUnit};
 use crate::nexus::{Addressee, Nexus};
-use crate::plan::Plan;
+use crate::plan::{Kept, Plan};
 use crate::sense::{Asc, Sense, SenseData};
 use crate::table::{Effect, Flow, Reach, Row, find};
 use crate::target::Target;
@@ -99,10 +99,7 @@ impl Target {
                 }
                 Plan::StopCopy(id) => nexus.copies.stop(itl.lu.lun, id).await,
                 Plan::Change { flush, keep, change } => {
-                    if let Some(kept) = keep {
-                        itl.lu.unit.keep.keep(kept.name, kept.bytes).await.map_err(fault::transfer)?;
-                    }
-                    self.change(Some(nexus), itl.lu.lun, change).await;
+                    self.change_and_keep(nexus, &itl.lu, change, keep).await?;
                     // After it, so that nothing is cached any more that was written before.
                     if flush {
                         carrier.carry(Step::Flush, reply, tools).await?;
@@ -117,6 +114,30 @@ impl Target {
             tally(row, moved, &itl.lu);
         }
         Ok(())
+    }
+
+    /// Makes a change on all cores; what it keeps is on the medium before.
+    async fn change_and_keep(
+        &self,
+        nexus: &Nexus,
+        lu: &LogicalUnit,
+        change: Change,
+        keep: Option<Box<Kept>>,
+    ) -> Result<(), Refusal> {
+        let Some(kept) = keep else {
+            self.change(Some(nexus), lu.lun, change).await;
+            return Ok(());
+        };
+        let (name, keep) = (kept.name, &lu.unit.keep);
+        keep.keep(name, kept.bytes).await.map_err(fault::transfer)?;
+        self.change(Some(nexus), lu.lun, change).await;
+        // Of two cores that do this at once the later change is in force on both, but what was kept last may be the
+        // other's. Each keeps again what is in force now: whoever made the later one does so last, for by then the
+        // other has seen it.
+        match lu.kept(name) {
+            Some(bytes) => keep.keep(name, bytes).await.map_err(fault::transfer),
+            None => Ok(()),
+        }
     }
 
     /// Finds the command's row, checks its CDB and admits it; with what the CDB says of lengths.

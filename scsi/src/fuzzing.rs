@@ -1,5 +1,9 @@
 //! A device with one small disk in memory: what fuzz targets and tests run commands on. All is answered at once.
 
+mod lists;
+
+pub use lists::lists;
+
 use crate::command::{CDB_BYTES_MAX, Cdb, Command, Reply, Status, TaskAttribute};
 use crate::copy::tokens::Tokens;
 use crate::lun::Lun;
@@ -45,6 +49,14 @@ pub struct Memory {
     pub space: Cell<Option<Space>>,
     /// What it was asked.
     pub asked: RefCell<Vec<Op>>,
+}
+
+impl Memory {
+    /// So many zeroes.
+    #[must_use]
+    pub fn zeroes(count: u64) -> Rc<Self> {
+        Rc::new(Self { bytes: RefCell::new(vec![0; count as usize]), ..Self::default() })
+    }
 }
 
 struct MemoryStore {
@@ -248,9 +260,8 @@ impl Rig {
             tokens: Self::tokens(),
         };
         let target = Target::new(config, everywhere);
-        let space = Cell::new(Some(Space { used: 0, available: traits.size }));
-        let memory = Memory { bytes: RefCell::new(vec![0; traits.size as usize]), space, ..Memory::default() };
-        let memory = Rc::new(memory);
+        let memory = Memory::zeroes(traits.size);
+        memory.space.set(Some(Space { used: 0, available: traits.size }));
         target.add_unit(0, Self::unit(0, traits, memory.clone()));
         let nexus = target.nexus(Self::name("a"));
         nexus.each(|itl| while itl.take_attention().is_some() {});
@@ -348,6 +359,18 @@ impl Rig {
     /// Runs a command of the rig's own nexus.
     pub fn run(&self, cdb: &[u8], data_out: &[u8], data_in: u32) -> Ended {
         self.run_as(&self.nexus, cdb, data_out, data_in)
+    }
+
+    /// The status of a command of the rig's own nexus without Data-In, which may take its time.
+    #[cfg(test)]
+    pub(crate) async fn later(&self, cdb: &[u8], data_out: &[u8]) -> Status {
+        let command = self.command(cdb, data_out.len(), 0);
+        let wire =
+            Wire { arena: self.arena.clone(), out: data_out, pushed: RefCell::default(), aborted: &self.aborted };
+        let mut tools = Tools { arena: self.arena.clone(), completion: lunar_core::io::Completion::new() };
+        let mut reply = Reply::default();
+        self.target.execute(&self.nexus, &command, &wire, &mut tools, &mut reply).await;
+        reply.status
     }
 
     /// Runs a command.

@@ -126,6 +126,7 @@ pub struct Stamp {
 #[derive(Clone, Copy)]
 enum Aspect {
     Mode,
+    Saved,
     Stopped,
     Access,
     Clock,
@@ -134,7 +135,7 @@ enum Aspect {
 }
 
 impl Aspect {
-    const COUNT: usize = 5 + Kind::ALL.len();
+    const COUNT: usize = 6 + Kind::ALL.len();
 
     fn index(self) -> usize {
         match self {
@@ -142,8 +143,9 @@ impl Aspect {
             Self::Stopped => 1,
             Self::Access => 2,
             Self::Clock => 3,
-            Self::ClientLog => 4,
-            Self::Information(kind) => 5 + kind as usize,
+            Self::Saved => 4,
+            Self::ClientLog => 5,
+            Self::Information(kind) => 6 + kind as usize,
         }
     }
 }
@@ -189,13 +191,10 @@ impl State {
     fn apply(&mut self, unit: &Unit, change: &Change, stamp: Stamp) -> bool {
         match change {
             Change::Mode { values, save } => {
-                if !self.is_due(Aspect::Mode, stamp) {
-                    return false;
-                }
-                if *save {
+                if *save && self.is_due(Aspect::Saved, stamp) {
                     self.saved = Some(*values);
                 }
-                std::mem::replace(&mut self.mode, *values) != *values
+                self.is_due(Aspect::Mode, stamp) && std::mem::replace(&mut self.mode, *values) != *values
             }
             Change::Stopped(stopped) => {
                 if self.is_due(Aspect::Stopped, stamp) {
@@ -353,6 +352,16 @@ impl LogicalUnit {
 
     pub(crate) fn set_space(&self, space: Option<Space>) {
         self.space.set(space);
+    }
+
+    /// What is to be kept under this name, as it is now.
+    pub(crate) fn kept(&self, name: &str) -> Option<Vec<u8>> {
+        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+        match kind {
+            Some(kind) => Some(self.information(kind).to_vec()),
+            None if name == mode::KEPT_AS => self.saved_mode().map(mode::to_keep),
+            None => None,
+        }
     }
 
     /// What its medium is in.

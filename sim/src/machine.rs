@@ -16,7 +16,7 @@ use lunar_core::time::Instant;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_iscsi::config;
 use lunar_iscsi::registry::Registry;
-use lunar_iscsi::serve::{Front, Settings};
+use lunar_iscsi::serve::{Front, Portal, Settings};
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
 use lunar_reactor::channel::{Receiver, Sender, channel};
@@ -187,12 +187,28 @@ struct Stop {
 }
 
 impl Machine {
-    /// Starts it.
+    /// Starts it. It keeps nothing beside the data over its end.
     #[must_use]
     pub fn start(watch: &Watch, setup: &Setup) -> Self {
+        let keeps: Vec<_> = setup.volumes.iter().map(|_| Arc::new(Forgetful::default()) as Arc<dyn Keep>).collect();
+        Self::start_keeping(watch, setup, &keeps)
+    }
+
+    /// Starts it with what its volumes have kept beside their data.
+    ///
+    /// # Panics
+    /// When that is not what a machine keeps.
+    #[must_use]
+    pub fn start_keeping(watch: &Watch, setup: &Setup, keeps: &[Arc<dyn Keep>]) -> Self {
         let registry = Arc::new(Registry::new());
         let stats: Vec<Arc<Stats>> = (0..setup.cores).map(|_| Arc::default()).collect();
-        let opened: Vec<Opened> = setup.volumes.iter().enumerate().map(Opened::of).collect();
+        let opened: Vec<Opened> = setup
+            .volumes
+            .iter()
+            .zip(keeps)
+            .enumerate()
+            .map(|(lun, (volume, keep))| Opened::of(lun, volume, keep))
+            .collect();
         let reactors: Vec<Reactor> = stats
             .iter()
             .map(|stats| Reactor::with_driver(watch.world().core(HOST), Arena::new(setup.arena_bytes), stats.clone()))
@@ -201,6 +217,9 @@ impl Machine {
             reactors.iter().map(channel::<Letter>).unzip();
         let stop = Rc::new(Stop::default());
         let shared = Arc::new(SharedUnits::default());
+        for (lun, keep) in keeps.iter().enumerate() {
+            shared.restore(UnitId(lun as u32), &**keep).expect("what was kept is whole");
+        }
         let mut cores = Vec::new();
         for (me, (reactor, letters)) in reactors.into_iter().zip(letters).enumerate() {
             let links = Links::new(me, mailboxes.clone());
@@ -272,12 +291,12 @@ enum OpenedKind {
 }
 
 impl Opened {
-    fn of((lun, volume): (usize, &Volume)) -> Self {
+    fn of(lun: usize, volume: &Volume, keep: &Arc<dyn Keep>) -> Self {
         let kind = match volume.kept {
             Kept::Ram => OpenedKind::Ram(RamVolume::new(volume.traits().size, false).expect("small")),
             Kept::File(policy) => OpenedKind::File(Health::new(format!("volume{lun}")), policy),
         };
-        Self { kind, keep: Arc::new(Forgetful::default()) }
+        Self { kind, keep: keep.clone() }
     }
 
     fn open(&self, reactor: &Reactor, lun: usize, traits: Traits) -> Box<dyn Store> {
@@ -327,8 +346,7 @@ fn settings(setup: &Setup) -> Settings {
         guard: lunar_iscsi::guard::Guard::open(),
         target: TARGET.into(),
         alias: "simulated".into(),
-        portal_group: PORTAL_GROUP,
-        advertise: None,
+        portals: vec![Portal { group: PORTAL_GROUP, address: None }],
         drain: Duration::from_secs(10),
         session: setup.session.clone(),
     }
@@ -394,7 +412,7 @@ async fn accept(reactor: Reactor, mailboxes: Vec<Sender<Letter>>, stats: Vec<Arc
                 let core = (0..mailboxes.len()).min_by_key(|&core| (stats[core].connections.get(), given[core]));
                 let core = core.unwrap_or(0);
                 given[core] += 1;
-                mailboxes[core].send(Letter::Connection(incoming));
+                mailboxes[core].send(Letter::Connection(incoming, PORTAL_GROUP));
             }
             Err(_) => reactor.sleep(ACCEPT_REST).await,
         }

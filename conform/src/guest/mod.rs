@@ -2,6 +2,7 @@
 
 mod cpio;
 mod modules;
+mod paths;
 mod qemu;
 mod sysroot;
 
@@ -21,6 +22,8 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// This machine's ::1 as QEMU's user network shows it to a guest.
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 
+pub(crate) use paths::part as paths;
+
 /// Boots the guest against the target. The first driver gets everything, others what differs between drivers.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("guest/{}", driver.name());
@@ -30,8 +33,18 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         Ok(())
     });
     let Some(sysroot) = made else { return Ok(()) };
-    lab.report.check(&part, "guest ran to its end", || run(lab, driver, &part, &sysroot));
+    let script = Script { name: "iscsi", part: &part, driver, sysroot: &sysroot };
+    lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver)?));
     Ok(())
+}
+
+/// What a guest does.
+struct Script<'a> {
+    /// Its file, without the ending.
+    name: &'a str,
+    part: &'a str,
+    driver: Driver,
+    sysroot: &'a sysroot::Sysroot,
 }
 
 /// The targets of one guest run, and what the script must know of them.
@@ -84,35 +97,36 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
     Ok(Targets { main: Some(main), spec, others, settings })
 }
 
-fn run(lab: &Lab, driver: Driver, part: &str, sysroot: &sysroot::Sysroot) -> Result<()> {
-    let mut targets = targets(lab, driver)?;
-    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
-    let initramfs = lab.scratch.join(format!("guest-{}.cpio", driver.name()));
-    qemu::initramfs(sysroot, &scripts, &targets.settings, &initramfs)?;
-    let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
-    let mut cases = Cases { lab, part, since: Instant::now(), said: Vec::new(), seen: 0 };
-    let mut restarted = Ok(());
-    let status = qemu::boot(sysroot, &initramfs, "iscsi.sh", LIMIT, |line| {
-        // A log that cannot be written costs the log, not the test.
-        let _ = writeln!(log, "{line}");
-        if line == "@restart" {
-            restarted = targets.restart(lab);
-        } else {
-            cases.line(line);
+impl Script<'_> {
+    fn run(&self, lab: &Lab, mut targets: Targets) -> Result<()> {
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
+        let initramfs = lab.scratch.join(format!("guest-{}-{}.cpio", self.name, self.driver.name()));
+        qemu::initramfs(self.sysroot, &scripts, &targets.settings, &initramfs)?;
+        let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
+        let mut cases = Cases { lab, part: self.part, since: Instant::now(), said: Vec::new(), seen: 0 };
+        let mut restarted = Ok(());
+        let status = qemu::boot(self.sysroot, &initramfs, &format!("{}.sh", self.name), LIMIT, |line| {
+            // A log that cannot be written costs the log, not the test.
+            let _ = writeln!(log, "{line}");
+            if line == "@restart" {
+                restarted = targets.restart(lab);
+            } else {
+                cases.line(line);
+            }
+        })?;
+        restarted.context("restart of the target")?;
+        ensure!(cases.seen > 0, "the guest's script reported nothing");
+        for target in targets.main.into_iter().chain(targets.others) {
+            target.stop()?;
         }
-    })?;
-    restarted.context("restart of the target")?;
-    ensure!(cases.seen > 0, "the guest's script reported nothing");
-    for target in targets.main.into_iter().chain(targets.others) {
-        target.stop()?;
+        let _ = std::fs::remove_file(&initramfs);
+        ensure!(
+            status == 0,
+            "the guest's script ended with {status}; all it said is in {}",
+            initramfs.with_extension("log").display()
+        );
+        Ok(())
     }
-    let _ = std::fs::remove_file(&initramfs);
-    ensure!(
-        status == 0,
-        "the guest's script ended with {status}; all it said is in {}",
-        initramfs.with_extension("log").display()
-    );
-    Ok(())
 }
 
 impl Targets {

@@ -56,16 +56,23 @@ pub struct Settings {
     pub target: Arc<str>,
     /// What it is called for people.
     pub alias: Arc<str>,
-    /// Tag of the portal group that all portals belong to.
-    pub portal_group: u16,
-    /// The address that SendTargets tells; `None`: the one that the initiator came in by.
-    pub advertise: Option<SocketAddr>,
+    /// What SendTargets tells.
+    pub portals: Vec<Portal>,
     /// How long commands get to finish when the target stops.
     pub drain: Duration,
     /// What sessions are offered.
     pub session: config::Config,
     /// Who may log in; one for all cores.
     pub guard: Arc<Guard>,
+}
+
+/// A portal as SendTargets tells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Portal {
+    /// Tag of its portal group. A portal group is the target port of the same relative identifier.
+    pub group: u16,
+    /// Where it is; `None`: where the initiator came in, and only for those who came in by this group.
+    pub address: Option<SocketAddr>,
 }
 
 /// The other cores, as far as sessions need them.
@@ -139,8 +146,8 @@ impl Front {
         front
     }
 
-    /// Serves a connection.
-    pub fn serve(self: &Rc<Self>, incoming: Incoming) {
+    /// Serves a connection that came in by a portal of this group.
+    pub fn serve(self: &Rc<Self>, incoming: Incoming, group: u16) {
         if self.draining.get() || self.connections.borrow().len() >= CONNECTIONS_MAX {
             return drop(incoming);
         }
@@ -149,7 +156,7 @@ impl Front {
         let Ok((socket, local, peer)) = self.reactor.driver().join(incoming) else { return };
         let id = self.next.get();
         self.next.set(id + 1);
-        let connection = Connection::new(self.clone(), id, socket, local, peer);
+        let connection = Connection::new(self.clone(), id, group, socket, (local, peer));
         self.connections.borrow_mut().insert(id, connection.clone());
         self.half_open.borrow_mut().insert(id);
         let stats = self.reactor.stats();
@@ -276,8 +283,8 @@ impl Front {
         }
     }
 
-    /// Whether an initiator from `source` may log in; and what is known of it then.
-    fn judge(&self, candidate: &Candidate, source: SocketAddr) -> (Verdict, Option<Knock>) {
+    /// Whether an initiator from `source` may log in at this portal group; and what is known of it then.
+    fn judge(&self, candidate: &Candidate, portal_group: u16, source: SocketAddr) -> (Verdict, Option<Knock>) {
         let knock = match self.settings.guard.knock(candidate, source, self.reactor.now()) {
             Ok(knock) => knock,
             Err(status) => return (Verdict::Refused(status), None),
@@ -291,14 +298,14 @@ impl Front {
             Verdict::Refused(status)
         } else {
             let alias = (!candidate.discovery).then(|| self.settings.alias.clone());
-            Verdict::Accepted { portal_group: self.settings.portal_group, alias, challenge: knock.challenge() }
+            Verdict::Accepted { portal_group, alias, challenge: knock.challenge() }
         };
         (verdict, Some(knock))
     }
 
     /// Gives a session its number, after the one that it replaces has ended.
-    async fn enter(&self, id: u64, established: &Established) -> Result<u16, LoginStatus> {
-        let entered = self.registry.enter(&established.candidate, Place { core: self.me, connection: id })?;
+    async fn enter(&self, id: u64, group: u16, established: &Established) -> Result<u16, LoginStatus> {
+        let entered = self.registry.enter(&established.candidate, group, Place { core: self.me, connection: id })?;
         if let Some(place) = entered.replaced {
             self.end_place(place).await;
         }
@@ -306,15 +313,22 @@ impl Front {
         Ok(entered.tsih)
     }
 
-    /// What SendTargets tells an initiator from `source` that came in by `local`.
-    fn targets(&self, query: &Query, host: &str, source: SocketAddr, local: SocketAddr) -> Vec<TargetAddresses> {
+    /// What SendTargets tells an initiator that came from `source` to `local`, of this portal group.
+    fn targets(
+        &self,
+        query: &Query,
+        host: &str,
+        (source, local): (SocketAddr, SocketAddr),
+        group: u16,
+    ) -> Vec<TargetAddresses> {
         let asked = self.settings.guard.shows(host, source.ip())
             && match query {
                 Query::All => true,
                 Query::One(name) => **name == *self.settings.target,
             };
-        let address = self.settings.advertise.unwrap_or(local);
-        let portals = vec![(address, self.settings.portal_group)];
+        let address = |portal: &Portal| portal.address.or_else(|| (portal.group == group).then_some(local));
+        let told = self.settings.portals.iter();
+        let portals = told.filter_map(|portal| Some((address(portal)?, portal.group))).collect();
         if asked { vec![TargetAddresses { name: self.settings.target.clone(), portals }] } else { Vec::new() }
     }
 }

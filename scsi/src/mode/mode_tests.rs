@@ -1,9 +1,17 @@
 use crate::command::Status;
-use crate::fuzzing::{Lasting, Rig};
+use crate::fuzzing::{Lasting, Memory, Rig};
 use crate::sense::Asc;
+use crate::target::{Everywhere, Mail, Target};
 use lunar_core::io::Traits;
+use lunar_core::keep::{Keep, Keeping};
 use proptest::prelude::*;
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 const CACHING: [u8; 20] = [0x08, 0x12, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const CONTROL: [u8; 12] = [0x0a, 0x0a, 0x22, 0x10, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -335,4 +343,72 @@ proptest! {
         prop_assert_eq!(&part.data[..], &whole.data[..length.min(whole.data.len())]);
         prop_assert_eq!(part.wanted, part.data.len() as u64);
     }
+}
+
+/// Keeps after everything else, if asked to.
+#[derive(Default)]
+struct Late {
+    lasting: Lasting,
+    late: AtomicBool,
+}
+
+impl Keep for Late {
+    fn load(&self, name: &str) -> Option<Vec<u8>> {
+        self.lasting.load(name)
+    }
+
+    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
+        let kept = self.lasting.keep(name, bytes);
+        let mut waits = self.late.swap(false, Ordering::Relaxed);
+        Box::pin(async move {
+            poll_fn(|_| if std::mem::take(&mut waits) { Poll::Pending } else { Poll::Ready(()) }).await;
+            kept.await
+        })
+    }
+
+    fn outlives(&self) -> bool {
+        true
+    }
+}
+
+/// The other core.
+#[derive(Default)]
+struct Other(RefCell<Weak<Target>>);
+
+impl Everywhere for Other {
+    fn broadcast(&self, mail: Mail) -> Pin<Box<dyn Future<Output = ()>>> {
+        let other = self.0.borrow().upgrade().expect("there");
+        Box::pin(async move { other.deliver(mail).await })
+    }
+}
+
+#[test]
+fn what_two_cores_save_at_once_is_kept_as_it_is_in_force() {
+    let keep = Arc::<Late>::default();
+    let shared = Arc::<crate::shared::SharedUnits>::default();
+    let others = [Rc::<Other>::default(), Rc::<Other>::default()];
+    let rigs = [0, 1].map(|core| {
+        let rig = Rig::sharing(Rig::traits(), others[core].clone(), shared.clone());
+        let mut unit = Rig::unit(7, Rig::traits(), Memory::zeroes(1 << 20));
+        Rc::get_mut(&mut unit).expect("nobody else has it").keep = keep.clone();
+        rig.target.add_unit(0, unit);
+        rig.nexus.each(|itl| while itl.take_attention().is_some() {});
+        rig
+    });
+    others[0].0.replace(Rc::downgrade(&rigs[1].target));
+    others[1].0.replace(Rc::downgrade(&rigs[0].target));
+    let select = |page: &[u8]| [&[0; 4][..], page].concat();
+    let (mut caching, mut control) = (CACHING, CONTROL);
+    (caching[2], control[4]) = (0, 8);
+    // The first core's values are at the medium when the second core saves others; but they come into force after these.
+    keep.late.store(true, Ordering::Relaxed);
+    let list = select(&caching);
+    let mut first = pin!(rigs[0].later(&[0x15, 0x11, 0, 0, 24, 0], &list));
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(first.as_mut().poll(&mut cx).is_pending());
+    assert_eq!(rigs[1].run(&[0x15, 0x11, 0, 0, 16, 0], &select(&control), 0).status, Status::GOOD);
+    assert_eq!(first.as_mut().poll(&mut cx), Poll::Ready(Status::GOOD));
+    let values = rigs.each_ref().map(|rig| rig.nexus.itl(0).expect("there").lu.saved_mode());
+    assert_eq!(values[0], values[1]);
+    assert_eq!(super::load(&rigs[0].nexus.itl(0).expect("there").lu.unit), values[0]);
 }

@@ -46,6 +46,8 @@ const LINGER_BYTES: usize = 1 << 20;
 pub(super) struct Connection {
     pub(super) id: u64,
     pub(super) front: Rc<Front>,
+    /// The portal group that it came in by.
+    group: u16,
     socket: Handle,
     local: SocketAddr,
     peer: SocketAddr,
@@ -81,12 +83,19 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(front: Rc<Front>, id: u64, socket: Handle, local: SocketAddr, peer: SocketAddr) -> Rc<Self> {
+    pub(super) fn new(
+        front: Rc<Front>,
+        id: u64,
+        group: u16,
+        socket: Handle,
+        (local, peer): (SocketAddr, SocketAddr),
+    ) -> Rc<Self> {
         let (reactor, config) = (&front.reactor, front.session_config.clone());
         let now = reactor.now();
         let session = Session::new(config, reactor.arena().clone(), reactor.stats().clone(), now);
         Rc::new(Self {
             id,
+            group,
             socket,
             local,
             peer,
@@ -263,10 +272,10 @@ impl Connection {
                     Action::SendTargets(query) => {
                         let mut session = self.session.borrow_mut();
                         let host = session.candidate().map(|candidate| candidate.initiator.clone()).unwrap_or_default();
-                        session.targets(&self.front.targets(&query, &host, self.peer, self.local));
+                        session.targets(&self.front.targets(&query, &host, (self.peer, self.local), self.group));
                     }
                     Action::Authorize(candidate) => {
-                        let (verdict, knock) = self.front.judge(&candidate, self.peer);
+                        let (verdict, knock) = self.front.judge(&candidate, self.group, self.peer);
                         self.knock.replace(knock);
                         self.session.borrow_mut().authorized(verdict, &mut more);
                     }
@@ -299,7 +308,7 @@ impl Connection {
     }
 
     async fn establish(&self, established: Established, more: &mut Vec<Action>) {
-        let entered = self.front.enter(self.id, &established).await;
+        let entered = self.front.enter(self.id, self.group, &established).await;
         let stats = self.front.reactor.stats();
         if let (Ok(tsih), Some(knock)) = (entered, self.knock.take()) {
             self.front.settings.guard.entered(&knock, self.front.reactor.now());
@@ -309,7 +318,7 @@ impl Connection {
                 let isid = candidate.isid.iter().fold(0_u64, |isid, byte| isid << 8 | u64::from(*byte));
                 let initiator = format!("{},i,0x{isid:012x}", candidate.initiator).into();
                 // One portal group is one target port.
-                let name = NexusName { initiator, target_port: 1 };
+                let name = NexusName { initiator, target_port: self.group };
                 let target = &self.front.target;
                 let nexus = knock
                     .map()
@@ -472,7 +481,7 @@ impl Connection {
         if tsih != 0
             && let Some(candidate) = self.session.borrow().candidate()
         {
-            self.front.registry.leave(candidate, tsih);
+            self.front.registry.leave(candidate, self.group, tsih);
         }
         drop(nexus);
         self.front.forget(self);
