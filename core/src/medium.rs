@@ -1,7 +1,19 @@
-//! Work on a whole medium, one at a time over all cores, and how far it is.
+//! What sort of medium a unit has; and work on the whole of it, one at a time over all cores, and how far it is.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+
+/// What sort of medium a unit has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MediumKind {
+    /// One that is always there.
+    #[default]
+    Fixed,
+    /// One that can be taken out.
+    Removable,
+    /// A CD or DVD: it can be taken out, and is only read.
+    Optical,
+}
 
 /// What all cores share of a unit's medium.
 #[derive(Clone, Debug, Default)]
@@ -9,11 +21,24 @@ pub struct Medium(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
+    kind: MediumKind,
     is_worked_on: AtomicBool,
     progress: AtomicU16,
 }
 
 impl Medium {
+    /// A medium of this kind.
+    #[must_use]
+    pub fn of(kind: MediumKind) -> Self {
+        Self(Arc::new(Shared { kind, ..Shared::default() }))
+    }
+
+    /// What sort it is.
+    #[must_use]
+    pub fn kind(&self) -> MediumKind {
+        self.0.kind
+    }
+
     /// Begins work, unless some is under way.
     #[must_use]
     pub fn begin(&self) -> Option<Work> {

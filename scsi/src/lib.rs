@@ -11,6 +11,7 @@
 //! * [`buffers`]: what READ BUFFER and WRITE BUFFER are about
 //! * [`command`], [`lun`], [`sense`]: what transports hand over and get back
 //! * [`renew`]: how FORMAT UNIT and SANITIZE write a whole medium anew
+//! * [`tray`]: media that come and go
 //! * [`docs`], [`fuzzing`]: made from the table
 
 pub mod access;
@@ -41,6 +42,7 @@ pub mod shared;
 pub mod table;
 pub mod target;
 pub mod task;
+pub mod tray;
 pub mod vpd;
 
 pub use command::{Cdb, Command, Reply, Status, TaskAttribute};

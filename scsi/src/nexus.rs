@@ -9,6 +9,7 @@ use crate::lun::Lun;
 use crate::order::Order;
 use crate::sense::{Asc, Sense};
 use crate::task::TaskSet;
+use crate::tray::MediaEvent;
 use lunar_core::port::NexusName;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -37,6 +38,8 @@ pub struct ItlNexus {
     pub order: Order,
     /// What READ BUFFER reads.
     pub buffers: Buffers,
+    /// What GET EVENT STATUS NOTIFICATION tells next of the medium.
+    pub event: Cell<MediaEvent>,
     attentions: Attentions,
     held: Cell<Held>,
     alua: Cell<AluaState>,
@@ -60,6 +63,7 @@ impl ItlNexus {
             lu,
             order: Order::default(),
             buffers: Buffers::default(),
+            event: Cell::default(),
             attentions: Attentions::default(),
             held: Cell::new(held),
             alua,
@@ -75,6 +79,7 @@ impl ItlNexus {
         while let Some(sense) = self.attentions.take() {
             itl.attentions.add(sense.asc);
         }
+        itl.event.set(self.event.get());
         itl.refresh();
         itl
     }

@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// What stops both.
 const PARAMETERS: Gates = Gates {
-    reach: Reach::Disk,
+    reach: Reach::Unit,
     needs: Needs::Nothing,
     attention: Gate::Stops,
     spc2: Gate::Stops,
@@ -66,6 +66,11 @@ enum Descriptor {
 }
 
 impl Descriptor {
+    /// This one, where the unit has any.
+    fn of(self, lu: &LogicalUnit) -> Self {
+        if Reach::Disk.covers(lu.kind) { self } else { Self::None }
+    }
+
     fn length(self) -> u8 {
         match self {
             Self::None => 0,
@@ -90,7 +95,11 @@ impl Descriptor {
     }
 }
 
+/// A drive has nothing to tell here, and no block descriptors (MMC-6 7.2).
 fn device_specific(lu: &LogicalUnit) -> u8 {
+    if !Reach::Disk.covers(lu.kind) {
+        return 0;
+    }
     if lu.write_protected() { WP | DPOFUA } else { DPOFUA }
 }
 
@@ -151,7 +160,7 @@ impl CommandType for ModeSense6 {
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         let lu = cx.disk()?;
-        let descriptor = if self.flags & DBD == 0 { Descriptor::Short } else { Descriptor::None };
+        let descriptor = if self.flags & DBD == 0 { Descriptor::Short } else { Descriptor::None }.of(lu);
         cx.out.bytes(&[0, 0, device_specific(lu), descriptor.length()]);
         descriptor.write(lu, &mut cx.out);
         pages(cx, lu, self.page, self.subpage)?;
@@ -200,7 +209,8 @@ impl CommandType for ModeSense10 {
             0 => Descriptor::Short,
             LLBAA => Descriptor::Long,
             _ => Descriptor::None,
-        };
+        }
+        .of(lu);
         let long = if descriptor == Descriptor::Long { LONG_LBA } else { 0 };
         cx.out.bytes(&[0, 0, 0, device_specific(lu), long, 0, 0, descriptor.length()]);
         descriptor.write(lu, &mut cx.out);

@@ -1,15 +1,16 @@
-//! Mode pages: one type per page, one row per type (SPC-4 7.5, SBC-4 6.5).
+//! Mode pages: one type per page, one row per type (SPC-4 7.5, SBC-4 6.5, MMC-6 7).
 
 mod connection;
 mod control;
 mod disk;
+mod drive;
 mod exceptions;
 mod power;
 mod select;
 
 use crate::context::Context;
 use crate::lu::{LogicalUnit, ModeValues};
-use crate::table::Needs;
+use crate::table::{Needs, Reach};
 use lunar_core::unit::Unit;
 use lunar_core::wire::Writer;
 use zerocopy::{Immutable, IntoBytes};
@@ -70,6 +71,8 @@ pub trait ModePage: IntoBytes + Immutable + Sized + 'static {
     const NAME: &'static str;
     /// Where the standard has it.
     const CLAUSE: &'static str;
+    /// Which units have it.
+    const REACH: Reach;
     /// What a unit must be capable of to have it.
     const NEEDS: Needs;
     /// What MODE SELECT may change of it.
@@ -89,6 +92,8 @@ pub struct PageRow {
     pub name: &'static str,
     /// Where the standard has it.
     pub clause: &'static str,
+    /// Which units have it.
+    pub reach: Reach,
     needs: Needs,
     parameters: &'static [Parameter],
     /// Bytes behind the header.
@@ -109,6 +114,7 @@ pub static PAGES: &[PageRow] = &[
     row::<power::PowerCondition>(),
     row::<exceptions::Exceptions>(),
     row::<disk::Provisioning>(),
+    row::<drive::Capabilities>(),
 ];
 
 /// Bytes of the longest page behind its header.
@@ -121,6 +127,7 @@ const fn row<P: ModePage>() -> PageRow {
         subpage: P::SUBPAGE,
         name: P::NAME,
         clause: P::CLAUSE,
+        reach: P::REACH,
         needs: P::NEEDS,
         parameters: P::PARAMETERS,
         length: size_of::<P>(),
@@ -138,10 +145,10 @@ const SUBPAGE_FORMAT: u8 = 0x40;
 const PAGE_CODE: u8 = 0x3f;
 
 impl PageRow {
-    /// Whether a disk has the page.
+    /// Whether a unit has the page.
     #[must_use]
     pub fn is_of(&self, lu: &LogicalUnit) -> bool {
-        self.needs == Needs::Nothing || lu.provisioning()
+        self.reach.covers(lu.kind) && (self.needs == Needs::Nothing || lu.provisioning())
     }
 
     /// Writes the page.
