@@ -162,7 +162,7 @@ const STORES: [Store; 7] = [
     },
     Store {
         name: "removable-read-only",
-        ram: false,
+        ram: true,
         block: "512",
         mib: 30,
         flags: &["--read-only"],

@@ -298,7 +298,7 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<T
             identity: volume.identity().clone(),
             geometry,
             read_only: store.traits().read_only,
-            store,
+            store: setup.media[lun].guard(store),
             ranges: Rc::new(Ranges::default()),
             medium: setup.media[lun].clone(),
             tally: setup.tallies[lun].of_core(target.config().core.into()),

@@ -251,7 +251,12 @@ impl<T: Transfer> Carrier<'_, T> {
                 if let Some(event) = site.error(failure) {
                     self.lu.unit.tally.add(event, 1);
                 }
-                Err(site.refusal(failure).wanting(reply.wanted))
+                let refusal = match self.lu.tray().sense(self.lu.kind) {
+                    // Taken out meanwhile.
+                    Some(sense) => sense.into(),
+                    None => site.refusal(failure),
+                };
+                Err(refusal.wanting(reply.wanted))
             }
         }
     }

@@ -1,4 +1,5 @@
-//! A device with one small disk or disc in memory: what fuzz targets and tests run commands on. All is answered at once.
+//! A device with one small disk or disc in memory: what fuzz targets and tests run commands on. All is answered at
+//! once.
 
 use crate::command::{Cdb, Command, Reply, Status, TaskAttribute};
 use crate::copy::tokens::Tokens;
@@ -316,6 +317,7 @@ impl Rig {
     #[must_use]
     pub fn unit_of(id: u32, kind: MediumKind, traits: Traits, memory: Rc<Memory>) -> Rc<Unit> {
         let block = if kind == MediumKind::Optical { DISC_BLOCK } else { BLOCK };
+        let medium = Medium::of(kind);
         let ranges = Rc::new(Ranges::default());
         // Units are told apart by their last byte.
         let last = |byte: u8| byte + u8::try_from(id).expect("a few units");
@@ -332,8 +334,8 @@ impl Rig {
             }),
             geometry: Geometry::of(&traits, block).expect("a whole number of blocks"),
             read_only: traits.read_only,
-            store: Box::new(MemoryStore { memory, traits }),
-            medium: Medium::of(kind),
+            store: medium.guard(Box::new(MemoryStore { memory, traits })),
+            medium,
             tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges.clone())),
             keep: Arc::new(Forgetful::default()),

@@ -1,6 +1,6 @@
-//! What the views of a logical unit on all cores have in common. Only reservation commands, those that prevent or do the
-//! removal of a medium, new nexuses and resets take the locks here, never the data path: each core's nexuses know what
-//! they may do.
+//! What the views of a logical unit on all cores have in common. Only reservation commands, those that prevent or do
+//! the removal of a medium, new nexuses and resets take the locks here, never the data path: each core's nexuses know
+//! what they may do.
 
 use crate::reserve::Reservations;
 use lunar_core::keep::Keep;

@@ -1,8 +1,9 @@
 //! Media that come and go: disks that can be taken out, and discs in a tray.
 //!
-//! An initiator ejects and loads by START STOP UNIT. What it ejects lies in the open tray, so it can load it again. Whoever
-//! runs the target ejects and loads by [`Target::eject`] and [`Target::load`]: then the medium is out of initiators' reach
-//! until it is loaded the same way, and may be another one ([`Target::add_unit`] puts it in the place of the old one).
+//! An initiator ejects and loads by START STOP UNIT. What it ejects lies in the open tray, so it can load it again.
+//! Whoever runs the target ejects and loads by [`Target::eject`] and [`Target::load`]: then the medium is out of
+//! initiators' reach until it is loaded the same way, and may be another one ([`Target::add_unit`] puts it in the place
+//! of the old one).
 
 use crate::admit::Refusal;
 use crate::fault;
@@ -161,13 +162,13 @@ impl Target {
         if lu.tray() != Tray::Loaded {
             // What tokens stand for may have been on another medium.
             self.config.tokens.forget(lu.unit.id);
-            self.change(None, lun, Change::Tray(Tray::Loaded)).await;
+            self.place(&lu, Tray::Loaded, None).await;
         }
         Ok(())
     }
 
-    /// Does what a nexus asks for by START STOP UNIT. Removal that anybody prevents, it as well, is refused; so is its
-    /// reverse, for a tray that does not move.
+    /// Does what a nexus asks for by START STOP UNIT. While anybody prevents removal, and be it this nexus, no medium
+    /// moves, in either direction.
     ///
     /// # Errors
     /// How the command ends.
@@ -185,13 +186,13 @@ impl Target {
                 self.take_out(lu, Some(nexus), Tray::Open).await.map_err(|stuck| stuck.refusal(lu))?;
             }
             (Move::Eject, Tray::Closed) => {
-                self.change(Some(nexus), lu.lun, Change::Tray(Tray::Taken)).await;
+                self.place(lu, Tray::Taken, Some(nexus)).await;
             }
             (Move::Load, Tray::Open) => {
-                self.change(Some(nexus), lu.lun, Change::Tray(Tray::Loaded)).await;
+                self.place(lu, Tray::Loaded, Some(nexus)).await;
             }
             (Move::Load, Tray::Taken | Tray::Closed) => {
-                self.change(Some(nexus), lu.lun, Change::Tray(Tray::Closed)).await;
+                self.place(lu, Tray::Closed, Some(nexus)).await;
                 return lu.tray().sense(lu.kind).map_or(Ok(()), |sense| Err(sense.into()));
             }
             (Move::Eject, Tray::Open | Tray::Taken) | (Move::Load, Tray::Loaded) => {}
@@ -199,14 +200,20 @@ impl Target {
         Ok(())
     }
 
+    /// Has all cores know where the medium is; its stores know before.
+    async fn place(&self, lu: &LogicalUnit, tray: Tray, by: Option<&Nexus>) {
+        lu.unit.medium.set_out(tray != Tray::Loaded);
+        self.change(by, lu.lun, Change::Tray(tray)).await;
+    }
+
     /// Admits no command to the medium any more, waits for those under way, and brings to it what was written.
     async fn take_out(&self, lu: &LogicalUnit, by: Option<&Nexus>, tray: Tray) -> Result<(), Stuck> {
         if lu.tray() != Tray::Loaded {
-            self.change(by, lu.lun, Change::Tray(tray)).await;
+            self.place(lu, tray, by).await;
             return Ok(());
         }
         let _work = lu.unit.medium.begin().ok_or(Stuck::Busy)?;
-        self.change(by, lu.lun, Change::Tray(tray)).await;
+        self.place(lu, tray, by).await;
         let whole = Span { start: 0, end: lu.unit.geometry.bytes() };
         drop(lu.unit.exclusive.hold(lu.unit.id, whole).await);
         if lu.unit.read_only {
@@ -215,7 +222,7 @@ impl Target {
         let io = Io { op: Op::Flush, offset: 0, data: Data::None };
         let flushed = submit(&*lu.unit.store, io, &mut Completion::new()).await.result;
         if let Err(fault) = flushed {
-            self.change(by, lu.lun, Change::Tray(Tray::Loaded)).await;
+            self.place(lu, Tray::Loaded, by).await;
             return Err(Stuck::Store(fault));
         }
         Ok(())
