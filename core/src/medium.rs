@@ -163,7 +163,7 @@ mod tests {
             let medium = Medium::of(kind);
             let store = medium.guard(Box::new(Willing(traits.clone())));
             let ask = |op| {
-                let completion = Completion::new();
+                let mut completion = Completion::new();
                 store.submit(Io { op, offset: 0, data: Data::None }, completion.token());
                 match pin!(completion.wait()).poll(&mut Context::from_waker(Waker::noop())) {
                     Poll::Ready(outcome) => outcome.result,
