@@ -166,6 +166,7 @@ fn a_disc_is_only_read_and_has_blocks_of_its_own() {
     drop((disc, again));
     let disk = Volume::open_spec(&format!("removable:{image}"), &OPTIONS).expect("a disk");
     assert_eq!((disk.medium(), disk.block_size(), disk.traits().read_only), (MediumKind::Removable, 512, false));
+    drop(disk);
     std::fs::write(folder.file("half.iso"), [7; 1024]).expect("a file");
     says(&format!("cd:{}", folder.file("half.iso")), &OPTIONS, &["1024 bytes are no CD or DVD", "complete"]);
     says(&format!("cd:{}", folder.file("none.iso")), &OPTIONS, &["none.iso does not exist"]);
