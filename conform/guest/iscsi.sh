@@ -1,7 +1,7 @@
 # The kernel's own initiator with open-iscsi's tools, sg3_utils, file systems and fio.
 . /test/lib.sh
 . /test/initiator.sh
-. /test/settings # PORTAL TARGET LUN, and perhaps PORTAL6, READ_ONLY, LARGE_BLOCKS, RESTART, ADVERTISED, CHAP
+. /test/settings # PORTAL TARGET LUN, and perhaps PORTAL6, READ_ONLY, LARGE_BLOCKS, DISC, RESTART, ADVERTISED, CHAP
 
 node() { iscsiadm -m node -T "$TARGET" -p "${portal:=$PORTAL}" "$@"; }
 
@@ -332,6 +332,50 @@ proofs() {
     refuse "login with a wrong secret" node --login
 }
 
+
+# in_drive: the disc of $disk has its file.
+in_drive() {
+    try "mount, $1" mount -t iso9660 -o ro "$disk" /mnt/disk || return
+    equal "the file on the disc, $1" "$DISC_SUM" "$(sum </mnt/disk/random)"
+}
+
+# What can be ejected: a CD at LUN 0, a disk at LUN 1.
+if [ -n "${DISC:-}" ]; then
+    other_portal "$DISC" "$DISC_TARGET"
+    mkdir -p /mnt/disk
+    if log_in "login, CD" 0; then
+        says "the kernel sees a drive" "^\[.*cd/dvd.*/dev/sr" lsscsi
+        equal "blocks of a disc have 2048 bytes" 2048 "$(blockdev --getss "$disk")"
+        says "sg_get_config: profile" "CD-ROM" sg_get_config "$disk"
+        says "sg_modes: capabilities" "apabilities" sg_modes --page=0x2a "$disk"
+        in_drive "as it was"
+        refuse "ejecting a disc that is mounted" sg_start --eject "$disk"
+        try "umount disc" umount /mnt/disk
+        try "eject" eject "$disk"
+        # A read would have the kernel load it.
+        refuse "what was ejected is not ready" sg_turs "$disk"
+        try "load" eject --trayclose "$disk"
+        until_true 10 blockdev --getsize64 "$disk"
+        in_drive "loaded again" && try "umount disc again" umount /mnt/disk
+        log_out "logout, CD"
+    fi
+    if log_in "login, removable disk" 1; then
+        equal "the kernel sees a removable disk" 1 "$(cat "/sys/block/${disk##*/}/removable")"
+        try "mkfs on a removable disk" mkfs.ext4 -q -F "$disk"
+        before=$(read_sum "$disk" count=16)
+        generic=$(ls "/sys/block/${disk##*/}/device/scsi_generic")
+        # The kernel locks what is open by its block device; this unlocks it.
+        try "eject of a disk" eject --scsi "$disk"
+        refuse "reading an ejected disk" dd if="$disk" of=/dev/null bs=1M count=1 iflag=direct
+        try "load of a disk" sg_start --load "/dev/$generic"
+        until_true 10 blockdev --rereadpt "$disk"
+        equal "the data of a disk that was ejected" "$before" "$(read_sum "$disk" count=16)"
+        try "fsck of a disk that was ejected" fsck.ext4 -f -n "$disk"
+        log_out "logout, removable disk"
+    fi
+    # The kernel complained about what was not there.
+    dmesg -C
+fi
 quiet "in the end"
 
 # Behind the kernel's complaints: a refused login is one.

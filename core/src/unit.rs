@@ -18,7 +18,7 @@ pub struct UnitId(pub u32);
 /// Blocks of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// Bytes of a logical block: 512 or 4096.
+    /// Bytes of a logical block: 512 or 4096, and 2048 on a CD or DVD.
     pub block_size: u32,
     /// Logical blocks; at least one.
     pub blocks: u64,
@@ -81,7 +81,7 @@ pub struct Unit {
     pub store: Box<dyn Store>,
     /// What runs on it on this core.
     pub ranges: Rc<Ranges>,
-    /// Work on the whole of it.
+    /// What sort of medium it has, and work on the whole of it.
     pub medium: Medium,
     /// What was done to it, by all cores.
     pub tally: Tally,

@@ -45,7 +45,8 @@ pub struct Demo {
 /// `lunar serve`
 #[derive(Args, Debug)]
 pub struct Serve {
-    /// What to share, as LUN 0, 1, ...: disk.img, disk.img:20G (made if missing), /dev/sdb, ram:1G, null:1T
+    /// What to share, as LUN 0, 1, ...: disk.img, disk.img:20G (made if missing), /dev/sdb, ram:1G, null:1T,
+    /// cd:install.iso (a CD or DVD), removable:disk.img (a disk that initiators can eject)
     #[arg(required = true, value_name = "VOLUME")]
     pub volumes: Vec<String>,
     /// Refuse writes
@@ -185,9 +186,11 @@ pub fn default_name(host: &str, volume: &str) -> String {
             short.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
         dashes.trim_matches(['-', '.']).to_owned()
     };
+    let volume = volume.strip_prefix("cd:").or_else(|| volume.strip_prefix("removable:")).unwrap_or(volume);
     let stem = volume.rsplit('/').next().unwrap_or(volume);
     let stem = stem.split(':').next().filter(|s| !s.is_empty()).unwrap_or("volume");
-    let stem = stem.strip_suffix(".img").or_else(|| stem.strip_suffix(".raw")).unwrap_or(stem);
+    let ending = [".img", ".raw", ".iso"].iter().find_map(|ending| stem.strip_suffix(ending));
+    let stem = ending.unwrap_or(stem);
     let host = clean(host.split('.').next().unwrap_or(host));
     format!("iqn.2026-01.io.lunar:{}.{}", if host.is_empty() { "host" } else { &host }, clean(stem))
 }
@@ -245,6 +248,8 @@ mod tests {
         for (host, volume, name) in [
             ("box.example", "/srv/Disk 1.img:20G", "iqn.2026-01.io.lunar:box.disk-1"),
             ("", "null:1T", "iqn.2026-01.io.lunar:host.null"),
+            ("box", "cd:/srv/Install.iso", "iqn.2026-01.io.lunar:box.install"),
+            ("box", "removable:disk.img:1G", "iqn.2026-01.io.lunar:box.disk"),
             ("a_b", "/dev/sdb", "iqn.2026-01.io.lunar:a-b.sdb"),
         ] {
             assert_eq!(default_name(host, volume), name);

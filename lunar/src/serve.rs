@@ -42,7 +42,6 @@ struct Setup {
     names: Vec<String>,
     /// What the target is called for people.
     alias: String,
-    block_size: u32,
     target: String,
     how: How,
     portals: Vec<SocketAddr>,
@@ -69,7 +68,7 @@ enum Report {
 ///
 /// # Errors
 /// Everything that keeps it from starting, in words that say what to do.
-pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) -> Result<()> {
+pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
     raise_open_files();
     let count = how.cores.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
     let stats: Vec<Arc<Stats>> = (0..count).map(|_| Arc::default()).collect();
@@ -79,13 +78,12 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
     let shared = restore(&volumes, &names)?;
     let audit = |record: &Record| eprintln!("audit: {record}");
     let guard = Guard::new(how.who.access()?, Box::new(random), Box::new(audit))?;
-    let media = volumes.iter().map(|_| Medium::default()).collect();
+    let media = volumes.iter().map(|volume| Medium::of(volume.medium())).collect();
     let tallies = volumes.iter().map(|_| Tally::new(count)).collect();
     let setup = Arc::new(Setup {
         volumes,
         alias: alias(&names),
         names,
-        block_size,
         target,
         how,
         portals,
@@ -303,15 +301,15 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<T
     let mut units = Vec::new();
     for (lun, volume) in setup.volumes.iter().enumerate() {
         let store = volume.open(reactor).with_context(|| format!("opening {}", setup.names[lun]))?;
-        let geometry = Geometry::of(store.traits(), setup.block_size).with_context(|| {
-            format!("{} is not a whole number of {}-byte blocks", setup.names[lun], setup.block_size)
+        let geometry = Geometry::of(store.traits(), volume.block_size()).with_context(|| {
+            format!("{} is not a whole number of {}-byte blocks", setup.names[lun], volume.block_size())
         })?;
         let unit = Rc::new(Unit {
             id: UnitId(lun as u32),
             identity: volume.identity().clone(),
             geometry,
             read_only: store.traits().read_only,
-            store,
+            store: setup.media[lun].guard(store),
             ranges: Rc::new(Ranges::default()),
             medium: setup.media[lun].clone(),
             tally: setup.tallies[lun].of_core(target.config().core.into()),

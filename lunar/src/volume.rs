@@ -15,23 +15,27 @@ use keep::Folder;
 use lunar_block::BlockVolume;
 use lunar_core::io::{Store, Traits};
 use lunar_core::keep::{Forgetful, Keep};
+use lunar_core::medium::MediumKind;
 use lunar_core::unit::Identity;
 use lunar_file::FileVolume;
 use lunar_null::NullVolume;
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
-use spec::Spec;
+use spec::{Named, Spec};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+
+/// Bytes of a block of a CD or DVD.
+const DISC_BLOCK: u32 = 2048;
 
 /// How volumes are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     /// Writes are refused, and nothing of the volume is changed.
     pub read_only: bool,
-    /// Bytes of a logical block: 512 or 4096.
+    /// Bytes of a logical block: 512 or 4096. A CD or DVD has its own.
     pub block_size: u32,
     /// Each write is on the medium before it is answered.
     pub write_through: bool,
@@ -43,6 +47,8 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub struct Volume {
     kind: Kind,
+    medium: MediumKind,
+    block_size: u32,
     identity: Arc<Identity>,
     keep: Arc<dyn Keep>,
 }
@@ -65,8 +71,8 @@ impl Volume {
         let mut places = Vec::new();
         let mut volumes: Vec<Self> = Vec::new();
         for (index, text) in specs.iter().enumerate() {
-            let spec = spec::parse(text)?;
-            if let Spec::Path { path, .. } = &spec
+            let named = spec::parse(text)?;
+            if let Spec::Path { path, .. } = &named.spec
                 && let Some(place) = place(path)
             {
                 if places.contains(&place) {
@@ -74,7 +80,7 @@ impl Volume {
                 }
                 places.push(place);
             }
-            let volume = Self::open_parsed(text, &spec, options, index)?;
+            let volume = Self::open_parsed(text, &named, options, index)?;
             if let Some(twin) = volumes.iter().position(|other| other.identity == volume.identity) {
                 bail!("{text} is the same volume as {}: name it once", specs[twin]);
             }
@@ -91,8 +97,11 @@ impl Volume {
         Self::open_parsed(text, &spec::parse(text)?, options, 0)
     }
 
-    fn open_parsed(text: &str, spec: &Spec, options: &Options, index: usize) -> Result<Self> {
-        let (kind, identity) = match spec {
+    fn open_parsed(text: &str, named: &Named, options: &Options, index: usize) -> Result<Self> {
+        // Through the page cache: its blocks are smaller than what many file systems read past it.
+        let disc = Options { read_only: true, block_size: DISC_BLOCK, direct: false, ..*options };
+        let options = if named.medium == MediumKind::Optical { &disc } else { options };
+        let (kind, identity) = match &named.spec {
             Spec::Null { size } => {
                 advice::whole_blocks(text, *size, options.block_size)?;
                 let identity = identity::of_memory(text, index);
@@ -114,7 +123,8 @@ impl Volume {
                 Arc::new(Folder::open(identity.uuid, !options.read_only).with_context(|| format!("opening {text}"))?)
             }
         };
-        Ok(Self { kind, identity: Arc::new(identity), keep })
+        let Options { block_size, .. } = *options;
+        Ok(Self { kind, medium: named.medium, block_size, identity: Arc::new(identity), keep })
     }
 
     fn open_path(path: &Path, size: Option<u64>, options: &Options) -> Result<(Kind, Identity)> {
@@ -148,6 +158,18 @@ impl Volume {
             Kind::File(volume) => volume.traits(),
             Kind::Block(volume) => volume.traits(),
         }
+    }
+
+    /// What sort of medium it is to initiators.
+    #[must_use]
+    pub fn medium(&self) -> MediumKind {
+        self.medium
+    }
+
+    /// Bytes of a logical block.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.block_size
     }
 
     /// Who it is.
@@ -184,6 +206,12 @@ impl Volume {
             Kind::Block(volume) => volume.open(reactor),
         }
     }
+}
+
+/// What to tell somebody who may have meant something else by a name.
+#[must_use]
+pub fn hint(text: &str) -> Option<String> {
+    advice::on_name(text)
 }
 
 /// What two names of one file or device have in common.

@@ -1,6 +1,6 @@
 //! A command from its CDB to its status: found, checked, admitted, planned, carried out.
 
-use crate::admit::{Refusal, admit};
+use crate::admit::{Refusal, admit, reaches};
 use crate::cmd::lba_status;
 use crate::command::{Command, Reply, Status, TaskAttribute};
 use crate::context::Context;
@@ -10,7 +10,7 @@ use crate::lu::{Change, LogicalUnit};
 use crate::nexus::{Addressee, Nexus};
 use crate::plan::{Kept, Plan};
 use crate::sense::{Asc, Sense, SenseData};
-use crate::table::{Effect, Flow, Reach, Row, find};
+use crate::table::{Effect, Flow, Row, find, rows};
 use crate::target::Target;
 use lunar_core::mem::Sg;
 use lunar_core::port::Transfer;
@@ -90,6 +90,7 @@ impl Target {
                         moved += carrier.carry(step, reply, tools).await?;
                     }
                 }
+                Plan::Move(to) => self.move_medium(nexus, &itl.lu, to).await?,
                 Plan::Renew(renewal) => self.renew(&itl.lu, *renewal, transfer, tools).await?,
                 // Behind a pointer: it is larger than all the rest, and seldom.
                 Plan::Copy(list) => Box::pin(self.copy(nexus, &itl.lu, &list, transfer, tools)).await?,
@@ -147,11 +148,11 @@ impl Target {
         if command.attribute == TaskAttribute::ACA {
             return Err(Sense::illegal(Asc::INVALID_MESSAGE_ERROR).into());
         }
-        let row = match (find(cdb), addressee) {
-            (Ok(row), Addressee::Nobody) if row.policy.gates.reach == Reach::Anywhere => row,
-            (_, Addressee::Nobody) => return Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into()),
-            (found, _) => found?,
+        let row = match find(cdb) {
+            Ok(row) => row,
+            Err(why) => return Err(unknown(why, cdb, addressee)),
         };
+        reaches(&row.policy, addressee)?;
         row.check(cdb)?;
         admit(row, addressee)?;
         Ok((row, row.amount(cdb)?))
@@ -295,9 +296,25 @@ impl<T: Transfer> Carrier<'_, T> {
                 if let Some(event) = site.error(failure) {
                     self.lu.unit.tally.add(event, 1);
                 }
-                Err(site.refusal(failure).wanting(reply.wanted))
+                let refusal = match self.lu.tray().sense(self.lu.kind) {
+                    // Taken out meanwhile.
+                    Some(sense) => sense.into(),
+                    None => site.refusal(failure),
+                };
+                Err(refusal.wanting(reply.wanted))
             }
         }
+    }
+}
+
+/// Why there is no row for a CDB. A service action may be wrong only where the addressee has the operation code.
+#[cold]
+fn unknown(why: Sense, cdb: &[u8], addressee: &Addressee) -> Refusal {
+    let all = cdb.first().map_or(&[][..], |op| rows(*op));
+    match addressee {
+        Addressee::Nobody => Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into(),
+        _ if all.iter().any(|row| reaches(&row.policy, addressee).is_ok()) => why.into(),
+        _ => Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into(),
     }
 }
 

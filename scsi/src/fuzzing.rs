@@ -1,4 +1,5 @@
-//! A device with one small disk in memory: what fuzz targets and tests run commands on. All is answered at once.
+//! A device with one small disk or disc in memory: what fuzz targets and tests run commands on. All is answered at
+//! once.
 
 mod lists;
 
@@ -9,11 +10,11 @@ use crate::copy::tokens::Tokens;
 use crate::lun::Lun;
 use crate::nexus::Nexus;
 use crate::shared::SharedUnits;
-use crate::table::{Flow, OpCode, TABLE};
+use crate::table::{Flow, OpCode, Reach, TABLE, rows};
 use crate::target::{Clock, Everywhere, Nowhere, PortConfig, Target, TargetConfig};
 use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Space, Store, Traits};
 use lunar_core::keep::{Forgetful, Keep, Keeping};
-use lunar_core::medium::Medium;
+use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::{NexusName, Transfer};
 use lunar_core::range::Ranges;
@@ -34,6 +35,8 @@ use std::task::{Context, Poll, Waker};
 pub const BLOCKS: u64 = 2048;
 /// Bytes of a block.
 pub const BLOCK: u32 = 512;
+/// Bytes of a block of a disc.
+pub const DISC_BLOCK: u32 = 2048;
 /// What the clock of the device shows, always: milliseconds since the beginning of 1970.
 pub const NOW: u64 = 1_795_000_000_000;
 const ARENA_BYTES: usize = 8 << 20;
@@ -41,7 +44,7 @@ const ARENA_BYTES: usize = 8 << 20;
 /// What a store of bytes in memory shares with the one who watches it.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// The bytes.
+    /// The bytes; a store that is larger has zeroes beyond them.
     pub bytes: RefCell<Vec<u8>>,
     /// What the next request is answered with instead.
     pub fault: Cell<Option<Fault>>,
@@ -83,7 +86,10 @@ impl Store for MemoryStore {
         match (io.op, &mut io.data) {
             (Op::Read, Data::In(into)) => {
                 let end = at + into.len();
-                into.copy_from(0, &bytes[at..end]);
+                match bytes.get(at..end) {
+                    Some(bytes) => into.copy_from(0, bytes),
+                    None => into.copy_from(0, &vec![0; end - at]),
+                };
             }
             (Op::Write { .. }, Data::Out(from)) => {
                 let end = at + from.len();
@@ -243,6 +249,55 @@ impl Rig {
     }
 
     fn with_all(traits: Traits, groups: [u16; 2], everywhere: Rc<dyn Everywhere>, shared: Arc<SharedUnits>) -> Self {
+        let memory = Memory::zeroes(traits.size);
+        memory.space.set(Some(Space { used: 0, available: traits.size }));
+        let unit = Self::unit(0, traits, memory.clone());
+        Self::around(unit, memory, groups, everywhere, shared)
+    }
+
+    /// A device with such a medium; a CD if it is optical.
+    #[must_use]
+    pub fn of(kind: MediumKind) -> Self {
+        Self::of_sharing(kind, Rc::new(Nowhere), Arc::default())
+    }
+
+    /// As [`Rig::of`], of a device whose other cores share this.
+    #[must_use]
+    pub fn of_sharing(kind: MediumKind, everywhere: Rc<dyn Everywhere>, shared: Arc<SharedUnits>) -> Self {
+        let traits = if kind == MediumKind::Optical { Self::disc(BLOCKS / 4) } else { Self::traits() };
+        let memory = Memory::zeroes(traits.size);
+        let unit = Self::unit_of(0, kind, traits, memory.clone());
+        Self::around(unit, memory, [1, 1], everywhere, shared)
+    }
+
+    /// A device with a DVD of zeroes.
+    #[must_use]
+    pub fn dvd() -> Self {
+        let memory = Rc::new(Memory::default());
+        let unit = Self::unit_of(0, MediumKind::Optical, Self::disc(2_000_000), memory.clone());
+        Self::around(unit, memory, [1, 1], Rc::new(Nowhere), Arc::default())
+    }
+
+    /// A disc of so many blocks.
+    fn disc(blocks: u64) -> Traits {
+        Traits {
+            size: blocks * u64::from(DISC_BLOCK),
+            read_only: true,
+            write_cache: false,
+            unmap_granularity: 0,
+            physical_block: DISC_BLOCK,
+            atomic_write: 0,
+            ..Self::traits()
+        }
+    }
+
+    fn around(
+        unit: Rc<Unit>,
+        memory: Rc<Memory>,
+        groups: [u16; 2],
+        everywhere: Rc<dyn Everywhere>,
+        shared: Arc<SharedUnits>,
+    ) -> Self {
         let stats = Arc::new(Stats::default());
         let port = |relative: u16, group: u16| PortConfig {
             relative,
@@ -260,9 +315,7 @@ impl Rig {
             tokens: Self::tokens(),
         };
         let target = Target::new(config, everywhere);
-        let memory = Memory::zeroes(traits.size);
-        memory.space.set(Some(Space { used: 0, available: traits.size }));
-        target.add_unit(0, Self::unit(0, traits, memory.clone()));
+        target.add_unit(0, unit);
         let nexus = target.nexus(Self::name("a"));
         nexus.each(|itl| while itl.take_attention().is_some() {});
         let arena = Arena::new(ARENA_BYTES);
@@ -309,6 +362,17 @@ impl Rig {
     /// When they are not a whole number of blocks, or `id` is not small.
     #[must_use]
     pub fn unit(id: u32, traits: Traits, memory: Rc<Memory>) -> Rc<Unit> {
+        Self::unit_of(id, MediumKind::Fixed, traits, memory)
+    }
+
+    /// As [`Rig::unit`], with such a medium.
+    ///
+    /// # Panics
+    /// As [`Rig::unit`].
+    #[must_use]
+    pub fn unit_of(id: u32, kind: MediumKind, traits: Traits, memory: Rc<Memory>) -> Rc<Unit> {
+        let block = if kind == MediumKind::Optical { DISC_BLOCK } else { BLOCK };
+        let medium = Medium::of(kind);
         let ranges = Rc::new(Ranges::default());
         // Units are told apart by their last byte.
         let last = |byte: u8| byte + u8::try_from(id).expect("a few units");
@@ -323,10 +387,10 @@ impl Rig {
                 uuid,
                 naa: [0x30, 1, 2, 3, 4, 5, 6, last(7)],
             }),
-            geometry: Geometry::of(&traits, BLOCK).expect("a whole number of blocks"),
+            geometry: Geometry::of(&traits, block).expect("a whole number of blocks"),
             read_only: traits.read_only,
-            store: Box::new(MemoryStore { memory, traits }),
-            medium: Medium::default(),
+            store: medium.guard(Box::new(MemoryStore { memory, traits })),
+            medium,
             tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges.clone())),
             keep: Arc::new(Forgetful::default()),
@@ -402,12 +466,24 @@ pub fn at_once<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
+/// Devices of all sorts that have a command.
+fn rigs(reach: Reach) -> Vec<Rig> {
+    match reach {
+        Reach::Disk => vec![Rig::default()],
+        Reach::Optical => vec![Rig::of(MediumKind::Optical), Rig::dvd()],
+        Reach::Unit | Reach::WellKnown | Reach::Anywhere => {
+            vec![Rig::of(MediumKind::Removable), Rig::of(MediumKind::Optical)]
+        }
+    }
+}
+
 /// Runs the command whose CDB `data` begins with, raw; what follows is its Data-Out.
 pub fn raw(data: &[u8]) {
     let long = data.first() == Some(&OpCode::VARIABLE_LENGTH.0);
     let (cdb, rest) = data.split_at(data.len().min(if long { CDB_BYTES_MAX } else { 16 }));
-    if !cdb.is_empty() {
-        Rig::default().run(cdb, rest, u32::MAX);
+    if let Some(op) = cdb.first() {
+        let reach = rows(*op).first().map_or(Reach::Disk, |row| row.policy.gates.reach);
+        rigs(reach).iter().for_each(|rig| drop(rig.run(cdb, rest, u32::MAX)));
     }
 }
 
@@ -426,9 +502,11 @@ pub fn cdb(data: &[u8]) {
     let given = bytes.iter().copied().chain(std::iter::repeat(0));
     cdb.iter_mut().zip(given).skip(1).for_each(|(mask, byte)| *mask &= byte);
     row.name(cdb);
-    let ended = Rig::default().run(cdb, rest, u32::MAX);
-    if row.flow == Flow::Answer {
-        let allocation = row.amount(cdb).map_or(0, |length| length as usize);
-        assert!(ended.data.len() <= allocation, "{} answers {} bytes", row.policy.name, ended.data.len());
+    for rig in rigs(row.policy.gates.reach) {
+        let ended = rig.run(cdb, rest, u32::MAX);
+        if row.flow == Flow::Answer {
+            let allocation = row.amount(cdb).map_or(0, |length| length as usize);
+            assert!(ended.data.len() <= allocation, "{} answers {} bytes", row.policy.name, ended.data.len());
+        }
     }
 }

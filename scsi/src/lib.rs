@@ -13,6 +13,7 @@
 //! * [`command`], [`lun`], [`sense`]: what transports hand over and get back
 //! * [`renew`]: how FORMAT UNIT and SANITIZE write a whole medium anew
 //! * [`thin`]: how much space disks take, and who is told
+//! * [`tray`]: media that come and go
 //! * [`docs`], [`fuzzing`]: made from the table
 
 pub mod access;
@@ -45,6 +46,7 @@ pub mod table;
 pub mod target;
 pub mod task;
 pub mod thin;
+pub mod tray;
 pub mod vpd;
 
 pub use command::{Cdb, Command, Reply, Status, TaskAttribute};

@@ -10,7 +10,9 @@ use crate::sense::{Asc, Sense, SenseKey};
 use crate::shared::Shared;
 use crate::table::Needs;
 use crate::thin::{Resource, Threshold, Watch};
+use crate::tray::Tray;
 use lunar_core::io::Space;
+use lunar_core::medium::MediumKind;
 use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -89,6 +91,10 @@ pub enum Change {
     Information(Kind, Arc<[u8]>),
     /// FORMAT UNIT, SANITIZE.
     Medium(MediumState),
+    /// The medium is ejected or loaded.
+    Tray(Tray),
+    /// Somebody wants the medium, whose removal is prevented.
+    EjectRequest,
     /// The counters of the log pages begin at zero, and what initiators have left there is gone.
     LogReset,
     /// What initiators leave in the log.
@@ -103,7 +109,8 @@ impl Change {
     pub fn attention(&self) -> Option<Asc> {
         match self {
             Self::Mode { .. } => Some(Asc::MODE_PARAMETERS_CHANGED),
-            Self::Stopped(_) | Self::Medium(_) => None,
+            Self::Stopped(_) | Self::Medium(_) | Self::EjectRequest => None,
+            Self::Tray(tray) => (*tray == Tray::Loaded).then_some(Asc::MEDIUM_MAY_HAVE_CHANGED),
             Self::LogReset | Self::ClientLog(_) => Some(Asc::LOG_PARAMETERS_CHANGED),
             Self::Access(_) => Some(Asc::ASYMMETRIC_ACCESS_STATE_CHANGED),
             Self::Clock(_) => Some(Asc::TIMESTAMP_CHANGED),
@@ -218,7 +225,7 @@ impl State {
                 self.is_due(Aspect::Information(*kind), stamp)
                     && std::mem::replace(&mut self.information[*kind as usize], bytes.clone()) != *bytes
             }
-            Change::Medium(_) => false,
+            Change::Medium(_) | Change::Tray(_) | Change::EjectRequest => false,
             // The numbers are those of all cores: each letter does it again, which does not matter.
             Change::LogReset => {
                 unit.tally.reset();
@@ -258,17 +265,20 @@ pub struct LogicalUnit {
     pub lun: u16,
     /// Its blocks, identity and store.
     pub unit: Rc<Unit>,
+    /// What sort of medium it has: what it is to its initiators.
+    pub kind: MediumKind,
     /// What it has in common with its views on other cores.
     pub(crate) shared: Arc<Shared>,
     state: RefCell<State>,
     /// The values of its mode parameters, where every write looks.
     mode: Cell<ModeValues>,
     medium: Cell<MediumState>,
+    tray: Cell<Tray>,
     /// How much space it takes, as it was last measured for who asked.
     space: Cell<Option<Space>>,
     /// What was seen of its thresholds.
     pub(crate) watch: Watch,
-    /// Whether it stands in no command's way: not stopped, not write-protected, a medium that is ready.
+    /// Whether it stands in no command's way: not stopped, not write-protected, a medium that is there and ready.
     clear: Cell<bool>,
 }
 
@@ -278,20 +288,36 @@ impl LogicalUnit {
     pub(crate) fn new(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>) -> Self {
         let state = State::new(&unit);
         let medium = kept::load(&unit).state;
-        Self::with_state(lun, unit, shared, state, medium)
+        Self::with_state(lun, unit, shared, state, (medium, Tray::default()))
     }
 
     /// The same disk with another view of its unit.
     #[must_use]
     pub(crate) fn with_unit(&self, unit: Rc<Unit>) -> Self {
-        Self::with_state(self.lun, unit, self.shared.clone(), self.state.borrow().clone(), self.medium.get())
+        let medium = (self.medium.get(), self.tray.get());
+        Self::with_state(self.lun, unit, self.shared.clone(), self.state.borrow().clone(), medium)
     }
 
-    fn with_state(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>, state: State, medium: MediumState) -> Self {
-        let (mode, medium) = (Cell::new(state.mode), Cell::new(medium));
-        let (space, watch) = (Cell::new(None), Watch::default());
-        let state = RefCell::new(state);
-        let disk = Self { lun, unit, shared, state, mode, medium, space, watch, clear: Cell::new(false) };
+    fn with_state(
+        lun: u16,
+        unit: Rc<Unit>,
+        shared: Arc<Shared>,
+        state: State,
+        (medium, tray): (MediumState, Tray),
+    ) -> Self {
+        let disk = Self {
+            lun,
+            kind: unit.medium.kind(),
+            unit,
+            shared,
+            mode: Cell::new(state.mode),
+            state: RefCell::new(state),
+            medium: Cell::new(medium),
+            tray: Cell::new(tray),
+            space: Cell::new(None),
+            watch: Watch::default(),
+            clear: Cell::new(false),
+        };
         disk.refresh();
         disk
     }
@@ -370,6 +396,12 @@ impl LogicalUnit {
         self.medium.get()
     }
 
+    /// Where its medium is.
+    #[must_use]
+    pub fn tray(&self) -> Tray {
+        self.tray.get()
+    }
+
     /// Whether writes are refused.
     #[must_use]
     pub fn write_protected(&self) -> bool {
@@ -410,6 +442,12 @@ impl LogicalUnit {
         if let Change::Medium(state) = change {
             self.medium.set(*state);
         }
+        // Whoever moves it has the turn of all cores until all know.
+        if let Change::Tray(tray) = change {
+            let before = self.tray.replace(*tray);
+            self.refresh();
+            return before != *tray;
+        }
         let told = self.state.borrow_mut().apply(&self.unit, change, stamp);
         self.refresh();
         told
@@ -418,7 +456,8 @@ impl LogicalUnit {
     fn refresh(&self) {
         let state = self.state.borrow();
         self.mode.set(state.mode);
-        self.clear.set(!state.stopped && !self.write_protected() && self.medium.get() == MediumState::Ready);
+        let is_ready = self.medium.get() == MediumState::Ready && self.tray.get() == Tray::Loaded;
+        self.clear.set(!state.stopped && !self.write_protected() && is_ready);
     }
 }
 

@@ -91,6 +91,7 @@ impl Target {
         let stamp = self.stamp();
         self.end_everywhere(Some(lun)).await;
         if let Some(lu) = self.unit(lun) {
+            lu.shared.allow(None);
             self.forget_spc2(&lu, None).await;
         }
         self.make(lun, &Change::Reset, stamp, None);
@@ -101,6 +102,7 @@ impl Target {
     async fn reset_all(&self, stamp: crate::lu::Stamp, mail: Mail) -> TaskResponse {
         self.end_everywhere(None).await;
         for lu in self.units() {
+            lu.shared.allow(None);
             self.forget_spc2(&lu, None).await;
             self.make(lu.lun, &Change::Reset, stamp, None);
         }

@@ -10,6 +10,7 @@ use crate::lun_map::{LunMap, Mapping};
 use crate::order::Order;
 use crate::sense::{Asc, Sense};
 use crate::task::TaskSet;
+use crate::tray::MediaEvent;
 use lunar_core::port::NexusName;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -43,6 +44,8 @@ pub struct ItlNexus {
     pub order: Order,
     /// What READ BUFFER reads.
     pub buffers: Buffers,
+    /// What GET EVENT STATUS NOTIFICATION tells next of the medium.
+    pub event: Cell<MediaEvent>,
     attentions: Attentions,
     held: Cell<Held>,
     alua: Cell<AluaState>,
@@ -68,6 +71,7 @@ impl ItlNexus {
             read_only,
             order: Order::default(),
             buffers: Buffers::default(),
+            event: Cell::default(),
             attentions: Attentions::default(),
             held: Cell::new(held),
             alua,
@@ -83,6 +87,7 @@ impl ItlNexus {
         while let Some(sense) = self.attentions.take() {
             itl.attentions.add(sense.asc);
         }
+        itl.event.set(self.event.get());
         itl.refresh();
         itl
     }

@@ -8,6 +8,7 @@ use crate::log;
 use crate::lu::Change;
 use crate::renew::Renewal;
 use crate::reserve::Request;
+use crate::tray::Move;
 use lunar_core::step::Step;
 use std::time::Duration;
 
@@ -41,6 +42,8 @@ pub enum Plan {
     Write(Box<Writing>),
     /// The copy of this list identifier that the nexus asked this logical unit for ends; done when it has.
     StopCopy(u32),
+    /// The medium is ejected or loaded.
+    Move(Move),
     /// The whole medium is written anew. Behind a pointer, for it is seldom.
     Renew(Box<Renewal>),
     /// A change of the logical unit that all cores must know of first.

@@ -9,6 +9,7 @@ use crate::reserve::News;
 use crate::sense::Asc;
 use crate::shared::SharedUnits;
 use crate::thin::Claim;
+use crate::tray::MediaEvent;
 use lunar_core::port::NexusName;
 use lunar_core::stats::Stats;
 use lunar_core::unit::Unit;
@@ -314,6 +315,7 @@ impl Target {
     /// Makes a change on this core.
     pub(crate) fn make(&self, lun: u16, change: &Change, stamp: Stamp, but: Option<&Nexus>) {
         let Some(lu) = self.unit(lun) else { return };
+        let event = MediaEvent::of(change, lu.tray());
         let told = lu.apply(change, stamp);
         if let Change::Access(_) = change {
             for nexus in self.nexuses() {
@@ -324,6 +326,10 @@ impl Target {
         }
         if let Change::Mode { .. } | Change::Reset = change {
             self.rearmed();
+        }
+        if let Some(event) = event {
+            let known = self.nexuses().into_iter().filter_map(|nexus| nexus.known(lun));
+            known.for_each(|itl| itl.event.set(event));
         }
         if *change == Change::Reset {
             self.nexuses().iter().for_each(|nexus| nexus.copies.forget(lun));

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, ensure};
 use crate::chap;
 use crate::report::Outcome;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Subject, Target};
+use crate::tools;
 
 /// The emulated processor is slow, and slower while something else is built.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -85,6 +86,14 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
             writeln!(settings, "{key}={HOST_AS_GUEST_SEES_IT}:{}\n{key}_TARGET={}", target.portal.port(), target.name)?;
             others.push(target);
         }
+        let (disc, sum) = tools::image_of_disc(lab, &format!("guest-{name}"))?;
+        let disk = format!("removable:{}", lab.image(&format!("guest-{name}-removable.img"), 64)?);
+        let mut spec = Spec::new(driver, [disc, disk])?;
+        spec.for_guest = true;
+        let target = Target::start(lab, &spec)?;
+        writeln!(settings, "DISC={HOST_AS_GUEST_SEES_IT}:{}\nDISC_TARGET={}", target.portal.port(), target.name)?;
+        writeln!(settings, "DISC_SUM={sum}")?;
+        others.push(target);
     }
     if matches!(lab.subject, Subject::Built(_)) {
         let mut spec = chap::spec(lab, driver)?;

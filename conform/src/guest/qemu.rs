@@ -14,7 +14,7 @@ use crate::process;
 
 /// Loaded at start, in an order that dependencies decide. The crypto module is asked for by algorithm, not by
 /// dependency.
-const MODULES: [&str; 18] = [
+const MODULES: [&str; 20] = [
     "virtio_pci",
     "virtio_net",
     "9pnet_virtio",
@@ -22,6 +22,8 @@ const MODULES: [&str; 18] = [
     "overlay",
     "crc32c_generic?",
     "sd_mod",
+    "sr_mod",
+    "isofs",
     "sg",
     "iscsi_tcp",
     "ext4",

@@ -18,7 +18,7 @@ const ASKS: Gates = Gates {
     spc2: Gate::Stops,
     persistent: Persistent::Passes,
     alua: Alua::Active,
-    not_ready: Gate::Passes,
+    not_ready: Gate::Stops,
     write_protect: Gate::Passes,
     timeout: Timeout::Quick,
 };
@@ -45,7 +45,7 @@ impl CommandType for ReadCapacity10 {
         clause: "SBC-3 5.15",
         code: Code::of(OpCode::READ_CAPACITY_10),
         effect: Effect::None,
-        gates: ASKS,
+        gates: Gates { reach: Reach::Unit, ..ASKS },
     };
     const USAGE: Self = Self { opcode: OpCode::READ_CAPACITY_10.0, reserved: [0; 8], control: 0 };
     const DATA: Data<Self> = Data::Answer(|_| size_of::<Capacity10>() as u32);

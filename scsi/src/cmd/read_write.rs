@@ -6,7 +6,7 @@ use super::block::{
 use crate::context::Context;
 use crate::plan::Plan;
 use crate::sense::Sense;
-use crate::table::{Code, CommandType, Data, Effect, OpCode, Policy};
+use crate::table::{Code, CommandType, Data, Effect, Gates, OpCode, Policy, Reach};
 use lunar_core::step::Step;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -91,10 +91,15 @@ impl CommandType for Write6 {
 
 /// READ of one layout.
 macro_rules! read {
-    ($command:ty, $name:literal, $clause:literal) => {
+    ($command:ty, $name:literal, $clause:literal, $reach:expr) => {
         impl CommandType for $command {
-            const POLICY: Policy =
-                Policy { name: $name, clause: $clause, code: Code::of(Self::OP), effect: Effect::Read, gates: READS };
+            const POLICY: Policy = Policy {
+                name: $name,
+                clause: $clause,
+                code: Code::of(Self::OP),
+                effect: Effect::Read,
+                gates: Gates { reach: $reach, ..READS },
+            };
             const USAGE: Self = Self::usage(DPO | FUA | FUA_NV);
             const DATA: Data<Self> = Data::In;
 
@@ -144,9 +149,9 @@ macro_rules! write_and_verify {
     };
 }
 
-read!(Read10, "READ(10)", "SBC-3 5.11");
-read!(Read12, "READ(12)", "SBC-3 5.12");
-read!(Read16, "READ(16)", "SBC-3 5.13");
+read!(Read10, "READ(10)", "SBC-3 5.11", Reach::Unit);
+read!(Read12, "READ(12)", "SBC-3 5.12", Reach::Unit);
+read!(Read16, "READ(16)", "SBC-3 5.13", Reach::Disk);
 write!(Write10, "WRITE(10)", "SBC-3 5.33");
 write!(Write12, "WRITE(12)", "SBC-3 5.34");
 write!(Write16, "WRITE(16)", "SBC-3 5.35");

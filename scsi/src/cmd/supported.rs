@@ -83,7 +83,7 @@ impl TimeoutsDescriptor {
 }
 
 fn is_supported(row: &Row, lu: &LogicalUnit) -> bool {
-    lu.meets(row.policy.gates.needs)
+    row.policy.gates.reach.covers(lu.kind) && lu.meets(row.policy.gates.needs)
 }
 
 /// SPC-4 6.35.2
@@ -145,7 +145,10 @@ impl CommandType for ReportSupportedOperationCodes {
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         let lu = cx.disk()?;
         let timeouts = self.options & WITH_TIMEOUTS != 0;
-        let all = rows(self.requested_code);
+        let mut all = rows(self.requested_code);
+        if !all.iter().any(|row| row.policy.gates.reach.covers(lu.kind)) {
+            all = &[];
+        }
         let has_actions = all.first().is_some_and(|row| row.policy.code.action.is_some());
         let requested = self.requested_action.get();
         let by_action = |row: &&Row| row.policy.code.action.unwrap_or(0) == requested;
@@ -229,6 +232,10 @@ mod tests {
     use crate::fuzzing::{Ended, Rig};
     use lunar_core::io::Traits;
 
+    fn rows_of_disks() -> impl Iterator<Item = &'static Row> {
+        TABLE.iter().filter(|row| row.policy.gates.reach != Reach::Optical)
+    }
+
     fn report(rig: &Rig, options: u8, code: u8, action: u16) -> Ended {
         let [high, low] = action.to_be_bytes();
         rig.run(&[0xa3, 0x0c, options, code, high, low, 0, 0, 0x40, 0, 0, 0], &[], 16384)
@@ -238,11 +245,12 @@ mod tests {
     fn all_of_them() {
         let rig = Rig::default();
         let all = report(&rig, 0, 0, 0).data;
-        assert_eq!(all.len(), 4 + 8 * TABLE.len());
+        let count = rows_of_disks().count();
+        assert_eq!(all.len(), 4 + 8 * count);
         assert_eq!(all[4..12], [0, 0, 0, 0, 0, 0, 0, 6]);
         assert_eq!(u32::from_be_bytes([all[0], all[1], all[2], all[3]]) as usize, all.len() - 4);
         let timed = report(&rig, 0x80, 0, 0).data;
-        assert_eq!(timed.len(), 4 + 20 * TABLE.len());
+        assert_eq!(timed.len(), 4 + 20 * count);
         assert_eq!(timed[4..24], [0, 0, 0, 0, 0, 2, 0, 6, 0, 10, 0, 0, 0, 0, 0, 1, 0, 0, 0, 10]);
         let service = all[4..].chunks(8).find(|row| row[0] == 0x9e).expect("READ CAPACITY(16)");
         assert_eq!(service, [0x9e, 0, 0, 0x10, 0, 1, 0, 16]);
@@ -277,7 +285,7 @@ mod tests {
         for timeouts in [0, WITH_TIMEOUTS] {
             let all = report(&rig, timeouts, 0, 0).data;
             let mut rest = &all[4..];
-            for row in TABLE {
+            for row in rows_of_disks() {
                 let Code { op, action } = row.policy.code;
                 let (name, length) = (row.policy.name, row.length as u8);
                 let described = if timeouts == 0 { 8 } else { 20 };
@@ -313,7 +321,7 @@ mod tests {
             for action in 0..64 {
                 let told = report(&rig, 3, op, action).data[1];
                 let is_row = |row: &&Row| row.policy.code.op.0 == op && row.policy.code.action.unwrap_or(0) == action;
-                assert_eq!(told == 3, TABLE.iter().any(|row| is_row(&row)), "{op:02x}/{action:02x}");
+                assert_eq!(told == 3, rows_of_disks().any(|row| is_row(&row)), "{op:02x}/{action:02x}");
                 assert!(matches!(told, 1 | 3));
             }
         }

@@ -1,8 +1,9 @@
-//! Mode pages: one type per page, one row per type (SPC-4 7.5, SBC-4 6.5).
+//! Mode pages: one type per page, one row per type (SPC-4 7.5, SBC-4 6.5, MMC-6 7).
 
 mod connection;
 mod control;
 mod disk;
+mod drive;
 mod exceptions;
 mod power;
 mod provisioning;
@@ -10,7 +11,7 @@ mod select;
 
 use crate::context::Context;
 use crate::lu::{LogicalUnit, ModeValues};
-use crate::table::Needs;
+use crate::table::{Needs, Reach};
 use lunar_core::unit::Unit;
 use lunar_core::wire::Writer;
 use std::ops::Range;
@@ -94,6 +95,8 @@ pub trait ModePage: IntoBytes + Immutable + Sized + 'static {
     const NAME: &'static str;
     /// Where the standard has it.
     const CLAUSE: &'static str;
+    /// Which units have it.
+    const REACH: Reach;
     /// What a unit must be capable of to have it.
     const NEEDS: Needs;
     /// What MODE SELECT may change of it.
@@ -115,6 +118,8 @@ pub struct PageRow {
     pub name: &'static str,
     /// Where the standard has it.
     pub clause: &'static str,
+    /// Which units have it.
+    pub reach: Reach,
     needs: Needs,
     parameters: &'static [Parameter],
     numbers: &'static [Number],
@@ -136,6 +141,7 @@ pub static PAGES: &[PageRow] = &[
     row::<power::PowerCondition>(),
     row::<exceptions::Exceptions>(),
     row::<provisioning::Provisioning>(),
+    row::<drive::Capabilities>(),
 ];
 
 /// Bytes of the longest page behind its header.
@@ -148,6 +154,7 @@ const fn row<P: ModePage>() -> PageRow {
         subpage: P::SUBPAGE,
         name: P::NAME,
         clause: P::CLAUSE,
+        reach: P::REACH,
         needs: P::NEEDS,
         parameters: P::PARAMETERS,
         numbers: P::NUMBERS,
@@ -166,10 +173,10 @@ const SUBPAGE_FORMAT: u8 = 0x40;
 const PAGE_CODE: u8 = 0x3f;
 
 impl PageRow {
-    /// Whether a disk has the page.
+    /// Whether a unit has the page.
     #[must_use]
     pub fn is_of(&self, lu: &LogicalUnit) -> bool {
-        self.needs == Needs::Nothing || lu.provisioning()
+        self.reach.covers(lu.kind) && (self.needs == Needs::Nothing || lu.provisioning())
     }
 
     /// Writes the page.

@@ -2,7 +2,7 @@
 
 use super::{ModePage, Number, Parameter};
 use crate::context::Context;
-use crate::table::Needs;
+use crate::table::{Needs, Reach};
 use crate::thin::{Resource, is_counted};
 use lunar_core::wire::be;
 use std::mem::{offset_of, size_of};
@@ -49,6 +49,7 @@ impl ModePage for Provisioning {
     const SUBPAGE: u8 = 0x02;
     const NAME: &'static str = "Logical Block Provisioning";
     const CLAUSE: &'static str = "SBC-4 6.5.9";
+    const REACH: Reach = Reach::Disk;
     const NEEDS: Needs = Needs::Provisioning;
     const PARAMETERS: &'static [Parameter] = &[
         Parameter {

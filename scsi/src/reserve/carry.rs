@@ -90,9 +90,11 @@ impl Target {
         }
     }
 
-    /// Ends the SPC-2 reservations that a nexus holds, of any unit: it is lost, or ends.
+    /// Ends the SPC-2 reservations that a nexus holds, and no longer prevents the removal of media, of any unit: it is
+    /// lost, or ends.
     pub(crate) async fn let_go(&self, nexus: &Nexus) {
         for lu in self.units() {
+            lu.shared.allow(Some(&nexus.name));
             self.forget_spc2(&lu, Some(&nexus.name)).await;
         }
     }

@@ -4,6 +4,7 @@ use super::VpdPage;
 use crate::context::Context;
 use crate::lu::LogicalUnit;
 use crate::sense::SENSE_BYTES_MAX;
+use crate::table::Reach;
 use lunar_core::wire::Writer;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -32,6 +33,7 @@ impl VpdPage for Extended {
     const PAGE: u8 = 0x86;
     const NAME: &'static str = "Extended INQUIRY Data";
     const CLAUSE: &'static str = "SPC-4 7.8.7";
+    const REACH: Reach = Reach::Disk;
 
     fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
         out.put(&Self {
