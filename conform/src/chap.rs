@@ -18,6 +18,8 @@ use crate::tools::{says, tool};
 
 const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const NAME: &str = "iqn.2026-01.io.lunar.conform:chap";
+/// The initiator that sees the second volume as LUN 0, and may read the first one as LUN 5.
+const MAPPED: &str = "iqn.2026-01.io.lunar.conform:mapped";
 const USER: (&str, &str) = ("alice", "secret-of-alice");
 const TARGET: (&str, &str) = ("disks", "secret-of-target");
 const LOOKER: (&str, &str) = ("looker", "secret-of-looker");
@@ -35,11 +37,12 @@ const TRANSIT: u8 = 0x81;
 
 type Case = (&'static str, fn(&Lab, &Target) -> Result<()>);
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 12] = [
     ("libiscsi: the right secret, and others", libiscsi),
     ("libiscsi: the target proves its name", libiscsi_mutual),
     ("libiscsi: discovery has a user of its own", libiscsi_discovery),
     ("lunar bench: all algorithms, both ways", own_initiator),
+    ("a map shows its initiators their volumes, and nothing else", mapped),
     ("hostile: no proof at all", no_proof),
     ("hostile: an unknown user and a wrong secret look the same", no_difference),
     ("hostile: an answer that was heard on another connection", replayed),
@@ -79,15 +82,15 @@ fn secret_file(lab: &Lab, (name, secret): (&str, &str)) -> Result<String> {
 /// A target's flags that have initiators prove their names.
 pub(crate) fn spec(lab: &Lab, driver: Driver) -> Result<Spec> {
     let files = (secret_file(lab, USER)?, secret_file(lab, TARGET)?, secret_file(lab, LOOKER)?);
-    Ok(Spec::new(driver, ["ram:64M"])?.flags(
-        &[
-            ["--name", NAME, "--initiator", "iqn.20*"].as_slice(),
-            &["--user", USER.0, "--secret-file", &files.0],
-            &["--mutual-user", TARGET.0, "--mutual-secret-file", &files.1],
-            &["--discovery-user", LOOKER.0, "--discovery-secret-file", &files.2],
-        ]
-        .concat(),
-    ))
+    let map = format!("{MAPPED}=0:1,5:0:ro");
+    let flags: [&[&str]; 5] = [
+        &["--name", NAME, "--initiator", "iqn.20*"],
+        &["--map", &map],
+        &["--user", USER.0, "--secret-file", &files.0],
+        &["--mutual-user", TARGET.0, "--mutual-secret-file", &files.1],
+        &["--discovery-user", LOOKER.0, "--discovery-secret-file", &files.2],
+    ];
+    Ok(Spec::new(driver, ["ram:64M", "ram:16M"])?.flags(&flags.concat()))
 }
 
 fn start(lab: &Lab, driver: Driver) -> Result<Target> {
@@ -143,6 +146,29 @@ fn own_initiator(lab: &Lab, target: &Target) -> Result<()> {
     }
     fails(program, &[&common[..], &["--mutual-user", TARGET.0, "--mutual-secret-file", &user]].concat())?;
     fails(program, &["bench", &url, "--time", "0.2", "--user", USER.0, "--secret-file", &own])
+}
+
+fn mapped(_: &Lab, target: &Target) -> Result<()> {
+    let at = |lun: u16| format!("iscsi://{}%{}@{}/{NAME}/{lun}", USER.0, USER.1, target.portal);
+    let size = |initiator: &str, lun| tool("iscsi-readcapacity16", &["-s", "--initiator-name", initiator, &at(lun)]);
+    says(&size(MAPPED, 0)?, "16777216")?;
+    says(&size(MAPPED, 5)?, "67108864")?;
+    says(&size("iqn.2026-01.io.lunar.conform:other", 0)?, "67108864")?;
+    fails("iscsi-readcapacity16", &["-s", "--initiator-name", MAPPED, &at(1)])?;
+    let write = |lun: u16| {
+        let image = format!(
+            "driver=iscsi,transport=tcp,portal={},target={NAME},lun={lun},user={},password={},initiator-name={MAPPED}",
+            target.portal, USER.0, USER.1
+        );
+        let commands = ["-c", "write -P 0x5a 0 4096", "-c", "read -P 0x5a 0 4096"];
+        let arguments = [&["--image-opts"], &commands[..], &[image.as_str()]].concat();
+        process::run(process::bound("qemu-io").args(arguments), LIMIT).map(|output| output.text)
+    };
+    let said = write(0)?;
+    ensure!(said.contains("wrote 4096") && said.contains("read 4096") && !said.contains("fail"), "{said}");
+    let said = write(5)?;
+    ensure!(!said.contains("wrote 4096"), "a read-only LUN was written: {said}");
+    Ok(())
 }
 
 /// A login by hand.

@@ -33,15 +33,15 @@ pub struct Counter {
 
 /// CHAP is proposed.
 #[derive(Debug)]
-pub(crate) struct Method(pub(crate) Talk, pub(crate) Box<Chap>);
+pub(crate) struct Method(pub(crate) Box<Talk>, pub(crate) Box<Chap>);
 
 /// The algorithms are proposed.
 #[derive(Debug)]
-pub(crate) struct Algorithms(Talk, Box<Chap>);
+pub(crate) struct Algorithms(Box<Talk>, Box<Chap>);
 
 /// The proof is sent.
 #[derive(Debug)]
-pub(crate) struct Proof(Talk, Box<Chap>, Algorithm);
+pub(crate) struct Proof(Box<Talk>, Box<Chap>, Algorithm);
 
 /// The text of the first request.
 pub(crate) fn proposal(names: &mut Vec<u8>) {

@@ -31,11 +31,11 @@ pub(crate) struct Talk {
 
 /// SecurityNegotiation: names are told, no authentication is offered. With it, the states of [`chap`] come instead.
 #[derive(Debug)]
-pub(crate) struct Security(Talk);
+pub(crate) struct Security(Box<Talk>);
 
 /// LoginOperationalNegotiation.
 #[derive(Debug)]
-pub(crate) struct Operational(Talk);
+pub(crate) struct Operational(Box<Talk>);
 
 /// A login under way.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Login {
     pub(crate) fn start(mut offer: Offer) -> (Self, Request) {
         let mut names = offer.names();
         let chap = offer.chap.take();
-        let talk = Talk { offer, agreed: Agreed::default(), gather: Gather::default(), rounds: 0 };
+        let talk = Box::new(Talk { offer, agreed: Agreed::default(), gather: Gather::default(), rounds: 0 });
         if let Some(chap) = chap {
             chap::proposal(&mut names);
             let request = Request { stage: Stage::SECURITY, transit: None, text: names };
@@ -92,7 +92,7 @@ impl Security {
 
 impl Operational {
     /// The stage's first request.
-    pub(crate) fn begin(talk: Talk) -> Next {
+    pub(crate) fn begin(talk: Box<Talk>) -> Next {
         let text = talk.offer.operational();
         let request = Request { stage: Stage::OPERATIONAL, transit: Some(Stage::FULL_FEATURE), text };
         Next::Send(Login::Operational(Self(talk)), request)

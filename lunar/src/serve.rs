@@ -1,5 +1,6 @@
 //! `lunar serve`: opens the volumes, starts a thread per core, listens, and stops cleanly.
 
+use crate::access::Map;
 use crate::args::{self, Driver, How};
 use crate::banner::{Line, banner};
 use crate::cores::{AllCores, Letter, Links, OtherCores, OtherSessions};
@@ -76,8 +77,9 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
     let portals = how.portals();
     let socket = how.stats.as_deref().map(|path| stats::Socket::serve(path, stats.clone())).transpose()?;
     let shared = restore(&volumes, &names)?;
+    check_maps(&how.who.map, volumes.len())?;
     let audit = |record: &Record| eprintln!("audit: {record}");
-    let guard = Guard::new(how.who.access()?, Box::new(random), Box::new(audit))?;
+    let guard = Guard::new(how.who.access()?, Box::new(random), Box::new(audit));
     let media = volumes.iter().map(|volume| Medium::of(volume.medium())).collect();
     let tallies = volumes.iter().map(|_| Tally::new(count)).collect();
     let setup = Arc::new(Setup {
@@ -110,6 +112,16 @@ fn restore(volumes: &[Volume], names: &[String]) -> Result<Arc<SharedUnits>> {
         shared.restore(UnitId(lun as u32), &**volume.keep()).with_context(|| format!("restoring {}", names[lun]))?;
     }
     Ok(Arc::new(shared))
+}
+
+/// Maps are of volumes that there are.
+fn check_maps(maps: &[Map], volumes: usize) -> Result<()> {
+    for Map { initiator, luns } in maps {
+        if let Some((lun, mapping)) = luns.luns().find(|(_, mapping)| usize::from(mapping.unit) >= volumes) {
+            bail!("--map {initiator}: LUN {lun} is volume {}, and {} is the last", mapping.unit, volumes - 1);
+        }
+    }
+    Ok(())
 }
 
 /// The kernel's random bytes: for what nobody may guess.
@@ -225,6 +237,7 @@ struct Core {
     links: Rc<Links>,
     target: Rc<Target>,
     front: Rc<Front>,
+    maps: Vec<Map>,
     letters: lunar_reactor::channel::Receiver<Letter>,
     /// Each with the tag of its portal group.
     listeners: Vec<(Handle, u16)>,
@@ -287,7 +300,8 @@ fn build(
         let lines = units.iter().enumerate().map(|(lun, unit)| Line::of(lun as u16, &setup.names[lun], unit));
         let _ = report.send(Report::Listening(portals, lines.collect()));
     }
-    let core = Core { units, links, target, front, letters, listeners, mailboxes, stats: setup.stats.clone() };
+    let maps = setup.how.who.map.clone();
+    let core = Core { units, links, target, front, maps, letters, listeners, mailboxes, stats: setup.stats.clone() };
     Ok((reactor, core))
 }
 
@@ -359,7 +373,10 @@ const PORT_PATIENCE: Duration = Duration::from_secs(3);
 
 impl Core {
     async fn serve(self, reactor: &Reactor) -> Result<()> {
-        let Self { units, links, target, front, letters, listeners, mailboxes, stats } = self;
+        let Self { units, links, target, front, maps, letters, listeners, mailboxes, stats } = self;
+        for Map { initiator, luns } in maps {
+            target.set_map(&initiator, luns).await;
+        }
         for (listener, group) in listeners {
             let (reactor, mailboxes, stats) = (reactor.clone(), mailboxes.clone(), stats.clone());
             reactor.clone().spawn(async move { accept(&reactor, &listener, group, &mailboxes, &stats).await });

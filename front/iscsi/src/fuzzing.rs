@@ -71,6 +71,8 @@ struct World {
     tags: Vec<R2t>,
     digests: (bool, bool),
     cmd_sn: u32,
+    /// Proofs that the outside was asked for.
+    proofs: usize,
 }
 
 impl World {
@@ -87,6 +89,7 @@ impl World {
             tags: Vec::new(),
             digests: (false, false),
             cmd_sn: 1,
+            proofs: 0,
         }
     }
 
@@ -120,6 +123,7 @@ impl World {
                 Action::Prove(claim) => {
                     assert!((1..=USER_MAX).contains(&claim.user.len()), "a user without a name");
                     assert!(claim.counter.is_none_or(|c| (1..=CHALLENGE_MAX).contains(&c.challenge.len())));
+                    self.proofs += 1;
                     self.session.proven(finding(tape.byte()), &mut actions);
                 }
                 Action::Establish(_) => {
@@ -363,11 +367,11 @@ fn finding(decision: u8) -> Result<Option<Proof>, LoginStatus> {
 /// Keys that bring a login further, mostly.
 fn put_keys(text: &mut Vec<u8>, step: u8) {
     let pairs: &[(&str, &str)] = match step % 8 {
-        0 => &[("AuthMethod", "CHAP,None")],
-        1 => &[("CHAP_A", "5,7,8")],
-        2 => &[("CHAP_N", "alice"), ("CHAP_R", "0x0102")],
-        3 => &[("CHAP_N", "alice"), ("CHAP_R", "0bAAAA"), ("CHAP_I", "7"), ("CHAP_C", "0x0102030405060708")],
-        4 => &[("CHAP_I", "1")],
+        1 => &[("AuthMethod", "CHAP,None")],
+        2 => &[("CHAP_A", "5,7,8")],
+        3 => &[("CHAP_N", "alice"), ("CHAP_R", "0x0102")],
+        4 => &[("CHAP_N", "alice"), ("CHAP_R", "0bAAAA"), ("CHAP_I", "7"), ("CHAP_C", "0x0102030405060708")],
+        5 => &[("CHAP_I", "1")],
         _ => &[],
     };
     pairs.iter().for_each(|(key, value)| text::put(text, key, value));
@@ -379,10 +383,16 @@ fn login_request(flags: u8) -> LoginRequest {
 
 /// Any bytes before a login is over.
 pub fn fuzz_login(data: &[u8]) {
+    let _ = any_login(data);
+}
+
+/// Returns how many proofs were looked at.
+fn any_login(data: &[u8]) -> usize {
     let tape = &mut Tape(data);
     let mut world = World::new(Config { window: WINDOW, ..Config::default() });
     while !tape.0.is_empty() && world.session.closed().is_none() && !world.session.is_established() {
-        match tape.byte() % 8 {
+        let step = tape.byte();
+        match step % 8 {
             0 => {
                 let len = tape.below(200);
                 let bytes = tape.take(len);
@@ -401,7 +411,7 @@ pub fn fuzz_login(data: &[u8]) {
                     text::put(&mut text, "InitiatorName", "iqn.x");
                     text::put(&mut text, "TargetName", "iqn.y");
                 }
-                put_keys(&mut text, tape.byte());
+                put_keys(&mut text, step / 8);
                 let flags = tape.byte();
                 let len = tape.below(400);
                 text.extend_from_slice(tape.take(len));
@@ -413,7 +423,9 @@ pub fn fuzz_login(data: &[u8]) {
         }
         world.check();
     }
+    let proofs = world.proofs;
     world.end();
+    proofs
 }
 
 /// Any bytes after a login.
@@ -485,6 +497,14 @@ fn log_in(world: &mut World, options: u8) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// A login by CHAP, as the tape has it: also a seed of the fuzz target.
+    const CHAP: &[u8] = include_bytes!("../../../fuzz/seeds/login/chap");
+
+    #[test]
+    fn proofs_are_reached() {
+        assert_eq!(any_login(CHAP), 1);
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]

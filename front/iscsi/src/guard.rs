@@ -12,7 +12,7 @@ use crate::chap::{Challenge, Claim, Counter, Proof};
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
 use audit::{Audit, Reason, Record, Who};
-use lunar_core::access::{Access, Account, Proofs, Secret};
+use lunar_core::access::{Access, Account, Proofs};
 use lunar_core::time::Instant;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -26,15 +26,10 @@ pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
 /// Takes records of the audit; at most [`audit::REFUSALS_PER_SECOND`] and a few.
 pub type Sink = Box<dyn Fn(&Record) + Send + Sync>;
 
-/// Bytes of the secret that nobody has: as many as most secrets.
-const DECOY_LEN: usize = 16;
-
 /// Who may log in.
 pub struct Guard {
     random: Random,
     sink: Sink,
-    /// Stands in for the secret of a user that there is not, so that he takes the same path and time.
-    decoy: Secret,
     state: Mutex<State>,
 }
 
@@ -100,29 +95,21 @@ pub struct Finding {
 
 impl Guard {
     /// The guard of a target.
-    ///
-    /// # Errors
-    /// When there is no randomness.
-    pub fn new(access: Access, random: Random, sink: Sink) -> Result<Arc<Self>, NoRandomness> {
-        let mut decoy = [0; DECOY_LEN];
-        if random(&mut decoy) { Ok(Self::with(access, random, sink, decoy)) } else { Err(NoRandomness) }
-    }
-
-    /// One that lets everybody in, and tells nobody.
     #[must_use]
-    pub fn open() -> Arc<Self> {
-        Self::with(Access::open(), Box::new(|_| false), Box::new(|_| {}), [0; DECOY_LEN])
-    }
-
-    fn with(access: Access, random: Random, sink: Sink, decoy: [u8; DECOY_LEN]) -> Arc<Self> {
+    pub fn new(access: Access, random: Random, sink: Sink) -> Arc<Self> {
         let state = State {
             access: Arc::new(access),
             throttle: Throttle::default(),
             audit: Audit::default(),
             challenges: BTreeSet::new(),
         };
-        let decoy = Secret::new(decoy.to_vec()).expect("as long as a secret may be");
-        Arc::new(Self { random, sink, decoy, state: Mutex::new(state) })
+        Arc::new(Self { random, sink, state: Mutex::new(state) })
+    }
+
+    /// One that lets everybody in, and tells nobody.
+    #[must_use]
+    pub fn open() -> Arc<Self> {
+        Self::new(Access::open(), Box::new(|_| false), Box::new(|_| {}))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -183,7 +170,7 @@ impl Guard {
 
     /// Looks at what shall prove the initiator's name.
     pub fn prove(&self, knock: &mut Knock, claim: &Claim, now: Instant) -> Finding {
-        knock.who.user = Some(claim.user.clone());
+        (knock.who.user, knock.who.algorithm) = (Some(claim.user.clone()), Some(claim.algorithm));
         let source = knock.who.source.ip();
         let Some(turn) = self.lock().throttle.turn(source, now) else {
             self.tell(knock.who.clone(), Err(Reason::TooMany), now);
@@ -206,7 +193,8 @@ impl Guard {
         // All users are looked at, whoever is meant.
         let meant = |found, user: &'a Account| if user.name == claim.user { Some(user) } else { found };
         let user = proofs.users.iter().fold(None, meant);
-        let secret = user.map_or(&self.decoy, |user| &user.secret);
+        // A user that there is not takes the same path and time, with another's secret: what comes out is not used.
+        let secret = &user.or(proofs.users.first()).ok_or(Reason::UnknownUser)?.secret;
         let Challenge { identifier, bytes } = claim.challenge;
         let is_right = claim.algorithm.response(identifier, secret, &bytes) == claim.response;
         match (user, is_right) {
@@ -245,18 +233,6 @@ impl fmt::Debug for Guard {
         write!(f, "Guard({:?})", self.lock().access)
     }
 }
-
-/// There are no random bytes: no challenge can be made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NoRandomness;
-
-impl fmt::Display for NoRandomness {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the kernel gives no random bytes")
-    }
-}
-
-impl std::error::Error for NoRandomness {}
 
 #[cfg(test)]
 #[path = "guard_tests.rs"]

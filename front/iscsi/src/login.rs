@@ -166,8 +166,8 @@ impl Login {
         }
     }
 
-    /// Takes the outside's answer to [`Next::Prove`]: our own proof, if the initiator wants one and there is one, or how
-    /// the login ends.
+    /// Takes the outside's answer to [`Next::Prove`]: our own proof, if the initiator wants one and there is one, or
+    /// how the login ends.
     pub fn proven(self, answer: Result<Option<Proof>, LoginStatus>, out: &mut Out) -> Next {
         match self {
             Self::Proving(state) => state.answer(answer, out),

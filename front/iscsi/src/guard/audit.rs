@@ -1,5 +1,6 @@
 //! Records of logins: who, from where, and how it ended. Never a secret, a challenge or a response.
 
+use crate::chap::Algorithm;
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
 use lunar_core::time::Instant;
@@ -29,6 +30,8 @@ pub struct Who {
     pub group: Option<Arc<str>>,
     /// The user whose name it gave.
     pub user: Option<Arc<str>>,
+    /// How it proved that.
+    pub algorithm: Option<Algorithm>,
 }
 
 impl Who {
@@ -40,6 +43,7 @@ impl Who {
             discovery: candidate.discovery,
             group: None,
             user: None,
+            algorithm: None,
         }
     }
 }
@@ -103,7 +107,10 @@ impl fmt::Display for Record {
                 write!(f, " {key}=\"{}\"", shown(value))?;
             }
         }
-        Ok(())
+        match who.algorithm {
+            Some(algorithm) => write!(f, " chap={algorithm:?}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -154,6 +161,7 @@ mod tests {
             target: Some("iqn.x:disk".into()),
             discovery: false,
             group: None,
+            algorithm: Some(Algorithm::SHA256),
             user: Some("a\"\nlogin accepted user=\"b".into()),
         }
     }
@@ -163,7 +171,7 @@ mod tests {
         assert_eq!(
             Record::Login(who(), Err(Reason::WrongAnswer)).to_string(),
             "login refused reason=\"wrong secret\" source=192.0.2.1:4000 session=normal initiator=\"iqn.x:host\" \
-             target=\"iqn.x:disk\" user=\"a\\\"\\nlogin accepted user=\\\"b\""
+             target=\"iqn.x:disk\" user=\"a\\\"\\nlogin accepted user=\\\"b\" chap=SHA256"
         );
         let long = Who { initiator: "x".repeat(5000).into(), discovery: true, target: None, user: None, ..who() };
         let told = Record::Login(long, Ok(())).to_string();

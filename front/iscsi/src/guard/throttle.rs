@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn who_fails_has_one_attempt_at_a_time_and_not_too_many_waiting() {
         let (mut throttle, here) = (Throttle::default(), source("192.0.2.1"));
-        (0..8).for_each(|_| drop(throttle.failed(here, &"a".into(), START)));
+        (0..8).for_each(|_| _ = throttle.failed(here, &"a".into(), START));
         let waits: Vec<Option<u64>> = (0..4).map(|_| throttle.turn(here, START).map(|wait| wait.as_secs())).collect();
         assert_eq!(waits, [Some(0), Some(4), Some(8), None]);
         assert_eq!(throttle.turn(here, START + Duration::from_secs(5)).map(|wait| wait.as_secs()), Some(7));
