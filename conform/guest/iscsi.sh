@@ -135,7 +135,7 @@ maintenance() {
         try "sg_logs page $page" sg_logs --page="$page" "$disk"
     done
     says "sg_logs: bytes read" "bytes processed = [1-9]" sg_logs --page=3 "$disk"
-    says "sg_logs: space" "LBA mapping resource" sg_logs --page=0xc "$disk"
+    says "sg_logs: space" "Used LBA mapping .*count: [0-9]" sg_logs --page=0xc "$disk"
     says "sg_modes: thresholds" "rovisioning" sg_modes --page=0x1c,2 "$disk"
     try "sg_logs --reset" sg_logs --reset "$disk"
     try "sg_test_rwbuf" sg_test_rwbuf --size=4096 --times=3 "$disk"
