@@ -112,10 +112,12 @@ maintenance() {
     local block page
     block=$(blockdev --getss "$disk")
     says "sg_logs" "nformational [Ee]xceptions" sg_logs "$disk"
-    for page in 2 3 5 0xd 0x19 0x2f; do
+    for page in 2 3 5 0xc 0xd 0xf 0x19 0x2f; do
         try "sg_logs page $page" sg_logs --page="$page" "$disk"
     done
     says "sg_logs: bytes read" "bytes processed = [1-9]" sg_logs --page=3 "$disk"
+    says "sg_logs: space" "Used LBA mapping .*count: [0-9]" sg_logs --page=0xc "$disk"
+    says "sg_modes: thresholds" "rovisioning" sg_modes --page=0x1c,2 "$disk"
     try "sg_logs --reset" sg_logs --reset "$disk"
     try "sg_test_rwbuf" sg_test_rwbuf --size=4096 --times=3 "$disk"
     head -c 512 /tmp/random >/tmp/echo
