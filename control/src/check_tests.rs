@@ -315,3 +315,87 @@ fn a_secret_is_in_no_output() {
         assert!(!leaks, "{text}");
     }
 }
+
+/// Lines of configurations, right and wrong, in any order.
+const LINES: &[&str] = &[
+    "[volume.a]",
+    "[volume]",
+    "[group.g.luns]",
+    "[group.g]",
+    "[target.t]",
+    "[portal-group.p]",
+    "[portal.x]",
+    "[user.u]",
+    "[api-token.k]",
+    "[api-listener.l]",
+    "[limits]",
+    "[discovery]",
+    "[[volume]]",
+    "[",
+    "]",
+    "\u{feff}",
+    "ü = 'ü'",
+    "''",
+    "kind = 'ram'",
+    "size = '1G'",
+    "size = 99999999999999999999",
+    "size = -1",
+    "size = 0x10",
+    "path = '/ü'",
+    "0 = 'a'",
+    "16384 = 'a'",
+    "1 = { volume = 'a' }",
+    "1 = {}",
+    "luns = { 0 = 'a' }",
+    "luns = []",
+    "targets = ['t']",
+    "initiators = ['*']",
+    "sources = ['::/0', '10.0.0.0/8']",
+    "iqn = 'iqn.2026-01.org.example:t'",
+    "iqn = 1979-05-27",
+    "portal-groups = ['p']",
+    "tag = 1",
+    "tag = 1e3",
+    "tag = nan",
+    "address = '127.0.0.1'",
+    "address = '::1'",
+    "group = 'p'",
+    "secret = 'twelve bytes, or more'",
+    "secret = { file = '/x' }",
+    "secret = { credential = '' }",
+    "secret = {}",
+    "secret.file = '/x'",
+    "authentication = 'chap'",
+    "authentication = 'mutual-chap'",
+    "users = ['u']",
+    "mutual-user = 'u'",
+    "hashes = []",
+    "# remark",
+    "",
+    "a.b.c.d = 1",
+    "volume.a.size = 1",
+    "x = '''",
+    "x = \"\\u0000\"",
+];
+
+proptest::proptest! {
+    #[test]
+    fn no_text_is_too_strange(picks in proptest::collection::vec(0..LINES.len(), 0..24)) {
+        let text: String = picks.into_iter().map(|pick| format!("{}\n", LINES[pick])).collect();
+        let result = check("x", &text, &Pretended::with(&[("/x", 0o100_600, "the secret in a file")]));
+        match &result {
+            Ok(checked) => assert!(crate::Plan::between(checked, checked).is_empty()),
+            Err(problems) => {
+                let lines = text.lines().count() + 1;
+                assert!(!problems.list.is_empty() && problems.list.iter().all(|problem| problem.line <= lines));
+            }
+        }
+        if let Ok(same) = crate::document::edit(&text, &[]) {
+            // A byte order mark says nothing in UTF-8, and goes.
+            assert_eq!(same, text.trim_start_matches('\u{feff}'), "what is not changed stays");
+        } else {
+            assert!(result.is_err());
+        }
+        let _ = crate::versions::without_secrets(&text);
+    }
+}
