@@ -155,12 +155,17 @@ impl Versions {
         }
         let version = self.record(text, who, now)?;
         if let Err(why) = self.replace(text) {
-            // It never was in force.
+            // It shall never have been in force, even where only the last sync of the folder failed.
             let _ = std::fs::remove_file(self.history.join(version.file_name()));
+            if read(&self.file).is_ok_and(|there| there == text) {
+                let _ = self.replace(&self.text);
+            }
             return Err(why);
         }
         text.clone_into(&mut self.text);
-        self.forget()
+        // What is in force is written: an old version too many is no reason to take it back.
+        let _ = self.forget();
+        Ok(())
     }
 
     /// Reads the file again, after somebody has written it by hand.
