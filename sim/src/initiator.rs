@@ -141,7 +141,6 @@ impl Initiator {
             initiator: format!("iqn.2026-01.io.lunar:initiator{}", number / 2),
             target: Some(TARGET.to_owned()),
             isid: [0x80, 0, 0, 0, 0, number],
-            chap: None,
             header_digest: digest(&mut chance),
             data_digest: digest(&mut chance),
             max_recv_data_segment_length: 512 << chance.within(0..=9),
