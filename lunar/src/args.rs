@@ -221,7 +221,8 @@ mod tests {
         };
         let told = |line: &str| {
             let portals = how(line).told();
-            let address = |portal: &Portal| portal.address.map_or("-".to_owned(), |address| address.to_string());
+            let address =
+                |portal: &Portal| portal.address.map_or_else(|| "-".to_owned(), |address| address.to_string());
             portals.iter().map(|portal| format!("{},{}", address(portal), portal.group)).collect::<Vec<_>>().join(" ")
         };
         assert_eq!((told("").as_str(), how("").portals().len()), ("-,1", 2));

@@ -24,8 +24,8 @@ pub struct Registry(Mutex<Sessions>);
 
 #[derive(Debug, Default)]
 struct Sessions {
-    /// Normal sessions, by the initiator port and the target port: a portal group.
-    ports: BTreeMap<(Arc<str>, [u8; 6], u16), (u16, Place)>,
+    /// Normal sessions.
+    ports: BTreeMap<NexusKey, (u16, Place)>,
     numbers: BTreeSet<u16>,
     last: u16,
 }
@@ -116,8 +116,10 @@ impl Registry {
     }
 }
 
-/// What names an I_T nexus (RFC 7143 4.4.3).
-fn key(candidate: &Candidate, group: u16) -> (Arc<str>, [u8; 6], u16) {
+/// What names an I_T nexus (RFC 7143 4.4.3): initiator, ISID, portal group.
+type NexusKey = (Arc<str>, [u8; 6], u16);
+
+fn key(candidate: &Candidate, group: u16) -> NexusKey {
     (candidate.initiator.clone(), candidate.isid, group)
 }
 

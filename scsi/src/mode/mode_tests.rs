@@ -400,7 +400,8 @@ fn what_two_cores_save_at_once_is_kept_as_it_is_in_force() {
     let select = |page: &[u8]| [&[0; 4][..], page].concat();
     let (mut caching, mut control) = (CACHING, CONTROL);
     (caching[2], control[4]) = (0, 8);
-    // The first core's values are at the medium when the second core saves others; but they come into force after these.
+    // The first core's values are on their way to the medium while the second core saves others, and come into force
+    // after these.
     keep.late.store(true, Ordering::Relaxed);
     let list = select(&caching);
     let mut first = pin!(rigs[0].later(&[0x15, 0x11, 0, 0, 24, 0], &list));
