@@ -191,7 +191,8 @@ async fn counts_space(bench: &Bench<'_>) {
     if unmaps {
         assert!(used().await >= before + place.len, "{} after {before}", used().await);
         bench.ask(Op::Unmap { len: place.len }, place.at).await.result.expect("unmapping");
-        assert!(used().await <= before, "{} after {before}", used().await);
+        // A file system may keep a block of its own that tells where the file's are.
+        assert!(used().await < before + place.len / 2, "{} after {before}", used().await);
     }
 }
 
