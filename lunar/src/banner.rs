@@ -25,6 +25,7 @@ impl Line {
         let mut words = vec![format!("{}-byte blocks", unit.geometry.block_size)];
         words.extend(traits.thin.then(|| "thin".to_owned()));
         words.push(if traits.write_cache { "write-back" } else { "write-through" }.to_owned());
+        words.extend(unit.protected().map(|protection| format!("protection type {}", protection.kind() as u8)));
         words.extend(unit.read_only.then(|| "read-only".to_owned()));
         Self { lun, name: name.to_owned(), bytes: unit.geometry.bytes(), traits: words.join(", ") }
     }

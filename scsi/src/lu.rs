@@ -7,6 +7,7 @@ use crate::mode;
 use crate::sense::{Asc, Sense, SenseKey};
 use crate::shared::Shared;
 use crate::table::Needs;
+use lunar_core::protection::{self, Protection};
 use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -22,6 +23,8 @@ pub struct ModeValues {
     pub descriptor_sense: bool,
     /// SWP: software write protection (SPC-4 7.5.8).
     pub write_protect: bool,
+    /// ATO: the application tags of protection information are the initiators' (SPC-4 7.5.8).
+    pub application_tags_owned: bool,
 }
 
 /// What a medium is in.
@@ -78,6 +81,8 @@ pub enum Change {
     Information(Kind, Arc<[u8]>),
     /// FORMAT UNIT, SANITIZE.
     Medium(MediumState),
+    /// FORMAT UNIT: how blocks are protected.
+    Protection(protection::Kind),
     /// The counters of the log pages begin at zero.
     LogReset,
     /// Back to how it was after power on: a reset.
@@ -91,6 +96,7 @@ impl Change {
         match self {
             Self::Mode { .. } => Some(Asc::MODE_PARAMETERS_CHANGED),
             Self::Stopped(_) | Self::Medium(_) => None,
+            Self::Protection(_) => Some(Asc::CAPACITY_DATA_CHANGED),
             Self::LogReset => Some(Asc::LOG_PARAMETERS_CHANGED),
             Self::Access(_) => Some(Asc::ASYMMETRIC_ACCESS_STATE_CHANGED),
             Self::Clock(_) => Some(Asc::TIMESTAMP_CHANGED),
@@ -203,6 +209,12 @@ impl State {
                     && std::mem::replace(&mut self.information[*kind as usize], bytes.clone()) != *bytes
             }
             Change::Medium(_) => false,
+            // One formats at a time, and waits until all know.
+            Change::Protection(kind) => unit.protection.as_ref().is_some_and(|protection| {
+                let before = protection.kind();
+                protection.set_kind(*kind);
+                before != *kind
+            }),
             // The numbers are those of all cores: each letter does it again, which does not matter.
             Change::LogReset => {
                 unit.tally.reset();
@@ -339,7 +351,14 @@ impl LogicalUnit {
             Needs::Nothing => true,
             Needs::Provisioning => self.provisioning(),
             Needs::AtomicWrites => atomic_blocks_max(&self.unit) > 0,
+            Needs::TypeTwo => self.protection() == protection::Kind::Two,
         }
+    }
+
+    /// How its blocks are protected.
+    #[must_use]
+    pub fn protection(&self) -> protection::Kind {
+        self.unit.protected().map_or(protection::Kind::None, Protection::kind)
     }
 
     /// Bytes of a block.
@@ -362,6 +381,9 @@ impl LogicalUnit {
     fn refresh(&self) {
         let state = self.state.borrow();
         self.mode.set(state.mode);
+        if let Some(protection) = &self.unit.protection {
+            protection.set_owned(state.mode.application_tags_owned);
+        }
         self.clear.set(!state.stopped && !self.write_protected() && self.medium.get() == MediumState::Ready);
     }
 }

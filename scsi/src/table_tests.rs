@@ -27,6 +27,7 @@ fn plain(row: &Row) -> Vec<u8> {
         Code { op: OpCode::SANITIZE, action: Some(1) } => cdb[8] = 8,
         Code { op: OpCode::WRITE_BUFFER | OpCode::READ_BUFFER_10 | OpCode::READ_BUFFER_16, .. } => cdb[1] = 0x02,
         Code { op: OpCode::WRITE_SAME_16, .. } => cdb[13] = 1,
+        Code { op: OpCode::VARIABLE_LENGTH, action: Some(0x0d) } => cdb[31] = 1,
         Code { op: OpCode::PERSISTENT_RESERVE_OUT, .. } => {
             cdb[2] = 1;
             cdb[8] = u8::try_from(data_out(row).len()).expect("short");
@@ -55,7 +56,7 @@ const KEY: u8 = 7;
 
 /// A rig on which the plainest CDB of a command runs.
 fn rig(row: &Row) -> Rig {
-    prepared(Rig::default(), row)
+    prepared(Rig::default().for_row(row), row)
 }
 
 /// Registers and reserves for those who must have done so.
@@ -189,7 +190,7 @@ fn a_bit_that_is_not_evaluated_is_refused_with_its_place() {
                 }
                 let mut cdb = plain(row);
                 cdb[at] |= 1 << bit;
-                let ended = Rig::default().run(&cdb, &data_out(row), 65536);
+                let ended = Rig::default().for_row(row).run(&cdb, &data_out(row), 65536);
                 assert_eq!(sense(&ended), (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB));
                 let pointer = [0xc8 | bit, 0, u8::try_from(at).expect("short")];
                 assert_eq!(ended.sense[15..], pointer, "{} byte {at} bit {bit}", row.policy.name);
@@ -240,7 +241,10 @@ fn a_unit_attention_stops_all_but_those_that_say_so() {
 #[test]
 fn write_protection_stops_writes() {
     for row in TABLE {
-        let ended = run(&prepared(Rig::new(lunar_core::io::Traits { read_only: true, ..Rig::traits() }), row), row);
+        let ended = run(
+            &prepared(Rig::new(lunar_core::io::Traits { read_only: true, ..Rig::traits() }).for_row(row), row),
+            row,
+        );
         match row.policy.gates.write_protect {
             Gate::Stops => assert_eq!(sense(&ended), (SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED)),
             Gate::Passes => assert_passed(row, &ended, "although writes are refused"),
@@ -312,7 +316,7 @@ fn all_commands_under_all_types_of_persistent_reservations() {
             [(1, false, false), (3, true, false), (5, false, true), (6, true, true), (7, false, true), (8, true, true)]
         {
             for standing in [Stranger, Registered, Holder] {
-                let rig = Rig::default();
+                let rig = Rig::default().for_row(row);
                 let holder = rig.target.nexus(Rig::name("holder"));
                 holder.each(|itl| while itl.take_attention().is_some() {});
                 let out = |nexus, action, kind| {
@@ -344,7 +348,7 @@ fn all_commands_under_all_types_of_persistent_reservations() {
 #[test]
 fn all_commands_under_an_spc2_reservation() {
     for row in TABLE {
-        let rig = Rig::default();
+        let rig = Rig::default().for_row(row);
         let holder = rig.target.nexus(Rig::name("holder"));
         holder.each(|itl| while itl.take_attention().is_some() {});
         assert_eq!(rig.run_as(&holder, &[0x16, 0, 0, 0, 0, 0], &[], 0).status, Status::GOOD);
@@ -391,7 +395,7 @@ fn states_of_asymmetric_access_admit_what_they_should() {
 fn a_lun_that_nobody_has_is_refused_but_for_those_that_say_so() {
     for row in TABLE {
         for lun in [Lun::from_number(7), Lun::from_number(300), Lun([0xff; 8])] {
-            let rig = Rig::default();
+            let rig = Rig::default().for_row(row);
             rig.lun.set(lun);
             let ended = run(&rig, row);
             if matches!(row.policy.code.op, OpCode::INQUIRY | OpCode::REQUEST_SENSE) {
@@ -408,7 +412,7 @@ fn the_well_known_unit_answers_what_it_must() {
     let answered: Vec<_> = TABLE
         .iter()
         .filter(|row| {
-            let rig = Rig::default();
+            let rig = Rig::default().for_row(row);
             rig.lun.set(Lun::REPORT_LUNS);
             run(&rig, row).status == Status::GOOD
         })
@@ -420,7 +424,7 @@ fn the_well_known_unit_answers_what_it_must() {
 #[test]
 fn an_aborted_command_is_not_answered() {
     for row in TABLE {
-        let rig = Rig::default();
+        let rig = Rig::default().for_row(row);
         rig.aborted.set(true);
         let ended = run(&rig, row);
         assert_eq!((ended.status, ended.data.len()), (Status::TASK_ABORTED, 0), "{}", row.policy.name);

@@ -19,7 +19,12 @@ pub(crate) use select::Selection;
 /// Mode parameters of a unit whose initiators have saved none, after power on.
 #[must_use]
 pub fn default_values(unit: &Unit) -> ModeValues {
-    ModeValues { write_cache: unit.traits().write_cache, descriptor_sense: false, write_protect: false }
+    ModeValues {
+        write_cache: unit.traits().write_cache,
+        descriptor_sense: false,
+        write_protect: false,
+        application_tags_owned: false,
+    }
 }
 
 /// PC: which values MODE SENSE asks for (SPC-4 6.13.2).
