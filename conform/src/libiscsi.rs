@@ -115,6 +115,16 @@ const STORES: [Store; 5] = [
         suites: &[],
     },
     Store {
+        name: "protected",
+        ram: true,
+        block: "512",
+        mib: 30,
+        flags: &["--protection", "1"],
+        read_only: false,
+        both: false,
+        suites: &[],
+    },
+    Store {
         name: "read-only",
         ram: true,
         block: "512",

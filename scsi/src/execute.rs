@@ -349,7 +349,7 @@ fn fit(step: &mut Step, block: u32, command: &Command, wanted: &mut u64) -> Resu
     Ok(Some(moved))
 }
 
-/// As [`fit`], for a step with which protection information may travel: all is counted in blocks without, and told with.
+/// As [`fit`], for a step with which protection information may travel: counted in blocks without it, told with it.
 #[cold]
 fn fit_protected(
     protected: &mut Protected,

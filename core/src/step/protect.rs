@@ -1,4 +1,5 @@
-//! Steps on units whose blocks are protected: what is kept beside the blocks is read and written with them, and checked.
+//! Steps on units whose blocks are protected: what is kept beside the blocks is read and written with them, and
+//! checked.
 //!
 //! A block and its protection information are two requests to two stores. Who writes holds the range on every core, so
 //! nobody reads one of a block's two halves before and the other after a write.
