@@ -82,7 +82,7 @@ struct Store {
     suites: &'static [&'static str],
 }
 
-const STORES: [Store; 5] = [
+const STORES: [Store; 6] = [
     Store {
         name: "file-512",
         ram: false,
