@@ -93,7 +93,7 @@ struct Store {
 const OF_MEDIA: &[&str] =
     &["NoMedia", "PreventAllow", "StartStopUnit", "ReadOnly", "Inquiry", "TestUnitReady", "Read10"];
 
-const STORES: [Store; 7] = [
+const STORES: [Store; 8] = [
     Store {
         name: "file-512",
         ram: false,
@@ -136,6 +136,17 @@ const STORES: [Store; 7] = [
         read_only: false,
         removable: false,
         both: true,
+        suites: &[],
+    },
+    Store {
+        name: "protected",
+        ram: true,
+        block: "512",
+        mib: 30,
+        flags: &["--protection", "1"],
+        read_only: false,
+        removable: false,
+        both: false,
         suites: &[],
     },
     Store {

@@ -6,6 +6,7 @@
 //! * [`keep`]: what a unit keeps across restarts besides its data
 //! * [`mem`]: memory behind handles: [`mem::Arena`], [`mem::Buf`], [`mem::Slice`], [`mem::Sg`]
 //! * [`port`]: the front-end contract: [`port::Transfer`]; names of ports and nexuses
+//! * [`protection`]: what is kept beside each block so that it can be checked
 //! * [`step`]: what a command asks for, and the one place that carries it out
 //! * [`range`]: ranges of a unit that are held while an atomic command runs
 //! * [`stats`]: the table of statistics, counted per core
@@ -18,6 +19,7 @@ pub mod keep;
 pub mod medium;
 pub mod mem;
 pub mod port;
+pub mod protection;
 pub mod range;
 pub mod stats;
 pub mod step;

@@ -8,10 +8,12 @@
 //! for the store only, so an atomic command that waits for them always gets its turn.
 
 mod copy;
+mod protect;
 
 use crate::io::{Completion, Data, Extent, Fault, Io, Op, Outcome, Space, submit};
 use crate::mem::{Arena, Sg, SgMut};
 use crate::port::Transfer;
+use crate::protection::{Field, Terms};
 use crate::range::Span;
 use crate::unit::Unit;
 pub use copy::COPY_BYTES;
@@ -119,6 +121,17 @@ pub enum Step {
         /// Whether what is read back is compared with Data-Out.
         compare: bool,
     },
+    /// One of these on a unit whose blocks are protected, on terms of its own. Behind a pointer, for it is seldom.
+    Protected(Box<Protected>),
+}
+
+/// A step and what its command says of protection information. Offsets and lengths are those of the blocks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Protected {
+    /// What is done. The pattern of a [`Step::Fill`] has its protection information behind it, if that travels.
+    pub step: Step,
+    /// On which terms.
+    pub terms: Terms,
 }
 
 /// Why a step did not end well.
@@ -137,6 +150,15 @@ pub enum Failure {
         fault: Fault,
         /// Bytes from the start of the step.
         at: u64,
+    },
+    /// Protection information was not as it should be.
+    Protection {
+        /// What of it.
+        field: Field,
+        /// Bytes from the start of the step to the block.
+        at: u64,
+        /// Whether it was compared with what came with the command, and not with what it should be.
+        compared: bool,
     },
     /// A comparison found a difference.
     Miscompare {
@@ -174,6 +196,35 @@ pub async fn carry_out<T: Transfer>(
     tools: &mut Tools,
     tail: &mut Tail,
 ) -> Result<(), Failure> {
+    if let Some(protection) = unit.protected() {
+        // Seldom, and larger than all others: it does not make their futures larger.
+        return Box::pin(protect::carry_out(unit, protection, step, transfer, tools, tail)).await;
+    }
+    carry_out_plain(unit, step, transfer, tools, tail).await
+}
+
+/// What is kept beside all blocks is blank after, and on the medium: no block is checked.
+///
+/// # Errors
+/// What the store answers.
+pub async fn blank(unit: &Unit, tools: &mut Tools) -> Result<(), Failure> {
+    let Some(protection) = &unit.protection else { return Ok(()) };
+    protect::blank(unit, protection, 0, unit.geometry.bytes(), tools).await.map_err(fault(0))?;
+    let io = Io { op: Op::Flush, offset: 0, data: Data::None };
+    submit(&*protection.store, io, &mut tools.completion).await.result.map(|_| ()).map_err(fault(0))
+}
+
+/// As [`carry_out`], of the blocks alone, whatever protects them: for who blanks that.
+///
+/// # Errors
+/// [`Failure`], with the byte at which it happened.
+pub async fn carry_out_plain<T: Transfer>(
+    unit: &Unit,
+    step: Step,
+    transfer: &T,
+    tools: &mut Tools,
+    tail: &mut Tail,
+) -> Result<(), Failure> {
     match step {
         Step::Read { offset, len } => read(unit, offset, len, transfer, tools, tail).await,
         Step::Write { offset, len, durable } => write(unit, offset, len, durable, transfer, tools).await,
@@ -189,6 +240,8 @@ pub async fn carry_out<T: Transfer>(
         Step::OrWrite { offset, len, durable } => or_write(unit, offset, len, durable, transfer, tools).await,
         Step::WriteAtomic { offset, len, durable } => write_atomic(unit, offset, len, durable, transfer, tools).await,
         Step::WriteVerify { offset, len, compare } => write_verify(unit, offset, len, compare, transfer, tools).await,
+        // No command plans it for a unit that is not protected.
+        Step::Protected(_) => Err(fault(0)(Fault::Unsupported)),
         // Seldom, and larger than all others: it does not make their futures larger.
         Step::Copy { from, at, offset, len } => {
             Box::pin(Copying { unit, from: &from, at, offset, len }.run(transfer, tools)).await

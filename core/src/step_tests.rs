@@ -182,6 +182,7 @@ fn rig() -> Rig {
         geometry: Geometry::of(&traits, 512).expect("whole"),
         read_only: false,
         store: Box::new(MemoryStore(memory.clone(), traits)),
+        protection: None,
         medium: Medium::default(),
         tally: Tally::default(),
         exclusive: Rc::new(OneCore(ranges.clone())),

@@ -61,6 +61,10 @@ pub struct Serve {
     /// Go past the page cache (O_DIRECT)
     #[arg(long)]
     pub direct: bool,
+    /// Keep protection information beside the blocks (T10 PI; in disk.img.pi for disk.img). New volumes start with this
+    /// type: 1, 2, 3, or 0 for none until FORMAT UNIT says otherwise; others go on as they were
+    #[arg(long, value_name = "TYPE", value_parser = clap::value_parser!(u8).range(0..=3), conflicts_with = "read_only")]
+    pub protection: Option<u8>,
     /// How to share.
     #[command(flatten)]
     pub how: How,

@@ -32,6 +32,7 @@ impl Line {
         words.splice(0..0, kind.map(str::to_owned));
         words.extend(traits.thin.then(|| "thin".to_owned()));
         words.push(if traits.write_cache { "write-back" } else { "write-through" }.to_owned());
+        words.extend(unit.protected().map(|protection| format!("protection type {}", protection.kind() as u8)));
         words.extend(unit.read_only.then(|| "read-only".to_owned()));
         Self { lun, name: name.to_owned(), bytes: unit.geometry.bytes(), traits: words.join(", ") }
     }

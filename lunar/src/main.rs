@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use lunar::args::{Cli, Command, Demo, Serve};
 use lunar::volume::{Options, Volume};
+use lunar_core::protection::Kind;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -32,6 +33,7 @@ fn share(serve: Serve) -> Result<()> {
         block_size: serve.block_size,
         write_through: serve.write_through,
         direct: serve.direct,
+        protection: serve.protection.and_then(Kind::of),
     };
     let volumes = Volume::open_all(&serve.volumes, &options)?;
     serve.volumes.iter().filter_map(|name| lunar::volume::hint(name)).for_each(|hint| eprintln!("{hint}"));
@@ -46,7 +48,7 @@ fn share_demo(demo: Demo) -> Result<()> {
     let folder = folder.join("lunar");
     std::fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let spec = format!("{}:{DEMO_BYTES}", folder.join("demo.img").display());
-    let options = Options { read_only: false, block_size: 512, write_through: false, direct: false };
+    let options = Options { read_only: false, block_size: 512, write_through: false, direct: false, protection: None };
     lunar::serve::run(vec![Volume::open_spec(&spec, &options)?], vec![spec], demo.how)
 }
 

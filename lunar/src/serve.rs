@@ -318,12 +318,15 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<T
         let geometry = Geometry::of(store.traits(), volume.block_size()).with_context(|| {
             format!("{} is not a whole number of {}-byte blocks", setup.names[lun], volume.block_size())
         })?;
+        let protection = volume.protection().map(|protection| protection.open(reactor)).transpose();
+        let protection = protection.with_context(|| format!("opening {}", setup.names[lun]))?;
         let unit = Rc::new(Unit {
             id: UnitId(lun as u32),
             identity: volume.identity().clone(),
             geometry,
             read_only: store.traits().read_only,
             store: setup.media[lun].guard(store),
+            protection,
             ranges: Rc::new(Ranges::default()),
             medium: setup.media[lun].clone(),
             tally: setup.tallies[lun].of_core(target.config().core.into()),
@@ -392,9 +395,12 @@ impl Core {
         }
         front.drained().await;
         for unit in &units {
-            let io = Io { op: Op::Flush, offset: 0, data: Data::None };
-            let outcome = submit(&*unit.store, io, &mut Completion::new()).await;
-            outcome.result.map_err(|why| anyhow!("LUN {} could not be flushed: {why:?}", unit.id.0))?;
+            let beside = unit.protection.as_ref().map(|protection| &*protection.store);
+            for store in std::iter::once(&*unit.store).chain(beside) {
+                let io = Io { op: Op::Flush, offset: 0, data: Data::None };
+                let outcome = submit(store, io, &mut Completion::new()).await;
+                outcome.result.map_err(|why| anyhow!("LUN {} could not be flushed: {why:?}", unit.id.0))?;
+            }
         }
         Ok(())
     }

@@ -3,11 +3,13 @@
 //! * [`spec`]: what a name on the command line means
 //! * [`identity`]: who a volume is, for ever
 //! * `keep`: what a volume keeps across restarts besides its data
+//! * `protection`: where it keeps protection information
 //! * `advice`: what to do about a volume that cannot be served
 
 mod advice;
 pub mod identity;
 mod keep;
+mod protection;
 pub mod spec;
 
 use anyhow::{Context, Result, bail};
@@ -21,6 +23,7 @@ use lunar_file::FileVolume;
 use lunar_null::NullVolume;
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
+pub use protection::Protection;
 use spec::{Named, Spec};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -41,6 +44,8 @@ pub struct Options {
     pub write_through: bool,
     /// Past the page cache.
     pub direct: bool,
+    /// Keep protection information; a volume that never did starts with this type.
+    pub protection: Option<lunar_core::protection::Kind>,
 }
 
 /// A volume: opened, locked and checked once, for all cores.
@@ -51,6 +56,7 @@ pub struct Volume {
     block_size: u32,
     identity: Arc<Identity>,
     keep: Arc<dyn Keep>,
+    protection: Option<Protection>,
 }
 
 /// The back ends.
@@ -124,11 +130,12 @@ impl Volume {
             }
         };
         let Options { block_size, .. } = *options;
-        Ok(Self { kind, medium: named.medium, block_size, identity: Arc::new(identity), keep })
+        let protection = Protection::of(text, &kind, named, &*keep, options)?;
+        Ok(Self { kind, medium: named.medium, block_size, identity: Arc::new(identity), keep, protection })
     }
 
     fn open_path(path: &Path, size: Option<u64>, options: &Options) -> Result<(Kind, Identity)> {
-        let Options { read_only, block_size, write_through: durable, direct } = *options;
+        let Options { read_only, block_size, write_through: durable, direct, .. } = *options;
         if std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device()) {
             if size.is_some() {
                 bail!("{0} is a device and has its size: name it without one, {0}", path.display());
@@ -182,6 +189,12 @@ impl Volume {
     #[must_use]
     pub fn keep(&self) -> &Arc<dyn Keep> {
         &self.keep
+    }
+
+    /// What keeps its protection information, if anything does.
+    #[must_use]
+    pub fn protection(&self) -> Option<&Protection> {
+        self.protection.as_ref()
     }
 
     /// Whether it goes past the page cache: then memory that is registered with the kernel pays.

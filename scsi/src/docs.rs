@@ -84,6 +84,7 @@ fn line(page: &mut String, row: &Row) {
         Needs::Nothing => policy.name.to_owned(),
         Needs::Provisioning => format!("{} (thin units)", policy.name),
         Needs::AtomicWrites => format!("{} (stores that promise it)", policy.name),
+        Needs::TypeTwo => format!("{} (protection type 2)", policy.name),
     };
     let (_, seconds) = gates.timeout.seconds();
     let (clause, units) = (policy.clause, units(gates.reach));

@@ -10,11 +10,12 @@ use crate::lu::{Change, LogicalUnit};
 use crate::nexus::{Addressee, Nexus};
 use crate::plan::{Kept, Plan};
 use crate::sense::{Asc, Sense, SenseData};
-use crate::table::{Effect, Flow, Row, find, rows};
+use crate::table::{Effect, Flow, Pulled, Row, find, rows};
 use crate::target::Target;
 use lunar_core::mem::Sg;
 use lunar_core::port::Transfer;
-use lunar_core::step::{self, Step, Tools, carry_out};
+use lunar_core::protection::{INFO_BYTES, Kind};
+use lunar_core::step::{self, Protected, Step, Tools, carry_out};
 use lunar_core::tally::Event;
 use lunar_core::wire::Writer;
 use std::borrow::Cow;
@@ -91,7 +92,7 @@ impl Target {
                     }
                 }
                 Plan::Move(to) => self.move_medium(nexus, &itl.lu, to).await?,
-                Plan::Renew(renewal) => self.renew(&itl.lu, *renewal, transfer, tools).await?,
+                Plan::Renew(renewal) => self.renew(nexus, &itl.lu, *renewal, transfer, tools).await?,
                 // Behind a pointer: it is larger than all the rest, and seldom.
                 Plan::Copy(list) => Box::pin(self.copy(nexus, &itl.lu, &list, transfer, tools)).await?,
                 Plan::Populate(ask, data, inactivity) => self.populate(nexus, &itl.lu, ask, *data, inactivity)?,
@@ -340,7 +341,8 @@ async fn pull_list<T: Transfer>(
     let length = match (row.flow, addressee) {
         (Flow::List, _) => amount.min(command.data_out),
         (Flow::Block, Addressee::Disk(itl)) if amount > 0 => {
-            let block = itl.lu.block_size();
+            let carried = amount == Pulled::ProtectedBlock as u32 && itl.lu.protection() != Kind::None;
+            let block = itl.lu.block_size() + if carried { INFO_BYTES as u32 } else { 0 };
             match command.data_out {
                 // What it means that nothing comes, the command knows.
                 0 => 0,
@@ -382,6 +384,7 @@ fn fit(step: &mut Step, block: u32, command: &Command, wanted: &mut u64) -> Resu
         false => Ok(*len),
     };
     let (whole, moved) = match step {
+        Step::Protected(protected) => return fit_protected(protected, block, command, wanted),
         Step::Read { len, .. } => {
             let whole = *len;
             // Divided only where it matters.
@@ -404,6 +407,32 @@ fn fit(step: &mut Step, block: u32, command: &Command, wanted: &mut u64) -> Resu
     };
     *wanted += whole;
     Ok(Some(moved))
+}
+
+/// As [`fit`], for a step with which protection information may travel: counted in blocks without it, told with it.
+#[cold]
+fn fit_protected(
+    protected: &mut Protected,
+    block: u64,
+    command: &Command,
+    wanted: &mut u64,
+) -> Result<Option<u64>, Refusal> {
+    let plain = block as u32;
+    if !protected.terms.carried {
+        return fit(&mut protected.step, plain, command, wanted);
+    }
+    let each = plain + INFO_BYTES as u32;
+    // A part of a block stays one.
+    let without = |bytes: u32| bytes / each * plain + (bytes % each).min(plain - 1);
+    let with = |bytes: u64| bytes / block * u64::from(each) + bytes % block;
+    let cut = Command { data_in: without(command.data_in), data_out: without(command.data_out), ..*command };
+    let mut blocks = 0;
+    let moved = fit(&mut protected.step, plain, &cut, &mut blocks);
+    *wanted += with(blocks);
+    moved.map(|moved| moved.map(with)).map_err(|refusal| {
+        let wanted = with(refusal.wanted);
+        refusal.wanting(wanted)
+    })
 }
 
 #[cfg(test)]

@@ -10,13 +10,14 @@ use crate::copy::tokens::Tokens;
 use crate::lun::Lun;
 use crate::nexus::Nexus;
 use crate::shared::SharedUnits;
-use crate::table::{Flow, OpCode, Reach, TABLE, rows};
+use crate::table::{Flow, Needs, OpCode, Reach, Row, TABLE, rows};
 use crate::target::{Clock, Everywhere, Nowhere, PortConfig, Target, TargetConfig};
 use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Space, Store, Traits};
 use lunar_core::keep::{Forgetful, Keep, Keeping};
 use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::{NexusName, Transfer};
+use lunar_core::protection::{INFO_BYTES, Kind, Protection};
 use lunar_core::range::Ranges;
 use lunar_core::stats::Stats;
 use lunar_core::step::Tools;
@@ -190,6 +191,8 @@ pub struct Rig {
     pub nexus: Rc<Nexus>,
     /// The disk's bytes.
     pub memory: Rc<Memory>,
+    /// What is kept beside its blocks: their protection information, inverted.
+    pub beside: Rc<Memory>,
     /// Whether commands are aborted.
     pub aborted: Cell<bool>,
     /// The LUN that commands go to.
@@ -240,6 +243,33 @@ impl Rig {
     #[must_use]
     pub fn sharing(traits: Traits, everywhere: Rc<dyn Everywhere>, shared: Arc<SharedUnits>) -> Self {
         Self::with_all(traits, [1, 1], everywhere, shared)
+    }
+
+    /// As [`Rig::default`], with blocks that are protected so, or may be.
+    #[must_use]
+    pub fn protected(kind: Kind) -> Self {
+        Self::default().protecting(kind)
+    }
+
+    fn protecting(mut self, kind: Kind) -> Self {
+        let traits = self.target.unit(0).expect("a rig has one").unit.traits().clone();
+        let size = BLOCKS * INFO_BYTES as u64;
+        self.beside = Memory::zeroes(size);
+        let store = MemoryStore { memory: self.beside.clone(), traits: Traits { size, ..Self::traits() } };
+        let mut unit = Self::bare_unit(0, MediumKind::Fixed, traits, self.memory.clone());
+        unit.protection = Some(Protection::new(Box::new(store), kind));
+        self.target.add_unit(0, Rc::new(unit));
+        self.nexus.each(|itl| while itl.take_attention().is_some() {});
+        self
+    }
+
+    /// The same, with a unit that is capable of this command.
+    #[must_use]
+    pub fn for_row(self, row: &Row) -> Self {
+        match row.policy.gates.needs {
+            Needs::TypeTwo => self.protecting(Kind::Two),
+            _ => self,
+        }
     }
 
     /// As [`Rig::default`], with ports in these target port groups.
@@ -320,7 +350,8 @@ impl Rig {
         nexus.each(|itl| while itl.take_attention().is_some() {});
         let arena = Arena::new(ARENA_BYTES);
         let (aborted, lun) = (Cell::new(false), Cell::new(Lun::from_number(0)));
-        Self { target, nexus, memory, aborted, lun, attribute: Cell::new(TaskAttribute::SIMPLE), arena, stats }
+        let beside = Rc::default();
+        Self { target, nexus, memory, beside, aborted, lun, attribute: Cell::new(TaskAttribute::SIMPLE), arena, stats }
     }
 
     /// As [`Rig::default`], with a disk that keeps what it keeps here.
@@ -371,13 +402,17 @@ impl Rig {
     /// As [`Rig::unit`].
     #[must_use]
     pub fn unit_of(id: u32, kind: MediumKind, traits: Traits, memory: Rc<Memory>) -> Rc<Unit> {
+        Rc::new(Self::bare_unit(id, kind, traits, memory))
+    }
+
+    fn bare_unit(id: u32, kind: MediumKind, traits: Traits, memory: Rc<Memory>) -> Unit {
         let block = if kind == MediumKind::Optical { DISC_BLOCK } else { BLOCK };
         let medium = Medium::of(kind);
         let ranges = Rc::new(Ranges::default());
         // Units are told apart by their last byte.
         let last = |byte: u8| byte + u8::try_from(id).expect("a few units");
         let uuid = [0xa0, 1, 2, 3, 4, 5, 0x46, 7, 0x88, 9, 10, 11, 12, 13, 14, last(15)];
-        Rc::new(Unit {
+        Unit {
             id: UnitId(id),
             identity: Arc::new(Identity {
                 vendor: "LUNAR".into(),
@@ -390,12 +425,13 @@ impl Rig {
             geometry: Geometry::of(&traits, block).expect("a whole number of blocks"),
             read_only: traits.read_only,
             store: medium.guard(Box::new(MemoryStore { memory, traits })),
+            protection: None,
             medium,
             tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges.clone())),
             keep: Arc::new(Forgetful::default()),
             ranges,
-        })
+        }
     }
 
     /// What was counted.
@@ -483,7 +519,9 @@ pub fn raw(data: &[u8]) {
     let (cdb, rest) = data.split_at(data.len().min(if long { CDB_BYTES_MAX } else { 16 }));
     if let Some(op) = cdb.first() {
         let reach = rows(*op).first().map_or(Reach::Disk, |row| row.policy.gates.reach);
-        rigs(reach).iter().for_each(|rig| drop(rig.run(cdb, rest, u32::MAX)));
+        // All kinds of protection have their turn.
+        let protected = Kind::of(data.len() as u8 & 3).filter(|kind| *kind != Kind::None).map(Rig::protected);
+        rigs(reach).iter().chain(&protected).for_each(|rig| drop(rig.run(cdb, rest, u32::MAX)));
     }
 }
 
@@ -503,7 +541,7 @@ pub fn cdb(data: &[u8]) {
     cdb.iter_mut().zip(given).skip(1).for_each(|(mask, byte)| *mask &= byte);
     row.name(cdb);
     for rig in rigs(row.policy.gates.reach) {
-        let ended = rig.run(cdb, rest, u32::MAX);
+        let ended = rig.for_row(row).run(cdb, rest, u32::MAX);
         if row.flow == Flow::Answer {
             let allocation = row.amount(cdb).map_or(0, |length| length as usize);
             assert!(ended.data.len() <= allocation, "{} answers {} bytes", row.policy.name, ended.data.len());

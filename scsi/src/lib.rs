@@ -6,6 +6,7 @@
 //! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks; [`access`]: through which ports;
 //!   [`lun_map`]: which of them, by which numbers
 //! * [`information`]: what initiators write on a disk
+//! * [`protect`]: protection information, as commands ask for it
 //! * [`reserve`]: reservations; [`shared`]: what the views of a disk on all cores have in common
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
 //! * [`task`], [`manage`]: task sets and task management; [`order`]: who runs when; [`attention`]: unit attentions
@@ -38,6 +39,7 @@ pub mod mode;
 pub mod nexus;
 pub mod order;
 pub mod plan;
+pub mod protect;
 pub mod renew;
 pub mod reserve;
 pub mod sense;

@@ -13,6 +13,7 @@ use crate::thin::{Resource, Threshold, Watch};
 use crate::tray::Tray;
 use lunar_core::io::Space;
 use lunar_core::medium::MediumKind;
+use lunar_core::protection::{self, Protection};
 use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -32,6 +33,8 @@ pub struct ModeValues {
     pub single_attention: bool,
     /// Thresholds of the space that is taken, by [`Resource`] (SBC-4 6.5.9).
     pub thresholds: [Threshold; Resource::ALL.len()],
+    /// ATO: the application tags of protection information are the initiators' (SPC-4 7.5.8).
+    pub application_tags_owned: bool,
 }
 
 /// What a medium is in.
@@ -95,6 +98,8 @@ pub enum Change {
     Tray(Tray),
     /// Somebody wants the medium, whose removal is prevented.
     EjectRequest,
+    /// FORMAT UNIT: how blocks are protected.
+    Protection(protection::Kind),
     /// The counters of the log pages begin at zero, and what initiators have left there is gone.
     LogReset,
     /// What initiators leave in the log.
@@ -111,6 +116,7 @@ impl Change {
             Self::Mode { .. } => Some(Asc::MODE_PARAMETERS_CHANGED),
             Self::Stopped(_) | Self::Medium(_) | Self::EjectRequest => None,
             Self::Tray(tray) => (*tray == Tray::Loaded).then_some(Asc::MEDIUM_MAY_HAVE_CHANGED),
+            Self::Protection(_) => Some(Asc::CAPACITY_DATA_CHANGED),
             Self::LogReset | Self::ClientLog(_) => Some(Asc::LOG_PARAMETERS_CHANGED),
             Self::Access(_) => Some(Asc::ASYMMETRIC_ACCESS_STATE_CHANGED),
             Self::Clock(_) => Some(Asc::TIMESTAMP_CHANGED),
@@ -226,6 +232,12 @@ impl State {
                     && std::mem::replace(&mut self.information[*kind as usize], bytes.clone()) != *bytes
             }
             Change::Medium(_) | Change::Tray(_) | Change::EjectRequest => false,
+            // One formats at a time, and waits until all know.
+            Change::Protection(kind) => unit.protection.as_ref().is_some_and(|protection| {
+                let before = protection.kind();
+                protection.set_kind(*kind);
+                before != *kind
+            }),
             // The numbers are those of all cores: each letter does it again, which does not matter.
             Change::LogReset => {
                 unit.tally.reset();
@@ -427,7 +439,14 @@ impl LogicalUnit {
             Needs::Nothing => true,
             Needs::Provisioning => self.provisioning(),
             Needs::AtomicWrites => atomic_blocks_max(&self.unit) > 0,
+            Needs::TypeTwo => self.protection() == protection::Kind::Two,
         }
+    }
+
+    /// How its blocks are protected.
+    #[must_use]
+    pub fn protection(&self) -> protection::Kind {
+        self.unit.protected().map_or(protection::Kind::None, Protection::kind)
     }
 
     /// Bytes of a block.
@@ -456,6 +475,9 @@ impl LogicalUnit {
     fn refresh(&self) {
         let state = self.state.borrow();
         self.mode.set(state.mode);
+        if let Some(protection) = &self.unit.protection {
+            protection.set_owned(state.mode.application_tags_owned);
+        }
         let is_ready = self.medium.get() == MediumState::Ready && self.tray.get() == Tray::Loaded;
         self.clear.set(!state.stopped && !self.write_protected() && is_ready);
     }

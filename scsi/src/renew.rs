@@ -8,13 +8,16 @@ pub(crate) mod kept;
 use crate::admit::Refusal;
 use crate::fault;
 use crate::lu::{Change, LogicalUnit, MediumState};
+use crate::nexus::Nexus;
+use crate::protect;
 use crate::target::{Mail, Target};
 use lunar_core::io::{Completion, Fault};
 use lunar_core::medium::Work;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
+use lunar_core::protection::Kind;
 use lunar_core::range::Span;
-use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
+use lunar_core::step::{Failure, Step, Tail, Tools, blank, carry_out_plain};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -30,6 +33,8 @@ pub struct Renewal {
     pub during: MediumState,
     /// What it is in when it could not be done.
     pub failed: MediumState,
+    /// How blocks are protected after it; as they were, if it does not say.
+    pub protection: Option<Kind>,
     /// One after the other.
     pub passes: Vec<Pass>,
     /// IMMED: the command ends when the work has begun.
@@ -87,6 +92,7 @@ impl Target {
     /// is aborted.
     pub(crate) async fn renew<T: Transfer>(
         &self,
+        nexus: &Nexus,
         lu: &Rc<LogicalUnit>,
         renewal: Renewal,
         transfer: &T,
@@ -97,13 +103,16 @@ impl Target {
         };
         let watch = Rc::new(Watch::default());
         let immediate = renewal.immediate;
+        let by = self.nexuses().into_iter().find(|other| std::ptr::eq(&**other, nexus));
         let tools = Tools { arena: tools.arena.clone(), completion: Completion::new() };
         match (self.background(), self.this()) {
             (Some(spawn), Some(target)) => {
                 let (lu, watch) = (lu.clone(), watch.clone());
-                spawn(Box::pin(async move { target.work(&lu, &renewal, work, tools, &watch, true).await }));
+                spawn(Box::pin(
+                    async move { target.work(by.as_deref(), &lu, &renewal, (work, tools), &watch, true).await },
+                ));
             }
-            _ => self.work(lu, &renewal, work, tools, &watch, false).await,
+            _ => self.work(by.as_deref(), lu, &renewal, (work, tools), &watch, false).await,
         }
         poll_fn(|cx| {
             if let Some(result) = watch.ended.take() {
@@ -118,8 +127,16 @@ impl Target {
         .await
     }
 
-    async fn work(&self, lu: &LogicalUnit, renewal: &Renewal, work: Work, tools: Tools, watch: &Watch, in_turns: bool) {
-        let result = self.rewrite(lu, renewal, &work, tools, watch, in_turns).await;
+    async fn work(
+        &self,
+        by: Option<&Nexus>,
+        lu: &LogicalUnit,
+        renewal: &Renewal,
+        (work, tools): (Work, Tools),
+        watch: &Watch,
+        in_turns: bool,
+    ) {
+        let result = self.rewrite(by, lu, renewal, (&work, tools), watch, in_turns).await;
         drop(work);
         watch.ended.replace(Some(result));
         watch.wake();
@@ -127,10 +144,10 @@ impl Target {
 
     async fn rewrite(
         &self,
+        by: Option<&Nexus>,
         lu: &LogicalUnit,
         renewal: &Renewal,
-        work: &Work,
-        tools: Tools,
+        (work, mut tools): (&Work, Tools),
         watch: &Watch,
         in_turns: bool,
     ) -> Result<(), Refusal> {
@@ -142,7 +159,10 @@ impl Target {
         let whole = Span { start: 0, end: lu.unit.geometry.bytes() };
         // Nobody is admitted any more; who was before is waited for.
         drop(lu.unit.exclusive.hold(lu.unit.id, whole).await);
-        let mut result = write(lu, renewal, work, tools, watch, in_turns).await;
+        let mut result = match self.protect(by, lu, renewal.protection, &mut tools).await {
+            Ok(()) => write(lu, renewal, work, tools, watch, in_turns).await,
+            failed => failed,
+        };
         // A work that nobody knows to be done would be done again, over what was written since.
         if result.is_ok() {
             result = kept::done(&lu.unit).await.map_err(|fault| Failure::Fault { fault, at: 0 });
@@ -164,8 +184,27 @@ impl Target {
             let Some(work) = lu.unit.medium.begin() else { continue };
             let target = target.clone();
             let tools = Tools { arena: arena.clone(), completion: Completion::new() };
-            spawn(Box::pin(async move { target.work(&lu, &renewal, work, tools, &Watch::default(), true).await }));
+            spawn(Box::pin(
+                async move { target.work(None, &lu, &renewal, (work, tools), &Watch::default(), true).await },
+            ));
         }
+    }
+
+    /// Blanks all protection information, and from then on blocks are protected so. Whenever this or what comes after
+    /// ends, no block that is left fails a check.
+    async fn protect(
+        &self,
+        by: Option<&Nexus>,
+        lu: &LogicalUnit,
+        kind: Option<Kind>,
+        tools: &mut Tools,
+    ) -> Result<(), Failure> {
+        blank(&lu.unit, tools).await?;
+        if let (Some(kind), Some(_)) = (kind, &lu.unit.protection) {
+            protect::keep(&*lu.unit.keep, kind).await.map_err(|fault| Failure::Fault { fault, at: 0 })?;
+            self.change(by, lu.lun, Change::Protection(kind)).await;
+        }
+        Ok(())
     }
 
     async fn set_medium(&self, lun: u16, state: MediumState) {
@@ -197,7 +236,7 @@ async fn write(
         while offset < size {
             let len = CHUNK_BYTES.min(size - offset);
             let fill = Step::Fill { offset, len, pattern: pass.pattern.clone(), unmap: pass.unmap };
-            carry_out(&lu.unit, fill, &NoTransfer, &mut tools, &mut Tail::default()).await?;
+            carry_out_plain(&lu.unit, fill, &NoTransfer, &mut tools, &mut Tail::default()).await?;
             offset += len;
             done += len;
             work.set_progress(done, all);
@@ -208,7 +247,7 @@ async fn write(
             }
         }
         // Each pass reaches the medium, or the next one would only replace it in a cache.
-        carry_out(&lu.unit, Step::Flush, &NoTransfer, &mut tools, &mut Tail::default()).await?;
+        carry_out_plain(&lu.unit, Step::Flush, &NoTransfer, &mut tools, &mut Tail::default()).await?;
     }
     Ok(())
 }

@@ -52,6 +52,9 @@ additional! {
     INCORRECT_COPY_TARGET_DEVICE_TYPE = 0x0d03, "incorrect copy target device type";
     COPY_TARGET_DEVICE_DATA_UNDERRUN = 0x0d04, "copy target device data underrun";
     INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT = 0x0e03, "invalid field in command information unit";
+    GUARD_CHECK_FAILED = 0x1001, "logical block guard check failed";
+    APPLICATION_TAG_CHECK_FAILED = 0x1002, "logical block application tag check failed";
+    REFERENCE_TAG_CHECK_FAILED = 0x1003, "logical block reference tag check failed";
     UNRECOVERED_READ_ERROR = 0x1100, "unrecovered read error";
     PARAMETER_LIST_LENGTH_ERROR = 0x1a00, "parameter list length error";
     MISCOMPARE_DURING_VERIFY = 0x1d00, "miscompare during verify operation";

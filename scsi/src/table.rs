@@ -165,6 +165,8 @@ pub enum Needs {
     Provisioning,
     /// Writes that are on the medium all or not at all.
     AtomicWrites,
+    /// Blocks of protection type 2: only then a CDB must have room for tags (SBC-3 4.22).
+    TypeTwo,
 }
 
 /// How long a command may take: what REPORT SUPPORTED OPERATION CODES tells.
@@ -236,12 +238,23 @@ pub enum Data<C: 'static> {
     Answer(fn(&C) -> u32),
     /// A parameter list that is pulled before `run`; the field is its length.
     List(fn(&C) -> u32),
-    /// One logical block that is pulled before `run`, if the field says so.
-    Block(fn(&C) -> bool),
+    /// One logical block that is pulled before `run`, if the CDB says so.
+    Block(fn(&C) -> Pulled),
     /// Data-In that the step moves.
     In,
     /// Data-Out that the step moves.
     Out,
+}
+
+/// What is pulled where it is a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pulled {
+    /// Nothing.
+    Nothing,
+    /// A block.
+    Block,
+    /// A block with its protection information, if blocks are protected.
+    ProtectedBlock,
 }
 
 /// [`Data`] without its type.
@@ -304,7 +317,7 @@ impl Row {
         (self.check)(cdb)
     }
 
-    /// Allocation length, parameter list length, or whether a block is pulled: as [`Row::flow`] has it.
+    /// Allocation length, parameter list length, or [`Pulled`]: as [`Row::flow`] has it.
     ///
     /// # Errors
     /// INVALID FIELD IN CDB for a short CDB.
@@ -389,7 +402,7 @@ fn amount<C: CommandType>(cdb: &[u8]) -> Result<u32, Sense> {
     let cdb = view::<C>(cdb)?;
     Ok(match C::DATA {
         Data::Answer(length) | Data::List(length) => length(cdb),
-        Data::Block(pulled) => u32::from(pulled(cdb)),
+        Data::Block(pulled) => pulled(cdb) as u32,
         Data::None | Data::In | Data::Out => 0,
     })
 }
@@ -459,6 +472,11 @@ table! {
     cmd::persistent::PreemptAndAbort,
     cmd::persistent::RegisterAndIgnoreExistingKey,
     cmd::persistent::RegisterAndMove,
+    cmd::read_write::Read32,
+    cmd::verify::Verify32,
+    cmd::read_write::Write32,
+    cmd::read_write::WriteAndVerify32,
+    cmd::provisioning::WriteSame32,
     cmd::lba_status::GetLbaStatus32,
     cmd::copy::ExtendedCopyLid1,
     cmd::copy::ExtendedCopyLid4,

@@ -369,6 +369,7 @@ fn open_units(
             read_only: false,
             store,
             ranges: Rc::new(Ranges::default()),
+            protection: None,
             medium: Medium::default(),
             tally: Tally::default(),
             exclusive: Rc::new(LooseCores(Rc::downgrade(links))),

@@ -72,6 +72,8 @@ const HIERARCHICAL: u8 = 0x10 | 0x02;
 const IMPLICIT_AND_EXPLICIT: u8 = 0x30;
 /// 3PC: third-party copies.
 const THIRD_PARTY_COPY: u8 = 0x08;
+/// PROTECT: protection information can be kept.
+const PROTECTION: u8 = 0x01;
 /// MULTIP: more than one target port.
 const MULTI_PORT: u8 = 0x10;
 /// CMDQUE.
@@ -126,7 +128,13 @@ fn standard(cx: &Context<'_>) -> Standard {
         format: HIERARCHICAL,
         additional: (size_of::<Standard>() - offset_of!(Standard, groups)) as u8,
         // The operation codes of a drive mean other things: it cannot be asked about groups or for copies.
-        groups: if is_disk { IMPLICIT_AND_EXPLICIT | THIRD_PARTY_COPY } else { 0 },
+        groups: match cx.addressee {
+            Addressee::Disk(itl) if is_disk && itl.lu.unit.protection.is_some() => {
+                IMPLICIT_AND_EXPLICIT | THIRD_PARTY_COPY | PROTECTION
+            }
+            Addressee::Disk(_) if is_disk => IMPLICIT_AND_EXPLICIT | THIRD_PARTY_COPY,
+            _ => 0,
+        },
         ports: if cx.target.config().ports.len() > 1 { MULTI_PORT } else { 0 },
         queue: QUEUING,
         vendor: text(names.map_or("LUNAR", |names| &names.vendor)),

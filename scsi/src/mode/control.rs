@@ -53,6 +53,13 @@ impl ModePage for Control {
             value: |values| &mut values.write_protect,
             changeable: |_| true,
         },
+        // ATO
+        Parameter {
+            byte: offset_of!(Self, abort),
+            mask: 0x80,
+            value: |values| &mut values.application_tags_owned,
+            changeable: |unit| unit.protection.is_some(),
+        },
     ];
 
     fn fixed(_cx: &Context<'_>) -> Self {

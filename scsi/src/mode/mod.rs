@@ -28,6 +28,7 @@ pub fn default_values(unit: &Unit) -> ModeValues {
         write_protect: false,
         single_attention: false,
         thresholds: Default::default(),
+        application_tags_owned: false,
     }
 }
 

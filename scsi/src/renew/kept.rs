@@ -117,7 +117,10 @@ fn parse(bytes: &[u8]) -> Option<Kept> {
         SANITIZE_FAILED | SANITIZE_FAILED_EXITS => Some(Kept::settled(failed)),
         SANITIZING | SANITIZING_EXITS => {
             let (during, passes) = (MediumState::Sanitizing, passes(cursor)?);
-            Some(Kept { state: during, unfinished: Some(Renewal { during, failed, passes, immediate: true }) })
+            Some(Kept {
+                state: during,
+                unfinished: Some(Renewal { during, failed, protection: None, passes, immediate: true }),
+            })
         }
         _ => None,
     }

@@ -187,6 +187,7 @@ fn a_disk_that_may_not_be_written_goes_on_with_nothing() {
     let renewal = Renewal {
         during: MediumState::Sanitizing,
         failed: MediumState::SanitizeFailed { exits: true },
+        protection: None,
         passes: vec![Pass { pattern: vec![1; 512], unmap: false }, Pass { pattern: vec![], unmap: true }],
         immediate: true,
     };
