@@ -194,7 +194,7 @@ impl Guard {
         let meant = |found, user: &'a Account| if user.name == claim.user { Some(user) } else { found };
         let user = proofs.users.iter().fold(None, meant);
         // A user that there is not takes the same path and time, with another's secret: what comes out is not used.
-        let secret = &user.or(proofs.users.first()).ok_or(Reason::UnknownUser)?.secret;
+        let secret = &user.or_else(|| proofs.users.first()).ok_or(Reason::UnknownUser)?.secret;
         let Challenge { identifier, bytes } = claim.challenge;
         let is_right = claim.algorithm.response(identifier, secret, &bytes) == claim.response;
         match (user, is_right) {
