@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::loop_device::LoopDevice;
 use crate::process;
 use crate::report::Outcome;
 use crate::target::{Driver, Lab, Spec, Subject, Target};
@@ -31,7 +32,7 @@ struct Table {
     writable: BTreeMap<String, String>,
     /// Only with blocks of 4096 bytes.
     large_blocks: BTreeMap<String, String>,
-    /// Only on files.
+    /// Only on files and block devices.
     files: BTreeMap<String, String>,
     /// Wrong in some versions of the suite: they may pass or not.
     flawed: BTreeMap<String, String>,
@@ -59,7 +60,7 @@ impl Table {
         if store.block == "4096" {
             tables.push(&self.large_blocks);
         }
-        if !store.ram {
+        if store.kind != Kind::Ram {
             tables.push(&self.files);
         }
         for table in tables {
@@ -71,10 +72,19 @@ impl Table {
     }
 }
 
+/// Where the data of a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    File,
+    Ram,
+    /// A loop device.
+    Block,
+}
+
 /// One way to run the suites.
 struct Store {
     name: &'static str,
-    ram: bool,
+    kind: Kind,
     block: &'static str,
     /// Enough for every test, and less than 65536 blocks: from there on some tests write more at once than Block
     /// Limits allow.
@@ -93,10 +103,10 @@ struct Store {
 const OF_MEDIA: &[&str] =
     &["NoMedia", "PreventAllow", "StartStopUnit", "ReadOnly", "Inquiry", "TestUnitReady", "Read10"];
 
-const STORES: [Store; 8] = [
+const STORES: [Store; 9] = [
     Store {
         name: "file-512",
-        ram: false,
+        kind: Kind::File,
         block: "512",
         mib: 30,
         flags: &[],
@@ -107,7 +117,7 @@ const STORES: [Store; 8] = [
     },
     Store {
         name: "file-4096",
-        ram: false,
+        kind: Kind::File,
         block: "4096",
         mib: 100,
         flags: &["--direct"],
@@ -118,7 +128,7 @@ const STORES: [Store; 8] = [
     },
     Store {
         name: "ram-512",
-        ram: true,
+        kind: Kind::Ram,
         block: "512",
         mib: 30,
         flags: &[],
@@ -129,7 +139,7 @@ const STORES: [Store; 8] = [
     },
     Store {
         name: "ram-4096",
-        ram: true,
+        kind: Kind::Ram,
         block: "4096",
         mib: 100,
         flags: &[],
@@ -139,8 +149,19 @@ const STORES: [Store; 8] = [
         suites: &[],
     },
     Store {
+        name: "block-512",
+        kind: Kind::Block,
+        block: "512",
+        mib: 30,
+        flags: &[],
+        read_only: false,
+        removable: false,
+        both: false,
+        suites: &[],
+    },
+    Store {
         name: "protected",
-        ram: true,
+        kind: Kind::Ram,
         block: "512",
         mib: 30,
         flags: &["--protection", "1"],
@@ -151,7 +172,7 @@ const STORES: [Store; 8] = [
     },
     Store {
         name: "read-only",
-        ram: true,
+        kind: Kind::Ram,
         block: "512",
         mib: 30,
         flags: &["--read-only"],
@@ -162,7 +183,7 @@ const STORES: [Store; 8] = [
     },
     Store {
         name: "removable",
-        ram: false,
+        kind: Kind::File,
         block: "512",
         mib: 30,
         flags: &[],
@@ -173,7 +194,7 @@ const STORES: [Store; 8] = [
     },
     Store {
         name: "removable-read-only",
-        ram: true,
+        kind: Kind::Ram,
         block: "512",
         mib: 30,
         flags: &["--read-only"],
@@ -195,9 +216,16 @@ pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
         {
             continue;
         }
-        let mut target = None;
+        let (mut target, mut device) = (None, None);
         lab.report.check(&part, "target starts", || {
-            let volume = if store.ram { format!("ram:{}M", store.mib) } else { lab.image("libiscsi.img", store.mib)? };
+            let volume = match store.kind {
+                Kind::File => lab.image("libiscsi.img", store.mib)?,
+                Kind::Ram => format!("ram:{}M", store.mib),
+                Kind::Block => {
+                    let image = lab.image("libiscsi-loop.img", store.mib)?;
+                    device.insert(LoopDevice::attach(&image)?).path.clone()
+                }
+            };
             let volume = if store.removable { format!("removable:{volume}") } else { volume };
             let spec = Spec::new(driver, [volume])?.flags(store.flags).flags(&["--block-size", store.block]);
             target = Some(Target::start(lab, &spec)?);

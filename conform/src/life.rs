@@ -3,13 +3,13 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
 use crate::fence;
+use crate::loop_device::LoopDevice;
 use crate::process;
 use crate::report::skip;
 use crate::session::{self, Data, Login, Session, cdb};
@@ -378,18 +378,10 @@ fn statistics(lab: &Lab, driver: Driver) -> Result<()> {
 
 /// Needs root and a kernel that lends loop devices.
 fn block_device(lab: &Lab, driver: Driver) -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
-        return skip("only root may attach a loop device");
-    }
     let image = lab.image("loop.img", 64)?;
-    let attached = process::run(Command::new("losetup").args(["--find", "--show", &image]), LIMIT)?;
-    if !attached.status.success() {
-        return skip(format!("no loop device here: {}", attached.text.trim()));
-    }
-    let device = attached.text.trim().to_owned();
-    let outcome = on_device(lab, driver, &device);
-    process::run(Command::new("losetup").args(["--detach", &device]), LIMIT)?.succeeded()?;
-    outcome?;
+    let device = LoopDevice::attach(&image)?;
+    on_device(lab, driver, &device.path)?;
+    drop(device);
     let mut found = vec![0; 32768];
     File::open(image)?.read_exact(&mut found)?;
     ensure!(found == pattern(5, 5, 32768), "what was written to the device is not in its file");

@@ -9,6 +9,7 @@ mod guest;
 mod hostile;
 mod libiscsi;
 mod life;
+mod loop_device;
 mod pdu;
 mod process;
 mod renewal;

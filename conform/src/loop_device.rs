@@ -1,0 +1,37 @@
+//! Files that look like block devices. Needs root and a kernel that lends loop devices.
+
+use crate::process;
+use crate::report::skip;
+use anyhow::Result;
+use std::process::Command;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A loop device, until it drops.
+pub(crate) struct LoopDevice {
+    pub(crate) path: String,
+}
+
+impl LoopDevice {
+    /// A device with the bytes of `image`; without the right to one, or without any, the case is skipped.
+    pub(crate) fn attach(image: &str) -> Result<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return skip("only root may attach a loop device");
+        }
+        let attached = process::run(Command::new("losetup").args(["--find", "--show", image]), LIMIT)?;
+        if !attached.status.success() {
+            return skip(format!("no loop device here: {}", attached.text.trim()));
+        }
+        Ok(Self { path: attached.text.trim().to_owned() })
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let detached = process::run(Command::new("losetup").args(["--detach", &self.path]), LIMIT);
+        if let Err(why) = detached.and_then(process::Output::succeeded) {
+            eprintln!("detaching {}: {why:#}", self.path);
+        }
+    }
+}
