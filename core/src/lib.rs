@@ -6,6 +6,7 @@
 //! * [`mem`]: memory behind handles: [`mem::Arena`], [`mem::Buf`], [`mem::Slice`], [`mem::Sg`]
 //! * [`port`]: the front-end contract: [`port::Transfer`]; names of ports and nexuses
 //! * [`step`]: what a command asks for, and the one place that carries it out
+//! * [`reserve`]: who may use a unit while others may not
 //! * [`range`]: ranges of a unit that are held while an atomic command runs
 //! * [`stats`]: the table of statistics, counted per core
 //! * [`wire`]: integer newtypes for protocol codes, cursor, bounded writer
@@ -17,6 +18,7 @@ pub mod medium;
 pub mod mem;
 pub mod port;
 pub mod range;
+pub mod reserve;
 pub mod stats;
 pub mod step;
 pub mod tally;

@@ -5,7 +5,7 @@
 //! * [`vpd`], [`mode`], [`log`]: pages, one row each
 //! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks; [`access`]: through which ports
 //! * [`information`]: what initiators write on a disk
-//! * [`reserve`]: reservations; [`shared`]: what the views of a disk on all cores have in common
+//! * [`reserve`]: reservations
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
 //! * [`task`], [`manage`]: task sets and task management; [`order`]: who runs when; [`attention`]: unit attentions
 //! * [`buffers`]: what READ BUFFER and WRITE BUFFER are about
@@ -37,7 +37,6 @@ pub mod plan;
 pub mod renew;
 pub mod reserve;
 pub mod sense;
-pub mod shared;
 pub mod table;
 pub mod target;
 pub mod task;
@@ -46,8 +45,8 @@ pub mod vpd;
 pub use command::{Cdb, Command, Reply, Status, TaskAttribute};
 pub use copy::tokens::Tokens;
 pub use lun::Lun;
+pub use lunar_core::reserve::SharedUnits;
 pub use nexus::Nexus;
 pub use sense::{Asc, Sense, SenseData, SenseKey};
-pub use shared::SharedUnits;
 pub use target::{Clock, Everywhere, Mail, Nowhere, PortConfig, Target, TargetConfig};
 pub use task::{Task, TaskFunction, TaskResponse, TaskSet};
