@@ -24,6 +24,12 @@ impl Medium {
         })
     }
 
+    /// Whether work is under way.
+    #[must_use]
+    pub fn is_worked_on(&self) -> bool {
+        self.0.is_worked_on.load(Ordering::Acquire)
+    }
+
     /// How far the work is, in parts of 65,536.
     #[must_use]
     pub fn progress(&self) -> u16 {
@@ -57,7 +63,7 @@ mod tests {
     fn one_works_at_a_time_and_tells_how_far() {
         let medium = Medium::default();
         let work = medium.begin().expect("nobody works");
-        assert!(medium.clone().begin().is_none());
+        assert!(medium.clone().begin().is_none() && medium.is_worked_on());
         for (done, of, progress) in
             [(1, 4, 0x4000), (u64::MAX / 2, u64::MAX, 0x7fff), (9, 9, u16::MAX), (1, 0, u16::MAX)]
         {
@@ -65,6 +71,7 @@ mod tests {
             assert_eq!(medium.progress(), progress);
         }
         drop(work);
+        assert!(!medium.is_worked_on());
         let _next = medium.begin().expect("it is over");
         assert_eq!(medium.progress(), 0);
     }

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 /// The port that IANA gave to iSCSI.
 const ISCSI_PORT: u16 = 3260;
+/// The port that IANA gave to NVMe over fabrics.
+const NVME_PORT: u16 = 4420;
 
 /// Shares volumes with hosts and virtual machines, from user space.
 #[derive(Parser, Debug)]
@@ -19,7 +21,7 @@ pub struct Cli {
 /// What to do.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Share volumes over iSCSI until Ctrl-C
+    /// Share volumes over iSCSI and NVMe/TCP until Ctrl-C
     Serve(Serve),
     /// Share a demo disk of 1 GiB, kept under the user's home
     Demo(Demo),
@@ -66,15 +68,23 @@ pub struct Serve {
 /// How to share, whatever is shared.
 #[derive(Args, Debug)]
 pub struct How {
-    /// Where to listen, ADDRESS[:PORT]; may be given several times [default: all addresses, port 3260]
+    /// Where to listen for iSCSI, ADDRESS[:PORT]; may be given several times [default: all addresses, port 3260,
+    /// unless only --nvme is given]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub listen: Vec<SocketAddr>,
+    /// Where to listen for NVMe/TCP, ADDRESS[:PORT]; may be given several times [default: all addresses, port 4420,
+    /// unless only --listen is given]
+    #[arg(long, value_name = "ADDRESS", value_parser = nvme_address)]
+    pub nvme: Vec<SocketAddr>,
     /// The address that SendTargets tells, for initiators behind NAT [default: the one they came in by]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub advertise: Option<SocketAddr>,
     /// Name of the iSCSI target [default: iqn.2026-01.io.lunar:HOST.VOLUME]
     #[arg(long, value_name = "IQN", value_parser = target_name)]
     pub name: Option<String>,
+    /// Name of the NVM subsystem [default: that of the target, beginning with nqn.]
+    #[arg(long, value_name = "NQN", value_parser = subsystem_name)]
+    pub nqn: Option<String>,
     /// How the cores talk to the kernel
     #[arg(long, value_enum, default_value_t = Driver::Auto)]
     pub driver: Driver,
@@ -109,14 +119,21 @@ pub enum Driver {
 }
 
 impl How {
-    /// Where to listen; all addresses unless told.
+    /// Where to listen for iSCSI; all addresses unless told where to listen for anything.
     #[must_use]
     pub fn portals(&self) -> Vec<SocketAddr> {
-        if self.listen.is_empty() {
-            return vec![(IpAddr::from([0, 0, 0, 0]), ISCSI_PORT).into(), (Ipv6Addr::UNSPECIFIED, ISCSI_PORT).into()];
-        }
-        self.listen.clone()
+        if self.listen.is_empty() && self.nvme.is_empty() { everywhere(ISCSI_PORT) } else { self.listen.clone() }
     }
+
+    /// Where to listen for NVMe/TCP, likewise.
+    #[must_use]
+    pub fn nvme_portals(&self) -> Vec<SocketAddr> {
+        if self.listen.is_empty() && self.nvme.is_empty() { everywhere(NVME_PORT) } else { self.nvme.clone() }
+    }
+}
+
+fn everywhere(port: u16) -> Vec<SocketAddr> {
+    vec![(IpAddr::from([0, 0, 0, 0]), port).into(), (Ipv6Addr::UNSPECIFIED, port).into()]
 }
 
 fn block_size(text: &str) -> Result<u32, String> {
@@ -129,9 +146,17 @@ fn block_size(text: &str) -> Result<u32, String> {
 
 /// ADDRESS, ADDRESS:PORT, [ADDRESS]:PORT.
 fn address(text: &str) -> Result<SocketAddr, String> {
+    address_or(text, ISCSI_PORT)
+}
+
+fn nvme_address(text: &str) -> Result<SocketAddr, String> {
+    address_or(text, NVME_PORT)
+}
+
+fn address_or(text: &str, port: u16) -> Result<SocketAddr, String> {
     let bare = text.trim_start_matches('[').trim_end_matches(']');
     text.parse::<SocketAddr>()
-        .or_else(|_| bare.parse::<IpAddr>().map(|ip| (ip, ISCSI_PORT).into()))
+        .or_else(|_| bare.parse::<IpAddr>().map(|ip| (ip, port).into()))
         .map_err(|_| "an address is 192.0.2.1, 192.0.2.1:3260, ::1 or [::1]:3260 (no host names)".into())
 }
 
@@ -145,6 +170,24 @@ fn target_name(text: &str) -> Result<String, String> {
     Err("an iSCSI name looks like iqn.2026-01.org.example:disk: iqn., eui. or naa., then a-z, 0-9, '-', '.', ':', \
          223 bytes at most"
         .into())
+}
+
+/// NVMe Base 2.0 4.7: at most 223 bytes, and it begins with `nqn.`.
+fn subsystem_name(text: &str) -> Result<String, String> {
+    let plain = !text.chars().any(|c| c.is_control() || c.is_whitespace());
+    if text.starts_with("nqn.") && plain && text.len() <= lunar_nvme::connect::NQN_BYTES_MAX {
+        return Ok(text.to_owned());
+    }
+    Err("an NVMe name looks like nqn.2026-01.org.example:disk, without spaces, 223 bytes at most".into())
+}
+
+/// The name of the NVM subsystem that goes with a target of this name.
+#[must_use]
+pub fn subsystem_of(target: &str) -> String {
+    match target.strip_prefix("iqn.") {
+        Some(rest) => format!("nqn.{rest}"),
+        None => format!("nqn.2026-01.io.lunar:{target}"),
+    }
 }
 
 /// The name of the target that shares `volume` on this host: stable, and different on different hosts.
@@ -184,6 +227,23 @@ mod tests {
         for bad in ["disk", "iqn.2026-01.io.lunar:Disk", "iqn.2026 x", &format!("iqn.{}", "a".repeat(220))] {
             assert!(target_name(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn whoever_names_one_face_gets_that_one() {
+        use clap::Parser;
+        for (arguments, iscsi, nvme) in [
+            (&["lunar", "demo"][..], 2, 2),
+            (&["lunar", "demo", "--listen", "127.0.0.1"], 1, 0),
+            (&["lunar", "demo", "--nvme", "127.0.0.1"], 0, 1),
+            (&["lunar", "demo", "--nvme", "::1", "--listen", "127.0.0.1:1"], 1, 1),
+        ] {
+            let Command::Demo(demo) = Cli::parse_from(arguments).command else { panic!("it is a demo") };
+            assert_eq!((demo.how.portals().len(), demo.how.nvme_portals().len()), (iscsi, nvme));
+        }
+        assert_eq!(nvme_address("::1").map(|a| a.to_string()).as_deref(), Ok("[::1]:4420"));
+        assert_eq!(subsystem_of("iqn.2026-01.io.lunar:a.b"), "nqn.2026-01.io.lunar:a.b");
+        assert!(subsystem_name(&subsystem_of("eui.0123456789abcdef")).is_ok() && subsystem_name("iqn.x").is_err());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! `lunar serve`: opens the volumes, starts a thread per core, listens, and stops cleanly.
 
 use crate::args::{self, Driver, How};
-use crate::banner::{Line, banner};
-use crate::cores::{AllCores, Letter, Links, OtherCores, OtherSessions};
+use crate::banner::{Faces, Line, banner};
+use crate::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
 use crate::stats;
 use crate::volume::Volume;
 use anyhow::{Context, Result, anyhow, bail};
@@ -15,6 +15,9 @@ use lunar_core::unit::{Geometry, Unit, UnitId};
 use lunar_iscsi::config;
 use lunar_iscsi::registry::Registry;
 use lunar_iscsi::serve::{Front, Settings};
+use lunar_nvme::namespace::NAMESPACES_MAX;
+use lunar_nvme::{Controllers, Subsystem, SubsystemConfig};
+use lunar_nvme_tcp::serve::{Front as NvmeFront, Settings as NvmeSettings};
 use lunar_reactor::channel::{Sender, channel};
 use lunar_reactor::linger::until_free;
 use lunar_reactor::op::Handle;
@@ -43,14 +46,16 @@ struct Setup {
     alias: String,
     block_size: u32,
     target: String,
+    /// Name of the NVM subsystem.
+    nqn: String,
     how: How,
-    portals: Vec<SocketAddr>,
     stats: Vec<Arc<Stats>>,
     /// What is counted of each volume.
     tallies: Vec<Tally>,
     /// Work on the whole of each volume.
     media: Vec<Medium>,
     registry: Arc<Registry>,
+    controllers: Arc<Controllers>,
     shared: Arc<SharedUnits>,
     tokens: Arc<Tokens>,
 }
@@ -58,7 +63,7 @@ struct Setup {
 /// What a core reports while it starts, by its number.
 enum Report {
     Mailbox(usize, Sender<Letter>),
-    Listening(Vec<SocketAddr>, Vec<Line>),
+    Listening(Faces, Vec<Line>),
     Ready,
     Failed(anyhow::Error),
 }
@@ -72,7 +77,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
     let count = how.cores.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
     let stats: Vec<Arc<Stats>> = (0..count).map(|_| Arc::default()).collect();
     let target = how.name.clone().unwrap_or_else(|| args::default_name(&host_name(), &names[0]));
-    let portals = how.portals();
+    let nqn = how.nqn.clone().unwrap_or_else(|| args::subsystem_of(&target));
     let socket = how.stats.as_deref().map(|path| stats::Socket::serve(path, stats.clone())).transpose()?;
     let shared = restore(&volumes, &names)?;
     let media = volumes.iter().map(|_| Medium::default()).collect();
@@ -83,12 +88,13 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
         names,
         block_size,
         target,
+        nqn,
         how,
-        portals,
         stats,
         tallies,
         media,
         registry: Arc::new(Registry::new()),
+        controllers: Arc::default(),
         shared,
         tokens: tokens(),
     });
@@ -153,7 +159,7 @@ fn start(setup: &Arc<Setup>, count: usize) -> Result<(Cores, Vec<Sender<Letter>>
     while ready < count {
         match reports.recv().context("a core ended while it started")? {
             Report::Mailbox(core, sender) => mailboxes[core] = Some(sender),
-            Report::Listening(portals, lines) => listening = Some((portals, lines)),
+            Report::Listening(faces, lines) => listening = Some((faces, lines)),
             Report::Ready => ready += 1,
             Report::Failed(why) => return Err(why),
         }
@@ -162,8 +168,8 @@ fn start(setup: &Arc<Setup>, count: usize) -> Result<(Cores, Vec<Sender<Letter>>
             directories.drain(..).for_each(|directory| drop(directory.send(all.clone())));
         }
     }
-    let (portals, lines) = listening.context("no core listens")?;
-    let text = banner(&setup.target, &lines, &portals, setup.how.advertise);
+    let (faces, lines) = listening.context("no core listens")?;
+    let text = banner(&setup.target, &setup.nqn, &lines, &faces, setup.how.advertise);
     // A closed standard output is no reason to stop sharing.
     let _ = std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush());
     Ok((threads, mailboxes.into_iter().flatten().collect()))
@@ -216,10 +222,9 @@ fn core(
 struct Core {
     units: Vec<Rc<Unit>>,
     links: Rc<Links>,
-    target: Rc<Target>,
-    front: Rc<Front>,
+    served: Rc<Served>,
     letters: lunar_reactor::channel::Receiver<Letter>,
-    listeners: Vec<Handle>,
+    listeners: Vec<(Face, Handle)>,
     mailboxes: Vec<Sender<Letter>>,
     stats: Vec<Arc<Stats>>,
 }
@@ -247,6 +252,26 @@ fn build(
     let _ = report.send(Report::Mailbox(me, mailbox));
     let mailboxes = directory.recv().context("another core did not start")?;
     let links = Links::new(me, mailboxes.clone());
+    let served = Rc::new(serve_units(me, setup, &reactor, &links)?);
+    let units = open_units(setup, &reactor, &links, &served)?;
+    let mut listeners = Vec::new();
+    // One core accepts and hands out: the kernel would spread by hash, and two connections may well share one.
+    if me == 0 {
+        let mut listen = |face, portals: &[SocketAddr]| listen(&reactor, setup, face, portals, &mut listeners);
+        let faces = Faces {
+            iscsi: listen(Face::Iscsi, &setup.how.portals())?,
+            nvme: listen(Face::Nvme, &setup.how.nvme_portals())?,
+        };
+        let lines = units.iter().enumerate().map(|(lun, unit)| Line::of(lun as u16, &setup.names[lun], unit));
+        let _ = report.send(Report::Listening(faces, lines.collect()));
+    }
+    let core = Core { units, links, served, letters, listeners, mailboxes, stats: setup.stats.clone() };
+    Ok((reactor, core))
+}
+
+/// What this core serves, without any unit.
+fn serve_units(me: usize, setup: &Setup, reactor: &Reactor, links: &Rc<Links>) -> Result<Served> {
+    let stats = setup.stats[me].clone();
     let target = Target::new(
         TargetConfig {
             name: setup.target.clone(),
@@ -258,7 +283,7 @@ fn build(
             }],
             clock: Clock(Rc::new(wall_clock)),
             core: u16::try_from(me).context("too many cores")?,
-            stats,
+            stats: stats.clone(),
             shared: setup.shared.clone(),
             tokens: setup.tokens.clone(),
         },
@@ -266,29 +291,39 @@ fn build(
     );
     let spawner = reactor.clone();
     target.run_in_background(Rc::new(move |work| spawner.spawn(work)));
-    let units = open_units(setup, &reactor, &links, &target)?;
+    let identity = setup.volumes.first().context("nothing is shared")?.identity();
+    let subsystem = Subsystem::new(
+        SubsystemConfig {
+            nqn: setup.nqn.clone(),
+            serial: identity.serial.clone(),
+            model: format!("{} {}", identity.vendor, identity.product),
+            firmware: identity.revision.clone(),
+            clock: Rc::new(wall_clock),
+            stats,
+            shared: setup.shared.clone(),
+            controllers: setup.controllers.clone(),
+        },
+        Rc::new(OtherViews(links.clone())),
+    );
+    links.add_views(&target, &subsystem);
+    let drain = Duration::from_secs(setup.how.drain.into());
     let settings = Settings {
         target: setup.target.as_str().into(),
         alias: setup.alias.as_str().into(),
         portal_group: PORTAL_GROUP,
         advertise: setup.how.advertise,
-        drain: Duration::from_secs(setup.how.drain.into()),
+        drain,
         session: config::Config::default(),
     };
-    let front =
-        Front::new(&reactor, &target, settings, setup.registry.clone(), me, Rc::new(OtherSessions(links.clone())));
-    let mut listeners = Vec::new();
-    // One core accepts and hands out: the kernel would spread by hash, and two connections may well share one.
-    if me == 0 {
-        let portals = listen(&reactor, setup, &mut listeners)?;
-        let lines = units.iter().enumerate().map(|(lun, unit)| Line::of(lun as u16, &setup.names[lun], unit));
-        let _ = report.send(Report::Listening(portals, lines.collect()));
-    }
-    let core = Core { units, links, target, front, letters, listeners, mailboxes, stats: setup.stats.clone() };
-    Ok((reactor, core))
+    let sessions = Rc::new(OtherSessions(links.clone()));
+    let iscsi = Front::new(reactor, &target, settings, setup.registry.clone(), me, sessions);
+    let settings = NvmeSettings { advertise: setup.how.advertise.map(|address| address.ip()), drain };
+    let nvme = NvmeFront::new(reactor, &subsystem, settings);
+    Ok(Served { target, subsystem, iscsi, nvme })
 }
 
-fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<Target>) -> Result<Vec<Rc<Unit>>> {
+fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, served: &Served) -> Result<Vec<Rc<Unit>>> {
+    let Served { target, subsystem, .. } = served;
     let mut units = Vec::new();
     for (lun, volume) in setup.volumes.iter().enumerate() {
         let store = volume.open(reactor).with_context(|| format!("opening {}", setup.names[lun]))?;
@@ -309,25 +344,38 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<T
         });
         links.add_unit(&unit);
         target.add_unit(lun as u16, unit.clone());
+        // Those beyond are iSCSI's alone.
+        if let Some(namespace) = (lun as u32).checked_add(1).filter(|namespace| *namespace <= NAMESPACES_MAX) {
+            subsystem.add_namespace(namespace, unit.clone());
+        }
         units.push(unit);
     }
     Ok(units)
 }
 
-fn listen(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<Handle>) -> Result<Vec<SocketAddr>> {
+fn listen(
+    reactor: &Reactor,
+    setup: &Setup,
+    face: Face,
+    wanted: &[SocketAddr],
+    listeners: &mut Vec<(Face, Handle)>,
+) -> Result<Vec<SocketAddr>> {
     let mut portals = Vec::new();
-    let asked = !setup.how.listen.is_empty();
-    for &portal in &setup.portals {
+    let (option, asked) = match face {
+        Face::Iscsi => ("--listen", !setup.how.listen.is_empty()),
+        Face::Nvme => ("--nvme", !setup.how.nvme.is_empty()),
+    };
+    for &portal in wanted {
         let listen = || reactor.driver().listen(portal);
         match until_free(PORT_PATIENCE, listen, |why| why.kind() == std::io::ErrorKind::AddrInUse) {
             Ok((listener, address)) => {
-                listeners.push(listener);
+                listeners.push((face, listener));
                 portals.push(address);
             }
             // "All addresses" on a machine without IPv6 (or without IPv4) is what is there.
             Err(_) if !asked && portal.is_ipv6() && !portals.is_empty() => {}
             Err(why) if why.kind() == std::io::ErrorKind::AddrInUse => bail!(
-                "{portal} is in use by another program (another target?): choose another port with --listen {}:{}",
+                "{portal} is in use by another program (another target?): choose another port with {option} {}:{}",
                 portal.ip(),
                 portal.port().saturating_add(1)
             ),
@@ -335,7 +383,7 @@ fn listen(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<Handle>) -> Resu
                 bail!("{portal} is not an address of this machine: see `ip address`")
             }
             Err(why) if why.kind() == std::io::ErrorKind::PermissionDenied => {
-                bail!("port {} is for root only: choose one above 1023 with --listen", portal.port())
+                bail!("port {} is for root only: choose one above 1023 with {option}", portal.port())
             }
             Err(why) => return Err(why).with_context(|| format!("listening on {portal}")),
         }
@@ -348,16 +396,17 @@ const PORT_PATIENCE: Duration = Duration::from_secs(3);
 
 impl Core {
     async fn serve(self, reactor: &Reactor) -> Result<()> {
-        let Self { units, links, target, front, letters, listeners, mailboxes, stats } = self;
-        for listener in listeners {
+        let Self { units, links, served, letters, listeners, mailboxes, stats } = self;
+        for (face, listener) in listeners {
             let (reactor, mailboxes, stats) = (reactor.clone(), mailboxes.clone(), stats.clone());
-            reactor.clone().spawn(async move { accept(&reactor, &listener, &mailboxes, &stats).await });
+            reactor.clone().spawn(async move { accept(&reactor, face, &listener, &mailboxes, &stats).await });
         }
         {
-            let (reactor, links, target, front) = (reactor.clone(), links, target, front.clone());
-            reactor.clone().spawn(async move { links.serve(&reactor, letters, &target, &front).await });
+            let (reactor, links, served) = (reactor.clone(), links, served.clone());
+            reactor.clone().spawn(async move { links.serve(&reactor, letters, &served).await });
         }
-        front.drained().await;
+        served.iscsi.drained().await;
+        served.nvme.drained().await;
         for unit in &units {
             let io = Io { op: Op::Flush, offset: 0, data: Data::None };
             let outcome = submit(&*unit.store, io, &mut Completion::new()).await;
@@ -371,7 +420,7 @@ impl Core {
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 /// Hands each connection to the core that has the fewest.
-async fn accept(reactor: &Reactor, listener: &Handle, mailboxes: &[Sender<Letter>], stats: &[Arc<Stats>]) {
+async fn accept(reactor: &Reactor, face: Face, listener: &Handle, mailboxes: &[Sender<Letter>], stats: &[Arc<Stats>]) {
     let mut given = vec![0_u64; mailboxes.len()];
     loop {
         match reactor.accept(listener).await {
@@ -380,7 +429,7 @@ async fn accept(reactor: &Reactor, listener: &Handle, mailboxes: &[Sender<Letter
                 let core = (0..mailboxes.len()).min_by_key(|&core| (stats[core].connections.get(), given[core]));
                 let core = core.unwrap_or(0);
                 given[core] += 1;
-                mailboxes[core].send(Letter::Connection(incoming));
+                mailboxes[core].send(Letter::Connection(face, incoming));
             }
             Err(why) => {
                 eprintln!("accepting a connection failed: {why}");
