@@ -74,6 +74,8 @@ enum Part {
     Crash,
     /// A stock kernel with open-iscsi, sg3_utils, file systems and fio
     Guest,
+    /// The same with nvme-cli
+    Nvme,
 }
 
 /// What runs one after the other; guests run beside it.
@@ -117,6 +119,9 @@ fn run(arguments: Arguments) -> Result<bool> {
         if wanted(&Part::Guest) {
             scope.spawn(|| all_drivers(Part::Guest));
         }
+        if wanted(&Part::Nvme) {
+            scope.spawn(|| all_drivers(Part::Nvme));
+        }
         ORDER.into_iter().filter(wanted).for_each(all_drivers);
     });
     Ok(lab.report.finish(&base.join("results.md")))
@@ -130,6 +135,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Tools => tools::part(lab, driver),
         Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
         Part::Guest => guest::part(lab, driver),
+        Part::Nvme => guest::nvme_part(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
         Part::Life => life::part(lab, driver),
         // Half as many crashes for drivers after the first: what follows a crash is the same code.

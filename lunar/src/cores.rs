@@ -62,8 +62,8 @@ pub struct Served {
     pub subsystem: Rc<Subsystem>,
     /// Its iSCSI.
     pub iscsi: Rc<Front>,
-    /// Its NVMe/TCP.
-    pub nvme: Rc<NvmeFront>,
+    /// Its NVMe/TCP, if it has any.
+    pub nvme: Option<Rc<NvmeFront>>,
 }
 
 /// The duty to answer a request. Dropping it is the answer: a core that has ended, or ends with the letter unread, has
@@ -214,10 +214,14 @@ impl Links {
             match letter {
                 Letter::Answer(id) => self.answered(id),
                 Letter::Connection(Face::Iscsi, incoming) => served.iscsi.serve(incoming),
-                Letter::Connection(Face::Nvme, incoming) => served.nvme.serve(incoming),
+                Letter::Connection(Face::Nvme, incoming) => {
+                    if let Some(front) = &served.nvme {
+                        front.serve(incoming);
+                    }
+                }
                 Letter::Drain => {
                     served.iscsi.drain();
-                    served.nvme.drain();
+                    served.nvme.iter().for_each(|front| front.drain());
                 }
                 Letter::Ask { from, what, duty } => {
                     // A task of its own: a range may take long to come free, and letters must not wait for it.

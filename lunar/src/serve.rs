@@ -318,7 +318,9 @@ fn serve_units(me: usize, setup: &Setup, reactor: &Reactor, links: &Rc<Links>) -
     let sessions = Rc::new(OtherSessions(links.clone()));
     let iscsi = Front::new(reactor, &target, settings, setup.registry.clone(), me, sessions);
     let settings = NvmeSettings { advertise: setup.how.advertise.map(|address| address.ip()), drain };
-    let nvme = NvmeFront::new(reactor, &subsystem, settings);
+    // Its slots take memory.
+    let is_wanted = !setup.how.nvme_portals().is_empty();
+    let nvme = is_wanted.then(|| NvmeFront::new(reactor, &subsystem, settings));
     Ok(Served { target, subsystem, iscsi, nvme })
 }
 
@@ -406,7 +408,9 @@ impl Core {
             reactor.clone().spawn(async move { links.serve(&reactor, letters, &served).await });
         }
         served.iscsi.drained().await;
-        served.nvme.drained().await;
+        if let Some(front) = &served.nvme {
+            front.drained().await;
+        }
         for unit in &units {
             let io = Io { op: Op::Flush, offset: 0, data: Data::None };
             let outcome = submit(&*unit.store, io, &mut Completion::new()).await;

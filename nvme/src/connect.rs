@@ -1,7 +1,7 @@
 //! Connect: how a host gets a controller, and a queue of it (NVMe Base 2.0 6.3).
 
 use crate::command::{Command, Refusal, Status};
-use crate::controller::{Host, Kind, QUEUE_ENTRIES_MAX};
+use crate::controller::{ADMIN_ENTRIES_MAX, Host, Kind, QUEUE_ENTRIES_MAX};
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
 use lunar_core::time::Instant;
@@ -76,11 +76,10 @@ fn invalid(offset: usize, in_data: bool) -> Refusal {
     Refusal { status: Status::CONNECT_PARAMETERS, result }
 }
 
-/// An NQN in its field: text that ends with a zero.
+/// An NQN in its field: text that ends with a zero. Hosts have been seen that have no name.
 fn nqn(field: &[u8; 256]) -> Option<&str> {
     let end = field.iter().position(|byte| *byte == 0)?;
-    let text = std::str::from_utf8(&field[..end]).ok()?;
-    (text.starts_with("nqn.") && text.len() <= NQN_BYTES_MAX).then_some(text)
+    std::str::from_utf8(&field[..end]).ok().filter(|text| text.len() <= NQN_BYTES_MAX)
 }
 
 impl Subsystem {
@@ -103,7 +102,8 @@ impl Subsystem {
             return Err(Status::CONNECT_FORMAT.into());
         }
         let entries = fields.entries.get();
-        if entries == 0 || entries >= QUEUE_ENTRIES_MAX {
+        let most = if fields.queue.get() == 0 { ADMIN_ENTRIES_MAX } else { QUEUE_ENTRIES_MAX };
+        if entries == 0 || entries >= most {
             return Err(invalid(offset_of!(Fields, entries), false));
         }
         let subsystem = nqn(&data.subsystem).ok_or(invalid(offset_of!(ConnectData, subsystem), true))?;

@@ -1,1 +1,65 @@
+use super::*;
+use crate::fuzzing::{NQN, Rig, connect_data, connect_sqe};
 
+fn connect(rig: &Rig, queue: u16, entries: u16, data: &ConnectData) -> Result<(Rc<Queue>, u32), Refusal> {
+    let command = Command { sqe: connect_sqe(queue, entries), sent: 1024, room: 0 };
+    rig.subsystem.connect(&command, data.as_bytes(), Path::default(), Instant(0))
+}
+
+fn refused(result: Result<(Rc<Queue>, u32), Refusal>) -> (Status, u32) {
+    let refusal = result.expect_err("it is refused");
+    (refusal.status, refusal.result)
+}
+
+#[test]
+fn hosts_get_controllers_and_queues() {
+    let rig = Rig::default();
+    let (admin, result) = connect(&rig, 0, 31, &connect_data(7, 0xffff, NQN)).expect("a new one");
+    assert_eq!((result, admin.id, admin.entries, admin.flow_control), (2, 0, 32, true));
+    let data = connect_data(7, 2, NQN);
+    assert_eq!(refused(connect(&rig, 1, 127, &data)), (Status::SEQUENCE_ERROR, 0), "not enabled");
+    admin.controller.set_property(0x14, false, 0x46_0001).expect("enabled");
+    let (queue, _) = connect(&rig, 1, 127, &data).expect("an I/O queue");
+    assert_eq!((queue.id, queue.entries), (1, 128));
+    assert_eq!(refused(connect(&rig, 1, 127, &data)), (Status::SEQUENCE_ERROR, 0), "there is one");
+    drop(queue);
+    assert!(connect(&rig, 1, 127, &data).is_ok());
+    drop(admin);
+    assert_eq!(refused(connect(&rig, 2, 127, &data)), (Status::CONNECT_PARAMETERS, 0x1_0010), "its controller is gone");
+}
+
+#[test]
+fn what_is_refused_is_named_by_its_place() {
+    let rig = Rig::default();
+    let good = connect_data(7, 0xffff, NQN);
+    let own = connect_data(7, rig.admin.controller.id, NQN);
+    let parameters = |place| (Status::CONNECT_PARAMETERS, place);
+    assert_eq!(refused(connect(&rig, 0, 0, &good)), parameters(44), "no entries");
+    assert_eq!(refused(connect(&rig, 0, 4096, &good)), parameters(44), "too many");
+    assert_eq!(refused(connect(&rig, 2, 1024, &own)), parameters(44), "too many for I/O");
+    assert_eq!(refused(connect(&rig, 0, 8, &good)), parameters(44), "too few for an admin queue");
+    assert_eq!(refused(connect(&rig, 0, 31, &own)), parameters(0x1_0010), "a static controller");
+    assert_eq!(refused(connect(&rig, 0, 31, &connect_data(7, 0xffff, "nqn.x:other"))), parameters(0x1_0100));
+    assert_eq!(refused(connect(&rig, 1000, 31, &own)), parameters(42), "more queues than were granted");
+    assert_eq!(refused(connect(&rig, 2, 31, &connect_data(8, 1, NQN))), (Status::CONNECT_HOST, 0), "another host");
+    let endless = ConnectData { host_nqn: [b'n'; 256], ..good };
+    assert_eq!(refused(connect(&rig, 0, 31, &endless)), parameters(0x1_0200));
+    let command = Command { sqe: connect_sqe(0, 31), sent: 1023, room: 0 };
+    let short = rig.subsystem.connect(&command, &good.as_bytes()[1..], Path::default(), Instant(0));
+    assert_eq!(refused(short), (Status::SGL_LENGTH, 0));
+    let mut sqe = connect_sqe(0, 31);
+    sqe.cdw10[0] = 1.into();
+    let command = Command { sqe, sent: 1024, room: 0 };
+    let other = rig.subsystem.connect(&command, good.as_bytes(), Path::default(), Instant(0));
+    assert_eq!(refused(other), (Status::CONNECT_FORMAT, 0));
+}
+
+#[test]
+fn discovery_has_no_io_queues() {
+    let rig = Rig::default();
+    let (admin, _) = connect(&rig, 0, 31, &connect_data(7, 0xffff, DISCOVERY_NQN)).expect("a discovery service");
+    assert_eq!(admin.controller.kind, Kind::Discovery);
+    admin.controller.set_property(0x14, false, 1).expect("enabled without entry sizes");
+    let io = connect(&rig, 1, 31, &connect_data(7, admin.controller.id, DISCOVERY_NQN));
+    assert_eq!(refused(io), (Status::CONNECT_PARAMETERS, 0x1_0100));
+}

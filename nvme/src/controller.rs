@@ -20,8 +20,10 @@ use std::time::Duration;
 pub const CONTROLLERS_MAX: usize = 4096;
 /// I/O queues of a controller at most: a queue for each processor of a large host.
 pub const QUEUES_MAX: u16 = 128;
-/// Entries of a queue at most (MQES, one more): beyond it a host waits for nothing but itself.
-pub const QUEUE_ENTRIES_MAX: u16 = 256;
+/// Entries of an I/O queue at most (MQES, one more): beyond it a host waits for nothing but itself.
+pub const QUEUE_ENTRIES_MAX: u16 = 1024;
+/// Entries of an admin queue at most: what the specification allows.
+pub const ADMIN_ENTRIES_MAX: u16 = 4096;
 /// What a keep-alive time is counted in (KAS): 100 ms each, one second.
 pub const KEEP_ALIVE_GRANULARITY: u16 = 10;
 /// Reservation notifications that wait to be read at most; the oldest go first.
@@ -339,6 +341,11 @@ impl Controller {
         self.lock().events.abort(cid)
     }
 
+    /// Forgets an asynchronous event request whose host uses its identifier for something else.
+    pub fn withdraw_event(&self, cid: u16) {
+        self.lock().events.withdraw(cid);
+    }
+
     /// Tells the host, if it wants to know.
     pub fn raise(&self, event: Event) {
         let mut state = self.lock();
@@ -487,7 +494,7 @@ mod tests {
     #[test]
     fn properties_are_read_in_their_size() {
         let (_, made) = controller(Kind::Io);
-        assert_eq!(made.property(property::CAP, true), Some(0x0020_0f01_00ff));
+        assert_eq!(made.property(property::CAP, true), Some(0x0020_0f01_03ff));
         assert_eq!((made.property(property::CAP, false), made.property(property::VS, true)), (None, None));
         assert_eq!(made.property(property::VS, false), Some(0x1_0400));
         assert_eq!(made.property(0x28, true), None);

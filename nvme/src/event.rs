@@ -82,6 +82,11 @@ impl Events {
         found.is_some()
     }
 
+    /// Forgets a request: its host uses the identifier for something else.
+    pub(crate) fn withdraw(&mut self, cid: u16) {
+        self.waiting.retain(|waiting| *waiting != cid);
+    }
+
     /// Something happened. What waits to be told already is told once.
     pub(crate) fn raise(&mut self, event: Event) {
         if !self.masked.contains(&event.page) && !self.pending.contains(&event) {

@@ -64,8 +64,8 @@ mod bits {
     pub(super) const ATTRIBUTES: u32 = 0x01 | 0x40;
     /// FRMW: one slot, which cannot be written.
     pub(super) const FIRMWARE: u8 = 0x03;
-    /// LPA: commands supported and effects, offsets into log pages, supported log pages.
-    pub(super) const LOG_PAGES: u8 = 0x02 | 0x04 | 0x20;
+    /// LPA: commands supported and effects, offsets into log pages.
+    pub(super) const LOG_PAGES: u8 = 0x02 | 0x04;
     /// ANACAP: the five states; the group of a namespace never changes.
     pub(super) const ACCESS: u8 = 0x1f | 0x40;
     /// SQES, CQES: 64 and 16 bytes, as powers of two, at least and at most.

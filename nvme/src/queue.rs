@@ -61,10 +61,8 @@ impl Queue {
     #[must_use]
     pub fn attached(&self, namespace: u32) -> Option<Rc<Attached>> {
         let at = (namespace as usize).checked_sub(1)?;
-        match self.attached.borrow().get(at) {
-            Some(Some(attached)) => Some(attached.clone()),
-            _ => self.first(namespace, at),
-        }
+        let known = self.attached.borrow().get(at).cloned().flatten();
+        known.or_else(|| self.first(namespace, at))
     }
 
     #[cold]

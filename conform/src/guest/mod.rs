@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use crate::report::Outcome;
-use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Subject, Target};
+use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Subject, Target, free_port};
 
 /// The emulated processor is slow, and slower while something else is built.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -23,18 +23,46 @@ const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 /// Boots the guest against the target. The first driver gets everything, others what differs between drivers.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("guest/{}", driver.name());
+    let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
+    lab.report.check(&part, "guest ran to its end", || run(lab, "guest", &part, &sysroot, targets(lab, driver)?));
+    Ok(())
+}
+
+/// The same over NVMe/TCP.
+pub(crate) fn nvme_part(lab: &Lab, driver: Driver) -> Result<()> {
+    let part = format!("nvme/{}", driver.name());
+    lab.built()?;
+    let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
+    lab.report.check(&part, "guest ran to its end", || run(lab, "nvme", &part, &sysroot, nvme_targets(lab, driver)?));
+    Ok(())
+}
+
+fn packages(lab: &Lab, part: &str) -> Option<sysroot::Sysroot> {
     let mut made = None;
-    lab.report.check(&part, "packages for the guest", || {
+    lab.report.check(part, "packages for the guest", || {
         made = Some(sysroot::ensure(&lab.report)?);
         Ok(())
     });
-    let Some(sysroot) = made else { return Ok(()) };
-    lab.report.check(&part, "guest ran to its end", || run(lab, driver, &part, &sysroot));
-    Ok(())
+    made
+}
+
+/// One target with both faces.
+fn nvme_targets(lab: &Lab, driver: Driver) -> Result<Targets> {
+    let port = free_port()?;
+    let volumes = [lab.image(&format!("nvme-{}.img", driver.name()), 512)?, "ram:64M".to_owned()];
+    let spec = Spec::new(driver, volumes)?.flags(&["--nvme", &port.to_string()]);
+    let main = Target::start(lab, &spec)?;
+    let mut settings = String::new();
+    writeln!(settings, "PORTAL={HOST_AS_GUEST_SEES_IT}:{}\nTARGET={}", main.portal.port(), main.name)?;
+    // Both names are made of one.
+    let nqn = main.name.replacen("iqn.", "nqn.", 1);
+    writeln!(settings, "HOST={HOST_AS_GUEST_SEES_IT}\nPORT={}\nNQN={nqn}", port.port())?;
+    Ok(Targets { script: "nvme.sh", main: Some(main), spec, others: Vec::new(), settings })
 }
 
 /// The targets of one guest run, and what the script must know of them.
 struct Targets {
+    script: &'static str,
     main: Option<Target>,
     spec: Spec,
     others: Vec<Target>,
@@ -72,18 +100,17 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
             others.push(target);
         }
     }
-    Ok(Targets { main: Some(main), spec, others, settings })
+    Ok(Targets { script: "iscsi.sh", main: Some(main), spec, others, settings })
 }
 
-fn run(lab: &Lab, driver: Driver, part: &str, sysroot: &sysroot::Sysroot) -> Result<()> {
-    let mut targets = targets(lab, driver)?;
+fn run(lab: &Lab, name: &str, part: &str, sysroot: &sysroot::Sysroot, mut targets: Targets) -> Result<()> {
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
-    let initramfs = lab.scratch.join(format!("guest-{}.cpio", driver.name()));
+    let initramfs = lab.scratch.join(format!("{name}-{}.cpio", targets.spec.driver.name()));
     qemu::initramfs(sysroot, &scripts, &targets.settings, &initramfs)?;
     let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
     let mut cases = Cases { lab, part, since: Instant::now(), said: Vec::new(), seen: 0 };
     let mut restarted = Ok(());
-    let status = qemu::boot(sysroot, &initramfs, "iscsi.sh", LIMIT, |line| {
+    let status = qemu::boot(sysroot, &initramfs, targets.script, LIMIT, |line| {
         // A log that cannot be written costs the log, not the test.
         let _ = writeln!(log, "{line}");
         if line == "@restart" {

@@ -14,7 +14,7 @@ use crate::process;
 
 /// Loaded at start, in an order that dependencies decide. The crypto module is asked for by algorithm, not by
 /// dependency.
-const MODULES: [&str; 13] = [
+const MODULES: [&str; 14] = [
     "virtio_pci",
     "virtio_net",
     "9pnet_virtio",
@@ -24,6 +24,7 @@ const MODULES: [&str; 13] = [
     "sd_mod",
     "sg",
     "iscsi_tcp",
+    "nvme_tcp",
     "ext4",
     "xfs",
     "nls_ascii?",

@@ -28,7 +28,7 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-/// Commands that one core carries out at once: eight full queues. Each takes some 3 KiB for its task.
+/// Commands that one core carries out at once: two full queues of the largest size. Each takes some 3 KiB for its task.
 const SLOTS: usize = 2048;
 /// Connections that have no queue, per core. One more pushes the oldest out: whoever floods the port
 /// pushes out its own.

@@ -42,6 +42,8 @@ pub enum Action {
     Command(TaskKey, Command),
     /// Carry out both halves of a fused operation: [`Session::reply`] to each.
     Fused(Box<[(TaskKey, Command); 2]>),
+    /// Forget the command of this identifier that waits for an event.
+    Withdrawn(u16),
     /// Pull again: what [`Pull::Pending`] promised is there, or will not come.
     DataReady(TaskKey),
     /// Send what is queued, abort all commands and close the connection.
@@ -235,6 +237,13 @@ impl Session {
         self.reply(key, status, result.into(), &mut lunar_core::step::Tail::default());
     }
 
+    /// The command waits for an event: [`Session::reply_to`] ends it.
+    pub fn park(&mut self, key: TaskKey) {
+        if let Some(task) = self.tasks.get_mut(key) {
+            task.parked = true;
+        }
+    }
+
     /// The host has disconnected: the queue ends when what is queued was sent.
     pub fn disconnected(&mut self) {
         self.shut(Close::Disconnected);
@@ -347,10 +356,16 @@ impl Session {
                 return Ok(());
             }
         };
-        let Some(key) = self.tasks.enter(cid, &command, inline) else {
-            self.complete(cid, Status::ID_CONFLICT, 0);
-            return Ok(());
-        };
+        if let Some(old) = self.tasks.find(cid) {
+            // Hosts have been seen that forget what waits for an event before they shut a controller down.
+            if !self.tasks.get_mut(old).is_some_and(|task| task.parked) {
+                self.complete(cid, Status::ID_CONFLICT, 0);
+                return Ok(());
+            }
+            self.tasks.remove(old);
+            actions.push(Action::Withdrawn(cid));
+        }
+        let Some(key) = self.tasks.enter(cid, &command, inline) else { return Ok(()) };
         let is_connect = sqe.opcode == FABRICS && sqe.fabrics_type() == 1;
         match self.phase {
             Phase::Live => self.hand_on(key, command, actions),

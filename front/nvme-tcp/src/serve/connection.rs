@@ -254,6 +254,9 @@ impl Connection {
                     let waiting = self.pulls.borrow_mut().remove(&key);
                     waiting.into_iter().for_each(Waker::wake);
                 }
+                Action::Withdrawn(cid) => {
+                    self.queue.borrow().iter().for_each(|queue| queue.controller.withdraw_event(cid));
+                }
                 Action::Connect(key, command, data) => self.connect(key, &command, &data),
                 Action::Close(why) => {
                     self.closing(why);

@@ -63,10 +63,10 @@ impl Job {
     }
 
     fn reply(&self, half: &Half, mut reply: Reply) {
-        if reply.parked {
-            return;
-        }
         let mut session = self.connection.session.borrow_mut();
+        if reply.parked {
+            return session.park(half.key);
+        }
         session.reply(half.key, reply.status, reply.result, &mut reply.tail);
         if self.disconnects && reply.status == Status::SUCCESS {
             session.disconnected();

@@ -46,6 +46,8 @@ pub(super) struct Task {
     pub(super) asked: Option<Asked>,
     /// A pull waits for all bytes before this one.
     pub(super) waiting: Option<u32>,
+    /// It waits for an event.
+    pub(super) parked: bool,
     /// What came was damaged.
     pub(super) damaged: bool,
     /// It has ended, and is answered when the host has sent what it was asked for.
