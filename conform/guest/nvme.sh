@@ -57,9 +57,9 @@ inquiry() {
     says "smart-log" "temperature" nvme smart-log "$c"
     try "error-log" nvme error-log "$c"
     says "fw-log" "frs1" nvme fw-log "$c"
-    says "effects-log" "Copy" nvme effects-log "$c"
+    # What effects-log shows depends on properties that this version of the tool cannot read over fabrics.
+    says "log page of effects" "01 00 00 00" nvme get-log "$c" --log-id=5 --log-len=4096
     says "ana-log" "optimized" nvme ana-log "$c"
-    says "show-regs" "cap" nvme show-regs "$c"
     for page in 1 2 4 5 6 7 0xa 0xb 0xe 0xf; do
         try "get-feature $page" nvme get-feature "$c" -f "$page"
     done
@@ -191,6 +191,9 @@ both
 try "reset" nvme reset "/dev/$controller"
 until_true 20 grep -q live "/sys/class/nvme/$controller/state"
 equal "the controller lives after a reset" live "$(cat "/sys/class/nvme/$controller/state")"
+try "nvme format" nvme format "$disk" --force
+equal "a formatted namespace is empty" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
+head -c 16M /dev/urandom | dd of="$disk" bs=1M oflag=direct iflag=fullblock status=none
 before=$(read_sum "$disk" count=16)
 disconnect "disconnect"
 dmesg -C
@@ -201,5 +204,7 @@ quiet "with digests"
 disconnect "disconnect, digests"
 try "connect-all" nvme connect-all -t tcp -a "$HOST" -s "$PORT"
 until_true 20 test -b /dev/nvme0n1 || bad "connect-all: no disk"
+disk=/dev/nvme0n1
+load "fio without flow control" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=8M
 try "disconnect-all" nvme disconnect-all
 finish

@@ -7,13 +7,13 @@ use lunar_core::unit::{Exclusive, Unit, UnitId};
 use lunar_iscsi::registry::Place;
 use lunar_iscsi::serve::{Front, Peers};
 use lunar_nvme::namespace::Access;
-use lunar_nvme::{Everywhere as NvmeEverywhere, Subsystem};
+use lunar_nvme::{Everywhere as NvmeEverywhere, Renewing, Subsystem};
 use lunar_nvme_tcp::serve::Front as NvmeFront;
 use lunar_reactor::Reactor;
 use lunar_reactor::channel::{Receiver, Sender};
 use lunar_reactor::op::Incoming;
 use lunar_scsi::access::AluaState;
-use lunar_scsi::lu::Change;
+use lunar_scsi::lu::{Change, MediumState, Stamp};
 use lunar_scsi::{Everywhere, Mail, Target};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -370,6 +370,17 @@ fn mirror(mail: &Mail, subsystem: &Subsystem) {
 /// Reaches the views of all command sets on all cores, but NVMe's on this one.
 pub struct OtherViews(pub Rc<Links>);
 
+/// What SCSI is told of a medium that NVMe writes anew. One works on a medium at a time, and states of media are not
+/// numbered.
+fn medium_mail(unit: UnitId, state: Renewing) -> Mail {
+    let state = match state {
+        Renewing::Begun => MediumState::Formatting,
+        Renewing::Done => MediumState::Ready,
+        Renewing::Failed => MediumState::FormatFailed,
+    };
+    Mail::Change { lun: lun_of(unit), change: Change::Medium(state), stamp: Stamp::default() }
+}
+
 impl NvmeEverywhere for OtherViews {
     fn reservations(&self, unit: UnitId, news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>> {
         let links = self.0.clone();
@@ -379,6 +390,17 @@ impl NvmeEverywhere for OtherViews {
             }
             let others: Vec<usize> = links.others().collect();
             links.ask(others.into_iter(), || What::Reservations(unit, news.clone())).await;
+        })
+    }
+
+    fn renewing(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = ()>>> {
+        let links = self.0.clone();
+        Box::pin(async move {
+            if let Some(target) = links.target() {
+                target.deliver(medium_mail(unit, state)).await;
+            }
+            let others: Vec<usize> = links.others().collect();
+            links.ask(others.into_iter(), || What::Scsi(medium_mail(unit, state))).await;
         })
     }
 

@@ -108,12 +108,11 @@ codes! {
     pub struct Status(u16) {
         SUCCESS = 0x000, INVALID_OPCODE = 0x001, INVALID_FIELD = 0x002, ID_CONFLICT = 0x003, TRANSFER_ERROR = 0x004,
         INTERNAL_ERROR = 0x006, ABORTED = 0x007, FUSED_FAILED = 0x009, FUSED_MISSING = 0x00a, INVALID_NAMESPACE = 0x00b,
-        SEQUENCE_ERROR = 0x00c, SGL_LENGTH = 0x00f, SGL_TYPE = 0x011, SGL_OFFSET = 0x016, HOST_INCONSISTENT = 0x018, KEEP_ALIVE_INVALID = 0x01a,
-        PREEMPTED = 0x01b, SANITIZE_FAILED = 0x01c, SANITIZING = 0x01d, WRITE_PROTECTED = 0x020, TRANSPORT_ERROR = 0x022,
+        SEQUENCE_ERROR = 0x00c, SGL_LENGTH = 0x00f, SGL_TYPE = 0x011, SGL_OFFSET = 0x016, HOST_INCONSISTENT = 0x018,
+        PREEMPTED = 0x01b, WRITE_PROTECTED = 0x020, TRANSPORT_ERROR = 0x022,
         LBA_RANGE = 0x080, CAPACITY = 0x081, NOT_READY = 0x082, RESERVATION_CONFLICT = 0x083, FORMATTING = 0x084,
         INVALID_QUEUE = 0x101, QUEUE_SIZE = 0x102, ABORT_LIMIT = 0x103, EVENT_LIMIT = 0x105, INVALID_LOG_PAGE = 0x109,
         INVALID_FORMAT = 0x10a, NOT_SAVEABLE = 0x10d, NOT_CHANGEABLE = 0x10e, NOT_PER_NAMESPACE = 0x10f,
-        SELF_TEST_RUNS = 0x11d,
         CONNECT_FORMAT = 0x180, CONNECT_BUSY = 0x181, CONNECT_PARAMETERS = 0x182, CONNECT_HOST = 0x184,
         CONFLICTING_ATTRIBUTES = 0x180, COMMAND_SIZE = 0x183,
         WRITE_FAULT = 0x280, READ_ERROR = 0x281, COMPARE_FAILURE = 0x285, UNWRITTEN = 0x287,
@@ -128,13 +127,12 @@ impl Status {
     /// Whether the same command may end well later.
     #[must_use]
     pub fn is_transient(self) -> bool {
-        const LATER: [Status; 14] = [
+        const LATER: [Status; 13] = [
             Status::SUCCESS,
             Status::TRANSFER_ERROR,
             Status::INTERNAL_ERROR,
             Status::ABORTED,
             Status::PREEMPTED,
-            Status::SANITIZING,
             Status::TRANSPORT_ERROR,
             Status::NOT_READY,
             Status::FORMATTING,
@@ -212,6 +210,7 @@ impl Reply {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::FromZeros;
 
     #[test]
     fn the_fields_of_an_entry() {

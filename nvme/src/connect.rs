@@ -106,8 +106,8 @@ impl Subsystem {
         if entries == 0 || entries >= most {
             return Err(invalid(offset_of!(Fields, entries), false));
         }
-        let subsystem = nqn(&data.subsystem).ok_or(invalid(offset_of!(ConnectData, subsystem), true))?;
-        let host_nqn = nqn(&data.host_nqn).ok_or(invalid(offset_of!(ConnectData, host_nqn), true))?;
+        let subsystem = nqn(&data.subsystem).ok_or_else(|| invalid(offset_of!(ConnectData, subsystem), true))?;
+        let host_nqn = nqn(&data.host_nqn).ok_or_else(|| invalid(offset_of!(ConnectData, host_nqn), true))?;
         let kind = match subsystem {
             DISCOVERY_NQN => Kind::Discovery,
             name if name == self.config().nqn => Kind::Io,
@@ -131,7 +131,7 @@ impl Subsystem {
             }
             _ => {
                 let found = self.config().controllers.get(wanted);
-                let found = found.ok_or(invalid(offset_of!(ConnectData, controller), true))?;
+                let found = found.ok_or_else(|| invalid(offset_of!(ConnectData, controller), true))?;
                 if found.kind != kind || kind == Kind::Discovery {
                     return Err(invalid(offset_of!(ConnectData, subsystem), true));
                 }

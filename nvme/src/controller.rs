@@ -50,8 +50,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// How it is named among the registrants of a unit. Reservations are a host's, whatever controller it comes through;
-    /// no target port of SCSI has the number zero.
+    /// How it is named among the registrants of a unit. Reservations are a host's, whatever controller it comes
+    /// through; no target port of SCSI has the number zero.
     #[must_use]
     pub fn nexus(&self) -> NexusName {
         let mut name = String::from(HOST);

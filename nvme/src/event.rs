@@ -24,8 +24,6 @@ impl Event {
     pub const ACCESS: Self = Self { kind: 2, information: 3, page: 0x0c };
     /// The log page of reservation notifications has one.
     pub const RESERVATION: Self = Self { kind: 6, information: 0, page: 0x80 };
-    /// SANITIZE has ended.
-    pub const SANITIZED: Self = Self { kind: 6, information: 1, page: 0x81 };
 
     /// Dword 0 of the completion.
     #[must_use]

@@ -94,6 +94,13 @@ impl Subsystem {
                     carry(&namespace, Step::Flush, transfer, tools, reply).await?;
                 }
             }
+            Plan::Format(named) => {
+                for id in named {
+                    let namespace = self.namespace(id).ok_or(Status::INVALID_NAMESPACE)?;
+                    // Seldom, and larger than the others: it does not make their future larger.
+                    Box::pin(self.format(&namespace, tools)).await?;
+                }
+            }
             plan => {
                 let namespace = &namespace.as_ref().ok_or(Status::INVALID_NAMESPACE)?.namespace;
                 match plan {

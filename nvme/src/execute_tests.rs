@@ -223,7 +223,7 @@ fn discovery_tells_where_the_subsystem_is() {
     let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, Instant(0)).expect("let in");
     queue.controller.set_property(0x14, false, 1).expect("enabled");
     let log = rig.run(&queue, &entry(0x02, 0, &[0x70 | 767 << 16]), &[]).data;
-    assert_eq!((log[8], &log[1024..1028], &log[1056..1061]), (2, &[3, 1, 2, 6][..], &b"4420\0"[..]));
+    assert_eq!((log[8], &log[1024..1028], &log[1056..1061]), (2, &[3, 1, 2, 4][..], &b"4420\0"[..]));
     assert_eq!((&log[1280..1304], &log[1536..1546]), (&b"nqn.2026-01.io.lunar:rig"[..], &b"192.0.2.1\0"[..]));
     assert_eq!((log[2050], &log[2304..2340]), (3, crate::connect::DISCOVERY_NQN.as_bytes()));
     assert_eq!(rig.run(&queue, &entry(0x06, 0, &[1]), &[]).data[111], 2);
@@ -231,7 +231,7 @@ fn discovery_tells_where_the_subsystem_is() {
 }
 
 /// Registers, reserves: a command with two keys.
-fn reserve(rig: &Rig, queue: &Rc<crate::Queue>, opcode: u8, dword: u32, keys: [u64; 2]) -> Status {
+fn reserve(rig: &Rig, queue: &Rc<Queue>, opcode: u8, dword: u32, keys: [u64; 2]) -> Status {
     let list = if opcode == 0x15 { keys[0].to_le_bytes().to_vec() } else { keys.map(u64::to_le_bytes).concat() };
     rig.run(queue, &entry(opcode, 1, &[dword]), &list).status
 }
@@ -302,6 +302,27 @@ fn access_states_stop_what_touches_the_medium() {
     assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, Status::FORMATTING);
     drop(work);
     assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, Status::SUCCESS);
+}
+
+#[test]
+fn a_formatted_namespace_is_empty() {
+    let rig = Rig::default();
+    let format = |namespace, dword| admin(&rig, 0x80, namespace, &[dword]).status;
+    let write = |namespace| io(&rig, &entry(WRITE, namespace, &[5, 0, 0]), &[7; 512]).status;
+    let read = |namespace| io(&rig, &entry(READ, namespace, &[5, 0, 0]), &[]).data;
+    assert_eq!([write(1), write(2)], [Status::SUCCESS; 2]);
+    assert_eq!(format(1, 0), Status::SUCCESS);
+    assert_eq!((read(1), read(2)), (vec![0; 512], vec![7; 512]));
+    assert_eq!((write(1), format(0xffff_ffff, 1 << 9)), (Status::SUCCESS, Status::SUCCESS));
+    assert_eq!((read(1), read(2)), (vec![0; 512], vec![0; 512]));
+    assert_eq!((format(1, 1), format(1, 2 << 9)), (Status::INVALID_FORMAT, Status::INVALID_FIELD));
+    assert_eq!((format(1, 0x20), format(9, 0)), (Status::INVALID_FIELD, Status::INVALID_NAMESPACE));
+    rig.memories[0].fault.set(Some(Fault::Medium));
+    assert_eq!(format(1, 0), Status::WRITE_FAULT);
+    let [_admin, other] = rig.host(8);
+    assert_eq!(reserve(&rig, &other, REGISTER, 0, [0, 9]), Status::SUCCESS);
+    assert_eq!(reserve(&rig, &other, ACQUIRE, 1 << 8, [9, 0]), Status::SUCCESS);
+    assert_eq!((format(1, 0), format(0xffff_ffff, 0)), (Status::RESERVATION_CONFLICT, Status::RESERVATION_CONFLICT));
 }
 
 #[test]

@@ -62,6 +62,8 @@ mod bits {
     pub(super) const SHARED: u8 = 0x01 | 0x02 | 0x08;
     /// CTRATT: host identifiers of sixteen bytes; every command keeps the controller alive.
     pub(super) const ATTRIBUTES: u32 = 0x01 | 0x40;
+    /// OACS: Format NVM.
+    pub(super) const ADMIN: u16 = 0x02;
     /// FRMW: one slot, which cannot be written.
     pub(super) const FIRMWARE: u8 = 0x03;
     /// LPA: commands supported and effects, offsets into log pages.
@@ -100,7 +102,7 @@ pub fn controller(cx: &Context<'_>) -> Page {
     page.text(4, 20, &config.serial).text(24, 40, &config.model).text(64, 8, &config.firmware);
     page.put(77, &[TRANSFER_EXPONENT]).u16(78, controller.id).u32(80, VERSION);
     page.u32(96, bits::ATTRIBUTES).put(111, &[if controller.kind == Kind::Io { 1 } else { 2 }]);
-    page.put(258, &[3, (REQUESTS_MAX - 1) as u8, bits::FIRMWARE, bits::LOG_PAGES]);
+    page.u16(256, bits::ADMIN).put(258, &[3, (REQUESTS_MAX - 1) as u8, bits::FIRMWARE, bits::LOG_PAGES]);
     page.u16(320, KEEP_ALIVE_GRANULARITY).u16(514, QUEUE_ENTRIES_MAX).u32(536, bits::SGL);
     page.u32(1792, ENTRY_UNITS + controller.path.in_capsule / 16)
         .u32(1796, 1)

@@ -5,7 +5,7 @@
 //! * [`log`]: log pages, [`features`]: features, [`identify`]: identify data; one row each
 //! * [`subsystem`], [`controller`], [`queue`], [`namespace`]: the device, who uses it, through what, and its disks
 //! * [`execute`]: a command from entry to completion; [`admit`]: the one place that decides whether it may run
-//! * [`reserve`]: a change of reservations, on all cores
+//! * [`reserve`]: a change of reservations, on all cores; `renew`: how Format NVM writes a whole medium anew
 //! * [`task`]: commands under way; [`event`]: what hosts are told unasked
 //! * [`command`], [`connect`]: what transports hand over and get back
 //! * [`fuzzing`]: what fuzzers call
@@ -26,6 +26,7 @@ pub mod log;
 pub mod namespace;
 pub mod plan;
 pub mod queue;
+mod renew;
 pub mod reserve;
 pub mod subsystem;
 pub mod table;
@@ -35,5 +36,5 @@ pub use command::{Command, Direction, Reply, Sqe, Status};
 pub use connect::Path;
 pub use controller::{Controller, Controllers, Kind};
 pub use queue::Queue;
-pub use subsystem::{Everywhere, Nowhere, Subsystem, SubsystemConfig};
+pub use subsystem::{Everywhere, Nowhere, Renewing, Subsystem, SubsystemConfig};
 pub use task::Task;

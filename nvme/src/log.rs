@@ -178,8 +178,8 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
     /// SUBTYPE: an NVM subsystem; the discovery service itself.
     const SUBSYSTEM: u8 = 2;
     const THIS_SERVICE: u8 = 3;
-    /// TREQ: no secure channel is needed; the queue's flow control can be turned off.
-    const REQUIREMENTS: u8 = 0x02 | 0x04;
+    /// TREQ: nothing is said of secure channels, which there are none of; the queue's flow control can be turned off.
+    const REQUIREMENTS: u8 = 0x04;
     /// EFLAGS of this service: it may stay connected; what it tells is the same by all addresses.
     const FLAGS: u16 = 0x03;
     const ANY: u16 = 0xffff;

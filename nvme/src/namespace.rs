@@ -15,7 +15,9 @@ pub const ALL: u32 = 0xffff_ffff;
 
 codes! {
     /// States of asymmetric access (NVMe Base 2.0 8.1.1).
-    pub struct Access(u8) { OPTIMIZED = 0x01, NON_OPTIMIZED = 0x02, INACCESSIBLE = 0x03, PERSISTENT_LOSS = 0x04, CHANGE = 0x0f }
+    pub struct Access(u8) {
+        OPTIMIZED = 0x01, NON_OPTIMIZED = 0x02, INACCESSIBLE = 0x03, PERSISTENT_LOSS = 0x04, CHANGE = 0x0f,
+    }
 }
 
 /// One core's view of a namespace.

@@ -25,6 +25,8 @@ pub enum Plan {
         /// Command.
         command: u16,
     },
-    /// Everything of this namespace, or of all, is on the medium.
+    /// Everything of all namespaces is on the medium.
     Flush,
+    /// These namespaces are written anew.
+    Format(Vec<u32>),
 }

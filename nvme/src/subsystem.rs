@@ -41,6 +41,17 @@ pub struct SubsystemConfig {
     pub controllers: Arc<Controllers>,
 }
 
+/// Where work on a whole medium is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Renewing {
+    /// It has begun.
+    Begun,
+    /// It is over, and the medium can be used.
+    Done,
+    /// It is over, and the medium has to be written anew once more.
+    Failed,
+}
+
 /// The views of the same units on all other cores, and those of other command sets on all cores.
 pub trait Everywhere {
     /// The reservations of a unit have changed: done when all go by it.
@@ -48,6 +59,9 @@ pub trait Everywhere {
 
     /// Ends the commands of those who were preempted: done when they have ended.
     fn preempted(&self, unit: UnitId, news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>>;
+
+    /// A unit is written anew: done when all command sets keep from it, or use it again.
+    fn renewing(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = ()>>>;
 }
 
 /// [`Everywhere`] of a program with one core and one command set.
@@ -60,6 +74,10 @@ impl Everywhere for Nowhere {
     }
 
     fn preempted(&self, _unit: UnitId, _news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn renewing(&self, _unit: UnitId, _state: Renewing) -> Pin<Box<dyn Future<Output = ()>>> {
         Box::pin(std::future::ready(()))
     }
 }

@@ -203,6 +203,7 @@ table! {
     cmd::features::GetFeatures,
     cmd::admin::AsynchronousEventRequest,
     cmd::admin::KeepAlive,
+    cmd::format::FormatNvm,
     cmd::io::Flush,
     cmd::io::Write,
     cmd::io::Read,

@@ -5,7 +5,7 @@
 //! * [`vpd`], [`mode`], [`log`]: pages, one row each
 //! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks; [`access`]: through which ports
 //! * [`information`]: what initiators write on a disk
-//! * [`reserve`]: reservations
+//! * [`reserve`]: reservations, as SCSI speaks of them
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
 //! * [`task`], [`manage`]: task sets and task management; [`order`]: who runs when; [`attention`]: unit attentions
 //! * [`buffers`]: what READ BUFFER and WRITE BUFFER are about

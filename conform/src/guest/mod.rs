@@ -50,7 +50,8 @@ fn packages(lab: &Lab, part: &str) -> Option<sysroot::Sysroot> {
 fn nvme_targets(lab: &Lab, driver: Driver) -> Result<Targets> {
     let port = free_port()?;
     let volumes = [lab.image(&format!("nvme-{}.img", driver.name()), 512)?, "ram:64M".to_owned()];
-    let spec = Spec::new(driver, volumes)?.flags(&["--nvme", &port.to_string()]);
+    let mut spec = Spec::new(driver, volumes)?.flags(&["--nvme", &port.to_string()]);
+    spec.for_guest = true;
     let main = Target::start(lab, &spec)?;
     let mut settings = String::new();
     writeln!(settings, "PORTAL={HOST_AS_GUEST_SEES_IT}:{}\nTARGET={}", main.portal.port(), main.name)?;

@@ -9,8 +9,8 @@ pub const IN_CAPSULE_MAX: u32 = 16 << 10;
 pub const H2C_DATA_MAX: u32 = 256 << 10;
 /// The largest alignment of data that a host may ask for (HPDA), in words, 0-based.
 pub const ALIGNMENT_MAX: u8 = 31;
-/// Bytes of answers that commands call up by themselves before reading pauses until they are sent: a peer that sends and
-/// never reads ties up this much.
+/// Bytes of answers that commands call up by themselves before reading pauses until they are sent: a peer that sends
+/// and never reads ties up this much.
 pub const ANSWERS_MAX: usize = 256 << 10;
 /// Data of which at least this much is still to come is received straight into memory of its own; below it, copying is
 /// cheaper than one more receive.

@@ -220,8 +220,8 @@ impl Session {
         }
     }
 
-    /// The answer to [`Action::Connect`]: the queue, with its identifier, entries and whether its host wants to know how
-    /// far it was read; else how Connect ends. `result`: dword 0 of its completion.
+    /// The answer to [`Action::Connect`]: the queue, with its identifier, entries and whether its host wants to know
+    /// how far it was read; else how Connect ends. `result`: dword 0 of its completion.
     pub fn connected(&mut self, key: TaskKey, answer: Result<(u16, u16, bool), Status>, result: u32) {
         let status = match answer {
             Ok((queue, entries, flow_control)) if self.phase == Phase::Connecting => {
@@ -477,18 +477,18 @@ impl Session {
         if flags & wanted != wanted || flags & !wanted & HEADER_DIGEST != 0 {
             return Some(invalid(offset_of!(Common, flags)));
         }
+        if data_len > limits.data {
+            return Some(match kind {
+                PduType::H2C_DATA => Fatal(FatalStatus::LIMIT, offset_of!(H2cData, data_len) as u32),
+                _ => invalid(offset_of!(Common, len)),
+            });
+        }
         let aligned = common.data_offset.is_multiple_of(4) && usize::from(common.data_offset) <= len;
         if data_len > 0
             && kind != PduType::H2C_TERM_REQ
             && (usize::from(common.data_offset) < shape.head_len || !aligned)
         {
             return Some(invalid(offset_of!(Common, data_offset)));
-        }
-        if data_len > limits.data {
-            return Some(match kind {
-                PduType::H2C_DATA => Fatal(FatalStatus::LIMIT, offset_of!(H2cData, data_len) as u32),
-                _ => invalid(offset_of!(Common, len)),
-            });
         }
         None
     }

@@ -1,5 +1,5 @@
-//! PDU formats of the NVMe/TCP Transport Specification 1.0, clause 3.6: each is a struct that lies over the bytes of its
-//! header.
+//! PDU formats of the NVMe/TCP Transport Specification 1.0, clause 3.6: each is a struct that lies over the bytes of
+//! its header.
 //!
 //! A struct can express every nonsense that a peer may send; what is legal is decided by the session. Emitting writes a
 //! header only: data stays an I/O vector of its own.
@@ -21,15 +21,16 @@ pub const TOLD_MAX: usize = 128;
 codes! {
     /// What a PDU is.
     pub struct PduType(u8) {
-        IC_REQ = 0x00, IC_RESP = 0x01, H2C_TERM_REQ = 0x02, C2H_TERM_REQ = 0x03, CAPSULE_CMD = 0x04, CAPSULE_RESP = 0x05,
-        H2C_DATA = 0x06, C2H_DATA = 0x07, R2T = 0x09,
+        IC_REQ = 0x00, IC_RESP = 0x01, H2C_TERM_REQ = 0x02, C2H_TERM_REQ = 0x03, CAPSULE_CMD = 0x04,
+        CAPSULE_RESP = 0x05, H2C_DATA = 0x06, C2H_DATA = 0x07, R2T = 0x09,
     }
 }
 
 codes! {
     /// Fatal error status: why a connection ends.
     pub struct FatalStatus(u16) {
-        INVALID_HEADER = 0x01, SEQUENCE = 0x02, HEADER_DIGEST = 0x03, OUT_OF_RANGE = 0x04, LIMIT = 0x05, UNSUPPORTED = 0x06,
+        INVALID_HEADER = 0x01, SEQUENCE = 0x02, HEADER_DIGEST = 0x03, OUT_OF_RANGE = 0x04, LIMIT = 0x05,
+        UNSUPPORTED = 0x06,
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use zerocopy::FromZeros;
 
 /// Each format: golden bytes taken apart; built into a buffer full of `0xa5`, nothing of which stays; parsed; emitted.
 fn same<P: Pdu + PartialEq + std::fmt::Debug>(golden: &[u8], built: P) {

@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod fabrics;
 pub mod features;
+pub mod format;
 pub mod identify;
 pub mod io;
 pub mod log;

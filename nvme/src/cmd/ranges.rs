@@ -141,8 +141,8 @@ fn count12(sqe: &Sqe) -> usize {
     (sqe.cdw(12) & RANGES) as usize + 1
 }
 
-/// The unit that is copied from and where: it may be another namespace, with blocks of the same size, which the host has
-/// to be allowed to read.
+/// The unit that is copied from and where: it may be another namespace, with blocks of the same size, which the host
+/// has to be allowed to read.
 fn origin(cx: &Context<'_>, namespace: u32, first: u64, blocks: u64) -> Result<(Rc<Unit>, u64), Refusal> {
     let attached = cx.queue.attached(namespace).ok_or(Status::INVALID_NAMESPACE)?;
     admit::pass(&super::READS, &attached)?;

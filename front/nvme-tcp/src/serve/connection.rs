@@ -274,7 +274,7 @@ impl Connection {
         const IPV4: u8 = 1;
         const IPV6: u8 = 2;
         // An IPv4 peer of a socket for both is told so.
-        let ip = self.front.settings.advertise.unwrap_or(self.local.ip()).to_canonical();
+        let ip = self.front.settings.advertise.unwrap_or_else(|| self.local.ip()).to_canonical();
         Path {
             transport: TCP,
             family: if ip.is_ipv4() { IPV4 } else { IPV6 },

@@ -20,8 +20,8 @@ pub enum Pull {
     /// They have to be asked for: get memory for this many bytes, hand it in with [`Session::supply`], and wait for
     /// [`Action::DataReady`].
     Memory(usize),
-    /// They will not come: [`Fault::Protocol`] if they came damaged or are more than the host sends, [`Fault::Aborted`] if
-    /// the command is gone.
+    /// They will not come: [`Fault::Protocol`] if they came damaged or are more than the host sends, [`Fault::Aborted`]
+    /// if the command is gone.
     Failed(Fault),
 }
 
@@ -30,12 +30,12 @@ impl Session {
     pub(super) fn open_data(&mut self, header: &H2cData) -> Result<Plan, Fatal> {
         let (tag, offset, len) = (header.tag.get(), header.offset.get(), header.data_len.get());
         let whole = header.common.len.get() as usize;
-        let key = self.tasks.find(header.cid.get()).ok_or(invalid(offset_of!(H2cData, cid)))?;
+        let key = self.tasks.find(header.cid.get()).ok_or_else(|| invalid(offset_of!(H2cData, cid)))?;
         let shape = self.shape(&header.common);
         if shape.data_len != Some(len as usize) || len as usize > whole {
             return Err(invalid(offset_of!(H2cData, data_len)));
         }
-        let task = self.tasks.get_mut(key).ok_or(invalid(offset_of!(H2cData, cid)))?;
+        let task = self.tasks.get_mut(key).ok_or_else(|| invalid(offset_of!(H2cData, cid)))?;
         let Some(asked) = task.asked.as_mut().filter(|asked| asked.tag == tag) else {
             return Err(invalid(offset_of!(H2cData, tag)));
         };
@@ -136,11 +136,11 @@ impl Session {
         if data.len() > room.saturating_sub(offset) {
             return Err(Fault::Protocol);
         }
-        self.to_host(cid, offset, data, 0);
+        self.send_data(cid, offset, data, 0);
         Ok(())
     }
 
-    fn to_host(&mut self, cid: u16, offset: usize, data: Sg, flags: u8) {
+    fn send_data(&mut self, cid: u16, offset: usize, data: Sg, flags: u8) {
         // Both within the room that the host has, which is 32 bits.
         let (offset, len) = ((offset as u32).into(), (data.len() as u32).into());
         self.out.data(C2hData { cid: cid.into(), offset, data_len: len, ..C2hData::blank(flags) }, data);
@@ -176,7 +176,7 @@ impl Session {
         if status == Status::SUCCESS && !data.is_empty() && tail.offset + data.len() <= room {
             // Whoever wants to know how far the queue was read gets a response.
             let collapses = !self.flow_control && result == 0;
-            self.to_host(cid, tail.offset, data, if collapses { LAST | SUCCESS } else { LAST });
+            self.send_data(cid, tail.offset, data, if collapses { LAST | SUCCESS } else { LAST });
             if collapses {
                 return;
             }
