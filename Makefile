@@ -7,7 +7,7 @@ CONFORM ?= all
 CARGO ?= cargo
 
 .NOTPARALLEL:
-.PHONY: help run test deps format lint unit conform fuzz bench
+.PHONY: help run release test deps format lint unit conform fuzz bench
 
 ## help: this list
 help:
@@ -16,6 +16,10 @@ help:
 ## run: build the release and serve a demo disk until Ctrl-C
 run:
 	$(CARGO) run --release -p lunar -- demo
+
+## release: the fastest build, which learns from loads of its own what is hot: target/trained/release/lunar
+release:
+	bench/release
 
 ## test: everything, from format to crashes, with what it needs installed first
 test: deps format lint unit fuzz conform

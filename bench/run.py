@@ -40,9 +40,9 @@ def arguments() -> argparse.Namespace:
 
 
 def setup(folder: Path, driver: str) -> Setup:
-    built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
-    lunar = Path(os.environ.get("LUNAR_BENCH_LUNAR", built / "lunar"))
-    floor = Path(os.environ.get("LUNAR_BENCH_FLOOR", built / "floor"))
+    built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    lunar = Path(os.environ.get("LUNAR_BENCH_LUNAR", built / "trained" / "release" / "lunar"))
+    floor = Path(os.environ.get("LUNAR_BENCH_FLOOR", built / "release" / "floor"))
     initiator = os.environ.get("LUNAR_BENCH_INITIATOR")
     return Setup(folder, lunar, floor, shlex.split(initiator) if initiator else [str(lunar), "bench"], driver)
 
@@ -94,7 +94,7 @@ def measure_rows(how: Setup, targets: list[Target], chosen: list[Row], rounds: i
     return {key: {name: measure.middle(runs) for name, runs in by.items()} for key, by in samples.items()}
 
 
-def measure_extras(how: Setup, targets: list[Target], seconds: float) -> dict:
+def measure_extras(how: Setup, targets: list[Target], rounds: int, seconds: float) -> dict:
     extras: dict[str, dict] = {"idle_cpu_percent": {}, "idle_sessions": {}, "failed": {}}
 
     def try_to(what: str, name: str, work, into: dict) -> None:
@@ -109,7 +109,7 @@ def measure_extras(how: Setup, targets: list[Target], seconds: float) -> dict:
             continue
         with running(target):
             extras["idle_cpu_percent"][target.name] = measure.idle_cpu(target, 10.0)
-            crowd = lambda: measure.idle_sessions(how, target, IDLE_SESSIONS, seconds)  # noqa: B023, E731
+            crowd = lambda: measure.idle_sessions(how, target, IDLE_SESSIONS, rounds, seconds)  # noqa: B023, E731
             try_to(f"{IDLE_SESSIONS} idle sessions", target.name, crowd, extras["idle_sessions"])
     if any(target.name == "lunar" for target in targets):
         try_to(f"{UNITS} units", "units", lambda: measure.memory_of_units(how, UNITS), extras)
@@ -134,7 +134,7 @@ def main() -> int:
         targets, missing = started(kinds, how, stack)
         machine = report.machine(how.folder)
         table = measure_rows(how, targets, chosen, options.rounds, options.time)
-        extras = {} if options.no_extras else measure_extras(how, targets, max(options.time, 2.0))
+        extras = {} if options.no_extras else measure_extras(how, targets, options.rounds, options.time)
         machine["load_after"] = report.load()
         notes = {target.name: target.note for target in targets if target.note}
     found = {
