@@ -89,11 +89,11 @@ pub fn banner(target: &str, nqn: &str, volumes: &[Line], faces: &Faces, advertis
     }
     line(String::new());
     line("Connect from".to_owned());
-    if let Some(portal) = advertise.filter(|_| !faces.iscsi.is_empty()).or(faces.iscsi.first().copied()) {
+    if let Some(portal) = advertise.filter(|_| !faces.iscsi.is_empty()).or_else(|| faces.iscsi.first().copied()) {
         over_iscsi(&mut line, target, example(portal));
     }
     if let Some(port) = faces.nvme.first() {
-        let ip = advertise.map_or(port.ip(), |address| address.ip());
+        let ip = advertise.map_or_else(|| port.ip(), |address| address.ip());
         over_nvme(&mut line, nqn, example(SocketAddr::new(ip, port.port())));
     }
     line(String::new());

@@ -1,5 +1,5 @@
-//! What the views of a unit have in common, on all cores and of all command sets. Only reservation commands, new nexuses
-//! and resets take the locks here, never the data path: each core's nexuses know what they may do.
+//! What the views of a unit have in common, on all cores and of all command sets. Only reservation commands, new
+//! nexuses and resets take the locks here, never the data path: each core's nexuses know what they may do.
 
 use super::Reservations;
 use crate::keep::Keep;
