@@ -8,7 +8,7 @@
 //! * [`reserve`]: a change of reservations, on all cores; `renew`: how Format NVM writes a whole medium anew
 //! * [`task`]: commands under way; [`event`]: what hosts are told unasked
 //! * [`command`], [`connect`]: what transports hand over and get back
-//! * [`fuzzing`]: what fuzzers call
+//! * [`docs`]: made from the table; [`fuzzing`]: what fuzzers call
 
 pub mod admit;
 pub mod cmd;
@@ -16,6 +16,7 @@ pub mod command;
 pub mod connect;
 pub mod context;
 pub mod controller;
+pub mod docs;
 pub mod event;
 pub mod execute;
 mod fault;
