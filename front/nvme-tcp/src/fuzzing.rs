@@ -2,7 +2,7 @@
 
 use crate::config::IN_CAPSULE_MAX;
 use crate::session::{Action, Pull, Session, TaskKey, Want};
-use crate::wire::{CapsuleCmd, H2cData, IcReq, Pdu};
+use crate::wire::{CapsuleCmd, H2cData, IcReq, LAST, Pdu, R2t};
 use lunar_core::mem::{Arena, BLOCK_MAX, Sg};
 use lunar_core::step::Tail;
 use lunar_core::time::Instant;
@@ -198,6 +198,48 @@ pub fn queue(data: &[u8]) {
         rig.receive(part);
         rig.answer();
     }
+    check(&rig);
+}
+
+/// A host that mostly keeps to the rules: commands, and data for what it was asked for, with mistakes now and then.
+pub fn host(data: &[u8]) {
+    let Some((digests, data)) = data.split_first() else { return };
+    let digests = digests & 3;
+    let mut rig = Rig::live(digests);
+    let mut asked = R2t::blank(0);
+    for step in data.chunks_exact(6) {
+        let [what, cid, low, high, mistake, delay] = [step[0], step[1] & 7, step[2], step[3], step[4], step[5]];
+        let len = u32::from(u16::from_le_bytes([low, high]));
+        let mut sqe = Sqe::new_zeroed();
+        (sqe.opcode, sqe.flags, sqe.cid) = (1 + (what >> 7), 0x40 | what >> 4 & 3, u16::from(cid).into());
+        (sqe.sgl.kind, sqe.sgl.length) = (0x5a, len.into());
+        let bytes = match what & 3 {
+            0 => capsule(&sqe, &[], digests),
+            1 => {
+                sqe.sgl.kind = 0x01;
+                capsule(&sqe, &vec![cid; usize::from(high) << 4 | usize::from(low & 15)], digests)
+            }
+            _ => {
+                let (off, size) = (asked.offset.get(), asked.data_len.get().min(len.max(1)));
+                let flags = if size == asked.data_len.get() || mistake == 1 { LAST } else { 0 };
+                let tag = asked.tag.get().wrapping_add(u16::from(mistake == 2));
+                let bytes = h2c_data(asked.cid.get(), tag, off, &vec![7; size as usize], flags, digests);
+                asked.offset = (off + size).into();
+                asked.data_len = (asked.data_len.get() - size).into();
+                bytes
+            }
+        };
+        rig.receive(&bytes);
+        if delay & 1 == 0 {
+            rig.answer();
+        }
+        let sent = rig.sent();
+        let found = sent.windows(size_of::<R2t>()).find(|part| part[..4] == R2t::blank(digests & 1).as_bytes()[..4]);
+        if let Some(found) = found.and_then(R2t::of) {
+            asked = *found;
+        }
+    }
+    rig.answer();
     check(&rig);
 }
 

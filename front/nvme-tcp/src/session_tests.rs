@@ -328,5 +328,6 @@ proptest::proptest! {
     fn no_bytes_do_harm(data in proptest::collection::vec(proptest::num::u8::ANY, 0..400)) {
         crate::fuzzing::start(&data);
         crate::fuzzing::queue(&data);
+        crate::fuzzing::host(&data);
     }
 }
