@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import measure, report  # noqa: E402
+from harness import measure, offload, report  # noqa: E402
 from harness.rows import Row, rows  # noqa: E402
 from harness.targets import KINDS, Floor, Setup, Target, Unavailable  # noqa: E402
 
@@ -26,7 +26,7 @@ UNITS = 4096
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/run", description=__doc__)
-    parser.add_argument("--name", default="iscsi", help="name of the files in bench/results [%(default)s]")
+    parser.add_argument("--name", help="name of the files in bench/results [iscsi; with --offload: offload]")
     parser.add_argument("--rounds", type=int, default=5, help="runs of every row on every target [%(default)s]")
     parser.add_argument("--time", type=float, default=1.5, help="seconds of each run [%(default)s]")
     parser.add_argument("--rows", default="*", help="rows whose key fits this pattern (see --list)")
@@ -35,6 +35,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="where the file store lies [the system's folder for such files]")
     parser.add_argument("--no-extras", action="store_true", help="leave out idle CPU, idle sessions, memory of units")
     parser.add_argument("--no-build", action="store_true", help="measure what is built")
+    parser.add_argument("--offload", action="store_true", help="measure copies by the target instead (root)")
+    parser.add_argument(
+        "--offload-sizes",
+        default="xfs=10,ext4=2",
+        help="file systems for that, and GiB that are copied on each [%(default)s]",
+    )
     parser.add_argument("--list", action="store_true", help="list the rows' keys")
     return parser.parse_args()
 
@@ -118,6 +124,14 @@ def measure_extras(how: Setup, targets: list[Target], rounds: int, seconds: floa
 
 def main() -> int:
     options = arguments()
+    # However this ends, no target or mount stays behind, least of all a paused one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    name = options.name or ("offload" if options.offload else "iscsi")
+    results = ROOT / "bench" / "results"
+    if options.offload:
+        sizes = dict(part.split("=") for part in options.offload_sizes.split(","))
+        sizes = {kind: int(float(size) * offload.GIB) for kind, size in sizes.items()}
+        return offload.run(lambda folder: setup(folder, options.driver), sizes, options.folder, results, name)
     chosen = [row for row in rows() if fnmatch.fnmatch(row.key, options.rows)]
     if options.list:
         print("\n".join(f"{row.key:<40} {row.title}" for row in rows()))
@@ -126,8 +140,6 @@ def main() -> int:
     if unknown := set(kinds) - set(KINDS):
         print(f"no such targets: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}", file=sys.stderr)
         return 2
-    # However this ends, no target stays behind, least of all a paused one.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=options.folder))
         how = setup(Path(folder), options.driver)
@@ -147,12 +159,11 @@ def main() -> int:
         "rows": [{"key": row.key, "title": row.title, "group": row.group, "targets": table[row.key]} for row in chosen],
         "extras": extras,
     }
-    folder = ROOT / "bench" / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{options.name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    plots = report.plots(found, chosen, folder, options.name)
-    (folder / f"{options.name}.md").write_text(report.markdown(found, plots))
-    print(folder / f"{options.name}.md")
+    results.mkdir(parents=True, exist_ok=True)
+    (results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    plots = report.plots(found, chosen, results, name)
+    (results / f"{name}.md").write_text(report.markdown(found, plots))
+    print(results / f"{name}.md")
     return 0
 
 

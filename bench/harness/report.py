@@ -148,8 +148,8 @@ def markdown(found: dict, plots: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plots(found: dict, chosen: list[Row], folder: Path, name: str) -> list[str]:
-    """Draws; gives the names of the files. Without matplotlib there are none."""
+def pyplot():
+    """What draws, or None: without matplotlib there are no plots."""
     try:
         import matplotlib
 
@@ -157,9 +157,17 @@ def plots(found: dict, chosen: list[Row], folder: Path, name: str) -> list[str]:
         import matplotlib.pyplot as plt
     except ImportError:
         print("no plots: matplotlib is not installed (Debian: apt install python3-matplotlib)", file=sys.stderr)
-        return []
+        return None
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lunar", "font.size": 9})
     plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
+    return plt
+
+
+def plots(found: dict, chosen: list[Row], folder: Path, name: str) -> list[str]:
+    """Draws; gives the names of the files. Without matplotlib there are none."""
+    plt = pyplot()
+    if plt is None:
+        return []
     small = [row for row in found["rows"] if row["group"] != "curve" and size_of(row) < MEASURE_LARGE]
     large = [row for row in found["rows"] if size_of(row) >= MEASURE_LARGE]
     made = []

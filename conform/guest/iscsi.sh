@@ -1,6 +1,7 @@
 # The kernel's own initiator with open-iscsi's tools, sg3_utils, file systems and fio.
 . /test/lib.sh
-. /test/settings # PORTAL TARGET LUN, and perhaps PORTAL6, READ_ONLY, LARGE_BLOCKS, RESTART, ADVERTISED
+. /test/initiator.sh
+. /test/settings # PORTAL TARGET LUN, and perhaps PORTAL6, READ_ONLY, LARGE_BLOCKS, DISC, RESTART, ADVERTISED, CHAP
 
 node() { iscsiadm -m node -T "$TARGET" -p "${portal:=$PORTAL}" "$@"; }
 
@@ -26,26 +27,6 @@ log_out() { try "$1" node --logout; }
 sum() { sha256sum | cut -d' ' -f1; }
 # read_sum FILE [DD-ARGUMENT...]: the checksum of what the disk has, not the page cache.
 read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }
-
-# setting KEY VALUE: in the daemon's defaults.
-setting() {
-    grep -vF "$1 =" /etc/iscsi/iscsid.conf >/tmp/iscsid.conf
-    echo "$1 = $2" >>/tmp/iscsid.conf
-    cp /tmp/iscsid.conf /etc/iscsi/iscsid.conf
-}
-
-daemon() {
-    mkdir -p /etc/iscsi /var/lib/iscsi /run/lock/iscsi
-    echo "InitiatorName=iqn.2026-01.io.lunar.conform:guest" >/etc/iscsi/initiatorname.iscsi
-    # A login that fails shall say so now, not after minutes of retries; a target that does not come back costs half a minute.
-    setting node.session.initial_login_retry_max 2
-    setting node.session.timeo.replacement_timeout 30
-    # QEMU's user network misses that a closed window opens again, and looks only five seconds later: never let it close.
-    echo 16777216 >/proc/sys/net/core/rmem_max
-    setting "node.conn[0].tcp.window_size" 16777216
-    iscsid || bad "iscsid"
-    until_true 10 iscsiadm -m iface
-}
 
 discovery() {
     try "discovery" iscsiadm -m discovery -t sendtargets -p "$PORTAL" || finish
@@ -131,10 +112,12 @@ maintenance() {
     local block page
     block=$(blockdev --getss "$disk")
     says "sg_logs" "nformational [Ee]xceptions" sg_logs "$disk"
-    for page in 2 3 5 0xd 0x19 0x2f; do
+    for page in 2 3 5 0xc 0xd 0xf 0x19 0x2f; do
         try "sg_logs page $page" sg_logs --page="$page" "$disk"
     done
     says "sg_logs: bytes read" "bytes processed = [1-9]" sg_logs --page=3 "$disk"
+    says "sg_logs: space" "Used LBA mapping .*count: [0-9]" sg_logs --page=0xc "$disk"
+    says "sg_modes: thresholds" "rovisioning" sg_modes --page=0x1c,2 "$disk"
     try "sg_logs --reset" sg_logs --reset "$disk"
     try "sg_test_rwbuf" sg_test_rwbuf --size=4096 --times=3 "$disk"
     head -c 512 /tmp/random >/tmp/echo
@@ -310,5 +293,93 @@ if [ -n "${LARGE_BLOCKS:-}" ]; then
         log_out "logout, 4096-byte blocks"
     fi
 fi
+# chap_node KEY=VALUE...: how the node proves its name.
+chap_node() {
+    local key
+    for key in "$@"; do
+        node -o update -n "node.session.auth.${key%%=*}" -v "${key#*=}" >/dev/null
+    done
+}
+
+# chap_discovery USER SECRET
+chap_discovery() {
+    local key
+    for key in authmethod=CHAP "username=$1" "password=$2"; do
+        setting "discovery.sendtargets.auth.${key%%=*}" "${key#*=}"
+    done
+    iscsiadm -m discoverydb -t sendtargets -p "$CHAP" -o delete >/dev/null 2>&1
+    iscsiadm -m discovery -t sendtargets -p "$CHAP"
+}
+
+# A target that wants names proved, with its own, by each algorithm; and wrong secrets of both sides.
+proofs() {
+    local algorithm
+    refuse "discovery without a proof" iscsiadm -m discovery -t sendtargets -p "$CHAP"
+    refuse "discovery with a wrong secret" chap_discovery "$LOOKER_USER" "$CHAP_SECRET"
+    says "discovery with the right one" "$CHAP_TARGET" chap_discovery "$LOOKER_USER" "$LOOKER_SECRET"
+    iscsiadm -m node -o delete >/dev/null 2>&1
+    other_portal "$CHAP" "$CHAP_TARGET"
+    refuse "login without a proof" node --login
+    chap_node authmethod=CHAP "username=$CHAP_USER" "password=$CHAP_SECRET" \
+        "username_in=$MUTUAL_USER" "password_in=$MUTUAL_SECRET"
+    for algorithm in MD5 SHA1 SHA256 SHA3-256; do
+        chap_node "chap_algs=$algorithm"
+        log_in "login by CHAP, both ways, $algorithm" 0 || continue
+        try "reading what is proved, $algorithm" dd if="$disk" of=/dev/null bs=1M count=1 iflag=direct
+        log_out "logout, $algorithm"
+    done
+    chap_node "chap_algs=SHA3-256,SHA256,SHA1,MD5" "password_in=$CHAP_SECRET-other"
+    refuse "login at a target that proves another secret" node --login
+    chap_node "password_in=$MUTUAL_SECRET" "password=$MUTUAL_SECRET-other"
+    refuse "login with a wrong secret" node --login
+}
+
+
+# in_drive: the disc of $disk has its file.
+in_drive() {
+    try "mount, $1" mount -t iso9660 -o ro "$disk" /mnt/disk || return
+    equal "the file on the disc, $1" "$DISC_SUM" "$(sum </mnt/disk/random)"
+}
+
+# What can be ejected: a CD at LUN 0, a disk at LUN 1.
+if [ -n "${DISC:-}" ]; then
+    other_portal "$DISC" "$DISC_TARGET"
+    mkdir -p /mnt/disk
+    if log_in "login, CD" 0; then
+        says "the kernel sees a drive" "^\[.*cd/dvd.*/dev/sr" lsscsi
+        equal "blocks of a disc have 2048 bytes" 2048 "$(blockdev --getss "$disk")"
+        says "sg_get_config: profile" "CD-ROM" sg_get_config "$disk"
+        says "sg_modes: capabilities" "apabilities" sg_modes --page=0x2a "$disk"
+        in_drive "as it was"
+        refuse "ejecting a disc that is mounted" sg_start --eject "$disk"
+        try "umount disc" umount /mnt/disk
+        try "eject" eject "$disk"
+        # A read would have the kernel load it.
+        refuse "what was ejected is not ready" sg_turs "$disk"
+        try "load" eject --trayclose "$disk"
+        until_true 10 blockdev --getsize64 "$disk"
+        in_drive "loaded again" && try "umount disc again" umount /mnt/disk
+        log_out "logout, CD"
+    fi
+    if log_in "login, removable disk" 1; then
+        equal "the kernel sees a removable disk" 1 "$(cat "/sys/block/${disk##*/}/removable")"
+        try "mkfs on a removable disk" mkfs.ext4 -q -F "$disk"
+        before=$(read_sum "$disk" count=16)
+        generic=$(ls "/sys/block/${disk##*/}/device/scsi_generic")
+        # The kernel locks what is open by its block device; this unlocks it.
+        try "eject of a disk" eject --scsi "$disk"
+        refuse "reading an ejected disk" dd if="$disk" of=/dev/null bs=1M count=1 iflag=direct
+        try "load of a disk" sg_start --load "/dev/$generic"
+        until_true 10 blockdev --rereadpt "$disk"
+        equal "the data of a disk that was ejected" "$before" "$(read_sum "$disk" count=16)"
+        try "fsck of a disk that was ejected" fsck.ext4 -f -n "$disk"
+        log_out "logout, removable disk"
+    fi
+    # The kernel complained about what was not there.
+    dmesg -C
+fi
 quiet "in the end"
+
+# Behind the kernel's complaints: a refused login is one.
+if [ -n "${CHAP:-}" ]; then proofs; fi
 finish

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::fence;
 use crate::process;
+use crate::renewal;
 use crate::session::{Data, GOOD, Login, Session, cdb};
 use crate::target::{Driver, Lab, Spec, Target};
 use crate::witness::{Random, pattern};
@@ -54,6 +55,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
         let name = format!("reservations, round {}", round + 1);
         lab.report.check(&part, &name, || fence::crash(lab, driver, &mut random));
     }
+    renewal::part(lab, driver, &part);
     lab.report.note(&format!("{part}: {writes} acknowledged writes were checked after {rounds} crashes"));
     Ok(())
 }

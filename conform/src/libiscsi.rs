@@ -23,6 +23,10 @@ const SUITE_LIMIT: Duration = Duration::from_secs(60);
 struct Table {
     /// On every store.
     missing: BTreeMap<String, String>,
+    /// Only on a disk whose medium cannot be taken out.
+    fixed: BTreeMap<String, String>,
+    /// Only on one whose medium can.
+    removable: BTreeMap<String, String>,
     /// Only on a volume that takes writes.
     writable: BTreeMap<String, String>,
     /// Only with blocks of 4096 bytes.
@@ -48,6 +52,7 @@ impl Table {
     fn known(&self, suite: &str, test: &str, store: &Store) -> Known<'_> {
         let full = format!("{suite}.{test}");
         let mut tables = vec![&self.missing];
+        tables.push(if store.removable { &self.removable } else { &self.fixed });
         if !store.read_only {
             tables.push(&self.writable);
         }
@@ -76,13 +81,19 @@ struct Store {
     mib: u64,
     flags: &'static [&'static str],
     read_only: bool,
+    /// Its medium can be taken out.
+    removable: bool,
     /// Run with the second driver too.
     both: bool,
     /// Only these suites; none named: all.
     suites: &'static [&'static str],
 }
 
-const STORES: [Store; 5] = [
+/// What a medium that can be taken out, or is only read, changes.
+const OF_MEDIA: &[&str] =
+    &["NoMedia", "PreventAllow", "StartStopUnit", "ReadOnly", "Inquiry", "TestUnitReady", "Read10"];
+
+const STORES: [Store; 8] = [
     Store {
         name: "file-512",
         ram: false,
@@ -90,6 +101,7 @@ const STORES: [Store; 5] = [
         mib: 30,
         flags: &[],
         read_only: false,
+        removable: false,
         both: true,
         suites: &[],
     },
@@ -100,10 +112,21 @@ const STORES: [Store; 5] = [
         mib: 100,
         flags: &["--direct"],
         read_only: false,
+        removable: false,
         both: false,
         suites: &[],
     },
-    Store { name: "ram-512", ram: true, block: "512", mib: 30, flags: &[], read_only: false, both: false, suites: &[] },
+    Store {
+        name: "ram-512",
+        ram: true,
+        block: "512",
+        mib: 30,
+        flags: &[],
+        read_only: false,
+        removable: false,
+        both: false,
+        suites: &[],
+    },
     Store {
         name: "ram-4096",
         ram: true,
@@ -111,7 +134,19 @@ const STORES: [Store; 5] = [
         mib: 100,
         flags: &[],
         read_only: false,
+        removable: false,
         both: true,
+        suites: &[],
+    },
+    Store {
+        name: "protected",
+        ram: true,
+        block: "512",
+        mib: 30,
+        flags: &["--protection", "1"],
+        read_only: false,
+        removable: false,
+        both: false,
         suites: &[],
     },
     Store {
@@ -121,8 +156,31 @@ const STORES: [Store; 5] = [
         mib: 30,
         flags: &["--read-only"],
         read_only: true,
+        removable: false,
         both: false,
         suites: &["ReadOnly", "Read10", "Read16", "Inquiry", "ReadCapacity16", "TestUnitReady", "ModeSense6"],
+    },
+    Store {
+        name: "removable",
+        ram: false,
+        block: "512",
+        mib: 30,
+        flags: &[],
+        read_only: false,
+        removable: true,
+        both: true,
+        suites: OF_MEDIA,
+    },
+    Store {
+        name: "removable-read-only",
+        ram: true,
+        block: "512",
+        mib: 30,
+        flags: &["--read-only"],
+        read_only: true,
+        removable: true,
+        both: false,
+        suites: OF_MEDIA,
     },
 ];
 
@@ -140,6 +198,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
         let mut target = None;
         lab.report.check(&part, "target starts", || {
             let volume = if store.ram { format!("ram:{}M", store.mib) } else { lab.image("libiscsi.img", store.mib)? };
+            let volume = if store.removable { format!("removable:{volume}") } else { volume };
             let spec = Spec::new(driver, [volume])?.flags(store.flags).flags(&["--block-size", store.block]);
             target = Some(Target::start(lab, &spec)?);
             Ok(())
@@ -341,10 +400,18 @@ mod tests {
     fn the_checked_in_table_can_be_read() {
         let table: Table = toml::from_str(TABLE).unwrap();
         assert!(
-            [table.missing, table.writable, table.large_blocks, table.files, table.flawed]
-                .iter()
-                .flat_map(BTreeMap::values)
-                .all(|reason| !reason.is_empty())
+            [
+                table.missing,
+                table.fixed,
+                table.removable,
+                table.writable,
+                table.large_blocks,
+                table.files,
+                table.flawed
+            ]
+            .iter()
+            .flat_map(BTreeMap::values)
+            .all(|reason| !reason.is_empty())
         );
     }
 }

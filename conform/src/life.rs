@@ -13,6 +13,7 @@ use crate::fence;
 use crate::process;
 use crate::report::skip;
 use crate::session::{self, Data, Login, Session, cdb};
+use crate::space;
 use crate::target::{self, Driver, Lab, Spec, Target};
 use crate::told;
 use crate::witness::{REGION, Witness, pattern};
@@ -54,6 +55,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         lab.report.check(&part, name, || case(lab, driver));
     }
     told::part(lab, driver, &part)?;
+    space::part(lab, driver, &part);
     lab.report.check(&part, "the demo", || demo(lab, driver));
     Ok(())
 }
@@ -276,10 +278,11 @@ fn two_portals(lab: &Lab, driver: Driver) -> Result<()> {
     }
     spec.listen.push(six);
     let target = Target::start(lab, &spec)?;
-    for portal in &spec.listen {
+    for (portal, group) in spec.listen.iter().zip(1..) {
         let found = session::discover(*portal)?;
         ensure!(found.len() == 1 && found[0].name == target.name, "{portal} offers {found:?}");
-        ensure!(found[0].addresses.contains(&format!("{portal},1")), "{portal} does not name itself: {found:?}");
+        ensure!(found[0].addresses.contains(&format!("{portal},{group}")), "{portal} does not name itself: {found:?}");
+        ensure!(found[0].addresses.len() == spec.listen.len(), "{portal} does not name the others: {found:?}");
         Session::open(*portal, &Login::to(&target.name, "life"))?.logout()?;
     }
     target.stop()

@@ -2,6 +2,7 @@
 
 #![allow(missing_docs, reason = "a program: what is public here is seen by nobody else")]
 
+mod chap;
 mod crash;
 mod fence;
 mod guest;
@@ -10,8 +11,10 @@ mod libiscsi;
 mod life;
 mod pdu;
 mod process;
+mod renewal;
 mod report;
 mod session;
+mod space;
 mod target;
 mod told;
 mod tools;
@@ -70,16 +73,20 @@ enum Part {
     Libiscsi,
     /// Malformed, oversized and endless requests, floods, peers that do not read
     Hostile,
+    /// Names that are proved, and those who try without the secret
+    Chap,
     /// kill -9 while writing
     Crash,
     /// A stock kernel with open-iscsi, sg3_utils, file systems and fio
     Guest,
     /// The same with nvme-cli
     Nvme,
+    /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
+    Paths,
 }
 
 /// What runs one after the other; guests run beside it.
-const ORDER: [Part; 5] = [Part::Life, Part::Tools, Part::Libiscsi, Part::Hostile, Part::Crash];
+const ORDER: [Part; 6] = [Part::Life, Part::Tools, Part::Libiscsi, Part::Hostile, Part::Chap, Part::Crash];
 
 fn main() -> ExitCode {
     match run(Arguments::parse()) {
@@ -116,12 +123,18 @@ fn run(arguments: Arguments) -> Result<bool> {
     let all_drivers = |part| drivers.iter().enumerate().for_each(|(at, driver)| one(&lab, part, *driver, at == 0));
     std::thread::scope(|scope| {
         // The guest keeps one processor busy with emulation, the other parts mostly wait: both at once take less time.
-        if wanted(&Part::Guest) {
-            scope.spawn(|| all_drivers(Part::Guest));
-        }
-        if wanted(&Part::Nvme) {
-            scope.spawn(|| all_drivers(Part::Nvme));
-        }
+        scope.spawn(|| {
+            if wanted(&Part::Guest) {
+                all_drivers(Part::Guest);
+            }
+            if wanted(&Part::Nvme) {
+                all_drivers(Part::Nvme);
+            }
+            // Nothing there depends on the driver.
+            if let (true, Some(driver)) = (wanted(&Part::Paths), drivers.first()) {
+                one(&lab, Part::Paths, *driver, true);
+            }
+        });
         ORDER.into_iter().filter(wanted).for_each(all_drivers);
     });
     Ok(lab.report.finish(&base.join("results.md")))
@@ -136,7 +149,9 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
         Part::Guest => guest::part(lab, driver),
         Part::Nvme => guest::nvme_part(lab, driver),
+        Part::Paths => guest::paths(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
+        Part::Chap => chap::part(lab, driver),
         Part::Life => life::part(lab, driver),
         // Half as many crashes for drivers after the first: what follows a crash is the same code.
         Part::Crash => crash::part(lab, driver, if main_driver { lab.rounds } else { lab.rounds / 2 }),

@@ -152,7 +152,11 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) fn open(portal: SocketAddr) -> Result<Self> {
-        let stream = TcpStream::connect_timeout(&portal, Duration::from_secs(5)).context("cannot connect")?;
+        Self::over(TcpStream::connect_timeout(&portal, Duration::from_secs(5)).context("cannot connect")?)
+    }
+
+    /// Over a connection that is there.
+    pub(crate) fn over(stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(Duration::from_secs(10)))?;
         Ok(Self { stream, digests: Digests::default(), pending: Vec::new() })

@@ -87,7 +87,8 @@ pub(crate) fn text<'a>(keys: impl IntoIterator<Item = (&'a str, &'a str)>) -> Ve
     keys.into_iter().flat_map(|(key, value)| format!("{key}={value}\0").into_bytes()).collect()
 }
 
-fn keys_of(text: &[u8]) -> Vec<(String, String)> {
+/// Keys and values of a text.
+pub(crate) fn keys_of(text: &[u8]) -> Vec<(String, String)> {
     let pairs = text.split(|byte| *byte == 0).filter(|pair| !pair.is_empty());
     pairs
         .map(|pair| {

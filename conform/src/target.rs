@@ -21,6 +21,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(15);
 const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 /// As QEMU's user network shows this machine's loopback to a guest.
 pub(crate) const HOST_AS_GUEST_SEES_IT: &str = "10.0.2.2";
+/// The same by its second network card.
+pub(crate) const HOST_BY_THE_OTHER_NETWORK: &str = "10.0.3.2";
 
 /// The ways the reactor can do its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -115,7 +117,7 @@ pub(crate) struct Spec {
     pub volumes: Vec<String>,
     pub flags: Vec<String>,
     pub listen: Vec<SocketAddr>,
-    /// Tell initiators the address that a QEMU guest reaches us by.
+    /// Tell initiators the addresses that a QEMU guest reaches us by: IPv4 portals, each by a network of its own.
     pub for_guest: bool,
 }
 
@@ -138,7 +140,10 @@ impl Spec {
             arguments.extend(["--listen".to_owned(), portal.to_string()]);
         }
         if self.for_guest {
-            arguments.extend(["--advertise".to_owned(), format!("{HOST_AS_GUEST_SEES_IT}:{}", self.portal().port())]);
+            let portals = self.listen.iter().filter(|portal| portal.is_ipv4());
+            for (host, portal) in [HOST_AS_GUEST_SEES_IT, HOST_BY_THE_OTHER_NETWORK].iter().zip(portals) {
+                arguments.extend(["--advertise".to_owned(), format!("{host}:{}", portal.port())]);
+            }
         }
         arguments.extend(self.flags.iter().cloned());
         arguments.extend(self.volumes.iter().cloned());
@@ -191,6 +196,13 @@ impl Target {
         }
         let mut target = Self::launched(lab, spec)?;
         target.name = target.discover()?;
+        Ok(target)
+    }
+
+    /// Starts the subject under a name that is known: one that tells strangers nothing.
+    pub(crate) fn start_named(lab: &Lab, spec: &Spec, name: &str) -> Result<Self> {
+        let mut target = Self::launched(lab, spec)?;
+        name.clone_into(&mut target.name);
         Ok(target)
     }
 

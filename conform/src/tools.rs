@@ -15,13 +15,13 @@ const LIMIT: Duration = Duration::from_secs(120);
 const IMAGE_MIB: u64 = 256;
 
 /// Runs a tool that must succeed.
-fn tool(program: &str, arguments: &[&str]) -> Result<String> {
+pub(crate) fn tool(program: &str, arguments: &[&str]) -> Result<String> {
     process::run(process::bound(program).args(arguments), LIMIT)?
         .succeeded()
         .with_context(|| format!("{program} {}", arguments.join(" ")))
 }
 
-fn says(text: &str, wanted: &str) -> Result<()> {
+pub(crate) fn says(text: &str, wanted: &str) -> Result<()> {
     ensure!(text.contains(wanted), "no \"{wanted}\" in:\n{text}");
     Ok(())
 }
@@ -39,6 +39,9 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     small_programs(lab, &part, &target);
     images(lab, &part, &target);
     patterns(lab, &part, &target);
+    if matches!(lab.subject, Subject::Built(_)) {
+        lab.report.check(&part, "a disc comes back as it is", || disc(lab, driver));
+    }
     lab.report.check(&part, "target drains", || {
         target.healthy()?;
         target.stop()
@@ -84,6 +87,35 @@ fn random_image(path: &Path, mib: u64, seed: u64) -> Result<()> {
     }
     out.flush()?;
     Ok(())
+}
+
+/// A disc with one file on it, as a volume argument; and the file's checksum.
+pub(crate) fn image_of_disc(lab: &Lab, name: &str) -> Result<(String, String)> {
+    let folder = lab.scratch.join(format!("{name}-content"));
+    std::fs::create_dir_all(&folder)?;
+    let file = folder.join("random");
+    random_image(&file, 8, lab.seed)?;
+    let image = lab.fresh(&format!("{name}.iso"))?.display().to_string();
+    let content = folder.display().to_string();
+    tool("genisoimage", &["-quiet", "-rational-rock", "-volid", "LUNAR", "-output", &image, &content])?;
+    let sum = tool("sha256sum", &[&file.display().to_string()])?;
+    let sum = sum.split_whitespace().next().context("sha256sum says nothing")?.to_owned();
+    Ok((format!("cd:{image}"), sum))
+}
+
+/// What initiators without a kernel see of a disc.
+fn disc(lab: &Lab, driver: Driver) -> Result<()> {
+    let (volume, _) = image_of_disc(lab, "tools")?;
+    let mut target = Target::start(lab, &Spec::new(driver, [volume.clone()])?)?;
+    let url = target.url(0);
+    let text = tool("iscsi-inq", &[&url])?;
+    says(&text, "Peripheral Device Type:MMC").or_else(|_| says(&text, "CD"))?;
+    says(&text, "Removable:1")?;
+    let back = lab.fresh("back.iso")?.display().to_string();
+    tool("qemu-img", &["convert", "-f", "raw", "-O", "raw", &url, &back])?;
+    tool("cmp", &[volume.trim_start_matches("cd:"), &back])?;
+    target.healthy()?;
+    target.stop()
 }
 
 fn images(lab: &Lab, part: &str, target: &Target) {

@@ -42,6 +42,8 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// How much space it takes and may take yet: comes back as [`Data::Space`].
+    Space,
     /// Bytes of another store of the same core, or of this one elsewhere, without moving them through memory. The other
     /// is the request's [`Data::From`]; ranges of one store do not overlap.
     Copy {
@@ -69,7 +71,7 @@ impl Io {
     pub fn bytes(&self) -> u64 {
         match self.op {
             Op::Read | Op::Write { .. } => self.data.len() as u64,
-            Op::Flush => 0,
+            Op::Flush | Op::Space => 0,
             Op::Unmap { len } | Op::Zero { len, .. } | Op::Extent { len } | Op::Copy { len, .. } => len,
         }
     }
@@ -93,6 +95,17 @@ pub enum Data {
     Out(Sg),
     /// Where [`Op::Copy`] copies from.
     From(Origin),
+    /// The answer to [`Op::Space`].
+    Space(Space),
+}
+
+/// Space that a store takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Space {
+    /// Bytes that it takes.
+    pub used: u64,
+    /// Bytes that it may take yet. Others may take them first.
+    pub available: u64,
 }
 
 /// A store as others copy from it: what it shows of itself to stores of its own kind, which know it by its type. It
@@ -134,7 +147,7 @@ impl Data {
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
-            Self::None | Self::From(_) => 0,
+            Self::None | Self::From(_) | Self::Space(_) => 0,
             Self::In(sg) => sg.len(),
             Self::Out(sg) => sg.len(),
         }
@@ -352,6 +365,11 @@ pub trait Store {
     /// memory is taken for a read. Puts it into `to`, which is empty, and tells whether it did.
     fn lend(&self, offset: u64, len: usize, to: &mut Sg) -> bool {
         let _ = (offset, len, to);
+        false
+    }
+
+    /// Whether it can tell how much space it takes: see [`Op::Space`].
+    fn measures(&self) -> bool {
         false
     }
 

@@ -1,10 +1,12 @@
 //! The vocabulary of Lunar's data path. Pure: no socket, no file, no clock, no thread.
 //!
+//! * [`access`]: who may come in, and what he sees
 //! * [`unit`]: what SCSI calls a logical unit and NVMe a namespace, as both see it
 //! * [`io`]: the back-end contract: [`io::Io`], [`io::Done`], [`io::Store`]
 //! * [`keep`]: what a unit keeps across restarts besides its data
 //! * [`mem`]: memory behind handles: [`mem::Arena`], [`mem::Buf`], [`mem::Slice`], [`mem::Sg`]
 //! * [`port`]: the front-end contract: [`port::Transfer`]; names of ports and nexuses
+//! * [`protection`]: what is kept beside each block so that it can be checked
 //! * [`step`]: what a command asks for, and the one place that carries it out
 //! * [`reserve`]: who may use a unit while others may not
 //! * [`range`]: ranges of a unit that are held while an atomic command runs
@@ -12,11 +14,13 @@
 //! * [`wire`]: integer newtypes for protocol codes, cursor, bounded writer
 //! * [`time`]: instants as numbers, so that time can be an argument
 
+pub mod access;
 pub mod io;
 pub mod keep;
 pub mod medium;
 pub mod mem;
 pub mod port;
+pub mod protection;
 pub mod range;
 pub mod reserve;
 pub mod stats;

@@ -8,10 +8,12 @@
 //! for the store only, so an atomic command that waits for them always gets its turn.
 
 mod copy;
+mod protect;
 
-use crate::io::{Completion, Data, Extent, Fault, Io, Op, Outcome, submit};
+use crate::io::{Completion, Data, Extent, Fault, Io, Op, Outcome, Space, submit};
 use crate::mem::{Arena, Sg, SgMut};
 use crate::port::Transfer;
+use crate::protection::{Field, Terms};
 use crate::range::Span;
 use crate::unit::Unit;
 pub use copy::COPY_BYTES;
@@ -119,6 +121,17 @@ pub enum Step {
         /// Whether what is read back is compared with Data-Out.
         compare: bool,
     },
+    /// One of these on a unit whose blocks are protected, on terms of its own. Behind a pointer, for it is seldom.
+    Protected(Box<Protected>),
+}
+
+/// A step and what its command says of protection information. Offsets and lengths are those of the blocks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Protected {
+    /// What is done. The pattern of a [`Step::Fill`] has its protection information behind it, if that travels.
+    pub step: Step,
+    /// On which terms.
+    pub terms: Terms,
 }
 
 /// Why a step did not end well.
@@ -137,6 +150,15 @@ pub enum Failure {
         fault: Fault,
         /// Bytes from the start of the step.
         at: u64,
+    },
+    /// Protection information was not as it should be.
+    Protection {
+        /// What of it.
+        field: Field,
+        /// Bytes from the start of the step to the block.
+        at: u64,
+        /// Whether it was compared with what came with the command, and not with what it should be.
+        compared: bool,
     },
     /// A comparison found a difference.
     Miscompare {
@@ -174,6 +196,35 @@ pub async fn carry_out<T: Transfer>(
     tools: &mut Tools,
     tail: &mut Tail,
 ) -> Result<(), Failure> {
+    if let Some(protection) = unit.protected() {
+        // Seldom, and larger than all others: it does not make their futures larger.
+        return Box::pin(protect::carry_out(unit, protection, step, transfer, tools, tail)).await;
+    }
+    carry_out_plain(unit, step, transfer, tools, tail).await
+}
+
+/// What is kept beside all blocks is blank after, and on the medium: no block is checked.
+///
+/// # Errors
+/// What the store answers.
+pub async fn blank(unit: &Unit, tools: &mut Tools) -> Result<(), Failure> {
+    let Some(protection) = &unit.protection else { return Ok(()) };
+    protect::blank(unit, protection, 0, unit.geometry.bytes(), tools).await.map_err(fault(0))?;
+    let io = Io { op: Op::Flush, offset: 0, data: Data::None };
+    submit(&*protection.store, io, &mut tools.completion).await.result.map(|_| ()).map_err(fault(0))
+}
+
+/// As [`carry_out`], of the blocks alone, whatever protects them: for who blanks that.
+///
+/// # Errors
+/// [`Failure`], with the byte at which it happened.
+pub async fn carry_out_plain<T: Transfer>(
+    unit: &Unit,
+    step: Step,
+    transfer: &T,
+    tools: &mut Tools,
+    tail: &mut Tail,
+) -> Result<(), Failure> {
     match step {
         Step::Read { offset, len } => read(unit, offset, len, transfer, tools, tail).await,
         Step::Write { offset, len, durable } => write(unit, offset, len, durable, transfer, tools).await,
@@ -189,6 +240,8 @@ pub async fn carry_out<T: Transfer>(
         Step::OrWrite { offset, len, durable } => or_write(unit, offset, len, durable, transfer, tools).await,
         Step::WriteAtomic { offset, len, durable } => write_atomic(unit, offset, len, durable, transfer, tools).await,
         Step::WriteVerify { offset, len, compare } => write_verify(unit, offset, len, compare, transfer, tools).await,
+        // No command plans it for a unit that is not protected.
+        Step::Protected(_) => Err(fault(0)(Fault::Unsupported)),
         // Seldom, and larger than all others: it does not make their futures larger.
         Step::Copy { from, at, offset, len } => {
             Box::pin(Copying { unit, from: &from, at, offset, len }.run(transfer, tools)).await
@@ -240,7 +293,12 @@ async fn load(unit: &Unit, offset: u64, count: usize, tools: &mut Tools) -> Resu
         return Ok(Sg::default());
     }
     let memory = tools.arena.wait_sg(count).await;
-    let _guard = unit.ranges.enter(span(offset, count as u64)).await;
+    load_inside(unit, offset, memory, tools).await
+}
+
+/// Reads from the store, inside the range.
+async fn load_inside(unit: &Unit, offset: u64, memory: SgMut, tools: &mut Tools) -> Result<Sg, Fault> {
+    let _guard = unit.ranges.enter(span(offset, memory.len() as u64)).await;
     load_into(unit, offset, memory, tools).await.map(SgMut::share)
 }
 
@@ -393,7 +451,11 @@ async fn compare<T: Transfer>(
             Some(_) => Sg::default(),
             None => transfer.pull(at as usize, count).await.map_err(fault(at))?,
         };
-        let found = load(unit, offset + at, count, tools).await.map_err(fault(at))?;
+        let memory = match &pattern {
+            Some(_) => tools.arena.wait_sg(count).await,
+            None => memory_beside(tools, count).map_err(fault(at))?,
+        };
+        let found = load_inside(unit, offset + at, memory, tools).await.map_err(fault(at))?;
         let differs = match &pattern {
             Some(pattern) => (0..count)
                 .step_by(pattern.len())
@@ -423,13 +485,10 @@ async fn compare_write<T: Transfer>(
         return Ok(());
     }
     let half = len as usize;
-    let mut wanted = Sg::default();
-    while wanted.len() < 2 * half {
-        let count = (2 * half - wanted.len()).min(PIECE_BYTES);
-        wanted.append(transfer.pull(wanted.len(), count).await.map_err(fault(0))?);
-    }
+    // In one: who has the first half waits for no other.
+    let mut wanted = transfer.pull(0, 2 * half).await.map_err(fault(0))?;
     let compared = wanted.split_to(half);
-    let memory = tools.arena.wait_sg(half).await;
+    let memory = memory_beside(tools, half).map_err(fault(0))?;
     let _held = unit.exclusive.hold(unit.id, span(offset, len)).await;
     let found = load_into(unit, offset, memory, tools).await.map_err(fault(0))?.share();
     if let Some(at) = first_difference_of(&found, &compared) {
@@ -556,6 +615,15 @@ pub async fn survey(unit: &Unit, offset: u64, len: u64, runs: usize, tools: &mut
         at += next.len;
     }
     Ok(found)
+}
+
+/// How much space a unit takes and may take yet; `None` where its store cannot tell, or cannot now.
+pub async fn space(unit: &Unit, tools: &mut Tools) -> Option<Space> {
+    let asked = ask(unit, Op::Space, 0, tools).await;
+    match (asked.result, asked.data) {
+        (Ok(_), Data::Space(space)) => Some(space),
+        _ => None,
+    }
 }
 
 /// A block of which any part takes space is mapped.

@@ -182,6 +182,7 @@ fn rig() -> Rig {
         geometry: Geometry::of(&traits, 512).expect("whole"),
         read_only: false,
         store: Box::new(MemoryStore(memory.clone(), traits)),
+        protection: None,
         medium: Medium::default(),
         tally: Tally::default(),
         exclusive: Rc::new(OneCore(ranges.clone())),
@@ -543,6 +544,8 @@ fn who_has_memory_does_not_wait_for_more() {
     for step in [
         Step::OrWrite { offset: 0, len: PIECE, durable: false },
         Step::WriteVerify { offset: 0, len: PIECE, compare: false },
+        Step::Compare { offset: 0, len: PIECE, block: None },
+        Step::CompareWrite { offset: 0, len: PIECE / 2, durable: false },
     ] {
         let result = poll(&mut rig.start(step, &peer)).expect("an answer at once");
         assert_eq!(result.err(), Some(failed(Fault::NoMemory, 0)));

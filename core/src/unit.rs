@@ -3,6 +3,7 @@
 use crate::io::{Store, Traits};
 use crate::keep::Keep;
 use crate::medium::Medium;
+use crate::protection::{Kind, Protection};
 use crate::range::{Guard, Ranges, Span};
 use crate::tally::Tally;
 use std::any::Any;
@@ -18,7 +19,7 @@ pub struct UnitId(pub u32);
 /// Blocks of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// Bytes of a logical block: 512 or 4096.
+    /// Bytes of a logical block: 512 or 4096, and 2048 on a CD or DVD.
     pub block_size: u32,
     /// Logical blocks; at least one.
     pub blocks: u64,
@@ -79,9 +80,11 @@ pub struct Unit {
     pub read_only: bool,
     /// Where its bytes are, as this core opened it.
     pub store: Box<dyn Store>,
+    /// What protects its blocks, if its store can keep it.
+    pub protection: Option<Protection>,
     /// What runs on it on this core.
     pub ranges: Rc<Ranges>,
-    /// Work on the whole of it.
+    /// What sort of medium it has, and work on the whole of it.
     pub medium: Medium,
     /// What was done to it, by all cores.
     pub tally: Tally,
@@ -96,6 +99,12 @@ impl Unit {
     #[must_use]
     pub fn traits(&self) -> &Traits {
         self.store.traits()
+    }
+
+    /// What protects its blocks, if they are protected.
+    #[must_use]
+    pub fn protected(&self) -> Option<&Protection> {
+        self.protection.as_ref().filter(|protection| protection.kind() != Kind::None)
     }
 }
 

@@ -1,5 +1,6 @@
 //! What an initiator offers at login, and what was agreed (RFC 7143 clause 13).
 
+use crate::chap::Chap;
 use lunar_iscsi::text;
 
 /// The largest data segment before anything was agreed (13.12).
@@ -37,7 +38,7 @@ impl DigestOffer {
 }
 
 /// What is offered. Lengths are bytes, 512 to 16777215.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Offer {
     /// The initiator's iSCSI name.
     pub initiator: String,
@@ -45,6 +46,8 @@ pub struct Offer {
     pub target: Option<String>,
     /// The initiator's part of the session identifier.
     pub isid: [u8; 6],
+    /// What proves the initiator's name, if it is to be proved.
+    pub chap: Option<Chap>,
     /// HeaderDigest.
     pub header_digest: DigestOffer,
     /// DataDigest.
@@ -70,6 +73,7 @@ impl Default for Offer {
             target: None,
             // The format "random" (11.12.5) with nothing random: whoever opens several sessions sets the last bytes.
             isid: [0x80, 0, 0, 0, 0, 0],
+            chap: None,
             header_digest: DigestOffer::Never,
             data_digest: DigestOffer::Never,
             max_recv_data_segment_length: 262_144,

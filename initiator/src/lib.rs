@@ -2,6 +2,7 @@
 //!
 //! * [`session`]: the initiator: bytes in, events and bytes out
 //! * [`config`]: what it offers at login, and what was agreed
+//! * [`chap`]: how names are proved; [`secret`]: secrets from files
 //! * [`cdb`]: the commands that a load needs, and sense data
 //! * [`output`]: what waits to be sent, as I/O vectors
 //! * [`url`]: where a unit is, as `iscsi://host/target/lun`
@@ -11,12 +12,14 @@
 
 pub mod bench;
 pub mod cdb;
+pub mod chap;
 pub mod config;
 mod frame;
 pub mod histogram;
 mod login;
 pub mod output;
 pub mod pattern;
+pub mod secret;
 pub mod session;
 mod task;
 pub mod url;
@@ -35,6 +38,8 @@ pub enum Error {
     Protocol(&'static str),
     /// The target answered a key of the login with what was not on offer.
     Key(String),
+    /// The target does not prove its name, or keeps us from proving ours.
+    Authentication(&'static str),
     /// The target refused the login, or moved (then with its new address).
     Login(LoginStatus, Option<String>),
 }
@@ -46,6 +51,7 @@ impl fmt::Display for Error {
             Self::DataDigest => f.write_str("data from the target has a wrong digest"),
             Self::Protocol(what) => write!(f, "the target broke the protocol: {what}"),
             Self::Key(key) => write!(f, "the target answered {key} with what was not on offer"),
+            Self::Authentication(what) => write!(f, "authentication failed: {what}"),
             Self::Login(status, None) => write!(f, "the target refused the login: {status:?}"),
             Self::Login(status, Some(address)) => write!(f, "the target moved to {address} ({status:?})"),
         }

@@ -1,6 +1,7 @@
 //! The login (RFC 7143 clause 6): two stages, each a value that an answer consumes.
 
 use crate::Error;
+use crate::chap::{self, Algorithms, Method, Proof};
 use crate::config::{Agreed, Heard, Offer};
 use lunar_iscsi::text::{self, Gather};
 use lunar_iscsi::wire::{CONTINUE, LoginResponse, LoginStatus, Stage, TRANSIT};
@@ -21,25 +22,28 @@ pub(crate) struct Request {
 
 /// What both stages know.
 #[derive(Debug)]
-struct Talk {
+pub(crate) struct Talk {
     offer: Offer,
     agreed: Agreed,
     gather: Gather,
     rounds: u32,
 }
 
-/// SecurityNegotiation: names are told, no authentication is offered.
+/// SecurityNegotiation: names are told, no authentication is offered. With it, the states of [`chap`] come instead.
 #[derive(Debug)]
-pub(crate) struct Security(Talk);
+pub(crate) struct Security(Box<Talk>);
 
 /// LoginOperationalNegotiation.
 #[derive(Debug)]
-pub(crate) struct Operational(Talk);
+pub(crate) struct Operational(Box<Talk>);
 
 /// A login under way.
 #[derive(Debug)]
 pub(crate) enum Login {
     Security(Security),
+    Method(Method),
+    Algorithms(Algorithms),
+    Proof(Proof),
     Operational(Operational),
 }
 
@@ -52,10 +56,16 @@ pub(crate) enum Next {
 
 impl Login {
     /// The first request.
-    pub(crate) fn start(offer: Offer) -> (Self, Request) {
+    pub(crate) fn start(mut offer: Offer) -> (Self, Request) {
         let mut names = offer.names();
+        let chap = offer.chap.take();
+        let talk = Box::new(Talk { offer, agreed: Agreed::default(), gather: Gather::default(), rounds: 0 });
+        if let Some(chap) = chap {
+            chap::proposal(&mut names);
+            let request = Request { stage: Stage::SECURITY, transit: None, text: names };
+            return (Self::Method(Method(talk, Box::new(chap))), request);
+        }
         text::put(&mut names, "AuthMethod", text::NONE);
-        let talk = Talk { offer, agreed: Agreed::default(), gather: Gather::default(), rounds: 0 };
         let request = Request { stage: Stage::SECURITY, transit: Some(Stage::OPERATIONAL), text: names };
         (Self::Security(Security(talk)), request)
     }
@@ -63,6 +73,9 @@ impl Login {
     pub(crate) fn handle(self, answer: &LoginResponse, text: &[u8]) -> Result<Next, Error> {
         match self {
             Self::Security(state) => state.handle(answer, text),
+            Self::Method(state) => state.handle(answer, text),
+            Self::Algorithms(state) => state.handle(answer, text),
+            Self::Proof(state) => state.handle(answer, text),
             Self::Operational(state) => state.handle(answer, text),
         }
     }
@@ -72,16 +85,19 @@ impl Security {
     fn handle(mut self, answer: &LoginResponse, text: &[u8]) -> Result<Next, Error> {
         match self.0.hear(answer, text, Stage::SECURITY, Stage::OPERATIONAL)? {
             Step::More(request) => Ok(Next::Send(Login::Security(self), request)),
-            Step::Over(_) => {
-                let text = self.0.offer.operational();
-                let request = Request { stage: Stage::OPERATIONAL, transit: Some(Stage::FULL_FEATURE), text };
-                Ok(Next::Send(Login::Operational(Operational(self.0)), request))
-            }
+            Step::Over(_) => Ok(Operational::begin(self.0)),
         }
     }
 }
 
 impl Operational {
+    /// The stage's first request.
+    pub(crate) fn begin(talk: Box<Talk>) -> Next {
+        let text = talk.offer.operational();
+        let request = Request { stage: Stage::OPERATIONAL, transit: Some(Stage::FULL_FEATURE), text };
+        Next::Send(Login::Operational(Self(talk)), request)
+    }
+
     fn handle(mut self, answer: &LoginResponse, text: &[u8]) -> Result<Next, Error> {
         match self.0.hear(answer, text, Stage::OPERATIONAL, Stage::FULL_FEATURE)? {
             Step::More(request) => Ok(Next::Send(Login::Operational(self), request)),
@@ -97,6 +113,19 @@ impl Operational {
     }
 }
 
+/// What an answer says.
+pub(crate) enum Listened<const N: usize> {
+    /// It goes on.
+    More(Request),
+    /// All is said.
+    All {
+        /// The values of the state's own keys.
+        own: [Option<String>; N],
+        /// The keys that the target asked and that are not known.
+        unknown: Vec<u8>,
+    },
+}
+
 enum Step {
     More(Request),
     /// The stage is over; the keys that the target asked and that are not known.
@@ -105,6 +134,30 @@ enum Step {
 
 impl Talk {
     fn hear(&mut self, answer: &LoginResponse, text: &[u8], stage: Stage, next: Stage) -> Result<Step, Error> {
+        let ([method], unknown) = match self.listen(answer, text, stage, ["AuthMethod"])? {
+            Listened::More(request) => return Ok(Step::More(request)),
+            Listened::All { own, unknown } => (own, unknown),
+        };
+        if method.is_some_and(|method| method != text::NONE) {
+            return Err(Error::Key("AuthMethod".to_owned()));
+        }
+        if answer.flags & TRANSIT == 0 {
+            return Ok(Step::More(Request { stage, transit: Some(next), text: unknown }));
+        }
+        match answer.next_stage() == next {
+            true => Ok(Step::Over(unknown)),
+            false => Err(Error::Protocol("a login answer grants a stage that was not asked for")),
+        }
+    }
+
+    /// Takes an answer; the values of these keys are handed on.
+    pub(crate) fn listen<const N: usize>(
+        &mut self,
+        answer: &LoginResponse,
+        text: &[u8],
+        stage: Stage,
+        keys: [&str; N],
+    ) -> Result<Listened<N>, Error> {
         if answer.status.get() != LoginStatus::SUCCESS.0 {
             let address = text::pairs(text).flatten().find(|(key, _)| *key == "TargetAddress");
             return Err(Error::Login(LoginStatus(answer.status.get()), address.map(|(_, value)| value.to_owned())));
@@ -118,31 +171,24 @@ impl Talk {
         }
         self.gather.add(text, TEXT_MAX).map_err(|_| Error::Protocol("a login answer is too long"))?;
         if answer.flags & CONTINUE != 0 {
-            return Ok(Step::More(Request { stage, transit: None, text: Vec::new() }));
+            return Ok(Listened::More(Request { stage, transit: None, text: Vec::new() }));
         }
-        let unknown = self.take_keys()?;
-        if answer.flags & TRANSIT == 0 {
-            return Ok(Step::More(Request { stage, transit: Some(next), text: unknown }));
-        }
-        match answer.next_stage() == next {
-            true => Ok(Step::Over(unknown)),
-            false => Err(Error::Protocol("a login answer grants a stage that was not asked for")),
-        }
-    }
-
-    fn take_keys(&mut self) -> Result<Vec<u8>, Error> {
+        let mut own = [const { None }; N];
         let mut unknown = Vec::new();
         for pair in text::pairs(&self.gather.take()) {
             let (key, value) = pair.map_err(|_| Error::Protocol("a login answer is not text"))?;
-            if key == "AuthMethod" && value != text::NONE {
-                return Err(Error::Key(key.to_owned()));
+            if let Some(at) = keys.iter().position(|own| *own == key) {
+                if own[at].replace(value.to_owned()).is_some() {
+                    return Err(Error::Protocol("a login answer says something twice"));
+                }
+                continue;
             }
             match self.agreed.take(&self.offer, key, value).map_err(|key| Error::Key(key.to_owned()))? {
                 Heard::Understood => {}
                 Heard::Unknown => text::put(&mut unknown, key, text::NOT_UNDERSTOOD),
             }
         }
-        Ok(unknown)
+        Ok(Listened::All { own, unknown })
     }
 }
 

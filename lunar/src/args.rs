@@ -1,6 +1,8 @@
 //! The command line.
 
+use crate::access::Who;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use lunar_iscsi::serve::Portal;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -45,7 +47,8 @@ pub struct Demo {
 /// `lunar serve`
 #[derive(Args, Debug)]
 pub struct Serve {
-    /// What to share, as LUN 0, 1, ...: disk.img, disk.img:20G (made if missing), /dev/sdb, ram:1G, null:1T
+    /// What to share, as LUN 0, 1, ...: disk.img, disk.img:20G (made if missing), /dev/sdb, ram:1G, null:1T,
+    /// cd:install.iso (a CD or DVD), removable:disk.img (a disk that initiators can eject)
     #[arg(required = true, value_name = "VOLUME")]
     pub volumes: Vec<String>,
     /// Refuse writes
@@ -60,6 +63,10 @@ pub struct Serve {
     /// Go past the page cache (O_DIRECT)
     #[arg(long)]
     pub direct: bool,
+    /// Keep protection information beside the blocks (T10 PI; in disk.img.pi for disk.img). New volumes start with this
+    /// type: 1, 2, 3, or 0 for none until FORMAT UNIT says otherwise; others go on as they were
+    #[arg(long, value_name = "TYPE", value_parser = clap::value_parser!(u8).range(0..=3), conflicts_with = "read_only")]
+    pub protection: Option<u8>,
     /// How to share.
     #[command(flatten)]
     pub how: How,
@@ -68,23 +75,27 @@ pub struct Serve {
 /// How to share, whatever is shared.
 #[derive(Args, Debug)]
 pub struct How {
-    /// Where to listen for iSCSI, ADDRESS[:PORT]; may be given several times [default: all addresses, port 3260,
-    /// unless only --nvme is given]
+    /// Where to listen for iSCSI, ADDRESS[:PORT]; each is a target port, a path of its own, if given several times
+    /// [default: all addresses, port 3260, unless only --nvme is given]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub listen: Vec<SocketAddr>,
     /// Where to listen for NVMe/TCP, ADDRESS[:PORT]; may be given several times [default: all addresses, port 4420,
-    /// unless only --listen is given]
+    /// unless only --listen is given, or who may log in]
     #[arg(long, value_name = "ADDRESS", value_parser = nvme_address)]
     pub nvme: Vec<SocketAddr>,
-    /// The address that SendTargets tells, for initiators behind NAT [default: the one they came in by]
+    /// The address that SendTargets tells, for initiators behind NAT; one for each --listen, in their order
+    /// [default: the one they came in by]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
-    pub advertise: Option<SocketAddr>,
+    pub advertise: Vec<SocketAddr>,
     /// Name of the iSCSI target [default: iqn.2026-01.io.lunar:HOST.VOLUME]
     #[arg(long, value_name = "IQN", value_parser = target_name)]
     pub name: Option<String>,
     /// Name of the NVM subsystem [default: that of the target, beginning with nqn.]
     #[arg(long, value_name = "NQN", value_parser = subsystem_name)]
     pub nqn: Option<String>,
+    /// Who may log in.
+    #[command(flatten)]
+    pub who: Who,
     /// How the cores talk to the kernel
     #[arg(long, value_enum, default_value_t = Driver::Auto)]
     pub driver: Driver,
@@ -128,7 +139,44 @@ impl How {
     /// Where to listen for NVMe/TCP, likewise.
     #[must_use]
     pub fn nvme_portals(&self) -> Vec<SocketAddr> {
-        if self.listen.is_empty() && self.nvme.is_empty() { everywhere(NVME_PORT) } else { self.nvme.clone() }
+        let is_off = !self.listen.is_empty() || !self.nvme.is_empty() || self.who.is_restricted();
+        if is_off { self.nvme.clone() } else { everywhere(NVME_PORT) }
+    }
+
+    /// Why NVMe/TCP lets in fewer hosts than somebody may expect.
+    #[must_use]
+    pub fn without_nvme(&self) -> Option<&'static str> {
+        if self.nvme.is_empty() {
+            let is_off = self.listen.is_empty() && self.who.is_restricted();
+            return is_off.then_some(
+                "NVMe/TCP is off, for not everybody may log in; --nvme lets in the hosts that --initiator names",
+            );
+        }
+        self.who.user.is_some().then_some(
+            "no host can come in over NVMe/TCP: all have to prove themselves as --user, which only iSCSI can do",
+        )
+    }
+
+    /// The portal groups, by their tags: one for each address to listen at, or one for all addresses.
+    #[must_use]
+    pub fn groups(&self) -> Vec<u16> {
+        (1..=u16::MAX).take(self.listen.len().max(1)).collect()
+    }
+
+    /// What SendTargets tells.
+    #[must_use]
+    pub fn told(&self) -> Vec<Portal> {
+        let told = |group: u16| {
+            let at = usize::from(group) - 1;
+            let listens = self.listen.get(at).filter(|listen| !listen.ip().is_unspecified() && listen.port() != 0);
+            match self.advertise.get(at) {
+                Some(&address) => Some(Portal { group, address: Some(address) }),
+                None if self.advertise.is_empty() => Some(Portal { group, address: listens.copied() }),
+                // Of several, those that have no address for outside are for nobody there.
+                None => None,
+            }
+        };
+        self.groups().into_iter().filter_map(told).collect()
     }
 }
 
@@ -199,9 +247,11 @@ pub fn default_name(host: &str, volume: &str) -> String {
             short.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
         dashes.trim_matches(['-', '.']).to_owned()
     };
+    let volume = volume.strip_prefix("cd:").or_else(|| volume.strip_prefix("removable:")).unwrap_or(volume);
     let stem = volume.rsplit('/').next().unwrap_or(volume);
     let stem = stem.split(':').next().filter(|s| !s.is_empty()).unwrap_or("volume");
-    let stem = stem.strip_suffix(".img").or_else(|| stem.strip_suffix(".raw")).unwrap_or(stem);
+    let ending = [".img", ".raw", ".iso"].iter().find_map(|ending| stem.strip_suffix(ending));
+    let stem = ending.unwrap_or(stem);
     let host = clean(host.split('.').next().unwrap_or(host));
     format!("iqn.2026-01.io.lunar:{}.{}", if host.is_empty() { "host" } else { &host }, clean(stem))
 }
@@ -222,6 +272,32 @@ mod tests {
     }
 
     #[test]
+    fn each_address_to_listen_at_is_a_portal_group() {
+        let how = |line: &str| {
+            let words = ["lunar", "serve", "ram:1M"].into_iter().chain(line.split_whitespace());
+            match Cli::try_parse_from(words).expect("a command line").command {
+                Command::Serve(serve) => serve.how,
+                other => panic!("{other:?}"),
+            }
+        };
+        let told = |line: &str| {
+            let portals = how(line).told();
+            let address =
+                |portal: &Portal| portal.address.map_or_else(|| "-".to_owned(), |address| address.to_string());
+            portals.iter().map(|portal| format!("{},{}", address(portal), portal.group)).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!((told("").as_str(), how("").portals().len()), ("-,1", 2));
+        assert_eq!(told("--listen 192.0.2.1"), "192.0.2.1:3260,1");
+        let two = "--listen 192.0.2.1 --listen 0.0.0.0:99";
+        assert_eq!((told(two).as_str(), how(two).groups()), ("192.0.2.1:3260,1 -,2", vec![1, 2]));
+        assert_eq!(told(&format!("{two} --advertise 198.51.100.7")), "198.51.100.7:3260,1");
+        assert_eq!(
+            told(&format!("{two} --advertise 198.51.100.7 --advertise 198.51.100.8:5")),
+            "198.51.100.7:3260,1 198.51.100.8:5,2"
+        );
+    }
+
+    #[test]
     fn names_by_rfc_7143() {
         assert!(target_name("iqn.2026-01.io.lunar:a-b.c:d").is_ok());
         for bad in ["disk", "iqn.2026-01.io.lunar:Disk", "iqn.2026 x", &format!("iqn.{}", "a".repeat(220))] {
@@ -237,9 +313,14 @@ mod tests {
             (&["lunar", "demo", "--listen", "127.0.0.1"], 1, 0),
             (&["lunar", "demo", "--nvme", "127.0.0.1"], 0, 1),
             (&["lunar", "demo", "--nvme", "::1", "--listen", "127.0.0.1:1"], 1, 1),
+            // NVMe/TCP is no back door.
+            (&["lunar", "demo", "--initiator", "iqn.x:*"], 2, 0),
+            (&["lunar", "demo", "--map", "iqn.x=0:0"], 2, 0),
+            (&["lunar", "demo", "--initiator", "nqn.x:*", "--nvme", "::1"], 0, 1),
         ] {
             let Command::Demo(demo) = Cli::parse_from(arguments).command else { panic!("it is a demo") };
-            assert_eq!((demo.how.portals().len(), demo.how.nvme_portals().len()), (iscsi, nvme));
+            assert_eq!((demo.how.portals().len(), demo.how.nvme_portals().len()), (iscsi, nvme), "{arguments:?}");
+            assert_eq!(demo.how.without_nvme().is_some(), iscsi == 2 && nvme == 0);
         }
         assert_eq!(nvme_address("::1").map(|a| a.to_string()).as_deref(), Ok("[::1]:4420"));
         assert_eq!(subsystem_of("iqn.2026-01.io.lunar:a.b"), "nqn.2026-01.io.lunar:a.b");
@@ -251,6 +332,8 @@ mod tests {
         for (host, volume, name) in [
             ("box.example", "/srv/Disk 1.img:20G", "iqn.2026-01.io.lunar:box.disk-1"),
             ("", "null:1T", "iqn.2026-01.io.lunar:host.null"),
+            ("box", "cd:/srv/Install.iso", "iqn.2026-01.io.lunar:box.install"),
+            ("box", "removable:disk.img:1G", "iqn.2026-01.io.lunar:box.disk"),
             ("a_b", "/dev/sdb", "iqn.2026-01.io.lunar:a-b.sdb"),
         ] {
             assert_eq!(default_name(host, volume), name);

@@ -1,5 +1,6 @@
 //! What `lunar serve` says when it is ready: what is shared, where, and how each common client connects.
 
+use lunar_core::medium::MediumKind;
 use lunar_core::unit::Unit;
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -23,8 +24,15 @@ impl Line {
     pub fn of(lun: u16, name: &str, unit: &Unit) -> Self {
         let traits = unit.traits();
         let mut words = vec![format!("{}-byte blocks", unit.geometry.block_size)];
+        let kind = match unit.medium.kind() {
+            MediumKind::Fixed => None,
+            MediumKind::Removable => Some("removable"),
+            MediumKind::Optical => Some("CD/DVD"),
+        };
+        words.splice(0..0, kind.map(str::to_owned));
         words.extend(traits.thin.then(|| "thin".to_owned()));
         words.push(if traits.write_cache { "write-back" } else { "write-through" }.to_owned());
+        words.extend(unit.protected().map(|protection| format!("protection type {}", protection.kind() as u8)));
         words.extend(unit.read_only.then(|| "read-only".to_owned()));
         Self { lun, name: name.to_owned(), bytes: unit.geometry.bytes(), traits: words.join(", ") }
     }

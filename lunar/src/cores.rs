@@ -1,6 +1,7 @@
 //! What the cores say to each other. Each core owns its state; what must happen on all of them is asked for
 //! by letter and is done when all have answered.
 
+use lunar_core::io::Fault;
 use lunar_core::range::{Guard, Span};
 use lunar_core::reserve::News;
 use lunar_core::unit::{Exclusive, Unit, UnitId};
@@ -47,8 +48,8 @@ pub enum Letter {
 /// What a connection speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Face {
-    /// iSCSI.
-    Iscsi,
+    /// iSCSI, through the portal group of this tag.
+    Iscsi(u16),
     /// NVMe/TCP.
     Nvme,
 }
@@ -213,7 +214,7 @@ impl Links {
         while let Some(letter) = letters.recv().await {
             match letter {
                 Letter::Answer(id) => self.answered(id),
-                Letter::Connection(Face::Iscsi, incoming) => served.iscsi.serve(incoming),
+                Letter::Connection(Face::Iscsi(group), incoming) => served.iscsi.serve(incoming, group),
                 Letter::Connection(Face::Nvme, incoming) => {
                     if let Some(front) = &served.nvme {
                         front.serve(incoming);
@@ -373,12 +374,15 @@ pub struct OtherViews(pub Rc<Links>);
 /// What SCSI is told of a medium that NVMe writes anew. One works on a medium at a time, and states of media are not
 /// numbered.
 fn medium_mail(unit: UnitId, state: Renewing) -> Mail {
-    let state = match state {
+    Mail::Change { lun: lun_of(unit), change: Change::Medium(medium_state(state)), stamp: Stamp::default() }
+}
+
+fn medium_state(state: Renewing) -> MediumState {
+    match state {
         Renewing::Begun => MediumState::Formatting,
         Renewing::Done => MediumState::Ready,
         Renewing::Failed => MediumState::FormatFailed,
-    };
-    Mail::Change { lun: lun_of(unit), change: Change::Medium(state), stamp: Stamp::default() }
+    }
 }
 
 impl NvmeEverywhere for OtherViews {
@@ -390,6 +394,16 @@ impl NvmeEverywhere for OtherViews {
             }
             let others: Vec<usize> = links.others().collect();
             links.ask(others.into_iter(), || What::Reservations(unit, news.clone())).await;
+        })
+    }
+
+    fn keep(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
+        let target = self.0.target();
+        Box::pin(async move {
+            match target {
+                Some(target) => target.keep_format(lun_of(unit), medium_state(state)).await,
+                None => Err(Fault::Gone),
+            }
         })
     }
 

@@ -1,5 +1,6 @@
 //! The one binary of Lunar, as a library so that tests reach its parts.
 
+pub mod access;
 pub mod args;
 pub mod banner;
 pub mod cores;

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use lunar::args::{Cli, Command, Demo, Serve};
 use lunar::volume::{Options, Volume};
+use lunar_core::protection::Kind;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -32,9 +33,11 @@ fn share(serve: Serve) -> Result<()> {
         block_size: serve.block_size,
         write_through: serve.write_through,
         direct: serve.direct,
+        protection: serve.protection.and_then(Kind::of),
     };
     let volumes = Volume::open_all(&serve.volumes, &options)?;
-    lunar::serve::run(volumes, serve.volumes, serve.block_size, serve.how)
+    serve.volumes.iter().filter_map(|name| lunar::volume::hint(name)).for_each(|hint| eprintln!("{hint}"));
+    lunar::serve::run(volumes, serve.volumes, serve.how)
 }
 
 /// A sparse file in the user's state directory, so that what was written to it is there the next time.
@@ -45,8 +48,8 @@ fn share_demo(demo: Demo) -> Result<()> {
     let folder = folder.join("lunar");
     std::fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let spec = format!("{}:{DEMO_BYTES}", folder.join("demo.img").display());
-    let options = Options { read_only: false, block_size: 512, write_through: false, direct: false };
-    lunar::serve::run(vec![Volume::open_spec(&spec, &options)?], vec![spec], 512, demo.how)
+    let options = Options { read_only: false, block_size: 512, write_through: false, direct: false, protection: None };
+    lunar::serve::run(vec![Volume::open_spec(&spec, &options)?], vec![spec], demo.how)
 }
 
 /// The report is printed whether or not all was well; the exit status tells.

@@ -1,5 +1,6 @@
 //! `lunar serve`: opens the volumes, starts a thread per core, listens, and stops cleanly.
 
+use crate::access::Map;
 use crate::args::{self, Driver, How};
 use crate::banner::{Faces, Line, banner};
 use crate::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
@@ -7,12 +8,15 @@ use crate::stats;
 use crate::volume::Volume;
 use anyhow::{Context, Result, anyhow, bail};
 use lunar_core::io::{Completion, Data, Io, Op, submit};
-use lunar_core::medium::Medium;
+use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::range::Ranges;
 use lunar_core::stats::Stats;
+use lunar_core::step::Tools;
 use lunar_core::tally::Tally;
 use lunar_core::unit::{Geometry, Unit, UnitId};
 use lunar_iscsi::config;
+use lunar_iscsi::guard::Guard;
+use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::Registry;
 use lunar_iscsi::serve::{Front, Settings};
 use lunar_nvme::namespace::NAMESPACES_MAX;
@@ -35,8 +39,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Protocol identifier of iSCSI (SPC-6 7.6.1).
 const PROTOCOL_ISCSI: u8 = 5;
-/// The one portal group, and the one target port in it.
-const PORTAL_GROUP: u16 = 1;
 
 /// What all cores are made from.
 struct Setup {
@@ -44,7 +46,6 @@ struct Setup {
     names: Vec<String>,
     /// What the target is called for people.
     alias: String,
-    block_size: u32,
     target: String,
     /// Name of the NVM subsystem.
     nqn: String,
@@ -58,6 +59,7 @@ struct Setup {
     controllers: Arc<Controllers>,
     shared: Arc<SharedUnits>,
     tokens: Arc<Tokens>,
+    guard: Arc<Guard>,
 }
 
 /// What a core reports while it starts, by its number.
@@ -72,7 +74,7 @@ enum Report {
 ///
 /// # Errors
 /// Everything that keeps it from starting, in words that say what to do.
-pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) -> Result<()> {
+pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
     raise_open_files();
     let count = how.cores.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
     let stats: Vec<Arc<Stats>> = (0..count).map(|_| Arc::default()).collect();
@@ -80,13 +82,16 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
     let nqn = how.nqn.clone().unwrap_or_else(|| args::subsystem_of(&target));
     let socket = how.stats.as_deref().map(|path| stats::Socket::serve(path, stats.clone())).transpose()?;
     let shared = restore(&volumes, &names)?;
-    let media = volumes.iter().map(|_| Medium::default()).collect();
+    check_maps(&how.who.map, volumes.len())?;
+    let audit = |record: &Record| eprintln!("audit: {record}");
+    let guard = Guard::new(how.who.access()?, Box::new(random), Box::new(audit));
+    how.without_nvme().into_iter().for_each(|why| eprintln!("{why}"));
+    let media = volumes.iter().map(|volume| Medium::of(volume.medium())).collect();
     let tallies = volumes.iter().map(|_| Tally::new(count)).collect();
     let setup = Arc::new(Setup {
         volumes,
         alias: alias(&names),
         names,
-        block_size,
         target,
         nqn,
         how,
@@ -97,6 +102,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, block_size: u32, how: How) 
         controllers: Arc::default(),
         shared,
         tokens: tokens(),
+        guard,
     });
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
@@ -115,11 +121,25 @@ fn restore(volumes: &[Volume], names: &[String]) -> Result<Arc<SharedUnits>> {
     Ok(Arc::new(shared))
 }
 
+/// Maps are of volumes that there are.
+fn check_maps(maps: &[Map], volumes: usize) -> Result<()> {
+    for Map { initiator, luns } in maps {
+        if let Some((lun, mapping)) = luns.luns().find(|(_, mapping)| usize::from(mapping.unit) >= volumes) {
+            bail!("--map {initiator}: LUN {lun} is volume {}, and {} is the last", mapping.unit, volumes - 1);
+        }
+    }
+    Ok(())
+}
+
+/// The kernel's random bytes: for what nobody may guess.
+fn random(into: &mut [u8]) -> bool {
+    getrandom(&mut *into, GetRandomFlags::empty()).is_ok_and(|got| got == into.len())
+}
+
 /// The ROD tokens of the target: secrets from the kernel, time from the clock that never goes back.
 fn tokens() -> Arc<Tokens> {
     let start = Instant::now();
     let now = move || lunar_core::time::Instant::default() + start.elapsed();
-    let random = |into: &mut [u8]| getrandom(&mut *into, GetRandomFlags::empty()).is_ok_and(|got| got == into.len());
     Tokens::new(Box::new(random), Box::new(now))
 }
 
@@ -169,7 +189,7 @@ fn start(setup: &Arc<Setup>, count: usize) -> Result<(Cores, Vec<Sender<Letter>>
         }
     }
     let (faces, lines) = listening.context("no core listens")?;
-    let text = banner(&setup.target, &setup.nqn, &lines, &faces, setup.how.advertise);
+    let text = banner(&setup.target, &setup.nqn, &lines, &faces, setup.how.advertise.first().copied());
     // A closed standard output is no reason to stop sharing.
     let _ = std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush());
     Ok((threads, mailboxes.into_iter().flatten().collect()))
@@ -223,6 +243,7 @@ struct Core {
     units: Vec<Rc<Unit>>,
     links: Rc<Links>,
     served: Rc<Served>,
+    maps: Vec<Map>,
     letters: lunar_reactor::channel::Receiver<Letter>,
     listeners: Vec<(Face, Handle)>,
     mailboxes: Vec<Sender<Letter>>,
@@ -257,15 +278,12 @@ fn build(
     let mut listeners = Vec::new();
     // One core accepts and hands out: the kernel would spread by hash, and two connections may well share one.
     if me == 0 {
-        let mut listen = |face, portals: &[SocketAddr]| listen(&reactor, setup, face, portals, &mut listeners);
-        let faces = Faces {
-            iscsi: listen(Face::Iscsi, &setup.how.portals())?,
-            nvme: listen(Face::Nvme, &setup.how.nvme_portals())?,
-        };
+        let faces = listen_all(&reactor, setup, &mut listeners)?;
         let lines = units.iter().enumerate().map(|(lun, unit)| Line::of(lun as u16, &setup.names[lun], unit));
         let _ = report.send(Report::Listening(faces, lines.collect()));
     }
-    let core = Core { units, links, served, letters, listeners, mailboxes, stats: setup.stats.clone() };
+    let maps = setup.how.who.map.clone();
+    let core = Core { units, links, served, maps, letters, listeners, mailboxes, stats: setup.stats.clone() };
     Ok((reactor, core))
 }
 
@@ -275,12 +293,7 @@ fn serve_units(me: usize, setup: &Setup, reactor: &Reactor, links: &Rc<Links>) -
     let target = Target::new(
         TargetConfig {
             name: setup.target.clone(),
-            ports: vec![PortConfig {
-                relative: 1,
-                group: PORTAL_GROUP,
-                name: format!("{},t,0x{PORTAL_GROUP:04x}", setup.target),
-                protocol: PROTOCOL_ISCSI,
-            }],
+            ports: setup.how.groups().into_iter().map(|group| port(&setup.target, group)).collect(),
             clock: Clock(Rc::new(wall_clock)),
             core: u16::try_from(me).context("too many cores")?,
             stats: stats.clone(),
@@ -292,6 +305,7 @@ fn serve_units(me: usize, setup: &Setup, reactor: &Reactor, links: &Rc<Links>) -
     let spawner = reactor.clone();
     target.run_in_background(Rc::new(move |work| spawner.spawn(work)));
     let identity = setup.volumes.first().context("nothing is shared")?.identity();
+    let guard = setup.guard.clone();
     let subsystem = Subsystem::new(
         SubsystemConfig {
             nqn: setup.nqn.clone(),
@@ -302,6 +316,7 @@ fn serve_units(me: usize, setup: &Setup, reactor: &Reactor, links: &Rc<Links>) -
             stats,
             shared: setup.shared.clone(),
             controllers: setup.controllers.clone(),
+            access: Rc::new(move || guard.access()),
         },
         Rc::new(OtherViews(links.clone())),
     );
@@ -310,18 +325,24 @@ fn serve_units(me: usize, setup: &Setup, reactor: &Reactor, links: &Rc<Links>) -
     let settings = Settings {
         target: setup.target.as_str().into(),
         alias: setup.alias.as_str().into(),
-        portal_group: PORTAL_GROUP,
-        advertise: setup.how.advertise,
+        portals: setup.how.told(),
         drain,
         session: config::Config::default(),
+        guard: setup.guard.clone(),
     };
     let sessions = Rc::new(OtherSessions(links.clone()));
     let iscsi = Front::new(reactor, &target, settings, setup.registry.clone(), me, sessions);
-    let settings = NvmeSettings { advertise: setup.how.advertise.map(|address| address.ip()), drain };
+    let settings = NvmeSettings { advertise: setup.how.advertise.first().map(SocketAddr::ip), drain };
     // Its slots take memory.
     let is_wanted = !setup.how.nvme_portals().is_empty();
     let nvme = is_wanted.then(|| NvmeFront::new(reactor, &subsystem, settings));
     Ok(Served { target, subsystem, iscsi, nvme })
+}
+
+/// A portal group is a target port (RFC 7143 4.4.3), and a target port group of its own: a path that may fare
+/// otherwise than the others.
+fn port(target: &str, group: u16) -> PortConfig {
+    PortConfig { relative: group, group, name: format!("{target},t,0x{group:04x}"), protocol: PROTOCOL_ISCSI }
 }
 
 fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, served: &Served) -> Result<Vec<Rc<Unit>>> {
@@ -329,15 +350,18 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, served: &Serv
     let mut units = Vec::new();
     for (lun, volume) in setup.volumes.iter().enumerate() {
         let store = volume.open(reactor).with_context(|| format!("opening {}", setup.names[lun]))?;
-        let geometry = Geometry::of(store.traits(), setup.block_size).with_context(|| {
-            format!("{} is not a whole number of {}-byte blocks", setup.names[lun], setup.block_size)
+        let geometry = Geometry::of(store.traits(), volume.block_size()).with_context(|| {
+            format!("{} is not a whole number of {}-byte blocks", setup.names[lun], volume.block_size())
         })?;
+        let protection = volume.protection().map(|protection| protection.open(reactor)).transpose();
+        let protection = protection.with_context(|| format!("opening {}", setup.names[lun]))?;
         let unit = Rc::new(Unit {
             id: UnitId(lun as u32),
             identity: volume.identity().clone(),
             geometry,
             read_only: store.traits().read_only,
-            store,
+            store: setup.media[lun].guard(store),
+            protection,
             ranges: Rc::new(Ranges::default()),
             medium: setup.media[lun].clone(),
             tally: setup.tallies[lun].of_core(target.config().core.into()),
@@ -346,8 +370,7 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, served: &Serv
         });
         links.add_unit(&unit);
         target.add_unit(lun as u16, unit.clone());
-        // Those beyond are iSCSI's alone.
-        if let Some(namespace) = (lun as u32).checked_add(1).filter(|namespace| *namespace <= NAMESPACES_MAX) {
+        if let Some(namespace) = namespace_of(lun as u32, &unit) {
             subsystem.add_namespace(namespace, unit.clone());
         }
         units.push(unit);
@@ -355,19 +378,35 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, served: &Serv
     Ok(units)
 }
 
+/// The namespace that a unit is, if it is one: NVMe has no media that can be taken out, and fewer namespaces than SCSI
+/// has logical units.
+fn namespace_of(lun: u32, unit: &Unit) -> Option<u32> {
+    let is_fixed = unit.medium.kind() == MediumKind::Fixed;
+    lun.checked_add(1).filter(|namespace| is_fixed && *namespace <= NAMESPACES_MAX)
+}
+
+/// Listens for everything that is served.
+fn listen_all(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<(Face, Handle)>) -> Result<Faces> {
+    let groups = setup.how.groups();
+    // All addresses are one group, unless asked for one by one.
+    let face = |at| Face::Iscsi(groups.get(at).copied().unwrap_or(groups[0]));
+    let iscsi: Vec<_> = setup.how.portals().into_iter().enumerate().map(|(at, portal)| (face(at), portal)).collect();
+    let nvme: Vec<_> = setup.how.nvme_portals().into_iter().map(|portal| (Face::Nvme, portal)).collect();
+    Ok(Faces { iscsi: listen(reactor, setup, &iscsi, listeners)?, nvme: listen(reactor, setup, &nvme, listeners)? })
+}
+
 fn listen(
     reactor: &Reactor,
     setup: &Setup,
-    face: Face,
-    wanted: &[SocketAddr],
+    wanted: &[(Face, SocketAddr)],
     listeners: &mut Vec<(Face, Handle)>,
 ) -> Result<Vec<SocketAddr>> {
     let mut portals = Vec::new();
-    let (option, asked) = match face {
-        Face::Iscsi => ("--listen", !setup.how.listen.is_empty()),
-        Face::Nvme => ("--nvme", !setup.how.nvme.is_empty()),
-    };
-    for &portal in wanted {
+    for &(face, portal) in wanted {
+        let (option, asked) = match face {
+            Face::Iscsi(_) => ("--listen", !setup.how.listen.is_empty()),
+            Face::Nvme => ("--nvme", !setup.how.nvme.is_empty()),
+        };
         let listen = || reactor.driver().listen(portal);
         match until_free(PORT_PATIENCE, listen, |why| why.kind() == std::io::ErrorKind::AddrInUse) {
             Ok((listener, address)) => {
@@ -398,7 +437,10 @@ const PORT_PATIENCE: Duration = Duration::from_secs(3);
 
 impl Core {
     async fn serve(self, reactor: &Reactor) -> Result<()> {
-        let Self { units, links, served, letters, listeners, mailboxes, stats } = self;
+        let Self { units, links, served, maps, letters, listeners, mailboxes, stats } = self;
+        for Map { initiator, luns } in maps {
+            served.target.set_map(&initiator, luns).await;
+        }
         for (face, listener) in listeners {
             let (reactor, mailboxes, stats) = (reactor.clone(), mailboxes.clone(), stats.clone());
             reactor.clone().spawn(async move { accept(&reactor, face, &listener, &mailboxes, &stats).await });
@@ -407,16 +449,38 @@ impl Core {
             let (reactor, links, served) = (reactor.clone(), links, served.clone());
             reactor.clone().spawn(async move { links.serve(&reactor, letters, &served).await });
         }
+        if served.target.config().core == 0 {
+            served.target.resume(reactor.arena());
+            let (reactor, target) = (reactor.clone(), served.target.clone());
+            reactor.clone().spawn(async move { watch_space(&reactor, &target).await });
+        }
         served.iscsi.drained().await;
         if let Some(front) = &served.nvme {
             front.drained().await;
         }
         for unit in &units {
-            let io = Io { op: Op::Flush, offset: 0, data: Data::None };
-            let outcome = submit(&*unit.store, io, &mut Completion::new()).await;
-            outcome.result.map_err(|why| anyhow!("LUN {} could not be flushed: {why:?}", unit.id.0))?;
+            let beside = unit.protection.as_ref().map(|protection| &*protection.store);
+            for store in std::iter::once(&*unit.store).chain(beside) {
+                let io = Io { op: Op::Flush, offset: 0, data: Data::None };
+                let outcome = submit(store, io, &mut Completion::new()).await;
+                outcome.result.map_err(|why| anyhow!("LUN {} could not be flushed: {why:?}", unit.id.0))?;
+            }
         }
         Ok(())
+    }
+}
+
+/// Time between two looks at how much space volumes take whose thresholds are armed: soon enough for whoever buys
+/// disks, and nothing beside the work of the fastest writer.
+const SPACE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Looks after thresholds, as long as there are any.
+async fn watch_space(reactor: &Reactor, target: &Target) {
+    let mut tools = Tools { arena: reactor.arena().clone(), completion: Completion::new() };
+    loop {
+        target.until_watched().await;
+        target.watch_space(&mut tools).await;
+        reactor.sleep(SPACE_INTERVAL).await;
     }
 }
 

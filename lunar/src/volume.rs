@@ -3,11 +3,13 @@
 //! * [`spec`]: what a name on the command line means
 //! * [`identity`]: who a volume is, for ever
 //! * `keep`: what a volume keeps across restarts besides its data
+//! * `protection`: where it keeps protection information
 //! * `advice`: what to do about a volume that cannot be served
 
 mod advice;
 pub mod identity;
 mod keep;
+mod protection;
 pub mod spec;
 
 use anyhow::{Context, Result, bail};
@@ -15,36 +17,46 @@ use keep::Folder;
 use lunar_block::BlockVolume;
 use lunar_core::io::{Store, Traits};
 use lunar_core::keep::{Forgetful, Keep};
+use lunar_core::medium::MediumKind;
 use lunar_core::unit::Identity;
 use lunar_file::FileVolume;
 use lunar_null::NullVolume;
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
-use spec::Spec;
+pub use protection::Protection;
+use spec::{Named, Spec};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+
+/// Bytes of a block of a CD or DVD.
+const DISC_BLOCK: u32 = 2048;
 
 /// How volumes are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     /// Writes are refused, and nothing of the volume is changed.
     pub read_only: bool,
-    /// Bytes of a logical block: 512 or 4096.
+    /// Bytes of a logical block: 512 or 4096. A CD or DVD has its own.
     pub block_size: u32,
     /// Each write is on the medium before it is answered.
     pub write_through: bool,
     /// Past the page cache.
     pub direct: bool,
+    /// Keep protection information; a volume that never did starts with this type.
+    pub protection: Option<lunar_core::protection::Kind>,
 }
 
 /// A volume: opened, locked and checked once, for all cores.
 #[derive(Clone, Debug)]
 pub struct Volume {
     kind: Kind,
+    medium: MediumKind,
+    block_size: u32,
     identity: Arc<Identity>,
     keep: Arc<dyn Keep>,
+    protection: Option<Protection>,
 }
 
 /// The back ends.
@@ -65,8 +77,8 @@ impl Volume {
         let mut places = Vec::new();
         let mut volumes: Vec<Self> = Vec::new();
         for (index, text) in specs.iter().enumerate() {
-            let spec = spec::parse(text)?;
-            if let Spec::Path { path, .. } = &spec
+            let named = spec::parse(text)?;
+            if let Spec::Path { path, .. } = &named.spec
                 && let Some(place) = place(path)
             {
                 if places.contains(&place) {
@@ -74,7 +86,7 @@ impl Volume {
                 }
                 places.push(place);
             }
-            let volume = Self::open_parsed(text, &spec, options, index)?;
+            let volume = Self::open_parsed(text, &named, options, index)?;
             if let Some(twin) = volumes.iter().position(|other| other.identity == volume.identity) {
                 bail!("{text} is the same volume as {}: name it once", specs[twin]);
             }
@@ -91,8 +103,11 @@ impl Volume {
         Self::open_parsed(text, &spec::parse(text)?, options, 0)
     }
 
-    fn open_parsed(text: &str, spec: &Spec, options: &Options, index: usize) -> Result<Self> {
-        let (kind, identity) = match spec {
+    fn open_parsed(text: &str, named: &Named, options: &Options, index: usize) -> Result<Self> {
+        // Through the page cache: its blocks are smaller than what many file systems read past it.
+        let disc = Options { read_only: true, block_size: DISC_BLOCK, direct: false, ..*options };
+        let options = if named.medium == MediumKind::Optical { &disc } else { options };
+        let (kind, identity) = match &named.spec {
             Spec::Null { size } => {
                 advice::whole_blocks(text, *size, options.block_size)?;
                 let identity = identity::of_memory(text, index);
@@ -114,11 +129,13 @@ impl Volume {
                 Arc::new(Folder::open(identity.uuid, !options.read_only).with_context(|| format!("opening {text}"))?)
             }
         };
-        Ok(Self { kind, identity: Arc::new(identity), keep })
+        let Options { block_size, .. } = *options;
+        let protection = Protection::of(text, &kind, named, &*keep, options)?;
+        Ok(Self { kind, medium: named.medium, block_size, identity: Arc::new(identity), keep, protection })
     }
 
     fn open_path(path: &Path, size: Option<u64>, options: &Options) -> Result<(Kind, Identity)> {
-        let Options { read_only, block_size, write_through: durable, direct } = *options;
+        let Options { read_only, block_size, write_through: durable, direct, .. } = *options;
         if std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device()) {
             if size.is_some() {
                 bail!("{0} is a device and has its size: name it without one, {0}", path.display());
@@ -150,6 +167,18 @@ impl Volume {
         }
     }
 
+    /// What sort of medium it is to initiators.
+    #[must_use]
+    pub fn medium(&self) -> MediumKind {
+        self.medium
+    }
+
+    /// Bytes of a logical block.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
     /// Who it is.
     #[must_use]
     pub fn identity(&self) -> &Arc<Identity> {
@@ -160,6 +189,12 @@ impl Volume {
     #[must_use]
     pub fn keep(&self) -> &Arc<dyn Keep> {
         &self.keep
+    }
+
+    /// What keeps its protection information, if anything does.
+    #[must_use]
+    pub fn protection(&self) -> Option<&Protection> {
+        self.protection.as_ref()
     }
 
     /// Whether it goes past the page cache: then memory that is registered with the kernel pays.
@@ -184,6 +219,12 @@ impl Volume {
             Kind::Block(volume) => volume.open(reactor),
         }
     }
+}
+
+/// What to tell somebody who may have meant something else by a name.
+#[must_use]
+pub fn hint(text: &str) -> Option<String> {
+    advice::on_name(text)
 }
 
 /// What two names of one file or device have in common.

@@ -5,6 +5,7 @@ use crate::controller::Kind;
 use crate::namespace::{Access, Attached};
 use crate::queue::Queue;
 use crate::table::{Gate, Gates, Persistent, Reach, Row, Transport};
+use lunar_core::medium::Content;
 use lunar_core::reserve::Held;
 
 /// Decides whether the command of `row` may run now, for the namespace that it names, if it names one that is there.
@@ -45,6 +46,11 @@ pub fn pass(gates: &Gates, attached: &Attached) -> Result<(), Status> {
     }
     if gates.renewal == Gate::Stops && namespace.unit.medium.is_worked_on() {
         return Err(Status::FORMATTING);
+    }
+    match namespace.unit.medium.content() {
+        Content::Unsanitized if gates.renewal == Gate::Stops => return Err(Status::SANITIZE_FAILED),
+        Content::Unformatted if gates.unformatted == Gate::Stops => return Err(Status::NOT_READY),
+        _ => {}
     }
     let conflicts = match attached.held() {
         Held::None => false,

@@ -4,9 +4,11 @@ use crate::command::{Command, Refusal, Status};
 use crate::controller::{ADMIN_ENTRIES_MAX, Host, Kind, QUEUE_ENTRIES_MAX};
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
+use lunar_core::access::Access;
 use lunar_core::time::Instant;
 use lunar_core::wire::le;
 use std::mem::offset_of;
+use std::net::IpAddr;
 use std::rc::Rc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -82,9 +84,19 @@ fn nqn(field: &[u8; 256]) -> Option<&str> {
     std::str::from_utf8(&field[..end]).ok().filter(|text| text.len() <= NQN_BYTES_MAX)
 }
 
+/// Whether a host may come in. NVMe cannot yet have it prove its name, nor show it some of the namespaces: where that
+/// is asked for, it may not.
+fn admits(access: &Access, kind: Kind, host: &str, source: IpAddr) -> bool {
+    let Some(group) = access.group(&host.to_lowercase(), source) else { return false };
+    match kind {
+        Kind::Discovery => access.discovery().users.is_empty(),
+        Kind::Io => group.proofs.users.is_empty() && group.map.is_none(),
+    }
+}
+
 impl Subsystem {
-    /// Carries Connect out: makes a controller with its admin queue, or an I/O queue of a controller. Returns the queue
-    /// and dword 0 of the completion.
+    /// Carries Connect out, which came from the address `source`: makes a controller with its admin queue, or an I/O
+    /// queue of a controller. Returns the queue and dword 0 of the completion.
     ///
     /// # Errors
     /// How Connect ends that makes nothing.
@@ -93,6 +105,7 @@ impl Subsystem {
         command: &Command,
         data: &[u8],
         path: Path,
+        source: IpAddr,
         now: Instant,
     ) -> Result<(Rc<Queue>, u32), Refusal> {
         let bytes = command.sqe.as_bytes();
@@ -113,6 +126,9 @@ impl Subsystem {
             name if name == self.config().nqn => Kind::Io,
             _ => return Err(invalid(offset_of!(ConnectData, subsystem), true)),
         };
+        if !admits(&(self.config().access)(), kind, host_nqn, source) {
+            return Err(Status::CONNECT_HOST.into());
+        }
         let flow_control = fields.attributes & NO_FLOW_CONTROL == 0;
         let wanted = data.controller.get();
         let controller = match fields.queue.get() {

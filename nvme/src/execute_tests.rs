@@ -1,9 +1,11 @@
 use super::*;
-use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, at_once, connect_data, connect_sqe, entry};
+use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, SOURCE, at_once, connect_data, connect_sqe, entry};
 use crate::namespace::Access;
+use lunar_core::medium::Content;
+use lunar_core::protection::{INFO_BYTES, Info, guard};
 use lunar_core::time::Instant;
 use lunar_core::unit::UnitId;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 const WRITE: u8 = 0x01;
 const READ: u8 = 0x02;
@@ -220,7 +222,7 @@ fn discovery_tells_where_the_subsystem_is() {
         crate::Path { transport: 3, family: 1, address: "192.0.2.1".into(), service: "4420".into(), in_capsule: 0 };
     let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
     let data = connect_data(9, 0xffff, crate::connect::DISCOVERY_NQN);
-    let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, Instant(0)).expect("let in");
+    let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, SOURCE, Instant(0)).expect("let in");
     queue.controller.set_property(0x14, false, 1).expect("enabled");
     let log = rig.run(&queue, &entry(0x02, 0, &[0x70 | 767 << 16]), &[]).data;
     assert_eq!((log[8], &log[1024..1028], &log[1056..1061]), (2, &[3, 1, 2, 4][..], &b"4420\0"[..]));
@@ -319,6 +321,12 @@ fn a_formatted_namespace_is_empty() {
     assert_eq!((format(1, 0x20), format(9, 0)), (Status::INVALID_FIELD, Status::INVALID_NAMESPACE));
     rig.memories[0].fault.set(Some(Fault::Medium));
     assert_eq!(format(1, 0), Status::WRITE_FAULT);
+    assert_eq!((write(1), io(&rig, &blocks(READ, 0, 1), &[]).status), (Status::NOT_READY, Status::NOT_READY));
+    assert_eq!((format(1, 0), write(1)), (Status::SUCCESS, Status::SUCCESS), "only that helps");
+    let medium = &rig.subsystem.namespace(1).expect("there").unit.medium;
+    medium.set_content(Content::Unsanitized);
+    assert_eq!((format(1, 0), write(1)), (Status::SANITIZE_FAILED, Status::SANITIZE_FAILED), "nor that");
+    medium.set_content(Content::Whole);
     let [_admin, other] = rig.host(8);
     assert_eq!(reserve(&rig, &other, REGISTER, 0, [0, 9]), Status::SUCCESS);
     assert_eq!(reserve(&rig, &other, ACQUIRE, 1 << 8, [9, 0]), Status::SUCCESS);
@@ -344,4 +352,35 @@ proptest::proptest! {
     fn no_command_does_harm(data in proptest::collection::vec(proptest::num::u8::ANY, 0..600)) {
         crate::fuzzing::commands(&data);
     }
+}
+
+#[test]
+fn blocks_that_scsi_protects_are_protected_here_too() {
+    let rig = Rig::default();
+    let of = |opcode, first, count: u32| entry(opcode, 2, &[first, 0, count - 1]);
+    let data: Vec<u8> = (0..2 * BLOCK).map(|at| (at / 7) as u8).collect();
+    let beside = |block: usize| {
+        let at = block * INFO_BYTES;
+        rig.beside.with(|bytes| Info::read_from_bytes(&bytes[at..at + INFO_BYTES]).expect("all of it").inverted())
+    };
+    let made = |block: usize, data: &[u8]| Info {
+        guard: guard(data).into(),
+        application: beside(block).application,
+        reference: (block as u32).into(),
+    };
+    assert_eq!(io(&rig, &of(WRITE, 3, 2), &data).status, Status::SUCCESS);
+    let (first, second) = data.split_at(BLOCK as usize);
+    assert_eq!((beside(3), beside(4), beside(5)), (made(3, first), made(4, second), Info::BLANK));
+    assert_eq!(io(&rig, &of(READ, 2, 4), &[]).data[512..1536], data);
+    assert_eq!(io(&rig, &of(COMPARE, 3, 2), &data).status, Status::SUCCESS);
+    // Zeroes, and what is deallocated, are not checked.
+    assert_eq!(io(&rig, &of(0x08, 4, 1), &[]).status, Status::SUCCESS);
+    assert_eq!((beside(3), beside(4)), (made(3, first), Info::BLANK));
+    rig.memories[1].with(|bytes| bytes[3 * BLOCK as usize] ^= 1);
+    for opcode in [READ, COMPARE, 0x0c] {
+        assert_eq!(io(&rig, &of(opcode, 3, 1), first).status, Status::READ_ERROR, "{opcode:#x}");
+    }
+    assert_eq!(io(&rig, &of(READ, 4, 1), &[]).data, [0; BLOCK as usize]);
+    assert_eq!(admin(&rig, 0x80, 2, &[0]).status, Status::SUCCESS);
+    assert_eq!((beside(3), io(&rig, &of(READ, 3, 1), &[]).status), (Info::BLANK, Status::SUCCESS));
 }

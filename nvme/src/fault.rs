@@ -14,6 +14,8 @@ pub(crate) fn writes(step: &Step) -> bool {
 pub(crate) fn status(failure: Failure, writes: bool) -> Status {
     match failure {
         Failure::Miscompare { .. } => Status::COMPARE_FAILURE,
+        // Hosts send none and ask for none: what is on the medium is damaged.
+        Failure::Protection { .. } => Status::READ_ERROR,
         Failure::Fault { fault: Fault::Medium, .. } if writes => Status::WRITE_FAULT,
         Failure::Fault { fault: Fault::Medium, .. } | Failure::Origin { fault: Fault::Medium, .. } => {
             Status::READ_ERROR
@@ -36,6 +38,9 @@ pub(crate) fn transfer(fault: Fault) -> Status {
 
 /// What is counted of a failure: those of the medium.
 pub(crate) fn event(failure: Failure, writes: bool) -> Option<Event> {
-    let is_medium = matches!(failure, Failure::Fault { fault: Fault::Medium, .. });
-    is_medium.then_some(if writes { Event::WriteError } else { Event::ReadError })
+    match failure {
+        Failure::Protection { .. } => Some(Event::ReadError),
+        Failure::Fault { fault: Fault::Medium, .. } => Some(if writes { Event::WriteError } else { Event::ReadError }),
+        _ => None,
+    }
 }

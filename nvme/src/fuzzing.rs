@@ -5,15 +5,18 @@ use crate::connect::{ConnectData, Path};
 use crate::queue::Queue;
 use crate::subsystem::{Everywhere, Nowhere, Subsystem, SubsystemConfig};
 use crate::table::{Set, TABLE};
+use lunar_core::access::Access;
 use lunar_core::io::{Completion, Data, Done, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::keep::Forgetful;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
+use lunar_core::protection::{INFO_BYTES, Kind, Protection};
 use lunar_core::range::Ranges;
 use lunar_core::step::Tools;
 use lunar_core::time::Instant;
 use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
 use std::cell::{Cell, RefCell};
+use std::net::{IpAddr, Ipv4Addr};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -28,6 +31,12 @@ pub const BLOCK: u32 = 512;
 pub const NQN: &str = "nqn.2026-01.io.lunar:rig";
 /// What the clock shows, always: milliseconds since the beginning of 1970.
 pub const NOW: u64 = 1_795_000_000_000;
+/// Where the host comes from.
+pub const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
+/// What it is called.
+pub const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:rig";
+/// The unit whose blocks are protected.
+const PROTECTED: u32 = 1;
 const ARENA_BYTES: usize = 8 << 20;
 
 /// A store of bytes in memory, and what its next request is answered with instead.
@@ -37,6 +46,13 @@ pub struct Memory {
     /// The fault.
     pub fault: Cell<Option<Fault>>,
     traits: Traits,
+}
+
+impl Memory {
+    /// Looks at its bytes, or changes them behind the back of the subsystem.
+    pub fn with<T>(&self, what: impl FnOnce(&mut [u8]) -> T) -> T {
+        what(&mut self.bytes.borrow_mut())
+    }
 }
 
 struct MemoryStore(Rc<Memory>);
@@ -124,6 +140,10 @@ pub struct Rig {
     pub io: Rc<Queue>,
     /// The bytes of the namespaces.
     pub memories: [Rc<Memory>; 2],
+    /// What is kept beside the blocks of the second: their protection information, inverted.
+    pub beside: Rc<Memory>,
+    /// Who may come in.
+    pub access: Rc<RefCell<Arc<Access>>>,
     arena: Arena,
 }
 
@@ -140,6 +160,8 @@ impl Rig {
     /// When its host cannot connect.
     #[must_use]
     pub fn with(everywhere: Rc<dyn Everywhere>) -> Self {
+        let access = Rc::new(RefCell::new(Arc::new(Access::open())));
+        let in_force = access.clone();
         let config = SubsystemConfig {
             nqn: NQN.into(),
             serial: "0123456789".into(),
@@ -149,16 +171,19 @@ impl Rig {
             stats: Arc::default(),
             shared: Arc::default(),
             controllers: Arc::default(),
+            access: Rc::new(move || in_force.borrow().clone()),
         };
         let subsystem = Subsystem::new(config, everywhere);
-        let memories = [0, 1].map(|id| {
-            let (unit, memory) = unit(id);
+        let memories = [0, PROTECTED].map(|id| {
+            let (unit, memories) = unit(id);
             subsystem.add_namespace(id + 1, unit);
-            memory
+            memories
         });
+        let [[first, _], [second, beside]] = memories;
+        let memories = [first, second];
         let arena = Arena::new(ARENA_BYTES);
         let [admin, io] = connect_pair(&subsystem, 7);
-        Self { subsystem, admin, io, memories, arena }
+        Self { subsystem, admin, io, memories, beside, access, arena }
     }
 
     /// Another host, by the bytes of its identifier: its admin queue and an I/O queue.
@@ -223,7 +248,7 @@ fn ended(wire: Wire<'_>, reply: Reply) -> Ended {
     Ended { status: reply.status, result: reply.result, data, parked: reply.parked }
 }
 
-fn unit(id: u32) -> (Rc<Unit>, Rc<Memory>) {
+fn unit(id: u32) -> (Rc<Unit>, [Rc<Memory>; 2]) {
     let traits = Traits {
         size: BLOCKS * u64::from(BLOCK),
         read_only: false,
@@ -238,6 +263,9 @@ fn unit(id: u32) -> (Rc<Unit>, Rc<Memory>) {
     };
     let bytes = RefCell::new(vec![0; traits.size as usize]);
     let memory = Rc::new(Memory { bytes, fault: Cell::default(), traits: traits.clone() });
+    let size = BLOCKS * INFO_BYTES as u64;
+    let bytes = RefCell::new(vec![0; size as usize]);
+    let beside = Rc::new(Memory { bytes, fault: Cell::default(), traits: Traits { size, ..traits.clone() } });
     let ranges = Rc::new(Ranges::default());
     // Units are told apart by their last byte.
     let last = u8::try_from(id).expect("a few units");
@@ -254,13 +282,14 @@ fn unit(id: u32) -> (Rc<Unit>, Rc<Memory>) {
         geometry: Geometry::of(&traits, BLOCK).expect("a whole number of blocks"),
         read_only: false,
         store: Box::new(MemoryStore(memory.clone())),
+        protection: (id == PROTECTED).then(|| Protection::new(Box::new(MemoryStore(beside.clone())), Kind::One)),
         medium: lunar_core::medium::Medium::default(),
         tally: lunar_core::tally::Tally::default(),
         exclusive: Rc::new(OneCore(ranges.clone())),
         keep: Arc::new(Forgetful::default()),
         ranges,
     };
-    (Rc::new(unit), memory)
+    (Rc::new(unit), [memory, beside])
 }
 
 /// The entry of Connect.
@@ -281,8 +310,7 @@ pub fn connect_data(host: u8, controller: u16, subsystem: &str) -> ConnectData {
     data.host = [host; 16];
     data.controller = controller.into();
     data.subsystem[..subsystem.len()].copy_from_slice(subsystem.as_bytes());
-    let name = b"nqn.2014-08.org.nvmexpress:uuid:rig";
-    data.host_nqn[..name.len()].copy_from_slice(name);
+    data.host_nqn[..HOST_NQN.len()].copy_from_slice(HOST_NQN.as_bytes());
     data
 }
 
@@ -299,7 +327,7 @@ fn connect_pair(subsystem: &Subsystem, host: u8) -> [Rc<Queue>; 2] {
     let connect = |queue, controller| {
         let command = Command { sqe: connect_sqe(queue, 31), sent: 1024, room: 0 };
         let data = connect_data(host, controller, NQN);
-        let made = subsystem.connect(&command, data.as_bytes(), Path::default(), Instant(0));
+        let made = subsystem.connect(&command, data.as_bytes(), Path::default(), SOURCE, Instant(0));
         made.expect("the host is let in").0
     };
     let admin = connect(0, 0xffff);

@@ -5,10 +5,11 @@ use crate::fault;
 use crate::namespace::Namespace;
 use crate::subsystem::{Renewing, Subsystem};
 use lunar_core::io::Fault;
+use lunar_core::medium::{Content, Work};
 use lunar_core::mem::Sg;
 use lunar_core::port::Transfer;
 use lunar_core::range::Span;
-use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
+use lunar_core::step::{Failure, Step, Tail, Tools, blank, carry_out_plain};
 use std::future::poll_fn;
 use std::task::Poll;
 
@@ -44,28 +45,46 @@ impl Subsystem {
     pub(crate) async fn format(&self, namespace: &Namespace, tools: &mut Tools) -> Result<(), Refusal> {
         let unit = &namespace.unit;
         let Some(work) = unit.medium.begin() else { return Err(Status::FORMATTING.into()) };
+        // Before anything is gone.
+        self.everywhere.keep(unit.id, Renewing::Begun).await.map_err(fault::transfer)?;
+        unit.medium.set_content(Content::Unformatted);
         self.everywhere.renewing(unit.id, Renewing::Begun).await;
-        let size = unit.geometry.bytes();
         // Nobody is admitted any more; who was before is waited for.
-        drop(unit.exclusive.hold(unit.id, Span { start: 0, end: size }).await);
-        let mut result = Ok(());
-        let mut offset = 0;
-        while offset < size && result.is_ok() {
-            let len = CHUNK_BYTES.min(size - offset);
-            let fill = Step::Fill { offset, len, pattern: Vec::new(), unmap: namespace.deallocates() };
-            result = carry_out(unit, fill, &NoTransfer, tools, &mut Tail::default()).await;
-            offset += len;
-            work.set_progress(offset, size);
-            turn().await;
-        }
+        drop(unit.exclusive.hold(unit.id, Span { start: 0, end: unit.geometry.bytes() }).await);
+        let mut result = rewrite(namespace, &work, tools).await;
+        // A work that nobody knows to be done would have to be done again.
         if result.is_ok() {
-            result = carry_out(unit, Step::Flush, &NoTransfer, tools, &mut Tail::default()).await;
+            let kept = self.everywhere.keep(unit.id, Renewing::Done).await;
+            result = kept.map_err(|fault| Failure::Fault { fault, at: 0 });
         }
         let state = if result.is_ok() { Renewing::Done } else { Renewing::Failed };
+        match state {
+            Renewing::Done => unit.medium.set_content(Content::Whole),
+            // Where that cannot be kept either, it counts as interrupted.
+            _ => drop(self.everywhere.keep(unit.id, state).await),
+        }
         self.everywhere.renewing(unit.id, state).await;
         drop(work);
-        result.map_err(|failure: Failure| fault::status(failure, true).into())
+        result.map_err(|failure| fault::status(failure, true).into())
     }
+}
+
+/// Zeroes, which no protection information protects, up to the medium. What is kept beside goes first: whenever this
+/// ends, no block that is left fails a check.
+async fn rewrite(namespace: &Namespace, work: &Work, tools: &mut Tools) -> Result<(), Failure> {
+    let unit = &namespace.unit;
+    let size = unit.geometry.bytes();
+    blank(unit, tools).await?;
+    let mut offset = 0;
+    while offset < size {
+        let len = CHUNK_BYTES.min(size - offset);
+        let fill = Step::Fill { offset, len, pattern: Vec::new(), unmap: namespace.deallocates() };
+        carry_out_plain(unit, fill, &NoTransfer, tools, &mut Tail::default()).await?;
+        offset += len;
+        work.set_progress(offset, size);
+        turn().await;
+    }
+    carry_out_plain(unit, Step::Flush, &NoTransfer, tools, &mut Tail::default()).await
 }
 
 /// Lets others have their turn.

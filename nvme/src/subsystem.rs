@@ -2,8 +2,10 @@
 
 use crate::controller::{Controller, Controllers};
 use crate::event::Event;
-use crate::namespace::{Access, NAMESPACES_MAX, Namespace};
+use crate::namespace::{self, NAMESPACES_MAX, Namespace};
 use crate::queue::Queue;
+use lunar_core::access::Access;
+use lunar_core::io::Fault;
 use lunar_core::reserve::{News, SharedUnits};
 use lunar_core::stats::Stats;
 use lunar_core::unit::{Unit, UnitId};
@@ -39,6 +41,8 @@ pub struct SubsystemConfig {
     pub shared: Arc<SharedUnits>,
     /// Its controllers: the same on all cores.
     pub controllers: Arc<Controllers>,
+    /// Who may come in, as it is at that moment.
+    pub access: Rc<dyn Fn() -> Arc<Access>>,
 }
 
 /// Where work on a whole medium is.
@@ -60,6 +64,9 @@ pub trait Everywhere {
     /// Ends the commands of those who were preempted: done when they have ended.
     fn preempted(&self, unit: UnitId, news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>>;
 
+    /// Keeps where work on a whole medium is, so that it outlives this process.
+    fn keep(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>>;
+
     /// A unit is written anew: done when all command sets keep from it, or use it again.
     fn renewing(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = ()>>>;
 }
@@ -75,6 +82,10 @@ impl Everywhere for Nowhere {
 
     fn preempted(&self, _unit: UnitId, _news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>> {
         Box::pin(std::future::ready(()))
+    }
+
+    fn keep(&self, _unit: UnitId, _state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
+        Box::pin(std::future::ready(Ok(())))
     }
 
     fn renewing(&self, _unit: UnitId, _state: Renewing) -> Pin<Box<dyn Future<Output = ()>>> {
@@ -224,7 +235,7 @@ impl Subsystem {
     }
 
     /// Brings a unit into a state of asymmetric access on this core.
-    pub fn set_access(&self, unit: UnitId, access: Access) {
+    pub fn set_access(&self, unit: UnitId, access: namespace::Access) {
         for namespace in self.of_unit(unit) {
             if namespace.set_access(access) {
                 self.access_changes.set(self.access_changes.get() + 1);

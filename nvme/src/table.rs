@@ -87,6 +87,8 @@ pub struct Gates {
     pub inaccessible: Gate,
     /// A medium that is written anew.
     pub renewal: Gate,
+    /// A medium that was not written anew to the end.
+    pub unformatted: Gate,
     /// Write protection.
     pub write_protect: Gate,
 }

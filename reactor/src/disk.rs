@@ -329,6 +329,11 @@ impl Disk {
     pub fn extent(&self, offset: u64, len: u64, done: Done) {
         self.0.reactor.submit(Op::Extent { file: self.file(), offset, len }, done);
     }
+
+    /// How much space it takes and may take yet. Of a device that is not known: it would be that of its node.
+    pub fn space(&self, done: Done) {
+        self.0.reactor.submit(Op::Space { file: self.file() }, done);
+    }
 }
 
 /// A copy in aligned memory, or the data back when there is no memory.

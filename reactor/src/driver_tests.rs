@@ -455,6 +455,9 @@ async fn holes_are_punched_zeroed_and_found(reactor: Reactor) {
             assert!(read(&reactor, &file, offset, 1 << 20, 1 << 20).await.iter().all(|b| *b == 0));
         }
     }
+    let outcome = run_op(&reactor, Op::Space { file: file.clone() }).await;
+    let Data::Space(space) = outcome.data else { panic!("the answer is {outcome:?}") };
+    assert!(outcome.result == Ok(0) && space.used >= MIB && space.available > 0, "{space:?}");
     assert_eq!(extent(&reactor, &file, 0, 3 * MIB).await, Extent { len: MIB, mapped: true });
     let hole = extent(&reactor, &file, MIB, MIB).await;
     assert_eq!(hole, Extent { len: MIB, mapped: false });

@@ -204,7 +204,7 @@ impl Epoll {
                 (data, result) => result.map(|_| data.len() as u32),
             };
             let mut over = Answer::of_job(job, result);
-            over.outcome.extent = answer.extent;
+            answer.tell(&mut over.outcome);
             over.give();
         }
         count
@@ -262,6 +262,7 @@ impl Inner {
             Op::Allocate { file, how, offset, len } => {
                 self.begin(file, |file| Work::Allocate { file, how, offset, len })
             }
+            Op::Space { file } => self.begin(file, |file| Work::Space { file }),
             Op::Extent { file, offset, len } => self.begin(file, |file| Work::Extent { file, offset, len }),
             Op::Copy { from, at, file, offset, len } => {
                 let raw = net::raw(&self.open(from.id()).fd);

@@ -2,9 +2,10 @@
 
 use crate::op::{Allocate, How};
 use crate::vector::Vector;
-use lunar_core::io::{Extent, Fault};
+use lunar_core::io::{Data, Extent, Fault, Outcome, Space};
 use std::fs::OpenOptions;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -63,6 +64,7 @@ pub(crate) fn fallocate_mode(how: Allocate) -> Option<i32> {
 pub(crate) enum Work {
     Allocate { file: RawFd, how: Allocate, offset: u64, len: u64 },
     Extent { file: RawFd, offset: u64, len: u64 },
+    Space { file: RawFd },
     Read { file: RawFd, into: Vector, offset: u64 },
     Write { file: RawFd, from: Vector, offset: u64, durable: bool },
     Sync { file: RawFd },
@@ -73,12 +75,21 @@ pub(crate) enum Work {
 #[derive(Clone, Copy)]
 pub(crate) struct Answer {
     pub(crate) result: Result<u32, Fault>,
-    pub(crate) extent: Extent,
+    extent: Extent,
+    space: Option<Space>,
 }
 
 impl Answer {
     pub(crate) fn new(result: Result<u32, Fault>) -> Self {
-        Self { result, extent: Extent::default() }
+        Self { result, extent: Extent::default(), space: None }
+    }
+
+    /// Adds what it tells besides its result.
+    pub(crate) fn tell(self, outcome: &mut Outcome) {
+        outcome.extent = self.extent;
+        if let Some(space) = self.space {
+            outcome.data = Data::Space(space);
+        }
     }
 }
 
@@ -87,7 +98,11 @@ pub(crate) fn carry_out(work: Work) -> Answer {
     match work {
         Work::Allocate { file, how, offset, len } => Answer::new(allocate(file, how, offset, len).map(|()| 0)),
         Work::Extent { file, offset, len } => match extent(file, offset, len) {
-            Ok(extent) => Answer { result: Ok(0), extent },
+            Ok(extent) => Answer { extent, ..Answer::new(Ok(0)) },
+            Err(fault) => Answer::new(Err(fault)),
+        },
+        Work::Space { file } => match space(file) {
+            Ok(space) => Answer { space: Some(space), ..Answer::new(Ok(0)) },
             Err(fault) => Answer::new(Err(fault)),
         },
         Work::Read { file, mut into, offset } => Answer::new(read(file, &mut into, offset, 0).map_err(|(_, f)| f)),
@@ -181,6 +196,23 @@ fn extent(file: RawFd, offset: u64, len: u64) -> Result<Extent, Fault> {
         Ok(data) if data as u64 > offset => Ok(run(data, false)),
         Ok(_) => Ok(run(seek(libc::SEEK_HOLE)?, true)),
     }
+}
+
+fn space(file: RawFd) -> Result<Space, Fault> {
+    /// Bytes of what `st_blocks` counts, whatever the file system's blocks are.
+    const UNIT: u64 = 512;
+    let mut stat = MaybeUninit::<libc::stat64>::uninit();
+    let mut system = MaybeUninit::<libc::statvfs64>::uninit();
+    // SAFETY: the call fills the structure that the pointer names.
+    again(|| unsafe { libc::fstat64(file, stat.as_mut_ptr()) as isize })?;
+    // SAFETY: as above.
+    again(|| unsafe { libc::fstatvfs64(file, system.as_mut_ptr()) as isize })?;
+    // SAFETY: both calls went well.
+    let (stat, system) = unsafe { (stat.assume_init(), system.assume_init()) };
+    let used = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(UNIT);
+    // What only root may take is nobody's to count on.
+    let available = system.f_bavail.saturating_mul(system.f_frsize);
+    Ok(Space { used, available })
 }
 
 /// Reads until the vector is full or the file ends; tells how many bytes were read, also on a fault.

@@ -122,6 +122,11 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// How much space a file takes and its file system has: comes back as [`Data::Space`].
+    Space {
+        /// Of what.
+        file: Handle,
+    },
     /// Bytes of another file, or of this one elsewhere, without moving them through memory of ours: shared by both
     /// where the file system can (FICLONERANGE), else copied by the kernel (copy_file_range).
     /// [`lunar_core::io::Fault::Unsupported`] when it does neither.

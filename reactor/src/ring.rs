@@ -186,7 +186,7 @@ impl Ring {
         let count = answers.len();
         for (key, answer) in answers {
             let mut done = self.inner.borrow_mut().retire(key, answer.result);
-            done.outcome.extent = answer.extent;
+            answer.tell(&mut done.outcome);
             done.give();
         }
         count

@@ -52,32 +52,44 @@ impl From<Sense> for Refusal {
     }
 }
 
-/// Decides whether the command of `row` may run for this addressee now.
+/// Whether this addressee has what has this policy at all.
+///
+/// # Errors
+/// INVALID COMMAND OPERATION CODE, or LOGICAL UNIT NOT SUPPORTED where there is none.
+pub fn reaches(policy: &Policy, addressee: &Addressee) -> Result<(), Sense> {
+    let reach = policy.gates.reach;
+    let has = match addressee {
+        Addressee::Disk(itl) => reach.covers(itl.lu.kind),
+        Addressee::WellKnown => matches!(reach, Reach::WellKnown | Reach::Anywhere),
+        Addressee::Nobody if reach == Reach::Anywhere => true,
+        Addressee::Nobody => return Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED)),
+    };
+    if has { Ok(()) } else { Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE)) }
+}
+
+/// Decides whether the command of `row`, which the addressee has, may run for it now.
 ///
 /// # Errors
 /// How the command ends if it may not. A unit attention that is told by it is told.
 pub fn admit(row: &Row, addressee: &Addressee) -> Result<(), Refusal> {
-    pass(&row.policy, addressee)
+    match addressee {
+        Addressee::Disk(itl) if itl.is_clear() && itl.lu.is_clear() && row.policy.gates.needs == Needs::Nothing => {
+            Ok(())
+        }
+        Addressee::Disk(itl) => examine(&row.policy, itl),
+        Addressee::WellKnown | Addressee::Nobody => Ok(()),
+    }
 }
 
-/// Decides whether what has this policy may be done to this addressee now: a command, or what one does to a disk that
-/// it was not sent to.
+/// Decides whether what has this policy may be done to this disk now, which a command does that was not sent to it.
 ///
 /// # Errors
-/// As [`admit`].
-pub fn pass(policy: &Policy, addressee: &Addressee) -> Result<(), Refusal> {
-    let gates = &policy.gates;
-    match (addressee, gates.reach) {
-        (Addressee::Disk(itl), _) => {
-            if itl.is_clear() && itl.lu.is_clear() && gates.needs == Needs::Nothing {
-                return Ok(());
-            }
-            examine(policy, itl)
-        }
-        (Addressee::WellKnown, Reach::WellKnown | Reach::Anywhere) | (Addressee::Nobody, Reach::Anywhere) => Ok(()),
-        (Addressee::WellKnown, Reach::Disk) => Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into()),
-        (Addressee::Nobody, _) => Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into()),
+/// As [`reaches`] and [`admit`].
+pub fn pass(policy: &Policy, itl: &ItlNexus) -> Result<(), Refusal> {
+    if !policy.gates.reach.covers(itl.lu.kind) {
+        return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
     }
+    examine(policy, itl)
 }
 
 /// The long way: something stands in some command's way.
@@ -96,11 +108,16 @@ fn examine(policy: &Policy, itl: &ItlNexus) -> Result<(), Refusal> {
     if conflicts(gates, itl.held()) {
         return Err(Refusal::bare(Status::RESERVATION_CONFLICT));
     }
+    if gates.not_ready == Gate::Stops
+        && let Some(sense) = itl.lu.tray().sense(itl.lu.kind)
+    {
+        return Err(sense.into());
+    }
     usable(policy, &itl.lu)?;
     if gates.not_ready == Gate::Stops && itl.lu.stopped() {
         return Err(Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED).into());
     }
-    if gates.write_protect == Gate::Stops && itl.lu.write_protected() {
+    if gates.write_protect == Gate::Stops && itl.write_protected() {
         return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED).into());
     }
     Ok(())
@@ -125,7 +142,7 @@ fn usable(policy: &Policy, lu: &LogicalUnit) -> Result<(), Sense> {
         MediumState::Ready => true,
         _ if policy.gates.alua >= Alua::Settled => true,
         MediumState::Formatting | MediumState::Sanitizing => false,
-        MediumState::FormatFailed => policy.effect == Effect::Renew,
+        MediumState::FormatCorrupted | MediumState::FormatFailed => policy.effect == Effect::Renew,
         MediumState::SanitizeFailed { .. } => policy.code.op == OpCode::SANITIZE,
     };
     if is_usable { Ok(()) } else { Err(lu.medium().sense(lu)) }

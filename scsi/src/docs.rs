@@ -2,7 +2,7 @@
 
 use crate::log;
 use crate::mode;
-use crate::table::{Alua, Effect, Flow, Gate, Needs, Persistent, Row, TABLE};
+use crate::table::{Alua, Effect, Flow, Gate, Needs, Persistent, Reach, Row, TABLE};
 use crate::vpd;
 use std::fmt::Write;
 
@@ -13,24 +13,35 @@ pub fn commands() -> String {
         "# Supported SCSI commands\n\n\
          Made from the command table; `LUNAR_REGENERATE=1 cargo test -p lunar-scsi docs` writes it anew.\n\n\
          Reserved: what stops the command while another initiator holds a reservation. \
+         Units: disks are fixed or removable ones, drives are those for CD and DVD. \
          ALUA: the states of asymmetric access in which it runs.\n\n\
-         | opcode | command | standard | data | medium | reserved | ALUA | time-out |\n\
-         |---|---|---|---|---|---|---|---|\n",
+         | opcode | command | standard | units | data | medium | reserved | ALUA | time-out |\n\
+         |---|---|---|---|---|---|---|---|---|\n",
     );
     TABLE.iter().for_each(|row| line(&mut page, row));
-    page.push_str("\n## Vital product data\n\n| page | name | standard |\n|---|---|---|\n");
+    page.push_str("\n## Vital product data\n\n| page | name | standard | units |\n|---|---|---|---|\n");
     for row in vpd::PAGES {
-        push(&mut page, format_args!("| {:02X} | {} | {} |\n", row.page, row.name, row.clause));
+        let units = units(row.reach);
+        push(&mut page, format_args!("| {:02X} | {} | {} | {units} |\n", row.page, row.name, row.clause));
     }
-    page.push_str("\n## Mode pages\n\n| page | name | standard |\n|---|---|---|\n");
+    page.push_str("\n## Mode pages\n\n| page | name | standard | units |\n|---|---|---|---|\n");
     for row in mode::PAGES {
-        push(&mut page, format_args!("| {:02X}/{:02X} | {} | {} |\n", row.page, row.subpage, row.name, row.clause));
+        let (code, units) = (format!("{:02X}/{:02X}", row.page, row.subpage), units(row.reach));
+        push(&mut page, format_args!("| {code} | {} | {} | {units} |\n", row.name, row.clause));
     }
     page.push_str("\n## Log pages\n\n| page | name | standard |\n|---|---|---|\n");
     for row in log::PAGES {
         push(&mut page, format_args!("| {:02X}/{:02X} | {} | {} |\n", row.page, row.subpage, row.name, row.clause));
     }
     page
+}
+
+fn units(reach: Reach) -> &'static str {
+    match reach {
+        Reach::Disk => "disks",
+        Reach::Optical => "drives",
+        Reach::Unit | Reach::WellKnown | Reach::Anywhere => "all",
+    }
 }
 
 fn push(page: &mut String, line: std::fmt::Arguments<'_>) {
@@ -42,6 +53,7 @@ fn line(page: &mut String, row: &Row) {
     let policy = &row.policy;
     let gates = &policy.gates;
     let code = match policy.code.action {
+        Some(action) if policy.code.is_long() => format!("{:02X}/{action:04X}", policy.code.op.0),
         Some(action) => format!("{:02X}/{action:02X}", policy.code.op.0),
         None => format!("{:02X}", policy.code.op.0),
     };
@@ -72,12 +84,15 @@ fn line(page: &mut String, row: &Row) {
         Needs::Nothing => policy.name.to_owned(),
         Needs::Provisioning => format!("{} (thin units)", policy.name),
         Needs::AtomicWrites => format!("{} (stores that promise it)", policy.name),
+        Needs::TypeTwo => format!("{} (protection type 2)", policy.name),
     };
     let (_, seconds) = gates.timeout.seconds();
-    let clause = policy.clause;
+    let (clause, units) = (policy.clause, units(gates.reach));
     push(
         page,
-        format_args!("| {code} | {name} | {clause} | {data} | {effect} | {reserved} | {alua} | {seconds} s |\n"),
+        format_args!(
+            "| {code} | {name} | {clause} | {units} | {data} | {effect} | {reserved} | {alua} | {seconds} s |\n"
+        ),
     );
 }
 

@@ -1,22 +1,25 @@
 //! A command from its CDB to its status: found, checked, admitted, planned, carried out.
 
-use crate::admit::{Refusal, admit};
+use crate::admit::{Refusal, admit, reaches};
 use crate::cmd::lba_status;
 use crate::command::{Command, Reply, Status, TaskAttribute};
 use crate::context::Context;
 use crate::fault;
-use crate::lu::LogicalUnit;
+use crate::log;
+use crate::lu::{Change, LogicalUnit};
 use crate::nexus::{Addressee, Nexus};
-use crate::plan::Plan;
+use crate::plan::{Kept, Plan};
 use crate::sense::{Asc, Sense, SenseData};
-use crate::table::{Effect, Flow, Reach, Row, find};
+use crate::table::{Effect, Flow, Pulled, Row, find, rows};
 use crate::target::Target;
 use lunar_core::mem::Sg;
 use lunar_core::port::Transfer;
-use lunar_core::step::{self, Step, Tools, carry_out};
+use lunar_core::protection::{INFO_BYTES, Kind};
+use lunar_core::step::{self, Protected, Step, Tools, carry_out};
 use lunar_core::tally::Event;
 use lunar_core::wire::Writer;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// The longest answer: REPORT LUNS with every logical unit number there is.
 const ANSWER_BYTES_MAX: usize = 8 + 8 * (crate::lun::LUNS_MAX as usize + 1);
@@ -78,16 +81,18 @@ impl Target {
                 Plan::Conflict => return Err(Refusal::bare(Status::RESERVATION_CONFLICT)),
                 Plan::Reserve(request) => self.reserve(nexus, command.tag, &itl.lu, &request).await?,
                 Plan::Answer => return self.answer(tools, reply),
-                Plan::Survey { lba, runs } => {
-                    self.survey(&itl.lu, lba, runs, amount, tools).await?;
+                Plan::Survey { lba, blocks, runs } => {
+                    self.survey(&itl.lu, lba..lba + blocks, runs, amount, tools).await?;
                     return self.answer(tools, reply);
                 }
+                Plan::Log(ask) => return Box::pin(self.log(&itl.lu, ask, amount, tools, reply)).await,
                 Plan::Both(steps) => {
                     for step in *steps {
                         moved += carrier.carry(step, reply, tools).await?;
                     }
                 }
-                Plan::Renew(renewal) => self.renew(&itl.lu, *renewal, transfer, tools).await?,
+                Plan::Move(to) => self.move_medium(nexus, &itl.lu, to).await?,
+                Plan::Renew(renewal) => self.renew(nexus, &itl.lu, *renewal, transfer, tools).await?,
                 // Behind a pointer: it is larger than all the rest, and seldom.
                 Plan::Copy(list) => Box::pin(self.copy(nexus, &itl.lu, &list, transfer, tools)).await?,
                 Plan::Populate(ask, data, inactivity) => self.populate(nexus, &itl.lu, ask, *data, inactivity)?,
@@ -96,10 +101,7 @@ impl Target {
                 }
                 Plan::StopCopy(id) => nexus.copies.stop(itl.lu.lun, id).await,
                 Plan::Change { flush, keep, change } => {
-                    if let Some(kept) = keep {
-                        itl.lu.unit.keep.keep(kept.name, kept.bytes).await.map_err(fault::transfer)?;
-                    }
-                    self.change(Some(nexus), itl.lu.lun, change).await;
+                    self.change_and_keep(nexus, &itl.lu, change, keep).await?;
                     // After it, so that nothing is cached any more that was written before.
                     if flush {
                         carrier.carry(Step::Flush, reply, tools).await?;
@@ -116,6 +118,30 @@ impl Target {
         Ok(())
     }
 
+    /// Makes a change on all cores; what it keeps is on the medium before.
+    async fn change_and_keep(
+        &self,
+        nexus: &Nexus,
+        lu: &LogicalUnit,
+        change: Change,
+        keep: Option<Box<Kept>>,
+    ) -> Result<(), Refusal> {
+        let Some(kept) = keep else {
+            self.change(Some(nexus), lu.lun, change).await;
+            return Ok(());
+        };
+        let (name, keep) = (kept.name, &lu.unit.keep);
+        keep.keep(name, kept.bytes).await.map_err(fault::transfer)?;
+        self.change(Some(nexus), lu.lun, change).await;
+        // Of two cores that do this at once the later change is in force on both, but what was kept last may be the
+        // other's. Each keeps again what is in force now: whoever made the later one does so last, for by then the
+        // other has seen it.
+        match lu.kept(name) {
+            Some(bytes) => keep.keep(name, bytes).await.map_err(fault::transfer),
+            None => Ok(()),
+        }
+    }
+
     /// Finds the command's row, checks its CDB and admits it; with what the CDB says of lengths.
     pub(crate) fn admitted(&self, addressee: &Addressee, command: &Command) -> Result<(&'static Row, u32), Refusal> {
         let cdb = command.cdb.bytes();
@@ -123,11 +149,11 @@ impl Target {
         if command.attribute == TaskAttribute::ACA {
             return Err(Sense::illegal(Asc::INVALID_MESSAGE_ERROR).into());
         }
-        let row = match (find(cdb), addressee) {
-            (Ok(row), Addressee::Nobody) if row.policy.gates.reach == Reach::Anywhere => row,
-            (_, Addressee::Nobody) => return Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into()),
-            (found, _) => found?,
+        let row = match find(cdb) {
+            Ok(row) => row,
+            Err(why) => return Err(unknown(why, cdb, addressee)),
         };
+        reaches(&row.policy, addressee)?;
         row.check(cdb)?;
         admit(row, addressee)?;
         Ok((row, row.amount(cdb)?))
@@ -162,22 +188,43 @@ impl Target {
     async fn survey(
         &self,
         lu: &LogicalUnit,
-        lba: u64,
+        blocks: Range<u64>,
         runs: usize,
         amount: u32,
         tools: &mut Tools,
     ) -> Result<(), Refusal> {
         let geometry = &lu.unit.geometry;
-        let offset = lba * u64::from(geometry.block_size);
-        let found = step::survey(&lu.unit, offset, geometry.bytes() - offset, runs, tools).await;
+        let block = u64::from(geometry.block_size);
+        let len = (blocks.end - blocks.start) * block;
+        let found = step::survey(&lu.unit, blocks.start * block, len, runs, tools).await;
         let found = found.map_err(fault::transfer)?;
         let mut scratch = self.scratch.borrow_mut();
         scratch.resize((amount as usize).min(ANSWER_BYTES_MAX), 0);
         let mut out = Writer::new(&mut scratch);
-        lba_status::report(geometry, lba, &found, &mut out);
+        lba_status::report(geometry, blocks, &found, &mut out);
         let kept = out.kept();
         scratch.truncate(kept);
         Ok(())
+    }
+
+    /// Writes a log page that tells how much space there is, which the store knows.
+    async fn log(
+        &self,
+        lu: &LogicalUnit,
+        ask: log::Ask,
+        amount: u32,
+        tools: &mut Tools,
+        reply: &mut Reply,
+    ) -> Result<(), Refusal> {
+        lu.set_space(step::space(&lu.unit, tools).await);
+        let mut scratch = self.scratch.borrow_mut();
+        scratch.resize((amount as usize).min(ANSWER_BYTES_MAX), 0);
+        let mut out = Writer::new(&mut scratch);
+        ask.answer(lu, &mut out)?;
+        let kept = out.kept();
+        scratch.truncate(kept);
+        drop(scratch);
+        self.answer(tools, reply)
     }
 
     /// GOOD, with what the command wrote.
@@ -250,9 +297,25 @@ impl<T: Transfer> Carrier<'_, T> {
                 if let Some(event) = site.error(failure) {
                     self.lu.unit.tally.add(event, 1);
                 }
-                Err(site.refusal(failure).wanting(reply.wanted))
+                let refusal = match self.lu.tray().sense(self.lu.kind) {
+                    // Taken out meanwhile.
+                    Some(sense) => sense.into(),
+                    None => site.refusal(failure),
+                };
+                Err(refusal.wanting(reply.wanted))
             }
         }
+    }
+}
+
+/// Why there is no row for a CDB. A service action may be wrong only where the addressee has the operation code.
+#[cold]
+fn unknown(why: Sense, cdb: &[u8], addressee: &Addressee) -> Refusal {
+    let all = cdb.first().map_or(&[][..], |op| rows(*op));
+    match addressee {
+        Addressee::Nobody => Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into(),
+        _ if all.iter().any(|row| reaches(&row.policy, addressee).is_ok()) => why.into(),
+        _ => Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into(),
     }
 }
 
@@ -278,7 +341,8 @@ async fn pull_list<T: Transfer>(
     let length = match (row.flow, addressee) {
         (Flow::List, _) => amount.min(command.data_out),
         (Flow::Block, Addressee::Disk(itl)) if amount > 0 => {
-            let block = itl.lu.block_size();
+            let carried = amount == Pulled::ProtectedBlock as u32 && itl.lu.protection() != Kind::None;
+            let block = itl.lu.block_size() + if carried { INFO_BYTES as u32 } else { 0 };
             match command.data_out {
                 // What it means that nothing comes, the command knows.
                 0 => 0,
@@ -320,6 +384,7 @@ fn fit(step: &mut Step, block: u32, command: &Command, wanted: &mut u64) -> Resu
         false => Ok(*len),
     };
     let (whole, moved) = match step {
+        Step::Protected(protected) => return fit_protected(protected, block, command, wanted),
         Step::Read { len, .. } => {
             let whole = *len;
             // Divided only where it matters.
@@ -342,6 +407,32 @@ fn fit(step: &mut Step, block: u32, command: &Command, wanted: &mut u64) -> Resu
     };
     *wanted += whole;
     Ok(Some(moved))
+}
+
+/// As [`fit`], for a step with which protection information may travel: counted in blocks without it, told with it.
+#[cold]
+fn fit_protected(
+    protected: &mut Protected,
+    block: u64,
+    command: &Command,
+    wanted: &mut u64,
+) -> Result<Option<u64>, Refusal> {
+    let plain = block as u32;
+    if !protected.terms.carried {
+        return fit(&mut protected.step, plain, command, wanted);
+    }
+    let each = plain + INFO_BYTES as u32;
+    // A part of a block stays one.
+    let without = |bytes: u32| bytes / each * plain + (bytes % each).min(plain - 1);
+    let with = |bytes: u64| bytes / block * u64::from(each) + bytes % block;
+    let cut = Command { data_in: without(command.data_in), data_out: without(command.data_out), ..*command };
+    let mut blocks = 0;
+    let moved = fit(&mut protected.step, plain, &cut, &mut blocks);
+    *wanted += with(blocks);
+    moved.map(|moved| moved.map(with)).map_err(|refusal| {
+        let wanted = with(refusal.wanted);
+        refusal.wanting(wanted)
+    })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use crate::admit::Refusal;
 use crate::command::Status;
 use crate::sense::{Asc, Sense, SenseKey};
 use lunar_core::io::Fault;
+use lunar_core::protection::Field;
 use lunar_core::step::{Failure, Step};
 use lunar_core::tally::Event;
 
@@ -19,6 +20,9 @@ pub(crate) struct Site {
 
 impl Site {
     pub(crate) fn of(step: &Step, block: u32) -> Self {
+        if let Step::Protected(protected) = step {
+            return Self::of(&protected.step, block);
+        }
         let (offset, writes) = match step {
             Step::Read { offset, .. } | Step::Compare { offset, .. } | Step::Verify { offset, .. } => {
                 (Some(*offset), false)
@@ -30,7 +34,7 @@ impl Site {
             | Step::OrWrite { offset, .. }
             | Step::WriteAtomic { offset, .. }
             | Step::WriteVerify { offset, .. } => (Some(*offset), true),
-            Step::Flush | Step::Unmap(_) => (None, true),
+            Step::Flush | Step::Unmap(_) | Step::Protected(_) => (None, true),
         };
         let verifies = matches!(step, Step::Compare { .. } | Step::Verify { .. });
         Self { offset, block, writes, verifies }
@@ -46,16 +50,30 @@ impl Site {
         })
     }
 
+    /// The block of this byte of the step.
+    fn block_at(&self, at: u64) -> Option<u64> {
+        self.offset.map(|offset| (offset + at) / u64::from(self.block))
+    }
+
     /// How the command ends.
     pub(crate) fn refusal(&self, failure: Failure) -> Refusal {
         match failure {
             Failure::Miscompare { at } => {
                 Sense::new(SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY).with_information(at).into()
             }
+            // SBC-3 4.22.2.1, 5.29
+            Failure::Protection { field, at, compared } => {
+                let key = if compared { SenseKey::MISCOMPARE } else { SenseKey::ABORTED_COMMAND };
+                let asc = match field {
+                    Field::Guard => Asc::GUARD_CHECK_FAILED,
+                    Field::Application => Asc::APPLICATION_TAG_CHECK_FAILED,
+                    Field::Reference => Asc::REFERENCE_TAG_CHECK_FAILED,
+                };
+                Sense { information: self.block_at(at), ..Sense::new(key, asc) }.into()
+            }
             Failure::Fault { fault: Fault::Medium, at } => {
                 let asc = if self.writes { Asc::WRITE_ERROR } else { Asc::UNRECOVERED_READ_ERROR };
-                let information = self.offset.map(|offset| (offset + at) / u64::from(self.block));
-                Sense { information, ..Sense::new(SenseKey::MEDIUM_ERROR, asc) }.into()
+                Sense { information: self.block_at(at), ..Sense::new(SenseKey::MEDIUM_ERROR, asc) }.into()
             }
             Failure::Origin { fault: Fault::Medium, .. } => {
                 Sense::new(SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR).into()

@@ -1,16 +1,22 @@
-//! A device with one small disk in memory: what fuzz targets and tests run commands on. All is answered at once.
+//! A device with one small disk or disc in memory: what fuzz targets and tests run commands on. All is answered at
+//! once.
 
-use crate::command::{Cdb, Command, Reply, Status, TaskAttribute};
+mod lists;
+
+pub use lists::lists;
+
+use crate::command::{CDB_BYTES_MAX, Cdb, Command, Reply, Status, TaskAttribute};
 use crate::copy::tokens::Tokens;
 use crate::lun::Lun;
 use crate::nexus::Nexus;
-use crate::table::{Flow, TABLE};
+use crate::table::{Flow, Needs, OpCode, Reach, Row, TABLE, rows};
 use crate::target::{Clock, Everywhere, Nowhere, PortConfig, Target, TargetConfig};
-use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
-use lunar_core::keep::Forgetful;
-use lunar_core::medium::Medium;
+use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Space, Store, Traits};
+use lunar_core::keep::{Forgetful, Keep, Keeping};
+use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::{NexusName, Transfer};
+use lunar_core::protection::{INFO_BYTES, Kind, Protection};
 use lunar_core::range::Ranges;
 use lunar_core::reserve::SharedUnits;
 use lunar_core::stats::Stats;
@@ -30,6 +36,8 @@ use std::task::{Context, Poll, Waker};
 pub const BLOCKS: u64 = 2048;
 /// Bytes of a block.
 pub const BLOCK: u32 = 512;
+/// Bytes of a block of a disc.
+pub const DISC_BLOCK: u32 = 2048;
 /// What the clock of the device shows, always: milliseconds since the beginning of 1970.
 pub const NOW: u64 = 1_795_000_000_000;
 const ARENA_BYTES: usize = 8 << 20;
@@ -37,12 +45,22 @@ const ARENA_BYTES: usize = 8 << 20;
 /// What a store of bytes in memory shares with the one who watches it.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// The bytes.
+    /// The bytes; a store that is larger has zeroes beyond them.
     pub bytes: RefCell<Vec<u8>>,
     /// What the next request is answered with instead.
     pub fault: Cell<Option<Fault>>,
+    /// How much space it says it takes; nothing, and the store does not measure.
+    pub space: Cell<Option<Space>>,
     /// What it was asked.
     pub asked: RefCell<Vec<Op>>,
+}
+
+impl Memory {
+    /// So many zeroes.
+    #[must_use]
+    pub fn zeroes(count: u64) -> Rc<Self> {
+        Rc::new(Self { bytes: RefCell::new(vec![0; count as usize]), ..Self::default() })
+    }
 }
 
 struct MemoryStore {
@@ -57,6 +75,9 @@ impl Store for MemoryStore {
 
     fn submit(&self, mut io: Io, done: Done) {
         self.memory.asked.borrow_mut().push(io.op);
+        if let (Op::Space, Some(space)) = (io.op, self.memory.space.get()) {
+            return done.complete(Outcome::with(Ok(0), Data::Space(space)));
+        }
         let beyond = (!io.within(self.traits.size)).then_some(Fault::OUT_OF_RANGE);
         if let Some(fault) = beyond.or_else(|| self.memory.fault.take()) {
             return done.complete(Outcome::with(Err(fault), io.data));
@@ -66,14 +87,17 @@ impl Store for MemoryStore {
         match (io.op, &mut io.data) {
             (Op::Read, Data::In(into)) => {
                 let end = at + into.len();
-                into.copy_from(0, &bytes[at..end]);
+                match bytes.get(at..end) {
+                    Some(bytes) => into.copy_from(0, bytes),
+                    None => into.copy_from(0, &vec![0; end - at]),
+                };
             }
             (Op::Write { .. }, Data::Out(from)) => {
                 let end = at + from.len();
                 from.copy_to(0, &mut bytes[at..end]);
             }
             (Op::Unmap { len } | Op::Zero { len, .. }, _) => bytes[at..at + len as usize].fill(0),
-            (Op::Copy { .. }, _) => return done.complete(Outcome::with(Err(Fault::Unsupported), io.data)),
+            (Op::Copy { .. } | Op::Space, _) => return done.complete(Outcome::with(Err(Fault::Unsupported), io.data)),
             _ => {}
         }
         let extent = match io.op {
@@ -82,6 +106,28 @@ impl Store for MemoryStore {
         };
         drop(bytes);
         done.complete(Outcome { result: Ok(0), data: io.data, extent });
+    }
+
+    fn measures(&self) -> bool {
+        self.memory.space.get().is_some()
+    }
+}
+
+/// Keeps in memory, and says that it outlives the process.
+#[derive(Debug, Default)]
+pub struct Lasting(Forgetful);
+
+impl Keep for Lasting {
+    fn load(&self, name: &str) -> Option<Vec<u8>> {
+        self.0.load(name)
+    }
+
+    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
+        self.0.keep(name, bytes)
+    }
+
+    fn outlives(&self) -> bool {
+        true
     }
 }
 
@@ -145,6 +191,8 @@ pub struct Rig {
     pub nexus: Rc<Nexus>,
     /// The disk's bytes.
     pub memory: Rc<Memory>,
+    /// What is kept beside its blocks: their protection information, inverted.
+    pub beside: Rc<Memory>,
     /// Whether commands are aborted.
     pub aborted: Cell<bool>,
     /// The LUN that commands go to.
@@ -197,6 +245,33 @@ impl Rig {
         Self::with_all(traits, [1, 1], everywhere, shared)
     }
 
+    /// As [`Rig::default`], with blocks that are protected so, or may be.
+    #[must_use]
+    pub fn protected(kind: Kind) -> Self {
+        Self::default().protecting(kind)
+    }
+
+    fn protecting(mut self, kind: Kind) -> Self {
+        let traits = self.target.unit(0).expect("a rig has one").unit.traits().clone();
+        let size = BLOCKS * INFO_BYTES as u64;
+        self.beside = Memory::zeroes(size);
+        let store = MemoryStore { memory: self.beside.clone(), traits: Traits { size, ..Self::traits() } };
+        let mut unit = Self::bare_unit(0, MediumKind::Fixed, traits, self.memory.clone());
+        unit.protection = Some(Protection::new(Box::new(store), kind));
+        self.target.add_unit(0, Rc::new(unit));
+        self.nexus.each(|itl| while itl.take_attention().is_some() {});
+        self
+    }
+
+    /// The same, with a unit that is capable of this command.
+    #[must_use]
+    pub fn for_row(self, row: &Row) -> Self {
+        match row.policy.gates.needs {
+            Needs::TypeTwo => self.protecting(Kind::Two),
+            _ => self,
+        }
+    }
+
     /// As [`Rig::default`], with ports in these target port groups.
     #[must_use]
     pub fn with_groups(groups: [u16; 2]) -> Self {
@@ -204,6 +279,55 @@ impl Rig {
     }
 
     fn with_all(traits: Traits, groups: [u16; 2], everywhere: Rc<dyn Everywhere>, shared: Arc<SharedUnits>) -> Self {
+        let memory = Memory::zeroes(traits.size);
+        memory.space.set(Some(Space { used: 0, available: traits.size }));
+        let unit = Self::unit(0, traits, memory.clone());
+        Self::around(unit, memory, groups, everywhere, shared)
+    }
+
+    /// A device with such a medium; a CD if it is optical.
+    #[must_use]
+    pub fn of(kind: MediumKind) -> Self {
+        Self::of_sharing(kind, Rc::new(Nowhere), Arc::default())
+    }
+
+    /// As [`Rig::of`], of a device whose other cores share this.
+    #[must_use]
+    pub fn of_sharing(kind: MediumKind, everywhere: Rc<dyn Everywhere>, shared: Arc<SharedUnits>) -> Self {
+        let traits = if kind == MediumKind::Optical { Self::disc(BLOCKS / 4) } else { Self::traits() };
+        let memory = Memory::zeroes(traits.size);
+        let unit = Self::unit_of(0, kind, traits, memory.clone());
+        Self::around(unit, memory, [1, 1], everywhere, shared)
+    }
+
+    /// A device with a DVD of zeroes.
+    #[must_use]
+    pub fn dvd() -> Self {
+        let memory = Rc::new(Memory::default());
+        let unit = Self::unit_of(0, MediumKind::Optical, Self::disc(2_000_000), memory.clone());
+        Self::around(unit, memory, [1, 1], Rc::new(Nowhere), Arc::default())
+    }
+
+    /// A disc of so many blocks.
+    fn disc(blocks: u64) -> Traits {
+        Traits {
+            size: blocks * u64::from(DISC_BLOCK),
+            read_only: true,
+            write_cache: false,
+            unmap_granularity: 0,
+            physical_block: DISC_BLOCK,
+            atomic_write: 0,
+            ..Self::traits()
+        }
+    }
+
+    fn around(
+        unit: Rc<Unit>,
+        memory: Rc<Memory>,
+        groups: [u16; 2],
+        everywhere: Rc<dyn Everywhere>,
+        shared: Arc<SharedUnits>,
+    ) -> Self {
         let stats = Arc::new(Stats::default());
         let port = |relative: u16, group: u16| PortConfig {
             relative,
@@ -221,13 +345,28 @@ impl Rig {
             tokens: Self::tokens(),
         };
         let target = Target::new(config, everywhere);
-        let memory = Rc::new(Memory { bytes: RefCell::new(vec![0; traits.size as usize]), ..Memory::default() });
-        target.add_unit(0, Self::unit(0, traits, memory.clone()));
+        target.add_unit(0, unit);
         let nexus = target.nexus(Self::name("a"));
         nexus.each(|itl| while itl.take_attention().is_some() {});
         let arena = Arena::new(ARENA_BYTES);
         let (aborted, lun) = (Cell::new(false), Cell::new(Lun::from_number(0)));
-        Self { target, nexus, memory, aborted, lun, attribute: Cell::new(TaskAttribute::SIMPLE), arena, stats }
+        let beside = Rc::default();
+        Self { target, nexus, memory, beside, aborted, lun, attribute: Cell::new(TaskAttribute::SIMPLE), arena, stats }
+    }
+
+    /// As [`Rig::default`], with a disk that keeps what it keeps here.
+    ///
+    /// # Panics
+    /// Never: nobody else has the disk yet.
+    #[must_use]
+    pub fn keeping(keep: Arc<dyn Keep>) -> Self {
+        let rig = Self::default();
+        let mut unit = Self::unit(0, Self::traits(), rig.memory.clone());
+        Rc::get_mut(&mut unit).expect("nobody else has it").keep = keep;
+        rig.target.remove_unit(0);
+        rig.target.add_unit(0, unit);
+        rig.nexus.each(|itl| while itl.take_attention().is_some() {});
+        rig
     }
 
     /// No tokens; those that are made are all alike but for a number, and none expires.
@@ -254,11 +393,26 @@ impl Rig {
     /// When they are not a whole number of blocks, or `id` is not small.
     #[must_use]
     pub fn unit(id: u32, traits: Traits, memory: Rc<Memory>) -> Rc<Unit> {
+        Self::unit_of(id, MediumKind::Fixed, traits, memory)
+    }
+
+    /// As [`Rig::unit`], with such a medium.
+    ///
+    /// # Panics
+    /// As [`Rig::unit`].
+    #[must_use]
+    pub fn unit_of(id: u32, kind: MediumKind, traits: Traits, memory: Rc<Memory>) -> Rc<Unit> {
+        Rc::new(Self::bare_unit(id, kind, traits, memory))
+    }
+
+    fn bare_unit(id: u32, kind: MediumKind, traits: Traits, memory: Rc<Memory>) -> Unit {
+        let block = if kind == MediumKind::Optical { DISC_BLOCK } else { BLOCK };
+        let medium = Medium::of(kind);
         let ranges = Rc::new(Ranges::default());
         // Units are told apart by their last byte.
         let last = |byte: u8| byte + u8::try_from(id).expect("a few units");
         let uuid = [0xa0, 1, 2, 3, 4, 5, 0x46, 7, 0x88, 9, 10, 11, 12, 13, 14, last(15)];
-        Rc::new(Unit {
+        Unit {
             id: UnitId(id),
             identity: Arc::new(Identity {
                 vendor: "LUNAR".into(),
@@ -268,15 +422,16 @@ impl Rig {
                 uuid,
                 naa: [0x30, 1, 2, 3, 4, 5, 6, last(7)],
             }),
-            geometry: Geometry::of(&traits, BLOCK).expect("a whole number of blocks"),
+            geometry: Geometry::of(&traits, block).expect("a whole number of blocks"),
             read_only: traits.read_only,
-            store: Box::new(MemoryStore { memory, traits }),
-            medium: Medium::default(),
+            store: medium.guard(Box::new(MemoryStore { memory, traits })),
+            protection: None,
+            medium,
             tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges.clone())),
             keep: Arc::new(Forgetful::default()),
             ranges,
-        })
+        }
     }
 
     /// What was counted.
@@ -304,6 +459,18 @@ impl Rig {
     /// Runs a command of the rig's own nexus.
     pub fn run(&self, cdb: &[u8], data_out: &[u8], data_in: u32) -> Ended {
         self.run_as(&self.nexus, cdb, data_out, data_in)
+    }
+
+    /// The status of a command of the rig's own nexus without Data-In, which may take its time.
+    #[cfg(test)]
+    pub(crate) async fn later(&self, cdb: &[u8], data_out: &[u8]) -> Status {
+        let command = self.command(cdb, data_out.len(), 0);
+        let wire =
+            Wire { arena: self.arena.clone(), out: data_out, pushed: RefCell::default(), aborted: &self.aborted };
+        let mut tools = Tools { arena: self.arena.clone(), completion: lunar_core::io::Completion::new() };
+        let mut reply = Reply::default();
+        self.target.execute(&self.nexus, &command, &wire, &mut tools, &mut reply).await;
+        reply.status
     }
 
     /// Runs a command.
@@ -335,11 +502,26 @@ pub fn at_once<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
+/// Devices of all sorts that have a command.
+fn rigs(reach: Reach) -> Vec<Rig> {
+    match reach {
+        Reach::Disk => vec![Rig::default()],
+        Reach::Optical => vec![Rig::of(MediumKind::Optical), Rig::dvd()],
+        Reach::Unit | Reach::WellKnown | Reach::Anywhere => {
+            vec![Rig::of(MediumKind::Removable), Rig::of(MediumKind::Optical)]
+        }
+    }
+}
+
 /// Runs the command whose CDB `data` begins with, raw; what follows is its Data-Out.
 pub fn raw(data: &[u8]) {
-    let (cdb, rest) = data.split_at(data.len().min(16));
-    if !cdb.is_empty() {
-        Rig::default().run(cdb, rest, u32::MAX);
+    let long = data.first() == Some(&OpCode::VARIABLE_LENGTH.0);
+    let (cdb, rest) = data.split_at(data.len().min(if long { CDB_BYTES_MAX } else { 16 }));
+    if let Some(op) = cdb.first() {
+        let reach = rows(*op).first().map_or(Reach::Disk, |row| row.policy.gates.reach);
+        // All kinds of protection have their turn.
+        let protected = Kind::of(data.len() as u8 & 3).filter(|kind| *kind != Kind::None).map(Rig::protected);
+        rigs(reach).iter().chain(&protected).for_each(|rig| drop(rig.run(cdb, rest, u32::MAX)));
     }
 }
 
@@ -352,16 +534,17 @@ pub fn cdb(data: &[u8]) {
     let Some((pick, data)) = data.split_first() else { return };
     let row = &TABLE[usize::from(*pick) % TABLE.len()];
     let (bytes, rest) = data.split_at(data.len().min(row.length));
-    let mut cdb = [0; 16];
+    let mut cdb = [0; CDB_BYTES_MAX];
     row.usage(&mut Writer::new(&mut cdb));
     let cdb = &mut cdb[..row.length];
-    let action = row.policy.code.action.unwrap_or(0);
     let given = bytes.iter().copied().chain(std::iter::repeat(0));
     cdb.iter_mut().zip(given).skip(1).for_each(|(mask, byte)| *mask &= byte);
-    cdb[1] = if row.policy.code.action.is_some() { cdb[1] & 0xe0 | action } else { cdb[1] };
-    let ended = Rig::default().run(cdb, rest, u32::MAX);
-    if row.flow == Flow::Answer {
-        let allocation = row.amount(cdb).map_or(0, |length| length as usize);
-        assert!(ended.data.len() <= allocation, "{} answers {} bytes", row.policy.name, ended.data.len());
+    row.name(cdb);
+    for rig in rigs(row.policy.gates.reach) {
+        let ended = rig.for_row(row).run(cdb, rest, u32::MAX);
+        if row.flow == Flow::Answer {
+            let allocation = row.amount(cdb).map_or(0, |length| length as usize);
+            assert!(ended.data.len() <= allocation, "{} answers {} bytes", row.policy.name, ended.data.len());
+        }
     }
 }

@@ -3,9 +3,16 @@
 use crate::access::{Access, AluaState};
 use crate::cmd::block::atomic_blocks_max;
 use crate::information::{self, Kind};
+use crate::log;
 use crate::mode;
+use crate::renew::kept;
 use crate::sense::{Asc, Sense, SenseKey};
 use crate::table::Needs;
+use crate::thin::{Resource, Threshold, Watch};
+use crate::tray::Tray;
+use lunar_core::io::Space;
+use lunar_core::medium::{Content, MediumKind};
+use lunar_core::protection::{self, Protection};
 use lunar_core::reserve::Shared;
 use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
@@ -14,7 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Mode parameters that MODE SELECT may change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ModeValues {
     /// WCE: whether a write may be answered before it is on the medium (SBC-4 6.5.6).
     pub write_cache: bool,
@@ -22,6 +29,12 @@ pub struct ModeValues {
     pub descriptor_sense: bool,
     /// SWP: software write protection (SPC-4 7.5.8).
     pub write_protect: bool,
+    /// SITUA: one nexus alone is told of a threshold (SBC-4 6.5.9).
+    pub single_attention: bool,
+    /// Thresholds of the space that is taken, by [`Resource`] (SBC-4 6.5.9).
+    pub thresholds: [Threshold; Resource::ALL.len()],
+    /// ATO: the application tags of protection information are the initiators' (SPC-4 7.5.8).
+    pub application_tags_owned: bool,
 }
 
 /// What a medium is in.
@@ -34,7 +47,9 @@ pub enum MediumState {
     Formatting,
     /// SANITIZE is under way.
     Sanitizing,
-    /// FORMAT UNIT failed: only another one helps.
+    /// FORMAT UNIT was interrupted: only another one, or SANITIZE, helps.
+    FormatCorrupted,
+    /// FORMAT UNIT failed: only another one, or SANITIZE, helps.
     FormatFailed,
     /// SANITIZE failed: only another one helps.
     SanitizeFailed {
@@ -44,6 +59,15 @@ pub enum MediumState {
 }
 
 impl MediumState {
+    /// What other command sets have to know of it.
+    fn content(self) -> Content {
+        match self {
+            Self::Ready => Content::Whole,
+            Self::Formatting | Self::FormatCorrupted | Self::FormatFailed => Content::Unformatted,
+            Self::Sanitizing | Self::SanitizeFailed { .. } => Content::Unsanitized,
+        }
+    }
+
     /// What a command is told that it does not admit.
     #[must_use]
     pub(crate) fn sense(self, lu: &LogicalUnit) -> Sense {
@@ -51,6 +75,7 @@ impl MediumState {
             Self::Ready => return Sense::NONE,
             Self::Formatting => (SenseKey::NOT_READY, Asc::NOT_READY_FORMAT_IN_PROGRESS),
             Self::Sanitizing => (SenseKey::NOT_READY, Asc::NOT_READY_SANITIZE_IN_PROGRESS),
+            Self::FormatCorrupted => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::MEDIUM_FORMAT_CORRUPTED),
             Self::FormatFailed => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::FORMAT_COMMAND_FAILED),
             Self::SanitizeFailed { .. } => return Sense::new(SenseKey::MEDIUM_ERROR, Asc::SANITIZE_COMMAND_FAILED),
         };
@@ -78,8 +103,16 @@ pub enum Change {
     Information(Kind, Arc<[u8]>),
     /// FORMAT UNIT, SANITIZE.
     Medium(MediumState),
-    /// The counters of the log pages begin at zero.
+    /// The medium is ejected or loaded.
+    Tray(Tray),
+    /// Somebody wants the medium, whose removal is prevented.
+    EjectRequest,
+    /// FORMAT UNIT: how blocks are protected.
+    Protection(protection::Kind),
+    /// The counters of the log pages begin at zero, and what initiators have left there is gone.
     LogReset,
+    /// What initiators leave in the log.
+    ClientLog(Arc<[u8]>),
     /// Back to how it was after power on: a reset.
     Reset,
 }
@@ -90,8 +123,10 @@ impl Change {
     pub fn attention(&self) -> Option<Asc> {
         match self {
             Self::Mode { .. } => Some(Asc::MODE_PARAMETERS_CHANGED),
-            Self::Stopped(_) | Self::Medium(_) => None,
-            Self::LogReset => Some(Asc::LOG_PARAMETERS_CHANGED),
+            Self::Stopped(_) | Self::Medium(_) | Self::EjectRequest => None,
+            Self::Tray(tray) => (*tray == Tray::Loaded).then_some(Asc::MEDIUM_MAY_HAVE_CHANGED),
+            Self::Protection(_) => Some(Asc::CAPACITY_DATA_CHANGED),
+            Self::LogReset | Self::ClientLog(_) => Some(Asc::LOG_PARAMETERS_CHANGED),
             Self::Access(_) => Some(Asc::ASYMMETRIC_ACCESS_STATE_CHANGED),
             Self::Clock(_) => Some(Asc::TIMESTAMP_CHANGED),
             Self::Information(..) => Some(Asc::DEVICE_IDENTIFIER_CHANGED),
@@ -113,14 +148,16 @@ pub struct Stamp {
 #[derive(Clone, Copy)]
 enum Aspect {
     Mode,
+    Saved,
     Stopped,
     Access,
     Clock,
+    ClientLog,
     Information(Kind),
 }
 
 impl Aspect {
-    const COUNT: usize = 4 + Kind::ALL.len();
+    const COUNT: usize = 6 + Kind::ALL.len();
 
     fn index(self) -> usize {
         match self {
@@ -128,7 +165,9 @@ impl Aspect {
             Self::Stopped => 1,
             Self::Access => 2,
             Self::Clock => 3,
-            Self::Information(kind) => 4 + kind as usize,
+            Self::Saved => 4,
+            Self::ClientLog => 5,
+            Self::Information(kind) => 6 + kind as usize,
         }
     }
 }
@@ -143,6 +182,7 @@ struct State {
     accesses: Arc<[Access]>,
     clock: Option<i64>,
     information: [Arc<[u8]>; Kind::ALL.len()],
+    client_log: Arc<[u8]>,
     stamps: [Stamp; Aspect::COUNT],
 }
 
@@ -156,6 +196,7 @@ impl State {
             accesses: Arc::default(),
             clock: None,
             information: Kind::ALL.map(|kind| information::load(unit, kind)),
+            client_log: log::client::load(unit),
             stamps: Default::default(),
         }
     }
@@ -172,13 +213,10 @@ impl State {
     fn apply(&mut self, unit: &Unit, change: &Change, stamp: Stamp) -> bool {
         match change {
             Change::Mode { values, save } => {
-                if !self.is_due(Aspect::Mode, stamp) {
-                    return false;
-                }
-                if *save {
+                if *save && self.is_due(Aspect::Saved, stamp) {
                     self.saved = Some(*values);
                 }
-                std::mem::replace(&mut self.mode, *values) != *values
+                self.is_due(Aspect::Mode, stamp) && std::mem::replace(&mut self.mode, *values) != *values
             }
             Change::Stopped(stopped) => {
                 if self.is_due(Aspect::Stopped, stamp) {
@@ -202,11 +240,24 @@ impl State {
                 self.is_due(Aspect::Information(*kind), stamp)
                     && std::mem::replace(&mut self.information[*kind as usize], bytes.clone()) != *bytes
             }
-            Change::Medium(_) => false,
+            Change::Medium(_) | Change::Tray(_) | Change::EjectRequest => false,
+            // One formats at a time, and waits until all know.
+            Change::Protection(kind) => unit.protection.as_ref().is_some_and(|protection| {
+                let before = protection.kind();
+                protection.set_kind(*kind);
+                before != *kind
+            }),
             // The numbers are those of all cores: each letter does it again, which does not matter.
             Change::LogReset => {
                 unit.tally.reset();
+                if self.is_due(Aspect::ClientLog, stamp) {
+                    self.client_log = Arc::default();
+                }
                 true
+            }
+            Change::ClientLog(values) => {
+                self.is_due(Aspect::ClientLog, stamp)
+                    && std::mem::replace(&mut self.client_log, values.clone()) != *values
             }
             Change::Reset => {
                 if self.is_due(Aspect::Mode, stamp) {
@@ -235,13 +286,20 @@ pub struct LogicalUnit {
     pub lun: u16,
     /// Its blocks, identity and store.
     pub unit: Rc<Unit>,
+    /// What sort of medium it has: what it is to its initiators.
+    pub kind: MediumKind,
     /// What it has in common with its views on other cores.
     pub(crate) shared: Arc<Shared>,
     state: RefCell<State>,
     /// The values of its mode parameters, where every write looks.
     mode: Cell<ModeValues>,
     medium: Cell<MediumState>,
-    /// Whether it stands in no command's way: not stopped, not write-protected, a medium that is ready.
+    tray: Cell<Tray>,
+    /// How much space it takes, as it was last measured for who asked.
+    space: Cell<Option<Space>>,
+    /// What was seen of its thresholds.
+    pub(crate) watch: Watch,
+    /// Whether it stands in no command's way: not stopped, not write-protected, a medium that is there and ready.
     clear: Cell<bool>,
 }
 
@@ -250,18 +308,38 @@ impl LogicalUnit {
     #[must_use]
     pub(crate) fn new(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>) -> Self {
         let state = State::new(&unit);
-        Self::with_state(lun, unit, shared, state, MediumState::default())
+        let medium = kept::load(&unit).state;
+        unit.medium.set_content(medium.content());
+        Self::with_state(lun, unit, shared, state, (medium, Tray::default()))
     }
 
     /// The same disk with another view of its unit.
     #[must_use]
     pub(crate) fn with_unit(&self, unit: Rc<Unit>) -> Self {
-        Self::with_state(self.lun, unit, self.shared.clone(), self.state.borrow().clone(), self.medium.get())
+        let medium = (self.medium.get(), self.tray.get());
+        Self::with_state(self.lun, unit, self.shared.clone(), self.state.borrow().clone(), medium)
     }
 
-    fn with_state(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>, state: State, medium: MediumState) -> Self {
-        let (mode, medium) = (Cell::new(state.mode), Cell::new(medium));
-        let disk = Self { lun, unit, shared, state: RefCell::new(state), mode, medium, clear: Cell::new(false) };
+    fn with_state(
+        lun: u16,
+        unit: Rc<Unit>,
+        shared: Arc<Shared>,
+        state: State,
+        (medium, tray): (MediumState, Tray),
+    ) -> Self {
+        let disk = Self {
+            lun,
+            kind: unit.medium.kind(),
+            unit,
+            shared,
+            mode: Cell::new(state.mode),
+            state: RefCell::new(state),
+            medium: Cell::new(medium),
+            tray: Cell::new(tray),
+            space: Cell::new(None),
+            watch: Watch::default(),
+            clear: Cell::new(false),
+        };
         disk.refresh();
         disk
     }
@@ -308,10 +386,42 @@ impl LogicalUnit {
         self.state.borrow().information[kind as usize].clone()
     }
 
+    /// What initiators have left in the log; empty if nobody has left anything.
+    #[must_use]
+    pub(crate) fn client_log(&self) -> Arc<[u8]> {
+        self.state.borrow().client_log.clone()
+    }
+
+    /// How much space it takes, as it was last measured for who asked.
+    #[must_use]
+    pub(crate) fn space(&self) -> Option<Space> {
+        self.space.get()
+    }
+
+    pub(crate) fn set_space(&self, space: Option<Space>) {
+        self.space.set(space);
+    }
+
+    /// What is to be kept under this name, as it is now.
+    pub(crate) fn kept(&self, name: &str) -> Option<Vec<u8>> {
+        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+        match kind {
+            Some(kind) => Some(self.information(kind).to_vec()),
+            None if name == mode::KEPT_AS => self.saved_mode().map(mode::to_keep),
+            None => None,
+        }
+    }
+
     /// What its medium is in.
     #[must_use]
     pub fn medium(&self) -> MediumState {
         self.medium.get()
+    }
+
+    /// Where its medium is.
+    #[must_use]
+    pub fn tray(&self) -> Tray {
+        self.tray.get()
     }
 
     /// Whether writes are refused.
@@ -339,7 +449,14 @@ impl LogicalUnit {
             Needs::Nothing => true,
             Needs::Provisioning => self.provisioning(),
             Needs::AtomicWrites => atomic_blocks_max(&self.unit) > 0,
+            Needs::TypeTwo => self.protection() == protection::Kind::Two,
         }
+    }
+
+    /// How its blocks are protected.
+    #[must_use]
+    pub fn protection(&self) -> protection::Kind {
+        self.unit.protected().map_or(protection::Kind::None, Protection::kind)
     }
 
     /// Bytes of a block.
@@ -353,6 +470,13 @@ impl LogicalUnit {
         // One works on a medium at a time and waits until all know: no change of it can overtake another.
         if let Change::Medium(state) = change {
             self.medium.set(*state);
+            self.unit.medium.set_content(state.content());
+        }
+        // Whoever moves it has the turn of all cores until all know.
+        if let Change::Tray(tray) = change {
+            let before = self.tray.replace(*tray);
+            self.refresh();
+            return before != *tray;
         }
         let told = self.state.borrow_mut().apply(&self.unit, change, stamp);
         self.refresh();
@@ -362,7 +486,11 @@ impl LogicalUnit {
     fn refresh(&self) {
         let state = self.state.borrow();
         self.mode.set(state.mode);
-        self.clear.set(!state.stopped && !self.write_protected() && self.medium.get() == MediumState::Ready);
+        if let Some(protection) = &self.unit.protection {
+            protection.set_owned(state.mode.application_tags_owned);
+        }
+        let is_ready = self.medium.get() == MediumState::Ready && self.tray.get() == Tray::Loaded;
+        self.clear.set(!state.stopped && !self.write_protected() && is_ready);
     }
 }
 

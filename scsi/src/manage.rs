@@ -81,6 +81,7 @@ impl Target {
                 self.units().iter().for_each(|lu| self.make(lu.lun, &Change::Reset, stamp, None));
             }
             Mail::UnitAttention { lun, asc } => self.attend(lun, asc, None),
+            Mail::Threshold { lun, claim } => self.tell_threshold(lun, claim.as_ref()),
             Mail::Reservations { lun, news } => self.tell_reservations(lun, &news),
             Mail::Preempted { lun, news } => self.end_of(lun, &news).await,
         }
@@ -90,6 +91,7 @@ impl Target {
         let stamp = self.stamp();
         self.end_everywhere(Some(lun)).await;
         if let Some(lu) = self.unit(lun) {
+            lu.shared.allow(None);
             self.forget_spc2(&lu, None).await;
         }
         self.make(lun, &Change::Reset, stamp, None);
@@ -100,6 +102,7 @@ impl Target {
     async fn reset_all(&self, stamp: crate::lu::Stamp, mail: Mail) -> TaskResponse {
         self.end_everywhere(None).await;
         for lu in self.units() {
+            lu.shared.allow(None);
             self.forget_spc2(&lu, None).await;
             self.make(lu.lun, &Change::Reset, stamp, None);
         }
@@ -118,16 +121,21 @@ impl Target {
 
     /// Aborts the tasks of a logical unit (of all, if `None`) of every nexus of this core and waits for them.
     async fn end_everywhere(&self, lun: Option<u16>) {
-        let matches = |_: u64, task: Lun| lun.is_none() || task.number() == lun;
         let nexuses = self.nexuses();
+        let is_hit = |nexus: &Nexus, task: Lun| lun.is_none_or(|unit| is_at(nexus, unit, task));
         // All are told first, so that none waits for another's data meanwhile.
         for nexus in &nexuses {
-            self.config.stats.tasks_aborted.add(nexus.tasks.abort(matches));
+            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|_, task| is_hit(nexus, task)));
         }
         for nexus in &nexuses {
-            nexus.tasks.until_gone(matches).await;
+            nexus.tasks.until_gone(|_, task| is_hit(nexus, task)).await;
         }
     }
+}
+
+/// Whether a task of a nexus is at the unit of this number, as the nexus's map has it.
+pub(crate) fn is_at(nexus: &Nexus, unit: u16, task: Lun) -> bool {
+    task.number().is_some_and(|lun| nexus.lun_of(unit) == Some(lun))
 }
 
 fn found(is_there: bool) -> TaskResponse {

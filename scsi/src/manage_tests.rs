@@ -78,7 +78,7 @@ fn a_logical_unit_reset_ends_everybodys_tasks_and_tells_everybody() {
     let rig = rig();
     let nexus = rig.target.nexus(Rig::name("b"));
     clear(&rig);
-    let values = ModeValues { write_cache: false, descriptor_sense: true, write_protect: true };
+    let values = ModeValues { descriptor_sense: true, write_protect: true, ..ModeValues::default() };
     at_once(rig.target.change(Some(&rig.nexus), 0, Change::Mode { values, save: false }));
     clear(&rig);
     let elsewhere = nexus.tasks.enter(2, lun(1));
@@ -177,7 +177,7 @@ fn other_cores_are_told_before_the_answer() {
 fn changes_made_at_once_end_alike_on_all_cores() {
     let on = |core| Stamp { count: 1, core };
     let values = |write_protect| Change::Mode {
-        values: ModeValues { write_cache: true, descriptor_sense: false, write_protect },
+        values: ModeValues { write_cache: true, write_protect, ..ModeValues::default() },
         save: false,
     };
     let mails = [(values(true), on(0)), (values(false), on(1))];

@@ -4,9 +4,11 @@ use crate::copy::list::CopyList;
 use crate::copy::results::Ask;
 use crate::copy::tokens::Data;
 use crate::copy::transfer::Writing;
+use crate::log;
 use crate::lu::Change;
 use crate::renew::Renewal;
 use crate::reserve::Request;
+use crate::tray::Move;
 use lunar_core::step::Step;
 use std::time::Duration;
 
@@ -23,9 +25,13 @@ pub enum Plan {
     Survey {
         /// First block.
         lba: u64,
+        /// Blocks to look at.
+        blocks: u64,
         /// Runs.
         runs: usize,
     },
+    /// A log page that tells how much space there is, which is measured first, is the Data-In.
+    Log(log::Ask),
     /// Two steps, one after the other. Behind a pointer, for it is seldom.
     Both(Box<[Step; 2]>),
     /// A third-party copy.
@@ -36,6 +42,8 @@ pub enum Plan {
     Write(Box<Writing>),
     /// The copy of this list identifier that the nexus asked this logical unit for ends; done when it has.
     StopCopy(u32),
+    /// The medium is ejected or loaded.
+    Move(Move),
     /// The whole medium is written anew. Behind a pointer, for it is seldom.
     Renew(Box<Renewal>),
     /// A change of the logical unit that all cores must know of first.

@@ -1,17 +1,23 @@
 //! FORMAT UNIT and SANITIZE: a whole medium is written anew, while hardly any other command is admitted.
 //!
 //! The work goes on whatever becomes of the command and of its nexus (SBC-3 4.11): it is a task of its own, where there
-//! is somebody to run it.
+//! is somebody to run it. It outlives its process as well: see [`kept`].
+
+pub(crate) mod kept;
 
 use crate::admit::Refusal;
+use crate::fault;
 use crate::lu::{Change, LogicalUnit, MediumState};
+use crate::nexus::Nexus;
+use crate::protect;
 use crate::target::{Mail, Target};
 use lunar_core::io::{Completion, Fault};
 use lunar_core::medium::Work;
-use lunar_core::mem::Sg;
+use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
+use lunar_core::protection::Kind;
 use lunar_core::range::Span;
-use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
+use lunar_core::step::{Failure, Step, Tail, Tools, blank, carry_out_plain};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -27,6 +33,8 @@ pub struct Renewal {
     pub during: MediumState,
     /// What it is in when it could not be done.
     pub failed: MediumState,
+    /// How blocks are protected after it; as they were, if it does not say.
+    pub protection: Option<Kind>,
     /// One after the other.
     pub passes: Vec<Pass>,
     /// IMMED: the command ends when the work has begun.
@@ -46,7 +54,7 @@ pub struct Pass {
 #[derive(Debug, Default)]
 struct Watch {
     has_begun: Cell<bool>,
-    ended: Cell<Option<Result<(), Failure>>>,
+    ended: RefCell<Option<Result<(), Refusal>>>,
     waker: RefCell<Option<Waker>>,
 }
 
@@ -84,6 +92,7 @@ impl Target {
     /// is aborted.
     pub(crate) async fn renew<T: Transfer>(
         &self,
+        nexus: &Nexus,
         lu: &Rc<LogicalUnit>,
         renewal: Renewal,
         transfer: &T,
@@ -93,18 +102,21 @@ impl Target {
             return Err(renewal.during.sense(lu).into());
         };
         let watch = Rc::new(Watch::default());
-        let (immediate, failed) = (renewal.immediate, renewal.failed);
+        let immediate = renewal.immediate;
+        let by = self.nexuses().into_iter().find(|other| std::ptr::eq(&**other, nexus));
         let tools = Tools { arena: tools.arena.clone(), completion: Completion::new() };
         match (self.background(), self.this()) {
             (Some(spawn), Some(target)) => {
                 let (lu, watch) = (lu.clone(), watch.clone());
-                spawn(Box::pin(async move { target.work(&lu, &renewal, work, tools, &watch, true).await }));
+                spawn(Box::pin(
+                    async move { target.work(by.as_deref(), &lu, &renewal, (work, tools), &watch, true).await },
+                ));
             }
-            _ => self.work(lu, &renewal, work, tools, &watch, false).await,
+            _ => self.work(by.as_deref(), lu, &renewal, (work, tools), &watch, false).await,
         }
         poll_fn(|cx| {
             if let Some(result) = watch.ended.take() {
-                return Poll::Ready(result.map_err(|_| failed.sense(lu).into()));
+                return Poll::Ready(result);
             }
             if immediate && watch.has_begun.get() || transfer.aborted() {
                 return Poll::Ready(Ok(()));
@@ -115,19 +127,94 @@ impl Target {
         .await
     }
 
-    async fn work(&self, lu: &LogicalUnit, renewal: &Renewal, work: Work, tools: Tools, watch: &Watch, in_turns: bool) {
+    async fn work(
+        &self,
+        by: Option<&Nexus>,
+        lu: &LogicalUnit,
+        renewal: &Renewal,
+        (work, tools): (Work, Tools),
+        watch: &Watch,
+        in_turns: bool,
+    ) {
+        let result = self.rewrite(by, lu, renewal, (&work, tools), watch, in_turns).await;
+        drop(work);
+        watch.ended.replace(Some(result));
+        watch.wake();
+    }
+
+    async fn rewrite(
+        &self,
+        by: Option<&Nexus>,
+        lu: &LogicalUnit,
+        renewal: &Renewal,
+        (work, mut tools): (&Work, Tools),
+        watch: &Watch,
+        in_turns: bool,
+    ) -> Result<(), Refusal> {
+        // Before anything is gone.
+        kept::under_way(&lu.unit, renewal, &renewal.passes).await.map_err(fault::transfer)?;
         self.set_medium(lu.lun, renewal.during).await;
         watch.has_begun.set(true);
         watch.wake();
         let whole = Span { start: 0, end: lu.unit.geometry.bytes() };
         // Nobody is admitted any more; who was before is waited for.
         drop(lu.unit.exclusive.hold(lu.unit.id, whole).await);
-        let result = write(lu, renewal, &work, tools, watch, in_turns).await;
+        let mut result = match self.protect(by, lu, renewal.protection, &mut tools).await {
+            Ok(()) => write(lu, renewal, work, tools, watch, in_turns).await,
+            failed => failed,
+        };
+        // A work that nobody knows to be done would be done again, over what was written since.
+        if result.is_ok() {
+            result = kept::done(&lu.unit).await.map_err(|fault| Failure::Fault { fault, at: 0 });
+        }
+        if result.is_err() {
+            // Where that cannot be kept either, it counts as interrupted.
+            let _ = kept::failed(&lu.unit, renewal).await;
+        }
         let state = if result.is_ok() { MediumState::Ready } else { renewal.failed };
         self.set_medium(lu.lun, state).await;
-        drop(work);
-        watch.ended.set(Some(result));
-        watch.wake();
+        result.map_err(|_| renewal.failed.sense(lu).into())
+    }
+
+    /// Keeps where another command set is with formatting a unit, so that it outlives this process as a FORMAT UNIT
+    /// does: before it begins, and when it has ended, before anybody is told.
+    ///
+    /// # Errors
+    /// What keeps it from being kept; a unit that is not there keeps nothing.
+    pub async fn keep_format(&self, lun: u16, state: MediumState) -> Result<(), Fault> {
+        let Some(lu) = self.unit(lun) else { return Err(Fault::Gone) };
+        kept::format(&lu.unit, state).await
+    }
+
+    /// Goes on with what a crash or a stop has interrupted: for one core, once all serve.
+    pub fn resume(&self, arena: &Arena) {
+        let (Some(spawn), Some(target)) = (self.background(), self.this()) else { return };
+        for lu in self.units() {
+            let Some(renewal) = kept::load(&lu.unit).unfinished else { continue };
+            let Some(work) = lu.unit.medium.begin() else { continue };
+            let target = target.clone();
+            let tools = Tools { arena: arena.clone(), completion: Completion::new() };
+            spawn(Box::pin(
+                async move { target.work(None, &lu, &renewal, (work, tools), &Watch::default(), true).await },
+            ));
+        }
+    }
+
+    /// Blanks all protection information, and from then on blocks are protected so. Whenever this or what comes after
+    /// ends, no block that is left fails a check.
+    async fn protect(
+        &self,
+        by: Option<&Nexus>,
+        lu: &LogicalUnit,
+        kind: Option<Kind>,
+        tools: &mut Tools,
+    ) -> Result<(), Failure> {
+        blank(&lu.unit, tools).await?;
+        if let (Some(kind), Some(_)) = (kind, &lu.unit.protection) {
+            protect::keep(&*lu.unit.keep, kind).await.map_err(|fault| Failure::Fault { fault, at: 0 })?;
+            self.change(by, lu.lun, Change::Protection(kind)).await;
+        }
+        Ok(())
     }
 
     async fn set_medium(&self, lun: u16, state: MediumState) {
@@ -149,12 +236,17 @@ async fn write(
     let size = lu.unit.geometry.bytes();
     let all = size.saturating_mul(renewal.passes.len() as u64);
     let mut done = 0;
-    for pass in &renewal.passes {
+    for (at, pass) in renewal.passes.iter().enumerate() {
+        if at > 0 {
+            // An interruption costs the pass that was under way, and not those before it.
+            let kept = kept::under_way(&lu.unit, renewal, &renewal.passes[at..]).await;
+            kept.map_err(|fault| Failure::Fault { fault, at: done })?;
+        }
         let mut offset = 0;
         while offset < size {
             let len = CHUNK_BYTES.min(size - offset);
             let fill = Step::Fill { offset, len, pattern: pass.pattern.clone(), unmap: pass.unmap };
-            carry_out(&lu.unit, fill, &NoTransfer, &mut tools, &mut Tail::default()).await?;
+            carry_out_plain(&lu.unit, fill, &NoTransfer, &mut tools, &mut Tail::default()).await?;
             offset += len;
             done += len;
             work.set_progress(done, all);
@@ -165,7 +257,7 @@ async fn write(
             }
         }
         // Each pass reaches the medium, or the next one would only replace it in a cache.
-        carry_out(&lu.unit, Step::Flush, &NoTransfer, &mut tools, &mut Tail::default()).await?;
+        carry_out_plain(&lu.unit, Step::Flush, &NoTransfer, &mut tools, &mut Tail::default()).await?;
     }
     Ok(())
 }

@@ -52,6 +52,9 @@ additional! {
     INCORRECT_COPY_TARGET_DEVICE_TYPE = 0x0d03, "incorrect copy target device type";
     COPY_TARGET_DEVICE_DATA_UNDERRUN = 0x0d04, "copy target device data underrun";
     INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT = 0x0e03, "invalid field in command information unit";
+    GUARD_CHECK_FAILED = 0x1001, "logical block guard check failed";
+    APPLICATION_TAG_CHECK_FAILED = 0x1002, "logical block application tag check failed";
+    REFERENCE_TAG_CHECK_FAILED = 0x1003, "logical block reference tag check failed";
     UNRECOVERED_READ_ERROR = 0x1100, "unrecovered read error";
     PARAMETER_LIST_LENGTH_ERROR = 0x1a00, "parameter list length error";
     MISCOMPARE_DURING_VERIFY = 0x1d00, "miscompare during verify operation";
@@ -73,6 +76,7 @@ additional! {
     INLINE_DATA_LENGTH_EXCEEDED = 0x260b, "inline data length exceeded";
     WRITE_PROTECTED = 0x2700, "write protected";
     SPACE_ALLOCATION_FAILED = 0x2707, "space allocation failed write protect";
+    MEDIUM_MAY_HAVE_CHANGED = 0x2800, "not ready to ready change, medium may have changed";
     POWER_ON_OR_RESET = 0x2900, "power on, reset, or bus device reset occurred";
     BUS_DEVICE_RESET = 0x2903, "bus device reset function occurred";
     I_T_NEXUS_LOSS = 0x2907, "I_T nexus loss occurred";
@@ -85,9 +89,15 @@ additional! {
     CAPACITY_DATA_CHANGED = 0x2a09, "capacity data has changed";
     TIMESTAMP_CHANGED = 0x2a10, "timestamp changed";
     COMMAND_SEQUENCE_ERROR = 0x2c00, "command sequence error";
+    INCOMPATIBLE_FORMAT = 0x3002, "cannot read medium, incompatible format";
+    MEDIUM_FORMAT_CORRUPTED = 0x3100, "medium format corrupted";
     FORMAT_COMMAND_FAILED = 0x3101, "format command failed";
     SANITIZE_COMMAND_FAILED = 0x3103, "sanitize command failed";
+    THIN_PROVISIONING_SOFT_THRESHOLD_REACHED = 0x3807, "thin provisioning soft threshold reached";
     SAVING_NOT_SUPPORTED = 0x3900, "saving parameters not supported";
+    MEDIUM_NOT_PRESENT = 0x3a00, "medium not present";
+    MEDIUM_NOT_PRESENT_TRAY_CLOSED = 0x3a01, "medium not present, tray closed";
+    MEDIUM_NOT_PRESENT_TRAY_OPEN = 0x3a02, "medium not present, tray open";
     LOGICAL_UNIT_FAILURE = 0x3e01, "logical unit failure";
     TIME_OUT_ON_LOGICAL_UNIT = 0x3e02, "timeout on logical unit";
     DEVICE_IDENTIFIER_CHANGED = 0x3f05, "device identifier changed";
@@ -95,7 +105,9 @@ additional! {
     INTERNAL_TARGET_FAILURE = 0x4400, "internal target failure";
     INVALID_MESSAGE_ERROR = 0x4900, "invalid message error";
     DATA_PHASE_ERROR = 0x4b00, "data phase error";
+    MEDIUM_REMOVAL_PREVENTED = 0x5302, "medium removal prevented";
     INSUFFICIENT_REGISTRATION_RESOURCES = 0x5504, "insufficient registration resources";
+    ILLEGAL_MODE_FOR_THIS_TRACK = 0x6400, "illegal mode for this track";
 }
 
 /// What a field pointer points into.

@@ -8,29 +8,44 @@ use crate::context::Context;
 use crate::plan::Plan;
 use crate::sense::{Asc, Sense};
 use lunar_core::codes;
-use lunar_core::wire::Writer;
+use lunar_core::medium::MediumKind;
+use lunar_core::wire::{Writer, be};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 codes! {
     /// Operation codes (SPC-4 annex E).
     pub struct OpCode(u8) {
-        TEST_UNIT_READY = 0x00, REQUEST_SENSE = 0x03, FORMAT_UNIT = 0x04, READ_6 = 0x08, WRITE_6 = 0x0a, INQUIRY = 0x12,
-        MODE_SELECT_6 = 0x15, RESERVE_6 = 0x16, RELEASE_6 = 0x17, MODE_SENSE_6 = 0x1a, START_STOP_UNIT = 0x1b,
-        PREVENT_ALLOW_MEDIUM_REMOVAL = 0x1e, READ_CAPACITY_10 = 0x25, READ_10 = 0x28, WRITE_10 = 0x2a,
-        WRITE_AND_VERIFY_10 = 0x2e, VERIFY_10 = 0x2f, PRE_FETCH_10 = 0x34, SYNCHRONIZE_CACHE_10 = 0x35,
-        READ_DEFECT_DATA_10 = 0x37, WRITE_BUFFER = 0x3b, READ_BUFFER_10 = 0x3c, WRITE_SAME_10 = 0x41, UNMAP = 0x42,
-        SANITIZE = 0x48, LOG_SELECT = 0x4c, LOG_SENSE = 0x4d, MODE_SELECT_10 = 0x55, RESERVE_10 = 0x56,
-        RELEASE_10 = 0x57, MODE_SENSE_10 = 0x5a, PERSISTENT_RESERVE_IN = 0x5e, PERSISTENT_RESERVE_OUT = 0x5f,
+        TEST_UNIT_READY = 0x00, REQUEST_SENSE = 0x03, FORMAT_UNIT = 0x04, READ_6 = 0x08, WRITE_6 = 0x0a,
+        INQUIRY = 0x12, MODE_SELECT_6 = 0x15, RESERVE_6 = 0x16, RELEASE_6 = 0x17, MODE_SENSE_6 = 0x1a,
+        START_STOP_UNIT = 0x1b, PREVENT_ALLOW_MEDIUM_REMOVAL = 0x1e, READ_CAPACITY_10 = 0x25, READ_10 = 0x28,
+        WRITE_10 = 0x2a, SEEK_10 = 0x2b, WRITE_AND_VERIFY_10 = 0x2e, VERIFY_10 = 0x2f, PRE_FETCH_10 = 0x34,
+        SYNCHRONIZE_CACHE_10 = 0x35, READ_DEFECT_DATA_10 = 0x37, WRITE_BUFFER = 0x3b, READ_BUFFER_10 = 0x3c,
+        WRITE_SAME_10 = 0x41, UNMAP = 0x42, READ_TOC_PMA_ATIP = 0x43, GET_CONFIGURATION = 0x46, SANITIZE = 0x48,
+        GET_EVENT_STATUS_NOTIFICATION = 0x4a, LOG_SELECT = 0x4c, LOG_SENSE = 0x4d, READ_DISC_INFORMATION = 0x51,
+        READ_TRACK_INFORMATION = 0x52, MODE_SELECT_10 = 0x55, RESERVE_10 = 0x56, RELEASE_10 = 0x57,
+        MODE_SENSE_10 = 0x5a, PERSISTENT_RESERVE_IN = 0x5e, PERSISTENT_RESERVE_OUT = 0x5f, VARIABLE_LENGTH = 0x7f,
         THIRD_PARTY_COPY_OUT = 0x83, THIRD_PARTY_COPY_IN = 0x84, READ_16 = 0x88, COMPARE_AND_WRITE = 0x89,
         WRITE_16 = 0x8a, ORWRITE_16 = 0x8b, WRITE_AND_VERIFY_16 = 0x8e, VERIFY_16 = 0x8f, PRE_FETCH_16 = 0x90,
         SYNCHRONIZE_CACHE_16 = 0x91, WRITE_SAME_16 = 0x93, READ_BUFFER_16 = 0x9b, WRITE_ATOMIC_16 = 0x9c,
-        SERVICE_ACTION_IN_16 = 0x9e, REPORT_LUNS = 0xa0, MAINTENANCE_IN = 0xa3, MAINTENANCE_OUT = 0xa4, READ_12 = 0xa8,
-        WRITE_12 = 0xaa, WRITE_AND_VERIFY_12 = 0xae, VERIFY_12 = 0xaf, READ_DEFECT_DATA_12 = 0xb7,
+        SERVICE_ACTION_IN_16 = 0x9e, REPORT_LUNS = 0xa0, MAINTENANCE_IN = 0xa3, MAINTENANCE_OUT = 0xa4,
+        READ_12 = 0xa8, WRITE_12 = 0xaa, READ_DISC_STRUCTURE = 0xad, WRITE_AND_VERIFY_12 = 0xae, VERIFY_12 = 0xaf,
+        READ_DEFECT_DATA_12 = 0xb7, READ_CD_MSF = 0xb9, MECHANISM_STATUS = 0xbd, READ_CD = 0xbe,
     }
 }
 
 /// Bits of CDB byte 1 that hold the service action.
 pub const SERVICE_ACTION_BITS: u8 = 0x1f;
+
+/// Where a CDB of variable length says how many bytes follow its first eight (SPC-4 4.2.3).
+pub const ADDITIONAL_LENGTH_AT: usize = 7;
+/// Where it has its service action.
+pub const LONG_ACTION_AT: usize = 8;
+
+/// ADDITIONAL CDB LENGTH of a command type.
+#[must_use]
+pub const fn additional_length<C>() -> u8 {
+    (size_of::<C>() - LONG_ACTION_AT) as u8
+}
 
 /// What the first bytes of a CDB name it by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,7 +53,7 @@ pub struct Code {
     /// Operation code.
     pub op: OpCode,
     /// Service action, for an operation code that has them.
-    pub action: Option<u8>,
+    pub action: Option<u16>,
 }
 
 impl Code {
@@ -51,7 +66,19 @@ impl Code {
     /// A command that shares its operation code.
     #[must_use]
     pub const fn with_action(op: OpCode, action: u8) -> Self {
-        Self { op, action: Some(action) }
+        Self { op, action: Some(action as u16) }
+    }
+
+    /// A command whose CDB is of variable length (SPC-4 4.2.3).
+    #[must_use]
+    pub const fn long(action: u16) -> Self {
+        Self { op: OpCode::VARIABLE_LENGTH, action: Some(action) }
+    }
+
+    /// Whether its service action is where CDBs of variable length have it.
+    #[must_use]
+    pub const fn is_long(self) -> bool {
+        self.op.0 == OpCode::VARIABLE_LENGTH.0
     }
 }
 
@@ -102,15 +129,31 @@ pub enum Alua {
     Every,
 }
 
-/// Who answers a command.
+/// Who answers a command, or has a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reach {
-    /// Logical units that are disks.
+    /// Disks, with fixed or removable media.
     Disk,
+    /// CD and DVD drives.
+    Optical,
+    /// Both.
+    Unit,
     /// These and the well-known logical unit.
     WellKnown,
     /// These and LUNs that nobody has (SPC-4 6.6.2, SAM-5 5.11).
     Anywhere,
+}
+
+impl Reach {
+    /// Whether a logical unit with such a medium is among them.
+    #[must_use]
+    pub const fn covers(self, kind: MediumKind) -> bool {
+        match self {
+            Self::Disk => !matches!(kind, MediumKind::Optical),
+            Self::Optical => matches!(kind, MediumKind::Optical),
+            Self::Unit | Self::WellKnown | Self::Anywhere => true,
+        }
+    }
 }
 
 /// What a unit must be capable of to have a command at all.
@@ -122,6 +165,8 @@ pub enum Needs {
     Provisioning,
     /// Writes that are on the medium all or not at all.
     AtomicWrites,
+    /// Blocks of protection type 2: only then a CDB must have room for tags (SBC-3 4.22).
+    TypeTwo,
 }
 
 /// How long a command may take: what REPORT SUPPORTED OPERATION CODES tells.
@@ -162,7 +207,7 @@ pub struct Gates {
     pub persistent: Persistent,
     /// The state of asymmetric access.
     pub alua: Alua,
-    /// A unit that was stopped.
+    /// A unit that was stopped, or has no medium.
     pub not_ready: Gate,
     /// Write protection.
     pub write_protect: Gate,
@@ -193,12 +238,23 @@ pub enum Data<C: 'static> {
     Answer(fn(&C) -> u32),
     /// A parameter list that is pulled before `run`; the field is its length.
     List(fn(&C) -> u32),
-    /// One logical block that is pulled before `run`, if the field says so.
-    Block(fn(&C) -> bool),
+    /// One logical block that is pulled before `run`, if the CDB says so.
+    Block(fn(&C) -> Pulled),
     /// Data-In that the step moves.
     In,
     /// Data-Out that the step moves.
     Out,
+}
+
+/// What is pulled where it is a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pulled {
+    /// Nothing.
+    Nothing,
+    /// A block.
+    Block,
+    /// A block with its protection information, if blocks are protected.
+    ProtectedBlock,
 }
 
 /// [`Data`] without its type.
@@ -261,12 +317,26 @@ impl Row {
         (self.check)(cdb)
     }
 
-    /// Allocation length, parameter list length, or whether a block is pulled: as [`Row::flow`] has it.
+    /// Allocation length, parameter list length, or [`Pulled`]: as [`Row::flow`] has it.
     ///
     /// # Errors
     /// INVALID FIELD IN CDB for a short CDB.
     pub fn amount(&self, cdb: &[u8]) -> Result<u32, Sense> {
         (self.amount)(cdb)
+    }
+
+    /// Writes what names the command into a CDB as long as its own: operation code, service action, length.
+    pub fn name(&self, cdb: &mut [u8]) {
+        let Code { op, action } = self.policy.code;
+        cdb[0] = op.0;
+        match action {
+            Some(action) if self.policy.code.is_long() => {
+                cdb[ADDITIONAL_LENGTH_AT] = (self.length - LONG_ACTION_AT) as u8;
+                cdb[LONG_ACTION_AT..][..2].copy_from_slice(&action.to_be_bytes());
+            }
+            Some(action) => cdb[1] = cdb[1] & !SERVICE_ACTION_BITS | action as u8,
+            None => {}
+        }
     }
 
     /// Writes the usage map.
@@ -332,7 +402,7 @@ fn amount<C: CommandType>(cdb: &[u8]) -> Result<u32, Sense> {
     let cdb = view::<C>(cdb)?;
     Ok(match C::DATA {
         Data::Answer(length) | Data::List(length) => length(cdb),
-        Data::Block(pulled) => u32::from(pulled(cdb)),
+        Data::Block(pulled) => pulled(cdb) as u32,
         Data::None | Data::In | Data::Out => 0,
     })
 }
@@ -366,6 +436,7 @@ table! {
     cmd::capacity::ReadCapacity10,
     cmd::read_write::Read10,
     cmd::read_write::Write10,
+    cmd::drive::Seek10,
     cmd::read_write::WriteAndVerify10,
     cmd::verify::Verify10,
     cmd::cache::PreFetch10,
@@ -375,11 +446,16 @@ table! {
     cmd::buffer::ReadBuffer10,
     cmd::provisioning::WriteSame10,
     cmd::provisioning::Unmap,
+    cmd::disc::ReadTocPmaAtip,
+    cmd::drive::GetConfiguration,
     cmd::format::Overwrite,
     cmd::format::BlockErase,
     cmd::format::ExitFailureMode,
+    cmd::drive::GetEventStatusNotification,
     cmd::log::LogSelect,
     cmd::log::LogSense,
+    cmd::disc::ReadDiscInformation,
+    cmd::disc::ReadTrackInformation,
     cmd::mode::ModeSelect10,
     cmd::reserve::Reserve10,
     cmd::reserve::Release10,
@@ -396,6 +472,12 @@ table! {
     cmd::persistent::PreemptAndAbort,
     cmd::persistent::RegisterAndIgnoreExistingKey,
     cmd::persistent::RegisterAndMove,
+    cmd::read_write::Read32,
+    cmd::verify::Verify32,
+    cmd::read_write::Write32,
+    cmd::read_write::WriteAndVerify32,
+    cmd::provisioning::WriteSame32,
+    cmd::lba_status::GetLbaStatus32,
     cmd::copy::ExtendedCopyLid1,
     cmd::copy::ExtendedCopyLid4,
     cmd::token::PopulateToken,
@@ -431,9 +513,13 @@ table! {
     cmd::clock::SetTimestamp,
     cmd::read_write::Read12,
     cmd::read_write::Write12,
+    cmd::disc::ReadDiscStructure,
     cmd::read_write::WriteAndVerify12,
     cmd::verify::Verify12,
     cmd::defects::ReadDefectData12,
+    cmd::read_cd::ReadCdMsf,
+    cmd::drive::MechanismStatus,
+    cmd::read_cd::ReadCd,
 }
 
 /// No row.
@@ -442,12 +528,12 @@ const NO_ROW: u8 = u8::MAX;
 /// For each operation code the first of its rows.
 static INDEX: [u8; 256] = index();
 
-const fn order(code: Code) -> u16 {
+const fn order(code: Code) -> u32 {
     let action = match code.action {
         Some(action) => action,
         None => 0,
     };
-    (code.op.0 as u16) << 8 | action as u16
+    (code.op.0 as u32) << 16 | action as u32
 }
 
 const fn index() -> [u8; 256] {
@@ -481,8 +567,24 @@ pub fn find(cdb: &[u8]) -> Result<&'static Row, Sense> {
     if first.policy.code.action.is_none() {
         return Ok(first);
     }
+    if first.policy.code.is_long() {
+        return find_long(cdb);
+    }
     let action = cdb.get(1).ok_or(Sense::in_cdb(1))? & SERVICE_ACTION_BITS;
-    rows(op).iter().find(|row| row.policy.code.action == Some(action)).ok_or(Sense::bit_in_cdb(1, 4))
+    by_action(op, action.into()).ok_or(Sense::bit_in_cdb(1, 4))
+}
+
+fn by_action(op: u8, action: u16) -> Option<&'static Row> {
+    rows(op).iter().find(|row| row.policy.code.action == Some(action))
+}
+
+/// The row of a CDB of variable length, which says twice how long it is (SPC-4 4.2.3).
+fn find_long(cdb: &[u8]) -> Result<&'static Row, Sense> {
+    let action = cdb.get(LONG_ACTION_AT..).and_then(|rest| be::U16::ref_from_prefix(rest).ok());
+    let (action, _) = action.ok_or_else(|| Sense::in_cdb(cdb.len()))?;
+    let row = by_action(OpCode::VARIABLE_LENGTH.0, action.get()).ok_or(Sense::in_cdb(LONG_ACTION_AT))?;
+    let length = usize::from(cdb[ADDITIONAL_LENGTH_AT]) + LONG_ACTION_AT;
+    if length == row.length { Ok(row) } else { Err(Sense::in_cdb(ADDITIONAL_LENGTH_AT)) }
 }
 
 #[cfg(test)]

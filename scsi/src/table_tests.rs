@@ -5,6 +5,7 @@ use crate::fuzzing::{Ended, Rig};
 use crate::lun::Lun;
 use crate::nexus::Held;
 use crate::sense::SenseKey;
+use lunar_core::medium::MediumKind;
 use proptest::prelude::*;
 
 fn usage_of(row: &Row) -> Vec<u8> {
@@ -19,15 +20,17 @@ fn usage_of(row: &Row) -> Vec<u8> {
 fn plain(row: &Row) -> Vec<u8> {
     let usage = usage_of(row);
     let mut cdb = vec![0; row.length];
-    cdb[0] = row.policy.code.op.0;
-    cdb[1] = row.policy.code.action.unwrap_or(0);
+    row.name(&mut cdb);
     match row.policy.code {
         Code { op: OpCode::MODE_SENSE_6 | OpCode::MODE_SENSE_10, .. } => cdb[2] = 0x3f,
         Code { op: OpCode::MAINTENANCE_IN, action: Some(0x0d) } => cdb[9] = 16,
         Code { op: OpCode::WRITE_SAME_10, .. } => cdb[8] = 1,
+        Code { op: OpCode::GET_EVENT_STATUS_NOTIFICATION, .. } => cdb[1] = 1,
+        Code { op: OpCode::READ_CD_MSF, .. } => (cdb[4], cdb[7]) = (2, 2),
         Code { op: OpCode::SANITIZE, action: Some(1) } => cdb[8] = 8,
         Code { op: OpCode::WRITE_BUFFER | OpCode::READ_BUFFER_10 | OpCode::READ_BUFFER_16, .. } => cdb[1] = 0x02,
         Code { op: OpCode::WRITE_SAME_16, .. } => cdb[13] = 1,
+        Code { op: OpCode::VARIABLE_LENGTH, action: Some(0x0d) } => cdb[31] = 1,
         Code { op: OpCode::PERSISTENT_RESERVE_OUT, .. } => {
             cdb[2] = 1;
             cdb[8] = u8::try_from(data_out(row).len()).expect("short");
@@ -54,9 +57,23 @@ fn data_out(row: &Row) -> Vec<u8> {
 /// Every byte of a key.
 const KEY: u8 = 7;
 
+/// A device that has the command.
+fn fresh(row: &Row) -> Rig {
+    match row.policy.gates.reach {
+        Reach::Optical if row.policy.code.op == OpCode::READ_DISC_STRUCTURE => Rig::dvd(),
+        Reach::Optical => Rig::of(MediumKind::Optical),
+        _ => Rig::default().for_row(row),
+    }
+}
+
+/// The commands that a unit may have whose medium can be taken out: only those that cannot are protected.
+fn removable_rows() -> impl Iterator<Item = &'static Row> {
+    TABLE.iter().filter(|row| row.policy.gates.needs != Needs::TypeTwo)
+}
+
 /// A rig on which the plainest CDB of a command runs.
 fn rig(row: &Row) -> Rig {
-    prepared(Rig::default(), row)
+    prepared(fresh(row), row)
 }
 
 /// Registers and reserves for those who must have done so.
@@ -131,14 +148,31 @@ fn dispatch_finds_every_row_and_nothing_else() {
 }
 
 #[test]
+fn a_long_cdb_says_how_long_it_is() {
+    for row in TABLE.iter().filter(|row| row.policy.code.is_long()) {
+        let cdb = plain(row);
+        for length in (0..=u8::MAX).filter(|length| usize::from(*length) + 8 != row.length) {
+            let mut wrong = cdb.clone();
+            wrong[7] = length;
+            assert_eq!(find(&wrong).err(), Some(Sense::in_cdb(7)), "{} of {length}", row.policy.name);
+        }
+        for length in 1..10 {
+            assert_eq!(find(&cdb[..length]).err(), Some(Sense::in_cdb(length)), "{}", row.policy.name);
+        }
+    }
+    assert_eq!(find(&[[0x7f; 16], [0xff; 16]].concat()).err(), Some(Sense::in_cdb(8)));
+}
+
+#[test]
 fn usage_masks_begin_with_the_code() {
     for row in TABLE {
         let usage = usage_of(row);
         assert_eq!(usage[0], row.policy.code.op.0, "{}", row.policy.name);
-        if let Some(action) = row.policy.code.action {
-            assert_eq!(usage[1] & SERVICE_ACTION_BITS, action, "{}", row.policy.name);
-        }
-        assert_eq!(usage.last(), Some(&0), "CONTROL of {}: NACA is not supported", row.policy.name);
+        let mut named = usage.clone();
+        row.name(&mut named);
+        assert_eq!(named, usage, "{}", row.policy.name);
+        let control = if row.policy.code.is_long() { 1 } else { row.length - 1 };
+        assert_eq!(usage[control], 0, "CONTROL of {}: NACA is not supported", row.policy.name);
         assert!(OpCode::KNOWN.iter().any(|(op, _)| *op == row.policy.code.op));
     }
 }
@@ -151,10 +185,12 @@ fn policies_agree_with_themselves() {
         assert_eq!(writes, gates.write_protect == Gate::Stops, "{name}");
         if effect != Effect::None {
             assert_eq!((gates.spc2, gates.not_ready, gates.attention), (Gate::Stops, Gate::Stops, Gate::Stops));
-            assert_eq!((gates.alua, gates.reach), (Alua::Active, Reach::Disk), "{name}");
+            assert_eq!(gates.alua, Alua::Active, "{name}");
+            assert!(matches!(gates.reach, Reach::Disk | Reach::Optical | Reach::Unit), "{name}");
+            assert!(!writes || gates.reach == Reach::Disk, "{name}");
             assert_eq!(writes, gates.persistent == Persistent::Conflict, "{name}");
         }
-        assert!(clause.starts_with("SPC-") || clause.starts_with("SBC-"), "{name}");
+        assert!(["SPC-", "SBC-", "MMC-"].iter().any(|standard| clause.starts_with(standard)), "{name}");
     }
 }
 
@@ -164,13 +200,16 @@ fn a_bit_that_is_not_evaluated_is_refused_with_its_place() {
         let usage = usage_of(row);
         for at in 1..row.length {
             for bit in 0..8 {
-                let is_action = at == 1 && row.policy.code.action.is_some() && bit < 5;
+                let is_action = match (row.policy.code.action, row.policy.code.is_long()) {
+                    (Some(_), false) => at == 1 && bit < 5,
+                    (_, is_long) => is_long && (ADDITIONAL_LENGTH_AT..LONG_ACTION_AT + 2).contains(&at),
+                };
                 if usage[at] & 1 << bit != 0 || is_action {
                     continue;
                 }
                 let mut cdb = plain(row);
                 cdb[at] |= 1 << bit;
-                let ended = Rig::default().run(&cdb, &data_out(row), 65536);
+                let ended = fresh(row).run(&cdb, &data_out(row), 65536);
                 assert_eq!(sense(&ended), (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB));
                 let pointer = [0xc8 | bit, 0, u8::try_from(at).expect("short")];
                 assert_eq!(ended.sense[15..], pointer, "{} byte {at} bit {bit}", row.policy.name);
@@ -184,7 +223,7 @@ fn a_short_cdb_is_refused() {
     for row in TABLE {
         let cdb = plain(row);
         for length in 1..row.length {
-            let ended = Rig::default().run(&cdb[..length], &data_out(row), 65536);
+            let ended = fresh(row).run(&cdb[..length], &data_out(row), 65536);
             assert_eq!(sense(&ended).0, SenseKey::ILLEGAL_REQUEST, "{} of {length} bytes", row.policy.name);
         }
     }
@@ -213,7 +252,9 @@ fn a_unit_attention_stops_all_but_those_that_say_so() {
             }
             Gate::Passes => assert_passed(row, &ended, "before it is told"),
         }
-        let kept = matches!(row.policy.code.op, OpCode::INQUIRY | OpCode::REPORT_LUNS);
+        let kept =
+            [OpCode::INQUIRY, OpCode::REPORT_LUNS, OpCode::GET_CONFIGURATION, OpCode::GET_EVENT_STATUS_NOTIFICATION]
+                .contains(&row.policy.code.op);
         assert_eq!(itl.attention().is_some(), kept, "{}", row.policy.name);
     }
 }
@@ -221,7 +262,11 @@ fn a_unit_attention_stops_all_but_those_that_say_so() {
 #[test]
 fn write_protection_stops_writes() {
     for row in TABLE {
-        let ended = run(&prepared(Rig::new(lunar_core::io::Traits { read_only: true, ..Rig::traits() }), row), row);
+        let protected = match row.policy.gates.reach {
+            Reach::Optical => fresh(row),
+            _ => Rig::new(lunar_core::io::Traits { read_only: true, ..Rig::traits() }).for_row(row),
+        };
+        let ended = run(&prepared(protected, row), row);
         match row.policy.gates.write_protect {
             Gate::Stops => assert_eq!(sense(&ended), (SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED)),
             Gate::Passes => assert_passed(row, &ended, "although writes are refused"),
@@ -233,7 +278,7 @@ fn write_protection_stops_writes() {
 fn a_stopped_unit_answers_not_ready() {
     const STOP: [u8; 6] = [0x1b, 0, 0, 0, 0, 0];
     const START: [u8; 6] = [0x1b, 0, 0, 0, 1, 0];
-    for row in TABLE {
+    for row in TABLE.iter().filter(|row| row.policy.gates.reach.covers(MediumKind::Fixed)) {
         let rig = rig(row);
         assert_eq!(rig.run(&STOP, &[], 0).status, Status::GOOD);
         let ended = run(&rig, row);
@@ -244,6 +289,53 @@ fn a_stopped_unit_answers_not_ready() {
                 assert_passed(row, &run(&rig, row), "after a start");
             }
             Gate::Passes => assert_passed(row, &ended, "although it was stopped"),
+        }
+    }
+}
+
+/// Every row on every sort of unit: it runs, or the unit does not have it.
+#[test]
+fn each_sort_of_unit_has_its_commands() {
+    for kind in [MediumKind::Fixed, MediumKind::Removable, MediumKind::Optical] {
+        for row in removable_rows() {
+            let rig = match row.policy.code.op {
+                OpCode::READ_DISC_STRUCTURE if kind == MediumKind::Optical => Rig::dvd(),
+                _ => Rig::of(kind),
+            };
+            if row.policy.gates.reach.covers(kind) {
+                assert_passed(row, &run(&prepared(rig, row), row), "on what has it");
+                continue;
+            }
+            let mut cdb = plain(row);
+            for flags in [cdb[1], cdb[1] ^ 0x1f] {
+                cdb[1] = flags;
+                let ended = rig.run(&cdb, &data_out(row), 65536);
+                let refused = (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_COMMAND_OPERATION_CODE);
+                assert_eq!(sense(&ended), refused, "{} {kind:?}", row.policy.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn without_its_medium_a_unit_answers_not_ready() {
+    for kind in [MediumKind::Removable, MediumKind::Optical] {
+        for row in removable_rows().filter(|row| row.policy.gates.reach.covers(kind)) {
+            let rig = match kind {
+                MediumKind::Optical if row.policy.gates.reach == Reach::Optical => fresh(row),
+                _ => Rig::of(kind),
+            };
+            let rig = prepared(rig, row);
+            assert_eq!(rig.run(&[0x1b, 0, 0, 0, 2, 0], &[], 0).status, Status::GOOD);
+            let ended = run(&rig, row);
+            match row.policy.gates.not_ready {
+                Gate::Stops => {
+                    assert_eq!(sense(&ended), (SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT_TRAY_OPEN));
+                    assert_eq!(rig.run(&[0x1b, 0, 0, 0, 3, 0], &[], 0).status, Status::GOOD);
+                    assert_passed(row, &run(&rig, row), "after a load");
+                }
+                Gate::Passes => assert_passed(row, &ended, "although there is no medium"),
+            }
         }
     }
 }
@@ -284,16 +376,21 @@ fn is_about_reservations(row: &Row) -> bool {
     all.contains(&row.policy.code.op) || row.policy.code.op == Op::PERSISTENT_RESERVE_OUT
 }
 
+/// Whether units that have a command can be reserved: drives cannot.
+fn can_be_reserved(row: &Row) -> bool {
+    row.policy.gates.reach != Reach::Optical
+}
+
 /// SPC-4 table 62, SBC-3 table 13: all commands, all types, by requests that a peer sends.
 #[test]
 fn all_commands_under_all_types_of_persistent_reservations() {
     use Standing::{Holder, Registered, Stranger};
-    for row in TABLE.iter().filter(|row| !is_about_reservations(row)) {
+    for row in TABLE.iter().filter(|row| !is_about_reservations(row) && can_be_reserved(row)) {
         for (kind, reads_stop, registered_pass) in
             [(1, false, false), (3, true, false), (5, false, true), (6, true, true), (7, false, true), (8, true, true)]
         {
             for standing in [Stranger, Registered, Holder] {
-                let rig = Rig::default();
+                let rig = Rig::default().for_row(row);
                 let holder = rig.target.nexus(Rig::name("holder"));
                 holder.each(|itl| while itl.take_attention().is_some() {});
                 let out = |nexus, action, kind| {
@@ -324,8 +421,8 @@ fn all_commands_under_all_types_of_persistent_reservations() {
 
 #[test]
 fn all_commands_under_an_spc2_reservation() {
-    for row in TABLE {
-        let rig = Rig::default();
+    for row in TABLE.iter().filter(|row| can_be_reserved(row)) {
+        let rig = fresh(row);
         let holder = rig.target.nexus(Rig::name("holder"));
         holder.each(|itl| while itl.take_attention().is_some() {});
         assert_eq!(rig.run_as(&holder, &[0x16, 0, 0, 0, 0, 0], &[], 0).status, Status::GOOD);
@@ -372,7 +469,7 @@ fn states_of_asymmetric_access_admit_what_they_should() {
 fn a_lun_that_nobody_has_is_refused_but_for_those_that_say_so() {
     for row in TABLE {
         for lun in [Lun::from_number(7), Lun::from_number(300), Lun([0xff; 8])] {
-            let rig = Rig::default();
+            let rig = Rig::default().for_row(row);
             rig.lun.set(lun);
             let ended = run(&rig, row);
             if matches!(row.policy.code.op, OpCode::INQUIRY | OpCode::REQUEST_SENSE) {
@@ -389,7 +486,7 @@ fn the_well_known_unit_answers_what_it_must() {
     let answered: Vec<_> = TABLE
         .iter()
         .filter(|row| {
-            let rig = Rig::default();
+            let rig = Rig::default().for_row(row);
             rig.lun.set(Lun::REPORT_LUNS);
             run(&rig, row).status == Status::GOOD
         })
@@ -401,7 +498,7 @@ fn the_well_known_unit_answers_what_it_must() {
 #[test]
 fn an_aborted_command_is_not_answered() {
     for row in TABLE {
-        let rig = Rig::default();
+        let rig = fresh(row);
         rig.aborted.set(true);
         let ended = run(&rig, row);
         assert_eq!((ended.status, ended.data.len()), (Status::TASK_ABORTED, 0), "{}", row.policy.name);

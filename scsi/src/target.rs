@@ -2,19 +2,24 @@
 
 use crate::copy::tokens::Tokens;
 use crate::lu::{Change, LogicalUnit, Stamp};
-use crate::lun::LUNS_MAX;
-use crate::nexus::{ItlNexus, Nexus, Units};
+use crate::lun::{LUNS_MAX, Lun};
+use crate::lun_map::LunMap;
+use crate::nexus::{Nexus, Units};
 use crate::reserve::News;
 use crate::sense::Asc;
+use crate::thin::Claim;
+use crate::tray::MediaEvent;
 use lunar_core::port::NexusName;
 use lunar_core::reserve::SharedUnits;
 use lunar_core::stats::Stats;
 use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::task::Waker;
 
 /// A target port, as the device server describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -82,6 +87,13 @@ pub enum Mail {
         /// What happened.
         asc: Asc,
     },
+    /// A threshold of the space that a logical unit takes is reached.
+    Threshold {
+        /// Which unit.
+        lun: u16,
+        /// Who is told, if not all nexuses: the one on the core that has the claim.
+        claim: Option<Claim>,
+    },
     /// The reservations of a logical unit have changed.
     Reservations {
         /// Which.
@@ -126,8 +138,12 @@ pub struct Target {
     /// Where answers are written before they are copied to memory that can be sent.
     pub(crate) scratch: RefCell<Vec<u8>>,
     units: Rc<Units>,
+    /// Which units groups of initiators see.
+    maps: RefCell<BTreeMap<Arc<str>, Rc<LunMap>>>,
     nexuses: RefCell<Vec<Weak<Nexus>>>,
     changes: Cell<u64>,
+    /// Who waits for a threshold that is armed.
+    pub(crate) watcher: Cell<Option<Waker>>,
 }
 
 impl Target {
@@ -141,8 +157,10 @@ impl Target {
             everywhere,
             scratch: RefCell::default(),
             units: Rc::default(),
+            maps: RefCell::default(),
             nexuses: RefCell::default(),
             changes: Cell::new(0),
+            watcher: Cell::default(),
         })
     }
 
@@ -167,6 +185,7 @@ impl Target {
     /// When `lun` is not below [`LUNS_MAX`].
     pub fn add_unit(&self, lun: u16, unit: Rc<Unit>) {
         assert!(lun < LUNS_MAX, "LUN {lun} is beyond flat space addressing");
+        self.rearmed();
         let before = self.units.borrow().get(&lun).cloned();
         match before {
             Some(old) if old.unit.id == unit.id => {
@@ -174,25 +193,23 @@ impl Target {
                 let lu = Rc::new(old.with_unit(unit));
                 self.units.borrow_mut().insert(lun, lu.clone());
                 for nexus in self.nexuses() {
-                    let itl = match nexus.itl(lun) {
-                        Some(itl) => itl.with_lu(lu.clone(), nexus.group),
-                        None => ItlNexus::new(lu.clone(), &nexus.name, nexus.group, None),
-                    };
+                    let Some(itl) = nexus.itl_of(lun) else { continue };
+                    let itl = itl.with_lu(lu.clone(), nexus.group);
                     if resized {
                         itl.attend(Asc::CAPACITY_DATA_CHANGED);
                     }
-                    nexus.set(lun, Some(Rc::new(itl)));
+                    nexus.set(itl.lun, Some(Rc::new(itl)));
                 }
             }
             _ => {
                 let shared = self.config.shared.of(&unit);
                 let lu = Rc::new(LogicalUnit::new(lun, unit, shared));
-                self.units.borrow_mut().insert(lun, lu.clone());
+                self.units.borrow_mut().insert(lun, lu);
                 for nexus in self.nexuses() {
-                    let itl = ItlNexus::new(lu.clone(), &nexus.name, nexus.group, Some(Asc::POWER_ON_OR_RESET));
-                    nexus.set(lun, Some(Rc::new(itl)));
+                    let Some(own) = nexus.lun_of(lun) else { continue };
+                    nexus.set(own, nexus.fresh(own, Some(Asc::POWER_ON_OR_RESET)).map(Rc::new));
                     nexus.each(|itl| {
-                        if itl.lu.lun != lun {
+                        if itl.lun != own {
                             itl.attend(Asc::REPORTED_LUNS_DATA_CHANGED)
                         }
                     });
@@ -207,16 +224,44 @@ impl Target {
             return;
         }
         for nexus in self.nexuses() {
-            nexus.set(lun, None);
+            let Some(own) = nexus.lun_of(lun) else { continue };
+            nexus.set(own, None);
             nexus.each(|itl| itl.attend(Asc::REPORTED_LUNS_DATA_CHANGED));
         }
     }
 
-    /// A new nexus; each logical unit has a POWER ON unit attention for it.
+    /// A new nexus that sees all logical units; each has a POWER ON unit attention for it.
     #[must_use]
     pub fn nexus(&self, name: NexusName) -> Rc<Nexus> {
+        self.new_nexus(name, None)
+    }
+
+    /// A new nexus that sees what the map of this name shows; nothing, as long as there is none.
+    #[must_use]
+    pub fn nexus_behind(&self, name: NexusName, map: &Arc<str>) -> Rc<Nexus> {
+        let shown = self.maps.borrow().get(map).cloned().unwrap_or_default();
+        self.new_nexus(name, Some((map.clone(), shown)))
+    }
+
+    /// Puts a map in force under this name, on this core. Nexuses behind it are told that what they see has changed;
+    /// what they run at LUNs that mean something else now is aborted, and gone when this returns.
+    pub async fn set_map(&self, name: &Arc<str>, map: LunMap) {
+        let map = Rc::new(map);
+        self.maps.borrow_mut().insert(name.clone(), map.clone());
+        let behind = self.nexuses().into_iter().filter(|nexus| nexus.map_name.as_ref() == Some(name));
+        let changed: Vec<_> = behind.map(|nexus| (nexus.set_map(map.clone()), nexus)).collect();
+        let at = |luns: &[u16], lun: Lun| lun.number().is_some_and(|lun| luns.contains(&lun));
+        for (luns, nexus) in &changed {
+            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|_, lun| at(luns, lun)));
+        }
+        for (luns, nexus) in &changed {
+            nexus.tasks.until_gone(|_, lun| at(luns, lun)).await;
+        }
+    }
+
+    fn new_nexus(&self, name: NexusName, map: Option<(Arc<str>, Rc<LunMap>)>) -> Rc<Nexus> {
         let group = self.port(name.target_port).map_or(0, |port| port.group);
-        let nexus = Rc::new(Nexus::new(name, group, self.units.clone()));
+        let nexus = Rc::new(Nexus::new(name, group, self.units.clone(), map));
         let mut nexuses = self.nexuses.borrow_mut();
         nexuses.retain(|old| old.strong_count() > 0);
         nexuses.push(Rc::downgrade(&nexus));
@@ -270,13 +315,21 @@ impl Target {
     /// Makes a change on this core.
     pub(crate) fn make(&self, lun: u16, change: &Change, stamp: Stamp, but: Option<&Nexus>) {
         let Some(lu) = self.unit(lun) else { return };
+        let event = MediaEvent::of(change, lu.tray());
         let told = lu.apply(change, stamp);
         if let Change::Access(_) = change {
             for nexus in self.nexuses() {
-                if let Some(itl) = nexus.itl(lun) {
+                if let Some(itl) = nexus.itl_of(lun) {
                     itl.set_alua(lu.access(nexus.group).state);
                 }
             }
+        }
+        if let Change::Mode { .. } | Change::Reset = change {
+            self.rearmed();
+        }
+        if let Some(event) = event {
+            let known = self.nexuses().into_iter().filter_map(|nexus| nexus.known(lun));
+            known.for_each(|itl| itl.event.set(event));
         }
         if *change == Change::Reset {
             self.nexuses().iter().for_each(|nexus| nexus.copies.forget(lun));
@@ -290,7 +343,7 @@ impl Target {
     pub(crate) fn attend(&self, lun: u16, asc: Asc, but: Option<&Nexus>) {
         for nexus in self.nexuses() {
             if !but.is_some_and(|but| std::ptr::eq(but, &*nexus))
-                && let Some(itl) = nexus.itl(lun)
+                && let Some(itl) = nexus.itl_of(lun)
             {
                 itl.attend(asc);
             }

@@ -137,6 +137,7 @@ impl Initiator {
             |chance: &mut Chance| *chance.pick(&[DigestOffer::Never, DigestOffer::IfWanted, DigestOffer::Prefer]);
         let first_burst_length = 512 << chance.within(0..=9);
         let offer = Offer {
+            chap: None,
             initiator: format!("iqn.2026-01.io.lunar:initiator{}", number / 2),
             target: Some(TARGET.to_owned()),
             isid: [0x80, 0, 0, 0, 0, number],

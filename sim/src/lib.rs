@@ -4,12 +4,14 @@
 //! * [`model`]: what a disk may hold, as its users know it
 //! * [`stamp`]: sectors that say which write filled them
 //! * [`stores`]: the scenario of steps on stores, without a transport
+//! * [`fences`]: the scenario of clusters whose nodes throw each other out
 //! * [`targets`]: the scenario of whole targets: [`machine`] serves, [`initiator`]s use it
 //! * [`watch`]: what went wrong, and panics that a task kept to itself
 //!
 //! A seed determines everything: the set-up, what the initiators do, when what fails, and when the machine
 //! crashes. `cargo run -p lunar-sim -- --seed N` replays one with its trace.
 
+pub mod fences;
 pub mod initiator;
 pub mod job;
 pub mod machine;
@@ -30,11 +32,13 @@ pub enum Scenario {
     Stores,
     /// Initiators and a whole target.
     Targets,
+    /// Nodes of a cluster that fence each other.
+    Fences,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: &'static [Self] = &[Self::Stores, Self::Targets];
+    pub const ALL: &'static [Self] = &[Self::Stores, Self::Targets, Self::Fences];
 
     /// Its name on the command line.
     #[must_use]
@@ -42,6 +46,7 @@ impl Scenario {
         match self {
             Self::Stores => "stores",
             Self::Targets => "targets",
+            Self::Fences => "fences",
         }
     }
 
@@ -74,6 +79,7 @@ pub fn run(scenario: Scenario, seed: u64, keep_trace: bool) -> Outcome {
     watch.guard(|| match scenario {
         Scenario::Stores => stores::run(&watch),
         Scenario::Targets => targets::run(&watch),
+        Scenario::Fences => fences::run(&watch),
     });
     watch.outcome()
 }

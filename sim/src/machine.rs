@@ -5,6 +5,7 @@ use crate::identity;
 use crate::stamp::SECTOR;
 use crate::watch::Watch;
 use lunar::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
+use lunar_core::access::Access;
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
 use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::medium::Medium;
@@ -16,7 +17,7 @@ use lunar_core::time::Instant;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_iscsi::config;
 use lunar_iscsi::registry::Registry;
-use lunar_iscsi::serve::{Front, Settings};
+use lunar_iscsi::serve::{Front, Portal, Settings};
 use lunar_nvme::{Subsystem, SubsystemConfig};
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
@@ -188,12 +189,28 @@ struct Stop {
 }
 
 impl Machine {
-    /// Starts it.
+    /// Starts it. It keeps nothing beside the data over its end.
     #[must_use]
     pub fn start(watch: &Watch, setup: &Setup) -> Self {
+        let keeps: Vec<_> = setup.volumes.iter().map(|_| Arc::new(Forgetful::default()) as Arc<dyn Keep>).collect();
+        Self::start_keeping(watch, setup, &keeps)
+    }
+
+    /// Starts it with what its volumes have kept beside their data.
+    ///
+    /// # Panics
+    /// When that is not what a machine keeps.
+    #[must_use]
+    pub fn start_keeping(watch: &Watch, setup: &Setup, keeps: &[Arc<dyn Keep>]) -> Self {
         let registry = Arc::new(Registry::new());
         let stats: Vec<Arc<Stats>> = (0..setup.cores).map(|_| Arc::default()).collect();
-        let opened: Vec<Opened> = setup.volumes.iter().enumerate().map(Opened::of).collect();
+        let opened: Vec<Opened> = setup
+            .volumes
+            .iter()
+            .zip(keeps)
+            .enumerate()
+            .map(|(lun, (volume, keep))| Opened::of(lun, volume, keep))
+            .collect();
         let reactors: Vec<Reactor> = stats
             .iter()
             .map(|stats| Reactor::with_driver(watch.world().core(HOST), Arena::new(setup.arena_bytes), stats.clone()))
@@ -202,6 +219,9 @@ impl Machine {
             reactors.iter().map(channel::<Letter>).unzip();
         let stop = Rc::new(Stop::default());
         let shared = Arc::new(SharedUnits::default());
+        for (lun, keep) in keeps.iter().enumerate() {
+            shared.restore(UnitId(lun as u32), &**keep).expect("what was kept is whole");
+        }
         let mut cores = Vec::new();
         for (me, (reactor, letters)) in reactors.into_iter().zip(letters).enumerate() {
             let links = Links::new(me, mailboxes.clone());
@@ -276,12 +296,12 @@ enum OpenedKind {
 }
 
 impl Opened {
-    fn of((lun, volume): (usize, &Volume)) -> Self {
+    fn of(lun: usize, volume: &Volume, keep: &Arc<dyn Keep>) -> Self {
         let kind = match volume.kept {
             Kept::Ram => OpenedKind::Ram(RamVolume::new(volume.traits().size, false).expect("small")),
             Kept::File(policy) => OpenedKind::File(Health::new(format!("volume{lun}")), policy),
         };
-        Self { kind, keep: Arc::new(Forgetful::default()) }
+        Self { kind, keep: keep.clone() }
     }
 
     fn open(&self, reactor: &Reactor, lun: usize, traits: Traits) -> Box<dyn Store> {
@@ -338,16 +358,17 @@ fn subsystem(reactor: &Reactor, stats: Arc<Stats>, shared: Arc<SharedUnits>, lin
         stats,
         shared,
         controllers: Arc::default(),
+        access: Rc::new(|| Arc::new(Access::open())),
     };
     Subsystem::new(config, Rc::new(OtherViews(links.clone())))
 }
 
 fn settings(setup: &Setup) -> Settings {
     Settings {
+        guard: lunar_iscsi::guard::Guard::open(),
         target: TARGET.into(),
         alias: "simulated".into(),
-        portal_group: PORTAL_GROUP,
-        advertise: None,
+        portals: vec![Portal { group: PORTAL_GROUP, address: None }],
         drain: Duration::from_secs(10),
         session: setup.session.clone(),
     }
@@ -370,6 +391,7 @@ fn open_units(
             read_only: false,
             store,
             ranges: Rc::new(Ranges::default()),
+            protection: None,
             medium: Medium::default(),
             tally: Tally::default(),
             exclusive: Rc::new(LooseCores(Rc::downgrade(links))),
@@ -413,7 +435,7 @@ async fn accept(reactor: Reactor, mailboxes: Vec<Sender<Letter>>, stats: Vec<Arc
                 let core = (0..mailboxes.len()).min_by_key(|&core| (stats[core].connections.get(), given[core]));
                 let core = core.unwrap_or(0);
                 given[core] += 1;
-                mailboxes[core].send(Letter::Connection(Face::Iscsi, incoming));
+                mailboxes[core].send(Letter::Connection(Face::Iscsi(PORTAL_GROUP), incoming));
             }
             Err(_) => reactor.sleep(ACCEPT_REST).await,
         }

@@ -196,6 +196,7 @@ impl Bench {
             read_only: false,
             store,
             ranges: ranges.clone(),
+            protection: None,
             medium: Medium::default(),
             tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges)),
@@ -350,6 +351,7 @@ impl User {
                     self.bench.watch.report(format!("a compare of {sectors:?} missed what surely was there"));
                 }
             }
+            Err(Failure::Protection { .. }) => self.bench.watch.report("a block that nothing protects failed"),
             Err(Failure::Fault { .. } | Failure::Origin { .. }) => model.end_write(write, End::Perhaps),
         }
     }

@@ -37,6 +37,11 @@ fn targets_keep_their_promises() {
 }
 
 #[test]
+fn fences_keep_their_promises() {
+    passes(Scenario::Fences);
+}
+
+#[test]
 fn a_seed_replays_exactly_and_another_does_not() {
     for &scenario in Scenario::ALL {
         for seed in 0..20 {

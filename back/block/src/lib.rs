@@ -122,8 +122,9 @@ impl Store for BlockStore {
             (Op::Extent { len }, data) => {
                 done.complete(Outcome { result: Ok(0), data, extent: Extent { len, mapped: true } });
             }
-            // A device shares nothing, and a copy by the kernel would go through its cache twice.
-            (Op::Copy { .. }, data) => done.complete(Outcome::with(Err(Fault::Unsupported), data)),
+            // A device shares nothing, and a copy by the kernel would go through its cache twice. Nor does it tell how
+            // much of what it is made of it takes.
+            (Op::Copy { .. } | Op::Space, data) => done.complete(Outcome::with(Err(Fault::Unsupported), data)),
             (Op::Read | Op::Write { .. }, data) => done.complete(Outcome::with(Ok(0), data)),
         }
     }

@@ -119,6 +119,7 @@ impl Store for FileStore {
                 self.disk.allocate(how, offset, len, done);
             }
             (Op::Extent { len }, _) => self.disk.extent(offset, len, done),
+            (Op::Space, _) => self.disk.space(done),
             (Op::Copy { len: 0, .. }, _) => done.complete(Outcome::new(Ok(0))),
             (Op::Copy { from, len }, Data::From(origin)) => match origin.is::<Disk>() {
                 Some(source) => self.disk.copy(source, from, offset, len, done),
@@ -127,6 +128,10 @@ impl Store for FileStore {
             (Op::Copy { .. }, data) => done.complete(Outcome::with(Err(Fault::Unsupported), data)),
             (Op::Read | Op::Write { .. }, data) => done.complete(Outcome::with(Ok(0), data)),
         }
+    }
+
+    fn measures(&self) -> bool {
+        true
     }
 
     fn origin(&self) -> Option<Origin> {

@@ -1,6 +1,6 @@
 //! A store of zeroes: reads give zeroes, writes are dropped. It shows what everything else costs.
 
-use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Origin, Outcome, Store, Traits};
+use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Origin, Outcome, Space, Store, Traits};
 use lunar_core::mem::{Arena, Sg, Slice};
 use lunar_core::step::PIECE_BYTES;
 use lunar_reactor::Reactor;
@@ -87,12 +87,17 @@ impl Store for NullStore {
                 outcome.extent = Extent { len, mapped: false };
                 outcome.data = data;
             }
+            (Op::Space, _) => outcome.data = Data::Space(Space { used: 0, available: self.traits.size }),
             // Zeroes to zeroes; what comes from elsewhere shall at least be read.
             (Op::Copy { .. }, Data::From(origin)) if origin.is::<Zeroes>().is_some() => {}
             (Op::Copy { .. }, data) => outcome = Outcome::with(Err(Fault::Unsupported), data),
             (_, data) => outcome.data = data,
         }
         done.complete(outcome);
+    }
+
+    fn measures(&self) -> bool {
+        true
     }
 
     fn origin(&self) -> Option<Origin> {

@@ -5,7 +5,7 @@
 
 mod table;
 
-use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Space, Store, Traits};
 use lunar_core::step::PIECE_BYTES;
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
@@ -65,6 +65,12 @@ impl RamVolume {
     #[must_use]
     pub fn used(&self) -> u64 {
         self.table.used()
+    }
+
+    /// The same, with what its size lets it take yet: how much memory the machine can give is not known before.
+    fn space(&self) -> Space {
+        let used = self.used();
+        Space { used, available: self.traits.size.next_multiple_of(PAGE_BYTES as u64).saturating_sub(used) }
     }
 
     /// This core's store.
@@ -136,11 +142,16 @@ impl Store for RamStore {
             (Op::Unmap { len } | Op::Zero { len, unmap: true }, _) => table.zero(io.offset, len, true),
             (Op::Zero { len, unmap: false }, _) => table.zero(io.offset, len, false),
             (Op::Extent { len }, _) => outcome.extent = table.extent(io.offset, len),
+            (Op::Space, _) => outcome.data = Data::Space(self.volume.space()),
             // Byte for byte either way, and the fall-back goes on in pieces.
             (Op::Copy { .. }, data) => outcome = Outcome::with(Err(Fault::Unsupported), data),
             (_, data) => outcome.data = data,
         }
         self.answer(u64::from(moved), outcome, done);
+    }
+
+    fn measures(&self) -> bool {
+        true
     }
 }
 

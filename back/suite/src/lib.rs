@@ -10,7 +10,7 @@ pub mod meddler;
 mod model;
 
 use bench::{Bench, PAGE, Place, fill};
-use lunar_core::io::{Fault, Op, Origin, Store};
+use lunar_core::io::{Data, Fault, Op, Origin, Store};
 use lunar_core::mem::{BLOCK_MAX, Sg};
 use lunar_reactor::{Choice, Reactor};
 use std::io;
@@ -58,6 +58,7 @@ pub fn conforms(open: Open<'_>, want: &Want<'_>) {
             keeps_requests_apart(&bench).await;
             unmaps(&bench).await;
             zeroes(&bench).await;
+            counts_space(&bench).await;
             tells_extents(&bench).await;
             copies(&bench).await;
             flushes(&bench).await;
@@ -166,6 +167,32 @@ async fn zeroes(bench: &Bench<'_>) {
             assert!(middle.iter().all(|byte| *byte == 0), "zeroes (unmap: {unmap}) at {place:?}");
             assert!(front == &bytes[..front.len()] && back == &bytes[bytes.len() - back.len()..], "and no further");
         }
+    }
+}
+
+/// Where space is counted, what is written takes some, and what is unmapped gives it back.
+async fn counts_space(bench: &Bench<'_>) {
+    if !bench.store.measures() {
+        assert_eq!(bench.ask(Op::Space, 0).await.result, Err(Fault::Unsupported));
+        return;
+    }
+    let place = Place { at: 4 << 20, len: 1 << 20 };
+    let used = async || match bench.ask(Op::Space, 0).await.data {
+        Data::Space(space) => space.used,
+        other => panic!("the answer is {other:?}"),
+    };
+    let unmaps = bench.store.traits().unmap_granularity > 0;
+    if unmaps {
+        bench.ask(Op::Unmap { len: place.len }, place.at).await.result.expect("unmapping");
+    }
+    let before = used().await;
+    bench.write(place.at, &fill(place.len, 5), false).await.expect("a write");
+    bench.ask(Op::Flush, 0).await.result.expect("a flush");
+    if unmaps {
+        assert!(used().await >= before + place.len, "{} after {before}", used().await);
+        bench.ask(Op::Unmap { len: place.len }, place.at).await.result.expect("unmapping");
+        // A file system may keep a block of its own that tells where the file's are.
+        assert!(used().await < before + place.len / 2, "{} after {before}", used().await);
     }
 }
 

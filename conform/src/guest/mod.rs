@@ -2,6 +2,7 @@
 
 mod cpio;
 mod modules;
+mod paths;
 mod qemu;
 mod sysroot;
 
@@ -12,19 +13,24 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::chap;
 use crate::report::Outcome;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Subject, Target, free_port};
+use crate::tools;
 
 /// The emulated processor is slow, and slower while something else is built.
 const LIMIT: Duration = Duration::from_secs(900);
 /// This machine's ::1 as QEMU's user network shows it to a guest.
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 
+pub(crate) use paths::part as paths;
+
 /// Boots the guest against the target. The first driver gets everything, others what differs between drivers.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("guest/{}", driver.name());
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
-    lab.report.check(&part, "guest ran to its end", || run(lab, "guest", &part, &sysroot, targets(lab, driver)?));
+    let script = Script { name: "iscsi", part: &part, driver, sysroot: &sysroot };
+    lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver)?));
     Ok(())
 }
 
@@ -33,7 +39,8 @@ pub(crate) fn nvme_part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("nvme/{}", driver.name());
     lab.built()?;
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
-    lab.report.check(&part, "guest ran to its end", || run(lab, "nvme", &part, &sysroot, nvme_targets(lab, driver)?));
+    let script = Script { name: "nvme", part: &part, driver, sysroot: &sysroot };
+    lab.report.check(&part, "guest ran to its end", || script.run(lab, nvme_targets(lab, driver)?));
     Ok(())
 }
 
@@ -58,12 +65,20 @@ fn nvme_targets(lab: &Lab, driver: Driver) -> Result<Targets> {
     // Both names are made of one.
     let nqn = main.name.replacen("iqn.", "nqn.", 1);
     writeln!(settings, "HOST={HOST_AS_GUEST_SEES_IT}\nPORT={}\nNQN={nqn}", port.port())?;
-    Ok(Targets { script: "nvme.sh", main: Some(main), spec, others: Vec::new(), settings })
+    Ok(Targets { main: Some(main), spec, others: Vec::new(), settings })
+}
+
+/// What a guest does.
+struct Script<'a> {
+    /// Its file, without the ending.
+    name: &'a str,
+    part: &'a str,
+    driver: Driver,
+    sysroot: &'a sysroot::Sysroot,
 }
 
 /// The targets of one guest run, and what the script must know of them.
 struct Targets {
-    script: &'static str,
     main: Option<Target>,
     spec: Spec,
     others: Vec<Target>,
@@ -100,38 +115,56 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
             writeln!(settings, "{key}={HOST_AS_GUEST_SEES_IT}:{}\n{key}_TARGET={}", target.portal.port(), target.name)?;
             others.push(target);
         }
+        let (disc, sum) = tools::image_of_disc(lab, &format!("guest-{name}"))?;
+        let disk = format!("removable:{}", lab.image(&format!("guest-{name}-removable.img"), 64)?);
+        let mut spec = Spec::new(driver, [disc, disk])?;
+        spec.for_guest = true;
+        let target = Target::start(lab, &spec)?;
+        writeln!(settings, "DISC={HOST_AS_GUEST_SEES_IT}:{}\nDISC_TARGET={}", target.portal.port(), target.name)?;
+        writeln!(settings, "DISC_SUM={sum}")?;
+        others.push(target);
     }
-    Ok(Targets { script: "iscsi.sh", main: Some(main), spec, others, settings })
+    if matches!(lab.subject, Subject::Built(_)) {
+        let mut spec = chap::spec(lab, driver)?;
+        spec.for_guest = true;
+        let target = Target::start_named(lab, &spec, chap::NAME)?;
+        writeln!(settings, "CHAP={HOST_AS_GUEST_SEES_IT}:{}\nCHAP_TARGET={}", target.portal.port(), target.name)?;
+        settings.push_str(&chap::settings());
+        others.push(target);
+    }
+    Ok(Targets { main: Some(main), spec, others, settings })
 }
 
-fn run(lab: &Lab, name: &str, part: &str, sysroot: &sysroot::Sysroot, mut targets: Targets) -> Result<()> {
-    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
-    let initramfs = lab.scratch.join(format!("{name}-{}.cpio", targets.spec.driver.name()));
-    qemu::initramfs(sysroot, &scripts, &targets.settings, &initramfs)?;
-    let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
-    let mut cases = Cases { lab, part, since: Instant::now(), said: Vec::new(), seen: 0 };
-    let mut restarted = Ok(());
-    let status = qemu::boot(sysroot, &initramfs, targets.script, LIMIT, |line| {
-        // A log that cannot be written costs the log, not the test.
-        let _ = writeln!(log, "{line}");
-        if line == "@restart" {
-            restarted = targets.restart(lab);
-        } else {
-            cases.line(line);
+impl Script<'_> {
+    fn run(&self, lab: &Lab, mut targets: Targets) -> Result<()> {
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
+        let initramfs = lab.scratch.join(format!("guest-{}-{}.cpio", self.name, self.driver.name()));
+        qemu::initramfs(self.sysroot, &scripts, &targets.settings, &initramfs)?;
+        let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
+        let mut cases = Cases { lab, part: self.part, since: Instant::now(), said: Vec::new(), seen: 0 };
+        let mut restarted = Ok(());
+        let status = qemu::boot(self.sysroot, &initramfs, &format!("{}.sh", self.name), LIMIT, |line| {
+            // A log that cannot be written costs the log, not the test.
+            let _ = writeln!(log, "{line}");
+            if line == "@restart" {
+                restarted = targets.restart(lab);
+            } else {
+                cases.line(line);
+            }
+        })?;
+        restarted.context("restart of the target")?;
+        ensure!(cases.seen > 0, "the guest's script reported nothing");
+        for target in targets.main.into_iter().chain(targets.others) {
+            target.stop()?;
         }
-    })?;
-    restarted.context("restart of the target")?;
-    ensure!(cases.seen > 0, "the guest's script reported nothing");
-    for target in targets.main.into_iter().chain(targets.others) {
-        target.stop()?;
+        let _ = std::fs::remove_file(&initramfs);
+        ensure!(
+            status == 0,
+            "the guest's script ended with {status}; all it said is in {}",
+            initramfs.with_extension("log").display()
+        );
+        Ok(())
     }
-    let _ = std::fs::remove_file(&initramfs);
-    ensure!(
-        status == 0,
-        "the guest's script ended with {status}; all it said is in {}",
-        initramfs.with_extension("log").display()
-    );
-    Ok(())
 }
 
 impl Targets {

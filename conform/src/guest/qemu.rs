@@ -14,7 +14,7 @@ use crate::process;
 
 /// Loaded at start, in an order that dependencies decide. The crypto module is asked for by algorithm, not by
 /// dependency.
-const MODULES: [&str; 14] = [
+const MODULES: [&str; 21] = [
     "virtio_pci",
     "virtio_net",
     "9pnet_virtio",
@@ -22,16 +22,26 @@ const MODULES: [&str; 14] = [
     "overlay",
     "crc32c_generic?",
     "sd_mod",
+    "sr_mod",
+    "isofs",
     "sg",
     "iscsi_tcp",
     "nvme_tcp",
     "ext4",
     "xfs",
+    "dm_mod",
+    "dm_multipath",
+    "dm_service_time",
+    "dm_round_robin",
+    "scsi_dh_alua",
     "nls_ascii?",
     "af_packet?",
 ];
 /// Enough for a page cache and fio; the tests use a few hundred MiB.
 const MEMORY: &str = "1G";
+
+/// The second network card's.
+const SECOND_NETWORK: &str = "10.0.3.0/24";
 
 /// The first file system: busybox, the modules, the scripts.
 pub(crate) fn initramfs(sysroot: &Sysroot, scripts: &Path, settings: &str, to: &Path) -> Result<()> {
@@ -76,6 +86,9 @@ pub(crate) fn boot(
         // The first serial port is what the guest says, the second its script's status.
         .args(["-serial", "stdio", "-serial", &format!("file:{}", status_file.display())])
         .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=,rx_queue_size=1024"])
+        // Another way to this machine, for tests of several paths.
+        .args(["-netdev", &format!("user,id=net2,net={SECOND_NETWORK}")])
+        .args(["-device", "virtio-net-pci,netdev=net2,romfile=,rx_queue_size=1024"])
         .arg("-virtfs")
         .arg(format!("local,path={},mount_tag=tree,security_model=none,readonly=on", sysroot.path.display()));
     let output = process::stream(&mut qemu, limit, on_line).context("guest")?;

@@ -1,10 +1,12 @@
-//! What the views of a unit have in common, on all cores and of all command sets. Only reservation commands, new
-//! nexuses and resets take the locks here, never the data path: each core's nexuses know what they may do.
+//! What the views of a unit have in common, on all cores and of all command sets. Only reservation commands, those that
+//! prevent or do the removal of a medium, new nexuses and resets take the locks here, never the data path: each core's
+//! nexuses know what they may do.
 
 use super::Reservations;
 use crate::keep::Keep;
+use crate::port::NexusName;
 use crate::unit::{Unit, UnitId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,6 +32,8 @@ impl std::error::Error for Malformed {}
 pub struct Shared {
     reservations: Mutex<Reservations>,
     turns: Mutex<Turns>,
+    /// Who prevents the removal of the medium.
+    preventing: Mutex<BTreeSet<NexusName>>,
 }
 
 /// Whose turn it is to change what is shared.
@@ -51,12 +55,32 @@ impl Shared {
     fn load(keep: &dyn Keep) -> Result<Self, Malformed> {
         let kept = keep.load(RESERVATIONS).unwrap_or_default();
         let reservations = Reservations::from_kept(&kept).ok_or(Malformed)?;
-        Ok(Self { reservations: Mutex::new(reservations), turns: Mutex::default() })
+        Ok(Self { reservations: Mutex::new(reservations), ..Self::default() })
     }
 
     /// The reservations as they are now.
     pub fn reservations(&self) -> MutexGuard<'_, Reservations> {
         lock(&self.reservations)
+    }
+
+    /// Has a nexus prevent the removal of the medium.
+    pub fn prevent(&self, name: &NexusName) {
+        lock(&self.preventing).insert(name.clone());
+    }
+
+    /// A nexus no longer prevents it; if `None`, none does.
+    pub fn allow(&self, name: Option<&NexusName>) {
+        let mut preventing = lock(&self.preventing);
+        match name {
+            Some(name) => drop(preventing.remove(name)),
+            None => preventing.clear(),
+        }
+    }
+
+    /// Whether anybody prevents the removal of the medium.
+    #[must_use]
+    pub fn is_prevented(&self) -> bool {
+        !lock(&self.preventing).is_empty()
     }
 
     /// Waits for the turn to change what is shared. Whoever has it waits for the medium and for the other cores to take

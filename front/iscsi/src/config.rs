@@ -1,5 +1,7 @@
 //! What a target offers and allows, and the limits that hold whatever is configured.
 
+use crate::chap::Algorithm;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes of a data segment during login, where nothing has been declared yet (13.12).
@@ -46,6 +48,8 @@ pub struct Config {
     pub max_outstanding_r2t: u32,
     /// Whether CRC32C is agreed to when the initiator prefers it, for headers and for data.
     pub digests: bool,
+    /// The algorithms of CHAP that are allowed, the preferred ones first.
+    pub chap: Arc<[Algorithm]>,
     /// iSCSIProtocolLevel at most: 2 adds the functions of RFC 7144.
     pub protocol_level: u32,
     /// DefaultTime2Wait at least. Seconds.
@@ -76,6 +80,7 @@ impl Default for Config {
             immediate_data: true,
             max_outstanding_r2t: OUTSTANDING_R2T_MAX,
             digests: true,
+            chap: Arc::new(Algorithm::ALL),
             protocol_level: 1,
             time_to_wait: 2,
             // At recovery level 0 nothing is retained.
@@ -104,6 +109,8 @@ impl Config {
             (self.first_burst <= self.max_burst, "first_burst must not exceed max_burst"),
             ((1..=OUTSTANDING_R2T_MAX).contains(&self.max_outstanding_r2t), "max_outstanding_r2t must be 1 to 8"),
             ((1..=2).contains(&self.protocol_level), "protocol_level must be 1 or 2"),
+            (!self.chap.is_empty(), "chap must name an algorithm"),
+            (self.chap.iter().all(|algorithm| Algorithm::ALL.contains(algorithm)), "chap must name algorithms"),
             (self.time_to_wait <= 3600, "time_to_wait must be 0 to 3600"),
             (self.time_to_retain <= 3600, "time_to_retain must be 0 to 3600"),
             ((1..=WINDOW_MAX).contains(&self.window), "window must be 1 to 1024"),

@@ -4,6 +4,7 @@
 //! The bytes are a tape that decides what comes next: raw bytes, PDUs that are right in most of their fields, so that
 //! the deeper states are reached, what the outside does with commands, and how the stream is cut into pieces.
 
+use crate::chap::{CHALLENGE_LEN, CHALLENGE_MAX, Challenge, Proof, RESPONSE_MAX, Response};
 use crate::config::{ANSWERS_MAX, Config, IMMEDIATE_MAX};
 use crate::login::Verdict;
 use crate::session::{Action, Pull, Session, TargetAddresses, TaskKey, Want};
@@ -13,6 +14,7 @@ use crate::wire::{
     NopOut, Pdu, R2t, READ, ScsiCommand, Snack, Stage, TaskManagementRequest, TextRequest, U24, WRITE, digest,
     login_flags, padded,
 };
+use lunar_core::access::USER_MAX;
 use lunar_core::mem::{Arena, BLOCK_MAX, Sg};
 use lunar_core::stats::Stats;
 use lunar_core::step::Tail;
@@ -27,6 +29,8 @@ use zerocopy::{FromBytes, IntoBytes};
 const LOGIN_MEMORY_MAX: usize = 64 << 10;
 /// Commands of the session: few, so that the window's edge is met.
 const WINDOW: u32 = 8;
+/// What initiators are challenged with.
+const CHALLENGE: Challenge = Challenge { identifier: 3, bytes: [0x5c; CHALLENGE_LEN] };
 /// Chunks are no longer than this.
 const PIECE_MAX: usize = 4096;
 
@@ -67,6 +71,8 @@ struct World {
     tags: Vec<R2t>,
     digests: (bool, bool),
     cmd_sn: u32,
+    /// Proofs that the outside was asked for.
+    proofs: usize,
 }
 
 impl World {
@@ -83,6 +89,7 @@ impl World {
             tags: Vec::new(),
             digests: (false, false),
             cmd_sn: 1,
+            proofs: 0,
         }
     }
 
@@ -113,6 +120,12 @@ impl World {
         while let Some(action) = actions.pop() {
             match action {
                 Action::Authorize(_) => self.session.authorized(verdict(tape.byte()), &mut actions),
+                Action::Prove(claim) => {
+                    assert!((1..=USER_MAX).contains(&claim.user.len()), "a user without a name");
+                    assert!(claim.counter.is_none_or(|c| (1..=CHALLENGE_MAX).contains(&c.challenge.len())));
+                    self.proofs += 1;
+                    self.session.proven(finding(tape.byte()), &mut actions);
+                }
                 Action::Establish(_) => {
                     let answer = if tape.byte() == 1 { Err(LoginStatus::OUT_OF_RESOURCES) } else { Ok(1) };
                     self.session.established(answer, &mut actions);
@@ -337,8 +350,31 @@ fn verdict(decision: u8) -> Verdict {
     match decision {
         1 => Verdict::Refused(LoginStatus::NOT_FOUND),
         2 => Verdict::Moved { permanently: true, address: "192.0.2.1:3260".into() },
-        _ => Verdict::Accepted { portal_group: 1, alias: Some("x".into()) },
+        3 => Verdict::Accepted { portal_group: 1, alias: None, challenge: Some(CHALLENGE) },
+        _ => Verdict::Accepted { portal_group: 1, alias: Some("x".into()), challenge: None },
     }
+}
+
+/// What the outside thinks of a proof.
+fn finding(decision: u8) -> Result<Option<Proof>, LoginStatus> {
+    match decision {
+        1 => Err(LoginStatus::AUTHENTICATION_FAILURE),
+        2 => Ok(None),
+        _ => Ok(Response::of(vec![7; RESPONSE_MAX]).map(|response| Proof { name: "t".into(), response })),
+    }
+}
+
+/// Keys that bring a login further, mostly.
+fn put_keys(text: &mut Vec<u8>, step: u8) {
+    let pairs: &[(&str, &str)] = match step % 8 {
+        1 => &[("AuthMethod", "CHAP,None")],
+        2 => &[("CHAP_A", "5,7,8")],
+        3 => &[("CHAP_N", "alice"), ("CHAP_R", "0x0102")],
+        4 => &[("CHAP_N", "alice"), ("CHAP_R", "0bAAAA"), ("CHAP_I", "7"), ("CHAP_C", "0x0102030405060708")],
+        5 => &[("CHAP_I", "1")],
+        _ => &[],
+    };
+    pairs.iter().for_each(|(key, value)| text::put(text, key, value));
 }
 
 fn login_request(flags: u8) -> LoginRequest {
@@ -347,10 +383,16 @@ fn login_request(flags: u8) -> LoginRequest {
 
 /// Any bytes before a login is over.
 pub fn fuzz_login(data: &[u8]) {
+    let _ = any_login(data);
+}
+
+/// Returns how many proofs were looked at.
+fn any_login(data: &[u8]) -> usize {
     let tape = &mut Tape(data);
     let mut world = World::new(Config { window: WINDOW, ..Config::default() });
     while !tape.0.is_empty() && world.session.closed().is_none() && !world.session.is_established() {
-        match tape.byte() % 8 {
+        let step = tape.byte();
+        match step % 8 {
             0 => {
                 let len = tape.below(200);
                 let bytes = tape.take(len);
@@ -369,6 +411,7 @@ pub fn fuzz_login(data: &[u8]) {
                     text::put(&mut text, "InitiatorName", "iqn.x");
                     text::put(&mut text, "TargetName", "iqn.y");
                 }
+                put_keys(&mut text, step / 8);
                 let flags = tape.byte();
                 let len = tape.below(400);
                 text.extend_from_slice(tape.take(len));
@@ -380,7 +423,9 @@ pub fn fuzz_login(data: &[u8]) {
         }
         world.check();
     }
+    let proofs = world.proofs;
     world.end();
+    proofs
 }
 
 /// Any bytes after a login.
@@ -452,6 +497,14 @@ fn log_in(world: &mut World, options: u8) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// A login by CHAP, as the tape has it: also a seed of the fuzz target.
+    const CHAP: &[u8] = include_bytes!("../../../fuzz/seeds/login/chap");
+
+    #[test]
+    fn proofs_are_reached() {
+        assert_eq!(any_login(CHAP), 1);
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]

@@ -122,8 +122,6 @@ pub enum Form {
         accepts: fn(&Config, &str) -> bool,
         /// Where the result goes.
         place: fn(&mut Parameters, &str),
-        /// How a login ends in which none can be accepted; without it the key is rejected and keeps its default.
-        or_else: Option<LoginStatus>,
     },
     /// Declared: a number; there is no answer.
     Limit {
@@ -182,6 +180,11 @@ const fn declared(name: &'static str, when: When, place: fn(&mut Names, &str) ->
     Key { name, form: Form::Text { place }, sender: Sender::Initiator, when, in_discovery: true }
 }
 
+/// A row of the security stage, which the states of the login look at.
+const fn of_security(name: &'static str) -> Key {
+    Key { name, form: Form::Elsewhere, sender: Sender::Both, when: When::Security, in_discovery: true }
+}
+
 /// A row of what only targets send.
 const fn of_target(name: &'static str) -> Key {
     Key { name, form: Form::Elsewhere, sender: Sender::Target, when: When::Always, in_discovery: true }
@@ -189,23 +192,18 @@ const fn of_target(name: &'static str) -> Key {
 
 const fn digest(name: &'static str, place: fn(&mut Parameters, &str)) -> Key {
     let accepts = |config: &Config, value: &str| value == text::NONE || (value == "CRC32C" && config.digests);
-    negotiated(name, Form::Choice { accepts, place, or_else: None }, true)
+    negotiated(name, Form::Choice { accepts, place }, true)
 }
 
 /// Every key, in the order of the clauses.
 pub const TABLE: &[Key] = &[
-    // 12.1. What else than None can be accepted will depend on whom the answer from outside lets in.
-    Key {
-        name: "AuthMethod",
-        form: Form::Choice {
-            accepts: |_, value| value == text::NONE,
-            place: |_, _| {},
-            or_else: Some(LoginStatus::AUTHENTICATION_FAILURE),
-        },
-        sender: Sender::Both,
-        when: When::Security,
-        in_discovery: true,
-    },
+    // 12.1. What can be accepted depends on whom the answer from outside lets in, and on what came before.
+    of_security("AuthMethod"),
+    of_security("CHAP_A"),
+    of_security("CHAP_I"),
+    of_security("CHAP_C"),
+    of_security("CHAP_N"),
+    of_security("CHAP_R"),
     digest("HeaderDigest", |parameters, value| parameters.header_digest = value != text::NONE),
     digest("DataDigest", |parameters, value| parameters.data_digest = value != text::NONE),
     negotiated(
@@ -363,11 +361,7 @@ pub const TABLE: &[Key] = &[
         Ok(())
     }),
     // 13.23: the clarified semantics of RFC 3720 alone; nothing is fenced, no abort is fast.
-    negotiated(
-        "TaskReporting",
-        Form::Choice { accepts: |_, value| value == "RFC3720", place: |_, _| {}, or_else: None },
-        false,
-    ),
+    negotiated("TaskReporting", Form::Choice { accepts: |_, value| value == "RFC3720", place: |_, _| {} }, false),
     negotiated(
         "iSCSIProtocolLevel",
         Form::Number {
@@ -511,16 +505,10 @@ impl Negotiation {
                 *place(parameters) = result;
                 result.to_string()
             }),
-            Form::Choice { accepts, place, or_else } => {
-                let choice = text::list(value).find(|member| accepts(config, member));
-                if let (None, Some(status)) = (choice, or_else) {
-                    return Err(status);
-                }
-                choice.map(|member| {
-                    place(parameters, member);
-                    member.into()
-                })
-            }
+            Form::Choice { accepts, place } => text::list(value).find(|member| accepts(config, member)).map(|member| {
+                place(parameters, member);
+                member.into()
+            }),
             Form::Limit { allowed, place, .. } => match within(value, allowed) {
                 Some(limit) => {
                     *place(parameters) = limit;

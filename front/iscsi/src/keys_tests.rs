@@ -137,16 +137,24 @@ fn an_unknown_session_type_ends_the_login() {
 }
 
 #[test]
-fn only_chap_ends_the_login() {
-    let mut answer = Vec::new();
+fn keys_of_security_belong_there_and_come_once() {
     let mut negotiation = negotiation();
-    assert_eq!(
-        negotiation.take(Phase::Security, "AuthMethod", "CHAP", &mut answer),
-        Err(LoginStatus::AUTHENTICATION_FAILURE)
-    );
-    let mut negotiation = Negotiation::new(Rc::default());
-    assert_eq!(negotiation.take(Phase::Security, "AuthMethod", "CHAP,None", &mut answer), Ok(Taken::Done));
-    assert_eq!(answer, b"AuthMethod=None\0");
+    let mut answer = Vec::new();
+    for key in ["AuthMethod", "CHAP_A", "CHAP_I", "CHAP_C", "CHAP_N", "CHAP_R"] {
+        assert_eq!(negotiation.take(Phase::Security, key, "1", &mut answer), Ok(Taken::Elsewhere), "{key}");
+        assert_eq!(
+            negotiation.take(Phase::Security, key, "1", &mut answer),
+            Err(LoginStatus::INITIATOR_ERROR),
+            "{key}"
+        );
+        for phase in [Phase::Operational, Phase::FullFeature] {
+            answer.clear();
+            let mut negotiation = self::negotiation();
+            assert_eq!(negotiation.take(phase, key, "1", &mut answer), Ok(Taken::Done));
+            assert_eq!(answer, format!("{key}=Reject\0").into_bytes());
+        }
+        answer.clear();
+    }
 }
 
 #[test]

@@ -8,13 +8,17 @@
 //! * [`login`]: the states of a login, each consumed by what it handles
 //! * [`session`]: the machine of one session: framing, numbers, tasks, data, text
 //! * [`out`]: what waits to be sent
+//! * [`chap`]: how names are proved
 //! * [`config`]: settings and limits
 //! * [`fuzzing`]: what fuzzers call
+//! * [`guard`]: who may log in: access, challenges, back-off, audit
 //! * [`registry`]: the sessions of all cores
 //! * [`serve`]: the glue to the reactor and the device server: the one module with I/O
 
+pub mod chap;
 pub mod config;
 pub mod fuzzing;
+pub mod guard;
 pub mod keys;
 pub mod login;
 pub mod out;

@@ -3,21 +3,25 @@
 //!
 //! ```text
 //! Start -> Authorizing -> Security -> Operational -> Establishing -> done
-//!              |             |            ^               ^
-//!              |             +------------|---------------+
+//!              | |         ^ |            ^               ^
+//!              | +- CHAP --+ +------------|---------------+
 //!              +--------------------------+  (an initiator may begin with the operational stage)
 //! ```
 //!
-//! Two states wait for an answer from outside: `Authorizing` (may this initiator see this target, and how must it
-//! prove its name?) and `Establishing` (older sessions of the same name are gone, this is the session's number).
-//! A login that must prove its name stays in `Security` until it has: the states of CHAP belong there.
+//! Three states wait for an answer from outside: `Authorizing` (may this initiator see this target, and must it prove
+//! its name?), `Proving` (has it?) and `Establishing` (older sessions of the same name are gone, this is the session's
+//! number). The states of CHAP are in [`security`].
 
+pub mod security;
+
+use crate::chap::{Challenge, Claim, Proof};
 use crate::config::{LOGIN_REQUESTS_MAX, LOGIN_SEGMENT_MAX, PAIRS_MAX, TEXT_MAX};
-use crate::keys::{Negotiation, Parameters, Phase};
+use crate::keys::{Negotiation, Parameters, Phase, Taken};
 use crate::out::Out;
 use crate::text::{self, Gather};
 use crate::wire::{CONTINUE, LoginRequest, LoginResponse, LoginStatus, Pdu, Stage, TRANSIT, login_flags};
 use lunar_core::wire::be::{U16, U32};
+use security::{Challenged, Chosen, Proving, Security, Unproved};
 use std::sync::Arc;
 
 /// The only version there is (11.12.4).
@@ -45,12 +49,14 @@ pub struct Candidate {
 /// The answer from outside to a [`Candidate`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// It may log in, as whom it says it is.
+    /// It may log in, once it has proved its name if that is asked.
     Accepted {
         /// TargetPortalGroupTag of the portal that it came by.
         portal_group: u16,
         /// TargetAlias.
         alias: Option<Arc<str>>,
+        /// The challenge with which it has to prove its name by CHAP; without, it is whom it says it is.
+        challenge: Option<Challenge>,
     },
     /// The target is elsewhere: `address` as in TargetAddress, without the portal group.
     Moved {
@@ -90,6 +96,14 @@ pub enum Login {
     Authorizing(Authorizing),
     /// SecurityNegotiation.
     Security(Security),
+    /// SecurityNegotiation of an initiator that has to prove its name.
+    Unproved(Unproved),
+    /// The same, by CHAP.
+    Chosen(Chosen),
+    /// The same, with a challenge.
+    Challenged(Challenged),
+    /// Waits for whether it has.
+    Proving(Proving),
     /// LoginOperationalNegotiation.
     Operational(Operational),
     /// Waits for the session's number.
@@ -103,6 +117,8 @@ pub enum Next {
     State(Login),
     /// The outside's turn: a [`Verdict`].
     Authorize(Login, Candidate),
+    /// The outside's turn: whether this proves the initiator's name.
+    Prove(Login, Box<Claim>),
     /// The outside's turn: the session's number.
     Establish(Login, Box<Established>),
     /// The full-feature phase.
@@ -131,11 +147,14 @@ impl Login {
         match self {
             Self::Start(state) => state.handle(request, text, out),
             Self::Security(state) => state.handle(request, text, out),
+            Self::Unproved(state) => state.handle(request, text, out),
+            Self::Chosen(state) => state.handle(request, text, out),
+            Self::Challenged(state) => state.handle(request, text, out),
             Self::Operational(state) => state.handle(request, text, out),
             // The session reads nothing while the outside is asked.
-            Self::Authorizing(Authorizing { common, .. }) | Self::Establishing(Establishing { common, .. }) => {
-                common.refuse(LoginStatus::INVALID_REQUEST, out)
-            }
+            Self::Authorizing(Authorizing { common, .. })
+            | Self::Proving(Proving { common, .. })
+            | Self::Establishing(Establishing { common, .. }) => common.refuse(LoginStatus::INVALID_REQUEST, out),
         }
     }
 
@@ -143,6 +162,15 @@ impl Login {
     pub fn authorized(self, verdict: Verdict, out: &mut Out) -> Next {
         match self {
             Self::Authorizing(state) => state.answer(verdict, out),
+            other => Next::State(other),
+        }
+    }
+
+    /// Takes the outside's answer to [`Next::Prove`]: our own proof, if the initiator wants one and there is one, or
+    /// how the login ends.
+    pub fn proven(self, answer: Result<Option<Proof>, LoginStatus>, out: &mut Out) -> Next {
+        match self {
+            Self::Proving(state) => state.answer(answer, out),
             other => Next::State(other),
         }
     }
@@ -158,7 +186,7 @@ impl Login {
     /// Whether the outside has to answer before the next request is looked at.
     #[must_use]
     pub fn waits(&self) -> bool {
-        matches!(self, Self::Authorizing(_) | Self::Establishing(_))
+        matches!(self, Self::Authorizing(_) | Self::Proving(_) | Self::Establishing(_))
     }
 }
 
@@ -172,10 +200,6 @@ pub struct Authorizing {
     common: Common,
     text: Vec<u8>,
 }
-
-/// SecurityNegotiation. Without a proof to ask for, the method is negotiated and that is all.
-#[derive(Debug)]
-pub struct Security(Common);
 
 /// LoginOperationalNegotiation.
 #[derive(Debug)]
@@ -261,12 +285,14 @@ impl Authorizing {
     fn answer(self, verdict: Verdict, out: &mut Out) -> Next {
         let Self { mut common, text } = self;
         match verdict {
-            Verdict::Accepted { portal_group, alias } => {
+            Verdict::Accepted { portal_group, alias, challenge } => {
                 common.greet(portal_group, alias.as_deref());
-                if Stage(common.asked.stage) == Stage::SECURITY {
-                    Security(common).negotiate(&text, out)
-                } else {
-                    Operational(common).negotiate(&text, out)
+                match (Stage(common.asked.stage), challenge) {
+                    (Stage::SECURITY, None) => Security(common).negotiate(&text, out),
+                    (Stage::SECURITY, Some(challenge)) => Unproved { common, challenge }.negotiate(&text, out),
+                    (_, None) => Operational(common).negotiate(&text, out),
+                    // It has left out the stage in which it would have proved its name.
+                    (_, Some(_)) => common.refuse(LoginStatus::AUTHENTICATION_FAILURE, out),
                 }
             }
             Verdict::Moved { permanently, address } => {
@@ -277,36 +303,6 @@ impl Authorizing {
                 Next::Refused(status)
             }
             Verdict::Refused(status) => common.refuse(status, out),
-        }
-    }
-}
-
-impl Security {
-    fn handle(self, request: &LoginRequest, text: &[u8], out: &mut Out) -> Next {
-        let mut common = self.0;
-        match common.accept(request, Stage::SECURITY, text, out) {
-            Ok(Complete::Text(text)) => Self(common).negotiate(&text, out),
-            Ok(Complete::Partly) => Next::State(Login::Security(Self(common))),
-            Err(status) => common.refuse(status, out),
-        }
-    }
-
-    fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
-        let mut common = self.0;
-        let answer = match common.exchange(Phase::Security, text) {
-            Ok(answer) => answer,
-            Err(status) => return common.refuse(status, out),
-        };
-        match common.asked.transit.map(Stage) {
-            None => {
-                common.respond(None, 0, &answer, out);
-                Next::State(Login::Security(Self(common)))
-            }
-            Some(Stage::OPERATIONAL) => {
-                common.respond(Some(Stage::OPERATIONAL), 0, &answer, out);
-                Next::State(Login::Operational(Operational(common)))
-            }
-            Some(_) => Establishing::begin(common, answer),
         }
     }
 }
@@ -323,7 +319,7 @@ impl Operational {
 
     fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
         let mut common = self.0;
-        let mut answer = match common.exchange(Phase::Operational, text) {
+        let mut answer = match common.exchange(Phase::Operational, text, |_, _, _| Err(LoginStatus::INITIATOR_ERROR)) {
             Ok(answer) => answer,
             Err(status) => return common.refuse(status, out),
         };
@@ -451,15 +447,22 @@ impl Common {
         }
     }
 
-    /// Takes all pairs of a text and makes the answer.
-    fn exchange(&mut self, phase: Phase, text: &[u8]) -> Result<Vec<u8>, LoginStatus> {
+    /// Takes all pairs of a text and makes the answer; `own` takes those that only a state knows what to do with.
+    fn exchange(
+        &mut self,
+        phase: Phase,
+        text: &[u8],
+        mut own: impl FnMut(&str, &str, &mut Vec<u8>) -> Result<(), LoginStatus>,
+    ) -> Result<Vec<u8>, LoginStatus> {
         let mut answer = std::mem::take(&mut self.greeting);
         for (count, pair) in text::pairs(text).enumerate() {
             let (key, value) = pair.map_err(|_| LoginStatus::INITIATOR_ERROR)?;
             if count == PAIRS_MAX {
                 return Err(LoginStatus::INITIATOR_ERROR);
             }
-            self.negotiation.take(phase, key, value, &mut answer)?;
+            if self.negotiation.take(phase, key, value, &mut answer)? == Taken::Elsewhere {
+                own(key, value, &mut answer)?;
+            }
         }
         debug_assert!(answer.len() <= LOGIN_SEGMENT_MAX, "PAIRS_MAX answers fit");
         Ok(answer)

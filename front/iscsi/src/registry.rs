@@ -24,8 +24,8 @@ pub struct Registry(Mutex<Sessions>);
 
 #[derive(Debug, Default)]
 struct Sessions {
-    /// Normal sessions, by the initiator port.
-    ports: BTreeMap<(Arc<str>, [u8; 6]), (u16, Place)>,
+    /// Normal sessions.
+    ports: BTreeMap<NexusKey, (u16, Place)>,
     numbers: BTreeSet<u16>,
     last: u16,
 }
@@ -63,11 +63,11 @@ impl Registry {
         }
     }
 
-    /// Gives a session its number.
+    /// Gives a session at a portal group its number.
     ///
     /// # Errors
     /// When there are [`SESSIONS_MAX`].
-    pub fn enter(&self, candidate: &Candidate, place: Place) -> Result<Entered, LoginStatus> {
+    pub fn enter(&self, candidate: &Candidate, group: u16, place: Place) -> Result<Entered, LoginStatus> {
         let mut sessions = self.lock();
         if sessions.numbers.len() >= SESSIONS_MAX {
             return Err(LoginStatus::OUT_OF_RESOURCES);
@@ -81,16 +81,16 @@ impl Registry {
         sessions.numbers.insert(tsih);
         let replaced = match candidate.discovery {
             true => None,
-            false => sessions.ports.insert((candidate.initiator.clone(), candidate.isid), (tsih, place)),
+            false => sessions.ports.insert(key(candidate, group), (tsih, place)),
         };
         Ok(Entered { tsih, replaced: replaced.map(|(_, place)| place) })
     }
 
-    /// A session has ended.
-    pub fn leave(&self, candidate: &Candidate, tsih: u16) {
+    /// A session at a portal group has ended.
+    pub fn leave(&self, candidate: &Candidate, group: u16, tsih: u16) {
         let mut sessions = self.lock();
         sessions.numbers.remove(&tsih);
-        let port = (candidate.initiator.clone(), candidate.isid);
+        let port = key(candidate, group);
         // The port may belong to the session that replaced this one.
         if sessions.ports.get(&port).is_some_and(|(number, _)| *number == tsih) {
             sessions.ports.remove(&port);
@@ -116,6 +116,13 @@ impl Registry {
     }
 }
 
+/// What names an I_T nexus (RFC 7143 4.4.3): initiator, ISID, portal group.
+type NexusKey = (Arc<str>, [u8; 6], u16);
+
+fn key(candidate: &Candidate, group: u16) -> NexusKey {
+    (candidate.initiator.clone(), candidate.isid, group)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -138,24 +145,27 @@ mod tests {
     #[test]
     fn the_same_port_replaces_and_another_does_not() {
         let registry = Registry::new();
-        let first = registry.enter(&candidate("a", 1, 0), HERE).expect("room");
+        let first = registry.enter(&candidate("a", 1, 0), 1, HERE).expect("room");
         assert_eq!(first.replaced, None);
-        assert_eq!(registry.enter(&candidate("a", 2, 0), HERE).expect("room").replaced, None);
-        let second = registry.enter(&candidate("a", 1, 0), THERE).expect("room");
+        assert_eq!(registry.enter(&candidate("a", 2, 0), 1, HERE).expect("room").replaced, None);
+        let second = registry.enter(&candidate("a", 1, 0), 1, THERE).expect("room");
         assert_eq!(second.replaced, Some(HERE));
         assert_ne!(first.tsih, second.tsih);
-        registry.leave(&candidate("a", 1, 0), first.tsih);
-        assert_eq!(registry.enter(&candidate("a", 1, 0), HERE).expect("room").replaced, Some(THERE));
+        let elsewhere = registry.enter(&candidate("a", 1, 0), 2, HERE).expect("room");
+        assert_eq!(elsewhere.replaced, None, "another target port is another nexus");
+        registry.leave(&candidate("a", 1, 0), 2, elsewhere.tsih);
+        registry.leave(&candidate("a", 1, 0), 1, first.tsih);
+        assert_eq!(registry.enter(&candidate("a", 1, 0), 1, HERE).expect("room").replaced, Some(THERE));
     }
 
     #[test]
     fn discovery_replaces_nobody() {
         let registry = Registry::new();
-        let _ = registry.enter(&candidate("a", 1, 0), HERE).expect("room");
+        let _ = registry.enter(&candidate("a", 1, 0), 1, HERE).expect("room");
         let discovery = Candidate { discovery: true, ..candidate("a", 1, 0) };
-        let entered = registry.enter(&discovery, THERE).expect("room");
+        let entered = registry.enter(&discovery, 1, THERE).expect("room");
         assert_eq!(entered.replaced, None);
-        registry.leave(&discovery, entered.tsih);
+        registry.leave(&discovery, 1, entered.tsih);
         assert_eq!(registry.len(), 1);
     }
 
@@ -163,7 +173,7 @@ mod tests {
     fn a_named_session_is_unknown_or_full() {
         let registry = Registry::new();
         assert_eq!(registry.admit(&candidate("a", 1, 9)), Err(LoginStatus::NO_SUCH_SESSION));
-        let tsih = registry.enter(&candidate("a", 1, 0), HERE).expect("room").tsih;
+        let tsih = registry.enter(&candidate("a", 1, 0), 1, HERE).expect("room").tsih;
         assert_eq!(registry.admit(&candidate("a", 1, tsih)), Err(LoginStatus::TOO_MANY_CONNECTIONS));
         assert_eq!(registry.admit(&candidate("a", 1, 0)), Ok(()));
     }
@@ -172,11 +182,13 @@ mod tests {
     fn sessions_are_bounded_and_numbers_come_back() {
         let registry = Registry::new();
         let entered: Vec<u16> = (0..SESSIONS_MAX)
-            .map(|_| registry.enter(&Candidate { discovery: true, ..candidate("a", 1, 0) }, HERE).expect("room").tsih)
+            .map(|_| {
+                registry.enter(&Candidate { discovery: true, ..candidate("a", 1, 0) }, 1, HERE).expect("room").tsih
+            })
             .collect();
         assert!(!entered.contains(&0));
-        assert_eq!(registry.enter(&candidate("b", 1, 0), HERE).map(|e| e.tsih), Err(LoginStatus::OUT_OF_RESOURCES));
-        registry.leave(&candidate("a", 1, 0), entered[0]);
-        assert!(registry.enter(&candidate("b", 1, 0), HERE).is_ok());
+        assert_eq!(registry.enter(&candidate("b", 1, 0), 1, HERE).map(|e| e.tsih), Err(LoginStatus::OUT_OF_RESOURCES));
+        registry.leave(&candidate("a", 1, 0), 1, entered[0]);
+        assert!(registry.enter(&candidate("b", 1, 0), 1, HERE).is_ok());
     }
 }

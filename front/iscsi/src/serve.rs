@@ -11,6 +11,7 @@ mod connection;
 mod job;
 
 use crate::config;
+use crate::guard::{Guard, Knock};
 use crate::login::{Candidate, Established, Verdict};
 use crate::registry::{Place, Registry};
 use crate::session::{Query, TargetAddresses};
@@ -55,14 +56,23 @@ pub struct Settings {
     pub target: Arc<str>,
     /// What it is called for people.
     pub alias: Arc<str>,
-    /// Tag of the portal group that all portals belong to.
-    pub portal_group: u16,
-    /// The address that SendTargets tells; `None`: the one that the initiator came in by.
-    pub advertise: Option<SocketAddr>,
+    /// What SendTargets tells.
+    pub portals: Vec<Portal>,
     /// How long commands get to finish when the target stops.
     pub drain: Duration,
     /// What sessions are offered.
     pub session: config::Config,
+    /// Who may log in; one for all cores.
+    pub guard: Arc<Guard>,
+}
+
+/// A portal as SendTargets tells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Portal {
+    /// Tag of its portal group. A portal group is the target port of the same relative identifier.
+    pub group: u16,
+    /// Where it is; `None`: where the initiator came in, and only for those who came in by this group.
+    pub address: Option<SocketAddr>,
 }
 
 /// The other cores, as far as sessions need them.
@@ -136,8 +146,8 @@ impl Front {
         front
     }
 
-    /// Serves a connection.
-    pub fn serve(self: &Rc<Self>, incoming: Incoming) {
+    /// Serves a connection that came in by a portal of this group.
+    pub fn serve(self: &Rc<Self>, incoming: Incoming, group: u16) {
         if self.draining.get() || self.connections.borrow().len() >= CONNECTIONS_MAX {
             return drop(incoming);
         }
@@ -146,7 +156,7 @@ impl Front {
         let Ok((socket, local, peer)) = self.reactor.driver().join(incoming) else { return };
         let id = self.next.get();
         self.next.set(id + 1);
-        let connection = Connection::new(self.clone(), id, socket, local, peer);
+        let connection = Connection::new(self.clone(), id, group, socket, (local, peer));
         self.connections.borrow_mut().insert(id, connection.clone());
         self.half_open.borrow_mut().insert(id);
         let stats = self.reactor.stats();
@@ -273,10 +283,14 @@ impl Front {
         }
     }
 
-    /// Whether an initiator may log in.
-    fn judge(&self, candidate: &Candidate) -> Verdict {
+    /// Whether an initiator from `source` may log in at this portal group; and what is known of it then.
+    fn judge(&self, candidate: &Candidate, portal_group: u16, source: SocketAddr) -> (Verdict, Option<Knock>) {
+        let knock = match self.settings.guard.knock(candidate, source, self.reactor.now()) {
+            Ok(knock) => knock,
+            Err(status) => return (Verdict::Refused(status), None),
+        };
         let known = candidate.discovery || candidate.target.as_deref() == Some(&*self.settings.target);
-        if self.draining.get() {
+        let verdict = if self.draining.get() {
             Verdict::Refused(LoginStatus::SERVICE_UNAVAILABLE)
         } else if !known {
             Verdict::Refused(LoginStatus::NOT_FOUND)
@@ -284,13 +298,14 @@ impl Front {
             Verdict::Refused(status)
         } else {
             let alias = (!candidate.discovery).then(|| self.settings.alias.clone());
-            Verdict::Accepted { portal_group: self.settings.portal_group, alias }
-        }
+            Verdict::Accepted { portal_group, alias, challenge: knock.challenge() }
+        };
+        (verdict, Some(knock))
     }
 
     /// Gives a session its number, after the one that it replaces has ended.
-    async fn enter(&self, id: u64, established: &Established) -> Result<u16, LoginStatus> {
-        let entered = self.registry.enter(&established.candidate, Place { core: self.me, connection: id })?;
+    async fn enter(&self, id: u64, group: u16, established: &Established) -> Result<u16, LoginStatus> {
+        let entered = self.registry.enter(&established.candidate, group, Place { core: self.me, connection: id })?;
         if let Some(place) = entered.replaced {
             self.end_place(place).await;
         }
@@ -298,14 +313,22 @@ impl Front {
         Ok(entered.tsih)
     }
 
-    /// What SendTargets tells an initiator that came in by `local`.
-    fn targets(&self, query: &Query, local: SocketAddr) -> Vec<TargetAddresses> {
-        let asked = match query {
-            Query::All => true,
-            Query::One(name) => **name == *self.settings.target,
-        };
-        let address = self.settings.advertise.unwrap_or(local);
-        let portals = vec![(address, self.settings.portal_group)];
+    /// What SendTargets tells an initiator that came from `source` to `local`, of this portal group.
+    fn targets(
+        &self,
+        query: &Query,
+        host: &str,
+        (source, local): (SocketAddr, SocketAddr),
+        group: u16,
+    ) -> Vec<TargetAddresses> {
+        let asked = self.settings.guard.shows(host, source.ip())
+            && match query {
+                Query::All => true,
+                Query::One(name) => **name == *self.settings.target,
+            };
+        let address = |portal: &Portal| portal.address.or_else(|| (portal.group == group).then_some(local));
+        let told = self.settings.portals.iter();
+        let portals = told.filter_map(|portal| Some((address(portal)?, portal.group))).collect();
         if asked { vec![TargetAddresses { name: self.settings.target.clone(), portals }] } else { Vec::new() }
     }
 }

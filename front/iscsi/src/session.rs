@@ -2,8 +2,8 @@
 //! time go in, bytes and [`Action`]s come out.
 //!
 //! * [`Session::want`] says how to receive; [`Session::receive`] and [`Session::placed`] take what came.
-//! * Actions are what the outside has to do; it answers with [`Session::authorized`], [`Session::established`],
-//!   [`Session::targets`], [`Session::reply`], [`Session::function_done`].
+//! * Actions are what the outside has to do; it answers with [`Session::authorized`], [`Session::proven`],
+//!   [`Session::established`], [`Session::targets`], [`Session::reply`], [`Session::function_done`].
 //! * A command's data moves with [`Session::pull`], [`Session::supply`] and [`Session::push`].
 //! * [`Session::take_out`] is what to send. After it, [`Session::resume`] goes on with what was received and had to
 //!   wait.
@@ -27,6 +27,7 @@ pub use input::Want;
 pub use request::TaskManagement;
 pub use tasks::TaskKey;
 
+use crate::chap::{Claim, Proof};
 use crate::config::{ANSWERS_MAX, Config, LOGIN_SEGMENT_MAX};
 use crate::keys::{Negotiation, Parameters};
 use crate::login::{Candidate, Established, Login, Next, Verdict};
@@ -51,6 +52,8 @@ use tasks::Tasks;
 pub enum Action {
     /// Decide on a login: [`Session::authorized`].
     Authorize(Box<Candidate>),
+    /// Look at what proves the initiator's name: [`Session::proven`].
+    Prove(Box<Claim>),
     /// End older sessions of this name (11.12.6: same initiator, ISID and portal group), then number this one:
     /// [`Session::established`].
     Establish(Box<Established>),
@@ -283,6 +286,12 @@ impl Session {
         self.pump(actions);
     }
 
+    /// The answer to [`Action::Prove`]: our own proof, if the initiator asks for one, or how the login ends.
+    pub fn proven(&mut self, answer: Result<Option<Proof>, LoginStatus>, actions: &mut Vec<Action>) {
+        self.advance_login(actions, |login, out| login.proven(answer, out));
+        self.pump(actions);
+    }
+
     /// The answer to [`Action::Establish`]: the session's number (TSIH, not zero), or how the login ends.
     pub fn established(&mut self, answer: Result<u16, LoginStatus>, actions: &mut Vec<Action>) {
         debug_assert!(answer != Ok(0), "zero is no session's number");
@@ -455,6 +464,10 @@ impl Session {
             Next::Authorize(login, candidate) => {
                 self.phase = Phase::Login(Box::new(login));
                 actions.push(Action::Authorize(Box::new(candidate)));
+            }
+            Next::Prove(login, claim) => {
+                self.phase = Phase::Login(Box::new(login));
+                actions.push(Action::Prove(claim));
             }
             Next::Establish(login, established) => {
                 self.candidate = Some(established.candidate.clone());

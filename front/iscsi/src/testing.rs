@@ -1,5 +1,6 @@
 //! An initiator for tests: it builds requests, takes responses apart, and plays the outside of a session.
 
+use crate::chap::Challenge;
 use crate::config::Config;
 use crate::login::Verdict;
 use crate::session::{Action, Command, Pull, Session, TaskKey, Want};
@@ -57,6 +58,8 @@ pub(crate) struct Peer {
     pub(crate) digests: (bool, bool),
     /// Bytes that are received at once.
     pub(crate) piece: usize,
+    /// What the outside challenges the initiator with, if it does.
+    pub(crate) challenge: Option<Challenge>,
 }
 
 impl Peer {
@@ -74,6 +77,7 @@ impl Peer {
             cmd_sn: 100,
             digests: (false, false),
             piece: usize::MAX,
+            challenge: None,
         }
     }
 
@@ -118,7 +122,8 @@ impl Peer {
                 match action {
                     Action::Authorize(_) => {
                         let alias = Some("the disk".into());
-                        self.session.authorized(Verdict::Accepted { portal_group: 1, alias }, &mut self.actions);
+                        let verdict = Verdict::Accepted { portal_group: 1, alias, challenge: self.challenge };
+                        self.session.authorized(verdict, &mut self.actions);
                     }
                     Action::Establish(_) => self.session.established(Ok(7), &mut self.actions),
                     other => kept.push(other),

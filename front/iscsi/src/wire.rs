@@ -344,7 +344,8 @@ impl<'a> AhsWalk<'a> {
         self.0 = self.0.get(padded(AHS_HEAD_LEN + len)..)?;
         // The first byte of both known types is reserved.
         Some(match kind {
-            AHS_EXTENDED_CDB => Ahs::ExtendedCdb(body.get(1..)?),
+            // Not used for CDBs that the basic header has room for.
+            AHS_EXTENDED_CDB => Ahs::ExtendedCdb(body.get(1..).filter(|rest| !rest.is_empty())?),
             AHS_BIDI_READ_LEN => Ahs::BidiReadLen(U32::read_from_bytes(body.get(1..)?).ok()?.get()),
             other => Ahs::Unknown(other),
         })

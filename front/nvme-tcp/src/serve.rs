@@ -37,6 +37,8 @@ const HALF_OPEN_MAX: usize = 1024;
 const CONNECTIONS_MAX: usize = 4 * lunar_nvme::controller::CONTROLLERS_MAX + HALF_OPEN_MAX;
 /// How often connections that were active are looked at: to ask silent peers, and to take back their memory.
 const SWEEP: Duration = Duration::from_secs(1);
+/// Between two hosts of whom is told that they may not come in, per core.
+const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 /// How often a core that stops looks whether commands are done.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
@@ -59,6 +61,8 @@ pub struct Front {
     /// Those that have no queue, oldest first.
     half_open: RefCell<BTreeSet<u64>>,
     next: Cell<u64>,
+    /// When the next refusal may be told.
+    silent_until: Cell<Instant>,
     draining: Cell<bool>,
     /// Who waits for a change of the two above: the sweeper, the drain.
     waiters: RefCell<Vec<Waker>>,
@@ -77,6 +81,7 @@ impl Front {
             connections: RefCell::default(),
             half_open: RefCell::default(),
             next: Cell::new(0),
+            silent_until: Cell::default(),
             draining: Cell::new(false),
             waiters: RefCell::default(),
         });
@@ -123,6 +128,16 @@ impl Front {
 
     fn is_draining(&self) -> bool {
         self.draining.get()
+    }
+
+    /// Whether a refusal is told: none so soon after another that somebody could fill a disk with them.
+    fn may_tell(&self) -> bool {
+        let now = self.reactor.now();
+        let tells = now >= self.silent_until.get();
+        if tells {
+            self.silent_until.set(now + REFUSAL_PAUSE);
+        }
+        tells
     }
 
     /// A connection has its queue.

@@ -1,8 +1,13 @@
 //! What a load can be told, as the command line has it.
 
+use crate::chap::{Chap, Counter};
 use crate::config::{DigestOffer, Offer};
+use crate::secret;
 use crate::url::Url;
 use clap::{Args, ValueEnum};
+use lunar_core::access::{Account, Secret};
+use lunar_iscsi::chap::{Algorithm, Challenge};
+use rustix::rand::{GetRandomFlags, getrandom};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -162,6 +167,22 @@ pub struct Options {
     /// This initiator's name
     #[arg(long, default_value = "iqn.2026-01.io.lunar:bench", value_name = "IQN")]
     pub initiator_name: String,
+    /// Prove this initiator's name by CHAP, as this user
+    #[arg(long, value_name = "NAME", requires = "secret_file")]
+    pub user: Option<String>,
+    /// The file with the user's secret
+    #[arg(long, value_name = "FILE", requires = "user", value_parser = secret::from_file)]
+    pub secret_file: Option<Secret>,
+    /// Have the target prove that it is this (mutual CHAP)
+    #[arg(long, value_name = "NAME", requires_all = ["mutual_secret_file", "user"])]
+    pub mutual_user: Option<String>,
+    /// The file with the target's secret
+    #[arg(long, value_name = "FILE", requires = "mutual_user", value_parser = secret::from_file)]
+    pub mutual_secret_file: Option<Secret>,
+    /// Algorithms of CHAP that are offered: 5 MD5, 6 SHA-1, 7 SHA-256, 8 SHA3-256
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_value = "8,7,6,5")]
+    #[arg(value_parser = clap::value_parser!(u8).range(5..=8))]
+    pub chap: Vec<u8>,
     /// Run on this CPU
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
@@ -193,6 +214,7 @@ impl Options {
             initiator: self.initiator_name.clone(),
             target,
             isid,
+            chap: self.chap(),
             header_digest: self.header_digest.into(),
             data_digest: self.data_digest.into(),
             max_recv_data_segment_length: self.max_recv_data_segment_length,
@@ -203,6 +225,26 @@ impl Options {
             max_outstanding_r2t: self.max_outstanding_r2t,
         }
     }
+}
+
+impl Options {
+    fn chap(&self) -> Option<Chap> {
+        let account = |name: &Option<String>, secret: &Option<Secret>| {
+            Some(Account { name: name.as_deref()?.into(), secret: secret.clone()? })
+        };
+        let target = account(&self.mutual_user, &self.mutual_secret_file)
+            .map(|account| Counter { account, challenge: challenge() });
+        let algorithms = self.chap.iter().copied().map(Algorithm).collect();
+        Some(Chap { user: account(&self.user, &self.secret_file)?, algorithms, target })
+    }
+}
+
+/// A challenge for the target.
+fn challenge() -> Challenge {
+    let mut random = [0; Challenge::RANDOM];
+    let got = getrandom(&mut random, GetRandomFlags::empty());
+    assert_eq!(got, Ok(random.len()), "the kernel always has so few random bytes");
+    Challenge::from_random(random)
 }
 
 /// A number of bytes: `4096`, `4k`, `1M`, `20G`, `1T`.

@@ -1,7 +1,7 @@
 //! What to do about a volume that cannot be served.
 
-use super::Options;
 use super::spec::size_text;
+use super::{DISC_BLOCK, Options};
 use anyhow::{Result, anyhow, bail};
 use lunar_block::Refusal as BlockRefusal;
 use lunar_file::Refusal as FileRefusal;
@@ -13,6 +13,15 @@ pub(crate) fn in_dev(path: &Path) -> bool {
     path.starts_with("/dev") && !path.starts_with("/dev/shm")
 }
 
+/// What to say of a disk whose name is that of a CD or DVD.
+pub(crate) fn on_name(text: &str) -> Option<String> {
+    let is_image = text.len() > 4 && text.is_char_boundary(text.len() - 4) && {
+        text[text.len() - 4..].eq_ignore_ascii_case(".iso")
+    };
+    let plain = !text.starts_with("cd:") && !text.starts_with("removable:");
+    (is_image && plain).then(|| format!("{text} is shared as a disk, as asked; did you mean cd:{text}, a CD or DVD?"))
+}
+
 /// Refuses a size that is not a whole number of blocks.
 pub(crate) fn whole_blocks(text: &str, size: u64, block_size: u32) -> Result<()> {
     if size.is_multiple_of(block_size.into()) {
@@ -22,6 +31,9 @@ pub(crate) fn whole_blocks(text: &str, size: u64, block_size: u32) -> Result<()>
 }
 
 fn blocks_that_fit(size: u64, block_size: u32) -> String {
+    if block_size == DISC_BLOCK {
+        return format!("{size} bytes are no CD or DVD: its blocks have {DISC_BLOCK} bytes. Is the image complete?");
+    }
     let (below, above) =
         (size / u64::from(block_size) * u64::from(block_size), size.next_multiple_of(block_size.into()));
     let mut text = format!("{size} bytes are not a whole number of {block_size}-byte blocks; ");
@@ -47,6 +59,7 @@ pub(crate) fn on_file(path: &Path, why: &FileRefusal, size: Option<u64>, options
         FileRefusal::Missing if in_dev(path) => {
             anyhow!("{name}: there is no such device; `lsblk` shows those there are")
         }
+        FileRefusal::Missing if options.block_size == DISC_BLOCK => anyhow!("{name} does not exist"),
         FileRefusal::Missing if options.read_only => anyhow!("{name} does not exist, and --read-only makes nothing"),
         FileRefusal::Missing => anyhow!("{name} does not exist; to make it, say how large: {name}:20G"),
         FileRefusal::NoFolder => anyhow!("{name} {why}; make it first: mkdir -p {}", folder(path).display()),

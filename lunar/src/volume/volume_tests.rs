@@ -3,7 +3,8 @@ use lunar_core::io::{Completion, Data, Io, Op, submit};
 use lunar_reactor::{Choice, Config};
 use std::path::PathBuf;
 
-const OPTIONS: Options = Options { read_only: false, block_size: 512, write_through: false, direct: false };
+const OPTIONS: Options =
+    Options { read_only: false, block_size: 512, write_through: false, direct: false, protection: None };
 const READ_ONLY: Options = Options { read_only: true, ..OPTIONS };
 const LARGE_BLOCKS: Options = Options { block_size: 4096, ..OPTIONS };
 
@@ -151,4 +152,37 @@ fn an_identity_outlives_its_process() {
     assert_eq!(*Volume::open_spec(&spec, &OPTIONS).expect("opened").identity(), first);
     assert_eq!((first.vendor.as_str(), first.product.as_str(), first.serial.len()), ("LUNAR", "VOLUME", 32));
     assert_eq!(first.naa[0] >> 4, 3, "locally assigned");
+}
+
+#[test]
+fn a_disc_is_only_read_and_has_blocks_of_its_own() {
+    let folder = Folder::new("disc");
+    let image = folder.file("install.iso");
+    std::fs::write(&image, [7; 3 * 2048]).expect("a file");
+    let disc = Volume::open_spec(&format!("cd:{image}"), &LARGE_BLOCKS).expect("an image");
+    assert_eq!((disc.medium(), disc.block_size(), disc.traits().read_only), (MediumKind::Optical, 2048, true));
+    // Several may read it.
+    let again = Volume::open_spec(&format!("cd:{image}"), &OPTIONS).expect("an image");
+    assert_eq!(again.identity(), disc.identity());
+    drop((disc, again));
+    let disk = Volume::open_spec(&format!("removable:{image}"), &OPTIONS).expect("a disk");
+    assert_eq!((disk.medium(), disk.block_size(), disk.traits().read_only), (MediumKind::Removable, 512, false));
+    drop(disk);
+    std::fs::write(folder.file("half.iso"), [7; 1024]).expect("a file");
+    says(&format!("cd:{}", folder.file("half.iso")), &OPTIONS, &["1024 bytes are no CD or DVD", "complete"]);
+    says(&format!("cd:{}", folder.file("none.iso")), &OPTIONS, &["none.iso does not exist"]);
+    let twice = [format!("cd:{image}"), image];
+    let why = Volume::open_all(&twice, &OPTIONS).expect_err("twice").to_string();
+    assert!(why.contains("named twice"), "{why}");
+}
+
+#[test]
+fn a_disk_that_looks_like_a_disc_is_asked_about() {
+    for name in ["install.iso", "/srv/Install.ISO"] {
+        let hint = hint(name).expect("looks like one");
+        assert!(hint.contains(&format!("did you mean cd:{name}")), "{hint}");
+    }
+    for name in ["cd:install.iso", "removable:install.iso", "disk.img", ".iso", "iso", "é.img"] {
+        assert_eq!(hint(name), None, "{name}");
+    }
 }

@@ -14,6 +14,7 @@ const GATES: Gates = Gates {
     persistent: Persistent::Passes,
     inaccessible: Gate::Passes,
     renewal: Gate::Passes,
+    unformatted: Gate::Passes,
     write_protect: Gate::Passes,
 };
 

@@ -6,7 +6,7 @@ use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
 use crate::namespace::ALL;
 use crate::plan::Plan;
-use crate::table::{CommandType, Data, Effect, Gates, Policy, Reach};
+use crate::table::{CommandType, Data, Effect, Gate, Gates, Policy, Reach};
 
 /// Format NVM
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ impl CommandType for FormatNvm {
         clause: "NVMe Base 2.0 5.14",
         code: admin(0x80),
         effect: Effect::Renewal,
-        gates: Gates { reach: Reach::Namespaces, ..WRITES },
+        gates: Gates { reach: Reach::Namespaces, unformatted: Gate::Passes, ..WRITES },
     };
     const DATA: Data = Data::None;
 

@@ -32,6 +32,7 @@ const ADMIN: Gates = Gates {
     persistent: Persistent::Passes,
     inaccessible: Gate::Passes,
     renewal: Gate::Passes,
+    unformatted: Gate::Passes,
     write_protect: Gate::Passes,
 };
 
@@ -44,6 +45,7 @@ const READS: Gates = Gates {
     persistent: Persistent::WriteExclusivePasses,
     inaccessible: Gate::Stops,
     renewal: Gate::Stops,
+    unformatted: Gate::Stops,
     write_protect: Gate::Passes,
 };
 
@@ -56,5 +58,6 @@ const WRITES: Gates = Gates {
     persistent: Persistent::Conflict,
     inaccessible: Gate::Stops,
     renewal: Gate::Stops,
+    unformatted: Gate::Stops,
     write_protect: Gate::Stops,
 };

@@ -27,6 +27,7 @@ macro_rules! queue_command {
                     persistent: Persistent::Passes,
                     inaccessible: Gate::Passes,
                     renewal: Gate::Passes,
+                    unformatted: Gate::Passes,
                     write_protect: Gate::Passes,
                 },
             };

@@ -131,7 +131,10 @@ impl Entry {
                 self.offset = offset;
                 (Kind::Allocate { mode: fallocate_mode(how).unwrap_or(0), len }, file, Data::None)
             }
-            Op::Allocate { ref file, .. } | Op::Extent { ref file, .. } | Op::Copy { ref file, .. } => {
+            Op::Allocate { ref file, .. }
+            | Op::Extent { ref file, .. }
+            | Op::Space { ref file }
+            | Op::Copy { ref file, .. } => {
                 let file = file.clone();
                 self.work = Some(op);
                 (Kind::Help, file, Data::None)
@@ -163,6 +166,7 @@ impl Entry {
         match *self.work.as_ref()? {
             Op::Allocate { how, offset, len, .. } => Some(Work::Allocate { file, how, offset, len }),
             Op::Extent { offset, len, .. } => Some(Work::Extent { file, offset, len }),
+            Op::Space { .. } => Some(Work::Space { file }),
             Op::Copy { ref from, at, offset, len, .. } => Some(Work::Copy { from: raw(from), at, file, offset, len }),
             _ => None,
         }

@@ -40,6 +40,7 @@ pub(super) fn handle_of(op: &Op) -> Option<&Handle> {
         | Op::Sync { file }
         | Op::Allocate { file, .. }
         | Op::Extent { file, .. }
+        | Op::Space { file }
         | Op::Copy { file, .. } => Some(file),
         Op::Bell => None,
     }
@@ -242,8 +243,9 @@ fn refusal(op: &Op, how: How) -> Option<Fault> {
     if how.read_only && matches!(op, Op::Write { .. } | Op::Allocate { .. } | Op::Copy { .. }) {
         return Some(Fault::Gone);
     }
-    // The simulated file system shares nothing: what is copied goes through memory, where faults can meet it.
-    if matches!(op, Op::Copy { .. }) {
+    // The simulated file system shares nothing: what is copied goes through memory, where faults can meet it. And it
+    // does not tell how much space it has.
+    if matches!(op, Op::Copy { .. } | Op::Space { .. }) {
         return Some(Fault::Unsupported);
     }
     let whole = |bytes: usize| bytes.is_multiple_of(SECTOR);

@@ -1,10 +1,12 @@
 //! ORWRITE and WRITE ATOMIC.
 
 use super::block::{
-    Block16, Bytes, DPO, FUA, FUA_NV, GROUP, TRANSFER_BYTES_MAX, WRITES, atomic_blocks_max, durable, range, within,
+    Block16, Blocks, Bytes, DPO, FUA, FUA_NV, GROUP, PROTECT, TRANSFER_BYTES_MAX, WRITES, atomic_blocks_max, durable,
+    range, within,
 };
 use crate::context::Context;
 use crate::plan::Plan;
+use crate::protect::{About, planned};
 use crate::sense::Sense;
 use crate::table::{
     Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
@@ -25,13 +27,13 @@ impl CommandType for OrWrite16 {
         effect: Effect::Write,
         gates: WRITES,
     };
-    const USAGE: Self = Self::usage(DPO | FUA | FUA_NV);
+    const USAGE: Self = Self::usage(PROTECT | DPO | FUA | FUA_NV);
     const DATA: Data<Self> = Data::Out;
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         let lu = cx.disk()?;
         let Bytes { offset, len } = range(lu, self, TRANSFER_BYTES_MAX)?;
-        Ok(Plan::Do(Step::OrWrite { offset, len, durable: durable(lu, self.flags) }))
+        planned(lu, self, About::Write, Step::OrWrite { offset, len, durable: durable(lu, self.flags) })
     }
 }
 
@@ -46,6 +48,20 @@ pub struct WriteAtomic16 {
     length: be::U16,
     group: u8,
     control: u8,
+}
+
+impl Blocks for WriteAtomic16 {
+    const LBA_AT: usize = offset_of!(Self, lba);
+    const LENGTH_AT: usize = offset_of!(Self, length);
+    fn lba(&self) -> u64 {
+        self.lba.get()
+    }
+    fn count(&self) -> u64 {
+        self.length.get().into()
+    }
+    fn flags(&self) -> u8 {
+        self.flags
+    }
 }
 
 impl CommandType for WriteAtomic16 {
@@ -68,7 +84,7 @@ impl CommandType for WriteAtomic16 {
     };
     const USAGE: Self = Self {
         opcode: OpCode::WRITE_ATOMIC_16.0,
-        flags: DPO | FUA,
+        flags: PROTECT | DPO | FUA,
         lba: be::U64::MAX_VALUE,
         boundary: be::U16::ZERO,
         length: be::U16::MAX_VALUE,
@@ -83,7 +99,7 @@ impl CommandType for WriteAtomic16 {
         if u64::from(self.length.get()) > atomic_blocks_max(&lu.unit) {
             return Err(Sense::in_cdb(offset_of!(Self, length)));
         }
-        Ok(Plan::Do(Step::WriteAtomic { offset, len, durable: durable(lu, self.flags) }))
+        planned(lu, self, About::Write, Step::WriteAtomic { offset, len, durable: durable(lu, self.flags) })
     }
 }
 
@@ -119,7 +135,7 @@ mod tests {
         let asc = |ended: Ended| Asc(u16::from_be_bytes([ended.sense[12], ended.sense[13]]));
         assert_eq!(asc(or_write(&rig, 0, 2047, 2, &[0; 1024])), Asc::LBA_OUT_OF_RANGE);
         assert_eq!(asc(or_write(&rig, 0, 2049, 0, &[])), Asc::LBA_OUT_OF_RANGE);
-        assert_eq!(or_write(&rig, 0x20, 0, 1, &[0; 512]).sense[15..], [0xcd, 0, 1], "ORPROTECT");
+        assert_eq!(or_write(&rig, 0x20, 0, 1, &[0; 512]).sense[15..], [0xcf, 0, 1], "ORPROTECT");
         assert_eq!(rig.memory.asked.take(), []);
     }
 

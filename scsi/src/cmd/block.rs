@@ -1,8 +1,9 @@
 //! What commands that name a range of blocks share: three CDB layouts, bounds, limits.
 
 use crate::lu::LogicalUnit;
+use crate::protect::Tags;
 use crate::sense::{Asc, Sense};
-use crate::table::{Alua, Gate, Gates, Needs, OpCode, Persistent, Reach, Timeout};
+use crate::table::{Alua, Code, Gate, Gates, Needs, OpCode, Persistent, Reach, Timeout, additional_length};
 use lunar_core::step::PIECE_BYTES;
 use lunar_core::unit::Unit;
 use lunar_core::wire::be;
@@ -23,7 +24,7 @@ pub const UNMAP_BLOCKS_MAX: u64 = 1 << 20;
 /// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT: the parameter list fits a page with its header.
 pub const UNMAP_DESCRIPTORS_MAX: usize = 255;
 
-/// Byte 1: WRPROTECT, RDPROTECT, VRPROTECT. Not evaluated: units have no protection information.
+/// Byte 1, or 10 of 32: WRPROTECT, RDPROTECT, VRPROTECT, ORPROTECT.
 pub const PROTECT: u8 = 0xe0;
 /// Byte 1: disable page out. A hint, which is not needed.
 pub const DPO: u8 = 0x10;
@@ -85,6 +86,13 @@ pub const WRITES: Gates = Gates {
     timeout: Timeout::Transfer,
 };
 
+/// As [`READS`], for commands that units of protection type 2 have.
+pub const TAGGED_READS: Gates = Gates { needs: Needs::TypeTwo, ..READS };
+/// As [`WRITES`], for commands that units of protection type 2 have.
+pub const TAGGED_WRITES: Gates = Gates { needs: Needs::TypeTwo, ..WRITES };
+/// As [`LONG_WRITES`], for commands that units of protection type 2 have.
+pub const LONG_TAGGED_WRITES: Gates = Gates { needs: Needs::TypeTwo, ..LONG_WRITES };
+
 /// As [`WRITES`], for those that may take long.
 pub const LONG_WRITES: Gates = Gates {
     reach: Reach::Disk,
@@ -100,6 +108,10 @@ pub const LONG_WRITES: Gates = Gates {
 
 /// A CDB that names a range of blocks.
 pub trait Blocks {
+    /// Offset of the flags, for field pointers.
+    const FLAGS_AT: usize = 1;
+    /// Whether it has tags of protection information.
+    const HAS_TAGS: bool = false;
     /// Offset of the LBA, for field pointers.
     const LBA_AT: usize;
     /// Offset of the length, for field pointers.
@@ -108,8 +120,12 @@ pub trait Blocks {
     fn lba(&self) -> u64;
     /// How many.
     fn count(&self) -> u64;
-    /// Byte 1.
+    /// Byte 1, or 10 of 32.
     fn flags(&self) -> u8;
+    /// Tags of protection information, if it has them.
+    fn tags(&self) -> Option<Tags> {
+        None
+    }
 }
 
 /// Declares a CDB layout with one operation code per type.
@@ -187,6 +203,8 @@ impl<const OP: u8> Block10<OP> {
 
     /// The operation code.
     pub const OP: OpCode = OpCode(OP);
+    /// What names the command.
+    pub const CODE: Code = Code::of(OpCode(OP));
 }
 
 impl<const OP: u8> Block12<OP> {
@@ -198,6 +216,8 @@ impl<const OP: u8> Block12<OP> {
 
     /// The operation code.
     pub const OP: OpCode = OpCode(OP);
+    /// What names the command.
+    pub const CODE: Code = Code::of(OpCode(OP));
 }
 
 impl<const OP: u8> Block16<OP> {
@@ -209,6 +229,84 @@ impl<const OP: u8> Block16<OP> {
 
     /// The operation code.
     pub const OP: OpCode = OpCode(OP);
+    /// What names the command.
+    pub const CODE: Code = Code::of(OpCode(OP));
+}
+
+/// Thirty-two bytes: with tags of protection information.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Block32<const ACTION: u16> {
+    /// Operation code.
+    pub opcode: u8,
+    /// CONTROL.
+    pub control: u8,
+    /// Zero.
+    pub reserved: [u8; 4],
+    /// GROUP NUMBER.
+    pub group: u8,
+    /// ADDITIONAL CDB LENGTH.
+    pub additional: u8,
+    /// SERVICE ACTION.
+    pub action: be::U16,
+    /// Protection, DPO, FUA and what else a command has there.
+    pub flags: u8,
+    /// Zero.
+    pub reserved2: u8,
+    /// LOGICAL BLOCK ADDRESS.
+    pub lba: be::U64,
+    /// EXPECTED INITIAL LOGICAL BLOCK REFERENCE TAG.
+    pub reference: be::U32,
+    /// EXPECTED LOGICAL BLOCK APPLICATION TAG.
+    pub application: be::U16,
+    /// LOGICAL BLOCK APPLICATION TAG MASK.
+    pub mask: be::U16,
+    /// TRANSFER LENGTH in blocks, or what else a command calls it.
+    pub length: be::U32,
+}
+
+impl<const ACTION: u16> Blocks for Block32<ACTION> {
+    const FLAGS_AT: usize = offset_of!(Self, flags);
+    const HAS_TAGS: bool = true;
+    const LBA_AT: usize = offset_of!(Self, lba);
+    const LENGTH_AT: usize = offset_of!(Self, length);
+    fn lba(&self) -> u64 {
+        self.lba.get()
+    }
+    fn count(&self) -> u64 {
+        self.length.get().into()
+    }
+    fn flags(&self) -> u8 {
+        self.flags
+    }
+    fn tags(&self) -> Option<Tags> {
+        Some(Tags { first: self.reference.get(), application: self.application.get(), mask: self.mask.get() })
+    }
+}
+
+impl<const ACTION: u16> Block32<ACTION> {
+    /// What names the command.
+    pub const CODE: Code = Code::long(ACTION);
+
+    /// The usage mask of a command that evaluates these bits of byte 10.
+    #[must_use]
+    pub const fn usage(flags: u8) -> Self {
+        Self {
+            opcode: OpCode::VARIABLE_LENGTH.0,
+            control: 0,
+            reserved: [0; 4],
+            group: GROUP,
+            additional: additional_length::<Self>(),
+            action: be::U16::new(ACTION),
+            flags,
+            reserved2: 0,
+            lba: be::U64::MAX_VALUE,
+            reference: be::U32::MAX_VALUE,
+            application: be::U16::MAX_VALUE,
+            mask: be::U16::MAX_VALUE,
+            length: be::U32::MAX_VALUE,
+        }
+    }
 }
 
 /// Bytes of a unit: checked to lie within.

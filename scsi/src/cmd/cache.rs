@@ -20,6 +20,9 @@ pub type PreFetch16 = Block16<{ OpCode::PRE_FETCH_16.0 }>;
 
 /// IMMED: an answer before the work is done. Allowed, not promised: the work is done first all the same.
 const IMMEDIATE: u8 = 0x02;
+/// The obsolete SYNC_NV, which initiators still set: a non-volatile cache would do (SBC-2 5.18). More is done all the
+/// same.
+const SYNC_NV: u8 = 0x04;
 
 /// What stops SYNCHRONIZE CACHE.
 const FLUSHES: Gates = Gates {
@@ -47,11 +50,11 @@ fn pre_fetch(cx: &Context<'_>, cdb: &impl Blocks) -> Result<Plan, Sense> {
 
 /// A command of one layout that moves no data.
 macro_rules! dataless {
-    ($command:ty, $name:literal, $clause:literal, $effect:expr, $gates:expr, $run:ident) => {
+    ($command:ty, $name:literal, $clause:literal, $effect:expr, $gates:expr, $flags:expr, $run:ident) => {
         impl CommandType for $command {
             const POLICY: Policy =
                 Policy { name: $name, clause: $clause, code: Code::of(Self::OP), effect: $effect, gates: $gates };
-            const USAGE: Self = Self::usage(IMMEDIATE);
+            const USAGE: Self = Self::usage($flags);
             const DATA: Data<Self> = Data::None;
 
             fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
@@ -61,7 +64,10 @@ macro_rules! dataless {
     };
 }
 
-dataless!(SynchronizeCache10, "SYNCHRONIZE CACHE(10)", "SBC-3 5.26", Effect::None, FLUSHES, synchronize);
-dataless!(SynchronizeCache16, "SYNCHRONIZE CACHE(16)", "SBC-3 5.27", Effect::None, FLUSHES, synchronize);
-dataless!(PreFetch10, "PRE-FETCH(10)", "SBC-3 5.8", Effect::Read, READS, pre_fetch);
-dataless!(PreFetch16, "PRE-FETCH(16)", "SBC-3 5.9", Effect::Read, READS, pre_fetch);
+/// What SYNCHRONIZE CACHE evaluates of byte 1.
+const SYNC: u8 = IMMEDIATE | SYNC_NV;
+
+dataless!(SynchronizeCache10, "SYNCHRONIZE CACHE(10)", "SBC-3 5.26", Effect::None, FLUSHES, SYNC, synchronize);
+dataless!(SynchronizeCache16, "SYNCHRONIZE CACHE(16)", "SBC-3 5.27", Effect::None, FLUSHES, SYNC, synchronize);
+dataless!(PreFetch10, "PRE-FETCH(10)", "SBC-3 5.8", Effect::Read, READS, IMMEDIATE, pre_fetch);
+dataless!(PreFetch16, "PRE-FETCH(16)", "SBC-3 5.9", Effect::Read, READS, IMMEDIATE, pre_fetch);

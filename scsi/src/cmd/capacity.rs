@@ -7,6 +7,7 @@ use crate::table::{
     Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, SERVICE_ACTION_BITS,
     Timeout,
 };
+use lunar_core::protection::Kind;
 use lunar_core::wire::be;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -18,7 +19,7 @@ const ASKS: Gates = Gates {
     spc2: Gate::Stops,
     persistent: Persistent::Passes,
     alua: Alua::Active,
-    not_ready: Gate::Passes,
+    not_ready: Gate::Stops,
     write_protect: Gate::Passes,
     timeout: Timeout::Quick,
 };
@@ -45,7 +46,7 @@ impl CommandType for ReadCapacity10 {
         clause: "SBC-3 5.15",
         code: Code::of(OpCode::READ_CAPACITY_10),
         effect: Effect::None,
-        gates: ASKS,
+        gates: Gates { reach: Reach::Unit, ..ASKS },
     };
     const USAGE: Self = Self { opcode: OpCode::READ_CAPACITY_10.0, reserved: [0; 8], control: 0 };
     const DATA: Data<Self> = Data::Answer(|_| size_of::<Capacity10>() as u32);
@@ -80,7 +81,7 @@ const _: () = assert!(ACTION & !SERVICE_ACTION_BITS == 0);
 struct Capacity16 {
     last_lba: be::U64,
     block_length: be::U32,
-    /// P_TYPE, PROT_EN: none.
+    /// P_TYPE, PROT_EN.
     protection: u8,
     /// Logical blocks per physical block exponent.
     exponent: u8,
@@ -91,6 +92,8 @@ struct Capacity16 {
 
 /// Logical block provisioning management enabled.
 const LBPME: u16 = 0x8000;
+/// PROT_EN: blocks have protection information; above it P_TYPE, how.
+const PROTECTED: u8 = 0x01;
 /// Unmapped blocks read as zeroes.
 const LBPRZ: u16 = 0x4000;
 
@@ -123,7 +126,10 @@ impl CommandType for ReadCapacity16 {
         cx.out.put(&Capacity16 {
             last_lba: (geometry.blocks - 1).into(),
             block_length: geometry.block_size.into(),
-            protection: 0,
+            protection: match lu.protection() {
+                Kind::None => 0,
+                kind => (kind as u8 - Kind::One as u8) << 1 | PROTECTED,
+            },
             exponent: geometry.physical_exponent & 0x0f,
             provisioning: provisioning.into(),
             reserved: [0; 16],

@@ -2,13 +2,14 @@
 
 use crate::context::Context;
 use crate::lu::{Change, LogicalUnit, MediumState};
-use crate::plan::Plan;
-use crate::renew::{Pass, Renewal};
+use crate::plan::{Kept, Plan};
+use crate::renew::{Pass, Renewal, kept};
 use crate::sense::{Asc, Sense};
 use crate::table::{
     Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, SERVICE_ACTION_BITS,
     Timeout,
 };
+use lunar_core::protection::Kind;
 use lunar_core::wire::be;
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -28,7 +29,7 @@ const fn renews(needs: Needs) -> Gates {
     }
 }
 
-/// FORMAT UNIT: all blocks are zeroes after. Protection information and other block lengths are not supported.
+/// FORMAT UNIT: all blocks are zeroes after, and protected as it says. Other block lengths are not supported.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FormatUnit {
@@ -39,6 +40,8 @@ pub struct FormatUnit {
     control: u8,
 }
 
+/// FMTPINFO: how blocks are protected after.
+const PROTECTION_INFORMATION: u8 = 0xc0;
 /// LONGLIST: the long header.
 const LONG_LIST: u8 = 0x20;
 /// FMTDATA: there is a parameter list.
@@ -72,8 +75,26 @@ struct LongHeader {
     defects: be::U32,
 }
 
-/// Whether the parameter list says IMMED.
-fn immediate_format(list: &[u8], is_long: bool) -> Result<bool, Sense> {
+/// PROTECTION FIELD USAGE of the parameter list.
+const FIELD_USAGE: u8 = 0x07;
+
+/// How blocks are protected after FORMAT UNIT (SBC-3 table 39): type 0 in any case for who cannot.
+fn kind(lu: &LogicalUnit, information: u8, usage: u8) -> Result<Kind, Sense> {
+    if information != 0 && lu.unit.protection.is_none() {
+        return Err(Sense::bit_in_cdb(offset_of!(FormatUnit, flags), 7));
+    }
+    match (information, usage) {
+        (0b00, 0) => Ok(Kind::None),
+        (0b10, 0) => Ok(Kind::One),
+        (0b11, 0) => Ok(Kind::Two),
+        (0b11, 1) => Ok(Kind::Three),
+        (0b01, _) => Err(Sense::bit_in_cdb(offset_of!(FormatUnit, flags), 7)),
+        _ => Err(Sense::bit_in_list(offset_of!(ShortHeader, protection), 2)),
+    }
+}
+
+/// What the parameter list says: PROTECTION FIELD USAGE, and IMMED.
+fn listed(list: &[u8], is_long: bool) -> Result<(u8, bool), Sense> {
     const SHORT: Sense = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
     let (protection, flags, defects_at, defects) = if is_long {
         let (header, _) = LongHeader::ref_from_prefix(list).map_err(|_| SHORT)?;
@@ -85,7 +106,7 @@ fn immediate_format(list: &[u8], is_long: bool) -> Result<bool, Sense> {
         let (header, _) = ShortHeader::ref_from_prefix(list).map_err(|_| SHORT)?;
         (header.protection, header.flags, offset_of!(ShortHeader, defects), header.defects.get().into())
     };
-    if protection != 0 {
+    if protection & !FIELD_USAGE != 0 {
         return Err(Sense::in_list(offset_of!(ShortHeader, protection)));
     }
     let allowed = if flags & OPTIONS_VALID == 0 { 0 } else { OPTIONS };
@@ -96,7 +117,7 @@ fn immediate_format(list: &[u8], is_long: bool) -> Result<bool, Sense> {
     if defects != 0 {
         return Err(Sense::in_list(defects_at));
     }
-    Ok(flags & IMMEDIATE_FORMAT != 0)
+    Ok((protection, flags & IMMEDIATE_FORMAT != 0))
 }
 
 /// All zeroes, the space given back where that may be.
@@ -114,7 +135,7 @@ impl CommandType for FormatUnit {
     };
     const USAGE: Self = Self {
         opcode: OpCode::FORMAT_UNIT.0,
-        flags: LONG_LIST | FORMAT_DATA | DEFECTS,
+        flags: PROTECTION_INFORMATION | LONG_LIST | FORMAT_DATA | DEFECTS,
         vendor: 0,
         obsolete: [0; 2],
         control: 0,
@@ -126,12 +147,14 @@ impl CommandType for FormatUnit {
     });
 
     fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
-        let immediate = match self.flags & FORMAT_DATA != 0 {
-            true => immediate_format(list, self.flags & LONG_LIST != 0)?,
-            false => false,
+        let lu = cx.disk()?;
+        let (usage, immediate) = match self.flags & FORMAT_DATA != 0 {
+            true => listed(list, self.flags & LONG_LIST != 0)?,
+            false => (0, false),
         };
+        let protection = Some(kind(lu, self.flags >> PROTECTION_INFORMATION.trailing_zeros(), usage)?);
         let (during, failed) = (MediumState::Formatting, MediumState::FormatFailed);
-        Ok(Plan::Renew(Box::new(Renewal { during, failed, passes: zeroes(cx.disk()?), immediate })))
+        Ok(Plan::Renew(Box::new(Renewal { during, failed, protection, passes: zeroes(lu), immediate })))
     }
 }
 
@@ -182,7 +205,7 @@ impl<const ACTION: u8> Sanitize<ACTION> {
     fn plan(&self, passes: Vec<Pass>) -> Plan {
         let failed = MediumState::SanitizeFailed { exits: self.flags & UNRESTRICTED_EXIT != 0 };
         let immediate = self.flags & IMMEDIATE != 0;
-        Plan::Renew(Box::new(Renewal { during: MediumState::Sanitizing, failed, passes, immediate }))
+        Plan::Renew(Box::new(Renewal { during: MediumState::Sanitizing, failed, protection: None, passes, immediate }))
     }
 }
 
@@ -250,7 +273,8 @@ impl CommandType for ExitFailureMode {
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         match cx.disk()?.medium() {
             MediumState::SanitizeFailed { exits: true } => {
-                Ok(Plan::Change { flush: false, keep: None, change: Change::Medium(MediumState::Ready) })
+                let keep = Some(Box::new(Kept { name: kept::KEPT_AS, bytes: Vec::new() }));
+                Ok(Plan::Change { flush: false, keep, change: Change::Medium(MediumState::Ready) })
             }
             MediumState::SanitizeFailed { exits: false } => Err(Sense::bit_in_cdb(1, 4)),
             _ => Ok(Plan::Done),

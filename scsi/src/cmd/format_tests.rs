@@ -64,10 +64,10 @@ fn a_format_that_is_not_supported_is_refused() {
         let ended = rig.run(cdb, list, 0);
         (ended.sense[12], ended.sense[15], ended.sense[17])
     };
-    assert_eq!(refused(&[4, 0x50, 0, 0, 0, 0], &[0; 4]), (0x24, 0xce, 1), "FMTPINFO");
+    assert_eq!(refused(&[4, 0x50, 0, 0, 0, 0], &[0; 4]), (0x24, 0xcf, 1), "FMTPINFO");
     let short: [u8; 6] = [4, 0x10, 0, 0, 0, 0];
     assert_eq!(refused(&short, &[0; 3]).0, 0x1a);
-    assert_eq!(refused(&short, &[1, 0, 0, 0]), (0x26, 0x80, 0));
+    assert_eq!(refused(&short, &[1, 0, 0, 0]), (0x26, 0x8a, 0));
     assert_eq!(refused(&short, &[0, 0x40, 0, 0]), (0x26, 0x8e, 1), "DPRY without FOV");
     assert_eq!(refused(&short, &[0, 0x88, 0, 0]), (0x26, 0x8b, 1), "IP");
     assert_eq!(refused(&short, &[0, 0, 0, 4]), (0x26, 0x80, 2));

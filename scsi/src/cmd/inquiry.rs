@@ -9,6 +9,7 @@ use crate::table::{
     Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
 };
 use crate::vpd;
+use lunar_core::medium::MediumKind;
 use lunar_core::wire::be;
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -55,6 +56,10 @@ struct Standard {
 pub(crate) const DISK: u8 = 0x00;
 /// PERIPHERAL QUALIFIER 001b: a disk that is there, but not by this way.
 const NOT_CONNECTED: u8 = 0x20;
+/// A CD or DVD drive.
+const DRIVE: u8 = 0x05;
+/// RMB: the medium can be taken out.
+const REMOVABLE: u8 = 0x80;
 /// A well-known logical unit.
 const WELL_KNOWN: u8 = 0x1e;
 /// PERIPHERAL QUALIFIER 011b, device type unknown: nobody has this LUN.
@@ -67,6 +72,8 @@ const HIERARCHICAL: u8 = 0x10 | 0x02;
 const IMPLICIT_AND_EXPLICIT: u8 = 0x30;
 /// 3PC: third-party copies.
 const THIRD_PARTY_COPY: u8 = 0x08;
+/// PROTECT: protection information can be kept.
+const PROTECTION: u8 = 0x01;
 /// MULTIP: more than one target port.
 const MULTI_PORT: u8 = 0x10;
 /// CMDQUE.
@@ -74,7 +81,7 @@ const QUEUING: u8 = 0x02;
 
 lunar_core::codes! {
     /// Version descriptors (SPC-4 6.6.2.2).
-    struct Version(u16) { SAM_5 = 0x00a0, SPC_4 = 0x0460, SBC_3 = 0x04c0, ISCSI = 0x0960 }
+    struct Version(u16) { SAM_5 = 0x00a0, SPC_4 = 0x0460, SBC_3 = 0x04c0, MMC_6 = 0x04e0, ISCSI = 0x0960 }
 }
 
 /// ASCII, left-aligned, filled up with blanks (SPC-4 4.3.1).
@@ -85,11 +92,15 @@ pub(crate) fn text<const N: usize>(text: &str) -> [u8; N] {
     field
 }
 
-/// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE of a disk (SPC-4 5.15.2.4.5).
+/// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE of a unit (SPC-4 5.15.2.4.5).
 pub(crate) fn peripheral(itl: &ItlNexus) -> u8 {
+    let device = match itl.lu.kind {
+        MediumKind::Fixed | MediumKind::Removable => DISK,
+        MediumKind::Optical => DRIVE,
+    };
     match itl.alua() {
-        AluaState::UNAVAILABLE | AluaState::OFFLINE => NOT_CONNECTED | DISK,
-        _ => DISK,
+        AluaState::UNAVAILABLE | AluaState::OFFLINE => NOT_CONNECTED | device,
+        _ => device,
     }
 }
 
@@ -99,18 +110,31 @@ fn standard(cx: &Context<'_>) -> Standard {
         Addressee::WellKnown => (WELL_KNOWN, None),
         Addressee::Nobody => (NOBODY, None),
     };
+    let kind = match cx.addressee {
+        Addressee::Disk(itl) => Some(itl.lu.kind),
+        _ => None,
+    };
+    let is_disk = kind.is_some_and(|kind| Reach::Disk.covers(kind));
     let mut standards = [be::U16::ZERO; 8];
-    let versions = [Version::SAM_5, Version::SPC_4, Version::SBC_3, Version::ISCSI];
+    let commands = if kind == Some(MediumKind::Optical) { Version::MMC_6 } else { Version::SBC_3 };
+    let versions = [Version::SAM_5, Version::SPC_4, commands, Version::ISCSI];
     let is_iscsi = cx.target.port(cx.nexus.name.target_port).is_some_and(|port| port.protocol == vpd::PROTOCOL_ISCSI);
     let known = if is_iscsi { versions.len() } else { versions.len() - 1 };
     standards.iter_mut().zip(&versions[..known]).for_each(|(to, version)| *to = version.0.into());
     Standard {
         device,
-        removable: 0,
+        removable: if matches!(kind, None | Some(MediumKind::Fixed)) { 0 } else { REMOVABLE },
         version: SPC_4,
         format: HIERARCHICAL,
         additional: (size_of::<Standard>() - offset_of!(Standard, groups)) as u8,
-        groups: if matches!(cx.addressee, Addressee::Disk(_)) { IMPLICIT_AND_EXPLICIT | THIRD_PARTY_COPY } else { 0 },
+        // The operation codes of a drive mean other things: it cannot be asked about groups or for copies.
+        groups: match cx.addressee {
+            Addressee::Disk(itl) if is_disk && itl.lu.unit.protection.is_some() => {
+                IMPLICIT_AND_EXPLICIT | THIRD_PARTY_COPY | PROTECTION
+            }
+            Addressee::Disk(_) if is_disk => IMPLICIT_AND_EXPLICIT | THIRD_PARTY_COPY,
+            _ => 0,
+        },
         ports: if cx.target.config().ports.len() > 1 { MULTI_PORT } else { 0 },
         queue: QUEUING,
         vendor: text(names.map_or("LUNAR", |names| &names.vendor)),

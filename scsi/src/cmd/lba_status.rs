@@ -4,10 +4,11 @@ use super::block::{READS, within};
 use crate::context::Context;
 use crate::plan::Plan;
 use crate::sense::Sense;
-use crate::table::{Code, CommandType, Data, Effect, OpCode, Policy, SERVICE_ACTION_BITS};
+use crate::table::{Code, CommandType, Data, Effect, OpCode, Policy, SERVICE_ACTION_BITS, additional_length};
 use lunar_core::io::Extent;
 use lunar_core::unit::Geometry;
 use lunar_core::wire::{Writer, be};
+use std::ops::Range;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// GET LBA STATUS(16)
@@ -55,6 +56,8 @@ const MAPPED: u8 = 0;
 const DEALLOCATED: u8 = 1;
 /// COMPLETION CONDITION: the allocation length, or what one answer holds, was met.
 const FULL: u8 = 1 << 1;
+/// COMPLETION CONDITION: as many blocks as were to be looked at.
+const SCANNED: u8 = 2 << 1;
 /// COMPLETION CONDITION: the last block is there.
 const COMPLETE: u8 = 3 << 1;
 
@@ -77,27 +80,85 @@ impl CommandType for GetLbaStatus16 {
     const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
-        let lu = cx.disk()?;
-        let lba = self.lba.get();
-        within(lu, lba, 1)?;
-        if !lu.provisioning() {
-            let all = Extent { len: lu.unit.geometry.bytes(), mapped: true };
-            report(&lu.unit.geometry, lba, &[all], &mut cx.out);
-            return Ok(Plan::Answer);
-        }
-        let room = (self.allocation.get() as usize).saturating_sub(size_of::<Header>()) / size_of::<Descriptor>();
-        Ok(Plan::Survey { lba, runs: room.clamp(1, DESCRIPTORS_MAX) })
+        status(cx, self.lba.get(), u64::MAX, self.allocation.get())
     }
 }
 
-/// Writes parameter data: which of the blocks from `lba` on take space, run by run.
-pub(crate) fn report(geometry: &Geometry, lba: u64, runs: &[Extent], out: &mut Writer<'_>) {
+/// GET LBA STATUS(32)
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct GetLbaStatus32 {
+    opcode: u8,
+    control: u8,
+    reserved: [u8; 5],
+    length: u8,
+    action: be::U16,
+    /// REPORT TYPE: of all blocks there are.
+    kind: u8,
+    reserved2: u8,
+    lba: be::U64,
+    /// SCAN LENGTH: blocks to look at; zero for all.
+    scan: be::U32,
+    /// There are no elements to ask for.
+    element: be::U32,
+    allocation: be::U32,
+}
+
+impl CommandType for GetLbaStatus32 {
+    const POLICY: Policy = Policy {
+        name: "GET LBA STATUS(32)",
+        clause: "SBC-4 5.8",
+        code: Code::long(ACTION as u16),
+        effect: Effect::Read,
+        gates: READS,
+    };
+    const USAGE: Self = Self {
+        opcode: OpCode::VARIABLE_LENGTH.0,
+        control: 0,
+        reserved: [0; 5],
+        length: additional_length::<Self>(),
+        action: be::U16::new(ACTION as u16),
+        kind: 0,
+        reserved2: 0,
+        lba: be::U64::MAX_VALUE,
+        scan: be::U32::MAX_VALUE,
+        element: be::U32::ZERO,
+        allocation: be::U32::MAX_VALUE,
+    };
+    const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
+
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let scan = match self.scan.get() {
+            0 => u64::MAX,
+            blocks => blocks.into(),
+        };
+        status(cx, self.lba.get(), scan, self.allocation.get())
+    }
+}
+
+/// Plans to tell of `scan` blocks at most.
+fn status(cx: &mut Context<'_>, lba: u64, scan: u64, allocation: u32) -> Result<Plan, Sense> {
+    let lu = cx.disk()?;
+    within(lu, lba, 1)?;
+    let geometry = &lu.unit.geometry;
+    let blocks = scan.min(geometry.blocks - lba);
+    if !lu.provisioning() {
+        let all = Extent { len: geometry.bytes(), mapped: true };
+        report(geometry, lba..lba + blocks, &[all], &mut cx.out);
+        return Ok(Plan::Answer);
+    }
+    let room = (allocation as usize).saturating_sub(size_of::<Header>()) / size_of::<Descriptor>();
+    Ok(Plan::Survey { lba, blocks, runs: room.clamp(1, DESCRIPTORS_MAX) })
+}
+
+/// Writes parameter data: which of these blocks take space, run by run.
+pub(crate) fn report(geometry: &Geometry, blocks: Range<u64>, runs: &[Extent], out: &mut Writer<'_>) {
     let start = out.written();
     out.zeros(size_of::<Header>());
-    let mut at = lba;
+    let mut at = blocks.start;
     for run in runs {
         let status = if run.mapped { MAPPED } else { DEALLOCATED };
-        let mut rest = (run.len / u64::from(geometry.block_size)).min(geometry.blocks - at);
+        let mut rest = (run.len / u64::from(geometry.block_size)).min(blocks.end - at);
         while rest > 0 {
             let count = u32::try_from(rest).unwrap_or(u32::MAX);
             out.put(&Descriptor { lba: at.into(), count: count.into(), status, reserved: [0; 3] });
@@ -105,7 +166,11 @@ pub(crate) fn report(geometry: &Geometry, lba: u64, runs: &[Extent], out: &mut W
             rest -= u64::from(count);
         }
     }
-    let condition = if at == geometry.blocks { COMPLETE } else { FULL };
+    let condition = match at {
+        at if at == geometry.blocks => COMPLETE,
+        at if at == blocks.end => SCANNED,
+        _ => FULL,
+    };
     // Few runs, of descriptors of 2^32 blocks: far below 4 GiB.
     let length = (out.written() - start - size_of::<be::U32>()) as u32;
     out.patch(start, Header { length: length.into(), reserved: [0; 3], condition }.as_bytes());
@@ -176,6 +241,31 @@ mod tests {
     }
 
     #[test]
+    fn as_many_blocks_as_are_to_be_looked_at() {
+        let scan = |rig: &Rig, lba: u64, blocks: u32| {
+            let cdb = [
+                &[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 0, 0x12, 0, 0][..],
+                &lba.to_be_bytes(),
+                &blocks.to_be_bytes(),
+                &[0; 4],
+                &1000_u32.to_be_bytes(),
+            ];
+            rig.run(&cdb.concat(), &[], 1000).data
+        };
+        let told = |condition: u8, descriptors: &[Vec<u8>]| {
+            let length = 4 + 16 * u8::try_from(descriptors.len()).expect("few");
+            [vec![0, 0, 0, length, 0, 0, 0, condition], descriptors.concat()].concat()
+        };
+        let rig = written();
+        assert_eq!(scan(&rig, 0, 0), ask(&rig, 0, 1000).data);
+        assert_eq!(scan(&rig, 0, u32::MAX), ask(&rig, 0, 1000).data);
+        assert_eq!(scan(&rig, 4, 6), told(SCANNED, &[descriptor(4, 4, 1), descriptor(8, 2, 0)]));
+        assert_eq!(scan(&rig, BLOCKS - 1, 1), told(COMPLETE, &[descriptor(BLOCKS - 1, 1, 0)]));
+        let thick = Rig::new(Traits { unmap_granularity: 0, ..Rig::traits() });
+        assert_eq!(scan(&thick, 5, 7), told(SCANNED, &[descriptor(5, 7, 0)]));
+    }
+
+    #[test]
     fn a_block_that_is_not_there_is_refused() {
         for lba in [BLOCKS, BLOCKS + 1, 1 << 63, u64::MAX] {
             assert_eq!(ask(&Rig::default(), lba, 24).sense[12..14], Asc::LBA_OUT_OF_RANGE.0.to_be_bytes());
@@ -187,7 +277,7 @@ mod tests {
         let geometry = Geometry { block_size: 512, blocks: 1 << 33, physical_exponent: 0 };
         let mut bytes = [0; 64];
         let mut out = Writer::new(&mut bytes);
-        report(&geometry, 1, &[Extent { len: u64::MAX, mapped: false }], &mut out);
+        report(&geometry, 1..1 << 33, &[Extent { len: u64::MAX, mapped: false }], &mut out);
         assert_eq!(out.written(), 8 + 3 * 16);
         let max = u64::from(u32::MAX);
         let parts = [descriptor(1, u32::MAX, 1), descriptor(1 + max, u32::MAX, 1), descriptor(1 + 2 * max, 1, 1)];

@@ -1,15 +1,17 @@
 //! LOG SENSE and LOG SELECT; the pages are in [`crate::log`].
 
 use crate::context::Context;
-use crate::log::{self, Values};
+use crate::log::{self, Ask, POINTER_AT, Values, client};
 use crate::lu::Change;
-use crate::plan::Plan;
-use crate::sense::Sense;
+use crate::mode::can_save;
+use crate::plan::{Kept, Plan};
+use crate::sense::{Asc, Sense};
 use crate::table::{
     Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
 };
 use lunar_core::wire::be;
 use std::mem::offset_of;
+use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// What stops both.
@@ -33,8 +35,12 @@ const CUMULATIVE: u8 = 1;
 const DEFAULT_CUMULATIVE: u8 = 3;
 /// Byte 1 of LOG SELECT: parameter code reset.
 const PCR: u8 = 0x02;
+/// Byte 1 of LOG SELECT: what is set is saved.
+const SP: u8 = 0x01;
 
-/// LOG SENSE. SP must be zero: nothing is saved.
+const _: () = assert!(offset_of!(LogSense, pointer) == POINTER_AT);
+
+/// LOG SENSE. SP must be zero: what is saved was when it was set.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LogSense {
@@ -71,8 +77,8 @@ impl CommandType for LogSense {
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         let lu = cx.disk()?;
         let page = self.page & PAGE_CODE;
-        let Some(row) = log::find(page, self.subpage) else {
-            return Err(match log::find(page, 0) {
+        let Some(row) = log::find(lu, page, self.subpage) else {
+            return Err(match log::find(lu, page, 0) {
                 Some(_) => Sense::in_cdb(offset_of!(Self, subpage)),
                 None => Sense::bit_in_cdb(offset_of!(Self, page), 5),
             });
@@ -84,15 +90,16 @@ impl CommandType for LogSense {
             _ if page == 0 => Values::Current,
             _ => return Err(Sense::bit_in_cdb(offset_of!(Self, page), 7)),
         };
-        let from = self.pointer.get();
-        if !row.write(lu, values, from, &mut cx.out) && from > 0 {
-            return Err(Sense::in_cdb(offset_of!(Self, pointer)));
+        let ask = Ask { page, subpage: self.subpage, values, from: self.pointer.get() };
+        if row.measures {
+            return Ok(Plan::Log(ask));
         }
+        ask.answer(lu, &mut cx.out)?;
         Ok(Plan::Answer)
     }
 }
 
-/// LOG SELECT: sets all counters to zero. No parameter can be given a value. SP must be zero: nothing is saved.
+/// LOG SELECT: sets all counters to zero and what initiators have left to nothing, or takes over what they leave.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LogSelect {
@@ -115,24 +122,49 @@ impl CommandType for LogSelect {
     };
     const USAGE: Self = Self {
         opcode: OpCode::LOG_SELECT.0,
-        flags: PCR,
+        flags: PCR | SP,
         page: !PAGE_CODE,
         subpage: 0,
         reserved: [0; 3],
         length: be::U16::MAX_VALUE,
         control: 0,
     };
-    const DATA: Data<Self> = Data::None;
+    const DATA: Data<Self> = Data::List(|cdb| cdb.length.get().into());
 
-    fn run(&self, _cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
-        if self.length.get() > 0 {
-            return Err(Sense::in_cdb(offset_of!(Self, length)));
+    fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
+        let lu = cx.disk()?;
+        let (saves, resets) = (self.flags & SP != 0, self.flags & PCR != 0);
+        if saves && !can_save(&lu.unit) {
+            return Err(Sense::bit_in_cdb(offset_of!(Self, flags), 0));
         }
-        let resets = self.flags & PCR != 0 || self.page >> 6 == DEFAULT_CUMULATIVE;
-        Ok(match resets {
-            true => Plan::Change { flush: false, keep: None, change: Change::LogReset },
-            false => Plan::Done,
-        })
+        let keep =
+            |saves: bool, bytes: &[u8]| saves.then(|| Box::new(Kept { name: client::KEPT_AS, bytes: bytes.to_vec() }));
+        if self.length.get() == 0 {
+            return Ok(match resets || self.page >> 6 == DEFAULT_CUMULATIVE {
+                true => Plan::Change { flush: false, keep: keep(saves, &[]), change: Change::LogReset },
+                // What is there is saved.
+                false if saves => self.leave(keep(true, &lu.client_log()), lu.client_log()),
+                false => Plan::Done,
+            });
+        }
+        if resets {
+            return Err(Sense::bit_in_cdb(offset_of!(Self, flags), 1));
+        }
+        // Lists are neither thresholds nor defaults; where they are set, PC says nothing (SPC-4 6.7).
+        if self.page >> 6 > CUMULATIVE {
+            return Err(Sense::bit_in_cdb(offset_of!(Self, page), 7));
+        }
+        if list.len() < usize::from(self.length.get()) {
+            return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR));
+        }
+        let selected = client::select(lu, list)?;
+        Ok(self.leave(keep(saves && selected.saves, &selected.values), selected.values))
+    }
+}
+
+impl LogSelect {
+    fn leave(&self, keep: Option<Box<Kept>>, values: Arc<[u8]>) -> Plan {
+        Plan::Change { flush: false, keep, change: Change::ClientLog(values) }
     }
 }
 
@@ -145,7 +177,7 @@ mod tests {
     use lunar_core::io::Fault;
 
     fn sense(rig: &Rig, page: u8, subpage: u8, pointer: u8) -> Ended {
-        rig.run(&[0x4d, 0, page, subpage, 0, 0, pointer, 1, 0, 0], &[], 256)
+        rig.run(&[0x4d, 0, page, subpage, 0, 0, pointer, 0x41, 0, 0], &[], 0x4100)
     }
 
     fn select(rig: &Rig, flags: u8, page: u8) -> Ended {
@@ -160,11 +192,11 @@ mod tests {
     fn lists_of_pages() {
         let rig = Rig::default();
         for control in [0, 0x40, 0x80, 0xc0] {
-            let pages = [0, 0, 0, 7, 0x00, 0x02, 0x03, 0x05, 0x0d, 0x19, 0x2f];
+            let pages = [0, 0, 0, 9, 0x00, 0x02, 0x03, 0x05, 0x0c, 0x0d, 0x0f, 0x19, 0x2f];
             assert_eq!(sense(&rig, control, 0, 0).data, pages);
         }
-        let subpages = [0, 0, 0, 0xff, 2, 0, 3, 0, 5, 0, 0x0d, 0, 0x19, 0, 0x2f, 0];
-        assert_eq!(sense(&rig, 0, 0xff, 0).data, [&[0x40, 0xff, 0, 16], &subpages[..]].concat());
+        let subpages = [0, 0, 0, 0xff, 2, 0, 3, 0, 5, 0, 0x0c, 0, 0x0d, 0, 0x0f, 0, 0x19, 0, 0x2f, 0];
+        assert_eq!(sense(&rig, 0, 0xff, 0).data, [&[0x40, 0xff, 0, 20], &subpages[..]].concat());
         for row in PAGES {
             let data = sense(&rig, 0x40 | row.page, row.subpage, 0).data;
             assert_eq!((data[0] & 0x3f, data[1]), (row.page, row.subpage));
@@ -230,6 +262,6 @@ mod tests {
         assert_eq!(place(sense(&rig, 0x02, 0, 0)), (0x24, 0xcf, 2), "thresholds");
         assert_eq!(place(sense(&rig, 0x42, 0, 7)), (0x24, 0xc0, 5), "past the last parameter");
         let list = rig.run(&[0x4c, 0, 0, 0, 0, 0, 0, 0, 4, 0], &[0; 4], 0);
-        assert_eq!(place(list), (0x24, 0xc0, 7));
+        assert_eq!(place(list), (0x26, 0x8d, 0), "a page whose values cannot be set");
     }
 }

@@ -77,7 +77,7 @@ impl CommandType for ReportLuns {
         cx.out.zeros(8);
         if disks {
             cx.nexus.each(|itl| {
-                cx.out.put(&Lun::from_number(itl.lu.lun));
+                cx.out.put(&Lun::from_number(itl.lun));
             });
         }
         if well_known {

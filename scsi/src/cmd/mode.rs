@@ -3,6 +3,7 @@
 use crate::context::Context;
 use crate::lu::{Change, LogicalUnit};
 use crate::mode::{self, PageControl, PageRow, Selection};
+use crate::nexus::ItlNexus;
 use crate::plan::{Kept, Plan};
 use crate::sense::{Asc, Sense};
 use crate::table::{
@@ -14,7 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// What stops both.
 const PARAMETERS: Gates = Gates {
-    reach: Reach::Disk,
+    reach: Reach::Unit,
     needs: Needs::Nothing,
     attention: Gate::Stops,
     spc2: Gate::Stops,
@@ -66,6 +67,11 @@ enum Descriptor {
 }
 
 impl Descriptor {
+    /// This one, where the unit has any.
+    fn of(self, lu: &LogicalUnit) -> Self {
+        if Reach::Disk.covers(lu.kind) { self } else { Self::None }
+    }
+
     fn length(self) -> u8 {
         match self {
             Self::None => 0,
@@ -90,8 +96,12 @@ impl Descriptor {
     }
 }
 
-fn device_specific(lu: &LogicalUnit) -> u8 {
-    if lu.write_protected() { WP | DPOFUA } else { DPOFUA }
+/// A drive has nothing to tell here, and no block descriptors (MMC-6 7.2).
+fn device_specific(lu: &LogicalUnit, itl: &ItlNexus) -> u8 {
+    if !Reach::Disk.covers(lu.kind) {
+        return 0;
+    }
+    if itl.write_protected() { WP | DPOFUA } else { DPOFUA }
 }
 
 /// Writes the pages that `page` and `subpage` name, in the form that PC names.
@@ -151,8 +161,8 @@ impl CommandType for ModeSense6 {
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         let lu = cx.disk()?;
-        let descriptor = if self.flags & DBD == 0 { Descriptor::Short } else { Descriptor::None };
-        cx.out.bytes(&[0, 0, device_specific(lu), descriptor.length()]);
+        let descriptor = if self.flags & DBD == 0 { Descriptor::Short } else { Descriptor::None }.of(lu);
+        cx.out.bytes(&[0, 0, device_specific(lu, cx.itl()?), descriptor.length()]);
         descriptor.write(lu, &mut cx.out);
         pages(cx, lu, self.page, self.subpage)?;
         // The pages are far shorter than 256 bytes, which a test holds.
@@ -200,9 +210,10 @@ impl CommandType for ModeSense10 {
             0 => Descriptor::Short,
             LLBAA => Descriptor::Long,
             _ => Descriptor::None,
-        };
+        }
+        .of(lu);
         let long = if descriptor == Descriptor::Long { LONG_LBA } else { 0 };
-        cx.out.bytes(&[0, 0, 0, device_specific(lu), long, 0, 0, descriptor.length()]);
+        cx.out.bytes(&[0, 0, 0, device_specific(lu, cx.itl()?), long, 0, 0, descriptor.length()]);
         descriptor.write(lu, &mut cx.out);
         pages(cx, lu, self.page, self.subpage)?;
         let length = (cx.out.written() - 2) as u16;

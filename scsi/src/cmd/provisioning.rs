@@ -1,16 +1,18 @@
 //! UNMAP and WRITE SAME.
 
 use super::block::{
-    Block10, Block16, Blocks, Bytes, GROUP, LONG_WRITES, UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BYTES_MAX,
-    within,
+    Block10, Block16, Block32, Blocks, Bytes, GROUP, LONG_TAGGED_WRITES, LONG_WRITES, PROTECT, UNMAP_BLOCKS_MAX,
+    UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BYTES_MAX, within,
 };
 use crate::context::Context;
 use crate::plan::Plan;
+use crate::protect::{About, asked};
 use crate::sense::{Asc, Sense};
 use crate::table::{
-    Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
+    Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Pulled, Reach, Timeout,
 };
-use lunar_core::step::Step;
+use lunar_core::protection::Kind;
+use lunar_core::step::{Protected, Step};
 use lunar_core::wire::{Cursor, be};
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -119,6 +121,8 @@ fn ranges(cx: &Context<'_>, descriptors: &[UnmapDescriptor]) -> Result<Vec<(u64,
 pub type WriteSame10 = Block10<{ OpCode::WRITE_SAME_10.0 }>;
 /// WRITE SAME(16)
 pub type WriteSame16 = Block16<{ OpCode::WRITE_SAME_16.0 }>;
+/// WRITE SAME(32)
+pub type WriteSame32 = Block32<0x000d>;
 
 /// Byte 1: the blocks may be unmapped instead.
 const UNMAP: u8 = 0x08;
@@ -131,7 +135,7 @@ fn write_same<C: Blocks>(cx: &Context<'_>, cdb: &C, no_data: bool, pattern: &[u8
     let lu = cx.disk()?;
     let unmap = cdb.flags() & UNMAP != 0;
     if unmap && !lu.provisioning() {
-        return Err(Sense::bit_in_cdb(1, 3));
+        return Err(const { Sense::bit_in_cdb(C::FLAGS_AT, 3) });
     }
     // Initiators that unmap so may leave the block out; without UNMAP a block that does not come is no zeroes.
     if pattern.is_empty() && !unmap && !no_data {
@@ -141,9 +145,15 @@ fn write_same<C: Blocks>(cx: &Context<'_>, cdb: &C, no_data: bool, pattern: &[u8
     if len == 0 || len > WRITE_SAME_BYTES_MAX {
         return Err(Sense::in_cdb(C::LENGTH_AT));
     }
-    let is_zero = pattern.iter().all(|byte| *byte == 0);
+    let terms = asked(lu, cdb, About::Write)?;
+    // Blocks that are protected are not written by leaving them out: zeroes have their protection information, too.
+    let is_zero = pattern.iter().all(|byte| *byte == 0) && lu.protection() == Kind::None;
     let pattern = if is_zero { Vec::new() } else { pattern.to_vec() };
-    let fill = Step::Fill { offset, len, pattern, unmap };
+    let step = Step::Fill { offset, len, pattern, unmap };
+    let fill = match terms {
+        Some(terms) => Step::Protected(Box::new(Protected { step, terms })),
+        None => step,
+    };
     // A fill leaves durability to a flush.
     Ok(if lu.mode().write_cache { Plan::Do(fill) } else { Plan::Both(Box::new([fill, Step::Flush])) })
 }
@@ -156,8 +166,8 @@ impl CommandType for WriteSame10 {
         effect: Effect::Write,
         gates: LONG_WRITES,
     };
-    const USAGE: Self = Self::usage(UNMAP);
-    const DATA: Data<Self> = Data::Block(|_| true);
+    const USAGE: Self = Self::usage(PROTECT | UNMAP);
+    const DATA: Data<Self> = Data::Block(one_block);
 
     fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
         write_same(cx, self, false, list)
@@ -172,12 +182,33 @@ impl CommandType for WriteSame16 {
         effect: Effect::Write,
         gates: LONG_WRITES,
     };
-    const USAGE: Self = Self::usage(UNMAP | NO_DATA);
-    const DATA: Data<Self> = Data::Block(|cdb| cdb.flags & NO_DATA == 0);
+    const USAGE: Self = Self::usage(PROTECT | UNMAP | NO_DATA);
+    const DATA: Data<Self> = Data::Block(|cdb| if cdb.flags & NO_DATA == 0 { one_block(cdb) } else { Pulled::Nothing });
 
     fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
         write_same(cx, self, self.flags & NO_DATA != 0, list)
     }
+}
+
+impl CommandType for WriteSame32 {
+    const POLICY: Policy = Policy {
+        name: "WRITE SAME(32)",
+        clause: "SBC-3 5.45",
+        code: Self::CODE,
+        effect: Effect::Write,
+        gates: LONG_TAGGED_WRITES,
+    };
+    const USAGE: Self = Self::usage(PROTECT | UNMAP | NO_DATA);
+    const DATA: Data<Self> = Data::Block(|cdb| if cdb.flags & NO_DATA == 0 { one_block(cdb) } else { Pulled::Nothing });
+
+    fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
+        write_same(cx, self, self.flags & NO_DATA != 0, list)
+    }
+}
+
+/// The block that is repeated; behind it its protection information, if the CDB says so.
+fn one_block(cdb: &impl Blocks) -> Pulled {
+    if cdb.flags() & PROTECT == 0 { Pulled::Block } else { Pulled::ProtectedBlock }
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! READ, WRITE, WRITE AND VERIFY.
 
 use super::block::{
-    Block10, Block12, Block16, Bytes, DPO, FUA, FUA_NV, READS, TRANSFER_BYTES_MAX, WRITES, durable, range, within,
+    Block10, Block12, Block16, Block32, Bytes, DPO, FUA, FUA_NV, PROTECT, READS, TAGGED_READS, TAGGED_WRITES,
+    TRANSFER_BYTES_MAX, WRITES, durable, range, within,
 };
 use crate::context::Context;
 use crate::plan::Plan;
+use crate::protect::{About, planned};
 use crate::sense::Sense;
-use crate::table::{Code, CommandType, Data, Effect, OpCode, Policy};
+use crate::table::{Code, CommandType, Data, Effect, Gates, OpCode, Policy, Reach};
 use lunar_core::step::Step;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -28,6 +30,12 @@ pub type WriteAndVerify10 = Block10<{ OpCode::WRITE_AND_VERIFY_10.0 }>;
 pub type WriteAndVerify12 = Block12<{ OpCode::WRITE_AND_VERIFY_12.0 }>;
 /// WRITE AND VERIFY(16)
 pub type WriteAndVerify16 = Block16<{ OpCode::WRITE_AND_VERIFY_16.0 }>;
+/// READ(32)
+pub type Read32 = Block32<0x0009>;
+/// WRITE(32)
+pub type Write32 = Block32<0x000b>;
+/// WRITE AND VERIFY(32)
+pub type WriteAndVerify32 = Block32<0x000c>;
 
 /// The six-byte layout; a length of zero means 256 blocks.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -91,16 +99,17 @@ impl CommandType for Write6 {
 
 /// READ of one layout.
 macro_rules! read {
-    ($command:ty, $name:literal, $clause:literal) => {
+    ($command:ty, $name:literal, $clause:literal, $gates:expr) => {
         impl CommandType for $command {
             const POLICY: Policy =
-                Policy { name: $name, clause: $clause, code: Code::of(Self::OP), effect: Effect::Read, gates: READS };
-            const USAGE: Self = Self::usage(DPO | FUA | FUA_NV);
+                Policy { name: $name, clause: $clause, code: Self::CODE, effect: Effect::Read, gates: $gates };
+            const USAGE: Self = Self::usage(PROTECT | DPO | FUA | FUA_NV);
             const DATA: Data<Self> = Data::In;
 
             fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
-                let Bytes { offset, len } = range(cx.disk()?, self, TRANSFER_BYTES_MAX)?;
-                Ok(Plan::Do(Step::Read { offset, len }))
+                let lu = cx.disk()?;
+                let Bytes { offset, len } = range(lu, self, TRANSFER_BYTES_MAX)?;
+                planned(lu, self, About::Read, Step::Read { offset, len })
             }
         }
     };
@@ -108,17 +117,18 @@ macro_rules! read {
 
 /// WRITE of one layout.
 macro_rules! write {
-    ($command:ty, $name:literal, $clause:literal) => {
+    ($command:ty, $name:literal, $clause:literal, $gates:expr) => {
         impl CommandType for $command {
             const POLICY: Policy =
-                Policy { name: $name, clause: $clause, code: Code::of(Self::OP), effect: Effect::Write, gates: WRITES };
-            const USAGE: Self = Self::usage(DPO | FUA | FUA_NV);
+                Policy { name: $name, clause: $clause, code: Self::CODE, effect: Effect::Write, gates: $gates };
+            const USAGE: Self = Self::usage(PROTECT | DPO | FUA | FUA_NV);
             const DATA: Data<Self> = Data::Out;
 
             fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
                 let lu = cx.disk()?;
                 let Bytes { offset, len } = range(lu, self, TRANSFER_BYTES_MAX)?;
-                Ok(Plan::Do(Step::Write { offset, len, durable: durable(lu, self.flags) }))
+                let step = Step::Write { offset, len, durable: durable(lu, self.flags) };
+                planned(lu, self, About::Write, step)
             }
         }
     };
@@ -129,27 +139,35 @@ const BYTE_CHECK: u8 = 0x02;
 
 /// WRITE AND VERIFY of one layout.
 macro_rules! write_and_verify {
-    ($command:ty, $name:literal, $clause:literal) => {
+    ($command:ty, $name:literal, $clause:literal, $gates:expr) => {
         impl CommandType for $command {
             const POLICY: Policy =
-                Policy { name: $name, clause: $clause, code: Code::of(Self::OP), effect: Effect::Write, gates: WRITES };
-            const USAGE: Self = Self::usage(DPO | BYTE_CHECK);
+                Policy { name: $name, clause: $clause, code: Self::CODE, effect: Effect::Write, gates: $gates };
+            const USAGE: Self = Self::usage(PROTECT | DPO | BYTE_CHECK);
             const DATA: Data<Self> = Data::Out;
 
             fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
-                let Bytes { offset, len } = range(cx.disk()?, self, TRANSFER_BYTES_MAX)?;
-                Ok(Plan::Do(Step::WriteVerify { offset, len, compare: self.flags & BYTE_CHECK != 0 }))
+                let lu = cx.disk()?;
+                let Bytes { offset, len } = range(lu, self, TRANSFER_BYTES_MAX)?;
+                let step = Step::WriteVerify { offset, len, compare: self.flags & BYTE_CHECK != 0 };
+                planned(lu, self, About::Write, step)
             }
         }
     };
 }
 
-read!(Read10, "READ(10)", "SBC-3 5.11");
-read!(Read12, "READ(12)", "SBC-3 5.12");
-read!(Read16, "READ(16)", "SBC-3 5.13");
-write!(Write10, "WRITE(10)", "SBC-3 5.33");
-write!(Write12, "WRITE(12)", "SBC-3 5.34");
-write!(Write16, "WRITE(16)", "SBC-3 5.35");
-write_and_verify!(WriteAndVerify10, "WRITE AND VERIFY(10)", "SBC-3 5.37");
-write_and_verify!(WriteAndVerify12, "WRITE AND VERIFY(12)", "SBC-3 5.38");
-write_and_verify!(WriteAndVerify16, "WRITE AND VERIFY(16)", "SBC-3 5.39");
+/// Drives are read, too.
+const UNIT_READS: Gates = Gates { reach: Reach::Unit, ..READS };
+
+read!(Read10, "READ(10)", "SBC-3 5.11", UNIT_READS);
+read!(Read12, "READ(12)", "SBC-3 5.12", UNIT_READS);
+read!(Read16, "READ(16)", "SBC-3 5.13", READS);
+write!(Write10, "WRITE(10)", "SBC-3 5.33", WRITES);
+write!(Write12, "WRITE(12)", "SBC-3 5.34", WRITES);
+write!(Write16, "WRITE(16)", "SBC-3 5.35", WRITES);
+write_and_verify!(WriteAndVerify10, "WRITE AND VERIFY(10)", "SBC-3 5.37", WRITES);
+write_and_verify!(WriteAndVerify12, "WRITE AND VERIFY(12)", "SBC-3 5.38", WRITES);
+write_and_verify!(WriteAndVerify16, "WRITE AND VERIFY(16)", "SBC-3 5.39", WRITES);
+read!(Read32, "READ(32)", "SBC-3 5.14", TAGGED_READS);
+write!(Write32, "WRITE(32)", "SBC-3 5.36", TAGGED_WRITES);
+write_and_verify!(WriteAndVerify32, "WRITE AND VERIFY(32)", "SBC-3 5.40", TAGGED_WRITES);

@@ -1,13 +1,16 @@
-//! TEST UNIT READY, REQUEST SENSE, START STOP UNIT.
+//! TEST UNIT READY, REQUEST SENSE, START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL.
 
 use crate::context::Context;
-use crate::lu::{Change, MediumState};
-use crate::nexus::Addressee;
+use crate::lu::{Change, LogicalUnit, MediumState};
+use crate::nexus::{Addressee, Held};
 use crate::plan::Plan;
 use crate::sense::{Asc, Sense, SenseKey};
 use crate::table::{
     Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Timeout,
 };
+use crate::tray::Move;
+use lunar_core::medium::MediumKind;
+use lunar_core::step::Step;
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -85,7 +88,7 @@ impl CommandType for RequestSense {
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         let sense = match cx.addressee {
-            Addressee::Disk(itl) => match itl.take_attention() {
+            Addressee::Disk(itl) => match itl.take_attention().or_else(|| itl.lu.tray().sense(itl.lu.kind)) {
                 Some(sense) => sense,
                 None if itl.lu.medium() != MediumState::Ready => itl.lu.medium().sense(&itl.lu),
                 None if itl.lu.stopped() => Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED),
@@ -115,7 +118,8 @@ pub struct StartStopUnit {
 const POWER_CONDITION: u8 = 0xf0;
 /// NO_FLUSH: what is cached need not go to the medium first.
 const NO_FLUSH: u8 = 0x04;
-/// LOEJ: there is nothing to load or to eject. Refused after admission: a unit that is not ready says so first.
+/// LOEJ. On a fixed disk there is nothing to load or to eject: refused after admission, for a unit that is not ready
+/// says so first.
 const LOAD_EJECT: u8 = 0x02;
 /// START.
 const START: u8 = 0x01;
@@ -127,7 +131,7 @@ impl CommandType for StartStopUnit {
         code: Code::of(OpCode::START_STOP_UNIT),
         effect: Effect::None,
         gates: Gates {
-            reach: Reach::Disk,
+            reach: Reach::Unit,
             needs: Needs::Nothing,
             attention: Gate::Stops,
             spc2: Gate::Stops,
@@ -150,6 +154,10 @@ impl CommandType for StartStopUnit {
     const DATA: Data<Self> = Data::None;
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let lu = cx.disk()?;
+        if lu.kind != MediumKind::Fixed {
+            return self.of_medium(lu);
+        }
         let stopped = match (self.flags & POWER_CONDITION) >> 4 {
             0 if self.flags & LOAD_EJECT != 0 => return Err(Sense::bit_in_cdb(offset_of!(Self, flags), 1)),
             // START_VALID: START decides.
@@ -158,7 +166,6 @@ impl CommandType for StartStopUnit {
             1 => false,
             _ => return Err(Sense::bit_in_cdb(offset_of!(Self, flags), 7)),
         };
-        let lu = cx.disk()?;
         if stopped == lu.stopped() {
             return Ok(Plan::Done);
         }
@@ -167,7 +174,26 @@ impl CommandType for StartStopUnit {
     }
 }
 
-/// PREVENT ALLOW MEDIUM REMOVAL. No medium can be removed, so there is nothing to prevent and nothing to remember.
+impl StartStopUnit {
+    /// A unit whose medium can be taken out is never stopped: it starts again with the next command that needs it
+    /// (MMC-6 6.42), which nobody could tell. No power condition changes anything, either.
+    fn of_medium(&self, lu: &LogicalUnit) -> Result<Plan, Sense> {
+        if self.flags & POWER_CONDITION != 0 {
+            return Ok(Plan::Done);
+        }
+        let is_start = self.flags & START != 0;
+        if self.flags & LOAD_EJECT != 0 {
+            return Ok(Plan::Move(if is_start { Move::Load } else { Move::Eject }));
+        }
+        match lu.tray().sense(lu.kind) {
+            Some(sense) if is_start => Err(sense),
+            None if !is_start && self.flags & NO_FLUSH == 0 && !lu.unit.read_only => Ok(Plan::Do(Step::Flush)),
+            _ => Ok(Plan::Done),
+        }
+    }
+}
+
+/// PREVENT ALLOW MEDIUM REMOVAL. Where no medium can be removed there is nothing to prevent and nothing to remember.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct PreventAllowMediumRemoval {
@@ -187,11 +213,11 @@ impl CommandType for PreventAllowMediumRemoval {
         code: Code::of(OpCode::PREVENT_ALLOW_MEDIUM_REMOVAL),
         effect: Effect::None,
         gates: Gates {
-            reach: Reach::Disk,
+            reach: Reach::Unit,
             needs: Needs::Nothing,
             attention: Gate::Stops,
             spc2: Gate::Stops,
-            // Conflict with PREVENT only, which here does nothing.
+            // Conflict with PREVENT only: decided below.
             persistent: Persistent::Passes,
             alua: Alua::Active,
             not_ready: Gate::Passes,
@@ -203,7 +229,18 @@ impl CommandType for PreventAllowMediumRemoval {
         Self { opcode: OpCode::PREVENT_ALLOW_MEDIUM_REMOVAL.0, reserved: [0; 3], prevent: PREVENT, control: 0 };
     const DATA: Data<Self> = Data::None;
 
-    fn run(&self, _cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+    fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        let itl = cx.itl()?;
+        if itl.lu.kind == MediumKind::Fixed {
+            return Ok(Plan::Done);
+        }
+        if self.prevent & PREVENT == 0 {
+            itl.lu.shared.allow(Some(&cx.nexus.name));
+        } else if itl.held() != Held::None {
+            return Ok(Plan::Conflict);
+        } else {
+            itl.lu.shared.prevent(&cx.nexus.name);
+        }
         Ok(Plan::Done)
     }
 }

@@ -83,7 +83,7 @@ impl TimeoutsDescriptor {
 }
 
 fn is_supported(row: &Row, lu: &LogicalUnit) -> bool {
-    lu.meets(row.policy.gates.needs)
+    row.policy.gates.reach.covers(lu.kind) && lu.meets(row.policy.gates.needs)
 }
 
 /// SPC-4 6.35.2
@@ -94,7 +94,7 @@ fn report_all(out: &mut Writer<'_>, lu: &LogicalUnit, timeouts: bool) {
         out.put(&CommandDescriptor {
             opcode: op.0,
             reserved: 0,
-            action: u16::from(action.unwrap_or(0)).into(),
+            action: action.unwrap_or(0).into(),
             reserved2: 0,
             flags: u8::from(timeouts) << 1 | u8::from(action.is_some()),
             cdb_length: (row.length as u16).into(),
@@ -145,10 +145,13 @@ impl CommandType for ReportSupportedOperationCodes {
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         let lu = cx.disk()?;
         let timeouts = self.options & WITH_TIMEOUTS != 0;
-        let all = rows(self.requested_code);
+        let mut all = rows(self.requested_code);
+        if !all.iter().any(|row| row.policy.gates.reach.covers(lu.kind)) {
+            all = &[];
+        }
         let has_actions = all.first().is_some_and(|row| row.policy.code.action.is_some());
         let requested = self.requested_action.get();
-        let by_action = |row: &&Row| row.policy.code.action.map_or(0, u16::from) == requested;
+        let by_action = |row: &&Row| row.policy.code.action.unwrap_or(0) == requested;
         let row = match self.options & OPTIONS {
             0 => {
                 report_all(&mut cx.out, lu, timeouts);
@@ -229,19 +232,25 @@ mod tests {
     use crate::fuzzing::{Ended, Rig};
     use lunar_core::io::Traits;
 
-    fn report(rig: &Rig, options: u8, code: u8, action: u8) -> Ended {
-        rig.run(&[0xa3, 0x0c, options, code, 0, action, 0, 0, 0x40, 0, 0, 0], &[], 16384)
+    fn rows_of_disks() -> impl Iterator<Item = &'static Row> {
+        TABLE.iter().filter(|row| row.policy.gates.reach != Reach::Optical)
+    }
+
+    fn report(rig: &Rig, options: u8, code: u8, action: u16) -> Ended {
+        let [high, low] = action.to_be_bytes();
+        rig.run(&[0xa3, 0x0c, options, code, high, low, 0, 0, 0x40, 0, 0, 0], &[], 16384)
     }
 
     #[test]
     fn all_of_them() {
         let rig = Rig::default();
         let all = report(&rig, 0, 0, 0).data;
-        assert_eq!(all.len(), 4 + 8 * TABLE.len());
+        let count = rows_of_disks().filter(|row| row.policy.gates.needs != Needs::TypeTwo).count();
+        assert_eq!(all.len(), 4 + 8 * count);
         assert_eq!(all[4..12], [0, 0, 0, 0, 0, 0, 0, 6]);
         assert_eq!(u32::from_be_bytes([all[0], all[1], all[2], all[3]]) as usize, all.len() - 4);
         let timed = report(&rig, 0x80, 0, 0).data;
-        assert_eq!(timed.len(), 4 + 20 * TABLE.len());
+        assert_eq!(timed.len(), 4 + 20 * count);
         assert_eq!(timed[4..24], [0, 0, 0, 0, 0, 2, 0, 6, 0, 10, 0, 0, 0, 0, 0, 1, 0, 0, 0, 10]);
         let service = all[4..].chunks(8).find(|row| row[0] == 0x9e).expect("READ CAPACITY(16)");
         assert_eq!(service, [0x9e, 0, 0, 0x10, 0, 1, 0, 16]);
@@ -253,7 +262,7 @@ mod tests {
     #[test]
     fn one_of_them() {
         let rig = Rig::default();
-        let read = [0x28, 0x1a, 0xff, 0xff, 0xff, 0xff, 0x3f, 0xff, 0xff, 0];
+        let read = [0x28, 0xfa, 0xff, 0xff, 0xff, 0xff, 0x3f, 0xff, 0xff, 0];
         assert_eq!(report(&rig, 1, 0x28, 0).data, [&[0, 3, 0, 10][..], &read].concat());
         let timed = [0, 10, 0, 0, 0, 0, 0, 10, 0, 0, 0, 60];
         assert_eq!(report(&rig, 0x81, 0x28, 0).data, [&[0, 0x83, 0, 10][..], &read, &timed].concat());
@@ -272,18 +281,19 @@ mod tests {
 
     #[test]
     fn every_row_is_told_alike_in_every_format() {
-        let rig = Rig::default();
+        let rig = Rig::protected(lunar_core::protection::Kind::Two);
         for timeouts in [0, WITH_TIMEOUTS] {
             let all = report(&rig, timeouts, 0, 0).data;
             let mut rest = &all[4..];
-            for row in TABLE {
+            for row in rows_of_disks() {
                 let Code { op, action } = row.policy.code;
                 let (name, length) = (row.policy.name, row.length as u8);
                 let described = if timeouts == 0 { 8 } else { 20 };
                 let (descriptor, others) = rest.split_at(described);
                 rest = others;
                 let flags = u8::from(timeouts != 0) << 1 | u8::from(action.is_some());
-                assert_eq!(descriptor[..8], [op.0, 0, 0, action.unwrap_or(0), 0, flags, 0, length], "{name}");
+                let [high, low] = action.unwrap_or(0).to_be_bytes();
+                assert_eq!(descriptor[..8], [op.0, 0, high, low, 0, flags, 0, length], "{name}");
                 let mut one = vec![0; row.length];
                 row.usage(&mut Writer::new(&mut one));
                 let header = [0, 3 | if timeouts == 0 { 0 } else { 0x80 }, 0, length];
@@ -306,12 +316,12 @@ mod tests {
 
     #[test]
     fn a_command_that_is_not_told_is_not_there() {
-        let rig = Rig::default();
+        let rig = Rig::protected(lunar_core::protection::Kind::Two);
         for op in 0..=255 {
-            for action in 0..32 {
+            for action in 0..64 {
                 let told = report(&rig, 3, op, action).data[1];
                 let is_row = |row: &&Row| row.policy.code.op.0 == op && row.policy.code.action.unwrap_or(0) == action;
-                assert_eq!(told == 3, TABLE.iter().any(|row| is_row(&row)), "{op:02x}/{action:02x}");
+                assert_eq!(told == 3, rows_of_disks().any(|row| is_row(&row)), "{op:02x}/{action:02x}");
                 assert!(matches!(told, 1 | 3));
             }
         }

@@ -1,11 +1,12 @@
 //! VERIFY and COMPARE AND WRITE.
 
 use super::block::{
-    Block10, Block12, Block16, Blocks, Bytes, DPO, FUA, FUA_NV, GROUP, READS, TRANSFER_BYTES_MAX, VERIFY_BYTES_MAX,
-    WRITES, compare_and_write_blocks_max, durable, range, within,
+    Block10, Block12, Block16, Block32, Blocks, Bytes, DPO, FUA, FUA_NV, GROUP, PROTECT, READS, TAGGED_READS,
+    TRANSFER_BYTES_MAX, VERIFY_BYTES_MAX, WRITES, compare_and_write_blocks_max, durable, range, within,
 };
 use crate::context::Context;
 use crate::plan::Plan;
+use crate::protect::{About, planned};
 use crate::sense::Sense;
 use crate::table::{Code, CommandType, Data, Effect, OpCode, Policy};
 use lunar_core::step::Step;
@@ -20,31 +21,36 @@ pub type Verify12 = Block12<{ OpCode::VERIFY_12.0 }>;
 /// VERIFY(16)
 pub type Verify16 = Block16<{ OpCode::VERIFY_16.0 }>;
 
+/// VERIFY(32)
+pub type Verify32 = Block32<0x000a>;
+
 /// BYTCHK (SBC-3 5.29): what the blocks are compared with.
 const BYTE_CHECK: u8 = 0x06;
 
 /// VERIFY of any layout. BYTCHK 00b: the blocks can be read; 01b: they are Data-Out; 11b: each is the one block of it.
-fn verify(cx: &Context<'_>, cdb: &impl Blocks) -> Result<Plan, Sense> {
+fn verify<C: Blocks>(cx: &Context<'_>, cdb: &C) -> Result<Plan, Sense> {
     let lu = cx.disk()?;
     let check = (cdb.flags() & BYTE_CHECK) >> 1;
     let max = if check == 1 { TRANSFER_BYTES_MAX } else { VERIFY_BYTES_MAX };
     let Bytes { offset, len } = range(lu, cdb, max)?;
-    match check {
-        _ if len == 0 => Ok(Plan::Done),
-        0 => Ok(Plan::Do(Step::Verify { offset, len })),
-        1 => Ok(Plan::Do(Step::Compare { offset, len, block: None })),
-        3 => Ok(Plan::Do(Step::Compare { offset, len, block: Some(lu.block_size()) })),
-        _ => Err(Sense::bit_in_cdb(1, 2)),
-    }
+    let (about, step) = match check {
+        0 => (About::Verify, Step::Verify { offset, len }),
+        1 => (About::Compare, Step::Compare { offset, len, block: None }),
+        3 => (About::Compare, Step::Compare { offset, len, block: Some(lu.block_size()) }),
+        _ if len == 0 => return Ok(Plan::Done),
+        _ => return Err(const { Sense::bit_in_cdb(C::FLAGS_AT, 2) }),
+    };
+    let plan = planned(lu, cdb, about, step)?;
+    Ok(if len == 0 { Plan::Done } else { plan })
 }
 
 /// VERIFY of one layout.
 macro_rules! verify {
-    ($command:ty, $name:literal, $clause:literal) => {
+    ($command:ty, $name:literal, $clause:literal, $gates:expr) => {
         impl CommandType for $command {
             const POLICY: Policy =
-                Policy { name: $name, clause: $clause, code: Code::of(Self::OP), effect: Effect::Read, gates: READS };
-            const USAGE: Self = Self::usage(DPO | BYTE_CHECK);
+                Policy { name: $name, clause: $clause, code: Self::CODE, effect: Effect::Read, gates: $gates };
+            const USAGE: Self = Self::usage(PROTECT | DPO | BYTE_CHECK);
             const DATA: Data<Self> = Data::Out;
 
             fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
@@ -54,9 +60,10 @@ macro_rules! verify {
     };
 }
 
-verify!(Verify10, "VERIFY(10)", "SBC-3 5.29");
-verify!(Verify12, "VERIFY(12)", "SBC-3 5.30");
-verify!(Verify16, "VERIFY(16)", "SBC-3 5.31");
+verify!(Verify10, "VERIFY(10)", "SBC-3 5.29", READS);
+verify!(Verify12, "VERIFY(12)", "SBC-3 5.30", READS);
+verify!(Verify16, "VERIFY(16)", "SBC-3 5.31", READS);
+verify!(Verify32, "VERIFY(32)", "SBC-3 5.32", TAGGED_READS);
 
 /// COMPARE AND WRITE
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -71,6 +78,20 @@ pub struct CompareAndWrite {
     control: u8,
 }
 
+impl Blocks for CompareAndWrite {
+    const LBA_AT: usize = offset_of!(Self, lba);
+    const LENGTH_AT: usize = offset_of!(Self, count);
+    fn lba(&self) -> u64 {
+        self.lba.get()
+    }
+    fn count(&self) -> u64 {
+        self.count.into()
+    }
+    fn flags(&self) -> u8 {
+        self.flags
+    }
+}
+
 impl CommandType for CompareAndWrite {
     const POLICY: Policy = Policy {
         name: "COMPARE AND WRITE",
@@ -81,7 +102,7 @@ impl CommandType for CompareAndWrite {
     };
     const USAGE: Self = Self {
         opcode: OpCode::COMPARE_AND_WRITE.0,
-        flags: DPO | FUA | FUA_NV,
+        flags: PROTECT | DPO | FUA | FUA_NV,
         lba: be::U64::MAX_VALUE,
         reserved: [0; 3],
         count: 0xff,
@@ -100,7 +121,10 @@ impl CommandType for CompareAndWrite {
             (0, 0) => Ok(Plan::Done),
             // Two halves of nothing, and yet something comes: the count is not what the initiator meant.
             (0, _) => Err(Sense::in_cdb(offset_of!(Self, count))),
-            _ => Ok(Plan::Do(Step::CompareWrite { offset, len, durable: durable(lu, self.flags) })),
+            _ => {
+                let step = Step::CompareWrite { offset, len, durable: durable(lu, self.flags) };
+                planned(lu, self, About::Write, step)
+            }
         }
     }
 }

@@ -11,9 +11,9 @@ use crate::cmd::token::creator;
 use crate::command::Status;
 use crate::fault::Site;
 use crate::lu::LogicalUnit;
-use crate::nexus::{Addressee, ItlNexus, Nexus};
+use crate::nexus::{ItlNexus, Nexus};
 use crate::sense::{Asc, Sense, SenseKey, Within};
-use crate::table::{Code, Effect, Gate, Gates, OpCode, Policy};
+use crate::table::{Code, Effect, Gate, Gates, OpCode, Policy, Reach};
 use crate::target::Target;
 use crate::vpd;
 use lunar_core::io::Fault;
@@ -153,8 +153,8 @@ impl<T: Transfer> Operation<'_, T> {
     fn part(&self, segment: &Segment) -> Result<Between, Refusal> {
         let source = self.disk(&segment.source)?;
         let destination = self.disk(&segment.destination)?;
-        pass(&SOURCE, &Addressee::Disk(source.clone()))?;
-        pass(&DESTINATION, &Addressee::Disk(destination.clone()))?;
+        pass(&SOURCE, &source)?;
+        pass(&DESTINATION, &destination)?;
         let len = match segment.amount {
             Amount::SourceBlocks(count) => u64::from(count) * u64::from(source.lu.block_size()),
             Amount::DestinationBlocks(count) => u64::from(count) * u64::from(destination.lu.block_size()),
@@ -181,6 +181,9 @@ impl<T: Transfer> Operation<'_, T> {
         let Some(itl) = found else {
             return Err(in_cscd(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE, Cscd::DESIGNATOR_AT));
         };
+        if !Reach::Disk.covers(itl.lu.kind) {
+            return Err(in_cscd(Asc::INCORRECT_COPY_TARGET_DEVICE_TYPE, Cscd::DEVICE_AT));
+        }
         if cscd.block_size() != itl.lu.block_size() {
             return Err(in_cscd(Asc::INCORRECT_COPY_TARGET_DEVICE_TYPE, Cscd::BLOCK_AT));
         }
@@ -207,15 +210,15 @@ impl<T: Transfer> Steps<'_, T> {
         writing: &Writing,
         tools: &mut Tools,
     ) -> Result<(), Refusal> {
-        let (lu, destination) = (&itl.lu, Addressee::Disk(itl.clone()));
+        let lu = &itl.lu;
         for (Part { from, offset, len }, number) in writing.parts.iter().copied().zip(0_u16..) {
             let aborted = |refusal: Refusal| copy_aborted(&refusal, number);
-            pass(&DESTINATION, &destination).map_err(aborted)?;
+            pass(&DESTINATION, itl).map_err(aborted)?;
             let step = match from {
                 Some((unit, at)) => {
                     let gone = || Refusal::from(aborted_by(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE));
                     let source = nexus.seek(|lu| lu.unit.id == unit).ok_or_else(gone).map_err(aborted)?;
-                    pass(&SOURCE, &Addressee::Disk(source.clone())).map_err(aborted)?;
+                    pass(&SOURCE, &source).map_err(aborted)?;
                     Step::Copy { from: source.lu.unit.clone(), at, offset, len }
                 }
                 None => Step::Fill { offset, len, pattern: Vec::new(), unmap: lu.provisioning() },

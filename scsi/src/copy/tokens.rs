@@ -198,6 +198,11 @@ impl Tokens {
         self.lock().retain(|one| !one.token.is(token));
     }
 
+    /// Deletes all that stand for data of a unit.
+    pub fn forget(&self, unit: UnitId) {
+        self.lock().retain(|one| one.data.unit != unit);
+    }
+
     /// The management tokens of those that stand for data of a unit.
     #[must_use]
     pub fn of_unit(&self, unit: UnitId) -> Vec<[u8; MANAGEMENT_BYTES]> {

@@ -2,7 +2,7 @@
 
 use super::{ModePage, Parameter};
 use crate::context::Context;
-use crate::table::Needs;
+use crate::table::{Needs, Reach};
 use lunar_core::wire::be;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -25,6 +25,7 @@ impl ModePage for DisconnectReconnect {
     const SUBPAGE: u8 = 0;
     const NAME: &'static str = "Disconnect-Reconnect";
     const CLAUSE: &'static str = "SPC-4 7.5.10";
+    const REACH: Reach = Reach::Disk;
     const NEEDS: Needs = Needs::Nothing;
     const PARAMETERS: &'static [Parameter] = &[];
 
@@ -60,6 +61,7 @@ impl ModePage for ProtocolSpecificLogicalUnit {
     const SUBPAGE: u8 = 0;
     const NAME: &'static str = "Protocol-Specific Logical Unit";
     const CLAUSE: &'static str = "SPC-4 7.5.16";
+    const REACH: Reach = Reach::Disk;
     const NEEDS: Needs = Needs::Nothing;
     const PARAMETERS: &'static [Parameter] = &[];
 
@@ -81,6 +83,7 @@ impl ModePage for ProtocolSpecificPort {
     const SUBPAGE: u8 = 0;
     const NAME: &'static str = "Protocol-Specific Port";
     const CLAUSE: &'static str = "SPC-4 7.5.17";
+    const REACH: Reach = Reach::Disk;
     const NEEDS: Needs = Needs::Nothing;
     const PARAMETERS: &'static [Parameter] = &[];
 

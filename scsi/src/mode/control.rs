@@ -2,7 +2,7 @@
 
 use super::{ModePage, Parameter};
 use crate::context::Context;
-use crate::table::Needs;
+use crate::table::{Needs, Reach};
 use lunar_core::wire::be;
 use std::mem::offset_of;
 use zerocopy::{Immutable, IntoBytes};
@@ -36,6 +36,7 @@ impl ModePage for Control {
     const SUBPAGE: u8 = 0;
     const NAME: &'static str = "Control";
     const CLAUSE: &'static str = "SPC-4 7.5.8";
+    const REACH: Reach = Reach::Disk;
     const NEEDS: Needs = Needs::Nothing;
     const PARAMETERS: &'static [Parameter] = &[
         // D_SENSE
@@ -51,6 +52,13 @@ impl ModePage for Control {
             mask: 0x08,
             value: |values| &mut values.write_protect,
             changeable: |_| true,
+        },
+        // ATO
+        Parameter {
+            byte: offset_of!(Self, abort),
+            mask: 0x80,
+            value: |values| &mut values.application_tags_owned,
+            changeable: |unit| unit.protection.is_some(),
         },
     ];
 
@@ -90,6 +98,7 @@ impl ModePage for ControlExtension {
     const SUBPAGE: u8 = 0x01;
     const NAME: &'static str = "Control Extension";
     const CLAUSE: &'static str = "SPC-4 7.5.9";
+    const REACH: Reach = Reach::Disk;
     const NEEDS: Needs = Needs::Nothing;
     const PARAMETERS: &'static [Parameter] = &[];
 

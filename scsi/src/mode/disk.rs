@@ -1,8 +1,8 @@
-//! Pages of what only disks have.
+//! Pages of what disks have.
 
 use super::{ModePage, Parameter};
 use crate::context::Context;
-use crate::table::Needs;
+use crate::table::{Needs, Reach};
 use lunar_core::wire::be;
 use std::mem::offset_of;
 use zerocopy::{Immutable, IntoBytes};
@@ -22,7 +22,7 @@ pub(super) struct ErrorRecovery {
     time_limit: be::U16,
 }
 
-/// AWRE, ARRE: what lies beneath replaces bad blocks by itself.
+/// AWRE, ARRE: what lies beneath replaces bad blocks by itself. A disc has none to replace them with.
 const REALLOCATES: u8 = 0x80 | 0x40;
 
 impl ModePage for ErrorRecovery {
@@ -30,12 +30,14 @@ impl ModePage for ErrorRecovery {
     const SUBPAGE: u8 = 0;
     const NAME: &'static str = "Read-Write Error Recovery";
     const CLAUSE: &'static str = "SBC-4 6.5.10";
+    const REACH: Reach = Reach::Unit;
     const NEEDS: Needs = Needs::Nothing;
     const PARAMETERS: &'static [Parameter] = &[];
 
-    fn fixed(_cx: &Context<'_>) -> Self {
+    fn fixed(cx: &Context<'_>) -> Self {
+        let is_disk = cx.disk().is_ok_and(|lu| Reach::Disk.covers(lu.kind));
         Self {
-            flags: REALLOCATES,
+            flags: if is_disk { REALLOCATES } else { 0 },
             read_retries: 0,
             obsolete: [0; 3],
             provisioning: 0,
@@ -62,6 +64,7 @@ impl ModePage for Caching {
     const SUBPAGE: u8 = 0;
     const NAME: &'static str = "Caching";
     const CLAUSE: &'static str = "SBC-4 6.5.6";
+    const REACH: Reach = Reach::Disk;
     const NEEDS: Needs = Needs::Nothing;
     const PARAMETERS: &'static [Parameter] = &[
         // WCE
@@ -90,33 +93,11 @@ impl ModePage for ApplicationTag {
     const SUBPAGE: u8 = 0x02;
     const NAME: &'static str = "Application Tag";
     const CLAUSE: &'static str = "SBC-4 6.5.3";
+    const REACH: Reach = Reach::Disk;
     const NEEDS: Needs = Needs::Nothing;
     const PARAMETERS: &'static [Parameter] = &[];
 
     fn fixed(_cx: &Context<'_>) -> Self {
         Self { reserved: [0; 12] }
-    }
-}
-
-/// Logical block provisioning: stores do not count what they have allocated, so there is no threshold to arm and no
-/// descriptor; THRESHOLD EXPONENT of the VPD page says so, too.
-#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
-#[repr(C)]
-pub(super) struct Provisioning {
-    /// SITUA.
-    flags: u8,
-    reserved: [u8; 11],
-}
-
-impl ModePage for Provisioning {
-    const PAGE: u8 = 0x1c;
-    const SUBPAGE: u8 = 0x02;
-    const NAME: &'static str = "Logical Block Provisioning";
-    const CLAUSE: &'static str = "SBC-4 6.5.9";
-    const NEEDS: Needs = Needs::Provisioning;
-    const PARAMETERS: &'static [Parameter] = &[];
-
-    fn fixed(_cx: &Context<'_>) -> Self {
-        Self { flags: 0, reserved: [0; 11] }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{ModePage, Parameter};
 use crate::context::Context;
-use crate::table::Needs;
+use crate::table::{Needs, Reach};
 use lunar_core::wire::be;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -26,6 +26,7 @@ impl ModePage for Exceptions {
     const SUBPAGE: u8 = 0;
     const NAME: &'static str = "Informational Exceptions Control";
     const CLAUSE: &'static str = "SPC-4 7.5.13";
+    const REACH: Reach = Reach::Disk;
     const NEEDS: Needs = Needs::Nothing;
     const PARAMETERS: &'static [Parameter] = &[];
 

@@ -1,17 +1,20 @@
-//! Mode pages: one type per page, one row per type (SPC-4 7.5, SBC-4 6.5).
+//! Mode pages: one type per page, one row per type (SPC-4 7.5, SBC-4 6.5, MMC-6 7).
 
 mod connection;
 mod control;
 mod disk;
+mod drive;
 mod exceptions;
 mod power;
+mod provisioning;
 mod select;
 
 use crate::context::Context;
 use crate::lu::{LogicalUnit, ModeValues};
-use crate::table::Needs;
+use crate::table::{Needs, Reach};
 use lunar_core::unit::Unit;
 use lunar_core::wire::Writer;
+use std::ops::Range;
 use zerocopy::{Immutable, IntoBytes};
 
 pub(crate) use select::Selection;
@@ -19,7 +22,14 @@ pub(crate) use select::Selection;
 /// Mode parameters of a unit whose initiators have saved none, after power on.
 #[must_use]
 pub fn default_values(unit: &Unit) -> ModeValues {
-    ModeValues { write_cache: unit.traits().write_cache, descriptor_sense: false, write_protect: false }
+    ModeValues {
+        write_cache: unit.traits().write_cache,
+        descriptor_sense: false,
+        write_protect: false,
+        single_attention: false,
+        thresholds: Default::default(),
+        application_tags_owned: false,
+    }
 }
 
 /// PC: which values MODE SENSE asks for (SPC-4 6.13.2).
@@ -60,6 +70,22 @@ pub struct Parameter {
     pub changeable: fn(&Unit) -> bool,
 }
 
+/// A number of a page that MODE SELECT may change: four bytes.
+pub struct Number {
+    /// Its first byte, counted from the first one behind the page's header.
+    pub byte: usize,
+    /// Where its value is.
+    pub value: fn(&mut ModeValues) -> &mut u32,
+    /// Whether it may be changed for this unit.
+    pub changeable: fn(&Unit) -> bool,
+}
+
+impl Number {
+    fn place(&self) -> Range<usize> {
+        self.byte..self.byte + 4
+    }
+}
+
 /// A mode page: its bytes from behind its header on.
 pub trait ModePage: IntoBytes + Immutable + Sized + 'static {
     /// PAGE CODE.
@@ -70,10 +96,14 @@ pub trait ModePage: IntoBytes + Immutable + Sized + 'static {
     const NAME: &'static str;
     /// Where the standard has it.
     const CLAUSE: &'static str;
+    /// Which units have it.
+    const REACH: Reach;
     /// What a unit must be capable of to have it.
     const NEEDS: Needs;
     /// What MODE SELECT may change of it.
     const PARAMETERS: &'static [Parameter];
+    /// Numbers that MODE SELECT may change of it: few pages have any.
+    const NUMBERS: &'static [Number] = &[];
 
     /// The page; zeroes where its parameters are.
     fn fixed(cx: &Context<'_>) -> Self;
@@ -89,8 +119,11 @@ pub struct PageRow {
     pub name: &'static str,
     /// Where the standard has it.
     pub clause: &'static str,
+    /// Which units have it.
+    pub reach: Reach,
     needs: Needs,
     parameters: &'static [Parameter],
+    numbers: &'static [Number],
     /// Bytes behind the header.
     length: usize,
     fixed: fn(&Context<'_>, &mut Writer<'_>),
@@ -108,7 +141,8 @@ pub static PAGES: &[PageRow] = &[
     row::<connection::ProtocolSpecificPort>(),
     row::<power::PowerCondition>(),
     row::<exceptions::Exceptions>(),
-    row::<disk::Provisioning>(),
+    row::<provisioning::Provisioning>(),
+    row::<drive::Capabilities>(),
 ];
 
 /// Bytes of the longest page behind its header.
@@ -121,8 +155,10 @@ const fn row<P: ModePage>() -> PageRow {
         subpage: P::SUBPAGE,
         name: P::NAME,
         clause: P::CLAUSE,
+        reach: P::REACH,
         needs: P::NEEDS,
         parameters: P::PARAMETERS,
+        numbers: P::NUMBERS,
         length: size_of::<P>(),
         fixed: |cx, out| {
             out.put(&P::fixed(cx));
@@ -138,10 +174,10 @@ const SUBPAGE_FORMAT: u8 = 0x40;
 const PAGE_CODE: u8 = 0x3f;
 
 impl PageRow {
-    /// Whether a disk has the page.
+    /// Whether a unit has the page.
     #[must_use]
     pub fn is_of(&self, lu: &LogicalUnit) -> bool {
-        self.needs == Needs::Nothing || lu.provisioning()
+        self.reach.covers(lu.kind) && (self.needs == Needs::Nothing || lu.provisioning())
     }
 
     /// Writes the page.
@@ -184,6 +220,8 @@ impl PageRow {
         let mut body = [0; BODY_BYTES_MAX];
         let changeable = self.parameters.iter().filter(|parameter| (parameter.changeable)(unit));
         changeable.for_each(|parameter| body[parameter.byte] |= parameter.mask);
+        let changeable = self.numbers.iter().filter(|number| (number.changeable)(unit));
+        changeable.for_each(|number| body[number.place()].fill(0xff));
         body
     }
 
@@ -194,12 +232,19 @@ impl PageRow {
                 body[parameter.byte] |= parameter.mask;
             }
         }
+        for number in self.numbers {
+            body[number.place()].copy_from_slice(&(number.value)(&mut values).to_be_bytes());
+        }
     }
 
     /// Takes values from a page.
     fn take(&self, unit: &Unit, body: &[u8], values: &mut ModeValues) {
         for parameter in self.parameters.iter().filter(|parameter| (parameter.changeable)(unit)) {
             *(parameter.value)(values) = body[parameter.byte] & parameter.mask != 0;
+        }
+        for number in self.numbers.iter().filter(|number| (number.changeable)(unit)) {
+            let bytes = body[number.place()].iter();
+            *(number.value)(values) = bytes.fold(0, |value, byte| value << 8 | u32::from(*byte));
         }
     }
 }

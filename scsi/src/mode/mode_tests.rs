@@ -1,10 +1,17 @@
 use crate::command::Status;
-use crate::fuzzing::Rig;
+use crate::fuzzing::{Lasting, Memory, Rig};
 use crate::sense::Asc;
+use crate::target::{Everywhere, Mail, Target};
 use lunar_core::io::Traits;
-use lunar_core::keep::{Forgetful, Keep, Keeping};
+use lunar_core::keep::{Keep, Keeping};
 use proptest::prelude::*;
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 const CACHING: [u8; 20] = [0x08, 0x12, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const CONTROL: [u8; 12] = [0x0a, 0x0a, 0x22, 0x10, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -28,7 +35,7 @@ fn all_pages() -> Vec<(u8, u8, Vec<u8>)> {
         (0x19, 0, zeroes(&[0x19, 6, 5], 8)),
         (0x1a, 0, zeroes(&[0x1a, 0x26], 40)),
         (0x1c, 0, EXCEPTIONS.to_vec()),
-        (0x1c, 2, zeroes(&[0x5c, 2, 0, 0x0c], 16)),
+        (0x1c, 2, [&[0x5c, 2, 0, 0x1c], &[0; 12][..], &[0, 1, 0, 0, 0, 0, 0, 0], &[1, 2, 0, 0, 0, 0, 0, 0]].concat()),
     ]
 }
 
@@ -224,31 +231,9 @@ fn every_bit_that_is_not_changeable_is_refused_with_its_place() {
     }
 }
 
-/// Keeps what outlives a process.
-struct Lasting(Forgetful);
-
-impl Keep for Lasting {
-    fn load(&self, name: &str) -> Option<Vec<u8>> {
-        self.0.load(name)
-    }
-
-    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
-        self.0.keep(name, bytes)
-    }
-
-    fn outlives(&self) -> bool {
-        true
-    }
-}
-
 /// A rig whose disk keeps what outlives a process.
 fn lasting() -> Rig {
-    let rig = Rig::default();
-    let mut unit = Rig::unit(7, Rig::traits(), Default::default());
-    std::rc::Rc::get_mut(&mut unit).expect("nobody else has it").keep = Arc::new(Lasting(Forgetful::default()));
-    rig.target.add_unit(0, unit);
-    rig.nexus.each(|itl| while itl.take_attention().is_some() {});
-    rig
+    Rig::keeping(Arc::new(Lasting::default()))
 }
 
 #[test]
@@ -358,4 +343,73 @@ proptest! {
         prop_assert_eq!(&part.data[..], &whole.data[..length.min(whole.data.len())]);
         prop_assert_eq!(part.wanted, part.data.len() as u64);
     }
+}
+
+/// Keeps after everything else, if asked to.
+#[derive(Default)]
+struct Late {
+    lasting: Lasting,
+    late: AtomicBool,
+}
+
+impl Keep for Late {
+    fn load(&self, name: &str) -> Option<Vec<u8>> {
+        self.lasting.load(name)
+    }
+
+    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
+        let kept = self.lasting.keep(name, bytes);
+        let mut waits = self.late.swap(false, Ordering::Relaxed);
+        Box::pin(async move {
+            poll_fn(|_| if std::mem::take(&mut waits) { Poll::Pending } else { Poll::Ready(()) }).await;
+            kept.await
+        })
+    }
+
+    fn outlives(&self) -> bool {
+        true
+    }
+}
+
+/// The other core.
+#[derive(Default)]
+struct Other(RefCell<Weak<Target>>);
+
+impl Everywhere for Other {
+    fn broadcast(&self, mail: Mail) -> Pin<Box<dyn Future<Output = ()>>> {
+        let other = self.0.borrow().upgrade().expect("there");
+        Box::pin(async move { other.deliver(mail).await })
+    }
+}
+
+#[test]
+fn what_two_cores_save_at_once_is_kept_as_it_is_in_force() {
+    let keep = Arc::<Late>::default();
+    let shared = Arc::<lunar_core::reserve::SharedUnits>::default();
+    let others = [Rc::<Other>::default(), Rc::<Other>::default()];
+    let rigs = [0, 1].map(|core| {
+        let rig = Rig::sharing(Rig::traits(), others[core].clone(), shared.clone());
+        let mut unit = Rig::unit(7, Rig::traits(), Memory::zeroes(1 << 20));
+        Rc::get_mut(&mut unit).expect("nobody else has it").keep = keep.clone();
+        rig.target.add_unit(0, unit);
+        rig.nexus.each(|itl| while itl.take_attention().is_some() {});
+        rig
+    });
+    others[0].0.replace(Rc::downgrade(&rigs[1].target));
+    others[1].0.replace(Rc::downgrade(&rigs[0].target));
+    let select = |page: &[u8]| [&[0; 4][..], page].concat();
+    let (mut caching, mut control) = (CACHING, CONTROL);
+    (caching[2], control[4]) = (0, 8);
+    // The first core's values are on their way to the medium while the second core saves others, and come into force
+    // after these.
+    keep.late.store(true, Ordering::Relaxed);
+    let list = select(&caching);
+    let mut first = pin!(rigs[0].later(&[0x15, 0x11, 0, 0, 24, 0], &list));
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(first.as_mut().poll(&mut cx).is_pending());
+    assert_eq!(rigs[1].run(&[0x15, 0x11, 0, 0, 16, 0], &select(&control), 0).status, Status::GOOD);
+    assert_eq!(first.as_mut().poll(&mut cx), Poll::Ready(Status::GOOD));
+    let values = rigs.each_ref().map(|rig| rig.nexus.itl(0).expect("there").lu.saved_mode());
+    assert_eq!(values[0], values[1]);
+    assert_eq!(super::load(&rigs[0].nexus.itl(0).expect("there").lu.unit), values[0]);
 }

@@ -2,7 +2,7 @@
 
 use super::{ModePage, Parameter};
 use crate::context::Context;
-use crate::table::Needs;
+use crate::table::{Needs, Reach};
 use lunar_core::wire::be;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -26,6 +26,7 @@ impl ModePage for PowerCondition {
     const SUBPAGE: u8 = 0;
     const NAME: &'static str = "Power Condition";
     const CLAUSE: &'static str = "SPC-4 7.5.14";
+    const REACH: Reach = Reach::Unit;
     const NEEDS: Needs = Needs::Nothing;
     const PARAMETERS: &'static [Parameter] = &[];
 

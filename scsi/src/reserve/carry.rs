@@ -5,7 +5,7 @@ use super::{News, RESERVATIONS, Request, attention};
 use crate::admit::Refusal;
 use crate::fault;
 use crate::lu::LogicalUnit;
-use crate::lun::Lun;
+use crate::manage::is_at;
 use crate::nexus::Nexus;
 use crate::target::{Mail, Target};
 use lunar_core::io::Fault;
@@ -51,7 +51,7 @@ impl Target {
     /// Ends the tasks of those who were preempted, everywhere. Whoever is aborted meanwhile waits no longer: two who
     /// preempt each other would wait for ever.
     async fn end_preempted(&self, nexus: &Nexus, tag: u64, lun: u16, news: Arc<News>) {
-        let mut aborted = pin!(nexus.tasks.until_aborted(|t, l| t == tag && l.number() == Some(lun)));
+        let mut aborted = pin!(nexus.tasks.until_aborted(|t, l| t == tag && is_at(nexus, lun, l)));
         let mut ended = pin!(async {
             self.end_of(lun, &news).await;
             self.everywhere.broadcast(Mail::Preempted { lun, news: news.clone() }).await;
@@ -65,14 +65,13 @@ impl Target {
 
     /// Aborts the tasks of those of this core who were preempted, and waits for them.
     pub(crate) async fn end_of(&self, lun: u16, news: &News) {
-        let matches = |_: u64, task: Lun| task.number() == Some(lun);
         let mut ended = self.nexuses();
         ended.retain(|nexus| news.ends(&nexus.name));
         for nexus in &ended {
-            self.config.stats.tasks_aborted.add(nexus.tasks.abort(matches));
+            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|_, task| is_at(nexus, lun, task)));
         }
         for nexus in &ended {
-            nexus.tasks.until_gone(matches).await;
+            nexus.tasks.until_gone(|_, task| is_at(nexus, lun, task)).await;
         }
     }
 
@@ -81,7 +80,7 @@ impl Target {
         let Some(lu) = self.unit(lun) else { return };
         for nexus in self.nexuses() {
             // Whoever has not addressed the unit yet looks when it does, and is told of power on.
-            let Some(itl) = nexus.known(lun) else { continue };
+            let Some(itl) = nexus.lun_of(lun).and_then(|own| nexus.known(own)) else { continue };
             let held = lu.shared.reservations().held(&nexus.name);
             itl.set_held(held);
             if let Some(told) = news.told.get(&nexus.name) {
@@ -90,9 +89,11 @@ impl Target {
         }
     }
 
-    /// Ends the SPC-2 reservations that a nexus holds, of any unit: it is lost, or ends.
+    /// Ends the SPC-2 reservations that a nexus holds, and no longer prevents the removal of media, of any unit: it is
+    /// lost, or ends.
     pub(crate) async fn let_go(&self, nexus: &Nexus) {
         for lu in self.units() {
+            lu.shared.allow(Some(&nexus.name));
             self.forget_spc2(&lu, Some(&nexus.name)).await;
         }
     }

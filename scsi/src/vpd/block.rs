@@ -7,6 +7,8 @@ use crate::cmd::block::{
 };
 use crate::context::Context;
 use crate::lu::LogicalUnit;
+use crate::table::Reach;
+use crate::thin;
 use lunar_core::step::PIECE_BYTES;
 use lunar_core::wire::{Writer, be};
 use zerocopy::{Immutable, IntoBytes};
@@ -47,6 +49,7 @@ impl VpdPage for Limits {
     const PAGE: u8 = 0xb0;
     const NAME: &'static str = "Block Limits";
     const CLAUSE: &'static str = "SBC-3 6.6.3";
+    const REACH: Reach = Reach::Disk;
 
     fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
         let (unit, traits) = (&lu.unit, lu.unit.traits());
@@ -108,6 +111,7 @@ impl VpdPage for Characteristics {
     const PAGE: u8 = 0xb1;
     const NAME: &'static str = "Block Device Characteristics";
     const CLAUSE: &'static str = "SBC-3 6.6.2";
+    const REACH: Reach = Reach::Disk;
 
     fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
         let rotation = if lu.unit.traits().rotational { UNKNOWN_RATE } else { NON_ROTATING };
@@ -143,6 +147,7 @@ impl VpdPage for Provisioning {
     const PAGE: u8 = 0xb2;
     const NAME: &'static str = "Logical Block Provisioning";
     const CLAUSE: &'static str = "SBC-3 6.6.4";
+    const REACH: Reach = Reach::Disk;
 
     fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
         let traits = lu.unit.traits();
@@ -152,6 +157,6 @@ impl VpdPage for Provisioning {
             (true, false) => (UNMAPS | zeroes, RESOURCE),
             (true, true) => (UNMAPS | zeroes, THIN),
         };
-        out.put(&Self { threshold_exponent: 0, flags, kind, reserved: 0 });
+        out.put(&Self { threshold_exponent: thin::exponent(&lu.unit), flags, kind, reserved: 0 });
     }
 }

@@ -7,7 +7,7 @@ use crate::copy::results::COPIES_MAX;
 use crate::copy::tokens::{ACCESS_UPON_REFERENCE, INACTIVITY_DEFAULT, INACTIVITY_MAX, RANGES_MAX, ZERO};
 use crate::copy::transfer::TOKEN_BYTES_MAX;
 use crate::lu::LogicalUnit;
-use crate::table::{OpCode, rows};
+use crate::table::{OpCode, Reach, rows};
 use lunar_core::codes;
 use lunar_core::wire::{Writer, round_up};
 
@@ -27,6 +27,7 @@ impl VpdPage for ThirdPartyCopy {
     const PAGE: u8 = 0x8f;
     const NAME: &'static str = "Third-party Copy";
     const CLAUSE: &'static str = "SPC-4 7.8.17";
+    const REACH: Reach = Reach::Disk;
 
     fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
         descriptor(out, Kind::BLOCK_ROD_LIMITS, &rod_limits(lu));
@@ -113,7 +114,7 @@ fn counted(bytes: &[u8]) -> Vec<u8> {
 fn commands() -> Vec<u8> {
     let mut all = Vec::new();
     for op in [OpCode::THIRD_PARTY_COPY_OUT, OpCode::THIRD_PARTY_COPY_IN] {
-        let actions: Vec<u8> = rows(op.0).iter().filter_map(|row| row.policy.code.action).collect();
+        let actions: Vec<u8> = rows(op.0).iter().filter_map(|row| u8::try_from(row.policy.code.action?).ok()).collect();
         all.push(op.0);
         all.extend(counted(&actions));
     }

@@ -4,6 +4,7 @@ use super::VpdPage;
 use crate::context::Context;
 use crate::lu::LogicalUnit;
 use crate::sense::SENSE_BYTES_MAX;
+use crate::table::Reach;
 use lunar_core::wire::Writer;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -11,7 +12,7 @@ use zerocopy::{Immutable, IntoBytes};
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct Extended {
-    /// ACTIVATE MICROCODE, SPT, GRD_CHK, APP_CHK, REF_CHK: no protection information.
+    /// ACTIVATE MICROCODE, SPT, GRD_CHK, APP_CHK, REF_CHK.
     protection: u8,
     /// UASK_SUP, GROUP_SUP, PRIOR_SUP, HEADSUP, ORDSUP, SIMPSUP.
     attributes: u8,
@@ -23,6 +24,10 @@ pub(super) struct Extended {
     reserved: [u8; 50],
 }
 
+/// SPT: types 1, 2 and 3.
+const ALL_TYPES: u8 = 0x38;
+/// GRD_CHK, APP_CHK, REF_CHK.
+const ALL_CHECKS: u8 = 0x04 | 0x02 | 0x01;
 /// HEADSUP, ORDSUP, SIMPSUP.
 const ATTRIBUTES: u8 = 0x04 | 0x02 | 0x01;
 /// V_SUP: there is a volatile cache.
@@ -32,10 +37,11 @@ impl VpdPage for Extended {
     const PAGE: u8 = 0x86;
     const NAME: &'static str = "Extended INQUIRY Data";
     const CLAUSE: &'static str = "SPC-4 7.8.7";
+    const REACH: Reach = Reach::Disk;
 
     fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
         out.put(&Self {
-            protection: 0,
+            protection: if lu.unit.protection.is_some() { ALL_TYPES | ALL_CHECKS } else { 0 },
             attributes: ATTRIBUTES,
             cache: if lu.unit.traits().write_cache { VOLATILE } else { 0 },
             rest: [0; 6],

@@ -4,6 +4,7 @@ use super::VpdPage;
 use crate::cmd::inquiry::text;
 use crate::context::Context;
 use crate::lu::LogicalUnit;
+use crate::table::Reach;
 use crate::target::PortConfig;
 use lunar_core::wire::{Cursor, Writer, round_up};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -18,6 +19,7 @@ impl VpdPage for SerialNumber {
     const PAGE: u8 = 0x80;
     const NAME: &'static str = "Unit Serial Number";
     const CLAUSE: &'static str = "SPC-4 7.8.15";
+    const REACH: Reach = Reach::Unit;
 
     fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
         out.bytes(lu.unit.identity.serial.as_bytes());
@@ -150,6 +152,7 @@ impl VpdPage for DeviceIdentification {
     const PAGE: u8 = 0x83;
     const NAME: &'static str = "Device Identification";
     const CLAUSE: &'static str = "SPC-4 7.8.6";
+    const REACH: Reach = Reach::Unit;
 
     fn write(cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
         write_unit(lu, out);
@@ -178,6 +181,7 @@ impl VpdPage for ScsiPorts {
     const PAGE: u8 = 0x88;
     const NAME: &'static str = "SCSI Ports";
     const CLAUSE: &'static str = "SPC-4 7.8.14";
+    const REACH: Reach = Reach::Unit;
 
     fn write(cx: &Context<'_>, _lu: &LogicalUnit, out: &mut Writer<'_>) {
         for port in &cx.target.config().ports {

@@ -10,6 +10,7 @@ use crate::cmd::inquiry::peripheral;
 use crate::context::Context;
 use crate::lu::LogicalUnit;
 use crate::nexus::Addressee;
+use crate::table::Reach;
 use lunar_core::wire::Writer;
 
 pub(crate) use identification::{DesignatorHeader, PROTOCOL_ISCSI, is_named, naa_designator};
@@ -22,6 +23,8 @@ pub trait VpdPage {
     const NAME: &'static str;
     /// Where the standard has it.
     const CLAUSE: &'static str;
+    /// Which units have it.
+    const REACH: Reach;
 
     /// Writes what follows the four bytes of the header.
     fn write(cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>);
@@ -35,11 +38,13 @@ pub struct PageRow {
     pub name: &'static str,
     /// Where the standard has it.
     pub clause: &'static str,
+    /// Which units have it.
+    pub reach: Reach,
     write: fn(&Context<'_>, &LogicalUnit, &mut Writer<'_>),
 }
 
 const fn row<P: VpdPage>() -> PageRow {
-    PageRow { page: P::PAGE, name: P::NAME, clause: P::CLAUSE, write: P::write }
+    PageRow { page: P::PAGE, name: P::NAME, clause: P::CLAUSE, reach: P::REACH, write: P::write }
 }
 
 /// Every page, in ascending order, as page 00h lists them.
@@ -59,7 +64,7 @@ pub static PAGES: &[PageRow] = &[
 /// Writes a page to `cx.out`; `None` if there is none.
 pub(crate) fn write(cx: &mut Context<'_>, page: u8) -> Option<()> {
     let Addressee::Disk(itl) = cx.addressee else { return None };
-    let row = PAGES.iter().find(|row| row.page == page)?;
+    let row = PAGES.iter().find(|row| row.page == page && row.reach.covers(itl.lu.kind))?;
     let mut out = std::mem::replace(&mut cx.out, Writer::new(&mut []));
     out.bytes(&[peripheral(itl), page, 0, 0]);
     (row.write)(cx, &itl.lu, &mut out);
@@ -77,9 +82,10 @@ impl VpdPage for Supported {
     const PAGE: u8 = 0x00;
     const NAME: &'static str = "Supported VPD Pages";
     const CLAUSE: &'static str = "SPC-4 7.8.16";
+    const REACH: Reach = Reach::Unit;
 
-    fn write(_cx: &Context<'_>, _lu: &LogicalUnit, out: &mut Writer<'_>) {
-        PAGES.iter().for_each(|row| {
+    fn write(_cx: &Context<'_>, lu: &LogicalUnit, out: &mut Writer<'_>) {
+        PAGES.iter().filter(|row| row.reach.covers(lu.kind)).for_each(|row| {
             out.bytes(&[row.page]);
         });
     }

@@ -3,6 +3,7 @@
 use super::VpdPage;
 use crate::context::Context;
 use crate::lu::LogicalUnit;
+use crate::table::Reach;
 use lunar_core::wire::Writer;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -26,6 +27,7 @@ impl VpdPage for ModePagePolicy {
     const PAGE: u8 = 0x87;
     const NAME: &'static str = "Mode Page Policy";
     const CLAUSE: &'static str = "SPC-4 7.8.9";
+    const REACH: Reach = Reach::Unit;
 
     fn write(_cx: &Context<'_>, _lu: &LogicalUnit, out: &mut Writer<'_>) {
         let (page, subpage) = ALL;

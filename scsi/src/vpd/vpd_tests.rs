@@ -150,9 +150,9 @@ fn characteristics() {
 
 #[test]
 fn provisioning() {
-    assert_eq!(page(&Rig::default(), 0xb2), [0, 0xb2, 0, 4, 0, 0xe4, 2, 0]);
+    assert_eq!(page(&Rig::default(), 0xb2), [0, 0xb2, 0, 4, 11, 0xe4, 2, 0]);
     let thick = Rig::new(Traits { thin: false, unmap_granularity: 0, ..Rig::traits() });
     assert_eq!(page(&thick, 0xb2), [0, 0xb2, 0, 4, 0, 0, 0, 0]);
     let resource = Rig::new(Traits { thin: false, unmap_zeroes: false, ..Rig::traits() });
-    assert_eq!(page(&resource, 0xb2), [0, 0xb2, 0, 4, 0, 0xe0, 1, 0]);
+    assert_eq!(page(&resource, 0xb2), [0, 0xb2, 0, 4, 11, 0xe0, 1, 0]);
 }

@@ -2,9 +2,11 @@
 
 use super::Front;
 use super::job::Job;
+use crate::chap::Claim;
+use crate::guard::{Finding, Knock};
 use crate::login::Established;
 use crate::session::{self, Action, Close, Fault as Guilt, Session, TaskKey, TaskManagement, Want};
-use crate::wire::{Function, FunctionResponse};
+use crate::wire::{Function, FunctionResponse, LoginStatus};
 use lunar_core::io::{Completion, Fault, Outcome};
 use lunar_core::mem::{Buf, PAGE, SgMut};
 use lunar_core::port::NexusName;
@@ -44,10 +46,14 @@ const LINGER_BYTES: usize = 1 << 20;
 pub(super) struct Connection {
     pub(super) id: u64,
     pub(super) front: Rc<Front>,
+    /// The portal group that it came in by.
+    group: u16,
     socket: Handle,
     local: SocketAddr,
     peer: SocketAddr,
     pub(super) session: RefCell<Session>,
+    /// What is known of a login that is not over.
+    knock: RefCell<Option<Knock>>,
     nexus: RefCell<Option<Rc<Nexus>>>,
     tsih: Cell<u16>,
     /// Nothing more is received; what is queued is sent.
@@ -77,16 +83,24 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(front: Rc<Front>, id: u64, socket: Handle, local: SocketAddr, peer: SocketAddr) -> Rc<Self> {
+    pub(super) fn new(
+        front: Rc<Front>,
+        id: u64,
+        group: u16,
+        socket: Handle,
+        (local, peer): (SocketAddr, SocketAddr),
+    ) -> Rc<Self> {
         let (reactor, config) = (&front.reactor, front.session_config.clone());
         let now = reactor.now();
         let session = Session::new(config, reactor.arena().clone(), reactor.stats().clone(), now);
         Rc::new(Self {
             id,
+            group,
             socket,
             local,
             peer,
             session: RefCell::new(session),
+            knock: RefCell::default(),
             nexus: RefCell::default(),
             tsih: Cell::new(0),
             ended: Cell::new(false),
@@ -178,6 +192,9 @@ impl Connection {
     /// Counts and tells why a session closes its connection. Strangers that never logged in are only counted.
     fn closing(&self, why: Close) {
         let stats = self.front.reactor.stats();
+        if let (Close::LoginRefused(status), Some(knock)) = (why, self.knock.take()) {
+            self.front.settings.guard.refused(&knock, status, self.front.reactor.now());
+        }
         match why {
             Close::LoginRefused(_) => stats.logins_refused.add(1),
             Close::Silent => stats.keepalive_timeouts.add(1),
@@ -253,13 +270,16 @@ impl Connection {
                     }
                     Action::TaskManagement(function) => self.task_management(function),
                     Action::SendTargets(query) => {
-                        let targets = self.front.targets(&query, self.local);
-                        self.session.borrow_mut().targets(&targets);
+                        let mut session = self.session.borrow_mut();
+                        let host = session.candidate().map(|candidate| candidate.initiator.clone()).unwrap_or_default();
+                        session.targets(&self.front.targets(&query, &host, (self.peer, self.local), self.group));
                     }
                     Action::Authorize(candidate) => {
-                        let verdict = self.front.judge(&candidate);
+                        let (verdict, knock) = self.front.judge(&candidate, self.group, self.peer);
+                        self.knock.replace(knock);
                         self.session.borrow_mut().authorized(verdict, &mut more);
                     }
+                    Action::Prove(claim) => self.prove(&claim, &mut more).await,
                     Action::Establish(established) => self.establish(*established, &mut more).await,
                     Action::Close(why) => {
                         self.closing(why);
@@ -272,18 +292,38 @@ impl Connection {
         self.kick();
     }
 
+    async fn prove(&self, claim: &Claim, more: &mut Vec<Action>) {
+        let Some(mut knock) = self.knock.take() else {
+            return self.session.borrow_mut().proven(Err(LoginStatus::TARGET_ERROR), more);
+        };
+        let Finding { verdict, after } = self.front.settings.guard.prove(&mut knock, claim, self.front.reactor.now());
+        if !after.is_zero() {
+            self.within(after, |c| c.ended.get()).await;
+        }
+        // Of a refusal the guard has told.
+        if verdict.is_ok() {
+            self.knock.replace(Some(knock));
+        }
+        self.session.borrow_mut().proven(verdict, more);
+    }
+
     async fn establish(&self, established: Established, more: &mut Vec<Action>) {
-        let entered = self.front.enter(self.id, &established).await;
+        let entered = self.front.enter(self.id, self.group, &established).await;
         let stats = self.front.reactor.stats();
-        if let Ok(tsih) = entered {
+        if let (Ok(tsih), Some(knock)) = (entered, self.knock.take()) {
+            self.front.settings.guard.entered(&knock, self.front.reactor.now());
             let candidate = &established.candidate;
             self.tsih.set(tsih);
             if !candidate.discovery {
                 let isid = candidate.isid.iter().fold(0_u64, |isid, byte| isid << 8 | u64::from(*byte));
                 let initiator = format!("{},i,0x{isid:012x}", candidate.initiator).into();
                 // One portal group is one target port.
-                let name = NexusName { initiator, target_port: 1 };
-                *self.nexus.borrow_mut() = Some(self.front.target.nexus(name));
+                let name = NexusName { initiator, target_port: self.group };
+                let target = &self.front.target;
+                let nexus = knock
+                    .map()
+                    .map_or_else(|| target.nexus(name.clone()), |map| target.nexus_behind(name.clone(), map));
+                *self.nexus.borrow_mut() = Some(nexus);
                 stats.sessions.add(1);
                 stats.logins.add(1);
             }
@@ -441,7 +481,7 @@ impl Connection {
         if tsih != 0
             && let Some(candidate) = self.session.borrow().candidate()
         {
-            self.front.registry.leave(candidate, tsih);
+            self.front.registry.leave(candidate, self.group, tsih);
         }
         drop(nexus);
         self.front.forget(self);

@@ -100,8 +100,11 @@ impl Extra {
         cdb[..basic].copy_from_slice(&header.cdb);
         let both = READ | WRITE;
         let mut extra = Self { cdb, cdb_len: u8::try_from(basic).ok(), bidirectional: header.flags & both == both };
+        let mut extended = false;
         for segment in AhsWalk::new(ahs) {
             match segment.ok()? {
+                // One CDB has one rest.
+                Ahs::ExtendedCdb(_) if std::mem::replace(&mut extended, true) => return None,
                 Ahs::ExtendedCdb(rest) => {
                     let len = basic + rest.len();
                     extra.cdb_len = extra.cdb.get_mut(basic..len).and_then(|room| {

@@ -82,7 +82,11 @@ fn a_bidirectional_command_is_refused() {
 
 #[test]
 fn additional_headers_that_do_not_add_up_are_rejected() {
-    for bad in [&[0, 99, 1, 0][..], &[0, 5, 2, 0, 0, 0, 2, 0, 1, 2, 3, 4], &[0, 1, 7, 0], &[0xff; 1020]] {
+    let twice = [extended_cdb(&[0; 20]), extended_cdb(&[0; 20])].concat();
+    // Longer than what is there, shorter than its kind, no longer than what the basic header has room for.
+    let cdbs = [&[0, 17, 1, 0, 1, 2, 3, 4][..], &[0, 0, 1, 0], &[0, 1, 1, 0], &twice];
+    let others = [&[0, 99, 1, 0][..], &[0, 5, 2, 0, 0, 0, 2, 0, 1, 2, 3, 4], &[0, 1, 7, 0], &[0xff; 1020]];
+    for bad in cdbs.into_iter().chain(others) {
         let mut peer = Peer::logged_in();
         let header = peer.scsi(1, READ | FINAL, 512);
         let bytes = with_ahs(&peer, &header, bad);

@@ -288,7 +288,10 @@ impl Connection {
         let (front, stats) = (&self.front, self.front.reactor.stats());
         let answer = match front.is_draining() {
             true => Err(Status::CONNECT_BUSY.into()),
-            false => front.subsystem.connect(command, &data.to_vec(), self.path(), front.reactor.now()),
+            false => {
+                let (path, now) = (self.path(), front.reactor.now());
+                front.subsystem.connect(command, &data.to_vec(), path, self.peer.ip(), now)
+            }
         };
         let mut session = self.session.borrow_mut();
         match answer {
@@ -301,6 +304,9 @@ impl Connection {
             Err(refusal) => {
                 session.connected(key, Err(refusal.status), refusal.result);
                 stats.logins_refused.add(1);
+                if refusal.status == Status::CONNECT_HOST && front.may_tell() {
+                    self.log("a host may not come in: none of its name and address may, or only with a proof or a map");
+                }
             }
         }
     }

@@ -1,0 +1,22 @@
+# Sourced by the guest's scripts: open-iscsi, as an administrator uses it.
+
+# setting KEY VALUE: in the daemon's defaults.
+setting() {
+    grep -vF "$1 =" /etc/iscsi/iscsid.conf >/tmp/iscsid.conf
+    echo "$1 = $2" >>/tmp/iscsid.conf
+    cp /tmp/iscsid.conf /etc/iscsi/iscsid.conf
+}
+
+# daemon [PATIENCE]: with so many seconds until a session that broke gives its commands up.
+daemon() {
+    mkdir -p /etc/iscsi /var/lib/iscsi /run/lock/iscsi
+    echo "InitiatorName=iqn.2026-01.io.lunar.conform:guest" >/etc/iscsi/initiatorname.iscsi
+    # A login that fails shall say so now, not after minutes of retries; a target that does not come back costs half a minute.
+    setting node.session.initial_login_retry_max 2
+    setting node.session.timeo.replacement_timeout "${1:-30}"
+    # QEMU's user network misses that a closed window opens again, and looks only five seconds later: never let it close.
+    echo 16777216 >/proc/sys/net/core/rmem_max
+    setting "node.conn[0].tcp.window_size" 16777216
+    iscsid || bad "iscsid"
+    until_true 10 iscsiadm -m iface
+}

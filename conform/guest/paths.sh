@@ -1,0 +1,63 @@
+# Two ways to one volume: asymmetric access, multipath while ways are cut, clusters that fence each other, and the tools
+# of administrators that the first script leaves out.
+. /test/lib.sh
+. /test/initiator.sh
+. /test/settings # PORTAL1 PORTAL2 TARGET
+. /test/access.sh
+. /test/cluster.sh
+. /test/multipath.sh
+. /test/tools.sh
+
+# disk_at IFACE GROUP [LUN]: the disk of the session of this interface record at this portal group.
+disk_at() {
+    local session found
+    for session in /sys/class/iscsi_session/session*; do
+        [ "$(cat "$session/ifacename") $(cat "$session/tpgt")" = "$1 $2" ] || continue
+        for found in "$session"/device/target*/*:*:*:"${3:-0}"/block/*; do
+            [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
+        done
+    done
+    return 1
+}
+
+# log_in_at NAME IFACE GROUP PORTAL
+log_in_at() {
+    iscsiadm -m node -o new -T "$TARGET" -p "$4,$3" -I "$2" >/dev/null
+    try "login, $1" iscsiadm -m node -T "$TARGET" -p "$4" -I "$2" --login || finish
+    until_true 20 disk_at "$2" "$3" || { bad "$1: no disk"; finish; }
+}
+
+# initiator NAME: an interface record with an initiator name of its own: another node of a cluster.
+initiator() {
+    iscsiadm -m iface -I "$1" -o new >/dev/null
+    iscsiadm -m iface -I "$1" -o update -n iface.initiatorname -v "iqn.2026-01.io.lunar.conform:$1" >/dev/null
+    iscsiadm -m iface -I "$1" -o update -n iface.transport_name -v tcp >/dev/null
+}
+
+# conflict NAME DISK: a write meets RESERVATION CONFLICT; as the tool says it.
+conflict() {
+    local said
+    said=$(sg_raw --send=512 --infile=/dev/zero "$2" 2a 00 00 00 00 64 00 00 01 00 2>&1)
+    says "$1" "Reservation Conflict" echo "$said"
+}
+
+writes() { try "$1" sg_raw --send=512 --infile=/dev/zero "$2" 2a 00 00 00 00 64 00 00 01 00; }
+reads() { try "$1" sg_raw --request=512 --outfile=/dev/null "$2" 28 00 00 00 00 64 00 00 01 00; }
+
+daemon 2
+# A way that is cut shall be known soon.
+setting "node.conn[0].timeo.noop_out_interval" 1
+setting "node.conn[0].timeo.noop_out_timeout" 2
+found=$(iscsiadm -m discovery -t sendtargets -p "$PORTAL1")
+says "discovery names the first portal" "^$PORTAL1,1 $TARGET" echo "$found"
+says "discovery names the second portal" "^$PORTAL2,2 $TARGET" echo "$found"
+iscsiadm -m node -o delete >/dev/null 2>&1
+log_in_at "first way" default 1 "$PORTAL1"
+log_in_at "second way" default 2 "$PORTAL2"
+one=$(disk_at default 1) two=$(disk_at default 2)
+
+access
+cluster_test
+tools_test
+multipath_test
+finish

@@ -1,0 +1,41 @@
+//! Several paths to one volume, clusters on it, and every tool of an administrator.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use super::{Script, Targets, sysroot};
+use crate::report::skip;
+use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, HOST_BY_THE_OTHER_NETWORK, Lab, Spec, Subject, Target, free_port};
+
+/// Boots the guest with two ways to the target, of which it cuts one and then the other.
+pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
+    let part = format!("paths/{}", driver.name());
+    let mut made = None;
+    lab.report.check(&part, "packages for the guest", || {
+        made = Some(sysroot::ensure(&lab.report)?);
+        Ok(())
+    });
+    let Some(sysroot) = made else { return Ok(()) };
+    let script = Script { name: "paths", part: &part, driver, sysroot: &sysroot };
+    lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver)?));
+    Ok(())
+}
+
+fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
+    if matches!(lab.subject, Subject::Outside(_)) {
+        return skip("the target was started by somebody else: where its second portal is nobody knows");
+    }
+    let mut spec = Spec::new(driver, [lab.image("paths.img", 512)?, lab.image("paths-copy.img", 64)?])?;
+    spec.for_guest = true;
+    spec.listen.push(free_port()?);
+    let main = Target::start(lab, &spec)?;
+    let mut settings = String::new();
+    for (number, (host, portal)) in
+        [HOST_AS_GUEST_SEES_IT, HOST_BY_THE_OTHER_NETWORK].iter().zip(&spec.listen).enumerate()
+    {
+        writeln!(settings, "PORTAL{}={host}:{}", number + 1, portal.port())?;
+    }
+    writeln!(settings, "TARGET={}\nPORTAL=$PORTAL1", main.name)?;
+    Ok(Targets { main: Some(main), spec, others: Vec::new(), settings })
+}

@@ -1,0 +1,273 @@
+//! What the API says: resources as JSON, and errors as problem details (RFC 9457). Types only; a server speaks them.
+//!
+//! | call | takes | gives |
+//! |---|---|---|
+//! | `GET /v1/config` | | the whole, as [`Config::show`](crate::Config::show) |
+//! | `GET /v1/KIND`, `GET /v1/KIND/NAME` | | [`Resource`]s |
+//! | `POST /v1/KIND/NAME`, `PATCH`, `DELETE` | keys and values, null takes one out | [`PlanView`] |
+//! | `PUT`, `DELETE /v1/group/NAME/luns/NUMBER` | [`Mapping`] | [`PlanView`] |
+//! | `POST /v1/plan` | the text of a configuration | [`PlanView`] |
+//! | `GET /v1/versions`, `POST /v1/versions/NUMBER/restore` | | [`VersionView`]s, [`PlanView`] |
+//! | `GET /v1/schema` | | the JSON schema |
+
+use crate::apply::Refusal;
+use crate::config::{Config, Id, Kind, show};
+use crate::document::{Edit, Keys, Refused};
+use crate::manager::Failure;
+use crate::plan::{Action, Change, Plan};
+use crate::report::{Problem, Problems};
+use crate::versions::{Trouble, Version};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
+
+/// The media type of an error (RFC 9457).
+pub const PROBLEM_TYPE: &str = "application/problem+json";
+
+/// A thing of the configuration.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Resource {
+    /// Its section.
+    pub kind: &'static str,
+    /// Its name.
+    pub name: String,
+    /// Its keys, defaults included; no secrets.
+    pub keys: Json,
+}
+
+impl Resource {
+    /// The thing of this kind and name.
+    #[must_use]
+    pub fn of(config: &Config, kind: Kind, name: &str) -> Option<Self> {
+        let keys = show(config.get(kind, name)?);
+        Some(Self { kind: kind.section(), name: name.to_owned(), keys })
+    }
+
+    /// All things of a kind, by name.
+    #[must_use]
+    pub fn all(config: &Config, kind: Kind) -> Vec<Self> {
+        config.names(kind).into_iter().filter_map(|name| Self::of(config, kind, name)).collect()
+    }
+}
+
+/// What a LUN of a group shall be.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Mapping {
+    /// The volume.
+    pub volume: String,
+    /// Whether the group may only read.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+impl Mapping {
+    /// The change that it asks for.
+    #[must_use]
+    pub fn edit(self, group: String, lun: u16) -> Edit {
+        Edit::Map { group, lun, volume: self.volume, read_only: self.read_only }
+    }
+}
+
+/// The change that `POST` (`create`) or `PATCH` asks for.
+#[must_use]
+pub fn edit(kind: Kind, name: String, keys: Map<String, Json>, create: bool) -> Edit {
+    let keys = Keys(keys);
+    if create { Edit::Create { kind, name, keys } } else { Edit::Set { kind, name, keys } }
+}
+
+/// A step of a plan.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ChangeView<'a> {
+    /// What is done: detach, remove, change, create or attach.
+    pub action: &'static str,
+    /// The section of the thing.
+    pub kind: &'static str,
+    /// Its name; that of its group if it is a LUN.
+    pub name: &'a str,
+    /// The number of a LUN.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lun: Option<u16>,
+    /// In words.
+    pub words: &'a str,
+    /// Who notices.
+    pub effect: &'static str,
+    /// The targets whose sessions notice.
+    pub targets: &'a [String],
+}
+
+impl<'a> ChangeView<'a> {
+    /// A step as programs see it.
+    #[must_use]
+    pub fn of(change: &'a Change) -> Self {
+        let action = match change.action {
+            Action::Detach(_) => "detach",
+            Action::Remove => "remove",
+            Action::Change(_) => "change",
+            Action::Create => "create",
+            Action::Attach(_) => "attach",
+        };
+        let Id { kind, name, lun } = change.object.id();
+        let Change { words, effect, targets, .. } = change;
+        Self { action, kind: kind.section(), name, lun, words, effect: effect.word(), targets }
+    }
+}
+
+/// A plan.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct PlanView<'a> {
+    /// Its steps, in their order.
+    pub changes: Vec<ChangeView<'a>>,
+    /// Whether something of it is in force after a restart only.
+    pub needs_restart: bool,
+}
+
+impl<'a> PlanView<'a> {
+    /// A plan as programs see it.
+    #[must_use]
+    pub fn of(plan: &'a Plan) -> Self {
+        Self { changes: plan.changes.iter().map(ChangeView::of).collect(), needs_restart: plan.needs_restart() }
+    }
+}
+
+/// A version of the configuration.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct VersionView<'a> {
+    /// Its number.
+    pub number: u64,
+    /// When it was written, in seconds since the beginning of 1970.
+    pub time: u64,
+    /// Who wrote it.
+    pub who: &'a str,
+}
+
+impl<'a> VersionView<'a> {
+    /// A version as programs see it.
+    #[must_use]
+    pub fn of(version: &'a Version) -> Self {
+        Self { number: version.number, time: version.time, who: &version.who }
+    }
+}
+
+/// Problem details of an error (RFC 9457).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ProblemDetails {
+    /// What kind of problem: a relative URI reference.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// The kind in words.
+    pub title: &'static str,
+    /// HTTP status (RFC 9110 15).
+    pub status: u16,
+    /// This problem in words, with what to do.
+    pub detail: String,
+    /// Everything that is wrong with a configuration, with places.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<ErrorView>,
+}
+
+/// One thing that is wrong with a configuration.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ErrorView {
+    /// The key, from the root.
+    pub key: String,
+    /// Line, from 1.
+    pub line: usize,
+    /// Character in the line, from 1.
+    pub column: usize,
+    /// What is wrong.
+    pub detail: String,
+}
+
+impl ProblemDetails {
+    fn new(kind: &'static str, title: &'static str, status: u16, detail: String) -> Self {
+        Self { kind, title, status, detail, errors: Vec::new() }
+    }
+}
+
+impl From<&Problems> for ProblemDetails {
+    fn from(problems: &Problems) -> Self {
+        let view = |problem: &Problem| {
+            let Problem { line, column, key, what } = problem.clone();
+            ErrorView { key, line, column, detail: what }
+        };
+        let errors = problems.list.iter().map(view).collect();
+        Self { errors, ..Self::new("/problems/invalid", "The configuration is not valid", 422, problems.to_string()) }
+    }
+}
+
+impl From<&Refused> for ProblemDetails {
+    fn from(refused: &Refused) -> Self {
+        let (kind, title, status) = match refused {
+            Refused::Missing(_) => ("/problems/missing", "There is no such thing", 404),
+            Refused::Exists(_) => ("/problems/exists", "There is one already", 409),
+            Refused::Wrong(_) => ("/problems/wrong", "The request makes no sense", 400),
+        };
+        Self::new(kind, title, status, refused.to_string())
+    }
+}
+
+impl From<&Refusal> for ProblemDetails {
+    fn from(refusal: &Refusal) -> Self {
+        Self::new("/problems/refused", "The change could not be made", 409, refusal.to_string())
+    }
+}
+
+impl From<&Trouble> for ProblemDetails {
+    fn from(trouble: &Trouble) -> Self {
+        let (kind, title, status) = match trouble {
+            Trouble::Changed(_) => ("/problems/changed", "The file was changed meanwhile", 409),
+            Trouble::Busy(_) => ("/problems/busy", "Somebody else writes", 503),
+            Trouble::NoVersion(_) => ("/problems/missing", "There is no such version", 404),
+            Trouble::Disk(..) | Trouble::NoText(_) => ("/problems/disk", "The file cannot be read or written", 500),
+        };
+        Self::new(kind, title, status, trouble.to_string())
+    }
+}
+
+impl From<&Failure> for ProblemDetails {
+    fn from(failure: &Failure) -> Self {
+        match failure {
+            Failure::Edit(why) => why.into(),
+            Failure::Invalid(why) => why.into(),
+            Failure::Refused(why) => why.into(),
+            Failure::Disk(why) => why.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn errors_are_problem_details() {
+        let problems = Problems::whole("lunar.toml", "is empty");
+        let details = serde_json::to_value(ProblemDetails::from(&problems)).expect("it can be shown");
+        assert_eq!(details["status"], json!(422));
+        assert_eq!(details["type"], json!("/problems/invalid"));
+        assert_eq!(details["errors"], json!([{ "key": "", "line": 1, "column": 1, "detail": "is empty" }]));
+        let missing = ProblemDetails::from(&Refused::Missing("there is no volume 'x'".into()));
+        let missing = serde_json::to_value(missing).expect("it can be shown");
+        assert_eq!((&missing["status"], &missing["errors"]), (&json!(404), &Json::Null));
+    }
+
+    #[test]
+    fn a_mapping_takes_no_unknown_keys() {
+        let mapping = |value| serde_json::from_value::<Mapping>(value);
+        let read_only = mapping(json!({ "volume": "v", "read-only": true })).expect("a mapping");
+        assert_eq!(read_only, Mapping { volume: "v".into(), read_only: true });
+        assert!(mapping(json!({ "volume": "v", "readonly": true })).is_err());
+        let edit = read_only.edit("g".into(), 3);
+        assert_eq!(edit, Edit::Map { group: "g".into(), lun: 3, volume: "v".into(), read_only: true });
+    }
+
+    #[test]
+    fn what_an_edit_holds_is_not_shown() {
+        let keys = json!({ "secret": "correct horse battery" });
+        let edit = edit(Kind::User, "u".into(), keys.as_object().cloned().unwrap_or_default(), true);
+        assert!(!format!("{edit:?}").contains("horse"), "{edit:?}");
+    }
+}

@@ -1,0 +1,401 @@
+use super::*;
+use crate::links::LUN_MAX;
+use std::cell::RefCell;
+
+/// A machine with these files.
+#[derive(Default)]
+pub(crate) struct Pretended {
+    mode: Option<u32>,
+    files: BTreeMap<PathBuf, (u32, Vec<u8>)>,
+    asked: RefCell<Vec<PathBuf>>,
+}
+
+impl Pretended {
+    fn with(files: &[(&str, u32, &str)]) -> Self {
+        let file = |(path, mode, text): &(&str, u32, &str)| (PathBuf::from(path), (*mode, text.as_bytes().to_vec()));
+        Self { mode: Some(0o100_600), files: files.iter().map(file).collect(), ..Self::default() }
+    }
+}
+
+impl Outside for Pretended {
+    fn config_mode(&self) -> Option<u32> {
+        self.mode
+    }
+
+    fn mode(&self, path: &Path) -> Result<u32, String> {
+        self.files.get(path).map(|(mode, _)| *mode).ok_or_else(|| "is not there".into())
+    }
+
+    fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
+        self.asked.borrow_mut().push(path.to_owned());
+        self.files.get(path).map(|(_, bytes)| bytes.clone()).ok_or_else(|| "is not there".into())
+    }
+
+    fn credential(&self, name: &str) -> Result<PathBuf, String> {
+        Ok(Path::new("/credentials").join(name))
+    }
+
+    fn random(&self) -> Result<[u8; 16], String> {
+        Ok([7; 16])
+    }
+}
+
+fn wrong_on(text: &str, outside: &dyn Outside) -> Vec<String> {
+    match check("x", text, outside) {
+        Ok(_) => Vec::new(),
+        Err(problems) => problems.to_string().lines().map(str::to_owned).collect(),
+    }
+}
+
+fn wrong(text: &str) -> Vec<String> {
+    wrong_on(text, &Pretended::with(&[]))
+}
+
+/// The one problem that the text has: its place, and what it says.
+#[track_caller]
+fn one(text: &str, place: &str, words: &str) {
+    let found = wrong(text);
+    let [only] = &found[..] else { panic!("{text}: not one problem: {found:#?}") };
+    assert!(only.starts_with(&format!("x:{place}: ")) && only.contains(words), "{text}: {only}");
+}
+
+const TARGET: &str =
+    "[portal-group.p]\ntag = 1\n[target.t]\niqn = 'iqn.2026-01.org.example:t'\nportal-groups = ['p']\n";
+
+#[test]
+fn the_example_is_right() {
+    let text = include_str!("../../docs/lunar.example.toml");
+    let outside = Pretended::with(&[
+        ("/etc/lunar/secrets/esx", 0o100_600, "twelve bytes, at least\n"),
+        ("/etc/lunar/secrets/lunar", 0o100_400, "another secret of the target"),
+        ("/etc/lunar/secrets/monitoring", 0o100_600, "0123456789abcdef\r\n"),
+        ("/credentials/backup", 0o100_400, "the secret of backup"),
+    ]);
+    let checked = check("lunar.example.toml", text, &outside).unwrap_or_else(|problems| panic!("{problems}"));
+    assert_eq!(checked.user_secret("esx"), Some(&Secret::new(b"twelve bytes, at least".to_vec())));
+    assert_eq!(checked.who_has(b"0123456789abcdef"), Some("monitoring"));
+    assert_eq!(checked.who_has(b"0123456789abcdeX"), None);
+    let archive = checked.config.volumes["archive"].identity("1.0").expect("it has a UUID");
+    assert_eq!((archive.serial.as_str(), archive.vendor.as_str()), ("600140521A8F", "LIO-ORG"));
+    assert_eq!(archive.naa, [0x50, 0x01, 0x40, 0x5a, 0x1b, 0x2c, 0x3d, 0x4e]);
+    let disk = checked.config.volumes["disk1"].identity("1.0").expect("it has a UUID");
+    assert_eq!((disk.serial.as_str(), disk.revision.as_str()), ("f81d4fae7dec41d0a76500a0c91e6bf6", "1.0"));
+    assert_eq!(disk.naa, [0x37, 0x65, 0, 0xa0, 0xc9, 0x1e, 0x6b, 0xf6]);
+}
+
+#[test]
+fn an_empty_file_is_a_configuration() {
+    assert_eq!(wrong(""), [""; 0]);
+    assert_eq!(check("x", "", &Pretended::default()).expect("it is right"), Checked::default());
+}
+
+#[test]
+fn slips_are_told_with_what_was_meant() {
+    for (text, place, words) in [
+        ("[volume.a]\nkind = 'ram'\nsiez = '1G'\nsize = '1G'", "3:1", "did you mean 'size'?"),
+        ("[volume.a]\nkind = 'rem'\nsize = '1G'", "2:8", "did you mean 'ram'?"),
+        ("[volume.a]\nkind = 'ram'\nsize = '1GB'", "3:8", "volume.a.size: '1GB' is no size"),
+        ("[volume.a]\nkind = 'ram'\nsize = 1.5", "3:8", "a number with a fraction"),
+        ("[volume.a]\nsize = '1G'", "1:9", "has no 'kind'"),
+        ("[volume]\nkind = 'ram'", "2:1", "[volume.NAME]"),
+        ("[volumes.a]\nkind = 'ram'", "1:2", "did you mean 'volume'?"),
+        ("[volume.'a b']\nkind = 'ram'\nsize = '1G'", "1:9", "is no name"),
+        ("colour = 'red'", "1:1", "there is no section 'colour'; there are user, "),
+        ("[limits]\nqueue-depth = 0", "2:15", "1 to 1024"),
+        ("[limits]\nqueue-depth = 1\nlogin-time = '15'", "3:14", "is no time span"),
+        ("[volume.a]\nkind = 'ram'\nsize = '1G'\nread-only = 'yes'", "4:13", "true or false"),
+        ("[volume.a]\nkind = 'ram'\nsize = '1G'\nkind = 'null'", "4:1", "is there twice"),
+        ("[volume.a]\nkind = 'file'\npath = 'disk.img'", "3:8", "begins with '/'"),
+        ("[volume.a]\nkind = 'ram'\nsize = '1G'\nread_only = true", "4:1", "did you mean 'read-only'?"),
+        ("[volume.a\nkind = 'file'", "1:10", ""),
+    ] {
+        one(text, place, words);
+    }
+}
+
+#[test]
+fn names_lead_somewhere() {
+    let text = format!(
+        "{TARGET}[group.g]\ntargets = ['t']\ninitiators = ['*']\n[group.g.luns]\n0 = 'disk'\n[volume.dysk]\n\
+                        kind = 'ram'\nsize = '1G'\n[portal.a]\naddress = '127.0.0.1'\ngroup = 'q'"
+    );
+    let found = wrong(&text);
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert_eq!(found[0], "x:10:5: group.g.luns.0.volume: there is no volume 'disk': did you mean 'dysk'?");
+    assert!(found[1].starts_with("x:16:9: portal.a.group: there is no portal group 'q'"), "{}", found[1]);
+    // What is there and wrong is not missing, too.
+    let broken = text.replace("'disk'", "'dysk'").replace("'q'", "'p'").replace("'1G'", "'1X'");
+    let found = wrong(&broken);
+    assert_eq!(found.len(), 1, "{found:#?}");
+}
+
+#[test]
+fn what_is_there_twice_is_found() {
+    let volume = |name: &str, rest: &str| format!("[volume.{name}]\nkind = 'file'\npath = '/{name}'\n{rest}\n");
+    for key in ["serial = 'S'", "naa = '3000000000000001'", "uuid = 'f81d4fae-7dec-41d0-a765-00a0c91e6bf6'"] {
+        let found = wrong(&(volume("a", key) + &volume("b", key)));
+        assert!(found.len() == 1 && found[0].contains("is that of volume a, too"), "{found:#?}");
+    }
+    one("[volume.a]\nkind = 'file'\npath = '/x'\n[volume.b]\nkind = 'file'\npath = '//x/.'", "6:8", "of volume a");
+    let twin =
+        format!("{TARGET}[portal-group.q]\ntag = 1\n[target.u]\niqn = 'iqn.2026-01.org.example:t'\nportal-groups = []");
+    let found = wrong(&twin);
+    assert!(found.len() == 2 && found[0].contains("portal group p") && found[1].contains("target t"), "{found:#?}");
+    let luns = format!(
+        "{TARGET}[volume.v]\nkind = 'ram'\nsize = '1M'\n[group.g]\ntargets = ['t']\ninitiators = ['*']\n\
+                        luns = {{ 1 = 'v', 01 = 'v', {} = 'v', x = 'v' }}",
+        LUN_MAX + 1
+    );
+    let found = wrong(&luns);
+    assert!(found.len() == 3 && found.iter().all(|line| line.contains("is no logical unit number")), "{found:#?}");
+    let luns = luns.replace("01 =", "1 =").replace("16384 =", "2 =").replace("x =", "3 =");
+    let found = wrong(&luns);
+    assert!(found.len() == 1 && found[0].contains("is there twice"), "{found:#?}");
+}
+
+#[test]
+fn addresses_do_not_overlap() {
+    let portals = |addresses: &[&str]| {
+        let one = |(at, address): (usize, &&str)| format!("[portal.n{at}]\naddress = '{address}'\ngroup = 'p'\n");
+        TARGET.to_owned() + &addresses.iter().enumerate().map(one).collect::<String>()
+    };
+    for free in [&["0.0.0.0", "::"][..], &["127.0.0.1", "127.0.0.2"], &["127.0.0.1:1", "127.0.0.1:2"]] {
+        assert_eq!(wrong(&portals(free)), [""; 0]);
+    }
+    for taken in [&["0.0.0.0", "127.0.0.1"][..], &["127.0.0.1", "0.0.0.0"], &["::1", "[::1]:3260"], &["::", "::1"]] {
+        let found = wrong(&portals(taken));
+        assert!(found.len() == 1 && found[0].contains("portal.n1.address: overlaps that of portal n0"), "{found:#?}");
+    }
+}
+
+#[test]
+fn an_initiator_belongs_to_one_group() {
+    let group = |name: &str, rest: &str| format!("[group.{name}]\ntargets = ['t']\n{rest}\n");
+    let both = |one: &str, other: &str| wrong(&(TARGET.to_owned() + &group("a", one) + &group("b", other)));
+    assert_eq!(both("initiators = ['x']", "initiators = ['*']"), [""; 0]);
+    assert_eq!(both("initiators = ['*']\nsources = ['10.0.0.0/8']", "initiators = ['*']"), [""; 0]);
+    let found = both("initiators = ['y', 'X']", "initiators = ['x', 'z']");
+    assert!(found.len() == 1 && found[0].contains("'x' is in group a of target t, too"), "{found:#?}");
+}
+
+#[test]
+fn volumes_are_whole() {
+    for (text, place, words) in [
+        ("[volume.a]\nkind = 'file'", "1:9", "has no 'path'"),
+        ("[volume.a]\nkind = 'ram'", "1:9", "has no 'size'"),
+        ("[volume.a]\nkind = 'null'\nsize = '1G'\npath = '/x'", "4:8", "has no path"),
+        ("[volume.a]\nkind = 'block'\nsize = '1G'\npath = '/x'", "3:8", "has its size"),
+        ("[volume.a]\nkind = 'ram'\nsize = 1000", "3:8", "whole number of 512-byte blocks"),
+        ("[volume.a]\nkind = 'ram'\nsize = 512\nblock-size = 4096", "3:8", "whole number of 4096-byte blocks"),
+        ("[volume.a]\nkind = 'ram'\nsize = 0", "3:8", "one at least"),
+        ("[volume.a]\nkind = 'ram'\nsize = '1M'\ndirect = true", "4:10", "no page cache"),
+    ] {
+        one(text, place, words);
+    }
+}
+
+#[test]
+fn secrets_are_closed_and_long_enough() {
+    let inline = "[user.u]\nsecret = 'twelve bytes'";
+    assert_eq!(wrong(inline), [""; 0]);
+    one("[user.u]\nsecret = 'eleven byte'", "2:10", "has 11 bytes");
+    one("[api-token.u]\nsecret = 'twelve bytes'", "2:10", "has 12 bytes; a secret has 16");
+    one("[user.u]\nsecret = '(hidden)'", "2:10", "when it is shown");
+    one("[user.u]\nsecret = { fiel = '/x' }", "2:19", "did you mean 'file'?");
+    one("[user.u]\nsecret = { file = '/x' }", "2:10", "/x is not there");
+    one("[user.u]\nsecret = { credential = '../x' }", "2:25", "name of a credential");
+    let mut outside = Pretended::with(&[("/x", 0o100_640, "twelve bytes"), ("/y", 0o100_600, &"x".repeat(5000))]);
+    let found = wrong_on("[user.u]\nsecret = { file = '/x' }", &outside);
+    assert!(found.len() == 1 && found[0].contains("may be read by others (mode 0640)"), "{found:#?}");
+    assert_eq!(outside.asked.borrow().len(), 0, "an open file is not read");
+    let found = wrong_on("[user.u]\nsecret = { file = '/y' }", &outside);
+    assert!(found.len() == 1 && found[0].contains("too large"), "{found:#?}");
+    outside.mode = Some(0o100_644);
+    let found = wrong_on(inline, &outside);
+    assert!(found.len() == 1 && found[0].contains("chmod 600"), "{found:#?}");
+}
+
+#[test]
+fn logins_go_together() {
+    let users = "[user.u]\nsecret = 'one secret of u'\n[user.m]\nsecret = 'the secret of m'\n";
+    let target = |rest: &str| format!("{users}{TARGET}{rest}\n");
+    let right = "authentication = 'mutual-chap'\nusers = ['u']\nmutual-user = 'm'";
+    assert_eq!(wrong(&target(right)), [""; 0]);
+    for (rest, words) in [
+        ("users = ['u']", "did you mean authentication = \"chap\"?"),
+        ("mutual-user = 'm'", "says who the target is"),
+        ("authentication = 'chap'", "there are no users"),
+        ("authentication = 'chap'\nusers = ['u']\nhashes = []", "hashes: is empty"),
+        ("authentication = 'chap'\nusers = ['u']\nmutual-user = 'm'", "is chap only"),
+        ("authentication = 'mutual-chap'\nusers = ['u']", "needs a 'mutual-user'"),
+        ("authentication = 'mutual-chap'\nusers = ['m']\nmutual-user = 'm'", "RFC 7143 9.2.1"),
+        ("authentication = 'chap'\nusers = ['u']\n[discovery]\nauthentication = 'chap'", "discovery.authentication"),
+    ] {
+        let found = wrong(&target(rest));
+        assert!(found.len() == 1 && found[0].contains(words), "{rest}: {found:#?}");
+    }
+    let same = target(right).replace("the secret of m", "one secret of u");
+    let found = wrong(&same);
+    assert!(found.len() == 1 && found[0].contains("user m has the secret of user u"), "{found:#?}");
+    // Users of a group.
+    let group = "\n[group.g]\ntargets = ['t']\ninitiators = ['*']\nusers = ['u']";
+    assert_eq!(wrong(&target(&format!("authentication = 'chap'{group}"))), [""; 0]);
+    let found = wrong(&target(group));
+    assert!(found.len() == 1 && found[0].contains("group.g.users"), "{found:#?}");
+    let found = wrong(&same.replace("users = ['u']", &format!("users = []{group}")).replace("mutual-user = 'm'", ""));
+    assert!(found.iter().any(|line| line.contains("mutual-user")), "{found:#?}");
+}
+
+#[test]
+fn the_api_is_not_open() {
+    let token = "[api-token.t]\nsecret = '0123456789abcdef'\n";
+    let listener = |rest: &str| format!("{token}[api-listener.l]\n{rest}");
+    let outside = Pretended::with(&[("/c", 0o100_644, ""), ("/k", 0o100_600, ""), ("/open", 0o100_644, "")]);
+    let wrong = |text: &str| wrong_on(text, &outside);
+    assert_eq!(wrong(&listener("address = '127.0.0.1'")), [""; 0]);
+    assert_eq!(wrong(&listener("address = '192.0.2.1'\ncertificate = '/c'\nkey = '/k'")), [""; 0]);
+    for (rest, words) in [
+        ("address = '192.0.2.1'", "could read the tokens"),
+        ("address = '127.0.0.1'\ncertificate = '/c'", "needs its 'key'"),
+        ("address = '127.0.0.1'\nkey = '/k'", "needs its 'certificate'"),
+        ("address = '192.0.2.1'\ncertificate = '/c'\nkey = '/open'", "may be read by others"),
+        ("address = '192.0.2.1'\ncertificate = '/none'\nkey = '/k'", "/none is not there"),
+    ] {
+        let found = wrong(&listener(rest));
+        assert!(found.len() == 1 && found[0].contains(words), "{rest}: {found:#?}");
+    }
+    let found = wrong("[api-listener.l]\naddress = '127.0.0.1'");
+    assert!(found.len() == 1 && found[0].contains("there is no api-token"), "{found:#?}");
+}
+
+#[test]
+fn everything_is_told_at_once() {
+    let text = "[volume.a]\nkind = 'rma'\nsize = '1Q'\ncolour = 1\n[target.t]\niqn = 'x'\nportal-groups = ['none']\n\
+                [group.g]\ntargets = ['u']\ninitiators = ['a b']\nsources = ['10.0.0.1/8']";
+    let found = wrong(text);
+    assert_eq!(found.len(), 6, "{found:#?}");
+    let lines = |line: &String| line.split(':').nth(1).and_then(|line| line.parse::<u32>().ok());
+    assert!(found.is_sorted_by_key(lines), "{found:#?}");
+}
+
+#[test]
+fn a_secret_is_in_no_output() {
+    const SECRET: &str = "correct horse battery staple";
+    let text = format!("[user.u]\nsecret = '{SECRET}'\n[api-token.t]\nsecret = '{SECRET}'\nrole = 'write'");
+    let outside = Pretended::with(&[("/x", 0o100_600, SECRET)]);
+    let checked = check("x", &text, &outside).expect("it is right");
+    let by_file = text.replace(&format!("'{SECRET}'"), "{ file = '/x' }");
+    let by_file = check("x", &by_file, &outside).expect("it is right");
+    let other = check("x", &text.replace("horse", "house"), &outside).expect("it is right");
+    let open = Pretended { mode: Some(0o100_644), ..Pretended::with(&[("/x", 0o100_600, SECRET)]) };
+    let mut shown = vec![
+        format!("{checked:?}"),
+        format!("{checked:#?}"),
+        format!("{by_file:?}"),
+        checked.config.show().to_string(),
+        crate::Plan::between(&Checked::default(), &checked).to_string(),
+        crate::Plan::between(&checked, &other).to_string(),
+        format!("{:?}", crate::Plan::between(&checked, &by_file)),
+        format!("{:?}", wrong_on(&text, &open)),
+        crate::versions::difference(&text, &text.replace("horse", "house")),
+        crate::versions::difference(&text.replace("secret", "secert"), ""),
+        format!("{:?}", crate::document::edit(&format!("{text}\n{SECRET}"), &[])),
+    ];
+    // Slips of the pen around a secret.
+    for slip in [
+        text.replace("secret =", "secert ="),
+        text.replace('\'', ""),
+        text.replace("horse", "horse\\q").replace('\'', "\""),
+        text.replace("secret = '", "secret = ['"),
+    ] {
+        shown.push(format!("{:?}", wrong_on(&slip, &outside)));
+    }
+    for text in &shown {
+        let leaks = ["correct", "horse", "house", "battery", "staple"].iter().any(|word| text.contains(word));
+        assert!(!leaks, "{text}");
+    }
+}
+
+/// Lines of configurations, right and wrong, in any order.
+const LINES: &[&str] = &[
+    "[volume.a]",
+    "[volume]",
+    "[group.g.luns]",
+    "[group.g]",
+    "[target.t]",
+    "[portal-group.p]",
+    "[portal.x]",
+    "[user.u]",
+    "[api-token.k]",
+    "[api-listener.l]",
+    "[limits]",
+    "[discovery]",
+    "[[volume]]",
+    "[",
+    "]",
+    "\u{feff}",
+    "ü = 'ü'",
+    "''",
+    "kind = 'ram'",
+    "size = '1G'",
+    "size = 99999999999999999999",
+    "size = -1",
+    "size = 0x10",
+    "path = '/ü'",
+    "0 = 'a'",
+    "16384 = 'a'",
+    "1 = { volume = 'a' }",
+    "1 = {}",
+    "luns = { 0 = 'a' }",
+    "luns = []",
+    "targets = ['t']",
+    "initiators = ['*']",
+    "sources = ['::/0', '10.0.0.0/8']",
+    "iqn = 'iqn.2026-01.org.example:t'",
+    "iqn = 1979-05-27",
+    "portal-groups = ['p']",
+    "tag = 1",
+    "tag = 1e3",
+    "tag = nan",
+    "address = '127.0.0.1'",
+    "address = '::1'",
+    "group = 'p'",
+    "secret = 'twelve bytes, or more'",
+    "secret = { file = '/x' }",
+    "secret = { credential = '' }",
+    "secret = {}",
+    "secret.file = '/x'",
+    "authentication = 'chap'",
+    "authentication = 'mutual-chap'",
+    "users = ['u']",
+    "mutual-user = 'u'",
+    "hashes = []",
+    "# remark",
+    "",
+    "a.b.c.d = 1",
+    "volume.a.size = 1",
+    "x = '''",
+    "x = \"\\u0000\"",
+];
+
+proptest::proptest! {
+    #[test]
+    fn no_text_is_too_strange(picks in proptest::collection::vec(0..LINES.len(), 0..24)) {
+        let text: String = picks.into_iter().map(|pick| format!("{}\n", LINES[pick])).collect();
+        let result = check("x", &text, &Pretended::with(&[("/x", 0o100_600, "the secret in a file")]));
+        match &result {
+            Ok(checked) => assert!(crate::Plan::between(checked, checked).is_empty()),
+            Err(problems) => {
+                let lines = text.lines().count() + 1;
+                assert!(!problems.list.is_empty() && problems.list.iter().all(|problem| problem.line <= lines));
+            }
+        }
+        if let Ok(same) = crate::document::edit(&text, &[]) {
+            // A byte order mark says nothing in UTF-8, and goes.
+            assert_eq!(same, text.trim_start_matches('\u{feff}'), "what is not changed stays");
+        } else {
+            assert!(result.is_err());
+        }
+        let _ = crate::versions::without_secrets(&text);
+    }
+}

@@ -1,0 +1,216 @@
+//! All of it together: the file, what runs, and every way in which one changes the other.
+
+use crate::apply::{Refusal, Running, apply};
+use crate::check::{Checked, Outside, check};
+use crate::document::{Edit, Refused, edit, name_volumes};
+use crate::identities::Identities;
+use crate::names::Uuid;
+use crate::plan::Plan;
+use crate::report::Problems;
+use crate::versions::{Trouble, Versions};
+use std::fmt;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::SystemTime;
+
+/// Who writes when volumes get their UUIDs.
+const OURSELVES: &str = "lunar";
+
+/// Why nothing was changed.
+#[derive(Debug)]
+pub enum Failure {
+    /// The change makes no sense.
+    Edit(Refused),
+    /// The configuration would not be valid.
+    Invalid(Problems),
+    /// What runs cannot be made so.
+    Refused(Refusal),
+    /// The disk.
+    Disk(Trouble),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Edit(why) => why.fmt(f),
+            Self::Invalid(why) => why.fmt(f),
+            Self::Refused(why) => why.fmt(f),
+            Self::Disk(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Refused> for Failure {
+    fn from(why: Refused) -> Self {
+        Self::Edit(why)
+    }
+}
+
+impl From<Problems> for Failure {
+    fn from(why: Problems) -> Self {
+        Self::Invalid(why)
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(why: Refusal) -> Self {
+        Self::Refused(why)
+    }
+}
+
+impl From<Trouble> for Failure {
+    fn from(why: Trouble) -> Self {
+        Self::Disk(why)
+    }
+}
+
+/// A configuration and what runs by it.
+#[derive(Debug)]
+pub struct Manager<R, O> {
+    name: String,
+    versions: Versions,
+    identities: Identities,
+    outside: O,
+    current: Checked,
+    running: R,
+}
+
+impl<R: Running, O: Outside> Manager<R, O> {
+    /// Reads the file and makes what runs from nothing to what it says. `state` is a folder, where history and
+    /// identities are kept. Volumes without a UUID get one, which is written into the file, if that can be written.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is not valid, or cannot be put in force.
+    pub fn start(file: &Path, state: &Path, outside: O, running: R, now: SystemTime) -> Result<Self, Failure> {
+        let versions = Versions::open(file, &state.join("history"), now)?;
+        let identities = Identities::open(&state.join("identities.json"))?;
+        let name = file.display().to_string();
+        let mut manager = Self { name, versions, identities, outside, current: Checked::default(), running };
+        manager.follow(now)?;
+        Ok(manager)
+    }
+
+    /// What is in force.
+    #[must_use]
+    pub fn current(&self) -> &Checked {
+        &self.current
+    }
+
+    /// The file and its history.
+    #[must_use]
+    pub fn versions(&self) -> &Versions {
+        &self.versions
+    }
+
+    /// What runs.
+    pub fn running(&mut self) -> &mut R {
+        &mut self.running
+    }
+
+    /// What would have to be done for this text to be in force.
+    ///
+    /// # Errors
+    /// When it is not valid.
+    pub fn plan(&self, text: &str) -> Result<Plan, Failure> {
+        let (_, wanted) = self.complete(text)?;
+        Ok(Plan::between(&self.current, &wanted))
+    }
+
+    /// What these edits would do.
+    ///
+    /// # Errors
+    /// When they make no sense, or lead to what is not valid.
+    pub fn plan_edits(&self, edits: &[Edit]) -> Result<Plan, Failure> {
+        self.plan(&edit(self.versions.text(), edits)?)
+    }
+
+    /// Makes these edits, all or none: in what runs and in the file.
+    ///
+    /// # Errors
+    /// Whatever is in the way; nothing was changed then.
+    pub fn change(&mut self, edits: &[Edit], who: &str, now: SystemTime) -> Result<Plan, Failure> {
+        let text = edit(self.versions.text(), edits)?;
+        self.replace(&text, who, now)
+    }
+
+    /// Puts this text in force, and into the file.
+    ///
+    /// # Errors
+    /// Whatever is in the way; nothing was changed then.
+    pub fn replace(&mut self, text: &str, who: &str, now: SystemTime) -> Result<Plan, Failure> {
+        let (text, wanted) = self.complete(text)?;
+        self.put_in_force(wanted, |versions| match versions.text() == text {
+            true => Ok(()),
+            false => versions.write(&text, who, now),
+        })
+    }
+
+    /// Puts a version of the history in force again.
+    ///
+    /// # Errors
+    /// When it is not kept any more, and as [`Manager::replace`].
+    pub fn restore(&mut self, number: u64, who: &str, now: SystemTime) -> Result<Plan, Failure> {
+        let text = self.versions.text_of(number)?;
+        self.replace(&text, who, now)
+    }
+
+    /// Puts in force what somebody has written into the file by hand.
+    ///
+    /// # Errors
+    /// Whatever is in the way; what runs was not changed then.
+    pub fn reload(&mut self, now: SystemTime) -> Result<Plan, Failure> {
+        self.versions.reload(now)?;
+        self.follow(now)
+    }
+
+    fn follow(&mut self, now: SystemTime) -> Result<Plan, Failure> {
+        let (text, wanted) = self.complete(self.versions.text())?;
+        self.put_in_force(wanted, |versions| match versions.text() == text {
+            true => Ok(()),
+            // What cannot be written into the file is remembered beside it.
+            false => versions.write(&text, OURSELVES, now).or_else(|why| match &why {
+                Trouble::Disk(_, disk) if is_closed(disk.kind()) => Ok(()),
+                _ => Err(why),
+            }),
+        })
+    }
+
+    fn put_in_force(
+        &mut self,
+        wanted: Checked,
+        write: impl FnOnce(&mut Versions) -> Result<(), Trouble>,
+    ) -> Result<Plan, Failure> {
+        let plan = Plan::between(&self.current, &wanted);
+        let (versions, identities) = (&mut self.versions, &mut self.identities);
+        let both = || identities.remember(&wanted.config).and_then(|()| write(versions)).map_err(|why| why.to_string());
+        apply(&mut self.running, &plan, &wanted, both)?;
+        self.current = wanted;
+        Ok(plan)
+    }
+
+    /// Checks a text, and gives volumes without a UUID the one that is theirs, or a new one.
+    fn complete(&self, text: &str) -> Result<(String, Checked), Failure> {
+        let checked = check(&self.name, text, &self.outside)?;
+        if checked.config.volumes.values().all(|volume| volume.uuid.is_some()) {
+            return Ok((text.to_owned(), checked));
+        }
+        let uuid = |name: &str| {
+            let known = checked.config.volumes.get(name).and_then(|volume| self.identities.find(name, volume));
+            known.map_or_else(|| self.outside.random().map(Uuid::from_random), Ok)
+        };
+        let (text, _) = name_volumes(text, uuid)?;
+        let checked = check(&self.name, &text, &self.outside)?;
+        Ok((text, checked))
+    }
+}
+
+/// Whether a file is not ours to write.
+fn is_closed(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem | ErrorKind::ResourceBusy)
+}
+
+#[cfg(test)]
+#[path = "manager_tests.rs"]
+mod tests;

@@ -1,0 +1,119 @@
+use super::*;
+use crate::check::Machine;
+use crate::config::Kind;
+use crate::document::Keys;
+use crate::rehearsal::Rehearsal;
+use serde_json::json;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
+
+struct Place(PathBuf);
+
+impl Place {
+    fn new(text: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("lunar-manager-{}-{count}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder");
+        std::fs::write(path.join("lunar.toml"), text).expect("a file");
+        Self(path)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.join("lunar.toml")
+    }
+
+    fn text(&self) -> String {
+        std::fs::read_to_string(self.file()).expect("a file")
+    }
+
+    fn start(&self) -> Manager<Rehearsal, Machine> {
+        let outside = Machine { config: self.file() };
+        Manager::start(&self.file(), &self.0.join("state"), outside, Rehearsal::new(), at(1)).expect("it starts")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn at(seconds: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+fn uuid(manager: &Manager<Rehearsal, Machine>, volume: &str) -> Uuid {
+    manager.current().config.volumes[volume].uuid.expect("it has one")
+}
+
+fn set(name: &str, keys: serde_json::Value) -> Edit {
+    Edit::Set { kind: Kind::Volume, name: name.into(), keys: Keys(keys.as_object().cloned().expect("an object")) }
+}
+
+const TEXT: &str = "# mine\n[volume.a] # a\nkind = 'ram'\nsize = '1M'\n";
+
+#[test]
+fn a_volume_is_the_same_for_ever() {
+    let place = Place::new(TEXT);
+    let first = uuid(&place.start(), "a");
+    assert!(place.text().starts_with(TEXT) && place.text().contains("\nuuid = \""), "{}", place.text());
+    let mut manager = place.start();
+    assert_eq!(uuid(&manager, "a"), first);
+    // Somebody brings a file from elsewhere, in which it has none.
+    std::fs::write(place.file(), TEXT.replace("1M", "2M")).expect("a file");
+    let plan = manager.reload(at(2)).expect("it is right");
+    assert_eq!(plan.to_string(), "change volume a: size 1M -> 2M");
+    assert_eq!(uuid(&manager, "a"), first);
+    // Another volume of the same name is another one.
+    let other = TEXT.replace("'ram'", "'null'");
+    manager.replace(&other, "ann", at(3)).expect("it is right");
+    assert_ne!(uuid(&manager, "a"), first);
+    manager.replace(TEXT, "ann", at(4)).expect("it is right");
+    assert_eq!(uuid(&manager, "a"), first);
+}
+
+#[test]
+fn edits_change_what_runs_and_the_file() {
+    let place = Place::new(TEXT);
+    let mut manager = place.start();
+    let before = place.text();
+    let edits = [set("a", json!({ "size": "4M" }))];
+    assert_eq!(manager.plan_edits(&edits).expect("it makes sense").changes.len(), 1);
+    let plan = manager.change(&edits, "ann", at(5)).expect("it can be made");
+    assert_eq!(plan.to_string(), "change volume a: size 1M -> 4M");
+    assert_eq!(place.text(), before.replace("'1M'", "\"4M\""));
+    // What starts again finds what ran.
+    assert_eq!(*manager.running(), *place.start().running());
+    // Back again, by its number in the history.
+    let version = manager.versions().list().expect("a list").iter().rev().nth(1).map(|version| version.number);
+    let plan = manager.restore(version.expect("two at least"), "ann", at(6)).expect("it can be made");
+    assert_eq!((plan.to_string().as_str(), place.text()), ("change volume a: size 4M -> 1M", before));
+}
+
+#[test]
+fn what_is_in_the_way_changes_nothing() {
+    let place = Place::new(TEXT);
+    let mut manager = place.start();
+    let (before, current) = (place.text(), manager.current().clone());
+    let wrong = manager.change(&[set("a", json!({ "size": "1X" }))], "ann", at(5));
+    assert!(matches!(wrong, Err(Failure::Invalid(_))), "{wrong:?}");
+    let wrong = manager.change(&[set("b", json!({ "size": "1M" }))], "ann", at(5));
+    assert!(matches!(wrong, Err(Failure::Edit(_))), "{wrong:?}");
+    manager.running().fails_at = Some(0);
+    let edits = [set("a", json!({ "size": "4M" }))];
+    let wrong = manager.change(&edits, "ann", at(5)).expect_err("it was told to fail");
+    let words = "cannot change volume a: size 1M -> 4M: it was told to fail; nothing was changed";
+    assert_eq!(wrong.to_string(), words);
+    assert_eq!((place.text(), manager.current()), (before.clone(), &current));
+    manager.running().fails_at = None;
+    // Somebody writes the file meanwhile.
+    std::fs::write(place.file(), format!("{before}# more\n")).expect("a file");
+    let wrong = manager.change(&edits, "ann", at(6)).expect_err("it has changed");
+    assert!(wrong.to_string().contains("changed by somebody else"), "{wrong}");
+    assert_eq!((place.text(), manager.current()), (format!("{before}# more\n"), &current));
+    manager.reload(at(7)).expect("it is right");
+    manager.change(&edits, "ann", at(8)).expect("it can be made");
+    assert!(place.text().ends_with("# more\n") && place.text().contains("\"4M\""), "{}", place.text());
+}

@@ -1,0 +1,411 @@
+//! What can be configured: every section, every key, once.
+
+use crate::links::{Links, Luns, To};
+use crate::names::{Address, Ascii, Cidr, IscsiName, Naa, Pattern, Uuid};
+use crate::secret::SecretSource;
+use crate::section::{absent, or, required, sections};
+use crate::value::{FilePath, Line, Period, Size, Textual, Whole, choices};
+use lunar_core::unit::Identity;
+use std::time::Duration;
+
+/// The port that IANA gave to iSCSI.
+pub const ISCSI_PORT: u16 = 3260;
+/// The port of the API: one of those that nobody has registered, next to iSCSI's.
+pub const API_PORT: u16 = 3280;
+
+choices! {
+    /// What keeps the bytes of a volume.
+    StoreKind {
+        /// a file, made if it is missing and a size is given
+        File = "file",
+        /// a block device
+        Block = "block",
+        /// memory, forgotten at the end
+        Ram = "ram",
+        /// nothing: reads give zeroes
+        Null = "null",
+    }
+
+    /// Bytes of a logical block.
+    BlockSize {
+        /// what everybody understands
+        B512 = "512",
+        /// less overhead, for systems that know it
+        B4096 = "4096",
+    }
+
+    /// Protection information (SBC-3 4.22).
+    Protection {
+        /// no protection information
+        None = "none",
+        /// reference tag is the low bits of the LBA
+        Type1 = "type-1",
+        /// reference tag is the application's
+        Type3 = "type-3",
+    }
+
+    /// Asymmetric access (SPC-4 5.15).
+    AluaState {
+        /// active/optimized
+        ActiveOptimized = "active-optimized",
+        /// active/non-optimized
+        ActiveNonOptimized = "active-non-optimized",
+        /// standby
+        Standby = "standby",
+        /// unavailable
+        Unavailable = "unavailable",
+    }
+
+    /// Who proves who he is at login (RFC 7143 12.1).
+    Authentication {
+        /// nobody
+        None = "none",
+        /// the initiator
+        Chap = "chap",
+        /// the initiator and the target
+        MutualChap = "mutual-chap",
+    }
+
+    /// Hash algorithms of CHAP (RFC 7143 12.1.3, IANA).
+    Hash {
+        /// SHA3-256
+        Sha3_256 = "sha3-256",
+        /// SHA-256
+        Sha256 = "sha256",
+        /// SHA-1, for initiators that know nothing newer
+        Sha1 = "sha1",
+        /// MD5, which RFC 7143 demands of everybody
+        Md5 = "md5",
+    }
+
+    /// How cores talk to the kernel.
+    Driver {
+        /// io_uring, or epoll where it is refused
+        Auto = "auto",
+        /// io_uring, or an error
+        IoUring = "io-uring",
+        /// epoll and helper threads
+        Epoll = "epoll",
+    }
+
+    /// What a token of the API permits.
+    Role {
+        /// look at everything but secrets
+        Read = "read",
+        /// look at and change everything
+        Write = "write",
+    }
+
+    /// What is worth a line in the log.
+    Level {
+        /// what failed
+        Error = "error",
+        /// and what may fail soon
+        Warning = "warning",
+        /// and what was done
+        Info = "info",
+        /// and how
+        Debug = "debug",
+    }
+
+    /// What a line in the log looks like.
+    LogFormat {
+        /// for people
+        Text = "text",
+        /// for programs, one object in each line
+        Json = "json",
+    }
+}
+
+impl BlockSize {
+    /// Bytes.
+    #[must_use]
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::B512 => 512,
+            Self::B4096 => 4096,
+        }
+    }
+}
+
+sections! {
+    /// Somebody who logs in with CHAP, or as whom the target answers. The name is what CHAP calls CHAP_N.
+    User (made: Live, removed: LaterSessions) {
+        /// The secret, 12 bytes at least, or where it is. In the configuration itself it may stand only if the file
+        /// has mode 0600; a file of its own has mode 0600, too.
+        secret: SecretSource = required() => LaterSessions;
+    }
+
+    /// Somebody who may use the API over TCP.
+    ApiToken (made: Live, removed: Live) {
+        /// The token, 16 bytes at least, or where it is; as the secret of a user.
+        secret: SecretSource = required() => Live;
+        /// What it permits.
+        role: Role = or(Role::Read) => Live;
+    }
+
+    /// Blocks that can be shared under many numbers.
+    Volume (made: Live, removed: Live) {
+        /// What keeps the bytes.
+        kind: StoreKind = required() => EndsSessions;
+        /// Where the file or the block device is.
+        path: Option<FilePath> = absent() => EndsSessions;
+        /// How large it is. A file that is missing is made, one that is smaller grows; without, a file keeps its
+        /// size. A block device has its own.
+        size: Option<Size> ["bytes"] = absent() => Attention;
+        /// Bytes of a logical block.
+        block_size: BlockSize ["bytes"] = or(BlockSize::B512) => EndsSessions;
+        /// Whether writes are refused, whoever asks.
+        read_only: bool = or(false) => Attention;
+        /// Whether each write is on the medium before it is answered (no volatile write cache).
+        write_through: bool = or(false) => Attention;
+        /// Whether the page cache is passed by (O_DIRECT).
+        direct: bool = or(false) => Live;
+        /// Protection information that initiators may store with each block.
+        protection: Protection = or(Protection::None) => EndsSessions;
+        /// Who the volume is, for ever. Made when the volume is made; what follows comes from it unless given.
+        uuid: Option<Uuid> = absent() => EndsSessions;
+        /// Unit serial number (VPD page 80h).
+        serial: Option<Ascii<32>> = absent() => EndsSessions;
+        /// NAA identifier (VPD page 83h).
+        naa: Option<Naa> = absent() => EndsSessions;
+        /// T10 vendor identification, at most 8 characters.
+        vendor: Ascii<8> = or(Ascii::cut("LUNAR")) => EndsSessions;
+        /// Product identification, at most 16 characters.
+        product: Ascii<16> = or(Ascii::cut("VOLUME")) => EndsSessions;
+        /// Product revision level, at most 4 characters; without, the version of Lunar.
+        revision: Option<Ascii<4>> = absent() => Attention;
+    }
+
+    /// Portals that belong together: a target portal group (RFC 7143 4.4), which is a target port group (SPC-4), too.
+    PortalGroup (made: Live, removed: EndsSessions) {
+        /// Target portal group tag, and target port group.
+        tag: Whole<1, 65535> = required() => EndsSessions;
+        /// How well volumes can be reached through it (asymmetric access).
+        alua_state: AluaState = or(AluaState::ActiveOptimized) => Attention;
+        /// Whether initiators should prefer it.
+        preferred: bool = or(false) => Attention;
+    }
+
+    /// A target: what initiators log in to.
+    Target (made: Live, removed: EndsSessions) {
+        /// Its iSCSI name.
+        iqn: IscsiName = required() => EndsSessions;
+        /// What it is called for people (TargetAlias).
+        alias: Option<Line<255>> = absent() => LaterSessions;
+        /// Through which portal groups it is reached.
+        portal_groups: Links<PortalGroup> = required() => EndsSessions;
+        /// Who proves who he is.
+        authentication: Authentication = or(Authentication::None) => LaterSessions;
+        /// Users who may log in.
+        users: Links<User> = or(Links::default()) => LaterSessions;
+        /// The user as whom the target answers with mutual CHAP.
+        mutual_user: Option<To<User>> = absent() => LaterSessions;
+        /// Hash algorithms of CHAP that are accepted.
+        hashes: Vec<Hash> = or(ALL_HASHES) => LaterSessions;
+        /// Sessions at once; without, what the limits say.
+        sessions: Option<Whole<1, 16384>> ["sessions"] = absent() => LaterSessions;
+        /// Commands under way in a session; without, what the limits say.
+        queue_depth: Option<Whole<1, 1024>> ["commands"] = absent() => LaterSessions;
+    }
+
+    /// Initiators that see the same logical units. An initiator belongs to one group of a target: the one whose pattern
+    /// says most about its name, then whose network has the longest prefix, then whose name comes first. Who belongs to
+    /// none is refused.
+    Group (made: LaterSessions, removed: EndsSessions) {
+        /// At which targets.
+        targets: Links<Target> = required() => EndsSessions;
+        /// Names of its initiators, with `*` and `?` for what is left open. `["*"]`: everybody.
+        initiators: Vec<Pattern> = required() => EndsSessions;
+        /// Networks that its initiators come from; without, any.
+        sources: Vec<Cidr> = or(Vec::new()) => EndsSessions;
+        /// Users who may log in from it; without, those of the target.
+        users: Links<User> = or(Links::default()) => LaterSessions;
+        /// The logical units that it sees: number = volume.
+        luns: Luns = or(Luns::default()) => Attention;
+    }
+
+    /// A volume as a group sees it. `3 = "disk1"` is short for `3 = { volume = "disk1" }`.
+    Lun (made: Attention, removed: Attention) {
+        /// Which volume.
+        volume: To<Volume> = required() => Attention;
+        /// Whether this group may only read.
+        read_only: bool = or(false) => Attention;
+    }
+
+    /// An address where initiators call.
+    Portal (made: Live, removed: EndsSessions) {
+        /// Where to listen; without a port at 3260. `0.0.0.0` and `::` are all addresses.
+        address: Address<ISCSI_PORT> = required() => EndsSessions;
+        /// The address that initiators are told (SendTargets), for those behind NAT; without, the one they came in by.
+        advertise: Option<Address<ISCSI_PORT>> = absent() => Live;
+        /// Which portal group it belongs to.
+        group: To<PortalGroup> = required() => EndsSessions;
+    }
+
+    /// A TCP address of the API.
+    ApiListener (made: Live, removed: Live) {
+        /// Where to listen; without a port at 3280. Without a certificate this must be the machine itself.
+        address: Address<API_PORT> = required() => Live;
+        /// Certificate chain in PEM.
+        certificate: Option<FilePath> = absent() => Live;
+        /// Private key in PEM, mode 0600.
+        key: Option<FilePath> = absent() => Live;
+    }
+
+    /// The service itself.
+    Server (made: Restart, removed: Restart) {
+        /// Threads that serve; without, one for each processor that the process may use.
+        cores: Option<Whole<1, 256>> ["threads"] = absent() => Restart;
+        /// Memory for data under way, per core.
+        memory: Size ["bytes"] = or(Size(128 << 20)) => Restart;
+        /// How cores talk to the kernel.
+        driver: Driver = or(Driver::Auto) => Restart;
+        /// How long an idle core polls before it sleeps, while load pays for it; `0s`: never.
+        spin: Period = or(Period(Duration::from_micros(100))) => Restart;
+        /// How long commands under way get to finish at the end.
+        drain: Period = or(Period(Duration::from_secs(10))) => Live;
+        /// Where state is kept; without, what systemd says (STATE_DIRECTORY), or the user's own state folder.
+        state: Option<FilePath> = absent() => Restart;
+    }
+
+    /// What may be used up.
+    Limits (made: Live, removed: Live) {
+        /// Sessions at once, in all.
+        sessions: Whole<1, 16384> ["sessions"] = or(Whole::new(4096)) => LaterSessions;
+        /// Commands under way in a session (the CmdSN window).
+        queue_depth: Whole<1, 1024> ["commands"] = or(Whole::new(128)) => LaterSessions;
+        /// Logins from one address in a second; more wait.
+        login_rate: Whole<1, 10000> ["logins per second"] = or(Whole::new(20)) => Live;
+        /// How long a login may take.
+        login_time: Period = or(Period(Duration::from_secs(15))) => LaterSessions;
+    }
+
+    /// Discovery sessions, in which initiators ask which targets there are.
+    Discovery (made: Live, removed: Live) {
+        /// Who proves who he is.
+        authentication: Authentication = or(Authentication::None) => LaterSessions;
+        /// Users who may ask.
+        users: Links<User> = or(Links::default()) => LaterSessions;
+        /// The user as whom the target answers with mutual CHAP.
+        mutual_user: Option<To<User>> = absent() => LaterSessions;
+        /// Hash algorithms of CHAP that are accepted.
+        hashes: Vec<Hash> = or(ALL_HASHES) => LaterSessions;
+    }
+
+    /// The API on this machine.
+    Api (made: Live, removed: Live) {
+        /// Unix socket; who may open it may do everything. Without, `/run/lunar/api.sock`, or the user's own runtime
+        /// folder.
+        socket: Option<FilePath> = absent() => Live;
+    }
+
+    /// The log, which goes to standard error.
+    Logging (made: Live, removed: Live) {
+        /// What is worth a line.
+        level: Level = or(Level::Info) => Live;
+        /// What a line looks like.
+        format: LogFormat = or(LogFormat::Text) => Live;
+    }
+}
+
+/// All hash algorithms, the strongest first.
+const ALL_HASHES: [Hash; 4] = [Hash::Sha3_256, Hash::Sha256, Hash::Sha1, Hash::Md5];
+
+impl User {
+    fn in_few_words(&self) -> String {
+        match &self.secret {
+            SecretSource::Inline(_) => "secret in the configuration".into(),
+            SecretSource::File(path) => format!("secret in {}", path.text()),
+            SecretSource::Credential(name) => format!("secret is the credential {name}"),
+        }
+    }
+}
+
+impl ApiToken {
+    fn in_few_words(&self) -> String {
+        format!("may {}", self.role.word())
+    }
+}
+
+impl Volume {
+    /// Who the volume is; `None` as long as it has no UUID. What is not given comes from the UUID: the serial number is
+    /// its digits, the locally assigned NAA its last 60 bits. `revision` is what a volume has that was given none.
+    #[must_use]
+    pub fn identity(&self, revision: &str) -> Option<Identity> {
+        let uuid = self.uuid?.0;
+        let digits = u128::from_be_bytes(uuid);
+        let naa = 0x3000_0000_0000_0000 | (digits as u64 & 0x0fff_ffff_ffff_ffff);
+        Some(Identity {
+            vendor: self.vendor.text(),
+            product: self.product.text(),
+            revision: self.revision.as_ref().map_or_else(|| Ascii::<4>::cut(revision).text(), Textual::text),
+            serial: self.serial.as_ref().map_or_else(|| format!("{digits:032x}"), Textual::text),
+            uuid,
+            naa: self.naa.map_or_else(|| naa.to_be_bytes(), |naa| naa.0),
+        })
+    }
+
+    fn in_few_words(&self) -> String {
+        let size = self.size.map_or(String::new(), |size| format!("{size} "));
+        let path = self.path.as_ref().map_or(String::new(), |path| format!(" {}", path.text()));
+        let read_only = if self.read_only { ", read-only" } else { "" };
+        let kind = match self.kind {
+            StoreKind::Block => "block device",
+            kind => kind.word(),
+        };
+        format!("{size}{kind}{path}{read_only}")
+    }
+}
+
+impl PortalGroup {
+    fn in_few_words(&self) -> String {
+        format!("tag {}, {}", self.tag.get(), self.alua_state.word())
+    }
+}
+
+impl Target {
+    fn in_few_words(&self) -> String {
+        match self.authentication {
+            Authentication::None => self.iqn.as_str().to_owned(),
+            other => format!("{}, {}", self.iqn.as_str(), other.word()),
+        }
+    }
+}
+
+impl Group {
+    fn in_few_words(&self) -> String {
+        let first = self.initiators.first().map_or_else(|| "nobody".into(), Textual::text);
+        let more = self.initiators.len().saturating_sub(1);
+        if more == 0 { first } else { format!("{first} and {more} more") }
+    }
+}
+
+impl Lun {
+    fn in_few_words(&self) -> String {
+        format!("{}{}", self.volume.name(), if self.read_only { ", read-only" } else { "" })
+    }
+}
+
+impl Portal {
+    fn in_few_words(&self) -> String {
+        format!("{}, portal group {}", self.address.text(), self.group.name())
+    }
+}
+
+impl ApiListener {
+    fn in_few_words(&self) -> String {
+        format!("{}{}", self.address.text(), if self.certificate.is_some() { ", TLS" } else { "" })
+    }
+}
+
+/// Sections that are there once need no words: there is nothing to tell them from.
+macro_rules! only_one {
+    ($($name:ident),+) => { $(impl $name {
+        #[allow(clippy::unused_self, reason = "the same call for all sections")]
+        fn in_few_words(&self) -> String {
+            String::new()
+        }
+    })+ };
+}
+only_one!(Server, Limits, Discovery, Api, Logging);

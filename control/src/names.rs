@@ -1,0 +1,456 @@
+//! Names and addresses, as their standards spell them.
+
+use crate::value::Textual;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// An iSCSI name of a node (RFC 7143 4.2.7), in the form that stringprep leaves it: small letters.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct IscsiName(String);
+
+/// Bytes of an iSCSI name at most (RFC 7143 4.2.7.1).
+pub const ISCSI_NAME_BYTES_MAX: usize = 223;
+
+impl IscsiName {
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Textual for IscsiName {
+    const WHAT: &'static str = "an iSCSI name (RFC 7143 4.2.7): `\"iqn.2026-01.org.example:disk\"`";
+    const PATTERN: Option<&'static str> = Some(
+        "^(iqn\\.[0-9]{4}-[0-9]{2}\\.[a-z0-9.-]+(:[a-z0-9.:-]*)?|eui\\.[0-9A-Fa-f]{16}|naa\\.([0-9A-Fa-f]{16}){1,2})$",
+    );
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > ISCSI_NAME_BYTES_MAX {
+            return Err(format!("is too long for an iSCSI name: {ISCSI_NAME_BYTES_MAX} bytes at most"));
+        }
+        let (kind, rest) = text.split_once('.').unwrap_or((text, ""));
+        let is_hex = |digits: &[usize]| digits.contains(&rest.len()) && rest.bytes().all(|b| b.is_ascii_hexdigit());
+        match kind {
+            "iqn" => qualified(rest).map(|()| Self(text.to_owned())),
+            "eui" if is_hex(&[16]) => Ok(Self(text.to_owned())),
+            "eui" => Err("is no iSCSI name: after 'eui.' there are 16 hexadecimal digits (RFC 7143 4.2.7.4)".into()),
+            "naa" if is_hex(&[16, 32]) => Ok(Self(text.to_owned())),
+            "naa" => {
+                Err("is no iSCSI name: after 'naa.' there are 16 or 32 hexadecimal digits (RFC 7143 4.2.7.5)".into())
+            }
+            _ => Err("is no iSCSI name: it begins with iqn., eui. or naa., as iqn.2026-01.org.example:disk".into()),
+        }
+    }
+
+    fn text(&self) -> String {
+        self.0.clone()
+    }
+}
+
+/// What comes after `iqn.` (RFC 7143 4.2.7.3): a month, a reversed domain name, and perhaps a colon and more.
+fn qualified(rest: &str) -> Result<(), String> {
+    let (date, name) = rest.split_at_checked(8).unwrap_or((rest, ""));
+    let digits = |range: std::ops::Range<usize>| date.as_bytes()[range].iter().all(u8::is_ascii_digit);
+    let month = || date.get(5..7).and_then(|month| month.parse::<u8>().ok());
+    let is_date = date.len() == 8 && digits(0..4) && digits(5..7) && &date[4..5] == "-" && date.ends_with('.');
+    if !is_date || !month().is_some_and(|month| (1..=12).contains(&month)) {
+        return Err("is no iSCSI name: after 'iqn.' there is the month in which the domain was yours, \
+                    as in iqn.2026-01.org.example:disk"
+            .into());
+    }
+    let domain = name.split(':').next().unwrap_or_default();
+    if domain.is_empty() || domain.split('.').any(str::is_empty) {
+        return Err("is no iSCSI name: after the month there is a reversed domain name, as org.example".into());
+    }
+    match name.chars().find(|c| !c.is_ascii_lowercase() && !c.is_ascii_digit() && !"-.:".contains(*c)) {
+        Some(c) if c.is_ascii_uppercase() => Err("is no iSCSI name: its letters are small ones".into()),
+        Some(c) => Err(format!("is no iSCSI name: it has no {c:?}, only a-z, 0-9, '-', '.' and ':'")),
+        None => Ok(()),
+    }
+}
+
+/// A pattern for iSCSI names: `*` stands for anything, `?` for one character. Case does not matter.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Pattern(String);
+
+impl Pattern {
+    /// Whether it stands for this name. Takes time in proportion to the two lengths multiplied, at worst.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> bool {
+        let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
+        let (mut at, mut read) = (0, 0);
+        // Where the last star was, and how much of the name it stands for.
+        let mut star: Option<(usize, usize)> = None;
+        while read < name.len() {
+            match pattern.get(at) {
+                Some(b'*') => {
+                    star = Some((at, read));
+                    at += 1;
+                }
+                Some(&wanted) if wanted == b'?' || wanted == name[read].to_ascii_lowercase() => {
+                    at += 1;
+                    read += 1;
+                }
+                _ => match &mut star {
+                    Some((place, taken)) => {
+                        *taken += 1;
+                        (at, read) = (*place + 1, *taken);
+                    }
+                    None => return false,
+                },
+            }
+        }
+        pattern[at..].iter().all(|rest| *rest == b'*')
+    }
+
+    /// How much of a name it settles: more is more specific; a whole name is the most.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        let open = self.0.bytes().filter(|b| b"*?".contains(b)).count();
+        if open == 0 { usize::MAX } else { self.0.len() - open }
+    }
+}
+
+impl Textual for Pattern {
+    const WHAT: &'static str =
+        "an initiator's name, with `*` and `?` for what is left open: `\"iqn.1998-01.com.vmware:*\"`";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() || text.len() > ISCSI_NAME_BYTES_MAX {
+            return Err(format!("is no pattern for names: 1 to {ISCSI_NAME_BYTES_MAX} bytes"));
+        }
+        match text.chars().find(|c| c.is_whitespace() || c.is_control() || "[]{}|\\".contains(*c)) {
+            Some(c) => Err(format!("is no pattern for names: it has no {c:?}, only names with * and ?")),
+            None => Ok(Self(text.to_ascii_lowercase())),
+        }
+    }
+
+    fn text(&self) -> String {
+        self.0.clone()
+    }
+}
+
+/// Addresses that share a prefix (RFC 4632, RFC 4291 2.3).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Cidr {
+    address: IpAddr,
+    prefix: u8,
+}
+
+impl Cidr {
+    /// Whether the address is among them. An IPv4 address that came in by an IPv6 socket is one of IPv4.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let (own, width) = bits(self.address);
+        let (other, other_width) = bits(address.to_canonical());
+        width == other_width && masked(own, width, self.prefix) == masked(other, width, self.prefix)
+    }
+
+    /// Bits of the prefix.
+    #[must_use]
+    pub fn prefix(&self) -> u8 {
+        self.prefix
+    }
+}
+
+fn bits(address: IpAddr) -> (u128, u8) {
+    match address {
+        IpAddr::V4(address) => (address.to_bits().into(), 32),
+        IpAddr::V6(address) => (address.to_bits(), 128),
+    }
+}
+
+fn masked(bits: u128, width: u8, prefix: u8) -> u128 {
+    bits.checked_shr(u32::from(width - prefix.min(width))).unwrap_or(0)
+}
+
+impl Textual for Cidr {
+    const WHAT: &'static str = "an address, or a network with its prefix: `\"10.0.0.0/24\"`";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
+        };
+        let address: IpAddr =
+            address.parse().map_err(|_| "is no network: it is written as 10.0.0.0/24, 192.0.2.7 or fd00::/8")?;
+        let (bits, width) = bits(address);
+        let prefix = match prefix.map(str::parse::<u8>) {
+            None => width,
+            Some(Ok(prefix)) if prefix <= width => prefix,
+            Some(_) => return Err(format!("is no network: the prefix is 0 to {width}")),
+        };
+        // Nothing but zeroes after the prefix: else one of the two was not meant.
+        let network = if prefix == 0 { 0 } else { masked(bits, width, prefix) << (width - prefix) };
+        if network != bits {
+            let first = match address {
+                IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::from_bits(network as u32)),
+                IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::from_bits(network)),
+            };
+            return Err(format!("is an address in a network: did you mean {first}/{prefix}, or {address} alone?"));
+        }
+        Ok(Self { address, prefix })
+    }
+
+    fn text(&self) -> String {
+        if bits(self.address).1 == self.prefix {
+            return self.address.to_string();
+        }
+        format!("{}/{}", self.address, self.prefix)
+    }
+}
+
+/// An address with a port, which is `PORT` where none is given.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Address<const PORT: u16>(pub SocketAddr);
+
+impl<const PORT: u16> Textual for Address<PORT> {
+    const WHAT: &'static str = "an address with or without a port: `\"192.0.2.1\"`, `\"[2001:db8::1]:3260\"`";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        let found = text.parse::<SocketAddr>().or_else(|_| bare.parse::<IpAddr>().map(|ip| (ip, PORT).into()));
+        let found = found.map_err(|_| {
+            format!("is no address: 192.0.2.1, 192.0.2.1:{PORT}, ::1 or [::1]:{PORT} are (host names are not)")
+        })?;
+        if found.port() == 0 { Err("has port 0, at which nobody can call".into()) } else { Ok(Self(found)) }
+    }
+
+    fn text(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+/// A UUID (RFC 9562 4).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Uuid(pub [u8; 16]);
+
+impl Uuid {
+    /// A UUID of version 4 (RFC 9562 5.4) from sixteen random bytes.
+    #[must_use]
+    pub fn from_random(mut bytes: [u8; 16]) -> Self {
+        bytes[6] = bytes[6] & 0x0f | 0x40;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        Self(bytes)
+    }
+}
+
+impl Textual for Uuid {
+    const WHAT: &'static str = "a UUID: `\"f81d4fae-7dec-41d0-a765-00a0c91e6bf6\"`";
+    const PATTERN: Option<&'static str> = Some("^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let groups: Vec<usize> = text.split('-').map(str::len).collect();
+        let digits = text.replace('-', "");
+        let plain = groups == [8, 4, 4, 4, 12] && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        let number = u128::from_str_radix(&digits, 16).ok().filter(|_| plain);
+        let number = number.ok_or("is no UUID, as f81d4fae-7dec-41d0-a765-00a0c91e6bf6 is one (RFC 9562 4)")?;
+        if number == 0 { Err("is the nil UUID, which names nothing".into()) } else { Ok(Self(number.to_be_bytes())) }
+    }
+
+    fn text(&self) -> String {
+        let digits = format!("{:032x}", u128::from_be_bytes(self.0));
+        [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
+    }
+}
+
+/// An NAA identifier of eight bytes (SPC-6 7.7.6.6).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Naa(pub [u8; 8]);
+
+impl Textual for Naa {
+    const WHAT: &'static str =
+        "an NAA identifier of 16 hexadecimal digits, the first of them 2, 3 or 5: `\"3a765000c91e6bf6\"`";
+    const PATTERN: Option<&'static str> = Some("^[235][0-9A-Fa-f]{15}$");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let plain = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let number = u64::from_str_radix(text, 16).ok().filter(|_| plain);
+        let number = number.ok_or("is no NAA identifier: it has 16 hexadecimal digits")?;
+        match number >> 60 {
+            2 | 3 | 5 => Ok(Self(number.to_be_bytes())),
+            _ => Err("is no NAA identifier of eight bytes: its first digit is 2, 3 or 5 (SPC-6 7.7.6.6)".into()),
+        }
+    }
+
+    fn text(&self) -> String {
+        format!("{:016x}", u64::from_be_bytes(self.0))
+    }
+}
+
+/// A field of ASCII text in SCSI (SPC-6 4.3.1): printable, padded with spaces to its width when it is sent.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Ascii<const WIDTH: usize>(String);
+
+impl<const WIDTH: usize> Ascii<WIDTH> {
+    /// A text known to fit; what does not is left out.
+    #[must_use]
+    pub fn cut(text: &str) -> Self {
+        Self(text.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(WIDTH).collect())
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<const WIDTH: usize> Textual for Ascii<WIDTH> {
+    const WHAT: &'static str = "printable ASCII characters, as many as the field of INQUIRY data has";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let plain = text.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+        // Spaces at the ends would be lost among those that pad the field.
+        if text.is_empty() || text.len() > WIDTH || !plain || text.trim() != text {
+            return Err(format!(
+                "does not fit its field: 1 to {WIDTH} printable ASCII characters, no space at its ends"
+            ));
+        }
+        Ok(Self(text.to_owned()))
+    }
+
+    fn text(&self) -> String {
+        self.0.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn iscsi_names_by_rfc_7143() {
+        for good in [
+            "iqn.2001-04.com.example",
+            "iqn.2001-04.com.example:storage:diskarrays-sn-a8675309",
+            "iqn.2026-01.io.lunar:a-b.c:d",
+            "eui.02004567a425678d",
+            "naa.52004567BA64678D",
+            "naa.62004567ba64678d0123456789abcdef",
+        ] {
+            assert_eq!(IscsiName::parse(good).map(|name| name.text()).as_deref(), Ok(good));
+        }
+        for (bad, word) in [
+            ("disk", "begins with"),
+            ("", "begins with"),
+            ("iqn.", "month"),
+            ("iqn.2026-13.org.example", "month"),
+            ("iqn.2026-00.org.example", "month"),
+            ("iqn.26-01.org.example", "month"),
+            ("iqn.2026-01", "month"),
+            ("iqn.2026-01.", "domain"),
+            ("iqn.2026-01.:x", "domain"),
+            ("iqn.2026-01.org..example", "domain"),
+            ("iqn.2026-01.io.lunar:Disk", "small"),
+            ("iqn.2026-01.io.lunar:my disk", "' '"),
+            ("iqn.2026-01.io.lunar:my_disk", "'_'"),
+            ("iqn.2026-0ü.io", "month"),
+            ("eui.02004567a425678", "16"),
+            ("naa.0200", "16 or 32"),
+            (&format!("iqn.2026-01.{}", "a".repeat(220)), "too long"),
+        ] {
+            let why = IscsiName::parse(bad).expect_err(bad);
+            assert!(why.contains(word), "{bad}: {why}");
+        }
+    }
+
+    #[test]
+    fn patterns_leave_open_what_they_say() {
+        let matches = |pattern: &str, name: &str| Pattern::parse(pattern).expect(pattern).matches(name);
+        for (pattern, name) in [
+            ("*", ""),
+            ("*", "anything"),
+            ("iqn.1998-01.com.vmware:*", "iqn.1998-01.com.vmware:esx1-0a"),
+            ("IQN.*", "iqn.x"),
+            ("iqn.*", "IQN.X"),
+            ("a?c", "abc"),
+            ("*a*b*", "xxaxxbxx"),
+            ("a*a*a", "aaa"),
+            ("***", "x"),
+        ] {
+            assert!(matches(pattern, name), "{pattern} {name}");
+        }
+        for (pattern, name) in [("a?c", "ac"), ("a", "ab"), ("*b", "ba"), ("a*a", "a"), ("?", ""), ("a*b?", "ab")] {
+            assert!(!matches(pattern, name), "{pattern} {name}");
+        }
+        // Stars that a careless matcher would try in all combinations.
+        assert!(!matches(&"*a".repeat(100), &"a".repeat(99)));
+        for bad in ["", "a b", "[a-z]*", "a\\*", &"a".repeat(224)] {
+            assert!(Pattern::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_more_a_pattern_settles_the_more_it_weighs() {
+        let weights: Vec<usize> = ["*", "iqn.*", "iqn.1998-01.com.vmware:*", "a"]
+            .map(|text| Pattern::parse(text).expect(text).weight())
+            .to_vec();
+        assert!(weights.is_sorted(), "{weights:?}");
+    }
+
+    #[test]
+    fn networks() {
+        let contains = |network: &str, address: &str| {
+            Cidr::parse(network).expect(network).contains(address.parse().expect(address))
+        };
+        for (network, address) in [
+            ("10.0.0.0/24", "10.0.0.255"),
+            ("0.0.0.0/0", "203.0.113.1"),
+            ("192.0.2.7", "192.0.2.7"),
+            ("fd00::/8", "fdff::1"),
+            ("::/0", "::1"),
+            ("10.0.0.0/8", "::ffff:10.1.2.3"),
+        ] {
+            assert!(contains(network, address), "{network} {address}");
+        }
+        for (network, address) in [("10.0.0.0/24", "10.0.1.0"), ("0.0.0.0/0", "::1"), ("::/0", "10.0.0.1")] {
+            assert!(!contains(network, address), "{network} {address}");
+        }
+        for (bad, word) in [("10.0.0.1/24", "10.0.0.0/24"), ("10.0.0.0/33", "0 to 32"), ("10.0.0/8", "written")] {
+            assert!(Cidr::parse(bad).expect_err(bad).contains(word), "{bad}");
+        }
+    }
+
+    #[test]
+    fn addresses_in_every_spelling() {
+        let shown = |text| Address::<3260>::parse(text).map(|address| address.text()).ok();
+        assert_eq!(shown("192.0.2.1").as_deref(), Some("192.0.2.1:3260"));
+        assert_eq!(shown("192.0.2.1:99").as_deref(), Some("192.0.2.1:99"));
+        assert_eq!(shown("::1").as_deref(), Some("[::1]:3260"));
+        assert_eq!(shown("[::1]").as_deref(), Some("[::1]:3260"));
+        assert_eq!(shown("[::1]:5").as_deref(), Some("[::1]:5"));
+        for bad in ["localhost", "192.0.2.1:0", "192.0.2.1:", ":3260", ""] {
+            assert_eq!(shown(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn identifiers() {
+        let uuid = Uuid::from_random([0xff; 16]);
+        assert_eq!(uuid.text(), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        assert_eq!(Uuid::parse(&uuid.text()), Ok(uuid));
+        for bad in ["", "ffffffffffff4fffbfffffffffffffff", "ffffffff-ffff-4fff-bfff-fffffffffff+", &"-".repeat(36)] {
+            assert!(Uuid::parse(bad).is_err(), "{bad}");
+        }
+        assert_eq!(Naa::parse("3a765000c91e6bf6").map(|naa| naa.text()).as_deref(), Ok("3a765000c91e6bf6"));
+        for bad in ["", "6a765000c91e6bf6", "3a765000c91e6bf", "+a765000c91e6bf6"] {
+            assert!(Naa::parse(bad).is_err(), "{bad}");
+        }
+        assert!(Ascii::<8>::parse("LUNAR").is_ok());
+        for bad in ["", "too long for it", " x", "é"] {
+            assert!(Ascii::<8>::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_is_too_strange(text in ".{0,40}") {
+            let _ = (IscsiName::parse(&text), Cidr::parse(&text), Address::<1>::parse(&text), Uuid::parse(&text));
+            if let Ok(pattern) = Pattern::parse(&text) {
+                prop_assert!(pattern.matches(&text.replace('*', "").replace('?', "x")));
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+use super::*;
+use crate::apply::{Refusal, Running, apply};
+use crate::check::{Outside, check};
+use crate::rehearsal::Rehearsal;
+use proptest::prelude::*;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// No machine at all.
+struct Nothing;
+
+impl Outside for Nothing {
+    fn config_mode(&self) -> Option<u32> {
+        None
+    }
+
+    fn mode(&self, _path: &Path) -> Result<u32, String> {
+        Ok(0o600)
+    }
+
+    fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
+        Ok(path.display().to_string().into_bytes())
+    }
+
+    fn credential(&self, name: &str) -> Result<PathBuf, String> {
+        Ok(name.into())
+    }
+
+    fn random(&self) -> Result<[u8; 16], String> {
+        Ok([7; 16])
+    }
+}
+
+fn checked(text: &str) -> Checked {
+    check("x", text, &Nothing).unwrap_or_else(|problems| panic!("{problems}\n{text}"))
+}
+
+fn words(old: &str, new: &str) -> Vec<String> {
+    Plan::between(&checked(old), &checked(new)).to_string().lines().map(str::to_owned).collect()
+}
+
+const SMALL: &str = "
+    [volume.disk1]\nkind = 'file'\npath = '/srv/disk1.img'\nsize = '20G'
+    [portal-group.front]\ntag = 1
+    [portal.a]\naddress = '192.0.2.1'\ngroup = 'front'
+    [target.main]\niqn = 'iqn.2026-01.org.example:main'\nportal-groups = ['front']
+    [group.esx]\ntargets = ['main']\ninitiators = ['iqn.1998-01.com.vmware:*']\nluns = { 3 = 'disk1' }\n";
+
+#[test]
+fn a_plan_is_in_words_and_in_order() {
+    assert_eq!(
+        words("", SMALL),
+        [
+            "create volume disk1 (20 GiB file /srv/disk1.img)",
+            "create portal group front (tag 1, active-optimized)",
+            "create target main (iqn.2026-01.org.example:main)",
+            "create group esx (iqn.1998-01.com.vmware:*)",
+            "map disk1 as LUN 3 for group esx [initiators of target main are told]",
+            "create portal a (192.0.2.1:3260, portal group front)",
+        ]
+    );
+    assert_eq!(
+        words(SMALL, ""),
+        [
+            "remove portal a [sessions of target main end]",
+            "unmap disk1 from LUN 3 of group esx [initiators of target main are told]",
+            "remove group esx [sessions of target main end]",
+            "remove target main [sessions of target main end]",
+            "remove portal group front [sessions of target main end]",
+            "remove volume disk1 (its data stays)",
+        ]
+    );
+    assert_eq!(words(SMALL, SMALL), ["nothing to do"]);
+}
+
+#[test]
+fn what_takes_a_place_comes_after_what_had_it() {
+    // The same file, the same tag, the same address under other names.
+    let renamed = SMALL.replace("disk1]", "disk2]").replace("'disk1'", "'disk2'").replace("front", "back");
+    let renamed = renamed.replace("portal.a", "portal.b");
+    assert_eq!(
+        words(SMALL, &renamed),
+        [
+            "take portal group front from target main (portal-groups) [sessions of target main end]",
+            "remove portal a [sessions of target main end]",
+            "unmap disk1 from LUN 3 of group esx [initiators of target main are told]",
+            "remove portal group front [sessions of target main end]",
+            "remove volume disk1 (its data stays)",
+            "create volume disk2 (20 GiB file /srv/disk1.img)",
+            "create portal group back (tag 1, active-optimized)",
+            "map disk2 as LUN 3 for group esx [initiators of target main are told]",
+            "create portal b (192.0.2.1:3260, portal group back)",
+            "add portal group back to target main (portal-groups) [sessions of target main end]",
+        ]
+    );
+}
+
+#[test]
+fn changes_say_what_and_who_notices() {
+    for (from, to, said) in [
+        ("20G", "30G", "change volume disk1: size 20G -> 30G [initiators of target main are told]"),
+        (
+            "3 = 'disk1'",
+            "3 = { volume = 'disk1', read-only = true }",
+            "change LUN 3 of group esx: read-only false -> true [initiators of target main are told]",
+        ),
+        (
+            "tag = 1",
+            "tag = 1\nalua-state = 'standby'",
+            "change portal group front: alua-state active-optimized -> standby [initiators of target main are told]",
+        ),
+        (
+            "['iqn.1998-01.com.vmware:*']",
+            "['*']",
+            "change group esx: initiators iqn.1998-01.com.vmware:* -> * [sessions of target main end]",
+        ),
+    ] {
+        assert_eq!(words(SMALL, &SMALL.replace(from, to)), [said]);
+    }
+    let server = words(SMALL, &format!("{SMALL}[server]\ncores = 4\ndrain = '5s'"));
+    assert_eq!(server, ["change server: cores none -> 4; drain 10s -> 5s [after a restart]"]);
+    let more = format!("{SMALL}[logging]\nlevel = 'debug'");
+    assert_eq!(words(SMALL, &more), ["change logging: level info -> debug"]);
+    assert!(Plan::between(&checked(SMALL), &checked(&more)).disturbed().is_empty());
+    let gone = checked("");
+    let ended = Plan::between(&checked(SMALL), &gone);
+    assert_eq!(ended.disturbed(), BTreeMap::from([("main", Effect::EndsSessions)]));
+}
+
+#[test]
+fn a_secret_that_changes_is_a_change() {
+    let user = |secret: &str| checked(&format!("[user.u]\nsecret = {secret}"));
+    let (one, other) = (user("'the first secret'"), user("'the other secret'"));
+    assert_eq!(Plan::between(&one, &other).to_string(), "change user u: secret is another one");
+    let plan = Plan::between(&one, &user("{ file = '/somewhere/else' }"));
+    assert_eq!(plan.to_string(), "change user u: secret (hidden) -> {\"file\":\"/somewhere/else\"}");
+    // What a file holds may change while its name stays.
+    struct Other;
+    impl Outside for Other {
+        fn config_mode(&self) -> Option<u32> {
+            None
+        }
+        fn mode(&self, _path: &Path) -> Result<u32, String> {
+            Ok(0o600)
+        }
+        fn read(&self, _path: &Path) -> Result<Vec<u8>, String> {
+            Ok(b"what another writes".to_vec())
+        }
+        fn credential(&self, _name: &str) -> Result<PathBuf, String> {
+            Err("none".into())
+        }
+        fn random(&self) -> Result<[u8; 16], String> {
+            Err("none".into())
+        }
+    }
+    let text = "[user.u]\nsecret = { file = '/somewhere/else' }";
+    let later = check("x", text, &Other).expect("it is right");
+    assert_eq!(Plan::between(&checked(text), &later).to_string(), "change user u: secret is another one");
+}
+
+/// Carries out a plan and holds it to its promises at every step.
+fn carry_out(running: &mut Rehearsal, plan: &Plan, wanted: &Checked) {
+    for change in &plan.changes {
+        let ready = running.prepare(change, wanted).unwrap_or_else(|why| panic!("{change}: {why}\n{plan}"));
+        running.commit(change, ready);
+        assert_eq!(running.dangling(), [""; 0], "after {change} of\n{plan}");
+    }
+}
+
+fn alone(wanted: &Checked) -> Rehearsal {
+    let mut running = Rehearsal::new();
+    carry_out(&mut running, &Plan::between(&Checked::default(), wanted), wanted);
+    running
+}
+
+/// A configuration by the throw of dice.
+fn thrown(dice: &[u8]) -> String {
+    let mut dice = dice.iter().copied().cycle();
+    let mut roll = |sides: u8| dice.next().unwrap_or_default() % sides;
+    let mut text = String::new();
+    let users = 1 + roll(3);
+    for n in 0..users {
+        text += &format!("[user.u{n}]\nsecret = 'a secret of {n}, {}'\n", roll(2));
+    }
+    text += &format!("[user.lunar]\nsecret = {{ file = '/a/secret/of/{}' }}\n", roll(2));
+    let mut volumes = Vec::new();
+    for place in 0..roll(4) {
+        let name = format!("v{}", place + roll(2) * 4);
+        text += &format!("[volume.{name}]\nkind = 'file'\npath = '/{place}'\nread-only = {}\n", roll(2) == 0);
+        volumes.push(name);
+    }
+    text + &others(&volumes, users, &mut roll)
+}
+
+/// Everything but users and volumes.
+fn others(volumes: &[String], users: u8, roll: &mut dyn FnMut(u8) -> u8) -> String {
+    let mut text = String::new();
+    let mut add = |line: String| text += &(line + "\n");
+    let list = |of: &str, among: u8, roll: &mut dyn FnMut(u8) -> u8| {
+        let names: Vec<String> = (0..among).filter(|_| roll(2) == 0).map(|n| format!("'{of}{n}'")).collect();
+        names.join(", ")
+    };
+    let (portal_groups, targets) = (roll(3), roll(4));
+    let shift = u16::from(roll(2));
+    (0..portal_groups).for_each(|n| add(format!("[portal-group.p{n}]\ntag = {}", u16::from(n) + 1 + shift)));
+    for n in 0..targets {
+        let shift = roll(2);
+        add(format!("[target.t{n}]\niqn = 'iqn.2026-01.org.example:t{}'", n + shift * 8));
+        add(format!("portal-groups = [{}]", list("p", portal_groups, roll)));
+        match roll(3) {
+            0 => add("authentication = 'mutual-chap'\nmutual-user = 'lunar'".into()),
+            _ => add("authentication = 'chap'".into()),
+        }
+        add(format!("users = ['u0', {}]", list("u", users, roll).replace("'u0'", "").trim_start_matches(", ")));
+    }
+    for n in 0..roll(4) {
+        add(format!("[group.g{n}]\ninitiators = ['{n}', 'x{}']", roll(2) * 8 + n));
+        add(format!("targets = [{}]\nusers = [{}]", list("t", targets, roll), list("u", users, roll)));
+        add(format!("[group.g{n}.luns]"));
+        for lun in (0..4).filter(|_| !volumes.is_empty()) {
+            if roll(2) == 0 {
+                let volume = &volumes[usize::from(roll(8)) % volumes.len()];
+                add(format!("{lun} = {{ volume = '{volume}', read-only = {} }}", roll(2) == 0));
+            }
+        }
+    }
+    for n in (0..roll(3)).filter(|_| portal_groups > 0) {
+        add(format!("[portal.a{}]\naddress = '127.0.0.{n}'\ngroup = 'p{}'", n + roll(2) * 4, roll(2) % portal_groups));
+    }
+    if roll(2) == 0 {
+        add(format!("[limits]\nsessions = {}", 1 + roll(2)));
+    }
+    text
+}
+
+fn dice() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(any::<u8>(), 97)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn one_after_the_other_is_the_other(one in dice(), other in dice()) {
+        let (one, other) = (checked(&thrown(&one)), checked(&thrown(&other)));
+        let mut running = alone(&one);
+        let plan = Plan::between(&one, &other);
+        carry_out(&mut running, &plan, &other);
+        prop_assert_eq!(&running, &alone(&other), "{}", plan);
+        prop_assert!(Plan::between(&other, &other).is_empty());
+        prop_assert_eq!(plan.is_empty(), alone(&one) == alone(&other));
+    }
+
+    #[test]
+    fn no_step_is_too_much(one in dice(), other in dice(), which in any::<prop::sample::Index>()) {
+        let (one, other) = (checked(&thrown(&one)), checked(&thrown(&other)));
+        let mut plan = Plan::between(&one, &other);
+        prop_assume!(!plan.is_empty());
+        let left_out = plan.changes.remove(which.index(plan.changes.len()));
+        let mut running = alone(&one);
+        for change in &plan.changes {
+            let ready = running.prepare(change, &other).expect("it can be made");
+            running.commit(change, ready);
+        }
+        prop_assert_ne!(&running, &alone(&other), "{} is not needed", left_out);
+    }
+
+    #[test]
+    fn all_or_nothing(one in dice(), other in dice(), at in 0..40_usize) {
+        let (one, other) = (checked(&thrown(&one)), checked(&thrown(&other)));
+        let plan = Plan::between(&one, &other);
+        let mut running = alone(&one);
+        running.fails_at = Some(at);
+        let mut written = false;
+        let result = apply(&mut running, &plan, &other, || { written = true; Ok(()) });
+        prop_assert_eq!(running.pending, 0);
+        prop_assert_eq!(result.is_ok(), at >= plan.changes.len());
+        prop_assert_eq!(written, result.is_ok());
+        let expected = if result.is_ok() { &other } else { &one };
+        prop_assert_eq!(&running, &alone(expected));
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_changes_nothing() {
+    let wanted = checked(SMALL);
+    let mut running = Rehearsal::new();
+    let result = apply(&mut running, &Plan::between(&Checked::default(), &wanted), &wanted, || Err("disk full".into()));
+    let refusal = result.expect_err("it cannot be written");
+    assert_eq!(refusal, Refusal { step: None, why: "disk full".into() });
+    assert_eq!((running.pending, &running), (0, &Rehearsal::new()));
+}
+
+/// A configuration of this size, with groups that see eight volumes each.
+pub(crate) fn large(volumes: usize, groups: usize) -> String {
+    let mut text = String::from("[portal-group.p]\ntag = 1\n[portal.a]\naddress = '127.0.0.1'\ngroup = 'p'\n");
+    text.push_str("[target.t]\niqn = 'iqn.2026-01.org.example:t'\nportal-groups = ['p']\n");
+    let mut add = |line: String| text.push_str(&line);
+    for n in 0..volumes {
+        let uuid = format!("f81d4fae-7dec-41d0-a765-{n:012x}");
+        add(format!("[volume.v{n}]\nkind = 'file'\npath = '/srv/{n}.img'\nsize = '1G'\nuuid = '{uuid}'\n"));
+    }
+    for n in 0..groups {
+        add(format!("[group.g{n}]\ntargets = ['t']\ninitiators = ['iqn.1998-01.com.vmware:host{n}', 'x{n}*']\n"));
+        add(format!("sources = ['10.0.{}.{}']\n[group.g{n}.luns]\n", n / 256, n % 256));
+        (0..8).for_each(|lun| add(format!("{lun} = 'v{}'\n", (n * 8 + lun) % volumes)));
+    }
+    text
+}
+
+#[test]
+fn thousands_take_no_time() {
+    let (small, text) = (checked(SMALL), large(4096, 1000));
+    let start = Instant::now();
+    let all = checked(&text);
+    let (read, start) = (start.elapsed(), Instant::now());
+    let (there, back) = (Plan::between(&small, &all), Plan::between(&all, &small));
+    let none = Plan::between(&all, &checked(&text.replace("'1G'", "'2G'")));
+    let planned = start.elapsed();
+    assert_eq!(none.changes.len(), 4096);
+    assert!(there.changes.len() > 4096 + 9000 && back.changes.len() > 4096 + 9000);
+    // Far from what it takes, and farther from what anything quadratic would.
+    let most = Duration::from_secs(5);
+    assert!(read < most && planned < most, "reading took {read:?}, planning {planned:?}");
+    println!("reading {} KiB took {read:?}, three plans {planned:?}", text.len() >> 10);
+}

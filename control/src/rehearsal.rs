@@ -1,0 +1,157 @@
+//! A model of what runs: keeps what it was told, and holds plans to their promises. For tests, and for whoever wants
+//! to know what a plan would leave.
+
+use crate::apply::Running;
+use crate::check::Checked;
+use crate::config::{Id, Kind};
+use crate::plan::{Action, Change, ObjectId};
+use crate::secret::Secret;
+use crate::section::Object;
+use crate::value::Field;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a model knows of a thing.
+#[derive(Debug)]
+struct Known {
+    plain: BTreeMap<&'static str, Box<dyn Field>>,
+    links: BTreeSet<(&'static str, Kind, String)>,
+    secret: Option<Secret>,
+}
+
+impl PartialEq for Known {
+    fn eq(&self, other: &Self) -> bool {
+        self.links == other.links
+            && self.secret == other.secret
+            && self.plain.keys().eq(other.plain.keys())
+            && self.plain.values().zip(other.plain.values()).all(|(one, other)| one.same(&**other))
+    }
+}
+
+/// A model of what runs.
+#[derive(Debug, Default)]
+pub struct Rehearsal {
+    things: BTreeMap<ObjectId, Known>,
+    /// The step of a plan that fails, if one shall: 0 is the first.
+    pub fails_at: Option<usize>,
+    prepared: usize,
+    /// Steps that are prepared and neither made nor rolled back.
+    pub pending: usize,
+}
+
+/// Two models are the same when they know the same.
+impl PartialEq for Rehearsal {
+    fn eq(&self, other: &Self) -> bool {
+        self.things == other.things
+    }
+}
+
+/// A step that a model is ready to make.
+#[derive(Debug)]
+pub struct Ready(Known);
+
+impl Rehearsal {
+    /// A model of what runs before anything was configured: what is there once is there.
+    #[must_use]
+    pub fn new() -> Self {
+        let nothing = Checked::default();
+        let objects = nothing.config.objects();
+        let things = objects.into_iter().map(|(id, object)| (id.into(), known(id, object, &nothing)));
+        Self { things: things.collect(), ..Self::default() }
+    }
+
+    /// What names something that is not there: nothing, at any time.
+    #[must_use]
+    pub fn dangling(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for (id, known) in &self.things {
+            for (field, kind, name) in &known.links {
+                let wanted = ObjectId { kind: *kind, name: name.clone(), lun: None };
+                if !self.things.contains_key(&wanted) {
+                    found.push(format!("{} names {kind} {name} ({field})", id.id()));
+                }
+            }
+            let group = ObjectId { kind: Kind::Group, name: id.name.clone(), lun: None };
+            if id.kind == Kind::Lun && !self.things.contains_key(&group) {
+                found.push(format!("{} has no group", id.id()));
+            }
+        }
+        found
+    }
+}
+
+fn known(id: Id<'_>, object: &dyn Object, from: &Checked) -> Known {
+    let mut known = Known { plain: BTreeMap::new(), links: BTreeSet::new(), secret: from.secret(id).cloned() };
+    for (key, field) in object.keys().iter().zip(object.fields()) {
+        match key.naming {
+            _ if key.nested => {}
+            crate::value::Naming::None => drop(known.plain.insert(key.field, field.copy())),
+            _ => field.mentions(&mut |kind, name, _| {
+                known.links.insert((key.field, kind, name.to_owned()));
+            }),
+        }
+    }
+    known
+}
+
+/// What a configuration says of a thing.
+fn find(wanted: &Checked, id: &ObjectId) -> Option<Known> {
+    let object: &dyn Object = match id.lun {
+        Some(lun) => wanted.config.groups.get(&id.name)?.luns.0.get(&lun)?,
+        None => wanted.config.get(id.kind, &id.name)?,
+    };
+    Some(known(id.id(), object, wanted))
+}
+
+impl Running for Rehearsal {
+    type Prepared = Ready;
+
+    fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
+        if self.fails_at == Some(self.prepared) {
+            return Err("it was told to fail".into());
+        }
+        let nothing = || Known { plain: BTreeMap::new(), links: BTreeSet::new(), secret: None };
+        let ready = match (&change.action, find(wanted, &change.object)) {
+            (Action::Remove | Action::Detach(_), known) => known.unwrap_or_else(nothing),
+            (_, Some(known)) => known,
+            (_, None) => return Err(format!("{} is not in the configuration", change.object.id())),
+        };
+        self.prepared += 1;
+        self.pending += 1;
+        Ok(Ready(ready))
+    }
+
+    fn commit(&mut self, change: &Change, Ready(mut ready): Ready) {
+        self.pending -= 1;
+        self.prepared -= 1;
+        match &change.action {
+            Action::Remove => drop(self.things.remove(&change.object)),
+            // What is there already stays as it is.
+            Action::Create => drop(self.things.entry(change.object.clone()).or_insert(ready)),
+            Action::Change(fields) => {
+                if let Some(known) = self.things.get_mut(&change.object) {
+                    for field in fields {
+                        known.plain.extend(ready.plain.remove_entry(field));
+                    }
+                    if fields.contains(&"secret") {
+                        known.secret = ready.secret;
+                    }
+                }
+            }
+            Action::Attach(link) => {
+                if let Some(known) = self.things.get_mut(&change.object) {
+                    known.links.insert((link.field, link.kind, link.name.clone()));
+                }
+            }
+            Action::Detach(link) => {
+                if let Some(known) = self.things.get_mut(&change.object) {
+                    known.links.remove(&(link.field, link.kind, link.name.clone()));
+                }
+            }
+        }
+    }
+
+    fn roll_back(&mut self, _change: &Change, _prepared: Ready) {
+        self.pending -= 1;
+        self.prepared -= 1;
+    }
+}

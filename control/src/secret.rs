@@ -1,0 +1,153 @@
+//! Secrets: never shown, compared in constant time, wiped when they go.
+
+use crate::report::{Mark, Report, did_you_mean};
+use crate::value::{FilePath, Item, Shape, Textual, Value, kind_of};
+use serde_json::{Value as Json, json};
+use std::fmt;
+use subtle::ConstantTimeEq;
+use toml::de::DeValue;
+use zeroize::Zeroizing;
+
+/// What stands in the place of a secret wherever something is shown. Too short to be one.
+pub const HIDDEN: &str = "(hidden)";
+
+/// Bytes that nobody is shown.
+#[derive(Clone)]
+pub struct Secret(Zeroizing<Vec<u8>>);
+
+impl Secret {
+    /// Takes the bytes over.
+    #[must_use]
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self(Zeroizing::new(bytes))
+    }
+
+    /// The bytes themselves, for the one who computes with them.
+    #[must_use]
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// How many bytes there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// In a time that depends on the lengths only.
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl Eq for Secret {}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(HIDDEN)
+    }
+}
+
+/// Where a secret is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SecretSource {
+    /// In the configuration itself, which then is for its owner only.
+    Inline(Secret),
+    /// In a file of its own, which is for its owner only. A newline at its end is no part of the secret.
+    File(FilePath),
+    /// A credential that systemd hands over, by name.
+    Credential(String),
+}
+
+impl SecretSource {
+    fn from_table(word: &str, text: &str, at: Mark, report: &mut Report) -> Option<Self> {
+        match word {
+            "file" => match FilePath::parse(text) {
+                Ok(path) => return Some(Self::File(path)),
+                Err(why) => report.add(at, format!("'{text}' {why}")),
+            },
+            "credential" => {
+                let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+                if !text.is_empty() && !text.starts_with('.') && text.bytes().all(plain) {
+                    return Some(Self::Credential(text.to_owned()));
+                }
+                report.add(at, "the name of a credential is made of letters, digits, '.', '_' and '-'");
+            }
+            _ => {
+                let guess = did_you_mean(word, ["file", "credential"]);
+                report.add(at, format!("a secret has no '{word}'{guess}; {FORMS}"));
+            }
+        }
+        None
+    }
+}
+
+const FORMS: &str = "it is { file = \"/path\" }, { credential = \"name\" }, or the secret itself as a string";
+
+impl Value for SecretSource {
+    fn shape() -> Shape {
+        Shape::Secret
+    }
+
+    fn read(item: &Item<'_>, report: &mut Report) -> Option<Self> {
+        let at = Mark::new(item.span());
+        match item.get_ref() {
+            DeValue::String(text) if text == HIDDEN => {
+                report.add(at, "this is what a secret looks like when it is shown, not a secret");
+                None
+            }
+            DeValue::String(text) => Some(Self::Inline(Secret::new(text.as_bytes().to_vec()))),
+            DeValue::Table(table) if table.len() == 1 => {
+                let (word, value) = table.iter().next()?;
+                let at = Mark::new(value.span());
+                let Some(text) = value.get_ref().as_str() else {
+                    report.add(at, format!("is {}, not a string", kind_of(value.get_ref())));
+                    return None;
+                };
+                Self::from_table(word.get_ref(), text, at, report)
+            }
+            other => {
+                report.add(at, format!("is {}, no secret; {FORMS}", kind_of(other)));
+                None
+            }
+        }
+    }
+
+    fn show(&self) -> Json {
+        match self {
+            Self::Inline(_) => json!(HIDDEN),
+            Self::File(path) => json!({ "file": path.text() }),
+            Self::Credential(name) => json!({ "credential": name }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_not_shown() {
+        let source = SecretSource::Inline(Secret::new(b"correct horse battery".to_vec()));
+        for shown in [format!("{source:?}"), format!("{source:#?}"), source.show().to_string()] {
+            assert!(!shown.contains("horse") && shown.contains(HIDDEN), "{shown}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_their_bytes() {
+        let secret = |text: &str| Secret::new(text.as_bytes().to_vec());
+        assert_eq!(secret("one"), secret("one"));
+        assert_ne!(secret("one"), secret("two"));
+        assert_ne!(secret("one"), secret("on"));
+        assert_eq!((secret("one").expose(), secret("one").len()), (&b"one"[..], 3));
+    }
+}

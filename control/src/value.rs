@@ -1,0 +1,614 @@
+//! What a key of the configuration can hold: how it is read, shown and described.
+
+use crate::report::{Mark, Report, did_you_mean};
+use serde_json::{Value as Json, json};
+use std::any::Any;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use toml::Spanned;
+use toml::de::DeValue;
+
+/// A value as it stands in a file, with its place.
+pub type Item<'i> = Spanned<DeValue<'i>>;
+
+/// What a value looks like to somebody who writes one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Shape {
+    /// `true` or `false`.
+    Bool,
+    /// A whole number in a range.
+    Whole {
+        /// The least.
+        min: u64,
+        /// The most.
+        max: u64,
+    },
+    /// A string with a form of its own.
+    Text {
+        /// What it is, with an example.
+        what: &'static str,
+        /// The form as a regular expression (ECMA-262), where it has one.
+        pattern: Option<&'static str>,
+        /// Whether a whole number stands for it, too.
+        numbers: bool,
+    },
+    /// One of these words, each with its meaning.
+    Choice(&'static [(&'static str, &'static str)]),
+    /// The name of something in the section of this name.
+    Name(&'static str),
+    /// Any number of them.
+    List(Box<Self>),
+    /// One, or nothing.
+    Optional(Box<Self>),
+    /// A secret, or where it is.
+    Secret,
+    /// Logical unit numbers and what they mean.
+    Luns,
+}
+
+impl Shape {
+    /// In words, for a page.
+    #[must_use]
+    pub fn words(&self) -> String {
+        match self {
+            Self::Bool => "`true` or `false`".into(),
+            Self::Whole { min, max } => format!("a whole number, {min} to {max}"),
+            Self::Text { what, .. } => (*what).into(),
+            Self::Choice(words) => {
+                let words: Vec<String> = words.iter().map(|(word, doc)| format!("`{word}` ({doc})")).collect();
+                format!("one of {}", words.join(", "))
+            }
+            Self::Name(section) => format!("name of a `{section}`"),
+            Self::List(each) => format!("list of: {}", each.words()),
+            Self::Optional(some) => some.words(),
+            Self::Secret => "`{ file = \"/path\" }`, `{ credential = \"name\" }`, or the secret as a string".into(),
+            Self::Luns => "table of logical unit numbers".into(),
+        }
+    }
+
+    /// As a JSON schema (draft 2020-12).
+    #[must_use]
+    pub fn schema(&self) -> Json {
+        match self {
+            Self::Bool => json!({ "type": "boolean" }),
+            Self::Whole { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
+            Self::Text { pattern, numbers, .. } => {
+                let mut text = json!({ "type": if *numbers { json!(["string", "integer"]) } else { json!("string") } });
+                if let Some(pattern) = pattern {
+                    text["pattern"] = json!(pattern);
+                }
+                text
+            }
+            Self::Choice(words) => json!({ "enum": words.iter().map(|(word, _)| *word).collect::<Vec<_>>() }),
+            Self::Name(_) => json!({ "type": "string" }),
+            Self::List(each) => json!({ "type": "array", "items": each.schema(), "uniqueItems": true }),
+            Self::Optional(some) => some.schema(),
+            Self::Secret => json!({ "oneOf": [
+                { "type": "string" },
+                { "type": "object", "properties": { "file": { "type": "string" } },
+                  "required": ["file"], "additionalProperties": false },
+                { "type": "object", "properties": { "credential": { "type": "string" } },
+                  "required": ["credential"], "additionalProperties": false },
+            ] }),
+            Self::Luns => json!({ "$ref": "#/$defs/luns" }),
+        }
+    }
+}
+
+/// How a key names other things.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Naming {
+    /// Not at all.
+    None,
+    /// Exactly one, and what names it cannot be without: another one makes another thing.
+    One,
+    /// Any number: they come and go one by one.
+    Many,
+}
+
+/// Told each name that a value mentions: the kind of thing, the name, the place.
+pub type Mention<'a> = dyn FnMut(crate::Kind, &str, Mark) + 'a;
+
+/// What a key can hold.
+pub trait Value: Sized + Clone + PartialEq + fmt::Debug + 'static {
+    /// Whether it names other things.
+    const NAMING: Naming = Naming::None;
+    /// Whether it holds things that change one by one, not as a value.
+    const NESTED: bool = false;
+
+    /// What it looks like.
+    fn shape() -> Shape;
+
+    /// Reads it; what is wrong is reported.
+    fn read(item: &Item<'_>, report: &mut Report) -> Option<Self>;
+
+    /// As JSON, in the form it is read from. Never a secret.
+    fn show(&self) -> Json;
+
+    /// Tells every name that it mentions.
+    fn mentions(&self, _each: &mut Mention<'_>) {}
+}
+
+/// Any [`Value`] of an object.
+pub trait Field: fmt::Debug {
+    /// [`Value::show`].
+    fn show(&self) -> Json;
+    /// [`Value::mentions`].
+    fn mentions(&self, each: &mut Mention<'_>);
+    /// Whether both are the same value of the same type.
+    fn same(&self, other: &dyn Field) -> bool;
+    /// A copy.
+    fn copy(&self) -> Box<dyn Field>;
+    /// For [`Field::same`].
+    fn any(&self) -> &dyn Any;
+}
+
+impl<V: Value> Field for V {
+    fn show(&self) -> Json {
+        Value::show(self)
+    }
+
+    fn mentions(&self, each: &mut Mention<'_>) {
+        Value::mentions(self, each);
+    }
+
+    fn same(&self, other: &dyn Field) -> bool {
+        other.any().downcast_ref::<V>() == Some(self)
+    }
+
+    fn copy(&self) -> Box<dyn Field> {
+        Box::new(self.clone())
+    }
+
+    fn any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// What TOML calls a value.
+#[must_use]
+pub fn kind_of(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) => "a number",
+        DeValue::Float(_) => "a number with a fraction",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+/// A value that is written as a string.
+pub trait Textual: Sized + Clone + PartialEq + fmt::Debug + 'static {
+    /// What it is, with an example.
+    const WHAT: &'static str;
+    /// Its form as a regular expression (ECMA-262).
+    const PATTERN: Option<&'static str> = None;
+    /// Whether a whole number may stand for it.
+    const NUMBERS: bool = false;
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// Why not, in words that go on after the text: `is no size; ...`.
+    fn parse(text: &str) -> Result<Self, String>;
+
+    /// As it is written.
+    fn text(&self) -> String;
+}
+
+impl<T: Textual> Value for T {
+    fn shape() -> Shape {
+        Shape::Text { what: T::WHAT, pattern: T::PATTERN, numbers: T::NUMBERS }
+    }
+
+    fn read(item: &Item<'_>, report: &mut Report) -> Option<Self> {
+        let text = match item.get_ref() {
+            DeValue::String(text) => &**text,
+            DeValue::Integer(number) if T::NUMBERS && number.radix() == 10 => number.as_str(),
+            other => {
+                report.add(Mark::new(item.span()), format!("is {}; it takes {}", kind_of(other), T::WHAT));
+                return None;
+            }
+        };
+        match T::parse(text) {
+            Ok(value) => Some(value),
+            Err(why) => {
+                report.add(Mark::new(item.span()), format!("'{}' {why}", shortened(text)));
+                None
+            }
+        }
+    }
+
+    fn show(&self) -> Json {
+        json!(self.text())
+    }
+}
+
+/// The beginning of a text that somebody wrote: a message stays readable.
+fn shortened(text: &str) -> String {
+    let clean = text.chars().map(|c| if c.is_control() { '?' } else { c });
+    if text.chars().count() > 80 { clean.take(77).collect::<String>() + "..." } else { clean.collect() }
+}
+
+impl Value for bool {
+    fn shape() -> Shape {
+        Shape::Bool
+    }
+
+    fn read(item: &Item<'_>, report: &mut Report) -> Option<Self> {
+        match item.get_ref() {
+            DeValue::Boolean(value) => Some(*value),
+            other => {
+                report.add(Mark::new(item.span()), format!("is {}; it takes true or false", kind_of(other)));
+                None
+            }
+        }
+    }
+
+    fn show(&self) -> Json {
+        json!(self)
+    }
+}
+
+impl<V: Value> Value for Option<V> {
+    const NAMING: Naming = if matches!(V::NAMING, Naming::None) { Naming::None } else { Naming::Many };
+    const NESTED: bool = V::NESTED;
+
+    fn shape() -> Shape {
+        Shape::Optional(Box::new(V::shape()))
+    }
+
+    fn read(item: &Item<'_>, report: &mut Report) -> Option<Self> {
+        V::read(item, report).map(Some)
+    }
+
+    fn show(&self) -> Json {
+        self.as_ref().map_or(Json::Null, Value::show)
+    }
+
+    fn mentions(&self, each: &mut Mention<'_>) {
+        self.iter().for_each(|value| value.mentions(each));
+    }
+}
+
+/// A list in which the order has a meaning.
+impl<V: Value> Value for Vec<V> {
+    fn shape() -> Shape {
+        Shape::List(Box::new(V::shape()))
+    }
+
+    fn read(item: &Item<'_>, report: &mut Report) -> Option<Self> {
+        let DeValue::Array(list) = item.get_ref() else {
+            let what = format!("is {}; it takes a list", kind_of(item.get_ref()));
+            report.add(Mark::new(item.span()), what);
+            return None;
+        };
+        let mut values = Self::new();
+        let mut whole = true;
+        for item in list.iter() {
+            match V::read(item, report) {
+                Some(value) if values.contains(&value) => {
+                    report.add(Mark::new(item.span()), "is in the list twice");
+                    whole = false;
+                }
+                Some(value) => values.push(value),
+                None => whole = false,
+            }
+            if values.len() > LIST_MAX {
+                report.add(Mark::new(item.span()), format!("a list has at most {LIST_MAX} entries"));
+                return None;
+            }
+        }
+        whole.then_some(values)
+    }
+
+    fn show(&self) -> Json {
+        self.iter().map(Value::show).collect()
+    }
+}
+
+/// Entries of a list whose order has a meaning: patterns of one group. Each login walks through them.
+const LIST_MAX: usize = 256;
+
+/// A whole number from `MIN` to `MAX`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Whole<const MIN: u64, const MAX: u64>(u64);
+
+impl<const MIN: u64, const MAX: u64> Whole<MIN, MAX> {
+    /// The number, brought into the range.
+    #[must_use]
+    pub const fn new(number: u64) -> Self {
+        if number < MIN {
+            return Self(MIN);
+        }
+        Self(if number > MAX { MAX } else { number })
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl<const MIN: u64, const MAX: u64> Value for Whole<MIN, MAX> {
+    fn shape() -> Shape {
+        Shape::Whole { min: MIN, max: MAX }
+    }
+
+    fn read(item: &Item<'_>, report: &mut Report) -> Option<Self> {
+        let at = Mark::new(item.span());
+        match item.get_ref() {
+            DeValue::Integer(number) => {
+                let value = u64::from_str_radix(number.as_str(), number.radix()).ok();
+                let value = value.filter(|value| (MIN..=MAX).contains(value));
+                if value.is_none() {
+                    report.add(at, format!("{} is out of range: {MIN} to {MAX}", shortened(number.as_str())));
+                }
+                value.map(Self)
+            }
+            other => {
+                report.add(at, format!("is {}; it takes a whole number, {MIN} to {MAX}", kind_of(other)));
+                None
+            }
+        }
+    }
+
+    fn show(&self) -> Json {
+        json!(self.0)
+    }
+}
+
+/// Bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Size(pub u64);
+
+const SIZES: &str =
+    "is no size; a size is a number of bytes, or one with K, M, G, T or P (powers of 1024): 512M, 20G, 1T";
+
+impl Textual for Size {
+    const WHAT: &'static str = "a size in bytes, or with K, M, G, T, P (powers of 1024): `\"20G\"`";
+    const PATTERN: Option<&'static str> = Some("^[0-9]+([KkMmGgTtPp](iB)?)?$");
+    const NUMBERS: bool = true;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (number, unit) = text.split_at(digits);
+        let unit = unit.strip_suffix("iB").filter(|letter| !letter.is_empty()).unwrap_or(unit);
+        let shift = match unit {
+            "" => 0,
+            "K" | "k" => 10,
+            "M" | "m" => 20,
+            "G" | "g" => 30,
+            "T" | "t" => 40,
+            "P" | "p" => 50,
+            _ => return Err(SIZES.into()),
+        };
+        let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+        // No file is larger than what a signed offset reaches.
+        bytes.filter(|bytes| i64::try_from(*bytes).is_ok()).map(Self).ok_or_else(|| SIZES.into())
+    }
+
+    fn text(&self) -> String {
+        let units = [(50, "P"), (40, "T"), (30, "G"), (20, "M"), (10, "K")];
+        let unit = units.iter().find(|(shift, _)| self.0 > 0 && self.0.is_multiple_of(1 << shift));
+        unit.map_or_else(|| self.0.to_string(), |(shift, letter)| format!("{}{letter}", self.0 >> shift))
+    }
+}
+
+impl fmt::Display for Size {
+    /// For people: `20 GiB`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.text();
+        match text.strip_suffix(|c: char| c.is_ascii_uppercase()) {
+            Some(number) => write!(f, "{number} {}iB", &text[number.len()..]),
+            None => write!(f, "{text} bytes"),
+        }
+    }
+}
+
+/// A time span.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Period(pub Duration);
+
+const PERIODS: &str = "is no time span; it is a whole number with us, ms, s, m, h or d: 15s, 250ms, 2h";
+const PERIOD_UNITS: [(&str, u64); 6] =
+    [("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000), ("us", 1)];
+/// A time span is at most a year: what waits longer waits for ever.
+const PERIOD_MICROSECONDS_MAX: u64 = 366 * 86_400_000_000;
+
+impl Textual for Period {
+    const WHAT: &'static str = "a time span with us, ms, s, m, h or d: `\"15s\"`";
+    const PATTERN: Option<&'static str> = Some("^[0-9]+(us|ms|s|m|h|d)$");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (number, unit) = text.split_at(digits);
+        let scale = PERIOD_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, scale)| *scale);
+        let span = number.parse::<u64>().ok().zip(scale).and_then(|(number, scale)| number.checked_mul(scale));
+        let span = span.filter(|span| *span <= PERIOD_MICROSECONDS_MAX);
+        span.map(|span| Self(Duration::from_micros(span))).ok_or_else(|| PERIODS.into())
+    }
+
+    fn text(&self) -> String {
+        let span = u64::try_from(self.0.as_micros()).unwrap_or(PERIOD_MICROSECONDS_MAX);
+        let unit = PERIOD_UNITS.iter().find(|(_, scale)| span > 0 && span.is_multiple_of(*scale));
+        unit.map_or_else(|| "0s".into(), |(name, scale)| format!("{}{name}", span / scale))
+    }
+}
+
+/// An absolute path.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct FilePath(PathBuf);
+
+impl FilePath {
+    /// The path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+/// Bytes of a path at most, with its final zero (PATH_MAX of Linux).
+const PATH_BYTES_MAX: usize = 4096;
+
+impl Textual for FilePath {
+    const WHAT: &'static str = "an absolute path: `\"/srv/disk1.img\"`";
+    const PATTERN: Option<&'static str> = Some("^/");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if !text.starts_with('/') {
+            return Err("is no absolute path: it begins with '/', for a service has no folder of its own".into());
+        }
+        if text.len() >= PATH_BYTES_MAX || text.contains('\0') {
+            return Err(format!("is no path: at most {} bytes, and no zero among them", PATH_BYTES_MAX - 1));
+        }
+        // One spelling for one place: a double slash, a dot or a slash at the end says nothing.
+        Ok(Self(Path::new(text).components().collect()))
+    }
+
+    fn text(&self) -> String {
+        self.0.to_string_lossy().into_owned()
+    }
+}
+
+/// One line of text.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Line<const MAX: usize>(String);
+
+impl<const MAX: usize> Line<MAX> {
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<const MAX: usize> Textual for Line<MAX> {
+    const WHAT: &'static str = "one line of text";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() || text.len() > MAX || text.chars().any(char::is_control) {
+            return Err(format!("is no line of 1 to {MAX} bytes"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+
+    fn text(&self) -> String {
+        self.0.clone()
+    }
+}
+
+/// Reads one of some words.
+pub fn read_choice<T: Copy>(item: &Item<'_>, report: &mut Report, choices: &[(&'static str, T)]) -> Option<T> {
+    let at = Mark::new(item.span());
+    let words = || choices.iter().map(|(word, _)| *word);
+    let list = || words().collect::<Vec<_>>().join(", ");
+    let text = match item.get_ref() {
+        DeValue::String(text) => &**text,
+        DeValue::Integer(number) => number.as_str(),
+        other => {
+            report.add(at, format!("is {}; it takes one of {}", kind_of(other), list()));
+            return None;
+        }
+    };
+    let found = choices.iter().find(|(word, _)| *word == text).map(|(_, choice)| *choice);
+    if found.is_none() {
+        let what = match did_you_mean(text, words()) {
+            guess if guess.is_empty() => format!("'{}' is none of {}", shortened(text), list()),
+            guess => format!("'{}' is none of {}{guess}", shortened(text), list()),
+        };
+        report.add(at, what);
+    }
+    found
+}
+
+/// Declares a value that is one of some words: each word once, with its meaning.
+macro_rules! choices {
+    ($(
+        $(#[doc = $doc:literal])+
+        $name:ident { $($(#[doc = $word_doc:literal])+ $variant:ident = $word:literal,)+ }
+    )+) => {
+        $(
+            $(#[doc = $doc])+
+            #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+            pub enum $name { $($(#[doc = $word_doc])+ $variant,)+ }
+
+            impl $name {
+                const WORDS: &'static [(&'static str, &'static str)] =
+                    &[$(($word, concat!($($word_doc),+).trim_ascii())),+];
+
+                /// The word for it.
+                #[must_use]
+                pub fn word(self) -> &'static str {
+                    match self { $(Self::$variant => $word,)+ }
+                }
+            }
+
+            impl $crate::value::Value for $name {
+                fn shape() -> $crate::value::Shape {
+                    $crate::value::Shape::Choice(Self::WORDS)
+                }
+
+                fn read(item: &$crate::value::Item<'_>, report: &mut $crate::report::Report) -> Option<Self> {
+                    $crate::value::read_choice(item, report, &[$(($word, Self::$variant)),+])
+                }
+
+                fn show(&self) -> serde_json::Value {
+                    serde_json::Value::from(self.word())
+                }
+            }
+        )+
+    };
+}
+pub(crate) use choices;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_are_binary() {
+        let sizes = [("0", 0), ("512", 512), ("4k", 4096), ("1M", 1 << 20), ("20GiB", 20 << 30), ("7P", 7 << 50)];
+        for (text, bytes) in sizes {
+            assert_eq!(Size::parse(text), Ok(Size(bytes)), "{text}");
+        }
+        for text in ["", "G", "-1", "1.5G", "20GB", "1iB", "1 G", "1KK", "8192P", "18446744073709551616", "٣G", "+1"] {
+            assert!(Size::parse(text).is_err(), "{text}");
+        }
+        assert_eq!((Size(20 << 30).to_string(), Size(513).to_string()), ("20 GiB".into(), "513 bytes".into()));
+    }
+
+    #[test]
+    fn periods_have_units() {
+        let spans = [("15s", 15_000_000), ("250ms", 250_000), ("2h", 7_200_000_000), ("0s", 0), ("100us", 100)];
+        for (text, span) in spans {
+            assert_eq!(Period::parse(text), Ok(Period(Duration::from_micros(span))), "{text}");
+            assert_eq!(Period(Duration::from_micros(span)).text(), text);
+        }
+        for text in ["", "15", "s", "1.5s", "15 s", "-1s", "367d", "99999999999999999999d", "1y"] {
+            assert!(Period::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn paths_have_one_spelling() {
+        assert_eq!(FilePath::parse("/a//b/./c/").map(|path| path.text()).as_deref(), Ok("/a/b/c"));
+        for text in ["", "a/b", "./a", "/a\0b", &"/a".repeat(2048)] {
+            assert!(FilePath::parse(text).is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_again(bytes in 0..=i64::MAX as u64, micros in 0..=PERIOD_MICROSECONDS_MAX) {
+            prop_assert_eq!(Size::parse(&Size(bytes).text()), Ok(Size(bytes)));
+            let period = Period(Duration::from_micros(micros));
+            prop_assert_eq!(Period::parse(&period.text()), Ok(period));
+        }
+    }
+}

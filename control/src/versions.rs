@@ -1,0 +1,328 @@
+//! The file of the configuration and every version of it before: written so that a power failure or a kill leaves one
+//! version or the other, whole.
+//!
+//! A version is written to the history first, then put in the place of the one before. So the newest of the history is
+//! what is in force, unless the writer was stopped between the two: then it never was, and the next start forgets it.
+
+use crate::config::{CONFIG_BYTES_MAX, Kind};
+use crate::secret::HIDDEN;
+use crate::section::Key;
+use crate::value::Shape;
+use similar::TextDiff;
+use std::fmt;
+use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use toml::de::{DeTable, DeValue};
+
+/// Versions that are kept: months of work of a busy administrator, and for the largest configurations below 2 GiB.
+pub const VERSIONS_MAX: usize = 100;
+/// Characters of the name of who wrote a version.
+const WHO_MAX: usize = 64;
+/// How long another writer is waited for: several times what a slow disk takes. A process that is being started holds
+/// what its parent held, too, for a moment.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// What the name of a file ends with until it is whole.
+const UNFINISHED: &str = ".new";
+/// What the name of a version ends with.
+const VERSION: &str = ".toml";
+
+/// A version in the history.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Version {
+    /// Its number; later ones have higher ones.
+    pub number: u64,
+    /// When it was written, in seconds since the beginning of 1970.
+    pub time: u64,
+    /// Who wrote it: letters, digits and `._@-`.
+    pub who: String,
+}
+
+impl Version {
+    fn file_name(&self) -> String {
+        format!("{:08}-{}-{}{VERSION}", self.number, self.time, self.who)
+    }
+
+    fn of_file(name: &str) -> Option<Self> {
+        let mut parts = name.strip_suffix(VERSION)?.splitn(3, '-');
+        let number = parts.next()?.parse().ok()?;
+        let time = parts.next()?.parse().ok()?;
+        Some(Self { number, time, who: parts.next()?.to_owned() })
+    }
+}
+
+/// Why the file was not read or written.
+#[derive(Debug)]
+pub enum Trouble {
+    /// The disk, or permissions.
+    Disk(PathBuf, io::Error),
+    /// Somebody else has changed the file since it was read.
+    Changed(PathBuf),
+    /// Another process writes it.
+    Busy(PathBuf),
+    /// There is no such version.
+    NoVersion(u64),
+    /// The file is no text, or too large.
+    NoText(PathBuf),
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Disk(path, why) => write!(f, "{}: {why}", path.display()),
+            Self::Changed(path) => {
+                write!(f, "{} was changed by somebody else: load it first, then change it again", path.display())
+            }
+            Self::Busy(path) => write!(f, "another process writes {}", path.display()),
+            Self::NoVersion(number) => write!(f, "there is no version {number}: old ones are forgotten"),
+            Self::NoText(path) => {
+                write!(f, "{} is no configuration: it is no UTF-8 text, or too large", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for Trouble {}
+
+/// The file of a configuration, and its history.
+#[derive(Debug)]
+pub struct Versions {
+    file: PathBuf,
+    history: PathBuf,
+    text: String,
+}
+
+impl Versions {
+    /// Reads the file, and takes it into its history if somebody has written it by hand; a file that is missing is an
+    /// empty configuration. `history` is a folder of its own, which is made. The history says when it was by `now`.
+    ///
+    /// # Errors
+    /// When the file or its history cannot be read or written.
+    pub fn open(file: &Path, history: &Path, now: SystemTime) -> Result<Self, Trouble> {
+        // What a link points at is written, not the link.
+        let file = std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+        let text = read(&file)?;
+        let versions = Self { file, history: history.to_owned(), text };
+        create(&versions.history)?;
+        let _lock = versions.lock()?;
+        versions.settle(now)?;
+        Ok(versions)
+    }
+
+    /// The text that is in force.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The versions that are kept, the oldest first; the last of them is in force.
+    ///
+    /// # Errors
+    /// When the history cannot be read.
+    pub fn list(&self) -> Result<Vec<Version>, Trouble> {
+        let names = std::fs::read_dir(&self.history).map_err(|why| disk(&self.history, why))?;
+        let mut all = Vec::new();
+        for entry in names {
+            let name = entry.map_err(|why| disk(&self.history, why))?.file_name();
+            all.extend(name.to_str().and_then(Version::of_file));
+        }
+        all.sort_by_key(|version| version.number);
+        Ok(all)
+    }
+
+    /// The text of a version. It may hold secrets.
+    ///
+    /// # Errors
+    /// When it is not kept any more, or cannot be read.
+    pub fn text_of(&self, number: u64) -> Result<String, Trouble> {
+        let found = self.list()?.into_iter().find(|version| version.number == number);
+        read(&self.history.join(found.ok_or(Trouble::NoVersion(number))?.file_name()))
+    }
+
+    /// Puts a text in the place of the one in force: on the medium when this returns, as `who` at `now`.
+    ///
+    /// # Errors
+    /// When somebody has changed the file meanwhile, or it cannot be written. Then it is as it was.
+    pub fn write(&mut self, text: &str, who: &str, now: SystemTime) -> Result<(), Trouble> {
+        if text.len() > CONFIG_BYTES_MAX {
+            return Err(Trouble::NoText(self.file.clone()));
+        }
+        let _lock = self.lock()?;
+        if read(&self.file)? != self.text {
+            return Err(Trouble::Changed(self.file.clone()));
+        }
+        let version = self.record(text, who, now)?;
+        if let Err(why) = self.replace(text) {
+            // It shall never have been in force, even where only the last sync of the folder failed.
+            let _ = std::fs::remove_file(self.history.join(version.file_name()));
+            if read(&self.file).is_ok_and(|there| there == text) {
+                let _ = self.replace(&self.text);
+            }
+            return Err(why);
+        }
+        text.clone_into(&mut self.text);
+        // What is in force is written: an old version too many is no reason to take it back.
+        let _ = self.forget();
+        Ok(())
+    }
+
+    /// Reads the file again, after somebody has written it by hand.
+    ///
+    /// # Errors
+    /// As [`Versions::open`].
+    pub fn reload(&mut self, now: SystemTime) -> Result<(), Trouble> {
+        *self = Self::open(&self.file, &self.history, now)?;
+        Ok(())
+    }
+
+    /// One writer at a time, whichever process it is in.
+    fn lock(&self) -> Result<File, Trouble> {
+        let folder = File::open(&self.history).map_err(|why| disk(&self.history, why))?;
+        let start = Instant::now();
+        loop {
+            match folder.try_lock() {
+                Ok(()) => return Ok(folder),
+                Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE => std::thread::sleep(PATIENCE / 50),
+                Err(TryLockError::WouldBlock) => return Err(Trouble::Busy(self.file.clone())),
+                Err(TryLockError::Error(why)) => return Err(disk(&self.history, why)),
+            }
+        }
+    }
+
+    /// Makes the newest of the history what is in force.
+    fn settle(&self, now: SystemTime) -> Result<(), Trouble> {
+        let names = std::fs::read_dir(&self.history).map_err(|why| disk(&self.history, why))?;
+        let halves = names.flatten().filter(|entry| entry.file_name().to_string_lossy().ends_with(UNFINISHED));
+        halves.for_each(|entry| drop(std::fs::remove_file(entry.path())));
+        let all = self.list()?;
+        let path = |version: &Version| self.history.join(version.file_name());
+        match &all[..] {
+            [.., newest] if read(&path(newest))? == self.text => Ok(()),
+            // The writer was stopped before it put its version in force.
+            [.., before, newest] if read(&path(before))? == self.text => {
+                std::fs::remove_file(path(newest)).map_err(|why| disk(&self.history, why))
+            }
+            [] if self.text.is_empty() => Ok(()),
+            _ => self.record(&self.text, "editor", now).map(drop),
+        }?;
+        self.forget()
+    }
+
+    fn record(&self, text: &str, who: &str, now: SystemTime) -> Result<Version, Trouble> {
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "._@-".contains(c) { c } else { '_' };
+        let who: String = who.chars().map(plain).take(WHO_MAX).collect();
+        let number = self.list()?.last().map_or(1, |last| last.number + 1);
+        let time = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let version = Version { number, time, who };
+        // The text may hold secrets.
+        put(&self.history.join(version.file_name()), text, 0o600, None)?;
+        Ok(version)
+    }
+
+    /// Old versions go.
+    fn forget(&self) -> Result<(), Trouble> {
+        let all = self.list()?;
+        for version in &all[..all.len().saturating_sub(VERSIONS_MAX)] {
+            let path = self.history.join(version.file_name());
+            std::fs::remove_file(&path).map_err(|why| disk(&path, why))?;
+        }
+        Ok(())
+    }
+
+    fn replace(&self, text: &str) -> Result<(), Trouble> {
+        match std::fs::metadata(&self.file) {
+            Ok(old) => put(&self.file, text, old.mode() & 0o7777, Some((old.uid(), old.gid()))),
+            Err(_) => put(&self.file, text, 0o600, None),
+        }
+    }
+}
+
+fn disk(path: &Path, why: io::Error) -> Trouble {
+    Trouble::Disk(path.to_owned(), why)
+}
+
+/// The text of a file; empty if there is none.
+pub(crate) fn read(path: &Path) -> Result<String, Trouble> {
+    let file = match File::open(path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
+        file => file.map_err(|why| disk(path, why))?,
+    };
+    let mut bytes = Vec::new();
+    file.take(CONFIG_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|why| disk(path, why))?;
+    let text = String::from_utf8(bytes).ok().filter(|text| text.len() <= CONFIG_BYTES_MAX);
+    text.ok_or_else(|| Trouble::NoText(path.to_owned()))
+}
+
+/// Puts a file in the place of the one before; on the medium when it returns.
+pub(crate) fn put(path: &Path, text: &str, mode: u32, owner: Option<(u32, u32)>) -> Result<(), Trouble> {
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(UNFINISHED);
+    let unfinished = PathBuf::from(unfinished);
+    let write = || {
+        // Closed to others until its permissions are those of the file before.
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        file.write_all(text.as_bytes())?;
+        if let Some((user, group)) = owner {
+            let now = file.metadata()?;
+            if (now.uid(), now.gid()) != (user, group) {
+                std::os::unix::fs::fchown(&file, Some(user), Some(group))?;
+            }
+        }
+        file.set_permissions(Permissions::from_mode(mode))?;
+        file.sync_all()?;
+        std::fs::rename(&unfinished, path)?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+        File::open(folder)?.sync_all()
+    };
+    write().map_err(|why| disk(path, why))
+}
+
+/// Makes a folder for its owner only, and those above it.
+fn create(folder: &Path) -> Result<(), Trouble> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|why| disk(folder, why))
+}
+
+/// How two texts differ, line by line, for people: with the secrets in them hidden.
+#[must_use]
+pub fn difference(old: &str, new: &str) -> String {
+    let (old, new) = (without_secrets(old), without_secrets(new));
+    TextDiff::from_lines(&old, &new).unified_diff().context_radius(2).to_string()
+}
+
+/// The text of a configuration with something else in the place of secrets. What cannot be read is not shown at all:
+/// nobody could know what in it is secret.
+#[must_use]
+pub fn without_secrets(text: &str) -> String {
+    let (root, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        return "# not shown: it cannot be read\n".into();
+    }
+    let mut spans = Vec::new();
+    for kind in Kind::ALL {
+        let secret = |key: &Key| (key.shape)() == Shape::Secret;
+        let Some(DeValue::Table(all)) = root.get_ref().get(kind.section()).map(|item| item.get_ref()) else { continue };
+        if !kind.keys().iter().any(secret) {
+            continue;
+        }
+        for (key, value) in all.values().filter_map(|item| item.get_ref().as_table()).flat_map(|table| table.iter()) {
+            // A slip of the pen does not make a secret less secret: only what is known to be none is shown.
+            let shown = kind.keys().iter().any(|known| known.is(key.get_ref()) && !secret(known));
+            if !shown && !value.get_ref().is_table() {
+                spans.push(value.span());
+            }
+        }
+    }
+    spans.sort_by_key(|span| span.start);
+    let mut shown = text.to_owned();
+    for span in spans.into_iter().rev() {
+        shown.replace_range(span, &format!("\"{HIDDEN}\""));
+    }
+    shown
+}
+
+#[cfg(test)]
+#[path = "versions_tests.rs"]
+mod tests;

@@ -1,0 +1,221 @@
+use super::*;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A folder that goes with the test.
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("lunar-control-{}-{count}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder");
+        Self(path)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.join("lunar.toml")
+    }
+
+    fn open(&self) -> Versions {
+        self.try_open().expect("it can be read")
+    }
+
+    fn try_open(&self) -> Result<Versions, Trouble> {
+        Versions::open(&self.file(), &self.0.join("history"), at(1))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn at(seconds: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+fn list(versions: &Versions) -> Vec<(u64, u64, String)> {
+    versions.list().expect("a list").into_iter().map(|Version { number, time, who }| (number, time, who)).collect()
+}
+
+#[test]
+fn every_version_is_kept_with_time_and_who() {
+    let place = Place::new();
+    let mut versions = place.open();
+    assert_eq!((versions.text(), list(&versions).len()), ("", 0));
+    versions.write("# 1\n", "ann@host", at(10)).expect("it is written");
+    versions.write("# 2\n", "bob, the builder/..", at(20)).expect("it is written");
+    let kept = [(1, 10, "ann@host".into()), (2, 20, "bob__the_builder_..".into())];
+    assert_eq!(list(&versions), kept);
+    assert_eq!(std::fs::read_to_string(place.file()).expect("a file"), "# 2\n");
+    assert_eq!(versions.text_of(1).expect("it is kept"), "# 1\n");
+    assert!(matches!(versions.text_of(3), Err(Trouble::NoVersion(3))));
+    // Back to the first.
+    let first = versions.text_of(1).expect("it is kept");
+    versions.write(&first, "ann@host", at(30)).expect("it is written");
+    assert_eq!((place.open().text(), list(&place.open()).len()), ("# 1\n", 3));
+}
+
+#[test]
+fn what_an_editor_wrote_is_a_version_too() {
+    let place = Place::new();
+    let mut versions = place.open();
+    versions.write("# 1\n", "ann", at(10)).expect("it is written");
+    std::fs::write(place.file(), "# by hand\n").expect("a file");
+    assert!(matches!(versions.write("# 2\n", "ann", at(20)), Err(Trouble::Changed(_))));
+    assert_eq!(std::fs::read_to_string(place.file()).expect("a file"), "# by hand\n");
+    versions.reload(at(30)).expect("it can be read");
+    assert_eq!(versions.text(), "# by hand\n");
+    assert_eq!(list(&versions).last(), Some(&(2, 30, "editor".into())));
+    versions.write("# 2\n", "ann", at(40)).expect("it is written");
+    assert_eq!(list(&versions).len(), 3);
+}
+
+#[test]
+fn old_versions_are_forgotten() {
+    let place = Place::new();
+    let mut versions = place.open();
+    for n in 0..VERSIONS_MAX + 5 {
+        versions.write(&format!("# {n}\n"), "ann", at(n as u64)).expect("it is written");
+    }
+    let kept = list(&versions);
+    assert_eq!((kept.len(), kept[0].0, kept[kept.len() - 1].0), (VERSIONS_MAX, 6, VERSIONS_MAX as u64 + 5));
+}
+
+#[test]
+fn permissions_and_links_stay() {
+    let place = Place::new();
+    let real = place.0.join("real.toml");
+    std::fs::write(&real, "# 0\n").expect("a file");
+    std::fs::set_permissions(&real, Permissions::from_mode(0o640)).expect("permissions");
+    std::os::unix::fs::symlink(&real, place.file()).expect("a link");
+    let mut versions = place.open();
+    versions.write("# 1\n", "ann", at(1)).expect("it is written");
+    let mode = |path: &Path| std::fs::symlink_metadata(path).expect("it is there").mode() & 0o170_777;
+    assert_eq!(mode(&real), 0o100_640);
+    assert_eq!(mode(&place.file()) & 0o170_000, 0o120_000);
+    assert_eq!(mode(&place.0.join("history")), 0o040_700);
+    for version in versions.list().expect("a list") {
+        assert_eq!(mode(&place.0.join("history").join(version.file_name())), 0o100_600);
+    }
+    // A file that was not there is for its owner only.
+    let place = Place::new();
+    place.open().write("# 1\n", "ann", at(1)).expect("it is written");
+    assert_eq!(mode(&place.file()), 0o100_600);
+}
+
+#[test]
+fn one_writes_at_a_time() {
+    let place = Place::new();
+    let mut versions = place.open();
+    let lock = versions.lock().expect("nobody else writes");
+    assert!(matches!(versions.write("# 1\n", "ann", at(1)), Err(Trouble::Busy(_))));
+    assert!(matches!(place.try_open(), Err(Trouble::Busy(_))));
+    drop(lock);
+    versions.write("# 1\n", "ann", at(1)).expect("nobody else writes");
+}
+
+#[test]
+fn what_is_no_text_is_refused() {
+    let place = Place::new();
+    std::fs::write(place.file(), [0xff, 0xfe]).expect("a file");
+    assert!(matches!(place.try_open(), Err(Trouble::NoText(_))));
+    let place = Place::new();
+    let large = "#".repeat(CONFIG_BYTES_MAX + 1);
+    assert!(matches!(place.open().write(&large, "ann", at(1)), Err(Trouble::NoText(_))));
+}
+
+/// Longer than what is written at once, and whole only if its end fits its beginning.
+fn page(number: u64) -> String {
+    format!("# {number}\n{}# {number}\n", "# so that a write takes a while\n".repeat(600))
+}
+
+fn number_of(text: &str) -> u64 {
+    let first = text.lines().next().and_then(|line| line.strip_prefix("# ")?.parse().ok());
+    let number = first.unwrap_or_else(|| panic!("no version: {:?}", &text[..text.len().min(80)]));
+    assert_eq!(text, page(number), "half a version");
+    number
+}
+
+/// Times that a writer is killed.
+const KILLS: u32 = 200;
+/// Tells a writer where to write; the test runs itself as one.
+const WRITER: &str = "LUNAR_TEST_WRITER";
+
+fn writer(place: &Place) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("a program"));
+    command.args([
+        "--exact",
+        "versions::tests::a_kill_leaves_one_version_or_the_other",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
+    command.env(WRITER, &place.0).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a process")
+}
+
+/// Writes one version after the other, and says which one is written, until it is killed.
+fn write_for_ever(place: &Path) {
+    let mut versions = Versions::open(&place.join("lunar.toml"), &place.join("history"), at(1)).expect("a file");
+    for number in number_of(versions.text()) + 1.. {
+        versions.write(&page(number), "writer", at(number)).expect("it is written");
+        println!("\nwritten {number}");
+    }
+}
+
+#[test]
+fn a_kill_leaves_one_version_or_the_other() {
+    if let Some(place) = std::env::var_os(WRITER) {
+        write_for_ever(Path::new(&place));
+        return;
+    }
+    let place = Place::new();
+    place.open().write(&page(0), "ann", at(1)).expect("it is written");
+    let mut dice = 0x9e37_79b9_u32;
+    for _ in 0..KILLS {
+        let mut child = writer(&place);
+        let mut out = io::BufReader::new(child.stdout.take().expect("its output"));
+        // It is at work once it has said so.
+        let mut line = String::new();
+        while !line.starts_with("written") {
+            line.clear();
+            assert_ne!(io::BufRead::read_line(&mut out, &mut line).expect("a line"), 0, "the writer has ended");
+        }
+        dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        std::thread::sleep(Duration::from_micros(u64::from(dice >> 20)));
+        child.kill().expect("it runs");
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).expect("what it said");
+        child.wait().expect("it has ended");
+        let said = (line + &rest).lines().filter_map(|line| line.strip_prefix("written ")?.parse().ok()).max();
+        let said: u64 = said.expect("it has said so");
+        let versions = place.open();
+        let there = number_of(versions.text());
+        assert!(there == said || there == said + 1, "{said} was written, {there} is there");
+        // The last of the history is what is in force, and every one is whole.
+        let list = versions.list().expect("a list");
+        let newest = list.last().expect("it is not empty").number;
+        assert_eq!(number_of(&versions.text_of(newest).expect("it is kept")), there);
+        assert!(list.len() <= VERSIONS_MAX);
+    }
+    let versions = place.open();
+    for version in versions.list().expect("a list") {
+        number_of(&versions.text_of(version.number).expect("it is kept"));
+    }
+}
+
+#[test]
+fn differences_hide_secrets() {
+    let text = "[user.u]\nsecret = 'correct horse' # mine\n[user.v]\nsecret = { file = '/x' }\n[api-token.t]\n\
+                secret = 'battery staple'\nrole = 'read'\n";
+    let shown = without_secrets(text);
+    let wanted = text.replace("'correct horse'", "\"(hidden)\"").replace("'battery staple'", "\"(hidden)\"");
+    assert_eq!(shown, wanted);
+    assert_eq!(without_secrets("user = { u = { sceret = 'horse' } }"), "user = { u = { sceret = \"(hidden)\" } }");
+    assert!(!without_secrets("[user.u]\nsecret = 'horse").contains("horse"));
+    let more = format!("{text}[limits]\nsessions = 7\n");
+    assert!(difference(text, &more).contains("\n+[limits]\n+sessions = 7\n"), "{}", difference(text, &more));
+    assert_eq!(difference(text, text), "");
+}

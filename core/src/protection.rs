@@ -1,0 +1,337 @@
+//! Protection information (SBC-5 4.21): eight bytes for each block, kept beside the blocks in a store of their own.
+//!
+//! They are kept with all bits inverted: what was never written there, or was given back, reads as zeroes, and stands
+//! for the ones that the standard wants of blocks without protection information: such blocks are not checked.
+
+use crate::io::Store;
+use crate::wire::be;
+use crc::{CRC_16_T10_DIF, Crc, Table};
+use std::cell::Cell;
+use std::fmt;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of one block's protection information.
+pub const INFO_BYTES: usize = 8;
+
+/// SBC-5 4.21.4: the guard's polynomial, by sixteen bytes at a time.
+const GUARD: Crc<u16, Table<16>> = Crc::<u16, Table<16>>::new(&CRC_16_T10_DIF);
+
+/// How blocks are protected (SBC-5 4.21.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Kind {
+    /// Type 0: not at all.
+    #[default]
+    None,
+    /// Type 1: the reference tag is the block's address.
+    One,
+    /// Type 2: the reference tag counts from what a command says.
+    Two,
+    /// Type 3: the reference tag belongs to the initiators.
+    Three,
+}
+
+impl Kind {
+    /// All, by their numbers.
+    pub const ALL: [Self; 4] = [Self::None, Self::One, Self::Two, Self::Three];
+
+    /// The one of this number.
+    #[must_use]
+    pub fn of(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+}
+
+/// The protection information of one block (SBC-5 4.21.3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Info {
+    /// LOGICAL BLOCK GUARD.
+    pub guard: be::U16,
+    /// LOGICAL BLOCK APPLICATION TAG.
+    pub application: be::U16,
+    /// LOGICAL BLOCK REFERENCE TAG.
+    pub reference: be::U32,
+}
+
+const _: () = assert!(size_of::<Info>() == INFO_BYTES);
+
+/// An application tag that says: do not check.
+const UNCHECKED: u16 = u16::MAX;
+
+impl Info {
+    /// Of a block that has none: all ones.
+    pub const BLANK: Self =
+        Self { guard: be::U16::MAX_VALUE, application: be::U16::MAX_VALUE, reference: be::U32::MAX_VALUE };
+
+    /// As it is kept, and back.
+    #[must_use]
+    pub fn inverted(self) -> Self {
+        Self {
+            guard: (!self.guard.get()).into(),
+            application: (!self.application.get()).into(),
+            reference: (!self.reference.get()).into(),
+        }
+    }
+
+    /// Whether it says that what is on the medium is not checked (SBC-5 4.21.3).
+    fn says_unchecked(self, kind: Kind) -> bool {
+        let is_open = self.application.get() == UNCHECKED;
+        is_open && (kind != Kind::Three || self.reference.get() == u32::MAX)
+    }
+}
+
+/// The guard of a block: the CRC of its bytes.
+#[must_use]
+pub fn guard(block: &[u8]) -> u16 {
+    GUARD.checksum(block)
+}
+
+/// Which fields are checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Checks {
+    /// LOGICAL BLOCK GUARD.
+    pub guard: bool,
+    /// LOGICAL BLOCK APPLICATION TAG, by those bits of it that [`Terms::mask`] has.
+    pub application: bool,
+    /// LOGICAL BLOCK REFERENCE TAG, as far as it is known.
+    pub reference: bool,
+}
+
+impl Checks {
+    /// None.
+    pub const NONE: Self = Self { guard: false, application: false, reference: false };
+    /// All.
+    pub const ALL: Self = Self { guard: true, application: true, reference: true };
+}
+
+/// A field that was not as it should be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Field {
+    /// LOGICAL BLOCK GUARD.
+    Guard,
+    /// LOGICAL BLOCK APPLICATION TAG.
+    Application,
+    /// LOGICAL BLOCK REFERENCE TAG.
+    Reference,
+}
+
+/// What a command says of protection information.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Terms {
+    /// Whether it travels with the data, behind each block.
+    pub carried: bool,
+    /// What is checked of that which the initiator sends.
+    pub sent: Checks,
+    /// What is checked of that which is on the medium.
+    pub kept: Checks,
+    /// What is compared of both, where they are compared.
+    pub compared: Checks,
+    /// The reference tag of the first block, for [`Kind::Two`]; `None`: it is not known.
+    pub first: Option<u32>,
+    /// The application tag.
+    pub application: u16,
+    /// Those bits of it that count.
+    pub mask: u16,
+}
+
+impl Terms {
+    /// Of a command that says nothing: no information travels, all that is known is checked.
+    pub const PLAIN: Self = Self {
+        carried: false,
+        sent: Checks::NONE,
+        kept: Checks::ALL,
+        compared: Checks::NONE,
+        first: None,
+        application: 0,
+        mask: 0,
+    };
+}
+
+/// One block in its place.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Its address.
+    pub lba: u64,
+    /// Blocks of the command before it.
+    pub index: u64,
+}
+
+/// Where a unit's protection information is, and how it is used; one core's view.
+pub struct Protection {
+    /// [`INFO_BYTES`] for each block, inverted.
+    pub store: Box<dyn Store>,
+    kind: Cell<Kind>,
+    is_owned: Cell<bool>,
+}
+
+impl Protection {
+    /// Protection information in this store.
+    #[must_use]
+    pub fn new(store: Box<dyn Store>, kind: Kind) -> Self {
+        Self { store, kind: Cell::new(kind), is_owned: Cell::new(false) }
+    }
+
+    /// How blocks are protected.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind.get()
+    }
+
+    /// Changes how blocks are protected. Nothing may be under way, and all that is kept is blank.
+    pub fn set_kind(&self, kind: Kind) {
+        self.kind.set(kind);
+    }
+
+    /// Sets whether application tags belong to the initiators (ATO).
+    pub fn set_owned(&self, is_owned: bool) {
+        self.is_owned.set(is_owned);
+    }
+
+    /// The information of a block that came without (SBC-5 5.40): where initiators own the application tags it says
+    /// that it is not theirs.
+    #[must_use]
+    pub fn made(&self, block: &[u8], place: Place, terms: &Terms) -> Info {
+        let reference = match (self.kind(), terms.first) {
+            (Kind::One, _) => place.lba as u32,
+            (Kind::Two, Some(first)) => first.wrapping_add(place.index as u32),
+            _ => u32::MAX,
+        };
+        let application = if self.is_owned.get() { UNCHECKED } else { 0 };
+        Info { guard: guard(block).into(), application: application.into(), reference: reference.into() }
+    }
+
+    /// The first field of what came with a block that is not as it should be.
+    #[must_use]
+    pub fn check_sent(&self, block: &[u8], info: Info, place: Place, terms: &Terms) -> Option<Field> {
+        self.check(block, info, place, terms, terms.sent)
+    }
+
+    /// The same of what is on the medium, unless that says that it is not checked.
+    #[must_use]
+    pub fn check_kept(&self, block: &[u8], info: Info, place: Place, terms: &Terms) -> Option<Field> {
+        if terms.kept == Checks::NONE || info.says_unchecked(self.kind()) {
+            return None;
+        }
+        self.check(block, info, place, terms, terms.kept)
+    }
+
+    fn check(&self, block: &[u8], info: Info, place: Place, terms: &Terms, checks: Checks) -> Option<Field> {
+        if checks.guard && info.guard.get() != guard(block) {
+            return Some(Field::Guard);
+        }
+        let tag = info.application.get() ^ terms.application;
+        if checks.application && self.is_owned.get() && tag & terms.mask != 0 {
+            return Some(Field::Application);
+        }
+        let expected = match self.kind() {
+            Kind::One => Some(place.lba as u32),
+            Kind::Two => terms.first.map(|first| first.wrapping_add(place.index as u32)),
+            Kind::None | Kind::Three => None,
+        };
+        let differs = expected.is_some_and(|tag| tag != info.reference.get());
+        (checks.reference && differs).then_some(Field::Reference)
+    }
+
+    /// The first field of two that differs, of those that are compared.
+    #[must_use]
+    pub fn compare(&self, sent: Info, kept: Info, terms: &Terms) -> Option<Field> {
+        let Checks { guard, application, reference } = terms.compared;
+        if guard && sent.guard != kept.guard {
+            return Some(Field::Guard);
+        }
+        if application && self.is_owned.get() && sent.application != kept.application {
+            return Some(Field::Application);
+        }
+        // Who may change a tag of type 3 is who owns the application tags.
+        let counts = self.kind() != Kind::Three || self.is_owned.get();
+        (reference && counts && sent.reference != kept.reference).then_some(Field::Reference)
+    }
+}
+
+impl fmt::Debug for Protection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Protection({:?})", self.kind())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::{Done, Io, Traits};
+
+    struct Nowhere;
+
+    impl Store for Nowhere {
+        fn traits(&self) -> &Traits {
+            unreachable!("nobody asks")
+        }
+        fn submit(&self, _io: Io, _done: Done) {}
+    }
+
+    fn info(guard: u16, application: u16, reference: u32) -> Info {
+        Info { guard: guard.into(), application: application.into(), reference: reference.into() }
+    }
+
+    const PLACE: Place = Place { lba: 0x1_0000_0007, index: 2 };
+
+    /// SBC-5 4.21.4, table of test cases.
+    #[test]
+    fn guards_are_those_of_the_standard() {
+        let rising: Vec<u8> = (0..32).collect();
+        let falling: Vec<u8> = (0..32).map(|at| 0xff - at).collect();
+        let cases: [(&[u8], u16); 4] = [(&[0; 32], 0), (&[0xff; 32], 0xa293), (&rising, 0x0224), (&falling, 0xa0b7)];
+        for (bytes, expected) in cases {
+            assert_eq!(guard(bytes), expected, "{bytes:02x?}");
+        }
+        assert_eq!(guard(b"123456789"), 0xd0db);
+    }
+
+    #[test]
+    fn what_was_never_written_is_blank() {
+        assert_eq!(info(0, 0, 0).inverted(), Info::BLANK);
+        assert_eq!(info(1, 2, 3).inverted().inverted(), info(1, 2, 3));
+    }
+
+    #[test]
+    fn a_block_without_gets_what_the_type_wants() {
+        let block = [7; 512];
+        let crc = guard(&block);
+        let two = Terms { first: Some(u32::MAX), ..Terms::PLAIN };
+        let cases = [(Kind::One, Terms::PLAIN, 7), (Kind::Two, Terms::PLAIN, u32::MAX), (Kind::Two, two, 1)];
+        for (kind, terms, reference) in cases.into_iter().chain([(Kind::Three, Terms::PLAIN, u32::MAX)]) {
+            let protection = Protection::new(Box::new(Nowhere), kind);
+            assert_eq!(protection.made(&block, PLACE, &terms), info(crc, 0, reference), "{kind:?}");
+            let made = protection.made(&block, PLACE, &terms);
+            assert_eq!(protection.check_kept(&block, made, PLACE, &terms), None, "{kind:?}");
+            protection.set_owned(true);
+            assert_eq!(protection.made(&block, PLACE, &terms), info(crc, 0xffff, reference), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn each_field_is_checked_where_it_is_known() {
+        let block = [7; 512];
+        let crc = guard(&block);
+        let asked = Terms { sent: Checks::ALL, first: Some(5), application: 0x1200, mask: 0xff00, ..Terms::PLAIN };
+        for (kind, reference) in [(Kind::One, 7), (Kind::Two, 7), (Kind::Three, 99)] {
+            let protection = Protection::new(Box::new(Nowhere), kind);
+            protection.set_owned(true);
+            let check = |info| protection.check_kept(&block, info, PLACE, &asked);
+            assert_eq!(check(info(crc, 0x1234, reference)), None, "{kind:?}");
+            assert_eq!(check(info(crc ^ 1, 0x1334, reference + 1)), Some(Field::Guard), "{kind:?}");
+            assert_eq!(check(info(crc, 0x1334, reference + 1)), Some(Field::Application), "{kind:?}");
+            let wrong = if kind == Kind::Three { None } else { Some(Field::Reference) };
+            assert_eq!(check(info(crc, 0x1234, reference + 1)), wrong, "{kind:?}");
+            // The way out: of what is on the medium, not of what is sent.
+            let open = info(crc ^ 1, 0xffff, if kind == Kind::Three { u32::MAX } else { 0 });
+            assert_eq!(check(open), None, "{kind:?}");
+            assert_eq!(protection.check_sent(&block, open, PLACE, &asked), Some(Field::Guard), "{kind:?}");
+            protection.set_owned(false);
+            assert_eq!(check(info(crc, 0x1334, reference)), None, "{kind:?}: nobody owns it");
+        }
+        let three = Protection::new(Box::new(Nowhere), Kind::Three);
+        assert_eq!(three.check_kept(&block, info(1, 0xffff, 0), PLACE, &asked), Some(Field::Guard));
+        let unknown = Protection::new(Box::new(Nowhere), Kind::Two);
+        assert_eq!(unknown.check_kept(&block, info(crc, 0, 1), PLACE, &Terms::PLAIN), None);
+    }
+}

@@ -1,0 +1,584 @@
+//! Steps on units whose blocks are protected: what is kept beside the blocks is read and written with them, and
+//! checked.
+//!
+//! A block and its protection information are two requests to two stores. Who writes holds the range on every core, so
+//! nobody reads one of a block's two halves before and the other after a write.
+
+use super::{
+    Failure, PIECE_BYTES, Protected, Step, Tools, ask, fault, first_difference, first_difference_of, load_into,
+    memory_beside, or_into, span, store,
+};
+use crate::io::{Data, Fault, Io, Op, Store, submit};
+use crate::mem::{Sg, SgMut};
+use crate::port::Transfer;
+use crate::protection::{Checks, Field, INFO_BYTES, Info, Kind, Place, Protection, Terms, guard};
+use crate::step::Tail;
+use crate::unit::Unit;
+use std::borrow::Cow;
+use std::rc::Rc;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Bytes of blocks moved at once: with what is kept beside them, and two copies of it, far below a block of the arena.
+const GUARDED_BYTES: usize = 64 << 10;
+
+/// Carries a step out on a unit whose blocks are protected.
+pub(super) async fn carry_out<T: Transfer>(
+    unit: &Unit,
+    protection: &Protection,
+    step: Step,
+    transfer: &T,
+    tools: &mut Tools,
+    tail: &mut Tail,
+) -> Result<(), Failure> {
+    let (step, terms) = match step {
+        Step::Protected(protected) => {
+            let Protected { step, terms } = *protected;
+            (step, terms)
+        }
+        step => (step, Terms::PLAIN),
+    };
+    let guarded = Guarded { unit, protection, terms, transfer };
+    match step {
+        Step::Read { offset, len } => guarded.read(offset, len, tools, tail).await,
+        Step::Write { offset, len, durable } => guarded.write(offset, len, GUARDED_BYTES, durable, tools).await,
+        Step::WriteAtomic { offset, len, durable } => guarded.write(offset, len, PIECE_BYTES, durable, tools).await,
+        Step::WriteVerify { offset, len, compare } => guarded.write_verify(offset, len, compare, tools).await,
+        Step::Verify { offset, len } => guarded.verify(offset, len, tools).await,
+        Step::Compare { offset, len, block: None } => guarded.compare(offset, len, tools).await,
+        Step::Compare { offset, len, .. } => guarded.compare_each(offset, len, tools).await,
+        Step::CompareWrite { offset, len, durable } => guarded.compare_write(offset, len, durable, tools).await,
+        Step::OrWrite { offset, len, durable } => guarded.or_write(offset, len, durable, tools).await,
+        Step::Fill { offset, len, pattern, unmap } => guarded.fill(offset, len, &pattern, unmap, tools).await,
+        Step::Unmap(ranges) => guarded.unmap(&ranges, tools).await,
+        Step::Flush => guarded.flush(tools).await,
+        Step::Copy { from, at, offset, len } => guarded.copy(&from, at, offset, len, tools).await,
+        // Nobody makes one of another.
+        Step::Protected(_) => Err(fault(0)(Fault::Unsupported)),
+    }
+}
+
+/// What is kept beside `offset..offset + len` is blank after: those blocks are not checked.
+pub(super) async fn blank(
+    unit: &Unit,
+    protection: &Protection,
+    offset: u64,
+    len: u64,
+    tools: &mut Tools,
+) -> Result<(), Fault> {
+    let block = u64::from(unit.geometry.block_size);
+    let (mut at, end) = (offset / block * INFO_BYTES as u64, (offset + len) / block * INFO_BYTES as u64);
+    let beside = &*protection.store;
+    match ask_store(beside, Op::Zero { len: end - at, unmap: true }, at, tools).await {
+        Err(Fault::Unsupported) => {}
+        other => return other,
+    }
+    let zeroes = tools.arena.zeroes().ok_or(Fault::NoMemory)?;
+    while at < end {
+        let count = zeroes.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
+        put(beside, at, zeroes.part(0..count).into(), false, tools).await?;
+        at += count as u64;
+    }
+    Ok(())
+}
+
+async fn ask_store(store: &dyn Store, op: Op, offset: u64, tools: &mut Tools) -> Result<(), Fault> {
+    submit(store, Io { op, offset, data: Data::None }, &mut tools.completion).await.result.map(|_| ())
+}
+
+async fn put(store: &dyn Store, offset: u64, data: Sg, durable: bool, tools: &mut Tools) -> Result<(), Fault> {
+    let io = Io { op: Op::Write { durable }, offset, data: Data::Out(data) };
+    submit(store, io, &mut tools.completion).await.result.map(|_| ())
+}
+
+/// All bytes in one piece.
+fn whole(data: &Sg) -> Cow<'_, [u8]> {
+    match data.pieces() {
+        [] => Cow::Borrowed(&[]),
+        [one] => Cow::Borrowed(one),
+        _ => Cow::Owned(data.to_vec()),
+    }
+}
+
+/// Memory for blocks and for what is kept beside them: taken at once, for who waited for the second with the first in
+/// hand might wait for others who do the same.
+struct Room {
+    data: SgMut,
+    beside: SgMut,
+}
+
+/// Blocks with their protection information.
+struct Blocks {
+    data: Sg,
+    infos: Vec<Info>,
+}
+
+struct Guarded<'a, T> {
+    unit: &'a Unit,
+    protection: &'a Protection,
+    terms: Terms,
+    transfer: &'a T,
+}
+
+impl<T: Transfer> Guarded<'_, T> {
+    fn block(&self) -> usize {
+        self.unit.geometry.block_size as usize
+    }
+
+    /// Bytes that these bytes of blocks are on the wire.
+    fn wire(&self, bytes: u64) -> u64 {
+        if self.terms.carried { bytes + self.beside(bytes) } else { bytes }
+    }
+
+    /// Bytes that are kept beside these bytes of blocks.
+    fn beside(&self, bytes: u64) -> u64 {
+        bytes / self.block() as u64 * INFO_BYTES as u64
+    }
+
+    /// The block that is `index` blocks behind byte `at` of a step that begins at `offset`.
+    fn place(&self, offset: u64, at: u64, index: usize) -> Place {
+        let block = self.block() as u64;
+        Place { lba: (offset + at) / block + index as u64, index: at / block + index as u64 }
+    }
+
+    /// Bytes of the piece that starts `at` bytes into `len`.
+    fn piece(&self, len: u64, at: u64) -> usize {
+        (len - at).min(GUARDED_BYTES as u64) as usize
+    }
+
+    fn failure(&self, field: Field, at: u64, index: usize, compared: bool) -> Failure {
+        Failure::Protection { field, at: at + (index * self.block()) as u64, compared }
+    }
+
+    async fn room(&self, count: usize, tools: &Tools) -> Room {
+        let mut beside = tools.arena.wait_sg(count + self.beside(count as u64) as usize).await;
+        Room { data: beside.split_to(count), beside }
+    }
+
+    /// As [`Guarded::room`], for who has memory already.
+    fn room_beside(&self, count: usize, tools: &Tools) -> Result<Room, Fault> {
+        let mut beside = memory_beside(tools, count + self.beside(count as u64) as usize)?;
+        Ok(Room { data: beside.split_to(count), beside })
+    }
+
+    /// Reads blocks and what is kept beside them, as it is meant. The range has been entered.
+    async fn fetch(&self, offset: u64, room: Room, tools: &mut Tools) -> Result<(Sg, SgMut), Fault> {
+        let data = load_into(self.unit, offset, room.data, tools).await?.share();
+        let io = Io { op: Op::Read, offset: self.beside(offset), data: Data::In(room.beside) };
+        let outcome = submit(&*self.protection.store, io, &mut tools.completion).await;
+        outcome.result?;
+        let mut beside = outcome.data.into_in();
+        for piece in beside.pieces_mut() {
+            piece.iter_mut().for_each(|byte| *byte = !*byte);
+        }
+        Ok((data, beside))
+    }
+
+    /// Reads blocks and checks them. The range has been entered.
+    async fn kept(&self, offset: u64, at: u64, room: Room, tools: &mut Tools) -> Result<Blocks, Failure> {
+        let (data, beside) = self.fetch(offset + at, room, tools).await.map_err(fault(at))?;
+        let kept = Blocks { infos: infos(&beside), data };
+        self.check(&kept, offset, at)?;
+        Ok(kept)
+    }
+
+    /// Checks blocks from the medium.
+    fn check(&self, kept: &Blocks, offset: u64, at: u64) -> Result<(), Failure> {
+        if self.terms.kept == Checks::NONE {
+            return Ok(());
+        }
+        for (index, (block, info)) in whole(&kept.data).chunks(self.block()).zip(&kept.infos).enumerate() {
+            let place = self.place(offset, at, index);
+            if let Some(field) = self.protection.check_kept(block, *info, place, &self.terms) {
+                return Err(self.failure(field, at, index, false));
+            }
+        }
+        Ok(())
+    }
+
+    /// Data-Out from byte `at` of its blocks on, with its protection information, which is checked or made.
+    async fn sent(&self, offset: u64, at: u64, count: usize) -> Result<Blocks, Failure> {
+        let (first, length) = (self.wire(at) as usize, self.wire(count as u64) as usize);
+        let mut arrived = Sg::default();
+        while arrived.len() < length {
+            let part = (length - arrived.len()).min(PIECE_BYTES);
+            arrived.append(self.transfer.pull(first + arrived.len(), part).await.map_err(fault(at))?);
+        }
+        self.taken_apart(arrived, offset, at)
+    }
+
+    /// Takes what travelled apart; `at` is where its first block is in the step.
+    fn taken_apart(&self, mut arrived: Sg, offset: u64, at: u64) -> Result<Blocks, Failure> {
+        let block = self.block();
+        let mut blocks = Blocks { data: Sg::default(), infos: Vec::new() };
+        if !self.terms.carried {
+            let made = |(index, block)| self.protection.made(block, self.place(offset, at, index), &self.terms);
+            blocks.infos = whole(&arrived).chunks(block).enumerate().map(made).collect();
+            blocks.data = arrived;
+            return Ok(blocks);
+        }
+        blocks.data.reserve(arrived.len() / (block + INFO_BYTES));
+        while !arrived.is_empty() {
+            let data = arrived.split_to(block);
+            let mut info = Info::new_zeroed();
+            arrived.split_to(INFO_BYTES).copy_to(0, info.as_mut_bytes());
+            let index = blocks.infos.len();
+            let place = self.place(offset, at, index);
+            if let Some(field) = self.protection.check_sent(&whole(&data), info, place, &self.terms) {
+                return Err(self.failure(field, at, index, false));
+            }
+            blocks.data.append(data);
+            blocks.infos.push(info);
+        }
+        Ok(blocks)
+    }
+
+    /// Writes blocks, and `beside` them what `packed` made of their protection information. The range is held.
+    async fn put(&self, offset: u64, data: Sg, beside: Sg, durable: bool, tools: &mut Tools) -> Result<(), Fault> {
+        store(self.unit, offset, data, durable, tools).await?;
+        put(&*self.protection.store, self.beside(offset), beside, durable, tools).await
+    }
+
+    async fn read(&self, offset: u64, len: u64, tools: &mut Tools, tail: &mut Tail) -> Result<(), Failure> {
+        let mut at = 0;
+        while at < len {
+            self.transfer.room().await.map_err(fault(at))?;
+            let count = self.piece(len, at);
+            let room = self.room(count, tools).await;
+            let entered = self.unit.ranges.enter(span(offset + at, count as u64)).await;
+            let (data, beside) = self.fetch(offset + at, room, tools).await.map_err(fault(at))?;
+            drop(entered);
+            let kept = Blocks { infos: infos(&beside), data };
+            self.check(&kept, offset, at)?;
+            tail.offset = self.wire(at) as usize;
+            tail.data = if self.terms.carried { joined(kept.data, beside.share(), self.block()) } else { kept.data };
+            at += count as u64;
+            if at < len {
+                let data = std::mem::take(&mut tail.data);
+                self.transfer.push(tail.offset, data).map_err(fault(at))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Data-Out in pieces of so many bytes at most.
+    async fn write(
+        &self,
+        offset: u64,
+        len: u64,
+        piece: usize,
+        durable: bool,
+        tools: &mut Tools,
+    ) -> Result<(), Failure> {
+        let mut at = 0;
+        while at < len {
+            let count = (len - at).min(piece as u64) as usize;
+            let Blocks { data, infos } = self.sent(offset, at, count).await?;
+            let beside = packed(&infos, tools).map_err(fault(at))?;
+            let _held = self.unit.exclusive.hold(self.unit.id, span(offset + at, count as u64)).await;
+            if self.transfer.aborted() {
+                return Err(fault(at)(Fault::Aborted));
+            }
+            self.put(offset + at, data, beside, durable, tools).await.map_err(fault(at))?;
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    async fn write_verify(&self, offset: u64, len: u64, compare: bool, tools: &mut Tools) -> Result<(), Failure> {
+        let mut at = 0;
+        while at < len {
+            let count = self.piece(len, at);
+            let Blocks { data, infos } = self.sent(offset, at, count).await?;
+            let beside = packed(&infos, tools).map_err(fault(at))?;
+            let room = self.room_beside(count, tools).map_err(fault(at))?;
+            let _held = self.unit.exclusive.hold(self.unit.id, span(offset + at, count as u64)).await;
+            self.put(offset + at, data.clone(), beside, true, tools).await.map_err(fault(at))?;
+            let (found, kept) = self.fetch(offset + at, room, tools).await.map_err(fault(at))?;
+            let kept = Blocks { infos: self::infos(&kept), data: found };
+            if compare {
+                let terms = Terms { compared: Checks::ALL, ..self.terms };
+                self.compare_blocks(&Blocks { data, infos }, &kept, &terms, at)?;
+            }
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    async fn verify(&self, offset: u64, len: u64, tools: &mut Tools) -> Result<(), Failure> {
+        let mut at = 0;
+        while at < len {
+            let count = self.piece(len, at);
+            let room = self.room(count, tools).await;
+            let _entered = self.unit.ranges.enter(span(offset + at, count as u64)).await;
+            if self.transfer.aborted() {
+                return Err(fault(at)(Fault::Aborted));
+            }
+            self.kept(offset, at, room, tools).await?;
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    async fn compare(&self, offset: u64, len: u64, tools: &mut Tools) -> Result<(), Failure> {
+        let mut at = 0;
+        while at < len {
+            let count = self.piece(len, at);
+            let sent = self.sent(offset, at, count).await?;
+            let room = self.room_beside(count, tools).map_err(fault(at))?;
+            let entered = self.unit.ranges.enter(span(offset + at, count as u64)).await;
+            let kept = self.kept(offset, at, room, tools).await?;
+            drop(entered);
+            self.compare_blocks(&sent, &kept, &self.terms, at)?;
+            if self.transfer.aborted() {
+                return Err(fault(at)(Fault::Aborted));
+            }
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    /// Every block is compared with the one of Data-Out.
+    async fn compare_each(&self, offset: u64, len: u64, tools: &mut Tools) -> Result<(), Failure> {
+        if len == 0 {
+            return Ok(());
+        }
+        let sent = self.sent(offset, 0, self.block()).await?;
+        let (pattern, first) = (sent.data.to_vec(), sent.infos.first().copied().unwrap_or(Info::BLANK));
+        let mut at = 0;
+        while at < len {
+            let count = self.piece(len, at);
+            let room = self.room_beside(count, tools).map_err(fault(at))?;
+            let entered = self.unit.ranges.enter(span(offset + at, count as u64)).await;
+            let kept = self.kept(offset, at, room, tools).await?;
+            drop(entered);
+            for (index, info) in kept.infos.iter().enumerate() {
+                let from = index * self.block();
+                if let Some(at) = first_difference(&kept.data.part(from..from + self.block()), &pattern) {
+                    return Err(Failure::Miscompare { at });
+                }
+                let sent = self.following(first, self.place(offset, at, index).index);
+                if let Some(field) = self.protection.compare(sent, *info, &self.terms) {
+                    return Err(self.failure(field, at, index, true));
+                }
+            }
+            if self.transfer.aborted() {
+                return Err(fault(at)(Fault::Aborted));
+            }
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    /// What the one block's protection information is for the block so many blocks behind: reference tags count, but
+    /// for those that belong to the initiators.
+    fn following(&self, mut info: Info, index: u64) -> Info {
+        if self.protection.kind() != Kind::Three {
+            info.reference.set(info.reference.get().wrapping_add(index as u32));
+        }
+        info
+    }
+
+    fn compare_blocks(&self, sent: &Blocks, kept: &Blocks, terms: &Terms, at: u64) -> Result<(), Failure> {
+        if let Some(byte) = first_difference_of(&kept.data, &sent.data) {
+            let before = byte - byte % self.block() as u64;
+            return Err(Failure::Miscompare { at: self.wire(at + before) + (byte - before) });
+        }
+        for (index, (sent, kept)) in sent.infos.iter().zip(&kept.infos).enumerate() {
+            if let Some(field) = self.protection.compare(*sent, *kept, terms) {
+                return Err(self.failure(field, at, index, true));
+            }
+        }
+        Ok(())
+    }
+
+    async fn compare_write(&self, offset: u64, len: u64, durable: bool, tools: &mut Tools) -> Result<(), Failure> {
+        if len == 0 {
+            return Ok(());
+        }
+        let half = self.wire(len) as usize;
+        let mut arrived = Sg::default();
+        while arrived.len() < 2 * half {
+            let count = (2 * half - arrived.len()).min(PIECE_BYTES);
+            arrived.append(self.transfer.pull(arrived.len(), count).await.map_err(fault(0))?);
+        }
+        let compared = self.taken_apart(arrived.split_to(half), offset, 0)?;
+        let Blocks { data, infos } = self.taken_apart(arrived, offset, 0)?;
+        let beside = packed(&infos, tools).map_err(fault(0))?;
+        let room = self.room_beside(len as usize, tools).map_err(fault(0))?;
+        let _held = self.unit.exclusive.hold(self.unit.id, span(offset, len)).await;
+        let kept = self.kept(offset, 0, room, tools).await?;
+        self.compare_blocks(&compared, &kept, &self.terms, 0)?;
+        if self.transfer.aborted() {
+            return Err(fault(0)(Fault::Aborted));
+        }
+        self.put(offset, data, beside, durable, tools).await.map_err(fault(0))
+    }
+
+    async fn or_write(&self, offset: u64, len: u64, durable: bool, tools: &mut Tools) -> Result<(), Failure> {
+        let mut at = 0;
+        while at < len {
+            let count = self.piece(len, at);
+            let sent = self.sent(offset, at, count).await?;
+            let room = self.room_beside(count, tools).map_err(fault(at))?;
+            let mut memory = memory_beside(tools, count).map_err(fault(at))?;
+            let _held = self.unit.exclusive.hold(self.unit.id, span(offset + at, count as u64)).await;
+            let kept = self.kept(offset, at, room, tools).await?;
+            memory.copy_from(0, &whole(&kept.data));
+            or_into(&mut memory, &sent.data);
+            let data = memory.share();
+            let of_result = |(block, info): (&[u8], &Info)| Info { guard: guard(block).into(), ..*info };
+            let infos: Vec<Info> = whole(&data).chunks(self.block()).zip(&sent.infos).map(of_result).collect();
+            let beside = packed(&infos, tools).map_err(fault(at))?;
+            if self.transfer.aborted() {
+                return Err(fault(at)(Fault::Aborted));
+            }
+            self.put(offset + at, data, beside, durable, tools).await.map_err(fault(at))?;
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    /// `pattern` is a block, with its protection information if that travels; empty for zeroes without any.
+    async fn fill(&self, offset: u64, len: u64, pattern: &[u8], unmap: bool, tools: &mut Tools) -> Result<(), Failure> {
+        let (data, info) = match pattern.split_at_checked(self.block()) {
+            Some((data, rest)) => (data, Info::read_from_bytes(rest).ok()),
+            None => (&[][..], None),
+        };
+        if let Some(info) = info
+            && let Some(field) = self.protection.check_sent(data, info, self.place(offset, 0, 0), &self.terms)
+        {
+            return Err(self.failure(field, 0, 0, false));
+        }
+        // Blocks that shall read as if they were unmapped may be.
+        let is_blank = data.iter().all(|byte| *byte == 0) && info.is_none_or(|info| info == Info::BLANK);
+        if data.is_empty() || unmap && is_blank {
+            return self.clear(offset, len, unmap, tools).await;
+        }
+        let mut memory = tools.arena.wait_sg(self.piece(len, 0)).await;
+        for part in memory.pieces_mut() {
+            part.chunks_mut(data.len()).for_each(|block| block.copy_from_slice(&data[..block.len()]));
+        }
+        let memory = memory.share();
+        let mut at = 0;
+        while at < len {
+            if self.transfer.aborted() {
+                return Err(fault(at)(Fault::Aborted));
+            }
+            let count = self.piece(len, at);
+            let of = |index| match info {
+                Some(info) => self.following(info, self.place(offset, at, index).index),
+                None => self.protection.made(data, self.place(offset, at, index), &self.terms),
+            };
+            let infos: Vec<Info> = (0..count / self.block()).map(of).collect();
+            let beside = packed(&infos, tools).map_err(fault(at))?;
+            let _held = self.unit.exclusive.hold(self.unit.id, span(offset + at, count as u64)).await;
+            self.put(offset + at, memory.part(0..count), beside, false, tools).await.map_err(fault(at))?;
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    /// Zeroes without protection information. What is kept beside goes first: whenever this ends, nothing that is left
+    /// fails a check.
+    async fn clear(&self, offset: u64, len: u64, unmap: bool, tools: &mut Tools) -> Result<(), Failure> {
+        let held = self.unit.exclusive.hold(self.unit.id, span(offset, len)).await;
+        blank(self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
+        let asked = ask(self.unit, Op::Zero { len, unmap }, offset, tools).await.result;
+        drop(held);
+        match asked {
+            Ok(_) => Ok(()),
+            Err(Fault::Unsupported) => super::fill(self.unit, offset, len, &[0; 512], self.transfer, tools).await,
+            Err(why) => Err(fault(0)(why)),
+        }
+    }
+
+    async fn unmap(&self, ranges: &[(u64, u64)], tools: &mut Tools) -> Result<(), Failure> {
+        for &(offset, len) in ranges {
+            if self.transfer.aborted() {
+                return Err(fault(0)(Fault::Aborted));
+            }
+            let _held = self.unit.exclusive.hold(self.unit.id, span(offset, len)).await;
+            blank(self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
+            match ask(self.unit, Op::Unmap { len }, offset, tools).await.result {
+                // Unmapping is a hint: a store that cannot keeps the data.
+                Ok(_) | Err(Fault::Unsupported) => {}
+                Err(why) => return Err(fault(0)(why)),
+            }
+        }
+        Ok(())
+    }
+
+    async fn flush(&self, tools: &mut Tools) -> Result<(), Failure> {
+        ask(self.unit, Op::Flush, 0, tools).await.result.map_err(fault(0))?;
+        ask_store(&*self.protection.store, Op::Flush, 0, tools).await.map_err(fault(0))
+    }
+
+    /// Blocks of another unit, or of this one, through memory: they need protection information of their new place.
+    async fn copy(&self, from: &Rc<Unit>, at: u64, offset: u64, len: u64, tools: &mut Tools) -> Result<(), Failure> {
+        let overlaps = **from == *self.unit && span(at, len).overlaps(span(offset, len));
+        let backwards = overlaps && offset > at;
+        let count = len.div_ceil(GUARDED_BYTES as u64);
+        for number in 0..count {
+            if self.transfer.aborted() {
+                return Err(fault(0)(Fault::Aborted));
+            }
+            let done = GUARDED_BYTES as u64 * if backwards { count - 1 - number } else { number };
+            let part = self.piece(len, done);
+            let data = self.original(from, at + done, done, part, tools).await?;
+            let Blocks { data, infos } = self.taken_apart(data, offset, done)?;
+            let beside = packed(&infos, tools).map_err(fault(done))?;
+            let _held = self.unit.exclusive.hold(self.unit.id, span(offset + done, part as u64)).await;
+            self.put(offset + done, data, beside, false, tools).await.map_err(fault(done))?;
+        }
+        Ok(())
+    }
+
+    /// Bytes to copy, checked if they are protected.
+    async fn original(
+        &self,
+        from: &Unit,
+        offset: u64,
+        done: u64,
+        count: usize,
+        tools: &mut Tools,
+    ) -> Result<Sg, Failure> {
+        let origin = |fault| Failure::Origin { fault, at: done };
+        let Some(protection) = from.protected() else {
+            return super::load(from, offset, count, tools).await.map_err(origin);
+        };
+        let source = Guarded { unit: from, protection, terms: Terms::PLAIN, transfer: self.transfer };
+        let room = source.room(count, tools).await;
+        let _entered = from.ranges.enter(span(offset, count as u64)).await;
+        match source.kept(offset, 0, room, tools).await {
+            Ok(blocks) => Ok(blocks.data),
+            Err(Failure::Fault { fault, .. }) => Err(origin(fault)),
+            Err(_) => Err(origin(Fault::Medium)),
+        }
+    }
+}
+
+/// What was read beside blocks.
+fn infos(beside: &SgMut) -> Vec<Info> {
+    let bytes: Vec<u8> = beside.pieces().iter().flat_map(|piece| piece.iter().copied()).collect();
+    bytes.chunks_exact(INFO_BYTES).filter_map(|info| Info::read_from_bytes(info).ok()).collect()
+}
+
+/// Protection information as it is kept, in memory to write from.
+fn packed(infos: &[Info], tools: &Tools) -> Result<Sg, Fault> {
+    let mut memory = memory_beside(tools, infos.len() * INFO_BYTES)?;
+    for (index, info) in infos.iter().enumerate() {
+        memory.copy_from(index * INFO_BYTES, info.inverted().as_bytes());
+    }
+    Ok(memory.share())
+}
+
+/// Blocks, each with its protection information behind it, as they travel: parts of what was read, nothing is copied.
+fn joined(data: Sg, beside: Sg, block: usize) -> Sg {
+    let (mut data, mut beside, mut joined) = (data, beside, Sg::default());
+    joined.reserve(data.len() / block * 2);
+    while !data.is_empty() {
+        joined.append(data.split_to(block));
+        joined.append(beside.split_to(INFO_BYTES));
+    }
+    joined
+}

@@ -1,0 +1,245 @@
+//! The outside of logins, one for all cores: who may log in, how he proves his name, how often he may fail, and who is
+//! told of it. Decides, and does nothing else: randomness, time and the log come from its maker and its callers.
+//!
+//! * [`throttle`]: who fails waits longer and longer; nobody is locked out
+//! * [`audit`]: one record for each login and each refusal, never with a secret
+//! * here: the two answers that a login waits for, [`Guard::knock`] and [`Guard::prove`]
+
+pub mod audit;
+pub mod throttle;
+
+use crate::chap::{Challenge, Claim, Counter, Proof};
+use crate::login::Candidate;
+use crate::wire::LoginStatus;
+use audit::{Audit, Reason, Record, Who};
+use lunar_core::access::{Access, Account, Proofs};
+use lunar_core::time::Instant;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use throttle::Throttle;
+
+/// Fills memory with random bytes, as good as those of secrets; tells whether it could.
+pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
+/// Takes records of the audit; at most [`audit::REFUSALS_PER_SECOND`] and a few.
+pub type Sink = Box<dyn Fn(&Record) + Send + Sync>;
+
+/// Who may log in.
+pub struct Guard {
+    random: Random,
+    sink: Sink,
+    state: Mutex<State>,
+}
+
+struct State {
+    access: Arc<Access>,
+    throttle: Throttle,
+    audit: Audit,
+    /// Challenges of ours that are not answered yet, of all connections: none of them is answered by ourselves. As many
+    /// as half-open logins at most.
+    challenges: BTreeSet<Challenge>,
+}
+
+/// A challenge of ours that waits for its answer.
+#[derive(Debug)]
+struct Outstanding {
+    guard: Arc<Guard>,
+    challenge: Challenge,
+}
+
+impl Drop for Outstanding {
+    fn drop(&mut self) {
+        self.guard.lock().challenges.remove(&self.challenge);
+    }
+}
+
+/// A login that is not over.
+#[derive(Debug)]
+pub struct Knock {
+    who: Who,
+    map: Option<Arc<str>>,
+    proofs: Arc<Proofs>,
+    outstanding: Option<Outstanding>,
+}
+
+impl Knock {
+    /// The challenge with which the initiator has to prove its name, if it has to.
+    #[must_use]
+    pub fn challenge(&self) -> Option<Challenge> {
+        self.outstanding.as_ref().map(|outstanding| outstanding.challenge)
+    }
+
+    /// The name of the map that says which units it sees; without, it sees all.
+    #[must_use]
+    pub fn map(&self) -> Option<&Arc<str>> {
+        self.map.as_ref()
+    }
+
+    /// Who knocks.
+    #[must_use]
+    pub fn who(&self) -> &Who {
+        &self.who
+    }
+}
+
+/// What becomes of a [`Claim`], and when the initiator may know.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// Our own proof, if it is asked for; or how the login ends.
+    pub verdict: Result<Option<Proof>, LoginStatus>,
+    /// How long the answer has to wait.
+    pub after: Duration,
+}
+
+impl Guard {
+    /// The guard of a target.
+    #[must_use]
+    pub fn new(access: Access, random: Random, sink: Sink) -> Arc<Self> {
+        let state = State {
+            access: Arc::new(access),
+            throttle: Throttle::default(),
+            audit: Audit::default(),
+            challenges: BTreeSet::new(),
+        };
+        Arc::new(Self { random, sink, state: Mutex::new(state) })
+    }
+
+    /// One that lets everybody in, and tells nobody.
+    #[must_use]
+    pub fn open() -> Arc<Self> {
+        Self::new(Access::open(), Box::new(|_| false), Box::new(|_| {}))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere leaves nothing half-done here: each change is one insert, remove or assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The access that it goes by now.
+    #[must_use]
+    pub fn access(&self) -> Arc<Access> {
+        self.lock().access.clone()
+    }
+
+    /// Goes by another access from now on; sessions and logins under way stay what they are.
+    pub fn set_access(&self, access: Access) {
+        self.lock().access = Arc::new(access);
+    }
+
+    /// Whether a host is shown the target.
+    #[must_use]
+    pub fn shows(&self, host: &str, source: IpAddr) -> bool {
+        self.lock().access.group(host, source).is_some()
+    }
+
+    /// Somebody wants to log in.
+    ///
+    /// # Errors
+    /// How the login ends. To whom the target is not shown there is none.
+    pub fn knock(
+        self: &Arc<Self>,
+        candidate: &Candidate,
+        source: SocketAddr,
+        now: Instant,
+    ) -> Result<Knock, LoginStatus> {
+        let access = self.lock().access.clone();
+        let mut who = Who::new(candidate, source);
+        let group = access.group(&candidate.initiator, source.ip());
+        who.group = group.map(|group| group.name.clone());
+        let (proofs, map) = match group {
+            // All may ask what there is; what they are shown is another matter.
+            _ if candidate.discovery => (access.discovery().clone(), None),
+            Some(group) => (Arc::new(group.proofs.clone()), group.map.clone()),
+            None => {
+                self.tell(who, Err(Reason::NotShown), now);
+                return Err(LoginStatus::NOT_FOUND);
+            }
+        };
+        let outstanding = if proofs.users.is_empty() { None } else { Some(self.challenge()?) };
+        Ok(Knock { who, map, proofs, outstanding })
+    }
+
+    fn challenge(self: &Arc<Self>) -> Result<Outstanding, LoginStatus> {
+        let mut random = [0; Challenge::RANDOM];
+        if !(self.random)(&mut random) {
+            return Err(LoginStatus::TARGET_ERROR);
+        }
+        let challenge = Challenge::from_random(random);
+        // A generator that repeats itself is none.
+        if !self.lock().challenges.insert(challenge) {
+            return Err(LoginStatus::TARGET_ERROR);
+        }
+        Ok(Outstanding { guard: self.clone(), challenge })
+    }
+
+    /// Looks at what shall prove the initiator's name.
+    pub fn prove(&self, knock: &mut Knock, claim: &Claim, now: Instant) -> Finding {
+        (knock.who.user, knock.who.algorithm) = (Some(claim.user.clone()), Some(claim.algorithm));
+        let source = knock.who.source.ip();
+        let Some(turn) = self.lock().throttle.turn(source, now) else {
+            self.tell(knock.who.clone(), Err(Reason::TooMany), now);
+            return Finding { verdict: Err(LoginStatus::SERVICE_UNAVAILABLE), after: Duration::ZERO };
+        };
+        match self.examine(&knock.proofs, claim) {
+            Ok(proof) => {
+                self.lock().throttle.succeeded(&claim.user);
+                Finding { verdict: Ok(proof), after: turn }
+            }
+            Err(reason) => {
+                let pause = self.lock().throttle.failed(source, &claim.user, now);
+                self.tell(knock.who.clone(), Err(reason), now);
+                Finding { verdict: Err(LoginStatus::AUTHENTICATION_FAILURE), after: turn + pause }
+            }
+        }
+    }
+
+    fn examine<'a>(&self, proofs: &'a Proofs, claim: &Claim) -> Result<Option<Proof>, Reason> {
+        // All users are looked at, whoever is meant.
+        let meant = |found, user: &'a Account| if user.name == claim.user { Some(user) } else { found };
+        let user = proofs.users.iter().fold(None, meant);
+        // A user that there is not takes the same path and time, with another's secret: what comes out is not used.
+        let secret = &user.or_else(|| proofs.users.first()).ok_or(Reason::UnknownUser)?.secret;
+        let Challenge { identifier, bytes } = claim.challenge;
+        let is_right = claim.algorithm.response(identifier, secret, &bytes) == claim.response;
+        match (user, is_right) {
+            (None, _) => return Err(Reason::UnknownUser),
+            (Some(_), false) => return Err(Reason::WrongAnswer),
+            (Some(_), true) => {}
+        }
+        let Some(Counter { identifier, challenge }) = &claim.counter else { return Ok(None) };
+        // RFC 7143 9.2.1: whoever sends our own challenge back wants us to answer it.
+        if self.lock().challenges.iter().any(|ours| ours.bytes[..] == challenge[..]) {
+            return Err(Reason::Reflected);
+        }
+        let own = proofs.target.as_ref().ok_or(Reason::NoProofOfOurs)?;
+        let response = claim.algorithm.response(*identifier, &own.secret, challenge);
+        Ok(Some(Proof { name: own.name.clone(), response }))
+    }
+
+    /// A login has ended well.
+    pub fn entered(&self, knock: &Knock, now: Instant) {
+        self.tell(knock.who.clone(), Ok(()), now);
+    }
+
+    /// A login has ended for a reason that the guard does not know of.
+    pub fn refused(&self, knock: &Knock, status: LoginStatus, now: Instant) {
+        self.tell(knock.who.clone(), Err(Reason::Status(status)), now);
+    }
+
+    fn tell(&self, who: Who, outcome: Result<(), Reason>, now: Instant) {
+        let records = self.lock().audit.records(who, outcome, now);
+        records.iter().for_each(|record| (self.sink)(record));
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Guard({:?})", self.lock().access)
+    }
+}
+
+#[cfg(test)]
+#[path = "guard_tests.rs"]
+mod tests;

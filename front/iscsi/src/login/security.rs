@@ -1,0 +1,277 @@
+//! SecurityNegotiation (RFC 7143 6.3.2, 12.1): who need not prove his name passes through [`Security`]; who must comes
+//! there by CHAP.
+//!
+//! ```text
+//! Unproved --AuthMethod--> Chosen --CHAP_A--> Challenged --CHAP_N, CHAP_R--> Proving --the outside--> Security
+//! ```
+//!
+//! Each state takes its own keys, once; any other key of CHAP ends the login. `Proving` waits: only the outside knows
+//! users and secrets. Ours is proved (CHAP_I and CHAP_C of the initiator) after the initiator's, never before.
+
+use super::{Common, Complete, Establishing, Login, Next, Operational};
+use crate::chap::{Algorithm, CHALLENGE_MAX, Challenge, Claim, Counter, Proof, RESPONSE_MAX, Response};
+use crate::keys::Phase;
+use crate::out::Out;
+use crate::text;
+use crate::wire::{LoginRequest, LoginStatus, Stage};
+use lunar_core::access::USER_MAX;
+
+/// The method that proves a name.
+const CHAP: &str = "CHAP";
+
+/// Nothing is to be proved, or all that was is.
+#[derive(Debug)]
+pub struct Security(pub(super) Common);
+
+/// The initiator has to prove its name, and no method is chosen.
+#[derive(Debug)]
+pub struct Unproved {
+    pub(super) common: Common,
+    pub(super) challenge: Challenge,
+}
+
+/// CHAP it is; no algorithm is chosen.
+#[derive(Debug)]
+pub struct Chosen {
+    common: Common,
+    challenge: Challenge,
+}
+
+/// The initiator has its challenge.
+#[derive(Debug)]
+pub struct Challenged {
+    common: Common,
+    challenge: Challenge,
+    algorithm: Algorithm,
+}
+
+/// The outside looks at the answer.
+#[derive(Debug)]
+pub struct Proving {
+    pub(super) common: Common,
+    /// Whether the initiator wants a proof in return.
+    mutual: bool,
+    /// Answers to other keys.
+    answer: Vec<u8>,
+}
+
+impl Security {
+    pub(super) fn handle(self, request: &LoginRequest, text: &[u8], out: &mut Out) -> Next {
+        let mut common = self.0;
+        match common.accept(request, Stage::SECURITY, text, out) {
+            Ok(Complete::Text(text)) => Self(common).negotiate(&text, out),
+            Ok(Complete::Partly) => Next::State(Login::Security(Self(common))),
+            Err(status) => common.refuse(status, out),
+        }
+    }
+
+    pub(super) fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+        let mut common = self.0;
+        let answer = common.exchange(Phase::Security, text, |key, value, answer| match key {
+            "AuthMethod" if has(value, text::NONE) => {
+                text::put(answer, key, text::NONE);
+                Ok(())
+            }
+            "AuthMethod" => Err(LoginStatus::AUTHENTICATION_FAILURE),
+            _ => Err(LoginStatus::INITIATOR_ERROR),
+        });
+        match answer {
+            Ok(answer) => common.leave_security(answer, out),
+            Err(status) => common.refuse(status, out),
+        }
+    }
+}
+
+impl Unproved {
+    pub(super) fn handle(self, request: &LoginRequest, text: &[u8], out: &mut Out) -> Next {
+        let Self { mut common, challenge } = self;
+        match common.accept(request, Stage::SECURITY, text, out) {
+            Ok(Complete::Text(text)) => Self { common, challenge }.negotiate(&text, out),
+            Ok(Complete::Partly) => Next::State(Login::Unproved(Self { common, challenge })),
+            Err(status) => common.refuse(status, out),
+        }
+    }
+
+    pub(super) fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+        let Self { mut common, challenge } = self;
+        let mut chosen = false;
+        let answer = common.exchange(Phase::Security, text, |key, value, answer| match key {
+            "AuthMethod" if has(value, CHAP) => {
+                text::put(answer, key, CHAP);
+                chosen = true;
+                Ok(())
+            }
+            "AuthMethod" => Err(LoginStatus::AUTHENTICATION_FAILURE),
+            _ => Err(LoginStatus::INITIATOR_ERROR),
+        });
+        match answer {
+            Ok(_) if !chosen && common.asked.transit.is_some() => {
+                common.refuse(LoginStatus::AUTHENTICATION_FAILURE, out)
+            }
+            Ok(answer) => {
+                common.respond(None, 0, &answer, out);
+                Next::State(match chosen {
+                    true => Login::Chosen(Chosen { common, challenge }),
+                    false => Login::Unproved(Self { common, challenge }),
+                })
+            }
+            Err(status) => common.refuse(status, out),
+        }
+    }
+}
+
+impl Chosen {
+    pub(super) fn handle(self, request: &LoginRequest, text: &[u8], out: &mut Out) -> Next {
+        let Self { mut common, challenge } = self;
+        match common.accept(request, Stage::SECURITY, text, out) {
+            Ok(Complete::Text(text)) => Self { common, challenge }.negotiate(&text, out),
+            Ok(Complete::Partly) => Next::State(Login::Chosen(Self { common, challenge })),
+            Err(status) => common.refuse(status, out),
+        }
+    }
+
+    fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+        let Self { mut common, challenge } = self;
+        let allowed = common.negotiation.config().chap.clone();
+        let mut offered = None;
+        let answer = common.exchange(Phase::Security, text, |key, value, _| match key {
+            "CHAP_A" => {
+                offered = Some(strongest(&allowed, value));
+                Ok(())
+            }
+            _ => Err(LoginStatus::INITIATOR_ERROR),
+        });
+        let mut answer = match answer {
+            Ok(answer) => answer,
+            Err(status) => return common.refuse(status, out),
+        };
+        let algorithm = match offered {
+            Some(Some(algorithm)) => algorithm,
+            Some(None) => return common.refuse(LoginStatus::AUTHENTICATION_FAILURE, out),
+            None => return common.refuse(LoginStatus::INITIATOR_ERROR, out),
+        };
+        text::put(&mut answer, "CHAP_A", algorithm.0);
+        text::put(&mut answer, "CHAP_I", challenge.identifier);
+        text::put(&mut answer, "CHAP_C", text::as_hex(&challenge.bytes));
+        common.respond(None, 0, &answer, out);
+        Next::State(Login::Challenged(Challenged { common, challenge, algorithm }))
+    }
+}
+
+/// What the initiator has said of CHAP_N, CHAP_R, CHAP_I, CHAP_C.
+#[derive(Default)]
+struct Said {
+    user: Option<String>,
+    response: Option<Response>,
+    identifier: Option<u8>,
+    challenge: Option<Vec<u8>>,
+}
+
+impl Said {
+    fn take(&mut self, key: &str, value: &str) -> Result<(), LoginStatus> {
+        let taken = match key {
+            "CHAP_N" if (1..=USER_MAX).contains(&value.len()) => {
+                self.user = Some(value.to_owned());
+                true
+            }
+            "CHAP_R" => {
+                self.response = text::binary(value, RESPONSE_MAX).and_then(Response::of);
+                self.response.is_some()
+            }
+            "CHAP_I" => {
+                self.identifier = text::number(value).and_then(|number| u8::try_from(number).ok());
+                self.identifier.is_some()
+            }
+            "CHAP_C" => {
+                self.challenge = text::binary(value, CHALLENGE_MAX).filter(|challenge| !challenge.is_empty());
+                self.challenge.is_some()
+            }
+            _ => false,
+        };
+        if taken { Ok(()) } else { Err(LoginStatus::INITIATOR_ERROR) }
+    }
+
+    /// What it amounts to; `None` if something is missing.
+    fn claim(self, challenge: Challenge, algorithm: Algorithm) -> Option<Claim> {
+        let counter = match (self.identifier, self.challenge) {
+            (Some(identifier), Some(challenge)) => Some(Counter { identifier, challenge }),
+            (None, None) => None,
+            _ => return None,
+        };
+        Some(Claim { user: self.user?.into(), algorithm, challenge, response: self.response?, counter })
+    }
+}
+
+impl Challenged {
+    pub(super) fn handle(self, request: &LoginRequest, text: &[u8], out: &mut Out) -> Next {
+        let Self { mut common, challenge, algorithm } = self;
+        match common.accept(request, Stage::SECURITY, text, out) {
+            Ok(Complete::Text(text)) => Self { common, challenge, algorithm }.negotiate(&text, out),
+            Ok(Complete::Partly) => Next::State(Login::Challenged(Self { common, challenge, algorithm })),
+            Err(status) => common.refuse(status, out),
+        }
+    }
+
+    fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+        let Self { mut common, challenge, algorithm } = self;
+        let mut said = Said::default();
+        let answer = match common.exchange(Phase::Security, text, |key, value, _| said.take(key, value)) {
+            Ok(answer) => answer,
+            Err(status) => return common.refuse(status, out),
+        };
+        let Some(claim) = said.claim(challenge, algorithm) else {
+            return common.refuse(LoginStatus::INITIATOR_ERROR, out);
+        };
+        let mutual = claim.counter.is_some();
+        Next::Prove(Login::Proving(Proving { common, mutual, answer }), Box::new(claim))
+    }
+}
+
+impl Proving {
+    pub(super) fn answer(self, verdict: Result<Option<Proof>, LoginStatus>, out: &mut Out) -> Next {
+        let Self { common, mutual, mut answer } = self;
+        match (verdict, mutual) {
+            (Ok(Some(proof)), true) => {
+                text::put(&mut answer, "CHAP_N", proof.name);
+                text::put(&mut answer, "CHAP_R", text::as_hex(proof.response.bytes()));
+                common.leave_security(answer, out)
+            }
+            // 11.13.5: "target authentication is not supported" has the same status.
+            (Ok(None), true) => common.refuse(LoginStatus::AUTHENTICATION_FAILURE, out),
+            (Ok(_), false) => common.leave_security(answer, out),
+            (Err(status), _) => common.refuse(status, out),
+        }
+    }
+}
+
+impl Common {
+    /// The stage's own work is done: on to the stage that the initiator asks for, if it does.
+    fn leave_security(mut self, answer: Vec<u8>, out: &mut Out) -> Next {
+        match self.asked.transit.map(Stage) {
+            None => {
+                self.respond(None, 0, &answer, out);
+                Next::State(Login::Security(Security(self)))
+            }
+            Some(Stage::OPERATIONAL) => {
+                self.respond(Some(Stage::OPERATIONAL), 0, &answer, out);
+                Next::State(Login::Operational(Operational(self)))
+            }
+            Some(_) => Establishing::begin(self, answer),
+        }
+    }
+}
+
+fn has(list: &str, member: &str) -> bool {
+    text::list(list).any(|offered| offered == member)
+}
+
+/// The algorithm to use, by our order and not by the initiator's: 12.1.3 lets the target answer with any of those that
+/// are proposed, most initiators name MD5 first out of habit, and the strongest that both have costs neither anything.
+fn strongest(allowed: &[Algorithm], offered: &str) -> Option<Algorithm> {
+    let is_offered = |ours: &Algorithm| text::list(offered).any(|theirs| text::number(theirs) == Some(ours.0.into()));
+    allowed.iter().copied().find(is_offered)
+}
+
+#[cfg(test)]
+#[path = "security_tests.rs"]
+mod tests;

@@ -1,0 +1,61 @@
+//! Secrets from files: arguments can be read by everybody.
+
+use lunar_core::access::{SECRET_MAX, Secret};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// Permissions of others to a file.
+const OTHERS: u32 = 0o007;
+
+/// The secret in a file; a line's end behind it is none of it.
+///
+/// # Errors
+/// A sentence that says what is wrong with the file, or with what is in it.
+pub fn from_file(path: &str) -> Result<Secret, String> {
+    read(Path::new(path)).map_err(|why| format!("{path}: {why}"))
+}
+
+fn read(path: &Path) -> Result<Secret, String> {
+    let file = File::open(path).map_err(|why| why.to_string())?;
+    let mode = file.metadata().map_err(|why| why.to_string())?.permissions().mode();
+    if mode & OTHERS != 0 {
+        return Err("everybody may read or write it: chmod 600".into());
+    }
+    // More than there may be, with a line's end; never moved, so that no copy of it is left behind.
+    let limit = SECRET_MAX + 3;
+    let mut bytes = Vec::with_capacity(limit);
+    file.take(limit as u64).read_to_end(&mut bytes).map_err(|why| why.to_string())?;
+    if bytes.ends_with(b"\n") {
+        bytes.truncate(bytes.len() - if bytes.ends_with(b"\r\n") { 2 } else { 1 });
+    }
+    Secret::new(bytes).map_err(|why| why.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+
+    #[test]
+    fn secrets_come_from_files_that_not_everybody_reads() {
+        let written = |bytes: &[u8], mode| {
+            let path = std::env::temp_dir().join(format!("lunar-secret-{}", std::process::id()));
+            std::fs::write(&path, bytes).expect("room");
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).expect("ours");
+            let secret = read(&path);
+            std::fs::remove_file(path).expect("ours");
+            secret.map(|secret| secret.bytes().to_vec())
+        };
+        assert_eq!(written(b"twelve bytes\n", 0o600).as_deref(), Ok(&b"twelve bytes"[..]));
+        assert_eq!(written(b"twelve bytes\r\n", 0o640).as_deref(), Ok(&b"twelve bytes"[..]));
+        assert_eq!(written(b"twelve bytes \n\n", 0o400).as_deref(), Ok(&b"twelve bytes \n"[..]));
+        assert_eq!(written(&[b'x'; SECRET_MAX], 0o600).map(|bytes| bytes.len()), Ok(SECRET_MAX));
+        for bytes in [&[b'x'; 1000][..], b"eleven byte\n"] {
+            assert_eq!(written(bytes, 0o600), Err("a secret has 12 to 255 bytes".into()));
+        }
+        assert!(written(b"twelve bytes\n", 0o644).is_err_and(|why| why.contains("chmod 600")));
+        assert!(from_file("/nowhere").is_err_and(|why| why.starts_with("/nowhere: ")));
+    }
+}
