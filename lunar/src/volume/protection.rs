@@ -58,10 +58,7 @@ impl Protection {
             return Ok(None);
         }
         if named.medium != MediumKind::Fixed {
-            bail!(
-                "{text}: what protects the blocks of a medium would stay behind when it is ejected; leave out \
-                 --protection"
-            );
+            bail!("{text}: what protects blocks stays behind when it is ejected; leave out --protection");
         }
         let size = (size_of(volume) / u64::from(options.block_size) * INFO_BYTES as u64).next_multiple_of(BLOCK);
         let store = match (volume, &named.spec) {
