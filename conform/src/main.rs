@@ -80,6 +80,8 @@ enum Part {
     Crash,
     /// A stock kernel with open-iscsi, sg3_utils, file systems and fio
     Guest,
+    /// The same with nvme-cli
+    Nvme,
     /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
     Paths,
 }
@@ -126,6 +128,9 @@ fn run(arguments: Arguments) -> Result<bool> {
             if wanted(&Part::Guest) {
                 all_drivers(Part::Guest);
             }
+            if wanted(&Part::Nvme) {
+                all_drivers(Part::Nvme);
+            }
             // Nothing there depends on the driver.
             if let (true, Some(driver)) = (wanted(&Part::Paths), drivers.first()) {
                 one(&lab, Part::Paths, *driver, true);
@@ -144,6 +149,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Tools => tools::part(lab, driver),
         Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
         Part::Guest => guest::part(lab, driver),
+        Part::Nvme => guest::nvme_part(lab, driver),
         Part::Paths => guest::paths(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
         Part::Chap => chap::part(lab, driver),

@@ -8,6 +8,7 @@
 //! * [`port`]: the front-end contract: [`port::Transfer`]; names of ports and nexuses
 //! * [`protection`]: what is kept beside each block so that it can be checked
 //! * [`step`]: what a command asks for, and the one place that carries it out
+//! * [`reserve`]: who may use a unit while others may not
 //! * [`range`]: ranges of a unit that are held while an atomic command runs
 //! * [`stats`]: the table of statistics, counted per core
 //! * [`wire`]: integer newtypes for protocol codes, cursor, bounded writer
@@ -21,6 +22,7 @@ pub mod mem;
 pub mod port;
 pub mod protection;
 pub mod range;
+pub mod reserve;
 pub mod stats;
 pub mod step;
 pub mod tally;

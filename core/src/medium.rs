@@ -3,7 +3,7 @@
 use crate::io::{Done, Fault, Io, Op, Origin, Outcome, Store, Traits};
 use crate::mem::Sg;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 /// What sort of medium a unit has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -17,6 +17,19 @@ pub enum MediumKind {
     Optical,
 }
 
+/// What is on a medium, taken as a whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Content {
+    /// What was written to it.
+    #[default]
+    Whole,
+    /// Half of this and half of that: it has to be formatted to the end, and is not used before.
+    Unformatted,
+    /// What should be gone may still be there: it has to be sanitized to the end, and is not used before.
+    Unsanitized,
+}
+
 /// What all cores share of a unit's medium.
 #[derive(Clone, Debug, Default)]
 pub struct Medium(Arc<Shared>);
@@ -27,6 +40,7 @@ struct Shared {
     is_worked_on: AtomicBool,
     progress: AtomicU16,
     is_out: AtomicBool,
+    content: AtomicU8,
 }
 
 impl Medium {
@@ -53,6 +67,19 @@ impl Medium {
         self.0.is_out.load(Ordering::Acquire)
     }
 
+    /// Says what is on it, to all command sets.
+    pub fn set_content(&self, content: Content) {
+        self.0.content.store(content as u8, Ordering::Release);
+    }
+
+    /// What is on it.
+    #[must_use]
+    pub fn content(&self) -> Content {
+        let content = self.0.content.load(Ordering::Acquire);
+        let all = [Content::Whole, Content::Unformatted, Content::Unsanitized];
+        all.into_iter().find(|known| *known as u8 == content).unwrap_or_default()
+    }
+
     /// A store of this medium as units have it. A command may wait for its peer while the medium is taken out: one that
     /// can be keeps late requests from the store, all but those that bring to it what was written before.
     #[must_use]
@@ -71,6 +98,12 @@ impl Medium {
             self.0.progress.store(0, Ordering::Relaxed);
             Work(self.clone())
         })
+    }
+
+    /// Whether work is under way.
+    #[must_use]
+    pub fn is_worked_on(&self) -> bool {
+        self.0.is_worked_on.load(Ordering::Acquire)
     }
 
     /// How far the work is, in parts of 65,536.
@@ -184,7 +217,7 @@ mod tests {
     fn one_works_at_a_time_and_tells_how_far() {
         let medium = Medium::default();
         let work = medium.begin().expect("nobody works");
-        assert!(medium.clone().begin().is_none());
+        assert!(medium.clone().begin().is_none() && medium.is_worked_on());
         for (done, of, progress) in
             [(1, 4, 0x4000), (u64::MAX / 2, u64::MAX, 0x7fff), (9, 9, u16::MAX), (1, 0, u16::MAX)]
         {
@@ -192,6 +225,7 @@ mod tests {
             assert_eq!(medium.progress(), progress);
         }
         drop(work);
+        assert!(!medium.is_worked_on());
         let _next = medium.begin().expect("it is over");
         assert_eq!(medium.progress(), 0);
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Who may log in.
 #[derive(Args, Debug, Default)]
 pub struct Who {
-    /// Only initiators of this name, `*` for any characters; may be given several times [default: all]
+    /// Only initiators of this name, `*` for any characters, or NVMe hosts; may be given several times [default: all]
     #[arg(long, value_name = "IQN")]
     pub initiator: Vec<String>,
     /// Initiators of this name see these volumes (counted from 0) under these LUNs, and nothing else: IQN=LUN:VOLUME,
@@ -59,6 +59,13 @@ fn map(text: &str) -> Result<Map, String> {
 }
 
 impl Who {
+    /// Whether anything is said of who may log in, and how.
+    #[must_use]
+    pub fn is_restricted(&self) -> bool {
+        let names = [&self.user, &self.mutual_user, &self.discovery_user];
+        !self.initiator.is_empty() || !self.map.is_empty() || names.iter().any(|name| name.is_some())
+    }
+
     /// The same as a value.
     ///
     /// # Errors

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 
 /// The port that IANA gave to iSCSI.
 const ISCSI_PORT: u16 = 3260;
+/// The port that IANA gave to NVMe over fabrics.
+const NVME_PORT: u16 = 4420;
 
 /// Shares volumes with hosts and virtual machines, from user space.
 #[derive(Parser, Debug)]
@@ -21,7 +23,7 @@ pub struct Cli {
 /// What to do.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Share volumes over iSCSI until Ctrl-C
+    /// Share volumes over iSCSI and NVMe/TCP until Ctrl-C
     Serve(Serve),
     /// Share a demo disk of 1 GiB, kept under the user's home
     Demo(Demo),
@@ -73,10 +75,14 @@ pub struct Serve {
 /// How to share, whatever is shared.
 #[derive(Args, Debug)]
 pub struct How {
-    /// Where to listen, ADDRESS[:PORT]; each is a target port, a path of its own, if given several times
-    /// [default: all addresses, port 3260]
+    /// Where to listen for iSCSI, ADDRESS[:PORT]; each is a target port, a path of its own, if given several times
+    /// [default: all addresses, port 3260, unless only --nvme is given]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub listen: Vec<SocketAddr>,
+    /// Where to listen for NVMe/TCP, ADDRESS[:PORT]; may be given several times [default: all addresses, port 4420,
+    /// unless only --listen is given, or who may log in]
+    #[arg(long, value_name = "ADDRESS", value_parser = nvme_address)]
+    pub nvme: Vec<SocketAddr>,
     /// The address that SendTargets tells, for initiators behind NAT; one for each --listen, in their order
     /// [default: the one they came in by]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
@@ -84,6 +90,9 @@ pub struct How {
     /// Name of the iSCSI target [default: iqn.2026-01.io.lunar:HOST.VOLUME]
     #[arg(long, value_name = "IQN", value_parser = target_name)]
     pub name: Option<String>,
+    /// Name of the NVM subsystem [default: that of the target, beginning with nqn.]
+    #[arg(long, value_name = "NQN", value_parser = subsystem_name)]
+    pub nqn: Option<String>,
     /// Who may log in.
     #[command(flatten)]
     pub who: Who,
@@ -121,13 +130,31 @@ pub enum Driver {
 }
 
 impl How {
-    /// Where to listen; all addresses unless told.
+    /// Where to listen for iSCSI; all addresses unless told where to listen for anything.
     #[must_use]
     pub fn portals(&self) -> Vec<SocketAddr> {
-        if self.listen.is_empty() {
-            return vec![(IpAddr::from([0, 0, 0, 0]), ISCSI_PORT).into(), (Ipv6Addr::UNSPECIFIED, ISCSI_PORT).into()];
+        if self.listen.is_empty() && self.nvme.is_empty() { everywhere(ISCSI_PORT) } else { self.listen.clone() }
+    }
+
+    /// Where to listen for NVMe/TCP, likewise.
+    #[must_use]
+    pub fn nvme_portals(&self) -> Vec<SocketAddr> {
+        let is_off = !self.listen.is_empty() || !self.nvme.is_empty() || self.who.is_restricted();
+        if is_off { self.nvme.clone() } else { everywhere(NVME_PORT) }
+    }
+
+    /// Why NVMe/TCP lets in fewer hosts than somebody may expect.
+    #[must_use]
+    pub fn without_nvme(&self) -> Option<&'static str> {
+        if self.nvme.is_empty() {
+            let is_off = self.listen.is_empty() && self.who.is_restricted();
+            return is_off.then_some(
+                "NVMe/TCP is off, for not everybody may log in; --nvme lets in the hosts that --initiator names",
+            );
         }
-        self.listen.clone()
+        self.who.user.is_some().then_some(
+            "no host can come in over NVMe/TCP: all have to prove themselves as --user, which only iSCSI can do",
+        )
     }
 
     /// The portal groups, by their tags: one for each address to listen at, or one for all addresses.
@@ -153,6 +180,10 @@ impl How {
     }
 }
 
+fn everywhere(port: u16) -> Vec<SocketAddr> {
+    vec![(IpAddr::from([0, 0, 0, 0]), port).into(), (Ipv6Addr::UNSPECIFIED, port).into()]
+}
+
 fn block_size(text: &str) -> Result<u32, String> {
     match text {
         "512" => Ok(512),
@@ -163,9 +194,17 @@ fn block_size(text: &str) -> Result<u32, String> {
 
 /// ADDRESS, ADDRESS:PORT, [ADDRESS]:PORT.
 fn address(text: &str) -> Result<SocketAddr, String> {
+    address_or(text, ISCSI_PORT)
+}
+
+fn nvme_address(text: &str) -> Result<SocketAddr, String> {
+    address_or(text, NVME_PORT)
+}
+
+fn address_or(text: &str, port: u16) -> Result<SocketAddr, String> {
     let bare = text.trim_start_matches('[').trim_end_matches(']');
     text.parse::<SocketAddr>()
-        .or_else(|_| bare.parse::<IpAddr>().map(|ip| (ip, ISCSI_PORT).into()))
+        .or_else(|_| bare.parse::<IpAddr>().map(|ip| (ip, port).into()))
         .map_err(|_| "an address is 192.0.2.1, 192.0.2.1:3260, ::1 or [::1]:3260 (no host names)".into())
 }
 
@@ -179,6 +218,24 @@ fn target_name(text: &str) -> Result<String, String> {
     Err("an iSCSI name looks like iqn.2026-01.org.example:disk: iqn., eui. or naa., then a-z, 0-9, '-', '.', ':', \
          223 bytes at most"
         .into())
+}
+
+/// NVMe Base 2.0 4.7: at most 223 bytes, and it begins with `nqn.`.
+fn subsystem_name(text: &str) -> Result<String, String> {
+    let plain = !text.chars().any(|c| c.is_control() || c.is_whitespace());
+    if text.starts_with("nqn.") && plain && text.len() <= lunar_nvme::connect::NQN_BYTES_MAX {
+        return Ok(text.to_owned());
+    }
+    Err("an NVMe name looks like nqn.2026-01.org.example:disk, without spaces, 223 bytes at most".into())
+}
+
+/// The name of the NVM subsystem that goes with a target of this name.
+#[must_use]
+pub fn subsystem_of(target: &str) -> String {
+    match target.strip_prefix("iqn.") {
+        Some(rest) => format!("nqn.{rest}"),
+        None => format!("nqn.2026-01.io.lunar:{target}"),
+    }
 }
 
 /// The name of the target that shares `volume` on this host: stable, and different on different hosts.
@@ -246,6 +303,28 @@ mod tests {
         for bad in ["disk", "iqn.2026-01.io.lunar:Disk", "iqn.2026 x", &format!("iqn.{}", "a".repeat(220))] {
             assert!(target_name(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn whoever_names_one_face_gets_that_one() {
+        use clap::Parser;
+        for (arguments, iscsi, nvme) in [
+            (&["lunar", "demo"][..], 2, 2),
+            (&["lunar", "demo", "--listen", "127.0.0.1"], 1, 0),
+            (&["lunar", "demo", "--nvme", "127.0.0.1"], 0, 1),
+            (&["lunar", "demo", "--nvme", "::1", "--listen", "127.0.0.1:1"], 1, 1),
+            // NVMe/TCP is no back door.
+            (&["lunar", "demo", "--initiator", "iqn.x:*"], 2, 0),
+            (&["lunar", "demo", "--map", "iqn.x=0:0"], 2, 0),
+            (&["lunar", "demo", "--initiator", "nqn.x:*", "--nvme", "::1"], 0, 1),
+        ] {
+            let Command::Demo(demo) = Cli::parse_from(arguments).command else { panic!("it is a demo") };
+            assert_eq!((demo.how.portals().len(), demo.how.nvme_portals().len()), (iscsi, nvme), "{arguments:?}");
+            assert_eq!(demo.how.without_nvme().is_some(), iscsi == 2 && nvme == 0);
+        }
+        assert_eq!(nvme_address("::1").map(|a| a.to_string()).as_deref(), Ok("[::1]:4420"));
+        assert_eq!(subsystem_of("iqn.2026-01.io.lunar:a.b"), "nqn.2026-01.io.lunar:a.b");
+        assert!(subsystem_name(&subsystem_of("eui.0123456789abcdef")).is_ok() && subsystem_name("iqn.x").is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use lunar_core::medium::MediumKind;
 use lunar_core::unit::Unit;
 use std::fmt::Write;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// One volume's line.
 #[derive(Debug)]
@@ -50,32 +50,45 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
+/// Where it is shared, and over what.
+#[derive(Debug, Default)]
+pub struct Faces {
+    /// iSCSI portals.
+    pub iscsi: Vec<SocketAddr>,
+    /// NVMe/TCP ports.
+    pub nvme: Vec<SocketAddr>,
+}
+
 /// The address that the examples show: one that a client can reach, rather than "any".
-fn example(portals: &[SocketAddr], advertise: Option<SocketAddr>) -> String {
-    let address =
-        advertise.or_else(|| portals.first().copied()).unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 3260)));
+fn example(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => "127.0.0.1".to_owned(),
-        IpAddr::V6(ip) if ip.is_unspecified() => "[::1]".to_owned(),
-        IpAddr::V4(ip) => ip.to_string(),
-        IpAddr::V6(ip) => format!("[{ip}]"),
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
     };
-    format!("{ip}:{}", address.port())
+    SocketAddr::new(ip, address.port())
 }
 
 /// The whole banner.
 #[must_use]
-pub fn banner(target: &str, volumes: &[Line], portals: &[SocketAddr], advertise: Option<SocketAddr>) -> String {
+pub fn banner(target: &str, nqn: &str, volumes: &[Line], faces: &Faces, advertise: Option<SocketAddr>) -> String {
     let mut text = String::new();
-    let at = example(portals, advertise);
-    let (host, port) = at.rsplit_once(':').unwrap_or((&at, "3260"));
-    let host = host.trim_matches(['[', ']']);
-    let listens: Vec<String> = portals.iter().map(ToString::to_string).collect();
     let plural = if volumes.len() == 1 { "volume" } else { "volumes" };
+    let names: Vec<&str> = [(&faces.iscsi, "iSCSI"), (&faces.nvme, "NVMe/TCP")]
+        .into_iter()
+        .filter_map(|(portals, name)| (!portals.is_empty()).then_some(name))
+        .collect();
     let mut line = |text_line: String| writeln!(text, "{text_line}").expect("a String takes all");
-    line(format!("Lunar {} shares {} {plural} over iSCSI", env!("CARGO_PKG_VERSION"), volumes.len()));
-    line(format!("  target   {target}"));
-    line(format!("  portal   {}", listens.join("  ")));
+    let shown = |portals: &[SocketAddr]| portals.iter().map(ToString::to_string).collect::<Vec<_>>().join("  ");
+    line(format!("Lunar {} shares {} {plural} over {}", env!("CARGO_PKG_VERSION"), volumes.len(), names.join(" and ")));
+    if !faces.iscsi.is_empty() {
+        line(format!("  target   {target}"));
+        line(format!("  portal   {}", shown(&faces.iscsi)));
+    }
+    if !faces.nvme.is_empty() {
+        line(format!("  NQN      {nqn}"));
+        line(format!("  port     {}", shown(&faces.nvme)));
+    }
     for volume in volumes.iter().take(SHOWN_MAX) {
         line(format!("  LUN {:<4} {}  {}, {}", volume.lun, volume.name, size(volume.bytes), volume.traits));
     }
@@ -84,20 +97,38 @@ pub fn banner(target: &str, volumes: &[Line], portals: &[SocketAddr], advertise:
     }
     line(String::new());
     line("Connect from".to_owned());
+    if let Some(portal) = advertise.filter(|_| !faces.iscsi.is_empty()).or_else(|| faces.iscsi.first().copied()) {
+        over_iscsi(&mut line, target, example(portal));
+    }
+    if let Some(port) = faces.nvme.first() {
+        let ip = advertise.map_or_else(|| port.ip(), |address| address.ip());
+        over_nvme(&mut line, nqn, example(SocketAddr::new(ip, port.port())));
+    }
+    line(String::new());
+    let mut reached = faces.iscsi.iter().chain(&faces.nvme);
+    if advertise.is_none() && reached.any(|portal| !portal.ip().is_loopback()) {
+        let warning =
+            "Whoever reaches these ports can use these volumes; --listen 127.0.0.1 keeps them to this machine.";
+        line(warning.to_owned());
+    }
+    line("Ctrl-C finishes what is under way, flushes, and stops.".to_owned());
+    line("ready".to_owned());
+    text
+}
+
+fn over_iscsi(line: &mut impl FnMut(String), target: &str, at: SocketAddr) {
+    let (host, port) = (at.ip(), at.port());
     line(format!("  Linux    iscsiadm -m discovery -t sendtargets -p {at}"));
     line(format!("           iscsiadm -m node -T {target} -p {at} --login"));
     line(format!("  libiscsi iscsi-ls -s iscsi://{at}"));
     line(format!("  QEMU     qemu-system-x86_64 -drive file=iscsi://{at}/{target}/0,format=raw,if=virtio"));
     line(format!("  Windows  New-IscsiTargetPortal -TargetPortalAddress {host} -TargetPortalPortNumber {port}"));
     line(format!("           Connect-IscsiTarget -NodeAddress {target}"));
-    line(String::new());
-    if advertise.is_none() && portals.iter().any(|portal| !portal.ip().is_loopback()) {
-        let warning = "Whoever reaches this port can use these volumes; --listen 127.0.0.1 keeps them to this machine.";
-        line(warning.to_owned());
-    }
-    line("Ctrl-C finishes what is under way, flushes, and stops.".to_owned());
-    line("ready".to_owned());
-    text
+}
+
+fn over_nvme(line: &mut impl FnMut(String), nqn: &str, at: SocketAddr) {
+    let (host, port) = (at.ip(), at.port());
+    line(format!("  Linux    nvme connect -t tcp -a {host} -s {port} -n {nqn}"));
 }
 
 /// Volumes that the banner lists one by one: a screen, not a scroll.
@@ -118,12 +149,15 @@ mod tests {
     fn the_banner_tells_how_to_connect() {
         let line = Line { lun: 0, name: "disk.img".into(), bytes: 1 << 30, traits: "thin".into() };
         let any = SocketAddr::from(([0, 0, 0, 0], 3260));
-        let text = banner("iqn.x:disk", &[line], &[any], None);
+        let faces = Faces { iscsi: vec![any], nvme: vec![SocketAddr::from(([0, 0, 0, 0], 4420))] };
+        let text = banner("iqn.x:disk", "nqn.x:disk", &[line], &faces, None);
         for part in [
             "LUN 0    disk.img  1 GiB, thin",
             "iscsiadm -m node -T iqn.x:disk -p 127.0.0.1:3260 --login",
             "iscsi://127.0.0.1:3260/iqn.x:disk/0",
             "-TargetPortalAddress 127.0.0.1 -TargetPortalPortNumber 3260",
+            "nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.x:disk",
+            "1 volume over iSCSI and NVMe/TCP",
             "--listen 127.0.0.1 keeps",
         ] {
             assert!(text.contains(part), "{part:?} is missing in\n{text}");
@@ -134,7 +168,8 @@ mod tests {
     #[test]
     fn an_advertised_address_is_the_one_to_use() {
         let six = SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 1], 3261));
-        let text = banner("iqn.x:disk", &[], &[SocketAddr::from(([0, 0, 0, 0], 3260))], Some(six));
+        let faces = Faces { iscsi: vec![SocketAddr::from(([0, 0, 0, 0], 3260))], nvme: vec![] };
+        let text = banner("iqn.x:disk", "nqn.x:disk", &[], &faces, Some(six));
         assert!(text.contains("-p [fd00::1]:3261") && text.contains("-TargetPortalAddress fd00::1 "), "{text}");
         assert!(!text.contains("keeps them to this machine"));
     }

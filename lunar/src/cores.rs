@@ -1,13 +1,20 @@
 //! What the cores say to each other. Each core owns its state; what must happen on all of them is asked for
 //! by letter and is done when all have answered.
 
+use lunar_core::io::Fault;
 use lunar_core::range::{Guard, Span};
+use lunar_core::reserve::News;
 use lunar_core::unit::{Exclusive, Unit, UnitId};
 use lunar_iscsi::registry::Place;
 use lunar_iscsi::serve::{Front, Peers};
+use lunar_nvme::namespace::Access;
+use lunar_nvme::{Everywhere as NvmeEverywhere, Renewing, Subsystem};
+use lunar_nvme_tcp::serve::Front as NvmeFront;
 use lunar_reactor::Reactor;
 use lunar_reactor::channel::{Receiver, Sender};
 use lunar_reactor::op::Incoming;
+use lunar_scsi::access::AluaState;
+use lunar_scsi::lu::{Change, MediumState, Stamp};
 use lunar_scsi::{Everywhere, Mail, Target};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -15,6 +22,7 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 /// A letter from one core to another.
@@ -31,10 +39,32 @@ pub enum Letter {
     },
     /// Done: the answer to the request of this number.
     Answer(u64),
-    /// A connection to serve, and the portal group that it came in by.
-    Connection(Incoming, u16),
+    /// A connection to serve, and over what.
+    Connection(Face, Incoming),
     /// End what is under way, and then stop.
     Drain,
+}
+
+/// What a connection speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Face {
+    /// iSCSI, through the portal group of this tag.
+    Iscsi(u16),
+    /// NVMe/TCP.
+    Nvme,
+}
+
+/// What a core serves.
+#[derive(Clone)]
+pub struct Served {
+    /// Its view of the SCSI target.
+    pub target: Rc<Target>,
+    /// Its view of the NVM subsystem.
+    pub subsystem: Rc<Subsystem>,
+    /// Its iSCSI.
+    pub iscsi: Rc<Front>,
+    /// Its NVMe/TCP, if it has any.
+    pub nvme: Option<Rc<NvmeFront>>,
 }
 
 /// The duty to answer a request. Dropping it is the answer: a core that has ended, or ends with the letter unread, has
@@ -57,6 +87,10 @@ impl Drop for Duty {
 pub enum What {
     /// A message between the views of one SCSI target.
     Scsi(Mail),
+    /// The reservations of a unit have changed, for all command sets.
+    Reservations(UnitId, Arc<News>),
+    /// Those of all command sets who were preempted end.
+    Preempted(UnitId, Arc<News>),
     /// Hold a range of a unit until `LetGo` of the same asker and number.
     Hold(UnitId, Span),
     /// Let the range go that was held under this number.
@@ -75,6 +109,8 @@ pub struct Links {
     /// Ranges held here, by asker and number; `None` while one is still waited for.
     held: RefCell<HashMap<(usize, u64), Option<Guard>>>,
     units: RefCell<HashMap<UnitId, Rc<Unit>>>,
+    /// This core's views of the units, by command set.
+    views: RefCell<(Weak<Target>, Weak<Subsystem>)>,
 }
 
 impl Links {
@@ -88,7 +124,21 @@ impl Links {
             open: RefCell::default(),
             held: RefCell::default(),
             units: RefCell::default(),
+            views: RefCell::default(),
         })
+    }
+
+    /// Makes this core's views of the units known to each other.
+    pub fn add_views(&self, target: &Rc<Target>, subsystem: &Rc<Subsystem>) {
+        *self.views.borrow_mut() = (Rc::downgrade(target), Rc::downgrade(subsystem));
+    }
+
+    fn target(&self) -> Option<Rc<Target>> {
+        self.views.borrow().0.upgrade()
+    }
+
+    fn subsystem(&self) -> Option<Rc<Subsystem>> {
+        self.views.borrow().1.upgrade()
     }
 
     /// Makes a unit known, so that others can hold its ranges here.
@@ -160,23 +210,25 @@ impl Links {
     }
 
     /// Serves the letters that reach this core, until it is told to drain.
-    pub async fn serve(
-        self: &Rc<Self>,
-        reactor: &Reactor,
-        mut letters: Receiver<Letter>,
-        target: &Rc<Target>,
-        front: &Rc<Front>,
-    ) {
+    pub async fn serve(self: &Rc<Self>, reactor: &Reactor, mut letters: Receiver<Letter>, served: &Rc<Served>) {
         while let Some(letter) = letters.recv().await {
             match letter {
                 Letter::Answer(id) => self.answered(id),
-                Letter::Connection(incoming, group) => front.serve(incoming, group),
-                Letter::Drain => front.drain(),
+                Letter::Connection(Face::Iscsi(group), incoming) => served.iscsi.serve(incoming, group),
+                Letter::Connection(Face::Nvme, incoming) => {
+                    if let Some(front) = &served.nvme {
+                        front.serve(incoming);
+                    }
+                }
+                Letter::Drain => {
+                    served.iscsi.drain();
+                    served.nvme.iter().for_each(|front| front.drain());
+                }
                 Letter::Ask { from, what, duty } => {
                     // A task of its own: a range may take long to come free, and letters must not wait for it.
-                    let (links, target, front) = (self.clone(), target.clone(), front.clone());
+                    let (links, served) = (self.clone(), served.clone());
                     reactor.spawn(async move {
-                        links.carry_out(from, duty.id, what, &target, &front).await;
+                        links.carry_out(from, duty.id, what, &served).await;
                         drop(duty);
                     });
                 }
@@ -184,9 +236,21 @@ impl Links {
         }
     }
 
-    async fn carry_out(&self, from: usize, id: u64, what: What, target: &Target, front: &Front) {
+    async fn carry_out(&self, from: usize, id: u64, what: What, served: &Served) {
+        let Served { target, subsystem, iscsi: front, .. } = served;
         match what {
-            What::Scsi(mail) => target.deliver(mail).await,
+            What::Scsi(mail) => {
+                mirror(&mail, subsystem);
+                target.deliver(mail).await;
+            }
+            What::Reservations(unit, news) => {
+                subsystem.see_reservations(unit);
+                target.deliver(Mail::Reservations { lun: lun_of(unit), news }).await;
+            }
+            What::Preempted(unit, news) => {
+                subsystem.end_preempted(unit, &news).await;
+                target.deliver(Mail::Preempted { lun: lun_of(unit), news }).await;
+            }
             What::Hold(unit, span) => self.hold_here(from, id, unit, span).await,
             What::LetGo(held) => {
                 self.held.borrow_mut().remove(&(from, held));
@@ -261,7 +325,107 @@ impl Everywhere for OtherCores {
         let links = self.0.clone();
         Box::pin(async move {
             let others: Vec<usize> = links.others().collect();
-            links.ask(others.into_iter(), || What::Scsi(mail.clone())).await;
+            let Some(subsystem) = links.subsystem() else { return };
+            match mail {
+                Mail::Reservations { lun, news } => {
+                    let unit = UnitId(lun.into());
+                    subsystem.see_reservations(unit);
+                    links.ask(others.into_iter(), || What::Reservations(unit, news.clone())).await;
+                    subsystem.tell_reservations(unit, &news);
+                }
+                Mail::Preempted { lun, news } => {
+                    let unit = UnitId(lun.into());
+                    subsystem.end_preempted(unit, &news).await;
+                    links.ask(others.into_iter(), || What::Preempted(unit, news.clone())).await;
+                }
+                mail => {
+                    mirror(&mail, &subsystem);
+                    links.ask(others.into_iter(), || What::Scsi(mail.clone())).await;
+                }
+            }
+        })
+    }
+}
+
+/// The logical unit of a unit: both are numbered alike.
+fn lun_of(unit: UnitId) -> u16 {
+    // Logical units are numbered with 14 bits.
+    unit.0 as u16
+}
+
+/// Has NVMe go by what SCSI alone decides: the state of asymmetric access of the first target port group, which is the
+/// one that NVMe's ports are in.
+fn mirror(mail: &Mail, subsystem: &Subsystem) {
+    const GROUP: u16 = 1;
+    let Mail::Change { lun, change: Change::Access(accesses), .. } = mail else { return };
+    let Some(access) = accesses.iter().find(|access| access.group == GROUP) else { return };
+    let state = match access.state {
+        AluaState::ACTIVE_OPTIMIZED => Access::OPTIMIZED,
+        AluaState::ACTIVE_NON_OPTIMIZED => Access::NON_OPTIMIZED,
+        AluaState::TRANSITIONING => Access::CHANGE,
+        _ => Access::INACCESSIBLE,
+    };
+    subsystem.set_access(UnitId((*lun).into()), state);
+}
+
+/// Reaches the views of all command sets on all cores, but NVMe's on this one.
+pub struct OtherViews(pub Rc<Links>);
+
+/// What SCSI is told of a medium that NVMe writes anew. One works on a medium at a time, and states of media are not
+/// numbered.
+fn medium_mail(unit: UnitId, state: Renewing) -> Mail {
+    Mail::Change { lun: lun_of(unit), change: Change::Medium(medium_state(state)), stamp: Stamp::default() }
+}
+
+fn medium_state(state: Renewing) -> MediumState {
+    match state {
+        Renewing::Begun => MediumState::Formatting,
+        Renewing::Done => MediumState::Ready,
+        Renewing::Failed => MediumState::FormatFailed,
+    }
+}
+
+impl NvmeEverywhere for OtherViews {
+    fn reservations(&self, unit: UnitId, news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>> {
+        let links = self.0.clone();
+        Box::pin(async move {
+            if let Some(target) = links.target() {
+                target.deliver(Mail::Reservations { lun: lun_of(unit), news: news.clone() }).await;
+            }
+            let others: Vec<usize> = links.others().collect();
+            links.ask(others.into_iter(), || What::Reservations(unit, news.clone())).await;
+        })
+    }
+
+    fn keep(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
+        let target = self.0.target();
+        Box::pin(async move {
+            match target {
+                Some(target) => target.keep_format(lun_of(unit), medium_state(state)).await,
+                None => Err(Fault::Gone),
+            }
+        })
+    }
+
+    fn renewing(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = ()>>> {
+        let links = self.0.clone();
+        Box::pin(async move {
+            if let Some(target) = links.target() {
+                target.deliver(medium_mail(unit, state)).await;
+            }
+            let others: Vec<usize> = links.others().collect();
+            links.ask(others.into_iter(), || What::Scsi(medium_mail(unit, state))).await;
+        })
+    }
+
+    fn preempted(&self, unit: UnitId, news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>> {
+        let links = self.0.clone();
+        Box::pin(async move {
+            if let Some(target) = links.target() {
+                target.deliver(Mail::Preempted { lun: lun_of(unit), news: news.clone() }).await;
+            }
+            let others: Vec<usize> = links.others().collect();
+            links.ask(others.into_iter(), || What::Preempted(unit, news.clone())).await;
         })
     }
 }

@@ -2,13 +2,13 @@
 
 use crate::access::Map;
 use crate::args::{self, Driver, How};
-use crate::banner::{Line, banner};
-use crate::cores::{AllCores, Letter, Links, OtherCores, OtherSessions};
+use crate::banner::{Faces, Line, banner};
+use crate::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
 use crate::stats;
 use crate::volume::Volume;
 use anyhow::{Context, Result, anyhow, bail};
 use lunar_core::io::{Completion, Data, Io, Op, submit};
-use lunar_core::medium::Medium;
+use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::range::Ranges;
 use lunar_core::stats::Stats;
 use lunar_core::step::Tools;
@@ -19,6 +19,9 @@ use lunar_iscsi::guard::Guard;
 use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::Registry;
 use lunar_iscsi::serve::{Front, Settings};
+use lunar_nvme::namespace::NAMESPACES_MAX;
+use lunar_nvme::{Controllers, Subsystem, SubsystemConfig};
+use lunar_nvme_tcp::serve::{Front as NvmeFront, Settings as NvmeSettings};
 use lunar_reactor::channel::{Sender, channel};
 use lunar_reactor::linger::until_free;
 use lunar_reactor::op::Handle;
@@ -44,14 +47,16 @@ struct Setup {
     /// What the target is called for people.
     alias: String,
     target: String,
+    /// Name of the NVM subsystem.
+    nqn: String,
     how: How,
-    portals: Vec<SocketAddr>,
     stats: Vec<Arc<Stats>>,
     /// What is counted of each volume.
     tallies: Vec<Tally>,
     /// Work on the whole of each volume.
     media: Vec<Medium>,
     registry: Arc<Registry>,
+    controllers: Arc<Controllers>,
     shared: Arc<SharedUnits>,
     tokens: Arc<Tokens>,
     guard: Arc<Guard>,
@@ -60,7 +65,7 @@ struct Setup {
 /// What a core reports while it starts, by its number.
 enum Report {
     Mailbox(usize, Sender<Letter>),
-    Listening(Vec<SocketAddr>, Vec<Line>),
+    Listening(Faces, Vec<Line>),
     Ready,
     Failed(anyhow::Error),
 }
@@ -74,12 +79,13 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
     let count = how.cores.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
     let stats: Vec<Arc<Stats>> = (0..count).map(|_| Arc::default()).collect();
     let target = how.name.clone().unwrap_or_else(|| args::default_name(&host_name(), &names[0]));
-    let portals = how.portals();
+    let nqn = how.nqn.clone().unwrap_or_else(|| args::subsystem_of(&target));
     let socket = how.stats.as_deref().map(|path| stats::Socket::serve(path, stats.clone())).transpose()?;
     let shared = restore(&volumes, &names)?;
     check_maps(&how.who.map, volumes.len())?;
     let audit = |record: &Record| eprintln!("audit: {record}");
     let guard = Guard::new(how.who.access()?, Box::new(random), Box::new(audit));
+    how.without_nvme().into_iter().for_each(|why| eprintln!("{why}"));
     let media = volumes.iter().map(|volume| Medium::of(volume.medium())).collect();
     let tallies = volumes.iter().map(|_| Tally::new(count)).collect();
     let setup = Arc::new(Setup {
@@ -87,12 +93,13 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
         alias: alias(&names),
         names,
         target,
+        nqn,
         how,
-        portals,
         stats,
         tallies,
         media,
         registry: Arc::new(Registry::new()),
+        controllers: Arc::default(),
         shared,
         tokens: tokens(),
         guard,
@@ -172,7 +179,7 @@ fn start(setup: &Arc<Setup>, count: usize) -> Result<(Cores, Vec<Sender<Letter>>
     while ready < count {
         match reports.recv().context("a core ended while it started")? {
             Report::Mailbox(core, sender) => mailboxes[core] = Some(sender),
-            Report::Listening(portals, lines) => listening = Some((portals, lines)),
+            Report::Listening(faces, lines) => listening = Some((faces, lines)),
             Report::Ready => ready += 1,
             Report::Failed(why) => return Err(why),
         }
@@ -181,8 +188,8 @@ fn start(setup: &Arc<Setup>, count: usize) -> Result<(Cores, Vec<Sender<Letter>>
             directories.drain(..).for_each(|directory| drop(directory.send(all.clone())));
         }
     }
-    let (portals, lines) = listening.context("no core listens")?;
-    let text = banner(&setup.target, &lines, &portals, setup.how.advertise.first().copied());
+    let (faces, lines) = listening.context("no core listens")?;
+    let text = banner(&setup.target, &setup.nqn, &lines, &faces, setup.how.advertise.first().copied());
     // A closed standard output is no reason to stop sharing.
     let _ = std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush());
     Ok((threads, mailboxes.into_iter().flatten().collect()))
@@ -235,12 +242,10 @@ fn core(
 struct Core {
     units: Vec<Rc<Unit>>,
     links: Rc<Links>,
-    target: Rc<Target>,
-    front: Rc<Front>,
+    served: Rc<Served>,
     maps: Vec<Map>,
     letters: lunar_reactor::channel::Receiver<Letter>,
-    /// Each with the tag of its portal group.
-    listeners: Vec<(Handle, u16)>,
+    listeners: Vec<(Face, Handle)>,
     mailboxes: Vec<Sender<Letter>>,
     stats: Vec<Arc<Stats>>,
 }
@@ -268,13 +273,30 @@ fn build(
     let _ = report.send(Report::Mailbox(me, mailbox));
     let mailboxes = directory.recv().context("another core did not start")?;
     let links = Links::new(me, mailboxes.clone());
+    let served = Rc::new(serve_units(me, setup, &reactor, &links)?);
+    let units = open_units(setup, &reactor, &links, &served)?;
+    let mut listeners = Vec::new();
+    // One core accepts and hands out: the kernel would spread by hash, and two connections may well share one.
+    if me == 0 {
+        let faces = listen_all(&reactor, setup, &mut listeners)?;
+        let lines = units.iter().enumerate().map(|(lun, unit)| Line::of(lun as u16, &setup.names[lun], unit));
+        let _ = report.send(Report::Listening(faces, lines.collect()));
+    }
+    let maps = setup.how.who.map.clone();
+    let core = Core { units, links, served, maps, letters, listeners, mailboxes, stats: setup.stats.clone() };
+    Ok((reactor, core))
+}
+
+/// What this core serves, without any unit.
+fn serve_units(me: usize, setup: &Setup, reactor: &Reactor, links: &Rc<Links>) -> Result<Served> {
+    let stats = setup.stats[me].clone();
     let target = Target::new(
         TargetConfig {
             name: setup.target.clone(),
             ports: setup.how.groups().into_iter().map(|group| port(&setup.target, group)).collect(),
             clock: Clock(Rc::new(wall_clock)),
             core: u16::try_from(me).context("too many cores")?,
-            stats,
+            stats: stats.clone(),
             shared: setup.shared.clone(),
             tokens: setup.tokens.clone(),
         },
@@ -282,27 +304,39 @@ fn build(
     );
     let spawner = reactor.clone();
     target.run_in_background(Rc::new(move |work| spawner.spawn(work)));
-    let units = open_units(setup, &reactor, &links, &target)?;
+    let identity = setup.volumes.first().context("nothing is shared")?.identity();
+    let guard = setup.guard.clone();
+    let subsystem = Subsystem::new(
+        SubsystemConfig {
+            nqn: setup.nqn.clone(),
+            serial: identity.serial.clone(),
+            model: format!("{} {}", identity.vendor, identity.product),
+            firmware: identity.revision.clone(),
+            clock: Rc::new(wall_clock),
+            stats,
+            shared: setup.shared.clone(),
+            controllers: setup.controllers.clone(),
+            access: Rc::new(move || guard.access()),
+        },
+        Rc::new(OtherViews(links.clone())),
+    );
+    links.add_views(&target, &subsystem);
+    let drain = Duration::from_secs(setup.how.drain.into());
     let settings = Settings {
         target: setup.target.as_str().into(),
         alias: setup.alias.as_str().into(),
         portals: setup.how.told(),
-        drain: Duration::from_secs(setup.how.drain.into()),
+        drain,
         session: config::Config::default(),
         guard: setup.guard.clone(),
     };
-    let front =
-        Front::new(&reactor, &target, settings, setup.registry.clone(), me, Rc::new(OtherSessions(links.clone())));
-    let mut listeners = Vec::new();
-    // One core accepts and hands out: the kernel would spread by hash, and two connections may well share one.
-    if me == 0 {
-        let portals = listen(&reactor, setup, &mut listeners)?;
-        let lines = units.iter().enumerate().map(|(lun, unit)| Line::of(lun as u16, &setup.names[lun], unit));
-        let _ = report.send(Report::Listening(portals, lines.collect()));
-    }
-    let maps = setup.how.who.map.clone();
-    let core = Core { units, links, target, front, maps, letters, listeners, mailboxes, stats: setup.stats.clone() };
-    Ok((reactor, core))
+    let sessions = Rc::new(OtherSessions(links.clone()));
+    let iscsi = Front::new(reactor, &target, settings, setup.registry.clone(), me, sessions);
+    let settings = NvmeSettings { advertise: setup.how.advertise.first().map(SocketAddr::ip), drain };
+    // Its slots take memory.
+    let is_wanted = !setup.how.nvme_portals().is_empty();
+    let nvme = is_wanted.then(|| NvmeFront::new(reactor, &subsystem, settings));
+    Ok(Served { target, subsystem, iscsi, nvme })
 }
 
 /// A portal group is a target port (RFC 7143 4.4.3), and a target port group of its own: a path that may fare
@@ -311,7 +345,8 @@ fn port(target: &str, group: u16) -> PortConfig {
     PortConfig { relative: group, group, name: format!("{target},t,0x{group:04x}"), protocol: PROTOCOL_ISCSI }
 }
 
-fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<Target>) -> Result<Vec<Rc<Unit>>> {
+fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, served: &Served) -> Result<Vec<Rc<Unit>>> {
+    let Served { target, subsystem, .. } = served;
     let mut units = Vec::new();
     for (lun, volume) in setup.volumes.iter().enumerate() {
         let store = volume.open(reactor).with_context(|| format!("opening {}", setup.names[lun]))?;
@@ -335,27 +370,53 @@ fn open_units(setup: &Setup, reactor: &Reactor, links: &Rc<Links>, target: &Rc<T
         });
         links.add_unit(&unit);
         target.add_unit(lun as u16, unit.clone());
+        if let Some(namespace) = namespace_of(lun as u32, &unit) {
+            subsystem.add_namespace(namespace, unit.clone());
+        }
         units.push(unit);
     }
     Ok(units)
 }
 
-fn listen(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<(Handle, u16)>) -> Result<Vec<SocketAddr>> {
-    let mut portals = Vec::new();
-    let asked = !setup.how.listen.is_empty();
+/// The namespace that a unit is, if it is one: NVMe has no media that can be taken out, and fewer namespaces than SCSI
+/// has logical units.
+fn namespace_of(lun: u32, unit: &Unit) -> Option<u32> {
+    let is_fixed = unit.medium.kind() == MediumKind::Fixed;
+    lun.checked_add(1).filter(|namespace| is_fixed && *namespace <= NAMESPACES_MAX)
+}
+
+/// Listens for everything that is served.
+fn listen_all(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<(Face, Handle)>) -> Result<Faces> {
     let groups = setup.how.groups();
-    for (at, &portal) in setup.portals.iter().enumerate() {
+    // All addresses are one group, unless asked for one by one.
+    let face = |at| Face::Iscsi(groups.get(at).copied().unwrap_or(groups[0]));
+    let iscsi: Vec<_> = setup.how.portals().into_iter().enumerate().map(|(at, portal)| (face(at), portal)).collect();
+    let nvme: Vec<_> = setup.how.nvme_portals().into_iter().map(|portal| (Face::Nvme, portal)).collect();
+    Ok(Faces { iscsi: listen(reactor, setup, &iscsi, listeners)?, nvme: listen(reactor, setup, &nvme, listeners)? })
+}
+
+fn listen(
+    reactor: &Reactor,
+    setup: &Setup,
+    wanted: &[(Face, SocketAddr)],
+    listeners: &mut Vec<(Face, Handle)>,
+) -> Result<Vec<SocketAddr>> {
+    let mut portals = Vec::new();
+    for &(face, portal) in wanted {
+        let (option, asked) = match face {
+            Face::Iscsi(_) => ("--listen", !setup.how.listen.is_empty()),
+            Face::Nvme => ("--nvme", !setup.how.nvme.is_empty()),
+        };
         let listen = || reactor.driver().listen(portal);
         match until_free(PORT_PATIENCE, listen, |why| why.kind() == std::io::ErrorKind::AddrInUse) {
             Ok((listener, address)) => {
-                // All addresses are one group, unless asked for one by one.
-                listeners.push((listener, groups.get(at).copied().unwrap_or(groups[0])));
+                listeners.push((face, listener));
                 portals.push(address);
             }
             // "All addresses" on a machine without IPv6 (or without IPv4) is what is there.
             Err(_) if !asked && portal.is_ipv6() && !portals.is_empty() => {}
             Err(why) if why.kind() == std::io::ErrorKind::AddrInUse => bail!(
-                "{portal} is in use by another program (another target?): choose another port with --listen {}:{}",
+                "{portal} is in use by another program (another target?): choose another port with {option} {}:{}",
                 portal.ip(),
                 portal.port().saturating_add(1)
             ),
@@ -363,7 +424,7 @@ fn listen(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<(Handle, u16)>) 
                 bail!("{portal} is not an address of this machine: see `ip address`")
             }
             Err(why) if why.kind() == std::io::ErrorKind::PermissionDenied => {
-                bail!("port {} is for root only: choose one above 1023 with --listen", portal.port())
+                bail!("port {} is for root only: choose one above 1023 with {option}", portal.port())
             }
             Err(why) => return Err(why).with_context(|| format!("listening on {portal}")),
         }
@@ -376,24 +437,27 @@ const PORT_PATIENCE: Duration = Duration::from_secs(3);
 
 impl Core {
     async fn serve(self, reactor: &Reactor) -> Result<()> {
-        let Self { units, links, target, front, maps, letters, listeners, mailboxes, stats } = self;
+        let Self { units, links, served, maps, letters, listeners, mailboxes, stats } = self;
         for Map { initiator, luns } in maps {
-            target.set_map(&initiator, luns).await;
+            served.target.set_map(&initiator, luns).await;
         }
-        for (listener, group) in listeners {
+        for (face, listener) in listeners {
             let (reactor, mailboxes, stats) = (reactor.clone(), mailboxes.clone(), stats.clone());
-            reactor.clone().spawn(async move { accept(&reactor, &listener, group, &mailboxes, &stats).await });
+            reactor.clone().spawn(async move { accept(&reactor, face, &listener, &mailboxes, &stats).await });
         }
         {
-            let (reactor, links, target, front) = (reactor.clone(), links, target.clone(), front.clone());
-            reactor.clone().spawn(async move { links.serve(&reactor, letters, &target, &front).await });
+            let (reactor, links, served) = (reactor.clone(), links, served.clone());
+            reactor.clone().spawn(async move { links.serve(&reactor, letters, &served).await });
         }
-        if target.config().core == 0 {
-            target.resume(reactor.arena());
-            let (reactor, target) = (reactor.clone(), target.clone());
+        if served.target.config().core == 0 {
+            served.target.resume(reactor.arena());
+            let (reactor, target) = (reactor.clone(), served.target.clone());
             reactor.clone().spawn(async move { watch_space(&reactor, &target).await });
         }
-        front.drained().await;
+        served.iscsi.drained().await;
+        if let Some(front) = &served.nvme {
+            front.drained().await;
+        }
         for unit in &units {
             let beside = unit.protection.as_ref().map(|protection| &*protection.store);
             for store in std::iter::once(&*unit.store).chain(beside) {
@@ -424,7 +488,7 @@ async fn watch_space(reactor: &Reactor, target: &Target) {
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 /// Hands each connection to the core that has the fewest.
-async fn accept(reactor: &Reactor, listener: &Handle, group: u16, mailboxes: &[Sender<Letter>], stats: &[Arc<Stats>]) {
+async fn accept(reactor: &Reactor, face: Face, listener: &Handle, mailboxes: &[Sender<Letter>], stats: &[Arc<Stats>]) {
     let mut given = vec![0_u64; mailboxes.len()];
     loop {
         match reactor.accept(listener).await {
@@ -433,7 +497,7 @@ async fn accept(reactor: &Reactor, listener: &Handle, group: u16, mailboxes: &[S
                 let core = (0..mailboxes.len()).min_by_key(|&core| (stats[core].connections.get(), given[core]));
                 let core = core.unwrap_or(0);
                 given[core] += 1;
-                mailboxes[core].send(Letter::Connection(incoming, group));
+                mailboxes[core].send(Letter::Connection(face, incoming));
             }
             Err(why) => {
                 eprintln!("accepting a connection failed: {why}");

@@ -7,7 +7,7 @@
 //!   [`lun_map`]: which of them, by which numbers
 //! * [`information`]: what initiators write on a disk
 //! * [`protect`]: protection information, as commands ask for it
-//! * [`reserve`]: reservations; [`shared`]: what the views of a disk on all cores have in common
+//! * [`reserve`]: reservations, as SCSI speaks of them
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
 //! * [`task`], [`manage`]: task sets and task management; [`order`]: who runs when; [`attention`]: unit attentions
 //! * [`buffers`]: what READ BUFFER and WRITE BUFFER are about
@@ -43,7 +43,6 @@ pub mod protect;
 pub mod renew;
 pub mod reserve;
 pub mod sense;
-pub mod shared;
 pub mod table;
 pub mod target;
 pub mod task;
@@ -55,8 +54,8 @@ pub use command::{Cdb, Command, Reply, Status, TaskAttribute};
 pub use copy::tokens::Tokens;
 pub use lun::Lun;
 pub use lun_map::{LunMap, Mapping};
+pub use lunar_core::reserve::SharedUnits;
 pub use nexus::Nexus;
 pub use sense::{Asc, Sense, SenseData, SenseKey};
-pub use shared::SharedUnits;
 pub use target::{Clock, Everywhere, Mail, Nowhere, PortConfig, Target, TargetConfig};
 pub use task::{Task, TaskFunction, TaskResponse, TaskSet};

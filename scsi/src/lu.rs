@@ -7,13 +7,13 @@ use crate::log;
 use crate::mode;
 use crate::renew::kept;
 use crate::sense::{Asc, Sense, SenseKey};
-use crate::shared::Shared;
 use crate::table::Needs;
 use crate::thin::{Resource, Threshold, Watch};
 use crate::tray::Tray;
 use lunar_core::io::Space;
-use lunar_core::medium::MediumKind;
+use lunar_core::medium::{Content, MediumKind};
 use lunar_core::protection::{self, Protection};
+use lunar_core::reserve::Shared;
 use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -59,6 +59,15 @@ pub enum MediumState {
 }
 
 impl MediumState {
+    /// What other command sets have to know of it.
+    fn content(self) -> Content {
+        match self {
+            Self::Ready => Content::Whole,
+            Self::Formatting | Self::FormatCorrupted | Self::FormatFailed => Content::Unformatted,
+            Self::Sanitizing | Self::SanitizeFailed { .. } => Content::Unsanitized,
+        }
+    }
+
     /// What a command is told that it does not admit.
     #[must_use]
     pub(crate) fn sense(self, lu: &LogicalUnit) -> Sense {
@@ -300,6 +309,7 @@ impl LogicalUnit {
     pub(crate) fn new(lun: u16, unit: Rc<Unit>, shared: Arc<Shared>) -> Self {
         let state = State::new(&unit);
         let medium = kept::load(&unit).state;
+        unit.medium.set_content(medium.content());
         Self::with_state(lun, unit, shared, state, (medium, Tray::default()))
     }
 
@@ -460,6 +470,7 @@ impl LogicalUnit {
         // One works on a medium at a time and waits until all know: no change of it can overtake another.
         if let Change::Medium(state) = change {
             self.medium.set(*state);
+            self.unit.medium.set_content(state.content());
         }
         // Whoever moves it has the turn of all cores until all know.
         if let Change::Tray(tray) = change {

@@ -12,24 +12,11 @@ use crate::sense::{Asc, Sense};
 use crate::task::TaskSet;
 use crate::tray::MediaEvent;
 use lunar_core::port::NexusName;
+pub use lunar_core::reserve::Held;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// What another nexus's reservation means for this one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Held {
-    /// There is none, or it is this nexus's own, or this nexus is registered and that is enough.
-    #[default]
-    None,
-    /// RESERVE(6), RESERVE(10).
-    Spc2,
-    /// A persistent one of the Write Exclusive types.
-    WriteExclusive,
-    /// A persistent one of the Exclusive Access types.
-    ExclusiveAccess,
-}
 
 /// An I_T_L nexus: what one nexus has to do with one disk.
 #[derive(Debug)]

@@ -176,6 +176,16 @@ impl Target {
         result.map_err(|_| renewal.failed.sense(lu).into())
     }
 
+    /// Keeps where another command set is with formatting a unit, so that it outlives this process as a FORMAT UNIT
+    /// does: before it begins, and when it has ended, before anybody is told.
+    ///
+    /// # Errors
+    /// What keeps it from being kept; a unit that is not there keeps nothing.
+    pub async fn keep_format(&self, lun: u16, state: MediumState) -> Result<(), Fault> {
+        let Some(lu) = self.unit(lun) else { return Err(Fault::Gone) };
+        kept::format(&lu.unit, state).await
+    }
+
     /// Goes on with what a crash or a stop has interrupted: for one core, once all serve.
     pub fn resume(&self, arena: &Arena) {
         let (Some(spawn), Some(target)) = (self.background(), self.this()) else { return };

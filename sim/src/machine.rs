@@ -4,7 +4,8 @@
 use crate::identity;
 use crate::stamp::SECTOR;
 use crate::watch::Watch;
-use lunar::cores::{AllCores, Letter, Links, OtherCores, OtherSessions};
+use lunar::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
+use lunar_core::access::Access;
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
 use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::medium::Medium;
@@ -17,6 +18,7 @@ use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_iscsi::config;
 use lunar_iscsi::registry::Registry;
 use lunar_iscsi::serve::{Front, Portal, Settings};
+use lunar_nvme::{Subsystem, SubsystemConfig};
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
 use lunar_reactor::channel::{Receiver, Sender, channel};
@@ -230,8 +232,11 @@ impl Machine {
             let units = open_units(setup, &opened, &reactor, &links, &target);
             let peers = Rc::new(OtherSessions(links.clone()));
             let front = Front::new(&reactor, &target, settings(setup), registry.clone(), me, peers);
-            let (core, serving) = (reactor.clone(), front.clone());
-            reactor.spawn(async move { links.serve(&core, letters, &target, &serving).await });
+            let subsystem = subsystem(&reactor, stats[me].clone(), shared.clone(), &links);
+            links.add_views(&target, &subsystem);
+            let served = Rc::new(Served { target, subsystem, iscsi: front.clone(), nvme: None });
+            let core = reactor.clone();
+            reactor.spawn(async move { links.serve(&core, letters, &served).await });
             reactor.spawn(until_stopped(front.clone(), units, stop.clone()));
             cores.push(Core { reactor, front, mailbox: mailboxes[me].clone() });
         }
@@ -341,6 +346,23 @@ fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>, shared: Arc<Sh
     }
 }
 
+/// NVMe's view of the same units, which nobody uses: no simulated host speaks it.
+fn subsystem(reactor: &Reactor, stats: Arc<Stats>, shared: Arc<SharedUnits>, links: &Rc<Links>) -> Rc<Subsystem> {
+    let time = reactor.clone();
+    let config = SubsystemConfig {
+        nqn: "nqn.2026-01.io.lunar:simulated".to_owned(),
+        serial: "1".to_owned(),
+        model: "SIMULATED".to_owned(),
+        firmware: "1".to_owned(),
+        clock: Rc::new(move || time.now().0 / 1_000_000),
+        stats,
+        shared,
+        controllers: Arc::default(),
+        access: Rc::new(|| Arc::new(Access::open())),
+    };
+    Subsystem::new(config, Rc::new(OtherViews(links.clone())))
+}
+
 fn settings(setup: &Setup) -> Settings {
     Settings {
         guard: lunar_iscsi::guard::Guard::open(),
@@ -413,7 +435,7 @@ async fn accept(reactor: Reactor, mailboxes: Vec<Sender<Letter>>, stats: Vec<Arc
                 let core = (0..mailboxes.len()).min_by_key(|&core| (stats[core].connections.get(), given[core]));
                 let core = core.unwrap_or(0);
                 given[core] += 1;
-                mailboxes[core].send(Letter::Connection(incoming, PORTAL_GROUP));
+                mailboxes[core].send(Letter::Connection(Face::Iscsi(PORTAL_GROUP), incoming));
             }
             Err(_) => reactor.sleep(ACCEPT_REST).await,
         }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::chap;
 use crate::report::Outcome;
-use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Subject, Target};
+use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Subject, Target, free_port};
 use crate::tools;
 
 /// The emulated processor is slow, and slower while something else is built.
@@ -28,15 +28,44 @@ pub(crate) use paths::part as paths;
 /// Boots the guest against the target. The first driver gets everything, others what differs between drivers.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("guest/{}", driver.name());
-    let mut made = None;
-    lab.report.check(&part, "packages for the guest", || {
-        made = Some(sysroot::ensure(&lab.report)?);
-        Ok(())
-    });
-    let Some(sysroot) = made else { return Ok(()) };
+    let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
     let script = Script { name: "iscsi", part: &part, driver, sysroot: &sysroot };
     lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver)?));
     Ok(())
+}
+
+/// The same over NVMe/TCP.
+pub(crate) fn nvme_part(lab: &Lab, driver: Driver) -> Result<()> {
+    let part = format!("nvme/{}", driver.name());
+    lab.built()?;
+    let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
+    let script = Script { name: "nvme", part: &part, driver, sysroot: &sysroot };
+    lab.report.check(&part, "guest ran to its end", || script.run(lab, nvme_targets(lab, driver)?));
+    Ok(())
+}
+
+fn packages(lab: &Lab, part: &str) -> Option<sysroot::Sysroot> {
+    let mut made = None;
+    lab.report.check(part, "packages for the guest", || {
+        made = Some(sysroot::ensure(&lab.report)?);
+        Ok(())
+    });
+    made
+}
+
+/// One target with both faces.
+fn nvme_targets(lab: &Lab, driver: Driver) -> Result<Targets> {
+    let port = free_port()?;
+    let volumes = [lab.image(&format!("nvme-{}.img", driver.name()), 512)?, "ram:64M".to_owned()];
+    let mut spec = Spec::new(driver, volumes)?.flags(&["--nvme", &port.to_string()]);
+    spec.for_guest = true;
+    let main = Target::start(lab, &spec)?;
+    let mut settings = String::new();
+    writeln!(settings, "PORTAL={HOST_AS_GUEST_SEES_IT}:{}\nTARGET={}", main.portal.port(), main.name)?;
+    // Both names are made of one.
+    let nqn = main.name.replacen("iqn.", "nqn.", 1);
+    writeln!(settings, "HOST={HOST_AS_GUEST_SEES_IT}\nPORT={}\nNQN={nqn}", port.port())?;
+    Ok(Targets { main: Some(main), spec, others: Vec::new(), settings })
 }
 
 /// What a guest does.

@@ -14,7 +14,7 @@ use crate::process;
 
 /// Loaded at start, in an order that dependencies decide. The crypto module is asked for by algorithm, not by
 /// dependency.
-const MODULES: [&str; 20] = [
+const MODULES: [&str; 21] = [
     "virtio_pci",
     "virtio_net",
     "9pnet_virtio",
@@ -26,6 +26,7 @@ const MODULES: [&str; 20] = [
     "isofs",
     "sg",
     "iscsi_tcp",
+    "nvme_tcp",
     "ext4",
     "xfs",
     "dm_mod",

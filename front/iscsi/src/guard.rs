@@ -117,6 +117,12 @@ impl Guard {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The access that it goes by now.
+    #[must_use]
+    pub fn access(&self) -> Arc<Access> {
+        self.lock().access.clone()
+    }
+
     /// Goes by another access from now on; sessions and logins under way stay what they are.
     pub fn set_access(&self, access: Access) {
         self.lock().access = Arc::new(access);

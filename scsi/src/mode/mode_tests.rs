@@ -385,7 +385,7 @@ impl Everywhere for Other {
 #[test]
 fn what_two_cores_save_at_once_is_kept_as_it_is_in_force() {
     let keep = Arc::<Late>::default();
-    let shared = Arc::<crate::shared::SharedUnits>::default();
+    let shared = Arc::<lunar_core::reserve::SharedUnits>::default();
     let others = [Rc::<Other>::default(), Rc::<Other>::default()];
     let rigs = [0, 1].map(|core| {
         let rig = Rig::sharing(Rig::traits(), others[core].clone(), shared.clone());

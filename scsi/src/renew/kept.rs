@@ -91,6 +91,16 @@ pub(super) fn done(unit: &Unit) -> Keeping {
     unit.keep.keep(KEPT_AS, Vec::new())
 }
 
+/// Keeps what it is in while and after another command set formats it.
+pub(crate) fn format(unit: &Unit, state: MediumState) -> Keeping {
+    let state = match state {
+        MediumState::Ready => return done(unit),
+        MediumState::Formatting => FORMATTING,
+        _ => FORMAT_FAILED,
+    };
+    unit.keep.keep(KEPT_AS, Header { version: VERSION, state }.as_bytes().to_vec())
+}
+
 /// What a unit's medium is in, as far as it was kept. What cannot be understood may have been a SANITIZE: it is taken
 /// for one that failed.
 pub(crate) fn load(unit: &Unit) -> Kept {

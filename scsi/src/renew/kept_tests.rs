@@ -4,6 +4,7 @@ use crate::fuzzing::{BLOCK, Ended, Rig, at_once};
 use crate::lu::MediumState;
 use lunar_core::io::{Fault, Op, Traits};
 use lunar_core::keep::{Forgetful, Keep};
+use lunar_core::medium::Content;
 use lunar_core::mem::Arena;
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -211,4 +212,20 @@ proptest! {
         at_once(unit.keep.keep(KEPT_AS, bytes)).expect("memory");
         prop_assert!(load(&unit).state != MediumState::Ready);
     }
+}
+
+#[test]
+fn what_another_command_set_formats_is_kept_as_well() {
+    let keep = forgetful();
+    for (state, after, content) in [
+        (MediumState::Formatting, MediumState::FormatCorrupted, Content::Unformatted),
+        (MediumState::FormatFailed, MediumState::FormatFailed, Content::Unformatted),
+        (MediumState::Ready, MediumState::Ready, Content::Whole),
+    ] {
+        let before = Process::start(&keep);
+        at_once(before.rig.target.keep_format(0, state)).expect("memory keeps");
+        let lu = Process::start(&keep).rig.target.unit(0).expect("there");
+        assert_eq!((lu.medium(), lu.unit.medium.content()), (after, content));
+    }
+    assert_eq!(at_once(Process::start(&keep).rig.target.keep_format(9, MediumState::Ready)), Err(Fault::Gone));
 }

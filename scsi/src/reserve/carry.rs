@@ -1,13 +1,12 @@
 //! A change of reservations on all cores: on the medium first if it outlives a restart, then known to every nexus, and
 //! only then answered.
 
-use super::{News, Request};
+use super::{News, RESERVATIONS, Request, attention};
 use crate::admit::Refusal;
 use crate::fault;
 use crate::lu::LogicalUnit;
 use crate::manage::is_at;
 use crate::nexus::Nexus;
-use crate::shared::RESERVATIONS;
 use crate::target::{Mail, Target};
 use lunar_core::io::Fault;
 use lunar_core::port::NexusName;
@@ -84,8 +83,8 @@ impl Target {
             let Some(itl) = nexus.lun_of(lun).and_then(|own| nexus.known(own)) else { continue };
             let held = lu.shared.reservations().held(&nexus.name);
             itl.set_held(held);
-            if let Some(asc) = news.told.get(&nexus.name) {
-                itl.attend(*asc);
+            if let Some(told) = news.told.get(&nexus.name) {
+                itl.attend(attention(*told));
             }
         }
     }

@@ -1,7 +1,9 @@
 //! TransportIDs (SPC-4 7.6.4): initiator ports as PERSISTENT RESERVE names them.
 //!
-//! Of those that the standard knows, iSCSI's is here: the port's own spelling, `name,i,0x<ISID>`, as text.
+//! Of those that the standard knows, iSCSI's is here: the port's own spelling, `name,i,0x<ISID>`, as text. Hosts that
+//! came by another command set and are registered as well are told in the same way, of no specific protocol.
 
+use lunar_core::reserve::HOST;
 use lunar_core::wire::{Cursor, Writer, be, round_up};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -12,6 +14,8 @@ const PORT_FORMAT: u8 = 0x40;
 const PROTOCOL: u8 = 0x0f;
 /// PROTOCOL IDENTIFIER of iSCSI.
 const ISCSI: u8 = 0x05;
+/// PROTOCOL IDENTIFIER of what is none of SCSI's.
+const NO_PROTOCOL: u8 = 0x0f;
 /// ADDITIONAL LENGTH at least (SPC-4 7.6.4.6).
 const ADDITIONAL_MIN: usize = 20;
 /// An iSCSI name at most (RFC 7143 4.2.7.2).
@@ -44,7 +48,8 @@ fn additional(initiator: &str) -> usize {
 pub fn write(initiator: &str, out: &mut Writer<'_>) {
     let additional = additional(initiator);
     // Names have at most 255 bytes.
-    out.put(&Header { format: PORT_FORMAT | ISCSI, reserved: 0, additional: (additional as u16).into() });
+    let protocol = if initiator.starts_with(HOST) { NO_PROTOCOL } else { ISCSI };
+    out.put(&Header { format: PORT_FORMAT | protocol, reserved: 0, additional: (additional as u16).into() });
     out.bytes(initiator.as_bytes()).zeros(additional - initiator.len());
 }
 
@@ -110,6 +115,16 @@ mod tests {
                 proptest::prop_assert_eq!(parse(&out[..written]), Some((initiator, &[][..])));
             }
         }
+    }
+
+    #[test]
+    fn hosts_of_other_command_sets_are_told_and_not_named() {
+        let mut out = [0xa5; 40];
+        let mut writer = Writer::new(&mut out);
+        write("nvme,0123", &mut writer);
+        let written = writer.written();
+        assert_eq!((out[0], written), (0x4f, length("nvme,0123")));
+        assert_eq!(parse(&out[..written]), None);
     }
 
     #[test]

@@ -1,41 +1,19 @@
 //! What requests make of the reservations of a unit: a function from the state before to the state after.
 
-use super::{Action, Kind, News, Order, REGISTRANTS_MAX, Request, Reservation, Reservations};
-use crate::admit::Refusal;
-use crate::command::Status;
-use crate::sense::{Asc, Sense};
-use lunar_core::port::NexusName;
+use super::{Action, Denial, Kind, News, Order, REGISTRANTS_MAX, Request, Reservation, Reservations, Told};
+use crate::port::NexusName;
 use std::sync::Arc;
-
-/// Where the parameter list of PERSISTENT RESERVE OUT has the fields that are refused here.
-mod field {
-    /// SERVICE ACTION RESERVATION KEY.
-    pub(super) const ACTION_KEY: usize = 8;
-    /// SPEC_I_PT, and its bit.
-    pub(super) const SPEC_I_PT: (usize, u8) = (20, 3);
-    /// The first TransportID behind the list of REGISTER.
-    pub(super) const INITIATORS: usize = 28;
-    /// The TransportID in the list of REGISTER AND MOVE.
-    pub(super) const MOVE_TO: usize = 24;
-    /// SCOPE and TYPE in the CDB: the byte, and the left-most bit of each.
-    pub(super) const SCOPE: (usize, u8) = (2, 7);
-    pub(super) const KIND: (usize, u8) = (2, 3);
-}
-
-fn conflict() -> Refusal {
-    Refusal::bare(Status::RESERVATION_CONFLICT)
-}
 
 /// The type that SCOPE and TYPE name, for the whole unit.
 ///
 /// # Errors
-/// INVALID FIELD IN CDB.
-pub(super) fn kind(scope_and_kind: u8) -> Result<Kind, Sense> {
+/// [`Denial::Scope`], [`Denial::Kind`].
+pub(super) fn kind(scope_and_kind: u8) -> Result<Kind, Denial> {
     let kind = Kind(scope_and_kind & 0x0f);
     match (scope_and_kind >> 4, kind.name()) {
         (0, Some(_)) => Ok(kind),
-        (0, None) => Err(Sense::bit_in_cdb(field::KIND.0, field::KIND.1)),
-        _ => Err(Sense::bit_in_cdb(field::SCOPE.0, field::SCOPE.1)),
+        (0, None) => Err(Denial::Kind),
+        _ => Err(Denial::Scope),
     }
 }
 
@@ -44,7 +22,7 @@ impl Reservations {
     ///
     /// # Errors
     /// How the command ends that may not change them.
-    pub fn changed(&self, by: &NexusName, request: &Request) -> Result<(Self, News), Refusal> {
+    pub fn changed(&self, by: &NexusName, request: &Request) -> Result<(Self, News), Denial> {
         let mut next = self.clone();
         let news = match request {
             Request::Reserve | Request::Release => {
@@ -58,12 +36,12 @@ impl Reservations {
 
     /// SPC-2 7.21, 7.25. Among persistent registrations they do nothing for those that have access anyway (CRH), and
     /// conflict for all others (SPC-4 5.13.3).
-    fn change_spc2(&mut self, by: &NexusName, reserve: bool) -> Result<(), Refusal> {
+    fn change_spc2(&mut self, by: &NexusName, reserve: bool) -> Result<(), Denial> {
         if !self.registrants.is_empty() {
-            return if self.is_in(by) { Ok(()) } else { Err(conflict()) };
+            return if self.is_in(by) { Ok(()) } else { Err(Denial::Conflict) };
         }
         match (&self.spc2, reserve) {
-            (Some(holder), true) if holder != by => return Err(conflict()),
+            (Some(holder), true) if holder != by => return Err(Denial::Conflict),
             (_, true) => self.spc2 = Some(by.clone()),
             (Some(holder), false) if holder == by => self.spc2 = None,
             (_, false) => {}
@@ -71,15 +49,15 @@ impl Reservations {
         Ok(())
     }
 
-    fn change_persistent(&mut self, by: &NexusName, order: &Order) -> Result<News, Refusal> {
+    fn change_persistent(&mut self, by: &NexusName, order: &Order) -> Result<News, Denial> {
         // SPC-2 5.5.1: whoever holds it.
         if self.spc2.is_some() {
-            return Err(conflict());
+            return Err(Denial::Conflict);
         }
         let registered = self.registrants.get(by).copied();
         match &order.action {
             Action::Register { .. } => self.register(by, registered, order),
-            _ if registered != Some(order.key) => Err(conflict()),
+            _ if registered != Some(order.key) => Err(Denial::Conflict),
             Action::Reserve => self.reserve(by, kind(order.scope_and_kind)?),
             Action::Release => self.release(by, order.scope_and_kind),
             Action::Clear => Ok(self.clear(by)),
@@ -93,14 +71,14 @@ impl Reservations {
     }
 
     /// SPC-4 5.13.7, 5.13.11.2.3
-    fn register(&mut self, by: &NexusName, registered: Option<u64>, order: &Order) -> Result<News, Refusal> {
+    fn register(&mut self, by: &NexusName, registered: Option<u64>, order: &Order) -> Result<News, Denial> {
         let mut news = News::default();
         let Action::Register { ignore, outlives, ports, initiators } = &order.action else { return Ok(news) };
         if !ignore && order.key != registered.unwrap_or(0) {
-            return Err(conflict());
+            return Err(Denial::Conflict);
         }
         if registered.is_some() && !initiators.is_empty() {
-            return Err(Sense::bit_in_list(field::SPEC_I_PT.0, field::SPEC_I_PT.1).into());
+            return Err(Denial::Naming);
         }
         if registered.is_none() && order.action_key == 0 {
             return Ok(news);
@@ -116,7 +94,7 @@ impl Reservations {
                 let other = at(initiator, port);
                 // Nobody takes another's registration over by naming it.
                 if self.registrants.contains_key(&other) {
-                    return Err(Sense::in_list(field::INITIATORS).into());
+                    return Err(Denial::Named);
                 }
                 self.enter(other, order.action_key)?;
             }
@@ -126,9 +104,9 @@ impl Reservations {
         Ok(news)
     }
 
-    fn enter(&mut self, name: NexusName, key: u64) -> Result<(), Refusal> {
+    fn enter(&mut self, name: NexusName, key: u64) -> Result<(), Denial> {
         if self.registrants.len() >= REGISTRANTS_MAX && !self.registrants.contains_key(&name) {
-            return Err(Sense::illegal(Asc::INSUFFICIENT_REGISTRATION_RESOURCES).into());
+            return Err(Denial::NoRoom);
         }
         self.registrants.insert(name, key);
         Ok(())
@@ -149,33 +127,33 @@ impl Reservations {
     /// Ends the reservation; those that had access by being registered are told.
     fn end(&mut self, by: &NexusName, news: &mut News) {
         if self.persistent.take().is_some_and(|reservation| reservation.kind.admits_registrants()) {
-            self.tell(by, Asc::RESERVATIONS_RELEASED, news);
+            self.tell(by, Told::Released, news);
         }
     }
 
     /// Tells all who are registered, but `by`.
-    fn tell(&self, by: &NexusName, asc: Asc, news: &mut News) {
-        news.told.extend(self.registrants.keys().filter(|name| *name != by).map(|name| (name.clone(), asc)));
+    fn tell(&self, by: &NexusName, what: Told, news: &mut News) {
+        news.told.extend(self.registrants.keys().filter(|name| *name != by).map(|name| (name.clone(), what)));
     }
 
     /// SPC-4 5.13.9
-    fn reserve(&mut self, by: &NexusName, kind: Kind) -> Result<News, Refusal> {
+    fn reserve(&mut self, by: &NexusName, kind: Kind) -> Result<News, Denial> {
         match &self.persistent {
             None => self.persistent = Some(held(by, kind)),
             Some(before) if before.kind == kind && self.is_holder(by) => {}
-            Some(_) => return Err(conflict()),
+            Some(_) => return Err(Denial::Conflict),
         }
         Ok(News::default())
     }
 
     /// SPC-4 5.13.11.2.2
-    fn release(&mut self, by: &NexusName, scope_and_kind: u8) -> Result<News, Refusal> {
+    fn release(&mut self, by: &NexusName, scope_and_kind: u8) -> Result<News, Denial> {
         let mut news = News::default();
         if !self.is_holder(by) {
             return Ok(news);
         }
         if self.persistent.as_ref().is_some_and(|reservation| reservation.kind.0 != scope_and_kind) {
-            return Err(Sense::illegal(Asc::INVALID_RELEASE_OF_PERSISTENT_RESERVATION).into());
+            return Err(Denial::Release);
         }
         self.end(by, &mut news);
         Ok(news)
@@ -184,7 +162,7 @@ impl Reservations {
     /// SPC-4 5.13.11.2.7
     fn clear(&mut self, by: &NexusName) -> News {
         let mut news = News::default();
-        self.tell(by, Asc::RESERVATIONS_PREEMPTED, &mut news);
+        self.tell(by, Told::Cleared, &mut news);
         self.persistent = None;
         self.registrants.clear();
         self.generation = self.generation.wrapping_add(1);
@@ -192,13 +170,13 @@ impl Reservations {
     }
 
     /// SPC-4 5.13.11.2.4 to 5.13.11.2.6
-    fn preempt(&mut self, by: &NexusName, order: &Order, abort: bool) -> Result<News, Refusal> {
+    fn preempt(&mut self, by: &NexusName, order: &Order, abort: bool) -> Result<News, Denial> {
         let key = order.action_key;
         // The key of those who hold it together is zero.
         let before = self.reservation().filter(|(_, holder)| *holder == key).map(|(reservation, _)| reservation.kind);
         let after = before.map(|_| kind(order.scope_and_kind)).transpose()?;
         if before.is_none() && key == 0 {
-            return Err(Sense::in_list(field::ACTION_KEY).into());
+            return Err(Denial::ActionKey);
         }
         let goes = |name: &NexusName, registered: u64| match after {
             // Whoever takes the reservation stays registered; if it was everybody's, all others go.
@@ -208,34 +186,34 @@ impl Reservations {
         let gone: Vec<NexusName> =
             self.registrants().filter(|(name, key)| goes(name, *key)).map(|(name, _)| name.clone()).collect();
         if gone.is_empty() && after.is_none() {
-            return Err(conflict());
+            return Err(Denial::Conflict);
         }
         let mut news = News { aborts: abort, ..News::default() };
         self.registrants.retain(|name, registered| !goes(name, *registered));
         if let Some(kind) = after {
             self.persistent = Some(held(by, kind));
             if before != after {
-                self.tell(by, Asc::RESERVATIONS_RELEASED, &mut news);
+                self.tell(by, Told::Released, &mut news);
             }
         } else if self.registrants.is_empty() {
             self.persistent = None;
         }
-        news.told.extend(gone.into_iter().filter(|name| name != by).map(|name| (name, Asc::REGISTRATIONS_PREEMPTED)));
+        news.told.extend(gone.into_iter().filter(|name| name != by).map(|name| (name, Told::Preempted)));
         self.generation = self.generation.wrapping_add(1);
         Ok(news)
     }
 
     /// REGISTER AND MOVE (SPC-4 5.13.8).
-    fn hand_over(&mut self, by: &NexusName, to: &NexusName, key: u64, unregister: bool) -> Result<(), Refusal> {
-        let Some(Reservation { kind, holder: Some(holder) }) = &self.persistent else { return Err(conflict()) };
+    fn hand_over(&mut self, by: &NexusName, to: &NexusName, key: u64, unregister: bool) -> Result<(), Denial> {
+        let Some(Reservation { kind, holder: Some(holder) }) = &self.persistent else { return Err(Denial::Conflict) };
         if holder != by {
-            return Err(conflict());
+            return Err(Denial::Conflict);
         }
         if key == 0 {
-            return Err(Sense::in_list(field::ACTION_KEY).into());
+            return Err(Denial::ActionKey);
         }
         if to == by {
-            return Err(Sense::in_list(field::MOVE_TO).into());
+            return Err(Denial::MoveTo);
         }
         self.persistent = Some(Reservation { kind: *kind, holder: Some(to.clone()) });
         if unregister {

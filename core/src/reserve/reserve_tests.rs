@@ -1,7 +1,4 @@
 use super::*;
-use crate::admit::Refusal;
-use crate::command::Status;
-use crate::sense::Sense;
 use proptest::prelude::*;
 
 const KINDS: [Kind; 6] = [
@@ -47,8 +44,8 @@ fn registered(state: &Reservations) -> String {
     state.registrants().map(|(name, _)| &*name.initiator).collect()
 }
 
-fn told(news: &News) -> Vec<(char, Asc)> {
-    news.told.iter().filter_map(|(name, asc)| Some((name.initiator.chars().next()?, *asc))).collect()
+fn told(news: &News) -> Vec<(char, Told)> {
+    news.told.iter().filter_map(|(name, what)| Some((name.initiator.chars().next()?, *what))).collect()
 }
 
 /// The key of a letter.
@@ -56,12 +53,11 @@ fn key(letter: char) -> u64 {
     letter.into()
 }
 
-fn refused(result: Result<(Reservations, News), Refusal>) -> (Status, Option<Asc>) {
-    let refusal = result.expect_err("it is refused");
-    (refusal.status, refusal.sense.map(|sense| sense.asc))
+fn refused(result: Result<(Reservations, News), Denial>) -> Denial {
+    result.expect_err("it is refused")
 }
 
-const CONFLICT: (Status, Option<Asc>) = (Status::RESERVATION_CONFLICT, None);
+const CONFLICT: Denial = Denial::Conflict;
 
 #[test]
 fn registrations() {
@@ -119,10 +115,9 @@ fn other_ports_are_registered_as_well() {
     assert_eq!(ports, [("a", 1, 7), ("a", 2, 7), ("b", 1, 7), ("b", 2, 7)]);
     let (next, _) = next.changed(&name('a'), &order(action(&[1, 2], &[]), 0, 7, 0)).expect("unregistered");
     assert_eq!(registered(&next), "bb");
-    let list = (Status::CHECK_CONDITION, Some(Asc::INVALID_FIELD_IN_PARAMETER_LIST));
-    assert_eq!(refused(next.changed(&name('a'), &all)), list, "nobody's registration is taken over");
+    assert_eq!(refused(next.changed(&name('a'), &all)), Denial::Named, "nobody's registration is taken over");
     let again = order(action(&[1], &["c"]), 0, key('a'), 7);
-    assert_eq!(refused(state("a", None).changed(&name('a'), &again)), list, "only with one's own first");
+    assert_eq!(refused(state("a", None).changed(&name('a'), &again)), Denial::Naming, "only with one's own first");
 }
 
 #[test]
@@ -132,8 +127,7 @@ fn registrants_are_counted() {
         let port = u16::try_from(port).expect("thousands");
         full.registrants.insert(NexusName { initiator: "x".into(), target_port: port }, 1);
     }
-    let resources = (Status::CHECK_CONDITION, Some(Asc::INSUFFICIENT_REGISTRATION_RESOURCES));
-    assert_eq!(refused(full.changed(&name('a'), &order(registering(false), 0, 0, 7))), resources);
+    assert_eq!(refused(full.changed(&name('a'), &order(registering(false), 0, 0, 7))), Denial::NoRoom);
     let one = NexusName { initiator: "x".into(), target_port: 1 };
     assert!(full.changed(&one, &order(registering(false), 0, 1, 7)).is_ok());
 }
@@ -169,8 +163,8 @@ fn reserving_every_type_under_every_type() {
 fn only_types_and_scopes_that_there_are() {
     for wrong in (0..=255).filter(|wrong| !KINDS.contains(&Kind(*wrong))) {
         let request = order(Action::Reserve, wrong, key('a'), 0);
-        let cdb = (Status::CHECK_CONDITION, Some(Asc::INVALID_FIELD_IN_CDB));
-        assert_eq!(refused(state("a", None).changed(&name('a'), &request)), cdb);
+        let denial = if wrong >> 4 == 0 { Denial::Kind } else { Denial::Scope };
+        assert_eq!(refused(state("a", None).changed(&name('a'), &request)), denial);
     }
 }
 
@@ -183,15 +177,14 @@ fn releasing_every_type() {
         let held = state("abc", Some(('a', kind)));
         let (next, news) = release(&held, 'a', kind).expect("the holder");
         assert_eq!(next, state("abc", None), "{kind:?}");
-        let released = Asc::RESERVATIONS_RELEASED;
+        let released = Told::Released;
         let expected = if kind.admits_registrants() { vec![('b', released), ('c', released)] } else { vec![] };
         assert_eq!(told(&news), expected, "{kind:?}");
         let (next, _) = release(&held, 'b', kind).expect("no error for others");
         assert_eq!(next.reservation().is_none(), kind.is_held_by_all(), "{kind:?}");
         assert_eq!(refused(release(&held, 'd', kind)), CONFLICT);
         for other in KINDS.into_iter().filter(|other| *other != kind) {
-            let sense = (Status::CHECK_CONDITION, Some(Asc::INVALID_RELEASE_OF_PERSISTENT_RESERVATION));
-            assert_eq!(refused(release(&held, 'a', other)), sense, "{kind:?} as {other:?}");
+            assert_eq!(refused(release(&held, 'a', other)), Denial::Release, "{kind:?} as {other:?}");
         }
         let free = state("abc", None);
         assert_eq!(release(&free, 'a', kind).expect("nothing to release").0, free);
@@ -208,7 +201,7 @@ fn unregistering_every_type() {
         let (next, news) = leave(&held, 'a');
         let stays = kind.is_held_by_all();
         assert_eq!((next.reservation().is_some(), registered(&next).as_str()), (stays, "bc"), "{kind:?}");
-        let released = Asc::RESERVATIONS_RELEASED;
+        let released = Told::Released;
         let tells = kind.admits_registrants() && !stays;
         assert_eq!(told(&news), if tells { vec![('b', released), ('c', released)] } else { vec![] }, "{kind:?}");
         let (next, news) = leave(&held, 'b');
@@ -224,14 +217,14 @@ fn clearing_every_type() {
         let (next, news) =
             state("abc", holder).changed(&name('a'), &order(Action::Clear, 0, key('a'), 0)).expect("registered");
         assert_eq!((registered(&next).as_str(), next.reservation(), next.generation()), ("", None, 1));
-        assert_eq!(told(&news), [('b', Asc::RESERVATIONS_PREEMPTED), ('c', Asc::RESERVATIONS_PREEMPTED)]);
+        assert_eq!(told(&news), [('b', Told::Cleared), ('c', Told::Cleared)]);
         assert_eq!(refused(state("abc", holder).changed(&name('d'), &order(Action::Clear, 0, 0, 0))), CONFLICT);
     }
 }
 
 #[test]
 fn preempting_every_type_by_every_type() {
-    let (gone, released) = (Asc::REGISTRATIONS_PREEMPTED, Asc::RESERVATIONS_RELEASED);
+    let (gone, released) = (Told::Preempted, Told::Released);
     for before in KINDS {
         for after in KINDS {
             let held = state("abc", Some(('b', before)));
@@ -255,14 +248,13 @@ fn preempting_every_type_by_every_type() {
             }
         }
         let wrong = order(PREEMPT, 2, key('a'), if before.is_held_by_all() { 0 } else { key('b') });
-        let cdb = (Status::CHECK_CONDITION, Some(Asc::INVALID_FIELD_IN_CDB));
-        assert_eq!(refused(state("ab", Some(('b', before))).changed(&name('a'), &wrong)), cdb);
+        assert_eq!(refused(state("ab", Some(('b', before))).changed(&name('a'), &wrong)), Denial::Kind);
     }
 }
 
 #[test]
 fn preempting_registrations() {
-    let gone = Asc::REGISTRATIONS_PREEMPTED;
+    let gone = Told::Preempted;
     for holder in KINDS.map(|kind| Some(('a', kind))).into_iter().chain([None]) {
         let held = state("abc", holder);
         // Scope and type do not count: no reservation is made.
@@ -275,8 +267,7 @@ fn preempting_registrations() {
         assert_eq!(refused(preempt('b', 7)), CONFLICT, "nobody has the key");
         assert_eq!(refused(preempt('d', key('c'))), CONFLICT, "not registered");
         if holder.is_none_or(|(_, kind)| !kind.is_held_by_all()) {
-            let list = (Status::CHECK_CONDITION, Some(Asc::INVALID_FIELD_IN_PARAMETER_LIST));
-            assert_eq!(refused(preempt('b', 0)), list);
+            assert_eq!(refused(preempt('b', 0)), Denial::ActionKey);
         }
     }
 }
@@ -295,7 +286,7 @@ fn a_holder_preempts_itself_and_those_with_its_key() {
     let request = order(PREEMPT, Kind::EXCLUSIVE_ACCESS.0, key('a'), key('a'));
     let (next, news) = held.changed(&name('a'), &request).expect("registered");
     assert_eq!(registered(&next), "ab");
-    assert_eq!(told(&news), [('b', Asc::RESERVATIONS_RELEASED), ('c', Asc::REGISTRATIONS_PREEMPTED)]);
+    assert_eq!(told(&news), [('b', Told::Released), ('c', Told::Preempted)]);
 }
 
 #[test]
@@ -317,9 +308,8 @@ fn handing_every_type_over() {
         }
         assert_eq!(refused(hand_over('b', 'c', false, 9)), CONFLICT, "not the holder");
         assert_eq!(refused(hand_over('d', 'c', false, 9)), CONFLICT, "not registered");
-        let list = (Status::CHECK_CONDITION, Some(Asc::INVALID_FIELD_IN_PARAMETER_LIST));
-        assert_eq!(refused(hand_over('a', 'c', false, 0)), list);
-        assert_eq!(refused(hand_over('a', 'a', false, 9)), list);
+        assert_eq!(refused(hand_over('a', 'c', false, 0)), Denial::ActionKey);
+        assert_eq!(refused(hand_over('a', 'a', false, 9)), Denial::MoveTo);
     }
     assert_eq!(refused(state("a", None).changed(&name('a'), &order(moving('b', false), 0, key('a'), 9))), CONFLICT);
 }
@@ -416,15 +406,4 @@ proptest! {
             state = next;
         }
     }
-}
-
-#[test]
-fn senses_point_at_their_fields() {
-    let sense = |result: Result<(Reservations, News), Refusal>| result.err().and_then(|refusal| refusal.sense);
-    let held = state("a", Some(('a', Kind::WRITE_EXCLUSIVE)));
-    let by = |request: &Request| sense(held.changed(&name('a'), request));
-    assert_eq!(by(&order(PREEMPT, 1, key('a'), 0)), Some(Sense::in_list(8)));
-    assert_eq!(by(&order(moving('a', false), 1, key('a'), 9)), Some(Sense::in_list(24)));
-    assert_eq!(by(&order(Action::Reserve, 0x11, key('a'), 0)), Some(Sense::bit_in_cdb(2, 7)));
-    assert_eq!(by(&order(Action::Reserve, 0x02, key('a'), 0)), Some(Sense::bit_in_cdb(2, 3)));
 }

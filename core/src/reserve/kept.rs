@@ -2,9 +2,9 @@
 //! PRGENERATION starts with zero again, and an SPC-2 reservation ends with the process (SPC-4 5.13.5).
 
 use super::{Kind, REGISTRANTS_MAX, Reservation, Reservations};
-use lunar_core::keep::KEEP_BYTES_MAX;
-use lunar_core::port::NexusName;
-use lunar_core::wire::{Cursor, be};
+use crate::keep::KEEP_BYTES_MAX;
+use crate::port::NexusName;
+use crate::wire::{Cursor, be};
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

@@ -1,11 +1,11 @@
-//! What the views of a logical unit on all cores have in common. Only reservation commands, those that prevent or do
-//! the removal of a medium, new nexuses and resets take the locks here, never the data path: each core's nexuses know
-//! what they may do.
+//! What the views of a unit have in common, on all cores and of all command sets. Only reservation commands, those that
+//! prevent or do the removal of a medium, new nexuses and resets take the locks here, never the data path: each core's
+//! nexuses know what they may do.
 
-use crate::reserve::Reservations;
-use lunar_core::keep::Keep;
-use lunar_core::port::NexusName;
-use lunar_core::unit::{Unit, UnitId};
+use super::Reservations;
+use crate::keep::Keep;
+use crate::port::NexusName;
+use crate::unit::{Unit, UnitId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::poll_fn;
@@ -45,7 +45,7 @@ struct Turns {
 
 /// The right to change what is shared, until it is dropped. Others may look meanwhile.
 #[derive(Debug)]
-pub(crate) struct Turn<'a>(&'a Shared);
+pub struct Turn<'a>(&'a Shared);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -59,17 +59,17 @@ impl Shared {
     }
 
     /// The reservations as they are now.
-    pub(crate) fn reservations(&self) -> MutexGuard<'_, Reservations> {
+    pub fn reservations(&self) -> MutexGuard<'_, Reservations> {
         lock(&self.reservations)
     }
 
     /// Has a nexus prevent the removal of the medium.
-    pub(crate) fn prevent(&self, name: &NexusName) {
+    pub fn prevent(&self, name: &NexusName) {
         lock(&self.preventing).insert(name.clone());
     }
 
     /// A nexus no longer prevents it; if `None`, none does.
-    pub(crate) fn allow(&self, name: Option<&NexusName>) {
+    pub fn allow(&self, name: Option<&NexusName>) {
         let mut preventing = lock(&self.preventing);
         match name {
             Some(name) => drop(preventing.remove(name)),
@@ -78,13 +78,14 @@ impl Shared {
     }
 
     /// Whether anybody prevents the removal of the medium.
-    pub(crate) fn is_prevented(&self) -> bool {
+    #[must_use]
+    pub fn is_prevented(&self) -> bool {
         !lock(&self.preventing).is_empty()
     }
 
     /// Waits for the turn to change what is shared. Whoever has it waits for the medium and for the other cores to take
     /// notice, and never for tasks to end: those may wait for their turn.
-    pub(crate) async fn turn(&self) -> Turn<'_> {
+    pub async fn turn(&self) -> Turn<'_> {
         poll_fn(|cx| {
             let mut turns = lock(&self.turns);
             if !turns.taken {
@@ -128,7 +129,7 @@ impl SharedUnits {
     }
 
     /// What a unit's views share.
-    pub(crate) fn of(&self, unit: &Unit) -> Arc<Shared> {
+    pub fn of(&self, unit: &Unit) -> Arc<Shared> {
         lock(&self.0).entry(unit.id).or_default().clone()
     }
 }
@@ -136,10 +137,16 @@ impl SharedUnits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fuzzing::at_once;
-    use lunar_core::keep::Forgetful;
+    use crate::keep::Forgetful;
     use std::pin::pin;
     use std::task::Context;
+
+    fn at_once<T>(future: impl Future<Output = T>) -> T {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => value,
+            Poll::Pending => panic!("nobody has the turn"),
+        }
+    }
 
     #[test]
     fn turns_come_one_after_another() {

@@ -1,0 +1,211 @@
+# The kernel's own NVMe/TCP host with nvme-cli, file systems and fio; and both faces of one volume at once.
+. /test/lib.sh
+. /test/settings # PORTAL TARGET (iSCSI), HOST PORT NQN
+
+sum() { sha256sum | cut -d' ' -f1; }
+read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }
+
+# quiet NAME: the kernel has not complained.
+quiet() {
+    local said
+    said=$(dmesg | grep -E 'I/O error|timeout|digest error|failed|unexpected|not supported|Invalid' | grep -v 'resume')
+    equal "the kernel has no complaint, $1" "" "$said"
+    dmesg -C
+}
+
+load() {
+    local name=$1
+    shift
+    try "$name" fio --name=load --filename="$disk" --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 \
+        --randseed=7 --output-format=terse "$@"
+}
+
+there() { test -b "$disk"; }
+
+connect() {
+    local name=$1
+    shift
+    try "$name" nvme connect -t tcp -a "$HOST" -s "$PORT" -n "$NQN" -i 2 "$@" || { dmesg | tail -n 20; return 1; }
+    disk=/dev/nvme0n1
+    until_true 20 there || { dmesg | tail -n 20; bad "$name: no disk"; return 1; }
+    controller=$(basename "$(ls -d /sys/class/nvme/nvme* | head -n 1)")
+}
+
+disconnect() {
+    try "$1" nvme disconnect -n "$NQN"
+    until_true 20 test ! -b /dev/nvme0n1
+}
+
+identity() {
+    mkdir -p /etc/nvme
+    nvme gen-hostnqn >/etc/nvme/hostnqn
+    sed 's/.*uuid://' /etc/nvme/hostnqn >/etc/nvme/hostid
+    echo 16777216 >/proc/sys/net/core/rmem_max
+    dmesg -C
+}
+
+# What an administrator looks at.
+inquiry() {
+    local c=/dev/$controller page
+    says "nvme list" "LUNAR VOLUME" nvme list
+    says "nvme list-subsys" "$NQN" nvme list-subsys
+    says "id-ctrl" "subnqn *: *$NQN" nvme id-ctrl "$c"
+    says "id-ns" "nvmcap *: *[1-9]" nvme id-ns "$disk"
+    says "ns-descs" "uuid *: *[0-9a-f]" nvme ns-descs "$disk"
+    says "list-ns" "0x2" nvme list-ns "$c"
+    says "list-ctrl" "." nvme list-ctrl "$c"
+    says "smart-log" "temperature" nvme smart-log "$c"
+    try "error-log" nvme error-log "$c"
+    says "fw-log" "frs1" nvme fw-log "$c"
+    # What effects-log shows depends on properties that this version of the tool cannot read over fabrics.
+    says "log page of effects" "01 00 00 00" nvme get-log "$c" --log-id=5 --log-len=4096
+    says "ana-log" "optimized" nvme ana-log "$c"
+    for page in 1 2 4 5 6 7 0xa 0xb 0xe 0xf; do
+        try "get-feature $page" nvme get-feature "$c" -f "$page"
+    done
+    try "get-feature 0x82" nvme get-feature "$disk" -n 1 -f 0x82
+    try "set-feature, temperature threshold" nvme set-feature "$c" -f 4 -v 400
+    says "and it stays" "0x0*190" nvme get-feature "$c" -f 4
+    says "write cache is known to the kernel" "write (back|through)" cat /sys/block/nvme0n1/queue/write_cache
+    says "the kernel knows it by its UUID" "uuid\." cat /sys/block/nvme0n1/wwid
+}
+
+# Commands one by one, on the first blocks.
+commands() {
+    local block
+    block=$(blockdev --getss "$disk")
+    head -c $((block * 16)) /dev/urandom >/tmp/random
+    head -c $((block * 16)) /dev/zero >/tmp/zeroes
+    try "nvme write" nvme write "$disk" -s 0 -c 15 -z $((block * 16)) -d /tmp/random
+    try "nvme read" nvme read "$disk" -s 0 -c 15 -z $((block * 16)) -d /tmp/read
+    equal "what was written is read" "$(sum </tmp/random)" "$(sum </tmp/read)"
+    try "nvme compare" nvme compare "$disk" -s 0 -c 15 -z $((block * 16)) -d /tmp/random
+    refuse "nvme compare with other data" nvme compare "$disk" -s 1 -c 15 -z $((block * 16)) -d /tmp/random
+    try "nvme verify" nvme verify "$disk" -s 0 -c 15
+    try "nvme flush" nvme flush "$disk" -n 1
+    try "nvme copy" nvme copy "$disk" --sdlba=64 --slbs=0 --blocks=15
+    try "read the copy" nvme read "$disk" -s 64 -c 15 -z $((block * 16)) -d /tmp/read
+    equal "the copy is the same" "$(sum </tmp/random)" "$(sum </tmp/read)"
+    try "nvme write-zeroes" nvme write-zeroes "$disk" -s 0 -c 15
+    try "read the zeroes" nvme read "$disk" -s 0 -c 15 -z $((block * 16)) -d /tmp/read
+    equal "they are zeroes" "$(sum </tmp/zeroes)" "$(sum </tmp/read)"
+    try "nvme dsm" nvme dsm "$disk" --ad --slbs=64 --blocks=16
+    refuse "blocks that are not there" nvme read "$disk" -s 99999999999 -c 0 -z "$block" -d /tmp/read
+    refuse "a command that is not there" nvme io-passthru "$disk" --opcode=0x7e --namespace-id=1
+    dmesg -C
+}
+
+reservations() {
+    local key=0x1234
+    try "resv-register" nvme resv-register "$disk" -n 1 --nrkey=$key --rrega=0
+    try "resv-acquire" nvme resv-acquire "$disk" -n 1 --crkey=$key --rtype=1 --racqa=0
+    says "resv-report" "regctl *: *1" nvme resv-report "$disk" -n 1 -e -d 4096
+    says "resv-report: write exclusive" "rtype *: *1" nvme resv-report "$disk" -n 1 -e -d 4096
+    try "its holder writes" dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none
+    try "resv-release" nvme resv-release "$disk" -n 1 --crkey=$key --rtype=1 --rrela=0
+    refuse "another key" nvme resv-register "$disk" -n 1 --crkey=0x99 --rrega=1
+    try "unregister" nvme resv-register "$disk" -n 1 --crkey=$key --rrega=1
+    says "nobody is left" "regctl *: *0" nvme resv-report "$disk" -n 1 -e -d 4096
+    dmesg -C
+}
+
+discard() {
+    try "blkdiscard" blkdiscard "$disk"
+    equal "discarded blocks read as zeroes" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
+    try "blkdiscard --zeroout" blkdiscard --zeroout --length 4M "$disk"
+}
+
+file_system() {
+    local before
+    try "mkfs.ext4" mkfs.ext4 -q -F "$disk" || return
+    mkdir -p /mnt/disk
+    try "mount" mount "$disk" /mnt/disk || return
+    head -c 6M /dev/urandom >/mnt/disk/random
+    cp -r /test /usr/bin/bash /mnt/disk/
+    before=$(cd /mnt/disk && find . -type f -exec sha256sum {} + | sort)
+    try "fstrim" fstrim /mnt/disk
+    try "umount" umount /mnt/disk
+    try "mount again" mount "$disk" /mnt/disk || return
+    equal "the files are there" "$before" "$(cd /mnt/disk && find . -type f -exec sha256sum {} + | sort)"
+    umount /mnt/disk
+    try "fsck.ext4" fsck.ext4 -f -n "$disk"
+}
+
+iscsi_disk() {
+    local found
+    for found in /sys/class/iscsi_session/session*/device/target*/*:*:*:0/block/*; do
+        [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
+    done
+    return 1
+}
+
+# One volume by both ways: what one writes the other reads, and what one reserves the other keeps to.
+both() {
+    local other
+    mkdir -p /etc/iscsi /var/lib/iscsi /run/lock/iscsi
+    echo "InitiatorName=iqn.2026-01.io.lunar.conform:guest" >/etc/iscsi/initiatorname.iscsi
+    iscsid || bad "iscsid"
+    until_true 10 iscsiadm -m iface
+    iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
+    try "the same volume over iSCSI" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --login || return
+    until_true 20 iscsi_disk || { bad "no disk over iSCSI"; return; }
+    other=$(iscsi_disk)
+    head -c 1M /dev/urandom >/tmp/random
+    try "write over NVMe" dd if=/tmp/random of="$disk" bs=1M oflag=direct status=none
+    equal "read over iSCSI" "$(sum </tmp/random)" "$(read_sum "$other" count=1)"
+    head -c 1M /dev/urandom >/tmp/random
+    try "write over iSCSI" dd if=/tmp/random of="$other" bs=1M oflag=direct status=none
+    equal "read over NVMe" "$(sum </tmp/random)" "$(read_sum "$disk" count=1)"
+    try "register over iSCSI" sg_persist --out --register --param-sark=abc "$other"
+    try "reserve over iSCSI" sg_persist --out --reserve --param-rk=abc --prout-type=1 "$other"
+    refuse "the NVMe host may not write" dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none
+    equal "and may read" "$(sum </tmp/random)" "$(read_sum "$disk" count=1)"
+    says "the NVMe host sees who it is" "regctl *: *1" nvme resv-report "$disk" -n 1 -e -d 4096
+    try "clear over iSCSI" sg_persist --out --clear --param-rk=abc "$other"
+    try "the NVMe host may write again" dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none
+    try "register over NVMe" nvme resv-register "$disk" -n 1 --nrkey=0x77 --rrega=0
+    try "reserve over NVMe" nvme resv-acquire "$disk" -n 1 --crkey=0x77 --rtype=2 --racqa=0
+    refuse "the iSCSI initiator may not write" sg_dd if=/dev/zero of="$other" bs=512 count=8 oflag=sgio
+    says "the iSCSI initiator sees the key" "0x77" sg_persist --in --read-keys "$other"
+    try "release over NVMe" nvme resv-release "$disk" -n 1 --crkey=0x77 --rtype=2 --rrela=0
+    try "unregister over NVMe" nvme resv-register "$disk" -n 1 --crkey=0x77 --rrega=1
+    # The one that was told of the reservation asks once more.
+    sg_turs -n 3 "$other" >/dev/null 2>&1
+    try "the iSCSI initiator may write again" sg_dd if=/dev/zero of="$other" bs=512 count=8 oflag=sgio
+    try "logout" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --logout
+    dmesg -C
+}
+
+identity
+says "discover" "subnqn: *$NQN" nvme discover -t tcp -a "$HOST" -s "$PORT"
+connect "connect" || finish
+inquiry
+commands
+reservations
+discard
+load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=8M
+load "fio, 1 MiB, 8 deep" --rw=randwrite --bs=1M --iodepth=8 --size=24M
+file_system
+quiet "after reading what was written"
+both
+try "reset" nvme reset "/dev/$controller"
+until_true 20 grep -q live "/sys/class/nvme/$controller/state"
+equal "the controller lives after a reset" live "$(cat "/sys/class/nvme/$controller/state")"
+try "nvme format" nvme format "$disk" --force
+equal "a formatted namespace is empty" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
+head -c 16M /dev/urandom | dd of="$disk" bs=1M oflag=direct iflag=fullblock status=none
+before=$(read_sum "$disk" count=16)
+disconnect "disconnect"
+dmesg -C
+connect "connect with digests" --hdr-digest --data-digest || finish
+equal "the data is still there" "$before" "$(read_sum "$disk" count=16)"
+load "fio with digests" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=8M
+quiet "with digests"
+disconnect "disconnect, digests"
+try "connect-all" nvme connect-all -t tcp -a "$HOST" -s "$PORT"
+# The discovery controller has taken the first number.
+found() { disk=$(ls /dev/nvme?n1) && test -b "$disk"; }
+until_true 20 found || bad "connect-all: no disk"
+load "fio without flow control" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=8M
+try "disconnect-all" nvme disconnect-all
+finish

@@ -1,0 +1,250 @@
+//! What fuzzers and tests call: a session, and an outside that answers what it asks for from a subsystem's like.
+
+use crate::config::IN_CAPSULE_MAX;
+use crate::session::{Action, Pull, Session, TaskKey, Want};
+use crate::wire::{CapsuleCmd, H2cData, IcReq, LAST, Pdu, R2t};
+use lunar_core::mem::{Arena, BLOCK_MAX, Sg};
+use lunar_core::step::Tail;
+use lunar_core::time::Instant;
+use lunar_nvme::command::{FABRICS, Sqe};
+use lunar_nvme::{Command, Status};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Memory of a rig.
+const ARENA_BYTES: usize = 8 << 20;
+/// Entries of the queue.
+const ENTRIES: u16 = 32;
+
+/// A session whose outside lets every host in, and gives zeroes for what is read.
+pub struct Rig {
+    /// The session.
+    pub session: Session,
+    /// The core's memory.
+    pub arena: Arena,
+    /// What the session asked for and nobody answered.
+    pub actions: Vec<Action>,
+    /// Everything that it sent.
+    pub sent: Vec<u8>,
+    /// What commands pulled.
+    pub pulled: Vec<Vec<u8>>,
+    /// Commands that wait for data.
+    waiting: Vec<(TaskKey, u32)>,
+}
+
+impl Default for Rig {
+    fn default() -> Self {
+        let arena = Arena::new(ARENA_BYTES.max(BLOCK_MAX));
+        let session = Session::new(arena.clone(), std::sync::Arc::default(), Instant(0));
+        Self { session, arena, actions: Vec::new(), sent: Vec::new(), pulled: Vec::new(), waiting: Vec::new() }
+    }
+}
+
+impl Rig {
+    /// One that has a queue, with these digests.
+    #[must_use]
+    pub fn live(digests: u8) -> Self {
+        let mut rig = Self::default();
+        let request = IcReq { digests, ..IcReq::blank(0) };
+        rig.receive(request.as_bytes());
+        let mut sqe = Sqe::new_zeroed();
+        (sqe.opcode, sqe.flags, sqe.nsid, sqe.sgl.kind) = (FABRICS, 0x40, 1.into(), 0x01);
+        sqe.sgl.length = 1024.into();
+        rig.receive(&capsule(&sqe, &[0; 1024], digests));
+        rig.answer();
+        rig.sent.clear();
+        rig
+    }
+
+    /// Receives bytes as the glue would.
+    pub fn receive(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() && self.session.closed().is_none() {
+            match self.session.want() {
+                Want::Chunk => {
+                    let count = bytes.len().min(4096);
+                    let Some(chunk) = self.arena.copy(&bytes[..count]) else { return };
+                    self.session.receive(chunk, &mut self.actions);
+                    bytes = &bytes[count..];
+                }
+                Want::Into(mut memory) => {
+                    let count = bytes.len().min(memory.len());
+                    memory.copy_from(0, &bytes[..count]);
+                    self.session.placed(memory, count, &mut self.actions);
+                    bytes = &bytes[count..];
+                }
+                Want::Nothing => {
+                    self.take();
+                    self.session.resume(&mut self.actions);
+                }
+            }
+        }
+        self.take();
+    }
+
+    fn take(&mut self) {
+        let sent = self.session.take_out();
+        self.sent.extend(sent.to_vec());
+    }
+
+    /// What was sent since this was asked last.
+    pub fn sent(&mut self) -> Vec<u8> {
+        self.take();
+        std::mem::take(&mut self.sent)
+    }
+
+    /// Answers what the session asks for.
+    pub fn answer(&mut self) {
+        while !self.actions.is_empty() {
+            for action in std::mem::take(&mut self.actions) {
+                match action {
+                    Action::Connect(key, ..) => self.session.connected(key, Ok((1, ENTRIES, true)), 1),
+                    Action::Command(key, command) => self.command(key, &command),
+                    Action::Fused(halves) => {
+                        for (key, command) in *halves {
+                            self.command(key, &command);
+                        }
+                    }
+                    Action::DataReady(key) => {
+                        if let Some(at) = self.waiting.iter().position(|(waiting, _)| *waiting == key) {
+                            let (key, len) = self.waiting.swap_remove(at);
+                            self.pull(key, len);
+                        }
+                    }
+                    Action::Withdrawn(_) | Action::Close(_) => {}
+                }
+            }
+            self.take();
+        }
+    }
+
+    fn command(&mut self, key: TaskKey, command: &Command) {
+        // As much as the controller moves at once.
+        const MOST: u32 = 1 << 20;
+        if command.sent > 0 {
+            return self.pull(key, command.sent.min(MOST));
+        }
+        let mut tail = Tail::default();
+        if command.room > 0 {
+            let Some(memory) = self.arena.take_sg(command.room.min(MOST) as usize) else { return };
+            tail.data = memory.share();
+        }
+        self.session.reply(key, Status::SUCCESS, 0, &mut tail);
+    }
+
+    fn pull(&mut self, key: TaskKey, len: u32) {
+        let status = match self.session.pull(key, 0, len as usize) {
+            Pull::Ready(data) => {
+                self.pulled.push(data.to_vec());
+                Status::SUCCESS
+            }
+            Pull::Pending => return self.waiting.push((key, len)),
+            Pull::Memory(wanted) => match self.arena.take_sg(wanted) {
+                Some(memory) => {
+                    self.session.supply(key, memory);
+                    return self.pull(key, len);
+                }
+                None => Status::NOT_READY,
+            },
+            Pull::Failed(_) => Status::TRANSPORT_ERROR,
+        };
+        self.session.reply(key, status, 0, &mut Tail::default());
+    }
+}
+
+/// A command capsule with its data.
+#[must_use]
+pub fn capsule(sqe: &Sqe, data: &[u8], digests: u8) -> Vec<u8> {
+    emit(CapsuleCmd { sqe: *sqe, ..CapsuleCmd::blank(0) }, data, digests)
+}
+
+/// An H2CData PDU.
+///
+/// # Panics
+/// When the data is longer than 32 bits count.
+#[must_use]
+pub fn h2c_data(cid: u16, tag: u16, offset: u32, data: &[u8], flags: u8, digests: u8) -> Vec<u8> {
+    let data_len = u32::try_from(data.len()).expect("small").into();
+    let header = H2cData { cid: cid.into(), tag: tag.into(), offset: offset.into(), data_len, ..H2cData::blank(flags) };
+    emit(header, data, digests)
+}
+
+fn emit<P: Pdu>(header: P, data: &[u8], digests: u8) -> Vec<u8> {
+    let arena = Arena::new(ARENA_BYTES);
+    let mut out = crate::out::Out::new(arena.clone());
+    out.digests = crate::out::Digests { header: digests & 1 != 0, data: digests & 2 != 0 };
+    let mut payload = Sg::default();
+    if !data.is_empty()
+        && let Some(mut memory) = arena.take_sg(data.len())
+    {
+        memory.copy_from(0, data);
+        payload = memory.share();
+    }
+    out.data(header, payload);
+    out.take().to_vec()
+}
+
+/// Any bytes as the first of a connection.
+pub fn start(data: &[u8]) {
+    let mut rig = Rig::default();
+    rig.receive(data);
+    rig.answer();
+    check(&rig);
+}
+
+/// Any bytes on a queue; the first byte says which digests are on.
+pub fn queue(data: &[u8]) {
+    let Some((digests, data)) = data.split_first() else { return };
+    let mut rig = Rig::live(digests & 3);
+    for part in data.chunks(1 + usize::from(digests >> 2)) {
+        rig.receive(part);
+        rig.answer();
+    }
+    check(&rig);
+}
+
+/// A host that mostly keeps to the rules: commands, and data for what it was asked for, with mistakes now and then.
+pub fn host(data: &[u8]) {
+    let Some((digests, data)) = data.split_first() else { return };
+    let digests = digests & 3;
+    let mut rig = Rig::live(digests);
+    let mut asked = R2t::blank(0);
+    for step in data.chunks_exact(6) {
+        let [what, cid, low, high, mistake, delay] = [step[0], step[1] & 7, step[2], step[3], step[4], step[5]];
+        let len = u32::from(u16::from_le_bytes([low, high]));
+        let mut sqe = Sqe::new_zeroed();
+        (sqe.opcode, sqe.flags, sqe.cid) = (1 + (what >> 7), 0x40 | what >> 4 & 3, u16::from(cid).into());
+        (sqe.sgl.kind, sqe.sgl.length) = (0x5a, len.into());
+        let bytes = match what & 3 {
+            0 => capsule(&sqe, &[], digests),
+            1 => {
+                sqe.sgl.kind = 0x01;
+                capsule(&sqe, &vec![cid; usize::from(high) << 4 | usize::from(low & 15)], digests)
+            }
+            _ => {
+                let (off, size) = (asked.offset.get(), asked.data_len.get().min(len.max(1)));
+                let flags = if size == asked.data_len.get() || mistake == 1 { LAST } else { 0 };
+                let tag = asked.tag.get().wrapping_add(u16::from(mistake == 2));
+                let bytes = h2c_data(asked.cid.get(), tag, off, &vec![7; size as usize], flags, digests);
+                asked.offset = (off + size).into();
+                asked.data_len = (asked.data_len.get() - size).into();
+                bytes
+            }
+        };
+        rig.receive(&bytes);
+        if delay & 1 == 0 {
+            rig.answer();
+        }
+        let sent = rig.sent();
+        let found = sent.windows(size_of::<R2t>()).find(|part| part[..4] == R2t::blank(digests & 1).as_bytes()[..4]);
+        if let Some(found) = found.and_then(R2t::of) {
+            asked = *found;
+        }
+    }
+    rig.answer();
+    check(&rig);
+}
+
+/// What holds whatever came.
+fn check(rig: &Rig) {
+    assert!(rig.session.tasks() <= usize::from(ENTRIES));
+    assert!(rig.pulled.iter().all(|data| data.len() <= (1 << 20).max(IN_CAPSULE_MAX as usize)));
+}

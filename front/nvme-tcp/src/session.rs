@@ -1,0 +1,511 @@
+//! One connection, which is one queue, as a value: bytes and time go in, bytes and [`Action`]s come out.
+//!
+//! * [`Session::want`] says how to receive; [`Session::receive`] and [`Session::placed`] take what came.
+//! * Actions are what the outside has to do; it answers with [`Session::connected`] and [`Session::reply`].
+//! * A command's data moves with [`Session::pull`], [`Session::supply`] and [`Session::push`].
+//! * [`Session::take_out`] is what to send. After it, [`Session::resume`] goes on with what was received and had to
+//!   wait.
+//! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
+
+mod data;
+mod input;
+mod tasks;
+
+pub use data::Pull;
+pub use input::Want;
+pub use tasks::TaskKey;
+
+use crate::config::{ALIGNMENT_MAX, ANSWERS_MAX, CONNECT_TIMEOUT, ENTRIES_BEFORE_CONNECT, H2C_DATA_MAX};
+use crate::out::{Digests, Out};
+use crate::wire::{
+    COMMON_LEN, CapsuleCmd, CapsuleResp, Common, DATA_DIGEST, FatalStatus, H2cData, HEADER_DIGEST, IcReq, IcResp, Pdu,
+    PduType, TOLD_MAX, TermReq,
+};
+use input::{Input, Payload, Plan};
+use lunar_core::mem::{Arena, Sg, SgMut, Slice};
+use lunar_core::stats::Stats;
+use lunar_core::time::Instant;
+use lunar_nvme::command::{FABRICS, FUSE, FUSE_FIRST, FUSE_SECOND, Sqe};
+use lunar_nvme::{Command, Direction, Status};
+use std::fmt;
+use std::mem::offset_of;
+use std::sync::Arc;
+use tasks::Tasks;
+use zerocopy::IntoBytes;
+
+/// What the outside has to do.
+#[derive(Debug)]
+pub enum Action {
+    /// Carry Connect out, which came with this data: [`Session::connected`].
+    Connect(TaskKey, Box<Command>, Sg),
+    /// Carry a command out: [`Session::reply`].
+    Command(TaskKey, Command),
+    /// Carry out both halves of a fused operation: [`Session::reply`] to each.
+    Fused(Box<[(TaskKey, Command); 2]>),
+    /// Forget the command of this identifier that waits for an event.
+    Withdrawn(u16),
+    /// Pull again: what [`Pull::Pending`] promised is there, or will not come.
+    DataReady(TaskKey),
+    /// Send what is queued, abort all commands and close the connection.
+    Close(Close),
+}
+
+/// Why a connection is closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Close {
+    /// The host broke the protocol, and was told so.
+    Broken(FatalStatus, u32),
+    /// The host says that the controller broke the protocol.
+    Blamed(FatalStatus),
+    /// There was no queue in time.
+    ConnectTimeout,
+    /// The host has ended its queue.
+    Disconnected,
+    /// There was no memory for a header.
+    NoMemory,
+}
+
+impl fmt::Display for Close {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Broken(status, at) => write!(f, "the host breaks the protocol: {status:?} at {at}"),
+            Self::Blamed(status) => write!(f, "the host gives up: {status:?}"),
+            Self::ConnectTimeout => f.write_str("the host did not connect a queue in time"),
+            Self::Disconnected => f.write_str("the host has disconnected"),
+            Self::NoMemory => f.write_str("no memory for an answer"),
+        }
+    }
+}
+
+/// Where a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Nothing was agreed.
+    Start,
+    /// There is no queue.
+    Connecting,
+    /// There is one.
+    Live,
+    /// It is over.
+    Closed,
+}
+
+/// What broke the protocol: why, and where in the header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Fatal(FatalStatus, u32);
+
+fn invalid(at: usize) -> Fatal {
+    Fatal(FatalStatus::INVALID_HEADER, at as u32)
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Session {
+    arena: Arena,
+    stats: Arc<Stats>,
+    phase: Phase,
+    closed: Option<Close>,
+    input: Input,
+    out: Out,
+    /// Bytes queued by commands themselves since the queue was taken last.
+    answers: usize,
+    tasks: Tasks,
+    entries: u16,
+    queue: u16,
+    flow_control: bool,
+    /// Commands received, modulo the entries.
+    head: u16,
+    /// The first half of a fused operation, which waits for the second.
+    fused: Option<(TaskKey, Command)>,
+    next_tag: u16,
+    started: Instant,
+}
+
+impl Session {
+    /// The machine of a connection that was just accepted.
+    #[must_use]
+    pub fn new(arena: Arena, stats: Arc<Stats>, now: Instant) -> Self {
+        Self {
+            phase: Phase::Start,
+            closed: None,
+            input: Input::default(),
+            out: Out::new(arena.clone()),
+            answers: 0,
+            tasks: Tasks::default(),
+            entries: ENTRIES_BEFORE_CONNECT,
+            queue: 0,
+            flow_control: true,
+            head: 0,
+            fused: None,
+            next_tag: 0,
+            started: now,
+            arena,
+            stats,
+        }
+    }
+
+    /// Takes what was received, after [`Want::Chunk`].
+    pub fn receive(&mut self, bytes: Slice, actions: &mut Vec<Action>) {
+        if self.closed.is_none() {
+            self.input.enqueue(bytes);
+            self.pump(actions);
+        }
+    }
+
+    /// Takes back the memory of [`Want::Into`]; its first `count` bytes have been filled.
+    ///
+    /// # Panics
+    /// When `count` is more than the memory's length.
+    pub fn placed(&mut self, memory: SgMut, count: usize, actions: &mut Vec<Action>) {
+        if self.closed.is_some() {
+            return;
+        }
+        let queued = self.out.queued_bytes();
+        self.fill_direct(memory, count, actions);
+        self.answers += self.out.queued_bytes() - queued;
+        self.pump(actions);
+    }
+
+    /// Goes on with what was received while the session wanted nothing.
+    pub fn resume(&mut self, actions: &mut Vec<Action>) {
+        self.pump(actions);
+    }
+
+    /// Everything that is queued, for one send; empty if nothing is.
+    pub fn take_out(&mut self) -> Sg {
+        self.answers = 0;
+        let all = self.out.take();
+        if self.out.is_starved() {
+            // With a hole in it, nothing of it may be sent.
+            self.shut(Close::NoMemory);
+            return Sg::default();
+        }
+        all
+    }
+
+    /// Bytes that wait to be sent.
+    #[must_use]
+    pub fn queued_bytes(&self) -> usize {
+        self.out.queued_bytes()
+    }
+
+    /// Why the connection has to be closed, if it has.
+    #[must_use]
+    pub fn closed(&self) -> Option<Close> {
+        self.closed
+    }
+
+    /// Whether there is a queue.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.phase == Phase::Live
+    }
+
+    /// Commands that have not been answered.
+    #[must_use]
+    pub fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// When [`Session::tick`] has to be called at the latest.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        matches!(self.phase, Phase::Start | Phase::Connecting).then(|| self.started + CONNECT_TIMEOUT)
+    }
+
+    /// Looks at the time: a connection that gets no queue ends.
+    pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if self.deadline().is_some_and(|at| at <= now) {
+            self.close(Close::ConnectTimeout, actions);
+        }
+    }
+
+    /// The answer to [`Action::Connect`]: the queue, with its identifier, entries and whether its host wants to know
+    /// how far it was read; else how Connect ends. `result`: dword 0 of its completion.
+    pub fn connected(&mut self, key: TaskKey, answer: Result<(u16, u16, bool), Status>, result: u32) {
+        let status = match answer {
+            Ok((queue, entries, flow_control)) if self.phase == Phase::Connecting => {
+                self.phase = Phase::Live;
+                (self.queue, self.entries, self.flow_control) = (queue, entries, flow_control);
+                // Connect itself is the first entry that was read.
+                self.head = 1 % entries;
+                Status::SUCCESS
+            }
+            Ok(_) => Status::SEQUENCE_ERROR,
+            Err(status) => status,
+        };
+        self.reply(key, status, result.into(), &mut lunar_core::step::Tail::default());
+    }
+
+    /// The command waits for an event: [`Session::reply_to`] ends it.
+    pub fn park(&mut self, key: TaskKey) {
+        if let Some(task) = self.tasks.get_mut(key) {
+            task.parked = true;
+        }
+    }
+
+    /// The host has disconnected: the queue ends when what is queued was sent.
+    pub fn disconnected(&mut self) {
+        self.shut(Close::Disconnected);
+    }
+
+    fn digests(&self) -> Digests {
+        self.out.digests
+    }
+
+    /// Whether nothing more is looked at for now.
+    fn is_blocked(&self) -> bool {
+        self.phase == Phase::Closed || self.answers > ANSWERS_MAX
+    }
+
+    fn close(&mut self, why: Close, actions: &mut Vec<Action>) {
+        if self.closed.is_none() {
+            self.shut(why);
+            actions.push(Action::Close(why));
+        }
+    }
+
+    fn shut(&mut self, why: Close) {
+        self.closed.get_or_insert(why);
+        self.phase = Phase::Closed;
+        self.input.clear();
+        self.tasks = Tasks::default();
+        self.fused = None;
+    }
+
+    /// Tells the host what it broke, and closes. The PDU tells as much of the header as there is.
+    fn fail(&mut self, fatal: Fatal, header: &[u8], actions: &mut Vec<Action>) {
+        let Fatal(status, information) = fatal;
+        if self.closed.is_some() {
+            return;
+        }
+        self.stats.protocol_errors.add(1);
+        let told = &header[..header.len().min(TOLD_MAX)];
+        let mut request = TermReq { status: status.0.into(), information: information.into(), ..TermReq::blank(0) };
+        // At most 24 and 128 bytes.
+        request.common.len = ((size_of::<TermReq>() + told.len()) as u32).into();
+        // Never with digests.
+        self.out.raw(request.as_bytes());
+        self.out.raw(told);
+        self.close(Close::Broken(status, information), actions);
+    }
+
+    /// A PDU is complete.
+    fn handle(&mut self, header: &[u8], payload: &mut Payload, actions: &mut Vec<Action>) {
+        if !payload.intact {
+            self.stats.digest_errors.add(1);
+        }
+        let Some(common) = header.get(..COMMON_LEN) else { return };
+        let result = match PduType(common[0]) {
+            PduType::IC_REQ => self.initialize(header),
+            PduType::CAPSULE_CMD => match CapsuleCmd::of(header) {
+                Some(capsule) => self.capsule(&capsule.sqe, payload, actions),
+                None => Ok(()),
+            },
+            PduType::H2C_DATA => match H2cData::of(header) {
+                Some(data) => self.data_came(data, payload, actions),
+                None => Ok(()),
+            },
+            PduType::H2C_TERM_REQ => {
+                let status = TermReq::of(header).map_or(0, |request| request.status.get());
+                self.close(Close::Blamed(FatalStatus(status)), actions);
+                Ok(())
+            }
+            _ => Ok(()),
+        };
+        if let Err(fatal) = result {
+            self.fail(fatal, header, actions);
+        }
+    }
+
+    /// ICReq: versions, digests, alignment.
+    fn initialize(&mut self, header: &[u8]) -> Result<(), Fatal> {
+        const DIGESTS: u8 = HEADER_DIGEST | DATA_DIGEST;
+        let Some(request) = IcReq::of(header) else { return Ok(()) };
+        if request.version.get() != 0 {
+            return Err(Fatal(FatalStatus::UNSUPPORTED, offset_of!(IcReq, version) as u32));
+        }
+        if request.alignment > ALIGNMENT_MAX {
+            return Err(invalid(offset_of!(IcReq, alignment)));
+        }
+        if request.digests & !DIGESTS != 0 {
+            return Err(invalid(offset_of!(IcReq, digests)));
+        }
+        let response = IcResp { digests: request.digests, max_h2c_data: H2C_DATA_MAX.into(), ..IcResp::blank(0) };
+        self.out.raw(response.as_bytes());
+        self.out.alignment = (usize::from(request.alignment) + 1) * 4;
+        self.out.digests =
+            Digests { header: request.digests & HEADER_DIGEST != 0, data: request.digests & DATA_DIGEST != 0 };
+        self.phase = Phase::Connecting;
+        Ok(())
+    }
+
+    /// A command.
+    fn capsule(&mut self, sqe: &Sqe, payload: &mut Payload, actions: &mut Vec<Action>) -> Result<(), Fatal> {
+        let cid = sqe.cid.get();
+        if self.tasks.len() >= usize::from(self.entries) {
+            // More than the queue has entries for: what a host that counts cannot send.
+            return Err(Fatal(FatalStatus::SEQUENCE, offset_of!(CapsuleCmd, sqe) as u32));
+        }
+        self.head = (self.head + 1) % self.entries;
+        let data = payload.data.take();
+        let (command, inline) = match self.described(sqe, data, payload) {
+            Ok(described) => described,
+            Err(status) => {
+                self.complete(cid, status, 0);
+                return Ok(());
+            }
+        };
+        if let Some(old) = self.tasks.find(cid) {
+            // Hosts have been seen that forget what waits for an event before they shut a controller down.
+            if !self.tasks.get_mut(old).is_some_and(|task| task.parked) {
+                self.complete(cid, Status::ID_CONFLICT, 0);
+                return Ok(());
+            }
+            self.tasks.remove(old);
+            actions.push(Action::Withdrawn(cid));
+        }
+        let Some(key) = self.tasks.enter(cid, &command, inline) else { return Ok(()) };
+        let is_connect = sqe.opcode == FABRICS && sqe.fabrics_type() == 1;
+        match self.phase {
+            Phase::Live => self.hand_on(key, command, actions),
+            Phase::Connecting if is_connect => {
+                let data = self.tasks.get_mut(key).map(|task| task.take_inline()).unwrap_or_default();
+                actions.push(Action::Connect(key, Box::new(command), data));
+            }
+            _ => _ = self.reply(key, Status::SEQUENCE_ERROR, 0, &mut lunar_core::step::Tail::default()),
+        }
+        Ok(())
+    }
+
+    /// Hands a command on; both halves of a fused operation together.
+    fn hand_on(&mut self, key: TaskKey, command: Command, actions: &mut Vec<Action>) {
+        let half = command.sqe.flags & FUSE;
+        match (self.fused.take(), half) {
+            (Some(first), FUSE_SECOND) => return actions.push(Action::Fused(Box::new([first, (key, command)]))),
+            // What does not follow its first half directly is none.
+            (Some((first, command)), _) => actions.push(Action::Command(first, command)),
+            (None, _) => {}
+        }
+        match half {
+            FUSE_FIRST => self.fused = Some((key, command)),
+            _ => actions.push(Action::Command(key, command)),
+        }
+    }
+
+    /// What the entry says of its data: how much the host sends or has room for, and what of it came with the command.
+    fn described(&self, sqe: &Sqe, data: Option<Sg>, payload: &Payload) -> Result<(Command, Sg), Status> {
+        /// Flags: how the data is described. Only lists are.
+        const DESCRIBED: u8 = 0xc0;
+        const BY_LIST: u8 = 0x40;
+        /// Descriptor types: data block at an offset; transport data block.
+        const AT_OFFSET: u8 = 0x01;
+        const BY_TRANSPORT: u8 = 0x5a;
+        let mut command = Command { sqe: *sqe, sent: 0, room: 0 };
+        let length = sqe.sgl.length.get();
+        if sqe.direction() == Direction::None || length == 0 {
+            return Ok((command, Sg::default()));
+        }
+        if sqe.flags & DESCRIBED != BY_LIST {
+            return Err(Status::INVALID_FIELD);
+        }
+        match (sqe.sgl.kind, sqe.direction()) {
+            (BY_TRANSPORT, Direction::In) => command.room = length,
+            (BY_TRANSPORT, _) => command.sent = length,
+            (AT_OFFSET, Direction::Out) => {
+                if !payload.intact {
+                    return Err(Status::TRANSPORT_ERROR);
+                }
+                let Some(mut data) = data else { return Err(Status::NOT_READY) };
+                let start = usize::try_from(sqe.sgl.address.get()).map_err(|_| Status::SGL_OFFSET)?;
+                let end = start.checked_add(length as usize).ok_or(Status::SGL_OFFSET)?;
+                if end > data.len() {
+                    return Err(Status::SGL_OFFSET);
+                }
+                command.sent = length;
+                drop(data.split_to(start));
+                return Ok((command, data.split_to(length as usize)));
+            }
+            _ => return Err(Status::SGL_TYPE),
+        }
+        Ok((command, Sg::default()))
+    }
+
+    /// Queues a completion.
+    fn complete(&mut self, cid: u16, status: Status, result: u64) {
+        /// Where the host does not want to know.
+        const NOT_TOLD: u16 = 0xffff;
+        let sq_head = if self.flow_control { self.head } else { NOT_TOLD };
+        self.out.header(CapsuleResp {
+            result: result.into(),
+            sq_head: sq_head.into(),
+            sq_id: self.queue.into(),
+            cid: cid.into(),
+            status: status.field().into(),
+            ..CapsuleResp::blank(0)
+        });
+    }
+
+    /// What no header may say: the bytes after it cannot be trusted.
+    fn malformed(&self, common: &Common) -> Option<Fatal> {
+        let kind = PduType(common.kind);
+        let Some(limits) = input::limits(kind) else { return Some(invalid(offset_of!(Common, kind))) };
+        let fits_phase = match kind {
+            PduType::IC_REQ => self.phase == Phase::Start,
+            PduType::CAPSULE_CMD => self.phase != Phase::Start,
+            PduType::H2C_DATA => self.phase == Phase::Live,
+            _ => true,
+        };
+        if !fits_phase {
+            return Some(Fatal(FatalStatus::SEQUENCE, offset_of!(Common, kind) as u32));
+        }
+        if usize::from(common.header_len) != limits.header {
+            return Some(invalid(offset_of!(Common, header_len)));
+        }
+        let flags = common.flags & (HEADER_DIGEST | DATA_DIGEST);
+        let shape = self.shape(common);
+        let len = common.len.get() as usize;
+        let Some(data_len) = shape.data_len else { return Some(invalid(offset_of!(Common, len))) };
+        let wanted = match limits.digests {
+            false => 0,
+            true => {
+                (if self.digests().header { HEADER_DIGEST } else { 0 })
+                    | if self.digests().data && data_len > 0 { DATA_DIGEST } else { 0 }
+            }
+        };
+        // Some hosts say that there is a digest of data where there is no data.
+        if flags & wanted != wanted || flags & !wanted & HEADER_DIGEST != 0 {
+            return Some(invalid(offset_of!(Common, flags)));
+        }
+        if data_len > limits.data {
+            return Some(match kind {
+                PduType::H2C_DATA => Fatal(FatalStatus::LIMIT, offset_of!(H2cData, data_len) as u32),
+                _ => invalid(offset_of!(Common, len)),
+            });
+        }
+        let aligned = common.data_offset.is_multiple_of(4) && usize::from(common.data_offset) <= len;
+        if data_len > 0
+            && kind != PduType::H2C_TERM_REQ
+            && (usize::from(common.data_offset) < shape.head_len || !aligned)
+        {
+            return Some(invalid(offset_of!(Common, data_offset)));
+        }
+        None
+    }
+
+    /// Where the data of a PDU goes, before it comes.
+    fn plan(&mut self, header: &[u8]) -> Result<Plan, Fatal> {
+        match header.first().map(|kind| PduType(*kind)) {
+            Some(PduType::CAPSULE_CMD) => Ok(Plan::Keep),
+            Some(PduType::H2C_DATA) => match H2cData::of(header) {
+                Some(data) => self.open_data(data),
+                None => Ok(Plan::Drain),
+            },
+            _ => Ok(Plan::Drain),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

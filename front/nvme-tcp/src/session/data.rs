@@ -1,0 +1,186 @@
+//! Data and completions of commands: R2T and H2CData in, C2HData and responses out.
+
+use super::input::{Payload, Plan};
+use super::tasks::{Answer, Asked, Pulled, TaskKey};
+use super::{Action, Fatal, Session, invalid};
+use crate::wire::{C2hData, FatalStatus, H2cData, LAST, Pdu, R2t, SUCCESS};
+use lunar_core::io::Fault;
+use lunar_core::mem::{Sg, SgMut};
+use lunar_core::step::Tail;
+use lunar_nvme::Status;
+use std::mem::offset_of;
+
+/// What a pull finds.
+#[derive(Debug)]
+pub enum Pull {
+    /// The bytes.
+    Ready(Sg),
+    /// They will come: [`Action::DataReady`] says when to pull again.
+    Pending,
+    /// They have to be asked for: get memory for this many bytes, hand it in with [`Session::supply`], and wait for
+    /// [`Action::DataReady`].
+    Memory(usize),
+    /// They will not come: [`Fault::Protocol`] if they came damaged or are more than the host sends, [`Fault::Aborted`]
+    /// if the command is gone.
+    Failed(Fault),
+}
+
+impl Session {
+    /// The header of an H2CData PDU: where its data goes.
+    pub(super) fn open_data(&mut self, header: &H2cData) -> Result<Plan, Fatal> {
+        let (tag, offset, len) = (header.tag.get(), header.offset.get(), header.data_len.get());
+        let whole = header.common.len.get() as usize;
+        let key = self.tasks.find(header.cid.get()).ok_or_else(|| invalid(offset_of!(H2cData, cid)))?;
+        let shape = self.shape(&header.common);
+        if shape.data_len != Some(len as usize) || len as usize > whole {
+            return Err(invalid(offset_of!(H2cData, data_len)));
+        }
+        let task = self.tasks.get_mut(key).ok_or_else(|| invalid(offset_of!(H2cData, cid)))?;
+        let Some(asked) = task.asked.as_mut().filter(|asked| asked.tag == tag) else {
+            return Err(invalid(offset_of!(H2cData, tag)));
+        };
+        let left = asked.len - asked.received;
+        if offset != asked.offset + asked.received || len > left {
+            return Err(Fatal(FatalStatus::OUT_OF_RANGE, offset_of!(H2cData, offset) as u32));
+        }
+        // The last one says so, and no other.
+        if (header.common.flags & LAST != 0) != (len == left) {
+            return Err(invalid(offset_of!(crate::wire::Common, flags)));
+        }
+        asked.received += len;
+        if task.answer.is_some() || task.damaged {
+            return Ok(Plan::Drain);
+        }
+        Ok(Plan::Fill(asked.memory.split_to(len as usize)))
+    }
+
+    /// An H2CData PDU is complete.
+    pub(super) fn data_came(
+        &mut self,
+        header: &H2cData,
+        payload: &mut Payload,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), Fatal> {
+        if header.data_len.get() == 0 {
+            // Without data nobody has asked where it goes; and there is no reason to send it.
+            return Err(invalid(offset_of!(H2cData, data_len)));
+        }
+        let Some(key) = self.tasks.find(header.cid.get()) else { return Ok(()) };
+        let Some(task) = self.tasks.get_mut(key) else { return Ok(()) };
+        task.damaged |= !payload.intact;
+        if let Some(data) = payload.data.take()
+            && !task.damaged
+        {
+            task.came(data);
+        }
+        if task.asked.as_ref().is_some_and(|asked| asked.received == asked.len) {
+            task.asked = None;
+            if let Some(Answer { status, result }) = task.answer.take() {
+                self.finish(key, status, result, &mut Tail::default());
+                return Ok(());
+            }
+        }
+        if task.is_due() {
+            actions.push(Action::DataReady(key));
+        }
+        Ok(())
+    }
+
+    /// Data from the host, `offset..offset + len` of a command; in ascending order, without gaps, and at most what the
+    /// host sends.
+    pub fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
+        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none()) else {
+            return Pull::Failed(Fault::Aborted);
+        };
+        match task.pull(offset, len) {
+            Pulled::Ready(data) => Pull::Ready(data),
+            Pulled::Pending => Pull::Pending,
+            Pulled::Memory(len) => Pull::Memory(len),
+            Pulled::Failed => Pull::Failed(Fault::Protocol),
+        }
+    }
+
+    /// Memory for what [`Pull::Memory`] wanted, or for more than that, up to what the host sends: it is asked for ahead
+    /// of its pull.
+    pub fn supply(&mut self, key: TaskKey, mut memory: SgMut) {
+        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none() && task.asked.is_none()) else {
+            return;
+        };
+        let left = (task.sent - task.granted) as usize;
+        let memory = if memory.len() > left { memory.split_to(left) } else { memory };
+        if memory.is_empty() {
+            return;
+        }
+        self.next_tag = self.next_tag.wrapping_add(1);
+        // At most what the host sends, which is 32 bits.
+        let asked = Asked { tag: self.next_tag, offset: task.granted, len: memory.len() as u32, received: 0, memory };
+        task.granted += asked.len;
+        let request = R2t {
+            cid: task.cid.into(),
+            tag: asked.tag.into(),
+            offset: asked.offset.into(),
+            data_len: asked.len.into(),
+            ..R2t::blank(0)
+        };
+        task.asked = Some(asked);
+        self.out.header(request);
+    }
+
+    /// Sends data to the host from `offset` on; more, or a reply, will follow.
+    ///
+    /// # Errors
+    /// [`Fault::Aborted`] when the command is gone.
+    pub fn push(&mut self, key: TaskKey, offset: usize, data: Sg) -> Result<(), Fault> {
+        let task = self.tasks.get_mut(key).ok_or(Fault::Aborted)?;
+        let (cid, room) = (task.cid, task.room as usize);
+        if data.len() > room.saturating_sub(offset) {
+            return Err(Fault::Protocol);
+        }
+        self.send_data(cid, offset, data, 0);
+        Ok(())
+    }
+
+    fn send_data(&mut self, cid: u16, offset: usize, data: Sg, flags: u8) {
+        // Both within the room that the host has, which is 32 bits.
+        let (offset, len) = ((offset as u32).into(), (data.len() as u32).into());
+        self.out.data(C2hData { cid: cid.into(), offset, data_len: len, ..C2hData::blank(flags) }, data);
+    }
+
+    /// Ends a command, with what is left of its data. Returns whether it was still there.
+    ///
+    /// While the host has not sent what it was asked for, the answer waits for it.
+    pub fn reply(&mut self, key: TaskKey, status: Status, result: u64, tail: &mut Tail) -> bool {
+        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none()) else { return false };
+        if task.asked.is_some() {
+            let status = if task.damaged { Status::TRANSPORT_ERROR } else { status };
+            task.answer = Some(Answer { status, result });
+            return true;
+        }
+        self.finish(key, status, result, tail);
+        true
+    }
+
+    /// Ends a command that waits for an event, by its identifier.
+    pub fn reply_to(&mut self, cid: u16, status: Status, result: u64) {
+        if let Some(key) = self.tasks.find(cid) {
+            self.reply(key, status, result, &mut Tail::default());
+        }
+    }
+
+    /// Sends what is left of the data, and the status: in one PDU where that is allowed.
+    fn finish(&mut self, key: TaskKey, status: Status, result: u64, tail: &mut Tail) {
+        let Some(task) = self.tasks.get_mut(key) else { return };
+        let (cid, room) = (task.cid, task.room as usize);
+        self.tasks.remove(key);
+        let data = std::mem::take(&mut tail.data);
+        if status == Status::SUCCESS && !data.is_empty() && tail.offset + data.len() <= room {
+            // Whoever wants to know how far the queue was read gets a response.
+            let collapses = !self.flow_control && result == 0;
+            self.send_data(cid, tail.offset, data, if collapses { LAST | SUCCESS } else { LAST });
+            if collapses {
+                return;
+            }
+        }
+        self.complete(cid, status, result);
+    }
+}

@@ -1,0 +1,186 @@
+//! Set Features, Get Features.
+
+use super::{ADMIN, admin};
+use crate::command::{Refusal, Sqe, Status};
+use crate::context::Context;
+use crate::features::{self, Row, find};
+use crate::namespace::ALL;
+use crate::plan::Plan;
+use crate::table::{CommandType, Data, Effect, Policy};
+
+/// Dword 10 of Set Features: the value outlives a reset.
+const SAVE: u32 = 1 << 31;
+
+/// The feature that dword 10 names.
+fn row(sqe: &Sqe) -> Option<&'static Row> {
+    find((sqe.cdw(10) & 0xff) as u8)
+}
+
+/// The namespace of a feature that each namespace has for itself; zero for others.
+fn namespace(sqe: &Sqe, cx: &Context<'_>, row: &Row) -> Result<u32, Status> {
+    match (row.per_namespace, sqe.nsid.get()) {
+        (false, 0 | ALL) => Ok(0),
+        // Some hosts name a namespace wherever there is one.
+        (false, id) if cx.queue.attached(id).is_some() => Ok(0),
+        (false, _) => Err(Status::INVALID_NAMESPACE),
+        (true, ALL) => Ok(ALL),
+        (true, id) => cx.queue.attached(id).map(|_| id).ok_or(Status::INVALID_NAMESPACE),
+    }
+}
+
+/// Set Features
+#[derive(Clone, Copy, Debug)]
+pub struct SetFeatures;
+
+impl CommandType for SetFeatures {
+    const POLICY: Policy = Policy {
+        name: "Set Features",
+        clause: "NVMe Base 2.0 5.27",
+        code: admin(0x09),
+        effect: Effect::None,
+        gates: ADMIN,
+    };
+    const DATA: Data = Data::List(|sqe| row(sqe).filter(|row| row.changes).map_or(0, |row| row.data));
+
+    fn run(sqe: &Sqe, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Refusal> {
+        let row = row(sqe).ok_or(Status::INVALID_FIELD)?;
+        if sqe.cdw(10) & SAVE != 0 {
+            return Err(Status::NOT_SAVEABLE.into());
+        }
+        if !row.changes {
+            return Err(Status::NOT_CHANGEABLE.into());
+        }
+        let namespace = namespace(sqe, cx, row)?;
+        let (controller, value) = (cx.controller(), sqe.cdw(11));
+        match row.id {
+            // There is one power state.
+            features::POWER if value & 0x1f != 0 => return Err(Status::INVALID_FIELD.into()),
+            features::QUEUES => return set_queues(cx, value),
+            features::KEEP_ALIVE => controller.set_keep_alive(value),
+            features::WRITE_CACHE => controller.set_write_cache(value & 1 != 0),
+            features::TIMESTAMP => {
+                let bytes = list.first_chunk::<8>().ok_or(Status::SGL_LENGTH)?;
+                let told = (u64::from_le_bytes(*bytes) & TIMESTAMP_BITS) as i64;
+                let behind = told - ((cx.subsystem.config().clock)() & TIMESTAMP_BITS) as i64;
+                controller.values(|values| values.clock = Some(behind));
+            }
+            features::HOST_BEHAVIOR => {
+                let bytes = <Box<[u8; 512]>>::try_from(Box::<[u8]>::from(list)).map_err(|_| Status::SGL_LENGTH)?;
+                controller.values(|values| values.behavior = Some(bytes));
+            }
+            features::RESERVATION_PERSISTENCE => return Err(Status::NOT_CHANGEABLE.into()),
+            features::RESERVATION_MASK if namespace == ALL => {
+                for one in cx.subsystem.namespaces() {
+                    controller.values(|values| values.set(row.id, one.id, value));
+                }
+            }
+            _ => controller.values(|values| values.set(row.id, namespace, value)),
+        }
+        Ok(Plan::Done(0))
+    }
+}
+
+/// A time in six bytes.
+const TIMESTAMP_BITS: u64 = 0xffff_ffff_ffff;
+
+/// Number of Queues: submission queues and completion queues, which come in pairs; 0-based.
+fn set_queues(cx: &Context<'_>, value: u32) -> Result<Plan, Refusal> {
+    const NONSENSE: u16 = 0xffff;
+    let [submission, completion] = [value as u16, (value >> 16) as u16];
+    if submission == NONSENSE || completion == NONSENSE {
+        return Err(Status::INVALID_FIELD.into());
+    }
+    let granted = cx.controller().grant(submission.min(completion) + 1)?;
+    Ok(Plan::Done(pairs(granted).into()))
+}
+
+fn pairs(granted: u16) -> u32 {
+    u32::from(granted - 1) * 0x1_0001
+}
+
+/// Get Features
+#[derive(Clone, Copy, Debug)]
+pub struct GetFeatures;
+
+/// Dword 10 of Get Features: which value.
+fn select(sqe: &Sqe) -> u32 {
+    sqe.cdw(10) >> 8 & 0x07
+}
+
+/// Current, default, saved, and what the feature is capable of.
+const CURRENT: u32 = 0;
+const CAPABILITIES: u32 = 3;
+
+impl CommandType for GetFeatures {
+    const POLICY: Policy = Policy {
+        name: "Get Features",
+        clause: "NVMe Base 2.0 5.15",
+        code: admin(0x0a),
+        effect: Effect::None,
+        gates: ADMIN,
+    };
+    const DATA: Data = Data::Answer(|sqe| match select(sqe) {
+        CAPABILITIES => 0,
+        _ => row(sqe).map_or(0, |row| row.data.into()),
+    });
+
+    fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
+        let row = row(sqe).ok_or(Status::INVALID_FIELD)?;
+        let namespace = namespace(sqe, cx, row)?;
+        let controller = cx.controller();
+        let current = select(sqe) == CURRENT;
+        match select(sqe) {
+            CAPABILITIES => return Ok(Plan::Done(capabilities(row).into())),
+            // Saved is nothing; so it is the default.
+            0..CAPABILITIES => {}
+            _ => return Err(Status::INVALID_FIELD.into()),
+        }
+        let value = match row.id {
+            features::QUEUES => pairs(if current { controller.granted() } else { crate::controller::QUEUES_MAX }),
+            // Whole milliseconds of a time that was set in 32 bits.
+            features::KEEP_ALIVE if current => controller.keep_alive().as_millis() as u32,
+            features::WRITE_CACHE if current => controller.caches_writes().into(),
+            features::TIMESTAMP => {
+                let behind = controller.values(|values| values.clock).filter(|_| current);
+                timestamp(cx, behind);
+                return Ok(Plan::Answer);
+            }
+            features::HOST_BEHAVIOR => {
+                if let Some(bytes) = controller.values(|values| values.behavior.clone()).filter(|_| current) {
+                    cx.out.extend_from_slice(&*bytes);
+                }
+                return Ok(Plan::Answer);
+            }
+            features::HOST_ID => {
+                // The only length that fabrics have.
+                if sqe.cdw(11) & 1 == 0 {
+                    return Err(Status::INVALID_FIELD.into());
+                }
+                cx.out.extend_from_slice(&controller.host.id);
+                return Ok(Plan::Answer);
+            }
+            features::RESERVATION_PERSISTENCE => {
+                let found = cx.queue.attached(namespace).ok_or(Status::INVALID_NAMESPACE)?;
+                found.namespace.shared.reservations().outlives().into()
+            }
+            _ if current => controller.values(|values| values.get(row.id, namespace)),
+            _ => row.default,
+        };
+        Ok(Plan::Done(value.into()))
+    }
+}
+
+/// Bits of what a feature is capable of: it can be changed, each namespace has its own.
+fn capabilities(row: &Row) -> u32 {
+    let changes = if row.changes { 0x04 } else { 0 };
+    changes | if row.per_namespace { 0x02 } else { 0 }
+}
+
+/// The time, and where it comes from (NVMe Base 2.0 figure 326).
+fn timestamp(cx: &mut Context<'_>, behind: Option<i64>) {
+    const SET_BY_HOST: u8 = 0x02;
+    let now = (cx.subsystem.config().clock)();
+    let time = now.wrapping_add_signed(behind.unwrap_or(0)) & TIMESTAMP_BITS;
+    cx.out.extend_from_slice(&time.to_le_bytes()[..6]);
+    cx.out.extend_from_slice(&[if behind.is_some() { SET_BY_HOST } else { 0 }, 0]);
+}

@@ -1,0 +1,108 @@
+//! Identify.
+
+use super::{ADMIN, admin};
+use crate::command::{Refusal, Sqe, Status};
+use crate::context::Context;
+use crate::controller::Kind;
+use crate::identify::{self, IDENTIFY_LEN, Page};
+use crate::namespace::{ALL, Namespace};
+use crate::plan::Plan;
+use crate::table::{CommandType, Data, Effect, Policy};
+use std::rc::Rc;
+
+/// Controller or Namespace Structure: what is asked for.
+mod cns {
+    pub(super) const NAMESPACE: u8 = 0x00;
+    pub(super) const CONTROLLER: u8 = 0x01;
+    pub(super) const ACTIVE: u8 = 0x02;
+    pub(super) const DESCRIPTORS: u8 = 0x03;
+    pub(super) const SET_NAMESPACE: u8 = 0x05;
+    pub(super) const SET_CONTROLLER: u8 = 0x06;
+    pub(super) const SET_ACTIVE: u8 = 0x07;
+    pub(super) const INDEPENDENT: u8 = 0x08;
+    pub(super) const ALLOCATED: u8 = 0x10;
+    pub(super) const ALLOCATED_NAMESPACE: u8 = 0x11;
+    pub(super) const ATTACHED_CONTROLLERS: u8 = 0x12;
+    pub(super) const CONTROLLERS: u8 = 0x13;
+    pub(super) const COMMAND_SETS: u8 = 0x1c;
+}
+
+/// Identify
+#[derive(Clone, Copy, Debug)]
+pub struct Identify;
+
+impl CommandType for Identify {
+    const POLICY: Policy = Policy {
+        name: "Identify",
+        clause: "NVMe Base 2.0 5.17",
+        code: admin(0x06),
+        effect: Effect::None,
+        gates: ADMIN,
+    };
+    const DATA: Data = Data::Answer(|_| IDENTIFY_LEN as u64);
+
+    fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
+        let [what, _, low, high] = sqe.cdw(10).to_le_bytes();
+        // Dword 11: the command set, of which there is one.
+        let command_set = (sqe.cdw(11) >> 24) as u8;
+        let takes_set = (cns::SET_NAMESPACE..=cns::SET_ACTIVE).contains(&what);
+        if takes_set && command_set != 0 {
+            return Err(Status::INVALID_FIELD.into());
+        }
+        if cx.controller().kind == Kind::Discovery && what != cns::CONTROLLER {
+            return Err(Status::INVALID_FIELD.into());
+        }
+        let first = u16::from_le_bytes([low, high]);
+        let page = page(what, first, sqe.nsid.get(), cx)?;
+        cx.out.extend_from_slice(page.bytes());
+        Ok(Plan::Answer)
+    }
+}
+
+fn page(what: u8, first: u16, nsid: u32, cx: &Context<'_>) -> Result<Page, Status> {
+    let controllers = || -> Vec<u16> {
+        let all = cx.subsystem.config().controllers.all();
+        all.iter().filter(|controller| controller.kind == Kind::Io).map(|controller| controller.id).collect()
+    };
+    Ok(match what {
+        // What all namespaces have in common: nothing that a host could rely on, for each has its own format.
+        cns::NAMESPACE if nsid == ALL => Page::default(),
+        // A namespace that is not there, and might be, is all zeroes.
+        cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => {
+            known(nsid, cx)?.map_or_else(Page::default, |found| identify::namespace(&found))
+        }
+        cns::CONTROLLER => identify::controller(cx),
+        cns::ACTIVE | cns::SET_ACTIVE | cns::ALLOCATED => {
+            // The identifiers behind these are none.
+            const LAST: u32 = 0xffff_fffe;
+            if nsid >= LAST {
+                return Err(Status::INVALID_NAMESPACE);
+            }
+            let all: Vec<u32> = cx.subsystem.namespaces().iter().map(|namespace| namespace.id).collect();
+            identify::namespaces(&all, nsid)
+        }
+        cns::DESCRIPTORS => identify::descriptors(&*there(nsid, cx)?),
+        cns::SET_NAMESPACE => there(nsid, cx).map(|_| Page::default())?,
+        cns::SET_CONTROLLER => identify::nvm_controller(),
+        cns::INDEPENDENT => identify::independent_namespace(&*there(nsid, cx)?),
+        cns::ATTACHED_CONTROLLERS => {
+            there(nsid, cx)?;
+            identify::controllers(&controllers(), first)
+        }
+        cns::CONTROLLERS => identify::controllers(&controllers(), first),
+        cns::COMMAND_SETS => identify::command_sets(),
+        _ => return Err(Status::INVALID_FIELD),
+    })
+}
+
+fn known(nsid: u32, cx: &Context<'_>) -> Result<Option<Rc<Namespace>>, Status> {
+    if (1..=cx.subsystem.last_namespace()).contains(&nsid) {
+        Ok(cx.subsystem.namespace(nsid))
+    } else {
+        Err(Status::INVALID_NAMESPACE)
+    }
+}
+
+fn there(nsid: u32, cx: &Context<'_>) -> Result<Rc<Namespace>, Status> {
+    cx.subsystem.namespace(nsid).ok_or(Status::INVALID_NAMESPACE)
+}

@@ -1,0 +1,170 @@
+//! Flush, Write, Read, Compare, Write Zeroes, Verify.
+
+use super::{READS, WRITES, io};
+use crate::command::{Refusal, Sqe, Status};
+use crate::context::Context;
+use crate::execute::TRANSFER_BYTES_MAX;
+use crate::namespace::{ALL, Namespace};
+use crate::plan::Plan;
+use crate::table::{CommandType, Data, Effect, Gate, Gates, Policy, Reach};
+use lunar_core::step::Step;
+
+/// Dword 12: number of logical blocks, 0-based.
+const BLOCKS: u32 = 0xffff;
+/// Dword 12: the blocks may be deallocated.
+const DEALLOCATE: u32 = 1 << 25;
+/// Dword 12: what protection information is checked and made; there is none.
+const PROTECTION: u32 = 0x3c00_0000;
+/// Dword 12: force unit access.
+const FORCE_UNIT_ACCESS: u32 = 1 << 30;
+
+/// The bytes that dwords 10 to 12 name: first one, and how many.
+pub(super) fn range(sqe: &Sqe, namespace: &Namespace) -> Result<(u64, u64), Status> {
+    if sqe.cdw(12) & PROTECTION != 0 {
+        return Err(Status::INVALID_FIELD);
+    }
+    bytes(namespace, sqe.cdw_pair(10), u64::from(sqe.cdw(12) & BLOCKS) + 1)
+}
+
+/// The bytes of blocks, which have to be there.
+pub(super) fn bytes(namespace: &Namespace, first: u64, count: u64) -> Result<(u64, u64), Status> {
+    let geometry = &namespace.unit.geometry;
+    let end = first.checked_add(count).ok_or(Status::LBA_RANGE)?;
+    if end > geometry.blocks {
+        return Err(Status::LBA_RANGE);
+    }
+    let block = u64::from(geometry.block_size);
+    Ok((first * block, count * block))
+}
+
+/// The same, for a command that moves them.
+fn moved(sqe: &Sqe, namespace: &Namespace) -> Result<(u64, u64), Status> {
+    let (offset, len) = range(sqe, namespace)?;
+    if len > TRANSFER_BYTES_MAX { Err(Status::INVALID_FIELD) } else { Ok((offset, len)) }
+}
+
+/// Whether a write has to be on the medium when it is answered.
+fn durable(sqe: &Sqe, cx: &Context<'_>) -> bool {
+    sqe.cdw(12) & FORCE_UNIT_ACCESS != 0 || !cx.controller().caches_writes()
+}
+
+/// Flush
+#[derive(Clone, Copy, Debug)]
+pub struct Flush;
+
+impl CommandType for Flush {
+    const POLICY: Policy = Policy {
+        name: "Flush",
+        clause: "NVMe Base 2.0 7.1",
+        code: io(0x00),
+        effect: Effect::None,
+        gates: Gates { reach: Reach::Namespaces, write_protect: Gate::Passes, ..WRITES },
+    };
+    const DATA: Data = Data::None;
+
+    fn run(sqe: &Sqe, _cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
+        Ok(if sqe.nsid.get() == ALL { Plan::Flush } else { Plan::Do(Step::Flush) })
+    }
+}
+
+/// Write
+#[derive(Clone, Copy, Debug)]
+pub struct Write;
+
+impl CommandType for Write {
+    const POLICY: Policy = Policy {
+        name: "Write",
+        clause: "NVM Command Set 1.0 3.2.6",
+        code: io(0x01),
+        effect: Effect::Content,
+        gates: WRITES,
+    };
+    const DATA: Data = Data::Step;
+
+    fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
+        let (offset, len) = moved(sqe, cx.namespace()?)?;
+        Ok(Plan::Do(Step::Write { offset, len, durable: durable(sqe, cx) }))
+    }
+}
+
+/// Read
+#[derive(Clone, Copy, Debug)]
+pub struct Read;
+
+impl CommandType for Read {
+    const POLICY: Policy = Policy {
+        name: "Read",
+        clause: "NVM Command Set 1.0 3.2.4",
+        code: io(0x02),
+        effect: Effect::None,
+        gates: READS,
+    };
+    const DATA: Data = Data::Step;
+
+    fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
+        let (offset, len) = moved(sqe, cx.namespace()?)?;
+        Ok(Plan::Do(Step::Read { offset, len }))
+    }
+}
+
+/// Compare
+#[derive(Clone, Copy, Debug)]
+pub struct Compare;
+
+impl CommandType for Compare {
+    const POLICY: Policy = Policy {
+        name: "Compare",
+        clause: "NVM Command Set 1.0 3.2.1",
+        code: io(0x05),
+        effect: Effect::None,
+        gates: READS,
+    };
+    const DATA: Data = Data::Step;
+
+    fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
+        let (offset, len) = moved(sqe, cx.namespace()?)?;
+        Ok(Plan::Do(Step::Compare { offset, len, block: None }))
+    }
+}
+
+/// Write Zeroes
+#[derive(Clone, Copy, Debug)]
+pub struct WriteZeroes;
+
+impl CommandType for WriteZeroes {
+    const POLICY: Policy = Policy {
+        name: "Write Zeroes",
+        clause: "NVM Command Set 1.0 3.2.8",
+        code: io(0x08),
+        effect: Effect::Content,
+        gates: WRITES,
+    };
+    const DATA: Data = Data::None;
+
+    fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
+        let (offset, len) = range(sqe, cx.namespace()?)?;
+        let unmap = sqe.cdw(12) & DEALLOCATE != 0;
+        let fill = Step::Fill { offset, len, pattern: Vec::new(), unmap };
+        Ok(if durable(sqe, cx) { Plan::Steps(vec![fill, Step::Flush]) } else { Plan::Do(fill) })
+    }
+}
+
+/// Verify
+#[derive(Clone, Copy, Debug)]
+pub struct Verify;
+
+impl CommandType for Verify {
+    const POLICY: Policy = Policy {
+        name: "Verify",
+        clause: "NVM Command Set 1.0 3.2.5",
+        code: io(0x0c),
+        effect: Effect::None,
+        gates: READS,
+    };
+    const DATA: Data = Data::None;
+
+    fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
+        let (offset, len) = range(sqe, cx.namespace()?)?;
+        Ok(Plan::Do(Step::Verify { offset, len }))
+    }
+}

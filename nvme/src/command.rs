@@ -1,0 +1,254 @@
+//! What a transport hands over and what it gets back: [`Command`] and [`Reply`].
+
+use lunar_core::codes;
+use lunar_core::step::Tail;
+use lunar_core::wire::le;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of a submission queue entry.
+pub const SQE_LEN: usize = 64;
+
+/// A scatter-gather list descriptor (NVMe Base 2.0 4.1.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Sgl {
+    /// Address, or offset.
+    pub address: le::U64,
+    /// Bytes.
+    pub length: le::U32,
+    /// Reserved.
+    pub reserved: [u8; 3],
+    /// Type and subtype.
+    pub kind: u8,
+}
+
+/// A submission queue entry (NVMe Base 2.0 3.3.3.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Sqe {
+    /// Operation code.
+    pub opcode: u8,
+    /// Fused operation, and how the data is described.
+    pub flags: u8,
+    /// Command identifier.
+    pub cid: le::U16,
+    /// Namespace identifier; of Fabrics commands the first byte is their type.
+    pub nsid: le::U32,
+    /// Command dwords 2 and 3.
+    pub cdw2: [le::U32; 2],
+    /// Metadata pointer.
+    pub metadata: le::U64,
+    /// Where the data is.
+    pub sgl: Sgl,
+    /// Command dwords 10 to 15.
+    pub cdw10: [le::U32; 6],
+}
+
+const _: () = assert!(size_of::<Sqe>() == SQE_LEN);
+
+/// Flags: which half of a fused operation.
+pub const FUSE: u8 = 0x03;
+/// The first half.
+pub const FUSE_FIRST: u8 = 0x01;
+/// The second half.
+pub const FUSE_SECOND: u8 = 0x02;
+
+/// The operation code of all Fabrics commands.
+pub const FABRICS: u8 = 0x7f;
+
+/// Which way the data of a command goes: two bits of its code (NVMe Base 2.0 3.3.3.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// There is none.
+    None,
+    /// To the controller.
+    Out,
+    /// To the host.
+    In,
+}
+
+impl Sqe {
+    /// Command dword 10 to 15.
+    ///
+    /// # Panics
+    /// For another one.
+    #[must_use]
+    pub fn cdw(&self, number: usize) -> u32 {
+        self.cdw10[number - 10].get()
+    }
+
+    /// Two dwords, the lower one first.
+    #[must_use]
+    pub fn cdw_pair(&self, number: usize) -> u64 {
+        u64::from(self.cdw(number + 1)) << 32 | u64::from(self.cdw(number))
+    }
+
+    /// The type of a Fabrics command.
+    #[must_use]
+    pub fn fabrics_type(&self) -> u8 {
+        self.nsid.as_bytes()[0]
+    }
+
+    /// Which way its data goes.
+    #[must_use]
+    pub fn direction(&self) -> Direction {
+        let code = if self.opcode == FABRICS { self.fabrics_type() } else { self.opcode };
+        match code & 0x03 {
+            1 => Direction::Out,
+            2 => Direction::In,
+            // Both ways is no command's.
+            _ => Direction::None,
+        }
+    }
+}
+
+codes! {
+    /// How a command ended: status code type and status code (NVMe Base 2.0 3.3.3.2.1). Where two command sets give one
+    /// number different meanings both have a name.
+    pub struct Status(u16) {
+        SUCCESS = 0x000, INVALID_OPCODE = 0x001, INVALID_FIELD = 0x002, ID_CONFLICT = 0x003, TRANSFER_ERROR = 0x004,
+        INTERNAL_ERROR = 0x006, ABORTED = 0x007, FUSED_FAILED = 0x009, FUSED_MISSING = 0x00a, INVALID_NAMESPACE = 0x00b,
+        SEQUENCE_ERROR = 0x00c, SGL_LENGTH = 0x00f, SGL_TYPE = 0x011, SGL_OFFSET = 0x016, HOST_INCONSISTENT = 0x018,
+        PREEMPTED = 0x01b, SANITIZE_FAILED = 0x01c, WRITE_PROTECTED = 0x020, TRANSPORT_ERROR = 0x022,
+        LBA_RANGE = 0x080, CAPACITY = 0x081, NOT_READY = 0x082, RESERVATION_CONFLICT = 0x083, FORMATTING = 0x084,
+        INVALID_QUEUE = 0x101, QUEUE_SIZE = 0x102, ABORT_LIMIT = 0x103, EVENT_LIMIT = 0x105, INVALID_LOG_PAGE = 0x109,
+        INVALID_FORMAT = 0x10a, NOT_SAVEABLE = 0x10d, NOT_CHANGEABLE = 0x10e, NOT_PER_NAMESPACE = 0x10f,
+        CONNECT_FORMAT = 0x180, CONNECT_BUSY = 0x181, CONNECT_PARAMETERS = 0x182, CONNECT_HOST = 0x184,
+        CONFLICTING_ATTRIBUTES = 0x180, COMMAND_SIZE = 0x183,
+        WRITE_FAULT = 0x280, READ_ERROR = 0x281, COMPARE_FAILURE = 0x285, UNWRITTEN = 0x287,
+        PERSISTENT_LOSS = 0x301, INACCESSIBLE = 0x302, TRANSITION = 0x303,
+    }
+}
+
+/// Do not retry: the same command would end in the same way.
+const DO_NOT_RETRY: u16 = 0x4000;
+
+impl Status {
+    /// Whether the same command may end well later.
+    #[must_use]
+    pub fn is_transient(self) -> bool {
+        const LATER: [Status; 13] = [
+            Status::SUCCESS,
+            Status::TRANSFER_ERROR,
+            Status::INTERNAL_ERROR,
+            Status::ABORTED,
+            Status::PREEMPTED,
+            Status::TRANSPORT_ERROR,
+            Status::NOT_READY,
+            Status::FORMATTING,
+            Status::CONNECT_BUSY,
+            Status::WRITE_FAULT,
+            Status::READ_ERROR,
+            Status::INACCESSIBLE,
+            Status::TRANSITION,
+        ];
+        LATER.contains(&self)
+    }
+
+    /// The status field of a completion, without its phase: bits 15:1 of the entry's last word.
+    #[must_use]
+    pub fn field(self) -> u16 {
+        let again = if self.is_transient() { 0 } else { DO_NOT_RETRY };
+        (self.0 | again) << 1
+    }
+}
+
+/// Why a command ends without having done what it asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// The status.
+    pub status: Status,
+    /// Dword 0 of the completion.
+    pub result: u32,
+}
+
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Self {
+        Self { status, result: 0 }
+    }
+}
+
+/// A command as its transport received it.
+#[derive(Clone, Copy, Debug)]
+pub struct Command {
+    /// What to do.
+    pub sqe: Sqe,
+    /// Bytes that the host sends; no more than these are pulled.
+    pub sent: u32,
+    /// Bytes that the host has room for.
+    pub room: u32,
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Reply {
+    /// Its status.
+    pub status: Status,
+    /// Dwords 0 and 1 of the completion.
+    pub result: u64,
+    /// Data that travels with the status.
+    pub tail: Tail,
+    /// Nothing is answered for now: the command waits for an event, and the controller answers it
+    /// ([`Controller::event`](crate::controller::Controller::event)).
+    pub parked: bool,
+}
+
+impl Default for Reply {
+    fn default() -> Self {
+        Self::of(Status::SUCCESS)
+    }
+}
+
+impl Reply {
+    /// A reply without data.
+    #[must_use]
+    pub fn of(status: Status) -> Self {
+        Self { status, result: 0, tail: Tail::default(), parked: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn the_fields_of_an_entry() {
+        let mut bytes = [0xa5; SQE_LEN];
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            *byte = at as u8;
+        }
+        let sqe = Sqe::read_from_bytes(&bytes).expect("64 bytes");
+        assert_eq!((sqe.opcode, sqe.flags, sqe.cid.get(), sqe.nsid.get()), (0, 1, 0x0302, 0x0706_0504));
+        assert_eq!(
+            (sqe.sgl.address.get(), sqe.sgl.length.get(), sqe.sgl.kind),
+            (0x1f1e_1d1c_1b1a_1918, 0x2322_2120, 39)
+        );
+        assert_eq!((sqe.cdw(10), sqe.cdw(15), sqe.cdw_pair(10)), (0x2b2a_2928, 0x3f3e_3d3c, 0x2f2e_2d2c_2b2a_2928));
+        assert_eq!(sqe.fabrics_type(), 4);
+    }
+
+    #[test]
+    fn statuses_say_whether_to_try_again() {
+        assert_eq!(Status::SUCCESS.field(), 0);
+        assert_eq!(Status::INVALID_OPCODE.field(), 0x8002);
+        assert_eq!(Status::INACCESSIBLE.field(), 0x0604);
+        assert_eq!(Status::COMPARE_FAILURE.field(), 0x850a);
+    }
+
+    #[test]
+    fn codes_say_which_way_data_goes() {
+        let mut sqe = Sqe::new_zeroed();
+        for (opcode, kind, way) in [
+            (1, 0, Direction::Out),
+            (2, 0, Direction::In),
+            (0, 0, Direction::None),
+            (FABRICS, 1, Direction::Out),
+            (FABRICS, 4, Direction::None),
+            (FABRICS, 6, Direction::In),
+        ] {
+            (sqe.opcode, sqe.nsid) = (opcode, le::U32::new(kind));
+            assert_eq!(sqe.direction(), way, "{opcode:02x} {kind}");
+        }
+    }
+}

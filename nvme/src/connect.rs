@@ -1,0 +1,175 @@
+//! Connect: how a host gets a controller, and a queue of it (NVMe Base 2.0 6.3).
+
+use crate::command::{Command, Refusal, Status};
+use crate::controller::{ADMIN_ENTRIES_MAX, Host, Kind, QUEUE_ENTRIES_MAX};
+use crate::queue::Queue;
+use crate::subsystem::Subsystem;
+use lunar_core::access::Access;
+use lunar_core::time::Instant;
+use lunar_core::wire::le;
+use std::mem::offset_of;
+use std::net::IpAddr;
+use std::rc::Rc;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Name of the discovery service that every subsystem answers to.
+pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+/// Bytes of an NQN at most, without the zero that ends it.
+pub const NQN_BYTES_MAX: usize = 223;
+/// The controller identifier that asks for any controller.
+const ANY_CONTROLLER: u16 = 0xffff;
+/// CATTR: the host does not want to know how far the queue was read.
+const NO_FLOW_CONTROL: u8 = 0x04;
+/// Entries of an admin queue at least (NVMe over Fabrics); 0-based.
+const ADMIN_ENTRIES_MIN: u16 = 31;
+
+/// How a host came to a controller, and so how it is told to come again.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Path {
+    /// Transport type of discovery (NVMe Base 2.0 figure 264).
+    pub transport: u8,
+    /// Address family.
+    pub family: u8,
+    /// Transport address.
+    pub address: String,
+    /// Transport service identifier.
+    pub service: String,
+    /// Bytes of data that a command on an I/O queue may bring with it.
+    pub in_capsule: u32,
+}
+
+/// The fields of Connect in its entry.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Fields {
+    head: [u8; 40],
+    format: le::U16,
+    queue: le::U16,
+    entries: le::U16,
+    attributes: u8,
+    reserved: u8,
+    keep_alive: le::U32,
+    rest: [u8; 12],
+}
+
+/// Connect's data (NVMe Base 2.0 figure 385).
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ConnectData {
+    /// Host identifier.
+    pub host: [u8; 16],
+    /// Controller identifier.
+    pub controller: le::U16,
+    /// Reserved.
+    pub reserved: [u8; 238],
+    /// NQN of the subsystem.
+    pub subsystem: [u8; 256],
+    /// NQN of the host.
+    pub host_nqn: [u8; 256],
+    /// Reserved.
+    pub reserved2: [u8; 256],
+}
+
+const _: () = assert!(size_of::<ConnectData>() == 1024 && size_of::<Fields>() == 64);
+
+/// A parameter that is refused: where it is, in the entry or in the data.
+fn invalid(offset: usize, in_data: bool) -> Refusal {
+    let result = offset as u32 | u32::from(in_data) << 16;
+    Refusal { status: Status::CONNECT_PARAMETERS, result }
+}
+
+/// An NQN in its field: text that ends with a zero. Hosts have been seen that have no name.
+fn nqn(field: &[u8; 256]) -> Option<&str> {
+    let end = field.iter().position(|byte| *byte == 0)?;
+    std::str::from_utf8(&field[..end]).ok().filter(|text| text.len() <= NQN_BYTES_MAX)
+}
+
+/// Whether a host may come in. NVMe cannot yet have it prove its name, nor show it some of the namespaces: where that
+/// is asked for, it may not.
+fn admits(access: &Access, kind: Kind, host: &str, source: IpAddr) -> bool {
+    let Some(group) = access.group(&host.to_lowercase(), source) else { return false };
+    match kind {
+        Kind::Discovery => access.discovery().users.is_empty(),
+        Kind::Io => group.proofs.users.is_empty() && group.map.is_none(),
+    }
+}
+
+impl Subsystem {
+    /// Carries Connect out, which came from the address `source`: makes a controller with its admin queue, or an I/O
+    /// queue of a controller. Returns the queue and dword 0 of the completion.
+    ///
+    /// # Errors
+    /// How Connect ends that makes nothing.
+    pub fn connect(
+        &self,
+        command: &Command,
+        data: &[u8],
+        path: Path,
+        source: IpAddr,
+        now: Instant,
+    ) -> Result<(Rc<Queue>, u32), Refusal> {
+        let bytes = command.sqe.as_bytes();
+        let fields = Fields::ref_from_bytes(bytes).map_err(|_| Status::INTERNAL_ERROR)?;
+        let data = ConnectData::ref_from_bytes(data).map_err(|_| Status::SGL_LENGTH)?;
+        if fields.format.get() != 0 {
+            return Err(Status::CONNECT_FORMAT.into());
+        }
+        let entries = fields.entries.get();
+        let most = if fields.queue.get() == 0 { ADMIN_ENTRIES_MAX } else { QUEUE_ENTRIES_MAX };
+        if entries == 0 || entries >= most {
+            return Err(invalid(offset_of!(Fields, entries), false));
+        }
+        let subsystem = nqn(&data.subsystem).ok_or_else(|| invalid(offset_of!(ConnectData, subsystem), true))?;
+        let host_nqn = nqn(&data.host_nqn).ok_or_else(|| invalid(offset_of!(ConnectData, host_nqn), true))?;
+        let kind = match subsystem {
+            DISCOVERY_NQN => Kind::Discovery,
+            name if name == self.config().nqn => Kind::Io,
+            _ => return Err(invalid(offset_of!(ConnectData, subsystem), true)),
+        };
+        if !admits(&(self.config().access)(), kind, host_nqn, source) {
+            return Err(Status::CONNECT_HOST.into());
+        }
+        let flow_control = fields.attributes & NO_FLOW_CONTROL == 0;
+        let wanted = data.controller.get();
+        let controller = match fields.queue.get() {
+            0 => {
+                if wanted != ANY_CONTROLLER {
+                    return Err(invalid(offset_of!(ConnectData, controller), true));
+                }
+                if entries < ADMIN_ENTRIES_MIN {
+                    return Err(invalid(offset_of!(Fields, entries), false));
+                }
+                let host = Host { nqn: host_nqn.into(), id: data.host };
+                let made = self.config().controllers.make(kind, host, path, now);
+                let made = made.ok_or(Status::CONNECT_BUSY)?;
+                made.set_keep_alive(fields.keep_alive.get());
+                made
+            }
+            _ => {
+                let found = self.config().controllers.get(wanted);
+                let found = found.ok_or_else(|| invalid(offset_of!(ConnectData, controller), true))?;
+                if found.kind != kind || kind == Kind::Discovery {
+                    return Err(invalid(offset_of!(ConnectData, subsystem), true));
+                }
+                if found.host.id != data.host || *found.host.nqn != *host_nqn {
+                    return Err(Status::CONNECT_HOST.into());
+                }
+                if !found.is_enabled() {
+                    return Err(Status::SEQUENCE_ERROR.into());
+                }
+                found
+            }
+        };
+        let queue = fields.queue.get();
+        controller.open_queue(queue).map_err(|status| match status {
+            Status::INVALID_QUEUE => invalid(offset_of!(Fields, queue), false),
+            other => other.into(),
+        })?;
+        let id = controller.id;
+        Ok((self.enter_queue(controller, queue, entries + 1, flow_control), id.into()))
+    }
+}
+
+#[cfg(test)]
+#[path = "connect_tests.rs"]
+mod tests;

@@ -1,0 +1,101 @@
+use super::*;
+use crate::fuzzing::{HOST_NQN, NQN, Rig, SOURCE, connect_data, connect_sqe};
+use lunar_core::access::{Account, Group, Pattern, Proofs, Secret};
+
+fn connect(rig: &Rig, queue: u16, entries: u16, data: &ConnectData) -> Result<(Rc<Queue>, u32), Refusal> {
+    let command = Command { sqe: connect_sqe(queue, entries), sent: 1024, room: 0 };
+    rig.subsystem.connect(&command, data.as_bytes(), Path::default(), SOURCE, Instant(0))
+}
+
+fn refused(result: Result<(Rc<Queue>, u32), Refusal>) -> (Status, u32) {
+    let refusal = result.expect_err("it is refused");
+    (refusal.status, refusal.result)
+}
+
+#[test]
+fn hosts_get_controllers_and_queues() {
+    let rig = Rig::default();
+    let (admin, result) = connect(&rig, 0, 31, &connect_data(7, 0xffff, NQN)).expect("a new one");
+    assert_eq!((result, admin.id, admin.entries, admin.flow_control), (2, 0, 32, true));
+    let data = connect_data(7, 2, NQN);
+    assert_eq!(refused(connect(&rig, 1, 127, &data)), (Status::SEQUENCE_ERROR, 0), "not enabled");
+    admin.controller.set_property(0x14, false, 0x46_0001).expect("enabled");
+    let (queue, _) = connect(&rig, 1, 127, &data).expect("an I/O queue");
+    assert_eq!((queue.id, queue.entries), (1, 128));
+    assert_eq!(refused(connect(&rig, 1, 127, &data)), (Status::SEQUENCE_ERROR, 0), "there is one");
+    drop(queue);
+    assert!(connect(&rig, 1, 127, &data).is_ok());
+    drop(admin);
+    assert_eq!(refused(connect(&rig, 2, 127, &data)), (Status::CONNECT_PARAMETERS, 0x1_0010), "its controller is gone");
+}
+
+#[test]
+fn what_is_refused_is_named_by_its_place() {
+    let rig = Rig::default();
+    let good = connect_data(7, 0xffff, NQN);
+    let own = connect_data(7, rig.admin.controller.id, NQN);
+    let parameters = |place| (Status::CONNECT_PARAMETERS, place);
+    assert_eq!(refused(connect(&rig, 0, 0, &good)), parameters(44), "no entries");
+    assert_eq!(refused(connect(&rig, 0, 4096, &good)), parameters(44), "too many");
+    assert_eq!(refused(connect(&rig, 2, 1024, &own)), parameters(44), "too many for I/O");
+    assert_eq!(refused(connect(&rig, 0, 8, &good)), parameters(44), "too few for an admin queue");
+    assert_eq!(refused(connect(&rig, 0, 31, &own)), parameters(0x1_0010), "a static controller");
+    assert_eq!(refused(connect(&rig, 0, 31, &connect_data(7, 0xffff, "nqn.x:other"))), parameters(0x1_0100));
+    assert_eq!(refused(connect(&rig, 1000, 31, &own)), parameters(42), "more queues than were granted");
+    assert_eq!(refused(connect(&rig, 2, 31, &connect_data(8, 1, NQN))), (Status::CONNECT_HOST, 0), "another host");
+    let endless = ConnectData { host_nqn: [b'n'; 256], ..good };
+    assert_eq!(refused(connect(&rig, 0, 31, &endless)), parameters(0x1_0200));
+    let command = Command { sqe: connect_sqe(0, 31), sent: 1023, room: 0 };
+    let short = rig.subsystem.connect(&command, &good.as_bytes()[1..], Path::default(), SOURCE, Instant(0));
+    assert_eq!(refused(short), (Status::SGL_LENGTH, 0));
+    let mut sqe = connect_sqe(0, 31);
+    sqe.cdw10[0] = 1.into();
+    let command = Command { sqe, sent: 1024, room: 0 };
+    let other = rig.subsystem.connect(&command, good.as_bytes(), Path::default(), SOURCE, Instant(0));
+    assert_eq!(refused(other), (Status::CONNECT_FORMAT, 0));
+}
+
+#[test]
+fn discovery_has_no_io_queues() {
+    let rig = Rig::default();
+    let (admin, _) = connect(&rig, 0, 31, &connect_data(7, 0xffff, DISCOVERY_NQN)).expect("a discovery service");
+    assert_eq!(admin.controller.kind, Kind::Discovery);
+    admin.controller.set_property(0x14, false, 1).expect("enabled without entry sizes");
+    let io = connect(&rig, 1, 31, &connect_data(7, admin.controller.id, DISCOVERY_NQN));
+    assert_eq!(refused(io), (Status::CONNECT_PARAMETERS, 0x1_0100));
+}
+
+#[test]
+fn only_those_come_in_whom_a_name_is_enough_for() {
+    let rig = Rig::default();
+    let secret = Secret::new(b"not for everybody".to_vec()).expect("long enough");
+    let users = || Proofs { users: vec![Account { name: "alice".into(), secret: secret.clone() }], target: None };
+    let of = |host: &str, source: &str| Group {
+        hosts: vec![Pattern::new(host)],
+        sources: vec![source.parse().expect("a network")],
+        ..Group::everybody()
+    };
+    let named = of(HOST_NQN, "192.0.2.0/24");
+    let (all, none) = ((true, true), (false, false));
+    for (group, discovery, comes_in) in [
+        (named.clone(), Proofs::default(), all),
+        (of("NQN.2014-08.*:uuid:Rig", "192.0.2.7"), Proofs::default(), all),
+        (of("iqn.*", "192.0.2.0/24"), Proofs::default(), none),
+        (of(HOST_NQN, "198.51.100.0/24"), Proofs::default(), none),
+        // Nobody can prove anything here, or be shown less than all.
+        (Group { proofs: users(), ..named.clone() }, Proofs::default(), (false, true)),
+        (Group { map: Some("map".into()), ..named.clone() }, Proofs::default(), (false, true)),
+        (named.clone(), users(), (true, false)),
+    ] {
+        let told = format!("{group:?} {discovery:?}");
+        *rig.access.borrow_mut() = Access::new(vec![group], discovery).expect("right").into();
+        let enters = |name, queue, controller| match connect(&rig, queue, 31, &connect_data(7, controller, name)) {
+            Ok(_) => true,
+            Err(refusal) if refusal.status == Status::CONNECT_HOST => false,
+            Err(other) => panic!("{other:?}"),
+        };
+        assert_eq!((enters(NQN, 0, 0xffff), enters(DISCOVERY_NQN, 0, 0xffff)), comes_in, "{told}");
+        // Nor by a queue of a controller that was there before.
+        assert_eq!(enters(NQN, 2, rig.admin.controller.id), comes_in.0, "{told}");
+    }
+}

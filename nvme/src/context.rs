@@ -1,0 +1,37 @@
+//! What a command sees while it plans.
+
+use crate::command::Status;
+use crate::controller::Controller;
+use crate::namespace::{Attached, Namespace};
+use crate::queue::Queue;
+use crate::subsystem::Subsystem;
+use std::rc::Rc;
+
+/// What a command sees while it plans: who asks whom, and where the answer goes.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// This core's view of the subsystem.
+    pub subsystem: &'a Subsystem,
+    /// Where the command came in.
+    pub queue: &'a Queue,
+    /// The namespace that it names, as its host sees it.
+    pub namespace: Option<&'a Rc<Attached>>,
+    /// Where the answer goes; cut, or filled with zeroes, to the length that was asked for.
+    pub out: &'a mut Vec<u8>,
+}
+
+impl<'a> Context<'a> {
+    /// The controller that is asked.
+    #[must_use]
+    pub fn controller(&self) -> &'a Controller {
+        &self.queue.controller
+    }
+
+    /// The namespace that is asked.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn namespace(&self) -> Result<&'a Namespace, Status> {
+        self.namespace.map(|attached| &*attached.namespace).ok_or(Status::INVALID_NAMESPACE)
+    }
+}

@@ -1,0 +1,562 @@
+//! Controllers: one for each association of a host. Its queues may be served by several cores; what they share is
+//! here, under a mutex that no I/O command takes.
+
+use crate::command::Status;
+use crate::connect::Path;
+use crate::event::{Event, Events};
+use crate::features::Values;
+use lunar_core::port::NexusName;
+use lunar_core::reserve::HOST;
+use lunar_core::time::Instant;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Write;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+/// Controllers at once, those of discovery services included. Each takes a few KiB.
+pub const CONTROLLERS_MAX: usize = 4096;
+/// I/O queues of a controller at most: a queue for each processor of a large host.
+pub const QUEUES_MAX: u16 = 128;
+/// Entries of an I/O queue at most (MQES, one more): beyond it a host waits for nothing but itself.
+pub const QUEUE_ENTRIES_MAX: u16 = 1024;
+/// Entries of an admin queue at most: what the specification allows.
+pub const ADMIN_ENTRIES_MAX: u16 = 4096;
+/// What a keep-alive time is counted in (KAS): 100 ms each, one second.
+pub const KEEP_ALIVE_GRANULARITY: u16 = 10;
+/// Reservation notifications that wait to be read at most; the oldest go first.
+pub const NOTICES_MAX: usize = 64;
+/// The version that is claimed: 1.4 (NVMe Base 2.0 3.1.3.2).
+pub const VERSION: u32 = 0x0001_0400;
+
+/// What a controller is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// It has namespaces.
+    Io,
+    /// It tells where subsystems are.
+    Discovery,
+}
+
+/// A host.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Host {
+    /// Its NQN.
+    pub nqn: Arc<str>,
+    /// Its identifier.
+    pub id: [u8; 16],
+}
+
+impl Host {
+    /// How it is named among the registrants of a unit. Reservations are a host's, whatever controller it comes
+    /// through; no target port of SCSI has the number zero.
+    #[must_use]
+    pub fn nexus(&self) -> NexusName {
+        let mut name = String::from(HOST);
+        for byte in self.id {
+            write!(name, "{byte:02x}").expect("a String takes all");
+        }
+        NexusName { initiator: name.into(), target_port: 0 }
+    }
+
+    /// The identifier of the host that is named so among registrants; of whoever comes by another command set, one that
+    /// is made of its name.
+    #[must_use]
+    pub fn id_of(name: &NexusName) -> [u8; 16] {
+        let digits = name.initiator.strip_prefix(HOST).and_then(|digits| u128::from_str_radix(digits, 16).ok());
+        digits.unwrap_or_else(|| digest(&name.to_string())).to_be_bytes()
+    }
+}
+
+/// FNV-1a of 128 bits: it has to tell names apart, not to withstand anybody.
+fn digest(name: &str) -> u128 {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    name.bytes().fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
+}
+
+/// A reservation notification (NVMe Base 2.0 5.16.1.24).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Notice {
+    /// Which one since the controller is there.
+    pub count: u64,
+    /// What happened.
+    pub kind: u8,
+    /// To which namespace.
+    pub namespace: u32,
+}
+
+/// Controller properties (NVMe Base 2.0 3.1.3).
+pub mod property {
+    /// Controller Capabilities.
+    pub const CAP: u32 = 0x00;
+    /// Version.
+    pub const VS: u32 = 0x08;
+    /// Controller Configuration.
+    pub const CC: u32 = 0x14;
+    /// Controller Status.
+    pub const CSTS: u32 = 0x1c;
+    /// NVM Subsystem Reset: not supported (CAP.NSSRS), reads as zero.
+    pub const NSSR: u32 = 0x20;
+}
+
+/// CC.EN.
+const ENABLE: u32 = 0x01;
+/// CC: what must be as it is there, and is: the NVM command set, pages of 4 KiB, round robin.
+const SELECTED: u32 = 0x70 | 0x780 | 0x3800;
+/// CC.SHN.
+const SHUTDOWN: u32 = 0xc000;
+/// CC.IOSQES and IOCQES: 64 and 16 bytes, as powers of two.
+const ENTRY_SIZES: u32 = 0x46_0000;
+const ENTRY_SIZE_FIELDS: u32 = 0xff_0000;
+/// CSTS.RDY.
+const READY: u32 = 0x01;
+/// CSTS.CFS.
+const FATAL: u32 = 0x02;
+/// CSTS.SHST: complete.
+const SHUT_DOWN: u32 = 0x08;
+
+#[derive(Debug)]
+struct State {
+    configuration: u32,
+    status: u32,
+    keep_alive: Duration,
+    values: Values,
+    granted: u16,
+    queues: BTreeSet<u16>,
+    events: Events,
+    notices: VecDeque<Notice>,
+    noticed: u64,
+    /// Whether namespaces came or went since that was read.
+    changed: bool,
+    watchers: Vec<Waker>,
+}
+
+/// A controller.
+#[derive(Debug)]
+pub struct Controller {
+    /// Its identifier.
+    pub id: u16,
+    /// What it is for.
+    pub kind: Kind,
+    /// Whose it is.
+    pub host: Host,
+    /// How the host came to it.
+    pub path: Path,
+    enabled: AtomicBool,
+    over: AtomicBool,
+    writes_through: AtomicBool,
+    heard: AtomicU64,
+    state: Mutex<State>,
+}
+
+impl Controller {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// CAP: queues of [`QUEUE_ENTRIES_MAX`], contiguous; ready within 7.5 s; the NVM command set.
+    #[must_use]
+    pub fn capabilities() -> u64 {
+        const CONTIGUOUS: u64 = 1 << 16;
+        const TIMEOUT: u64 = 15 << 24;
+        const NVM: u64 = 1 << 37;
+        u64::from(QUEUE_ENTRIES_MAX - 1) | CONTIGUOUS | TIMEOUT | NVM
+    }
+
+    /// A property, of four bytes or of eight. `None` for one that is not there, or has the other size.
+    #[must_use]
+    pub fn property(&self, offset: u32, eight: bool) -> Option<u64> {
+        let state = self.lock();
+        match (offset, eight) {
+            (property::CAP, true) => Some(Self::capabilities()),
+            (property::VS, false) => Some(VERSION.into()),
+            (property::CC, false) => Some(state.configuration.into()),
+            (property::CSTS, false) => Some(state.status.into()),
+            (property::NSSR, false) => Some(0),
+            _ => None,
+        }
+    }
+
+    /// Sets CC, the one property that a host may set.
+    ///
+    /// # Errors
+    /// [`Status::INVALID_FIELD`] for another, or for what cannot be configured.
+    pub fn set_property(&self, offset: u32, eight: bool, value: u64) -> Result<(), Status> {
+        let value = u32::try_from(value).map_err(|_| Status::INVALID_FIELD)?;
+        if offset != property::CC || eight {
+            return Err(Status::INVALID_FIELD);
+        }
+        let mut state = self.lock();
+        let is_enabled = value & ENABLE != 0;
+        let sizes = value & ENTRY_SIZE_FIELDS;
+        // A discovery controller has no I/O queues whose entries would have a size.
+        let fits = sizes == ENTRY_SIZES || sizes == 0 && self.kind == Kind::Discovery;
+        if is_enabled && (value & SELECTED != 0 || !fits) {
+            state.status |= FATAL;
+            return Err(Status::INVALID_FIELD);
+        }
+        let was_enabled = state.configuration & ENABLE != 0;
+        state.configuration = value;
+        match (was_enabled, is_enabled) {
+            (false, true) => state.status = READY,
+            // A reset: what the host has set is forgotten.
+            (true, false) => {
+                state.status = 0;
+                state.values = Values::default();
+                self.set_write_cache(true);
+                state.events = Events::default();
+                state.granted = QUEUES_MAX;
+            }
+            _ => {}
+        }
+        if value & SHUTDOWN != 0 {
+            state.status |= SHUT_DOWN;
+        }
+        let serves = is_enabled && value & SHUTDOWN == 0;
+        self.enabled.store(serves, Ordering::Release);
+        wake_all(&mut state.watchers);
+        Ok(())
+    }
+
+    /// Whether it carries out commands.
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        self.enabled.load(Ordering::Acquire)
+    }
+
+    /// Whether it is gone: all of its queues end.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// It is gone.
+    pub fn end(&self) {
+        self.enabled.store(false, Ordering::Release);
+        self.over.store(true, Ordering::Release);
+        wake_all(&mut self.lock().watchers);
+    }
+
+    /// Waits until it is gone, or, for an I/O queue, until it was disabled.
+    pub async fn until_over(&self, queue: u16) {
+        poll_fn(|cx| {
+            let mut state = self.lock();
+            if self.is_over() || queue > 0 && !self.is_enabled() {
+                return Poll::Ready(());
+            }
+            if !state.watchers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                state.watchers.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// The host was heard.
+    pub fn hear(&self, now: Instant) {
+        self.heard.store(now.0, Ordering::Relaxed);
+    }
+
+    /// When the host is given up that is not heard again; `None`: never.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        let patience = self.keep_alive();
+        (!patience.is_zero()).then(|| Instant(self.heard.load(Ordering::Relaxed)) + patience)
+    }
+
+    /// How long a host may be silent; zero: for ever.
+    #[must_use]
+    pub fn keep_alive(&self) -> Duration {
+        self.lock().keep_alive
+    }
+
+    /// Sets how long a host may be silent, rounded up to whole [`KEEP_ALIVE_GRANULARITY`].
+    pub fn set_keep_alive(&self, milliseconds: u32) {
+        let step = u64::from(KEEP_ALIVE_GRANULARITY) * 100;
+        self.lock().keep_alive = Duration::from_millis(u64::from(milliseconds).next_multiple_of(step));
+    }
+
+    /// Whether a write may be answered before it is on the medium.
+    #[must_use]
+    pub fn caches_writes(&self) -> bool {
+        !self.writes_through.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_write_cache(&self, caches: bool) {
+        self.writes_through.store(!caches, Ordering::Relaxed);
+    }
+
+    /// Looks at or changes the values of its features.
+    pub fn values<T>(&self, what: impl FnOnce(&mut Values) -> T) -> T {
+        what(&mut self.lock().values)
+    }
+
+    /// Grants I/O queues, at most [`QUEUES_MAX`]; not once there are some.
+    ///
+    /// # Errors
+    /// [`Status::SEQUENCE_ERROR`]
+    pub fn grant(&self, wanted: u16) -> Result<u16, Status> {
+        let mut state = self.lock();
+        if state.queues.iter().any(|queue| *queue > 0) {
+            return Err(Status::SEQUENCE_ERROR);
+        }
+        state.granted = wanted.clamp(1, QUEUES_MAX);
+        Ok(state.granted)
+    }
+
+    /// I/O queues that are granted.
+    #[must_use]
+    pub fn granted(&self) -> u16 {
+        self.lock().granted
+    }
+
+    pub(crate) fn open_queue(&self, queue: u16) -> Result<(), Status> {
+        let mut state = self.lock();
+        if queue > state.granted {
+            return Err(Status::INVALID_QUEUE);
+        }
+        if state.queues.insert(queue) { Ok(()) } else { Err(Status::SEQUENCE_ERROR) }
+    }
+
+    pub(crate) fn close_queue(&self, queue: u16) {
+        self.lock().queues.remove(&queue);
+        if queue == 0 {
+            self.end();
+        }
+    }
+
+    /// Has an asynchronous event request wait.
+    ///
+    /// # Errors
+    /// [`Status::EVENT_LIMIT`]
+    pub(crate) fn park(&self, cid: u16) -> Result<(), Status> {
+        if self.lock().events.park(cid) { Ok(()) } else { Err(Status::EVENT_LIMIT) }
+    }
+
+    /// Aborts an asynchronous event request; tells whether it waited.
+    pub(crate) fn abort_event(&self, cid: u16) -> bool {
+        self.lock().events.abort(cid)
+    }
+
+    /// Forgets an asynchronous event request whose host uses its identifier for something else.
+    pub fn withdraw_event(&self, cid: u16) {
+        self.lock().events.withdraw(cid);
+    }
+
+    /// Tells the host, if it wants to know.
+    pub fn raise(&self, event: Event) {
+        let mut state = self.lock();
+        state.changed |= event == Event::NAMESPACES;
+        let wanted = event.configured().is_none_or(|bit| state.values.events() & bit != 0);
+        if wanted {
+            state.events.raise(event);
+        }
+    }
+
+    /// Whether namespaces came or went since this was asked last.
+    pub(crate) fn take_changed(&self) -> bool {
+        std::mem::take(&mut self.lock().changed)
+    }
+
+    /// A log page was read: the next event of its kind is told again.
+    pub(crate) fn was_read(&self, page: u8) {
+        self.lock().events.was_read(page);
+    }
+
+    /// The next asynchronous event request that is answered, how it ends, and dword 0 of its completion.
+    pub async fn event(&self) -> (u16, Status, u32) {
+        poll_fn(|cx| {
+            let mut state = self.lock();
+            match state.events.next() {
+                Some((cid, Some(event))) => Poll::Ready((cid, Status::SUCCESS, event.result())),
+                Some((cid, None)) => Poll::Ready((cid, Status::ABORTED, 0)),
+                None => {
+                    state.events.wake_later(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    /// Keeps a reservation notification to be read.
+    pub(crate) fn notice(&self, kind: u8, namespace: u32) {
+        let mut state = self.lock();
+        state.noticed += 1;
+        let notice = Notice { count: state.noticed, kind, namespace };
+        state.notices.push_back(notice);
+        if state.notices.len() > NOTICES_MAX {
+            state.notices.pop_front();
+        }
+        state.events.raise(Event::RESERVATION);
+    }
+
+    /// The oldest reservation notification, and how many wait behind it.
+    pub(crate) fn take_notice(&self) -> Option<(Notice, usize)> {
+        let mut state = self.lock();
+        let notice = state.notices.pop_front()?;
+        Some((notice, state.notices.len()))
+    }
+}
+
+fn wake_all(watchers: &mut Vec<Waker>) {
+    std::mem::take(watchers).into_iter().for_each(Waker::wake);
+}
+
+/// The controllers of a subsystem, on all cores.
+#[derive(Debug, Default)]
+pub struct Controllers(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    all: BTreeMap<u16, Arc<Controller>>,
+    last: u16,
+}
+
+/// Identifiers from here on are reserved.
+const IDS_END: u16 = 0xfff0;
+
+impl Controllers {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a controller. `None` when there are [`CONTROLLERS_MAX`].
+    pub(crate) fn make(&self, kind: Kind, host: Host, path: Path, now: Instant) -> Option<Arc<Controller>> {
+        let mut table = self.lock();
+        if table.all.len() >= CONTROLLERS_MAX {
+            return None;
+        }
+        let id = loop {
+            table.last = table.last % (IDS_END - 1) + 1;
+            if !table.all.contains_key(&table.last) {
+                break table.last;
+            }
+        };
+        let controller = Arc::new(Controller {
+            id,
+            kind,
+            host,
+            path,
+            enabled: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            writes_through: AtomicBool::new(false),
+            heard: AtomicU64::new(now.0),
+            state: Mutex::new(State {
+                configuration: 0,
+                status: 0,
+                keep_alive: Duration::ZERO,
+                values: Values::default(),
+                granted: QUEUES_MAX,
+                queues: BTreeSet::new(),
+                events: Events::default(),
+                notices: VecDeque::new(),
+                noticed: 0,
+                changed: false,
+                watchers: Vec::new(),
+            }),
+        });
+        table.all.insert(id, controller.clone());
+        Some(controller)
+    }
+
+    pub(crate) fn forget(&self, id: u16) {
+        self.lock().all.remove(&id);
+    }
+
+    /// The controller of this identifier.
+    #[must_use]
+    pub fn get(&self, id: u16) -> Option<Arc<Controller>> {
+        self.lock().all.get(&id).cloned()
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Controller>> {
+        self.lock().all.values().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn controller(kind: Kind) -> (Controllers, Arc<Controller>) {
+        let controllers = Controllers::default();
+        let host = Host { nqn: "nqn.2014-08.org.nvmexpress:uuid:x".into(), id: [7; 16] };
+        let made = controllers.make(kind, host, Path::default(), Instant(0)).expect("room");
+        (controllers, made)
+    }
+
+    #[test]
+    fn properties_are_read_in_their_size() {
+        let (_, made) = controller(Kind::Io);
+        assert_eq!(made.property(property::CAP, true), Some(0x0020_0f01_03ff));
+        assert_eq!((made.property(property::CAP, false), made.property(property::VS, true)), (None, None));
+        assert_eq!(made.property(property::VS, false), Some(0x1_0400));
+        assert_eq!(made.property(0x28, true), None);
+    }
+
+    #[test]
+    fn enabling_disabling_and_shutting_down() {
+        let (_, made) = controller(Kind::Io);
+        let set = |value: u64| made.set_property(property::CC, false, value);
+        let status = || made.property(property::CSTS, false);
+        assert_eq!(set(1), Err(Status::INVALID_FIELD), "entries have sizes");
+        assert_eq!(status(), Some(2));
+        assert_eq!(set(0x46_0071), Err(Status::INVALID_FIELD), "no other command sets");
+        assert_eq!(set(0x46_0001), Ok(()));
+        assert_eq!((status(), made.is_enabled()), (Some(1), true));
+        assert_eq!(set(0x46_4001), Ok(()));
+        assert_eq!((status(), made.is_enabled()), (Some(9), false));
+        assert_eq!(set(0x46_0000), Ok(()));
+        assert_eq!((status(), made.is_enabled()), (Some(0), false));
+        assert_eq!(made.set_property(property::CSTS, false, 0), Err(Status::INVALID_FIELD));
+    }
+
+    #[test]
+    fn silence_has_its_limit() {
+        let (_, made) = controller(Kind::Io);
+        assert_eq!(made.deadline(), None);
+        made.set_keep_alive(1500);
+        made.hear(Instant(5));
+        assert_eq!(made.deadline(), Some(Instant(2_000_000_005)));
+    }
+
+    #[test]
+    fn queues_are_counted() {
+        let (_, made) = controller(Kind::Io);
+        assert_eq!((made.grant(3), made.open_queue(0), made.open_queue(3)), (Ok(3), Ok(()), Ok(())));
+        assert_eq!(made.open_queue(3), Err(Status::SEQUENCE_ERROR));
+        assert_eq!(made.open_queue(4), Err(Status::INVALID_QUEUE));
+        assert_eq!(made.grant(4), Err(Status::SEQUENCE_ERROR));
+        made.close_queue(3);
+        assert_eq!(made.grant(9999), Ok(QUEUES_MAX));
+        assert!(!made.is_over());
+        made.close_queue(0);
+        assert!(made.is_over());
+    }
+
+    #[test]
+    fn hosts_are_named_by_their_identifiers() {
+        let (_, made) = controller(Kind::Io);
+        let name = made.host.nexus();
+        assert_eq!((&*name.initiator, name.target_port), ("nvme,07070707070707070707070707070707", 0));
+        assert_eq!(Host::id_of(&name), [7; 16]);
+        let other = |text: &str| Host::id_of(&NexusName { initiator: text.into(), target_port: 1 });
+        assert_ne!(other("iqn.a:b,i,0x00023d000001"), other("iqn.a:b,i,0x00023d000002"));
+    }
+
+    #[test]
+    fn identifiers_are_used_again_only_when_free() {
+        let (controllers, first) = controller(Kind::Io);
+        let host = first.host.clone();
+        let second = controllers.make(Kind::Io, host, Path::default(), Instant(0)).expect("room");
+        assert_eq!((first.id, second.id), (1, 2));
+        controllers.forget(1);
+        assert!(controllers.get(1).is_none() && controllers.get(2).is_some());
+    }
+}

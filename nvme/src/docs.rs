@@ -1,0 +1,71 @@
+//! The page of supported commands, made from the tables.
+
+use crate::features::FEATURES;
+use crate::log::PAGES;
+use crate::table::{Effect, Persistent, Row, Set, TABLE, Transport};
+use std::fmt::Write;
+
+/// The page, as `docs/nvme.md` holds it.
+#[must_use]
+pub fn commands() -> String {
+    let mut page = String::from(
+        "# Supported NVMe commands\n\n\
+         Made from the command table; `LUNAR_REGENERATE=1 cargo test -p lunar-nvme docs` writes it anew.\n\n\
+         Reserved: what stops the command while another host, or an iSCSI initiator, holds a reservation.\n\n\
+         | queue | opcode | command | standard | medium | reserved |\n\
+         |---|---|---|---|---|---|\n",
+    );
+    TABLE.iter().filter(|row| row.policy.gates.transport != Transport::Memory).for_each(|row| line(&mut page, row));
+    page.push_str("\n## Log pages\n\n| page | name |\n|---|---|\n");
+    for row in PAGES {
+        push(&mut page, format_args!("| {:02X} | {} |\n", row.id, row.name));
+    }
+    page.push_str("\n## Features\n\n| feature | name | can be set |\n|---|---|---|\n");
+    for row in FEATURES {
+        let changes = if row.changes { "yes" } else { "" };
+        push(&mut page, format_args!("| {:02X} | {} | {changes} |\n", row.id, row.name));
+    }
+    page
+}
+
+fn push(page: &mut String, line: std::fmt::Arguments<'_>) {
+    // A string takes all that is written to it.
+    let _ = page.write_fmt(line);
+}
+
+fn line(page: &mut String, row: &Row) {
+    let policy = &row.policy;
+    let set = match policy.code.set {
+        Set::Admin => "admin",
+        Set::Io => "I/O",
+        Set::Fabrics => "fabrics",
+    };
+    let effect = match policy.effect {
+        Effect::Content => "writes",
+        Effect::Renewal => "renews",
+        Effect::None | Effect::Capabilities => "",
+    };
+    let reserved = match policy.gates.persistent {
+        Persistent::Passes => "",
+        Persistent::WriteExclusivePasses => "exclusive access",
+        Persistent::Conflict => "all",
+    };
+    let (name, clause, op) = (policy.name, policy.clause, policy.code.op);
+    push(page, format_args!("| {set} | {op:02X} | {name} | {clause} | {effect} | {reserved} |\n"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn the_page_in_the_repository_is_fresh() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/nvme.md");
+        if std::env::var_os("LUNAR_REGENERATE").is_some() {
+            std::fs::write(&path, commands()).expect("docs/ is there");
+        }
+        let page = std::fs::read_to_string(&path).expect("docs/nvme.md is there");
+        assert_eq!(page, commands(), "run LUNAR_REGENERATE=1 cargo test -p lunar-nvme docs");
+    }
+}

@@ -1,0 +1,153 @@
+//! Asynchronous events: what hosts are told unasked (NVMe Base 2.0 5.2).
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+/// Asynchronous event requests that wait at most: AERL, and one more. One for each kind of event there is.
+pub const REQUESTS_MAX: usize = 4;
+
+/// Something that happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Event {
+    /// Its type.
+    pub kind: u8,
+    /// What happened.
+    pub information: u8,
+    /// The log page that tells more.
+    pub page: u8,
+}
+
+impl Event {
+    /// A namespace came or went.
+    pub const NAMESPACES: Self = Self { kind: 2, information: 0, page: 0x04 };
+    /// A namespace is reached in another way.
+    pub const ACCESS: Self = Self { kind: 2, information: 3, page: 0x0c };
+    /// The log page of reservation notifications has one.
+    pub const RESERVATION: Self = Self { kind: 6, information: 0, page: 0x80 };
+
+    /// Dword 0 of the completion.
+    #[must_use]
+    pub fn result(self) -> u32 {
+        u32::from_le_bytes([self.kind, self.information, self.page, 0])
+    }
+
+    /// The bit of the feature Asynchronous Event Configuration that asks for it; `None`: it always comes.
+    #[must_use]
+    pub fn configured(self) -> Option<u32> {
+        match self {
+            Self::NAMESPACES => Some(NAMESPACE_NOTICES),
+            Self::ACCESS => Some(ACCESS_NOTICES),
+            _ => None,
+        }
+    }
+}
+
+/// Feature 0Bh: namespace attribute notices.
+pub const NAMESPACE_NOTICES: u32 = 1 << 8;
+/// Feature 0Bh: asymmetric namespace access change notices.
+pub const ACCESS_NOTICES: u32 = 1 << 11;
+
+/// The events of one controller.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    /// Requests that wait, by their identifiers.
+    waiting: VecDeque<u16>,
+    /// Requests that were aborted.
+    aborted: Vec<u16>,
+    pending: VecDeque<Event>,
+    /// Log pages whose event was told: the next one waits until they were read.
+    masked: Vec<u8>,
+    waker: Option<Waker>,
+}
+
+impl Events {
+    /// A request waits; `false` if too many do.
+    pub(crate) fn park(&mut self, cid: u16) -> bool {
+        let fits = self.waiting.len() < REQUESTS_MAX;
+        if fits {
+            self.waiting.push_back(cid);
+            self.wake();
+        }
+        fits
+    }
+
+    /// Aborts a request; tells whether it waited.
+    pub(crate) fn abort(&mut self, cid: u16) -> bool {
+        let at = self.waiting.iter().position(|waiting| *waiting == cid);
+        let found = at.and_then(|at| self.waiting.remove(at));
+        self.aborted.extend(found);
+        self.wake();
+        found.is_some()
+    }
+
+    /// Forgets a request: its host uses the identifier for something else.
+    pub(crate) fn withdraw(&mut self, cid: u16) {
+        self.waiting.retain(|waiting| *waiting != cid);
+    }
+
+    /// Something happened. What waits to be told already is told once.
+    pub(crate) fn raise(&mut self, event: Event) {
+        if !self.masked.contains(&event.page) && !self.pending.contains(&event) {
+            self.pending.push_back(event);
+            self.wake();
+        }
+    }
+
+    /// A log page was read.
+    pub(crate) fn was_read(&mut self, page: u8) {
+        self.masked.retain(|masked| *masked != page);
+        self.pending.retain(|event| event.page != page);
+    }
+
+    /// A request, and what it is answered with; `None`: it was aborted.
+    pub(crate) fn next(&mut self) -> Option<(u16, Option<Event>)> {
+        if let Some(cid) = self.aborted.pop() {
+            return Some((cid, None));
+        }
+        let event = *self.pending.front()?;
+        let cid = self.waiting.pop_front()?;
+        self.pending.pop_front();
+        self.masked.push(event.page);
+        Some((cid, Some(event)))
+    }
+
+    /// Who is woken when there may be a next one.
+    pub(crate) fn wake_later(&mut self, waker: Waker) {
+        self.waker = Some(waker);
+    }
+
+    pub(crate) fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_told_once_until_its_page_was_read() {
+        let mut events = Events::default();
+        events.raise(Event::NAMESPACES);
+        events.raise(Event::NAMESPACES);
+        assert_eq!(events.next(), None, "nobody asks");
+        assert!(events.park(7) && events.park(8));
+        assert_eq!(events.next(), Some((7, Some(Event::NAMESPACES))));
+        events.raise(Event::NAMESPACES);
+        assert_eq!(events.next(), None, "the page was not read");
+        events.was_read(0x04);
+        events.raise(Event::NAMESPACES);
+        assert_eq!(events.next(), Some((8, Some(Event::NAMESPACES))));
+        assert_eq!(Event::ACCESS.result(), 0x000c_0302);
+    }
+
+    #[test]
+    fn requests_are_counted_and_taken_back() {
+        let mut events = Events::default();
+        assert!((0..4).all(|cid| events.park(cid)) && !events.park(4));
+        assert!(events.abort(2) && !events.abort(2) && events.park(4));
+        assert_eq!((events.next(), events.next()), (Some((2, None)), None));
+    }
+}

@@ -1,0 +1,361 @@
+//! A command from its entry to its completion: found, admitted, planned, carried out.
+
+use crate::admit::admit;
+use crate::command::{Command, FUSE, Refusal, Reply, Status};
+use crate::context::Context;
+use crate::fault;
+use crate::namespace::{ALL, Attached, Namespace};
+use crate::plan::Plan;
+use crate::queue::Queue;
+use crate::subsystem::Subsystem;
+use crate::table::{Data, Reach, Row, find_entry};
+use crate::task::Task;
+use lunar_core::io::Fault;
+use lunar_core::mem::Sg;
+use lunar_core::port::Transfer;
+use lunar_core::step::{PIECE_BYTES, Step, Tools, carry_out};
+use lunar_core::tally::Event;
+use std::borrow::Cow;
+use std::rc::Rc;
+
+/// What one command may move, as a power of two of pages of 4 KiB (MDTS): 1 MiB.
+pub const TRANSFER_EXPONENT: u8 = 8;
+/// The same in bytes.
+pub const TRANSFER_BYTES_MAX: u64 = 4096 << TRANSFER_EXPONENT;
+
+impl Subsystem {
+    /// Carries a command out. The reply is written where it will be read.
+    pub async fn execute<T: Transfer>(
+        &self,
+        queue: &Rc<Queue>,
+        task: &Task,
+        command: &Command,
+        transfer: &T,
+        tools: &mut Tools,
+        reply: &mut Reply,
+    ) {
+        self.config().stats.commands.add(1);
+        let result = match command.sqe.flags & FUSE {
+            0 => self.perform(queue, task, command, transfer, tools, reply).await,
+            // Whoever finds both halves calls `execute_fused`.
+            _ => Err(Status::FUSED_MISSING.into()),
+        };
+        if let Err(refusal) = result {
+            *reply = self.refuse(refusal);
+        }
+        if task.aborted() {
+            *reply = Reply::of(Status::ABORTED);
+        }
+    }
+
+    #[cold]
+    fn refuse(&self, refusal: Refusal) -> Reply {
+        self.config().stats.check_conditions.add(1);
+        Reply { result: refusal.result.into(), ..Reply::of(refusal.status) }
+    }
+
+    async fn perform<T: Transfer>(
+        &self,
+        queue: &Rc<Queue>,
+        task: &Task,
+        command: &Command,
+        transfer: &T,
+        tools: &mut Tools,
+        reply: &mut Reply,
+    ) -> Result<(), Refusal> {
+        let (row, namespace) = self.admitted(queue, command)?;
+        let (plan, length) = match row.data {
+            Data::None | Data::Step => (self.plan(row, queue, namespace.as_ref(), command, &[])?, 0),
+            Data::Answer(length) => {
+                let length = length(&command.sqe);
+                if length > TRANSFER_BYTES_MAX {
+                    return Err(Status::INVALID_FIELD.into());
+                }
+                if length > u64::from(command.room) {
+                    return Err(Status::SGL_LENGTH.into());
+                }
+                (self.plan(row, queue, namespace.as_ref(), command, &[])?, length as usize)
+            }
+            Data::List(length) => {
+                let list = pull_list(length(&command.sqe), command, transfer).await?;
+                (self.plan(row, queue, namespace.as_ref(), command, &contiguous(&list))?, 0)
+            }
+        };
+        match plan {
+            Plan::Done(result) => reply.result = result,
+            Plan::Answer => self.answer(length, tools, reply)?,
+            Plan::Park => {
+                queue.controller.park(command.sqe.cid.get())?;
+                reply.parked = true;
+            }
+            Plan::Abort { queue: other, command } => reply.result = self.abort(queue, other, command).into(),
+            Plan::Flush => {
+                for namespace in self.namespaces() {
+                    carry(&namespace, Step::Flush, transfer, tools, reply).await?;
+                }
+            }
+            Plan::Format(named) => {
+                for id in named {
+                    let namespace = self.namespace(id).ok_or(Status::INVALID_NAMESPACE)?;
+                    // Seldom, and larger than the others: it does not make their future larger.
+                    Box::pin(self.format(&namespace, tools)).await?;
+                }
+            }
+            plan => {
+                let namespace = &namespace.as_ref().ok_or(Status::INVALID_NAMESPACE)?.namespace;
+                match plan {
+                    Plan::Do(step) => {
+                        let moved = fit(&step, command)?;
+                        carry(namespace, step, transfer, tools, reply).await?;
+                        self.count(namespace, moved);
+                    }
+                    Plan::Steps(steps) => {
+                        for step in steps {
+                            carry(namespace, step, transfer, tools, reply).await?;
+                        }
+                    }
+                    Plan::Reserve(request) => self.reserve(queue, task, namespace, &request).await?,
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the command's row, and admits it for the namespace that it names.
+    fn admitted(&self, queue: &Queue, command: &Command) -> Result<(&'static Row, Option<Rc<Attached>>), Refusal> {
+        let sqe = &command.sqe;
+        let row = find_entry(sqe, queue.id).ok_or(Status::INVALID_OPCODE)?;
+        let namespace = match row.policy.gates.reach {
+            Reach::Controller => None,
+            Reach::Namespaces if sqe.nsid.get() == ALL => None,
+            Reach::Namespace | Reach::Namespaces => {
+                Some(queue.attached(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE)?)
+            }
+        };
+        admit(row, queue, namespace.as_deref())?;
+        Ok((row, namespace))
+    }
+
+    fn plan(
+        &self,
+        row: &Row,
+        queue: &Rc<Queue>,
+        namespace: Option<&Rc<Attached>>,
+        command: &Command,
+        list: &[u8],
+    ) -> Result<Plan, Refusal> {
+        let mut nothing = Vec::new();
+        let mut cx = Context { subsystem: self, queue, namespace, out: &mut nothing };
+        if !matches!(row.data, Data::Answer(_)) {
+            return (row.run)(&command.sqe, &mut cx, list);
+        }
+        let mut scratch = self.scratch.borrow_mut();
+        scratch.clear();
+        cx.out = &mut scratch;
+        (row.run)(&command.sqe, &mut cx, list)
+    }
+
+    /// Success, with what the command wrote, as long as the host asked for.
+    fn answer(&self, length: usize, tools: &Tools, reply: &mut Reply) -> Result<(), Refusal> {
+        let mut scratch = self.scratch.borrow_mut();
+        scratch.resize(length, 0);
+        if length > 0 {
+            let mut memory = tools.arena.take_sg(length).ok_or(Status::NOT_READY)?;
+            memory.copy_from(0, &scratch);
+            reply.tail.data = memory.share();
+        }
+        let stats = &self.config().stats;
+        stats.read_commands.add(1);
+        stats.read_bytes.add(length as u64);
+        Ok(())
+    }
+
+    /// Ends a command of the same controller early, if this core has it. Tells whether it was *not* aborted: bit 0 of
+    /// the completion (NVMe Base 2.0 5.1).
+    fn abort(&self, queue: &Queue, other: u16, command: u16) -> u32 {
+        if other == 0 && queue.controller.abort_event(command) {
+            return 0;
+        }
+        let queues = self.queues();
+        let found = queues.iter().find(|q| q.id == other && q.controller.id == queue.controller.id);
+        let count = found.map_or(0, |found| found.tasks.abort(|cid, _| cid == command));
+        self.config().stats.tasks_aborted.add(count);
+        u32::from(count == 0)
+    }
+
+    /// Counts a command that went well, and what it moved.
+    fn count(&self, namespace: &Namespace, moved: Moved) {
+        let stats = &self.config().stats;
+        match moved {
+            Moved::Nothing => {}
+            Moved::In(bytes) => {
+                stats.read_commands.add(1);
+                stats.read_bytes.add(bytes);
+                namespace.unit.tally.add(Event::ReadCommand, 1);
+                namespace.unit.tally.add(Event::ReadBytes, bytes);
+            }
+            Moved::Out(bytes) => {
+                stats.write_commands.add(1);
+                stats.write_bytes.add(bytes);
+                namespace.unit.tally.add(Event::WriteCommand, 1);
+                namespace.unit.tally.add(Event::WriteBytes, bytes);
+            }
+        }
+    }
+
+    /// Carries out Compare and Write, the one fused operation there is (NVM Command Set 1.0 5.1): what is compared is
+    /// the data of the first half, what is written that of the second.
+    pub async fn execute_fused<T: Transfer>(
+        &self,
+        queue: &Rc<Queue>,
+        tasks: [&Task; 2],
+        commands: [&Command; 2],
+        transfers: [&T; 2],
+        tools: &mut Tools,
+        replies: &mut [Reply; 2],
+    ) {
+        self.config().stats.commands.add(2);
+        let [first, second] = replies;
+        if let Err((compared, refusal)) = self.compare_and_write(queue, commands, transfers, tools).await {
+            // The half that is not to blame ends with the other.
+            *first = self.refuse(if compared { Status::FUSED_FAILED.into() } else { refusal });
+            *second = self.refuse(if compared { refusal } else { Status::FUSED_FAILED.into() });
+        }
+        for (task, reply) in tasks.iter().zip(replies) {
+            if task.aborted() {
+                *reply = Reply::of(Status::ABORTED);
+            }
+        }
+    }
+
+    /// The error says whether the first half is without fault.
+    async fn compare_and_write<T: Transfer>(
+        &self,
+        queue: &Rc<Queue>,
+        commands: [&Command; 2],
+        transfers: [&T; 2],
+        tools: &mut Tools,
+    ) -> Result<(), (bool, Refusal)> {
+        let [first, second] = commands;
+        let mut plans = Vec::with_capacity(2);
+        for (at, command) in [first, second].into_iter().enumerate() {
+            let planned = self.admitted(queue, command).and_then(|(row, namespace)| {
+                let plan = self.plan(row, queue, namespace.as_ref(), command, &[])?;
+                if let Plan::Do(step) = &plan {
+                    fit(step, command)?;
+                }
+                Ok((plan, namespace))
+            });
+            plans.push(planned.map_err(|refusal| (at == 1, refusal))?);
+        }
+        let (Some((Plan::Do(write), Some(to))), Some((Plan::Do(compare), Some(_)))) = (plans.pop(), plans.pop()) else {
+            return Err((false, Status::INVALID_FIELD.into()));
+        };
+        let (Step::Compare { offset, len, block: None }, Step::Write { offset: at, len: count, durable }) =
+            (compare, write)
+        else {
+            return Err((false, Status::INVALID_FIELD.into()));
+        };
+        if (offset, len, first.sqe.nsid) != (at, count, second.sqe.nsid) {
+            return Err((true, Status::INVALID_FIELD.into()));
+        }
+        if len > PIECE_BYTES as u64 {
+            return Err((false, Status::COMMAND_SIZE.into()));
+        }
+        let step = Step::CompareWrite { offset, len, durable };
+        let both = Both { halves: transfers, first: len as usize };
+        let result = carry(&to.namespace, step, &both, tools, &mut Reply::default()).await;
+        result.map_err(|refusal| (refusal.status != Status::COMPARE_FAILURE, refusal))
+    }
+}
+
+/// The data of both halves of a fused operation, one behind the other.
+struct Both<'a, T> {
+    halves: [&'a T; 2],
+    first: usize,
+}
+
+impl<T: Transfer> Transfer for Both<'_, T> {
+    async fn room(&self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        let mut data = Sg::default();
+        if offset < self.first {
+            data.append(self.halves[0].pull(offset, len.min(self.first - offset)).await?);
+        }
+        if data.len() < len {
+            let from = offset + data.len() - self.first;
+            data.append(self.halves[1].pull(from, len - data.len()).await?);
+        }
+        Ok(data)
+    }
+
+    fn push(&self, _offset: usize, _data: Sg) -> Result<(), Fault> {
+        Err(Fault::Protocol)
+    }
+
+    fn aborted(&self) -> bool {
+        self.halves.iter().any(|half| half.aborted())
+    }
+}
+
+/// Bytes that a command moved, and which way.
+#[derive(Clone, Copy)]
+enum Moved {
+    Nothing,
+    In(u64),
+    Out(u64),
+}
+
+/// Whether the host sends, or has room for, what the step moves.
+fn fit(step: &Step, command: &Command) -> Result<Moved, Status> {
+    let (moved, there) = match step {
+        Step::Read { len, .. } => (Moved::In(*len), *len <= u64::from(command.room)),
+        Step::Write { len, .. } | Step::WriteAtomic { len, .. } => (Moved::Out(*len), *len <= u64::from(command.sent)),
+        Step::Compare { len, .. } => (Moved::Nothing, *len <= u64::from(command.sent)),
+        _ => (Moved::Nothing, true),
+    };
+    if there { Ok(moved) } else { Err(Status::SGL_LENGTH) }
+}
+
+async fn carry<T: Transfer>(
+    namespace: &Namespace,
+    step: Step,
+    transfer: &T,
+    tools: &mut Tools,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    let writes = fault::writes(&step);
+    carry_out(&namespace.unit, step, transfer, tools, &mut reply.tail).await.map_err(|failure| {
+        if let Some(event) = fault::event(failure, writes) {
+            namespace.unit.tally.add(event, 1);
+        }
+        fault::status(failure, writes).into()
+    })
+}
+
+/// Pulls what the command reads before it plans.
+async fn pull_list<T: Transfer>(length: u32, command: &Command, transfer: &T) -> Result<Sg, Refusal> {
+    if length > command.sent {
+        return Err(Status::SGL_LENGTH.into());
+    }
+    if length == 0 {
+        return Ok(Sg::default());
+    }
+    Ok(transfer.pull(0, length as usize).await.map_err(fault::transfer)?)
+}
+
+fn contiguous(list: &Sg) -> Cow<'_, [u8]> {
+    match list.pieces() {
+        [] => Cow::Borrowed(&[]),
+        [one] => Cow::Borrowed(one),
+        _ => Cow::Owned(list.to_vec()),
+    }
+}
+
+#[cfg(test)]
+#[path = "execute_tests.rs"]
+mod tests;

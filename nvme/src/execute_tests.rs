@@ -1,0 +1,386 @@
+use super::*;
+use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, SOURCE, at_once, connect_data, connect_sqe, entry};
+use crate::namespace::Access;
+use lunar_core::medium::Content;
+use lunar_core::protection::{INFO_BYTES, Info, guard};
+use lunar_core::time::Instant;
+use lunar_core::unit::UnitId;
+use zerocopy::{FromBytes, IntoBytes};
+
+const WRITE: u8 = 0x01;
+const READ: u8 = 0x02;
+const COMPARE: u8 = 0x05;
+
+/// A command for blocks of namespace 1.
+fn blocks(opcode: u8, first: u32, count: u32) -> crate::Sqe {
+    entry(opcode, 1, &[first, 0, count - 1])
+}
+
+fn io(rig: &Rig, sqe: &crate::Sqe, out: &[u8]) -> Ended {
+    rig.run(&rig.io, sqe, out)
+}
+
+fn admin(rig: &Rig, opcode: u8, namespace: u32, dwords: &[u32]) -> Ended {
+    rig.run(&rig.admin, &entry(opcode, namespace, dwords), &[])
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(*bytes[at..].first_chunk().expect("four bytes"))
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let rig = Rig::default();
+    let data: Vec<u8> = (0..4 * BLOCK).map(|at| at as u8 ^ (at >> 8) as u8).collect();
+    assert_eq!(io(&rig, &blocks(WRITE, 3, 4), &data).status, Status::SUCCESS);
+    assert_eq!(io(&rig, &blocks(READ, 3, 4), &[]).data, data);
+    assert_eq!(io(&rig, &blocks(COMPARE, 3, 4), &data).status, Status::SUCCESS);
+    assert_eq!(io(&rig, &blocks(COMPARE, 4, 4), &data).status, Status::COMPARE_FAILURE);
+    assert_eq!(io(&rig, &blocks(0x08, 4, 2), &[]).status, Status::SUCCESS);
+    let after = io(&rig, &blocks(READ, 3, 4), &[]).data;
+    assert_eq!((&after[..512], &after[512..1536], &after[1536..]), (&data[..512], &[0; 1024][..], &data[1536..]));
+    assert_eq!(io(&rig, &entry(READ, 2, &[3, 0, 3]), &[]).data, [0; 2048], "the other namespace");
+    for sqe in [blocks(0x0c, 0, 2048), entry(0x00, 1, &[]), entry(0x00, 0xffff_ffff, &[])] {
+        assert_eq!(io(&rig, &sqe, &[]).status, Status::SUCCESS, "verify and flush");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let rig = Rig::default();
+    let last = BLOCKS as u32;
+    for (sqe, out, status) in [
+        (blocks(READ, last, 1), 0, Status::LBA_RANGE),
+        (blocks(READ, last - 1, 2), 0, Status::LBA_RANGE),
+        (entry(READ, 1, &[0xffff_ffff, 0xffff_ffff, 0]), 0, Status::LBA_RANGE),
+        (entry(READ, 3, &[0, 0, 0]), 0, Status::INVALID_NAMESPACE),
+        (entry(READ, 0, &[0, 0, 0]), 0, Status::INVALID_NAMESPACE),
+        (entry(READ, 0xffff_ffff, &[0, 0, 0]), 0, Status::INVALID_NAMESPACE),
+        (entry(0x7e, 1, &[]), 0, Status::INVALID_OPCODE),
+        (entry(0x04, 1, &[0, 0, 0]), 0, Status::INVALID_OPCODE),
+        (blocks(WRITE, 0, 2), 512, Status::SGL_LENGTH),
+        (entry(READ, 1, &[0, 0, 1 << 29]), 0, Status::INVALID_FIELD),
+        (entry(0x7f, 1, &[0, 0]), 0, Status::SEQUENCE_ERROR),
+    ] {
+        assert_eq!(io(&rig, &sqe, &vec![0; out]).status, status, "{sqe:?}");
+    }
+    let mut short = blocks(READ, 0, 2);
+    short.sgl.length = 1023.into();
+    assert_eq!(io(&rig, &short, &[]).status, Status::SGL_LENGTH);
+    // Queues in memory are not there, over whatever transport messages come.
+    assert_eq!(admin(&rig, 0x01, 0, &[]).status, Status::INVALID_OPCODE);
+}
+
+#[test]
+fn faults_of_the_store_are_told() {
+    let rig = Rig::default();
+    for (sqe, fault, status) in [
+        (blocks(READ, 0, 1), Fault::Medium, Status::READ_ERROR),
+        (blocks(WRITE, 0, 1), Fault::Medium, Status::WRITE_FAULT),
+        (blocks(WRITE, 0, 1), Fault::NoSpace, Status::CAPACITY),
+        (blocks(READ, 0, 1), Fault::Gone, Status::INTERNAL_ERROR),
+    ] {
+        rig.memories[0].fault.set(Some(fault));
+        assert_eq!(io(&rig, &sqe, &[0; 512]).status, status);
+    }
+}
+
+#[test]
+fn ranges_are_deallocated_and_copied() {
+    let rig = Rig::default();
+    assert_eq!(io(&rig, &blocks(WRITE, 0, 8), &[7; 4096]).status, Status::SUCCESS);
+    let mut range = [0; 16];
+    (range[4], range[8]) = (2, 1);
+    assert_eq!(io(&rig, &entry(0x09, 1, &[0, 4]), &range).status, Status::SUCCESS);
+    let read = io(&rig, &blocks(READ, 0, 4), &[]).data;
+    assert_eq!((read[511], read[512], read[1535], read[1536]), (7, 0, 0, 7));
+    range[9] = 0xff;
+    assert_eq!(io(&rig, &entry(0x09, 1, &[0, 4]), &range).status, Status::LBA_RANGE);
+    // Copy: two blocks from block 3 to block 100, in format 0; then from namespace 1 to namespace 2, in format 2.
+    let mut source = [0; 32];
+    (source[8], source[16]) = (3, 1);
+    assert_eq!(io(&rig, &entry(0x19, 1, &[100, 0, 0]), &source).status, Status::SUCCESS);
+    assert_eq!(io(&rig, &blocks(READ, 100, 2), &[]).data, [7; 1024]);
+    source[0] = 1;
+    assert_eq!(io(&rig, &entry(0x19, 2, &[50, 0, 2 << 8]), &source).status, Status::SUCCESS);
+    assert_eq!(io(&rig, &entry(READ, 2, &[50, 0, 1]), &[]).data, [7; 1024]);
+    source[0] = 9;
+    assert_eq!(io(&rig, &entry(0x19, 2, &[50, 0, 2 << 8]), &source).status, Status::INVALID_NAMESPACE);
+    assert_eq!(io(&rig, &entry(0x19, 2, &[50, 0, 5 << 8]), &source).status, Status::INVALID_FIELD);
+}
+
+#[test]
+fn compare_and_write_are_one() {
+    let rig = Rig::default();
+    let fused = |compared: u8, written: u8| {
+        let (mut first, mut second) = (blocks(COMPARE, 5, 1), blocks(WRITE, 5, 1));
+        (first.flags, second.flags) = (1, 2);
+        let ended = rig.run_fused([&first, &second], [&[compared; 512], &[written; 512]]);
+        ended.map(|half| half.status)
+    };
+    assert_eq!(fused(0, 7), [Status::SUCCESS; 2]);
+    assert_eq!(fused(0, 8), [Status::COMPARE_FAILURE, Status::FUSED_FAILED]);
+    assert_eq!(io(&rig, &blocks(READ, 5, 1), &[]).data, [7; 512]);
+    let mut alone = blocks(COMPARE, 5, 1);
+    alone.flags = 1;
+    assert_eq!(io(&rig, &alone, &[7; 512]).status, Status::FUSED_MISSING);
+    let (first, second) = (blocks(COMPARE, 5, 1), blocks(WRITE, 6, 1));
+    let ended = rig.run_fused([&first, &second], [&[7; 512], &[7; 512]]).map(|half| half.status);
+    assert_eq!(ended, [Status::FUSED_FAILED, Status::INVALID_FIELD], "other blocks");
+    let swapped = rig.run_fused([&second, &first], [&[7; 512], &[7; 512]]).map(|half| half.status);
+    assert_eq!(swapped, [Status::INVALID_FIELD, Status::FUSED_FAILED]);
+}
+
+#[test]
+fn who_a_controller_and_a_namespace_are() {
+    let rig = Rig::default();
+    let identify = |what: u32, namespace| admin(&rig, 0x06, namespace, &[what]);
+    let page = identify(0x01, 0).data;
+    assert_eq!((&page[4..14], &page[24..36], &page[64..67]), (&b"0123456789"[..], &b"LUNAR VOLUME"[..], &b"0.1"[..]));
+    assert_eq!((page[77], u16_at(&page, 78), u32_at(&page, 80), page[111]), (8, 1, 0x1_0400, 1));
+    assert_eq!((u16_at(&page, 320), page[512], page[513], u32_at(&page, 516)), (10, 0x66, 0x44, 32));
+    assert_eq!((u16_at(&page, 520), u16_at(&page, 522), page[525]), (0x1fd, 1, 7));
+    assert_eq!((&page[768..793], u32_at(&page, 1792), u32_at(&page, 1796)), (&b"nqn.2026-01.io.lunar:rig\0"[..], 4, 1));
+    let page = identify(0x00, 1).data;
+    assert_eq!((u32_at(&page, 0), page[24], page[30], page[31], page[33]), (2048, 0x13, 1, 0xfe, 9));
+    assert_eq!((page[130], u32_at(&page, 92), &page[104..108]), (9, 1, &[0xa0, 1, 2, 3][..]));
+    assert_eq!(identify(0x00, 5).data, [0; 4096], "it might be there");
+    assert_eq!(identify(0x00, 33).status, Status::INVALID_NAMESPACE);
+    assert_eq!(identify(0x02, 0).data[..12], [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(identify(0x02, 1).data[..8], [2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(identify(0x02, 0xffff_ffff).status, Status::INVALID_NAMESPACE);
+    let page = identify(0x03, 2).data;
+    assert_eq!(
+        (&page[..5], &page[20..22], page[39], &page[40..46]),
+        (&[2, 16, 0, 0, 0xa0][..], &[3, 16][..], 1, &[4, 1, 0, 0, 0, 0][..])
+    );
+    assert_eq!(identify(0x13, 0).data[..4], [1, 0, 1, 0]);
+    assert_eq!(identify(0x1c, 0).data[0], 1);
+    for what in [0x05, 0x06, 0x08, 0x10, 0x11, 0x12] {
+        assert_eq!(identify(what, 1).status, Status::SUCCESS, "{what:02x}");
+    }
+    assert_eq!(identify(0x14, 1).status, Status::INVALID_FIELD);
+}
+
+#[test]
+fn features_are_set_and_asked_for() {
+    let rig = Rig::default();
+    let get = |id: u32, select: u32| admin(&rig, 0x0a, 0, &[id | select << 8]);
+    let set = |id: u32, value: u32| admin(&rig, 0x09, 0, &[id, value]).status;
+    assert_eq!((set(0x04, 400), get(0x04, 0).result, get(0x04, 1).result), (Status::SUCCESS, 400, 0xffff));
+    assert_eq!(get(0x04, 3).result, 4);
+    assert_eq!((set(0x06, 0), get(0x06, 0).result, rig.admin.controller.caches_writes()), (Status::SUCCESS, 0, false));
+    assert_eq!(set(0x07, 0x3_0003), Status::SEQUENCE_ERROR, "there is an I/O queue");
+    assert_eq!((set(0x0f, 5001), get(0x0f, 0).result), (Status::SUCCESS, 6000));
+    assert_eq!(set(0x81, 0), Status::NOT_CHANGEABLE);
+    assert_eq!((set(0x7e, 0), get(0x7e, 0).status), (Status::INVALID_FIELD, Status::INVALID_FIELD));
+    assert_eq!(admin(&rig, 0x09, 0, &[0x04 | 1 << 31, 1]).status, Status::NOT_SAVEABLE);
+    assert_eq!(admin(&rig, 0x0a, 0, &[0x81, 1]).data, [7; 16]);
+    assert_eq!(get(0x0e, 0).data, [&NOW.to_le_bytes()[..6], &[0, 0]].concat());
+    let stamp = [0x10, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(rig.run(&rig.admin, &entry(0x09, 0, &[0x0e]), &stamp).status, Status::SUCCESS);
+    assert_eq!(get(0x0e, 0).data, [0x10, 0, 0, 0, 0, 0, 2, 0]);
+    assert_eq!(admin(&rig, 0x09, 1, &[0x82, 6]).status, Status::SUCCESS);
+    let masks = [1, 2].map(|namespace| admin(&rig, 0x0a, namespace, &[0x82]).result);
+    assert_eq!(masks, [6, 0]);
+    rig.admin.controller.set_property(0x14, false, 0x46_0000).expect("a reset");
+    assert_eq!(get(0x04, 0).status, Status::SEQUENCE_ERROR);
+    rig.admin.controller.set_property(0x14, false, 0x46_0001).expect("enabled");
+    assert_eq!((get(0x04, 0).result, get(0x06, 0).result), (0xffff, 1), "nothing is kept");
+}
+
+#[test]
+fn logs_are_read_in_parts() {
+    let rig = Rig::default();
+    let log = |id: u32, dwords: u32, offset: u32| admin(&rig, 0x02, 0xffff_ffff, &[id | (dwords - 1) << 16, 0, offset]);
+    let supported = log(0x00, 256, 0).data;
+    let there: Vec<usize> = (0..256).filter(|id| supported[id * 4] == 1).collect();
+    assert_eq!(there, [0, 1, 2, 3, 4, 5, 0x0c, 0x80]);
+    io(&rig, &blocks(READ, 0, 1), &[]);
+    let health = log(0x02, 128, 0).data;
+    assert_eq!((health.len(), u16_at(&health, 1), health[32], health[64]), (512, 300, 1, 1));
+    let effects = log(0x05, 1024, 0).data;
+    assert_eq!((u32_at(&effects, 0), u32_at(&effects, 0x06 * 4), u32_at(&effects, 1024 + 4)), (0, 1, 3));
+    let access = log(0x0c, 26, 0).data;
+    assert_eq!((access[0], access[8], access[16], access[20], access[32], access[48]), (1, 2, 1, 1, 1, 1));
+    assert_eq!(log(0x0c, 2, 8).data, access[8..16]);
+    assert_eq!(log(0x02, 1, 516).status, Status::INVALID_FIELD);
+    assert_eq!(log(0x02, 1, 2).status, Status::INVALID_FIELD);
+    assert_eq!(log(0x70, 1, 0).status, Status::INVALID_LOG_PAGE, "this is no discovery service");
+    assert_eq!(log(0x0c, 0x1_0000, 0).data.len(), 256 << 10);
+    assert_eq!(admin(&rig, 0x02, 0, &[0xffff_0002, 0x00ff]).status, Status::INVALID_FIELD, "more than can be moved");
+}
+
+#[test]
+fn discovery_tells_where_the_subsystem_is() {
+    let rig = Rig::default();
+    let path =
+        crate::Path { transport: 3, family: 1, address: "192.0.2.1".into(), service: "4420".into(), in_capsule: 0 };
+    let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
+    let data = connect_data(9, 0xffff, crate::connect::DISCOVERY_NQN);
+    let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, SOURCE, Instant(0)).expect("let in");
+    queue.controller.set_property(0x14, false, 1).expect("enabled");
+    let log = rig.run(&queue, &entry(0x02, 0, &[0x70 | 767 << 16]), &[]).data;
+    assert_eq!((log[8], &log[1024..1028], &log[1056..1061]), (2, &[3, 1, 2, 4][..], &b"4420\0"[..]));
+    assert_eq!((&log[1280..1304], &log[1536..1546]), (&b"nqn.2026-01.io.lunar:rig"[..], &b"192.0.2.1\0"[..]));
+    assert_eq!((log[2050], &log[2304..2340]), (3, crate::connect::DISCOVERY_NQN.as_bytes()));
+    assert_eq!(rig.run(&queue, &entry(0x06, 0, &[1]), &[]).data[111], 2);
+    assert_eq!(rig.run(&queue, &entry(0x06, 1, &[0]), &[]).status, Status::INVALID_FIELD);
+}
+
+/// Registers, reserves: a command with two keys.
+fn reserve(rig: &Rig, queue: &Rc<Queue>, opcode: u8, dword: u32, keys: [u64; 2]) -> Status {
+    let list = if opcode == 0x15 { keys[0].to_le_bytes().to_vec() } else { keys.map(u64::to_le_bytes).concat() };
+    rig.run(queue, &entry(opcode, 1, &[dword]), &list).status
+}
+
+const REGISTER: u8 = 0x0d;
+const ACQUIRE: u8 = 0x11;
+const RELEASE: u8 = 0x15;
+
+#[test]
+fn reservations_keep_other_hosts_out() {
+    let rig = Rig::default();
+    let [other_admin, other] = rig.host(8);
+    let conflict = Status::RESERVATION_CONFLICT;
+    assert_eq!(reserve(&rig, &rig.io, ACQUIRE, 1 << 8, [5, 0]), conflict, "not registered");
+    assert_eq!(reserve(&rig, &rig.io, REGISTER, 0, [0, 5]), Status::SUCCESS);
+    assert_eq!(reserve(&rig, &rig.io, REGISTER, 0, [0, 5]), Status::SUCCESS, "the same key again");
+    assert_eq!(reserve(&rig, &rig.io, REGISTER, 0, [0, 6]), conflict, "another key");
+    assert_eq!(reserve(&rig, &rig.io, REGISTER, 2, [5, 6]), Status::SUCCESS, "replaced");
+    assert_eq!(reserve(&rig, &rig.io, REGISTER, 2 | 8, [0, 5]), Status::SUCCESS, "replaced without the old one");
+    assert_eq!(reserve(&rig, &rig.io, ACQUIRE, 1 << 8, [5, 0]), Status::SUCCESS);
+    for (kind, write, read) in [(1, conflict, Status::SUCCESS), (2, conflict, conflict), (4, conflict, conflict)] {
+        assert_eq!(
+            reserve(&rig, &rig.io, RELEASE, if kind == 1 { 1 << 8 } else { 0 } | 8, [0, 0]),
+            match kind {
+                1 => Status::SUCCESS,
+                _ => Status::INVALID_FIELD,
+            }
+        );
+        assert_eq!(reserve(&rig, &rig.io, ACQUIRE, kind << 8 | 8, [0, 0]), Status::SUCCESS, "type {kind}");
+        assert_eq!(rig.run(&other, &blocks(WRITE, 0, 1), &[0; 512]).status, write, "type {kind}");
+        assert_eq!(rig.run(&other, &blocks(READ, 0, 1), &[]).status, read, "type {kind}");
+        assert_eq!(io(&rig, &blocks(WRITE, 0, 1), &[0; 512]).status, Status::SUCCESS);
+        assert_eq!(reserve(&rig, &rig.io, RELEASE, kind << 8 | 8, [0, 0]), Status::SUCCESS);
+    }
+    assert_eq!(reserve(&rig, &rig.io, ACQUIRE, 3 << 8, [5, 0]), Status::SUCCESS);
+    assert_eq!(reserve(&rig, &other, REGISTER, 0, [0, 9]), Status::SUCCESS);
+    assert_eq!(rig.run(&other, &blocks(WRITE, 0, 1), &[0; 512]).status, Status::SUCCESS, "registrants only");
+    let report = rig.run(&other, &entry(0x0e, 1, &[63, 1]), &[]);
+    let data = &report.data;
+    assert_eq!((data[4], data[5], data[64 + 2], data[64 + 8], data[64 + 16]), (3, 2, 1, 5, 7));
+    assert_eq!((data[128 + 2], data[128 + 8], data[128 + 16]), (0, 9, 8));
+    assert_eq!(rig.run(&other, &entry(0x0e, 1, &[15, 0]), &[]).status, Status::HOST_INCONSISTENT);
+    // Preempted: it is told, by an event and a log page.
+    assert!(rig.run(&other_admin, &entry(0x0c, 0, &[]), &[]).parked);
+    assert_eq!(reserve(&rig, &rig.io, ACQUIRE, 1 | 3 << 8, [5, 9]), Status::SUCCESS);
+    assert_eq!(at_once(other_admin.controller.event()), (0, Status::SUCCESS, 0x80_0006));
+    let notice = rig.run(&other_admin, &entry(0x02, 0, &[0x80 | 15 << 16]), &[]).data;
+    assert_eq!((notice[0], notice[8], notice[12]), (1, 1, 1));
+    assert_eq!(rig.run(&other, &blocks(WRITE, 0, 1), &[0; 512]).status, conflict);
+}
+
+#[test]
+fn access_states_stop_what_touches_the_medium() {
+    let rig = Rig::default();
+    assert_eq!(admin(&rig, 0x09, 0, &[0x0b, 1 << 11]).status, Status::SUCCESS);
+    assert!(admin(&rig, 0x0c, 0, &[]).parked);
+    for (access, status) in [
+        (Access::INACCESSIBLE, Status::INACCESSIBLE),
+        (Access::PERSISTENT_LOSS, Status::PERSISTENT_LOSS),
+        (Access::CHANGE, Status::TRANSITION),
+        (Access::NON_OPTIMIZED, Status::SUCCESS),
+    ] {
+        rig.subsystem.set_access(UnitId(0), access);
+        assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, status);
+    }
+    assert_eq!(at_once(rig.admin.controller.event()), (0, Status::SUCCESS, 0x0c_0302));
+    let work = rig.subsystem.namespace(1).expect("there").unit.medium.begin().expect("nobody works");
+    assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, Status::FORMATTING);
+    drop(work);
+    assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, Status::SUCCESS);
+}
+
+#[test]
+fn a_formatted_namespace_is_empty() {
+    let rig = Rig::default();
+    let format = |namespace, dword| admin(&rig, 0x80, namespace, &[dword]).status;
+    let write = |namespace| io(&rig, &entry(WRITE, namespace, &[5, 0, 0]), &[7; 512]).status;
+    let read = |namespace| io(&rig, &entry(READ, namespace, &[5, 0, 0]), &[]).data;
+    assert_eq!([write(1), write(2)], [Status::SUCCESS; 2]);
+    assert_eq!(format(1, 0), Status::SUCCESS);
+    assert_eq!((read(1), read(2)), (vec![0; 512], vec![7; 512]));
+    assert_eq!((write(1), format(0xffff_ffff, 1 << 9)), (Status::SUCCESS, Status::SUCCESS));
+    assert_eq!((read(1), read(2)), (vec![0; 512], vec![0; 512]));
+    assert_eq!((format(1, 1), format(1, 2 << 9)), (Status::INVALID_FORMAT, Status::INVALID_FIELD));
+    assert_eq!((format(1, 0x20), format(9, 0)), (Status::INVALID_FIELD, Status::INVALID_NAMESPACE));
+    rig.memories[0].fault.set(Some(Fault::Medium));
+    assert_eq!(format(1, 0), Status::WRITE_FAULT);
+    assert_eq!((write(1), io(&rig, &blocks(READ, 0, 1), &[]).status), (Status::NOT_READY, Status::NOT_READY));
+    assert_eq!((format(1, 0), write(1)), (Status::SUCCESS, Status::SUCCESS), "only that helps");
+    let medium = &rig.subsystem.namespace(1).expect("there").unit.medium;
+    medium.set_content(Content::Unsanitized);
+    assert_eq!((format(1, 0), write(1)), (Status::SANITIZE_FAILED, Status::SANITIZE_FAILED), "nor that");
+    medium.set_content(Content::Whole);
+    let [_admin, other] = rig.host(8);
+    assert_eq!(reserve(&rig, &other, REGISTER, 0, [0, 9]), Status::SUCCESS);
+    assert_eq!(reserve(&rig, &other, ACQUIRE, 1 << 8, [9, 0]), Status::SUCCESS);
+    assert_eq!((format(1, 0), format(0xffff_ffff, 0)), (Status::RESERVATION_CONFLICT, Status::RESERVATION_CONFLICT));
+}
+
+#[test]
+fn what_waits_for_an_event_can_be_aborted() {
+    let rig = Rig::default();
+    let mut request = entry(0x0c, 0, &[]);
+    for cid in 0..4 {
+        request.cid = cid.into();
+        assert!(rig.run(&rig.admin, &request, &[]).parked);
+    }
+    assert_eq!(rig.run(&rig.admin, &request, &[]).status, Status::EVENT_LIMIT);
+    assert_eq!(admin(&rig, 0x08, 0, &[2 << 16]).result, 0);
+    assert_eq!(at_once(rig.admin.controller.event()), (2, Status::ABORTED, 0));
+    assert_eq!(admin(&rig, 0x08, 0, &[9 << 16 | 1]).result, 1, "not found is not aborted");
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_command_does_harm(data in proptest::collection::vec(proptest::num::u8::ANY, 0..600)) {
+        crate::fuzzing::commands(&data);
+    }
+}
+
+#[test]
+fn blocks_that_scsi_protects_are_protected_here_too() {
+    let rig = Rig::default();
+    let of = |opcode, first, count: u32| entry(opcode, 2, &[first, 0, count - 1]);
+    let data: Vec<u8> = (0..2 * BLOCK).map(|at| (at / 7) as u8).collect();
+    let beside = |block: usize| {
+        let at = block * INFO_BYTES;
+        rig.beside.with(|bytes| Info::read_from_bytes(&bytes[at..at + INFO_BYTES]).expect("all of it").inverted())
+    };
+    let made = |block: usize, data: &[u8]| Info {
+        guard: guard(data).into(),
+        application: beside(block).application,
+        reference: (block as u32).into(),
+    };
+    assert_eq!(io(&rig, &of(WRITE, 3, 2), &data).status, Status::SUCCESS);
+    let (first, second) = data.split_at(BLOCK as usize);
+    assert_eq!((beside(3), beside(4), beside(5)), (made(3, first), made(4, second), Info::BLANK));
+    assert_eq!(io(&rig, &of(READ, 2, 4), &[]).data[512..1536], data);
+    assert_eq!(io(&rig, &of(COMPARE, 3, 2), &data).status, Status::SUCCESS);
+    // Zeroes, and what is deallocated, are not checked.
+    assert_eq!(io(&rig, &of(0x08, 4, 1), &[]).status, Status::SUCCESS);
+    assert_eq!((beside(3), beside(4)), (made(3, first), Info::BLANK));
+    rig.memories[1].with(|bytes| bytes[3 * BLOCK as usize] ^= 1);
+    for opcode in [READ, COMPARE, 0x0c] {
+        assert_eq!(io(&rig, &of(opcode, 3, 1), first).status, Status::READ_ERROR, "{opcode:#x}");
+    }
+    assert_eq!(io(&rig, &of(READ, 4, 1), &[]).data, [0; BLOCK as usize]);
+    assert_eq!(admin(&rig, 0x80, 2, &[0]).status, Status::SUCCESS);
+    assert_eq!((beside(3), io(&rig, &of(READ, 3, 1), &[]).status), (Info::BLANK, Status::SUCCESS));
+}

@@ -1,0 +1,380 @@
+//! What fuzzers and tests call: a subsystem with two namespaces in memory, and a host with its queues.
+
+use crate::command::{Command, Direction, FABRICS, FUSE, Reply, SQE_LEN, Sqe, Status};
+use crate::connect::{ConnectData, Path};
+use crate::queue::Queue;
+use crate::subsystem::{Everywhere, Nowhere, Subsystem, SubsystemConfig};
+use crate::table::{Set, TABLE};
+use lunar_core::access::Access;
+use lunar_core::io::{Completion, Data, Done, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::keep::Forgetful;
+use lunar_core::mem::{Arena, Sg};
+use lunar_core::port::Transfer;
+use lunar_core::protection::{INFO_BYTES, Kind, Protection};
+use lunar_core::range::Ranges;
+use lunar_core::step::Tools;
+use lunar_core::time::Instant;
+use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
+use std::cell::{Cell, RefCell};
+use std::net::{IpAddr, Ipv4Addr};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Blocks of each namespace.
+pub const BLOCKS: u64 = 2048;
+/// Bytes of a block.
+pub const BLOCK: u32 = 512;
+/// Name of the subsystem.
+pub const NQN: &str = "nqn.2026-01.io.lunar:rig";
+/// What the clock shows, always: milliseconds since the beginning of 1970.
+pub const NOW: u64 = 1_795_000_000_000;
+/// Where the host comes from.
+pub const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
+/// What it is called.
+pub const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:rig";
+/// The unit whose blocks are protected.
+const PROTECTED: u32 = 1;
+const ARENA_BYTES: usize = 8 << 20;
+
+/// A store of bytes in memory, and what its next request is answered with instead.
+#[derive(Debug)]
+pub struct Memory {
+    bytes: RefCell<Vec<u8>>,
+    /// The fault.
+    pub fault: Cell<Option<Fault>>,
+    traits: Traits,
+}
+
+impl Memory {
+    /// Looks at its bytes, or changes them behind the back of the subsystem.
+    pub fn with<T>(&self, what: impl FnOnce(&mut [u8]) -> T) -> T {
+        what(&mut self.bytes.borrow_mut())
+    }
+}
+
+struct MemoryStore(Rc<Memory>);
+
+impl Store for MemoryStore {
+    fn traits(&self) -> &Traits {
+        &self.0.traits
+    }
+
+    fn submit(&self, mut io: Io, done: Done) {
+        let beyond = (!io.within(self.0.traits.size)).then_some(Fault::OUT_OF_RANGE);
+        if let Some(fault) = beyond.or_else(|| self.0.fault.take()) {
+            return done.complete(Outcome::with(Err(fault), io.data));
+        }
+        let mut bytes = self.0.bytes.borrow_mut();
+        let at = io.offset as usize;
+        match (io.op, &mut io.data) {
+            (Op::Read, Data::In(into)) => {
+                let end = at + into.len();
+                into.copy_from(0, &bytes[at..end]);
+            }
+            (Op::Write { .. }, Data::Out(from)) => {
+                let end = at + from.len();
+                from.copy_to(0, &mut bytes[at..end]);
+            }
+            (Op::Unmap { len } | Op::Zero { len, .. }, _) => bytes[at..at + len as usize].fill(0),
+            (Op::Copy { .. }, _) => return done.complete(Outcome::with(Err(Fault::Unsupported), io.data)),
+            _ => {}
+        }
+        drop(bytes);
+        done.complete(Outcome::with(Ok(0), io.data));
+    }
+}
+
+/// Moves the data of one command.
+struct Wire<'a> {
+    arena: Arena,
+    out: &'a [u8],
+    pushed: RefCell<Vec<u8>>,
+}
+
+impl Transfer for Wire<'_> {
+    async fn room(&self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        let bytes = self.out.get(offset..offset + len).ok_or(Fault::Protocol)?;
+        let mut memory = self.arena.take_sg(len).ok_or(Fault::NoMemory)?;
+        memory.copy_from(0, bytes);
+        Ok(memory.share())
+    }
+
+    fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
+        assert_eq!(offset, self.pushed.borrow().len(), "data comes in order");
+        self.pushed.borrow_mut().extend(data.to_vec());
+        Ok(())
+    }
+
+    fn aborted(&self) -> bool {
+        false
+    }
+}
+
+/// How a command ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// Its status.
+    pub status: Status,
+    /// Dwords 0 and 1.
+    pub result: u64,
+    /// Data to the host.
+    pub data: Vec<u8>,
+    /// Whether it waits for an event.
+    pub parked: bool,
+}
+
+/// A subsystem with namespaces 1 and 2, and a host with an admin queue and an I/O queue.
+pub struct Rig {
+    /// The subsystem.
+    pub subsystem: Rc<Subsystem>,
+    /// The admin queue.
+    pub admin: Rc<Queue>,
+    /// The I/O queue.
+    pub io: Rc<Queue>,
+    /// The bytes of the namespaces.
+    pub memories: [Rc<Memory>; 2],
+    /// What is kept beside the blocks of the second: their protection information, inverted.
+    pub beside: Rc<Memory>,
+    /// Who may come in.
+    pub access: Rc<RefCell<Arc<Access>>>,
+    arena: Arena,
+}
+
+impl Default for Rig {
+    fn default() -> Self {
+        Self::with(Rc::new(Nowhere))
+    }
+}
+
+impl Rig {
+    /// A rig whose subsystem has other cores.
+    ///
+    /// # Panics
+    /// When its host cannot connect.
+    #[must_use]
+    pub fn with(everywhere: Rc<dyn Everywhere>) -> Self {
+        let access = Rc::new(RefCell::new(Arc::new(Access::open())));
+        let in_force = access.clone();
+        let config = SubsystemConfig {
+            nqn: NQN.into(),
+            serial: "0123456789".into(),
+            model: "LUNAR VOLUME".into(),
+            firmware: "0.1".into(),
+            clock: Rc::new(|| NOW),
+            stats: Arc::default(),
+            shared: Arc::default(),
+            controllers: Arc::default(),
+            access: Rc::new(move || in_force.borrow().clone()),
+        };
+        let subsystem = Subsystem::new(config, everywhere);
+        let memories = [0, PROTECTED].map(|id| {
+            let (unit, memories) = unit(id);
+            subsystem.add_namespace(id + 1, unit);
+            memories
+        });
+        let [[first, _], [second, beside]] = memories;
+        let memories = [first, second];
+        let arena = Arena::new(ARENA_BYTES);
+        let [admin, io] = connect_pair(&subsystem, 7);
+        Self { subsystem, admin, io, memories, beside, access, arena }
+    }
+
+    /// Another host, by the bytes of its identifier: its admin queue and an I/O queue.
+    #[must_use]
+    pub fn host(&self, id: u8) -> [Rc<Queue>; 2] {
+        connect_pair(&self.subsystem, id)
+    }
+
+    /// Runs a command with this data.
+    ///
+    /// # Panics
+    /// When it does not end at once.
+    pub fn run(&self, queue: &Rc<Queue>, sqe: &Sqe, out: &[u8]) -> Ended {
+        let (command, wire) = (command(sqe, out), self.wire(out));
+        let task = queue.tasks.enter(sqe.cid.get(), sqe.nsid.get());
+        let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
+        let mut reply = Reply::default();
+        at_once(self.subsystem.execute(queue, &task, &command, &wire, &mut tools, &mut reply));
+        ended(wire, reply)
+    }
+
+    /// Runs both halves of a fused operation.
+    ///
+    /// # Panics
+    /// When they do not end at once.
+    pub fn run_fused(&self, sqes: [&Sqe; 2], outs: [&[u8]; 2]) -> [Ended; 2] {
+        let commands = [command(sqes[0], outs[0]), command(sqes[1], outs[1])];
+        let wires = outs.map(|out| self.wire(out));
+        let tasks = sqes.map(|sqe| self.io.tasks.enter(sqe.cid.get(), sqe.nsid.get()));
+        let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
+        let mut replies = [Reply::default(), Reply::default()];
+        at_once(self.subsystem.execute_fused(
+            &self.io,
+            tasks.each_ref(),
+            commands.each_ref(),
+            wires.each_ref(),
+            &mut tools,
+            &mut replies,
+        ));
+        let ([one, other], [first, second]) = (wires, replies);
+        [ended(one, first), ended(other, second)]
+    }
+
+    fn wire<'a>(&self, out: &'a [u8]) -> Wire<'a> {
+        Wire { arena: self.arena.clone(), out, pushed: RefCell::default() }
+    }
+}
+
+fn command(sqe: &Sqe, out: &[u8]) -> Command {
+    let sent = u32::try_from(out.len()).expect("small");
+    match sqe.direction() {
+        Direction::Out => Command { sqe: *sqe, sent, room: 0 },
+        Direction::In => Command { sqe: *sqe, sent: 0, room: sqe.sgl.length.get() },
+        Direction::None => Command { sqe: *sqe, sent: 0, room: 0 },
+    }
+}
+
+fn ended(wire: Wire<'_>, reply: Reply) -> Ended {
+    let mut data = wire.pushed.into_inner();
+    assert!(reply.tail.data.is_empty() || reply.tail.offset == data.len(), "the tail follows what was pushed");
+    data.extend(reply.tail.data.to_vec());
+    Ended { status: reply.status, result: reply.result, data, parked: reply.parked }
+}
+
+fn unit(id: u32) -> (Rc<Unit>, [Rc<Memory>; 2]) {
+    let traits = Traits {
+        size: BLOCKS * u64::from(BLOCK),
+        read_only: false,
+        write_cache: true,
+        thin: true,
+        unmap_granularity: 4096,
+        unmap_zeroes: true,
+        physical_block: 4096,
+        optimal_io: 0,
+        rotational: false,
+        atomic_write: 64 * BLOCK,
+    };
+    let bytes = RefCell::new(vec![0; traits.size as usize]);
+    let memory = Rc::new(Memory { bytes, fault: Cell::default(), traits: traits.clone() });
+    let size = BLOCKS * INFO_BYTES as u64;
+    let bytes = RefCell::new(vec![0; size as usize]);
+    let beside = Rc::new(Memory { bytes, fault: Cell::default(), traits: Traits { size, ..traits.clone() } });
+    let ranges = Rc::new(Ranges::default());
+    // Units are told apart by their last byte.
+    let last = u8::try_from(id).expect("a few units");
+    let unit = Unit {
+        id: UnitId(id),
+        identity: Arc::new(Identity {
+            vendor: "LUNAR".into(),
+            product: "VOLUME".into(),
+            revision: "0.1".into(),
+            serial: "0123456789".into(),
+            uuid: [0xa0, 1, 2, 3, 4, 5, 0x46, 7, 0x88, 9, 10, 11, 12, 13, 14, last],
+            naa: [0x30, 1, 2, 3, 4, 5, 6, last],
+        }),
+        geometry: Geometry::of(&traits, BLOCK).expect("a whole number of blocks"),
+        read_only: false,
+        store: Box::new(MemoryStore(memory.clone())),
+        protection: (id == PROTECTED).then(|| Protection::new(Box::new(MemoryStore(beside.clone())), Kind::One)),
+        medium: lunar_core::medium::Medium::default(),
+        tally: lunar_core::tally::Tally::default(),
+        exclusive: Rc::new(OneCore(ranges.clone())),
+        keep: Arc::new(Forgetful::default()),
+        ranges,
+    };
+    (Rc::new(unit), [memory, beside])
+}
+
+/// The entry of Connect.
+#[must_use]
+pub fn connect_sqe(queue: u16, entries: u16) -> Sqe {
+    let mut sqe = entry(FABRICS, 1, &[u32::from(queue) << 16, entries.into(), 0]);
+    sqe.sgl.length = 1024.into();
+    sqe
+}
+
+/// The data of Connect.
+///
+/// # Panics
+/// When the name is too long.
+#[must_use]
+pub fn connect_data(host: u8, controller: u16, subsystem: &str) -> ConnectData {
+    let mut data = ConnectData::new_zeroed();
+    data.host = [host; 16];
+    data.controller = controller.into();
+    data.subsystem[..subsystem.len()].copy_from_slice(subsystem.as_bytes());
+    data.host_nqn[..HOST_NQN.len()].copy_from_slice(HOST_NQN.as_bytes());
+    data
+}
+
+/// The entry of a command: operation code, namespace, dwords 10 and on. It has room for all that it may ask for.
+#[must_use]
+pub fn entry(opcode: u8, namespace: u32, dwords: &[u32]) -> Sqe {
+    let mut sqe = Sqe::new_zeroed();
+    (sqe.opcode, sqe.nsid, sqe.sgl.length) = (opcode, namespace.into(), u32::MAX.into());
+    sqe.cdw10.iter_mut().zip(dwords).for_each(|(field, dword)| *field = (*dword).into());
+    sqe
+}
+
+fn connect_pair(subsystem: &Subsystem, host: u8) -> [Rc<Queue>; 2] {
+    let connect = |queue, controller| {
+        let command = Command { sqe: connect_sqe(queue, 31), sent: 1024, room: 0 };
+        let data = connect_data(host, controller, NQN);
+        let made = subsystem.connect(&command, data.as_bytes(), Path::default(), SOURCE, Instant(0));
+        made.expect("the host is let in").0
+    };
+    let admin = connect(0, 0xffff);
+    admin.controller.set_property(crate::controller::property::CC, false, 0x46_0001).expect("it can be enabled");
+    let io = connect(1, admin.controller.id);
+    [admin, io]
+}
+
+/// The result of a future that waits for nothing, but lets others have their turn.
+///
+/// # Panics
+/// When it waits.
+pub fn at_once<T>(future: impl Future<Output = T>) -> T {
+    /// More than a format of all the rig's namespaces takes.
+    const TURNS: usize = 100;
+    let mut future = pin!(future);
+    for _ in 0..TURNS {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return value;
+        }
+    }
+    panic!("a command waits for something that is not there")
+}
+
+/// Runs commands, any of them with any bits: each is a queue, an entry and its data.
+pub fn commands(mut data: &[u8]) {
+    let rig = Rig::default();
+    while let Some((queue, rest)) = data.split_first() {
+        let (bytes, rest) = rest.split_at(rest.len().min(SQE_LEN));
+        let mut sqe = Sqe::new_zeroed();
+        sqe.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
+        // Mostly a command that there is.
+        let row = &TABLE[usize::from(sqe.opcode) % TABLE.len()];
+        let set = row.policy.code.set;
+        if queue & 0x80 == 0 {
+            match set {
+                Set::Fabrics => (sqe.opcode, sqe.nsid) = (FABRICS, u32::from(row.policy.code.op).into()),
+                _ => (sqe.opcode, sqe.nsid) = (row.policy.code.op, (sqe.nsid.get() & 3).into()),
+            }
+        }
+        sqe.sgl.length = (sqe.sgl.length.get() % (1 << 16)).into();
+        let (out, rest) = rest.split_at(rest.len().min(usize::from(queue & 0x3f) * 16));
+        data = rest;
+        let queue = if set == Set::Io { &rig.io } else { &rig.admin };
+        match sqe.flags & FUSE {
+            0 => _ = rig.run(queue, &sqe, out),
+            _ => _ = rig.run_fused([&sqe, &sqe], [out, out]),
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Identify data: what controllers, namespaces and the subsystem say of themselves.
+
+use crate::cmd::ranges::{COPY_BYTES_MAX, COPY_RANGES_MAX};
+use crate::context::Context;
+use crate::controller::{KEEP_ALIVE_GRANULARITY, Kind, QUEUE_ENTRIES_MAX, VERSION};
+use crate::event::{ACCESS_NOTICES, NAMESPACE_NOTICES, REQUESTS_MAX};
+use crate::execute::TRANSFER_EXPONENT;
+use crate::namespace::Namespace;
+use lunar_core::step::PIECE_BYTES;
+
+/// Bytes of each of the data structures.
+pub const IDENTIFY_LEN: usize = 4096;
+/// Bytes of a submission queue entry, in the unit of capsule sizes.
+const ENTRY_UNITS: u32 = 64 / 16;
+
+/// A data structure that is filled in field by field.
+#[derive(Debug)]
+pub struct Page(Box<[u8; IDENTIFY_LEN]>);
+
+impl Default for Page {
+    fn default() -> Self {
+        Self(Box::new([0; IDENTIFY_LEN]))
+    }
+}
+
+impl Page {
+    /// Writes a field; fields lie within.
+    fn put(&mut self, at: usize, field: &[u8]) -> &mut Self {
+        self.0[at..at + field.len()].copy_from_slice(field);
+        self
+    }
+
+    /// Writes text, filled up with spaces.
+    fn text(&mut self, at: usize, len: usize, text: &str) -> &mut Self {
+        self.0[at..at + len].fill(b' ');
+        let short = &text.as_bytes()[..text.len().min(len)];
+        self.put(at, short)
+    }
+
+    fn u16(&mut self, at: usize, value: u16) -> &mut Self {
+        self.put(at, &value.to_le_bytes())
+    }
+
+    fn u32(&mut self, at: usize, value: u32) -> &mut Self {
+        self.put(at, &value.to_le_bytes())
+    }
+
+    fn u64(&mut self, at: usize, value: u64) -> &mut Self {
+        self.put(at, &value.to_le_bytes())
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &*self.0
+    }
+}
+
+/// Bits of the Identify Controller data structure.
+mod bits {
+    /// CMIC: several ports, several controllers, asymmetric access.
+    pub(super) const SHARED: u8 = 0x01 | 0x02 | 0x08;
+    /// CTRATT: host identifiers of sixteen bytes; every command keeps the controller alive.
+    pub(super) const ATTRIBUTES: u32 = 0x01 | 0x40;
+    /// OACS: Format NVM.
+    pub(super) const ADMIN: u16 = 0x02;
+    /// FRMW: one slot, which cannot be written.
+    pub(super) const FIRMWARE: u8 = 0x03;
+    /// LPA: commands supported and effects, offsets into log pages.
+    pub(super) const LOG_PAGES: u8 = 0x02 | 0x04;
+    /// ANACAP: the five states; the group of a namespace never changes.
+    pub(super) const ACCESS: u8 = 0x1f | 0x40;
+    /// SQES, CQES: 64 and 16 bytes, as powers of two, at least and at most.
+    pub(super) const ENTRIES: [u8; 2] = [0x66, 0x44];
+    /// ONCS: Compare, Dataset Management, Write Zeroes, select, reservations, timestamp, Verify, Copy.
+    pub(super) const COMMANDS: u16 = 0x01 | 0x04 | 0x08 | 0x10 | 0x20 | 0x40 | 0x80 | 0x100;
+    /// FUSES: Compare and Write.
+    pub(super) const FUSED: u16 = 0x01;
+    /// VWC: Flush of all namespaces is there.
+    pub(super) const FLUSHES_ALL: u8 = 0x06;
+    /// VWC: there is a volatile write cache.
+    pub(super) const CACHES: u8 = 0x01;
+    /// SGLS: there are scatter-gather lists, with offsets into capsules, and of the transport.
+    pub(super) const SGL: u32 = 0x01 | 1 << 20 | 1 << 21;
+    /// OCFS: source ranges of formats 0 to 3.
+    pub(super) const COPY_FORMATS: u16 = 0x0f;
+    /// OFCS: Disconnect.
+    pub(super) const DISCONNECTS: u16 = 0x01;
+}
+
+/// How long a change of asymmetric access may take. Seconds.
+const TRANSITION_SECONDS: u8 = 10;
+/// Blocks that Compare and Write may have at least: those of the largest blocks. 0-based.
+const COMPARE_WRITE: u16 = (PIECE_BYTES / 4096 - 1) as u16;
+
+/// CNS 01h: the controller.
+#[must_use]
+pub fn controller(cx: &Context<'_>) -> Page {
+    let (config, controller) = (cx.subsystem.config(), cx.controller());
+    let namespaces = cx.subsystem.namespaces();
+    let mut page = Page::default();
+    page.text(4, 20, &config.serial).text(24, 40, &config.model).text(64, 8, &config.firmware);
+    page.put(77, &[TRANSFER_EXPONENT]).u16(78, controller.id).u32(80, VERSION);
+    page.u32(96, bits::ATTRIBUTES).put(111, &[if controller.kind == Kind::Io { 1 } else { 2 }]);
+    page.u16(256, bits::ADMIN).put(258, &[3, (REQUESTS_MAX - 1) as u8, bits::FIRMWARE, bits::LOG_PAGES]);
+    page.u16(320, KEEP_ALIVE_GRANULARITY).u16(514, QUEUE_ENTRIES_MAX).u32(536, bits::SGL);
+    page.u32(1792, ENTRY_UNITS + controller.path.in_capsule / 16)
+        .u32(1796, 1)
+        .put(1803, &[1])
+        .u16(1804, bits::DISCONNECTS);
+    if controller.kind == Kind::Discovery {
+        page.put(768, crate::connect::DISCOVERY_NQN.as_bytes());
+        return page;
+    }
+    let last = cx.subsystem.last_namespace();
+    let caches = namespaces.iter().any(|namespace| namespace.unit.traits().write_cache);
+    page.put(76, &[bits::SHARED]).u32(92, NAMESPACE_NOTICES | ACCESS_NOTICES);
+    page.put(342, &[TRANSITION_SECONDS, bits::ACCESS]).u32(344, last).u32(348, last);
+    page.put(512, &bits::ENTRIES).u32(516, last).u16(520, bits::COMMANDS).u16(522, bits::FUSED);
+    page.put(525, &[bits::FLUSHES_ALL | if caches { bits::CACHES } else { 0 }]);
+    page.u16(532, COMPARE_WRITE).u16(534, bits::COPY_FORMATS).u32(540, last);
+    page.put(768, config.nqn.as_bytes());
+    page
+}
+
+/// A number of blocks, 0-based; none counts as one.
+fn zero_based(bytes: u32, block: u32) -> u16 {
+    u16::try_from((bytes / block).saturating_sub(1)).unwrap_or(u16::MAX)
+}
+
+/// NSFEAT: thin provisioning, atomicity of its own, preferred sizes.
+fn features(namespace: &Namespace) -> u8 {
+    (if namespace.unit.traits().thin { 0x01 } else { 0 }) | 0x02 | 0x10
+}
+
+/// RESCAP: all types, and keys that are not asked for; and whether they may outlive a restart.
+fn reservations(namespace: &Namespace) -> u8 {
+    0xfe | u8::from(namespace.unit.keep.outlives())
+}
+
+/// FPI: supported, and percent that remain.
+fn format_progress(namespace: &Namespace) -> u8 {
+    let medium = &namespace.unit.medium;
+    let done = if medium.is_worked_on() { u32::from(medium.progress()) * 100 / 0x1_0000 } else { 100 };
+    0x80 | (100 - done) as u8
+}
+
+/// NMIC: more than one controller may have it.
+const IS_SHARED: u8 = 0x01;
+
+/// CNS 00h: a namespace.
+#[must_use]
+pub fn namespace(namespace: &Namespace) -> Page {
+    let (unit, traits, block) = (&namespace.unit, namespace.unit.traits(), namespace.block_size());
+    let mut page = Page::default();
+    let blocks = unit.geometry.blocks;
+    page.u64(0, blocks).u64(8, blocks).u64(16, blocks).put(24, &[features(namespace)]);
+    page.put(30, &[IS_SHARED, reservations(namespace), format_progress(namespace)]);
+    // DLFEAT: reads zeroes after deallocation; Write Zeroes may deallocate.
+    let zeroes = traits.unmap_zeroes && namespace.deallocates();
+    page.put(33, &[if zeroes { 0x01 | 0x08 } else { 0 }]);
+    let atomic = zero_based(traits.atomic_write.min(PIECE_BYTES as u32), block);
+    page.u16(34, atomic).u16(36, atomic).u16(38, zero_based(PIECE_BYTES as u32, block));
+    page.put(48, &u128::from(unit.geometry.bytes()).to_le_bytes());
+    let physical = zero_based(traits.physical_block, block);
+    let granularity = zero_based(traits.unmap_granularity, block);
+    page.u16(64, physical).u16(66, physical).u16(68, granularity).u16(70, granularity);
+    page.u16(72, zero_based(traits.optimal_io, block));
+    let copied = COPY_BYTES_MAX / u64::from(block);
+    page.u16(74, u16::try_from(copied).unwrap_or(u16::MAX)).u32(76, copied as u32).put(80, &[COPY_RANGES_MAX]);
+    page.u32(92, namespace.id).put(99, &[unit.read_only.into()]).put(104, &unit.identity.uuid);
+    page.put(130, &[block.ilog2() as u8]);
+    page
+}
+
+/// CNS 08h: a namespace, whatever its command set.
+#[must_use]
+pub fn independent_namespace(namespace: &Namespace) -> Page {
+    const READY: u8 = 0x01;
+    let mut page = Page::default();
+    page.put(0, &[features(namespace) & 0x01, IS_SHARED, reservations(namespace), format_progress(namespace)]);
+    page.u32(4, namespace.id).put(8, &[namespace.unit.read_only.into()]);
+    page.put(14, &[if namespace.unit.medium.is_worked_on() { 0 } else { READY }]);
+    page
+}
+
+/// CNS 03h: who a namespace is.
+#[must_use]
+pub fn descriptors(namespace: &Namespace) -> Page {
+    const NGUID: u8 = 2;
+    const UUID: u8 = 3;
+    const COMMAND_SET: u8 = 4;
+    let uuid = &namespace.unit.identity.uuid;
+    let mut page = Page::default();
+    page.put(0, &[NGUID, 16]).put(4, uuid).put(20, &[UUID, 16]).put(24, uuid).put(40, &[COMMAND_SET, 1]);
+    page
+}
+
+/// CNS 02h and the like: identifiers that are larger than `after`, in ascending order.
+#[must_use]
+pub fn namespaces(all: &[u32], after: u32) -> Page {
+    let mut page = Page::default();
+    let later = all.iter().filter(|id| **id > after);
+    later.take(IDENTIFY_LEN / 4).enumerate().for_each(|(at, id)| _ = page.u32(at * 4, *id));
+    page
+}
+
+/// CNS 12h, 13h: controllers from `first` on, behind their number.
+#[must_use]
+pub fn controllers(all: &[u16], first: u16) -> Page {
+    let mut page = Page::default();
+    let mut count = 0;
+    for id in all.iter().filter(|id| **id >= first).take(IDENTIFY_LEN / 2 - 1) {
+        count += 1;
+        page.u16(usize::from(count) * 2, *id);
+    }
+    page.u16(0, count);
+    page
+}
+
+/// CNS 06h: what the NVM command set has to say of a controller: no limit is tighter than that of all transfers.
+#[must_use]
+pub fn nvm_controller() -> Page {
+    Page::default()
+}
+
+/// CNS 1Ch: combinations of command sets: the NVM command set alone.
+#[must_use]
+pub fn command_sets() -> Page {
+    let mut page = Page::default();
+    page.u64(0, 1);
+    page
+}

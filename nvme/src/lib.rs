@@ -1,0 +1,41 @@
+//! The NVMe controller: a submission queue entry and its data in, steps and a completion out. Pure, and knows no
+//! transport.
+//!
+//! * [`table`]: the list of commands, one type each, and what derives from it; [`cmd`]: the commands by family
+//! * [`log`]: log pages, [`features`]: features, [`identify`]: identify data; one row each
+//! * [`subsystem`], [`controller`], [`queue`], [`namespace`]: the device, who uses it, through what, and its disks
+//! * [`execute`]: a command from entry to completion; [`admit`]: the one place that decides whether it may run
+//! * [`reserve`]: a change of reservations, on all cores; `renew`: how Format NVM writes a whole medium anew
+//! * [`task`]: commands under way; [`event`]: what hosts are told unasked
+//! * [`command`], [`connect`]: what transports hand over and get back
+//! * [`docs`]: made from the table; [`fuzzing`]: what fuzzers call
+
+pub mod admit;
+pub mod cmd;
+pub mod command;
+pub mod connect;
+pub mod context;
+pub mod controller;
+pub mod docs;
+pub mod event;
+pub mod execute;
+mod fault;
+pub mod features;
+pub mod fuzzing;
+pub mod identify;
+pub mod log;
+pub mod namespace;
+pub mod plan;
+pub mod queue;
+mod renew;
+pub mod reserve;
+pub mod subsystem;
+pub mod table;
+pub mod task;
+
+pub use command::{Command, Direction, Reply, Sqe, Status};
+pub use connect::Path;
+pub use controller::{Controller, Controllers, Kind};
+pub use queue::Queue;
+pub use subsystem::{Everywhere, Nowhere, Renewing, Subsystem, SubsystemConfig};
+pub use task::Task;

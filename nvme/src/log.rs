@@ -1,0 +1,213 @@
+//! Log pages: one row each.
+
+use crate::connect::DISCOVERY_NQN;
+use crate::context::Context;
+use crate::controller::Kind;
+use crate::table::{Code, Set, find};
+use lunar_core::tally::Event;
+use lunar_core::wire::le;
+use zerocopy::{FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// A log page.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// Its identifier.
+    pub id: u8,
+    /// Its name.
+    pub name: &'static str,
+    /// Whether a controller of a discovery service has it, or one with namespaces.
+    pub kinds: &'static [Kind],
+    /// Writes all of it. What it is asked with: the log specific field.
+    pub write: fn(&mut Context<'_>, u8),
+}
+
+const BOTH: &[Kind] = &[Kind::Io, Kind::Discovery];
+const IO: &[Kind] = &[Kind::Io];
+
+/// Asymmetric Namespace Access.
+pub const ACCESS: u8 = 0x0c;
+
+/// Every log page, in the order of identifiers.
+pub const PAGES: &[Row] = &[
+    Row { id: 0x00, name: "Supported Log Pages", kinds: BOTH, write: supported },
+    Row { id: 0x01, name: "Error Information", kinds: BOTH, write: errors },
+    Row { id: 0x02, name: "SMART / Health Information", kinds: IO, write: health },
+    Row { id: 0x03, name: "Firmware Slot Information", kinds: IO, write: firmware },
+    Row { id: 0x04, name: "Changed Namespace List", kinds: IO, write: changed_namespaces },
+    Row { id: 0x05, name: "Commands Supported and Effects", kinds: IO, write: effects },
+    Row { id: ACCESS, name: "Asymmetric Namespace Access", kinds: IO, write: access },
+    Row { id: 0x70, name: "Discovery", kinds: &[Kind::Discovery], write: discovery },
+    Row { id: 0x80, name: "Reservation Notification", kinds: IO, write: reservations },
+];
+
+/// 5.16.1.1
+fn supported(cx: &mut Context<'_>, _specific: u8) {
+    const SUPPORTED: u32 = 0x01;
+    let kind = cx.controller().kind;
+    for id in 0..=u8::MAX {
+        let is_there = PAGES.iter().any(|row| row.id == id && row.kinds.contains(&kind));
+        cx.out.extend_from_slice(&(if is_there { SUPPORTED } else { 0 }).to_le_bytes());
+    }
+}
+
+/// 5.16.1.2: one entry, which tells of nothing: errors are told with their commands.
+fn errors(cx: &mut Context<'_>, _specific: u8) {
+    cx.out.extend_from_slice(&[0; 64]);
+}
+
+/// 5.16.1.3
+#[derive(IntoBytes, FromZeros, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Health {
+    warning: u8,
+    temperature: le::U16,
+    spare: u8,
+    spare_threshold: u8,
+    used: u8,
+    reserved: [u8; 26],
+    read_units: le::U128,
+    written_units: le::U128,
+    reads: le::U128,
+    writes: le::U128,
+    rest: [u8; 416],
+}
+
+const _: () = assert!(size_of::<Health>() == 512);
+
+fn health(cx: &mut Context<'_>, _specific: u8) {
+    /// Kelvin: nobody has a thermometer here, and zero is taken for a defect.
+    const TEMPERATURE: u16 = 300;
+    /// Bytes that amounts are counted in, rounded up.
+    const UNIT: u64 = 512 * 1000;
+    let namespaces = cx.subsystem.namespaces();
+    let sum = |event| namespaces.iter().fold(0_u64, |sum, one| sum.wrapping_add(one.unit.tally.total(event)));
+    let number = |value: u64| le::U128::new(value.into());
+    let mut page = Health::new_zeroed();
+    page.temperature = TEMPERATURE.into();
+    (page.spare, page.spare_threshold) = (100, 10);
+    page.read_units = number(sum(Event::ReadBytes).div_ceil(UNIT));
+    page.written_units = number(sum(Event::WriteBytes).div_ceil(UNIT));
+    (page.reads, page.writes) = (number(sum(Event::ReadCommand)), number(sum(Event::WriteCommand)));
+    cx.out.extend_from_slice(page.as_bytes());
+}
+
+/// 5.16.1.4: the first slot is the one that runs.
+fn firmware(cx: &mut Context<'_>, _specific: u8) {
+    let start = cx.out.len();
+    cx.out.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
+    let mut revision = [b' '; 8];
+    let text = cx.subsystem.config().firmware.as_bytes();
+    let len = text.len().min(revision.len());
+    revision[..len].copy_from_slice(&text[..len]);
+    cx.out.extend_from_slice(&revision);
+    cx.out.resize(start + 512, 0);
+}
+
+/// 5.16.1.5: which ones have changed is not kept: then all may have.
+fn changed_namespaces(cx: &mut Context<'_>, _specific: u8) {
+    let start = cx.out.len();
+    if cx.controller().take_changed() {
+        cx.out.extend_from_slice(&u32::MAX.to_le_bytes());
+    }
+    cx.out.resize(start + 4096, 0);
+}
+
+/// 5.16.1.6: from the table of commands.
+fn effects(cx: &mut Context<'_>, _specific: u8) {
+    let start = cx.out.len();
+    for set in [Set::Admin, Set::Io] {
+        for op in 0..=u8::MAX {
+            let row = find(Code { set, op });
+            let row = row.filter(|row| row.policy.gates.transport != crate::table::Transport::Memory);
+            cx.out.extend_from_slice(&row.map_or(0, |row| row.policy.effect.entry()).to_le_bytes());
+        }
+    }
+    cx.out.resize(start + 4096, 0);
+}
+
+/// 5.16.1.13: each namespace is a group of its own, for each has a state of its own.
+fn access(cx: &mut Context<'_>, specific: u8) {
+    const GROUPS_ONLY: u8 = 0x01;
+    let namespaces = cx.subsystem.namespaces();
+    let changes = cx.subsystem.access_changes();
+    cx.out.extend_from_slice(&changes.to_le_bytes());
+    cx.out.extend_from_slice(&(namespaces.len() as u16).to_le_bytes());
+    cx.out.extend_from_slice(&[0; 6]);
+    let listed = u32::from(specific & GROUPS_ONLY == 0);
+    for namespace in namespaces {
+        cx.out.extend_from_slice(&namespace.id.to_le_bytes());
+        cx.out.extend_from_slice(&listed.to_le_bytes());
+        cx.out.extend_from_slice(&changes.to_le_bytes());
+        cx.out.push(namespace.access().0);
+        cx.out.extend_from_slice(&[0; 15]);
+        if listed > 0 {
+            cx.out.extend_from_slice(&namespace.id.to_le_bytes());
+        }
+    }
+}
+
+/// 5.16.1.23: a record.
+#[derive(IntoBytes, FromZeros, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Record {
+    transport: u8,
+    family: u8,
+    subtype: u8,
+    requirements: u8,
+    port: le::U16,
+    controller: le::U16,
+    admin_entries: le::U16,
+    flags: le::U16,
+    reserved: [u8; 20],
+    service: [u8; 32],
+    reserved2: [u8; 192],
+    subsystem: [u8; 256],
+    address: [u8; 256],
+    specific: [u8; 256],
+}
+
+const _: () = assert!(size_of::<Record>() == 1024);
+
+fn put_text(field: &mut [u8], text: &str) {
+    let len = text.len().min(field.len());
+    field[..len].copy_from_slice(&text.as_bytes()[..len]);
+}
+
+fn discovery(cx: &mut Context<'_>, _specific: u8) {
+    const HEAD_LEN: usize = 1024;
+    /// SUBTYPE: an NVM subsystem; the discovery service itself.
+    const SUBSYSTEM: u8 = 2;
+    const THIS_SERVICE: u8 = 3;
+    /// TREQ: nothing is said of secure channels, which there are none of; the queue's flow control can be turned off.
+    const REQUIREMENTS: u8 = 0x04;
+    /// EFLAGS of this service: it may stay connected; what it tells is the same by all addresses.
+    const FLAGS: u16 = 0x03;
+    const ANY: u16 = 0xffff;
+    let path = &cx.controller().path;
+    let records = [(SUBSYSTEM, cx.subsystem.config().nqn.as_str(), 0), (THIS_SERVICE, DISCOVERY_NQN, FLAGS)];
+    // What is told never changes while the target runs.
+    cx.out.extend_from_slice(&0_u64.to_le_bytes());
+    cx.out.extend_from_slice(&(records.len() as u64).to_le_bytes());
+    cx.out.resize(HEAD_LEN, 0);
+    for (subtype, nqn, flags) in records {
+        let mut record = Record::new_zeroed();
+        (record.transport, record.family, record.subtype) = (path.transport, path.family, subtype);
+        (record.requirements, record.port, record.controller) = (REQUIREMENTS, 1.into(), ANY.into());
+        (record.admin_entries, record.flags) = (32.into(), flags.into());
+        put_text(&mut record.service, &path.service);
+        put_text(&mut record.subsystem, nqn);
+        put_text(&mut record.address, &path.address);
+        cx.out.extend_from_slice(record.as_bytes());
+    }
+}
+
+/// 5.16.1.24: the oldest notification; reading takes it.
+fn reservations(cx: &mut Context<'_>, _specific: u8) {
+    let start = cx.out.len();
+    if let Some((notice, left)) = cx.controller().take_notice() {
+        cx.out.extend_from_slice(&notice.count.to_le_bytes());
+        cx.out.extend_from_slice(&[notice.kind, u8::try_from(left).unwrap_or(u8::MAX), 0, 0]);
+        cx.out.extend_from_slice(&notice.namespace.to_le_bytes());
+    }
+    cx.out.resize(start + 64, 0);
+}

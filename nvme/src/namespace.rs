@@ -1,0 +1,90 @@
+//! A namespace: a unit as NVMe sees it, and what a host has to do with it.
+
+use lunar_core::codes;
+use lunar_core::reserve::{Held, Shared};
+use lunar_core::unit::Unit;
+use std::cell::Cell;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Namespaces at most: one log page of asymmetric access tells of all of them within what a command may move.
+pub const NAMESPACES_MAX: u32 = 1024;
+/// The namespace identifier that means all of them.
+pub const ALL: u32 = 0xffff_ffff;
+
+codes! {
+    /// States of asymmetric access (NVMe Base 2.0 8.1.1).
+    pub struct Access(u8) {
+        OPTIMIZED = 0x01, NON_OPTIMIZED = 0x02, INACCESSIBLE = 0x03, PERSISTENT_LOSS = 0x04, CHANGE = 0x0f,
+    }
+}
+
+/// One core's view of a namespace.
+pub struct Namespace {
+    /// Its identifier.
+    pub id: u32,
+    /// Its blocks, identity and store.
+    pub unit: Rc<Unit>,
+    /// Its reservations, which it has in common with its views on other cores and of other command sets.
+    pub shared: Arc<Shared>,
+    access: Cell<Access>,
+}
+
+impl Namespace {
+    pub(crate) fn new(id: u32, unit: Rc<Unit>, shared: Arc<Shared>) -> Self {
+        Self { id, unit, shared, access: Cell::new(Access::OPTIMIZED) }
+    }
+
+    /// How it is reached.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access.get()
+    }
+
+    pub(crate) fn set_access(&self, access: Access) -> bool {
+        self.access.replace(access) != access
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.unit.geometry.block_size
+    }
+
+    /// Whether blocks may be deallocated.
+    #[must_use]
+    pub fn deallocates(&self) -> bool {
+        self.unit.traits().unmap_granularity > 0
+    }
+}
+
+impl fmt::Debug for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Namespace({} {:?})", self.id, self.unit)
+    }
+}
+
+/// What one host has to do with one namespace, through one queue.
+#[derive(Debug)]
+pub struct Attached {
+    /// The namespace.
+    pub namespace: Rc<Namespace>,
+    held: Cell<Held>,
+}
+
+impl Attached {
+    pub(crate) fn new(namespace: Rc<Namespace>, held: Held) -> Self {
+        Self { namespace, held: Cell::new(held) }
+    }
+
+    /// What a reservation means for the host.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        self.held.get()
+    }
+
+    pub(crate) fn set_held(&self, held: Held) {
+        self.held.set(held);
+    }
+}

@@ -1,0 +1,32 @@
+//! What a command decided to do.
+
+use lunar_core::reserve::Request;
+use lunar_core::step::Step;
+
+/// What is to be done for a command; all that it needs has been checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Plan {
+    /// Nothing more: success, with these dwords.
+    Done(u64),
+    /// What was written to [`Context::out`](crate::context::Context::out) goes to the host.
+    Answer,
+    /// A step.
+    Do(Step),
+    /// Steps, one after the other.
+    Steps(Vec<Step>),
+    /// A change of reservations. Behind a pointer, for it is seldom.
+    Reserve(Box<Request>),
+    /// It waits for an event.
+    Park,
+    /// The command of this identifier in this queue ends early.
+    Abort {
+        /// Queue.
+        queue: u16,
+        /// Command.
+        command: u16,
+    },
+    /// Everything of all namespaces is on the medium.
+    Flush,
+    /// These namespaces are written anew.
+    Format(Vec<u32>),
+}

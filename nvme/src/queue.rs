@@ -1,0 +1,111 @@
+//! A queue of a controller, on the core that serves it.
+
+use crate::controller::{Controller, Controllers};
+use crate::namespace::Attached;
+use crate::subsystem::Namespaces;
+use crate::task::Tasks;
+use lunar_core::port::NexusName;
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A submission queue with its completion queue. Dropping it ends it; the admin queue ends its controller.
+pub struct Queue {
+    /// Whose it is.
+    pub controller: Arc<Controller>,
+    /// Its identifier; zero: the admin queue.
+    pub id: u16,
+    /// Its entries.
+    pub entries: u16,
+    /// Whether the host is told how far the queue was read.
+    pub flow_control: bool,
+    /// Its commands.
+    pub tasks: Tasks,
+    name: NexusName,
+    namespaces: Rc<Namespaces>,
+    controllers: Arc<Controllers>,
+    /// What its host has to do with each namespace that it has addressed, by identifier, which starts with one.
+    attached: RefCell<Vec<Option<Rc<Attached>>>>,
+}
+
+impl Queue {
+    pub(crate) fn new(
+        controller: Arc<Controller>,
+        id: u16,
+        entries: u16,
+        flow_control: bool,
+        namespaces: Rc<Namespaces>,
+        controllers: Arc<Controllers>,
+    ) -> Self {
+        Self {
+            name: controller.host.nexus(),
+            controller,
+            id,
+            entries,
+            flow_control,
+            tasks: Tasks::default(),
+            namespaces,
+            controllers,
+            attached: RefCell::default(),
+        }
+    }
+
+    /// How its host is named among registrants.
+    #[must_use]
+    pub fn name(&self) -> &NexusName {
+        &self.name
+    }
+
+    /// What its host has to do with the namespace of this identifier.
+    #[must_use]
+    pub fn attached(&self, namespace: u32) -> Option<Rc<Attached>> {
+        let at = (namespace as usize).checked_sub(1)?;
+        let known = self.attached.borrow().get(at).cloned().flatten();
+        known.or_else(|| self.first(namespace, at))
+    }
+
+    #[cold]
+    fn first(&self, namespace: u32, at: usize) -> Option<Rc<Attached>> {
+        let found = self.namespaces.borrow().get(&namespace)?.clone();
+        let held = found.shared.reservations().held(&self.name);
+        let attached = Rc::new(Attached::new(found, held));
+        let mut all = self.attached.borrow_mut();
+        if all.len() <= at {
+            all.resize(at + 1, None);
+        }
+        all[at] = Some(attached.clone());
+        Some(attached)
+    }
+
+    /// Forgets what it knows of a namespace.
+    pub(crate) fn forget(&self, namespace: u32) {
+        if let Some(attached) = self.attached.borrow_mut().get_mut((namespace as usize).wrapping_sub(1)) {
+            *attached = None;
+        }
+    }
+
+    /// Has its host go by the reservations as they are now.
+    pub(crate) fn look_at_reservations(&self, namespace: u32) {
+        let all = self.attached.borrow();
+        // Whoever has not addressed the namespace looks when it does.
+        if let Some(Some(attached)) = all.get((namespace as usize).wrapping_sub(1)) {
+            attached.set_held(attached.namespace.shared.reservations().held(&self.name));
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.controller.close_queue(self.id);
+        if self.id == 0 {
+            self.controllers.forget(self.controller.id);
+        }
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Queue({} of controller {})", self.id, self.controller.id)
+    }
+}
