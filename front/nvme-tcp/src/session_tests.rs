@@ -82,6 +82,8 @@ fn what_comes_first_is_the_request_for_a_connection() {
     assert_eq!(first(&capsule(&read(0, 0), &[], 0)), (FatalStatus::SEQUENCE, 0));
     assert_eq!(first(IcResp::blank(0).as_bytes()), (FatalStatus::INVALID_HEADER, 0));
     assert_eq!(first(&[0x55; 128]), (FatalStatus::INVALID_HEADER, 0));
+    // Shorter, it says, than what all headers have.
+    assert_eq!(first(&[0x0a, 0x81, 0, 0, 0, 0, 0, 0]), (FatalStatus::INVALID_HEADER, 0));
     let other = |request: IcReq| first(request.as_bytes());
     assert_eq!(other(IcReq { version: 1.into(), ..IcReq::blank(0) }), (FatalStatus::UNSUPPORTED, 8));
     assert_eq!(other(IcReq { alignment: 32, ..IcReq::blank(0) }), (FatalStatus::INVALID_HEADER, 10));

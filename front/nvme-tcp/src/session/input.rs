@@ -218,7 +218,9 @@ impl Session {
         let limits = limits(PduType(common.kind));
         let (len, digests) = (common.len.get() as usize, self.digests());
         let has_digests = limits.is_some_and(|limits| limits.digests);
-        let head_len = usize::from(common.header_len) + if has_digests && digests.header { DIGEST_LEN } else { 0 };
+        // A header that says it is shorter than what all have cannot be; it is taken whole, to be refused.
+        let header_len = usize::from(common.header_len).max(COMMON_LEN);
+        let head_len = header_len + if has_digests && digests.header { DIGEST_LEN } else { 0 };
         let is_term = PduType(common.kind) == PduType::H2C_TERM_REQ;
         if len == head_len {
             return Shape { head_len, start: head_len, data_len: Some(0), trailer_len: 0 };
