@@ -32,6 +32,8 @@ struct Table {
     writable: BTreeMap<String, String>,
     /// Only with blocks of 4096 bytes.
     large_blocks: BTreeMap<String, String>,
+    /// Only on block devices.
+    devices: BTreeMap<String, String>,
     /// Only on files and block devices.
     files: BTreeMap<String, String>,
     /// Wrong in some versions of the suite: they may pass or not.
@@ -59,6 +61,9 @@ impl Table {
         }
         if store.block == "4096" {
             tables.push(&self.large_blocks);
+        }
+        if store.kind == Kind::Block {
+            tables.push(&self.devices);
         }
         if store.kind != Kind::Ram {
             tables.push(&self.files);
@@ -434,6 +439,7 @@ mod tests {
                 table.removable,
                 table.writable,
                 table.large_blocks,
+                table.devices,
                 table.files,
                 table.flawed
             ]
