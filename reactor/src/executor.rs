@@ -27,7 +27,30 @@ const _: () = assert!(usize::BITS == 64, "a waker is one word of 64 bits");
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Every executor that lives, by its number: what a waker finds its core with when it is on another thread.
-static REMOTES: RwLock<Vec<Option<Arc<Remote>>>> = RwLock::new(Vec::new());
+static REMOTES: RwLock<Remotes> = RwLock::new(Remotes { entries: Vec::new(), next: 0 });
+
+struct Remotes {
+    entries: Vec<Option<Arc<Remote>>>,
+    /// Where the search for a free number begins, once all were used.
+    next: usize,
+}
+
+impl Remotes {
+    /// The number of an executor that has ended is given again as late as can be: its wakers may still be about, and
+    /// would wake another's tasks.
+    fn enter(&mut self, remote: Arc<Remote>) -> u16 {
+        if let Ok(id) = u16::try_from(self.entries.len()) {
+            self.entries.push(Some(remote));
+            return id;
+        }
+        let count = self.entries.len();
+        let mut numbers = (self.next..count).chain(0..self.next);
+        let free = numbers.find(|at| self.entries[*at].is_none()).expect("a process has far fewer cores than 65,536");
+        self.entries[free] = Some(remote);
+        self.next = free + 1;
+        u16::try_from(free).expect("there are not more")
+    }
+}
 
 thread_local! {
     /// The executor that was last made or run on this thread, while it lives.
@@ -67,14 +90,7 @@ struct Entry {
 impl Executor {
     pub(crate) fn new(bell: Arc<dyn Bell>) -> Self {
         let remote = Arc::new(Remote::new(bell));
-        let mut remotes = REMOTES.write().unwrap_or_else(PoisonError::into_inner);
-        let free = remotes.iter().position(Option::is_none).unwrap_or(remotes.len());
-        let id = u16::try_from(free).expect("a process has far fewer cores than 65,536");
-        if free == remotes.len() {
-            remotes.push(None);
-        }
-        remotes[free] = Some(remote.clone());
-        drop(remotes);
+        let id = REMOTES.write().unwrap_or_else(PoisonError::into_inner).enter(remote.clone());
         Self {
             id,
             tasks: RefCell::default(),
@@ -251,7 +267,7 @@ impl Drop for Executor {
             LOCAL.set(ptr::null());
         }
         let mut remotes = REMOTES.write().unwrap_or_else(PoisonError::into_inner);
-        remotes[usize::from(self.id)] = None;
+        remotes.entries[usize::from(self.id)] = None;
     }
 }
 
@@ -324,7 +340,7 @@ fn raw_wake(data: *const ()) {
 fn wake_remote(key: u64) {
     let id = (key >> (INDEX_BITS + GENERATION_BITS)) as usize;
     let remotes = REMOTES.read().unwrap_or_else(PoisonError::into_inner);
-    if let Some(Some(remote)) = remotes.get(id) {
+    if let Some(Some(remote)) = remotes.entries.get(id) {
         remote.wake(key);
     }
 }
