@@ -349,7 +349,8 @@ pub struct Traits {
     pub optimal_io: u32,
     /// Whether it turns (a disk) or not.
     pub rotational: bool,
-    /// Bytes of a write that the medium has all or none of, even if power fails meanwhile; 0: not promised.
+    /// Bytes of a write that the medium has all or none of, even if power fails meanwhile, and that a read beside it
+    /// sees all or nothing of; 0: not promised (the page cache shows a write on its way, block by block or less).
     pub atomic_write: u32,
 }
 
