@@ -8,6 +8,8 @@ FUZZ_THIRD = text pdu initiator nvme_tcp_host
 # Parts and options of the conformance run: `make conform CONFORM="hostile --driver epoll"`.
 CONFORM ?= all
 CARGO ?= cargo
+# Seconds that the unit tests may take once they are built (they take about 90): a test that hangs ends with a sentence.
+UNIT_SECONDS ?= 900
 
 .NOTPARALLEL:
 .PHONY: help run release test deps format lint unit conform fuzz bench
@@ -45,7 +47,8 @@ lint:
 ## unit: unit tests, conversations, properties, simulated lives
 unit:
 	@echo "== unit"
-	$(CARGO) test --workspace --locked
+	$(CARGO) test --workspace --locked --no-run
+	timeout $(UNIT_SECONDS) $(CARGO) test --workspace --locked || { [ $$? -ne 124 ] || echo "a test hangs: the last named above" >&2; exit 1; }
 
 ## fuzz: every fuzz target, for FUZZ_SECONDS (60) seconds or a third of that
 fuzz:
