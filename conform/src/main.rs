@@ -10,6 +10,7 @@ mod hostile;
 mod libiscsi;
 mod life;
 mod loop_device;
+mod nvme;
 mod pdu;
 mod process;
 mod renewal;

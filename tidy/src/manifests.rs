@@ -15,7 +15,9 @@ const ORDER: &[(&str, &[&str])] = &[
     ("back/*", &["core", "reactor"]),
     ("control", &["core"]),
     ("initiator", &["core", "front/*"]),
-    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "initiator"]),
+    ("host", &["core", "nvme", "front/*"]),
+    ("load", &["core", "nvme", "front/*", "initiator", "host"]),
+    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "initiator", "load"]),
 ];
 
 /// Places that only development uses: they may use everything, and nothing above uses them.
@@ -193,6 +195,8 @@ mod tests {
             ("lunar", "sim"),
             ("lunar", "bench/floor"),
             ("initiator", "reactor"),
+            ("host", "initiator"),
+            ("load", "reactor"),
         ] {
             assert_eq!(used(folder, other), [format!("`{folder}` must not use `{other}`")]);
         }
@@ -204,6 +208,8 @@ mod tests {
             ("lunar", "back/file"),
             ("sim", "lunar"),
             ("initiator", "front/iscsi"),
+            ("host", "nvme"),
+            ("load", "host"),
         ] {
             assert_eq!(used(folder, other), [""; 0], "{folder} {other}");
         }

@@ -1,0 +1,105 @@
+"""NVMe/TCP: the targets that speak it, the loads that are measured, and what idle controllers cost."""
+
+from __future__ import annotations
+
+import time
+
+from . import measure
+from .rows import KIB, Row
+from .targets import NULL_BYTES, RAM_BYTES, Floor, Lunar, Setup, Spdk, Target, Unavailable, free_port
+
+NQN = "nqn.2026-01.io.lunar.bench:"
+# Entries of a queue: more than the deepest load has commands.
+QUEUE_ENTRIES = 256
+# Controllers that only stay, and I/O queues of each: twice, so that both have their price.
+CONTROLLERS = 64
+QUEUES = (1, 9)
+
+
+class LunarNvme(Lunar):
+    scheme = "nvme-tcp"
+    first_unit = 1
+
+    def faces(self) -> list[str]:
+        return ["--listen", f"127.0.0.1:{free_port()}", "--nvme", f"127.0.0.1:{self.port}"]
+
+
+class SpdkNvme(Spdk):
+    """SPDK's nvmf_tgt from the build tree that LUNAR_BENCH_SPDK names."""
+
+    program = "nvmf_tgt"
+    note = ""
+
+    def configure(self) -> None:
+        self.rpc("framework_start_init")
+        self.rpc("framework_wait_init")
+        self.rpc("nvmf_create_transport", trtype="TCP", max_queue_depth=QUEUE_ENTRIES, num_shared_buffers=4095)
+        self.rpc("bdev_null_create", name="null", num_blocks=NULL_BYTES // 512, block_size=512)
+        self.rpc("bdev_malloc_create", name="ram", num_blocks=RAM_BYTES // 512, block_size=512)
+        self.rpc("bdev_aio_create", name="file", filename=str(self.setup.file_image()), block_size=512)
+        address = {"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": str(self.port)}
+        for store in ("null", "ram", "file"):
+            nqn = NQN + store
+            self.rpc("nvmf_create_subsystem", nqn=nqn, allow_any_host=True, serial_number=store)
+            self.rpc("nvmf_subsystem_add_ns", nqn=nqn, namespace={"bdev_name": store, "nsid": 1})
+            self.rpc("nvmf_subsystem_add_listener", nqn=nqn, listen_address=address)
+
+    def url(self, store: str) -> str | None:
+        return f"nvme-tcp://127.0.0.1:{self.port}/{NQN}{store}/1"
+
+
+KINDS: dict[str, type[Target]] = {"lunar": LunarNvme, "spdk": SpdkNvme, "floor": Floor}
+
+
+def rows() -> list[Row]:
+    curve = [Row("curve", "randread", 4 * KIB, depth) for depth in (1, 8, 32, 128)]
+    writes = [Row("page", "randwrite", 4 * KIB, depth) for depth in (1, 32, 128)]
+    polling = [Row("page", "randread", 4 * KIB, depth, spin=True) for depth in (1, 32, 128)]
+    polling += [Row("page", "randwrite", 4 * KIB, 32, spin=True)]
+    queues = [Row("page", rw, 4 * KIB, 32, 4, what="queues") for rw in ("randread", "randwrite")]
+    large = [Row("large", rw, 128 * KIB, 8) for rw in ("read", "write")]
+    stores = [Row("stores", rw, 4 * KIB, 32, store="ram") for rw in ("randread", "randwrite")]
+    return curve + writes + polling + queues + large + stores
+
+
+def idle_controllers(setup: Setup, target: Target, seconds: float) -> dict:
+    """What controllers that only stay cost: memory of each and of each I/O queue, and CPU time."""
+    url = target.url("null")
+    # The load alone touches memory, too, and that stays.
+    load = ["--rw", "randread", "--bs", "4096", "--depth", "32"]
+    measure.run_initiator(measure.initiator(setup, url, 0.5, load), 60)
+    before, grown, percent = target.memory(), [], 0.0
+    for queues in QUEUES:
+        sockets = 2 + CONTROLLERS * (queues + 1)
+        idle = ["--idle-sessions", str(CONTROLLERS), "--idle-queues", str(queues)]
+        with measure.crowd(setup, url, sockets - 1, idle):
+            grown.append(target.memory() - before)
+            if queues == QUEUES[0]:
+                percent = measure.idle_cpu(target, seconds)
+        # Connections that were cut off are found out at once.
+        time.sleep(0.5)
+    few, many = grown
+    per_queue = (many - few) / (CONTROLLERS * (QUEUES[1] - QUEUES[0]))
+    return {
+        "controllers": CONTROLLERS,
+        "cpu_percent": percent,
+        "bytes_per_controller": few / CONTROLLERS,
+        "bytes_per_queue": per_queue,
+    }
+
+
+def extras(setup: Setup, targets: list[Target], running, seconds: float) -> dict:
+    found: dict[str, dict] = {"idle_cpu_percent": {}, "idle_controllers": {}, "failed": {}}
+    for target in targets:
+        if isinstance(target, Floor):
+            continue
+        with running(target):
+            found["idle_cpu_percent"][target.name] = measure.idle_cpu(target, seconds)
+            try:
+                found["idle_controllers"][target.name] = idle_controllers(setup, target, seconds)
+            except Unavailable as why:
+                found["failed"][f"{target.name}, {CONTROLLERS} idle controllers"] = str(why)
+    return found
+
+
+__all__ = ["KINDS", "extras", "rows"]
