@@ -153,11 +153,13 @@ def main() -> int:
         table = measure_rows(how, all_of, chosen, options.rounds, options.time)
         extras: dict = {}
         if not options.no_extras and options.protocol == "nvme-tcp":
-            extras = nvme.extras(how, all_of, running, IDLE_SECONDS)
+            extras = nvme.extras(how, all_of, running)
         elif not options.no_extras:
             extras = measure_extras(how, all_of, options.rounds, options.time)
         machine["load_after"] = report.load()
         notes = {target.name: target.note for target in all_of if target.note}
+        if "LUNAR_BENCH_LUNAR" in os.environ:
+            notes["lunar"] = "not what `make release` builds: LUNAR_BENCH_LUNAR names another"
     found = {
         "protocol": options.protocol,
         "machine": machine,

@@ -11,9 +11,11 @@ from .targets import NULL_BYTES, RAM_BYTES, Floor, Lunar, Setup, Spdk, Target, U
 NQN = "nqn.2026-01.io.lunar.bench:"
 # Entries of a queue: more than the deepest load has commands.
 QUEUE_ENTRIES = 256
-# Controllers that only stay, and I/O queues of each: twice, so that both have their price.
-CONTROLLERS = 64
-QUEUES = (1, 9)
+# Controllers that only stay, and I/O queues of each, ever more: what one crowd leaves behind the next one uses, so what
+# is counted is what each takes beyond the last.
+CROWDS = ((64, 1), (128, 1), (128, 5))
+# How long CPU time at rest is watched.
+IDLE_SECONDS = 5.0
 
 
 class LunarNvme(Lunar):
@@ -62,43 +64,42 @@ def rows() -> list[Row]:
     return curve + writes + polling + queues + large + stores
 
 
-def idle_controllers(setup: Setup, target: Target, seconds: float) -> dict:
+def idle_controllers(setup: Setup, target: Target) -> dict:
     """What controllers that only stay cost: memory of each and of each I/O queue, and CPU time."""
     url = target.url("null")
     # The load alone touches memory, too, and that stays.
     load = ["--rw", "randread", "--bs", "4096", "--depth", "32"]
     measure.run_initiator(measure.initiator(setup, url, 0.5, load), 60)
-    before, grown, percent = target.memory(), [], 0.0
-    for queues in QUEUES:
-        sockets = 2 + CONTROLLERS * (queues + 1)
-        idle = ["--idle-sessions", str(CONTROLLERS), "--idle-queues", str(queues)]
-        with measure.crowd(setup, url, sockets - 1, idle):
-            grown.append(target.memory() - before)
-            if queues == QUEUES[0]:
-                percent = measure.idle_cpu(target, seconds)
+    sizes, percent = [], 0.0
+    for controllers, queues in CROWDS:
+        idle = ["--idle-sessions", str(controllers), "--idle-queues", str(queues)]
+        # An admin queue each; and those of the process itself.
+        with measure.crowd(setup, url, 1 + controllers * (queues + 1), idle):
+            sizes.append(target.memory())
+            if len(sizes) == 1:
+                percent = measure.idle_cpu(target, IDLE_SECONDS)
         # Connections that were cut off are found out at once.
         time.sleep(0.5)
-    few, many = grown
-    per_queue = (many - few) / (CONTROLLERS * (QUEUES[1] - QUEUES[0]))
+    (first, _), (more, few), (_, many) = CROWDS
     return {
-        "controllers": CONTROLLERS,
+        "controllers": first,
         "cpu_percent": percent,
-        "bytes_per_controller": few / CONTROLLERS,
-        "bytes_per_queue": per_queue,
+        "bytes_per_controller": (sizes[1] - sizes[0]) / (more - first),
+        "bytes_per_queue": (sizes[2] - sizes[1]) / (more * (many - few)),
     }
 
 
-def extras(setup: Setup, targets: list[Target], running, seconds: float) -> dict:
+def extras(setup: Setup, targets: list[Target], running) -> dict:
     found: dict[str, dict] = {"idle_cpu_percent": {}, "idle_controllers": {}, "failed": {}}
     for target in targets:
         if isinstance(target, Floor):
             continue
         with running(target):
-            found["idle_cpu_percent"][target.name] = measure.idle_cpu(target, seconds)
+            found["idle_cpu_percent"][target.name] = measure.idle_cpu(target, IDLE_SECONDS)
             try:
-                found["idle_controllers"][target.name] = idle_controllers(setup, target, seconds)
+                found["idle_controllers"][target.name] = idle_controllers(setup, target)
             except Unavailable as why:
-                found["failed"][f"{target.name}, {CONTROLLERS} idle controllers"] = str(why)
+                found["failed"][f"{target.name}, idle controllers"] = str(why)
     return found
 
 

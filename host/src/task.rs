@@ -6,7 +6,8 @@ use lunar_core::outgoing::Data;
 /// Commands that a queue may have outstanding: those of the largest queues that there are. A place's number fits the
 /// low bits of an identifier.
 pub(crate) const TASKS_MAX: u16 = 1 << PLACE_BITS;
-/// Bits of an identifier that name the place; the rest counts how often the place was used, so that a late answer shows.
+/// Bits of an identifier that name the place; the rest counts how often the place was used, so that a late answer
+/// shows.
 const PLACE_BITS: u16 = 12;
 
 #[derive(Debug)]

@@ -167,7 +167,8 @@ pub struct Options {
     #[arg(long, help_heading = ISCSI)]
     pub initial_r2t: bool,
     /// Offered MaxOutstandingR2T
-    #[arg(long, help_heading = ISCSI, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    #[arg(long, help_heading = ISCSI, default_value_t = 8, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pub max_outstanding_r2t: u32,
     /// Offered MaxBurstLength
     #[arg(long, help_heading = ISCSI, default_value = "16776192", value_name = "BYTES", value_parser = length)]

@@ -1,5 +1,6 @@
-//! The scenario of whole targets: iSCSI initiators and NVMe hosts use the same volumes of a target over a network that fails, its stores fail, its machine
-//! crashes or is stopped, and in the end everything that was promised is there and nothing is left over.
+//! The scenario of whole targets: iSCSI initiators and NVMe hosts use the same volumes of a target over a network that
+//! fails, its stores fail, its machine crashes or is stopped, and in the end everything that was promised is there and
+//! nothing is left over.
 
 use crate::host::NvmeHost;
 use crate::initiator::{Initiator, Shared};

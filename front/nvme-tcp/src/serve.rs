@@ -161,7 +161,7 @@ impl Front {
             if all.is_empty() {
                 return;
             }
-            all.iter().filter(|c| now >= end || c.is_quiet()).for_each(|c| c.end());
+            all.iter().filter(|c| now >= end || c.may_go()).for_each(|c| c.end());
             self.reactor.sleep(DRAIN_LOOK).await;
         }
     }

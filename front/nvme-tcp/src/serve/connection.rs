@@ -136,6 +136,13 @@ impl Connection {
         is_idle && self.session.borrow().queued_bytes() == 0 && self.sending.get() == 0
     }
 
+    /// Whether a target that stops may end it. With its admin queue a controller ends, and with it the commands of its
+    /// other queues: those come first.
+    pub(super) fn may_go(&self) -> bool {
+        let has_others = self.queue.borrow().as_ref().is_some_and(|q| q.id == 0 && q.controller.has_io_queues());
+        !has_others && self.is_quiet()
+    }
+
     pub(super) fn deadline(&self) -> Option<Instant> {
         let silent = self.queue.borrow().as_ref().and_then(|queue| queue.controller.deadline());
         [self.session.borrow().deadline(), silent].into_iter().flatten().min()
@@ -372,7 +379,7 @@ impl Connection {
     fn fused(self: &Rc<Self>, halves: [(TaskKey, Command); 2]) {
         let Some(queue) = self.queue.borrow().clone() else { return };
         let [first, second] = halves.map(|(key, command)| self.half(&queue, key, command));
-        self.run(Job { connection: self.clone(), queue, first, second: Some(second), disconnects: false });
+        self.run(Job { connection: self.clone(), queue, first, second: Some(Box::new(second)), disconnects: false });
     }
 
     fn run(self: &Rc<Self>, job: Job) {
