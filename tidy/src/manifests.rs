@@ -196,10 +196,10 @@ mod tests {
             ("lunar", "sim"),
             ("lunar", "bench/floor"),
             ("initiator", "reactor"),
-            ("host", "initiator"),
-            ("load", "reactor"),
             ("stream", "front/iscsi"),
             ("stream", "scsi"),
+            ("host", "initiator"),
+            ("load", "reactor"),
         ] {
             assert_eq!(used(folder, other), [format!("`{folder}` must not use `{other}`")]);
         }

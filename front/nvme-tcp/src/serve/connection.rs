@@ -186,11 +186,15 @@ impl Served for Connection {
         self.line.finish().await;
     }
 
-    /// What waits for an event is not under way. With its admin queue a controller ends, and with it the commands of its
-    /// other queues: so that one waits for them when the target stops.
+    /// With its admin queue a controller ends, and with it the commands of its other queues: those come first.
+    fn may_go(&self) -> bool {
+        let queue = self.queue.borrow();
+        !queue.as_ref().is_some_and(|queue| queue.id == 0 && queue.controller.has_io_queues())
+    }
+
+    /// What waits for an event is not under way.
     fn is_idle(&self) -> bool {
-        let is_idle = |q: &Rc<Queue>| q.tasks.is_empty() && !(q.id == 0 && q.controller.has_io_queues());
-        self.queue.borrow().as_ref().is_none_or(is_idle)
+        self.queue.borrow().as_ref().is_none_or(|queue| queue.tasks.is_empty())
     }
 
     fn deadline(&self) -> Option<Instant> {
