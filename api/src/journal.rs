@@ -20,6 +20,7 @@ const WORDS_MAX: usize = 1024;
 /// What a note is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "topic")]
 pub enum Topic {
     /// Somebody has logged in.
     Login,
@@ -49,6 +50,7 @@ impl Topic {
 
 /// Something that happened.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "note")]
 pub struct Note {
     /// Its number; later ones have higher ones.
     pub id: u64,

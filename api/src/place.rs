@@ -64,7 +64,10 @@ mod tests {
     #[test]
     fn every_machine_has_root() {
         assert_eq!((user_name(0), group_name(0)), ("root".to_owned(), "root".to_owned()));
-        assert_eq!((group_number("root"), group_number("77"), group_number("no such group")), (Some(0), Some(77), None));
+        assert_eq!(
+            (group_number("root"), group_number("77"), group_number("no such group")),
+            (Some(0), Some(77), None)
+        );
         assert_eq!(user_name(u32::MAX), "uid.4294967295");
     }
 }

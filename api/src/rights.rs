@@ -149,7 +149,12 @@ impl Who {
         if self.right >= right {
             return Ok(());
         }
-        let why = format!("{} may only {}; this takes a token whose role is `{}`", self.name, self.right.word(), right.word());
+        let why = format!(
+            "{} may only {}; this takes a token whose role is `{}`",
+            self.name,
+            self.right.word(),
+            right.word()
+        );
         Err(ProblemDetails::new(NOT_LET_IN, "You may not do this", 403, why))
     }
 }

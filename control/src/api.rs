@@ -45,6 +45,7 @@ impl Resource {
 /// What a LUN of a group shall be.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[schemars(rename = "mapping")]
 pub struct Mapping {
     /// The volume.
     pub volume: String,
@@ -71,6 +72,7 @@ pub fn edit(kind: Kind, name: String, keys: Map<String, Json>, create: bool) -> 
 /// A step of a plan.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "change")]
 pub struct ChangeView<'a> {
     /// What is done: detach, remove, change, create or attach.
     pub action: &'static str,
@@ -109,6 +111,7 @@ impl<'a> ChangeView<'a> {
 /// A plan.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "plan")]
 pub struct PlanView<'a> {
     /// Its steps, in their order.
     pub changes: Vec<ChangeView<'a>>,
@@ -126,6 +129,7 @@ impl<'a> PlanView<'a> {
 
 /// A version of the configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "version")]
 pub struct VersionView<'a> {
     /// Its number.
     pub number: u64,
@@ -146,16 +150,19 @@ impl<'a> VersionView<'a> {
 /// Somebody who is logged in.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "session")]
 pub struct SessionView {
-    /// Its number, as long as it lasts.
-    pub id: u64,
+    /// What it is called, as long as it lasts.
+    pub id: String,
     /// Over what: `iscsi` or `nvme-tcp`.
-    pub transport: &'static str,
+    pub protocol: &'static str,
+    /// Whether it only asks what there is.
+    pub discovery: bool,
     /// Who: the iSCSI name of the initiator, or the NQN of the host.
     pub initiator: String,
     /// Where it comes from: address and port.
     pub source: String,
-    /// The target that it is logged in to, by its name in the configuration; none while it only asks what there is.
+    /// The target that it is logged in to; none while it only asks what there is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     /// The group that it belongs to.
@@ -164,13 +171,14 @@ pub struct SessionView {
     /// The user as whom it proved itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Since when, in seconds since the beginning of 1970.
-    pub since: u64,
+    /// For how many seconds it has been there.
+    pub seconds: u64,
 }
 
 /// What runs, in a few words.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "status")]
 pub struct StatusView {
     /// The version of Lunar.
     pub version: String,
@@ -192,6 +200,7 @@ pub struct StatusView {
 
 /// Problem details of an error (RFC 9457).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "problem")]
 pub struct ProblemDetails {
     /// What kind of problem: a relative URI reference.
     #[serde(rename = "type")]
@@ -209,6 +218,7 @@ pub struct ProblemDetails {
 
 /// One thing that is wrong with a configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "error")]
 pub struct ErrorView {
     /// The key, from the root.
     pub key: String,
