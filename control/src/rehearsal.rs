@@ -4,7 +4,7 @@
 use crate::apply::Running;
 use crate::check::Checked;
 use crate::config::{Id, Kind};
-use crate::plan::{Action, Change, ObjectId};
+use crate::plan::{Action, Change, ObjectId, Plan};
 use crate::secret::Secret;
 use crate::section::Object;
 use crate::value::Field;
@@ -36,6 +36,8 @@ pub struct Rehearsal {
     prepared: usize,
     /// Steps that are prepared and neither made nor rolled back.
     pub pending: usize,
+    /// Plans that were carried out to their end.
+    pub settled: usize,
 }
 
 /// Two models are the same when they know the same.
@@ -148,6 +150,10 @@ impl Running for Rehearsal {
                 }
             }
         }
+    }
+
+    fn settle(&mut self, _plan: &Plan, _wanted: &Checked) {
+        self.settled += 1;
     }
 
     fn roll_back(&mut self, _change: &Change, _prepared: Ready) {
