@@ -93,6 +93,12 @@ impl<R: Running, O: Outside> Manager<R, O> {
         Ok(manager)
     }
 
+    /// The file of the configuration, as its user calls it.
+    #[must_use]
+    pub fn file(&self) -> &str {
+        &self.name
+    }
+
     /// What is in force.
     #[must_use]
     pub fn current(&self) -> &Checked {

@@ -273,6 +273,9 @@ sections! {
         spin: Period = or(Period(Duration::from_micros(100))) => Restart;
         /// How long commands under way get to finish at the end.
         drain: Period = or(Period(Duration::from_secs(10))) => Live;
+        /// Folders in which volumes may be made while it runs. Besides these it reaches the files and devices that are
+        /// configured when it starts, and nothing else of the machine.
+        folders: Vec<FilePath> = or(Vec::new()) => Restart;
         /// Where state is kept; without, what systemd says (STATE_DIRECTORY), or the user's own state folder.
         state: Option<FilePath> = absent() => Restart;
     }
@@ -306,6 +309,9 @@ sections! {
         /// Unix socket; who may open it may do everything. Without, `/run/lunar/api.sock`, or the user's own runtime
         /// folder.
         socket: Option<FilePath> = absent() => Live;
+        /// A group of this machine whose members may open the socket, besides root and the user that Lunar runs as: its
+        /// name or its number. That user has to be a member, too.
+        group: Option<Line<32>> = absent() => Live;
     }
 
     /// The log, which goes to standard error.
