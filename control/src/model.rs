@@ -1,7 +1,7 @@
 //! What can be configured: every section, every key, once.
 
 use crate::links::{Links, Luns, To};
-use crate::names::{Address, Ascii, Cidr, IscsiName, Naa, Pattern, Uuid};
+use crate::names::{Address, Ascii, IscsiName, Naa, Network, Pattern, Uuid};
 use crate::secret::SecretSource;
 use crate::section::{absent, or, required, sections};
 use crate::value::{FilePath, Line, Period, Size, Textual, Whole, choices};
@@ -203,6 +203,14 @@ sections! {
         mutual_user: Option<To<User>> = absent() => LaterSessions;
         /// Hash algorithms of CHAP that are accepted.
         hashes: Vec<Hash> = or(ALL_HASHES) => LaterSessions;
+        /// Whether initiators may log in. Without, those who are there are asked to log out, get to finish what they do,
+        /// and have ended then.
+        enabled: bool = or(true) => EndsSessions;
+        /// Where the target is instead: initiators that want to log in are told so (TargetAddress), and those who are
+        /// there are asked to log out.
+        moved_to: Option<Address<ISCSI_PORT>> = absent() => EndsSessions;
+        /// Whether they shall remember that for good.
+        moved_for_good: bool = or(false) => Live;
         /// Sessions at once; without, what the limits say.
         sessions: Option<Whole<1, 16384>> ["sessions"] = absent() => LaterSessions;
         /// Commands under way in a session; without, what the limits say.
@@ -218,7 +226,7 @@ sections! {
         /// Names of its initiators, with `*` and `?` for what is left open. `["*"]`: everybody.
         initiators: Vec<Pattern> = required() => EndsSessions;
         /// Networks that its initiators come from; without, any.
-        sources: Vec<Cidr> = or(Vec::new()) => EndsSessions;
+        sources: Vec<Network> = or(Vec::new()) => EndsSessions;
         /// Users who may log in from it; without, those of the target.
         users: Links<User> = or(Links::default()) => LaterSessions;
         /// The logical units that it sees: number = volume.

@@ -6,7 +6,7 @@ use crate::apply::Running;
 use crate::check::Checked;
 use crate::config::{Id, Kind};
 use crate::live::Live;
-use crate::plan::{Action, Change, ObjectId};
+use crate::plan::{Action, Change, ObjectId, Plan};
 use crate::secret::Secret;
 use crate::section::Object;
 use crate::value::Field;
@@ -39,6 +39,8 @@ pub struct Rehearsal {
     prepared: usize,
     /// Steps that are prepared and neither made nor rolled back.
     pub pending: usize,
+    /// Plans that were carried out to their end.
+    pub settled: usize,
     /// Who shall be logged in.
     pub sessions: Vec<SessionView>,
 }
@@ -153,6 +155,10 @@ impl Running for Rehearsal {
                 }
             }
         }
+    }
+
+    fn settle(&mut self, _plan: &Plan, _wanted: &Checked) {
+        self.settled += 1;
     }
 
     fn roll_back(&mut self, _change: &Change, _prepared: Ready) {

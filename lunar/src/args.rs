@@ -2,7 +2,6 @@
 
 use crate::access::Who;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use lunar_iscsi::serve::Portal;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -25,6 +24,8 @@ pub struct Cli {
 pub enum Command {
     /// Share volumes over iSCSI and NVMe/TCP until Ctrl-C
     Serve(Serve),
+    /// Serve what a file says, and follow the file while it changes (SIGHUP, API)
+    Daemon(crate::daemon::Daemon),
     /// Share a demo disk of 1 GiB, kept under the user's home
     Demo(Demo),
     /// Load any iSCSI target and measure it
@@ -163,15 +164,15 @@ impl How {
         (1..=u16::MAX).take(self.listen.len().max(1)).collect()
     }
 
-    /// What SendTargets tells.
+    /// What SendTargets tells: portal groups with their addresses; without one, the address that the initiator came in by.
     #[must_use]
-    pub fn told(&self) -> Vec<Portal> {
+    pub fn told(&self) -> Vec<(u16, Option<SocketAddr>)> {
         let told = |group: u16| {
             let at = usize::from(group) - 1;
             let listens = self.listen.get(at).filter(|listen| !listen.ip().is_unspecified() && listen.port() != 0);
             match self.advertise.get(at) {
-                Some(&address) => Some(Portal { group, address: Some(address) }),
-                None if self.advertise.is_empty() => Some(Portal { group, address: listens.copied() }),
+                Some(&address) => Some((group, Some(address))),
+                None if self.advertise.is_empty() => Some((group, listens.copied())),
                 // Of several, those that have no address for outside are for nobody there.
                 None => None,
             }

@@ -43,14 +43,22 @@ struct Set {
     /// One per place, kept when free so that entering allocates nothing.
     places: RefCell<Vec<Rc<State>>>,
     free: RefCell<Vec<usize>>,
-    /// Who waits for aborted tasks to leave.
+    /// Who waits for tasks to leave.
     waiters: RefCell<Vec<Waker>>,
+    /// Tasks that were entered so far.
+    entered: Cell<u64>,
 }
+
+/// A moment in the life of a task set: between two tasks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Moment(u64);
 
 #[derive(Default)]
 struct State {
     tag: Cell<u64>,
     lun: Cell<Lun>,
+    /// How many were entered before it.
+    after: Cell<u64>,
     present: Cell<bool>,
     aborted: Cell<bool>,
     wakers: RefCell<Vec<Waker>>,
@@ -68,9 +76,17 @@ impl TaskSet {
         let state = self.0.places.borrow()[place].clone();
         state.tag.set(tag);
         state.lun.set(lun);
+        state.after.set(self.0.entered.get());
+        self.0.entered.set(self.0.entered.get() + 1);
         state.aborted.set(false);
         state.present.set(true);
         Task { state, set: self.0.clone(), place }
+    }
+
+    /// Now: later tasks are entered after it.
+    #[must_use]
+    pub fn moment(&self) -> Moment {
+        Moment(self.0.entered.get())
     }
 
     /// Tasks in the set.
@@ -92,9 +108,15 @@ impl TaskSet {
 
     /// Aborts the tasks that match; returns how many that were not aborted yet.
     pub fn abort(&self, matches: impl Fn(u64, Lun) -> bool) -> u64 {
+        self.abort_before(Moment(u64::MAX), matches)
+    }
+
+    /// The same with those alone that were entered before this moment.
+    pub fn abort_before(&self, before: Moment, matches: impl Fn(u64, Lun) -> bool) -> u64 {
         let mut count = 0;
         for state in self.0.places.borrow().iter() {
-            let hit = state.present.get() && !state.aborted.get() && matches(state.tag.get(), state.lun.get());
+            let due = state.present.get() && !state.aborted.get() && state.after.get() < before.0;
+            let hit = due && matches(state.tag.get(), state.lun.get());
             if hit {
                 count += 1;
                 state.aborted.set(true);
@@ -102,6 +124,12 @@ impl TaskSet {
             }
         }
         count
+    }
+
+    /// Waits until every task at a logical unit that matches has left that was entered before this moment.
+    pub async fn until_left(&self, before: Moment, matches: impl Fn(Lun) -> bool) {
+        let there = |state: &State| state.present.get() && state.after.get() < before.0 && matches(state.lun.get());
+        self.until_none(there).await;
     }
 
     /// Waits until a task that matches is aborted; for ever, if none matches.
@@ -123,6 +151,10 @@ impl TaskSet {
     pub async fn until_gone(&self, matches: impl Fn(u64, Lun) -> bool) {
         let there =
             |state: &State| state.present.get() && state.aborted.get() && matches(state.tag.get(), state.lun.get());
+        self.until_none(there).await;
+    }
+
+    async fn until_none(&self, there: impl Fn(&State) -> bool) {
         poll_fn(|cx| {
             if self.0.places.borrow().iter().any(|state| there(state)) {
                 remember(&self.0.waiters, cx);
@@ -192,7 +224,7 @@ impl Drop for Task {
         self.state.present.set(false);
         self.state.wakers.borrow_mut().clear();
         self.set.free.borrow_mut().push(self.place);
-        if self.state.aborted.get() {
+        if !self.set.waiters.borrow().is_empty() {
             self.set.waiters.take().into_iter().for_each(Waker::wake);
         }
     }
@@ -236,5 +268,19 @@ mod tests {
         assert!(is_ready(set.until_gone(|_, _| true)));
         let again = set.enter(3, Lun::default());
         assert!(!again.aborted());
+    }
+
+    #[test]
+    fn those_before_a_moment_are_waited_for_and_later_ones_are_not() {
+        let set = TaskSet::default();
+        let (old, elsewhere) = (set.enter(1, Lun::default()), set.enter(2, Lun::from_number(1)));
+        let moment = set.moment();
+        let new = set.enter(3, Lun::default());
+        let left = || set.until_left(moment, |lun| lun == Lun::default());
+        assert!(!is_ready(left()));
+        assert_eq!(set.abort_before(moment, |_, lun| lun == Lun::default()), 1);
+        assert!(old.aborted() && !new.aborted() && !elsewhere.aborted());
+        drop(old);
+        assert!(is_ready(left()));
     }
 }

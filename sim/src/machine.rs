@@ -16,8 +16,10 @@ use lunar_core::tally::Tally;
 use lunar_core::time::Instant;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_iscsi::config;
-use lunar_iscsi::registry::Registry;
-use lunar_iscsi::serve::{Front, Portal, Settings};
+use lunar_iscsi::directory::{Directory, Entry, Portal, Way};
+use lunar_iscsi::guard::Guard;
+use lunar_iscsi::registry::{Registry, SESSIONS_MAX};
+use lunar_iscsi::serve::Front;
 use lunar_nvme::{Subsystem, SubsystemConfig};
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
@@ -27,7 +29,7 @@ use lunar_reactor::op::How;
 use lunar_reactor::sim::{Chance, Faults, Host};
 use lunar_scsi::{Clock, PortConfig, SharedUnits, Target, TargetConfig, Tokens};
 use std::any::Any;
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -231,10 +233,10 @@ impl Machine {
             );
             let units = open_units(setup, &opened, &reactor, &links, &target);
             let peers = Rc::new(OtherSessions(links.clone()));
-            let front = Front::new(&reactor, &target, settings(setup), registry.clone(), me, peers);
+            let front = Front::new(&reactor, &target, guard.clone(), registry.clone(), me, peers);
             let subsystem = subsystem(&reactor, stats[me].clone(), shared.clone(), &links);
             links.add_views(&target, &subsystem);
-            let served = Rc::new(Served { target, subsystem, iscsi: front.clone(), nvme: None });
+            let served = Rc::new(Served { target, subsystem, iscsi: front.clone(), nvme: None, core: OnceCell::new() });
             let core = reactor.clone();
             reactor.spawn(async move { links.serve(&core, letters, &served).await });
             reactor.spawn(until_stopped(front.clone(), units, stop.clone()));
@@ -330,13 +332,13 @@ fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>, shared: Arc<Sh
         relative: 1,
         group: PORTAL_GROUP,
         name: format!("{TARGET},t,0x{PORTAL_GROUP:04x}"),
+        device: TARGET.to_owned(),
         protocol: PROTOCOL_ISCSI,
     };
     // No simulated host copies by token: there is none.
     let tokens = Tokens::new(Box::new(|_: &mut [u8]| false), Box::new(Instant::default));
     let time = reactor.clone();
     TargetConfig {
-        name: TARGET.to_owned(),
         ports: vec![port],
         clock: Clock(Rc::new(move || time.now().0 / 1_000_000)),
         core: u16::try_from(me).unwrap_or(0),
@@ -363,15 +365,20 @@ fn subsystem(reactor: &Reactor, stats: Arc<Stats>, shared: Arc<SharedUnits>, lin
     Subsystem::new(config, Rc::new(OtherViews(links.clone())))
 }
 
-fn settings(setup: &Setup) -> Settings {
-    Settings {
-        guard: lunar_iscsi::guard::Guard::open(),
-        target: TARGET.into(),
+fn directory(setup: &Setup) -> Directory {
+    let mut directory = Directory::new(Duration::from_secs(10));
+    directory.session = Arc::new(setup.session.clone());
+    directory.portals = vec![Portal { id: 0, group: PORTAL_GROUP, address: None, is_told: true }];
+    directory.add(Entry {
+        name: TARGET.into(),
         alias: "simulated".into(),
-        portals: vec![Portal { group: PORTAL_GROUP, address: None }],
-        drain: Duration::from_secs(10),
-        session: setup.session.clone(),
-    }
+        ports: [(PORTAL_GROUP, 1)].into(),
+        access: Arc::new(Access::open()),
+        session: directory.session.clone(),
+        sessions_max: SESSIONS_MAX,
+        moved: None,
+    });
+    directory
 }
 
 fn open_units(

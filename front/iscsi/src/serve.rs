@@ -11,9 +11,10 @@ mod connection;
 mod job;
 
 use crate::config;
+use crate::directory::{Entry, Moved, Portal, Way};
 use crate::guard::{Guard, Knock};
-use crate::login::{Candidate, Established, Verdict};
-use crate::registry::{Place, Registry};
+use crate::login::{Candidate, Verdict};
+use crate::registry::{Guest, Place, Registry};
 use crate::session::{Query, TargetAddresses};
 use crate::wire::LoginStatus;
 use connection::Connection;
@@ -49,32 +50,6 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// How often a core that stops looks whether commands are done.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
-/// What is shared, and how.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Name of the target.
-    pub target: Arc<str>,
-    /// What it is called for people.
-    pub alias: Arc<str>,
-    /// What SendTargets tells.
-    pub portals: Vec<Portal>,
-    /// How long commands get to finish when the target stops.
-    pub drain: Duration,
-    /// What sessions are offered.
-    pub session: config::Config,
-    /// Who may log in; one for all cores.
-    pub guard: Arc<Guard>,
-}
-
-/// A portal as SendTargets tells it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Portal {
-    /// Tag of its portal group. A portal group is the target port of the same relative identifier.
-    pub group: u16,
-    /// Where it is; `None`: where the initiator came in, and only for those who came in by this group.
-    pub address: Option<SocketAddr>,
-}
-
 /// The other cores, as far as sessions need them.
 pub trait Peers {
     /// Ends the session that is served there, and waits until it has ended.
@@ -95,8 +70,8 @@ impl Peers for NoPeers {
 pub struct Front {
     reactor: Reactor,
     target: Rc<Target>,
-    settings: Settings,
-    session_config: Rc<config::Config>,
+    /// What there is to log in to, and who may; one for all cores.
+    guard: Arc<Guard>,
     registry: Arc<Registry>,
     me: usize,
     peers: Rc<dyn Peers>,
@@ -112,25 +87,20 @@ pub struct Front {
 
 impl Front {
     /// The front of core `me`.
-    ///
-    /// # Panics
-    /// When the settings of sessions cannot be offered: [`config::Config::check`].
     #[must_use]
     pub fn new(
         reactor: &Reactor,
         target: &Rc<Target>,
-        settings: Settings,
+        guard: Arc<Guard>,
         registry: Arc<Registry>,
         me: usize,
         peers: Rc<dyn Peers>,
     ) -> Rc<Self> {
-        settings.session.check().expect("settings are checked where they are made");
         let slots = Slots::new(reactor, SLOTS, async |job: &Job, tools: &mut Tools| job.run(tools).await);
         let front = Rc::new(Self {
             reactor: reactor.clone(),
             target: target.clone(),
-            session_config: Rc::new(settings.session.clone()),
-            settings,
+            guard,
             registry,
             me,
             peers,
@@ -146,8 +116,8 @@ impl Front {
         front
     }
 
-    /// Serves a connection that came in by a portal of this group.
-    pub fn serve(self: &Rc<Self>, incoming: Incoming, group: u16) {
+    /// Serves a connection that came in by this way.
+    pub fn serve(self: &Rc<Self>, incoming: Incoming, way: Way) {
         if self.draining.get() || self.connections.borrow().len() >= CONNECTIONS_MAX {
             return drop(incoming);
         }
@@ -156,7 +126,7 @@ impl Front {
         let Ok((socket, local, peer)) = self.reactor.driver().join(incoming) else { return };
         let id = self.next.get();
         self.next.set(id + 1);
-        let connection = Connection::new(self.clone(), id, group, socket, (local, peer));
+        let connection = Connection::new(self.clone(), id, way, socket, (local, peer));
         self.connections.borrow_mut().insert(id, connection.clone());
         self.half_open.borrow_mut().insert(id);
         let stats = self.reactor.stats();
@@ -191,9 +161,9 @@ impl Front {
         }
     }
 
-    /// Ends all sessions, of all cores.
-    async fn end_all_sessions(&self) {
-        for place in self.registry.places() {
+    /// Ends all sessions of a target, on all cores.
+    async fn end_sessions_of(&self, target: &str) {
+        for place in self.registry.places(target) {
             self.end_place(place).await;
         }
     }
@@ -215,19 +185,31 @@ impl Front {
     /// Waits for [`Front::drain`], and then until all connections have ended.
     pub async fn drained(&self) {
         self.until(|| self.draining.get()).await;
-        let now = self.reactor.now();
-        for connection in self.all() {
-            connection.ask_to_log_out(self.settings.drain, now);
-        }
-        let farewell = now + FAREWELL.min(self.settings.drain);
-        let end = now + self.settings.drain;
+        self.see_off(|_| true).await;
+    }
+
+    /// Looks after those who are there, once there is another directory: sessions that may no longer be, and those of the
+    /// groups `ended`, are asked to log out, get to finish their commands, and have ended when this returns.
+    pub async fn review(&self, ended: &BTreeSet<Arc<str>>) {
+        let directory = self.guard.directory();
+        self.see_off(|connection| connection.is_in(ended) || !connection.may_stay(&directory)).await;
+    }
+
+    /// Ends connections that have to leave, among those that are there now: sessions are asked to log out, and get to
+    /// finish their commands.
+    async fn see_off(&self, leaves: impl Fn(&Connection) -> bool) {
+        let (now, drain) = (self.reactor.now(), self.guard.directory().drain);
+        let mut leaving = self.all();
+        leaving.retain(|connection| leaves(connection));
+        leaving.iter().for_each(|connection| connection.ask_to_log_out(drain, now));
+        let (farewell, end) = (now + FAREWELL.min(drain), now + drain);
         loop {
-            let now = self.reactor.now();
-            let all = self.all();
-            if all.is_empty() {
+            leaving.retain(|connection| self.connections.borrow().contains_key(&connection.id));
+            if leaving.is_empty() {
                 return;
             }
-            all.iter().filter(|c| now >= end || (now >= farewell && c.is_quiet())).for_each(|c| c.end());
+            let now = self.reactor.now();
+            leaving.iter().filter(|c| now >= end || (now >= farewell && c.is_quiet())).for_each(|c| c.end());
             self.reactor.sleep(DRAIN_LOOK).await;
         }
     }
@@ -283,29 +265,33 @@ impl Front {
         }
     }
 
-    /// Whether an initiator from `source` may log in at this portal group; and what is known of it then.
-    fn judge(&self, candidate: &Candidate, portal_group: u16, source: SocketAddr) -> (Verdict, Option<Knock>) {
-        let knock = match self.settings.guard.knock(candidate, source, self.reactor.now()) {
+    /// Whether an initiator from `source` may log in by this way; and what is known of it then.
+    fn judge(&self, candidate: &Candidate, way: Way, source: SocketAddr) -> (Verdict, Option<Knock>) {
+        let knock = match self.guard.knock(candidate, source, self.reactor.now()) {
             Ok(knock) => knock,
             Err(status) => return (Verdict::Refused(status), None),
         };
-        let known = candidate.discovery || candidate.target.as_deref() == Some(&*self.settings.target);
+        let (entry, portal_group) = (knock.entry(), way.group);
         let verdict = if self.draining.get() {
             Verdict::Refused(LoginStatus::SERVICE_UNAVAILABLE)
-        } else if !known {
+        } else if let Some(Moved { address, permanently }) = entry.and_then(|entry| entry.moved) {
+            Verdict::Moved { permanently, address: address.to_string() }
+        } else if entry.is_some_and(|entry| !entry.ports.contains_key(&portal_group)) {
             Verdict::Refused(LoginStatus::NOT_FOUND)
         } else if let Err(status) = self.registry.admit(candidate) {
             Verdict::Refused(status)
         } else {
-            let alias = (!candidate.discovery).then(|| self.settings.alias.clone());
-            Verdict::Accepted { portal_group, alias, challenge: knock.challenge() }
+            let alias = entry.map(|entry| entry.alias.clone()).filter(|alias| !alias.is_empty());
+            let offer = entry.map(|entry| Rc::new(config::Config::clone(&entry.session)));
+            Verdict::Accepted { portal_group, alias, challenge: knock.challenge(), offer }
         };
         (verdict, Some(knock))
     }
 
     /// Gives a session its number, after the one that it replaces has ended.
-    async fn enter(&self, id: u64, group: u16, established: &Established) -> Result<u16, LoginStatus> {
-        let entered = self.registry.enter(&established.candidate, group, Place { core: self.me, connection: id })?;
+    async fn enter(&self, id: u64, guest: Guest, knock: &Knock) -> Result<u16, LoginStatus> {
+        let most = knock.entry().map_or(0, |entry| entry.sessions_max);
+        let entered = self.registry.enter(guest, most, self.guard.directory().sessions_max)?;
         if let Some(place) = entered.replaced {
             self.end_place(place).await;
         }
@@ -313,7 +299,7 @@ impl Front {
         Ok(entered.tsih)
     }
 
-    /// What SendTargets tells an initiator that came from `source` to `local`, of this portal group.
+    /// What SendTargets tells an initiator that came from `source` to `local`, by a portal of this group.
     fn targets(
         &self,
         query: &Query,
@@ -321,20 +307,24 @@ impl Front {
         (source, local): (SocketAddr, SocketAddr),
         group: u16,
     ) -> Vec<TargetAddresses> {
-        let asked = self.settings.guard.shows(host, source.ip())
-            && match query {
-                Query::All => true,
-                Query::One(name) => **name == *self.settings.target,
-            };
+        let directory = self.guard.directory();
         let address = |portal: &Portal| portal.address.or_else(|| (portal.group == group).then_some(local));
-        let told = self.settings.portals.iter();
-        let portals = told.filter_map(|portal| Some((address(portal)?, portal.group))).collect();
-        if asked { vec![TargetAddresses { name: self.settings.target.clone(), portals }] } else { Vec::new() }
+        let told = |entry: &Arc<Entry>| {
+            let portals = directory.portals.iter().filter(|p| p.is_told && entry.ports.contains_key(&p.group));
+            let mut portals: Vec<_> = portals.filter_map(|portal| Some((address(portal)?, portal.group))).collect();
+            portals.dedup();
+            TargetAddresses { name: entry.name.clone(), portals }
+        };
+        let shown = |entry: &&Arc<Entry>| entry.access.group(host, source.ip()).is_some();
+        match query {
+            Query::All => directory.targets().filter(shown).map(told).collect(),
+            Query::One(name) => directory.target(name).into_iter().filter(shown).map(told).collect(),
+        }
     }
 }
 
 impl fmt::Debug for Front {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Front({}, {} connections)", self.settings.target, self.connections.borrow().len())
+        write!(f, "Front({} connections)", self.connections.borrow().len())
     }
 }

@@ -6,6 +6,7 @@ use lunar_block::Mark as BlockMark;
 use lunar_core::unit::Identity;
 use lunar_file::mark::Mark;
 use sha2::{Digest, Sha256};
+use std::path::Path;
 
 /// T10 vendor identification.
 const VENDOR: &str = "LUNAR";
@@ -32,6 +33,21 @@ pub(crate) fn of_block(mark: &BlockMark) -> Identity {
         BlockMark::Named(name) => build(derived(&["device", name])),
         BlockMark::Place(place) => build(derived(&["place", &machine(), place])),
     }
+}
+
+/// Who the volume in the file at this path is, if there is one that has been shared before.
+pub(crate) fn of_file_at(path: &Path) -> Option<[u8; 16]> {
+    lunar_file::mark::at(path).map(|mark| of_file(&mark).uuid)
+}
+
+/// Who the volume on the device at this path is.
+pub(crate) fn of_device_at(path: &Path) -> Option<[u8; 16]> {
+    lunar_block::mark_at(path).map(|mark| of_block(&mark).uuid)
+}
+
+/// What volumes have as their revision that are given none.
+pub(crate) fn own_revision() -> String {
+    revision(env!("CARGO_PKG_VERSION"))
 }
 
 /// The identity that goes with a UUID. The serial number is its digits; the locally assigned NAA its last 60 bits,
