@@ -124,7 +124,10 @@ impl Setup {
 /// Has the cores serve what is shared, and listen.
 fn furnish(house: &House, setup: &Setup, access: Access) -> Result<(Faces, Vec<Line>)> {
     let ports: Vec<PortConfig> = setup.how.groups().into_iter().map(|group| port(&setup.target, group, group)).collect();
-    house.cores().ask_all(move |core| ready(core.served.target.set_ports(ports.clone())));
+    house.cores().ask_all(move |core| {
+        core.served.target.set_ports(ports.clone());
+        ready(())
+    });
     let mut tickets = Vec::new();
     for (lun, volume) in setup.volumes.iter().enumerate() {
         let (unit, name) = (UnitId(lun as u32), &setup.names[lun]);

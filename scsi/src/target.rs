@@ -315,6 +315,18 @@ impl Target {
         self.ports.borrow().iter().filter(|port| port.device == own.device).cloned().collect()
     }
 
+    /// The names of all ports.
+    #[must_use]
+    pub fn port_names(&self) -> Vec<String> {
+        self.ports.borrow().iter().map(|port| format!("{} {}", port.relative, port.name)).collect()
+    }
+
+    /// All maps that are in force, by their names.
+    #[must_use]
+    pub fn maps(&self) -> Vec<(Arc<str>, Rc<LunMap>)> {
+        self.maps.borrow().iter().map(|(name, map)| (name.clone(), map.clone())).collect()
+    }
+
     /// Has these ports from now on, on this core. Nexuses through ports that are there before and after notice nothing;
     /// those through others have ended.
     pub fn set_ports(&self, ports: Vec<PortConfig>) {
