@@ -228,6 +228,7 @@ fn listen_all(house: &House, setup: &Setup) -> Result<Faces> {
     Ok(Faces {
         iscsi: listen(house, &iscsi, ("--listen", !setup.how.listen.is_empty()), &mut listener)?,
         nvme: listen(house, &nvme, ("--nvme", !setup.how.nvme.is_empty()), &mut listener)?,
+        restricted: setup.how.who.keeps_out(),
     })
 }
 

@@ -264,17 +264,17 @@ impl Target {
         let at = |luns: &[u16], lun: Lun| lun.number().is_some_and(|lun| luns.contains(&lun));
         let finish = async {
             for (luns, moment, nexus) in &changed {
-                nexus.tasks.until_left(*moment, |lun| at(luns, lun)).await;
+                nexus.tasks.until_left(*moment, |(_, lun)| at(luns, lun)).await;
             }
         };
         let (mut finish, mut patience) = (pin!(finish), pin!(patience));
         poll_fn(|cx| if finish.as_mut().poll(cx).is_ready() { Poll::Ready(()) } else { patience.as_mut().poll(cx) })
             .await;
         for (luns, moment, nexus) in &changed {
-            self.config.stats.tasks_aborted.add(nexus.tasks.abort_before(*moment, |_, lun| at(luns, lun)));
+            self.config.stats.tasks_aborted.add(nexus.tasks.abort_before(*moment, |(_, lun)| at(luns, lun)));
         }
         for (luns, _, nexus) in &changed {
-            nexus.tasks.until_gone(|_, lun| at(luns, lun)).await;
+            nexus.tasks.until_gone(|(_, lun)| at(luns, lun)).await;
         }
     }
 
