@@ -11,7 +11,8 @@ const ORDER: &[(&str, &[&str])] = &[
     ("scsi", &["core"]),
     ("nvme", &["core"]),
     ("reactor", &["core"]),
-    ("front/*", &["core", "scsi", "nvme", "reactor"]),
+    ("stream", &["core", "reactor"]),
+    ("front/*", &["core", "scsi", "nvme", "reactor", "stream"]),
     ("back/*", &["core", "reactor"]),
     ("control", &["core"]),
     ("initiator", &["core", "front/*"]),
@@ -193,6 +194,8 @@ mod tests {
             ("lunar", "sim"),
             ("lunar", "bench/floor"),
             ("initiator", "reactor"),
+            ("stream", "front/iscsi"),
+            ("stream", "scsi"),
         ] {
             assert_eq!(used(folder, other), [format!("`{folder}` must not use `{other}`")]);
         }
@@ -200,6 +203,7 @@ mod tests {
             ("scsi", "core"),
             ("front/iscsi", "scsi"),
             ("front/iscsi", "reactor"),
+            ("front/iscsi", "stream"),
             ("back/file", "reactor"),
             ("lunar", "back/file"),
             ("sim", "lunar"),
