@@ -50,6 +50,11 @@ pub trait Served: 'static {
     /// Whether no command is under way.
     fn is_idle(&self) -> bool;
 
+    /// Whether a target that stops may end it once nothing is under way.
+    fn may_go(&self) -> bool {
+        true
+    }
+
     /// When [`Served::tick`] has to be called at the latest.
     fn deadline(&self) -> Option<Instant>;
 
@@ -182,7 +187,8 @@ impl<C: Served> Connections<C> {
             if all.is_empty() {
                 return;
             }
-            all.iter().filter(|c| now >= end || now >= quiet && is_quiet(c)).for_each(|c| c.line().end());
+            let goes = |c: &&Rc<C>| now >= end || now >= quiet && is_quiet(c) && c.may_go();
+            all.iter().filter(goes).for_each(|c| c.line().end());
             self.reactor.sleep(DRAIN_LOOK).await;
         }
     }

@@ -16,7 +16,9 @@ const ORDER: &[(&str, &[&str])] = &[
     ("back/*", &["core", "reactor"]),
     ("control", &["core"]),
     ("initiator", &["core", "front/*"]),
-    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "initiator"]),
+    ("host", &["core", "nvme", "front/*"]),
+    ("load", &["core", "nvme", "front/*", "initiator", "host"]),
+    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "initiator", "load"]),
 ];
 
 /// Places that only development uses: they may use everything, and nothing above uses them.
@@ -196,6 +198,8 @@ mod tests {
             ("initiator", "reactor"),
             ("stream", "front/iscsi"),
             ("stream", "scsi"),
+            ("host", "initiator"),
+            ("load", "reactor"),
         ] {
             assert_eq!(used(folder, other), [format!("`{folder}` must not use `{other}`")]);
         }
@@ -208,6 +212,8 @@ mod tests {
             ("lunar", "back/file"),
             ("sim", "lunar"),
             ("initiator", "front/iscsi"),
+            ("host", "nvme"),
+            ("load", "host"),
         ] {
             assert_eq!(used(folder, other), [""; 0], "{folder} {other}");
         }
