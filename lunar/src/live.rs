@@ -214,7 +214,9 @@ impl Live {
         if let (Some(own), true) = (&own, is_same) {
             let (has, wanted) = (own.volume.traits().size, model.size.map_or(u64::MAX, |size| size.0));
             if wanted < has {
-                return Err(format!("it has {has} bytes: what lies behind its new end would be lost to its initiators"));
+                return Err(format!(
+                    "it has {has} bytes: what lies behind its new end would be lost to its initiators"
+                ));
             }
         }
         // Another may be what is in this place until now; what is in memory is nobody else's.

@@ -259,7 +259,8 @@ impl Machine {
             cores.push(Core { reactor, front, nvme, mailbox: mailboxes[me].clone() });
         }
         let acceptor = cores[0].reactor.clone();
-        for (portal, face) in [(PORTAL, Face::Iscsi(Way { portal: 0, group: PORTAL_GROUP })), (NVME_PORTAL, Face::Nvme)] {
+        for (portal, face) in [(PORTAL, Face::Iscsi(Way { portal: 0, group: PORTAL_GROUP })), (NVME_PORTAL, Face::Nvme)]
+        {
             let (acceptor, mailboxes, stats) = (acceptor.clone(), mailboxes.clone(), stats.clone());
             cores[0].reactor.spawn(accept(acceptor, portal, face, mailboxes, stats));
         }
@@ -482,7 +483,7 @@ async fn accept(
                 let core = (0..mailboxes.len()).min_by_key(|&core| (stats[core].connections.get(), given[core]));
                 let core = core.unwrap_or(0);
                 given[core] += 1;
-                mailboxes[core].send(Letter::Connection(Face::Iscsi(Way { portal: 0, group: PORTAL_GROUP }), incoming));
+                mailboxes[core].send(Letter::Connection(face, incoming));
             }
             Err(_) => reactor.sleep(ACCEPT_REST).await,
         }
