@@ -14,6 +14,7 @@ const DEMO_BYTES: &str = "1G";
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(serve) => share(serve),
+        Command::Daemon(daemon) => lunar::daemon::run(&daemon, |_| Ok(Box::new(()))),
         Command::Demo(demo) => share_demo(demo),
         Command::Bench(options) => bench(&options),
         Command::Stats { socket } => show_stats(&socket),
