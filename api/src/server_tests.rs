@@ -68,15 +68,14 @@ address = '127.0.0.1:3299'
 
 fn session(id: u64) -> SessionView {
     SessionView {
-        id: format!("iscsi-{id}"),
-        protocol: "iscsi",
-        discovery: false,
+        id,
+        transport: "iscsi",
         initiator: "iqn.1998-01.com.vmware:esx1".into(),
         source: "192.0.2.1:50000".into(),
         target: Some("main".into()),
         group: Some("hosts".into()),
         user: Some("esx".into()),
-        seconds: 75,
+        since: 1_700_000_000,
     }
 }
 
@@ -86,7 +85,7 @@ struct Fixture {
     state: Arc<State>,
     router: axum::Router,
     runtime: tokio::runtime::Runtime,
-    _place: Place,
+    place: Place,
 }
 
 const OWNER: Peer = Peer::Local { user: 4711, group: 4711 };
@@ -101,7 +100,7 @@ impl Fixture {
         let state = State::new(service.desk.clone(), common, Door { owner: 4711, group: None, tokens });
         let router = router(&state);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Self { service, state, router, runtime, _place: place }
+        Self { service, state, router, runtime, place }
     }
 
     fn ask(&mut self, peer: Peer, token: Option<&str>, method: &str, path: &str, body: &str) -> (u16, String) {
@@ -135,7 +134,7 @@ fn operations() -> Vec<(String, String, String)> {
     for (path, methods) in document["paths"].as_object().expect("paths") {
         for (method, operation) in methods.as_object().expect("methods") {
             let name = if path.contains("volume") { "disk1" } else { "main" };
-            let path = path.replace("{name}", name).replace("{lun}", "0").replace("{id}", "iscsi-7").replace("{number}", "1");
+            let path = path.replace("{name}", name).replace("{lun}", "0").replace("{id}", "7").replace("{number}", "1");
             let right = operation["x-right"].as_str().expect("each takes a right");
             all.push((method.to_uppercase(), path, right.to_owned()));
         }
@@ -274,13 +273,61 @@ fn the_whole_is_planned_applied_and_taken_back() {
 }
 
 #[test]
+fn copies_are_whole_volumes_or_nothing() {
+    let mut fixture = Fixture::new();
+    let folder = fixture.place.0.clone();
+    let bytes: Vec<u8> = (0..300_000_u32).map(|at| (at / 7) as u8).collect();
+    std::fs::write(folder.join("a.img"), &bytes).expect("it takes it");
+    let path = |name: &str| folder.join(name).display().to_string();
+    let keys = json!({ "kind": "file", "path": path("a.img") }).to_string();
+    assert_eq!(fixture.own("POST", "/v1/volume/a", &keys).0, 200);
+    let order = |name: &str, file: &str| json!({ "name": name, "path": path(file) }).to_string();
+    let (status, copy) = fixture.own("POST", "/v1/volume/a/copy", &order("b", "b.img"));
+    assert_eq!((status, &copy["total"]), (200, &json!(300_000)), "{copy}");
+    let ended = |fixture: &mut Fixture, id: &Json| {
+        for _ in 0..500 {
+            let (_, copy) = fixture.own("GET", &format!("/v1/copy/{id}"), "");
+            if copy["ended"] == true {
+                return copy;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("it never ends");
+    };
+    let end = ended(&mut fixture, &copy["id"]);
+    assert_eq!((&end["why"], &end["done"]), (&Json::Null, &json!(300_000)), "{end}");
+    assert!(std::fs::read(folder.join("b.img")).expect("it is there") == bytes);
+    assert_eq!(fixture.own("GET", "/v1/volume/b", "").1["keys"]["path"], json!(path("b.img")));
+    // What is in the way is told before anything is made.
+    for (order, status) in [
+        (order("b", "c.img"), 409),
+        (order("c", "b.img"), 422),
+        (order("c", "lunar.toml"), 409),
+        (json!({ "name": "c", "path": "c.img" }).to_string(), 400),
+        (json!({ "name": "c", "path": path("c.img"), "fast": true }).to_string(), 400),
+    ] {
+        assert_eq!(fixture.own("POST", "/v1/volume/a/copy", &order).0, status, "{order}");
+    }
+    assert_eq!(fixture.own("POST", "/v1/volume/disk1/copy", &order("c", "c.img")).0, 400, "it is no file");
+    // Somebody may write: of one moment, or not at all.
+    assert_eq!(fixture.own("PUT", "/v1/group/hosts/luns/1", r#"{"volume":"a"}"#).0, 200);
+    let (_, copy) = fixture.own("POST", "/v1/volume/a/copy", &order("c", "c.img"));
+    let end = ended(&mut fixture, &copy["id"]);
+    let is_whole = std::fs::read(folder.join("c.img")).is_ok_and(|copied| copied == bytes);
+    match end["why"].as_str() {
+        Some(why) => assert!(why.contains("read-only") && !folder.join("c.img").exists(), "{why}"),
+        None => assert!(is_whole, "the file system shares blocks"),
+    }
+}
+
+#[test]
 fn sessions_end_when_they_are_told_to() {
     let mut fixture = Fixture::new();
     assert_eq!(fixture.own("GET", "/v1/session", "").1.as_array().map(Vec::len), Some(2));
-    assert_eq!(fixture.own("GET", "/v1/session/iscsi-8", "").1["initiator"], json!(session(8).initiator));
-    assert_eq!(fixture.own("DELETE", "/v1/session/iscsi-8", "").0, 200);
-    assert_eq!(fixture.own("DELETE", "/v1/session/iscsi-8", "").0, 404);
-    assert_eq!(fixture.own("GET", "/v1/session/x", "").0, 404);
+    assert_eq!(fixture.own("GET", "/v1/session/8", "").1["initiator"], json!(session(8).initiator));
+    assert_eq!(fixture.own("DELETE", "/v1/session/8", "").0, 200);
+    assert_eq!(fixture.own("DELETE", "/v1/session/8", "").0, 404);
+    assert_eq!(fixture.own("GET", "/v1/session/x", "").0, 400);
     let status = fixture.own("GET", "/v1/status", "").1;
     assert_eq!((&status["sessions"], &status["things"]["volume"]), (&json!(1), &json!(1)), "{status}");
 }

@@ -1,6 +1,7 @@
 //! What is said to people: tables, keys and steps; in colour on a terminal, plain in a pipe.
 
 use anstyle::{AnsiColor, Style};
+use indicatif::{ProgressBar, ProgressStyle};
 use lunar_control::Kind;
 use serde_json::Value as Json;
 use std::io::{self, Write};
@@ -26,6 +27,14 @@ pub fn print(text: &str) -> io::Result<()> {
 
 fn styled(style: Style, text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{style}{text}{style:#}") }
+}
+
+/// A bar of bytes, on a terminal only.
+#[must_use]
+pub fn progress(bytes: u64) -> ProgressBar {
+    let bar = ProgressBar::new(bytes);
+    let style = ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} more");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 /// How wide a line may be.
@@ -61,7 +70,8 @@ fn table(heads: &[String], rows: &[Vec<String>], most: usize) -> String {
     };
     let widths: Vec<usize> = (0..heads.len()).map(wide).collect();
     let mut shown = widths.len();
-    while shown > 1 && widths[..shown].iter().map(|wide| wide.saturating_add(2)).sum::<usize>() > most.saturating_add(2) {
+    while shown > 1 && widths[..shown].iter().map(|wide| wide.saturating_add(2)).sum::<usize>() > most.saturating_add(2)
+    {
         shown -= 1;
     }
     let line = |cells: &[String], style: Option<Style>| {
@@ -144,7 +154,9 @@ pub fn plan(plan: &Json, done: bool) -> String {
         };
         match step["effect"].as_str() {
             Some("attention") if targets > 0 => text.push_str(&format!("  (initiators of {} are told)", which())),
-            Some("ends-sessions") if targets > 0 => text.push_str(&styled(RED, &format!("  (sessions of {} end)", which()))),
+            Some("ends-sessions") if targets > 0 => {
+                text.push_str(&styled(RED, &format!("  (sessions of {} end)", which())))
+            }
             Some("restart") => text.push_str(&styled(YELLOW, "  (after a restart)")),
             _ => {}
         }
@@ -167,9 +179,9 @@ pub fn sessions(all: &Json) -> String {
     if all.is_empty() {
         return "nobody is logged in\n".into();
     }
-    let heads = ["id", "initiator", "source", "target", "group", "user", "for"].map(str::to_owned);
+    let heads = ["id", "initiator", "source", "target", "group", "user", "transport", "since"].map(str::to_owned);
     let row = |session: &&Json| {
-        heads.iter().map(|head| if head == "for" { span(&session["seconds"]) } else { words(&session[head]) }).collect()
+        heads.iter().map(|head| if head == "since" { time(&session["since"]) } else { words(&session[head]) }).collect()
     };
     table(&heads, &all.iter().map(row).collect::<Vec<Vec<_>>>(), width())
 }
@@ -179,7 +191,7 @@ pub fn sessions(all: &Json) -> String {
 pub fn session(session: &Json) -> String {
     let fields = session.as_object().into_iter().flatten();
     let line = |(key, value): (&String, &Json)| {
-        let (key, value) = if key == "seconds" { ("for", span(value)) } else { (key.as_str(), words(value)) };
+        let value = if key == "since" { time(value) } else { words(value) };
         format!("{key:<10}  {value}\n")
     };
     fields.map(line).collect()
@@ -188,7 +200,7 @@ pub fn session(session: &Json) -> String {
 /// Sessions that were ended.
 #[must_use]
 pub fn kicked(ended: &Json) -> String {
-    let line = |session: &Json| format!("ended session {} of {}\n", words(&session["id"]), words(&session["initiator"]));
+    let line = |session: &Json| format!("ended session {} of {}\n", session["id"], words(&session["initiator"]));
     ended.as_array().into_iter().flatten().map(line).collect()
 }
 
@@ -280,18 +292,6 @@ pub fn note(note: &Json) -> String {
     format!("{}  {}  {}  {}\n", time(&note["time"]), styled(style, &topic), words(&note["who"]), words(&note["words"]))
 }
 
-/// A number of seconds, in its two largest units.
-fn span(value: &Json) -> String {
-    let Some(seconds) = value.as_u64() else { return String::new() };
-    let (days, hours, minutes) = (seconds / DAY, seconds % DAY / 3600, seconds % 3600 / 60);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds}s"),
-        (0, 0, _) => format!("{minutes}m {}s", seconds % 60),
-        (0, ..) => format!("{hours}h {minutes}m"),
-        _ => format!("{days}d {hours}h"),
-    }
-}
-
 /// Seconds of a day.
 const DAY: u64 = 86_400;
 
@@ -325,7 +325,7 @@ mod tests {
             (951_782_400, "2000-02-29 00:00:00Z"),
             (1_709_251_199, "2024-02-29 23:59:59Z"),
             (1_735_689_599, "2024-12-31 23:59:59Z"),
-            (4_107_542_400, "2100-03-01 00:00:00Z"),
+            (4_107_542_400_u64, "2100-03-01 00:00:00Z"),
         ] {
             assert_eq!(time(&json!(seconds)), shown);
         }
@@ -344,7 +344,10 @@ mod tests {
         let plain = |text: String| anstream::adapter::strip_str(&text).to_string();
         let whole = "name   kind  size  read-only\ndisk1  ram   20G   false\nd      ram   1M    true\n";
         assert_eq!(plain(things_within(Kind::Volume, &all, NO_END)), whole);
-        assert_eq!(plain(things_within(Kind::Volume, &all, 20)), "name   kind  size\ndisk1  ram   20G\nd      ram   1M\n");
+        assert_eq!(
+            plain(things_within(Kind::Volume, &all, 20)),
+            "name   kind  size\ndisk1  ram   20G\nd      ram   1M\n"
+        );
         assert!(things(Kind::Volume, &json!([])).contains("lunar volume create"));
     }
 

@@ -40,9 +40,13 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 /// Keys of a volume that change how its unit is served, and not which unit it is.
 const SAME_UNIT: [&str; 5] = ["size", "read_only", "write_through", "direct", "revision"];
+
+/// Takes the records of logins, from any core.
+pub type Listening = Box<dyn Fn(&Record) + Send + Sync>;
 
 /// A volume that is served.
 #[derive(Clone, Debug)]
@@ -62,6 +66,8 @@ pub struct Live {
     listeners: BTreeMap<String, Listener>,
     ports: Ports,
     parts: Vec<Box<dyn Part>>,
+    /// Who takes the records of logins; until somebody does, they are lines of the log.
+    listener: Arc<OnceLock<Listening>>,
     /// Numbers of units that are taken.
     units: BTreeSet<u32>,
     tickets: u64,
@@ -168,7 +174,12 @@ impl Live {
             nvme: None,
         };
         let ports = Ports::open(state).map_err(|why| anyhow!(why))?;
-        let audit = |record: &Record| eprintln!("audit: {record}");
+        let listener: Arc<OnceLock<Listening>> = Arc::default();
+        let told = listener.clone();
+        let audit = move |record: &Record| match told.get() {
+            Some(listener) => listener(record),
+            None => eprintln!("audit: {record}"),
+        };
         let house = House::start(frame, Directory::new(server.drain.0), audit)?;
         Ok(Self {
             house,
@@ -177,6 +188,7 @@ impl Live {
             listeners: BTreeMap::new(),
             ports,
             parts: Vec::new(),
+            listener,
             units: BTreeSet::new(),
             tickets: 0,
             portals: 0,
@@ -202,6 +214,11 @@ impl Live {
         self.parts.push(part);
     }
 
+    /// From now on this takes the records of logins; the first that asks for them does.
+    pub fn audit_to(&self, listener: Listening) {
+        let _ = self.listener.set(listener);
+    }
+
     fn ticket(&mut self) -> u64 {
         self.tickets += 1;
         self.tickets
@@ -214,7 +231,9 @@ impl Live {
         if let (Some(own), true) = (&own, is_same) {
             let (has, wanted) = (own.volume.traits().size, model.size.map_or(u64::MAX, |size| size.0));
             if wanted < has {
-                return Err(format!("it has {has} bytes: what lies behind its new end would be lost to its initiators"));
+                return Err(format!(
+                    "it has {has} bytes: what lies behind its new end would be lost to its initiators"
+                ));
             }
         }
         // Another may be what is in this place until now; what is in memory is nobody else's.

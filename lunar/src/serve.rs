@@ -104,7 +104,8 @@ impl Setup {
         let groups = self.how.groups();
         let told = self.how.told();
         // One for each group, so that whoever comes in by it may stay; and what they are told.
-        let ways = groups.iter().map(|group| Portal { id: (*group).into(), group: *group, address: None, is_told: false });
+        let ways =
+            groups.iter().map(|group| Portal { id: (*group).into(), group: *group, address: None, is_told: false });
         let told = told.into_iter().map(|(group, address)| Portal { id: group.into(), group, address, is_told: true });
         directory.portals = ways.chain(told).collect();
         directory.discovery = access.discovery().clone();
@@ -123,7 +124,8 @@ impl Setup {
 
 /// Has the cores serve what is shared, and listen.
 fn furnish(house: &House, setup: &Setup, access: Access) -> Result<(Faces, Vec<Line>)> {
-    let ports: Vec<PortConfig> = setup.how.groups().into_iter().map(|group| port(&setup.target, group, group)).collect();
+    let ports: Vec<PortConfig> =
+        setup.how.groups().into_iter().map(|group| port(&setup.target, group, group)).collect();
     house.cores().ask_all(move |core| ready(core.served.target.set_ports(ports.clone())));
     let mut tickets = Vec::new();
     for (lun, volume) in setup.volumes.iter().enumerate() {
@@ -152,9 +154,8 @@ fn furnish(house: &House, setup: &Setup, access: Access) -> Result<(Faces, Vec<L
     let faces = listen_all(house, setup)?;
     let names = setup.names.clone();
     let lines = house.cores().ask(0, move |core| {
-        let line = |(lun, name): (usize, &String)| {
-            Some(Line::of(lun as u16, name, &*core.links.unit(UnitId(lun as u32))?))
-        };
+        let line =
+            |(lun, name): (usize, &String)| Some(Line::of(lun as u16, name, &*core.links.unit(UnitId(lun as u32))?));
         ready(names.iter().enumerate().filter_map(line).collect())
     });
     Ok((faces, lines.wait().ok_or_else(|| anyhow!("a core ended while it started"))?))

@@ -146,8 +146,7 @@ impl Volume {
             let identity = identity::of_block(volume.mark());
             return Ok((Kind::Block(volume), identity));
         }
-        let how =
-            lunar_file::Options { size, grows: false, mark: None, read_only, durable, direct, block_size };
+        let how = lunar_file::Options { size, grows: false, mark: None, read_only, durable, direct, block_size };
         let volume = match advice::in_dev(path) {
             // A file in place of a device that is not there would be kept in memory, and nobody would know.
             true if !path.exists() => Err(lunar_file::Refusal::Missing),

@@ -14,8 +14,10 @@ const ORDER: &[(&str, &[&str])] = &[
     ("front/*", &["core", "scsi", "nvme", "reactor"]),
     ("back/*", &["core", "reactor"]),
     ("control", &["core"]),
+    ("api", &["core", "control"]),
+    ("cli", &["core", "control", "api"]),
     ("initiator", &["core", "front/*"]),
-    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "initiator"]),
+    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "api", "cli", "initiator"]),
 ];
 
 /// Places that only development uses: they may use everything, and nothing above uses them.

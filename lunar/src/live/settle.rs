@@ -152,7 +152,8 @@ impl Live {
 
     /// Takes from the cores what nobody sees any more.
     fn clear(&self, coming: &Coming, ports: &[PortConfig], maps: &Maps) {
-        let gone: Arc<[Arc<str>]> = self.settled.maps.keys().filter(|name| !maps.contains_key(*name)).cloned().collect();
+        let gone: Arc<[Arc<str>]> =
+            self.settled.maps.keys().filter(|name| !maps.contains_key(*name)).cloned().collect();
         let (leaving, ports): (Arc<[UnitId]>, Arc<[PortConfig]>) = (coming.leaving.clone().into(), ports.into());
         self.house.cores().ask_all(move |core| {
             let (gone, leaving, ports) = (gone.clone(), leaving.clone(), ports.clone());
