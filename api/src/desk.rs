@@ -55,7 +55,7 @@ pub trait Control {
     /// [`Live::sessions`].
     fn sessions(&mut self) -> Vec<SessionView>;
     /// [`Live::kick`].
-    fn kick(&mut self, id: u64) -> bool;
+    fn kick(&mut self, id: &str) -> bool;
     /// [`Live::statistics`].
     fn statistics(&mut self) -> Json;
     /// [`Live::troubles`].
@@ -103,7 +103,7 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         self.running().sessions()
     }
 
-    fn kick(&mut self, id: u64) -> bool {
+    fn kick(&mut self, id: &str) -> bool {
         self.running().kick(id)
     }
 

@@ -74,7 +74,7 @@ fn operation(route: &Route, generator: &mut SchemaGenerator) -> Json {
         "x-right": route.right.word(),
         "responses": responses(route, generator),
     });
-    let mut parameters: Vec<Json> = route.parameters().map(parameter).collect();
+    let mut parameters: Vec<Json> = route.parameters().map(|name| parameter(name, route)).collect();
     if route.is_plan() {
         parameters.push(json!({
             "name": "dry-run",
@@ -92,8 +92,9 @@ fn operation(route: &Route, generator: &mut SchemaGenerator) -> Json {
     operation
 }
 
-fn parameter(name: &str) -> Json {
-    let schema = if name == "name" { json!({ "type": "string" }) } else { json!({ "type": "integer", "minimum": 0 }) };
+fn parameter(name: &str, route: &Route) -> Json {
+    let is_text = name == "name" || route.gives == Gives::Session;
+    let schema = if is_text { json!({ "type": "string" }) } else { json!({ "type": "integer", "minimum": 0 }) };
     json!({ "name": name, "in": "path", "required": true, "schema": schema })
 }
 

@@ -66,7 +66,7 @@ impl Live for Model {
         self.things.sessions()
     }
 
-    fn kick(&mut self, id: u64) -> bool {
+    fn kick(&mut self, id: &str) -> bool {
         self.things.kick(id)
     }
 

@@ -68,14 +68,15 @@ address = '127.0.0.1:3299'
 
 fn session(id: u64) -> SessionView {
     SessionView {
-        id,
-        transport: "iscsi",
+        id: format!("iscsi-{id}"),
+        protocol: "iscsi",
+        discovery: false,
         initiator: "iqn.1998-01.com.vmware:esx1".into(),
         source: "192.0.2.1:50000".into(),
         target: Some("main".into()),
         group: Some("hosts".into()),
         user: Some("esx".into()),
-        since: 1_700_000_000,
+        seconds: 75,
     }
 }
 
@@ -134,7 +135,11 @@ fn operations() -> Vec<(String, String, String)> {
     for (path, methods) in document["paths"].as_object().expect("paths") {
         for (method, operation) in methods.as_object().expect("methods") {
             let name = if path.contains("volume") { "disk1" } else { "main" };
-            let path = path.replace("{name}", name).replace("{lun}", "0").replace("{id}", "7").replace("{number}", "1");
+            let path = path
+                .replace("{name}", name)
+                .replace("{lun}", "0")
+                .replace("{id}", if path.contains("copy") { "7" } else { "iscsi-7" })
+                .replace("{number}", "1");
             let right = operation["x-right"].as_str().expect("each takes a right");
             all.push((method.to_uppercase(), path, right.to_owned()));
         }
@@ -169,7 +174,10 @@ fn no_route_answers_without_the_right() {
         let token = if right == "write" { SECRETS[2] } else { SECRETS[1] };
         let (status, _) = fixture.ask(remote, Some(token), &method, &path, "");
         assert!(
-            ![401, 403, 404, 405].contains(&status) || path.contains("main") || path.contains('7'),
+            ![401, 403, 404, 405].contains(&status)
+                || path.contains("main")
+                || path.contains('7')
+                || path.contains("copy"),
             "{method} {path}: {status}"
         );
         let (status, _) = fixture.ask(OWNER, None, &method, &path, "");
@@ -324,10 +332,10 @@ fn copies_are_whole_volumes_or_nothing() {
 fn sessions_end_when_they_are_told_to() {
     let mut fixture = Fixture::new();
     assert_eq!(fixture.own("GET", "/v1/session", "").1.as_array().map(Vec::len), Some(2));
-    assert_eq!(fixture.own("GET", "/v1/session/8", "").1["initiator"], json!(session(8).initiator));
-    assert_eq!(fixture.own("DELETE", "/v1/session/8", "").0, 200);
-    assert_eq!(fixture.own("DELETE", "/v1/session/8", "").0, 404);
-    assert_eq!(fixture.own("GET", "/v1/session/x", "").0, 400);
+    assert_eq!(fixture.own("GET", "/v1/session/iscsi-8", "").1["initiator"], json!(session(8).initiator));
+    assert_eq!(fixture.own("DELETE", "/v1/session/iscsi-8", "").0, 200);
+    assert_eq!(fixture.own("DELETE", "/v1/session/iscsi-8", "").0, 404);
+    assert_eq!(fixture.own("GET", "/v1/session/x", "").0, 404);
     let status = fixture.own("GET", "/v1/status", "").1;
     assert_eq!((&status["sessions"], &status["things"]["volume"]), (&json!(1), &json!(1)), "{status}");
 }

@@ -292,20 +292,20 @@ pub fn sessions(control: &mut dyn Control, _: &Ask) -> Outcome {
     Reply::json(&control.sessions())
 }
 
-fn find_session(control: &mut dyn Control, id: u64) -> Result<SessionView, Problem> {
+fn find_session(control: &mut dyn Control, id: &str) -> Result<SessionView, Problem> {
     let found = control.sessions().into_iter().find(|session| session.id == id);
-    found.ok_or_else(|| Problem::missing(format!("there is no session {id}: it may have ended")))
+    found.ok_or_else(|| Problem::missing(format!("there is no session {}: it may have ended", shortened(id))))
 }
 
 /// `GET /v1/session/{id}`
 pub fn session(control: &mut dyn Control, ask: &Ask) -> Outcome {
-    Reply::json(&find_session(control, ask.number("id")?)?)
+    Reply::json(&find_session(control, ask.parameter("id"))?)
 }
 
 /// `DELETE /v1/session/{id}`
 pub fn kick(control: &mut dyn Control, ask: &Ask) -> Outcome {
-    let session = find_session(control, ask.number("id")?)?;
-    if !control.kick(session.id) {
+    let session = find_session(control, ask.parameter("id"))?;
+    if !control.kick(&session.id) {
         return Err(Problem::missing(format!("session {} has just ended by itself", session.id)));
     }
     let words = format!("session {} of {} from {} was ended", session.id, session.initiator, session.source);

@@ -187,8 +187,7 @@ fn session(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
             service.say(&all, show::sessions(&all))
         }
         "show" => {
-            let id = matches.get_one::<u64>("id").copied().unwrap_or_default();
-            let one = service.get(&format!("/v1/session/{id}"))?;
+            let one = service.get(&format!("/v1/session/{}", encoded(&word(matches, "id"))))?;
             service.say(&one, show::session(&one))
         }
         _ => kick(service, matches),
@@ -196,7 +195,7 @@ fn session(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
 }
 
 fn kick(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
-    let mut ids: Vec<u64> = matches.get_many("id").into_iter().flatten().copied().collect();
+    let mut ids: Vec<String> = matches.get_many("id").into_iter().flatten().cloned().collect();
     let by = |key: &'static str| matches.get_one::<String>(key).map(|value| (key, value.clone()));
     if let Some((key, value)) = by("initiator").or_else(|| by("target")) {
         let all = service.get("/v1/session")?;
@@ -205,14 +204,14 @@ fn kick(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
             .into_iter()
             .flatten()
             .filter(|session| session[key].as_str().is_some_and(|known| known.eq_ignore_ascii_case(&value)));
-        ids.extend(fitting.filter_map(|session| session["id"].as_u64()));
+        ids.extend(fitting.filter_map(|session| session["id"].as_str().map(str::to_owned)));
         if ids.is_empty() {
             return Err(Failure::new(format!("no session has the {key} {value}; `lunar session list` shows all")));
         }
     }
     let mut ended = Vec::new();
     for id in ids {
-        ended.push(service.ask(Method::Delete, &format!("/v1/session/{id}"), Sent::Nothing)?);
+        ended.push(service.ask(Method::Delete, &format!("/v1/session/{}", encoded(&id)), Sent::Nothing)?);
     }
     let ended = Json::Array(ended);
     service.say(&ended, show::kicked(&ended))

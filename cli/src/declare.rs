@@ -127,7 +127,7 @@ fn mappings() -> [Command; 2] {
 }
 
 fn sessions() -> Command {
-    let id = || Arg::new("id").value_name("ID").value_parser(value_parser!(u64)).help("Its number, as `list` shows it");
+    let id = || Arg::new("id").value_name("ID").help("What it is called, as `list` shows it");
     let kick = Command::new("kick").about("End sessions; their initiators may come back by themselves").args([
         id().num_args(0..),
         Arg::new("initiator").long("initiator").value_name("NAME").help("All sessions of this initiator"),

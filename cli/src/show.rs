@@ -179,9 +179,9 @@ pub fn sessions(all: &Json) -> String {
     if all.is_empty() {
         return "nobody is logged in\n".into();
     }
-    let heads = ["id", "initiator", "source", "target", "group", "user", "transport", "since"].map(str::to_owned);
+    let heads = ["id", "initiator", "source", "target", "group", "user", "for"].map(str::to_owned);
     let row = |session: &&Json| {
-        heads.iter().map(|head| if head == "since" { time(&session["since"]) } else { words(&session[head]) }).collect()
+        heads.iter().map(|head| if head == "for" { span(&session["seconds"]) } else { words(&session[head]) }).collect()
     };
     table(&heads, &all.iter().map(row).collect::<Vec<Vec<_>>>(), width())
 }
@@ -191,7 +191,7 @@ pub fn sessions(all: &Json) -> String {
 pub fn session(session: &Json) -> String {
     let fields = session.as_object().into_iter().flatten();
     let line = |(key, value): (&String, &Json)| {
-        let value = if key == "since" { time(value) } else { words(value) };
+        let (key, value) = if key == "seconds" { ("for", span(value)) } else { (key.as_str(), words(value)) };
         format!("{key:<10}  {value}\n")
     };
     fields.map(line).collect()
@@ -200,7 +200,8 @@ pub fn session(session: &Json) -> String {
 /// Sessions that were ended.
 #[must_use]
 pub fn kicked(ended: &Json) -> String {
-    let line = |session: &Json| format!("ended session {} of {}\n", session["id"], words(&session["initiator"]));
+    let line =
+        |session: &Json| format!("ended session {} of {}\n", words(&session["id"]), words(&session["initiator"]));
     ended.as_array().into_iter().flatten().map(line).collect()
 }
 
@@ -290,6 +291,18 @@ pub fn note(note: &Json) -> String {
     };
     let topic = format!("{topic:<8}");
     format!("{}  {}  {}  {}\n", time(&note["time"]), styled(style, &topic), words(&note["who"]), words(&note["words"]))
+}
+
+/// A number of seconds, in its two largest units.
+fn span(value: &Json) -> String {
+    let Some(seconds) = value.as_u64() else { return String::new() };
+    let (days, hours, minutes) = (seconds / DAY, seconds % DAY / 3600, seconds % 3600 / 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m {}s", seconds % 60),
+        (0, ..) => format!("{hours}h {minutes}m"),
+        _ => format!("{days}d {hours}h"),
+    }
 }
 
 /// Seconds of a day.

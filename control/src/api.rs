@@ -152,15 +152,17 @@ impl<'a> VersionView<'a> {
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "session")]
 pub struct SessionView {
-    /// Its number, as long as it lasts.
-    pub id: u64,
+    /// What it is called, as long as it lasts.
+    pub id: String,
     /// Over what: `iscsi` or `nvme-tcp`.
-    pub transport: &'static str,
+    pub protocol: &'static str,
+    /// Whether it only asks what there is.
+    pub discovery: bool,
     /// Who: the iSCSI name of the initiator, or the NQN of the host.
     pub initiator: String,
     /// Where it comes from: address and port.
     pub source: String,
-    /// The target that it is logged in to, by its name in the configuration; none while it only asks what there is.
+    /// The target that it is logged in to; none while it only asks what there is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     /// The group that it belongs to.
@@ -169,8 +171,8 @@ pub struct SessionView {
     /// The user as whom it proved itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Since when, in seconds since the beginning of 1970.
-    pub since: u64,
+    /// For how many seconds it has been there.
+    pub seconds: u64,
 }
 
 /// What runs, in a few words.

@@ -306,6 +306,14 @@ impl Look<'_> {
         let mut members = Once::new();
         for (name, group) in &config.groups {
             let id = Id { kind: Kind::Group, name, lun: None };
+            let mut volumes = Once::new();
+            for (number, lun) in &group.luns.0 {
+                if let Some(twin) = volumes.also(lun.volume.name(), &number.to_string()) {
+                    let at = Id { kind: Kind::Lun, name, lun: Some(*number) };
+                    let what = format!("is LUN {twin} of this group, too: initiators would take the two for two paths");
+                    self.add(at, "volume", lun.marks.of("volume"), what);
+                }
+            }
             if let Some((target, pattern, twin)) = shared_member(name, group, &mut members) {
                 let what = format!("'{pattern}' is in group {twin} of target {target}, too, from the same networks");
                 self.add(id, "initiators", group.marks.of("initiators"), what);

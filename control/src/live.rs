@@ -5,11 +5,11 @@ use serde_json::Value as Json;
 
 /// What somebody who looks at what runs is told, and may step in with.
 pub trait Live {
-    /// Everybody who is logged in, over every transport, by their numbers.
+    /// Everybody who is logged in, over every transport.
     fn sessions(&mut self) -> Vec<SessionView>;
 
-    /// Ends a session; its initiator may come back by itself. Whether there was one of this number.
-    fn kick(&mut self, id: u64) -> bool;
+    /// Ends a session; its initiator may come back by itself. Whether there was one that is called so.
+    fn kick(&mut self, id: &str) -> bool;
 
     /// What was counted since the start: an object, a number for each row of the table of statistics, and more where
     /// there is more to say.

@@ -173,7 +173,7 @@ impl Live for Rehearsal {
         self.sessions.clone()
     }
 
-    fn kick(&mut self, id: u64) -> bool {
+    fn kick(&mut self, id: &str) -> bool {
         let before = self.sessions.len();
         self.sessions.retain(|session| session.id != id);
         self.sessions.len() < before

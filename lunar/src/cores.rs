@@ -59,8 +59,11 @@ pub enum Face {
     Nvme,
 }
 
+/// A task of a core.
+pub type Chore = Pin<Box<dyn Future<Output = ()>>>;
+
 /// Work from outside the cores, for one of them.
-pub struct Order(pub Box<dyn FnOnce(Rc<Core>) -> Pin<Box<dyn Future<Output = ()>>> + Send>);
+pub struct Order(pub Box<dyn FnOnce(Rc<Core>) -> Chore + Send>);
 
 impl fmt::Debug for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -252,10 +252,7 @@ impl House {
 
     /// Closes what was opened and not placed.
     pub fn withdraw(&self, ticket: u64) {
-        self.way.ask_all(move |core| {
-            core.withdraw(ticket);
-            std::future::ready(())
-        });
+        self.way.ask_all(move |core| async move { core.withdraw(ticket) });
     }
 
     /// Has all cores serve what was opened.
@@ -278,12 +275,12 @@ impl House {
 
     /// Accepts who calls at a portal that is listened at, or lets those who come from now on in by another way.
     pub fn accept(&self, portal: u32, face: Face) {
-        self.way.ask(0, move |core| std::future::ready(core.accept(portal, face))).wait();
+        self.way.ask(0, move |core| async move { core.accept(portal, face) }).wait();
     }
 
     /// Does not listen at a portal any more.
     pub fn close(&self, portal: u32) {
-        self.way.ask(0, move |core| std::future::ready(core.close(portal))).wait();
+        self.way.ask(0, move |core| async move { core.close(portal) }).wait();
     }
 
     /// Drains the cores, flushes everything and ends; a second signal that means stop ends the wait.

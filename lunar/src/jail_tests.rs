@@ -54,7 +54,9 @@ fn what_is_not_named_is_out_of_reach() {
         // What it is for.
         assert!(fs::write(&disk, "more").is_ok() && fs::read(&read).is_ok());
         let folder = kept.parent().expect("a folder");
-        fs::write(folder.join("new"), "x").and_then(|()| fs::rename(folder.join("new"), &kept)).expect("it is kept there");
+        fs::write(folder.join("new"), "x")
+            .and_then(|()| fs::rename(folder.join("new"), &kept))
+            .expect("it is kept there");
         UnixListener::bind(folder.join("api.sock")).expect("a socket");
         fs::create_dir_all(folder.join("units/x")).expect("folders");
         fs::read_to_string("/proc/self/mountinfo").expect_err("nothing was said of it");
@@ -109,7 +111,8 @@ fn the_paths_are_those_of_the_configuration() {
         new.display()
     );
     let outside = lunar_control::check::Machine { config: place.0.join("etc/lunar.toml") };
-    let checked = lunar_control::check("lunar.toml", &text, &outside).map_err(|why| why.to_string()).expect("it is right");
+    let checked =
+        lunar_control::check("lunar.toml", &text, &outside).map_err(|why| why.to_string()).expect("it is right");
     let (file, state) = (place.0.join("etc/lunar.toml"), place.0.join("state"));
     let paths = Paths::of(&checked.config, &file, &state, Some(Path::new("/run/x/api.sock")));
     assert!(paths.write.contains(&disk) && !paths.keep.contains(&place.0.join("srv")), "{paths:?}");

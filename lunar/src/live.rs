@@ -31,7 +31,7 @@ use lunar_iscsi::directory::Directory;
 use lunar_iscsi::guard::audit::Record;
 use lunar_reactor::Choice;
 use lunar_reactor::linger::until_free;
-use lunar_scsi::LUNS_MAX;
+use lunar_scsi::lun::LUNS_MAX;
 use ports::Ports;
 use settle::Settled;
 use shape::{Accesses, Listener};
@@ -403,7 +403,7 @@ impl Running for Live {
             self.parts.iter_mut().for_each(|part| part.commit(wanted));
         }
         self.settle_shape(&coming, wanted);
-        coming.leaving.iter().for_each(|unit| drop(self.units.remove(&unit.0)));
+        self.units.retain(|number| !coming.leaving.contains(&UnitId(*number)));
     }
 
     fn roll_back(&mut self, change: &Change, prepared: Ready) {
@@ -427,3 +427,7 @@ impl Running for Live {
         self.coming = Coming::default();
     }
 }
+
+#[cfg(test)]
+#[path = "live_tests.rs"]
+mod tests;

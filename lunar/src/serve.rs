@@ -126,7 +126,10 @@ impl Setup {
 fn furnish(house: &House, setup: &Setup, access: Access) -> Result<(Faces, Vec<Line>)> {
     let ports: Vec<PortConfig> =
         setup.how.groups().into_iter().map(|group| port(&setup.target, group, group)).collect();
-    house.cores().ask_all(move |core| ready(core.served.target.set_ports(ports.clone())));
+    house.cores().ask_all(move |core| {
+        core.served.target.set_ports(ports.clone());
+        ready(())
+    });
     let mut tickets = Vec::new();
     for (lun, volume) in setup.volumes.iter().enumerate() {
         let (unit, name) = (UnitId(lun as u32), &setup.names[lun]);
@@ -226,6 +229,7 @@ fn listen_all(house: &House, setup: &Setup) -> Result<Faces> {
     Ok(Faces {
         iscsi: listen(house, &iscsi, ("--listen", !setup.how.listen.is_empty()), &mut listener)?,
         nvme: listen(house, &nvme, ("--nvme", !setup.how.nvme.is_empty()), &mut listener)?,
+        restricted: setup.how.who.keeps_out(),
     })
 }
 

@@ -264,17 +264,17 @@ impl Target {
         let at = |luns: &[u16], lun: Lun| lun.number().is_some_and(|lun| luns.contains(&lun));
         let finish = async {
             for (luns, moment, nexus) in &changed {
-                nexus.tasks.until_left(*moment, |lun| at(luns, lun)).await;
+                nexus.tasks.until_left(*moment, |(_, lun)| at(luns, lun)).await;
             }
         };
         let (mut finish, mut patience) = (pin!(finish), pin!(patience));
         poll_fn(|cx| if finish.as_mut().poll(cx).is_ready() { Poll::Ready(()) } else { patience.as_mut().poll(cx) })
             .await;
         for (luns, moment, nexus) in &changed {
-            self.config.stats.tasks_aborted.add(nexus.tasks.abort_before(*moment, |_, lun| at(luns, lun)));
+            self.config.stats.tasks_aborted.add(nexus.tasks.abort_before(*moment, |(_, lun)| at(luns, lun)));
         }
         for (luns, _, nexus) in &changed {
-            nexus.tasks.until_gone(|_, lun| at(luns, lun)).await;
+            nexus.tasks.until_gone(|(_, lun)| at(luns, lun)).await;
         }
     }
 
@@ -313,6 +313,18 @@ impl Target {
     pub(crate) fn ports_beside(&self, relative: u16) -> Vec<Rc<PortConfig>> {
         let Some(own) = self.port(relative) else { return Vec::new() };
         self.ports.borrow().iter().filter(|port| port.device == own.device).cloned().collect()
+    }
+
+    /// The names of all ports.
+    #[must_use]
+    pub fn port_names(&self) -> Vec<String> {
+        self.ports.borrow().iter().map(|port| format!("{} {}", port.relative, port.name)).collect()
+    }
+
+    /// All maps that are in force, by their names.
+    #[must_use]
+    pub fn maps(&self) -> Vec<(Arc<str>, Rc<LunMap>)> {
+        self.maps.borrow().iter().map(|(name, map)| (name.clone(), map.clone())).collect()
     }
 
     /// Has these ports from now on, on this core. Nexuses through ports that are there before and after notice nothing;

@@ -220,6 +220,7 @@ impl Machine {
         let (mailboxes, letters): (Vec<Sender<Letter>>, Vec<Receiver<Letter>>) =
             reactors.iter().map(channel::<Letter>).unzip();
         let stop = Rc::new(Stop::default());
+        let guard = Guard::silent(directory(setup));
         let shared = Arc::new(SharedUnits::default());
         for (lun, keep) in keeps.iter().enumerate() {
             shared.restore(UnitId(lun as u32), &**keep).expect("what was kept is whole");
@@ -442,7 +443,7 @@ async fn accept(reactor: Reactor, mailboxes: Vec<Sender<Letter>>, stats: Vec<Arc
                 let core = (0..mailboxes.len()).min_by_key(|&core| (stats[core].connections.get(), given[core]));
                 let core = core.unwrap_or(0);
                 given[core] += 1;
-                mailboxes[core].send(Letter::Connection(Face::Iscsi(PORTAL_GROUP), incoming));
+                mailboxes[core].send(Letter::Connection(Face::Iscsi(Way { portal: 0, group: PORTAL_GROUP }), incoming));
             }
             Err(_) => reactor.sleep(ACCEPT_REST).await,
         }

@@ -139,8 +139,10 @@ fn serve_nothing(me: usize, common: &Common, reactor: &Reactor, links: &Rc<Links
     let frame = common.frame.nvme.clone();
     let hosts_of = frame.as_ref().map(|frame| frame.target.clone()).unwrap_or_default();
     let (guard, nobody) = (common.guard.clone(), Arc::new(Access::nobody()));
-    let (nqn, serial, model, firmware) =
-        frame.as_ref().map(|f| (f.nqn.clone(), f.serial.clone(), f.model.clone(), f.firmware.clone())).unwrap_or_default();
+    let (nqn, serial, model, firmware) = frame
+        .as_ref()
+        .map(|f| (f.nqn.clone(), f.serial.clone(), f.model.clone(), f.firmware.clone()))
+        .unwrap_or_default();
     let subsystem = Subsystem::new(
         SubsystemConfig {
             nqn,

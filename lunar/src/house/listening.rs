@@ -87,7 +87,9 @@ pub fn why_not(address: SocketAddr, why: &io::Error, choose: &str) -> String {
     match why.kind() {
         ErrorKind::AddrInUse => {
             let next = SocketAddr::new(address.ip(), address.port().saturating_add(1));
-            format!("{address} is in use by another program (another target?): choose another port with {choose} {next}")
+            format!(
+                "{address} is in use by another program (another target?): choose another port with {choose} {next}"
+            )
         }
         ErrorKind::AddrNotAvailable => format!("{address} is not an address of this machine: see `ip address`"),
         ErrorKind::PermissionDenied => {

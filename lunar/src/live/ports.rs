@@ -3,6 +3,7 @@
 
 use lunar_control::config::Config;
 use lunar_control::versions;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ const MODE: u32 = 0o600;
 
 /// Relative target port identifiers (SPC-4 7.8.6.7), by target name and portal group tag.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ports {
+pub(super) struct Ports {
     path: PathBuf,
     known: BTreeMap<String, u16>,
 }
@@ -33,7 +34,7 @@ impl Ports {
     ///
     /// # Errors
     /// When it is there and cannot be read: nobody should guess which port is which.
-    pub fn open(state: &Path) -> Result<Self, String> {
+    pub(super) fn open(state: &Path) -> Result<Self, String> {
         let path = state.join("ports.json");
         let text = versions::read(&path).map_err(|why| why.to_string())?;
         let known = if text.is_empty() { Ok(BTreeMap::new()) } else { serde_json::from_str(&text) };
@@ -43,7 +44,7 @@ impl Ports {
 
     /// The identifier of a port that [`Ports::provide`] has seen.
     #[must_use]
-    pub fn of(&self, iqn: &str, tag: u16) -> Option<u16> {
+    pub(super) fn of(&self, iqn: &str, tag: u16) -> Option<u16> {
         self.known.get(&key(iqn, tag)).copied()
     }
 
@@ -51,7 +52,7 @@ impl Ports {
     ///
     /// # Errors
     /// When there are too many, or they cannot be written.
-    pub fn provide(&mut self, config: &Config) -> Result<(), String> {
+    pub(super) fn provide(&mut self, config: &Config) -> Result<(), String> {
         let all: BTreeSet<String> = wanted(config).map(|(iqn, tag)| key(&iqn, tag)).collect();
         if all.iter().all(|key| self.known.contains_key(key)) {
             return Ok(());
@@ -64,9 +65,8 @@ impl Ports {
         let taken: BTreeSet<u16> = known.values().copied().collect();
         let mut free = (1..=u16::MAX).filter(|id| !taken.contains(id));
         for key in all {
-            if !known.contains_key(&key) {
-                let id = free.next().ok_or("there are more target ports than relative target port identifiers")?;
-                known.insert(key, id);
+            if let Entry::Vacant(place) = known.entry(key) {
+                place.insert(free.next().ok_or("there are more target ports than relative target port identifiers")?);
             }
         }
         let text = serde_json::to_string_pretty(&known).map_err(|why| why.to_string())?;

@@ -126,11 +126,14 @@ impl Live {
         let wanted = shape::states(wanted);
         let gone = |unit: &UnitId| coming.leaving.contains(unit) || coming.new.contains(unit);
         self.settled.states.retain(|(unit, _), _| !gone(unit));
-        let groups: BTreeSet<u16> = ports.iter().map(|port| port.group).collect();
+        let there: BTreeSet<u16> = ports.iter().map(|port| port.group).collect();
+        let groups: BTreeSet<u16> = self.settled.ports.iter().map(|port| port.group).chain(there.clone()).collect();
         let mut steps = Vec::new();
         for unit in self.volumes.values().map(|placed| placed.unit) {
             for group in &groups {
-                let state = wanted.get(group).copied().unwrap_or(AluaState::ACTIVE_OPTIMIZED);
+                // A group that goes leaves nothing behind that it would find when it comes back.
+                let state = wanted.get(group).filter(|_| there.contains(group)).copied();
+                let state = state.unwrap_or(AluaState::ACTIVE_OPTIMIZED);
                 let before = match state {
                     AluaState::ACTIVE_OPTIMIZED => self.settled.states.remove(&(unit, *group)),
                     state => self.settled.states.insert((unit, *group), state),

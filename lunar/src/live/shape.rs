@@ -18,25 +18,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What a group sees: LUN, volume, whether it may only read.
-pub type Map = BTreeMap<u16, (String, bool)>;
+pub(super) type Map = BTreeMap<u16, (String, bool)>;
 
 /// Where a portal is listened at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Listener {
+pub(super) struct Listener {
     /// Its number.
-    pub id: u32,
+    pub(super) id: u32,
     /// The address.
-    pub address: std::net::SocketAddr,
+    pub(super) address: std::net::SocketAddr,
 }
 
 /// Who may log in to each target, by the target's name in the configuration.
-pub type Accesses = BTreeMap<String, Arc<Access>>;
+pub(super) type Accesses = BTreeMap<String, Arc<Access>>;
 
 /// Who may log in where.
 ///
 /// # Errors
 /// What would not protect, in words.
-pub fn accesses(wanted: &Checked) -> Result<Accesses, String> {
+pub(super) fn accesses(wanted: &Checked) -> Result<Accesses, String> {
     let config = &wanted.config;
     let mut groups: BTreeMap<&str, Vec<(&str, &model::Group)>> = BTreeMap::new();
     for (name, group) in &config.groups {
@@ -69,10 +69,13 @@ fn proofs<'a>(
     }
 }
 
+/// A pattern of a group and where from, those that say more first.
+type Member<'a> = (Reverse<usize>, Reverse<u8>, &'a str, &'a Pattern, Option<Network>);
+
 /// The groups of a target, in such an order that the first one that fits is the one that says most: by its pattern, then
 /// by its network, then by its name.
 fn in_order(wanted: &Checked, target: &model::Target, groups: &[(&str, &model::Group)]) -> Vec<Group> {
-    let mut members: Vec<(Reverse<usize>, Reverse<u8>, &str, &Pattern, Option<Network>)> = Vec::new();
+    let mut members: Vec<Member<'_>> = Vec::new();
     for (name, group) in groups {
         for pattern in &group.initiators {
             let weight = Reverse(pattern.weight());
@@ -92,7 +95,7 @@ fn in_order(wanted: &Checked, target: &model::Target, groups: &[(&str, &model::G
             (*name, proofs(wanted, target.authentication, users.names(), target.mutual_user.as_ref()))
         })
         .collect();
-    let group = |(_, _, name, pattern, source): (_, _, &str, &Pattern, Option<Network>)| Group {
+    let group = |(_, _, name, pattern, source): Member<'_>| Group {
         name: name.into(),
         hosts: vec![pattern.clone()],
         sources: source.into_iter().collect(),
@@ -128,7 +131,7 @@ fn session(limits: &model::Limits, window: u32, hashes: &[Hash]) -> Arc<Config> 
 
 /// What there is to log in to, with the portals as they are listened at.
 #[must_use]
-pub fn directory(
+pub(super) fn directory(
     wanted: &Checked,
     accesses: &Accesses,
     ports: &Ports,
@@ -136,7 +139,7 @@ pub fn directory(
 ) -> Directory {
     let (config, limits) = (&wanted.config, &wanted.config.limits);
     let mut directory = Directory::new(config.server.drain.0);
-    let depth = limits.queue_depth.get();
+    let depth = limits.queue_depth.get() as u32;
     directory.session = session(limits, depth, &config.discovery.hashes);
     directory.sessions_max = limits.sessions.get() as usize;
     for (name, portal) in &config.portals {
@@ -158,7 +161,7 @@ pub fn directory(
             alias: target.alias.as_ref().map_or("", |alias| alias.as_str()).into(),
             ports: tags.filter_map(|group| port(group.tag.get() as u16)).collect(),
             access: access.clone(),
-            session: session(limits, target.queue_depth.map_or(depth, |depth| depth.get()), &target.hashes),
+            session: session(limits, target.queue_depth.map_or(depth, |depth| depth.get() as u32), &target.hashes),
             sessions_max: target.sessions.map_or(SESSIONS_MAX, |sessions| sessions.get() as usize),
             moved: target.moved_to.map(|to| Moved { address: to.0, permanently: target.moved_for_good }),
         });
@@ -168,7 +171,7 @@ pub fn directory(
 
 /// The target ports.
 #[must_use]
-pub fn target_ports(wanted: &Checked, ports: &Ports) -> Vec<PortConfig> {
+pub(super) fn target_ports(wanted: &Checked, ports: &Ports) -> Vec<PortConfig> {
     let config = &wanted.config;
     let mut all = Vec::new();
     for target in config.targets.values() {
@@ -183,7 +186,7 @@ pub fn target_ports(wanted: &Checked, ports: &Ports) -> Vec<PortConfig> {
 
 /// What each group sees.
 #[must_use]
-pub fn maps(wanted: &Checked) -> BTreeMap<Arc<str>, Map> {
+pub(super) fn maps(wanted: &Checked) -> BTreeMap<Arc<str>, Map> {
     let lun = |lun: &model::Lun| (lun.volume.name().to_owned(), lun.read_only);
     let map = |group: &model::Group| group.luns.0.iter().map(|(number, it)| (*number, lun(it))).collect();
     wanted.config.groups.iter().map(|(name, group)| (name.as_str().into(), map(group))).collect()
@@ -191,7 +194,7 @@ pub fn maps(wanted: &Checked) -> BTreeMap<Arc<str>, Map> {
 
 /// How well each portal group reaches its units, by its tag.
 #[must_use]
-pub fn states(wanted: &Checked) -> BTreeMap<u16, AluaState> {
+pub(super) fn states(wanted: &Checked) -> BTreeMap<u16, AluaState> {
     let state = |group: &model::PortalGroup| match group.alua_state {
         Wanted::ActiveOptimized => AluaState::ACTIVE_OPTIMIZED,
         Wanted::ActiveNonOptimized => AluaState::ACTIVE_NON_OPTIMIZED,

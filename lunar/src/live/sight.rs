@@ -8,7 +8,6 @@ use lunar_iscsi::registry::Guest;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What is counted of a volume, by the names of the table of statistics.
 const COUNTED: [(&str, Event); 4] = [
@@ -18,39 +17,39 @@ const COUNTED: [(&str, Event); 4] = [
     ("write_bytes", Event::WriteBytes),
 ];
 
-/// Seconds since the beginning of 1970 at which the clock of the reactors was zero.
-fn beginning() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let running = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec;
-    now.saturating_sub(u64::try_from(running).unwrap_or(0))
-}
+/// What iSCSI is called, and what the names of its sessions begin with.
+const ISCSI: &str = "iscsi";
 
 impl Live {
-    fn session(&self, tsih: u16, guest: &Guest, names: &BTreeMap<Arc<str>, String>, beginning: u64) -> SessionView {
+    fn session(&self, tsih: u16, guest: &Guest, names: &BTreeMap<Arc<str>, String>, now: u64) -> SessionView {
         let owned = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
         let target = guest.who.target.as_ref().filter(|_| !guest.candidate.discovery);
         SessionView {
-            id: tsih.into(),
-            transport: "iscsi",
+            id: format!("{ISCSI}-{tsih}"),
+            protocol: ISCSI,
+            discovery: guest.candidate.discovery,
             initiator: guest.candidate.initiator.to_string(),
             source: guest.who.source.to_string(),
             target: target.map(|iqn| names.get(iqn).cloned().unwrap_or_else(|| iqn.to_string())),
             group: owned(&guest.who.group),
             user: owned(&guest.who.user),
-            since: beginning + guest.since.0 / 1_000_000_000,
+            seconds: now.saturating_sub(guest.since.0 / 1_000_000_000),
         }
     }
 }
 
 impl lunar_control::live::Live for Live {
     fn sessions(&mut self) -> Vec<SessionView> {
-        let beginning = beginning();
+        // The clock of the reactors.
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec;
+        let now = u64::try_from(now).unwrap_or(0);
         let guests = self.house().common().registry.guests();
-        guests.iter().map(|(tsih, guest)| self.session(*tsih, guest, &self.settled.names, beginning)).collect()
+        guests.iter().map(|(tsih, guest)| self.session(*tsih, guest, &self.settled.names, now)).collect()
     }
 
-    fn kick(&mut self, id: u64) -> bool {
-        let guest = u16::try_from(id).ok().and_then(|tsih| self.house().common().registry.guest(tsih));
+    fn kick(&mut self, id: &str) -> bool {
+        let number = id.strip_prefix(ISCSI).and_then(|rest| rest.strip_prefix('-')?.parse().ok());
+        let guest = number.and_then(|tsih| self.house().common().registry.guest(tsih));
         guest.is_some_and(|guest| self.house().cores().end_session(guest.place))
     }
 

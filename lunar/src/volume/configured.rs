@@ -30,8 +30,8 @@ impl Volume {
             direct: wanted.direct,
             protection: match wanted.protection {
                 model::Protection::None => None,
-                model::Protection::Type1 => Some(protection::Kind::Type1),
-                model::Protection::Type3 => Some(protection::Kind::Type3),
+                model::Protection::Type1 => Some(protection::Kind::One),
+                model::Protection::Type3 => Some(protection::Kind::Three),
             },
         };
         let identity = wanted.identity(&identity::own_revision()).context("it has no UUID")?;
