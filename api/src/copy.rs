@@ -1,5 +1,6 @@
-//! Copies of volumes that are files. Where the file system can share blocks a copy is of one moment and takes no space,
-//! whoever writes meanwhile; elsewhere the bytes are copied, which takes time, and is of one moment only if nobody writes.
+//! Copies of volumes that are files. Where the file system can share blocks a copy is of one moment and takes no
+//! space, whoever writes meanwhile; elsewhere the bytes are copied, which takes time, and is of one moment only if
+//! nobody writes.
 
 use crate::desk::Control;
 use crate::journal::Topic;
@@ -239,7 +240,7 @@ fn fill(work: &Work, copy: &Copy) -> Result<(), String> {
             return Err(format!("this file system shares no blocks ({why}): `copy` copies all of them"));
         }
         Err(_) if !work.is_still => {
-            let why = "somebody may write to it meanwhile, and this file system makes no copy of one moment: set read-only first";
+            let why = "somebody may write to it meanwhile, and this file system shares no blocks: set read-only first";
             return Err(why.into());
         }
         Err(_) => pieces(&from, &to, copy).map_err(|why| of(&work.to, &why))?,

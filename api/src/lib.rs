@@ -6,7 +6,8 @@
 //! * [`rights`]: who asks, and what he may
 //! * [`desk`]: the way to the thread that changes what runs
 //! * [`journal`]: what happened: the audit log, and events as they come
-//! * [`server`]: from a request to an answer; [`listen`]: the thread that does it, beside the cores, its sockets and TLS
+//! * [`server`]: from a request to an answer; [`listen`]: the thread that does it, beside the cores, with its sockets
+//!   and TLS
 //! * [`running`]: sockets and tokens change with the configuration
 //! * [`client`]: the other side; [`place`]: where the socket is; [`rehearsal`]: a service that shares
 //!   nothing; [`fuzzing`]: what a fuzzer calls

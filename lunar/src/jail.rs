@@ -1,6 +1,6 @@
-//! The jails of the daemon: what it has no need of, nobody who takes it over gets. Landlock leaves it the files that the
-//! configuration names and nothing else; seccomp leaves it the system calls that it makes. Both hold for ever, for this
-//! thread and for all that it starts: they are entered before any other thread is there.
+//! The jails of the daemon: what it has no need of, nobody who takes it over gets. Landlock leaves it the files that
+//! the configuration names and nothing else; seccomp leaves it the system calls that it makes. Both hold for ever, for
+//! this thread and for all that it starts: they are entered before any other thread is there.
 
 use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, RestrictionStatus, Ruleset,
