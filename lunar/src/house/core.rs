@@ -75,10 +75,11 @@ pub(super) fn run(
     directory: &mpsc::Receiver<Vec<Sender<Letter>>>,
 ) -> Result<()> {
     match build(me, common, report, directory) {
-        Ok((core, letters)) => {
+        Ok((reactor, core, letters)) => {
             // The receiver is there until all cores are ready or one failed.
             let _ = report.send(Report::Ready);
-            core.reactor.clone().run(core.serve(letters))
+            // The first of its clones goes at the end, and with it all tasks: letters that are not read yet are answered.
+            reactor.run(core.serve(letters))
         }
         Err(why) => {
             let _ = report.send(Report::Failed(why));
@@ -92,7 +93,7 @@ fn build(
     common: &Arc<Common>,
     report: &mpsc::Sender<Report>,
     directory: &mpsc::Receiver<Vec<Sender<Letter>>>,
-) -> Result<(Rc<Core>, Receiver<Letter>)> {
+) -> Result<(Reactor, Rc<Core>, Receiver<Letter>)> {
     let reactor = Reactor::new(Config {
         driver: common.frame.driver,
         arena_bytes: common.frame.memory,
@@ -108,7 +109,7 @@ fn build(
     let served = Rc::new(serve_nothing(me, common, &reactor, &links)?);
     let core = Rc::new(Core {
         me,
-        reactor,
+        reactor: reactor.clone(),
         links,
         served,
         ready: RefCell::default(),
@@ -117,7 +118,7 @@ fn build(
         common: common.clone(),
     });
     let _ = core.served.core.set(Rc::downgrade(&core));
-    Ok((core, letters))
+    Ok((reactor, core, letters))
 }
 
 /// What a core serves, without any unit.
