@@ -14,6 +14,7 @@ use seccompiler::{
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// What the newest kernel that is known can hold back; an older one holds back what it can.
 const NEWEST: ABI = ABI::V6;
@@ -69,6 +70,45 @@ impl Paths {
         }
         paths
     }
+
+    /// Whether a volume in this place can be reached.
+    fn reach(&self, volume: &Path) -> bool {
+        let real = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let folder = real(volume.parent().unwrap_or(volume));
+        self.write.iter().any(|path| path == volume) || self.keep.iter().any(|path| folder.starts_with(real(path)))
+    }
+}
+
+/// What this process was left, once its jail is shut.
+static LEFT: OnceLock<Paths> = OnceLock::new();
+
+/// Whether a volume in this place can be reached by this process.
+///
+/// # Errors
+/// When it cannot, in words that say what to do.
+pub fn reaches(volume: &Path) -> Result<(), String> {
+    match LEFT.get() {
+        Some(paths) if !paths.reach(volume) => Err(format!(
+            "{} is out of reach: Lunar keeps to what was configured when it started; put the folder into `folders` in \
+             [server], and restart it",
+            volume.display()
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Shuts both jails for this process.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn shut(paths: Paths) -> Result<Held, String> {
+    let held = files(&paths).map_err(|why| format!("Landlock: {why}"))?;
+    calls().map_err(|why| format!("seccomp: {why}"))?;
+    if held != Held::No {
+        // There is one for each process, and this is the first time.
+        let _ = LEFT.set(paths);
+    }
+    Ok(held)
 }
 
 /// How well a jail holds.

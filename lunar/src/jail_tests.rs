@@ -116,6 +116,8 @@ fn the_paths_are_those_of_the_configuration() {
     let (file, state) = (place.0.join("etc/lunar.toml"), place.0.join("state"));
     let paths = Paths::of(&checked.config, &file, &state, Some(Path::new("/run/x/api.sock")));
     assert!(paths.write.contains(&disk) && !paths.keep.contains(&place.0.join("srv")), "{paths:?}");
+    assert!(paths.reach(&disk) && paths.reach(Path::new("/srv/more/new.img")) && paths.reach(&new));
+    assert!(!paths.reach(&disk.with_extension("other")) && !paths.reach(Path::new("/srv/more")));
     for folder in [place.0.join("etc"), state, place.0.join("new"), "/srv/more".into(), "/run/x".into()] {
         assert!(paths.keep.contains(&folder), "{} in {paths:?}", folder.display());
     }

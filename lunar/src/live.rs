@@ -227,6 +227,9 @@ impl Live {
     /// Opens the volume of this name as it shall be.
     fn open(&mut self, name: &str, is_same: bool, wanted: &Checked) -> Result<Ready, String> {
         let model = wanted.config.volumes.get(name).ok_or("it is not in the configuration")?;
+        if let Some(path) = &model.path {
+            crate::jail::reaches(path.path())?;
+        }
         let own = self.volumes.get(name).cloned();
         if let (Some(own), true) = (&own, is_same) {
             let (has, wanted) = (own.volume.traits().size, model.size.map_or(u64::MAX, |size| size.0));

@@ -84,10 +84,10 @@ pub fn confine(file: &Path, state: Option<&Path>) -> Result<()> {
     for folder in socket.as_deref().and_then(Path::parent).into_iter().chain([state.as_path()]) {
         std::fs::create_dir_all(folder)?;
     }
-    match jail::files(&Paths::of(config, &file, &state, socket.as_deref())).map_err(|why| anyhow!("Landlock: {why}"))? {
+    match jail::shut(Paths::of(config, &file, &state, socket.as_deref())).map_err(|why| anyhow!(why))? {
         Held::Well => {}
         Held::Partly => eprintln!("this kernel is older than some of what Landlock could keep this process from"),
         Held::No => eprintln!("this kernel has no Landlock: what files this process reaches, its user alone decides"),
     }
-    jail::calls().map_err(|why| anyhow!("seccomp: {why}"))
+    Ok(())
 }
