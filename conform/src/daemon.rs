@@ -195,7 +195,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
     for (name, case) in CASES {
         lab.report.check(&part, name, || case(lab, driver));
     }
-    lab.report.check(&part, &format!("kill -9 while it follows the file, {rounds} times"), || crashes(lab, driver, rounds));
+    lab.report
+        .check(&part, &format!("kill -9 while it follows the file, {rounds} times"), || crashes(lab, driver, rounds));
     Ok(())
 }
 
@@ -268,8 +269,7 @@ fn maps(lab: &Lab, driver: Driver) -> Result<()> {
     let house = started(lab, driver, "maps")?;
     let (mut session, mut other) = (house.session(MAIN, "host", 0)?, house.session(OTHER, "few", 0)?);
     let more = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n";
-    let change =
-        Change { luns: "0 = \"disk\", 4 = \"memory\", 9 = \"third\"", more, ..Change::default() };
+    let change = Change { luns: "0 = \"disk\", 4 = \"memory\", 9 = \"third\"", more, ..Change::default() };
     house.change(&change)?;
     is_told(&mut session, INVENTORY)?;
     ensure!(luns(&mut session)? == [0, 4, 9], "{:?}", luns(&mut session)?);
@@ -350,10 +350,9 @@ fn drains_a_target(lab: &Lab, driver: Driver) -> Result<()> {
 
 fn moves(lab: &Lab, driver: Driver) -> Result<()> {
     let house = started(lab, driver, "moves")?;
-    for (keys, status) in [
-        ("moved-to = \"192.0.2.7\"", 0x0101_u16),
-        ("moved-to = \"192.0.2.7:99\"\nmoved-for-good = true", 0x0102),
-    ] {
+    for (keys, status) in
+        [("moved-to = \"192.0.2.7\"", 0x0101_u16), ("moved-to = \"192.0.2.7:99\"\nmoved-for-good = true", 0x0102)]
+    {
         house.change(&Change { main: keys, ..Change::default() })?;
         let mut link = Link::open(house.portal)?;
         link.send(&Login::to(MAIN, "host").request())?;
@@ -433,7 +432,8 @@ fn crashes(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
         std::thread::sleep(Duration::from_micros(seed % 30_000));
         target.kill()?;
         let text = std::fs::read_to_string(house.file())?;
-        let plain: String = text.lines().filter(|line| !line.starts_with("uuid")).map(|line| format!("{line}\n")).collect();
+        let plain: String =
+            text.lines().filter(|line| !line.starts_with("uuid")).map(|line| format!("{line}\n")).collect();
         ensure!(plain == house.text(change), "round {round}: the file is neither version:\n{text}");
         house.start(lab).with_context(|| format!("round {round}"))?;
         let mut session = house.session_after_kill().with_context(|| format!("round {round}"))?;

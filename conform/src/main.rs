@@ -11,6 +11,7 @@ mod hostile;
 mod libiscsi;
 mod life;
 mod loop_device;
+mod nvme;
 mod pdu;
 mod process;
 mod renewal;
@@ -85,6 +86,8 @@ enum Part {
     Guest,
     /// The same with nvme-cli
     Nvme,
+    /// The same with blktests' group nvme, if LUNAR_BLKTESTS names a checkout of it
+    Blktests,
     /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
     Paths,
 }
@@ -136,6 +139,9 @@ fn run(arguments: Arguments) -> Result<bool> {
                 all_drivers(Part::Nvme);
             }
             // Nothing there depends on the driver.
+            if let (true, Some(driver)) = (wanted(&Part::Blktests), drivers.first()) {
+                one(&lab, Part::Blktests, *driver, true);
+            }
             if let (true, Some(driver)) = (wanted(&Part::Paths), drivers.first()) {
                 one(&lab, Part::Paths, *driver, true);
             }
@@ -154,6 +160,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
         Part::Guest => guest::part(lab, driver),
         Part::Nvme => guest::nvme_part(lab, driver),
+        Part::Blktests => guest::blktests(lab, driver),
         Part::Paths => guest::paths(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
         Part::Chap => chap::part(lab, driver),

@@ -212,7 +212,8 @@ impl<R: Running, O: Outside> Manager<R, O> {
         let mut taken: BTreeSet<Uuid> = checked.config.volumes.values().filter_map(|volume| volume.uuid).collect();
         let uuid = |name: &str| {
             let volume = checked.config.volumes.get(name);
-            let known = volume.and_then(|volume| self.identities.find(name, volume).or_else(|| self.outside.mark(volume)));
+            let known =
+                volume.and_then(|volume| self.identities.find(name, volume).or_else(|| self.outside.mark(volume)));
             // What somebody else is already is no mark.
             let known = known.filter(|known| taken.insert(*known));
             known.map_or_else(|| self.outside.random().map(Uuid::from_random), Ok)

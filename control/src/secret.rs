@@ -95,5 +95,4 @@ mod tests {
             assert!(!shown.contains("horse") && shown.contains(HIDDEN), "{shown}");
         }
     }
-
 }

@@ -30,7 +30,7 @@ pub enum Command {
     /// Share a demo disk of 1 GiB, kept under the user's home
     Demo(Demo),
     /// Load any iSCSI target and measure it
-    Bench(lunar_initiator::bench::Options),
+    Bench(lunar_load::Options),
     /// Print the statistics of a running `lunar serve --stats SOCKET`
     Stats {
         /// The socket that was given to --stats

@@ -126,8 +126,11 @@ fn thrown(dice: &[u8], ports: [u16; 2]) -> String {
         let members = (0..targets).filter(|_| roll(2) == 0).map(|t| format!("'t{t}'")).collect::<Vec<_>>().join(", ");
         let _ = write!(text, "[group.g{n}]\ntargets = [{members}]\ninitiators = ['*:{n}']\n[group.g{n}.luns]\n");
         let shift = roll(3);
-        for volume in volumes.iter().filter(|_| roll(2) == 0) {
-            let _ = write!(text, "{} = {{ volume = 'v{volume}', read-only = {} }}\n", volume + shift, roll(2) == 0);
+        for volume in &volumes {
+            let (is_mapped, read_only) = (roll(2) == 0, roll(2) == 0);
+            if is_mapped {
+                let _ = writeln!(text, "{} = {{ volume = 'v{volume}', read-only = {read_only} }}", volume + shift);
+            }
         }
     }
     text

@@ -1,4 +1,3 @@
-use std::future::ready;
 use super::*;
 use crate::command::Status;
 use crate::fuzzing::{Ended, Memory, Rig, at_once};
@@ -7,6 +6,7 @@ use crate::nexus::Nexus;
 use crate::sense::{Asc, SenseKey};
 use crate::task::{TaskFunction, TaskResponse};
 use std::cell::RefCell;
+use std::future::ready;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Waker};

@@ -2,9 +2,7 @@
 //! the file system or the mode does not let us keep one, the place where the file lies.
 
 use crate::open::Options;
-use rustix::fs::{
-    FileType, Mode, OFlags, Stat, XattrFlags, fgetxattr, fsetxattr, fstat, fstatvfs, fsync,
-};
+use rustix::fs::{FileType, Mode, OFlags, Stat, XattrFlags, fgetxattr, fsetxattr, fstat, fstatvfs, fsync};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -86,8 +84,7 @@ fn parse(value: &[u8]) -> Option<([u8; 16], u64)> {
 /// Makes a number and writes it to the file's attribute, and to the medium.
 fn keep(file: BorrowedFd<'_>, inode: u64, wanted: Option<[u8; 16]>) -> Result<[u8; 16], Errno> {
     let mut number = wanted.unwrap_or_default();
-    if wanted.is_none()
-        && rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())? != number.len()
+    if wanted.is_none() && rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())? != number.len()
     {
         return Err(Errno::IO);
     }

@@ -241,7 +241,10 @@ mod tests {
             })
             .collect();
         assert!(!entered.contains(&0));
-        assert_eq!(enter(&registry, &candidate("b", 1, 0), 1, HERE).map(|e| e.tsih), Err(LoginStatus::OUT_OF_RESOURCES));
+        assert_eq!(
+            enter(&registry, &candidate("b", 1, 0), 1, HERE).map(|e| e.tsih),
+            Err(LoginStatus::OUT_OF_RESOURCES)
+        );
         registry.leave(&candidate("a", 1, 0), 1, entered[0]);
         assert!(enter(&registry, &candidate("b", 1, 0), 1, HERE).is_ok());
     }
