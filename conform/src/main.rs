@@ -82,6 +82,8 @@ enum Part {
     Guest,
     /// The same with nvme-cli
     Nvme,
+    /// The same kernel in a virtual machine whose NVMe controller is ours
+    Vm,
     /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
     Paths,
 }
@@ -131,6 +133,9 @@ fn run(arguments: Arguments) -> Result<bool> {
             if wanted(&Part::Nvme) {
                 all_drivers(Part::Nvme);
             }
+            if wanted(&Part::Vm) {
+                all_drivers(Part::Vm);
+            }
             // Nothing there depends on the driver.
             if let (true, Some(driver)) = (wanted(&Part::Paths), drivers.first()) {
                 one(&lab, Part::Paths, *driver, true);
@@ -150,6 +155,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
         Part::Guest => guest::part(lab, driver),
         Part::Nvme => guest::nvme_part(lab, driver),
+        Part::Vm => guest::machine(lab, driver),
         Part::Paths => guest::paths(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
         Part::Chap => chap::part(lab, driver),

@@ -27,6 +27,7 @@ use lunar_reactor::linger::until_free;
 use lunar_reactor::op::Handle;
 use lunar_reactor::{Choice, Config, Reactor, Spin};
 use lunar_scsi::{Clock, PortConfig, SharedUnits, Target, TargetConfig, Tokens};
+use lunar_vfio_user::serve::{Endpoint, Front as MachineFront};
 use rustix::rand::{GetRandomFlags, getrandom};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -60,6 +61,8 @@ struct Setup {
     shared: Arc<SharedUnits>,
     tokens: Arc<Tokens>,
     guard: Arc<Guard>,
+    /// Where virtual machines find their controllers.
+    endpoints: Vec<Endpoint>,
 }
 
 /// What a core reports while it starts, by its number.
@@ -86,6 +89,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
     let audit = |record: &Record| eprintln!("audit: {record}");
     let guard = Guard::new(how.who.access()?, Box::new(random), Box::new(audit));
     how.without_nvme().into_iter().for_each(|why| eprintln!("{why}"));
+    let endpoints = how.machines.endpoints()?;
     let media = volumes.iter().map(|volume| Medium::of(volume.medium())).collect();
     let tallies = volumes.iter().map(|_| Tally::new(count)).collect();
     let setup = Arc::new(Setup {
@@ -103,6 +107,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
         shared,
         tokens: tokens(),
         guard,
+        endpoints,
     });
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
@@ -189,6 +194,7 @@ fn start(setup: &Arc<Setup>, count: usize) -> Result<(Cores, Vec<Sender<Letter>>
         }
     }
     let (faces, lines) = listening.context("no core listens")?;
+    let faces = Faces { machines: setup.endpoints.clone(), ..faces };
     let text = banner(&setup.target, &setup.nqn, &lines, &faces, setup.how.advertise.first().copied());
     // A closed standard output is no reason to stop sharing.
     let _ = std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush());
@@ -336,7 +342,37 @@ fn serve_units(me: usize, setup: &Setup, reactor: &Reactor, links: &Rc<Links>) -
     // Its slots take memory.
     let is_wanted = !setup.how.nvme_portals().is_empty();
     let nvme = is_wanted.then(|| NvmeFront::new(reactor, &subsystem, settings));
-    Ok(Served { target, subsystem, iscsi, nvme })
+    let machines = serve_machines(me, setup, reactor, &subsystem, drain)?;
+    Ok(Served { target, subsystem, iscsi, nvme, machines })
+}
+
+/// The controllers of virtual machines that this core serves: each is one core's.
+fn serve_machines(
+    me: usize,
+    setup: &Setup,
+    reactor: &Reactor,
+    subsystem: &Rc<Subsystem>,
+    drain: Duration,
+) -> Result<Option<Rc<MachineFront>>> {
+    let mut mine = setup.endpoints.iter().skip(me).step_by(setup.stats.len()).peekable();
+    if mine.peek().is_none() {
+        return Ok(None);
+    }
+    // Its slots take memory.
+    let front = MachineFront::new(reactor, subsystem, drain);
+    for endpoint in mine {
+        let path = endpoint.path.display();
+        if let Some(folder) = endpoint.path.parent() {
+            std::fs::create_dir_all(folder).with_context(|| format!("making {} (--vm-folder)", folder.display()))?;
+        }
+        match front.listen(endpoint.clone()) {
+            Err(why) if why.kind() == std::io::ErrorKind::AddrInUse => {
+                bail!("{path} is served by another process; choose another --vm or --vm-folder")
+            }
+            other => other.with_context(|| format!("making {path}"))?,
+        }
+    }
+    Ok(Some(front))
 }
 
 /// A portal group is a target port (RFC 7143 4.4.3), and a target port group of its own: a path that may fare
@@ -392,7 +428,8 @@ fn listen_all(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<(Face, Handl
     let face = |at| Face::Iscsi(groups.get(at).copied().unwrap_or(groups[0]));
     let iscsi: Vec<_> = setup.how.portals().into_iter().enumerate().map(|(at, portal)| (face(at), portal)).collect();
     let nvme: Vec<_> = setup.how.nvme_portals().into_iter().map(|portal| (Face::Nvme, portal)).collect();
-    Ok(Faces { iscsi: listen(reactor, setup, &iscsi, listeners)?, nvme: listen(reactor, setup, &nvme, listeners)? })
+    let iscsi = listen(reactor, setup, &iscsi, listeners)?;
+    Ok(Faces { iscsi, nvme: listen(reactor, setup, &nvme, listeners)?, machines: Vec::new() })
 }
 
 fn listen(
@@ -456,6 +493,9 @@ impl Core {
         }
         served.iscsi.drained().await;
         if let Some(front) = &served.nvme {
+            front.drained().await;
+        }
+        if let Some(front) = &served.machines {
             front.drained().await;
         }
         for unit in &units {
