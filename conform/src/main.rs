@@ -10,6 +10,7 @@ mod hostile;
 mod libiscsi;
 mod life;
 mod loop_device;
+mod nvme;
 mod pdu;
 mod process;
 mod renewal;
@@ -82,6 +83,8 @@ enum Part {
     Guest,
     /// The same with nvme-cli
     Nvme,
+    /// The same with blktests' group nvme, if LUNAR_BLKTESTS names a checkout of it
+    Blktests,
     /// The same kernel in a virtual machine whose NVMe controller is ours
     Vm,
     /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
@@ -137,6 +140,9 @@ fn run(arguments: Arguments) -> Result<bool> {
                 all_drivers(Part::Vm);
             }
             // Nothing there depends on the driver.
+            if let (true, Some(driver)) = (wanted(&Part::Blktests), drivers.first()) {
+                one(&lab, Part::Blktests, *driver, true);
+            }
             if let (true, Some(driver)) = (wanted(&Part::Paths), drivers.first()) {
                 one(&lab, Part::Paths, *driver, true);
             }
@@ -155,6 +161,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
         Part::Guest => guest::part(lab, driver),
         Part::Nvme => guest::nvme_part(lab, driver),
+        Part::Blktests => guest::blktests(lab, driver),
         Part::Vm => guest::machine(lab, driver),
         Part::Paths => guest::paths(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),

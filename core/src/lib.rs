@@ -5,11 +5,13 @@
 //! * [`io`]: the back-end contract: [`io::Io`], [`io::Done`], [`io::Store`]
 //! * [`keep`]: what a unit keeps across restarts besides its data
 //! * [`mem`]: memory behind handles: [`mem::Arena`], [`mem::Buf`], [`mem::Slice`], [`mem::Sg`]
+//! * [`outgoing`]: what an initiator has to send
 //! * [`port`]: the front-end contract: [`port::Transfer`]; names of ports and nexuses
 //! * [`protection`]: what is kept beside each block so that it can be checked
 //! * [`step`]: what a command asks for, and the one place that carries it out
 //! * [`reserve`]: who may use a unit while others may not
 //! * [`range`]: ranges of a unit that are held while an atomic command runs
+//! * [`task`]: the commands of a nexus or a queue that are under way
 //! * [`stats`]: the table of statistics, counted per core
 //! * [`wire`]: integer newtypes for protocol codes, cursor, bounded writer
 //! * [`time`]: instants as numbers, so that time can be an argument
@@ -19,6 +21,7 @@ pub mod io;
 pub mod keep;
 pub mod medium;
 pub mod mem;
+pub mod outgoing;
 pub mod port;
 pub mod protection;
 pub mod range;
@@ -26,6 +29,7 @@ pub mod reserve;
 pub mod stats;
 pub mod step;
 pub mod tally;
+pub mod task;
 pub mod time;
 pub mod unit;
 pub mod wire;

@@ -60,6 +60,8 @@ pub struct Faces {
     pub nvme: Vec<SocketAddr>,
     /// Sockets of virtual machines.
     pub machines: Vec<Endpoint>,
+    /// Whether not everybody who reaches them may use the volumes.
+    pub restricted: bool,
 }
 
 /// The address that the examples show: one that a client can reach, rather than "any".
@@ -116,7 +118,7 @@ pub fn banner(target: &str, nqn: &str, volumes: &[Line], faces: &Faces, advertis
     }
     line(String::new());
     let mut reached = faces.iscsi.iter().chain(&faces.nvme);
-    if advertise.is_none() && reached.any(|portal| !portal.ip().is_loopback()) {
+    if advertise.is_none() && !faces.restricted && reached.any(|portal| !portal.ip().is_loopback()) {
         let warning =
             "Whoever reaches these ports can use these volumes; --listen 127.0.0.1 keeps them to this machine.";
         line(warning.to_owned());
@@ -171,7 +173,7 @@ mod tests {
         let any = SocketAddr::from(([0, 0, 0, 0], 3260));
         let machines = vec![Endpoint { name: "web".into(), path: "/run/lunar/vm/web/cntrl".into(), mode: 0o600 }];
         let nvme = vec![SocketAddr::from(([0, 0, 0, 0], 4420))];
-        let faces = Faces { iscsi: vec![any], nvme, machines };
+        let faces = Faces { iscsi: vec![any], nvme, machines, restricted: false };
         let text = banner("iqn.x:disk", "nqn.x:disk", &[line], &faces, None);
         for part in [
             "LUN 0    disk.img  1 GiB, thin",
@@ -187,13 +189,14 @@ mod tests {
             assert!(text.contains(part), "{part:?} is missing in\n{text}");
         }
         assert!(text.ends_with("ready\n"));
+        let text = banner("iqn.x:disk", "nqn.x:disk", &[], &Faces { restricted: true, ..faces }, None);
+        assert!(!text.contains("Whoever"), "{text}");
     }
 
     #[test]
     fn an_advertised_address_is_the_one_to_use() {
         let six = SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 1], 3261));
-        let iscsi = vec![SocketAddr::from(([0, 0, 0, 0], 3260))];
-        let faces = Faces { iscsi, ..Faces::default() };
+        let faces = Faces { iscsi: vec![SocketAddr::from(([0, 0, 0, 0], 3260))], ..Faces::default() };
         let text = banner("iqn.x:disk", "nqn.x:disk", &[], &faces, Some(six));
         assert!(text.contains("-p [fd00::1]:3261") && text.contains("-TargetPortalAddress fd00::1 "), "{text}");
         assert!(!text.contains("keeps them to this machine"));

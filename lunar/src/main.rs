@@ -53,8 +53,8 @@ fn share_demo(demo: Demo) -> Result<()> {
 }
 
 /// The report is printed whether or not all was well; the exit status tells.
-fn bench(options: &lunar_initiator::bench::Options) -> Result<()> {
-    match lunar_initiator::bench::command(options)? {
+fn bench(options: &lunar_load::Options) -> Result<()> {
+    match lunar_load::command(options)? {
         true => Ok(()),
         false => bail!("not all was well: see the report"),
     }

@@ -7,7 +7,7 @@
 use crate::chap::{CHALLENGE_LEN, CHALLENGE_MAX, Challenge, Proof, RESPONSE_MAX, Response};
 use crate::config::{ANSWERS_MAX, Config, IMMEDIATE_MAX};
 use crate::login::Verdict;
-use crate::session::{Action, Pull, Session, TargetAddresses, TaskKey, Want};
+use crate::session::{Action, Machine, Pull, Session, TargetAddresses, TaskKey, Transfers, Want};
 use crate::text;
 use crate::wire::{
     BHS_LEN, Bhs, DIGEST_LEN, DataOut, FINAL, FunctionResponse, LoginRequest, LoginStatus, LogoutRequest, NO_TAG,

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Config;
-use crate::session::{Action, Close};
+use crate::session::{Action, Close, Machine};
 use crate::testing::{INITIATOR, NAMES, Peer, TARGET, login_request, text_of};
 use crate::wire::{First, NO_TAG, NopOut, Opcode};
 use std::time::Duration;

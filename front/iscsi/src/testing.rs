@@ -3,7 +3,7 @@
 use crate::chap::Challenge;
 use crate::config::Config;
 use crate::login::Verdict;
-use crate::session::{Action, Command, Pull, Session, TaskKey, Want};
+use crate::session::{Action, Command, Machine, Pull, Session, TaskKey, Transfers, Want};
 use crate::text;
 use crate::wire::{
     Bhs, CONTINUE, DIGEST_LEN, DataOut, FINAL, LoginRequest, LoginStatus, NO_TAG, Pdu, READ, ScsiCommand, Stage,

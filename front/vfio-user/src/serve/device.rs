@@ -228,9 +228,9 @@ impl Device {
         let queues = self.queues.take();
         let all = || queues.iter().flatten().chain([&self.admin]);
         let stats = self.front.reactor.stats();
-        all().for_each(|queue| stats.tasks_aborted.add(queue.tasks.abort(|_, _| true)));
+        all().for_each(|queue| stats.tasks_aborted.add(queue.tasks.abort(|_| true)));
         for queue in all() {
-            queue.tasks.until_gone(|_, _| true).await;
+            queue.tasks.until_gone(|_| true).await;
         }
         *self.queues.borrow_mut() = (0..queues.len()).map(|_| None).collect();
         self.with(Machine::disable);
@@ -347,7 +347,7 @@ impl Device {
             Direction::In => (0, bytes),
             Direction::None => (0, 0),
         };
-        let task = queue.tasks.enter(sqe.cid.get(), sqe.nsid.get());
+        let task = queue.tasks.enter((sqe.cid.get(), sqe.nsid.get()));
         Ok(Half { task, command: Command { sqe: *sqe, sent, room }, ranges })
     }
 
@@ -397,10 +397,10 @@ impl Device {
         };
         self.subsystem().config().stats.commands.add(1);
         // It belongs to the admin queue meanwhile: a reset waits for it.
-        let task = self.admin.tasks.enter(cid, 0);
+        let task = self.admin.tasks.enter((cid, 0));
         self.front.reactor.spawn(async move {
-            device.front.reactor.stats().tasks_aborted.add(queue.tasks.abort(|_, _| true));
-            queue.tasks.until_gone(|_, _| true).await;
+            device.front.reactor.stats().tasks_aborted.add(queue.tasks.abort(|_| true));
+            queue.tasks.until_gone(|_| true).await;
             drop(queue);
             let ended = device.with(|machine| machine.delete_submissions(id));
             device.complete(0, cid, ended.err().unwrap_or(Status::SUCCESS), 0);

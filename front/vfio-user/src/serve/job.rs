@@ -8,10 +8,7 @@ use lunar_core::port::Transfer;
 use lunar_core::step::{Tail, Tools};
 use lunar_nvme::{Command, Queue, Reply, Status, Task};
 use std::cell::Cell;
-use std::future::poll_fn;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 
 /// A command, or half of a fused operation.
 pub(super) struct Half {
@@ -116,16 +113,7 @@ impl Transfer for Way<'_> {
 
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
         let arena = self.device.arena();
-        let mut memory = {
-            let (mut memory, mut aborted) = (pin!(arena.wait_sg(len)), pin!(self.task.until_aborted()));
-            poll_fn(|cx| {
-                if aborted.as_mut().poll(cx).is_ready() {
-                    return Poll::Ready(Err(Fault::Aborted));
-                }
-                memory.as_mut().poll(cx).map(Ok)
-            })
-            .await?
-        };
+        let mut memory = self.task.unless_aborted(arena.wait_sg(len)).await?;
         let machine = self.device.machine();
         let mut done = 0;
         let found = self.each(offset, len, |address, count| {

@@ -1,9 +1,9 @@
 //! What a run found, for people and for programs.
 
-use crate::bench::cost::Cost;
-use crate::bench::verify::Verified;
-use crate::config::Agreed;
+use crate::cost::Cost;
 use crate::histogram::Histogram;
+use crate::verify::Verified;
+use lunar_initiator::config;
 use serde::Serialize;
 use std::fmt;
 
@@ -63,10 +63,31 @@ impl Side {
     }
 }
 
+/// What was agreed with the target.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub enum Negotiated {
+    /// By the login of the first iSCSI session.
+    Iscsi(Agreed),
+    /// By the controller and its first I/O queue.
+    NvmeTcp(Queues),
+}
+
+impl Negotiated {
+    /// Commands that a session may have outstanding at first.
+    #[must_use]
+    pub fn window(&self) -> u32 {
+        match self {
+            Self::Iscsi(agreed) => agreed.window,
+            Self::NvmeTcp(queues) => queues.window,
+        }
+    }
+}
+
 /// What the first session's login agreed on.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the keys of RFC 7143 clause 13")]
-pub struct Negotiated {
+pub struct Agreed {
     pub header_digest: bool,
     pub data_digest: bool,
     pub target_max_recv_data_segment_length: u32,
@@ -79,8 +100,8 @@ pub struct Negotiated {
     pub window: u32,
 }
 
-impl Negotiated {
-    pub(crate) fn new(agreed: &Agreed, window: u32) -> Self {
+impl Agreed {
+    pub(crate) fn new(agreed: &config::Agreed, window: u32) -> Self {
         Self {
             header_digest: agreed.header_digest,
             data_digest: agreed.data_digest,
@@ -93,6 +114,27 @@ impl Negotiated {
             window,
         }
     }
+}
+
+/// What an NVMe controller said.
+#[derive(Clone, Debug, Serialize)]
+pub struct Queues {
+    /// Whether headers carry digests.
+    pub header_digest: bool,
+    /// Whether data does.
+    pub data_digest: bool,
+    /// Whether the host is told how far its queue was read.
+    pub flow_control: bool,
+    /// Bytes that a command may bring with it.
+    pub in_capsule: u32,
+    /// Bytes of one H2CData PDU at most.
+    pub max_h2c_data: u32,
+    /// Bytes of one command at most.
+    pub max_transfer: u32,
+    /// Entries of a queue at most.
+    pub entries_max: u16,
+    /// Commands that the first I/O queue holds.
+    pub window: u32,
 }
 
 /// Logins of the sessions that only stay.

@@ -1,11 +1,11 @@
-//! `lunar bench` without the rest of Lunar: `cargo run --release -p lunar-initiator --example load -- URL [OPTIONS]`.
+//! `lunar bench` without the rest of Lunar: `cargo run --release -p lunar-load --example load -- URL [OPTIONS]`.
 
 use clap::Parser;
-use lunar_initiator::bench::{Options, command};
+use lunar_load::{Options, command};
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "load", about = "A load on one logical unit of any iSCSI target")]
+#[command(name = "load", about = "A load on one unit of any iSCSI or NVMe/TCP target")]
 struct Line {
     #[command(flatten)]
     options: Options,

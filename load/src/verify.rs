@@ -1,6 +1,6 @@
 //! What should be where: the memory of a run that checks what it reads.
 
-use crate::bench::ack_log::Promise;
+use crate::ack_log::Promise;
 use crate::pattern::{self, Mismatch};
 use serde::Serialize;
 

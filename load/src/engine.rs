@@ -1,8 +1,9 @@
 //! One thread that serves all sessions: each wake-up is one receive, as many new commands as ended, one send.
 
-use crate::bench::lane::Lane;
-use crate::bench::link::{Broken, Link};
-use crate::bench::load::Load;
+use crate::driven::Driven;
+use crate::lane::Lane;
+use crate::link::{Link, Lost};
+use crate::load::Load;
 use anyhow::{Result, bail};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -21,9 +22,9 @@ const PROGRESS: Duration = Duration::from_secs(1);
 
 /// The sessions of a run and their load.
 #[derive(Debug)]
-pub(crate) struct Engine {
+pub(crate) struct Engine<S> {
     /// Sessions with a lane first, then those that only stay.
-    links: Vec<Link>,
+    links: Vec<Link<S>>,
     lanes: Vec<Lane>,
     pub(crate) load: Load,
     epoll: OwnedFd,
@@ -49,17 +50,17 @@ pub(crate) enum End {
     Lost(String),
 }
 
-impl Engine {
+impl<S: Driven> Engine<S> {
     pub(crate) fn new(
-        active: Vec<Link>,
-        idle: Vec<Link>,
+        active: Vec<Link<S>>,
+        idle: Vec<Link<S>>,
         depth: u32,
         load: Load,
         spin: bool,
         patience: Duration,
     ) -> Result<Self> {
         let lanes = (0..active.len()).map(|number| Lane::new(number, depth)).collect();
-        let links: Vec<Link> = active.into_iter().chain(idle).collect();
+        let links: Vec<Link<S>> = active.into_iter().chain(idle).collect();
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         for (at, link) in links.iter().enumerate() {
             epoll::add(&epoll, &link.socket, EventData::new_u64(at as u64), EventFlags::IN)?;
@@ -88,10 +89,8 @@ impl Engine {
     pub(crate) fn drive(&mut self, deadline: Option<Instant>) -> Result<End> {
         match self.turns(deadline) {
             Ok(()) => Ok(End::Reached),
-            Err(error) => match error.downcast_ref() {
-                Some(Broken::Lost(_)) => Ok(End::Lost(error.to_string())),
-                _ => Err(error),
-            },
+            Err(error) if error.is::<Lost>() => Ok(End::Lost(error.to_string())),
+            Err(error) => Err(error),
         }
     }
 
@@ -121,7 +120,7 @@ impl Engine {
     }
 
     fn flush_log(&mut self) -> Result<()> {
-        self.load.log.as_mut().map_or(Ok(()), crate::bench::ack_log::AckLog::flush)
+        self.load.log.as_mut().map_or(Ok(()), crate::ack_log::AckLog::flush)
     }
 
     /// Waits, and serves what is ready.
@@ -151,15 +150,14 @@ impl Engine {
             let session = &mut self.links[at].session;
             let (lane, load) = (self.lanes.get_mut(at), &mut self.load);
             let mut outcome = Ok(());
-            let received = match lane {
-                Some(lane) => session.receive(&self.buffer[..count], &mut |event| {
-                    if let Err(error) = lane.event(load, now, event) {
+            match lane {
+                Some(lane) => session.receive(&self.buffer[..count], &mut |told| {
+                    if let Err(error) = lane.take_in(load, now, told) {
                         outcome = Err(error);
                     }
-                }),
-                None => session.receive(&self.buffer[..count], &mut |_| {}),
-            };
-            received.map_err(Broken::Session)?;
+                })?,
+                None => session.receive(&self.buffer[..count], &mut |_| {})?,
+            }
             outcome?;
         }
         self.refill(at)
@@ -195,14 +193,12 @@ impl Engine {
         (*last, *total) = (now, self.load.total);
     }
 
-    /// Ends all sessions.
-    pub(crate) fn close(mut self, patience: Duration) -> Load {
+    /// Ends all sessions, each with `close`.
+    pub(crate) fn close(mut self, close: impl Fn(Link<S>)) -> Load {
         if self.progress.is_some() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
-        for link in self.links.drain(..) {
-            link.close(patience);
-        }
+        self.links.drain(..).for_each(close);
         self.load
     }
 }

@@ -1,12 +1,11 @@
 //! What to do next, and what became of it.
 
-use crate::bench::ack_log::AckLog;
-use crate::bench::options::Shape;
-use crate::bench::verify::{Expect, Verifier};
-use crate::cdb::{self, Cdb};
+use crate::ack_log::AckLog;
 use crate::histogram::Histogram;
-use crate::output::Data;
+use crate::options::Shape;
+use crate::verify::{Expect, Verifier};
 use anyhow::Result;
+use lunar_core::outgoing::Data;
 
 /// Failed commands that are told one by one; the rest is counted.
 const TOLD_MAX: usize = 10;
@@ -33,7 +32,6 @@ pub(crate) struct Job {
 /// What does not change while a load runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    pub(crate) lun: [u8; 8],
     pub(crate) block_size: u32,
     /// Logical blocks of a command.
     pub(crate) blocks: u32,
@@ -53,14 +51,6 @@ pub(crate) struct Plan {
 impl Plan {
     pub(crate) fn lba(&self, place: u64) -> u64 {
         self.base + place * u64::from(self.blocks)
-    }
-
-    pub(crate) fn cdb(&self, job: &Job) -> Cdb {
-        match job.kind {
-            Kind::Read => cdb::read(self.lba(job.place), self.blocks, false),
-            Kind::Write => cdb::write(self.lba(job.place), self.blocks, self.fua),
-            Kind::Flush => cdb::synchronize_cache(),
-        }
     }
 }
 
@@ -260,7 +250,6 @@ mod tests {
 
     fn plan(shape: Shape, reads: u64) -> Plan {
         Plan {
-            lun: [0; 8],
             block_size: 512,
             blocks: 8,
             bytes: 4096,

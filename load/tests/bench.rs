@@ -4,7 +4,7 @@ mod disk;
 
 use clap::Parser;
 use disk::{Disk, Faults};
-use lunar_initiator::bench::{Options, Report, discover, run};
+use lunar_load::{Options, Report, discover, run};
 use std::path::PathBuf;
 
 #[derive(Parser)]
@@ -33,7 +33,7 @@ fn log_file(name: &str) -> PathBuf {
 fn reads_are_counted() {
     let report = bench(&Disk::start(Faults::default()), "--sessions 3 --depth 8 --bs 8k");
     assert!(report.is_good() && report.iops > 0.0 && report.reads.count > 0 && report.writes.count == 0, "{report}");
-    assert_eq!((report.blocks, report.block_size, report.negotiated.window), (8192, 512, 32));
+    assert_eq!((report.blocks, report.block_size, report.negotiated.window()), (8192, 512, 32));
     assert!(report.latency_us.p50 > 0.0 && report.latency_us.p50 <= report.latency_us.p999);
     assert!(report.total_commands >= report.reads.count && report.retries == 0);
 }
@@ -151,7 +151,7 @@ fn targets_are_found_by_discovery_and_followed_when_they_move() {
     let report = run(&options(&portal, "")).expect("a report");
     assert_eq!(report.url, disk.url());
     let line = options(&portal, "");
-    let found = discover(&line.url, line.offer(None, 0), line.timeout).expect("found");
+    let found = discover(&line).expect("found");
     assert_eq!((found.len(), &*found[0].name, &found[0].addresses[0]), (1, disk::NAME, &format!("{},1", disk.address)));
     let door = Disk::start(Faults { moved_to: Some(disk.address.port()), ..Faults::default() });
     assert_eq!(bench(&door, "--sessions 2").url, disk.url());

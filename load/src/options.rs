@@ -1,11 +1,11 @@
 //! What a load can be told, as the command line has it.
 
-use crate::chap::{Chap, Counter};
-use crate::config::{DigestOffer, Offer};
-use crate::secret;
 use crate::url::Url;
 use clap::{Args, ValueEnum};
 use lunar_core::access::{Account, Secret};
+use lunar_initiator::chap::{Chap, Counter};
+use lunar_initiator::config::{DigestOffer, Offer};
+use lunar_initiator::secret;
 use lunar_iscsi::chap::{Algorithm, Challenge};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::path::PathBuf;
@@ -15,6 +15,11 @@ use std::time::Duration;
 const DEPTH_MAX: i64 = 4096;
 /// Sessions that one run may open: a socket each, below the usual limits of open files after raising the soft one.
 const SESSIONS_MAX: i64 = 65_536;
+/// I/O queues of one controller: more than any has.
+const QUEUES_MAX: i64 = 1024;
+/// Headings of what only one of the protocols has.
+const ISCSI: &str = "iSCSI";
+const NVME: &str = "NVMe";
 /// Bytes of one command: what READ (10) can ask of 512-byte blocks.
 const BLOCK_SIZE_MAX: u64 = 32 << 20;
 
@@ -68,6 +73,14 @@ pub enum DigestChoice {
     Crc32c,
 }
 
+impl DigestChoice {
+    /// Whether it is asked for where there is no choice to be left to the other side.
+    #[must_use]
+    pub fn is_wanted(self) -> bool {
+        matches!(self, Self::Prefer | Self::Crc32c)
+    }
+}
+
 impl From<DigestChoice> for DigestOffer {
     fn from(choice: DigestChoice) -> Self {
         match choice {
@@ -79,11 +92,12 @@ impl From<DigestChoice> for DigestOffer {
     }
 }
 
-/// A load on one logical unit of any iSCSI target.
+/// A load on one unit of any iSCSI or NVMe/TCP target.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Where the unit is; without a name it is the first target that discovery shows.
-    #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]]; without a name the first target that discovery shows")]
+    #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]] or nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]]; \
+                  without a name the first target that discovery shows")]
     pub url: Url,
     /// Shape of the load
     #[arg(long, value_enum, default_value = "randread", value_name = "SHAPE")]
@@ -94,13 +108,13 @@ pub struct Options {
     /// Bytes of a command
     #[arg(long, default_value = "4k", value_name = "BYTES", value_parser = size_of_command)]
     pub bs: u32,
-    /// Commands that each session keeps outstanding, as far as the target's window allows
+    /// Commands that each session or queue keeps outstanding, as far as the target's window allows
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=DEPTH_MAX))]
     pub depth: u32,
-    /// Sessions under load, all served by one thread
+    /// Sessions, or queues of one controller, under load, all served by one thread
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=SESSIONS_MAX))]
     pub sessions: u32,
-    /// Sessions that only log in and stay
+    /// Sessions, or controllers, that only log in and stay
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(..=SESSIONS_MAX))]
     pub idle_sessions: u32,
     /// Seconds to measure
@@ -121,7 +135,7 @@ pub struct Options {
     /// Force unit access: writes are on the medium when they are acknowledged
     #[arg(long)]
     pub fua: bool,
-    /// SYNCHRONIZE CACHE after so many writes
+    /// SYNCHRONIZE CACHE, or Flush, after so many writes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub flush_every: Option<u64>,
     /// Write blocks that carry LBA, number of the write and a checksum; check all that is read, and read back
@@ -147,42 +161,53 @@ pub struct Options {
     #[arg(long, value_enum, default_value = "none", value_name = "CHOICE")]
     pub data_digest: DigestChoice,
     /// Offer ImmediateData=No
-    #[arg(long)]
+    #[arg(long, help_heading = ISCSI)]
     pub no_immediate_data: bool,
     /// Offer InitialR2T=Yes
-    #[arg(long)]
+    #[arg(long, help_heading = ISCSI)]
     pub initial_r2t: bool,
     /// Offered MaxOutstandingR2T
-    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    #[arg(long, help_heading = ISCSI, default_value_t = 8, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pub max_outstanding_r2t: u32,
     /// Offered MaxBurstLength
-    #[arg(long, default_value = "16776192", value_name = "BYTES", value_parser = length)]
+    #[arg(long, help_heading = ISCSI, default_value = "16776192", value_name = "BYTES", value_parser = length)]
     pub max_burst_length: u32,
     /// Offered FirstBurstLength
-    #[arg(long, default_value = "256k", value_name = "BYTES", value_parser = length)]
+    #[arg(long, help_heading = ISCSI, default_value = "256k", value_name = "BYTES", value_parser = length)]
     pub first_burst_length: u32,
     /// Declared MaxRecvDataSegmentLength
-    #[arg(long, default_value = "256k", value_name = "BYTES", value_parser = length)]
+    #[arg(long, help_heading = ISCSI, default_value = "256k", value_name = "BYTES", value_parser = length)]
     pub max_recv_data_segment_length: u32,
     /// This initiator's name
-    #[arg(long, default_value = "iqn.2026-01.io.lunar:bench", value_name = "IQN")]
+    #[arg(long, help_heading = ISCSI, default_value = "iqn.2026-01.io.lunar:bench", value_name = "IQN")]
     pub initiator_name: String,
     /// Prove this initiator's name by CHAP, as this user
-    #[arg(long, value_name = "NAME", requires = "secret_file")]
+    #[arg(long, help_heading = ISCSI, value_name = "NAME", requires = "secret_file")]
     pub user: Option<String>,
     /// The file with the user's secret
-    #[arg(long, value_name = "FILE", requires = "user", value_parser = secret::from_file)]
+    #[arg(long, help_heading = ISCSI, value_name = "FILE", requires = "user", value_parser = secret::from_file)]
     pub secret_file: Option<Secret>,
     /// Have the target prove that it is this (mutual CHAP)
-    #[arg(long, value_name = "NAME", requires_all = ["mutual_secret_file", "user"])]
+    #[arg(long, help_heading = ISCSI, value_name = "NAME", requires_all = ["mutual_secret_file", "user"])]
     pub mutual_user: Option<String>,
     /// The file with the target's secret
-    #[arg(long, value_name = "FILE", requires = "mutual_user", value_parser = secret::from_file)]
+    #[arg(long, help_heading = ISCSI, value_name = "FILE", requires = "mutual_user", value_parser = secret::from_file)]
     pub mutual_secret_file: Option<Secret>,
     /// Algorithms of CHAP that are offered: 5 MD5, 6 SHA-1, 7 SHA-256, 8 SHA3-256
-    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_value = "8,7,6,5")]
+    #[arg(long, help_heading = ISCSI, value_name = "NUMBERS", value_delimiter = ',', default_value = "8,7,6,5")]
     #[arg(value_parser = clap::value_parser!(u8).range(5..=8))]
     pub chap: Vec<u8>,
+    /// This host's NQN
+    #[arg(long, help_heading = NVME, default_value = "nqn.2026-01.io.lunar:bench", value_name = "NQN")]
+    pub host_nqn: String,
+    /// Be told with each completion how far a queue was read
+    #[arg(long, help_heading = NVME)]
+    pub flow_control: bool,
+    /// I/O queues of each of the controllers that only stay
+    #[arg(long, help_heading = NVME, default_value_t = 1, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(..=QUEUES_MAX))]
+    pub idle_queues: u16,
     /// Run on this CPU
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
@@ -228,6 +253,22 @@ impl Options {
 }
 
 impl Options {
+    /// Whether nothing was asked for that NVMe does not have.
+    ///
+    /// # Errors
+    /// A sentence that names what was.
+    pub fn check_for_nvme(&self) -> Result<(), String> {
+        let asked = [
+            ("--no-immediate-data", self.no_immediate_data),
+            ("--initial-r2t", self.initial_r2t),
+            ("--user", self.user.is_some()),
+        ];
+        match asked.iter().find(|(_, is_asked)| *is_asked) {
+            Some((option, _)) => Err(format!("{option} is for iSCSI")),
+            None => Ok(()),
+        }
+    }
+
     fn chap(&self) -> Option<Chap> {
         let account = |name: &Option<String>, secret: &Option<Secret>| {
             Some(Account { name: name.as_deref()?.into(), secret: secret.clone()? })
@@ -323,9 +364,16 @@ mod tests {
             (options.bs, options.mix, options.fua, options.time),
             (131_072, 30, true, Duration::from_millis(500))
         );
-        assert_eq!((options.rw, options.url.lun), (Shape::Randrw, 2));
+        assert_eq!((options.rw, options.url.unit), (Shape::Randrw, 2));
         let offer = options.offer(Some("iqn.x".into()), 0x01_0203);
         assert_eq!((offer.data_digest, &offer.isid[3..]), (DigestOffer::Require, &[1, 2, 3][..]));
+    }
+
+    #[test]
+    fn what_nvme_does_not_have() {
+        let check = |args: &str| parse(&format!("nvme-tcp://h {args}")).and_then(|options| options.check_for_nvme());
+        assert_eq!(check("--sessions 4 --idle-queues 3 --data-digest crc32c --flow-control"), Ok(()));
+        assert_eq!(check("--initial-r2t"), Err("--initial-r2t is for iSCSI".into()));
     }
 
     #[test]

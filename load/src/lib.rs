@@ -1,27 +1,39 @@
-//! The load generator: drives one logical unit of any iSCSI target from one thread, over as many sessions as wanted.
+//! The load generator: drives one unit of any iSCSI or NVMe/TCP target from one thread, over as many sessions or
+//! queues as wanted.
 //!
 //! [`run`] carries a load out and gives a [`Report`]; [`command`] is all of `lunar bench`.
+//!
+//! * [`url`]: where a unit is; [`options`]: what a load can be told
+//! * `iscsi`, `nvme`: how sessions are opened and spoken to; `driven`: what they have in common
+//! * `engine`, `lane`, `load`: the sessions of a run, the commands of one session, what comes next
+//! * [`verify`], [`pattern`], [`ack_log`]: what must be where
+//! * [`histogram`], [`cost`], [`report`]: what came of it
 
 pub mod ack_log;
 pub mod cost;
+mod driven;
 mod engine;
+pub mod histogram;
+mod iscsi;
 mod lane;
 mod link;
 mod load;
+mod nvme;
 pub mod options;
+pub mod pattern;
 pub mod report;
+pub mod url;
 pub mod verify;
 
-pub use link::{Found, discover};
 pub use options::Options;
 pub use report::Report;
 
-use crate::cdb::{self, CAPACITY_LEN, Capacity, Key, Sense, Status};
 use crate::histogram::Histogram;
-use crate::url::Url;
+use crate::url::{Protocol, Url};
 use ack_log::{AckLog, Header, Promises};
 use anyhow::{Context, Result, bail, ensure};
 use cost::{Cost, Snapshot};
+use driven::Driven;
 use engine::{End, Engine};
 use link::Link;
 use load::{Latencies, Load, Plan};
@@ -31,10 +43,6 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 use verify::{Expect, PLACES_MAX, Verifier};
 
-/// Tries of a command of the set-up: a new session may be told several unit attentions.
-const SET_UP_TRIES: u32 = 16;
-/// How long a busy target is left alone.
-const BUSY_PAUSE: Duration = Duration::from_millis(10);
 /// Where a run that checks stays by default: what it wrote it also reads back.
 const VERIFIED_DEFAULT: u64 = 1 << 30;
 /// Files that a process has open beside its sessions.
@@ -47,7 +55,7 @@ const OTHER_FILES: u64 = 64;
 pub fn command(options: &Options) -> Result<bool> {
     let mut out = std::io::stdout().lock();
     if options.list {
-        for target in discover(&options.url, options.offer(None, 0), options.timeout)? {
+        for target in discover(options)? {
             writeln!(out, "{} {}", target.name, target.addresses.join(" "))?;
         }
         return Ok(true);
@@ -60,6 +68,64 @@ pub fn command(options: &Options) -> Result<bool> {
     Ok(report.is_good())
 }
 
+/// A target, as discovery shows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Its name.
+    pub name: String,
+    /// Where it is: `host:port`, for iSCSI with `,group`.
+    pub addresses: Vec<String>,
+}
+
+/// The targets at the URL's portal.
+///
+/// # Errors
+/// When the portal is not there, or refuses discovery.
+pub fn discover(options: &Options) -> Result<Vec<Found>> {
+    match options.url.protocol {
+        Protocol::Iscsi => iscsi::discover(&options.url, options.offer(None, 0), options.timeout),
+        Protocol::NvmeTcp => nvme::discover(options),
+    }
+}
+
+/// How large a unit is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Capacity {
+    /// Logical blocks.
+    pub(crate) blocks: u64,
+    /// Bytes of one.
+    pub(crate) block_size: u32,
+}
+
+impl Capacity {
+    fn bytes(&self) -> u64 {
+        self.blocks.saturating_mul(self.block_size.into())
+    }
+}
+
+/// The sessions of a run, and the unit they are for.
+pub(crate) struct Opened<S> {
+    pub(crate) url: Url,
+    /// Those under load.
+    pub(crate) active: Vec<Link<S>>,
+    /// Those that only stay.
+    pub(crate) idle: Vec<Link<S>>,
+    pub(crate) capacity: Capacity,
+    /// Bytes of one command at most.
+    pub(crate) transfer_max: u32,
+    pub(crate) negotiated: Negotiated,
+    pub(crate) logins: Option<Logins>,
+}
+
+/// Opens sessions that only stay, and tells how fast that went.
+pub(crate) fn timed<T>(sessions: u32, open: impl FnOnce() -> Result<T>) -> Result<(T, Option<Logins>)> {
+    let started = Instant::now();
+    let opened = open()?;
+    let seconds = started.elapsed().as_secs_f64();
+    let logins = Logins { sessions, seconds, per_second: f64::from(sessions) / seconds };
+    Ok((opened, (sessions > 0).then_some(logins)))
+}
+
 /// Carries a load out.
 ///
 /// # Errors
@@ -68,79 +134,44 @@ pub fn run(options: &Options) -> Result<Report> {
     if let Some(cpu) = options.cpu {
         cost::pin(cpu)?;
     }
-    raise_file_limit(u64::from(options.sessions) + u64::from(options.idle_sessions))?;
-    let promises = options.check_ack_log.as_deref().map(ack_log::read).transpose()?;
-    let mut url = options.url.clone();
-    let mut links = vec![first(&mut url, options)?];
-    let more = (1..options.sessions).map(|session| options.offer(url.target.clone(), session));
-    links.extend(link::open_many(&url, more, options.timeout)?);
-    let lun = cdb::lun(url.lun);
-    for link in &mut links {
-        set_up(link, lun, &cdb::TEST_UNIT_READY[..6], 0, options.timeout).context("the unit is not ready")?;
+    let idle = u64::from(options.idle_sessions);
+    match options.url.protocol {
+        Protocol::Iscsi => {
+            raise_file_limit(u64::from(options.sessions) + idle)?;
+            carry_out(options, iscsi::open, iscsi::close)
+        }
+        Protocol::NvmeTcp => {
+            raise_file_limit(u64::from(options.sessions) + 1 + idle * (u64::from(options.idle_queues) + 1))?;
+            carry_out(options, nvme::open, nvme::close)
+        }
     }
-    let capacity = capacity(&mut links[0], lun, options.timeout)?;
-    let negotiated = Negotiated::new(links[0].session.agreed(), links[0].session.room());
-    let started = Instant::now();
-    let first_idle = options.sessions;
-    let stay = (0..options.idle_sessions).map(|session| options.offer(url.target.clone(), first_idle + session));
-    let idle = link::open_many(&url, stay, options.timeout)?;
-    let seconds = started.elapsed().as_secs_f64();
-    let logins = (!idle.is_empty()).then(|| {
-        let per_second = f64::from(options.idle_sessions) / seconds;
-        Logins { sessions: options.idle_sessions, seconds, per_second }
-    });
+}
 
-    let plan = plan(options, lun, capacity, promises.as_ref())?;
+fn carry_out<S: Driven>(
+    options: &Options,
+    open: impl FnOnce(&Options) -> Result<Opened<S>>,
+    close: impl Fn(Link<S>, Duration),
+) -> Result<Report> {
+    let promises = options.check_ack_log.as_deref().map(ack_log::read).transpose()?;
+    let Opened { url, active, idle, capacity, transfer_max, negotiated, logins } = open(options)?;
+    let plan = plan(options, capacity, transfer_max, promises.as_ref())?;
     let load = load(options, &plan, promises.as_ref())?;
-    let mut engine = Engine::new(links, idle, options.depth, load, options.spin, options.timeout)?;
+    let mut engine = Engine::new(active, idle, options.depth, load, options.spin, options.timeout)?;
     let measured = match &promises {
         Some(promises) => check(&mut engine, promises, options.all)?,
         None => measure(&mut engine, options)?,
     };
-    let load = engine.close(options.timeout);
+    let load = engine.close(|link| close(link, options.timeout));
     let words = format!(
-        "{} {}, depth {} on {} session{}",
+        "{} {}, depth {} on {} {}{}",
         clap::ValueEnum::to_possible_value(&options.rw).map(|value| value.get_name().to_owned()).unwrap_or_default(),
         human(plan.bytes.into()),
         options.depth,
         options.sessions,
+        if url.protocol == Protocol::Iscsi { "session" } else { "queue" },
         if options.sessions == 1 { "" } else { "s" }
     );
     Ok(assemble(Outline { url, capacity, words, negotiated, logins }, load, measured))
-}
-
-/// The first session; it also finds the target if the URL names none.
-fn first(url: &mut Url, options: &Options) -> Result<Link> {
-    if url.target.is_none() {
-        let found = discover(url, options.offer(None, 0), options.timeout)?;
-        let target = found.into_iter().next().with_context(|| format!("{url} shows no target"))?;
-        url.target = Some(target.name);
-    }
-    let offer = options.offer(url.target.clone(), 0);
-    link::open(url, &offer, options.timeout)
-}
-
-/// Carries out a command of the set-up: again while the target is busy or has unit attentions to tell.
-fn set_up(link: &mut Link, lun: [u8; 8], cdb: &[u8], data_in: u32, patience: Duration) -> Result<Vec<u8>> {
-    let mut trouble = String::new();
-    for _ in 0..SET_UP_TRIES {
-        let answer = link.call(lun, cdb, data_in, patience)?;
-        let (status, sense) = (Status(answer.status), Sense::parse(&answer.sense));
-        let attention = sense.is_some_and(|sense| sense.key == Key::UNIT_ATTENTION);
-        trouble = sense.map_or_else(|| format!("{status:?}"), |sense| sense.to_string());
-        match status {
-            Status::GOOD => return Ok(answer.data),
-            Status::BUSY | Status::TASK_SET_FULL => std::thread::sleep(BUSY_PAUSE),
-            Status::CHECK_CONDITION if attention => {}
-            _ => break,
-        }
-    }
-    bail!(trouble)
-}
-
-fn capacity(link: &mut Link, lun: [u8; 8], patience: Duration) -> Result<Capacity> {
-    let data = set_up(link, lun, &cdb::read_capacity(), CAPACITY_LEN, patience).context("READ CAPACITY (16) failed")?;
-    Capacity::parse(&data).context("READ CAPACITY (16) answered nonsense")
 }
 
 fn raise_file_limit(sessions: u64) -> Result<()> {
@@ -153,7 +184,7 @@ fn raise_file_limit(sessions: u64) -> Result<()> {
         .with_context(|| format!("raising the limit of open files to {wanted}"))
 }
 
-fn plan(options: &Options, lun: [u8; 8], capacity: Capacity, promises: Option<&Promises>) -> Result<Plan> {
+fn plan(options: &Options, capacity: Capacity, transfer_max: u32, promises: Option<&Promises>) -> Result<Plan> {
     let block_size = u64::from(capacity.block_size);
     let bytes = match promises {
         Some(Promises { header, .. }) => {
@@ -163,6 +194,7 @@ fn plan(options: &Options, lun: [u8; 8], capacity: Capacity, promises: Option<&P
         None => options.bs,
     };
     ensure!(bytes > 0 && u64::from(bytes).is_multiple_of(block_size), "--bs is not a multiple of {block_size}");
+    ensure!(bytes <= transfer_max, "--bs is more than the target moves at once ({})", human(transfer_max.into()));
     ensure!(options.offset.is_multiple_of(block_size), "--offset is not a multiple of {block_size}");
     let rest = capacity.bytes().checked_sub(options.offset).context("--offset lies beyond the end of the unit")?;
     let checks = options.verify || options.ack_log.is_some();
@@ -173,7 +205,6 @@ fn plan(options: &Options, lun: [u8; 8], capacity: Capacity, promises: Option<&P
     ensure!(places > 0, "the region is smaller than --bs");
     ensure!(!checks || places <= PLACES_MAX, "checking {places} places takes too much memory: choose a smaller --size");
     Ok(Plan {
-        lun,
         block_size: capacity.block_size,
         blocks: bytes / capacity.block_size,
         bytes,
@@ -214,7 +245,7 @@ struct Measured {
     lost: Option<String>,
 }
 
-fn measure(engine: &mut Engine, options: &Options) -> Result<Measured> {
+fn measure<S: Driven>(engine: &mut Engine<S>, options: &Options) -> Result<Measured> {
     let snapshot = || Snapshot::take(options.pid, options.stats.as_deref());
     let lost_is_well = options.ack_log.is_some();
     let lost = |why: String| if lost_is_well { Ok(Some(why)) } else { bail!(why) };
@@ -248,7 +279,7 @@ fn measure(engine: &mut Engine, options: &Options) -> Result<Measured> {
 }
 
 /// Reads back what a log says was acknowledged.
-fn check(engine: &mut Engine, promises: &Promises, all: bool) -> Result<Measured> {
+fn check<S: Driven>(engine: &mut Engine<S>, promises: &Promises, all: bool) -> Result<Measured> {
     let blocks = u64::from(engine.load.plan.blocks);
     let base = engine.load.plan.base;
     let place = |lba: u64| {
