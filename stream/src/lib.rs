@@ -2,8 +2,10 @@
 //! is how the bytes come and go.
 //!
 //! * [`machine`]: what a session is to its connection: bytes and time in, bytes and actions out
+//! * [`channel`]: what lies between its bytes and the wire
 //! * [`serve`]: the glue to the reactor: a core's connections, how each receives, sends and ends, and the ways of a
 //!   command's data; the one module with I/O
 
+pub mod channel;
 pub mod machine;
 pub mod serve;
