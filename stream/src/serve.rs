@@ -51,6 +51,11 @@ pub trait Served: 'static {
     /// Whether no command is under way.
     fn is_idle(&self) -> bool;
 
+    /// Whether a target that stops may end it once nothing is under way.
+    fn may_go(&self) -> bool {
+        true
+    }
+
     /// When [`Served::tick`] has to be called at the latest.
     fn deadline(&self) -> Option<Instant>;
 
@@ -183,7 +188,26 @@ impl<C: Served> Connections<C> {
             if all.is_empty() {
                 return;
             }
-            all.iter().filter(|c| now >= end || now >= quiet && is_quiet(c)).for_each(|c| c.line().end());
+            let goes = |c: &&Rc<C>| now >= end || now >= quiet && is_quiet(c) && c.may_go();
+            all.iter().filter(goes).for_each(|c| c.line().end());
+            self.reactor.sleep(DRAIN_LOOK).await;
+        }
+    }
+
+    /// Ends those among them, as they are now, that have to leave: `ask` asks each of them to; those that are quiet end from
+    /// `quiet` on, and all at `end`. Waits until they have ended.
+    pub async fn end_some(&self, leaves: impl Fn(&C) -> bool, ask: impl Fn(&C), quiet: Instant, end: Instant) {
+        let all = self.all.borrow().clone();
+        let mut leaving: Vec<(u64, Rc<C>)> = all.into_iter().filter(|(_, connection)| leaves(connection)).collect();
+        leaving.iter().for_each(|(_, connection)| ask(connection));
+        loop {
+            leaving.retain(|(id, _)| self.all.borrow().contains_key(id));
+            if leaving.is_empty() {
+                return;
+            }
+            let now = self.reactor.now();
+            let due = leaving.iter().filter(|(_, c)| now >= end || now >= quiet && is_quiet(c));
+            due.for_each(|(_, connection)| connection.line().end());
             self.reactor.sleep(DRAIN_LOOK).await;
         }
     }

@@ -311,7 +311,7 @@ impl Session {
             self.tasks.remove(old);
             actions.push(Action::Withdrawn(cid));
         }
-        let Some(key) = self.tasks.enter(cid, &command, inline) else { return Ok(()) };
+        let key = self.tasks.enter(cid, &command, inline);
         let is_connect = sqe.opcode == FABRICS && sqe.fabrics_type() == 1;
         match self.phase {
             Phase::Live => self.hand_on(key, command, actions),

@@ -131,7 +131,7 @@ impl Connection {
     fn fused(self: &Rc<Self>, halves: [(TaskKey, Command); 2]) {
         let Some(queue) = self.queue.borrow().clone() else { return };
         let [first, second] = halves.map(|(key, command)| self.half(&queue, key, command));
-        self.run(Job { connection: self.clone(), queue, first, second: Some(second), disconnects: false });
+        self.run(Job { connection: self.clone(), queue, first, second: Some(Box::new(second)), disconnects: false });
     }
 
     fn run(self: &Rc<Self>, job: Job) {
@@ -186,6 +186,12 @@ impl Served for Connection {
             queue.tasks.until_gone(|_| true).await;
         }
         self.line.finish().await;
+    }
+
+    /// With its admin queue a controller ends, and with it the commands of its other queues: those come first.
+    fn may_go(&self) -> bool {
+        let queue = self.queue.borrow();
+        !queue.as_ref().is_some_and(|queue| queue.id == 0 && queue.controller.has_io_queues())
     }
 
     /// What waits for an event is not under way.

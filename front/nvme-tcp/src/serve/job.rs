@@ -25,7 +25,8 @@ pub(super) struct Job {
     pub(super) connection: Rc<Connection>,
     pub(super) queue: Rc<Queue>,
     pub(super) first: Half,
-    pub(super) second: Option<Half>,
+    /// Seldom, and so behind a pointer: jobs are moved.
+    pub(super) second: Option<Box<Half>>,
     /// The queue ends with it.
     pub(super) disconnects: bool,
 }
@@ -39,7 +40,7 @@ impl Job {
             None => {
                 let mut reply = Reply::default();
                 subsystem.execute(queue, &first.task, &first.command, &first.way(connection), tools, &mut reply).await;
-                self.reply(first, reply);
+                self.reply(first, &mut reply);
             }
             // Seldom, and larger than the other: it does not make its future larger.
             Some(second) => {
@@ -47,7 +48,7 @@ impl Job {
                 let (tasks, commands) = ([&first.task, &second.task], [&first.command, &second.command]);
                 let ways = [&first.way(connection), &second.way(connection)];
                 Box::pin(subsystem.execute_fused(queue, tasks, commands, ways, tools, &mut replies)).await;
-                let [one, other] = replies;
+                let [one, other] = &mut replies;
                 self.reply(first, one);
                 self.reply(second, other);
             }
@@ -55,7 +56,7 @@ impl Job {
         connection.line.kick();
     }
 
-    fn reply(&self, half: &Half, mut reply: Reply) {
+    fn reply(&self, half: &Half, reply: &mut Reply) {
         let mut session = self.connection.line.session();
         if reply.parked {
             return session.park(half.key);
