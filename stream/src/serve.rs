@@ -193,6 +193,24 @@ impl<C: Served> Connections<C> {
         }
     }
 
+    /// Ends those among them, as they are now, that have to leave: `ask` asks each of them to; those that are quiet end from
+    /// `quiet` on, and all at `end`. Waits until they have ended.
+    pub async fn end_some(&self, leaves: impl Fn(&C) -> bool, ask: impl Fn(&C), quiet: Instant, end: Instant) {
+        let all = self.all.borrow().clone();
+        let mut leaving: Vec<(u64, Rc<C>)> = all.into_iter().filter(|(_, connection)| leaves(connection)).collect();
+        leaving.iter().for_each(|(_, connection)| ask(connection));
+        loop {
+            leaving.retain(|(id, _)| self.all.borrow().contains_key(id));
+            if leaving.is_empty() {
+                return;
+            }
+            let now = self.reactor.now();
+            let due = leaving.iter().filter(|(_, c)| now >= end || now >= quiet && is_quiet(c));
+            due.for_each(|(_, connection)| connection.line().end());
+            self.reactor.sleep(DRAIN_LOOK).await;
+        }
+    }
+
     /// Forgets all connections at once, without a word to anybody: the core's tasks are gone. Connections hold their
     /// front and it holds them, so a simulated crash leaves memory behind without it.
     pub fn abandon(&self) {

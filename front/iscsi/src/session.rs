@@ -231,6 +231,10 @@ impl Session {
 
     /// The answer to [`Action::Authorize`].
     pub fn authorized(&mut self, verdict: Verdict, actions: &mut Vec<Action>) {
+        if let Verdict::Accepted { offer: Some(offer), .. } = &verdict {
+            self.config = offer.clone();
+            self.negotiation.set_config(offer.clone());
+        }
         self.advance_login(actions, |login, out| login.authorized(verdict, out));
         self.pump(actions);
     }
