@@ -30,8 +30,8 @@ impl Drop for Promise {
 }
 
 impl Arena {
-    /// Memory for `len` bytes that a peer is asked for, and for so many more `ahead` of it; `None` when there is none, or
-    /// peers owe too much already.
+    /// Memory for `len` bytes that a peer is asked for, and for so many more `ahead` of it; `None` when there is none,
+    /// or peers owe too much already.
     #[must_use]
     pub fn take_for_peer(&self, len: usize, ahead: usize) -> Option<(SgMut, Promise)> {
         let promised = self.0.promised.get();
