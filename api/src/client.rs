@@ -3,10 +3,10 @@
 use crate::place;
 use crate::routes::Method;
 use http_body_util::{BodyExt, Full};
+pub use hyper::Uri;
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
-pub use hyper::Uri;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use rustix::fs::{Access, access};

@@ -75,6 +75,7 @@ fn takes(takes: Takes) -> &'static str {
         Takes::Nothing => "",
         Takes::Keys(_) => "keys",
         Takes::Changes(_) => "keys, null takes one out",
+        Takes::Copy => "`name`, `path`, `share`, `read-only`",
         Takes::Mapping => "`volume`, `read-only`",
         Takes::Text => "a configuration as TOML",
     }
@@ -85,6 +86,8 @@ fn gives(gives: Gives) -> &'static str {
         Gives::Thing(_) => "a thing",
         Gives::Things(_) => "things",
         Gives::Plan => "the steps",
+        Gives::Copy => "how far it is",
+        Gives::Copies => "copies",
         Gives::Status => "status",
         Gives::Config => "all of it",
         Gives::Text => "text",

@@ -145,13 +145,16 @@ impl fmt::Debug for Order {
     }
 }
 
+/// How many connections there are from each address.
+type Sources = Arc<Mutex<HashMap<IpAddr, usize>>>;
+
 /// What all listeners of the thread share.
 #[derive(Clone)]
 struct Shared {
     router: Router,
     local: Arc<Semaphore>,
     remote: Arc<Semaphore>,
-    sources: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    sources: Sources,
 }
 
 impl Shared {
@@ -226,7 +229,7 @@ async fn accept_remote(listener: std::net::TcpListener, tls: Option<Tls>, shared
 /// What a connection counts as.
 struct Held {
     _permit: OwnedSemaphorePermit,
-    source: Option<(IpAddr, Arc<Mutex<HashMap<IpAddr, usize>>>)>,
+    source: Option<(IpAddr, Sources)>,
 }
 
 impl Held {

@@ -1,6 +1,7 @@
 //! The OpenAPI document (3.1), made from the routes, from the declarations of the configuration's keys, and from the
 //! types of what the API says.
 
+use crate::copy::{CopyView, Order};
 use crate::journal::Note;
 use crate::routes::{Gives, Route, Takes, routes};
 use lunar_control::Kind;
@@ -73,7 +74,7 @@ fn operation(route: &Route, generator: &mut SchemaGenerator) -> Json {
         "x-right": route.right.word(),
         "responses": responses(route, generator),
     });
-    let mut parameters: Vec<Json> = route.parameters().map(parameter).collect();
+    let mut parameters: Vec<Json> = route.parameters().map(|name| parameter(name, route)).collect();
     if route.is_plan() {
         parameters.push(json!({
             "name": "dry-run",
@@ -91,8 +92,9 @@ fn operation(route: &Route, generator: &mut SchemaGenerator) -> Json {
     operation
 }
 
-fn parameter(name: &str) -> Json {
-    let schema = if ["name", "id"].contains(&name) { json!({ "type": "string" }) } else { json!({ "type": "integer", "minimum": 0 }) };
+fn parameter(name: &str, route: &Route) -> Json {
+    let is_text = name == "name" || route.gives == Gives::Session;
+    let schema = if is_text { json!({ "type": "string" }) } else { json!({ "type": "integer", "minimum": 0 }) };
     json!({ "name": name, "in": "path", "required": true, "schema": schema })
 }
 
@@ -102,6 +104,7 @@ fn body(takes: Takes, generator: &mut SchemaGenerator) -> Option<Json> {
         Takes::Text => return Some(json!({ "application/toml": { "schema": { "type": "string" } } })),
         Takes::Keys(kind) => reference(&new_name(kind)),
         Takes::Changes(kind) => reference(&format!("{}-change", kind.section())),
+        Takes::Copy => generator.subschema_for::<Order>().to_value(),
         Takes::Mapping => generator.subschema_for::<Mapping>().to_value(),
     };
     Some(json!({ "application/json": { "schema": schema } }))
@@ -119,6 +122,8 @@ fn responses(route: &Route, generator: &mut SchemaGenerator) -> Json {
         Gives::Thing(kind) => of(json, reference(&format!("{}-thing", kind.section()))),
         Gives::Things(kind) => of(json, list_of(reference(&format!("{}-thing", kind.section())))),
         Gives::Plan => of(json, generator.subschema_for::<PlanView<'_>>().to_value()),
+        Gives::Copy => of(json, generator.subschema_for::<CopyView>().to_value()),
+        Gives::Copies => of(json, list_of(generator.subschema_for::<CopyView>().to_value())),
         Gives::Status => of(json, generator.subschema_for::<StatusView>().to_value()),
         Gives::Versions => of(json, list_of(generator.subschema_for::<VersionView<'_>>().to_value())),
         Gives::Sessions => of(json, list_of(generator.subschema_for::<SessionView>().to_value())),

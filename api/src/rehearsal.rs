@@ -3,15 +3,15 @@
 
 use crate::desk::{Control, Desk, Job};
 use crate::journal::Journal;
-use crate::running::{Api, Ready};
+use crate::running::Api;
 use crate::work::Common;
-use lunar_control::Manager;
 use lunar_control::api::SessionView;
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Machine};
 use lunar_control::live::Live;
 use lunar_control::plan::Change;
-use lunar_control::rehearsal::{self, Rehearsal};
+use lunar_control::rehearsal::{Ready, Rehearsal};
+use lunar_control::{Manager, Plan};
 use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -23,30 +23,41 @@ use std::time::SystemTime;
 struct Model {
     things: Rehearsal,
     api: Api,
+    /// Whether the first configuration is in force.
+    is_open: bool,
+    /// Whether the API is prepared for the plan that is being carried out.
+    is_asked: bool,
 }
 
 impl Running for Model {
-    type Prepared = (rehearsal::Ready, Ready);
+    type Prepared = Ready;
 
-    fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Self::Prepared, String> {
-        let thing = self.things.prepare(change, wanted)?;
-        match self.api.prepare(change, wanted) {
-            Ok(api) => Ok((thing, api)),
-            Err(why) => {
-                self.things.roll_back(change, thing);
-                Err(why)
+    fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
+        let is_first = !self.is_asked;
+        let ready = self.things.prepare(change, wanted)?;
+        if is_first && self.is_open {
+            if let Err(why) = self.api.prepare(wanted) {
+                self.things.roll_back(change, ready);
+                return Err(why);
             }
+            self.is_asked = true;
         }
+        Ok(ready)
     }
 
-    fn commit(&mut self, change: &Change, (thing, api): Self::Prepared) {
-        self.things.commit(change, thing);
-        self.api.commit(change, api);
+    fn commit(&mut self, change: &Change, prepared: Ready) {
+        self.things.commit(change, prepared);
     }
 
-    fn roll_back(&mut self, change: &Change, (thing, api): Self::Prepared) {
-        self.api.roll_back(change, api);
-        self.things.roll_back(change, thing);
+    fn settle(&mut self, _plan: &Plan, wanted: &Checked) {
+        self.is_asked = false;
+        self.api.commit(wanted);
+    }
+
+    fn roll_back(&mut self, change: &Change, prepared: Ready) {
+        self.is_asked = false;
+        self.api.roll_back();
+        self.things.roll_back(change, prepared);
     }
 }
 
@@ -137,13 +148,14 @@ fn start(
     let api = Api::start(desk, common.clone()).map_err(|why| why.to_string())?;
     let mut things = Rehearsal::new();
     things.sessions = sessions;
-    let model = Model { things, api };
+    let model = Model { things, api, is_open: false, is_asked: false };
     let outside = Machine { config: file.clone() };
     let manager = Manager::start(&file, &folder.join("state"), outside, model, SystemTime::now());
     let mut manager = manager.map_err(|why| why.to_string())?;
     let checked = manager.current().clone();
     common.started_with(&checked);
-    manager.running().api.open_socket(&checked)?;
+    manager.running().api.open(&checked)?;
+    manager.running().is_open = true;
     Ok(manager)
 }
 

@@ -71,7 +71,7 @@ impl Tokens {
         let digest = |secret: &[u8]| <[u8; 32]>::from(Sha256::digest(secret));
         let one = |(name, token): (&String, &lunar_control::model::ApiToken)| {
             let secret = checked.token(name)?;
-            Some((name.clone(), (token.role.into(), digest(secret.expose()))))
+            Some((name.clone(), (token.role.into(), digest(secret.bytes()))))
         };
         Self(checked.config.api_tokens.iter().filter_map(one).collect())
     }

@@ -2,6 +2,7 @@
 //! OpenAPI document and the reference page are made from these rows; those of the configuration's things are made from
 //! their declarations.
 
+use crate::copy;
 use crate::rights::Right;
 use crate::work::{self, Run};
 use lunar_control::Kind;
@@ -42,6 +43,8 @@ pub enum Takes {
     Changes(Kind),
     /// What a LUN shall be, as JSON.
     Mapping,
+    /// What a copy shall be, as JSON.
+    Copy,
     /// The text of a configuration.
     Text,
 }
@@ -67,6 +70,10 @@ pub enum Gives {
     Sessions,
     /// One of them.
     Session,
+    /// How far a copy is.
+    Copy,
+    /// Copies.
+    Copies,
     /// What was counted.
     Statistics,
     /// What happened.
@@ -138,6 +145,7 @@ pub fn routes() -> Vec<Route> {
         }
     }
     all.extend(luns());
+    all.extend(copies());
     all
 }
 
@@ -314,6 +322,25 @@ fn luns() -> Vec<Route> {
     vec![
         row(Method::Put, "map-lun", Takes::Mapping, work::map, "Gives a volume a number in a group."),
         row(Method::Delete, "unmap-lun", Takes::Nothing, work::unmap, "Takes a number out of a group."),
+    ]
+}
+
+/// Copies of volumes.
+fn copies() -> Vec<Route> {
+    use Method::{Delete, Get, Post};
+    use Right::{Read, Write};
+    let none = Takes::Nothing;
+    vec![
+        row(
+            (Post, "/v1/volume/{name}/copy", "copy-volume"),
+            Write,
+            (Takes::Copy, Gives::Copy),
+            Run::Job(copy::start),
+            "Makes a new volume of the blocks of this one; goes on after the answer.",
+        ),
+        row((Get, "/v1/copy", "list-copy"), Read, (none, Gives::Copies), Run::Here(copy::list), "The last copies."),
+        row((Get, "/v1/copy/{id}", "show-copy"), Read, (none, Gives::Copy), Run::Here(copy::show), "How far one is."),
+        row((Delete, "/v1/copy/{id}", "stop-copy"), Write, (none, Gives::Copy), Run::Here(copy::stop), "Stops one."),
     ]
 }
 

@@ -6,11 +6,8 @@ use crate::place;
 use crate::rights::{Door, Tokens};
 use crate::server::State;
 use crate::work::Common;
-use lunar_control::apply::Running;
 use lunar_control::check::Checked;
-use lunar_control::config::Kind;
-use lunar_control::model::ApiListener;
-use lunar_control::plan::{Action, Change};
+use lunar_control::model::{self, ApiListener};
 use lunar_control::value::Textual;
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -30,7 +27,10 @@ pub struct Api {
     state: Arc<State>,
     thread: Thread,
     socket: Option<Socket>,
-    remote: BTreeMap<String, (SocketAddr, TcpListener)>,
+    /// What the configuration says of the socket that is served.
+    asked: Option<model::Api>,
+    remote: BTreeMap<String, (ApiListener, TcpListener)>,
+    coming: Option<Coming>,
 }
 
 /// The socket's file, which is removed when this drops.
@@ -54,24 +54,18 @@ fn inode(path: &Path) -> Option<u64> {
     std::fs::symlink_metadata(path).ok().map(|found| found.ino())
 }
 
-/// A step that is ready to be made.
+/// What is ready to be in force.
 #[derive(Debug)]
-pub enum Ready {
-    /// Nothing of it is the API's.
-    Nothing,
-    /// Another socket, and whom it lets in.
-    Socket(Box<NewSocket>),
-    /// Other tokens.
-    Tokens(Tokens),
-    /// A listener that comes, or changes.
-    Listener(String, SocketAddr, TcpListener, Option<Tls>),
-    /// A listener that goes.
-    Gone(String),
+struct Coming {
+    socket: Option<NewSocket>,
+    tokens: Tokens,
+    listeners: Vec<(String, ApiListener, TcpListener, Option<Tls>)>,
+    gone: Vec<String>,
 }
 
 /// A socket that listens, and is not served: under a name of its own until it takes its place.
 #[derive(Debug)]
-pub struct NewSocket {
+struct NewSocket {
     socket: Socket,
     place: PathBuf,
     listener: UnixListener,
@@ -87,19 +81,63 @@ impl Api {
         let owner = rustix::process::geteuid().as_raw();
         let state = State::new(desk, common, Door { owner, ..Door::default() });
         let thread = Thread::start(&state)?;
-        Ok(Self { state, thread, socket: None, remote: BTreeMap::new() })
+        Ok(Self { state, thread, socket: None, asked: None, remote: BTreeMap::new(), coming: None })
     }
 
-    /// Opens the socket where the configuration says nothing else about it. To be called when the first configuration
-    /// is in force.
+    /// Does everything that can fail of what a configuration asks for, so that nobody notices.
     ///
     /// # Errors
-    /// Why it cannot be opened, in words that say what to do.
-    pub fn open_socket(&mut self, checked: &Checked) -> Result<(), String> {
-        if self.socket.is_none() {
-            let new = self.bind_socket(checked)?;
-            self.serve_socket(new);
+    /// Why it cannot be, in words that say what to do.
+    pub fn prepare(&mut self, wanted: &Checked) -> Result<(), String> {
+        let config = &wanted.config;
+        let socket = match self.asked.as_ref() == Some(&config.api) {
+            true => None,
+            false => Some(self.bind_socket(&config.api)?),
+        };
+        let known = |name: &String| self.remote.get(name).map(|(listener, _)| listener);
+        let mut listeners = Vec::new();
+        for (name, listener) in config.api_listeners.iter().filter(|(name, listener)| known(name) != Some(*listener)) {
+            let (bound, tls) = self.bind(listener)?;
+            listeners.push((name.clone(), listener.clone(), bound, tls));
         }
+        let gone = self.remote.keys().filter(|name| !config.api_listeners.contains_key(*name)).cloned().collect();
+        self.coming = Some(Coming { socket, tokens: Tokens::of(wanted), listeners, gone });
+        Ok(())
+    }
+
+    /// Goes by what was prepared. This cannot fail.
+    pub fn commit(&mut self, wanted: &Checked) {
+        let Some(Coming { socket, tokens, listeners, gone }) = self.coming.take() else { return };
+        if let Some(new) = socket {
+            self.serve_socket(new);
+            self.asked = Some(wanted.config.api.clone());
+        }
+        self.state.change_door(|door| door.tokens = tokens);
+        for name in gone {
+            self.remote.remove(&name);
+            self.thread.close(&name);
+        }
+        for (name, listener, bound, tls) in listeners {
+            // A second handle keeps the address for whoever takes it over.
+            if let Ok(handle) = bound.try_clone() {
+                self.remote.insert(name.clone(), (listener, handle));
+            }
+            self.thread.open(&name, Listener::Remote(bound, tls));
+        }
+    }
+
+    /// Lets go of what was prepared, as if nobody had asked.
+    pub fn roll_back(&mut self) {
+        self.coming = None;
+    }
+
+    /// Puts in force what a configuration asks for: the first one.
+    ///
+    /// # Errors
+    /// As [`Api::prepare`].
+    pub fn open(&mut self, checked: &Checked) -> Result<(), String> {
+        self.prepare(checked)?;
+        self.commit(checked);
         Ok(())
     }
 
@@ -127,8 +165,7 @@ impl Api {
     }
 
     /// Binds the socket that a configuration asks for: for its owner, and for the members of a group.
-    fn bind_socket(&self, checked: &Checked) -> Result<NewSocket, String> {
-        let wanted = &checked.config.api;
+    fn bind_socket(&self, wanted: &model::Api) -> Result<NewSocket, String> {
         let place = match &wanted.socket {
             Some(path) => PathBuf::from(path.text()),
             None => place::to_listen().ok_or("there is no folder for the socket of the API: set `socket` in [api]")?,
@@ -177,7 +214,7 @@ impl Api {
             ErrorKind::AddrNotAvailable => format!("{address} is no address of this machine"),
             _ => format!("{address}: {why}"),
         };
-        let there = self.remote.values().find(|(known, _)| *known == address);
+        let there = self.remote.values().find(|(known, _)| known.address.0 == address);
         let listener = match there {
             Some((_, listener)) => listener.try_clone(),
             None => TcpListener::bind(address),
@@ -187,49 +224,6 @@ impl Api {
             _ => None,
         };
         Ok((listener.map_err(unable)?, tls))
-    }
-}
-
-impl Running for Api {
-    type Prepared = Ready;
-
-    fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
-        let name = &change.object.name;
-        Ok(match (change.object.kind, &change.action) {
-            (Kind::Api, _) => Ready::Socket(Box::new(self.bind_socket(wanted)?)),
-            (Kind::ApiToken, _) => Ready::Tokens(Tokens::of(wanted)),
-            (Kind::ApiListener, Action::Remove) => Ready::Gone(name.clone()),
-            (Kind::ApiListener, _) => {
-                let listener = wanted.config.api_listeners.get(name);
-                let listener = listener.ok_or_else(|| format!("there is no API listener {name}"))?;
-                let (socket, tls) = self.bind(listener)?;
-                Ready::Listener(name.clone(), listener.address.0, socket, tls)
-            }
-            _ => Ready::Nothing,
-        })
-    }
-
-    fn commit(&mut self, _: &Change, prepared: Ready) {
-        match prepared {
-            Ready::Nothing => {}
-            Ready::Socket(new) => self.serve_socket(*new),
-            Ready::Tokens(tokens) => self.state.change_door(|door| door.tokens = tokens),
-            Ready::Listener(name, address, listener, tls) => {
-                // A second handle keeps the address for whoever takes it over.
-                if let Ok(handle) = listener.try_clone() {
-                    self.remote.insert(name.clone(), (address, handle));
-                }
-                self.thread.open(&name, Listener::Remote(listener, tls));
-            }
-            Ready::Gone(name) => {
-                self.remote.remove(&name);
-                self.thread.close(&name);
-            }
-        }
-    }
-
-    fn roll_back(&mut self, _: &Change, prepared: Ready) {
-        drop(prepared);
     }
 }
 

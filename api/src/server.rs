@@ -108,7 +108,7 @@ impl State {
         let dry_run = dry_run(&route, parts.uri.query())?;
         let parameters = parameters(&mut parts).await?;
         let body = read(&route, body).await?;
-        let ask = Ask { route, who, parameters, dry_run, body, common: self.common.clone() };
+        let ask = Ask { route, who, parameters, dry_run, body, common: self.common.clone(), desk: self.desk.clone() };
         let outcome = match ask.route.run {
             Run::Here(work) => work(&ask),
             Run::Job(work) => self.done_by_the_control_thread(work, ask).await,
@@ -213,7 +213,7 @@ async fn read(route: &Route, body: Body) -> Result<Vec<u8>, Problem> {
     let most = match route.takes {
         Takes::Nothing => 0,
         Takes::Text => CONFIG_BYTES_MAX,
-        Takes::Keys(_) | Takes::Changes(_) | Takes::Mapping => KEYS_BYTES_MAX,
+        Takes::Keys(_) | Takes::Changes(_) | Takes::Mapping | Takes::Copy => KEYS_BYTES_MAX,
     };
     match timeout(BODY_TIME_MAX, to_bytes(body, most)).await {
         Ok(Ok(bytes)) => Ok(bytes.into()),
@@ -265,7 +265,6 @@ fn event(note: &Note) -> Event {
 }
 
 /// All routes, ready to answer requests that carry their [`Peer`].
-#[must_use]
 pub fn router(state: &Arc<State>) -> axum::Router {
     let mut router = axum::Router::new();
     for route in routes() {

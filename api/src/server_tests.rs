@@ -86,7 +86,7 @@ struct Fixture {
     state: Arc<State>,
     router: axum::Router,
     runtime: tokio::runtime::Runtime,
-    _place: Place,
+    place: Place,
 }
 
 const OWNER: Peer = Peer::Local { user: 4711, group: 4711 };
@@ -101,7 +101,7 @@ impl Fixture {
         let state = State::new(service.desk.clone(), common, Door { owner: 4711, group: None, tokens });
         let router = router(&state);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Self { service, state, router, runtime, _place: place }
+        Self { service, state, router, runtime, place }
     }
 
     fn ask(&mut self, peer: Peer, token: Option<&str>, method: &str, path: &str, body: &str) -> (u16, String) {
@@ -135,7 +135,11 @@ fn operations() -> Vec<(String, String, String)> {
     for (path, methods) in document["paths"].as_object().expect("paths") {
         for (method, operation) in methods.as_object().expect("methods") {
             let name = if path.contains("volume") { "disk1" } else { "main" };
-            let path = path.replace("{name}", name).replace("{lun}", "0").replace("{id}", "iscsi-7").replace("{number}", "1");
+            let path = path
+                .replace("{name}", name)
+                .replace("{lun}", "0")
+                .replace("{id}", if path.contains("copy") { "7" } else { "iscsi-7" })
+                .replace("{number}", "1");
             let right = operation["x-right"].as_str().expect("each takes a right");
             all.push((method.to_uppercase(), path, right.to_owned()));
         }
@@ -170,7 +174,10 @@ fn no_route_answers_without_the_right() {
         let token = if right == "write" { SECRETS[2] } else { SECRETS[1] };
         let (status, _) = fixture.ask(remote, Some(token), &method, &path, "");
         assert!(
-            ![401, 403, 404, 405].contains(&status) || path.contains("main") || path.contains('7'),
+            ![401, 403, 404, 405].contains(&status)
+                || path.contains("main")
+                || path.contains('7')
+                || path.contains("copy"),
             "{method} {path}: {status}"
         );
         let (status, _) = fixture.ask(OWNER, None, &method, &path, "");
@@ -271,6 +278,54 @@ fn the_whole_is_planned_applied_and_taken_back() {
     assert_eq!(fixture.own("GET", "/v1/volume/disk1", "").1["keys"]["size"], json!("1M"));
     let (status, problem) = fixture.own("POST", "/v1/apply", "[volume.x]\nkind = 'rom'\n");
     assert_eq!((status, &problem["errors"][0]["line"]), (422, &json!(2)), "{problem}");
+}
+
+#[test]
+fn copies_are_whole_volumes_or_nothing() {
+    let mut fixture = Fixture::new();
+    let folder = fixture.place.0.clone();
+    let bytes: Vec<u8> = (0..300_000_u32).map(|at| (at / 7) as u8).collect();
+    std::fs::write(folder.join("a.img"), &bytes).expect("it takes it");
+    let path = |name: &str| folder.join(name).display().to_string();
+    let keys = json!({ "kind": "file", "path": path("a.img") }).to_string();
+    assert_eq!(fixture.own("POST", "/v1/volume/a", &keys).0, 200);
+    let order = |name: &str, file: &str| json!({ "name": name, "path": path(file) }).to_string();
+    let (status, copy) = fixture.own("POST", "/v1/volume/a/copy", &order("b", "b.img"));
+    assert_eq!((status, &copy["total"]), (200, &json!(300_000)), "{copy}");
+    let ended = |fixture: &mut Fixture, id: &Json| {
+        for _ in 0..500 {
+            let (_, copy) = fixture.own("GET", &format!("/v1/copy/{id}"), "");
+            if copy["ended"] == true {
+                return copy;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("it never ends");
+    };
+    let end = ended(&mut fixture, &copy["id"]);
+    assert_eq!((&end["why"], &end["done"]), (&Json::Null, &json!(300_000)), "{end}");
+    assert!(std::fs::read(folder.join("b.img")).expect("it is there") == bytes);
+    assert_eq!(fixture.own("GET", "/v1/volume/b", "").1["keys"]["path"], json!(path("b.img")));
+    // What is in the way is told before anything is made.
+    for (order, status) in [
+        (order("b", "c.img"), 409),
+        (order("c", "b.img"), 422),
+        (order("c", "lunar.toml"), 409),
+        (json!({ "name": "c", "path": "c.img" }).to_string(), 400),
+        (json!({ "name": "c", "path": path("c.img"), "fast": true }).to_string(), 400),
+    ] {
+        assert_eq!(fixture.own("POST", "/v1/volume/a/copy", &order).0, status, "{order}");
+    }
+    assert_eq!(fixture.own("POST", "/v1/volume/disk1/copy", &order("c", "c.img")).0, 400, "it is no file");
+    // Somebody may write: of one moment, or not at all.
+    assert_eq!(fixture.own("PUT", "/v1/group/hosts/luns/1", r#"{"volume":"a"}"#).0, 200);
+    let (_, copy) = fixture.own("POST", "/v1/volume/a/copy", &order("c", "c.img"));
+    let end = ended(&mut fixture, &copy["id"]);
+    let is_whole = std::fs::read(folder.join("c.img")).is_ok_and(|copied| copied == bytes);
+    match end["why"].as_str() {
+        Some(why) => assert!(why.contains("read-only") && !folder.join("c.img").exists(), "{why}"),
+        None => assert!(is_whole, "the file system shares blocks"),
+    }
 }
 
 #[test]

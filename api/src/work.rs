@@ -1,6 +1,7 @@
 //! What routes do, once it is known that he who asks may have it done.
 
-use crate::desk::Control;
+use crate::copy::Copies;
+use crate::desk::{Control, Desk};
 use crate::journal::{Journal, Topic};
 use crate::rights::Who;
 use crate::routes::Route;
@@ -55,6 +56,8 @@ pub struct Ask {
     pub body: Vec<u8>,
     /// What all requests have in common.
     pub common: Arc<Common>,
+    /// The way to the control thread, for what goes on after the answer.
+    pub desk: Desk,
 }
 
 /// What all requests have in common.
@@ -62,6 +65,8 @@ pub struct Ask {
 pub struct Common {
     /// What happened.
     pub journal: Arc<Journal>,
+    /// Copies that are under way.
+    pub copies: Copies,
     /// The version of Lunar.
     pub version: String,
     /// When it was started.
@@ -74,7 +79,8 @@ impl Common {
     /// What is the same for all.
     #[must_use]
     pub fn new(journal: Arc<Journal>, version: &str, since: SystemTime) -> Arc<Self> {
-        Arc::new(Self { journal, version: version.to_owned(), since, first: OnceLock::new() })
+        let (copies, version) = (Copies::default(), version.to_owned());
+        Arc::new(Self { journal, copies, version, since, first: OnceLock::new() })
     }
 
     /// Remembers with what configuration it was started. Before any change: the first call counts.
@@ -145,7 +151,7 @@ impl From<lunar_control::versions::Trouble> for Problem {
 }
 
 impl Reply {
-    fn json(value: &impl Serialize) -> Outcome {
+    pub(crate) fn json(value: &impl Serialize) -> Outcome {
         Ok(Self { status: 200, media: "application/json", body: bytes(value)? })
     }
 
@@ -174,7 +180,7 @@ impl Ask {
         self.parameters.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
     }
 
-    fn number(&self, name: &str) -> Result<u64, Problem> {
+    pub(crate) fn number(&self, name: &str) -> Result<u64, Problem> {
         let text = self.parameter(name);
         text.parse().map_err(|_| Problem::wrong(format!("{name} is a number, not '{}'", shortened(text))))
     }
@@ -189,11 +195,11 @@ impl Ask {
         self.route.kind.ok_or_else(|| Problem::missing("there is nothing here"))
     }
 
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         self.parameter("name").to_owned()
     }
 
-    fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+    pub(crate) fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
         // The parser's words may quote the body, and with it a secret: the place is enough.
         serde_json::from_slice(&self.body).map_err(|why| {
             let (line, column) = (why.line(), why.column());

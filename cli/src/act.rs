@@ -9,6 +9,8 @@ use lunar_control::Kind;
 use lunar_control::value::{Size, Textual};
 use serde_json::{Value as Json, json};
 use std::io::{BufRead, IsTerminal, Read, Write};
+use std::path::Path;
+use std::time::Duration;
 
 /// Does what the command of this name is told to, if it is one of these.
 #[must_use]
@@ -55,12 +57,17 @@ fn noun(service: &Service, kind: Kind, matches: &ArgMatches) -> Result<(), Failu
         let thing = service.get(&one)?;
         return service.say(&thing, show::thing(kind, &thing));
     }
+    if ["snapshot", "clone", "copy"].contains(&verb) {
+        return copy(service, verb, &one, matches);
+    }
     let place = format!("{one}{}", query(matches));
     let (method, place, sent) = match verb {
         "create" => (Method::Post, place, Sent::Json(keys(kind, matches)?)),
         "set" => (Method::Patch, place, Sent::Json(keys(kind, matches)?)),
         "delete" => (Method::Delete, place, Sent::Nothing),
-        "resize" => (Method::Patch, place, Sent::Json(json!({ "size": larger(service, &one, &word(matches, "size"))? }))),
+        "resize" => {
+            (Method::Patch, place, Sent::Json(json!({ "size": larger(service, &one, &word(matches, "size"))? })))
+        }
         "map" | "unmap" => {
             let lun = matches.get_one::<u16>("lun").copied().unwrap_or_default();
             let place = format!("{one}/luns/{lun}{}", query(matches));
@@ -143,6 +150,35 @@ fn larger(service: &Service, place: &str, wanted: &str) -> Result<String, Failur
     Ok(size.text())
 }
 
+/// How often somebody who waits for a copy asks how far it is.
+const COPY_PULSE: Duration = Duration::from_millis(200);
+
+fn copy(service: &Service, verb: &str, place: &str, matches: &ArgMatches) -> Result<(), Failure> {
+    let new = word(matches, "new");
+    let path = match matches.get_one::<String>("path") {
+        Some(path) => path.clone(),
+        None => {
+            let volume = service.get(place)?;
+            let own =
+                volume["keys"]["path"].as_str().ok_or_else(|| Failure::new("it is no file: only files are copied"))?;
+            Path::new(own).with_file_name(format!("{new}.img")).display().to_string()
+        }
+    };
+    let order = json!({ "name": new, "path": path, "share": verb != "copy", "read-only": verb == "snapshot" });
+    let mut state = service.ask(Method::Post, &format!("{place}/copy"), Sent::Json(order))?;
+    let bar = show::progress(state["total"].as_u64().unwrap_or_default());
+    while state["ended"] != true {
+        std::thread::sleep(COPY_PULSE);
+        state = service.get(&format!("/v1/copy/{}", state["id"]))?;
+        bar.set_position(state["done"].as_u64().unwrap_or_default());
+    }
+    bar.finish_and_clear();
+    match state["why"].as_str() {
+        Some(why) => Err(Failure::new(why)),
+        None => service.say(&state, format!("{new} is there: {path}\n")),
+    }
+}
+
 fn session(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
     let Some((verb, matches)) = matches.subcommand() else { return Err(Failure::new("do what?")) };
     match verb {
@@ -163,9 +199,11 @@ fn kick(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
     let by = |key: &'static str| matches.get_one::<String>(key).map(|value| (key, value.clone()));
     if let Some((key, value)) = by("initiator").or_else(|| by("target")) {
         let all = service.get("/v1/session")?;
-        let fitting = all.as_array().into_iter().flatten().filter(|session| {
-            session[key].as_str().is_some_and(|known| known.eq_ignore_ascii_case(&value))
-        });
+        let fitting = all
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|session| session[key].as_str().is_some_and(|known| known.eq_ignore_ascii_case(&value)));
         ids.extend(fitting.filter_map(|session| session["id"].as_str().map(str::to_owned)));
         if ids.is_empty() {
             return Err(Failure::new(format!("no session has the {key} {value}; `lunar session list` shows all")));

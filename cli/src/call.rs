@@ -40,9 +40,13 @@ impl Service {
         };
         let parsed = url.parse::<lunar_api::client::Uri>().ok();
         let parsed = parsed.filter(|url| matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some());
-        let parsed = parsed.ok_or_else(|| Failure::new(format!("{url} is no URL such as https://storage.example:3280")))?;
+        let parsed =
+            parsed.ok_or_else(|| Failure::new(format!("{url} is no URL such as https://storage.example:3280")))?;
         let token = path("token-file", "LUNAR_TOKEN_FILE").map(|file| token(&file)).transpose()?;
-        Ok(Self { client: Client { address: Address::Url(parsed), token, trusted: path("trust", "LUNAR_TRUST") }, json })
+        Ok(Self {
+            client: Client { address: Address::Url(parsed), token, trusted: path("trust", "LUNAR_TRUST") },
+            json,
+        })
     }
 
     /// What it answers to a question.
@@ -107,6 +111,9 @@ mod tests {
     #[test]
     fn names_stay_one_part_of_a_path() {
         assert_eq!(encoded("disk-1.a_b:c@d"), "disk-1.a_b:c@d");
-        assert_eq!((encoded("a/b?c"), encoded("ü"), encoded("..")), ("a%2Fb%3Fc".into(), "%C3%BC".into(), "%2E%2E".into()));
+        assert_eq!(
+            (encoded("a/b?c"), encoded("ü"), encoded("..")),
+            ("a%2Fb%3Fc".into(), "%C3%BC".into(), "%2E%2E".into())
+        );
     }
 }

@@ -21,7 +21,11 @@ fn service() -> Vec<Arg> {
         file(place("socket", "PATH", "Its socket [default: $LUNAR_SOCKET, or that of the service on this machine]")),
         place("url", "URL", "A service elsewhere: https://HOST[:PORT] [default: $LUNAR_URL]").conflicts_with("socket"),
         file(place("token-file", "FILE", "The file with the token for --url [default: $LUNAR_TOKEN_FILE]")),
-        file(place("trust", "FILE", "Certificates to trust with --url, in PEM [default: $LUNAR_TRUST, or the system's]")),
+        file(place(
+            "trust",
+            "FILE",
+            "Certificates to trust with --url, in PEM [default: $LUNAR_TRUST, or the system's]",
+        )),
         Arg::new("json")
             .long("json")
             .action(ArgAction::SetTrue)
@@ -72,17 +76,35 @@ fn noun(kind: Kind) -> Command {
         Command::new("delete").about(format!("Remove a {kind}")).arg(name(kind)).arg(dry_run()),
     ];
     match kind {
-        Kind::Volume => verbs.push(
-            Command::new("resize")
-                .about("Make a volume larger; initiators are told")
-                .arg(name(kind))
-                .arg(Arg::new("size").value_name("SIZE").required(true).help("20G, or +5G for so much more"))
-                .arg(dry_run()),
-        ),
+        Kind::Volume => {
+            verbs.push(
+                Command::new("resize")
+                    .about("Make a volume larger; initiators are told")
+                    .arg(name(kind))
+                    .arg(Arg::new("size").value_name("SIZE").required(true).help("20G, or +5G for so much more"))
+                    .arg(dry_run()),
+            );
+            verbs.extend(copies());
+        }
         Kind::Group => verbs.extend(mappings()),
         _ => {}
     }
     asking(section, help(&kind.words())).subcommands(verbs).subcommand_required(true).arg_required_else_help(true)
+}
+
+/// Copies of a volume that is a file.
+fn copies() -> [Command; 3] {
+    let verb = |verb: &'static str, about: &'static str| {
+        let new = Arg::new("new").value_name("NEW").required(true).help("The name of the new volume");
+        let path = Arg::new("path").long("path").value_name("PATH");
+        let path = path.help("Where its file shall be [default: NEW.img in the folder of the other]");
+        Command::new(verb).about(about).args([name(Kind::Volume), new, path])
+    };
+    [
+        verb("snapshot", "Keep what is on a volume now, in a volume that can only be read; takes no time and no space"),
+        verb("clone", "Make a volume that begins with what is on another now; takes no time and no space"),
+        verb("copy", "Make a volume with all the blocks of another"),
+    ]
 }
 
 fn mappings() -> [Command; 2] {
@@ -93,9 +115,13 @@ fn mappings() -> [Command; 2] {
     let volume = Arg::new("volume").value_name("VOLUME").required(true).help("The name of the volume");
     let read_only = Arg::new("read-only").long("read-only").action(ArgAction::SetTrue);
     [
-        Command::new("map")
-            .about("Give a volume a number in a group")
-            .args([group(), lun(), volume, read_only.help("This group may only read"), dry_run()]),
+        Command::new("map").about("Give a volume a number in a group").args([
+            group(),
+            lun(),
+            volume,
+            read_only.help("This group may only read"),
+            dry_run(),
+        ]),
         Command::new("unmap").about("Take a number out of a group").args([group(), lun(), dry_run()]),
     ]
 }
@@ -206,7 +232,8 @@ pub fn keys(
                 value = ask(&key.name())?;
                 is_asked = true;
             } else if !["file:", "credential:"].iter().any(|form| value.starts_with(form)) {
-                let why = "whatever is typed here, others on this machine can read: give file:PATH, credential:NAME, or -";
+                let why =
+                    "whatever is typed here, others on this machine can read: give file:PATH, credential:NAME, or -";
                 return Err(format!("--{}: {why}", key.name()));
             }
         }

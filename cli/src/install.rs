@@ -35,7 +35,9 @@ pub fn command() -> Command {
         .after_help("A configuration that is there already stays as it is.")
         .args([
             path("root").value_name("DIR").help("Write below this folder, and start nothing: for packages"),
-            path("program").value_name("PATH").help("The program that the unit starts [default: this one; /usr/bin/lunar with --root]"),
+            path("program")
+                .value_name("PATH")
+                .help("The program that the unit starts [default: this one; /usr/bin/lunar with --root]"),
             Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue).help("Only print what would be written"),
         ])
 }

@@ -20,16 +20,16 @@ pub fn command() -> Command {
     });
     let sections: Vec<&'static str> = singles().map(Kind::section).collect();
     let verbs = [
-        Command::new("explain").about("What a section or a key means: `volume`, `volume.size`").arg(
-            Arg::new("key").value_name("KEY").help("The section, or the key [default: all sections]"),
-        ),
+        Command::new("explain")
+            .about("What a section or a key means: `volume`, `volume.size`")
+            .arg(Arg::new("key").value_name("KEY").help("The section, or the key [default: all sections]")),
         Command::new("check")
             .about("Whether a file is right on this machine; says all that is wrong, with places")
             .arg(Arg::new("file").value_name("FILE").required(true).help("The file")),
         Command::new("schema").about("The JSON schema of a configuration, for editors"),
-        Command::new("show").about("The text in force, without secrets, or a section of it with all its keys").arg(
-            Arg::new("section").value_name("SECTION").value_parser(sections).help("One of which there is one"),
-        ),
+        Command::new("show")
+            .about("The text in force, without secrets, or a section of it with all its keys")
+            .arg(Arg::new("section").value_name("SECTION").value_parser(sections).help("One of which there is one")),
         Command::new("set")
             .about("Change what there is once; `none` takes a key out")
             .subcommands(set)

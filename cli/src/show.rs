@@ -1,6 +1,7 @@
 //! What is said to people: tables, keys and steps; in colour on a terminal, plain in a pipe.
 
 use anstyle::{AnsiColor, Style};
+use indicatif::{ProgressBar, ProgressStyle};
 use lunar_control::Kind;
 use serde_json::Value as Json;
 use std::io::{self, Write};
@@ -26,6 +27,14 @@ pub fn print(text: &str) -> io::Result<()> {
 
 fn styled(style: Style, text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{style}{text}{style:#}") }
+}
+
+/// A bar of bytes, on a terminal only.
+#[must_use]
+pub fn progress(bytes: u64) -> ProgressBar {
+    let bar = ProgressBar::new(bytes);
+    let style = ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} more");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 /// How wide a line may be.
@@ -61,7 +70,8 @@ fn table(heads: &[String], rows: &[Vec<String>], most: usize) -> String {
     };
     let widths: Vec<usize> = (0..heads.len()).map(wide).collect();
     let mut shown = widths.len();
-    while shown > 1 && widths[..shown].iter().map(|wide| wide.saturating_add(2)).sum::<usize>() > most.saturating_add(2) {
+    while shown > 1 && widths[..shown].iter().map(|wide| wide.saturating_add(2)).sum::<usize>() > most.saturating_add(2)
+    {
         shown -= 1;
     }
     let line = |cells: &[String], style: Option<Style>| {
@@ -144,7 +154,9 @@ pub fn plan(plan: &Json, done: bool) -> String {
         };
         match step["effect"].as_str() {
             Some("attention") if targets > 0 => text.push_str(&format!("  (initiators of {} are told)", which())),
-            Some("ends-sessions") if targets > 0 => text.push_str(&styled(RED, &format!("  (sessions of {} end)", which()))),
+            Some("ends-sessions") if targets > 0 => {
+                text.push_str(&styled(RED, &format!("  (sessions of {} end)", which())))
+            }
             Some("restart") => text.push_str(&styled(YELLOW, "  (after a restart)")),
             _ => {}
         }
@@ -188,7 +200,8 @@ pub fn session(session: &Json) -> String {
 /// Sessions that were ended.
 #[must_use]
 pub fn kicked(ended: &Json) -> String {
-    let line = |session: &Json| format!("ended session {} of {}\n", words(&session["id"]), words(&session["initiator"]));
+    let line =
+        |session: &Json| format!("ended session {} of {}\n", words(&session["id"]), words(&session["initiator"]));
     ended.as_array().into_iter().flatten().map(line).collect()
 }
 
@@ -325,7 +338,7 @@ mod tests {
             (951_782_400, "2000-02-29 00:00:00Z"),
             (1_709_251_199, "2024-02-29 23:59:59Z"),
             (1_735_689_599, "2024-12-31 23:59:59Z"),
-            (4_107_542_400, "2100-03-01 00:00:00Z"),
+            (4_107_542_400_u64, "2100-03-01 00:00:00Z"),
         ] {
             assert_eq!(time(&json!(seconds)), shown);
         }
@@ -344,7 +357,10 @@ mod tests {
         let plain = |text: String| anstream::adapter::strip_str(&text).to_string();
         let whole = "name   kind  size  read-only\ndisk1  ram   20G   false\nd      ram   1M    true\n";
         assert_eq!(plain(things_within(Kind::Volume, &all, NO_END)), whole);
-        assert_eq!(plain(things_within(Kind::Volume, &all, 20)), "name   kind  size\ndisk1  ram   20G\nd      ram   1M\n");
+        assert_eq!(
+            plain(things_within(Kind::Volume, &all, 20)),
+            "name   kind  size\ndisk1  ram   20G\nd      ram   1M\n"
+        );
         assert!(things(Kind::Volume, &json!([])).contains("lunar volume create"));
     }
 

@@ -46,11 +46,11 @@ pub struct Frame {
     pub register: bool,
     /// How long commands under way get to finish at the end.
     pub drain: Duration,
-    /// What NVMe/TCP is to serve, if anything.
+    /// What NVMe hosts are to be served, if anything.
     pub nvme: Option<NvmeFrame>,
 }
 
-/// What NVMe/TCP is to serve.
+/// What NVMe hosts are to be served.
 #[derive(Clone, Debug)]
 pub struct NvmeFrame {
     /// Name of the NVM subsystem.
@@ -65,6 +65,8 @@ pub struct NvmeFrame {
     pub firmware: String,
     /// The address that the discovery service tells; `None`: the one that the host came in by.
     pub advertise: Option<std::net::IpAddr>,
+    /// Whether it is served over TCP; virtual machines are not the only hosts then.
+    pub over_tcp: bool,
 }
 
 /// What all cores have in common.

@@ -40,9 +40,13 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 /// Keys of a volume that change how its unit is served, and not which unit it is.
 const SAME_UNIT: [&str; 5] = ["size", "read_only", "write_through", "direct", "revision"];
+
+/// Takes the records of logins, from any core.
+pub type Listening = Box<dyn Fn(&Record) + Send + Sync>;
 
 /// A volume that is served.
 #[derive(Clone, Debug)]
@@ -62,6 +66,8 @@ pub struct Live {
     listeners: BTreeMap<String, Listener>,
     ports: Ports,
     parts: Vec<Box<dyn Part>>,
+    /// Who takes the records of logins; until somebody does, they are lines of the log.
+    listener: Arc<OnceLock<Listening>>,
     /// Numbers of units that are taken.
     units: BTreeSet<u32>,
     tickets: u64,
@@ -168,7 +174,12 @@ impl Live {
             nvme: None,
         };
         let ports = Ports::open(state).map_err(|why| anyhow!(why))?;
-        let audit = |record: &Record| eprintln!("audit: {record}");
+        let listener: Arc<OnceLock<Listening>> = Arc::default();
+        let told = listener.clone();
+        let audit = move |record: &Record| match told.get() {
+            Some(listener) => listener(record),
+            None => eprintln!("audit: {record}"),
+        };
         let house = House::start(frame, Directory::new(server.drain.0), audit)?;
         Ok(Self {
             house,
@@ -177,6 +188,7 @@ impl Live {
             listeners: BTreeMap::new(),
             ports,
             parts: Vec::new(),
+            listener,
             units: BTreeSet::new(),
             tickets: 0,
             portals: 0,
@@ -202,6 +214,11 @@ impl Live {
         self.parts.push(part);
     }
 
+    /// From now on this takes the records of logins; the first that asks for them does.
+    pub fn audit_to(&self, listener: Listening) {
+        let _ = self.listener.set(listener);
+    }
+
     fn ticket(&mut self) -> u64 {
         self.tickets += 1;
         self.tickets
@@ -210,6 +227,9 @@ impl Live {
     /// Opens the volume of this name as it shall be.
     fn open(&mut self, name: &str, is_same: bool, wanted: &Checked) -> Result<Ready, String> {
         let model = wanted.config.volumes.get(name).ok_or("it is not in the configuration")?;
+        if let Some(path) = &model.path {
+            crate::jail::reaches(path.path())?;
+        }
         let own = self.volumes.get(name).cloned();
         if let (Some(own), true) = (&own, is_same) {
             let (has, wanted) = (own.volume.traits().size, model.size.map_or(u64::MAX, |size| size.0));

@@ -6,11 +6,13 @@
 //! * [`subsystem`], [`controller`], [`queue`], [`namespace`]: the device, who uses it, through what, and its disks
 //! * [`execute`]: a command from entry to completion; [`admit`]: the one place that decides whether it may run
 //! * [`reserve`]: a change of reservations, on all cores; `renew`: how Format NVM writes a whole medium anew
+//! * [`attach`]: how a host gets a controller whose queues lie in its memory
 //! * [`event`]: what hosts are told unasked
 //! * [`command`], [`connect`]: what transports hand over and get back
 //! * [`docs`]: made from the table; [`fuzzing`]: what fuzzers call
 
 pub mod admit;
+pub mod attach;
 pub mod cmd;
 pub mod command;
 pub mod connect;

@@ -3,7 +3,7 @@
 use super::Line;
 use crate::machine::{Pull, Transfers};
 use lunar_core::io::Fault;
-use lunar_core::mem::{Sg, SgMut};
+use lunar_core::mem::{Promise, Sg, SgMut};
 use lunar_core::port::Transfer;
 use lunar_core::step::PIECE_BYTES;
 use lunar_core::task::Task;
@@ -40,15 +40,15 @@ impl<'a, S: Transfers, K> Way<'a, S, K> {
     }
 
     /// Memory for bytes to ask for. More than is waited for, if there is plenty: the peer sends it meanwhile.
-    async fn memory(&self, wanted: usize, end: usize) -> Result<SgMut, Fault> {
+    async fn memory(&self, wanted: usize, end: usize) -> Result<(SgMut, Promise), Fault> {
         let arena = self.line.reactor.arena();
         let ahead = (self.expected - end).min(PIECE_BYTES);
         if arena.used() < arena.size() / 2
-            && let Some(memory) = arena.take_sg(wanted + ahead)
+            && let Some(taken) = arena.take_for_peer(wanted, ahead)
         {
-            return Ok(memory);
+            return Ok(taken);
         }
-        self.task.unless_aborted(arena.wait_sg(wanted)).await
+        self.task.unless_aborted(arena.wait_for_peer(wanted)).await
     }
 
     /// Waits until the session says that a pull may go on.
@@ -85,6 +85,8 @@ impl<S: Transfers, K> Transfer for Way<'_, S, K> {
     }
 
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        // Kept until the data came.
+        let mut _promise = None;
         loop {
             if self.task.aborted() {
                 return Err(Fault::Aborted);
@@ -94,7 +96,8 @@ impl<S: Transfers, K> Transfer for Way<'_, S, K> {
                 Pull::Ready(data) => return Ok(data),
                 Pull::Failed(fault) => return Err(fault),
                 Pull::Memory(wanted) => {
-                    let memory = self.memory(wanted, offset + len).await?;
+                    let (memory, promised) = self.memory(wanted, offset + len).await?;
+                    _promise = Some(promised);
                     self.line.session().supply(self.key, memory);
                     self.line.kick();
                 }

@@ -56,6 +56,7 @@ impl Connection {
             address: ip.to_string(),
             service: self.local.port().to_string(),
             in_capsule: IN_CAPSULE_MAX,
+            memory: false,
         }
     }
 
