@@ -1,8 +1,8 @@
 //! Memory that a peer shares by a descriptor: a guest's pages, or a page of ours that it may map.
 //!
 //! Whoever shares a file may cut it off, and who touches what is gone gets SIGBUS: then the region becomes memory of
-//! its own, zeroed, and the process lives. Only file systems that are memory are mapped: a page fault on any other waits
-//! for whoever is behind it.
+//! its own, zeroed, and the process lives. Only file systems that are memory are mapped: a page fault on any other
+//! waits for whoever is behind it.
 
 use lunar_core::mem::Region;
 use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fstat, fstatfs, ftruncate, memfd_create};

@@ -47,7 +47,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let folder = lab.scratch.join(format!("vm-{}", driver.name()));
     std::fs::create_dir_all(&folder)?;
     let initramfs = folder.join("initramfs.cpio");
-    qemu::initramfs(&sysroot, &Path::new(env!("CARGO_MANIFEST_DIR")).join("guest"), "", &initramfs)?;
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
+    qemu::initramfs(&sysroot, [("test", &*scripts)].into_iter(), "", &initramfs)?;
     let bench = Bench { lab, part, sysroot, emulator, initramfs, folder };
     lab.report.check(&bench.part.clone(), "guests ran to their end", || bench.guests(driver));
     Ok(())

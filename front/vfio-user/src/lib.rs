@@ -10,7 +10,7 @@
 //! * [`pointer`]: lists of pages and segments, read once and checked
 //! * [`queue`]: submission and completion queues in that memory
 //! * [`machine`]: registers, doorbells, queues: the controller as its guest sees it
-//! * [`config`]: limits
+//! * [`config`]: what is too much
 //! * [`fuzzing`]: what fuzzers call
 //! * [`serve`]: the glue to the reactor and the controller: the one module with I/O
 

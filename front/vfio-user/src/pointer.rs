@@ -56,7 +56,7 @@ fn push(ranges: &mut Ranges, address: u64, len: u64) {
 
 fn pages(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
     let [first, second] = pointers(sqe);
-    if first % 4 != 0 {
+    if !first.is_multiple_of(4) {
         return Err(Status::PRP_OFFSET);
     }
     let mut ranges = Ranges::new();
@@ -87,7 +87,7 @@ pub fn pointers(sqe: &Sqe) -> [u64; 2] {
 fn list(ranges: &mut Ranges, mut at: u64, mut left: u64, memory: &Memory) -> Result<(), Status> {
     const ENTRY: u64 = 8;
     for _ in 0..LISTS_MAX {
-        if at % ENTRY != 0 {
+        if !at.is_multiple_of(ENTRY) {
             return Err(Status::PRP_OFFSET);
         }
         let room = (PAGE - at % PAGE) / ENTRY;
@@ -102,7 +102,7 @@ fn list(ranges: &mut Ranges, mut at: u64, mut left: u64, memory: &Memory) -> Res
         let pages = if wanted > room { count - 1 } else { count };
         for entry in &entries[..pages] {
             let page = u64::from_le(*entry);
-            if page % PAGE != 0 {
+            if !page.is_multiple_of(PAGE) {
                 return Err(Status::PRP_OFFSET);
             }
             let count = left.min(PAGE);
@@ -139,7 +139,7 @@ fn segments(first: Sgl, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
         if !matches!(segment.kind, kind::SEGMENT | kind::LAST_SEGMENT) {
             return Err(Status::SGL_TYPE);
         }
-        if count == 0 || len % size_of::<Sgl>() != 0 {
+        if count == 0 || !len.is_multiple_of(size_of::<Sgl>()) {
             return Err(Status::SGL_SEGMENT);
         }
         seen += count;
