@@ -10,7 +10,6 @@ use rustix::process::Signal;
 
 use crate::copies;
 use crate::fence;
-use crate::fence;
 use crate::loop_device::LoopDevice;
 use crate::process;
 use crate::report::skip;

@@ -251,7 +251,14 @@ impl Machine {
             links.add_views(&target, &subsystem);
             let nvme = nvme::Front::new(&reactor, &subsystem, nvme::Settings { advertise: None, drain: DRAIN });
             let (iscsi, served_nvme) = (front.clone(), Some(nvme.clone()));
-            let served = Served { target, subsystem, iscsi, nvme: served_nvme, core: OnceCell::new() };
+            let served = Served {
+                target,
+                subsystem,
+                iscsi,
+                nvme: served_nvme,
+                machines: OnceCell::new(),
+                core: OnceCell::new(),
+            };
             let served = Rc::new(served);
             let core = reactor.clone();
             reactor.spawn(async move { links.serve(&core, letters, &served).await });
