@@ -169,7 +169,8 @@ impl How {
         (1..=u16::MAX).take(self.listen.len().max(1)).collect()
     }
 
-    /// What SendTargets tells: portal groups with their addresses; without one, the address that the initiator came in by.
+    /// What SendTargets tells: portal groups with their addresses; without one, the address that the initiator came in
+    /// by.
     #[must_use]
     pub fn told(&self) -> Vec<(u16, Option<SocketAddr>)> {
         let told = |group: u16| {

@@ -1,4 +1,5 @@
-//! The cores, and how the rest of the program has them do things: open units, listen, change what there is to log in to.
+//! The cores, and how the rest of the program has them do things: open units, listen, change what there is to log in
+//! to.
 //!
 //! * [`core`](crate::house::Core): one core, from its start to its end
 //! * `listening`: where connections come in

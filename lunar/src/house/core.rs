@@ -79,7 +79,8 @@ pub(super) fn run(
         Ok((reactor, core, letters)) => {
             // The receiver is there until all cores are ready or one failed.
             let _ = report.send(Report::Ready);
-            // The first of its clones goes at the end, and with it all tasks: letters that are not read yet are answered.
+            // The first of its clones goes at the end, and with it all tasks: letters that are not read yet are
+            // answered.
             reactor.run(core.serve(letters))
         }
         Err(why) => {
