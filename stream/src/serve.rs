@@ -194,9 +194,8 @@ impl<C: Served> Connections<C> {
         }
     }
 
-    /// Ends those among them, as they are now, that have to leave: `ask` asks each of them to; those that are quiet
-    /// end from
-    /// `quiet` on, and all at `end`. Waits until they have ended.
+    /// Ends those among them, as they are now, that have to leave: `ask` asks each of them to; those that are quiet end
+    /// from `quiet` on, and all at `end`. Waits until they have ended.
     pub async fn end_some(&self, leaves: impl Fn(&C) -> bool, ask: impl Fn(&C), quiet: Instant, end: Instant) {
         let all = self.all.borrow().clone();
         let mut leaving: Vec<(u64, Rc<C>)> = all.into_iter().filter(|(_, connection)| leaves(connection)).collect();
