@@ -3,13 +3,16 @@
 #![allow(missing_docs, reason = "a program: what is public here is seen by nobody else")]
 
 mod chap;
+mod copies;
 mod crash;
+mod daemon;
 mod fence;
 mod guest;
 mod hostile;
 mod libiscsi;
 mod life;
 mod loop_device;
+mod mounted;
 mod nvme;
 mod pdu;
 mod process;
@@ -77,6 +80,8 @@ enum Part {
     Hostile,
     /// Names that are proved, and those who try without the secret
     Chap,
+    /// A file that changes while initiators are there, and kill -9 while it does
+    Daemon,
     /// kill -9 while writing
     Crash,
     /// A stock kernel with open-iscsi, sg3_utils, file systems and fio
@@ -90,7 +95,8 @@ enum Part {
 }
 
 /// What runs one after the other; guests run beside it.
-const ORDER: [Part; 6] = [Part::Life, Part::Tools, Part::Libiscsi, Part::Hostile, Part::Chap, Part::Crash];
+const ORDER: [Part; 7] =
+    [Part::Life, Part::Tools, Part::Libiscsi, Part::Hostile, Part::Chap, Part::Daemon, Part::Crash];
 
 fn main() -> ExitCode {
     match run(Arguments::parse()) {
@@ -161,6 +167,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Hostile => hostile::part(lab, driver, main_driver),
         Part::Chap => chap::part(lab, driver),
         Part::Life => life::part(lab, driver),
+        Part::Daemon => daemon::part(lab, driver, if main_driver { lab.rounds } else { lab.rounds / 2 }),
         // Half as many crashes for drivers after the first: what follows a crash is the same code.
         Part::Crash => crash::part(lab, driver, if main_driver { lab.rounds } else { lab.rounds / 2 }),
         Part::All => Ok(()),

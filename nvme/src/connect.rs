@@ -89,7 +89,7 @@ fn nqn(field: &[u8; 256]) -> Option<&str> {
 /// Whether a host may come in. NVMe cannot yet have it prove its name, nor show it some of the namespaces: where that
 /// is asked for, it may not.
 fn admits(access: &Access, kind: Kind, host: &str, source: IpAddr) -> bool {
-    let Some(group) = access.group(&host.to_lowercase(), source) else { return false };
+    let Some(group) = access.group(&host.to_ascii_lowercase(), source) else { return false };
     match kind {
         Kind::Discovery => access.discovery().users.is_empty(),
         Kind::Io => group.proofs.users.is_empty() && group.map.is_none(),

@@ -16,8 +16,10 @@ use lunar_core::tally::Tally;
 use lunar_core::time::Instant;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_iscsi::config;
-use lunar_iscsi::registry::Registry;
-use lunar_iscsi::serve::{Front, Portal, Settings};
+use lunar_iscsi::directory::{Directory, Entry, Portal, Way};
+use lunar_iscsi::guard::Guard;
+use lunar_iscsi::registry::{Registry, SESSIONS_MAX};
+use lunar_iscsi::serve::Front;
 use lunar_nvme::{Controllers, Subsystem, SubsystemConfig};
 use lunar_nvme_tcp::serve as nvme;
 use lunar_ram::RamVolume;
@@ -28,7 +30,7 @@ use lunar_reactor::op::How;
 use lunar_reactor::sim::{Chance, Faults, Host};
 use lunar_scsi::{Clock, PortConfig, SharedUnits, Target, TargetConfig, Tokens};
 use std::any::Any;
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -227,6 +229,7 @@ impl Machine {
         let (mailboxes, letters): (Vec<Sender<Letter>>, Vec<Receiver<Letter>>) =
             reactors.iter().map(channel::<Letter>).unzip();
         let stop = Rc::new(Stop::default());
+        let guard = Guard::silent(directory(setup));
         let (shared, controllers) = (Arc::new(SharedUnits::default()), Arc::new(Controllers::default()));
         for (lun, keep) in keeps.iter().enumerate() {
             shared.restore(UnitId(lun as u32), &**keep).expect("what was kept is whole");
@@ -240,21 +243,24 @@ impl Machine {
             );
             let units = open_units(setup, &opened, &reactor, &links, &target);
             let peers = Rc::new(OtherSessions(links.clone()));
-            let front = Front::new(&reactor, &target, settings(setup), registry.clone(), me, peers);
+            let front = Front::new(&reactor, &target, guard.clone(), registry.clone(), me, peers);
             let subsystem = subsystem(&reactor, stats[me].clone(), &shared, &controllers, &links);
             for (id, unit) in (1..).zip(&units) {
                 subsystem.add_namespace(id, unit.clone());
             }
             links.add_views(&target, &subsystem);
             let nvme = nvme::Front::new(&reactor, &subsystem, nvme::Settings { advertise: None, drain: DRAIN });
-            let served = Rc::new(Served { target, subsystem, iscsi: front.clone(), nvme: Some(nvme.clone()) });
+            let (iscsi, served_nvme) = (front.clone(), Some(nvme.clone()));
+            let served = Served { target, subsystem, iscsi, nvme: served_nvme, core: OnceCell::new() };
+            let served = Rc::new(served);
             let core = reactor.clone();
             reactor.spawn(async move { links.serve(&core, letters, &served).await });
             reactor.spawn(until_stopped(front.clone(), nvme.clone(), units, stop.clone()));
             cores.push(Core { reactor, front, nvme, mailbox: mailboxes[me].clone() });
         }
         let acceptor = cores[0].reactor.clone();
-        for (portal, face) in [(PORTAL, Face::Iscsi(PORTAL_GROUP)), (NVME_PORTAL, Face::Nvme)] {
+        for (portal, face) in [(PORTAL, Face::Iscsi(Way { portal: 0, group: PORTAL_GROUP })), (NVME_PORTAL, Face::Nvme)]
+        {
             let (acceptor, mailboxes, stats) = (acceptor.clone(), mailboxes.clone(), stats.clone());
             cores[0].reactor.spawn(accept(acceptor, portal, face, mailboxes, stats));
         }
@@ -354,13 +360,13 @@ fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>, shared: Arc<Sh
         relative: 1,
         group: PORTAL_GROUP,
         name: format!("{TARGET},t,0x{PORTAL_GROUP:04x}"),
+        device: TARGET.to_owned(),
         protocol: PROTOCOL_ISCSI,
     };
     // No simulated host copies by token: there is none.
     let tokens = Tokens::new(Box::new(|_: &mut [u8]| false), Box::new(Instant::default));
     let time = reactor.clone();
     TargetConfig {
-        name: TARGET.to_owned(),
         ports: vec![port],
         clock: Clock(Rc::new(move || time.now().0 / 1_000_000)),
         core: u16::try_from(me).unwrap_or(0),
@@ -393,15 +399,20 @@ fn subsystem(
     Subsystem::new(config, Rc::new(OtherViews(links.clone())))
 }
 
-fn settings(setup: &Setup) -> Settings {
-    Settings {
-        guard: lunar_iscsi::guard::Guard::open(),
-        target: TARGET.into(),
+fn directory(setup: &Setup) -> Directory {
+    let mut directory = Directory::new(DRAIN);
+    directory.session = Arc::new(setup.session.clone());
+    directory.portals = vec![Portal { id: 0, group: PORTAL_GROUP, address: None, is_told: true }];
+    directory.add(Entry {
+        name: TARGET.into(),
         alias: "simulated".into(),
-        portals: vec![Portal { group: PORTAL_GROUP, address: None }],
-        drain: DRAIN,
-        session: setup.session.clone(),
-    }
+        ports: [(PORTAL_GROUP, 1)].into(),
+        access: Arc::new(Access::open()),
+        session: directory.session.clone(),
+        sessions_max: SESSIONS_MAX,
+        moved: None,
+    });
+    directory
 }
 
 fn open_units(

@@ -15,10 +15,12 @@ const ORDER: &[(&str, &[&str])] = &[
     ("front/*", &["core", "scsi", "nvme", "reactor", "stream"]),
     ("back/*", &["core", "reactor"]),
     ("control", &["core"]),
+    ("api", &["core", "control"]),
+    ("cli", &["core", "control", "api"]),
     ("initiator", &["core", "front/*"]),
     ("host", &["core", "nvme", "front/*"]),
     ("load", &["core", "nvme", "front/*", "initiator", "host"]),
-    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "initiator", "load"]),
+    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "api", "cli", "initiator", "load"]),
 ];
 
 /// Places that only development uses: they may use everything, and nothing above uses them.

@@ -139,7 +139,7 @@ mod tests {
                 let load = Load::parse_from(line.into_iter().chain(args.split_whitespace()));
                 let report = lunar_load::run(&load.options).expect("a report");
                 assert!(report.is_good() && report.iops > 0.0, "{args}: {report}");
-                assert_eq!((report.blocks, report.negotiated.window), (2 << 20, 256));
+                assert_eq!((report.blocks, report.negotiated.window()), (2 << 20, 256));
             }
         }
     }

@@ -50,6 +50,7 @@ impl Region {
             refs: Box::default(),
             orders: Box::default(),
             waiters: RefCell::default(),
+            promised: Cell::new(0),
             zeroes: Cell::new(None),
         });
         Self { memory, len, is_writable }

@@ -350,8 +350,8 @@ fn verdict(decision: u8) -> Verdict {
     match decision {
         1 => Verdict::Refused(LoginStatus::NOT_FOUND),
         2 => Verdict::Moved { permanently: true, address: "192.0.2.1:3260".into() },
-        3 => Verdict::Accepted { portal_group: 1, alias: None, challenge: Some(CHALLENGE) },
-        _ => Verdict::Accepted { portal_group: 1, alias: Some("x".into()), challenge: None },
+        3 => Verdict::Accepted { portal_group: 1, alias: None, challenge: Some(CHALLENGE), offer: None },
+        _ => Verdict::Accepted { portal_group: 1, alias: Some("x".into()), challenge: None, offer: None },
     }
 }
 

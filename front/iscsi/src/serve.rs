@@ -11,9 +11,10 @@ mod connection;
 mod job;
 
 use crate::config;
+use crate::directory::{Entry, Moved, Portal, Way};
 use crate::guard::{Guard, Knock};
-use crate::login::{Candidate, Established, Verdict};
-use crate::registry::{Place, Registry};
+use crate::login::{Candidate, Verdict};
+use crate::registry::{Guest, Place, Registry};
 use crate::session::{Query, TargetAddresses};
 use crate::wire::LoginStatus;
 use connection::Connection;
@@ -24,6 +25,7 @@ use lunar_reactor::op::Incoming;
 use lunar_reactor::slots::Slots;
 use lunar_scsi::Target;
 use lunar_stream::serve::{Connections, HALF_OPEN_MAX};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -37,32 +39,6 @@ const SLOTS: usize = 2048;
 const CONNECTIONS_MAX: usize = crate::registry::SESSIONS_MAX + HALF_OPEN_MAX;
 /// How long initiators get to log out when the target stops, once their commands are done.
 const FAREWELL: Duration = Duration::from_millis(500);
-
-/// What is shared, and how.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Name of the target.
-    pub target: Arc<str>,
-    /// What it is called for people.
-    pub alias: Arc<str>,
-    /// What SendTargets tells.
-    pub portals: Vec<Portal>,
-    /// How long commands get to finish when the target stops.
-    pub drain: Duration,
-    /// What sessions are offered.
-    pub session: config::Config,
-    /// Who may log in; one for all cores.
-    pub guard: Arc<Guard>,
-}
-
-/// A portal as SendTargets tells it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Portal {
-    /// Tag of its portal group. A portal group is the target port of the same relative identifier.
-    pub group: u16,
-    /// Where it is; `None`: where the initiator came in, and only for those who came in by this group.
-    pub address: Option<SocketAddr>,
-}
 
 /// The other cores, as far as sessions need them.
 pub trait Peers {
@@ -84,8 +60,8 @@ impl Peers for NoPeers {
 pub struct Front {
     reactor: Reactor,
     target: Rc<Target>,
-    settings: Settings,
-    session_config: Rc<config::Config>,
+    /// What there is to log in to, and who may; one for all cores.
+    guard: Arc<Guard>,
     registry: Arc<Registry>,
     me: usize,
     peers: Rc<dyn Peers>,
@@ -95,25 +71,20 @@ pub struct Front {
 
 impl Front {
     /// The front of core `me`.
-    ///
-    /// # Panics
-    /// When the settings of sessions cannot be offered: [`config::Config::check`].
     #[must_use]
     pub fn new(
         reactor: &Reactor,
         target: &Rc<Target>,
-        settings: Settings,
+        guard: Arc<Guard>,
         registry: Arc<Registry>,
         me: usize,
         peers: Rc<dyn Peers>,
     ) -> Rc<Self> {
-        settings.session.check().expect("settings are checked where they are made");
         let slots = Slots::new(reactor, SLOTS, async |job: &Job, tools: &mut Tools| job.run(tools).await);
         Rc::new(Self {
             reactor: reactor.clone(),
             target: target.clone(),
-            session_config: Rc::new(settings.session.clone()),
-            settings,
+            guard,
             registry,
             me,
             peers,
@@ -122,9 +93,9 @@ impl Front {
         })
     }
 
-    /// Serves a connection that came in by a portal of this group.
-    pub fn serve(self: &Rc<Self>, incoming: Incoming, group: u16) {
-        let make = |id, joined| Connection::new(self.clone(), id, group, joined);
+    /// Serves a connection that came in by this way.
+    pub fn serve(self: &Rc<Self>, incoming: Incoming, way: Way) {
+        let make = |id, joined| Connection::new(self.clone(), id, way, joined);
         self.connections.serve(incoming, make);
     }
 
@@ -139,9 +110,9 @@ impl Front {
         self.connections.end(connection).await;
     }
 
-    /// Ends all sessions, of all cores.
-    async fn end_all_sessions(&self) {
-        for place in self.registry.places() {
+    /// Ends all sessions of a target, on all cores.
+    async fn end_sessions_of(&self, target: &str) {
+        for place in self.registry.places(target) {
             self.end_place(place).await;
         }
     }
@@ -162,11 +133,21 @@ impl Front {
     /// Waits for [`Front::drain`], and then until all connections have ended.
     pub async fn drained(&self) {
         self.connections.until_draining().await;
-        let (now, drain) = (self.reactor.now(), self.settings.drain);
+        let (now, drain) = (self.reactor.now(), self.guard.directory().drain);
         for connection in self.connections.all() {
             connection.ask_to_log_out(drain, now);
         }
         self.connections.end_all(now + FAREWELL.min(drain), now + drain).await;
+    }
+
+    /// Looks after those who are there, once there is another directory: sessions that may no longer be, and those of the
+    /// groups `ended`, are asked to log out, get to finish their commands, and have ended when this returns.
+    pub async fn review(&self, ended: &BTreeSet<Arc<str>>) {
+        let (directory, now) = (self.guard.directory(), self.reactor.now());
+        let drain = directory.drain;
+        let leaves = |connection: &Connection| connection.is_in(ended) || !connection.may_stay(&directory);
+        let ask = |connection: &Connection| connection.ask_to_log_out(drain, now);
+        self.connections.end_some(leaves, ask, now + FAREWELL.min(drain), now + drain).await;
     }
 
     /// Forgets all connections at once: [`Connections::abandon`].
@@ -174,29 +155,33 @@ impl Front {
         self.connections.abandon();
     }
 
-    /// Whether an initiator from `source` may log in at this portal group; and what is known of it then.
-    fn judge(&self, candidate: &Candidate, portal_group: u16, source: SocketAddr) -> (Verdict, Option<Knock>) {
-        let knock = match self.settings.guard.knock(candidate, source, self.reactor.now()) {
+    /// Whether an initiator from `source` may log in by this way; and what is known of it then.
+    fn judge(&self, candidate: &Candidate, way: Way, source: SocketAddr) -> (Verdict, Option<Knock>) {
+        let knock = match self.guard.knock(candidate, source, self.reactor.now()) {
             Ok(knock) => knock,
             Err(status) => return (Verdict::Refused(status), None),
         };
-        let known = candidate.discovery || candidate.target.as_deref() == Some(&*self.settings.target);
+        let (entry, portal_group) = (knock.entry(), way.group);
         let verdict = if self.connections.is_draining() {
             Verdict::Refused(LoginStatus::SERVICE_UNAVAILABLE)
-        } else if !known {
+        } else if let Some(Moved { address, permanently }) = entry.and_then(|entry| entry.moved) {
+            Verdict::Moved { permanently, address: address.to_string() }
+        } else if entry.is_some_and(|entry| !entry.ports.contains_key(&portal_group)) {
             Verdict::Refused(LoginStatus::NOT_FOUND)
         } else if let Err(status) = self.registry.admit(candidate) {
             Verdict::Refused(status)
         } else {
-            let alias = (!candidate.discovery).then(|| self.settings.alias.clone());
-            Verdict::Accepted { portal_group, alias, challenge: knock.challenge() }
+            let alias = entry.map(|entry| entry.alias.clone()).filter(|alias| !alias.is_empty());
+            let offer = entry.map(|entry| Rc::new(config::Config::clone(&entry.session)));
+            Verdict::Accepted { portal_group, alias, challenge: knock.challenge(), offer }
         };
         (verdict, Some(knock))
     }
 
     /// Gives a session its number, after the one that it replaces has ended.
-    async fn enter(&self, id: u64, group: u16, established: &Established) -> Result<u16, LoginStatus> {
-        let entered = self.registry.enter(&established.candidate, group, Place { core: self.me, connection: id })?;
+    async fn enter(&self, id: u64, guest: Guest, knock: &Knock) -> Result<u16, LoginStatus> {
+        let most = knock.entry().map_or(0, |entry| entry.sessions_max);
+        let entered = self.registry.enter(guest, most, self.guard.directory().sessions_max)?;
         if let Some(place) = entered.replaced {
             self.end_place(place).await;
         }
@@ -204,7 +189,7 @@ impl Front {
         Ok(entered.tsih)
     }
 
-    /// What SendTargets tells an initiator that came from `source` to `local`, of this portal group.
+    /// What SendTargets tells an initiator that came from `source` to `local`, by a portal of this group.
     fn targets(
         &self,
         query: &Query,
@@ -212,20 +197,24 @@ impl Front {
         (source, local): (SocketAddr, SocketAddr),
         group: u16,
     ) -> Vec<TargetAddresses> {
-        let asked = self.settings.guard.shows(host, source.ip())
-            && match query {
-                Query::All => true,
-                Query::One(name) => **name == *self.settings.target,
-            };
+        let directory = self.guard.directory();
         let address = |portal: &Portal| portal.address.or_else(|| (portal.group == group).then_some(local));
-        let told = self.settings.portals.iter();
-        let portals = told.filter_map(|portal| Some((address(portal)?, portal.group))).collect();
-        if asked { vec![TargetAddresses { name: self.settings.target.clone(), portals }] } else { Vec::new() }
+        let told = |entry: &Arc<Entry>| {
+            let portals = directory.portals.iter().filter(|p| p.is_told && entry.ports.contains_key(&p.group));
+            let mut portals: Vec<_> = portals.filter_map(|portal| Some((address(portal)?, portal.group))).collect();
+            portals.dedup();
+            TargetAddresses { name: entry.name.clone(), portals }
+        };
+        let shown = |entry: &&Arc<Entry>| entry.access.group(host, source.ip()).is_some();
+        match query {
+            Query::All => directory.targets().filter(shown).map(told).collect(),
+            Query::One(name) => directory.target(name).into_iter().filter(shown).map(told).collect(),
+        }
     }
 }
 
 impl fmt::Debug for Front {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Front({}, {} connections)", self.settings.target, self.connections.len())
+        write!(f, "Front({} connections)", self.connections.len())
     }
 }

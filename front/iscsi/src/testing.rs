@@ -122,7 +122,8 @@ impl Peer {
                 match action {
                     Action::Authorize(_) => {
                         let alias = Some("the disk".into());
-                        let verdict = Verdict::Accepted { portal_group: 1, alias, challenge: self.challenge };
+                        let verdict =
+                            Verdict::Accepted { portal_group: 1, alias, challenge: self.challenge, offer: None };
                         self.session.authorized(verdict, &mut self.actions);
                     }
                     Action::Establish(_) => self.session.established(Ok(7), &mut self.actions),

@@ -8,24 +8,24 @@
 //! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
 
 mod data;
-mod input;
+mod frames;
 mod tasks;
 
 pub use lunar_stream::machine::{Machine, Pull, Transfers, Want};
 pub use tasks::TaskKey;
 
-use crate::config::{ALIGNMENT_MAX, ANSWERS_MAX, CONNECT_TIMEOUT, ENTRIES_BEFORE_CONNECT, H2C_DATA_MAX};
+use crate::config::{ALIGNMENT_MAX, CONNECT_TIMEOUT, ENTRIES_BEFORE_CONNECT, H2C_DATA_MAX};
 use crate::out::{Digests, Out};
 use crate::wire::{
     COMMON_LEN, CapsuleCmd, CapsuleResp, Common, DATA_DIGEST, FatalStatus, H2cData, HEADER_DIGEST, IcReq, IcResp, Pdu,
     PduType, TOLD_MAX, TermReq,
 };
-use input::{Input, Payload, Plan};
 use lunar_core::mem::{Arena, Sg, SgMut, Slice};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
 use lunar_nvme::command::{FABRICS, FUSE, FUSE_FIRST, FUSE_SECOND, Sqe};
 use lunar_nvme::{Command, Direction, Status};
+use lunar_stream::input::{self, Input, Payload, Plan};
 use std::fmt;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -106,8 +106,6 @@ pub struct Session {
     closed: Option<Close>,
     input: Input,
     out: Out,
-    /// Bytes queued by commands themselves since the queue was taken last.
-    answers: usize,
     tasks: Tasks,
     entries: u16,
     queue: u16,
@@ -129,7 +127,6 @@ impl Session {
             closed: None,
             input: Input::default(),
             out: Out::new(arena.clone()),
-            answers: 0,
             tasks: Tasks::default(),
             entries: ENTRIES_BEFORE_CONNECT,
             queue: 0,
@@ -207,11 +204,6 @@ impl Session {
         self.out.digests
     }
 
-    /// Whether nothing more is looked at for now.
-    fn is_blocked(&self) -> bool {
-        self.phase == Phase::Closed || self.answers > ANSWERS_MAX
-    }
-
     fn close(&mut self, why: Close, actions: &mut Vec<Action>) {
         if self.closed.is_none() {
             self.shut(why);
@@ -239,8 +231,8 @@ impl Session {
         // At most 24 and 128 bytes.
         request.common.len = ((size_of::<TermReq>() + told.len()) as u32).into();
         // Never with digests.
-        self.out.raw(request.as_bytes());
-        self.out.raw(told);
+        self.out.queue.write(request.as_bytes());
+        self.out.queue.write(told);
         self.close(Close::Broken(status, information), actions);
     }
 
@@ -286,7 +278,7 @@ impl Session {
             return Err(invalid(offset_of!(IcReq, digests)));
         }
         let response = IcResp { digests: request.digests, max_h2c_data: H2C_DATA_MAX.into(), ..IcResp::blank(0) };
-        self.out.raw(response.as_bytes());
+        self.out.queue.write(response.as_bytes());
         self.out.alignment = (usize::from(request.alignment) + 1) * 4;
         self.out.digests =
             Digests { header: request.digests & HEADER_DIGEST != 0, data: request.digests & DATA_DIGEST != 0 };
@@ -403,7 +395,7 @@ impl Session {
     /// What no header may say: the bytes after it cannot be trusted.
     fn malformed(&self, common: &Common) -> Option<Fatal> {
         let kind = PduType(common.kind);
-        let Some(limits) = input::limits(kind) else { return Some(invalid(offset_of!(Common, kind))) };
+        let Some(limits) = frames::limits(kind) else { return Some(invalid(offset_of!(Common, kind))) };
         let fits_phase = match kind {
             PduType::IC_REQ => self.phase == Phase::Start,
             PduType::CAPSULE_CMD => self.phase != Phase::Start,
@@ -464,34 +456,29 @@ impl Machine for Session {
     type Action = Action;
 
     fn want(&mut self) -> Want {
-        if self.is_blocked() { Want::Nothing } else { self.input.want() }
+        input::want(self)
     }
 
     fn receive(&mut self, bytes: Slice, _now: Instant, actions: &mut Vec<Action>) {
         if self.closed.is_none() {
-            self.input.enqueue(bytes);
-            self.pump(actions);
+            input::receive(self, bytes, actions);
         }
     }
 
     fn placed(&mut self, memory: SgMut, count: usize, _now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_some() {
-            return;
+        if self.closed.is_none() {
+            input::placed(self, memory, count, actions);
         }
-        let queued = self.out.queued_bytes();
-        self.fill_direct(memory, count, actions);
-        self.answers += self.out.queued_bytes() - queued;
-        self.pump(actions);
     }
 
     fn resume(&mut self, actions: &mut Vec<Action>) {
-        self.pump(actions);
+        input::pump(self, actions);
     }
 
     fn take_out(&mut self) -> Sg {
-        self.answers = 0;
-        let all = self.out.take();
-        if self.out.is_starved() {
+        self.input.was_sent();
+        let all = self.out.queue.take();
+        if self.out.queue.is_starved() {
             // With a hole in it, nothing of it may be sent.
             self.shut(Close::NoMemory);
             return Sg::default();
@@ -500,7 +487,7 @@ impl Machine for Session {
     }
 
     fn queued_bytes(&self) -> usize {
-        self.out.queued_bytes()
+        self.out.queue.len()
     }
 
     fn is_out_of_memory(&self) -> bool {

@@ -1,9 +1,10 @@
 //! The way of one command's data between its steps and its session.
 
 use super::Line;
+use crate::channel::{Channel, Plain};
 use crate::machine::{Pull, Transfers};
 use lunar_core::io::Fault;
-use lunar_core::mem::{Sg, SgMut};
+use lunar_core::mem::{Promise, Sg, SgMut};
 use lunar_core::port::Transfer;
 use lunar_core::step::PIECE_BYTES;
 use lunar_core::task::Task;
@@ -20,18 +21,18 @@ const SEND_QUEUE_MAX: usize = 1 << 20;
 const DATA_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The way of one command's data.
-pub struct Way<'a, S: Transfers, K> {
-    line: &'a Line<S>,
+pub struct Way<'a, S: Transfers, K, C = Plain> {
+    line: &'a Line<S, C>,
     key: S::Key,
     task: &'a Task<K>,
     /// Bytes that the peer will send.
     expected: usize,
 }
 
-impl<'a, S: Transfers, K> Way<'a, S, K> {
+impl<'a, S: Transfers, K, C: Channel> Way<'a, S, K, C> {
     /// The way of a command of which the peer will send `expected` bytes.
     #[must_use]
-    pub fn new(line: &'a Line<S>, key: S::Key, task: &'a Task<K>, expected: u32) -> Self {
+    pub fn new(line: &'a Line<S, C>, key: S::Key, task: &'a Task<K>, expected: u32) -> Self {
         Self { line, key, task, expected: expected as usize }
     }
 
@@ -40,15 +41,15 @@ impl<'a, S: Transfers, K> Way<'a, S, K> {
     }
 
     /// Memory for bytes to ask for. More than is waited for, if there is plenty: the peer sends it meanwhile.
-    async fn memory(&self, wanted: usize, end: usize) -> Result<SgMut, Fault> {
+    async fn memory(&self, wanted: usize, end: usize) -> Result<(SgMut, Promise), Fault> {
         let arena = self.line.reactor.arena();
         let ahead = (self.expected - end).min(PIECE_BYTES);
         if arena.used() < arena.size() / 2
-            && let Some(memory) = arena.take_sg(wanted + ahead)
+            && let Some(taken) = arena.take_for_peer(wanted, ahead)
         {
-            return Ok(memory);
+            return Ok(taken);
         }
-        self.task.unless_aborted(arena.wait_sg(wanted)).await
+        self.task.unless_aborted(arena.wait_for_peer(wanted)).await
     }
 
     /// Waits until the session says that a pull may go on.
@@ -69,7 +70,7 @@ impl<'a, S: Transfers, K> Way<'a, S, K> {
     }
 }
 
-impl<S: Transfers, K> Transfer for Way<'_, S, K> {
+impl<S: Transfers, K, C: Channel> Transfer for Way<'_, S, K, C> {
     async fn room(&self) -> Result<(), Fault> {
         if !self.is_crowded() {
             return Ok(());
@@ -85,6 +86,8 @@ impl<S: Transfers, K> Transfer for Way<'_, S, K> {
     }
 
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        // Kept until the data came.
+        let mut _promise = None;
         loop {
             if self.task.aborted() {
                 return Err(Fault::Aborted);
@@ -94,7 +97,8 @@ impl<S: Transfers, K> Transfer for Way<'_, S, K> {
                 Pull::Ready(data) => return Ok(data),
                 Pull::Failed(fault) => return Err(fault),
                 Pull::Memory(wanted) => {
-                    let memory = self.memory(wanted, offset + len).await?;
+                    let (memory, promised) = self.memory(wanted, offset + len).await?;
+                    _promise = Some(promised);
                     self.line.session().supply(self.key, memory);
                     self.line.kick();
                 }
@@ -114,7 +118,7 @@ impl<S: Transfers, K> Transfer for Way<'_, S, K> {
     }
 }
 
-impl<S: Transfers, K: fmt::Debug> fmt::Debug for Way<'_, S, K> {
+impl<S: Transfers, K: fmt::Debug, C> fmt::Debug for Way<'_, S, K, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Way({:?}, {} bytes expected)", self.task, self.expected)
     }

@@ -3,18 +3,24 @@
 use super::Front;
 use super::job::Job;
 use crate::chap::Claim;
+use crate::config::Config;
+use crate::directory::{Directory, Way};
 use crate::guard::{Finding, Knock};
-use crate::login::Established;
+use crate::login::{Candidate, Established};
+use crate::registry::{Guest, Place};
 use crate::session::{self, Action, Close, Fault as Guilt, Session, TaskManagement};
 use crate::wire::{Function, FunctionResponse, LoginStatus};
 use lunar_core::port::NexusName;
 use lunar_core::step::Tail;
 use lunar_core::time::Instant;
 use lunar_scsi::{Cdb, Command, Lun, Nexus, Status, TaskAttribute, TaskFunction, TaskResponse};
+use lunar_stream::channel::Plain;
 use lunar_stream::serve::{Joined, Line, Served};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -23,28 +29,34 @@ pub(super) struct Connection {
     id: u64,
     pub(super) front: Rc<Front>,
     pub(super) line: Line<Session>,
-    /// The portal group that it came in by.
-    group: u16,
+    /// By which way it came in.
+    way: Way,
+    /// The target port that this is, by its relative identifier, once it has logged in.
+    port: Cell<u16>,
     local: SocketAddr,
     peer: SocketAddr,
     /// What is known of a login that is not over.
     knock: RefCell<Option<Knock>>,
     nexus: RefCell<Option<Rc<Nexus>>>,
+    /// The group that its initiator belongs to, once it has logged in.
+    group: RefCell<Option<Arc<str>>>,
     tsih: Cell<u16>,
 }
 
 impl Connection {
-    pub(super) fn new(front: Rc<Front>, id: u64, group: u16, (socket, local, peer): Joined) -> Self {
-        let (reactor, config) = (&front.reactor, front.session_config.clone());
+    pub(super) fn new(front: Rc<Front>, id: u64, way: Way, (socket, local, peer): Joined) -> Self {
+        let (reactor, config) = (&front.reactor, Rc::new(Config::clone(&front.guard.directory().session)));
         let session = Session::new(config, reactor.arena().clone(), reactor.stats().clone(), reactor.now());
         Self {
             id,
-            line: Line::new(reactor, socket, session),
-            group,
+            line: Line::new(reactor, socket, session, Plain),
+            way,
+            port: Cell::new(0),
             local,
             peer,
             knock: RefCell::default(),
             nexus: RefCell::default(),
+            group: RefCell::default(),
             tsih: Cell::new(0),
             front,
         }
@@ -55,11 +67,27 @@ impl Connection {
         self.line.kick();
     }
 
+    /// Whether what there is to log in to still has a place for it. A login under way is asked again at its end.
+    pub(super) fn may_stay(&self, directory: &Directory) -> bool {
+        let (group, session) = (self.group.borrow(), self.line.session());
+        match (&*group, session.candidate()) {
+            (Some(group), Some(Candidate { initiator, target: Some(target), discovery: false, .. })) => {
+                directory.keeps(target, self.way, self.port.get(), (initiator, self.peer.ip()), group)
+            }
+            _ => directory.leads(self.way),
+        }
+    }
+
+    /// Whether its initiator belongs to one of these groups.
+    pub(super) fn is_in(&self, groups: &BTreeSet<Arc<str>>) -> bool {
+        self.group.borrow().as_ref().is_some_and(|group| groups.contains(group))
+    }
+
     /// Counts and tells why a session closes its connection. Strangers that never logged in are only counted.
     fn closing(&self, why: Close) {
         let stats = self.front.reactor.stats();
         if let (Close::LoginRefused(status), Some(knock)) = (why, self.knock.take()) {
-            self.front.settings.guard.refused(&knock, status, self.front.reactor.now());
+            self.front.guard.refused(&knock, status, self.front.reactor.now());
         }
         match why {
             Close::LoginRefused(_) => stats.logins_refused.add(1),
@@ -75,7 +103,7 @@ impl Connection {
         let Some(mut knock) = self.knock.take() else {
             return self.line.session().proven(Err(LoginStatus::TARGET_ERROR), more);
         };
-        let Finding { verdict, after } = self.front.settings.guard.prove(&mut knock, claim, self.front.reactor.now());
+        let Finding { verdict, after } = self.front.guard.prove(&mut knock, claim, self.front.reactor.now());
         if !after.is_zero() {
             self.line.pause(after).await;
         }
@@ -87,17 +115,27 @@ impl Connection {
     }
 
     async fn establish(&self, established: Established, more: &mut Vec<Action>) {
-        let entered = self.front.enter(self.id, self.group, &established).await;
-        let stats = self.front.reactor.stats();
-        if let (Ok(tsih), Some(knock)) = (entered, self.knock.take()) {
-            self.front.settings.guard.entered(&knock, self.front.reactor.now());
-            let candidate = &established.candidate;
+        let (stats, candidate) = (self.front.reactor.stats(), &established.candidate);
+        let Some(knock) = self.knock.take() else {
+            return self.line.session().established(Err(LoginStatus::TARGET_ERROR), more);
+        };
+        let mut entered = self.enter(candidate, &knock).await;
+        if let Ok(tsih) = entered {
             self.tsih.set(tsih);
+            self.group.replace(knock.who().group.clone());
+            // What it was judged by may have changed meanwhile, and the review come too early for it.
+            if !self.may_stay(&self.front.guard.directory()) {
+                entered = Err(LoginStatus::NOT_FOUND);
+            }
+        }
+        if entered.is_err() {
+            self.knock.replace(Some(knock));
+        } else {
+            self.front.guard.entered(&knock, self.front.reactor.now());
             if !candidate.discovery {
                 let isid = candidate.isid.iter().fold(0_u64, |isid, byte| isid << 8 | u64::from(*byte));
                 let initiator = format!("{},i,0x{isid:012x}", candidate.initiator).into();
-                // One portal group is one target port.
-                let name = NexusName { initiator, target_port: self.group };
+                let name = NexusName { initiator, target_port: self.port.get() };
                 let target = &self.front.target;
                 let nexus = knock
                     .map()
@@ -111,6 +149,17 @@ impl Connection {
         if entered.is_ok() && self.nexus.borrow().is_some() {
             self.log("has logged in");
         }
+    }
+
+    /// Gives its session a number.
+    async fn enter(&self, candidate: &Candidate, knock: &Knock) -> Result<u16, LoginStatus> {
+        let (front, group) = (&self.front, self.way.group);
+        // One portal group of a target is one target port.
+        let port = knock.entry().and_then(|entry| entry.ports.get(&group)).copied().unwrap_or(0);
+        self.port.set(port);
+        let place = Place { core: front.me, connection: self.id };
+        let (candidate, who, since) = (candidate.clone(), knock.who().clone(), front.reactor.now());
+        front.enter(self.id, Guest { candidate, who, group, port, place, since }, knock).await
     }
 
     fn command(self: &Rc<Self>, command: &session::Command) {
@@ -151,7 +200,8 @@ impl Connection {
             connection.line.kick();
             // RFC 7143 11.5.1: the sessions of all initiators end.
             if request.function == Function::TARGET_COLD_RESET && response == TaskResponse::Complete {
-                connection.front.end_all_sessions().await;
+                let target = connection.line.session().candidate().and_then(|candidate| candidate.target.clone());
+                connection.front.end_sessions_of(&target.unwrap_or_default()).await;
             }
         });
         // Begun at once: it ends what came before it (11.5.1), not the commands that lie behind it in the same bytes.
@@ -163,6 +213,7 @@ impl Connection {
 
 impl Served for Connection {
     type Session = Session;
+    type Channel = Plain;
 
     fn line(&self) -> &Line<Session> {
         &self.line
@@ -179,10 +230,10 @@ impl Served for Connection {
                     Action::SendTargets(query) => {
                         let mut session = self.line.session();
                         let host = session.candidate().map(|candidate| candidate.initiator.clone()).unwrap_or_default();
-                        session.targets(&self.front.targets(&query, &host, (self.peer, self.local), self.group));
+                        session.targets(&self.front.targets(&query, &host, (self.peer, self.local), self.way.group));
                     }
                     Action::Authorize(candidate) => {
-                        let (verdict, knock) = self.front.judge(&candidate, self.group, self.peer);
+                        let (verdict, knock) = self.front.judge(&candidate, self.way, self.peer);
                         self.knock.replace(knock);
                         self.line.session().authorized(verdict, &mut more);
                     }
@@ -209,7 +260,7 @@ impl Served for Connection {
         if tsih != 0
             && let Some(candidate) = self.line.session().candidate()
         {
-            self.front.registry.leave(candidate, self.group, tsih);
+            self.front.registry.leave(candidate, self.port.get(), tsih);
         }
     }
 

@@ -9,6 +9,7 @@ use lunar_core::step::Tail;
 use lunar_core::time::Instant;
 use lunar_nvme::command::FABRICS;
 use lunar_nvme::{Command, Kind, Path, Queue, Status};
+use lunar_stream::channel::Plain;
 use lunar_stream::serve::{Joined, Line, Served};
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -31,7 +32,7 @@ impl Connection {
     pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): Joined) -> Self {
         let reactor = &front.reactor;
         let session = Session::new(reactor.arena().clone(), reactor.stats().clone(), reactor.now());
-        Self { id, line: Line::new(reactor, socket, session), local, peer, queue: RefCell::default(), front }
+        Self { id, line: Line::new(reactor, socket, session, Plain), local, peer, queue: RefCell::default(), front }
     }
 
     /// Tells why a session closes its connection. Strangers that never had a queue are only counted.
@@ -150,6 +151,7 @@ impl Connection {
 
 impl Served for Connection {
     type Session = Session;
+    type Channel = Plain;
 
     fn line(&self) -> &Line<Session> {
         &self.line
