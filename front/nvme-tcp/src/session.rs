@@ -97,6 +97,17 @@ fn invalid(at: usize) -> Fatal {
     Fatal(FatalStatus::INVALID_HEADER, at as u32)
 }
 
+/// What the last command was to a fused operation.
+#[derive(Debug, Default)]
+enum Fused {
+    #[default]
+    Nothing,
+    /// The first half, which waits for the second.
+    First(TaskKey, Command),
+    /// A first half that was refused: its second fails with it.
+    Failed,
+}
+
 /// One connection.
 #[derive(Debug)]
 pub struct Session {
@@ -112,8 +123,8 @@ pub struct Session {
     flow_control: bool,
     /// Commands received, modulo the entries.
     head: u16,
-    /// The first half of a fused operation, which waits for the second.
-    fused: Option<(TaskKey, Command)>,
+    /// What the last command was to a fused operation.
+    fused: Fused,
     next_tag: u16,
     started: Instant,
 }
@@ -132,7 +143,7 @@ impl Session {
             queue: 0,
             flow_control: true,
             head: 0,
-            fused: None,
+            fused: Fused::Nothing,
             next_tag: 0,
             started: now,
             arena,
@@ -216,7 +227,7 @@ impl Session {
         self.phase = Phase::Closed;
         self.input.clear();
         self.tasks = Tasks::default();
-        self.fused = None;
+        self.fused = Fused::Nothing;
     }
 
     /// Tells the host what it broke, and closes. The PDU tells as much of the header as there is.
@@ -298,14 +309,14 @@ impl Session {
         let (command, inline) = match self.described(sqe, data, payload) {
             Ok(described) => described,
             Err(status) => {
-                self.complete(cid, status, 0);
+                self.turn_down(sqe, status, actions);
                 return Ok(());
             }
         };
         if let Some(old) = self.tasks.find(cid) {
             // Hosts have been seen that forget what waits for an event before they shut a controller down.
             if !self.tasks.get_mut(old).is_some_and(|task| task.parked) {
-                self.complete(cid, Status::ID_CONFLICT, 0);
+                self.turn_down(sqe, Status::ID_CONFLICT, actions);
                 return Ok(());
             }
             self.tasks.remove(old);
@@ -327,16 +338,31 @@ impl Session {
     /// Hands a command on; both halves of a fused operation together.
     fn hand_on(&mut self, key: TaskKey, command: Command, actions: &mut Vec<Action>) {
         let half = command.sqe.flags & FUSE;
-        match (self.fused.take(), half) {
-            (Some(first), FUSE_SECOND) => return actions.push(Action::Fused(Box::new([first, (key, command)]))),
+        match (std::mem::take(&mut self.fused), half) {
+            (Fused::First(first, other), FUSE_SECOND) => {
+                return actions.push(Action::Fused(Box::new([(first, other), (key, command)])));
+            }
+            (Fused::Failed, FUSE_SECOND) => {
+                self.reply(key, Status::FUSED_FAILED, 0, &mut lunar_core::step::Tail::default());
+                return;
+            }
             // What does not follow its first half directly is none.
-            (Some((first, command)), _) => actions.push(Action::Command(first, command)),
-            (None, _) => {}
+            (Fused::First(first, command), _) => actions.push(Action::Command(first, command)),
+            (Fused::Failed | Fused::Nothing, _) => {}
         }
         match half {
-            FUSE_FIRST => self.fused = Some((key, command)),
+            FUSE_FIRST => self.fused = Fused::First(key, command),
             _ => actions.push(Action::Command(key, command)),
         }
+    }
+
+    /// A command that is refused before anybody looks at what it asks for.
+    fn turn_down(&mut self, sqe: &Sqe, status: Status, actions: &mut Vec<Action>) {
+        let now = if sqe.flags & FUSE == FUSE_FIRST { Fused::Failed } else { Fused::Nothing };
+        if let Fused::First(first, command) = std::mem::replace(&mut self.fused, now) {
+            actions.push(Action::Command(first, command));
+        }
+        self.complete(sqe.cid.get(), status, 0);
     }
 
     /// What the entry says of its data: how much the host sends or has room for, and what of it came with the command.
