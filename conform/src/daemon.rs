@@ -124,8 +124,8 @@ impl House {
         Session::ready(self.portal, &Login::to(target, initiator), lun)
     }
 
-    /// A session after a `kill -9`: the kernel closes what an io_uring had open a moment after its process has ended, and
-    /// until then a connection may still reach the dead listener.
+    /// A session after a `kill -9`: the kernel closes what an io_uring had open a moment after its process has ended,
+    /// and until then a connection may still reach the dead listener.
     fn session_after_kill(&self) -> Result<Session> {
         let end = Instant::now() + LIMIT;
         loop {
