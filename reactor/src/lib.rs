@@ -215,6 +215,7 @@ impl Reactor {
         self.inner.executor.spawn(Box::pin(future))
     }
 
+    #[inline]
     pub(crate) fn run_now(&self, task: u32) {
         self.inner.executor.run_now(task);
     }
