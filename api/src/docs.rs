@@ -76,7 +76,7 @@ fn takes(takes: Takes) -> &'static str {
         Takes::Keys(_) => "keys",
         Takes::Changes(_) => "keys, null takes one out",
         Takes::Copy => "`name`, `path`, `share`, `read-only`",
-        Takes::Mapping => "`volume`, `read-only`",
+        Takes::Mapping => "`volume`, `read-only`, `namespace`",
         Takes::Text => "a configuration as TOML",
     }
 }

@@ -1,6 +1,6 @@
 //! What runs, beyond what the configuration says: who is logged in, and what was counted.
 
-use crate::api::SessionView;
+use crate::api::{MachineView, SessionView};
 use serde_json::Value as Json;
 
 /// What somebody who looks at what runs is told, and may step in with.
@@ -14,6 +14,9 @@ pub trait Live {
     /// What was counted since the start: an object, a number for each row of the table of statistics, and more where
     /// there is more to say.
     fn statistics(&mut self) -> Json;
+
+    /// Where virtual machines find their controllers.
+    fn machines(&mut self) -> Vec<MachineView>;
 
     /// What went wrong and still is: a line for each, with what to do. Nothing if all is well.
     fn troubles(&mut self) -> Vec<String>;

@@ -1,7 +1,7 @@
 //! A model of what runs: keeps what it was told, and holds plans to their promises. For tests, and for whoever wants
 //! to know what a plan would leave.
 
-use crate::api::SessionView;
+use crate::api::{MachineView, SessionView};
 use crate::apply::Running;
 use crate::check::Checked;
 use crate::config::{Id, Kind};
@@ -181,6 +181,10 @@ impl Live for Rehearsal {
 
     fn statistics(&mut self) -> Json {
         json!({ "sessions": self.sessions.len() })
+    }
+
+    fn machines(&mut self) -> Vec<MachineView> {
+        Vec::new()
     }
 
     fn troubles(&mut self) -> Vec<String> {
