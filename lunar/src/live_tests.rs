@@ -92,7 +92,8 @@ fn seen(live: &Live) -> Value {
     portals.sort();
     let nvme = live.house().common().board.directory();
     let subsystems: Vec<String> = nvme.subsystems().map(|entry| format!("{entry:?}")).collect();
-    let mut told: Vec<String> = nvme.portals.iter().map(|one| format!("{:?} {}", one.address, one.group)).collect();
+    let mut told: Vec<String> =
+        nvme.portals.iter().flatten().map(|one| format!("{:?} {}", one.address, one.group)).collect();
     told.sort();
     json!({ "nvme": [subsystems, told, machines(live)], "cores": cores, "targets": targets, "portals": portals, "sessions": directory.sessions_max })
 }
