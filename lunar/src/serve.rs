@@ -111,7 +111,7 @@ impl Setup {
             access: Arc::new(access.clone()),
             controllers_max: CONTROLLERS_MAX,
         };
-        Ok(lunar_nvme::Directory::new(vec![entry], Proofs::clone(access.discovery()), Vec::new())?)
+        Ok(lunar_nvme::Directory::new(vec![entry], Proofs::clone(access.discovery()), None)?)
     }
 
     /// What there is to log in to: one target, whose portal groups are its target ports.

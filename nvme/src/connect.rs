@@ -179,7 +179,9 @@ impl Subsystem {
                 if found.kind != kind || kind == Kind::Discovery || *found.standing.subsystem.nqn != *subsystem {
                     return Err(invalid(offset_of!(ConnectData, subsystem), true));
                 }
-                if found.host.id != data.host || *found.host.nqn != *host_nqn {
+                let is_same = found.host.id == data.host && *found.host.nqn == *host_nqn;
+                // Who belongs to another group meanwhile has to come anew.
+                if !is_same || found.standing.group.as_ref() != Some(&group.name) {
                     return Err(Status::CONNECT_HOST.into());
                 }
                 if !found.is_enabled() {

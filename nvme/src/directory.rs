@@ -72,8 +72,8 @@ pub struct Told {
 pub struct Directory {
     subsystems: BTreeMap<Arc<str>, Arc<Entry>>,
     discovery: Arc<Entry>,
-    /// In the order in which they are told; none: hosts are told to come again as they came.
-    pub portals: Vec<Portal>,
+    /// In the order in which they are told; `None`: all ways lead here, and hosts are told to come again as they came.
+    pub portals: Option<Vec<Portal>>,
     changes: u64,
 }
 
@@ -82,8 +82,10 @@ impl Directory {
     ///
     /// # Errors
     /// What would not protect.
-    pub fn new(all: Vec<Entry>, discovery: Proofs, portals: Vec<Portal>) -> Result<Self, Mistake> {
-        let groups: Vec<Group> = all.iter().flat_map(|entry| entry.access.groups()).cloned().collect();
+    pub fn new(all: Vec<Entry>, discovery: Proofs, portals: Option<Vec<Portal>>) -> Result<Self, Mistake> {
+        // What is proved elsewhere is nothing to it.
+        let shown = |group: &Group| Group { proofs: Proofs::default(), map: None, ..group.clone() };
+        let groups = all.iter().flat_map(|entry| entry.access.groups()).map(shown).collect();
         let model = all.first();
         let service = Entry {
             nqn: DISCOVERY_NQN.into(),
@@ -110,7 +112,7 @@ impl Directory {
             access: Arc::new(Access::nobody()),
             controllers_max: 0,
         };
-        Self { subsystems: BTreeMap::new(), discovery: Arc::new(service), portals: Vec::new(), changes: 0 }
+        Self { subsystems: BTreeMap::new(), discovery: Arc::new(service), portals: None, changes: 0 }
     }
 
     /// The subsystem of this name.
@@ -142,7 +144,7 @@ impl Directory {
     pub fn keeps(&self, controller: &Controller) -> bool {
         let (standing, way) = (&controller.standing, controller.path.way);
         let leads = |portal: &Portal| portal.id == way.portal && portal.group == way.group;
-        let is_reached = self.portals.is_empty() || self.portals.iter().any(leads);
+        let is_reached = self.portals.as_ref().is_none_or(|portals| portals.iter().any(leads));
         let entry = match controller.kind {
             Kind::Discovery => &self.discovery,
             Kind::Io => match self.subsystem(&standing.subsystem.nqn) {
@@ -162,10 +164,10 @@ impl Directory {
         let host = host.to_ascii_lowercase();
         let shown = self.subsystems().filter(|entry| entry.access.group(&host, source).is_some());
         let ways = |entry: &Arc<Entry>| -> Vec<Told> {
-            if self.portals.is_empty() {
+            let Some(portals) = &self.portals else {
                 return vec![Told { nqn: entry.nqn.clone(), address: None, portal }];
-            }
-            let reached = self.portals.iter().filter(|one| entry.is_reached(one.group));
+            };
+            let reached = portals.iter().filter(|one| entry.is_reached(one.group));
             let told = reached.filter(|one| one.address.is_some() || one.id == portal);
             told.map(|one| Told { nqn: entry.nqn.clone(), address: one.address, portal: one.id }).collect()
         };
@@ -230,7 +232,7 @@ mod tests {
             Portal { id: 3, group: 1, address: None },
         ];
         let all = vec![entry("nqn.x:a", &[1], "nqn.h:*"), entry("nqn.x:b", &[1, 2], "nqn.h:one")];
-        let directory = Directory::new(all, Proofs::default(), portals).expect("right");
+        let directory = Directory::new(all, Proofs::default(), Some(portals)).expect("right");
         let told = |host, portal| {
             let told = directory.told(host, IpAddr::from([192, 0, 2, 9]), portal);
             told.iter()

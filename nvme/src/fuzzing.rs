@@ -148,7 +148,7 @@ pub fn subsystem_entry(access: Access) -> Entry {
 
 fn open_board() -> Arc<Board> {
     let board = Arc::new(Board::default());
-    let directory = Directory::new(vec![subsystem_entry(Access::open())], Proofs::default(), Vec::new());
+    let directory = Directory::new(vec![subsystem_entry(Access::open())], Proofs::default(), None);
     board.set(directory.unwrap_or_else(|_| Directory::nothing()));
     board
 }
@@ -216,7 +216,7 @@ impl Rig {
     /// When they would not protect.
     pub fn let_in(&self, groups: Vec<Group>, discovery: Proofs) {
         let access = Access::new(groups, discovery.clone()).expect("right");
-        let directory = Directory::new(vec![subsystem_entry(access)], discovery, Vec::new());
+        let directory = Directory::new(vec![subsystem_entry(access)], discovery, None);
         self.board.set(directory.expect("right"));
     }
 

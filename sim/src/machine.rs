@@ -419,7 +419,7 @@ fn board() -> Arc<Board> {
         controllers_max: CONTROLLERS_MAX,
     };
     let board = Arc::new(Board::default());
-    board.set(Subsystems::new(vec![entry], Proofs::default(), Vec::new()).expect("nobody proves anything"));
+    board.set(Subsystems::new(vec![entry], Proofs::default(), None).expect("nobody proves anything"));
     board
 }
 

@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
@@ -71,6 +72,21 @@ impl Permission {
         unix::permit(path, self.mode, self.owner, self.group)
     }
 }
+
+/// Makes a folder that everybody may pass through: who may open a socket in it, the socket says.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    folder.parent().map_or(Ok(()), make_folder)?;
+    match std::fs::create_dir(folder) {
+        Err(why) if why.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made.and_then(|()| std::fs::set_permissions(folder, std::fs::Permissions::from_mode(PASSABLE))),
+    }
+}
+
+/// Permissions of the folders of sockets.
+const PASSABLE: u32 = 0o711;
 
 /// A socket that is listened at.
 struct Socket {
@@ -133,7 +149,7 @@ impl Front {
     /// `AddrInUse` when somebody serves it; else the operating system's.
     pub fn bind(&self, path: &Path, permission: Permission) -> io::Result<()> {
         if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)?;
+            make_folder(folder)?;
         }
         // Nobody else's until it has been granted.
         let listener = Listener::bind(&self.reactor, path, 0o600)?;

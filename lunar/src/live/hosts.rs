@@ -82,7 +82,7 @@ pub(super) fn directory(
         Some(Portal { id: listener.id, group: group.tag.get() as u16, address: portal.advertise().or(own) })
     });
     let entries = wanted.config.targets.iter().filter_map(entry).collect();
-    Directory::new(entries, discovery_proofs(wanted), portals.collect()).map_err(|why| why.to_string())
+    Directory::new(entries, discovery_proofs(wanted), Some(portals.collect())).map_err(|why| why.to_string())
 }
 
 /// By which way those come in who call at each portal, by the number of its listener.
