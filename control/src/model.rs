@@ -26,6 +26,16 @@ choices! {
         Null = "null",
     }
 
+    /// What a volume is to initiators.
+    Medium {
+        /// a disk that is always there
+        Disk = "disk",
+        /// a disk that can be taken out
+        Removable = "removable",
+        /// a CD or DVD with this image, which is only read
+        Cd = "cd",
+    }
+
     /// Bytes of a logical block.
     BlockSize {
         /// what everybody understands
@@ -117,6 +127,14 @@ choices! {
     }
 }
 
+impl Medium {
+    /// Whether it can be taken out.
+    #[must_use]
+    pub fn comes_and_goes(self) -> bool {
+        self != Self::Disk
+    }
+}
+
 impl BlockSize {
     /// Bytes.
     #[must_use]
@@ -153,7 +171,10 @@ sections! {
         /// How large it is. A file that is missing is made, one that is smaller grows; without, a file keeps its
         /// size. A block device has its own.
         size: Option<Size> ["bytes"] = absent() => Attention;
-        /// Bytes of a logical block.
+        /// What initiators take it for. What can be taken out is ejected and loaded by them, by `lunar volume eject` and
+        /// `load`, and is in when Lunar starts.
+        medium: Medium = or(Medium::Disk) => EndsSessions;
+        /// Bytes of a logical block. A CD or DVD has 2,048, whatever is said here.
         block_size: BlockSize ["bytes"] = or(BlockSize::B512) => EndsSessions;
         /// Whether writes are refused, whoever asks.
         read_only: bool = or(false) => Attention;
@@ -383,11 +404,16 @@ impl Volume {
         let size = self.size.map_or(String::new(), |size| format!("{size} "));
         let path = self.path.as_ref().map_or(String::new(), |path| format!(" {}", path.text()));
         let read_only = if self.read_only { ", read-only" } else { "" };
+        let medium = match self.medium {
+            Medium::Disk => "",
+            Medium::Removable => ", removable",
+            Medium::Cd => ", CD or DVD",
+        };
         let kind = match self.kind {
             StoreKind::Block => "block device",
             kind => kind.word(),
         };
-        format!("{size}{kind}{path}{read_only}")
+        format!("{size}{kind}{path}{medium}{read_only}")
     }
 }
 

@@ -2,10 +2,10 @@
 //! longer
 //! be there is seen off; then what nobody sees any more goes. Sessions whose targets did not change notice nothing.
 
-use super::shape::{self, Listener, Map};
+use super::shape::{self, Listener, Map, State};
 use super::{Coming, Live, Placed};
 use crate::cores::Face;
-use crate::house::House;
+use crate::house::{Cores, House};
 use lunar_control::Checked;
 use lunar_core::unit::UnitId;
 use lunar_iscsi::directory::Way;
@@ -13,7 +13,8 @@ use lunar_scsi::access::AluaState;
 use lunar_scsi::{LunMap, Mapping, PortConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Maps by the names of their groups, as the cores have them.
 type Maps = BTreeMap<Arc<str>, LunMap>;
@@ -24,7 +25,7 @@ pub(super) struct Settled {
     ports: Vec<PortConfig>,
     maps: Maps,
     /// The states of portal groups at units that were asked for, where they are not as after power on.
-    states: BTreeMap<(UnitId, u16), AluaState>,
+    states: BTreeMap<(UnitId, u16), State>,
     ways: BTreeMap<u32, Way>,
     /// Names of targets in the configuration, by their names in iSCSI.
     pub(super) names: BTreeMap<Arc<str>, String>,
@@ -38,6 +39,116 @@ impl Settled {
         if let Some(way) = self.ways.get(&listener.id) {
             house.accept(listener.id, Face::Iscsi(*way));
         }
+    }
+}
+
+/// How a portal group is after power on.
+const AS_AFTER_POWER_ON: State = (AluaState::ACTIVE_OPTIMIZED, false);
+
+/// Something that is under way until it opens. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Latch(Arc<(Mutex<bool>, Condvar)>);
+
+impl Latch {
+    /// One that is open.
+    pub(super) fn opened() -> Self {
+        let latch = Self::default();
+        latch.open();
+        latch
+    }
+
+    fn open(&self) {
+        let Self(both) = self;
+        *both.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        both.1.notify_all();
+    }
+
+    /// Whether it has opened.
+    pub(super) fn is_open(&self) -> bool {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until it opens.
+    pub(super) fn wait(&self) {
+        let mut is_open = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*is_open {
+            is_open = self.0.1.wait(is_open).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Opens a latch, whatever becomes of the thread that has it.
+struct Opens(Latch);
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
+/// The end of a change: nobody comes in by the old rules any more, and those who did may take as long as they have to
+/// get to their ends. A thread of its own waits for that, so that the control thread has time for others.
+struct Farewell {
+    cores: Cores,
+    /// How long commands get to finish.
+    drain: Duration,
+    /// Groups whose sessions come back to what they see as to something new.
+    ended: Arc<BTreeSet<Arc<str>>>,
+    /// Maps that others see from now on.
+    changed: Arc<Maps>,
+    /// Maps that nobody sees any more.
+    gone: Arc<[Arc<str>]>,
+    /// Units that nobody sees any more.
+    leaving: Arc<[UnitId]>,
+    /// All ports that there are.
+    ports: Arc<[PortConfig]>,
+}
+
+impl Farewell {
+    fn say(self) {
+        let Self { cores, drain, ended, changed, gone, leaving, ports } = self;
+        cores.ask_all(move |core| {
+            let (ended, changed) = (ended.clone(), changed.clone());
+            async move {
+                core.served.iscsi.review(&ended).await;
+                for (name, map) in &*changed {
+                    let patience = core.reactor.sleep(drain);
+                    core.served.target.set_map(name, map.clone(), patience).await;
+                }
+            }
+        });
+        // What nobody sees any more.
+        cores.ask_all(move |core| {
+            let (gone, leaving, ports) = (gone.clone(), leaving.clone(), ports.clone());
+            async move {
+                gone.iter().for_each(|name| core.served.target.forget_map(name));
+                core.served.target.set_ports(ports.to_vec());
+                for unit in &*leaving {
+                    core.remove(*unit).await;
+                }
+            }
+        });
+    }
+
+    /// Has a thread of its own do it; the latch opens when that is done.
+    fn start(self) -> Latch {
+        let latch = Latch::default();
+        let opens = Opens(latch.clone());
+        // Shared, so that it is still here if there is no thread for it.
+        let farewell = Arc::new(Mutex::new(Some((self, opens))));
+        let say = move |farewell: &Mutex<Option<(Self, Opens)>>| {
+            let both = farewell.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some((farewell, opens)) = both {
+                farewell.say();
+                drop(opens);
+            }
+        };
+        let thread = std::thread::Builder::new().name("settle".into());
+        let in_thread = farewell.clone();
+        if thread.spawn(move || say(&in_thread)).is_err() {
+            say(&farewell);
+        }
+        latch
     }
 }
 
@@ -80,18 +191,17 @@ impl Live {
             .filter(|(name, map)| self.settled.maps.get(*name).is_some_and(|old| old != *map))
             .map(|(name, map)| (name.clone(), map.clone()))
             .collect();
-        let (ended, changed) = (Arc::new(ended), Arc::new(changed));
-        self.house.cores().ask_all(move |core| {
-            let (ended, changed) = (ended.clone(), changed.clone());
-            async move {
-                core.served.iscsi.review(&ended).await;
-                for (name, map) in &*changed {
-                    let patience = core.reactor.sleep(drain);
-                    core.served.target.set_map(name, map.clone(), patience).await;
-                }
-            }
-        });
-        self.clear(coming, &ports, &maps);
+        let gone = self.settled.maps.keys().filter(|name| !maps.contains_key(*name)).cloned().collect();
+        let farewell = Farewell {
+            cores: self.house.cores().clone(),
+            drain,
+            ended: Arc::new(ended),
+            changed: Arc::new(changed),
+            gone,
+            leaving: coming.leaving.clone().into(),
+            ports: ports.clone().into(),
+        };
+        self.settling = farewell.start();
         let targets = wanted.config.targets.iter();
         let names = targets.map(|(name, target)| (target.iqn.as_str().to_ascii_lowercase().into(), name.clone()));
         let states = std::mem::take(&mut self.settled.states);
@@ -125,7 +235,8 @@ impl Live {
     /// Brings portal groups into their states at the units, where these are others than were asked for before.
     fn set_states(&mut self, wanted: &Checked, ports: &[PortConfig], coming: &Coming) {
         let wanted = shape::states(wanted);
-        let gone = |unit: &UnitId| coming.leaving.contains(unit) || coming.new.contains(unit);
+        let fresh: BTreeSet<UnitId> = coming.leaving.iter().chain(&coming.new).copied().collect();
+        let gone = |unit: &UnitId| fresh.contains(unit);
         self.settled.states.retain(|(unit, _), _| !gone(unit));
         let there: BTreeSet<u16> = ports.iter().map(|port| port.group).collect();
         let groups: BTreeSet<u16> = self.settled.ports.iter().map(|port| port.group).chain(there.clone()).collect();
@@ -134,12 +245,12 @@ impl Live {
             for group in &groups {
                 // A group that goes leaves nothing behind that it would find when it comes back.
                 let state = wanted.get(group).filter(|_| there.contains(group)).copied();
-                let state = state.unwrap_or(AluaState::ACTIVE_OPTIMIZED);
+                let state = state.unwrap_or(AS_AFTER_POWER_ON);
                 let before = match state {
-                    AluaState::ACTIVE_OPTIMIZED => self.settled.states.remove(&(unit, *group)),
+                    AS_AFTER_POWER_ON => self.settled.states.remove(&(unit, *group)),
                     state => self.settled.states.insert((unit, *group), state),
                 };
-                if before.unwrap_or(AluaState::ACTIVE_OPTIMIZED) != state {
+                if before.unwrap_or(AS_AFTER_POWER_ON) != state {
                     steps.push((unit.0 as u16, *group, state));
                 }
             }
@@ -147,27 +258,10 @@ impl Live {
         self.house
             .cores()
             .ask(0, move |core| async move {
-                for (lun, group, state) in steps {
-                    core.served.target.transition(lun, group, state).await;
+                for (lun, group, (state, preferred)) in steps {
+                    core.served.target.transition(lun, group, state, preferred).await;
                 }
             })
             .wait();
-    }
-
-    /// Takes from the cores what nobody sees any more.
-    fn clear(&self, coming: &Coming, ports: &[PortConfig], maps: &Maps) {
-        let gone: Arc<[Arc<str>]> =
-            self.settled.maps.keys().filter(|name| !maps.contains_key(*name)).cloned().collect();
-        let (leaving, ports): (Arc<[UnitId]>, Arc<[PortConfig]>) = (coming.leaving.clone().into(), ports.into());
-        self.house.cores().ask_all(move |core| {
-            let (gone, leaving, ports) = (gone.clone(), leaving.clone(), ports.clone());
-            async move {
-                gone.iter().for_each(|name| core.served.target.forget_map(name));
-                core.served.target.set_ports(ports.to_vec());
-                for unit in &*leaving {
-                    core.remove(*unit).await;
-                }
-            }
-        });
     }
 }

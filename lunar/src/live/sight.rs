@@ -1,12 +1,16 @@
 //! Who is logged in, and what was counted: for those who look.
 
 use super::Live;
+use crate::house::Core;
 use crate::stats;
-use lunar_control::api::SessionView;
+use lunar_control::api::{MediumView, SessionView};
+use lunar_control::live::{Later, Motion};
 use lunar_core::tally::Event;
 use lunar_iscsi::registry::Guest;
+use lunar_scsi::tray::Tray;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// What is counted of a volume, by the names of the table of statistics.
@@ -47,10 +51,11 @@ impl lunar_control::live::Live for Live {
         guests.iter().map(|(tsih, guest)| self.session(*tsih, guest, &self.settled.names, now)).collect()
     }
 
-    fn kick(&mut self, id: &str) -> bool {
+    fn kick(&mut self, id: &str) -> Option<Later<bool>> {
         let number = id.strip_prefix(ISCSI).and_then(|rest| rest.strip_prefix('-')?.parse().ok());
-        let guest = number.and_then(|tsih| self.house().common().registry.guest(tsih));
-        guest.is_some_and(|guest| self.house().cores().end_session(guest.place))
+        let guest = number.and_then(|tsih| self.house().common().registry.guest(tsih))?;
+        let cores = self.house().cores().clone();
+        Some(Box::new(move || cores.end_session(guest.place)))
     }
 
     fn statistics(&mut self) -> Value {
@@ -65,5 +70,34 @@ impl lunar_control::live::Live for Live {
 
     fn troubles(&mut self) -> Vec<String> {
         self.settled.troubles.clone()
+    }
+
+    fn medium(&mut self, volume: &str) -> Option<MediumView> {
+        let placed = self.volumes.get(volume)?;
+        let (unit, medium) = (placed.unit, placed.model.medium.word());
+        let work = move |core: Rc<Core>| std::future::ready(core.served.target.medium(unit.0 as u16));
+        let (tray, locked) = self.house().cores().ask(0, work).wait()??;
+        Some(MediumView { volume: volume.to_owned(), medium, loaded: tray == Tray::Loaded, locked })
+    }
+
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>> {
+        // Units are numbered below the last LUN.
+        let lun = self.volumes.get(volume)?.unit.0 as u16;
+        let moved = self.house().cores().ask(0, move |core| async move {
+            let target = &core.served.target;
+            match motion {
+                Motion::Eject { forced } => target.eject(lun, forced).await,
+                Motion::Load => target.load(lun).await,
+            }
+        });
+        Some(Box::new(move || match moved.wait() {
+            Some(outcome) => outcome.map_err(|why| why.to_string()),
+            None => Err("the service stops".to_owned()),
+        }))
+    }
+
+    fn settling(&mut self) -> Option<Later<()>> {
+        let latch = self.settling.clone();
+        (!latch.is_open()).then(|| Box::new(move || latch.wait()) as Later<()>)
     }
 }
