@@ -12,9 +12,16 @@ mkdir -p /mnt/disk
 try "mount" mount "$disk" /mnt/disk || finish
 try "what was synced is there" kept
 umount /mnt/disk
-if [ "${1:-}" = last ]; then finish; fi
-# Sooner than the half minute that drivers wait.
-echo 3000 >/sys/block/nvme0n1/queue/io_timeout
+if [ "${1:-}" = unplug ]; then
+    gone() { ! test -b "$disk"; }
+    echo "@unplug vm"
+    try "unplugged, the disk is gone" until_true 60 gone
+    # The emulator lets go of it a moment later.
+    sleep 3
+    finish
+fi
+# Sooner than the half minute that drivers wait. Where there may be several ways, it is a way's.
+for way in /sys/block/nvme0*n1/queue/io_timeout; do echo 3000 >"$way"; done
 echo "@restart"
 try "without its target the disk gives errors" until_true 120 fails
 finish

@@ -23,6 +23,7 @@ mod space;
 mod target;
 mod told;
 mod tools;
+mod vfio;
 mod witness;
 
 use std::fs::File;

@@ -49,7 +49,8 @@ pub(super) fn emulator(report: &Report) -> Result<Vec<String>> {
 fn knows(emulator: &[String]) -> bool {
     let mut ask = process::bound(&emulator[0]);
     ask.args(&emulator[1..]).args(["-device", "vfio-user-pci,help"]);
-    process::run(&mut ask, ASK_LIMIT).is_ok_and(|said| said.status.success())
+    // One that does not know it says so, and ends well.
+    process::run(&mut ask, ASK_LIMIT).is_ok_and(|said| said.status.success() && said.text.contains("socket="))
 }
 
 fn make(path: &Path) -> Result<()> {
