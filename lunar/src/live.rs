@@ -210,7 +210,7 @@ impl Live {
             volumes: BTreeMap::new(),
             listeners: BTreeMap::new(),
             sockets: BTreeMap::new(),
-            runtime: machines::runtime(),
+            runtime: runtime(),
             ports,
             parts: Vec::new(),
             listener,

@@ -51,7 +51,9 @@ fn seen(live: &Live) -> Value {
             .map(|unit| {
                 let ways =
                     [1_u16, 2].map(|group| core.served.target.state(unit.id.0 as u16, group).map(|state| state.0));
-                let told = json!([unit.geometry.blocks, unit.geometry.block_size, unit.read_only, ways]);
+                let hosts = core.served.subsystem.unit(unit.id);
+                let hosts = hosts.map(|seen| [1_u16, 2].map(|group| seen.access(group).0));
+                let told = json!([unit.geometry.blocks, unit.geometry.block_size, unit.read_only, ways, hosts]);
                 (unit.identity.serial.clone(), told)
             })
             .collect();

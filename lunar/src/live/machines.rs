@@ -16,7 +16,7 @@ use std::rc::Rc;
 #[must_use]
 pub fn runtime() -> PathBuf {
     let socket = place::to_listen();
-    socket.as_deref().and_then(Path::parent).unwrap_or(Path::new("/run/lunar")).to_owned()
+    socket.as_deref().and_then(Path::parent).map_or_else(|| PathBuf::from("/run/lunar"), Path::to_owned)
 }
 
 /// A socket that is made.
