@@ -85,6 +85,7 @@ fn noun(kind: Kind) -> Command {
                     .arg(dry_run()),
             );
             verbs.extend(copies());
+            verbs.extend(media());
         }
         Kind::Group => verbs.extend(mappings()),
         _ => {}
@@ -104,6 +105,20 @@ fn copies() -> [Command; 3] {
         verb("snapshot", "Keep what is on a volume now, in a volume that can only be read; takes no time and no space"),
         verb("clone", "Make a volume that begins with what is on another now; takes no time and no space"),
         verb("copy", "Make a volume with all the blocks of another"),
+    ]
+}
+
+/// Where the medium of a volume is, and which way it goes.
+fn media() -> [Command; 3] {
+    let force = Arg::new("force").long("force").action(ArgAction::SetTrue);
+    let eject =
+        Command::new("eject").about("Take out the medium of a volume that is a CD or removable; flushes it first");
+    [
+        Command::new("medium").about("Whether the medium of a volume is in").arg(name(Kind::Volume)),
+        eject.args([name(Kind::Volume), force.help("Even if an initiator uses it and has locked it")]),
+        Command::new("load")
+            .about("Put the medium in again; initiators are told that it may be another one")
+            .arg(name(Kind::Volume)),
     ]
 }
 

@@ -175,6 +175,20 @@ pub fn plan(plan: &Json, done: bool) -> String {
     text
 }
 
+/// Where the medium of a volume is.
+#[must_use]
+pub fn medium(state: &Json) -> String {
+    let text = |key: &str| state[key].as_str().unwrap_or_default();
+    let (volume, medium) = (text("volume"), text("medium"));
+    let how = match (medium, state["loaded"] == true, state["locked"] == true) {
+        ("disk", ..) => "is always there",
+        (_, false, _) => "is out",
+        (_, true, true) => "is in, and locked by an initiator",
+        (_, true, false) => "is in",
+    };
+    format!("the medium of {volume} ({medium}) {how}\n")
+}
+
 /// Who is logged in.
 #[must_use]
 pub fn sessions(all: &Json) -> String {
@@ -357,8 +371,8 @@ mod tests {
     fn a_table_shows_what_is_special_and_what_fits() {
         let volume = |name: &str, size: &str, read_only: bool| {
             let keys = json!({
-                "kind": "ram", "size": size, "block-size": "512", "read-only": read_only, "write-through": false,
-                "direct": false, "protection": "none", "vendor": "LUNAR", "product": "VOLUME", "uuid": "x",
+                "kind": "ram", "size": size, "medium": "disk", "block-size": "512", "read-only": read_only,
+                "write-through": false, "direct": false, "protection": "none", "vendor": "LUNAR", "product": "VOLUME", "uuid": "x",
             });
             json!({ "kind": "volume", "name": name, "keys": keys })
         };

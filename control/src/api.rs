@@ -206,6 +206,31 @@ pub fn qemu(socket: &std::path::Path) -> Vec<String> {
     ]
 }
 
+/// Where the medium of a volume is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "medium")]
+pub struct MediumView {
+    /// The volume.
+    pub volume: String,
+    /// What it is to initiators: `disk`, `removable` or `cd`.
+    pub medium: &'static str,
+    /// Whether it is in.
+    pub loaded: bool,
+    /// Whether initiators use it and prevent its removal.
+    pub locked: bool,
+}
+
+/// How a medium shall be taken out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[schemars(rename = "ejection")]
+pub struct Ejection {
+    /// Whether initiators are not asked whether they use it.
+    #[serde(default)]
+    pub forced: bool,
+}
+
 /// What runs, in a few words.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

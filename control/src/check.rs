@@ -7,7 +7,9 @@ pub use nvme::SOCKET_PATH_MAX;
 
 use crate::config::{Broken, Config, Id, Kind, parse};
 use crate::links::{Links, To};
-use crate::model::{Authentication, Discovery, Group, Hash as HashName, StoreKind, Target, User, Volume};
+use crate::model::{
+    Authentication, BlockSize, Discovery, Group, Hash as HashName, Medium, Protection, StoreKind, Target, User, Volume,
+};
 use crate::names::{Network, Pattern, Uuid};
 use crate::report::{Mark, Problems, Report, did_you_mean};
 use crate::secret::{Secret, SecretSource};
@@ -272,6 +274,33 @@ impl Look<'_> {
         if volume.direct && !on_disk {
             let what = format!("a volume of kind {kind} has no page cache to pass by");
             self.add(id, "direct", volume.marks.of("direct"), what);
+        }
+        self.medium(id, volume);
+    }
+
+    /// What a medium that comes and goes cannot have.
+    fn medium(&mut self, id: Id<'_>, volume: &Volume) {
+        if volume.medium.comes_and_goes() && volume.protection != Protection::None {
+            let what = "what protects blocks would stay behind when they are taken out: leave this out";
+            self.add(id, "protection", volume.marks.of("protection"), what);
+        }
+        if volume.medium != Medium::Cd {
+            return;
+        }
+        let wrong = [
+            ("kind", !matches!(volume.kind, StoreKind::File | StoreKind::Block), "a CD or DVD is an image in a file"),
+            ("size", volume.size.is_some(), "an image has its size, and none is made: leave this out"),
+            (
+                "block-size",
+                volume.block_size != BlockSize::B512,
+                "a CD or DVD has blocks of 2,048 bytes: leave this out",
+            ),
+            ("direct", volume.direct, "an image is read through the page cache: leave this out"),
+        ];
+        for (key, is_wrong, what) in wrong {
+            if is_wrong {
+                self.add(id, key, volume.marks.of(key), what);
+            }
         }
     }
 

@@ -196,6 +196,23 @@ fn volumes_are_whole() {
 }
 
 #[test]
+fn media_that_come_and_go_are_what_they_can_be() {
+    let disc = |more: &str| format!("[volume.a]\nkind = 'file'\npath = '/x'\nmedium = 'cd'\n{more}");
+    assert_eq!(wrong(&disc("")), [""; 0]);
+    assert_eq!(wrong("[volume.a]\nkind = 'ram'\nsize = '1M'\nmedium = 'removable'"), [""; 0]);
+    for (more, place, words) in [
+        ("size = '1G'", "5:8", "an image has its size"),
+        ("block-size = 4096", "5:14", "blocks of 2,048 bytes"),
+        ("direct = true", "5:10", "through the page cache"),
+        ("protection = 'type-1'", "5:14", "stay behind"),
+    ] {
+        one(&disc(more), place, words);
+    }
+    let found = wrong("[volume.a]\nkind = 'null'\nsize = '1M'\nmedium = 'cd'");
+    assert!(found.iter().any(|why| why.contains("2:8") && why.contains("image in a file")), "{found:#?}");
+}
+
+#[test]
 fn secrets_are_closed_and_long_enough() {
     let inline = "[user.u]\nsecret = 'twelve bytes'";
     assert_eq!(wrong(inline), [""; 0]);

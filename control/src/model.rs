@@ -32,6 +32,16 @@ choices! {
         Null = "null",
     }
 
+    /// What a volume is to initiators.
+    Medium {
+        /// a disk that is always there
+        Disk = "disk",
+        /// a disk that can be taken out
+        Removable = "removable",
+        /// a CD or DVD with this image, which is only read
+        Cd = "cd",
+    }
+
     /// Bytes of a logical block.
     BlockSize {
         /// what everybody understands
@@ -131,6 +141,14 @@ choices! {
     }
 }
 
+impl Medium {
+    /// Whether it can be taken out.
+    #[must_use]
+    pub fn comes_and_goes(self) -> bool {
+        self != Self::Disk
+    }
+}
+
 impl BlockSize {
     /// Bytes.
     #[must_use]
@@ -167,7 +185,10 @@ sections! {
         /// How large it is. A file that is missing is made, one that is smaller grows; without, a file keeps its
         /// size. A block device has its own.
         size: Option<Size> ["bytes"] = absent() => Attention;
-        /// Bytes of a logical block.
+        /// What initiators take it for. What can be taken out is ejected and loaded by them, by `lunar volume eject` and
+        /// `load`, and is in when Lunar starts.
+        medium: Medium = or(Medium::Disk) => EndsSessions;
+        /// Bytes of a logical block. A CD or DVD has 2,048, whatever is said here.
         block_size: BlockSize ["bytes"] = or(BlockSize::B512) => EndsSessions;
         /// Whether writes are refused, whoever asks.
         read_only: bool = or(false) => Attention;
@@ -429,11 +450,16 @@ impl Volume {
         let size = self.size.map_or(String::new(), |size| format!("{size} "));
         let path = self.path.as_ref().map_or(String::new(), |path| format!(" {}", path.text()));
         let read_only = if self.read_only { ", read-only" } else { "" };
+        let medium = match self.medium {
+            Medium::Disk => "",
+            Medium::Removable => ", removable",
+            Medium::Cd => ", CD or DVD",
+        };
         let kind = match self.kind {
             StoreKind::Block => "block device",
             kind => kind.word(),
         };
-        format!("{size}{kind}{path}{read_only}")
+        format!("{size}{kind}{path}{medium}{read_only}")
     }
 }
 
@@ -458,7 +484,7 @@ impl Lun {
     /// The namespace that logical unit `lun` is to NVMe hosts; `None`: they are not shown it.
     #[must_use]
     pub fn namespace_of(&self, lun: u16) -> Option<u32> {
-        let id = self.namespace.map_or(u64::from(lun) + 1, Whole::get);
+        let id = self.namespace.map_or_else(|| u64::from(lun) + 1, Whole::get);
         u32::try_from(id).ok().filter(|_| id <= NAMESPACE_MAX)
     }
 }

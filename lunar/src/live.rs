@@ -39,9 +39,9 @@ use lunar_vfio_user::serve::Permission;
 use machines::Made;
 pub use machines::runtime;
 use ports::Ports;
-use settle::Settled;
+use settle::{Latch, Settled};
 use shape::{Accesses, Listener};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -82,12 +82,14 @@ pub struct Live {
     /// Who takes the records of logins; until somebody does, they are lines of the log.
     listener: Arc<OnceLock<Listening>>,
     /// Numbers of units that are taken.
-    units: BTreeSet<u32>,
+    units: Numbers,
     tickets: u64,
     portals: u32,
     /// What is known of the plan that is being carried out.
     coming: Coming,
     settled: Settled,
+    /// Opens when nothing of the last change goes on any more.
+    settling: Latch,
 }
 
 impl fmt::Debug for Live {
@@ -96,11 +98,40 @@ impl fmt::Debug for Live {
     }
 }
 
+/// Numbers of units: the lowest that is free is given next.
+#[derive(Default)]
+struct Numbers {
+    taken: BTreeSet<u32>,
+    /// All below are taken.
+    first: u32,
+}
+
+impl Numbers {
+    /// The lowest that is free; `None` if there is none.
+    fn free(&mut self) -> Option<u32> {
+        while self.taken.contains(&self.first) {
+            self.first += 1;
+        }
+        (self.first < u32::from(LUNS_MAX)).then_some(self.first)
+    }
+
+    fn take(&mut self, number: u32) {
+        self.taken.insert(number);
+    }
+
+    fn give_back(&mut self, number: u32) {
+        self.taken.remove(&number);
+        self.first = self.first.min(number);
+    }
+}
+
 /// What is known of a plan while it is carried out.
 #[derive(Default)]
 struct Coming {
     /// Who may log in then; the first step makes it.
     accesses: Option<Accesses>,
+    /// Which volume is where, before anything is changed; the first step makes it.
+    places: HashMap<PathBuf, String>,
     /// Whether the parts have prepared themselves.
     parts: bool,
     /// Units to be served.
@@ -214,11 +245,12 @@ impl Live {
             ports,
             parts: Vec::new(),
             listener,
-            units: BTreeSet::new(),
+            units: Numbers::default(),
             tickets: 0,
             portals: 0,
             coming: Coming::default(),
             settled: Settled::default(),
+            settling: Latch::opened(),
         })
     }
 
@@ -226,6 +258,11 @@ impl Live {
     #[must_use]
     pub fn house(&self) -> &House {
         &self.house
+    }
+
+    /// Waits until nothing of the last change goes on any more.
+    pub fn settled(&self) {
+        self.settling.wait();
     }
 
     /// The cores, to end them.
@@ -265,19 +302,18 @@ impl Live {
             }
         }
         // Another may be what is in this place until now; what is in memory is nobody else's.
-        let in_place = |other: &&Placed| other.model.path.is_some() && other.model.path == model.path;
-        let before = own.as_ref().filter(|_| is_same).or_else(|| self.volumes.values().find(in_place));
+        let in_place = || self.volumes.get(self.coming.places.get(model.path.as_ref()?.path())?);
+        let before = own.as_ref().filter(|_| is_same).or_else(in_place);
         let volume = Volume::configured(name, model, &self.state, before.map(|before| &before.volume));
         let volume = volume.map_err(|why| format!("{why:#}"))?;
         let placed = match own.filter(|_| is_same) {
             Some(own) => Placed { volume, model: model.clone(), ..own },
             None => {
-                let free = (0..u32::from(LUNS_MAX)).find(|number| !self.units.contains(number));
-                let unit = UnitId(free.ok_or_else(|| format!("there are {LUNS_MAX} volumes already"))?);
+                let unit = UnitId(self.units.free().ok_or_else(|| format!("there are {LUNS_MAX} volumes already"))?);
                 let shared = &self.house.common().shared;
                 shared.restore(unit, &**volume.keep()).map_err(|why| why.to_string())?;
                 let (medium, tally) = (Medium::of(volume.medium()), Tally::new(self.house.cores().count()));
-                self.units.insert(unit.0);
+                self.units.take(unit.0);
                 Placed { unit, volume, medium, tally, model: model.clone() }
             }
         };
@@ -285,7 +321,7 @@ impl Live {
         let ticket = self.ticket();
         if let Err(why) = self.house.open(&Opening { ticket, unit, volume, medium, tally }) {
             if !is_same {
-                self.units.remove(&unit.0);
+                self.units.give_back(unit.0);
             }
             return Err(format!("{why:#}"));
         }
@@ -357,6 +393,12 @@ impl Live {
 
     fn prepare_step(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
         if self.coming.accesses.is_none() {
+            // Numbers of units are free when those that had them are gone.
+            self.settling.wait();
+            let place = |(name, placed): (&String, &Placed)| {
+                Some((placed.model.path.as_ref()?.path().to_owned(), name.clone()))
+            };
+            self.coming.places = self.volumes.iter().filter_map(place).collect();
             let accesses = shape::accesses(wanted)?;
             // What it would not protect is found out now.
             hosts::directory(wanted, &accesses, &self.listeners)?;
@@ -437,7 +479,7 @@ impl Running for Live {
             self.parts.iter_mut().for_each(|part| part.commit(wanted));
         }
         self.settle_shape(&coming, wanted);
-        self.units.retain(|number| !coming.leaving.contains(&UnitId(*number)));
+        coming.leaving.iter().for_each(|unit| self.units.give_back(unit.0));
     }
 
     fn roll_back(&mut self, change: &Change, prepared: Ready) {
@@ -447,7 +489,7 @@ impl Running for Live {
                 let PlacedVolume(placed) = *placed;
                 self.house.withdraw(ticket);
                 if self.volumes.get(&change.object.name).is_none_or(|own| own.unit != placed.unit) {
-                    self.units.remove(&placed.unit.0);
+                    self.units.give_back(placed.unit.0);
                 }
             }
             Ready::Portal { listener: BoundListener(listener), displaced, is_taken_over } => {

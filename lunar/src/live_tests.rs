@@ -29,7 +29,9 @@ impl Place {
     /// Makes what runs `after` what runs `before`.
     fn apply(&self, live: &mut Live, before: &Checked, after: &Checked) -> Result<(), String> {
         let plan = Plan::between(before, after);
-        lunar_control::apply::apply(live, &plan, after, || Ok(())).map_err(|why| why.to_string())
+        let done = lunar_control::apply::apply(live, &plan, after, || Ok(())).map_err(|why| why.to_string());
+        live.settled();
+        done
     }
 }
 

@@ -5,6 +5,7 @@ use crate::Reactor;
 use crate::op::{Handle, Op};
 use crate::os_error;
 use lunar_core::io::Completion;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Gid, Mode, OFlags, Uid, chmod, chown, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::{
@@ -18,6 +19,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Descriptors that come with one receive at most: more is nothing that a protocol here allows.
 pub const DESCRIPTORS_MAX: usize = 32;
@@ -190,6 +192,62 @@ impl Stream {
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Stream")
+    }
+}
+
+/// Fills `into` like [`Stream::receive`], for a thread that has no reactor and may wait, for `patience` at a time.
+///
+/// # Errors
+/// `UnexpectedEof` when the peer has closed its side, `TimedOut`, `InvalidData` when more descriptors come than
+/// [`DESCRIPTORS_MAX`]; else the operating system's.
+pub fn receive_waiting(
+    fd: &OwnedFd,
+    into: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+    patience: Duration,
+) -> io::Result<()> {
+    let mut done = 0;
+    while done < into.len() {
+        match wait_for(fd, PollFlags::IN, patience, || receive_some(fd, &mut into[done..], descriptors))? {
+            Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(count) => done += count,
+            None => return Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Sends like [`Stream::send`], for a thread that has no reactor and may wait, for `patience` at a time.
+///
+/// # Errors
+/// `TimedOut`; else the operating system's.
+pub fn send_waiting(fd: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>], patience: Duration) -> io::Result<()> {
+    let (mut done, mut descriptors) = (0, descriptors);
+    while done < bytes.len() {
+        done += wait_for(fd, PollFlags::OUT, patience, || send_some(fd, &bytes[done..], descriptors))?;
+        descriptors = &[];
+    }
+    Ok(())
+}
+
+fn wait_for<T>(
+    fd: &OwnedFd,
+    what: PollFlags,
+    patience: Duration,
+    mut call: impl FnMut() -> Result<T, Errno>,
+) -> io::Result<T> {
+    let patience = Timespec::try_from(patience).map_err(|_| io::ErrorKind::InvalidInput)?;
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let ready = poll(&mut [PollFd::new(fd, what)], Some(&patience));
+                if matches!(ready, Ok(0)) {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            }
+            other => return Ok(other?),
+        }
     }
 }
 

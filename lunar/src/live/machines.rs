@@ -16,7 +16,7 @@ use std::rc::Rc;
 #[must_use]
 pub fn runtime() -> PathBuf {
     let socket = place::to_listen();
-    socket.as_deref().and_then(Path::parent).map_or_else(|| PathBuf::from("/run/lunar"), Path::to_owned)
+    socket.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new("/run/lunar")).to_owned()
 }
 
 /// A socket that is made.
@@ -96,7 +96,7 @@ impl Live {
     fn close_socket(&mut self, path: &Path) {
         if let Some(made) = self.sockets.remove(path) {
             let path = path.to_owned();
-            self.house.cores().ask(made.core, move |core| ready(core.machines().close(&path))).wait();
+            self.house.cores().ask(made.core, async move |core| core.machines().close(&path)).wait();
         }
     }
 
@@ -110,7 +110,7 @@ impl Live {
             let (name, tenant) = (machine.name.clone(), machine.tenant.clone());
             let endpoint =
                 lunar_vfio_user::serve::Endpoint { name, path: path.clone(), permission: made.permission, tenant };
-            self.house.cores().ask(made.core, move |core| ready(core.machines().serve(endpoint))).wait();
+            self.house.cores().ask(made.core, async move |core| core.machines().serve(endpoint)).wait();
         }
     }
 

@@ -3,10 +3,10 @@
 //! be there is seen off; then what nobody sees any more goes. Sessions whose targets did not change notice nothing.
 
 use super::hosts::{self, Machine, NamespaceMaps};
-use super::shape::{self, Listener, Map};
+use super::shape::{self, Listener, Map, State};
 use super::{Coming, Live, Placed};
 use crate::cores::{Face, access_of};
-use crate::house::{Core, House};
+use crate::house::{Cores, House};
 use lunar_control::Checked;
 use lunar_core::unit::UnitId;
 use lunar_nvme::directory::Directory as Subsystems;
@@ -17,8 +17,8 @@ use lunar_scsi::{LunMap, Mapping, PortConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
 use std::path::PathBuf;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Maps by the names of their groups, as the cores have them.
 type Maps = BTreeMap<Arc<str>, LunMap>;
@@ -29,7 +29,7 @@ pub(super) struct Settled {
     ports: Vec<PortConfig>,
     maps: Maps,
     /// The states of portal groups at units that were asked for, where they are not as after power on.
-    states: BTreeMap<(UnitId, u16), AluaState>,
+    states: BTreeMap<(UnitId, u16), State>,
     faces: BTreeMap<u32, Face>,
     namespaces: NamespaceMaps,
     /// Virtual machines, by their sockets.
@@ -46,6 +46,130 @@ impl Settled {
         if let Some(face) = self.faces.get(&listener.id) {
             house.accept(listener.id, *face);
         }
+    }
+}
+
+/// How a portal group is after power on.
+const AS_AFTER_POWER_ON: State = (AluaState::ACTIVE_OPTIMIZED, false);
+
+/// Something that is under way until it opens. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Latch(Arc<(Mutex<bool>, Condvar)>);
+
+impl Latch {
+    /// One that is open.
+    pub(super) fn opened() -> Self {
+        let latch = Self::default();
+        latch.open();
+        latch
+    }
+
+    fn open(&self) {
+        let Self(both) = self;
+        *both.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        both.1.notify_all();
+    }
+
+    /// Whether it has opened.
+    pub(super) fn is_open(&self) -> bool {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until it opens.
+    pub(super) fn wait(&self) {
+        let mut is_open = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*is_open {
+            is_open = self.0.1.wait(is_open).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Opens a latch, whatever becomes of the thread that has it.
+struct Opens(Latch);
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
+/// The end of a change: nobody comes in by the old rules any more, and those who did may take as long as they have to
+/// get to their ends. A thread of its own waits for that, so that the control thread has time for others.
+struct Farewell {
+    cores: Cores,
+    /// How long commands get to finish.
+    drain: Duration,
+    /// Groups whose sessions come back to what they see as to something new.
+    ended: Arc<BTreeSet<Arc<str>>>,
+    /// Maps that others see from now on.
+    changed: Arc<Maps>,
+    /// The same for NVMe hosts.
+    remapped: Arc<NamespaceMaps>,
+    /// Units that are another disk to NVMe hosts.
+    reshaped: Vec<UnitId>,
+    /// Maps that nobody sees any more.
+    gone: Arc<[Arc<str>]>,
+    /// The same of NVMe hosts.
+    hidden: Arc<[Arc<str>]>,
+    /// Units that nobody sees any more.
+    leaving: Arc<[UnitId]>,
+    /// All ports that there are.
+    ports: Arc<[PortConfig]>,
+}
+
+impl Farewell {
+    fn say(self) {
+        let Self { cores, drain, ended, changed, remapped, reshaped, gone, hidden, leaving, ports } = self;
+        let told: BTreeSet<Arc<str>> = remapped.keys().cloned().collect();
+        cores.ask_all(move |core| {
+            let (ended, changed, remapped) = (ended.clone(), changed.clone(), remapped.clone());
+            async move {
+                core.served.iscsi.review(&ended).await;
+                for (name, map) in &*changed {
+                    let patience = core.reactor.sleep(drain);
+                    core.served.target.set_map(name, map.clone(), patience).await;
+                }
+                for (name, map) in &*remapped {
+                    let patience = core.reactor.sleep(drain);
+                    core.served.subsystem.set_map(name, map.clone(), patience).await;
+                }
+            }
+        });
+        // NVMe hosts are told that their namespaces are others: once for all cores.
+        cores.ask(0, async move |core| core.served.subsystem.tell_namespaces(&told, &reshaped)).wait();
+        // What nobody sees any more.
+        cores.ask_all(move |core| {
+            let (gone, hidden, leaving, ports) = (gone.clone(), hidden.clone(), leaving.clone(), ports.clone());
+            async move {
+                gone.iter().for_each(|name| core.served.target.forget_map(name));
+                hidden.iter().for_each(|name| core.served.subsystem.forget_map(name));
+                core.served.target.set_ports(ports.to_vec());
+                for unit in &*leaving {
+                    core.remove(*unit).await;
+                }
+            }
+        });
+    }
+
+    /// Has a thread of its own do it; the latch opens when that is done.
+    fn start(self) -> Latch {
+        let latch = Latch::default();
+        let opens = Opens(latch.clone());
+        // Shared, so that it is still here if there is no thread for it.
+        let farewell = Arc::new(Mutex::new(Some((self, opens))));
+        let say = move |farewell: &Mutex<Option<(Self, Opens)>>| {
+            let both = farewell.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some((farewell, opens)) = both {
+                farewell.say();
+                drop(opens);
+            }
+        };
+        let thread = std::thread::Builder::new().name("settle".into());
+        let in_thread = farewell.clone();
+        if thread.spawn(move || say(&in_thread)).is_err() {
+            say(&farewell);
+        }
+        latch
     }
 }
 
@@ -110,37 +234,27 @@ impl Live {
             .collect();
         let is_ended = |controller: &Controller| controller.standing.group.as_ref().is_some_and(|g| ended.contains(g));
         self.house.common().controllers.review(&hosts, is_ended);
-        let remapped = differing(&self.settled.namespaces, &namespaces);
-        let told: BTreeSet<Arc<str>> = remapped.keys().cloned().collect();
-        let (ended, changed, remapped) = (Arc::new(ended), Arc::new(changed), Arc::new(remapped));
-        self.house.cores().ask_all(move |core| {
-            let (ended, changed, remapped) = (ended.clone(), changed.clone(), remapped.clone());
-            async move {
-                core.served.iscsi.review(&ended).await;
-                for (name, map) in &*changed {
-                    let patience = core.reactor.sleep(drain);
-                    core.served.target.set_map(name, map.clone(), patience).await;
-                }
-                for (name, map) in &*remapped {
-                    let patience = core.reactor.sleep(drain);
-                    core.served.subsystem.set_map(name, map.clone(), patience).await;
-                }
-            }
-        });
-        self.tell(told, coming.reshaped.clone());
         self.settled.machines = hosts::machines(wanted, &self.runtime);
         self.settle_machines();
-        self.clear(coming, &ports, (&maps, &namespaces));
+        let gone = self.settled.maps.keys().filter(|name| !maps.contains_key(*name)).cloned().collect();
+        let hidden = self.settled.namespaces.keys().filter(|name| !namespaces.contains_key(*name)).cloned().collect();
+        let farewell = Farewell {
+            cores: self.house.cores().clone(),
+            drain,
+            ended: Arc::new(ended),
+            changed: Arc::new(changed),
+            remapped: Arc::new(differing(&self.settled.namespaces, &namespaces)),
+            reshaped: coming.reshaped.clone(),
+            gone,
+            hidden,
+            leaving: coming.leaving.clone().into(),
+            ports: ports.clone().into(),
+        };
+        self.settling = farewell.start();
         self.settled.names = names(wanted);
         self.settled.troubles.clear();
         let settled = &mut self.settled;
         (settled.ports, settled.maps, settled.faces, settled.namespaces) = (ports, maps, faces, namespaces);
-    }
-
-    /// Tells NVMe hosts that their namespaces are others: once for all cores.
-    fn tell(&self, maps: BTreeSet<Arc<str>>, units: Vec<UnitId>) {
-        let tell = move |core: Rc<Core>| ready(core.served.subsystem.tell_namespaces(&maps, &units));
-        self.house.cores().ask(0, tell).wait();
     }
 
     /// Gives the cores what is new: nobody can see it yet.
@@ -175,7 +289,8 @@ impl Live {
     /// Brings portal groups into their states at the units, where these are others than were asked for before.
     fn set_states(&mut self, wanted: &Checked, ports: &[PortConfig], coming: &Coming) {
         let wanted = shape::states(wanted);
-        let gone = |unit: &UnitId| coming.leaving.contains(unit) || coming.new.contains(unit);
+        let fresh: BTreeSet<UnitId> = coming.leaving.iter().chain(&coming.new).copied().collect();
+        let gone = |unit: &UnitId| fresh.contains(unit);
         self.settled.states.retain(|(unit, _), _| !gone(unit));
         let there: BTreeSet<u16> = ports.iter().map(|port| port.group).collect();
         let groups: BTreeSet<u16> = self.settled.ports.iter().map(|port| port.group).chain(there.clone()).collect();
@@ -184,12 +299,12 @@ impl Live {
             for group in &groups {
                 // A group that goes leaves nothing behind that it would find when it comes back.
                 let state = wanted.get(group).filter(|_| there.contains(group)).copied();
-                let state = state.unwrap_or(AluaState::ACTIVE_OPTIMIZED);
+                let state = state.unwrap_or(AS_AFTER_POWER_ON);
                 let before = match state {
-                    AluaState::ACTIVE_OPTIMIZED => self.settled.states.remove(&(unit, *group)),
+                    AS_AFTER_POWER_ON => self.settled.states.remove(&(unit, *group)),
                     state => self.settled.states.insert((unit, *group), state),
                 };
-                if before.unwrap_or(AluaState::ACTIVE_OPTIMIZED) != state {
+                if before.unwrap_or(AS_AFTER_POWER_ON) != state {
                     steps.push((unit.0 as u16, *group, state));
                 }
             }
@@ -197,8 +312,8 @@ impl Live {
         self.house
             .cores()
             .ask(0, move |core| async move {
-                for (lun, group, state) in steps {
-                    core.served.target.transition(lun, group, state).await;
+                for (lun, group, (state, preferred)) in steps {
+                    core.served.target.transition(lun, group, state, preferred).await;
                 }
             })
             .wait();
@@ -206,36 +321,16 @@ impl Live {
     }
 
     /// The same for portal groups that SCSI has no ports in, or had none in before: of the others NVMe hears from SCSI.
-    fn set_host_states(&self, wanted: &BTreeMap<u16, AluaState>, there: &BTreeSet<u16>) {
+    fn set_host_states(&self, wanted: &BTreeMap<u16, State>, there: &BTreeSet<u16>) {
         let before: BTreeSet<u16> = self.settled.ports.iter().map(|port| port.group).collect();
         let is_other = |group: &u16| !there.contains(group) || !before.contains(group);
         let states = wanted.iter().filter(|(group, _)| is_other(group));
-        let states: Arc<[(u16, Access)]> = states.map(|(group, state)| (*group, access_of(*state))).collect();
+        let states: Arc<[(u16, Access)]> = states.map(|(group, (state, _))| (*group, access_of(*state))).collect();
         self.house.cores().ask_all(move |core| {
             for unit in core.links.units() {
                 states.iter().for_each(|(group, state)| core.served.subsystem.set_access(unit.id, *group, *state));
             }
             ready(())
-        });
-    }
-
-    /// Takes from the cores what nobody sees any more.
-    fn clear(&self, coming: &Coming, ports: &[PortConfig], (maps, namespaces): (&Maps, &NamespaceMaps)) {
-        let gone: Arc<[Arc<str>]> =
-            self.settled.maps.keys().filter(|name| !maps.contains_key(*name)).cloned().collect();
-        let hidden = self.settled.namespaces.keys().filter(|name| !namespaces.contains_key(*name));
-        let hidden: Arc<[Arc<str>]> = hidden.cloned().collect();
-        let (leaving, ports): (Arc<[UnitId]>, Arc<[PortConfig]>) = (coming.leaving.clone().into(), ports.into());
-        self.house.cores().ask_all(move |core| {
-            let (gone, hidden, leaving, ports) = (gone.clone(), hidden.clone(), leaving.clone(), ports.clone());
-            async move {
-                gone.iter().for_each(|name| core.served.target.forget_map(name));
-                hidden.iter().for_each(|name| core.served.subsystem.forget_map(name));
-                core.served.target.set_ports(ports.to_vec());
-                for unit in &*leaving {
-                    core.remove(*unit).await;
-                }
-            }
         });
     }
 }

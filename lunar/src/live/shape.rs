@@ -29,6 +29,9 @@ pub(super) struct Listener {
     pub(super) address: std::net::SocketAddr,
 }
 
+/// How well a portal group reaches its units, and whether it should be preferred.
+pub(super) type State = (AluaState, bool);
+
 /// Who may log in to each target, by the target's name in the configuration.
 pub(super) type Accesses = BTreeMap<String, Arc<Access>>;
 
@@ -148,6 +151,7 @@ pub(super) fn directory(
     let depth = limits.queue_depth.get() as u32;
     directory.session = session(limits, depth, &config.discovery.hashes);
     directory.sessions_max = limits.sessions.get() as usize;
+    directory.login_rate = Some(limits.login_rate.get() as u32);
     for (name, portal) in config.portals.iter().filter(|(_, portal)| portal.protocol == Protocol::Iscsi) {
         let group = config.portal_groups.get(portal.group.name());
         if let (Some(listener), Some(group)) = (listeners.get(name), group) {
@@ -199,14 +203,15 @@ pub(super) fn maps(wanted: &Checked) -> BTreeMap<Arc<str>, Map> {
     wanted.config.groups.iter().map(|(name, group)| (name.as_str().into(), map(group))).collect()
 }
 
-/// How well each portal group reaches its units, by its tag.
+/// How well each portal group reaches its units, and whether it should be preferred, by its tag.
 #[must_use]
-pub(super) fn states(wanted: &Checked) -> BTreeMap<u16, AluaState> {
+pub(super) fn states(wanted: &Checked) -> BTreeMap<u16, State> {
     let state = |group: &model::PortalGroup| match group.alua_state {
         Wanted::ActiveOptimized => AluaState::ACTIVE_OPTIMIZED,
         Wanted::ActiveNonOptimized => AluaState::ACTIVE_NON_OPTIMIZED,
         Wanted::Standby => AluaState::STANDBY,
         Wanted::Unavailable => AluaState::UNAVAILABLE,
     };
-    wanted.config.portal_groups.values().map(|group| (group.tag.get() as u16, state(group))).collect()
+    let both = |group: &model::PortalGroup| (group.tag.get() as u16, (state(group), group.preferred));
+    wanted.config.portal_groups.values().map(both).collect()
 }

@@ -2,14 +2,18 @@
 
 use super::Live;
 use super::hosts::Machine;
+use crate::house::Core;
 use crate::stats;
-use lunar_control::api::{MachineView, SessionView, qemu};
+use lunar_control::api::{MachineView, MediumView, SessionView, qemu};
+use lunar_control::live::{Later, Motion};
 use lunar_core::tally::Event;
 use lunar_iscsi::registry::Guest;
 use lunar_nvme::{Controller, Kind};
+use lunar_scsi::tray::Tray;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,21 +56,23 @@ impl Live {
         }
     }
 
-    /// Ends a controller, and waits for a bounded time until it has ended.
-    fn end_controller(&self, id: u16) -> bool {
-        let controllers = &self.house().common().controllers;
-        let Some(controller) = controllers.get(id) else { return false };
+    /// Ends a controller; the work waits for a bounded time until it has ended.
+    fn end_controller(&self, id: u16) -> Option<Later<bool>> {
+        let controllers = self.house().common().controllers.clone();
+        let controller = controllers.get(id)?;
         if controller.path.memory {
             self.end_machine(Path::new(&controller.path.address));
         } else {
             controller.end();
         }
-        let end = Instant::now() + PATIENCE;
-        let is_there = || controllers.get(id).is_some_and(|found| Arc::ptr_eq(&found, &controller));
-        while is_there() && Instant::now() < end {
-            std::thread::sleep(LOOK);
-        }
-        !is_there()
+        Some(Box::new(move || {
+            let end = Instant::now() + PATIENCE;
+            let is_there = || controllers.get(id).is_some_and(|found| Arc::ptr_eq(&found, &controller));
+            while is_there() && Instant::now() < end {
+                std::thread::sleep(LOOK);
+            }
+            !is_there()
+        }))
     }
 
     fn session(&self, tsih: u16, guest: &Guest, names: &BTreeMap<Arc<str>, String>, now: u64) -> SessionView {
@@ -97,13 +103,14 @@ impl lunar_control::live::Live for Live {
         sessions.chain(controllers.iter().map(|controller| self.controller(controller, now))).collect()
     }
 
-    fn kick(&mut self, id: &str) -> bool {
+    fn kick(&mut self, id: &str) -> Option<Later<bool>> {
         if let Some(number) = id.strip_prefix(NVME).and_then(|rest| rest.strip_prefix('-')?.parse().ok()) {
             return self.end_controller(number);
         }
         let number = id.strip_prefix(ISCSI).and_then(|rest| rest.strip_prefix('-')?.parse().ok());
-        let guest = number.and_then(|tsih| self.house().common().registry.guest(tsih));
-        guest.is_some_and(|guest| self.house().cores().end_session(guest.place))
+        let guest = number.and_then(|tsih| self.house().common().registry.guest(tsih))?;
+        let cores = self.house().cores().clone();
+        Some(Box::new(move || cores.end_session(guest.place)))
     }
 
     fn statistics(&mut self) -> Value {
@@ -127,5 +134,34 @@ impl lunar_control::live::Live for Live {
 
     fn troubles(&mut self) -> Vec<String> {
         self.settled.troubles.clone()
+    }
+
+    fn medium(&mut self, volume: &str) -> Option<MediumView> {
+        let placed = self.volumes.get(volume)?;
+        let (unit, medium) = (placed.unit, placed.model.medium.word());
+        let work = move |core: Rc<Core>| std::future::ready(core.served.target.medium(unit.0 as u16));
+        let (tray, locked) = self.house().cores().ask(0, work).wait()??;
+        Some(MediumView { volume: volume.to_owned(), medium, loaded: tray == Tray::Loaded, locked })
+    }
+
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>> {
+        // Units are numbered below the last LUN.
+        let lun = self.volumes.get(volume)?.unit.0 as u16;
+        let moved = self.house().cores().ask(0, move |core| async move {
+            let target = &core.served.target;
+            match motion {
+                Motion::Eject { forced } => target.eject(lun, forced).await,
+                Motion::Load => target.load(lun).await,
+            }
+        });
+        Some(Box::new(move || match moved.wait() {
+            Some(outcome) => outcome.map_err(|why| why.to_string()),
+            None => Err("the service stops".to_owned()),
+        }))
+    }
+
+    fn settling(&mut self) -> Option<Later<()>> {
+        let latch = self.settling.clone();
+        (!latch.is_open()).then(|| Box::new(move || latch.wait()) as Later<()>)
     }
 }
