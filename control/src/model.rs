@@ -256,13 +256,14 @@ sections! {
         queue_depth: Option<Whole<1, 1024>> ["commands"] = absent() => LaterSessions;
     }
 
-    /// Initiators and NVMe hosts that see the same logical units. An initiator belongs to one group of a target: the one whose pattern
-    /// says most about its name, then whose network has the longest prefix, then whose name comes first. Who belongs to
-    /// none is refused.
+    /// Initiators and NVMe hosts that see the same logical units. An initiator belongs to one group of a target: the one
+    /// whose pattern says most about its name, then whose network has the longest prefix, then whose name comes first.
+    /// Who belongs to none is refused.
     Group (made: LaterSessions, removed: EndsSessions) {
         /// At which targets.
         targets: Links<Target> = required() => EndsSessions;
-        /// Names of its initiators and of NVMe hosts (NQNs), with `*` and `?` for what is left open. `["*"]`: everybody.
+        /// Names of its initiators and of NVMe hosts (NQNs), with `*` and `?` for what is left open. `["*"]`:
+        /// everybody.
         initiators: Vec<Pattern> = required() => EndsSessions;
         /// Networks that its initiators come from; without, any.
         sources: Vec<Network> = or(Vec::new()) => EndsSessions;

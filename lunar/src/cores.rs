@@ -405,13 +405,18 @@ fn lun_of(unit: UnitId) -> u16 {
 fn mirror(mail: &Mail, subsystem: &Subsystem) {
     let Mail::Change { lun, change: Change::Access(accesses), .. } = mail else { return };
     for access in accesses.iter() {
-        let state = match access.state {
-            AluaState::ACTIVE_OPTIMIZED => Access::OPTIMIZED,
-            AluaState::ACTIVE_NON_OPTIMIZED => Access::NON_OPTIMIZED,
-            AluaState::TRANSITIONING => Access::CHANGE,
-            _ => Access::INACCESSIBLE,
-        };
-        subsystem.set_access(UnitId((*lun).into()), access.group, state);
+        subsystem.set_access(UnitId((*lun).into()), access.group, access_of(access.state));
+    }
+}
+
+/// What a state of asymmetric access is to NVMe hosts.
+#[must_use]
+pub fn access_of(state: AluaState) -> Access {
+    match state {
+        AluaState::ACTIVE_OPTIMIZED => Access::OPTIMIZED,
+        AluaState::ACTIVE_NON_OPTIMIZED => Access::NON_OPTIMIZED,
+        AluaState::TRANSITIONING => Access::CHANGE,
+        _ => Access::INACCESSIBLE,
     }
 }
 

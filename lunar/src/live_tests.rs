@@ -53,7 +53,9 @@ fn seen(live: &Live) -> Value {
             .map(|unit| {
                 let ways =
                     [1_u16, 2].map(|group| core.served.target.state(unit.id.0 as u16, group).map(|state| state.0));
-                let told = json!([unit.geometry.blocks, unit.geometry.block_size, unit.read_only, ways]);
+                let hosts = core.served.subsystem.unit(unit.id);
+                let hosts = hosts.map(|seen| [1_u16, 2].map(|group| seen.access(group).0));
+                let told = json!([unit.geometry.blocks, unit.geometry.block_size, unit.read_only, ways, hosts]);
                 (unit.identity.serial.clone(), told)
             })
             .collect();
@@ -97,7 +99,9 @@ fn seen(live: &Live) -> Value {
     let mut told: Vec<String> =
         nvme.portals.iter().flatten().map(|one| format!("{:?} {}", one.address, one.group)).collect();
     told.sort();
-    json!({ "nvme": [subsystems, told, machines(live)], "cores": cores, "targets": targets, "portals": portals, "sessions": directory.sessions_max })
+    let nvme = json!([subsystems, told, machines(live)]);
+    let sessions = directory.sessions_max;
+    json!({ "nvme": nvme, "cores": cores, "targets": targets, "portals": portals, "sessions": sessions })
 }
 
 /// The virtual machines that are served, on whichever core, and who may open their sockets.
@@ -195,7 +199,7 @@ proptest! {
     #[test]
     fn one_after_the_other_is_the_other(one in dice(), other in dice()) {
         let (place, ports) = (Place::new(), free_ports());
-        let (one, other) = (place.checked(&thrown(&one, ports, &place.0)), place.checked(&thrown(&other, ports, &place.0)));
+        let [one, other] = [one, other].map(|dice| place.checked(&thrown(&dice, ports, &place.0)));
         let mut both = place.live();
         place.apply(&mut both, &Checked::default(), &one).expect("it can be made");
         // A volume that would shrink is refused: then everything is as it was.

@@ -20,7 +20,7 @@ const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:host";
 const FEW: &str = "nqn.2014-08.org.nvmexpress:uuid:few";
 
 const INVALID_NAMESPACE: u16 = 0x00b;
-const WRITE_PROTECTED: u16 = 0x120;
+const WRITE_PROTECTED: u16 = 0x020;
 const HOST_REFUSED: u16 = 0x184;
 /// Dword 0 of asynchronous events: namespaces changed, discovery changed.
 const NAMESPACES_CHANGED: u32 = 0x0004_0002;

@@ -5,11 +5,12 @@
 use super::hosts::{self, Machine, NamespaceMaps};
 use super::shape::{self, Listener, Map, State};
 use super::{Coming, Live, Placed};
-use crate::cores::Face;
+use crate::cores::{Face, access_of};
 use crate::house::{Cores, House};
 use lunar_control::Checked;
 use lunar_core::unit::UnitId;
 use lunar_nvme::directory::Directory as Subsystems;
+use lunar_nvme::namespace::Access;
 use lunar_nvme::{Controller, NamespaceMap};
 use lunar_scsi::access::AluaState;
 use lunar_scsi::{LunMap, Mapping, PortConfig};
@@ -316,5 +317,20 @@ impl Live {
                 }
             })
             .wait();
+        self.set_host_states(&wanted, &there);
+    }
+
+    /// The same for portal groups that SCSI has no ports in, or had none in before: of the others NVMe hears from SCSI.
+    fn set_host_states(&self, wanted: &BTreeMap<u16, State>, there: &BTreeSet<u16>) {
+        let before: BTreeSet<u16> = self.settled.ports.iter().map(|port| port.group).collect();
+        let is_other = |group: &u16| !there.contains(group) || !before.contains(group);
+        let states = wanted.iter().filter(|(group, _)| is_other(group));
+        let states: Arc<[(u16, Access)]> = states.map(|(group, (state, _))| (*group, access_of(*state))).collect();
+        self.house.cores().ask_all(move |core| {
+            for unit in core.links.units() {
+                states.iter().for_each(|(group, state)| core.served.subsystem.set_access(unit.id, *group, *state));
+            }
+            ready(())
+        });
     }
 }
