@@ -75,11 +75,11 @@ pub(crate) fn initramfs<'a>(
     Ok(())
 }
 
-/// Boots, shows every line, and gives the status that the script ended with.
+/// Boots with these options for the kernel, shows every line, and gives the status that the script ended with.
 pub(crate) fn boot(
     sysroot: &Sysroot,
     initramfs: &Path,
-    script: &str,
+    options: &str,
     limit: Duration,
     on_line: impl FnMut(&str),
 ) -> Result<i32> {
@@ -92,7 +92,7 @@ pub(crate) fn boot(
         .arg(&sysroot.kernel)
         .arg("-initrd")
         .arg(initramfs)
-        .args(["-append", &format!("console=ttyS0 quiet panic=-1 random.trust_cpu=on lunar.script={script}")])
+        .args(["-append", &format!("console=ttyS0 quiet panic=-1 random.trust_cpu=on {options}")])
         // The first serial port is what the guest says, the second its script's status.
         .args(["-serial", "stdio", "-serial", &format!("file:{}", status_file.display())])
         .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=,rx_queue_size=1024"])
