@@ -1,6 +1,7 @@
 //! `lunar daemon`: a file that changes while initiators are there, and kill -9 while it does.
 
 mod applies;
+mod many;
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -182,7 +183,7 @@ fn luns(session: &mut Session) -> Result<Vec<u8>> {
 
 type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 11] = [
     ("a file is served, and each initiator sees what is its own", serves),
     ("an edit while it starts is not lost", starts_while_edited),
     ("an error in the file is told with its place, and changes nothing", refuses),
@@ -193,6 +194,7 @@ const CASES: [Case; 10] = [
     ("a target that has moved says where", moves),
     ("a portal group gets worse, and initiators are told", transits),
     ("who may no longer be there goes", expels),
+    ("as many volumes and groups as a large house has", many::part),
 ];
 
 /// Runs all cases, each with a daemon of its own, and the crashes.

@@ -60,7 +60,7 @@ pub(super) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
 }
 
 /// The section with the socket of the API.
-fn api(folder: &Path) -> String {
+pub(super) fn api(folder: &Path) -> String {
     format!("[api]\nsocket = \"{}/api.sock\"\n", folder.display())
 }
 
