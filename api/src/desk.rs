@@ -1,7 +1,7 @@
 //! What the API asks of the one thread that changes what runs. It owns a [`Manager`] and carries out one job after the
 //! other, so nobody sees half of a change, and the API never waits for a core.
 
-use lunar_control::api::{MediumView, SessionView};
+use lunar_control::api::{MachineView, MediumView, SessionView};
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Outside};
 use lunar_control::document::Edit;
@@ -58,6 +58,8 @@ pub trait Control {
     fn kick(&mut self, id: &str) -> Option<Later<bool>>;
     /// [`Live::statistics`].
     fn statistics(&mut self) -> Json;
+    /// [`Live::machines`].
+    fn machines(&mut self) -> Vec<MachineView>;
     /// [`Live::troubles`].
     fn troubles(&mut self) -> Vec<String>;
     /// [`Live::medium`].
@@ -115,6 +117,10 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
 
     fn statistics(&mut self) -> Json {
         self.running().statistics()
+    }
+
+    fn machines(&mut self) -> Vec<MachineView> {
+        self.running().machines()
     }
 
     fn troubles(&mut self) -> Vec<String> {

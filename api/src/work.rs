@@ -281,6 +281,7 @@ pub fn status(control: &mut dyn Control, ask: &Ask) -> Outcome {
         file: control.file().to_owned(),
         things,
         sessions,
+        machines: control.machines(),
         after_restart,
         troubles,
     })

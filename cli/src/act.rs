@@ -77,7 +77,11 @@ fn noun(service: &Service, kind: Kind, matches: &ArgMatches) -> Result<(), Failu
             if verb == "unmap" {
                 (Method::Delete, place, Sent::Nothing)
             } else {
-                let mapping = json!({ "volume": word(matches, "volume"), "read-only": matches.get_flag("read-only") });
+                let mut mapping =
+                    json!({ "volume": word(matches, "volume"), "read-only": matches.get_flag("read-only") });
+                if let Some(id) = matches.get_one::<u16>("namespace") {
+                    mapping["namespace"] = json!(id);
+                }
                 (Method::Put, place, Sent::Json(mapping))
             }
         }

@@ -135,6 +135,11 @@ fn mappings() -> [Command; 2] {
             lun(),
             volume,
             read_only.help("This group may only read"),
+            Arg::new("namespace")
+                .long("namespace")
+                .value_name("ID")
+                .value_parser(value_parser!(u16))
+                .help("Its namespace identifier for NVMe hosts [default: LUN + 1]"),
             dry_run(),
         ]),
         Command::new("unmap").about("Take a number out of a group").args([group(), lun(), dry_run()]),

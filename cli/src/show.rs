@@ -52,8 +52,11 @@ fn words(value: &Json) -> String {
         Json::Object(object) => {
             let one = |(key, value): (&String, &Json)| match &value["volume"] {
                 // A logical unit.
-                Json::String(volume) if value["read-only"] == true => format!("{key}={volume}(ro)"),
-                Json::String(volume) => format!("{key}={volume}"),
+                Json::String(volume) => {
+                    let read_only = if value["read-only"] == true { "(ro)" } else { "" };
+                    let namespace = value["namespace"].as_u64().map_or(String::new(), |id| format!("(ns {id})"));
+                    format!("{key}={volume}{read_only}{namespace}")
+                }
                 _ => format!("{key}:{}", words(value)),
             };
             object.iter().map(one).collect::<Vec<_>>().join(" ")
@@ -242,6 +245,12 @@ pub fn status(status: &Json) -> String {
         ("configured", counted),
     ] {
         text.push_str(&format!("  {head:<13}  {value}\n"));
+    }
+    for machine in status["machines"].as_array().into_iter().flatten() {
+        text.push_str(&format!("  VM {} at {}; QEMU:\n", words(&machine["name"]), words(&machine["socket"])));
+        for line in machine["qemu"].as_array().into_iter().flatten() {
+            text.push_str(&format!("    {}\n", words(line)));
+        }
     }
     for late in status["after-restart"].as_array().into_iter().flatten() {
         text.push_str(&styled(YELLOW, &format!("  after a restart: {}", words(late))));

@@ -2,6 +2,7 @@
 
 mod applies;
 mod many;
+mod nvme;
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -201,7 +202,7 @@ const CASES: [Case; 11] = [
 pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32, applies: u32) -> Result<()> {
     lab.built()?;
     let part = format!("daemon/{}", driver.name());
-    for (name, case) in CASES {
+    for (name, case) in CASES.into_iter().chain(nvme::CASES) {
         lab.report.check(&part, name, || case(lab, driver));
     }
     lab.report
@@ -212,13 +213,17 @@ pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32, applies: u32) -> Resu
 }
 
 fn started(lab: &Lab, driver: Driver, name: &str) -> Result<House> {
-    started_with(lab, driver, name, |_| String::new())
+    started_as(lab, driver, name, |house| house.text(&Change::default()))
 }
 
 /// With more in its configuration, which may depend on the folder that it is in.
 fn started_with(lab: &Lab, driver: Driver, name: &str, more: impl Fn(&Path) -> String) -> Result<House> {
+    started_as(lab, driver, name, |house| house.text(&Change::default()) + &more(&house.folder))
+}
+
+fn started_as(lab: &Lab, driver: Driver, name: &str, text: impl Fn(&House) -> String) -> Result<House> {
     let mut house = House::new(lab, driver, name)?;
-    house.write(&(house.text(&Change::default()) + &more(&house.folder)))?;
+    house.write(&text(&house))?;
     house.start(lab)?;
     Ok(house)
 }

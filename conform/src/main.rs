@@ -23,6 +23,7 @@ mod space;
 mod target;
 mod told;
 mod tools;
+mod vfio;
 mod witness;
 
 use std::fs::File;
@@ -94,7 +95,9 @@ enum Part {
     /// The same with blktests' group nvme, if LUNAR_BLKTESTS names a checkout of it
     Blktests,
     /// The same with systemd: the commands of the five-minute page, and what an operator does
-    Machine,
+    Service,
+    /// The same kernel in a virtual machine whose NVMe controller is ours
+    Vm,
     /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
     Paths,
 }
@@ -145,12 +148,15 @@ fn run(arguments: Arguments) -> Result<bool> {
             if wanted(&Part::Nvme) {
                 all_drivers(Part::Nvme);
             }
+            if wanted(&Part::Vm) {
+                all_drivers(Part::Vm);
+            }
             // Nothing there depends on the driver.
             if let (true, Some(driver)) = (wanted(&Part::Blktests), drivers.first()) {
                 one(&lab, Part::Blktests, *driver, true);
             }
-            if let (true, Some(driver)) = (wanted(&Part::Machine), drivers.first()) {
-                one(&lab, Part::Machine, *driver, true);
+            if let (true, Some(driver)) = (wanted(&Part::Service), drivers.first()) {
+                one(&lab, Part::Service, *driver, true);
             }
             if let (true, Some(driver)) = (wanted(&Part::Paths), drivers.first()) {
                 one(&lab, Part::Paths, *driver, true);
@@ -171,8 +177,9 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Guest => guest::part(lab, driver),
         Part::Nvme => guest::nvme_part(lab, driver),
         Part::Blktests => guest::blktests(lab, driver),
+        Part::Vm => guest::machine(lab, driver),
         Part::Paths => guest::paths(lab, driver),
-        Part::Machine => guest::machine(lab, driver),
+        Part::Service => guest::service(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
         Part::Chap => chap::part(lab, driver),
         Part::Life => life::part(lab, driver),

@@ -1,6 +1,10 @@
 //! What no key can know alone: names that lead nowhere, things that are there twice, what goes together; and the
 //! secrets themselves. All that is wrong is told at once.
 
+mod nvme;
+
+pub use nvme::SOCKET_PATH_MAX;
+
 use crate::config::{Broken, Config, Id, Kind, parse};
 use crate::links::{Links, To};
 use crate::model::{
@@ -162,6 +166,7 @@ pub fn check(file: &str, text: &str, outside: &dyn Outside) -> Result<Checked, P
     look.volumes(&config);
     look.ports(&config);
     look.groups(&config);
+    look.nvme(&config);
     let users = look.users(&config);
     let tokens = look.tokens(&config);
     look.logins(&config, &users);
@@ -301,7 +306,7 @@ impl Look<'_> {
 
     /// Portal groups, targets, and addresses to listen at.
     fn ports(&mut self, config: &Config) {
-        let (mut tags, mut iqns) = (Once::new(), Once::new());
+        let (mut tags, mut names) = (Once::new(), Once::new());
         for (name, group) in &config.portal_groups {
             if let Some(twin) = tags.also(group.tag.get(), name) {
                 let id = Id { kind: Kind::PortalGroup, name, lun: None };
@@ -309,16 +314,26 @@ impl Look<'_> {
             }
         }
         for (name, target) in &config.targets {
-            // Names are compared after stringprep: without regard to case.
-            if let Some(twin) = iqns.also(target.iqn.as_str().to_ascii_lowercase(), name) {
-                let id = Id { kind: Kind::Target, name, lun: None };
-                self.add(id, "iqn", target.marks.of("iqn"), format!("is that of target {twin}, too"));
+            let id = Id { kind: Kind::Target, name, lun: None };
+            if target.iqn.is_none() && target.nqn.is_none() {
+                self.add(id, "", target.marks.whole, "has no name: give it 'iqn' for iSCSI, 'nqn' for NVMe, or both");
+            }
+            // Names of iSCSI are compared after stringprep: without regard to case.
+            let iqn = target.iqn.as_ref().map(|iqn| iqn.as_str().to_ascii_lowercase());
+            let twins = [
+                ("iqn", iqn.and_then(|iqn| names.also(iqn, name))),
+                ("nqn", target.nqn.as_ref().and_then(|nqn| names.also(nqn.as_str().to_owned(), name))),
+            ];
+            for (key, twin) in twins {
+                if let Some(twin) = twin {
+                    self.add(id, key, target.marks.of(key), format!("is that of target {twin}, too"));
+                }
             }
         }
         let mut taken = Taken::default();
         for (name, portal) in &config.portals {
             let id = Id { kind: Kind::Portal, name, lun: None };
-            if let Some(other) = taken.by(portal.address.0, id) {
+            if let Some(other) = taken.by(portal.address(), id) {
                 self.add(id, "address", portal.marks.of("address"), format!("overlaps that of {other}"));
             }
         }

@@ -1,6 +1,6 @@
 //! What runs, beyond what the configuration says: who is logged in, what was counted, and where media are.
 
-use crate::api::{MediumView, SessionView};
+use crate::api::{MachineView, MediumView, SessionView};
 use serde_json::Value as Json;
 
 /// Work that may take long, or the wait for it: for a thread that may stand still meanwhile.
@@ -30,6 +30,9 @@ pub trait Live {
     /// What was counted since the start: an object, a number for each row of the table of statistics, and more where
     /// there is more to say.
     fn statistics(&mut self) -> Json;
+
+    /// Where virtual machines find their controllers.
+    fn machines(&mut self) -> Vec<MachineView>;
 
     /// What went wrong and still is: a line for each, with what to do. Nothing if all is well.
     fn troubles(&mut self) -> Vec<String>;

@@ -1,7 +1,7 @@
 //! A model of what runs: keeps what it was told, and holds plans to their promises. For tests, and for whoever wants
 //! to know what a plan would leave.
 
-use crate::api::{MediumView, SessionView};
+use crate::api::{MachineView, MediumView, SessionView};
 use crate::apply::Running;
 use crate::check::Checked;
 use crate::config::{Id, Kind};
@@ -200,6 +200,10 @@ impl Live for Rehearsal {
 
     fn statistics(&mut self) -> Json {
         json!({ "sessions": self.sessions.len() })
+    }
+
+    fn machines(&mut self) -> Vec<MachineView> {
+        Vec::new()
     }
 
     fn troubles(&mut self) -> Vec<String> {

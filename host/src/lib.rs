@@ -1,6 +1,8 @@
-//! An NVMe/TCP host without I/O.
+//! An NVMe host without I/O, over TCP and in memory that is shared with the controller.
 //!
 //! * [`queue`]: one connection, which is one queue: bytes in, events and bytes out
+//! * [`rings`]: a queue in memory: entries and doorbells
+//! * [`vfio`]: how memory comes to be shared with a controller of vfio-user, and its registers are accessed
 //! * [`command`]: the entries of commands that hosts need
 //! * [`bringup`]: from an admin queue to a controller that serves a namespace
 //! * [`discovery`]: what a discovery service says
@@ -13,10 +15,13 @@ mod frame;
 pub mod fuzzing;
 mod output;
 pub mod queue;
+pub mod rings;
 mod task;
+pub mod vfio;
 
 use lunar_nvme::Status;
 use lunar_nvme_tcp::wire::FatalStatus;
+use lunar_vfio_user::wire::{Code, Errno};
 use std::fmt;
 
 /// Why a queue cannot go on.
@@ -40,6 +45,8 @@ pub enum Error {
     Nonsense(&'static str),
     /// The controller does not have this namespace.
     NoNamespace(u32),
+    /// A message was refused.
+    Errno(Code, Errno),
 }
 
 impl fmt::Display for Error {
@@ -54,6 +61,7 @@ impl fmt::Display for Error {
             Self::Refused(what, status) => write!(f, "{what} was refused: {status:?}"),
             Self::Nonsense(what) => write!(f, "the controller says nonsense: {what}"),
             Self::NoNamespace(id) => write!(f, "the controller does not have namespace {id}"),
+            Self::Errno(code, errno) => write!(f, "{code:?} was refused: {errno:?}"),
         }
     }
 }

@@ -2,11 +2,14 @@
 //! can fail has not.
 //!
 //! * `shape`: what the cores make of a configuration
+//! * `hosts`: the same for NVMe; `machines`: the sockets of virtual machines
 //! * `ports`: which number each target port has, for ever
 //! * `settle`: from one shape to the next, without disturbing whom it does not concern
 //! * `sight`: who is logged in, and what was counted
 //! * here: [`Running`]: volumes and addresses
 
+mod hosts;
+mod machines;
 mod ports;
 mod settle;
 mod shape;
@@ -32,6 +35,9 @@ use lunar_iscsi::guard::audit::Record;
 use lunar_reactor::Choice;
 use lunar_reactor::linger::until_free;
 use lunar_scsi::lun::LUNS_MAX;
+use lunar_vfio_user::serve::Permission;
+use machines::Made;
+pub use machines::runtime;
 use ports::Ports;
 use settle::{Latch, Settled};
 use shape::{Accesses, Listener};
@@ -44,6 +50,9 @@ use std::sync::{Arc, OnceLock};
 
 /// Keys of a volume that change how its unit is served, and not which unit it is.
 const SAME_UNIT: [&str; 5] = ["size", "read_only", "write_through", "direct", "revision"];
+
+/// Keys of a portal that say where it is.
+const ADDRESS: [&str; 2] = ["address", "protocol"];
 
 /// Takes the records of logins, from any core.
 pub type Listening = Box<dyn Fn(&Record) + Send + Sync>;
@@ -64,6 +73,10 @@ pub struct Live {
     state: PathBuf,
     volumes: BTreeMap<String, Placed>,
     listeners: BTreeMap<String, Listener>,
+    /// The sockets of virtual machines.
+    sockets: BTreeMap<PathBuf, Made>,
+    /// Where those are that are given no place.
+    runtime: PathBuf,
     ports: Ports,
     parts: Vec<Box<dyn Part>>,
     /// Who takes the records of logins; until somebody does, they are lines of the log.
@@ -129,6 +142,8 @@ struct Coming {
     replaced: BTreeSet<String>,
     /// Units that are served for the first time.
     new: Vec<UnitId>,
+    /// Units that are served in another shape.
+    reshaped: Vec<UnitId>,
     /// Listeners that are not wanted any more.
     closing: Vec<Listener>,
 }
@@ -153,6 +168,13 @@ pub enum Ready {
         displaced: Option<BoundListener>,
         /// Whether it is one that was there before.
         is_taken_over: bool,
+    },
+    /// A virtual machine has its socket.
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Who might open it before, if it is one that was there.
+        before: Option<Permission>,
     },
     /// The other parts of the daemon have prepared themselves.
     Parts,
@@ -203,7 +225,7 @@ impl Live {
             spin: server.spin.0,
             register: config.volumes.values().any(|volume| volume.direct),
             drain: server.drain.0,
-            nvme: None,
+            advertise: None,
         };
         let ports = Ports::open(state).map_err(|why| anyhow!(why))?;
         let listener: Arc<OnceLock<Listening>> = Arc::default();
@@ -218,6 +240,8 @@ impl Live {
             state: state.to_owned(),
             volumes: BTreeMap::new(),
             listeners: BTreeMap::new(),
+            sockets: BTreeMap::new(),
+            runtime: runtime(),
             ports,
             parts: Vec::new(),
             listener,
@@ -307,7 +331,7 @@ impl Live {
     /// Listens at the address of the portal of this name.
     fn listen(&mut self, name: &str, wanted: &Checked) -> Result<Ready, String> {
         let portal = wanted.config.portals.get(name).ok_or("it is not in the configuration")?;
-        let address = portal.address.0;
+        let address = portal.address();
         let held = self.listeners.values().chain(&self.coming.closing).find(|listener| listener.address == address);
         if let Some(listener) = held {
             return Ok(Ready::Portal { listener: BoundListener(*listener), displaced: None, is_taken_over: true });
@@ -315,7 +339,7 @@ impl Live {
         // All addresses of a port and one of them are in each other's way: ours that goes, goes first.
         let is_kept = |listener: &Listener| {
             wanted.config.portals.iter().any(|(name, portal)| {
-                self.listeners.get(name) == Some(listener) && portal.address.0 == listener.address
+                self.listeners.get(name) == Some(listener) && portal.address() == listener.address
             })
         };
         let overlaps = |other: SocketAddr| {
@@ -375,7 +399,10 @@ impl Live {
                 Some((placed.model.path.as_ref()?.path().to_owned(), name.clone()))
             };
             self.coming.places = self.volumes.iter().filter_map(place).collect();
-            self.coming.accesses = Some(shape::accesses(wanted)?);
+            let accesses = shape::accesses(wanted)?;
+            // What it would not protect is found out now.
+            hosts::directory(wanted, &accesses, &self.listeners)?;
+            self.coming.accesses = Some(accesses);
             self.ports.provide(&wanted.config)?;
         }
         let name = &change.object.name;
@@ -386,7 +413,10 @@ impl Live {
                 self.open(name, is_same, wanted)
             }
             (Kind::Portal, Action::Create) => self.listen(name, wanted),
-            (Kind::Portal, Action::Change(fields)) if fields.contains(&"address") => self.listen(name, wanted),
+            (Kind::Portal, Action::Change(fields)) if ADDRESS.iter().any(|field| fields.contains(field)) => {
+                self.listen(name, wanted)
+            }
+            (Kind::Vm, Action::Create | Action::Change(_)) => self.provide_socket(name, wanted),
             (Kind::Api | Kind::ApiListener | Kind::ApiToken | Kind::Logging | Kind::Server, _) => {
                 self.prepare_parts(wanted)
             }
@@ -417,7 +447,7 @@ impl Running for Live {
                 self.coming.tickets.push(ticket);
                 let old = self.volumes.insert(name.clone(), placed);
                 match old {
-                    Some(old) if old.unit == unit => {}
+                    Some(old) if old.unit == unit => self.coming.reshaped.push(unit),
                     old => {
                         self.coming.new.push(unit);
                         if let Some(old) = old {
@@ -468,6 +498,7 @@ impl Running for Live {
                 }
                 displaced.into_iter().for_each(|BoundListener(displaced)| self.listen_again(displaced));
             }
+            Ready::Socket { path, before } => self.withdraw_socket(path, before),
             Ready::Parts => self.parts.iter_mut().rev().for_each(|part| part.roll_back()),
         }
         self.coming = Coming::default();

@@ -27,7 +27,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     });
     let (Some(folder), Some(sysroot)) = (found, packages(lab, &part)) else { return Ok(()) };
     let more = Some(("test/blktests", &*folder));
-    let script = Script { name: "blktests", is_machine: false, part: &part, driver, sysroot: &sysroot, more };
+    let script = Script { name: "blktests", is_service: false, part: &part, driver, sysroot: &sysroot, more };
     // The suite expects one namespace.
     lab.report.check(&part, "guest ran to its end", || script.run(lab, nvme_targets(lab, driver, &[])?));
     Ok(())

@@ -4,8 +4,10 @@ mod blktests;
 mod cpio;
 mod machine;
 mod modules;
+mod newer;
 mod paths;
 mod qemu;
+mod service;
 mod sysroot;
 
 use std::fmt::Write as _;
@@ -23,19 +25,20 @@ use crate::tools;
 /// The emulated processor is slow, and slower while something else is built.
 const LIMIT: Duration = Duration::from_secs(900);
 /// What a kernel is told that starts a system manager, whose only aim is the script.
-const MACHINE: &str = "lunar.machine systemd.unit=lunar-test.service systemd.show_status=false net.ifnames=0";
+const SERVICE: &str = " lunar.service systemd.unit=lunar-test.service systemd.show_status=false systemd.firstboot=no net.ifnames=0";
 /// This machine's ::1 as QEMU's user network shows it to a guest.
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 
 pub(crate) use blktests::part as blktests;
 pub(crate) use machine::part as machine;
 pub(crate) use paths::part as paths;
+pub(crate) use service::part as service;
 
 /// Boots the guest against the target. The first driver gets everything, others what differs between drivers.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("guest/{}", driver.name());
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
-    let script = Script { name: "iscsi", is_machine: false, part: &part, driver, sysroot: &sysroot, more: None };
+    let script = Script { name: "iscsi", is_service: false, part: &part, driver, sysroot: &sysroot, more: None };
     lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver)?));
     Ok(())
 }
@@ -45,7 +48,7 @@ pub(crate) fn nvme_part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("nvme/{}", driver.name());
     lab.built()?;
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
-    let script = Script { name: "nvme", is_machine: false, part: &part, driver, sysroot: &sysroot, more: None };
+    let script = Script { name: "nvme", is_service: false, part: &part, driver, sysroot: &sysroot, more: None };
     lab.report.check(&part, "guest ran to its end", || script.run(lab, nvme_targets(lab, driver, &["ram:64M"])?));
     Ok(())
 }
@@ -80,7 +83,7 @@ struct Script<'a> {
     /// Its file, without the ending.
     name: &'a str,
     /// Whether a system manager starts it, as on a whole machine.
-    is_machine: bool,
+    is_service: bool,
     part: &'a str,
     driver: Driver,
     sysroot: &'a sysroot::Sysroot,
@@ -156,11 +159,9 @@ impl Script<'_> {
         let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
         let mut cases = Cases { lab, part: self.part, since: Instant::now(), said: Vec::new(), seen: 0 };
         let mut restarted = Ok(());
-        let options = match self.is_machine {
-            true => MACHINE.to_owned(),
-            false => format!("lunar.script={}.sh", self.name),
-        };
-        let status = qemu::boot(self.sysroot, &initramfs, &options, LIMIT, |line| {
+        let kernel = if self.is_service { SERVICE.to_owned() } else { String::new() };
+        let (file, own) = (format!("{}.sh", self.name), qemu::Hardware { kernel, ..qemu::Hardware::default() });
+        let status = qemu::boot(self.sysroot, &initramfs, &file, LIMIT, &own, |line| {
             // A log that cannot be written costs the log, not the test.
             let _ = writeln!(log, "{line}");
             if line == "@restart" {

@@ -20,7 +20,7 @@ const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
 /// Changes when trees made by older code are no good any more.
 const LAYOUT: u32 = 1;
 /// Package sources that answer slower than this are down.
-const FETCH_LIMIT: Duration = Duration::from_secs(600);
+pub(super) const FETCH_LIMIT: Duration = Duration::from_secs(600);
 /// Never needed in the guest, and most of what there is to write.
 const LEFT_OUT: [&str; 12] = [
     "./usr/share/doc",
@@ -63,7 +63,7 @@ pub(crate) fn ensure(report: &Report) -> Result<Sysroot> {
     open(&path)
 }
 
-fn cache_folder() -> Result<PathBuf> {
+pub(super) fn cache_folder() -> Result<PathBuf> {
     if let Some(folder) = std::env::var_os("LUNAR_CACHE") {
         return Ok(PathBuf::from(folder));
     }
@@ -100,9 +100,7 @@ fn open(path: &Path) -> Result<Sysroot> {
 fn make(report: &Report, path: &Path) -> Result<()> {
     let _ = std::fs::remove_dir_all(path);
     let root = path.join("root");
-    for folder in ["state/lists/partial", "cache/archives/partial"] {
-        std::fs::create_dir_all(path.join(folder))?;
-    }
+    folders(path)?;
     let updated = process::run(apt(path).args(["update", "-q"]), FETCH_LIMIT)?;
     if !updated.status.success() {
         // One source of several may be out of reach; whether the rest is enough shows below.
@@ -115,6 +113,23 @@ fn make(report: &Report, path: &Path) -> Result<()> {
     install.args(["install", "-q", "-y", "--download-only"]).args(&packages);
     process::run(&mut install, FETCH_LIMIT)?.succeeded().context("fetching the guest's packages")?;
 
+    let count = unpack_all(path, &root)?;
+    open(path)?;
+    File::create(path.join("complete"))?;
+    report.note(&format!("the guest's tree is made of {count} packages"));
+    Ok(())
+}
+
+/// What apt-get wants to find.
+pub(super) fn folders(path: &Path) -> Result<()> {
+    for folder in ["state/lists/partial", "cache/archives/partial"] {
+        std::fs::create_dir_all(path.join(folder))?;
+    }
+    Ok(())
+}
+
+/// Unpacks all that was fetched, and lets go of it; tells how many packages there were.
+pub(super) fn unpack_all(path: &Path, root: &Path) -> Result<usize> {
     // Unpacked packages find their folders as on an installed machine, where these four are links.
     std::fs::create_dir_all(root.join("usr"))?;
     for folder in ["bin", "sbin", "lib", "lib64"] {
@@ -125,21 +140,18 @@ fn make(report: &Report, path: &Path) -> Result<()> {
     for entry in std::fs::read_dir(path.join("cache/archives"))? {
         let package = entry?.path();
         if package.extension().is_some_and(|extension| extension == "deb") {
-            unpack(&package, &root)?;
+            unpack(&package, root)?;
             count += 1;
         }
     }
     for folder in ["state", "cache"] {
         std::fs::remove_dir_all(path.join(folder))?;
     }
-    open(path)?;
-    File::create(path.join("complete"))?;
-    report.note(&format!("the guest's tree is made of {count} packages"));
-    Ok(())
+    Ok(count)
 }
 
 /// apt-get with this machine's sources and settings, but nothing installed and all its files in `path`.
-fn apt(path: &Path) -> Command {
+pub(super) fn apt(path: &Path) -> Command {
     let mut command = process::bound("apt-get");
     let set = |option: &str, value: &str| ["-o".to_owned(), format!("{option}={value}")];
     let folder = path.to_string_lossy();

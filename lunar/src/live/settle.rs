@@ -2,17 +2,20 @@
 //! longer
 //! be there is seen off; then what nobody sees any more goes. Sessions whose targets did not change notice nothing.
 
+use super::hosts::{self, Machine, NamespaceMaps};
 use super::shape::{self, Listener, Map, State};
 use super::{Coming, Live, Placed};
 use crate::cores::Face;
 use crate::house::{Cores, House};
 use lunar_control::Checked;
 use lunar_core::unit::UnitId;
-use lunar_iscsi::directory::Way;
+use lunar_nvme::directory::Directory as Subsystems;
+use lunar_nvme::{Controller, NamespaceMap};
 use lunar_scsi::access::AluaState;
 use lunar_scsi::{LunMap, Mapping, PortConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -26,8 +29,11 @@ pub(super) struct Settled {
     maps: Maps,
     /// The states of portal groups at units that were asked for, where they are not as after power on.
     states: BTreeMap<(UnitId, u16), State>,
-    ways: BTreeMap<u32, Way>,
-    /// Names of targets in the configuration, by their names in iSCSI.
+    faces: BTreeMap<u32, Face>,
+    namespaces: NamespaceMaps,
+    /// Virtual machines, by their sockets.
+    pub(super) machines: BTreeMap<PathBuf, Machine>,
+    /// Names of targets in the configuration, by their names in iSCSI and NVMe.
     pub(super) names: BTreeMap<Arc<str>, String>,
     /// What went wrong and still is.
     pub(super) troubles: Vec<String>,
@@ -36,8 +42,8 @@ pub(super) struct Settled {
 impl Settled {
     /// Accepts at an address that is listened at again as before.
     pub(super) fn accept_again(&self, house: &House, listener: Listener) {
-        if let Some(way) = self.ways.get(&listener.id) {
-            house.accept(listener.id, Face::Iscsi(*way));
+        if let Some(face) = self.faces.get(&listener.id) {
+            house.accept(listener.id, *face);
         }
     }
 }
@@ -96,8 +102,14 @@ struct Farewell {
     ended: Arc<BTreeSet<Arc<str>>>,
     /// Maps that others see from now on.
     changed: Arc<Maps>,
+    /// The same for NVMe hosts.
+    remapped: Arc<NamespaceMaps>,
+    /// Units that are another disk to NVMe hosts.
+    reshaped: Vec<UnitId>,
     /// Maps that nobody sees any more.
     gone: Arc<[Arc<str>]>,
+    /// The same of NVMe hosts.
+    hidden: Arc<[Arc<str>]>,
     /// Units that nobody sees any more.
     leaving: Arc<[UnitId]>,
     /// All ports that there are.
@@ -106,22 +118,30 @@ struct Farewell {
 
 impl Farewell {
     fn say(self) {
-        let Self { cores, drain, ended, changed, gone, leaving, ports } = self;
+        let Self { cores, drain, ended, changed, remapped, reshaped, gone, hidden, leaving, ports } = self;
+        let told: BTreeSet<Arc<str>> = remapped.keys().cloned().collect();
         cores.ask_all(move |core| {
-            let (ended, changed) = (ended.clone(), changed.clone());
+            let (ended, changed, remapped) = (ended.clone(), changed.clone(), remapped.clone());
             async move {
                 core.served.iscsi.review(&ended).await;
                 for (name, map) in &*changed {
                     let patience = core.reactor.sleep(drain);
                     core.served.target.set_map(name, map.clone(), patience).await;
                 }
+                for (name, map) in &*remapped {
+                    let patience = core.reactor.sleep(drain);
+                    core.served.subsystem.set_map(name, map.clone(), patience).await;
+                }
             }
         });
+        // NVMe hosts are told that their namespaces are others: once for all cores.
+        cores.ask(0, async move |core| core.served.subsystem.tell_namespaces(&told, &reshaped)).wait();
         // What nobody sees any more.
         cores.ask_all(move |core| {
-            let (gone, leaving, ports) = (gone.clone(), leaving.clone(), ports.clone());
+            let (gone, hidden, leaving, ports) = (gone.clone(), hidden.clone(), leaving.clone(), ports.clone());
             async move {
                 gone.iter().for_each(|name| core.served.target.forget_map(name));
+                hidden.iter().for_each(|name| core.served.subsystem.forget_map(name));
                 core.served.target.set_ports(ports.to_vec());
                 for unit in &*leaving {
                     core.remove(*unit).await;
@@ -163,23 +183,43 @@ fn numbered(map: &Map, volumes: &BTreeMap<String, Placed>) -> LunMap {
     LunMap::new(luns).unwrap_or_default()
 }
 
+/// Maps that were there before and are others now.
+fn differing(before: &NamespaceMaps, after: &NamespaceMaps) -> NamespaceMaps {
+    let differs = |name: &Arc<str>, map: &NamespaceMap| before.get(name).is_some_and(|old| old != map);
+    let changed = after.iter().filter(|(name, map)| differs(name, map));
+    changed.map(|(name, map)| (name.clone(), map.clone())).collect()
+}
+
+/// Names of targets in a configuration, by their names in iSCSI, in lower case, and in NVMe.
+fn names(wanted: &Checked) -> BTreeMap<Arc<str>, String> {
+    let mut names: BTreeMap<Arc<str>, String> = BTreeMap::new();
+    for (name, target) in &wanted.config.targets {
+        let iqn = target.iqn.as_ref().map(|iqn| iqn.as_str().to_ascii_lowercase());
+        let nqn = target.nqn.as_ref().map(|nqn| nqn.as_str().to_owned());
+        names.extend(iqn.into_iter().chain(nqn).map(|own| (own.into(), name.clone())));
+    }
+    names
+}
+
 impl Live {
     pub(super) fn settle_shape(&mut self, coming: &Coming, wanted: &Checked) {
         let ports = shape::target_ports(wanted, &self.ports);
         let seen = shape::maps(wanted);
         let maps: Maps = seen.iter().map(|(name, map)| (name.clone(), numbered(map, &self.volumes))).collect();
-        self.furnish(coming, &ports, &maps);
+        let namespaces = hosts::maps(wanted, &self.volumes);
+        self.furnish(coming, &ports, (&maps, &namespaces));
         self.set_states(wanted, &ports, coming);
         let accesses = coming.accesses.clone().unwrap_or_default();
         let directory = shape::directory(wanted, &accesses, &self.ports, &self.listeners);
-        let drain = directory.drain;
-        let ways = directory.portals.iter().map(|portal| Way { portal: portal.id, group: portal.group });
-        let ways: BTreeMap<u32, Way> = ways.map(|way| (way.portal, way)).collect();
+        let (drain, faces) = (directory.drain, hosts::faces(wanted, &self.listeners));
         self.house.common().guard.set_directory(directory);
+        // That it can be made was seen before anything was changed.
+        let hosts = hosts::directory(wanted, &accesses, &self.listeners).unwrap_or_else(|_| Subsystems::nothing());
+        self.house.common().board.set(hosts.clone());
         coming.closing.iter().for_each(|listener| self.house.close(listener.id));
-        for (id, way) in &ways {
-            if self.settled.ways.get(id) != Some(way) {
-                self.house.accept(*id, Face::Iscsi(*way));
+        for (id, face) in &faces {
+            if self.settled.faces.get(id) != Some(face) {
+                self.house.accept(*id, *face);
             }
         }
         // Those who see a volume that is another disk now come back to it as to a new one.
@@ -191,38 +231,51 @@ impl Live {
             .filter(|(name, map)| self.settled.maps.get(*name).is_some_and(|old| old != *map))
             .map(|(name, map)| (name.clone(), map.clone()))
             .collect();
+        let is_ended = |controller: &Controller| controller.standing.group.as_ref().is_some_and(|g| ended.contains(g));
+        self.house.common().controllers.review(&hosts, is_ended);
+        self.settled.machines = hosts::machines(wanted, &self.runtime);
+        self.settle_machines();
         let gone = self.settled.maps.keys().filter(|name| !maps.contains_key(*name)).cloned().collect();
+        let hidden = self.settled.namespaces.keys().filter(|name| !namespaces.contains_key(*name)).cloned().collect();
         let farewell = Farewell {
             cores: self.house.cores().clone(),
             drain,
             ended: Arc::new(ended),
             changed: Arc::new(changed),
+            remapped: Arc::new(differing(&self.settled.namespaces, &namespaces)),
+            reshaped: coming.reshaped.clone(),
             gone,
+            hidden,
             leaving: coming.leaving.clone().into(),
             ports: ports.clone().into(),
         };
         self.settling = farewell.start();
-        let targets = wanted.config.targets.iter();
-        let names = targets.map(|(name, target)| (target.iqn.as_str().to_ascii_lowercase().into(), name.clone()));
-        let states = std::mem::take(&mut self.settled.states);
-        self.settled = Settled { ports, maps, ways, states, names: names.collect(), troubles: Vec::new() };
+        self.settled.names = names(wanted);
+        self.settled.troubles.clear();
+        let settled = &mut self.settled;
+        (settled.ports, settled.maps, settled.faces, settled.namespaces) = (ports, maps, faces, namespaces);
     }
 
     /// Gives the cores what is new: nobody can see it yet.
-    fn furnish(&self, coming: &Coming, ports: &[PortConfig], maps: &Maps) {
+    fn furnish(&self, coming: &Coming, ports: &[PortConfig], (maps, namespaces): (&Maps, &NamespaceMaps)) {
         let mut both = ports.to_vec();
         both.extend(self.settled.ports.iter().filter(|port| !ports.contains(port)).cloned());
         let fresh = maps.iter().filter(|(name, _)| !self.settled.maps.contains_key(*name));
         let fresh: Maps = fresh.map(|(name, map)| (name.clone(), map.clone())).collect();
         let (both, fresh): (Arc<[PortConfig]>, Arc<Maps>) = (both.into(), Arc::new(fresh));
+        let shown = namespaces.iter().filter(|(name, _)| !self.settled.namespaces.contains_key(*name));
+        let shown: Arc<NamespaceMaps> = Arc::new(shown.map(|(name, map)| (name.clone(), map.clone())).collect());
         self.house.place(&coming.tickets);
         let is_new = !coming.new.is_empty();
         self.house.cores().ask_all(move |core| {
-            let (both, fresh) = (both.clone(), fresh.clone());
+            let (both, fresh, shown) = (both.clone(), fresh.clone(), shown.clone());
             async move {
                 core.served.target.set_ports(both.to_vec());
                 for (name, map) in &*fresh {
                     core.served.target.set_map(name, map.clone(), ready(())).await;
+                }
+                for (name, map) in &*shown {
+                    core.served.subsystem.set_map(name, map.clone(), ready(())).await;
                 }
                 if is_new && core.me == 0 {
                     // FORMAT UNIT or SANITIZE may have been under way when one of them was served last.

@@ -3,7 +3,7 @@
 . /test/initiator.sh
 . /test/settings # DRIVER
 
-HERE=/test/machine
+HERE=/test/service
 SECRET="what the page does not tell"
 PORTAL=127.0.0.1:3260
 
