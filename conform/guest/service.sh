@@ -71,9 +71,10 @@ unit() {
     says "it has said that it is ready" "Type=notify" systemctl show lunar -p Type
     says "it is watched" "WatchdogUSec=30s" systemctl show lunar -p WatchdogUSec
     says "as a user of its own" "^lunar" ps -o user= -p "$(systemctl show lunar -p MainPID --value)"
-    shown=$(systemd-analyze verify /usr/lib/systemd/system/lunar.service 2>&1 | grep -i lunar)
+    shown=$(systemd-analyze verify --man=no /usr/lib/systemd/system/lunar.service 2>&1 | grep -i lunar)
     equal "systemd finds nothing wrong with the unit" "" "$shown"
-    try "and little that it could do" systemd-analyze security --no-pager --threshold=20 lunar
+    try "and little that it could do" systemd-analyze security --offline=true --no-pager --threshold=20 \
+        /usr/lib/systemd/system/lunar.service
     equal "nobody sees the secret among processes" "" "$(ps -eo args | grep -F "$SECRET" | grep -v grep)"
     equal "nor in anything that is said" "" "$(all_that_is_said | grep -F "$SECRET")"
     refuse "others do not read the configuration" setpriv --reuid=65534 --clear-groups cat /etc/lunar/lunar.toml

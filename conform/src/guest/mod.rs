@@ -25,7 +25,8 @@ use crate::tools;
 /// The emulated processor is slow, and slower while something else is built.
 const LIMIT: Duration = Duration::from_secs(900);
 /// What a kernel is told that starts a system manager, whose only aim is the script.
-const SERVICE: &str = " lunar.service systemd.unit=lunar-test.service systemd.show_status=false systemd.firstboot=no net.ifnames=0";
+const SERVICE: &str =
+    " lunar.service systemd.unit=lunar-test.service systemd.show_status=false systemd.firstboot=no net.ifnames=0";
 /// This machine's ::1 as QEMU's user network shows it to a guest.
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 

@@ -72,7 +72,9 @@ fn sections(page: &str) -> Vec<Section<'_>> {
         let (heading, text) = text.split_once('\n').unwrap_or((text, ""));
         let (name, rest) = heading.split_once(':').unwrap_or((heading, ""));
         let count = rest.split_whitespace().next().and_then(|count| count.parse().ok());
-        let commands = text.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+        // The first block: what comes after it goes beyond the task.
+        let lines = text.lines().map(|line| line.strip_prefix("    "));
+        let commands = lines.skip_while(Option::is_none).map_while(|line| line).collect();
         all.push(Section { name, count, commands });
     }
     all
