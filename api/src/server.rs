@@ -174,7 +174,9 @@ impl State {
             let now = peer.and_then(|peer| door.who(peer, token.as_ref().map(HeaderValue::as_bytes)).ok());
             now.is_some_and(|now| now.name == who.name)
         };
-        let (changes, may_go_on) = (self.changes.subscribe(), Box::new(may_go_on));
+        let (mut changes, may_go_on) = (self.changes.subscribe(), Box::new(may_go_on));
+        // He was let in before: what has changed since then counts.
+        changes.mark_changed();
         let source = Source { missed: missed.into(), coming, changes, may_go_on, _permit: permit };
         let stream = stream::unfold(source, |mut source| async move {
             let event = source.next().await?;

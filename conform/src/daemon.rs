@@ -1,5 +1,7 @@
 //! `lunar daemon`: a file that changes while initiators are there, and kill -9 while it does.
 
+mod applies;
+mod many;
 mod nvme;
 
 use std::fmt::Write as _;
@@ -7,12 +9,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::Signal;
 
 use crate::pdu::{Heard, Link, op};
 use crate::session::{self, ANSWER_LIMIT, Data, GOOD, Login, Session, keys_of};
-use crate::target::{Driver, Lab, Spec, Target, free_port};
+use crate::target::{Driver, Lab, Spec, Target, free_port, log_path};
 use crate::tools::{says, tool};
 
 const MAIN: &str = "iqn.2026-01.io.lunar.conform:main";
@@ -32,6 +34,8 @@ struct House {
     portal: SocketAddr,
     target: Option<Target>,
     driver: Driver,
+    /// What it says, and what those before it said.
+    log: PathBuf,
 }
 
 /// What is changed in the usual configuration.
@@ -53,7 +57,8 @@ impl House {
     fn new(lab: &Lab, driver: Driver, name: &str) -> Result<Self> {
         let folder = lab.scratch.join(format!("daemon-{}-{name}", driver.name()));
         std::fs::create_dir_all(&folder)?;
-        Ok(Self { folder, portal: free_port()?, target: None, driver })
+        let portal = free_port()?;
+        Ok(Self { folder, portal, target: None, driver, log: log_path(lab, portal) })
     }
 
     fn file(&self) -> PathBuf {
@@ -99,14 +104,14 @@ impl House {
         let mut spec = Spec::new(self.driver, Vec::<String>::new())?;
         spec.listen = vec![self.portal];
         spec.daemon = Some(self.file());
+        let before = self.said().len();
         self.target = Some(Target::start_named(lab, &spec, MAIN)?);
-        // Its ports are open before it has written who its volumes are: an edit in between would be lost.
-        until(|| self.said().contains("lunar serves")).context("it does not say that it serves")
+        let serves = || self.said().get(before..).is_some_and(|said| said.contains("lunar serves"));
+        until(serves).context("it does not say that it serves")
     }
 
     fn said(&self) -> String {
-        let log = self.target.as_ref().map(|target| target.log.clone()).unwrap_or_default();
-        std::fs::read_to_string(log).unwrap_or_default()
+        std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// Has it follow the file, and waits until it has said `wanted`.
@@ -179,8 +184,9 @@ fn luns(session: &mut Session) -> Result<Vec<u8>> {
 
 type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 11] = [
     ("a file is served, and each initiator sees what is its own", serves),
+    ("an edit while it starts is not lost", starts_while_edited),
     ("an error in the file is told with its place, and changes nothing", refuses),
     ("LUNs come and go, and who is concerned is told", maps),
     ("a LUN that goes lets what is under way finish", drains_a_lun),
@@ -189,10 +195,11 @@ const CASES: [Case; 9] = [
     ("a target that has moved says where", moves),
     ("a portal group gets worse, and initiators are told", transits),
     ("who may no longer be there goes", expels),
+    ("as many volumes and groups as a large house has", many::part),
 ];
 
 /// Runs all cases, each with a daemon of its own, and the crashes.
-pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
+pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32, applies: u32) -> Result<()> {
     lab.built()?;
     let part = format!("daemon/{}", driver.name());
     for (name, case) in CASES.into_iter().chain(nvme::CASES) {
@@ -200,11 +207,18 @@ pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
     }
     lab.report
         .check(&part, &format!("kill -9 while it follows the file, {rounds} times"), || crashes(lab, driver, rounds));
+    let name = format!("kill -9 while the API puts a file in force, {applies} times");
+    lab.report.check(&part, &name, || applies::part(lab, driver, applies));
     Ok(())
 }
 
 fn started(lab: &Lab, driver: Driver, name: &str) -> Result<House> {
     started_as(lab, driver, name, |house| house.text(&Change::default()))
+}
+
+/// With more in its configuration, which may depend on the folder that it is in.
+fn started_with(lab: &Lab, driver: Driver, name: &str, more: impl Fn(&Path) -> String) -> Result<House> {
+    started_as(lab, driver, name, |house| house.text(&Change::default()) + &more(&house.folder))
 }
 
 fn started_as(lab: &Lab, driver: Driver, name: &str, text: impl Fn(&House) -> String) -> Result<House> {
@@ -252,6 +266,37 @@ fn serves(lab: &Lab, driver: Driver) -> Result<()> {
     // Who is let in finds the file as it was put in force.
     ensure!(uuids(&house.file())? == known, "volumes are others after a restart");
     house.stop()
+}
+
+/// Starts that are met by an edit, each a bit later than the one before.
+const EDITED_STARTS: u32 = 12;
+
+/// Whenever an edit comes while the daemon starts, the file is as it was written, but for who the volumes are, and the
+/// next SIGHUP puts it in force.
+fn starts_while_edited(lab: &Lab, driver: Driver) -> Result<()> {
+    let edit = Change { luns: "0 = \"disk\", 7 = \"memory\"", ..Change::default() };
+    for round in 0..EDITED_STARTS {
+        let mut house = House::new(lab, driver, &format!("edited{round}"))?;
+        house.write(&house.text(&Change::default()))?;
+        let wanted = house.text(&edit);
+        let (file, text) = (house.file(), wanted.clone());
+        let editor = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(u64::from(round) * 8));
+            let unfinished = file.with_extension("editor");
+            std::fs::write(&unfinished, text).and_then(|()| std::fs::rename(unfinished, file))
+        });
+        house.start(lab)?;
+        editor.join().map_err(|_| anyhow!("the editor panicked"))??;
+        house.reload("reloaded").with_context(|| format!("round {round}"))?;
+        let text = std::fs::read_to_string(house.file())?;
+        let plain: String =
+            text.lines().filter(|line| !line.starts_with("uuid")).map(|line| format!("{line}\n")).collect();
+        ensure!(plain == wanted, "round {round}: the edit is lost:\n{text}");
+        let seen = luns(&mut house.session(MAIN, "host", 0)?)?;
+        ensure!(seen == [0, 7], "round {round}: it serves {seen:?}");
+        house.stop()?;
+    }
+    Ok(())
 }
 
 fn refuses(lab: &Lab, driver: Driver) -> Result<()> {

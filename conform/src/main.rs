@@ -60,6 +60,9 @@ struct Arguments {
     /// Crashes per driver
     #[arg(long, default_value_t = 50)]
     rounds: u32,
+    /// Crashes per driver while the API puts a configuration in force
+    #[arg(long, default_value_t = 20)]
+    applies: u32,
     /// Where random choices start
     #[arg(long)]
     seed: Option<u64>,
@@ -91,6 +94,8 @@ enum Part {
     Nvme,
     /// The same with blktests' group nvme, if LUNAR_BLKTESTS names a checkout of it
     Blktests,
+    /// The same with systemd: the commands of the five-minute page, and what an operator does
+    Service,
     /// The same kernel in a virtual machine whose NVMe controller is ours
     Vm,
     /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
@@ -127,8 +132,8 @@ fn run(arguments: Arguments) -> Result<bool> {
         }),
     };
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()));
-    let lab =
-        Lab { subject, scratch, report: Report::new(), seed, rounds: arguments.rounds, verbose: arguments.verbose };
+    let Arguments { rounds, applies, verbose, .. } = arguments;
+    let lab = Lab { subject, scratch, report: Report::new(), seed, rounds, applies, verbose };
     lab.report.note(&format!("seed {seed}"));
     let everything = arguments.parts.is_empty() || arguments.parts.contains(&Part::All);
     let drivers: Vec<Driver> = arguments.driver.into_iter().filter(|driver| usable(&lab, *driver)).collect();
@@ -149,6 +154,9 @@ fn run(arguments: Arguments) -> Result<bool> {
             // Nothing there depends on the driver.
             if let (true, Some(driver)) = (wanted(&Part::Blktests), drivers.first()) {
                 one(&lab, Part::Blktests, *driver, true);
+            }
+            if let (true, Some(driver)) = (wanted(&Part::Service), drivers.first()) {
+                one(&lab, Part::Service, *driver, true);
             }
             if let (true, Some(driver)) = (wanted(&Part::Paths), drivers.first()) {
                 one(&lab, Part::Paths, *driver, true);
@@ -171,10 +179,12 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Blktests => guest::blktests(lab, driver),
         Part::Vm => guest::machine(lab, driver),
         Part::Paths => guest::paths(lab, driver),
+        Part::Service => guest::service(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
         Part::Chap => chap::part(lab, driver),
         Part::Life => life::part(lab, driver),
-        Part::Daemon => daemon::part(lab, driver, if main_driver { lab.rounds } else { lab.rounds / 2 }),
+        Part::Daemon if main_driver => daemon::part(lab, driver, lab.rounds, lab.applies),
+        Part::Daemon => daemon::part(lab, driver, lab.rounds / 2, lab.applies / 2),
         // Half as many crashes for drivers after the first: what follows a crash is the same code.
         Part::Crash => crash::part(lab, driver, if main_driver { lab.rounds } else { lab.rounds / 2 }),
         Part::All => Ok(()),

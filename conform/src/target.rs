@@ -81,6 +81,7 @@ pub(crate) struct Lab {
     pub report: Report,
     pub seed: u64,
     pub rounds: u32,
+    pub applies: u32,
     pub verbose: bool,
 }
 

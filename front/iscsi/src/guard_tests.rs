@@ -256,7 +256,8 @@ fn a_host_logs_in_so_often_in_a_second_and_waits_or_is_turned_away_then() {
     let rig = Rig::new();
     let arrive = || rig.guard.arrive(&candidate("iqn.x:host", false), source(), NOW);
     assert!((0..100).all(|_| arrive() == Ok(Duration::ZERO)), "without a limit nobody waits");
-    let limited = Directory { login_rate: Some(2), ..directory(access().expect("right")) };
+    let mut limited = directory(access().expect("right"));
+    limited.login_rate = Some(2);
     rig.guard.set_directory(limited);
     let waits: Vec<_> = (0..7).map(|_| arrive().map(|wait| wait.as_millis())).collect();
     let refused = Err(LoginStatus::SERVICE_UNAVAILABLE);

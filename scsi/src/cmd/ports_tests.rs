@@ -118,6 +118,7 @@ fn who_prefers_a_group_is_told_to_all_and_stays() {
     assert_eq!(set(&rig, &[(1, 2)]).status, Status::GOOD);
     assert_eq!(states(&rig), [(0, 0), (0x81, 1)], "an initiator changes the state alone");
     at_once(rig.target.transition(0, 2, AluaState::ACTIVE_OPTIMIZED, false));
+    assert!(rig.nexus.itl(0).expect("there").take_attention().is_some());
     assert_eq!(states(&rig), [(0, 0), (0, 2)]);
 }
 
