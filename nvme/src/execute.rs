@@ -90,7 +90,7 @@ impl Subsystem {
             Plan::Abort { queue: other, command } => reply.result = self.abort(queue, other, command).into(),
             Plan::Flush => {
                 for namespace in self.namespaces() {
-                    carry(&namespace, Step::Flush, transfer, tools, reply).await?;
+                    carry(&namespace, &Step::Flush, transfer, tools, reply).await?;
                 }
             }
             Plan::Format(named) => {
@@ -105,12 +105,12 @@ impl Subsystem {
                 match plan {
                     Plan::Do(step) => {
                         let moved = fit(&step, command)?;
-                        carry(namespace, step, transfer, tools, reply).await?;
+                        carry(namespace, &step, transfer, tools, reply).await?;
                         self.count(namespace, moved);
                     }
                     Plan::Steps(steps) => {
                         for step in steps {
-                            carry(namespace, step, transfer, tools, reply).await?;
+                            carry(namespace, &step, transfer, tools, reply).await?;
                         }
                     }
                     Plan::Reserve(request) => self.reserve(queue, task, namespace, &request).await?,
@@ -264,7 +264,7 @@ impl Subsystem {
         }
         let step = Step::CompareWrite { offset, len, durable };
         let both = Both { halves: transfers, first: len as usize };
-        let result = carry(&to.namespace, step, &both, tools, &mut Reply::default()).await;
+        let result = carry(&to.namespace, &step, &both, tools, &mut Reply::default()).await;
         result.map_err(|refusal| (refusal.status != Status::COMPARE_FAILURE, refusal))
     }
 }
@@ -322,13 +322,13 @@ fn fit(step: &Step, command: &Command) -> Result<Moved, Status> {
 
 async fn carry<T: Transfer>(
     namespace: &Namespace,
-    step: Step,
+    step: &Step,
     transfer: &T,
     tools: &mut Tools,
     reply: &mut Reply,
 ) -> Result<(), Refusal> {
-    let writes = fault::writes(&step);
     carry_out(&namespace.unit, step, transfer, tools, &mut reply.tail).await.map_err(|failure| {
+        let writes = fault::writes(step);
         if let Some(event) = fault::event(failure, writes) {
             namespace.unit.tally.add(event, 1);
         }
