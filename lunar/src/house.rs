@@ -18,7 +18,7 @@ use lunar_iscsi::directory::Directory;
 use lunar_iscsi::guard::Guard;
 use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::{Place, Registry};
-use lunar_nvme::Controllers;
+use lunar_nvme::{Board, Controllers};
 use lunar_reactor::Choice;
 use lunar_reactor::channel::Sender;
 use lunar_scsi::{SharedUnits, Tokens};
@@ -26,7 +26,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::Signals;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -47,27 +47,8 @@ pub struct Frame {
     pub register: bool,
     /// How long commands under way get to finish at the end.
     pub drain: Duration,
-    /// What NVMe hosts are to be served, if anything.
-    pub nvme: Option<NvmeFrame>,
-}
-
-/// What NVMe hosts are to be served.
-#[derive(Clone, Debug)]
-pub struct NvmeFrame {
-    /// Name of the NVM subsystem.
-    pub nqn: String,
-    /// Name of the target whose hosts may come in.
-    pub target: Arc<str>,
-    /// Serial number, model, and firmware revision.
-    pub serial: String,
-    /// Its model.
-    pub model: String,
-    /// Its firmware revision.
-    pub firmware: String,
-    /// The address that the discovery service tells; `None`: the one that the host came in by.
-    pub advertise: Option<std::net::IpAddr>,
-    /// Whether it is served over TCP; virtual machines are not the only hosts then.
-    pub over_tcp: bool,
+    /// The address that NVMe discovery tells; `None`: the one that the host came in by.
+    pub advertise: Option<IpAddr>,
 }
 
 /// What all cores have in common.
@@ -81,6 +62,8 @@ pub struct Common {
     pub registry: Arc<Registry>,
     /// The controllers.
     pub controllers: Arc<Controllers>,
+    /// What NVM subsystems there are, and who may come in.
+    pub board: Arc<Board>,
     /// What units keep for all cores and command sets.
     pub shared: Arc<SharedUnits>,
     /// The ROD tokens.
@@ -191,6 +174,7 @@ impl House {
             stats: (0..count).map(|_| Arc::default()).collect(),
             registry: Arc::default(),
             controllers: Arc::default(),
+            board: Arc::default(),
             shared: Arc::default(),
             tokens: tokens(),
             guard: Guard::new(directory, Box::new(random), Box::new(audit)),

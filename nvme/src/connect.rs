@@ -1,15 +1,17 @@
 //! Connect: how a host gets a controller, and a queue of it (NVMe Base 2.0 6.3).
 
 use crate::command::{Command, Refusal, Status};
-use crate::controller::{ADMIN_ENTRIES_MAX, Host, Kind, QUEUE_ENTRIES_MAX};
+use crate::controller::{ADMIN_ENTRIES_MAX, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
+use crate::directory::Way;
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
-use lunar_core::access::Access;
+use lunar_core::access::{Access, Group};
 use lunar_core::time::Instant;
 use lunar_core::wire::le;
 use std::mem::offset_of;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
+use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Name of the discovery service that every subsystem answers to.
@@ -38,6 +40,23 @@ pub struct Path {
     pub in_capsule: u32,
     /// Whether the queues lie in the host's memory, and nothing travels in messages.
     pub memory: bool,
+    /// By which portal.
+    pub way: Way,
+}
+
+/// Where Connect comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Caller {
+    /// Address.
+    pub source: SocketAddr,
+}
+
+/// The address family of discovery (NVMe over Fabrics) that an address is of.
+#[must_use]
+pub fn family(address: IpAddr) -> u8 {
+    const IPV4: u8 = 1;
+    const IPV6: u8 = 2;
+    if address.is_ipv4() { IPV4 } else { IPV6 }
 }
 
 /// The fields of Connect in its entry.
@@ -86,18 +105,18 @@ fn nqn(field: &[u8; 256]) -> Option<&str> {
     std::str::from_utf8(&field[..end]).ok().filter(|text| text.len() <= NQN_BYTES_MAX)
 }
 
-/// Whether a host may come in. NVMe cannot yet have it prove its name, nor show it some of the namespaces: where that
-/// is asked for, it may not.
-fn admits(access: &Access, kind: Kind, host: &str, source: IpAddr) -> bool {
-    let Some(group) = access.group(&host.to_ascii_lowercase(), source) else { return false };
-    match kind {
-        Kind::Discovery => access.discovery().users.is_empty(),
-        Kind::Io => group.proofs.users.is_empty() && group.map.is_none(),
-    }
+/// The group of a host, if it may come in. NVMe cannot yet have it prove its name: where that is asked for, it may not.
+fn admits<'a>(access: &'a Access, kind: Kind, host: &str, source: IpAddr) -> Option<&'a Arc<Group>> {
+    let group = access.group(&host.to_ascii_lowercase(), source)?;
+    let proofs = match kind {
+        Kind::Discovery => access.discovery(),
+        Kind::Io => &group.proofs,
+    };
+    proofs.users.is_empty().then_some(group)
 }
 
 impl Subsystem {
-    /// Carries Connect out, which came from the address `source`: makes a controller with its admin queue, or an I/O
+    /// Carries Connect out: makes a controller with its admin queue, or an I/O
     /// queue of a controller. Returns the queue and dword 0 of the completion.
     ///
     /// # Errors
@@ -107,7 +126,7 @@ impl Subsystem {
         command: &Command,
         data: &[u8],
         path: Path,
-        source: IpAddr,
+        caller: Caller,
         now: Instant,
     ) -> Result<(Rc<Queue>, u32), Refusal> {
         let bytes = command.sqe.as_bytes();
@@ -123,14 +142,15 @@ impl Subsystem {
         }
         let subsystem = nqn(&data.subsystem).ok_or_else(|| invalid(offset_of!(ConnectData, subsystem), true))?;
         let host_nqn = nqn(&data.host_nqn).ok_or_else(|| invalid(offset_of!(ConnectData, host_nqn), true))?;
-        let kind = match subsystem {
-            DISCOVERY_NQN => Kind::Discovery,
-            name if name == self.config().nqn => Kind::Io,
-            _ => return Err(invalid(offset_of!(ConnectData, subsystem), true)),
+        let directory = self.config().board.directory();
+        let (kind, entry) = match subsystem {
+            DISCOVERY_NQN => (Kind::Discovery, directory.discovery()),
+            name => {
+                let found = directory.subsystem(name).filter(|entry| entry.is_reached(path.way.group));
+                (Kind::Io, found.ok_or_else(|| invalid(offset_of!(ConnectData, subsystem), true))?)
+            }
         };
-        if !admits(&(self.config().access)(), kind, host_nqn, source) {
-            return Err(Status::CONNECT_HOST.into());
-        }
+        let group = admits(&entry.access, kind, host_nqn, caller.source.ip()).ok_or(Status::CONNECT_HOST)?;
         let flow_control = fields.attributes & NO_FLOW_CONTROL == 0;
         let wanted = data.controller.get();
         let controller = match fields.queue.get() {
@@ -142,7 +162,13 @@ impl Subsystem {
                     return Err(invalid(offset_of!(Fields, entries), false));
                 }
                 let host = Host { nqn: host_nqn.into(), id: data.host };
-                let made = self.config().controllers.make(kind, host, path, now);
+                let standing = Standing {
+                    subsystem: entry.clone(),
+                    group: Some(group.name.clone()),
+                    map: group.map.clone(),
+                    source: Some(caller.source),
+                };
+                let made = self.config().controllers.make(kind, host, path, standing, now);
                 let made = made.ok_or(Status::CONNECT_BUSY)?;
                 made.set_keep_alive(fields.keep_alive.get());
                 made
@@ -150,10 +176,12 @@ impl Subsystem {
             _ => {
                 let found = self.config().controllers.get(wanted);
                 let found = found.ok_or_else(|| invalid(offset_of!(ConnectData, controller), true))?;
-                if found.kind != kind || kind == Kind::Discovery {
+                if found.kind != kind || kind == Kind::Discovery || *found.standing.subsystem.nqn != *subsystem {
                     return Err(invalid(offset_of!(ConnectData, subsystem), true));
                 }
-                if found.host.id != data.host || *found.host.nqn != *host_nqn {
+                let is_same = found.host.id == data.host && *found.host.nqn == *host_nqn;
+                // Who belongs to another group meanwhile has to come anew.
+                if !is_same || found.standing.group.as_ref() != Some(&group.name) {
                     return Err(Status::CONNECT_HOST.into());
                 }
                 if !found.is_enabled() {

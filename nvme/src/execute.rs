@@ -89,15 +89,15 @@ impl Subsystem {
             }
             Plan::Abort { queue: other, command } => reply.result = self.abort(queue, other, command).into(),
             Plan::Flush => {
-                for namespace in self.namespaces() {
-                    carry(&namespace, &Step::Flush, transfer, tools, reply).await?;
+                for seen in queue.namespaces() {
+                    carry(&seen.namespace, &Step::Flush, transfer, tools, reply).await?;
                 }
             }
             Plan::Format(named) => {
                 for id in named {
-                    let namespace = self.namespace(id).ok_or(Status::INVALID_NAMESPACE)?;
+                    let seen = queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?;
                     // Seldom, and larger than the others: it does not make their future larger.
-                    Box::pin(self.format(&namespace, tools)).await?;
+                    Box::pin(self.format(&seen.namespace, tools)).await?;
                 }
             }
             plan => {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::connect::Caller;
 use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, SOURCE, at_once, connect_data, connect_sqe, entry};
 use crate::namespace::Access;
 use lunar_core::medium::Content;
@@ -225,10 +226,12 @@ fn discovery_tells_where_the_subsystem_is() {
         service: "4420".into(),
         in_capsule: 0,
         memory: false,
+        way: crate::directory::Way { portal: 1, group: 1 },
     };
     let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
     let data = connect_data(9, 0xffff, crate::connect::DISCOVERY_NQN);
-    let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, SOURCE, Instant(0)).expect("let in");
+    let caller = Caller { source: SOURCE };
+    let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, caller, Instant(0)).expect("let in");
     queue.controller.set_property(0x14, false, 1).expect("enabled");
     let log = rig.run(&queue, &entry(0x02, 0, &[0x70 | 767 << 16]), &[]).data;
     assert_eq!((log[8], &log[1024..1028], &log[1056..1061]), (2, &[3, 1, 2, 4][..], &b"4420\0"[..]));
@@ -302,11 +305,11 @@ fn access_states_stop_what_touches_the_medium() {
         (Access::CHANGE, Status::TRANSITION),
         (Access::NON_OPTIMIZED, Status::SUCCESS),
     ] {
-        rig.subsystem.set_access(UnitId(0), access);
+        rig.subsystem.set_access(UnitId(0), 0, access);
         assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, status);
     }
     assert_eq!(at_once(rig.admin.controller.event()), (0, Status::SUCCESS, 0x0c_0302));
-    let work = rig.subsystem.namespace(1).expect("there").unit.medium.begin().expect("nobody works");
+    let work = rig.subsystem.unit(UnitId(0)).expect("there").unit.medium.begin().expect("nobody works");
     assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, Status::FORMATTING);
     drop(work);
     assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, Status::SUCCESS);
@@ -329,7 +332,7 @@ fn a_formatted_namespace_is_empty() {
     assert_eq!(format(1, 0), Status::WRITE_FAULT);
     assert_eq!((write(1), io(&rig, &blocks(READ, 0, 1), &[]).status), (Status::NOT_READY, Status::NOT_READY));
     assert_eq!((format(1, 0), write(1)), (Status::SUCCESS, Status::SUCCESS), "only that helps");
-    let medium = &rig.subsystem.namespace(1).expect("there").unit.medium;
+    let medium = &rig.subsystem.unit(UnitId(0)).expect("there").unit.medium;
     medium.set_content(Content::Unsanitized);
     assert_eq!((format(1, 0), write(1)), (Status::SANITIZE_FAILED, Status::SANITIZE_FAILED), "nor that");
     medium.set_content(Content::Whole);

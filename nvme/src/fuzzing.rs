@@ -1,11 +1,13 @@
 //! What fuzzers and tests call: a subsystem with two namespaces in memory, and a host with its queues.
 
+use crate::attach::Tenant;
 use crate::command::{Command, Direction, FABRICS, FUSE, Reply, SQE_LEN, Sqe, Status};
-use crate::connect::{ConnectData, Path};
+use crate::connect::{Caller, ConnectData, Path};
+use crate::directory::{Board, Directory, Entry};
 use crate::queue::Queue;
 use crate::subsystem::{Everywhere, Nowhere, Subsystem, SubsystemConfig};
 use crate::table::{Set, TABLE};
-use lunar_core::access::Access;
+use lunar_core::access::{Access, Group, Proofs};
 use lunar_core::io::{Completion, Data, Done, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::keep::Forgetful;
 use lunar_core::mem::{Arena, Sg};
@@ -16,7 +18,7 @@ use lunar_core::step::Tools;
 use lunar_core::time::Instant;
 use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
 use std::cell::{Cell, RefCell};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -32,7 +34,7 @@ pub const NQN: &str = "nqn.2026-01.io.lunar:rig";
 /// What the clock shows, always: milliseconds since the beginning of 1970.
 pub const NOW: u64 = 1_795_000_000_000;
 /// Where the host comes from.
-pub const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
+pub const SOURCE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), 50_000);
 /// What it is called.
 pub const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:rig";
 /// The unit whose blocks are protected.
@@ -130,6 +132,33 @@ pub struct Ended {
     pub parked: bool,
 }
 
+/// The rig's subsystem.
+#[must_use]
+pub fn subsystem_entry(access: Access) -> Entry {
+    Entry {
+        nqn: NQN.into(),
+        serial: "0123456789".into(),
+        model: "LUNAR VOLUME".into(),
+        firmware: "0.1".into(),
+        groups: None,
+        access: Arc::new(access),
+        controllers_max: crate::controller::CONTROLLERS_MAX,
+    }
+}
+
+fn open_board() -> Arc<Board> {
+    let board = Arc::new(Board::default());
+    let directory = Directory::new(vec![subsystem_entry(Access::open())], Proofs::default(), None);
+    board.set(directory.unwrap_or_else(|_| Directory::nothing()));
+    board
+}
+
+/// A host on this machine, which sees all.
+#[must_use]
+pub fn tenant() -> Tenant {
+    Tenant { host: "nqn.x:vm".into(), subsystem: NQN.into(), map: None, group: 0, address: "/run/x".into() }
+}
+
 /// A subsystem with namespaces 1 and 2, and a host with an admin queue and an I/O queue.
 pub struct Rig {
     /// The subsystem.
@@ -142,8 +171,8 @@ pub struct Rig {
     pub memories: [Rc<Memory>; 2],
     /// What is kept beside the blocks of the second: their protection information, inverted.
     pub beside: Rc<Memory>,
-    /// Who may come in.
-    pub access: Rc<RefCell<Arc<Access>>>,
+    /// What subsystems there are: one, for everybody.
+    pub board: Arc<Board>,
     arena: Arena,
 }
 
@@ -160,18 +189,13 @@ impl Rig {
     /// When its host cannot connect.
     #[must_use]
     pub fn with(everywhere: Rc<dyn Everywhere>) -> Self {
-        let access = Rc::new(RefCell::new(Arc::new(Access::open())));
-        let in_force = access.clone();
+        let board = open_board();
         let config = SubsystemConfig {
-            nqn: NQN.into(),
-            serial: "0123456789".into(),
-            model: "LUNAR VOLUME".into(),
-            firmware: "0.1".into(),
             clock: Rc::new(|| NOW),
             stats: Arc::default(),
             shared: Arc::default(),
             controllers: Arc::default(),
-            access: Rc::new(move || in_force.borrow().clone()),
+            board: board.clone(),
         };
         let subsystem = Subsystem::new(config, everywhere);
         let memories = [0, PROTECTED].map(|id| {
@@ -183,7 +207,17 @@ impl Rig {
         let memories = [first, second];
         let arena = Arena::new(ARENA_BYTES);
         let [admin, io] = connect_pair(&subsystem, 7);
-        Self { subsystem, admin, io, memories, beside, access, arena }
+        Self { subsystem, admin, io, memories, beside, board, arena }
+    }
+
+    /// Lets in who belongs to one of these groups from now on; `discovery` is about those who only ask what there is.
+    ///
+    /// # Panics
+    /// When they would not protect.
+    pub fn let_in(&self, groups: Vec<Group>, discovery: Proofs) {
+        let access = Access::new(groups, discovery.clone()).expect("right");
+        let directory = Directory::new(vec![subsystem_entry(access)], discovery, None);
+        self.board.set(directory.expect("right"));
     }
 
     /// Another host, by the bytes of its identifier: its admin queue and an I/O queue.
@@ -327,7 +361,7 @@ fn connect_pair(subsystem: &Subsystem, host: u8) -> [Rc<Queue>; 2] {
     let connect = |queue, controller| {
         let command = Command { sqe: connect_sqe(queue, 31), sent: 1024, room: 0 };
         let data = connect_data(host, controller, NQN);
-        let made = subsystem.connect(&command, data.as_bytes(), Path::default(), SOURCE, Instant(0));
+        let made = subsystem.connect(&command, data.as_bytes(), Path::default(), Caller { source: SOURCE }, Instant(0));
         made.expect("the host is let in").0
     };
     let admin = connect(0, 0xffff);

@@ -1,6 +1,6 @@
 //! Log pages: one row each.
 
-use crate::connect::DISCOVERY_NQN;
+use crate::connect::{DISCOVERY_NQN, family};
 use crate::context::Context;
 use crate::controller::Kind;
 use crate::table::{Code, Set, find};
@@ -79,8 +79,8 @@ fn health(cx: &mut Context<'_>, _specific: u8) {
     const TEMPERATURE: u16 = 300;
     /// Bytes that amounts are counted in, rounded up.
     const UNIT: u64 = 512 * 1000;
-    let namespaces = cx.subsystem.namespaces();
-    let sum = |event| namespaces.iter().fold(0_u64, |sum, one| sum.wrapping_add(one.unit.tally.total(event)));
+    let namespaces = cx.queue.namespaces();
+    let sum = |event| namespaces.iter().fold(0_u64, |sum, one| sum.wrapping_add(one.namespace.unit.tally.total(event)));
     let number = |value: u64| le::U128::new(value.into());
     let mut page = Health::new_zeroed();
     page.temperature = TEMPERATURE.into();
@@ -96,7 +96,7 @@ fn firmware(cx: &mut Context<'_>, _specific: u8) {
     let start = cx.out.len();
     cx.out.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
     let mut revision = [b' '; 8];
-    let text = cx.subsystem.config().firmware.as_bytes();
+    let text = cx.controller().standing.subsystem.firmware.as_bytes();
     let len = text.len().min(revision.len());
     revision[..len].copy_from_slice(&text[..len]);
     cx.out.extend_from_slice(&revision);
@@ -128,20 +128,20 @@ fn effects(cx: &mut Context<'_>, _specific: u8) {
 /// 5.16.1.13: each namespace is a group of its own, for each has a state of its own.
 fn access(cx: &mut Context<'_>, specific: u8) {
     const GROUPS_ONLY: u8 = 0x01;
-    let namespaces = cx.subsystem.namespaces();
+    let namespaces = cx.queue.namespaces();
     let changes = cx.subsystem.access_changes();
     cx.out.extend_from_slice(&changes.to_le_bytes());
     cx.out.extend_from_slice(&(namespaces.len() as u16).to_le_bytes());
     cx.out.extend_from_slice(&[0; 6]);
     let listed = u32::from(specific & GROUPS_ONLY == 0);
-    for namespace in namespaces {
-        cx.out.extend_from_slice(&namespace.id.to_le_bytes());
+    for seen in namespaces {
+        cx.out.extend_from_slice(&seen.id.to_le_bytes());
         cx.out.extend_from_slice(&listed.to_le_bytes());
         cx.out.extend_from_slice(&changes.to_le_bytes());
-        cx.out.push(namespace.access().0);
+        cx.out.push(seen.access().0);
         cx.out.extend_from_slice(&[0; 15]);
         if listed > 0 {
-            cx.out.extend_from_slice(&namespace.id.to_le_bytes());
+            cx.out.extend_from_slice(&seen.id.to_le_bytes());
         }
     }
 }
@@ -183,20 +183,30 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
     /// EFLAGS of this service: it may stay connected; what it tells is the same by all addresses.
     const FLAGS: u16 = 0x03;
     const ANY: u16 = 0xffff;
-    let path = &cx.controller().path;
-    let records = [(SUBSYSTEM, cx.subsystem.config().nqn.as_str(), 0), (THIS_SERVICE, DISCOVERY_NQN, FLAGS)];
-    // What is told never changes while the target runs.
-    cx.out.extend_from_slice(&0_u64.to_le_bytes());
+    let (controller, directory) = (cx.controller(), cx.subsystem.config().board.directory());
+    let path = &controller.path;
+    let told = controller
+        .standing
+        .source
+        .map_or_else(Vec::new, |source| directory.told(&controller.host.nqn, source.ip(), path.way.portal));
+    let mut records: Vec<_> =
+        told.into_iter().map(|told| (SUBSYSTEM, told.nqn, told.address, told.portal, 0)).collect();
+    records.push((THIS_SERVICE, DISCOVERY_NQN.into(), None, path.way.portal, FLAGS));
+    cx.out.extend_from_slice(&directory.changes().to_le_bytes());
     cx.out.extend_from_slice(&(records.len() as u64).to_le_bytes());
     cx.out.resize(HEAD_LEN, 0);
-    for (subtype, nqn, flags) in records {
+    for (subtype, nqn, at, portal, flags) in records {
         let mut record = Record::new_zeroed();
-        (record.transport, record.family, record.subtype) = (path.transport, path.family, subtype);
-        (record.requirements, record.port, record.controller) = (REQUIREMENTS, 1.into(), ANY.into());
+        let (family, address, service) = match at {
+            Some(at) => (family(at.ip()), at.ip().to_string(), at.port().to_string()),
+            None => (path.family, path.address.clone(), path.service.clone()),
+        };
+        (record.transport, record.family, record.subtype) = (path.transport, family, subtype);
+        (record.requirements, record.port, record.controller) = (REQUIREMENTS, (portal as u16).into(), ANY.into());
         (record.admin_entries, record.flags) = (32.into(), flags.into());
-        put_text(&mut record.service, &path.service);
-        put_text(&mut record.subsystem, nqn);
-        put_text(&mut record.address, &path.address);
+        put_text(&mut record.service, &service);
+        put_text(&mut record.subsystem, &nqn);
+        put_text(&mut record.address, &address);
         cx.out.extend_from_slice(record.as_bytes());
     }
 }

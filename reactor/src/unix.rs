@@ -6,7 +6,7 @@ use crate::op::{Handle, Op};
 use crate::os_error;
 use lunar_core::io::Completion;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{Gid, Mode, OFlags, Uid, chmod, chown, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -59,10 +59,24 @@ impl Waitable {
     }
 }
 
+/// Says who may open the socket at `path`: its permissions, and the numbers of the user and the group that it belongs
+/// to, where they are not as they were.
+///
+/// # Errors
+/// The operating system's.
+pub fn permit(path: &Path, mode: u32, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
+    if owner.is_some() || group.is_some() {
+        chown(path, owner.map(Uid::from_raw), group.map(Gid::from_raw))?;
+    }
+    Ok(chmod(path, Mode::from_raw_mode(mode))?)
+}
+
 /// A socket that listens at a path, until it is dropped.
 pub struct Listener {
     socket: Waitable,
     path: PathBuf,
+    /// Whether the path is somebody else's now.
+    retired: Cell<bool>,
 }
 
 impl Listener {
@@ -79,9 +93,9 @@ impl Listener {
         }
         let listener = UnixListener::bind(path)?;
         let path = path.to_owned();
-        rustix::fs::chmod(&path, Mode::from_raw_mode(mode))?;
+        permit(&path, mode, None, None)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { socket: Waitable::new(reactor, listener.into())?, path })
+        Ok(Self { socket: Waitable::new(reactor, listener.into())?, path, retired: Cell::default() })
     }
 
     /// The next connection.
@@ -98,12 +112,20 @@ impl Listener {
     pub fn cancel(&self) {
         self.socket.cancel();
     }
+
+    /// The same, and the path is free for another.
+    pub fn retire(&self) {
+        if !self.retired.replace(true) {
+            // Whoever has taken it away already has done no harm.
+            let _ = std::fs::remove_file(&self.path);
+        }
+        self.cancel();
+    }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Whoever has taken it away already has done no harm.
-        let _ = std::fs::remove_file(&self.path);
+        self.retire();
     }
 }
 

@@ -250,3 +250,18 @@ fn another_access_holds_for_the_next_login() {
     rig.guard.set_directory(directory(Access::open()));
     assert_eq!(rig.knock().challenge(), None);
 }
+
+#[test]
+fn a_host_logs_in_so_often_in_a_second_and_waits_or_is_turned_away_then() {
+    let rig = Rig::new();
+    let arrive = || rig.guard.arrive(&candidate("iqn.x:host", false), source(), NOW);
+    assert!((0..100).all(|_| arrive() == Ok(Duration::ZERO)), "without a limit nobody waits");
+    let limited = Directory { login_rate: Some(2), ..directory(access().expect("right")) };
+    rig.guard.set_directory(limited);
+    let waits: Vec<_> = (0..7).map(|_| arrive().map(|wait| wait.as_millis())).collect();
+    let refused = Err(LoginStatus::SERVICE_UNAVAILABLE);
+    assert_eq!(waits, [Ok(0), Ok(0), Ok(500), Ok(1000), Ok(1500), Ok(2000), refused]);
+    assert!(rig.reason().contains("too many logins"));
+    let other = rig.guard.arrive(&candidate("iqn.x:host", false), ([198, 51, 100, 1], 5).into(), NOW);
+    assert_eq!(other, Ok(Duration::ZERO));
+}

@@ -8,7 +8,9 @@ use lunar_core::mem::Sg;
 use lunar_core::step::Tail;
 use lunar_core::time::Instant;
 use lunar_nvme::command::FABRICS;
-use lunar_nvme::{Command, Kind, Path, Queue, Status};
+use lunar_nvme::connect::family;
+use lunar_nvme::directory::Way;
+use lunar_nvme::{Caller, Command, Kind, Path, Queue, Status};
 use lunar_stream::channel::Plain;
 use lunar_stream::serve::{Joined, Line, Served};
 use std::cell::RefCell;
@@ -25,14 +27,23 @@ pub(super) struct Connection {
     pub(super) line: Line<Session>,
     local: SocketAddr,
     peer: SocketAddr,
+    way: Way,
     queue: RefCell<Option<Rc<Queue>>>,
 }
 
 impl Connection {
-    pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): Joined) -> Self {
+    pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): Joined, way: Way) -> Self {
         let reactor = &front.reactor;
         let session = Session::new(reactor.arena().clone(), reactor.stats().clone(), reactor.now());
-        Self { id, line: Line::new(reactor, socket, session, Plain), local, peer, queue: RefCell::default(), front }
+        Self {
+            id,
+            line: Line::new(reactor, socket, session, Plain),
+            local,
+            peer,
+            way,
+            queue: RefCell::default(),
+            front,
+        }
     }
 
     /// Tells why a session closes its connection. Strangers that never had a queue are only counted.
@@ -45,19 +56,18 @@ impl Connection {
 
     /// How the host came, and so how it is told to come again.
     fn path(&self) -> Path {
-        /// Transport type TCP; address families IPv4 and IPv6.
+        /// Transport type TCP.
         const TCP: u8 = 3;
-        const IPV4: u8 = 1;
-        const IPV6: u8 = 2;
         // An IPv4 peer of a socket for both is told so.
         let ip = self.front.settings.advertise.unwrap_or_else(|| self.local.ip()).to_canonical();
         Path {
             transport: TCP,
-            family: if ip.is_ipv4() { IPV4 } else { IPV6 },
+            family: family(ip),
             address: ip.to_string(),
             service: self.local.port().to_string(),
             in_capsule: IN_CAPSULE_MAX,
             memory: false,
+            way: self.way,
         }
     }
 
@@ -67,7 +77,8 @@ impl Connection {
             true => Err(Status::CONNECT_BUSY.into()),
             false => {
                 let (path, now) = (self.path(), front.reactor.now());
-                front.subsystem.connect(command, &data.to_vec(), path, self.peer.ip(), now)
+                let caller = Caller { source: self.peer };
+                front.subsystem.connect(command, &data.to_vec(), path, caller, now)
             }
         };
         let mut session = self.line.session();
@@ -82,7 +93,7 @@ impl Connection {
                 session.connected(key, Err(refusal.status), refusal.result);
                 stats.logins_refused.add(1);
                 if refusal.status == Status::CONNECT_HOST && front.may_tell() {
-                    self.log("a host may not come in: none of its name and address may, or only with a proof or a map");
+                    self.log("a host may not come in: none of its name and address may, or only with a proof");
                 }
             }
         }
