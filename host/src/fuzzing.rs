@@ -16,8 +16,8 @@ const WRITTEN: usize = 20_000;
 /// Room of the read that is.
 const READ: u32 = 4096;
 
-/// Any replies of a controller over vfio-user, and any bytes in the memory that is shared with it: doorbells, events and
-/// completions, while commands are started.
+/// Any replies of a controller over vfio-user, and any bytes in the memory that is shared with it: doorbells, events
+/// and completions, while commands are started.
 ///
 /// # Panics
 /// When more commands end than were started.
