@@ -41,7 +41,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     patterns(lab, &part, &target);
     if matches!(lab.subject, Subject::Built(_)) {
         lab.report.check(&part, "a disc comes back as it is", || disc(lab, driver));
-        lab.report.check(&part, "our own initiator and host, on one volume", || own(lab, driver));
+        lab.report.check(&part, "our own initiator and hosts, on one volume", || own(lab, driver));
     }
     lab.report.check(&part, "target drains", || {
         target.healthy()?;
@@ -50,13 +50,15 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     Ok(())
 }
 
-/// `lunar bench` by both protocols: what one has written the other reads, in all ways that data moves, and by as many
+/// `lunar bench` by all protocols: what one has written the others read, in all ways that data moves, and by as many
 /// queues as a controller has.
 fn own(lab: &Lab, driver: Driver) -> Result<()> {
     const NQN: &str = "nqn.2026-01.io.lunar:own";
     const DIGESTS: [&str; 4] = ["--header-digest", "crc32c", "--data-digest", "crc32c"];
     let at = free_port()?.to_string();
-    let flags = ["--cores", "2", "--nvme", &at, "--nqn", NQN];
+    let folder = lab.scratch.join(format!("own-{}", driver.name()));
+    let sockets = folder.to_str().context("the scratch folder's name is no text")?;
+    let flags = ["--cores", "2", "--nvme", &at, "--nqn", NQN, "--vm", "own", "--vm-folder", sockets];
     let mut target = Target::start(lab, &Spec::new(driver, [lab.image("own.img", 64)?])?.flags(&flags))?;
     let program = lab.built()?.to_str().context("the program's name is no text")?;
     let (iscsi, nvme) = (target.url(0), format!("nvme-tcp://{at}/{NQN}/1"));
@@ -65,7 +67,8 @@ fn own(lab: &Lab, driver: Driver) -> Result<()> {
         let common = ["bench", url, "--warmup", "0", "--verify", "--size", "16M", "--timeout", "10"];
         tool(program, &[&common, more].concat())
     };
-    for (writer, reader) in [(&iscsi, &nvme), (&nvme, &iscsi)] {
+    let vm = format!("vfio-user:{sockets}/own");
+    for (writer, reader) in [(&iscsi, &nvme), (&nvme, &iscsi), (&vm, &iscsi), (&nvme, &vm)] {
         bench(writer, &["--rw", "write", "--bs", "64k", "--seed", "7", "--time", "3"])?;
         bench(reader, &["--rw", "randread", "--bs", "4k", "--seed", "7", "--time", "1"])?;
     }
@@ -78,6 +81,18 @@ fn own(lab: &Lab, driver: Driver) -> Result<()> {
     ] {
         bench(&nvme, &[more, &["--time", "0.5"]].concat())?;
         bench(&nvme, &[more, &["--time", "0.5"], &DIGESTS].concat())?;
+    }
+    for doorbells in ["told", "shadow", "mapped"] {
+        for more in [
+            &["--rw", "randrw", "--sessions", "4", "--flush-every", "100"][..],
+            &["--rw", "randrw", "--bs", "16k", "--fua", "--depth", "1"],
+            &["--rw", "rw", "--bs", "1M", "--depth", "4", "--sessions", "2"],
+            &["--rw", "randrw", "--depth", "700", "--sessions", "3"],
+        ] {
+            let common = ["--time", "0.5", "--doorbells", doorbells];
+            bench(&vm, &[more, &common].concat())?;
+            bench(&vm, &[more, &common, &["--spin"]].concat())?;
+        }
     }
     target.healthy()?;
     target.stop()

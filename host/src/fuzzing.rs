@@ -2,14 +2,50 @@
 
 use crate::command::{self, ANY_CONTROLLER, Connect};
 use crate::queue::{Command, Event, Offer, Queue};
+use crate::rings::{Bell, PAGE, Pair};
+use crate::vfio::{self, Conversation};
+use lunar_core::mem::Region;
 use lunar_core::outgoing::{Data, Moves};
 use lunar_nvme_tcp::wire::{CapsuleResp, IcResp, Pdu};
+use lunar_vfio_user::memory::Window;
+use lunar_vfio_user::wire::{Code, HEADER_LEN};
 use zerocopy::IntoBytes;
 
 /// Bytes of the write that is under way.
 const WRITTEN: usize = 20_000;
 /// Room of the read that is.
 const READ: u32 = 4096;
+
+/// Any replies of a controller over vfio-user, and any bytes in the memory that is shared with it: doorbells, events
+/// and completions, while commands are started.
+///
+/// # Panics
+/// When more commands end than were started.
+pub fn memory(data: &[u8]) {
+    const ENTRIES: u16 = 8;
+    let Some((head, data)) = data.split_first_chunk::<HEADER_LEN>() else { return };
+    let mut talk = Conversation::default();
+    let _ = talk.command(Code::REGION_INFO, &vfio::registers_info(), true);
+    if let Ok(len) = talk.reply(head) {
+        assert!(len <= vfio::REPLY_MAX);
+    }
+    let _ = (vfio::doorbells(data), vfio::was_read(data, usize::from(head[0])));
+    let (rings, pages) = (Region::zeroed(Pair::bytes(ENTRIES).iter().sum()), Region::zeroed(2 * PAGE));
+    let [Some(doorbells), Some(events)] = [0, PAGE].map(|at| Window::new(&pages, at, PAGE)) else { return };
+    let Some(mut pair) = Pair::new(1, ENTRIES, &rings, 0, Bell::Shadow(doorbells, events)) else { return };
+    let (mut started, mut ended) = (0, 0);
+    for step in data.chunks(8) {
+        let at = usize::from(step[0]) * 16 + usize::from(step[1 % step.len()] % 16);
+        match step[step.len() - 1] % 4 {
+            0 => started += usize::from(pair.submit(&command::read(1, 0, 1, false))),
+            1 => assert!(pair.ring().iter().flatten().all(|(offset, _)| (0x1008..0x1010).contains(offset))),
+            2 => _ = rings.write(PAGE + at % (usize::from(ENTRIES) * 16), step),
+            _ => _ = pages.write(at % (2 * PAGE), step),
+        }
+        ended += std::iter::from_fn(|| pair.take()).count();
+        assert!(ended <= started && usize::from(pair.room()) == usize::from(ENTRIES) - 1 - (started - ended));
+    }
+}
 
 /// Any bytes from a controller. The first byte says which digests were asked for, and whether there is a queue
 /// already, with a read and a write under way.
@@ -55,4 +91,21 @@ pub fn controller(data: &[u8]) {
     let _ = queue.receive(data, &mut on);
     // The write is asked for once at most, and a read brings no more than it has room for.
     assert!(received <= READ as usize && queue.output().len() < 2 * WRITTEN + 4096);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_bytes_in_shared_memory_are_borne() {
+        let mut state = 1_u32;
+        for round in 0..200 {
+            let bytes = |_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            };
+            memory(&(0..round * 8).map(bytes).collect::<Vec<u8>>());
+        }
+    }
 }

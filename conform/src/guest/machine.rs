@@ -4,9 +4,10 @@
 use std::io::{BufRead, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Cases, newer, qemu, sysroot};
@@ -32,6 +33,25 @@ struct Bench<'a> {
     emulator: Vec<String>,
     initramfs: PathBuf,
     folder: PathBuf,
+}
+
+/// A machine that runs one script.
+struct Machine<'a> {
+    /// What its files are called.
+    name: &'a str,
+    /// What its controllers are called.
+    controllers: &'a [&'a str],
+    script: &'a str,
+    /// More for the kernel's command line, and for the emulator's.
+    kernel: &'a str,
+    more: &'a str,
+}
+
+impl<'a> Machine<'a> {
+    /// One with the first controller.
+    fn new(script: &'a str) -> Self {
+        Self { name: script, controllers: &NAMES[..1], script, kernel: "", more: "" }
+    }
 }
 
 /// Boots the guests, one after the other.
@@ -64,21 +84,22 @@ impl Bench<'_> {
         let mut target = Some(Target::start(self.lab, &spec)?);
         self.scripts(target.as_ref().context("it is ours")?)?;
 
-        let status = self.guest(&NAMES[..1], "vm.sh", "", |_| Ok(()))?;
+        let status = self.guest(&Machine::new("vm.sh"), |_| Ok(()))?;
         ensure!(status == Some(0), "the first guest ended with {status:?}");
         self.idle(target.as_ref().and_then(Target::pid).context("it is ours")?);
 
-        let status = self.guest(&NAMES[..1], "none", " lunar.root=/dev/nvme0n1", |mark| {
+        let machine = Machine { kernel: " lunar.root=/dev/nvme0n1", ..Machine::new("none") };
+        let status = self.guest(&machine, |mark| {
             if mark == "kill" {
                 // Some writes are under way by then.
                 std::thread::sleep(Duration::from_secs(1));
-                self.kill()?;
+                self.kill(&machine)?;
             }
             Ok(())
         })?;
         ensure!(status.is_none(), "the second guest was not killed, but ended with {status:?}");
 
-        let ended = self.guest(&NAMES[..1], "vm-after.sh", "", |mark| {
+        let ended = self.guest(&Machine::new("vm-after.sh"), |mark| {
             if mark == "restart" {
                 target.take().context("no target to restart")?.kill()?;
                 target = Some(Target::start_after_kill(self.lab, &spec)?);
@@ -87,12 +108,67 @@ impl Bench<'_> {
         });
         self.survives("the end of its target", "error_setv", ended);
 
-        let status = self.guest(&NAMES, "vm-more.sh", "", |_| Ok(()))?;
+        let status = self.guest(&Machine { controllers: &NAMES, ..Machine::new("vm-more.sh") }, |_| Ok(()))?;
         ensure!(status == Some(0), "the guest with two controllers ended with {status:?}");
 
-        let ended = self.guest(&NAMES[..1], "vm-after.sh,unplug", "", |_| Ok(()));
+        let ended = self.guest(&Machine::new("vm-after.sh,unplug"), |_| Ok(()));
         self.survives("an unplug", "memory_region_del_subregion", ended);
+
+        target = Some(self.moves(&spec, target.take().context("no target")?)?);
         target.take().context("no target")?.stop()
+    }
+
+    /// A guest moves to another emulator while it runs, and its volumes to another target: the kernel lets go of its
+    /// controller before, for emulators up to 11.1 at least do not take one along.
+    fn moves(&self, spec: &Spec, target: Target) -> Result<Target> {
+        let incoming = format!("unix:{}", self.folder.join("incoming").display());
+        let kernel = " lunar.bare=vm-moves.sh";
+        let from = Machine { name: "from", kernel, ..Machine::new("none") };
+        let more = format!("-incoming {incoming}");
+        let to = Machine { name: "to", controllers: &NAMES[1..], kernel, more: &more, ..Machine::new("none") };
+        let (said, ready) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                // It ends when it is asked to, without a status.
+                let _ = self.guest(&from, |mark| if mark == "move" { Ok(said.send(())?) } else { Ok(()) });
+                drop(said);
+            });
+            let moved = (|| {
+                ready.recv_timeout(LIMIT).context("the guest does not let go of its controller")?;
+                target.stop()?;
+                let target = Target::start(self.lab, spec)?;
+                let second = scope.spawn(|| self.guest(&to, |_| Ok(())));
+                self.listens(&to)?;
+                self.ask(&from, "migrate", &format!(r#"{{"uri":"{incoming}"}}"#))?;
+                let end = Instant::now() + LIMIT;
+                while !self.ask(&from, "query-migrate", "{}")?.contains(r#""completed""#) {
+                    ensure!(Instant::now() < end, "it does not come to an end");
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+                // That is how the guest sees it.
+                self.ask(&to, "set_link", r#"{"name":"net","up":false}"#)?;
+                let status = second.join().map_err(|_| anyhow!("it panicked"))??;
+                ensure!(status == Some(0), "the guest that moved ended with {status:?}");
+                Ok(target)
+            })();
+            // Whatever came of it, nobody waits for them for ever.
+            let _ = self.ask(&from, "quit", "{}");
+            if moved.is_err() {
+                let _ = self.ask(&to, "quit", "{}");
+            }
+            let _ = first.join();
+            moved
+        })
+    }
+
+    /// Waits until an emulator listens to its monitor: it takes its guest's state from then on.
+    fn listens(&self, machine: &Machine<'_>) -> Result<()> {
+        let end = Instant::now() + LIMIT;
+        while self.ask(machine, "query-status", "{}").is_err() {
+            ensure!(Instant::now() < end, "the emulator {} does not start", machine.name);
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        Ok(())
     }
 
     /// Emulators up to 11.1 at least fail assertions of their own, in these functions, when they let go of a controller
@@ -118,45 +194,47 @@ impl Bench<'_> {
         qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), &settings, &self.initramfs)
     }
 
-    /// A controller as the emulator's device, of the name of its virtual machine, in the port of the same name.
-    fn device(&self, name: &str) -> String {
+    /// A controller as the emulator's device, of the name of its virtual machine, in the port of this number.
+    fn device(&self, name: &str, port: u8) -> String {
         let path = self.folder.join("sockets").join(name).join("cntrl");
         let socket = format!(r#"{{"type":"unix","path":"{}"}}"#, path.display());
-        format!(r#"{{"driver":"vfio-user-pci","id":"{name}","bus":"port-{name}","socket":{socket}}}"#)
+        format!(r#"{{"driver":"vfio-user-pci","id":"{name}","bus":"port{port}","socket":{socket}}}"#)
     }
 
-    /// One guest with these controllers; `None` when it was killed.
-    fn guest(
-        &self,
-        controllers: &[&str],
-        script: &str,
-        kernel: &str,
-        mut on_mark: impl FnMut(&str) -> Result<()>,
-    ) -> Result<Option<i32>> {
-        let words = |text: String| text.split(' ').map(str::to_owned).collect::<Vec<String>>();
-        let mut devices = words(format!("-qmp unix:{},server=on,wait=off", self.folder.join("qmp").display()));
-        devices.extend(words(format!("-pidfile {}", self.folder.join("pid").display())));
-        for (name, number) in controllers.iter().zip(1..) {
-            devices.extend(words(format!("-device pcie-root-port,id=port-{name},bus=pcie.0,chassis={number}")));
-            devices.extend(["-device".to_owned(), self.device(name)]);
+    /// A file of a machine.
+    fn file(&self, machine: &Machine<'_>, what: &str) -> PathBuf {
+        self.folder.join(format!("{}-{what}", machine.name.replace([',', '.'], "-")))
+    }
+
+    /// One guest; `None` when it was killed.
+    fn guest(&self, machine: &Machine<'_>, mut on_mark: impl FnMut(&str) -> Result<()>) -> Result<Option<i32>> {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<String>>();
+        let mut devices = words(&format!("-qmp unix:{},server=on,wait=off", self.file(machine, "qmp").display()));
+        devices.extend(words(&format!("-pidfile {}", self.file(machine, "pid").display())));
+        for (name, port) in machine.controllers.iter().zip(1..) {
+            devices.extend(words(&format!("-device pcie-root-port,id=port{port},bus=pcie.0,chassis={port}")));
+            devices.extend(["-device".to_owned(), self.device(name, port)]);
         }
-        let hardware =
-            qemu::Hardware { emulator: self.emulator.clone(), devices, shares_memory: true, kernel: kernel.to_owned() };
-        let name = script.replace([',', '.'], "-");
-        let mut log = std::fs::File::create(self.folder.join(format!("{name}.log")))?;
+        if !machine.more.is_empty() {
+            devices.extend(words(machine.more));
+        }
+        let (emulator, kernel) = (self.emulator.clone(), machine.kernel.to_owned());
+        let hardware = qemu::Hardware { emulator, devices, shares_memory: true, kernel };
+        let mut log = std::fs::File::create(self.file(machine, "log"))?;
         let mut cases = Cases { lab: self.lab, part: &self.part, since: Instant::now(), said: Vec::new(), seen: 0 };
         let mut done = Ok(());
         let mut killed = false;
-        let status = qemu::boot(&self.sysroot, &self.initramfs, script, LIMIT, &hardware, |line| {
+        let status = qemu::boot(&self.sysroot, &self.initramfs, machine.script, LIMIT, &hardware, |line| {
             // A log that cannot be written costs the log, not the test.
             let _ = writeln!(log, "{line}");
             let outcome = match line.split_once(' ').unwrap_or((line, "")) {
-                ("@unplug", name) => self.ask("device_del", &format!(r#"{{"id":"{name}"}}"#)),
+                ("@unplug", name) => self.ask(machine, "device_del", &format!(r#"{{"id":"{name}"}}"#)).map(drop),
                 ("@kill", _) => {
                     killed = true;
                     on_mark("kill")
                 }
                 ("@restart", _) => on_mark("restart"),
+                ("@move", _) => on_mark("move"),
                 _ => {
                     cases.line(line);
                     Ok(())
@@ -171,28 +249,28 @@ impl Bench<'_> {
         if killed { Ok(None) } else { status.map(Some) }
     }
 
-    /// Asks the emulator's monitor, as an administrator does.
-    fn ask(&self, command: &str, arguments: &str) -> Result<()> {
-        let mut monitor = UnixStream::connect(self.folder.join("qmp")).context("the emulator's monitor")?;
+    /// Asks an emulator's monitor, as an administrator does; gives its answer.
+    fn ask(&self, machine: &Machine<'_>, command: &str, arguments: &str) -> Result<String> {
+        let mut monitor = UnixStream::connect(self.file(machine, "qmp")).context("the emulator's monitor")?;
         monitor.set_read_timeout(Some(SETTLE))?;
         let mut answers = BufReader::new(monitor.try_clone()?).lines();
         // Its greeting comes first, then an answer for each command; events in between.
-        for (command, arguments) in [("qmp_capabilities", "{}"), (command, arguments)] {
-            writeln!(monitor, r#"{{"execute":"{command}","arguments":{arguments}}}"#)?;
-            loop {
-                let line = answers.next().context("the monitor has closed")?.context("the monitor does not answer")?;
-                ensure!(!line.contains(r#""error""#), "{command}: {line}");
-                if line.contains(r#""return""#) {
-                    break;
-                }
+        let mut answer = |command: &str| loop {
+            let line = answers.next().context("the monitor has closed")?.context("the monitor does not answer")?;
+            ensure!(!line.contains(r#""error""#), "{command}: {line}");
+            if line.contains(r#""return""#) {
+                return Ok(line);
             }
-        }
-        Ok(())
+        };
+        writeln!(monitor, r#"{{"execute":"qmp_capabilities"}}"#)?;
+        answer("qmp_capabilities")?;
+        writeln!(monitor, r#"{{"execute":"{command}","arguments":{arguments}}}"#)?;
+        answer(command)
     }
 
     /// As a power cut of the guest.
-    fn kill(&self) -> Result<()> {
-        let pid: i32 = std::fs::read_to_string(self.folder.join("pid"))?.trim().parse()?;
+    fn kill(&self, machine: &Machine<'_>) -> Result<()> {
+        let pid: i32 = std::fs::read_to_string(self.file(machine, "pid"))?.trim().parse()?;
         kill_process(Pid::from_raw(pid).context("a process id is not zero")?, Signal::KILL)?;
         Ok(())
     }
