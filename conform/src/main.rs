@@ -82,6 +82,8 @@ enum Part {
     Guest,
     /// The same with nvme-cli
     Nvme,
+    /// A newer kernel, if need be, that proves its name to NVMe subsystems
+    Proofs,
     /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
     Paths,
 }
@@ -131,7 +133,10 @@ fn run(arguments: Arguments) -> Result<bool> {
             if wanted(&Part::Nvme) {
                 all_drivers(Part::Nvme);
             }
-            // Nothing there depends on the driver.
+            // Nothing in these two depends on the driver.
+            if let (true, Some(driver)) = (wanted(&Part::Proofs), drivers.first()) {
+                one(&lab, Part::Proofs, *driver, true);
+            }
             if let (true, Some(driver)) = (wanted(&Part::Paths), drivers.first()) {
                 one(&lab, Part::Paths, *driver, true);
             }
@@ -150,6 +155,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
         Part::Guest => guest::part(lab, driver),
         Part::Nvme => guest::nvme_part(lab, driver),
+        Part::Proofs => guest::proofs(lab, driver),
         Part::Paths => guest::paths(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
         Part::Chap => chap::part(lab, driver),

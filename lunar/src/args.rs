@@ -139,7 +139,8 @@ impl How {
     /// Where to listen for NVMe/TCP, likewise.
     #[must_use]
     pub fn nvme_portals(&self) -> Vec<SocketAddr> {
-        let is_off = !self.listen.is_empty() || !self.nvme.is_empty() || self.who.is_restricted();
+        let for_iscsi = self.who.is_restricted() && !self.who.names_hosts();
+        let is_off = !self.listen.is_empty() || !self.nvme.is_empty() || for_iscsi;
         if is_off { self.nvme.clone() } else { everywhere(NVME_PORT) }
     }
 
@@ -147,13 +148,14 @@ impl How {
     #[must_use]
     pub fn without_nvme(&self) -> Option<&'static str> {
         if self.nvme.is_empty() {
-            let is_off = self.listen.is_empty() && self.who.is_restricted();
+            let is_off = self.listen.is_empty() && self.nvme_portals().is_empty();
             return is_off.then_some(
                 "NVMe/TCP is off, for not everybody may log in; --nvme lets in the hosts that --initiator names",
             );
         }
-        self.who.user.is_some().then_some(
-            "no host can come in over NVMe/TCP: all have to prove themselves as --user, which only iSCSI can do",
+        (self.who.user.is_some() && !self.who.has_keys()).then_some(
+            "no host can come in over NVMe/TCP: all have to prove themselves as --user, whose secret is no key of NVMe \
+             (nvme gen-dhchap-key makes one)",
         )
     }
 
@@ -317,6 +319,7 @@ mod tests {
             (&["lunar", "demo", "--initiator", "iqn.x:*"], 2, 0),
             (&["lunar", "demo", "--map", "iqn.x=0:0"], 2, 0),
             (&["lunar", "demo", "--initiator", "nqn.x:*", "--nvme", "::1"], 0, 1),
+            (&["lunar", "demo", "--dhchap-hash", "sha384,sha256", "--dhchap-group", "null"], 2, 2),
         ] {
             let Command::Demo(demo) = Cli::parse_from(arguments).command else { panic!("it is a demo") };
             assert_eq!((demo.how.portals().len(), demo.how.nvme_portals().len()), (iscsi, nvme), "{arguments:?}");

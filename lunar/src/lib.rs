@@ -4,6 +4,7 @@ pub mod access;
 pub mod args;
 pub mod banner;
 pub mod cores;
+pub mod proofs;
 pub mod serve;
 pub mod stats;
 pub mod volume;

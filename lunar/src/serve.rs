@@ -1,9 +1,10 @@
 //! `lunar serve`: opens the volumes, starts a thread per core, listens, and stops cleanly.
 
-use crate::access::Map;
+use crate::access::{Map, Who};
 use crate::args::{self, Driver, How};
 use crate::banner::{Faces, Line, banner};
 use crate::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
+use crate::proofs::{self, Proofs};
 use crate::stats;
 use crate::volume::Volume;
 use anyhow::{Context, Result, anyhow, bail};
@@ -19,9 +20,11 @@ use lunar_iscsi::guard::Guard;
 use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::Registry;
 use lunar_iscsi::serve::{Front, Settings};
+use lunar_nvme::auth::guard::{Guard as NvmeGuard, Record as NvmeRecord};
 use lunar_nvme::namespace::NAMESPACES_MAX;
 use lunar_nvme::{Controllers, Subsystem, SubsystemConfig};
 use lunar_nvme_tcp::serve::{Front as NvmeFront, Settings as NvmeSettings};
+use lunar_nvme_tcp::tls::Channels;
 use lunar_reactor::channel::{Sender, channel};
 use lunar_reactor::linger::until_free;
 use lunar_reactor::op::Handle;
@@ -60,6 +63,10 @@ struct Setup {
     shared: Arc<SharedUnits>,
     tokens: Arc<Tokens>,
     guard: Arc<Guard>,
+    nvme_guard: Arc<NvmeGuard>,
+    proofs: Arc<proofs::Thread>,
+    /// Secure channels of NVMe hosts.
+    channels: Option<Channels>,
 }
 
 /// What a core reports while it starts, by its number.
@@ -88,13 +95,14 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
     how.without_nvme().into_iter().for_each(|why| eprintln!("{why}"));
     let media = volumes.iter().map(|volume| Medium::of(volume.medium())).collect();
     let tallies = volumes.iter().map(|_| Tally::new(count)).collect();
+    let nvme_guard = nvme_guard(&guard, &how.who);
+    let channels = channels(&nvme_guard, &how.who)?;
     let setup = Arc::new(Setup {
         volumes,
         alias: alias(&names),
         names,
         target,
         nqn,
-        how,
         stats,
         tallies,
         media,
@@ -102,7 +110,11 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
         controllers: Arc::default(),
         shared,
         tokens: tokens(),
+        nvme_guard,
+        channels,
+        how,
         guard,
+        proofs: Arc::default(),
     });
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
@@ -110,6 +122,20 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
     wait_for_stop(&mut signals);
     drop(socket);
     stop(cores, &mailboxes, &mut signals)
+}
+
+/// The same for NVMe: what is in force, and what failures cost, is the other's.
+fn nvme_guard(guard: &Arc<Guard>, who: &Who) -> Arc<NvmeGuard> {
+    let audit = |record: &NvmeRecord| eprintln!("audit: {record}");
+    let (in_force, throttle) = (guard.clone(), guard.throttling());
+    NvmeGuard::new(Box::new(move || in_force.access()), who.terms(), throttle, Box::new(random), Box::new(audit))
+}
+
+/// Secure channels of NVMe hosts, if there are any.
+fn channels(guard: &Arc<NvmeGuard>, who: &Who) -> Result<Option<Channels>> {
+    let guard = guard.clone();
+    let channels = || Channels::new(move |identity| guard.channel(identity)).context("preparing secure channels (TLS)");
+    (!who.tls_key.is_empty()).then(channels).transpose()
 }
 
 /// What the volumes kept of their reservations.
@@ -305,7 +331,6 @@ fn serve_units(me: usize, setup: &Setup, reactor: &Reactor, links: &Rc<Links>) -
     let spawner = reactor.clone();
     target.run_in_background(Rc::new(move |work| spawner.spawn(work)));
     let identity = setup.volumes.first().context("nothing is shared")?.identity();
-    let guard = setup.guard.clone();
     let subsystem = Subsystem::new(
         SubsystemConfig {
             nqn: setup.nqn.clone(),
@@ -316,7 +341,8 @@ fn serve_units(me: usize, setup: &Setup, reactor: &Reactor, links: &Rc<Links>) -
             stats,
             shared: setup.shared.clone(),
             controllers: setup.controllers.clone(),
-            access: Rc::new(move || guard.access()),
+            guard: setup.nvme_guard.clone(),
+            outside: Rc::new(Proofs::new(reactor, &setup.proofs)),
         },
         Rc::new(OtherViews(links.clone())),
     );
@@ -332,7 +358,11 @@ fn serve_units(me: usize, setup: &Setup, reactor: &Reactor, links: &Rc<Links>) -
     };
     let sessions = Rc::new(OtherSessions(links.clone()));
     let iscsi = Front::new(reactor, &target, settings, setup.registry.clone(), me, sessions);
-    let settings = NvmeSettings { advertise: setup.how.advertise.first().map(SocketAddr::ip), drain };
+    let settings = NvmeSettings {
+        advertise: setup.how.advertise.first().map(SocketAddr::ip),
+        drain,
+        channels: setup.channels.clone(),
+    };
     // Its slots take memory.
     let is_wanted = !setup.how.nvme_portals().is_empty();
     let nvme = is_wanted.then(|| NvmeFront::new(reactor, &subsystem, settings));

@@ -20,6 +20,9 @@ pub fn admit(row: &Row, queue: &Queue, namespace: Option<&Attached>) -> Result<(
     if gates.discovery == Gate::Stops && queue.controller.kind == Kind::Discovery {
         return Err(Status::INVALID_OPCODE);
     }
+    if gates.unproven == Gate::Stops && !queue.passes() {
+        return Err(Status::AUTHENTICATION_REQUIRED);
+    }
     if gates.disabled == Gate::Stops && !queue.controller.is_enabled() {
         return Err(Status::SEQUENCE_ERROR);
     }

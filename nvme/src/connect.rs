@@ -1,15 +1,17 @@
 //! Connect: how a host gets a controller, and a queue of it (NVMe Base 2.0 6.3).
 
+use crate::auth::Proof;
+use crate::auth::guard::{Reason, Visitor};
 use crate::command::{Command, Refusal, Status};
-use crate::controller::{ADMIN_ENTRIES_MAX, Host, Kind, QUEUE_ENTRIES_MAX};
+use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX};
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
-use lunar_core::access::Access;
 use lunar_core::time::Instant;
 use lunar_core::wire::le;
 use std::mem::offset_of;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Name of the discovery service that every subsystem answers to.
@@ -20,6 +22,8 @@ pub const NQN_BYTES_MAX: usize = 223;
 const ANY_CONTROLLER: u16 = 0xffff;
 /// CATTR: the host does not want to know how far the queue was read.
 const NO_FLOW_CONTROL: u8 = 0x04;
+/// Dword 0 of the completion: the host has to prove its name (ATR).
+const PROVES: u32 = 1 << 17;
 /// Entries of an admin queue at least (NVMe over Fabrics); 0-based.
 const ADMIN_ENTRIES_MIN: u16 = 31;
 
@@ -36,6 +40,15 @@ pub struct Path {
     pub service: String,
     /// Bytes of data that a command on an I/O queue may bring with it.
     pub in_capsule: u32,
+}
+
+/// Where Connect comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Caller {
+    /// Address.
+    pub source: SocketAddr,
+    /// The host whose secure channel it came by.
+    pub channel: Option<Arc<str>>,
 }
 
 /// The fields of Connect in its entry.
@@ -84,18 +97,8 @@ fn nqn(field: &[u8; 256]) -> Option<&str> {
     std::str::from_utf8(&field[..end]).ok().filter(|text| text.len() <= NQN_BYTES_MAX)
 }
 
-/// Whether a host may come in. NVMe cannot yet have it prove its name, nor show it some of the namespaces: where that
-/// is asked for, it may not.
-fn admits(access: &Access, kind: Kind, host: &str, source: IpAddr) -> bool {
-    let Some(group) = access.group(&host.to_lowercase(), source) else { return false };
-    match kind {
-        Kind::Discovery => access.discovery().users.is_empty(),
-        Kind::Io => group.proofs.users.is_empty() && group.map.is_none(),
-    }
-}
-
 impl Subsystem {
-    /// Carries Connect out, which came from the address `source`: makes a controller with its admin queue, or an I/O
+    /// Carries Connect out: makes a controller with its admin queue, or an I/O
     /// queue of a controller. Returns the queue and dword 0 of the completion.
     ///
     /// # Errors
@@ -105,7 +108,7 @@ impl Subsystem {
         command: &Command,
         data: &[u8],
         path: Path,
-        source: IpAddr,
+        caller: Caller,
         now: Instant,
     ) -> Result<(Rc<Queue>, u32), Refusal> {
         let bytes = command.sqe.as_bytes();
@@ -126,47 +129,78 @@ impl Subsystem {
             name if name == self.config().nqn => Kind::Io,
             _ => return Err(invalid(offset_of!(ConnectData, subsystem), true)),
         };
-        if !admits(&(self.config().access)(), kind, host_nqn, source) {
-            return Err(Status::CONNECT_HOST.into());
-        }
-        let flow_control = fields.attributes & NO_FLOW_CONTROL == 0;
-        let wanted = data.controller.get();
-        let controller = match fields.queue.get() {
-            0 => {
-                if wanted != ANY_CONTROLLER {
-                    return Err(invalid(offset_of!(ConnectData, controller), true));
-                }
-                if entries < ADMIN_ENTRIES_MIN {
-                    return Err(invalid(offset_of!(Fields, entries), false));
-                }
-                let host = Host { nqn: host_nqn.into(), id: data.host };
-                let made = self.config().controllers.make(kind, host, path, now);
-                let made = made.ok_or(Status::CONNECT_BUSY)?;
-                made.set_keep_alive(fields.keep_alive.get());
-                made
-            }
-            _ => {
-                let found = self.config().controllers.get(wanted);
-                let found = found.ok_or_else(|| invalid(offset_of!(ConnectData, controller), true))?;
-                if found.kind != kind || kind == Kind::Discovery {
-                    return Err(invalid(offset_of!(ConnectData, subsystem), true));
-                }
-                if found.host.id != data.host || *found.host.nqn != *host_nqn {
-                    return Err(Status::CONNECT_HOST.into());
-                }
-                if !found.is_enabled() {
-                    return Err(Status::SEQUENCE_ERROR.into());
-                }
-                found
-            }
-        };
         let queue = fields.queue.get();
+        let Caller { source, channel } = caller;
+        let visitor = Visitor { host: host_nqn.into(), subsystem: subsystem.into(), kind, queue, source, channel };
+        let proves = self.welcome(&visitor, now)?;
+        let flow_control = fields.attributes & NO_FLOW_CONTROL == 0;
+        let controller = match queue {
+            0 => {
+                let host = Host { nqn: host_nqn.into(), id: data.host };
+                self.begin(fields, data, kind, host, path, now)?
+            }
+            _ => self.found(data, kind, host_nqn)?,
+        };
         controller.open_queue(queue).map_err(|status| match status {
             Status::INVALID_QUEUE => invalid(offset_of!(Fields, queue), false),
             other => other.into(),
         })?;
-        let id = controller.id;
-        Ok((self.enter_queue(controller, queue, entries + 1, flow_control), id.into()))
+        let result = u32::from(controller.id) | if proves { PROVES } else { 0 };
+        let connected = self.enter_queue(controller, queue, entries + 1, flow_control);
+        if !proves {
+            self.config().guard.entered(&visitor, None, now);
+        }
+        connected.set_proof(Proof::new(visitor, !proves));
+        Ok((connected, result))
+    }
+
+    /// A controller for who wants an admin queue.
+    fn begin(
+        &self,
+        fields: &Fields,
+        data: &ConnectData,
+        kind: Kind,
+        host: Host,
+        path: Path,
+        now: Instant,
+    ) -> Result<Arc<Controller>, Refusal> {
+        if data.controller.get() != ANY_CONTROLLER {
+            return Err(invalid(offset_of!(ConnectData, controller), true));
+        }
+        if fields.entries.get() < ADMIN_ENTRIES_MIN {
+            return Err(invalid(offset_of!(Fields, entries), false));
+        }
+        let made = self.config().controllers.make(kind, host, path, now);
+        let made = made.ok_or(Status::CONNECT_BUSY)?;
+        made.set_keep_alive(fields.keep_alive.get());
+        Ok(made)
+    }
+
+    /// The controller of who wants an I/O queue.
+    fn found(&self, data: &ConnectData, kind: Kind, host: &str) -> Result<Arc<Controller>, Refusal> {
+        let found = self.config().controllers.get(data.controller.get());
+        let found = found.ok_or_else(|| invalid(offset_of!(ConnectData, controller), true))?;
+        if found.kind != kind || kind == Kind::Discovery {
+            return Err(invalid(offset_of!(ConnectData, subsystem), true));
+        }
+        if found.host.id != data.host || *found.host.nqn != *host {
+            return Err(Status::CONNECT_HOST.into());
+        }
+        if found.is_enabled() { Ok(found) } else { Err(Status::SEQUENCE_ERROR.into()) }
+    }
+
+    /// Whether a host that may come in has to prove its name first.
+    fn welcome(&self, visitor: &Visitor, now: Instant) -> Result<bool, Status> {
+        let guard = &self.config().guard;
+        let entry = guard.knock(visitor).and_then(|entry| match entry.map {
+            // Nobody can yet be shown less than all.
+            Some(_) => Err(Reason::Status(Status::CONNECT_HOST)),
+            None => Ok(entry.party.is_some()),
+        });
+        entry.map_err(|reason| {
+            guard.refused(visitor, reason, now);
+            Status::CONNECT_HOST
+        })
     }
 }
 

@@ -1,10 +1,10 @@
 use super::*;
-use crate::fuzzing::{HOST_NQN, NQN, Rig, SOURCE, connect_data, connect_sqe};
-use lunar_core::access::{Account, Group, Pattern, Proofs, Secret};
+use crate::fuzzing::{HOST_NQN, NQN, Rig, caller, connect_data, connect_sqe};
+use lunar_core::access::{Access, Account, Group, Pattern, Proofs, Secret};
 
 fn connect(rig: &Rig, queue: u16, entries: u16, data: &ConnectData) -> Result<(Rc<Queue>, u32), Refusal> {
     let command = Command { sqe: connect_sqe(queue, entries), sent: 1024, room: 0 };
-    rig.subsystem.connect(&command, data.as_bytes(), Path::default(), SOURCE, Instant(0))
+    rig.subsystem.connect(&command, data.as_bytes(), Path::default(), caller(), Instant(0))
 }
 
 fn refused(result: Result<(Rc<Queue>, u32), Refusal>) -> (Status, u32) {
@@ -46,12 +46,12 @@ fn what_is_refused_is_named_by_its_place() {
     let endless = ConnectData { host_nqn: [b'n'; 256], ..good };
     assert_eq!(refused(connect(&rig, 0, 31, &endless)), parameters(0x1_0200));
     let command = Command { sqe: connect_sqe(0, 31), sent: 1023, room: 0 };
-    let short = rig.subsystem.connect(&command, &good.as_bytes()[1..], Path::default(), SOURCE, Instant(0));
+    let short = rig.subsystem.connect(&command, &good.as_bytes()[1..], Path::default(), caller(), Instant(0));
     assert_eq!(refused(short), (Status::SGL_LENGTH, 0));
     let mut sqe = connect_sqe(0, 31);
     sqe.cdw10[0] = 1.into();
     let command = Command { sqe, sent: 1024, room: 0 };
-    let other = rig.subsystem.connect(&command, good.as_bytes(), Path::default(), SOURCE, Instant(0));
+    let other = rig.subsystem.connect(&command, good.as_bytes(), Path::default(), caller(), Instant(0));
     assert_eq!(refused(other), (Status::CONNECT_FORMAT, 0));
 }
 
@@ -82,13 +82,13 @@ fn only_those_come_in_whom_a_name_is_enough_for() {
         (of("NQN.2014-08.*:uuid:Rig", "192.0.2.7"), Proofs::default(), all),
         (of("iqn.*", "192.0.2.0/24"), Proofs::default(), none),
         (of(HOST_NQN, "198.51.100.0/24"), Proofs::default(), none),
-        // Nobody can prove anything here, or be shown less than all.
+        // What is no key of NVMe proves nothing, and nobody is shown less than all.
         (Group { proofs: users(), ..named.clone() }, Proofs::default(), (false, true)),
         (Group { map: Some("map".into()), ..named.clone() }, Proofs::default(), (false, true)),
         (named.clone(), users(), (true, false)),
     ] {
         let told = format!("{group:?} {discovery:?}");
-        *rig.access.borrow_mut() = Access::new(vec![group], discovery).expect("right").into();
+        rig.set_access(Access::new(vec![group], discovery).expect("right"));
         let enters = |name, queue, controller| match connect(&rig, queue, 31, &connect_data(7, controller, name)) {
             Ok(_) => true,
             Err(refusal) if refusal.status == Status::CONNECT_HOST => false,

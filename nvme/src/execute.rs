@@ -89,19 +89,7 @@ impl Subsystem {
                 reply.parked = true;
             }
             Plan::Abort { queue: other, command } => reply.result = self.abort(queue, other, command).into(),
-            Plan::Flush => {
-                for namespace in self.namespaces() {
-                    carry(&namespace, Step::Flush, transfer, tools, reply).await?;
-                }
-            }
-            Plan::Format(named) => {
-                for id in named {
-                    let namespace = self.namespace(id).ok_or(Status::INVALID_NAMESPACE)?;
-                    // Seldom, and larger than the others: it does not make their future larger.
-                    Box::pin(self.format(&namespace, tools)).await?;
-                }
-            }
-            plan => {
+            plan @ (Plan::Do(_) | Plan::Steps(_) | Plan::Reserve(_)) => {
                 let namespace = &namespace.as_ref().ok_or(Status::INVALID_NAMESPACE)?.namespace;
                 match plan {
                     Plan::Do(step) => {
@@ -118,6 +106,41 @@ impl Subsystem {
                     _ => {}
                 }
             }
+            // Larger than the others: it does not make their future larger.
+            plan => Box::pin(self.seldom(queue, plan, length, transfer, tools, reply)).await?,
+        }
+        Ok(())
+    }
+
+    /// What is seldom asked for, and of several namespaces or of none.
+    async fn seldom<T: Transfer>(
+        &self,
+        queue: &Rc<Queue>,
+        plan: Plan,
+        length: usize,
+        transfer: &T,
+        tools: &mut Tools,
+        reply: &mut Reply,
+    ) -> Result<(), Refusal> {
+        match plan {
+            Plan::Hear(message) => self.hear(queue, &message).await?,
+            Plan::Tell => {
+                let message = self.tell(queue, length).await?;
+                *self.scratch.borrow_mut() = message;
+                self.answer(length, tools, reply)?;
+            }
+            Plan::Flush => {
+                for namespace in self.namespaces() {
+                    carry(&namespace, Step::Flush, transfer, tools, reply).await?;
+                }
+            }
+            Plan::Format(named) => {
+                for id in named {
+                    let namespace = self.namespace(id).ok_or(Status::INVALID_NAMESPACE)?;
+                    self.format(&namespace, tools).await?;
+                }
+            }
+            _ => {}
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, SOURCE, at_once, connect_data, connect_sqe, entry};
+use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, at_once, caller, connect_data, connect_sqe, entry};
 use crate::namespace::Access;
 use lunar_core::medium::Content;
 use lunar_core::protection::{INFO_BYTES, Info, guard};
@@ -222,7 +222,7 @@ fn discovery_tells_where_the_subsystem_is() {
         crate::Path { transport: 3, family: 1, address: "192.0.2.1".into(), service: "4420".into(), in_capsule: 0 };
     let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
     let data = connect_data(9, 0xffff, crate::connect::DISCOVERY_NQN);
-    let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, SOURCE, Instant(0)).expect("let in");
+    let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, caller(), Instant(0)).expect("let in");
     queue.controller.set_property(0x14, false, 1).expect("enabled");
     let log = rig.run(&queue, &entry(0x02, 0, &[0x70 | 767 << 16]), &[]).data;
     assert_eq!((log[8], &log[1024..1028], &log[1056..1061]), (2, &[3, 1, 2, 4][..], &b"4420\0"[..]));

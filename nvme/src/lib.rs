@@ -5,12 +5,14 @@
 //! * [`log`]: log pages, [`features`]: features, [`identify`]: identify data; one row each
 //! * [`subsystem`], [`controller`], [`queue`], [`namespace`]: the device, who uses it, through what, and its disks
 //! * [`execute`]: a command from entry to completion; [`admit`]: the one place that decides whether it may run
+//! * [`auth`]: how hosts prove their names, and who may come in
 //! * [`reserve`]: a change of reservations, on all cores; `renew`: how Format NVM writes a whole medium anew
 //! * [`task`]: commands under way; [`event`]: what hosts are told unasked
 //! * [`command`], [`connect`]: what transports hand over and get back
 //! * [`docs`]: made from the table; [`fuzzing`]: what fuzzers call
 
 pub mod admit;
+pub mod auth;
 pub mod cmd;
 pub mod command;
 pub mod connect;

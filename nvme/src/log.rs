@@ -178,12 +178,16 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
     /// SUBTYPE: an NVM subsystem; the discovery service itself.
     const SUBSYSTEM: u8 = 2;
     const THIS_SERVICE: u8 = 3;
-    /// TREQ: nothing is said of secure channels, which there are none of; the queue's flow control can be turned off.
+    /// TREQ: nothing is said of secure channels, or the host has to have one; the queue's flow control can be turned off.
     const REQUIREMENTS: u8 = 0x04;
+    const SECURE: u8 = 0x01;
+    /// TSAS of TCP: TLS 1.3.
+    const TLS: u8 = 0x02;
     /// EFLAGS of this service: it may stay connected; what it tells is the same by all addresses.
     const FLAGS: u16 = 0x03;
     const ANY: u16 = 0xffff;
     let path = &cx.controller().path;
+    let is_secure = cx.queue.proof().is_some_and(|proof| cx.subsystem.config().guard.wants_channel(proof.visitor()));
     let records = [(SUBSYSTEM, cx.subsystem.config().nqn.as_str(), 0), (THIS_SERVICE, DISCOVERY_NQN, FLAGS)];
     // What is told never changes while the target runs.
     cx.out.extend_from_slice(&0_u64.to_le_bytes());
@@ -194,6 +198,10 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
         (record.transport, record.family, record.subtype) = (path.transport, path.family, subtype);
         (record.requirements, record.port, record.controller) = (REQUIREMENTS, 1.into(), ANY.into());
         (record.admin_entries, record.flags) = (32.into(), flags.into());
+        if is_secure {
+            record.requirements |= SECURE;
+            record.specific[0] = TLS;
+        }
         put_text(&mut record.service, &path.service);
         put_text(&mut record.subsystem, nqn);
         put_text(&mut record.address, &path.address);

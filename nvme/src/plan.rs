@@ -16,6 +16,10 @@ pub enum Plan {
     Steps(Vec<Step>),
     /// A change of reservations. Behind a pointer, for it is seldom.
     Reserve(Box<Request>),
+    /// A message of who proves its name. Behind a pointer, for it is seldom.
+    Hear(Box<[u8]>),
+    /// The message that waits for who proves its name goes to the host.
+    Tell,
     /// It waits for an event.
     Park,
     /// The command of this identifier in this queue ends early.

@@ -1,11 +1,12 @@
 //! A queue of a controller, on the core that serves it.
 
+use crate::auth::Proof;
 use crate::controller::{Controller, Controllers};
 use crate::namespace::Attached;
 use crate::subsystem::Namespaces;
 use crate::task::Tasks;
 use lunar_core::port::NexusName;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub struct Queue {
     pub flow_control: bool,
     /// Its commands.
     pub tasks: Tasks,
+    /// Who is at its other end, where somebody has connected it.
+    proof: OnceCell<Proof>,
     name: NexusName,
     namespaces: Rc<Namespaces>,
     controllers: Arc<Controllers>,
@@ -45,6 +48,7 @@ impl Queue {
             entries,
             flow_control,
             tasks: Tasks::default(),
+            proof: OnceCell::new(),
             namespaces,
             controllers,
             attached: RefCell::default(),
@@ -55,6 +59,24 @@ impl Queue {
     #[must_use]
     pub fn name(&self) -> &NexusName {
         &self.name
+    }
+
+    /// Who is at its other end, and what it has proved; `None` where nobody has connected it.
+    #[must_use]
+    pub fn proof(&self) -> Option<&Proof> {
+        self.proof.get()
+    }
+
+    /// Says who is at its other end.
+    pub(crate) fn set_proof(&self, proof: Proof) {
+        // A queue is connected once.
+        let _ = self.proof.set(proof);
+    }
+
+    /// Whether its host may do more than prove its name.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        self.proof.get().is_none_or(Proof::passes)
     }
 
     /// What its host has to do with the namespace of this identifier.

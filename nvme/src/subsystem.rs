@@ -1,10 +1,11 @@
 //! One core's view of an NVM subsystem: its namespaces, and the queues that this core serves.
 
+use crate::auth::Outside;
+use crate::auth::guard::Guard;
 use crate::controller::{Controller, Controllers};
 use crate::event::Event;
 use crate::namespace::{self, NAMESPACES_MAX, Namespace};
 use crate::queue::Queue;
-use lunar_core::access::Access;
 use lunar_core::io::Fault;
 use lunar_core::reserve::{News, SharedUnits};
 use lunar_core::stats::Stats;
@@ -41,8 +42,10 @@ pub struct SubsystemConfig {
     pub shared: Arc<SharedUnits>,
     /// Its controllers: the same on all cores.
     pub controllers: Arc<Controllers>,
-    /// Who may come in, as it is at that moment.
-    pub access: Rc<dyn Fn() -> Arc<Access>>,
+    /// Who may come in: the same on all cores.
+    pub guard: Arc<Guard>,
+    /// What proofs of names need.
+    pub outside: Rc<dyn Outside>,
 }
 
 /// Where work on a whole medium is.

@@ -79,6 +79,8 @@ pub struct Gates {
     pub transport: Transport,
     /// A controller of a discovery service.
     pub discovery: Gate,
+    /// A host that has still to prove its name.
+    pub unproven: Gate,
     /// A controller that is not enabled.
     pub disabled: Gate,
     /// A reservation of another host.
@@ -221,6 +223,8 @@ table! {
     cmd::fabrics::PropertySet,
     cmd::fabrics::Connect,
     cmd::fabrics::PropertyGet,
+    cmd::auth::AuthenticationSend,
+    cmd::auth::AuthenticationReceive,
     cmd::fabrics::Disconnect,
 }
 

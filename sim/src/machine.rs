@@ -5,7 +5,6 @@ use crate::identity;
 use crate::stamp::SECTOR;
 use crate::watch::Watch;
 use lunar::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
-use lunar_core::access::Access;
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
 use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::medium::Medium;
@@ -358,7 +357,8 @@ fn subsystem(reactor: &Reactor, stats: Arc<Stats>, shared: Arc<SharedUnits>, lin
         stats,
         shared,
         controllers: Arc::default(),
-        access: Rc::new(|| Arc::new(Access::open())),
+        guard: lunar_nvme::auth::guard::Guard::open(),
+        outside: Rc::new(lunar_nvme::fuzzing::Still::default()),
     };
     Subsystem::new(config, Rc::new(OtherViews(links.clone())))
 }

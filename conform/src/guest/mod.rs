@@ -3,6 +3,7 @@
 mod cpio;
 mod modules;
 mod paths;
+mod proofs;
 mod qemu;
 mod sysroot;
 
@@ -24,6 +25,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 
 pub(crate) use paths::part as paths;
+pub(crate) use proofs::part as proofs;
 
 /// Boots the guest against the target. The first driver gets everything, others what differs between drivers.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {

@@ -37,7 +37,11 @@ const LEFT_OUT: [&str; 12] = [
     "*/kernel/drivers/staging",
 ];
 
+/// What a kernel's configuration says that can prove its name to NVMe subsystems.
+const AUTHENTICATION: &str = "CONFIG_NVME_HOST_AUTH=y";
+
 /// An unpacked tree with a kernel.
+#[derive(Clone)]
 pub(crate) struct Sysroot {
     pub path: PathBuf,
     pub kernel: PathBuf,
@@ -61,6 +65,71 @@ pub(crate) fn ensure(report: &Report) -> Result<Sysroot> {
         make(report, &path)?;
     }
     open(&path)
+}
+
+/// The same tree with a kernel that has NVMe in-band authentication: its own, or that of the release's backports.
+/// `None` if neither can.
+pub(crate) fn with_authentication(report: &Report, stock: &Sysroot) -> Result<Option<Sysroot>> {
+    if can(stock) {
+        return Ok(Some(stock.clone()));
+    }
+    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let says = |key: &str| release.lines().find_map(|line| line.strip_prefix(key)).map(|value| value.trim_matches('"'));
+    let (Some("debian"), Some(codename)) = (says("ID="), says("VERSION_CODENAME=")) else { return Ok(None) };
+    let cache = cache_folder()?;
+    let path = cache.join(format!("kernel-{codename}-{:016x}", key()));
+    let lock = File::create(cache.join("lock"))?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    if !path.join("complete").exists() {
+        report.note(&format!("fetching the kernel of {codename}-backports into {} (once)", path.display()));
+        make_kernel(&path, codename)?;
+    }
+    let newer = Sysroot { path: stock.path.clone(), ..open(&path)? };
+    Ok(can(&newer).then_some(newer))
+}
+
+/// Whether a tree's kernel was built with NVMe in-band authentication.
+fn can(sysroot: &Sysroot) -> bool {
+    let (Some(folder), Some(version)) = (sysroot.kernel.parent(), sysroot.modules.file_name()) else { return false };
+    let config = folder.join(format!("config-{}", version.to_string_lossy()));
+    std::fs::read_to_string(config).is_ok_and(|config| config.lines().any(|line| line == AUTHENTICATION))
+}
+
+/// The kernel's package alone, from a source that this machine need not have.
+fn make_kernel(path: &Path, codename: &str) -> Result<()> {
+    let _ = std::fs::remove_dir_all(path);
+    for folder in ["state/lists/partial", "cache/archives/partial", "root/usr/lib"] {
+        std::fs::create_dir_all(path.join(folder))?;
+    }
+    std::os::unix::fs::symlink("usr/lib", path.join("root/lib"))?;
+    let source = format!(
+        "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian \
+         {codename}-backports main\n"
+    );
+    std::fs::write(path.join("sources.list"), source)?;
+    let with_source = |program: &str| {
+        let mut command = apt_program(path, program);
+        command.arg("-o").arg(format!("Dir::Etc::sourcelist={}", path.join("sources.list").display()));
+        command.args(["-o", "Dir::Etc::sourceparts=/dev/null"]).current_dir(path.join("cache/archives"));
+        command
+    };
+    process::run(with_source("apt-get").args(["update", "-q"]), FETCH_LIMIT)?.succeeded()?;
+    let shown = process::run(with_source("apt-cache").args(["show", KERNELS[0]]), FETCH_LIMIT)?.succeeded()?;
+    let depends = shown.lines().find_map(|line| line.strip_prefix("Depends: ")).context("the kernel's package")?;
+    let package = depends.split([' ', ',']).find(|name| name.starts_with("linux-image-")).context("its version")?;
+    process::run(with_source("apt-get").args(["download", "-q", package]), FETCH_LIMIT)?.succeeded()?;
+    for entry in std::fs::read_dir(path.join("cache/archives"))? {
+        let package = entry?.path();
+        if package.extension().is_some_and(|extension| extension == "deb") {
+            unpack(&package, &path.join("root"))?;
+        }
+    }
+    for folder in ["state", "cache"] {
+        std::fs::remove_dir_all(path.join(folder))?;
+    }
+    open(path)?;
+    File::create(path.join("complete"))?;
+    Ok(())
 }
 
 fn cache_folder() -> Result<PathBuf> {
@@ -140,7 +209,11 @@ fn make(report: &Report, path: &Path) -> Result<()> {
 
 /// apt-get with this machine's sources and settings, but nothing installed and all its files in `path`.
 fn apt(path: &Path) -> Command {
-    let mut command = process::bound("apt-get");
+    apt_program(path, "apt-get")
+}
+
+fn apt_program(path: &Path, program: &str) -> Command {
+    let mut command = process::bound(program);
     let set = |option: &str, value: &str| ["-o".to_owned(), format!("{option}={value}")];
     let folder = path.to_string_lossy();
     command

@@ -235,3 +235,9 @@ fn another_access_holds_for_the_next_login() {
     rig.guard.set_access(Access::open());
     assert_eq!(rig.knock().challenge(), None);
 }
+
+#[test]
+fn who_is_refused_is_told_before_its_login_times_out() {
+    use lunar_core::access::throttle::{PAUSE_MAX, WAIT_MAX};
+    assert!(PAUSE_MAX + WAIT_MAX < crate::config::Config::default().login_timeout);
+}

@@ -1,6 +1,7 @@
 //! The glue between the session machine, the controller and the reactor: one [`Front`] per core.
 //!
 //! * [`connection`]: one connection: a task that receives, a task that sends
+//! * [`secure`]: a connection that is a secure channel
 //! * [`job`]: one command in a slot, and the ways that its data takes
 //! * here: the connections of a core, slots, time, draining
 //!
@@ -10,7 +11,9 @@
 
 mod connection;
 mod job;
+mod secure;
 
+use crate::tls::Channels;
 use connection::Connection;
 use job::Job;
 use lunar_core::step::Tools;
@@ -30,23 +33,23 @@ use std::time::Duration;
 
 /// Commands that one core carries out at once: two full queues of the largest size. Each takes some 3 KiB for its task.
 const SLOTS: usize = 2048;
-/// Connections that have no queue, per core. One more pushes the oldest out: whoever floods the port
+/// Connections that have no queue, or whose host has still to prove its name, per core. One more pushes the oldest out: whoever floods the port
 /// pushes out its own.
 const HALF_OPEN_MAX: usize = 1024;
 /// Connections per core: four queues for each controller that there may be, and the half-open ones.
 const CONNECTIONS_MAX: usize = 4 * lunar_nvme::controller::CONTROLLERS_MAX + HALF_OPEN_MAX;
 /// How often connections that were active are looked at: to ask silent peers, and to take back their memory.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Between two hosts of whom is told that they may not come in, per core.
-const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 /// How often a core that stops looks whether commands are done.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
 /// How it is served.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// The address that the discovery service tells; `None`: the one that the host came in by.
     pub advertise: Option<IpAddr>,
+    /// Secure channels, if any host may have one.
+    pub channels: Option<Channels>,
     /// How long commands get to finish when the target stops.
     pub drain: Duration,
 }
@@ -58,11 +61,9 @@ pub struct Front {
     settings: Settings,
     slots: Slots<Job>,
     connections: RefCell<BTreeMap<u64, Rc<Connection>>>,
-    /// Those that have no queue, oldest first.
+    /// Those that have no queue, or whose host has still to prove its name, oldest first.
     half_open: RefCell<BTreeSet<u64>>,
     next: Cell<u64>,
-    /// When the next refusal may be told.
-    silent_until: Cell<Instant>,
     draining: Cell<bool>,
     /// Who waits for a change of the two above: the sweeper, the drain.
     waiters: RefCell<Vec<Waker>>,
@@ -81,7 +82,6 @@ impl Front {
             connections: RefCell::default(),
             half_open: RefCell::default(),
             next: Cell::new(0),
-            silent_until: Cell::default(),
             draining: Cell::new(false),
             waiters: RefCell::default(),
         });
@@ -130,17 +130,7 @@ impl Front {
         self.draining.get()
     }
 
-    /// Whether a refusal is told: none so soon after another that somebody could fill a disk with them.
-    fn may_tell(&self) -> bool {
-        let now = self.reactor.now();
-        let tells = now >= self.silent_until.get();
-        if tells {
-            self.silent_until.set(now + REFUSAL_PAUSE);
-        }
-        tells
-    }
-
-    /// A connection has its queue.
+    /// A connection has its queue, whose host has proved its name if it has to.
     fn is_connected(&self, id: u64) {
         self.half_open.borrow_mut().remove(&id);
     }

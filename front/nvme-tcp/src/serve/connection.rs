@@ -2,13 +2,16 @@
 
 use super::Front;
 use super::job::{Half, Job};
+use super::secure::Security;
 use crate::config::IN_CAPSULE_MAX;
 use crate::session::{Action, Close, Session, TaskKey, Want};
 use lunar_core::io::{Completion, Fault, Outcome};
 use lunar_core::mem::{Buf, PAGE, Sg, SgMut};
 use lunar_core::step::Tail;
 use lunar_core::time::Instant;
+use lunar_nvme::auth::Proof;
 use lunar_nvme::command::FABRICS;
+use lunar_nvme::connect::Caller;
 use lunar_nvme::{Command, Kind, Path, Queue, Status};
 use lunar_reactor::op::Handle;
 use std::cell::{Cell, RefCell};
@@ -50,6 +53,7 @@ pub(super) struct Connection {
     local: SocketAddr,
     peer: SocketAddr,
     pub(super) session: RefCell<Session>,
+    security: Security,
     queue: RefCell<Option<Rc<Queue>>>,
     /// Nothing more is received; what is queued is sent.
     ended: Cell<bool>,
@@ -90,6 +94,7 @@ impl Connection {
             local,
             peer,
             session: RefCell::new(session),
+            security: Security::new(front.settings.channels.as_ref()),
             queue: RefCell::default(),
             ended: Cell::new(false),
             last: Cell::new(false),
@@ -216,6 +221,11 @@ impl Connection {
                     self.session.borrow_mut().resume(&mut actions);
                     true
                 }
+                Want::Into(memory) if self.security.is_on() => {
+                    // What comes is not what goes there.
+                    self.session.borrow_mut().placed(memory, 0, &mut actions);
+                    receiver.chunk(&mut actions).await
+                }
                 Want::Into(memory) => receiver.place(memory, &mut actions).await,
                 Want::Chunk => receiver.chunk(&mut actions).await,
             };
@@ -290,23 +300,27 @@ impl Connection {
             true => Err(Status::CONNECT_BUSY.into()),
             false => {
                 let (path, now) = (self.path(), front.reactor.now());
-                front.subsystem.connect(command, &data.to_vec(), path, self.peer.ip(), now)
+                let caller = Caller { source: self.peer, channel: self.security.host() };
+                front.subsystem.connect(command, &data.to_vec(), path, caller, now)
             }
         };
         let mut session = self.session.borrow_mut();
         match answer {
             Ok((queue, result)) => {
                 session.connected(key, Ok((queue.id, queue.entries, queue.flow_control)), result);
+                let passes = queue.passes();
+                if !passes {
+                    session.prove();
+                }
                 drop(session);
-                front.is_connected(self.id);
-                self.begin(queue);
+                self.begin(queue.clone());
+                if passes {
+                    self.has_connected(&queue);
+                }
             }
             Err(refusal) => {
                 session.connected(key, Err(refusal.status), refusal.result);
                 stats.logins_refused.add(1);
-                if refusal.status == Status::CONNECT_HOST && front.may_tell() {
-                    self.log("a host may not come in: none of its name and address may, or only with a proof or a map");
-                }
             }
         }
     }
@@ -333,7 +347,26 @@ impl Connection {
             }
         });
         reactor.stats().sessions.add(1);
-        reactor.stats().logins.add(1);
+    }
+
+    /// A Fabrics command was answered: the queue ends with it, or its host has proved its name.
+    pub(super) fn after_fabrics(&self, queue: &Queue, kind: u8, status: Status) {
+        let disconnects = kind == DISCONNECT && queue.id > 0 && status == Status::SUCCESS;
+        if disconnects || queue.proof().is_some_and(Proof::has_failed) {
+            self.session.borrow_mut().disconnected();
+            self.end();
+        } else if queue.passes() && self.session.borrow_mut().proven() {
+            self.has_connected(queue);
+        }
+    }
+
+    /// A queue may be used.
+    fn has_connected(&self, queue: &Queue) {
+        self.front.is_connected(self.id);
+        if queue.id > 0 {
+            return;
+        }
+        self.front.reactor.stats().logins.add(1);
         if queue.controller.kind == Kind::Io {
             self.log("has connected");
         }
@@ -364,15 +397,15 @@ impl Connection {
 
     fn command(self: &Rc<Self>, key: TaskKey, command: Command) {
         let Some(queue) = self.queue.borrow().clone() else { return };
-        let disconnects = command.sqe.opcode == FABRICS && command.sqe.fabrics_type() == DISCONNECT && queue.id > 0;
+        let is_fabrics = command.sqe.opcode == FABRICS;
         let half = self.half(&queue, key, command);
-        self.run(Job { connection: self.clone(), queue, first: half, second: None, disconnects });
+        self.run(Job { connection: self.clone(), queue, first: half, second: None, is_fabrics });
     }
 
     fn fused(self: &Rc<Self>, halves: [(TaskKey, Command); 2]) {
         let Some(queue) = self.queue.borrow().clone() else { return };
         let [first, second] = halves.map(|(key, command)| self.half(&queue, key, command));
-        self.run(Job { connection: self.clone(), queue, first, second: Some(second), disconnects: false });
+        self.run(Job { connection: self.clone(), queue, first, second: Some(second), is_fabrics: false });
     }
 
     fn run(self: &Rc<Self>, job: Job) {
@@ -422,13 +455,17 @@ impl Connection {
     }
 
     fn has_to_send(&self) -> bool {
-        !self.is_held_back() && self.session.borrow().queued_bytes() > 0
+        !self.is_held_back() && self.session.borrow().queued_bytes() + self.security.queued_bytes() > 0
     }
 
     /// Starts to send all that is queued; none is under way. Mostly it is over when this returns.
     fn begin_send(&self) {
         let reactor = &self.front.reactor;
         let data = self.session.borrow_mut().take_out();
+        let Some(data) = self.security.seal(data, reactor.arena()) else {
+            self.broken.set(true);
+            return self.end();
+        };
         self.sending.set(data.len());
         self.kicks.set(0);
         self.sending_since.set(reactor.now());
@@ -581,8 +618,9 @@ impl Receiver<'_> {
         self.after_large = false;
         let part = chunk.split_to(count).share();
         self.rest = (chunk.len() >= CHUNK_REST).then_some(chunk);
-        connection.session.borrow_mut().receive(part, actions);
+        let arena = connection.front.reactor.arena();
         goes_on
+            && connection.security.take_in(part, arena, |part| connection.session.borrow_mut().receive(part, actions))
     }
 
     async fn memory(&mut self) -> Buf {

@@ -6,7 +6,7 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::port::Transfer;
 use lunar_core::step::{PIECE_BYTES, Tools};
-use lunar_nvme::{Command, Queue, Reply, Status, Task};
+use lunar_nvme::{Command, Queue, Reply, Task};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
@@ -32,8 +32,8 @@ pub(super) struct Job {
     pub(super) queue: Rc<Queue>,
     pub(super) first: Half,
     pub(super) second: Option<Half>,
-    /// The queue ends with it.
-    pub(super) disconnects: bool,
+    /// What it does to the connection is looked at when it has ended.
+    pub(super) is_fabrics: bool,
 }
 
 impl Job {
@@ -68,10 +68,9 @@ impl Job {
             return session.park(half.key);
         }
         session.reply(half.key, reply.status, reply.result, &mut reply.tail);
-        if self.disconnects && reply.status == Status::SUCCESS {
-            session.disconnected();
+        if self.is_fabrics {
             drop(session);
-            self.connection.end();
+            self.connection.after_fabrics(&self.queue, half.command.sqe.fabrics_type(), reply.status);
         }
     }
 }

@@ -1,0 +1,137 @@
+//! The host's side of DH-HMAC-CHAP, for tests and fuzzers: what it sends, and whether what it gets is right.
+
+use super::group::{Group, Private, RANDOM};
+use super::hash::Hash;
+use super::key::Key;
+use super::wire::{Challenge, DH_HMAC_CHAP, Head, Kind, Negotiate, Protocol, Reply, Success1};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// A host that proves its name.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Its NQN.
+    pub name: String,
+    /// That of the subsystem.
+    pub subsystem: String,
+    /// What it knows.
+    pub key: Key,
+    /// What the subsystem has to know, if it has to prove its own name.
+    pub other: Option<Key>,
+    /// What the exchange is called.
+    pub transaction: u16,
+    /// What its private value is made of.
+    pub seed: u8,
+}
+
+/// The sequence number of the host.
+const SEQUENCE: u32 = 0x0001_0002;
+/// Each byte of the host's challenge.
+const CHALLENGE: u8 = 0x3c;
+
+impl Host {
+    /// AUTH_Negotiate with these offers.
+    #[must_use]
+    pub fn negotiate(&self, hashes: &[u8], groups: &[u8]) -> Vec<u8> {
+        let head = Head::of(Kind::NEGOTIATE, self.transaction);
+        let negotiate = Negotiate { head, channel: 0, protocols: 1 };
+        let mut offer = Protocol::new_zeroed();
+        (offer.id, offer.hashes, offer.groups) = (DH_HMAC_CHAP, hashes.len() as u8, groups.len() as u8);
+        offer.hash_list.iter_mut().zip(hashes).for_each(|(to, from)| *to = *from);
+        offer.group_list.iter_mut().zip(groups).for_each(|(to, from)| *to = *from);
+        [negotiate.as_bytes(), offer.as_bytes()].concat()
+    }
+
+    /// The reply to a challenge; `None` if that is none.
+    #[must_use]
+    pub fn reply(&self, message: &[u8]) -> Option<Vec<u8>> {
+        let (head, bytes, shared, public) = self.look(message)?;
+        let hash = Hash::of(head.hash)?;
+        let names = [self.name.as_str(), self.subsystem.as_str()];
+        let key = self.key.bound_to(&self.name);
+        let response = respond(
+            hash,
+            &key,
+            &augmented(hash, shared.as_deref(), bytes),
+            head.sequence.get(),
+            self,
+            b"HostHost",
+            names,
+        );
+        let reply = Reply {
+            head: Head::of(Kind::REPLY, self.transaction),
+            hash_len: head.hash_len,
+            reserved: 0,
+            challenges: self.other.is_some().into(),
+            reserved2: 0,
+            value_len: (public.len() as u16).into(),
+            sequence: SEQUENCE.into(),
+        };
+        Some([reply.as_bytes(), &response, &vec![CHALLENGE; hash.len()], &public].concat())
+    }
+
+    /// Whether the subsystem has proved its name, to whom it was asked for with the reply to this challenge.
+    #[must_use]
+    pub fn believes(&self, challenge: &[u8], message: &[u8]) -> bool {
+        let proven = || {
+            let (head, _, shared, _) = self.look(challenge)?;
+            let hash = Hash::of(head.hash)?;
+            let (success, response) = Success1::ref_from_prefix(message).ok()?;
+            let key = self.other.as_ref()?.bound_to(&self.subsystem);
+            let names = [self.subsystem.as_str(), self.name.as_str()];
+            let counter = augmented(hash, shared.as_deref(), &vec![CHALLENGE; hash.len()]);
+            let expected = respond(hash, &key, &counter, SEQUENCE, self, b"Controller", names);
+            Some(success.head.what() == Kind::SUCCESS1 && success.responds == 1 && response == expected)
+        };
+        proven().unwrap_or(false)
+    }
+
+    /// DH-HMAC-CHAP_Success2.
+    #[must_use]
+    pub fn success(&self) -> Vec<u8> {
+        [Head::of(Kind::SUCCESS2, self.transaction).as_bytes(), &[0; 10]].concat()
+    }
+
+    /// AUTH_Failure2.
+    #[must_use]
+    pub fn failure(&self) -> Vec<u8> {
+        [Head::of(Kind::FAILURE2, self.transaction).as_bytes(), &[1, 1]].concat()
+    }
+
+    /// The challenge, what both sides have in common, and the host's public value.
+    fn look<'a>(&self, message: &'a [u8]) -> Option<(&'a Challenge, &'a [u8], Option<Vec<u8>>, Vec<u8>)> {
+        let (head, rest) = Challenge::ref_from_prefix(message).ok()?;
+        let (bytes, rest) = rest.split_at_checked(head.hash_len.into())?;
+        let value = rest.get(..head.value_len.get().into())?;
+        let Some(private) = Private::from_random(Group(head.group), &[self.seed; RANDOM]) else {
+            return Some((head, bytes, None, Vec::new()));
+        };
+        Some((head, bytes, Some(private.shared(value)?.to_vec()), private.public()?))
+    }
+}
+
+fn augmented(hash: Hash, shared: Option<&[u8]>, challenge: &[u8]) -> Vec<u8> {
+    match shared {
+        None => challenge.to_vec(),
+        Some(shared) => hash.hmac(&hash.digest(&[shared]), &[challenge]).to_vec(),
+    }
+}
+
+fn respond(
+    hash: Hash,
+    key: &[u8],
+    challenge: &[u8],
+    sequence: u32,
+    host: &Host,
+    side: &[u8],
+    [first, second]: [&str; 2],
+) -> Vec<u8> {
+    let mut text = challenge.to_vec();
+    text.extend_from_slice(&sequence.to_le_bytes());
+    text.extend_from_slice(&host.transaction.to_le_bytes());
+    text.push(0);
+    text.extend_from_slice(side);
+    text.extend_from_slice(first.as_bytes());
+    text.push(0);
+    text.extend_from_slice(second.as_bytes());
+    hash.hmac(key, &[&text]).to_vec()
+}
