@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--offload", action="store_true", help="measure copies by the target instead (root)")
     parser.add_argument(
         "--offload-sizes",
-        default="xfs=10,ext4=2",
+        default="xfs=10,ext4=1,tmpfs=2",
         help="file systems for that, and GiB that are copied on each [%(default)s]",
     )
     parser.add_argument("--list", action="store_true", help="list the rows' keys")
@@ -131,7 +131,9 @@ def main() -> int:
     if options.offload:
         sizes = dict(part.split("=") for part in options.offload_sizes.split(","))
         sizes = {kind: int(float(size) * offload.GIB) for kind, size in sizes.items()}
-        return offload.run(lambda folder: setup(folder, options.driver), sizes, options.folder, results, name)
+        return offload.run(
+            lambda folder: setup(folder, options.driver), sizes, options.rounds, options.folder, results, name
+        )
     chosen = [row for row in rows() if fnmatch.fnmatch(row.key, options.rows)]
     if options.list:
         print("\n".join(f"{row.key:<40} {row.title}" for row in rows()))

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import statistics
 import struct
 import subprocess
 import sys
@@ -28,7 +29,11 @@ TITLES = {
     "xcopy": "EXTENDED COPY",
     "token": "copy by token (ODX)",
     "verify": "VERIFY",
+    "bare": "`cp` and `sync`, no target",
 }
+# What every copy must not be far behind: the file system's own, of every byte.
+BARE = ["cp", "--reflink=never", "--sparse=never"]
+MAKE = {"xfs": ["mkfs.xfs", "-q", "-m", "reflink=1"], "ext4": ["mkfs.ext4", "-q", "-F"]}
 # Commands under way at once, each on a session of its own.
 DEPTH = 4
 CHUNK = 64 << 20
@@ -51,14 +56,17 @@ class Limits:
 
 @contextlib.contextmanager
 def file_system(kind: str, folder: Path, size: int) -> Iterator[Path]:
-    """A file system of this kind in a file, mounted. Needs root."""
+    """A file system of this kind in a file, or in memory, mounted. Needs root."""
     image, mount = folder / f"{kind}.img", folder / kind
     mount.mkdir()
     with image.open("wb") as out:
         out.truncate(size)
-    make = {"xfs": ["mkfs.xfs", "-q", "-m", "reflink=1"], "ext4": ["mkfs.ext4", "-q", "-F"]}[kind]
+    if kind == "tmpfs":
+        make, source = ["true"], ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
+    else:
+        make, source = MAKE[kind], ["-o", "loop", str(image)]
     subprocess.run([*make, str(image)], check=True)
-    subprocess.run(["mount", "-o", "loop", str(image), str(mount)], check=True)
+    subprocess.run(["mount", *source, str(mount)], check=True)
     try:
         yield mount
     finally:
@@ -198,27 +206,47 @@ def same(one: Path, other: Path, size: int) -> None:
                 raise RuntimeError(f"the copy differs near byte {at}")
 
 
-def measure_on(kind: str, how: Setup, folder: Path, size: int) -> list[dict]:
-    rows = []
+def measure_bare(source: Path, copy: Path, size: int) -> dict:
+    """What the file system itself needs for a copy that is on the medium."""
+    began = time.monotonic()
+    subprocess.run([*BARE, str(source), str(copy)], check=True)
+    subprocess.run(["sync", str(copy)], check=True)
+    return {"way": "bare", "bytes": size, "seconds": time.monotonic() - began, "commands": 0, "wire_bytes": 0}
+
+
+def measure_once(way: str, how: Setup, source: Path, copy: Path, size: int) -> dict:
+    copies = way in ("xcopy", "token", "bare")
+    if copies:
+        copy.unlink(missing_ok=True)
+        with copy.open("wb") as out:
+            out.truncate(size)
+    # What others left to be written is none of this one's time.
+    os.sync()
+    if way == "bare":
+        return measure_bare(source, copy, size)
+    lunar = Lunar(how, [str(source), str(copy)])
+    try:
+        lunar.start()
+        row = measure(lunar.port, lunar.iqn, way, size)
+    finally:
+        lunar.stop()
+    if copies:
+        same(source, copy, size)
+    return row
+
+
+def measure_on(kind: str, how: Setup, folder: Path, size: int, rounds: int) -> list[dict]:
+    """Every way in turns; of each, the run whose time is the median."""
+    runs: dict[str, list[dict]] = {way: [] for way in [*WAYS, "bare"]}
     with file_system(kind, folder, 2 * size + 2 * GIB) as mount:
         source, copy = mount / "source.img", mount / "copy.img"
         fill(source, size)
-        for way in WAYS:
-            if way in ("xcopy", "token"):
-                copy.unlink(missing_ok=True)
-                with copy.open("wb") as out:
-                    out.truncate(size)
-            lunar = Lunar(how, [str(source), str(copy)])
-            try:
-                lunar.start()
-                row = {"file_system": kind, **measure(lunar.port, lunar.iqn, way, size)}
-            finally:
-                lunar.stop()
-            if way in ("xcopy", "token"):
-                same(source, copy, size)
-            rows.append(row)
-            print(f"{kind} {way}: {row['bytes'] / row['seconds'] / 1e9:.2f} GB/s", file=sys.stderr)
-    return rows
+        for _ in range(rounds):
+            for way, row in ((way, measure_once(way, how, source, copy, size)) for way in runs):
+                runs[way].append({"file_system": kind, **row})
+                print(f"{kind} {way}: {row['bytes'] / row['seconds'] / 1e9:.2f} GB/s", file=sys.stderr)
+    seconds = {way: statistics.median_low(row["seconds"] for row in found) for way, found in runs.items()}
+    return [next(row for row in found if row["seconds"] == seconds[way]) for way, found in runs.items()]
 
 
 def markdown(found: dict, plots: list[str]) -> str:
@@ -227,10 +255,11 @@ def markdown(found: dict, plots: list[str]) -> str:
         "# Data that never crosses the wire",
         "",
         f"{machine['processor']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, {machine['date']}; one core",
-        f"serves, {DEPTH} commands under way; a SYNCHRONIZE CACHE at the end is part of the time. The file systems lie",
-        f"in files on {machine['file_system']}.",
+        f"serves, {DEPTH} commands under way; a SYNCHRONIZE CACHE at the end is part of the time. Medians of",
+        f"{found['rounds']} runs in turns. The file systems but tmpfs lie in files on {machine['file_system']}.",
         "",
-        "The last column is what the authors of FreeBSD's CTL publish for theirs, on other hardware: a scale, no race.",
+        "The last column is what the authors of FreeBSD's CTL publish for theirs, in memory, on other hardware: a scale,",
+        "no race.",
         "",
     ]
     body = [
@@ -241,7 +270,7 @@ def markdown(found: dict, plots: list[str]) -> str:
             f"{row['bytes'] / row['seconds'] / 1e9:.2f}",
             f"{row['wire_bytes'] / 1e3:,.0f} KB",
             f"{row['commands']}",
-            f"{PUBLISHED[row['way']]:g}",
+            f"{PUBLISHED[row['way']]:g}" if row["way"] in PUBLISHED else "",
         ]
         for row in found["rows"]
     ]
@@ -258,7 +287,7 @@ def plot(found: dict, folder: Path, name: str) -> list[str]:
     figure, axes = plt.subplots(figsize=(8, 0.6 + 0.42 * len(rows)))
     at = range(len(rows))
     ours = [row["bytes"] / row["seconds"] / 1e9 for row in rows]
-    theirs = [PUBLISHED[row["way"]] for row in rows]
+    theirs = [PUBLISHED.get(row["way"], 0.0) for row in rows]
     axes.barh([y - 0.2 for y in at], ours, 0.38, color="#2b5fd9", label="lunar")
     axes.barh([y + 0.2 for y in at], theirs, 0.38, color="#7a8190", label="CTL, as published")
     axes.set_yticks(list(at), [f"{TITLES[row['way']]}, {row['file_system']}" for row in rows])
@@ -272,7 +301,9 @@ def plot(found: dict, folder: Path, name: str) -> list[str]:
     return [f"{name}.svg"]
 
 
-def run(how: Callable[[Path], Setup], sizes: dict[str, int], within: Path | None, results: Path, name: str) -> int:
+def run(
+    how: Callable[[Path], Setup], sizes: dict[str, int], rounds: int, within: Path | None, results: Path, name: str
+) -> int:
     """Measures on each file system and writes the table and the plot."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=within) as scratch:
@@ -280,13 +311,13 @@ def run(how: Callable[[Path], Setup], sizes: dict[str, int], within: Path | None
         machine = report.machine(folder)
         for kind, size in sizes.items():
             try:
-                rows += measure_on(kind, how(folder), folder, size)
+                rows += measure_on(kind, how(folder), folder, size, rounds)
             except (OSError, subprocess.CalledProcessError) as why:
                 print(f"{kind} is left out: {why}", file=sys.stderr)
     if not rows:
         print("nothing was measured: it takes root to mount file systems", file=sys.stderr)
         return 1
-    found = {"machine": machine, "rows": rows}
+    found = {"machine": machine, "rounds": rounds, "rows": rows}
     results.mkdir(parents=True, exist_ok=True)
     (results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
     (results / f"{name}.md").write_text(markdown(found, plot(found, results, name)))

@@ -1,7 +1,8 @@
 # The kernel's own initiator with open-iscsi's tools, sg3_utils, file systems and fio.
 . /test/lib.sh
 . /test/initiator.sh
-. /test/settings # PORTAL TARGET LUN, and perhaps PORTAL6, READ_ONLY, LARGE_BLOCKS, DISC, RESTART, ADVERTISED, CHAP
+. /test/protected.sh
+. /test/settings # PORTAL TARGET LUN, and perhaps PORTAL6, READ_ONLY, LARGE_BLOCKS, PROTECTED, DISC, RESTART, ADVERTISED, CHAP
 
 node() { iscsiadm -m node -T "$TARGET" -p "${portal:=$PORTAL}" "$@"; }
 
@@ -291,6 +292,14 @@ if [ -n "${LARGE_BLOCKS:-}" ]; then
         load "fio, 4096-byte blocks" --rw=randwrite --bsrange=4k-64k --blockalign=4k --iodepth=16 --size=12M
         file_system ext4 "$disk" mkfs.ext4 -q -F
         log_out "logout, 4096-byte blocks"
+    fi
+fi
+
+if [ -n "${PROTECTED:-}" ]; then
+    other_portal "$PROTECTED" "$PROTECTED_TARGET"
+    if log_in "login, protected volume"; then
+        protected_disk
+        log_out "logout, protected volume"
     fi
 fi
 # chap_node KEY=VALUE...: how the node proves its name.

@@ -170,9 +170,9 @@ sections! {
         /// NAA identifier (VPD page 83h).
         naa: Option<Naa> = absent() => EndsSessions;
         /// T10 vendor identification, at most 8 characters.
-        vendor: Ascii<8> = or(Ascii::cut("LUNAR")) => EndsSessions;
+        vendor: Ascii<8> = or(Ascii::cut(VENDOR)) => EndsSessions;
         /// Product identification, at most 16 characters.
-        product: Ascii<16> = or(Ascii::cut("VOLUME")) => EndsSessions;
+        product: Ascii<16> = or(Ascii::cut(PRODUCT)) => EndsSessions;
         /// Product revision level, at most 4 characters; without, the version of Lunar.
         revision: Option<Ascii<4>> = absent() => Attention;
     }
@@ -312,6 +312,27 @@ sections! {
 /// All hash algorithms, the strongest first.
 const ALL_HASHES: [Hash; 4] = [Hash::Sha3_256, Hash::Sha256, Hash::Sha1, Hash::Md5];
 
+/// T10 vendor identification of volumes that are given none.
+const VENDOR: &str = "LUNAR";
+/// Product identification, likewise: the same for all kinds, so that a volume may change its store and stay what it is.
+const PRODUCT: &str = "VOLUME";
+
+/// Who a volume is of which nothing is known but its UUID: the serial number is its digits, the locally assigned NAA
+/// its last 60 bits. `revision` is cut to the four characters that there are.
+#[must_use]
+pub fn identity_of(uuid: Uuid, revision: &str) -> Identity {
+    let digits = u128::from_be_bytes(uuid.0);
+    let naa = 0x3000_0000_0000_0000 | (digits as u64 & 0x0fff_ffff_ffff_ffff);
+    Identity {
+        vendor: VENDOR.to_owned(),
+        product: PRODUCT.to_owned(),
+        revision: Ascii::<4>::cut(revision).text(),
+        serial: format!("{digits:032x}"),
+        uuid: uuid.0,
+        naa: naa.to_be_bytes(),
+    }
+}
+
 impl User {
     fn in_few_words(&self) -> String {
         match &self.secret {
@@ -329,20 +350,17 @@ impl ApiToken {
 }
 
 impl Volume {
-    /// Who the volume is; `None` as long as it has no UUID. What is not given comes from the UUID: the serial number is
-    /// its digits, the locally assigned NAA its last 60 bits. `revision` is what a volume has that was given none.
+    /// Who the volume is; `None` as long as it has no UUID. What is not given is as [`identity_of`] has it.
     #[must_use]
     pub fn identity(&self, revision: &str) -> Option<Identity> {
-        let uuid = self.uuid?.0;
-        let digits = u128::from_be_bytes(uuid);
-        let naa = 0x3000_0000_0000_0000 | (digits as u64 & 0x0fff_ffff_ffff_ffff);
+        let base = identity_of(self.uuid?, revision);
         Some(Identity {
             vendor: self.vendor.text(),
             product: self.product.text(),
-            revision: self.revision.as_ref().map_or_else(|| Ascii::<4>::cut(revision).text(), Textual::text),
-            serial: self.serial.as_ref().map_or_else(|| format!("{digits:032x}"), Textual::text),
-            uuid,
-            naa: self.naa.map_or_else(|| naa.to_be_bytes(), |naa| naa.0),
+            revision: self.revision.as_ref().map_or(base.revision, Textual::text),
+            serial: self.serial.as_ref().map_or(base.serial, Textual::text),
+            uuid: base.uuid,
+            naa: self.naa.map_or(base.naa, |naa| naa.0),
         })
     }
 

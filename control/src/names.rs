@@ -204,15 +204,25 @@ impl Textual for Cidr {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Address<const PORT: u16>(pub SocketAddr);
 
+impl<const PORT: u16> Address<PORT> {
+    /// An address of which the port may be 0: for who listens, and takes what port there is.
+    ///
+    /// # Errors
+    /// Why it is none, in words.
+    pub fn of_any_port(text: &str) -> Result<Self, String> {
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        let found = text.parse::<SocketAddr>().or_else(|_| bare.parse::<IpAddr>().map(|ip| (ip, PORT).into()));
+        found.map(Self).map_err(|_| {
+            format!("is no address: 192.0.2.1, 192.0.2.1:{PORT}, ::1 or [::1]:{PORT} are (host names are not)")
+        })
+    }
+}
+
 impl<const PORT: u16> Textual for Address<PORT> {
     const WHAT: &'static str = "an address with or without a port: `\"192.0.2.1\"`, `\"[2001:db8::1]:3260\"`";
 
     fn parse(text: &str) -> Result<Self, String> {
-        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-        let found = text.parse::<SocketAddr>().or_else(|_| bare.parse::<IpAddr>().map(|ip| (ip, PORT).into()));
-        let found = found.map_err(|_| {
-            format!("is no address: 192.0.2.1, 192.0.2.1:{PORT}, ::1 or [::1]:{PORT} are (host names are not)")
-        })?;
+        let found = Self::of_any_port(text)?.0;
         if found.port() == 0 { Err("has port 0, at which nobody can call".into()) } else { Ok(Self(found)) }
     }
 
@@ -226,12 +236,18 @@ impl<const PORT: u16> Textual for Address<PORT> {
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
-    /// A UUID of version 4 (RFC 9562 5.4) from sixteen random bytes.
+    /// Sixteen bytes with a version below 16 and the variant put into them (RFC 9562 4.1, 4.2).
     #[must_use]
-    pub fn from_random(mut bytes: [u8; 16]) -> Self {
-        bytes[6] = bytes[6] & 0x0f | 0x40;
+    pub fn of_version(version: u8, mut bytes: [u8; 16]) -> Self {
+        bytes[6] = bytes[6] & 0x0f | version << 4;
         bytes[8] = bytes[8] & 0x3f | 0x80;
         Self(bytes)
+    }
+
+    /// A UUID of version 4 (RFC 9562 5.4) from sixteen random bytes.
+    #[must_use]
+    pub fn from_random(bytes: [u8; 16]) -> Self {
+        Self::of_version(4, bytes)
     }
 }
 

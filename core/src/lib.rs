@@ -10,6 +10,7 @@
 //! * [`step`]: what a command asks for, and the one place that carries it out
 //! * [`reserve`]: who may use a unit while others may not
 //! * [`range`]: ranges of a unit that are held while an atomic command runs
+//! * [`task`]: the commands of a nexus or a queue that are under way
 //! * [`stats`]: the table of statistics, counted per core
 //! * [`wire`]: integer newtypes for protocol codes, cursor, bounded writer
 //! * [`time`]: instants as numbers, so that time can be an argument
@@ -26,6 +27,7 @@ pub mod reserve;
 pub mod stats;
 pub mod step;
 pub mod tally;
+pub mod task;
 pub mod time;
 pub mod unit;
 pub mod wire;

@@ -9,6 +9,7 @@
 
 mod copy;
 mod protect;
+mod whole;
 
 use crate::io::{Completion, Data, Extent, Fault, Io, Op, Outcome, Space, submit};
 use crate::mem::{Arena, Sg, SgMut};
@@ -19,6 +20,7 @@ use crate::unit::Unit;
 pub use copy::COPY_BYTES;
 use copy::Copying;
 use std::rc::Rc;
+pub use whole::{rewrite, turn};
 
 /// Bytes moved at once: small enough that a piece stays in the processor's cache between the store and the
 /// wire, large enough that the cost of one more request does not show.
@@ -214,11 +216,8 @@ pub async fn blank(unit: &Unit, tools: &mut Tools) -> Result<(), Failure> {
     submit(&*protection.store, io, &mut tools.completion).await.result.map(|_| ()).map_err(fault(0))
 }
 
-/// As [`carry_out`], of the blocks alone, whatever protects them: for who blanks that.
-///
-/// # Errors
-/// [`Failure`], with the byte at which it happened.
-pub async fn carry_out_plain<T: Transfer>(
+/// The blocks alone, whatever protects them.
+async fn carry_out_plain<T: Transfer>(
     unit: &Unit,
     step: Step,
     transfer: &T,

@@ -143,9 +143,13 @@ impl Who {
     /// Whether anything is said of who may log in, and how.
     #[must_use]
     pub fn is_restricted(&self) -> bool {
-        let names = [&self.user, &self.mutual_user, &self.discovery_user];
-        let lists = self.initiator.is_empty() && self.map.is_empty() && !self.names_hosts();
-        !lists || names.iter().any(|name| name.is_some())
+        self.keeps_out() || self.mutual_user.is_some() || self.discovery_user.is_some()
+    }
+
+    /// Whether some who reach a port may not use the volumes.
+    #[must_use]
+    pub fn keeps_out(&self) -> bool {
+        !self.initiator.is_empty() || !self.map.is_empty() || self.user.is_some() || self.names_hosts()
     }
 
     /// Whether NVMe hosts are named that have keys.

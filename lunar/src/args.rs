@@ -2,12 +2,13 @@
 
 use crate::access::Who;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use lunar_control::model::ISCSI_PORT;
+use lunar_control::names::{Address, IscsiName};
+use lunar_control::value::Textual;
 use lunar_iscsi::serve::Portal;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
-/// The port that IANA gave to iSCSI.
-const ISCSI_PORT: u16 = 3260;
 /// The port that IANA gave to NVMe over fabrics.
 const NVME_PORT: u16 = 4420;
 
@@ -77,15 +78,15 @@ pub struct Serve {
 pub struct How {
     /// Where to listen for iSCSI, ADDRESS[:PORT]; each is a target port, a path of its own, if given several times
     /// [default: all addresses, port 3260, unless only --nvme is given]
-    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    #[arg(long, value_name = "ADDRESS", value_parser = address::<ISCSI_PORT>)]
     pub listen: Vec<SocketAddr>,
     /// Where to listen for NVMe/TCP, ADDRESS[:PORT]; may be given several times [default: all addresses, port 4420,
     /// unless only --listen is given, or who may log in]
-    #[arg(long, value_name = "ADDRESS", value_parser = nvme_address)]
+    #[arg(long, value_name = "ADDRESS", value_parser = address::<NVME_PORT>)]
     pub nvme: Vec<SocketAddr>,
     /// The address that SendTargets tells, for initiators behind NAT; one for each --listen, in their order
     /// [default: the one they came in by]
-    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    #[arg(long, value_name = "ADDRESS", value_parser = address::<ISCSI_PORT>)]
     pub advertise: Vec<SocketAddr>,
     /// Name of the iSCSI target [default: iqn.2026-01.io.lunar:HOST.VOLUME]
     #[arg(long, value_name = "IQN", value_parser = target_name)]
@@ -195,31 +196,12 @@ fn block_size(text: &str) -> Result<u32, String> {
 }
 
 /// ADDRESS, ADDRESS:PORT, [ADDRESS]:PORT.
-fn address(text: &str) -> Result<SocketAddr, String> {
-    address_or(text, ISCSI_PORT)
+fn address<const PORT: u16>(text: &str) -> Result<SocketAddr, String> {
+    Address::<PORT>::of_any_port(text).map(|address| address.0)
 }
 
-fn nvme_address(text: &str) -> Result<SocketAddr, String> {
-    address_or(text, NVME_PORT)
-}
-
-fn address_or(text: &str, port: u16) -> Result<SocketAddr, String> {
-    let bare = text.trim_start_matches('[').trim_end_matches(']');
-    text.parse::<SocketAddr>()
-        .or_else(|_| bare.parse::<IpAddr>().map(|ip| (ip, port).into()))
-        .map_err(|_| "an address is 192.0.2.1, 192.0.2.1:3260, ::1 or [::1]:3260 (no host names)".into())
-}
-
-/// RFC 7143 4.2.7: at most 223 bytes, `iqn.`, `eui.` or `naa.`, lower case, no separators but `-`, `.` and `:`.
 fn target_name(text: &str) -> Result<String, String> {
-    let kind = ["iqn.", "eui.", "naa."].iter().any(|prefix| text.starts_with(prefix));
-    let letters = text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.:".contains(c));
-    if kind && letters && text.len() <= 223 {
-        return Ok(text.to_owned());
-    }
-    Err("an iSCSI name looks like iqn.2026-01.org.example:disk: iqn., eui. or naa., then a-z, 0-9, '-', '.', ':', \
-         223 bytes at most"
-        .into())
+    IscsiName::parse(text).map(|name| name.text())
 }
 
 /// NVMe Base 2.0 4.7: at most 223 bytes, and it begins with `nqn.`.
@@ -261,17 +243,6 @@ pub fn default_name(host: &str, volume: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_in_every_spelling() {
-        let shown = |text| address(text).map(|a| a.to_string());
-        assert_eq!(shown("192.0.2.1").as_deref(), Ok("192.0.2.1:3260"));
-        assert_eq!(shown("192.0.2.1:99").as_deref(), Ok("192.0.2.1:99"));
-        assert_eq!(shown("::1").as_deref(), Ok("[::1]:3260"));
-        assert_eq!(shown("[::1]").as_deref(), Ok("[::1]:3260"));
-        assert_eq!(shown("[::1]:5").as_deref(), Ok("[::1]:5"));
-        assert!(shown("localhost").is_err());
-    }
 
     #[test]
     fn each_address_to_listen_at_is_a_portal_group() {
@@ -325,7 +296,7 @@ mod tests {
             assert_eq!((demo.how.portals().len(), demo.how.nvme_portals().len()), (iscsi, nvme), "{arguments:?}");
             assert_eq!(demo.how.without_nvme().is_some(), iscsi == 2 && nvme == 0);
         }
-        assert_eq!(nvme_address("::1").map(|a| a.to_string()).as_deref(), Ok("[::1]:4420"));
+        assert_eq!(address::<NVME_PORT>("::1").map(|a| a.to_string()).as_deref(), Ok("[::1]:4420"));
         assert_eq!(subsystem_of("iqn.2026-01.io.lunar:a.b"), "nqn.2026-01.io.lunar:a.b");
         assert!(subsystem_name(&subsystem_of("eui.0123456789abcdef")).is_ok() && subsystem_name("iqn.x").is_err());
     }

@@ -57,6 +57,8 @@ pub struct Faces {
     pub iscsi: Vec<SocketAddr>,
     /// NVMe/TCP ports.
     pub nvme: Vec<SocketAddr>,
+    /// Whether not everybody who reaches them may use the volumes.
+    pub restricted: bool,
 }
 
 /// The address that the examples show: one that a client can reach, rather than "any".
@@ -106,7 +108,7 @@ pub fn banner(target: &str, nqn: &str, volumes: &[Line], faces: &Faces, advertis
     }
     line(String::new());
     let mut reached = faces.iscsi.iter().chain(&faces.nvme);
-    if advertise.is_none() && reached.any(|portal| !portal.ip().is_loopback()) {
+    if advertise.is_none() && !faces.restricted && reached.any(|portal| !portal.ip().is_loopback()) {
         let warning =
             "Whoever reaches these ports can use these volumes; --listen 127.0.0.1 keeps them to this machine.";
         line(warning.to_owned());
@@ -149,7 +151,7 @@ mod tests {
     fn the_banner_tells_how_to_connect() {
         let line = Line { lun: 0, name: "disk.img".into(), bytes: 1 << 30, traits: "thin".into() };
         let any = SocketAddr::from(([0, 0, 0, 0], 3260));
-        let faces = Faces { iscsi: vec![any], nvme: vec![SocketAddr::from(([0, 0, 0, 0], 4420))] };
+        let faces = Faces { iscsi: vec![any], nvme: vec![SocketAddr::from(([0, 0, 0, 0], 4420))], restricted: false };
         let text = banner("iqn.x:disk", "nqn.x:disk", &[line], &faces, None);
         for part in [
             "LUN 0    disk.img  1 GiB, thin",
@@ -163,12 +165,14 @@ mod tests {
             assert!(text.contains(part), "{part:?} is missing in\n{text}");
         }
         assert!(text.ends_with("ready\n"));
+        let text = banner("iqn.x:disk", "nqn.x:disk", &[], &Faces { restricted: true, ..faces }, None);
+        assert!(!text.contains("Whoever"), "{text}");
     }
 
     #[test]
     fn an_advertised_address_is_the_one_to_use() {
         let six = SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 1], 3261));
-        let faces = Faces { iscsi: vec![SocketAddr::from(([0, 0, 0, 0], 3260))], nvme: vec![] };
+        let faces = Faces { iscsi: vec![SocketAddr::from(([0, 0, 0, 0], 3260))], ..Faces::default() };
         let text = banner("iqn.x:disk", "nqn.x:disk", &[], &faces, Some(six));
         assert!(text.contains("-p [fd00::1]:3261") && text.contains("-TargetPortalAddress fd00::1 "), "{text}");
         assert!(!text.contains("keeps them to this machine"));

@@ -422,7 +422,11 @@ fn listen_all(reactor: &Reactor, setup: &Setup, listeners: &mut Vec<(Face, Handl
     let face = |at| Face::Iscsi(groups.get(at).copied().unwrap_or(groups[0]));
     let iscsi: Vec<_> = setup.how.portals().into_iter().enumerate().map(|(at, portal)| (face(at), portal)).collect();
     let nvme: Vec<_> = setup.how.nvme_portals().into_iter().map(|portal| (Face::Nvme, portal)).collect();
-    Ok(Faces { iscsi: listen(reactor, setup, &iscsi, listeners)?, nvme: listen(reactor, setup, &nvme, listeners)? })
+    Ok(Faces {
+        iscsi: listen(reactor, setup, &iscsi, listeners)?,
+        nvme: listen(reactor, setup, &nvme, listeners)?,
+        restricted: setup.how.who.keeps_out(),
+    })
 }
 
 fn listen(

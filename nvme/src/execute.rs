@@ -6,10 +6,9 @@ use crate::context::Context;
 use crate::fault;
 use crate::namespace::{ALL, Attached, Namespace};
 use crate::plan::Plan;
-use crate::queue::Queue;
+use crate::queue::{Queue, Task};
 use crate::subsystem::Subsystem;
 use crate::table::{Data, Reach, Row, find_entry};
-use crate::task::Task;
 use lunar_core::io::Fault;
 use lunar_core::mem::Sg;
 use lunar_core::port::Transfer;
@@ -202,7 +201,7 @@ impl Subsystem {
         }
         let queues = self.queues();
         let found = queues.iter().find(|q| q.id == other && q.controller.id == queue.controller.id);
-        let count = found.map_or(0, |found| found.tasks.abort(|cid, _| cid == command));
+        let count = found.map_or(0, |found| found.tasks.abort(|(cid, _)| cid == command));
         self.config().stats.tasks_aborted.add(count);
         u32::from(count == 0)
     }

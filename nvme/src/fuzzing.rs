@@ -238,7 +238,7 @@ impl Rig {
     /// When it does not end at once.
     pub fn run(&self, queue: &Rc<Queue>, sqe: &Sqe, out: &[u8]) -> Ended {
         let (command, wire) = (command(sqe, out), self.wire(out));
-        let task = queue.tasks.enter(sqe.cid.get(), sqe.nsid.get());
+        let task = queue.tasks.enter((sqe.cid.get(), sqe.nsid.get()));
         let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
         let mut reply = Reply::default();
         at_once(self.subsystem.execute(queue, &task, &command, &wire, &mut tools, &mut reply));
@@ -252,7 +252,7 @@ impl Rig {
     pub fn run_fused(&self, sqes: [&Sqe; 2], outs: [&[u8]; 2]) -> [Ended; 2] {
         let commands = [command(sqes[0], outs[0]), command(sqes[1], outs[1])];
         let wires = outs.map(|out| self.wire(out));
-        let tasks = sqes.map(|sqe| self.io.tasks.enter(sqe.cid.get(), sqe.nsid.get()));
+        let tasks = sqes.map(|sqe| self.io.tasks.enter((sqe.cid.get(), sqe.nsid.get())));
         let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
         let mut replies = [Reply::default(), Reply::default()];
         at_once(self.subsystem.execute_fused(

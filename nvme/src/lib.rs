@@ -7,7 +7,7 @@
 //! * [`execute`]: a command from entry to completion; [`admit`]: the one place that decides whether it may run
 //! * [`auth`]: how hosts prove their names, and who may come in
 //! * [`reserve`]: a change of reservations, on all cores; `renew`: how Format NVM writes a whole medium anew
-//! * [`task`]: commands under way; [`event`]: what hosts are told unasked
+//! * [`event`]: what hosts are told unasked
 //! * [`command`], [`connect`]: what transports hand over and get back
 //! * [`docs`]: made from the table; [`fuzzing`]: what fuzzers call
 
@@ -33,11 +33,9 @@ mod renew;
 pub mod reserve;
 pub mod subsystem;
 pub mod table;
-pub mod task;
 
 pub use command::{Command, Direction, Reply, Sqe, Status};
 pub use connect::Path;
 pub use controller::{Controller, Controllers, Kind};
-pub use queue::Queue;
+pub use queue::{Queue, Task, TaskSet};
 pub use subsystem::{Everywhere, Nowhere, Renewing, Subsystem, SubsystemConfig};
-pub use task::Task;

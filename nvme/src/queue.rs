@@ -4,12 +4,18 @@ use crate::auth::Proof;
 use crate::controller::{Controller, Controllers};
 use crate::namespace::Attached;
 use crate::subsystem::Namespaces;
-use crate::task::Tasks;
 use lunar_core::port::NexusName;
+use lunar_core::task;
 use std::cell::{OnceCell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
+
+/// The commands of a queue, by their identifiers and namespaces.
+pub type TaskSet = task::TaskSet<(u16, u32)>;
+
+/// One of them.
+pub type Task = task::Task<(u16, u32)>;
 
 /// A submission queue with its completion queue. Dropping it ends it; the admin queue ends its controller.
 pub struct Queue {
@@ -22,7 +28,7 @@ pub struct Queue {
     /// Whether the host is told how far the queue was read.
     pub flow_control: bool,
     /// Its commands.
-    pub tasks: Tasks,
+    pub tasks: TaskSet,
     /// Who is at its other end, where somebody has connected it.
     proof: OnceCell<Proof>,
     name: NexusName,
@@ -47,7 +53,7 @@ impl Queue {
             id,
             entries,
             flow_control,
-            tasks: Tasks::default(),
+            tasks: TaskSet::default(),
             proof: OnceCell::new(),
             namespaces,
             controllers,

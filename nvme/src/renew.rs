@@ -4,38 +4,9 @@ use crate::command::{Refusal, Status};
 use crate::fault;
 use crate::namespace::Namespace;
 use crate::subsystem::{Renewing, Subsystem};
-use lunar_core::io::Fault;
 use lunar_core::medium::{Content, Work};
-use lunar_core::mem::Sg;
-use lunar_core::port::Transfer;
 use lunar_core::range::Span;
-use lunar_core::step::{Failure, Step, Tail, Tools, blank, carry_out_plain};
-use std::future::poll_fn;
-use std::task::Poll;
-
-/// Bytes written between two looks at who waits: progress is told and other tasks have their turn.
-const CHUNK_BYTES: u64 = 8 << 20;
-
-/// Nobody sends or gets data, and nobody aborts: a medium that is written anew by half helps nobody.
-struct NoTransfer;
-
-impl Transfer for NoTransfer {
-    async fn room(&self) -> Result<(), Fault> {
-        Ok(())
-    }
-
-    async fn pull(&self, _offset: usize, _len: usize) -> Result<Sg, Fault> {
-        Err(Fault::Protocol)
-    }
-
-    fn push(&self, _offset: usize, _data: Sg) -> Result<(), Fault> {
-        Err(Fault::Protocol)
-    }
-
-    fn aborted(&self) -> bool {
-        false
-    }
-}
+use lunar_core::step::{self, Failure, Tools, blank, turn};
 
 impl Subsystem {
     /// Writes zeroes over a namespace, and brings them to the medium. Returns when it is done.
@@ -75,27 +46,9 @@ async fn rewrite(namespace: &Namespace, work: &Work, tools: &mut Tools) -> Resul
     let unit = &namespace.unit;
     let size = unit.geometry.bytes();
     blank(unit, tools).await?;
-    let mut offset = 0;
-    while offset < size {
-        let len = CHUNK_BYTES.min(size - offset);
-        let fill = Step::Fill { offset, len, pattern: Vec::new(), unmap: namespace.deallocates() };
-        carry_out_plain(unit, fill, &NoTransfer, tools, &mut Tail::default()).await?;
-        offset += len;
-        work.set_progress(offset, size);
+    step::rewrite(unit, &[], namespace.deallocates(), tools, async |done| {
+        work.set_progress(done, size);
         turn().await;
-    }
-    carry_out_plain(unit, Step::Flush, &NoTransfer, tools, &mut Tail::default()).await
-}
-
-/// Lets others have their turn.
-async fn turn() {
-    let mut waited = false;
-    poll_fn(|cx| {
-        if std::mem::replace(&mut waited, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
     })
-    .await;
+    .await
 }

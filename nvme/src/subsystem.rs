@@ -224,10 +224,10 @@ impl Subsystem {
         ended.retain(|queue| news.ends(queue.name()));
         for namespace in self.of_unit(unit) {
             for queue in &ended {
-                self.config.stats.tasks_aborted.add(queue.tasks.abort(|_, id| id == namespace.id));
+                self.config.stats.tasks_aborted.add(queue.tasks.abort(|(_, id)| id == namespace.id));
             }
             for queue in &ended {
-                queue.tasks.until_gone(|_, id| id == namespace.id).await;
+                queue.tasks.until_gone(|(_, id)| id == namespace.id).await;
             }
         }
     }

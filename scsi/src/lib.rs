@@ -9,7 +9,7 @@
 //! * [`protect`]: protection information, as commands ask for it
 //! * [`reserve`]: reservations, as SCSI speaks of them
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
-//! * [`task`], [`manage`]: task sets and task management; [`order`]: who runs when; [`attention`]: unit attentions
+//! * [`task`], [`manage`]: tasks and their management; [`order`]: who runs when; [`attention`]: unit attentions
 //! * [`buffers`]: what READ BUFFER and WRITE BUFFER are about
 //! * [`command`], [`lun`], [`sense`]: what transports hand over and get back
 //! * [`renew`]: how FORMAT UNIT and SANITIZE write a whole medium anew

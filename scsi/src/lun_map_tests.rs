@@ -173,7 +173,7 @@ fn tokens_go_by_the_map() {
 fn changes_and_resets_reach_a_nexus_by_its_own_numbers() {
     let (rig, nexus, _) = behind(&[(0, 2, false), (2, 1, false)]);
     let told = |nexus: &Nexus, lun: u16| nexus.itl(lun).and_then(|itl| itl.take_attention()).map(|sense| sense.asc);
-    let (hit, other) = (nexus.tasks.enter(1, Lun::from_number(0)), nexus.tasks.enter(2, Lun::from_number(2)));
+    let (hit, other) = (nexus.tasks.enter((1, Lun::from_number(0))), nexus.tasks.enter((2, Lun::from_number(2))));
     let everyone = &rig.nexus;
     let mut reset =
         Box::pin(rig.target.task_management(everyone, TaskFunction::LOGICAL_UNIT_RESET, Lun::from_number(2), 0));
@@ -193,7 +193,7 @@ fn changes_and_resets_reach_a_nexus_by_its_own_numbers() {
 fn another_map_is_told_and_ends_what_runs_where_it_differs() {
     let (rig, nexus, _) = behind(&[(0, 0, false), (1, 1, false), (2, 2, false)]);
     let told = |lun: u16| nexus.itl(lun).and_then(|itl| itl.take_attention()).map(|sense| sense.asc);
-    let (kept, gone) = (nexus.tasks.enter(1, Lun::from_number(0)), nexus.tasks.enter(2, Lun::from_number(1)));
+    let (kept, gone) = (nexus.tasks.enter((1, Lun::from_number(0))), nexus.tasks.enter((2, Lun::from_number(1))));
     let name = name();
     let mut change = Box::pin(rig.target.set_map(&name, map(&[(0, 0, false), (2, 2, true), (3, 1, false)])));
     assert!(change.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());

@@ -31,7 +31,7 @@ impl Target {
                 0 => TaskResponse::NoTask,
                 _ => TaskResponse::Complete,
             },
-            TaskFunction::QUERY_TASK => found(nexus.tasks.any(|t, l| t == tag && l == lun)),
+            TaskFunction::QUERY_TASK => found(nexus.tasks.any(|(t, l)| t == tag && l == lun)),
             _ => self.of_logical_unit(nexus, function, lun).await,
         }
     }
@@ -48,7 +48,7 @@ impl Target {
                 self.end(nexus, |_, l| l == lun).await;
                 TaskResponse::Complete
             }
-            TaskFunction::QUERY_TASK_SET => found(nexus.tasks.any(|_, l| l == lun)),
+            TaskFunction::QUERY_TASK_SET => found(nexus.tasks.any(|(_, l)| l == lun)),
             TaskFunction::QUERY_ASYNC_EVENT => query_async_event(&addressee),
             TaskFunction::LOGICAL_UNIT_RESET => match addressee {
                 Addressee::Disk(itl) => self.reset(itl.lu.lun).await,
@@ -112,7 +112,7 @@ impl Target {
 
     /// Aborts tasks of a nexus and waits until they are gone; returns how many that were not aborted before.
     async fn end(&self, nexus: &Nexus, matches: impl Fn(u64, Lun) -> bool) -> u64 {
-        let matches = |tag: u64, lun: Lun| matches(tag, lun.canonical());
+        let matches = |(tag, lun): (u64, Lun)| matches(tag, lun.canonical());
         let count = nexus.tasks.abort(matches);
         self.config.stats.tasks_aborted.add(count);
         nexus.tasks.until_gone(matches).await;
@@ -125,10 +125,10 @@ impl Target {
         let is_hit = |nexus: &Nexus, task: Lun| lun.is_none_or(|unit| is_at(nexus, unit, task));
         // All are told first, so that none waits for another's data meanwhile.
         for nexus in &nexuses {
-            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|_, task| is_hit(nexus, task)));
+            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|(_, task)| is_hit(nexus, task)));
         }
         for nexus in &nexuses {
-            nexus.tasks.until_gone(|_, task| is_hit(nexus, task)).await;
+            nexus.tasks.until_gone(|(_, task)| is_hit(nexus, task)).await;
         }
     }
 }

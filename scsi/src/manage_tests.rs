@@ -47,7 +47,7 @@ fn waits(rig: &Rig, function: TaskFunction, lun: Lun, tag: u64, task: Task) {
 #[test]
 fn abort_task_ends_one_and_waits_for_it() {
     let rig = rig();
-    let (task, other) = (rig.nexus.tasks.enter(7, lun(0)), rig.nexus.tasks.enter(8, lun(0)));
+    let (task, other) = (rig.nexus.tasks.enter((7, lun(0))), rig.nexus.tasks.enter((8, lun(0))));
     assert_eq!(managed(&rig, TaskFunction::ABORT_TASK, lun(0), 9), TaskResponse::NoTask);
     assert_eq!(managed(&rig, TaskFunction::ABORT_TASK, lun(1), 7), TaskResponse::NoTask);
     assert_eq!(managed(&rig, TaskFunction::QUERY_TASK, lun(0), 7), FOUND);
@@ -63,8 +63,8 @@ fn task_sets_are_a_nexus_s_own() {
     for function in [TaskFunction::ABORT_TASK_SET, TaskFunction::CLEAR_TASK_SET] {
         let rig = rig();
         let nexus = rig.target.nexus(Rig::name("b"));
-        let (foreign, elsewhere) = (nexus.tasks.enter(1, lun(0)), rig.nexus.tasks.enter(2, lun(1)));
-        let task = rig.nexus.tasks.enter(1, lun(0));
+        let (foreign, elsewhere) = (nexus.tasks.enter((1, lun(0))), rig.nexus.tasks.enter((2, lun(1))));
+        let task = rig.nexus.tasks.enter((1, lun(0)));
         assert_eq!(managed(&rig, TaskFunction::QUERY_TASK_SET, lun(0), 0), FOUND);
         waits(&rig, function, lun(0), 0, task);
         assert!(!foreign.aborted() && !elsewhere.aborted());
@@ -81,8 +81,8 @@ fn a_logical_unit_reset_ends_everybodys_tasks_and_tells_everybody() {
     let values = ModeValues { descriptor_sense: true, write_protect: true, ..ModeValues::default() };
     at_once(rig.target.change(Some(&rig.nexus), 0, Change::Mode { values, save: false }));
     clear(&rig);
-    let elsewhere = nexus.tasks.enter(2, lun(1));
-    waits(&rig, TaskFunction::LOGICAL_UNIT_RESET, lun(0), 0, nexus.tasks.enter(1, lun(0)));
+    let elsewhere = nexus.tasks.enter((2, lun(1)));
+    waits(&rig, TaskFunction::LOGICAL_UNIT_RESET, lun(0), 0, nexus.tasks.enter((1, lun(0))));
     assert!(!elsewhere.aborted());
     for nexus in [&rig.nexus, &nexus] {
         let attention = |lun| nexus.itl(lun).expect("there").attention().map(|(asc, _)| asc);
@@ -98,7 +98,7 @@ fn target_resets_reach_every_unit() {
         let rig = rig();
         let nexus = rig.target.nexus(Rig::name("b"));
         clear(&rig);
-        waits(&rig, function, lun(0), 0, nexus.tasks.enter(1, lun(1)));
+        waits(&rig, function, lun(0), 0, nexus.tasks.enter((1, lun(1))));
         nexus.each(|itl| assert_eq!(itl.attention(), Some((Asc::BUS_DEVICE_RESET, 1))));
     }
 }
@@ -108,8 +108,8 @@ fn a_nexus_reset_is_its_own() {
     let rig = rig();
     let nexus = rig.target.nexus(Rig::name("b"));
     clear(&rig);
-    let foreign = nexus.tasks.enter(1, lun(1));
-    waits(&rig, TaskFunction::I_T_NEXUS_RESET, lun(0), 0, rig.nexus.tasks.enter(1, lun(1)));
+    let foreign = nexus.tasks.enter((1, lun(1)));
+    waits(&rig, TaskFunction::I_T_NEXUS_RESET, lun(0), 0, rig.nexus.tasks.enter((1, lun(1))));
     assert!(!foreign.aborted());
     rig.nexus.each(|itl| assert_eq!(itl.attention(), Some((Asc::I_T_NEXUS_LOSS, 1))));
     nexus.each(|itl| assert_eq!(itl.attention(), None));
@@ -226,7 +226,7 @@ fn the_inventory_and_the_capacity_may_change() {
 fn a_nexus_that_closes_leaves_nothing_behind() {
     let rig = rig();
     let nexus = rig.target.nexus(Rig::name("b"));
-    let task = nexus.tasks.enter(1, lun(0));
+    let task = nexus.tasks.enter((1, lun(0)));
     let mut closing = Box::pin(rig.target.close(&nexus));
     assert!(closing.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     drop(task);

@@ -13,18 +13,15 @@ use crate::protect;
 use crate::target::{Mail, Target};
 use lunar_core::io::{Completion, Fault};
 use lunar_core::medium::Work;
-use lunar_core::mem::{Arena, Sg};
+use lunar_core::mem::Arena;
 use lunar_core::port::Transfer;
 use lunar_core::protection::Kind;
 use lunar_core::range::Span;
-use lunar_core::step::{Failure, Step, Tail, Tools, blank, carry_out_plain};
+use lunar_core::step::{self, Failure, Tools, blank, turn};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
-
-/// Bytes written between two looks at who waits: progress is told and other tasks have their turn.
-const CHUNK_BYTES: u64 = 8 << 20;
 
 /// What FORMAT UNIT or SANITIZE asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -63,27 +60,6 @@ impl Watch {
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
-    }
-}
-
-/// Nobody sends or gets data, and nobody aborts.
-struct NoTransfer;
-
-impl Transfer for NoTransfer {
-    async fn room(&self) -> Result<(), Fault> {
-        Ok(())
-    }
-
-    async fn pull(&self, _offset: usize, _len: usize) -> Result<Sg, Fault> {
-        Err(Fault::Protocol)
-    }
-
-    fn push(&self, _offset: usize, _data: Sg) -> Result<(), Fault> {
-        Err(Fault::Protocol)
-    }
-
-    fn aborted(&self) -> bool {
-        false
     }
 }
 
@@ -242,35 +218,17 @@ async fn write(
             let kept = kept::under_way(&lu.unit, renewal, &renewal.passes[at..]).await;
             kept.map_err(|fault| Failure::Fault { fault, at: done })?;
         }
-        let mut offset = 0;
-        while offset < size {
-            let len = CHUNK_BYTES.min(size - offset);
-            let fill = Step::Fill { offset, len, pattern: pass.pattern.clone(), unmap: pass.unmap };
-            carry_out_plain(&lu.unit, fill, &NoTransfer, &mut tools, &mut Tail::default()).await?;
-            offset += len;
-            done += len;
-            work.set_progress(done, all);
+        // Each pass reaches the medium, or the next one would only replace it in a cache.
+        step::rewrite(&lu.unit, &pass.pattern, pass.unmap, &mut tools, async |here| {
+            work.set_progress(done + here, all);
             // Who waits may have been aborted.
             watch.wake();
             if in_turns {
                 turn().await;
             }
-        }
-        // Each pass reaches the medium, or the next one would only replace it in a cache.
-        carry_out_plain(&lu.unit, Step::Flush, &NoTransfer, &mut tools, &mut Tail::default()).await?;
+        })
+        .await?;
+        done += size;
     }
     Ok(())
-}
-
-/// Lets others have their turn.
-async fn turn() {
-    let mut waited = false;
-    poll_fn(|cx| {
-        if std::mem::replace(&mut waited, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }

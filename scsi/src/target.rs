@@ -252,10 +252,10 @@ impl Target {
         let changed: Vec<_> = behind.map(|nexus| (nexus.set_map(map.clone()), nexus)).collect();
         let at = |luns: &[u16], lun: Lun| lun.number().is_some_and(|lun| luns.contains(&lun));
         for (luns, nexus) in &changed {
-            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|_, lun| at(luns, lun)));
+            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|(_, lun)| at(luns, lun)));
         }
         for (luns, nexus) in &changed {
-            nexus.tasks.until_gone(|_, lun| at(luns, lun)).await;
+            nexus.tasks.until_gone(|(_, lun)| at(luns, lun)).await;
         }
     }
 

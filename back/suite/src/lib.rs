@@ -190,10 +190,11 @@ async fn counts_space(bench: &Bench<'_>) {
     bench.write(place.at, &fill(place.len, 5), false).await.expect("a write");
     bench.ask(Op::Flush, 0).await.result.expect("a flush");
     if unmaps {
-        assert!(used().await >= before + place.len, "{} after {before}", used().await);
+        // The blocks in which a file system tells where the file's are come and go as well.
+        let near = place.len / 16;
+        assert!(used().await + near >= before + place.len, "{} after {before}", used().await);
         bench.ask(Op::Unmap { len: place.len }, place.at).await.result.expect("unmapping");
-        // A file system may keep a block of its own that tells where the file's are.
-        assert!(used().await < before + place.len / 2, "{} after {before}", used().await);
+        assert!(used().await < before + near, "{} after {before}", used().await);
     }
 }
 

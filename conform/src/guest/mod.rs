@@ -110,6 +110,7 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
         for (key, volume, flags) in [
             ("READ_ONLY", "ram:64M".to_owned(), ["--read-only"].as_slice()),
             ("LARGE_BLOCKS", image, &["--block-size", "4096"]),
+            ("PROTECTED", "ram:64M".to_owned(), &["--protection", "1"]),
         ] {
             let mut spec = Spec::new(driver, [volume])?.flags(flags);
             spec.for_guest = true;

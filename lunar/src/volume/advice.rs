@@ -1,9 +1,9 @@
 //! What to do about a volume that cannot be served.
 
-use super::spec::size_text;
 use super::{DISC_BLOCK, Options};
 use anyhow::{Result, anyhow, bail};
 use lunar_block::Refusal as BlockRefusal;
+use lunar_control::value::{Size, Textual};
 use lunar_file::Refusal as FileRefusal;
 use std::io;
 use std::path::Path;
@@ -38,9 +38,9 @@ fn blocks_that_fit(size: u64, block_size: u32) -> String {
         (size / u64::from(block_size) * u64::from(block_size), size.next_multiple_of(block_size.into()));
     let mut text = format!("{size} bytes are not a whole number of {block_size}-byte blocks; ");
     if below > 0 {
-        text += &format!("{} or ", size_text(below));
+        text += &format!("{} or ", Size(below).text());
     }
-    text += &format!("{} would do", size_text(above));
+    text += &format!("{} would do", Size(above).text());
     if block_size > 512 && size.is_multiple_of(512) {
         text += ", or --block-size 512";
     }
@@ -82,8 +82,8 @@ pub(crate) fn on_file(path: &Path, why: &FileRefusal, size: Option<u64>, options
         FileRefusal::Uneven { size } => anyhow!("{name}: {}", blocks_that_fit(*size, options.block_size)),
         FileRefusal::OtherSize { size: has } => anyhow!(
             "{name} exists with {}, not {}; leave the size out to share it as it is: {name}",
-            size_text(*has),
-            size_text(size.unwrap_or(0))
+            Size(*has).text(),
+            Size(size.unwrap_or(0)).text()
         ),
         FileRefusal::NoDirect => anyhow!("{name} {why}: leave out --direct"),
         FileRefusal::DirectBlocks { needs: 4096 } => {
@@ -91,7 +91,7 @@ pub(crate) fn on_file(path: &Path, why: &FileRefusal, size: Option<u64>, options
         }
         FileRefusal::DirectBlocks { .. } => anyhow!("{name} {why}: leave out --direct"),
         FileRefusal::Io(why) if why.kind() == io::ErrorKind::FileTooLarge => {
-            anyhow!("{name}: its file system has no files of {}", size_text(size.unwrap_or(0)))
+            anyhow!("{name}: its file system has no files of {}", Size(size.unwrap_or(0)).text())
         }
         FileRefusal::Io(why) => anyhow!("{name} cannot be opened: {why}"),
     }

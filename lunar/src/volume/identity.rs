@@ -3,14 +3,11 @@
 //! is a choice, it is for an identity too many.
 
 use lunar_block::Mark as BlockMark;
+use lunar_control::model::identity_of;
+use lunar_control::names::Uuid;
 use lunar_core::unit::Identity;
 use lunar_file::mark::Mark;
 use sha2::{Digest, Sha256};
-
-/// T10 vendor identification.
-const VENDOR: &str = "LUNAR";
-/// Product identification: the same for all kinds, so that a volume may change its store and stay what it is.
-const PRODUCT: &str = "VOLUME";
 
 /// A volume that lives in this process only.
 pub(crate) fn of_memory(spec: &str, index: usize) -> Identity {
@@ -20,7 +17,7 @@ pub(crate) fn of_memory(spec: &str, index: usize) -> Identity {
 /// A volume in a file.
 pub(crate) fn of_file(mark: &Mark) -> Identity {
     match mark {
-        Mark::Kept(number) => build(versioned(*number, 4)),
+        Mark::Kept(number) => build(Uuid::of_version(4, *number)),
         Mark::Place(place) => build(derived(&["file", &machine(), place])),
     }
 }
@@ -34,29 +31,18 @@ pub(crate) fn of_block(mark: &BlockMark) -> Identity {
     }
 }
 
-/// The identity that goes with a UUID. The serial number is its digits; the locally assigned NAA its last 60 bits,
-/// all of which are random.
-fn build(uuid: [u8; 16]) -> Identity {
-    let digits = u128::from_be_bytes(uuid);
-    let naa = 0x3000_0000_0000_0000 | (digits as u64 & 0x0fff_ffff_ffff_ffff);
-    Identity {
-        vendor: VENDOR.to_owned(),
-        product: PRODUCT.to_owned(),
-        revision: revision(env!("CARGO_PKG_VERSION")),
-        serial: format!("{digits:032x}"),
-        uuid,
-        naa: naa.to_be_bytes(),
-    }
+/// The identity that goes with a UUID.
+fn build(uuid: Uuid) -> Identity {
+    identity_of(uuid, revision(env!("CARGO_PKG_VERSION")))
 }
 
 /// Major and minor version: a revision has four characters.
-fn revision(version: &str) -> String {
-    let end = version.match_indices('.').nth(1).map_or(version.len(), |(at, _)| at);
-    version[..end].chars().take(4).collect()
+fn revision(version: &str) -> &str {
+    version.match_indices('.').nth(1).map_or(version, |(at, _)| &version[..at])
 }
 
 /// A UUID of version 8 (RFC 9562 5.8): a digest of what does not change.
-fn derived(parts: &[&str]) -> [u8; 16] {
+fn derived(parts: &[&str]) -> Uuid {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update((part.len() as u64).to_be_bytes());
@@ -64,14 +50,7 @@ fn derived(parts: &[&str]) -> [u8; 16] {
     }
     let mut uuid = [0; 16];
     uuid.copy_from_slice(&hash.finalize()[..16]);
-    versioned(uuid, 8)
-}
-
-/// Puts version and variant (RFC 9562 4.1, 4.2) into sixteen bytes.
-fn versioned(mut uuid: [u8; 16], version: u8) -> [u8; 16] {
-    uuid[6] = uuid[6] & 0x0f | version << 4;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
-    uuid
+    Uuid::of_version(8, uuid)
 }
 
 /// What tells this machine from others: its number, or where it has none, as in many containers, its name.
@@ -89,16 +68,16 @@ mod tests {
 
     #[test]
     fn an_identity_fits_its_fields() {
-        let identity = build(versioned([0xff; 16], 4));
+        let identity = build(Uuid::of_version(4, [0xff; 16]));
         assert_eq!(identity.serial, "ffffffffffff4fffbfffffffffffffff");
         assert_eq!(identity.naa, [0x3f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
         assert!(identity.vendor.len() <= 8 && identity.product.len() <= 16 && identity.revision.len() <= 4);
-        assert_eq!(build([0; 16]).naa, [0x30, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(build(Uuid([0; 16])).naa, [0x30, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
     fn revisions_are_major_and_minor() {
-        for (version, wanted) in [("0.1.0", "0.1"), ("1.12.3", "1.12"), ("10.12.3", "10.1"), ("2", "2")] {
+        for (version, wanted) in [("0.1.0", "0.1"), ("1.12.3", "1.12"), ("10.12.3", "10.12"), ("2", "2")] {
             assert_eq!(revision(version), wanted);
         }
     }

@@ -5,6 +5,7 @@
 //! makes anything a path.
 
 use anyhow::{Result, bail};
+use lunar_control::value::{Size, Textual};
 use lunar_core::medium::MediumKind;
 use std::path::{Path, PathBuf};
 
@@ -38,9 +39,6 @@ pub struct Named {
     /// Where it is stored.
     pub spec: Spec,
 }
-
-/// Why a text is no size.
-const SIZES: &str = "a size is a number of bytes, or one with K, M, G, T or P (powers of 1024): 512M, 20G, 1T";
 
 /// Understands a name.
 ///
@@ -103,38 +101,11 @@ fn is_meant_as_size(tail: &str) -> bool {
 }
 
 fn wanted(text: &str, size: &str) -> Result<u64> {
-    match parse_size(size) {
-        Some(0) => bail!("{text}: a volume of no bytes cannot be shared"),
-        Some(size) => Ok(size),
-        None => bail!("{text}: '{size}' is no size; {SIZES}"),
+    match Size::parse(size) {
+        Ok(Size(0)) => bail!("{text}: a volume of no bytes cannot be shared"),
+        Ok(Size(size)) => Ok(size),
+        Err(why) => bail!("{text}: '{size}' {why}"),
     }
-}
-
-/// Bytes: digits, then perhaps K, M, G, T or P, small or large, with or without `iB`.
-#[must_use]
-pub fn parse_size(text: &str) -> Option<u64> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let unit = unit.strip_suffix("iB").filter(|letter| !letter.is_empty()).unwrap_or(unit);
-    let shift = match unit {
-        "" => 0,
-        "K" | "k" => 10,
-        "M" | "m" => 20,
-        "G" | "g" => 30,
-        "T" | "t" => 40,
-        "P" | "p" => 50,
-        _ => return None,
-    };
-    // No file is larger than what a signed offset reaches.
-    number.parse::<u64>().ok()?.checked_mul(1 << shift).filter(|bytes| i64::try_from(*bytes).is_ok())
-}
-
-/// A size as it is written on the command line: in the largest unit that leaves no fraction.
-#[must_use]
-pub fn size_text(bytes: u64) -> String {
-    let units = [(50, "P"), (40, "T"), (30, "G"), (20, "M"), (10, "K")];
-    let unit = units.iter().find(|(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));
-    unit.map_or_else(|| bytes.to_string(), |(shift, letter)| format!("{}{letter}", bytes >> shift))
 }
 
 #[cfg(test)]
@@ -211,20 +182,5 @@ mod tests {
             let why = parse_with(text, &|_| false).expect_err(text).to_string();
             assert!(why.contains(words), "{text}: {why}");
         }
-    }
-
-    #[test]
-    fn sizes_are_binary() {
-        let sizes = [("0", 0), ("512", 512), ("4k", 4096), ("1M", 1 << 20), ("20GiB", 20 << 30), ("7P", 7 << 50)];
-        for (text, bytes) in sizes {
-            assert_eq!(parse_size(text), Some(bytes), "{text}");
-        }
-        for text in ["", "G", "-1", "1.5G", "20GB", "1iB", "1 G", "1KK", "8192P", "18446744073709551616", "٣G", "+1"] {
-            assert_eq!(parse_size(text), None, "{text}");
-        }
-        for bytes in [1, 512, 1000, 1 << 20, 3 << 30, (1 << 40) + 512, 5 << 50] {
-            assert_eq!(parse_size(&size_text(bytes)), Some(bytes));
-        }
-        assert_eq!(size_text(20 << 30), "20G");
     }
 }

@@ -240,9 +240,9 @@ fn the_tasks_of_the_preempted_end_everywhere() {
         assert_eq!(out(rig, nexus, IGNORE, 0, 0, key), Status::GOOD);
     }
     let lun = Lun::from_number;
-    let task = far.tasks.enter(1, lun(0));
-    let elsewhere = far.tasks.enter(2, lun(1));
-    let unharmed = other.tasks.enter(1, lun(0));
+    let task = far.tasks.enter((1, lun(0)));
+    let elsewhere = far.tasks.enter((2, lun(1)));
+    let unharmed = other.tasks.enter((1, lun(0)));
     let plain = out(&here, &here.nexus, PREEMPT, EXCLUSIVE, 5, 99);
     assert_eq!((plain, task.aborted()), (Status::RESERVATION_CONFLICT, false));
     let mut command = running(&here, &here.nexus, PREEMPT_AND_ABORT, list(5, 6, 0));
@@ -262,7 +262,7 @@ fn two_who_preempt_each_other_do_not_wait_for_ever() {
     assert_eq!(out(&there, &far, IGNORE, 0, 0, 6), Status::GOOD);
     // Tag 1 is the command's own.
     let lun = Lun::from_number(0);
-    let (own, task) = (here.nexus.tasks.enter(1, lun), far.tasks.enter(1, lun));
+    let (own, task) = (here.nexus.tasks.enter((1, lun)), far.tasks.enter((1, lun)));
     let mut first = running(&here, &here.nexus, PREEMPT_AND_ABORT, list(5, 6, 0));
     assert_eq!(first.poll(), None, "it waits for the other's");
     clear(&far);

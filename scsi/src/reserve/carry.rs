@@ -51,7 +51,7 @@ impl Target {
     /// Ends the tasks of those who were preempted, everywhere. Whoever is aborted meanwhile waits no longer: two who
     /// preempt each other would wait for ever.
     async fn end_preempted(&self, nexus: &Nexus, tag: u64, lun: u16, news: Arc<News>) {
-        let mut aborted = pin!(nexus.tasks.until_aborted(|t, l| t == tag && is_at(nexus, lun, l)));
+        let mut aborted = pin!(nexus.tasks.until_aborted(|(t, l)| t == tag && is_at(nexus, lun, l)));
         let mut ended = pin!(async {
             self.end_of(lun, &news).await;
             self.everywhere.broadcast(Mail::Preempted { lun, news: news.clone() }).await;
@@ -68,10 +68,10 @@ impl Target {
         let mut ended = self.nexuses();
         ended.retain(|nexus| news.ends(&nexus.name));
         for nexus in &ended {
-            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|_, task| is_at(nexus, lun, task)));
+            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|(_, task)| is_at(nexus, lun, task)));
         }
         for nexus in &ended {
-            nexus.tasks.until_gone(|_, task| is_at(nexus, lun, task)).await;
+            nexus.tasks.until_gone(|(_, task)| is_at(nexus, lun, task)).await;
         }
     }
 

@@ -342,7 +342,7 @@ impl Connection {
             return self.session.borrow_mut().drop_task(key);
         };
         let lun = Lun(command.lun);
-        let task = nexus.tasks.enter(u64::from(command.tag), lun);
+        let task = nexus.tasks.enter((u64::from(command.tag), lun));
         let command = Command {
             lun,
             cdb,

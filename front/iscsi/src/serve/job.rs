@@ -56,18 +56,6 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
-    /// The outcome of `future`, unless the command is aborted first.
-    async fn unless_aborted<T>(&self, future: impl Future<Output = T>) -> Result<T, Fault> {
-        let (mut future, mut aborted) = (pin!(future), pin!(self.task.until_aborted()));
-        poll_fn(|cx| {
-            if aborted.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Err(Fault::Aborted));
-            }
-            future.as_mut().poll(cx).map(Ok)
-        })
-        .await
-    }
-
     fn is_crowded(&self) -> bool {
         self.connection.session.borrow().queued_bytes() + self.connection.sending.get() >= SEND_QUEUE_MAX
     }
@@ -81,7 +69,7 @@ impl Way<'_> {
         {
             return Ok(memory);
         }
-        self.unless_aborted(arena.wait_sg(wanted)).await
+        self.task.unless_aborted(arena.wait_sg(wanted)).await
     }
 
     /// Waits until the session says that a pull may go on.
@@ -96,7 +84,7 @@ impl Way<'_> {
             pulls.insert(self.key, cx.waker().clone());
             timeout.as_mut().poll(cx).map(|()| Err(Fault::Timeout))
         });
-        let result = self.unless_aborted(arrived).await;
+        let result = self.task.unless_aborted(arrived).await;
         self.connection.pulls.borrow_mut().remove(&self.key);
         result?
     }
@@ -114,7 +102,7 @@ impl Transfer for Way<'_> {
             self.connection.crowd.borrow_mut().push(cx.waker().clone());
             Poll::Pending
         });
-        self.unless_aborted(room).await
+        self.task.unless_aborted(room).await
     }
 
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {

@@ -391,7 +391,7 @@ impl Connection {
 
     fn half(self: &Rc<Self>, queue: &Rc<Queue>, key: TaskKey, command: Command) -> Half {
         let sqe = &command.sqe;
-        let task = queue.tasks.enter(sqe.cid.get(), sqe.nsid.get());
+        let task = queue.tasks.enter((sqe.cid.get(), sqe.nsid.get()));
         Half { key, task, command }
     }
 
@@ -516,8 +516,8 @@ impl Connection {
                 queue.controller.end();
                 self.front.reactor.stats().sessions.sub(1);
             }
-            self.front.reactor.stats().tasks_aborted.add(queue.tasks.abort(|_, _| true));
-            queue.tasks.until_gone(|_, _| true).await;
+            self.front.reactor.stats().tasks_aborted.add(queue.tasks.abort(|_| true));
+            queue.tasks.until_gone(|_| true).await;
         }
         self.last.set(true);
         self.over.take().into_iter().for_each(Waker::wake);

@@ -89,18 +89,6 @@ impl<'a> Way<'a> {
         Self { connection, key: half.key, task: &half.task, expected: half.command.sent as usize }
     }
 
-    /// The outcome of `future`, unless the command is aborted first.
-    async fn unless_aborted<T>(&self, future: impl Future<Output = T>) -> Result<T, Fault> {
-        let (mut future, mut aborted) = (pin!(future), pin!(self.task.until_aborted()));
-        poll_fn(|cx| {
-            if aborted.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Err(Fault::Aborted));
-            }
-            future.as_mut().poll(cx).map(Ok)
-        })
-        .await
-    }
-
     fn is_crowded(&self) -> bool {
         self.connection.session.borrow().queued_bytes() + self.connection.sending.get() >= SEND_QUEUE_MAX
     }
@@ -114,7 +102,7 @@ impl<'a> Way<'a> {
         {
             return Ok(memory);
         }
-        self.unless_aborted(arena.wait_sg(wanted)).await
+        self.task.unless_aborted(arena.wait_sg(wanted)).await
     }
 
     /// Waits until the session says that a pull may go on.
@@ -129,7 +117,7 @@ impl<'a> Way<'a> {
             pulls.insert(self.key, cx.waker().clone());
             timeout.as_mut().poll(cx).map(|()| Err(Fault::Timeout))
         });
-        let result = self.unless_aborted(arrived).await;
+        let result = self.task.unless_aborted(arrived).await;
         self.connection.pulls.borrow_mut().remove(&self.key);
         result?
     }
@@ -147,7 +135,7 @@ impl Transfer for Way<'_> {
             self.connection.crowd.borrow_mut().push(cx.waker().clone());
             Poll::Pending
         });
-        self.unless_aborted(room).await
+        self.task.unless_aborted(room).await
     }
 
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {

@@ -1,0 +1,237 @@
+//! Task sets: the commands of a nexus or a queue that are under way, and what ends one before its time.
+//!
+//! A front end enters a command as it arrives and keeps the [`Task`] until the reply has been handed over.
+
+use crate::io::Fault;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+/// The tasks of one nexus or one queue, each with the key that its command set knows it by.
+#[derive(Clone)]
+pub struct TaskSet<K>(Rc<Set<K>>);
+
+struct Set<K> {
+    /// One per place, kept when free so that entering allocates nothing.
+    places: RefCell<Vec<Rc<State<K>>>>,
+    free: RefCell<Vec<usize>>,
+    /// Who waits for aborted tasks to leave.
+    waiters: RefCell<Vec<Waker>>,
+}
+
+struct State<K> {
+    /// Of the task that has this place.
+    key: Cell<Option<K>>,
+    aborted: Cell<bool>,
+    wakers: RefCell<Vec<Waker>>,
+}
+
+impl<K: Copy> State<K> {
+    fn is_aborted(&self, matches: impl Fn(K) -> bool) -> bool {
+        self.aborted.get() && self.key.get().is_some_and(matches)
+    }
+}
+
+impl<K> Default for TaskSet<K> {
+    fn default() -> Self {
+        Self(Rc::new(Set { places: RefCell::default(), free: RefCell::default(), waiters: RefCell::default() }))
+    }
+}
+
+impl<K: Copy> TaskSet<K> {
+    /// Enters a task. A key that is in use is the front end's to refuse.
+    #[must_use]
+    pub fn enter(&self, key: K) -> Task<K> {
+        let place = self.0.free.borrow_mut().pop().unwrap_or_else(|| {
+            let state = State { key: Cell::new(None), aborted: Cell::new(false), wakers: RefCell::default() };
+            let mut places = self.0.places.borrow_mut();
+            places.push(Rc::new(state));
+            places.len() - 1
+        });
+        let state = self.0.places.borrow()[place].clone();
+        state.key.set(Some(key));
+        state.aborted.set(false);
+        Task { key, state, set: self.0.clone(), place }
+    }
+
+    /// Tasks in the set.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.places.borrow().len() - self.0.free.borrow().len()
+    }
+
+    /// Whether there is no task.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether a task's key matches.
+    pub fn any(&self, matches: impl Fn(K) -> bool) -> bool {
+        self.0.places.borrow().iter().any(|state| state.key.get().is_some_and(&matches))
+    }
+
+    /// Aborts the tasks whose keys match; returns how many that were not aborted yet.
+    pub fn abort(&self, matches: impl Fn(K) -> bool) -> u64 {
+        let mut count = 0;
+        for state in self.0.places.borrow().iter() {
+            if !state.aborted.get() && state.key.get().is_some_and(&matches) {
+                count += 1;
+                state.aborted.set(true);
+                state.wakers.take().into_iter().for_each(Waker::wake);
+            }
+        }
+        count
+    }
+
+    /// Waits until a task whose key matches is aborted; for ever, if none matches.
+    pub async fn until_aborted(&self, matches: impl Fn(K) -> bool) {
+        poll_fn(|cx| {
+            let places = self.0.places.borrow();
+            for state in places.iter().filter(|state| state.key.get().is_some_and(&matches)) {
+                if state.aborted.get() {
+                    return Poll::Ready(());
+                }
+                remember(&state.wakers, cx);
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Waits until every task that is aborted by now and whose key matches has left.
+    pub async fn until_gone(&self, matches: impl Fn(K) -> bool) {
+        poll_fn(|cx| {
+            if self.0.places.borrow().iter().any(|state| state.is_aborted(&matches)) {
+                remember(&self.0.waiters, cx);
+                Poll::Pending
+            } else {
+                Poll::Ready(())
+            }
+        })
+        .await;
+    }
+}
+
+impl<K: Copy> fmt::Debug for TaskSet<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TaskSet({} tasks)", self.len())
+    }
+}
+
+fn remember(wakers: &RefCell<Vec<Waker>>, cx: &Context<'_>) {
+    let mut wakers = wakers.borrow_mut();
+    if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+        wakers.push(cx.waker().clone());
+    }
+}
+
+/// A task in its set, until it is dropped.
+pub struct Task<K> {
+    key: K,
+    state: Rc<State<K>>,
+    set: Rc<Set<K>>,
+    place: usize,
+}
+
+impl<K> Task<K> {
+    /// Whether it was aborted: its steps stop at the next chance.
+    #[must_use]
+    pub fn aborted(&self) -> bool {
+        self.state.aborted.get()
+    }
+
+    /// Waits until it is aborted.
+    pub async fn until_aborted(&self) {
+        poll_fn(|cx| {
+            if self.aborted() {
+                return Poll::Ready(());
+            }
+            remember(&self.state.wakers, cx);
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// The outcome of `future`, unless the task is aborted first.
+    ///
+    /// # Errors
+    /// [`Fault::Aborted`].
+    pub async fn unless_aborted<T>(&self, future: impl Future<Output = T>) -> Result<T, Fault> {
+        let (mut future, mut aborted) = (pin!(future), pin!(self.until_aborted()));
+        poll_fn(|cx| {
+            if aborted.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Err(Fault::Aborted));
+            }
+            future.as_mut().poll(cx).map(Ok)
+        })
+        .await
+    }
+}
+
+impl<K> Drop for Task<K> {
+    fn drop(&mut self) {
+        self.state.key.set(None);
+        self.state.wakers.borrow_mut().clear();
+        self.set.free.borrow_mut().push(self.place);
+        if self.state.aborted.get() {
+            self.set.waiters.take().into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+impl<K: fmt::Debug> fmt::Debug for Task<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Task({:?}{})", self.key, if self.aborted() { " aborted" } else { "" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_ready(future: impl Future<Output = ()>) -> bool {
+        pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn places_are_used_again() {
+        let set = TaskSet::default();
+        drop(set.enter((1, 0)));
+        let task = set.enter((2, 1));
+        assert_eq!((task.key, task.place, set.len()), ((2, 1), 0, 1));
+        assert!(!set.any(|(tag, _)| tag == 1) && set.any(|(tag, _)| tag == 2));
+    }
+
+    #[test]
+    fn an_abort_is_told_and_waited_for() {
+        let set = TaskSet::default();
+        let (a, b) = (set.enter((1, 0)), set.enter((2, 0)));
+        let (one, two) = (|(tag, _)| tag == 1, |(tag, _)| tag == 2);
+        assert!(!is_ready(a.until_aborted()) && !is_ready(set.until_aborted(one)) && is_ready(set.until_gone(one)));
+        assert_eq!((set.abort(one), set.abort(one)), (1, 0));
+        assert!(is_ready(a.until_aborted()) && !b.aborted());
+        assert!(is_ready(set.until_aborted(one)) && !is_ready(set.until_aborted(two)));
+        assert!(!is_ready(set.until_gone(|_| true)));
+        drop(a);
+        assert!(is_ready(set.until_gone(|_| true)) && set.len() == 1);
+        let again = set.enter((3, 0));
+        assert!(!again.aborted());
+    }
+
+    #[test]
+    fn an_abort_comes_before_the_outcome() {
+        let set = TaskSet::default();
+        let task = set.enter(());
+        let outcome = || match pin!(task.unless_aborted(async { 5 })).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(outcome) => outcome,
+            Poll::Pending => panic!("it waits for nothing"),
+        };
+        assert_eq!(outcome(), Ok(5));
+        assert_eq!(set.abort(|()| true), 1);
+        assert_eq!(outcome(), Err(Fault::Aborted));
+    }
+}
