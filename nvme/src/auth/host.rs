@@ -23,6 +23,14 @@ pub struct Host {
     pub seed: u8,
 }
 
+/// What a host makes of a challenge.
+struct Looked<'a> {
+    head: &'a Challenge,
+    bytes: &'a [u8],
+    shared: Option<Vec<u8>>,
+    public: Vec<u8>,
+}
+
 /// The sequence number of the host.
 const SEQUENCE: u32 = 0x0001_0002;
 /// Each byte of the host's challenge.
@@ -44,7 +52,7 @@ impl Host {
     /// The reply to a challenge; `None` if that is none.
     #[must_use]
     pub fn reply(&self, message: &[u8]) -> Option<Vec<u8>> {
-        let (head, bytes, shared, public) = self.look(message)?;
+        let Looked { head, bytes, shared, public } = self.look(message)?;
         let hash = Hash::of(head.hash)?;
         let names = [self.name.as_str(), self.subsystem.as_str()];
         let key = self.key.bound_to(&self.name);
@@ -73,7 +81,7 @@ impl Host {
     #[must_use]
     pub fn believes(&self, challenge: &[u8], message: &[u8]) -> bool {
         let proven = || {
-            let (head, _, shared, _) = self.look(challenge)?;
+            let Looked { head, shared, .. } = self.look(challenge)?;
             let hash = Hash::of(head.hash)?;
             let (success, response) = Success1::ref_from_prefix(message).ok()?;
             let key = self.other.as_ref()?.bound_to(&self.subsystem);
@@ -98,14 +106,14 @@ impl Host {
     }
 
     /// The challenge, what both sides have in common, and the host's public value.
-    fn look<'a>(&self, message: &'a [u8]) -> Option<(&'a Challenge, &'a [u8], Option<Vec<u8>>, Vec<u8>)> {
+    fn look<'a>(&self, message: &'a [u8]) -> Option<Looked<'a>> {
         let (head, rest) = Challenge::ref_from_prefix(message).ok()?;
         let (bytes, rest) = rest.split_at_checked(head.hash_len.into())?;
         let value = rest.get(..head.value_len.get().into())?;
         let Some(private) = Private::from_random(Group(head.group), &[self.seed; RANDOM]) else {
-            return Some((head, bytes, None, Vec::new()));
+            return Some(Looked { head, bytes, shared: None, public: Vec::new() });
         };
-        Some((head, bytes, Some(private.shared(value)?.to_vec()), private.public()?))
+        Some(Looked { head, bytes, shared: Some(private.shared(value)?.to_vec()), public: private.public()? })
     }
 }
 
