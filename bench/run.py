@@ -15,22 +15,26 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import measure, offload, report  # noqa: E402
-from harness.rows import Row, rows  # noqa: E402
-from harness.targets import KINDS, Floor, Setup, Target, Unavailable  # noqa: E402
+from harness import measure, nvme, offload, report, rows, targets  # noqa: E402
+from harness.rows import Row  # noqa: E402
+from harness.targets import Floor, Setup, Target, Unavailable  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 IDLE_SESSIONS = 1000
 UNITS = 4096
+IDLE_SECONDS = 10.0
+# What each protocol's targets and loads are.
+PROTOCOLS = {"iscsi": (targets.KINDS, rows.rows), "nvme-tcp": (nvme.KINDS, nvme.rows)}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/run", description=__doc__)
-    parser.add_argument("--name", help="name of the files in bench/results [iscsi; with --offload: offload]")
+    parser.add_argument("--protocol", choices=PROTOCOLS, default="iscsi", help="[%(default)s]")
+    parser.add_argument("--name", help="name of the files in bench/results [the protocol; with --offload: offload]")
     parser.add_argument("--rounds", type=int, default=5, help="runs of every row on every target [%(default)s]")
     parser.add_argument("--time", type=float, default=1.5, help="seconds of each run [%(default)s]")
     parser.add_argument("--rows", default="*", help="rows whose key fits this pattern (see --list)")
-    parser.add_argument("--targets", default=",".join(KINDS), help="among them [%(default)s]")
+    parser.add_argument("--targets", help=f"among them [{','.join(targets.KINDS)}]")
     parser.add_argument("--driver", default="auto", help="how Lunar talks to the kernel: auto, io_uring, epoll")
     parser.add_argument("--folder", type=Path, help="where the file store lies [the system's folder for such files]")
     parser.add_argument("--no-extras", action="store_true", help="leave out idle CPU, idle sessions, memory of units")
@@ -53,21 +57,21 @@ def setup(folder: Path, driver: str) -> Setup:
     return Setup(folder, lunar, floor, shlex.split(initiator) if initiator else [str(lunar), "bench"], driver)
 
 
-def started(kinds: list[str], how: Setup, stack: contextlib.ExitStack) -> tuple[list[Target], dict[str, str]]:
+def started(kinds: list[type[Target]], how: Setup, stack: contextlib.ExitStack) -> tuple[list[Target], dict[str, str]]:
     """The targets that can be had here, paused; and why the others cannot."""
-    targets, missing = [], {}
+    found, missing = [], {}
     for kind in kinds:
-        target = KINDS[kind](how)
+        target = kind(how)
         stack.callback(target.stop)
         try:
             target.start()
             target.pause()
-            targets.append(target)
+            found.append(target)
         except Unavailable as why:
             target.stop()
-            missing[kind] = str(why)
-            print(f"{kind} is left out: {why}", file=sys.stderr)
-    return targets, missing
+            missing[target.name] = str(why)
+            print(f"{target.name} is left out: {why}", file=sys.stderr)
+    return found, missing
 
 
 @contextlib.contextmanager
@@ -80,12 +84,12 @@ def running(target: Target):
         target.pause()
 
 
-def measure_rows(how: Setup, targets: list[Target], chosen: list[Row], rounds: int, seconds: float) -> dict:
+def measure_rows(how: Setup, all_of: list[Target], chosen: list[Row], rounds: int, seconds: float) -> dict:
     """Every row on every target, round by round: what changes on the machine hits all alike."""
     samples: dict[str, dict[str, list]] = {row.key: {} for row in chosen}
     for number in range(1, rounds + 1):
         for row in chosen:
-            for target in targets:
+            for target in all_of:
                 with running(target):
                     try:
                         one = measure.sample(how, target, row, seconds)
@@ -100,7 +104,7 @@ def measure_rows(how: Setup, targets: list[Target], chosen: list[Row], rounds: i
     return {key: {name: measure.middle(runs) for name, runs in by.items()} for key, by in samples.items()}
 
 
-def measure_extras(how: Setup, targets: list[Target], rounds: int, seconds: float) -> dict:
+def measure_extras(how: Setup, all_of: list[Target], rounds: int, seconds: float) -> dict:
     extras: dict[str, dict] = {"idle_cpu_percent": {}, "idle_sessions": {}, "failed": {}}
 
     def try_to(what: str, name: str, work, into: dict) -> None:
@@ -110,14 +114,14 @@ def measure_extras(how: Setup, targets: list[Target], rounds: int, seconds: floa
             print(f"{name}, {what}: {why}", file=sys.stderr)
             extras["failed"][f"{name}, {what}"] = str(why)
 
-    for target in targets:
+    for target in all_of:
         if isinstance(target, Floor):
             continue
         with running(target):
-            extras["idle_cpu_percent"][target.name] = measure.idle_cpu(target, 10.0)
+            extras["idle_cpu_percent"][target.name] = measure.idle_cpu(target, IDLE_SECONDS)
             crowd = lambda: measure.idle_sessions(how, target, IDLE_SESSIONS, rounds, seconds)  # noqa: B023, E731
             try_to(f"{IDLE_SESSIONS} idle sessions", target.name, crowd, extras["idle_sessions"])
-    if any(target.name == "lunar" for target in targets):
+    if any(target.name == "lunar" for target in all_of):
         try_to(f"{UNITS} units", "units", lambda: measure.memory_of_units(how, UNITS), extras)
     return extras
 
@@ -126,7 +130,7 @@ def main() -> int:
     options = arguments()
     # However this ends, no target or mount stays behind, least of all a paused one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    name = options.name or ("offload" if options.offload else "iscsi")
+    name = options.name or ("offload" if options.offload else options.protocol)
     results = ROOT / "bench" / "results"
     if options.offload:
         sizes = dict(part.split("=") for part in options.offload_sizes.split(","))
@@ -134,28 +138,36 @@ def main() -> int:
         return offload.run(
             lambda folder: setup(folder, options.driver), sizes, options.rounds, options.folder, results, name
         )
-    chosen = [row for row in rows() if fnmatch.fnmatch(row.key, options.rows)]
+    known, loads = PROTOCOLS[options.protocol]
+    chosen = [row for row in loads() if fnmatch.fnmatch(row.key, options.rows)]
     if options.list:
-        print("\n".join(f"{row.key:<40} {row.title}" for row in rows()))
+        print("\n".join(f"{row.key:<40} {row.title}" for row in loads()))
         return 0
-    kinds = options.targets.split(",")
-    if unknown := set(kinds) - set(KINDS):
-        print(f"no such targets: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}", file=sys.stderr)
+    kinds = options.targets.split(",") if options.targets else list(known)
+    if unknown := set(kinds) - set(known):
+        print(f"no such targets: {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
         return 2
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=options.folder))
         how = setup(Path(folder), options.driver)
-        targets, missing = started(kinds, how, stack)
+        all_of, missing = started([known[kind] for kind in kinds], how, stack)
         machine = report.machine(how.folder)
-        table = measure_rows(how, targets, chosen, options.rounds, options.time)
-        extras = {} if options.no_extras else measure_extras(how, targets, options.rounds, options.time)
+        table = measure_rows(how, all_of, chosen, options.rounds, options.time)
+        extras: dict = {}
+        if not options.no_extras and options.protocol == "nvme-tcp":
+            extras = nvme.extras(how, all_of, running)
+        elif not options.no_extras:
+            extras = measure_extras(how, all_of, options.rounds, options.time)
         machine["load_after"] = report.load()
-        notes = {target.name: target.note for target in targets if target.note}
+        notes = {target.name: target.note for target in all_of if target.note}
+        if "LUNAR_BENCH_LUNAR" in os.environ:
+            notes["lunar"] = "not what `make release` builds: LUNAR_BENCH_LUNAR names another"
     found = {
+        "protocol": options.protocol,
         "machine": machine,
         "rounds": options.rounds,
         "seconds": options.time,
-        "targets": [target.name for target in targets],
+        "targets": [target.name for target in all_of],
         "missing": missing,
         "notes": notes,
         "rows": [{"key": row.key, "title": row.title, "group": row.group, "targets": table[row.key]} for row in chosen],

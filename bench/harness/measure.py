@@ -140,7 +140,7 @@ def idle_sessions(setup: Setup, target: Target, sessions: int, rounds: int, seco
     alone, crowded, grown = [], [], 0
     for _ in range(rounds):
         alone.append(run())
-        with crowd(setup, url, sessions):
+        with crowd(setup, url, sessions, ["--idle-sessions", str(sessions)]):
             grown = max(grown, target.memory() - before)
             crowded.append(run())
     full = run_initiator(initiator(setup, url, seconds, [*load, "--idle-sessions", str(sessions)]), seconds + 120)
@@ -155,14 +155,15 @@ def idle_sessions(setup: Setup, target: Target, sessions: int, rounds: int, seco
 
 
 @contextlib.contextmanager
-def crowd(setup: Setup, url: str, sessions: int):
-    """Idle sessions of a process that is stopped once they are there: what they cost is the target's alone."""
+def crowd(setup: Setup, url: str, idle: int, options: list[str]):
+    """Idle sessions of a process that is stopped once it has more sockets than `idle`: what they cost is the target's
+    alone."""
     log = (setup.folder / "crowd.log").open("w+")
-    command = initiator(setup, url, 3600, ["--depth", "1", "--idle-sessions", str(sessions)])
+    command = initiator(setup, url, 3600, ["--depth", "1", *options])
     start = time.monotonic()
     process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        while sockets(process.pid) <= sessions:
+        while sockets(process.pid) <= idle:
             if process.poll() is not None or time.monotonic() > start + CROWD_PATIENCE:
                 raise Unavailable(f"{' '.join(command)}\n{Path(log.name).read_text()[-1000:]}")
             time.sleep(0.002)

@@ -111,6 +111,9 @@ def extras(found: dict) -> list[str]:
     more = found["extras"]
     if not more:
         return []
+    failed = [f"\n{what}: failed ({why.strip().splitlines()[-1]})" for what, why in more["failed"].items()]
+    if "idle_controllers" in more:
+        return controllers(more) + failed
     lines = ["", "## Idle sessions and units", ""]
     body = []
     for name, percent in more["idle_cpu_percent"].items():
@@ -125,9 +128,23 @@ def extras(found: dict) -> list[str]:
         per, one = units["bytes_per_unit"] / 1024, units["bytes_with_one"] / (1 << 20)
         with_more = f"each of {units['units']} units takes {per:.2f} KiB more."
         lines += ["", f"Lunar with one unit takes {one:.1f} MiB of memory; {with_more}"]
-    return lines + [f"\n{what}: failed ({why.strip().splitlines()[-1]})" for what, why in more["failed"].items()]
+    return lines + failed
 
 
+def controllers(more: dict) -> list[str]:
+    body = []
+    for name, percent in more["idle_cpu_percent"].items():
+        cells = [name, f"{percent:.2f} %"]
+        if idle := more["idle_controllers"].get(name):
+            cells += [f"{idle['cpu_percent']:.2f} %", f"{idle['bytes_per_controller'] / 1024:.1f} KiB"]
+            cells += [f"{idle['bytes_per_queue'] / 1024:.1f} KiB"]
+        body.append(cells + [""] * (5 - len(cells)))
+    head = ["target", "CPU with nobody connected", "CPU with 64 idle controllers"]
+    head += ["memory of a controller with an admin and an I/O queue", "memory of each further I/O queue"]
+    return ["", "## Idle controllers", "", *table(head, body)]
+
+
+TITLES = {"iscsi": "iSCSI", "nvme-tcp": "NVMe/TCP"}
 ABOUT = """{date}, {processor}, {cpus} CPUs, Linux {kernel}. The target on CPU 0, the initiator (`lunar bench`) on CPU 1;
 the file store on {file_system}. Medians of {rounds} runs of {seconds} s each, the targets taking turns in every round.
 Load of the machine before and after: {load_before}; {load_after}. A tilde marks runs that lie more than a quarter apart,
@@ -137,7 +154,7 @@ COSTS = "Lunar and SPDK poll under load: what they count themselves as busy. The
 
 def markdown(found: dict, plots: list[str]) -> str:
     about = ABOUT.format(**found["machine"], rounds=found["rounds"], seconds=found["seconds"])
-    lines = ["# iSCSI over loopback", "", textwrap.fill(about, WIDTH), ""]
+    lines = [f"# {TITLES[found['protocol']]} over loopback", "", textwrap.fill(about, WIDTH), ""]
     lines += [f"* {name}: {note}" for name, note in found["notes"].items()]
     lines += [f"* {name} was left out: {why.splitlines()[0]}" for name, why in found["missing"].items()]
     lines += ["", "## Commands per second", "", *rates(found)]

@@ -19,6 +19,8 @@ class Row:
     sessions: int = 1
     store: str = "null"
     spin: bool = False
+    # What there are several of.
+    what: str = "sessions"
 
     @property
     def writes(self) -> bool:
@@ -31,7 +33,7 @@ class Row:
         words = {"randread": "random read", "randwrite": "random write", "read": "read", "write": "write"}[self.rw]
         parts = [f"{size} {words}", f"depth {self.depth}"]
         if self.sessions > 1:
-            parts.append(f"{self.sessions} sessions")
+            parts.append(f"{self.sessions} {self.what}")
         if self.store != "null":
             parts.append(self.store)
         if self.spin:

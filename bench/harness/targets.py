@@ -154,6 +154,9 @@ class Target:
 
 class Lunar(Target):
     name = "lunar"
+    scheme = "iscsi"
+    # The number of the first unit.
+    first_unit = 0
 
     def __init__(self, setup: Setup, volumes: list[str] | None = None) -> None:
         super().__init__(setup)
@@ -161,22 +164,26 @@ class Lunar(Target):
         self.stats = setup.folder / "lunar.stats"
         self.iqn = ""
 
+    def faces(self) -> list[str]:
+        """Where it listens."""
+        return ["--listen", f"127.0.0.1:{self.port}"]
+
     def start(self) -> None:
         if not self.setup.lunar.exists():
             raise Unavailable(f"{self.setup.lunar} is not built")
         volumes = self.volumes or [f"null:{NULL_BYTES}", f"ram:{RAM_BYTES}", str(self.setup.file_image())]
         self.stats.unlink(missing_ok=True)
-        command = [str(self.setup.lunar), "serve", "--listen", f"127.0.0.1:{self.port}", "--cores", "1"]
+        command = [str(self.setup.lunar), "serve", *self.faces(), "--cores", "1"]
         command += ["--driver", self.setup.driver, "--stats", str(self.stats)]
         self.spawn(command + volumes)
         wait_for("lunar", lambda: self.stats.exists() and answers(self.port), self.process, self.log)
-        listing = [*self.setup.initiator, f"iscsi://127.0.0.1:{self.port}", "--list"]
+        listing = [*self.setup.initiator, f"{self.scheme}://127.0.0.1:{self.port}", "--list"]
         found = subprocess.run(listing, capture_output=True, text=True, check=True)
         self.iqn = found.stdout.split()[0]
 
     def url(self, store: str) -> str | None:
-        lun = {"null": 0, "ram": 1, "file": 2}[store]
-        return f"iscsi://127.0.0.1:{self.port}/{self.iqn}/{lun}"
+        unit = self.first_unit + ["null", "ram", "file"].index(store)
+        return f"{self.scheme}://127.0.0.1:{self.port}/{self.iqn}/{unit}"
 
     def arguments(self) -> list[str]:
         return [*super().arguments(), "--stats", str(self.stats)]
@@ -227,6 +234,7 @@ class Spdk(Target):
     account of busy time does."""
 
     name = "spdk"
+    program = "iscsi_tgt"
     note = "its file store goes past the page cache"
 
     def start(self) -> None:
@@ -235,12 +243,16 @@ class Spdk(Target):
             raise Unavailable("LUNAR_BENCH_SPDK does not name an SPDK build tree")
         self.rpc_path = self.setup.folder / "spdk.rpc"
         self.rpc_path.unlink(missing_ok=True)
-        command = [f"{tree}/build/bin/iscsi_tgt", "-m", f"[{TARGET_CPU}]", "--no-huge", "-s", "2048", "--no-pci"]
+        command = [f"{tree}/build/bin/{self.program}", "-m", f"[{TARGET_CPU}]", "--no-huge", "-s", "2048", "--no-pci"]
         command += ["--disable-cpumask-locks", "-i", str(self.port), "-r", str(self.rpc_path), "--wait-for-rpc"]
         # It pins its own threads; the helpers of its environment stay off the target's CPU.
         self.spawn(command, pin=False)
-        wait_for("iscsi_tgt", self.rpc_path.exists, self.process, self.log)
+        wait_for(self.program, self.rpc_path.exists, self.process, self.log)
         self.rpc("sock_set_default_impl", impl_name=os.environ.get("LUNAR_BENCH_SPDK_SOCK", "posix"))
+        self.configure()
+
+    def configure(self) -> None:
+        """Gives it its units."""
         self.rpc("iscsi_set_options", max_sessions=1100, max_queue_depth=64, immediate_data=True)
         self.rpc("framework_start_init")
         self.rpc("framework_wait_init")

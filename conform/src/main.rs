@@ -4,12 +4,14 @@
 
 mod chap;
 mod crash;
+mod daemon;
 mod fence;
 mod guest;
 mod hostile;
 mod libiscsi;
 mod life;
 mod loop_device;
+mod nvme;
 mod pdu;
 mod process;
 mod renewal;
@@ -76,6 +78,8 @@ enum Part {
     Hostile,
     /// Names that are proved, and those who try without the secret
     Chap,
+    /// A file that changes while initiators are there, and kill -9 while it does
+    Daemon,
     /// kill -9 while writing
     Crash,
     /// A stock kernel with open-iscsi, sg3_utils, file systems and fio
@@ -84,12 +88,15 @@ enum Part {
     Nvme,
     /// A newer kernel, if need be, that proves its name to NVMe subsystems
     Proofs,
+    /// The same with blktests' group nvme, if LUNAR_BLKTESTS names a checkout of it
+    Blktests,
     /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
     Paths,
 }
 
 /// What runs one after the other; guests run beside it.
-const ORDER: [Part; 6] = [Part::Life, Part::Tools, Part::Libiscsi, Part::Hostile, Part::Chap, Part::Crash];
+const ORDER: [Part; 7] =
+    [Part::Life, Part::Tools, Part::Libiscsi, Part::Hostile, Part::Chap, Part::Daemon, Part::Crash];
 
 fn main() -> ExitCode {
     match run(Arguments::parse()) {
@@ -133,9 +140,12 @@ fn run(arguments: Arguments) -> Result<bool> {
             if wanted(&Part::Nvme) {
                 all_drivers(Part::Nvme);
             }
-            // Nothing in these two depends on the driver.
+            // Nothing in these depends on the driver.
             if let (true, Some(driver)) = (wanted(&Part::Proofs), drivers.first()) {
                 one(&lab, Part::Proofs, *driver, true);
+            }
+            if let (true, Some(driver)) = (wanted(&Part::Blktests), drivers.first()) {
+                one(&lab, Part::Blktests, *driver, true);
             }
             if let (true, Some(driver)) = (wanted(&Part::Paths), drivers.first()) {
                 one(&lab, Part::Paths, *driver, true);
@@ -156,10 +166,12 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Guest => guest::part(lab, driver),
         Part::Nvme => guest::nvme_part(lab, driver),
         Part::Proofs => guest::proofs(lab, driver),
+        Part::Blktests => guest::blktests(lab, driver),
         Part::Paths => guest::paths(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
         Part::Chap => chap::part(lab, driver),
         Part::Life => life::part(lab, driver),
+        Part::Daemon => daemon::part(lab, driver, if main_driver { lab.rounds } else { lab.rounds / 2 }),
         // Half as many crashes for drivers after the first: what follows a crash is the same code.
         Part::Crash => crash::part(lab, driver, if main_driver { lab.rounds } else { lab.rounds / 2 }),
         Part::All => Ok(()),

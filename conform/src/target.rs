@@ -119,13 +119,15 @@ pub(crate) struct Spec {
     pub listen: Vec<SocketAddr>,
     /// Tell initiators the addresses that a QEMU guest reaches us by: IPv4 portals, each by a network of its own.
     pub for_guest: bool,
+    /// Follow this file instead of the command line.
+    pub daemon: Option<PathBuf>,
 }
 
 impl Spec {
     /// One free port on the loopback, LUNs in the order of `volumes`.
     pub(crate) fn new(driver: Driver, volumes: impl IntoIterator<Item = impl Into<String>>) -> Result<Self> {
         let volumes = volumes.into_iter().map(Into::into).collect();
-        Ok(Self { driver, volumes, flags: Vec::new(), listen: vec![free_port()?], for_guest: false })
+        Ok(Self { driver, volumes, flags: Vec::new(), listen: vec![free_port()?], for_guest: false, daemon: None })
     }
 
     pub(crate) fn flags(mut self, flags: &[&str]) -> Self {
@@ -135,6 +137,9 @@ impl Spec {
 
     /// The command line after the program's name.
     fn arguments(&self) -> Vec<String> {
+        if let Some(file) = &self.daemon {
+            return vec!["daemon".to_owned(), "--config".to_owned(), file.display().to_string()];
+        }
         let mut arguments = vec!["serve".to_owned(), "--driver".to_owned(), self.driver.name().to_owned()];
         for portal in &self.listen {
             arguments.extend(["--listen".to_owned(), portal.to_string()]);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::process;
-use crate::target::{Driver, Lab, Spec, Subject, Target};
+use crate::target::{Driver, Lab, Spec, Subject, Target, free_port};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// What goes in and out with qemu-img: more than any buffer on the way.
@@ -41,12 +41,46 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     patterns(lab, &part, &target);
     if matches!(lab.subject, Subject::Built(_)) {
         lab.report.check(&part, "a disc comes back as it is", || disc(lab, driver));
+        lab.report.check(&part, "our own initiator and host, on one volume", || own(lab, driver));
     }
     lab.report.check(&part, "target drains", || {
         target.healthy()?;
         target.stop()
     });
     Ok(())
+}
+
+/// `lunar bench` by both protocols: what one has written the other reads, in all ways that data moves, and by as many
+/// queues as a controller has.
+fn own(lab: &Lab, driver: Driver) -> Result<()> {
+    const NQN: &str = "nqn.2026-01.io.lunar:own";
+    const DIGESTS: [&str; 4] = ["--header-digest", "crc32c", "--data-digest", "crc32c"];
+    let at = free_port()?.to_string();
+    let flags = ["--cores", "2", "--nvme", &at, "--nqn", NQN];
+    let mut target = Target::start(lab, &Spec::new(driver, [lab.image("own.img", 64)?])?.flags(&flags))?;
+    let program = lab.built()?.to_str().context("the program's name is no text")?;
+    let (iscsi, nvme) = (target.url(0), format!("nvme-tcp://{at}/{NQN}/1"));
+    says(&tool(program, &["bench", "--list", &format!("nvme-tcp://{at}")])?, NQN)?;
+    let bench = |url: &str, more: &[&str]| {
+        let common = ["bench", url, "--warmup", "0", "--verify", "--size", "16M", "--timeout", "10"];
+        tool(program, &[&common, more].concat())
+    };
+    for (writer, reader) in [(&iscsi, &nvme), (&nvme, &iscsi)] {
+        bench(writer, &["--rw", "write", "--bs", "64k", "--seed", "7", "--time", "3"])?;
+        bench(reader, &["--rw", "randread", "--bs", "4k", "--seed", "7", "--time", "1"])?;
+    }
+    for more in [
+        &["--rw", "randrw", "--sessions", "4", "--flush-every", "100"][..],
+        &["--rw", "randrw", "--bs", "16k", "--fua", "--flow-control"],
+        &["--rw", "rw", "--bs", "256k", "--depth", "4", "--sessions", "2"],
+        &["--rw", "randwrite", "--depth", "1", "--sessions", "128"],
+        &["--rw", "randrw", "--depth", "700", "--idle-sessions", "64", "--idle-queues", "2", "--spin"],
+    ] {
+        bench(&nvme, &[more, &["--time", "0.5"]].concat())?;
+        bench(&nvme, &[more, &["--time", "0.5"], &DIGESTS].concat())?;
+    }
+    target.healthy()?;
+    target.stop()
 }
 
 fn small_programs(lab: &Lab, part: &str, target: &Target) {

@@ -1,14 +1,5 @@
-//! What the API says: resources as JSON, and errors as problem details (RFC 9457). Types only; a server speaks them.
-//!
-//! | call | takes | gives |
-//! |---|---|---|
-//! | `GET /v1/config` | | the whole, as [`Config::show`](crate::Config::show) |
-//! | `GET /v1/KIND`, `GET /v1/KIND/NAME` | | [`Resource`]s |
-//! | `POST /v1/KIND/NAME`, `PATCH`, `DELETE` | keys and values, null takes one out | [`PlanView`] |
-//! | `PUT`, `DELETE /v1/group/NAME/luns/NUMBER` | [`Mapping`] | [`PlanView`] |
-//! | `POST /v1/plan` | the text of a configuration | [`PlanView`] |
-//! | `GET /v1/versions`, `POST /v1/versions/NUMBER/restore` | | [`VersionView`]s, [`PlanView`] |
-//! | `GET /v1/schema` | | the JSON schema |
+//! What the API says: resources as JSON, and errors as problem details (RFC 9457). Types only, each of which tells its
+//! schema, too; a server speaks them.
 
 use crate::apply::Refusal;
 use crate::config::{Config, Id, Kind, show};
@@ -17,8 +8,10 @@ use crate::manager::Failure;
 use crate::plan::{Action, Change, Plan};
 use crate::report::{Problem, Problems};
 use crate::versions::{Trouble, Version};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
+use std::collections::BTreeMap;
 
 /// The media type of an error (RFC 9457).
 pub const PROBLEM_TYPE: &str = "application/problem+json";
@@ -50,8 +43,9 @@ impl Resource {
 }
 
 /// What a LUN of a group shall be.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[schemars(rename = "mapping")]
 pub struct Mapping {
     /// The volume.
     pub volume: String,
@@ -76,8 +70,9 @@ pub fn edit(kind: Kind, name: String, keys: Map<String, Json>, create: bool) -> 
 }
 
 /// A step of a plan.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "change")]
 pub struct ChangeView<'a> {
     /// What is done: detach, remove, change, create or attach.
     pub action: &'static str,
@@ -114,8 +109,9 @@ impl<'a> ChangeView<'a> {
 }
 
 /// A plan.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "plan")]
 pub struct PlanView<'a> {
     /// Its steps, in their order.
     pub changes: Vec<ChangeView<'a>>,
@@ -132,7 +128,8 @@ impl<'a> PlanView<'a> {
 }
 
 /// A version of the configuration.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "version")]
 pub struct VersionView<'a> {
     /// Its number.
     pub number: u64,
@@ -150,8 +147,60 @@ impl<'a> VersionView<'a> {
     }
 }
 
+/// Somebody who is logged in.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "session")]
+pub struct SessionView {
+    /// What it is called, as long as it lasts.
+    pub id: String,
+    /// Over what: `iscsi` or `nvme-tcp`.
+    pub protocol: &'static str,
+    /// Whether it only asks what there is.
+    pub discovery: bool,
+    /// Who: the iSCSI name of the initiator, or the NQN of the host.
+    pub initiator: String,
+    /// Where it comes from: address and port.
+    pub source: String,
+    /// The target that it is logged in to; none while it only asks what there is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// The group that it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// The user as whom it proved itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// For how many seconds it has been there.
+    pub seconds: u64,
+}
+
+/// What runs, in a few words.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "status")]
+pub struct StatusView {
+    /// The version of Lunar.
+    pub version: String,
+    /// Process identifier.
+    pub process: u32,
+    /// When it was started, in seconds since the beginning of 1970.
+    pub since: u64,
+    /// The file of the configuration.
+    pub file: String,
+    /// How many things there are of each kind, by section.
+    pub things: BTreeMap<&'static str, usize>,
+    /// How many are logged in.
+    pub sessions: usize,
+    /// What was changed and is in force after the next start only, in words.
+    pub after_restart: Vec<String>,
+    /// What went wrong and still is, in words that say what to do.
+    pub troubles: Vec<String>,
+}
+
 /// Problem details of an error (RFC 9457).
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "problem")]
 pub struct ProblemDetails {
     /// What kind of problem: a relative URI reference.
     #[serde(rename = "type")]
@@ -168,7 +217,8 @@ pub struct ProblemDetails {
 }
 
 /// One thing that is wrong with a configuration.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "error")]
 pub struct ErrorView {
     /// The key, from the root.
     pub key: String,
@@ -181,7 +231,9 @@ pub struct ErrorView {
 }
 
 impl ProblemDetails {
-    fn new(kind: &'static str, title: &'static str, status: u16, detail: String) -> Self {
+    /// A problem without places in a configuration.
+    #[must_use]
+    pub fn new(kind: &'static str, title: &'static str, status: u16, detail: String) -> Self {
         Self { kind, title, status, detail, errors: Vec::new() }
     }
 }

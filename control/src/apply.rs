@@ -21,6 +21,10 @@ pub trait Running {
     /// Makes the step. This cannot fail.
     fn commit(&mut self, change: &Change, prepared: Self::Prepared);
 
+    /// All steps of a plan are made: what they have in common is made now, such as telling whom it may concern once and
+    /// not step by step. This cannot fail.
+    fn settle(&mut self, plan: &Plan, wanted: &Checked);
+
     /// Lets go of what was prepared, as if nobody had asked.
     fn roll_back(&mut self, change: &Change, prepared: Self::Prepared);
 }
@@ -74,5 +78,8 @@ pub fn apply<R: Running>(
         return Err(refusal);
     }
     ready.into_iter().for_each(|(change, prepared)| running.commit(change, prepared));
+    if !plan.is_empty() {
+        running.settle(plan, wanted);
+    }
     Ok(())
 }

@@ -4,10 +4,11 @@
 use crate::config::{Broken, Config, Id, Kind, parse};
 use crate::links::{Links, To};
 use crate::model::{Authentication, Discovery, Group, Hash as HashName, StoreKind, Target, User, Volume};
-use crate::names::{Cidr, Pattern};
+use crate::names::{Network, Pattern, Uuid};
 use crate::report::{Mark, Problems, Report, did_you_mean};
 use crate::secret::{Secret, SecretSource};
 use crate::value::Textual;
+use lunar_core::access::{SECRET_MAX, SECRET_MIN};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -18,10 +19,6 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a CHAP secret at least: 96 bits (RFC 7143 9.2.1).
-const CHAP_SECRET_BYTES_MIN: usize = 12;
-/// Bytes of a CHAP secret at most: what every initiator can be given.
-const CHAP_SECRET_BYTES_MAX: usize = 255;
 /// Bytes of a token at least: 128 bits, for who has it needs nothing else.
 const TOKEN_BYTES_MIN: usize = 16;
 /// Bytes of a token at most: it travels in one line of a header.
@@ -53,6 +50,12 @@ pub trait Outside {
     /// # Errors
     /// In words.
     fn credential(&self, name: &str) -> Result<PathBuf, String>;
+
+    /// Who a volume is that has been shared before under another configuration, or none; `None` for one that has not.
+    fn mark(&self, volume: &Volume) -> Option<Uuid> {
+        let _ = volume;
+        None
+    }
 
     /// Sixteen bytes that nobody can guess.
     ///
@@ -125,7 +128,7 @@ impl Checked {
     /// The token of the API that these bytes are: its name. Takes the same time whichever it is.
     #[must_use]
     pub fn who_has(&self, token: &[u8]) -> Option<&str> {
-        let token = Secret::new(token.to_vec());
+        let token = Secret::of_any_length(token.to_vec());
         let mut found = None;
         for (name, secret) in &self.tokens {
             if *secret == token {
@@ -303,6 +306,14 @@ impl Look<'_> {
         let mut members = Once::new();
         for (name, group) in &config.groups {
             let id = Id { kind: Kind::Group, name, lun: None };
+            let mut volumes = Once::new();
+            for (number, lun) in &group.luns.0 {
+                if let Some(twin) = volumes.also(lun.volume.name(), &number.to_string()) {
+                    let at = Id { kind: Kind::Lun, name, lun: Some(*number) };
+                    let what = format!("is LUN {twin} of this group, too: initiators would take the two for two paths");
+                    self.add(at, "volume", lun.marks.of("volume"), what);
+                }
+            }
             if let Some((target, pattern, twin)) = shared_member(name, group, &mut members) {
                 let what = format!("'{pattern}' is in group {twin} of target {target}, too, from the same networks");
                 self.add(id, "initiators", group.marks.of("initiators"), what);
@@ -312,7 +323,7 @@ impl Look<'_> {
 
     fn users(&mut self, config: &Config) -> BTreeMap<String, Secret> {
         let sources = config.users.iter().map(|(name, user)| (name, &user.secret, user.marks.of("secret")));
-        self.secrets(Kind::User, CHAP_SECRET_BYTES_MIN..=CHAP_SECRET_BYTES_MAX, sources)
+        self.secrets(Kind::User, SECRET_MIN..=SECRET_MAX, sources)
     }
 
     fn tokens(&mut self, config: &Config) -> BTreeMap<String, Secret> {
@@ -330,10 +341,10 @@ impl Look<'_> {
         for (name, source, at) in sources {
             let id = Id { kind, name, lun: None };
             match self.secret(source) {
-                Ok(secret) if lengths.contains(&secret.len()) => drop(secrets.insert(name.clone(), secret)),
+                Ok(secret) if lengths.contains(&secret.bytes().len()) => drop(secrets.insert(name.clone(), secret)),
                 Ok(secret) => {
                     let (least, most) = (lengths.start(), lengths.end());
-                    let what = format!("has {} bytes; a secret has {least} to {most}, at random", secret.len());
+                    let what = format!("has {} bytes; a secret has {least} to {most}, at random", secret.bytes().len());
                     self.add(id, "secret", at, what);
                 }
                 Err(why) => self.add(id, "secret", at, why),
@@ -377,7 +388,7 @@ impl Look<'_> {
         if bytes.last() == Some(&b'\n') {
             bytes.truncate(bytes.len() - if bytes.ends_with(b"\r\n") { 2 } else { 1 });
         }
-        Ok(Secret::new(bytes))
+        Ok(Secret::of_any_length(bytes))
     }
 
     /// Who proves who he is, and to whom.
@@ -526,7 +537,7 @@ impl<'a> Taken<'a> {
 }
 
 /// A pattern and a network, by which a group has an initiator at a target.
-type Member<'a> = (&'a str, &'a Pattern, Option<Cidr>);
+type Member<'a> = (&'a str, &'a Pattern, Option<Network>);
 
 /// A member of this group that another one has already: target, pattern, the other group.
 fn shared_member<'a>(
@@ -535,7 +546,7 @@ fn shared_member<'a>(
     members: &mut Once<Member<'a>>,
 ) -> Option<(&'a str, String, String)> {
     let any = [None];
-    let some: Vec<Option<Cidr>> = group.sources.iter().copied().map(Some).collect();
+    let some: Vec<Option<Network>> = group.sources.iter().copied().map(Some).collect();
     let sources = if some.is_empty() { &any[..] } else { &some[..] };
     let mut found = None;
     for target in group.targets.names() {

@@ -6,7 +6,7 @@
 //! * [`plan`]: from one configuration to another; [`apply`]: all of it or nothing; [`rehearsal`]: a model that does it
 //! * [`document`]: changes in the text of the file, which keep comments; [`versions`]: the file and its history;
 //!   [`identities`]: who volumes are, whatever becomes of the file
-//! * [`manager`]: all of it together
+//! * [`manager`]: all of it together; [`live`]: what runs beyond what the configuration says
 //! * [`docs`]: the reference page, explanations and the JSON schema; [`api`]: what the API says
 //!
 //! Nothing here touches the data path; [`versions`], [`identities`] and [`check::Machine`] touch a disk.
@@ -19,6 +19,7 @@ pub mod docs;
 pub mod document;
 pub mod identities;
 pub mod links;
+pub mod live;
 pub mod manager;
 pub mod model;
 pub mod names;

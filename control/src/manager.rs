@@ -8,6 +8,7 @@ use crate::names::Uuid;
 use crate::plan::Plan;
 use crate::report::Problems;
 use crate::versions::{Trouble, Versions};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -92,6 +93,12 @@ impl<R: Running, O: Outside> Manager<R, O> {
         Ok(manager)
     }
 
+    /// The file of the configuration, as its user calls it.
+    #[must_use]
+    pub fn file(&self) -> &str {
+        &self.name
+    }
+
     /// What is in force.
     #[must_use]
     pub fn current(&self) -> &Checked {
@@ -165,6 +172,12 @@ impl<R: Running, O: Outside> Manager<R, O> {
         self.follow(now)
     }
 
+    /// What runs, without what it runs by: to end it.
+    #[must_use]
+    pub fn into_running(self) -> R {
+        self.running
+    }
+
     fn follow(&mut self, now: SystemTime) -> Result<Plan, Failure> {
         let (text, wanted) = self.complete(self.versions.text())?;
         self.put_in_force(wanted, |versions| match versions.text() == text {
@@ -196,8 +209,13 @@ impl<R: Running, O: Outside> Manager<R, O> {
         if checked.config.volumes.values().all(|volume| volume.uuid.is_some()) {
             return Ok((text.to_owned(), checked));
         }
+        let mut taken: BTreeSet<Uuid> = checked.config.volumes.values().filter_map(|volume| volume.uuid).collect();
         let uuid = |name: &str| {
-            let known = checked.config.volumes.get(name).and_then(|volume| self.identities.find(name, volume));
+            let volume = checked.config.volumes.get(name);
+            let known =
+                volume.and_then(|volume| self.identities.find(name, volume).or_else(|| self.outside.mark(volume)));
+            // What somebody else is already is no mark.
+            let known = known.filter(|known| taken.insert(*known));
             known.map_or_else(|| self.outside.random().map(Uuid::from_random), Ok)
         };
         let (text, _) = name_volumes(text, uuid)?;

@@ -1,7 +1,7 @@
 //! What can be configured: every section, every key, once.
 
 use crate::links::{Links, Luns, To};
-use crate::names::{Address, Ascii, Cidr, IscsiName, Naa, Pattern, Uuid};
+use crate::names::{Address, Ascii, IscsiName, Naa, Network, Pattern, Uuid};
 use crate::secret::SecretSource;
 use crate::section::{absent, or, required, sections};
 use crate::value::{FilePath, Line, Period, Size, Textual, Whole, choices};
@@ -203,6 +203,14 @@ sections! {
         mutual_user: Option<To<User>> = absent() => LaterSessions;
         /// Hash algorithms of CHAP that are accepted.
         hashes: Vec<Hash> = or(ALL_HASHES) => LaterSessions;
+        /// Whether initiators may log in. Without, those who are there are asked to log out, get to finish what they do,
+        /// and have ended then.
+        enabled: bool = or(true) => EndsSessions;
+        /// Where the target is instead: initiators that want to log in are told so (TargetAddress), and those who are
+        /// there are asked to log out.
+        moved_to: Option<Address<ISCSI_PORT>> = absent() => EndsSessions;
+        /// Whether they shall remember that for good.
+        moved_for_good: bool = or(false) => Live;
         /// Sessions at once; without, what the limits say.
         sessions: Option<Whole<1, 16384>> ["sessions"] = absent() => LaterSessions;
         /// Commands under way in a session; without, what the limits say.
@@ -218,7 +226,7 @@ sections! {
         /// Names of its initiators, with `*` and `?` for what is left open. `["*"]`: everybody.
         initiators: Vec<Pattern> = required() => EndsSessions;
         /// Networks that its initiators come from; without, any.
-        sources: Vec<Cidr> = or(Vec::new()) => EndsSessions;
+        sources: Vec<Network> = or(Vec::new()) => EndsSessions;
         /// Users who may log in from it; without, those of the target.
         users: Links<User> = or(Links::default()) => LaterSessions;
         /// The logical units that it sees: number = volume.
@@ -265,6 +273,9 @@ sections! {
         spin: Period = or(Period(Duration::from_micros(100))) => Restart;
         /// How long commands under way get to finish at the end.
         drain: Period = or(Period(Duration::from_secs(10))) => Live;
+        /// Folders in which volumes may be made while it runs. Besides these it reaches the files and devices that are
+        /// configured when it starts, and nothing else of the machine.
+        folders: Vec<FilePath> = or(Vec::new()) => Restart;
         /// Where state is kept; without, what systemd says (STATE_DIRECTORY), or the user's own state folder.
         state: Option<FilePath> = absent() => Restart;
     }
@@ -298,6 +309,9 @@ sections! {
         /// Unix socket; who may open it may do everything. Without, `/run/lunar/api.sock`, or the user's own runtime
         /// folder.
         socket: Option<FilePath> = absent() => Live;
+        /// A group of this machine whose members may open the socket, besides root and the user that Lunar runs as: its
+        /// name or its number. That user has to be a member, too.
+        group: Option<Line<32>> = absent() => Live;
     }
 
     /// The log, which goes to standard error.

@@ -1,7 +1,8 @@
 //! Names and addresses, as their standards spell them.
 
 use crate::value::Textual;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+pub use lunar_core::access::{Network, Pattern};
+use std::net::{IpAddr, SocketAddr};
 
 /// An iSCSI name of a node (RFC 7143 4.2.7), in the form that stringprep leaves it: small letters.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -69,48 +70,6 @@ fn qualified(rest: &str) -> Result<(), String> {
     }
 }
 
-/// A pattern for iSCSI names: `*` stands for anything, `?` for one character. Case does not matter.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Pattern(String);
-
-impl Pattern {
-    /// Whether it stands for this name. Takes time in proportion to the two lengths multiplied, at worst.
-    #[must_use]
-    pub fn matches(&self, name: &str) -> bool {
-        let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
-        let (mut at, mut read) = (0, 0);
-        // Where the last star was, and how much of the name it stands for.
-        let mut star: Option<(usize, usize)> = None;
-        while read < name.len() {
-            match pattern.get(at) {
-                Some(b'*') => {
-                    star = Some((at, read));
-                    at += 1;
-                }
-                Some(&wanted) if wanted == b'?' || wanted == name[read].to_ascii_lowercase() => {
-                    at += 1;
-                    read += 1;
-                }
-                _ => match &mut star {
-                    Some((place, taken)) => {
-                        *taken += 1;
-                        (at, read) = (*place + 1, *taken);
-                    }
-                    None => return false,
-                },
-            }
-        }
-        pattern[at..].iter().all(|rest| *rest == b'*')
-    }
-
-    /// How much of a name it settles: more is more specific; a whole name is the most.
-    #[must_use]
-    pub fn weight(&self) -> usize {
-        let open = self.0.bytes().filter(|b| b"*?".contains(b)).count();
-        if open == 0 { usize::MAX } else { self.0.len() - open }
-    }
-}
-
 impl Textual for Pattern {
     const WHAT: &'static str =
         "an initiator's name, with `*` and `?` for what is left open: `\"iqn.1998-01.com.vmware:*\"`";
@@ -121,50 +80,16 @@ impl Textual for Pattern {
         }
         match text.chars().find(|c| c.is_whitespace() || c.is_control() || "[]{}|\\".contains(*c)) {
             Some(c) => Err(format!("is no pattern for names: it has no {c:?}, only names with * and ?")),
-            None => Ok(Self(text.to_ascii_lowercase())),
+            None => Ok(Self::new(text)),
         }
     }
 
     fn text(&self) -> String {
-        self.0.clone()
+        self.as_str().to_owned()
     }
 }
 
-/// Addresses that share a prefix (RFC 4632, RFC 4291 2.3).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Cidr {
-    address: IpAddr,
-    prefix: u8,
-}
-
-impl Cidr {
-    /// Whether the address is among them. An IPv4 address that came in by an IPv6 socket is one of IPv4.
-    #[must_use]
-    pub fn contains(&self, address: IpAddr) -> bool {
-        let (own, width) = bits(self.address);
-        let (other, other_width) = bits(address.to_canonical());
-        width == other_width && masked(own, width, self.prefix) == masked(other, width, self.prefix)
-    }
-
-    /// Bits of the prefix.
-    #[must_use]
-    pub fn prefix(&self) -> u8 {
-        self.prefix
-    }
-}
-
-fn bits(address: IpAddr) -> (u128, u8) {
-    match address {
-        IpAddr::V4(address) => (address.to_bits().into(), 32),
-        IpAddr::V6(address) => (address.to_bits(), 128),
-    }
-}
-
-fn masked(bits: u128, width: u8, prefix: u8) -> u128 {
-    bits.checked_shr(u32::from(width - prefix.min(width))).unwrap_or(0)
-}
-
-impl Textual for Cidr {
+impl Textual for Network {
     const WHAT: &'static str = "an address, or a network with its prefix: `\"10.0.0.0/24\"`";
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -174,30 +99,30 @@ impl Textual for Cidr {
         };
         let address: IpAddr =
             address.parse().map_err(|_| "is no network: it is written as 10.0.0.0/24, 192.0.2.7 or fd00::/8")?;
-        let (bits, width) = bits(address);
-        let prefix = match prefix.map(str::parse::<u8>) {
-            None => width,
-            Some(Ok(prefix)) if prefix <= width => prefix,
-            Some(_) => return Err(format!("is no network: the prefix is 0 to {width}")),
+        let width = width(address);
+        let network = match prefix.map(str::parse::<u8>) {
+            None => Self::new(address, width),
+            Some(Ok(prefix)) => Self::new(address, prefix),
+            Some(Err(_)) => None,
         };
+        let network = network.ok_or_else(|| format!("is no network: the prefix is 0 to {width}"))?;
         // Nothing but zeroes after the prefix: else one of the two was not meant.
-        let network = if prefix == 0 { 0 } else { masked(bits, width, prefix) << (width - prefix) };
-        if network != bits {
-            let first = match address {
-                IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::from_bits(network as u32)),
-                IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::from_bits(network)),
-            };
+        if network.first() != address {
+            let (first, prefix) = (network.first(), network.bits());
             return Err(format!("is an address in a network: did you mean {first}/{prefix}, or {address} alone?"));
         }
-        Ok(Self { address, prefix })
+        Ok(network)
     }
 
     fn text(&self) -> String {
-        if bits(self.address).1 == self.prefix {
-            return self.address.to_string();
-        }
-        format!("{}/{}", self.address, self.prefix)
+        let first = self.first();
+        if width(first) == self.bits() { first.to_string() } else { format!("{first}/{}", self.bits()) }
     }
+}
+
+/// Bits of an address.
+fn width(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
 }
 
 /// An address with a port, which is `PORT` where none is given.
@@ -374,7 +299,7 @@ mod tests {
 
     #[test]
     fn patterns_leave_open_what_they_say() {
-        let matches = |pattern: &str, name: &str| Pattern::parse(pattern).expect(pattern).matches(name);
+        let matches = |pattern: &str, name: &str| Pattern::parse(pattern).expect(pattern).fits(name);
         for (pattern, name) in [
             ("*", ""),
             ("*", "anything"),
@@ -409,7 +334,7 @@ mod tests {
     #[test]
     fn networks() {
         let contains = |network: &str, address: &str| {
-            Cidr::parse(network).expect(network).contains(address.parse().expect(address))
+            Network::parse(network).expect(network).contains(address.parse().expect(address))
         };
         for (network, address) in [
             ("10.0.0.0/24", "10.0.0.255"),
@@ -425,7 +350,7 @@ mod tests {
             assert!(!contains(network, address), "{network} {address}");
         }
         for (bad, word) in [("10.0.0.1/24", "10.0.0.0/24"), ("10.0.0.0/33", "0 to 32"), ("10.0.0/8", "written")] {
-            assert!(Cidr::parse(bad).expect_err(bad).contains(word), "{bad}");
+            assert!(Network::parse(bad).expect_err(bad).contains(word), "{bad}");
         }
     }
 
@@ -463,9 +388,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_is_too_strange(text in ".{0,40}") {
-            let _ = (IscsiName::parse(&text), Cidr::parse(&text), Address::<1>::parse(&text), Uuid::parse(&text));
+            let _ = (IscsiName::parse(&text), Network::parse(&text), Address::<1>::parse(&text), Uuid::parse(&text));
             if let Ok(pattern) = Pattern::parse(&text) {
-                prop_assert!(pattern.matches(&text.replace('*', "").replace('?', "x")));
+                prop_assert!(pattern.fits(&text.replace('*', "").replace('?', "x")));
             }
         }
     }

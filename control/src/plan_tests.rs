@@ -217,9 +217,11 @@ fn others(volumes: &[String], users: u8, roll: &mut dyn FnMut(u8) -> u8) -> Stri
         add(format!("[group.g{n}]\ninitiators = ['{n}', 'x{}']", roll(2) * 8 + n));
         add(format!("targets = [{}]\nusers = [{}]", list("t", targets, roll), list("u", users, roll)));
         add(format!("[group.g{n}.luns]"));
-        for lun in (0..4).filter(|_| !volumes.is_empty()) {
+        // No volume twice.
+        let first = usize::from(roll(8));
+        for lun in 0..volumes.len() {
             if roll(2) == 0 {
-                let volume = &volumes[usize::from(roll(8)) % volumes.len()];
+                let volume = &volumes[(first + lun) % volumes.len()];
                 add(format!("{lun} = {{ volume = '{volume}', read-only = {} }}", roll(2) == 0));
             }
         }

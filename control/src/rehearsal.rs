@@ -1,13 +1,16 @@
 //! A model of what runs: keeps what it was told, and holds plans to their promises. For tests, and for whoever wants
 //! to know what a plan would leave.
 
+use crate::api::SessionView;
 use crate::apply::Running;
 use crate::check::Checked;
 use crate::config::{Id, Kind};
-use crate::plan::{Action, Change, ObjectId};
+use crate::live::Live;
+use crate::plan::{Action, Change, ObjectId, Plan};
 use crate::secret::Secret;
 use crate::section::Object;
 use crate::value::Field;
+use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a model knows of a thing.
@@ -36,6 +39,10 @@ pub struct Rehearsal {
     prepared: usize,
     /// Steps that are prepared and neither made nor rolled back.
     pub pending: usize,
+    /// Plans that were carried out to their end.
+    pub settled: usize,
+    /// Who shall be logged in.
+    pub sessions: Vec<SessionView>,
 }
 
 /// Two models are the same when they know the same.
@@ -150,8 +157,33 @@ impl Running for Rehearsal {
         }
     }
 
+    fn settle(&mut self, _plan: &Plan, _wanted: &Checked) {
+        self.settled += 1;
+    }
+
     fn roll_back(&mut self, _change: &Change, _prepared: Ready) {
         self.pending -= 1;
         self.prepared -= 1;
+    }
+}
+
+/// A model has the sessions that it was given, and counts nothing else.
+impl Live for Rehearsal {
+    fn sessions(&mut self) -> Vec<SessionView> {
+        self.sessions.clone()
+    }
+
+    fn kick(&mut self, id: &str) -> bool {
+        let before = self.sessions.len();
+        self.sessions.retain(|session| session.id != id);
+        self.sessions.len() < before
+    }
+
+    fn statistics(&mut self) -> Json {
+        json!({ "sessions": self.sessions.len() })
+    }
+
+    fn troubles(&mut self) -> Vec<String> {
+        Vec::new()
     }
 }

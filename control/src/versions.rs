@@ -244,7 +244,10 @@ fn disk(path: &Path, why: io::Error) -> Trouble {
 }
 
 /// The text of a file; empty if there is none.
-pub(crate) fn read(path: &Path) -> Result<String, Trouble> {
+///
+/// # Errors
+/// When it cannot be read, or is no text.
+pub fn read(path: &Path) -> Result<String, Trouble> {
     let file = match File::open(path) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
         file => file.map_err(|why| disk(path, why))?,
@@ -256,7 +259,10 @@ pub(crate) fn read(path: &Path) -> Result<String, Trouble> {
 }
 
 /// Puts a file in the place of the one before; on the medium when it returns.
-pub(crate) fn put(path: &Path, text: &str, mode: u32, owner: Option<(u32, u32)>) -> Result<(), Trouble> {
+///
+/// # Errors
+/// When it cannot be written; what was there before is there then.
+pub fn put(path: &Path, text: &str, mode: u32, owner: Option<(u32, u32)>) -> Result<(), Trouble> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(UNFINISHED);
     let unfinished = PathBuf::from(unfinished);

@@ -23,13 +23,13 @@ pub fn group_of<'a>(config: &'a Config, target: &str, initiator: &str, source: I
 }
 
 fn fit(group: &Group, initiator: &str, source: IpAddr) -> Option<Fit> {
-    let by_name = group.initiators.iter().filter(|pattern| pattern.matches(initiator)).map(|pattern| pattern.weight());
+    let by_name = group.initiators.iter().filter(|pattern| pattern.fits(initiator)).map(|pattern| pattern.weight());
     let by_address = match group.sources.is_empty() {
         // Any address fits a little less than a network of all addresses, which somebody wrote.
         true => Some(0),
         false => {
             let fitting = group.sources.iter().filter(|network| network.contains(source));
-            fitting.map(|network| network.prefix().saturating_add(1)).max()
+            fitting.map(|network| network.bits().saturating_add(1)).max()
         }
     };
     by_name.max().zip(by_address)

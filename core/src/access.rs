@@ -13,6 +13,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 use std::sync::Arc;
+use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 /// Bytes of a secret at least: 96 bits, below which RFC 7143 9.2.1 forbids CHAP without IPsec.
@@ -36,17 +37,27 @@ impl Secret {
         if (SECRET_MIN..=SECRET_MAX).contains(&bytes.len()) { Ok(Self(bytes)) } else { Err(Mistake::SecretLength) }
     }
 
+    /// A secret of any length: a token, or one whose length is somebody else's to judge.
+    #[must_use]
+    pub fn of_any_length(bytes: Vec<u8>) -> Self {
+        Self(Zeroizing::new(bytes))
+    }
+
     /// The bytes, for whoever computes with them.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
+}
 
-    /// Whether both are the same. For configuration: how long it takes tells how much of them is.
-    fn is(&self, other: &Self) -> bool {
-        *self.0 == *other.0
+/// In a time that depends on the lengths only.
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
     }
 }
+
+impl Eq for Secret {}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -63,8 +74,8 @@ pub struct Account {
     pub secret: Secret,
 }
 
-/// A name of a host, in which `*` stands for any characters. Names are compared in lower case.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// A name of a host, in which `*` stands for any characters and `?` for any one. Names are compared in lower case.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Pattern(Box<str>);
 
 impl Pattern {
@@ -74,33 +85,76 @@ impl Pattern {
         Self(text.to_lowercase().into())
     }
 
-    /// Whether a name, in lower case, fits.
+    /// Whether a name fits. Takes time in proportion to the two lengths multiplied, at worst.
     #[must_use]
     pub fn fits(&self, name: &str) -> bool {
-        let Some((head, rest)) = self.0.split_once('*') else { return *self.0 == *name };
-        let Some(mut left) = name.strip_prefix(head) else { return false };
-        let mut pieces = rest.split('*').peekable();
-        while let Some(piece) = pieces.next() {
-            if pieces.peek().is_none() {
-                return left.ends_with(piece);
-            }
-            match left.find(piece) {
-                Some(at) => left = &left[at + piece.len()..],
-                None => return false,
+        let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
+        let (mut at, mut read) = (0, 0);
+        // Where the last star was, and how much of the name it stands for.
+        let mut star: Option<(usize, usize)> = None;
+        while read < name.len() {
+            match pattern.get(at) {
+                Some(b'*') => {
+                    star = Some((at, read));
+                    at += 1;
+                }
+                Some(&wanted) if wanted == b'?' || wanted == name[read].to_ascii_lowercase() => {
+                    at += 1;
+                    read += 1;
+                }
+                _ => match &mut star {
+                    Some((place, taken)) => {
+                        *taken += 1;
+                        (at, read) = (*place + 1, *taken);
+                    }
+                    None => return false,
+                },
             }
         }
-        true
+        pattern[at..].iter().all(|rest| *rest == b'*')
+    }
+
+    /// How much of a name it settles: more is more specific; a whole name is the most.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        let open = self.0.bytes().filter(|byte| b"*?".contains(byte)).count();
+        if open == 0 { usize::MAX } else { self.0.len() - open }
+    }
+
+    /// The pattern as it was written, in lower case.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
 /// Addresses that begin with the same bits: `192.0.2.0/24`, `2001:db8::/32`, or one address.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Network {
     address: IpAddr,
     bits: u8,
 }
 
 impl Network {
+    /// Those that share their first `bits` with this address; what is behind them in it does not matter. `None` if an
+    /// address has not so many.
+    #[must_use]
+    pub fn new(address: IpAddr, bits: u8) -> Option<Self> {
+        Some(Self { address: masked(address, bits)?, bits })
+    }
+
+    /// The first of them.
+    #[must_use]
+    pub fn first(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Bits that they share.
+    #[must_use]
+    pub fn bits(&self) -> u8 {
+        self.bits
+    }
+
     /// Whether an address lies in it. An IPv4 address that came as an IPv6 one is an IPv4 address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
@@ -211,7 +265,7 @@ impl Access {
         // RFC 7143 9.2.1: else what a user answers to the target would prove the target to the user, and back. Another
         // group's will do for that, too.
         let users = || all().flat_map(|proofs| &proofs.users);
-        if all().filter_map(|proofs| proofs.target.as_ref()).any(|own| users().any(|u| u.secret.is(&own.secret))) {
+        if all().filter_map(|proofs| proofs.target.as_ref()).any(|own| users().any(|u| u.secret == own.secret)) {
             return Err(Mistake::SameSecret);
         }
         Ok(Self { groups: groups.into_iter().map(Arc::new).collect(), discovery: Arc::new(discovery) })
@@ -221,6 +275,12 @@ impl Access {
     #[must_use]
     pub fn open() -> Self {
         Self { groups: vec![Arc::new(Group::everybody())], discovery: Arc::default() }
+    }
+
+    /// Lets nobody in.
+    #[must_use]
+    pub fn nobody() -> Self {
+        Self { groups: Vec::new(), discovery: Arc::default() }
     }
 
     /// The group of a host, by its name in lower case and where it comes from.

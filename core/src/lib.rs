@@ -5,6 +5,7 @@
 //! * [`io`]: the back-end contract: [`io::Io`], [`io::Done`], [`io::Store`]
 //! * [`keep`]: what a unit keeps across restarts besides its data
 //! * [`mem`]: memory behind handles: [`mem::Arena`], [`mem::Buf`], [`mem::Slice`], [`mem::Sg`]
+//! * [`outgoing`]: what an initiator has to send
 //! * [`port`]: the front-end contract: [`port::Transfer`]; names of ports and nexuses
 //! * [`protection`]: what is kept beside each block so that it can be checked
 //! * [`step`]: what a command asks for, and the one place that carries it out
@@ -20,6 +21,7 @@ pub mod io;
 pub mod keep;
 pub mod medium;
 pub mod mem;
+pub mod outgoing;
 pub mod port;
 pub mod protection;
 pub mod range;

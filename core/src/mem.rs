@@ -10,6 +10,10 @@
 // The arena hands out raw memory that I/O fills; every block says why it is sound.
 #![allow(unsafe_code)]
 
+mod promise;
+
+pub use promise::Promise;
+
 use smallvec::SmallVec;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
@@ -47,6 +51,8 @@ struct Inner {
     /// Order of the block that starts at this page.
     orders: Box<[Cell<u8>]>,
     waiters: RefCell<VecDeque<Waker>>,
+    /// Bytes that peers were asked for and have not sent.
+    promised: Cell<usize>,
     /// First page of the block of zeroes, once somebody asked for it.
     zeroes: Cell<Option<u32>>,
 }
@@ -82,6 +88,7 @@ impl Arena {
             refs: (0..pages).map(|_| Cell::new(0)).collect(),
             orders: (0..pages).map(|_| Cell::new(0)).collect(),
             waiters: RefCell::default(),
+            promised: Cell::new(0),
             zeroes: Cell::new(None),
         }))
     }

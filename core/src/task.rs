@@ -18,13 +18,21 @@ struct Set<K> {
     /// One per place, kept when free so that entering allocates nothing.
     places: RefCell<Vec<Rc<State<K>>>>,
     free: RefCell<Vec<usize>>,
-    /// Who waits for aborted tasks to leave.
+    /// Who waits for tasks to leave.
     waiters: RefCell<Vec<Waker>>,
+    /// Tasks that were entered so far.
+    entered: Cell<u64>,
 }
+
+/// A moment in the life of a task set: between two tasks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Moment(u64);
 
 struct State<K> {
     /// Of the task that has this place.
     key: Cell<Option<K>>,
+    /// How many were entered before it.
+    after: Cell<u64>,
     aborted: Cell<bool>,
     wakers: RefCell<Vec<Waker>>,
 }
@@ -37,7 +45,12 @@ impl<K: Copy> State<K> {
 
 impl<K> Default for TaskSet<K> {
     fn default() -> Self {
-        Self(Rc::new(Set { places: RefCell::default(), free: RefCell::default(), waiters: RefCell::default() }))
+        Self(Rc::new(Set {
+            places: RefCell::default(),
+            free: RefCell::default(),
+            waiters: RefCell::default(),
+            entered: Cell::default(),
+        }))
     }
 }
 
@@ -46,15 +59,24 @@ impl<K: Copy> TaskSet<K> {
     #[must_use]
     pub fn enter(&self, key: K) -> Task<K> {
         let place = self.0.free.borrow_mut().pop().unwrap_or_else(|| {
-            let state = State { key: Cell::new(None), aborted: Cell::new(false), wakers: RefCell::default() };
+            let (key, after) = (Cell::new(None), Cell::default());
+            let state = State { key, after, aborted: Cell::new(false), wakers: RefCell::default() };
             let mut places = self.0.places.borrow_mut();
             places.push(Rc::new(state));
             places.len() - 1
         });
         let state = self.0.places.borrow()[place].clone();
         state.key.set(Some(key));
+        state.after.set(self.0.entered.get());
+        self.0.entered.set(self.0.entered.get() + 1);
         state.aborted.set(false);
         Task { key, state, set: self.0.clone(), place }
+    }
+
+    /// Now: later tasks are entered after it.
+    #[must_use]
+    pub fn moment(&self) -> Moment {
+        Moment(self.0.entered.get())
     }
 
     /// Tasks in the set.
@@ -76,8 +98,13 @@ impl<K: Copy> TaskSet<K> {
 
     /// Aborts the tasks whose keys match; returns how many that were not aborted yet.
     pub fn abort(&self, matches: impl Fn(K) -> bool) -> u64 {
+        self.abort_before(Moment(u64::MAX), matches)
+    }
+
+    /// The same with those alone that were entered before this moment.
+    pub fn abort_before(&self, before: Moment, matches: impl Fn(K) -> bool) -> u64 {
         let mut count = 0;
-        for state in self.0.places.borrow().iter() {
+        for state in self.0.places.borrow().iter().filter(|state| state.after.get() < before.0) {
             if !state.aborted.get() && state.key.get().is_some_and(&matches) {
                 count += 1;
                 state.aborted.set(true);
@@ -104,8 +131,17 @@ impl<K: Copy> TaskSet<K> {
 
     /// Waits until every task that is aborted by now and whose key matches has left.
     pub async fn until_gone(&self, matches: impl Fn(K) -> bool) {
+        self.until_none(|state| state.is_aborted(&matches)).await;
+    }
+
+    /// Waits until every task whose key matches has left that was entered before this moment.
+    pub async fn until_left(&self, before: Moment, matches: impl Fn(K) -> bool) {
+        self.until_none(|state| state.after.get() < before.0 && state.key.get().is_some_and(&matches)).await;
+    }
+
+    async fn until_none(&self, there: impl Fn(&State<K>) -> bool) {
         poll_fn(|cx| {
-            if self.0.places.borrow().iter().any(|state| state.is_aborted(&matches)) {
+            if self.0.places.borrow().iter().any(|state| there(state)) {
                 remember(&self.0.waiters, cx);
                 Poll::Pending
             } else {
@@ -177,7 +213,7 @@ impl<K> Drop for Task<K> {
         self.state.key.set(None);
         self.state.wakers.borrow_mut().clear();
         self.set.free.borrow_mut().push(self.place);
-        if self.state.aborted.get() {
+        if !self.set.waiters.borrow().is_empty() {
             self.set.waiters.take().into_iter().for_each(Waker::wake);
         }
     }
@@ -220,6 +256,20 @@ mod tests {
         assert!(is_ready(set.until_gone(|_| true)) && set.len() == 1);
         let again = set.enter((3, 0));
         assert!(!again.aborted());
+    }
+
+    #[test]
+    fn those_before_a_moment_are_waited_for_and_later_ones_are_not() {
+        let set = TaskSet::default();
+        let (old, elsewhere) = (set.enter((1, 0)), set.enter((2, 1)));
+        let moment = set.moment();
+        let new = set.enter((3, 0));
+        let left = || set.until_left(moment, |(_, lun)| lun == 0);
+        assert!(!is_ready(left()));
+        assert_eq!(set.abort_before(moment, |(_, lun)| lun == 0), 1);
+        assert!(old.aborted() && !new.aborted() && !elsewhere.aborted());
+        drop(old);
+        assert!(is_ready(left()));
     }
 
     #[test]

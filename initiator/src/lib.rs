@@ -1,28 +1,19 @@
-//! An iSCSI initiator (RFC 7143) without I/O, and the load generator that drives any target with it.
+//! An iSCSI initiator (RFC 7143) without I/O.
 //!
 //! * [`session`]: the initiator: bytes in, events and bytes out
 //! * [`config`]: what it offers at login, and what was agreed
 //! * [`chap`]: how names are proved; [`secret`]: secrets from files
 //! * [`cdb`]: the commands that a load needs, and sense data
-//! * [`output`]: what waits to be sent, as I/O vectors
-//! * [`url`]: where a unit is, as `iscsi://host/target/lun`
-//! * [`histogram`]: how long commands took
-//! * [`pattern`]: blocks that say where and when they were written
-//! * [`mod@bench`]: the load generator: `lunar bench`
 
-pub mod bench;
 pub mod cdb;
 pub mod chap;
 pub mod config;
 mod frame;
-pub mod histogram;
 mod login;
-pub mod output;
-pub mod pattern;
+mod output;
 pub mod secret;
 pub mod session;
 mod task;
-pub mod url;
 
 use lunar_iscsi::wire::LoginStatus;
 use std::fmt;

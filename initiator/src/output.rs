@@ -1,225 +1,69 @@
-//! What waits to be sent: headers and short data in one buffer, longer data as references to where it is.
+//! What waits to be sent: PDUs with their padding and digests.
 
+use lunar_core::outgoing::{Data, Outgoing};
 use lunar_iscsi::wire::{Bhs, Digest, digest, padded};
-use std::collections::VecDeque;
-use std::fmt;
-use std::io::IoSlice;
-use std::ops::Range;
-use std::rc::Rc;
 use zerocopy::IntoBytes;
 
-/// Data up to this long is copied behind its header: an I/O vector of its own would cost more than the copy.
-const COPY_MAX: usize = 1024;
-/// Spent bytes at the front of the buffer that are worth moving the rest for, when it never runs empty.
-const COMPACT: usize = 1 << 20;
-
-/// Bytes that a command writes: shared, so that a retry or a second R2T takes no copy.
-#[derive(Clone)]
-pub struct Data {
-    bytes: Rc<[u8]>,
-    range: Range<usize>,
-}
-
-impl Data {
-    /// All of `bytes`.
-    #[must_use]
-    pub fn new(bytes: Rc<[u8]>) -> Self {
-        let range = 0..bytes.len();
-        Self { bytes, range }
-    }
-
-    /// Bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.range.len()
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.range.is_empty()
-    }
-
-    /// A part of it.
-    ///
-    /// # Panics
-    /// When `range` does not lie within.
-    #[must_use]
-    pub fn part(&self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
-        Self { bytes: self.bytes.clone(), range: self.range.start + range.start..self.range.start + range.end }
-    }
-
-    /// The bytes.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes[self.range.clone()]
-    }
-}
-
-impl fmt::Debug for Data {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Data({} bytes)", self.len())
-    }
-}
-
-enum Piece {
-    /// The next so many bytes of the buffer.
-    Buffered(usize),
-    Data(Data),
-}
-
-/// The queue of bytes to send.
-#[derive(Default)]
-pub struct Output {
-    buffer: Vec<u8>,
-    /// Bytes of the buffer that were sent.
-    spent: usize,
-    pieces: VecDeque<Piece>,
-    len: usize,
+/// The queue of PDUs to send.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    queue: Outgoing,
     /// Whether headers carry a digest.
-    pub header_digest: bool,
+    pub(crate) header_digest: bool,
     /// Whether data segments carry a digest.
-    pub data_digest: bool,
+    pub(crate) data_digest: bool,
 }
 
 impl Output {
-    /// Bytes that wait.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
+    /// The bytes.
+    pub(crate) fn queue(&self) -> &Outgoing {
+        &self.queue
     }
 
-    /// Whether nothing waits.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    /// The first `count` bytes were sent.
+    pub(crate) fn sent(&mut self, count: usize) {
+        self.queue.sent(count);
     }
 
     /// Appends a header with its additional header segments and their digest. Lengths in it are set by the caller.
     pub(crate) fn header(&mut self, header: &Bhs, ahs: &[u8]) {
-        let start = self.buffer.len();
-        self.buffer.extend_from_slice(header.as_bytes());
-        self.buffer.extend_from_slice(ahs);
-        if self.header_digest {
-            let digest = digest(&self.buffer[start..]);
-            self.buffer.extend_from_slice(&digest);
-        }
-        self.buffered(start);
+        let has_digest = self.header_digest;
+        self.queue.append(|buffer| {
+            let start = buffer.len();
+            buffer.extend_from_slice(header.as_bytes());
+            buffer.extend_from_slice(ahs);
+            if has_digest {
+                let digest = digest(&buffer[start..]);
+                buffer.extend_from_slice(&digest);
+            }
+        });
     }
 
     /// Appends a data segment: padded, with its digest.
     pub(crate) fn segment(&mut self, data: &Data) {
-        if data.is_empty() {
-            return;
-        }
-        if data.len() <= COPY_MAX {
-            return self.text(data.bytes());
-        }
-        let (len, trailer) = (data.len(), self.buffer.len());
-        self.len += len;
-        self.pieces.push_back(Piece::Data(data.clone()));
-        self.trailer(data.bytes());
-        if self.buffer.len() > trailer {
-            self.buffered(trailer);
+        if !data.is_empty() {
+            self.queue.data(data);
+            self.trailer(data.bytes());
         }
     }
 
     /// Appends a short data segment by copying it.
     pub(crate) fn text(&mut self, bytes: &[u8]) {
-        if bytes.is_empty() {
-            return;
+        if !bytes.is_empty() {
+            self.queue.append(|buffer| buffer.extend_from_slice(bytes));
+            self.trailer(bytes);
         }
-        let start = self.buffer.len();
-        self.buffer.extend_from_slice(bytes);
-        self.trailer(bytes);
-        self.buffered(start);
     }
 
     fn trailer(&mut self, bytes: &[u8]) {
-        let pad = padded(bytes.len()) - bytes.len();
-        self.buffer.extend_from_slice(&[0; 3][..pad]);
-        if self.data_digest {
-            let digest = Digest::new().update(bytes).pad(bytes.len()).bytes();
-            self.buffer.extend_from_slice(&digest);
-        }
-    }
-
-    /// Counts what was put into the buffer from `start` on.
-    fn buffered(&mut self, start: usize) {
-        let len = self.buffer.len() - start;
-        self.len += len;
-        match self.pieces.back_mut() {
-            Some(Piece::Buffered(last)) => *last += len,
-            _ => self.pieces.push_back(Piece::Buffered(len)),
-        }
-    }
-
-    /// Fills `slices` with what is to be sent first; says how many it filled.
-    pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        let mut at = self.spent;
-        let mut count = 0;
-        for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
-            *slice = IoSlice::new(match piece {
-                Piece::Buffered(len) => {
-                    at += len;
-                    &self.buffer[at - len..at]
-                }
-                Piece::Data(data) => data.bytes(),
-            });
-            count += 1;
-        }
-        count
-    }
-
-    /// The first `count` bytes were sent.
-    ///
-    /// # Panics
-    /// When there are fewer.
-    pub fn sent(&mut self, mut count: usize) {
-        self.len -= count;
-        while count > 0 {
-            let front = self.pieces.front_mut().expect("there are as many bytes as were counted");
-            let len = match front {
-                Piece::Buffered(len) => {
-                    let part = count.min(*len);
-                    *len -= part;
-                    self.spent += part;
-                    count -= part;
-                    *len
-                }
-                Piece::Data(data) => {
-                    let part = count.min(data.len());
-                    data.range.start += part;
-                    count -= part;
-                    data.len()
-                }
-            };
-            if len == 0 {
-                self.pieces.pop_front();
+        let (pad, has_digest) = (padded(bytes.len()) - bytes.len(), self.data_digest);
+        self.queue.append(|buffer| {
+            buffer.extend_from_slice(&[0; 3][..pad]);
+            if has_digest {
+                let digest = Digest::new().update(bytes).pad(bytes.len()).bytes();
+                buffer.extend_from_slice(&digest);
             }
-        }
-        if self.spent == self.buffer.len() {
-            self.buffer.clear();
-            self.spent = 0;
-        } else if self.spent > COMPACT {
-            self.buffer.drain(..self.spent);
-            self.spent = 0;
-        }
-    }
-
-    /// All that waits, in one vector: for tests and simulations.
-    #[must_use]
-    pub fn to_vec(&self) -> Vec<u8> {
-        let mut slices = vec![IoSlice::new(&[]); self.pieces.len()];
-        self.slices(&mut slices);
-        slices.iter().flat_map(|slice| slice.iter().copied()).collect()
-    }
-}
-
-impl fmt::Debug for Output {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Output({} bytes in {} pieces)", self.len, self.pieces.len())
+        });
     }
 }
 
@@ -227,62 +71,16 @@ impl fmt::Debug for Output {
 mod tests {
     use super::*;
     use lunar_iscsi::wire::{DataOut, Pdu};
-    use proptest::prelude::*;
-
-    fn data(len: usize) -> Data {
-        Data::new((0..len).map(|at| (at % 251) as u8).collect())
-    }
-
-    #[test]
-    fn short_data_joins_its_header_and_long_data_stays_where_it_is() {
-        let mut output = Output::default();
-        output.header(DataOut::blank().bhs(), &[]);
-        output.segment(&data(COPY_MAX));
-        output.header(DataOut::blank().bhs(), &[]);
-        let long = data(COPY_MAX + 1);
-        output.segment(&long);
-        let mut slices = [IoSlice::new(&[]); 8];
-        let count = output.slices(&mut slices);
-        assert_eq!(slices[..count].iter().map(|s| s.len()).collect::<Vec<_>>(), [96 + COPY_MAX, COPY_MAX + 1, 3]);
-        assert_eq!(slices[1].as_ptr(), long.bytes().as_ptr());
-        assert_eq!(output.len(), 96 + COPY_MAX + COPY_MAX + 4);
-    }
 
     #[test]
     fn digests_cover_header_and_padded_data() {
         let mut output = Output { header_digest: true, data_digest: true, ..Output::default() };
         output.header(DataOut::blank().bhs(), &[]);
         output.segment(&Data::new([1u8, 2, 3, 4, 5].into()));
-        let bytes = output.to_vec();
+        let bytes = output.queue().to_vec();
         assert_eq!(bytes.len(), 48 + 4 + 8 + 4);
         assert_eq!(bytes[48..52], digest(&bytes[..48]));
         assert_eq!(bytes[52..60], [1, 2, 3, 4, 5, 0, 0, 0]);
         assert_eq!(bytes[60..], digest(&bytes[52..60]));
-    }
-
-    proptest! {
-        #[test]
-        fn bytes_leave_in_order_however_sends_are_cut(
-            lens in prop::collection::vec(0usize..3000, 1..20),
-            cuts in prop::collection::vec(1usize..2500, 1..80),
-        ) {
-            let mut output = Output::default();
-            let mut want = Vec::new();
-            for len in lens {
-                output.header(DataOut::blank().bhs(), &[]);
-                output.segment(&data(len));
-                want.extend_from_slice(DataOut::blank().as_bytes());
-                want.extend_from_slice(data(len).bytes());
-                want.resize(padded(want.len()), 0);
-            }
-            let mut got = Vec::new();
-            for cut in cuts.iter().cycle().take(10_000) {
-                if output.is_empty() { break; }
-                let cut = (*cut).min(output.len());
-                got.extend_from_slice(&output.to_vec()[..cut]);
-                output.sent(cut);
-            }
-            prop_assert_eq!(got, want);
-        }
     }
 }

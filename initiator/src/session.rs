@@ -9,8 +9,10 @@ use crate::Error;
 use crate::config::{Agreed, Offer, SEGMENT_DEFAULT};
 use crate::frame::{Framer, Framing, Sink};
 use crate::login::{Login, Next, Request};
-use crate::output::{Data, Output};
+use crate::output::Output;
 use crate::task::{Kind, Task, Tasks};
+pub use lunar_core::outgoing::Moves;
+use lunar_core::outgoing::{Data, Outgoing};
 use lunar_iscsi::wire::{
     AsyncEvent, AsyncMessage, Bhs, CONTINUE, DataIn, DataOut, FINAL, First, Function, FunctionResponse, LoginRequest,
     LoginResponse, LogoutRequest, LogoutResponse, NO_TAG, NopIn, NopOut, OVERFLOW, Opcode, Pdu, R2t, READ, Reject,
@@ -28,17 +30,6 @@ const SEGMENT_KEPT_MAX: usize = 256 << 10;
 const TEXT_MAX: usize = 2 << 20;
 /// The task attribute SIMPLE (11.3.1).
 const SIMPLE: u8 = 1;
-
-/// What a command moves.
-#[derive(Clone, Debug)]
-pub enum Moves {
-    /// No data.
-    Nothing,
-    /// At most so many bytes from the target.
-    In(u32),
-    /// These bytes to the target.
-    Out(Data),
-}
 
 /// A command to start.
 #[derive(Clone, Debug)]
@@ -185,8 +176,8 @@ impl Session {
 
     /// What waits to be sent.
     #[must_use]
-    pub fn output(&self) -> &Output {
-        &self.core.output
+    pub fn output(&self) -> &Outgoing {
+        self.core.output.queue()
     }
 
     /// The first `count` bytes of the output were sent.

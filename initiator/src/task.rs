@@ -1,7 +1,7 @@
 //! What a session has outstanding, by initiator task tag.
 
 use crate::Error;
-use crate::output::Data;
+use lunar_core::outgoing::Data;
 
 /// Commands and functions that a session may have outstanding: far beyond any target's window, and a slot's number
 /// fits the low half of a tag.

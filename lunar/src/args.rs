@@ -5,7 +5,6 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use lunar_control::model::ISCSI_PORT;
 use lunar_control::names::{Address, IscsiName};
 use lunar_control::value::Textual;
-use lunar_iscsi::serve::Portal;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -26,10 +25,12 @@ pub struct Cli {
 pub enum Command {
     /// Share volumes over iSCSI and NVMe/TCP until Ctrl-C
     Serve(Serve),
+    /// Serve what a file says, and follow the file while it changes (SIGHUP, API)
+    Daemon(crate::daemon::Daemon),
     /// Share a demo disk of 1 GiB, kept under the user's home
     Demo(Demo),
     /// Load any iSCSI target and measure it
-    Bench(lunar_initiator::bench::Options),
+    Bench(lunar_load::Options),
     /// Print the statistics of a running `lunar serve --stats SOCKET`
     Stats {
         /// The socket that was given to --stats
@@ -166,15 +167,15 @@ impl How {
         (1..=u16::MAX).take(self.listen.len().max(1)).collect()
     }
 
-    /// What SendTargets tells.
+    /// What SendTargets tells: portal groups with their addresses; without one, the address that the initiator came in by.
     #[must_use]
-    pub fn told(&self) -> Vec<Portal> {
+    pub fn told(&self) -> Vec<(u16, Option<SocketAddr>)> {
         let told = |group: u16| {
             let at = usize::from(group) - 1;
             let listens = self.listen.get(at).filter(|listen| !listen.ip().is_unspecified() && listen.port() != 0);
             match self.advertise.get(at) {
-                Some(&address) => Some(Portal { group, address: Some(address) }),
-                None if self.advertise.is_empty() => Some(Portal { group, address: listens.copied() }),
+                Some(&address) => Some((group, Some(address))),
+                None if self.advertise.is_empty() => Some((group, listens.copied())),
                 // Of several, those that have no address for outside are for nobody there.
                 None => None,
             }
@@ -256,8 +257,8 @@ mod tests {
         let told = |line: &str| {
             let portals = how(line).told();
             let address =
-                |portal: &Portal| portal.address.map_or_else(|| "-".to_owned(), |address| address.to_string());
-            portals.iter().map(|portal| format!("{},{}", address(portal), portal.group)).collect::<Vec<_>>().join(" ")
+                |address: &Option<SocketAddr>| address.map_or_else(|| "-".to_owned(), |address| address.to_string());
+            portals.iter().map(|(group, at)| format!("{},{group}", address(at))).collect::<Vec<_>>().join(" ")
         };
         assert_eq!((told("").as_str(), how("").portals().len()), ("-,1", 2));
         assert_eq!(told("--listen 192.0.2.1"), "192.0.2.1:3260,1");

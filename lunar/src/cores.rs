@@ -1,10 +1,12 @@
 //! What the cores say to each other. Each core owns its state; what must happen on all of them is asked for
 //! by letter and is done when all have answered.
 
+use crate::house::Core;
 use lunar_core::io::Fault;
 use lunar_core::range::{Guard, Span};
 use lunar_core::reserve::News;
 use lunar_core::unit::{Exclusive, Unit, UnitId};
+use lunar_iscsi::directory::Way;
 use lunar_iscsi::registry::Place;
 use lunar_iscsi::serve::{Front, Peers};
 use lunar_nvme::namespace::Access;
@@ -17,8 +19,9 @@ use lunar_scsi::access::AluaState;
 use lunar_scsi::lu::{Change, MediumState, Stamp};
 use lunar_scsi::{Everywhere, Mail, Target};
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
+use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
@@ -41,6 +44,8 @@ pub enum Letter {
     Answer(u64),
     /// A connection to serve, and over what.
     Connection(Face, Incoming),
+    /// Work from outside the cores.
+    Order(Order),
     /// End what is under way, and then stop.
     Drain,
 }
@@ -48,14 +53,25 @@ pub enum Letter {
 /// What a connection speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Face {
-    /// iSCSI, through the portal group of this tag.
-    Iscsi(u16),
+    /// iSCSI, by this way.
+    Iscsi(Way),
     /// NVMe/TCP.
     Nvme,
 }
 
+/// A task of a core.
+pub type Chore = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Work from outside the cores, for one of them.
+pub struct Order(pub Box<dyn FnOnce(Rc<Core>) -> Chore + Send>);
+
+impl fmt::Debug for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Order")
+    }
+}
+
 /// What a core serves.
-#[derive(Clone)]
 pub struct Served {
     /// Its view of the SCSI target.
     pub target: Rc<Target>,
@@ -65,6 +81,8 @@ pub struct Served {
     pub iscsi: Rc<Front>,
     /// Its NVMe/TCP, if it has any.
     pub nvme: Option<Rc<NvmeFront>>,
+    /// The core that carries orders out, if there is somebody to give some.
+    pub core: OnceCell<Weak<Core>>,
 }
 
 /// The duty to answer a request. Dropping it is the answer: a core that has ended, or ends with the letter unread, has
@@ -146,6 +164,23 @@ impl Links {
         self.units.borrow_mut().insert(unit.id, unit.clone());
     }
 
+    /// Forgets a unit; ranges of it that are held stay so.
+    pub fn forget_unit(&self, unit: UnitId) {
+        self.units.borrow_mut().remove(&unit);
+    }
+
+    /// This core's view of a unit.
+    #[must_use]
+    pub fn unit(&self, unit: UnitId) -> Option<Rc<Unit>> {
+        self.units.borrow().get(&unit).cloned()
+    }
+
+    /// This core's views of all units.
+    #[must_use]
+    pub fn units(&self) -> Vec<Rc<Unit>> {
+        self.units.borrow().values().cloned().collect()
+    }
+
     fn others(&self) -> impl Iterator<Item = usize> {
         let me = self.me;
         (0..self.cores.len()).filter(move |core| *core != me)
@@ -214,10 +249,15 @@ impl Links {
         while let Some(letter) = letters.recv().await {
             match letter {
                 Letter::Answer(id) => self.answered(id),
-                Letter::Connection(Face::Iscsi(group), incoming) => served.iscsi.serve(incoming, group),
+                Letter::Connection(Face::Iscsi(way), incoming) => served.iscsi.serve(incoming, way),
                 Letter::Connection(Face::Nvme, incoming) => {
                     if let Some(front) = &served.nvme {
                         front.serve(incoming);
+                    }
+                }
+                Letter::Order(Order(work)) => {
+                    if let Some(core) = served.core.get().and_then(Weak::upgrade) {
+                        reactor.spawn(work(core));
                     }
                 }
                 Letter::Drain => {

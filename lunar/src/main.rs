@@ -1,8 +1,9 @@
 //! `lunar`: shares volumes with hosts and virtual machines, from user space.
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use lunar::args::{Cli, Command, Demo, Serve};
+use lunar::daemon::Daemon;
 use lunar::volume::{Options, Volume};
 use lunar_core::protection::Kind;
 use std::path::PathBuf;
@@ -12,8 +13,20 @@ use std::process::ExitCode;
 const DEMO_BYTES: &str = "1G";
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let program = Cli::command().subcommands(lunar_cli::commands());
+    let matches = program.clone().get_matches();
+    if let Some((name, inner)) = matches.subcommand()
+        && let Some(result) = lunar_cli::run(name, inner, &program)
+    {
+        return operate(result);
+    }
+    let command = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli.command,
+        Err(why) => why.exit(),
+    };
+    let result = match command {
         Command::Serve(serve) => share(serve),
+        Command::Daemon(daemon) => follow(&daemon),
         Command::Demo(demo) => share_demo(demo),
         Command::Bench(options) => bench(&options),
         Command::Stats { socket } => show_stats(&socket),
@@ -25,6 +38,23 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// How a command of the operator ends.
+fn operate(result: Result<(), lunar_cli::Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("lunar: {why}");
+            ExitCode::from(why.exit)
+        }
+    }
+}
+
+/// Serves what a file says, in its jails, with its API.
+fn follow(daemon: &Daemon) -> Result<()> {
+    lunar::operator::confine(&daemon.config, daemon.state.as_deref())?;
+    lunar::daemon::run(daemon, lunar::operator::attach)
 }
 
 fn share(serve: Serve) -> Result<()> {
@@ -53,8 +83,8 @@ fn share_demo(demo: Demo) -> Result<()> {
 }
 
 /// The report is printed whether or not all was well; the exit status tells.
-fn bench(options: &lunar_initiator::bench::Options) -> Result<()> {
-    match lunar_initiator::bench::command(options)? {
+fn bench(options: &lunar_load::Options) -> Result<()> {
+    match lunar_load::command(options)? {
         true => Ok(()),
         false => bail!("not all was well: see the report"),
     }

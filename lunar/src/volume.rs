@@ -1,14 +1,15 @@
 //! The volumes that the command line names, and the one list of back ends.
 //!
-//! * [`spec`]: what a name on the command line means
+//! * [`spec`]: what a name on the command line means; `configured`: what the configuration says of a volume
 //! * [`identity`]: who a volume is, for ever
 //! * `keep`: what a volume keeps across restarts besides its data
 //! * `protection`: where it keeps protection information
 //! * `advice`: what to do about a volume that cannot be served
 
 mod advice;
+mod configured;
 pub mod identity;
-mod keep;
+pub(crate) mod keep;
 mod protection;
 pub mod spec;
 
@@ -145,7 +146,7 @@ impl Volume {
             let identity = identity::of_block(volume.mark());
             return Ok((Kind::Block(volume), identity));
         }
-        let how = lunar_file::Options { size, read_only, durable, direct, block_size };
+        let how = lunar_file::Options { size, grows: false, mark: None, read_only, durable, direct, block_size };
         let volume = match advice::in_dev(path) {
             // A file in place of a device that is not there would be kept in memory, and nobody would know.
             true if !path.exists() => Err(lunar_file::Refusal::Missing),

@@ -313,6 +313,12 @@ impl Controller {
         self.lock().granted
     }
 
+    /// Whether it has queues besides the admin queue.
+    #[must_use]
+    pub fn has_io_queues(&self) -> bool {
+        self.lock().queues.iter().any(|queue| *queue > 0)
+    }
+
     pub(crate) fn open_queue(&self, queue: u16) -> Result<(), Status> {
         let mut state = self.lock();
         if queue > state.granted {

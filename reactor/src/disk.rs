@@ -93,6 +93,12 @@ impl Source {
         Self { file, policy, health: Health::new(name) }
     }
 
+    /// The same file or device, opened again as `file` in another way: what was lost of it is lost for both.
+    #[must_use]
+    pub fn again(&self, file: OwnedFd, policy: Policy) -> Self {
+        Self { file, policy, health: self.health.clone() }
+    }
+
     /// The open file.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {

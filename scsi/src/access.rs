@@ -37,9 +37,15 @@ impl Access {
 }
 
 impl Target {
-    /// The target port groups, in ascending order.
+    /// The state of a target port group at a disk, if there is such a disk.
+    #[must_use]
+    pub fn state(&self, lun: u16, group: u16) -> Option<AluaState> {
+        self.unit(lun).map(|lu| lu.access(group).state)
+    }
+
+    /// The target port groups of all devices, in ascending order.
     pub(crate) fn port_groups(&self) -> Vec<u16> {
-        let mut groups: Vec<u16> = self.config.ports.iter().map(|port| port.group).collect();
+        let mut groups: Vec<u16> = self.ports().iter().map(|port| port.group).collect();
         groups.sort_unstable();
         groups.dedup();
         groups

@@ -333,10 +333,10 @@ impl Rig {
             relative,
             group,
             name: format!("iqn.2026-11.example:disk,t,0x{relative:04x}"),
+            device: "iqn.2026-11.example:disk".into(),
             protocol: 5,
         };
         let config = TargetConfig {
-            name: "iqn.2026-11.example:disk".into(),
             ports: vec![port(1, groups[0]), port(2, groups[1])],
             clock: Clock(Rc::new(|| NOW)),
             core: 0,

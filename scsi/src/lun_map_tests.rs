@@ -6,6 +6,7 @@ use crate::nexus::Nexus;
 use crate::sense::{Asc, SenseKey};
 use crate::task::{TaskFunction, TaskResponse};
 use std::cell::RefCell;
+use std::future::ready;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -31,7 +32,7 @@ fn behind(luns: &[(u16, u16, bool)]) -> (Rig, Rc<Nexus>, Vec<Rc<Memory>>) {
         rig.target.add_unit(unit, Rig::unit(unit.into(), Rig::traits(), memory.clone()));
         memories.push(memory);
     }
-    at_once(rig.target.set_map(&name(), map(luns)));
+    at_once(rig.target.set_map(&name(), map(luns), ready(())));
     let nexus = rig.target.nexus_behind(Rig::name("guest"), &name());
     for nexus in [&rig.nexus, &nexus] {
         nexus.each(|itl| while itl.take_attention().is_some() {});
@@ -195,7 +196,7 @@ fn another_map_is_told_and_ends_what_runs_where_it_differs() {
     let told = |lun: u16| nexus.itl(lun).and_then(|itl| itl.take_attention()).map(|sense| sense.asc);
     let (kept, gone) = (nexus.tasks.enter((1, Lun::from_number(0))), nexus.tasks.enter((2, Lun::from_number(1))));
     let name = name();
-    let mut change = Box::pin(rig.target.set_map(&name, map(&[(0, 0, false), (2, 2, true), (3, 1, false)])));
+    let mut change = Box::pin(rig.target.set_map(&name, map(&[(0, 0, false), (2, 2, true), (3, 1, false)]), ready(())));
     assert!(change.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!((kept.aborted(), gone.aborted()), (false, true));
     drop(gone);
@@ -207,7 +208,7 @@ fn another_map_is_told_and_ends_what_runs_where_it_differs() {
     nexus.each(|itl| while itl.take_attention().is_some() {});
     assert_eq!(sense(&at(&rig, &nexus, 2, &WRITE, &[0; 512])).1, Asc::WRITE_PROTECTED);
     assert!(rig.nexus.itl(0).is_some_and(|itl| itl.attention().is_none()), "others are not concerned");
-    at_once(rig.target.set_map(&name, map(&[(0, 0, false), (2, 2, true), (3, 1, false)])));
+    at_once(rig.target.set_map(&name, map(&[(0, 0, false), (2, 2, true), (3, 1, false)]), ready(())));
     assert_eq!(told(0), None, "the same is no change");
 }
 

@@ -7,6 +7,7 @@ use crate::sense::{Asc, Sense, SenseKey};
 use crate::target::{Mail, Target};
 use crate::task::{TaskFunction, TaskResponse};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Additional response information of functions that have none.
 const NO_INFORMATION: [u8; 3] = [0; 3];
@@ -18,8 +19,9 @@ impl Target {
         let lun = lun.canonical();
         match function {
             TaskFunction::TARGET_WARM_RESET | TaskFunction::TARGET_COLD_RESET => {
-                let stamp = self.stamp();
-                self.reset_all(stamp, Mail::TargetReset { stamp }).await
+                let mut luns = Vec::new();
+                nexus.each(|itl| luns.push(itl.lu.lun));
+                self.reset_all(luns.into()).await
             }
             TaskFunction::I_T_NEXUS_RESET => {
                 self.end(nexus, |_, _| true).await;
@@ -71,14 +73,14 @@ impl Target {
             Mail::Change { lun, change, stamp } => {
                 self.see(stamp);
                 if change == Change::Reset {
-                    self.end_everywhere(Some(lun)).await;
+                    self.end_everywhere(&[lun]).await;
                 }
                 self.make(lun, &change, stamp, None);
             }
-            Mail::TargetReset { stamp } => {
+            Mail::TargetReset { luns, stamp } => {
                 self.see(stamp);
-                self.end_everywhere(None).await;
-                self.units().iter().for_each(|lu| self.make(lu.lun, &Change::Reset, stamp, None));
+                self.end_everywhere(&luns).await;
+                luns.iter().for_each(|lun| self.make(*lun, &Change::Reset, stamp, None));
             }
             Mail::UnitAttention { lun, asc } => self.attend(lun, asc, None),
             Mail::Threshold { lun, claim } => self.tell_threshold(lun, claim.as_ref()),
@@ -89,7 +91,7 @@ impl Target {
 
     async fn reset(&self, lun: u16) -> TaskResponse {
         let stamp = self.stamp();
-        self.end_everywhere(Some(lun)).await;
+        self.end_everywhere(&[lun]).await;
         if let Some(lu) = self.unit(lun) {
             lu.shared.allow(None);
             self.forget_spc2(&lu, None).await;
@@ -99,14 +101,16 @@ impl Target {
         TaskResponse::Complete
     }
 
-    async fn reset_all(&self, stamp: crate::lu::Stamp, mail: Mail) -> TaskResponse {
-        self.end_everywhere(None).await;
-        for lu in self.units() {
+    /// A target reset reaches what its nexus sees: what others see and it does not is none of its business.
+    async fn reset_all(&self, luns: Arc<[u16]>) -> TaskResponse {
+        let stamp = self.stamp();
+        self.end_everywhere(&luns).await;
+        for lu in luns.iter().filter_map(|lun| self.unit(*lun)) {
             lu.shared.allow(None);
             self.forget_spc2(&lu, None).await;
             self.make(lu.lun, &Change::Reset, stamp, None);
         }
-        self.everywhere.broadcast(mail).await;
+        self.everywhere.broadcast(Mail::TargetReset { luns, stamp }).await;
         TaskResponse::Complete
     }
 
@@ -119,10 +123,10 @@ impl Target {
         count
     }
 
-    /// Aborts the tasks of a logical unit (of all, if `None`) of every nexus of this core and waits for them.
-    async fn end_everywhere(&self, lun: Option<u16>) {
+    /// Aborts the tasks of logical units of every nexus of this core and waits for them.
+    async fn end_everywhere(&self, luns: &[u16]) {
         let nexuses = self.nexuses();
-        let is_hit = |nexus: &Nexus, task: Lun| lun.is_none_or(|unit| is_at(nexus, unit, task));
+        let is_hit = |nexus: &Nexus, task: Lun| luns.iter().any(|unit| is_at(nexus, *unit, task));
         // All are told first, so that none waits for another's data meanwhile.
         for nexus in &nexuses {
             self.config.stats.tasks_aborted.add(nexus.tasks.abort(|(_, task)| is_hit(nexus, task)));

@@ -160,7 +160,7 @@ fn other_cores_are_told_before_the_answer() {
         [
             Mail::Change { lun: 0, change: Change::Stopped(true), stamp: stamp(1) },
             Mail::Change { lun: 0, change: Change::Reset, stamp: stamp(2) },
-            Mail::TargetReset { stamp: stamp(3) },
+            Mail::TargetReset { luns: [0].into(), stamp: stamp(3) },
         ]
     );
     let lu = far.target.unit(0).expect("there");

@@ -16,10 +16,11 @@ use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::task::Waker;
+use std::task::{Poll, Waker};
 
 /// A target port, as the device server describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,6 +31,8 @@ pub struct PortConfig {
     pub group: u16,
     /// SCSI name string of the port: for iSCSI `name,t,0x<portal group tag>`.
     pub name: String,
+    /// SCSI name string of the target device that it is a port of: for iSCSI its name.
+    pub device: String,
     /// Protocol identifier (SPC-4 7.6.1): 5 for iSCSI.
     pub protocol: u8,
 }
@@ -47,9 +50,7 @@ impl fmt::Debug for Clock {
 /// What a target device is made from.
 #[derive(Clone, Debug)]
 pub struct TargetConfig {
-    /// SCSI name string of the target device: for iSCSI its name.
-    pub name: String,
-    /// Its ports.
+    /// The ports of the first moment: [`Target::set_ports`].
     pub ports: Vec<PortConfig>,
     /// What time it is where the target runs.
     pub clock: Clock,
@@ -75,8 +76,10 @@ pub enum Mail {
         /// When it was made.
         stamp: Stamp,
     },
-    /// A reset of all logical units.
+    /// A reset of these logical units.
     TargetReset {
+        /// Which.
+        luns: Arc<[u16]>,
         /// When it was made.
         stamp: Stamp,
     },
@@ -129,7 +132,11 @@ impl Everywhere for Nowhere {
 /// Runs work that goes on after its command.
 pub type Spawn = Rc<dyn Fn(Pin<Box<dyn Future<Output = ()>>>)>;
 
-/// One core's view of a SCSI target device.
+/// The target ports.
+pub(crate) type Ports = Rc<[Rc<PortConfig>]>;
+
+/// One core's view of the logical units of one SCSI target device, or of several that have units in common: a port says
+/// which device it belongs to, and the map of a nexus which units it sees.
 pub struct Target {
     this: Weak<Self>,
     background: RefCell<Option<Spawn>>,
@@ -137,6 +144,7 @@ pub struct Target {
     pub(crate) everywhere: Rc<dyn Everywhere>,
     /// Where answers are written before they are copied to memory that can be sent.
     pub(crate) scratch: RefCell<Vec<u8>>,
+    ports: RefCell<Ports>,
     units: Rc<Units>,
     /// Which units groups of initiators see.
     maps: RefCell<BTreeMap<Arc<str>, Rc<LunMap>>>,
@@ -150,8 +158,10 @@ impl Target {
     /// A target device without logical units.
     #[must_use]
     pub fn new(config: TargetConfig, everywhere: Rc<dyn Everywhere>) -> Rc<Self> {
+        let ports = config.ports.iter().cloned().map(Rc::new).collect();
         Rc::new_cyclic(|this| Self {
             this: this.clone(),
+            ports: RefCell::new(ports),
             background: RefCell::default(),
             config,
             everywhere,
@@ -244,19 +254,33 @@ impl Target {
     }
 
     /// Puts a map in force under this name, on this core. Nexuses behind it are told that what they see has changed;
-    /// what they run at LUNs that mean something else now is aborted, and gone when this returns.
-    pub async fn set_map(&self, name: &Arc<str>, map: LunMap) {
+    /// what they run at LUNs that mean something else now gets to finish until `patience` is over, is aborted then, and
+    /// gone when this returns.
+    pub async fn set_map(&self, name: &Arc<str>, map: LunMap, patience: impl Future<Output = ()>) {
         let map = Rc::new(map);
         self.maps.borrow_mut().insert(name.clone(), map.clone());
         let behind = self.nexuses().into_iter().filter(|nexus| nexus.map_name.as_ref() == Some(name));
-        let changed: Vec<_> = behind.map(|nexus| (nexus.set_map(map.clone()), nexus)).collect();
+        let changed: Vec<_> = behind.map(|nexus| (nexus.set_map(map.clone()), nexus.tasks.moment(), nexus)).collect();
         let at = |luns: &[u16], lun: Lun| lun.number().is_some_and(|lun| luns.contains(&lun));
-        for (luns, nexus) in &changed {
-            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|(_, lun)| at(luns, lun)));
+        let finish = async {
+            for (luns, moment, nexus) in &changed {
+                nexus.tasks.until_left(*moment, |(_, lun)| at(luns, lun)).await;
+            }
+        };
+        let (mut finish, mut patience) = (pin!(finish), pin!(patience));
+        poll_fn(|cx| if finish.as_mut().poll(cx).is_ready() { Poll::Ready(()) } else { patience.as_mut().poll(cx) })
+            .await;
+        for (luns, moment, nexus) in &changed {
+            self.config.stats.tasks_aborted.add(nexus.tasks.abort_before(*moment, |(_, lun)| at(luns, lun)));
         }
-        for (luns, nexus) in &changed {
+        for (luns, _, nexus) in &changed {
             nexus.tasks.until_gone(|(_, lun)| at(luns, lun)).await;
         }
+    }
+
+    /// Forgets the map of this name on this core; no nexus is behind it any more.
+    pub fn forget_map(&self, name: &str) {
+        self.maps.borrow_mut().remove(name);
     }
 
     fn new_nexus(&self, name: NexusName, map: Option<(Arc<str>, Rc<LunMap>)>) -> Rc<Nexus> {
@@ -276,8 +300,37 @@ impl Target {
 
     /// The port of this relative identifier.
     #[must_use]
-    pub fn port(&self, relative: u16) -> Option<&PortConfig> {
-        self.config.ports.iter().find(|port| port.relative == relative)
+    pub fn port(&self, relative: u16) -> Option<Rc<PortConfig>> {
+        self.ports.borrow().iter().find(|port| port.relative == relative).cloned()
+    }
+
+    /// All ports.
+    pub(crate) fn ports(&self) -> Ports {
+        self.ports.borrow().clone()
+    }
+
+    /// The ports of the device that this one is a port of; none, if there is no such port.
+    pub(crate) fn ports_beside(&self, relative: u16) -> Vec<Rc<PortConfig>> {
+        let Some(own) = self.port(relative) else { return Vec::new() };
+        self.ports.borrow().iter().filter(|port| port.device == own.device).cloned().collect()
+    }
+
+    /// The names of all ports.
+    #[must_use]
+    pub fn port_names(&self) -> Vec<String> {
+        self.ports.borrow().iter().map(|port| format!("{} {}", port.relative, port.name)).collect()
+    }
+
+    /// All maps that are in force, by their names.
+    #[must_use]
+    pub fn maps(&self) -> Vec<(Arc<str>, Rc<LunMap>)> {
+        self.maps.borrow().iter().map(|(name, map)| (name.clone(), map.clone())).collect()
+    }
+
+    /// Has these ports from now on, on this core. Nexuses through ports that are there before and after notice nothing;
+    /// those through others have ended.
+    pub fn set_ports(&self, ports: Vec<PortConfig>) {
+        *self.ports.borrow_mut() = ports.into_iter().map(Rc::new).collect();
     }
 
     /// What it was made from.
@@ -353,6 +406,6 @@ impl Target {
 
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Target({})", self.config.name)
+        write!(f, "Target({} ports, {} units)", self.ports.borrow().len(), self.units.borrow().len())
     }
 }

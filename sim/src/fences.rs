@@ -1,17 +1,23 @@
-//! The scenario of fences: nodes of a cluster write to one disk, and throw each other out by persistent reservations
-//! while commands are under way and the target is killed. Nothing of a node lands after the answer to the PREEMPT AND
-//! ABORT that threw it out; it is told; it stays out over a restart; and the reservation is always there.
+//! The scenario of fences: nodes of a cluster write to one disk, some by iSCSI and some by NVMe, and throw each other
+//! out by reservations while commands are under way and the target is killed. Nothing of a node lands after the answer
+//! to the order that threw it out and ended its commands; who came by iSCSI is told; it stays out over a restart; and
+//! the reservation is always there.
 
 use crate::machine::{HOST, Kept, Machine, PORTAL, Setup, TARGET, Volume};
 use crate::stamp::{self, SECTOR};
 use crate::watch::Watch;
+use crate::wire::{Controller, Who};
 use lunar_core::keep::Keep;
 use lunar_core::mem::Arena;
+use lunar_core::outgoing::Data;
 use lunar_core::time::Instant;
+use lunar_host::command::{self, opcode};
+use lunar_host::queue::Offer as Digests;
 use lunar_initiator::cdb::{self, Status};
 use lunar_initiator::config::{DigestOffer, Offer};
-use lunar_initiator::output::Data;
 use lunar_initiator::session::{Command, Event, Moves, Session};
+use lunar_nvme::Sqe;
+use lunar_nvme::Status as NvmeStatus;
 use lunar_reactor::Reactor;
 use lunar_reactor::disk::Policy;
 use lunar_reactor::sim::{Chance, Host, Peer};
@@ -33,6 +39,8 @@ const SECTORS: usize = 128;
 const COMMAND_TIME: Duration = Duration::from_secs(100);
 /// Reads of a node that looks after its fence, until it gives up: it may have been thrown out itself.
 const LOOKS_MAX: usize = 4;
+/// A sense key.
+const UNIT_ATTENTION: u8 = 6;
 /// PERSISTENT RESERVE OUT and IN, with the service actions that are used.
 const RESERVE_OUT: u8 = 0x5f;
 const RESERVE: u8 = 1;
@@ -45,8 +53,17 @@ const READ_RESERVATION: u8 = 1;
 const OUTLIVES: u8 = 1;
 /// Bytes of READ RESERVATION without a reservation.
 const NO_RESERVATION: usize = 8;
-/// Types that admit registrants.
-const TYPES: [u8; 4] = [5, 6, 7, 8];
+/// Types that admit registrants, and their numbers in NVMe.
+const TYPES: [(u8, u32); 4] = [(5, 3), (6, 4), (7, 5), (8, 6)];
+/// Reservation Register: replace the key, whatever it is, and keep all over restarts.
+const REPLACE: u32 = 0x02 | 0x08 | 0xc000_0000;
+/// Reservation Acquire: acquire, preempt, preempt and abort.
+const ACQUIRE: [(u8, u32); 3] = [(RESERVE, 0), (PREEMPT, 1), (PREEMPT_AND_ABORT, 2)];
+/// Reservation Report, of the long structure.
+const REPORT: u8 = 0x0e;
+const EXTENDED: u32 = 0x01;
+/// The namespace.
+const NAMESPACE: u32 = 1;
 
 /// Begins and ends of commands are counted.
 type Moment = u64;
@@ -69,7 +86,7 @@ struct Cluster {
     watch: Watch,
     core: Reactor,
     members: RefCell<Vec<Member>>,
-    kind: u8,
+    kind: (u8, u32),
     /// Whether there is a reservation.
     ready: Cell<bool>,
     moments: Cell<Moment>,
@@ -91,12 +108,29 @@ impl Cluster {
     }
 }
 
+/// A command of a node, whatever it speaks.
+#[derive(Clone, Debug)]
+enum Order {
+    /// Register, whatever the key was.
+    Register,
+    /// Reserve, or preempt the node of this key.
+    Reserve(u8, u64),
+    /// How is it reserved?
+    Look,
+    Write(usize, Rc<[u8]>),
+    /// Everything.
+    Read,
+}
+
 /// How a command ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum End {
     Good(Vec<u8>),
-    /// Another status, with the sense key.
-    Bad(Status, u8),
+    Conflict,
+    /// UNIT ATTENTION.
+    Attention,
+    /// Another status.
+    Bad,
     /// Without an answer.
     Lost,
 }
@@ -109,9 +143,6 @@ impl End {
         }
     }
 }
-
-/// UNIT ATTENTION.
-const UNIT_ATTENTION: u8 = 6;
 
 /// Runs the scenario.
 pub fn run(watch: &Watch) {
@@ -132,7 +163,8 @@ pub fn run(watch: &Watch) {
         busy: Cell::new(nodes),
     });
     for number in 0..nodes {
-        let node = Node { cluster: cluster.clone(), chance: chance.fork(), number, link: None, sequence: 0 };
+        let is_nvme = chance.coin();
+        let node = Node { cluster: cluster.clone(), chance: chance.fork(), number, is_nvme, link: None, sequence: 0 };
         cluster.core.spawn(node.work());
     }
     let keeps: Vec<Arc<dyn Keep>> = vec![Arc::new(Lasting::default())];
@@ -175,6 +207,7 @@ struct Node {
     cluster: Rc<Cluster>,
     chance: Chance,
     number: usize,
+    is_nvme: bool,
     link: Option<Link>,
     /// Writes so far.
     sequence: u64,
@@ -235,15 +268,22 @@ impl Node {
     async fn found(&mut self) {
         self.register().await;
         self.order(RESERVE, self.number).await;
-        let there = matches!(self.reservation().await, End::Good(data) if data.len() > NO_RESERVATION);
+        let there = matches!(self.run(Order::Look).await, End::Good(data) if self.is_reserved(&data));
         self.cluster.ready.set(there);
+    }
+
+    fn is_reserved(&self, data: &[u8]) -> bool {
+        match self.is_nvme {
+            // The type of the reservation.
+            true => data.get(4).is_some_and(|kind| *kind != 0),
+            false => data.len() > NO_RESERVATION,
+        }
     }
 
     async fn register(&mut self) -> bool {
         let cluster = self.cluster.clone();
         cluster.change(self.number, |me| (me.registered, me.fenced) = (None, None));
-        let list = list(0, Self::key(self.number));
-        let end = self.run(&cdb_out(REGISTER_AND_IGNORE, 0), Moves::Out(Data::new(list.into()))).await;
+        let end = self.run(Order::Register).await;
         // What was refused was not done; and what had no answer before has ended by now.
         if end != End::Lost {
             cluster.change(self.number, |me| me.registered = Some(cluster.moment()));
@@ -254,17 +294,12 @@ impl Node {
     /// A reservation order against a node.
     async fn order(&mut self, action: u8, node: usize) -> End {
         let key = if action == RESERVE { 0 } else { Self::key(node) };
-        let list = list(Self::key(self.number), key);
-        self.run(&cdb_out(action, self.cluster.kind), Moves::Out(Data::new(list.into()))).await
-    }
-
-    async fn reservation(&mut self) -> End {
-        self.run(&[RESERVE_IN, READ_RESERVATION, 0, 0, 0, 0, 0, 0, 64, 0], Moves::In(64)).await
+        self.run(Order::Reserve(action, key)).await
     }
 
     async fn look(&mut self) {
-        if let End::Good(data) = self.reservation().await
-            && data.len() <= NO_RESERVATION
+        if let End::Good(data) = self.run(Order::Look).await
+            && !self.is_reserved(&data)
         {
             self.report("the reservation is gone");
         }
@@ -277,11 +312,10 @@ impl Node {
         let value = self.sequence * 8 + self.number as u64 + 1;
         let bytes = stamp::fill(self.cluster.watch.seed(), first..first + count, value);
         let before = self.cluster.member(self.number).fenced;
-        let cdb = cdb::write(first as u64, count as u32, false);
-        let end = self.run(&cdb, Moves::Out(Data::new(bytes.into()))).await;
+        let end = self.run(Order::Write(first, bytes.into())).await;
         match (end, before) {
             (End::Good(_), Some(since)) => self.report(format!("wrote {value} although it was out since {since}")),
-            (End::Bad(Status::RESERVATION_CONFLICT, _), _) if self.chance.coin() => drop(self.register().await),
+            (End::Conflict, _) if self.chance.coin() => drop(self.register().await),
             _ => {}
         }
     }
@@ -315,8 +349,7 @@ impl Node {
     /// What the disk has of a node: sectors and values.
     async fn of(&mut self, node: usize) -> Option<Vec<(usize, u64)>> {
         for _ in 0..LOOKS_MAX {
-            let cdb = cdb::read(0, SECTORS as u32, false);
-            if let End::Good(bytes) = self.run(&cdb, Moves::In((SECTORS * SECTOR) as u32)).await {
+            if let End::Good(bytes) = self.run(Order::Read).await {
                 // A sector that two wrote at once is one of theirs or the other's: stores write whole sectors.
                 let values = stamp::read(self.cluster.watch.seed(), 0, &bytes);
                 let values = values.map_err(|what| self.report(what)).ok()?;
@@ -327,20 +360,23 @@ impl Node {
         None
     }
 
-    async fn run(&mut self, cdb: &[u8], moves: Moves) -> End {
+    async fn run(&mut self, order: Order) -> End {
         let cluster = self.cluster.clone();
         cluster.moment();
         let told = std::mem::take(&mut cluster.members.borrow_mut()[self.number].told);
         cluster.change(self.number, |me| me.quiet = None);
-        let end = self.attempt(cdb, moves).await;
-        let (code, action) = (cdb[0], cdb[1]);
-        cluster.watch.world().note(format_args!("node {}, {code:02x}/{action:02x}: {}", self.number, end.brief()));
+        let what = match &order {
+            Order::Write(first, bytes) => format!("write of {} bytes to sector {first}", bytes.len()),
+            other => format!("{other:?}"),
+        };
+        let end = self.attempt(order).await;
+        cluster.watch.world().note(format_args!("node {}, {what}: {}", self.number, end.brief()));
         if end == End::Lost {
             self.link = None;
         } else {
             cluster.watch.count_command();
-            let attention = End::Bad(Status::CHECK_CONDITION, UNIT_ATTENTION);
-            if told && end != attention {
+            // NVMe hosts are told by an event and a log page.
+            if told && !self.is_nvme && end != End::Attention {
                 self.report(format!("was thrown out and not told: {end:?}"));
             }
         }
@@ -348,18 +384,85 @@ impl Node {
         end
     }
 
-    async fn attempt(&mut self, cdb: &[u8], moves: Moves) -> End {
-        let until = self.cluster.core.now() + COMMAND_TIME;
+    async fn attempt(&mut self, order: Order) -> End {
+        let cluster = self.cluster.clone();
+        let until = cluster.core.now() + COMMAND_TIME;
         if self.link.is_none() {
-            let Some(link) = Link::open(&self.cluster, self.number, until).await else { return End::Lost };
-            self.link = Some(link);
+            self.link = match self.is_nvme {
+                true => open_nvme(&cluster, self.number, until).await.map(|open| Link::Nvme(Box::new(open))),
+                false => Connection::open(&cluster, self.number, until).await.map(|open| Link::Iscsi(Box::new(open))),
+            };
         }
-        let link = self.link.as_mut().expect("just opened");
-        let command = Command { cookie: 1, lun: cdb::lun(0), cdb, moves };
-        if link.session.submit(command).is_err() {
-            return End::Lost;
+        let (own, kind) = (Self::key(self.number), cluster.kind);
+        match &mut self.link {
+            None => End::Lost,
+            Some(Link::Iscsi(link)) => {
+                let (cdb, moves) = scsi(order, own, kind.0);
+                let command = Command { cookie: 1, lun: cdb::lun(0), cdb: &cdb, moves };
+                if link.session.submit(command).is_err() {
+                    return End::Lost;
+                }
+                link.until(&cluster.core, until).await
+            }
+            Some(Link::Nvme(controller)) => {
+                let (sqe, moves) = nvme(order, own, kind.1);
+                match controller.io.call(&cluster.core, sqe, moves, until).await {
+                    Ok(answer) => match answer.status {
+                        NvmeStatus::SUCCESS => End::Good(answer.data),
+                        NvmeStatus::RESERVATION_CONFLICT => End::Conflict,
+                        _ => End::Bad,
+                    },
+                    Err(_) => End::Lost,
+                }
+            }
         }
-        link.until(&self.cluster.core, until).await
+    }
+}
+
+/// How a node speaks to the target.
+enum Link {
+    Iscsi(Box<Connection>),
+    Nvme(Box<Controller>),
+}
+
+async fn open_nvme(cluster: &Cluster, number: usize, until: Instant) -> Option<Controller> {
+    let who = Who { number: number as u8, offer: Digests::default(), flow_control: false };
+    let opened = Controller::open(cluster.watch.world(), &cluster.core, who, until).await;
+    opened.ok()
+}
+
+fn scsi(order: Order, own: u64, kind: u8) -> (Vec<u8>, Moves) {
+    let reserve =
+        |action: u8, kind: u8, list: Vec<u8>| (cdb_out(action, kind).to_vec(), Moves::Out(Data::new(list.into())));
+    match order {
+        Order::Register => reserve(REGISTER_AND_IGNORE, 0, list(0, own)),
+        Order::Reserve(action, key) => reserve(action, kind, list(own, key)),
+        Order::Look => (vec![RESERVE_IN, READ_RESERVATION, 0, 0, 0, 0, 0, 0, 64, 0], Moves::In(64)),
+        Order::Write(first, bytes) => {
+            let count = (bytes.len() / SECTOR) as u32;
+            (cdb::write(first as u64, count, false)[..10].to_vec(), Moves::Out(Data::new(bytes)))
+        }
+        Order::Read => (cdb::read(0, SECTORS as u32, false)[..10].to_vec(), Moves::In((SECTORS * SECTOR) as u32)),
+    }
+}
+
+fn nvme(order: Order, own: u64, kind: u32) -> (Sqe, Moves) {
+    let keys = |one: u64, other: u64| {
+        let list = [one.to_le_bytes(), other.to_le_bytes()].concat();
+        Moves::Out(Data::new(list.into()))
+    };
+    match order {
+        Order::Register => (command::with(opcode::RESERVATION_REGISTER, NAMESPACE, &[REPLACE]), keys(0, own)),
+        Order::Reserve(action, key) => {
+            let action = ACQUIRE.iter().find(|(scsi, _)| *scsi == action).map_or(0, |(_, nvme)| *nvme);
+            (command::with(opcode::RESERVATION_ACQUIRE, NAMESPACE, &[action | kind << 8]), keys(own, key))
+        }
+        Order::Look => (command::with(REPORT, NAMESPACE, &[64 / 4 - 1, EXTENDED]), Moves::In(64)),
+        Order::Write(first, bytes) => {
+            let count = (bytes.len() / SECTOR) as u32;
+            (command::write(NAMESPACE, first as u64, count, false), Moves::Out(Data::new(bytes)))
+        }
+        Order::Read => (command::read(NAMESPACE, 0, SECTORS as u32, false), Moves::In((SECTORS * SECTOR) as u32)),
     }
 }
 
@@ -372,13 +475,13 @@ fn list(key: u64, action_key: u64) -> Vec<u8> {
 }
 
 /// A session of a node.
-struct Link {
+struct Connection {
     peer: Peer,
     session: Session,
     out: Vec<u8>,
 }
 
-impl Link {
+impl Connection {
     async fn open(cluster: &Cluster, number: usize, until: Instant) -> Option<Self> {
         let offer = Offer {
             initiator: format!("iqn.2026-01.io.lunar:node{number}"),
@@ -430,9 +533,11 @@ impl Link {
                 Event::LoggedIn => end = Some(End::Good(Vec::new())),
                 Event::Data { bytes, .. } => data.extend_from_slice(bytes),
                 Event::Done { status, sense, .. } => {
-                    end = Some(match Status(status) {
-                        Status::GOOD => End::Good(std::mem::take(&mut data)),
-                        status => End::Bad(status, sense.get(2).copied().unwrap_or(0)),
+                    end = Some(match (Status(status), sense.get(2)) {
+                        (Status::GOOD, _) => End::Good(std::mem::take(&mut data)),
+                        (Status::RESERVATION_CONFLICT, _) => End::Conflict,
+                        (Status::CHECK_CONDITION, Some(&UNIT_ATTENTION)) => End::Attention,
+                        _ => End::Bad,
                     });
                 }
                 _ => {}

@@ -4,8 +4,8 @@ use crate::machine::Volume;
 use crate::model::{End, FlushId, Model, ReadId, Value, WriteId, ZEROES};
 use crate::stamp::{self, SECTOR};
 use crate::watch::Watch;
+use lunar_core::outgoing::Data;
 use lunar_initiator::cdb::{self, Key, Sense, Status};
-use lunar_initiator::output::Data;
 use lunar_initiator::session::{Moves, Residual};
 use lunar_iscsi::wire::Response;
 use lunar_reactor::sim::{Chance, Faults};
@@ -186,13 +186,15 @@ impl Maker<'_> {
         }
     }
 
-    fn blocks(&mut self, most: u64) -> Range<usize> {
+    /// Blocks of one command.
+    pub(crate) fn blocks(&mut self) -> Range<usize> {
         let all = self.lun.volume.sectors / self.lun.volume.block_sectors();
         let start = self.chance.index(all);
-        start..(start + self.chance.within(1..=most) as usize).min(all)
+        start..(start + self.chance.within(1..=BLOCKS_MAX) as usize).min(all)
     }
 
-    fn sectors(&self, blocks: &Range<usize>) -> Range<usize> {
+    /// The same in sectors.
+    pub(crate) fn sectors(&self, blocks: &Range<usize>) -> Range<usize> {
         let size = self.lun.volume.block_sectors();
         blocks.start * size..blocks.end * size
     }
@@ -212,14 +214,14 @@ impl Maker<'_> {
     }
 
     fn read(&mut self) -> Made {
-        let blocks = self.blocks(BLOCKS_MAX);
+        let blocks = self.blocks();
         // Some initiators expect more or less than the command moves.
         let expected = self.chance.odds(50_000).then(|| self.chance.within(4..=20_000) as usize);
         self.read_blocks(&blocks, expected)
     }
 
     fn write(&mut self) -> Made {
-        let blocks = self.blocks(BLOCKS_MAX);
+        let blocks = self.blocks();
         let sectors = self.sectors(&blocks);
         let fua = self.chance.odds(300_000);
         let mut model = self.lun.model.borrow_mut();
@@ -240,7 +242,7 @@ impl Maker<'_> {
     }
 
     /// Zeroes by a change of space: where writes are durable it ends with a flush of its own.
-    fn zeroes(&mut self, sectors: Range<usize>, hint: bool) -> Job {
+    pub(crate) fn zeroes(&mut self, sectors: Range<usize>, hint: bool) -> Job {
         let durable = self.lun.volume.is_durable();
         let mut model = self.lun.model.borrow_mut();
         let write = model.begin_write(sectors, ZEROES);
@@ -249,7 +251,7 @@ impl Maker<'_> {
     }
 
     fn unmap(&mut self) -> Made {
-        let blocks = self.blocks(BLOCKS_MAX);
+        let blocks = self.blocks();
         let mut list = vec![0, 22, 0, 16, 0, 0, 0, 0];
         list.extend((blocks.start as u64).to_be_bytes());
         list.extend((blocks.len() as u32).to_be_bytes());
@@ -260,7 +262,7 @@ impl Maker<'_> {
     }
 
     fn write_same(&mut self) -> Made {
-        let blocks = self.blocks(BLOCKS_MAX);
+        let blocks = self.blocks();
         let mut flags = if self.chance.coin() { UNMAP_BIT } else { 0 };
         let moves = if self.chance.coin() {
             flags |= NDOB;
@@ -297,7 +299,7 @@ impl Maker<'_> {
     }
 
     /// Some whole blocks of what was read last.
-    fn whole_blocks_seen(&mut self, size: usize) -> Option<(usize, Vec<Value>)> {
+    pub(crate) fn whole_blocks_seen(&mut self, size: usize) -> Option<(usize, Vec<Value>)> {
         let (_, first, mut values) = self.seen.take_if(|(lun, ..)| *lun == self.lun.number)?;
         let blocks = (values.len() / size).min(COMPARE_BLOCKS_MAX);
         values.truncate(blocks * size);
@@ -351,12 +353,15 @@ fn sixteen(opcode: u8, flags: u8, lba: usize, blocks: u32) -> Vec<u8> {
 }
 
 /// How an answer is to be taken.
-enum Verdict {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// All was done.
     Good,
     /// It was not begun.
     Refused,
     /// Something went wrong in the middle.
     Failed,
+    /// What was compared is different.
     Miscompare,
 }
 
@@ -366,17 +371,28 @@ impl Job {
     /// # Errors
     /// What is wrong with it.
     pub fn answered(self, watch: &Watch, lun: &Lun, faults: &Faults, answer: &Answer) -> Result<Vec<Value>, String> {
-        let verdict = self.judge(lun, faults, answer);
-        let mut model = lun.model.borrow_mut();
-        let Ok(verdict) = verdict else {
-            drop(model);
-            self.unanswered(lun);
-            return verdict.map(|_| Vec::new());
+        let verdict = match self.judge(lun, faults, answer) {
+            Ok(verdict) => verdict,
+            Err(what) => {
+                self.unanswered(lun);
+                return Err(what);
+            }
         };
+        if let (Self::Read { wanted, expected, .. }, Verdict::Good) = (&self, verdict) {
+            check_residual(*wanted, *expected, answer.residual)?;
+        }
+        self.settled(watch, lun, verdict)
+    }
+
+    /// Takes in how it ended. Returns what was read.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn settled(self, watch: &Watch, lun: &Lun, verdict: Verdict) -> Result<Vec<Value>, String> {
+        let mut model = lun.model.borrow_mut();
         match (self, verdict) {
             (Self::Read { read, first, wanted, expected, bytes }, Verdict::Good) => {
                 let len = wanted.min(expected);
-                check_residual(wanted, expected, answer.residual)?;
                 if bytes.len() != len {
                     return Err(format!("a read of {len} bytes brought {}", bytes.len()));
                 }

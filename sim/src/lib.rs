@@ -5,13 +5,15 @@
 //! * [`stamp`]: sectors that say which write filled them
 //! * [`stores`]: the scenario of steps on stores, without a transport
 //! * [`fences`]: the scenario of clusters whose nodes throw each other out
-//! * [`targets`]: the scenario of whole targets: [`machine`] serves, [`initiator`]s use it
+//! * [`targets`]: the scenario of whole targets: [`machine`] serves, [`initiator`]s and NVMe [`host`]s use it
+//! * [`wire`]: queues of NVMe hosts over the simulated network
 //! * [`watch`]: what went wrong, and panics that a task kept to itself
 //!
 //! A seed determines everything: the set-up, what the initiators do, when what fails, and when the machine
 //! crashes. `cargo run -p lunar-sim -- --seed N` replays one with its trace.
 
 pub mod fences;
+pub mod host;
 pub mod initiator;
 pub mod job;
 pub mod machine;
@@ -21,6 +23,7 @@ pub mod stamp;
 pub mod stores;
 pub mod targets;
 pub mod watch;
+pub mod wire;
 
 use lunar_core::unit::Identity;
 use watch::Watch;
@@ -30,7 +33,7 @@ use watch::Watch;
 pub enum Scenario {
     /// Steps on stores.
     Stores,
-    /// Initiators and a whole target.
+    /// Initiators, NVMe hosts, and a whole target.
     Targets,
     /// Nodes of a cluster that fence each other.
     Fences,

@@ -5,6 +5,7 @@ use crate::identity;
 use crate::stamp::SECTOR;
 use crate::watch::Watch;
 use lunar::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
+use lunar_core::access::Access;
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
 use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::medium::Medium;
@@ -15,9 +16,12 @@ use lunar_core::tally::Tally;
 use lunar_core::time::Instant;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_iscsi::config;
-use lunar_iscsi::registry::Registry;
-use lunar_iscsi::serve::{Front, Portal, Settings};
-use lunar_nvme::{Subsystem, SubsystemConfig};
+use lunar_iscsi::directory::{Directory, Entry, Portal, Way};
+use lunar_iscsi::guard::Guard;
+use lunar_iscsi::registry::{Registry, SESSIONS_MAX};
+use lunar_iscsi::serve::Front;
+use lunar_nvme::{Controllers, Subsystem, SubsystemConfig};
+use lunar_nvme_tcp::serve as nvme;
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
 use lunar_reactor::channel::{Receiver, Sender, channel};
@@ -26,7 +30,7 @@ use lunar_reactor::op::How;
 use lunar_reactor::sim::{Chance, Faults, Host};
 use lunar_scsi::{Clock, PortConfig, SharedUnits, Target, TargetConfig, Tokens};
 use std::any::Any;
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -38,9 +42,15 @@ use std::time::Duration;
 pub const HOST: Host = Host(1);
 /// Where it listens.
 pub const PORTAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), 3260);
+/// Where it listens for NVMe/TCP.
+pub const NVME_PORTAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), 4420);
+/// The name of its subsystem.
+pub const NQN: &str = "nqn.2026-01.io.lunar:simulated";
 /// The name of its target.
 pub const TARGET: &str = "iqn.2026-01.io.lunar:simulated";
 
+/// How long commands get to finish when it stops.
+const DRAIN: Duration = Duration::from_secs(10);
 const PROTOCOL_ISCSI: u8 = 5;
 const PORTAL_GROUP: u16 = 1;
 /// How long the core that accepts rests after an error.
@@ -172,12 +182,14 @@ fn path(lun: usize) -> PathBuf {
 pub struct Machine {
     cores: Vec<Core>,
     registry: Arc<Registry>,
+    controllers: Arc<Controllers>,
     stop: Rc<Stop>,
 }
 
 struct Core {
     reactor: Reactor,
     front: Rc<Front>,
+    nvme: Rc<nvme::Front>,
     mailbox: Sender<Letter>,
 }
 
@@ -217,7 +229,8 @@ impl Machine {
         let (mailboxes, letters): (Vec<Sender<Letter>>, Vec<Receiver<Letter>>) =
             reactors.iter().map(channel::<Letter>).unzip();
         let stop = Rc::new(Stop::default());
-        let shared = Arc::new(SharedUnits::default());
+        let guard = Guard::silent(directory(setup));
+        let (shared, controllers) = (Arc::new(SharedUnits::default()), Arc::new(Controllers::default()));
         for (lun, keep) in keeps.iter().enumerate() {
             shared.restore(UnitId(lun as u32), &**keep).expect("what was kept is whole");
         }
@@ -230,18 +243,28 @@ impl Machine {
             );
             let units = open_units(setup, &opened, &reactor, &links, &target);
             let peers = Rc::new(OtherSessions(links.clone()));
-            let front = Front::new(&reactor, &target, settings(setup), registry.clone(), me, peers);
-            let subsystem = subsystem(&reactor, stats[me].clone(), shared.clone(), &links);
+            let front = Front::new(&reactor, &target, guard.clone(), registry.clone(), me, peers);
+            let subsystem = subsystem(&reactor, stats[me].clone(), &shared, &controllers, &links);
+            for (id, unit) in (1..).zip(&units) {
+                subsystem.add_namespace(id, unit.clone());
+            }
             links.add_views(&target, &subsystem);
-            let served = Rc::new(Served { target, subsystem, iscsi: front.clone(), nvme: None });
+            let nvme = nvme::Front::new(&reactor, &subsystem, nvme::Settings { advertise: None, drain: DRAIN });
+            let (iscsi, served_nvme) = (front.clone(), Some(nvme.clone()));
+            let served = Served { target, subsystem, iscsi, nvme: served_nvme, core: OnceCell::new() };
+            let served = Rc::new(served);
             let core = reactor.clone();
             reactor.spawn(async move { links.serve(&core, letters, &served).await });
-            reactor.spawn(until_stopped(front.clone(), units, stop.clone()));
-            cores.push(Core { reactor, front, mailbox: mailboxes[me].clone() });
+            reactor.spawn(until_stopped(front.clone(), nvme.clone(), units, stop.clone()));
+            cores.push(Core { reactor, front, nvme, mailbox: mailboxes[me].clone() });
         }
         let acceptor = cores[0].reactor.clone();
-        cores[0].reactor.spawn(accept(acceptor, mailboxes, stats));
-        Self { cores, registry, stop }
+        for (portal, face) in [(PORTAL, Face::Iscsi(Way { portal: 0, group: PORTAL_GROUP })), (NVME_PORTAL, Face::Nvme)]
+        {
+            let (acceptor, mailboxes, stats) = (acceptor.clone(), mailboxes.clone(), stats.clone());
+            cores[0].reactor.spawn(accept(acceptor, portal, face, mailboxes, stats));
+        }
+        Self { cores, registry, controllers, stop }
     }
 
     /// Its cores, to be run.
@@ -269,12 +292,17 @@ impl Machine {
             let stats = core.reactor.stats();
             let counts = [
                 ("connections", core.front.connections() as u64),
+                ("connections of NVMe", core.nvme.connections() as u64),
                 ("connections counted", stats.connections.get()),
                 ("sessions counted", stats.sessions.get()),
                 ("bytes of memory", core.reactor.arena().used() as u64),
             ];
             let over = counts.into_iter().filter(|(_, count)| *count > 0);
             left.extend(over.map(|(what, count)| format!("core {number}: {count} {what} left over")));
+        }
+        let controllers = self.controllers.all().len();
+        if controllers > 0 {
+            left.push(format!("{controllers} controllers left over"));
         }
         if !self.registry.is_empty() {
             left.push(format!("{} sessions registered", self.registry.len()));
@@ -317,10 +345,13 @@ impl Opened {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        let fronts: Vec<Rc<Front>> = self.cores.iter().map(|core| core.front.clone()).collect();
+        let fronts: Vec<_> = self.cores.iter().map(|core| (core.front.clone(), core.nvme.clone())).collect();
         // The reactors first: their tasks hold connections.
         self.cores.clear();
-        fronts.iter().for_each(|front| front.abandon());
+        for (iscsi, nvme) in fronts {
+            iscsi.abandon();
+            nvme.abandon();
+        }
     }
 }
 
@@ -329,13 +360,13 @@ fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>, shared: Arc<Sh
         relative: 1,
         group: PORTAL_GROUP,
         name: format!("{TARGET},t,0x{PORTAL_GROUP:04x}"),
+        device: TARGET.to_owned(),
         protocol: PROTOCOL_ISCSI,
     };
     // No simulated host copies by token: there is none.
     let tokens = Tokens::new(Box::new(|_: &mut [u8]| false), Box::new(Instant::default));
     let time = reactor.clone();
     TargetConfig {
-        name: TARGET.to_owned(),
         ports: vec![port],
         clock: Clock(Rc::new(move || time.now().0 / 1_000_000)),
         core: u16::try_from(me).unwrap_or(0),
@@ -345,33 +376,44 @@ fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>, shared: Arc<Sh
     }
 }
 
-/// NVMe's view of the same units, which nobody uses: no simulated host speaks it.
-fn subsystem(reactor: &Reactor, stats: Arc<Stats>, shared: Arc<SharedUnits>, links: &Rc<Links>) -> Rc<Subsystem> {
+/// NVMe's view of the same units.
+fn subsystem(
+    reactor: &Reactor,
+    stats: Arc<Stats>,
+    shared: &Arc<SharedUnits>,
+    controllers: &Arc<Controllers>,
+    links: &Rc<Links>,
+) -> Rc<Subsystem> {
     let time = reactor.clone();
     let config = SubsystemConfig {
-        nqn: "nqn.2026-01.io.lunar:simulated".to_owned(),
+        nqn: NQN.to_owned(),
         serial: "1".to_owned(),
         model: "SIMULATED".to_owned(),
         firmware: "1".to_owned(),
         clock: Rc::new(move || time.now().0 / 1_000_000),
         stats,
-        shared,
-        controllers: Arc::default(),
+        shared: shared.clone(),
+        controllers: controllers.clone(),
         guard: lunar_nvme::auth::guard::Guard::open(),
         outside: Rc::new(lunar_nvme::fuzzing::Still::default()),
     };
     Subsystem::new(config, Rc::new(OtherViews(links.clone())))
 }
 
-fn settings(setup: &Setup) -> Settings {
-    Settings {
-        guard: lunar_iscsi::guard::Guard::open(),
-        target: TARGET.into(),
+fn directory(setup: &Setup) -> Directory {
+    let mut directory = Directory::new(DRAIN);
+    directory.session = Arc::new(setup.session.clone());
+    directory.portals = vec![Portal { id: 0, group: PORTAL_GROUP, address: None, is_told: true }];
+    directory.add(Entry {
+        name: TARGET.into(),
         alias: "simulated".into(),
-        portals: vec![Portal { group: PORTAL_GROUP, address: None }],
-        drain: Duration::from_secs(10),
-        session: setup.session.clone(),
-    }
+        ports: [(PORTAL_GROUP, 1)].into(),
+        access: Arc::new(Access::open()),
+        session: directory.session.clone(),
+        sessions_max: SESSIONS_MAX,
+        moved: None,
+    });
+    directory
 }
 
 fn open_units(
@@ -415,8 +457,9 @@ impl Exclusive for LooseCores {
 }
 
 /// Ends a core as `lunar serve` does: connections drain, then everything is flushed.
-async fn until_stopped(front: Rc<Front>, units: Vec<Rc<Unit>>, stop: Rc<Stop>) {
+async fn until_stopped(front: Rc<Front>, nvme: Rc<nvme::Front>, units: Vec<Rc<Unit>>, stop: Rc<Stop>) {
     front.drained().await;
+    nvme.drained().await;
     for unit in &units {
         let io = Io { op: Op::Flush, offset: 0, data: Data::None };
         let outcome = submit(&*unit.store, io, &mut Completion::new()).await;
@@ -426,8 +469,14 @@ async fn until_stopped(front: Rc<Front>, units: Vec<Rc<Unit>>, stop: Rc<Stop>) {
 }
 
 /// Hands each connection to the core that has the fewest.
-async fn accept(reactor: Reactor, mailboxes: Vec<Sender<Letter>>, stats: Vec<Arc<Stats>>) {
-    let (listener, _) = reactor.driver().listen(PORTAL).expect("nobody else listens");
+async fn accept(
+    reactor: Reactor,
+    portal: SocketAddr,
+    face: Face,
+    mailboxes: Vec<Sender<Letter>>,
+    stats: Vec<Arc<Stats>>,
+) {
+    let (listener, _) = reactor.driver().listen(portal).expect("nobody else listens");
     let mut given = vec![0_u64; mailboxes.len()];
     loop {
         match reactor.accept(&listener).await {
@@ -435,7 +484,7 @@ async fn accept(reactor: Reactor, mailboxes: Vec<Sender<Letter>>, stats: Vec<Arc
                 let core = (0..mailboxes.len()).min_by_key(|&core| (stats[core].connections.get(), given[core]));
                 let core = core.unwrap_or(0);
                 given[core] += 1;
-                mailboxes[core].send(Letter::Connection(Face::Iscsi(PORTAL_GROUP), incoming));
+                mailboxes[core].send(Letter::Connection(face, incoming));
             }
             Err(_) => reactor.sleep(ACCEPT_REST).await,
         }

@@ -1,7 +1,7 @@
 //! Sectors that say which write filled them, so that a read tells what it found.
 
 use crate::model::{Value, ZEROES};
-use lunar_initiator::pattern;
+use lunar_load::pattern;
 pub use lunar_reactor::sim::SECTOR;
 use std::ops::Range;
 

@@ -1,9 +1,11 @@
-//! The scenario of whole targets: initiators use a target over a network that fails, its stores fail, its machine
-//! crashes or is stopped, and in the end everything that was promised is there and nothing is left over.
+//! The scenario of whole targets: iSCSI initiators and NVMe hosts use the same volumes of a target over a network that
+//! fails, its stores fail, its machine crashes or is stopped, and in the end everything that was promised is there and
+//! nothing is left over.
 
+use crate::host::NvmeHost;
 use crate::initiator::{Initiator, Shared};
 use crate::job::Lun;
-use crate::machine::{HOST, Machine, PORTAL, Setup};
+use crate::machine::{HOST, Machine, NVME_PORTAL, PORTAL, Setup};
 use crate::watch::Watch;
 use lunar_core::mem::Arena;
 use lunar_core::time::Instant;
@@ -18,6 +20,8 @@ use std::time::Duration;
 const CLIENTS: Host = Host(2);
 /// Initiator ports at most.
 const INITIATORS_MAX: u64 = 5;
+/// NVMe hosts at most.
+const HOSTS_MAX: usize = 2;
 /// Once nobody is there any more, everything is given back by then: silent connections are found out after some 45
 /// seconds, and a last answer that nobody takes after some more.
 const QUIET: Duration = Duration::from_secs(300);
@@ -75,6 +79,11 @@ fn spawn_initiators(shared: &Rc<Shared>, chance: &mut Chance) {
         let initiator = Initiator::any(shared, chance.fork(), number);
         shared.busy.set(shared.busy.get() + 1);
         shared.core.spawn(initiator.work());
+    }
+    for number in 0..chance.index(HOSTS_MAX + 1) as u8 {
+        let host = NvmeHost::any(shared, chance.fork(), number);
+        shared.busy.set(shared.busy.get() + 1);
+        shared.core.spawn(host.work());
     }
     for _ in 0..chance.index(3) {
         shared.core.spawn(stranger(shared.clone(), chance.fork()));
@@ -135,7 +144,7 @@ fn finish(watch: &Watch, shared: &Rc<Shared>, setup: &Setup, machine: &Machine) 
 async fn stranger(shared: Rc<Shared>, mut chance: Chance) {
     let core = &shared.core;
     core.sleep(Duration::from_micros(chance.within(0..=500_000))).await;
-    let peer = shared.watch.world().connect(PORTAL);
+    let peer = shared.watch.world().connect(if chance.coin() { PORTAL } else { NVME_PORTAL });
     let mut bytes: Vec<u8> = (0..chance.index(600)).map(|_| chance.draw() as u8).collect();
     if let Some(first) = bytes.first_mut().filter(|_| chance.coin()) {
         // A login request, as far as its first byte goes.

@@ -16,6 +16,9 @@ const COLUMNS_MAX: usize = 120;
 /// Where `unsafe` lives.
 const UNSAFE_PLACES: &[&str] = &["reactor/", "core/src/mem.rs"];
 
+/// Places of protocols without I/O, and the glue beside them.
+const WITH_GLUE: &[&str] = &["front/", "stream/"];
+
 /// Everything that code must keep to.
 #[must_use]
 pub fn check(tree: &Tree) -> Vec<Finding> {
@@ -127,7 +130,7 @@ impl Look<'_> {
         if !self.lines.first().is_some_and(|line| line.starts_with("//!")) {
             self.find(1, "does not begin with what it is: `//! ...`");
         }
-        if self.path.starts_with("front/") && !is_glue(self.path) {
+        if WITH_GLUE.iter().any(|place| self.path.starts_with(place)) && !is_glue(self.path) {
             for (at, line) in self.lines.clone().into_iter().enumerate() {
                 if line.contains("lunar_reactor") {
                     self.find(at + 1, "only the glue (`serve.rs`) uses the reactor");

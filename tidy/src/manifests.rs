@@ -11,11 +11,16 @@ const ORDER: &[(&str, &[&str])] = &[
     ("scsi", &["core"]),
     ("nvme", &["core"]),
     ("reactor", &["core"]),
-    ("front/*", &["core", "scsi", "nvme", "reactor"]),
+    ("stream", &["core", "reactor"]),
+    ("front/*", &["core", "scsi", "nvme", "reactor", "stream"]),
     ("back/*", &["core", "reactor"]),
     ("control", &["core"]),
+    ("api", &["core", "control"]),
+    ("cli", &["core", "control", "api"]),
     ("initiator", &["core", "front/*"]),
-    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "initiator"]),
+    ("host", &["core", "nvme", "front/*"]),
+    ("load", &["core", "nvme", "front/*", "initiator", "host"]),
+    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "api", "cli", "initiator", "load"]),
 ];
 
 /// Places that only development uses: they may use everything, and nothing above uses them.
@@ -193,6 +198,10 @@ mod tests {
             ("lunar", "sim"),
             ("lunar", "bench/floor"),
             ("initiator", "reactor"),
+            ("stream", "front/iscsi"),
+            ("stream", "scsi"),
+            ("host", "initiator"),
+            ("load", "reactor"),
         ] {
             assert_eq!(used(folder, other), [format!("`{folder}` must not use `{other}`")]);
         }
@@ -200,10 +209,13 @@ mod tests {
             ("scsi", "core"),
             ("front/iscsi", "scsi"),
             ("front/iscsi", "reactor"),
+            ("front/iscsi", "stream"),
             ("back/file", "reactor"),
             ("lunar", "back/file"),
             ("sim", "lunar"),
             ("initiator", "front/iscsi"),
+            ("host", "nvme"),
+            ("load", "host"),
         ] {
             assert_eq!(used(folder, other), [""; 0], "{folder} {other}");
         }

@@ -12,7 +12,7 @@ use lunar_reactor::Reactor;
 use lunar_reactor::disk::{Disk, Policy, Source};
 use lunar_reactor::op::Allocate;
 use open::Limits;
-pub use open::{Mark, Options, Refusal};
+pub use open::{Mark, Options, Refusal, mark_at};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,6 +21,10 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct BlockVolume {
     source: Arc<Source>,
+    /// What has the device for us alone, if not `source`.
+    held: Option<Arc<Source>>,
+    /// Its number.
+    device: u64,
     traits: Traits,
     limits: Limits,
     mark: Mark,
@@ -33,11 +37,36 @@ impl BlockVolume {
     /// # Errors
     /// [`Refusal`].
     pub fn new(path: &Path, options: &Options) -> Result<Self, Refusal> {
-        let checked = open::open(path, options)?;
+        Ok(Self::build(path, open::open(path, options, None)?, options, None))
+    }
+
+    /// Opens `path` once more, in another way; if it is the device of this volume, it stays for us alone. Both may be used
+    /// at the same time.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn again(&self, path: &Path, options: &Options) -> Result<Self, Refusal> {
+        let checked = open::open(path, options, Some(self.device))?;
+        let held = self.held.as_ref().unwrap_or(&self.source).clone();
+        Ok(Self::build(path, checked, options, Some(held)))
+    }
+
+    fn build(path: &Path, checked: open::Checked, options: &Options, held: Option<Arc<Source>>) -> Self {
         let policy = Policy { durable: options.durable, direct: checked.alignment };
-        let source = Arc::new(Source::new(path.display().to_string(), checked.file, policy));
-        let is_direct = checked.alignment.is_some();
-        Ok(Self { source, traits: checked.traits, limits: checked.limits, mark: checked.mark, is_direct })
+        let held = held.filter(|_| checked.is_held);
+        let source = match &held {
+            Some(held) => held.again(checked.file, policy),
+            None => Source::new(path.display().to_string(), checked.file, policy),
+        };
+        Self {
+            source: Arc::new(source),
+            held,
+            device: checked.device,
+            traits: checked.traits,
+            limits: checked.limits,
+            mark: checked.mark,
+            is_direct: checked.alignment.is_some(),
+        }
     }
 
     /// What it says of itself.

@@ -113,6 +113,10 @@ pub(crate) struct Limits {
 /// A device that may be served.
 pub(crate) struct Checked {
     pub(crate) file: OwnedFd,
+    /// The number of the device.
+    pub(crate) device: u64,
+    /// Whether this process had it before.
+    pub(crate) is_held: bool,
     pub(crate) traits: Traits,
     pub(crate) alignment: Option<Alignment>,
     pub(crate) limits: Limits,
@@ -131,13 +135,17 @@ fn open_alone(path: &Path, access: OFlags, device: u64) -> Result<OwnedFd, Refus
     until_free(PATIENCE, attempt, |why| matches!(why, Refusal::Busy { by: None }))
 }
 
-pub(crate) fn open(path: &Path, options: &Options) -> Result<Checked, Refusal> {
+/// Opens a device; `held` is the number of the device that this process has for itself already.
+pub(crate) fn open(path: &Path, options: &Options, held: Option<u64>) -> Result<Checked, Refusal> {
     let device = stat(path)?;
     if FileType::from_raw_mode(device.st_mode) != FileType::BlockDevice {
         return Err(Refusal::NotBlock);
     }
     let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    let file = open_alone(path, access, device.st_rdev)?;
+    let file = match held {
+        Some(held) if held == device.st_rdev => rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?,
+        _ => open_alone(path, access, device.st_rdev)?,
+    };
     let device = fstat(&file)?.st_rdev;
     let size = seek(&file, SeekFrom::End(0))?;
     if size == 0 {
@@ -168,7 +176,14 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<Checked, Refusal> {
         // The kernel may split a write of more than one sector.
         atomic_write: 0,
     };
-    Ok(Checked { file, traits, alignment, limits, mark: mark(path, device) })
+    Ok(Checked { file, device, is_held: held == Some(device), traits, alignment, limits, mark: mark(path, device) })
+}
+
+/// What tells the device at this path from any other; `None` if there is none.
+#[must_use]
+pub fn mark_at(path: &Path) -> Option<Mark> {
+    let device = stat(path).ok()?;
+    (FileType::from_raw_mode(device.st_mode) == FileType::BlockDevice).then(|| mark(path, device.st_rdev))
 }
 
 fn go_direct(file: &OwnedFd, sector: u32, block_size: u32) -> Result<Alignment, Refusal> {

@@ -45,8 +45,15 @@ pub(crate) fn apart() -> MutexGuard<'static, ()> {
     APART.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(crate) const OPTIONS: Options =
-    Options { size: Some(SIZE), read_only: false, durable: false, direct: false, block_size: 512 };
+pub(crate) const OPTIONS: Options = Options {
+    size: Some(SIZE),
+    grows: false,
+    mark: None,
+    read_only: false,
+    durable: false,
+    direct: false,
+    block_size: 512,
+};
 
 fn used(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |found| found.blocks() * 512)

@@ -18,6 +18,7 @@ use lunar_reactor::op::{Allocate, Handle};
 use mark::Mark;
 pub use open::{Options, Refusal};
 use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct FileVolume {
     source: Arc<Source>,
+    /// What has the lock, if not `source`.
+    held: Option<Arc<Source>>,
     traits: Traits,
     mark: Mark,
     is_direct: bool,
@@ -37,11 +40,28 @@ impl FileVolume {
     /// # Errors
     /// [`Refusal`].
     pub fn new(path: &Path, options: &Options) -> Result<Self, Refusal> {
-        let checked = open::open(path, options)?;
+        let checked = open::open(path, options, None)?;
         let policy = Policy { durable: options.durable, direct: checked.alignment };
         let source = Source::new(path.display().to_string(), checked.file, policy);
         let is_direct = checked.alignment.is_some();
-        Ok(Self { source: Arc::new(source), traits: checked.traits, mark: checked.mark, is_direct })
+        Ok(Self { source: Arc::new(source), held: None, traits: checked.traits, mark: checked.mark, is_direct })
+    }
+
+    /// Opens `path` once more, in another way; if it is the file of this volume, under the same lock. Both may be used at
+    /// the same time.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn again(&self, path: &Path, options: &Options) -> Result<Self, Refusal> {
+        let held = self.held.as_ref().unwrap_or(&self.source);
+        let checked = open::open(path, options, Some(held.file()))?;
+        let policy = Policy { durable: options.durable, direct: checked.alignment };
+        let is_direct = checked.alignment.is_some();
+        let (source, held) = match open::same(held.file(), checked.file.as_fd())? {
+            true => (held.again(checked.file, policy), Some(held.clone())),
+            false => (Source::new(path.display().to_string(), checked.file, policy), None),
+        };
+        Ok(Self { source: Arc::new(source), held, traits: checked.traits, mark: checked.mark, is_direct })
     }
 
     /// What it says of itself.

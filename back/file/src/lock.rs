@@ -4,7 +4,7 @@ use crate::open::Refusal;
 use lunar_reactor::linger::until_free;
 use rustix::fs::{FlockOperation, Stat, flock, fstat};
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 
 /// Locked for the process: exclusive for who writes; shared by those who only read. Waits for a holder that has
 /// ended already.
-pub(crate) fn lock(file: &OwnedFd, path: &Path, read_only: bool) -> Result<(), Refusal> {
+pub(crate) fn lock(file: BorrowedFd<'_>, path: &Path, read_only: bool) -> Result<(), Refusal> {
     let begun = Instant::now();
     let mut is_told = false;
     until_free(
@@ -32,7 +32,7 @@ pub(crate) fn lock(file: &OwnedFd, path: &Path, read_only: bool) -> Result<(), R
     )
 }
 
-fn try_lock(file: &OwnedFd, read_only: bool) -> Result<(), Refusal> {
+fn try_lock(file: BorrowedFd<'_>, read_only: bool) -> Result<(), Refusal> {
     let how = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
     match flock(file, how) {
         Err(Errno::WOULDBLOCK) => Err(Refusal::Locked { pid: holder(file) }),
@@ -54,7 +54,7 @@ fn lives(pid: u32) -> bool {
 }
 
 /// Who holds a lock on the file, as far as the kernel tells.
-fn holder(file: &OwnedFd) -> Option<u32> {
+fn holder(file: BorrowedFd<'_>) -> Option<u32> {
     let stat = fstat(file).ok()?;
     find_holder(&std::fs::read_to_string("/proc/locks").ok()?, &stat)
 }

@@ -1,9 +1,10 @@
 //! What tells a file from any other, for ever: a random number in an extended attribute of the file, or, where
 //! the file system or the mode does not let us keep one, the place where the file lies.
 
-use rustix::fs::{Stat, XattrFlags, fgetxattr, fsetxattr, fstatvfs, fsync};
+use crate::open::Options;
+use rustix::fs::{FileType, Mode, OFlags, Stat, XattrFlags, fgetxattr, fsetxattr, fstat, fstatvfs, fsync};
 use rustix::io::Errno;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 /// The attribute: 32 hexadecimal digits, a space, and the inode number of the file that they were made for.
@@ -20,15 +21,34 @@ pub enum Mark {
     Place(String),
 }
 
+/// The mark of the file at this path, if there is one that has a mark or cannot have any.
+#[must_use]
+pub fn at(path: &Path) -> Option<Mark> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let stat = fstat(&file).ok()?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    match fgetxattr(&file, ATTRIBUTE, &mut [0; VALUE_BYTES_MAX][..]) {
+        Ok(_) => read(file.as_fd()).filter(|(_, inode)| *inode == stat.st_ino).map(|(number, _)| Mark::Kept(number)),
+        Err(Errno::OPNOTSUPP) => Some(place(file.as_fd(), path, &stat)),
+        Err(_) => None,
+    }
+}
+
+fn place(file: BorrowedFd<'_>, path: &Path, stat: &Stat) -> Mark {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    // The number of the file system, not of the device: devices are numbered anew when the machine starts.
+    let system = fstatvfs(file).map_or(0, |system| system.f_fsid);
+    Mark::Place(format!("{system:x} {} {}", stat.st_ino, path.display()))
+}
+
 /// The mark of an open file; gives it one if it has none.
 #[must_use]
-pub fn of(file: BorrowedFd<'_>, path: &Path, stat: &Stat, read_only: bool) -> Mark {
-    let place = || {
-        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        // The number of the file system, not of the device: devices are numbered anew when the machine starts.
-        let system = fstatvfs(file).map_or(0, |system| system.f_fsid);
-        Mark::Place(format!("{system:x} {} {}", stat.st_ino, path.display()))
-    };
+pub fn of(file: BorrowedFd<'_>, path: &Path, stat: &Stat, options: &Options) -> Mark {
+    let read_only = options.read_only;
+    let place = || place(file, path, stat);
     match read(file) {
         Some((number, inode)) if inode == stat.st_ino => return Mark::Kept(number),
         // Two volumes with one identity are one disk with two paths to any multipath initiator, which then
@@ -42,7 +62,7 @@ pub fn of(file: BorrowedFd<'_>, path: &Path, stat: &Stat, read_only: bool) -> Ma
     if read_only {
         return place();
     }
-    match keep(file, stat.st_ino) {
+    match keep(file, stat.st_ino, options.mark) {
         Ok(number) => Mark::Kept(number),
         Err(_) => place(),
     }
@@ -62,9 +82,10 @@ fn parse(value: &[u8]) -> Option<([u8; 16], u64)> {
 }
 
 /// Makes a number and writes it to the file's attribute, and to the medium.
-fn keep(file: BorrowedFd<'_>, inode: u64) -> Result<[u8; 16], Errno> {
-    let mut number = [0; 16];
-    if rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())? != number.len() {
+fn keep(file: BorrowedFd<'_>, inode: u64, wanted: Option<[u8; 16]>) -> Result<[u8; 16], Errno> {
+    let mut number = wanted.unwrap_or_default();
+    if wanted.is_none() && rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())? != number.len()
+    {
         return Err(Errno::IO);
     }
     let value = format!("{:032x} {inode}", u128::from_be_bytes(number));

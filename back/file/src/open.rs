@@ -23,6 +23,10 @@ const BLOCK_BYTES_MAX: u64 = 64 << 10;
 pub struct Options {
     /// The size that it has, or gets if it is not there or empty; `None`: it is there and has its size.
     pub size: Option<u64>,
+    /// A file that is smaller grows, and of one that is larger the rest is not used; else either is refused.
+    pub grows: bool,
+    /// What it is told from others by ([`mark`]), if it has no mark yet; without, it gets one at random.
+    pub mark: Option<[u8; 16]>,
     /// Without writing. Others may then serve it, too, but also without writing.
     pub read_only: bool,
     /// Every change is on the medium before it is answered.
@@ -120,18 +124,29 @@ pub(crate) struct Checked {
     pub(crate) mark: Mark,
 }
 
-pub(crate) fn open(path: &Path, options: &Options) -> Result<Checked, Refusal> {
+/// Opens a file; `held` is the same file, if this process has it locked already.
+pub(crate) fn open(path: &Path, options: &Options, held: Option<BorrowedFd<'_>>) -> Result<Checked, Refusal> {
     let file = open_or_make(path, options)?;
     check_type(&fstat(&file)?)?;
     // io_uring would answer EAGAIN to a read that has to wait for the disk.
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
-    lock(&file, path, options.read_only)?;
+    match held {
+        // The lock stays with the file as it was opened first; it may have been one of those who only read.
+        Some(held) if same(held, file.as_fd())? => lock(held, path, options.read_only)?,
+        _ => lock(file.as_fd(), path, options.read_only)?,
+    }
     let size = settle_size(&file, path, options)?;
     let stat = fstat(&file)?;
     let alignment = if options.direct { Some(go_direct(&file, &stat, options.block_size)?) } else { None };
-    let mark = mark::of(file.as_fd(), path, &stat, options.read_only);
+    let mark = mark::of(file.as_fd(), path, &stat, options);
     let traits = traits(file.as_fd(), &stat, size, options)?;
     Ok(Checked { file, traits, alignment, mark })
+}
+
+/// Whether two are one file.
+pub(crate) fn same(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> Result<bool, Refusal> {
+    let (one, other) = (fstat(one)?, fstat(other)?);
+    Ok((one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
 }
 
 fn open_or_make(path: &Path, options: &Options) -> Result<OwnedFd, Refusal> {
@@ -159,14 +174,17 @@ fn check_type(stat: &Stat) -> Result<(), Refusal> {
     }
 }
 
-/// The size of the volume. A file that is new or empty gets the size that was told; none is ever made another.
+/// The size of the volume. A file that is new or empty gets the size that was told; none is ever made smaller, and one
+/// that has a size another only where that is asked for.
 fn settle_size(file: &OwnedFd, path: &Path, options: &Options) -> Result<u64, Refusal> {
     let has = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     let size = options.size.unwrap_or(has);
     if size == 0 {
         return Err(Refusal::Empty);
     }
-    if has != 0 && has != size {
+    let grows = options.grows && has < size && !options.read_only;
+    let is_cut = options.grows && has > size;
+    if has != 0 && has != size && !grows && !is_cut {
         return Err(Refusal::OtherSize { size: has });
     }
     if !size.is_multiple_of(options.block_size.into()) {
@@ -179,6 +197,9 @@ fn settle_size(file: &OwnedFd, path: &Path, options: &Options) -> Result<u64, Re
         ftruncate(file, size)?;
         fsync(file)?;
         sync_folder(path);
+    } else if grows {
+        ftruncate(file, size)?;
+        fsync(file)?;
     }
     Ok(size)
 }

@@ -55,6 +55,17 @@ impl RamVolume {
         Ok(Self { traits, table: Arc::new(Table::new(size)) })
     }
 
+    /// The same bytes with `size`, which is not less than it had: what is behind them reads as zeroes.
+    ///
+    /// # Errors
+    /// `InvalidInput` when `size` is over [`SIZE_MAX`], or less than it had.
+    pub fn again(&self, size: u64, read_only: bool) -> io::Result<Self> {
+        if !(self.traits.size..=SIZE_MAX).contains(&size) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self { traits: Traits { size, read_only, ..self.traits.clone() }, table: Arc::new(self.table.grown(size)) })
+    }
+
     /// What it says of itself.
     #[must_use]
     pub fn traits(&self) -> &Traits {

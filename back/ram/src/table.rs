@@ -3,7 +3,7 @@
 
 use lunar_core::io::{Extent, Fault};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Bytes of a page: what is taken and given back at once. Large enough that a lock per page costs nothing
 /// beside the copy, small enough that a file system's discards free whole ones.
@@ -17,9 +17,12 @@ type Page = RwLock<Option<Box<[u8]>>>;
 
 #[derive(Debug)]
 pub(crate) struct Table {
-    chunks: Box<[OnceLock<Box<[Page]>>]>,
-    used: AtomicU64,
+    chunks: Box<[Chunk]>,
+    used: Arc<AtomicU64>,
 }
+
+/// The pages of a chunk, once one was written; the same for a table and those that have grown out of it.
+type Chunk = Arc<OnceLock<Box<[Page]>>>;
 
 /// The bytes of one page that a request touches.
 struct Part {
@@ -55,8 +58,13 @@ fn write(page: &Page) -> RwLockWriteGuard<'_, Option<Box<[u8]>>> {
 
 impl Table {
     pub(crate) fn new(size: u64) -> Self {
-        let chunks = size.div_ceil(CHUNK_BYTES);
-        Self { chunks: (0..chunks).map(|_| OnceLock::new()).collect(), used: AtomicU64::new(0) }
+        Self { chunks: (0..size.div_ceil(CHUNK_BYTES)).map(|_| Chunk::default()).collect(), used: Arc::default() }
+    }
+
+    /// The same bytes, and more behind them.
+    pub(crate) fn grown(&self, size: u64) -> Self {
+        let more = (self.chunks.len() as u64..size.div_ceil(CHUNK_BYTES)).map(|_| Chunk::default());
+        Self { chunks: self.chunks.iter().cloned().chain(more).collect(), used: self.used.clone() }
     }
 
     /// Bytes that pages take.

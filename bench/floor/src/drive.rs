@@ -3,9 +3,9 @@
 use crate::{HEADER, Sizes};
 use anyhow::{Context, Result};
 use clap::Args;
-use lunar_initiator::bench::cost::{Cost, Snapshot};
-use lunar_initiator::bench::report::Latency;
-use lunar_initiator::histogram::Histogram;
+use lunar_load::cost::{Cost, Snapshot};
+use lunar_load::histogram::Histogram;
+use lunar_load::report::Latency;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use serde::Serialize;

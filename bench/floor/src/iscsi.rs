@@ -5,12 +5,12 @@ use crate::Server;
 use crate::net::Peer;
 use anyhow::{Result, bail, ensure};
 use clap::Args;
-use lunar_initiator::bench::options::size;
 use lunar_iscsi::text;
 use lunar_iscsi::wire::{
     BHS_LEN, Bhs, DataIn, DataOut, FINAL, LoginRequest, LoginResponse, LogoutRequest, LogoutResponse, NO_TAG, Opcode,
     Pdu, R2t, READ, STATUS, ScsiCommand, ScsiResponse, Stage, TextRequest, TextResponse, U24, WRITE, login_flags,
 };
+use lunar_load::options::size;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, IoSlice, Write};
 use std::net::TcpStream;

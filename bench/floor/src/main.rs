@@ -11,8 +11,8 @@ mod serve;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
-use lunar_initiator::bench::cost::pin;
-use lunar_initiator::bench::options::size;
+use lunar_load::cost::pin;
+use lunar_load::options::size;
 use std::net::SocketAddr;
 
 /// Bytes of a message without payload: an iSCSI header, and near enough to those of other protocols.
@@ -121,7 +121,7 @@ mod tests {
     #[derive(Parser)]
     struct Load {
         #[command(flatten)]
-        options: lunar_initiator::bench::Options,
+        options: lunar_load::Options,
     }
 
     #[test]
@@ -137,9 +137,9 @@ mod tests {
                 let url = format!("iscsi://{address}");
                 let line = ["load", &url, "--time", "0.1", "--warmup", "0", "--timeout", "5", "--rw", rw];
                 let load = Load::parse_from(line.into_iter().chain(args.split_whitespace()));
-                let report = lunar_initiator::bench::run(&load.options).expect("a report");
+                let report = lunar_load::run(&load.options).expect("a report");
                 assert!(report.is_good() && report.iops > 0.0, "{args}: {report}");
-                assert_eq!((report.blocks, report.negotiated.window), (2 << 20, 256));
+                assert_eq!((report.blocks, report.negotiated.window()), (2 << 20, 256));
             }
         }
     }

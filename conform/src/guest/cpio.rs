@@ -44,9 +44,11 @@ impl<W: Write> Archive<W> {
         let mut files: Vec<_> = std::fs::read_dir(source)?.collect::<Result<_>>()?;
         files.sort_by_key(std::fs::DirEntry::file_name);
         for file in files {
-            if file.file_type()?.is_file() {
-                let data = std::fs::read(file.path())?;
-                self.file(&format!("{name}/{}", file.file_name().to_string_lossy()), 0o755, &data)?;
+            let (kind, name) = (file.file_type()?, format!("{name}/{}", file.file_name().to_string_lossy()));
+            if kind.is_file() {
+                self.file(&name, 0o755, &std::fs::read(file.path())?)?;
+            } else if kind.is_dir() {
+                self.folder(&name, &file.path())?;
             }
         }
         Ok(())

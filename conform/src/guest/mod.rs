@@ -1,5 +1,6 @@
 //! A stock distribution kernel as the initiator.
 
+mod blktests;
 mod cpio;
 mod modules;
 mod paths;
@@ -24,6 +25,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// This machine's ::1 as QEMU's user network shows it to a guest.
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 
+pub(crate) use blktests::part as blktests;
 pub(crate) use paths::part as paths;
 pub(crate) use proofs::part as proofs;
 
@@ -31,7 +33,7 @@ pub(crate) use proofs::part as proofs;
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("guest/{}", driver.name());
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
-    let script = Script { name: "iscsi", part: &part, driver, sysroot: &sysroot };
+    let script = Script { name: "iscsi", part: &part, driver, sysroot: &sysroot, more: None };
     lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver)?));
     Ok(())
 }
@@ -41,7 +43,7 @@ pub(crate) fn nvme_part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("nvme/{}", driver.name());
     lab.built()?;
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
-    let script = Script { name: "nvme", part: &part, driver, sysroot: &sysroot };
+    let script = Script { name: "nvme", part: &part, driver, sysroot: &sysroot, more: None };
     lab.report.check(&part, "guest ran to its end", || script.run(lab, nvme_targets(lab, driver)?));
     Ok(())
 }
@@ -77,6 +79,8 @@ struct Script<'a> {
     part: &'a str,
     driver: Driver,
     sysroot: &'a sysroot::Sysroot,
+    /// A folder that the guest has besides, beside its script.
+    more: Option<&'a Path>,
 }
 
 /// The targets of one guest run, and what the script must know of them.
@@ -142,7 +146,8 @@ impl Script<'_> {
     fn run(&self, lab: &Lab, mut targets: Targets) -> Result<()> {
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         let initramfs = lab.scratch.join(format!("guest-{}-{}.cpio", self.name, self.driver.name()));
-        qemu::initramfs(self.sysroot, &scripts, &targets.settings, &initramfs)?;
+        let folders = [("test", &*scripts)].into_iter().chain(self.more.map(|more| ("test/blktests", more)));
+        qemu::initramfs(self.sysroot, folders, &targets.settings, &initramfs)?;
         let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
         let mut cases = Cases { lab, part: self.part, since: Instant::now(), said: Vec::new(), seen: 0 };
         let mut restarted = Ok(());

@@ -14,7 +14,7 @@ use crate::process;
 
 /// Loaded at start, in an order that dependencies decide. The crypto module is asked for by algorithm, not by
 /// dependency.
-const MODULES: [&str; 21] = [
+const MODULES: [&str; 23] = [
     "virtio_pci",
     "virtio_net",
     "9pnet_virtio",
@@ -36,6 +36,9 @@ const MODULES: [&str; 21] = [
     "scsi_dh_alua",
     "nls_ascii?",
     "af_packet?",
+    // Test suites ask for them.
+    "loop?",
+    "nvmet_tcp?",
 ];
 /// Enough for a page cache and fio; the tests use a few hundred MiB.
 const MEMORY: &str = "1G";
@@ -43,8 +46,13 @@ const MEMORY: &str = "1G";
 /// The second network card's.
 const SECOND_NETWORK: &str = "10.0.3.0/24";
 
-/// The first file system: busybox, the modules, the scripts.
-pub(crate) fn initramfs(sysroot: &Sysroot, scripts: &Path, settings: &str, to: &Path) -> Result<()> {
+/// The first file system: busybox, the modules, and `folders` under their names, of which `test` has the scripts.
+pub(crate) fn initramfs<'a>(
+    sysroot: &Sysroot,
+    folders: impl Iterator<Item = (&'a str, &'a Path)>,
+    settings: &str,
+    to: &Path,
+) -> Result<()> {
     let mut archive = Archive::new(BufWriter::new(File::create(to)?));
     for folder in ["bin", "dev", "proc", "sys", "modules", "lower", "upper", "root"] {
         archive.directory(folder)?;
@@ -58,7 +66,9 @@ pub(crate) fn initramfs(sysroot: &Sysroot, scripts: &Path, settings: &str, to: &
     for (at, module) in modules.iter().enumerate() {
         archive.file(&format!("modules/{at:03}-{}", module.name), 0o644, &module.image)?;
     }
-    archive.folder("test", scripts)?;
+    for (name, folder) in folders {
+        archive.folder(name, folder)?;
+    }
     archive.file("test/settings", 0o644, settings.as_bytes())?;
     archive.link("init", "test/init")?;
     archive.finish()?.into_inner().context("initramfs")?;

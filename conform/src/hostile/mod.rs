@@ -4,6 +4,7 @@
 
 mod floods;
 mod logins;
+mod nvme;
 mod requests;
 mod transfers;
 
@@ -84,7 +85,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
         gauge.highest.load(Ordering::Relaxed) >> 20
     ));
     lab.report.check(&part, "target drains", || target.stop());
-    Ok(())
+    nvme::part(lab, driver)
 }
 
 fn closed_for_idleness((mut link, since): (Link, Instant)) -> Result<()> {

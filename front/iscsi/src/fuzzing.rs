@@ -7,7 +7,7 @@
 use crate::chap::{CHALLENGE_LEN, CHALLENGE_MAX, Challenge, Proof, RESPONSE_MAX, Response};
 use crate::config::{ANSWERS_MAX, Config, IMMEDIATE_MAX};
 use crate::login::Verdict;
-use crate::session::{Action, Pull, Session, TargetAddresses, TaskKey, Want};
+use crate::session::{Action, Machine, Pull, Session, TargetAddresses, TaskKey, Transfers, Want};
 use crate::text;
 use crate::wire::{
     BHS_LEN, Bhs, DIGEST_LEN, DataOut, FINAL, FunctionResponse, LoginRequest, LoginStatus, LogoutRequest, NO_TAG,
@@ -350,8 +350,8 @@ fn verdict(decision: u8) -> Verdict {
     match decision {
         1 => Verdict::Refused(LoginStatus::NOT_FOUND),
         2 => Verdict::Moved { permanently: true, address: "192.0.2.1:3260".into() },
-        3 => Verdict::Accepted { portal_group: 1, alias: None, challenge: Some(CHALLENGE) },
-        _ => Verdict::Accepted { portal_group: 1, alias: Some("x".into()), challenge: None },
+        3 => Verdict::Accepted { portal_group: 1, alias: None, challenge: Some(CHALLENGE), offer: None },
+        _ => Verdict::Accepted { portal_group: 1, alias: Some("x".into()), challenge: None, offer: None },
     }
 }
 

@@ -8,15 +8,16 @@
 pub mod audit;
 
 use crate::chap::{Challenge, Claim, Counter, Proof};
+use crate::directory::{Directory, Entry};
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
 use audit::{Audit, Reason, Record, Who};
 use lunar_core::access::throttle::Throttle;
-use lunar_core::access::{Access, Account, Proofs};
+use lunar_core::access::{Account, Proofs};
 use lunar_core::time::Instant;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ pub struct Guard {
 }
 
 struct State {
-    access: Arc<Access>,
+    directory: Arc<Directory>,
     audit: Audit,
     /// Challenges of ours that are not answered yet, of all connections: none of them is answered by ourselves. As many
     /// as half-open logins at most.
@@ -58,6 +59,7 @@ impl Drop for Outstanding {
 #[derive(Debug)]
 pub struct Knock {
     who: Who,
+    entry: Option<Arc<Entry>>,
     map: Option<Arc<str>>,
     proofs: Arc<Proofs>,
     outstanding: Option<Outstanding>,
@@ -74,6 +76,12 @@ impl Knock {
     #[must_use]
     pub fn map(&self) -> Option<&Arc<str>> {
         self.map.as_ref()
+    }
+
+    /// The target that it wants; none if it only asks what there is.
+    #[must_use]
+    pub fn entry(&self) -> Option<&Arc<Entry>> {
+        self.entry.as_ref()
     }
 
     /// Who knocks.
@@ -93,17 +101,17 @@ pub struct Finding {
 }
 
 impl Guard {
-    /// The guard of a target.
+    /// The guard of what there is to log in to.
     #[must_use]
-    pub fn new(access: Access, random: Random, sink: Sink) -> Arc<Self> {
-        let state = State { access: Arc::new(access), audit: Audit::default(), challenges: BTreeSet::new() };
+    pub fn new(directory: Directory, random: Random, sink: Sink) -> Arc<Self> {
+        let state = State { directory: Arc::new(directory), audit: Audit::default(), challenges: BTreeSet::new() };
         Arc::new(Self { random, sink, throttle: Arc::default(), state: Mutex::new(state) })
     }
 
-    /// One that lets everybody in, and tells nobody.
+    /// One that tells nobody, and asks for no proofs.
     #[must_use]
-    pub fn open() -> Arc<Self> {
-        Self::new(Access::open(), Box::new(|_| false), Box::new(|_| {}))
+    pub fn silent(directory: Directory) -> Arc<Self> {
+        Self::new(directory, Box::new(|_| false), Box::new(|_| {}))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -121,21 +129,16 @@ impl Guard {
         self.throttle.clone()
     }
 
-    /// The access that it goes by now.
+    /// What there is to log in to now.
     #[must_use]
-    pub fn access(&self) -> Arc<Access> {
-        self.lock().access.clone()
+    pub fn directory(&self) -> Arc<Directory> {
+        self.lock().directory.clone()
     }
 
-    /// Goes by another access from now on; sessions and logins under way stay what they are.
-    pub fn set_access(&self, access: Access) {
-        self.lock().access = Arc::new(access);
-    }
-
-    /// Whether a host is shown the target.
-    #[must_use]
-    pub fn shows(&self, host: &str, source: IpAddr) -> bool {
-        self.lock().access.group(host, source).is_some()
+    /// Goes by another directory from now on. Sessions and logins under way stay what they are until each front looks
+    /// after them: [`Front::review`](crate::serve::Front::review).
+    pub fn set_directory(&self, directory: Directory) {
+        self.lock().directory = Arc::new(directory);
     }
 
     /// Somebody wants to log in.
@@ -148,21 +151,23 @@ impl Guard {
         source: SocketAddr,
         now: Instant,
     ) -> Result<Knock, LoginStatus> {
-        let access = self.lock().access.clone();
+        let directory = self.directory();
         let mut who = Who::new(candidate, source);
-        let group = access.group(&candidate.initiator, source.ip());
+        // All may ask what there is; what they are shown is another matter.
+        let wanted = candidate.target.as_deref().filter(|_| !candidate.discovery);
+        let entry = wanted.and_then(|name| directory.target(name)).cloned();
+        let group = entry.as_ref().and_then(|entry| entry.access.group(&candidate.initiator, source.ip()));
         who.group = group.map(|group| group.name.clone());
         let (proofs, map) = match group {
-            // All may ask what there is; what they are shown is another matter.
-            _ if candidate.discovery => (access.discovery().clone(), None),
+            _ if candidate.discovery => (directory.discovery.clone(), None),
             Some(group) => (Arc::new(group.proofs.clone()), group.map.clone()),
             None => {
-                self.tell(who, Err(Reason::NotShown), now);
+                self.tell(who, Err(if entry.is_some() { Reason::NotShown } else { Reason::NoTarget }), now);
                 return Err(LoginStatus::NOT_FOUND);
             }
         };
         let outstanding = if proofs.users.is_empty() { None } else { Some(self.challenge()?) };
-        Ok(Knock { who, map, proofs, outstanding })
+        Ok(Knock { who, entry, map, proofs, outstanding })
     }
 
     fn challenge(self: &Arc<Self>) -> Result<Outstanding, LoginStatus> {
@@ -240,7 +245,7 @@ impl Guard {
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Guard({:?})", self.lock().access)
+        write!(f, "Guard({:?})", self.lock().directory)
     }
 }
 

@@ -459,6 +459,11 @@ impl Negotiation {
         &self.config
     }
 
+    /// Goes by other settings from now on.
+    pub fn set_config(&mut self, config: Rc<Config>) {
+        self.config = config;
+    }
+
     /// Takes a pair, and writes its answer, if it has one, to `answer`.
     ///
     /// # Errors

@@ -10,6 +10,7 @@
 //! * [`out`]: what waits to be sent
 //! * [`chap`]: how names are proved
 //! * [`config`]: settings and limits
+//! * [`directory`]: what there is to log in to
 //! * [`fuzzing`]: what fuzzers call
 //! * [`guard`]: who may log in: access, challenges, back-off, audit
 //! * [`registry`]: the sessions of all cores
@@ -17,6 +18,7 @@
 
 pub mod chap;
 pub mod config;
+pub mod directory;
 pub mod fuzzing;
 pub mod guard;
 pub mod keys;

@@ -15,13 +15,14 @@
 pub mod security;
 
 use crate::chap::{Challenge, Claim, Proof};
-use crate::config::{LOGIN_REQUESTS_MAX, LOGIN_SEGMENT_MAX, PAIRS_MAX, TEXT_MAX};
+use crate::config::{Config, LOGIN_REQUESTS_MAX, LOGIN_SEGMENT_MAX, PAIRS_MAX, TEXT_MAX};
 use crate::keys::{Negotiation, Parameters, Phase, Taken};
 use crate::out::Out;
 use crate::text::{self, Gather};
 use crate::wire::{CONTINUE, LoginRequest, LoginResponse, LoginStatus, Pdu, Stage, TRANSIT, login_flags};
 use lunar_core::wire::be::{U16, U32};
 use security::{Challenged, Chosen, Proving, Security, Unproved};
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// The only version there is (11.12.4).
@@ -57,6 +58,8 @@ pub enum Verdict {
         alias: Option<Arc<str>>,
         /// The challenge with which it has to prove its name by CHAP; without, it is whom it says it is.
         challenge: Option<Challenge>,
+        /// What its session is offered, if the target has settings of its own.
+        offer: Option<Rc<Config>>,
     },
     /// The target is elsewhere: `address` as in TargetAddress, without the portal group.
     Moved {
@@ -285,7 +288,8 @@ impl Authorizing {
     fn answer(self, verdict: Verdict, out: &mut Out) -> Next {
         let Self { mut common, text } = self;
         match verdict {
-            Verdict::Accepted { portal_group, alias, challenge } => {
+            Verdict::Accepted { portal_group, alias, challenge, offer } => {
+                offer.into_iter().for_each(|offer| common.negotiation.set_config(offer));
                 common.greet(portal_group, alias.as_deref());
                 match (Stage(common.asked.stage), challenge) {
                     (Stage::SECURITY, None) => Security(common).negotiate(&text, out),

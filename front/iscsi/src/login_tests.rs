@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Config;
-use crate::session::{Action, Close};
+use crate::session::{Action, Close, Machine};
 use crate::testing::{INITIATOR, NAMES, Peer, TARGET, login_request, text_of};
 use crate::wire::{First, NO_TAG, NopOut, Opcode};
 use std::time::Duration;
@@ -126,7 +126,10 @@ fn the_session_is_told_before_the_last_response() {
     let mut peer = peer();
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
     peer.actions.clear();
-    peer.session.authorized(Verdict::Accepted { portal_group: 1, alias: None, challenge: None }, &mut peer.actions);
+    peer.session.authorized(
+        Verdict::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
+        &mut peer.actions,
+    );
     let [Action::Establish(established)] = &peer.actions[..] else { panic!("{:?}", peer.actions) };
     assert_eq!((&*established.candidate.initiator, established.cmd_sn), (INITIATOR, 100));
     assert_eq!(established.candidate.isid, [0x40, 1, 2, 3, 4, 5]);
@@ -139,7 +142,10 @@ fn the_session_is_told_before_the_last_response() {
 fn a_session_that_there_is_no_room_for_is_refused_0302() {
     let mut peer = peer();
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
-    peer.session.authorized(Verdict::Accepted { portal_group: 1, alias: None, challenge: None }, &mut peer.actions);
+    peer.session.authorized(
+        Verdict::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
+        &mut peer.actions,
+    );
     peer.session.established(Err(LoginStatus::OUT_OF_RESOURCES), &mut peer.actions);
     peer.assert_refused(LoginStatus::OUT_OF_RESOURCES);
     assert_eq!(Close::LoginRefused(LoginStatus::OUT_OF_RESOURCES).fault(), crate::session::Fault::Target);
@@ -500,7 +506,10 @@ fn the_outside_finds_whose_session_it_numbered_even_if_the_login_ends() {
     let mut peer = peer();
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
     assert_eq!(peer.session.candidate(), None);
-    peer.session.authorized(Verdict::Accepted { portal_group: 1, alias: None, challenge: None }, &mut peer.actions);
+    peer.session.authorized(
+        Verdict::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
+        &mut peer.actions,
+    );
     let deadline = peer.session.deadline().expect("a login has an end");
     peer.session.tick(deadline, &mut peer.actions);
     peer.assert_closed(Close::LoginTimeout);

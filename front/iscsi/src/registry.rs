@@ -1,9 +1,11 @@
 //! The sessions of all cores, by name: who replaces whom (RFC 7143 6.3.5), and which number is free. Only logins and
 //! logouts come here.
 
+use crate::guard::audit::Who;
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
-use std::collections::{BTreeMap, BTreeSet};
+use lunar_core::time::Instant;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Sessions at once, discovery sessions included. Each takes some 20 KiB when idle, so this is some 300 MB.
@@ -18,15 +20,35 @@ pub struct Place {
     pub connection: u64,
 }
 
-/// The sessions of a target.
+/// A session, for those who look.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// Whose it is.
+    pub candidate: Candidate,
+    /// How it got in.
+    pub who: Who,
+    /// Tag of the portal group that it came by.
+    pub group: u16,
+    /// The target port that this is, by its relative identifier; zero for discovery.
+    pub port: u16,
+    /// Where it is served.
+    pub place: Place,
+    /// Since when.
+    pub since: Instant,
+}
+
+/// The sessions of all targets.
 #[derive(Debug, Default)]
 pub struct Registry(Mutex<Sessions>);
 
 #[derive(Debug, Default)]
 struct Sessions {
     /// Normal sessions.
-    ports: BTreeMap<NexusKey, (u16, Place)>,
-    numbers: BTreeSet<u16>,
+    ports: BTreeMap<NexusKey, u16>,
+    /// All sessions, by number.
+    guests: BTreeMap<u16, Guest>,
+    /// Normal sessions of each target that has some.
+    counts: BTreeMap<Arc<str>, usize>,
     last: u16,
 }
 
@@ -58,55 +80,81 @@ impl Registry {
     pub fn admit(&self, candidate: &Candidate) -> Result<(), LoginStatus> {
         match candidate.tsih {
             0 => Ok(()),
-            tsih if self.lock().numbers.contains(&tsih) => Err(LoginStatus::TOO_MANY_CONNECTIONS),
+            tsih if self.lock().guests.contains_key(&tsih) => Err(LoginStatus::TOO_MANY_CONNECTIONS),
             _ => Err(LoginStatus::NO_SUCH_SESSION),
         }
     }
 
-    /// Gives a session at a portal group its number.
+    /// Gives a session its number; there are `most` sessions of its target, and `most_in_all` of all, at most.
     ///
     /// # Errors
-    /// When there are [`SESSIONS_MAX`].
-    pub fn enter(&self, candidate: &Candidate, group: u16, place: Place) -> Result<Entered, LoginStatus> {
+    /// When there are as many.
+    pub fn enter(&self, guest: Guest, most: usize, most_in_all: usize) -> Result<Entered, LoginStatus> {
         let mut sessions = self.lock();
-        if sessions.numbers.len() >= SESSIONS_MAX {
+        let target = guest.candidate.target.clone().filter(|_| !guest.candidate.discovery);
+        let nexus = key(&guest.candidate, guest.port);
+        let replaces = target.is_some() && sessions.ports.contains_key(&nexus);
+        let count = target.as_ref().and_then(|target| sessions.counts.get(target)).copied().unwrap_or(0);
+        // Who comes back takes the place of his own.
+        if !replaces && (sessions.guests.len() >= most_in_all.min(SESSIONS_MAX) || target.is_some() && count >= most) {
             return Err(LoginStatus::OUT_OF_RESOURCES);
         }
         let tsih = loop {
             sessions.last = sessions.last.wrapping_add(1);
-            if sessions.last != 0 && !sessions.numbers.contains(&sessions.last) {
+            if sessions.last != 0 && !sessions.guests.contains_key(&sessions.last) {
                 break sessions.last;
             }
         };
-        sessions.numbers.insert(tsih);
-        let replaced = match candidate.discovery {
-            true => None,
-            false => sessions.ports.insert(key(candidate, group), (tsih, place)),
-        };
-        Ok(Entered { tsih, replaced: replaced.map(|(_, place)| place) })
+        sessions.guests.insert(tsih, guest);
+        let Some(target) = target else { return Ok(Entered { tsih, replaced: None }) };
+        *sessions.counts.entry(target).or_insert(0) += 1;
+        let replaced = sessions.ports.insert(nexus, tsih);
+        let replaced = replaced.and_then(|old| sessions.guests.get(&old)).map(|old| old.place);
+        Ok(Entered { tsih, replaced })
     }
 
-    /// A session at a portal group has ended.
-    pub fn leave(&self, candidate: &Candidate, group: u16, tsih: u16) {
+    /// A session through a target port has ended.
+    pub fn leave(&self, candidate: &Candidate, port: u16, tsih: u16) {
         let mut sessions = self.lock();
-        sessions.numbers.remove(&tsih);
-        let port = key(candidate, group);
+        if sessions.guests.remove(&tsih).is_none() || candidate.discovery {
+            return;
+        }
+        let nexus = key(candidate, port);
         // The port may belong to the session that replaced this one.
-        if sessions.ports.get(&port).is_some_and(|(number, _)| *number == tsih) {
-            sessions.ports.remove(&port);
+        if sessions.ports.get(&nexus) == Some(&tsih) {
+            sessions.ports.remove(&nexus);
+        }
+        let Some(target) = &candidate.target else { return };
+        match sessions.counts.get_mut(target) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(sessions.counts.remove(target)),
         }
     }
 
-    /// Where the normal sessions are served.
+    /// Where the normal sessions of a target are served.
     #[must_use]
-    pub fn places(&self) -> Vec<Place> {
-        self.lock().ports.values().map(|(_, place)| *place).collect()
+    pub fn places(&self, target: &str) -> Vec<Place> {
+        let sessions = self.lock();
+        let of_it = |guest: &&Guest| !guest.candidate.discovery && guest.candidate.target.as_deref() == Some(target);
+        sessions.guests.values().filter(of_it).map(|guest| guest.place).collect()
+    }
+
+    /// All sessions, by their numbers.
+    #[must_use]
+    pub fn guests(&self) -> Vec<(u16, Guest)> {
+        self.lock().guests.iter().map(|(tsih, guest)| (*tsih, guest.clone())).collect()
+    }
+
+    /// The session of this number.
+    #[must_use]
+    pub fn guest(&self, tsih: u16) -> Option<Guest> {
+        self.lock().guests.get(&tsih).cloned()
     }
 
     /// Sessions now.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.lock().numbers.len()
+        self.lock().guests.len()
     }
 
     /// Whether there is none.
@@ -116,11 +164,11 @@ impl Registry {
     }
 }
 
-/// What names an I_T nexus (RFC 7143 4.4.3): initiator, ISID, portal group.
+/// What names an I_T nexus (RFC 7143 4.4.3): initiator, ISID, and the target port, which is a portal group of a target.
 type NexusKey = (Arc<str>, [u8; 6], u16);
 
-fn key(candidate: &Candidate, group: u16) -> NexusKey {
-    (candidate.initiator.clone(), candidate.isid, group)
+fn key(candidate: &Candidate, port: u16) -> NexusKey {
+    (candidate.initiator.clone(), candidate.isid, port)
 }
 
 #[cfg(test)]
@@ -139,31 +187,37 @@ mod tests {
         }
     }
 
+    fn enter(registry: &Registry, candidate: &Candidate, port: u16, place: Place) -> Result<Entered, LoginStatus> {
+        let who = Who::new(candidate, ([192, 0, 2, 1], 4000).into());
+        let guest = Guest { candidate: candidate.clone(), who, group: 1, port, place, since: Instant::default() };
+        registry.enter(guest, SESSIONS_MAX, SESSIONS_MAX)
+    }
+
     const HERE: Place = Place { core: 0, connection: 1 };
     const THERE: Place = Place { core: 1, connection: 7 };
 
     #[test]
     fn the_same_port_replaces_and_another_does_not() {
         let registry = Registry::new();
-        let first = registry.enter(&candidate("a", 1, 0), 1, HERE).expect("room");
+        let first = enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room");
         assert_eq!(first.replaced, None);
-        assert_eq!(registry.enter(&candidate("a", 2, 0), 1, HERE).expect("room").replaced, None);
-        let second = registry.enter(&candidate("a", 1, 0), 1, THERE).expect("room");
+        assert_eq!(enter(&registry, &candidate("a", 2, 0), 1, HERE).expect("room").replaced, None);
+        let second = enter(&registry, &candidate("a", 1, 0), 1, THERE).expect("room");
         assert_eq!(second.replaced, Some(HERE));
         assert_ne!(first.tsih, second.tsih);
-        let elsewhere = registry.enter(&candidate("a", 1, 0), 2, HERE).expect("room");
+        let elsewhere = enter(&registry, &candidate("a", 1, 0), 2, HERE).expect("room");
         assert_eq!(elsewhere.replaced, None, "another target port is another nexus");
         registry.leave(&candidate("a", 1, 0), 2, elsewhere.tsih);
         registry.leave(&candidate("a", 1, 0), 1, first.tsih);
-        assert_eq!(registry.enter(&candidate("a", 1, 0), 1, HERE).expect("room").replaced, Some(THERE));
+        assert_eq!(enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room").replaced, Some(THERE));
     }
 
     #[test]
     fn discovery_replaces_nobody() {
         let registry = Registry::new();
-        let _ = registry.enter(&candidate("a", 1, 0), 1, HERE).expect("room");
+        let _ = enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room");
         let discovery = Candidate { discovery: true, ..candidate("a", 1, 0) };
-        let entered = registry.enter(&discovery, 1, THERE).expect("room");
+        let entered = enter(&registry, &discovery, 1, THERE).expect("room");
         assert_eq!(entered.replaced, None);
         registry.leave(&discovery, 1, entered.tsih);
         assert_eq!(registry.len(), 1);
@@ -173,7 +227,7 @@ mod tests {
     fn a_named_session_is_unknown_or_full() {
         let registry = Registry::new();
         assert_eq!(registry.admit(&candidate("a", 1, 9)), Err(LoginStatus::NO_SUCH_SESSION));
-        let tsih = registry.enter(&candidate("a", 1, 0), 1, HERE).expect("room").tsih;
+        let tsih = enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room").tsih;
         assert_eq!(registry.admit(&candidate("a", 1, tsih)), Err(LoginStatus::TOO_MANY_CONNECTIONS));
         assert_eq!(registry.admit(&candidate("a", 1, 0)), Ok(()));
     }
@@ -183,12 +237,33 @@ mod tests {
         let registry = Registry::new();
         let entered: Vec<u16> = (0..SESSIONS_MAX)
             .map(|_| {
-                registry.enter(&Candidate { discovery: true, ..candidate("a", 1, 0) }, 1, HERE).expect("room").tsih
+                enter(&registry, &Candidate { discovery: true, ..candidate("a", 1, 0) }, 1, HERE).expect("room").tsih
             })
             .collect();
         assert!(!entered.contains(&0));
-        assert_eq!(registry.enter(&candidate("b", 1, 0), 1, HERE).map(|e| e.tsih), Err(LoginStatus::OUT_OF_RESOURCES));
+        assert_eq!(
+            enter(&registry, &candidate("b", 1, 0), 1, HERE).map(|e| e.tsih),
+            Err(LoginStatus::OUT_OF_RESOURCES)
+        );
         registry.leave(&candidate("a", 1, 0), 1, entered[0]);
-        assert!(registry.enter(&candidate("b", 1, 0), 1, HERE).is_ok());
+        assert!(enter(&registry, &candidate("b", 1, 0), 1, HERE).is_ok());
+    }
+
+    #[test]
+    fn a_target_has_a_limit_of_its_own_and_who_comes_back_is_within_it() {
+        let registry = Registry::new();
+        let enter = |initiator: &str| {
+            let candidate = candidate(initiator, 1, 0);
+            let who = Who::new(&candidate, ([192, 0, 2, 1], 4000).into());
+            let guest = Guest { candidate, who, group: 1, port: 1, place: HERE, since: Instant::default() };
+            registry.enter(guest, 2, SESSIONS_MAX).map(|entered| entered.tsih)
+        };
+        let first = enter("a").expect("room");
+        assert!(enter("b").is_ok());
+        assert_eq!(enter("c"), Err(LoginStatus::OUT_OF_RESOURCES));
+        assert!(enter("a").is_ok(), "in the place of its own");
+        registry.leave(&candidate("a", 1, 0), 1, first);
+        assert_eq!((registry.len(), registry.places("iqn.2026-01.io.lunar:t").len()), (2, 2));
+        assert!(registry.places("iqn.2026-01.io.lunar:u").is_empty());
     }
 }

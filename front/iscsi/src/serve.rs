@@ -1,79 +1,44 @@
 //! The glue between the session machine, the device server and the reactor: one [`Front`] per core.
 //!
-//! * [`connection`]: one connection: a task that receives, a task that sends
-//! * [`job`]: one command in a slot, and the ways that its data takes
-//! * here: the connections of a core, logins across cores, slots, time, draining
+//! * [`connection`]: one connection: what its session asks for, and its end
+//! * [`job`]: one command in a slot
+//! * here: logins across cores, slots, draining
 //!
 //! A command runs in a slot (a long-lived task); its reply is queued in the session, and at the end of the turn
-//! everything that is queued for a peer leaves in one send.
+//! everything that is queued for a peer leaves in one send ([`lunar_stream::serve`]).
 
 mod connection;
 mod job;
 
 use crate::config;
+use crate::directory::{Entry, Moved, Portal, Way};
 use crate::guard::{Guard, Knock};
-use crate::login::{Candidate, Established, Verdict};
-use crate::registry::{Place, Registry};
+use crate::login::{Candidate, Verdict};
+use crate::registry::{Guest, Place, Registry};
 use crate::session::{Query, TargetAddresses};
 use crate::wire::LoginStatus;
 use connection::Connection;
 use job::Job;
 use lunar_core::step::Tools;
-use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
 use lunar_reactor::op::Incoming;
 use lunar_reactor::slots::Slots;
 use lunar_scsi::Target;
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use lunar_stream::serve::{Connections, HALF_OPEN_MAX};
+use std::collections::BTreeSet;
 use std::fmt;
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
 use std::time::Duration;
 
 /// Commands that one core carries out at once: sixteen full windows. Each takes some 3 KiB for its task.
 const SLOTS: usize = 2048;
-/// Connections that have not logged in, per core. One more pushes the oldest out: whoever floods the port
-/// pushes out its own.
-const HALF_OPEN_MAX: usize = 1024;
 /// Connections per core: as many as the sessions there may be, and the half-open ones.
 const CONNECTIONS_MAX: usize = crate::registry::SESSIONS_MAX + HALF_OPEN_MAX;
-/// How often connections that were active are looked at: to ask silent peers, and to take back their memory.
-const SWEEP: Duration = Duration::from_secs(1);
 /// How long initiators get to log out when the target stops, once their commands are done.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How often a core that stops looks whether commands are done.
-const DRAIN_LOOK: Duration = Duration::from_millis(10);
-
-/// What is shared, and how.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Name of the target.
-    pub target: Arc<str>,
-    /// What it is called for people.
-    pub alias: Arc<str>,
-    /// What SendTargets tells.
-    pub portals: Vec<Portal>,
-    /// How long commands get to finish when the target stops.
-    pub drain: Duration,
-    /// What sessions are offered.
-    pub session: config::Config,
-    /// Who may log in; one for all cores.
-    pub guard: Arc<Guard>,
-}
-
-/// A portal as SendTargets tells it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Portal {
-    /// Tag of its portal group. A portal group is the target port of the same relative identifier.
-    pub group: u16,
-    /// Where it is; `None`: where the initiator came in, and only for those who came in by this group.
-    pub address: Option<SocketAddr>,
-}
 
 /// The other cores, as far as sessions need them.
 pub trait Peers {
@@ -95,105 +60,59 @@ impl Peers for NoPeers {
 pub struct Front {
     reactor: Reactor,
     target: Rc<Target>,
-    settings: Settings,
-    session_config: Rc<config::Config>,
+    /// What there is to log in to, and who may; one for all cores.
+    guard: Arc<Guard>,
     registry: Arc<Registry>,
     me: usize,
     peers: Rc<dyn Peers>,
     slots: Slots<Job>,
-    connections: RefCell<BTreeMap<u64, Rc<Connection>>>,
-    /// Those that have not logged in, oldest first.
-    half_open: RefCell<BTreeSet<u64>>,
-    next: Cell<u64>,
-    draining: Cell<bool>,
-    /// Who waits for a change of the two above: the sweeper, the drain, those who end sessions.
-    waiters: RefCell<Vec<Waker>>,
+    connections: Rc<Connections<Connection>>,
 }
 
 impl Front {
     /// The front of core `me`.
-    ///
-    /// # Panics
-    /// When the settings of sessions cannot be offered: [`config::Config::check`].
     #[must_use]
     pub fn new(
         reactor: &Reactor,
         target: &Rc<Target>,
-        settings: Settings,
+        guard: Arc<Guard>,
         registry: Arc<Registry>,
         me: usize,
         peers: Rc<dyn Peers>,
     ) -> Rc<Self> {
-        settings.session.check().expect("settings are checked where they are made");
         let slots = Slots::new(reactor, SLOTS, async |job: &Job, tools: &mut Tools| job.run(tools).await);
-        let front = Rc::new(Self {
+        Rc::new(Self {
             reactor: reactor.clone(),
             target: target.clone(),
-            session_config: Rc::new(settings.session.clone()),
-            settings,
+            guard,
             registry,
             me,
             peers,
             slots,
-            connections: RefCell::default(),
-            half_open: RefCell::default(),
-            next: Cell::new(0),
-            draining: Cell::new(false),
-            waiters: RefCell::default(),
-        });
-        let sweeper = front.clone();
-        reactor.spawn(async move { sweeper.sweep().await });
-        front
+            connections: Connections::new(reactor, CONNECTIONS_MAX),
+        })
     }
 
-    /// Serves a connection that came in by a portal of this group.
-    pub fn serve(self: &Rc<Self>, incoming: Incoming, group: u16) {
-        if self.draining.get() || self.connections.borrow().len() >= CONNECTIONS_MAX {
-            return drop(incoming);
-        }
-        self.push_out_oldest();
-        // Gone before it was served: nobody is there to be told.
-        let Ok((socket, local, peer)) = self.reactor.driver().join(incoming) else { return };
-        let id = self.next.get();
-        self.next.set(id + 1);
-        let connection = Connection::new(self.clone(), id, group, socket, (local, peer));
-        self.connections.borrow_mut().insert(id, connection.clone());
-        self.half_open.borrow_mut().insert(id);
-        let stats = self.reactor.stats();
-        stats.connections.add(1);
-        stats.connections_accepted.add(1);
-        connection.start();
-        self.changed();
-    }
-
-    fn push_out_oldest(&self) {
-        if self.half_open.borrow().len() < HALF_OPEN_MAX {
-            return;
-        }
-        let oldest = self.half_open.borrow_mut().pop_first();
-        if let Some(connection) = oldest.and_then(|id| self.connections.borrow().get(&id).cloned()) {
-            connection.end();
-        }
+    /// Serves a connection that came in by this way.
+    pub fn serve(self: &Rc<Self>, incoming: Incoming, way: Way) {
+        let make = |id, joined| Connection::new(self.clone(), id, way, joined);
+        self.connections.serve(incoming, make);
     }
 
     /// Sessions and half-open connections that are served.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.connections.borrow().len()
+        self.connections.len()
     }
 
     /// Ends a session that this core serves, and waits until it has ended.
     pub async fn end_session(&self, connection: u64) {
-        let found = self.connections.borrow().get(&connection).cloned();
-        if let Some(found) = found {
-            found.end();
-            self.until(|| !self.connections.borrow().contains_key(&connection)).await;
-        }
+        self.connections.end(connection).await;
     }
 
-    /// Ends all sessions, of all cores.
-    async fn end_all_sessions(&self) {
-        for place in self.registry.places() {
+    /// Ends all sessions of a target, on all cores.
+    async fn end_sessions_of(&self, target: &str) {
+        for place in self.registry.places(target) {
             self.end_place(place).await;
         }
     }
@@ -208,112 +127,69 @@ impl Front {
 
     /// Takes no more connections, lets commands finish, and ends: see [`Front::drained`].
     pub fn drain(&self) {
-        self.draining.set(true);
-        self.changed();
+        self.connections.drain();
     }
 
     /// Waits for [`Front::drain`], and then until all connections have ended.
     pub async fn drained(&self) {
-        self.until(|| self.draining.get()).await;
-        let now = self.reactor.now();
-        for connection in self.all() {
-            connection.ask_to_log_out(self.settings.drain, now);
+        self.connections.until_draining().await;
+        let (now, drain) = (self.reactor.now(), self.guard.directory().drain);
+        for connection in self.connections.all() {
+            connection.ask_to_log_out(drain, now);
         }
-        let farewell = now + FAREWELL.min(self.settings.drain);
-        let end = now + self.settings.drain;
-        loop {
-            let now = self.reactor.now();
-            let all = self.all();
-            if all.is_empty() {
-                return;
-            }
-            all.iter().filter(|c| now >= end || (now >= farewell && c.is_quiet())).for_each(|c| c.end());
-            self.reactor.sleep(DRAIN_LOOK).await;
-        }
+        self.connections.end_all(now + FAREWELL.min(drain), now + drain).await;
     }
 
-    /// Forgets all connections at once, without a word to anybody: the core's tasks are gone. Connections hold the
-    /// front and it holds them, so a simulated crash leaves memory behind without it.
+    /// Looks after those who are there, once there is another directory: sessions that may no longer be, and those of the
+    /// groups `ended`, are asked to log out, get to finish their commands, and have ended when this returns.
+    pub async fn review(&self, ended: &BTreeSet<Arc<str>>) {
+        let (directory, now) = (self.guard.directory(), self.reactor.now());
+        let drain = directory.drain;
+        let leaves = |connection: &Connection| connection.is_in(ended) || !connection.may_stay(&directory);
+        let ask = |connection: &Connection| connection.ask_to_log_out(drain, now);
+        self.connections.end_some(leaves, ask, now + FAREWELL.min(drain), now + drain).await;
+    }
+
+    /// Forgets all connections at once: [`Connections::abandon`].
     pub fn abandon(&self) {
-        drop(self.connections.take());
+        self.connections.abandon();
     }
 
-    fn all(&self) -> Vec<Rc<Connection>> {
-        self.connections.borrow().values().cloned().collect()
-    }
-
-    /// A connection has ended.
-    fn forget(&self, connection: &Connection) {
-        self.half_open.borrow_mut().remove(&connection.id);
-        self.connections.borrow_mut().remove(&connection.id);
-        self.reactor.stats().connections.sub(1);
-        self.changed();
-    }
-
-    fn changed(&self) {
-        self.waiters.take().into_iter().for_each(Waker::wake);
-    }
-
-    async fn until(&self, holds: impl Fn() -> bool) {
-        poll_fn(|cx| {
-            if holds() {
-                return Poll::Ready(());
-            }
-            self.waiters.borrow_mut().push(cx.waker().clone());
-            Poll::Pending
-        })
-        .await;
-    }
-
-    /// Looks after time: logins that take too long, peers that are silent, memory that lies idle. Sleeps while there
-    /// is nothing to look after.
-    async fn sweep(&self) {
-        loop {
-            self.until(|| !self.connections.borrow().is_empty()).await;
-            let now = self.reactor.now();
-            let mut next: Option<Instant> = None;
-            for connection in self.all() {
-                let active = connection.look(now);
-                let due = if active { Some(now + SWEEP) } else { connection.deadline() };
-                next = [next, due].into_iter().flatten().min();
-            }
-            // A connection that comes meanwhile has its whole login time before it.
-            let at = next.unwrap_or(now + SWEEP).max(now + SWEEP);
-            self.reactor.sleep_until(at).await;
-        }
-    }
-
-    /// Whether an initiator from `source` may log in at this portal group; and what is known of it then.
-    fn judge(&self, candidate: &Candidate, portal_group: u16, source: SocketAddr) -> (Verdict, Option<Knock>) {
-        let knock = match self.settings.guard.knock(candidate, source, self.reactor.now()) {
+    /// Whether an initiator from `source` may log in by this way; and what is known of it then.
+    fn judge(&self, candidate: &Candidate, way: Way, source: SocketAddr) -> (Verdict, Option<Knock>) {
+        let knock = match self.guard.knock(candidate, source, self.reactor.now()) {
             Ok(knock) => knock,
             Err(status) => return (Verdict::Refused(status), None),
         };
-        let known = candidate.discovery || candidate.target.as_deref() == Some(&*self.settings.target);
-        let verdict = if self.draining.get() {
+        let (entry, portal_group) = (knock.entry(), way.group);
+        let verdict = if self.connections.is_draining() {
             Verdict::Refused(LoginStatus::SERVICE_UNAVAILABLE)
-        } else if !known {
+        } else if let Some(Moved { address, permanently }) = entry.and_then(|entry| entry.moved) {
+            Verdict::Moved { permanently, address: address.to_string() }
+        } else if entry.is_some_and(|entry| !entry.ports.contains_key(&portal_group)) {
             Verdict::Refused(LoginStatus::NOT_FOUND)
         } else if let Err(status) = self.registry.admit(candidate) {
             Verdict::Refused(status)
         } else {
-            let alias = (!candidate.discovery).then(|| self.settings.alias.clone());
-            Verdict::Accepted { portal_group, alias, challenge: knock.challenge() }
+            let alias = entry.map(|entry| entry.alias.clone()).filter(|alias| !alias.is_empty());
+            let offer = entry.map(|entry| Rc::new(config::Config::clone(&entry.session)));
+            Verdict::Accepted { portal_group, alias, challenge: knock.challenge(), offer }
         };
         (verdict, Some(knock))
     }
 
     /// Gives a session its number, after the one that it replaces has ended.
-    async fn enter(&self, id: u64, group: u16, established: &Established) -> Result<u16, LoginStatus> {
-        let entered = self.registry.enter(&established.candidate, group, Place { core: self.me, connection: id })?;
+    async fn enter(&self, id: u64, guest: Guest, knock: &Knock) -> Result<u16, LoginStatus> {
+        let most = knock.entry().map_or(0, |entry| entry.sessions_max);
+        let entered = self.registry.enter(guest, most, self.guard.directory().sessions_max)?;
         if let Some(place) = entered.replaced {
             self.end_place(place).await;
         }
-        self.half_open.borrow_mut().remove(&id);
+        self.connections.is_known(id);
         Ok(entered.tsih)
     }
 
-    /// What SendTargets tells an initiator that came from `source` to `local`, of this portal group.
+    /// What SendTargets tells an initiator that came from `source` to `local`, by a portal of this group.
     fn targets(
         &self,
         query: &Query,
@@ -321,20 +197,24 @@ impl Front {
         (source, local): (SocketAddr, SocketAddr),
         group: u16,
     ) -> Vec<TargetAddresses> {
-        let asked = self.settings.guard.shows(host, source.ip())
-            && match query {
-                Query::All => true,
-                Query::One(name) => **name == *self.settings.target,
-            };
+        let directory = self.guard.directory();
         let address = |portal: &Portal| portal.address.or_else(|| (portal.group == group).then_some(local));
-        let told = self.settings.portals.iter();
-        let portals = told.filter_map(|portal| Some((address(portal)?, portal.group))).collect();
-        if asked { vec![TargetAddresses { name: self.settings.target.clone(), portals }] } else { Vec::new() }
+        let told = |entry: &Arc<Entry>| {
+            let portals = directory.portals.iter().filter(|p| p.is_told && entry.ports.contains_key(&p.group));
+            let mut portals: Vec<_> = portals.filter_map(|portal| Some((address(portal)?, portal.group))).collect();
+            portals.dedup();
+            TargetAddresses { name: entry.name.clone(), portals }
+        };
+        let shown = |entry: &&Arc<Entry>| entry.access.group(host, source.ip()).is_some();
+        match query {
+            Query::All => directory.targets().filter(shown).map(told).collect(),
+            Query::One(name) => directory.target(name).into_iter().filter(shown).map(told).collect(),
+        }
     }
 }
 
 impl fmt::Debug for Front {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Front({}, {} connections)", self.settings.target, self.connections.borrow().len())
+        write!(f, "Front({} connections)", self.connections.len())
     }
 }

@@ -1,11 +1,11 @@
 //! One session with its one connection (RFC 7143, ErrorRecoveryLevel 0, MaxConnections 1), as a value: bytes and
 //! time go in, bytes and [`Action`]s come out.
 //!
-//! * [`Session::want`] says how to receive; [`Session::receive`] and [`Session::placed`] take what came.
+//! * [`Machine::want`] says how to receive; [`Machine::receive`] and [`Machine::placed`] take what came.
 //! * Actions are what the outside has to do; it answers with [`Session::authorized`], [`Session::proven`],
 //!   [`Session::established`], [`Session::targets`], [`Session::reply`], [`Session::function_done`].
-//! * A command's data moves with [`Session::pull`], [`Session::supply`] and [`Session::push`].
-//! * [`Session::take_out`] is what to send. After it, [`Session::resume`] goes on with what was received and had to
+//! * A command's data moves with [`Transfers::pull`], [`Transfers::supply`] and [`Transfers::push`].
+//! * [`Machine::take_out`] is what to send. After it, [`Machine::resume`] goes on with what was received and had to
 //!   wait.
 //! * [`Session::deadline`] is when [`Session::tick`] has to be called at the latest.
 //! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
@@ -21,9 +21,8 @@ mod request;
 mod tasks;
 
 pub use command::Command;
-pub use data::Pull;
 pub use exchange::{Query, TargetAddresses};
-pub use input::Want;
+pub use lunar_stream::machine::{Machine, Pull, Transfers, Want};
 pub use request::TaskManagement;
 pub use tasks::TaskKey;
 
@@ -200,56 +199,6 @@ impl Session {
         }
     }
 
-    /// Takes what was received, after [`Want::Chunk`].
-    pub fn receive(&mut self, bytes: Slice, now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_some() {
-            return;
-        }
-        self.hear(now);
-        self.enqueue(bytes);
-        self.pump(actions);
-    }
-
-    /// Takes back the memory of [`Want::Into`]; its first `count` bytes have been filled.
-    ///
-    /// # Panics
-    /// When `count` is more than the memory's length.
-    pub fn placed(&mut self, memory: SgMut, count: usize, now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_some() {
-            return;
-        }
-        if count > 0 {
-            self.hear(now);
-        }
-        let queued = self.out.queued_bytes();
-        self.fill_direct(memory, count, actions);
-        self.answers += self.out.queued_bytes() - queued;
-        self.pump(actions);
-    }
-
-    /// Goes on with what was received while the session wanted nothing.
-    pub fn resume(&mut self, actions: &mut Vec<Action>) {
-        self.pump(actions);
-    }
-
-    /// Everything that is queued, for one send; empty if nothing is.
-    pub fn take_out(&mut self) -> Sg {
-        self.answers = 0;
-        let all = self.out.take();
-        if self.out.is_starved() {
-            // With a hole in it, nothing of it may be sent.
-            self.shut(Close::NoMemory);
-            return Sg::default();
-        }
-        all
-    }
-
-    /// Bytes that wait to be sent.
-    #[must_use]
-    pub fn queued_bytes(&self) -> usize {
-        self.out.queued_bytes()
-    }
-
     /// Why the connection has to be closed, if it has.
     #[must_use]
     pub fn closed(&self) -> Option<Close> {
@@ -282,6 +231,10 @@ impl Session {
 
     /// The answer to [`Action::Authorize`].
     pub fn authorized(&mut self, verdict: Verdict, actions: &mut Vec<Action>) {
+        if let Verdict::Accepted { offer: Some(offer), .. } = &verdict {
+            self.config = offer.clone();
+            self.negotiation.set_config(offer.clone());
+        }
         self.advance_login(actions, |login, out| login.authorized(verdict, out));
         self.pump(actions);
     }
@@ -505,6 +458,59 @@ impl Session {
             next => next,
         };
         U32::new(tag)
+    }
+}
+
+impl Machine for Session {
+    type Action = Action;
+
+    fn want(&mut self) -> Want {
+        if self.is_blocked() { Want::Nothing } else { self.input.want() }
+    }
+
+    fn receive(&mut self, bytes: Slice, now: Instant, actions: &mut Vec<Action>) {
+        if self.closed.is_some() {
+            return;
+        }
+        self.hear(now);
+        self.enqueue(bytes);
+        self.pump(actions);
+    }
+
+    fn placed(&mut self, memory: SgMut, count: usize, now: Instant, actions: &mut Vec<Action>) {
+        if self.closed.is_some() {
+            return;
+        }
+        if count > 0 {
+            self.hear(now);
+        }
+        let queued = self.out.queued_bytes();
+        self.fill_direct(memory, count, actions);
+        self.answers += self.out.queued_bytes() - queued;
+        self.pump(actions);
+    }
+
+    fn resume(&mut self, actions: &mut Vec<Action>) {
+        self.pump(actions);
+    }
+
+    fn take_out(&mut self) -> Sg {
+        self.answers = 0;
+        let all = self.out.take();
+        if self.out.is_starved() {
+            // With a hole in it, nothing of it may be sent.
+            self.shut(Close::NoMemory);
+            return Sg::default();
+        }
+        all
+    }
+
+    fn queued_bytes(&self) -> usize {
+        self.out.queued_bytes()
+    }
+
+    fn is_out_of_memory(&self) -> bool {
+        self.closed == Some(Close::NoMemory)
     }
 }
 

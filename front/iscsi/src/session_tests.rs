@@ -1,5 +1,5 @@
 use crate::config::Config;
-use crate::session::{Action, Command, Pull};
+use crate::session::{Action, Command, Machine, Pull, Transfers};
 use crate::testing::{Peer, data_out, pattern, text_request};
 use crate::wire::{
     FINAL, First, NO_TAG, NopOut, Opcode, Pdu, R2t, READ, ScsiCommand, Snack, TaskManagementRequest, WRITE,

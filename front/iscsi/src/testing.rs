@@ -3,7 +3,7 @@
 use crate::chap::Challenge;
 use crate::config::Config;
 use crate::login::Verdict;
-use crate::session::{Action, Command, Pull, Session, TaskKey, Want};
+use crate::session::{Action, Command, Machine, Pull, Session, TaskKey, Transfers, Want};
 use crate::text;
 use crate::wire::{
     Bhs, CONTINUE, DIGEST_LEN, DataOut, FINAL, LoginRequest, LoginStatus, NO_TAG, Pdu, READ, ScsiCommand, Stage,
@@ -122,7 +122,8 @@ impl Peer {
                 match action {
                     Action::Authorize(_) => {
                         let alias = Some("the disk".into());
-                        let verdict = Verdict::Accepted { portal_group: 1, alias, challenge: self.challenge };
+                        let verdict =
+                            Verdict::Accepted { portal_group: 1, alias, challenge: self.challenge, offer: None };
                         self.session.authorized(verdict, &mut self.actions);
                     }
                     Action::Establish(_) => self.session.established(Ok(7), &mut self.actions),

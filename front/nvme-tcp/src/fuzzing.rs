@@ -1,7 +1,7 @@
 //! What fuzzers and tests call: a session, and an outside that answers what it asks for from a subsystem's like.
 
 use crate::config::IN_CAPSULE_MAX;
-use crate::session::{Action, Pull, Session, TaskKey, Want};
+use crate::session::{Action, Machine, Pull, Session, TaskKey, Transfers, Want};
 use crate::wire::{CapsuleCmd, H2cData, IcReq, LAST, Pdu, R2t};
 use lunar_core::mem::{Arena, BLOCK_MAX, Sg};
 use lunar_core::step::Tail;
@@ -62,13 +62,13 @@ impl Rig {
                 Want::Chunk => {
                     let count = bytes.len().min(4096);
                     let Some(chunk) = self.arena.copy(&bytes[..count]) else { return };
-                    self.session.receive(chunk, &mut self.actions);
+                    self.session.receive(chunk, Instant::default(), &mut self.actions);
                     bytes = &bytes[count..];
                 }
                 Want::Into(mut memory) => {
                     let count = bytes.len().min(memory.len());
                     memory.copy_from(0, &bytes[..count]);
-                    self.session.placed(memory, count, &mut self.actions);
+                    self.session.placed(memory, count, Instant::default(), &mut self.actions);
                     bytes = &bytes[count..];
                 }
                 Want::Nothing => {

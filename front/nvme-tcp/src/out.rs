@@ -2,7 +2,7 @@
 //! untouched. All that is queued at the end of a turn leaves in one send.
 
 use crate::wire::{COMMON_LEN, Common, DATA_DIGEST, DIGEST_LEN, Digest, HEADER_DIGEST, Pdu, digest};
-use lunar_core::mem::{Arena, Buf, PAGE, Sg};
+use lunar_core::mem::{Arena, Buf, PAGE, Sg, Slice};
 use lunar_core::wire::round_up;
 use zerocopy::FromBytes;
 
@@ -23,6 +23,8 @@ pub struct Out {
     block: Option<Buf>,
     written: usize,
     queue: Sg,
+    /// Pieces of the last send: most likely the next has as many.
+    pieces: usize,
     starved: bool,
     /// Digests of what is queued from now on.
     pub(crate) digests: Digests,
@@ -35,7 +37,7 @@ impl Out {
     #[must_use]
     pub fn new(arena: Arena) -> Self {
         let (queue, digests) = (Sg::default(), Digests::default());
-        Self { arena, block: None, written: 0, queue, starved: false, digests, alignment: 4 }
+        Self { arena, block: None, written: 0, queue, pieces: 0, starved: false, digests, alignment: 4 }
     }
 
     /// Bytes that wait.
@@ -48,6 +50,7 @@ impl Out {
     #[must_use]
     pub fn take(&mut self) -> Sg {
         self.cut();
+        self.pieces = self.queue.pieces().len();
         std::mem::take(&mut self.queue)
     }
 
@@ -63,55 +66,84 @@ impl Out {
     }
 
     /// Queues a PDU without data.
-    pub fn header<P: Pdu>(&mut self, mut pdu: P) {
+    #[inline(always)]
+    pub fn header<P: Pdu>(&mut self, pdu: P) {
         let digest_len = if self.digests.header { DIGEST_LEN } else { 0 };
-        self.finish_header(&mut pdu, 0, size_of::<P>() + digest_len, 0);
+        self.place(pdu, 0, size_of::<P>() + digest_len, 0);
     }
 
     /// Queues a PDU with its data, which stays where it is.
-    pub fn data<P: Pdu>(&mut self, mut pdu: P, data: Sg) {
-        if data.is_empty() {
+    #[inline(always)]
+    pub fn data<P: Pdu>(&mut self, pdu: P, mut data: Sg) {
+        let len = data.len();
+        if len == 0 {
             return self.header(pdu);
         }
         let digest_len = if self.digests.header { DIGEST_LEN } else { 0 };
         let head = size_of::<P>() + digest_len;
         let offset = round_up(head, self.alignment);
         let trailer = if self.digests.data { DIGEST_LEN } else { 0 };
-        self.finish_header(&mut pdu, offset, offset + data.len() + trailer, offset - head);
+        self.place(pdu, offset, offset + len + trailer, offset - head);
         self.cut();
         let mut sum = Digest::default();
-        for piece in data.into_pieces() {
-            if self.digests.data {
-                sum.update(&piece);
-            }
-            self.queue.push(piece);
+        // Nearly always it is one piece.
+        if data.pieces().len() == 1 {
+            self.piece(data.pop(), &mut sum);
+        } else {
+            data.into_pieces().for_each(|piece| self.piece(Some(piece), &mut sum));
         }
         if self.digests.data {
             self.write(&sum.bytes());
         }
     }
 
-    fn finish_header<P: Pdu>(&mut self, pdu: &mut P, offset: usize, len: usize, pad: usize) {
+    #[inline(always)]
+    fn piece(&mut self, piece: Option<Slice>, sum: &mut Digest) {
+        let Some(piece) = piece else { return };
+        if self.digests.data {
+            sum.update(&piece);
+        }
+        self.queue.push(piece);
+    }
+
+    /// Writes a header, never over the end of a block: so its fields are stored where they will lie. Put together
+    /// elsewhere and copied, they would be read before their stores have retired.
+    #[inline(always)]
+    fn place<P: Pdu>(&mut self, pdu: P, offset: usize, len: usize, pad: usize) {
         const NOTHING: [u8; 128] = [0; 128];
-        if let Ok((common, _)) = Common::mut_from_prefix(pdu.as_mut_bytes()) {
+        if self.room() < size_of::<P>() && !self.refill() {
+            return;
+        }
+        let flags = if self.digests.header { HEADER_DIGEST } else { 0 }
+            | if self.digests.data && offset > 0 { DATA_DIGEST } else { 0 };
+        let Some(block) = &mut self.block else { return };
+        let Ok((place, _)) = P::mut_from_prefix(&mut block[self.written..]) else { return };
+        *place = pdu;
+        if let Ok((common, _)) = Common::mut_from_prefix(place.as_mut_bytes()) {
             // Offsets have at most 128 bytes; what is sent at once is far below 32 bits.
             common.data_offset = offset as u8;
             common.len = (len as u32).into();
-            common.flags |= if self.digests.header { HEADER_DIGEST } else { 0 };
-            common.flags |= if self.digests.data && offset > 0 { DATA_DIGEST } else { 0 };
+            common.flags |= flags;
         }
-        self.write(pdu.as_bytes());
+        self.written += size_of::<P>();
         if self.digests.header {
-            let digest = digest(pdu.as_bytes());
+            let digest = digest(place.as_bytes());
             self.write(&digest);
         }
-        self.write(&NOTHING[..pad]);
+        if pad > 0 {
+            self.write(&NOTHING[..pad]);
+        }
+    }
+
+    /// Bytes that are left of the block.
+    #[inline]
+    fn room(&self) -> usize {
+        self.block.as_ref().map_or(0, |block| block.len() - self.written)
     }
 
     fn write(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let room = self.block.as_ref().map_or(0, |block| block.len() - self.written);
-            if room == 0 && !self.refill() {
+            if self.room() == 0 && !self.refill() {
                 return;
             }
             let Some(block) = &mut self.block else { return };
@@ -130,10 +162,15 @@ impl Out {
     }
 
     /// Queues what was written since the last cut.
+    #[inline]
     fn cut(&mut self) {
-        if self.written > 0
-            && let Some(block) = &mut self.block
-        {
+        if self.written == 0 {
+            return;
+        }
+        if self.queue.is_empty() {
+            self.queue.reserve(self.pieces);
+        }
+        if let Some(block) = &mut self.block {
             self.queue.push(block.split_to(self.written).share());
         }
         self.written = 0;

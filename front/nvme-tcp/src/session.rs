@@ -1,9 +1,9 @@
 //! One connection, which is one queue, as a value: bytes and time go in, bytes and [`Action`]s come out.
 //!
-//! * [`Session::want`] says how to receive; [`Session::receive`] and [`Session::placed`] take what came.
+//! * [`Machine::want`] says how to receive; [`Machine::receive`] and [`Machine::placed`] take what came.
 //! * Actions are what the outside has to do; it answers with [`Session::connected`] and [`Session::reply`].
-//! * A command's data moves with [`Session::pull`], [`Session::supply`] and [`Session::push`].
-//! * [`Session::take_out`] is what to send. After it, [`Session::resume`] goes on with what was received and had to
+//! * A command's data moves with [`Transfers::pull`], [`Transfers::supply`] and [`Transfers::push`].
+//! * [`Machine::take_out`] is what to send. After it, [`Machine::resume`] goes on with what was received and had to
 //!   wait.
 //! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
 
@@ -11,8 +11,7 @@ mod data;
 mod input;
 mod tasks;
 
-pub use data::Pull;
-pub use input::Want;
+pub use lunar_stream::machine::{Machine, Pull, Transfers, Want};
 pub use tasks::TaskKey;
 
 use crate::config::{ALIGNMENT_MAX, ANSWERS_MAX, CONNECT_TIMEOUT, ENTRIES_BEFORE_CONNECT, H2C_DATA_MAX};
@@ -61,6 +60,8 @@ pub enum Close {
     ConnectTimeout,
     /// The host has ended its queue.
     Disconnected,
+    /// Its secure channel is broken.
+    Channel,
     /// There was no memory for a header.
     NoMemory,
 }
@@ -72,6 +73,7 @@ impl fmt::Display for Close {
             Self::Blamed(status) => write!(f, "the host gives up: {status:?}"),
             Self::ConnectTimeout => f.write_str("the host did not connect a queue, or prove its name, in time"),
             Self::Disconnected => f.write_str("the host has disconnected"),
+            Self::Channel => f.write_str("the secure channel is broken"),
             Self::NoMemory => f.write_str("no memory for an answer"),
         }
     }
@@ -146,51 +148,6 @@ impl Session {
         }
     }
 
-    /// Takes what was received, after [`Want::Chunk`].
-    pub fn receive(&mut self, bytes: Slice, actions: &mut Vec<Action>) {
-        if self.closed.is_none() {
-            self.input.enqueue(bytes);
-            self.pump(actions);
-        }
-    }
-
-    /// Takes back the memory of [`Want::Into`]; its first `count` bytes have been filled.
-    ///
-    /// # Panics
-    /// When `count` is more than the memory's length.
-    pub fn placed(&mut self, memory: SgMut, count: usize, actions: &mut Vec<Action>) {
-        if self.closed.is_some() {
-            return;
-        }
-        let queued = self.out.queued_bytes();
-        self.fill_direct(memory, count, actions);
-        self.answers += self.out.queued_bytes() - queued;
-        self.pump(actions);
-    }
-
-    /// Goes on with what was received while the session wanted nothing.
-    pub fn resume(&mut self, actions: &mut Vec<Action>) {
-        self.pump(actions);
-    }
-
-    /// Everything that is queued, for one send; empty if nothing is.
-    pub fn take_out(&mut self) -> Sg {
-        self.answers = 0;
-        let all = self.out.take();
-        if self.out.is_starved() {
-            // With a hole in it, nothing of it may be sent.
-            self.shut(Close::NoMemory);
-            return Sg::default();
-        }
-        all
-    }
-
-    /// Bytes that wait to be sent.
-    #[must_use]
-    pub fn queued_bytes(&self) -> usize {
-        self.out.queued_bytes()
-    }
-
     /// Why the connection has to be closed, if it has.
     #[must_use]
     pub fn closed(&self) -> Option<Close> {
@@ -253,6 +210,11 @@ impl Session {
             self.phase = Phase::Live;
         }
         proves
+    }
+
+    /// The bytes that come are nobody's: nothing more is looked at.
+    pub fn break_off(&mut self, actions: &mut Vec<Action>) {
+        self.close(Close::Channel, actions);
     }
 
     /// The command waits for an event: [`Session::reply_to`] ends it.
@@ -383,7 +345,7 @@ impl Session {
             self.tasks.remove(old);
             actions.push(Action::Withdrawn(cid));
         }
-        let Some(key) = self.tasks.enter(cid, &command, inline) else { return Ok(()) };
+        let key = self.tasks.enter(cid, &command, inline);
         let is_connect = sqe.opcode == FABRICS && sqe.fabrics_type() == 1;
         match self.phase {
             Phase::Live | Phase::Proving => self.hand_on(key, command, actions),
@@ -521,6 +483,54 @@ impl Session {
             },
             _ => Ok(Plan::Drain),
         }
+    }
+}
+
+impl Machine for Session {
+    type Action = Action;
+
+    fn want(&mut self) -> Want {
+        if self.is_blocked() { Want::Nothing } else { self.input.want() }
+    }
+
+    fn receive(&mut self, bytes: Slice, _now: Instant, actions: &mut Vec<Action>) {
+        if self.closed.is_none() {
+            self.input.enqueue(bytes);
+            self.pump(actions);
+        }
+    }
+
+    fn placed(&mut self, memory: SgMut, count: usize, _now: Instant, actions: &mut Vec<Action>) {
+        if self.closed.is_some() {
+            return;
+        }
+        let queued = self.out.queued_bytes();
+        self.fill_direct(memory, count, actions);
+        self.answers += self.out.queued_bytes() - queued;
+        self.pump(actions);
+    }
+
+    fn resume(&mut self, actions: &mut Vec<Action>) {
+        self.pump(actions);
+    }
+
+    fn take_out(&mut self) -> Sg {
+        self.answers = 0;
+        let all = self.out.take();
+        if self.out.is_starved() {
+            // With a hole in it, nothing of it may be sent.
+            self.shut(Close::NoMemory);
+            return Sg::default();
+        }
+        all
+    }
+
+    fn queued_bytes(&self) -> usize {
+        self.out.queued_bytes()
+    }
+
+    fn is_out_of_memory(&self) -> bool {
+        self.closed == Some(Close::NoMemory)
     }
 }
 

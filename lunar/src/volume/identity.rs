@@ -8,6 +8,7 @@ use lunar_control::names::Uuid;
 use lunar_core::unit::Identity;
 use lunar_file::mark::Mark;
 use sha2::{Digest, Sha256};
+use std::path::Path;
 
 /// A volume that lives in this process only.
 pub(crate) fn of_memory(spec: &str, index: usize) -> Identity {
@@ -29,6 +30,21 @@ pub(crate) fn of_block(mark: &BlockMark) -> Identity {
         BlockMark::Named(name) => build(derived(&["device", name])),
         BlockMark::Place(place) => build(derived(&["place", &machine(), place])),
     }
+}
+
+/// Who the volume in the file at this path is, if there is one that has been shared before.
+pub(crate) fn of_file_at(path: &Path) -> Option<[u8; 16]> {
+    lunar_file::mark::at(path).map(|mark| of_file(&mark).uuid)
+}
+
+/// Who the volume on the device at this path is.
+pub(crate) fn of_device_at(path: &Path) -> Option<[u8; 16]> {
+    lunar_block::mark_at(path).map(|mark| of_block(&mark).uuid)
+}
+
+/// What volumes have as their revision that are given none.
+pub(crate) fn own_revision() -> String {
+    revision(env!("CARGO_PKG_VERSION")).to_owned()
 }
 
 /// The identity that goes with a UUID.

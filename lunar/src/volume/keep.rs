@@ -63,7 +63,11 @@ impl Folder {
     /// # Errors
     /// When what is there cannot be read, or is not what was written.
     pub(super) fn open(uuid: [u8; 16], alone: bool) -> Result<Self> {
-        let state = state(|name| std::env::var_os(name));
+        Self::within(&state_folder(), uuid, alone)
+    }
+
+    /// The same in this state folder.
+    pub(super) fn within(state: &Path, uuid: [u8; 16], alone: bool) -> Result<Self> {
         Self::at(state.join("units").join(spelled(uuid)), alone)
     }
 
@@ -141,6 +145,11 @@ fn keep_all(path: &Path, kept: &Mutex<HashMap<String, Vec<u8>>>, work: &Receiver
             waker.wake();
         }
     }
+}
+
+/// The state folder of this process.
+pub(crate) fn state_folder() -> PathBuf {
+    state(|name| std::env::var_os(name))
 }
 
 /// The state folder: systemd's, which names several with colons between, else the user's own (XDG base directories).

@@ -86,7 +86,7 @@ impl Protection {
     }
 }
 
-fn size_of(volume: &Kind) -> u64 {
+pub(super) fn size_of(volume: &Kind) -> u64 {
     match volume {
         Kind::Null(volume) => volume.traits().size,
         Kind::Ram(volume) => volume.traits().size,
@@ -109,6 +109,8 @@ fn file(path: &Path, size: u64, is_new: bool, options: &Options) -> Result<FileV
     }
     let how = lunar_file::Options {
         size: Some(size),
+        grows: false,
+        mark: None,
         read_only: false,
         durable: options.write_through,
         // Few bytes for each block: past the page cache they would be read before they are written.

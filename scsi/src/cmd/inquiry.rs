@@ -135,7 +135,7 @@ fn standard(cx: &Context<'_>) -> Standard {
             Addressee::Disk(_) if is_disk => IMPLICIT_AND_EXPLICIT | THIRD_PARTY_COPY,
             _ => 0,
         },
-        ports: if cx.target.config().ports.len() > 1 { MULTI_PORT } else { 0 },
+        ports: if cx.target.ports_beside(cx.nexus.name.target_port).len() > 1 { MULTI_PORT } else { 0 },
         queue: QUEUING,
         vendor: text(names.map_or("LUNAR", |names| &names.vendor)),
         product: text(names.map_or("", |names| &names.product)),

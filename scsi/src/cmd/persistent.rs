@@ -251,7 +251,7 @@ fn register(cx: &Context<'_>, list: &[u8], scope_and_kind: u8, ignore: bool) -> 
     };
     let ports = match basic.flags & ALL_TG_PT {
         0 => vec![cx.nexus.name.target_port],
-        _ => cx.target.config().ports.iter().map(|port| port.relative).collect(),
+        _ => cx.target.ports_beside(cx.nexus.name.target_port).iter().map(|port| port.relative).collect(),
     };
     let outlives = outlives(cx, basic.flags, offset_of!(BasicList, flags))?;
     let action = Action::Register { ignore, outlives, ports, initiators };
@@ -281,7 +281,8 @@ fn hand_over(cx: &Context<'_>, list: &[u8], scope_and_kind: u8) -> Result<Order,
     if head.length.get() as usize != rest.len() {
         return Err(LENGTH_ERROR);
     }
-    if cx.target.port(head.port.get()).is_none() {
+    let ports = cx.target.ports_beside(cx.nexus.name.target_port);
+    if !ports.iter().any(|port| port.relative == head.port.get()) {
         return Err(Sense::in_list(offset_of!(MoveList, port)));
     }
     let Some((initiator, [])) = transport_id::parse(rest) else {

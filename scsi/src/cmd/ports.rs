@@ -89,8 +89,11 @@ impl CommandType for ReportTargetPortGroups {
             }
             _ => return Err(Sense::bit_in_cdb(1, 7)),
         }
-        let ports = &cx.target.config().ports;
-        for Access { group, state, cause } in lu.accesses(&cx.target.port_groups()) {
+        let ports = cx.target.ports_beside(cx.nexus.name.target_port);
+        let mut groups: Vec<u16> = ports.iter().map(|port| port.group).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        for Access { group, state, cause } in lu.accesses(&groups) {
             let members = ports.iter().filter(|port| port.group == group).take(usize::from(u8::MAX));
             cx.out.put(&Group {
                 state: state.0,
@@ -158,7 +161,7 @@ fn wanted(cx: &Context<'_>, wish: &Wish, at: usize) -> Result<(u16, AluaState), 
     if wish.reserved != 0 {
         return Err(Sense::in_list(at + offset_of!(Wish, reserved)));
     }
-    let (state, ports) = (AluaState(wish.state), &cx.target.config().ports);
+    let (state, ports) = (AluaState(wish.state), cx.target.ports_beside(cx.nexus.name.target_port));
     match state {
         AluaState::ACTIVE_OPTIMIZED | AluaState::ACTIVE_NON_OPTIMIZED | AluaState::STANDBY | AluaState::UNAVAILABLE => {
             let found = ports.iter().find(|port| port.group == wish.whose.get());

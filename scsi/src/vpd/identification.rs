@@ -160,8 +160,8 @@ impl VpdPage for DeviceIdentification {
             let (of, protocol) = (Association::Port, Some(port.protocol));
             let relative = port.relative.to_be_bytes();
             designator(out, CodeSet::Binary, of, Designator::RelativePort, protocol, &[&[0; 2], &relative]);
-            of_port(out, port);
-            name(out, Association::Device, protocol, &cx.target.config().name);
+            of_port(out, &port);
+            name(out, Association::Device, protocol, &port.device);
         }
     }
 }
@@ -184,12 +184,12 @@ impl VpdPage for ScsiPorts {
     const REACH: Reach = Reach::Unit;
 
     fn write(cx: &Context<'_>, _lu: &LogicalUnit, out: &mut Writer<'_>) {
-        for port in &cx.target.config().ports {
+        for port in cx.target.ports_beside(cx.nexus.name.target_port) {
             // No initiator port transport identifier: it is a target port.
             out.zeros(2).bytes(&port.relative.to_be_bytes()).zeros(6);
             let length_at = out.written();
             out.zeros(2);
-            of_port(out, port);
+            of_port(out, &port);
             // Two designators, each below 260 bytes.
             let length = (out.written() - length_at - 2) as u16;
             out.patch(length_at, &length.to_be_bytes());

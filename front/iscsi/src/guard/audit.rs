@@ -29,7 +29,7 @@ pub struct Who {
 }
 
 impl Who {
-    pub(super) fn new(candidate: &Candidate, source: SocketAddr) -> Self {
+    pub(crate) fn new(candidate: &Candidate, source: SocketAddr) -> Self {
         Self {
             initiator: candidate.initiator.clone(),
             source,
@@ -45,6 +45,8 @@ impl Who {
 /// Why somebody was not let in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason {
+    /// There is no such target.
+    NoTarget,
     /// No group fits its name and address.
     NotShown,
     /// There is no such user.
@@ -64,6 +66,7 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::NoTarget => f.write_str("no such target"),
             Self::NotShown => f.write_str("no group fits"),
             Self::UnknownUser => f.write_str("unknown user"),
             Self::WrongAnswer => f.write_str("wrong secret"),

@@ -1,7 +1,7 @@
 use super::*;
 use crate::chap::CHALLENGE_LEN;
 use crate::config::Config;
-use crate::session::{Action, Close};
+use crate::session::{Action, Close, Machine};
 use crate::testing::{Got, INITIATOR, NAMES, Peer, login_request, text_of};
 use crate::wire::LoginResponse;
 

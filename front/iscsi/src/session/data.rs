@@ -12,22 +12,8 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::step::Tail;
 use lunar_core::wire::be::{U16, U32};
+use lunar_stream::machine::{Pull, Transfers};
 use zerocopy::IntoBytes;
-
-/// What a pull finds.
-#[derive(Debug)]
-pub enum Pull {
-    /// The bytes.
-    Ready(Sg),
-    /// They will come: [`Action::DataReady`] says when to pull again.
-    Pending,
-    /// They have to be asked for: get memory for this many bytes, hand it in with [`Session::supply`], and wait for
-    /// [`Action::DataReady`].
-    Memory(usize),
-    /// They will not come: [`Fault::Protocol`] if the initiator sent something else, [`Fault::Aborted`] if the task
-    /// is gone.
-    Failed(Fault),
-}
 
 /// SAM-6 5.3.1.
 const GOOD: u8 = 0x00;
@@ -79,30 +65,6 @@ impl Session {
         }
     }
 
-    /// Data-Out `offset..offset + len` of a command; in ascending order, without gaps, and at most what the
-    /// initiator expects to send.
-    pub fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
-        let Some(task) = self.running(key) else { return Pull::Failed(Fault::Aborted) };
-        let unasked = task.inflow.unasked();
-        let pulled = task.inflow.pull(offset, len, task.data_out);
-        self.unsolicited -= unasked - task.inflow.unasked();
-        match pulled {
-            Pulled::Ready(data) => Pull::Ready(data),
-            Pulled::Pending => Pull::Pending,
-            Pulled::Memory(len) => Pull::Memory(len),
-            Pulled::Failed => Pull::Failed(Fault::Protocol),
-        }
-    }
-
-    /// Memory for what [`Pull::Memory`] wanted, or for more than that, up to what the initiator expects to send:
-    /// it is asked for ahead of its pull.
-    pub fn supply(&mut self, key: TaskKey, memory: SgMut) {
-        let burst_max = self.parameters.max_burst;
-        let Some(task) = self.running(key) else { return };
-        task.inflow.supply(memory, task.data_out, burst_max);
-        self.ask(key);
-    }
-
     /// A command that was handed on and is not answered.
     fn running(&mut self, key: TaskKey) -> Option<&mut Task> {
         self.tasks.get_mut(key).filter(|task| matches!(task.state, State::Running))
@@ -130,20 +92,6 @@ impl Session {
             };
             self.out.short(header, &[]);
         }
-    }
-
-    /// Sends Data-In from `offset` on; more, or a reply, will follow. What the initiator does not expect is cut off.
-    ///
-    /// # Errors
-    /// [`Fault::Aborted`] when the task is gone.
-    pub fn push(&mut self, key: TaskKey, offset: usize, mut data: Sg) -> Result<(), Fault> {
-        let task = self.running(key).ok_or(Fault::Aborted)?;
-        let mut summary = task.summary();
-        self.data_in(&mut summary, offset, &mut data, None);
-        if let Some(task) = self.running(key) {
-            task.data_sn = summary.data_sn;
-        }
-        Ok(())
     }
 
     /// Ends a command: what is left of its data, status, sense data (at most [`SENSE_MAX`] bytes), and how many
@@ -272,6 +220,40 @@ impl Session {
         let summary = self.tasks.remove(key)?;
         self.unsolicited -= summary.unasked;
         Some(summary)
+    }
+}
+
+impl Transfers for Session {
+    type Key = TaskKey;
+
+    fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
+        let Some(task) = self.running(key) else { return Pull::Failed(Fault::Aborted) };
+        let unasked = task.inflow.unasked();
+        let pulled = task.inflow.pull(offset, len, task.data_out);
+        self.unsolicited -= unasked - task.inflow.unasked();
+        match pulled {
+            Pulled::Ready(data) => Pull::Ready(data),
+            Pulled::Pending => Pull::Pending,
+            Pulled::Memory(len) => Pull::Memory(len),
+            Pulled::Failed => Pull::Failed(Fault::Protocol),
+        }
+    }
+
+    fn supply(&mut self, key: TaskKey, memory: SgMut) {
+        let burst_max = self.parameters.max_burst;
+        let Some(task) = self.running(key) else { return };
+        task.inflow.supply(memory, task.data_out, burst_max);
+        self.ask(key);
+    }
+
+    fn push(&mut self, key: TaskKey, offset: usize, mut data: Sg) -> Result<(), Fault> {
+        let task = self.running(key).ok_or(Fault::Aborted)?;
+        let mut summary = task.summary();
+        self.data_in(&mut summary, offset, &mut data, None);
+        if let Some(task) = self.running(key) {
+            task.data_sn = summary.data_sn;
+        }
+        Ok(())
     }
 }
 

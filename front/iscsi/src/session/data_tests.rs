@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Config;
-use crate::session::{Close, Command};
+use crate::session::{Close, Command, Machine};
 use crate::testing::{Got, LUN, Peer, data_out, pattern};
 use crate::wire::{FINAL, Reject, Response, WRITE};
 

@@ -6,24 +6,13 @@ use super::{Action, Close, Session};
 use crate::config::DIRECT_MIN;
 use crate::wire::{AHS_MAX, BHS_LEN, Bhs, DIGEST_LEN, Digest, digest};
 use lunar_core::mem::{Sg, SgMut, Slice};
+use lunar_stream::machine::Want;
 use std::collections::VecDeque;
 
 /// The longest header: basic, additional, digest.
 const HEAD_MAX: usize = BHS_LEN + AHS_MAX + DIGEST_LEN;
 /// The longest trailer: padding and digest.
 const TRAILER_MAX: usize = 3 + DIGEST_LEN;
-
-/// How the glue shall receive next.
-#[derive(Debug)]
-pub enum Want {
-    /// Anything, into memory of the glue's own: [`Session::receive`].
-    Chunk,
-    /// Payload, straight into this memory, and not more than fits: [`Session::placed`].
-    Into(SgMut),
-    /// Nothing: the session waits for an answer from outside, or for what is queued to be taken; after that,
-    /// [`Session::resume`].
-    Nothing,
-}
 
 /// Where the payload of a PDU goes.
 #[derive(Debug)]
@@ -129,6 +118,18 @@ impl Body {
 }
 
 impl Input {
+    pub(super) fn want(&mut self) -> Want {
+        if !self.backlog.is_empty() {
+            return Want::Nothing;
+        }
+        match &mut self.body {
+            Some(Body { sink: Sink::Fill { rest, .. }, .. }) if rest.len() >= DIRECT_MIN => {
+                Want::Into(std::mem::take(rest))
+            }
+            _ => Want::Chunk,
+        }
+    }
+
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
@@ -150,21 +151,6 @@ impl Session {
     #[cfg(test)]
     pub(crate) fn input_held_bytes(&self) -> usize {
         self.input.held_bytes()
-    }
-
-    /// How to receive next.
-    ///
-    /// Memory that is handed out with [`Want::Into`] comes back with [`Session::placed`], whatever came of it.
-    pub fn want(&mut self) -> Want {
-        if self.is_blocked() || !self.input.backlog.is_empty() {
-            return Want::Nothing;
-        }
-        match &mut self.input.body {
-            Some(Body { sink: Sink::Fill { rest, .. }, .. }) if rest.len() >= DIRECT_MIN => {
-                Want::Into(std::mem::take(rest))
-            }
-            _ => Want::Chunk,
-        }
     }
 
     pub(super) fn pump(&mut self, actions: &mut Vec<Action>) {

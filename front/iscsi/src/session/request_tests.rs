@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::{ANSWERS_MAX, Config};
-use crate::session::{Command, Fault, Pull, Want};
+use crate::session::{Command, Fault, Machine, Pull, Transfers, Want};
 use crate::testing::{Got, LUN, Peer, data_out, pattern};
 use crate::wire::{FINAL, First, NopIn, READ, ScsiResponse, WRITE};
 use lunar_core::step::Tail;

@@ -1,8 +1,13 @@
 //! A connection whose bytes go through a secure channel, or not: its first byte says so.
 
+use crate::session::{Action, Session, TaskKey};
 use crate::tls::{Broken, Channel, Channels, FIRST_BYTE};
-use lunar_core::mem::{Arena, PAGE, Sg, Slice};
+use lunar_core::io::Fault;
+use lunar_core::mem::{Arena, PAGE, Sg, SgMut, Slice};
+use lunar_core::time::Instant;
+use lunar_stream::machine::{Machine, Pull, Transfers, Want};
 use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 /// What is opened, and what is sealed, at once.
@@ -94,5 +99,102 @@ impl Security {
         let mut filled = memory.split_to(sealed.len());
         filled.copy_from(0, &sealed);
         Some(filled.share())
+    }
+}
+
+/// A session whose bytes go through a secure channel, or not.
+pub(super) struct Secured {
+    session: Session,
+    security: Security,
+    arena: Arena,
+    /// The channel is broken, or there was no memory for it.
+    is_broken: bool,
+}
+
+impl Secured {
+    pub(super) fn new(session: Session, arena: &Arena, channels: Option<&Channels>) -> Self {
+        Self { session, security: Security::new(channels), arena: arena.clone(), is_broken: false }
+    }
+
+    /// The host whose channel it is.
+    pub(super) fn host(&self) -> Option<Arc<str>> {
+        self.security.host()
+    }
+}
+
+impl Deref for Secured {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl DerefMut for Secured {
+    fn deref_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+}
+
+impl Machine for Secured {
+    type Action = Action;
+
+    fn want(&mut self) -> Want {
+        match Machine::want(&mut self.session) {
+            // What comes is not what goes there: the memory goes back with nothing in it, for which nothing is done.
+            Want::Into(memory) if self.security.is_on() => {
+                Machine::placed(&mut self.session, memory, 0, Instant(0), &mut Vec::new());
+                Want::Chunk
+            }
+            other => other,
+        }
+    }
+
+    fn receive(&mut self, bytes: Slice, now: Instant, actions: &mut Vec<Action>) {
+        let session = &mut self.session;
+        if !self.security.take_in(bytes, &self.arena, |part| Machine::receive(session, part, now, actions)) {
+            self.is_broken = true;
+            self.session.break_off(actions);
+        }
+    }
+
+    fn placed(&mut self, memory: SgMut, count: usize, now: Instant, actions: &mut Vec<Action>) {
+        Machine::placed(&mut self.session, memory, count, now, actions);
+    }
+
+    fn resume(&mut self, actions: &mut Vec<Action>) {
+        Machine::resume(&mut self.session, actions);
+    }
+
+    fn take_out(&mut self) -> Sg {
+        let data = Machine::take_out(&mut self.session);
+        self.security.seal(data, &self.arena).unwrap_or_else(|| {
+            self.is_broken = true;
+            Sg::default()
+        })
+    }
+
+    fn queued_bytes(&self) -> usize {
+        Machine::queued_bytes(&self.session) + self.security.queued_bytes()
+    }
+
+    fn is_out_of_memory(&self) -> bool {
+        self.is_broken || Machine::is_out_of_memory(&self.session)
+    }
+}
+
+impl Transfers for Secured {
+    type Key = TaskKey;
+
+    fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
+        Transfers::pull(&mut self.session, key, offset, len)
+    }
+
+    fn supply(&mut self, key: TaskKey, memory: SgMut) {
+        Transfers::supply(&mut self.session, key, memory);
+    }
+
+    fn push(&mut self, key: TaskKey, offset: usize, data: Sg) -> Result<(), Fault> {
+        Transfers::push(&mut self.session, key, offset, data)
     }
 }

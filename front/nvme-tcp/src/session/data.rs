@@ -8,22 +8,8 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::step::Tail;
 use lunar_nvme::Status;
+use lunar_stream::machine::{Pull, Transfers};
 use std::mem::offset_of;
-
-/// What a pull finds.
-#[derive(Debug)]
-pub enum Pull {
-    /// The bytes.
-    Ready(Sg),
-    /// They will come: [`Action::DataReady`] says when to pull again.
-    Pending,
-    /// They have to be asked for: get memory for this many bytes, hand it in with [`Session::supply`], and wait for
-    /// [`Action::DataReady`].
-    Memory(usize),
-    /// They will not come: [`Fault::Protocol`] if they came damaged or are more than the host sends, [`Fault::Aborted`]
-    /// if the command is gone.
-    Failed(Fault),
-}
 
 impl Session {
     /// The header of an H2CData PDU: where its data goes.
@@ -86,60 +72,6 @@ impl Session {
         Ok(())
     }
 
-    /// Data from the host, `offset..offset + len` of a command; in ascending order, without gaps, and at most what the
-    /// host sends.
-    pub fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
-        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none()) else {
-            return Pull::Failed(Fault::Aborted);
-        };
-        match task.pull(offset, len) {
-            Pulled::Ready(data) => Pull::Ready(data),
-            Pulled::Pending => Pull::Pending,
-            Pulled::Memory(len) => Pull::Memory(len),
-            Pulled::Failed => Pull::Failed(Fault::Protocol),
-        }
-    }
-
-    /// Memory for what [`Pull::Memory`] wanted, or for more than that, up to what the host sends: it is asked for ahead
-    /// of its pull.
-    pub fn supply(&mut self, key: TaskKey, mut memory: SgMut) {
-        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none() && task.asked.is_none()) else {
-            return;
-        };
-        let left = (task.sent - task.granted) as usize;
-        let memory = if memory.len() > left { memory.split_to(left) } else { memory };
-        if memory.is_empty() {
-            return;
-        }
-        self.next_tag = self.next_tag.wrapping_add(1);
-        // At most what the host sends, which is 32 bits.
-        let asked = Asked { tag: self.next_tag, offset: task.granted, len: memory.len() as u32, received: 0, memory };
-        task.granted += asked.len;
-        let request = R2t {
-            cid: task.cid.into(),
-            tag: asked.tag.into(),
-            offset: asked.offset.into(),
-            data_len: asked.len.into(),
-            ..R2t::blank(0)
-        };
-        task.asked = Some(asked);
-        self.out.header(request);
-    }
-
-    /// Sends data to the host from `offset` on; more, or a reply, will follow.
-    ///
-    /// # Errors
-    /// [`Fault::Aborted`] when the command is gone.
-    pub fn push(&mut self, key: TaskKey, offset: usize, data: Sg) -> Result<(), Fault> {
-        let task = self.tasks.get_mut(key).ok_or(Fault::Aborted)?;
-        let (cid, room) = (task.cid, task.room as usize);
-        if data.len() > room.saturating_sub(offset) {
-            return Err(Fault::Protocol);
-        }
-        self.send_data(cid, offset, data, 0);
-        Ok(())
-    }
-
     fn send_data(&mut self, cid: u16, offset: usize, data: Sg, flags: u8) {
         // Both within the room that the host has, which is 32 bits.
         let (offset, len) = ((offset as u32).into(), (data.len() as u32).into());
@@ -182,5 +114,55 @@ impl Session {
             }
         }
         self.complete(cid, status, result);
+    }
+}
+
+impl Transfers for Session {
+    type Key = TaskKey;
+
+    fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
+        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none()) else {
+            return Pull::Failed(Fault::Aborted);
+        };
+        match task.pull(offset, len) {
+            Pulled::Ready(data) => Pull::Ready(data),
+            Pulled::Pending => Pull::Pending,
+            Pulled::Memory(len) => Pull::Memory(len),
+            Pulled::Failed => Pull::Failed(Fault::Protocol),
+        }
+    }
+
+    fn supply(&mut self, key: TaskKey, mut memory: SgMut) {
+        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none() && task.asked.is_none()) else {
+            return;
+        };
+        let left = (task.sent - task.granted) as usize;
+        let memory = if memory.len() > left { memory.split_to(left) } else { memory };
+        if memory.is_empty() {
+            return;
+        }
+        self.next_tag = self.next_tag.wrapping_add(1);
+        // At most what the host sends, which is 32 bits.
+        let asked = Asked { tag: self.next_tag, offset: task.granted, len: memory.len() as u32, received: 0, memory };
+        task.granted += asked.len;
+        let request = R2t {
+            cid: task.cid.into(),
+            tag: asked.tag.into(),
+            offset: asked.offset.into(),
+            data_len: asked.len.into(),
+            ..R2t::blank(0)
+        };
+        task.asked = Some(asked);
+        self.out.header(request);
+    }
+
+    fn push(&mut self, key: TaskKey, offset: usize, data: Sg) -> Result<(), Fault> {
+        let task = self.tasks.get_mut(key).ok_or(Fault::Aborted)?;
+        let (cid, room) = (task.cid, task.room as usize);
+        if data.len() > room.saturating_sub(offset) {
+            return Err(Fault::Protocol);
+        }
+        self.send_data(cid, offset, data, 0);
+        Ok(())
     }
 }

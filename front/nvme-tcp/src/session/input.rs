@@ -8,23 +8,13 @@ use crate::wire::{
     TermReq, digest,
 };
 use lunar_core::mem::{Sg, SgMut, Slice};
+use lunar_stream::machine::Want;
 use std::collections::VecDeque;
 use zerocopy::FromBytes;
 
 /// The longest header with its digest and padding: offsets are bytes.
 const HEAD_MAX: usize = 255;
 const _: () = assert!(HEADER_MAX + DIGEST_LEN <= HEAD_MAX);
-
-/// How the glue shall receive next.
-#[derive(Debug)]
-pub enum Want {
-    /// Anything, into memory of the glue's own: [`Session::receive`].
-    Chunk,
-    /// Data, straight into this memory, and not more than fits: [`Session::placed`].
-    Into(SgMut),
-    /// Nothing until what is queued was taken; after that, [`Session::resume`].
-    Nothing,
-}
 
 /// Where the data of a PDU goes.
 #[derive(Debug)]
@@ -86,6 +76,16 @@ pub(super) struct Input {
 }
 
 impl Input {
+    pub(super) fn want(&mut self) -> Want {
+        if !self.backlog.is_empty() {
+            return Want::Nothing;
+        }
+        match &mut self.body {
+            Some(Body { rest: Some(rest), .. }) if rest.len() >= DIRECT_MIN => Want::Into(std::mem::take(rest)),
+            _ => Want::Chunk,
+        }
+    }
+
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -156,19 +156,6 @@ pub(super) fn join(to: &mut Sg, more: Sg) {
 }
 
 impl Session {
-    /// How to receive next.
-    ///
-    /// Memory that is handed out with [`Want::Into`] comes back with [`Session::placed`], whatever came of it.
-    pub fn want(&mut self) -> Want {
-        if self.is_blocked() || !self.input.backlog.is_empty() {
-            return Want::Nothing;
-        }
-        match &mut self.input.body {
-            Some(Body { rest: Some(rest), .. }) if rest.len() >= DIRECT_MIN => Want::Into(std::mem::take(rest)),
-            _ => Want::Chunk,
-        }
-    }
-
     pub(super) fn pump(&mut self, actions: &mut Vec<Action>) {
         while !self.is_blocked() {
             let Some(mut chunk) = self.input.backlog.pop_front() else { return };

@@ -3,7 +3,6 @@
 use super::input::join;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_nvme::{Command, Status};
-use std::collections::HashMap;
 
 /// Names a command from its arrival to its answer; not used again for another one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -33,8 +32,10 @@ pub(super) struct Answer {
 #[derive(Debug, Default)]
 pub(super) struct Task {
     pub(super) cid: u16,
-    number: u32,
     present: bool,
+    /// The next of the same bucket, as in `Tasks::buckets`.
+    chain: u16,
+    number: u32,
     /// Bytes that the host sends in all, or has room for.
     pub(super) sent: u32,
     pub(super) room: u32,
@@ -107,61 +108,128 @@ impl Task {
     }
 }
 
+/// Power of two, so that identifiers that count up spread evenly. A hostile choice of identifiers makes one chain of
+/// all of a queue's commands, or of the 256 that fall into one bucket, if those are fewer.
+const BUCKETS: usize = 256;
+const END: u16 = u16::MAX;
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
     places: Vec<Task>,
-    free: Vec<u32>,
-    by_cid: HashMap<u16, u32>,
+    free: Vec<u16>,
+    /// By the low byte of the identifier the place of a command. Without memory until the first one comes.
+    buckets: Box<[u16]>,
+}
+
+fn bucket(cid: u16) -> usize {
+    usize::from(cid) % BUCKETS
 }
 
 impl Tasks {
+    #[inline(always)]
     pub(super) fn len(&self) -> usize {
-        self.by_cid.len()
+        self.places.len() - self.free.len()
     }
 
-    /// Enters a command. `None` when its identifier is in use.
-    pub(super) fn enter(&mut self, cid: u16, command: &Command, inline: Sg) -> Option<TaskKey> {
-        if self.by_cid.contains_key(&cid) {
-            return None;
+    /// Enters a command, whose identifier must not be in use.
+    #[inline(always)]
+    pub(super) fn enter(&mut self, cid: u16, command: &Command, inline: Sg) -> TaskKey {
+        if self.buckets.is_empty() {
+            self.buckets = vec![END; BUCKETS].into();
         }
         let place = self.free.pop().unwrap_or_else(|| {
             self.places.push(Task::default());
             // As many as a queue has entries.
-            (self.places.len() - 1) as u32
+            (self.places.len() - 1) as u16
         });
-        self.by_cid.insert(cid, place);
-        let number = self.places[place as usize].number.wrapping_add(1);
-        let granted = inline.len() as u32;
-        self.places[place as usize] = Task {
-            cid,
-            number,
-            present: true,
-            sent: command.sent,
-            room: command.room,
-            arrived: inline,
-            granted,
-            ..Task::default()
-        };
-        Some(TaskKey { place, number })
+        let head = std::mem::replace(&mut self.buckets[bucket(cid)], place);
+        let task = &mut self.places[usize::from(place)];
+        (task.cid, task.present, task.chain) = (cid, true, head);
+        task.number = task.number.wrapping_add(1);
+        (task.sent, task.room) = (command.sent, command.room);
+        (task.pulled, task.granted) = (0, inline.len() as u32);
+        (task.waiting, task.parked, task.damaged, task.answer) = (None, false, false, None);
+        // All that had been asked for is gone since the last command left this place.
+        if !inline.is_empty() {
+            task.arrived = inline;
+        }
+        TaskKey { place: place.into(), number: task.number }
     }
 
+    #[inline(always)]
     pub(super) fn get_mut(&mut self, key: TaskKey) -> Option<&mut Task> {
         self.places.get_mut(key.place as usize).filter(|task| task.present && task.number == key.number)
     }
 
+    #[inline(always)]
     pub(super) fn find(&self, cid: u16) -> Option<TaskKey> {
-        let place = *self.by_cid.get(&cid)?;
-        Some(TaskKey { place, number: self.places.get(place as usize)?.number })
+        let mut at = *self.buckets.get(bucket(cid))?;
+        loop {
+            let task = self.places.get(usize::from(at))?;
+            if task.cid == cid {
+                return Some(TaskKey { place: at.into(), number: task.number });
+            }
+            at = task.chain;
+        }
     }
 
     /// Forgets a command.
+    #[inline(always)]
     pub(super) fn remove(&mut self, key: TaskKey) {
         let Some(task) = self.get_mut(key) else { return };
-        let cid = task.cid;
-        (task.present, task.asked) = (false, None);
+        task.present = false;
+        if task.asked.is_some() {
+            task.asked = None;
+        }
         drop(task.take_inline());
-        self.by_cid.remove(&cid);
-        self.free.push(key.place);
+        let (cid, next) = (task.cid, task.chain);
+        // As many as a queue has entries.
+        let place = key.place as u16;
+        self.unchain(cid, place, next);
+        self.free.push(place);
+    }
+
+    fn unchain(&mut self, cid: u16, place: u16, next: u16) {
+        let head = &mut self.buckets[bucket(cid)];
+        if *head == place {
+            *head = next;
+            return;
+        }
+        let mut at = usize::from(*head);
+        while let Some(task) = self.places.get_mut(at) {
+            if task.chain == place {
+                task.chain = next;
+                return;
+            }
+            at = usize::from(task.chain);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lunar_nvme::Sqe;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn commands_of_one_bucket_are_told_apart() {
+        let command = Command { sqe: Sqe::new_zeroed(), sent: 1, room: 2 };
+        let mut tasks = Tasks::default();
+        assert_eq!(tasks.find(0), None);
+        let cids: Vec<u16> = (0..64).map(|at| at * 256 + at % 3).collect();
+        let keys: Vec<TaskKey> = cids.iter().map(|cid| tasks.enter(*cid, &command, Sg::default())).collect();
+        for first in [1, 2] {
+            for (cid, key) in cids.iter().zip(&keys).skip(first).step_by(3) {
+                assert_eq!(tasks.find(*cid), Some(*key));
+                tasks.remove(*key);
+                assert!(tasks.find(*cid).is_none() && tasks.get_mut(*key).is_none());
+                tasks.remove(*key);
+            }
+        }
+        assert_eq!(tasks.len(), cids.len() - (1..64).step_by(3).count() - (2..64).step_by(3).count());
+        let again = tasks.enter(1, &command, Sg::default());
+        assert_eq!((tasks.find(1), tasks.find(0)), (Some(again), Some(keys[0])));
     }
 }

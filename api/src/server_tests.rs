@@ -1,0 +1,373 @@
+use super::*;
+use crate::journal::Journal;
+use crate::openapi;
+use crate::rehearsal::Service;
+use crate::rights::Tokens;
+use lunar_control::api::SessionView;
+use serde_json::{Value as Json, json};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::SystemTime;
+use tower_service::Service as _;
+
+/// A folder of its own, with a configuration for its owner only.
+pub(crate) struct Place(pub(crate) PathBuf);
+
+impl Place {
+    pub(crate) fn new(text: &str) -> Self {
+        use std::os::unix::fs::OpenOptionsExt;
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("lunar-api-{}-{count}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder");
+        let text = format!("{text}\n[api]\nsocket = '{}'\n", path.join("api.sock").display());
+        let file = std::fs::OpenOptions::new().create(true).write(true).mode(0o600).open(path.join("lunar.toml"));
+        std::io::Write::write_all(&mut file.expect("a file"), text.as_bytes()).expect("it takes it");
+        Self(path)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const SECRETS: [&str; 4] =
+    ["correct horse battery", "the token of the reader", "the token of the writer", "a secret that is new"];
+
+const TEXT: &str = "
+[user.esx]
+secret = 'correct horse battery'
+[api-token.reader]
+secret = 'the token of the reader'
+[api-token.writer]
+secret = 'the token of the writer'
+role = 'write'
+[volume.disk1]
+kind = 'ram'
+size = '1M'
+[portal-group.main]
+tag = 1
+[portal.all]
+address = '127.0.0.1'
+group = 'main'
+[target.main]
+iqn = 'iqn.2026-01.org.example:main'
+portal-groups = ['main']
+users = ['esx']
+authentication = 'chap'
+[group.hosts]
+targets = ['main']
+initiators = ['*']
+[group.hosts.luns]
+0 = 'disk1'
+[api-listener.local]
+address = '127.0.0.1:3299'
+";
+
+fn session(id: u64) -> SessionView {
+    SessionView {
+        id: format!("iscsi-{id}"),
+        protocol: "iscsi",
+        discovery: false,
+        initiator: "iqn.1998-01.com.vmware:esx1".into(),
+        source: "192.0.2.1:50000".into(),
+        target: Some("main".into()),
+        group: Some("hosts".into()),
+        user: Some("esx".into()),
+        seconds: 75,
+    }
+}
+
+/// A service and its routes without sockets, so that a test says who asks.
+struct Fixture {
+    service: Service,
+    state: Arc<State>,
+    router: axum::Router,
+    runtime: tokio::runtime::Runtime,
+    place: Place,
+}
+
+const OWNER: Peer = Peer::Local { user: 4711, group: 4711 };
+
+impl Fixture {
+    fn new() -> Self {
+        // The listener of the text is for another test: here nobody listens.
+        let place = Place::new(TEXT.split("[api-listener").next().expect("the first part"));
+        let service = Service::start(&place.0, vec![session(7), session(8)]).expect("it starts");
+        let common = Common::new(service.journal.clone(), "1.2.3", SystemTime::now());
+        let tokens = service.with(|control| Tokens::of(control.current())).expect("it answers");
+        let state = State::new(service.desk.clone(), common, Door { owner: 4711, group: None, tokens });
+        let router = router(&state);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Self { service, state, router, runtime, place }
+    }
+
+    fn ask(&mut self, peer: Peer, token: Option<&str>, method: &str, path: &str, body: &str) -> (u16, String) {
+        let mut request = axum::http::Request::builder().method(method).uri(path).extension(peer);
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let request = request.body(Body::from(body.to_owned())).expect("a request");
+        let mut router = self.router.clone();
+        self.runtime.block_on(async {
+            let response = router.call(request).await.expect("it always answers");
+            let status = response.status().as_u16();
+            if response.headers()[CONTENT_TYPE] == "text/event-stream" {
+                return (status, String::new());
+            }
+            let bytes = to_bytes(response.into_body(), 1 << 20).await.expect("a body");
+            (status, String::from_utf8(bytes.to_vec()).expect("text"))
+        })
+    }
+
+    fn own(&mut self, method: &str, path: &str, body: &str) -> (u16, Json) {
+        let (status, text) = self.ask(OWNER, None, method, path, body);
+        (status, serde_json::from_str(&text).unwrap_or(Json::String(text)))
+    }
+}
+
+/// All operations of the document: method, path with something in the place of each parameter, right.
+fn operations() -> Vec<(String, String, String)> {
+    let document = openapi::document();
+    let mut all = Vec::new();
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in methods.as_object().expect("methods") {
+            let name = if path.contains("volume") { "disk1" } else { "main" };
+            let path = path
+                .replace("{name}", name)
+                .replace("{lun}", "0")
+                .replace("{id}", if path.contains("copy") { "7" } else { "iscsi-7" })
+                .replace("{number}", "1");
+            let right = operation["x-right"].as_str().expect("each takes a right");
+            all.push((method.to_uppercase(), path, right.to_owned()));
+        }
+    }
+    assert!(all.len() > 60, "{}", all.len());
+    all
+}
+
+#[test]
+fn no_route_answers_without_the_right() {
+    let mut fixture = Fixture::new();
+    let (stranger, remote) = (Peer::Local { user: 5, group: 5 }, Peer::Remote(([192, 0, 2, 9], 1).into()));
+    for (method, path, right) in operations() {
+        let place = format!("{method} {path}");
+        assert_eq!(fixture.ask(stranger, None, &method, &path, "").0, 403, "{place}");
+        assert_eq!(fixture.ask(stranger, Some(SECRETS[2]), &method, &path, "").0, 403, "{place}");
+        assert_eq!(fixture.ask(remote, None, &method, &path, "").0, 401, "{place}");
+        assert_eq!(fixture.ask(remote, Some("the token of nobody"), &method, &path, "").0, 401, "{place}");
+        if right == "write" {
+            assert_eq!(fixture.ask(remote, Some(SECRETS[1]), &method, &path, "").0, 403, "{place}");
+        }
+    }
+    // What is no route, too.
+    for (method, path) in [("GET", "/"), ("GET", "/v1/nothing"), ("PUT", "/v1/status"), ("GET", "/v1/volume/%ff")] {
+        assert_eq!(fixture.ask(stranger, None, method, path, "").0, 403, "{method} {path}");
+        assert_eq!(fixture.ask(remote, None, method, path, "").0, 401, "{method} {path}");
+    }
+    let refused = fixture.service.journal.after(0);
+    assert!(refused.iter().all(|note| note.topic == Topic::Refusal) && refused.len() > 200, "{}", refused.len());
+    // And with the right they do.
+    for (method, path, right) in operations() {
+        let token = if right == "write" { SECRETS[2] } else { SECRETS[1] };
+        let (status, _) = fixture.ask(remote, Some(token), &method, &path, "");
+        assert!(
+            ![401, 403, 404, 405].contains(&status)
+                || path.contains("main")
+                || path.contains('7')
+                || path.contains("copy"),
+            "{method} {path}: {status}"
+        );
+        let (status, _) = fixture.ask(OWNER, None, &method, &path, "");
+        assert!(![401, 403].contains(&status), "{method} {path}: {status}");
+    }
+}
+
+#[test]
+fn no_answer_holds_a_secret() {
+    let mut fixture = Fixture::new();
+    let secret = json!({ "secret": SECRETS[3] }).to_string();
+    let broken = format!("[user.x]\nsecret = '{}'\nbroken", SECRETS[3]);
+    let wrong = format!("[user.x]\nsecert = '{}'\n", SECRETS[3]);
+    let whole = format!("{TEXT}\n[user.x]\nsecret = '{}'\n", SECRETS[3]);
+    let bodies = ["", &secret, &broken, &wrong, &whole, &secret[..secret.len() - 1], &format!("[{secret}]")];
+    let mut all = operations();
+    all.push(("POST".into(), "/v1/user/new".into(), "write".into()));
+    all.push(("GET".into(), "/v1/user/new".into(), "read".into()));
+    // What goes is asked for last.
+    all.sort_by_key(|(method, ..)| method == "DELETE");
+    let mut answered = 0;
+    for (method, path, _) in all {
+        for body in bodies {
+            let (status, text) = fixture.ask(OWNER, None, &method, &path, body);
+            answered += usize::from(status == 200);
+            for secret in SECRETS {
+                assert!(!text.contains(secret), "{method} {path} answers {status}: {text}");
+            }
+        }
+    }
+    assert!(answered > 50, "{answered}");
+    for note in fixture.service.journal.after(0) {
+        assert!(!SECRETS.iter().any(|secret| note.to_string().contains(secret)), "{note}");
+    }
+    let shown = format!("{:?} {:?}", fixture.state, fixture.service);
+    assert!(!SECRETS.iter().any(|secret| shown.contains(secret)), "{shown}");
+}
+
+#[test]
+fn things_are_made_shown_changed_and_removed() {
+    let mut fixture = Fixture::new();
+    let (status, plan) = fixture.own("POST", "/v1/volume/disk2?dry-run=true", r#"{"kind":"ram","size":"2M"}"#);
+    assert_eq!((status, &plan["changes"][0]["action"]), (200, &json!("create")), "{plan}");
+    assert_eq!(fixture.own("GET", "/v1/volume/disk2", "").0, 404);
+    let (status, plan) = fixture.own("POST", "/v1/volume/disk2", r#"{"kind":"ram","size":"2M"}"#);
+    assert_eq!((status, &plan["changes"][0]["words"]), (200, &json!("create volume disk2 (2 MiB ram)")));
+    assert_eq!(fixture.own("POST", "/v1/volume/disk2", r#"{"kind":"ram","size":"2M"}"#).0, 409);
+    assert_eq!(fixture.own("PATCH", "/v1/volume/disk2", r#"{"size":"4M"}"#).0, 200);
+    let (_, volume) = fixture.own("GET", "/v1/volume/disk2", "");
+    assert_eq!((&volume["kind"], &volume["keys"]["size"]), (&json!("volume"), &json!("4M")));
+    assert_eq!(fixture.own("PUT", "/v1/group/hosts/luns/5", r#"{"volume":"disk2","read-only":true}"#).0, 200);
+    let (_, group) = fixture.own("GET", "/v1/group/hosts", "");
+    assert_eq!(group["keys"]["luns"]["5"], json!({ "volume": "disk2", "read-only": true }));
+    // It is named: it cannot go.
+    let (status, problem) = fixture.own("DELETE", "/v1/volume/disk2", "");
+    assert_eq!((status, &problem["errors"][0]["key"]), (422, &json!("group.hosts.luns.5.volume")), "{problem}");
+    assert_eq!(fixture.own("DELETE", "/v1/group/hosts/luns/5", "").0, 200);
+    assert_eq!(fixture.own("DELETE", "/v1/volume/disk2", "").0, 200);
+    let (_, all) = fixture.own("GET", "/v1/volume", "");
+    assert_eq!(all.as_array().map(Vec::len), Some(1));
+    assert_eq!(fixture.own("PATCH", "/v1/limits", r#"{"sessions":5}"#).0, 200);
+    assert_eq!(fixture.own("GET", "/v1/limits", "").1["keys"]["sessions"], json!(5));
+    let (_, notes) = fixture.own("GET", "/v1/audit", "");
+    let words: Vec<&str> = notes.as_array().expect("notes").iter().filter_map(|note| note["words"].as_str()).collect();
+    assert_eq!(words.len(), 6, "{words:?}");
+    assert!(words[0].starts_with("create volume disk2") && words[5].starts_with("change limits"), "{words:?}");
+}
+
+#[test]
+fn the_whole_is_planned_applied_and_taken_back() {
+    let mut fixture = Fixture::new();
+    let (_, text) = fixture.ask(OWNER, None, "GET", "/v1/config/text", "");
+    assert!(text.contains("[volume.disk1]") && text.contains("(hidden)"), "{text}");
+    // What was read here has no secrets, and so it is refused.
+    let (status, problem) = fixture.own("POST", "/v1/apply", &text);
+    assert_eq!(status, 422, "{problem}");
+    let mut whole = text;
+    for (at, secret) in
+        ["'correct horse battery'", "'the token of the reader'", "'the token of the writer'"].iter().enumerate()
+    {
+        assert!(at < 3);
+        whole = whole.replacen("\"(hidden)\"", secret, 1);
+    }
+    assert_eq!(fixture.own("POST", "/v1/plan", &whole), (200, json!({ "changes": [], "needs-restart": false })));
+    let more = whole.replace("'1M'", "'8M'") + "[server]\ncores = 3\n";
+    let (_, diff) = fixture.ask(OWNER, None, "POST", "/v1/diff", &more);
+    assert!(diff.contains("-size = '1M'") && diff.contains("+size = '8M'"), "{diff}");
+    fixture.own("GET", "/v1/status", "");
+    let (status, plan) = fixture.own("POST", "/v1/apply", &more);
+    assert_eq!((status, &plan["needs-restart"]), (200, &json!(true)), "{plan}");
+    let (_, versions) = fixture.own("GET", "/v1/version", "");
+    let first = versions[0]["number"].as_u64().expect("a number");
+    let (_, diff) = fixture.ask(OWNER, None, "GET", &format!("/v1/version/{first}/diff"), "");
+    assert!(diff.contains("+size = '8M'"), "{diff}");
+    let (status, plan) = fixture.own("POST", &format!("/v1/version/{first}/restore?dry-run"), "");
+    assert_eq!((status, plan["changes"].as_array().map(Vec::len)), (200, Some(2)), "{plan}");
+    assert_eq!(fixture.own("POST", &format!("/v1/version/{first}/restore"), "").0, 200);
+    assert_eq!(fixture.own("GET", "/v1/volume/disk1", "").1["keys"]["size"], json!("1M"));
+    let (status, problem) = fixture.own("POST", "/v1/apply", "[volume.x]\nkind = 'rom'\n");
+    assert_eq!((status, &problem["errors"][0]["line"]), (422, &json!(2)), "{problem}");
+}
+
+#[test]
+fn copies_are_whole_volumes_or_nothing() {
+    let mut fixture = Fixture::new();
+    let folder = fixture.place.0.clone();
+    let bytes: Vec<u8> = (0..300_000_u32).map(|at| (at / 7) as u8).collect();
+    std::fs::write(folder.join("a.img"), &bytes).expect("it takes it");
+    let path = |name: &str| folder.join(name).display().to_string();
+    let keys = json!({ "kind": "file", "path": path("a.img") }).to_string();
+    assert_eq!(fixture.own("POST", "/v1/volume/a", &keys).0, 200);
+    let order = |name: &str, file: &str| json!({ "name": name, "path": path(file) }).to_string();
+    let (status, copy) = fixture.own("POST", "/v1/volume/a/copy", &order("b", "b.img"));
+    assert_eq!((status, &copy["total"]), (200, &json!(300_000)), "{copy}");
+    let ended = |fixture: &mut Fixture, id: &Json| {
+        for _ in 0..500 {
+            let (_, copy) = fixture.own("GET", &format!("/v1/copy/{id}"), "");
+            if copy["ended"] == true {
+                return copy;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("it never ends");
+    };
+    let end = ended(&mut fixture, &copy["id"]);
+    assert_eq!((&end["why"], &end["done"]), (&Json::Null, &json!(300_000)), "{end}");
+    assert!(std::fs::read(folder.join("b.img")).expect("it is there") == bytes);
+    assert_eq!(fixture.own("GET", "/v1/volume/b", "").1["keys"]["path"], json!(path("b.img")));
+    // What is in the way is told before anything is made.
+    for (order, status) in [
+        (order("b", "c.img"), 409),
+        (order("c", "b.img"), 422),
+        (order("c", "lunar.toml"), 409),
+        (json!({ "name": "c", "path": "c.img" }).to_string(), 400),
+        (json!({ "name": "c", "path": path("c.img"), "fast": true }).to_string(), 400),
+    ] {
+        assert_eq!(fixture.own("POST", "/v1/volume/a/copy", &order).0, status, "{order}");
+    }
+    assert_eq!(fixture.own("POST", "/v1/volume/disk1/copy", &order("c", "c.img")).0, 400, "it is no file");
+    // Somebody may write: of one moment, or not at all.
+    assert_eq!(fixture.own("PUT", "/v1/group/hosts/luns/1", r#"{"volume":"a"}"#).0, 200);
+    let (_, copy) = fixture.own("POST", "/v1/volume/a/copy", &order("c", "c.img"));
+    let end = ended(&mut fixture, &copy["id"]);
+    let is_whole = std::fs::read(folder.join("c.img")).is_ok_and(|copied| copied == bytes);
+    match end["why"].as_str() {
+        Some(why) => assert!(why.contains("read-only") && !folder.join("c.img").exists(), "{why}"),
+        None => assert!(is_whole, "the file system shares blocks"),
+    }
+}
+
+#[test]
+fn sessions_end_when_they_are_told_to() {
+    let mut fixture = Fixture::new();
+    assert_eq!(fixture.own("GET", "/v1/session", "").1.as_array().map(Vec::len), Some(2));
+    assert_eq!(fixture.own("GET", "/v1/session/iscsi-8", "").1["initiator"], json!(session(8).initiator));
+    assert_eq!(fixture.own("DELETE", "/v1/session/iscsi-8", "").0, 200);
+    assert_eq!(fixture.own("DELETE", "/v1/session/iscsi-8", "").0, 404);
+    assert_eq!(fixture.own("GET", "/v1/session/x", "").0, 404);
+    let status = fixture.own("GET", "/v1/status", "").1;
+    assert_eq!((&status["sessions"], &status["things"]["volume"]), (&json!(1), &json!(1)), "{status}");
+}
+
+#[test]
+fn requests_are_bounded() {
+    let mut fixture = Fixture::new();
+    let long = format!("{{\"alias\":\"{}\"}}", "x".repeat(KEYS_BYTES_MAX));
+    assert_eq!(fixture.own("PATCH", "/v1/target/main", &long).0, 413);
+    assert_eq!(fixture.own("GET", "/v1/status", "x").0, 413, "nothing means nothing");
+    for query in ["?x", "?dry-run=maybe", "?dry-run=true&x=1"] {
+        assert_eq!(fixture.own("DELETE", &format!("/v1/volume/disk1{query}"), "").0, 400, "{query}");
+    }
+    assert_eq!(fixture.own("GET", "/v1/status?dry-run=true", "").0, 400);
+    let held: Vec<_> = (0..REQUESTS_MAX).map(|_| fixture.state.requests.clone().try_acquire_owned()).collect();
+    assert_eq!(fixture.own("GET", "/v1/status", "").0, 503);
+    drop(held);
+    assert_eq!(fixture.own("GET", "/v1/status", "").0, 200);
+    let held: Vec<_> = (0..STREAMS_MAX).map(|_| fixture.state.streams.clone().try_acquire_owned()).collect();
+    assert_eq!(fixture.ask(OWNER, None, "GET", "/v1/events", "").0, 503);
+    drop(held);
+    assert_eq!(fixture.ask(OWNER, None, "GET", "/v1/events", "").0, 200);
+    assert_eq!(fixture.state.streams.available_permits(), STREAMS_MAX, "a stream that is gone takes no place");
+}
+
+#[test]
+fn who_stops_says_so() {
+    let desk = Desk::new(|_| false);
+    let common = Common::new(Journal::new(|_| ()), "1", SystemTime::now());
+    let state = State::new(desk, common, Door { owner: 4711, ..Door::default() });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let request = axum::http::Request::builder().uri("/v1/status").extension(OWNER).body(Body::empty());
+    let response = runtime.block_on(router(&state).call(request.expect("a request"))).expect("it always answers");
+    assert_eq!((response.status().as_u16(), &response.headers()[RETRY_AFTER]), (503, &HeaderValue::from_static("1")));
+}

@@ -1,0 +1,161 @@
+//! `lunar install`: what a system needs to run the service: the unit, its user, its folders, a configuration to begin
+//! with, manual pages and completions.
+
+use crate::{Failure, manual, show};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap_complete::Shell;
+use std::fmt::Write;
+use std::fs::{OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// The unit, with the place of the program left open.
+const UNIT: &str = include_str!("../files/lunar.service");
+/// The user that it runs as (sysusers.d).
+const USER: &str = include_str!("../files/sysusers.conf");
+/// Whose its folders are (tmpfiles.d).
+const FOLDERS: &str = include_str!("../files/tmpfiles.conf");
+/// The configuration to begin with.
+const CONFIG: &str = include_str!("../files/lunar.toml");
+/// What stands in the unit for the program.
+const PROGRAM: &str = "@PROGRAM@";
+/// What makes the system see what was written, and why.
+const AFTERWARDS: [(&str, &[&str]); 3] = [
+    ("systemd-sysusers", &["lunar.conf"]),
+    ("systemd-tmpfiles", &["--create", "lunar.conf"]),
+    ("systemctl", &["daemon-reload"]),
+];
+
+/// The command.
+#[must_use]
+pub fn command() -> Command {
+    let path = |name: &'static str| Arg::new(name).long(name).value_parser(value_parser!(PathBuf));
+    Command::new("install")
+        .about("Write the systemd unit, its user, a configuration to begin with, manual pages and completions")
+        .after_help("A configuration that is there already stays as it is.")
+        .args([
+            path("root").value_name("DIR").help("Write below this folder, and start nothing: for packages"),
+            path("program")
+                .value_name("PATH")
+                .help("The program that the unit starts [default: this one; /usr/bin/lunar with --root]"),
+            Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue).help("Only print what would be written"),
+        ])
+}
+
+/// A file to write.
+#[derive(Debug)]
+struct New {
+    /// From the root.
+    path: &'static str,
+    text: String,
+    mode: u32,
+    /// Whether it stays as it is if it is there.
+    keep: bool,
+}
+
+fn files(program: &Path, commands: &Command) -> Vec<New> {
+    let new = |path, text: String| New { path, text, mode: 0o644, keep: false };
+    let script = |shell| manual::script(shell, commands);
+    vec![
+        new("usr/lib/systemd/system/lunar.service", UNIT.replace(PROGRAM, &program.display().to_string())),
+        new("usr/lib/sysusers.d/lunar.conf", USER.to_owned()),
+        new("usr/lib/tmpfiles.d/lunar.conf", FOLDERS.to_owned()),
+        New { path: "etc/lunar/lunar.toml", text: CONFIG.to_owned(), mode: 0o600, keep: true },
+        new("usr/share/bash-completion/completions/lunar", script(Shell::Bash)),
+        new("usr/share/zsh/site-functions/_lunar", script(Shell::Zsh)),
+        new("usr/share/fish/vendor_completions.d/lunar.fish", script(Shell::Fish)),
+    ]
+}
+
+/// Where manual pages are, from the root.
+const PAGES: &str = "usr/share/man/man1";
+
+/// Does it.
+///
+/// # Errors
+/// What could not be written.
+pub fn run(matches: &ArgMatches, commands: &Command) -> Result<(), Failure> {
+    let root = matches.get_one::<PathBuf>("root");
+    let this = || if root.is_none() { std::env::current_exe().ok() } else { None };
+    let program = matches.get_one::<PathBuf>("program").cloned().or_else(this);
+    let program = program.unwrap_or_else(|| PathBuf::from("/usr/bin/lunar"));
+    let files = files(&program, commands);
+    if matches.get_flag("dry-run") {
+        return say(&printed(&files));
+    }
+    let folder = root.map_or_else(|| Path::new("/"), PathBuf::as_path);
+    let mut told = write(folder, &files)?;
+    let pages = folder.join(PAGES);
+    std::fs::create_dir_all(&pages).map_err(|why| unable(&pages, &why))?;
+    manual::into_folder(&pages, commands)?;
+    let _ = writeln!(told, "wrote {}/lunar*.1", pages.display());
+    if root.is_none() {
+        told.push_str(&afterwards());
+        told.push_str("\nnow `systemctl enable --now lunar` starts it, and `lunar status` shows it\n");
+    }
+    say(&told)
+}
+
+fn say(text: &str) -> Result<(), Failure> {
+    show::print(text).map_err(Failure::new)
+}
+
+fn unable(path: &Path, why: &std::io::Error) -> Failure {
+    let hint = if why.kind() == std::io::ErrorKind::PermissionDenied { "; use sudo, or --root DIR" } else { "" };
+    Failure::new(format!("{} cannot be written: {why}{hint}", path.display()))
+}
+
+/// What would be written, but for completions: they are long, and another command prints them.
+fn printed(files: &[New]) -> String {
+    let mut text = String::new();
+    for New { path, text: content, mode, .. } in files {
+        let shown = if path.starts_with("usr/share") { "(as `lunar completions` prints it)\n" } else { content };
+        // A string takes all that is written to it.
+        let _ = write!(text, "# /{path}, mode {mode:04o}\n{shown}\n");
+    }
+    let _ = writeln!(text, "# /{PAGES}: a page for each command");
+    text
+}
+
+fn write(root: &Path, files: &[New]) -> Result<String, Failure> {
+    let mut told = String::new();
+    for New { path, text, mode, keep } in files {
+        let path = root.join(path);
+        if *keep && path.exists() {
+            let _ = writeln!(told, "kept  {}", path.display());
+            continue;
+        }
+        let put = || {
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder)?;
+            }
+            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(*mode).open(&path)?;
+            std::io::Write::write_all(&mut file, text.as_bytes())?;
+            file.set_permissions(Permissions::from_mode(*mode))
+        };
+        put().map_err(|why| unable(&path, &why))?;
+        let _ = writeln!(told, "wrote {}", path.display());
+    }
+    Ok(told)
+}
+
+/// Makes the user and the folders, and has systemd read the unit. What fails is told and stops nothing: a system
+/// without systemd has other ways.
+fn afterwards() -> String {
+    let mut told = String::new();
+    for (program, arguments) in AFTERWARDS {
+        let line = format!("{program} {}", arguments.join(" "));
+        let ended = std::process::Command::new(program).args(arguments).output();
+        let how = match ended {
+            Ok(output) if output.status.success() => "done".to_owned(),
+            Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            Err(why) => why.to_string(),
+        };
+        let _ = writeln!(told, "{line}: {how}");
+    }
+    told
+}
+
+#[cfg(test)]
+#[path = "install_tests.rs"]
+mod tests;

@@ -1,0 +1,69 @@
+use super::*;
+use std::process::Command as Process;
+
+struct Root(PathBuf);
+
+impl Root {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("lunar-install-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder");
+        Self(path)
+    }
+
+    fn install(&self, more: &[&str]) -> Result<(), Failure> {
+        let program = Command::new("lunar").subcommands(crate::commands());
+        let root = self.0.display().to_string();
+        let line = ["install", "--root", &root];
+        let matches = command().try_get_matches_from(line.iter().chain(more)).expect("it is right");
+        run(&matches, &program)
+    }
+
+    fn text(&self, path: &str) -> String {
+        std::fs::read_to_string(self.0.join(path)).unwrap_or_else(|why| panic!("{path}: {why}"))
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn everything_is_written_below_the_root_and_a_configuration_is_kept() {
+    let root = Root::new("all");
+    root.install(&["--dry-run"]).expect("it prints");
+    assert_eq!(std::fs::read_dir(&root.0).expect("it is there").count(), 0, "a look writes nothing");
+    root.install(&[]).expect("it takes all");
+    let unit = root.text("usr/lib/systemd/system/lunar.service");
+    assert!(unit.contains("ExecStart=/usr/bin/lunar daemon --config /etc/lunar/lunar.toml\n"), "{unit}");
+    assert!(root.text("usr/share/man/man1/lunar-volume-create.1").contains("lunar"));
+    let config = root.0.join("etc/lunar/lunar.toml");
+    assert_eq!(std::fs::metadata(&config).expect("it is there").permissions().mode() & 0o777, 0o600);
+    std::fs::write(&config, "# mine\n").expect("it is ours");
+    root.install(&["--program", "/opt/lunar"]).expect("it takes all");
+    assert_eq!(root.text("etc/lunar/lunar.toml"), "# mine\n");
+    assert!(root.text("usr/lib/systemd/system/lunar.service").contains("ExecStart=/opt/lunar daemon"));
+}
+
+#[test]
+fn the_configuration_to_begin_with_is_right() {
+    let outside = lunar_control::check::Machine { config: "/nowhere".into() };
+    let checked = lunar_control::check("lunar.toml", CONFIG, &outside).map_err(|why| why.to_string());
+    let config = checked.expect("nothing is wrong with it").config;
+    assert_eq!((config.portals.len(), config.targets.len()), (1, 0));
+}
+
+#[test]
+fn systemd_finds_nothing_wrong_with_the_unit_and_little_that_it_could_do() {
+    let root = Root::new("unit");
+    root.install(&["--program", "/bin/true"]).expect("it takes all");
+    let unit = root.0.join("usr/lib/systemd/system/lunar.service");
+    let analyze = |arguments: &[&str]| Process::new("systemd-analyze").args(arguments).arg(&unit).output();
+    let Ok(output) = analyze(&["security", "--offline=true", "--no-pager", "--threshold=20"]) else {
+        println!("skipped: this machine has no systemd-analyze");
+        return;
+    };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+}

@@ -1,0 +1,385 @@
+//! What is said to people: tables, keys and steps; in colour on a terminal, plain in a pipe.
+
+use anstyle::{AnsiColor, Style};
+use indicatif::{ProgressBar, ProgressStyle};
+use lunar_control::Kind;
+use serde_json::Value as Json;
+use std::io::{self, Write};
+
+const BOLD: Style = Style::new().bold();
+const DIM: Style = Style::new().dimmed();
+const GREEN: Style = AnsiColor::Green.on_default();
+const RED: Style = AnsiColor::Red.on_default();
+const YELLOW: Style = AnsiColor::Yellow.on_default();
+
+/// Columns of a table in a pipe: all there are.
+const NO_END: usize = usize::MAX;
+
+/// Prints it; what is no terminal gets no colours.
+///
+/// # Errors
+/// When nobody takes it.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut out = anstream::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+fn styled(style: Style, text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("{style}{text}{style:#}") }
+}
+
+/// A bar of bytes, on a terminal only.
+#[must_use]
+pub fn progress(bytes: u64) -> ProgressBar {
+    let bar = ProgressBar::new(bytes);
+    let style = ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} more");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// How wide a line may be.
+fn width() -> usize {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok();
+    size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(NO_END)
+}
+
+/// A value in words.
+fn words(value: &Json) -> String {
+    match value {
+        Json::Null => String::new(),
+        Json::String(text) => text.clone(),
+        Json::Array(list) => list.iter().map(words).collect::<Vec<_>>().join(","),
+        Json::Object(object) => {
+            let one = |(key, value): (&String, &Json)| match &value["volume"] {
+                // A logical unit.
+                Json::String(volume) if value["read-only"] == true => format!("{key}={volume}(ro)"),
+                Json::String(volume) => format!("{key}={volume}"),
+                _ => format!("{key}:{}", words(value)),
+            };
+            object.iter().map(one).collect::<Vec<_>>().join(" ")
+        }
+        other => other.to_string(),
+    }
+}
+
+/// A table: heads, then rows. Columns that do not fit into the width are left out, the last first.
+fn table(heads: &[String], rows: &[Vec<String>], most: usize) -> String {
+    let wide = |at: usize| {
+        let cells = rows.iter().map(|row| row[at].chars().count());
+        cells.chain([heads[at].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..heads.len()).map(wide).collect();
+    let mut shown = widths.len();
+    while shown > 1 && widths[..shown].iter().map(|wide| wide.saturating_add(2)).sum::<usize>() > most.saturating_add(2)
+    {
+        shown -= 1;
+    }
+    let line = |cells: &[String], style: Option<Style>| {
+        let mut text = String::new();
+        for (at, cell) in cells.iter().enumerate().take(shown) {
+            let last = at + 1 == shown;
+            let gap = if last { 0 } else { widths[at] - cell.chars().count() + 2 };
+            text.push_str(&style.map_or_else(|| cell.clone(), |style| styled(style, cell)));
+            text.extend(std::iter::repeat_n(' ', gap));
+        }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+        text
+    };
+    let mut all = line(heads, Some(BOLD));
+    all.extend(rows.iter().map(|row| line(row, None)));
+    all
+}
+
+/// All things of a kind: their names, and the keys in which one of them is not as it would be without.
+#[must_use]
+pub fn things(kind: Kind, all: &Json) -> String {
+    things_within(kind, all, width())
+}
+
+fn things_within(kind: Kind, all: &Json, most: usize) -> String {
+    let all: Vec<&Json> = all.as_array().into_iter().flatten().collect();
+    if all.is_empty() {
+        return format!("there is no {kind}; `lunar {} create` makes one\n", kind.section());
+    }
+    let differs = |key: &&lunar_control::section::Key| {
+        let default = (key.default)().unwrap_or_default();
+        all.iter().any(|thing| thing["keys"][key.name()] != default)
+    };
+    // Who something is for ever is long and seldom wanted: `show` tells.
+    let keys: Vec<_> = kind.keys().iter().filter(|key| key.field != "uuid").filter(differs).collect();
+    let heads: Vec<String> = std::iter::once("name".to_owned()).chain(keys.iter().map(|key| key.name())).collect();
+    let row = |thing: &&Json| {
+        let cells = keys.iter().map(|key| words(&thing["keys"][key.name()]));
+        std::iter::once(words(&thing["name"])).chain(cells).collect::<Vec<_>>()
+    };
+    table(&heads, &all.iter().map(row).collect::<Vec<_>>(), most)
+}
+
+/// One thing: each of its keys on a line, with those dimmed that are as they would be without.
+#[must_use]
+pub fn thing(kind: Kind, thing: &Json) -> String {
+    let mut text = format!("{}\n", styled(BOLD, format!("{kind} {}", words(&thing["name"])).trim_end()));
+    let wide = kind.keys().iter().map(|key| key.name().len()).max().unwrap_or(0);
+    for key in kind.keys() {
+        let (name, value) = (key.name(), &thing["keys"][key.name()]);
+        let shown = if value.is_null() { "-".to_owned() } else { words(value) };
+        let line = format!("  {name:wide$}  {shown}");
+        let default = (key.default)().unwrap_or_default();
+        text.push_str(&if *value == default { styled(DIM, &line) } else { line });
+        text.push('\n');
+    }
+    text
+}
+
+/// The steps of a plan.
+#[must_use]
+pub fn plan(plan: &Json, done: bool) -> String {
+    let steps: Vec<&Json> = plan["changes"].as_array().into_iter().flatten().collect();
+    if steps.is_empty() {
+        return "nothing to do\n".into();
+    }
+    let mut text = String::new();
+    for step in &steps {
+        let (sign, style) = match step["action"].as_str() {
+            Some("create" | "attach") => ("+", GREEN),
+            Some("remove" | "detach") => ("-", RED),
+            _ => ("~", YELLOW),
+        };
+        text.push_str(&styled(style, &format!("{sign} {}", words(&step["words"]))));
+        let targets = step["targets"].as_array().map_or(0, Vec::len);
+        let which = || match targets {
+            1 => format!("target {}", words(&step["targets"])),
+            _ => format!("targets {}", words(&step["targets"]).replace(',', ", ")),
+        };
+        match step["effect"].as_str() {
+            Some("attention") if targets > 0 => text.push_str(&format!("  (initiators of {} are told)", which())),
+            Some("ends-sessions") if targets > 0 => {
+                text.push_str(&styled(RED, &format!("  (sessions of {} end)", which())))
+            }
+            Some("restart") => text.push_str(&styled(YELLOW, "  (after a restart)")),
+            _ => {}
+        }
+        text.push('\n');
+    }
+    let plural = if steps.len() == 1 { "step" } else { "steps" };
+    let end = if done { "done" } else { "nothing was changed" };
+    text.push_str(&styled(DIM, &format!("{} {plural}, {end}", steps.len())));
+    text.push('\n');
+    if done && plan["needs-restart"] == true {
+        text.push_str("some of it is in force after a restart: `systemctl restart lunar`\n");
+    }
+    text
+}
+
+/// Who is logged in.
+#[must_use]
+pub fn sessions(all: &Json) -> String {
+    let all: Vec<&Json> = all.as_array().into_iter().flatten().collect();
+    if all.is_empty() {
+        return "nobody is logged in\n".into();
+    }
+    let heads = ["id", "initiator", "source", "target", "group", "user", "for"].map(str::to_owned);
+    let row = |session: &&Json| {
+        heads.iter().map(|head| if head == "for" { span(&session["seconds"]) } else { words(&session[head]) }).collect()
+    };
+    table(&heads, &all.iter().map(row).collect::<Vec<Vec<_>>>(), width())
+}
+
+/// One session.
+#[must_use]
+pub fn session(session: &Json) -> String {
+    let fields = session.as_object().into_iter().flatten();
+    let line = |(key, value): (&String, &Json)| {
+        let (key, value) = if key == "seconds" { ("for", span(value)) } else { (key.as_str(), words(value)) };
+        format!("{key:<10}  {value}\n")
+    };
+    fields.map(line).collect()
+}
+
+/// Sessions that were ended.
+#[must_use]
+pub fn kicked(ended: &Json) -> String {
+    let line =
+        |session: &Json| format!("ended session {} of {}\n", words(&session["id"]), words(&session["initiator"]));
+    ended.as_array().into_iter().flatten().map(line).collect()
+}
+
+/// What runs.
+#[must_use]
+pub fn status(status: &Json) -> String {
+    let troubles: Vec<String> = status["troubles"].as_array().into_iter().flatten().map(words).collect();
+    let state = if troubles.is_empty() { styled(GREEN, "all is well") } else { styled(RED, "not all is well") };
+    let mut text = format!("Lunar {}: {state}\n", words(&status["version"]));
+    for trouble in troubles {
+        text.push_str(&format!("  {}\n", styled(RED, &trouble)));
+    }
+    let things = status["things"].as_object().into_iter().flatten();
+    let counted: Vec<String> = things
+        .filter(|(_, count)| count.as_u64().is_some_and(|count| count > 0))
+        .map(|(kind, count)| format!("{count} {kind}{}", if *count == 1 { "" } else { "s" }))
+        .collect();
+    let counted = if counted.is_empty() { "nothing".to_owned() } else { counted.join(", ") };
+    for (head, value) in [
+        ("configuration", words(&status["file"])),
+        ("process", status["process"].to_string()),
+        ("since", time(&status["since"])),
+        ("sessions", status["sessions"].to_string()),
+        ("configured", counted),
+    ] {
+        text.push_str(&format!("  {head:<13}  {value}\n"));
+    }
+    for late in status["after-restart"].as_array().into_iter().flatten() {
+        text.push_str(&styled(YELLOW, &format!("  after a restart: {}", words(late))));
+        text.push('\n');
+    }
+    text
+}
+
+/// Numbers by their names; parts of parts by both.
+#[must_use]
+pub fn statistics(all: &Json) -> String {
+    let mut rows = Vec::new();
+    flatten("", all, &mut rows);
+    let wide = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    rows.iter().map(|(name, value)| format!("{name:wide$}  {value}\n")).collect()
+}
+
+fn flatten(name: &str, value: &Json, rows: &mut Vec<(String, String)>) {
+    let below = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
+    match value {
+        Json::Object(object) => object.iter().for_each(|(key, value)| flatten(&below(key), value, rows)),
+        Json::Array(list) => {
+            list.iter().enumerate().for_each(|(at, value)| flatten(&below(&at.to_string()), value, rows));
+        }
+        value => rows.push((name.to_owned(), words(value))),
+    }
+}
+
+/// Versions, the newest last.
+#[must_use]
+pub fn versions(all: &Json) -> String {
+    let heads = ["number", "time", "who"].map(str::to_owned);
+    let row = |version: &Json| vec![version["number"].to_string(), time(&version["time"]), words(&version["who"])];
+    let rows: Vec<Vec<String>> = all.as_array().into_iter().flatten().map(row).collect();
+    table(&heads, &rows, width())
+}
+
+/// Lines that differ.
+#[must_use]
+pub fn diff(lines: &str) -> String {
+    if lines.is_empty() {
+        return "no difference\n".into();
+    }
+    let style = |line: &str| match line.chars().next() {
+        Some('+') => styled(GREEN, line),
+        Some('-') => styled(RED, line),
+        Some('@') => styled(DIM, line),
+        _ => line.to_owned(),
+    };
+    lines.lines().map(|line| style(line) + "\n").collect()
+}
+
+/// A note of the audit log.
+#[must_use]
+pub fn note(note: &Json) -> String {
+    let topic = words(&note["topic"]);
+    let style = match topic.as_str() {
+        "refusal" => RED,
+        "change" => YELLOW,
+        _ => Style::new(),
+    };
+    let topic = format!("{topic:<8}");
+    format!("{}  {}  {}  {}\n", time(&note["time"]), styled(style, &topic), words(&note["who"]), words(&note["words"]))
+}
+
+/// A number of seconds, in its two largest units.
+fn span(value: &Json) -> String {
+    let Some(seconds) = value.as_u64() else { return String::new() };
+    let (days, hours, minutes) = (seconds / DAY, seconds % DAY / 3600, seconds % 3600 / 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m {}s", seconds % 60),
+        (0, ..) => format!("{hours}h {minutes}m"),
+        _ => format!("{days}d {hours}h"),
+    }
+}
+
+/// Seconds of a day.
+const DAY: u64 = 86_400;
+
+/// A time in seconds since the beginning of 1970, in UTC.
+fn time(value: &Json) -> String {
+    let Some(seconds) = value.as_u64() else { return String::new() };
+    // Years that begin in March: a leap day is then the last of its year (Gregorian, 400 years have 146,097 days).
+    let days = seconds / DAY + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = match month < 10 {
+        true => (era * 400 + year, month + 3),
+        false => (era * 400 + year + 1, month - 9),
+    };
+    let (hour, minute, second) = (seconds % DAY / 3600, seconds % 3600 / 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        for (seconds, shown) in [
+            (0, "1970-01-01 00:00:00Z"),
+            (951_782_400, "2000-02-29 00:00:00Z"),
+            (1_709_251_199, "2024-02-29 23:59:59Z"),
+            (1_735_689_599, "2024-12-31 23:59:59Z"),
+            (4_107_542_400_u64, "2100-03-01 00:00:00Z"),
+        ] {
+            assert_eq!(time(&json!(seconds)), shown);
+        }
+    }
+
+    #[test]
+    fn a_table_shows_what_is_special_and_what_fits() {
+        let volume = |name: &str, size: &str, read_only: bool| {
+            let keys = json!({
+                "kind": "ram", "size": size, "block-size": "512", "read-only": read_only, "write-through": false,
+                "direct": false, "protection": "none", "vendor": "LUNAR", "product": "VOLUME", "uuid": "x",
+            });
+            json!({ "kind": "volume", "name": name, "keys": keys })
+        };
+        let all = json!([volume("disk1", "20G", false), volume("d", "1M", true)]);
+        let plain = |text: String| anstream::adapter::strip_str(&text).to_string();
+        let whole = "name   kind  size  read-only\ndisk1  ram   20G   false\nd      ram   1M    true\n";
+        assert_eq!(plain(things_within(Kind::Volume, &all, NO_END)), whole);
+        assert_eq!(
+            plain(things_within(Kind::Volume, &all, 20)),
+            "name   kind  size\ndisk1  ram   20G\nd      ram   1M\n"
+        );
+        assert!(things(Kind::Volume, &json!([])).contains("lunar volume create"));
+    }
+
+    #[test]
+    fn logical_units_read_well() {
+        let luns = json!({ "0": { "volume": "a", "read-only": false }, "7": { "volume": "b", "read-only": true } });
+        assert_eq!(words(&luns), "0=a 7=b(ro)");
+        assert_eq!(words(&json!(["a", "b"])), "a,b");
+        assert_eq!(words(&json!({ "file": "/etc/x" })), "file:/etc/x");
+    }
+
+    #[test]
+    fn a_plan_says_who_notices() {
+        let step = json!({
+            "action": "change", "words": "change target t: iqn x -> y", "effect": "ends-sessions", "targets": ["t"],
+        });
+        let text = plan(&json!({ "changes": [step], "needs-restart": false }), false);
+        let plain = anstream::adapter::strip_str(&text).to_string();
+        assert_eq!(plain, "~ change target t: iqn x -> y  (sessions of target t end)\n1 step, nothing was changed\n");
+        assert_eq!(plan(&json!({ "changes": [] }), true), "nothing to do\n");
+    }
+}

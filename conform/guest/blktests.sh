@@ -1,0 +1,52 @@
+# blktests' group nvme against the target: the cases that ask a program of ours for a target instead of configfs.
+. /test/lib.sh
+. /test/settings # HOST PORT NQN
+
+# Each case, and seconds that it may take at most; emulation is slow.
+CASES="004 005 008 010 012 014 018 019 021 022 023 025 026 027 028 029 040 047 054"
+LIMIT=180
+
+id=0f01fb42-9f7f-4856-b0b3-51e60b8de349
+hostnqn=nqn.2014-08.org.nvmexpress:uuid:$id
+nvme connect -t tcp -a "$HOST" -s "$PORT" -n "$NQN" -q "$hostnqn" -I "$id" >/dev/null || { bad "connect"; finish; }
+until_true 20 test -e /sys/block/nvme0n1/uuid
+uuid=$(cat /sys/block/nvme0n1/uuid)
+nvme disconnect -n "$NQN" >/dev/null
+
+cat >/usr/bin/target-control <<END
+#!/bin/bash
+# What blktests asks for; the target is there already.
+case "\$1 \$2" in
+"config --show-trtype") echo tcp ;;
+"config --show-blkdev-type") echo device ;;
+"config --show-hostnqn") echo $hostnqn ;;
+"config --show-hostid") echo $id ;;
+"config --show-traddr") echo $HOST ;;
+"config --show-trsvid") echo $PORT ;;
+"config --show-subsys-uuid") echo $uuid ;;
+"config --show-subsysnqn") echo $NQN ;;
+esac
+END
+# Names that the suite asks for, and what there is in their place.
+printf '#!/bin/sh\nexit 0\n' >/usr/bin/udevadm
+chmod +x /usr/bin/target-control /usr/bin/udevadm
+command -v gawk >/dev/null || ln -s "$(command -v mawk)" /usr/bin/gawk
+mount -t configfs configfs /sys/kernel/config 2>/dev/null
+mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
+
+cd /test/blktests || exit 1
+export NVME_TARGET_CONTROL=/usr/bin/target-control NVME_IMG_SIZE=16M NVME_NUM_ITER=3 TIMEOUT=20
+for case in $CASES; do
+    said=$(timeout $LIMIT bash ./check "nvme/$case" 2>&1)
+    name="nvme/$case $(sed -n 's/^DESCRIPTION="\(.*\)"/\1/p' "tests/nvme/$case")"
+    case "$said" in
+    *"[failed]"*)
+        printf '%s\n' "$said" | tail -n 30
+        bad "$name"
+        ;;
+    *"[passed]"*) ok "$name" ;;
+    *) echo "@skip $name: $(printf '%s' "$said" | grep -v '^nvme/' | tr -s ' \n' ' ' | cut -c1-150)" ;;
+    esac
+    nvme disconnect-all >/dev/null 2>&1
+done
+finish

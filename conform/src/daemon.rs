@@ -1,0 +1,452 @@
+//! `lunar daemon`: a file that changes while initiators are there, and kill -9 while it does.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
+
+use crate::pdu::{Heard, Link, op};
+use crate::session::{self, ANSWER_LIMIT, Data, GOOD, Login, Session, keys_of};
+use crate::target::{Driver, Lab, Spec, Target, free_port};
+use crate::tools::{says, tool};
+
+const MAIN: &str = "iqn.2026-01.io.lunar.conform:main";
+const OTHER: &str = "iqn.2026-01.io.lunar.conform:other";
+/// A change is in force, or refused, by then.
+const LIMIT: Duration = Duration::from_secs(10);
+
+const UNIT_ATTENTION: u8 = 6;
+const INVENTORY: (u8, u8, u8) = (UNIT_ATTENTION, 0x3f, 0x0e);
+const CAPACITY: (u8, u8, u8) = (UNIT_ATTENTION, 0x2a, 0x09);
+const ACCESS: (u8, u8, u8) = (UNIT_ATTENTION, 0x2a, 0x06);
+const NOT_SUPPORTED: (u8, u8, u8) = (5, 0x25, 0x00);
+
+/// A configuration, and the daemon that follows it.
+struct House {
+    folder: PathBuf,
+    portal: SocketAddr,
+    target: Option<Target>,
+    driver: Driver,
+}
+
+/// What is changed in the usual configuration.
+#[derive(Clone, Default)]
+struct Change {
+    /// Bytes of the volume in a file.
+    size: &'static str,
+    /// Keys of the target.
+    main: &'static str,
+    /// Keys of the portal group.
+    group: &'static str,
+    /// LUNs of everybody at the main target.
+    luns: &'static str,
+    /// More sections.
+    more: &'static str,
+}
+
+impl House {
+    fn new(lab: &Lab, driver: Driver, name: &str) -> Result<Self> {
+        let folder = lab.scratch.join(format!("daemon-{}-{name}", driver.name()));
+        std::fs::create_dir_all(&folder)?;
+        Ok(Self { folder, portal: free_port()?, target: None, driver })
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.join("lunar.toml")
+    }
+
+    /// The text of the configuration; what a change does not say is as usual.
+    fn text(&self, change: &Change) -> String {
+        let or = |own: &'static str, usual: &'static str| if own.is_empty() { usual } else { own };
+        let folder = self.folder.display();
+        let mut text = String::from("# Kept by hand.\n");
+        let _ = write!(
+            text,
+            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\ndrain = \"3s\"\nstate = \"{folder}/state\"\n\
+             [volume.disk]\nkind = \"file\"\npath = \"{folder}/disk.img\"\nsize = \"{}\"\n\
+             [volume.memory]\nkind = \"ram\"\nsize = \"16M\"\n\
+             [portal-group.p]\ntag = 1\n{}\n\
+             [portal.one]\naddress = \"{}\"\ngroup = \"p\"\n\
+             [target.main]\niqn = \"{MAIN}\"\nportal-groups = [\"p\"]\n{}\n\
+             [target.other]\niqn = \"{OTHER}\"\nportal-groups = [\"p\"]\n\
+             [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\nluns = {{ {} }}\n\
+             [group.few]\ntargets = [\"other\"]\ninitiators = [\"*:few*\"]\nluns = {{ 0 = \"memory\" }}\n{}\n",
+            self.driver.name().replace('_', "-"),
+            or(change.size, "32M"),
+            change.group,
+            self.portal,
+            change.main,
+            or(change.luns, "0 = \"disk\", 4 = { volume = \"memory\", read-only = true }"),
+            change.more,
+        );
+        text
+    }
+
+    /// Puts a text into the file as an editor does. Volumes keep who they are: what the daemon has written is not taken
+    /// along.
+    fn write(&self, text: &str) -> Result<()> {
+        let unfinished = self.folder.join("lunar.toml.editor");
+        std::fs::write(&unfinished, text)?;
+        Ok(std::fs::rename(unfinished, self.file())?)
+    }
+
+    fn start(&mut self, lab: &Lab) -> Result<()> {
+        let mut spec = Spec::new(self.driver, Vec::<String>::new())?;
+        spec.listen = vec![self.portal];
+        spec.daemon = Some(self.file());
+        self.target = Some(Target::start_named(lab, &spec, MAIN)?);
+        Ok(())
+    }
+
+    fn said(&self) -> String {
+        let log = self.target.as_ref().map(|target| target.log.clone()).unwrap_or_default();
+        std::fs::read_to_string(log).unwrap_or_default()
+    }
+
+    /// Has it follow the file, and waits until it has said `wanted`.
+    fn reload(&self, wanted: &str) -> Result<()> {
+        let before = self.said().len();
+        self.target.as_ref().context("it runs")?.signal(Signal::HUP)?;
+        until(|| self.said().get(before..).is_some_and(|said| said.contains(wanted)))
+            .with_context(|| format!("it does not say {wanted:?}; it said:\n{}", self.said()))
+    }
+
+    fn change(&self, change: &Change) -> Result<()> {
+        self.write(&self.text(change))?;
+        self.reload("reloaded")
+    }
+
+    fn session(&self, target: &str, initiator: &str, lun: u16) -> Result<Session> {
+        Session::ready(self.portal, &Login::to(target, initiator), lun)
+    }
+
+    /// A session after a `kill -9`: the kernel closes what an io_uring had open a moment after its process has ended, and
+    /// until then a connection may still reach the dead listener.
+    fn session_after_kill(&self) -> Result<Session> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            match self.session(MAIN, "host", 0) {
+                Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn stop(mut self) -> Result<()> {
+        let mut target = self.target.take().context("it runs")?;
+        target.healthy()?;
+        target.stop()
+    }
+}
+
+fn until(holds: impl Fn() -> bool) -> Result<()> {
+    let end = Instant::now() + LIMIT;
+    while !holds() {
+        ensure!(Instant::now() < end, "not within {} s", LIMIT.as_secs());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+const TEST_UNIT_READY: [u8; 6] = [0; 6];
+
+/// The next command is told this.
+fn is_told(session: &mut Session, wanted: (u8, u8, u8)) -> Result<()> {
+    let done = session.run(&TEST_UNIT_READY, Data::None)?;
+    ensure!(done.status != GOOD && done.sense() == wanted, "it is told {:02x?}, not {wanted:02x?}", done.sense());
+    Ok(())
+}
+
+/// A session that no change concerns has noticed none.
+fn undisturbed(session: &mut Session) -> Result<()> {
+    ensure!(session.run(&TEST_UNIT_READY, Data::None)?.status == GOOD, "a session was disturbed for nothing");
+    session.ping()
+}
+
+fn luns(session: &mut Session) -> Result<Vec<u8>> {
+    let mut cdb = [0; 12];
+    (cdb[0], cdb[9]) = (0xa0, 0xff);
+    let done = session.run(&cdb, Data::In(255))?.good()?;
+    let length = u32::from_be_bytes([done.data[0], done.data[1], done.data[2], done.data[3]]);
+    Ok(done.data[8..8 + length as usize].chunks(8).map(|lun| lun[1]).collect())
+}
+
+type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
+
+const CASES: [Case; 9] = [
+    ("a file is served, and each initiator sees what is its own", serves),
+    ("an error in the file is told with its place, and changes nothing", refuses),
+    ("LUNs come and go, and who is concerned is told", maps),
+    ("a LUN that goes lets what is under way finish", drains_a_lun),
+    ("a volume grows", grows),
+    ("a target is drained: asked, logged out, closed", drains_a_target),
+    ("a target that has moved says where", moves),
+    ("a portal group gets worse, and initiators are told", transits),
+    ("who may no longer be there goes", expels),
+];
+
+/// Runs all cases, each with a daemon of its own, and the crashes.
+pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
+    lab.built()?;
+    let part = format!("daemon/{}", driver.name());
+    for (name, case) in CASES {
+        lab.report.check(&part, name, || case(lab, driver));
+    }
+    lab.report
+        .check(&part, &format!("kill -9 while it follows the file, {rounds} times"), || crashes(lab, driver, rounds));
+    Ok(())
+}
+
+fn started(lab: &Lab, driver: Driver, name: &str) -> Result<House> {
+    let mut house = House::new(lab, driver, name)?;
+    house.write(&house.text(&Change::default()))?;
+    house.start(lab)?;
+    Ok(house)
+}
+
+fn uuids(file: &Path) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(file)?;
+    Ok(text.lines().filter(|line| line.starts_with("uuid")).map(str::to_owned).collect())
+}
+
+fn serves(lab: &Lab, driver: Driver) -> Result<()> {
+    let mut house = started(lab, driver, "serves")?;
+    let url = format!("iscsi://{}", house.portal);
+    let shown = tool("iscsi-ls", &["--show-luns", &url])?;
+    says(&shown, MAIN)?;
+    ensure!(!shown.contains(OTHER), "a stranger is shown another's target:\n{shown}");
+    says(&tool("iscsi-inq", &[&format!("{url}/{MAIN}/4")])?, "DIRECT_ACCESS")?;
+    says(&tool("iscsi-ls", &["--initiator-name", "iqn.2026-01.org.example:few", &url])?, OTHER)?;
+    ensure!(Session::open(house.portal, &Login::to(OTHER, "many")).is_err(), "a stranger logs in");
+    let mut session = house.session(MAIN, "writer", 0)?;
+    session.write(7, vec![0x5a; 512], 512)?;
+    session.lun = 4;
+    let refused = loop {
+        let done = session.run(&session::cdb::write(0, 1), Data::Out(vec![0; 512]))?;
+        if done.sense().0 != UNIT_ATTENTION {
+            break done.sense();
+        }
+    };
+    ensure!(refused == (7, 0x27, 0), "a write to a LUN that is only read ends with {refused:02x?}");
+    session.logout()?;
+    let text = std::fs::read_to_string(house.file())?;
+    ensure!(text.starts_with("# Kept by hand.\n"), "comments are lost:\n{text}");
+    let known = uuids(&house.file())?;
+    ensure!(known.len() == 2, "volumes have no UUIDs in the file:\n{text}");
+    house.target.take().context("it runs")?.stop()?;
+    // Somebody brings the file from elsewhere; who the volumes are is remembered.
+    house.write(&house.text(&Change::default()))?;
+    house.start(lab)?;
+    let read = house.session(MAIN, "reader", 0)?.read(7, 1, 512)?;
+    ensure!(read == [0x5a; 512], "what was written is gone");
+    // Who is let in finds the file as it was put in force.
+    ensure!(uuids(&house.file())? == known, "volumes are others after a restart");
+    house.stop()
+}
+
+fn refuses(lab: &Lab, driver: Driver) -> Result<()> {
+    let house = started(lab, driver, "refuses")?;
+    let mut session = house.session(MAIN, "host", 0)?;
+    let wrong = house.text(&Change { main: "querty = 1", ..Change::default() });
+    let line = wrong.lines().position(|line| line.starts_with("querty")).context("it is there")? + 1;
+    house.write(&wrong)?;
+    house.reload(&format!("lunar.toml:{line}:1: target.main: there is no key 'querty'"))?;
+    undisturbed(&mut session)?;
+    // What is valid, and cannot be: nothing of it comes.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let more = format!("[portal.two]\naddress = \"{}\"\ngroup = \"p\"\n", taken.local_addr()?);
+    house.write(&(house.text(&Change { luns: "0 = \"disk\"", ..Change::default() }) + &more))?;
+    house.reload("nothing was changed")?;
+    undisturbed(&mut session)?;
+    ensure!(luns(&mut session)? == [0, 4], "something was changed");
+    house.stop()
+}
+
+fn maps(lab: &Lab, driver: Driver) -> Result<()> {
+    let house = started(lab, driver, "maps")?;
+    let (mut session, mut other) = (house.session(MAIN, "host", 0)?, house.session(OTHER, "few", 0)?);
+    let more = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n";
+    let change = Change { luns: "0 = \"disk\", 4 = \"memory\", 9 = \"third\"", more, ..Change::default() };
+    house.change(&change)?;
+    is_told(&mut session, INVENTORY)?;
+    ensure!(luns(&mut session)? == [0, 4, 9], "{:?}", luns(&mut session)?);
+    undisturbed(&mut session)?;
+    undisturbed(&mut other)?;
+    session.lun = 9;
+    is_told(&mut session, (UNIT_ATTENTION, 0x29, 0x00))?;
+    // The inventory has changed for the new one, too.
+    session.run(&TEST_UNIT_READY, Data::None)?;
+    session.write(3, vec![1; 512], 512)?;
+    house.change(&Change::default())?;
+    let gone = session.run(&TEST_UNIT_READY, Data::None)?;
+    ensure!(gone.sense() == NOT_SUPPORTED, "a LUN that went answers {:02x?}", gone.sense());
+    undisturbed(&mut other)?;
+    house.stop()
+}
+
+fn drains_a_lun(lab: &Lab, driver: Driver) -> Result<()> {
+    let house = started(lab, driver, "drains")?;
+    let mut session = house.session(MAIN, "host", 0)?;
+    // Enough that some are under way whenever the change comes.
+    let mut tags = Vec::new();
+    for count in 0..32 {
+        tags.push(session.start(&session::cdb::write(count * 128, 128), Data::Out(vec![7; 64 << 10]))?);
+        if count == 16 {
+            house.write(&house.text(&Change { luns: "4 = \"memory\"", ..Change::default() }))?;
+            house.target.as_ref().context("it runs")?.signal(Signal::HUP)?;
+        }
+    }
+    while !tags.is_empty() {
+        let done = session.next()?;
+        ensure!(done.status == GOOD || done.sense() == NOT_SUPPORTED, "a write ends with {:02x?}", done.sense());
+        tags.retain(|tag| *tag != done.tag);
+    }
+    until(|| house.said().contains("reloaded"))?;
+    house.stop()
+}
+
+fn grows(lab: &Lab, driver: Driver) -> Result<()> {
+    let house = started(lab, driver, "grows")?;
+    let (mut session, mut other) = (house.session(MAIN, "host", 0)?, house.session(OTHER, "few", 0)?);
+    let (blocks, block) = session.capacity()?;
+    house.change(&Change { size: "48M", ..Change::default() })?;
+    is_told(&mut session, CAPACITY)?;
+    let (more, _) = session.capacity()?;
+    ensure!((blocks, more) == (65536, 98304), "{blocks} blocks became {more}");
+    session.write(more - 1, vec![9; block], block)?;
+    undisturbed(&mut other)?;
+    house.write(&house.text(&Change { size: "16M", ..Change::default() }))?;
+    house.reload("nothing was changed")?;
+    ensure!(session.capacity()?.0 == more, "it shrank");
+    house.stop()
+}
+
+fn drains_a_target(lab: &Lab, driver: Driver) -> Result<()> {
+    let house = started(lab, driver, "leaves")?;
+    let (mut session, mut other) = (house.session(MAIN, "host", 0)?, house.session(OTHER, "few", 0)?);
+    let mut silent = house.session(MAIN, "silent", 0)?;
+    house.write(&house.text(&Change { main: "enabled = false", ..Change::default() }))?;
+    house.target.as_ref().context("it runs")?.signal(Signal::HUP)?;
+    for session in [&mut session, &mut silent] {
+        let told = session.link.expect(ANSWER_LIMIT)?;
+        ensure!(told.opcode() == op::ASYNC && told.head[36] == 1, "nobody is asked to log out");
+        session.exp_stat_sn = told.get(24).wrapping_add(1);
+    }
+    session.logout()?;
+    match silent.link.hear(LIMIT)? {
+        Heard::Closed => {}
+        other => bail!("who stays is told {other:?}"),
+    }
+    until(|| house.said().contains("reloaded"))?;
+    undisturbed(&mut other)?;
+    ensure!(Session::open(house.portal, &Login::to(MAIN, "host")).is_err(), "a target that is off lets somebody in");
+    house.change(&Change::default())?;
+    house.session(MAIN, "host", 0)?.logout()?;
+    house.stop()
+}
+
+fn moves(lab: &Lab, driver: Driver) -> Result<()> {
+    let house = started(lab, driver, "moves")?;
+    for (keys, status) in
+        [("moved-to = \"192.0.2.7\"", 0x0101_u16), ("moved-to = \"192.0.2.7:99\"\nmoved-for-good = true", 0x0102)]
+    {
+        house.change(&Change { main: keys, ..Change::default() })?;
+        let mut link = Link::open(house.portal)?;
+        link.send(&Login::to(MAIN, "host").request())?;
+        let response = link.expect(ANSWER_LIMIT)?;
+        let told = u16::from_be_bytes([response.head[36], response.head[37]]);
+        ensure!(response.opcode() == op::LOGIN_RESPONSE && told == status, "login status is {told:04x}h");
+        let keys = keys_of(&response.data);
+        let wanted = if status == 0x0101 { "192.0.2.7:3260" } else { "192.0.2.7:99" };
+        let address = keys.iter().find(|(key, _)| key == "TargetAddress").map(|(_, value)| value.as_str());
+        ensure!(address == Some(wanted), "it is told {keys:?}");
+    }
+    house.stop()
+}
+
+fn transits(lab: &Lab, driver: Driver) -> Result<()> {
+    let house = started(lab, driver, "transits")?;
+    let mut session = house.session(MAIN, "host", 0)?;
+    house.change(&Change { group: "alua-state = \"active-non-optimized\"", ..Change::default() })?;
+    is_told(&mut session, ACCESS)?;
+    let mut cdb = [0; 12];
+    (cdb[0], cdb[1], cdb[9]) = (0xa3, 0x0a, 0xff);
+    let done = session.run(&cdb, Data::In(255))?.good()?;
+    ensure!(done.data[4] & 0x0f == 1 && done.data[9] == 2, "the group is in state {:02x?}", &done.data[4..12]);
+    // A volume that comes later is in that state from its beginning.
+    let more = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n";
+    let luns = "0 = \"disk\", 9 = \"third\"";
+    house.change(&Change { group: "alua-state = \"active-non-optimized\"", luns, more, ..Change::default() })?;
+    let mut late = house.session(MAIN, "late", 9)?;
+    let done = late.run(&cdb, Data::In(255))?.good()?;
+    ensure!(done.data[4] & 0x0f == 1, "a new volume is in state {:02x?}", &done.data[4..12]);
+    house.stop()
+}
+
+fn expels(lab: &Lab, driver: Driver) -> Result<()> {
+    let house = started(lab, driver, "expels")?;
+    let (mut session, mut other) = (house.session(MAIN, "host", 0)?, house.session(OTHER, "few", 0)?);
+    house.write(&house.text(&Change::default()).replace("\"*:few*\"", "\"*:others\""))?;
+    house.reload("reloaded")?;
+    let mut heard = other.link.hear(LIMIT)?;
+    if let Heard::Pdu(told) = &heard {
+        ensure!(told.opcode() == op::ASYNC, "opcode {:02x}h", told.opcode());
+        heard = other.link.hear(LIMIT)?;
+    }
+    ensure!(matches!(heard, Heard::Closed), "who may no longer be there stays: {heard:?}");
+    undisturbed(&mut session)?;
+    // A portal that goes takes its sessions along, another stays.
+    let second = free_port()?;
+    let both = house.text(&Change::default()) + &format!("[portal.two]\naddress = \"{second}\"\ngroup = \"p\"\n");
+    house.write(&both)?;
+    house.reload("reloaded")?;
+    let mut by_second = Session::ready(second, &Login::to(MAIN, "second"), 0)?;
+    undisturbed(&mut session)?;
+    house.change(&Change::default())?;
+    while let Heard::Pdu(told) = by_second.link.hear(LIMIT)? {
+        ensure!(told.opcode() == op::ASYNC, "opcode {:02x}h", told.opcode());
+    }
+    undisturbed(&mut session)?;
+    house.stop()
+}
+
+/// What a start finds is one of the two versions, whole: the file, what is served, and who the volumes are.
+fn crashes(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
+    let mut house = started(lab, driver, "crashes")?;
+    let more = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n[volume.fourth]\nkind = \"null\"\nsize = \"1M\"\n";
+    let grown = Change { luns: "0 = \"disk\", 2 = \"third\", 3 = \"fourth\"", more, ..Change::default() };
+    let versions: [(Change, &[u8]); 2] = [(Change::default(), &[0, 4]), (grown, &[0, 2, 3])];
+    let mut seed = lab.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut known: Option<Vec<String>> = None;
+    for round in 0..rounds {
+        let (change, wanted) = &versions[(round as usize + 1) % 2];
+        house.write(&house.text(change))?;
+        let target = house.target.take().context("it runs")?;
+        target.signal(Signal::HUP)?;
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        std::thread::sleep(Duration::from_micros(seed % 30_000));
+        target.kill()?;
+        let text = std::fs::read_to_string(house.file())?;
+        let plain: String =
+            text.lines().filter(|line| !line.starts_with("uuid")).map(|line| format!("{line}\n")).collect();
+        ensure!(plain == house.text(change), "round {round}: the file is neither version:\n{text}");
+        house.start(lab).with_context(|| format!("round {round}"))?;
+        let mut session = house.session_after_kill().with_context(|| format!("round {round}"))?;
+        let seen = luns(&mut session)?;
+        ensure!(seen == *wanted, "round {round}: it serves {seen:?}, not {wanted:?}");
+        session.logout()?;
+        if wanted.len() == 2 {
+            let own = uuids(&house.file())?;
+            ensure!(*known.get_or_insert_with(|| own.clone()) == own, "round {round}: volumes are others now");
+        }
+        let history = std::fs::read_dir(house.folder.join("state/history"))?;
+        let halves = history.flatten().filter(|entry| entry.file_name().to_string_lossy().ends_with(".new")).count();
+        ensure!(halves == 0, "round {round}: half of a version is left");
+    }
+    house.stop()
+}

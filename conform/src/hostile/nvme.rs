@@ -1,0 +1,587 @@
+//! NVMe/TCP hosts that break the rules. After each: the target lives, its memory is bounded, a host that keeps the
+//! rules and an initiator go on with their data, and a new host gets its controller.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::net::sockopt::set_socket_recv_buffer_size;
+
+use super::{CORES, DATA_MIB, Gauge, PATIENCE, SILENCE};
+use crate::nvme::{
+    Conn, Connect, Entry, Heard, Host, INLINE, LAST, Sound, TRANSPORT, capsule, h2c_data, ic_req, kind, pdu,
+};
+use crate::pdu::Digests;
+use crate::target::{Driver, Lab, Spec, Subject, Target, free_port};
+use crate::witness::{Random, Witness, pattern};
+
+/// Name of the subsystem.
+const NQN: &str = "nqn.2026-01.io.lunar:hostile";
+/// The namespace of all that is hostile; the hosts that keep the rules have the other.
+const THEIRS: u32 = 2;
+const OURS: u32 = 1;
+/// Where the host that keeps the rules writes: behind the initiator's region.
+const LBA: u64 = (48 << 20) / 512;
+const NONE: Digests = Digests { header: false, data: false };
+const BOTH: Digests = Digests { header: true, data: true };
+
+/// Fatal error statuses.
+mod fatal {
+    pub(super) const HEADER: u16 = 1;
+    pub(super) const SEQUENCE: u16 = 2;
+    pub(super) const DIGEST: u16 = 3;
+    pub(super) const RANGE: u16 = 4;
+    pub(super) const LIMIT: u16 = 5;
+    pub(super) const UNSUPPORTED: u16 = 6;
+}
+/// Statuses of completions.
+mod status {
+    pub(super) const OPCODE: u16 = 0x001;
+    pub(super) const SEQUENCE: u16 = 0x00c;
+    pub(super) const TRANSPORT: u16 = 0x022;
+    pub(super) const PARAMETERS: u16 = 0x182;
+}
+
+struct Ground {
+    portal: SocketAddr,
+    random: Random,
+}
+
+type Case = (&'static str, fn(&mut Ground) -> Result<()>);
+
+const CASES: [Case; 20] = [
+    ("first is not ICReq", first_is_not_ic_req),
+    ("ICReq with what cannot be, and twice", odd_ic_req),
+    ("PDUs of types that no host sends", unknown_types),
+    ("lengths that do not add up", wrong_lengths),
+    ("commands before Connect", before_connect),
+    ("Connect with what cannot be", odd_connects),
+    ("H2CData that nobody asked for", early_data),
+    ("H2CData at another place, too long, or not the last", displaced_data),
+    ("a wrong header digest", header_digest),
+    ("wrong digests of data, with a command and asked for", data_digests),
+    ("all operation codes, on both queues", all_opcodes),
+    ("all ways to describe data", all_descriptors),
+    ("more commands than the queue has entries", beyond_entries),
+    ("one identifier for two commands", same_identifier),
+    ("a host that stops reading", reads_untaken),
+    ("a host that sends and never reads", answers_untaken),
+    ("writes whose data never comes", writes_without_data),
+    ("half of a capsule, and gone", half_capsules),
+    ("Connect again and again", connect_flood),
+    ("anything at all, behind Connect", garbage),
+];
+
+/// Runs all of them.
+pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
+    if let Subject::Outside(_) = lab.subject {
+        return Ok(());
+    }
+    let part = format!("hostile-nvme/{}", driver.name());
+    let portal = free_port()?;
+    let (memory, cores, at) = (DATA_MIB.to_string(), CORES.to_string(), portal.to_string());
+    let flags = ["--memory", &memory, "--cores", &cores, "--nvme", &at, "--nqn", NQN];
+    let spec = Spec::new(driver, [lab.image("hostile-nvme.img", 64)?, "ram:64M".to_owned()])?.flags(&flags);
+    let mut target = Target::start(lab, &spec)?;
+    let witness = Witness::start(target.portal, &target.name, target.lun, lab.seed)?;
+    let gauge = Gauge::start(target.pid());
+    let mut bystander = Host::open(portal, NQN, "nqn.2026-01.io.lunar:bystander", BOTH)?;
+    for (round, (name, case)) in (0..).zip(&CASES) {
+        let good = lab.report.check(&part, name, || {
+            let outcome = case(&mut Ground { portal, random: Random::new(lab.seed) });
+            target.healthy()?;
+            outcome?;
+            gauge.bounded()?;
+            witness.goes_on()?;
+            keeps_its_data(&mut bystander, round).context("the host that keeps the rules")?;
+            let mut newcomer = Host::open(portal, NQN, "nqn.2026-01.io.lunar:newcomer", NONE)?;
+            newcomer.read(OURS, 0, 8).map(drop)
+        });
+        if !good && target.healthy().is_err() {
+            bail!("no target is left");
+        }
+    }
+    lab.report.check(&part, "nothing acknowledged is lost", || witness.finish().map(drop));
+    lab.report.check(&part, "target drains", || target.stop());
+    Ok(())
+}
+
+/// Writes and reads, small with their data and large asked for.
+fn keeps_its_data(host: &mut Host, round: u64) -> Result<()> {
+    for len in [4096, 65536] {
+        let data = pattern(LBA, round + 1, len);
+        host.write(OURS, LBA, &data)?;
+        let read = host.read(OURS, LBA, u32::try_from(len / 512)?)?;
+        ensure!(read == data, "other data than was written, in round {round}");
+    }
+    Ok(())
+}
+
+impl Ground {
+    fn conn(&self) -> Result<Conn> {
+        Conn::open(self.portal)
+    }
+
+    fn ready(&self) -> Result<Conn> {
+        Conn::ready(self.portal, NONE)
+    }
+
+    fn host(&self, digests: Digests) -> Result<Host> {
+        Host::open(self.portal, NQN, "nqn.2026-01.io.lunar:attacker", digests)
+    }
+
+    fn connect(&self) -> Connect<'static> {
+        let host = "nqn.2026-01.io.lunar:attacker";
+        Connect { queue: 0, entries: 32, controller: 0xffff, keep_alive: 0, subsystem: NQN, host }
+    }
+
+    /// What comes back to these bytes on a new connection.
+    fn first(&self, bytes: &[u8]) -> Result<u16> {
+        let mut conn = self.conn()?;
+        conn.send(bytes)?;
+        told(&mut conn)
+    }
+}
+
+/// The fatal error status that the host is told, behind which the connection ends.
+fn told(conn: &mut Conn) -> Result<u16> {
+    let request = loop {
+        let heard = conn.expect()?;
+        // Answers to what was right come first.
+        if heard.kind() == kind::C2H_TERM {
+            break heard;
+        }
+    };
+    match conn.hear(PATIENCE)? {
+        Sound::Closed => Ok(request.short(8)),
+        other => bail!("a termination request, and then {other:?}"),
+    }
+}
+
+fn is_told(conn: &mut Conn, wanted: u16) -> Result<()> {
+    let found = told(conn)?;
+    ensure!(found == wanted, "fatal error status {found}, {wanted} is right");
+    Ok(())
+}
+
+fn first_is_not_ic_req(ground: &mut Ground) -> Result<()> {
+    let early = capsule(&ground.connect().entry(1), &ground.connect().data(), NONE);
+    ensure!(ground.first(&early)? == fatal::SEQUENCE, "a capsule first");
+    ensure!(ground.first(&h2c_data(0, 0, 0, &[1; 512], LAST, NONE))? == fatal::SEQUENCE, "H2CData first");
+    ensure!(ground.first(b"GET / HTTP/1.1\r\n\r\n")? == fatal::HEADER, "another protocol");
+    Ok(())
+}
+
+fn odd_ic_req(ground: &mut Ground) -> Result<()> {
+    let with = |at: usize, value: u8| {
+        let mut bytes = ic_req(NONE);
+        bytes[at] = value;
+        bytes
+    };
+    for (bytes, wanted) in [
+        (with(8, 1), fatal::UNSUPPORTED),
+        (with(10, 32), fatal::HEADER),
+        (with(11, 4), fatal::HEADER),
+        (with(2, 24), fatal::HEADER),
+        (with(4, 132), fatal::HEADER),
+        (with(5, 1), fatal::HEADER),
+    ] {
+        let found = ground.first(&bytes)?;
+        ensure!(found == wanted, "{:02x?}: {found}, {wanted} is right", &bytes[..12]);
+    }
+    let mut twice = ground.ready()?;
+    twice.send(&ic_req(NONE))?;
+    is_told(&mut twice, fatal::SEQUENCE)
+}
+
+fn unknown_types(ground: &mut Ground) -> Result<()> {
+    for code in [kind::IC_RESP, kind::C2H_TERM, kind::RESPONSE, kind::C2H_DATA, 0x08, kind::R2T, 0x0a, 0x80, 0xff] {
+        let mut host = ground.host(NONE)?;
+        let mut header = vec![0; 24];
+        header[0] = code;
+        host.io.send(&pdu(&header, &[], NONE))?;
+        is_told(&mut host.io, fatal::HEADER).with_context(|| format!("type {code:02x}h"))?;
+    }
+    // Whoever says that the controller is to blame is believed.
+    let mut host = ground.host(NONE)?;
+    let mut header = vec![0; 24];
+    (header[0], header[8]) = (kind::H2C_TERM, 1);
+    host.io.send(&pdu(&header, &[7; 72], NONE))?;
+    match host.io.hear(PATIENCE)? {
+        Sound::Closed => Ok(()),
+        other => bail!("a host gives up, and hears {other:?}"),
+    }
+}
+
+fn wrong_lengths(ground: &mut Ground) -> Result<()> {
+    let read = Entry::new(2, 9, THEIRS).blocks(0, 1).moves(TRANSPORT, 512);
+    let good = capsule(&read, &[], NONE);
+    for (at, values) in [(2, &[0, 8, 24, 71, 73, 255][..]), (3, &[4, 200]), (4, &[0, 7, 71, 73])] {
+        for value in values {
+            let mut bytes = good.clone();
+            bytes[at] = *value;
+            // Where data begins is of no interest without any.
+            if at == 3 {
+                bytes[4] = 80;
+                bytes.extend([0; 8]);
+            }
+            let mut host = ground.host(NONE)?;
+            host.io.send(&bytes)?;
+            is_told(&mut host.io, fatal::HEADER).with_context(|| format!("byte {at} is {value}"))?;
+        }
+    }
+    for len in [0x10_0000_u32, 0x7fff_ffff, 0xffff_ffff] {
+        let mut bytes = good.clone();
+        bytes[3] = 72;
+        bytes[4..8].copy_from_slice(&len.to_le_bytes());
+        let mut host = ground.host(NONE)?;
+        host.io.send(&bytes)?;
+        is_told(&mut host.io, fatal::HEADER).with_context(|| format!("{len} bytes"))?;
+    }
+    Ok(())
+}
+
+fn before_connect(ground: &mut Ground) -> Result<()> {
+    for entry in [
+        Entry::new(2, 1, THEIRS).blocks(0, 1).moves(TRANSPORT, 512),
+        Entry::fabrics(4, 1),
+        Entry::fabrics(0, 1).word(44, 0x14).word(48, 0x46_0001),
+        Entry::fabrics(5, 1).moves(INLINE, 16),
+        Entry::new(6, 1, 0).word(40, 1).moves(TRANSPORT, 4096),
+    ] {
+        let mut conn = ground.ready()?;
+        let found = conn.call(&entry, &[0; 16])?.status;
+        ensure!(found == status::SEQUENCE, "{:02x?}: status {found:03x}h", &entry.0[..8]);
+        ground.connect().on(&mut conn)?.good().context("the connection is good for Connect, still")?;
+    }
+    let mut conn = ground.ready()?;
+    conn.send(&h2c_data(1, 0, 0, &[1; 64], LAST, NONE))?;
+    is_told(&mut conn, fatal::SEQUENCE)
+}
+
+fn odd_connects(ground: &mut Ground) -> Result<()> {
+    let good = ground.connect();
+    for (what, connect) in [
+        ("another subsystem", Connect { subsystem: "nqn.2026-01.io.lunar:other", ..good.clone() }),
+        ("no subsystem", Connect { subsystem: "", ..good.clone() }),
+        ("one entry", Connect { entries: 1, ..good.clone() }),
+        ("too many entries", Connect { entries: 0, ..good.clone() }),
+        ("a controller of its own choice", Connect { controller: 7, ..good.clone() }),
+        ("a queue of nobody's controller", Connect { queue: 1, entries: 32, controller: 0xfff0, ..good.clone() }),
+    ] {
+        let mut conn = ground.ready()?;
+        let found = connect.on(&mut conn)?.status;
+        ensure!(found == status::PARAMETERS, "{what}: status {found:03x}h");
+    }
+    // Names without an end, and data that is too short or too long.
+    for (at, byte, len) in [(256, b'n', 1024), (512, b'n', 1024), (0, 0, 512), (0, 0, 1028)] {
+        let mut conn = ground.ready()?;
+        let mut data = good.data();
+        if byte > 0 {
+            data[at..at + 256].fill(byte);
+        }
+        data.resize(len, 0);
+        let entry = good.entry(conn.cid()).moves(INLINE, len as u32);
+        let done = conn.call(&entry, &data)?;
+        ensure!(done.status != 0, "field {at}, {len} bytes: a controller is made");
+    }
+    let mut host = ground.host(NONE)?;
+    let theirs = Connect { queue: 1, entries: 32, controller: host.controller, ..good.clone() };
+    let mut again = ground.ready()?;
+    ensure!(theirs.on(&mut again)?.status == status::SEQUENCE, "a queue twice");
+    let mut other = ground.ready()?;
+    let stolen = Connect { host: "nqn.2026-01.io.lunar:thief", queue: 2, ..theirs };
+    ensure!(stolen.on(&mut other)?.status != 0, "a queue of somebody else's controller");
+    host.read(THEIRS, 0, 1).map(drop)
+}
+
+/// A write that waits for its data; what the R2T asks for.
+fn asked(host: &mut Host, len: u32) -> Result<(u16, Heard)> {
+    let cid = host.io.cid();
+    let entry = Entry::new(1, cid, THEIRS).blocks(0, len / 512).moves(TRANSPORT, len);
+    let bytes = capsule(&entry, &[], host.io.digests);
+    host.io.send(&bytes)?;
+    let r2t = host.io.expect()?;
+    ensure!(r2t.kind() == kind::R2T && r2t.short(8) == cid, "no R2T: {:02x?}", r2t.head);
+    Ok((cid, r2t))
+}
+
+fn early_data(ground: &mut Ground) -> Result<()> {
+    // For nothing at all, for a read, and for a write that brought its data.
+    let mut host = ground.host(NONE)?;
+    host.io.send(&h2c_data(77, 0, 0, &[1; 512], LAST, NONE))?;
+    is_told(&mut host.io, fatal::HEADER)?;
+    for entry in [
+        Entry::new(2, 5, THEIRS).blocks(0, 2048).moves(TRANSPORT, 1 << 20),
+        Entry::new(1, 5, THEIRS).blocks(0, 8).moves(INLINE, 4096),
+        Entry::new(1, 5, THEIRS).blocks(0, 2048).moves(TRANSPORT, 1 << 20),
+    ] {
+        let mut host = ground.host(NONE)?;
+        let inline = if entry.0[39] == INLINE { vec![3; 4096] } else { Vec::new() };
+        let mut bytes = capsule(&entry, &inline, NONE);
+        // In one send: it comes before any R2T can have been heard of.
+        bytes.extend(h2c_data(5, 0x4242, 0, &[1; 4096], 0, NONE));
+        host.io.send(&bytes)?;
+        is_told(&mut host.io, fatal::HEADER).with_context(|| format!("{:02x?}", &entry.0[..2]))?;
+    }
+    Ok(())
+}
+
+fn displaced_data(ground: &mut Ground) -> Result<()> {
+    const LEN: u32 = 65536;
+    type Wrong = fn(u16, u16) -> Vec<u8>;
+    let cases: [(&str, u16, Wrong); 7] = [
+        ("another tag", fatal::HEADER, |cid, tag| h2c_data(cid, tag ^ 1, 0, &[1; 512], 0, NONE)),
+        ("behind its place", fatal::RANGE, |cid, tag| h2c_data(cid, tag, 512, &[1; 512], 0, NONE)),
+        ("at the end of all", fatal::RANGE, |cid, tag| h2c_data(cid, tag, 0xffff_fe00, &[1; 512], 0, NONE)),
+        ("more than was asked for", fatal::RANGE, |cid, tag| h2c_data(cid, tag, 0, &[1; 65536 + 512], LAST, NONE)),
+        ("last, and it is not", fatal::HEADER, |cid, tag| h2c_data(cid, tag, 0, &[1; 512], LAST, NONE)),
+        ("not last, and it is", fatal::HEADER, |cid, tag| h2c_data(cid, tag, 0, &[1; 65536], 0, NONE)),
+        ("more than MAXH2CDATA", fatal::LIMIT, |cid, tag| h2c_data(cid, tag, 0, &vec![1; 1 << 20], LAST, NONE)),
+    ];
+    for (what, wanted, wrong) in cases {
+        let mut host = ground.host(NONE)?;
+        let (cid, r2t) = asked(&mut host, LEN)?;
+        // The controller may have closed before all of it is sent.
+        let _ = host.io.send(&wrong(cid, r2t.short(10)));
+        is_told(&mut host.io, wanted).context(what)?;
+    }
+    // A length that is another than the data's.
+    let mut host = ground.host(NONE)?;
+    let (cid, r2t) = asked(&mut host, LEN)?;
+    let mut bytes = h2c_data(cid, r2t.short(10), 0, &[1; 512], 0, NONE);
+    bytes[16] = 4;
+    host.io.send(&bytes)?;
+    is_told(&mut host.io, fatal::HEADER)
+}
+
+fn header_digest(ground: &mut Ground) -> Result<()> {
+    for at in [20, 73] {
+        let mut host = ground.host(BOTH)?;
+        let entry = Entry::new(2, 9, THEIRS).blocks(0, 1).moves(TRANSPORT, 512);
+        let mut bytes = capsule(&entry, &[], BOTH);
+        bytes[at] ^= 0x10;
+        host.io.send(&bytes)?;
+        is_told(&mut host.io, fatal::DIGEST)?;
+    }
+    // A digest that was agreed, and is not there.
+    let mut host = ground.host(BOTH)?;
+    host.io.send(&capsule(&Entry::new(0, 9, THEIRS), &[], NONE))?;
+    is_told(&mut host.io, fatal::HEADER)
+}
+
+fn data_digests(ground: &mut Ground) -> Result<()> {
+    let mut host = ground.host(BOTH)?;
+    host.write(THEIRS, 0, &[0xb0; 4096])?;
+    let cid = host.io.cid();
+    let entry = Entry::new(1, cid, THEIRS).blocks(0, 8).moves(INLINE, 4096);
+    let mut bytes = capsule(&entry, &[0x66; 4096], BOTH);
+    bytes[100] ^= 1;
+    host.io.send(&bytes)?;
+    let found = host.io.finish(cid, &[])?.status;
+    ensure!(found == status::TRANSPORT, "with the command: status {found:03x}h");
+    let (cid, r2t) = asked(&mut host, 4096)?;
+    let mut bytes = h2c_data(cid, r2t.short(10), 0, &[0x66; 4096], LAST, BOTH);
+    bytes[100] ^= 1;
+    host.io.send(&bytes)?;
+    let found = host.io.finish(cid, &[])?.status;
+    ensure!(found == status::TRANSPORT, "asked for: status {found:03x}h");
+    ensure!(host.read(THEIRS, 0, 8)? == [0xb0; 4096], "damaged data is on the disk");
+    Ok(())
+}
+
+fn all_opcodes(ground: &mut Ground) -> Result<()> {
+    /// Those that the standard has, and that have their own answers.
+    const ADMIN: [u8; 9] = [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18, 0x80, 0x7f];
+    const IO: [u8; 14] = [0, 1, 2, 5, 8, 9, 0x0c, 0x0d, 0x0e, 0x11, 0x15, 0x19, 0x7f, 0x04];
+    let mut host = ground.host(NONE)?;
+    let mut unknown = 0;
+    for opcode in 0..=255_u8 {
+        for (conn, known) in [(&mut host.admin, &ADMIN[..]), (&mut host.io, &IO[..])] {
+            if known.contains(&opcode) {
+                continue;
+            }
+            let entry = Entry::new(opcode, conn.cid(), THEIRS);
+            let done = conn.call(&entry, &[]).with_context(|| format!("opcode {opcode:02x}h"))?;
+            ensure!(done.status != 0 || opcode < 0xc0 && known == ADMIN, "opcode {opcode:02x}h ended well");
+            unknown += usize::from(done.status == status::OPCODE);
+        }
+    }
+    ensure!(unknown > 400, "only {unknown} codes were told to be unknown");
+    for kind in (0..=255_u8).filter(|kind| ![0, 1, 4, 5, 6, 8].contains(kind)) {
+        let entry = Entry::fabrics(kind, host.admin.cid());
+        let found = host.admin.call(&entry, &[])?.status;
+        ensure!(found == status::OPCODE, "Fabrics type {kind:02x}h: status {found:03x}h");
+    }
+    Ok(())
+}
+
+fn all_descriptors(ground: &mut Ground) -> Result<()> {
+    let mut host = ground.host(NONE)?;
+    for how in (0..=255_u8).filter(|how| *how != TRANSPORT) {
+        let entry = Entry::new(2, host.io.cid(), THEIRS).blocks(0, 1).moves(how, 512);
+        let found = host.io.call(&entry, &[])?.status;
+        ensure!(found != 0, "a read into a descriptor of type {how:02x}h");
+    }
+    for (address, len, data) in [(0, 512, 0), (0, 1024, 512), (512, 512, 512), (u64::MAX, 512, 512), (1, 512, 512)] {
+        let mut entry = Entry::new(1, host.io.cid(), THEIRS).blocks(0, 1).moves(INLINE, len);
+        entry.0[24..32].copy_from_slice(&address.to_le_bytes());
+        let found = host.io.call(&entry, &vec![1; data])?.status;
+        ensure!(found != 0, "a write from {address} of {data} bytes, {len} long");
+    }
+    // Lists of pages, and lengths that are not those of the command.
+    for entry in [
+        Entry::new(2, 1000, THEIRS).blocks(0, 1).moves(TRANSPORT, 512).byte(1, 0),
+        Entry::new(2, 1000, THEIRS).blocks(0, 2).moves(TRANSPORT, 512),
+        Entry::new(1, 1000, THEIRS).blocks(0, 2).moves(TRANSPORT, 512),
+        Entry::new(2, 1000, THEIRS).blocks(0, 65536).moves(TRANSPORT, 1 << 25),
+        Entry::new(2, 1000, THEIRS).blocks(u64::MAX, 1).moves(TRANSPORT, 512),
+        Entry::new(2, 1000, 0xffff_ffff).blocks(0, 1).moves(TRANSPORT, 512),
+        Entry::new(2, 1000, 77).blocks(0, 1).moves(TRANSPORT, 512),
+    ] {
+        let found = host.io.call(&entry, &[])?.status;
+        ensure!(found != 0, "{:02x?}", entry.0);
+    }
+    host.read(THEIRS, 0, 1).map(drop)
+}
+
+fn beyond_entries(ground: &mut Ground) -> Result<()> {
+    let mut host = ground.host(NONE)?;
+    // Those that wait for their data are under way until it comes.
+    for cid in 0..129 {
+        let entry = Entry::new(1, cid, THEIRS).blocks(0, 16).moves(TRANSPORT, 8192);
+        if host.io.send(&capsule(&entry, &[], NONE)).is_err() {
+            break;
+        }
+    }
+    is_told(&mut host.io, fatal::SEQUENCE)
+}
+
+fn same_identifier(ground: &mut Ground) -> Result<()> {
+    const CONFLICT: u16 = 0x003;
+    let mut host = ground.host(NONE)?;
+    let (cid, r2t) = asked(&mut host, 8192)?;
+    let again = Entry::new(2, cid, THEIRS).blocks(0, 1).moves(TRANSPORT, 512);
+    let found = host.io.call(&again, &[])?.status;
+    ensure!(found == CONFLICT, "status {found:03x}h");
+    host.io.send(&h2c_data(cid, r2t.short(10), 0, &[5; 8192], LAST, NONE))?;
+    host.io.finish(cid, &[])?.good().map(drop)
+}
+
+fn reads_untaken(ground: &mut Ground) -> Result<()> {
+    let mut hosts = Vec::new();
+    for _ in 0..8 {
+        let mut host = ground.host(NONE)?;
+        for cid in 0..127 {
+            let entry = Entry::new(2, cid, THEIRS).blocks(0, 2048).moves(TRANSPORT, 1 << 20);
+            host.io.send(&capsule(&entry, &[], NONE))?;
+        }
+        hosts.push(host);
+    }
+    // Time for the target to read all it may into memory.
+    std::thread::sleep(Duration::from_secs(2));
+    // A slow reader gets all of it, in time.
+    let mut slow = ground.host(NONE)?;
+    set_socket_recv_buffer_size(&slow.io.stream, 128 << 10)?;
+    let before = Instant::now();
+    for _ in 0..16 {
+        slow.read(THEIRS, 0, 2048)?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    ensure!(before.elapsed() < PATIENCE, "16 MiB take {:.1} s", before.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn answers_untaken(ground: &mut Ground) -> Result<()> {
+    let mut host = ground.host(NONE)?;
+    host.admin.stream.set_write_timeout(Some(Duration::from_millis(500)))?;
+    let unknown = capsule(&Entry::new(0xfe, 1, 0), &[], NONE).repeat(128);
+    for _ in 0..(1 << 30) / unknown.len() {
+        if host.admin.send(&unknown).is_err() {
+            return Ok(());
+        }
+    }
+    bail!("a gigabyte of commands was taken, though nobody reads their ends")
+}
+
+fn writes_without_data(ground: &mut Ground) -> Result<()> {
+    let mut hosts = Vec::new();
+    for _ in 0..32 {
+        let mut host = ground.host(NONE)?;
+        for cid in 0..127 {
+            let entry = Entry::new(1, cid, THEIRS).blocks(0, 2048).moves(TRANSPORT, 1 << 20);
+            host.io.send(&capsule(&entry, &[], NONE))?;
+        }
+        hosts.push(host);
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    Ok(())
+}
+
+fn half_capsules(ground: &mut Ground) -> Result<()> {
+    let entry = Entry::new(1, 3, THEIRS).blocks(0, 16).moves(INLINE, 8192);
+    let whole = capsule(&entry, &[7; 8192], BOTH);
+    let mut held = Vec::new();
+    for cut in [1, 7, 8, 40, 72, 75, 76, 77, 4000, whole.len() - 5, whole.len() - 1] {
+        let mut host = ground.host(BOTH)?;
+        host.io.send(&whole[..cut])?;
+        match host.io.hear(SILENCE)? {
+            Sound::Silence => held.push(host),
+            other => bail!("{cut} bytes of a capsule: {other:?}"),
+        }
+    }
+    Ok(())
+}
+
+/// Controllers go with their connections: as many as you like, one after the other and many at once.
+fn connect_flood(ground: &mut Ground) -> Result<()> {
+    const AT_ONCE: usize = 200;
+    let data = ground.connect().data();
+    let asking = [ic_req(NONE), capsule(&ground.connect().entry(1), &data, NONE)].concat();
+    // Without waiting for an answer.
+    for _ in 0..2000 {
+        ground.conn()?.send(&asking)?;
+    }
+    let mut held = Vec::new();
+    for _ in 0..AT_ONCE {
+        let mut conn = ground.ready()?;
+        if ground.connect().on(&mut conn)?.status == 0 {
+            held.push(conn);
+        }
+    }
+    ensure!(held.len() == AT_ONCE, "{} of {AT_ONCE} controllers", held.len());
+    // Connections that ask for nothing, and refused ones that ask again.
+    let idle: Vec<Conn> = (0..500).map(|_| ground.conn()).collect::<Result<_>>()?;
+    let mut refused = ground.ready()?;
+    for _ in 0..1000 {
+        let wrong = Connect { subsystem: "nqn.2026-01.io.lunar:other", ..ground.connect() };
+        ensure!(wrong.on(&mut refused)?.status == status::PARAMETERS, "another answer than before");
+    }
+    drop(idle);
+    Ok(())
+}
+
+fn garbage(ground: &mut Ground) -> Result<()> {
+    for round in 0..200_u64 {
+        let mut host = ground.host(if round % 2 == 0 { NONE } else { BOTH })?;
+        let mut bytes = Vec::new();
+        for _ in 0..1 + ground.random.below(4) {
+            let count = 1 + ground.random.below(300) as usize;
+            let mut entry = Entry([0; 64]);
+            entry.0.copy_from_slice(&ground.random.bytes(64));
+            match ground.random.below(3) {
+                0 => bytes.extend(ground.random.bytes(count)),
+                1 => bytes.extend(capsule(&entry, &ground.random.bytes(count), host.io.digests)),
+                _ => {
+                    let data = ground.random.bytes(count);
+                    bytes.extend(h2c_data(ground.random.byte().into(), 1, 0, &data, LAST, host.io.digests));
+                }
+            }
+        }
+        let conn = if ground.random.below(2) == 0 { &mut host.io } else { &mut host.admin };
+        // It may be closed before all is sent.
+        let _ = conn.send(&bytes);
+        let _ = conn.hear(Duration::from_millis(2));
+    }
+    Ok(())
+}

@@ -1,0 +1,398 @@
+//! NVMe/TCP as a host speaks it: as much as it takes to keep the rules, and to break each of them.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::pdu::Digests;
+
+/// PDU types.
+pub(crate) mod kind {
+    pub(crate) const IC_REQ: u8 = 0x00;
+    pub(crate) const IC_RESP: u8 = 0x01;
+    pub(crate) const H2C_TERM: u8 = 0x02;
+    pub(crate) const C2H_TERM: u8 = 0x03;
+    pub(crate) const CAPSULE: u8 = 0x04;
+    pub(crate) const RESPONSE: u8 = 0x05;
+    pub(crate) const H2C_DATA: u8 = 0x06;
+    pub(crate) const C2H_DATA: u8 = 0x07;
+    pub(crate) const R2T: u8 = 0x09;
+}
+/// Flags of H2CData and C2HData.
+pub(crate) const LAST: u8 = 0x04;
+const SUCCESS: u8 = 0x08;
+/// How data is described: at an offset of the capsule, or by the transport.
+pub(crate) const INLINE: u8 = 0x01;
+pub(crate) const TRANSPORT: u8 = 0x5a;
+/// Where a host's own time-out lies.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// No PDU of a target is longer.
+const LONGEST: usize = 8 << 20;
+
+/// A submission queue entry.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry(pub [u8; 64]);
+
+impl Entry {
+    pub(crate) fn new(opcode: u8, cid: u16, namespace: u32) -> Self {
+        let mut bytes = [0; 64];
+        (bytes[0], bytes[1]) = (opcode, 0x40);
+        bytes[2..4].copy_from_slice(&cid.to_le_bytes());
+        bytes[4..8].copy_from_slice(&namespace.to_le_bytes());
+        bytes[39] = TRANSPORT;
+        Self(bytes)
+    }
+
+    /// A Fabrics command.
+    pub(crate) fn fabrics(kind: u8, cid: u16) -> Self {
+        Self::new(0x7f, cid, kind.into())
+    }
+
+    pub(crate) fn word(mut self, at: usize, value: u32) -> Self {
+        self.0[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        self
+    }
+
+    pub(crate) fn byte(mut self, at: usize, value: u8) -> Self {
+        self.0[at] = value;
+        self
+    }
+
+    /// Its data: how it is described, and how long it is.
+    pub(crate) fn moves(self, how: u8, len: u32) -> Self {
+        self.byte(39, how).word(32, len)
+    }
+
+    /// Blocks of 512 bytes.
+    pub(crate) fn blocks(self, lba: u64, count: u32) -> Self {
+        self.word(40, lba as u32).word(44, (lba >> 32) as u32).word(48, count - 1)
+    }
+
+    pub(crate) fn cid(&self) -> u16 {
+        u16::from_le_bytes([self.0[2], self.0[3]])
+    }
+}
+
+/// A PDU: header and data, as sent.
+pub(crate) fn pdu(header: &[u8], data: &[u8], digests: Digests) -> Vec<u8> {
+    let head = header.len() + if digests.header { 4 } else { 0 };
+    let trailer = if digests.data && !data.is_empty() { 4 } else { 0 };
+    let mut bytes = header.to_vec();
+    bytes[1] |= u8::from(digests.header) | if trailer > 0 { 2 } else { 0 };
+    bytes[2] = header.len() as u8;
+    bytes[3] = if data.is_empty() { 0 } else { head as u8 };
+    bytes[4..8].copy_from_slice(&((head + data.len() + trailer) as u32).to_le_bytes());
+    if digests.header {
+        let sum = crc32c::crc32c(&bytes).to_le_bytes();
+        bytes.extend(sum);
+    }
+    bytes.extend_from_slice(data);
+    if trailer > 0 {
+        bytes.extend(crc32c::crc32c(data).to_le_bytes());
+    }
+    bytes
+}
+
+pub(crate) fn ic_req(digests: Digests) -> Vec<u8> {
+    let mut bytes = vec![0; 128];
+    (bytes[0], bytes[2], bytes[4]) = (kind::IC_REQ, 128, 128);
+    bytes[11] = u8::from(digests.header) | if digests.data { 2 } else { 0 };
+    bytes
+}
+
+pub(crate) fn capsule(entry: &Entry, data: &[u8], digests: Digests) -> Vec<u8> {
+    let mut header = vec![0; 72];
+    header[0] = kind::CAPSULE;
+    header[8..].copy_from_slice(&entry.0);
+    pdu(&header, data, digests)
+}
+
+/// An H2CData PDU; `data_len` is what its header says.
+pub(crate) fn h2c_data(cid: u16, tag: u16, offset: u32, data: &[u8], flags: u8, digests: Digests) -> Vec<u8> {
+    let mut header = vec![0; 24];
+    (header[0], header[1]) = (kind::H2C_DATA, flags);
+    header[8..10].copy_from_slice(&cid.to_le_bytes());
+    header[10..12].copy_from_slice(&tag.to_le_bytes());
+    header[12..16].copy_from_slice(&offset.to_le_bytes());
+    header[16..20].copy_from_slice(&(data.len() as u32).to_le_bytes());
+    pdu(&header, data, digests)
+}
+
+/// What a controller sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Heard {
+    pub head: Vec<u8>,
+    pub data: Vec<u8>,
+}
+
+impl Heard {
+    pub(crate) fn kind(&self) -> u8 {
+        self.head[0]
+    }
+
+    pub(crate) fn short(&self, at: usize) -> u16 {
+        u16::from_le_bytes([self.head[at], self.head[at + 1]])
+    }
+
+    pub(crate) fn word(&self, at: usize) -> u32 {
+        u32::from(self.short(at + 2)) << 16 | u32::from(self.short(at))
+    }
+}
+
+/// How a command ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Done {
+    pub status: u16,
+    pub result: u32,
+    pub data: Vec<u8>,
+}
+
+impl Done {
+    pub(crate) fn good(self) -> Result<Self> {
+        ensure!(self.status == 0, "a command ended with status {:03x}h", self.status);
+        Ok(self)
+    }
+}
+
+/// What came of listening.
+#[derive(Debug)]
+pub(crate) enum Sound {
+    Pdu(Heard),
+    Closed,
+    Silence,
+}
+
+/// A connection.
+pub(crate) struct Conn {
+    pub stream: TcpStream,
+    pub digests: Digests,
+    pending: Vec<u8>,
+    next_cid: u16,
+}
+
+impl Conn {
+    pub(crate) fn open(portal: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect_timeout(&portal, Duration::from_secs(5)).context("cannot connect")?;
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self { stream, digests: Digests::default(), pending: Vec::new(), next_cid: 0 })
+    }
+
+    /// One on which digests are agreed.
+    pub(crate) fn ready(portal: SocketAddr, digests: Digests) -> Result<Self> {
+        let mut conn = Self::open(portal)?;
+        conn.send(&ic_req(digests))?;
+        let answer = conn.expect()?;
+        ensure!(answer.kind() == kind::IC_RESP && answer.head.len() == 128, "no answer to ICReq: {answer:02x?}");
+        ensure!(answer.head[11] == ic_req(digests)[11], "other digests than were asked for");
+        conn.digests = digests;
+        Ok(conn)
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        self.stream.write_all(bytes).context("cannot send")
+    }
+
+    /// An identifier that is not in use.
+    pub(crate) fn cid(&mut self) -> u16 {
+        self.next_cid = self.next_cid.wrapping_add(1);
+        self.next_cid
+    }
+
+    /// The next PDU that comes within `limit`.
+    pub(crate) fn hear(&mut self, limit: Duration) -> Result<Sound> {
+        let end = Instant::now() + limit;
+        loop {
+            if let Some(heard) = self.take()? {
+                return Ok(Sound::Pdu(heard));
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(Sound::Silence);
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            let mut bytes = [0; 65536];
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return Ok(Sound::Closed),
+                Ok(count) => self.pending.extend(&bytes[..count]),
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
+                    ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => return Ok(Sound::Closed),
+                    _ => return Err(error).context("cannot read"),
+                },
+            }
+        }
+    }
+
+    /// The next PDU; silence and a close are errors.
+    pub(crate) fn expect(&mut self) -> Result<Heard> {
+        match self.hear(PATIENCE)? {
+            Sound::Pdu(heard) => Ok(heard),
+            Sound::Closed => bail!("the controller closed the connection"),
+            Sound::Silence => bail!("no answer within {} s", PATIENCE.as_secs()),
+        }
+    }
+
+    /// Takes a whole PDU off the bytes that have come, with its digests checked.
+    fn take(&mut self) -> Result<Option<Heard>> {
+        let Some(common) = self.pending.first_chunk::<8>().copied() else { return Ok(None) };
+        let len = u32::from_le_bytes([common[4], common[5], common[6], common[7]]) as usize;
+        let head = usize::from(common[2]);
+        ensure!(head >= 8 && len >= head && len <= LONGEST, "a PDU of {len} bytes with a header of {head}");
+        if self.pending.len() < len {
+            return Ok(None);
+        }
+        let bytes: Vec<u8> = self.pending.drain(..len).collect();
+        let has_digests = ![kind::IC_RESP, kind::C2H_TERM].contains(&common[0]);
+        let mut start = head;
+        if has_digests && self.digests.header {
+            start += 4;
+            ensure!(bytes.get(head..start) == Some(&crc32c::crc32c(&bytes[..head]).to_le_bytes()), "a header digest");
+        }
+        if bytes.len() == start {
+            return Ok(Some(Heard { head: bytes[..head].to_vec(), data: Vec::new() }));
+        }
+        if common[0] == kind::C2H_DATA {
+            ensure!(usize::from(common[3]) >= start, "data begins within the header");
+            start = usize::from(common[3]);
+        }
+        let end = bytes.len() - if has_digests && self.digests.data { 4 } else { 0 };
+        let data = bytes.get(start..end).context("a PDU is shorter than its parts")?;
+        ensure!(end == bytes.len() || bytes[end..] == crc32c::crc32c(data).to_le_bytes(), "a data digest");
+        Ok(Some(Heard { head: bytes[..head].to_vec(), data: data.to_vec() }))
+    }
+
+    /// Sends a command and waits for its end; data that it is asked for comes from `data`.
+    pub(crate) fn call(&mut self, entry: &Entry, data: &[u8]) -> Result<Done> {
+        let inline = if entry.0[39] == INLINE { data } else { &[] };
+        let bytes = capsule(entry, inline, self.digests);
+        self.send(&bytes)?;
+        self.finish(entry.cid(), data)
+    }
+
+    /// Waits for the end of a command.
+    pub(crate) fn finish(&mut self, cid: u16, data: &[u8]) -> Result<Done> {
+        let mut got = Vec::new();
+        loop {
+            let heard = self.expect()?;
+            match heard.kind() {
+                kind::C2H_DATA if heard.short(8) == cid => {
+                    ensure!(heard.word(12) as usize == got.len(), "data out of order");
+                    got.extend_from_slice(&heard.data);
+                    if heard.head[1] & SUCCESS != 0 {
+                        return Ok(Done { status: 0, result: 0, data: got });
+                    }
+                }
+                kind::R2T if heard.short(8) == cid => {
+                    let (offset, len) = (heard.word(12), heard.word(16));
+                    let part = data.get(offset as usize..).and_then(|rest| rest.get(..len as usize));
+                    let part = part.context("an R2T for more than there is")?;
+                    let bytes = h2c_data(cid, heard.short(10), offset, part, LAST, self.digests);
+                    self.send(&bytes)?;
+                }
+                kind::RESPONSE if heard.short(20) == cid => {
+                    let status = heard.short(22) >> 1 & 0x7ff;
+                    return Ok(Done { status, result: heard.word(8), data: got });
+                }
+                other => bail!("a PDU of type {other:02x}h: {:02x?}", heard.head),
+            }
+        }
+    }
+}
+
+/// What Connect asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Connect<'a> {
+    pub queue: u16,
+    pub entries: u16,
+    pub controller: u16,
+    pub keep_alive: u32,
+    pub subsystem: &'a str,
+    pub host: &'a str,
+}
+
+impl Connect<'_> {
+    pub(crate) fn entry(&self, cid: u16) -> Entry {
+        let queue = u32::from(self.queue) << 16;
+        let entry = Entry::fabrics(1, cid).word(40, queue).word(44, u32::from(self.entries.wrapping_sub(1)));
+        entry.word(48, self.keep_alive).moves(INLINE, 1024)
+    }
+
+    pub(crate) fn data(&self) -> Vec<u8> {
+        let mut data = vec![0; 1024];
+        let id = crc32c::crc32c(self.host.as_bytes()).to_le_bytes();
+        data[..4].copy_from_slice(&id);
+        data[16..18].copy_from_slice(&self.controller.to_le_bytes());
+        data[256..256 + self.subsystem.len()].copy_from_slice(self.subsystem.as_bytes());
+        data[512..512 + self.host.len()].copy_from_slice(self.host.as_bytes());
+        data
+    }
+
+    /// Carries it out.
+    pub(crate) fn on(&self, conn: &mut Conn) -> Result<Done> {
+        let cid = conn.cid();
+        conn.call(&self.entry(cid), &self.data())
+    }
+}
+
+/// A host that keeps the rules: a controller with one I/O queue.
+pub(crate) struct Host {
+    pub admin: Conn,
+    pub io: Conn,
+    pub controller: u16,
+}
+
+impl Host {
+    pub(crate) fn open(portal: SocketAddr, subsystem: &str, host: &str, digests: Digests) -> Result<Self> {
+        let connect = Connect { queue: 0, entries: 32, controller: 0xffff, keep_alive: 0, subsystem, host };
+        let (admin, controller) = Self::admin(portal, &connect, digests)?;
+        let mut io = Conn::ready(portal, digests)?;
+        Connect { queue: 1, entries: 128, controller, ..connect }.on(&mut io)?.good()?;
+        Ok(Self { admin, io, controller })
+    }
+
+    /// An enabled controller, by its admin queue.
+    pub(crate) fn admin(portal: SocketAddr, connect: &Connect<'_>, digests: Digests) -> Result<(Conn, u16)> {
+        let mut admin = Conn::ready(portal, digests)?;
+        let controller = connect.on(&mut admin)?.good()?.result as u16;
+        let enable = Entry::fabrics(0, admin.cid()).word(44, 0x14).word(48, 0x46_0001);
+        admin.call(&enable, &[])?.good()?;
+        let status = Entry::fabrics(4, admin.cid()).word(44, 0x1c);
+        let ready = admin.call(&status, &[])?.good()?.result;
+        ensure!(ready & 1 == 1, "CSTS is {ready:x}h after the controller was enabled");
+        Ok((admin, controller))
+    }
+
+    pub(crate) fn write(&mut self, namespace: u32, lba: u64, data: &[u8]) -> Result<()> {
+        let count = u32::try_from(data.len() / 512)?;
+        let how = if data.len() <= 4096 { INLINE } else { TRANSPORT };
+        let entry = Entry::new(1, self.io.cid(), namespace).blocks(lba, count).moves(how, count * 512);
+        self.io.call(&entry, data)?.good().map(drop)
+    }
+
+    pub(crate) fn read(&mut self, namespace: u32, lba: u64, count: u32) -> Result<Vec<u8>> {
+        let entry = Entry::new(2, self.io.cid(), namespace).blocks(lba, count).moves(TRANSPORT, count * 512);
+        let data = self.io.call(&entry, &[])?.good()?.data;
+        ensure!(data.len() == count as usize * 512, "a read of {count} blocks brought {} bytes", data.len());
+        Ok(data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_and_digests_are_where_they_belong() {
+        let entry = Entry::new(1, 7, 2).blocks(0x1_0000_0002, 3).moves(INLINE, 5);
+        let bytes = capsule(&entry, b"hello", Digests { header: true, data: true });
+        assert_eq!((bytes.len(), &bytes[..8]), (72 + 4 + 5 + 4, &[4, 3, 72, 76, 85, 0, 0, 0][..]));
+        assert_eq!(bytes[8..16], [1, 0x40, 7, 0, 2, 0, 0, 0]);
+        assert_eq!((bytes[8 + 39], bytes[8 + 32], &bytes[48..60]), (1, 5, &[2, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0][..]));
+        assert_eq!(bytes[72..76], crc32c::crc32c(&bytes[..72]).to_le_bytes());
+        let data = h2c_data(1, 2, 3, &[9; 4], LAST, Digests::default());
+        assert_eq!(data[..20], [6, 4, 24, 24, 28, 0, 0, 0, 1, 0, 2, 0, 3, 0, 0, 0, 4, 0, 0, 0]);
+    }
+}

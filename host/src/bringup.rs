@@ -1,0 +1,265 @@
+//! From an admin queue that is there to a controller that serves a namespace: which commands come, and what their
+//! answers say.
+
+use crate::Error;
+use crate::command;
+use lunar_nvme::controller::property;
+use lunar_nvme::{Sqe, Status};
+
+/// Bytes of Identify data.
+const IDENTIFY_LEN: u32 = 4096;
+/// Identify: a namespace; the controller.
+const NAMESPACE: u8 = 0x00;
+const CONTROLLER: u8 = 0x01;
+/// CC: enabled, entries of 64 and 16 bytes.
+const CONFIGURATION: u32 = 0x46_0001;
+/// CC: the same, and a normal shutdown.
+const SHUTDOWN: u32 = 0x46_4001;
+/// CSTS: ready; fatal.
+const READY: u64 = 0x01;
+const FATAL: u64 = 0x02;
+/// The smallest page of all controllers, which transfers are counted in.
+const PAGE: u32 = 4096;
+/// Bytes of the unit of capsule sizes, and of an entry.
+const UNIT: u32 = 16;
+const ENTRY: u32 = 64;
+/// Bytes of a transfer where the controller has no limit.
+const TRANSFER_UNLIMITED: u32 = 1 << 30;
+
+/// What becomes of a controller and one of its namespaces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Info {
+    /// Entries that a queue may have.
+    pub entries_max: u16,
+    /// Bytes that a command on an I/O queue may bring with it.
+    pub in_capsule: u32,
+    /// Bytes of one command at most.
+    pub transfer_max: u32,
+    /// I/O queues that are granted.
+    pub queues: u16,
+    /// Logical blocks of the namespace.
+    pub blocks: u64,
+    /// Bytes of one.
+    pub block_size: u32,
+}
+
+/// What to do next.
+#[derive(Clone, Debug)]
+pub enum Next {
+    /// Carry this out, with room for so many bytes, and tell how it ended.
+    Command(Sqe, u32),
+    /// Wait a little, and carry this out.
+    Later(Sqe),
+    /// All is known.
+    Ready(Info),
+}
+
+/// How a command ended.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Its status.
+    pub status: Status,
+    /// Dwords 0 and 1.
+    pub result: u64,
+    /// Its data.
+    pub data: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    Capabilities,
+    Enable,
+    Status,
+    Controller,
+    Queues,
+    Namespace,
+    Over,
+}
+
+/// The way there. A controller of a discovery service has neither queues nor namespaces.
+#[derive(Debug)]
+pub struct Bringup {
+    step: Step,
+    queues: u16,
+    namespace: Option<u32>,
+    info: Info,
+}
+
+impl Bringup {
+    /// The way to so many I/O queues and this namespace; without one, to a controller that carries out commands.
+    #[must_use]
+    pub fn new(queues: u16, namespace: Option<u32>) -> Self {
+        Self { step: Step::Capabilities, queues, namespace, info: Info::default() }
+    }
+
+    /// The first command.
+    #[must_use]
+    pub fn first(&self) -> Sqe {
+        command::property_get(property::CAP, true)
+    }
+
+    /// What follows the end of the last command.
+    ///
+    /// # Errors
+    /// Why there is no way.
+    pub fn next(&mut self, answer: &Answer) -> Result<Next, Error> {
+        if answer.status != Status::SUCCESS {
+            return Err(match (self.step, self.namespace) {
+                (Step::Namespace, Some(id)) if answer.status == Status::INVALID_NAMESPACE => Error::NoNamespace(id),
+                _ => Error::Refused(self.name(), answer.status),
+            });
+        }
+        let info = &mut self.info;
+        let (step, next) = match self.step {
+            Step::Capabilities => {
+                info.entries_max = (answer.result as u16).saturating_add(1);
+                (Step::Enable, Next::Command(command::property_set(property::CC, CONFIGURATION), 0))
+            }
+            Step::Enable => (Step::Status, Next::Command(command::property_get(property::CSTS, false), 0)),
+            Step::Status if answer.result & FATAL != 0 => return Err(Error::Nonsense("it has failed")),
+            Step::Status if answer.result & READY == 0 => {
+                (Step::Status, Next::Later(command::property_get(property::CSTS, false)))
+            }
+            Step::Status if self.namespace.is_none() => (Step::Over, Next::Ready(*info)),
+            Step::Status => (Step::Controller, Next::Command(command::identify(CONTROLLER, 0), IDENTIFY_LEN)),
+            Step::Controller => {
+                info.controller(&answer.data)?;
+                (Step::Queues, Next::Command(command::set_queues(self.queues), 0))
+            }
+            Step::Queues => {
+                let granted = (answer.result as u16).min((answer.result >> 16) as u16);
+                info.queues = granted.saturating_add(1).min(self.queues);
+                let id = self.namespace.unwrap_or(0);
+                (Step::Namespace, Next::Command(command::identify(NAMESPACE, id), IDENTIFY_LEN))
+            }
+            Step::Namespace => {
+                info.namespace(&answer.data, self.namespace.unwrap_or(0))?;
+                (Step::Over, Next::Ready(*info))
+            }
+            Step::Over => (Step::Over, Next::Ready(*info)),
+        };
+        self.step = step;
+        Ok(next)
+    }
+
+    fn name(&self) -> &'static str {
+        match self.step {
+            Step::Capabilities | Step::Status => "Property Get",
+            Step::Enable => "Property Set",
+            Step::Controller => "Identify of the controller",
+            Step::Queues => "Set Features",
+            Step::Namespace | Step::Over => "Identify of the namespace",
+        }
+    }
+}
+
+/// What tells a controller that its host goes.
+#[must_use]
+pub fn shutdown() -> Sqe {
+    command::property_set(property::CC, SHUTDOWN)
+}
+
+fn field<const N: usize>(data: &[u8], at: usize) -> Result<[u8; N], Error> {
+    let bytes = data.get(at..at + N).and_then(|bytes| bytes.try_into().ok());
+    bytes.ok_or(Error::Nonsense("Identify data is too short"))
+}
+
+impl Info {
+    fn controller(&mut self, data: &[u8]) -> Result<(), Error> {
+        let [exponent] = field(data, 77)?;
+        self.transfer_max = match exponent {
+            1..=17 => PAGE << exponent,
+            _ => TRANSFER_UNLIMITED,
+        };
+        let units = u32::from_le_bytes(field(data, 1792)?);
+        let in_capsule = units.checked_mul(UNIT).and_then(|bytes| bytes.checked_sub(ENTRY));
+        self.in_capsule = in_capsule.ok_or(Error::Nonsense("capsules are shorter than an entry"))?;
+        // Data that comes with a command would begin further behind: nobody's does over TCP.
+        if u16::from_le_bytes(field(data, 1800)?) != 0 {
+            self.in_capsule = 0;
+        }
+        Ok(())
+    }
+
+    fn namespace(&mut self, data: &[u8], id: u32) -> Result<(), Error> {
+        self.blocks = u64::from_le_bytes(field(data, 0)?);
+        if self.blocks == 0 {
+            return Err(Error::NoNamespace(id));
+        }
+        let [format] = field(data, 26)?;
+        let at = usize::from(format & 0x0f | format >> 1 & 0x30);
+        let [metadata_low, metadata_high, exponent, _] = field(data, 128 + 4 * at)?;
+        if !(9..=16).contains(&exponent) || metadata_low | metadata_high != 0 {
+            return Err(Error::Nonsense("blocks are neither of 512 bytes nor of a few more, or carry metadata"));
+        }
+        self.block_size = 1 << exponent;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good(result: u64, data: &[u8]) -> Answer {
+        Answer { status: Status::SUCCESS, result, data: data.to_vec() }
+    }
+
+    fn command(next: Result<Next, Error>) -> (u8, u32, u32) {
+        match next {
+            Ok(Next::Command(sqe, room)) => (sqe.opcode, sqe.cdw(11), room),
+            Ok(Next::Later(sqe)) => (sqe.opcode, sqe.cdw(11), u32::MAX),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn pages() -> (Vec<u8>, Vec<u8>) {
+        let (mut controller, mut namespace) = (vec![0; 4096], vec![0; 4096]);
+        controller[77] = 8;
+        controller[1792..1796].copy_from_slice(&(4u32 + 1024).to_le_bytes());
+        namespace[..8].copy_from_slice(&1000u64.to_le_bytes());
+        namespace[26] = 1;
+        namespace[134] = 12;
+        (controller, namespace)
+    }
+
+    #[test]
+    fn the_way_to_a_namespace() {
+        let (controller, namespace) = pages();
+        let mut way = Bringup::new(4, Some(7));
+        assert_eq!(way.first().cdw(11), 0);
+        assert_eq!(command(way.next(&good(0x3_ff00_03ff, &[]))), (0x7f, 0x14, 0));
+        assert_eq!(command(way.next(&good(0, &[]))), (0x7f, 0x1c, 0));
+        assert_eq!(command(way.next(&good(0, &[]))), (0x7f, 0x1c, u32::MAX), "not ready yet");
+        assert_eq!(command(way.next(&good(1, &[]))), (6, 0, 4096));
+        assert_eq!(command(way.next(&good(0, &controller))), (9, 0x3_0003, 0));
+        assert_eq!(command(way.next(&good(0x1_0001, &[]))), (6, 0, 4096));
+        let Ok(Next::Ready(info)) = way.next(&good(0, &namespace)) else { panic!("ready") };
+        let want = Info {
+            entries_max: 1024,
+            in_capsule: 16384,
+            transfer_max: 1 << 20,
+            queues: 2,
+            blocks: 1000,
+            block_size: 4096,
+        };
+        assert_eq!(info, want);
+    }
+
+    #[test]
+    fn what_leads_nowhere() {
+        let mut way = Bringup { step: Step::Namespace, ..Bringup::new(1, Some(7)) };
+        let refused = Answer { status: Status::INVALID_NAMESPACE, ..good(0, &[]) };
+        assert_eq!(way.next(&refused).err(), Some(Error::NoNamespace(7)));
+        assert_eq!(way.next(&good(0, &[0; 4096])).err(), Some(Error::NoNamespace(7)));
+        assert!(matches!(way.next(&good(0, &[0; 9])), Err(Error::NoNamespace(_) | Error::Nonsense(_))));
+        let mut metadata = pages().1;
+        metadata[132] = 8;
+        assert!(matches!(way.next(&good(0, &metadata)), Err(Error::Nonsense(_))));
+        let mut status = Bringup { step: Step::Status, ..Bringup::new(1, None) };
+        assert!(matches!(status.next(&good(3, &[])), Err(Error::Nonsense(_))));
+        assert!(matches!(status.next(&good(1, &[])), Ok(Next::Ready(_))));
+        let mut short = Bringup { step: Step::Controller, ..Bringup::new(1, Some(1)) };
+        assert!(short.next(&good(0, &[0; 4096])).is_err() && short.next(&good(0, &[])).is_err());
+    }
+}

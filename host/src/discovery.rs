@@ -1,0 +1,86 @@
+//! What a discovery service says (NVMe Base 2.0 5.16.1.23).
+
+use std::mem::offset_of;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The log page.
+pub const PAGE: u8 = 0x70;
+/// Bytes of an entry, and of what stands before the first.
+pub const ENTRY_LEN: u32 = 1024;
+/// Entries that are asked for at most: what fits into the smallest transfers that controllers have been seen to allow.
+pub const ENTRIES_MAX: u32 = 31;
+/// Subtype of an entry: an NVM subsystem.
+const SUBSYSTEM: u8 = 2;
+/// Transport type: TCP.
+const TCP: u8 = 3;
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Entry {
+    transport: u8,
+    family: u8,
+    subtype: u8,
+    head: [u8; 29],
+    service: [u8; 32],
+    reserved: [u8; 192],
+    subsystem: [u8; 256],
+    address: [u8; 256],
+    specific: [u8; 256],
+}
+
+const _: () = assert!(size_of::<Entry>() == ENTRY_LEN as usize && offset_of!(Entry, subsystem) == 256);
+
+/// A subsystem, at one of its addresses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Its NQN.
+    pub subsystem: String,
+    /// Address of the port.
+    pub address: String,
+    /// Its TCP port.
+    pub service: String,
+}
+
+/// Text in a field: filled up with zeroes, or with spaces.
+fn text(field: &[u8]) -> String {
+    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+    String::from_utf8_lossy(&field[..end]).trim_end().to_owned()
+}
+
+/// The subsystems that a log page names, over TCP.
+#[must_use]
+pub fn subsystems(page: &[u8]) -> Vec<Found> {
+    let entries = page.chunks_exact(ENTRY_LEN as usize);
+    // Records are counted behind the page's generation.
+    let count = page.get(8..16).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
+    let count = usize::try_from(count).unwrap_or(usize::MAX);
+    let entries = entries.skip(1).take(count).filter_map(|bytes| Entry::ref_from_bytes(bytes).ok());
+    entries
+        .filter(|entry| entry.subtype == SUBSYSTEM && entry.transport == TCP)
+        .map(|entry| Found {
+            subsystem: text(&entry.subsystem),
+            address: text(&entry.address),
+            service: text(&entry.service),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_taken_apart() {
+        let mut page = vec![0; 4096];
+        page[8] = 2;
+        for (at, subtype, name) in [(1024, 3, "nqn.discovery"), (2048, 2, "nqn.a"), (3072, 2, "nqn.behind")] {
+            (page[at], page[at + 2]) = (TCP, subtype);
+            page[at + 32..at + 40].copy_from_slice(b"4420    ");
+            page[at + 256..at + 256 + name.len()].copy_from_slice(name.as_bytes());
+            page[at + 512..at + 521].copy_from_slice(b"10.0.0.1\0");
+        }
+        let want = Found { subsystem: "nqn.a".into(), address: "10.0.0.1".into(), service: "4420".into() };
+        assert_eq!(subsystems(&page), [want]);
+        assert_eq!((subsystems(&page[..2000]).len(), subsystems(&[]).len()), (0, 0));
+    }
+}

@@ -1,0 +1,190 @@
+//! Cuts the received stream into PDUs, in place: data is handed on as it arrives, never gathered here.
+
+use crate::Error;
+use lunar_nvme_tcp::wire::{
+    COMMON_LEN, Common, DATA_DIGEST, DIGEST_LEN, Digest, HEADER_DIGEST, IcResp, PduType, R2t, TOLD_MAX, TermReq, digest,
+};
+use zerocopy::FromBytes;
+
+/// Which digests PDUs have; changes once, with the answer to ICReq.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Framing {
+    pub(crate) header_digest: bool,
+    pub(crate) data_digest: bool,
+}
+
+/// How long the parts of a PDU are.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    /// The header.
+    header: usize,
+    /// The same with its digest.
+    head: usize,
+    /// Where data begins.
+    start: usize,
+    data: usize,
+    trailer: usize,
+}
+
+impl Shape {
+    fn end(&self) -> usize {
+        self.start + self.data + self.trailer
+    }
+}
+
+impl Framing {
+    fn shape(&self, common: &Common) -> Result<Shape, Error> {
+        let kind = PduType(common.kind);
+        let (header, has_digests, has_data) = match kind {
+            PduType::IC_RESP => (size_of::<IcResp>(), false, false),
+            PduType::C2H_TERM_REQ => (size_of::<TermReq>(), false, true),
+            PduType::CAPSULE_RESP | PduType::R2T => (size_of::<R2t>(), true, false),
+            PduType::C2H_DATA => (size_of::<R2t>(), true, true),
+            _ => return Err(Error::Protocol("a PDU is of a type that no controller sends")),
+        };
+        if usize::from(common.header_len) != header {
+            return Err(Error::Protocol("a header has another length than its type"));
+        }
+        let head = header + if has_digests && self.header_digest { DIGEST_LEN } else { 0 };
+        let len = common.len.get() as usize;
+        if len == head {
+            return Ok(Shape { header, head, start: head, data: 0, trailer: 0 });
+        }
+        let start = if has_digests { usize::from(common.data_offset) } else { head };
+        let trailer = if has_digests && self.data_digest { DIGEST_LEN } else { 0 };
+        let data = len.checked_sub(start + trailer).filter(|data| has_data && *data > 0 && start >= head);
+        let data = data.ok_or(Error::Protocol("the lengths in a header do not add up"))?;
+        if kind == PduType::C2H_TERM_REQ && data > TOLD_MAX {
+            return Err(Error::Protocol("a termination request is too long"));
+        }
+        Ok(Shape { header, head, start, data, trailer })
+    }
+
+    fn check(&self, shape: &Shape, common: &Common, head: &[u8]) -> Result<(), Error> {
+        let wanted =
+            if shape.head > shape.header { HEADER_DIGEST } else { 0 } | if shape.trailer > 0 { DATA_DIGEST } else { 0 };
+        if common.flags & wanted != wanted {
+            return Err(Error::Protocol("a digest that was agreed is missing"));
+        }
+        if shape.head > shape.header && digest(&head[..shape.header]) != head[shape.header..shape.head] {
+            return Err(Error::HeaderDigest);
+        }
+        Ok(())
+    }
+}
+
+/// Who takes the PDUs.
+pub(crate) trait Sink {
+    /// A part of a PDU's data, from byte `at` of it on; `len` bytes will have come in all.
+    fn data(&mut self, header: &[u8], at: usize, len: usize, bytes: &[u8]) -> Result<(), Error>;
+    /// The PDU is complete, its digests were right.
+    fn end(&mut self, header: &[u8], framing: &mut Framing) -> Result<(), Error>;
+}
+
+/// The cutter.
+#[derive(Debug, Default)]
+pub(crate) struct Framer {
+    framing: Framing,
+    /// What came of a header that did not come at once, with digest and padding.
+    held: Vec<u8>,
+    /// The lengths of the PDU whose header is complete, and how much of its data came.
+    body: Option<(Shape, usize)>,
+    digest: Digest,
+    trailer: Vec<u8>,
+}
+
+impl Framer {
+    /// Takes all of `bytes`.
+    pub(crate) fn feed(&mut self, mut bytes: &[u8], sink: &mut impl Sink) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            let used = match self.body {
+                Some((shape, at)) => self.body(shape, at, bytes, sink)?,
+                None if self.held.is_empty() => self.whole(bytes, sink)?,
+                None => self.header(bytes, sink)?,
+            };
+            bytes = &bytes[used..];
+        }
+        Ok(())
+    }
+
+    /// The way that nearly all PDUs take: all of it is there.
+    fn whole(&mut self, bytes: &[u8], sink: &mut impl Sink) -> Result<usize, Error> {
+        let Ok((common, _)) = Common::ref_from_prefix(bytes) else { return self.header(bytes, sink) };
+        let shape = self.framing.shape(common)?;
+        let Some(pdu) = bytes.get(..shape.end()) else { return self.header(bytes, sink) };
+        self.framing.check(&shape, common, pdu)?;
+        let header = &pdu[..shape.header];
+        if shape.data > 0 {
+            let (data, sum) = pdu[shape.start..].split_at(shape.data);
+            if shape.trailer > 0 && digest(data) != sum {
+                return Err(Error::DataDigest);
+            }
+            sink.data(header, 0, shape.data, data)?;
+        }
+        sink.end(header, &mut self.framing)?;
+        Ok(shape.end())
+    }
+
+    fn header(&mut self, bytes: &[u8], sink: &mut impl Sink) -> Result<usize, Error> {
+        let mut used = 0;
+        // First what all headers have, which tells the length of the rest.
+        loop {
+            let shape = match Common::ref_from_prefix(&self.held) {
+                Ok((common, _)) => Some(self.framing.shape(common)?),
+                Err(_) => None,
+            };
+            let need = shape.map_or(COMMON_LEN, |shape| shape.start);
+            let part = (need - self.held.len()).min(bytes.len() - used);
+            self.held.extend_from_slice(&bytes[used..used + part]);
+            used += part;
+            if self.held.len() < need {
+                return Ok(used);
+            }
+            let Some(shape) = shape else { continue };
+            if let Ok((common, _)) = Common::ref_from_prefix(&self.held) {
+                self.framing.check(&shape, common, &self.held)?;
+            }
+            (self.digest, self.body) = (Digest::default(), Some((shape, 0)));
+            if shape.data == 0 {
+                self.end(&shape, sink)?;
+            }
+            return Ok(used);
+        }
+    }
+
+    fn body(&mut self, shape: Shape, at: usize, bytes: &[u8], sink: &mut impl Sink) -> Result<usize, Error> {
+        let part = &bytes[..(shape.data - at).min(bytes.len())];
+        if !part.is_empty() {
+            if shape.trailer > 0 {
+                self.digest.update(part);
+            }
+            sink.data(&self.held[..shape.header], at, shape.data, part)?;
+            self.body = Some((shape, at + part.len()));
+        }
+        if at + part.len() < shape.data {
+            return Ok(part.len());
+        }
+        let rest = &bytes[part.len()..];
+        let sum = &rest[..(shape.trailer - self.trailer.len()).min(rest.len())];
+        self.trailer.extend_from_slice(sum);
+        if self.trailer.len() == shape.trailer {
+            if shape.trailer > 0 && self.digest.bytes() != *self.trailer {
+                return Err(Error::DataDigest);
+            }
+            self.end(&shape, sink)?;
+        }
+        Ok(part.len() + sum.len())
+    }
+
+    fn end(&mut self, shape: &Shape, sink: &mut impl Sink) -> Result<(), Error> {
+        sink.end(&self.held[..shape.header], &mut self.framing)?;
+        self.body = None;
+        self.held.clear();
+        self.trailer.clear();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "frame_tests.rs"]
+mod tests;

@@ -1,0 +1,204 @@
+//! One thread that serves all sessions: each wake-up is one receive, as many new commands as ended, one send.
+
+use crate::driven::Driven;
+use crate::lane::Lane;
+use crate::link::{Link, Lost};
+use crate::load::Load;
+use anyhow::{Result, bail};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::fd::OwnedFd;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Bytes of one receive. All of it stays in the second-level cache.
+const RECEIVE: usize = 512 << 10;
+/// Sessions of which as many are served in one wake-up.
+const EVENTS: usize = 128;
+/// Polling asks socket by socket up to so many; beyond, epoll is cheaper.
+const POLLED_MAX: usize = 8;
+/// How often somebody at a terminal wants to know.
+const PROGRESS: Duration = Duration::from_secs(1);
+
+/// The sessions of a run and their load.
+#[derive(Debug)]
+pub(crate) struct Engine<S> {
+    /// Sessions with a lane first, then those that only stay.
+    links: Vec<Link<S>>,
+    lanes: Vec<Lane>,
+    pub(crate) load: Load,
+    epoll: OwnedFd,
+    /// Whether a session waits for room in its socket.
+    full: Vec<bool>,
+    buffer: Vec<u8>,
+    clock: Instant,
+    spin: bool,
+    patience: Duration,
+    /// When something came last, in nanoseconds on the clock.
+    heard: u64,
+    /// Receives that brought something.
+    pub(crate) receives: u64,
+    progress: Option<(Instant, u64)>,
+}
+
+/// How a stretch of the run ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// As wished.
+    Reached,
+    /// A connection was lost.
+    Lost(String),
+}
+
+impl<S: Driven> Engine<S> {
+    pub(crate) fn new(
+        active: Vec<Link<S>>,
+        idle: Vec<Link<S>>,
+        depth: u32,
+        load: Load,
+        spin: bool,
+        patience: Duration,
+    ) -> Result<Self> {
+        let lanes = (0..active.len()).map(|number| Lane::new(number, depth)).collect();
+        let links: Vec<Link<S>> = active.into_iter().chain(idle).collect();
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        for (at, link) in links.iter().enumerate() {
+            epoll::add(&epoll, &link.socket, EventData::new_u64(at as u64), EventFlags::IN)?;
+        }
+        Ok(Self {
+            full: vec![false; links.len()],
+            links,
+            lanes,
+            load,
+            epoll,
+            buffer: vec![0; RECEIVE],
+            clock: Instant::now(),
+            spin,
+            patience,
+            heard: 0,
+            receives: 0,
+            progress: std::io::stderr().is_terminal().then(|| (Instant::now(), 0)),
+        })
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Goes on until `deadline`; without one until all commands have ended and the load has no more.
+    pub(crate) fn drive(&mut self, deadline: Option<Instant>) -> Result<End> {
+        match self.turns(deadline) {
+            Ok(()) => Ok(End::Reached),
+            Err(error) if error.is::<Lost>() => Ok(End::Lost(error.to_string())),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn turns(&mut self, deadline: Option<Instant>) -> Result<()> {
+        self.heard = self.now();
+        for at in 0..self.lanes.len() {
+            self.refill(at)?;
+        }
+        loop {
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline)
+                || deadline.is_none() && self.lanes.iter().all(Lane::is_idle)
+            {
+                return self.flush_log();
+            }
+            self.tell(now);
+            self.turn(deadline.map_or(PROGRESS, |deadline| (deadline - now).min(PROGRESS)))?;
+            if self.load.log.is_some() {
+                self.flush_log()?;
+            }
+            if now.saturating_duration_since(self.clock).saturating_sub(Duration::from_nanos(self.heard))
+                > self.patience
+            {
+                bail!("the target has answered nothing for {:?}", self.patience);
+            }
+        }
+    }
+
+    fn flush_log(&mut self) -> Result<()> {
+        self.load.log.as_mut().map_or(Ok(()), crate::ack_log::AckLog::flush)
+    }
+
+    /// Waits, and serves what is ready.
+    fn turn(&mut self, at_most: Duration) -> Result<()> {
+        if self.spin && self.links.len() <= POLLED_MAX {
+            return (0..self.links.len()).try_for_each(|at| self.serve(at));
+        }
+        let timeout = if self.spin { Duration::ZERO } else { at_most };
+        let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; EVENTS];
+        let count = match epoll::wait(&self.epoll, &mut events, Some(&Timespec::try_from(timeout)?)) {
+            Ok(count) => count,
+            Err(rustix::io::Errno::INTR) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        for event in &events[..count] {
+            self.serve(usize::try_from(event.data.u64())?)?;
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self, at: usize) -> Result<()> {
+        let count = self.links[at].read(&mut self.buffer)?;
+        if count > 0 {
+            let now = self.now();
+            self.heard = now;
+            self.receives += 1;
+            let session = &mut self.links[at].session;
+            let (lane, load) = (self.lanes.get_mut(at), &mut self.load);
+            let mut outcome = Ok(());
+            match lane {
+                Some(lane) => session.receive(&self.buffer[..count], &mut |told| {
+                    if let Err(error) = lane.take_in(load, now, told) {
+                        outcome = Err(error);
+                    }
+                })?,
+                None => session.receive(&self.buffer[..count], &mut |_| {})?,
+            }
+            outcome?;
+        }
+        self.refill(at)
+    }
+
+    /// Starts new commands of a session and sends what waits.
+    fn refill(&mut self, at: usize) -> Result<()> {
+        let now = self.now();
+        let link = &mut self.links[at];
+        if let Some(lane) = self.lanes.get_mut(at) {
+            lane.refill(&mut link.session, &mut self.load, now);
+        }
+        let full = !link.send()?;
+        if full != self.full[at] {
+            self.full[at] = full;
+            let interest = if full { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
+            epoll::modify(&self.epoll, &link.socket, EventData::new_u64(at as u64), interest)?;
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, now: Instant) {
+        let Some((last, total)) = &mut self.progress else { return };
+        let elapsed = now.saturating_duration_since(*last);
+        if elapsed < PROGRESS {
+            return;
+        }
+        let rate = (self.load.total - *total) as f64 / elapsed.as_secs_f64();
+        let megabytes = rate * f64::from(self.load.plan.bytes) / 1e6;
+        // A terminal that went away is no reason to stop.
+        let _ =
+            write!(std::io::stderr(), "\r{rate:>12.0} IOPS {megabytes:>9.1} MB/s {:>8} errors\x1b[K", self.load.errors);
+        (*last, *total) = (now, self.load.total);
+    }
+
+    /// Ends all sessions, each with `close`.
+    pub(crate) fn close(mut self, close: impl Fn(Link<S>)) -> Load {
+        if self.progress.is_some() {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+        self.links.drain(..).for_each(close);
+        self.load
+    }
+}

@@ -1,0 +1,185 @@
+//! Where a unit is: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]`.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How a unit is spoken to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protocol {
+    /// iSCSI.
+    Iscsi,
+    /// NVMe/TCP.
+    NvmeTcp,
+}
+
+impl Protocol {
+    const ALL: [Self; 2] = [Self::Iscsi, Self::NvmeTcp];
+
+    fn scheme(self) -> &'static str {
+        match self {
+            Self::Iscsi => "iscsi",
+            Self::NvmeTcp => "nvme-tcp",
+        }
+    }
+
+    /// The port that the IANA gave to it.
+    #[must_use]
+    pub fn port(self) -> u16 {
+        match self {
+            Self::Iscsi => 3260,
+            Self::NvmeTcp => 4420,
+        }
+    }
+
+    /// The units that there may be. Of iSCSI the numbers of the flat space addressing method (SAM-6 4.7.7.2).
+    fn units(self) -> std::ops::RangeInclusive<u32> {
+        match self {
+            Self::Iscsi => 0..=0x3fff,
+            Self::NvmeTcp => 1..=0xffff_fffe,
+        }
+    }
+}
+
+/// The address of a unit. Without a target name: the first that discovery answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Url {
+    /// How it is spoken to.
+    pub protocol: Protocol,
+    /// Host name or address, without the brackets of IPv6.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// Name of the target, or of the subsystem.
+    pub target: Option<String>,
+    /// Logical unit number, or namespace identifier; without one the first that there may be.
+    pub unit: u32,
+}
+
+impl Url {
+    /// Host and port as `connect` wants them.
+    #[must_use]
+    pub fn portal(&self) -> (&str, u16) {
+        (&self.host, self.port)
+    }
+
+    /// The same unit behind another portal, written `host[:port][,group]` as targets do (RFC 7143 13.8).
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with the portal.
+    pub fn at_portal(&self, portal: &str) -> Result<Self, String> {
+        let portal = portal.split(',').next().unwrap_or_default();
+        let (host, port) = split_portal(portal, self.protocol)?;
+        Ok(Self { host, port, ..self.clone() })
+    }
+}
+
+impl FromStr for Url {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (protocol, rest) = (Protocol::ALL.into_iter())
+            .find_map(|protocol| Some((protocol, text.strip_prefix(protocol.scheme())?.strip_prefix("://")?)))
+            .ok_or_else(|| {
+                format!(
+                    "{text:?} is neither iscsi://HOST[:PORT][/TARGET-NAME[/LUN]] nor \
+                     nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]]"
+                )
+            })?;
+        let mut parts = rest.splitn(3, '/');
+        let (host, port) = split_portal(parts.next().unwrap_or_default(), protocol)?;
+        let target = parts.next().filter(|name| !name.is_empty()).map(str::to_owned);
+        let units = protocol.units();
+        let unit = match parts.next().filter(|unit| !unit.is_empty()) {
+            None => *units.start(),
+            Some(unit) => unit.parse().ok().filter(|unit| units.contains(unit)).ok_or_else(|| {
+                format!("{unit:?} is not a unit of {}: {} to {}", protocol.scheme(), units.start(), units.end())
+            })?,
+        };
+        Ok(Self { protocol, host, port, target, unit })
+    }
+}
+
+fn split_portal(portal: &str, protocol: Protocol) -> Result<(String, u16), String> {
+    let (host, rest) = match portal.strip_prefix('[') {
+        Some(bracketed) => {
+            bracketed.split_once(']').ok_or_else(|| format!("{portal:?} lacks the ] of its IPv6 address"))?
+        }
+        None => portal.split_at(portal.find(':').unwrap_or(portal.len())),
+    };
+    if host.is_empty() {
+        return Err(format!("{portal:?} names no host"));
+    }
+    let port = match rest.strip_prefix(':') {
+        None if rest.is_empty() => protocol.port(),
+        Some(port) => port.parse().map_err(|_| format!("{port:?} is not a port"))?,
+        None => return Err(format!("{rest:?} after the IPv6 address is not :PORT")),
+    };
+    Ok((host.to_owned(), port))
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = self.protocol.scheme();
+        match self.host.contains(':') {
+            true => write!(f, "{scheme}://[{}]:{}", self.host, self.port)?,
+            false => write!(f, "{scheme}://{}:{}", self.host, self.port)?,
+        }
+        match &self.target {
+            Some(target) => write!(f, "/{target}/{}", self.unit),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_forms() {
+        for (text, host, port, target, unit) in [
+            ("iscsi://a", "a", 3260, None, 0),
+            ("iscsi://a:77/", "a", 77, None, 0),
+            ("iscsi://10.0.0.1/iqn.2026-01.io.x:y", "10.0.0.1", 3260, Some("iqn.2026-01.io.x:y"), 0),
+            ("iscsi://[fe80::1]:9/iqn.x/3", "fe80::1", 9, Some("iqn.x"), 3),
+            ("iscsi://[::1]/eui.02004567A425678D/16383", "::1", 3260, Some("eui.02004567A425678D"), 16383),
+            ("nvme-tcp://a", "a", 4420, None, 1),
+            (
+                "nvme-tcp://[::1]:8009/nqn.2026-01.io.x:y/4294967294",
+                "::1",
+                8009,
+                Some("nqn.2026-01.io.x:y"),
+                0xffff_fffe,
+            ),
+        ] {
+            let url: Url = text.parse().expect(text);
+            assert_eq!((&*url.host, url.port, url.target.as_deref(), url.unit), (host, port, target, unit), "{text}");
+            assert_eq!(url.to_string().parse(), Ok(url));
+        }
+    }
+
+    #[test]
+    fn what_is_no_url_says_so() {
+        for text in [
+            "a/b",
+            "iscsi://",
+            "iscsi://:1/x",
+            "iscsi://a:x",
+            "iscsi://[::1",
+            "iscsi://[::1]9",
+            "iscsi://a/b/c",
+            "iscsi://a/b/16384",
+            "nvme://a",
+            "nvme-tcp://a/b/0",
+            "nvme-tcp:/a",
+        ] {
+            assert!(text.parse::<Url>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_portal_of_a_target_replaces_host_and_port() {
+        let url: Url = "iscsi://a:1/iqn.x/2".parse().expect("good");
+        assert_eq!(url.at_portal("[::1]:3261,1").map(|u| u.to_string()), Ok("iscsi://[::1]:3261/iqn.x/2".to_owned()));
+    }
+}

@@ -1,0 +1,172 @@
+//! The load generator against a small target over sockets: what it must count, notice and forgive.
+
+mod disk;
+
+use clap::Parser;
+use disk::{Disk, Faults};
+use lunar_load::{Options, Report, discover, run};
+use std::path::PathBuf;
+
+#[derive(Parser)]
+#[command(args_override_self = true)]
+struct Line {
+    #[command(flatten)]
+    options: Options,
+}
+
+fn options(url: &str, args: &str) -> Options {
+    let line = ["bench", url, "--time", "0.3", "--warmup", "0.05", "--timeout", "5"];
+    Line::parse_from(line.into_iter().chain(args.split_whitespace())).options
+}
+
+fn bench(disk: &Disk, args: &str) -> Report {
+    run(&options(&disk.url(), args)).expect("a report")
+}
+
+fn log_file(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("lunar-bench-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    path
+}
+
+#[test]
+fn reads_are_counted() {
+    let report = bench(&Disk::start(Faults::default()), "--sessions 3 --depth 8 --bs 8k");
+    assert!(report.is_good() && report.iops > 0.0 && report.reads.count > 0 && report.writes.count == 0, "{report}");
+    assert_eq!((report.blocks, report.block_size, report.negotiated.window()), (8192, 512, 32));
+    assert!(report.latency_us.p50 > 0.0 && report.latency_us.p50 <= report.latency_us.p999);
+    assert!(report.total_commands >= report.reads.count && report.retries == 0);
+}
+
+#[test]
+fn all_shapes_are_verified_with_all_ways_of_moving_data() {
+    let disk = Disk::start(Faults::default());
+    for shape in ["randread", "randwrite", "randrw", "rw", "read", "write"] {
+        for args in [
+            "--bs 1k --depth 8",
+            "--bs 4k --depth 4 --no-immediate-data --sessions 2",
+            "--bs 64k --depth 1 --initial-r2t",
+            "--bs 64k --depth 1",
+        ] {
+            let seed = if shape.ends_with("read") { "--seed 9" } else { "" };
+            if !seed.is_empty() {
+                // What is only read was written before, all of it.
+                let fill = bench(&disk, "--rw write --verify --seed 9 --size 256k --bs 64k --depth 1");
+                assert!(fill.is_good() && fill.total_commands > 4, "{fill}");
+            }
+            let report = bench(&disk, &format!("--verify --rw {shape} --size 256k --time 0.1 {seed} {args}"));
+            let found = report.verified.clone().expect("verified");
+            assert!(report.is_good() && report.iops > 0.0 && found.checked_blocks > 0, "{shape} {args}: {report}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_write_is_noticed() {
+    let disk = Disk::start(Faults { loses_write: 50, ..Faults::default() });
+    // Far more places than writes in this time would be needed to hide one: every place is written again and again,
+    // so reading along with writing has to see it.
+    let report = bench(&disk, "--verify --rw randrw --mix 80 --size 64k --depth 4");
+    let found = report.verified.clone().expect("verified");
+    assert!(!report.is_good() && found.bad_blocks > 0, "{report}");
+    assert!(found.bad[0].starts_with("LBA "), "{}", found.bad[0]);
+}
+
+#[test]
+fn blocks_of_another_run_are_noticed() {
+    let disk = Disk::start(Faults::default());
+    assert!(bench(&disk, "--rw write --verify --seed 3 --size 256k --bs 4k").is_good());
+    assert!(bench(&disk, "--rw randread --verify --seed 3 --size 256k --bs 2k").is_good());
+    let report = bench(&disk, "--rw randread --verify --seed 4 --size 256k");
+    assert!(report.verified.expect("verified").bad[0].contains("another run (seed 3)"));
+}
+
+#[test]
+fn busy_targets_are_asked_again_and_errors_are_counted() {
+    let report = bench(&Disk::start(Faults { busy: true, ..Faults::default() }), "--verify --rw randrw --size 1M");
+    assert!(report.is_good() && report.retries > 0, "{report}");
+    let report = bench(&Disk::start(Faults { bad_medium: true, ..Faults::default() }), "");
+    assert!(!report.is_good() && report.errors > 0 && report.iops == 0.0, "{report}");
+    assert!(report.first_errors[0].contains("MEDIUM_ERROR 11h/00h"), "{}", report.first_errors[0]);
+}
+
+#[test]
+fn sessions_that_only_stay() {
+    let report = bench(&Disk::start(Faults::default()), "--idle-sessions 100");
+    let logins = report.logins.clone().expect("told");
+    assert!(report.is_good() && logins.sessions == 100 && logins.per_second > 1.0);
+}
+
+#[test]
+fn flushes_are_sent_and_counted() {
+    let report = bench(&Disk::start(Faults::default()), "--rw randwrite --flush-every 10 --size 1M --verify");
+    assert!(report.is_good() && report.flushes.count > 0, "{report}");
+    assert!(report.writes.count / report.flushes.count >= 9, "{report}");
+}
+
+/// Writes with an acknowledgement log until the power fails; then checks what came back.
+fn crash(name: &str, faults: Faults, args: &str, check: &str) -> Report {
+    let path = log_file(name);
+    let disk = Disk::start(Faults { fails_at_write: 500, ..faults });
+    let report = bench(&disk, &format!("--rw randwrite --size 512k --time 5 {args} --ack-log {}", path.display()));
+    assert!(report.lost.is_some(), "the connection was lost: {report}");
+    let report = bench(&disk.restart(), &format!("--check-ack-log {} {check}", path.display()));
+    std::fs::remove_file(&path).expect("written");
+    report
+}
+
+#[test]
+fn a_crash_that_keeps_its_promises() {
+    for (name, args) in [("fua", "--fua"), ("flush", "--flush-every 7"), ("both", "--fua --flush-every 7 --sessions 2")]
+    {
+        let report = crash(name, Faults::default(), args, "");
+        let found = report.verified.clone().expect("verified");
+        assert!(report.is_good() && found.checked_blocks > 0, "{name}: {report}");
+    }
+}
+
+#[test]
+fn a_cache_that_is_lost_without_a_promise_is_told_but_not_blamed() {
+    let report = crash("volatile", Faults::default(), "", "");
+    let found = report.verified.clone().expect("verified");
+    assert!(report.is_good() && found.checked_blocks == 0 && found.volatile_lost_blocks > 0, "{report}");
+    let report = crash("all", Faults::default(), "", "--all");
+    assert!(!report.is_good(), "with --all everything acknowledged must be there: {report}");
+}
+
+#[test]
+fn a_crash_that_breaks_its_promises_is_noticed() {
+    let lying_fua = Faults { fua_lies: true, ..Faults::default() };
+    let report = crash("fua-lies", lying_fua, "--fua", "");
+    assert!(!report.is_good(), "{report}");
+    let lying_flush = Faults { flush_lies: true, ..Faults::default() };
+    let report = crash("flush-lies", lying_flush, "--flush-every 7", "");
+    assert!(!report.is_good(), "{report}");
+}
+
+#[test]
+fn targets_are_found_by_discovery_and_followed_when_they_move() {
+    let disk = Disk::start(Faults::default());
+    let portal = format!("iscsi://{}", disk.address);
+    let report = run(&options(&portal, "")).expect("a report");
+    assert_eq!(report.url, disk.url());
+    let line = options(&portal, "");
+    let found = discover(&line).expect("found");
+    assert_eq!((found.len(), &*found[0].name, &found[0].addresses[0]), (1, disk::NAME, &format!("{},1", disk.address)));
+    let door = Disk::start(Faults { moved_to: Some(disk.address.port()), ..Faults::default() });
+    assert_eq!(bench(&door, "--sessions 2").url, disk.url());
+}
+
+#[test]
+fn what_cannot_be_run_says_why() {
+    let disk = Disk::start(Faults::default());
+    let why = |url: &str, args: &str| format!("{:#}", run(&options(url, args)).expect_err("cannot be"));
+    assert!(why(&format!("iscsi://{}/iqn.nobody/0", disk.address), "").contains("NOT_FOUND"));
+    assert!(why(&disk.url(), "--size 1G").contains("beyond the end of the unit (4 MiB)"));
+    assert!(why(&disk.url(), "--offset 100").contains("multiple of 512"));
+    assert!(why(&disk.url(), "--size 2k").contains("smaller than --bs"));
+    assert!(why(&disk.url(), "--check-ack-log /nonexistent").contains("/nonexistent"));
+    assert!(why("iscsi://127.0.0.1:1/iqn.x/0", "").contains("connecting"));
+    let crash = Disk::start(Faults { fails_at_write: 10, ..Faults::default() });
+    assert!(why(&crash.url(), "--rw write").contains("lost"));
+}

@@ -1,0 +1,246 @@
+//! `lunar daemon`: serves what a file says, and follows the file while it runs.
+//!
+//! One thread, the control thread, owns the [`Keeper`]: the configuration and what runs by it. Whoever wants to look at
+//! it or change it has [`Control`], and hands a closure to that thread: changes come one after another, and none sees
+//! another's half. Sessions and statistics are looked at there, too.
+//!
+//! A part of the daemon that is configured, too, beside what is shared, is a [`Part`].
+
+use crate::live::Live;
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use lunar_control::check::{Checked, Machine, Outside};
+use lunar_control::manager::Failure;
+use lunar_control::model::{StoreKind, Volume};
+use lunar_control::names::Uuid;
+use lunar_control::{Manager, Plan};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::any::Any;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::SystemTime;
+
+/// `lunar daemon`
+#[derive(Args, Clone, Debug)]
+pub struct Daemon {
+    /// The file that says what is shared
+    #[arg(long, value_name = "FILE", default_value = "/etc/lunar/lunar.toml")]
+    pub config: PathBuf,
+    /// Where state is kept, if the file does not say [default: STATE_DIRECTORY, or the user's own state folder]
+    #[arg(long, value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
+}
+
+/// What the control thread owns: the configuration, its history, and what runs by it.
+pub type Keeper = Manager<Live, Here>;
+
+/// Something for the control thread to do.
+enum Work {
+    Do(Box<dyn FnOnce(&mut Keeper) + Send>),
+    Stop,
+}
+
+/// The control thread has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stopped;
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the service is stopping")
+    }
+}
+
+impl std::error::Error for Stopped {}
+
+/// The way to the control thread. Clones are the same.
+#[derive(Clone)]
+pub struct Control {
+    way: mpsc::Sender<Work>,
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Control")
+    }
+}
+
+impl Control {
+    /// Has the control thread do something after all that it was asked before, and waits for what comes of it. What is
+    /// asked here may take as long as sessions get to drain: an asynchronous caller posts instead.
+    ///
+    /// # Errors
+    /// When the service stops.
+    pub fn ask<T: Send + 'static>(&self, work: impl FnOnce(&mut Keeper) -> T + Send + 'static) -> Result<T, Stopped> {
+        let (answer, answered) = mpsc::channel();
+        let job = move |keeper: &mut Keeper| {
+            // Whoever asked may have gone.
+            let _ = answer.send(work(keeper));
+        };
+        if !self.post(job) {
+            return Err(Stopped);
+        }
+        answered.recv().map_err(|_| Stopped)
+    }
+
+    /// The same without waiting: `work` answers by itself. Whether there is still somebody who does it; if there is not,
+    /// it is dropped.
+    pub fn post(&self, work: impl FnOnce(&mut Keeper) + Send + 'static) -> bool {
+        self.way.send(Work::Do(Box::new(work))).is_ok()
+    }
+
+    /// Puts in force what is in the file now.
+    ///
+    /// # Errors
+    /// What is in the way, with places in the file; nothing was changed then.
+    pub fn reload(&self) -> Result<Result<Plan, Failure>, Stopped> {
+        self.ask(|keeper| keeper.reload(SystemTime::now()))
+    }
+}
+
+/// A part of the daemon that is configured, too: the API, the log. It is asked whenever something of the sections changes
+/// that no volume, target, portal or group is: `api`, `api-listener`, `api-token`, `logging`, `server`.
+pub trait Part: Send {
+    /// Does everything that can fail, so that nobody notices.
+    ///
+    /// # Errors
+    /// Why it cannot be, in words that say what to do.
+    fn prepare(&mut self, wanted: &Checked) -> Result<(), String>;
+
+    /// Goes by what was prepared. This cannot fail.
+    fn commit(&mut self, wanted: &Checked);
+
+    /// Lets go of what was prepared, as if nobody had asked.
+    fn roll_back(&mut self);
+}
+
+/// The machine, as the configuration sees it, and the volumes on it.
+#[derive(Clone, Debug)]
+pub struct Here(Machine);
+
+impl Here {
+    /// Of the configuration in this file.
+    #[must_use]
+    pub fn new(config: PathBuf) -> Self {
+        Self(Machine { config })
+    }
+}
+
+impl Outside for Here {
+    fn config_mode(&self) -> Option<u32> {
+        self.0.config_mode()
+    }
+
+    fn mode(&self, path: &Path) -> Result<u32, String> {
+        self.0.mode(path)
+    }
+
+    fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
+        self.0.read(path)
+    }
+
+    fn credential(&self, name: &str) -> Result<PathBuf, String> {
+        self.0.credential(name)
+    }
+
+    fn random(&self) -> Result<[u8; 16], String> {
+        self.0.random()
+    }
+
+    /// A volume that was shared before is who it was.
+    fn mark(&self, volume: &Volume) -> Option<Uuid> {
+        let path = volume.path.as_ref()?.path();
+        let known = match volume.kind {
+            StoreKind::File => crate::volume::identity::of_file_at(path),
+            StoreKind::Block => crate::volume::identity::of_device_at(path),
+            StoreKind::Ram | StoreKind::Null => None,
+        };
+        known.map(Uuid)
+    }
+}
+
+/// A daemon that runs.
+pub struct Service {
+    control: Control,
+    thread: JoinHandle<Keeper>,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Service")
+    }
+}
+
+impl Service {
+    /// Starts what the file at `config` says. `state` is where state is kept if the file does not say.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is not valid (with places in it), or cannot be put in force.
+    pub fn start(config: &Path, state: Option<&Path>) -> Result<Self> {
+        let config = std::path::absolute(config)?;
+        let (live, state) = Live::of_file(&config, state)?;
+        let outside = Here::new(config.clone());
+        let mut keeper = Manager::start(&config, &state, outside, live, SystemTime::now())?;
+        let (way, work) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("control".into());
+        let thread = thread.spawn(move || {
+            for work in work {
+                match work {
+                    Work::Do(work) => work(&mut keeper),
+                    Work::Stop => break,
+                }
+            }
+            keeper
+        })?;
+        Ok(Self { control: Control { way }, thread })
+    }
+
+    /// The way to what it does.
+    #[must_use]
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    fn halt(self) -> Result<Keeper> {
+        // It has ended if nobody takes this.
+        let _ = self.control.way.send(Work::Stop);
+        self.thread.join().map_err(|_| anyhow!("the control thread panicked"))
+    }
+
+    /// Ends it: sessions are asked to log out, commands finish, everything is flushed.
+    ///
+    /// # Errors
+    /// When something could not be flushed.
+    pub fn end(self) -> Result<()> {
+        self.halt()?.into_running().into_house().end()
+    }
+}
+
+/// Serves until a signal says stop. `attach` starts what belongs to the daemon besides, such as the API, and returns what
+/// ends it when it is dropped; it is dropped before the cores drain.
+///
+/// # Errors
+/// Everything that keeps it from starting, in words that say what to do.
+pub fn run(daemon: &Daemon, attach: impl FnOnce(&Control) -> Result<Box<dyn Any>>) -> Result<()> {
+    if !daemon.config.exists() {
+        bail!("{} does not exist: write one first (docs/lunar.example.toml is an example)", daemon.config.display());
+    }
+    // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let service = Service::start(&daemon.config, daemon.state.as_deref())?;
+    let attached = attach(service.control()).context("starting the API")?;
+    println!("lunar serves {}", daemon.config.display());
+    for signal in signals.forever() {
+        if signal != SIGHUP {
+            break;
+        }
+        match service.control().reload()? {
+            Ok(plan) => eprintln!("reloaded {}:\n{plan}", daemon.config.display()),
+            Err(why) => eprintln!("what runs was not changed:\n{why}"),
+        }
+    }
+    drop(attached);
+    service.halt()?.into_running().into_house().stop(&mut signals)
+}

@@ -1,0 +1,124 @@
+use super::*;
+use std::fs;
+use std::io::ErrorKind;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("lunar-jail-{}-{count}", std::process::id()));
+        fs::create_dir_all(&path).expect("a folder");
+        Self(path)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        let path = self.0.join(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(&path, "as it was").expect("a file");
+        path
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A jail holds for its thread, so each test has one of its own.
+fn in_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    std::thread::spawn(work).join().expect("it does not panic")
+}
+
+fn denied<T>(result: std::io::Result<T>) -> bool {
+    result.is_err_and(|why| why.kind() == ErrorKind::PermissionDenied)
+}
+
+#[test]
+fn what_is_not_named_is_out_of_reach() {
+    let place = Place::new();
+    let (disk, secret) = (place.file("volumes/disk.img"), place.file("volumes/other.img"));
+    let (read, kept) = (place.file("etc/secret"), place.file("state/file"));
+    let paths = Paths { read: vec![read.clone()], write: vec![disk.clone()], keep: vec![place.0.join("state")] };
+    let held = in_a_thread(move || {
+        let held = files(&paths).expect("the kernel takes it");
+        if held == Held::No {
+            return held;
+        }
+        // What it is for.
+        assert!(fs::write(&disk, "more").is_ok() && fs::read(&read).is_ok());
+        let folder = kept.parent().expect("a folder");
+        fs::write(folder.join("new"), "x")
+            .and_then(|()| fs::rename(folder.join("new"), &kept))
+            .expect("it is kept there");
+        UnixListener::bind(folder.join("api.sock")).expect("a socket");
+        fs::create_dir_all(folder.join("units/x")).expect("folders");
+        fs::read_to_string("/proc/self/mountinfo").expect_err("nothing was said of it");
+        // What it is not for.
+        assert!(denied(fs::read(&secret)) && denied(fs::write(&secret, "x")) && denied(fs::write(&read, "x")));
+        assert!(denied(fs::write(disk.with_extension("new"), "x")) && denied(fs::remove_file(&disk)));
+        assert!(denied(fs::read_dir("/")) && denied(fs::read("/etc/passwd")) && denied(fs::read("/proc/self/environ")));
+        assert!(fs::hard_link(&disk, folder.join("link")).is_err() && denied(fs::write("/dev/full", "x")));
+        // A link from where it may write leads nowhere.
+        assert!(std::os::unix::fs::symlink(&secret, folder.join("way")).is_err());
+        assert!(Command::new("/bin/true").status().is_err(), "no program is started");
+        // What it starts is in it, too.
+        assert!(in_a_thread(move || denied(fs::read(&secret))));
+        held
+    });
+    if held == Held::No {
+        println!("skipped: this kernel has no Landlock");
+    }
+}
+
+#[test]
+fn calls_that_it_does_not_make_are_refused() {
+    in_a_thread(|| {
+        let program = filter().expect("it is right");
+        seccompiler::apply_filter(&program).expect("the kernel takes it");
+        let is_refused = |result: std::io::Result<()>| result.is_err_and(|why| why.raw_os_error() == Some(libc::EPERM));
+        let rustix_error = |why: rustix::io::Errno| std::io::Error::from(why);
+        assert!(is_refused(Command::new("/bin/true").status().map(drop)), "no program is started");
+        assert!(is_refused(std::env::set_current_dir("/")));
+        assert!(is_refused(std::os::unix::fs::symlink("/", "/tmp/lunar-jail-link")));
+        assert!(is_refused(rustix::process::setsid().map(drop).map_err(rustix_error)));
+        let group = rustix::process::getpid();
+        assert!(is_refused(rustix::process::setpgid(Some(group), Some(group)).map_err(rustix_error)));
+        let netlink = rustix::net::socket(rustix::net::AddressFamily::NETLINK, rustix::net::SocketType::RAW, None);
+        assert!(is_refused(netlink.map(drop).map_err(rustix_error)), "no family but those of its peers");
+        // What it is for.
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");
+        TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        assert!(in_a_thread(|| fs::read("/proc/self/stat").is_ok()), "threads and files go on");
+    });
+}
+
+#[test]
+fn the_paths_are_those_of_the_configuration() {
+    let place = Place::new();
+    let disk = place.file("srv/disk1.img");
+    let new = place.0.join("new/disk2.img");
+    let text = format!(
+        "[volume.a]\nkind = 'file'\npath = '{}'\n[volume.b]\nkind = 'file'\npath = '{}'\nsize = '1M'\n\
+         [volume.c]\nkind = 'ram'\nsize = '1M'\n[server]\nfolders = ['/srv/more']\n[api]\nsocket = '/run/x/api.sock'\n",
+        disk.display(),
+        new.display()
+    );
+    let outside = lunar_control::check::Machine { config: place.0.join("etc/lunar.toml") };
+    let checked =
+        lunar_control::check("lunar.toml", &text, &outside).map_err(|why| why.to_string()).expect("it is right");
+    let (file, state) = (place.0.join("etc/lunar.toml"), place.0.join("state"));
+    let paths = Paths::of(&checked.config, &file, &state, Some(Path::new("/run/x/api.sock")));
+    assert!(paths.write.contains(&disk) && !paths.keep.contains(&place.0.join("srv")), "{paths:?}");
+    assert!(paths.reach(&disk) && paths.reach(Path::new("/srv/more/new.img")) && paths.reach(&new));
+    assert!(!paths.reach(&disk.with_extension("other")) && !paths.reach(Path::new("/srv/more")));
+    for folder in [place.0.join("etc"), state, place.0.join("new"), "/srv/more".into(), "/run/x".into()] {
+        assert!(paths.keep.contains(&folder), "{} in {paths:?}", folder.display());
+    }
+}

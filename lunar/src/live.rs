@@ -1,0 +1,436 @@
+//! The configuration, in force: what it asks for is opened and bound first, and given to the cores once everything that
+//! can fail has not.
+//!
+//! * `shape`: what the cores make of a configuration
+//! * `ports`: which number each target port has, for ever
+//! * `settle`: from one shape to the next, without disturbing whom it does not concern
+//! * `sight`: who is logged in, and what was counted
+//! * here: [`Running`]: volumes and addresses
+
+mod ports;
+mod settle;
+mod shape;
+mod sight;
+
+use crate::daemon::Part;
+use crate::house::{Frame, House, Opening, why_not};
+use crate::serve::PORT_PATIENCE;
+use crate::volume::Volume;
+use crate::volume::keep::state_folder;
+use anyhow::{Result, anyhow};
+use lunar_control::apply::Running;
+use lunar_control::check::check;
+use lunar_control::config::{Config, Kind};
+use lunar_control::model::{self, Driver};
+use lunar_control::plan::{Action, Change, Plan};
+use lunar_control::{Checked, versions};
+use lunar_core::medium::Medium;
+use lunar_core::tally::Tally;
+use lunar_core::unit::UnitId;
+use lunar_iscsi::directory::Directory;
+use lunar_iscsi::guard::audit::Record;
+use lunar_reactor::Choice;
+use lunar_reactor::linger::until_free;
+use lunar_scsi::lun::LUNS_MAX;
+use ports::Ports;
+use settle::Settled;
+use shape::{Accesses, Listener};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+/// Keys of a volume that change how its unit is served, and not which unit it is.
+const SAME_UNIT: [&str; 5] = ["size", "read_only", "write_through", "direct", "revision"];
+
+/// Takes the records of logins, from any core.
+pub type Listening = Box<dyn Fn(&Record) + Send + Sync>;
+
+/// A volume that is served.
+#[derive(Clone, Debug)]
+struct Placed {
+    unit: UnitId,
+    volume: Volume,
+    medium: Medium,
+    tally: Tally,
+    model: model::Volume,
+}
+
+/// The configuration, in force.
+pub struct Live {
+    house: House,
+    state: PathBuf,
+    volumes: BTreeMap<String, Placed>,
+    listeners: BTreeMap<String, Listener>,
+    ports: Ports,
+    parts: Vec<Box<dyn Part>>,
+    /// Who takes the records of logins; until somebody does, they are lines of the log.
+    listener: Arc<OnceLock<Listening>>,
+    /// Numbers of units that are taken.
+    units: BTreeSet<u32>,
+    tickets: u64,
+    portals: u32,
+    /// What is known of the plan that is being carried out.
+    coming: Coming,
+    settled: Settled,
+}
+
+impl fmt::Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Live({} volumes, {} portals)", self.volumes.len(), self.listeners.len())
+    }
+}
+
+/// What is known of a plan while it is carried out.
+#[derive(Default)]
+struct Coming {
+    /// Who may log in then; the first step makes it.
+    accesses: Option<Accesses>,
+    /// Whether the parts have prepared themselves.
+    parts: bool,
+    /// Units to be served.
+    tickets: Vec<u64>,
+    /// Units that are not served any more.
+    leaving: Vec<UnitId>,
+    /// Volumes that are other units than before.
+    replaced: BTreeSet<String>,
+    /// Units that are served for the first time.
+    new: Vec<UnitId>,
+    /// Listeners that are not wanted any more.
+    closing: Vec<Listener>,
+}
+
+/// A step that is ready to be made.
+#[derive(Debug)]
+pub enum Ready {
+    /// There is nothing in it that can fail.
+    Nothing,
+    /// A volume is open.
+    Volume {
+        /// By what the cores know it.
+        ticket: u64,
+        /// What it is.
+        placed: Box<PlacedVolume>,
+    },
+    /// An address is listened at.
+    Portal {
+        /// Where.
+        listener: BoundListener,
+        /// One of our own that had to be closed for it.
+        displaced: Option<BoundListener>,
+        /// Whether it is one that was there before.
+        is_taken_over: bool,
+    },
+    /// The other parts of the daemon have prepared themselves.
+    Parts,
+}
+
+/// A volume that is open, and not served yet.
+#[derive(Debug)]
+pub struct PlacedVolume(Placed);
+
+/// An address that is listened at.
+#[derive(Clone, Copy, Debug)]
+pub struct BoundListener(Listener);
+
+impl Live {
+    /// Cores as the file at `config` asks for; nothing is served yet. Returns the state folder, too: that of the file, or
+    /// `state`, or what is usual.
+    ///
+    /// # Errors
+    /// When the file is not valid, or the cores do not start.
+    pub fn of_file(config: &Path, state: Option<&Path>) -> Result<(Self, PathBuf)> {
+        let text = versions::read(config)?;
+        let outside = crate::daemon::Here::new(config.to_owned());
+        let checked = check(&config.display().to_string(), &text, &outside)?;
+        let own = checked.config.server.state.as_ref().map(|path| path.path().to_owned());
+        let state = own.or_else(|| state.map(Path::to_owned)).unwrap_or_else(state_folder);
+        Ok((Self::start(&checked.config, &state)?, state))
+    }
+
+    /// Cores as a configuration asks for; nothing is served yet.
+    ///
+    /// # Errors
+    /// When they do not start, or what is in the state folder cannot be read.
+    pub fn start(config: &Config, state: &Path) -> Result<Self> {
+        std::fs::create_dir_all(state)?;
+        let server = &config.server;
+        let frame = Frame {
+            cores: match server.cores {
+                Some(cores) => cores.get() as usize,
+                None => std::thread::available_parallelism().map_or(1, usize::from),
+            },
+            driver: match server.driver {
+                Driver::Auto => Choice::Auto,
+                Driver::IoUring => Choice::IoUring,
+                Driver::Epoll => Choice::Epoll,
+            },
+            memory: server.memory.0 as usize,
+            spin: server.spin.0,
+            register: config.volumes.values().any(|volume| volume.direct),
+            drain: server.drain.0,
+            nvme: None,
+        };
+        let ports = Ports::open(state).map_err(|why| anyhow!(why))?;
+        let listener: Arc<OnceLock<Listening>> = Arc::default();
+        let told = listener.clone();
+        let audit = move |record: &Record| match told.get() {
+            Some(listener) => listener(record),
+            None => eprintln!("audit: {record}"),
+        };
+        let house = House::start(frame, Directory::new(server.drain.0), audit)?;
+        Ok(Self {
+            house,
+            state: state.to_owned(),
+            volumes: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            ports,
+            parts: Vec::new(),
+            listener,
+            units: BTreeSet::new(),
+            tickets: 0,
+            portals: 0,
+            coming: Coming::default(),
+            settled: Settled::default(),
+        })
+    }
+
+    /// The cores.
+    #[must_use]
+    pub fn house(&self) -> &House {
+        &self.house
+    }
+
+    /// The cores, to end them.
+    #[must_use]
+    pub fn into_house(self) -> House {
+        self.house
+    }
+
+    /// From now on this part is asked, too, when something changes that it goes by; it knows what is in force now.
+    pub fn add_part(&mut self, part: Box<dyn Part>) {
+        self.parts.push(part);
+    }
+
+    /// From now on this takes the records of logins; the first that asks for them does.
+    pub fn audit_to(&self, listener: Listening) {
+        let _ = self.listener.set(listener);
+    }
+
+    fn ticket(&mut self) -> u64 {
+        self.tickets += 1;
+        self.tickets
+    }
+
+    /// Opens the volume of this name as it shall be.
+    fn open(&mut self, name: &str, is_same: bool, wanted: &Checked) -> Result<Ready, String> {
+        let model = wanted.config.volumes.get(name).ok_or("it is not in the configuration")?;
+        if let Some(path) = &model.path {
+            crate::jail::reaches(path.path())?;
+        }
+        let own = self.volumes.get(name).cloned();
+        if let (Some(own), true) = (&own, is_same) {
+            let (has, wanted) = (own.volume.traits().size, model.size.map_or(u64::MAX, |size| size.0));
+            if wanted < has {
+                return Err(format!(
+                    "it has {has} bytes: what lies behind its new end would be lost to its initiators"
+                ));
+            }
+        }
+        // Another may be what is in this place until now; what is in memory is nobody else's.
+        let in_place = |other: &&Placed| other.model.path.is_some() && other.model.path == model.path;
+        let before = own.as_ref().filter(|_| is_same).or_else(|| self.volumes.values().find(in_place));
+        let volume = Volume::configured(name, model, &self.state, before.map(|before| &before.volume));
+        let volume = volume.map_err(|why| format!("{why:#}"))?;
+        let placed = match own.filter(|_| is_same) {
+            Some(own) => Placed { volume, model: model.clone(), ..own },
+            None => {
+                let free = (0..u32::from(LUNS_MAX)).find(|number| !self.units.contains(number));
+                let unit = UnitId(free.ok_or_else(|| format!("there are {LUNS_MAX} volumes already"))?);
+                let shared = &self.house.common().shared;
+                shared.restore(unit, &**volume.keep()).map_err(|why| why.to_string())?;
+                let (medium, tally) = (Medium::of(volume.medium()), Tally::new(self.house.cores().count()));
+                self.units.insert(unit.0);
+                Placed { unit, volume, medium, tally, model: model.clone() }
+            }
+        };
+        let Placed { unit, volume, medium, tally, .. } = placed.clone();
+        let ticket = self.ticket();
+        if let Err(why) = self.house.open(&Opening { ticket, unit, volume, medium, tally }) {
+            if !is_same {
+                self.units.remove(&unit.0);
+            }
+            return Err(format!("{why:#}"));
+        }
+        Ok(Ready::Volume { ticket, placed: Box::new(PlacedVolume(placed)) })
+    }
+
+    /// Listens at the address of the portal of this name.
+    fn listen(&mut self, name: &str, wanted: &Checked) -> Result<Ready, String> {
+        let portal = wanted.config.portals.get(name).ok_or("it is not in the configuration")?;
+        let address = portal.address.0;
+        let held = self.listeners.values().chain(&self.coming.closing).find(|listener| listener.address == address);
+        if let Some(listener) = held {
+            return Ok(Ready::Portal { listener: BoundListener(*listener), displaced: None, is_taken_over: true });
+        }
+        // All addresses of a port and one of them are in each other's way: ours that goes, goes first.
+        let is_kept = |listener: &Listener| {
+            wanted.config.portals.iter().any(|(name, portal)| {
+                self.listeners.get(name) == Some(listener) && portal.address.0 == listener.address
+            })
+        };
+        let overlaps = |other: SocketAddr| {
+            let any = other.ip().is_unspecified() || address.ip().is_unspecified();
+            any && other.port() == address.port() && other.is_ipv4() == address.is_ipv4()
+        };
+        let displaced = self.listeners.values().find(|other| overlaps(other.address) && !is_kept(other)).copied();
+        displaced.iter().for_each(|displaced| self.house.close(displaced.id));
+        self.portals += 1;
+        let id = self.portals;
+        let listen = || self.house.listen(id, address);
+        match until_free(PORT_PATIENCE, listen, |why| why.kind() == ErrorKind::AddrInUse) {
+            Ok(address) => Ok(Ready::Portal {
+                listener: BoundListener(Listener { id, address }),
+                displaced: displaced.map(BoundListener),
+                is_taken_over: false,
+            }),
+            Err(why) => {
+                displaced.iter().for_each(|displaced| self.listen_again(*displaced));
+                Err(why_not(address, &why, &format!("portal.{name}.address")))
+            }
+        }
+    }
+
+    /// Listens again where one of ours did until a moment ago.
+    fn listen_again(&mut self, listener: Listener) {
+        let listen = || self.house.listen(listener.id, listener.address);
+        match until_free(PORT_PATIENCE, listen, |why| why.kind() == ErrorKind::AddrInUse) {
+            Ok(_) => self.settled.accept_again(&self.house, listener),
+            Err(why) => {
+                let trouble = format!("{} is not listened at any more: {why}", listener.address);
+                eprintln!("{trouble}");
+                self.settled.troubles.push(trouble);
+            }
+        }
+    }
+
+    fn prepare_parts(&mut self, wanted: &Checked) -> Result<Ready, String> {
+        if std::mem::replace(&mut self.coming.parts, true) {
+            return Ok(Ready::Nothing);
+        }
+        for at in 0..self.parts.len() {
+            if let Err(why) = self.parts[at].prepare(wanted) {
+                self.parts[..at].iter_mut().rev().for_each(|part| part.roll_back());
+                self.coming.parts = false;
+                return Err(why);
+            }
+        }
+        Ok(Ready::Parts)
+    }
+
+    fn prepare_step(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
+        if self.coming.accesses.is_none() {
+            self.coming.accesses = Some(shape::accesses(wanted)?);
+            self.ports.provide(&wanted.config)?;
+        }
+        let name = &change.object.name;
+        match (change.object.kind, &change.action) {
+            (Kind::Volume, Action::Create) => self.open(name, false, wanted),
+            (Kind::Volume, Action::Change(fields)) => {
+                let is_same = fields.iter().all(|field| SAME_UNIT.contains(field));
+                self.open(name, is_same, wanted)
+            }
+            (Kind::Portal, Action::Create) => self.listen(name, wanted),
+            (Kind::Portal, Action::Change(fields)) if fields.contains(&"address") => self.listen(name, wanted),
+            (Kind::Api | Kind::ApiListener | Kind::ApiToken | Kind::Logging | Kind::Server, _) => {
+                self.prepare_parts(wanted)
+            }
+            _ => Ok(Ready::Nothing),
+        }
+    }
+}
+
+impl Running for Live {
+    type Prepared = Ready;
+
+    fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
+        let is_first = self.coming.accesses.is_none();
+        let ready = self.prepare_step(change, wanted);
+        if ready.is_err() && is_first {
+            // Nothing is prepared that would be rolled back.
+            self.coming = Coming::default();
+        }
+        ready
+    }
+
+    fn commit(&mut self, change: &Change, prepared: Ready) {
+        let name = &change.object.name;
+        match (prepared, &change.action) {
+            (Ready::Volume { ticket, placed }, _) => {
+                let PlacedVolume(placed) = *placed;
+                let unit = placed.unit;
+                self.coming.tickets.push(ticket);
+                let old = self.volumes.insert(name.clone(), placed);
+                match old {
+                    Some(old) if old.unit == unit => {}
+                    old => {
+                        self.coming.new.push(unit);
+                        if let Some(old) = old {
+                            self.coming.leaving.push(old.unit);
+                            self.coming.replaced.insert(name.clone());
+                        }
+                    }
+                }
+            }
+            (Ready::Portal { listener: BoundListener(listener), displaced, .. }, _) => {
+                let gone = |other: &Listener| displaced.is_some_and(|BoundListener(gone)| gone == *other);
+                let old = self.listeners.insert(name.clone(), listener);
+                self.coming.closing.extend(old.filter(|old| !gone(old)));
+                self.coming.closing.retain(|other| *other != listener);
+            }
+            (_, Action::Remove) if change.object.kind == Kind::Volume => {
+                self.coming.leaving.extend(self.volumes.remove(name).map(|old| old.unit));
+            }
+            (_, Action::Remove) if change.object.kind == Kind::Portal => {
+                self.coming.closing.extend(self.listeners.remove(name));
+            }
+            _ => {}
+        }
+    }
+
+    fn settle(&mut self, _plan: &Plan, wanted: &Checked) {
+        let coming = std::mem::take(&mut self.coming);
+        if coming.parts {
+            self.parts.iter_mut().for_each(|part| part.commit(wanted));
+        }
+        self.settle_shape(&coming, wanted);
+        self.units.retain(|number| !coming.leaving.contains(&UnitId(*number)));
+    }
+
+    fn roll_back(&mut self, change: &Change, prepared: Ready) {
+        match prepared {
+            Ready::Nothing => {}
+            Ready::Volume { ticket, placed } => {
+                let PlacedVolume(placed) = *placed;
+                self.house.withdraw(ticket);
+                if self.volumes.get(&change.object.name).is_none_or(|own| own.unit != placed.unit) {
+                    self.units.remove(&placed.unit.0);
+                }
+            }
+            Ready::Portal { listener: BoundListener(listener), displaced, is_taken_over } => {
+                if !is_taken_over {
+                    self.house.close(listener.id);
+                }
+                displaced.into_iter().for_each(|BoundListener(displaced)| self.listen_again(displaced));
+            }
+            Ready::Parts => self.parts.iter_mut().rev().for_each(|part| part.roll_back()),
+        }
+        self.coming = Coming::default();
+    }
+}
+
+#[cfg(test)]
+#[path = "live_tests.rs"]
+mod tests;

@@ -1,0 +1,249 @@
+use super::*;
+use lunar_control::check::{Machine, check};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A folder that goes with the test.
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("lunar-live-{}-{count}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder");
+        Self(path)
+    }
+
+    fn checked(&self, text: &str) -> Checked {
+        let text = format!("[server]\ncores = 2\nmemory = '8M'\ndriver = 'epoll'\ndrain = '100ms'\n{text}");
+        let machine = Machine { config: self.0.join("lunar.toml") };
+        check("lunar.toml", &text, &machine).unwrap_or_else(|why| panic!("{text}\n{why}"))
+    }
+
+    fn live(&self) -> Live {
+        Live::start(&self.checked("").config, &self.0).expect("cores start")
+    }
+
+    /// Makes what runs `after` what runs `before`.
+    fn apply(&self, live: &mut Live, before: &Checked, after: &Checked) -> Result<(), String> {
+        let plan = Plan::between(before, after);
+        lunar_control::apply::apply(live, &plan, after, || Ok(())).map_err(|why| why.to_string())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Everything that somebody from outside could tell of what runs. Units are called by what they are: which number each
+/// has depends on what was there before.
+fn seen(live: &Live) -> Value {
+    let cores = live.house().cores().ask_all(|core| {
+        let who = |unit: UnitId| core.links.unit(unit).map_or_else(String::new, |unit| unit.identity.serial.clone());
+        let units: BTreeMap<String, Value> = core
+            .links
+            .units()
+            .iter()
+            .map(|unit| {
+                let ways =
+                    [1_u16, 2].map(|group| core.served.target.state(unit.id.0 as u16, group).map(|state| state.0));
+                let told = json!([unit.geometry.blocks, unit.geometry.block_size, unit.read_only, ways]);
+                (unit.identity.serial.clone(), told)
+            })
+            .collect();
+        let maps: BTreeMap<String, Value> = core
+            .served
+            .target
+            .maps()
+            .into_iter()
+            .map(|(name, map)| {
+                let luns = map.luns().map(|(lun, to)| json!([lun, who(UnitId(to.unit.into())), to.read_only]));
+                (name.to_string(), luns.collect())
+            })
+            .collect();
+        let mut ports: Vec<String> = core.served.target.port_names();
+        ports.sort();
+        std::future::ready(json!({ "units": units, "maps": maps, "ports": ports }))
+    });
+    let directory = live.house().common().guard.directory();
+    let targets: Vec<Value> = directory
+        .targets()
+        .map(|target| {
+            let settings = (&target.alias, target.sessions_max, target.session.window, target.moved);
+            json!([target.name.to_string(), format!("{settings:?}"), format!("{:?}", target.access)])
+        })
+        .collect();
+    let mut portals: Vec<String> =
+        directory.portals.iter().map(|portal| format!("{:?} {}", portal.address, portal.group)).collect();
+    portals.sort();
+    json!({ "cores": cores, "targets": targets, "portals": portals, "sessions": directory.sessions_max })
+}
+
+/// A configuration by the throw of dice; all of them want two ports of the machine.
+fn thrown(dice: &[u8], ports: [u16; 2]) -> String {
+    use std::fmt::Write;
+    let mut dice = dice.iter().copied().cycle();
+    let mut roll = |sides: u8| dice.next().unwrap_or_default() % sides;
+    let mut text = String::new();
+    let mut volumes = Vec::new();
+    for n in 0..roll(4) {
+        let kind = ["ram", "null"][usize::from(roll(2))];
+        let (size, read_only, block) = (1 + roll(3), roll(2) == 0, [512, 4096][usize::from(roll(2))]);
+        let uuid = format!("f81d4fae-7dec-41d0-a765-00a0c91e6b{n:02}");
+        let _ = write!(
+            text,
+            "[volume.v{n}]\nkind = '{kind}'\nsize = '{size}M'\nread-only = {read_only}\nblock-size = {block}\n\
+             uuid = '{uuid}'\n"
+        );
+        volumes.push(n);
+    }
+    let states = ["active-optimized", "active-non-optimized", "standby"];
+    for n in 0..2 {
+        let state = states[usize::from(roll(3))];
+        let _ = write!(text, "[portal-group.p{n}]\ntag = {}\nalua-state = '{state}'\n", n + 1);
+    }
+    for (n, port) in ports.iter().enumerate() {
+        if roll(3) > 0 {
+            let _ = write!(text, "[portal.a{n}]\naddress = '127.0.0.1:{port}'\ngroup = 'p{}'\n", roll(2));
+        }
+    }
+    let targets = roll(3);
+    for n in 0..targets {
+        let groups = ["['p0']", "['p1']", "['p0', 'p1']"][usize::from(roll(3))];
+        let _ = write!(
+            text,
+            "[target.t{n}]\niqn = 'iqn.2026-01.org.example:t{n}'\nportal-groups = {groups}\nqueue-depth = {}\n\
+             enabled = {}\n",
+            1 + roll(4),
+            roll(4) > 0
+        );
+    }
+    for n in 0..roll(3) {
+        let members = (0..targets).filter(|_| roll(2) == 0).map(|t| format!("'t{t}'")).collect::<Vec<_>>().join(", ");
+        let _ = write!(text, "[group.g{n}]\ntargets = [{members}]\ninitiators = ['*:{n}']\n[group.g{n}.luns]\n");
+        let shift = roll(3);
+        for volume in &volumes {
+            let (is_mapped, read_only) = (roll(2) == 0, roll(2) == 0);
+            if is_mapped {
+                let _ = writeln!(text, "{} = {{ volume = 'v{volume}', read-only = {read_only} }}", volume + shift);
+            }
+        }
+    }
+    text
+}
+
+fn dice() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(any::<u8>(), 61)
+}
+
+/// Two ports of this machine that nobody has right now.
+fn free_ports() -> [u16; 2] {
+    let bind = || std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let listeners = [bind(), bind()];
+    listeners.map(|listener| listener.local_addr().expect("an address").port())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn one_after_the_other_is_the_other(one in dice(), other in dice()) {
+        let (place, ports) = (Place::new(), free_ports());
+        let (one, other) = (place.checked(&thrown(&one, ports)), place.checked(&thrown(&other, ports)));
+        let mut both = place.live();
+        place.apply(&mut both, &Checked::default(), &one).expect("it can be made");
+        // A volume that would shrink is refused: then everything is as it was.
+        let before = seen(&both);
+        let changed = place.apply(&mut both, &one, &other);
+        let after = seen(&both);
+        both.into_house().end().expect("it ends");
+        if let Err(why) = changed {
+            prop_assert!(why.contains("would be lost"), "{}", why);
+            prop_assert_eq!(after, before);
+            return Ok(());
+        }
+        let mut alone = place.live();
+        place.apply(&mut alone, &Checked::default(), &other).expect("it can be made");
+        let wanted = seen(&alone);
+        alone.into_house().end().expect("it ends");
+        prop_assert_eq!(after, wanted, "{}", Plan::between(&one, &other));
+        prop_assert!(Plan::between(&other, &other).is_empty());
+    }
+}
+
+#[test]
+fn what_cannot_be_made_leaves_everything_as_it_was() {
+    let (place, [port, taken]) = (Place::new(), free_ports());
+    let _holder = std::net::TcpListener::bind(("127.0.0.1", taken)).expect("it was free");
+    let usual = format!(
+        "[volume.v]\nkind = 'ram'\nsize = '1M'\nuuid = 'f81d4fae-7dec-41d0-a765-00a0c91e6b00'\n\
+         [portal-group.p]\ntag = 1\n[portal.a]\naddress = '127.0.0.1:{port}'\ngroup = 'p'\n"
+    );
+    let file = place.0.join("disk.img");
+    let more = format!(
+        "[volume.w]\nkind = 'file'\npath = '{}'\nsize = '1M'\nuuid = 'f81d4fae-7dec-41d0-a765-00a0c91e6b01'\n\
+         [portal.b]\naddress = '127.0.0.1:{taken}'\ngroup = 'p'\n",
+        file.display()
+    );
+    let (one, other) = (place.checked(&usual), place.checked(&(usual.replace("1M", "2M") + &more)));
+    let mut live = place.live();
+    place.apply(&mut live, &Checked::default(), &one).expect("it can be made");
+    let before = seen(&live);
+    let why = place.apply(&mut live, &one, &other).expect_err("the port is taken");
+    assert!(why.contains("in use by another program") && why.contains("nothing was changed"), "{why}");
+    assert_eq!(seen(&live), before);
+    // What was opened for it is let go.
+    drop(_holder);
+    place.apply(&mut live, &one, &other).expect("it can be made now");
+    assert!(std::net::TcpStream::connect(("127.0.0.1", taken)).is_ok());
+    live.into_house().end().expect("it ends");
+}
+
+#[test]
+fn an_address_moves_from_one_portal_to_another() {
+    let (place, [port, _]) = (Place::new(), free_ports());
+    let text = |name: &str, address: &str, tag: u8| {
+        place.checked(&format!(
+            "[portal-group.p]\ntag = {tag}\n[portal.{name}]\naddress = '{address}:{port}'\ngroup = 'p'\n"
+        ))
+    };
+    let mut live = place.live();
+    let mut before = Checked::default();
+    let all = [
+        text("a", "127.0.0.1", 1),
+        text("b", "127.0.0.1", 1),
+        text("b", "0.0.0.0", 1),
+        text("c", "127.0.0.1", 2),
+        text("c", "127.0.0.1", 3),
+    ];
+    for after in all {
+        place.apply(&mut live, &before, &after).expect("it can be made");
+        assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+        before = after;
+    }
+    live.into_house().end().expect("it ends");
+}
+
+#[test]
+fn ports_keep_their_numbers() {
+    let place = Place::new();
+    let text = |more: &str| {
+        let text = "[portal-group.p]\ntag = 1\n[portal-group.q]\ntag = 2\n[target.b]\niqn = 'iqn.2026-01.org.example:b'\n\
+                    portal-groups = ['p', 'q']\n";
+        place.checked(&format!("{text}{more}"))
+    };
+    let mut ports = Ports::open(&place.0).expect("nothing is there");
+    ports.provide(&text("").config).expect("they are written");
+    let first = ports.of("iqn.2026-01.org.example:b", 2);
+    assert!(first.is_some());
+    let more = "[target.a]\niqn = 'iqn.2026-01.org.example:a'\nportal-groups = ['p']\n";
+    ports.provide(&text(more).config).expect("they are written");
+    let again = Ports::open(&place.0).expect("they are read");
+    assert_eq!((&again, again.of("iqn.2026-01.org.example:b", 2)), (&ports, first));
+    std::fs::write(place.0.join("ports.json"), "{").expect("a file");
+    assert!(Ports::open(&place.0).is_err());
+}

@@ -1,0 +1,93 @@
+//! The operator's side of the daemon: its API, as a part that is configured like the others, and its jails.
+
+use crate::daemon::{Control, Keeper, Part};
+use crate::jail::{self, Held, Paths};
+use anyhow::{Result, anyhow};
+use lunar_api::{Api, Common, Desk, Journal, Topic};
+use lunar_control::check::Checked;
+use lunar_control::value::Textual;
+use lunar_iscsi::guard::audit::Record;
+use std::any::Any;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Starts the API of a daemon. What is returned ends nothing: the API belongs to what runs, and ends with it.
+///
+/// # Errors
+/// Why it cannot be reached, in words that say what to do.
+pub fn attach(control: &Control) -> Result<Box<dyn Any>> {
+    let way = control.clone();
+    let desk = Desk::new(move |job| way.post(move |keeper| job(keeper)));
+    let journal = Journal::new(|note| eprintln!("audit: {note}"));
+    let common = Common::new(journal.clone(), env!("CARGO_PKG_VERSION"), SystemTime::now());
+    let api = Api::start(desk, common.clone())?;
+    let socket = control.ask(move |keeper| open(keeper, api, &common))?.map_err(|why| anyhow!(why))?;
+    journal.add(Topic::Service, "lunar", &format!("is ready; its API is at {}", socket.display()));
+    Ok(Box::new(()))
+}
+
+/// Puts in force what the first configuration says of the API, and makes it a part of what runs.
+fn open(keeper: &mut Keeper, mut api: Api, common: &Arc<Common>) -> Result<PathBuf, String> {
+    let checked = keeper.current().clone();
+    common.started_with(&checked);
+    let journal = common.journal.clone();
+    keeper.running().audit_to(Box::new(move |record| note(&journal, record)));
+    api.open(&checked)?;
+    let socket = api.socket().map(Path::to_owned).unwrap_or_default();
+    keeper.running().add_part(Box::new(Remote(api)));
+    Ok(socket)
+}
+
+/// Notes how a login ended.
+fn note(journal: &Journal, record: &Record) {
+    let (topic, who) = match record {
+        Record::Login(who, Ok(())) => (Topic::Login, &*who.initiator),
+        Record::Login(who, Err(_)) => (Topic::Refusal, &*who.initiator),
+        Record::Omitted(_) => (Topic::Refusal, "lunar"),
+    };
+    journal.add(topic, who, &record.to_string());
+}
+
+/// The API as a part of the daemon.
+struct Remote(Api);
+
+impl Part for Remote {
+    fn prepare(&mut self, wanted: &Checked) -> Result<(), String> {
+        self.0.prepare(wanted)
+    }
+
+    fn commit(&mut self, wanted: &Checked) {
+        self.0.commit(wanted);
+    }
+
+    fn roll_back(&mut self) {
+        self.0.roll_back();
+    }
+}
+
+/// Goes into the jails, with what the configuration in this file asks for. A file that is not right is for the start to
+/// complain about: then nothing is done. Before any thread is started.
+///
+/// # Errors
+/// When the kernel has jails and refuses.
+pub fn confine(file: &Path, state: Option<&Path>) -> Result<()> {
+    let file = std::path::absolute(file)?;
+    let Ok(text) = std::fs::read_to_string(&file) else { return Ok(()) };
+    let outside = crate::daemon::Here::new(file.clone());
+    let Ok(checked) = lunar_control::check(&file.display().to_string(), &text, &outside) else { return Ok(()) };
+    let config = &checked.config;
+    let own = config.server.state.as_ref().map(|path| PathBuf::from(path.text()));
+    let state = own.or_else(|| state.map(Path::to_owned)).unwrap_or_else(crate::volume::keep::state_folder);
+    let socket = config.api.socket.as_ref().map(|path| PathBuf::from(path.text())).or_else(lunar_api::place::to_listen);
+    // A folder that is not there yet could not be allowed.
+    for folder in socket.as_deref().and_then(Path::parent).into_iter().chain([state.as_path()]) {
+        std::fs::create_dir_all(folder)?;
+    }
+    match jail::shut(Paths::of(config, &file, &state, socket.as_deref())).map_err(|why| anyhow!(why))? {
+        Held::Well => {}
+        Held::Partly => eprintln!("this kernel is older than some of what Landlock could keep this process from"),
+        Held::No => eprintln!("this kernel has no Landlock: what files this process reaches, its user alone decides"),
+    }
+    Ok(())
+}

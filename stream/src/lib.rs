@@ -1,0 +1,9 @@
+//! What the transports over a byte stream have in common: their fronts say what a protocol does with bytes, and this
+//! is how the bytes come and go.
+//!
+//! * [`machine`]: what a session is to its connection: bytes and time in, bytes and actions out
+//! * [`serve`]: the glue to the reactor: a core's connections, how each receives, sends and ends, and the ways of a
+//!   command's data; the one module with I/O
+
+pub mod machine;
+pub mod serve;

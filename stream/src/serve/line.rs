@@ -1,0 +1,453 @@
+//! How a connection receives, sends and ends.
+
+use super::Served;
+use super::bytes::Bytes;
+use crate::machine::{Machine, Transfers, Want};
+use lunar_core::io::{Completion, Fault, Outcome};
+use lunar_core::mem::{Buf, PAGE, SgMut};
+use lunar_core::time::Instant;
+use lunar_reactor::Reactor;
+use lunar_reactor::op::Handle;
+use std::cell::{Cell, RefCell, RefMut};
+use std::collections::HashMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+/// What is received at once when little comes: commands are some fifty bytes. It is what an idle session holds.
+const CHUNK_MIN: usize = PAGE;
+/// What is received at once when much comes.
+const CHUNK_MAX: usize = 256 << 10;
+/// The rest of a chunk is used again down to this many bytes: room for a few headers.
+const CHUNK_REST: usize = 1024;
+/// Replies of one turn leave together. But if the core had waited for its commands, their peer most likely waits for it
+/// now: then so many bytes, or half of the replies, leave before the turn is over, and both sides work at the same
+/// time.
+const SEND_EARLY: usize = 32 << 10;
+/// Fewer replies are not worth a send of their own.
+const SEND_EARLY_REPLIES: usize = 8;
+/// A peer that takes nothing of what is sent to it for so long is given up.
+const SEND_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the last answer gets to reach the peer before a connection is closed over unread data.
+const LINGER: Duration = Duration::from_secs(1);
+/// Bytes that a peer may still send meanwhile.
+const LINGER_BYTES: usize = 1 << 20;
+
+/// A session and the bytes that come to it and go from it: a task receives, a task sends.
+pub struct Line<S: Transfers> {
+    pub(super) reactor: Reactor,
+    bytes: Bytes,
+    session: RefCell<S>,
+    /// Nothing more is received; what is queued is sent.
+    ended: Cell<bool>,
+    /// Nothing more is queued: the sender ends when the queue is empty.
+    last: Cell<bool>,
+    /// The sender has ended.
+    sent: Cell<bool>,
+    /// A send failed: nothing more is sent.
+    broken: Cell<bool>,
+    /// Bytes under way, since when, and where their end is told.
+    sending: Cell<usize>,
+    sending_since: Cell<Instant>,
+    under_way: RefCell<Completion>,
+    /// What was queued since the last send, about, and how much of that is half of what the peer waits for.
+    kicks: Cell<usize>,
+    share: Cell<usize>,
+    /// Whether something came since it was last looked at.
+    active: Cell<bool>,
+    chunk_len: Cell<usize>,
+    sender: Cell<Option<Waker>>,
+    receiver: Cell<Option<Waker>>,
+    /// Who waits for the end.
+    over: RefCell<Vec<Waker>>,
+    /// Commands that wait for room towards the peer.
+    pub(super) crowd: RefCell<Vec<Waker>>,
+    /// Commands that wait for data from the peer.
+    pub(super) pulls: RefCell<HashMap<S::Key, Waker>>,
+}
+
+impl<S: Transfers> Line<S> {
+    /// A session over a socket.
+    #[must_use]
+    pub fn new(reactor: &Reactor, socket: Handle, session: S) -> Self {
+        Self {
+            reactor: reactor.clone(),
+            bytes: Bytes::new(reactor, socket),
+            session: RefCell::new(session),
+            ended: Cell::new(false),
+            last: Cell::new(false),
+            sent: Cell::new(false),
+            broken: Cell::new(false),
+            sending: Cell::new(0),
+            sending_since: Cell::new(reactor.now()),
+            under_way: RefCell::default(),
+            kicks: Cell::new(0),
+            share: Cell::new(SEND_EARLY_REPLIES),
+            active: Cell::new(true),
+            chunk_len: Cell::new(CHUNK_MIN),
+            sender: Cell::default(),
+            receiver: Cell::default(),
+            over: RefCell::default(),
+            crowd: RefCell::default(),
+            pulls: RefCell::default(),
+        }
+    }
+
+    /// The session, for a moment. Whoever queues something in it calls [`Line::kick`] after.
+    pub fn session(&self) -> RefMut<'_, S> {
+        self.session.borrow_mut()
+    }
+
+    /// Ends the connection: what is received from now on is not looked at.
+    pub fn end(&self) {
+        if !self.ended.get() {
+            self.stop();
+            self.bytes.cancel();
+            self.go_on();
+        }
+        self.kick();
+    }
+
+    /// Ends it from within an action: nothing more is received when that is done.
+    pub fn stop(&self) {
+        self.ended.set(true);
+    }
+
+    /// Whether nothing is queued or under way to the peer.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.session.borrow().queued_bytes() == 0 && !self.is_sending()
+    }
+
+    pub(super) fn is_sending(&self) -> bool {
+        self.sending.get() > 0
+    }
+
+    /// Bytes queued or under way to the peer.
+    pub(super) fn outstanding(&self) -> usize {
+        self.session.borrow().queued_bytes() + self.sending.get()
+    }
+
+    /// Whether the peer takes nothing of what is sent to it, for too long.
+    pub(super) fn is_stuck(&self, now: Instant) -> bool {
+        self.is_sending() && now.since(self.sending_since.get()) > SEND_TIMEOUT
+    }
+
+    /// Whether something came since it was last asked.
+    pub(super) fn was_active(&self) -> bool {
+        self.active.replace(false)
+    }
+
+    /// Gives back the memory that a busy connection receives into.
+    pub(super) fn shrink(&self) {
+        if self.chunk_len.get() > CHUNK_MIN {
+            // The receive comes back with its large memory and is started anew with a page.
+            self.chunk_len.set(CHUNK_MIN);
+            self.bytes.cancel();
+        }
+    }
+
+    /// What a command waits for has come, or will not come: it pulls again.
+    pub fn data_is_ready(&self, key: S::Key) {
+        let waiting = self.pulls.borrow_mut().remove(&key);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Sees to it that what is queued leaves, at the end of the turn; much leaves at once.
+    pub fn kick(&self) {
+        let may_send = self.sending.get() == 0 && !self.broken.get() && self.reactor.has_waited();
+        if may_send && !self.is_held_back() {
+            let queued = self.session.borrow().queued_bytes();
+            self.kicks.set(self.kicks.get() + 1);
+            if queued >= SEND_EARLY || queued > 0 && self.kicks.get() >= self.share.get() {
+                self.begin_send();
+            }
+        }
+        wake(&self.sender);
+    }
+
+    /// Waits while the session wants nothing: for what is queued to be taken.
+    async fn until_it_goes_on(&self) {
+        let mut asked = false;
+        poll_fn(|cx| {
+            if std::mem::replace(&mut asked, true) || self.ended.get() {
+                return Poll::Ready(());
+            }
+            self.receiver.set(Some(cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn go_on(&self) {
+        wake(&self.receiver);
+    }
+
+    /// Sends what is queued, turn by turn.
+    pub(super) async fn send(&self) {
+        loop {
+            poll_fn(|cx| self.poll_under_way(cx)).await;
+            poll_fn(|cx| self.poll_queued(cx)).await;
+            // What is ready in this turn leaves together.
+            self.reactor.end_of_turn().await;
+            if self.broken.get() {
+                break;
+            }
+            if self.sending.get() > 0 {
+                continue;
+            }
+            if self.has_to_send() {
+                self.begin_send();
+                continue;
+            }
+            if self.session.borrow().is_out_of_memory() {
+                self.end();
+            }
+            if self.last.get() {
+                break;
+            }
+        }
+        self.sent.set(true);
+        self.go_on();
+    }
+
+    /// Whether the nexus ends: what is queued leaves when its commands are gone, and all cores know.
+    fn is_held_back(&self) -> bool {
+        self.ended.get() && !self.last.get()
+    }
+
+    fn has_to_send(&self) -> bool {
+        !self.is_held_back() && self.session.borrow().queued_bytes() > 0
+    }
+
+    /// Starts to send all that is queued; none is under way. Mostly it is over when this returns.
+    fn begin_send(&self) {
+        let data = self.session.borrow_mut().take_out();
+        self.sending.set(data.len());
+        self.kicks.set(0);
+        self.sending_since.set(self.reactor.now());
+        let mut under_way = self.under_way.borrow_mut();
+        self.bytes.begin_send(data, &mut under_way);
+        let outcome = under_way.take();
+        drop(under_way);
+        if let Some(outcome) = outcome {
+            self.end_send(&outcome);
+        }
+    }
+
+    fn end_send(&self, outcome: &Outcome) {
+        let result = self.bytes.end_send(outcome);
+        self.sending.set(0);
+        self.crowd.take().into_iter().for_each(Waker::wake);
+        self.go_on();
+        if result.is_err() {
+            self.broken.set(true);
+            self.end();
+        }
+    }
+
+    /// Waits for the end of what is under way.
+    fn poll_under_way(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.sending.get() == 0 {
+            return Poll::Ready(());
+        }
+        let polled = self.under_way.borrow().poll(cx);
+        polled.map(|outcome| self.end_send(&outcome))
+    }
+
+    fn poll_queued(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.has_to_send() || self.last.get() || self.broken.get() {
+            return Poll::Ready(());
+        }
+        self.sender.set(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+
+    /// The end, when all commands are gone: the last answers leave, and the socket is closed.
+    pub async fn finish(&self) {
+        self.last.set(true);
+        self.over.take().into_iter().for_each(Waker::wake);
+        self.kick();
+        if !self.within(LINGER, |line| line.sent.get()).await {
+            self.bytes.cancel();
+        }
+        self.bytes.shutdown();
+        self.linger().await;
+    }
+
+    /// Waits so long, or until the connection ends; for the receiving task.
+    pub async fn pause(&self, time: Duration) {
+        self.within(time, |line| line.ended.get()).await;
+    }
+
+    /// The outcome of `future`, unless the connection is over first.
+    pub async fn unless_over<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
+        poll_fn(|cx| {
+            if self.last.get() {
+                return Poll::Ready(None);
+            }
+            let mut over = self.over.borrow_mut();
+            if !over.iter().any(|waker| waker.will_wake(cx.waker())) {
+                over.push(cx.waker().clone());
+            }
+            drop(over);
+            future.as_mut().poll(cx).map(Some)
+        })
+        .await
+    }
+
+    /// Waits until something holds that the sender does; `false` if that takes too long.
+    async fn within(&self, time: Duration, holds: impl Fn(&Self) -> bool) -> bool {
+        let mut timeout = pin!(self.reactor.sleep(time));
+        poll_fn(|cx| {
+            if holds(self) {
+                return Poll::Ready(true);
+            }
+            self.receiver.set(Some(cx.waker().clone()));
+            timeout.as_mut().poll(cx).map(|()| false)
+        })
+        .await
+    }
+
+    /// Reads until the peer closes too: a socket that is closed over unread data takes back what was sent last.
+    async fn linger(&self) {
+        let mut completion = Completion::new();
+        let mut left = LINGER_BYTES;
+        let mut timeout = pin!(self.reactor.sleep(LINGER));
+        while left > 0 {
+            let Some(memory) = self.reactor.arena().take_reserved(PAGE) else { return };
+            let mut receive = pin!(self.bytes.receive(memory.into(), &mut completion));
+            let received = poll_fn(|cx| match receive.as_mut().poll(cx) {
+                Poll::Ready((result, _)) => Poll::Ready(result.unwrap_or(0)),
+                Poll::Pending => timeout.as_mut().poll(cx).map(|()| 0),
+            })
+            .await;
+            if received == 0 {
+                break;
+            }
+            left = left.saturating_sub(received);
+        }
+        self.bytes.cancel();
+    }
+}
+
+impl<S: Transfers> fmt::Debug for Line<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = if self.last.get() { ", over" } else { "" };
+        write!(
+            f,
+            "Line({} bytes queued, {} under way{state})",
+            self.session.borrow().queued_bytes(),
+            self.sending.get()
+        )
+    }
+}
+
+fn wake(waiting: &Cell<Option<Waker>>) {
+    if let Some(waker) = waiting.take() {
+        waker.wake();
+    }
+}
+
+/// Receives for a connection until it ends, and has it do what its session asks for.
+pub(super) async fn receive<C: Served>(connection: &Rc<C>) {
+    let line = connection.line();
+    let mut receiver = Receiver { line, completion: Completion::new(), rest: None, after_large: false };
+    let mut actions = Vec::new();
+    while !line.ended.get() {
+        let want = line.session.borrow_mut().want();
+        let goes_on = match want {
+            Want::Nothing => {
+                line.until_it_goes_on().await;
+                line.session.borrow_mut().resume(&mut actions);
+                true
+            }
+            Want::Into(memory) => receiver.place(memory, &mut actions).await,
+            Want::Chunk => receiver.chunk(&mut actions).await,
+        };
+        line.share.set((actions.len() / 2).max(SEND_EARLY_REPLIES));
+        connection.act(&mut actions).await;
+        line.kick();
+        if !goes_on {
+            break;
+        }
+    }
+    line.stop();
+}
+
+/// What the receiving task keeps between two receives.
+struct Receiver<'a, S: Transfers> {
+    line: &'a Line<S>,
+    completion: Completion,
+    /// The part of the last chunk that is still free.
+    rest: Option<Buf>,
+    /// Payload went straight to its place last: most likely it does again, behind a header.
+    after_large: bool,
+}
+
+impl<S: Transfers> Receiver<'_, S> {
+    /// Receives payload to its place. Returns whether the connection lives.
+    async fn place(&mut self, memory: SgMut, actions: &mut Vec<S::Action>) -> bool {
+        let line = self.line;
+        let (result, memory) = line.bytes.receive(memory, &mut self.completion).await;
+        self.after_large = true;
+        line.active.set(true);
+        let (count, goes_on) = received(result);
+        line.session.borrow_mut().placed(memory, count, line.reactor.now(), actions);
+        goes_on
+    }
+
+    /// Receives whatever comes. Returns whether the connection lives.
+    async fn chunk(&mut self, actions: &mut Vec<S::Action>) -> bool {
+        let line = self.line;
+        let chunk = self.memory().await;
+        let len = chunk.len();
+        let (result, memory) = line.bytes.receive(chunk.into(), &mut self.completion).await;
+        let (count, goes_on) = received(result);
+        let Some(mut chunk) = memory.into_pieces().next() else { return goes_on };
+        if count == 0 {
+            return goes_on;
+        }
+        line.active.set(true);
+        let chunk_len = line.chunk_len.get();
+        if count == len && !self.after_large {
+            line.chunk_len.set((chunk_len * 2).min(CHUNK_MAX));
+        } else if count < chunk_len / 8 {
+            line.chunk_len.set((chunk_len / 2).max(CHUNK_MIN));
+        }
+        self.after_large = false;
+        let part = chunk.split_to(count).share();
+        self.rest = (chunk.len() >= CHUNK_REST).then_some(chunk);
+        line.session.borrow_mut().receive(part, line.reactor.now(), actions);
+        goes_on
+    }
+
+    async fn memory(&mut self) -> Buf {
+        let arena = self.line.reactor.arena();
+        let len = if self.after_large { CHUNK_MIN } else { self.line.chunk_len.get() };
+        if let Some(rest) = self.rest.take_if(|rest| rest.len() >= len / 4) {
+            return rest;
+        }
+        // Commands may wait for the very data that this receive brings: for its header there is the reserve.
+        if let Some(chunk) = arena.take(len).or_else(|| arena.take_reserved(CHUNK_MIN)) {
+            return chunk;
+        }
+        let memory = arena.wait_sg(CHUNK_MIN).await;
+        memory.into_pieces().next().expect("a page is one piece")
+    }
+}
+
+/// How many bytes came, and whether the connection lives. A receive that was cancelled brought none: either its
+/// memory was to come back, or the connection has ended, which its loop sees.
+fn received(result: Result<usize, Fault>) -> (usize, bool) {
+    match result {
+        Ok(0) => (0, false),
+        Ok(count) => (count, true),
+        Err(Fault::Aborted) => (0, true),
+        Err(_) => (0, false),
+    }
+}

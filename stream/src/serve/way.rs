@@ -1,0 +1,124 @@
+//! The way of one command's data between its steps and its session.
+
+use super::Line;
+use crate::machine::{Pull, Transfers};
+use lunar_core::io::Fault;
+use lunar_core::mem::{Promise, Sg, SgMut};
+use lunar_core::port::Transfer;
+use lunar_core::step::PIECE_BYTES;
+use lunar_core::task::Task;
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+/// Bytes queued or under way to a peer before its reads wait for room: enough to keep a wire busy while the next are
+/// read, few enough that a peer that does not read ties up little.
+const SEND_QUEUE_MAX: usize = 1 << 20;
+/// A peer that was asked for data and does not send it for so long has lost the command.
+const DATA_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The way of one command's data.
+pub struct Way<'a, S: Transfers, K> {
+    line: &'a Line<S>,
+    key: S::Key,
+    task: &'a Task<K>,
+    /// Bytes that the peer will send.
+    expected: usize,
+}
+
+impl<'a, S: Transfers, K> Way<'a, S, K> {
+    /// The way of a command of which the peer will send `expected` bytes.
+    #[must_use]
+    pub fn new(line: &'a Line<S>, key: S::Key, task: &'a Task<K>, expected: u32) -> Self {
+        Self { line, key, task, expected: expected as usize }
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.line.outstanding() >= SEND_QUEUE_MAX
+    }
+
+    /// Memory for bytes to ask for. More than is waited for, if there is plenty: the peer sends it meanwhile.
+    async fn memory(&self, wanted: usize, end: usize) -> Result<(SgMut, Promise), Fault> {
+        let arena = self.line.reactor.arena();
+        let ahead = (self.expected - end).min(PIECE_BYTES);
+        if arena.used() < arena.size() / 2
+            && let Some(taken) = arena.take_for_peer(wanted, ahead)
+        {
+            return Ok(taken);
+        }
+        self.task.unless_aborted(arena.wait_for_peer(wanted)).await
+    }
+
+    /// Waits until the session says that a pull may go on.
+    async fn data(&self) -> Result<(), Fault> {
+        let mut timeout = pin!(self.line.reactor.sleep(DATA_TIMEOUT));
+        let mut asked = false;
+        let arrived = poll_fn(|cx| {
+            let mut pulls = self.line.pulls.borrow_mut();
+            if std::mem::replace(&mut asked, true) && !pulls.contains_key(&self.key) {
+                return Poll::Ready(Ok(()));
+            }
+            pulls.insert(self.key, cx.waker().clone());
+            timeout.as_mut().poll(cx).map(|()| Err(Fault::Timeout))
+        });
+        let result = self.task.unless_aborted(arrived).await;
+        self.line.pulls.borrow_mut().remove(&self.key);
+        result?
+    }
+}
+
+impl<S: Transfers, K> Transfer for Way<'_, S, K> {
+    async fn room(&self) -> Result<(), Fault> {
+        if !self.is_crowded() {
+            return Ok(());
+        }
+        let room = poll_fn(|cx| {
+            if !self.is_crowded() {
+                return Poll::Ready(());
+            }
+            self.line.crowd.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        });
+        self.task.unless_aborted(room).await
+    }
+
+    async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        // Kept until the data came.
+        let mut _promise = None;
+        loop {
+            if self.task.aborted() {
+                return Err(Fault::Aborted);
+            }
+            let pull = self.line.session().pull(self.key, offset, len);
+            match pull {
+                Pull::Ready(data) => return Ok(data),
+                Pull::Failed(fault) => return Err(fault),
+                Pull::Memory(wanted) => {
+                    let (memory, promised) = self.memory(wanted, offset + len).await?;
+                    _promise = Some(promised);
+                    self.line.session().supply(self.key, memory);
+                    self.line.kick();
+                }
+                Pull::Pending => self.data().await?,
+            }
+        }
+    }
+
+    fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
+        let result = self.line.session().push(self.key, offset, data);
+        self.line.kick();
+        result
+    }
+
+    fn aborted(&self) -> bool {
+        self.task.aborted()
+    }
+}
+
+impl<S: Transfers, K: fmt::Debug> fmt::Debug for Way<'_, S, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Way({:?}, {} bytes expected)", self.task, self.expected)
+    }
+}

@@ -1,0 +1,213 @@
+use super::*;
+use crate::machine::{Pull, Want};
+use lunar_core::io::Fault;
+use lunar_core::mem::{Arena, Sg, SgMut, Slice};
+use lunar_reactor::sim::{Host, Peer, World};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), 1);
+/// A peer that sends it wants to be gone.
+const QUIT: u8 = b'q';
+/// Connections at once.
+const MOST: usize = HALF_OPEN_MAX + 2;
+
+/// Sends back what comes, until it is told to quit.
+#[derive(Default)]
+struct Echo {
+    queued: Sg,
+    has_quit: bool,
+}
+
+/// It quits.
+struct Quits;
+
+impl Machine for Echo {
+    type Action = Quits;
+
+    fn want(&mut self) -> Want {
+        if self.has_quit { Want::Nothing } else { Want::Chunk }
+    }
+
+    fn receive(&mut self, bytes: Slice, _now: Instant, actions: &mut Vec<Quits>) {
+        if bytes.contains(&QUIT) {
+            self.has_quit = true;
+            actions.push(Quits);
+        }
+        self.queued.push(bytes);
+    }
+
+    fn placed(&mut self, _memory: SgMut, _count: usize, _now: Instant, _actions: &mut Vec<Quits>) {}
+
+    fn resume(&mut self, _actions: &mut Vec<Quits>) {}
+
+    fn take_out(&mut self) -> Sg {
+        std::mem::take(&mut self.queued)
+    }
+
+    fn queued_bytes(&self) -> usize {
+        self.queued.len()
+    }
+
+    fn is_out_of_memory(&self) -> bool {
+        false
+    }
+}
+
+impl Transfers for Echo {
+    type Key = u8;
+
+    fn pull(&mut self, _key: u8, _offset: usize, _len: usize) -> Pull {
+        Pull::Failed(Fault::Aborted)
+    }
+
+    fn supply(&mut self, _key: u8, _memory: SgMut) {}
+
+    fn push(&mut self, _key: u8, _offset: usize, _data: Sg) -> Result<(), Fault> {
+        Err(Fault::Aborted)
+    }
+}
+
+struct Connection {
+    line: Line<Echo>,
+    /// Whether something runs on it, whatever it says.
+    is_busy: Cell<bool>,
+    has_left: Rc<Cell<usize>>,
+}
+
+impl Served for Connection {
+    type Session = Echo;
+
+    fn line(&self) -> &Line<Echo> {
+        &self.line
+    }
+
+    async fn act(self: &Rc<Self>, actions: &mut Vec<Quits>) {
+        actions.drain(..).for_each(|Quits| self.line.stop());
+    }
+
+    async fn leave(self: &Rc<Self>) {
+        self.line.finish().await;
+        self.has_left.set(self.has_left.get() + 1);
+    }
+
+    fn is_idle(&self) -> bool {
+        !self.is_busy.get()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn tick(&self, _now: Instant, _active: bool) {}
+
+    fn log(&self, _what: &str) {}
+}
+
+struct Rig {
+    world: World,
+    core: Reactor,
+    listener: Handle,
+    connections: Rc<Connections<Connection>>,
+    has_left: Rc<Cell<usize>>,
+}
+
+impl Rig {
+    fn new(seed: u64) -> Self {
+        let world = World::new(seed);
+        let core = Reactor::with_driver(world.core(Host(1)), Arena::new(8 << 20), Arc::default());
+        let (listener, _) = core.driver().listen(ADDRESS).expect("nobody else listens");
+        let connections = Connections::new(&core, MOST);
+        Self { world, core, listener, connections, has_left: Rc::default() }
+    }
+
+    /// Runs until `future` has ended.
+    fn run<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
+        let (result, place) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(false)));
+        let (to, ended) = (result.clone(), place.clone());
+        self.core.spawn(async move {
+            to.set(Some(future.await));
+            ended.set(true);
+        });
+        self.world.run(&[&self.core], || place.get());
+        result.take().expect("it has ended")
+    }
+
+    fn connect(&self) -> Peer {
+        let peer = self.world.connect(ADDRESS);
+        let (core, listener) = (self.core.clone(), self.listener.clone());
+        let incoming = self.run(async move { core.accept(&listener).await.expect("somebody comes") });
+        self.connections.serve(incoming, |_, (socket, _, _)| Connection {
+            line: Line::new(&self.core, socket, Echo::default()),
+            is_busy: Cell::new(false),
+            has_left: self.has_left.clone(),
+        });
+        peer
+    }
+
+    /// Sends, and receives until so many bytes came or the other side has closed.
+    fn say(&self, peer: Peer, bytes: Vec<u8>, count: usize) -> (Peer, Vec<u8>) {
+        self.run(async move {
+            peer.send(&bytes).await.expect("it is there");
+            let mut all = Vec::new();
+            while all.len() < count {
+                let some = peer.receive(count).await.expect("it was not reset");
+                if some.is_empty() {
+                    break;
+                }
+                all.extend(some);
+            }
+            (peer, all)
+        })
+    }
+}
+
+#[test]
+fn what_is_queued_leaves_and_the_last_of_it_before_the_end() {
+    for seed in 0..20 {
+        let rig = Rig::new(seed);
+        let long = vec![7; 300_000];
+        let (peer, echo) = rig.say(rig.connect(), long.clone(), long.len());
+        assert!(echo == long);
+        let (peer, last) = rig.say(peer, vec![QUIT], 99);
+        assert_eq!(last, [QUIT], "and then it has closed");
+        assert_eq!(rig.connections.len(), 1, "it lingers until its peer has closed, too");
+        drop(peer);
+        rig.world.run(&[&rig.core], || rig.connections.is_empty());
+        assert_eq!((rig.has_left.get(), rig.core.stats().connections.get()), (1, 0));
+    }
+}
+
+#[test]
+fn the_oldest_half_open_connection_makes_room() {
+    let rig = Rig::new(1);
+    let first = rig.connect();
+    let known = rig.connect();
+    rig.connections.is_known(1);
+    let _others: Vec<Peer> = (2..=HALF_OPEN_MAX).map(|_| rig.connect()).collect();
+    let (first, echo) = rig.say(first, vec![1], 1);
+    assert_eq!((echo, rig.connections.len()), (vec![1], HALF_OPEN_MAX + 1));
+    let _one_more = rig.connect();
+    assert_eq!(rig.run(async move { first.receive(1).await }), Ok(Vec::new()), "it was pushed out");
+    assert_eq!(rig.say(known, vec![2], 1).1, [2], "and who is known was not");
+}
+
+#[test]
+fn a_drain_ends_the_quiet_ones_and_in_the_end_all() {
+    let rig = Rig::new(1);
+    let (quiet, busy) = (rig.connect(), rig.connect());
+    rig.connections.all()[1].is_busy.set(true);
+    let (connections, core) = (rig.connections.clone(), rig.core.clone());
+    let begun = rig.core.now();
+    rig.connections.drain();
+    let ended = rig.run(async move {
+        connections.until_draining().await;
+        connections.end_all(begun, begun + Duration::from_secs(5)).await;
+        core.now()
+    });
+    assert!(ended.since(begun) >= Duration::from_secs(5), "who is busy has all its time");
+    assert!(rig.connections.is_empty() && rig.connections.is_draining());
+    let refused = rig.connect();
+    assert_eq!(rig.connections.len(), 0, "nobody comes in any more");
+    drop((quiet, busy, refused));
+}
