@@ -249,7 +249,11 @@ impl Machine {
                 subsystem.add_namespace(id, unit.clone());
             }
             links.add_views(&target, &subsystem);
-            let nvme = nvme::Front::new(&reactor, &subsystem, nvme::Settings { advertise: None, drain: DRAIN });
+            let nvme = nvme::Front::new(
+                &reactor,
+                &subsystem,
+                nvme::Settings { advertise: None, drain: DRAIN, channels: None },
+            );
             let (iscsi, served_nvme) = (front.clone(), Some(nvme.clone()));
             let served = Served { target, subsystem, iscsi, nvme: served_nvme, core: OnceCell::new() };
             let served = Rc::new(served);

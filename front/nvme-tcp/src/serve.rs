@@ -17,7 +17,6 @@ use crate::tls::Channels;
 use connection::Connection;
 use job::Job;
 use lunar_core::step::Tools;
-use lunar_core::time::Instant;
 use lunar_nvme::Subsystem;
 use lunar_reactor::Reactor;
 use lunar_reactor::op::Incoming;
