@@ -248,7 +248,7 @@ fn fill(work: &Work, copy: &Copy) -> Result<(), String> {
     if copy.stop.load(Ordering::Relaxed) {
         return Err("it was stopped".into());
     }
-    let folder = work.to.parent().unwrap_or(Path::new("/"));
+    let folder = work.to.parent().unwrap_or_else(|| Path::new("/"));
     to.sync_all().and_then(|()| File::open(folder)?.sync_all()).map_err(|why| of(&work.to, &why))
 }
 

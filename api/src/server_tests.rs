@@ -21,7 +21,12 @@ impl Place {
         let path = std::env::temp_dir().join(format!("lunar-api-{}-{count}", std::process::id()));
         std::fs::create_dir_all(&path).expect("a folder");
         let text = format!("{text}\n[api]\nsocket = '{}'\n", path.join("api.sock").display());
-        let file = std::fs::OpenOptions::new().create(true).write(true).mode(0o600).open(path.join("lunar.toml"));
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .mode(0o600)
+            .open(path.join("lunar.toml"));
         std::io::Write::write_all(&mut file.expect("a file"), text.as_bytes()).expect("it takes it");
         Self(path)
     }

@@ -27,9 +27,12 @@ case "\$1 \$2" in
 "config --show-subsysnqn") echo $NQN ;;
 esac
 END
-# Names that the suite asks for, and what there is in their place.
-printf '#!/bin/sh\nexit 0\n' >/usr/bin/udevadm
-chmod +x /usr/bin/target-control /usr/bin/udevadm
+# Names that the suite asks for, and what there is in their place: nothing here is attached to a loop device.
+mkdir -p /usr/local/sbin
+printf '#!/bin/sh\nexit 0\n' >/usr/local/sbin/udevadm
+printf '#!/bin/sh\ncase "$*" in *--show*) echo /dev/loop0 ;; esac\n' >/usr/local/sbin/losetup
+printf '#!/bin/sh\ncat\n' >/usr/local/sbin/column
+chmod +x /usr/bin/target-control /usr/local/sbin/*
 command -v gawk >/dev/null || ln -s "$(command -v mawk)" /usr/bin/gawk
 mount -t configfs configfs /sys/kernel/config 2>/dev/null
 mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null

@@ -1,6 +1,7 @@
-# The kernel proves its name to targets that agree to one hash and one group each, and has them prove theirs.
+# The kernel proves its name to targets that agree to one hash and one group each, and has them prove theirs; and it comes
+# by secure channels.
 . /test/lib.sh
-. /test/settings # HOST HOSTNQN NQN HOST_KEY OWN_KEY OTHER_KEY WAYS
+. /test/settings # HOST HOSTNQN OTHER_HOST NQN HOST_KEY OWN_KEY OTHER_KEY CHANNEL_KEY OTHER_CHANNEL_KEY WAYS SECURE BOTH
 
 disk=/dev/nvme0n1
 
@@ -45,7 +46,7 @@ refuse "another key" attach "$port" --dhchap-secret="$OTHER_KEY"
 refuse "no key" attach "$port"
 refuse "a target with another key" attach "$port" --dhchap-secret="$HOST_KEY" --dhchap-ctrl-secret="$OTHER_KEY"
 refuse "a host that is not named" nvme connect -t tcp -a "$HOST" -s "$port" -n "$NQN" \
-    --hostnqn=nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000001 --dhchap-secret="$HOST_KEY"
+    --hostnqn="$OTHER_HOST" --dhchap-secret="$HOST_KEY"
 leave
 
 # Once more, while the disk is used.
@@ -61,4 +62,39 @@ if connect "before it proves its name again" "$port" --dhchap-secret="$HOST_KEY"
     try "and is written to" dd if=/dev/zero of="$disk" bs=64k count=4 oflag=direct status=none
     leave
 fi
+
+# Who shakes hands for the kernel finds the keys in its keyring.
+cat >/etc/tlshd.conf <<END
+[debug]
+loglevel=1
+tls=0
+nl=0
+
+[authenticate]
+keyrings=.nvme
+END
+tlshd -s >/tmp/tlshd.log 2>&1 &
+told() { dmesg | tail -n 10; tail -n 10 /tmp/tlshd.log; }
+
+insert() {
+    nvme check-tls-key --keyring=.nvme --insert --identity=1 --subsysnqn="$NQN" --hostnqn="$1" --keydata="$2"
+}
+try "the key of a secure channel" insert "$HOSTNQN" "$CHANNEL_KEY" || told
+if connect "a secure channel" "$SECURE" --tls; then
+    try "much is written by it" dd if=/dev/urandom of=/tmp/much bs=1M count=8 status=none
+    try "and arrives" dd if=/tmp/much of="$disk" bs=1M oflag=direct status=none
+    sum=$(sha256sum </tmp/much)
+    equal "and is read again" "$sum" "$(dd if="$disk" bs=256k count=32 iflag=direct status=none | sha256sum)"
+else
+    told
+fi
+leave
+connect "a secure channel, and proofs" "$BOTH" --tls --dhchap-secret="$HOST_KEY" --dhchap-ctrl-secret="$OWN_KEY" || told
+leave
+refuse "no proof in a secure channel" attach "$BOTH" --tls
+refuse "no secure channel" attach "$SECURE"
+try "the key of another host" insert "$OTHER_HOST" "$OTHER_CHANNEL_KEY"
+refuse "a secure channel with a key that nobody knows" nvme connect -t tcp -a "$HOST" -s "$SECURE" -n "$NQN" \
+    --hostnqn="$OTHER_HOST" --tls
+leave
 finish

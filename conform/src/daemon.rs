@@ -98,7 +98,8 @@ impl House {
         spec.listen = vec![self.portal];
         spec.daemon = Some(self.file());
         self.target = Some(Target::start_named(lab, &spec, MAIN)?);
-        Ok(())
+        // Its ports are open before it has written who its volumes are: an edit in between would be lost.
+        until(|| self.said().contains("lunar serves")).context("it does not say that it serves")
     }
 
     fn said(&self) -> String {
@@ -123,8 +124,8 @@ impl House {
         Session::ready(self.portal, &Login::to(target, initiator), lun)
     }
 
-    /// A session after a `kill -9`: the kernel closes what an io_uring had open a moment after its process has ended, and
-    /// until then a connection may still reach the dead listener.
+    /// A session after a `kill -9`: the kernel closes what an io_uring had open a moment after its process has ended,
+    /// and until then a connection may still reach the dead listener.
     fn session_after_kill(&self) -> Result<Session> {
         let end = Instant::now() + LIMIT;
         loop {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
+use crate::copies;
 use crate::fence;
 use crate::loop_device::LoopDevice;
 use crate::process;
@@ -56,6 +57,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     }
     told::part(lab, driver, &part)?;
     space::part(lab, driver, &part);
+    copies::part(lab, driver, &part);
     lab.report.check(&part, "the demo", || demo(lab, driver));
     Ok(())
 }

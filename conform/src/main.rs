@@ -3,6 +3,7 @@
 #![allow(missing_docs, reason = "a program: what is public here is seen by nobody else")]
 
 mod chap;
+mod copies;
 mod crash;
 mod daemon;
 mod fence;
@@ -11,6 +12,7 @@ mod hostile;
 mod libiscsi;
 mod life;
 mod loop_device;
+mod mounted;
 mod nvme;
 mod pdu;
 mod process;

@@ -1,13 +1,12 @@
 //! Thin volumes on a file system that fills up: who is told, what still works, and that all goes on when there is space
 //! again.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::process;
+use crate::mounted::Mounted;
 use crate::report::skip;
 use crate::session::{Data, Login, Session, cdb};
 use crate::target::{Driver, Lab, Spec, Target};
@@ -30,57 +29,13 @@ const ARM: [u8; 6] = [0x15, 0x10, 0, 0, 36, 0];
 pub(crate) fn part(lab: &Lab, driver: Driver, part: &str) {
     for kind in ["tmpfs", "ext4"] {
         lab.report.check(part, &format!("a full {kind} stops its own volume, until there is space"), || {
-            let Some(mounted) = Mounted::new(lab, kind)? else {
+            let Some(mounted) = Mounted::new(lab, kind, SYSTEM_MIB)? else {
                 return skip(format!("no small {kind} can be mounted here: that takes root, and a kernel that has it"));
             };
             full(lab, driver, &mounted.path)
         });
     }
     lab.report.check(part, "a threshold that is reached is told once to all, or to one", || thresholds(lab, driver));
-}
-
-/// A small file system of its own; unmounted when it drops.
-struct Mounted {
-    path: PathBuf,
-}
-
-impl Mounted {
-    /// `None` where nothing can be mounted.
-    fn new(lab: &Lab, kind: &str) -> Result<Option<Self>> {
-        if !rustix::process::geteuid().is_root() {
-            return Ok(None);
-        }
-        let path = lab.scratch.join(format!("small-{kind}"));
-        std::fs::create_dir_all(&path)?;
-        let size = format!("size={SYSTEM_MIB}m");
-        let mut mount = Command::new("mount");
-        if kind == "tmpfs" {
-            mount.args(["-t", "tmpfs", "-o", &size, "none"]);
-        } else {
-            let image = lab.image("small.img", SYSTEM_MIB)?;
-            let made = process::run(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0", &image]), LIMIT);
-            if !made.is_ok_and(|made| made.status.success()) {
-                return Ok(None);
-            }
-            mount.args(["-o", "loop", &image]);
-        }
-        let mounted = process::run(mount.arg(&path), LIMIT)?;
-        Ok(mounted.status.success().then_some(Self { path }))
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // The kernel may keep what an io_uring had open a moment longer than its process.
-        let end = Instant::now() + LIMIT;
-        while !Command::new("umount").arg(&self.path).status().is_ok_and(|status| status.success()) {
-            if Instant::now() > end {
-                let _ = Command::new("umount").arg("-l").arg(&self.path).status();
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
 }
 
 fn session(target: &Target, qualifier: u16, volume: u16) -> Result<Session> {

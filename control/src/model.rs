@@ -203,7 +203,8 @@ sections! {
         mutual_user: Option<To<User>> = absent() => LaterSessions;
         /// Hash algorithms of CHAP that are accepted.
         hashes: Vec<Hash> = or(ALL_HASHES) => LaterSessions;
-        /// Whether initiators may log in. Without, those who are there are asked to log out, get to finish what they do,
+        /// Whether initiators may log in. Without, those who are there are asked to log out, get to finish what they
+        /// do,
         /// and have ended then.
         enabled: bool = or(true) => EndsSessions;
         /// Where the target is instead: initiators that want to log in are told so (TargetAddress), and those who are

@@ -61,7 +61,7 @@ impl Eq for Secret {}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret")
+        f.write_str("(hidden)")
     }
 }
 
@@ -82,7 +82,7 @@ impl Pattern {
     /// The pattern of this text.
     #[must_use]
     pub fn new(text: &str) -> Self {
-        Self(text.to_lowercase().into())
+        Self(text.to_ascii_lowercase().into())
     }
 
     /// Whether a name fits. Takes time in proportion to the two lengths multiplied, at worst.
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(Secret::new(vec![1; SECRET_MIN - 1]).err(), Some(Mistake::SecretLength));
         assert_eq!(Secret::new(vec![1; SECRET_MAX + 1]).err(), Some(Mistake::SecretLength));
         let shown = format!("{:?}", account("alice", "not for everybody"));
-        assert_eq!(shown, "Account { name: \"alice\", secret: Secret }");
+        assert_eq!(shown, "Account { name: \"alice\", secret: (hidden) }");
     }
 
     #[test]

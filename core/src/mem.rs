@@ -1,21 +1,27 @@
 //! Memory of the data path: one [`Arena`] per core, handed out as [`Buf`] (one owner, writable) and shared
-//! as [`Slice`] (any number of readers). Lists of them are [`SgMut`] and [`Sg`].
+//! as [`Slice`] (any number of readers). Lists of them are [`SgMut`] and [`Sg`]. Memory that belongs to somebody else
+//! as well, a guest's pages, is a [`Region`], and parts of it travel in the same lists.
 //!
 //! The types keep writers and readers apart: whoever fills memory (a receive, a read of a store) owns a `Buf`
 //! by value; it becomes readable for others only by [`Buf::share`], and never writable again until every
 //! `Slice` of it is gone. A block returns to the arena when its last handle drops. Handles stay on one thread.
 //!
 //! Fresh memory holds whatever was there before: who answers with a `Buf` fills all of it first.
+//!
+//! Memory of a region may change at any time, so nobody looks at it through a reference: the kernel moves it, or
+//! [`Slice::read`] and [`Buf::write`] copy it.
 
 // The arena hands out raw memory that I/O fills; every block says why it is sound.
 #![allow(unsafe_code)]
 
 mod promise;
+mod region;
 
 pub use promise::Promise;
-
+pub use region::Region;
 use smallvec::SmallVec;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
@@ -40,9 +46,16 @@ const RESERVE_PAGES: usize = 64;
 #[derive(Clone)]
 pub struct Arena(Rc<Inner>);
 
+/// What keeps memory where it is.
+enum Backing {
+    /// Allocated here.
+    Own { raw: NonNull<u8>, layout: Layout },
+    /// Somebody else's, who lets go of it when this drops.
+    Foreign(#[allow(dead_code)] Box<dyn Any>),
+}
+
 struct Inner {
-    raw: NonNull<u8>,
-    layout: Layout,
+    backing: Backing,
     base: NonNull<u8>,
     pages: usize,
     free: RefCell<Free>,
@@ -80,8 +93,7 @@ impl Arena {
         let mut lists: [Vec<u32>; ORDER_MAX + 1] = Default::default();
         lists[ORDER_MAX] = (0..blocks).rev().map(|b| (b << ORDER_MAX) as u32).collect();
         Self(Rc::new(Inner {
-            raw,
-            layout,
+            backing: Backing::Own { raw, layout },
             base,
             pages,
             free: RefCell::new(Free { lists, pages }),
@@ -111,7 +123,7 @@ impl Arena {
         let page = self.0.free.borrow_mut().take(order, reserve.min(self.0.pages / 2))?;
         self.0.refs[page].set(1);
         self.0.orders[page].set(order as u8);
-        Some(Buf(Handle { arena: self.0.clone(), head: page as u32, start: (page * PAGE) as u32, len: len as u32 }))
+        Some(Buf(Handle { arena: self.0.clone(), start: self.0.page(page), head: page as u32, len: len as u32 }))
     }
 
     /// Memory for `len` bytes, in as few pieces as [`BLOCK_MAX`] allows, or `None`.
@@ -166,8 +178,8 @@ impl Arena {
             }
         };
         self.0.retain(head);
-        let start = head * PAGE as u32;
-        Some(Slice(Handle { arena: self.0.clone(), head, start, len: ZEROES as u32 }))
+        let start = self.0.page(head as usize);
+        Some(Slice(Handle { arena: self.0.clone(), start, head, len: ZEROES as u32 }))
     }
 
     /// The whole memory: address and bytes, for registration with a ring.
@@ -197,12 +209,20 @@ impl fmt::Debug for Arena {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from `alloc_zeroed` with this layout; every handle holds an Rc, so none is left.
-        unsafe { dealloc(self.raw.as_ptr(), self.layout) }
+        if let Backing::Own { raw, layout } = self.backing {
+            // SAFETY: `raw` came from `alloc_zeroed` with this layout; every handle holds an Rc, so none is left.
+            unsafe { dealloc(raw.as_ptr(), layout) }
+        }
     }
 }
 
 impl Inner {
+    /// Where a page lies that is the arena's.
+    fn page(&self, page: usize) -> NonNull<u8> {
+        // SAFETY: the arena has this page.
+        unsafe { self.base.add(page * PAGE) }
+    }
+
     /// Counts one more handle of the block at `head`.
     fn retain(&self, head: u32) {
         let count = &self.refs[head as usize];
@@ -281,39 +301,112 @@ impl Free {
     }
 }
 
-/// A part of a block; keeps the block.
+/// The block of a handle that lies in a [`Region`], which is one whole.
+const FOREIGN: u32 = u32::MAX;
+
+/// A part of a block, or of a region; keeps it.
 struct Handle {
     arena: Rc<Inner>,
+    /// Lies inside the block, as do the `len` bytes from there on.
+    start: NonNull<u8>,
     head: u32,
-    /// Byte offset from the arena's base.
-    start: u32,
     len: u32,
 }
 
 impl Handle {
     fn ptr(&self) -> *mut u8 {
-        // SAFETY: start..start + len lies inside the block, which lies inside the arena.
-        unsafe { self.arena.base.as_ptr().add(self.start as usize) }
+        self.start.as_ptr()
+    }
+
+    /// For those who look at the bytes through a reference.
+    #[inline]
+    fn own(&self) -> *mut u8 {
+        assert!(self.head != FOREIGN, "memory that others may change is copied, not looked at");
+        self.ptr()
+    }
+
+    /// Where the byte at `at` lies, or the end.
+    #[inline]
+    fn at(&self, at: usize) -> NonNull<u8> {
+        debug_assert!(at <= self.len as usize);
+        // SAFETY: callers have checked that this stays within the `len` bytes.
+        unsafe { self.start.add(at) }
     }
 
     #[inline]
     fn part(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len as usize, "{range:?} of {} bytes", self.len);
-        self.arena.retain(self.head);
+        if self.head != FOREIGN {
+            self.arena.retain(self.head);
+        }
         Self {
             arena: self.arena.clone(),
+            start: self.at(range.start),
             head: self.head,
-            start: self.start + range.start as u32,
             len: (range.end - range.start) as u32,
         }
+    }
+
+    fn advance(&mut self, count: usize) {
+        assert!(count <= self.len as usize, "{count} of {} bytes", self.len);
+        self.start = self.at(count);
+        self.len -= count as u32;
     }
 }
 
 impl Drop for Handle {
+    #[inline]
     fn drop(&mut self) {
-        self.arena.release(self.head);
+        if self.head != FOREIGN {
+            self.arena.release(self.head);
+        }
     }
 }
+
+/// What can be asked without a look at the bytes, which may be a guest's.
+macro_rules! extent {
+    ($name:ident) => {
+        impl $name {
+            /// Bytes.
+            #[inline]
+            #[must_use]
+            pub fn len(&self) -> usize {
+                self.0.len as usize
+            }
+
+            /// Whether there is none.
+            #[inline]
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.0.len == 0
+            }
+
+            /// Where they are, for the kernel.
+            #[inline]
+            #[must_use]
+            pub fn as_ptr(&self) -> *const u8 {
+                self.0.ptr()
+            }
+
+            /// Copies the bytes from `at` on, as many as `into` has room for.
+            ///
+            /// # Panics
+            /// When there are fewer.
+            #[inline]
+            pub fn read(&self, at: usize, into: &mut [u8]) {
+                assert!(at + into.len() <= self.len(), "{} bytes at {at} of {}", into.len(), self.len());
+                // SAFETY: within, as was checked. What is copied to is a slice of this process, which no region is. A
+                // guest may change the bytes meanwhile: then some are old and some new, and any is a byte.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(self.0.at(at).as_ptr().cast_const(), into.as_mut_ptr(), into.len())
+                }
+            }
+        }
+    };
+}
+
+extent!(Buf);
+extent!(Slice);
 
 /// Memory with one owner, who may write it.
 pub struct Buf(Handle);
@@ -324,9 +417,36 @@ impl Buf {
     #[must_use]
     pub fn split_to(&mut self, at: usize) -> Self {
         let front = self.0.part(0..at);
-        self.0.start += at as u32;
-        self.0.len -= at as u32;
+        self.0.advance(at);
         Self(front)
+    }
+
+    /// Copies `from` to the bytes from `at` on.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    #[inline]
+    pub fn write(&mut self, at: usize, from: &[u8]) {
+        assert!(at + from.len() <= self.len(), "{} bytes at {at} of {}", from.len(), self.len());
+        // SAFETY: within, as was checked. What is copied from is a slice of this process, which no region is: a guest
+        // may see half of it, and nobody else has a reference to what is written.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.0.at(at).as_ptr(), from.len()) }
+    }
+
+    /// Fills `count` bytes from `at` on with `value`.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub fn fill_part(&mut self, at: usize, count: usize, value: u8) {
+        assert!(at + count <= self.len(), "{count} bytes at {at} of {}", self.len());
+        // SAFETY: as in `write`.
+        unsafe { std::ptr::write_bytes(self.0.at(at).as_ptr(), value, count) }
+    }
+
+    /// Where they are, for the kernel to fill.
+    #[must_use]
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0.ptr()
     }
 
     /// Forgets all but the first `len` bytes.
@@ -345,15 +465,16 @@ impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: the bytes are initialised (the arena began zeroed), alive as long as the handle, and disjoint
-        // from every other handle's: `take` gives blocks out once, `split_to` gives parts that do not overlap.
-        unsafe { std::slice::from_raw_parts(self.0.ptr(), self.0.len as usize) }
+        // from every other handle's: `take` gives blocks out once, `split_to` gives parts that do not overlap. Not a
+        // region's, or `own` had panicked.
+        unsafe { std::slice::from_raw_parts(self.0.own(), self.0.len as usize) }
     }
 }
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; and `&mut self` of the only handle that covers these bytes.
-        unsafe { std::slice::from_raw_parts_mut(self.0.ptr(), self.0.len as usize) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.own(), self.0.len as usize) }
     }
 }
 
@@ -389,21 +510,21 @@ impl Slice {
     /// # Panics
     /// When there are fewer.
     pub fn advance(&mut self, count: usize) {
-        assert!(count <= self.len(), "{count} of {} bytes", self.len());
-        self.0.start += count as u32;
-        self.0.len -= count as u32;
+        self.0.advance(count);
     }
 
     /// Takes `next` in if it lies directly behind in the same block; else gives it back.
     pub fn join(&mut self, next: Self) -> Option<Self> {
         let adjoins = Rc::ptr_eq(&self.0.arena, &next.0.arena)
             && self.0.head == next.0.head
-            && self.0.start + self.0.len == next.0.start;
-        if !adjoins {
-            return Some(next);
+            && self.0.at(self.len()) == next.0.start;
+        match self.0.len.checked_add(next.0.len) {
+            Some(len) if adjoins => {
+                self.0.len = len;
+                None
+            }
+            _ => Some(next),
         }
-        self.0.len += next.0.len;
-        None
     }
 }
 
@@ -423,7 +544,7 @@ impl Deref for Slice {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: initialised and alive as for `Buf`; a shared part is never writable while a handle to it lives.
-        unsafe { std::slice::from_raw_parts(self.0.ptr(), self.0.len as usize) }
+        unsafe { std::slice::from_raw_parts(self.0.own(), self.0.len as usize) }
     }
 }
 
@@ -523,9 +644,8 @@ macro_rules! list {
                 for piece in &self.pieces {
                     let skip = at.min(piece.len());
                     at -= skip;
-                    let part = &piece[skip..];
-                    let count = part.len().min(to.len() - done);
-                    to[done..done + count].copy_from_slice(&part[..count]);
+                    let count = (piece.len() - skip).min(to.len() - done);
+                    piece.read(skip, &mut to[done..done + count]);
                     done += count;
                 }
                 done
@@ -563,7 +683,7 @@ impl SgMut {
         for piece in &mut self.pieces {
             let skip = at.min(piece.len());
             at -= skip;
-            piece[skip..].fill(value);
+            piece.fill_part(skip, piece.len() - skip, value);
         }
     }
 
@@ -574,7 +694,7 @@ impl SgMut {
             let skip = at.min(piece.len());
             at -= skip;
             let count = (piece.len() - skip).min(from.len() - done);
-            piece[skip..skip + count].copy_from_slice(&from[done..done + count]);
+            piece.write(skip, &from[done..done + count]);
             done += count;
         }
         done

@@ -4,7 +4,7 @@
 //! pull Data-Out from and push Data-In to. Status travels apart, with the last of the data.
 
 use crate::io::Fault;
-use crate::mem::Sg;
+use crate::mem::{Sg, SgMut};
 use std::fmt;
 use std::sync::Arc;
 
@@ -45,6 +45,20 @@ pub trait Transfer {
     /// # Errors
     /// [`Fault::Aborted`] when the command was aborted meanwhile.
     fn push(&self, offset: usize, data: Sg) -> Result<(), Fault>;
+
+    /// Memory of the peer's own for Data-In `offset..offset + len`, which a store may fill: then nothing is pushed.
+    /// The peer may change it at any time, so nobody but a store gets it. `None`: there is none, or not all of it.
+    fn place(&self, offset: usize, len: usize) -> Option<SgMut> {
+        let _ = (offset, len);
+        None
+    }
+
+    /// Data-Out `offset..offset + len` where it lies with the peer, who may change it at any time: for a store, which
+    /// only moves it. `None`: it is pulled.
+    fn lend(&self, offset: usize, len: usize) -> Option<Sg> {
+        let _ = (offset, len);
+        None
+    }
 
     /// Whether the command was aborted: its steps stop at the next chance and nothing is answered.
     fn aborted(&self) -> bool;

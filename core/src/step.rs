@@ -275,6 +275,16 @@ async fn read<T: Transfer>(
         transfer.room().await.map_err(fault(at))?;
         let count = piece(len, at);
         tail.offset = at as usize;
+        if let Some(memory) = transfer.place(tail.offset, count) {
+            let guard = unit.ranges.enter(span(offset + at, count as u64)).await;
+            load_into(unit, offset + at, memory, tools).await.map_err(fault(at))?;
+            drop(guard);
+            at += count as u64;
+            if at == len {
+                return Ok(());
+            }
+            continue;
+        }
         if !unit.store.lend(offset + at, count, &mut tail.data) {
             tail.data = load(unit, offset + at, count, tools).await.map_err(fault(at))?;
         }
@@ -327,7 +337,10 @@ async fn write<T: Transfer>(
     let mut at = 0;
     while at < len {
         let count = piece(len, at);
-        let data = transfer.pull(at as usize, count).await.map_err(fault(at))?;
+        let data = match transfer.lend(at as usize, count) {
+            Some(data) => data,
+            None => transfer.pull(at as usize, count).await.map_err(fault(at))?,
+        };
         let _guard = unit.ranges.enter(span(offset + at, count as u64)).await;
         store(unit, offset + at, data, durable, tools).await.map_err(fault(at))?;
         at += count as u64;

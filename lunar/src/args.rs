@@ -5,6 +5,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use lunar_control::model::ISCSI_PORT;
 use lunar_control::names::{Address, IscsiName};
 use lunar_control::value::Textual;
+use lunar_vfio_user::serve::Endpoint;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -95,6 +96,9 @@ pub struct How {
     /// Name of the NVM subsystem [default: that of the target, beginning with nqn.]
     #[arg(long, value_name = "NQN", value_parser = subsystem_name)]
     pub nqn: Option<String>,
+    /// Virtual machines.
+    #[command(flatten)]
+    pub machines: Machines,
     /// Who may log in.
     #[command(flatten)]
     pub who: Who,
@@ -167,7 +171,8 @@ impl How {
         (1..=u16::MAX).take(self.listen.len().max(1)).collect()
     }
 
-    /// What SendTargets tells: portal groups with their addresses; without one, the address that the initiator came in by.
+    /// What SendTargets tells: portal groups with their addresses; without one, the address that the initiator came in
+    /// by.
     #[must_use]
     pub fn told(&self) -> Vec<(u16, Option<SocketAddr>)> {
         let told = |group: u16| {
@@ -182,6 +187,59 @@ impl How {
         };
         self.groups().into_iter().filter_map(told).collect()
     }
+}
+
+/// `--vm` and what goes with it.
+#[derive(Args, Debug, Default)]
+pub struct Machines {
+    /// Make an NVMe controller for the virtual machine of this name (vfio-user); may be given several times
+    #[arg(long = "vm", value_name = "NAME", value_parser = machine_name)]
+    pub names: Vec<String>,
+    /// Where virtual machines find their sockets, NAME/cntrl each [default: lunar/vm in $XDG_RUNTIME_DIR, or in /run]
+    #[arg(long = "vm-folder", value_name = "FOLDER")]
+    pub folder: Option<PathBuf>,
+    /// Permissions of these sockets, in octal: who may connect may use all volumes
+    #[arg(long = "vm-mode", value_name = "MODE", default_value = "600", value_parser = mode)]
+    pub mode: u32,
+}
+
+/// Bytes of a socket's path at most (`sun_path` of unix(7), and the zero that ends it).
+const SOCKET_PATH_MAX: usize = 107;
+
+impl Machines {
+    /// Where each virtual machine finds its controller.
+    ///
+    /// # Errors
+    /// When a path is too long for a socket.
+    pub fn endpoints(&self) -> anyhow::Result<Vec<Endpoint>> {
+        let folder = self.folder.clone().unwrap_or_else(|| {
+            let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
+            runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("lunar/vm")
+        });
+        let endpoint = |name: &String| {
+            // The name that SPDK's initiator looks for in a folder.
+            let path = folder.join(name).join("cntrl");
+            if path.as_os_str().len() > SOCKET_PATH_MAX {
+                anyhow::bail!("{} is too long for a socket: choose another --vm-folder", path.display());
+            }
+            Ok(Endpoint { name: name.clone(), path, mode: self.mode })
+        };
+        self.names.iter().map(endpoint).collect()
+    }
+}
+
+/// A name that is a file's as well.
+fn machine_name(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if !text.is_empty() && text.len() <= 64 && text.chars().all(plain) && !text.starts_with('.') {
+        return Ok(text.to_owned());
+    }
+    Err("a virtual machine's name has letters, digits, '-', '_' and '.', 64 at most, and begins with no '.'".into())
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "permissions are octal, from 0 to 777: 660".into())
 }
 
 fn everywhere(port: u16) -> Vec<SocketAddr> {
@@ -300,6 +358,20 @@ mod tests {
         assert_eq!(address::<NVME_PORT>("::1").map(|a| a.to_string()).as_deref(), Ok("[::1]:4420"));
         assert_eq!(subsystem_of("iqn.2026-01.io.lunar:a.b"), "nqn.2026-01.io.lunar:a.b");
         assert!(subsystem_name(&subsystem_of("eui.0123456789abcdef")).is_ok() && subsystem_name("iqn.x").is_err());
+    }
+
+    #[test]
+    fn virtual_machines_have_their_sockets() {
+        let machines = Machines { names: vec!["a".into()], folder: Some("/x".into()), mode: 0o660 };
+        let endpoints = machines.endpoints().expect("short");
+        assert_eq!((endpoints[0].path.to_str(), endpoints[0].mode), (Some("/x/a/cntrl"), 0o660));
+        let long = Machines { folder: Some("/x".repeat(60).into()), ..machines };
+        assert!(long.endpoints().is_err());
+        assert_eq!((mode("660"), machine_name("web-1.a_b")), (Ok(0o660), Ok("web-1.a_b".into())));
+        assert!(mode("1777").is_err() && mode("8").is_err());
+        for bad in ["", "..", "a/b", "a b", &"a".repeat(65)] {
+            assert!(machine_name(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

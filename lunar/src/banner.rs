@@ -2,6 +2,7 @@
 
 use lunar_core::medium::MediumKind;
 use lunar_core::unit::Unit;
+use lunar_vfio_user::serve::Endpoint;
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -57,6 +58,8 @@ pub struct Faces {
     pub iscsi: Vec<SocketAddr>,
     /// NVMe/TCP ports.
     pub nvme: Vec<SocketAddr>,
+    /// Sockets of virtual machines.
+    pub machines: Vec<Endpoint>,
     /// Whether not everybody who reaches them may use the volumes.
     pub restricted: bool,
 }
@@ -82,6 +85,7 @@ pub fn banner(target: &str, nqn: &str, volumes: &[Line], faces: &Faces, advertis
         .collect();
     let mut line = |text_line: String| writeln!(text, "{text_line}").expect("a String takes all");
     let shown = |portals: &[SocketAddr]| portals.iter().map(ToString::to_string).collect::<Vec<_>>().join("  ");
+    let names = if faces.machines.is_empty() { names } else { [&names[..], &["vfio-user"]].concat() };
     line(format!("Lunar {} shares {} {plural} over {}", env!("CARGO_PKG_VERSION"), volumes.len(), names.join(" and ")));
     if !faces.iscsi.is_empty() {
         line(format!("  target   {target}"));
@@ -90,6 +94,9 @@ pub fn banner(target: &str, nqn: &str, volumes: &[Line], faces: &Faces, advertis
     if !faces.nvme.is_empty() {
         line(format!("  NQN      {nqn}"));
         line(format!("  port     {}", shown(&faces.nvme)));
+    }
+    for machine in &faces.machines {
+        line(format!("  VM       {} at {}", machine.name, machine.path.display()));
     }
     for volume in volumes.iter().take(SHOWN_MAX) {
         line(format!("  LUN {:<4} {}  {}, {}", volume.lun, volume.name, size(volume.bytes), volume.traits));
@@ -105,6 +112,9 @@ pub fn banner(target: &str, nqn: &str, volumes: &[Line], faces: &Faces, advertis
     if let Some(port) = faces.nvme.first() {
         let ip = advertise.map_or_else(|| port.ip(), |address| address.ip());
         over_nvme(&mut line, nqn, example(SocketAddr::new(ip, port.port())));
+    }
+    if let Some(machine) = faces.machines.first() {
+        over_vfio_user(&mut line, machine);
     }
     line(String::new());
     let mut reached = faces.iscsi.iter().chain(&faces.nvme);
@@ -126,6 +136,16 @@ fn over_iscsi(line: &mut impl FnMut(String), target: &str, at: SocketAddr) {
     line(format!("  QEMU     qemu-system-x86_64 -drive file=iscsi://{at}/{target}/0,format=raw,if=virtio"));
     line(format!("  Windows  New-IscsiTargetPortal -TargetPortalAddress {host} -TargetPortalPortNumber {port}"));
     line(format!("           Connect-IscsiTarget -NodeAddress {target}"));
+}
+
+/// QEMU 10.1 and later. It shares a guest's memory only if it is told to.
+fn over_vfio_user(line: &mut impl FnMut(String), machine: &Endpoint) {
+    line("  QEMU     qemu-system-x86_64 -m 1G -machine q35,memory-backend=mem \\".into());
+    line("             -object memory-backend-memfd,id=mem,size=1G,share=on \\".into());
+    let path = machine.path.display();
+    line(format!(
+        "             -device '{{\"driver\":\"vfio-user-pci\",\"socket\":{{\"type\":\"unix\",\"path\":\"{path}\"}}}}'"
+    ));
 }
 
 fn over_nvme(line: &mut impl FnMut(String), nqn: &str, at: SocketAddr) {
@@ -151,7 +171,9 @@ mod tests {
     fn the_banner_tells_how_to_connect() {
         let line = Line { lun: 0, name: "disk.img".into(), bytes: 1 << 30, traits: "thin".into() };
         let any = SocketAddr::from(([0, 0, 0, 0], 3260));
-        let faces = Faces { iscsi: vec![any], nvme: vec![SocketAddr::from(([0, 0, 0, 0], 4420))], restricted: false };
+        let machines = vec![Endpoint { name: "web".into(), path: "/run/lunar/vm/web/cntrl".into(), mode: 0o600 }];
+        let nvme = vec![SocketAddr::from(([0, 0, 0, 0], 4420))];
+        let faces = Faces { iscsi: vec![any], nvme, machines, restricted: false };
         let text = banner("iqn.x:disk", "nqn.x:disk", &[line], &faces, None);
         for part in [
             "LUN 0    disk.img  1 GiB, thin",
@@ -159,7 +181,9 @@ mod tests {
             "iscsi://127.0.0.1:3260/iqn.x:disk/0",
             "-TargetPortalAddress 127.0.0.1 -TargetPortalPortNumber 3260",
             "nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.x:disk",
-            "1 volume over iSCSI and NVMe/TCP",
+            "1 volume over iSCSI and NVMe/TCP and vfio-user",
+            "VM       web at /run/lunar/vm/web/cntrl",
+            r#"-device '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"/run/lunar/vm/web/cntrl"}}'"#,
             "--listen 127.0.0.1 keeps",
         ] {
             assert!(text.contains(part), "{part:?} is missing in\n{text}");

@@ -18,6 +18,7 @@ use lunar_reactor::op::Incoming;
 use lunar_scsi::access::AluaState;
 use lunar_scsi::lu::{Change, MediumState, Stamp};
 use lunar_scsi::{Everywhere, Mail, Target};
+use lunar_vfio_user::serve::Front as MachineFront;
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
@@ -83,6 +84,8 @@ pub struct Served {
     pub nvme: Option<Rc<NvmeFront>>,
     /// The core that carries orders out, if there is somebody to give some.
     pub core: OnceCell<Weak<Core>>,
+    /// Its controllers of virtual machines, if it has any.
+    pub machines: OnceCell<Rc<MachineFront>>,
 }
 
 /// The duty to answer a request. Dropping it is the answer: a core that has ended, or ends with the letter unread, has
@@ -263,6 +266,7 @@ impl Links {
                 Letter::Drain => {
                     served.iscsi.drain();
                     served.nvme.iter().for_each(|front| front.drain());
+                    served.machines.get().iter().for_each(|front| front.drain());
                 }
                 Letter::Ask { from, what, duty } => {
                     // A task of its own: a range may take long to come free, and letters must not wait for it.

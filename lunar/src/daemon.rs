@@ -85,7 +85,8 @@ impl Control {
         answered.recv().map_err(|_| Stopped)
     }
 
-    /// The same without waiting: `work` answers by itself. Whether there is still somebody who does it; if there is not,
+    /// The same without waiting: `work` answers by itself. Whether there is still somebody who does it; if there is
+    /// not,
     /// it is dropped.
     pub fn post(&self, work: impl FnOnce(&mut Keeper) + Send + 'static) -> bool {
         self.way.send(Work::Do(Box::new(work))).is_ok()
@@ -100,7 +101,8 @@ impl Control {
     }
 }
 
-/// A part of the daemon that is configured, too: the API, the log. It is asked whenever something of the sections changes
+/// A part of the daemon that is configured, too: the API, the log. It is asked whenever something of the sections
+/// changes
 /// that no volume, target, portal or group is: `api`, `api-listener`, `api-token`, `logging`, `server`.
 pub trait Part: Send {
     /// Does everything that can fail, so that nobody notices.
@@ -218,7 +220,8 @@ impl Service {
     }
 }
 
-/// Serves until a signal says stop. `attach` starts what belongs to the daemon besides, such as the API, and returns what
+/// Serves until a signal says stop. `attach` starts what belongs to the daemon besides, such as the API, and returns
+/// what
 /// ends it when it is dropped; it is dropped before the cores drain.
 ///
 /// # Errors

@@ -1,4 +1,5 @@
-//! The cores, and how the rest of the program has them do things: open units, listen, change what there is to log in to.
+//! The cores, and how the rest of the program has them do things: open units, listen, change what there is to log in
+//! to.
 //!
 //! * [`core`](crate::house::Core): one core, from its start to its end
 //! * `listening`: where connections come in
@@ -51,11 +52,11 @@ pub struct Frame {
     pub register: bool,
     /// How long commands under way get to finish at the end.
     pub drain: Duration,
-    /// What NVMe/TCP is to serve, if anything.
+    /// What NVMe hosts are to be served, if anything.
     pub nvme: Option<NvmeFrame>,
 }
 
-/// What NVMe/TCP is to serve.
+/// What NVMe hosts are to be served.
 #[derive(Clone, Debug)]
 pub struct NvmeFrame {
     /// Name of the NVM subsystem.
@@ -74,6 +75,8 @@ pub struct NvmeFrame {
     pub terms: Terms,
     /// Whether any host has a secure channel.
     pub has_channels: bool,
+    /// Whether it is served over TCP; virtual machines are not the only hosts then.
+    pub over_tcp: bool,
 }
 
 /// What all cores have in common.

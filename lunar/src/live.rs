@@ -136,7 +136,8 @@ pub struct PlacedVolume(Placed);
 pub struct BoundListener(Listener);
 
 impl Live {
-    /// Cores as the file at `config` asks for; nothing is served yet. Returns the state folder, too: that of the file, or
+    /// Cores as the file at `config` asks for; nothing is served yet. Returns the state folder, too: that of the file,
+    /// or
     /// `state`, or what is usual.
     ///
     /// # Errors

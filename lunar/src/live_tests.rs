@@ -232,7 +232,8 @@ fn an_address_moves_from_one_portal_to_another() {
 fn ports_keep_their_numbers() {
     let place = Place::new();
     let text = |more: &str| {
-        let text = "[portal-group.p]\ntag = 1\n[portal-group.q]\ntag = 2\n[target.b]\niqn = 'iqn.2026-01.org.example:b'\n\
+        let text = "[portal-group.p]\ntag = 1\n[portal-group.q]\ntag = 2\n\
+                    [target.b]\niqn = 'iqn.2026-01.org.example:b'\n\
                     portal-groups = ['p', 'q']\n";
         place.checked(&format!("{text}{more}"))
     };

@@ -19,6 +19,7 @@ use lunar_nvme::namespace::NAMESPACES_MAX;
 use lunar_reactor::Choice;
 use lunar_reactor::linger::until_free;
 use lunar_scsi::PortConfig;
+use lunar_vfio_user::serve::Endpoint;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::future::ready;
@@ -40,6 +41,8 @@ struct Setup {
     /// Name of the NVM subsystem.
     nqn: String,
     how: How,
+    /// Where virtual machines find their controllers.
+    endpoints: Vec<Endpoint>,
 }
 
 /// Serves until a signal says stop.
@@ -47,12 +50,8 @@ struct Setup {
 /// # Errors
 /// Everything that keeps it from starting, in words that say what to do.
 pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
-    let target = how.name.clone().unwrap_or_else(|| args::default_name(&host_name(), &names[0]));
-    let nqn = how.nqn.clone().unwrap_or_else(|| args::subsystem_of(&target));
-    check_maps(&how.who.map, volumes.len())?;
-    let access = how.who.access()?;
-    how.without_nvme().into_iter().for_each(|why| eprintln!("{why}"));
-    let setup = Setup { volumes, names, target: target.as_str().into(), nqn, how };
+    let (setup, access) = Setup::new(volumes, names, how)?;
+    setup.how.without_nvme().into_iter().for_each(|why| eprintln!("{why}"));
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let drain = Duration::from_secs(setup.how.drain.into());
@@ -71,6 +70,16 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
 }
 
 impl Setup {
+    /// What a command line says, and who may log in.
+    fn new(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<(Self, Access)> {
+        let target = how.name.clone().unwrap_or_else(|| args::default_name(&host_name(), &names[0]));
+        let nqn = how.nqn.clone().unwrap_or_else(|| args::subsystem_of(&target));
+        check_maps(&how.who.map, volumes.len())?;
+        let access = how.who.access()?;
+        let endpoints = how.machines.endpoints()?;
+        Ok((Self { volumes, names, target: target.as_str().into(), nqn, how, endpoints }, access))
+    }
+
     fn frame(&self) -> Result<Frame> {
         let how = &self.how;
         let identity = self.volumes.first().context("nothing is shared")?.identity();
@@ -83,6 +92,7 @@ impl Setup {
             advertise: how.advertise.first().map(SocketAddr::ip),
             terms: how.who.terms(),
             has_channels: !how.who.tls_key.is_empty(),
+            over_tcp: !how.nvme_portals().is_empty(),
         };
         let cores = how.cores.map(usize::from);
         Ok(Frame {
@@ -96,7 +106,7 @@ impl Setup {
             spin: Duration::from_micros(how.spin.into()),
             register: self.volumes.iter().any(Volume::is_direct),
             drain: Duration::from_secs(how.drain.into()),
-            nvme: Some(nvme).filter(|_| !how.nvme_portals().is_empty()),
+            nvme: Some(nvme).filter(|nvme| nvme.over_tcp || !self.endpoints.is_empty()),
         })
     }
 
@@ -156,6 +166,9 @@ fn furnish(house: &House, setup: &Setup, access: Access) -> Result<(Faces, Vec<L
         }
     });
     house.common().guard.set_directory(setup.directory(access));
+    let endpoints = setup.endpoints.clone();
+    let made = house.cores().ask_all(move |core| ready(core.serve_machines(&endpoints)));
+    made.into_iter().collect::<Result<()>>()?;
     let faces = listen_all(house, setup)?;
     let names = setup.names.clone();
     let lines = house.cores().ask(0, move |core| {
@@ -231,6 +244,7 @@ fn listen_all(house: &House, setup: &Setup) -> Result<Faces> {
     Ok(Faces {
         iscsi: listen(house, &iscsi, ("--listen", !setup.how.listen.is_empty()), &mut listener)?,
         nvme: listen(house, &nvme, ("--nvme", !setup.how.nvme.is_empty()), &mut listener)?,
+        machines: setup.endpoints.clone(),
         restricted: setup.how.who.keeps_out(),
     })
 }
@@ -261,3 +275,7 @@ fn listen(
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
+
+#[cfg(test)]
+#[path = "serve_tests.rs"]
+mod tests;

@@ -4,7 +4,7 @@ use crate::command::Status;
 use crate::controller::Kind;
 use crate::namespace::{Access, Attached};
 use crate::queue::Queue;
-use crate::table::{Gate, Gates, Persistent, Reach, Row, Transport};
+use crate::table::{Gate, Gates, Persistent, Reach, Row};
 use lunar_core::medium::Content;
 use lunar_core::reserve::Held;
 
@@ -14,7 +14,7 @@ use lunar_core::reserve::Held;
 /// How the command ends if it may not.
 pub fn admit(row: &Row, queue: &Queue, namespace: Option<&Attached>) -> Result<(), Status> {
     let gates = &row.policy.gates;
-    if gates.transport == Transport::Memory {
+    if !gates.transport.has(queue.controller.path.memory) {
         return Err(Status::INVALID_OPCODE);
     }
     if gates.discovery == Gate::Stops && queue.controller.kind == Kind::Discovery {

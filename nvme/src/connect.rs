@@ -40,6 +40,8 @@ pub struct Path {
     pub service: String,
     /// Bytes of data that a command on an I/O queue may bring with it.
     pub in_capsule: u32,
+    /// Whether the queues lie in the host's memory, and nothing travels in messages.
+    pub memory: bool,
 }
 
 /// Where Connect comes from.

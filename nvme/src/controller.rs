@@ -207,6 +207,8 @@ impl Controller {
                 state.status = 0;
                 state.values = Values::default();
                 self.set_write_cache(true);
+                // Whoever waits for the next one has to look at the new ones.
+                state.events.wake();
                 state.events = Events::default();
                 state.granted = QUEUES_MAX;
             }

@@ -15,7 +15,7 @@ pub fn commands() -> String {
          | queue | opcode | command | standard | medium | reserved |\n\
          |---|---|---|---|---|---|\n",
     );
-    TABLE.iter().filter(|row| row.policy.gates.transport != Transport::Memory).for_each(|row| line(&mut page, row));
+    TABLE.iter().for_each(|row| line(&mut page, row));
     page.push_str("\n## Log pages\n\n| page | name |\n|---|---|\n");
     for row in PAGES {
         push(&mut page, format_args!("| {:02X} | {} |\n", row.id, row.name));
@@ -36,6 +36,7 @@ fn push(page: &mut String, line: std::fmt::Arguments<'_>) {
 fn line(page: &mut String, row: &Row) {
     let policy = &row.policy;
     let set = match policy.code.set {
+        Set::Admin if policy.gates.transport == Transport::Memory => "admin, vfio-user only",
         Set::Admin => "admin",
         Set::Io => "I/O",
         Set::Fabrics => "fabrics",

@@ -218,8 +218,14 @@ fn logs_are_read_in_parts() {
 #[test]
 fn discovery_tells_where_the_subsystem_is() {
     let rig = Rig::default();
-    let path =
-        crate::Path { transport: 3, family: 1, address: "192.0.2.1".into(), service: "4420".into(), in_capsule: 0 };
+    let path = crate::Path {
+        transport: 3,
+        family: 1,
+        address: "192.0.2.1".into(),
+        service: "4420".into(),
+        in_capsule: 0,
+        memory: false,
+    };
     let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
     let data = connect_data(9, 0xffff, crate::connect::DISCOVERY_NQN);
     let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, caller(), Instant(0)).expect("let in");

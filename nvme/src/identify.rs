@@ -64,6 +64,8 @@ mod bits {
     pub(super) const ATTRIBUTES: u32 = 0x01 | 0x40;
     /// OACS: Format NVM.
     pub(super) const ADMIN: u16 = 0x02;
+    /// OACS: Doorbell Buffer Config.
+    pub(super) const DOORBELLS: u16 = 0x100;
     /// FRMW: one slot, which cannot be written.
     pub(super) const FIRMWARE: u8 = 0x03;
     /// LPA: commands supported and effects, offsets into log pages.
@@ -82,6 +84,8 @@ mod bits {
     pub(super) const CACHES: u8 = 0x01;
     /// SGLS: there are scatter-gather lists, with offsets into capsules, and of the transport.
     pub(super) const SGL: u32 = 0x01 | 1 << 20 | 1 << 21;
+    /// SGLS of queues in memory: there are scatter-gather lists, and they may be longer than the data.
+    pub(super) const SGL_IN_MEMORY: u32 = 0x01 | 1 << 18;
     /// OCFS: source ranges of formats 0 to 3.
     pub(super) const COPY_FORMATS: u16 = 0x0f;
     /// OFCS: Disconnect.
@@ -102,12 +106,16 @@ pub fn controller(cx: &Context<'_>) -> Page {
     page.text(4, 20, &config.serial).text(24, 40, &config.model).text(64, 8, &config.firmware);
     page.put(77, &[TRANSFER_EXPONENT]).u16(78, controller.id).u32(80, VERSION);
     page.u32(96, bits::ATTRIBUTES).put(111, &[if controller.kind == Kind::Io { 1 } else { 2 }]);
-    page.u16(256, bits::ADMIN).put(258, &[3, (REQUESTS_MAX - 1) as u8, bits::FIRMWARE, bits::LOG_PAGES]);
-    page.u16(320, KEEP_ALIVE_GRANULARITY).u16(514, QUEUE_ENTRIES_MAX).u32(536, bits::SGL);
-    page.u32(1792, ENTRY_UNITS + controller.path.in_capsule / 16)
-        .u32(1796, 1)
-        .put(1803, &[1])
-        .u16(1804, bits::DISCONNECTS);
+    let memory = controller.path.memory;
+    page.u16(256, bits::ADMIN | if memory { bits::DOORBELLS } else { 0 })
+        .put(258, &[3, (REQUESTS_MAX - 1) as u8, bits::FIRMWARE, bits::LOG_PAGES]);
+    page.u16(320, KEEP_ALIVE_GRANULARITY).u16(514, QUEUE_ENTRIES_MAX);
+    if memory {
+        page.u32(536, bits::SGL_IN_MEMORY);
+    } else {
+        page.u32(536, bits::SGL).u32(1792, ENTRY_UNITS + controller.path.in_capsule / 16).u32(1796, 1);
+        page.put(1803, &[1]).u16(1804, bits::DISCONNECTS);
+    }
     if controller.kind == Kind::Discovery {
         page.put(768, crate::connect::DISCOVERY_NQN.as_bytes());
         return page;

@@ -7,11 +7,13 @@
 //! * [`execute`]: a command from entry to completion; [`admit`]: the one place that decides whether it may run
 //! * [`auth`]: how hosts prove their names, and who may come in
 //! * [`reserve`]: a change of reservations, on all cores; `renew`: how Format NVM writes a whole medium anew
+//! * [`attach`]: how a host gets a controller whose queues lie in its memory
 //! * [`event`]: what hosts are told unasked
 //! * [`command`], [`connect`]: what transports hand over and get back
 //! * [`docs`]: made from the table; [`fuzzing`]: what fuzzers call
 
 pub mod admit;
+pub mod attach;
 pub mod auth;
 pub mod cmd;
 pub mod command;

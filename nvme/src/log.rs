@@ -114,11 +114,11 @@ fn changed_namespaces(cx: &mut Context<'_>, _specific: u8) {
 
 /// 5.16.1.6: from the table of commands.
 fn effects(cx: &mut Context<'_>, _specific: u8) {
-    let start = cx.out.len();
+    let (start, memory) = (cx.out.len(), cx.controller().path.memory);
     for set in [Set::Admin, Set::Io] {
         for op in 0..=u8::MAX {
             let row = find(Code { set, op });
-            let row = row.filter(|row| row.policy.gates.transport != crate::table::Transport::Memory);
+            let row = row.filter(|row| row.policy.gates.transport.has(memory));
             cx.out.extend_from_slice(&row.map_or(0, |row| row.policy.effect.entry()).to_le_bytes());
         }
     }

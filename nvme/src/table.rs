@@ -70,6 +70,18 @@ pub enum Transport {
     Fabrics,
 }
 
+impl Transport {
+    /// Whether a transport is one of them, whose queues lie in the host's memory or not.
+    #[must_use]
+    pub fn has(self, memory: bool) -> bool {
+        match self {
+            Self::Every => true,
+            Self::Memory => memory,
+            Self::Fabrics => !memory,
+        }
+    }
+}
+
 /// What stops a command and what does not: read by `admit` alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gates {
@@ -207,6 +219,7 @@ table! {
     cmd::features::GetFeatures,
     cmd::admin::AsynchronousEventRequest,
     cmd::admin::KeepAlive,
+    cmd::queues::DoorbellBufferConfig,
     cmd::format::FormatNvm,
     cmd::io::Flush,
     cmd::io::Write,

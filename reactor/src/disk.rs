@@ -212,8 +212,8 @@ impl Disk {
         let outcome = self.submit(op, &mut Completion::new()).await;
         let aligned = outcome.data.into_in();
         let mut at = 0;
-        for piece in into.pieces_mut() {
-            at += aligned.copy_to(at, piece);
+        for piece in aligned.pieces() {
+            at += into.copy_from(at, piece);
         }
         done.complete(Outcome::with(outcome.result, Data::In(into)));
     }
@@ -346,8 +346,8 @@ impl Disk {
 fn copied(arena: &Arena, data: Sg) -> Result<Sg, Sg> {
     let Some(mut copy) = arena.take_sg(data.len()) else { return Err(data) };
     let mut at = 0;
-    for piece in data.pieces() {
-        at += copy.copy_from(at, piece);
+    for piece in copy.pieces_mut() {
+        at += data.copy_to(at, piece);
     }
     Ok(copy.share())
 }

@@ -7,6 +7,7 @@
 //! Nothing foreign runs while `inner` is borrowed: answers are taken out first ([`Answer::give`]), because they wake
 //! tasks, and may drop memory and handles, which come back here.
 
+mod polled;
 mod socket;
 
 use crate::clock;
@@ -19,6 +20,7 @@ use libc::epoll_event;
 use lunar_core::io::{Data, Done, Fault, Outcome};
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_core::time::Instant;
+use polled::Polled;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use socket::{Listener, Socket};
 use std::cell::{Cell, RefCell};
@@ -64,9 +66,13 @@ struct Open {
 }
 
 enum Kind {
-    File { is_direct: bool },
+    File {
+        is_direct: bool,
+    },
     Socket(Box<Socket>),
     Listener(Box<Listener>),
+    /// A file that was waited for.
+    Polled(Box<Polled>),
 }
 
 /// What a helper works on.
@@ -150,6 +156,7 @@ impl Epoll {
             Kind::File { .. } => EventFlags::empty(),
             Kind::Socket(_) => EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET,
             Kind::Listener(_) => EventFlags::IN | EventFlags::ET,
+            Kind::Polled(_) => polled::INTEREST,
         };
         if !interest.is_empty()
             && let Err(error) = epoll::add(&self.poll, &fd, EventData::new_u64(u64::from(id)), interest)
@@ -268,7 +275,12 @@ impl Inner {
                 let raw = net::raw(&self.open(from.id()).fd);
                 self.begin_with(file, Some(from), |file| Work::Copy { from: raw, at, file, offset, len })
             }
-            Op::Accept { .. } | Op::Receive { .. } | Op::Send { .. } | Op::Bell => {
+            Op::Accept { .. }
+            | Op::Receive { .. }
+            | Op::Send { .. }
+            | Op::Bell
+            | Op::Ready { .. }
+            | Op::Signal { .. } => {
                 unreachable!("these are not of files")
             }
         }
@@ -355,11 +367,17 @@ impl Inner {
             Kind::File { .. } => Vec::new(),
             Kind::Socket(socket) => socket.become_ready(&open.fd, events, &mut self.vector),
             Kind::Listener(listener) => listener.become_ready(&open.fd),
+            Kind::Polled(polled) => polled.become_ready(events),
         }
     }
 
-    fn start(&mut self, op: Op, done: Done) -> Option<Answer> {
+    fn start(&mut self, op: Op, done: Done, poll: &OwnedFd) -> Option<Answer> {
         match op {
+            Op::Ready { file, to_write } => self.start_ready(poll, file, to_write, done),
+            Op::Signal { file } => {
+                net::signal(&self.open(file.id()).fd);
+                Some(Answer::new(done, Ok(0), Data::None, file))
+            }
             Op::Bell if std::mem::take(&mut self.has_rung) => Some(Answer::of_bell(done)),
             Op::Bell => {
                 self.waiting_for_bell.push(done);
@@ -380,6 +398,21 @@ impl Inner {
             _ => unreachable!("files have their own way"),
         }
     }
+
+    fn start_ready(&mut self, poll: &OwnedFd, file: Handle, to_write: bool, done: Done) -> Option<Answer> {
+        let open = self.open(file.id());
+        if !matches!(open.kind, Kind::Polled(_)) {
+            let id = EventData::new_u64(u64::from(file.id()));
+            if let Err(error) = epoll::add(poll, &open.fd, id, polled::INTEREST) {
+                return Some(Answer::new(done, Err(Fault::from_errno(error.raw_os_error())), Data::None, file));
+            }
+            open.kind = Kind::Polled(Box::default());
+        }
+        match &mut open.kind {
+            Kind::Polled(polled) => polled.wait(to_write, done, file),
+            _ => None,
+        }
+    }
 }
 
 impl Driver for Epoll {
@@ -392,10 +425,14 @@ impl Driver for Epoll {
     }
 
     fn submit(&self, op: Op, done: Done) {
-        if !matches!(op, Op::Bell | Op::Accept { .. } | Op::Receive { .. } | Op::Send { .. }) {
+        let is_of_files = !matches!(
+            op,
+            Op::Bell | Op::Accept { .. } | Op::Receive { .. } | Op::Send { .. } | Op::Ready { .. } | Op::Signal { .. }
+        );
+        if is_of_files {
             return self.submit_file(op, done);
         }
-        let answer = self.inner.borrow_mut().start(op, done);
+        let answer = self.inner.borrow_mut().start(op, done, &self.poll);
         if let Some(answer) = answer {
             answer.give();
         }
@@ -433,6 +470,7 @@ impl Driver for Epoll {
             Kind::File { .. } => Vec::new(),
             Kind::Socket(socket) => socket.cancel(),
             Kind::Listener(listener) => listener.cancel(),
+            Kind::Polled(polled) => polled.cancel(),
         };
         answers.into_iter().for_each(Answer::give);
     }
@@ -442,7 +480,10 @@ impl Driver for Epoll {
         let open = inner.open[id as usize].take();
         inner.free_ids.push(id);
         drop(inner);
-        // Closing ends the interest of epoll as well.
+        // Closing ends the interest of epoll as well, but where the file has another number, too.
+        if let Some(Open { fd, kind: Kind::Polled(_) }) = &open {
+            let _ = epoll::delete(&self.poll, fd);
+        }
         drop(open);
     }
 

@@ -5,6 +5,7 @@
 //! * [`channel`]: mailboxes between cores
 //! * [`disk`]: an open file or block device, as every store over one needs it
 //! * [`slots`]: long-lived tasks that carry out commands without an allocation per command
+//! * [`unix`], [`shared`], [`watch`]: sockets that pass descriptors, memory that others write, and who looks at it
 //! * [`linger`]: what is taken for a moment longer than its process lives
 //! * [`sim`]: the driver whose time, network and files are made up from a seed
 //!
@@ -28,11 +29,14 @@ pub mod linger;
 mod net;
 pub mod op;
 mod ring;
+pub mod shared;
 pub mod sim;
 pub mod slots;
 mod spin;
 mod timer;
+pub mod unix;
 mod vector;
+pub mod watch;
 
 #[cfg(test)]
 mod core_tests;
@@ -60,6 +64,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use timer::Timers;
+use watch::{Watch, Watches};
 
 /// Tasks that one turn runs before the driver gets its share: enough that the cost of a turn does not show,
 /// little enough (some hundred microseconds) that a peer who keeps its tasks ready cannot starve the others.
@@ -125,6 +130,7 @@ struct Inner {
     arena: Arena,
     stats: Arc<Stats>,
     policy: RefCell<Policy>,
+    watches: Watches,
     now: Cell<Instant>,
     is_running: Cell<bool>,
     /// Whether the core had nothing to do before the turn that runs.
@@ -162,6 +168,7 @@ impl Reactor {
             arena,
             stats,
             policy: RefCell::new(Policy::new(spin)),
+            watches: Watches::default(),
             is_running: Cell::new(false),
             has_waited: Cell::new(false),
         });
@@ -210,6 +217,11 @@ impl Reactor {
         self.inner.executor.run_now(task);
     }
 
+    /// Looks at memory that others write, in every turn, as long as `watch` lives.
+    pub fn watch(&self, watch: &Rc<dyn Watch>) {
+        self.inner.watches.add(watch);
+    }
+
     /// Runs the loop until `future` is done. Other tasks stay as they are, for the next `run`.
     ///
     /// # Panics
@@ -241,7 +253,7 @@ impl Reactor {
         assert!(!self.inner.is_running.replace(true), "a core's loop runs once at a time");
         let _running = Running(&self.inner.is_running);
         self.inner.executor.be_local();
-        let polled = self.inner.run_tasks(self.inner.driver.now(), &mut |_| {});
+        let polled = self.inner.run_tasks(self.inner.driver.now(), &mut |_| {}) + self.inner.watches.look();
         let answered = self.inner.driver.turn(Wait::Poll);
         polled + answered > 0 || self.inner.has_ready()
     }
@@ -391,14 +403,15 @@ impl Inner {
             if is_done.get() {
                 return;
             }
+            let seen = self.watches.look();
             let answered = self.driver.turn(Wait::Poll);
-            let found = polled + answered > 0;
+            let found = polled + seen + answered > 0;
             let ended = self.driver.now();
             if found {
                 self.stats.turns.add(1);
                 self.stats.busy_nanoseconds.add(nanoseconds(begun, ended));
             }
-            let is_quiet = answered == 0 && !self.has_ready();
+            let is_quiet = seen + answered == 0 && !self.has_ready();
             begun = if is_quiet { self.rest(ended) } else { ended };
             self.has_waited.set(nanoseconds(ended, begun) > SHORTEST_WAIT);
         }
@@ -442,7 +455,7 @@ impl Inner {
             return now;
         };
         self.stats.idle_spin_nanoseconds.add(nanoseconds(from, now));
-        if due.is_none_or(|due| due > now) && self.executor.remote().doze() {
+        if due.is_none_or(|due| due > now) && self.watches.doze() && self.executor.remote().doze() {
             self.stats.sleeps.add(1);
             self.driver.turn(Wait::Until(due));
             self.executor.remote().rise();
@@ -457,7 +470,7 @@ impl Inner {
         let end = Instant(from.0.saturating_add(budget));
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
-                if self.driver.ripe() || self.executor.remote().is_pending() {
+                if self.driver.ripe() || self.executor.remote().is_pending() || self.watches.are_ripe() {
                     return None;
                 }
                 std::hint::spin_loop();

@@ -142,6 +142,19 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// Waits until something open can be read from, or written to, without waiting; also once its other side is gone.
+    /// It may be told too often.
+    Ready {
+        /// What.
+        file: Handle,
+        /// Whether it shall be written to.
+        to_write: bool,
+    },
+    /// Adds one to an eventfd that a peer has given. It may be anything: nothing is told, and nobody waits for it.
+    Signal {
+        /// Which.
+        file: Handle,
+    },
     /// The other cores have left something in the mailbox: answered when the bell rings.
     Bell,
 }

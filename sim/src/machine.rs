@@ -255,7 +255,14 @@ impl Machine {
                 nvme::Settings { advertise: None, drain: DRAIN, channels: None },
             );
             let (iscsi, served_nvme) = (front.clone(), Some(nvme.clone()));
-            let served = Served { target, subsystem, iscsi, nvme: served_nvme, core: OnceCell::new() };
+            let served = Served {
+                target,
+                subsystem,
+                iscsi,
+                nvme: served_nvme,
+                machines: OnceCell::new(),
+                core: OnceCell::new(),
+            };
             let served = Rc::new(served);
             let core = reactor.clone();
             reactor.spawn(async move { links.serve(&core, letters, &served).await });

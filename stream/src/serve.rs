@@ -1,17 +1,16 @@
 //! The connections of one core, whatever they speak.
 //!
 //! * `line`: one connection's session and bytes: a task that receives, a task that sends
-//! * `bytes`: what lies between a connection and its socket
 //! * `way`: how a command's data moves
 //! * here: all connections of a front on a core: how many, which are half open, time, draining
 
-mod bytes;
 mod line;
 mod way;
 
 pub use line::Line;
 pub use way::Way;
 
+use crate::channel::Channel;
 use crate::machine::{Machine, Transfers};
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
@@ -37,9 +36,11 @@ const DRAIN_LOOK: Duration = Duration::from_millis(10);
 pub trait Served: 'static {
     /// What it speaks.
     type Session: Transfers;
+    /// What lies between that and the wire.
+    type Channel: Channel;
 
     /// Its session and its bytes.
-    fn line(&self) -> &Line<Self::Session>;
+    fn line(&self) -> &Line<Self::Session, Self::Channel>;
 
     /// Does what the session asks for. Takes all of `actions`, in their order.
     fn act(self: &Rc<Self>, actions: &mut Vec<<Self::Session as Machine>::Action>) -> impl Future<Output = ()>;
@@ -193,8 +194,8 @@ impl<C: Served> Connections<C> {
         }
     }
 
-    /// Ends those among them, as they are now, that have to leave: `ask` asks each of them to; those that are quiet end from
-    /// `quiet` on, and all at `end`. Waits until they have ended.
+    /// Ends those among them, as they are now, that have to leave: `ask` asks each of them to; those that are quiet end
+    /// from `quiet` on, and all at `end`. Waits until they have ended.
     pub async fn end_some(&self, leaves: impl Fn(&C) -> bool, ask: impl Fn(&C), quiet: Instant, end: Instant) {
         let all = self.all.borrow().clone();
         let mut leaving: Vec<(u64, Rc<C>)> = all.into_iter().filter(|(_, connection)| leaves(connection)).collect();

@@ -68,8 +68,39 @@ impl Transfers for Echo {
     }
 }
 
+/// Bytes on the wire are so much more than they mean.
+struct Shifted(u8);
+
+impl Shifted {
+    fn add(shift: u8, bytes: &[u8], arena: &Arena) -> Slice {
+        let bytes: Vec<u8> = bytes.iter().map(|byte| byte.wrapping_add(shift)).collect();
+        arena.copy(&bytes).expect("room")
+    }
+}
+
+impl Channel for Shifted {
+    fn is_plain(&self) -> bool {
+        self.0 == 0
+    }
+
+    fn open(&self, bytes: Slice, arena: &Arena, mut hand_on: impl FnMut(Slice)) -> bool {
+        hand_on(Self::add(0_u8.wrapping_sub(self.0), &bytes, arena));
+        true
+    }
+
+    fn seal(&self, data: Sg, arena: &Arena) -> Option<Sg> {
+        let mut sealed = Sg::default();
+        data.into_pieces().for_each(|piece| sealed.push(Self::add(self.0, &piece, arena)));
+        Some(sealed)
+    }
+
+    fn queued_bytes(&self) -> usize {
+        0
+    }
+}
+
 struct Connection {
-    line: Line<Echo>,
+    line: Line<Echo, Shifted>,
     /// Whether something runs on it, whatever it says.
     is_busy: Cell<bool>,
     has_left: Rc<Cell<usize>>,
@@ -77,8 +108,9 @@ struct Connection {
 
 impl Served for Connection {
     type Session = Echo;
+    type Channel = Shifted;
 
-    fn line(&self) -> &Line<Echo> {
+    fn line(&self) -> &Line<Echo, Shifted> {
         &self.line
     }
 
@@ -110,6 +142,8 @@ struct Rig {
     listener: Handle,
     connections: Rc<Connections<Connection>>,
     has_left: Rc<Cell<usize>>,
+    /// What lies between.
+    shift: u8,
 }
 
 impl Rig {
@@ -118,7 +152,7 @@ impl Rig {
         let core = Reactor::with_driver(world.core(Host(1)), Arena::new(8 << 20), Arc::default());
         let (listener, _) = core.driver().listen(ADDRESS).expect("nobody else listens");
         let connections = Connections::new(&core, MOST);
-        Self { world, core, listener, connections, has_left: Rc::default() }
+        Self { world, core, listener, connections, has_left: Rc::default(), shift: 0 }
     }
 
     /// Runs until `future` has ended.
@@ -138,7 +172,7 @@ impl Rig {
         let (core, listener) = (self.core.clone(), self.listener.clone());
         let incoming = self.run(async move { core.accept(&listener).await.expect("somebody comes") });
         self.connections.serve(incoming, |_, (socket, _, _)| Connection {
-            line: Line::new(&self.core, socket, Echo::default()),
+            line: Line::new(&self.core, socket, Echo::default(), Shifted(self.shift)),
             is_busy: Cell::new(false),
             has_left: self.has_left.clone(),
         });
@@ -176,6 +210,16 @@ fn what_is_queued_leaves_and_the_last_of_it_before_the_end() {
         rig.world.run(&[&rig.core], || rig.connections.is_empty());
         assert_eq!((rig.has_left.get(), rig.core.stats().connections.get()), (1, 0));
     }
+}
+
+#[test]
+fn what_lies_between_sees_all_bytes() {
+    let rig = Rig { shift: 3, ..Rig::new(1) };
+    let (peer, echo) = rig.say(rig.connect(), vec![7; 100_000], 100_000);
+    assert!(echo == vec![7; 100_000]);
+    let (peer, echo) = rig.say(peer, vec![QUIT], 1);
+    assert_eq!((echo, rig.connections.len()), (vec![QUIT], 1), "which means something else");
+    assert_eq!(rig.say(peer, vec![QUIT + 3], 9).1, [QUIT + 3], "and then it has closed");
 }
 
 #[test]

@@ -40,7 +40,8 @@ impl BlockVolume {
         Ok(Self::build(path, open::open(path, options, None)?, options, None))
     }
 
-    /// Opens `path` once more, in another way; if it is the device of this volume, it stays for us alone. Both may be used
+    /// Opens `path` once more, in another way; if it is the device of this volume, it stays for us alone. Both may be
+    /// used
     /// at the same time.
     ///
     /// # Errors

@@ -47,7 +47,8 @@ impl FileVolume {
         Ok(Self { source: Arc::new(source), held: None, traits: checked.traits, mark: checked.mark, is_direct })
     }
 
-    /// Opens `path` once more, in another way; if it is the file of this volume, under the same lock. Both may be used at
+    /// Opens `path` once more, in another way; if it is the file of this volume, under the same lock. Both may be used
+    /// at
     /// the same time.
     ///
     /// # Errors

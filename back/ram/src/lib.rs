@@ -136,15 +136,19 @@ impl Store for RamStore {
             (Op::Read, Data::In(mut memory)) => {
                 let mut at = io.offset;
                 for piece in memory.pieces_mut() {
-                    table.read(at, piece);
-                    at += piece.len() as u64;
+                    let len = piece.len();
+                    table.read(at, len, |from, bytes| match bytes {
+                        Ok(bytes) => piece.write(from, bytes),
+                        Err(zeroes) => piece.fill_part(from, zeroes, 0),
+                    });
+                    at += len as u64;
                 }
                 outcome = Outcome::with(Ok(moved), Data::In(memory));
             }
             (Op::Write { .. }, Data::Out(data)) => {
                 let mut at = io.offset;
                 let written = data.pieces().iter().try_for_each(|piece| {
-                    table.write(at, piece)?;
+                    table.write(at, piece.len(), |from, bytes| piece.read(from, bytes))?;
                     at += piece.len() as u64;
                     Ok(())
                 });

@@ -85,24 +85,24 @@ impl Table {
         &chunk[(page % CHUNK_PAGES as u64) as usize]
     }
 
-    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) {
+    /// Hands `len` bytes out part by part, with how many went before: bytes, or how many zeroes.
+    pub(crate) fn read(&self, offset: u64, len: usize, mut put: impl FnMut(usize, Result<&[u8], usize>)) {
         let mut at = 0;
-        for part in parts(offset, into.len() as u64) {
-            let to = &mut into[at..at + (part.end - part.start)];
-            at += to.len();
+        for part in parts(offset, len as u64) {
+            let count = part.end - part.start;
             match self.find(part.page).map(read).as_deref() {
-                Some(Some(bytes)) => to.copy_from_slice(&bytes[part.start..part.end]),
-                _ => to.fill(0),
+                Some(Some(bytes)) => put(at, Ok(&bytes[part.start..part.end])),
+                _ => put(at, Err(count)),
             }
+            at += count;
         }
     }
 
-    /// Fails with `NoSpace` when there is no memory for a page; what lies before it is written.
-    pub(crate) fn write(&self, offset: u64, from: &[u8]) -> Result<(), Fault> {
+    /// Has `len` bytes filled part by part, told how many went before. Fails with `NoSpace` when there is no memory for
+    /// a page; what lies before it is written.
+    pub(crate) fn write(&self, offset: u64, len: usize, mut get: impl FnMut(usize, &mut [u8])) -> Result<(), Fault> {
         let mut at = 0;
-        for part in parts(offset, from.len() as u64) {
-            let data = &from[at..at + (part.end - part.start)];
-            at += data.len();
+        for part in parts(offset, len as u64) {
             let mut page = write(self.make(part.page));
             let bytes = match &mut *page {
                 Some(bytes) => bytes,
@@ -112,7 +112,8 @@ impl Table {
                     fresh
                 }
             };
-            bytes[part.start..part.end].copy_from_slice(data);
+            get(at, &mut bytes[part.start..part.end]);
+            at += part.end - part.start;
         }
         Ok(())
     }
@@ -179,13 +180,16 @@ mod tests {
     #[test]
     fn whole_pages_are_given_back_and_parts_zeroed() {
         let table = Table::new(8 * PAGE);
-        table.write(PAGE - 2, &[7; PAGE_BYTES + 4]).expect("memory");
+        table.write(PAGE - 2, PAGE_BYTES + 4, |_, bytes| bytes.fill(7)).expect("memory");
         assert_eq!(table.used(), 3 * PAGE);
         table.zero(0, 2 * PAGE, true);
         assert_eq!(table.used(), PAGE);
         table.zero(2 * PAGE, 1, true);
         let mut bytes = [9; 3];
-        table.read(2 * PAGE - 1, &mut bytes);
+        table.read(2 * PAGE - 1, 3, |at, part| match part {
+            Ok(part) => bytes[at..at + part.len()].copy_from_slice(part),
+            Err(zeroes) => bytes[at..at + zeroes].fill(0),
+        });
         assert_eq!(bytes, [0, 0, 7]);
         table.zero(0, 8 * PAGE, false);
         assert_eq!(table.used(), PAGE, "zeroing keeps the space");
@@ -195,7 +199,7 @@ mod tests {
     fn extents_end_where_the_state_changes() {
         let table = Table::new(3 * CHUNK_BYTES);
         assert_eq!(table.extent(5, 3 * CHUNK_BYTES - 5), Extent { len: 3 * CHUNK_BYTES - 5, mapped: false });
-        table.write(2 * CHUNK_BYTES + PAGE, &[1]).expect("memory");
+        table.write(2 * CHUNK_BYTES + PAGE, 1, |_, bytes| bytes.fill(1)).expect("memory");
         assert_eq!(
             table.extent(512, 3 * CHUNK_BYTES - 512),
             Extent { len: 2 * CHUNK_BYTES + PAGE - 512, mapped: false }

@@ -44,7 +44,7 @@ pub(crate) fn nvme_part(lab: &Lab, driver: Driver) -> Result<()> {
     lab.built()?;
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
     let script = Script { name: "nvme", part: &part, driver, sysroot: &sysroot, more: None };
-    lab.report.check(&part, "guest ran to its end", || script.run(lab, nvme_targets(lab, driver)?));
+    lab.report.check(&part, "guest ran to its end", || script.run(lab, nvme_targets(lab, driver, &["ram:64M"])?));
     Ok(())
 }
 
@@ -57,10 +57,11 @@ fn packages(lab: &Lab, part: &str) -> Option<sysroot::Sysroot> {
     made
 }
 
-/// One target with both faces.
-fn nvme_targets(lab: &Lab, driver: Driver) -> Result<Targets> {
+/// One target with both faces, which has a file and these volumes.
+fn nvme_targets(lab: &Lab, driver: Driver, more: &[&str]) -> Result<Targets> {
     let port = free_port()?;
-    let volumes = [lab.image(&format!("nvme-{}.img", driver.name()), 512)?, "ram:64M".to_owned()];
+    let file = lab.image(&format!("nvme-{}.img", driver.name()), 512)?;
+    let volumes = std::iter::once(file).chain(more.iter().map(|more| (*more).to_owned()));
     let mut spec = Spec::new(driver, volumes)?.flags(&["--nvme", &port.to_string()]);
     spec.for_guest = true;
     let main = Target::start(lab, &spec)?;

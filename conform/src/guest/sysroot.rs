@@ -14,11 +14,27 @@ use rustix::fs::{FlockOperation, flock};
 use crate::process;
 use crate::report::{Report, skip};
 
-const PACKAGES: &str = include_str!("../../guest-packages.txt");
+/// What a tree is made of.
+struct Recipe {
+    /// Names its folder.
+    name: &'static str,
+    /// Packages, without their dependencies and the kernel's.
+    packages: &'static str,
+    /// The release of Debian that they come from; `None`: this machine's own sources.
+    release: Option<&'static str>,
+}
+
+const STOCK: Recipe = Recipe { name: "guest", packages: include_str!("../../guest-packages.txt"), release: None };
+/// The first release whose kernel proves names to NVMe subsystems and speaks to them by secure channels, with the program
+/// that shakes hands for it.
+const SECURE: Recipe =
+    Recipe { name: "secure", packages: include_str!("../../guest-packages-secure.txt"), release: Some("trixie") };
 /// Kernel packages by distribution: the first that the sources know is taken.
 const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
 /// Changes when trees made by older code are no good any more.
 const LAYOUT: u32 = 1;
+/// The keys that Debian's packages are signed with.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Package sources that answer slower than this are down.
 const FETCH_LIMIT: Duration = Duration::from_secs(600);
 /// Never needed in the guest, and most of what there is to write.
@@ -37,9 +53,6 @@ const LEFT_OUT: [&str; 12] = [
     "*/kernel/drivers/staging",
 ];
 
-/// What a kernel's configuration says that can prove its name to NVMe subsystems.
-const AUTHENTICATION: &str = "CONFIG_NVME_HOST_AUTH=y";
-
 /// An unpacked tree with a kernel.
 #[derive(Clone)]
 pub(crate) struct Sysroot {
@@ -51,85 +64,33 @@ pub(crate) struct Sysroot {
 
 /// The tree, made first if it is not there.
 pub(crate) fn ensure(report: &Report) -> Result<Sysroot> {
+    ensure_of(report, &STOCK)
+}
+
+/// The tree of hosts that prove their names and come by secure channels: that of a newer release if this machine's is
+/// older.
+pub(crate) fn secure(report: &Report) -> Result<Sysroot> {
+    if !Path::new(KEYRING).exists() {
+        return skip("packages of Debian can be checked on Debian only");
+    }
+    ensure_of(report, &SECURE)
+}
+
+fn ensure_of(report: &Report, recipe: &Recipe) -> Result<Sysroot> {
     if std::env::consts::ARCH != "x86_64" {
         return skip("the guest runs on x86_64 only");
     }
     let cache = cache_folder()?;
     std::fs::create_dir_all(&cache).with_context(|| format!("{}", cache.display()))?;
-    let path = cache.join(format!("guest-{:016x}", key()));
+    let path = cache.join(format!("{}-{:016x}", recipe.name, key(recipe)));
     // Two runs at once must not make the same tree.
     let lock = File::create(cache.join("lock"))?;
     flock(&lock, FlockOperation::LockExclusive)?;
     if !path.join("complete").exists() {
         report.note(&format!("fetching the guest's packages into {} (once)", path.display()));
-        make(report, &path)?;
+        make(report, &path, recipe)?;
     }
     open(&path)
-}
-
-/// The same tree with a kernel that has NVMe in-band authentication: its own, or that of the release's backports.
-/// `None` if neither can.
-pub(crate) fn with_authentication(report: &Report, stock: &Sysroot) -> Result<Option<Sysroot>> {
-    if can(stock) {
-        return Ok(Some(stock.clone()));
-    }
-    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let says = |key: &str| release.lines().find_map(|line| line.strip_prefix(key)).map(|value| value.trim_matches('"'));
-    let (Some("debian"), Some(codename)) = (says("ID="), says("VERSION_CODENAME=")) else { return Ok(None) };
-    let cache = cache_folder()?;
-    let path = cache.join(format!("kernel-{codename}-{:016x}", key()));
-    let lock = File::create(cache.join("lock"))?;
-    flock(&lock, FlockOperation::LockExclusive)?;
-    if !path.join("complete").exists() {
-        report.note(&format!("fetching the kernel of {codename}-backports into {} (once)", path.display()));
-        make_kernel(&path, codename)?;
-    }
-    let newer = Sysroot { path: stock.path.clone(), ..open(&path)? };
-    Ok(can(&newer).then_some(newer))
-}
-
-/// Whether a tree's kernel was built with NVMe in-band authentication.
-fn can(sysroot: &Sysroot) -> bool {
-    let (Some(folder), Some(version)) = (sysroot.kernel.parent(), sysroot.modules.file_name()) else { return false };
-    let config = folder.join(format!("config-{}", version.to_string_lossy()));
-    std::fs::read_to_string(config).is_ok_and(|config| config.lines().any(|line| line == AUTHENTICATION))
-}
-
-/// The kernel's package alone, from a source that this machine need not have.
-fn make_kernel(path: &Path, codename: &str) -> Result<()> {
-    let _ = std::fs::remove_dir_all(path);
-    for folder in ["state/lists/partial", "cache/archives/partial", "root/usr/lib"] {
-        std::fs::create_dir_all(path.join(folder))?;
-    }
-    std::os::unix::fs::symlink("usr/lib", path.join("root/lib"))?;
-    let source = format!(
-        "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian \
-         {codename}-backports main\n"
-    );
-    std::fs::write(path.join("sources.list"), source)?;
-    let with_source = |program: &str| {
-        let mut command = apt_program(path, program);
-        command.arg("-o").arg(format!("Dir::Etc::sourcelist={}", path.join("sources.list").display()));
-        command.args(["-o", "Dir::Etc::sourceparts=/dev/null"]).current_dir(path.join("cache/archives"));
-        command
-    };
-    process::run(with_source("apt-get").args(["update", "-q"]), FETCH_LIMIT)?.succeeded()?;
-    let shown = process::run(with_source("apt-cache").args(["show", KERNELS[0]]), FETCH_LIMIT)?.succeeded()?;
-    let depends = shown.lines().find_map(|line| line.strip_prefix("Depends: ")).context("the kernel's package")?;
-    let package = depends.split([' ', ',']).find(|name| name.starts_with("linux-image-")).context("its version")?;
-    process::run(with_source("apt-get").args(["download", "-q", package]), FETCH_LIMIT)?.succeeded()?;
-    for entry in std::fs::read_dir(path.join("cache/archives"))? {
-        let package = entry?.path();
-        if package.extension().is_some_and(|extension| extension == "deb") {
-            unpack(&package, &path.join("root"))?;
-        }
-    }
-    for folder in ["state", "cache"] {
-        std::fs::remove_dir_all(path.join(folder))?;
-    }
-    open(path)?;
-    File::create(path.join("complete"))?;
-    Ok(())
 }
 
 fn cache_folder() -> Result<PathBuf> {
@@ -144,9 +105,9 @@ fn cache_folder() -> Result<PathBuf> {
 }
 
 /// Another list, another release of the distribution: another tree.
-fn key() -> u64 {
+fn key(recipe: &Recipe) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (LAYOUT, PACKAGES, KERNELS, LEFT_OUT).hash(&mut hasher);
+    (LAYOUT, recipe.packages, recipe.release, KERNELS, LEFT_OUT).hash(&mut hasher);
     std::fs::read_to_string("/etc/os-release").unwrap_or_default().hash(&mut hasher);
     hasher.finish()
 }
@@ -166,11 +127,15 @@ fn open(path: &Path) -> Result<Sysroot> {
     bail!("{} has no kernel", root.display())
 }
 
-fn make(report: &Report, path: &Path) -> Result<()> {
+fn make(report: &Report, path: &Path, recipe: &Recipe) -> Result<()> {
     let _ = std::fs::remove_dir_all(path);
     let root = path.join("root");
     for folder in ["state/lists/partial", "cache/archives/partial"] {
         std::fs::create_dir_all(path.join(folder))?;
+    }
+    if let Some(release) = recipe.release {
+        let source = format!("deb [signed-by={KEYRING}] http://deb.debian.org/debian {release} main\n");
+        std::fs::write(sources(path), source)?;
     }
     let updated = process::run(apt(path).args(["update", "-q"]), FETCH_LIMIT)?;
     if !updated.status.success() {
@@ -178,7 +143,7 @@ fn make(report: &Report, path: &Path) -> Result<()> {
         report.note(&format!("not every package index could be fetched:\n{}", process::last_lines(&updated.text, 5)));
     }
     let mut packages: Vec<&str> =
-        PACKAGES.lines().flat_map(|line| line.split('#').next()).flat_map(str::split_whitespace).collect();
+        recipe.packages.lines().flat_map(|line| line.split('#').next()).flat_map(str::split_whitespace).collect();
     packages.push(kernel_package(path)?);
     let mut install = apt(path);
     install.args(["install", "-q", "-y", "--download-only"]).args(&packages);
@@ -207,13 +172,15 @@ fn make(report: &Report, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// apt-get with this machine's sources and settings, but nothing installed and all its files in `path`.
-fn apt(path: &Path) -> Command {
-    apt_program(path, "apt-get")
+/// The tree's own package sources, if it has some.
+fn sources(path: &Path) -> PathBuf {
+    path.join("sources.list")
 }
 
-fn apt_program(path: &Path, program: &str) -> Command {
-    let mut command = process::bound(program);
+/// apt-get with this machine's settings, and its sources where the tree has none of its own, but nothing installed and
+/// all its files in `path`.
+fn apt(path: &Path) -> Command {
+    let mut command = process::bound("apt-get");
     let set = |option: &str, value: &str| ["-o".to_owned(), format!("{option}={value}")];
     let folder = path.to_string_lossy();
     command
@@ -230,6 +197,10 @@ fn apt_program(path: &Path, program: &str) -> Command {
         .args(set("APT::Update::Post-Invoke", ""))
         .args(set("Debug::NoLocking", "true"))
         .env("DEBIAN_FRONTEND", "noninteractive");
+    if sources(path).exists() {
+        command.args(set("Dir::Etc::sourcelist", &sources(path).to_string_lossy()));
+        command.args(set("Dir::Etc::sourceparts", "/dev/null"));
+    }
     command
 }
 

@@ -30,8 +30,8 @@ impl Drop for Promise {
 }
 
 impl Arena {
-    /// Memory for `len` bytes that a peer is asked for, and for so many more `ahead` of it; `None` when there is none, or
-    /// peers owe too much already.
+    /// Memory for `len` bytes that a peer is asked for, and for so many more `ahead` of it; `None` when there is none,
+    /// or peers owe too much already.
     #[must_use]
     pub fn take_for_peer(&self, len: usize, ahead: usize) -> Option<(SgMut, Promise)> {
         let promised = self.0.promised.get();
@@ -66,8 +66,8 @@ mod tests {
 
     #[test]
     fn peers_that_owe_leave_half_to_the_others() {
-        let arena = Arena::new(BLOCK_MAX);
-        let quarter = BLOCK_MAX / 4;
+        let arena = Arena::new(2 * BLOCK_MAX);
+        let quarter = BLOCK_MAX / 2;
         let (one, other) = (arena.take_for_peer(quarter, 0), arena.take_for_peer(quarter, 0));
         assert!(one.is_some() && other.is_some() && arena.take_for_peer(1, 0).is_none());
         let mut more = pin!(arena.wait_for_peer(quarter));
@@ -77,7 +77,7 @@ mod tests {
         drop((one, others));
         let Poll::Ready(found) = more.as_mut().poll(&mut cx) else { panic!("one has come") };
         drop((other, found));
-        assert!(arena.take_for_peer(BLOCK_MAX * 3 / 4, 0).is_some(), "alone one may be large");
+        assert!(arena.take_for_peer(BLOCK_MAX * 3 / 2, 0).is_some(), "alone one may be large");
         assert_eq!((arena.used(), arena.0.promised.get()), (0, 0));
     }
 }

@@ -23,9 +23,6 @@ pub const OUTSTANDING_R2T_MAX: u32 = 8;
 /// Bytes of answers that requests call up by themselves (ping echoes, rejects, text) before reading pauses until
 /// they are sent: a peer that sends and never reads ties up this much.
 pub const ANSWERS_MAX: usize = 256 << 10;
-/// A data segment of which at least this much is still to come is received straight into memory of its own;
-/// below it, copying is cheaper than one more receive.
-pub const DIRECT_MIN: usize = 16 << 10;
 /// Bytes of a CDB that is handed on; a longer one is refused as an operation code that is not known.
 pub const CDB_MAX: usize = 32;
 /// Sense data is at most this long (SPC-6 4.4.1).

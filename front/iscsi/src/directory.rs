@@ -15,7 +15,8 @@ pub struct Portal {
     pub id: u32,
     /// Tag of its portal group.
     pub group: u16,
-    /// Where it is, as SendTargets tells it; `None`: where the initiator came in, and only for those who came in by this
+    /// Where it is, as SendTargets tells it; `None`: where the initiator came in, and only for those who came in by
+    /// this
     /// group.
     pub address: Option<SocketAddr>,
     /// Whether SendTargets tells it.
@@ -111,7 +112,8 @@ impl Directory {
         self.portals.iter().any(|portal| portal.id == way.portal && portal.group == way.group)
     }
 
-    /// Whether a session may stay: its target is here and reached by its way, as the same target port, and its initiator
+    /// Whether a session may stay: its target is here and reached by its way, as the same target port, and its
+    /// initiator
     /// still belongs to the group of this name.
     #[must_use]
     pub fn keeps(&self, target: &str, way: Way, port: u16, (host, source): (&str, IpAddr), group: &str) -> bool {

@@ -13,8 +13,8 @@
 mod command;
 mod data;
 mod exchange;
+mod frames;
 mod inflow;
-mod input;
 mod joined;
 mod numbers;
 mod request;
@@ -27,18 +27,18 @@ pub use request::TaskManagement;
 pub use tasks::TaskKey;
 
 use crate::chap::{Claim, Proof};
-use crate::config::{ANSWERS_MAX, Config, LOGIN_SEGMENT_MAX};
+use crate::config::{Config, LOGIN_SEGMENT_MAX};
 use crate::keys::{Negotiation, Parameters};
 use crate::login::{Candidate, Established, Login, Next, Verdict};
 use crate::out::{Digests, Out};
 use crate::wire::{Bhs, LoginRequest, LoginResponse, LoginStatus, NO_TAG, Opcode, Pdu, RejectReason};
 use command::Held;
 use exchange::Exchange;
-use input::{Input, Payload, Plan};
 use lunar_core::mem::{Arena, Sg, SgMut, Slice};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
 use lunar_core::wire::be::{U16, U32};
+use lunar_stream::input::{self, Input, Payload, Plan};
 use numbers::Numbers;
 use std::fmt;
 use std::rc::Rc;
@@ -149,8 +149,6 @@ pub struct Session {
     closed: Option<Close>,
     input: Input,
     out: Out,
-    /// Bytes queued by requests themselves since the queue was taken last.
-    answers: usize,
     numbers: Numbers,
     tasks: Tasks,
     held: Vec<Held>,
@@ -178,7 +176,6 @@ impl Session {
             closed: None,
             input: Input::default(),
             out: Out::new(arena.clone()),
-            answers: 0,
             numbers: Numbers::default(),
             tasks: Tasks::default(),
             held: Vec::new(),
@@ -236,20 +233,20 @@ impl Session {
             self.negotiation.set_config(offer.clone());
         }
         self.advance_login(actions, |login, out| login.authorized(verdict, out));
-        self.pump(actions);
+        input::pump(self, actions);
     }
 
     /// The answer to [`Action::Prove`]: our own proof, if the initiator asks for one, or how the login ends.
     pub fn proven(&mut self, answer: Result<Option<Proof>, LoginStatus>, actions: &mut Vec<Action>) {
         self.advance_login(actions, |login, out| login.proven(answer, out));
-        self.pump(actions);
+        input::pump(self, actions);
     }
 
     /// The answer to [`Action::Establish`]: the session's number (TSIH, not zero), or how the login ends.
     pub fn established(&mut self, answer: Result<u16, LoginStatus>, actions: &mut Vec<Action>) {
         debug_assert!(answer != Ok(0), "zero is no session's number");
         self.advance_login(actions, |login, out| login.established(answer, out));
-        self.pump(actions);
+        input::pump(self, actions);
     }
 
     /// When [`Session::tick`] has to be called at the latest.
@@ -300,15 +297,6 @@ impl Session {
 
     fn digests(&self) -> Digests {
         self.out.digests
-    }
-
-    /// Whether nothing more is looked at for now.
-    fn is_blocked(&self) -> bool {
-        match &self.phase {
-            Phase::FullFeature => self.answers > ANSWERS_MAX,
-            Phase::Login(login) => login.waits(),
-            Phase::Closed => true,
-        }
     }
 
     fn close(&mut self, why: Close, actions: &mut Vec<Action>) {
@@ -465,16 +453,14 @@ impl Machine for Session {
     type Action = Action;
 
     fn want(&mut self) -> Want {
-        if self.is_blocked() { Want::Nothing } else { self.input.want() }
+        input::want(self)
     }
 
     fn receive(&mut self, bytes: Slice, now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_some() {
-            return;
+        if self.closed.is_none() {
+            self.hear(now);
+            input::receive(self, bytes, actions);
         }
-        self.hear(now);
-        self.enqueue(bytes);
-        self.pump(actions);
     }
 
     fn placed(&mut self, memory: SgMut, count: usize, now: Instant, actions: &mut Vec<Action>) {
@@ -484,20 +470,17 @@ impl Machine for Session {
         if count > 0 {
             self.hear(now);
         }
-        let queued = self.out.queued_bytes();
-        self.fill_direct(memory, count, actions);
-        self.answers += self.out.queued_bytes() - queued;
-        self.pump(actions);
+        input::placed(self, memory, count, actions);
     }
 
     fn resume(&mut self, actions: &mut Vec<Action>) {
-        self.pump(actions);
+        input::pump(self, actions);
     }
 
     fn take_out(&mut self) -> Sg {
-        self.answers = 0;
-        let all = self.out.take();
-        if self.out.is_starved() {
+        self.input.was_sent();
+        let all = self.out.queue.take();
+        if self.out.queue.is_starved() {
             // With a hole in it, nothing of it may be sent.
             self.shut(Close::NoMemory);
             return Sg::default();
@@ -506,7 +489,7 @@ impl Machine for Session {
     }
 
     fn queued_bytes(&self) -> usize {
-        self.out.queued_bytes()
+        self.out.queue.len()
     }
 
     fn is_out_of_memory(&self) -> bool {

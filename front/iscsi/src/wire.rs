@@ -5,7 +5,8 @@
 
 use lunar_core::codes;
 use lunar_core::wire::be::{U16, U32};
-use lunar_core::wire::{le, round_up};
+use lunar_core::wire::round_up;
+pub use lunar_stream::digest::{DIGEST_LEN, Digest, digest};
 use std::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -19,10 +20,6 @@ pub use formats::{
 
 /// Bytes of a basic header segment.
 pub const BHS_LEN: usize = 48;
-/// Bytes of a header or data digest.
-pub const DIGEST_LEN: usize = 4;
-/// Additional header segments: the length is counted in words by one byte (11.2.1.5).
-pub const AHS_MAX: usize = 255 * 4;
 /// The tag that says "none": ITT of unsolicited PDUs, TTT of PDUs that answer nothing.
 pub const NO_TAG: u32 = 0xffff_ffff;
 
@@ -377,41 +374,6 @@ pub fn extended_cdb(cdb: &[u8]) -> Vec<u8> {
     bytes.extend_from_slice(rest);
     bytes.resize(padded(bytes.len()), 0);
     bytes
-}
-
-/// CRC32C (13.1) over parts that lie apart, as it travels: its bytes in the order in which they are sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Digest(u32);
-
-impl Digest {
-    /// Of nothing.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Takes in more bytes.
-    pub fn update(&mut self, bytes: &[u8]) -> &mut Self {
-        self.0 = crc32c::crc32c_append(self.0, bytes);
-        self
-    }
-
-    /// Takes in the padding of a segment of `len` bytes.
-    pub fn pad(&mut self, len: usize) -> &mut Self {
-        self.update(&[0; 3][..padded(len) - len])
-    }
-
-    /// As sent.
-    #[must_use]
-    pub fn bytes(self) -> [u8; DIGEST_LEN] {
-        le::U32::new(self.0).to_bytes()
-    }
-}
-
-/// The digest of bytes that lie together.
-#[must_use]
-pub fn digest(bytes: &[u8]) -> [u8; DIGEST_LEN] {
-    Digest::new().update(bytes).bytes()
 }
 
 #[cfg(test)]

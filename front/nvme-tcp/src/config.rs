@@ -12,9 +12,6 @@ pub const ALIGNMENT_MAX: u8 = 31;
 /// Bytes of answers that commands call up by themselves before reading pauses until they are sent: a peer that sends
 /// and never reads ties up this much.
 pub const ANSWERS_MAX: usize = 256 << 10;
-/// Data of which at least this much is still to come is received straight into memory of its own; below it, copying is
-/// cheaper than one more receive.
-pub const DIRECT_MIN: usize = 16 << 10;
 /// Entries of a queue before Connect has told: Connect alone may come.
 pub const ENTRIES_BEFORE_CONNECT: u16 = 1;
 /// A connection that has no queue by then is given up.

@@ -179,7 +179,7 @@ fn emit<P: Pdu>(header: P, data: &[u8], digests: u8) -> Vec<u8> {
         payload = memory.share();
     }
     out.data(header, payload);
-    out.take().to_vec()
+    out.queue.take().to_vec()
 }
 
 /// Any bytes as the first of a connection.

@@ -6,8 +6,8 @@
 //! * here: slots, draining
 //!
 //! A command runs in a slot (a long-lived task); its reply is queued in the session, and at the end of the turn
-//! everything that is queued for a peer leaves in one send ([`lunar_stream::serve`]). A controller's queues may be served by several cores: each
-//! of them waits for the controller's end by itself.
+//! everything that is queued for a peer leaves in one send ([`lunar_stream::serve`]). A controller's queues may be
+//! served by several cores: each of them waits for the controller's end by itself.
 
 mod connection;
 mod job;

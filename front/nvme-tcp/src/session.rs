@@ -8,24 +8,24 @@
 //! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
 
 mod data;
-mod input;
+mod frames;
 mod tasks;
 
 pub use lunar_stream::machine::{Machine, Pull, Transfers, Want};
 pub use tasks::TaskKey;
 
-use crate::config::{ALIGNMENT_MAX, ANSWERS_MAX, CONNECT_TIMEOUT, ENTRIES_BEFORE_CONNECT, H2C_DATA_MAX};
+use crate::config::{ALIGNMENT_MAX, CONNECT_TIMEOUT, ENTRIES_BEFORE_CONNECT, H2C_DATA_MAX};
 use crate::out::{Digests, Out};
 use crate::wire::{
     COMMON_LEN, CapsuleCmd, CapsuleResp, Common, DATA_DIGEST, FatalStatus, H2cData, HEADER_DIGEST, IcReq, IcResp, Pdu,
     PduType, TOLD_MAX, TermReq,
 };
-use input::{Input, Payload, Plan};
 use lunar_core::mem::{Arena, Sg, SgMut, Slice};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
 use lunar_nvme::command::{FABRICS, FUSE, FUSE_FIRST, FUSE_SECOND, Sqe};
 use lunar_nvme::{Command, Direction, Status};
+use lunar_stream::input::{self, Input, Payload, Plan};
 use std::fmt;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -60,8 +60,6 @@ pub enum Close {
     ConnectTimeout,
     /// The host has ended its queue.
     Disconnected,
-    /// Its secure channel is broken.
-    Channel,
     /// There was no memory for a header.
     NoMemory,
 }
@@ -73,7 +71,6 @@ impl fmt::Display for Close {
             Self::Blamed(status) => write!(f, "the host gives up: {status:?}"),
             Self::ConnectTimeout => f.write_str("the host did not connect a queue, or prove its name, in time"),
             Self::Disconnected => f.write_str("the host has disconnected"),
-            Self::Channel => f.write_str("the secure channel is broken"),
             Self::NoMemory => f.write_str("no memory for an answer"),
         }
     }
@@ -102,6 +99,17 @@ fn invalid(at: usize) -> Fatal {
     Fatal(FatalStatus::INVALID_HEADER, at as u32)
 }
 
+/// What the last command was to a fused operation.
+#[derive(Debug, Default)]
+enum Fused {
+    #[default]
+    Nothing,
+    /// The first half, which waits for the second.
+    First(TaskKey, Command),
+    /// A first half that was refused: its second fails with it.
+    Failed,
+}
+
 /// One connection.
 #[derive(Debug)]
 pub struct Session {
@@ -111,16 +119,14 @@ pub struct Session {
     closed: Option<Close>,
     input: Input,
     out: Out,
-    /// Bytes queued by commands themselves since the queue was taken last.
-    answers: usize,
     tasks: Tasks,
     entries: u16,
     queue: u16,
     flow_control: bool,
     /// Commands received, modulo the entries.
     head: u16,
-    /// The first half of a fused operation, which waits for the second.
-    fused: Option<(TaskKey, Command)>,
+    /// What the last command was to a fused operation.
+    fused: Fused,
     next_tag: u16,
     started: Instant,
 }
@@ -134,13 +140,12 @@ impl Session {
             closed: None,
             input: Input::default(),
             out: Out::new(arena.clone()),
-            answers: 0,
             tasks: Tasks::default(),
             entries: ENTRIES_BEFORE_CONNECT,
             queue: 0,
             flow_control: true,
             head: 0,
-            fused: None,
+            fused: Fused::Nothing,
             next_tag: 0,
             started: now,
             arena,
@@ -212,11 +217,6 @@ impl Session {
         proves
     }
 
-    /// The bytes that come are nobody's: nothing more is looked at.
-    pub fn break_off(&mut self, actions: &mut Vec<Action>) {
-        self.close(Close::Channel, actions);
-    }
-
     /// The command waits for an event: [`Session::reply_to`] ends it.
     pub fn park(&mut self, key: TaskKey) {
         if let Some(task) = self.tasks.get_mut(key) {
@@ -233,11 +233,6 @@ impl Session {
         self.out.digests
     }
 
-    /// Whether nothing more is looked at for now.
-    fn is_blocked(&self) -> bool {
-        self.phase == Phase::Closed || self.answers > ANSWERS_MAX
-    }
-
     fn close(&mut self, why: Close, actions: &mut Vec<Action>) {
         if self.closed.is_none() {
             self.shut(why);
@@ -250,7 +245,7 @@ impl Session {
         self.phase = Phase::Closed;
         self.input.clear();
         self.tasks = Tasks::default();
-        self.fused = None;
+        self.fused = Fused::Nothing;
     }
 
     /// Tells the host what it broke, and closes. The PDU tells as much of the header as there is.
@@ -265,8 +260,8 @@ impl Session {
         // At most 24 and 128 bytes.
         request.common.len = ((size_of::<TermReq>() + told.len()) as u32).into();
         // Never with digests.
-        self.out.raw(request.as_bytes());
-        self.out.raw(told);
+        self.out.queue.write(request.as_bytes());
+        self.out.queue.write(told);
         self.close(Close::Broken(status, information), actions);
     }
 
@@ -312,7 +307,7 @@ impl Session {
             return Err(invalid(offset_of!(IcReq, digests)));
         }
         let response = IcResp { digests: request.digests, max_h2c_data: H2C_DATA_MAX.into(), ..IcResp::blank(0) };
-        self.out.raw(response.as_bytes());
+        self.out.queue.write(response.as_bytes());
         self.out.alignment = (usize::from(request.alignment) + 1) * 4;
         self.out.digests =
             Digests { header: request.digests & HEADER_DIGEST != 0, data: request.digests & DATA_DIGEST != 0 };
@@ -332,14 +327,14 @@ impl Session {
         let (command, inline) = match self.described(sqe, data, payload) {
             Ok(described) => described,
             Err(status) => {
-                self.complete(cid, status, 0);
+                self.turn_down(sqe, status, actions);
                 return Ok(());
             }
         };
         if let Some(old) = self.tasks.find(cid) {
             // Hosts have been seen that forget what waits for an event before they shut a controller down.
             if !self.tasks.get_mut(old).is_some_and(|task| task.parked) {
-                self.complete(cid, Status::ID_CONFLICT, 0);
+                self.turn_down(sqe, Status::ID_CONFLICT, actions);
                 return Ok(());
             }
             self.tasks.remove(old);
@@ -361,16 +356,31 @@ impl Session {
     /// Hands a command on; both halves of a fused operation together.
     fn hand_on(&mut self, key: TaskKey, command: Command, actions: &mut Vec<Action>) {
         let half = command.sqe.flags & FUSE;
-        match (self.fused.take(), half) {
-            (Some(first), FUSE_SECOND) => return actions.push(Action::Fused(Box::new([first, (key, command)]))),
+        match (std::mem::take(&mut self.fused), half) {
+            (Fused::First(first, other), FUSE_SECOND) => {
+                return actions.push(Action::Fused(Box::new([(first, other), (key, command)])));
+            }
+            (Fused::Failed, FUSE_SECOND) => {
+                self.reply(key, Status::FUSED_FAILED, 0, &mut lunar_core::step::Tail::default());
+                return;
+            }
             // What does not follow its first half directly is none.
-            (Some((first, command)), _) => actions.push(Action::Command(first, command)),
-            (None, _) => {}
+            (Fused::First(first, command), _) => actions.push(Action::Command(first, command)),
+            (Fused::Failed | Fused::Nothing, _) => {}
         }
         match half {
-            FUSE_FIRST => self.fused = Some((key, command)),
+            FUSE_FIRST => self.fused = Fused::First(key, command),
             _ => actions.push(Action::Command(key, command)),
         }
+    }
+
+    /// A command that is refused before anybody looks at what it asks for.
+    fn turn_down(&mut self, sqe: &Sqe, status: Status, actions: &mut Vec<Action>) {
+        let now = if sqe.flags & FUSE == FUSE_FIRST { Fused::Failed } else { Fused::Nothing };
+        if let Fused::First(first, command) = std::mem::replace(&mut self.fused, now) {
+            actions.push(Action::Command(first, command));
+        }
+        self.complete(sqe.cid.get(), status, 0);
     }
 
     /// What the entry says of its data: how much the host sends or has room for, and what of it came with the command.
@@ -429,7 +439,7 @@ impl Session {
     /// What no header may say: the bytes after it cannot be trusted.
     fn malformed(&self, common: &Common) -> Option<Fatal> {
         let kind = PduType(common.kind);
-        let Some(limits) = input::limits(kind) else { return Some(invalid(offset_of!(Common, kind))) };
+        let Some(limits) = frames::limits(kind) else { return Some(invalid(offset_of!(Common, kind))) };
         let fits_phase = match kind {
             PduType::IC_REQ => self.phase == Phase::Start,
             PduType::CAPSULE_CMD => self.phase != Phase::Start,
@@ -490,34 +500,29 @@ impl Machine for Session {
     type Action = Action;
 
     fn want(&mut self) -> Want {
-        if self.is_blocked() { Want::Nothing } else { self.input.want() }
+        input::want(self)
     }
 
     fn receive(&mut self, bytes: Slice, _now: Instant, actions: &mut Vec<Action>) {
         if self.closed.is_none() {
-            self.input.enqueue(bytes);
-            self.pump(actions);
+            input::receive(self, bytes, actions);
         }
     }
 
     fn placed(&mut self, memory: SgMut, count: usize, _now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_some() {
-            return;
+        if self.closed.is_none() {
+            input::placed(self, memory, count, actions);
         }
-        let queued = self.out.queued_bytes();
-        self.fill_direct(memory, count, actions);
-        self.answers += self.out.queued_bytes() - queued;
-        self.pump(actions);
     }
 
     fn resume(&mut self, actions: &mut Vec<Action>) {
-        self.pump(actions);
+        input::pump(self, actions);
     }
 
     fn take_out(&mut self) -> Sg {
-        self.answers = 0;
-        let all = self.out.take();
-        if self.out.is_starved() {
+        self.input.was_sent();
+        let all = self.out.queue.take();
+        if self.out.queue.is_starved() {
             // With a hole in it, nothing of it may be sent.
             self.shut(Close::NoMemory);
             return Sg::default();
@@ -526,7 +531,7 @@ impl Machine for Session {
     }
 
     fn queued_bytes(&self) -> usize {
-        self.out.queued_bytes()
+        self.out.queue.len()
     }
 
     fn is_out_of_memory(&self) -> bool {

@@ -287,6 +287,17 @@ fn halves_of_a_fused_operation_come_together_or_alone() {
     rig.receive(&capsule(&half(1, 1), &[0; 8], 0));
     rig.receive(&capsule(&write(2, INLINE, 8), &[0; 8], 0));
     assert!(matches!(&rig.actions[..], [Action::Command(..), Action::Command(..)]));
+    rig.answer();
+    let _ = rig.sent();
+    rig.receive(&capsule(&Sqe { flags: 1, ..half(1, 1) }, &[0; 8], 0));
+    assert_eq!(response(&rig.sent()), (1, Status::INVALID_FIELD));
+    rig.receive(&capsule(&half(2, 2), &[0; 8], 0));
+    assert_eq!(response(&rig.sent()), (2, Status::FUSED_FAILED), "its first half was refused");
+    assert!(rig.actions.is_empty());
+    rig.receive(&capsule(&half(3, 1), &[0; 8], 0));
+    rig.receive(&capsule(&Sqe { flags: 2, ..half(4, 2) }, &[0; 8], 0));
+    assert_eq!(response(&rig.sent()), (4, Status::INVALID_FIELD));
+    assert!(matches!(&rig.actions[..], [Action::Command(..)]), "the first is alone then");
 }
 
 #[test]

@@ -66,34 +66,56 @@ fn restrict(context: &mut SslContextBuilder) -> Result<(), ErrorStack> {
     Ok(())
 }
 
+/// Bytes that a record carries at most (RFC 8446 5.1).
+const RECORD: usize = 16 << 10;
+/// What a queue keeps of its memory when it is empty: a record, and what is around it.
+const KEPT: usize = RECORD + 512;
+
+/// Bytes that come at one end and go at the other.
+#[derive(Debug, Default)]
+struct Queue {
+    bytes: Vec<u8>,
+    gone: usize,
+}
+
+impl Queue {
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.gone..]
+    }
+
+    /// Takes as many of them as there is room for.
+    fn take(&mut self, into: &mut [u8]) -> usize {
+        let count = self.rest().len().min(into.len());
+        into[..count].copy_from_slice(&self.rest()[..count]);
+        self.gone += count;
+        if self.gone == self.bytes.len() {
+            self.bytes.clear();
+            self.bytes.shrink_to(KEPT);
+            self.gone = 0;
+        }
+        count
+    }
+}
+
 /// The wire, as OpenSSL sees it.
 #[derive(Debug, Default)]
 struct Wire {
-    came: Vec<u8>,
-    taken: usize,
-    goes: Vec<u8>,
+    came: Queue,
+    goes: Queue,
 }
 
 impl Read for Wire {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let rest = &self.came[self.taken..];
-        if rest.is_empty() {
-            return Err(io::ErrorKind::WouldBlock.into());
+        match self.came.take(into) {
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            count => Ok(count),
         }
-        let count = rest.len().min(into.len());
-        into[..count].copy_from_slice(&rest[..count]);
-        self.taken += count;
-        if self.taken == self.came.len() {
-            self.came.clear();
-            self.taken = 0;
-        }
-        Ok(count)
     }
 }
 
 impl Write for Wire {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.goes.extend_from_slice(bytes);
+        self.goes.bytes.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -111,6 +133,8 @@ pub struct Channel {
     stream: SslStream<Wire>,
     is_open: bool,
     host: Index<Ssl, Arc<str>>,
+    /// What goes into the next record.
+    record: Vec<u8>,
 }
 
 impl fmt::Debug for Channel {
@@ -126,12 +150,12 @@ impl Channel {
     /// When there is no memory for it.
     pub fn new(all: &Channels) -> Result<Self, ErrorStack> {
         let stream = SslStream::new(Ssl::new(&all.context)?, Wire::default())?;
-        Ok(Self { stream, is_open: false, host: all.host })
+        Ok(Self { stream, is_open: false, host: all.host, record: Vec::new() })
     }
 
     /// Takes what came by the wire. What it says is read with [`Channel::open`], until that gives nothing more.
     pub fn feed(&mut self, bytes: &[u8]) {
-        self.stream.get_mut().came.extend_from_slice(bytes);
+        self.stream.get_mut().came.bytes.extend_from_slice(bytes);
     }
 
     /// What the other side says, as much as there is room for; 0: nothing yet.
@@ -153,26 +177,46 @@ impl Channel {
         }
     }
 
-    /// Says something to the other side, with whom hands are shaken.
+    /// Says something to the other side, with whom hands are shaken: these pieces, in as few records as they take.
     ///
     /// # Errors
     /// [`Broken`]
-    pub fn seal(&mut self, bytes: &[u8]) -> Result<(), Broken> {
-        self.stream.write_all(bytes).map_err(|_| Broken)
+    pub fn seal<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) -> Result<(), Broken> {
+        for mut piece in pieces {
+            while !piece.is_empty() {
+                let (part, rest) = piece.split_at(piece.len().min(RECORD - self.record.len()));
+                piece = rest;
+                if part.len() == RECORD {
+                    self.stream.write_all(part).map_err(|_| Broken)?;
+                    continue;
+                }
+                self.record.extend_from_slice(part);
+                if self.record.len() == RECORD {
+                    self.seal_record()?;
+                }
+            }
+        }
+        self.seal_record()
+    }
+
+    fn seal_record(&mut self) -> Result<(), Broken> {
+        if self.record.is_empty() {
+            return Ok(());
+        }
+        let result = self.stream.write_all(&self.record).map_err(|_| Broken);
+        self.record.clear();
+        result
     }
 
     /// Bytes that are to go by the wire.
     #[must_use]
     pub fn queued_bytes(&self) -> usize {
-        self.stream.get_ref().goes.len()
+        self.stream.get_ref().goes.rest().len()
     }
 
-    /// Takes up to `most` of them.
-    #[must_use]
-    pub fn take(&mut self, most: usize) -> Vec<u8> {
-        let goes = &mut self.stream.get_mut().goes;
-        let rest = goes.split_off(most.min(goes.len()));
-        std::mem::replace(goes, rest)
+    /// Takes as many of them as there is room for.
+    pub fn take(&mut self, into: &mut [u8]) -> usize {
+        self.stream.get_mut().goes.take(into)
     }
 
     /// The host whose key the other side has, once hands are shaken.
@@ -183,41 +227,74 @@ impl Channel {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:rig";
-    const IDENTITY: &str = "NVMe1R01 nqn.2014-08.org.nvmexpress:uuid:rig nqn.x digest";
+    pub(crate) const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:rig";
+    pub(crate) const IDENTITY: &str = "NVMe1R01 nqn.2014-08.org.nvmexpress:uuid:rig nqn.x digest";
 
-    fn channels() -> Channels {
+    pub(crate) fn channels() -> Channels {
         let find = |identity: &str| (identity == IDENTITY).then(|| (HOST.into(), Zeroizing::new(vec![7; 32])));
         Channels::new(find).expect("OpenSSL is there")
     }
 
-    /// A host that says this, with this key.
-    fn host(identity: &'static str, key: u8) -> SslStream<Wire> {
-        let mut context = SslContext::builder(SslMethod::tls_client()).expect("OpenSSL is there");
-        restrict(&mut context).expect("it knows all that");
-        context.set_psk_client_callback(move |_, _, name, into| {
-            name[..identity.len()].copy_from_slice(identity.as_bytes());
-            name[identity.len()] = 0;
-            into[..32].fill(key);
-            Ok(32)
-        });
-        let ssl = Ssl::new(&context.build()).expect("room");
-        SslStream::new(ssl, Wire::default()).expect("room")
+    /// The other end.
+    pub(crate) struct Other(SslStream<Wire>);
+
+    impl Other {
+        /// A host that says this, with this key.
+        pub(crate) fn new(identity: &'static str, key: u8) -> Self {
+            let mut context = SslContext::builder(SslMethod::tls_client()).expect("OpenSSL is there");
+            restrict(&mut context).expect("it knows all that");
+            context.set_psk_client_callback(move |_, _, name, into| {
+                name[..identity.len()].copy_from_slice(identity.as_bytes());
+                name[identity.len()] = 0;
+                into[..32].fill(key);
+                Ok(32)
+            });
+            let ssl = Ssl::new(&context.build()).expect("room");
+            Self(SslStream::new(ssl, Wire::default()).expect("room"))
+        }
+
+        /// Goes on shaking hands; what it says by that.
+        pub(crate) fn shake(&mut self) -> Vec<u8> {
+            let _ = self.0.connect();
+            all(&mut self.0.get_mut().goes)
+        }
+
+        /// What goes to the wire for this.
+        pub(crate) fn say(&mut self, bytes: &[u8]) -> Vec<u8> {
+            self.0.write_all(bytes).expect("it is open");
+            all(&mut self.0.get_mut().goes)
+        }
+
+        /// This came by the wire.
+        pub(crate) fn feed(&mut self, bytes: &[u8]) {
+            self.0.get_mut().came.bytes.extend_from_slice(bytes);
+        }
+
+        /// So many bytes that were said to it.
+        pub(crate) fn hear(&mut self, count: usize) -> Vec<u8> {
+            let mut heard = vec![0; count];
+            self.0.read_exact(&mut heard).expect("all of it");
+            heard
+        }
+    }
+
+    fn all(queue: &mut Queue) -> Vec<u8> {
+        let mut bytes = vec![0; queue.rest().len()];
+        queue.take(&mut bytes);
+        bytes
     }
 
     /// Shakes hands, in pieces of so many bytes.
-    fn shake(host: &mut SslStream<Wire>, channel: &mut Channel, piece: usize) -> Result<(), Broken> {
+    fn shake(host: &mut Other, channel: &mut Channel, piece: usize) -> Result<(), Broken> {
         for _ in 0..4 {
-            let _ = host.connect();
-            for part in std::mem::take(&mut host.get_mut().goes).chunks(piece) {
+            for part in host.shake().chunks(piece) {
                 channel.feed(part);
                 assert_eq!(channel.open(&mut [0; 64])?, 0);
             }
-            let told = channel.take(usize::MAX);
-            host.get_mut().came.extend(told);
+            host.feed(&all(&mut channel.stream.get_mut().goes));
         }
         Ok(())
     }
@@ -225,31 +302,32 @@ mod tests {
     #[test]
     fn what_one_side_says_the_other_hears() {
         for piece in [1, 7, 100_000] {
-            let (mut host, mut channel) = (host(IDENTITY, 7), Channel::new(&channels()).expect("room"));
+            let (mut host, mut channel) = (Other::new(IDENTITY, 7), Channel::new(&channels()).expect("room"));
             assert_eq!(channel.host(), None);
             shake(&mut host, &mut channel, piece).expect("hands are shaken");
             assert_eq!(channel.host().as_deref(), Some(HOST));
-            host.write_all(b"from the host").expect("it is open");
-            channel.feed(&std::mem::take(&mut host.get_mut().goes));
+            channel.feed(&host.say(b"from the host"));
             let mut heard = [0; 64];
             assert_eq!((channel.open(&mut heard[..4]), channel.open(&mut heard[4..])), (Ok(4), Ok(9)));
             assert_eq!((&heard[..13], channel.open(&mut [0; 64])), (&b"from the host"[..], Ok(0)));
-            channel.seal(&[0x5a; 50_000]).expect("it is open");
-            let total = channel.queued_bytes();
-            assert!(total > 50_000);
-            let (first, rest) = (channel.take(1000), channel.take(usize::MAX));
-            assert_eq!((first.len(), rest.len(), channel.queued_bytes()), (1000, total - 1000, 0));
-            host.get_mut().came.extend([first, rest].concat());
-            let mut heard = vec![0; 50_000];
-            host.read_exact(&mut heard).expect("all of it");
-            assert!(heard.iter().all(|byte| *byte == 0x5a));
+            let said = [&[0x5a; 24][..], &[0x5a; 40_000], &[], &[0x5a; 9_976]];
+            channel.seal(said.into_iter()).expect("it is open");
+            // Four records, each with its header, its type and its tag.
+            let total = 50_000 + 4 * (5 + 1 + 16);
+            assert_eq!(channel.queued_bytes(), total);
+            let mut first = [0; 1000];
+            assert_eq!((channel.take(&mut first), channel.queued_bytes()), (1000, total - 1000));
+            host.feed(&first);
+            host.feed(&all(&mut channel.stream.get_mut().goes));
+            assert_eq!((channel.queued_bytes(), channel.take(&mut first)), (0, 0));
+            assert!(host.hear(50_000) == [0x5a; 50_000]);
         }
     }
 
     #[test]
     fn who_has_no_key_gets_nowhere() {
         for (identity, key) in [(IDENTITY, 8), ("NVMe1R01 nqn.other nqn.x digest", 7), ("Client_identity", 7)] {
-            let (mut host, mut channel) = (host(identity, key), Channel::new(&channels()).expect("room"));
+            let (mut host, mut channel) = (Other::new(identity, key), Channel::new(&channels()).expect("room"));
             assert_eq!(shake(&mut host, &mut channel, 1000), Err(Broken), "{identity} {key}");
             assert_eq!(channel.host(), None);
         }

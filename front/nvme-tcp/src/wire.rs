@@ -7,14 +7,11 @@
 use lunar_core::codes;
 use lunar_core::wire::le::{U16, U32, U64};
 use lunar_nvme::Sqe;
+pub use lunar_stream::digest::{DIGEST_LEN, Digest, digest};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of the common header.
 pub const COMMON_LEN: usize = 8;
-/// Bytes of a digest.
-pub const DIGEST_LEN: usize = 4;
-/// The longest header: that of ICReq.
-pub const HEADER_MAX: usize = 128;
 /// Bytes of a refused header that a termination request tells at most.
 pub const TOLD_MAX: usize = 128;
 
@@ -213,30 +210,6 @@ pdu! {
         /// Reserved.
         reserved: [u8; 4],
     }
-}
-
-/// CRC32C over parts that lie apart, as it travels.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Digest(u32);
-
-impl Digest {
-    /// Takes in more bytes.
-    pub fn update(&mut self, bytes: &[u8]) -> &mut Self {
-        self.0 = crc32c::crc32c_append(self.0, bytes);
-        self
-    }
-
-    /// As sent.
-    #[must_use]
-    pub fn bytes(self) -> [u8; DIGEST_LEN] {
-        self.0.to_le_bytes()
-    }
-}
-
-/// The digest of bytes that lie together.
-#[must_use]
-pub fn digest(bytes: &[u8]) -> [u8; DIGEST_LEN] {
-    Digest::default().update(bytes).bytes()
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use lunar_nvme_tcp::serve::{Front as NvmeFront, Settings as NvmeSettings};
 use lunar_reactor::channel::{Receiver, Sender, channel};
 use lunar_reactor::{Config, Reactor, Spin};
 use lunar_scsi::{Clock, Target, TargetConfig};
+use lunar_vfio_user::serve::{Endpoint, Front as MachineFront};
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -78,7 +79,8 @@ pub(super) fn run(
         Ok((reactor, core, letters)) => {
             // The receiver is there until all cores are ready or one failed.
             let _ = report.send(Report::Ready);
-            // The first of its clones goes at the end, and with it all tasks: letters that are not read yet are answered.
+            // The first of its clones goes at the end, and with it all tasks: letters that are not read yet are
+            // answered.
             reactor.run(core.serve(letters))
         }
         Err(why) => {
@@ -161,12 +163,12 @@ fn serve_nothing(me: usize, common: &Common, reactor: &Reactor, links: &Rc<Links
     let sessions = Rc::new(OtherSessions(links.clone()));
     let iscsi = Front::new(reactor, &target, common.guard.clone(), common.registry.clone(), me, sessions);
     // Its slots take memory.
-    let nvme = frame.map(|frame| {
+    let nvme = frame.filter(|frame| frame.over_tcp).map(|frame| {
         let settings =
             NvmeSettings { advertise: frame.advertise, drain: common.frame.drain, channels: common.channels.clone() };
         NvmeFront::new(reactor, &subsystem, settings)
     });
-    Ok(Served { target, subsystem, iscsi, nvme, core: OnceCell::new() })
+    Ok(Served { target, subsystem, iscsi, nvme, machines: OnceCell::new(), core: OnceCell::new() })
 }
 
 impl Core {
@@ -223,6 +225,35 @@ impl Core {
         }
     }
 
+    /// Serves those of the controllers of virtual machines that are this core's: each is one core's.
+    ///
+    /// # Errors
+    /// When a socket cannot be made, in words that say what to do.
+    pub fn serve_machines(&self, all: &[Endpoint]) -> Result<()> {
+        let mut mine = all.iter().skip(self.me).step_by(self.mailboxes.len()).peekable();
+        if mine.peek().is_none() {
+            return Ok(());
+        }
+        // Its slots take memory.
+        let drain = self.common.frame.drain;
+        let front =
+            self.served.machines.get_or_init(|| MachineFront::new(&self.reactor, &self.served.subsystem, drain));
+        for endpoint in mine {
+            let path = endpoint.path.display();
+            if let Some(folder) = endpoint.path.parent() {
+                std::fs::create_dir_all(folder)
+                    .with_context(|| format!("making {} (--vm-folder)", folder.display()))?;
+            }
+            match front.listen(endpoint.clone()) {
+                Err(why) if why.kind() == std::io::ErrorKind::AddrInUse => {
+                    bail!("{path} is served by another process; choose another --vm or --vm-folder")
+                }
+                other => other.with_context(|| format!("making {path}"))?,
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn listen(self: &Rc<Self>, portal: u32, address: SocketAddr) -> std::io::Result<SocketAddr> {
         let (listening, address) = Listening::at(&self.reactor, address)?;
         self.listening.borrow_mut().insert(portal, listening);
@@ -251,6 +282,9 @@ impl Core {
         }
         self.served.iscsi.drained().await;
         if let Some(front) = &self.served.nvme {
+            front.drained().await;
+        }
+        if let Some(front) = self.served.machines.get() {
             front.drained().await;
         }
         for unit in self.links.units() {

@@ -72,7 +72,8 @@ fn proofs<'a>(
 /// A pattern of a group and where from, those that say more first.
 type Member<'a> = (Reverse<usize>, Reverse<u8>, &'a str, &'a Pattern, Option<Network>);
 
-/// The groups of a target, in such an order that the first one that fits is the one that says most: by its pattern, then
+/// The groups of a target, in such an order that the first one that fits is the one that says most: by its pattern,
+/// then
 /// by its network, then by its name.
 fn in_order(wanted: &Checked, target: &model::Target, groups: &[(&str, &model::Group)]) -> Vec<Group> {
     let mut members: Vec<Member<'_>> = Vec::new();

@@ -57,3 +57,7 @@ queue_command! {
     /// Create I/O Completion Queue
     CreateCompletionQueue, 0x05, "Create I/O Completion Queue", "NVMe Base 2.0 5.4"
 }
+queue_command! {
+    /// Doorbell Buffer Config
+    DoorbellBufferConfig, 0x7c, "Doorbell Buffer Config", "NVMe Base 2.0 5.8"
+}

@@ -30,6 +30,10 @@ pub(super) enum Kind {
         mode: i32,
         len: u64,
     },
+    Ready {
+        to_write: bool,
+    },
+    Signal,
     /// Work for a helper.
     Help,
 }
@@ -127,6 +131,8 @@ impl Entry {
                 (Kind::Write { durable }, file, Data::Out(data))
             }
             Op::Sync { file } => (Kind::Sync, file, Data::None),
+            Op::Ready { file, to_write } => (Kind::Ready { to_write }, file, Data::None),
+            Op::Signal { file } => (Kind::Signal, file, Data::None),
             Op::Allocate { file, how, offset, len } if fallocate_mode(how).is_some() => {
                 self.offset = offset;
                 (Kind::Allocate { mode: fallocate_mode(how).unwrap_or(0), len }, file, Data::None)
@@ -184,6 +190,11 @@ impl Entry {
             Kind::Write { durable } => self.prepare_write(fd, at, durable, fixed),
             Kind::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
             Kind::Allocate { mode, len } => opcode::Fallocate::new(fd, len).offset(self.offset).mode(mode).build(),
+            Kind::Ready { to_write } => {
+                let events = if to_write { libc::POLLOUT } else { libc::POLLIN | libc::POLLRDHUP };
+                opcode::PollAdd::new(fd, events as u32).build()
+            }
+            Kind::Signal => opcode::Write::new(fd, net::ONE.as_ptr(), net::ONE.len() as u32).build(),
             Kind::Help => unreachable!("helpers' work never reaches the ring"),
         };
         // The ring's own threads may wait for what said "not now" before.
@@ -255,12 +266,15 @@ impl Entry {
 
     /// What a completion means.
     pub(super) fn advance(&mut self, result: i32, is_direct: bool) -> Next {
+        if self.kind == Kind::Signal {
+            return Next::Over(Ok(0));
+        }
         let Ok(got) = usize::try_from(result) else { return self.fail(-result) };
         self.retries = 0;
         self.moved += got;
         let is_all = self.moved >= self.total;
         let over = match self.kind {
-            Kind::Sync | Kind::Allocate { .. } | Kind::Help => Ok(0),
+            Kind::Sync | Kind::Allocate { .. } | Kind::Ready { .. } | Kind::Signal | Kind::Help => Ok(0),
             Kind::Receive => Ok(self.moved as u32),
             _ if is_all => Ok(self.total as u32),
             // A direct read that ends inside a sector has met the end of the file.

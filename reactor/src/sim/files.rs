@@ -41,7 +41,9 @@ pub(super) fn handle_of(op: &Op) -> Option<&Handle> {
         | Op::Allocate { file, .. }
         | Op::Extent { file, .. }
         | Op::Space { file }
-        | Op::Copy { file, .. } => Some(file),
+        | Op::Copy { file, .. }
+        | Op::Ready { file, .. }
+        | Op::Signal { file } => Some(file),
         Op::Bell => None,
     }
 }
@@ -245,7 +247,7 @@ fn refusal(op: &Op, how: How) -> Option<Fault> {
     }
     // The simulated file system shares nothing: what is copied goes through memory, where faults can meet it. And it
     // does not tell how much space it has.
-    if matches!(op, Op::Copy { .. } | Op::Space { .. }) {
+    if matches!(op, Op::Copy { .. } | Op::Space { .. } | Op::Ready { .. } | Op::Signal { .. }) {
         return Some(Fault::Unsupported);
     }
     let whole = |bytes: usize| bytes.is_multiple_of(SECTOR);

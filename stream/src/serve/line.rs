@@ -1,7 +1,7 @@
 //! How a connection receives, sends and ends.
 
 use super::Served;
-use super::bytes::Bytes;
+use crate::channel::{Channel, Plain};
 use crate::machine::{Machine, Transfers, Want};
 use lunar_core::io::{Completion, Fault, Outcome};
 use lunar_core::mem::{Buf, PAGE, SgMut};
@@ -37,9 +37,10 @@ const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1 << 20;
 
 /// A session and the bytes that come to it and go from it: a task receives, a task sends.
-pub struct Line<S: Transfers> {
+pub struct Line<S: Transfers, C = Plain> {
     pub(super) reactor: Reactor,
-    bytes: Bytes,
+    socket: Handle,
+    channel: C,
     session: RefCell<S>,
     /// Nothing more is received; what is queued is sent.
     ended: Cell<bool>,
@@ -69,13 +70,14 @@ pub struct Line<S: Transfers> {
     pub(super) pulls: RefCell<HashMap<S::Key, Waker>>,
 }
 
-impl<S: Transfers> Line<S> {
-    /// A session over a socket.
+impl<S: Transfers, C: Channel> Line<S, C> {
+    /// A session over a socket, and what lies between.
     #[must_use]
-    pub fn new(reactor: &Reactor, socket: Handle, session: S) -> Self {
+    pub fn new(reactor: &Reactor, socket: Handle, session: S, channel: C) -> Self {
         Self {
             reactor: reactor.clone(),
-            bytes: Bytes::new(reactor, socket),
+            socket,
+            channel,
             session: RefCell::new(session),
             ended: Cell::new(false),
             last: Cell::new(false),
@@ -101,11 +103,16 @@ impl<S: Transfers> Line<S> {
         self.session.borrow_mut()
     }
 
+    /// What lies between the session and the socket.
+    pub fn channel(&self) -> &C {
+        &self.channel
+    }
+
     /// Ends the connection: what is received from now on is not looked at.
     pub fn end(&self) {
         if !self.ended.get() {
             self.stop();
-            self.bytes.cancel();
+            self.cancel();
             self.go_on();
         }
         self.kick();
@@ -119,7 +126,11 @@ impl<S: Transfers> Line<S> {
     /// Whether nothing is queued or under way to the peer.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.session.borrow().queued_bytes() == 0 && !self.is_sending()
+        self.queued_bytes() == 0 && !self.is_sending()
+    }
+
+    fn queued_bytes(&self) -> usize {
+        self.session.borrow().queued_bytes() + self.channel.queued_bytes()
     }
 
     pub(super) fn is_sending(&self) -> bool {
@@ -128,7 +139,7 @@ impl<S: Transfers> Line<S> {
 
     /// Bytes queued or under way to the peer.
     pub(super) fn outstanding(&self) -> usize {
-        self.session.borrow().queued_bytes() + self.sending.get()
+        self.queued_bytes() + self.sending.get()
     }
 
     /// Whether the peer takes nothing of what is sent to it, for too long.
@@ -146,7 +157,7 @@ impl<S: Transfers> Line<S> {
         if self.chunk_len.get() > CHUNK_MIN {
             // The receive comes back with its large memory and is started anew with a page.
             self.chunk_len.set(CHUNK_MIN);
-            self.bytes.cancel();
+            self.cancel();
         }
     }
 
@@ -160,13 +171,17 @@ impl<S: Transfers> Line<S> {
     pub fn kick(&self) {
         let may_send = self.sending.get() == 0 && !self.broken.get() && self.reactor.has_waited();
         if may_send && !self.is_held_back() {
-            let queued = self.session.borrow().queued_bytes();
+            let queued = self.queued_bytes();
             self.kicks.set(self.kicks.get() + 1);
             if queued >= SEND_EARLY || queued > 0 && self.kicks.get() >= self.share.get() {
                 self.begin_send();
             }
         }
         wake(&self.sender);
+    }
+
+    fn cancel(&self) {
+        self.reactor.driver().cancel(&self.socket);
     }
 
     /// Waits while the session wants nothing: for what is queued to be taken.
@@ -220,17 +235,21 @@ impl<S: Transfers> Line<S> {
     }
 
     fn has_to_send(&self) -> bool {
-        !self.is_held_back() && self.session.borrow().queued_bytes() > 0
+        !self.is_held_back() && self.queued_bytes() > 0
     }
 
     /// Starts to send all that is queued; none is under way. Mostly it is over when this returns.
     fn begin_send(&self) {
         let data = self.session.borrow_mut().take_out();
+        let Some(data) = self.channel.seal(data, self.reactor.arena()) else {
+            self.broken.set(true);
+            return self.end();
+        };
         self.sending.set(data.len());
         self.kicks.set(0);
         self.sending_since.set(self.reactor.now());
         let mut under_way = self.under_way.borrow_mut();
-        self.bytes.begin_send(data, &mut under_way);
+        self.reactor.begin_send(&self.socket, data, &mut under_way);
         let outcome = under_way.take();
         drop(under_way);
         if let Some(outcome) = outcome {
@@ -239,7 +258,7 @@ impl<S: Transfers> Line<S> {
     }
 
     fn end_send(&self, outcome: &Outcome) {
-        let result = self.bytes.end_send(outcome);
+        let result = self.reactor.end_send(outcome);
         self.sending.set(0);
         self.crowd.take().into_iter().for_each(Waker::wake);
         self.go_on();
@@ -272,9 +291,9 @@ impl<S: Transfers> Line<S> {
         self.over.take().into_iter().for_each(Waker::wake);
         self.kick();
         if !self.within(LINGER, |line| line.sent.get()).await {
-            self.bytes.cancel();
+            self.cancel();
         }
-        self.bytes.shutdown();
+        self.reactor.driver().shutdown(&self.socket);
         self.linger().await;
     }
 
@@ -320,7 +339,7 @@ impl<S: Transfers> Line<S> {
         let mut timeout = pin!(self.reactor.sleep(LINGER));
         while left > 0 {
             let Some(memory) = self.reactor.arena().take_reserved(PAGE) else { return };
-            let mut receive = pin!(self.bytes.receive(memory.into(), &mut completion));
+            let mut receive = pin!(self.reactor.receive(&self.socket, memory.into(), &mut completion));
             let received = poll_fn(|cx| match receive.as_mut().poll(cx) {
                 Poll::Ready((result, _)) => Poll::Ready(result.unwrap_or(0)),
                 Poll::Pending => timeout.as_mut().poll(cx).map(|()| 0),
@@ -331,11 +350,11 @@ impl<S: Transfers> Line<S> {
             }
             left = left.saturating_sub(received);
         }
-        self.bytes.cancel();
+        self.cancel();
     }
 }
 
-impl<S: Transfers> fmt::Debug for Line<S> {
+impl<S: Transfers, C> fmt::Debug for Line<S, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = if self.last.get() { ", over" } else { "" };
         write!(
@@ -366,6 +385,11 @@ pub(super) async fn receive<C: Served>(connection: &Rc<C>) {
                 line.session.borrow_mut().resume(&mut actions);
                 true
             }
+            Want::Into(memory) if !line.channel.is_plain() => {
+                // What comes is not what goes there.
+                line.session.borrow_mut().placed(memory, 0, line.reactor.now(), &mut actions);
+                receiver.chunk(&mut actions).await
+            }
             Want::Into(memory) => receiver.place(memory, &mut actions).await,
             Want::Chunk => receiver.chunk(&mut actions).await,
         };
@@ -380,8 +404,8 @@ pub(super) async fn receive<C: Served>(connection: &Rc<C>) {
 }
 
 /// What the receiving task keeps between two receives.
-struct Receiver<'a, S: Transfers> {
-    line: &'a Line<S>,
+struct Receiver<'a, S: Transfers, C> {
+    line: &'a Line<S, C>,
     completion: Completion,
     /// The part of the last chunk that is still free.
     rest: Option<Buf>,
@@ -389,11 +413,11 @@ struct Receiver<'a, S: Transfers> {
     after_large: bool,
 }
 
-impl<S: Transfers> Receiver<'_, S> {
+impl<S: Transfers, C: Channel> Receiver<'_, S, C> {
     /// Receives payload to its place. Returns whether the connection lives.
     async fn place(&mut self, memory: SgMut, actions: &mut Vec<S::Action>) -> bool {
         let line = self.line;
-        let (result, memory) = line.bytes.receive(memory, &mut self.completion).await;
+        let (result, memory) = line.reactor.receive(&line.socket, memory, &mut self.completion).await;
         self.after_large = true;
         line.active.set(true);
         let (count, goes_on) = received(result);
@@ -406,7 +430,7 @@ impl<S: Transfers> Receiver<'_, S> {
         let line = self.line;
         let chunk = self.memory().await;
         let len = chunk.len();
-        let (result, memory) = line.bytes.receive(chunk.into(), &mut self.completion).await;
+        let (result, memory) = line.reactor.receive(&line.socket, chunk.into(), &mut self.completion).await;
         let (count, goes_on) = received(result);
         let Some(mut chunk) = memory.into_pieces().next() else { return goes_on };
         if count == 0 {
@@ -422,8 +446,8 @@ impl<S: Transfers> Receiver<'_, S> {
         self.after_large = false;
         let part = chunk.split_to(count).share();
         self.rest = (chunk.len() >= CHUNK_REST).then_some(chunk);
-        line.session.borrow_mut().receive(part, line.reactor.now(), actions);
-        goes_on
+        let hand_on = |part| line.session.borrow_mut().receive(part, line.reactor.now(), actions);
+        line.channel.open(part, line.reactor.arena(), hand_on) && goes_on
     }
 
     async fn memory(&mut self) -> Buf {

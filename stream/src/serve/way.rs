@@ -1,6 +1,7 @@
 //! The way of one command's data between its steps and its session.
 
 use super::Line;
+use crate::channel::{Channel, Plain};
 use crate::machine::{Pull, Transfers};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Promise, Sg, SgMut};
@@ -20,18 +21,18 @@ const SEND_QUEUE_MAX: usize = 1 << 20;
 const DATA_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The way of one command's data.
-pub struct Way<'a, S: Transfers, K> {
-    line: &'a Line<S>,
+pub struct Way<'a, S: Transfers, K, C = Plain> {
+    line: &'a Line<S, C>,
     key: S::Key,
     task: &'a Task<K>,
     /// Bytes that the peer will send.
     expected: usize,
 }
 
-impl<'a, S: Transfers, K> Way<'a, S, K> {
+impl<'a, S: Transfers, K, C: Channel> Way<'a, S, K, C> {
     /// The way of a command of which the peer will send `expected` bytes.
     #[must_use]
-    pub fn new(line: &'a Line<S>, key: S::Key, task: &'a Task<K>, expected: u32) -> Self {
+    pub fn new(line: &'a Line<S, C>, key: S::Key, task: &'a Task<K>, expected: u32) -> Self {
         Self { line, key, task, expected: expected as usize }
     }
 
@@ -69,7 +70,7 @@ impl<'a, S: Transfers, K> Way<'a, S, K> {
     }
 }
 
-impl<S: Transfers, K> Transfer for Way<'_, S, K> {
+impl<S: Transfers, K, C: Channel> Transfer for Way<'_, S, K, C> {
     async fn room(&self) -> Result<(), Fault> {
         if !self.is_crowded() {
             return Ok(());
@@ -117,7 +118,7 @@ impl<S: Transfers, K> Transfer for Way<'_, S, K> {
     }
 }
 
-impl<S: Transfers, K: fmt::Debug> fmt::Debug for Way<'_, S, K> {
+impl<S: Transfers, K: fmt::Debug, C> fmt::Debug for Way<'_, S, K, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Way({:?}, {} bytes expected)", self.task, self.expected)
     }

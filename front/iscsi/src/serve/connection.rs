@@ -14,6 +14,7 @@ use lunar_core::port::NexusName;
 use lunar_core::step::Tail;
 use lunar_core::time::Instant;
 use lunar_scsi::{Cdb, Command, Lun, Nexus, Status, TaskAttribute, TaskFunction, TaskResponse};
+use lunar_stream::channel::Plain;
 use lunar_stream::serve::{Joined, Line, Served};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -48,7 +49,7 @@ impl Connection {
         let session = Session::new(config, reactor.arena().clone(), reactor.stats().clone(), reactor.now());
         Self {
             id,
-            line: Line::new(reactor, socket, session),
+            line: Line::new(reactor, socket, session, Plain),
             way,
             port: Cell::new(0),
             local,
@@ -212,6 +213,7 @@ impl Connection {
 
 impl Served for Connection {
     type Session = Session;
+    type Channel = Plain;
 
     fn line(&self) -> &Line<Session> {
         &self.line

@@ -1,7 +1,6 @@
 //! Data and status of commands: Data-Out and R2T in, Data-In and responses out (RFC 7143 11.4, 11.7, 11.8).
 
 use super::inflow::{Opened, Pulled};
-use super::input::{Payload, Plan};
 use super::tasks::{Answer, State, Summary, Task, TaskKey};
 use super::{Action, Session};
 use crate::config::SENSE_MAX;
@@ -12,6 +11,7 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::step::Tail;
 use lunar_core::wire::be::{U16, U32};
+use lunar_stream::input::{Payload, Plan};
 use lunar_stream::machine::{Pull, Transfers};
 use zerocopy::IntoBytes;
 

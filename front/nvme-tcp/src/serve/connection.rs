@@ -2,7 +2,7 @@
 
 use super::Front;
 use super::job::{Half, Job};
-use super::secure::Secured;
+use super::secure::Security;
 use crate::config::IN_CAPSULE_MAX;
 use crate::session::{Action, Close, Session, TaskKey};
 use lunar_core::mem::Sg;
@@ -24,7 +24,7 @@ const DISCONNECT: u8 = 0x08;
 pub(super) struct Connection {
     id: u64,
     pub(super) front: Rc<Front>,
-    pub(super) line: Line<Secured>,
+    pub(super) line: Line<Session, Security>,
     local: SocketAddr,
     peer: SocketAddr,
     queue: RefCell<Option<Rc<Queue>>>,
@@ -34,8 +34,8 @@ impl Connection {
     pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): Joined) -> Self {
         let reactor = &front.reactor;
         let session = Session::new(reactor.arena().clone(), reactor.stats().clone(), reactor.now());
-        let session = Secured::new(session, reactor.arena(), front.settings.channels.as_ref());
-        Self { id, line: Line::new(reactor, socket, session), local, peer, queue: RefCell::default(), front }
+        let security = Security::new(front.settings.channels.as_ref());
+        Self { id, line: Line::new(reactor, socket, session, security), local, peer, queue: RefCell::default(), front }
     }
 
     /// Tells why a session closes its connection. Strangers that never had a queue are only counted.
@@ -60,6 +60,7 @@ impl Connection {
             address: ip.to_string(),
             service: self.local.port().to_string(),
             in_capsule: IN_CAPSULE_MAX,
+            memory: false,
         }
     }
 
@@ -69,7 +70,7 @@ impl Connection {
             true => Err(Status::CONNECT_BUSY.into()),
             false => {
                 let (path, now) = (self.path(), front.reactor.now());
-                let caller = Caller { source: self.peer, channel: self.line.session().host() };
+                let caller = Caller { source: self.peer, channel: self.line.channel().host() };
                 front.subsystem.connect(command, &data.to_vec(), path, caller, now)
             }
         };
@@ -175,9 +176,10 @@ impl Connection {
 }
 
 impl Served for Connection {
-    type Session = Secured;
+    type Session = Session;
+    type Channel = Security;
 
-    fn line(&self) -> &Line<Secured> {
+    fn line(&self) -> &Line<Session, Security> {
         &self.line
     }
 

@@ -1,8 +1,8 @@
 //! A command in a slot, and its reply.
 
 use super::connection::Connection;
-use super::secure::Secured;
-use crate::session::TaskKey;
+use super::secure::Security;
+use crate::session::{Session, TaskKey};
 use lunar_core::step::Tools;
 use lunar_nvme::{Command, Queue, Reply, Task};
 use lunar_stream::serve::Way;
@@ -16,7 +16,7 @@ pub(super) struct Half {
 }
 
 impl Half {
-    fn way<'a>(&'a self, connection: &'a Connection) -> Way<'a, Secured, (u16, u32)> {
+    fn way<'a>(&'a self, connection: &'a Connection) -> Way<'a, Session, (u16, u32), Security> {
         Way::new(&connection.line, self.key, &self.task, self.command.sent)
     }
 }

@@ -1,200 +1,224 @@
-//! A connection whose bytes go through a secure channel, or not: its first byte says so.
+//! What lies between a queue and the wire: nothing, or a secure channel. The first byte of a connection says which.
 
-use crate::session::{Action, Session, TaskKey};
-use crate::tls::{Broken, Channel, Channels, FIRST_BYTE};
-use lunar_core::io::Fault;
-use lunar_core::mem::{Arena, PAGE, Sg, SgMut, Slice};
-use lunar_core::time::Instant;
-use lunar_stream::machine::{Machine, Pull, Transfers, Want};
-use std::cell::RefCell;
-use std::ops::{Deref, DerefMut};
+use crate::tls::{Broken, Channel as Tls, Channels, FIRST_BYTE};
+use lunar_core::mem::{Arena, PAGE, Sg, Slice};
+use lunar_stream::channel::Channel;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-/// What is opened, and what is sealed, at once.
-const PIECE: usize = 64 << 10;
+/// What is opened, and what is sent, at once: as much as a connection receives at once when much comes.
+const PIECE: usize = 256 << 10;
 
-/// Whether the bytes of a connection are those of the wire.
-pub(super) struct Security(RefCell<State>);
-
-enum State {
-    /// They are.
+/// What the bytes of a connection are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sort {
+    /// Those of the session.
     Plain,
-    /// Nothing came.
-    Unknown(Channels),
-    /// They are not.
-    On(Box<Channel>),
+    /// None came.
+    Unknown,
+    /// Those of a secure channel.
+    Sealed,
+}
+
+/// What lies between. A connection without a channel pays for one comparison when it receives and when it sends.
+pub(super) struct Security {
+    sort: Cell<Sort>,
+    /// What all channels have in common, if there may be one.
+    channels: Option<Channels>,
+    tls: RefCell<Option<Box<Tls>>>,
 }
 
 impl Security {
     /// Of a connection of which nothing came.
     pub(super) fn new(channels: Option<&Channels>) -> Self {
-        Self(RefCell::new(channels.map_or(State::Plain, |channels| State::Unknown(channels.clone()))))
-    }
-
-    /// Whether there is a channel.
-    pub(super) fn is_on(&self) -> bool {
-        matches!(*self.0.borrow(), State::On(_))
+        let sort = if channels.is_some() { Sort::Unknown } else { Sort::Plain };
+        Self { sort: Cell::new(sort), channels: channels.cloned(), tls: RefCell::default() }
     }
 
     /// The host whose channel it is.
     pub(super) fn host(&self) -> Option<Arc<str>> {
-        match &*self.0.borrow() {
-            State::On(channel) => channel.host(),
-            State::Plain | State::Unknown(_) => None,
-        }
+        self.tls.borrow().as_ref().and_then(|tls| tls.host())
     }
 
-    /// Takes what came by the wire, and hands on what it says. Tells whether the channel lives.
-    pub(super) fn take_in(&self, part: Slice, arena: &Arena, mut hand_on: impl FnMut(Slice)) -> bool {
-        let mut state = self.0.borrow_mut();
-        if let State::Unknown(channels) = &*state {
-            *state = match part.first() {
-                Some(&FIRST_BYTE) => match Channel::new(channels) {
-                    Ok(channel) => State::On(Box::new(channel)),
-                    Err(_) => return false,
-                },
-                _ => State::Plain,
-            };
+    /// Looks at the first bytes. `None`: there is no room for a channel.
+    #[cold]
+    fn begin(&self, bytes: &[u8]) -> Option<()> {
+        if bytes.first() == Some(&FIRST_BYTE) {
+            *self.tls.borrow_mut() = Some(Box::new(Tls::new(self.channels.as_ref()?).ok()?));
+            self.sort.set(Sort::Sealed);
+        } else {
+            self.sort.set(Sort::Plain);
         }
-        let State::On(channel) = &mut *state else {
-            drop(state);
-            hand_on(part);
-            return true;
-        };
-        channel.feed(&part);
+        Some(())
+    }
+
+    /// Hands on what sealed bytes mean. `None`: the channel is broken, or there is no memory.
+    fn unseal(&self, bytes: &[u8], arena: &Arena, mut hand_on: impl FnMut(Slice)) -> Option<()> {
+        self.tls.borrow_mut().as_mut()?.feed(bytes);
         loop {
-            let Some(mut memory) = arena.take(PIECE).or_else(|| arena.take_reserved(PAGE)) else { return false };
-            match channel.open(&mut memory) {
-                Ok(0) => return true,
-                Ok(count) => hand_on(memory.split_to(count).share()),
-                Err(Broken) => return false,
+            // What is opened is seldom more than what came.
+            let wanted = bytes.len().next_multiple_of(PAGE).min(PIECE);
+            let mut memory = arena.take(wanted).or_else(|| arena.take_reserved(PAGE))?;
+            let (mut filled, mut is_broken) = (0, false);
+            while filled < memory.len() {
+                let opened = self.tls.borrow_mut().as_mut()?.open(&mut memory[filled..]);
+                match opened {
+                    Ok(0) => break,
+                    Ok(count) => filled += count,
+                    Err(Broken) => {
+                        is_broken = true;
+                        break;
+                    }
+                }
+            }
+            let is_all = filled < memory.len();
+            if filled > 0 {
+                hand_on(memory.split_to(filled).share());
+            }
+            if is_broken {
+                return None;
+            }
+            if is_all {
+                return Some(());
             }
         }
     }
+}
 
-    /// Bytes that are sealed and have still to go.
-    pub(super) fn queued_bytes(&self) -> usize {
-        match &*self.0.borrow() {
-            State::On(channel) => channel.queued_bytes(),
-            State::Plain | State::Unknown(_) => 0,
-        }
+impl Channel for Security {
+    #[inline]
+    fn is_plain(&self) -> bool {
+        self.sort.get() != Sort::Sealed
     }
 
-    /// What goes by the wire for `data`, or a part of it; `None` if the channel is broken, or there is no memory.
-    pub(super) fn seal(&self, data: Sg, arena: &Arena) -> Option<Sg> {
-        let mut state = self.0.borrow_mut();
-        let State::On(channel) = &mut *state else { return Some(data) };
-        for piece in data.pieces() {
-            channel.seal(piece).ok()?;
+    #[inline]
+    fn open(&self, bytes: Slice, arena: &Arena, mut hand_on: impl FnMut(Slice)) -> bool {
+        if self.sort.get() == Sort::Unknown && self.begin(&bytes).is_none() {
+            return false;
         }
-        let most = channel.queued_bytes().min(PIECE);
-        if most == 0 {
+        if self.is_plain() {
+            hand_on(bytes);
+            return true;
+        }
+        self.unseal(&bytes, arena, hand_on).is_some()
+    }
+
+    #[inline]
+    fn seal(&self, data: Sg, arena: &Arena) -> Option<Sg> {
+        if self.is_plain() {
+            return Some(data);
+        }
+        let mut tls = self.tls.borrow_mut();
+        let tls = tls.as_mut()?;
+        tls.seal(data.pieces().iter().map(|piece| &**piece)).ok()?;
+        let queued = tls.queued_bytes();
+        if queued == 0 {
             return Some(Sg::default());
         }
-        let mut memory = match arena.take_sg(most) {
-            Some(memory) => memory,
-            None => arena.take_reserved(PAGE)?.into(),
-        };
-        let sealed = channel.take(most.min(memory.len()));
-        let mut filled = memory.split_to(sealed.len());
-        filled.copy_from(0, &sealed);
-        Some(filled.share())
-    }
-}
-
-/// A session whose bytes go through a secure channel, or not.
-pub(super) struct Secured {
-    session: Session,
-    security: Security,
-    arena: Arena,
-    /// The channel is broken, or there was no memory for it.
-    is_broken: bool,
-}
-
-impl Secured {
-    pub(super) fn new(session: Session, arena: &Arena, channels: Option<&Channels>) -> Self {
-        Self { session, security: Security::new(channels), arena: arena.clone(), is_broken: false }
+        let mut memory = arena.take(queued.min(PIECE)).or_else(|| arena.take_reserved(PAGE))?;
+        let taken = tls.take(&mut memory);
+        Some(memory.split_to(taken).share().into())
     }
 
-    /// The host whose channel it is.
-    pub(super) fn host(&self) -> Option<Arc<str>> {
-        self.security.host()
-    }
-}
-
-impl Deref for Secured {
-    type Target = Session;
-
-    fn deref(&self) -> &Session {
-        &self.session
-    }
-}
-
-impl DerefMut for Secured {
-    fn deref_mut(&mut self) -> &mut Session {
-        &mut self.session
-    }
-}
-
-impl Machine for Secured {
-    type Action = Action;
-
-    fn want(&mut self) -> Want {
-        match Machine::want(&mut self.session) {
-            // What comes is not what goes there: the memory goes back with nothing in it, for which nothing is done.
-            Want::Into(memory) if self.security.is_on() => {
-                Machine::placed(&mut self.session, memory, 0, Instant(0), &mut Vec::new());
-                Want::Chunk
-            }
-            other => other,
-        }
-    }
-
-    fn receive(&mut self, bytes: Slice, now: Instant, actions: &mut Vec<Action>) {
-        let session = &mut self.session;
-        if !self.security.take_in(bytes, &self.arena, |part| Machine::receive(session, part, now, actions)) {
-            self.is_broken = true;
-            self.session.break_off(actions);
-        }
-    }
-
-    fn placed(&mut self, memory: SgMut, count: usize, now: Instant, actions: &mut Vec<Action>) {
-        Machine::placed(&mut self.session, memory, count, now, actions);
-    }
-
-    fn resume(&mut self, actions: &mut Vec<Action>) {
-        Machine::resume(&mut self.session, actions);
-    }
-
-    fn take_out(&mut self) -> Sg {
-        let data = Machine::take_out(&mut self.session);
-        self.security.seal(data, &self.arena).unwrap_or_else(|| {
-            self.is_broken = true;
-            Sg::default()
-        })
-    }
-
+    #[inline]
     fn queued_bytes(&self) -> usize {
-        Machine::queued_bytes(&self.session) + self.security.queued_bytes()
-    }
-
-    fn is_out_of_memory(&self) -> bool {
-        self.is_broken || Machine::is_out_of_memory(&self.session)
+        if self.is_plain() {
+            return 0;
+        }
+        self.tls.borrow().as_ref().map_or(0, |tls| tls.queued_bytes())
     }
 }
 
-impl Transfers for Secured {
-    type Key = TaskKey;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tls::tests::{HOST, IDENTITY, Other, channels};
 
-    fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
-        Transfers::pull(&mut self.session, key, offset, len)
+    /// A connection, as far as its bytes go.
+    struct Rig {
+        security: Security,
+        arena: Arena,
     }
 
-    fn supply(&mut self, key: TaskKey, memory: SgMut) {
-        Transfers::supply(&mut self.session, key, memory);
+    impl Rig {
+        fn new(channels: Option<&Channels>) -> Self {
+            Self { security: Security::new(channels), arena: Arena::new(4 << 20) }
+        }
+
+        /// What comes of bytes from the wire, and whether the connection may go on.
+        fn open(&self, bytes: &[u8]) -> (Vec<u8>, bool) {
+            let mut all = Vec::new();
+            let goes_on = bytes.chunks(100_000).all(|part| {
+                let part = self.arena.copy(part).expect("room");
+                self.security.open(part, &self.arena, |part| all.extend_from_slice(&part))
+            });
+            (all, goes_on)
+        }
+
+        /// All that goes to the wire for this.
+        fn seal(&self, data: &[u8]) -> Vec<u8> {
+            let mut pieces = Sg::default();
+            data.chunks(50_000).for_each(|part| pieces.push(self.arena.copy(part).expect("room")));
+            let mut all = Vec::new();
+            while !pieces.is_empty() || self.security.queued_bytes() > 0 {
+                let part = self.security.seal(std::mem::take(&mut pieces), &self.arena).expect("it lives");
+                assert!(!part.is_empty(), "something goes each time");
+                all.extend(part.to_vec());
+            }
+            all
+        }
     }
 
-    fn push(&mut self, key: TaskKey, offset: usize, data: Sg) -> Result<(), Fault> {
-        Transfers::push(&mut self.session, key, offset, data)
+    #[test]
+    fn the_first_byte_says_whether_there_is_a_channel() {
+        let all = channels();
+        for (channels, bytes) in [(None, &[FIRST_BYTE, 1][..]), (Some(&all), &[0, 1])] {
+            let rig = Rig::new(channels);
+            assert_eq!(rig.open(bytes), (bytes.to_vec(), true));
+            // Later it says nothing any more.
+            assert_eq!(rig.open(&[FIRST_BYTE]), (vec![FIRST_BYTE], true));
+            assert!(rig.security.is_plain() && rig.security.host().is_none());
+            assert_eq!(rig.seal(&[7; 60_000]), [7; 60_000]);
+        }
+    }
+
+    #[test]
+    fn large_data_goes_through_both_ways() {
+        let rig = Rig::new(Some(&channels()));
+        let mut host = Other::new(IDENTITY, 7);
+        for _ in 0..3 {
+            assert_eq!(rig.open(&host.shake()), (Vec::new(), true));
+            host.feed(&rig.seal(&[]));
+        }
+        assert_eq!(rig.security.host().as_deref(), Some(HOST));
+        assert!(!rig.security.is_plain());
+        let long: Vec<u8> = (0..900_000_u32).map(|n| (n / 7) as u8).collect();
+        let (came, goes_on) = rig.open(&host.say(&long));
+        assert!(goes_on && came == long);
+        host.feed(&rig.seal(&long));
+        assert!(host.hear(long.len()) == long);
+        let used = rig.arena.used();
+        assert_eq!(used, 0, "nothing of it stays");
+    }
+
+    #[test]
+    fn a_broken_channel_says_why_and_is_over() {
+        let rig = Rig::new(Some(&channels()));
+        assert_eq!(rig.open(&Other::new(IDENTITY, 8).shake()), (Vec::new(), false));
+        const ALERT: u8 = 0x15;
+        assert_eq!(rig.seal(&[]).first(), Some(&ALERT));
+        assert!(rig.security.host().is_none());
+        // What came before it broke is heard.
+        let rig = Rig::new(Some(&channels()));
+        let mut host = Other::new(IDENTITY, 7);
+        for _ in 0..3 {
+            rig.open(&host.shake());
+            host.feed(&rig.seal(&[]));
+        }
+        let mut bytes = host.say(b"this");
+        let whole = bytes.len();
+        bytes.extend(host.say(b"that"));
+        bytes[whole + 8] ^= 1;
+        assert_eq!(rig.open(&bytes), (b"this".to_vec(), false));
     }
 }

@@ -1,6 +1,5 @@
 //! Data and completions of commands: R2T and H2CData in, C2HData and responses out.
 
-use super::input::{Payload, Plan};
 use super::tasks::{Answer, Asked, Pulled, TaskKey};
 use super::{Action, Fatal, Session, invalid};
 use crate::wire::{C2hData, FatalStatus, H2cData, LAST, Pdu, R2t, SUCCESS};
@@ -8,6 +7,7 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::step::Tail;
 use lunar_nvme::Status;
+use lunar_stream::input::{Payload, Plan};
 use lunar_stream::machine::{Pull, Transfers};
 use std::mem::offset_of;
 

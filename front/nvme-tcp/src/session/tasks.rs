@@ -1,8 +1,8 @@
 //! The commands of a connection that have not been answered, and the data that their host sends for them.
 
-use super::input::join;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_nvme::{Command, Status};
+use lunar_stream::input::join;
 
 /// Names a command from its arrival to its answer; not used again for another one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

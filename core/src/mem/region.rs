@@ -1,0 +1,185 @@
+//! Memory that others write: see [`Region`].
+
+use super::{Backing, Buf, FOREIGN, Free, Handle, Inner, PAGE, Slice};
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Memory that somebody else has as well, who may change it at any time: a guest's pages. Parts of it are given to
+/// stores to be filled or read without a copy; they keep it where it is. Nobody gets a reference to its bytes.
+#[derive(Clone)]
+pub struct Region {
+    memory: Rc<Inner>,
+    len: usize,
+    is_writable: bool,
+}
+
+impl Region {
+    /// The `len` bytes from `base` on, which `keeper` keeps there until it drops.
+    ///
+    /// # Safety
+    /// They can be read, and written if `is_writable`, until `keeper` drops, and no reference to them exists meanwhile.
+    #[must_use]
+    pub unsafe fn new(base: NonNull<u8>, len: usize, is_writable: bool, keeper: Box<dyn Any>) -> Self {
+        Self::of(Backing::Foreign(keeper), base, len, is_writable)
+    }
+
+    /// Memory of this process alone, zeroed, on a page's boundary: for tests and fuzzers.
+    ///
+    /// # Panics
+    /// When `len` is zero or more than there is.
+    #[must_use]
+    pub fn zeroed(len: usize) -> Self {
+        let layout = Layout::from_size_align(len, PAGE).expect("a region is far smaller than isize::MAX");
+        assert!(len > 0, "a region has bytes");
+        // SAFETY: the layout's size is not zero.
+        let Some(raw) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        Self::of(Backing::Own { raw, layout }, raw, len, true)
+    }
+
+    fn of(backing: Backing, base: NonNull<u8>, len: usize, is_writable: bool) -> Self {
+        let memory = Rc::new(Inner {
+            backing,
+            base,
+            pages: 0,
+            free: RefCell::new(Free { lists: Default::default(), pages: 0 }),
+            refs: Box::default(),
+            orders: Box::default(),
+            waiters: RefCell::default(),
+            promised: Cell::new(0),
+            zeroes: Cell::new(None),
+        });
+        Self { memory, len, is_writable }
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether somebody else holds it, or a part of it.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        Rc::strong_count(&self.memory) > 1
+    }
+
+    /// `len` bytes from `at` on, if they lie within, and what a part holds.
+    #[inline]
+    fn handle(&self, at: usize, len: usize) -> Option<Handle> {
+        if at.checked_add(len)? > self.len {
+            return None;
+        }
+        // SAFETY: within, as was checked.
+        let start = unsafe { self.memory.base.add(at) };
+        Some(Handle { arena: self.memory.clone(), start, head: FOREIGN, len: u32::try_from(len).ok()? })
+    }
+
+    /// A part of it to read from: what a store writes. `None` when it does not lie within.
+    #[must_use]
+    pub fn slice(&self, at: usize, len: usize) -> Option<Slice> {
+        self.handle(at, len).map(Slice)
+    }
+
+    /// A part of it to be filled. `None` when it does not lie within, or may not be written.
+    #[must_use]
+    pub fn buf(&self, at: usize, len: usize) -> Option<Buf> {
+        self.handle(at, len).filter(|_| self.is_writable).map(Buf)
+    }
+
+    /// Copies the bytes from `at` on; tells whether they lie within.
+    #[must_use]
+    pub fn read(&self, at: usize, into: &mut [u8]) -> bool {
+        let part = self.slice(at, into.len());
+        part.as_ref().inspect(|part| part.read(0, into)).is_some()
+    }
+
+    /// Copies `from` to the bytes from `at` on; tells whether they lie within and may be written.
+    #[must_use]
+    pub fn write(&self, at: usize, from: &[u8]) -> bool {
+        let mut part = self.buf(at, from.len());
+        part.as_mut().map(|part| part.write(0, from)).is_some()
+    }
+
+    fn word(&self, at: usize) -> Option<&AtomicU32> {
+        let start = self.memory.base.as_ptr().wrapping_add(at).cast::<u32>();
+        if at.checked_add(size_of::<u32>())? > self.len || !start.is_aligned() {
+            return None;
+        }
+        // SAFETY: within and aligned, as was checked; all that is ever done to it is atomic or a copy of bytes, and it
+        // stays as long as the region is borrowed.
+        Some(unsafe { AtomicU32::from_ptr(start) })
+    }
+
+    /// The word at `at`, little-endian, and what was written before it. `None` when it does not lie within, or not on
+    /// a word's boundary.
+    #[inline]
+    #[must_use]
+    pub fn load(&self, at: usize) -> Option<u32> {
+        self.word(at).map(|word| u32::from_le(word.load(Ordering::Acquire)))
+    }
+
+    /// Writes the word at `at`, little-endian, behind all that was written before; tells whether it can be.
+    #[inline]
+    #[must_use]
+    pub fn store(&self, at: usize, value: u32) -> bool {
+        let word = self.word(at).filter(|_| self.is_writable);
+        word.map(|word| word.store(value.to_le(), Ordering::Release)).is_some()
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({} bytes)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::{Sg, SgMut};
+
+    #[test]
+    fn a_region_is_kept_by_its_parts_and_copied() {
+        struct Keeper(Region, Rc<Cell<bool>>);
+        impl Drop for Keeper {
+            fn drop(&mut self) {
+                self.1.set(true);
+            }
+        }
+        let (memory, gone) = (Region::zeroed(2 * PAGE), Rc::new(Cell::new(false)));
+        let keeper = Box::new(Keeper(memory.clone(), gone.clone()));
+        // SAFETY: the keeper holds the memory, and nobody has a reference to its bytes.
+        let region = unsafe { Region::new(keeper.0.memory.base, 2 * PAGE, true, keeper) };
+        assert!(!region.is_in_use() && region.write(PAGE - 1, b"abc") && !region.write(2 * PAGE - 1, b"ab"));
+        let (mut front, back) = (region.slice(PAGE - 1, 1).expect("within"), region.slice(PAGE, 2).expect("within"));
+        assert!(region.slice(2 * PAGE, 1).is_none() && region.slice(usize::MAX, 1).is_none() && region.is_in_use());
+        assert!(front.join(back).is_none(), "they adjoin");
+        assert_eq!(Sg::from(front.part(1..3)).copy_to(0, &mut [0; 9]), 2);
+        let mut filled = SgMut::from(region.buf(0, 8).expect("within"));
+        filled.copy_from(4, b"wxyz");
+        assert_eq!((region.load(4), region.load(6), region.load(2 * PAGE - 2)), (Some(0x7a79_7877), None, None));
+        assert!(region.store(8, 7) && memory.load(8) == Some(7) && !region.store(9, 7));
+        drop((region, filled));
+        assert!(!gone.get());
+        drop(front);
+        assert!(gone.get());
+    }
+
+    #[test]
+    #[should_panic(expected = "is copied, not looked at")]
+    fn nobody_looks_at_a_region() {
+        let slice = Region::zeroed(PAGE).slice(0, 4).expect("within");
+        assert_eq!(slice[0], 0);
+    }
+}

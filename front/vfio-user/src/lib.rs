@@ -1,0 +1,26 @@
+//! NVMe controllers for virtual machines, over vfio-user: the guest's own NVMe driver, its queues and its data in its
+//! own memory.
+//!
+//! From the wire upwards:
+//!
+//! * [`wire`]: the messages
+//! * [`session`]: what a message asks for, and what the device says of itself
+//! * [`pci`]: the configuration space
+//! * [`memory`]: the guest's memory, as it was mapped
+//! * [`pointer`]: lists of pages and segments, read once and checked
+//! * [`queue`]: submission and completion queues in that memory
+//! * [`machine`]: registers, doorbells, queues: the controller as its guest sees it
+//! * [`config`]: what is too much
+//! * [`fuzzing`]: what fuzzers call
+//! * [`serve`]: the glue to the reactor and the controller: the one module with I/O
+
+pub mod config;
+pub mod fuzzing;
+pub mod machine;
+pub mod memory;
+pub mod pci;
+pub mod pointer;
+pub mod queue;
+pub mod serve;
+pub mod session;
+pub mod wire;

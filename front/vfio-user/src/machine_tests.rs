@@ -1,0 +1,184 @@
+use super::*;
+use lunar_nvme::Queue;
+use lunar_nvme::fuzzing::Rig;
+use std::rc::Rc;
+
+/// A machine with 64 KiB of memory from address zero on, and who keeps its controller.
+fn machine() -> (Machine, Rc<Queue>, Rig) {
+    let rig = Rig::default();
+    let admin = rig.subsystem.attach("nqn.x:vm", String::new(), lunar_core::time::Instant(0)).expect("room");
+    let mut machine = Machine::new(admin.controller.clone());
+    machine.memory.map(0, 0x10000, Some(Region::zeroed(0x10000))).expect("free");
+    (machine, admin, rig)
+}
+
+fn enabled() -> (Machine, Rc<Queue>, Rig) {
+    let (mut machine, admin, rig) = machine();
+    machine.write(0x24, &0x0007_0007_u32.to_le_bytes());
+    machine.write(0x28, &0x1000_u64.to_le_bytes());
+    machine.write(0x30, &0x2000_u32.to_le_bytes());
+    machine.enable().expect("it can be");
+    (machine, admin, rig)
+}
+
+fn read(machine: &Machine, offset: u32) -> u64 {
+    let mut bytes = [0; 8];
+    machine.read(offset, &mut bytes);
+    u64::from_le_bytes(bytes)
+}
+
+/// Command for a queue: identifier, what it completes to or its vector, page.
+fn about(id: u16, other: u16, page: u64) -> Sqe {
+    let mut sqe = crate::pointer::entry(page, 0);
+    sqe.cdw10[0] = (7 << 16 | u32::from(id)).into();
+    sqe.cdw10[1] = (u32::from(other) << 16 | 3).into();
+    sqe
+}
+
+#[test]
+fn registers_are_read_and_written_in_words_of_both_sizes() {
+    let (mut machine, ..) = machine();
+    assert_eq!((read(&machine, 0), read(&machine, 8) & 0xffff_ffff), (0x0020_0f01_03ff, 0x1_0400));
+    machine.write(0x28, &0x1122_3344_5566_7000_u64.to_le_bytes());
+    machine.write(0x34, &0x99_u32.to_le_bytes());
+    assert_eq!((read(&machine, 0x28), read(&machine, 0x30)), (0x1122_3344_5566_7000, 0x99_0000_0000));
+    machine.write(0x0c, &1_u32.to_le_bytes());
+    assert!(machine.is_masked() && read(&machine, 0x0c) & 1 == 1);
+    machine.write(0x10, &1_u32.to_le_bytes());
+    assert!(!machine.is_masked());
+    assert_eq!(machine.write(0x14, &0x46_0001_u32.to_le_bytes()), Effect::Configure);
+    assert_eq!((machine.wanted(), read(&machine, 0x10) >> 32), (0x46_0001, 0x46_0001));
+    for (offset, len) in [(0x15, 4), (0x14, 2), (0x14, 1), (0x3ffe, 4), (0x4000, 4), (0x14, 16)] {
+        assert_eq!(machine.write(offset, &vec![0xff; len]), Effect::None, "{offset:x} {len}");
+    }
+    machine.fail();
+    assert_eq!(read(&machine, 0x18) >> 32, 2);
+    assert_eq!((read(&machine, 0x1000), read(&machine, u32::MAX)), (0, 0));
+}
+
+#[test]
+fn admin_queues_have_to_be_so() {
+    let (mut machine, ..) = machine();
+    assert!(machine.enable().is_err(), "one entry is no queue");
+    machine.write(0x24, &0x0007_0007_u32.to_le_bytes());
+    machine.write(0x28, &0x1004_u32.to_le_bytes());
+    assert!(machine.enable().is_err(), "not on a page");
+    machine.write(0x28, &0x77_0000_u32.to_le_bytes());
+    assert!(machine.enable().is_ok());
+    machine.write(0x1000, &1_u32.to_le_bytes());
+    assert!(machine.fetch().is_none());
+    assert_eq!(read(&machine, 0x18) >> 32 & 2, 2, "its memory is not there");
+}
+
+#[test]
+fn commands_come_out_and_completions_go_in() {
+    let (mut machine, ..) = enabled();
+    assert!(machine.memory.write(0x1000 + 2, &[0x34, 0x12]));
+    assert_eq!(machine.write(0x1000, &1_u32.to_le_bytes()), Effect::Rung);
+    assert_eq!(machine.write(0x1000, &8_u32.to_le_bytes()), Effect::None, "there are eight entries");
+    assert!(machine.is_ripe());
+    let fetched = machine.fetch().expect("one");
+    assert_eq!((fetched.queue, fetched.first.cid.get(), fetched.second.is_none()), (0, 0x1234, true));
+    assert!(machine.fetch().is_none() && !machine.is_ripe() && machine.arm());
+    machine.complete(0, 0x1234, Status::INVALID_OPCODE, 0x55);
+    let mut entry = [0; 16];
+    assert!(machine.memory.read(0x2000, &mut entry));
+    assert_eq!(entry, [0x55, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0x34, 0x12, 0x03, 0x80]);
+    assert_eq!((machine.take_raised(), machine.take_raised()), (vec![0], vec![]));
+    machine.raise_unread();
+    assert_eq!(machine.take_raised(), [0]);
+    assert_eq!(machine.write(0x1004, &1_u32.to_le_bytes()), Effect::Rung);
+    machine.raise_unread();
+    assert!(!machine.has_raised());
+}
+
+#[test]
+fn queues_are_made_and_deleted_in_their_order() {
+    let (mut machine, ..) = enabled();
+    assert_eq!(machine.create_submissions(&about(1, 1, 0x3000)), Err(Status::INVALID_COMPLETION_QUEUE));
+    assert_eq!(machine.create_completions(&about(1, 200, 0x4000), 4), Err(Status::INVALID_VECTOR));
+    assert_eq!(machine.create_completions(&about(5, 1, 0x4000), 4), Err(Status::INVALID_QUEUE));
+    assert_eq!(machine.create_completions(&about(1, 1, 0x4008), 4), Err(Status::PRP_OFFSET));
+    assert_eq!(machine.create_completions(&about(1, 1, 0x77_0000), 4), Err(Status::TRANSFER_ERROR));
+    let mut scattered = about(1, 1, 0x4000);
+    scattered.cdw10[1] = 0.into();
+    assert_eq!(machine.create_completions(&scattered, 4), Err(Status::INVALID_FIELD));
+    let mut large = about(1, 1, 0x4000);
+    large.cdw10[0] = 0xffff_0001.into();
+    assert_eq!(machine.create_completions(&large, 4), Err(Status::QUEUE_SIZE));
+    assert_eq!(machine.create_completions(&about(1, 1, 0x4000), 4), Ok(()));
+    assert_eq!(machine.create_completions(&about(1, 1, 0x4000), 4), Err(Status::INVALID_QUEUE));
+    assert_eq!(machine.create_submissions(&about(2, 1, 0x77_0000)), Err(Status::TRANSFER_ERROR));
+    assert_eq!(machine.create_submissions(&about(2, 1, 0x3000)), Ok((2, 8)));
+    assert_eq!(machine.delete_completions(1), Err(Status::INVALID_DELETION));
+    assert!(machine.has_submissions(2) && !machine.has_submissions(0));
+    assert_eq!((machine.delete_submissions(0), machine.delete_submissions(2)), (Err(Status::INVALID_QUEUE), Ok(())));
+    assert_eq!((machine.delete_completions(1), machine.delete_completions(0)), (Ok(()), Err(Status::INVALID_QUEUE)));
+    machine.disable();
+    assert!(!machine.has_submissions(2) && machine.fetch().is_none());
+}
+
+#[test]
+fn halves_wait_for_each_other_without_a_look_too_many() {
+    let (mut machine, ..) = enabled();
+    machine.create_completions(&about(1, 1, 0x4000), 4).expect("room");
+    machine.create_submissions(&about(1, 1, 0x3000)).expect("room");
+    let flags = |machine: &Machine, at: u64, flags: u8| assert!(machine.memory.write(0x3000 + at * 64 + 1, &[flags]));
+    flags(&machine, 0, 1);
+    flags(&machine, 1, 2);
+    machine.write(0x1008, &1_u32.to_le_bytes());
+    assert!(machine.is_ripe() && machine.fetch().is_none() && !machine.is_ripe() && machine.arm());
+    machine.write(0x1008, &2_u32.to_le_bytes());
+    assert!(machine.is_ripe() && machine.fetch().is_some_and(|fetched| fetched.second.is_some()));
+    flags(&machine, 2, 1);
+    machine.write(0x1008, &4_u32.to_le_bytes());
+    assert!(machine.fetch().is_some_and(|fetched| fetched.second.is_none()), "its other half is none");
+}
+
+#[test]
+fn shadows_are_looked_at_and_memory_that_goes_is_let_go() {
+    let (mut machine, ..) = enabled();
+    machine.create_completions(&about(1, 1, 0x4000), 4).expect("room");
+    machine.create_submissions(&about(1, 1, 0x3000)).expect("room");
+    let shadow = |first, second| crate::pointer::entry(first, second);
+    assert_eq!(machine.set_shadow(&shadow(0x5000, 0x6008)), Err(Status::PRP_OFFSET));
+    assert_eq!(machine.set_shadow(&shadow(0x5000, 0x77_0000)), Err(Status::TRANSFER_ERROR));
+    assert_eq!(machine.set_shadow(&shadow(0x5000, 0x6000)), Ok(()));
+    assert!(machine.arm());
+    assert!(machine.memory.write(0x5008, &1_u32.to_le_bytes()));
+    assert!(machine.is_ripe() && !machine.arm() && machine.fetch().is_some());
+    // Admin doorbells are always rung.
+    assert!(machine.memory.write(0x5000, &1_u32.to_le_bytes()) && machine.fetch().is_none());
+    let regions = machine.forget_memory();
+    assert!(regions.len() == 1 && !regions[0].is_in_use());
+    assert!(machine.fetch().is_none());
+}
+
+#[test]
+fn mapped_doorbells_are_looked_at() {
+    let (mut machine, ..) = enabled();
+    let page = Region::zeroed(0x2000);
+    machine.map_doorbells(&page, 0x1000);
+    assert_eq!(machine.set_shadow(&crate::pointer::entry(0x5000, 0x6000)), Err(Status::INVALID_OPCODE));
+    assert!(!machine.is_ripe() && page.store(0x1000, 2) && machine.is_ripe());
+    assert!(machine.fetch().is_some() && machine.fetch().is_some() && machine.fetch().is_none());
+    machine.write(0x1000, &3_u32.to_le_bytes());
+    assert_eq!(page.load(0x1000), Some(3));
+    machine.disable();
+    assert_eq!(page.load(0x1000), Some(0));
+}
+
+#[test]
+fn what_fuzzers_call_ends() {
+    let mut seed = 1_u64;
+    let mut random = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 56) as u8
+    };
+    for _ in 0..50 {
+        let bytes: Vec<u8> = (0..2400).map(|_| random()).collect();
+        crate::fuzzing::machine(&bytes);
+        crate::fuzzing::pointers(&bytes);
+        crate::fuzzing::messages(&bytes);
+    }
+}

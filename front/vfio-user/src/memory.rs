@@ -1,0 +1,214 @@
+//! The guest's memory: which addresses a device may use, and what lies there.
+//!
+//! Who maps it may have no descriptor for it: such addresses are known, and lead nowhere.
+
+use crate::config::MAPS_MAX;
+use crate::wire::Errno;
+use lunar_core::mem::Region;
+use std::cell::Cell;
+
+/// A range of addresses.
+#[derive(Debug)]
+struct Map {
+    address: u64,
+    size: u64,
+    region: Option<Region>,
+}
+
+impl Map {
+    fn end(&self) -> u64 {
+        self.address + self.size
+    }
+}
+
+/// A part of the guest's memory that lies in one piece.
+#[derive(Clone, Debug)]
+pub struct Window {
+    region: Region,
+    at: usize,
+    len: usize,
+}
+
+impl Window {
+    /// `len` bytes of `region` from `at` on.
+    #[must_use]
+    pub fn new(region: &Region, at: usize, len: usize) -> Option<Self> {
+        let end = at.checked_add(len)?;
+        (end <= region.len()).then(|| Self { region: region.clone(), at, len })
+    }
+
+    fn place(&self, at: usize, len: usize) -> Option<usize> {
+        (at.checked_add(len)? <= self.len).then_some(self.at + at)
+    }
+
+    /// Copies the bytes from `at` on; tells whether they lie within.
+    #[must_use]
+    pub fn read(&self, at: usize, into: &mut [u8]) -> bool {
+        self.place(at, into.len()).is_some_and(|at| self.region.read(at, into))
+    }
+
+    /// Copies `from` to the bytes from `at` on; tells whether they lie within and may be written.
+    #[must_use]
+    pub fn write(&self, at: usize, from: &[u8]) -> bool {
+        self.place(at, from.len()).is_some_and(|at| self.region.write(at, from))
+    }
+
+    /// The word at `at`.
+    #[must_use]
+    pub fn load(&self, at: usize) -> Option<u32> {
+        self.region.load(self.place(at, 4)?)
+    }
+
+    /// Writes the word at `at`, behind all that was written before; tells whether it can be.
+    #[must_use]
+    pub fn store(&self, at: usize, value: u32) -> bool {
+        self.place(at, 4).is_some_and(|at| self.region.store(at, value))
+    }
+}
+
+/// The memory of a guest.
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// In the order of addresses, none over another.
+    maps: Vec<Map>,
+    /// Where the last one was found.
+    last: Cell<usize>,
+}
+
+impl Memory {
+    /// Adds memory; `None`: addresses that lead nowhere.
+    ///
+    /// # Errors
+    /// [`Errno::EXIST`] over other memory, [`Errno::INVAL`], [`Errno::NOSPC`].
+    pub fn map(&mut self, address: u64, size: u64, region: Option<Region>) -> Result<(), Errno> {
+        let end = address.checked_add(size).filter(|_| size > 0).ok_or(Errno::INVAL)?;
+        if region.as_ref().is_some_and(|region| region.len() as u64 != size) {
+            return Err(Errno::INVAL);
+        }
+        if self.maps.len() >= MAPS_MAX {
+            return Err(Errno::NOSPC);
+        }
+        let at = self.maps.partition_point(|map| map.address < address);
+        let over_next = self.maps.get(at).is_some_and(|next| next.address < end);
+        let over_last = at.checked_sub(1).is_some_and(|last| self.maps[last].end() > address);
+        if over_next || over_last {
+            return Err(Errno::EXIST);
+        }
+        self.maps.insert(at, Map { address, size, region });
+        Ok(())
+    }
+
+    /// Takes memory away that was added just so. It may be in use yet.
+    ///
+    /// # Errors
+    /// [`Errno::NOENT`]
+    pub fn unmap(&mut self, address: u64, size: u64) -> Result<Option<Region>, Errno> {
+        let at = self.maps.iter().position(|map| (map.address, map.size) == (address, size));
+        Ok(self.maps.remove(at.ok_or(Errno::NOENT)?).region)
+    }
+
+    /// Takes all of it away.
+    pub fn clear(&mut self) -> Vec<Region> {
+        self.maps.drain(..).filter_map(|map| map.region).collect()
+    }
+
+    fn find(&self, address: u64) -> Option<&Map> {
+        let holds = |map: &&Map| address.wrapping_sub(map.address) < map.size;
+        if let Some(map) = self.maps.get(self.last.get()).filter(holds) {
+            return Some(map);
+        }
+        let at = self.maps.partition_point(|map| map.address <= address).checked_sub(1)?;
+        self.last.set(at);
+        self.maps.get(at).filter(holds)
+    }
+
+    /// `len` bytes in one piece.
+    #[must_use]
+    pub fn window(&self, address: u64, len: usize) -> Option<Window> {
+        let map = self.find(address)?;
+        let at = usize::try_from(address - map.address).ok()?;
+        Window::new(map.region.as_ref()?, at, len)
+    }
+
+    /// Hands out the pieces of `len` bytes: a region, where in it, how many bytes. Tells whether all of them are there.
+    #[must_use]
+    pub fn each(&self, address: u64, len: usize, mut what: impl FnMut(&Region, usize, usize) -> bool) -> bool {
+        let (mut address, mut left) = (address, len as u64);
+        while left > 0 {
+            let Some(map) = self.find(address) else { return false };
+            let Some(region) = &map.region else { return false };
+            let count = left.min(map.end() - address);
+            // Both are less than a region's length.
+            if !what(region, (address - map.address) as usize, count as usize) {
+                return false;
+            }
+            left -= count;
+            // Wraps at the end of all addresses: nothing is there.
+            address = address.wrapping_add(count);
+        }
+        true
+    }
+
+    /// Copies the bytes at `address`; tells whether they are there.
+    #[must_use]
+    pub fn read(&self, address: u64, into: &mut [u8]) -> bool {
+        let mut done = 0;
+        let len = into.len();
+        self.each(address, len, |region, at, count| {
+            let part = &mut into[done..done + count];
+            done += count;
+            region.read(at, part)
+        })
+    }
+
+    /// Copies `from` to `address`; tells whether there is room.
+    #[must_use]
+    pub fn write(&self, address: u64, from: &[u8]) -> bool {
+        let mut done = 0;
+        self.each(address, from.len(), |region, at, count| {
+            let part = &from[done..done + count];
+            done += count;
+            region.write(at, part)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_do_not_lie_over_each_other() {
+        let mut memory = Memory::default();
+        let region = |len| Some(Region::zeroed(len));
+        assert_eq!(memory.map(0x1000, 0x1000, region(0x1000)), Ok(()));
+        for (address, size) in [(0x1000, 0x1000), (0xfff, 2), (0x1fff, 1), (0, 0x9000)] {
+            assert_eq!(memory.map(address, size, None), Err(Errno::EXIST), "{address:x}");
+        }
+        assert_eq!(memory.map(u64::MAX, 2, None), Err(Errno::INVAL));
+        assert_eq!(memory.map(0x9000, 0, None), Err(Errno::INVAL));
+        assert_eq!(memory.map(0x9000, 0x1000, region(0x2000)), Err(Errno::INVAL));
+        assert_eq!((memory.map(0x2000, 0x1000, region(0x1000)), memory.map(0, 0x1000, None)), (Ok(()), Ok(())));
+        assert_eq!(memory.unmap(0x1000, 0x2000).err(), Some(Errno::NOENT));
+        assert!(memory.unmap(0x1000, 0x1000).is_ok_and(|region| region.is_some_and(|region| !region.is_in_use())));
+    }
+
+    #[test]
+    fn bytes_are_found_across_maps_and_nowhere_else() {
+        let mut memory = Memory::default();
+        memory.map(0x1000, 0x1000, Some(Region::zeroed(0x1000))).expect("free");
+        memory.map(0x2000, 0x1000, Some(Region::zeroed(0x1000))).expect("free");
+        memory.map(0x3000, 0x1000, None).expect("free");
+        let mut bytes = [0; 4];
+        assert!(memory.write(0x1ffe, b"abcd") && memory.read(0x1ffe, &mut bytes) && &bytes == b"abcd");
+        assert!(
+            !memory.write(0x2ffe, b"abcd") && !memory.read(0xfff, &mut bytes) && !memory.read(u64::MAX, &mut bytes)
+        );
+        assert!(memory.window(0x1ffe, 4).is_none());
+        let window = memory.window(0x1ff0, 16).expect("within");
+        assert_eq!((window.load(12), window.load(16)), (Some(u32::from_le_bytes([0, 0, b'a', b'b'])), None));
+        assert!(window.store(8, 5) && !window.store(14, 5) && !window.read(13, &mut bytes));
+        assert_eq!(memory.clear().len(), 2);
+        assert!(!memory.read(0x1000, &mut bytes));
+    }
+}

@@ -1,0 +1,186 @@
+//! A command in a slot: the ways that its data takes, and its completion.
+
+use super::device::Device;
+use crate::pointer::{Range, Ranges};
+use lunar_core::io::Fault;
+use lunar_core::mem::{Sg, SgMut, Slice};
+use lunar_core::port::Transfer;
+use lunar_core::step::{Tail, Tools};
+use lunar_nvme::{Command, Queue, Reply, Status, Task};
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// A command, or half of a fused operation.
+pub(super) struct Half {
+    pub(super) task: Task,
+    pub(super) command: Command,
+    pub(super) ranges: Ranges,
+}
+
+/// What a slot carries out: a command, or both halves of a fused operation.
+pub(super) struct Job {
+    pub(super) device: Rc<Device>,
+    pub(super) queue: Rc<Queue>,
+    pub(super) first: Half,
+    pub(super) second: Option<Half>,
+}
+
+impl Job {
+    /// Carries it out and completes it.
+    pub(super) async fn run(&self, tools: &mut Tools) {
+        let Self { device, queue, first, second } = self;
+        let subsystem = device.subsystem();
+        match second {
+            None => {
+                let mut reply = Reply::default();
+                let way = Way::of(device, first);
+                subsystem.execute(queue, &first.task, &first.command, &way, tools, &mut reply).await;
+                self.complete(first, &way, reply);
+            }
+            // Seldom, and larger than the other: it does not make its future larger.
+            Some(second) => {
+                let mut replies = [Reply::default(), Reply::default()];
+                let (tasks, commands) = ([&first.task, &second.task], [&first.command, &second.command]);
+                let (one, other) = (Way::of(device, first), Way::of(device, second));
+                let ways = [&one, &other];
+                Box::pin(subsystem.execute_fused(queue, tasks, commands, ways, tools, &mut replies)).await;
+                let [first_reply, second_reply] = replies;
+                self.complete(first, &one, first_reply);
+                self.complete(second, &other, second_reply);
+            }
+        }
+        device.free_slot();
+    }
+
+    fn complete(&self, half: &Half, way: &Way<'_>, reply: Reply) {
+        if reply.parked {
+            return;
+        }
+        let Tail { offset, data } = reply.tail;
+        let mut status = reply.status;
+        if status == Status::SUCCESS && !data.is_empty() {
+            // Says by itself that it failed.
+            let _ = way.push(offset, data);
+        }
+        if way.is_lost.get() {
+            status = Status::TRANSFER_ERROR;
+        }
+        self.device.complete(self.queue.id, half.command.sqe.cid.get(), status, reply.result);
+    }
+}
+
+/// The way of one command's data: to and from the guest's memory.
+struct Way<'a> {
+    device: &'a Device,
+    ranges: &'a [Range],
+    task: &'a Task,
+    /// Memory that the command names was not there.
+    is_lost: Cell<bool>,
+}
+
+impl<'a> Way<'a> {
+    fn of(device: &'a Device, half: &'a Half) -> Self {
+        Self { device, ranges: &half.ranges, task: &half.task, is_lost: Cell::new(false) }
+    }
+
+    /// Hands out the ranges of the bytes from `offset` on; tells whether there are so many.
+    fn each(&self, mut offset: usize, mut len: usize, mut what: impl FnMut(u64, usize) -> bool) -> bool {
+        for range in self.ranges {
+            let all = range.len as usize;
+            if offset >= all {
+                offset -= all;
+                continue;
+            }
+            let count = len.min(all - offset);
+            if count > 0 && !what(range.address.wrapping_add(offset as u64), count) {
+                return false;
+            }
+            (offset, len) = (0, len - count);
+        }
+        len == 0
+    }
+
+    fn lose(&self) -> Fault {
+        self.is_lost.set(true);
+        Fault::Protocol
+    }
+}
+
+impl Transfer for Way<'_> {
+    async fn room(&self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        let arena = self.device.arena();
+        let mut memory = self.task.unless_aborted(arena.wait_sg(len)).await?;
+        let machine = self.device.machine();
+        let mut done = 0;
+        let found = self.each(offset, len, |address, count| {
+            machine.memory.each(address, count, |region, at, count| {
+                let Some(part) = region.slice(at, count) else { return false };
+                copy(&part, &mut memory, done);
+                done += count;
+                true
+            })
+        });
+        if found { Ok(memory.share()) } else { Err(self.lose()) }
+    }
+
+    fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
+        let machine = self.device.machine();
+        let mut done = 0;
+        let mut buffer = [0; 512];
+        let found = self.each(offset, data.len(), |address, count| {
+            let mut at = 0;
+            while at < count {
+                let part = (count - at).min(buffer.len());
+                data.copy_to(done, &mut buffer[..part]);
+                if !machine.memory.write(address.wrapping_add(at as u64), &buffer[..part]) {
+                    return false;
+                }
+                (at, done) = (at + part, done + part);
+            }
+            true
+        });
+        if found { Ok(()) } else { Err(self.lose()) }
+    }
+
+    fn place(&self, offset: usize, len: usize) -> Option<SgMut> {
+        let machine = self.device.machine();
+        let mut memory = SgMut::default();
+        let found = self.each(offset, len, |address, count| {
+            machine
+                .memory
+                .each(address, count, |region, at, count| region.buf(at, count).map(|part| memory.push(part)).is_some())
+        });
+        found.then_some(memory)
+    }
+
+    fn lend(&self, offset: usize, len: usize) -> Option<Sg> {
+        let machine = self.device.machine();
+        let mut memory = Sg::default();
+        let found = self.each(offset, len, |address, count| {
+            machine.memory.each(address, count, |region, at, count| {
+                region.slice(at, count).map(|part| memory.push(part)).is_some()
+            })
+        });
+        found.then_some(memory)
+    }
+
+    fn aborted(&self) -> bool {
+        self.task.aborted()
+    }
+}
+
+/// Copies `from` to the bytes of `to` from `at` on.
+fn copy(from: &Slice, to: &mut SgMut, at: usize) {
+    let mut buffer = [0; 512];
+    let mut done = 0;
+    while done < from.len() {
+        let count = (from.len() - done).min(buffer.len());
+        from.read(done, &mut buffer[..count]);
+        to.copy_from(at + done, &buffer[..count]);
+        done += count;
+    }
+}

@@ -1,0 +1,93 @@
+//! Controllers whose queues lie in the host's memory: who has the memory makes them, without Connect.
+
+use crate::command::{Direction, Sqe, Status};
+use crate::connect::Path;
+use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX};
+use crate::queue::Queue;
+use crate::subsystem::Subsystem;
+use crate::table::{Data, find_entry};
+use lunar_core::port::NexusName;
+use lunar_core::time::Instant;
+use std::rc::Rc;
+use std::sync::Arc;
+
+impl Subsystem {
+    /// Makes a controller for the host that is called `nqn`, with its admin queue. The host's identifier is made of its
+    /// name, so it stays the same host. `None` when there are too many.
+    #[must_use]
+    pub fn attach(&self, nqn: &str, address: String, now: Instant) -> Option<Rc<Queue>> {
+        let id = Host::id_of(&NexusName { initiator: nqn.into(), target_port: 0 });
+        let path = Path { address, memory: true, ..Path::default() };
+        let made = self.config().controllers.make(Kind::Io, Host { nqn: nqn.into(), id }, path, now)?;
+        made.open_queue(0).ok()?;
+        Some(self.enter_queue(made, 0, ADMIN_ENTRIES_MAX, true))
+    }
+
+    /// Makes an I/O queue of a controller.
+    ///
+    /// # Errors
+    /// [`Status::INVALID_QUEUE`], [`Status::QUEUE_SIZE`].
+    pub fn open_queue(&self, controller: &Arc<Controller>, id: u16, entries: u16) -> Result<Rc<Queue>, Status> {
+        if !(2..=QUEUE_ENTRIES_MAX).contains(&entries) {
+            return Err(Status::QUEUE_SIZE);
+        }
+        if id == 0 {
+            return Err(Status::INVALID_QUEUE);
+        }
+        controller.open_queue(id).map_err(|_| Status::INVALID_QUEUE)?;
+        Ok(self.enter_queue(controller.clone(), id, entries, true))
+    }
+}
+
+impl Queue {
+    /// Bytes that a command moves between the host's memory and the controller: what its list of pages is about.
+    #[must_use]
+    pub fn transfer_bytes(&self, sqe: &Sqe) -> u64 {
+        let Some(row) = find_entry(sqe, self.id) else { return 0 };
+        match row.data {
+            Data::None => 0,
+            Data::Answer(length) => length(sqe),
+            Data::List(length) => length(sqe).into(),
+            Data::Step if sqe.direction() == Direction::None => 0,
+            Data::Step => {
+                let blocks = u64::from(sqe.cdw(12) & 0xffff) + 1;
+                let namespace = self.attached(sqe.nsid.get());
+                namespace.map_or(0, |attached| blocks * u64::from(attached.namespace.block_size()))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::command::{Sqe, Status};
+    use crate::controller::property;
+    use crate::fuzzing::Rig;
+    use lunar_core::time::Instant;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn a_controller_in_memory_has_its_own_commands() {
+        let rig = Rig::default();
+        let admin = rig.subsystem.attach("nqn.x:vm", "/run/x".into(), Instant(0)).expect("room");
+        let controller = admin.controller.clone();
+        assert_eq!(rig.subsystem.open_queue(&controller, 1, 1).err(), Some(Status::QUEUE_SIZE));
+        assert_eq!(rig.subsystem.open_queue(&controller, 0, 2).err(), Some(Status::INVALID_QUEUE));
+        controller.set_property(property::CC, false, 0x46_0001).expect("enabled");
+        let io = rig.subsystem.open_queue(&controller, 1, 2).expect("a queue");
+        assert_eq!(rig.subsystem.open_queue(&controller, 1, 2).err(), Some(Status::INVALID_QUEUE));
+        let mut sqe = Sqe::new_zeroed();
+        (sqe.opcode, sqe.nsid) = (2, 1.into());
+        sqe.cdw10[2] = 7.into();
+        assert_eq!(io.transfer_bytes(&sqe), 8 * u64::from(crate::fuzzing::BLOCK));
+        (sqe.opcode, sqe.nsid) = (6, 0.into());
+        assert_eq!(admin.transfer_bytes(&sqe), 4096);
+        // Fabrics commands are not there.
+        (sqe.opcode, sqe.nsid) = (0x7f, 4.into());
+        assert_eq!(rig.run(&admin, &sqe, &[]).status, Status::INVALID_OPCODE);
+        drop(io);
+        assert!(rig.subsystem.open_queue(&controller, 1, 2).is_ok());
+        drop(admin);
+        assert!(controller.is_over());
+    }
+}

@@ -1,0 +1,175 @@
+//! Memory that a peer shares by a descriptor: a guest's pages, or a page of ours that it may map.
+//!
+//! Whoever shares a file may cut it off, and who touches what is gone gets SIGBUS: then the region becomes memory of
+//! its own, zeroed, and the process lives. Only file systems that are memory are mapped: a page fault on any other
+//! waits for whoever is behind it.
+
+use lunar_core::mem::Region;
+use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fstat, fstatfs, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Mapped regions of the process at most: the kernel allows four times as many mappings by default, of everything.
+pub const REGIONS_MAX: usize = 16384;
+/// Of linux/magic.h.
+const TMPFS: rustix::fs::FsWord = 0x0102_1994;
+const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
+
+/// Where regions are mapped, for the signal handler: address and bytes, or zeroes.
+static MAPPED: [(AtomicUsize, AtomicUsize); REGIONS_MAX] =
+    [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; REGIONS_MAX];
+
+/// Keeps a mapping, and its place in the table.
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    place: usize,
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let (base, len) = &MAPPED[self.place];
+        len.store(0, Ordering::SeqCst);
+        // SAFETY: mapped by us with this length, and whoever drops this has no address in it any more.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        base.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Maps `len` bytes of `file` from `offset` on.
+///
+/// # Errors
+/// `InvalidInput` when there are fewer, or its file system is not memory; `OutOfMemory` when there are [`REGIONS_MAX`];
+/// else the operating system's.
+pub fn map(file: &OwnedFd, offset: u64, len: usize, is_writable: bool) -> io::Result<Region> {
+    guard()?;
+    let stat = fstat(file)?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let is_there =
+        offset.checked_add(len as u64).is_some_and(|end| u64::try_from(stat.st_size).is_ok_and(|size| end <= size));
+    let kind = fstatfs(file)?.f_type;
+    if !is_file || !is_there || len == 0 || !matches!(kind, TMPFS | HUGETLBFS) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let protection = if is_writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+    let null = std::ptr::null_mut();
+    // SAFETY: a new mapping, of no memory that anybody has.
+    let base = unsafe { mmap(null, len, protection, MapFlags::SHARED, file, offset) }?;
+    let Some(base) = NonNull::new(base.cast::<u8>()) else { return Err(io::ErrorKind::OutOfMemory.into()) };
+    let place = MAPPED.iter().position(|(free, _)| {
+        free.compare_exchange(0, base.as_ptr().addr(), Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    });
+    let Some(place) = place else {
+        // SAFETY: mapped just now, and nobody knows of it.
+        let _ = unsafe { munmap(base.as_ptr().cast(), len) };
+        return Err(io::ErrorKind::OutOfMemory.into());
+    };
+    MAPPED[place].1.store(len, Ordering::SeqCst);
+    // A guest's memory is not ours to write down when we crash. Advice may be ignored.
+    // SAFETY: the mapping is ours; its contents stay.
+    let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontDump) };
+    let keeper = Box::new(Mapping { base, len, place });
+    // SAFETY: mapped for reading, and for writing if so; the keeper unmaps it; no reference to it is ever made.
+    Ok(unsafe { Region::new(base, len, is_writable, keeper) })
+}
+
+/// Memory of ours, `len` bytes of zeroes, whose descriptor a peer may map. It cannot be cut off.
+///
+/// # Errors
+/// The operating system's.
+pub fn share(name: &str, len: usize) -> io::Result<(OwnedFd, Region)> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, len as u64)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let region = map(&file, 0, len, true)?;
+    Ok((file, region))
+}
+
+/// What was done about SIGBUS before.
+static BEFORE: OnceLock<io::Result<libc::sigaction>> = OnceLock::new();
+
+/// Has SIGBUS looked after from now on.
+fn guard() -> io::Result<()> {
+    match BEFORE.get_or_init(install) {
+        Ok(_) => Ok(()),
+        Err(why) => Err(why.kind().into()),
+    }
+}
+
+fn install() -> io::Result<libc::sigaction> {
+    // SAFETY: zeroes are a sigaction without flags and with an empty mask.
+    let (mut new, mut old): (libc::sigaction, libc::sigaction) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = handle;
+    new.sa_sigaction = handler as usize;
+    new.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: both live until the call is over, and the handler calls only what a signal handler may.
+    match unsafe { libc::sigaction(libc::SIGBUS, &raw const new, &raw mut old) } {
+        0 => Ok(old),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: the kernel gives a siginfo that lives until the handler is over; SIGBUS has an address.
+    let at = unsafe { (*info).si_addr() }.addr();
+    for (base, len) in &MAPPED {
+        let (start, len) = (base.load(Ordering::SeqCst), len.load(Ordering::SeqCst));
+        if start == 0 || at.wrapping_sub(start) >= len {
+            continue;
+        }
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let place = std::ptr::with_exposed_provenance_mut(start);
+        // SAFETY: in the place of a mapping of ours, which stays as long; nobody has references into it. A system call
+        // is all that it is.
+        if unsafe { libc::mmap(place, len, protection, flags, -1, 0) } != libc::MAP_FAILED {
+            return;
+        }
+    }
+    // Not ours: what was done before is done, for the fault comes again.
+    // SAFETY: zeroes stand for the default action; both live until the call is over.
+    unsafe {
+        let default: libc::sigaction = std::mem::zeroed();
+        let before = BEFORE.get().and_then(|before| before.as_ref().ok()).unwrap_or(&default);
+        libc::sigaction(signal, before, std::ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn memory_is_shared_until_it_is_let_go() {
+        let (file, region) = share("test", 8192).expect("a memfd");
+        let other = map(&file, 4096, 4096, false).expect("a part of it");
+        assert!(region.write(4096, b"hello") && !other.write(0, b"x"));
+        let mut read = [0; 5];
+        assert!(other.read(0, &mut read) && &read == b"hello");
+        assert!(map(&file, 4096, 8192, false).is_err() && map(&file, 0, 0, false).is_err());
+        assert!(ftruncate(file.as_fd(), 0).is_err(), "sealed");
+    }
+
+    #[test]
+    fn what_is_cut_off_reads_as_zeroes() {
+        let file = memfd_create("cut", MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&file, 8192).expect("room");
+        let region = map(&file, 0, 8192, true).expect("mapped");
+        assert!(region.write(4096, b"here"));
+        ftruncate(&file, 0).expect("it is gone");
+        let mut read = [1; 4];
+        assert!(region.read(4096, &mut read) && read == [0; 4]);
+        assert!(region.write(0, b"again"));
+    }
+
+    #[test]
+    fn only_memory_is_mapped() {
+        let pipe = io::pipe().expect("a pipe").0.into();
+        assert!(map(&pipe, 0, 4096, false).is_err());
+    }
+}

@@ -1,0 +1,58 @@
+//! Memory that others write without telling, looked at while a core is awake: the queues of virtual machines.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::{Rc, Weak};
+
+/// Looks at memory that others write.
+pub trait Watch {
+    /// A cheap look, without doing anything, whether [`Watch::look`] would find something.
+    fn is_ripe(&self) -> bool;
+
+    /// Looks, and does what there is to do; tells whether there was anything. Called once in every turn, when no task
+    /// is ready any more.
+    fn look(&self) -> bool;
+
+    /// The core is about to sleep: whoever writes has to wake it from now on. `false`: there is something already.
+    fn doze(&self) -> bool;
+}
+
+/// All that a core looks at.
+#[derive(Default)]
+pub(crate) struct Watches {
+    all: RefCell<Vec<Weak<dyn Watch>>>,
+    count: Cell<usize>,
+}
+
+impl Watches {
+    pub(crate) fn add(&self, watch: &Rc<dyn Watch>) {
+        let mut all = self.all.borrow_mut();
+        all.retain(|watch| watch.strong_count() > 0);
+        all.push(Rc::downgrade(watch));
+        self.count.set(all.len());
+    }
+
+    pub(crate) fn are_ripe(&self) -> bool {
+        self.count.get() > 0 && self.all.borrow().iter().filter_map(Weak::upgrade).any(|watch| watch.is_ripe())
+    }
+
+    /// How many had something to do.
+    pub(crate) fn look(&self) -> usize {
+        (0..self.count.get()).filter(|at| self.get(*at).is_some_and(|watch| watch.look())).count()
+    }
+
+    /// Whether the core may sleep, for all that is here.
+    pub(crate) fn doze(&self) -> bool {
+        (0..self.count.get()).all(|at| self.get(at).is_none_or(|watch| watch.doze()))
+    }
+
+    fn get(&self, at: usize) -> Option<Rc<dyn Watch>> {
+        self.all.borrow().get(at).and_then(Weak::upgrade)
+    }
+}
+
+impl fmt::Debug for Watches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Watches({})", self.count.get())
+    }
+}
