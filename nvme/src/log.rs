@@ -178,7 +178,7 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
     /// SUBTYPE: an NVM subsystem; the discovery service itself.
     const SUBSYSTEM: u8 = 2;
     const THIS_SERVICE: u8 = 3;
-    /// TREQ: nothing is said of secure channels, or the host has to have one; the queue's flow control can be turned off.
+    /// TREQ: nothing is said of secure channels, or the host has to have one; flow control can be turned off.
     const REQUIREMENTS: u8 = 0x04;
     const SECURE: u8 = 0x01;
     /// TSAS of TCP: TLS 1.3.

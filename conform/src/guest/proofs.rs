@@ -1,5 +1,5 @@
-//! NVMe hosts that prove their names, and come by secure channels: a kernel that can, against targets that each agree to
-//! one way of it.
+//! NVMe hosts that prove their names, and come by secure channels: a kernel that can, against targets that each agree
+//! to one way of it.
 
 use std::fmt::Write as _;
 

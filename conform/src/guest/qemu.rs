@@ -47,8 +47,8 @@ const MODULES: [&str; 26] = [
 /// Enough for a page cache and fio; the tests use a few hundred MiB.
 const MEMORY: &str = "1G";
 
-/// How the kernel starts. Its algorithms do not test themselves first: of those with large numbers an emulated processor
-/// takes minutes, and hosts give up.
+/// How the kernel starts. Its algorithms do not test themselves first: of those with large numbers an emulated
+/// processor takes minutes, and hosts give up.
 const KERNEL_OPTIONS: &str = "console=ttyS0 quiet panic=-1 random.trust_cpu=on cryptomgr.notests=1";
 
 /// The second network card's.

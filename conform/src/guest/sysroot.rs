@@ -25,8 +25,8 @@ struct Recipe {
 }
 
 const STOCK: Recipe = Recipe { name: "guest", packages: include_str!("../../guest-packages.txt"), release: None };
-/// The first release whose kernel proves names to NVMe subsystems and speaks to them by secure channels, with the program
-/// that shakes hands for it.
+/// The first release whose kernel proves names to NVMe subsystems and speaks to them by secure channels, with the
+/// program that shakes hands for it.
 const SECURE: Recipe =
     Recipe { name: "secure", packages: include_str!("../../guest-packages-secure.txt"), release: Some("trixie") };
 /// Kernel packages by distribution: the first that the sources know is taken.

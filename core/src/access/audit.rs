@@ -1,5 +1,5 @@
-//! What records of logins have in common, whatever the transport: how many of them are written, and how a name of theirs
-//! is. What a record tells is the transport's.
+//! What records of logins have in common, whatever the transport: how many of them are written, and how a name of
+//! theirs is. What a record tells is the transport's.
 
 use crate::time::Instant;
 use std::time::Duration;

@@ -23,7 +23,8 @@ use std::time::Duration;
 
 /// Fills memory with random bytes, as good as those of secrets; tells whether it could.
 pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
-/// Takes records of the audit; at most [`REFUSALS_PER_SECOND`](lunar_core::access::audit::REFUSALS_PER_SECOND) and a few.
+/// Takes records of the audit; at most [`REFUSALS_PER_SECOND`](lunar_core::access::audit::REFUSALS_PER_SECOND) and a
+/// few.
 pub type Sink = Box<dyn Fn(&Record) + Send + Sync>;
 
 /// Who may log in.

@@ -1,5 +1,5 @@
-//! One queue's exchange of proofs, as a value: messages go in, messages and [`Work`] come out. Randomness, keys and time
-//! come from its caller; what takes long to compute is computed elsewhere.
+//! One queue's exchange of proofs, as a value: messages go in, messages and [`Work`] come out. Randomness, keys and
+//! time come from its caller; what takes long to compute is computed elsewhere.
 //!
 //! A host begins ([`Exchange::hear`]), fetches our challenge ([`Exchange::tell`]), replies, and fetches how that ended;
 //! if it wants a proof of ours, it says last what it thinks of it. It may begin again at any time.

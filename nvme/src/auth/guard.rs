@@ -19,8 +19,8 @@ use zeroize::Zeroizing;
 
 /// Fills memory with random bytes, as good as those of secrets; tells whether it could.
 pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
-/// Takes records of the audit; at most [`REFUSALS_PER_SECOND`](lunar_core::access::audit::REFUSALS_PER_SECOND) and a few
-/// of refusals.
+/// Takes records of the audit; at most [`REFUSALS_PER_SECOND`](lunar_core::access::audit::REFUSALS_PER_SECOND) and a
+/// few of refusals.
 pub type Sink = Box<dyn Fn(&Record) + Send + Sync>;
 /// Who may come in, as it is at that moment.
 pub type InForce = Box<dyn Fn() -> Arc<Access> + Send + Sync>;
