@@ -193,7 +193,7 @@ pub struct Tail {
 /// [`Failure`], with the byte at which it happened.
 pub async fn carry_out<T: Transfer>(
     unit: &Unit,
-    step: Step,
+    step: &Step,
     transfer: &T,
     tools: &mut Tools,
     tail: &mut Tail,
@@ -202,7 +202,30 @@ pub async fn carry_out<T: Transfer>(
         // Seldom, and larger than all others: it does not make their futures larger.
         return Box::pin(protect::carry_out(unit, protection, step, transfer, tools, tail)).await;
     }
-    carry_out_plain(unit, step, transfer, tools, tail).await
+    match step {
+        &Step::Read { offset, len } => read(unit, offset, len, transfer, tools, tail).await,
+        &Step::Write { offset, len, durable } => write(unit, offset, len, durable, transfer, tools).await,
+        Step::Flush => flush(unit, tools).await,
+        Step::Unmap(ranges) => unmap(unit, ranges, transfer, tools).await,
+        &Step::Fill { offset, len, ref pattern, unmap } if pattern.is_empty() => {
+            zero(unit, offset, len, unmap, transfer, tools).await
+        }
+        &Step::Fill { offset, len, ref pattern, .. } => fill(unit, offset, len, pattern, transfer, tools).await,
+        &Step::Compare { offset, len, block } => compare(unit, offset, len, block, transfer, tools).await,
+        &Step::Verify { offset, len } => verify(unit, offset, len, transfer, tools).await,
+        &Step::CompareWrite { offset, len, durable } => {
+            compare_write(unit, offset, len, durable, transfer, tools).await
+        }
+        &Step::OrWrite { offset, len, durable } => or_write(unit, offset, len, durable, transfer, tools).await,
+        &Step::WriteAtomic { offset, len, durable } => write_atomic(unit, offset, len, durable, transfer, tools).await,
+        &Step::WriteVerify { offset, len, compare } => write_verify(unit, offset, len, compare, transfer, tools).await,
+        // No command plans it for a unit that is not protected.
+        Step::Protected(_) => Err(fault(0)(Fault::Unsupported)),
+        // Seldom, and larger than all others: it does not make their futures larger.
+        &Step::Copy { ref from, at, offset, len } => {
+            Box::pin(Copying { unit, from, at, offset, len }.run(transfer, tools)).await
+        }
+    }
 }
 
 /// What is kept beside all blocks is blank after, and on the medium: no block is checked.
@@ -214,38 +237,6 @@ pub async fn blank(unit: &Unit, tools: &mut Tools) -> Result<(), Failure> {
     protect::blank(unit, protection, 0, unit.geometry.bytes(), tools).await.map_err(fault(0))?;
     let io = Io { op: Op::Flush, offset: 0, data: Data::None };
     submit(&*protection.store, io, &mut tools.completion).await.result.map(|_| ()).map_err(fault(0))
-}
-
-/// The blocks alone, whatever protects them.
-async fn carry_out_plain<T: Transfer>(
-    unit: &Unit,
-    step: Step,
-    transfer: &T,
-    tools: &mut Tools,
-    tail: &mut Tail,
-) -> Result<(), Failure> {
-    match step {
-        Step::Read { offset, len } => read(unit, offset, len, transfer, tools, tail).await,
-        Step::Write { offset, len, durable } => write(unit, offset, len, durable, transfer, tools).await,
-        Step::Flush => flush(unit, tools).await,
-        Step::Unmap(ranges) => unmap(unit, ranges, transfer, tools).await,
-        Step::Fill { offset, len, pattern, unmap } if pattern.is_empty() => {
-            zero(unit, offset, len, unmap, transfer, tools).await
-        }
-        Step::Fill { offset, len, pattern, .. } => fill(unit, offset, len, &pattern, transfer, tools).await,
-        Step::Compare { offset, len, block } => compare(unit, offset, len, block, transfer, tools).await,
-        Step::Verify { offset, len } => verify(unit, offset, len, transfer, tools).await,
-        Step::CompareWrite { offset, len, durable } => compare_write(unit, offset, len, durable, transfer, tools).await,
-        Step::OrWrite { offset, len, durable } => or_write(unit, offset, len, durable, transfer, tools).await,
-        Step::WriteAtomic { offset, len, durable } => write_atomic(unit, offset, len, durable, transfer, tools).await,
-        Step::WriteVerify { offset, len, compare } => write_verify(unit, offset, len, compare, transfer, tools).await,
-        // No command plans it for a unit that is not protected.
-        Step::Protected(_) => Err(fault(0)(Fault::Unsupported)),
-        // Seldom, and larger than all others: it does not make their futures larger.
-        Step::Copy { from, at, offset, len } => {
-            Box::pin(Copying { unit, from: &from, at, offset, len }.run(transfer, tools)).await
-        }
-    }
 }
 
 fn span(offset: u64, len: u64) -> Span {
@@ -355,11 +346,11 @@ async fn flush(unit: &Unit, tools: &mut Tools) -> Result<(), Failure> {
 
 async fn unmap<T: Transfer>(
     unit: &Unit,
-    ranges: Vec<(u64, u64)>,
+    ranges: &[(u64, u64)],
     transfer: &T,
     tools: &mut Tools,
 ) -> Result<(), Failure> {
-    for (offset, len) in ranges {
+    for &(offset, len) in ranges {
         if transfer.aborted() {
             return Err(fault(0)(Fault::Aborted));
         }

@@ -206,7 +206,7 @@ impl Rig {
         let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
         Box::pin(async move {
             let mut tail = Tail::default();
-            carry_out(&self.unit, step, peer, &mut tools, &mut tail).await.map(|()| tail)
+            carry_out(&self.unit, &step, peer, &mut tools, &mut tail).await.map(|()| tail)
         })
     }
 

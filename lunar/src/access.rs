@@ -28,9 +28,9 @@ pub struct Who {
     /// writes it
     #[arg(long, value_name = "FILE", requires = "user", value_parser = secret::from_file)]
     pub secret_file: Option<Secret>,
-    /// The NVMe host of this name has to prove itself with the key in the file, as nvme gen-dhchap-key writes it; behind a
-    /// comma the file with the key that the subsystem proves its own name with. Hosts that are not named do not come in,
-    /// unless --initiator, --map or --user say so; may be given several times
+    /// The NVMe host of this name has to prove itself with the key in the file, as nvme gen-dhchap-key writes it;
+    /// behind a comma the file with the key that the subsystem proves its own name with. Hosts that are not named do
+    /// not come in, unless --initiator, --map or --user say so; may be given several times
     #[arg(long, value_name = "NQN=FILE[,FILE]", value_parser = host_key)]
     pub host_key: Vec<HostKey>,
     /// The NVMe host of this name has to come by a secure channel (TLS 1.3), with the key in the file, as nvme

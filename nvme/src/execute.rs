@@ -88,25 +88,27 @@ impl Subsystem {
                 reply.parked = true;
             }
             Plan::Abort { queue: other, command } => reply.result = self.abort(queue, other, command).into(),
-            plan @ (Plan::Do(_) | Plan::Steps(_) | Plan::Reserve(_)) => {
+            // Larger than the others: it does not make their future larger.
+            plan @ (Plan::Hear(_) | Plan::Tell | Plan::Flush | Plan::Format(_)) => {
+                Box::pin(self.seldom(queue, plan, length, transfer, tools, reply)).await?;
+            }
+            plan => {
                 let namespace = &namespace.as_ref().ok_or(Status::INVALID_NAMESPACE)?.namespace;
                 match plan {
                     Plan::Do(step) => {
                         let moved = fit(&step, command)?;
-                        carry(namespace, step, transfer, tools, reply).await?;
+                        carry(namespace, &step, transfer, tools, reply).await?;
                         self.count(namespace, moved);
                     }
                     Plan::Steps(steps) => {
                         for step in steps {
-                            carry(namespace, step, transfer, tools, reply).await?;
+                            carry(namespace, &step, transfer, tools, reply).await?;
                         }
                     }
                     Plan::Reserve(request) => self.reserve(queue, task, namespace, &request).await?,
                     _ => {}
                 }
             }
-            // Larger than the others: it does not make their future larger.
-            plan => Box::pin(self.seldom(queue, plan, length, transfer, tools, reply)).await?,
         }
         Ok(())
     }
@@ -130,7 +132,7 @@ impl Subsystem {
             }
             Plan::Flush => {
                 for namespace in self.namespaces() {
-                    carry(&namespace, Step::Flush, transfer, tools, reply).await?;
+                    carry(&namespace, &Step::Flush, transfer, tools, reply).await?;
                 }
             }
             Plan::Format(named) => {
@@ -287,7 +289,7 @@ impl Subsystem {
         }
         let step = Step::CompareWrite { offset, len, durable };
         let both = Both { halves: transfers, first: len as usize };
-        let result = carry(&to.namespace, step, &both, tools, &mut Reply::default()).await;
+        let result = carry(&to.namespace, &step, &both, tools, &mut Reply::default()).await;
         result.map_err(|refusal| (refusal.status != Status::COMPARE_FAILURE, refusal))
     }
 }
@@ -345,13 +347,13 @@ fn fit(step: &Step, command: &Command) -> Result<Moved, Status> {
 
 async fn carry<T: Transfer>(
     namespace: &Namespace,
-    step: Step,
+    step: &Step,
     transfer: &T,
     tools: &mut Tools,
     reply: &mut Reply,
 ) -> Result<(), Refusal> {
-    let writes = fault::writes(&step);
     carry_out(&namespace.unit, step, transfer, tools, &mut reply.tail).await.map_err(|failure| {
+        let writes = fault::writes(step);
         if let Some(event) = fault::event(failure, writes) {
             namespace.unit.tally.add(event, 1);
         }

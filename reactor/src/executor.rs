@@ -135,6 +135,7 @@ impl Executor {
 
     /// Runs a task within the one that runs now: what it touches is still in the cache from the last of its kind. A
     /// task that runs so makes others ready only, or the stack would know no end.
+    #[inline]
     pub(crate) fn run_now(&self, index: u32) {
         if self.is_nested.get() {
             return self.make_ready(index);

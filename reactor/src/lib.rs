@@ -6,6 +6,7 @@
 //! * [`disk`]: an open file or block device, as every store over one needs it
 //! * [`slots`]: long-lived tasks that carry out commands without an allocation per command
 //! * [`unix`], [`shared`], [`watch`]: sockets that pass descriptors, memory that others write, and who looks at it
+//! * [`end`]: the end of something that tasks work for
 //! * [`linger`]: what is taken for a moment longer than its process lives
 //! * [`sim`]: the driver whose time, network and files are made up from a seed
 //!
@@ -21,6 +22,7 @@
 pub mod channel;
 mod clock;
 pub mod disk;
+pub mod end;
 mod epoll;
 mod executor;
 mod file;
@@ -213,6 +215,7 @@ impl Reactor {
         self.inner.executor.spawn(Box::pin(future))
     }
 
+    #[inline]
     pub(crate) fn run_now(&self, task: u32) {
         self.inner.executor.run_now(task);
     }

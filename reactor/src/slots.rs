@@ -25,7 +25,8 @@ struct Seats<J> {
 }
 
 struct Seat<J> {
-    job: Cell<Option<J>>,
+    /// It stays here while it is carried out: jobs are large, and moving them costs.
+    job: RefCell<Option<J>>,
     /// The task that carries it out, by its index in the executor.
     task: Cell<u32>,
 }
@@ -36,7 +37,7 @@ impl<J: 'static> Slots<J> {
     pub fn new<W: AsyncFn(&J, &mut Tools) + 'static>(reactor: &Reactor, count: usize, work: W) -> Self {
         let count = u32::try_from(count).expect("a core has far fewer slots than 2^32");
         let seats = Rc::new(Seats {
-            seats: (0..count).map(|_| Seat { job: Cell::new(None), task: Cell::new(0) }).collect(),
+            seats: (0..count).map(|_| Seat { job: RefCell::new(None), task: Cell::new(0) }).collect(),
             // The last is taken first: a light load stays on few slots, whose memory is warm.
             free: RefCell::new((0..count).rev().collect()),
         });
@@ -54,7 +55,7 @@ impl<J: 'static> Slots<J> {
     pub fn start(&self, job: J) -> Result<(), J> {
         let Some(index) = self.seats.free.borrow_mut().pop() else { return Err(job) };
         let seat = &self.seats.seats[index as usize];
-        seat.job.set(Some(job));
+        *seat.job.borrow_mut() = Some(job);
         self.reactor.run_now(seat.task.get());
         Ok(())
     }
@@ -89,16 +90,19 @@ fn occupy<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static>(
     seats.seats[index as usize].task.set(task);
 }
 
+#[expect(clippy::await_holding_refcell_ref, reason = "a seat is written to when it is free, and that is after")]
 async fn sit<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static>(mut guard: Guard<J, W>) {
     let mut tools = Tools { arena: guard.reactor.arena().clone(), completion: Completion::new() };
     let (seats, work) = (guard.seats.clone(), guard.work.clone());
     let seat = &seats.seats[guard.index as usize];
     loop {
         // No waker is kept: `start` makes the task ready by its index.
-        let job = poll_fn(|_| seat.job.take().map_or(Poll::Pending, Poll::Ready)).await;
+        poll_fn(|_| if seat.job.borrow().is_some() { Poll::Ready(()) } else { Poll::Pending }).await;
         guard.busy = true;
-        work(&job, &mut tools).await;
-        drop(job);
+        if let Some(job) = &*seat.job.borrow() {
+            work(job, &mut tools).await;
+        }
+        *seat.job.borrow_mut() = None;
         guard.busy = false;
         seats.free.borrow_mut().push(guard.index);
     }
@@ -116,6 +120,7 @@ struct Guard<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static> {
 impl<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static> Drop for Guard<J, W> {
     fn drop(&mut self) {
         if self.busy && std::thread::panicking() {
+            drop(self.seats.seats[self.index as usize].job.take());
             occupy(&self.reactor, self.seats.clone(), self.index, self.work.clone());
             self.seats.free.borrow_mut().push(self.index);
         }

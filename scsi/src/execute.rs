@@ -76,7 +76,7 @@ impl Target {
         if let Addressee::Disk(itl) = addressee {
             let carrier = Carrier { lu: &itl.lu, command, transfer };
             match plan {
-                Plan::Do(step) => moved += carrier.carry(step, reply, tools).await?,
+                Plan::Do(mut step) => moved += carrier.carry(&mut step, reply, tools).await?,
                 Plan::Done => {}
                 Plan::Conflict => return Err(Refusal::bare(Status::RESERVATION_CONFLICT)),
                 Plan::Reserve(request) => self.reserve(nexus, command.tag, &itl.lu, &request).await?,
@@ -87,8 +87,8 @@ impl Target {
                 }
                 Plan::Log(ask) => return Box::pin(self.log(&itl.lu, ask, amount, tools, reply)).await,
                 Plan::Both(steps) => {
-                    for step in *steps {
-                        moved += carrier.carry(step, reply, tools).await?;
+                    for mut step in *steps {
+                        moved += carrier.carry(&mut step, reply, tools).await?;
                     }
                 }
                 Plan::Move(to) => self.move_medium(nexus, &itl.lu, to).await?,
@@ -104,7 +104,7 @@ impl Target {
                     self.change_and_keep(nexus, &itl.lu, change, keep).await?;
                     // After it, so that nothing is cached any more that was written before.
                     if flush {
-                        carrier.carry(Step::Flush, reply, tools).await?;
+                        carrier.carry(&mut Step::Flush, reply, tools).await?;
                     }
                 }
             }
@@ -283,17 +283,17 @@ struct Carrier<'a, T> {
 
 impl<T: Transfer> Carrier<'_, T> {
     /// Carries one out; tells how many bytes it moved.
-    async fn carry(&self, mut step: Step, reply: &mut Reply, tools: &mut Tools) -> Result<u64, Refusal> {
+    async fn carry(&self, step: &mut Step, reply: &mut Reply, tools: &mut Tools) -> Result<u64, Refusal> {
         let block = self.lu.block_size();
-        let moved = fit(&mut step, block, self.command, &mut reply.wanted)?;
+        let moved = fit(step, block, self.command, &mut reply.wanted)?;
         // What moves nothing was cut to nothing; the others have nothing to cut.
         if moved == Some(0) {
             return Ok(0);
         }
-        let site = fault::Site::of(&step, block);
         match carry_out(&self.lu.unit, step, self.transfer, tools, &mut reply.tail).await {
             Ok(()) => Ok(moved.unwrap_or(0)),
             Err(failure) => {
+                let site = fault::Site::of(step, block);
                 if let Some(event) = site.error(failure) {
                     self.lu.unit.tally.add(event, 1);
                 }
@@ -375,7 +375,17 @@ fn mismatch(wanted: u64) -> Refusal {
 
 /// Cuts a step to the blocks that the initiator sends or expects; adds what it would have moved to `wanted`. Tells how
 /// many bytes it moves, `None` for a step that moves none. A part of a block is never written.
+#[inline]
 fn fit(step: &mut Step, block: u32, command: &Command, wanted: &mut u64) -> Result<Option<u64>, Refusal> {
+    match step {
+        Step::Protected(protected) => fit_protected(protected, u64::from(block), command, wanted),
+        plain => fit_plain(plain, block, command, wanted),
+    }
+}
+
+/// As [`fit`], for the blocks alone. In line: it is on the way of every command.
+#[inline(always)]
+fn fit_plain(step: &mut Step, block: u32, command: &Command, wanted: &mut u64) -> Result<Option<u64>, Refusal> {
     let (sends, expects) = (u64::from(command.data_out), u64::from(command.data_in));
     let block = u64::from(block);
     let cut = |len: &mut u64| match sends < *len {
@@ -384,7 +394,6 @@ fn fit(step: &mut Step, block: u32, command: &Command, wanted: &mut u64) -> Resu
         false => Ok(*len),
     };
     let (whole, moved) = match step {
-        Step::Protected(protected) => return fit_protected(protected, block, command, wanted),
         Step::Read { len, .. } => {
             let whole = *len;
             // Divided only where it matters.
@@ -419,7 +428,7 @@ fn fit_protected(
 ) -> Result<Option<u64>, Refusal> {
     let plain = block as u32;
     if !protected.terms.carried {
-        return fit(&mut protected.step, plain, command, wanted);
+        return fit_plain(&mut protected.step, plain, command, wanted);
     }
     let each = plain + INFO_BYTES as u32;
     // A part of a block stays one.
@@ -427,7 +436,7 @@ fn fit_protected(
     let with = |bytes: u64| bytes / block * u64::from(each) + bytes % block;
     let cut = Command { data_in: without(command.data_in), data_out: without(command.data_out), ..*command };
     let mut blocks = 0;
-    let moved = fit(&mut protected.step, plain, &cut, &mut blocks);
+    let moved = fit_plain(&mut protected.step, plain, &cut, &mut blocks);
     *wanted += with(blocks);
     moved.map(|moved| moved.map(with)).map_err(|refusal| {
         let wanted = with(refusal.wanted);

@@ -1,11 +1,12 @@
 //! A simulated NVMe host on the volumes that iSCSI initiators use, too: gets a controller, keeps commands under way, is
 //! cut off or cuts itself off, and comes again, until its commands are used up and all that was uncertain is settled.
 
+use crate::exchange::Woken;
 use crate::initiator::Shared;
 use crate::job::{Job, Maker, Verdict};
 use crate::model::Value;
 use crate::stamp::{self, SECTOR};
-use crate::wire::{Controller, ENTRIES, Lost, Who, Woken};
+use crate::wire::{Controller, ENTRIES, Lost, Who};
 use lunar_core::outgoing::{Data, Moves};
 use lunar_core::time::Instant;
 use lunar_host::Error;

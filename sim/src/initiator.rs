@@ -1,6 +1,7 @@
 //! A simulated initiator: logs in, keeps commands under way, aborts some, is cut off or cuts itself off, and logs in
 //! again, until its commands are used up and all that was uncertain is settled.
 
+use crate::exchange::{Woken, exchange, take};
 use crate::job::{Answer, Job, Lun, Maker};
 use crate::machine::{PORTAL, TARGET};
 use crate::model::Value;
@@ -17,7 +18,6 @@ use lunar_reactor::sim::{Chance, Faults, Peer};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
-use std::io::IoSlice;
 use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
@@ -89,13 +89,6 @@ enum Ending {
 enum Pending {
     Command { lun: usize, job: Job, since: Instant, resets: Option<u64> },
     Function { function: Function, lun: usize, of: Option<u32>, since: Instant },
-}
-
-/// What woke the initiator.
-enum Woken {
-    Bytes(Vec<u8>),
-    Ended,
-    Time,
 }
 
 /// What the target said, owned.
@@ -417,11 +410,8 @@ impl<'a> Connection<'a> {
     /// Sends and receives until something came, or it is time.
     async fn wait(&mut self, until: Instant) -> Woken {
         while !self.session.output().is_empty() {
-            let mut slices = [IoSlice::new(&[]); 16];
-            let filled = self.session.output().slices(&mut slices);
-            let before = self.out.len();
-            slices[..filled].iter().for_each(|slice| self.out.extend_from_slice(slice));
-            self.session.sent(self.out.len() - before);
+            let count = take(self.session.output(), &mut self.out);
+            self.session.sent(count);
         }
         let now = self.now();
         let (reads, sends) = (now >= self.reads_from, now >= self.sends_from);
@@ -429,26 +419,7 @@ impl<'a> Connection<'a> {
         let until = waits.into_iter().filter(|(may, _)| !may).map(|(_, at)| at).fold(until, Instant::min);
         let max = 1 + self.port.chance.index(8192);
         let core = self.port.shared.core.clone();
-        let (peer, out) = (&self.peer, &mut self.out);
-        let mut timer = pin!(core.sleep_until(until));
-        poll_fn(|cx| {
-            while sends && !out.is_empty() {
-                match peer.poll_send(cx, out) {
-                    Poll::Ready(Ok(count)) => drop(out.drain(..count)),
-                    // What was received before the end still counts.
-                    Poll::Ready(Err(_)) if !reads => return Poll::Ready(Woken::Ended),
-                    Poll::Ready(Err(_)) | Poll::Pending => break,
-                }
-            }
-            if reads && let Poll::Ready(received) = peer.poll_receive(cx, max) {
-                return Poll::Ready(match received {
-                    Ok(bytes) if !bytes.is_empty() => Woken::Bytes(bytes),
-                    _ => Woken::Ended,
-                });
-            }
-            timer.as_mut().poll(cx).map(|()| Woken::Time)
-        })
-        .await
+        exchange(&core, &self.peer, &mut self.out, until, (reads, sends), max).await
     }
 
     fn take_in(&mut self, bytes: &[u8]) -> Option<Ending> {

@@ -12,6 +12,7 @@
 //! A seed determines everything: the set-up, what the initiators do, when what fails, and when the machine
 //! crashes. `cargo run -p lunar-sim -- --seed N` replays one with its trace.
 
+pub mod exchange;
 pub mod fences;
 pub mod host;
 pub mod initiator;

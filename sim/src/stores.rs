@@ -257,7 +257,7 @@ impl User {
             abort_at,
         };
         let mut tail = Tail::default();
-        let result = carry_out(&bench.unit, step, &memory, &mut self.tools, &mut tail).await;
+        let result = carry_out(&bench.unit, &step, &memory, &mut self.tools, &mut tail).await;
         let result = result.map(|()| memory.take(tail.offset, &tail.data));
         (result, memory.input.into_inner())
     }

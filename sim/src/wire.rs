@@ -1,5 +1,6 @@
 //! Queues of our own NVMe/TCP host over the simulated network.
 
+use crate::exchange::{Woken, exchange, take};
 use crate::machine::{NQN, NVME_PORTAL};
 use lunar_core::outgoing::Moves;
 use lunar_core::time::Instant;
@@ -10,10 +11,6 @@ use lunar_host::queue::{ADMIN_IN_CAPSULE, Command, Event, Offer, Queue};
 use lunar_nvme::{Sqe, Status};
 use lunar_reactor::Reactor;
 use lunar_reactor::sim::{Peer, World};
-use std::future::poll_fn;
-use std::io::IoSlice;
-use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
 /// Entries of an admin queue: the fewest that there may be.
@@ -38,17 +35,6 @@ impl From<Error> for Lost {
     }
 }
 
-/// What woke a host.
-#[derive(Debug)]
-pub enum Woken {
-    /// This came.
-    Bytes(Vec<u8>),
-    /// The connection ended.
-    Ended,
-    /// It is time.
-    Time,
-}
-
 /// A queue and its connection.
 pub struct Wire {
     /// The connection.
@@ -64,34 +50,12 @@ impl Wire {
     }
 
     /// Sends, if it may, and receives, if it may, at most `most` bytes, until something came or it is time.
-    pub async fn wait(&mut self, core: &Reactor, until: Instant, (reads, sends): (bool, bool), most: usize) -> Woken {
+    pub async fn wait(&mut self, core: &Reactor, until: Instant, may: (bool, bool), most: usize) -> Woken {
         while !self.queue.output().is_empty() {
-            let mut slices = [IoSlice::new(&[]); 16];
-            let filled = self.queue.output().slices(&mut slices);
-            let before = self.out.len();
-            slices[..filled].iter().for_each(|slice| self.out.extend_from_slice(slice));
-            self.queue.sent(self.out.len() - before);
+            let count = take(self.queue.output(), &mut self.out);
+            self.queue.sent(count);
         }
-        let (peer, out) = (&self.peer, &mut self.out);
-        let mut timer = pin!(core.sleep_until(until));
-        poll_fn(|cx| {
-            while sends && !out.is_empty() {
-                match peer.poll_send(cx, out) {
-                    Poll::Ready(Ok(count)) => drop(out.drain(..count)),
-                    // What was received before the end still counts.
-                    Poll::Ready(Err(_)) if !reads => return Poll::Ready(Woken::Ended),
-                    Poll::Ready(Err(_)) | Poll::Pending => break,
-                }
-            }
-            if reads && let Poll::Ready(received) = peer.poll_receive(cx, most) {
-                return Poll::Ready(match received {
-                    Ok(bytes) if !bytes.is_empty() => Woken::Bytes(bytes),
-                    _ => Woken::Ended,
-                });
-            }
-            timer.as_mut().poll(cx).map(|()| Woken::Time)
-        })
-        .await
+        exchange(core, &self.peer, &mut self.out, until, may, most).await
     }
 
     /// Waits until there is a queue; gives its controller.

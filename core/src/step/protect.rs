@@ -5,8 +5,8 @@
 //! nobody reads one of a block's two halves before and the other after a write.
 
 use super::{
-    Failure, PIECE_BYTES, Protected, Step, Tools, ask, fault, first_difference, first_difference_of, load_into,
-    memory_beside, or_into, span, store,
+    Failure, PIECE_BYTES, Step, Tools, ask, fault, first_difference, first_difference_of, load_into, memory_beside,
+    or_into, span, store,
 };
 use crate::io::{Data, Fault, Io, Op, Store, submit};
 use crate::mem::{Sg, SgMut};
@@ -25,33 +25,30 @@ const GUARDED_BYTES: usize = 64 << 10;
 pub(super) async fn carry_out<T: Transfer>(
     unit: &Unit,
     protection: &Protection,
-    step: Step,
+    step: &Step,
     transfer: &T,
     tools: &mut Tools,
     tail: &mut Tail,
 ) -> Result<(), Failure> {
     let (step, terms) = match step {
-        Step::Protected(protected) => {
-            let Protected { step, terms } = *protected;
-            (step, terms)
-        }
+        Step::Protected(protected) => (&protected.step, protected.terms),
         step => (step, Terms::PLAIN),
     };
     let guarded = Guarded { unit, protection, terms, transfer };
     match step {
-        Step::Read { offset, len } => guarded.read(offset, len, tools, tail).await,
-        Step::Write { offset, len, durable } => guarded.write(offset, len, GUARDED_BYTES, durable, tools).await,
-        Step::WriteAtomic { offset, len, durable } => guarded.write(offset, len, PIECE_BYTES, durable, tools).await,
-        Step::WriteVerify { offset, len, compare } => guarded.write_verify(offset, len, compare, tools).await,
-        Step::Verify { offset, len } => guarded.verify(offset, len, tools).await,
-        Step::Compare { offset, len, block: None } => guarded.compare(offset, len, tools).await,
-        Step::Compare { offset, len, .. } => guarded.compare_each(offset, len, tools).await,
-        Step::CompareWrite { offset, len, durable } => guarded.compare_write(offset, len, durable, tools).await,
-        Step::OrWrite { offset, len, durable } => guarded.or_write(offset, len, durable, tools).await,
-        Step::Fill { offset, len, pattern, unmap } => guarded.fill(offset, len, &pattern, unmap, tools).await,
-        Step::Unmap(ranges) => guarded.unmap(&ranges, tools).await,
+        &Step::Read { offset, len } => guarded.read(offset, len, tools, tail).await,
+        &Step::Write { offset, len, durable } => guarded.write(offset, len, GUARDED_BYTES, durable, tools).await,
+        &Step::WriteAtomic { offset, len, durable } => guarded.write(offset, len, PIECE_BYTES, durable, tools).await,
+        &Step::WriteVerify { offset, len, compare } => guarded.write_verify(offset, len, compare, tools).await,
+        &Step::Verify { offset, len } => guarded.verify(offset, len, tools).await,
+        &Step::Compare { offset, len, block: None } => guarded.compare(offset, len, tools).await,
+        &Step::Compare { offset, len, .. } => guarded.compare_each(offset, len, tools).await,
+        &Step::CompareWrite { offset, len, durable } => guarded.compare_write(offset, len, durable, tools).await,
+        &Step::OrWrite { offset, len, durable } => guarded.or_write(offset, len, durable, tools).await,
+        &Step::Fill { offset, len, ref pattern, unmap } => guarded.fill(offset, len, pattern, unmap, tools).await,
+        Step::Unmap(ranges) => guarded.unmap(ranges, tools).await,
         Step::Flush => guarded.flush(tools).await,
-        Step::Copy { from, at, offset, len } => guarded.copy(&from, at, offset, len, tools).await,
+        &Step::Copy { ref from, at, offset, len } => guarded.copy(from, at, offset, len, tools).await,
         // Nobody makes one of another.
         Step::Protected(_) => Err(fault(0)(Fault::Unsupported)),
     }

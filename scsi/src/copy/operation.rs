@@ -193,13 +193,12 @@ impl<T: Transfer> Operation<'_, T> {
 
 impl<T: Transfer> Steps<'_, T> {
     async fn step(&self, lu: &LogicalUnit, step: Step, tools: &mut Tools) -> Result<(), Refusal> {
-        let site = Site::of(&step, lu.block_size());
-        match carry_out(&lu.unit, step, self, tools, &mut Tail::default()).await {
+        match carry_out(&lu.unit, &step, self, tools, &mut Tail::default()).await {
             Ok(()) => Ok(()),
             Err(Failure::Fault { fault: Fault::Aborted, .. }) if self.running.is_stopped() => {
                 Err(Sense::new(SenseKey::COPY_ABORTED, Asc::NO_ADDITIONAL_SENSE_INFORMATION).into())
             }
-            Err(failure) => Err(site.refusal(failure)),
+            Err(failure) => Err(Site::of(&step, lu.block_size()).refusal(failure)),
         }
     }
 

@@ -7,6 +7,7 @@ use lunar_core::io::{Completion, Fault, Outcome};
 use lunar_core::mem::{Buf, PAGE, SgMut};
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
+use lunar_reactor::end::End;
 use lunar_reactor::op::Handle;
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::HashMap;
@@ -44,8 +45,6 @@ pub struct Line<S: Transfers, C = Plain> {
     session: RefCell<S>,
     /// Nothing more is received; what is queued is sent.
     ended: Cell<bool>,
-    /// Nothing more is queued: the sender ends when the queue is empty.
-    last: Cell<bool>,
     /// The sender has ended.
     sent: Cell<bool>,
     /// A send failed: nothing more is sent.
@@ -62,8 +61,8 @@ pub struct Line<S: Transfers, C = Plain> {
     chunk_len: Cell<usize>,
     sender: Cell<Option<Waker>>,
     receiver: Cell<Option<Waker>>,
-    /// Who waits for the end.
-    over: RefCell<Vec<Waker>>,
+    /// Nothing more is queued: the sender ends when the queue is empty.
+    over: End,
     /// Commands that wait for room towards the peer.
     pub(super) crowd: RefCell<Vec<Waker>>,
     /// Commands that wait for data from the peer.
@@ -80,7 +79,6 @@ impl<S: Transfers, C: Channel> Line<S, C> {
             channel,
             session: RefCell::new(session),
             ended: Cell::new(false),
-            last: Cell::new(false),
             sent: Cell::new(false),
             broken: Cell::new(false),
             sending: Cell::new(0),
@@ -92,7 +90,7 @@ impl<S: Transfers, C: Channel> Line<S, C> {
             chunk_len: Cell::new(CHUNK_MIN),
             sender: Cell::default(),
             receiver: Cell::default(),
-            over: RefCell::default(),
+            over: End::default(),
             crowd: RefCell::default(),
             pulls: RefCell::default(),
         }
@@ -221,7 +219,7 @@ impl<S: Transfers, C: Channel> Line<S, C> {
             if self.session.borrow().is_out_of_memory() {
                 self.end();
             }
-            if self.last.get() {
+            if self.over.has_come() {
                 break;
             }
         }
@@ -231,7 +229,7 @@ impl<S: Transfers, C: Channel> Line<S, C> {
 
     /// Whether the nexus ends: what is queued leaves when its commands are gone, and all cores know.
     fn is_held_back(&self) -> bool {
-        self.ended.get() && !self.last.get()
+        self.ended.get() && !self.over.has_come()
     }
 
     fn has_to_send(&self) -> bool {
@@ -278,7 +276,7 @@ impl<S: Transfers, C: Channel> Line<S, C> {
     }
 
     fn poll_queued(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.has_to_send() || self.last.get() || self.broken.get() {
+        if self.has_to_send() || self.over.has_come() || self.broken.get() {
             return Poll::Ready(());
         }
         self.sender.set(Some(cx.waker().clone()));
@@ -287,8 +285,7 @@ impl<S: Transfers, C: Channel> Line<S, C> {
 
     /// The end, when all commands are gone: the last answers leave, and the socket is closed.
     pub async fn finish(&self) {
-        self.last.set(true);
-        self.over.take().into_iter().for_each(Waker::wake);
+        self.over.come();
         self.kick();
         if !self.within(LINGER, |line| line.sent.get()).await {
             self.cancel();
@@ -304,19 +301,7 @@ impl<S: Transfers, C: Channel> Line<S, C> {
 
     /// The outcome of `future`, unless the connection is over first.
     pub async fn unless_over<T>(&self, future: impl Future<Output = T>) -> Option<T> {
-        let mut future = pin!(future);
-        poll_fn(|cx| {
-            if self.last.get() {
-                return Poll::Ready(None);
-            }
-            let mut over = self.over.borrow_mut();
-            if !over.iter().any(|waker| waker.will_wake(cx.waker())) {
-                over.push(cx.waker().clone());
-            }
-            drop(over);
-            future.as_mut().poll(cx).map(Some)
-        })
-        .await
+        self.over.unless(future).await
     }
 
     /// Waits until something holds that the sender does; `false` if that takes too long.
@@ -356,7 +341,7 @@ impl<S: Transfers, C: Channel> Line<S, C> {
 
 impl<S: Transfers, C> fmt::Debug for Line<S, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = if self.last.get() { ", over" } else { "" };
+        let state = if self.over.has_come() { ", over" } else { "" };
         write!(
             f,
             "Line({} bytes queued, {} under way{state})",

@@ -10,11 +10,11 @@ use lunar_core::mem::{Arena, Region};
 use lunar_nvme::command::Direction;
 use lunar_nvme::controller::property;
 use lunar_nvme::{Command, Queue, Sqe, Status, Subsystem};
+use lunar_reactor::end::End;
 use lunar_reactor::unix::Signal;
 use lunar_reactor::watch::Watch;
 use std::cell::{Cell, Ref, RefCell};
 use std::future::poll_fn;
-use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -65,7 +65,6 @@ pub(super) struct Device {
     is_configuring: Cell<bool>,
     /// Nothing is fetched: queues end.
     is_stopped: Cell<bool>,
-    is_over: Cell<bool>,
     /// A look may find something, though nobody has rung.
     is_due: Cell<bool>,
     /// There is something, but no slot for it: who lets go of one says so.
@@ -74,7 +73,8 @@ pub(super) struct Device {
     is_armed: Cell<bool>,
     /// Looks in vain, one after the other.
     misses: Cell<u32>,
-    over: RefCell<Vec<Waker>>,
+    /// The client is gone.
+    over: End,
     /// Who waits for CC to be in force.
     configured: RefCell<Vec<Waker>>,
 }
@@ -94,12 +94,11 @@ impl Device {
             applied: Cell::new(0),
             is_configuring: Cell::new(false),
             is_stopped: Cell::new(false),
-            is_over: Cell::new(false),
             is_due: Cell::new(false),
             is_starved: Cell::new(false),
             is_armed: Cell::new(false),
             misses: Cell::new(0),
-            over: RefCell::default(),
+            over: End::default(),
             configured: RefCell::default(),
         });
         let watch: Rc<dyn Watch> = device.clone();
@@ -135,7 +134,7 @@ impl Device {
         let device = self.clone();
         self.front.reactor.spawn(async move {
             let mut pause = LOOK_SOONEST;
-            while !device.is_over.get() {
+            while !device.over.has_come() {
                 let is_ripe = device.machine().is_ripe();
                 pause = if is_ripe { LOOK_SOONEST } else { (pause * 2).min(LOOK_LATEST) };
                 device.front.reactor.sleep(pause).await;
@@ -188,7 +187,7 @@ impl Device {
         self.front.reactor.spawn(async move {
             loop {
                 let wanted = device.machine().wanted();
-                if wanted == device.applied.get() || device.is_over.get() {
+                if wanted == device.applied.get() || device.over.has_come() {
                     break;
                 }
                 device.apply(wanted).await;
@@ -271,8 +270,7 @@ impl Device {
     /// The client is gone: commands end, and nothing of the guest is touched after that.
     pub(super) async fn end(&self) {
         self.reset().await;
-        self.is_over.set(true);
-        self.over.take().into_iter().for_each(Waker::wake);
+        self.over.come();
         self.admin.controller.end();
         self.with(|machine| drop(machine.forget_memory()));
         *self.interrupts.borrow_mut() = Interrupts::default();
@@ -282,7 +280,7 @@ impl Device {
     fn fetch(&self) -> bool {
         let (mut seen, burst) = (false, self.machine().burst());
         for _ in 0..burst {
-            if self.is_stopped.get() || self.is_over.get() {
+            if self.is_stopped.get() || self.over.has_come() {
                 return seen;
             }
             if self.front.slots.free() == 0 {
@@ -421,25 +419,9 @@ impl Device {
 
     /// Tells the guest of events, as long as it is there.
     async fn tell_events(self: Rc<Self>) {
-        while let Some((cid, status, result)) = self.unless_over(self.admin.controller.event()).await {
+        while let Some((cid, status, result)) = self.over.unless(self.admin.controller.event()).await {
             self.complete(0, cid, status, result.into());
         }
-    }
-
-    async fn unless_over<T>(&self, future: impl Future<Output = T>) -> Option<T> {
-        let mut future = pin!(future);
-        poll_fn(|cx| {
-            if self.is_over.get() {
-                return Poll::Ready(None);
-            }
-            let mut over = self.over.borrow_mut();
-            if !over.iter().any(|waker| waker.will_wake(cx.waker())) {
-                over.push(cx.waker().clone());
-            }
-            drop(over);
-            future.as_mut().poll(cx).map(Some)
-        })
-        .await
     }
 
     /// Raises the interrupts of what was completed. One that cannot be raised now is raised in the next turn.
