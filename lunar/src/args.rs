@@ -12,6 +12,9 @@ use std::path::PathBuf;
 /// The port that IANA gave to NVMe over fabrics.
 const NVME_PORT: u16 = 4420;
 
+/// The port that IANA gave to discovery services of NVMe over TCP.
+const DISCOVERY_PORT: u16 = 8009;
+
 /// Shares volumes with hosts and virtual machines, from user space.
 #[derive(Parser, Debug)]
 #[command(name = "lunar", version, about, propagate_version = true)]
@@ -86,6 +89,10 @@ pub struct How {
     /// unless only --listen is given, or who may log in]
     #[arg(long, value_name = "ADDRESS", value_parser = address::<NVME_PORT>)]
     pub nvme: Vec<SocketAddr>,
+    /// Another discovery service that NVMe hosts are told of, ADDRESS[:PORT] with port 8009 unless given; may be given
+    /// several times
+    #[arg(long, value_name = "ADDRESS", value_parser = address::<DISCOVERY_PORT>)]
+    pub referral: Vec<SocketAddr>,
     /// The address that SendTargets tells, for initiators behind NAT; one for each --listen, in their order
     /// [default: the one they came in by]
     #[arg(long, value_name = "ADDRESS", value_parser = address::<ISCSI_PORT>)]

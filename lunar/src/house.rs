@@ -20,9 +20,9 @@ use lunar_iscsi::directory::Directory;
 use lunar_iscsi::guard::Guard;
 use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::{Place, Registry};
-use lunar_nvme::Controllers;
 use lunar_nvme::auth::exchange::Terms;
 use lunar_nvme::auth::guard::{Guard as NvmeGuard, Record as NvmeRecord};
+use lunar_nvme::{Controllers, Path};
 use lunar_nvme_tcp::tls::Channels;
 use lunar_reactor::Choice;
 use lunar_reactor::channel::Sender;
@@ -71,6 +71,8 @@ pub struct NvmeFrame {
     pub firmware: String,
     /// The address that the discovery service tells; `None`: the one that the host came in by.
     pub advertise: Option<std::net::IpAddr>,
+    /// Other discovery services that hosts are told of.
+    pub referrals: Vec<Path>,
     /// How hosts prove their names.
     pub terms: Terms,
     /// Whether any host has a secure channel.

@@ -15,6 +15,7 @@ use lunar_core::unit::{Unit, UnitId};
 use lunar_iscsi::directory::{Directory, Entry, Portal, Way};
 use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::SESSIONS_MAX;
+use lunar_nvme::Path;
 use lunar_nvme::namespace::NAMESPACES_MAX;
 use lunar_reactor::Choice;
 use lunar_reactor::linger::until_free;
@@ -90,6 +91,7 @@ impl Setup {
             model: format!("{} {}", identity.vendor, identity.product),
             firmware: identity.revision.clone(),
             advertise: how.advertise.first().map(SocketAddr::ip),
+            referrals: how.referral.iter().map(|other| Path::tcp(*other, 0)).collect(),
             terms: how.who.terms(),
             has_channels: !how.who.tls_key.is_empty(),
             over_tcp: !how.nvme_portals().is_empty(),

@@ -48,7 +48,10 @@ pub fn pass(gates: &Gates, attached: &Attached) -> Result<(), Status> {
         }
     }
     if gates.renewal == Gate::Stops && namespace.unit.medium.is_worked_on() {
-        return Err(Status::FORMATTING);
+        return Err(match namespace.unit.medium.content() {
+            Content::Unsanitized => Status::SANITIZE_IN_PROGRESS,
+            _ => Status::FORMATTING,
+        });
     }
     match namespace.unit.medium.content() {
         Content::Unsanitized if gates.renewal == Gate::Stops => return Err(Status::SANITIZE_FAILED),

@@ -110,7 +110,8 @@ codes! {
         INTERNAL_ERROR = 0x006, ABORTED = 0x007, FUSED_FAILED = 0x009, FUSED_MISSING = 0x00a, INVALID_NAMESPACE = 0x00b,
         SEQUENCE_ERROR = 0x00c, SGL_SEGMENT = 0x00d, SGL_COUNT = 0x00e, PRP_OFFSET = 0x013, SGL_LENGTH = 0x00f,
         SGL_TYPE = 0x011, SGL_OFFSET = 0x016, HOST_INCONSISTENT = 0x018,
-        PREEMPTED = 0x01b, SANITIZE_FAILED = 0x01c, WRITE_PROTECTED = 0x020, TRANSPORT_ERROR = 0x022,
+        PREEMPTED = 0x01b, SANITIZE_FAILED = 0x01c, SANITIZE_IN_PROGRESS = 0x01d, WRITE_PROTECTED = 0x020,
+        TRANSPORT_ERROR = 0x022,
         LBA_RANGE = 0x080, CAPACITY = 0x081, NOT_READY = 0x082, RESERVATION_CONFLICT = 0x083, FORMATTING = 0x084,
         INVALID_COMPLETION_QUEUE = 0x100, INVALID_VECTOR = 0x108, INVALID_DELETION = 0x10c,
         INVALID_QUEUE = 0x101, QUEUE_SIZE = 0x102, ABORT_LIMIT = 0x103, EVENT_LIMIT = 0x105, INVALID_LOG_PAGE = 0x109,
@@ -130,7 +131,7 @@ impl Status {
     /// Whether the same command may end well later.
     #[must_use]
     pub fn is_transient(self) -> bool {
-        const LATER: [Status; 13] = [
+        const LATER: [Status; 14] = [
             Status::SUCCESS,
             Status::TRANSFER_ERROR,
             Status::INTERNAL_ERROR,
@@ -139,6 +140,7 @@ impl Status {
             Status::TRANSPORT_ERROR,
             Status::NOT_READY,
             Status::FORMATTING,
+            Status::SANITIZE_IN_PROGRESS,
             Status::CONNECT_BUSY,
             Status::WRITE_FAULT,
             Status::READ_ERROR,

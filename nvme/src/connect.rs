@@ -44,6 +44,27 @@ pub struct Path {
     pub memory: bool,
 }
 
+impl Path {
+    /// The path to this address over TCP.
+    #[must_use]
+    pub fn tcp(to: SocketAddr, in_capsule: u32) -> Self {
+        /// Transport type TCP; address families IPv4 and IPv6.
+        const TCP: u8 = 3;
+        const IPV4: u8 = 1;
+        const IPV6: u8 = 2;
+        // An IPv4 peer of a socket for both is told so.
+        let ip = to.ip().to_canonical();
+        Self {
+            transport: TCP,
+            family: if ip.is_ipv4() { IPV4 } else { IPV6 },
+            address: ip.to_string(),
+            service: to.port().to_string(),
+            in_capsule,
+            memory: false,
+        }
+    }
+}
+
 /// Where Connect comes from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Caller {

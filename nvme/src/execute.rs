@@ -3,9 +3,10 @@
 use crate::admit::admit;
 use crate::command::{Command, FUSE, Refusal, Reply, Status};
 use crate::context::Context;
+use crate::controller::TestResult;
 use crate::fault;
 use crate::namespace::{ALL, Attached, Namespace};
-use crate::plan::Plan;
+use crate::plan::{Plan, Test};
 use crate::queue::{Queue, Task};
 use crate::subsystem::Subsystem;
 use crate::table::{Data, Reach, Row, find_entry};
@@ -89,7 +90,12 @@ impl Subsystem {
             }
             Plan::Abort { queue: other, command } => reply.result = self.abort(queue, other, command).into(),
             // Larger than the others: it does not make their future larger.
-            plan @ (Plan::Hear(_) | Plan::Tell | Plan::Flush | Plan::Format(_)) => {
+            plan @ (Plan::Hear(_)
+            | Plan::Tell
+            | Plan::Flush
+            | Plan::Format(_)
+            | Plan::Sanitize(..)
+            | Plan::Test(_)) => {
                 Box::pin(self.seldom(queue, plan, length, transfer, tools, reply)).await?;
             }
             plan => {
@@ -141,9 +147,39 @@ impl Subsystem {
                     self.format(&namespace, tools).await?;
                 }
             }
+            Plan::Sanitize(all, asked) => self.sanitize(all, asked, tools).await?,
+            Plan::Test(test) => self.test(test, transfer, tools).await,
             _ => {}
         }
         Ok(())
+    }
+
+    /// Reads the first and the last block of each medium, and more of it in between if the test is an extended one. What
+    /// comes of it is in the log.
+    async fn test<T: Transfer>(&self, test: Test, transfer: &T, tools: &mut Tools) {
+        const EXTENDED: u8 = 2;
+        /// Few enough to be read before a host loses its patience with the command.
+        const EXTENDED_PLACES: u64 = 1024;
+        let mut failed = None;
+        for namespace in test.namespaces.iter().filter_map(|id| self.namespace(*id)) {
+            let (block, size) = (u64::from(namespace.block_size()), namespace.unit.geometry.bytes());
+            let last = (size / block).saturating_sub(1);
+            let places = match test.code {
+                EXTENDED => EXTENDED_PLACES,
+                _ => 1,
+            };
+            for place in 0..=places {
+                // The last one is the last block.
+                let offset = (last / places * place + last % places * place / places) * block;
+                let step = Step::Verify { offset, len: block };
+                let mut reply = Reply::default();
+                if failed.is_none() && carry(&namespace, &step, transfer, tools, &mut reply).await.is_err() {
+                    failed = Some((namespace.id, offset / block));
+                }
+            }
+        }
+        let when = (self.config().clock)();
+        self.config().controllers.tested(TestResult { code: test.code, named: test.named, failed, when });
     }
 
     /// Finds the command's row, and admits it for the namespace that it names.

@@ -186,6 +186,7 @@ impl Rig {
             stats: Arc::default(),
             shared: Arc::default(),
             controllers: Arc::default(),
+            referrals: vec![Path::tcp(SocketAddr::new(IpAddr::V6(std::net::Ipv6Addr::LOCALHOST), 8009), 0)],
             guard: guard(access.clone(), told.clone()),
             outside: outside.clone(),
         };

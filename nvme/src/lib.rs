@@ -40,4 +40,4 @@ pub use command::{Command, Direction, Reply, Sqe, Status};
 pub use connect::Path;
 pub use controller::{Controller, Controllers, Kind};
 pub use queue::{Queue, Task, TaskSet};
-pub use subsystem::{Everywhere, Nowhere, Renewing, Subsystem, SubsystemConfig};
+pub use subsystem::{Everywhere, Nowhere, Pass, Renewing, Sanitizing, Subsystem, SubsystemConfig};

@@ -2,11 +2,13 @@
 
 use crate::auth::Outside;
 use crate::auth::guard::Guard;
+use crate::connect::Path;
 use crate::controller::{Controller, Controllers};
 use crate::event::Event;
 use crate::namespace::{self, NAMESPACES_MAX, Namespace};
 use crate::queue::Queue;
 use lunar_core::io::Fault;
+use lunar_core::mem::Arena;
 use lunar_core::reserve::{News, SharedUnits};
 use lunar_core::stats::Stats;
 use lunar_core::unit::{Unit, UnitId};
@@ -42,6 +44,8 @@ pub struct SubsystemConfig {
     pub shared: Arc<SharedUnits>,
     /// Its controllers: the same on all cores.
     pub controllers: Arc<Controllers>,
+    /// Other discovery services that hosts are told of.
+    pub referrals: Vec<Path>,
     /// Who may come in: the same on all cores.
     pub guard: Arc<Guard>,
     /// What proofs of names need.
@@ -59,6 +63,29 @@ pub enum Renewing {
     Failed,
 }
 
+/// The whole medium once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pass {
+    /// One block; empty for zeroes that need not be moved.
+    pub pattern: Vec<u8>,
+    /// Whether the space may be given back.
+    pub unmap: bool,
+}
+
+/// What Sanitize does to a unit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Sanitizing {
+    /// These passes, one after the other.
+    Begin {
+        /// The passes.
+        passes: Vec<Pass>,
+        /// Whether a failure can be left without another one.
+        exits: bool,
+    },
+    /// Leaves the state after a failure.
+    Exit,
+}
+
 /// The views of the same units on all other cores, and those of other command sets on all cores.
 pub trait Everywhere {
     /// The reservations of a unit have changed: done when all go by it.
@@ -69,6 +96,11 @@ pub trait Everywhere {
 
     /// Keeps where work on a whole medium is, so that it outlives this process.
     fn keep(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>>;
+
+    /// Sanitizes a unit, for all command sets; done when it has begun. It goes on whatever becomes of who asked, and of
+    /// this process.
+    fn sanitize(&self, unit: UnitId, how: Sanitizing, arena: Arena)
+    -> Pin<Box<dyn Future<Output = Result<(), Fault>>>>;
 
     /// A unit is written anew: done when all command sets keep from it, or use it again.
     fn renewing(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = ()>>>;
@@ -89,6 +121,15 @@ impl Everywhere for Nowhere {
 
     fn keep(&self, _unit: UnitId, _state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
         Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn sanitize(
+        &self,
+        _unit: UnitId,
+        _how: Sanitizing,
+        _arena: Arena,
+    ) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
+        Box::pin(std::future::ready(Err(Fault::Unsupported)))
     }
 
     fn renewing(&self, _unit: UnitId, _state: Renewing) -> Pin<Box<dyn Future<Output = ()>>> {

@@ -405,6 +405,7 @@ fn subsystem(
         stats,
         shared: shared.clone(),
         controllers: controllers.clone(),
+        referrals: Vec::new(),
         guard: lunar_nvme::auth::guard::Guard::open(),
         outside: Rc::new(lunar_nvme::fuzzing::Still::default()),
     };

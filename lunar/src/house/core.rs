@@ -154,6 +154,7 @@ fn serve_nothing(me: usize, common: &Common, reactor: &Reactor, links: &Rc<Links
             stats,
             shared: common.shared.clone(),
             controllers: common.controllers.clone(),
+            referrals: frame.as_ref().map_or_else(Vec::new, |frame| frame.referrals.clone()),
             guard: common.nvme_guard.clone(),
             outside: Rc::new(Proofs::new(reactor, &common.proofs)),
         },

@@ -11,6 +11,7 @@ pub mod log;
 pub mod queues;
 pub mod ranges;
 pub mod reserve;
+pub mod sanitize;
 
 use crate::table::{Code, Gate, Gates, Persistent, Reach, Set, Transport};
 

@@ -48,20 +48,8 @@ impl Connection {
 
     /// How the host came, and so how it is told to come again.
     fn path(&self) -> Path {
-        /// Transport type TCP; address families IPv4 and IPv6.
-        const TCP: u8 = 3;
-        const IPV4: u8 = 1;
-        const IPV6: u8 = 2;
-        // An IPv4 peer of a socket for both is told so.
-        let ip = self.front.settings.advertise.unwrap_or_else(|| self.local.ip()).to_canonical();
-        Path {
-            transport: TCP,
-            family: if ip.is_ipv4() { IPV4 } else { IPV6 },
-            address: ip.to_string(),
-            service: self.local.port().to_string(),
-            in_capsule: IN_CAPSULE_MAX,
-            memory: false,
-        }
+        let ip = self.front.settings.advertise.unwrap_or_else(|| self.local.ip());
+        Path::tcp((ip, self.local.port()).into(), IN_CAPSULE_MAX)
     }
 
     fn connect(self: &Rc<Self>, key: TaskKey, command: &Command, data: &Sg) {
