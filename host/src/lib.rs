@@ -2,6 +2,7 @@
 //!
 //! * [`queue`]: one connection, which is one queue: bytes in, events and bytes out
 //! * [`command`]: the entries of commands that hosts need
+//! * `proof`: how a host proves its name
 //! * [`bringup`]: from an admin queue to a controller that serves a namespace
 //! * [`discovery`]: what a discovery service says
 //! * [`fuzzing`]: what fuzzers call
@@ -12,10 +13,12 @@ pub mod discovery;
 mod frame;
 pub mod fuzzing;
 mod output;
+mod proof;
 pub mod queue;
 mod task;
 
 use lunar_nvme::Status;
+use lunar_nvme::auth::wire::Why;
 use lunar_nvme_tcp::wire::FatalStatus;
 use std::fmt;
 
@@ -36,6 +39,12 @@ pub enum Error {
     Connect(Status, u32),
     /// A command that the host cannot do without was refused.
     Refused(&'static str, Status),
+    /// The host has to prove its name, and has no key.
+    NoKey,
+    /// The subsystem does not believe that the host is who it says.
+    Disbelieved(Why),
+    /// The subsystem cannot prove its own name.
+    Doubts,
     /// What the controller says of itself, or of a namespace, cannot be.
     Nonsense(&'static str),
     /// The controller does not have this namespace.
@@ -52,6 +61,9 @@ impl fmt::Display for Error {
             Self::Digests => f.write_str("the controller does not have the digests that were asked for"),
             Self::Connect(status, result) => write!(f, "Connect was refused: {status:?} ({result:#x})"),
             Self::Refused(what, status) => write!(f, "{what} was refused: {status:?}"),
+            Self::NoKey => f.write_str("the host has to prove its name, and has no key"),
+            Self::Disbelieved(why) => write!(f, "the host's proof of its name was refused: {why:?}"),
+            Self::Doubts => f.write_str("the subsystem cannot prove its name: it has another key, or is another"),
             Self::Nonsense(what) => write!(f, "the controller says nonsense: {what}"),
             Self::NoNamespace(id) => write!(f, "the controller does not have namespace {id}"),
         }

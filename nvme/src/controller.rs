@@ -426,6 +426,8 @@ struct Table {
     sanitized: Option<u32>,
     /// The last first.
     tests: VecDeque<TestResult>,
+    /// How often what the discovery service tells has changed.
+    discovery_changes: u64,
 }
 
 /// Results of self-tests that are kept: those that the log page has room for.
@@ -503,6 +505,17 @@ impl Controllers {
     #[must_use]
     pub fn last_sanitized(&self) -> Option<u32> {
         self.lock().sanitized
+    }
+
+    pub(crate) fn discovery_has_changed(&self) {
+        let changes = &mut self.lock().discovery_changes;
+        *changes = changes.wrapping_add(1);
+    }
+
+    /// How often what the discovery service tells has changed.
+    #[must_use]
+    pub fn discovery_changes(&self) -> u64 {
+        self.lock().discovery_changes
     }
 
     pub(crate) fn tested(&self, result: TestResult) {

@@ -22,6 +22,8 @@ impl Event {
     pub const NAMESPACES: Self = Self { kind: 2, information: 0, page: 0x04 };
     /// A namespace is reached in another way.
     pub const ACCESS: Self = Self { kind: 2, information: 3, page: 0x0c };
+    /// What the discovery service tells is something else now.
+    pub const DISCOVERY: Self = Self { kind: 2, information: 0xf0, page: 0x70 };
     /// The log page of reservation notifications has one.
     pub const RESERVATION: Self = Self { kind: 6, information: 0, page: 0x80 };
 
@@ -37,6 +39,7 @@ impl Event {
         match self {
             Self::NAMESPACES => Some(NAMESPACE_NOTICES),
             Self::ACCESS => Some(ACCESS_NOTICES),
+            Self::DISCOVERY => Some(DISCOVERY_NOTICES),
             _ => None,
         }
     }
@@ -46,6 +49,8 @@ impl Event {
 pub const NAMESPACE_NOTICES: u32 = 1 << 8;
 /// Feature 0Bh: asymmetric namespace access change notices.
 pub const ACCESS_NOTICES: u32 = 1 << 11;
+/// Feature 0Bh: discovery log page change notices.
+pub const DISCOVERY_NOTICES: u32 = 1 << 31;
 
 /// The events of one controller.
 #[derive(Debug, Default)]

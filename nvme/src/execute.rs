@@ -90,12 +90,8 @@ impl Subsystem {
             }
             Plan::Abort { queue: other, command } => reply.result = self.abort(queue, other, command).into(),
             // Larger than the others: it does not make their future larger.
-            plan @ (Plan::Hear(_)
-            | Plan::Tell
-            | Plan::Flush
-            | Plan::Format(_)
-            | Plan::Sanitize(..)
-            | Plan::Test(_)) => {
+            plan
+            @ (Plan::Hear(_) | Plan::Tell | Plan::Flush | Plan::Format(_) | Plan::Sanitize(..) | Plan::Test(_)) => {
                 Box::pin(self.seldom(queue, plan, length, transfer, tools, reply)).await?;
             }
             plan => {

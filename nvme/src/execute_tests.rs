@@ -241,7 +241,16 @@ fn discovery_tells_where_the_subsystem_is() {
     assert_eq!((&log[1280..1304], &log[1536..1546]), (&b"nqn.2026-01.io.lunar:rig"[..], &b"192.0.2.1\0"[..]));
     assert_eq!((log[2050], &log[2304..2340]), (3, crate::connect::DISCOVERY_NQN.as_bytes()));
     assert_eq!((&log[3072..3075], &log[3104..3109], &log[3584..3588]), (&[3, 2, 1][..], &b"8009\0"[..], &b"::1\0"[..]));
-    assert_eq!(rig.run(&queue, &entry(0x06, 0, &[1]), &[]).data[111], 2);
+    let identified = rig.run(&queue, &entry(0x06, 0, &[1]), &[]).data;
+    assert_eq!((identified[111], u32_at(&identified, 92)), (2, 0x8000_0000));
+    // Who wants to know is told of changes, and the others are not.
+    assert_eq!(rig.run(&queue, &entry(0x09, 0, &[0x0b, 0x8000_0000]), &[]).status, Status::SUCCESS);
+    assert!(rig.run(&queue, &entry(0x0c, 0, &[]), &[]).parked);
+    assert!(admin(&rig, 0x0c, 0, &[]).parked);
+    rig.subsystem.tell_discovery();
+    assert_eq!(at_once(queue.controller.event()), (0, Status::SUCCESS, 0x70_f002));
+    let log = rig.run(&queue, &entry(0x02, 0, &[0x70 | 255 << 16]), &[]).data;
+    assert_eq!(log[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(rig.run(&queue, &entry(0x06, 1, &[0]), &[]).status, Status::INVALID_FIELD);
 }
 

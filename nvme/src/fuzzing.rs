@@ -3,7 +3,7 @@
 use crate::auth::Outside;
 use crate::auth::exchange::{Computed, Terms, Work};
 use crate::auth::guard::Guard;
-use crate::auth::host::Host;
+use crate::auth::host::{Host, RANDOM};
 use crate::auth::key::Key;
 use crate::command::{Command, Direction, FABRICS, FUSE, Reply, SQE_LEN, Sqe, Status};
 use crate::connect::{Caller, ConnectData, Path};
@@ -337,7 +337,7 @@ pub fn with_users(users: &[(&str, &str)]) -> Access {
 #[must_use]
 pub fn prover(key: &str) -> Host {
     let key = Key::parse(key.as_bytes()).expect("a key");
-    Host { name: HOST_NQN.into(), subsystem: NQN.into(), key, other: None, transaction: 0x1234, seed: 0x77 }
+    Host { name: HOST_NQN.into(), subsystem: NQN.into(), key, other: None, transaction: 0x1234, random: [0x77; RANDOM] }
 }
 
 /// The entry of Authentication Send, or Receive, of so many bytes.

@@ -3,7 +3,7 @@
 use crate::cmd::ranges::{COPY_BYTES_MAX, COPY_RANGES_MAX};
 use crate::context::Context;
 use crate::controller::{KEEP_ALIVE_GRANULARITY, Kind, QUEUE_ENTRIES_MAX, VERSION};
-use crate::event::{ACCESS_NOTICES, NAMESPACE_NOTICES, REQUESTS_MAX};
+use crate::event::{ACCESS_NOTICES, DISCOVERY_NOTICES, NAMESPACE_NOTICES, REQUESTS_MAX};
 use crate::execute::TRANSFER_EXPONENT;
 use crate::namespace::Namespace;
 use lunar_core::step::PIECE_BYTES;
@@ -121,7 +121,7 @@ pub fn controller(cx: &Context<'_>) -> Page {
         page.put(1803, &[1]).u16(1804, bits::DISCONNECTS);
     }
     if controller.kind == Kind::Discovery {
-        page.put(768, crate::connect::DISCOVERY_NQN.as_bytes());
+        page.u32(92, DISCOVERY_NOTICES).put(768, crate::connect::DISCOVERY_NQN.as_bytes());
         return page;
     }
     page.u16(316, 1).put(318, &[bits::ONE_TEST]).u32(328, bits::SANITIZE);

@@ -255,8 +255,7 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
     let config = cx.subsystem.config();
     let mut records = vec![(SUBSYSTEM, config.nqn.as_str(), 0, path), (THIS_SERVICE, DISCOVERY_NQN, FLAGS, path)];
     records.extend(config.referrals.iter().map(|other| (REFERRAL, DISCOVERY_NQN, 0, other)));
-    // What is told never changes while the target runs.
-    cx.out.extend_from_slice(&0_u64.to_le_bytes());
+    cx.out.extend_from_slice(&config.controllers.discovery_changes().to_le_bytes());
     cx.out.extend_from_slice(&(records.len() as u64).to_le_bytes());
     cx.out.resize(HEAD_LEN, 0);
     for (subtype, nqn, flags, path) in records {

@@ -3,7 +3,7 @@
 use crate::auth::Outside;
 use crate::auth::guard::Guard;
 use crate::connect::Path;
-use crate::controller::{Controller, Controllers};
+use crate::controller::{Controller, Controllers, Kind};
 use crate::event::Event;
 use crate::namespace::{self, NAMESPACES_MAX, Namespace};
 use crate::queue::Queue;
@@ -189,6 +189,15 @@ impl Subsystem {
     /// Tells the hosts of all cores that namespaces came or went: once, whatever the number of cores.
     pub fn tell_namespaces(&self) {
         self.config.controllers.all().iter().for_each(|controller| controller.raise(Event::NAMESPACES));
+    }
+
+    /// Tells the hosts that ask the discovery service that it has something else to tell: once, whatever the number of
+    /// cores.
+    pub fn tell_discovery(&self) {
+        self.config.controllers.discovery_has_changed();
+        let all = self.config.controllers.all();
+        let asks = |controller: &&Arc<Controller>| controller.kind == Kind::Discovery;
+        all.iter().filter(asks).for_each(|controller| controller.raise(Event::DISCOVERY));
     }
 
     /// The namespace of this identifier.

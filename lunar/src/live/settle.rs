@@ -65,6 +65,8 @@ impl Live {
         let ways = directory.portals.iter().map(|portal| Way { portal: portal.id, group: portal.group });
         let ways: BTreeMap<u32, Way> = ways.map(|way| (way.portal, way)).collect();
         self.house.common().guard.set_directory(directory);
+        // Who may come in, and how, is part of what is told.
+        self.house.cores().ask(0, |core| ready(core.served.subsystem.tell_discovery()));
         coming.closing.iter().for_each(|listener| self.house.close(listener.id));
         for (id, way) in &ways {
             if self.settled.ways.get(id) != Some(way) {

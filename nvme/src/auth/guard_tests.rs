@@ -1,6 +1,6 @@
 use super::*;
 use crate::auth::Outside;
-use crate::auth::host::Host;
+use crate::auth::host::{Host, RANDOM};
 use crate::fuzzing::{HOST_KEY, HOST_NQN, NQN, OWN_KEY, Rig, SOURCE, auth_sqe, entry, prover, with_users};
 use crate::queue::Queue;
 use lunar_core::access::{Group, Pattern, Secret};

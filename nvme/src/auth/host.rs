@@ -1,9 +1,10 @@
-//! The host's side of DH-HMAC-CHAP, for tests and fuzzers: what it sends, and whether what it gets is right.
+//! The host's side of DH-HMAC-CHAP: what it sends, and whether what it gets is right.
 
-use super::group::{Group, Private, RANDOM};
-use super::hash::Hash;
+use super::group::{Group, Private, RANDOM as PRIVATE};
+use super::hash::{DIGEST_MAX, Hash};
 use super::key::Key;
 use super::wire::{Challenge, DH_HMAC_CHAP, Head, Kind, Negotiate, Protocol, Reply, Success1};
+use subtle::ConstantTimeEq;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// A host that proves its name.
@@ -19,9 +20,15 @@ pub struct Host {
     pub other: Option<Key>,
     /// What the exchange is called.
     pub transaction: u16,
-    /// What its private value is made of.
-    pub seed: u8,
+    /// What nobody may guess.
+    pub random: Random,
 }
+
+/// Random bytes that an exchange takes: for the private value, the challenge and its number.
+pub const RANDOM: usize = PRIVATE + DIGEST_MAX + size_of::<u32>();
+
+/// They themselves.
+pub type Random = [u8; RANDOM];
 
 /// What a host makes of a challenge.
 struct Looked<'a> {
@@ -30,11 +37,6 @@ struct Looked<'a> {
     shared: Option<Vec<u8>>,
     public: Vec<u8>,
 }
-
-/// The sequence number of the host.
-const SEQUENCE: u32 = 0x0001_0002;
-/// Each byte of the host's challenge.
-const CHALLENGE: u8 = 0x3c;
 
 impl Host {
     /// AUTH_Negotiate with these offers.
@@ -72,9 +74,9 @@ impl Host {
             challenges: self.other.is_some().into(),
             reserved2: 0,
             value_len: (public.len() as u16).into(),
-            sequence: SEQUENCE.into(),
+            sequence: self.sequence().into(),
         };
-        Some([reply.as_bytes(), &response, &vec![CHALLENGE; hash.len()], &public].concat())
+        Some([reply.as_bytes(), &response, self.challenge(hash), &public].concat())
     }
 
     /// Whether the subsystem has proved its name, to whom it was asked for with the reply to this challenge.
@@ -86,9 +88,11 @@ impl Host {
             let (success, response) = Success1::ref_from_prefix(message).ok()?;
             let key = self.other.as_ref()?.bound_to(&self.subsystem);
             let names = [self.subsystem.as_str(), self.name.as_str()];
-            let counter = augmented(hash, shared.as_deref(), &vec![CHALLENGE; hash.len()]);
-            let expected = respond(hash, &key, &counter, SEQUENCE, self, b"Controller", names);
-            Some(success.head.what() == Kind::SUCCESS1 && success.responds == 1 && response == expected)
+            let counter = augmented(hash, shared.as_deref(), self.challenge(hash));
+            let expected = respond(hash, &key, &counter, self.sequence(), self, b"Controller", names);
+            Some(
+                success.head.what() == Kind::SUCCESS1 && success.responds == 1 && bool::from(response.ct_eq(&expected)),
+            )
         };
         proven().unwrap_or(false)
     }
@@ -105,12 +109,21 @@ impl Host {
         [Head::of(Kind::FAILURE2, self.transaction).as_bytes(), &[1, 1]].concat()
     }
 
+    fn challenge(&self, hash: Hash) -> &[u8] {
+        &self.random[PRIVATE..PRIVATE + hash.len()]
+    }
+
+    /// Zero stands for none.
+    fn sequence(&self) -> u32 {
+        self.random.last_chunk().map_or(1, |bytes| u32::from_le_bytes(*bytes).max(1))
+    }
+
     /// The challenge, what both sides have in common, and the host's public value.
     fn look<'a>(&self, message: &'a [u8]) -> Option<Looked<'a>> {
         let (head, rest) = Challenge::ref_from_prefix(message).ok()?;
         let (bytes, rest) = rest.split_at_checked(head.hash_len.into())?;
         let value = rest.get(..head.value_len.get().into())?;
-        let Some(private) = Private::from_random(Group(head.group), &[self.seed; RANDOM]) else {
+        let Some(private) = Private::from_random(Group(head.group), self.random.first_chunk()?) else {
             return Some(Looked { head, bytes, shared: None, public: Vec::new() });
         };
         Some(Looked { head, bytes, shared: Some(private.shared(value)?.to_vec()), public: private.public()? })
