@@ -2,9 +2,10 @@
 //! space, whoever writes meanwhile; elsewhere the bytes are copied, which takes time, and is of one moment only if
 //! nobody writes.
 
-use crate::desk::Control;
+use crate::desk::{Control, Desk};
 use crate::journal::Topic;
 use crate::work::{Ask, Outcome, Problem, Reply, noted};
+use lunar_control::Plan;
 use lunar_control::api::ProblemDetails;
 use lunar_control::config::{Config, Kind};
 use lunar_control::document::{Edit, Keys, Refused};
@@ -20,7 +21,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 /// Copies at once: more would be in each other's way on the same disks.
 pub const COPIES_MAX: usize = 4;
@@ -194,22 +195,35 @@ pub fn start(control: &mut dyn Control, ask: &Ask) -> Outcome {
             *copy.end() = Some(Err(why));
             return;
         }
-        let done = copy.clone();
-        let posted = desk.post(move |control| {
-            let made = control.change(&[create], &who).map_err(|why| why.to_string());
-            match &made {
-                Ok(plan) => common.journal.add(Topic::Change, &who, &noted(plan)),
-                Err(_) => drop(std::fs::remove_file(&work.to)),
-            }
-            *done.end() = Some(made.map(drop));
-        });
-        if !posted {
-            *copy.end() = Some(Err("the service stops".into()));
+        let made = changed(&desk, create, &who);
+        match &made {
+            Ok(plan) => common.journal.add(Topic::Change, &who, &noted(plan)),
+            Err(_) => drop(std::fs::remove_file(&work.to)),
         }
+        *copy.end() = Some(made.map(drop));
     };
     let thread = std::thread::Builder::new().name("copy".into()).spawn(carry_out);
     thread.map_err(|why| ProblemDetails::new("/problems/busy", "Too much at once", 503, why.to_string()))?;
     Reply::json(&view)
+}
+
+/// Has the control thread make a change, when the one before has ended.
+fn changed(desk: &Desk, edit: Edit, who: &str) -> Result<Plan, String> {
+    let stops = || "the service stops".to_owned();
+    loop {
+        let (tell, told) = mpsc::channel();
+        let (edit, who) = (edit.clone(), who.to_owned());
+        let posted = desk.post(move |control| {
+            let wait = control.settling();
+            let made = if wait.is_none() { Some(control.change(&[edit], &who)) } else { None };
+            // It waits, or it has ended.
+            let _ = tell.send((made, wait));
+        });
+        match posted.then(|| told.recv().ok()).flatten().ok_or_else(stops)? {
+            (Some(made), _) => return made.map_err(|why| why.to_string()),
+            (None, wait) => wait.into_iter().for_each(|wait| wait()),
+        }
+    }
 }
 
 /// Whether nobody can write to a volume: it can only be read, or wherever it is seen.

@@ -1,11 +1,11 @@
 //! What the API asks of the one thread that changes what runs. It owns a [`Manager`] and carries out one job after the
 //! other, so nobody sees half of a change, and the API never waits for a core.
 
-use lunar_control::api::SessionView;
+use lunar_control::api::{MachineView, MediumView, SessionView};
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Outside};
 use lunar_control::document::Edit;
-use lunar_control::live::Live;
+use lunar_control::live::{Later, Live, Motion};
 use lunar_control::manager::Failure;
 use lunar_control::versions::Versions;
 use lunar_control::{Manager, Plan};
@@ -55,11 +55,19 @@ pub trait Control {
     /// [`Live::sessions`].
     fn sessions(&mut self) -> Vec<SessionView>;
     /// [`Live::kick`].
-    fn kick(&mut self, id: &str) -> bool;
+    fn kick(&mut self, id: &str) -> Option<Later<bool>>;
     /// [`Live::statistics`].
     fn statistics(&mut self) -> Json;
+    /// [`Live::machines`].
+    fn machines(&mut self) -> Vec<MachineView>;
     /// [`Live::troubles`].
     fn troubles(&mut self) -> Vec<String>;
+    /// [`Live::medium`].
+    fn medium(&mut self, volume: &str) -> Option<MediumView>;
+    /// [`Live::move_medium`].
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>>;
+    /// [`Live::settling`].
+    fn settling(&mut self) -> Option<Later<()>>;
 }
 
 impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
@@ -103,7 +111,7 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         self.running().sessions()
     }
 
-    fn kick(&mut self, id: &str) -> bool {
+    fn kick(&mut self, id: &str) -> Option<Later<bool>> {
         self.running().kick(id)
     }
 
@@ -111,8 +119,24 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         self.running().statistics()
     }
 
+    fn machines(&mut self) -> Vec<MachineView> {
+        self.running().machines()
+    }
+
     fn troubles(&mut self) -> Vec<String> {
         self.running().troubles()
+    }
+
+    fn medium(&mut self, volume: &str) -> Option<MediumView> {
+        self.running().medium(volume)
+    }
+
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>> {
+        self.running().move_medium(volume, motion)
+    }
+
+    fn settling(&mut self) -> Option<Later<()>> {
+        self.running().settling()
     }
 }
 

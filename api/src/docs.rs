@@ -76,7 +76,8 @@ fn takes(takes: Takes) -> &'static str {
         Takes::Keys(_) => "keys",
         Takes::Changes(_) => "keys, null takes one out",
         Takes::Copy => "`name`, `path`, `share`, `read-only`",
-        Takes::Mapping => "`volume`, `read-only`",
+        Takes::Ejection => "`forced`",
+        Takes::Mapping => "`volume`, `read-only`, `namespace`",
         Takes::Text => "a configuration as TOML",
     }
 }
@@ -88,6 +89,7 @@ fn gives(gives: Gives) -> &'static str {
         Gives::Plan => "the steps",
         Gives::Copy => "how far it is",
         Gives::Copies => "copies",
+        Gives::Medium => "where it is",
         Gives::Status => "status",
         Gives::Config => "all of it",
         Gives::Text => "text",

@@ -109,7 +109,11 @@ impl Thread {
         let (orders, incoming) = mpsc::unbounded_channel();
         let router = router(state);
         let thread = std::thread::Builder::new().name("api".into());
-        let thread = thread.spawn(move || runtime.block_on(obey(incoming, Shared::new(router))))?;
+        let thread = thread.spawn(move || {
+            runtime.block_on(obey(incoming, Shared::new(router)));
+            // Who waits for what takes long keeps nobody from stopping.
+            runtime.shutdown_background();
+        })?;
         Ok(Self { orders: Some(orders), thread: Some(thread) })
     }
 

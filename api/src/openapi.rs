@@ -5,7 +5,9 @@ use crate::copy::{CopyView, Order};
 use crate::journal::Note;
 use crate::routes::{Gives, Route, Takes, routes};
 use lunar_control::Kind;
-use lunar_control::api::{Mapping, PROBLEM_TYPE, PlanView, ProblemDetails, SessionView, StatusView, VersionView};
+use lunar_control::api::{
+    Ejection, Mapping, MediumView, PROBLEM_TYPE, PlanView, ProblemDetails, SessionView, StatusView, VersionView,
+};
 use lunar_control::docs;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value as Json, json};
@@ -105,6 +107,7 @@ fn body(takes: Takes, generator: &mut SchemaGenerator) -> Option<Json> {
         Takes::Keys(kind) => reference(&new_name(kind)),
         Takes::Changes(kind) => reference(&format!("{}-change", kind.section())),
         Takes::Copy => generator.subschema_for::<Order>().to_value(),
+        Takes::Ejection => generator.subschema_for::<Ejection>().to_value(),
         Takes::Mapping => generator.subschema_for::<Mapping>().to_value(),
     };
     Some(json!({ "application/json": { "schema": schema } }))
@@ -123,6 +126,7 @@ fn responses(route: &Route, generator: &mut SchemaGenerator) -> Json {
         Gives::Things(kind) => of(json, list_of(reference(&format!("{}-thing", kind.section())))),
         Gives::Plan => of(json, generator.subschema_for::<PlanView<'_>>().to_value()),
         Gives::Copy => of(json, generator.subschema_for::<CopyView>().to_value()),
+        Gives::Medium => of(json, generator.subschema_for::<MediumView>().to_value()),
         Gives::Copies => of(json, list_of(generator.subschema_for::<CopyView>().to_value())),
         Gives::Status => of(json, generator.subschema_for::<StatusView>().to_value()),
         Gives::Versions => of(json, list_of(generator.subschema_for::<VersionView<'_>>().to_value())),

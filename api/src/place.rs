@@ -32,6 +32,12 @@ pub fn group_number(name: &str) -> Option<u32> {
     name.parse().ok().or_else(|| third(Path::new("/etc/group"), |entry| entry[0] == name)?.parse().ok())
 }
 
+/// The number of a user: it is one, or `/etc/passwd` has one of this name.
+#[must_use]
+pub fn user_number(name: &str) -> Option<u32> {
+    name.parse().ok().or_else(|| third(Path::new("/etc/passwd"), |entry| entry[0] == name)?.parse().ok())
+}
+
 /// The name of a group, or its number where `/etc/group` has none.
 #[must_use]
 pub fn group_name(number: u32) -> String {
@@ -68,6 +74,7 @@ mod tests {
             (group_number("root"), group_number("77"), group_number("no such group")),
             (Some(0), Some(77), None)
         );
+        assert_eq!((user_number("root"), user_number("no such user")), (Some(0), None));
         assert_eq!(user_name(u32::MAX), "uid.4294967295");
     }
 }

@@ -5,15 +5,16 @@ use crate::desk::{Control, Desk, Job};
 use crate::journal::Journal;
 use crate::running::Api;
 use crate::work::Common;
-use lunar_control::api::SessionView;
+use lunar_control::api::{MachineView, MediumView, SessionView};
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Machine};
-use lunar_control::live::Live;
+use lunar_control::live::{Later, Live, Motion};
 use lunar_control::plan::Change;
 use lunar_control::rehearsal::{Ready, Rehearsal};
 use lunar_control::{Manager, Plan};
 use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
@@ -66,7 +67,7 @@ impl Live for Model {
         self.things.sessions()
     }
 
-    fn kick(&mut self, id: &str) -> bool {
+    fn kick(&mut self, id: &str) -> Option<Later<bool>> {
         self.things.kick(id)
     }
 
@@ -74,8 +75,24 @@ impl Live for Model {
         self.things.statistics()
     }
 
+    fn machines(&mut self) -> Vec<MachineView> {
+        self.things.machines()
+    }
+
     fn troubles(&mut self) -> Vec<String> {
         self.things.troubles()
+    }
+
+    fn medium(&mut self, volume: &str) -> Option<MediumView> {
+        self.things.medium(volume)
+    }
+
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>> {
+        self.things.move_medium(volume, motion)
+    }
+
+    fn settling(&mut self) -> Option<Later<()>> {
+        self.things.settling()
     }
 }
 
@@ -93,6 +110,8 @@ pub struct Service {
     pub journal: Arc<Journal>,
     /// The way to its thread.
     pub desk: Desk,
+    /// Whether its last change still goes on, as whoever sets this says.
+    pub settling: Arc<AtomicBool>,
     stop: mpsc::Sender<Order>,
     thread: Option<JoinHandle<()>>,
 }
@@ -110,11 +129,14 @@ impl Service {
         let journal = Journal::new(|_| ());
         let common = Common::new(journal.clone(), env!("CARGO_PKG_VERSION"), SystemTime::now());
         let (folder, for_api) = (folder.to_owned(), desk.clone());
+        let settling = Arc::new(AtomicBool::new(false));
+        let for_things = settling.clone();
         let (tell, told) = mpsc::channel();
         let work = move || {
             let started = start(&folder, for_api, common, sessions);
             let (mut manager, answer) = match started {
                 Ok(mut manager) => {
+                    manager.running().things.settling = for_things;
                     let socket = manager.running().api.socket().map(Path::to_owned).unwrap_or_default();
                     (manager, Ok(socket))
                 }
@@ -127,7 +149,7 @@ impl Service {
         };
         let thread = std::thread::Builder::new().name("control".into()).spawn(work).map_err(|why| why.to_string())?;
         let socket = told.recv().map_err(|_| "it ended".to_owned())??;
-        Ok(Self { socket, journal, desk, stop: orders, thread: Some(thread) })
+        Ok(Self { socket, journal, desk, settling, stop: orders, thread: Some(thread) })
     }
 
     /// Has something done by the thread that owns what runs, and waits for it.

@@ -45,6 +45,8 @@ pub enum Takes {
     Mapping,
     /// What a copy shall be, as JSON.
     Copy,
+    /// How a medium shall be taken out, as JSON.
+    Ejection,
     /// The text of a configuration.
     Text,
 }
@@ -74,6 +76,8 @@ pub enum Gives {
     Copy,
     /// Copies.
     Copies,
+    /// Where a medium is.
+    Medium,
     /// What was counted.
     Statistics,
     /// What happened.
@@ -145,6 +149,7 @@ pub fn routes() -> Vec<Route> {
         }
     }
     all.extend(luns());
+    all.extend(media());
     all.extend(copies());
     all
 }
@@ -181,7 +186,7 @@ fn service() -> Vec<Route> {
             (Delete, "/v1/session/{id}", "kick-session"),
             Write,
             (Nothing, Gives::Session),
-            Run::Job(work::kick),
+            Run::Long(work::kick),
             "Ends a session; its initiator may come back by itself.",
         ),
         row(
@@ -322,6 +327,36 @@ fn luns() -> Vec<Route> {
     vec![
         row(Method::Put, "map-lun", Takes::Mapping, work::map, "Gives a volume a number in a group."),
         row(Method::Delete, "unmap-lun", Takes::Nothing, work::unmap, "Takes a number out of a group."),
+    ]
+}
+
+/// Media that come and go.
+fn media() -> Vec<Route> {
+    use Method::{Get, Post};
+    use Right::{Read, Write};
+    let path = |what| format!("/v1/volume/{{name}}/{what}");
+    vec![
+        row(
+            (Get, &path("medium"), "show-medium"),
+            Read,
+            (Takes::Nothing, Gives::Medium),
+            Run::Job(work::medium),
+            "Whether the medium of a volume is in.",
+        ),
+        row(
+            (Post, &path("eject"), "eject-volume"),
+            Write,
+            (Takes::Ejection, Gives::Medium),
+            Run::Long(work::eject),
+            "Takes the medium out: what was written is on it, and nobody reaches it.",
+        ),
+        row(
+            (Post, &path("load"), "load-volume"),
+            Write,
+            (Takes::Nothing, Gives::Medium),
+            Run::Long(work::load),
+            "Puts the medium in; initiators are told that it may be another one.",
+        ),
     ]
 }
 

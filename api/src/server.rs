@@ -1,6 +1,6 @@
 //! From a request to an answer: who asks, may he, is there room, and then the work.
 
-use crate::desk::Desk;
+use crate::desk::{Control, Desk};
 use crate::journal::{Note, Topic};
 use crate::rights::{Door, Peer, Who};
 use crate::routes::{Method, Route, Takes, routes};
@@ -16,12 +16,14 @@ use axum::routing::{MethodFilter, on};
 use futures_util::stream;
 use lunar_control::api::ProblemDetails;
 use lunar_control::config::CONFIG_BYTES_MAX;
+use lunar_control::live::Later;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 /// Bytes of a body that holds keys: the longest lists of names with room to spare. The text of a whole configuration
@@ -48,6 +50,8 @@ pub struct State {
     desk: Desk,
     common: Arc<Common>,
     door: RwLock<Door>,
+    /// Whom it lets in has changed.
+    changes: watch::Sender<()>,
     requests: Arc<Semaphore>,
     streams: Arc<Semaphore>,
 }
@@ -57,12 +61,14 @@ impl State {
     #[must_use]
     pub fn new(desk: Desk, common: Arc<Common>, door: Door) -> Arc<Self> {
         let (requests, streams) = (Arc::new(Semaphore::new(REQUESTS_MAX)), Arc::new(Semaphore::new(STREAMS_MAX)));
-        Arc::new(Self { desk, common, door: RwLock::new(door), requests, streams })
+        let changes = watch::Sender::new(());
+        Arc::new(Self { desk, common, door: RwLock::new(door), changes, requests, streams })
     }
 
     /// Changes whom it lets in.
     pub fn change_door(&self, change: impl FnOnce(&mut Door)) {
         change(&mut self.door.write().unwrap_or_else(PoisonError::into_inner));
+        self.changes.send_replace(());
     }
 
     fn who(&self, parts: &Parts) -> Result<Who, Problem> {
@@ -102,7 +108,7 @@ impl State {
             Problem::from(why)
         })?;
         if matches!(route.run, Run::Events) {
-            return self.events(&parts);
+            return self.events(&parts, who);
         }
         let _permit = self.requests.clone().try_acquire_owned().map_err(|_| busy("requests"))?;
         let dry_run = dry_run(&route, parts.uri.query())?;
@@ -111,40 +117,65 @@ impl State {
         let ask = Ask { route, who, parameters, dry_run, body, common: self.common.clone(), desk: self.desk.clone() };
         let outcome = match ask.route.run {
             Run::Here(work) => work(&ask),
-            Run::Job(work) => self.done_by_the_control_thread(work, ask).await,
+            Run::Job(_) | Run::Long(_) => self.done_by_the_control_thread(ask).await,
             Run::Events => Err(nothing_here()),
         };
         Ok(respond(outcome.unwrap_or_else(Reply::from)))
     }
 
-    async fn done_by_the_control_thread(
-        &self,
-        work: fn(&mut dyn crate::desk::Control, &Ask) -> Outcome,
-        ask: Ask,
-    ) -> Outcome {
-        let (tell, told) = oneshot::channel();
-        // Who does not wait any more is not told.
-        let posted = self.desk.post(move |control| drop(tell.send(work(control, &ask))));
-        let stopping = || problem("/problems/stopping", "Lunar stops", 503, "it stops, and changes nothing any more");
-        if !posted {
-            return Err(stopping());
-        }
-        match timeout(ANSWER_TIME_MAX, told).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) => Err(stopping()),
-            Err(_) => {
+    async fn done_by_the_control_thread(&self, ask: Ask) -> Outcome {
+        let mut is_begun = false;
+        let ended = timeout(ANSWER_TIME_MAX, self.carried_out(ask, &mut is_begun)).await;
+        match ended {
+            Ok(outcome) => outcome,
+            Err(_) if is_begun => {
                 let why = "it takes longer than two minutes, and goes on: look at the audit log for how it ends";
                 Err(problem("/problems/late", "It takes long", 504, why))
+            }
+            Err(_) => {
+                let why = "another change is still being carried out, and nothing was done: try again later";
+                Err(problem("/problems/busy", "Too much at once", 503, why))
             }
         }
     }
 
-    /// The stream of events.
-    fn events(&self, parts: &Parts) -> Result<Response, Problem> {
+    /// Has the control thread do what is asked for. What takes long goes on elsewhere, so that it has time for others.
+    async fn carried_out(&self, mut ask: Ask, is_begun: &mut bool) -> Outcome {
+        let stopping = || problem("/problems/stopping", "Lunar stops", 503, "it stops, and changes nothing any more");
+        loop {
+            let (tell, told) = oneshot::channel();
+            *is_begun = true;
+            // Who does not wait any more is not told.
+            if !self.desk.post(move |control| drop(tell.send(begin(control, ask)))) {
+                return Err(stopping());
+            }
+            match told.await.map_err(|_| stopping())? {
+                Begun::Done(outcome) => return outcome,
+                Begun::Goes(work) => return spawn_blocking(work).await.unwrap_or_else(|_| Err(stopping())),
+                Begun::Waits(wait, same) => {
+                    *is_begun = false;
+                    spawn_blocking(wait).await.map_err(|_| stopping())?;
+                    ask = same;
+                }
+            }
+        }
+    }
+
+    /// The stream of events. It ends when who asked for it may not look any more.
+    fn events(self: &Arc<Self>, parts: &Parts, who: Who) -> Result<Response, Problem> {
         let permit = self.streams.clone().try_acquire_owned().map_err(|_| busy("streams of events"))?;
         let after = parts.headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()?.parse().ok());
         let (missed, coming) = self.common.journal.listen(after);
-        let source = Source { missed: missed.into(), coming, _permit: permit };
+        let peer = parts.extensions.get::<Peer>().copied();
+        let token = parts.headers.get(AUTHORIZATION).cloned();
+        let judge = self.clone();
+        let may_go_on = move || {
+            let door = judge.door.read().unwrap_or_else(PoisonError::into_inner);
+            let now = peer.and_then(|peer| door.who(peer, token.as_ref().map(HeaderValue::as_bytes)).ok());
+            now.is_some_and(|now| now.name == who.name)
+        };
+        let (changes, may_go_on) = (self.changes.subscribe(), Box::new(may_go_on));
+        let source = Source { missed: missed.into(), coming, changes, may_go_on, _permit: permit };
         let stream = stream::unfold(source, |mut source| async move {
             let event = source.next().await?;
             Some((Ok::<_, Infallible>(event), source))
@@ -164,6 +195,40 @@ impl State {
             Ok(_) => nothing_here(),
         };
         respond(why.into())
+    }
+}
+
+/// How far the control thread has come with what it was asked for.
+enum Begun {
+    /// It is done.
+    Done(Outcome),
+    /// The rest needs it no more, and may take long.
+    Goes(Later<Outcome>),
+    /// The change before this one has to end first; the request comes back.
+    Waits(Later<()>, Ask),
+}
+
+/// What the control thread does with a request.
+fn begin(control: &mut dyn Control, ask: Ask) -> Begun {
+    let is_change = ask.route.is_plan() && !ask.dry_run;
+    if is_change && let Some(wait) = control.settling() {
+        return Begun::Waits(wait, ask);
+    }
+    let outcome = match ask.route.run {
+        Run::Job(work) => work(control, &ask),
+        Run::Long(work) => match work(control, &ask) {
+            Ok(work) => return Begun::Goes(work),
+            Err(why) => Err(why),
+        },
+        Run::Here(_) | Run::Events => Err(nothing_here()),
+    };
+    match control.settling().filter(|_| is_change) {
+        // It is in force; who asked is told when all is over.
+        Some(wait) => Begun::Goes(Box::new(move || {
+            wait();
+            outcome
+        })),
+        None => Begun::Done(outcome),
     }
 }
 
@@ -213,7 +278,7 @@ async fn read(route: &Route, body: Body) -> Result<Vec<u8>, Problem> {
     let most = match route.takes {
         Takes::Nothing => 0,
         Takes::Text => CONFIG_BYTES_MAX,
-        Takes::Keys(_) | Takes::Changes(_) | Takes::Mapping | Takes::Copy => KEYS_BYTES_MAX,
+        Takes::Keys(_) | Takes::Changes(_) | Takes::Mapping | Takes::Copy | Takes::Ejection => KEYS_BYTES_MAX,
     };
     match timeout(BODY_TIME_MAX, to_bytes(body, most)).await {
         Ok(Ok(bytes)) => Ok(bytes.into()),
@@ -243,18 +308,38 @@ fn respond(reply: Reply) -> Response {
 struct Source {
     missed: VecDeque<Arc<Note>>,
     coming: broadcast::Receiver<Arc<Note>>,
+    /// Whom the API lets in has changed.
+    changes: watch::Receiver<()>,
+    /// Whether who listens still may.
+    may_go_on: Box<dyn Fn() -> bool + Send + Sync>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Source {
     async fn next(&mut self) -> Option<Event> {
-        if let Some(note) = self.missed.pop_front() {
-            return Some(event(&note));
-        }
-        match self.coming.recv().await {
-            Ok(note) => Some(event(&note)),
-            Err(RecvError::Lagged(count)) => Some(Event::default().event("missed").data(count.to_string())),
-            Err(RecvError::Closed) => None,
+        loop {
+            // Before anything else is told: what revoked a token may be the next note.
+            if self.changes.has_changed().unwrap_or(true) {
+                self.changes.mark_unchanged();
+                if !(self.may_go_on)() {
+                    return None;
+                }
+            }
+            if let Some(note) = self.missed.pop_front() {
+                return Some(event(&note));
+            }
+            tokio::select! {
+                biased;
+                changed = self.changes.changed() => {
+                    changed.ok()?;
+                    self.changes.mark_changed();
+                }
+                note = self.coming.recv() => return match note {
+                    Ok(note) => Some(event(&note)),
+                    Err(RecvError::Lagged(count)) => Some(Event::default().event("missed").data(count.to_string())),
+                    Err(RecvError::Closed) => None,
+                },
+            }
         }
     }
 }

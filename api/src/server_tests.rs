@@ -376,3 +376,81 @@ fn who_stops_says_so() {
     let response = runtime.block_on(router(&state).call(request.expect("a request"))).expect("it always answers");
     assert_eq!((response.status().as_u16(), &response.headers()[RETRY_AFTER]), (503, &HeaderValue::from_static("1")));
 }
+
+#[test]
+fn media_come_and_go() {
+    let mut fixture = Fixture::new();
+    let keys = r#"{"kind":"ram","size":"1M","medium":"removable"}"#;
+    assert_eq!(fixture.own("POST", "/v1/volume/stick", keys).0, 200);
+    let place = "/v1/volume/stick";
+    let medium = |loaded| json!({ "volume": "stick", "medium": "removable", "loaded": loaded, "locked": false });
+    assert_eq!(fixture.own("GET", &format!("{place}/medium"), ""), (200, medium(true)));
+    assert_eq!(fixture.own("POST", &format!("{place}/eject"), "{}"), (200, medium(false)));
+    assert_eq!(fixture.own("GET", &format!("{place}/medium"), ""), (200, medium(false)));
+    assert_eq!(fixture.own("POST", &format!("{place}/load"), ""), (200, medium(true)));
+    assert_eq!(fixture.own("POST", &format!("{place}/eject"), r#"{"force":true}"#).0, 400, "it is called forced");
+    assert_eq!(fixture.own("POST", &format!("{place}/eject"), r#"{"forced":true}"#), (200, medium(false)));
+    let (status, problem) = fixture.own("POST", "/v1/volume/disk1/eject", "{}");
+    assert_eq!((status, &problem["detail"]), (409, &json!("volume disk1: it is a fixed disk")));
+    assert_eq!(fixture.own("POST", "/v1/volume/nothing/load", "").0, 404);
+    let notes: Vec<String> = fixture.service.journal.after(0).iter().map(|note| note.words.clone()).collect();
+    let moves = notes.iter().filter(|words| words.starts_with("volume stick was")).count();
+    assert_eq!(moves, 3, "{notes:?}");
+}
+
+#[test]
+fn a_stream_ends_with_the_right_to_look() {
+    let fixture = Fixture::new();
+    let listen = |peer, token: Option<&str>| {
+        let mut request = axum::http::Request::builder().uri("/v1/events").extension(peer);
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let (request, mut router) = (request.body(Body::empty()).expect("a request"), fixture.router.clone());
+        async move { router.call(request).await.expect("it always answers").into_body() }
+    };
+    fixture.runtime.block_on(async {
+        let remote = Peer::Remote(([192, 0, 2, 9], 1).into());
+        let (reader, writer) = (listen(remote, Some(SECRETS[1])).await, listen(remote, Some(SECRETS[2])).await);
+        let owner = listen(OWNER, None).await;
+        let writer_alone = fixture.service.with(|control| {
+            let mut checked = control.current().clone();
+            checked.config.api_tokens.remove("reader");
+            Tokens::of(&checked)
+        });
+        fixture.state.change_door(|door| door.tokens = writer_alone.expect("it answers"));
+        fixture.service.journal.add(Topic::Change, "ann", "took the token away");
+        let rest = timeout(Duration::from_secs(10), to_bytes(reader, 1 << 20)).await.expect("it ends");
+        assert_eq!(rest.expect("well"), "", "what came after is not for him");
+        for goes_on in [writer, owner] {
+            let wait = timeout(Duration::from_millis(50), to_bytes(goes_on, 1 << 20));
+            assert!(wait.await.is_err(), "others are told on");
+        }
+    });
+}
+
+#[test]
+fn who_looks_does_not_wait_for_a_change_that_goes_on() {
+    let fixture = Fixture::new();
+    fixture.service.settling.store(true, Ordering::Release);
+    let ask = |method: &str, path: &str, body: &'static str| {
+        let request = axum::http::Request::builder().method(method).uri(path).extension(OWNER);
+        let (request, mut router) = (request.body(Body::from(body)).expect("a request"), fixture.router.clone());
+        async move { router.call(request).await.expect("it always answers").status().as_u16() }
+    };
+    fixture.runtime.block_on(async {
+        let change = tokio::spawn(ask("PATCH", "/v1/limits", r#"{"sessions":5}"#));
+        for path in ["/v1/status", "/v1/session", "/v1/volume", "/v1/statistics"] {
+            let answer = timeout(Duration::from_secs(10), ask("GET", path, "")).await;
+            assert_eq!(answer.expect("it does not wait"), 200, "{path}");
+        }
+        let dry = timeout(Duration::from_secs(10), ask("PATCH", "/v1/limits?dry-run", r#"{"sessions":6}"#)).await;
+        assert_eq!(dry.expect("what changes nothing does not wait"), 200);
+        assert!(!change.is_finished(), "one change after the other");
+        fixture.service.settling.store(false, Ordering::Release);
+        let answer = timeout(Duration::from_secs(10), change).await.expect("its turn comes");
+        assert_eq!(answer.expect("it ends"), 200);
+    });
+    let sessions = fixture.service.with(|control| control.current().config.limits.sessions.get());
+    assert_eq!(sessions, Some(5));
+}

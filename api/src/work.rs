@@ -6,12 +6,14 @@ use crate::journal::{Journal, Topic};
 use crate::rights::Who;
 use crate::routes::Route;
 use lunar_control::api::{
-    Mapping, PROBLEM_TYPE, PlanView, ProblemDetails, Resource, SessionView, StatusView, VersionView,
+    Ejection, Mapping, MediumView, PROBLEM_TYPE, PlanView, ProblemDetails, Resource, SessionView, StatusView,
+    VersionView,
 };
 use lunar_control::check::Checked;
 use lunar_control::config::Kind;
 use lunar_control::document::{Edit, Refused};
 use lunar_control::links::LUN_MAX;
+use lunar_control::live::{Later, Motion};
 use lunar_control::manager::Failure;
 use lunar_control::versions::{difference, without_secrets};
 use lunar_control::{Plan, docs};
@@ -32,6 +34,8 @@ const NOTED_STEPS_MAX: usize = 4;
 pub enum Run {
     /// The thread that owns what runs.
     Job(fn(&mut dyn Control, &Ask) -> Outcome),
+    /// That thread begins it, and another goes on: it may take long.
+    Long(fn(&mut dyn Control, &Ask) -> Result<Later<Outcome>, Problem>),
     /// The API's own thread.
     Here(fn(&Ask) -> Outcome),
     /// The stream of events.
@@ -277,6 +281,7 @@ pub fn status(control: &mut dyn Control, ask: &Ask) -> Outcome {
         file: control.file().to_owned(),
         things,
         sessions,
+        machines: control.machines(),
         after_restart,
         troubles,
     })
@@ -303,14 +308,61 @@ pub fn session(control: &mut dyn Control, ask: &Ask) -> Outcome {
 }
 
 /// `DELETE /v1/session/{id}`
-pub fn kick(control: &mut dyn Control, ask: &Ask) -> Outcome {
+pub fn kick(control: &mut dyn Control, ask: &Ask) -> Result<Later<Outcome>, Problem> {
     let session = find_session(control, ask.parameter("id"))?;
-    if !control.kick(&session.id) {
-        return Err(Problem::missing(format!("session {} has just ended by itself", session.id)));
-    }
-    let words = format!("session {} of {} from {} was ended", session.id, session.initiator, session.source);
-    ask.common.journal.add(Topic::Logout, &ask.who.name, &words);
-    Reply::json(&session)
+    let gone = || Problem::missing(format!("session {} has just ended by itself", session.id));
+    let end = control.kick(&session.id).ok_or_else(gone)?;
+    let (common, who) = (ask.common.clone(), ask.who.name.clone());
+    Ok(Box::new(move || {
+        if !end() {
+            let why = format!("session {} waits for what is in the store, and ends then", session.id);
+            return Err(ProblemDetails::new("/problems/late", "It takes long", 504, why).into());
+        }
+        let words = format!("session {} of {} from {} was ended", session.id, session.initiator, session.source);
+        common.journal.add(Topic::Logout, &who, &words);
+        Reply::json(&session)
+    }))
+}
+
+fn medium_of(control: &mut dyn Control, volume: &str) -> Result<MediumView, Problem> {
+    let missing = || Problem::missing(format!("there is no volume '{}'", shortened(volume)));
+    control.medium(volume).ok_or_else(missing)
+}
+
+/// `GET /v1/volume/{name}/medium`
+pub fn medium(control: &mut dyn Control, ask: &Ask) -> Outcome {
+    Reply::json(&medium_of(control, &ask.name())?)
+}
+
+/// `POST /v1/volume/{name}/eject`
+pub fn eject(control: &mut dyn Control, ask: &Ask) -> Result<Later<Outcome>, Problem> {
+    let Ejection { forced } = ask.json()?;
+    move_medium(control, ask, Motion::Eject { forced })
+}
+
+/// `POST /v1/volume/{name}/load`
+pub fn load(control: &mut dyn Control, ask: &Ask) -> Result<Later<Outcome>, Problem> {
+    move_medium(control, ask, Motion::Load)
+}
+
+fn move_medium(control: &mut dyn Control, ask: &Ask, motion: Motion) -> Result<Later<Outcome>, Problem> {
+    let (common, who, name) = (ask.common.clone(), ask.who.name.clone(), ask.name());
+    let before = medium_of(control, &name)?;
+    let missing = || Problem::missing(format!("volume {name} has just been removed"));
+    let work = control.move_medium(&name, motion).ok_or_else(missing)?;
+    Ok(Box::new(move || {
+        if let Err(why) = work() {
+            let why = format!("volume {name}: {why}");
+            return Err(ProblemDetails::new("/problems/stuck", "The medium stays where it is", 409, why).into());
+        }
+        let (loaded, did) = match motion {
+            Motion::Eject { .. } => (false, "ejected"),
+            Motion::Load => (true, "loaded"),
+        };
+        common.journal.add(Topic::Change, &who, &format!("volume {name} was {did}"));
+        // Who ejects by force takes the lock along.
+        Reply::json(&MediumView { loaded, locked: before.locked && loaded, ..before })
+    }))
 }
 
 /// `GET /v1/audit`

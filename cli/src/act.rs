@@ -60,6 +60,9 @@ fn noun(service: &Service, kind: Kind, matches: &ArgMatches) -> Result<(), Failu
     if ["snapshot", "clone", "copy"].contains(&verb) {
         return copy(service, verb, &one, matches);
     }
+    if ["medium", "eject", "load"].contains(&verb) {
+        return medium(service, verb, &one, matches);
+    }
     let place = format!("{one}{}", query(matches));
     let (method, place, sent) = match verb {
         "create" => (Method::Post, place, Sent::Json(keys(kind, matches)?)),
@@ -74,7 +77,11 @@ fn noun(service: &Service, kind: Kind, matches: &ArgMatches) -> Result<(), Failu
             if verb == "unmap" {
                 (Method::Delete, place, Sent::Nothing)
             } else {
-                let mapping = json!({ "volume": word(matches, "volume"), "read-only": matches.get_flag("read-only") });
+                let mut mapping =
+                    json!({ "volume": word(matches, "volume"), "read-only": matches.get_flag("read-only") });
+                if let Some(id) = matches.get_one::<u16>("namespace") {
+                    mapping["namespace"] = json!(id);
+                }
                 (Method::Put, place, Sent::Json(mapping))
             }
         }
@@ -177,6 +184,19 @@ fn copy(service: &Service, verb: &str, place: &str, matches: &ArgMatches) -> Res
         Some(why) => Err(Failure::new(why)),
         None => service.say(&state, format!("{new} is there: {path}\n")),
     }
+}
+
+/// Looks where the medium of a volume is, takes it out, or puts it in.
+fn medium(service: &Service, verb: &str, place: &str, matches: &ArgMatches) -> Result<(), Failure> {
+    let state = match verb {
+        "eject" => {
+            let order = json!({ "forced": matches.get_flag("force") });
+            service.ask(Method::Post, &format!("{place}/eject"), Sent::Json(order))?
+        }
+        "load" => service.ask(Method::Post, &format!("{place}/load"), Sent::Nothing)?,
+        _ => service.get(&format!("{place}/medium"))?,
+    };
+    service.say(&state, show::medium(&state))
 }
 
 fn session(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {

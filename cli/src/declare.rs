@@ -85,6 +85,7 @@ fn noun(kind: Kind) -> Command {
                     .arg(dry_run()),
             );
             verbs.extend(copies());
+            verbs.extend(media());
         }
         Kind::Group => verbs.extend(mappings()),
         _ => {}
@@ -107,6 +108,20 @@ fn copies() -> [Command; 3] {
     ]
 }
 
+/// Where the medium of a volume is, and which way it goes.
+fn media() -> [Command; 3] {
+    let force = Arg::new("force").long("force").action(ArgAction::SetTrue);
+    let eject =
+        Command::new("eject").about("Take out the medium of a volume that is a CD or removable; flushes it first");
+    [
+        Command::new("medium").about("Whether the medium of a volume is in").arg(name(Kind::Volume)),
+        eject.args([name(Kind::Volume), force.help("Even if an initiator uses it and has locked it")]),
+        Command::new("load")
+            .about("Put the medium in again; initiators are told that it may be another one")
+            .arg(name(Kind::Volume)),
+    ]
+}
+
 fn mappings() -> [Command; 2] {
     let lun = || {
         Arg::new("lun").value_name("LUN").required(true).value_parser(value_parser!(u16)).help("Logical unit number")
@@ -120,6 +135,11 @@ fn mappings() -> [Command; 2] {
             lun(),
             volume,
             read_only.help("This group may only read"),
+            Arg::new("namespace")
+                .long("namespace")
+                .value_name("ID")
+                .value_parser(value_parser!(u16))
+                .help("Its namespace identifier for NVMe hosts [default: LUN + 1]"),
             dry_run(),
         ]),
         Command::new("unmap").about("Take a number out of a group").args([group(), lun(), dry_run()]),

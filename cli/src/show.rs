@@ -52,8 +52,11 @@ fn words(value: &Json) -> String {
         Json::Object(object) => {
             let one = |(key, value): (&String, &Json)| match &value["volume"] {
                 // A logical unit.
-                Json::String(volume) if value["read-only"] == true => format!("{key}={volume}(ro)"),
-                Json::String(volume) => format!("{key}={volume}"),
+                Json::String(volume) => {
+                    let read_only = if value["read-only"] == true { "(ro)" } else { "" };
+                    let namespace = value["namespace"].as_u64().map_or(String::new(), |id| format!("(ns {id})"));
+                    format!("{key}={volume}{read_only}{namespace}")
+                }
                 _ => format!("{key}:{}", words(value)),
             };
             object.iter().map(one).collect::<Vec<_>>().join(" ")
@@ -172,6 +175,20 @@ pub fn plan(plan: &Json, done: bool) -> String {
     text
 }
 
+/// Where the medium of a volume is.
+#[must_use]
+pub fn medium(state: &Json) -> String {
+    let text = |key: &str| state[key].as_str().unwrap_or_default();
+    let (volume, medium) = (text("volume"), text("medium"));
+    let how = match (medium, state["loaded"] == true, state["locked"] == true) {
+        ("disk", ..) => "is always there",
+        (_, false, _) => "is out",
+        (_, true, true) => "is in, and locked by an initiator",
+        (_, true, false) => "is in",
+    };
+    format!("the medium of {volume} ({medium}) {how}\n")
+}
+
 /// Who is logged in.
 #[must_use]
 pub fn sessions(all: &Json) -> String {
@@ -228,6 +245,12 @@ pub fn status(status: &Json) -> String {
         ("configured", counted),
     ] {
         text.push_str(&format!("  {head:<13}  {value}\n"));
+    }
+    for machine in status["machines"].as_array().into_iter().flatten() {
+        text.push_str(&format!("  VM {} at {}; QEMU:\n", words(&machine["name"]), words(&machine["socket"])));
+        for line in machine["qemu"].as_array().into_iter().flatten() {
+            text.push_str(&format!("    {}\n", words(line)));
+        }
     }
     for late in status["after-restart"].as_array().into_iter().flatten() {
         text.push_str(&styled(YELLOW, &format!("  after a restart: {}", words(late))));
@@ -348,8 +371,8 @@ mod tests {
     fn a_table_shows_what_is_special_and_what_fits() {
         let volume = |name: &str, size: &str, read_only: bool| {
             let keys = json!({
-                "kind": "ram", "size": size, "block-size": "512", "read-only": read_only, "write-through": false,
-                "direct": false, "protection": "none", "vendor": "LUNAR", "product": "VOLUME", "uuid": "x",
+                "kind": "ram", "size": size, "medium": "disk", "block-size": "512", "read-only": read_only,
+                "write-through": false, "direct": false, "protection": "none", "vendor": "LUNAR", "product": "VOLUME", "uuid": "x",
             });
             json!({ "kind": "volume", "name": name, "keys": keys })
         };

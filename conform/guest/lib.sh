@@ -45,6 +45,7 @@ equal() {
         echo "wanted: $2"
         echo "found:  $3"
         bad "$1"
+        return 1
     fi
 }
 

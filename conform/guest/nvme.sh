@@ -1,9 +1,7 @@
 # The kernel's own NVMe/TCP host with nvme-cli, file systems and fio; and both faces of one volume at once.
 . /test/lib.sh
+. /test/both.sh
 . /test/settings # PORTAL TARGET (iSCSI), HOST PORT NQN
-
-sum() { sha256sum | cut -d' ' -f1; }
-read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }
 
 # quiet NAME: the kernel has not complained.
 quiet() {
@@ -129,51 +127,6 @@ file_system() {
     equal "the files are there" "$before" "$(cd /mnt/disk && find . -type f -exec sha256sum {} + | sort)"
     umount /mnt/disk
     try "fsck.ext4" fsck.ext4 -f -n "$disk"
-}
-
-iscsi_disk() {
-    local found
-    for found in /sys/class/iscsi_session/session*/device/target*/*:*:*:0/block/*; do
-        [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
-    done
-    return 1
-}
-
-# One volume by both ways: what one writes the other reads, and what one reserves the other keeps to.
-both() {
-    local other
-    mkdir -p /etc/iscsi /var/lib/iscsi /run/lock/iscsi
-    echo "InitiatorName=iqn.2026-01.io.lunar.conform:guest" >/etc/iscsi/initiatorname.iscsi
-    iscsid || bad "iscsid"
-    until_true 10 iscsiadm -m iface
-    iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
-    try "the same volume over iSCSI" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --login || return
-    until_true 20 iscsi_disk || { bad "no disk over iSCSI"; return; }
-    other=$(iscsi_disk)
-    head -c 1M /dev/urandom >/tmp/random
-    try "write over NVMe" dd if=/tmp/random of="$disk" bs=1M oflag=direct status=none
-    equal "read over iSCSI" "$(sum </tmp/random)" "$(read_sum "$other" count=1)"
-    head -c 1M /dev/urandom >/tmp/random
-    try "write over iSCSI" dd if=/tmp/random of="$other" bs=1M oflag=direct status=none
-    equal "read over NVMe" "$(sum </tmp/random)" "$(read_sum "$disk" count=1)"
-    try "register over iSCSI" sg_persist --out --register --param-sark=abc "$other"
-    try "reserve over iSCSI" sg_persist --out --reserve --param-rk=abc --prout-type=1 "$other"
-    refuse "the NVMe host may not write" dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none
-    equal "and may read" "$(sum </tmp/random)" "$(read_sum "$disk" count=1)"
-    says "the NVMe host sees who it is" "regctl *: *1" nvme resv-report "$disk" -n 1 -e -d 4096
-    try "clear over iSCSI" sg_persist --out --clear --param-rk=abc "$other"
-    try "the NVMe host may write again" dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none
-    try "register over NVMe" nvme resv-register "$disk" -n 1 --nrkey=0x77 --rrega=0
-    try "reserve over NVMe" nvme resv-acquire "$disk" -n 1 --crkey=0x77 --rtype=2 --racqa=0
-    refuse "the iSCSI initiator may not write" sg_dd if=/dev/zero of="$other" bs=512 count=8 oflag=sgio
-    says "the iSCSI initiator sees the key" "0x77" sg_persist --in --read-keys "$other"
-    try "release over NVMe" nvme resv-release "$disk" -n 1 --crkey=0x77 --rtype=2 --rrela=0
-    try "unregister over NVMe" nvme resv-register "$disk" -n 1 --crkey=0x77 --rrega=1
-    # The one that was told of the reservation asks once more.
-    sg_turs -n 3 "$other" >/dev/null 2>&1
-    try "the iSCSI initiator may write again" sg_dd if=/dev/zero of="$other" bs=512 count=8 oflag=sgio
-    try "logout" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --logout
-    dmesg -C
 }
 
 identity

@@ -1,5 +1,7 @@
 //! `lunar daemon`: a file that changes while initiators are there, and kill -9 while it does.
 
+mod nvme;
+
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -193,7 +195,7 @@ const CASES: [Case; 9] = [
 pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
     lab.built()?;
     let part = format!("daemon/{}", driver.name());
-    for (name, case) in CASES {
+    for (name, case) in CASES.into_iter().chain(nvme::CASES) {
         lab.report.check(&part, name, || case(lab, driver));
     }
     lab.report
@@ -202,8 +204,12 @@ pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
 }
 
 fn started(lab: &Lab, driver: Driver, name: &str) -> Result<House> {
+    started_as(lab, driver, name, |house| house.text(&Change::default()))
+}
+
+fn started_as(lab: &Lab, driver: Driver, name: &str, text: impl Fn(&House) -> String) -> Result<House> {
     let mut house = House::new(lab, driver, name)?;
-    house.write(&house.text(&Change::default()))?;
+    house.write(&text(&house))?;
     house.start(lab)?;
     Ok(house)
 }

@@ -23,6 +23,7 @@ mod space;
 mod target;
 mod told;
 mod tools;
+mod vfio;
 mod witness;
 
 use std::fs::File;
@@ -92,6 +93,8 @@ enum Part {
     Proofs,
     /// The same with blktests' group nvme, if LUNAR_BLKTESTS names a checkout of it
     Blktests,
+    /// The same kernel in a virtual machine whose NVMe controller is ours
+    Vm,
     /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
     Paths,
 }
@@ -142,6 +145,9 @@ fn run(arguments: Arguments) -> Result<bool> {
             if wanted(&Part::Nvme) {
                 all_drivers(Part::Nvme);
             }
+            if wanted(&Part::Vm) {
+                all_drivers(Part::Vm);
+            }
             // Nothing in these depends on the driver.
             if let (true, Some(driver)) = (wanted(&Part::Proofs), drivers.first()) {
                 one(&lab, Part::Proofs, *driver, true);
@@ -169,6 +175,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Nvme => guest::nvme_part(lab, driver),
         Part::Proofs => guest::proofs(lab, driver),
         Part::Blktests => guest::blktests(lab, driver),
+        Part::Vm => guest::machine(lab, driver),
         Part::Paths => guest::paths(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
         Part::Chap => chap::part(lab, driver),

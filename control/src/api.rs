@@ -52,13 +52,17 @@ pub struct Mapping {
     /// Whether the group may only read.
     #[serde(default)]
     pub read_only: bool,
+    /// Its namespace identifier for NVMe hosts; without, the number and one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<u16>,
 }
 
 impl Mapping {
     /// The change that it asks for.
     #[must_use]
     pub fn edit(self, group: String, lun: u16) -> Edit {
-        Edit::Map { group, lun, volume: self.volume, read_only: self.read_only }
+        let Self { volume, read_only, namespace } = self;
+        Edit::Map { group, lun, volume, read_only, namespace }
     }
 }
 
@@ -154,13 +158,13 @@ impl<'a> VersionView<'a> {
 pub struct SessionView {
     /// What it is called, as long as it lasts.
     pub id: String,
-    /// Over what: `iscsi` or `nvme-tcp`.
+    /// Over what: `iscsi`, `nvme-tcp` or `vfio-user`.
     pub protocol: &'static str,
     /// Whether it only asks what there is.
     pub discovery: bool,
     /// Who: the iSCSI name of the initiator, or the NQN of the host.
     pub initiator: String,
-    /// Where it comes from: address and port.
+    /// Where it comes from: address and port, or the socket of a virtual machine.
     pub source: String,
     /// The target that it is logged in to; none while it only asks what there is.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -173,6 +177,58 @@ pub struct SessionView {
     pub user: Option<String>,
     /// For how many seconds it has been there.
     pub seconds: u64,
+}
+
+/// Where a virtual machine finds its controller.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "machine")]
+pub struct MachineView {
+    /// What it is called.
+    pub name: String,
+    /// The socket.
+    pub socket: String,
+    /// What QEMU wants to be told to use it.
+    pub qemu: Vec<String>,
+}
+
+/// What QEMU (10.1 and later) wants to be told to use the controller at this socket. It shares a guest's memory only if
+/// it is told to.
+#[must_use]
+pub fn qemu(socket: &std::path::Path) -> Vec<String> {
+    let path = Json::from(socket.to_string_lossy());
+    let socket = format!("{{\"type\":\"unix\",\"path\":{path}}}");
+    let device = format!("{{\"driver\":\"vfio-user-pci\",\"socket\":{socket}}}");
+    vec![
+        "-machine q35,memory-backend=mem".into(),
+        "-object memory-backend-memfd,id=mem,size=1G,share=on".into(),
+        format!("-device '{device}'"),
+    ]
+}
+
+/// Where the medium of a volume is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "medium")]
+pub struct MediumView {
+    /// The volume.
+    pub volume: String,
+    /// What it is to initiators: `disk`, `removable` or `cd`.
+    pub medium: &'static str,
+    /// Whether it is in.
+    pub loaded: bool,
+    /// Whether initiators use it and prevent its removal.
+    pub locked: bool,
+}
+
+/// How a medium shall be taken out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[schemars(rename = "ejection")]
+pub struct Ejection {
+    /// Whether initiators are not asked whether they use it.
+    #[serde(default)]
+    pub forced: bool,
 }
 
 /// What runs, in a few words.
@@ -192,6 +248,9 @@ pub struct StatusView {
     pub things: BTreeMap<&'static str, usize>,
     /// How many are logged in.
     pub sessions: usize,
+    /// Where virtual machines find their controllers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub machines: Vec<MachineView>,
     /// What was changed and is in force after the next start only, in words.
     pub after_restart: Vec<String>,
     /// What went wrong and still is, in words that say what to do.
@@ -310,10 +369,10 @@ mod tests {
     fn a_mapping_takes_no_unknown_keys() {
         let mapping = |value| serde_json::from_value::<Mapping>(value);
         let read_only = mapping(json!({ "volume": "v", "read-only": true })).expect("a mapping");
-        assert_eq!(read_only, Mapping { volume: "v".into(), read_only: true });
+        assert_eq!(read_only, Mapping { volume: "v".into(), read_only: true, namespace: None });
         assert!(mapping(json!({ "volume": "v", "readonly": true })).is_err());
         let edit = read_only.edit("g".into(), 3);
-        assert_eq!(edit, Edit::Map { group: "g".into(), lun: 3, volume: "v".into(), read_only: true });
+        assert_eq!(edit, Edit::Map { group: "g".into(), lun: 3, volume: "v".into(), read_only: true, namespace: None });
     }
 
     #[test]

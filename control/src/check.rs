@@ -1,9 +1,15 @@
 //! What no key can know alone: names that lead nowhere, things that are there twice, what goes together; and the
 //! secrets themselves. All that is wrong is told at once.
 
+mod nvme;
+
+pub use nvme::SOCKET_PATH_MAX;
+
 use crate::config::{Broken, Config, Id, Kind, parse};
 use crate::links::{Links, To};
-use crate::model::{Authentication, Discovery, Group, Hash as HashName, StoreKind, Target, User, Volume};
+use crate::model::{
+    Authentication, BlockSize, Discovery, Group, Hash as HashName, Medium, Protection, StoreKind, Target, User, Volume,
+};
 use crate::names::{Network, Pattern, Uuid};
 use crate::report::{Mark, Problems, Report, did_you_mean};
 use crate::secret::{Secret, SecretSource};
@@ -160,6 +166,7 @@ pub fn check(file: &str, text: &str, outside: &dyn Outside) -> Result<Checked, P
     look.volumes(&config);
     look.ports(&config);
     look.groups(&config);
+    look.nvme(&config);
     let users = look.users(&config);
     let tokens = look.tokens(&config);
     look.logins(&config, &users);
@@ -268,11 +275,38 @@ impl Look<'_> {
             let what = format!("a volume of kind {kind} has no page cache to pass by");
             self.add(id, "direct", volume.marks.of("direct"), what);
         }
+        self.medium(id, volume);
+    }
+
+    /// What a medium that comes and goes cannot have.
+    fn medium(&mut self, id: Id<'_>, volume: &Volume) {
+        if volume.medium.comes_and_goes() && volume.protection != Protection::None {
+            let what = "what protects blocks would stay behind when they are taken out: leave this out";
+            self.add(id, "protection", volume.marks.of("protection"), what);
+        }
+        if volume.medium != Medium::Cd {
+            return;
+        }
+        let wrong = [
+            ("kind", !matches!(volume.kind, StoreKind::File | StoreKind::Block), "a CD or DVD is an image in a file"),
+            ("size", volume.size.is_some(), "an image has its size, and none is made: leave this out"),
+            (
+                "block-size",
+                volume.block_size != BlockSize::B512,
+                "a CD or DVD has blocks of 2,048 bytes: leave this out",
+            ),
+            ("direct", volume.direct, "an image is read through the page cache: leave this out"),
+        ];
+        for (key, is_wrong, what) in wrong {
+            if is_wrong {
+                self.add(id, key, volume.marks.of(key), what);
+            }
+        }
     }
 
     /// Portal groups, targets, and addresses to listen at.
     fn ports(&mut self, config: &Config) {
-        let (mut tags, mut iqns) = (Once::new(), Once::new());
+        let (mut tags, mut names) = (Once::new(), Once::new());
         for (name, group) in &config.portal_groups {
             if let Some(twin) = tags.also(group.tag.get(), name) {
                 let id = Id { kind: Kind::PortalGroup, name, lun: None };
@@ -280,16 +314,26 @@ impl Look<'_> {
             }
         }
         for (name, target) in &config.targets {
-            // Names are compared after stringprep: without regard to case.
-            if let Some(twin) = iqns.also(target.iqn.as_str().to_ascii_lowercase(), name) {
-                let id = Id { kind: Kind::Target, name, lun: None };
-                self.add(id, "iqn", target.marks.of("iqn"), format!("is that of target {twin}, too"));
+            let id = Id { kind: Kind::Target, name, lun: None };
+            if target.iqn.is_none() && target.nqn.is_none() {
+                self.add(id, "", target.marks.whole, "has no name: give it 'iqn' for iSCSI, 'nqn' for NVMe, or both");
+            }
+            // Names of iSCSI are compared after stringprep: without regard to case.
+            let iqn = target.iqn.as_ref().map(|iqn| iqn.as_str().to_ascii_lowercase());
+            let twins = [
+                ("iqn", iqn.and_then(|iqn| names.also(iqn, name))),
+                ("nqn", target.nqn.as_ref().and_then(|nqn| names.also(nqn.as_str().to_owned(), name))),
+            ];
+            for (key, twin) in twins {
+                if let Some(twin) = twin {
+                    self.add(id, key, target.marks.of(key), format!("is that of target {twin}, too"));
+                }
             }
         }
         let mut taken = Taken::default();
         for (name, portal) in &config.portals {
             let id = Id { kind: Kind::Portal, name, lun: None };
-            if let Some(other) = taken.by(portal.address.0, id) {
+            if let Some(other) = taken.by(portal.address(), id) {
                 self.add(id, "address", portal.marks.of("address"), format!("overlaps that of {other}"));
             }
         }

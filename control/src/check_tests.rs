@@ -196,6 +196,23 @@ fn volumes_are_whole() {
 }
 
 #[test]
+fn media_that_come_and_go_are_what_they_can_be() {
+    let disc = |more: &str| format!("[volume.a]\nkind = 'file'\npath = '/x'\nmedium = 'cd'\n{more}");
+    assert_eq!(wrong(&disc("")), [""; 0]);
+    assert_eq!(wrong("[volume.a]\nkind = 'ram'\nsize = '1M'\nmedium = 'removable'"), [""; 0]);
+    for (more, place, words) in [
+        ("size = '1G'", "5:8", "an image has its size"),
+        ("block-size = 4096", "5:14", "blocks of 2,048 bytes"),
+        ("direct = true", "5:10", "through the page cache"),
+        ("protection = 'type-1'", "5:14", "stay behind"),
+    ] {
+        one(&disc(more), place, words);
+    }
+    let found = wrong("[volume.a]\nkind = 'null'\nsize = '1M'\nmedium = 'cd'");
+    assert!(found.iter().any(|why| why.contains("2:8") && why.contains("image in a file")), "{found:#?}");
+}
+
+#[test]
 fn secrets_are_closed_and_long_enough() {
     let inline = "[user.u]\nsecret = 'twelve bytes'";
     assert_eq!(wrong(inline), [""; 0]);
@@ -399,4 +416,64 @@ proptest::proptest! {
         }
         let _ = crate::versions::without_secrets(&text);
     }
+}
+
+#[test]
+fn a_target_has_a_name() {
+    one("[target.t]\nportal-groups = []\n", "1:9", "has no name");
+    let subsystem = TARGET.replace("iqn = 'iqn.", "nqn = 'nqn.");
+    assert_eq!(wrong(&subsystem), [""; 0]);
+    let twins = format!("{subsystem}[target.u]\nnqn = 'nqn.2026-01.org.example:t'\nportal-groups = []\n");
+    one(&twins, "7:7", "is that of target t, too");
+    one(&subsystem.replace("org.example:t", "org.example:a b"), "4:7", "is no NQN");
+}
+
+#[test]
+fn a_subsystem_has_one_meaning_for_an_identifier() {
+    let groups = |hosts: [&str; 2], luns: [&str; 2]| {
+        let volume = |name| format!("[volume.{name}]\nkind = 'ram'\nsize = '1M'\n");
+        let group = |name, at: usize| {
+            format!("[group.{name}]\ntargets = ['t']\ninitiators = [{}]\nluns = {{ {} }}\n", hosts[at], luns[at])
+        };
+        let target = TARGET.replace("iqn = ", "nqn = 'nqn.2026-01.org.example:t'\niqn = ");
+        target + &volume("a") + &volume("b") + &group("g", 0) + &group("h", 1)
+    };
+    let both = ["'nqn.x:*'", "'*'"];
+    for luns in [
+        ["0 = 'a', 1 = 'b'", "1 = 'b'"],
+        ["0 = 'a'", "5 = { volume = 'a', namespace = 1 }"],
+        ["0 = 'a'", "0 = { volume = 'b', namespace = 2 }"],
+        ["0 = 'a'", "1024 = 'a'"],
+    ] {
+        assert_eq!(wrong(&groups(both, luns)), [""; 0], "{luns:?}");
+    }
+    for (luns, words) in [
+        (["0 = 'a'", "0 = 'b'"], "is namespace 1, as volume a is in group g"),
+        (["0 = 'a'", "1 = 'a'"], "is namespace 2, and in group g namespace 1"),
+        (["0 = 'a', 1 = { volume = 'b', namespace = 1 }", ""], "is namespace 1, as volume a is in group g"),
+    ] {
+        let found = wrong(&groups(both, luns));
+        assert!(found.len() == 1 && found[0].contains(words), "{found:#?}");
+        // Nobody sees them who comes over NVMe.
+        assert_eq!(wrong(&groups(["'iqn.a'", "'iqn.*'"], luns)), [""; 0]);
+    }
+    assert_eq!(wrong(&groups(["'n?n.x'", "'nq*'"], ["0 = 'a'", "0 = 'b'"])).len(), 1);
+}
+
+#[test]
+fn virtual_machines_see_a_subsystem() {
+    let subsystem = TARGET.replace("iqn = 'iqn.", "nqn = 'nqn.");
+    let vm = |keys: &str| format!("{subsystem}[vm.web]\n{keys}");
+    assert_eq!(wrong(&vm("target = 't'\nmode = '0660'\nowner = 'qemu'\nportal-group = 'p'\n")), [""; 0]);
+    one(&format!("{TARGET}[vm.web]\ntarget = 't'\n"), "7:10", "target t has no 'nqn'");
+    one(&vm("target = 't'\nmode = '888'\n"), "8:8", "three octal digits");
+    one(&vm("target = 't'\nsocket = 'x'\n"), "8:10", "begins with '/'");
+    one(&vm("mode = '600'\n"), "6:5", "has no 'target'");
+    one(&vm(&format!("target = 't'\nsocket = '/{}'\n", "x".repeat(120))), "8:10", "too long for a socket");
+    let twin = "target = 't'\n[vm.db]\ntarget = 't'\nhost = 'nqn.2026-01.io.lunar:vm:web'\n";
+    one(&vm(twin), "6:5", "is that of VM db, too");
+    let config = check("x", &vm("target = 't'\n"), &Pretended::default()).expect("it is right").config;
+    let web = &config.vms["web"];
+    assert_eq!(web.socket("web", Path::new("/run/lunar")), Path::new("/run/lunar/vm/web/cntrl"));
+    assert_eq!(web.host("web"), "nqn.2026-01.io.lunar:vm:web");
 }

@@ -1,7 +1,7 @@
 //! A whole configuration: its sections, and how a file becomes one.
 
 use crate::model::{
-    Api, ApiListener, ApiToken, Discovery, Group, Limits, Logging, Lun, Portal, PortalGroup, Server, Target, User,
+    Api, ApiListener, ApiToken, Discovery, Group, Limits, Logging, Lun, Portal, PortalGroup, Server, Target, User, Vm,
     Volume,
 };
 use crate::report::{Mark, Report, did_you_mean, quoted};
@@ -174,6 +174,7 @@ config! {
     nested { Lun "lun" }
     then {
         portals: Portal "portal",
+        vms: Vm "vm",
         api_listeners: ApiListener "api-listener",
     }
     single {
@@ -197,6 +198,7 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lun => f.write_str("LUN"),
+            Self::Vm => f.write_str("VM"),
             kind => f.write_str(&kind.section().replace('-', " ")),
         }
     }

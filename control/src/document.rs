@@ -99,6 +99,8 @@ pub enum Edit {
         volume: String,
         /// Whether the group may only read.
         read_only: bool,
+        /// Its namespace identifier for NVMe hosts, if it is not the usual one.
+        namespace: Option<u16>,
     },
     /// Takes a number out of a group.
     Unmap {
@@ -140,7 +142,9 @@ pub fn edit(text: &str, edits: &[Edit]) -> Result<String, Refused> {
             Edit::Create { kind, name, keys } => create(&mut document, *kind, name, keys)?,
             Edit::Set { kind, name, keys } => set(&mut document, *kind, name, keys)?,
             Edit::Delete { kind, name } => delete(&mut document, *kind, name)?,
-            Edit::Map { group, lun, volume, read_only } => map(&mut document, group, *lun, volume, *read_only)?,
+            Edit::Map { group, lun, volume, read_only, namespace } => {
+                map(&mut document, group, *lun, mapping(volume, *read_only, *namespace))?;
+            }
             Edit::Unmap { group, lun } => unmap(&mut document, group, *lun)?,
         }
     }
@@ -325,16 +329,21 @@ fn next_table(table: &mut Table, place: isize) -> Option<&mut Table> {
     best
 }
 
-fn map(document: &mut DocumentMut, group: &str, lun: u16, volume: &str, read_only: bool) -> Result<(), Refused> {
+/// A volume as a group sees it, as short as it can be said.
+fn mapping(volume: &str, read_only: bool, namespace: Option<u16>) -> Value {
+    if !read_only && namespace.is_none() {
+        return volume.into();
+    }
+    let read_only = read_only.then(|| ("read-only", Value::from(true)));
+    let namespace = namespace.map(|id| ("namespace", Value::from(i64::from(id))));
+    let keys = [("volume", Value::from(volume))].into_iter().chain(read_only).chain(namespace);
+    Value::InlineTable(keys.collect())
+}
+
+fn map(document: &mut DocumentMut, group: &str, lun: u16, value: Value) -> Result<(), Refused> {
     if lun > LUN_MAX {
         return Err(Refused::Wrong(format!("a logical unit number is 0 to {LUN_MAX}")));
     }
-    let value = match read_only {
-        false => Value::from(volume),
-        true => Value::InlineTable(
-            [("volume", Value::from(volume)), ("read-only", Value::from(true))].into_iter().collect(),
-        ),
-    };
     let group = find(document, Kind::Group, group)?;
     if group.get("luns").is_none() {
         group.insert("luns", Item::Table(Table::new()));

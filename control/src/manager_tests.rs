@@ -117,3 +117,52 @@ fn what_is_in_the_way_changes_nothing() {
     manager.change(&edits, "ann", at(8)).expect("it can be made");
     assert!(place.text().ends_with("# more\n") && place.text().contains("\"4M\""), "{}", place.text());
 }
+
+/// The machine, on which somebody edits the file as soon as a volume is looked at.
+struct Edited<'a>(Machine, &'a str);
+
+impl Outside for Edited<'_> {
+    fn config_mode(&self) -> Option<u32> {
+        self.0.config_mode()
+    }
+
+    fn mode(&self, path: &Path) -> Result<u32, String> {
+        self.0.mode(path)
+    }
+
+    fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
+        self.0.read(path)
+    }
+
+    fn credential(&self, name: &str) -> Result<PathBuf, String> {
+        self.0.credential(name)
+    }
+
+    fn random(&self) -> Result<[u8; 16], String> {
+        self.0.random()
+    }
+
+    fn mark(&self, _: &crate::model::Volume) -> Option<Uuid> {
+        std::fs::write(&self.0.config, self.1).expect("a file");
+        None
+    }
+}
+
+#[test]
+fn an_edit_while_it_starts_is_kept_and_comes_with_the_next_reload() {
+    let place = Place::new(TEXT);
+    let edited = TEXT.replace("1M", "2M");
+    let outside = Edited(Machine { config: place.file() }, &edited);
+    let state = place.0.join("state");
+    let started = Manager::start(&place.file(), &state, outside, Rehearsal::new(), at(1));
+    let mut manager = started.expect("an edit keeps nothing from starting");
+    assert_eq!(place.text(), edited);
+    let first = manager.current().config.volumes["a"].uuid;
+    // What it has read is in force, and nothing is written over the edit.
+    let wrong = manager.change(&[set("a", json!({ "size": "4M" }))], "ann", at(2)).expect_err("it has changed");
+    assert!(wrong.to_string().contains("changed by somebody else"), "{wrong}");
+    let plan = manager.reload(at(3)).expect("it is right");
+    assert_eq!(plan.to_string(), "change volume a: size 1M -> 2M");
+    assert!(place.text().starts_with(&edited) && place.text().contains("uuid"), "{}", place.text());
+    assert_eq!(manager.current().config.volumes["a"].uuid, first);
+}

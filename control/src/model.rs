@@ -1,15 +1,21 @@
 //! What can be configured: every section, every key, once.
 
 use crate::links::{Links, Luns, To};
-use crate::names::{Address, Ascii, IscsiName, Naa, Network, Pattern, Uuid};
+use crate::names::{Address, Ascii, IscsiName, Naa, Network, Nqn, OpenAddress, Pattern, Uuid};
 use crate::secret::SecretSource;
 use crate::section::{absent, or, required, sections};
-use crate::value::{FilePath, Line, Period, Size, Textual, Whole, choices};
+use crate::value::{FilePath, Line, Mode, Period, Size, Textual, Whole, choices};
 use lunar_core::unit::Identity;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The port that IANA gave to iSCSI.
 pub const ISCSI_PORT: u16 = 3260;
+/// The port that IANA gave to NVMe over TCP.
+pub const NVME_PORT: u16 = 4420;
+/// The largest namespace identifier: as many namespaces as a controller has at most.
+pub const NAMESPACE_MAX: u64 = 1024;
 /// The port of the API: one of those that nobody has registered, next to iSCSI's.
 pub const API_PORT: u16 = 3280;
 
@@ -24,6 +30,16 @@ choices! {
         Ram = "ram",
         /// nothing: reads give zeroes
         Null = "null",
+    }
+
+    /// What a volume is to initiators.
+    Medium {
+        /// a disk that is always there
+        Disk = "disk",
+        /// a disk that can be taken out
+        Removable = "removable",
+        /// a CD or DVD with this image, which is only read
+        Cd = "cd",
     }
 
     /// Bytes of a logical block.
@@ -78,6 +94,14 @@ choices! {
         Md5 = "md5",
     }
 
+    /// What is spoken at a portal.
+    Protocol {
+        /// iSCSI, port 3260 unless another is given
+        Iscsi = "iscsi",
+        /// NVMe over TCP, port 4420 unless another is given; discovery, too
+        NvmeTcp = "nvme-tcp",
+    }
+
     /// How cores talk to the kernel.
     Driver {
         /// io_uring, or epoll where it is refused
@@ -117,6 +141,14 @@ choices! {
     }
 }
 
+impl Medium {
+    /// Whether it can be taken out.
+    #[must_use]
+    pub fn comes_and_goes(self) -> bool {
+        self != Self::Disk
+    }
+}
+
 impl BlockSize {
     /// Bytes.
     #[must_use]
@@ -153,7 +185,10 @@ sections! {
         /// How large it is. A file that is missing is made, one that is smaller grows; without, a file keeps its
         /// size. A block device has its own.
         size: Option<Size> ["bytes"] = absent() => Attention;
-        /// Bytes of a logical block.
+        /// What initiators take it for. What can be taken out is ejected and loaded by them, by `lunar volume eject` and
+        /// `load`, and is in when Lunar starts.
+        medium: Medium = or(Medium::Disk) => EndsSessions;
+        /// Bytes of a logical block. A CD or DVD has 2,048, whatever is said here.
         block_size: BlockSize ["bytes"] = or(BlockSize::B512) => EndsSessions;
         /// Whether writes are refused, whoever asks.
         read_only: bool = or(false) => Attention;
@@ -187,10 +222,13 @@ sections! {
         preferred: bool = or(false) => Attention;
     }
 
-    /// A target: what initiators log in to.
+    /// A target: what initiators log in to, and NVMe hosts connect to as an NVM subsystem. It has at least one of the
+    /// two names.
     Target (made: Live, removed: EndsSessions) {
-        /// Its iSCSI name.
-        iqn: IscsiName = required() => EndsSessions;
+        /// Its iSCSI name; without, it is not reached over iSCSI.
+        iqn: Option<IscsiName> = absent() => EndsSessions;
+        /// Its name as an NVM subsystem; without, it is none.
+        nqn: Option<Nqn> = absent() => EndsSessions;
         /// What it is called for people (TargetAlias).
         alias: Option<Line<255>> = absent() => LaterSessions;
         /// Through which portal groups it is reached.
@@ -218,13 +256,13 @@ sections! {
         queue_depth: Option<Whole<1, 1024>> ["commands"] = absent() => LaterSessions;
     }
 
-    /// Initiators that see the same logical units. An initiator belongs to one group of a target: the one whose pattern
+    /// Initiators and NVMe hosts that see the same logical units. An initiator belongs to one group of a target: the one whose pattern
     /// says most about its name, then whose network has the longest prefix, then whose name comes first. Who belongs to
     /// none is refused.
     Group (made: LaterSessions, removed: EndsSessions) {
         /// At which targets.
         targets: Links<Target> = required() => EndsSessions;
-        /// Names of its initiators, with `*` and `?` for what is left open. `["*"]`: everybody.
+        /// Names of its initiators and of NVMe hosts (NQNs), with `*` and `?` for what is left open. `["*"]`: everybody.
         initiators: Vec<Pattern> = required() => EndsSessions;
         /// Networks that its initiators come from; without, any.
         sources: Vec<Network> = or(Vec::new()) => EndsSessions;
@@ -240,16 +278,45 @@ sections! {
         volume: To<Volume> = required() => Attention;
         /// Whether this group may only read.
         read_only: bool = or(false) => Attention;
+        /// Its namespace identifier for NVMe hosts; without, the number of the logical unit and one. All groups of an
+        /// NVM subsystem mean the same volume by it. Numbers above 1023 without one are not shown to NVMe hosts.
+        namespace: Option<Whole<1, NAMESPACE_MAX>> = absent() => Attention;
     }
 
     /// An address where initiators call.
     Portal (made: Live, removed: EndsSessions) {
-        /// Where to listen; without a port at 3260. `0.0.0.0` and `::` are all addresses.
-        address: Address<ISCSI_PORT> = required() => EndsSessions;
-        /// The address that initiators are told (SendTargets), for those behind NAT; without, the one they came in by.
-        advertise: Option<Address<ISCSI_PORT>> = absent() => Live;
+        /// Where to listen; without a port at the usual one of the protocol. `0.0.0.0` and `::` are all addresses.
+        address: OpenAddress = required() => EndsSessions;
+        /// What is spoken there.
+        protocol: Protocol = or(Protocol::Iscsi) => EndsSessions;
+        /// The address that initiators are told (SendTargets, NVMe discovery), for those behind NAT; without, the one
+        /// they came in by.
+        advertise: Option<OpenAddress> = absent() => Live;
         /// Which portal group it belongs to.
         group: To<PortalGroup> = required() => EndsSessions;
+    }
+
+    /// A virtual machine on this machine: at a socket of its own it finds an NVMe controller (vfio-user), with the
+    /// volumes that the group shows to which it belongs as a host. Groups with networks do not fit it, for it has no
+    /// address, and it proves nothing: whoever may open its socket is let in.
+    Vm (made: Live, removed: EndsSessions) {
+        /// Of which target it sees the volumes; one with an NQN.
+        target: To<Target> = required() => EndsSessions;
+        /// What it is called as a host: patterns of groups go by that, and so do reservations. Without,
+        /// `nqn.2026-01.io.lunar:vm:` and its name.
+        host: Option<Nqn> = absent() => EndsSessions;
+        /// The portal group that it counts to: how well it reaches volumes is that group's; without, in the best way.
+        portal_group: Option<To<PortalGroup>> = absent() => EndsSessions;
+        /// Its socket; without, `vm/NAME/cntrl` in the folder where the socket of the API is unless told otherwise.
+        socket: Option<FilePath> = absent() => EndsSessions;
+        /// Permissions of the socket: who may open it may use the volumes.
+        mode: Mode = or(Mode(0o600)) => Live;
+        /// The user who owns the socket, by name or number; without, the one that Lunar runs as. Giving it to another
+        /// takes root.
+        owner: Option<Line<32>> = absent() => Live;
+        /// The group of this machine that the socket belongs to, by name or number; the user that Lunar runs as has to
+        /// be a member.
+        group: Option<Line<32>> = absent() => Live;
     }
 
     /// A TCP address of the API.
@@ -383,11 +450,16 @@ impl Volume {
         let size = self.size.map_or(String::new(), |size| format!("{size} "));
         let path = self.path.as_ref().map_or(String::new(), |path| format!(" {}", path.text()));
         let read_only = if self.read_only { ", read-only" } else { "" };
+        let medium = match self.medium {
+            Medium::Disk => "",
+            Medium::Removable => ", removable",
+            Medium::Cd => ", CD or DVD",
+        };
         let kind = match self.kind {
             StoreKind::Block => "block device",
             kind => kind.word(),
         };
-        format!("{size}{kind}{path}{read_only}")
+        format!("{size}{kind}{path}{medium}{read_only}")
     }
 }
 
@@ -399,10 +471,65 @@ impl PortalGroup {
 
 impl Target {
     fn in_few_words(&self) -> String {
-        match self.authentication {
-            Authentication::None => self.iqn.as_str().to_owned(),
-            other => format!("{}, {}", self.iqn.as_str(), other.word()),
+        let names = self.iqn.iter().map(IscsiName::as_str).chain(self.nqn.iter().map(Nqn::as_str));
+        let mut words: Vec<&str> = names.collect();
+        if self.authentication != Authentication::None {
+            words.push(self.authentication.word());
         }
+        words.join(", ")
+    }
+}
+
+impl Lun {
+    /// The namespace that logical unit `lun` is to NVMe hosts; `None`: they are not shown it.
+    #[must_use]
+    pub fn namespace_of(&self, lun: u16) -> Option<u32> {
+        let id = self.namespace.map_or_else(|| u64::from(lun) + 1, Whole::get);
+        u32::try_from(id).ok().filter(|_| id <= NAMESPACE_MAX)
+    }
+}
+
+impl Portal {
+    /// Where to listen.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address.or(self.usual_port())
+    }
+
+    /// What initiators are told.
+    #[must_use]
+    pub fn advertise(&self) -> Option<SocketAddr> {
+        self.advertise.map(|address| address.or(self.usual_port()))
+    }
+
+    fn usual_port(&self) -> u16 {
+        match self.protocol {
+            Protocol::Iscsi => ISCSI_PORT,
+            Protocol::NvmeTcp => NVME_PORT,
+        }
+    }
+}
+
+/// What the names of virtual machines as hosts begin with that are given none.
+pub const VM_NQN: &str = "nqn.2026-01.io.lunar:vm:";
+
+impl Vm {
+    /// What the virtual machine of this name is called as a host.
+    #[must_use]
+    pub fn host(&self, name: &str) -> String {
+        self.host.as_ref().map_or_else(|| format!("{VM_NQN}{name}"), |host| host.as_str().to_owned())
+    }
+
+    /// The socket of the virtual machine of this name; `runtime` is where sockets are that are given no place. The name
+    /// is the one that clients look for in a folder.
+    #[must_use]
+    pub fn socket(&self, name: &str, runtime: &Path) -> PathBuf {
+        let usual = || runtime.join("vm").join(name).join("cntrl");
+        self.socket.as_ref().map_or_else(usual, |socket| socket.path().to_owned())
+    }
+
+    fn in_few_words(&self) -> String {
+        format!("target {}", self.target.name())
     }
 }
 
@@ -416,13 +543,15 @@ impl Group {
 
 impl Lun {
     fn in_few_words(&self) -> String {
-        format!("{}{}", self.volume.name(), if self.read_only { ", read-only" } else { "" })
+        let namespace = self.namespace.map(|id| format!(", namespace {}", id.get())).unwrap_or_default();
+        format!("{}{}{namespace}", self.volume.name(), if self.read_only { ", read-only" } else { "" })
     }
 }
 
 impl Portal {
     fn in_few_words(&self) -> String {
-        format!("{}, portal group {}", self.address.text(), self.group.name())
+        let protocol = if self.protocol == Protocol::Iscsi { "" } else { ", nvme-tcp" };
+        format!("{}{protocol}, portal group {}", self.address(), self.group.name())
     }
 }
 

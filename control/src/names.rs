@@ -50,11 +50,8 @@ impl Textual for IscsiName {
 
 /// What comes after `iqn.` (RFC 7143 4.2.7.3): a month, a reversed domain name, and perhaps a colon and more.
 fn qualified(rest: &str) -> Result<(), String> {
-    let (date, name) = rest.split_at_checked(8).unwrap_or((rest, ""));
-    let digits = |range: std::ops::Range<usize>| date.as_bytes()[range].iter().all(u8::is_ascii_digit);
-    let month = || date.get(5..7).and_then(|month| month.parse::<u8>().ok());
-    let is_date = date.len() == 8 && digits(0..4) && digits(5..7) && &date[4..5] == "-" && date.ends_with('.');
-    if !is_date || !month().is_some_and(|month| (1..=12).contains(&month)) {
+    let (_, name) = rest.split_at_checked(8).unwrap_or((rest, ""));
+    if !has_month(rest) {
         return Err("is no iSCSI name: after 'iqn.' there is the month in which the domain was yours, \
                     as in iqn.2026-01.org.example:disk"
             .into());
@@ -70,9 +67,68 @@ fn qualified(rest: &str) -> Result<(), String> {
     }
 }
 
+/// An NVMe Qualified Name (NVMe Base 2.0 4.5), of a subsystem or of a host. Names are compared byte by byte.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Nqn(String);
+
+/// Bytes of an NQN at most (NVMe Base 2.0 4.5).
+pub const NQN_BYTES_MAX: usize = 223;
+/// The name that every discovery service has, and nothing else.
+const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+impl Nqn {
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Textual for Nqn {
+    const WHAT: &'static str = "an NVMe Qualified Name (NVMe Base 2.0 4.5): `\"nqn.2026-01.org.example:disk\"`";
+    const PATTERN: Option<&'static str> = Some("^nqn\\.[0-9]{4}-[0-9]{2}\\.[!-~]+$");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > NQN_BYTES_MAX {
+            return Err(format!("is too long for an NQN: {NQN_BYTES_MAX} bytes at most"));
+        }
+        if text == DISCOVERY_NQN {
+            return Err("is the name of every discovery service, and nobody's own".into());
+        }
+        let rest =
+            text.strip_prefix("nqn.").ok_or("is no NQN: it begins with nqn., as nqn.2026-01.org.example:disk")?;
+        if !has_month(rest) {
+            return Err("is no NQN: after 'nqn.' there is the month in which the domain was yours, \
+                        as in nqn.2026-01.org.example:disk"
+                .into());
+        }
+        let domain = rest[8..].split(':').next().unwrap_or_default();
+        if domain.is_empty() || domain.split('.').any(str::is_empty) {
+            return Err("is no NQN: after the month there is a reversed domain name, as org.example".into());
+        }
+        match text.chars().find(|c| !c.is_ascii_graphic()) {
+            Some(c) => Err(format!("is no NQN: it has no {c:?}, only printable ASCII characters")),
+            None => Ok(Self(text.to_owned())),
+        }
+    }
+
+    fn text(&self) -> String {
+        self.0.clone()
+    }
+}
+
+/// Whether a text begins with a month and a full stop: `2026-01.`
+fn has_month(text: &str) -> bool {
+    let Some((date, _)) = text.split_at_checked(8) else { return false };
+    let digits = |range: std::ops::Range<usize>| date.as_bytes()[range].iter().all(u8::is_ascii_digit);
+    let month = || date.get(5..7).and_then(|month| month.parse::<u8>().ok());
+    let plain = digits(0..4) && digits(5..7) && &date[4..5] == "-" && date.ends_with('.');
+    plain && month().is_some_and(|month| (1..=12).contains(&month))
+}
+
 impl Textual for Pattern {
-    const WHAT: &'static str =
-        "an initiator's name, with `*` and `?` for what is left open: `\"iqn.1998-01.com.vmware:*\"`";
+    const WHAT: &'static str = "the name of an initiator or of an NVMe host, with `*` and `?` for what is left open: \
+         `\"iqn.1998-01.com.vmware:*\"`";
 
     fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() || text.len() > ISCSI_NAME_BYTES_MAX {
@@ -153,6 +209,43 @@ impl<const PORT: u16> Textual for Address<PORT> {
 
     fn text(&self) -> String {
         self.0.to_string()
+    }
+}
+
+/// An address of which the port may be left open: then it is the usual one of whatever is spoken there.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct OpenAddress {
+    ip: IpAddr,
+    port: Option<u16>,
+}
+
+impl OpenAddress {
+    /// The address, with this port where none is given.
+    #[must_use]
+    pub fn or(self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.ip, self.port.unwrap_or(port))
+    }
+}
+
+impl Textual for OpenAddress {
+    const WHAT: &'static str = "an address with or without a port: `\"192.0.2.1\"`, `\"[2001:db8::1]:3260\"`";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        if let Ok(ip) = bare.parse() {
+            return Ok(Self { ip, port: None });
+        }
+        match text.parse::<SocketAddr>() {
+            Ok(at) if at.port() == 0 => Err("has port 0, at which nobody can call".into()),
+            Ok(at) => Ok(Self { ip: at.ip(), port: Some(at.port()) }),
+            Err(_) => {
+                Err("is no address: 192.0.2.1, 192.0.2.1:3260, ::1 or [::1]:3260 are (host names are not)".into())
+            }
+        }
+    }
+
+    fn text(&self) -> String {
+        self.port.map_or_else(|| self.ip.to_string(), |port| SocketAddr::new(self.ip, port).to_string())
     }
 }
 
@@ -298,6 +391,31 @@ mod tests {
     }
 
     #[test]
+    fn names_of_nvme() {
+        for good in [
+            "nqn.2026-01.org.example:disk",
+            "nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-41d0-a765-00a0c91e6bf6",
+            "nqn.2026-01.org.example:My_Disk",
+        ] {
+            assert_eq!(Nqn::parse(good).map(|name| name.text()).as_deref(), Ok(good));
+        }
+        for (bad, word) in [
+            ("disk", "begins with"),
+            ("iqn.2026-01.org.example", "begins with"),
+            ("nqn.", "month"),
+            ("nqn.2026-13.org.example", "month"),
+            ("nqn.2026-01.", "domain"),
+            ("nqn.2026-01.:x", "domain"),
+            ("nqn.2026-01.org.example:my disk", "' '"),
+            (DISCOVERY_NQN, "every discovery"),
+            (&format!("nqn.2026-01.{}", "a".repeat(220)), "too long"),
+        ] {
+            let why = Nqn::parse(bad).expect_err(bad);
+            assert!(why.contains(word), "{bad}: {why}");
+        }
+    }
+
+    #[test]
     fn patterns_leave_open_what_they_say() {
         let matches = |pattern: &str, name: &str| Pattern::parse(pattern).expect(pattern).fits(name);
         for (pattern, name) in [
@@ -362,8 +480,17 @@ mod tests {
         assert_eq!(shown("::1").as_deref(), Some("[::1]:3260"));
         assert_eq!(shown("[::1]").as_deref(), Some("[::1]:3260"));
         assert_eq!(shown("[::1]:5").as_deref(), Some("[::1]:5"));
+        let open = |text| OpenAddress::parse(text).map(|address| (address.text(), address.or(4420).to_string())).ok();
+        for (text, full) in [
+            ("192.0.2.1", "192.0.2.1:4420"),
+            ("192.0.2.1:99", "192.0.2.1:99"),
+            ("::1", "[::1]:4420"),
+            ("[::1]:5", "[::1]:5"),
+        ] {
+            assert_eq!(open(text), Some((text.to_owned(), full.to_owned())));
+        }
         for bad in ["localhost", "192.0.2.1:0", "192.0.2.1:", ":3260", ""] {
-            assert_eq!(shown(bad), None, "{bad}");
+            assert_eq!((shown(bad), open(bad)), (None, None), "{bad}");
         }
     }
 
@@ -388,6 +515,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_is_too_strange(text in ".{0,40}") {
+            let _ = (Nqn::parse(&text), OpenAddress::parse(&text));
             let _ = (IscsiName::parse(&text), Network::parse(&text), Address::<1>::parse(&text), Uuid::parse(&text));
             if let Ok(pattern) = Pattern::parse(&text) {
                 prop_assert!(pattern.fits(&text.replace('*', "").replace('?', "x")));

@@ -291,6 +291,7 @@ struct Reach<'a> {
     portal_groups: HashMap<&'a str, BTreeSet<&'a str>>,
     groups: HashMap<&'a str, BTreeSet<&'a str>>,
     portals: HashMap<&'a str, BTreeSet<&'a str>>,
+    vms: HashMap<&'a str, BTreeSet<&'a str>>,
     targets: BTreeSet<&'a str>,
 }
 
@@ -301,6 +302,7 @@ impl<'a> Reach<'a> {
             portal_groups: HashMap::new(),
             groups: HashMap::new(),
             portals: HashMap::new(),
+            vms: HashMap::new(),
             targets: BTreeSet::new(),
         };
         for config in [old, new] {
@@ -321,6 +323,9 @@ impl<'a> Reach<'a> {
             let behind = reach.portal_groups.get(portal.1.group.name()).cloned().unwrap_or_default();
             reach.portals.entry(portal.0).or_default().extend(behind);
         }
+        for (name, vm) in [old, new].into_iter().flat_map(|config| &config.vms) {
+            reach.vms.entry(name).or_default().insert(vm.target.name());
+        }
         reach
     }
 
@@ -337,6 +342,7 @@ impl<'a> Reach<'a> {
             (Kind::PortalGroup, _) => of(&self.portal_groups),
             (Kind::Group | Kind::Lun, _) => of(&self.groups),
             (Kind::Portal, _) => of(&self.portals),
+            (Kind::Vm, _) => of(&self.vms),
             _ => owned(&self.targets),
         }
     }

@@ -117,6 +117,16 @@ fn changes_say_what_and_who_notices() {
     ] {
         assert_eq!(words(SMALL, &SMALL.replace(from, to)), [said]);
     }
+    let nvme = SMALL.replace("iqn = ", "nqn = 'nqn.2026-01.org.example:main'\niqn = ")
+        + "[vm.web]\ntarget = 'main'\n[portal.n]\naddress = '192.0.2.1'\nprotocol = 'nvme-tcp'\ngroup = 'front'\n";
+    assert_eq!(
+        words(SMALL, &nvme),
+        [
+            "change target main: nqn none -> nqn.2026-01.org.example:main [sessions of target main end]",
+            "create portal n (192.0.2.1:4420, nvme-tcp, portal group front)",
+            "create VM web (target main)",
+        ]
+    );
     let server = words(SMALL, &format!("{SMALL}[server]\ncores = 4\ndrain = '5s'"));
     assert_eq!(server, ["change server: cores none -> 4; drain 10s -> 5s [after a restart]"]);
     let more = format!("{SMALL}[logging]\nlevel = 'debug'");
@@ -201,11 +211,15 @@ fn others(volumes: &[String], users: u8, roll: &mut dyn FnMut(u8) -> u8) -> Stri
         names.join(", ")
     };
     let (portal_groups, targets) = (roll(3), roll(4));
+    let subsystems: Vec<u8> = (0..targets).filter(|_| roll(2) == 0).collect();
     let shift = u16::from(roll(2));
     (0..portal_groups).for_each(|n| add(format!("[portal-group.p{n}]\ntag = {}", u16::from(n) + 1 + shift)));
     for n in 0..targets {
         let shift = roll(2);
         add(format!("[target.t{n}]\niqn = 'iqn.2026-01.org.example:t{}'", n + shift * 8));
+        if subsystems.contains(&n) {
+            add(format!("nqn = 'nqn.2026-01.org.example:t{}'", n + shift * 8));
+        }
         add(format!("portal-groups = [{}]", list("p", portal_groups, roll)));
         match roll(3) {
             0 => add("authentication = 'mutual-chap'\nmutual-user = 'lunar'".into()),
@@ -222,12 +236,21 @@ fn others(volumes: &[String], users: u8, roll: &mut dyn FnMut(u8) -> u8) -> Stri
         for lun in 0..volumes.len() {
             if roll(2) == 0 {
                 let volume = &volumes[(first + lun) % volumes.len()];
-                add(format!("{lun} = {{ volume = '{volume}', read-only = {} }}", roll(2) == 0));
+                let more = ["", ", namespace = 7"][usize::from(roll(2))];
+                add(format!("{lun} = {{ volume = '{volume}', read-only = {}{more} }}", roll(2) == 0));
             }
         }
     }
     for n in (0..roll(3)).filter(|_| portal_groups > 0) {
         add(format!("[portal.a{}]\naddress = '127.0.0.{n}'\ngroup = 'p{}'", n + roll(2) * 4, roll(2) % portal_groups));
+        add(format!("protocol = '{}'", ["iscsi", "nvme-tcp"][usize::from(roll(2))]));
+    }
+    for n in (0..roll(3)).filter(|_| !subsystems.is_empty()) {
+        let target = subsystems[usize::from(roll(8)) % subsystems.len()];
+        add(format!("[vm.m{n}]\ntarget = 't{target}'\nmode = '{}'", ["600", "660"][usize::from(roll(2))]));
+        if portal_groups > 0 && roll(2) == 0 {
+            add(format!("portal-group = 'p{}'", roll(2) % portal_groups));
+        }
     }
     if roll(2) == 0 {
         add(format!("[limits]\nsessions = {}", 1 + roll(2)));

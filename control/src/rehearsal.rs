@@ -1,17 +1,24 @@
 //! A model of what runs: keeps what it was told, and holds plans to their promises. For tests, and for whoever wants
 //! to know what a plan would leave.
 
-use crate::api::SessionView;
+use crate::api::{MachineView, MediumView, SessionView};
 use crate::apply::Running;
 use crate::check::Checked;
 use crate::config::{Id, Kind};
-use crate::live::Live;
+use crate::live::{Later, Live, Motion};
+use crate::model::Medium;
 use crate::plan::{Action, Change, ObjectId, Plan};
 use crate::secret::Secret;
 use crate::section::Object;
 use crate::value::Field;
 use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How often it is looked whether a change still goes on.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// What a model knows of a thing.
 #[derive(Debug)]
@@ -43,6 +50,12 @@ pub struct Rehearsal {
     pub settled: usize,
     /// Who shall be logged in.
     pub sessions: Vec<SessionView>,
+    /// Volumes whose medium somebody prevents from being taken out.
+    pub locked: BTreeSet<String>,
+    /// Volumes whose medium is out.
+    pub out: BTreeSet<String>,
+    /// Whether the last change still goes on, as whoever sets this says.
+    pub settling: Arc<AtomicBool>,
 }
 
 /// Two models are the same when they know the same.
@@ -64,6 +77,12 @@ impl Rehearsal {
         let objects = nothing.config.objects();
         let things = objects.into_iter().map(|(id, object)| (id.into(), known(id, object, &nothing)));
         Self { things: things.collect(), ..Self::default() }
+    }
+
+    fn medium_of(&self, volume: &str) -> Option<Medium> {
+        let id = ObjectId { kind: Kind::Volume, name: volume.to_owned(), lun: None };
+        let word = self.things.get(&id)?.plain.get("medium")?.show();
+        [Medium::Disk, Medium::Removable, Medium::Cd].into_iter().find(|medium| word == medium.word())
     }
 
     /// What names something that is not there: nothing, at any time.
@@ -173,17 +192,54 @@ impl Live for Rehearsal {
         self.sessions.clone()
     }
 
-    fn kick(&mut self, id: &str) -> bool {
+    fn kick(&mut self, id: &str) -> Option<Later<bool>> {
         let before = self.sessions.len();
         self.sessions.retain(|session| session.id != id);
-        self.sessions.len() < before
+        (self.sessions.len() < before).then(|| Box::new(|| true) as Later<bool>)
     }
 
     fn statistics(&mut self) -> Json {
         json!({ "sessions": self.sessions.len() })
     }
 
+    fn machines(&mut self) -> Vec<MachineView> {
+        Vec::new()
+    }
+
     fn troubles(&mut self) -> Vec<String> {
         Vec::new()
+    }
+
+    fn medium(&mut self, volume: &str) -> Option<MediumView> {
+        let medium = self.medium_of(volume)?.word();
+        let (loaded, locked) = (!self.out.contains(volume), self.locked.contains(volume));
+        Some(MediumView { volume: volume.to_owned(), medium, loaded, locked })
+    }
+
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>> {
+        let is_fixed = !self.medium_of(volume)?.comes_and_goes();
+        let outcome = match motion {
+            _ if is_fixed => Err("it is a fixed disk".to_owned()),
+            Motion::Eject { forced: false } if self.locked.contains(volume) => Err("an initiator uses it".to_owned()),
+            Motion::Eject { .. } => {
+                self.out.insert(volume.to_owned());
+                Ok(())
+            }
+            Motion::Load => {
+                self.out.remove(volume);
+                Ok(())
+            }
+        };
+        Some(Box::new(|| outcome))
+    }
+
+    fn settling(&mut self) -> Option<Later<()>> {
+        let settling = self.settling.clone();
+        let wait = move || {
+            while settling.load(Ordering::Acquire) {
+                std::thread::sleep(LOOK);
+            }
+        };
+        self.settling.load(Ordering::Acquire).then(|| Box::new(wait) as Later<()>)
     }
 }

@@ -109,10 +109,11 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Where the field was written; the object where it was not.
+    /// Where the key of this name was written; the object where it was not.
     #[must_use]
-    pub fn of(&self, field: &str) -> Mark {
-        self.keys.iter().find(|(name, _)| *name == field).map_or(self.whole, |(_, mark)| *mark)
+    pub fn of(&self, key: &str) -> Mark {
+        let is = |field: &str| field.bytes().eq(key.bytes().map(|byte| if byte == b'-' { b'_' } else { byte }));
+        self.keys.iter().find(|(name, _)| is(name)).map_or(self.whole, |(_, mark)| *mark)
     }
 }
 

@@ -313,6 +313,25 @@ impl<V: Value> Value for Vec<V> {
 /// Entries of a list whose order has a meaning: patterns of one group. Each login walks through them.
 const LIST_MAX: usize = 256;
 
+/// Permissions of a file, in octal.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Mode(pub u32);
+
+impl Textual for Mode {
+    const WHAT: &'static str = "permissions in octal: `\"660\"`";
+    const PATTERN: Option<&'static str> = Some("^0?[0-7]{3}$");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let digits = text.strip_prefix('0').filter(|rest| rest.len() == 3).unwrap_or(text);
+        let mode = u32::from_str_radix(digits, 8).ok().filter(|_| digits.len() == 3 && !digits.starts_with('+'));
+        mode.map(Self).ok_or_else(|| "is no permissions: they are three octal digits, as 660".into())
+    }
+
+    fn text(&self) -> String {
+        format!("{:03o}", self.0)
+    }
+}
+
 /// A whole number from `MIN` to `MAX`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Whole<const MIN: u64, const MAX: u64>(u64);

@@ -8,6 +8,8 @@ use crate::config::{CONFIG_BYTES_MAX, Kind};
 use crate::secret::HIDDEN;
 use crate::section::Key;
 use crate::value::Shape;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use similar::TextDiff;
 use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
@@ -154,12 +156,10 @@ impl Versions {
             return Err(Trouble::Changed(self.file.clone()));
         }
         let version = self.record(text, who, now)?;
-        if let Err(why) = self.replace(text) {
+        if let Err(why) = self.replace(&self.text, text) {
             // It shall never have been in force, even where only the last sync of the folder failed.
             let _ = std::fs::remove_file(self.history.join(version.file_name()));
-            if read(&self.file).is_ok_and(|there| there == text) {
-                let _ = self.replace(&self.text);
-            }
+            let _ = self.replace(text, &self.text);
             return Err(why);
         }
         text.clone_into(&mut self.text);
@@ -231,11 +231,15 @@ impl Versions {
         Ok(())
     }
 
-    fn replace(&self, text: &str) -> Result<(), Trouble> {
-        match std::fs::metadata(&self.file) {
-            Ok(old) => put(&self.file, text, old.mode() & 0o7777, Some((old.uid(), old.gid()))),
-            Err(_) => put(&self.file, text, 0o600, None),
-        }
+    /// Puts a text in the place of the one that is there, if that is still `before`: an editor may write at any moment.
+    fn replace(&self, before: &str, text: &str) -> Result<(), Trouble> {
+        let (mode, owner) = match std::fs::metadata(&self.file) {
+            Ok(old) => (old.mode() & 0o7777, Some((old.uid(), old.gid()))),
+            Err(_) => (0o600, None),
+        };
+        let unfinished = unfinished(&self.file);
+        write_out(&unfinished, text, mode, owner).map_err(|why| disk(&self.file, why))?;
+        take_the_place(&unfinished, &self.file, before, text)
     }
 }
 
@@ -263,27 +267,79 @@ pub fn read(path: &Path) -> Result<String, Trouble> {
 /// # Errors
 /// When it cannot be written; what was there before is there then.
 pub fn put(path: &Path, text: &str, mode: u32, owner: Option<(u32, u32)>) -> Result<(), Trouble> {
-    let mut unfinished = path.as_os_str().to_owned();
-    unfinished.push(UNFINISHED);
-    let unfinished = PathBuf::from(unfinished);
+    let unfinished = unfinished(path);
     let write = || {
-        // Closed to others until its permissions are those of the file before.
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
-        file.set_permissions(Permissions::from_mode(0o600))?;
-        file.write_all(text.as_bytes())?;
-        if let Some((user, group)) = owner {
-            let now = file.metadata()?;
-            if (now.uid(), now.gid()) != (user, group) {
-                std::os::unix::fs::fchown(&file, Some(user), Some(group))?;
-            }
-        }
-        file.set_permissions(Permissions::from_mode(mode))?;
-        file.sync_all()?;
+        write_out(&unfinished, text, mode, owner)?;
         std::fs::rename(&unfinished, path)?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-        File::open(folder)?.sync_all()
+        sync_folder(path)
     };
     write().map_err(|why| disk(path, why))
+}
+
+/// What a file is called until it is whole.
+fn unfinished(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(UNFINISHED);
+    name.into()
+}
+
+/// Writes a file of its own, on the medium when this returns.
+fn write_out(path: &Path, text: &str, mode: u32, owner: Option<(u32, u32)>) -> io::Result<()> {
+    // Closed to others until its permissions are those of the file before.
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    file.write_all(text.as_bytes())?;
+    if let Some((user, group)) = owner {
+        let now = file.metadata()?;
+        if (now.uid(), now.gid()) != (user, group) {
+            std::os::unix::fs::fchown(&file, Some(user), Some(group))?;
+        }
+    }
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.sync_all()
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    File::open(folder)?.sync_all()
+}
+
+/// Puts the file at `new`, which holds `text`, in the place of the one at `path`, if that holds `before`. The two change
+/// places in one step, and what came out is looked at then: what somebody writes in the moment before is not lost.
+fn take_the_place(new: &Path, path: &Path, before: &str, text: &str) -> Result<(), Trouble> {
+    let exchange = |flags| renameat_with(CWD, new, CWD, path, flags);
+    let came_out = |wanted: &str| read(new).is_ok_and(|came_out| came_out == wanted);
+    let done = match exchange(RenameFlags::EXCHANGE) {
+        Ok(()) if came_out(before) => std::fs::remove_file(new),
+        Ok(()) => back(&exchange, &came_out, text).and_then(|()| Err(io::ErrorKind::AlreadyExists.into())),
+        // Nobody has made one yet.
+        Err(Errno::NOENT) if before.is_empty() => exchange(RenameFlags::NOREPLACE).map_err(io::Error::from),
+        // This file system cannot exchange: the last look is as late as it can be.
+        Err(Errno::INVAL | Errno::NOSYS) if read(path)? == before => std::fs::rename(new, path),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOENT) => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(why) => Err(why.into()),
+    };
+    done.and_then(|()| sync_folder(path)).map_err(|why| {
+        // It may hold secrets.
+        let _ = std::fs::remove_file(new);
+        match why.kind() {
+            io::ErrorKind::AlreadyExists => Trouble::Changed(path.to_owned()),
+            _ => disk(path, why),
+        }
+    })
+}
+
+/// What came out was not what should: it goes back, unless somebody has written once more.
+fn back(
+    exchange: &impl Fn(RenameFlags) -> Result<(), Errno>,
+    came_out: &impl Fn(&str) -> bool,
+    text: &str,
+) -> io::Result<()> {
+    exchange(RenameFlags::EXCHANGE)?;
+    if !came_out(text) {
+        exchange(RenameFlags::EXCHANGE)?;
+    }
+    Ok(())
 }
 
 /// Makes a folder for its owner only, and those above it.

@@ -128,6 +128,82 @@ fn what_is_no_text_is_refused() {
     assert!(matches!(place.open().write(&large, "ann", at(1)), Err(Trouble::NoText(_))));
 }
 
+/// How often somebody edits while versions are written.
+const EDITS: u64 = 300;
+
+/// Edits the file as editors do, again and again: what each edit took the place of.
+fn edit_again_and_again(file: &Path) -> Vec<String> {
+    let beside = file.with_extension("editor");
+    let edit = |number: u64| {
+        std::thread::sleep(Duration::from_micros(number * 7919 % 3000));
+        std::fs::write(&beside, format!("# edit {number}\n")).expect("it is written");
+        renameat_with(CWD, &beside, CWD, file, RenameFlags::EXCHANGE).expect("it takes its place");
+        std::fs::read_to_string(&beside).expect("what was there")
+    };
+    (0..EDITS).map(edit).collect()
+}
+
+#[test]
+fn an_edit_at_any_moment_is_read_before_anything_is_written_over_it() {
+    let place = Place::new();
+    let mut versions = place.open();
+    versions.write("# 0\n", "ann", at(1)).expect("it is written");
+    let file = place.file();
+    let editor = std::thread::spawn(move || edit_again_and_again(&file));
+    let (mut seen, mut refused) = (Vec::new(), Vec::new());
+    for number in 1.. {
+        let text = format!("# {number}\n");
+        match versions.write(&text, "ann", at(1)) {
+            Ok(()) => {}
+            Err(Trouble::Changed(_)) => {
+                refused.push(text);
+                versions.reload(at(1)).expect("it can be read");
+                seen.push(versions.text().to_owned());
+            }
+            Err(why) => panic!("{why}"),
+        }
+        if editor.is_finished() {
+            break;
+        }
+    }
+    versions.reload(at(1)).expect("it can be read");
+    seen.push(versions.text().to_owned());
+    let replaced = editor.join().expect("it ends");
+    for number in 0..EDITS {
+        let text = format!("# edit {number}\n");
+        // The next edit came while this one was put back: it is in its place.
+        let next = replaced.get(number as usize + 1);
+        let is_known = seen.contains(&text) || replaced.contains(&text) || next.is_some_and(|it| refused.contains(it));
+        assert!(is_known, "edit {number} is lost");
+    }
+    assert!(refused.len() > 10, "they met {} times only", refused.len());
+}
+
+#[test]
+fn what_comes_in_between_goes_back() {
+    let place = Place::new();
+    let (new, file) = (place.0.join("new"), place.file());
+    let put = |path: &Path, text: &str| std::fs::write(path, text).expect("a file");
+    let text = |path: &Path| std::fs::read_to_string(path).ok();
+    let of = |before: &str| {
+        put(&new, "ours");
+        let done = take_the_place(&new, &file, before, "ours").is_ok();
+        (done, text(&file), text(&new))
+    };
+    let is = |text: &str| Some(text.to_owned());
+    assert_eq!(of("before"), (false, None, None), "it is gone");
+    assert_eq!(of(""), (true, is("ours"), None), "there was none");
+    put(&file, "an edit");
+    assert_eq!(of("before"), (false, is("an edit"), None));
+    assert_eq!(of("an edit"), (true, is("ours"), None));
+    // Twice: once more while the first goes back.
+    put(&new, "the first edit");
+    put(&file, "the second edit");
+    let exchange = |flags| renameat_with(CWD, &new, CWD, &file, flags);
+    back(&exchange, &|wanted| text(&new).as_deref() == Some(wanted), "ours").expect("it goes back");
+    assert_eq!(text(&file).as_deref(), Some("the second edit"));
+}
+
 /// Longer than what is written at once, and whole only if its end fits its beginning.
 fn page(number: u64) -> String {
     format!("# {number}\n{}# {number}\n", "# so that a write takes a while\n".repeat(600))

@@ -11,6 +11,17 @@ type Fit = (usize, u8);
 /// of the name, then whose network has the longest prefix, then whose name comes first. `None`: it is refused.
 #[must_use]
 pub fn group_of<'a>(config: &'a Config, target: &str, initiator: &str, source: IpAddr) -> Option<(&'a str, &'a Group)> {
+    best(config, target, initiator, Some(source))
+}
+
+/// The group that the virtual machine of this name belongs to: as a host without an address.
+#[must_use]
+pub fn group_of_machine<'a>(config: &'a Config, name: &str) -> Option<(&'a str, &'a Group)> {
+    let vm = config.vms.get(name)?;
+    best(config, vm.target.name(), &vm.host(name), None)
+}
+
+fn best<'a>(config: &'a Config, target: &str, initiator: &str, source: Option<IpAddr>) -> Option<(&'a str, &'a Group)> {
     let mut best: Option<(Fit, &str, &Group)> = None;
     for (name, group) in config.groups.iter().filter(|(_, group)| group.targets.contains(target)) {
         if let Some(fit) = fit(group, initiator, source)
@@ -22,12 +33,13 @@ pub fn group_of<'a>(config: &'a Config, target: &str, initiator: &str, source: I
     best.map(|(_, name, group)| (name, group))
 }
 
-fn fit(group: &Group, initiator: &str, source: IpAddr) -> Option<Fit> {
+fn fit(group: &Group, initiator: &str, source: Option<IpAddr>) -> Option<Fit> {
     let by_name = group.initiators.iter().filter(|pattern| pattern.fits(initiator)).map(|pattern| pattern.weight());
     let by_address = match group.sources.is_empty() {
         // Any address fits a little less than a network of all addresses, which somebody wrote.
         true => Some(0),
         false => {
+            let source = source?;
             let fitting = group.sources.iter().filter(|network| network.contains(source));
             fitting.map(|network| network.bits().saturating_add(1)).max()
         }

@@ -283,6 +283,11 @@ impl Access {
         Self { groups: Vec::new(), discovery: Arc::default() }
     }
 
+    /// The groups, in the order in which they count.
+    pub fn groups(&self) -> impl Iterator<Item = &Group> {
+        self.groups.iter().map(|group| &**group)
+    }
+
     /// The group of a host, by its name in lower case and where it comes from.
     #[must_use]
     pub fn group(&self, host: &str, source: IpAddr) -> Option<&Arc<Group>> {

@@ -6,6 +6,7 @@
 //! * [`keep`]: what a unit keeps across restarts besides its data
 //! * [`mem`]: memory behind handles: [`mem::Arena`], [`mem::Buf`], [`mem::Slice`], [`mem::Sg`]
 //! * [`outgoing`]: what an initiator has to send
+//! * [`pace`]: how often hosts may knock
 //! * [`port`]: the front-end contract: [`port::Transfer`]; names of ports and nexuses
 //! * [`protection`]: what is kept beside each block so that it can be checked
 //! * [`step`]: what a command asks for, and the one place that carries it out
@@ -22,6 +23,7 @@ pub mod keep;
 pub mod medium;
 pub mod mem;
 pub mod outgoing;
+pub mod pace;
 pub mod port;
 pub mod protection;
 pub mod range;

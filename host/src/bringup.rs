@@ -80,6 +80,7 @@ enum Step {
 #[derive(Debug)]
 pub struct Bringup {
     step: Step,
+    has_capsules: bool,
     queues: u16,
     namespace: Option<u32>,
     info: Info,
@@ -89,7 +90,13 @@ impl Bringup {
     /// The way to so many I/O queues and this namespace; without one, to a controller that carries out commands.
     #[must_use]
     pub fn new(queues: u16, namespace: Option<u32>) -> Self {
-        Self { step: Step::Capabilities, queues, namespace, info: Info::default() }
+        Self { step: Step::Capabilities, has_capsules: true, queues, namespace, info: Info::default() }
+    }
+
+    /// The same for a controller with queues in memory: its properties are registers, and it has no capsules.
+    #[must_use]
+    pub fn in_memory(queues: u16, namespace: u32) -> Self {
+        Self { has_capsules: false, ..Self::new(queues, Some(namespace)) }
     }
 
     /// The first command.
@@ -123,7 +130,7 @@ impl Bringup {
             Step::Status if self.namespace.is_none() => (Step::Over, Next::Ready(*info)),
             Step::Status => (Step::Controller, Next::Command(command::identify(CONTROLLER, 0), IDENTIFY_LEN)),
             Step::Controller => {
-                info.controller(&answer.data)?;
+                info.controller(&answer.data, self.has_capsules)?;
                 (Step::Queues, Next::Command(command::set_queues(self.queues), 0))
             }
             Step::Queues => {
@@ -165,12 +172,15 @@ fn field<const N: usize>(data: &[u8], at: usize) -> Result<[u8; N], Error> {
 }
 
 impl Info {
-    fn controller(&mut self, data: &[u8]) -> Result<(), Error> {
+    fn controller(&mut self, data: &[u8], has_capsules: bool) -> Result<(), Error> {
         let [exponent] = field(data, 77)?;
         self.transfer_max = match exponent {
             1..=17 => PAGE << exponent,
             _ => TRANSFER_UNLIMITED,
         };
+        if !has_capsules {
+            return Ok(());
+        }
         let units = u32::from_le_bytes(field(data, 1792)?);
         let in_capsule = units.checked_mul(UNIT).and_then(|bytes| bytes.checked_sub(ENTRY));
         self.in_capsule = in_capsule.ok_or(Error::Nonsense("capsules are shorter than an entry"))?;
@@ -259,6 +269,8 @@ mod tests {
         let mut status = Bringup { step: Step::Status, ..Bringup::new(1, None) };
         assert!(matches!(status.next(&good(3, &[])), Err(Error::Nonsense(_))));
         assert!(matches!(status.next(&good(1, &[])), Ok(Next::Ready(_))));
+        let mut memory = Bringup { step: Step::Controller, ..Bringup::in_memory(1, 1) };
+        assert!(matches!(memory.next(&good(0, &[0; 4096])), Ok(Next::Command(..))), "no capsules");
         let mut short = Bringup { step: Step::Controller, ..Bringup::new(1, Some(1)) };
         assert!(short.next(&good(0, &[0; 4096])).is_err() && short.next(&good(0, &[])).is_err());
     }

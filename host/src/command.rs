@@ -25,14 +25,20 @@ pub mod opcode {
     pub const RESERVATION_ACQUIRE: u8 = 0x11;
     /// Reservation Release.
     pub const RESERVATION_RELEASE: u8 = 0x15;
+    /// Create I/O Submission Queue (admin).
+    pub const CREATE_SUBMISSIONS: u8 = 0x01;
     /// Get Log Page (admin).
     pub const GET_LOG_PAGE: u8 = 0x02;
+    /// Create I/O Completion Queue (admin).
+    pub const CREATE_COMPLETIONS: u8 = 0x05;
     /// Identify (admin).
     pub const IDENTIFY: u8 = 0x06;
     /// Set Features (admin).
     pub const SET_FEATURES: u8 = 0x09;
     /// Keep Alive (admin).
     pub const KEEP_ALIVE: u8 = 0x18;
+    /// Doorbell Buffer Config (admin).
+    pub const DOORBELL_BUFFERS: u8 = 0x7c;
 }
 
 /// Types of Fabrics commands.
@@ -52,6 +58,9 @@ const DEALLOCATE: u32 = 1 << 25;
 const ATTRIBUTE_DEALLOCATE: u32 = 0x04;
 /// CATTR: the host does not want to know how far the queue was read.
 const NO_FLOW_CONTROL: u32 = 0x04;
+/// Dword 11 of the commands that create queues: it lies in one piece; it raises interrupts.
+const CONTIGUOUS: u32 = 0x01;
+const INTERRUPTS: u32 = 0x02;
 /// The number of queues (NVMe Base 2.0 5.27.1.5).
 const FEATURE_QUEUES: u32 = 0x07;
 
@@ -157,6 +166,57 @@ pub fn authentication_receive(bytes: u32) -> Sqe {
     with(FABRICS, fabrics::AUTHENTICATION_RECEIVE, &[AUTHENTICATION, bytes])
 }
 
+/// What a Fabrics command does with a property, which is a register of a controller in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Property {
+    /// Reads the one at this offset, of eight bytes if so.
+    Get(u32, bool),
+    /// Writes the one at this offset, of four bytes.
+    Set(u32, u32),
+}
+
+/// What this command does with a property, if it is about one.
+#[must_use]
+pub fn property(sqe: &Sqe) -> Option<Property> {
+    match (sqe.opcode, sqe.nsid.get()) {
+        (FABRICS, fabrics::PROPERTY_GET) => Some(Property::Get(sqe.cdw(11), sqe.cdw(10) & 1 != 0)),
+        (FABRICS, fabrics::PROPERTY_SET) => Some(Property::Set(sqe.cdw(11), sqe.cdw(12))),
+        _ => None,
+    }
+}
+
+/// The same entry with both of its pointers to data in pages.
+#[must_use]
+pub fn in_pages(mut sqe: Sqe, [first, second]: [u64; 2]) -> Sqe {
+    let [second_low, second_high] = [second as u32, (second >> 32) as u32];
+    sqe.sgl.address = first.into();
+    sqe.sgl.length = second_low.into();
+    let [a, b, c, kind] = second_high.to_le_bytes();
+    (sqe.sgl.reserved, sqe.sgl.kind) = ([a, b, c], kind);
+    sqe
+}
+
+/// Create I/O Completion Queue: of so many entries at `address`, with this interrupt.
+#[must_use]
+pub fn create_completions(id: u16, entries: u16, address: u64, vector: Option<u16>) -> Sqe {
+    let interrupts = vector.map_or(0, |vector| INTERRUPTS | u32::from(vector) << 16);
+    let queue = u32::from(id) | u32::from(entries.wrapping_sub(1)) << 16;
+    in_pages(with(opcode::CREATE_COMPLETIONS, 0, &[queue, CONTIGUOUS | interrupts]), [address, 0])
+}
+
+/// Create I/O Submission Queue: of so many entries at `address`, which completes in the queue of the same number.
+#[must_use]
+pub fn create_submissions(id: u16, entries: u16, address: u64) -> Sqe {
+    let queue = u32::from(id) | u32::from(entries.wrapping_sub(1)) << 16;
+    in_pages(with(opcode::CREATE_SUBMISSIONS, 0, &[queue, CONTIGUOUS | u32::from(id) << 16]), [address, 0])
+}
+
+/// Doorbell Buffer Config: both pages.
+#[must_use]
+pub fn doorbell_buffers(doorbells: u64, events: u64) -> Sqe {
+    in_pages(entry(opcode::DOORBELL_BUFFERS, 0), [doorbells, events])
+}
+
 /// How a queue is asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Connect {
@@ -219,6 +279,20 @@ mod tests {
         assert_eq!((log_page(0x70, 8192).cdw(10), log_page(2, 1 << 19).cdw(11)), (0x07ff_0070, 1));
         assert_eq!((set_queues(4).cdw(10), set_queues(4).cdw(11)), (7, 0x3_0003));
         assert_eq!((property_get(0, true).cdw(10), property_set(0x14, 9).cdw(12)), (1, 9));
+        assert_eq!(property(&property_get(0x1c, false)), Some(Property::Get(0x1c, false)));
+        assert_eq!(property(&property_set(0x14, 9)), Some(Property::Set(0x14, 9)));
+        assert_eq!(property(&entry(FABRICS, 1)), None);
+    }
+
+    #[test]
+    fn queues_in_memory() {
+        let sqe = create_completions(3, 128, 0x1_2345_6000, Some(2));
+        assert_eq!((sqe.opcode, sqe.cdw(10), sqe.cdw(11)), (5, 0x7f_0003, 0x2_0003));
+        assert_eq!(create_completions(3, 128, 0, None).cdw(11), 1);
+        let sqe = create_submissions(3, 128, 0);
+        assert_eq!((sqe.opcode, sqe.cdw(10), sqe.cdw(11)), (1, 0x7f_0003, 0x3_0001));
+        let golden = [0, 0x60, 0x45, 0x23, 1, 0, 0, 0, 0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 1];
+        assert_eq!(doorbell_buffers(0x1_2345_6000, 0x0123_4567_89ab_cdef).sgl.as_bytes(), golden);
     }
 
     #[test]

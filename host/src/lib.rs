@@ -1,6 +1,8 @@
-//! An NVMe/TCP host without I/O.
+//! An NVMe host without I/O, over TCP and in memory that is shared with the controller.
 //!
 //! * [`queue`]: one connection, which is one queue: bytes in, events and bytes out
+//! * [`rings`]: a queue in memory: entries and doorbells
+//! * [`vfio`]: how memory comes to be shared with a controller of vfio-user, and its registers are accessed
 //! * [`command`]: the entries of commands that hosts need
 //! * `proof`: how a host proves its name
 //! * [`bringup`]: from an admin queue to a controller that serves a namespace
@@ -15,11 +17,14 @@ pub mod fuzzing;
 mod output;
 mod proof;
 pub mod queue;
+pub mod rings;
 mod task;
+pub mod vfio;
 
 use lunar_nvme::Status;
 use lunar_nvme::auth::wire::Why;
 use lunar_nvme_tcp::wire::FatalStatus;
+use lunar_vfio_user::wire::{Code, Errno};
 use std::fmt;
 
 /// Why a queue cannot go on.
@@ -49,6 +54,8 @@ pub enum Error {
     Nonsense(&'static str),
     /// The controller does not have this namespace.
     NoNamespace(u32),
+    /// A message was refused.
+    Errno(Code, Errno),
 }
 
 impl fmt::Display for Error {
@@ -66,6 +73,7 @@ impl fmt::Display for Error {
             Self::Doubts => f.write_str("the subsystem cannot prove its name: it has another key, or is another"),
             Self::Nonsense(what) => write!(f, "the controller says nonsense: {what}"),
             Self::NoNamespace(id) => write!(f, "the controller does not have namespace {id}"),
+            Self::Errno(code, errno) => write!(f, "{code:?} was refused: {errno:?}"),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use lunar_core::outgoing::{Data, Outgoing};
+use rustix::fd::BorrowedFd;
 
 /// What a command does.
 #[derive(Clone, Debug)]
@@ -46,7 +47,30 @@ pub(crate) enum Told<'a> {
     Done(u32, Ending),
 }
 
-/// A session under load: bytes in, what they mean and bytes out.
+/// A session under load, and what carries it.
+pub(crate) trait Session {
+    /// Polling asks session by session up to so many; beyond, epoll is cheaper.
+    const POLLED_MAX: usize;
+    /// Commands that may start now.
+    fn room(&self) -> u32;
+    /// Starts a command; there is room.
+    fn start(&mut self, request: Request);
+    /// Sends what waits; `false`: not all of it goes now.
+    ///
+    /// # Errors
+    /// When nobody is there any more.
+    fn send(&mut self) -> Result<bool>;
+    /// Takes what has arrived, by way of `buffer` where it needs one, and tells `on` what it means. Tells whether there
+    /// was anything.
+    ///
+    /// # Errors
+    /// Why the session is over.
+    fn take(&mut self, buffer: &mut [u8], on: &mut impl FnMut(Told<'_>)) -> Result<bool>;
+    /// Readable when something has arrived.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+}
+
+/// A session over a stream of bytes: bytes in, what they mean and bytes out.
 pub(crate) trait Driven {
     /// What waits to be sent.
     fn output(&self) -> &Outgoing;

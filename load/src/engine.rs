@@ -1,8 +1,8 @@
 //! One thread that serves all sessions: each wake-up is one receive, as many new commands as ended, one send.
 
-use crate::driven::Driven;
+use crate::driven::Session;
 use crate::lane::Lane;
-use crate::link::{Link, Lost};
+use crate::link::Lost;
 use crate::load::Load;
 use anyhow::{Result, bail};
 use rustix::event::Timespec;
@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 const RECEIVE: usize = 512 << 10;
 /// Sessions of which as many are served in one wake-up.
 const EVENTS: usize = 128;
-/// Polling asks socket by socket up to so many; beyond, epoll is cheaper.
-const POLLED_MAX: usize = 8;
 /// How often somebody at a terminal wants to know.
 const PROGRESS: Duration = Duration::from_secs(1);
 
@@ -24,11 +22,11 @@ const PROGRESS: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Engine<S> {
     /// Sessions with a lane first, then those that only stay.
-    links: Vec<Link<S>>,
+    links: Vec<S>,
     lanes: Vec<Lane>,
     pub(crate) load: Load,
     epoll: OwnedFd,
-    /// Whether a session waits for room in its socket.
+    /// Whether a session waits until the rest of what it has sent goes.
     full: Vec<bool>,
     buffer: Vec<u8>,
     clock: Instant,
@@ -50,20 +48,20 @@ pub(crate) enum End {
     Lost(String),
 }
 
-impl<S: Driven> Engine<S> {
+impl<S: Session> Engine<S> {
     pub(crate) fn new(
-        active: Vec<Link<S>>,
-        idle: Vec<Link<S>>,
+        active: Vec<S>,
+        idle: Vec<S>,
         depth: u32,
         load: Load,
         spin: bool,
         patience: Duration,
     ) -> Result<Self> {
         let lanes = (0..active.len()).map(|number| Lane::new(number, depth)).collect();
-        let links: Vec<Link<S>> = active.into_iter().chain(idle).collect();
+        let links: Vec<S> = active.into_iter().chain(idle).collect();
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         for (at, link) in links.iter().enumerate() {
-            epoll::add(&epoll, &link.socket, EventData::new_u64(at as u64), EventFlags::IN)?;
+            epoll::add(&epoll, link.descriptor(), EventData::new_u64(at as u64), EventFlags::IN)?;
         }
         Ok(Self {
             full: vec![false; links.len()],
@@ -82,7 +80,7 @@ impl<S: Driven> Engine<S> {
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        nanoseconds(self.clock)
     }
 
     /// Goes on until `deadline`; without one until all commands have ended and the load has no more.
@@ -125,7 +123,7 @@ impl<S: Driven> Engine<S> {
 
     /// Waits, and serves what is ready.
     fn turn(&mut self, at_most: Duration) -> Result<()> {
-        if self.spin && self.links.len() <= POLLED_MAX {
+        if self.spin && self.links.len() <= S::POLLED_MAX {
             return (0..self.links.len()).try_for_each(|at| self.serve(at));
         }
         let timeout = if self.spin { Duration::ZERO } else { at_most };
@@ -142,25 +140,25 @@ impl<S: Driven> Engine<S> {
     }
 
     fn serve(&mut self, at: usize) -> Result<()> {
-        let count = self.links[at].read(&mut self.buffer)?;
-        if count > 0 {
-            let now = self.now();
-            self.heard = now;
+        let clock = self.clock;
+        let (mut heard, mut outcome) = (None, Ok(()));
+        let (link, load) = (&mut self.links[at], &mut self.load);
+        let came = match self.lanes.get_mut(at) {
+            Some(lane) => link.take(&mut self.buffer, &mut |told| {
+                let now = *heard.get_or_insert_with(|| nanoseconds(clock));
+                if let Err(error) = lane.take_in(load, now, told) {
+                    outcome = Err(error);
+                }
+            })?,
+            None => link.take(&mut self.buffer, &mut |_| {})?,
+        };
+        outcome?;
+        if came {
+            self.heard = heard.unwrap_or_else(|| nanoseconds(clock));
             self.receives += 1;
-            let session = &mut self.links[at].session;
-            let (lane, load) = (self.lanes.get_mut(at), &mut self.load);
-            let mut outcome = Ok(());
-            match lane {
-                Some(lane) => session.receive(&self.buffer[..count], &mut |told| {
-                    if let Err(error) = lane.take_in(load, now, told) {
-                        outcome = Err(error);
-                    }
-                })?,
-                None => session.receive(&self.buffer[..count], &mut |_| {})?,
-            }
-            outcome?;
         }
-        self.refill(at)
+        // Who polls comes by often, and what one session has ended may be what another waits for.
+        if came || self.full[at] || self.lanes.get(at).is_some_and(Lane::is_idle) { self.refill(at) } else { Ok(()) }
     }
 
     /// Starts new commands of a session and sends what waits.
@@ -168,13 +166,13 @@ impl<S: Driven> Engine<S> {
         let now = self.now();
         let link = &mut self.links[at];
         if let Some(lane) = self.lanes.get_mut(at) {
-            lane.refill(&mut link.session, &mut self.load, now);
+            lane.refill(link, &mut self.load, now);
         }
         let full = !link.send()?;
         if full != self.full[at] {
             self.full[at] = full;
             let interest = if full { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
-            epoll::modify(&self.epoll, &link.socket, EventData::new_u64(at as u64), interest)?;
+            epoll::modify(&self.epoll, link.descriptor(), EventData::new_u64(at as u64), interest)?;
         }
         Ok(())
     }
@@ -194,11 +192,15 @@ impl<S: Driven> Engine<S> {
     }
 
     /// Ends all sessions, each with `close`.
-    pub(crate) fn close(mut self, close: impl Fn(Link<S>)) -> Load {
+    pub(crate) fn close(mut self, close: impl Fn(S)) -> Load {
         if self.progress.is_some() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
         self.links.drain(..).for_each(close);
         self.load
     }
+}
+
+fn nanoseconds(clock: Instant) -> u64 {
+    u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,6 +1,6 @@
 //! One session under load: which commands it has outstanding, and what follows their ends.
 
-use crate::driven::{Driven, Ending, Request, Told, Work};
+use crate::driven::{Ending, Request, Session, Told, Work};
 use crate::load::{Job, Kind, Load};
 use crate::pattern::Blocks;
 use crate::verify::Expect;
@@ -71,7 +71,7 @@ impl Lane {
 
     /// Starts as many commands as the depth, the window and the load allow.
     #[inline]
-    pub(crate) fn refill(&mut self, session: &mut impl Driven, load: &mut Load, now: u64) {
+    pub(crate) fn refill(&mut self, session: &mut impl Session, load: &mut Load, now: u64) {
         for _ in 0..session.room() {
             let cookie = match self.again.pop() {
                 Some(cookie) => cookie,

@@ -1,10 +1,10 @@
-//! The load generator: drives one unit of any iSCSI or NVMe/TCP target from one thread, over as many sessions or
-//! queues as wanted.
+//! The load generator: drives one unit of any iSCSI, NVMe/TCP or vfio-user target from one thread, over as many
+//! sessions or queues as wanted.
 //!
 //! [`run`] carries a load out and gives a [`Report`]; [`command`] is all of `lunar bench`.
 //!
 //! * [`url`]: where a unit is; [`options`]: what a load can be told
-//! * `iscsi`, `nvme`: how sessions are opened and spoken to; `driven`: what they have in common
+//! * `iscsi`, `nvme`, `vfio`: how sessions are opened and spoken to; `driven`: what they have in common
 //! * `engine`, `lane`, `load`: the sessions of a run, the commands of one session, what comes next
 //! * [`verify`], [`pattern`], [`ack_log`]: what must be where
 //! * [`histogram`], [`cost`], [`report`]: what came of it
@@ -24,6 +24,7 @@ pub mod pattern;
 pub mod report;
 pub mod url;
 pub mod verify;
+mod vfio;
 
 pub use options::Options;
 pub use report::Report;
@@ -33,9 +34,8 @@ use crate::url::{Protocol, Url};
 use ack_log::{AckLog, Header, Promises};
 use anyhow::{Context, Result, bail, ensure};
 use cost::{Cost, Snapshot};
-use driven::Driven;
+use driven::Session;
 use engine::{End, Engine};
-use link::Link;
 use load::{Latencies, Load, Plan};
 use report::{Logins, Negotiated, Side, human};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -85,6 +85,7 @@ pub fn discover(options: &Options) -> Result<Vec<Found>> {
     match options.url.protocol {
         Protocol::Iscsi => iscsi::discover(&options.url, options.offer(None, 0), options.timeout),
         Protocol::NvmeTcp => nvme::discover(options),
+        Protocol::VfioUser => bail!("a socket of vfio-user has one controller: there is nothing to list"),
     }
 }
 
@@ -107,9 +108,9 @@ impl Capacity {
 pub(crate) struct Opened<S> {
     pub(crate) url: Url,
     /// Those under load.
-    pub(crate) active: Vec<Link<S>>,
+    pub(crate) active: Vec<S>,
     /// Those that only stay.
-    pub(crate) idle: Vec<Link<S>>,
+    pub(crate) idle: Vec<S>,
     pub(crate) capacity: Capacity,
     /// Bytes of one command at most.
     pub(crate) transfer_max: u32,
@@ -144,15 +145,19 @@ pub fn run(options: &Options) -> Result<Report> {
             raise_file_limit(u64::from(options.sessions) + 1 + idle * (u64::from(options.idle_queues) + 1))?;
             carry_out(options, nvme::open, nvme::close)
         }
+        Protocol::VfioUser => carry_out(options, vfio::open, vfio::close),
     }
 }
 
-fn carry_out<S: Driven>(
+fn carry_out<S: Session>(
     options: &Options,
     open: impl FnOnce(&Options) -> Result<Opened<S>>,
-    close: impl Fn(Link<S>, Duration),
+    close: impl Fn(S, Duration),
 ) -> Result<Report> {
     let promises = options.check_ack_log.as_deref().map(ack_log::read).transpose()?;
+    // What a log has is read as it was written.
+    let of_log = promises.as_ref().and_then(|promises| promises.header.blocks.checked_mul(promises.header.block_size));
+    let options = &Options { bs: of_log.unwrap_or(options.bs), ..options.clone() };
     let Opened { url, active, idle, capacity, transfer_max, negotiated, logins } = open(options)?;
     let plan = plan(options, capacity, transfer_max, promises.as_ref())?;
     let load = load(options, &plan, promises.as_ref())?;
@@ -245,7 +250,7 @@ struct Measured {
     lost: Option<String>,
 }
 
-fn measure<S: Driven>(engine: &mut Engine<S>, options: &Options) -> Result<Measured> {
+fn measure<S: Session>(engine: &mut Engine<S>, options: &Options) -> Result<Measured> {
     let snapshot = || Snapshot::take(options.pid, options.stats.as_deref());
     let lost_is_well = options.ack_log.is_some();
     let lost = |why: String| if lost_is_well { Ok(Some(why)) } else { bail!(why) };
@@ -279,7 +284,7 @@ fn measure<S: Driven>(engine: &mut Engine<S>, options: &Options) -> Result<Measu
 }
 
 /// Reads back what a log says was acknowledged.
-fn check<S: Driven>(engine: &mut Engine<S>, promises: &Promises, all: bool) -> Result<Measured> {
+fn check<S: Session>(engine: &mut Engine<S>, promises: &Promises, all: bool) -> Result<Measured> {
     let blocks = u64::from(engine.load.plan.blocks);
     let base = engine.load.plan.base;
     let place = |lba: u64| {

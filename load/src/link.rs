@@ -1,9 +1,10 @@
 //! A session and its socket.
 
-use crate::driven::Driven;
+use crate::driven::{Driven, Request, Session, Told};
 use crate::url::Url;
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd};
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -18,7 +19,7 @@ const RECEIVE: usize = 64 << 10;
 
 /// The connection was lost.
 #[derive(Debug)]
-pub(crate) struct Lost(io::Error);
+pub(crate) struct Lost(pub(crate) io::Error);
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -92,6 +93,36 @@ impl<S: Driven> Link<S> {
                 return Ok(());
             }
         }
+    }
+}
+
+impl<S: Driven> Session for Link<S> {
+    const POLLED_MAX: usize = 8;
+
+    fn room(&self) -> u32 {
+        self.session.room()
+    }
+
+    #[inline]
+    fn start(&mut self, request: Request) {
+        self.session.start(request);
+    }
+
+    fn send(&mut self) -> Result<bool> {
+        Ok(Self::send(self)?)
+    }
+
+    #[inline]
+    fn take(&mut self, buffer: &mut [u8], on: &mut impl FnMut(Told<'_>)) -> Result<bool> {
+        let count = self.read(buffer)?;
+        if count > 0 {
+            self.session.receive(&buffer[..count], on)?;
+        }
+        Ok(count > 0)
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

@@ -66,7 +66,7 @@ impl Driven for OfNamespace {
 }
 
 #[cold]
-fn not_good(status: Status, retry: bool) -> Ending {
+pub(crate) fn not_good(status: Status, retry: bool) -> Ending {
     match status {
         Status::NOT_READY | Status::TRANSITION if retry => Ending::Again,
         _ => Ending::Failed(format!("{status:?}")),
@@ -203,7 +203,7 @@ fn host_id(name: &str) -> [u8; 16] {
 }
 
 /// All queues of a run, and the namespace they are for.
-pub(crate) fn open(options: &Options) -> Result<Opened<OfNamespace>> {
+pub(crate) fn open(options: &Options) -> Result<Opened<Link<OfNamespace>>> {
     options.check_for_nvme().map_err(anyhow::Error::msg)?;
     let mut url = options.url.clone();
     let subsystem = match &url.target {

@@ -22,6 +22,7 @@ const QUEUES_MAX: i64 = 1024;
 /// Headings of what only one of the protocols has.
 const ISCSI: &str = "iSCSI";
 const NVME: &str = "NVMe";
+const VFIO_USER: &str = "vfio-user";
 /// Bytes of one command: what READ (10) can ask of 512-byte blocks.
 const BLOCK_SIZE_MAX: u64 = 32 << 20;
 
@@ -94,12 +95,23 @@ impl From<DigestChoice> for DigestOffer {
     }
 }
 
-/// A load on one unit of any iSCSI or NVMe/TCP target.
+/// How a controller of vfio-user hears of commands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Doorbells {
+    /// By words in shared memory while it is awake, as Linux does.
+    Shadow,
+    /// By its page of doorbells, which it has to look at, as SPDK does.
+    Mapped,
+    /// By a message each.
+    Told,
+}
+
+/// A load on one unit of any iSCSI, NVMe/TCP or vfio-user target.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Where the unit is; without a name it is the first target that discovery shows.
-    #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]] or nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]]; \
-                  without a name the first target that discovery shows")]
+    #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]], nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] or \
+                  vfio-user:/SOCKET[#NAMESPACE]; without a name the first target that discovery shows")]
     pub url: Url,
     /// Shape of the load
     #[arg(long, value_enum, default_value = "randread", value_name = "SHAPE")]
@@ -216,10 +228,13 @@ pub struct Options {
     #[arg(long, help_heading = NVME, default_value_t = 1, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(..=QUEUES_MAX))]
     pub idle_queues: u16,
+    /// How the controller hears of commands
+    #[arg(long, help_heading = VFIO_USER, value_enum, default_value = "shadow", value_name = "WAY")]
+    pub doorbells: Doorbells,
     /// Run on this CPU
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
-    /// Poll the sockets instead of sleeping until something arrives
+    /// Poll the sockets or queues instead of sleeping until something arrives
     #[arg(long)]
     pub spin: bool,
     /// Process of the target, to tell its CPU time
@@ -273,6 +288,24 @@ impl Options {
         ];
         match asked.iter().find(|(_, is_asked)| *is_asked) {
             Some((option, _)) => Err(format!("{option} is for iSCSI")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether nothing was asked for that only networks have.
+    ///
+    /// # Errors
+    /// A sentence that names what was.
+    pub fn check_for_vfio_user(&self) -> Result<(), String> {
+        self.check_for_nvme()?;
+        let asked = [
+            ("--idle-sessions", self.idle_sessions > 0),
+            ("--header-digest", self.header_digest.is_wanted()),
+            ("--data-digest", self.data_digest.is_wanted()),
+            ("--flow-control", self.flow_control),
+        ];
+        match asked.iter().find(|(_, is_asked)| *is_asked) {
+            Some((option, _)) => Err(format!("{option} is for networks: a socket of vfio-user has one controller")),
             None => Ok(()),
         }
     }

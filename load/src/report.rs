@@ -71,6 +71,8 @@ pub enum Negotiated {
     Iscsi(Agreed),
     /// By the controller and its first I/O queue.
     NvmeTcp(Queues),
+    /// By the controller.
+    VfioUser(Rings),
 }
 
 impl Negotiated {
@@ -80,6 +82,7 @@ impl Negotiated {
         match self {
             Self::Iscsi(agreed) => agreed.window,
             Self::NvmeTcp(queues) => queues.window,
+            Self::VfioUser(rings) => rings.window,
         }
     }
 }
@@ -129,6 +132,19 @@ pub struct Queues {
     pub in_capsule: u32,
     /// Bytes of one H2CData PDU at most.
     pub max_h2c_data: u32,
+    /// Bytes of one command at most.
+    pub max_transfer: u32,
+    /// Entries of a queue at most.
+    pub entries_max: u16,
+    /// Commands that the first I/O queue holds.
+    pub window: u32,
+}
+
+/// What an NVMe controller with queues in memory said.
+#[derive(Clone, Debug, Serialize)]
+pub struct Rings {
+    /// How it hears of commands.
+    pub doorbells: &'static str,
     /// Bytes of one command at most.
     pub max_transfer: u32,
     /// Entries of a queue at most.

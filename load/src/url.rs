@@ -1,4 +1,5 @@
-//! Where a unit is: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]`.
+//! Where a unit is: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]`,
+//! `vfio-user:/socket[#namespace]`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,24 +11,29 @@ pub enum Protocol {
     Iscsi,
     /// NVMe/TCP.
     NvmeTcp,
+    /// NVMe over vfio-user.
+    VfioUser,
 }
 
 impl Protocol {
+    /// Those of networks.
     const ALL: [Self; 2] = [Self::Iscsi, Self::NvmeTcp];
 
     fn scheme(self) -> &'static str {
         match self {
             Self::Iscsi => "iscsi",
             Self::NvmeTcp => "nvme-tcp",
+            Self::VfioUser => "vfio-user",
         }
     }
 
-    /// The port that the IANA gave to it.
+    /// The port that the IANA gave to it; none to what is no network.
     #[must_use]
     pub fn port(self) -> u16 {
         match self {
             Self::Iscsi => 3260,
             Self::NvmeTcp => 4420,
+            Self::VfioUser => 0,
         }
     }
 
@@ -35,7 +41,7 @@ impl Protocol {
     fn units(self) -> std::ops::RangeInclusive<u32> {
         match self {
             Self::Iscsi => 0..=0x3fff,
-            Self::NvmeTcp => 1..=0xffff_fffe,
+            Self::NvmeTcp | Self::VfioUser => 1..=0xffff_fffe,
         }
     }
 }
@@ -45,7 +51,8 @@ impl Protocol {
 pub struct Url {
     /// How it is spoken to.
     pub protocol: Protocol,
-    /// Host name or address, without the brackets of IPv6.
+    /// Host name or address, without the brackets of IPv6; of vfio-user the socket, or the folder that has it as
+    /// `cntrl`.
     pub host: String,
     /// TCP port.
     pub port: u16,
@@ -60,6 +67,15 @@ impl Url {
     #[must_use]
     pub fn portal(&self) -> (&str, u16) {
         (&self.host, self.port)
+    }
+
+    fn of_socket(rest: &str) -> Result<Self, String> {
+        let (path, unit) = rest.split_once('#').map_or((rest, None), |(path, unit)| (path, Some(unit)));
+        if path.is_empty() {
+            return Err("vfio-user: names no socket".to_owned());
+        }
+        let unit = unit_of(unit, Protocol::VfioUser)?;
+        Ok(Self { protocol: Protocol::VfioUser, host: path.to_owned(), port: 0, target: None, unit })
     }
 
     /// The same unit behind another portal, written `host[:port][,group]` as targets do (RFC 7143 13.8).
@@ -77,25 +93,32 @@ impl FromStr for Url {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(rest) = text.strip_prefix("vfio-user:") {
+            return Self::of_socket(rest);
+        }
         let (protocol, rest) = (Protocol::ALL.into_iter())
             .find_map(|protocol| Some((protocol, text.strip_prefix(protocol.scheme())?.strip_prefix("://")?)))
             .ok_or_else(|| {
                 format!(
                     "{text:?} is neither iscsi://HOST[:PORT][/TARGET-NAME[/LUN]] nor \
-                     nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]]"
+                     nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] nor vfio-user:/SOCKET[#NAMESPACE]"
                 )
             })?;
         let mut parts = rest.splitn(3, '/');
         let (host, port) = split_portal(parts.next().unwrap_or_default(), protocol)?;
         let target = parts.next().filter(|name| !name.is_empty()).map(str::to_owned);
-        let units = protocol.units();
-        let unit = match parts.next().filter(|unit| !unit.is_empty()) {
-            None => *units.start(),
-            Some(unit) => unit.parse().ok().filter(|unit| units.contains(unit)).ok_or_else(|| {
-                format!("{unit:?} is not a unit of {}: {} to {}", protocol.scheme(), units.start(), units.end())
-            })?,
-        };
+        let unit = unit_of(parts.next(), protocol)?;
         Ok(Self { protocol, host, port, target, unit })
+    }
+}
+
+fn unit_of(text: Option<&str>, protocol: Protocol) -> Result<u32, String> {
+    let units = protocol.units();
+    match text.filter(|unit| !unit.is_empty()) {
+        None => Ok(*units.start()),
+        Some(unit) => unit.parse().ok().filter(|unit| units.contains(unit)).ok_or_else(|| {
+            format!("{unit:?} is not a unit of {}: {} to {}", protocol.scheme(), units.start(), units.end())
+        }),
     }
 }
 
@@ -120,6 +143,9 @@ fn split_portal(portal: &str, protocol: Protocol) -> Result<(String, u16), Strin
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = self.protocol.scheme();
+        if self.protocol == Protocol::VfioUser {
+            return write!(f, "{scheme}:{}#{}", self.host, self.unit);
+        }
         match self.host.contains(':') {
             true => write!(f, "{scheme}://[{}]:{}", self.host, self.port)?,
             false => write!(f, "{scheme}://{}:{}", self.host, self.port)?,
@@ -144,6 +170,8 @@ mod tests {
             ("iscsi://[fe80::1]:9/iqn.x/3", "fe80::1", 9, Some("iqn.x"), 3),
             ("iscsi://[::1]/eui.02004567A425678D/16383", "::1", 3260, Some("eui.02004567A425678D"), 16383),
             ("nvme-tcp://a", "a", 4420, None, 1),
+            ("vfio-user:/run/vm/cntrl", "/run/vm/cntrl", 0, None, 1),
+            ("vfio-user:here#7", "here", 0, None, 7),
             (
                 "nvme-tcp://[::1]:8009/nqn.2026-01.io.x:y/4294967294",
                 "::1",
@@ -172,6 +200,9 @@ mod tests {
             "nvme://a",
             "nvme-tcp://a/b/0",
             "nvme-tcp:/a",
+            "vfio-user:",
+            "vfio-user:#2",
+            "vfio-user:/a#0",
         ] {
             assert!(text.parse::<Url>().is_err(), "{text}");
         }

@@ -2,10 +2,12 @@
 
 use crate::access::Who;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use lunar_control::model::ISCSI_PORT;
+use lunar_control::check::SOCKET_PATH_MAX;
+use lunar_control::model::{ISCSI_PORT, VM_NQN};
 use lunar_control::names::{Address, IscsiName};
 use lunar_control::value::Textual;
-use lunar_vfio_user::serve::Endpoint;
+use lunar_nvme::Tenant;
+use lunar_vfio_user::serve::{Endpoint, Permission};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -210,15 +212,12 @@ pub struct Machines {
     pub mode: u32,
 }
 
-/// Bytes of a socket's path at most (`sun_path` of unix(7), and the zero that ends it).
-const SOCKET_PATH_MAX: usize = 107;
-
 impl Machines {
-    /// Where each virtual machine finds its controller.
+    /// Where each virtual machine finds its controller of this subsystem.
     ///
     /// # Errors
     /// When a path is too long for a socket.
-    pub fn endpoints(&self) -> anyhow::Result<Vec<Endpoint>> {
+    pub fn endpoints(&self, subsystem: &str) -> anyhow::Result<Vec<Endpoint>> {
         let folder = self.folder.clone().unwrap_or_else(|| {
             let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
             runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("lunar/vm")
@@ -229,7 +228,16 @@ impl Machines {
             if path.as_os_str().len() > SOCKET_PATH_MAX {
                 anyhow::bail!("{} is too long for a socket: choose another --vm-folder", path.display());
             }
-            Ok(Endpoint { name: name.clone(), path, mode: self.mode })
+            let tenant = Tenant {
+                host: format!("{VM_NQN}{name}").into(),
+                subsystem: subsystem.into(),
+                map: None,
+                // The first, as it is for other hosts.
+                group: 1,
+                address: path.display().to_string(),
+            };
+            let permission = Permission { mode: self.mode, owner: None, group: None };
+            Ok(Endpoint { name: name.clone(), path, permission, tenant })
         };
         self.names.iter().map(endpoint).collect()
     }
@@ -370,10 +378,10 @@ mod tests {
     #[test]
     fn virtual_machines_have_their_sockets() {
         let machines = Machines { names: vec!["a".into()], folder: Some("/x".into()), mode: 0o660 };
-        let endpoints = machines.endpoints().expect("short");
-        assert_eq!((endpoints[0].path.to_str(), endpoints[0].mode), (Some("/x/a/cntrl"), 0o660));
+        let endpoints = machines.endpoints("nqn.x").expect("short");
+        assert_eq!((endpoints[0].path.to_str(), endpoints[0].permission.mode), (Some("/x/a/cntrl"), 0o660));
         let long = Machines { folder: Some("/x".repeat(60).into()), ..machines };
-        assert!(long.endpoints().is_err());
+        assert!(long.endpoints("nqn.x").is_err());
         assert_eq!((mode("660"), machine_name("web-1.a_b")), (Ok(0o660), Ok("web-1.a_b".into())));
         assert!(mode("1777").is_err() && mode("8").is_err());
         for bad in ["", "..", "a/b", "a b", &"a".repeat(65)] {

@@ -1,5 +1,6 @@
 //! What `lunar serve` says when it is ready: what is shared, where, and how each common client connects.
 
+use lunar_control::api::qemu;
 use lunar_core::medium::MediumKind;
 use lunar_core::unit::Unit;
 use lunar_vfio_user::serve::Endpoint;
@@ -138,14 +139,14 @@ fn over_iscsi(line: &mut impl FnMut(String), target: &str, at: SocketAddr) {
     line(format!("           Connect-IscsiTarget -NodeAddress {target}"));
 }
 
-/// QEMU 10.1 and later. It shares a guest's memory only if it is told to.
 fn over_vfio_user(line: &mut impl FnMut(String), machine: &Endpoint) {
-    line("  QEMU     qemu-system-x86_64 -m 1G -machine q35,memory-backend=mem \\".into());
-    line("             -object memory-backend-memfd,id=mem,size=1G,share=on \\".into());
-    let path = machine.path.display();
-    line(format!(
-        "             -device '{{\"driver\":\"vfio-user-pci\",\"socket\":{{\"type\":\"unix\",\"path\":\"{path}\"}}}}'"
-    ));
+    let mut head = "  QEMU     qemu-system-x86_64 -m 1G ".to_owned();
+    let options = qemu(&machine.path);
+    for (at, option) in options.iter().enumerate() {
+        let end = if at + 1 == options.len() { "" } else { " \\" };
+        line(format!("{head}{option}{end}"));
+        head = " ".repeat(13);
+    }
 }
 
 fn over_nvme(line: &mut impl FnMut(String), nqn: &str, at: SocketAddr) {
@@ -171,7 +172,9 @@ mod tests {
     fn the_banner_tells_how_to_connect() {
         let line = Line { lun: 0, name: "disk.img".into(), bytes: 1 << 30, traits: "thin".into() };
         let any = SocketAddr::from(([0, 0, 0, 0], 3260));
-        let machines = vec![Endpoint { name: "web".into(), path: "/run/lunar/vm/web/cntrl".into(), mode: 0o600 }];
+        let machines =
+            crate::args::Machines { names: vec!["web".into()], folder: Some("/run/lunar/vm".into()), mode: 0 };
+        let machines = machines.endpoints("nqn.x:disk").expect("short");
         let nvme = vec![SocketAddr::from(([0, 0, 0, 0], 4420))];
         let faces = Faces { iscsi: vec![any], nvme, machines, restricted: false };
         let text = banner("iqn.x:disk", "nqn.x:disk", &[line], &faces, None);

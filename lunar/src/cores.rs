@@ -11,7 +11,7 @@ use lunar_iscsi::directory::Way;
 use lunar_iscsi::registry::Place;
 use lunar_iscsi::serve::{Front, Peers};
 use lunar_nvme::namespace::Access;
-use lunar_nvme::{Everywhere as NvmeEverywhere, Renewing, Sanitizing, Subsystem};
+use lunar_nvme::{Everywhere as NvmeEverywhere, Renewing, Sanitizing, Subsystem, directory};
 use lunar_nvme_tcp::serve::Front as NvmeFront;
 use lunar_reactor::Reactor;
 use lunar_reactor::channel::{Receiver, Sender};
@@ -58,8 +58,8 @@ pub enum Letter {
 pub enum Face {
     /// iSCSI, by this way.
     Iscsi(Way),
-    /// NVMe/TCP.
-    Nvme,
+    /// NVMe/TCP, by this way.
+    Nvme(directory::Way),
 }
 
 /// A task of a core.
@@ -78,12 +78,12 @@ impl fmt::Debug for Order {
 pub struct Served {
     /// Its view of the SCSI target.
     pub target: Rc<Target>,
-    /// Its view of the NVM subsystem.
+    /// Its view of the NVM subsystems.
     pub subsystem: Rc<Subsystem>,
     /// Its iSCSI.
     pub iscsi: Rc<Front>,
-    /// Its NVMe/TCP, if it has any.
-    pub nvme: Option<Rc<NvmeFront>>,
+    /// Its NVMe/TCP, once a host has come.
+    pub nvme: OnceCell<Rc<NvmeFront>>,
     /// The core that carries orders out, if there is somebody to give some.
     pub core: OnceCell<Weak<Core>>,
     /// Its controllers of virtual machines, if it has any.
@@ -251,13 +251,16 @@ impl Links {
 
     /// Serves the letters that reach this core, until it is told to drain.
     pub async fn serve(self: &Rc<Self>, reactor: &Reactor, mut letters: Receiver<Letter>, served: &Rc<Served>) {
+        let mut is_draining = false;
         while let Some(letter) = letters.recv().await {
             match letter {
                 Letter::Answer(id) => self.answered(id),
                 Letter::Connection(Face::Iscsi(way), incoming) => served.iscsi.serve(incoming, way),
-                Letter::Connection(Face::Nvme, incoming) => {
-                    if let Some(front) = &served.nvme {
-                        front.serve(incoming);
+                Letter::Connection(Face::Nvme(way), incoming) => {
+                    let core = || served.core.get().and_then(Weak::upgrade).filter(|_| !is_draining);
+                    let front = served.nvme.get().cloned().or_else(|| Some(core()?.nvme()));
+                    if let Some(front) = front {
+                        front.serve(incoming, way);
                     }
                 }
                 Letter::Order(Order(work)) => {
@@ -266,8 +269,9 @@ impl Links {
                     }
                 }
                 Letter::Drain => {
+                    is_draining = true;
                     served.iscsi.drain();
-                    served.nvme.iter().for_each(|front| front.drain());
+                    served.nvme.get().iter().for_each(|front| front.drain());
                     served.machines.get().iter().for_each(|front| front.drain());
                 }
                 Letter::Ask { from, what, duty } => {
@@ -399,19 +403,18 @@ fn lun_of(unit: UnitId) -> u16 {
     unit.0 as u16
 }
 
-/// Has NVMe go by what SCSI alone decides: the state of asymmetric access of the first target port group, which is the
-/// one that NVMe's ports are in.
+/// Has NVMe go by what SCSI alone decides: the states of asymmetric access of the portal groups.
 fn mirror(mail: &Mail, subsystem: &Subsystem) {
-    const GROUP: u16 = 1;
     let Mail::Change { lun, change: Change::Access(accesses), .. } = mail else { return };
-    let Some(access) = accesses.iter().find(|access| access.group == GROUP) else { return };
-    let state = match access.state {
-        AluaState::ACTIVE_OPTIMIZED => Access::OPTIMIZED,
-        AluaState::ACTIVE_NON_OPTIMIZED => Access::NON_OPTIMIZED,
-        AluaState::TRANSITIONING => Access::CHANGE,
-        _ => Access::INACCESSIBLE,
-    };
-    subsystem.set_access(UnitId((*lun).into()), state);
+    for access in accesses.iter() {
+        let state = match access.state {
+            AluaState::ACTIVE_OPTIMIZED => Access::OPTIMIZED,
+            AluaState::ACTIVE_NON_OPTIMIZED => Access::NON_OPTIMIZED,
+            AluaState::TRANSITIONING => Access::CHANGE,
+            _ => Access::INACCESSIBLE,
+        };
+        subsystem.set_access(UnitId((*lun).into()), access.group, state);
+    }
 }
 
 /// Reaches the views of all command sets on all cores, but NVMe's on this one.

@@ -7,9 +7,11 @@
 //! A part of the daemon that is configured, too, beside what is shared, is a [`Part`].
 
 use crate::live::Live;
+use crate::notify::Notify;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use lunar_control::check::{Checked, Machine, Outside};
+use lunar_control::live::Live as _;
 use lunar_control::manager::Failure;
 use lunar_control::model::{StoreKind, Volume};
 use lunar_control::names::Uuid;
@@ -68,8 +70,8 @@ impl fmt::Debug for Control {
 }
 
 impl Control {
-    /// Has the control thread do something after all that it was asked before, and waits for what comes of it. What is
-    /// asked here may take as long as sessions get to drain: an asynchronous caller posts instead.
+    /// Has the control thread do something after all that it was asked before, and waits for what comes of it. What of a
+    /// change goes on afterwards, [`lunar_control::live::Live::settling`] waits for.
     ///
     /// # Errors
     /// When the service stops.
@@ -97,7 +99,20 @@ impl Control {
     /// # Errors
     /// What is in the way, with places in the file; nothing was changed then.
     pub fn reload(&self) -> Result<Result<Plan, Failure>, Stopped> {
-        self.ask(|keeper| keeper.reload(SystemTime::now()))
+        loop {
+            let asked = self.ask(|keeper| match keeper.running().settling() {
+                Some(wait) => Err(wait),
+                None => Ok((keeper.reload(SystemTime::now()), keeper.running().settling())),
+            })?;
+            match asked {
+                Ok((outcome, wait)) => {
+                    wait.into_iter().for_each(|wait| wait());
+                    return Ok(outcome);
+                }
+                // The control thread has time for others meanwhile.
+                Err(wait) => wait(),
+            }
+        }
     }
 }
 
@@ -185,6 +200,7 @@ impl Service {
         let (live, state) = Live::of_file(&config, state)?;
         let outside = Here::new(config.clone());
         let mut keeper = Manager::start(&config, &state, outside, live, SystemTime::now())?;
+        keeper.running().settled();
         let (way, work) = mpsc::channel();
         let thread = std::thread::Builder::new().name("control".into());
         let thread = thread.spawn(move || {
@@ -226,7 +242,7 @@ impl Service {
 ///
 /// # Errors
 /// Everything that keeps it from starting, in words that say what to do.
-pub fn run(daemon: &Daemon, attach: impl FnOnce(&Control) -> Result<Box<dyn Any>>) -> Result<()> {
+pub fn run(daemon: &Daemon, notify: &Notify, attach: impl FnOnce(&Control) -> Result<Box<dyn Any>>) -> Result<()> {
     if !daemon.config.exists() {
         bail!("{} does not exist: write one first (docs/lunar.example.toml is an example)", daemon.config.display());
     }
@@ -235,15 +251,21 @@ pub fn run(daemon: &Daemon, attach: impl FnOnce(&Control) -> Result<Box<dyn Any>
     let service = Service::start(&daemon.config, daemon.state.as_deref())?;
     let attached = attach(service.control()).context("starting the API")?;
     println!("lunar serves {}", daemon.config.display());
+    let cores = service.control().ask(|keeper| keeper.running().house().cores().clone())?;
+    let watch = notify.watch(&cores);
+    notify.ready();
     for signal in signals.forever() {
         if signal != SIGHUP {
             break;
         }
+        notify.reloading();
         match service.control().reload()? {
             Ok(plan) => eprintln!("reloaded {}:\n{plan}", daemon.config.display()),
             Err(why) => eprintln!("what runs was not changed:\n{why}"),
         }
+        notify.ready();
     }
-    drop(attached);
+    notify.stopping();
+    drop((watch, attached));
     service.halt()?.into_running().into_house().stop(&mut signals)
 }

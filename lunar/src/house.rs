@@ -22,7 +22,7 @@ use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::{Place, Registry};
 use lunar_nvme::auth::exchange::Terms;
 use lunar_nvme::auth::guard::{Guard as NvmeGuard, Record as NvmeRecord};
-use lunar_nvme::{Controllers, Path};
+use lunar_nvme::{Board, Controllers, Path};
 use lunar_nvme_tcp::tls::Channels;
 use lunar_reactor::Choice;
 use lunar_reactor::channel::Sender;
@@ -31,7 +31,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::Signals;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -52,33 +52,14 @@ pub struct Frame {
     pub register: bool,
     /// How long commands under way get to finish at the end.
     pub drain: Duration,
-    /// What NVMe hosts are to be served, if anything.
-    pub nvme: Option<NvmeFrame>,
-}
-
-/// What NVMe hosts are to be served.
-#[derive(Clone, Debug)]
-pub struct NvmeFrame {
-    /// Name of the NVM subsystem.
-    pub nqn: String,
-    /// Name of the target whose hosts may come in.
-    pub target: Arc<str>,
-    /// Serial number, model, and firmware revision.
-    pub serial: String,
-    /// Its model.
-    pub model: String,
-    /// Its firmware revision.
-    pub firmware: String,
-    /// The address that the discovery service tells; `None`: the one that the host came in by.
-    pub advertise: Option<std::net::IpAddr>,
-    /// Other discovery services that hosts are told of.
-    pub referrals: Vec<Path>,
-    /// How hosts prove their names.
+    /// The address that NVMe discovery tells; `None`: the one that the host came in by.
+    pub advertise: Option<IpAddr>,
+    /// How NVMe hosts prove their names.
     pub terms: Terms,
-    /// Whether any host has a secure channel.
+    /// Other discovery services that they are told of.
+    pub referrals: Vec<Path>,
+    /// Whether any of them has a secure channel.
     pub has_channels: bool,
-    /// Whether it is served over TCP; virtual machines are not the only hosts then.
-    pub over_tcp: bool,
 }
 
 /// What all cores have in common.
@@ -92,6 +73,8 @@ pub struct Common {
     pub registry: Arc<Registry>,
     /// The controllers.
     pub controllers: Arc<Controllers>,
+    /// What NVM subsystems there are, and who may come in.
+    pub board: Arc<Board>,
     /// What units keep for all cores and command sets.
     pub shared: Arc<SharedUnits>,
     /// The ROD tokens.
@@ -113,14 +96,10 @@ enum Report {
     Failed(anyhow::Error),
 }
 
-/// Which NVMe hosts may come in: those of the target that they share, whose failures cost the same.
-fn nvme_guard(guard: &Arc<Guard>, frame: Option<&NvmeFrame>) -> Arc<NvmeGuard> {
-    let (in_force, nobody) = (guard.clone(), Arc::new(Access::nobody()));
-    let (target, terms) = frame.map(|frame| (frame.target.clone(), frame.terms.clone())).unwrap_or_default();
-    let access =
-        move || in_force.directory().target(&target).map_or_else(|| nobody.clone(), |entry| entry.access.clone());
+/// Which NVMe hosts may come in. Their failures cost the same as those of initiators.
+fn nvme_guard(guard: &Arc<Guard>, board: &Arc<Board>, terms: &Terms) -> Arc<NvmeGuard> {
     let audit = |record: &NvmeRecord| eprintln!("audit: {record}");
-    NvmeGuard::new(Box::new(access), terms, guard.throttling(), Box::new(random), Box::new(audit))
+    NvmeGuard::new(board.clone(), terms.clone(), guard.throttling(), Box::new(random), Box::new(audit))
 }
 
 /// The cores, while they run.
@@ -215,15 +194,16 @@ impl House {
         raise_open_files();
         let count = frame.cores;
         let guard = Guard::new(directory, Box::new(random), Box::new(audit));
-        let nvme_guard = nvme_guard(&guard, frame.nvme.as_ref());
+        let board = Arc::<Board>::default();
+        let nvme_guard = nvme_guard(&guard, &board, &frame.terms);
         let of_hosts = nvme_guard.clone();
         let channels = || Channels::new(move |identity| of_hosts.channel(identity)).context("preparing TLS");
-        let has_channels = frame.nvme.as_ref().is_some_and(|frame| frame.has_channels);
-        let channels = has_channels.then(channels).transpose()?;
+        let channels = frame.has_channels.then(channels).transpose()?;
         let common = Arc::new(Common {
             stats: (0..count).map(|_| Arc::default()).collect(),
             registry: Arc::default(),
             controllers: Arc::default(),
+            board,
             shared: Arc::default(),
             tokens: tokens(),
             guard,

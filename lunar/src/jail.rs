@@ -43,6 +43,13 @@ impl Paths {
         paths.keep.extend(real.parent().into_iter().chain(socket.and_then(Path::parent)).map(Path::to_owned));
         paths.keep.push(state.to_owned());
         paths.keep.extend(config.server.folders.iter().map(|folder| folder.path().to_owned()));
+        let runtime = crate::live::runtime();
+        paths.keep.extend(config.vms.iter().filter_map(|(name, vm)| {
+            // Where the folder itself has to be made, the one above it is kept.
+            let socket = vm.socket(name, &runtime);
+            let usual = vm.socket.is_none().then(|| runtime.clone());
+            usual.or_else(|| socket.parent().map(Path::to_owned))
+        }));
         for volume in config.volumes.values() {
             let Some(path) = volume.path.as_ref().map(|path| path.path().to_owned()) else { continue };
             let is_there = path.exists();

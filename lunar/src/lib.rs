@@ -8,6 +8,7 @@ pub mod daemon;
 pub mod house;
 pub mod jail;
 pub mod live;
+pub mod notify;
 pub mod operator;
 pub mod proofs;
 pub mod serve;

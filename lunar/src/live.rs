@@ -2,11 +2,14 @@
 //! can fail has not.
 //!
 //! * `shape`: what the cores make of a configuration
+//! * `hosts`: the same for NVMe; `machines`: the sockets of virtual machines
 //! * `ports`: which number each target port has, for ever
 //! * `settle`: from one shape to the next, without disturbing whom it does not concern
 //! * `sight`: who is logged in, and what was counted
 //! * here: [`Running`]: volumes and addresses
 
+mod hosts;
+mod machines;
 mod ports;
 mod settle;
 mod shape;
@@ -29,13 +32,17 @@ use lunar_core::tally::Tally;
 use lunar_core::unit::UnitId;
 use lunar_iscsi::directory::Directory;
 use lunar_iscsi::guard::audit::Record;
+use lunar_nvme::auth::exchange::Terms;
 use lunar_reactor::Choice;
 use lunar_reactor::linger::until_free;
 use lunar_scsi::lun::LUNS_MAX;
+use lunar_vfio_user::serve::Permission;
+use machines::Made;
+pub use machines::runtime;
 use ports::Ports;
-use settle::Settled;
+use settle::{Latch, Settled};
 use shape::{Accesses, Listener};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -44,6 +51,9 @@ use std::sync::{Arc, OnceLock};
 
 /// Keys of a volume that change how its unit is served, and not which unit it is.
 const SAME_UNIT: [&str; 5] = ["size", "read_only", "write_through", "direct", "revision"];
+
+/// Keys of a portal that say where it is.
+const ADDRESS: [&str; 2] = ["address", "protocol"];
 
 /// Takes the records of logins, from any core.
 pub type Listening = Box<dyn Fn(&Record) + Send + Sync>;
@@ -64,17 +74,23 @@ pub struct Live {
     state: PathBuf,
     volumes: BTreeMap<String, Placed>,
     listeners: BTreeMap<String, Listener>,
+    /// The sockets of virtual machines.
+    sockets: BTreeMap<PathBuf, Made>,
+    /// Where those are that are given no place.
+    runtime: PathBuf,
     ports: Ports,
     parts: Vec<Box<dyn Part>>,
     /// Who takes the records of logins; until somebody does, they are lines of the log.
     listener: Arc<OnceLock<Listening>>,
     /// Numbers of units that are taken.
-    units: BTreeSet<u32>,
+    units: Numbers,
     tickets: u64,
     portals: u32,
     /// What is known of the plan that is being carried out.
     coming: Coming,
     settled: Settled,
+    /// Opens when nothing of the last change goes on any more.
+    settling: Latch,
 }
 
 impl fmt::Debug for Live {
@@ -83,11 +99,40 @@ impl fmt::Debug for Live {
     }
 }
 
+/// Numbers of units: the lowest that is free is given next.
+#[derive(Default)]
+struct Numbers {
+    taken: BTreeSet<u32>,
+    /// All below are taken.
+    first: u32,
+}
+
+impl Numbers {
+    /// The lowest that is free; `None` if there is none.
+    fn free(&mut self) -> Option<u32> {
+        while self.taken.contains(&self.first) {
+            self.first += 1;
+        }
+        (self.first < u32::from(LUNS_MAX)).then_some(self.first)
+    }
+
+    fn take(&mut self, number: u32) {
+        self.taken.insert(number);
+    }
+
+    fn give_back(&mut self, number: u32) {
+        self.taken.remove(&number);
+        self.first = self.first.min(number);
+    }
+}
+
 /// What is known of a plan while it is carried out.
 #[derive(Default)]
 struct Coming {
     /// Who may log in then; the first step makes it.
     accesses: Option<Accesses>,
+    /// Which volume is where, before anything is changed; the first step makes it.
+    places: HashMap<PathBuf, String>,
     /// Whether the parts have prepared themselves.
     parts: bool,
     /// Units to be served.
@@ -98,6 +143,8 @@ struct Coming {
     replaced: BTreeSet<String>,
     /// Units that are served for the first time.
     new: Vec<UnitId>,
+    /// Units that are served in another shape.
+    reshaped: Vec<UnitId>,
     /// Listeners that are not wanted any more.
     closing: Vec<Listener>,
 }
@@ -122,6 +169,13 @@ pub enum Ready {
         displaced: Option<BoundListener>,
         /// Whether it is one that was there before.
         is_taken_over: bool,
+    },
+    /// A virtual machine has its socket.
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Who might open it before, if it is one that was there.
+        before: Option<Permission>,
     },
     /// The other parts of the daemon have prepared themselves.
     Parts,
@@ -172,7 +226,10 @@ impl Live {
             spin: server.spin.0,
             register: config.volumes.values().any(|volume| volume.direct),
             drain: server.drain.0,
-            nvme: None,
+            advertise: None,
+            terms: Terms::default(),
+            referrals: Vec::new(),
+            has_channels: false,
         };
         let ports = Ports::open(state).map_err(|why| anyhow!(why))?;
         let listener: Arc<OnceLock<Listening>> = Arc::default();
@@ -187,14 +244,17 @@ impl Live {
             state: state.to_owned(),
             volumes: BTreeMap::new(),
             listeners: BTreeMap::new(),
+            sockets: BTreeMap::new(),
+            runtime: runtime(),
             ports,
             parts: Vec::new(),
             listener,
-            units: BTreeSet::new(),
+            units: Numbers::default(),
             tickets: 0,
             portals: 0,
             coming: Coming::default(),
             settled: Settled::default(),
+            settling: Latch::opened(),
         })
     }
 
@@ -202,6 +262,11 @@ impl Live {
     #[must_use]
     pub fn house(&self) -> &House {
         &self.house
+    }
+
+    /// Waits until nothing of the last change goes on any more.
+    pub fn settled(&self) {
+        self.settling.wait();
     }
 
     /// The cores, to end them.
@@ -241,19 +306,18 @@ impl Live {
             }
         }
         // Another may be what is in this place until now; what is in memory is nobody else's.
-        let in_place = |other: &&Placed| other.model.path.is_some() && other.model.path == model.path;
-        let before = own.as_ref().filter(|_| is_same).or_else(|| self.volumes.values().find(in_place));
+        let in_place = || self.volumes.get(self.coming.places.get(model.path.as_ref()?.path())?);
+        let before = own.as_ref().filter(|_| is_same).or_else(in_place);
         let volume = Volume::configured(name, model, &self.state, before.map(|before| &before.volume));
         let volume = volume.map_err(|why| format!("{why:#}"))?;
         let placed = match own.filter(|_| is_same) {
             Some(own) => Placed { volume, model: model.clone(), ..own },
             None => {
-                let free = (0..u32::from(LUNS_MAX)).find(|number| !self.units.contains(number));
-                let unit = UnitId(free.ok_or_else(|| format!("there are {LUNS_MAX} volumes already"))?);
+                let unit = UnitId(self.units.free().ok_or_else(|| format!("there are {LUNS_MAX} volumes already"))?);
                 let shared = &self.house.common().shared;
                 shared.restore(unit, &**volume.keep()).map_err(|why| why.to_string())?;
                 let (medium, tally) = (Medium::of(volume.medium()), Tally::new(self.house.cores().count()));
-                self.units.insert(unit.0);
+                self.units.take(unit.0);
                 Placed { unit, volume, medium, tally, model: model.clone() }
             }
         };
@@ -261,7 +325,7 @@ impl Live {
         let ticket = self.ticket();
         if let Err(why) = self.house.open(&Opening { ticket, unit, volume, medium, tally }) {
             if !is_same {
-                self.units.remove(&unit.0);
+                self.units.give_back(unit.0);
             }
             return Err(format!("{why:#}"));
         }
@@ -271,7 +335,7 @@ impl Live {
     /// Listens at the address of the portal of this name.
     fn listen(&mut self, name: &str, wanted: &Checked) -> Result<Ready, String> {
         let portal = wanted.config.portals.get(name).ok_or("it is not in the configuration")?;
-        let address = portal.address.0;
+        let address = portal.address();
         let held = self.listeners.values().chain(&self.coming.closing).find(|listener| listener.address == address);
         if let Some(listener) = held {
             return Ok(Ready::Portal { listener: BoundListener(*listener), displaced: None, is_taken_over: true });
@@ -279,7 +343,7 @@ impl Live {
         // All addresses of a port and one of them are in each other's way: ours that goes, goes first.
         let is_kept = |listener: &Listener| {
             wanted.config.portals.iter().any(|(name, portal)| {
-                self.listeners.get(name) == Some(listener) && portal.address.0 == listener.address
+                self.listeners.get(name) == Some(listener) && portal.address() == listener.address
             })
         };
         let overlaps = |other: SocketAddr| {
@@ -333,7 +397,16 @@ impl Live {
 
     fn prepare_step(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
         if self.coming.accesses.is_none() {
-            self.coming.accesses = Some(shape::accesses(wanted)?);
+            // Numbers of units are free when those that had them are gone.
+            self.settling.wait();
+            let place = |(name, placed): (&String, &Placed)| {
+                Some((placed.model.path.as_ref()?.path().to_owned(), name.clone()))
+            };
+            self.coming.places = self.volumes.iter().filter_map(place).collect();
+            let accesses = shape::accesses(wanted)?;
+            // What it would not protect is found out now.
+            hosts::directory(wanted, &accesses, &self.listeners)?;
+            self.coming.accesses = Some(accesses);
             self.ports.provide(&wanted.config)?;
         }
         let name = &change.object.name;
@@ -344,7 +417,10 @@ impl Live {
                 self.open(name, is_same, wanted)
             }
             (Kind::Portal, Action::Create) => self.listen(name, wanted),
-            (Kind::Portal, Action::Change(fields)) if fields.contains(&"address") => self.listen(name, wanted),
+            (Kind::Portal, Action::Change(fields)) if ADDRESS.iter().any(|field| fields.contains(field)) => {
+                self.listen(name, wanted)
+            }
+            (Kind::Vm, Action::Create | Action::Change(_)) => self.provide_socket(name, wanted),
             (Kind::Api | Kind::ApiListener | Kind::ApiToken | Kind::Logging | Kind::Server, _) => {
                 self.prepare_parts(wanted)
             }
@@ -375,7 +451,7 @@ impl Running for Live {
                 self.coming.tickets.push(ticket);
                 let old = self.volumes.insert(name.clone(), placed);
                 match old {
-                    Some(old) if old.unit == unit => {}
+                    Some(old) if old.unit == unit => self.coming.reshaped.push(unit),
                     old => {
                         self.coming.new.push(unit);
                         if let Some(old) = old {
@@ -407,7 +483,7 @@ impl Running for Live {
             self.parts.iter_mut().for_each(|part| part.commit(wanted));
         }
         self.settle_shape(&coming, wanted);
-        self.units.retain(|number| !coming.leaving.contains(&UnitId(*number)));
+        coming.leaving.iter().for_each(|unit| self.units.give_back(unit.0));
     }
 
     fn roll_back(&mut self, change: &Change, prepared: Ready) {
@@ -417,7 +493,7 @@ impl Running for Live {
                 let PlacedVolume(placed) = *placed;
                 self.house.withdraw(ticket);
                 if self.volumes.get(&change.object.name).is_none_or(|own| own.unit != placed.unit) {
-                    self.units.remove(&placed.unit.0);
+                    self.units.give_back(placed.unit.0);
                 }
             }
             Ready::Portal { listener: BoundListener(listener), displaced, is_taken_over } => {
@@ -426,6 +502,7 @@ impl Running for Live {
                 }
                 displaced.into_iter().for_each(|BoundListener(displaced)| self.listen_again(displaced));
             }
+            Ready::Socket { path, before } => self.withdraw_socket(path, before),
             Ready::Parts => self.parts.iter_mut().rev().for_each(|part| part.roll_back()),
         }
         self.coming = Coming::default();

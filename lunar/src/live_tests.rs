@@ -29,7 +29,9 @@ impl Place {
     /// Makes what runs `after` what runs `before`.
     fn apply(&self, live: &mut Live, before: &Checked, after: &Checked) -> Result<(), String> {
         let plan = Plan::between(before, after);
-        lunar_control::apply::apply(live, &plan, after, || Ok(())).map_err(|why| why.to_string())
+        let done = lunar_control::apply::apply(live, &plan, after, || Ok(())).map_err(|why| why.to_string());
+        live.settled();
+        done
     }
 }
 
@@ -65,9 +67,19 @@ fn seen(live: &Live) -> Value {
                 (name.to_string(), luns.collect())
             })
             .collect();
+        let namespaces: BTreeMap<String, Value> = core
+            .served
+            .subsystem
+            .maps()
+            .into_iter()
+            .map(|(name, map)| {
+                let all = map.namespaces().map(|(id, to)| json!([id, who(to.unit), to.read_only]));
+                (name.to_string(), all.collect())
+            })
+            .collect();
         let mut ports: Vec<String> = core.served.target.port_names();
         ports.sort();
-        std::future::ready(json!({ "units": units, "maps": maps, "ports": ports }))
+        std::future::ready(json!({ "units": units, "maps": maps, "namespaces": namespaces, "ports": ports }))
     });
     let directory = live.house().common().guard.directory();
     let targets: Vec<Value> = directory
@@ -80,11 +92,28 @@ fn seen(live: &Live) -> Value {
     let mut portals: Vec<String> =
         directory.portals.iter().map(|portal| format!("{:?} {}", portal.address, portal.group)).collect();
     portals.sort();
-    json!({ "cores": cores, "targets": targets, "portals": portals, "sessions": directory.sessions_max })
+    let nvme = live.house().common().board.directory();
+    let subsystems: Vec<String> = nvme.subsystems().map(|entry| format!("{entry:?}")).collect();
+    let mut told: Vec<String> =
+        nvme.portals.iter().flatten().map(|one| format!("{:?} {}", one.address, one.group)).collect();
+    told.sort();
+    json!({ "nvme": [subsystems, told, machines(live)], "cores": cores, "targets": targets, "portals": portals, "sessions": directory.sessions_max })
 }
 
-/// A configuration by the throw of dice; all of them want two ports of the machine.
-fn thrown(dice: &[u8], ports: [u16; 2]) -> String {
+/// The virtual machines that are served, on whichever core, and who may open their sockets.
+fn machines(live: &Live) -> Vec<String> {
+    use std::os::unix::fs::MetadataExt;
+    let all = live.house().cores().ask_all(|core| {
+        std::future::ready(core.served.machines.get().map_or_else(Vec::new, |front| front.endpoints()))
+    });
+    let mode = |path: &Path| std::fs::metadata(path).expect("the socket is there").mode() & 0o777;
+    let mut all: Vec<String> = all.into_iter().flatten().map(|one| format!("{one:?} {:o}", mode(&one.path))).collect();
+    all.sort();
+    all
+}
+
+/// A configuration by the throw of dice; all of them want two ports of the machine, and sockets in this folder.
+fn thrown(dice: &[u8], ports: [u16; 2], folder: &Path) -> String {
     use std::fmt::Write;
     let mut dice = dice.iter().copied().cycle();
     let mut roll = |sides: u8| dice.next().unwrap_or_default() % sides;
@@ -108,23 +137,36 @@ fn thrown(dice: &[u8], ports: [u16; 2]) -> String {
     }
     for (n, port) in ports.iter().enumerate() {
         if roll(3) > 0 {
+            let protocol = ["iscsi", "nvme-tcp"][usize::from(roll(2))];
             let _ = write!(text, "[portal.a{n}]\naddress = '127.0.0.1:{port}'\ngroup = 'p{}'\n", roll(2));
+            let _ = writeln!(text, "protocol = '{protocol}'");
         }
     }
-    let targets = roll(3);
+    let (targets, mut machines) = (roll(3), String::new());
     for n in 0..targets {
         let groups = ["['p0']", "['p1']", "['p0', 'p1']"][usize::from(roll(3))];
         let _ = write!(
             text,
-            "[target.t{n}]\niqn = 'iqn.2026-01.org.example:t{n}'\nportal-groups = {groups}\nqueue-depth = {}\n\
-             enabled = {}\n",
+            "[target.t{n}]\n{}portal-groups = {groups}\nqueue-depth = {}\nenabled = {}\n",
+            ["iqn = 'iqn.X'\n", "nqn = 'nqn.X'\n", "iqn = 'iqn.X'\nnqn = 'nqn.X'\n"][usize::from(roll(3))]
+                .replace('X', &format!("2026-01.org.example:t{n}")),
             1 + roll(4),
             roll(4) > 0
         );
+        if text.contains(&format!("nqn.2026-01.org.example:t{n}")) && roll(2) == 0 {
+            let (socket, mode) = (roll(2), ["600", "660"][usize::from(roll(2))]);
+            let socket = folder.join(format!("vm{n}-{socket}"));
+            machines += &format!("[vm.m{n}]\ntarget = 't{n}'\nsocket = '{}'\nmode = '{mode}'\n", socket.display());
+        }
     }
     for n in 0..roll(3) {
         let members = (0..targets).filter(|_| roll(2) == 0).map(|t| format!("'t{t}'")).collect::<Vec<_>>().join(", ");
-        let _ = write!(text, "[group.g{n}]\ntargets = [{members}]\ninitiators = ['*:{n}']\n[group.g{n}.luns]\n");
+        let _ = write!(
+            text,
+            "[group.g{n}]\ntargets = [{members}]\ninitiators = [{}]\n[group.g{n}.luns]\n",
+            // NVMe hosts belong to one of them: two might not agree what an identifier means.
+            ["'*:0', 'nqn.*'", "'iqn.*:1'"][usize::from(n)]
+        );
         let shift = roll(3);
         for volume in &volumes {
             let (is_mapped, read_only) = (roll(2) == 0, roll(2) == 0);
@@ -133,7 +175,7 @@ fn thrown(dice: &[u8], ports: [u16; 2]) -> String {
             }
         }
     }
-    text
+    text + &machines
 }
 
 fn dice() -> impl Strategy<Value = Vec<u8>> {
@@ -153,7 +195,7 @@ proptest! {
     #[test]
     fn one_after_the_other_is_the_other(one in dice(), other in dice()) {
         let (place, ports) = (Place::new(), free_ports());
-        let (one, other) = (place.checked(&thrown(&one, ports)), place.checked(&thrown(&other, ports)));
+        let (one, other) = (place.checked(&thrown(&one, ports, &place.0)), place.checked(&thrown(&other, ports, &place.0)));
         let mut both = place.live();
         place.apply(&mut both, &Checked::default(), &one).expect("it can be made");
         // A volume that would shrink is refused: then everything is as it was.
@@ -247,4 +289,51 @@ fn ports_keep_their_numbers() {
     assert_eq!((&again, again.of("iqn.2026-01.org.example:b", 2)), (&ports, first));
     std::fs::write(place.0.join("ports.json"), "{").expect("a file");
     assert!(Ports::open(&place.0).is_err());
+}
+
+#[test]
+fn sockets_of_virtual_machines_come_change_and_go() {
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixStream;
+    let place = Place::new();
+    let text = |target: &str, keys: &str| {
+        let target_of =
+            |name| format!("[target.{name}]\nnqn = 'nqn.2026-01.org.example:{name}'\nportal-groups = ['p']\n");
+        place.checked(&format!(
+            "[portal-group.p]\ntag = 1\n{}{}[vm.web]\ntarget = '{target}'\n{keys}",
+            target_of("t"),
+            target_of("u")
+        ))
+    };
+    let (first, second) = (place.0.join("deep/first"), place.0.join("second"));
+    let at = |path: &Path| format!("socket = '{}'\n", path.display());
+    let mut live = place.live();
+    let steps = [
+        (text("t", &at(&first)), &first, 0o600),
+        (text("t", &(at(&first) + "mode = '660'\n")), &first, 0o660),
+        // The same socket, for what counts as another machine.
+        (text("u", &(at(&first) + "mode = '606'\n")), &first, 0o606),
+        (text("u", &at(&second)), &second, 0o600),
+    ];
+    let mut before = Checked::default();
+    for (after, path, mode) in steps {
+        place.apply(&mut live, &before, &after).expect("it can be made");
+        assert_eq!(std::fs::metadata(path).expect("there").mode() & 0o777, mode);
+        assert!(UnixStream::connect(path).is_ok());
+        before = after;
+    }
+    assert!(!first.exists(), "it has moved away");
+    // What cannot be leaves everything as it was.
+    let _holder = std::os::unix::net::UnixListener::bind(&first).expect("nobody is there");
+    let wrong = text("u", &(at(&first) + "mode = '666'\n"));
+    let why = place.apply(&mut live, &before, &wrong).expect_err("another serves it");
+    assert!(why.contains("served by another process"), "{why}");
+    let why = place.apply(&mut live, &before, &text("u", &(at(&second) + "owner = 'no such user'\n")));
+    assert!(why.expect_err("nobody is called so").contains("no user no such user"));
+    assert_eq!(std::fs::metadata(&second).expect("there").mode() & 0o777, 0o600);
+    let seen = lunar_control::live::Live::machines(&mut live);
+    assert!(seen.len() == 1 && seen[0].qemu[2].contains(&second.display().to_string()), "{seen:?}");
+    place.apply(&mut live, &before, &Checked::default()).expect("it can be made");
+    assert!(!second.exists() && UnixStream::connect(&second).is_err());
+    live.into_house().end().expect("it ends");
 }

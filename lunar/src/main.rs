@@ -53,8 +53,9 @@ fn operate(result: Result<(), lunar_cli::Failure>) -> ExitCode {
 
 /// Serves what a file says, in its jails, with its API.
 fn follow(daemon: &Daemon) -> Result<()> {
+    let notify = lunar::notify::Notify::from_environment();
     lunar::operator::confine(&daemon.config, daemon.state.as_deref())?;
-    lunar::daemon::run(daemon, lunar::operator::attach)
+    lunar::daemon::run(daemon, &notify, lunar::operator::attach)
 }
 
 fn share(serve: Serve) -> Result<()> {

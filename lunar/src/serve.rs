@@ -4,28 +4,30 @@ use crate::access::Map;
 use crate::args::{self, Driver, How};
 use crate::banner::{Faces, Line, banner};
 use crate::cores::Face;
-use crate::house::{Core, Frame, House, NvmeFrame, Opening, why_not};
+use crate::house::{Core, Frame, House, Opening, why_not};
 use crate::stats;
 use crate::volume::Volume;
 use anyhow::{Context, Result, anyhow, bail};
-use lunar_core::access::Access;
+use lunar_core::access::{Access, Proofs};
 use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::tally::Tally;
 use lunar_core::unit::{Unit, UnitId};
 use lunar_iscsi::directory::{Directory, Entry, Portal, Way};
 use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::SESSIONS_MAX;
-use lunar_nvme::Path;
+use lunar_nvme::controller::CONTROLLERS_MAX;
 use lunar_nvme::namespace::NAMESPACES_MAX;
+use lunar_nvme::{NamespaceMap, Path};
 use lunar_reactor::Choice;
 use lunar_reactor::linger::until_free;
-use lunar_scsi::PortConfig;
+use lunar_scsi::{LunMap, Mapping, PortConfig};
 use lunar_vfio_user::serve::Endpoint;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::future::ready;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +35,9 @@ use std::time::Duration;
 pub const PROTOCOL_ISCSI: u8 = 5;
 /// How long a port may stay taken by a process that ended: whose it is nobody tells.
 pub const PORT_PATIENCE: Duration = Duration::from_secs(3);
+
+/// All NVMe hosts come by the first portal group.
+const NVME_WAY: lunar_nvme::directory::Way = lunar_nvme::directory::Way { portal: 1, group: 1 };
 
 /// What is shared, and how.
 struct Setup {
@@ -57,7 +62,7 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let drain = Duration::from_secs(setup.how.drain.into());
     let audit = |record: &Record| eprintln!("audit: {record}");
-    let house = House::start(setup.frame()?, Directory::new(drain), audit)?;
+    let house = House::start(setup.frame(), Directory::new(drain), audit)?;
     let counted = house.common().stats.clone();
     let socket = setup.how.stats.as_deref().map(|path| stats::Socket::serve(path, counted)).transpose()?;
     let (faces, lines) = furnish(&house, &setup, access)?;
@@ -77,27 +82,14 @@ impl Setup {
         let nqn = how.nqn.clone().unwrap_or_else(|| args::subsystem_of(&target));
         check_maps(&how.who.map, volumes.len())?;
         let access = how.who.access()?;
-        let endpoints = how.machines.endpoints()?;
+        let endpoints = how.machines.endpoints(&nqn)?;
         Ok((Self { volumes, names, target: target.as_str().into(), nqn, how, endpoints }, access))
     }
 
-    fn frame(&self) -> Result<Frame> {
+    fn frame(&self) -> Frame {
         let how = &self.how;
-        let identity = self.volumes.first().context("nothing is shared")?.identity();
-        let nvme = NvmeFrame {
-            nqn: self.nqn.clone(),
-            target: self.target.clone(),
-            serial: identity.serial.clone(),
-            model: format!("{} {}", identity.vendor, identity.product),
-            firmware: identity.revision.clone(),
-            advertise: how.advertise.first().map(SocketAddr::ip),
-            referrals: how.referral.iter().map(|other| Path::tcp(*other, 0)).collect(),
-            terms: how.who.terms(),
-            has_channels: !how.who.tls_key.is_empty(),
-            over_tcp: !how.nvme_portals().is_empty(),
-        };
         let cores = how.cores.map(usize::from);
-        Ok(Frame {
+        Frame {
             cores: cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
             driver: match how.driver {
                 Driver::Auto => Choice::Auto,
@@ -108,8 +100,26 @@ impl Setup {
             spin: Duration::from_micros(how.spin.into()),
             register: self.volumes.iter().any(Volume::is_direct),
             drain: Duration::from_secs(how.drain.into()),
-            nvme: Some(nvme).filter(|nvme| nvme.over_tcp || !self.endpoints.is_empty()),
-        })
+            advertise: how.advertise.first().map(SocketAddr::ip),
+            terms: how.who.terms(),
+            referrals: how.referral.iter().map(|other| Path::tcp(*other, 0)).collect(),
+            has_channels: !how.who.tls_key.is_empty(),
+        }
+    }
+
+    /// What NVMe hosts find: one subsystem, with the identity of the first volume.
+    fn subsystems(&self, access: &Access) -> Result<lunar_nvme::Directory> {
+        let identity = self.volumes.first().context("nothing is shared")?.identity();
+        let entry = lunar_nvme::directory::Entry {
+            nqn: self.nqn.as_str().into(),
+            serial: identity.serial.clone(),
+            model: format!("{} {}", identity.vendor, identity.product),
+            firmware: identity.revision.clone(),
+            groups: None,
+            access: Arc::new(access.clone()),
+            controllers_max: CONTROLLERS_MAX,
+        };
+        Ok(lunar_nvme::Directory::new(vec![entry], Proofs::clone(access.discovery()), None)?)
     }
 
     /// What there is to log in to: one target, whose portal groups are its target ports.
@@ -160,17 +170,17 @@ fn furnish(house: &House, setup: &Setup, access: Access) -> Result<(Faces, Vec<L
         async move {
             for Map { initiator, luns } in &maps {
                 core.served.target.set_map(initiator, luns.clone(), ready(())).await;
+                core.served.subsystem.set_map(initiator, namespaces(luns), ready(())).await;
             }
-            add_namespaces(&core);
+            show_namespaces(&core);
             if core.me == 0 {
                 core.served.target.resume(core.reactor.arena());
             }
         }
     });
+    house.common().board.set(setup.subsystems(&access)?);
     house.common().guard.set_directory(setup.directory(access));
-    let endpoints = setup.endpoints.clone();
-    let made = house.cores().ask_all(move |core| ready(core.serve_machines(&endpoints)));
-    made.into_iter().collect::<Result<()>>()?;
+    serve_machines(house, &setup.endpoints)?;
     let faces = listen_all(house, setup)?;
     let names = setup.names.clone();
     let lines = house.cores().ask(0, move |core| {
@@ -189,15 +199,43 @@ pub fn port(target: &str, group: u16, relative: u16) -> PortConfig {
     PortConfig { relative, group, name, device: target.to_owned(), protocol: PROTOCOL_ISCSI }
 }
 
-/// Each unit is the namespace after its number.
-fn add_namespaces(core: &Core) {
-    let mut units = core.links.units();
-    units.sort_by_key(|unit| unit.id);
-    for unit in units {
-        if let Some(namespace) = namespace_of(unit.id.0, &unit) {
-            core.served.subsystem.add_namespace(namespace, unit);
+/// Makes the sockets of virtual machines, each on one of the cores.
+fn serve_machines(house: &House, endpoints: &[Endpoint]) -> Result<()> {
+    for (at, endpoint) in endpoints.iter().cloned().enumerate() {
+        let path = endpoint.path.clone();
+        let asked = house.cores().ask(at % house.cores().count(), move |core| {
+            let front = core.machines();
+            let made = front.bind(&endpoint.path, endpoint.permission);
+            ready(made.map(|()| front.serve(endpoint)))
+        });
+        let path = path.display();
+        match asked.wait().ok_or_else(|| anyhow!("a core ended while it started"))? {
+            Err(why) if why.kind() == std::io::ErrorKind::AddrInUse => {
+                bail!("{path} is served by another process; choose another --vm or --vm-folder")
+            }
+            made => made.with_context(|| format!("making {path} (--vm-folder)"))?,
         }
     }
+    Ok(())
+}
+
+/// Each unit is the namespace after its number.
+fn show_namespaces(core: &Core) {
+    let is_fixed = |unit: &Rc<Unit>| unit.medium.kind() == MediumKind::Fixed;
+    for unit in core.links.units().into_iter().filter(is_fixed) {
+        if let Some(id) = namespace_of(unit.id.0) {
+            core.served.subsystem.show(id, unit.id);
+        }
+    }
+}
+
+/// What NVMe hosts see behind a map.
+fn namespaces(luns: &LunMap) -> NamespaceMap {
+    let namespace = |(lun, to): (u16, Mapping)| {
+        let mapping = lunar_nvme::Mapping { unit: UnitId(to.unit.into()), read_only: to.read_only };
+        Some((namespace_of(lun.into())?, mapping))
+    };
+    NamespaceMap::new(luns.luns().filter_map(namespace))
 }
 
 /// Maps are of volumes that there are.
@@ -226,11 +264,9 @@ fn wait_for_stop(signals: &mut Signals) {
     }
 }
 
-/// The namespace that a unit is, if it is one: NVMe has no media that can be taken out, and fewer namespaces than SCSI
-/// has logical units.
-fn namespace_of(lun: u32, unit: &Unit) -> Option<u32> {
-    let is_fixed = unit.medium.kind() == MediumKind::Fixed;
-    lun.checked_add(1).filter(|namespace| is_fixed && *namespace <= NAMESPACES_MAX)
+/// The namespace of a number: there are fewer than logical units.
+fn namespace_of(lun: u32) -> Option<u32> {
+    lun.checked_add(1).filter(|namespace| *namespace <= NAMESPACES_MAX)
 }
 
 /// Listens for everything that is served.
@@ -241,7 +277,7 @@ fn listen_all(house: &House, setup: &Setup) -> Result<Faces> {
     let iscsi = setup.how.portals().into_iter().enumerate();
     let iscsi: Vec<_> =
         iscsi.map(|(at, portal)| (Face::Iscsi(Way { portal: group(at).into(), group: group(at) }), portal)).collect();
-    let nvme: Vec<_> = setup.how.nvme_portals().into_iter().map(|portal| (Face::Nvme, portal)).collect();
+    let nvme: Vec<_> = setup.how.nvme_portals().into_iter().map(|portal| (Face::Nvme(NVME_WAY), portal)).collect();
     let mut listener = 0;
     Ok(Faces {
         iscsi: listen(house, &iscsi, ("--listen", !setup.how.listen.is_empty()), &mut listener)?,

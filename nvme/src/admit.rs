@@ -40,7 +40,7 @@ pub fn admit(row: &Row, queue: &Queue, namespace: Option<&Attached>) -> Result<(
 pub fn pass(gates: &Gates, attached: &Attached) -> Result<(), Status> {
     let namespace = &attached.namespace;
     if gates.inaccessible == Gate::Stops {
-        match namespace.access() {
+        match attached.access() {
             Access::OPTIMIZED | Access::NON_OPTIMIZED => {}
             Access::CHANGE => return Err(Status::TRANSITION),
             Access::PERSISTENT_LOSS => return Err(Status::PERSISTENT_LOSS),
@@ -67,7 +67,7 @@ pub fn pass(gates: &Gates, attached: &Attached) -> Result<(), Status> {
     if conflicts {
         return Err(Status::RESERVATION_CONFLICT);
     }
-    if gates.write_protect == Gate::Stops && namespace.unit.read_only {
+    if gates.write_protect == Gate::Stops && attached.read_only {
         return Err(Status::WRITE_PROTECTED);
     }
     Ok(())

@@ -2,7 +2,8 @@
 
 use crate::command::{Direction, Sqe, Status};
 use crate::connect::Path;
-use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX};
+use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
+use crate::directory::Way;
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
 use crate::table::{Data, find_entry};
@@ -11,14 +12,32 @@ use lunar_core::time::Instant;
 use std::rc::Rc;
 use std::sync::Arc;
 
+/// Who gets a controller, and what it sees.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tenant {
+    /// NQN of the host. Its identifier is made of its name, so it stays the same host.
+    pub host: Arc<str>,
+    /// NQN of the subsystem.
+    pub subsystem: Arc<str>,
+    /// The name of the map that says which namespaces it sees; none: all.
+    pub map: Option<Arc<str>>,
+    /// Tag of the portal group that it counts to; zero: none, and always the best way.
+    pub group: u16,
+    /// Where its controller is found.
+    pub address: String,
+}
+
 impl Subsystem {
-    /// Makes a controller for the host that is called `nqn`, with its admin queue. The host's identifier is made of its
-    /// name, so it stays the same host. `None` when there are too many.
+    /// Makes a controller with its admin queue. `None` when there are too many, or there is no such subsystem.
     #[must_use]
-    pub fn attach(&self, nqn: &str, address: String, now: Instant) -> Option<Rc<Queue>> {
-        let id = Host::id_of(&NexusName { initiator: nqn.into(), target_port: 0 });
-        let path = Path { address, memory: true, ..Path::default() };
-        let made = self.config().controllers.make(Kind::Io, Host { nqn: nqn.into(), id }, path, now)?;
+    pub fn attach(&self, tenant: &Tenant, now: Instant) -> Option<Rc<Queue>> {
+        let id = Host::id_of(&NexusName { initiator: tenant.host.clone(), target_port: 0 });
+        let way = Way { portal: 0, group: tenant.group };
+        let path = Path { address: tenant.address.clone(), memory: true, way, ..Path::default() };
+        let subsystem = self.config().board.directory().subsystem(&tenant.subsystem)?.clone();
+        let standing = Standing { subsystem, group: None, map: tenant.map.clone(), source: None };
+        let host = Host { nqn: tenant.host.clone(), id };
+        let made = self.config().controllers.make(Kind::Io, host, path, standing, now)?;
         made.open_queue(0).ok()?;
         Some(self.enter_queue(made, 0, ADMIN_ENTRIES_MAX, true))
     }
@@ -69,7 +88,7 @@ mod tests {
     #[test]
     fn a_controller_in_memory_has_its_own_commands() {
         let rig = Rig::default();
-        let admin = rig.subsystem.attach("nqn.x:vm", "/run/x".into(), Instant(0)).expect("room");
+        let admin = rig.subsystem.attach(&crate::fuzzing::tenant(), Instant(0)).expect("room");
         let controller = admin.controller.clone();
         assert_eq!(rig.subsystem.open_queue(&controller, 1, 1).err(), Some(Status::QUEUE_SIZE));
         assert_eq!(rig.subsystem.open_queue(&controller, 0, 2).err(), Some(Status::INVALID_QUEUE));

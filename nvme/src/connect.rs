@@ -1,15 +1,16 @@
 //! Connect: how a host gets a controller, and a queue of it (NVMe Base 2.0 6.3).
 
 use crate::auth::Proof;
-use crate::auth::guard::{Reason, Visitor};
+use crate::auth::guard::{Entry as Admitted, Visitor};
 use crate::command::{Command, Refusal, Status};
-use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX};
+use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
+use crate::directory::Way;
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
 use lunar_core::time::Instant;
 use lunar_core::wire::le;
 use std::mem::offset_of;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -42,25 +43,34 @@ pub struct Path {
     pub in_capsule: u32,
     /// Whether the queues lie in the host's memory, and nothing travels in messages.
     pub memory: bool,
+    /// By which portal.
+    pub way: Way,
+}
+
+/// The address family of discovery (NVMe over Fabrics) that an address is of.
+#[must_use]
+pub fn family(address: IpAddr) -> u8 {
+    const IPV4: u8 = 1;
+    const IPV6: u8 = 2;
+    if address.is_ipv4() { IPV4 } else { IPV6 }
 }
 
 impl Path {
     /// The path to this address over TCP.
     #[must_use]
     pub fn tcp(to: SocketAddr, in_capsule: u32) -> Self {
-        /// Transport type TCP; address families IPv4 and IPv6.
+        /// Transport type TCP.
         const TCP: u8 = 3;
-        const IPV4: u8 = 1;
-        const IPV6: u8 = 2;
         // An IPv4 peer of a socket for both is told so.
         let ip = to.ip().to_canonical();
         Self {
             transport: TCP,
-            family: if ip.is_ipv4() { IPV4 } else { IPV6 },
+            family: family(ip),
             address: ip.to_string(),
             service: to.port().to_string(),
             in_capsule,
             memory: false,
+            way: Way::default(),
         }
     }
 }
@@ -147,22 +157,31 @@ impl Subsystem {
         }
         let subsystem = nqn(&data.subsystem).ok_or_else(|| invalid(offset_of!(ConnectData, subsystem), true))?;
         let host_nqn = nqn(&data.host_nqn).ok_or_else(|| invalid(offset_of!(ConnectData, host_nqn), true))?;
-        let kind = match subsystem {
-            DISCOVERY_NQN => Kind::Discovery,
-            name if name == self.config().nqn => Kind::Io,
-            _ => return Err(invalid(offset_of!(ConnectData, subsystem), true)),
+        let directory = self.config().board.directory();
+        let (kind, entry) = match subsystem {
+            DISCOVERY_NQN => (Kind::Discovery, directory.discovery()),
+            name => {
+                let found = directory.subsystem(name).filter(|entry| entry.is_reached(path.way.group));
+                (Kind::Io, found.ok_or_else(|| invalid(offset_of!(ConnectData, subsystem), true))?)
+            }
         };
         let queue = fields.queue.get();
         let Caller { source, channel } = caller;
         let visitor = Visitor { host: host_nqn.into(), subsystem: subsystem.into(), kind, queue, source, channel };
-        let proves = self.welcome(&visitor, now)?;
+        let admitted = self.welcome(&visitor, now)?;
+        let proves = admitted.party.is_some();
         let flow_control = fields.attributes & NO_FLOW_CONTROL == 0;
         let controller = match queue {
             0 => {
-                let host = Host { nqn: host_nqn.into(), id: data.host };
-                self.begin(fields, data, kind, host, path, now)?
+                let standing = Standing {
+                    subsystem: entry.clone(),
+                    group: Some(admitted.group),
+                    map: admitted.map,
+                    source: Some(source),
+                };
+                self.begin(fields, data, &visitor, standing, path, now)?
             }
-            _ => self.found(data, kind, host_nqn)?,
+            _ => self.found(data, &visitor, &admitted.group)?,
         };
         controller.open_queue(queue).map_err(|status| match status {
             Status::INVALID_QUEUE => invalid(offset_of!(Fields, queue), false),
@@ -182,8 +201,8 @@ impl Subsystem {
         &self,
         fields: &Fields,
         data: &ConnectData,
-        kind: Kind,
-        host: Host,
+        visitor: &Visitor,
+        standing: Standing,
         path: Path,
         now: Instant,
     ) -> Result<Arc<Controller>, Refusal> {
@@ -193,34 +212,33 @@ impl Subsystem {
         if fields.entries.get() < ADMIN_ENTRIES_MIN {
             return Err(invalid(offset_of!(Fields, entries), false));
         }
-        let made = self.config().controllers.make(kind, host, path, now);
+        let host = Host { nqn: visitor.host.clone(), id: data.host };
+        let made = self.config().controllers.make(visitor.kind, host, path, standing, now);
         let made = made.ok_or(Status::CONNECT_BUSY)?;
         made.set_keep_alive(fields.keep_alive.get());
         Ok(made)
     }
 
     /// The controller of who wants an I/O queue.
-    fn found(&self, data: &ConnectData, kind: Kind, host: &str) -> Result<Arc<Controller>, Refusal> {
+    fn found(&self, data: &ConnectData, visitor: &Visitor, group: &Arc<str>) -> Result<Arc<Controller>, Refusal> {
         let found = self.config().controllers.get(data.controller.get());
         let found = found.ok_or_else(|| invalid(offset_of!(ConnectData, controller), true))?;
-        if found.kind != kind || kind == Kind::Discovery {
+        let is_there = found.kind == visitor.kind && found.standing.subsystem.nqn == visitor.subsystem;
+        if !is_there || found.kind == Kind::Discovery {
             return Err(invalid(offset_of!(ConnectData, subsystem), true));
         }
-        if found.host.id != data.host || *found.host.nqn != *host {
+        let is_same = found.host.id == data.host && found.host.nqn == visitor.host;
+        // Who belongs to another group meanwhile has to come anew.
+        if !is_same || found.standing.group.as_ref() != Some(group) {
             return Err(Status::CONNECT_HOST.into());
         }
         if found.is_enabled() { Ok(found) } else { Err(Status::SEQUENCE_ERROR.into()) }
     }
 
-    /// Whether a host that may come in has to prove its name first.
-    fn welcome(&self, visitor: &Visitor, now: Instant) -> Result<bool, Status> {
+    /// What a host finds that may come in, perhaps when it has proved its name.
+    fn welcome(&self, visitor: &Visitor, now: Instant) -> Result<Admitted, Status> {
         let guard = &self.config().guard;
-        let entry = guard.knock(visitor).and_then(|entry| match entry.map {
-            // Nobody can yet be shown less than all.
-            Some(_) => Err(Reason::Status(Status::CONNECT_HOST)),
-            None => Ok(entry.party.is_some()),
-        });
-        entry.map_err(|reason| {
+        guard.knock(visitor).map_err(|reason| {
             guard.refused(visitor, reason, now);
             Status::CONNECT_HOST
         })

@@ -82,13 +82,13 @@ fn only_those_come_in_whom_a_name_is_enough_for() {
         (of("NQN.2014-08.*:uuid:Rig", "192.0.2.7"), Proofs::default(), all),
         (of("iqn.*", "192.0.2.0/24"), Proofs::default(), none),
         (of(HOST_NQN, "198.51.100.0/24"), Proofs::default(), none),
-        // What is no key of NVMe proves nothing, and nobody is shown less than all.
+        // What is no key of NVMe proves nothing.
         (Group { proofs: users(), ..named.clone() }, Proofs::default(), (false, true)),
-        (Group { map: Some("map".into()), ..named.clone() }, Proofs::default(), (false, true)),
+        (Group { map: Some("map".into()), ..named.clone() }, Proofs::default(), all),
         (named.clone(), users(), (true, false)),
     ] {
         let told = format!("{group:?} {discovery:?}");
-        rig.set_access(Access::new(vec![group], discovery).expect("right"));
+        rig.let_in(vec![group], discovery);
         let enters = |name, queue, controller| match connect(&rig, queue, 31, &connect_data(7, controller, name)) {
             Ok(_) => true,
             Err(refusal) if refusal.status == Status::CONNECT_HOST => false,

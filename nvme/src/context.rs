@@ -6,6 +6,7 @@ use crate::namespace::{Attached, Namespace};
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// What a command sees while it plans: who asks whom, and where the answer goes.
 #[derive(Debug)]
@@ -25,6 +26,15 @@ impl<'a> Context<'a> {
     #[must_use]
     pub fn controller(&self) -> &'a Controller {
         &self.queue.controller
+    }
+
+    /// All controllers of the subsystem that is asked.
+    #[must_use]
+    pub fn controllers(&self) -> Vec<Arc<Controller>> {
+        let own = &self.controller().standing.subsystem.nqn;
+        let mut all = self.subsystem.config().controllers.all();
+        all.retain(|controller| controller.standing.subsystem.nqn == *own);
+        all
     }
 
     /// The namespace that is asked.

@@ -3,6 +3,7 @@
 
 use crate::command::Status;
 use crate::connect::Path;
+use crate::directory::{Directory, Entry};
 use crate::event::{Event, Events};
 use crate::features::Values;
 use lunar_core::port::NexusName;
@@ -11,6 +12,7 @@ use lunar_core::time::Instant;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
 use std::future::poll_fn;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
@@ -75,6 +77,19 @@ fn digest(name: &str) -> u128 {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     name.bytes().fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
+}
+
+/// By what right a host has a controller, and what it sees.
+#[derive(Clone, Debug)]
+pub struct Standing {
+    /// The subsystem.
+    pub subsystem: Arc<Entry>,
+    /// The group that the host belongs to; none: whoever reaches its socket is let in.
+    pub group: Option<Arc<str>>,
+    /// The name of the map that says which namespaces it sees; none: all.
+    pub map: Option<Arc<str>>,
+    /// Where the host is; none: on this machine.
+    pub source: Option<SocketAddr>,
 }
 
 /// A reservation notification (NVMe Base 2.0 5.16.1.24).
@@ -145,6 +160,10 @@ pub struct Controller {
     pub host: Host,
     /// How the host came to it.
     pub path: Path,
+    /// By what right, and what it sees.
+    pub standing: Standing,
+    /// Since when it is there.
+    pub since: Instant,
     enabled: AtomicBool,
     over: AtomicBool,
     writes_through: AtomicBool,
@@ -414,7 +433,7 @@ fn wake_all(watchers: &mut Vec<Waker>) {
     std::mem::take(watchers).into_iter().for_each(Waker::wake);
 }
 
-/// The controllers of a subsystem, on all cores.
+/// The controllers of all subsystems, on all cores.
 #[derive(Debug, Default)]
 pub struct Controllers(Mutex<Table>);
 
@@ -426,8 +445,6 @@ struct Table {
     sanitized: Option<u32>,
     /// The last first.
     tests: VecDeque<TestResult>,
-    /// How often what the discovery service tells has changed.
-    discovery_changes: u64,
 }
 
 /// Results of self-tests that are kept: those that the log page has room for.
@@ -454,10 +471,19 @@ impl Controllers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a controller. `None` when there are [`CONTROLLERS_MAX`].
-    pub(crate) fn make(&self, kind: Kind, host: Host, path: Path, now: Instant) -> Option<Arc<Controller>> {
+    /// Makes a controller. `None` when there are [`CONTROLLERS_MAX`], or as many as its subsystem may have.
+    pub(crate) fn make(
+        &self,
+        kind: Kind,
+        host: Host,
+        path: Path,
+        standing: Standing,
+        now: Instant,
+    ) -> Option<Arc<Controller>> {
         let mut table = self.lock();
-        if table.all.len() >= CONTROLLERS_MAX {
+        let subsystem = &standing.subsystem;
+        let own = || table.all.values().filter(|one| one.standing.subsystem.nqn == subsystem.nqn).count();
+        if table.all.len() >= CONTROLLERS_MAX || own() >= subsystem.controllers_max {
             return None;
         }
         let id = loop {
@@ -471,6 +497,8 @@ impl Controllers {
             kind,
             host,
             path,
+            standing,
+            since: now,
             enabled: AtomicBool::new(false),
             over: AtomicBool::new(false),
             writes_through: AtomicBool::new(false),
@@ -507,17 +535,6 @@ impl Controllers {
         self.lock().sanitized
     }
 
-    pub(crate) fn discovery_has_changed(&self) {
-        let changes = &mut self.lock().discovery_changes;
-        *changes = changes.wrapping_add(1);
-    }
-
-    /// How often what the discovery service tells has changed.
-    #[must_use]
-    pub fn discovery_changes(&self) -> u64 {
-        self.lock().discovery_changes
-    }
-
     pub(crate) fn tested(&self, result: TestResult) {
         let tests = &mut self.lock().tests;
         tests.push_front(result);
@@ -541,16 +558,33 @@ impl Controllers {
     pub fn all(&self) -> Vec<Arc<Controller>> {
         self.lock().all.values().cloned().collect()
     }
+
+    /// Ends the controllers of hosts that may no longer be there, and those that `ends` names; those who stay and only
+    /// ask what there is are told that it is another now.
+    pub fn review(&self, directory: &Directory, ends: impl Fn(&Controller) -> bool) {
+        for controller in self.all() {
+            match directory.keeps(&controller) && !ends(&controller) {
+                true if controller.kind == Kind::Discovery => controller.raise(Event::DISCOVERY),
+                true => {}
+                false => controller.end(),
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn standing(controllers_max: usize) -> Standing {
+        let entry = Entry { controllers_max, ..Entry::clone(Directory::nothing().discovery()) };
+        Standing { subsystem: Arc::new(entry), group: None, map: None, source: None }
+    }
+
     fn controller(kind: Kind) -> (Controllers, Arc<Controller>) {
         let controllers = Controllers::default();
         let host = Host { nqn: "nqn.2014-08.org.nvmexpress:uuid:x".into(), id: [7; 16] };
-        let made = controllers.make(kind, host, Path::default(), Instant(0)).expect("room");
+        let made = controllers.make(kind, host, Path::default(), standing(1), Instant(0)).expect("room");
         (controllers, made)
     }
 
@@ -617,7 +651,9 @@ mod tests {
     fn identifiers_are_used_again_only_when_free() {
         let (controllers, first) = controller(Kind::Io);
         let host = first.host.clone();
-        let second = controllers.make(Kind::Io, host, Path::default(), Instant(0)).expect("room");
+        let full = controllers.make(Kind::Io, host.clone(), Path::default(), standing(1), Instant(0));
+        assert!(full.is_none(), "one at most");
+        let second = controllers.make(Kind::Io, host, Path::default(), standing(2), Instant(0)).expect("room");
         assert_eq!((first.id, second.id), (1, 2));
         controllers.forget(1);
         assert!(controllers.get(1).is_none() && controllers.get(2).is_some());

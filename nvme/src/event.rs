@@ -22,7 +22,7 @@ impl Event {
     pub const NAMESPACES: Self = Self { kind: 2, information: 0, page: 0x04 };
     /// A namespace is reached in another way.
     pub const ACCESS: Self = Self { kind: 2, information: 3, page: 0x0c };
-    /// What the discovery service tells is something else now.
+    /// What discovery tells is another.
     pub const DISCOVERY: Self = Self { kind: 2, information: 0xf0, page: 0x70 };
     /// The log page of reservation notifications has one.
     pub const RESERVATION: Self = Self { kind: 6, information: 0, page: 0x80 };

@@ -133,18 +133,18 @@ impl Subsystem {
                 self.answer(length, tools, reply)?;
             }
             Plan::Flush => {
-                for namespace in self.namespaces() {
-                    carry(&namespace, &Step::Flush, transfer, tools, reply).await?;
+                for seen in queue.namespaces() {
+                    carry(&seen.namespace, &Step::Flush, transfer, tools, reply).await?;
                 }
             }
             Plan::Format(named) => {
                 for id in named {
-                    let namespace = self.namespace(id).ok_or(Status::INVALID_NAMESPACE)?;
-                    self.format(&namespace, tools).await?;
+                    let seen = queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?;
+                    self.format(&seen.namespace, tools).await?;
                 }
             }
-            Plan::Sanitize(all, asked) => self.sanitize(all, asked, tools).await?,
-            Plan::Test(test) => self.test(test, transfer, tools).await,
+            Plan::Sanitize(all, asked) => self.sanitize(queue, all, asked, tools).await?,
+            Plan::Test(test) => self.test(queue, test, transfer, tools).await,
             _ => {}
         }
         Ok(())
@@ -152,12 +152,13 @@ impl Subsystem {
 
     /// Reads the first and the last block of each medium, and more of it in between if the test is an extended one. What
     /// comes of it is in the log.
-    async fn test<T: Transfer>(&self, test: Test, transfer: &T, tools: &mut Tools) {
+    async fn test<T: Transfer>(&self, queue: &Queue, test: Test, transfer: &T, tools: &mut Tools) {
         const EXTENDED: u8 = 2;
         /// Few enough to be read before a host loses its patience with the command.
         const EXTENDED_PLACES: u64 = 1024;
         let mut failed = None;
-        for namespace in test.namespaces.iter().filter_map(|id| self.namespace(*id)) {
+        for seen in test.namespaces.iter().filter_map(|id| queue.attached(*id)) {
+            let namespace = &seen.namespace;
             let (block, size) = (u64::from(namespace.block_size()), namespace.unit.geometry.bytes());
             let last = (size / block).saturating_sub(1);
             let places = match test.code {
@@ -169,8 +170,8 @@ impl Subsystem {
                 let offset = (last / places * place + last % places * place / places) * block;
                 let step = Step::Verify { offset, len: block };
                 let mut reply = Reply::default();
-                if failed.is_none() && carry(&namespace, &step, transfer, tools, &mut reply).await.is_err() {
-                    failed = Some((namespace.id, offset / block));
+                if failed.is_none() && carry(namespace, &step, transfer, tools, &mut reply).await.is_err() {
+                    failed = Some((seen.id, offset / block));
                 }
             }
         }

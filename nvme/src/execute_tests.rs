@@ -231,6 +231,7 @@ fn discovery_tells_where_the_subsystem_is() {
         service: "4420".into(),
         in_capsule: 0,
         memory: false,
+        way: crate::directory::Way { portal: 1, group: 1 },
     };
     let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
     let data = connect_data(9, 0xffff, crate::connect::DISCOVERY_NQN);
@@ -247,10 +248,8 @@ fn discovery_tells_where_the_subsystem_is() {
     assert_eq!(rig.run(&queue, &entry(0x09, 0, &[0x0b, 0x8000_0000]), &[]).status, Status::SUCCESS);
     assert!(rig.run(&queue, &entry(0x0c, 0, &[]), &[]).parked);
     assert!(admin(&rig, 0x0c, 0, &[]).parked);
-    rig.subsystem.tell_discovery();
+    queue.controller.raise(crate::event::Event::DISCOVERY);
     assert_eq!(at_once(queue.controller.event()), (0, Status::SUCCESS, 0x70_f002));
-    let log = rig.run(&queue, &entry(0x02, 0, &[0x70 | 255 << 16]), &[]).data;
-    assert_eq!(log[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(rig.run(&queue, &entry(0x06, 1, &[0]), &[]).status, Status::INVALID_FIELD);
 }
 
@@ -318,11 +317,11 @@ fn access_states_stop_what_touches_the_medium() {
         (Access::CHANGE, Status::TRANSITION),
         (Access::NON_OPTIMIZED, Status::SUCCESS),
     ] {
-        rig.subsystem.set_access(UnitId(0), access);
+        rig.subsystem.set_access(UnitId(0), 0, access);
         assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, status);
     }
     assert_eq!(at_once(rig.admin.controller.event()), (0, Status::SUCCESS, 0x0c_0302));
-    let work = rig.subsystem.namespace(1).expect("there").unit.medium.begin().expect("nobody works");
+    let work = rig.subsystem.unit(UnitId(0)).expect("there").unit.medium.begin().expect("nobody works");
     assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, Status::FORMATTING);
     drop(work);
     assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, Status::SUCCESS);
@@ -345,7 +344,7 @@ fn a_formatted_namespace_is_empty() {
     assert_eq!(format(1, 0), Status::WRITE_FAULT);
     assert_eq!((write(1), io(&rig, &blocks(READ, 0, 1), &[]).status), (Status::NOT_READY, Status::NOT_READY));
     assert_eq!((format(1, 0), write(1)), (Status::SUCCESS, Status::SUCCESS), "only that helps");
-    let medium = &rig.subsystem.namespace(1).expect("there").unit.medium;
+    let medium = &rig.subsystem.unit(UnitId(0)).expect("there").unit.medium;
     medium.set_content(Content::Unsanitized);
     assert_eq!((format(1, 0), write(1)), (Status::SANITIZE_FAILED, Status::SANITIZE_FAILED), "nor that");
     medium.set_content(Content::Whole);
@@ -461,7 +460,7 @@ fn sanitize_is_for_all_media_and_one_state() {
     assert!(matches!(&asked()[0].1, Sanitizing::Begin { passes, .. } if passes.len() == 16));
     assert_eq!((sanitize(0), sanitize(4)), (Status::INVALID_FIELD, Status::INVALID_FIELD));
     // Whichever command set began it.
-    let medium = rig.subsystem.namespace(1).expect("it is there").unit.medium.clone();
+    let medium = rig.io.attached(1).expect("it is there").namespace.unit.medium.clone();
     let work = medium.begin().expect("nothing is under way");
     medium.set_content(Content::Unsanitized);
     work.set_progress(1, 4);

@@ -1,5 +1,6 @@
 //! What fuzzers and tests call: a subsystem with two namespaces in memory, and a host with its queues.
 
+use crate::attach::Tenant;
 use crate::auth::Outside;
 use crate::auth::exchange::{Computed, Terms, Work};
 use crate::auth::guard::Guard;
@@ -7,6 +8,7 @@ use crate::auth::host::{Host, RANDOM};
 use crate::auth::key::Key;
 use crate::command::{Command, Direction, FABRICS, FUSE, Reply, SQE_LEN, Sqe, Status};
 use crate::connect::{Caller, ConnectData, Path};
+use crate::directory::{Board, Directory, Entry};
 use crate::queue::Queue;
 use crate::subsystem::{Everywhere, Nowhere, Subsystem, SubsystemConfig};
 use crate::table::{Set, TABLE};
@@ -142,6 +144,33 @@ pub struct Ended {
     pub parked: bool,
 }
 
+/// The rig's subsystem.
+#[must_use]
+pub fn subsystem_entry(access: Access) -> Entry {
+    Entry {
+        nqn: NQN.into(),
+        serial: "0123456789".into(),
+        model: "LUNAR VOLUME".into(),
+        firmware: "0.1".into(),
+        groups: None,
+        access: Arc::new(access),
+        controllers_max: crate::controller::CONTROLLERS_MAX,
+    }
+}
+
+fn open_board() -> Arc<Board> {
+    let board = Arc::new(Board::default());
+    let directory = Directory::new(vec![subsystem_entry(Access::open())], Proofs::default(), None);
+    board.set(directory.unwrap_or_else(|_| Directory::nothing()));
+    board
+}
+
+/// A host on this machine, which sees all.
+#[must_use]
+pub fn tenant() -> Tenant {
+    Tenant { host: "nqn.x:vm".into(), subsystem: NQN.into(), map: None, group: 0, address: "/run/x".into() }
+}
+
 /// A subsystem with namespaces 1 and 2, and a host with an admin queue and an I/O queue.
 pub struct Rig {
     /// The subsystem.
@@ -156,7 +185,8 @@ pub struct Rig {
     pub beside: Rc<Memory>,
     /// Time as the rig has it.
     pub outside: Rc<Still>,
-    access: Arc<Mutex<Arc<Access>>>,
+    /// What subsystems there are: one, for everybody.
+    pub board: Arc<Board>,
     told: Arc<Mutex<Vec<String>>>,
     arena: Arena,
 }
@@ -174,20 +204,17 @@ impl Rig {
     /// When its host cannot connect.
     #[must_use]
     pub fn with(everywhere: Rc<dyn Everywhere>) -> Self {
-        let access = Arc::new(Mutex::new(Arc::new(Access::open())));
         let told = Arc::<Mutex<Vec<String>>>::default();
         let outside = Rc::new(Still::default());
+        let board = open_board();
         let config = SubsystemConfig {
-            nqn: NQN.into(),
-            serial: "0123456789".into(),
-            model: "LUNAR VOLUME".into(),
-            firmware: "0.1".into(),
             clock: Rc::new(|| NOW),
             stats: Arc::default(),
             shared: Arc::default(),
             controllers: Arc::default(),
+            board: board.clone(),
             referrals: vec![Path::tcp(SocketAddr::new(IpAddr::V6(std::net::Ipv6Addr::LOCALHOST), 8009), 0)],
-            guard: guard(access.clone(), told.clone()),
+            guard: guard(board.clone(), told.clone()),
             outside: outside.clone(),
         };
         let subsystem = Subsystem::new(config, everywhere);
@@ -200,12 +227,25 @@ impl Rig {
         let memories = [first, second];
         let arena = Arena::new(ARENA_BYTES);
         let [admin, io] = connect_pair(&subsystem, 7);
-        Self { subsystem, admin, io, memories, beside, outside, access, told, arena }
+        Self { subsystem, admin, io, memories, beside, outside, board, told, arena }
+    }
+
+    /// Lets in who belongs to one of these groups from now on; `discovery` is about those who only ask what there is.
+    ///
+    /// # Panics
+    /// When they would not protect.
+    pub fn let_in(&self, groups: Vec<Group>, discovery: Proofs) {
+        self.set_access(Access::new(groups, discovery).expect("right"));
     }
 
     /// Who may come in from now on.
+    ///
+    /// # Panics
+    /// When that would not protect.
     pub fn set_access(&self, access: Access) {
-        *self.access.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(access);
+        let discovery = Proofs::clone(access.discovery());
+        let directory = Directory::new(vec![subsystem_entry(access)], discovery, None);
+        self.board.set(directory.expect("right"));
     }
 
     /// What the audit was told since this was asked last.
@@ -299,8 +339,7 @@ impl Outside for Still {
     }
 }
 
-fn guard(access: Arc<Mutex<Arc<Access>>>, told: Arc<Mutex<Vec<String>>>) -> Arc<Guard> {
-    let in_force = Box::new(move || access.lock().unwrap_or_else(PoisonError::into_inner).clone());
+fn guard(board: Arc<Board>, told: Arc<Mutex<Vec<String>>>) -> Arc<Guard> {
     let next = AtomicU8::new(0);
     let random = Box::new(move |into: &mut [u8]| {
         into.fill_with(|| next.fetch_add(1, Ordering::Relaxed));
@@ -309,7 +348,7 @@ fn guard(access: Arc<Mutex<Arc<Access>>>, told: Arc<Mutex<Vec<String>>>) -> Arc<
     let sink = move |record: &crate::auth::guard::Record| {
         told.lock().unwrap_or_else(PoisonError::into_inner).push(record.to_string());
     };
-    Guard::new(in_force, Terms::default(), Arc::default(), random, Box::new(sink))
+    Guard::new(board, Terms::default(), Arc::default(), random, Box::new(sink))
 }
 
 /// The key of hosts of this rig.

@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::controller::{KEEP_ALIVE_GRANULARITY, Kind, QUEUE_ENTRIES_MAX, VERSION};
 use crate::event::{ACCESS_NOTICES, DISCOVERY_NOTICES, NAMESPACE_NOTICES, REQUESTS_MAX};
 use crate::execute::TRANSFER_EXPONENT;
-use crate::namespace::Namespace;
+use crate::namespace::{Attached, Namespace};
 use lunar_core::step::PIECE_BYTES;
 
 /// Bytes of each of the data structures.
@@ -104,10 +104,11 @@ const COMPARE_WRITE: u16 = (PIECE_BYTES / 4096 - 1) as u16;
 /// CNS 01h: the controller.
 #[must_use]
 pub fn controller(cx: &Context<'_>) -> Page {
-    let (config, controller) = (cx.subsystem.config(), cx.controller());
-    let namespaces = cx.subsystem.namespaces();
+    let controller = cx.controller();
+    let entry = &controller.standing.subsystem;
+    let namespaces = cx.queue.namespaces();
     let mut page = Page::default();
-    page.text(4, 20, &config.serial).text(24, 40, &config.model).text(64, 8, &config.firmware);
+    page.text(4, 20, &entry.serial).text(24, 40, &entry.model).text(64, 8, &entry.firmware);
     page.put(77, &[TRANSFER_EXPONENT]).u16(78, controller.id).u32(80, VERSION);
     page.u32(96, bits::ATTRIBUTES).put(111, &[if controller.kind == Kind::Io { 1 } else { 2 }]);
     let memory = controller.path.memory;
@@ -121,18 +122,18 @@ pub fn controller(cx: &Context<'_>) -> Page {
         page.put(1803, &[1]).u16(1804, bits::DISCONNECTS);
     }
     if controller.kind == Kind::Discovery {
-        page.u32(92, DISCOVERY_NOTICES).put(768, crate::connect::DISCOVERY_NQN.as_bytes());
+        page.u32(92, DISCOVERY_NOTICES).put(768, entry.nqn.as_bytes());
         return page;
     }
     page.u16(316, 1).put(318, &[bits::ONE_TEST]).u32(328, bits::SANITIZE);
-    let last = cx.subsystem.last_namespace();
-    let caches = namespaces.iter().any(|namespace| namespace.unit.traits().write_cache);
+    let last = cx.queue.last_namespace();
+    let caches = namespaces.iter().any(|seen| seen.namespace.unit.traits().write_cache);
     page.put(76, &[bits::SHARED]).u32(92, NAMESPACE_NOTICES | ACCESS_NOTICES);
     page.put(342, &[TRANSITION_SECONDS, bits::ACCESS]).u32(344, last).u32(348, last);
     page.put(512, &bits::ENTRIES).u32(516, last).u16(520, bits::COMMANDS).u16(522, bits::FUSED);
     page.put(525, &[bits::FLUSHES_ALL | if caches { bits::CACHES } else { 0 }]);
     page.u16(532, COMPARE_WRITE).u16(534, bits::COPY_FORMATS).u32(540, last);
-    page.put(768, config.nqn.as_bytes());
+    page.put(768, entry.nqn.as_bytes());
     page
 }
 
@@ -163,7 +164,8 @@ const IS_SHARED: u8 = 0x01;
 
 /// CNS 00h: a namespace.
 #[must_use]
-pub fn namespace(namespace: &Namespace) -> Page {
+pub fn namespace(seen: &Attached) -> Page {
+    let namespace = &*seen.namespace;
     let (unit, traits, block) = (&namespace.unit, namespace.unit.traits(), namespace.block_size());
     let mut page = Page::default();
     let blocks = unit.geometry.blocks;
@@ -181,18 +183,19 @@ pub fn namespace(namespace: &Namespace) -> Page {
     page.u16(72, zero_based(traits.optimal_io, block));
     let copied = COPY_BYTES_MAX / u64::from(block);
     page.u16(74, u16::try_from(copied).unwrap_or(u16::MAX)).u32(76, copied as u32).put(80, &[COPY_RANGES_MAX]);
-    page.u32(92, namespace.id).put(99, &[unit.read_only.into()]).put(104, &unit.identity.uuid);
+    page.u32(92, seen.id).put(99, &[seen.read_only.into()]).put(104, &unit.identity.uuid);
     page.put(130, &[block.ilog2() as u8]);
     page
 }
 
 /// CNS 08h: a namespace, whatever its command set.
 #[must_use]
-pub fn independent_namespace(namespace: &Namespace) -> Page {
+pub fn independent_namespace(seen: &Attached) -> Page {
+    let namespace = &*seen.namespace;
     const READY: u8 = 0x01;
     let mut page = Page::default();
     page.put(0, &[features(namespace) & 0x01, IS_SHARED, reservations(namespace), format_progress(namespace)]);
-    page.u32(4, namespace.id).put(8, &[namespace.unit.read_only.into()]);
+    page.u32(4, seen.id).put(8, &[seen.read_only.into()]);
     page.put(14, &[if namespace.unit.medium.is_worked_on() { 0 } else { READY }]);
     page
 }

@@ -4,6 +4,7 @@
 //! * [`table`]: the list of commands, one type each, and what derives from it; [`cmd`]: the commands by family
 //! * [`log`]: log pages, [`features`]: features, [`identify`]: identify data; one row each
 //! * [`subsystem`], [`controller`], [`queue`], [`namespace`]: the device, who uses it, through what, and its disks
+//! * [`directory`]: what subsystems there are and who may come in; `space`: who sees which unit as which namespace
 //! * [`execute`]: a command from entry to completion; [`admit`]: the one place that decides whether it may run
 //! * [`auth`]: how hosts prove their names, and who may come in
 //! * [`reserve`]: a change of reservations, on all cores; `renew`: how Format NVM writes a whole medium anew
@@ -20,6 +21,7 @@ pub mod command;
 pub mod connect;
 pub mod context;
 pub mod controller;
+pub mod directory;
 pub mod docs;
 pub mod event;
 pub mod execute;
@@ -33,11 +35,15 @@ pub mod plan;
 pub mod queue;
 mod renew;
 pub mod reserve;
+mod space;
 pub mod subsystem;
 pub mod table;
 
+pub use attach::Tenant;
 pub use command::{Command, Direction, Reply, Sqe, Status};
-pub use connect::Path;
+pub use connect::{Caller, Path};
 pub use controller::{Controller, Controllers, Kind};
+pub use directory::{Board, Directory};
 pub use queue::{Queue, Task, TaskSet};
+pub use space::{Mapping, NamespaceMap};
 pub use subsystem::{Everywhere, Nowhere, Pass, Renewing, Sanitizing, Subsystem, SubsystemConfig};

@@ -1,6 +1,6 @@
 //! Log pages: one row each.
 
-use crate::connect::DISCOVERY_NQN;
+use crate::connect::{DISCOVERY_NQN, family};
 use crate::context::Context;
 use crate::controller::Kind;
 use crate::table::{Code, Set, find};
@@ -82,8 +82,8 @@ fn health(cx: &mut Context<'_>, _specific: u8) {
     const TEMPERATURE: u16 = 300;
     /// Bytes that amounts are counted in, rounded up.
     const UNIT: u64 = 512 * 1000;
-    let namespaces = cx.subsystem.namespaces();
-    let sum = |event| namespaces.iter().fold(0_u64, |sum, one| sum.wrapping_add(one.unit.tally.total(event)));
+    let namespaces = cx.queue.namespaces();
+    let sum = |event| namespaces.iter().fold(0_u64, |sum, one| sum.wrapping_add(one.namespace.unit.tally.total(event)));
     let number = |value: u64| le::U128::new(value.into());
     let mut page = Health::new_zeroed();
     page.temperature = TEMPERATURE.into();
@@ -99,7 +99,7 @@ fn firmware(cx: &mut Context<'_>, _specific: u8) {
     let start = cx.out.len();
     cx.out.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
     let mut revision = [b' '; 8];
-    let text = cx.subsystem.config().firmware.as_bytes();
+    let text = cx.controller().standing.subsystem.firmware.as_bytes();
     let len = text.len().min(revision.len());
     revision[..len].copy_from_slice(&text[..len]);
     cx.out.extend_from_slice(&revision);
@@ -166,8 +166,8 @@ fn sanitize(cx: &mut Context<'_>, _specific: u8) {
     const UNDER_WAY: u16 = 2;
     const FAILED: u16 = 3;
     const NOT_TOLD: u32 = u32::MAX;
-    let namespaces = cx.subsystem.namespaces();
-    let mut unsanitized = namespaces.iter().map(|one| &one.unit.medium);
+    let namespaces = cx.queue.namespaces();
+    let mut unsanitized = namespaces.iter().map(|seen| &seen.namespace.unit.medium);
     let asked = cx.subsystem.config().controllers.last_sanitized();
     let mut progress = u16::MAX;
     let mut status = if asked.is_some() { DONE } else { NEVER };
@@ -191,20 +191,20 @@ fn sanitize(cx: &mut Context<'_>, _specific: u8) {
 /// 5.16.1.13: each namespace is a group of its own, for each has a state of its own.
 fn access(cx: &mut Context<'_>, specific: u8) {
     const GROUPS_ONLY: u8 = 0x01;
-    let namespaces = cx.subsystem.namespaces();
+    let namespaces = cx.queue.namespaces();
     let changes = cx.subsystem.access_changes();
     cx.out.extend_from_slice(&changes.to_le_bytes());
     cx.out.extend_from_slice(&(namespaces.len() as u16).to_le_bytes());
     cx.out.extend_from_slice(&[0; 6]);
     let listed = u32::from(specific & GROUPS_ONLY == 0);
-    for namespace in namespaces {
-        cx.out.extend_from_slice(&namespace.id.to_le_bytes());
+    for seen in namespaces {
+        cx.out.extend_from_slice(&seen.id.to_le_bytes());
         cx.out.extend_from_slice(&listed.to_le_bytes());
         cx.out.extend_from_slice(&changes.to_le_bytes());
-        cx.out.push(namespace.access().0);
+        cx.out.push(seen.access().0);
         cx.out.extend_from_slice(&[0; 15]);
         if listed > 0 {
-            cx.out.extend_from_slice(&namespace.id.to_le_bytes());
+            cx.out.extend_from_slice(&seen.id.to_le_bytes());
         }
     }
 }
@@ -250,26 +250,45 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
     /// EFLAGS of this service: it may stay connected; what it tells is the same by all addresses.
     const FLAGS: u16 = 0x03;
     const ANY: u16 = 0xffff;
-    let path = &cx.controller().path;
-    let is_secure = cx.queue.proof().is_some_and(|proof| cx.subsystem.config().guard.wants_channel(proof.visitor()));
-    let config = cx.subsystem.config();
-    let mut records = vec![(SUBSYSTEM, config.nqn.as_str(), 0, path), (THIS_SERVICE, DISCOVERY_NQN, FLAGS, path)];
-    records.extend(config.referrals.iter().map(|other| (REFERRAL, DISCOVERY_NQN, 0, other)));
-    cx.out.extend_from_slice(&config.controllers.discovery_changes().to_le_bytes());
-    cx.out.extend_from_slice(&(records.len() as u64).to_le_bytes());
+    let (controller, config) = (cx.controller(), cx.subsystem.config());
+    let (path, directory) = (&controller.path, config.board.directory());
+    let told = controller
+        .standing
+        .source
+        .map_or_else(Vec::new, |source| directory.told(&controller.host.nqn, source.ip(), path.way.portal));
+    let mut records: Vec<_> =
+        told.into_iter().map(|told| (SUBSYSTEM, told.nqn, told.address, told.portal, 0)).collect();
+    records.push((THIS_SERVICE, DISCOVERY_NQN.into(), None, path.way.portal, FLAGS));
+    cx.out.extend_from_slice(&directory.changes().to_le_bytes());
+    cx.out.extend_from_slice(&((records.len() + config.referrals.len()) as u64).to_le_bytes());
     cx.out.resize(HEAD_LEN, 0);
-    for (subtype, nqn, flags, path) in records {
+    for (subtype, nqn, at, portal, flags) in records {
         let mut record = Record::new_zeroed();
-        (record.transport, record.family, record.subtype) = (path.transport, path.family, subtype);
-        (record.requirements, record.port, record.controller) = (REQUIREMENTS, 1.into(), ANY.into());
+        let (family, address, service) = match at {
+            Some(at) => (family(at.ip()), at.ip().to_string(), at.port().to_string()),
+            None => (path.family, path.address.clone(), path.service.clone()),
+        };
+        (record.transport, record.family, record.subtype) = (path.transport, family, subtype);
+        (record.requirements, record.port, record.controller) = (REQUIREMENTS, (portal as u16).into(), ANY.into());
         (record.admin_entries, record.flags) = (32.into(), flags.into());
-        if is_secure && subtype != REFERRAL {
+        let source = controller.standing.source;
+        if source.is_some_and(|source| config.guard.wants_channel(&nqn, &controller.host.nqn, source.ip())) {
             record.requirements |= SECURE;
             record.specific[0] = TLS;
         }
-        put_text(&mut record.service, &path.service);
-        put_text(&mut record.subsystem, nqn);
-        put_text(&mut record.address, &path.address);
+        put_text(&mut record.service, &service);
+        put_text(&mut record.subsystem, &nqn);
+        put_text(&mut record.address, &address);
+        cx.out.extend_from_slice(record.as_bytes());
+    }
+    for other in &config.referrals {
+        let mut record = Record::new_zeroed();
+        (record.transport, record.family, record.subtype) = (other.transport, other.family, REFERRAL);
+        (record.requirements, record.port, record.controller) = (REQUIREMENTS, 0.into(), ANY.into());
+        record.admin_entries = 32.into();
+        put_text(&mut record.service, &other.service);
+        put_text(&mut record.subsystem, DISCOVERY_NQN);
+        put_text(&mut record.address, &other.address);
         cx.out.extend_from_slice(record.as_bytes());
     }
 }

@@ -3,7 +3,8 @@
 use lunar_core::codes;
 use lunar_core::reserve::{Held, Shared};
 use lunar_core::unit::Unit;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,30 +21,35 @@ codes! {
     }
 }
 
-/// One core's view of a namespace.
+/// One core's view of a unit that hosts see as a namespace.
 pub struct Namespace {
-    /// Its identifier.
-    pub id: u32,
     /// Its blocks, identity and store.
     pub unit: Rc<Unit>,
     /// Its reservations, which it has in common with its views on other cores and of other command sets.
     pub shared: Arc<Shared>,
-    access: Cell<Access>,
+    /// How it is reached through each portal group where that is not as after power on, by its tag.
+    access: RefCell<BTreeMap<u16, Access>>,
 }
 
 impl Namespace {
-    pub(crate) fn new(id: u32, unit: Rc<Unit>, shared: Arc<Shared>) -> Self {
-        Self { id, unit, shared, access: Cell::new(Access::OPTIMIZED) }
+    pub(crate) fn new(unit: Rc<Unit>, shared: Arc<Shared>) -> Self {
+        Self { unit, shared, access: RefCell::default() }
     }
 
-    /// How it is reached.
+    /// How it is reached through the portal group of this tag.
     #[must_use]
-    pub fn access(&self) -> Access {
-        self.access.get()
+    pub fn access(&self, group: u16) -> Access {
+        self.access.borrow().get(&group).copied().unwrap_or(Access::OPTIMIZED)
     }
 
-    pub(crate) fn set_access(&self, access: Access) -> bool {
-        self.access.replace(access) != access
+    /// Tells whether it was another one.
+    pub(crate) fn set_access(&self, group: u16, access: Access) -> bool {
+        self.access.borrow_mut().insert(group, access).unwrap_or(Access::OPTIMIZED) != access
+    }
+
+    /// It is reached as the one is whose place it takes.
+    pub(crate) fn take_access(&self, old: &Self) {
+        self.access.replace(old.access.take());
     }
 
     /// Bytes of a block.
@@ -61,21 +67,37 @@ impl Namespace {
 
 impl fmt::Debug for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Namespace({} {:?})", self.id, self.unit)
+        write!(f, "Namespace({:?})", self.unit)
     }
 }
 
 /// What one host has to do with one namespace, through one queue.
 #[derive(Debug)]
 pub struct Attached {
+    /// The identifier that the host knows it by.
+    pub id: u32,
     /// The namespace.
     pub namespace: Rc<Namespace>,
+    /// Whether the host may only read.
+    pub read_only: bool,
+    access: Cell<Access>,
     held: Cell<Held>,
 }
 
 impl Attached {
-    pub(crate) fn new(namespace: Rc<Namespace>, held: Held) -> Self {
-        Self { namespace, held: Cell::new(held) }
+    pub(crate) fn new(id: u32, namespace: Rc<Namespace>, read_only: bool, access: Access, held: Held) -> Self {
+        let read_only = read_only || namespace.unit.read_only;
+        Self { id, namespace, read_only, access: Cell::new(access), held: Cell::new(held) }
+    }
+
+    /// How the host reaches it.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access.get()
+    }
+
+    pub(crate) fn set_access(&self, access: Access) {
+        self.access.set(access);
     }
 
     /// What a reservation means for the host.

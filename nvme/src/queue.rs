@@ -2,10 +2,11 @@
 
 use crate::auth::Proof;
 use crate::controller::{Controller, Controllers};
-use crate::namespace::Attached;
-use crate::subsystem::Namespaces;
+use crate::namespace::{Access, Attached, NAMESPACES_MAX};
+use crate::space::Space;
 use lunar_core::port::NexusName;
 use lunar_core::task;
+use lunar_core::unit::UnitId;
 use std::cell::{OnceCell, RefCell};
 use std::fmt;
 use std::rc::Rc;
@@ -32,7 +33,7 @@ pub struct Queue {
     /// Who is at its other end, where somebody has connected it.
     proof: OnceCell<Proof>,
     name: NexusName,
-    namespaces: Rc<Namespaces>,
+    space: Rc<Space>,
     controllers: Arc<Controllers>,
     /// What its host has to do with each namespace that it has addressed, by identifier, which starts with one.
     attached: RefCell<Vec<Option<Rc<Attached>>>>,
@@ -44,7 +45,7 @@ impl Queue {
         id: u16,
         entries: u16,
         flow_control: bool,
-        namespaces: Rc<Namespaces>,
+        space: Rc<Space>,
         controllers: Arc<Controllers>,
     ) -> Self {
         Self {
@@ -55,7 +56,7 @@ impl Queue {
             flow_control,
             tasks: TaskSet::default(),
             proof: OnceCell::new(),
-            namespaces,
+            space,
             controllers,
             attached: RefCell::default(),
         }
@@ -95,15 +96,58 @@ impl Queue {
 
     #[cold]
     fn first(&self, namespace: u32, at: usize) -> Option<Rc<Attached>> {
-        let found = self.namespaces.borrow().get(&namespace)?.clone();
-        let held = found.shared.reservations().held(&self.name);
-        let attached = Rc::new(Attached::new(found, held));
+        let (found, read_only) = self.space.find(self.map(), namespace)?;
+        let (access, held) =
+            (found.access(self.controller.path.way.group), found.shared.reservations().held(&self.name));
+        let attached = Rc::new(Attached::new(namespace, found, read_only, access, held));
         let mut all = self.attached.borrow_mut();
         if all.len() <= at {
             all.resize(at + 1, None);
         }
         all[at] = Some(attached.clone());
         Some(attached)
+    }
+
+    /// The map that its host is behind.
+    pub(crate) fn map(&self) -> Option<&str> {
+        self.controller.standing.map.as_deref()
+    }
+
+    /// All namespaces that its host sees, in the order of their identifiers.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<Rc<Attached>> {
+        self.space.map(self.map()).namespaces().filter_map(|(id, _)| self.attached(id)).collect()
+    }
+
+    /// The largest identifier that a namespace may have (NN), which never changes while others come and go.
+    #[must_use]
+    pub fn last_namespace(&self) -> u32 {
+        /// So that a few more may come without a word about it.
+        const ROOM: u32 = 32;
+        if self.map().is_some() {
+            return NAMESPACES_MAX;
+        }
+        let last = self.space.map(None).namespaces().last().map_or(0, |(id, _)| id);
+        last.next_multiple_of(ROOM).clamp(ROOM, NAMESPACES_MAX)
+    }
+
+    /// The identifiers that a unit has here.
+    pub(crate) fn ids_of(&self, unit: UnitId) -> Vec<u32> {
+        self.space.ids_of(self.map(), unit)
+    }
+
+    /// Forgets what it knows of a unit.
+    pub(crate) fn forget_unit(&self, unit: UnitId) {
+        for known in self.attached.borrow_mut().iter_mut() {
+            known.take_if(|attached| attached.namespace.unit.id == unit);
+        }
+    }
+
+    /// Its host reaches a unit in another way.
+    pub(crate) fn set_access(&self, unit: UnitId, access: Access) {
+        // Whoever has not addressed the namespace looks when it does.
+        let all = self.attached.borrow();
+        all.iter().flatten().filter(|one| one.namespace.unit.id == unit).for_each(|one| one.set_access(access));
     }
 
     /// Forgets what it knows of a namespace.
@@ -114,10 +158,9 @@ impl Queue {
     }
 
     /// Has its host go by the reservations as they are now.
-    pub(crate) fn look_at_reservations(&self, namespace: u32) {
+    pub(crate) fn look_at_reservations(&self, unit: UnitId) {
         let all = self.attached.borrow();
-        // Whoever has not addressed the namespace looks when it does.
-        if let Some(Some(attached)) = all.get((namespace as usize).wrapping_sub(1)) {
+        for attached in all.iter().flatten().filter(|one| one.namespace.unit.id == unit) {
             attached.set_held(attached.namespace.shared.reservations().held(&self.name));
         }
     }

@@ -3,6 +3,7 @@
 use crate::command::{Refusal, Status};
 use crate::fault;
 use crate::namespace::Namespace;
+use crate::queue::Queue;
 use crate::subsystem::{Renewing, Sanitizing, Subsystem};
 use lunar_core::io::Fault;
 use lunar_core::medium::{Content, Work};
@@ -14,12 +15,18 @@ impl Subsystem {
     ///
     /// # Errors
     /// How the command ends; some may have begun.
-    pub(crate) async fn sanitize(&self, all: Vec<(u32, Sanitizing)>, asked: u32, tools: &Tools) -> Result<(), Refusal> {
+    pub(crate) async fn sanitize(
+        &self,
+        queue: &Queue,
+        all: Vec<(u32, Sanitizing)>,
+        asked: u32,
+        tools: &Tools,
+    ) -> Result<(), Refusal> {
         if !matches!(all.first(), Some((_, Sanitizing::Exit))) {
             self.config().controllers.sanitized(asked);
         }
         for (id, how) in all {
-            let namespace = self.namespace(id).ok_or(Status::INVALID_NAMESPACE)?;
+            let namespace = &queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?.namespace;
             let begun = self.everywhere.sanitize(namespace.unit.id, how, tools.arena.clone()).await;
             begun.map_err(|fault| match fault {
                 Fault::Protocol => Status::SANITIZE_FAILED,

@@ -1,52 +1,48 @@
-//! One core's view of an NVM subsystem: its namespaces, and the queues that this core serves.
+//! One core's view of the NVM subsystems: their namespaces, and the queues that this core serves. A volume that is in
+//! several of them is one unit, with one set of reservations.
 
 use crate::auth::Outside;
 use crate::auth::guard::Guard;
 use crate::connect::Path;
-use crate::controller::{Controller, Controllers, Kind};
+use crate::controller::{Controller, Controllers};
+use crate::directory::Board;
 use crate::event::Event;
 use crate::namespace::{self, NAMESPACES_MAX, Namespace};
 use crate::queue::Queue;
+use crate::space::{NamespaceMap, Space};
 use lunar_core::io::Fault;
 use lunar_core::mem::Arena;
 use lunar_core::reserve::{News, SharedUnits};
 use lunar_core::stats::Stats;
 use lunar_core::unit::{Unit, UnitId};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-
-/// The namespaces of a subsystem, by identifier.
-pub(crate) type Namespaces = RefCell<BTreeMap<u32, Rc<Namespace>>>;
+use std::task::Poll;
 
 /// A clock: milliseconds since the beginning of 1970, UTC.
 pub type Clock = Rc<dyn Fn() -> u64>;
 
-/// What a subsystem is made from.
+/// What a core's view of the subsystems is made from.
 #[derive(Clone)]
 pub struct SubsystemConfig {
-    /// Its NQN.
-    pub nqn: String,
-    /// Serial number, at most 20 ASCII characters.
-    pub serial: String,
-    /// Model number, at most 40 ASCII characters.
-    pub model: String,
-    /// Firmware revision, at most 8 ASCII characters.
-    pub firmware: String,
     /// What time it is where it runs.
     pub clock: Clock,
     /// Where this core counts.
     pub stats: Arc<Stats>,
     /// What its namespaces have in common with their views on other cores and of other command sets.
     pub shared: Arc<SharedUnits>,
-    /// Its controllers: the same on all cores.
+    /// The controllers of all subsystems: the same on all cores.
     pub controllers: Arc<Controllers>,
+    /// What subsystems there are, and who may come in: the same on all cores.
+    pub board: Arc<Board>,
     /// Other discovery services that hosts are told of.
     pub referrals: Vec<Path>,
-    /// Who may come in: the same on all cores.
+    /// Who asks whether a host may come in: the same on all cores.
     pub guard: Arc<Guard>,
     /// What proofs of names need.
     pub outside: Rc<dyn Outside>,
@@ -137,11 +133,11 @@ impl Everywhere for Nowhere {
     }
 }
 
-/// One core's view of an NVM subsystem.
+/// One core's view of the NVM subsystems.
 pub struct Subsystem {
     config: SubsystemConfig,
     pub(crate) everywhere: Rc<dyn Everywhere>,
-    namespaces: Rc<Namespaces>,
+    space: Rc<Space>,
     queues: RefCell<Vec<Weak<Queue>>>,
     access_changes: Cell<u64>,
     /// Where answers are written before they are copied to memory that can be sent.
@@ -149,13 +145,13 @@ pub struct Subsystem {
 }
 
 impl Subsystem {
-    /// A subsystem without namespaces.
+    /// Without namespaces.
     #[must_use]
     pub fn new(config: SubsystemConfig, everywhere: Rc<dyn Everywhere>) -> Rc<Self> {
         Rc::new(Self {
             config,
             everywhere,
-            namespaces: Rc::default(),
+            space: Rc::default(),
             queues: RefCell::default(),
             access_changes: Cell::new(1),
             scratch: RefCell::default(),
@@ -168,57 +164,91 @@ impl Subsystem {
         &self.config
     }
 
-    /// Adds a namespace, or puts another in its place.
+    /// Adds a unit, or puts another in its place; hosts see it by the maps that show it.
+    pub fn add_unit(&self, unit: Rc<Unit>) {
+        let (id, shared) = (unit.id, self.config.shared.of(&unit));
+        self.space.add(Rc::new(Namespace::new(unit, shared)));
+        self.queues().iter().for_each(|queue| queue.forget_unit(id));
+    }
+
+    /// Adds a unit, and shows it as a namespace to hosts that are not behind a map.
     ///
     /// # Panics
     /// When `id` is not 1 to [`NAMESPACES_MAX`].
     pub fn add_namespace(&self, id: u32, unit: Rc<Unit>) {
-        assert!((1..=NAMESPACES_MAX).contains(&id), "there is no namespace {id}");
-        let shared = self.config.shared.of(&unit);
-        self.namespaces.borrow_mut().insert(id, Rc::new(Namespace::new(id, unit, shared)));
-        self.queues().iter().for_each(|queue| queue.forget(id));
+        self.show(id, unit.id);
+        self.add_unit(unit);
     }
 
-    /// Removes a namespace. Commands that run end as they would.
-    pub fn remove_namespace(&self, id: u32) {
-        if self.namespaces.borrow_mut().remove(&id).is_some() {
-            self.queues().iter().for_each(|queue| queue.forget(id));
+    /// Shows a unit as a namespace to hosts that are not behind a map.
+    ///
+    /// # Panics
+    /// When `id` is not 1 to [`NAMESPACES_MAX`].
+    pub fn show(&self, id: u32, unit: UnitId) {
+        assert!((1..=NAMESPACES_MAX).contains(&id), "there is no namespace {id}");
+        self.space.show(id, unit);
+    }
+
+    /// Removes a unit. Commands that run end as they would.
+    pub fn remove_unit(&self, unit: UnitId) {
+        self.space.remove(unit);
+        self.queues().iter().for_each(|queue| queue.forget_unit(unit));
+    }
+
+    /// Puts a map in force under this name, on this core. What hosts behind it run at identifiers that mean something
+    /// else now gets to finish until `patience` is over, is aborted then, and gone when this returns.
+    pub async fn set_map(&self, name: &Arc<str>, map: NamespaceMap, patience: impl Future<Output = ()>) {
+        let ids = self.space.set_map(name, map);
+        let mut behind = self.queues();
+        behind.retain(|queue| queue.map() == Some(name));
+        for queue in &behind {
+            ids.iter().for_each(|id| queue.forget(*id));
+        }
+        let changed: Vec<_> = behind.iter().map(|queue| (queue, queue.tasks.moment())).collect();
+        let is_of = |id: u32| ids.contains(&id);
+        let finish = async {
+            for (queue, moment) in &changed {
+                queue.tasks.until_left(*moment, |(_, id)| is_of(id)).await;
+            }
+        };
+        let (mut finish, mut patience) = (pin!(finish), pin!(patience));
+        poll_fn(|cx| if finish.as_mut().poll(cx).is_ready() { Poll::Ready(()) } else { patience.as_mut().poll(cx) })
+            .await;
+        for (queue, moment) in &changed {
+            self.config.stats.tasks_aborted.add(queue.tasks.abort_before(*moment, |(_, id)| is_of(id)));
+        }
+        for (queue, _) in &changed {
+            queue.tasks.until_gone(|(_, id)| is_of(id)).await;
         }
     }
 
-    /// Tells the hosts of all cores that namespaces came or went: once, whatever the number of cores.
-    pub fn tell_namespaces(&self) {
-        self.config.controllers.all().iter().for_each(|controller| controller.raise(Event::NAMESPACES));
+    /// Forgets the map of this name on this core; no host is behind it any more.
+    pub fn forget_map(&self, name: &str) {
+        self.space.forget_map(name);
     }
 
-    /// Tells the hosts that ask the discovery service that it has something else to tell: once, whatever the number of
-    /// cores.
-    pub fn tell_discovery(&self) {
-        self.config.controllers.discovery_has_changed();
-        let all = self.config.controllers.all();
-        let asks = |controller: &&Arc<Controller>| controller.kind == Kind::Discovery;
-        all.iter().filter(asks).for_each(|controller| controller.raise(Event::DISCOVERY));
-    }
-
-    /// The namespace of this identifier.
+    /// The maps.
     #[must_use]
-    pub fn namespace(&self, id: u32) -> Option<Rc<Namespace>> {
-        self.namespaces.borrow().get(&id).cloned()
+    pub fn maps(&self) -> Vec<(Arc<str>, Rc<NamespaceMap>)> {
+        self.space.maps()
     }
 
-    /// All namespaces, in the order of their identifiers.
-    #[must_use]
-    pub fn namespaces(&self) -> Vec<Rc<Namespace>> {
-        self.namespaces.borrow().values().cloned().collect()
+    /// Tells the hosts of all cores that are behind one of these maps, or see one of these units, that namespaces came,
+    /// went, or are others: once, whatever the number of cores.
+    pub fn tell_namespaces(&self, maps: &BTreeSet<Arc<str>>, units: &[UnitId]) {
+        for controller in self.config.controllers.all() {
+            let map = controller.standing.map.as_ref();
+            let sees = |unit: &UnitId| !self.space.ids_of(map.map(|map| &**map), *unit).is_empty();
+            if map.is_some_and(|map| maps.contains(map)) || units.iter().any(sees) {
+                controller.raise(Event::NAMESPACES);
+            }
+        }
     }
 
-    /// The largest identifier that a namespace may have (NN).
+    /// This core's view of a unit.
     #[must_use]
-    pub fn last_namespace(&self) -> u32 {
-        /// So that a few more may come without a word about it.
-        const ROOM: u32 = 32;
-        let last = self.namespaces.borrow().keys().next_back().copied().unwrap_or(0);
-        last.next_multiple_of(ROOM).clamp(ROOM, NAMESPACES_MAX)
+    pub fn unit(&self, unit: UnitId) -> Option<Rc<Namespace>> {
+        self.space.unit(unit)
     }
 
     pub(crate) fn enter_queue(
@@ -229,7 +259,7 @@ impl Subsystem {
         flow_control: bool,
     ) -> Rc<Queue> {
         let controllers = self.config.controllers.clone();
-        let queue = Queue::new(controller, id, entries, flow_control, self.namespaces.clone(), controllers);
+        let queue = Queue::new(controller, id, entries, flow_control, self.space.clone(), controllers);
         let queue = Rc::new(queue);
         let mut queues = self.queues.borrow_mut();
         queues.retain(|old| old.strong_count() > 0);
@@ -243,16 +273,9 @@ impl Subsystem {
         self.queues.borrow().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The namespaces of a unit.
-    fn of_unit(&self, unit: UnitId) -> Vec<Rc<Namespace>> {
-        self.namespaces.borrow().values().filter(|namespace| namespace.unit.id == unit).cloned().collect()
-    }
-
     /// Has the hosts that this core serves go by the reservations of a unit as they are now.
     pub fn see_reservations(&self, unit: UnitId) {
-        for namespace in self.of_unit(unit) {
-            self.queues().iter().for_each(|queue| queue.look_at_reservations(namespace.id));
-        }
+        self.queues().iter().for_each(|queue| queue.look_at_reservations(unit));
     }
 
     /// Tells the hosts of all cores of a change of reservations: once, whatever the number of cores.
@@ -262,8 +285,8 @@ impl Subsystem {
         }
         for controller in self.config.controllers.all() {
             let Some(told) = news.told.get(&controller.host.nexus()) else { continue };
-            for namespace in self.of_unit(unit) {
-                crate::reserve::notify(&controller, namespace.id, *told);
+            for id in self.space.ids_of(controller.standing.map.as_deref(), unit) {
+                crate::reserve::notify(&controller, id, *told);
             }
         }
     }
@@ -272,13 +295,12 @@ impl Subsystem {
     pub async fn end_preempted(&self, unit: UnitId, news: &News) {
         let mut ended = self.queues();
         ended.retain(|queue| news.ends(queue.name()));
-        for namespace in self.of_unit(unit) {
-            for queue in &ended {
-                self.config.stats.tasks_aborted.add(queue.tasks.abort(|(_, id)| id == namespace.id));
-            }
-            for queue in &ended {
-                queue.tasks.until_gone(|(_, id)| id == namespace.id).await;
-            }
+        let ended: Vec<_> = ended.iter().map(|queue| (queue, queue.ids_of(unit))).collect();
+        for (queue, ids) in &ended {
+            self.config.stats.tasks_aborted.add(queue.tasks.abort(|(_, id)| ids.contains(&id)));
+        }
+        for (queue, ids) in &ended {
+            queue.tasks.until_gone(|(_, id)| ids.contains(&id)).await;
         }
     }
 
@@ -287,12 +309,17 @@ impl Subsystem {
         self.access_changes.get()
     }
 
-    /// Brings a unit into a state of asymmetric access on this core.
-    pub fn set_access(&self, unit: UnitId, access: namespace::Access) {
-        for namespace in self.of_unit(unit) {
-            if namespace.set_access(access) {
-                self.access_changes.set(self.access_changes.get() + 1);
-                self.queues().iter().filter(|q| q.id == 0).for_each(|queue| queue.controller.raise(Event::ACCESS));
+    /// Brings a portal group into a state of asymmetric access at a unit, on this core.
+    pub fn set_access(&self, unit: UnitId, group: u16, access: namespace::Access) {
+        let Some(found) = self.space.unit(unit) else { return };
+        if !found.set_access(group, access) {
+            return;
+        }
+        self.access_changes.set(self.access_changes.get() + 1);
+        for queue in self.queues().iter().filter(|queue| queue.controller.path.way.group == group) {
+            queue.set_access(unit, access);
+            if queue.id == 0 && !queue.ids_of(unit).is_empty() {
+                queue.controller.raise(Event::ACCESS);
             }
         }
     }
@@ -300,6 +327,6 @@ impl Subsystem {
 
 impl fmt::Debug for Subsystem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Subsystem({})", self.config.nqn)
+        write!(f, "Subsystem({} queues)", self.queues().len())
     }
 }

@@ -5,7 +5,8 @@ use crate::Reactor;
 use crate::op::{Handle, Op};
 use crate::os_error;
 use lunar_core::io::Completion;
-use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Gid, Mode, OFlags, Uid, chmod, chown, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -18,6 +19,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Descriptors that come with one receive at most: more is nothing that a protocol here allows.
 pub const DESCRIPTORS_MAX: usize = 32;
@@ -57,10 +59,24 @@ impl Waitable {
     }
 }
 
+/// Says who may open the socket at `path`: its permissions, and the numbers of the user and the group that it belongs
+/// to, where they are not as they were.
+///
+/// # Errors
+/// The operating system's.
+pub fn permit(path: &Path, mode: u32, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
+    if owner.is_some() || group.is_some() {
+        chown(path, owner.map(Uid::from_raw), group.map(Gid::from_raw))?;
+    }
+    Ok(chmod(path, Mode::from_raw_mode(mode))?)
+}
+
 /// A socket that listens at a path, until it is dropped.
 pub struct Listener {
     socket: Waitable,
     path: PathBuf,
+    /// Whether the path is somebody else's now.
+    retired: Cell<bool>,
 }
 
 impl Listener {
@@ -77,9 +93,9 @@ impl Listener {
         }
         let listener = UnixListener::bind(path)?;
         let path = path.to_owned();
-        rustix::fs::chmod(&path, Mode::from_raw_mode(mode))?;
+        permit(&path, mode, None, None)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { socket: Waitable::new(reactor, listener.into())?, path })
+        Ok(Self { socket: Waitable::new(reactor, listener.into())?, path, retired: Cell::default() })
     }
 
     /// The next connection.
@@ -96,12 +112,20 @@ impl Listener {
     pub fn cancel(&self) {
         self.socket.cancel();
     }
+
+    /// The same, and the path is free for another.
+    pub fn retire(&self) {
+        if !self.retired.replace(true) {
+            // Whoever has taken it away already has done no harm.
+            let _ = std::fs::remove_file(&self.path);
+        }
+        self.cancel();
+    }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Whoever has taken it away already has done no harm.
-        let _ = std::fs::remove_file(&self.path);
+        self.retire();
     }
 }
 
@@ -168,6 +192,62 @@ impl Stream {
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Stream")
+    }
+}
+
+/// Fills `into` like [`Stream::receive`], for a thread that has no reactor and may wait, for `patience` at a time.
+///
+/// # Errors
+/// `UnexpectedEof` when the peer has closed its side, `TimedOut`, `InvalidData` when more descriptors come than
+/// [`DESCRIPTORS_MAX`]; else the operating system's.
+pub fn receive_waiting(
+    fd: &OwnedFd,
+    into: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+    patience: Duration,
+) -> io::Result<()> {
+    let mut done = 0;
+    while done < into.len() {
+        match wait_for(fd, PollFlags::IN, patience, || receive_some(fd, &mut into[done..], descriptors))? {
+            Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(count) => done += count,
+            None => return Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Sends like [`Stream::send`], for a thread that has no reactor and may wait, for `patience` at a time.
+///
+/// # Errors
+/// `TimedOut`; else the operating system's.
+pub fn send_waiting(fd: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>], patience: Duration) -> io::Result<()> {
+    let (mut done, mut descriptors) = (0, descriptors);
+    while done < bytes.len() {
+        done += wait_for(fd, PollFlags::OUT, patience, || send_some(fd, &bytes[done..], descriptors))?;
+        descriptors = &[];
+    }
+    Ok(())
+}
+
+fn wait_for<T>(
+    fd: &OwnedFd,
+    what: PollFlags,
+    patience: Duration,
+    mut call: impl FnMut() -> Result<T, Errno>,
+) -> io::Result<T> {
+    let patience = Timespec::try_from(patience).map_err(|_| io::ErrorKind::InvalidInput)?;
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let ready = poll(&mut [PollFd::new(fd, what)], Some(&patience));
+                if matches!(ready, Ok(0)) {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            }
+            other => return Ok(other?),
+        }
     }
 }
 

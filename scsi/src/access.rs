@@ -26,13 +26,15 @@ pub struct Access {
     pub state: AluaState,
     /// What brought it there.
     pub cause: Cause,
+    /// Whether initiators should prefer it (PREF).
+    pub preferred: bool,
 }
 
 impl Access {
     /// A group as it is after power on.
     #[must_use]
     pub fn initial(group: u16) -> Self {
-        Self { group, state: AluaState::ACTIVE_OPTIMIZED, cause: Cause::NOTHING }
+        Self { group, state: AluaState::ACTIVE_OPTIMIZED, cause: Cause::NOTHING, preferred: false }
     }
 }
 
@@ -52,13 +54,13 @@ impl Target {
     }
 
     /// Brings a target port group into a state at one disk, on all cores, and tells all nexuses: an implicit transition
-    /// (SPC-4 5.15.2.7). For those who know that a path is better or worse than it was. A group or a disk that is not
-    /// there has no state.
-    pub async fn transition(&self, lun: u16, group: u16, state: AluaState) {
+    /// (SPC-4 5.15.2.7). For those who know that a path is better or worse than it was, or that it should be `preferred`
+    /// to others. A group or a disk that is not there has no state.
+    pub async fn transition(&self, lun: u16, group: u16, state: AluaState, preferred: bool) {
         let Some(lu) = self.unit(lun) else { return };
         let mut accesses = lu.accesses(&self.port_groups());
         let Some(access) = accesses.iter_mut().find(|access| access.group == group) else { return };
-        *access = Access { group, state, cause: Cause::IMPLICIT };
+        *access = Access { group, state, cause: Cause::IMPLICIT, preferred };
         self.change(None, lun, Change::Access(accesses.into())).await;
     }
 }

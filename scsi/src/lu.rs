@@ -1,6 +1,6 @@
 //! A disk as all nexuses of this core see it: its unit, and what commands have set of it.
 
-use crate::access::{Access, AluaState};
+use crate::access::Access;
 use crate::cmd::block::atomic_blocks_max;
 use crate::information::{self, Kind};
 use crate::log;
@@ -227,7 +227,9 @@ impl State {
             Change::Access(accesses) => {
                 self.is_due(Aspect::Access, stamp) && {
                     let before = std::mem::replace(&mut self.accesses, accesses.clone());
-                    accesses.iter().any(|access| state_in(&before, access.group) != access.state)
+                    let is_other =
+                        |before: Access, now: &Access| before.state != now.state || before.preferred != now.preferred;
+                    accesses.iter().any(|access| is_other(access_in(&before, access.group), access))
                 }
             }
             Change::Clock(behind) => {
@@ -274,10 +276,6 @@ impl State {
 
 fn access_in(accesses: &[Access], group: u16) -> Access {
     accesses.iter().find(|access| access.group == group).copied().unwrap_or_else(|| Access::initial(group))
-}
-
-fn state_in(accesses: &[Access], group: u16) -> AluaState {
-    access_in(accesses, group).state
 }
 
 /// A disk.

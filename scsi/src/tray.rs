@@ -131,6 +131,12 @@ impl Stuck {
 }
 
 impl Target {
+    /// Where the medium of a logical unit is, and whether initiators prevent its removal.
+    #[must_use]
+    pub fn medium(&self, lun: u16) -> Option<(Tray, bool)> {
+        self.unit(lun).map(|lu| (lu.tray(), lu.shared.is_prevented()))
+    }
+
     /// Takes the medium of a logical unit out: what was written is on it, and no command reaches it, when this returns.
     /// What initiators prevent happens only if it is forced.
     ///

@@ -5,7 +5,7 @@ use crate::identity;
 use crate::stamp::SECTOR;
 use crate::watch::Watch;
 use lunar::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
-use lunar_core::access::Access;
+use lunar_core::access::{Access, Proofs};
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
 use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::medium::Medium;
@@ -20,7 +20,9 @@ use lunar_iscsi::directory::{Directory, Entry, Portal, Way};
 use lunar_iscsi::guard::Guard;
 use lunar_iscsi::registry::{Registry, SESSIONS_MAX};
 use lunar_iscsi::serve::Front;
-use lunar_nvme::{Controllers, Subsystem, SubsystemConfig};
+use lunar_nvme::controller::CONTROLLERS_MAX;
+use lunar_nvme::directory::{Directory as Subsystems, Entry as NvmeEntry, Way as NvmeWay};
+use lunar_nvme::{Board, Controllers, Subsystem, SubsystemConfig};
 use lunar_nvme_tcp::serve as nvme;
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
@@ -234,6 +236,7 @@ impl Machine {
         for (lun, keep) in keeps.iter().enumerate() {
             shared.restore(UnitId(lun as u32), &**keep).expect("what was kept is whole");
         }
+        let board = board();
         let mut cores = Vec::new();
         for (me, (reactor, letters)) in reactors.into_iter().zip(letters).enumerate() {
             let links = Links::new(me, mailboxes.clone());
@@ -244,22 +247,19 @@ impl Machine {
             let units = open_units(setup, &opened, &reactor, &links, &target);
             let peers = Rc::new(OtherSessions(links.clone()));
             let front = Front::new(&reactor, &target, guard.clone(), registry.clone(), me, peers);
-            let subsystem = subsystem(&reactor, stats[me].clone(), &shared, &controllers, &links);
+            let subsystem = subsystem(&reactor, stats[me].clone(), &shared, (&controllers, &board), &links);
             for (id, unit) in (1..).zip(&units) {
                 subsystem.add_namespace(id, unit.clone());
             }
             links.add_views(&target, &subsystem);
-            let nvme = nvme::Front::new(
-                &reactor,
-                &subsystem,
-                nvme::Settings { advertise: None, drain: DRAIN, channels: None },
-            );
-            let (iscsi, served_nvme) = (front.clone(), Some(nvme.clone()));
+            let settings = nvme::Settings { advertise: None, drain: DRAIN, channels: None };
+            let nvme = nvme::Front::new(&reactor, &subsystem, settings);
+            let (iscsi, served_nvme) = (front.clone(), nvme.clone());
             let served = Served {
                 target,
                 subsystem,
                 iscsi,
-                nvme: served_nvme,
+                nvme: served_nvme.into(),
                 machines: OnceCell::new(),
                 core: OnceCell::new(),
             };
@@ -270,8 +270,10 @@ impl Machine {
             cores.push(Core { reactor, front, nvme, mailbox: mailboxes[me].clone() });
         }
         let acceptor = cores[0].reactor.clone();
-        for (portal, face) in [(PORTAL, Face::Iscsi(Way { portal: 0, group: PORTAL_GROUP })), (NVME_PORTAL, Face::Nvme)]
-        {
+        for (portal, face) in [
+            (PORTAL, Face::Iscsi(Way { portal: 0, group: PORTAL_GROUP })),
+            (NVME_PORTAL, Face::Nvme(NvmeWay::default())),
+        ] {
             let (acceptor, mailboxes, stats) = (acceptor.clone(), mailboxes.clone(), stats.clone());
             cores[0].reactor.spawn(accept(acceptor, portal, face, mailboxes, stats));
         }
@@ -392,24 +394,37 @@ fn subsystem(
     reactor: &Reactor,
     stats: Arc<Stats>,
     shared: &Arc<SharedUnits>,
-    controllers: &Arc<Controllers>,
+    (controllers, board): (&Arc<Controllers>, &Arc<Board>),
     links: &Rc<Links>,
 ) -> Rc<Subsystem> {
     let time = reactor.clone();
     let config = SubsystemConfig {
-        nqn: NQN.to_owned(),
-        serial: "1".to_owned(),
-        model: "SIMULATED".to_owned(),
-        firmware: "1".to_owned(),
         clock: Rc::new(move || time.now().0 / 1_000_000),
         stats,
         shared: shared.clone(),
         controllers: controllers.clone(),
+        board: board.clone(),
         referrals: Vec::new(),
-        guard: lunar_nvme::auth::guard::Guard::open(),
+        guard: lunar_nvme::auth::guard::Guard::quiet(board.clone()),
         outside: Rc::new(lunar_nvme::fuzzing::Still::default()),
     };
     Subsystem::new(config, Rc::new(OtherViews(links.clone())))
+}
+
+/// One subsystem, for everybody.
+fn board() -> Arc<Board> {
+    let entry = NvmeEntry {
+        nqn: NQN.into(),
+        serial: "1".to_owned(),
+        model: "SIMULATED".to_owned(),
+        firmware: "1".to_owned(),
+        groups: None,
+        access: Arc::new(Access::open()),
+        controllers_max: CONTROLLERS_MAX,
+    };
+    let board = Arc::new(Board::default());
+    board.set(Subsystems::new(vec![entry], Proofs::default(), None).expect("nobody proves anything"));
+    board
 }
 
 fn directory(setup: &Setup) -> Directory {

@@ -19,7 +19,7 @@ const ORDER: &[(&str, &[&str])] = &[
     ("cli", &["core", "control", "api"]),
     ("initiator", &["core", "front/*"]),
     ("host", &["core", "nvme", "front/*"]),
-    ("load", &["core", "nvme", "front/*", "initiator", "host"]),
+    ("load", &["core", "nvme", "reactor", "front/*", "initiator", "host"]),
     ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "api", "cli", "initiator", "load"]),
 ];
 
@@ -201,7 +201,7 @@ mod tests {
             ("stream", "front/iscsi"),
             ("stream", "scsi"),
             ("host", "initiator"),
-            ("load", "reactor"),
+            ("load", "scsi"),
         ] {
             assert_eq!(used(folder, other), [format!("`{folder}` must not use `{other}`")]);
         }

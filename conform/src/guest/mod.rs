@@ -2,7 +2,9 @@
 
 mod blktests;
 mod cpio;
+mod machine;
 mod modules;
+mod newer;
 mod paths;
 mod proofs;
 mod qemu;
@@ -26,6 +28,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 
 pub(crate) use blktests::part as blktests;
+pub(crate) use machine::part as machine;
 pub(crate) use paths::part as paths;
 pub(crate) use proofs::part as proofs;
 
@@ -152,7 +155,8 @@ impl Script<'_> {
         let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
         let mut cases = Cases { lab, part: self.part, since: Instant::now(), said: Vec::new(), seen: 0 };
         let mut restarted = Ok(());
-        let status = qemu::boot(self.sysroot, &initramfs, &format!("{}.sh", self.name), LIMIT, |line| {
+        let (file, own) = (format!("{}.sh", self.name), qemu::Hardware::default());
+        let status = qemu::boot(self.sysroot, &initramfs, &file, LIMIT, &own, |line| {
             // A log that cannot be written costs the log, not the test.
             let _ = writeln!(log, "{line}");
             if line == "@restart" {

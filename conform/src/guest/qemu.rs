@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -14,7 +15,7 @@ use crate::process;
 
 /// Loaded at start, in an order that dependencies decide. The crypto module is asked for by algorithm, not by
 /// dependency.
-const MODULES: [&str; 26] = [
+const MODULES: [&str; 27] = [
     "virtio_pci",
     "virtio_net",
     "9pnet_virtio",
@@ -27,6 +28,7 @@ const MODULES: [&str; 26] = [
     "sg",
     "iscsi_tcp",
     "nvme_tcp",
+    "nvme",
     "ext4",
     "xfs",
     "dm_mod",
@@ -83,24 +85,54 @@ pub(crate) fn initramfs<'a>(
     Ok(())
 }
 
+/// The machine that a guest runs on.
+#[derive(Default)]
+pub(crate) struct Hardware {
+    /// The emulator and its first arguments; the machine's own if there are none.
+    pub emulator: Vec<String>,
+    /// More arguments.
+    pub devices: Vec<String>,
+    /// Whether other processes may map the guest's memory.
+    pub shares_memory: bool,
+    /// More for the kernel's command line.
+    pub kernel: String,
+}
+
+impl Hardware {
+    fn command(&self) -> Command {
+        let mut words = self.emulator.iter();
+        let mut command = process::bound(words.next().map_or("qemu-system-x86_64", String::as_str));
+        command.args(words).args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+        command.args(["-cpu", "max", "-smp", "1", "-m", MEMORY]);
+        if self.shares_memory {
+            command.args(["-object", &format!("memory-backend-memfd,id=memory,size={MEMORY},share=on")]);
+            command.args(["-machine", "q35,accel=tcg,memory-backend=memory"]);
+        } else {
+            command.args(["-machine", "q35,accel=tcg"]);
+        }
+        command.args(&self.devices);
+        command
+    }
+}
+
 /// Boots, shows every line, and gives the status that the script ended with.
 pub(crate) fn boot(
     sysroot: &Sysroot,
     initramfs: &Path,
     script: &str,
     limit: Duration,
+    hardware: &Hardware,
     on_line: impl FnMut(&str),
 ) -> Result<i32> {
     let status_file = initramfs.with_extension("status");
     File::create(&status_file)?;
-    let mut qemu = process::bound("qemu-system-x86_64");
-    qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
-        .args(["-machine", "q35,accel=tcg", "-cpu", "max", "-smp", "1", "-m", MEMORY])
-        .arg("-kernel")
+    let mut qemu = hardware.command();
+    let more = &hardware.kernel;
+    qemu.arg("-kernel")
         .arg(&sysroot.kernel)
         .arg("-initrd")
         .arg(initramfs)
-        .args(["-append", &format!("{KERNEL_OPTIONS} lunar.script={script}")])
+        .args(["-append", &format!("{KERNEL_OPTIONS} lunar.script={script}{more}")])
         // The first serial port is what the guest says, the second its script's status.
         .args(["-serial", "stdio", "-serial", &format!("file:{}", status_file.display())])
         .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=,rx_queue_size=1024"])

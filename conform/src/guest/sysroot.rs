@@ -36,7 +36,7 @@ const LAYOUT: u32 = 1;
 /// The keys that Debian's packages are signed with.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Package sources that answer slower than this are down.
-const FETCH_LIMIT: Duration = Duration::from_secs(600);
+pub(super) const FETCH_LIMIT: Duration = Duration::from_secs(600);
 /// Never needed in the guest, and most of what there is to write.
 const LEFT_OUT: [&str; 12] = [
     "./usr/share/doc",
@@ -93,7 +93,7 @@ fn ensure_of(report: &Report, recipe: &Recipe) -> Result<Sysroot> {
     open(&path)
 }
 
-fn cache_folder() -> Result<PathBuf> {
+pub(super) fn cache_folder() -> Result<PathBuf> {
     if let Some(folder) = std::env::var_os("LUNAR_CACHE") {
         return Ok(PathBuf::from(folder));
     }
@@ -130,9 +130,7 @@ fn open(path: &Path) -> Result<Sysroot> {
 fn make(report: &Report, path: &Path, recipe: &Recipe) -> Result<()> {
     let _ = std::fs::remove_dir_all(path);
     let root = path.join("root");
-    for folder in ["state/lists/partial", "cache/archives/partial"] {
-        std::fs::create_dir_all(path.join(folder))?;
-    }
+    folders(path)?;
     if let Some(release) = recipe.release {
         let source = format!("deb [signed-by={KEYRING}] http://deb.debian.org/debian {release} main\n");
         std::fs::write(sources(path), source)?;
@@ -149,6 +147,23 @@ fn make(report: &Report, path: &Path, recipe: &Recipe) -> Result<()> {
     install.args(["install", "-q", "-y", "--download-only"]).args(&packages);
     process::run(&mut install, FETCH_LIMIT)?.succeeded().context("fetching the guest's packages")?;
 
+    let count = unpack_all(path, &root)?;
+    open(path)?;
+    File::create(path.join("complete"))?;
+    report.note(&format!("the guest's tree is made of {count} packages"));
+    Ok(())
+}
+
+/// What apt-get wants to find.
+pub(super) fn folders(path: &Path) -> Result<()> {
+    for folder in ["state/lists/partial", "cache/archives/partial"] {
+        std::fs::create_dir_all(path.join(folder))?;
+    }
+    Ok(())
+}
+
+/// Unpacks all that was fetched, and lets go of it; tells how many packages there were.
+pub(super) fn unpack_all(path: &Path, root: &Path) -> Result<usize> {
     // Unpacked packages find their folders as on an installed machine, where these four are links.
     std::fs::create_dir_all(root.join("usr"))?;
     for folder in ["bin", "sbin", "lib", "lib64"] {
@@ -159,17 +174,14 @@ fn make(report: &Report, path: &Path, recipe: &Recipe) -> Result<()> {
     for entry in std::fs::read_dir(path.join("cache/archives"))? {
         let package = entry?.path();
         if package.extension().is_some_and(|extension| extension == "deb") {
-            unpack(&package, &root)?;
+            unpack(&package, root)?;
             count += 1;
         }
     }
     for folder in ["state", "cache"] {
         std::fs::remove_dir_all(path.join(folder))?;
     }
-    open(path)?;
-    File::create(path.join("complete"))?;
-    report.note(&format!("the guest's tree is made of {count} packages"));
-    Ok(())
+    Ok(count)
 }
 
 /// The tree's own package sources, if it has some.
@@ -179,7 +191,7 @@ fn sources(path: &Path) -> PathBuf {
 
 /// apt-get with this machine's settings, and its sources where the tree has none of its own, but nothing installed and
 /// all its files in `path`.
-fn apt(path: &Path) -> Command {
+pub(super) fn apt(path: &Path) -> Command {
     let mut command = process::bound("apt-get");
     let set = |option: &str, value: &str| ["-o".to_owned(), format!("{option}={value}")];
     let folder = path.to_string_lossy();

@@ -7,6 +7,7 @@ mod logins;
 mod nvme;
 mod requests;
 mod transfers;
+mod vm;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -85,7 +86,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
         gauge.highest.load(Ordering::Relaxed) >> 20
     ));
     lab.report.check(&part, "target drains", || target.stop());
-    nvme::part(lab, driver)
+    nvme::part(lab, driver)?;
+    vm::part(lab, driver)
 }
 
 fn closed_for_idleness((mut link, since): (Link, Instant)) -> Result<()> {

@@ -1,9 +1,10 @@
 //! Who fails waits. Answers come later and later for a source that fails, and failures for a user are told later and
 //! later; what is right is never refused for what others did wrong under the same name.
 
+use crate::pace::host;
 use crate::time::Instant;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,8 +22,6 @@ pub const WAIT_MAX: Duration = Duration::from_secs(8);
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 /// Sources, and users, that are remembered: some 200 KiB each. Of more, the one that failed longest ago is forgotten.
 pub const REMEMBERED_MAX: usize = 4096;
-/// Who has one IPv6 address has the 2^64 of its network.
-const IPV6_PREFIX: u32 = 64;
 
 /// Failures of one source or user.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +86,7 @@ impl Throttle {
     /// How long an attempt from a source has to wait; `None` if it is one too many. One whose attempts fail has them
     /// looked at one after the other, however many connections it opens.
     pub fn turn(&mut self, source: IpAddr, now: Instant) -> Option<Duration> {
-        let Some(failures) = self.sources.get(&network(source), now) else { return Some(Duration::ZERO) };
+        let Some(failures) = self.sources.get(&host(source), now) else { return Some(Duration::ZERO) };
         let turn = failures.turn.max(now);
         let wait = turn.since(now);
         if wait > WAIT_MAX {
@@ -99,21 +98,13 @@ impl Throttle {
 
     /// An attempt has failed; how much later than its turn that is told.
     pub fn failed(&mut self, source: IpAddr, user: &Arc<str>, now: Instant) -> Duration {
-        let (by_source, by_user) = (self.sources.add(network(source), now), self.users.add(user.clone(), now));
+        let (by_source, by_user) = (self.sources.add(host(source), now), self.users.add(user.clone(), now));
         by_source.max(by_user)
     }
 
     /// An attempt was right. Only the user's failures are forgiven: who knows one secret may still try for another.
     pub fn succeeded(&mut self, user: &Arc<str>) {
         self.users.0.remove(user);
-    }
-}
-
-/// What stands for a source.
-fn network(source: IpAddr) -> IpAddr {
-    match source.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> IPV6_PREFIX << IPV6_PREFIX).into(),
     }
 }
 
@@ -167,12 +158,5 @@ mod tests {
         }
         assert_eq!((throttle.sources.0.len(), throttle.users.0.len()), (REMEMBERED_MAX, REMEMBERED_MAX));
         assert!(!throttle.sources.0.contains_key(&source("10.0.0.0")), "the oldest is forgotten");
-    }
-
-    #[test]
-    fn the_addresses_of_one_network_are_one_source() {
-        assert_eq!(network(source("2001:db8:1:2::1")), network(source("2001:db8:1:2:ffff::")));
-        assert_ne!(network(source("2001:db8:1:2::1")), network(source("2001:db8:1:3::1")));
-        assert_eq!(network(source("::ffff:192.0.2.1")), source("192.0.2.1"));
     }
 }

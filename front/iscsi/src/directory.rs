@@ -72,6 +72,8 @@ pub struct Directory {
     pub session: Arc<Config>,
     /// Sessions at once, in all.
     pub sessions_max: usize,
+    /// Logins from one host in a second; without, as many as come.
+    pub login_rate: Option<u32>,
     /// How long commands get to finish when sessions have to end.
     pub drain: Duration,
 }
@@ -86,6 +88,7 @@ impl Directory {
             discovery: Arc::default(),
             session: Arc::default(),
             sessions_max: crate::registry::SESSIONS_MAX,
+            login_rate: None,
             drain,
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! * [`throttle`](lunar_core::access::throttle): who fails waits longer and longer; nobody is locked out
 //! * [`audit`]: one record for each login and each refusal, never with a secret
-//! * here: the two answers that a login waits for, [`Guard::knock`] and [`Guard::prove`]
+//! * here: the answers that a login waits for, [`Guard::arrive`], [`Guard::knock`] and [`Guard::prove`]
 
 pub mod audit;
 
@@ -14,6 +14,7 @@ use crate::wire::LoginStatus;
 use audit::{Audit, Reason, Record, Who};
 use lunar_core::access::throttle::Throttle;
 use lunar_core::access::{Account, Proofs};
+use lunar_core::pace::Pace;
 use lunar_core::time::Instant;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -37,6 +38,7 @@ pub struct Guard {
 
 struct State {
     directory: Arc<Directory>,
+    pace: Pace,
     audit: Audit,
     /// Challenges of ours that are not answered yet, of all connections: none of them is answered by ourselves. As many
     /// as half-open logins at most.
@@ -105,7 +107,12 @@ impl Guard {
     /// The guard of what there is to log in to.
     #[must_use]
     pub fn new(directory: Directory, random: Random, sink: Sink) -> Arc<Self> {
-        let state = State { directory: Arc::new(directory), audit: Audit::default(), challenges: BTreeSet::new() };
+        let state = State {
+            directory: Arc::new(directory),
+            pace: Pace::default(),
+            audit: Audit::default(),
+            challenges: BTreeSet::new(),
+        };
         Arc::new(Self { random, sink, throttle: Arc::default(), state: Mutex::new(state) })
     }
 
@@ -140,6 +147,24 @@ impl Guard {
     /// after them: [`Front::review`](crate::serve::Front::review).
     pub fn set_directory(&self, directory: Directory) {
         self.lock().directory = Arc::new(directory);
+    }
+
+    /// Somebody is at the door; how long he has to wait until he may knock.
+    ///
+    /// # Errors
+    /// How the login ends, if he comes too often.
+    pub fn arrive(&self, candidate: &Candidate, source: SocketAddr, now: Instant) -> Result<Duration, LoginStatus> {
+        let turn = {
+            let mut state = self.lock();
+            match state.directory.login_rate {
+                Some(rate) => state.pace.turn(source.ip(), rate, now),
+                None => Some(Duration::ZERO),
+            }
+        };
+        turn.ok_or_else(|| {
+            self.tell(Who::new(candidate, source), Err(Reason::TooOften), now);
+            LoginStatus::SERVICE_UNAVAILABLE
+        })
     }
 
     /// Somebody wants to log in.

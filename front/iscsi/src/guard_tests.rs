@@ -254,5 +254,20 @@ fn another_access_holds_for_the_next_login() {
 #[test]
 fn who_is_refused_is_told_before_its_login_times_out() {
     use lunar_core::access::throttle::{PAUSE_MAX, WAIT_MAX};
-    assert!(PAUSE_MAX + WAIT_MAX < crate::config::Config::default().login_timeout);
+    assert!(PAUSE_MAX + WAIT_MAX + lunar_core::pace::TURN_MAX < crate::config::Config::default().login_timeout);
+}
+
+#[test]
+fn a_host_logs_in_so_often_in_a_second_and_waits_or_is_turned_away_then() {
+    let rig = Rig::new();
+    let arrive = || rig.guard.arrive(&candidate("iqn.x:host", false), source(), NOW);
+    assert!((0..100).all(|_| arrive() == Ok(Duration::ZERO)), "without a limit nobody waits");
+    let limited = Directory { login_rate: Some(2), ..directory(access().expect("right")) };
+    rig.guard.set_directory(limited);
+    let waits: Vec<_> = (0..7).map(|_| arrive().map(|wait| wait.as_millis())).collect();
+    let refused = Err(LoginStatus::SERVICE_UNAVAILABLE);
+    assert_eq!(waits, [Ok(0), Ok(0), Ok(500), Ok(1000), Ok(1500), Ok(2000), refused]);
+    assert!(rig.reason().contains("too many logins"));
+    let other = rig.guard.arrive(&candidate("iqn.x:host", false), ([198, 51, 100, 1], 5).into(), NOW);
+    assert_eq!(other, Ok(Duration::ZERO));
 }

@@ -18,6 +18,7 @@ use connection::Connection;
 use job::Job;
 use lunar_core::step::Tools;
 use lunar_nvme::Subsystem;
+use lunar_nvme::directory::Way;
 use lunar_reactor::Reactor;
 use lunar_reactor::op::Incoming;
 use lunar_reactor::slots::Slots;
@@ -66,9 +67,9 @@ impl Front {
         })
     }
 
-    /// Serves a connection.
-    pub fn serve(self: &Rc<Self>, incoming: Incoming) {
-        self.connections.serve(incoming, |id, joined| Connection::new(self.clone(), id, joined));
+    /// Serves a connection that came by this way.
+    pub fn serve(self: &Rc<Self>, incoming: Incoming, way: Way) {
+        self.connections.serve(incoming, |id, joined| Connection::new(self.clone(), id, joined, way));
     }
 
     /// Connections that are served.

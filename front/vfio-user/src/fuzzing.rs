@@ -47,7 +47,9 @@ const MEMORY: usize = 64 << 10;
 /// When the machine does what it may not.
 pub fn machine(data: &[u8]) {
     let rig = Rig::default();
-    let Some(admin) = rig.subsystem.attach("nqn.x:fuzz", String::new(), lunar_core::time::Instant(0)) else { return };
+    let Some(admin) = rig.subsystem.attach(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)) else {
+        return;
+    };
     let mut machine = Machine::new(admin.controller.clone());
     let mut space = Space::default();
     let memory = Region::zeroed(MEMORY);

@@ -6,7 +6,7 @@ use std::rc::Rc;
 /// A machine with 64 KiB of memory from address zero on, and who keeps its controller.
 fn machine() -> (Machine, Rc<Queue>, Rig) {
     let rig = Rig::default();
-    let admin = rig.subsystem.attach("nqn.x:vm", String::new(), lunar_core::time::Instant(0)).expect("room");
+    let admin = rig.subsystem.attach(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)).expect("room");
     let mut machine = Machine::new(admin.controller.clone());
     machine.memory.map(0, 0x10000, Some(Region::zeroed(0x10000))).expect("free");
     (machine, admin, rig)

@@ -17,15 +17,17 @@ use client::Client;
 use device::Device;
 use job::Job;
 use lunar_core::step::Tools;
-use lunar_nvme::Subsystem;
+use lunar_nvme::{Subsystem, Tenant};
 use lunar_reactor::Reactor;
 use lunar_reactor::slots::Slots;
-use lunar_reactor::unix::Listener;
+use lunar_reactor::unix::{self, Listener};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -40,12 +42,73 @@ const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Where a virtual machine finds its controller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Endpoint {
-    /// What the virtual machine is called. It is a host of this name, so its reservations stay its own.
+    /// What the virtual machine is called, in logs.
     pub name: String,
     /// The socket.
     pub path: PathBuf,
-    /// Permissions of the socket.
+    /// Who may open it.
+    pub permission: Permission,
+    /// As whom it comes, and what it sees.
+    pub tenant: Tenant,
+}
+
+/// Who may open a socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Permission {
+    /// Permissions.
     pub mode: u32,
+    /// The number of the user who owns it; without, whoever made it.
+    pub owner: Option<u32>,
+    /// The number of the group that it belongs to.
+    pub group: Option<u32>,
+}
+
+impl Permission {
+    /// Gives it to the socket at this path.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn grant(self, path: &Path) -> io::Result<()> {
+        unix::permit(path, self.mode, self.owner, self.group)
+    }
+}
+
+/// Makes a folder that everybody may pass through: who may open a socket in it, the socket says.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    folder.parent().map_or(Ok(()), make_folder)?;
+    match std::fs::create_dir(folder) {
+        Err(why) if why.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made.and_then(|()| std::fs::set_permissions(folder, std::fs::Permissions::from_mode(PASSABLE))),
+    }
+}
+
+/// Permissions of the folders of sockets.
+const PASSABLE: u32 = 0o711;
+
+/// A socket that is listened at.
+struct Socket {
+    listener: Listener,
+    /// Whose it is; nobody's yet: clients are not accepted.
+    endpoint: RefCell<Option<Endpoint>>,
+    client: RefCell<Option<Rc<Client>>>,
+    is_closed: Cell<bool>,
+}
+
+impl Socket {
+    fn end_client(&self) -> bool {
+        let client = self.client.borrow().clone();
+        client.iter().for_each(|client| client.end());
+        client.is_some()
+    }
+
+    fn close(&self) {
+        self.is_closed.set(true);
+        self.listener.retire();
+        self.end_client();
+    }
 }
 
 /// One core's controllers of virtual machines.
@@ -54,7 +117,7 @@ pub struct Front {
     subsystem: Rc<Subsystem>,
     drain_time: Duration,
     slots: Slots<Job>,
-    listeners: RefCell<Vec<Rc<Listener>>>,
+    sockets: RefCell<BTreeMap<PathBuf, Rc<Socket>>>,
     clients: RefCell<Vec<Rc<Client>>>,
     /// Devices that found no slot.
     starved: RefCell<Vec<Weak<Device>>>,
@@ -72,7 +135,7 @@ impl Front {
             subsystem: subsystem.clone(),
             drain_time: drain,
             slots,
-            listeners: RefCell::default(),
+            sockets: RefCell::default(),
             clients: RefCell::default(),
             starved: RefCell::default(),
             draining: Cell::new(false),
@@ -80,32 +143,73 @@ impl Front {
         })
     }
 
-    /// Makes the socket of a virtual machine, and serves it, one client at a time.
+    /// Makes a socket, and the folder that it is in. Clients are accepted when it is somebody's: [`Front::serve`].
     ///
     /// # Errors
     /// `AddrInUse` when somebody serves it; else the operating system's.
-    pub fn listen(self: &Rc<Self>, endpoint: Endpoint) -> io::Result<()> {
-        let listener = Rc::new(Listener::bind(&self.reactor, &endpoint.path, endpoint.mode)?);
-        self.listeners.borrow_mut().push(listener.clone());
-        let front = self.clone();
-        self.reactor.spawn(async move { front.accept(&listener, &endpoint).await });
+    pub fn bind(&self, path: &Path, permission: Permission) -> io::Result<()> {
+        if let Some(folder) = path.parent() {
+            make_folder(folder)?;
+        }
+        // Nobody else's until it has been granted.
+        let listener = Listener::bind(&self.reactor, path, 0o600)?;
+        permission.grant(path)?;
+        let (endpoint, client) = (RefCell::default(), RefCell::default());
+        let socket = Rc::new(Socket { listener, endpoint, client, is_closed: Cell::new(false) });
+        self.sockets.borrow_mut().insert(path.to_owned(), socket);
         Ok(())
     }
 
-    async fn accept(self: &Rc<Self>, listener: &Listener, endpoint: &Endpoint) {
-        while !self.draining.get() {
-            match listener.accept().await {
-                Ok(_) if self.draining.get() => {}
+    /// Closes a socket; its client is gone.
+    pub fn close(&self, path: &Path) {
+        let socket = self.sockets.borrow_mut().remove(path);
+        socket.iter().for_each(|socket| socket.close());
+    }
+
+    /// Serves whoever calls at the socket of this endpoint, one client at a time. Who is there as somebody else now has
+    /// to come again.
+    pub fn serve(self: &Rc<Self>, endpoint: Endpoint) {
+        let Some(socket) = self.sockets.borrow().get(&endpoint.path).cloned() else { return };
+        let tenant = endpoint.tenant.clone();
+        match socket.endpoint.replace(Some(endpoint)) {
+            Some(old) if old.tenant == tenant => {}
+            Some(_) => drop(socket.end_client()),
+            None => {
+                let front = self.clone();
+                self.reactor.spawn(async move { front.accept(&socket).await });
+            }
+        }
+    }
+
+    /// Ends the client at this socket, if there is one; it may come again.
+    pub fn end_client(&self, path: &Path) -> bool {
+        self.sockets.borrow().get(path).is_some_and(|socket| socket.end_client())
+    }
+
+    /// Those that it serves, by their sockets.
+    #[must_use]
+    pub fn endpoints(&self) -> Vec<Endpoint> {
+        self.sockets.borrow().values().filter_map(|socket| socket.endpoint.borrow().clone()).collect()
+    }
+
+    async fn accept(self: &Rc<Self>, socket: &Socket) {
+        let is_over = || self.draining.get() || socket.is_closed.get();
+        while !is_over() {
+            let accepted = socket.listener.accept().await;
+            let Some(endpoint) = socket.endpoint.borrow().clone() else { return };
+            match accepted {
+                _ if is_over() => {}
                 Ok(stream) => {
-                    let Some(client) = Client::new(self, stream, endpoint) else {
+                    let Some(client) = Client::new(self, stream, &endpoint) else {
                         eprintln!("vm {}: refused, for there are too many controllers", endpoint.name);
                         continue;
                     };
                     self.clients.borrow_mut().push(client.clone());
+                    *socket.client.borrow_mut() = Some(client.clone());
                     client.serve().await;
+                    socket.client.take();
                     self.clients.borrow_mut().retain(|other| !Rc::ptr_eq(other, &client));
                 }
-                Err(_) if self.draining.get() => {}
                 Err(why) => {
                     eprintln!("vm {}: accepting its client failed: {why}", endpoint.name);
                     self.reactor.sleep(ACCEPT_REST).await;
@@ -117,7 +221,7 @@ impl Front {
     /// Takes no more clients, lets commands finish, and ends: see [`Front::drained`].
     pub fn drain(&self) {
         self.draining.set(true);
-        self.listeners.borrow().iter().for_each(|listener| listener.cancel());
+        self.sockets.borrow().values().for_each(|socket| socket.listener.cancel());
         self.waiters.take().into_iter().for_each(Waker::wake);
     }
 
@@ -135,7 +239,7 @@ impl Front {
         loop {
             let clients = self.clients.borrow().clone();
             if clients.is_empty() {
-                return drop(self.listeners.take());
+                return drop(self.sockets.take());
             }
             let is_late = self.reactor.now() >= end;
             clients.iter().filter(|client| is_late || client.is_quiet()).for_each(|client| client.end());

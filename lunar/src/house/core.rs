@@ -7,7 +7,7 @@ use crate::proofs::Proofs;
 use crate::volume::Volume;
 use anyhow::{Context, Result, anyhow, bail};
 use lunar_core::io::{Completion, Data, Io, Op, submit};
-use lunar_core::medium::Medium;
+use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::range::Ranges;
 use lunar_core::step::Tools;
 use lunar_core::tally::Tally;
@@ -18,7 +18,7 @@ use lunar_nvme_tcp::serve::{Front as NvmeFront, Settings as NvmeSettings};
 use lunar_reactor::channel::{Receiver, Sender, channel};
 use lunar_reactor::{Config, Reactor, Spin};
 use lunar_scsi::{Clock, Target, TargetConfig};
-use lunar_vfio_user::serve::{Endpoint, Front as MachineFront};
+use lunar_vfio_user::serve::Front as MachineFront;
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -139,22 +139,14 @@ fn serve_nothing(me: usize, common: &Common, reactor: &Reactor, links: &Rc<Links
     );
     let spawner = reactor.clone();
     target.run_in_background(Rc::new(move |work| spawner.spawn(work)));
-    let frame = common.frame.nvme.clone();
-    let (nqn, serial, model, firmware) = frame
-        .as_ref()
-        .map(|f| (f.nqn.clone(), f.serial.clone(), f.model.clone(), f.firmware.clone()))
-        .unwrap_or_default();
     let subsystem = Subsystem::new(
         SubsystemConfig {
-            nqn,
-            serial,
-            model,
-            firmware,
             clock: Rc::new(wall_clock),
             stats,
             shared: common.shared.clone(),
             controllers: common.controllers.clone(),
-            referrals: frame.as_ref().map_or_else(Vec::new, |frame| frame.referrals.clone()),
+            board: common.board.clone(),
+            referrals: common.frame.referrals.clone(),
             guard: common.nvme_guard.clone(),
             outside: Rc::new(Proofs::new(reactor, &common.proofs)),
         },
@@ -163,13 +155,8 @@ fn serve_nothing(me: usize, common: &Common, reactor: &Reactor, links: &Rc<Links
     links.add_views(&target, &subsystem);
     let sessions = Rc::new(OtherSessions(links.clone()));
     let iscsi = Front::new(reactor, &target, common.guard.clone(), common.registry.clone(), me, sessions);
-    // Its slots take memory.
-    let nvme = frame.filter(|frame| frame.over_tcp).map(|frame| {
-        let settings =
-            NvmeSettings { advertise: frame.advertise, drain: common.frame.drain, channels: common.channels.clone() };
-        NvmeFront::new(reactor, &subsystem, settings)
-    });
-    Ok(Served { target, subsystem, iscsi, nvme, machines: OnceCell::new(), core: OnceCell::new() })
+    let (nvme, machines) = (OnceCell::new(), OnceCell::new());
+    Ok(Served { target, subsystem, iscsi, nvme, machines, core: OnceCell::new() })
 }
 
 impl Core {
@@ -210,6 +197,10 @@ impl Core {
     pub(super) fn place(&self, ticket: u64) {
         let Some(unit) = self.ready.borrow_mut().remove(&ticket) else { return };
         self.links.add_unit(&unit);
+        // NVMe has no media that can be taken out.
+        if unit.medium.kind() == MediumKind::Fixed {
+            self.served.subsystem.add_unit(unit.clone());
+        }
         // Units are numbered below the last LUN.
         self.served.target.add_unit(unit.id.0 as u16, unit);
     }
@@ -217,6 +208,7 @@ impl Core {
     /// Does not serve a unit any more, that nobody sees any more; flushes it.
     pub async fn remove(&self, unit: UnitId) {
         self.served.target.remove_unit(unit.0 as u16);
+        self.served.subsystem.remove_unit(unit);
         let known = self.links.unit(unit);
         self.links.forget_unit(unit);
         if let Some(known) = known
@@ -226,33 +218,20 @@ impl Core {
         }
     }
 
-    /// Serves those of the controllers of virtual machines that are this core's: each is one core's.
-    ///
-    /// # Errors
-    /// When a socket cannot be made, in words that say what to do.
-    pub fn serve_machines(&self, all: &[Endpoint]) -> Result<()> {
-        let mut mine = all.iter().skip(self.me).step_by(self.mailboxes.len()).peekable();
-        if mine.peek().is_none() {
-            return Ok(());
-        }
-        // Its slots take memory.
+    /// Its NVMe/TCP, from the first time on: its slots take memory.
+    pub(crate) fn nvme(&self) -> Rc<NvmeFront> {
+        let frame = &self.common.frame;
+        let channels = self.common.channels.clone();
+        let settings = NvmeSettings { advertise: frame.advertise, drain: frame.drain, channels };
+        let front = || NvmeFront::new(&self.reactor, &self.served.subsystem, settings);
+        self.served.nvme.get_or_init(front).clone()
+    }
+
+    /// Its controllers of virtual machines, from the first time on: its slots take memory.
+    pub(crate) fn machines(&self) -> Rc<MachineFront> {
         let drain = self.common.frame.drain;
-        let front =
-            self.served.machines.get_or_init(|| MachineFront::new(&self.reactor, &self.served.subsystem, drain));
-        for endpoint in mine {
-            let path = endpoint.path.display();
-            if let Some(folder) = endpoint.path.parent() {
-                std::fs::create_dir_all(folder)
-                    .with_context(|| format!("making {} (--vm-folder)", folder.display()))?;
-            }
-            match front.listen(endpoint.clone()) {
-                Err(why) if why.kind() == std::io::ErrorKind::AddrInUse => {
-                    bail!("{path} is served by another process; choose another --vm or --vm-folder")
-                }
-                other => other.with_context(|| format!("making {path}"))?,
-            }
-        }
-        Ok(())
+        let front = || MachineFront::new(&self.reactor, &self.served.subsystem, drain);
+        self.served.machines.get_or_init(front).clone()
     }
 
     pub(super) fn listen(self: &Rc<Self>, portal: u32, address: SocketAddr) -> std::io::Result<SocketAddr> {
@@ -282,7 +261,7 @@ impl Core {
             reactor.clone().spawn(async move { watch_space(&reactor, &target).await });
         }
         self.served.iscsi.drained().await;
-        if let Some(front) = &self.served.nvme {
+        if let Some(front) = self.served.nvme.get() {
             front.drained().await;
         }
         if let Some(front) = self.served.machines.get() {

@@ -22,11 +22,11 @@ fn key(iqn: &str, tag: u16) -> String {
     format!("{iqn},t,0x{tag:04x}")
 }
 
-/// The target ports that a configuration asks for: name of the target, tag.
+/// The target ports of SCSI that a configuration asks for: name of the target, tag.
 fn wanted(config: &Config) -> impl Iterator<Item = (String, u16)> {
     config.targets.values().flat_map(move |target| {
         let tags = target.portal_groups.names().filter_map(|name| config.portal_groups.get(name));
-        tags.map(|group| (target.iqn.as_str().to_owned(), group.tag.get() as u16))
+        tags.filter_map(|group| Some((target.iqn.as_ref()?.as_str().to_owned(), group.tag.get() as u16)))
     })
 }
 

@@ -2,18 +2,22 @@
 //! longer
 //! be there is seen off; then what nobody sees any more goes. Sessions whose targets did not change notice nothing.
 
-use super::shape::{self, Listener, Map};
+use super::hosts::{self, Machine, NamespaceMaps};
+use super::shape::{self, Listener, Map, State};
 use super::{Coming, Live, Placed};
 use crate::cores::Face;
-use crate::house::House;
+use crate::house::{Cores, House};
 use lunar_control::Checked;
 use lunar_core::unit::UnitId;
-use lunar_iscsi::directory::Way;
+use lunar_nvme::directory::Directory as Subsystems;
+use lunar_nvme::{Controller, NamespaceMap};
 use lunar_scsi::access::AluaState;
 use lunar_scsi::{LunMap, Mapping, PortConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Maps by the names of their groups, as the cores have them.
 type Maps = BTreeMap<Arc<str>, LunMap>;
@@ -24,9 +28,12 @@ pub(super) struct Settled {
     ports: Vec<PortConfig>,
     maps: Maps,
     /// The states of portal groups at units that were asked for, where they are not as after power on.
-    states: BTreeMap<(UnitId, u16), AluaState>,
-    ways: BTreeMap<u32, Way>,
-    /// Names of targets in the configuration, by their names in iSCSI.
+    states: BTreeMap<(UnitId, u16), State>,
+    faces: BTreeMap<u32, Face>,
+    namespaces: NamespaceMaps,
+    /// Virtual machines, by their sockets.
+    pub(super) machines: BTreeMap<PathBuf, Machine>,
+    /// Names of targets in the configuration, by their names in iSCSI and NVMe.
     pub(super) names: BTreeMap<Arc<str>, String>,
     /// What went wrong and still is.
     pub(super) troubles: Vec<String>,
@@ -35,9 +42,133 @@ pub(super) struct Settled {
 impl Settled {
     /// Accepts at an address that is listened at again as before.
     pub(super) fn accept_again(&self, house: &House, listener: Listener) {
-        if let Some(way) = self.ways.get(&listener.id) {
-            house.accept(listener.id, Face::Iscsi(*way));
+        if let Some(face) = self.faces.get(&listener.id) {
+            house.accept(listener.id, *face);
         }
+    }
+}
+
+/// How a portal group is after power on.
+const AS_AFTER_POWER_ON: State = (AluaState::ACTIVE_OPTIMIZED, false);
+
+/// Something that is under way until it opens. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Latch(Arc<(Mutex<bool>, Condvar)>);
+
+impl Latch {
+    /// One that is open.
+    pub(super) fn opened() -> Self {
+        let latch = Self::default();
+        latch.open();
+        latch
+    }
+
+    fn open(&self) {
+        let Self(both) = self;
+        *both.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        both.1.notify_all();
+    }
+
+    /// Whether it has opened.
+    pub(super) fn is_open(&self) -> bool {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until it opens.
+    pub(super) fn wait(&self) {
+        let mut is_open = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*is_open {
+            is_open = self.0.1.wait(is_open).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Opens a latch, whatever becomes of the thread that has it.
+struct Opens(Latch);
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
+/// The end of a change: nobody comes in by the old rules any more, and those who did may take as long as they have to
+/// get to their ends. A thread of its own waits for that, so that the control thread has time for others.
+struct Farewell {
+    cores: Cores,
+    /// How long commands get to finish.
+    drain: Duration,
+    /// Groups whose sessions come back to what they see as to something new.
+    ended: Arc<BTreeSet<Arc<str>>>,
+    /// Maps that others see from now on.
+    changed: Arc<Maps>,
+    /// The same for NVMe hosts.
+    remapped: Arc<NamespaceMaps>,
+    /// Units that are another disk to NVMe hosts.
+    reshaped: Vec<UnitId>,
+    /// Maps that nobody sees any more.
+    gone: Arc<[Arc<str>]>,
+    /// The same of NVMe hosts.
+    hidden: Arc<[Arc<str>]>,
+    /// Units that nobody sees any more.
+    leaving: Arc<[UnitId]>,
+    /// All ports that there are.
+    ports: Arc<[PortConfig]>,
+}
+
+impl Farewell {
+    fn say(self) {
+        let Self { cores, drain, ended, changed, remapped, reshaped, gone, hidden, leaving, ports } = self;
+        let told: BTreeSet<Arc<str>> = remapped.keys().cloned().collect();
+        cores.ask_all(move |core| {
+            let (ended, changed, remapped) = (ended.clone(), changed.clone(), remapped.clone());
+            async move {
+                core.served.iscsi.review(&ended).await;
+                for (name, map) in &*changed {
+                    let patience = core.reactor.sleep(drain);
+                    core.served.target.set_map(name, map.clone(), patience).await;
+                }
+                for (name, map) in &*remapped {
+                    let patience = core.reactor.sleep(drain);
+                    core.served.subsystem.set_map(name, map.clone(), patience).await;
+                }
+            }
+        });
+        // NVMe hosts are told that their namespaces are others: once for all cores.
+        cores.ask(0, async move |core| core.served.subsystem.tell_namespaces(&told, &reshaped)).wait();
+        // What nobody sees any more.
+        cores.ask_all(move |core| {
+            let (gone, hidden, leaving, ports) = (gone.clone(), hidden.clone(), leaving.clone(), ports.clone());
+            async move {
+                gone.iter().for_each(|name| core.served.target.forget_map(name));
+                hidden.iter().for_each(|name| core.served.subsystem.forget_map(name));
+                core.served.target.set_ports(ports.to_vec());
+                for unit in &*leaving {
+                    core.remove(*unit).await;
+                }
+            }
+        });
+    }
+
+    /// Has a thread of its own do it; the latch opens when that is done.
+    fn start(self) -> Latch {
+        let latch = Latch::default();
+        let opens = Opens(latch.clone());
+        // Shared, so that it is still here if there is no thread for it.
+        let farewell = Arc::new(Mutex::new(Some((self, opens))));
+        let say = move |farewell: &Mutex<Option<(Self, Opens)>>| {
+            let both = farewell.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some((farewell, opens)) = both {
+                farewell.say();
+                drop(opens);
+            }
+        };
+        let thread = std::thread::Builder::new().name("settle".into());
+        let in_thread = farewell.clone();
+        if thread.spawn(move || say(&in_thread)).is_err() {
+            say(&farewell);
+        }
+        latch
     }
 }
 
@@ -52,25 +183,43 @@ fn numbered(map: &Map, volumes: &BTreeMap<String, Placed>) -> LunMap {
     LunMap::new(luns).unwrap_or_default()
 }
 
+/// Maps that were there before and are others now.
+fn differing(before: &NamespaceMaps, after: &NamespaceMaps) -> NamespaceMaps {
+    let differs = |name: &Arc<str>, map: &NamespaceMap| before.get(name).is_some_and(|old| old != map);
+    let changed = after.iter().filter(|(name, map)| differs(name, map));
+    changed.map(|(name, map)| (name.clone(), map.clone())).collect()
+}
+
+/// Names of targets in a configuration, by their names in iSCSI, in lower case, and in NVMe.
+fn names(wanted: &Checked) -> BTreeMap<Arc<str>, String> {
+    let mut names: BTreeMap<Arc<str>, String> = BTreeMap::new();
+    for (name, target) in &wanted.config.targets {
+        let iqn = target.iqn.as_ref().map(|iqn| iqn.as_str().to_ascii_lowercase());
+        let nqn = target.nqn.as_ref().map(|nqn| nqn.as_str().to_owned());
+        names.extend(iqn.into_iter().chain(nqn).map(|own| (own.into(), name.clone())));
+    }
+    names
+}
+
 impl Live {
     pub(super) fn settle_shape(&mut self, coming: &Coming, wanted: &Checked) {
         let ports = shape::target_ports(wanted, &self.ports);
         let seen = shape::maps(wanted);
         let maps: Maps = seen.iter().map(|(name, map)| (name.clone(), numbered(map, &self.volumes))).collect();
-        self.furnish(coming, &ports, &maps);
+        let namespaces = hosts::maps(wanted, &self.volumes);
+        self.furnish(coming, &ports, (&maps, &namespaces));
         self.set_states(wanted, &ports, coming);
         let accesses = coming.accesses.clone().unwrap_or_default();
         let directory = shape::directory(wanted, &accesses, &self.ports, &self.listeners);
-        let drain = directory.drain;
-        let ways = directory.portals.iter().map(|portal| Way { portal: portal.id, group: portal.group });
-        let ways: BTreeMap<u32, Way> = ways.map(|way| (way.portal, way)).collect();
+        let (drain, faces) = (directory.drain, hosts::faces(wanted, &self.listeners));
         self.house.common().guard.set_directory(directory);
-        // Who may come in, and how, is part of what is told.
-        self.house.cores().ask(0, |core| ready(core.served.subsystem.tell_discovery()));
+        // That it can be made was seen before anything was changed.
+        let hosts = hosts::directory(wanted, &accesses, &self.listeners).unwrap_or_else(|_| Subsystems::nothing());
+        self.house.common().board.set(hosts.clone());
         coming.closing.iter().for_each(|listener| self.house.close(listener.id));
-        for (id, way) in &ways {
-            if self.settled.ways.get(id) != Some(way) {
-                self.house.accept(*id, Face::Iscsi(*way));
+        for (id, face) in &faces {
+            if self.settled.faces.get(id) != Some(face) {
+                self.house.accept(*id, *face);
             }
         }
         // Those who see a volume that is another disk now come back to it as to a new one.
@@ -82,39 +231,51 @@ impl Live {
             .filter(|(name, map)| self.settled.maps.get(*name).is_some_and(|old| old != *map))
             .map(|(name, map)| (name.clone(), map.clone()))
             .collect();
-        let (ended, changed) = (Arc::new(ended), Arc::new(changed));
-        self.house.cores().ask_all(move |core| {
-            let (ended, changed) = (ended.clone(), changed.clone());
-            async move {
-                core.served.iscsi.review(&ended).await;
-                for (name, map) in &*changed {
-                    let patience = core.reactor.sleep(drain);
-                    core.served.target.set_map(name, map.clone(), patience).await;
-                }
-            }
-        });
-        self.clear(coming, &ports, &maps);
-        let targets = wanted.config.targets.iter();
-        let names = targets.map(|(name, target)| (target.iqn.as_str().to_ascii_lowercase().into(), name.clone()));
-        let states = std::mem::take(&mut self.settled.states);
-        self.settled = Settled { ports, maps, ways, states, names: names.collect(), troubles: Vec::new() };
+        let is_ended = |controller: &Controller| controller.standing.group.as_ref().is_some_and(|g| ended.contains(g));
+        self.house.common().controllers.review(&hosts, is_ended);
+        self.settled.machines = hosts::machines(wanted, &self.runtime);
+        self.settle_machines();
+        let gone = self.settled.maps.keys().filter(|name| !maps.contains_key(*name)).cloned().collect();
+        let hidden = self.settled.namespaces.keys().filter(|name| !namespaces.contains_key(*name)).cloned().collect();
+        let farewell = Farewell {
+            cores: self.house.cores().clone(),
+            drain,
+            ended: Arc::new(ended),
+            changed: Arc::new(changed),
+            remapped: Arc::new(differing(&self.settled.namespaces, &namespaces)),
+            reshaped: coming.reshaped.clone(),
+            gone,
+            hidden,
+            leaving: coming.leaving.clone().into(),
+            ports: ports.clone().into(),
+        };
+        self.settling = farewell.start();
+        self.settled.names = names(wanted);
+        self.settled.troubles.clear();
+        let settled = &mut self.settled;
+        (settled.ports, settled.maps, settled.faces, settled.namespaces) = (ports, maps, faces, namespaces);
     }
 
     /// Gives the cores what is new: nobody can see it yet.
-    fn furnish(&self, coming: &Coming, ports: &[PortConfig], maps: &Maps) {
+    fn furnish(&self, coming: &Coming, ports: &[PortConfig], (maps, namespaces): (&Maps, &NamespaceMaps)) {
         let mut both = ports.to_vec();
         both.extend(self.settled.ports.iter().filter(|port| !ports.contains(port)).cloned());
         let fresh = maps.iter().filter(|(name, _)| !self.settled.maps.contains_key(*name));
         let fresh: Maps = fresh.map(|(name, map)| (name.clone(), map.clone())).collect();
         let (both, fresh): (Arc<[PortConfig]>, Arc<Maps>) = (both.into(), Arc::new(fresh));
+        let shown = namespaces.iter().filter(|(name, _)| !self.settled.namespaces.contains_key(*name));
+        let shown: Arc<NamespaceMaps> = Arc::new(shown.map(|(name, map)| (name.clone(), map.clone())).collect());
         self.house.place(&coming.tickets);
         let is_new = !coming.new.is_empty();
         self.house.cores().ask_all(move |core| {
-            let (both, fresh) = (both.clone(), fresh.clone());
+            let (both, fresh, shown) = (both.clone(), fresh.clone(), shown.clone());
             async move {
                 core.served.target.set_ports(both.to_vec());
                 for (name, map) in &*fresh {
                     core.served.target.set_map(name, map.clone(), ready(())).await;
+                }
+                for (name, map) in &*shown {
+                    core.served.subsystem.set_map(name, map.clone(), ready(())).await;
                 }
                 if is_new && core.me == 0 {
                     // FORMAT UNIT or SANITIZE may have been under way when one of them was served last.
@@ -127,7 +288,8 @@ impl Live {
     /// Brings portal groups into their states at the units, where these are others than were asked for before.
     fn set_states(&mut self, wanted: &Checked, ports: &[PortConfig], coming: &Coming) {
         let wanted = shape::states(wanted);
-        let gone = |unit: &UnitId| coming.leaving.contains(unit) || coming.new.contains(unit);
+        let fresh: BTreeSet<UnitId> = coming.leaving.iter().chain(&coming.new).copied().collect();
+        let gone = |unit: &UnitId| fresh.contains(unit);
         self.settled.states.retain(|(unit, _), _| !gone(unit));
         let there: BTreeSet<u16> = ports.iter().map(|port| port.group).collect();
         let groups: BTreeSet<u16> = self.settled.ports.iter().map(|port| port.group).chain(there.clone()).collect();
@@ -136,12 +298,12 @@ impl Live {
             for group in &groups {
                 // A group that goes leaves nothing behind that it would find when it comes back.
                 let state = wanted.get(group).filter(|_| there.contains(group)).copied();
-                let state = state.unwrap_or(AluaState::ACTIVE_OPTIMIZED);
+                let state = state.unwrap_or(AS_AFTER_POWER_ON);
                 let before = match state {
-                    AluaState::ACTIVE_OPTIMIZED => self.settled.states.remove(&(unit, *group)),
+                    AS_AFTER_POWER_ON => self.settled.states.remove(&(unit, *group)),
                     state => self.settled.states.insert((unit, *group), state),
                 };
-                if before.unwrap_or(AluaState::ACTIVE_OPTIMIZED) != state {
+                if before.unwrap_or(AS_AFTER_POWER_ON) != state {
                     steps.push((unit.0 as u16, *group, state));
                 }
             }
@@ -149,27 +311,10 @@ impl Live {
         self.house
             .cores()
             .ask(0, move |core| async move {
-                for (lun, group, state) in steps {
-                    core.served.target.transition(lun, group, state).await;
+                for (lun, group, (state, preferred)) in steps {
+                    core.served.target.transition(lun, group, state, preferred).await;
                 }
             })
             .wait();
-    }
-
-    /// Takes from the cores what nobody sees any more.
-    fn clear(&self, coming: &Coming, ports: &[PortConfig], maps: &Maps) {
-        let gone: Arc<[Arc<str>]> =
-            self.settled.maps.keys().filter(|name| !maps.contains_key(*name)).cloned().collect();
-        let (leaving, ports): (Arc<[UnitId]>, Arc<[PortConfig]>) = (coming.leaving.clone().into(), ports.into());
-        self.house.cores().ask_all(move |core| {
-            let (gone, leaving, ports) = (gone.clone(), leaving.clone(), ports.clone());
-            async move {
-                gone.iter().for_each(|name| core.served.target.forget_map(name));
-                core.served.target.set_ports(ports.to_vec());
-                for unit in &*leaving {
-                    core.remove(*unit).await;
-                }
-            }
-        });
     }
 }

@@ -4,7 +4,7 @@
 use super::ports::Ports;
 use crate::serve::port;
 use lunar_control::Checked;
-use lunar_control::model::{self, AluaState as Wanted, Authentication, Hash};
+use lunar_control::model::{self, AluaState as Wanted, Authentication, Hash, Protocol};
 use lunar_control::names::{Network, Pattern};
 use lunar_core::access::{Access, Account, Group, Proofs};
 use lunar_iscsi::chap::Algorithm;
@@ -29,6 +29,9 @@ pub(super) struct Listener {
     pub(super) address: std::net::SocketAddr,
 }
 
+/// How well a portal group reaches its units, and whether it should be preferred.
+pub(super) type State = (AluaState, bool);
+
 /// Who may log in to each target, by the target's name in the configuration.
 pub(super) type Accesses = BTreeMap<String, Arc<Access>>;
 
@@ -42,14 +45,19 @@ pub(super) fn accesses(wanted: &Checked) -> Result<Accesses, String> {
     for (name, group) in &config.groups {
         group.targets.names().for_each(|target| groups.entry(target).or_default().push((name, group)));
     }
-    let discovery = &config.discovery;
-    let discovery = proofs(wanted, discovery.authentication, discovery.users.names(), discovery.mutual_user.as_ref());
+    let discovery = discovery_proofs(wanted);
     let access = |(name, target): (&String, &model::Target)| {
         let groups = groups.remove(name.as_str()).unwrap_or_default();
         let access = Access::new(in_order(wanted, target, &groups), discovery.clone());
         Ok((name.clone(), Arc::new(access.map_err(|why| format!("target {name}: {why}"))?)))
     };
     config.targets.iter().map(access).collect()
+}
+
+/// Who may ask what there is.
+pub(super) fn discovery_proofs(wanted: &Checked) -> Proofs {
+    let discovery = &wanted.config.discovery;
+    proofs(wanted, discovery.authentication, discovery.users.names(), discovery.mutual_user.as_ref())
 }
 
 fn proofs<'a>(
@@ -144,19 +152,20 @@ pub(super) fn directory(
     let depth = limits.queue_depth.get() as u32;
     directory.session = session(limits, depth, &config.discovery.hashes);
     directory.sessions_max = limits.sessions.get() as usize;
-    for (name, portal) in &config.portals {
+    directory.login_rate = Some(limits.login_rate.get() as u32);
+    for (name, portal) in config.portals.iter().filter(|(_, portal)| portal.protocol == Protocol::Iscsi) {
         let group = config.portal_groups.get(portal.group.name());
         if let (Some(listener), Some(group)) = (listeners.get(name), group) {
             let own = Some(listener.address).filter(|address| !address.ip().is_unspecified());
-            let address = portal.advertise.map(|address| address.0).or(own);
+            let address = portal.advertise().or(own);
             directory.portals.push(Portal { id: listener.id, group: group.tag.get() as u16, address, is_told: true });
         }
     }
     for (name, target) in config.targets.iter().filter(|(_, target)| target.enabled) {
-        let Some(access) = accesses.get(name) else { continue };
+        let (Some(access), Some(iqn)) = (accesses.get(name), &target.iqn) else { continue };
         directory.discovery = access.discovery().clone();
         let tags = target.portal_groups.names().filter_map(|name| config.portal_groups.get(name));
-        let iqn = target.iqn.as_str();
+        let iqn = iqn.as_str();
         let port = |tag: u16| Some((tag, ports.of(iqn, tag)?));
         directory.add(Entry {
             name: iqn.to_ascii_lowercase().into(),
@@ -177,7 +186,8 @@ pub(super) fn target_ports(wanted: &Checked, ports: &Ports) -> Vec<PortConfig> {
     let config = &wanted.config;
     let mut all = Vec::new();
     for target in config.targets.values() {
-        let iqn = target.iqn.as_str();
+        let Some(iqn) = &target.iqn else { continue };
+        let iqn = iqn.as_str();
         for group in target.portal_groups.names().filter_map(|name| config.portal_groups.get(name)) {
             let tag = group.tag.get() as u16;
             all.extend(ports.of(iqn, tag).map(|relative| port(iqn, tag, relative)));
@@ -194,14 +204,15 @@ pub(super) fn maps(wanted: &Checked) -> BTreeMap<Arc<str>, Map> {
     wanted.config.groups.iter().map(|(name, group)| (name.as_str().into(), map(group))).collect()
 }
 
-/// How well each portal group reaches its units, by its tag.
+/// How well each portal group reaches its units, and whether it should be preferred, by its tag.
 #[must_use]
-pub(super) fn states(wanted: &Checked) -> BTreeMap<u16, AluaState> {
+pub(super) fn states(wanted: &Checked) -> BTreeMap<u16, State> {
     let state = |group: &model::PortalGroup| match group.alua_state {
         Wanted::ActiveOptimized => AluaState::ACTIVE_OPTIMIZED,
         Wanted::ActiveNonOptimized => AluaState::ACTIVE_NON_OPTIMIZED,
         Wanted::Standby => AluaState::STANDBY,
         Wanted::Unavailable => AluaState::UNAVAILABLE,
     };
-    wanted.config.portal_groups.values().map(|group| (group.tag.get() as u16, state(group))).collect()
+    let both = |group: &model::PortalGroup| (group.tag.get() as u16, (state(group), group.preferred));
+    wanted.config.portal_groups.values().map(both).collect()
 }

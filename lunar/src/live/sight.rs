@@ -1,13 +1,21 @@
 //! Who is logged in, and what was counted: for those who look.
 
 use super::Live;
+use super::hosts::Machine;
+use crate::house::Core;
 use crate::stats;
-use lunar_control::api::SessionView;
+use lunar_control::api::{MachineView, MediumView, SessionView, qemu};
+use lunar_control::live::{Later, Motion};
 use lunar_core::tally::Event;
 use lunar_iscsi::registry::Guest;
+use lunar_nvme::{Controller, Kind};
+use lunar_scsi::tray::Tray;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What is counted of a volume, by the names of the table of statistics.
 const COUNTED: [(&str, Event); 4] = [
@@ -20,7 +28,53 @@ const COUNTED: [(&str, Event); 4] = [
 /// What iSCSI is called, and what the names of its sessions begin with.
 const ISCSI: &str = "iscsi";
 
+/// What the names of controllers begin with.
+const NVME: &str = "nvme";
+/// How long it takes at most until a controller has ended whose host does what it likes: what is in the store has to
+/// come back first.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often it is looked whether it has.
+const LOOK: Duration = Duration::from_millis(5);
+
 impl Live {
+    fn controller(&self, controller: &Controller, now: u64) -> SessionView {
+        let (standing, path) = (&controller.standing, &controller.path);
+        let machine = self.settled.machines.get(Path::new(&path.address)).filter(|_| path.memory);
+        let nqn = &standing.subsystem.nqn;
+        let target = || self.settled.names.get(nqn).cloned().unwrap_or_else(|| nqn.to_string());
+        SessionView {
+            id: format!("{NVME}-{}", controller.id),
+            protocol: if path.memory { "vfio-user" } else { "nvme-tcp" },
+            discovery: controller.kind == Kind::Discovery,
+            initiator: controller.host.nqn.to_string(),
+            source: standing.source.map_or_else(|| path.address.clone(), |source| source.to_string()),
+            target: (controller.kind == Kind::Io).then(target),
+            group: machine
+                .map_or_else(|| standing.group.as_deref().map(str::to_owned), |machine| machine.group.clone()),
+            user: None,
+            seconds: now.saturating_sub(controller.since.0 / 1_000_000_000),
+        }
+    }
+
+    /// Ends a controller; the work waits for a bounded time until it has ended.
+    fn end_controller(&self, id: u16) -> Option<Later<bool>> {
+        let controllers = self.house().common().controllers.clone();
+        let controller = controllers.get(id)?;
+        if controller.path.memory {
+            self.end_machine(Path::new(&controller.path.address));
+        } else {
+            controller.end();
+        }
+        Some(Box::new(move || {
+            let end = Instant::now() + PATIENCE;
+            let is_there = || controllers.get(id).is_some_and(|found| Arc::ptr_eq(&found, &controller));
+            while is_there() && Instant::now() < end {
+                std::thread::sleep(LOOK);
+            }
+            !is_there()
+        }))
+    }
+
     fn session(&self, tsih: u16, guest: &Guest, names: &BTreeMap<Arc<str>, String>, now: u64) -> SessionView {
         let owned = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
         let target = guest.who.target.as_ref().filter(|_| !guest.candidate.discovery);
@@ -44,13 +98,19 @@ impl lunar_control::live::Live for Live {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec;
         let now = u64::try_from(now).unwrap_or(0);
         let guests = self.house().common().registry.guests();
-        guests.iter().map(|(tsih, guest)| self.session(*tsih, guest, &self.settled.names, now)).collect()
+        let sessions = guests.iter().map(|(tsih, guest)| self.session(*tsih, guest, &self.settled.names, now));
+        let controllers = self.house().common().controllers.all();
+        sessions.chain(controllers.iter().map(|controller| self.controller(controller, now))).collect()
     }
 
-    fn kick(&mut self, id: &str) -> bool {
+    fn kick(&mut self, id: &str) -> Option<Later<bool>> {
+        if let Some(number) = id.strip_prefix(NVME).and_then(|rest| rest.strip_prefix('-')?.parse().ok()) {
+            return self.end_controller(number);
+        }
         let number = id.strip_prefix(ISCSI).and_then(|rest| rest.strip_prefix('-')?.parse().ok());
-        let guest = number.and_then(|tsih| self.house().common().registry.guest(tsih));
-        guest.is_some_and(|guest| self.house().cores().end_session(guest.place))
+        let guest = number.and_then(|tsih| self.house().common().registry.guest(tsih))?;
+        let cores = self.house().cores().clone();
+        Some(Box::new(move || cores.end_session(guest.place)))
     }
 
     fn statistics(&mut self) -> Value {
@@ -63,7 +123,45 @@ impl lunar_control::live::Live for Live {
         all
     }
 
+    fn machines(&mut self) -> Vec<MachineView> {
+        let view = |(path, machine): (&PathBuf, &Machine)| MachineView {
+            name: machine.name.clone(),
+            socket: path.display().to_string(),
+            qemu: qemu(path),
+        };
+        self.settled.machines.iter().map(view).collect()
+    }
+
     fn troubles(&mut self) -> Vec<String> {
         self.settled.troubles.clone()
+    }
+
+    fn medium(&mut self, volume: &str) -> Option<MediumView> {
+        let placed = self.volumes.get(volume)?;
+        let (unit, medium) = (placed.unit, placed.model.medium.word());
+        let work = move |core: Rc<Core>| std::future::ready(core.served.target.medium(unit.0 as u16));
+        let (tray, locked) = self.house().cores().ask(0, work).wait()??;
+        Some(MediumView { volume: volume.to_owned(), medium, loaded: tray == Tray::Loaded, locked })
+    }
+
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>> {
+        // Units are numbered below the last LUN.
+        let lun = self.volumes.get(volume)?.unit.0 as u16;
+        let moved = self.house().cores().ask(0, move |core| async move {
+            let target = &core.served.target;
+            match motion {
+                Motion::Eject { forced } => target.eject(lun, forced).await,
+                Motion::Load => target.load(lun).await,
+            }
+        });
+        Some(Box::new(move || match moved.wait() {
+            Some(outcome) => outcome.map_err(|why| why.to_string()),
+            None => Err("the service stops".to_owned()),
+        }))
+    }
+
+    fn settling(&mut self) -> Option<Later<()>> {
+        let latch = self.settling.clone();
+        (!latch.is_open()).then(|| Box::new(move || latch.wait()) as Later<()>)
     }
 }

@@ -3,7 +3,7 @@
 
 use super::keep::Folder;
 use super::spec::{Named, Spec};
-use super::{Kind, Options, Protection, Volume, advice, identity};
+use super::{DISC_BLOCK, Kind, Options, Protection, Volume, advice, identity};
 use anyhow::{Context, Result, bail};
 use lunar_block::BlockVolume;
 use lunar_control::model::{self, StoreKind};
@@ -24,9 +24,10 @@ impl Volume {
     /// # Errors
     /// In words that say what to do.
     pub fn configured(name: &str, wanted: &model::Volume, state: &Path, before: Option<&Self>) -> Result<Self> {
+        let medium = medium_of(wanted);
         let options = Options {
-            read_only: wanted.read_only,
-            block_size: wanted.block_size.bytes(),
+            read_only: wanted.read_only || medium == MediumKind::Optical,
+            block_size: if medium == MediumKind::Optical { DISC_BLOCK } else { wanted.block_size.bytes() },
             write_through: wanted.write_through,
             direct: wanted.direct,
             protection: match wanted.protection {
@@ -48,7 +49,15 @@ impl Volume {
         };
         let protection = protect(name, wanted, &kind, &*keep, &options, before)?;
         let Options { block_size, .. } = options;
-        Ok(Self { kind, medium: MediumKind::Fixed, block_size, identity: Arc::new(identity), keep, protection })
+        Ok(Self { kind, medium, block_size, identity: Arc::new(identity), keep, protection })
+    }
+}
+
+fn medium_of(wanted: &model::Volume) -> MediumKind {
+    match wanted.medium {
+        model::Medium::Disk => MediumKind::Fixed,
+        model::Medium::Removable => MediumKind::Removable,
+        model::Medium::Cd => MediumKind::Optical,
     }
 }
 
@@ -125,5 +134,5 @@ fn protect(
         (Some(path), size) => Spec::Path { path: path.path().to_owned(), size: size.map(|size| size.0) },
         (None, size) => Spec::Ram { size: size.map_or(0, |size| size.0) },
     };
-    Protection::of(name, kind, &Named { medium: MediumKind::Fixed, spec }, keep, options)
+    Protection::of(name, kind, &Named { medium: medium_of(wanted), spec }, keep, options)
 }

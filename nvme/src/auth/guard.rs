@@ -6,13 +6,15 @@ use super::key::Key;
 use super::psk::{self, ChannelKey};
 use super::wire::Why;
 use crate::command::Status;
+use crate::connect::DISCOVERY_NQN;
 use crate::controller::Kind;
+use crate::directory::Board;
 use lunar_core::access::audit::{Pace, shown};
 use lunar_core::access::throttle::Throttle;
 use lunar_core::access::{Access, Account, Proofs};
 use lunar_core::time::Instant;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zeroize::Zeroizing;
@@ -22,8 +24,6 @@ pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
 /// Takes records of the audit; at most [`REFUSALS_PER_SECOND`](lunar_core::access::audit::REFUSALS_PER_SECOND) and a
 /// few of refusals.
 pub type Sink = Box<dyn Fn(&Record) + Send + Sync>;
-/// Who may come in, as it is at that moment.
-pub type InForce = Box<dyn Fn() -> Arc<Access> + Send + Sync>;
 
 /// What the names of hosts begin with.
 const NQN: &str = "nqn.";
@@ -143,7 +143,7 @@ impl fmt::Display for Record {
 
 /// Who may come in.
 pub struct Guard {
-    access: InForce,
+    board: Arc<Board>,
     terms: Terms,
     throttle: Arc<Mutex<Throttle>>,
     random: Random,
@@ -154,16 +154,30 @@ pub struct Guard {
 impl Guard {
     /// The guard of a subsystem. Failures cost the same as those of others who go by this throttle.
     #[must_use]
-    pub fn new(access: InForce, terms: Terms, throttle: Arc<Mutex<Throttle>>, random: Random, sink: Sink) -> Arc<Self> {
-        Arc::new(Self { access, terms, throttle, random, sink, pace: Mutex::default() })
+    pub fn new(
+        board: Arc<Board>,
+        terms: Terms,
+        throttle: Arc<Mutex<Throttle>>,
+        random: Random,
+        sink: Sink,
+    ) -> Arc<Self> {
+        Arc::new(Self { board, terms, throttle, random, sink, pace: Mutex::default() })
     }
 
-    /// One that lets everybody in, and tells nobody.
+    /// One for tests of other things: it tells nobody, and hosts prove nothing.
     #[must_use]
-    pub fn open() -> Arc<Self> {
-        let access = Arc::new(Access::open());
-        let access = Box::new(move || access.clone());
-        Self::new(access, Terms::default(), Arc::default(), Box::new(|_| false), Box::new(|_| {}))
+    pub fn quiet(board: Arc<Board>) -> Arc<Self> {
+        Self::new(board, Terms::default(), Arc::default(), Box::new(|_| false), Box::new(|_| {}))
+    }
+
+    /// Who may come in to a subsystem, or to the discovery service, as it is at this moment.
+    fn access(&self, subsystem: &str) -> Option<Arc<Access>> {
+        let directory = self.board.directory();
+        let entry = match subsystem {
+            DISCOVERY_NQN => Some(directory.discovery()),
+            name => directory.subsystem(name),
+        };
+        entry.map(|entry| entry.access.clone())
     }
 
     fn throttle(&self) -> MutexGuard<'_, Throttle> {
@@ -175,8 +189,8 @@ impl Guard {
     /// # Errors
     /// Why it gets none.
     pub fn knock(&self, visitor: &Visitor) -> Result<Entry, Reason> {
-        let access = (self.access)();
-        let group = access.group(&visitor.host.to_lowercase(), visitor.source.ip()).ok_or(Reason::NotShown)?;
+        let access = self.access(&visitor.subsystem).ok_or(Reason::NotShown)?;
+        let group = access.group(&visitor.host.to_ascii_lowercase(), visitor.source.ip()).ok_or(Reason::NotShown)?;
         let (proofs, map): (&Proofs, _) = match visitor.kind {
             // All may ask what there is; what they are told is another matter.
             Kind::Discovery => (access.discovery(), None),
@@ -210,18 +224,18 @@ impl Guard {
     #[must_use]
     pub fn channel(&self, identity: &str) -> Option<(Arc<str>, Zeroizing<Vec<u8>>)> {
         let (host, subsystem) = psk::names(identity)?;
-        let access = (self.access)();
-        let name = host.to_lowercase();
+        let access = self.access(subsystem)?;
+        let name = host.to_ascii_lowercase();
         let keys = access.channels(&name).filter_map(|secret| ChannelKey::parse(secret.bytes()).ok());
         let mut offers = keys.flat_map(|key| key.offers(host, subsystem));
         offers.find(|offer| offer.identity == identity).map(|offer| (host.into(), offer.key))
     }
 
-    /// Whether a host has to come by a secure channel.
+    /// Whether a host has to come to a subsystem by a secure channel.
     #[must_use]
-    pub fn wants_channel(&self, visitor: &Visitor) -> bool {
-        let access = (self.access)();
-        let group = access.group(&visitor.host.to_lowercase(), visitor.source.ip());
+    pub fn wants_channel(&self, subsystem: &str, host: &str, source: IpAddr) -> bool {
+        let access = self.access(subsystem);
+        let group = access.as_ref().and_then(|access| access.group(&host.to_ascii_lowercase(), source));
         group.is_some_and(|group| group.channel.is_some())
     }
 
@@ -270,9 +284,10 @@ impl Guard {
             (self.sink)(&Record::Omitted(count));
         }
         if is_written {
-            let access = (self.access)();
-            let group = access.group(&visitor.host.to_lowercase(), visitor.source.ip());
-            let group = group.map(|group| group.name.clone());
+            let access = self.access(&visitor.subsystem);
+            let group = access.as_ref().and_then(|access| {
+                access.group(&visitor.host.to_ascii_lowercase(), visitor.source.ip()).map(|group| group.name.clone())
+            });
             (self.sink)(&Record::Login { visitor: visitor.clone(), group, proven: proven.cloned(), outcome });
         }
     }
@@ -291,7 +306,7 @@ fn users(all: &[Account], host: &str) -> Vec<(Arc<str>, Key)> {
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Guard({:?})", (self.access)())
+        write!(f, "Guard({:?})", self.board)
     }
 }
 

@@ -1,7 +1,9 @@
 use super::*;
 use crate::auth::Outside;
 use crate::auth::host::{Host, RANDOM};
-use crate::fuzzing::{HOST_KEY, HOST_NQN, NQN, OWN_KEY, Rig, SOURCE, auth_sqe, entry, prover, with_users};
+use crate::fuzzing::{
+    HOST_KEY, HOST_NQN, NQN, OWN_KEY, Rig, SOURCE, auth_sqe, entry, prover, subsystem_entry, with_users,
+};
 use crate::queue::Queue;
 use lunar_core::access::{Group, Pattern, Secret};
 use std::rc::Rc;
@@ -29,6 +31,14 @@ fn prove(rig: &Rig, queue: &Rc<Queue>, host: &Host) -> u8 {
         assert_eq!(send(rig, queue, &host.success()), Status::SUCCESS);
     }
     last[1]
+}
+
+/// The guard of this subsystem alone.
+fn guard_of(access: Access, nqn: &str) -> Arc<Guard> {
+    let entry = crate::directory::Entry { nqn: nqn.into(), ..subsystem_entry(access) };
+    let board = Arc::<Board>::default();
+    board.set(crate::Directory::new(vec![entry], Proofs::default(), None).expect("right"));
+    Guard::new(board, Terms::default(), Arc::default(), Box::new(|_| true), Box::new(|_| {}))
 }
 
 fn visitor(host: &str) -> Visitor {
@@ -82,9 +92,7 @@ fn both_sides_prove_their_names() {
 #[test]
 fn keys_are_those_of_hosts_and_of_users() {
     let parties = |users: &[(&str, &str)], host: &str| {
-        let access = Arc::new(with_users(users));
-        let in_force = Box::new(move || access.clone());
-        let guard = Guard::new(in_force, Terms::default(), Arc::default(), Box::new(|_| true), Box::new(|_| {}));
+        let guard = guard_of(with_users(users), NQN);
         let entry = guard.knock(&visitor(host))?;
         let names = entry.party.map(|party| party.users.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>());
         Ok(names.unwrap_or_default().join(" "))
@@ -99,17 +107,20 @@ fn keys_are_those_of_hosts_and_of_users() {
 
 #[test]
 fn who_has_to_come_by_a_secure_channel() {
+    const SUBSYSTEM: &str = "nqn.psk-test-subsys";
     const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
     let channel = Secret::new(TLS_KEY.into()).ok();
     let named = Group { hosts: vec![Pattern::new("nqn.psk-*")], channel, ..Group::everybody() };
-    let access = Arc::new(Access::new(vec![named, Group::everybody()], Proofs::default()).expect("right"));
-    let in_force = Box::new(move || access.clone());
-    let guard = Guard::new(in_force, Terms::default(), Arc::default(), Box::new(|_| true), Box::new(|_| {}));
-    let knock = |visitor: &Visitor| guard.knock(visitor).map(|_| guard.wants_channel(visitor));
+    let access = Access::new(vec![named, Group::everybody()], Proofs::default()).expect("right");
+    let guard = guard_of(access, SUBSYSTEM);
+    let wants = |visitor: &Visitor| guard.wants_channel(SUBSYSTEM, &visitor.host, visitor.source.ip());
+    let knock = |visitor: &Visitor| guard.knock(visitor).map(|_| wants(visitor));
+    let visitor = |host: &str| Visitor { subsystem: SUBSYSTEM.into(), ..visitor(host) };
     let plain = visitor("nqn.psk-test-host");
     let secure = Visitor { channel: Some("nqn.psk-test-host".into()), ..plain.clone() };
     assert_eq!((knock(&plain), knock(&secure)), (Err(Reason::NoChannel), Ok(true)));
-    assert_eq!(knock(&Visitor { kind: Kind::Discovery, ..plain.clone() }), Ok(true), "it may ask what there is");
+    let asks = Visitor { kind: Kind::Discovery, subsystem: DISCOVERY_NQN.into(), ..plain.clone() };
+    assert_eq!(knock(&asks), Ok(true), "it may ask what there is");
     assert_eq!(knock(&Visitor { host: "nqn.other".into(), ..secure }), Err(Reason::OtherChannel));
     assert_eq!(knock(&visitor("nqn.other")), Ok(false));
     let identity = "NVMe1R01 nqn.psk-test-host nqn.psk-test-subsys iSbjiStwJ/1TrTvDlt2fjFmzvsytOJelidNnA+X5lEU=";

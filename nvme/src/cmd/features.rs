@@ -70,7 +70,7 @@ impl CommandType for SetFeatures {
             }
             features::RESERVATION_PERSISTENCE => return Err(Status::NOT_CHANGEABLE.into()),
             features::RESERVATION_MASK if namespace == ALL => {
-                for one in cx.subsystem.namespaces() {
+                for one in cx.queue.namespaces() {
                     controller.values(|values| values.set(row.id, one.id, value));
                 }
             }

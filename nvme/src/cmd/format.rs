@@ -41,7 +41,7 @@ impl CommandType for FormatNvm {
             return Err(Status::INVALID_FIELD.into());
         }
         let named = match sqe.nsid.get() {
-            ALL => cx.subsystem.namespaces().iter().map(|namespace| namespace.id).collect(),
+            ALL => cx.queue.namespaces().iter().map(|seen| seen.id).collect(),
             id => vec![id],
         };
         // All of them or none.

@@ -5,7 +5,7 @@ use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
 use crate::controller::Kind;
 use crate::identify::{self, IDENTIFY_LEN, Page};
-use crate::namespace::{ALL, Namespace};
+use crate::namespace::{ALL, Attached};
 use crate::plan::Plan;
 use crate::table::{CommandType, Data, Effect, Policy};
 use std::rc::Rc;
@@ -61,13 +61,13 @@ impl CommandType for Identify {
 
 fn page(what: u8, first: u16, nsid: u32, cx: &Context<'_>) -> Result<Page, Status> {
     let controllers = || -> Vec<u16> {
-        let all = cx.subsystem.config().controllers.all();
+        let all = cx.controllers();
         all.iter().filter(|controller| controller.kind == Kind::Io).map(|controller| controller.id).collect()
     };
     Ok(match what {
         // What all namespaces have in common: nothing that a host could rely on, for each has its own format.
         cns::NAMESPACE if nsid == ALL => Page::default(),
-        // A namespace that is not there, and might be, is all zeroes.
+        // A namespace that is not there, and might be, is all zeroes; so is one that is not shown.
         cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => {
             known(nsid, cx)?.map_or_else(Page::default, |found| identify::namespace(&found))
         }
@@ -78,10 +78,10 @@ fn page(what: u8, first: u16, nsid: u32, cx: &Context<'_>) -> Result<Page, Statu
             if nsid >= LAST {
                 return Err(Status::INVALID_NAMESPACE);
             }
-            let all: Vec<u32> = cx.subsystem.namespaces().iter().map(|namespace| namespace.id).collect();
+            let all: Vec<u32> = cx.queue.namespaces().iter().map(|seen| seen.id).collect();
             identify::namespaces(&all, nsid)
         }
-        cns::DESCRIPTORS => identify::descriptors(&*there(nsid, cx)?),
+        cns::DESCRIPTORS => identify::descriptors(&there(nsid, cx)?.namespace),
         cns::SET_NAMESPACE => there(nsid, cx).map(|_| Page::default())?,
         cns::SET_CONTROLLER => identify::nvm_controller(),
         cns::INDEPENDENT => identify::independent_namespace(&*there(nsid, cx)?),
@@ -95,14 +95,14 @@ fn page(what: u8, first: u16, nsid: u32, cx: &Context<'_>) -> Result<Page, Statu
     })
 }
 
-fn known(nsid: u32, cx: &Context<'_>) -> Result<Option<Rc<Namespace>>, Status> {
-    if (1..=cx.subsystem.last_namespace()).contains(&nsid) {
-        Ok(cx.subsystem.namespace(nsid))
+fn known(nsid: u32, cx: &Context<'_>) -> Result<Option<Rc<Attached>>, Status> {
+    if (1..=cx.queue.last_namespace()).contains(&nsid) {
+        Ok(cx.queue.attached(nsid))
     } else {
         Err(Status::INVALID_NAMESPACE)
     }
 }
 
-fn there(nsid: u32, cx: &Context<'_>) -> Result<Rc<Namespace>, Status> {
-    cx.subsystem.namespace(nsid).ok_or(Status::INVALID_NAMESPACE)
+fn there(nsid: u32, cx: &Context<'_>) -> Result<Rc<Attached>, Status> {
+    cx.queue.attached(nsid).ok_or(Status::INVALID_NAMESPACE)
 }

@@ -119,7 +119,7 @@ impl CommandType for Copy {
         for entry in list.chunks_exact(length) {
             let (source, _) = Source::ref_from_prefix(entry).map_err(|_| Status::SGL_LENGTH)?;
             let blocks = u64::from(source.blocks.get()) + 1;
-            let named = if format >= 2 { source.namespace.get() } else { to.id };
+            let named = if format >= 2 { source.namespace.get() } else { sqe.nsid.get() };
             let (unit, from) = origin(cx, named, source.first.get(), blocks)?;
             let (offset, len) = bytes(to, at, blocks)?;
             all += len;

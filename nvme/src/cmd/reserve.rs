@@ -241,7 +241,7 @@ impl CommandType for Report {
         };
         cx.out.extend_from_slice(head.as_bytes());
         cx.out.extend_from_slice(&[0; 40]);
-        let controllers = cx.subsystem.config().controllers.all();
+        let controllers = cx.controllers();
         for (name, key) in reservations.registrants() {
             let host = Host::id_of(name);
             let controller = controllers.iter().find(|controller| controller.host.id == host);

@@ -67,8 +67,9 @@ impl CommandType for Sanitize {
         let exits = sqe.cdw(10) & UNRESTRICTED_EXIT != 0;
         let mut all = Vec::new();
         // All of them or none.
-        for namespace in cx.subsystem.namespaces() {
-            let attached = cx.queue.attached(namespace.id).ok_or(Status::INVALID_NAMESPACE)?;
+        for seen in cx.queue.namespaces() {
+            let (id, namespace) = (seen.id, &seen.namespace);
+            let attached = cx.queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?;
             admit::pass(&Self::POLICY.gates, &attached)?;
             let medium = &namespace.unit.medium;
             if medium.is_worked_on() {
@@ -77,9 +78,9 @@ impl CommandType for Sanitize {
             }
             let how = match sqe.cdw(10) & 0x07 {
                 action::EXIT_FAILURE_MODE => Sanitizing::Exit,
-                _ => Sanitizing::Begin { passes: passes(sqe, &namespace)?, exits },
+                _ => Sanitizing::Begin { passes: passes(sqe, namespace)?, exits },
             };
-            all.push((namespace.id, how));
+            all.push((id, how));
         }
         Ok(Plan::Sanitize(all, sqe.cdw(10)))
     }
@@ -107,7 +108,7 @@ impl CommandType for DeviceSelfTest {
         const ABORT: u32 = 0x0f;
         let namespaces = match sqe.nsid.get() {
             0 => Vec::new(),
-            ALL => cx.subsystem.namespaces().iter().map(|namespace| namespace.id).collect(),
+            ALL => cx.queue.namespaces().iter().map(|seen| seen.id).collect(),
             id => vec![cx.queue.attached(id).map(|_| id).ok_or(Status::INVALID_NAMESPACE)?],
         };
         match sqe.cdw(10) & 0x0f {

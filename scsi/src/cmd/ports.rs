@@ -46,6 +46,8 @@ struct Group {
     ports: u8,
 }
 
+/// PREF.
+const PREFERRED: u8 = 0x80;
 /// T_SUP, O_SUP, U_SUP, S_SUP, AN_SUP, AO_SUP.
 const SUPPORTED: u8 = 0x80 | 0x40 | 0x08 | 0x04 | 0x02 | 0x01;
 /// IMPLICIT TRANSITION TIME in seconds: how long a transition is waited for.
@@ -93,10 +95,10 @@ impl CommandType for ReportTargetPortGroups {
         let mut groups: Vec<u16> = ports.iter().map(|port| port.group).collect();
         groups.sort_unstable();
         groups.dedup();
-        for Access { group, state, cause } in lu.accesses(&groups) {
+        for Access { group, state, cause, preferred } in lu.accesses(&groups) {
             let members = ports.iter().filter(|port| port.group == group).take(usize::from(u8::MAX));
             cx.out.put(&Group {
-                state: state.0,
+                state: state.0 | if preferred { PREFERRED } else { 0 },
                 supported: SUPPORTED,
                 id: group.into(),
                 reserved: 0,
@@ -229,7 +231,7 @@ impl CommandType for SetTargetPortGroups {
         for (number, wish) in wishes.iter().enumerate() {
             let (group, state) = wanted(cx, wish, HEADER_BYTES + number * size_of::<Wish>())?;
             if let Some(access) = after.iter_mut().find(|access| access.group == group && access.state != state) {
-                *access = Access { group, state, cause: Cause::SET_TARGET_PORT_GROUPS };
+                *access = Access { state, cause: Cause::SET_TARGET_PORT_GROUPS, ..*access };
             }
         }
         if before == after {

@@ -98,14 +98,27 @@ fn a_port_goes_offline_and_its_group_with_it() {
 fn an_implicit_transition_is_told_to_all() {
     let rig = two_groups();
     for state in [AluaState::TRANSITIONING, AluaState::STANDBY] {
-        at_once(rig.target.transition(0, 1, state));
+        at_once(rig.target.transition(0, 1, state, false));
         let told = rig.nexus.itl(0).expect("there").take_attention();
         assert_eq!(told.map(|sense| sense.asc), Some(Asc::ASYMMETRIC_ACCESS_STATE_CHANGED));
         assert_eq!(states(&rig), [(state.0, 2), (0, 0)], "{state:?}");
     }
-    at_once(rig.target.transition(0, 9, AluaState::STANDBY));
-    at_once(rig.target.transition(7, 1, AluaState::STANDBY));
+    at_once(rig.target.transition(0, 9, AluaState::STANDBY, false));
+    at_once(rig.target.transition(7, 1, AluaState::STANDBY, false));
     assert_eq!(states(&rig).len(), 2);
+}
+
+#[test]
+fn who_prefers_a_group_is_told_to_all_and_stays() {
+    let rig = two_groups();
+    at_once(rig.target.transition(0, 2, AluaState::ACTIVE_OPTIMIZED, true));
+    let told = rig.nexus.itl(0).expect("there").take_attention();
+    assert_eq!(told.map(|sense| sense.asc), Some(Asc::ASYMMETRIC_ACCESS_STATE_CHANGED));
+    assert_eq!(states(&rig), [(0, 0), (0x80, 2)]);
+    assert_eq!(set(&rig, &[(1, 2)]).status, Status::GOOD);
+    assert_eq!(states(&rig), [(0, 0), (0x81, 1)], "an initiator changes the state alone");
+    at_once(rig.target.transition(0, 2, AluaState::ACTIVE_OPTIMIZED, false));
+    assert_eq!(states(&rig), [(0, 0), (0, 2)]);
 }
 
 #[test]

@@ -59,6 +59,8 @@ pub enum Reason {
     NoProofOfOurs,
     /// Its source fails too often.
     TooMany,
+    /// So many logins from there that it is not looked at.
+    TooOften,
     /// Another, as it was told.
     Status(LoginStatus),
 }
@@ -73,6 +75,7 @@ impl fmt::Display for Reason {
             Self::Reflected => f.write_str("reflected challenge"),
             Self::NoProofOfOurs => f.write_str("mutual authentication is not set up"),
             Self::TooMany => f.write_str("too many failures from there"),
+            Self::TooOften => f.write_str("too many logins from there"),
             Self::Status(status) => write!(f, "{status:?}"),
         }
     }

@@ -6,7 +6,7 @@ use crate::chap::Claim;
 use crate::config::Config;
 use crate::directory::{Directory, Way};
 use crate::guard::{Finding, Knock};
-use crate::login::{Candidate, Established};
+use crate::login::{Candidate, Established, Verdict};
 use crate::registry::{Guest, Place};
 use crate::session::{self, Action, Close, Fault as Guilt, Session, TaskManagement};
 use crate::wire::{Function, FunctionResponse, LoginStatus};
@@ -112,6 +112,15 @@ impl Connection {
             self.knock.replace(Some(knock));
         }
         self.line.session().proven(verdict, more);
+    }
+
+    /// Waits for its turn, if its host logs in more often than it may.
+    async fn arrive(&self, candidate: &Candidate) -> Result<(), LoginStatus> {
+        let wait = self.front.guard.arrive(candidate, self.peer, self.front.reactor.now())?;
+        if !wait.is_zero() {
+            self.line.pause(wait).await;
+        }
+        Ok(())
     }
 
     async fn establish(&self, established: Established, more: &mut Vec<Action>) {
@@ -233,7 +242,10 @@ impl Served for Connection {
                         session.targets(&self.front.targets(&query, &host, (self.peer, self.local), self.way.group));
                     }
                     Action::Authorize(candidate) => {
-                        let (verdict, knock) = self.front.judge(&candidate, self.way, self.peer);
+                        let (verdict, knock) = match self.arrive(&candidate).await {
+                            Ok(()) => self.front.judge(&candidate, self.way, self.peer),
+                            Err(status) => (Verdict::Refused(status), None),
+                        };
                         self.knock.replace(knock);
                         self.line.session().authorized(verdict, &mut more);
                     }

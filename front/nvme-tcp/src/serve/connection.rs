@@ -10,8 +10,8 @@ use lunar_core::step::Tail;
 use lunar_core::time::Instant;
 use lunar_nvme::auth::Proof;
 use lunar_nvme::command::FABRICS;
-use lunar_nvme::connect::Caller;
-use lunar_nvme::{Command, Kind, Path, Queue, Status};
+use lunar_nvme::directory::Way;
+use lunar_nvme::{Caller, Command, Kind, Path, Queue, Status};
 use lunar_stream::serve::{Joined, Line, Served};
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -27,15 +27,17 @@ pub(super) struct Connection {
     pub(super) line: Line<Session, Security>,
     local: SocketAddr,
     peer: SocketAddr,
+    way: Way,
     queue: RefCell<Option<Rc<Queue>>>,
 }
 
 impl Connection {
-    pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): Joined) -> Self {
+    pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): Joined, way: Way) -> Self {
         let reactor = &front.reactor;
         let session = Session::new(reactor.arena().clone(), reactor.stats().clone(), reactor.now());
         let security = Security::new(front.settings.channels.as_ref());
-        Self { id, line: Line::new(reactor, socket, session, security), local, peer, queue: RefCell::default(), front }
+        let line = Line::new(reactor, socket, session, security);
+        Self { id, line, local, peer, way, queue: RefCell::default(), front }
     }
 
     /// Tells why a session closes its connection. Strangers that never had a queue are only counted.
@@ -49,7 +51,7 @@ impl Connection {
     /// How the host came, and so how it is told to come again.
     fn path(&self) -> Path {
         let ip = self.front.settings.advertise.unwrap_or_else(|| self.local.ip());
-        Path::tcp((ip, self.local.port()).into(), IN_CAPSULE_MAX)
+        Path { way: self.way, ..Path::tcp((ip, self.local.port()).into(), IN_CAPSULE_MAX) }
     }
 
     fn connect(self: &Rc<Self>, key: TaskKey, command: &Command, data: &Sg) {

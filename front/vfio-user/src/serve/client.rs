@@ -39,9 +39,7 @@ pub(super) struct Client {
 impl Client {
     /// `None` when there are too many controllers.
     pub(super) fn new(front: &Rc<Front>, stream: Stream, endpoint: &Endpoint) -> Option<Rc<Self>> {
-        let nqn = format!("nqn.2026-01.io.lunar:vm:{}", endpoint.name);
-        let address = endpoint.path.to_string_lossy().into_owned();
-        let admin = front.subsystem.attach(&nqn, address, front.reactor.now())?;
+        let admin = front.subsystem.attach(&endpoint.tenant, front.reactor.now())?;
         Some(Rc::new(Self {
             front: front.clone(),
             stream,

@@ -237,14 +237,15 @@ impl Device {
 
     /// What the guest has written stays when it is off.
     async fn flush_all(&self) {
-        for namespace in self.subsystem().namespaces() {
+        for seen in self.admin.namespaces() {
+            let namespace = &seen.namespace;
             let beside = namespace.unit.protection.as_ref().map(|protection| &*protection.store);
             for store in std::iter::once(&*namespace.unit.store).chain(beside) {
                 let io = Io { op: Op::Flush, offset: 0, data: Data::None };
                 match submit(store, io, &mut Completion::new()).await.result {
                     Ok(_) | Err(Fault::Unsupported) => {}
                     Err(why) => {
-                        self.log(&format!("namespace {} could not be flushed at shutdown: {why:?}", namespace.id));
+                        self.log(&format!("namespace {} could not be flushed at shutdown: {why:?}", seen.id));
                     }
                 }
             }

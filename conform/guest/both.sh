@@ -1,0 +1,61 @@
+# Sourced: one volume as an NVMe namespace ("disk") and over iSCSI ("other"), from the same guest.
+# settings: PORTAL TARGET
+
+sum() { sha256sum | cut -d' ' -f1; }
+read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }
+
+iscsi_disk() {
+    local found
+    for found in /sys/class/iscsi_session/session*/device/target*/*:*:*:0/block/*; do
+        [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
+    done
+    return 1
+}
+
+# iscsi_login: the same volume over iSCSI, in "other".
+iscsi_login() {
+    mkdir -p /etc/iscsi /var/lib/iscsi /run/lock/iscsi
+    echo "InitiatorName=iqn.2026-01.io.lunar.conform:guest" >/etc/iscsi/initiatorname.iscsi
+    iscsid || bad "iscsid"
+    until_true 10 iscsiadm -m iface
+    iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
+    try "the same volume over iSCSI" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --login || return 1
+    until_true 20 iscsi_disk || { bad "no disk over iSCSI"; return 1; }
+    other=$(iscsi_disk)
+}
+
+iscsi_logout() { try "logout" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --logout; }
+
+# One volume by both ways: what one writes the other reads, and what one reserves the other keeps to.
+both() {
+    iscsi_login || return
+    head -c 1M /dev/urandom >/tmp/random
+    try "write over NVMe" dd if=/tmp/random of="$disk" bs=1M oflag=direct status=none
+    equal "read over iSCSI" "$(sum </tmp/random)" "$(read_sum "$other" count=1)"
+    head -c 1M /dev/urandom >/tmp/random
+    try "write over iSCSI" dd if=/tmp/random of="$other" bs=1M oflag=direct status=none
+    equal "read over NVMe" "$(sum </tmp/random)" "$(read_sum "$disk" count=1)"
+    try "discard over NVMe" blkdiscard --length 1M "$disk"
+    equal "it is gone over iSCSI" "$(head -c 1M /dev/zero | sum)" "$(read_sum "$other" count=1)"
+    try "write over NVMe again" dd if=/tmp/random of="$disk" bs=1M oflag=direct status=none
+    try "UNMAP over iSCSI" sg_unmap --lba=0 --num=2048 --force "$other"
+    equal "it is gone over NVMe" "$(head -c 1M /dev/zero | sum)" "$(read_sum "$disk" count=1)"
+    try "register over iSCSI" sg_persist --out --register --param-sark=abc "$other"
+    try "reserve over iSCSI" sg_persist --out --reserve --param-rk=abc --prout-type=1 "$other"
+    refuse "the NVMe host may not write" dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none
+    try "and may read" dd if="$disk" of=/dev/null bs=1M count=1 iflag=direct status=none
+    says "the NVMe host sees who it is" "regctl *: *1" nvme resv-report "$disk" -n 1 -e -d 4096
+    try "clear over iSCSI" sg_persist --out --clear --param-rk=abc "$other"
+    try "the NVMe host may write again" dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none
+    try "register over NVMe" nvme resv-register "$disk" -n 1 --nrkey=0x77 --rrega=0
+    try "reserve over NVMe" nvme resv-acquire "$disk" -n 1 --crkey=0x77 --rtype=2 --racqa=0
+    refuse "the iSCSI initiator may not write" sg_dd if=/dev/zero of="$other" bs=512 count=8 oflag=sgio
+    says "the iSCSI initiator sees the key" "0x77" sg_persist --in --read-keys "$other"
+    try "release over NVMe" nvme resv-release "$disk" -n 1 --crkey=0x77 --rtype=2 --rrela=0
+    try "unregister over NVMe" nvme resv-register "$disk" -n 1 --crkey=0x77 --rrega=1
+    # The one that was told of the reservation asks once more.
+    sg_turs -n 3 "$other" >/dev/null 2>&1
+    try "the iSCSI initiator may write again" sg_dd if=/dev/zero of="$other" bs=512 count=8 oflag=sgio
+    iscsi_logout
+    dmesg -C
+}

@@ -1,0 +1,62 @@
+# The kernel's own NVMe driver on a controller over vfio-user: tools, fio, a reset under load, the same volume over iSCSI,
+# and a file system that the next guest has its root on.
+. /test/lib.sh
+. /test/both.sh
+. /test/settings # PORTAL TARGET (iSCSI)
+disk=/dev/nvme0n1
+
+there() { test -b "$disk"; }
+live() { grep -q live /sys/class/nvme/nvme0/state; }
+
+load() {
+    local name=$1
+    shift
+    try "$name" fio --name=load --filename="$disk" --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 \
+        --randseed=7 --output-format=terse "$@"
+}
+
+until_true 30 there || { dmesg | tail -n 20; bad "the kernel sees the disk"; finish; }
+ok "the kernel sees the disk"
+says "nvme list" "LUNAR VOLUME" nvme list
+says "id-ctrl" "oacs *: *0x102" nvme id-ctrl /dev/nvme0
+says "log page of effects" "01 00 00 00" nvme get-log /dev/nvme0 --log-id=5 --log-len=4096
+says "list-ns" "0x2" nvme list-ns /dev/nvme0
+says "interrupts come by vectors" "nvme0q1" cat /proc/interrupts
+try "resv-register" nvme resv-register "$disk" -n 1 --nrkey=0x1234 --rrega=0
+says "resv-report" "regctl *: *1" nvme resv-report "$disk" -n 1 -e -d 4096
+try "unregister" nvme resv-register "$disk" -n 1 --crkey=0x1234 --rrega=1
+refuse "blocks that are not there" nvme read "$disk" -s 99999999999 -c 0 -z 512 -d /tmp/read
+refuse "a command that is not there" nvme io-passthru "$disk" --opcode=0x7e --namespace-id=1
+load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=8M
+load "fio, 1 MiB, 8 deep: lists of pages" --rw=randwrite --bs=1M --iodepth=8 --size=24M
+load "fio, memory that begins anywhere" --rw=randwrite --bsrange=512-64k --blockalign=512 --iomem_align=512 \
+    --iodepth=8 --size=4M
+dmesg -C
+fio --name=busy --filename="$disk" --offset=64M --size=64M --ioengine=libaio --direct=1 --rw=randwrite --bs=4k \
+    --iodepth=32 --time_based --runtime=12 --output-format=terse >/tmp/busy 2>&1 &
+busy=$!
+sleep 2
+try "reset under load" nvme reset /dev/nvme0
+try "the controller lives after it" until_true 20 live
+sleep 1
+try "and after another" nvme reset /dev/nvme0
+wait $busy
+equal "the load went on to its end" 0 $? || tail -n 5 /tmp/busy
+load "fio after the resets" --rw=randwrite --bs=4k --iodepth=32 --size=4M
+both
+try "blkdiscard" blkdiscard "$disk"
+equal "discarded blocks read as zeroes" "$(head -c 4M /dev/zero | sum)" \
+    "$(dd if="$disk" iflag=direct bs=1M count=4 status=none | sum)"
+
+# What the next guest starts from.
+try "mkfs.ext4" mkfs.ext4 -q -F "$disk" || finish
+mkdir -p /mnt/disk
+try "mount" mount "$disk" /mnt/disk || finish
+mkdir -p /mnt/disk/bin /mnt/disk/dev /mnt/disk/proc /mnt/disk/sys /mnt/disk/test
+cp /busybox/busybox /mnt/disk/bin/busybox
+cp /test/vm-root.sh /test/lib.sh /mnt/disk/test/
+for number in 1 2 3 4; do head -c 2M /dev/urandom >/mnt/disk/random$number; done
+(cd /mnt/disk && sha256sum random? >sums)
+try "umount" umount /mnt/disk
+try "fsck.ext4" fsck.ext4 -f -n "$disk"
+finish

@@ -1,0 +1,253 @@
+//! NVMe hosts of a configuration: they belong to the groups that initiators belong to, and see what those say while
+//! the file changes.
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Case, Change, House, LIMIT, MAIN, started_as, until};
+use crate::nvme::{Conn, Connect, Entry, Host, INLINE, Sound, TRANSPORT};
+use crate::pdu::Digests;
+use crate::session::{Login, Session};
+use crate::target::{Driver, Lab, free_port};
+use crate::tools::tool;
+
+const SUBSYSTEM: &str = "nqn.2026-01.io.lunar.conform:main";
+const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:host";
+const FEW: &str = "nqn.2014-08.org.nvmexpress:uuid:few";
+
+const INVALID_NAMESPACE: u16 = 0x00b;
+const WRITE_PROTECTED: u16 = 0x120;
+const HOST_REFUSED: u16 = 0x184;
+/// Dword 0 of asynchronous events: namespaces changed, discovery changed.
+const NAMESPACES_CHANGED: u32 = 0x0004_0002;
+const DISCOVERY_CHANGED: u32 = 0x0070_f002;
+
+pub(super) const CASES: [Case; 5] = [
+    ("an NVMe host sees what is its own, and what an initiator has written", sees),
+    ("namespaces come, go and grow under a controller, which is told", changes),
+    ("discovery tells a host what it may see, and that it is another now", discovers),
+    ("NVMe hosts that may no longer be there go, and controllers are listed and ended", ends),
+    ("a virtual machine has a socket while it is configured", machine),
+];
+
+/// A daemon with a subsystem, and where it is reached.
+struct Hosts {
+    house: House,
+    portal: SocketAddr,
+}
+
+impl Hosts {
+    fn new(lab: &Lab, driver: Driver, name: &str) -> Result<Self> {
+        let portal = free_port()?;
+        let house = started_as(lab, driver, name, |house| text(house, portal, &Change::default(), ""))?;
+        Ok(Self { house, portal })
+    }
+
+    fn change(&self, change: &Change, more: &str) -> Result<()> {
+        self.house.write(&text(&self.house, self.portal, change, more))?;
+        self.house.reload("reloaded")
+    }
+
+    fn host(&self, name: &str) -> Result<Host> {
+        Host::open(self.portal, SUBSYSTEM, name, Digests::default())
+    }
+}
+
+/// The usual configuration, with a subsystem: hosts see the volumes of everybody, few of them one of those, to read.
+fn text(house: &House, portal: SocketAddr, change: &Change, more: &str) -> String {
+    let main = format!("[target.main]\nnqn = \"{SUBSYSTEM}\"\n");
+    house.text(change).replace("[target.main]\n", &main)
+        + &format!(
+            "[portal.nvme]\naddress = \"{portal}\"\nprotocol = \"nvme-tcp\"\ngroup = \"p\"\n\
+             [group.hosts]\ntargets = [\"main\"]\ninitiators = [\"{FEW}\"]\n\
+             luns = {{ 3 = {{ volume = \"disk\", read-only = true, namespace = 1 }} }}\n\
+             [api]\nsocket = \"{}/api.sock\"\n{more}",
+            house.folder.display()
+        )
+}
+
+fn identify(conn: &mut Conn, what: u32, namespace: u32) -> Result<Vec<u8>> {
+    let entry = Entry::new(6, conn.cid(), namespace).word(40, what).moves(TRANSPORT, 4096);
+    Ok(conn.call(&entry, &[])?.good()?.data)
+}
+
+fn log(conn: &mut Conn, page: u32, bytes: u32) -> Result<Vec<u8>> {
+    let entry = Entry::new(2, conn.cid(), 0).word(40, page | (bytes / 4 - 1) << 16).moves(TRANSPORT, bytes);
+    Ok(conn.call(&entry, &[])?.good()?.data)
+}
+
+/// The identifiers of the namespaces that a controller has.
+fn listed(conn: &mut Conn) -> Result<Vec<u8>> {
+    let list = identify(conn, 2, 0)?;
+    Ok(list.chunks(4).map(|id| id[0]).take_while(|id| *id > 0).collect())
+}
+
+/// Has a controller tell of what changes.
+fn listen(conn: &mut Conn, events: u32) -> Result<u16> {
+    let entry = Entry::new(9, conn.cid(), 0).word(40, 0x0b).word(44, events);
+    conn.call(&entry, &[])?.good()?;
+    let entry = Entry::new(0x0c, conn.cid(), 0);
+    conn.send(&crate::nvme::capsule(&entry, &[], conn.digests))?;
+    Ok(entry.cid())
+}
+
+fn is_told(conn: &mut Conn, request: u16, wanted: u32) -> Result<()> {
+    let told = conn.finish(request, &[])?.good()?.result;
+    ensure!(told == wanted, "it is told {told:08x}h, not {wanted:08x}h");
+    Ok(())
+}
+
+fn sees(lab: &Lab, driver: Driver) -> Result<()> {
+    let hosts = Hosts::new(lab, driver, "nvme-sees")?;
+    let mut session = hosts.house.session(MAIN, "writer", 0)?;
+    session.write(7, vec![0x5a; 512], 512)?;
+    let (mut host, mut few) = (hosts.host(HOST)?, hosts.host(FEW)?);
+    ensure!(listed(&mut host.admin)? == [1, 5] && listed(&mut few.admin)? == [1], "a host sees another's namespaces");
+    ensure!(host.read(1, 7, 1)? == [0x5a; 512] && few.read(1, 7, 1)? == [0x5a; 512], "what was written is not there");
+    host.write(1, 9, &[0xa5; 512])?;
+    ensure!(session.read(9, 1, 512)? == [0xa5; 512], "an initiator does not see what a host has written");
+    let write = |conn: &mut Conn, id: u32| -> Result<u16> {
+        let entry = Entry::new(1, conn.cid(), id).blocks(0, 1).moves(INLINE, 512);
+        Ok(conn.call(&entry, &[0; 512])?.status)
+    };
+    let refused = [write(&mut few.io, 1)?, write(&mut host.io, 5)?, write(&mut few.io, 5)?];
+    ensure!(refused == [WRITE_PROTECTED, WRITE_PROTECTED, INVALID_NAMESPACE], "writes end with {refused:03x?}");
+    // Who belongs to no group is not let in, over either.
+    hosts.house.write(&text(&hosts.house, hosts.portal, &Change::default(), "").replace("[\"*\"]", "[\"iqn.*\"]"))?;
+    hosts.house.reload("reloaded")?;
+    let connect =
+        Connect { queue: 0, entries: 32, controller: 0xffff, keep_alive: 0, subsystem: SUBSYSTEM, host: HOST };
+    let status = connect.on(&mut Conn::ready(hosts.portal, Digests::default())?)?.status;
+    ensure!(status == HOST_REFUSED, "a stranger is told {status:03x}h");
+    ensure!(few.read(1, 7, 1)? == [0x5a; 512], "a host was disturbed for nothing");
+    hosts.house.stop()
+}
+
+fn changes(lab: &Lab, driver: Driver) -> Result<()> {
+    let hosts = Hosts::new(lab, driver, "nvme-changes")?;
+    let (mut host, mut few) = (hosts.host(HOST)?, hosts.host(FEW)?);
+    let request = listen(&mut host.admin, 1 << 8)?;
+    let unasked = listen(&mut few.admin, 1 << 8)?;
+    let third = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n";
+    let luns = "0 = \"disk\", 4 = \"memory\", 9 = \"third\"";
+    hosts.change(&Change { luns, more: third, ..Change::default() }, "")?;
+    is_told(&mut host.admin, request, NAMESPACES_CHANGED)?;
+    ensure!(log(&mut host.admin, 0x04, 4096)?[..4] == [0xff; 4], "no namespace has changed");
+    ensure!(listed(&mut host.admin)? == [1, 5, 10], "{:?}", listed(&mut host.admin)?);
+    host.write(10, 3, &[1; 512])?;
+    host.write(5, 3, &[1; 512]).context("it may write now")?;
+    // It grows, and both are told.
+    let entry = Entry::new(0x0c, host.admin.cid(), 0);
+    host.admin.send(&crate::nvme::capsule(&entry, &[], Digests::default()))?;
+    hosts.change(&Change { luns, more: third, size: "48M", ..Change::default() }, "")?;
+    is_told(&mut host.admin, entry.cid(), NAMESPACES_CHANGED)?;
+    is_told(&mut few.admin, unasked, NAMESPACES_CHANGED)?;
+    let blocks = identify(&mut few.admin, 0, 1)?;
+    ensure!(blocks[..8] == 98304_u64.to_le_bytes(), "it has {:02x?} blocks", &blocks[..8]);
+    host.write(1, 98303, &[9; 512])?;
+    hosts.change(&Change { size: "48M", ..Change::default() }, "")?;
+    let gone = Entry::new(2, host.io.cid(), 10).blocks(0, 1).moves(TRANSPORT, 512);
+    let status = host.io.call(&gone, &[])?.status;
+    ensure!(status == INVALID_NAMESPACE, "a namespace that went answers {status:03x}h");
+    ensure!(few.read(1, 98303, 1)? == [9; 512], "a host was disturbed for nothing");
+    hosts.house.stop()
+}
+
+fn discovers(lab: &Lab, driver: Driver) -> Result<()> {
+    let hosts = Hosts::new(lab, driver, "nvme-discovers")?;
+    let connect = |host| {
+        let connect = Connect { queue: 0, entries: 32, controller: 0xffff, keep_alive: 0, subsystem: DISCOVERY, host };
+        Host::admin(hosts.portal, &connect, Digests::default()).map(|(conn, _)| conn)
+    };
+    let mut host = connect(HOST)?;
+    let found = |conn: &mut Conn| -> Result<Vec<(String, String)>> {
+        let log = log(conn, 0x70, 8192)?;
+        let text = |field: &[u8]| {
+            let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+            String::from_utf8_lossy(&field[..end]).trim_end().to_owned()
+        };
+        let count = usize::from(log[8]);
+        let records = log[1024..].chunks(1024).take(count);
+        Ok(records.map(|record| (text(&record[256..512]), text(&record[32..64]))).collect())
+    };
+    let port = hosts.portal.port().to_string();
+    let own = (SUBSYSTEM.to_owned(), port.clone());
+    let seen = found(&mut host)?;
+    ensure!(seen.contains(&own) && seen.len() == 2, "a host is told {seen:?}");
+    let request = listen(&mut host, 1 << 31)?;
+    let second = free_port()?;
+    let more = format!(
+        "[portal.more]\naddress = \"{second}\"\nprotocol = \"nvme-tcp\"\ngroup = \"p\"\n\
+         [target.third]\nnqn = \"nqn.2026-01.io.lunar.conform:third\"\nportal-groups = [\"p\"]\n\
+         [group.third]\ntargets = [\"third\"]\ninitiators = [\"{FEW}\"]\nluns = {{ 0 = \"memory\" }}\n"
+    );
+    hosts.change(&Change::default(), &more)?;
+    is_told(&mut host, request, DISCOVERY_CHANGED)?;
+    let seen = found(&mut host)?;
+    ensure!(seen.contains(&(SUBSYSTEM.to_owned(), second.port().to_string())) && seen.len() == 3, "{seen:?}");
+    let seen = found(&mut connect(FEW)?)?;
+    ensure!(seen.len() == 5, "who belongs to a group of the other one is told {seen:?}");
+    // The same volume by the other subsystem, and by the other portal.
+    let mut third = Host::open(second, "nqn.2026-01.io.lunar.conform:third", FEW, Digests::default())?;
+    third.write(1, 5, &[3; 512])?;
+    let mut main = hosts.host(HOST)?;
+    ensure!(main.read(5, 5, 1)? == [3; 512], "a volume in two subsystems is two");
+    hosts.house.stop()
+}
+
+fn ends(lab: &Lab, driver: Driver) -> Result<()> {
+    let hosts = Hosts::new(lab, driver, "nvme-ends")?;
+    let (mut host, mut few) = (hosts.host(HOST)?, hosts.host(FEW)?);
+    let program = lab.built()?.to_str().context("a path that is text")?.to_owned();
+    let socket = hosts.house.folder.join("api.sock").display().to_string();
+    let ask = |words: &[&str]| tool(&program, &[words, &["--socket", &socket]].concat());
+    let shown = ask(&["session", "list"])?;
+    for name in [HOST, FEW, "main", "hosts"] {
+        ensure!(shown.contains(name), "{name} is not listed:\n{shown}");
+    }
+    let is_gone = |conn: &mut Conn| matches!(conn.hear(LIMIT), Ok(Sound::Closed));
+    ask(&["session", "kick", "--initiator", HOST])?;
+    ensure!(is_gone(&mut host.admin) && is_gone(&mut host.io), "a controller that was ended is there");
+    ensure!(few.read(1, 0, 1)?.len() == 512, "another was ended, too");
+    // It comes again, and goes with its group.
+    let mut host = hosts.host(HOST)?;
+    hosts.house.write(&text(&hosts.house, hosts.portal, &Change::default(), "").replace("[\"*\"]", "[\"iqn.*\"]"))?;
+    hosts.house.reload("reloaded")?;
+    ensure!(is_gone(&mut host.admin) && is_gone(&mut host.io), "who may no longer be there stays");
+    let mut session = Session::ready(hosts.house.portal, &Login::to(MAIN, "host"), 0)?;
+    hosts.change(&Change { main: "enabled = false", ..Change::default() }, "")?;
+    ensure!(is_gone(&mut few.admin), "a controller outlives its target");
+    drop(session.ping());
+    until(|| ask(&["session", "list"]).is_ok_and(|shown| !shown.contains(FEW)))?;
+    hosts.house.stop()
+}
+
+fn machine(lab: &Lab, driver: Driver) -> Result<()> {
+    let hosts = Hosts::new(lab, driver, "nvme-vm")?;
+    let socket = hosts.house.folder.join("vm/web");
+    let keys = format!("[vm.web]\ntarget = \"main\"\nsocket = \"{}\"\nmode = \"660\"\n", socket.display());
+    hosts.change(&Change::default(), &keys)?;
+    let program = lab.built()?.to_str().context("a path that is text")?.to_owned();
+    let api = hosts.house.folder.join("api.sock").display().to_string();
+    let status = tool(&program, &["status", "--socket", &api])?;
+    ensure!(status.contains("vfio-user-pci") && status.contains(&socket.display().to_string()), "{status}");
+    let is_closed = |stream: &mut UnixStream| -> Result<bool> {
+        stream.set_read_timeout(Some(LIMIT))?;
+        Ok(stream.read(&mut [0])? == 0)
+    };
+    let list = || tool(&program, &["session", "list", "--json", "--socket", &api]);
+    let is_listed = || list().is_ok_and(|all| all.contains("vfio-user") && all.contains(":vm:web"));
+    let mut client = UnixStream::connect(&socket)?;
+    until(is_listed).context("its controller is not listed")?;
+    tool(&program, &["session", "kick", "--target", "main", "--socket", &api])?;
+    ensure!(is_closed(&mut client)?, "a client that was ended is there");
+    let mut client = UnixStream::connect(&socket).context("it comes again")?;
+    until(is_listed).context("its controller is not listed any more")?;
+    hosts.change(&Change::default(), "")?;
+    ensure!(!socket.exists() && is_closed(&mut client)?, "a machine that went is there");
+    hosts.house.stop()
+}

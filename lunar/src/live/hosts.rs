@@ -1,0 +1,145 @@
+//! What the cores make of a configuration for NVMe: subsystems, ways to them, who sees which volume as which namespace,
+//! and virtual machines. A target that has an NQN is an NVM subsystem; its groups and their maps are those of iSCSI.
+
+use super::Placed;
+use super::shape::{Accesses, Listener, discovery_proofs};
+use crate::cores::Face;
+use crate::volume::identity::own_revision;
+use lunar_control::Checked;
+use lunar_control::model::{Group, Protocol, Target};
+use lunar_control::visibility::group_of_machine;
+use lunar_iscsi::directory as iscsi;
+use lunar_nvme::controller::CONTROLLERS_MAX;
+use lunar_nvme::directory::{Directory, Entry, Portal, Way};
+use lunar_nvme::{Mapping, NamespaceMap, Tenant};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Hexadecimal digits of a serial number, as many as its field has characters.
+const SERIAL_DIGITS: usize = 20;
+/// Model number of all subsystems.
+const MODEL: &str = "LUNAR VOLUME";
+
+/// Maps by their names, as the cores have them: those of groups, and one for each virtual machine.
+pub(super) type NamespaceMaps = BTreeMap<Arc<str>, NamespaceMap>;
+
+/// A virtual machine that is served.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Machine {
+    /// What it is called.
+    pub(super) name: String,
+    /// As whom it comes, and what it sees.
+    pub(super) tenant: Tenant,
+    /// The group that it belongs to.
+    pub(super) group: Option<String>,
+}
+
+/// Whether a target is reached over NVMe, and as what.
+fn subsystem(target: &Target) -> Option<&str> {
+    let is_here = target.enabled && target.moved_to.is_none();
+    target.nqn.as_ref().filter(|_| is_here).map(|nqn| nqn.as_str())
+}
+
+/// The tags of the portal groups of a target.
+fn tags(wanted: &Checked, target: &Target) -> BTreeSet<u16> {
+    let groups = target.portal_groups.names().filter_map(|name| wanted.config.portal_groups.get(name));
+    groups.map(|group| group.tag.get() as u16).collect()
+}
+
+/// A serial number that stays with a name.
+fn serial(nqn: &str) -> String {
+    let digits: String = Sha256::digest(nqn.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+    digits[..SERIAL_DIGITS].to_owned()
+}
+
+/// What NVM subsystems there are, with the portals as they are listened at.
+///
+/// # Errors
+/// What would not protect, in words.
+pub(super) fn directory(
+    wanted: &Checked,
+    accesses: &Accesses,
+    listeners: &BTreeMap<String, Listener>,
+) -> Result<Directory, String> {
+    let entry = |(name, target): (&String, &Target)| {
+        let nqn = subsystem(target)?;
+        Some(Entry {
+            nqn: nqn.into(),
+            serial: serial(nqn),
+            model: MODEL.to_owned(),
+            firmware: own_revision(),
+            groups: Some(tags(wanted, target)),
+            access: accesses.get(name)?.clone(),
+            controllers_max: target.sessions.map_or(CONTROLLERS_MAX, |most| most.get() as usize),
+        })
+    };
+    let portals = wanted.config.portals.iter().filter(|(_, portal)| portal.protocol == Protocol::NvmeTcp);
+    let portals = portals.filter_map(|(name, portal)| {
+        let (listener, group) = (listeners.get(name)?, wanted.config.portal_groups.get(portal.group.name())?);
+        let own = Some(listener.address).filter(|address| !address.ip().is_unspecified());
+        Some(Portal { id: listener.id, group: group.tag.get() as u16, address: portal.advertise().or(own) })
+    });
+    let entries = wanted.config.targets.iter().filter_map(entry).collect();
+    Directory::new(entries, discovery_proofs(wanted), Some(portals.collect())).map_err(|why| why.to_string())
+}
+
+/// By which way those come in who call at each portal, by the number of its listener.
+#[must_use]
+pub(super) fn faces(wanted: &Checked, listeners: &BTreeMap<String, Listener>) -> BTreeMap<u32, Face> {
+    let face = |(name, portal): (&String, &lunar_control::model::Portal)| {
+        let (listener, group) = (listeners.get(name)?, wanted.config.portal_groups.get(portal.group.name())?);
+        let (portal_id, group) = (listener.id, group.tag.get() as u16);
+        Some(match portal.protocol {
+            Protocol::Iscsi => (portal_id, Face::Iscsi(iscsi::Way { portal: portal_id, group })),
+            Protocol::NvmeTcp => (portal_id, Face::Nvme(Way { portal: portal_id, group })),
+        })
+    };
+    wanted.config.portals.iter().filter_map(face).collect()
+}
+
+/// What a group sees over NVMe.
+fn namespaces(group: &Group, volumes: &BTreeMap<String, Placed>) -> NamespaceMap {
+    NamespaceMap::new(group.luns.0.iter().filter_map(|(number, lun)| {
+        let unit = volumes.get(lun.volume.name())?.unit;
+        Some((lun.namespace_of(*number)?, Mapping { unit, read_only: lun.read_only }))
+    }))
+}
+
+/// The name of a virtual machine's own map: no group is called so.
+fn map_of(machine: &str) -> Arc<str> {
+    format!("vm/{machine}").into()
+}
+
+/// What each group, and each virtual machine, sees.
+#[must_use]
+pub(super) fn maps(wanted: &Checked, volumes: &BTreeMap<String, Placed>) -> NamespaceMaps {
+    let groups = wanted.config.groups.iter();
+    let groups = groups.map(|(name, group)| (Arc::from(name.as_str()), namespaces(group, volumes)));
+    let machines = wanted.config.vms.keys().map(|name| {
+        let group = group_of_machine(&wanted.config, name);
+        (map_of(name), group.map(|(_, group)| namespaces(group, volumes)).unwrap_or_default())
+    });
+    groups.chain(machines).collect()
+}
+
+/// The virtual machines, by their sockets. One whose target is not here now keeps its socket, and nobody is let in.
+#[must_use]
+pub(super) fn machines(wanted: &Checked, runtime: &Path) -> BTreeMap<PathBuf, Machine> {
+    let config = &wanted.config;
+    let machine = |(name, vm): (&String, &lunar_control::model::Vm)| {
+        let path = vm.socket(name, runtime);
+        let group = vm.portal_group.as_ref().and_then(|group| config.portal_groups.get(group.name()));
+        let tenant = Tenant {
+            host: vm.host(name).into(),
+            subsystem: config.targets.get(vm.target.name()).and_then(subsystem).unwrap_or_default().into(),
+            map: Some(map_of(name)),
+            group: group.map_or(0, |group| group.tag.get() as u16),
+            address: path.display().to_string(),
+        };
+        let group = group_of_machine(config, name).map(|(name, _)| name.to_owned());
+        (path, Machine { name: name.clone(), tenant, group })
+    };
+    config.vms.iter().map(machine).collect()
+}

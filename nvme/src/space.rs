@@ -1,0 +1,207 @@
+//! The units of a core, and the maps by which hosts see them: a namespace is a unit under an identifier.
+
+use crate::namespace::{NAMESPACES_MAX, Namespace};
+use lunar_core::unit::UnitId;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What a namespace identifier means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    /// The unit.
+    pub unit: UnitId,
+    /// Whether hosts may only read it.
+    pub read_only: bool,
+}
+
+/// What namespace identifiers mean to some hosts.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct NamespaceMap(BTreeMap<u32, Mapping>);
+
+impl NamespaceMap {
+    /// A map of these; identifiers that cannot be are left out.
+    #[must_use]
+    pub fn new(all: impl IntoIterator<Item = (u32, Mapping)>) -> Self {
+        Self(all.into_iter().filter(|(id, _)| (1..=NAMESPACES_MAX).contains(id)).collect())
+    }
+
+    /// All of them, in ascending order.
+    pub fn namespaces(&self) -> impl Iterator<Item = (u32, Mapping)> + '_ {
+        self.0.iter().map(|(id, mapping)| (*id, *mapping))
+    }
+
+    /// Identifiers that mean one thing here and another, or nothing, there.
+    fn differs(&self, other: &Self) -> Vec<u32> {
+        let changed = |(id, to): (&u32, &Mapping)| (other.0.get(id) != Some(to)).then_some(*id);
+        let mut ids: Vec<u32> = self.0.iter().filter_map(changed).collect();
+        ids.extend(other.0.keys().filter(|id| !self.0.contains_key(id)));
+        ids
+    }
+}
+
+/// The units of a core, and the maps.
+#[derive(Default)]
+pub(crate) struct Space {
+    units: RefCell<BTreeMap<UnitId, Rc<Namespace>>>,
+    maps: RefCell<BTreeMap<Arc<str>, Rc<NamespaceMap>>>,
+    /// What those see who are not behind a map.
+    whole: RefCell<Rc<NamespaceMap>>,
+}
+
+impl Space {
+    /// What is seen behind the map of this name, or behind none.
+    pub(crate) fn map(&self, name: Option<&str>) -> Rc<NamespaceMap> {
+        match name {
+            None => self.whole.borrow().clone(),
+            Some(name) => self.maps.borrow().get(name).cloned().unwrap_or_default(),
+        }
+    }
+
+    /// The unit that has this identifier behind a map, and whether it may only be read.
+    pub(crate) fn find(&self, map: Option<&str>, id: u32) -> Option<(Rc<Namespace>, bool)> {
+        let mapping = *self.map(map).0.get(&id)?;
+        Some((self.unit(mapping.unit)?, mapping.read_only))
+    }
+
+    /// This core's view of a unit.
+    pub(crate) fn unit(&self, unit: UnitId) -> Option<Rc<Namespace>> {
+        self.units.borrow().get(&unit).cloned()
+    }
+
+    /// The identifiers that a unit has behind a map.
+    pub(crate) fn ids_of(&self, map: Option<&str>, unit: UnitId) -> Vec<u32> {
+        self.map(map).namespaces().filter(|(_, to)| to.unit == unit).map(|(id, _)| id).collect()
+    }
+
+    pub(crate) fn add(&self, namespace: Rc<Namespace>) {
+        let old = self.units.borrow_mut().insert(namespace.unit.id, namespace.clone());
+        if let Some(old) = old {
+            namespace.take_access(&old);
+        }
+    }
+
+    pub(crate) fn remove(&self, unit: UnitId) {
+        self.units.borrow_mut().remove(&unit);
+    }
+
+    /// Shows a unit to those who are not behind a map.
+    pub(crate) fn show(&self, id: u32, unit: UnitId) {
+        let mut whole = NamespaceMap::clone(&self.whole.borrow());
+        whole.0.insert(id, Mapping { unit, read_only: false });
+        *self.whole.borrow_mut() = Rc::new(whole);
+    }
+
+    /// Puts a map in force; returns the identifiers that mean something else now.
+    pub(crate) fn set_map(&self, name: &Arc<str>, map: NamespaceMap) -> Vec<u32> {
+        let map = Rc::new(map);
+        let old = self.maps.borrow_mut().insert(name.clone(), map.clone()).unwrap_or_default();
+        map.differs(&old)
+    }
+
+    pub(crate) fn forget_map(&self, name: &str) {
+        self.maps.borrow_mut().remove(name);
+    }
+
+    /// The maps.
+    pub(crate) fn maps(&self) -> Vec<(Arc<str>, Rc<NamespaceMap>)> {
+        self.maps.borrow().iter().map(|(name, map)| (name.clone(), map.clone())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::Status;
+    use crate::fuzzing::{Rig, at_once, entry};
+    use crate::namespace::Access;
+    use crate::queue::Queue;
+    use lunar_core::access::{Group, Proofs};
+    use std::future::ready;
+
+    const UNITS: [UnitId; 2] = [UnitId(0), UnitId(1)];
+
+    fn map(all: &[(u32, UnitId, bool)]) -> NamespaceMap {
+        NamespaceMap::new(all.iter().map(|(id, unit, read_only)| (*id, Mapping { unit: *unit, read_only: *read_only })))
+    }
+
+    fn set(rig: &Rig, all: &[(u32, UnitId, bool)]) {
+        at_once(rig.subsystem.set_map(&"few".into(), map(all), ready(())));
+    }
+
+    /// A rig, and a host behind a map that shows the second unit as namespace 7, to be read only.
+    fn behind() -> (Rig, [Rc<Queue>; 2]) {
+        let rig = Rig::default();
+        set(&rig, &[(7, UNITS[1], true)]);
+        rig.let_in(vec![Group { map: Some("few".into()), ..Group::everybody() }], Proofs::default());
+        let host = rig.host(9);
+        (rig, host)
+    }
+
+    fn listed(rig: &Rig, admin: &Rc<Queue>) -> Vec<u8> {
+        let list = rig.run(admin, &entry(0x06, 0, &[2]), &[]).data;
+        list.chunks(4).map(|id| id[0]).take_while(|id| *id > 0).collect()
+    }
+
+    #[test]
+    fn a_host_sees_what_its_map_shows_and_nothing_else() {
+        let (rig, [admin, io]) = behind();
+        let read = |id: u32| rig.run(&io, &entry(2, id, &[0, 0, 0]), &[]).status;
+        assert_eq!(
+            (read(7), read(1), read(2)),
+            (Status::SUCCESS, Status::INVALID_NAMESPACE, Status::INVALID_NAMESPACE)
+        );
+        let write = |queue, id: u32| rig.run(queue, &entry(1, id, &[0, 0, 0]), &[1; 512]).status;
+        assert_eq!((write(&io, 7), write(&rig.io, 2)), (Status::WRITE_PROTECTED, Status::SUCCESS), "others may write");
+        assert_eq!((listed(&rig, &admin), listed(&rig, &rig.admin)), (vec![7], vec![1, 2]));
+        let page = rig.run(&admin, &entry(0x06, 7, &[0]), &[]).data;
+        assert_eq!((page[92], page[99], page[104]), (7, 1, rig.run(&rig.admin, &entry(0x06, 2, &[0]), &[]).data[104]));
+        assert_eq!(rig.run(&admin, &entry(0x06, 1, &[0]), &[]).data, [0; 4096], "not shown");
+        assert_eq!(rig.run(&admin, &entry(0x06, 1, &[3]), &[]).status, Status::INVALID_NAMESPACE);
+        let access = rig.run(&admin, &entry(0x02, 0, &[0x0c | 13 << 16]), &[]).data;
+        assert_eq!((access[8], access[16], access[48]), (1, 7, 7));
+        assert_eq!(rig.run(&admin, &entry(0x80, u32::MAX, &[0]), &[]).status, Status::WRITE_PROTECTED);
+        // Copy of a namespace that is not shown, in format 2.
+        let mut list = [0; 64];
+        list[..4].copy_from_slice(&1_u32.to_le_bytes());
+        assert_eq!(rig.run(&io, &entry(0x19, 7, &[0, 0, 2 << 8]), &list).status, Status::WRITE_PROTECTED);
+    }
+
+    #[test]
+    fn what_a_map_means_changes_under_hosts_that_are_there() {
+        let (rig, [admin, io]) = behind();
+        assert_eq!(rig.run(&admin, &entry(0x09, 0, &[0x0b, 1 << 8]), &[]).status, Status::SUCCESS);
+        assert!(rig.run(&admin, &entry(0x0c, 0, &[]), &[]).parked);
+        let before = rig.run(&io, &entry(2, 7, &[0, 0, 0]), &[]).data;
+        rig.memories[0].with(|bytes| bytes[..512].fill(3));
+        set(&rig, &[(7, UNITS[0], false), (8, UNITS[1], false)]);
+        let after = rig.run(&io, &entry(2, 7, &[0, 0, 0]), &[]).data;
+        assert_eq!((before[0], after[0]), (0, 3));
+        assert_eq!(listed(&rig, &admin), [7, 8]);
+        rig.subsystem.tell_namespaces(&["other".into()].into(), &[]);
+        rig.subsystem.tell_namespaces(&["few".into()].into(), &[UNITS[0]]);
+        assert_eq!(at_once(admin.controller.event()), (0, Status::SUCCESS, 0x04_0002));
+        assert_eq!(rig.run(&admin, &entry(0x02, 0, &[0x04 | 15 << 16]), &[]).data[..4], [0xff; 4]);
+        rig.subsystem.set_access(UNITS[1], 3, Access::INACCESSIBLE);
+        assert_eq!(rig.run(&io, &entry(2, 8, &[0, 0, 0]), &[]).status, Status::SUCCESS, "by another group");
+        rig.subsystem.forget_map("few");
+        rig.subsystem.remove_unit(UNITS[0]);
+        assert_eq!(rig.run(&io, &entry(2, 7, &[0, 0, 0]), &[]).status, Status::INVALID_NAMESPACE);
+    }
+
+    #[test]
+    fn who_may_no_longer_be_there_goes() {
+        let (rig, [admin, _io]) = behind();
+        let is_over = || (rig.admin.controller.is_over(), admin.controller.is_over());
+        let review = || rig.subsystem.config().controllers.review(&rig.board.directory(), |_| false);
+        review();
+        assert_eq!(is_over(), (false, false), "both belong to the group of this name");
+        rig.let_in(vec![Group { name: "others".into(), ..Group::everybody() }], Proofs::default());
+        review();
+        assert_eq!(is_over(), (true, true));
+        let (rig, [admin, _io]) = behind();
+        rig.subsystem.config().controllers.review(&rig.board.directory(), |one| one.standing.map.is_some());
+        assert_eq!((rig.admin.controller.is_over(), admin.controller.is_over()), (false, true));
+    }
+}
