@@ -14,7 +14,6 @@ pub use listening::{Listening, why_not};
 use crate::cores::{Face, Letter, Order};
 use crate::proofs;
 use anyhow::{Context, Result, anyhow};
-use lunar_core::access::Access;
 use lunar_core::stats::Stats;
 use lunar_iscsi::directory::Directory;
 use lunar_iscsi::guard::Guard;

@@ -6,6 +6,8 @@ use lunar_core::outgoing::{Data, Moves};
 use lunar_host::bringup::{Answer, Bringup, Next};
 use lunar_host::command::{self, ANY_CONTROLLER, Connect};
 use lunar_host::queue::{ADMIN_IN_CAPSULE, Event, Offer, Queue};
+use lunar_nvme::auth::host::{Host, RANDOM};
+use lunar_nvme::auth::key::Key;
 use lunar_nvme::auth::psk::ChannelKey;
 use lunar_nvme::{Sqe, Status};
 use openssl::ssl::{Ssl, SslContext, SslMethod, SslStream, SslVersion};
@@ -19,6 +21,9 @@ const NQN: &str = "nqn.2026-01.io.lunar:test";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:5a3c1e7e-6a2b-4f00-8b6e-0d4c7b1f2a90";
 const OTHER: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000001";
 const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+const HOST_KEY: &str = "DHHC-1:01:J0qR2WNHWlQcsHLbbnAJ90qQOCgwxh9SLRo7BIMIUsGJ8cUH:";
+const OWN_KEY: &str = "\
+    DHHC-1:03:vKvj8txAGbr1zAhiWuCqWfhElTMBuJNmbSLYzq5peMFgkVsb8mFFZA+ph2YOyBiutoSkY3L1lG7sf2IFAmhJ7neiVrc=:";
 /// Nothing here takes as long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -30,17 +35,26 @@ struct Rig {
 }
 
 impl Rig {
-    /// One that has a key for the host.
-    fn new() -> Self {
+    /// One to which the host comes by a secure channel.
+    fn secure() -> Self {
+        Self::new("--tls-key", &[KEY])
+    }
+
+    /// One that has these keys for the host.
+    fn new(option: &str, keys: &[&str]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("lunar-serve-{}-{count}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
-        let key = folder.join("key");
-        let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&key);
-        file.expect("a file").write_all(KEY.as_bytes()).expect("room");
-        let tls_key = format!("{HOST}={}", key.display());
-        let line = ["lunar", "serve", "ram:16M", "--nvme", "127.0.0.1:0", "--nqn", NQN, "--tls-key", &tls_key];
+        let write = |(at, key): (usize, &&str)| {
+            let path = folder.join(format!("key{at}"));
+            let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+            file.expect("a file").write_all(key.as_bytes()).expect("room");
+            path.display().to_string()
+        };
+        let files: Vec<String> = keys.iter().enumerate().map(write).collect();
+        let keys = format!("{HOST}={}", files.join(","));
+        let line = ["lunar", "serve", "ram:16M", "--nvme", "127.0.0.1:0", "--nqn", NQN, option, &keys];
         let how = ["--cores", "2", "--memory", "8", "--driver", "epoll", "--drain", "0"];
         let Cli { command } = Cli::try_parse_from(line.into_iter().chain(how)).expect("a command line");
         let Command::Serve(serve) = command else { panic!("it says serve") };
@@ -96,6 +110,16 @@ struct Wire<S> {
 
 impl<S: Read + Write> Wire<S> {
     fn open(stream: S, queue: u16, controller: u16, host: &str, in_capsule: u32) -> Result<(Self, u16), String> {
+        Self::open_with(stream, queue, controller, (host, None), in_capsule)
+    }
+
+    fn open_with(
+        stream: S,
+        queue: u16,
+        controller: u16,
+        (host, proof): (&str, Option<Host>),
+        in_capsule: u32,
+    ) -> Result<(Self, u16), String> {
         let connect = Connect {
             queue,
             entries: 32,
@@ -107,7 +131,9 @@ impl<S: Read + Write> Wire<S> {
             host_id: [7; 16],
         };
         let offer = Offer { header_digest: true, data_digest: true, in_capsule };
-        let mut wire = Self { stream, queue: Queue::new(offer, connect) };
+        let queue = Queue::new(offer, connect);
+        let queue = if let Some(proof) = proof { queue.with_proof(proof) } else { queue };
+        let mut wire = Self { stream, queue };
         let mut found = None;
         while found.is_none() {
             wire.turn(&mut |event| {
@@ -166,7 +192,7 @@ fn bring_up<S: Read + Write>(admin: &mut Wire<S>) -> lunar_host::bringup::Info {
 
 #[test]
 fn a_host_reads_and_writes_by_secure_channels() {
-    let rig = Rig::new();
+    let rig = Rig::secure();
     let stream = rig.secure(KEY, HOST).expect("a channel");
     let (mut admin, id) = Wire::open(stream, 0, ANY_CONTROLLER, HOST, ADMIN_IN_CAPSULE).expect("an admin queue");
     let info = bring_up(&mut admin);
@@ -192,7 +218,7 @@ fn a_host_reads_and_writes_by_secure_channels() {
 
 #[test]
 fn who_has_to_come_by_a_secure_channel_comes_by_no_other_way() {
-    let rig = Rig::new();
+    let rig = Rig::secure();
     let refused = |result: Result<(Wire<SslStream<TcpStream>>, u16), String>| result.err().expect("it is refused");
     let plain = Wire::open(rig.call(), 0, ANY_CONTROLLER, HOST, ADMIN_IN_CAPSULE).err();
     assert!(plain.is_some_and(|why| why.contains("CONNECT_HOST")), "without one");
@@ -202,5 +228,40 @@ fn who_has_to_come_by_a_secure_channel_comes_by_no_other_way() {
     let wrong = "NVMeTLSkey-1:01:EBESExQVFhcYGRobHB0eHyAhIiMkJSYnKCkqKywtLi9A/ow7:";
     for (key, host) in [(KEY, OTHER), (wrong, HOST)] {
         assert!(rig.secure(key, host).is_err(), "{host}");
+    }
+}
+
+/// What the host knows, and what it wants the subsystem to know.
+fn proof(key: &str, other: Option<&str>) -> Host {
+    let parse = |text: &str| Key::parse(text.as_bytes()).expect("a key");
+    Host {
+        name: HOST.to_owned(),
+        subsystem: NQN.to_owned(),
+        key: parse(key),
+        other: other.map(parse),
+        transaction: 7,
+        random: [0x5a; RANDOM],
+    }
+}
+
+#[test]
+fn our_own_host_proves_its_name_and_has_the_subsystem_prove_its() {
+    let rig = Rig::new("--host-key", &[HOST_KEY, OWN_KEY]);
+    let open = |queue, controller, proof: Option<Host>| {
+        Wire::open_with(rig.call(), queue, controller, (HOST, proof), ADMIN_IN_CAPSULE)
+    };
+    let refused = |proof| open(0, ANY_CONTROLLER, proof).err().expect("it is refused");
+    assert!(refused(None).contains("has no key"));
+    assert!(refused(Some(proof(OWN_KEY, None))).contains("FAILED"));
+    assert!(refused(Some(proof(HOST_KEY, Some(HOST_KEY)))).contains("cannot prove"));
+    for other in [None, Some(OWN_KEY)] {
+        let (mut admin, id) = open(0, ANY_CONTROLLER, Some(proof(HOST_KEY, other))).expect("an admin queue");
+        let info = bring_up(&mut admin);
+        assert_eq!(info.blocks, 32768);
+        // Each queue proves for itself.
+        assert!(open(1, id, None).err().is_some_and(|why| why.contains("has no key")));
+        let (mut io, _) = open(1, id, Some(proof(HOST_KEY, other))).expect("a queue");
+        let read = io.call(command::read(1, 0, 8, false), Moves::In(4096));
+        assert_eq!((read.status, read.data.len()), (Status::SUCCESS, 4096));
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::fuzzing::{HOST_NQN, NQN, Rig, caller, connect_data, connect_sqe};
-use lunar_core::access::{Access, Account, Group, Pattern, Proofs, Secret};
+use lunar_core::access::{Account, Group, Pattern, Proofs, Secret};
 
 fn connect(rig: &Rig, queue: u16, entries: u16, data: &ConnectData) -> Result<(Rc<Queue>, u32), Refusal> {
     let command = Command { sqe: connect_sqe(queue, entries), sent: 1024, room: 0 };

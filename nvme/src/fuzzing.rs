@@ -375,8 +375,16 @@ pub fn with_users(users: &[(&str, &str)]) -> Access {
 /// When it is none.
 #[must_use]
 pub fn prover(key: &str) -> Host {
+    /// Of the challenge of the host, and its number.
+    const BEHIND: [u8; 68] = {
+        let mut bytes = [0x3c; 68];
+        [bytes[64], bytes[65], bytes[66], bytes[67]] = 0x0001_0002_u32.to_le_bytes();
+        bytes
+    };
     let key = Key::parse(key.as_bytes()).expect("a key");
-    Host { name: HOST_NQN.into(), subsystem: NQN.into(), key, other: None, transaction: 0x1234, random: [0x77; RANDOM] }
+    let mut random = [0x77; RANDOM];
+    random[RANDOM - BEHIND.len()..].copy_from_slice(&BEHIND);
+    Host { name: HOST_NQN.into(), subsystem: NQN.into(), key, other: None, transaction: 0x1234, random }
 }
 
 /// The entry of Authentication Send, or Receive, of so many bytes.

@@ -5,7 +5,6 @@ use super::exchange::{Party, Proven, RANDOM, Terms};
 use super::key::Key;
 use super::psk::{self, ChannelKey};
 use super::wire::Why;
-use crate::command::Status;
 use crate::connect::DISCOVERY_NQN;
 use crate::controller::Kind;
 use crate::directory::Board;
@@ -75,8 +74,6 @@ pub enum Reason {
     Protocol(Why),
     /// It does not believe us, or has given up.
     Doubts(Why),
-    /// Another, as it was told.
-    Status(Status),
 }
 
 impl fmt::Display for Reason {
@@ -90,7 +87,6 @@ impl fmt::Display for Reason {
             Self::TooMany => f.write_str("too many failures from there"),
             Self::Protocol(why) => write!(f, "{why:?}"),
             Self::Doubts(why) => write!(f, "the host gives up: {why:?}"),
-            Self::Status(status) => write!(f, "{status:?}"),
         }
     }
 }

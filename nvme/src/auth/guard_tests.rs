@@ -1,6 +1,7 @@
 use super::*;
 use crate::auth::Outside;
-use crate::auth::host::{Host, RANDOM};
+use crate::auth::host::Host;
+use crate::command::Status;
 use crate::fuzzing::{
     HOST_KEY, HOST_NQN, NQN, OWN_KEY, Rig, SOURCE, auth_sqe, entry, prover, subsystem_entry, with_users,
 };

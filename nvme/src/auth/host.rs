@@ -4,11 +4,12 @@ use super::group::{Group, Private, RANDOM as PRIVATE};
 use super::hash::{DIGEST_MAX, Hash};
 use super::key::Key;
 use super::wire::{Challenge, DH_HMAC_CHAP, Head, Kind, Negotiate, Protocol, Reply, Success1};
+use std::fmt;
 use subtle::ConstantTimeEq;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// A host that proves its name.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Host {
     /// Its NQN.
     pub name: String,
@@ -22,6 +23,12 @@ pub struct Host {
     pub transaction: u16,
     /// What nobody may guess.
     pub random: Random,
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Host({})", self.name)
+    }
 }
 
 /// Random bytes that an exchange takes: for the private value, the challenge and its number.
