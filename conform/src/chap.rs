@@ -71,7 +71,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     Ok(())
 }
 
-fn secret_file(lab: &Lab, (name, secret): (&str, &str)) -> Result<String> {
+pub(crate) fn secret_file(lab: &Lab, (name, secret): (&str, &str)) -> Result<String> {
     use std::os::unix::fs::OpenOptionsExt;
     let path: PathBuf = lab.fresh(&format!("secret-{name}"))?;
     let mut file = std::fs::File::options().create(true).truncate(true).write(true).mode(0o600).open(&path)?;

@@ -92,6 +92,8 @@ enum Part {
     Guest,
     /// The same with nvme-cli
     Nvme,
+    /// A newer kernel, if need be, that proves its name to NVMe subsystems
+    Proofs,
     /// The same with blktests' group nvme, if LUNAR_BLKTESTS names a checkout of it
     Blktests,
     /// The same with systemd: the commands of the five-minute page, and what an operator does
@@ -151,7 +153,10 @@ fn run(arguments: Arguments) -> Result<bool> {
             if wanted(&Part::Vm) {
                 all_drivers(Part::Vm);
             }
-            // Nothing there depends on the driver.
+            // Nothing in these depends on the driver.
+            if let (true, Some(driver)) = (wanted(&Part::Proofs), drivers.first()) {
+                one(&lab, Part::Proofs, *driver, true);
+            }
             if let (true, Some(driver)) = (wanted(&Part::Blktests), drivers.first()) {
                 one(&lab, Part::Blktests, *driver, true);
             }
@@ -176,6 +181,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
         Part::Guest => guest::part(lab, driver),
         Part::Nvme => guest::nvme_part(lab, driver),
+        Part::Proofs => guest::proofs(lab, driver),
         Part::Blktests => guest::blktests(lab, driver),
         Part::Vm => guest::machine(lab, driver),
         Part::Paths => guest::paths(lab, driver),

@@ -2,6 +2,12 @@
 //!
 //! One value says it all. A host belongs to the first [`Group`] that fits its name and its address; whoever fits none
 //! is not let in, and is shown nothing.
+//!
+//! * [`throttle`]: who fails waits longer and longer; nobody is locked out
+//! * [`audit`]: how much of those who are refused is written
+
+pub mod audit;
+pub mod throttle;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -206,6 +212,8 @@ pub struct Group {
     pub sources: Vec<Network>,
     /// Their proofs.
     pub proofs: Proofs,
+    /// What they open a secure channel with, where a transport has those; without, they come without one.
+    pub channel: Option<Secret>,
     /// The name of the map that says which units they see; without, they see all.
     pub map: Option<Arc<str>>,
 }
@@ -219,6 +227,7 @@ impl Group {
             hosts: vec![Pattern::new("*")],
             sources: Vec::new(),
             proofs: Proofs::default(),
+            channel: None,
             map: None,
         }
     }
@@ -283,6 +292,12 @@ impl Access {
     #[must_use]
     pub fn group(&self, host: &str, source: IpAddr) -> Option<&Arc<Group>> {
         self.groups.iter().find(|group| group.fits(host, source))
+    }
+
+    /// What hosts of this name, in lower case, may open secure channels with, wherever they come from.
+    pub fn channels(&self, host: &str) -> impl Iterator<Item = &Secret> {
+        let named = self.groups.iter().filter(move |group| group.hosts.iter().any(|pattern| pattern.fits(host)));
+        named.filter_map(|group| group.channel.as_ref())
     }
 
     /// What is asked of those who only ask what there is.

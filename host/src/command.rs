@@ -46,6 +46,8 @@ mod fabrics {
     pub(super) const PROPERTY_SET: u32 = 0x00;
     pub(super) const CONNECT: u32 = 0x01;
     pub(super) const PROPERTY_GET: u32 = 0x04;
+    pub(super) const AUTHENTICATION_SEND: u32 = 0x05;
+    pub(super) const AUTHENTICATION_RECEIVE: u32 = 0x06;
 }
 
 /// Dword 12 of reads and writes: force unit access.
@@ -147,6 +149,21 @@ pub fn property_get(offset: u32, eight: bool) -> Sqe {
 #[must_use]
 pub fn property_set(offset: u32, value: u32) -> Sqe {
     with(FABRICS, fabrics::PROPERTY_SET, &[0, offset, value])
+}
+
+/// Dword 10: NVMe's own security protocol, and the one value of what is specific to it.
+const AUTHENTICATION: u32 = 0xe901_0100;
+
+/// Authentication Send, of so many bytes.
+#[must_use]
+pub fn authentication_send(bytes: u32) -> Sqe {
+    with(FABRICS, fabrics::AUTHENTICATION_SEND, &[AUTHENTICATION, bytes])
+}
+
+/// Authentication Receive, with room for so many bytes.
+#[must_use]
+pub fn authentication_receive(bytes: u32) -> Sqe {
+    with(FABRICS, fabrics::AUTHENTICATION_RECEIVE, &[AUTHENTICATION, bytes])
 }
 
 /// What a Fabrics command does with a property, which is a register of a controller in memory.

@@ -4,6 +4,7 @@
 //! * [`rings`]: a queue in memory: entries and doorbells
 //! * [`vfio`]: how memory comes to be shared with a controller of vfio-user, and its registers are accessed
 //! * [`command`]: the entries of commands that hosts need
+//! * `proof`: how a host proves its name
 //! * [`bringup`]: from an admin queue to a controller that serves a namespace
 //! * [`discovery`]: what a discovery service says
 //! * [`fuzzing`]: what fuzzers call
@@ -14,12 +15,14 @@ pub mod discovery;
 mod frame;
 pub mod fuzzing;
 mod output;
+mod proof;
 pub mod queue;
 pub mod rings;
 mod task;
 pub mod vfio;
 
 use lunar_nvme::Status;
+use lunar_nvme::auth::wire::Why;
 use lunar_nvme_tcp::wire::FatalStatus;
 use lunar_vfio_user::wire::{Code, Errno};
 use std::fmt;
@@ -41,6 +44,12 @@ pub enum Error {
     Connect(Status, u32),
     /// A command that the host cannot do without was refused.
     Refused(&'static str, Status),
+    /// The host has to prove its name, and has no key.
+    NoKey,
+    /// The subsystem does not believe that the host is who it says.
+    Disbelieved(Why),
+    /// The subsystem cannot prove its own name.
+    Doubts,
     /// What the controller says of itself, or of a namespace, cannot be.
     Nonsense(&'static str),
     /// The controller does not have this namespace.
@@ -59,6 +68,9 @@ impl fmt::Display for Error {
             Self::Digests => f.write_str("the controller does not have the digests that were asked for"),
             Self::Connect(status, result) => write!(f, "Connect was refused: {status:?} ({result:#x})"),
             Self::Refused(what, status) => write!(f, "{what} was refused: {status:?}"),
+            Self::NoKey => f.write_str("the host has to prove its name, and has no key"),
+            Self::Disbelieved(why) => write!(f, "the host's proof of its name was refused: {why:?}"),
+            Self::Doubts => f.write_str("the subsystem cannot prove its name: it has another key, or is another"),
             Self::Nonsense(what) => write!(f, "the controller says nonsense: {what}"),
             Self::NoNamespace(id) => write!(f, "the controller does not have namespace {id}"),
             Self::Errno(code, errno) => write!(f, "{code:?} was refused: {errno:?}"),

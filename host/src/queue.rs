@@ -9,8 +9,10 @@ use crate::Error;
 use crate::command::Connect;
 use crate::frame::{Framer, Framing, Sink};
 use crate::output::Output;
+use crate::proof::Proving;
 use crate::task::{Kind, TASKS_MAX, Task, Tasks};
 use lunar_core::outgoing::{Data, Moves, Outgoing};
+use lunar_nvme::auth::host::Host;
 use lunar_nvme::{Sqe, Status};
 use lunar_nvme_tcp::wire::{
     C2hData, CapsuleCmd, CapsuleResp, DATA_DIGEST, FatalStatus, H2cData, HEADER_DIGEST, IcReq, IcResp, LAST, Pdu,
@@ -27,6 +29,8 @@ const BY_LIST: u8 = 0x40;
 /// Descriptor types: at an offset of the capsule; by the transport.
 const AT_OFFSET: u8 = 0x01;
 const BY_TRANSPORT: u8 = 0x5a;
+/// Dword 0 of Connect's completion: the host has to prove its name (AUTHREQ).
+const PROVES: u32 = 0x03 << 16;
 /// Status of a completion: do not retry.
 const DO_NOT_RETRY: u16 = 0x4000;
 
@@ -97,6 +101,8 @@ pub struct Queue {
 enum Phase {
     Initializing,
     Connecting,
+    /// The host proves its name.
+    Proving,
     Live,
 }
 
@@ -108,6 +114,9 @@ struct Core {
     tasks: Tasks,
     output: Output,
     h2c_data_max: u32,
+    controller: u16,
+    /// How the host proves its name, and the message that is coming.
+    proof: Option<Box<(Proving, Vec<u8>)>>,
 }
 
 impl Queue {
@@ -119,8 +128,16 @@ impl Queue {
             if offer.header_digest { HEADER_DIGEST } else { 0 } | if offer.data_digest { DATA_DIGEST } else { 0 };
         output.raw(IcReq { digests, ..IcReq::blank(0) }.as_bytes());
         let (phase, tasks) = (Phase::Initializing, Tasks::default());
-        let core = Core { phase, offer, connect, tasks, output, h2c_data_max: H2C_DATA_MIN };
+        let h2c_data_max = H2C_DATA_MIN;
+        let core = Core { phase, offer, connect, tasks, output, h2c_data_max, controller: 0, proof: None };
         Self { framer: Framer::default(), core }
+    }
+
+    /// The same, of a host that can prove its name; if it has to, it does that before the queue is there.
+    #[must_use]
+    pub fn with_proof(mut self, host: Host) -> Self {
+        self.core.proof = Some(Box::new((Proving::new(host), Vec::new())));
+        self
     }
 
     /// Bytes of one H2CData PDU at most, as the controller said.
@@ -186,6 +203,10 @@ impl<F: FnMut(Event<'_>)> Sink for Feed<'_, F> {
         }
         let Some(pdu) = C2hData::of(header) else { return Ok(()) };
         let (cookie, offset) = self.core.data(pdu, at, len, bytes.len())?;
+        if self.core.phase == Phase::Proving {
+            self.core.proof.iter_mut().for_each(|proof| proof.1.extend_from_slice(bytes));
+            return Ok(());
+        }
         (self.on)(Event::Data { cookie, offset, bytes });
         Ok(())
     }
@@ -302,12 +323,41 @@ impl Core {
             if status != Status::SUCCESS {
                 return Err(Error::Connect(status, pdu.result.get() as u32));
             }
-            self.phase = Phase::Live;
-            // The low half of dword 0.
-            on(Event::Connected { controller: pdu.result.get() as u16 });
-            return Ok(());
+            return self.connected(pdu.result.get() as u32, on);
         }
         self.done(pdu.cid.get(), status, retry, pdu.result.get(), on)
+    }
+
+    /// Connect has ended well: the queue is there, or its host has to prove its name first.
+    fn connected(&mut self, result: u32, on: &mut impl FnMut(Event<'_>)) -> Result<(), Error> {
+        // The low half of dword 0.
+        self.controller = result as u16;
+        let has_to = result & PROVES != 0;
+        match &self.proof {
+            Some(proof) if has_to || proof.0.is_mutual() => {
+                let (sqe, moves) = proof.0.first();
+                self.phase = Phase::Proving;
+                self.submit(Command { cookie: 0, sqe, moves });
+            }
+            None if has_to => return Err(Error::NoKey),
+            _ => self.is_live(on),
+        }
+        Ok(())
+    }
+
+    fn is_live(&mut self, on: &mut impl FnMut(Event<'_>)) {
+        (self.phase, self.proof) = (Phase::Live, None);
+        on(Event::Connected { controller: self.controller });
+    }
+
+    /// A command of the proof has ended.
+    fn proved(&mut self, status: Status, on: &mut impl FnMut(Event<'_>)) -> Result<(), Error> {
+        let Some((proof, message)) = self.proof.as_deref_mut() else { return Ok(()) };
+        match proof.next(status, &std::mem::take(message))? {
+            Some((sqe, moves)) => self.submit(Command { cookie: 0, sqe, moves }),
+            None => self.is_live(on),
+        }
+        Ok(())
     }
 
     fn done(
@@ -321,6 +371,9 @@ impl Core {
         let task = self.tasks.remove(cid)?;
         if status == Status::SUCCESS && task.moved != task.expected {
             return Err(Error::Protocol("a command ended well without all of its data"));
+        }
+        if self.phase == Phase::Proving {
+            return self.proved(status, on);
         }
         on(Event::Done { cookie: task.cookie, status, retry, result });
         Ok(())

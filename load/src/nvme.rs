@@ -125,7 +125,7 @@ impl Controller {
     fn open(options: &Options, subsystem: &str, queues: u16, namespace: Option<u32>) -> Result<Self> {
         let (url, patience) = (&options.url, options.timeout);
         let connect = connect(options, subsystem, 0, ADMIN_ENTRIES, ANY_CONTROLLER);
-        let queue = Queue::new(offer(options, ADMIN_IN_CAPSULE), connect);
+        let queue = queue(options, ADMIN_IN_CAPSULE, connect);
         let mut admin = Link::connect(url, OfNamespace { queue, namespace: 0 }, patience)?;
         let mut id = 0;
         let connected = admin.until(patience, |event| match event {
@@ -159,7 +159,7 @@ impl Controller {
         let entries = wanted.clamp(2, entries_max.max(2));
         let queues = (1..=count).map(|queue| {
             let connect = connect(options, subsystem, queue, entries, self.id);
-            OfNamespace { queue: Queue::new(offer(options, in_capsule), connect), namespace: options.url.unit }
+            OfNamespace { queue: self::queue(options, in_capsule, connect), namespace: options.url.unit }
         });
         open_many(&options.url, queues, options.timeout, |queue, bytes| {
             let mut over = false;
@@ -169,9 +169,15 @@ impl Controller {
     }
 }
 
-fn offer(options: &Options, in_capsule: u32) -> Offer {
+/// A queue that is asked for so, by a host that can prove its name if it has a key.
+fn queue(options: &Options, in_capsule: u32, connect: Connect) -> Queue {
     let (header_digest, data_digest) = (options.header_digest.is_wanted(), options.data_digest.is_wanted());
-    Offer { header_digest, data_digest, in_capsule }
+    let proof = options.proof(&connect.subsystem);
+    let queue = Queue::new(Offer { header_digest, data_digest, in_capsule }, connect);
+    match proof {
+        Some(proof) => queue.with_proof(proof),
+        None => queue,
+    }
 }
 
 fn connect(options: &Options, subsystem: &str, queue: u16, entries: u16, controller: u16) -> Connect {

@@ -7,6 +7,8 @@ use lunar_initiator::chap::{Chap, Counter};
 use lunar_initiator::config::{DigestOffer, Offer};
 use lunar_initiator::secret;
 use lunar_iscsi::chap::{Algorithm, Challenge};
+use lunar_nvme::auth::host::Host;
+use lunar_nvme::auth::key::Key;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -213,6 +215,12 @@ pub struct Options {
     /// This host's NQN
     #[arg(long, help_heading = NVME, default_value = "nqn.2026-01.io.lunar:bench", value_name = "NQN")]
     pub host_nqn: String,
+    /// Prove this host's name with the key in the file, as nvme gen-dhchap-key writes it (DH-HMAC-CHAP)
+    #[arg(long, help_heading = NVME, value_name = "FILE", value_parser = key)]
+    pub host_key: Option<Key>,
+    /// Have the subsystem prove its name with the key in the file
+    #[arg(long, help_heading = NVME, value_name = "FILE", requires = "host_key", value_parser = key)]
+    pub subsystem_key: Option<Key>,
     /// Be told with each completion how far a queue was read
     #[arg(long, help_heading = NVME)]
     pub flow_control: bool,
@@ -302,6 +310,18 @@ impl Options {
         }
     }
 
+    /// How the host proves its name to a subsystem.
+    pub(crate) fn proof(&self, subsystem: &str) -> Option<Host> {
+        Some(Host {
+            name: self.host_nqn.clone(),
+            subsystem: subsystem.to_owned(),
+            key: self.host_key.clone()?,
+            other: self.subsystem_key.clone(),
+            transaction: u16::from_le_bytes(random()),
+            random: random(),
+        })
+    }
+
     fn chap(&self) -> Option<Chap> {
         let account = |name: &Option<String>, secret: &Option<Secret>| {
             Some(Account { name: name.as_deref()?.into(), secret: secret.clone()? })
@@ -315,10 +335,20 @@ impl Options {
 
 /// A challenge for the target.
 fn challenge() -> Challenge {
-    let mut random = [0; Challenge::RANDOM];
+    Challenge::from_random(random())
+}
+
+/// Bytes that nobody can guess.
+fn random<const N: usize>() -> [u8; N] {
+    let mut random = [0; N];
     let got = getrandom(&mut random, GetRandomFlags::empty());
     assert_eq!(got, Ok(random.len()), "the kernel always has so few random bytes");
-    Challenge::from_random(random)
+    random
+}
+
+/// The key in a file.
+fn key(path: &str) -> Result<Key, String> {
+    Key::parse(secret::from_file(path)?.bytes()).map_err(|why| format!("{path}: {why}"))
 }
 
 /// A number of bytes: `4096`, `4k`, `1M`, `20G`, `1T`.

@@ -3,6 +3,11 @@
 use clap::Args;
 use lunar_core::access::{Access, Account, Group, Mistake, Pattern, Proofs, Secret};
 use lunar_initiator::secret;
+use lunar_nvme::auth::exchange::Terms;
+use lunar_nvme::auth::group::Group as DhGroup;
+use lunar_nvme::auth::hash::Hash;
+use lunar_nvme::auth::key::Key;
+use lunar_nvme::auth::psk::ChannelKey;
 use lunar_scsi::{LunMap, Mapping};
 use std::sync::Arc;
 
@@ -19,9 +24,26 @@ pub struct Who {
     /// Initiators have to prove themselves by CHAP as this user
     #[arg(long, value_name = "NAME", requires = "secret_file")]
     pub user: Option<String>,
-    /// The file with the user's secret, 12 to 255 bytes
+    /// The file with the user's secret, 12 to 255 bytes; NVMe hosts come in by it if it is a key as nvme gen-dhchap-key
+    /// writes it
     #[arg(long, value_name = "FILE", requires = "user", value_parser = secret::from_file)]
     pub secret_file: Option<Secret>,
+    /// The NVMe host of this name has to prove itself with the key in the file, as nvme gen-dhchap-key writes it;
+    /// behind a comma the file with the key that the subsystem proves its own name with. Hosts that are not named do
+    /// not come in, unless --initiator, --map or --user say so; may be given several times
+    #[arg(long, value_name = "NQN=FILE[,FILE]", value_parser = host_key)]
+    pub host_key: Vec<HostKey>,
+    /// The NVMe host of this name has to come by a secure channel (TLS 1.3), with the key in the file, as nvme
+    /// gen-tls-key writes it with --hmac 1; may be given several times
+    #[arg(long, value_name = "NQN=FILE", value_parser = tls_key)]
+    pub tls_key: Vec<TlsKey>,
+    /// Hash functions for proofs of NVMe hosts, the best first: sha256, sha384, sha512 [default: all of them]
+    #[arg(long, value_name = "HASH", value_delimiter = ',', value_parser = hash)]
+    pub dhchap_hash: Vec<Hash>,
+    /// Groups for the exchange of keys in proofs of NVMe hosts, the best first: null (no exchange), ffdhe2048,
+    /// ffdhe3072, ffdhe4096, ffdhe6144, ffdhe8192 [default: all of them]
+    #[arg(long, value_name = "GROUP", value_delimiter = ',', value_parser = dh_group)]
+    pub dhchap_group: Vec<DhGroup>,
     /// The name that the target proves to initiators that ask for it (mutual CHAP)
     #[arg(long, value_name = "NAME", requires = "mutual_secret_file")]
     pub mutual_user: Option<String>,
@@ -34,6 +56,65 @@ pub struct Who {
     /// The file with that user's secret
     #[arg(long, value_name = "FILE", requires = "discovery_user", value_parser = secret::from_file)]
     pub discovery_secret_file: Option<Secret>,
+}
+
+/// How an NVMe host proves its name.
+#[derive(Clone, Debug)]
+pub struct HostKey {
+    /// Its NQN.
+    pub host: Arc<str>,
+    /// Its key.
+    pub key: Secret,
+    /// The key of the subsystem.
+    pub own: Option<Secret>,
+}
+
+fn host_key(text: &str) -> Result<HostKey, String> {
+    let wrong = || format!("{text:?} is not NQN=FILE or NQN=FILE,FILE");
+    let (host, files) = text.split_once('=').ok_or_else(wrong)?;
+    let host = nqn(host)?;
+    let (key, own) = files.split_once(',').map_or((files, None), |(key, own)| (key, Some(own)));
+    let read = |file: &str| {
+        let secret = secret::from_file(file)?;
+        Key::parse(secret.bytes()).map_err(|why| format!("{file}: {why}"))?;
+        Ok::<_, String>(secret)
+    };
+    Ok(HostKey { host, key: read(key)?, own: own.map(read).transpose()? })
+}
+
+/// What an NVMe host opens a secure channel with.
+#[derive(Clone, Debug)]
+pub struct TlsKey {
+    /// Its NQN.
+    pub host: Arc<str>,
+    /// The key.
+    pub key: Secret,
+}
+
+fn tls_key(text: &str) -> Result<TlsKey, String> {
+    let (host, file) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NQN=FILE"))?;
+    let host = nqn(host)?;
+    let key = secret::from_file(file)?;
+    ChannelKey::parse(key.bytes()).map_err(|why| format!("{file}: {why}"))?;
+    Ok(TlsKey { host, key })
+}
+
+fn nqn(text: &str) -> Result<Arc<str>, String> {
+    if text.starts_with("nqn.") && !text.contains('*') {
+        return Ok(text.into());
+    }
+    Err(format!("{text:?} is no name of an NVMe host, such as nqn.2014-08.org.nvmexpress:uuid:..."))
+}
+
+fn hash(text: &str) -> Result<Hash, String> {
+    let named = |hash: &Hash| hash.name().is_some_and(|name| name.eq_ignore_ascii_case(text));
+    Hash::ALL.into_iter().find(named).ok_or_else(|| "a hash function is sha256, sha384 or sha512".into())
+}
+
+fn dh_group(text: &str) -> Result<DhGroup, String> {
+    let named = |group: &DhGroup| group.name().is_some_and(|name| name.eq_ignore_ascii_case(text));
+    let wrong = || "a group is null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 or ffdhe8192".into();
+    DhGroup::ALL.into_iter().find(named).ok_or_else(wrong)
 }
 
 /// What some initiators see.
@@ -68,7 +149,33 @@ impl Who {
     /// Whether some who reach a port may not use the volumes.
     #[must_use]
     pub fn keeps_out(&self) -> bool {
-        !self.initiator.is_empty() || !self.map.is_empty() || self.user.is_some()
+        !self.initiator.is_empty() || !self.map.is_empty() || self.user.is_some() || self.names_hosts()
+    }
+
+    /// Whether NVMe hosts are named that have keys.
+    #[must_use]
+    pub fn names_hosts(&self) -> bool {
+        !self.host_key.is_empty() || !self.tls_key.is_empty()
+    }
+
+    /// Whether NVMe hosts can prove their names.
+    #[must_use]
+    pub fn has_keys(&self) -> bool {
+        let is_key = |secret: &Secret| Key::parse(secret.bytes()).is_ok();
+        !self.host_key.is_empty() || self.secret_file.as_ref().is_some_and(is_key)
+    }
+
+    /// How NVMe hosts prove their names.
+    #[must_use]
+    pub fn terms(&self) -> Terms {
+        let mut terms = Terms::default();
+        if !self.dhchap_hash.is_empty() {
+            terms.hashes.clone_from(&self.dhchap_hash);
+        }
+        if !self.dhchap_group.is_empty() {
+            terms.groups.clone_from(&self.dhchap_group);
+        }
+        terms
     }
 
     /// The same as a value.
@@ -80,6 +187,10 @@ impl Who {
         let target = account(self.mutual_user.as_deref(), self.mutual_secret_file.as_ref());
         let looker = account(self.discovery_user.as_deref(), self.discovery_secret_file.as_ref());
         let mut group = Group::everybody();
+        let says = !self.initiator.is_empty() || self.user.is_some();
+        if !says && (!self.host_key.is_empty() || !self.tls_key.is_empty()) {
+            (group.name, group.hosts) = ("nobody".into(), Vec::new());
+        }
         if !self.initiator.is_empty() {
             group.name = "initiators".into();
             group.hosts = self.initiator.iter().map(|text| Pattern::new(text)).collect();
@@ -91,8 +202,36 @@ impl Who {
             map: Some(map.initiator.clone()),
             ..group.clone()
         };
-        let groups = self.map.iter().map(mapped).chain([group.clone()]).collect();
+        let groups = self.named_hosts(&group, &target);
+        let groups = groups.into_iter().chain(self.map.iter().map(mapped)).chain([group.clone()]).collect();
         Access::new(groups, Proofs { users: looker.into_iter().collect(), target })
+    }
+}
+
+impl Who {
+    /// NVMe hosts with keys of their own: each is a group, and comes in by no other key.
+    fn named_hosts(&self, others: &Group, target: &Option<Account>) -> Vec<Group> {
+        let mut names: Vec<&Arc<str>> = self.host_key.iter().map(|of| &of.host).collect();
+        names.extend(self.tls_key.iter().map(|of| &of.host));
+        names.sort();
+        names.dedup();
+        let group = |host: &Arc<str>| {
+            let mut proofs = Proofs { target: target.clone(), ..others.proofs.clone() };
+            if let Some(of) = self.host_key.iter().find(|of| of.host == *host) {
+                proofs.users = vec![Account { name: host.clone(), secret: of.key.clone() }];
+                let own = of.own.clone().map(|secret| Account { name: "subsystem".into(), secret });
+                proofs.target = own.or(proofs.target);
+            }
+            Group {
+                name: host.clone(),
+                hosts: vec![Pattern::new(host)],
+                sources: Vec::new(),
+                proofs,
+                channel: self.tls_key.iter().find(|of| of.host == *host).map(|of| of.key.clone()),
+                map: self.map.iter().find(|map| map.initiator == *host).map(|map| map.initiator.clone()),
+            }
+        };
+        names.into_iter().map(group).collect()
     }
 }
 

@@ -14,6 +14,9 @@ use std::path::PathBuf;
 /// The port that IANA gave to NVMe over fabrics.
 const NVME_PORT: u16 = 4420;
 
+/// The port that IANA gave to discovery services of NVMe over TCP.
+const DISCOVERY_PORT: u16 = 8009;
+
 /// Shares volumes with hosts and virtual machines, from user space.
 #[derive(Parser, Debug)]
 #[command(name = "lunar", version, about, propagate_version = true)]
@@ -88,6 +91,10 @@ pub struct How {
     /// unless only --listen is given, or who may log in]
     #[arg(long, value_name = "ADDRESS", value_parser = address::<NVME_PORT>)]
     pub nvme: Vec<SocketAddr>,
+    /// Another discovery service that NVMe hosts are told of, ADDRESS[:PORT] with port 8009 unless given; may be given
+    /// several times
+    #[arg(long, value_name = "ADDRESS", value_parser = address::<DISCOVERY_PORT>)]
+    pub referral: Vec<SocketAddr>,
     /// The address that SendTargets tells, for initiators behind NAT; one for each --listen, in their order
     /// [default: the one they came in by]
     #[arg(long, value_name = "ADDRESS", value_parser = address::<ISCSI_PORT>)]
@@ -147,7 +154,8 @@ impl How {
     /// Where to listen for NVMe/TCP, likewise.
     #[must_use]
     pub fn nvme_portals(&self) -> Vec<SocketAddr> {
-        let is_off = !self.listen.is_empty() || !self.nvme.is_empty() || self.who.is_restricted();
+        let for_iscsi = self.who.is_restricted() && !self.who.names_hosts();
+        let is_off = !self.listen.is_empty() || !self.nvme.is_empty() || for_iscsi;
         if is_off { self.nvme.clone() } else { everywhere(NVME_PORT) }
     }
 
@@ -155,13 +163,14 @@ impl How {
     #[must_use]
     pub fn without_nvme(&self) -> Option<&'static str> {
         if self.nvme.is_empty() {
-            let is_off = self.listen.is_empty() && self.who.is_restricted();
+            let is_off = self.listen.is_empty() && self.nvme_portals().is_empty();
             return is_off.then_some(
                 "NVMe/TCP is off, for not everybody may log in; --nvme lets in the hosts that --initiator names",
             );
         }
-        self.who.user.is_some().then_some(
-            "no host can come in over NVMe/TCP: all have to prove themselves as --user, which only iSCSI can do",
+        (self.who.user.is_some() && !self.who.has_keys()).then_some(
+            "no host can come in over NVMe/TCP: all have to prove themselves as --user, whose secret is no key of NVMe \
+             (nvme gen-dhchap-key makes one)",
         )
     }
 
@@ -355,6 +364,7 @@ mod tests {
             (&["lunar", "demo", "--initiator", "iqn.x:*"], 2, 0),
             (&["lunar", "demo", "--map", "iqn.x=0:0"], 2, 0),
             (&["lunar", "demo", "--initiator", "nqn.x:*", "--nvme", "::1"], 0, 1),
+            (&["lunar", "demo", "--dhchap-hash", "sha384,sha256", "--dhchap-group", "null"], 2, 2),
         ] {
             let Command::Demo(demo) = Cli::parse_from(arguments).command else { panic!("it is a demo") };
             assert_eq!((demo.how.portals().len(), demo.how.nvme_portals().len()), (iscsi, nvme), "{arguments:?}");

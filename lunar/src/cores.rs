@@ -3,6 +3,7 @@
 
 use crate::house::Core;
 use lunar_core::io::Fault;
+use lunar_core::mem::Arena;
 use lunar_core::range::{Guard, Span};
 use lunar_core::reserve::News;
 use lunar_core::unit::{Exclusive, Unit, UnitId};
@@ -10,13 +11,14 @@ use lunar_iscsi::directory::Way;
 use lunar_iscsi::registry::Place;
 use lunar_iscsi::serve::{Front, Peers};
 use lunar_nvme::namespace::Access;
-use lunar_nvme::{Everywhere as NvmeEverywhere, Renewing, Subsystem, directory};
+use lunar_nvme::{Everywhere as NvmeEverywhere, Renewing, Sanitizing, Subsystem, directory};
 use lunar_nvme_tcp::serve::Front as NvmeFront;
 use lunar_reactor::Reactor;
 use lunar_reactor::channel::{Receiver, Sender};
 use lunar_reactor::op::Incoming;
 use lunar_scsi::access::AluaState;
 use lunar_scsi::lu::{Change, MediumState, Stamp};
+use lunar_scsi::renew::Pass;
 use lunar_scsi::{Everywhere, Mail, Target};
 use lunar_vfio_user::serve::Front as MachineFront;
 use std::any::Any;
@@ -455,6 +457,25 @@ impl NvmeEverywhere for OtherViews {
             match target {
                 Some(target) => target.keep_format(lun_of(unit), medium_state(state)).await,
                 None => Err(Fault::Gone),
+            }
+        })
+    }
+
+    fn sanitize(
+        &self,
+        unit: UnitId,
+        how: Sanitizing,
+        arena: Arena,
+    ) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
+        let target = self.0.target();
+        Box::pin(async move {
+            let target = target.ok_or(Fault::Gone)?;
+            match how {
+                Sanitizing::Exit => target.exit_failure_mode(lun_of(unit)).await,
+                Sanitizing::Begin { passes, exits } => {
+                    let passes = passes.into_iter().map(|pass| Pass { pattern: pass.pattern, unmap: pass.unmap });
+                    target.sanitize(lun_of(unit), passes.collect(), exits, arena).await
+                }
             }
         })
     }

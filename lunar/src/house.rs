@@ -12,13 +12,17 @@ pub use self::core::{Core, Opening};
 pub use listening::{Listening, why_not};
 
 use crate::cores::{Face, Letter, Order};
+use crate::proofs;
 use anyhow::{Context, Result, anyhow};
 use lunar_core::stats::Stats;
 use lunar_iscsi::directory::Directory;
 use lunar_iscsi::guard::Guard;
 use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::{Place, Registry};
-use lunar_nvme::{Board, Controllers};
+use lunar_nvme::auth::exchange::Terms;
+use lunar_nvme::auth::guard::{Guard as NvmeGuard, Record as NvmeRecord};
+use lunar_nvme::{Board, Controllers, Path};
+use lunar_nvme_tcp::tls::Channels;
 use lunar_reactor::Choice;
 use lunar_reactor::channel::Sender;
 use lunar_scsi::{SharedUnits, Tokens};
@@ -49,6 +53,12 @@ pub struct Frame {
     pub drain: Duration,
     /// The address that NVMe discovery tells; `None`: the one that the host came in by.
     pub advertise: Option<IpAddr>,
+    /// How NVMe hosts prove their names.
+    pub terms: Terms,
+    /// Other discovery services that they are told of.
+    pub referrals: Vec<Path>,
+    /// Whether any of them has a secure channel.
+    pub has_channels: bool,
 }
 
 /// What all cores have in common.
@@ -70,6 +80,12 @@ pub struct Common {
     pub tokens: Arc<Tokens>,
     /// What there is to log in to, and who may.
     pub guard: Arc<Guard>,
+    /// Which NVMe hosts may come in.
+    pub nvme_guard: Arc<NvmeGuard>,
+    /// Where proofs of their names are computed.
+    pub proofs: Arc<proofs::Thread>,
+    /// Their secure channels, if there are any.
+    pub channels: Option<Channels>,
 }
 
 /// What a core reports while it starts, by its number.
@@ -77,6 +93,12 @@ enum Report {
     Mailbox(usize, Sender<Letter>),
     Ready,
     Failed(anyhow::Error),
+}
+
+/// Which NVMe hosts may come in. Their failures cost the same as those of initiators.
+fn nvme_guard(guard: &Arc<Guard>, board: &Arc<Board>, terms: &Terms) -> Arc<NvmeGuard> {
+    let audit = |record: &NvmeRecord| eprintln!("audit: {record}");
+    NvmeGuard::new(board.clone(), terms.clone(), guard.throttling(), Box::new(random), Box::new(audit))
 }
 
 /// The cores, while they run.
@@ -170,14 +192,23 @@ impl House {
     pub fn start(frame: Frame, directory: Directory, audit: impl Fn(&Record) + Send + Sync + 'static) -> Result<Self> {
         raise_open_files();
         let count = frame.cores;
+        let guard = Guard::new(directory, Box::new(random), Box::new(audit));
+        let board = Arc::<Board>::default();
+        let nvme_guard = nvme_guard(&guard, &board, &frame.terms);
+        let of_hosts = nvme_guard.clone();
+        let channels = || Channels::new(move |identity| of_hosts.channel(identity)).context("preparing TLS");
+        let channels = frame.has_channels.then(channels).transpose()?;
         let common = Arc::new(Common {
             stats: (0..count).map(|_| Arc::default()).collect(),
             registry: Arc::default(),
             controllers: Arc::default(),
-            board: Arc::default(),
+            board,
             shared: Arc::default(),
             tokens: tokens(),
-            guard: Guard::new(directory, Box::new(random), Box::new(audit)),
+            guard,
+            nvme_guard,
+            proofs: Arc::default(),
+            channels,
             frame,
         });
         let (report, reports) = mpsc::channel();

@@ -10,6 +10,7 @@ pub mod jail;
 pub mod live;
 pub mod notify;
 pub mod operator;
+pub mod proofs;
 pub mod serve;
 pub mod stats;
 pub mod volume;

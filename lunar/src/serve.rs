@@ -15,9 +15,9 @@ use lunar_core::unit::{Unit, UnitId};
 use lunar_iscsi::directory::{Directory, Entry, Portal, Way};
 use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::SESSIONS_MAX;
-use lunar_nvme::NamespaceMap;
 use lunar_nvme::controller::CONTROLLERS_MAX;
 use lunar_nvme::namespace::NAMESPACES_MAX;
+use lunar_nvme::{NamespaceMap, Path};
 use lunar_reactor::Choice;
 use lunar_reactor::linger::until_free;
 use lunar_scsi::{LunMap, Mapping, PortConfig};
@@ -56,13 +56,8 @@ struct Setup {
 /// # Errors
 /// Everything that keeps it from starting, in words that say what to do.
 pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
-    let target = how.name.clone().unwrap_or_else(|| args::default_name(&host_name(), &names[0]));
-    let nqn = how.nqn.clone().unwrap_or_else(|| args::subsystem_of(&target));
-    check_maps(&how.who.map, volumes.len())?;
-    let access = how.who.access()?;
-    how.without_nvme().into_iter().for_each(|why| eprintln!("{why}"));
-    let endpoints = how.machines.endpoints(&nqn)?;
-    let setup = Setup { volumes, names, target: target.as_str().into(), nqn, how, endpoints };
+    let (setup, access) = Setup::new(volumes, names, how)?;
+    setup.how.without_nvme().into_iter().for_each(|why| eprintln!("{why}"));
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let drain = Duration::from_secs(setup.how.drain.into());
@@ -81,6 +76,16 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
 }
 
 impl Setup {
+    /// What a command line says, and who may log in.
+    fn new(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<(Self, Access)> {
+        let target = how.name.clone().unwrap_or_else(|| args::default_name(&host_name(), &names[0]));
+        let nqn = how.nqn.clone().unwrap_or_else(|| args::subsystem_of(&target));
+        check_maps(&how.who.map, volumes.len())?;
+        let access = how.who.access()?;
+        let endpoints = how.machines.endpoints(&nqn)?;
+        Ok((Self { volumes, names, target: target.as_str().into(), nqn, how, endpoints }, access))
+    }
+
     fn frame(&self) -> Frame {
         let how = &self.how;
         let cores = how.cores.map(usize::from);
@@ -96,6 +101,9 @@ impl Setup {
             register: self.volumes.iter().any(Volume::is_direct),
             drain: Duration::from_secs(how.drain.into()),
             advertise: how.advertise.first().map(SocketAddr::ip),
+            terms: how.who.terms(),
+            referrals: how.referral.iter().map(|other| Path::tcp(*other, 0)).collect(),
+            has_channels: !how.who.tls_key.is_empty(),
         }
     }
 
@@ -305,3 +313,7 @@ fn listen(
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
+
+#[cfg(test)]
+#[path = "serve_tests.rs"]
+mod tests;

@@ -20,6 +20,9 @@ pub fn admit(row: &Row, queue: &Queue, namespace: Option<&Attached>) -> Result<(
     if gates.discovery == Gate::Stops && queue.controller.kind == Kind::Discovery {
         return Err(Status::INVALID_OPCODE);
     }
+    if gates.unproven == Gate::Stops && !queue.passes() {
+        return Err(Status::AUTHENTICATION_REQUIRED);
+    }
     if gates.disabled == Gate::Stops && !queue.controller.is_enabled() {
         return Err(Status::SEQUENCE_ERROR);
     }
@@ -45,7 +48,10 @@ pub fn pass(gates: &Gates, attached: &Attached) -> Result<(), Status> {
         }
     }
     if gates.renewal == Gate::Stops && namespace.unit.medium.is_worked_on() {
-        return Err(Status::FORMATTING);
+        return Err(match namespace.unit.medium.content() {
+            Content::Unsanitized => Status::SANITIZE_IN_PROGRESS,
+            _ => Status::FORMATTING,
+        });
     }
     match namespace.unit.medium.content() {
         Content::Unsanitized if gates.renewal == Gate::Stops => return Err(Status::SANITIZE_FAILED),

@@ -1,11 +1,12 @@
 //! Connect: how a host gets a controller, and a queue of it (NVMe Base 2.0 6.3).
 
+use crate::auth::Proof;
+use crate::auth::guard::{Entry as Admitted, Visitor};
 use crate::command::{Command, Refusal, Status};
-use crate::controller::{ADMIN_ENTRIES_MAX, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
+use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
 use crate::directory::Way;
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
-use lunar_core::access::{Access, Group};
 use lunar_core::time::Instant;
 use lunar_core::wire::le;
 use std::mem::offset_of;
@@ -22,6 +23,8 @@ pub const NQN_BYTES_MAX: usize = 223;
 const ANY_CONTROLLER: u16 = 0xffff;
 /// CATTR: the host does not want to know how far the queue was read.
 const NO_FLOW_CONTROL: u8 = 0x04;
+/// Dword 0 of the completion: the host has to prove its name (ATR).
+const PROVES: u32 = 1 << 17;
 /// Entries of an admin queue at least (NVMe over Fabrics); 0-based.
 const ADMIN_ENTRIES_MIN: u16 = 31;
 
@@ -44,19 +47,41 @@ pub struct Path {
     pub way: Way,
 }
 
-/// Where Connect comes from.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Caller {
-    /// Address.
-    pub source: SocketAddr,
-}
-
 /// The address family of discovery (NVMe over Fabrics) that an address is of.
 #[must_use]
 pub fn family(address: IpAddr) -> u8 {
     const IPV4: u8 = 1;
     const IPV6: u8 = 2;
     if address.is_ipv4() { IPV4 } else { IPV6 }
+}
+
+impl Path {
+    /// The path to this address over TCP.
+    #[must_use]
+    pub fn tcp(to: SocketAddr, in_capsule: u32) -> Self {
+        /// Transport type TCP.
+        const TCP: u8 = 3;
+        // An IPv4 peer of a socket for both is told so.
+        let ip = to.ip().to_canonical();
+        Self {
+            transport: TCP,
+            family: family(ip),
+            address: ip.to_string(),
+            service: to.port().to_string(),
+            in_capsule,
+            memory: false,
+            way: Way::default(),
+        }
+    }
+}
+
+/// Where Connect comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Caller {
+    /// Address.
+    pub source: SocketAddr,
+    /// The host whose secure channel it came by.
+    pub channel: Option<Arc<str>>,
 }
 
 /// The fields of Connect in its entry.
@@ -105,16 +130,6 @@ fn nqn(field: &[u8; 256]) -> Option<&str> {
     std::str::from_utf8(&field[..end]).ok().filter(|text| text.len() <= NQN_BYTES_MAX)
 }
 
-/// The group of a host, if it may come in. NVMe cannot yet have it prove its name: where that is asked for, it may not.
-fn admits<'a>(access: &'a Access, kind: Kind, host: &str, source: IpAddr) -> Option<&'a Arc<Group>> {
-    let group = access.group(&host.to_ascii_lowercase(), source)?;
-    let proofs = match kind {
-        Kind::Discovery => access.discovery(),
-        Kind::Io => &group.proofs,
-    };
-    proofs.users.is_empty().then_some(group)
-}
-
 impl Subsystem {
     /// Carries Connect out: makes a controller with its admin queue, or an I/O
     /// queue of a controller. Returns the queue and dword 0 of the completion.
@@ -150,53 +165,83 @@ impl Subsystem {
                 (Kind::Io, found.ok_or_else(|| invalid(offset_of!(ConnectData, subsystem), true))?)
             }
         };
-        let group = admits(&entry.access, kind, host_nqn, caller.source.ip()).ok_or(Status::CONNECT_HOST)?;
+        let queue = fields.queue.get();
+        let Caller { source, channel } = caller;
+        let visitor = Visitor { host: host_nqn.into(), subsystem: subsystem.into(), kind, queue, source, channel };
+        let admitted = self.welcome(&visitor, now)?;
+        let proves = admitted.party.is_some();
         let flow_control = fields.attributes & NO_FLOW_CONTROL == 0;
-        let wanted = data.controller.get();
-        let controller = match fields.queue.get() {
+        let controller = match queue {
             0 => {
-                if wanted != ANY_CONTROLLER {
-                    return Err(invalid(offset_of!(ConnectData, controller), true));
-                }
-                if entries < ADMIN_ENTRIES_MIN {
-                    return Err(invalid(offset_of!(Fields, entries), false));
-                }
-                let host = Host { nqn: host_nqn.into(), id: data.host };
                 let standing = Standing {
                     subsystem: entry.clone(),
-                    group: Some(group.name.clone()),
-                    map: group.map.clone(),
-                    source: Some(caller.source),
+                    group: Some(admitted.group),
+                    map: admitted.map,
+                    source: Some(source),
                 };
-                let made = self.config().controllers.make(kind, host, path, standing, now);
-                let made = made.ok_or(Status::CONNECT_BUSY)?;
-                made.set_keep_alive(fields.keep_alive.get());
-                made
+                self.begin(fields, data, &visitor, standing, path, now)?
             }
-            _ => {
-                let found = self.config().controllers.get(wanted);
-                let found = found.ok_or_else(|| invalid(offset_of!(ConnectData, controller), true))?;
-                if found.kind != kind || kind == Kind::Discovery || *found.standing.subsystem.nqn != *subsystem {
-                    return Err(invalid(offset_of!(ConnectData, subsystem), true));
-                }
-                let is_same = found.host.id == data.host && *found.host.nqn == *host_nqn;
-                // Who belongs to another group meanwhile has to come anew.
-                if !is_same || found.standing.group.as_ref() != Some(&group.name) {
-                    return Err(Status::CONNECT_HOST.into());
-                }
-                if !found.is_enabled() {
-                    return Err(Status::SEQUENCE_ERROR.into());
-                }
-                found
-            }
+            _ => self.found(data, &visitor, &admitted.group)?,
         };
-        let queue = fields.queue.get();
         controller.open_queue(queue).map_err(|status| match status {
             Status::INVALID_QUEUE => invalid(offset_of!(Fields, queue), false),
             other => other.into(),
         })?;
-        let id = controller.id;
-        Ok((self.enter_queue(controller, queue, entries + 1, flow_control), id.into()))
+        let result = u32::from(controller.id) | if proves { PROVES } else { 0 };
+        let connected = self.enter_queue(controller, queue, entries + 1, flow_control);
+        if !proves {
+            self.config().guard.entered(&visitor, None, now);
+        }
+        connected.set_proof(Proof::new(visitor, !proves));
+        Ok((connected, result))
+    }
+
+    /// A controller for who wants an admin queue.
+    fn begin(
+        &self,
+        fields: &Fields,
+        data: &ConnectData,
+        visitor: &Visitor,
+        standing: Standing,
+        path: Path,
+        now: Instant,
+    ) -> Result<Arc<Controller>, Refusal> {
+        if data.controller.get() != ANY_CONTROLLER {
+            return Err(invalid(offset_of!(ConnectData, controller), true));
+        }
+        if fields.entries.get() < ADMIN_ENTRIES_MIN {
+            return Err(invalid(offset_of!(Fields, entries), false));
+        }
+        let host = Host { nqn: visitor.host.clone(), id: data.host };
+        let made = self.config().controllers.make(visitor.kind, host, path, standing, now);
+        let made = made.ok_or(Status::CONNECT_BUSY)?;
+        made.set_keep_alive(fields.keep_alive.get());
+        Ok(made)
+    }
+
+    /// The controller of who wants an I/O queue.
+    fn found(&self, data: &ConnectData, visitor: &Visitor, group: &Arc<str>) -> Result<Arc<Controller>, Refusal> {
+        let found = self.config().controllers.get(data.controller.get());
+        let found = found.ok_or_else(|| invalid(offset_of!(ConnectData, controller), true))?;
+        let is_there = found.kind == visitor.kind && found.standing.subsystem.nqn == visitor.subsystem;
+        if !is_there || found.kind == Kind::Discovery {
+            return Err(invalid(offset_of!(ConnectData, subsystem), true));
+        }
+        let is_same = found.host.id == data.host && found.host.nqn == visitor.host;
+        // Who belongs to another group meanwhile has to come anew.
+        if !is_same || found.standing.group.as_ref() != Some(group) {
+            return Err(Status::CONNECT_HOST.into());
+        }
+        if found.is_enabled() { Ok(found) } else { Err(Status::SEQUENCE_ERROR.into()) }
+    }
+
+    /// What a host finds that may come in, perhaps when it has proved its name.
+    fn welcome(&self, visitor: &Visitor, now: Instant) -> Result<Admitted, Status> {
+        let guard = &self.config().guard;
+        guard.knock(visitor).map_err(|reason| {
+            guard.refused(visitor, reason, now);
+            Status::CONNECT_HOST
+        })
     }
 }
 

@@ -1,10 +1,10 @@
 use super::*;
-use crate::fuzzing::{HOST_NQN, NQN, Rig, SOURCE, connect_data, connect_sqe};
+use crate::fuzzing::{HOST_NQN, NQN, Rig, caller, connect_data, connect_sqe};
 use lunar_core::access::{Account, Group, Pattern, Proofs, Secret};
 
 fn connect(rig: &Rig, queue: u16, entries: u16, data: &ConnectData) -> Result<(Rc<Queue>, u32), Refusal> {
     let command = Command { sqe: connect_sqe(queue, entries), sent: 1024, room: 0 };
-    rig.subsystem.connect(&command, data.as_bytes(), Path::default(), Caller { source: SOURCE }, Instant(0))
+    rig.subsystem.connect(&command, data.as_bytes(), Path::default(), caller(), Instant(0))
 }
 
 fn refused(result: Result<(Rc<Queue>, u32), Refusal>) -> (Status, u32) {
@@ -46,14 +46,12 @@ fn what_is_refused_is_named_by_its_place() {
     let endless = ConnectData { host_nqn: [b'n'; 256], ..good };
     assert_eq!(refused(connect(&rig, 0, 31, &endless)), parameters(0x1_0200));
     let command = Command { sqe: connect_sqe(0, 31), sent: 1023, room: 0 };
-    let short =
-        rig.subsystem.connect(&command, &good.as_bytes()[1..], Path::default(), Caller { source: SOURCE }, Instant(0));
+    let short = rig.subsystem.connect(&command, &good.as_bytes()[1..], Path::default(), caller(), Instant(0));
     assert_eq!(refused(short), (Status::SGL_LENGTH, 0));
     let mut sqe = connect_sqe(0, 31);
     sqe.cdw10[0] = 1.into();
     let command = Command { sqe, sent: 1024, room: 0 };
-    let other =
-        rig.subsystem.connect(&command, good.as_bytes(), Path::default(), Caller { source: SOURCE }, Instant(0));
+    let other = rig.subsystem.connect(&command, good.as_bytes(), Path::default(), caller(), Instant(0));
     assert_eq!(refused(other), (Status::CONNECT_FORMAT, 0));
 }
 
@@ -84,7 +82,7 @@ fn only_those_come_in_whom_a_name_is_enough_for() {
         (of("NQN.2014-08.*:uuid:Rig", "192.0.2.7"), Proofs::default(), all),
         (of("iqn.*", "192.0.2.0/24"), Proofs::default(), none),
         (of(HOST_NQN, "198.51.100.0/24"), Proofs::default(), none),
-        // Nobody can prove anything here.
+        // What is no key of NVMe proves nothing.
         (Group { proofs: users(), ..named.clone() }, Proofs::default(), (false, true)),
         (Group { map: Some("map".into()), ..named.clone() }, Proofs::default(), all),
         (named.clone(), users(), (true, false)),

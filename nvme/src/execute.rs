@@ -3,9 +3,10 @@
 use crate::admit::admit;
 use crate::command::{Command, FUSE, Refusal, Reply, Status};
 use crate::context::Context;
+use crate::controller::TestResult;
 use crate::fault;
 use crate::namespace::{ALL, Attached, Namespace};
-use crate::plan::Plan;
+use crate::plan::{Plan, Test};
 use crate::queue::{Queue, Task};
 use crate::subsystem::Subsystem;
 use crate::table::{Data, Reach, Row, find_entry};
@@ -88,17 +89,10 @@ impl Subsystem {
                 reply.parked = true;
             }
             Plan::Abort { queue: other, command } => reply.result = self.abort(queue, other, command).into(),
-            Plan::Flush => {
-                for seen in queue.namespaces() {
-                    carry(&seen.namespace, &Step::Flush, transfer, tools, reply).await?;
-                }
-            }
-            Plan::Format(named) => {
-                for id in named {
-                    let seen = queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?;
-                    // Seldom, and larger than the others: it does not make their future larger.
-                    Box::pin(self.format(&seen.namespace, tools)).await?;
-                }
+            // Larger than the others: it does not make their future larger.
+            plan
+            @ (Plan::Hear(_) | Plan::Tell | Plan::Flush | Plan::Format(_) | Plan::Sanitize(..) | Plan::Test(_)) => {
+                Box::pin(self.seldom(queue, plan, length, transfer, tools, reply)).await?;
             }
             plan => {
                 let namespace = &namespace.as_ref().ok_or(Status::INVALID_NAMESPACE)?.namespace;
@@ -119,6 +113,70 @@ impl Subsystem {
             }
         }
         Ok(())
+    }
+
+    /// What is seldom asked for, and of several namespaces or of none.
+    async fn seldom<T: Transfer>(
+        &self,
+        queue: &Rc<Queue>,
+        plan: Plan,
+        length: usize,
+        transfer: &T,
+        tools: &mut Tools,
+        reply: &mut Reply,
+    ) -> Result<(), Refusal> {
+        match plan {
+            Plan::Hear(message) => self.hear(queue, &message).await?,
+            Plan::Tell => {
+                let message = self.tell(queue, length).await?;
+                *self.scratch.borrow_mut() = message;
+                self.answer(length, tools, reply)?;
+            }
+            Plan::Flush => {
+                for seen in queue.namespaces() {
+                    carry(&seen.namespace, &Step::Flush, transfer, tools, reply).await?;
+                }
+            }
+            Plan::Format(named) => {
+                for id in named {
+                    let seen = queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?;
+                    self.format(&seen.namespace, tools).await?;
+                }
+            }
+            Plan::Sanitize(all, asked) => self.sanitize(queue, all, asked, tools).await?,
+            Plan::Test(test) => self.test(queue, test, transfer, tools).await,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Reads the first and the last block of each medium, and more of it in between if the test is an extended one. What
+    /// comes of it is in the log.
+    async fn test<T: Transfer>(&self, queue: &Queue, test: Test, transfer: &T, tools: &mut Tools) {
+        const EXTENDED: u8 = 2;
+        /// Few enough to be read before a host loses its patience with the command.
+        const EXTENDED_PLACES: u64 = 1024;
+        let mut failed = None;
+        for seen in test.namespaces.iter().filter_map(|id| queue.attached(*id)) {
+            let namespace = &seen.namespace;
+            let (block, size) = (u64::from(namespace.block_size()), namespace.unit.geometry.bytes());
+            let last = (size / block).saturating_sub(1);
+            let places = match test.code {
+                EXTENDED => EXTENDED_PLACES,
+                _ => 1,
+            };
+            for place in 0..=places {
+                // The last one is the last block.
+                let offset = (last / places * place + last % places * place / places) * block;
+                let step = Step::Verify { offset, len: block };
+                let mut reply = Reply::default();
+                if failed.is_none() && carry(namespace, &step, transfer, tools, &mut reply).await.is_err() {
+                    failed = Some((seen.id, offset / block));
+                }
+            }
+        }
+        let when = (self.config().clock)();
+        self.config().controllers.tested(TestResult { code: test.code, named: test.named, failed, when });
     }
 
     /// Finds the command's row, and admits it for the namespace that it names.

@@ -1,11 +1,16 @@
 use super::*;
-use crate::connect::Caller;
-use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, SOURCE, at_once, connect_data, connect_sqe, entry};
+use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, at_once, caller, connect_data, connect_sqe, entry};
 use crate::namespace::Access;
+use crate::subsystem::{Everywhere, Nowhere, Pass, Renewing, Sanitizing};
 use lunar_core::medium::Content;
+use lunar_core::mem::Arena;
 use lunar_core::protection::{INFO_BYTES, Info, guard};
+use lunar_core::reserve::News;
 use lunar_core::time::Instant;
 use lunar_core::unit::UnitId;
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
 const WRITE: u8 = 0x01;
@@ -200,7 +205,7 @@ fn logs_are_read_in_parts() {
     let log = |id: u32, dwords: u32, offset: u32| admin(&rig, 0x02, 0xffff_ffff, &[id | (dwords - 1) << 16, 0, offset]);
     let supported = log(0x00, 256, 0).data;
     let there: Vec<usize> = (0..256).filter(|id| supported[id * 4] == 1).collect();
-    assert_eq!(there, [0, 1, 2, 3, 4, 5, 0x0c, 0x80]);
+    assert_eq!(there, [0, 1, 2, 3, 4, 5, 6, 0x0c, 0x80, 0x81]);
     io(&rig, &blocks(READ, 0, 1), &[]);
     let health = log(0x02, 128, 0).data;
     assert_eq!((health.len(), u16_at(&health, 1), health[32], health[64]), (512, 300, 1, 1));
@@ -230,14 +235,21 @@ fn discovery_tells_where_the_subsystem_is() {
     };
     let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
     let data = connect_data(9, 0xffff, crate::connect::DISCOVERY_NQN);
-    let caller = Caller { source: SOURCE };
-    let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, caller, Instant(0)).expect("let in");
+    let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, caller(), Instant(0)).expect("let in");
     queue.controller.set_property(0x14, false, 1).expect("enabled");
-    let log = rig.run(&queue, &entry(0x02, 0, &[0x70 | 767 << 16]), &[]).data;
-    assert_eq!((log[8], &log[1024..1028], &log[1056..1061]), (2, &[3, 1, 2, 4][..], &b"4420\0"[..]));
+    let log = rig.run(&queue, &entry(0x02, 0, &[0x70 | 1023 << 16]), &[]).data;
+    assert_eq!((log[8], &log[1024..1028], &log[1056..1061]), (3, &[3, 1, 2, 4][..], &b"4420\0"[..]));
     assert_eq!((&log[1280..1304], &log[1536..1546]), (&b"nqn.2026-01.io.lunar:rig"[..], &b"192.0.2.1\0"[..]));
     assert_eq!((log[2050], &log[2304..2340]), (3, crate::connect::DISCOVERY_NQN.as_bytes()));
-    assert_eq!(rig.run(&queue, &entry(0x06, 0, &[1]), &[]).data[111], 2);
+    assert_eq!((&log[3072..3075], &log[3104..3109], &log[3584..3588]), (&[3, 2, 1][..], &b"8009\0"[..], &b"::1\0"[..]));
+    let identified = rig.run(&queue, &entry(0x06, 0, &[1]), &[]).data;
+    assert_eq!((identified[111], u32_at(&identified, 92)), (2, 0x8000_0000));
+    // Who wants to know is told of changes, and the others are not.
+    assert_eq!(rig.run(&queue, &entry(0x09, 0, &[0x0b, 0x8000_0000]), &[]).status, Status::SUCCESS);
+    assert!(rig.run(&queue, &entry(0x0c, 0, &[]), &[]).parked);
+    assert!(admin(&rig, 0x0c, 0, &[]).parked);
+    queue.controller.raise(crate::event::Event::DISCOVERY);
+    assert_eq!(at_once(queue.controller.event()), (0, Status::SUCCESS, 0x70_f002));
     assert_eq!(rig.run(&queue, &entry(0x06, 1, &[0]), &[]).status, Status::INVALID_FIELD);
 }
 
@@ -392,4 +404,88 @@ fn blocks_that_scsi_protects_are_protected_here_too() {
     assert_eq!(io(&rig, &of(READ, 4, 1), &[]).data, [0; BLOCK as usize]);
     assert_eq!(admin(&rig, 0x80, 2, &[0]).status, Status::SUCCESS);
     assert_eq!((beside(3), io(&rig, &of(READ, 3, 1), &[]).status), (Info::BLANK, Status::SUCCESS));
+}
+
+/// Sanitizes nothing, and remembers what was asked for.
+#[derive(Default)]
+struct Cleaner(RefCell<Vec<(UnitId, Sanitizing)>>);
+
+type Ends<T> = Pin<Box<dyn Future<Output = T>>>;
+
+impl Everywhere for Cleaner {
+    fn reservations(&self, unit: UnitId, news: Arc<News>) -> Ends<()> {
+        Nowhere.reservations(unit, news)
+    }
+
+    fn preempted(&self, unit: UnitId, news: Arc<News>) -> Ends<()> {
+        Nowhere.preempted(unit, news)
+    }
+
+    fn keep(&self, unit: UnitId, state: Renewing) -> Ends<Result<(), Fault>> {
+        Nowhere.keep(unit, state)
+    }
+
+    fn sanitize(&self, unit: UnitId, how: Sanitizing, _arena: Arena) -> Ends<Result<(), Fault>> {
+        self.0.borrow_mut().push((unit, how));
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn renewing(&self, unit: UnitId, state: Renewing) -> Ends<()> {
+        Nowhere.renewing(unit, state)
+    }
+}
+
+#[test]
+fn sanitize_is_for_all_media_and_one_state() {
+    let cleaner = Rc::new(Cleaner::default());
+    let rig = Rig::with(cleaner.clone());
+    let sanitize = |dword: u32| admin(&rig, 0x84, 0, &[dword, 0x0102_0304]).status;
+    let log = || {
+        let page = admin(&rig, 0x02, 0, &[0x81 | 127 << 16]).data;
+        (u16_at(&page, 0), u16_at(&page, 2), u32_at(&page, 4), u32_at(&page, 8))
+    };
+    let asked = || std::mem::take(&mut *cleaner.0.borrow_mut());
+    assert_eq!(log(), (0xffff, 0, 0, u32::MAX), "never");
+    let erase = |unmap| vec![Pass { pattern: Vec::new(), unmap }];
+    assert_eq!(sanitize(2), Status::SUCCESS);
+    let begun = |passes, exits| Sanitizing::Begin { passes, exits };
+    assert_eq!(asked(), [0, 1].map(|unit| (UnitId(unit), begun(erase(true), false))));
+    assert_eq!((sanitize(2 | 0x200), asked()[0].1.clone()), (Status::SUCCESS, begun(erase(false), false)));
+    assert_eq!(log(), (0xffff, 1, 0x202, u32::MAX), "done");
+    assert_eq!(sanitize(3 | 3 << 4 | 0x100 | 8), Status::SUCCESS);
+    let word = |word: u32| Pass { pattern: word.to_le_bytes().repeat(128), unmap: false };
+    let passes = vec![word(0x0102_0304), word(!0x0102_0304), word(0x0102_0304)];
+    assert_eq!(asked()[1].1, begun(passes, true));
+    assert_eq!(sanitize(3), Status::SUCCESS);
+    assert!(matches!(&asked()[0].1, Sanitizing::Begin { passes, .. } if passes.len() == 16));
+    assert_eq!((sanitize(0), sanitize(4)), (Status::INVALID_FIELD, Status::INVALID_FIELD));
+    // Whichever command set began it.
+    let medium = rig.io.attached(1).expect("it is there").namespace.unit.medium.clone();
+    let work = medium.begin().expect("nothing is under way");
+    medium.set_content(Content::Unsanitized);
+    work.set_progress(1, 4);
+    assert_eq!((log().0, log().1), (0x4000, 2));
+    let busy = Status::SANITIZE_IN_PROGRESS;
+    assert_eq!((sanitize(2), io(&rig, &blocks(READ, 0, 1), &[]).status), (busy, busy));
+    drop(work);
+    assert_eq!((log().0, log().1), (0xffff, 3), "failed");
+    assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, Status::SANITIZE_FAILED);
+    assert_eq!((sanitize(1), asked().len()), (Status::SUCCESS, 2));
+    let alone = Rig::default();
+    assert_eq!(admin(&alone, 0x84, 0, &[2]).status, Status::INTERNAL_ERROR, "nobody can");
+}
+
+#[test]
+fn self_tests_are_told_of() {
+    let rig = Rig::default();
+    let test = |namespace, code| admin(&rig, 0x14, namespace, &[code]).status;
+    let log = || admin(&rig, 0x02, 0, &[6 | 140 << 16]).data;
+    assert_eq!((log().len(), log()[4]), (564, 0x0f));
+    assert_eq!((test(0, 1), test(0xffff_ffff, 1), test(1, 0x0f)), (Status::SUCCESS, Status::SUCCESS, Status::SUCCESS));
+    rig.memories[0].fault.set(Some(Fault::Medium));
+    assert_eq!(test(1, 2), Status::SUCCESS);
+    let page = log();
+    assert_eq!((page[4], page[5], page[6], u32_at(&page, 16)), (0x27, 1, 3, 1));
+    assert_eq!((page[32], u32_at(&page, 44), page[60], u32_at(&page, 72)), (0x10, 0xffff_ffff, 0x10, 0));
+    assert_eq!((test(1, 3), test(9, 1)), (Status::INVALID_FIELD, Status::INVALID_NAMESPACE));
 }

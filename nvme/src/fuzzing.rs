@@ -1,13 +1,18 @@
 //! What fuzzers and tests call: a subsystem with two namespaces in memory, and a host with its queues.
 
 use crate::attach::Tenant;
+use crate::auth::Outside;
+use crate::auth::exchange::{Computed, Terms, Work};
+use crate::auth::guard::Guard;
+use crate::auth::host::{Host, RANDOM};
+use crate::auth::key::Key;
 use crate::command::{Command, Direction, FABRICS, FUSE, Reply, SQE_LEN, Sqe, Status};
 use crate::connect::{Caller, ConnectData, Path};
 use crate::directory::{Board, Directory, Entry};
 use crate::queue::Queue;
 use crate::subsystem::{Everywhere, Nowhere, Subsystem, SubsystemConfig};
 use crate::table::{Set, TABLE};
-use lunar_core::access::{Access, Group, Proofs};
+use lunar_core::access::{Access, Account, Group, Proofs, Secret};
 use lunar_core::io::{Completion, Data, Done, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::keep::Forgetful;
 use lunar_core::mem::{Arena, Sg};
@@ -19,9 +24,10 @@ use lunar_core::time::Instant;
 use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -34,7 +40,13 @@ pub const NQN: &str = "nqn.2026-01.io.lunar:rig";
 /// What the clock shows, always: milliseconds since the beginning of 1970.
 pub const NOW: u64 = 1_795_000_000_000;
 /// Where the host comes from.
-pub const SOURCE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), 50_000);
+pub const SOURCE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), 4000);
+/// The same, without a secure channel.
+#[must_use]
+pub fn caller() -> Caller {
+    Caller { source: SOURCE, channel: None }
+}
+
 /// What it is called.
 pub const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:rig";
 /// The unit whose blocks are protected.
@@ -171,8 +183,11 @@ pub struct Rig {
     pub memories: [Rc<Memory>; 2],
     /// What is kept beside the blocks of the second: their protection information, inverted.
     pub beside: Rc<Memory>,
+    /// Time as the rig has it.
+    pub outside: Rc<Still>,
     /// What subsystems there are: one, for everybody.
     pub board: Arc<Board>,
+    told: Arc<Mutex<Vec<String>>>,
     arena: Arena,
 }
 
@@ -189,6 +204,8 @@ impl Rig {
     /// When its host cannot connect.
     #[must_use]
     pub fn with(everywhere: Rc<dyn Everywhere>) -> Self {
+        let told = Arc::<Mutex<Vec<String>>>::default();
+        let outside = Rc::new(Still::default());
         let board = open_board();
         let config = SubsystemConfig {
             clock: Rc::new(|| NOW),
@@ -196,6 +213,9 @@ impl Rig {
             shared: Arc::default(),
             controllers: Arc::default(),
             board: board.clone(),
+            referrals: vec![Path::tcp(SocketAddr::new(IpAddr::V6(std::net::Ipv6Addr::LOCALHOST), 8009), 0)],
+            guard: guard(board.clone(), told.clone()),
+            outside: outside.clone(),
         };
         let subsystem = Subsystem::new(config, everywhere);
         let memories = [0, PROTECTED].map(|id| {
@@ -207,7 +227,7 @@ impl Rig {
         let memories = [first, second];
         let arena = Arena::new(ARENA_BYTES);
         let [admin, io] = connect_pair(&subsystem, 7);
-        Self { subsystem, admin, io, memories, beside, board, arena }
+        Self { subsystem, admin, io, memories, beside, outside, board, told, arena }
     }
 
     /// Lets in who belongs to one of these groups from now on; `discovery` is about those who only ask what there is.
@@ -215,9 +235,36 @@ impl Rig {
     /// # Panics
     /// When they would not protect.
     pub fn let_in(&self, groups: Vec<Group>, discovery: Proofs) {
-        let access = Access::new(groups, discovery.clone()).expect("right");
+        self.set_access(Access::new(groups, discovery).expect("right"));
+    }
+
+    /// Who may come in from now on.
+    ///
+    /// # Panics
+    /// When that would not protect.
+    pub fn set_access(&self, access: Access) {
+        let discovery = Proofs::clone(access.discovery());
         let directory = Directory::new(vec![subsystem_entry(access)], discovery, None);
         self.board.set(directory.expect("right"));
+    }
+
+    /// What the audit was told since this was asked last.
+    #[must_use]
+    pub fn told(&self) -> Vec<String> {
+        std::mem::take(&mut *self.told.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The admin queue of a host that was let in, and whether it has to prove its name.
+    ///
+    /// # Panics
+    /// When it is not let in.
+    #[must_use]
+    pub fn knock(&self, id: u8) -> (Rc<Queue>, bool) {
+        let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
+        let data = connect_data(id, 0xffff, NQN);
+        let made = self.subsystem.connect(&command, data.as_bytes(), Path::default(), caller(), self.outside.now());
+        let (queue, result) = made.expect("the host is let in");
+        (queue, result & 1 << 17 != 0)
     }
 
     /// Another host, by the bytes of its identifier: its admin queue and an I/O queue.
@@ -264,6 +311,86 @@ impl Rig {
     fn wire<'a>(&self, out: &'a [u8]) -> Wire<'a> {
         Wire { arena: self.arena.clone(), out, pushed: RefCell::default() }
     }
+}
+
+/// Time that stands still but where it is waited for, and computes at once.
+#[derive(Debug, Default)]
+pub struct Still(Cell<Instant>);
+
+impl Still {
+    /// It is so late now.
+    pub fn set(&self, now: Instant) {
+        self.0.set(now);
+    }
+}
+
+impl Outside for Still {
+    fn now(&self) -> Instant {
+        self.0.get()
+    }
+
+    fn until(&self, at: Instant) -> Pin<Box<dyn Future<Output = ()>>> {
+        self.0.set(at);
+        Box::pin(std::future::ready(()))
+    }
+
+    fn compute(&self, work: Work) -> Pin<Box<dyn Future<Output = Option<Computed>>>> {
+        Box::pin(std::future::ready(Some(work.run())))
+    }
+}
+
+fn guard(board: Arc<Board>, told: Arc<Mutex<Vec<String>>>) -> Arc<Guard> {
+    let next = AtomicU8::new(0);
+    let random = Box::new(move |into: &mut [u8]| {
+        into.fill_with(|| next.fetch_add(1, Ordering::Relaxed));
+        true
+    });
+    let sink = move |record: &crate::auth::guard::Record| {
+        told.lock().unwrap_or_else(PoisonError::into_inner).push(record.to_string());
+    };
+    Guard::new(board, Terms::default(), Arc::default(), random, Box::new(sink))
+}
+
+/// The key of hosts of this rig.
+pub const HOST_KEY: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+/// The key of its subsystem.
+pub const OWN_KEY: &str = "DHHC-1:01:YWJjZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXowMTIzNDVMR01i:";
+
+/// Has all hosts prove their names: to users of these names and secrets.
+///
+/// # Panics
+/// When the secrets are none.
+#[must_use]
+pub fn with_users(users: &[(&str, &str)]) -> Access {
+    let secret = |text: &str| Secret::new(text.into()).expect("long enough");
+    let account = |(name, text): &(&str, &str)| Account { name: (*name).into(), secret: secret(text) };
+    let target = Some(Account { name: NQN.into(), secret: secret(OWN_KEY) });
+    let proofs = Proofs { users: users.iter().map(account).collect(), target };
+    Access::new(vec![Group { proofs, ..Group::everybody() }], Proofs::default()).expect("right")
+}
+
+/// A host that knows this key.
+///
+/// # Panics
+/// When it is none.
+#[must_use]
+pub fn prover(key: &str) -> Host {
+    /// Of the challenge of the host, and its number.
+    const BEHIND: [u8; 68] = {
+        let mut bytes = [0x3c; 68];
+        [bytes[64], bytes[65], bytes[66], bytes[67]] = 0x0001_0002_u32.to_le_bytes();
+        bytes
+    };
+    let key = Key::parse(key.as_bytes()).expect("a key");
+    let mut random = [0x77; RANDOM];
+    random[RANDOM - BEHIND.len()..].copy_from_slice(&BEHIND);
+    Host { name: HOST_NQN.into(), subsystem: NQN.into(), key, other: None, transaction: 0x1234, random }
+}
+
+/// The entry of Authentication Send, or Receive, of so many bytes.
+#[must_use]
+pub fn auth_sqe(kind: u8, length: usize) -> Sqe {
+    entry(FABRICS, u32::from(kind), &[0xe901_0100, u32::try_from(length).unwrap_or(u32::MAX)])
 }
 
 fn command(sqe: &Sqe, out: &[u8]) -> Command {
@@ -361,7 +488,7 @@ fn connect_pair(subsystem: &Subsystem, host: u8) -> [Rc<Queue>; 2] {
     let connect = |queue, controller| {
         let command = Command { sqe: connect_sqe(queue, 31), sent: 1024, room: 0 };
         let data = connect_data(host, controller, NQN);
-        let made = subsystem.connect(&command, data.as_bytes(), Path::default(), Caller { source: SOURCE }, Instant(0));
+        let made = subsystem.connect(&command, data.as_bytes(), Path::default(), caller(), Instant(0));
         made.expect("the host is let in").0
     };
     let admin = connect(0, 0xffff);
@@ -384,6 +511,40 @@ pub fn at_once<T>(future: impl Future<Output = T>) -> T {
         }
     }
     panic!("a command waits for something that is not there")
+}
+
+/// Messages of a host that has to prove its name: right ones, with bytes of them changed, and any others. Whoever was
+/// never right does not pass.
+pub fn proofs(data: &[u8]) {
+    /// Groups whose numbers are small enough for many rounds.
+    const GROUPS: [u8; 2] = [0, 1];
+    let rig = Rig::default();
+    rig.set_access(with_users(&[("alice", HOST_KEY)]));
+    let (queue, _) = rig.knock(9);
+    let Some((first, data)) = data.split_first() else { return };
+    let mut host = prover(if first & 1 == 0 { HOST_KEY } else { OWN_KEY });
+    host.other = (first & 2 != 0).then(|| Key::parse(OWN_KEY.as_bytes()).ok()).flatten();
+    let (mut got, mut is_right) = (Vec::new(), false);
+    for step in data.chunks(4) {
+        let [what, at, flip, ..] = *step else { continue };
+        let mut message = match what & 7 {
+            0 => host.negotiate(&[1 + what % 3], &GROUPS[usize::from(what >> 3 & 1)..]),
+            1 => host.reply(&got).unwrap_or_default(),
+            2 => host.success(),
+            3 => host.failure(),
+            4 => step.repeat(usize::from(at) + 1),
+            _ => {
+                got = rig.run(&queue, &auth_sqe(6, usize::from(at) << 3), &[]).data;
+                continue;
+            }
+        };
+        let changed = message.get_mut(usize::from(at)).map(|byte| *byte ^= flip).is_some() && flip != 0;
+        is_right |= first & 1 == 0 && what & 7 == 1 && !message.is_empty() && !changed;
+        let length = message.len();
+        rig.run(&queue, &auth_sqe(5, length), &message);
+        rig.outside.set(rig.outside.now() + std::time::Duration::from_secs(2));
+    }
+    assert!(is_right || !queue.passes(), "who has proved nothing passes");
 }
 
 /// Runs commands, any of them with any bits: each is a queue, an entry and its data.

@@ -62,10 +62,14 @@ mod bits {
     pub(super) const SHARED: u8 = 0x01 | 0x02 | 0x08;
     /// CTRATT: host identifiers of sixteen bytes; every command keeps the controller alive.
     pub(super) const ATTRIBUTES: u32 = 0x01 | 0x40;
-    /// OACS: Format NVM.
-    pub(super) const ADMIN: u16 = 0x02;
+    /// OACS: Format NVM, Device Self-test.
+    pub(super) const ADMIN: u16 = 0x02 | 0x10;
     /// OACS: Doorbell Buffer Config.
     pub(super) const DOORBELLS: u16 = 0x100;
+    /// DSTO: one self-test at a time, of the subsystem.
+    pub(super) const ONE_TEST: u8 = 0x01;
+    /// SANICAP: block erase and overwrite; what is not to be deallocated is not changed once more either.
+    pub(super) const SANITIZE: u32 = 0x02 | 0x04 | 0x4000_0000;
     /// FRMW: one slot, which cannot be written.
     pub(super) const FIRMWARE: u8 = 0x03;
     /// LPA: commands supported and effects, offsets into log pages.
@@ -121,6 +125,7 @@ pub fn controller(cx: &Context<'_>) -> Page {
         page.u32(92, DISCOVERY_NOTICES).put(768, entry.nqn.as_bytes());
         return page;
     }
+    page.u16(316, 1).put(318, &[bits::ONE_TEST]).u32(328, bits::SANITIZE);
     let last = cx.queue.last_namespace();
     let caches = namespaces.iter().any(|seen| seen.namespace.unit.traits().write_cache);
     page.put(76, &[bits::SHARED]).u32(92, NAMESPACE_NOTICES | ACCESS_NOTICES);

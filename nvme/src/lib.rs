@@ -6,6 +6,7 @@
 //! * [`subsystem`], [`controller`], [`queue`], [`namespace`]: the device, who uses it, through what, and its disks
 //! * [`directory`]: what subsystems there are and who may come in; `space`: who sees which unit as which namespace
 //! * [`execute`]: a command from entry to completion; [`admit`]: the one place that decides whether it may run
+//! * [`auth`]: how hosts prove their names, and who may come in
 //! * [`reserve`]: a change of reservations, on all cores; `renew`: how Format NVM writes a whole medium anew
 //! * [`attach`]: how a host gets a controller whose queues lie in its memory
 //! * [`event`]: what hosts are told unasked
@@ -14,6 +15,7 @@
 
 pub mod admit;
 pub mod attach;
+pub mod auth;
 pub mod cmd;
 pub mod command;
 pub mod connect;
@@ -44,4 +46,4 @@ pub use controller::{Controller, Controllers, Kind};
 pub use directory::{Board, Directory};
 pub use queue::{Queue, Task, TaskSet};
 pub use space::{Mapping, NamespaceMap};
-pub use subsystem::{Everywhere, Nowhere, Renewing, Subsystem, SubsystemConfig};
+pub use subsystem::{Everywhere, Nowhere, Pass, Renewing, Sanitizing, Subsystem, SubsystemConfig};

@@ -4,6 +4,7 @@ use crate::connect::{DISCOVERY_NQN, family};
 use crate::context::Context;
 use crate::controller::Kind;
 use crate::table::{Code, Set, find};
+use lunar_core::medium::Content;
 use lunar_core::tally::Event;
 use lunar_core::wire::le;
 use zerocopy::{FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -35,9 +36,11 @@ pub const PAGES: &[Row] = &[
     Row { id: 0x03, name: "Firmware Slot Information", kinds: IO, write: firmware },
     Row { id: 0x04, name: "Changed Namespace List", kinds: IO, write: changed_namespaces },
     Row { id: 0x05, name: "Commands Supported and Effects", kinds: IO, write: effects },
+    Row { id: 0x06, name: "Device Self-test", kinds: IO, write: self_tests },
     Row { id: ACCESS, name: "Asymmetric Namespace Access", kinds: IO, write: access },
     Row { id: 0x70, name: "Discovery", kinds: &[Kind::Discovery], write: discovery },
     Row { id: 0x80, name: "Reservation Notification", kinds: IO, write: reservations },
+    Row { id: 0x81, name: "Sanitize Status", kinds: IO, write: sanitize },
 ];
 
 /// 5.16.1.1
@@ -125,6 +128,66 @@ fn effects(cx: &mut Context<'_>, _specific: u8) {
     cx.out.resize(start + 4096, 0);
 }
 
+/// 5.16.1.7: nothing is under way, for a test is over when its command is answered.
+fn self_tests(cx: &mut Context<'_>, _specific: u8) {
+    const ENTRIES: usize = 20;
+    const ENTRY_LEN: usize = 28;
+    const NOTHING: u8 = 0x0f;
+    /// A segment that is known failed.
+    const FAILED: u8 = 0x07;
+    /// Namespace and block are valid.
+    const KNOWN: u8 = 0x03;
+    const HOUR: u64 = 3_600_000;
+    let start = cx.out.len();
+    cx.out.extend_from_slice(&[0; 4]);
+    let tests = cx.subsystem.config().controllers.tests();
+    let first = tests.last().map_or(0, |test| test.when);
+    for test in &tests {
+        let (id, block) = test.failed.unwrap_or((test.named, 0));
+        let (result, valid) = if test.failed.is_some() { (FAILED, KNOWN) } else { (0, 0) };
+        cx.out.extend_from_slice(&[test.code << 4 | result, u8::from(test.failed.is_some()), valid, 0]);
+        cx.out.extend_from_slice(&(test.when.saturating_sub(first) / HOUR).to_le_bytes());
+        cx.out.extend_from_slice(&id.to_le_bytes());
+        cx.out.extend_from_slice(&block.to_le_bytes());
+        cx.out.extend_from_slice(&[0; 4]);
+    }
+    for _ in tests.len()..ENTRIES {
+        let at = cx.out.len();
+        cx.out.resize(at + ENTRY_LEN, 0);
+        cx.out[at] = NOTHING;
+    }
+    debug_assert_eq!(cx.out.len() - start, 4 + ENTRIES * ENTRY_LEN);
+}
+
+/// 5.16.1.25: what is under way, over, or has failed, by any command set.
+fn sanitize(cx: &mut Context<'_>, _specific: u8) {
+    const NEVER: u16 = 0;
+    const DONE: u16 = 1;
+    const UNDER_WAY: u16 = 2;
+    const FAILED: u16 = 3;
+    const NOT_TOLD: u32 = u32::MAX;
+    let namespaces = cx.queue.namespaces();
+    let mut unsanitized = namespaces.iter().map(|seen| &seen.namespace.unit.medium);
+    let asked = cx.subsystem.config().controllers.last_sanitized();
+    let mut progress = u16::MAX;
+    let mut status = if asked.is_some() { DONE } else { NEVER };
+    for medium in unsanitized.by_ref().filter(|medium| medium.content() == Content::Unsanitized) {
+        if medium.is_worked_on() {
+            (status, progress) = (UNDER_WAY, progress.min(medium.progress()));
+        } else if status != UNDER_WAY {
+            status = FAILED;
+        }
+    }
+    let start = cx.out.len();
+    cx.out.extend_from_slice(&progress.to_le_bytes());
+    cx.out.extend_from_slice(&status.to_le_bytes());
+    cx.out.extend_from_slice(&asked.unwrap_or(0).to_le_bytes());
+    for _ in 0..6 {
+        cx.out.extend_from_slice(&NOT_TOLD.to_le_bytes());
+    }
+    cx.out.resize(start + 512, 0);
+}
+
 /// 5.16.1.13: each namespace is a group of its own, for each has a state of its own.
 fn access(cx: &mut Context<'_>, specific: u8) {
     const GROUPS_ONLY: u8 = 0x01;
@@ -175,16 +238,20 @@ fn put_text(field: &mut [u8], text: &str) {
 
 fn discovery(cx: &mut Context<'_>, _specific: u8) {
     const HEAD_LEN: usize = 1024;
-    /// SUBTYPE: an NVM subsystem; the discovery service itself.
+    /// SUBTYPE: another discovery service; an NVM subsystem; this discovery service.
+    const REFERRAL: u8 = 1;
     const SUBSYSTEM: u8 = 2;
     const THIS_SERVICE: u8 = 3;
-    /// TREQ: nothing is said of secure channels, which there are none of; the queue's flow control can be turned off.
+    /// TREQ: nothing is said of secure channels, or the host has to have one; flow control can be turned off.
     const REQUIREMENTS: u8 = 0x04;
+    const SECURE: u8 = 0x01;
+    /// TSAS of TCP: TLS 1.3.
+    const TLS: u8 = 0x02;
     /// EFLAGS of this service: it may stay connected; what it tells is the same by all addresses.
     const FLAGS: u16 = 0x03;
     const ANY: u16 = 0xffff;
-    let (controller, directory) = (cx.controller(), cx.subsystem.config().board.directory());
-    let path = &controller.path;
+    let (controller, config) = (cx.controller(), cx.subsystem.config());
+    let (path, directory) = (&controller.path, config.board.directory());
     let told = controller
         .standing
         .source
@@ -193,7 +260,7 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
         told.into_iter().map(|told| (SUBSYSTEM, told.nqn, told.address, told.portal, 0)).collect();
     records.push((THIS_SERVICE, DISCOVERY_NQN.into(), None, path.way.portal, FLAGS));
     cx.out.extend_from_slice(&directory.changes().to_le_bytes());
-    cx.out.extend_from_slice(&(records.len() as u64).to_le_bytes());
+    cx.out.extend_from_slice(&((records.len() + config.referrals.len()) as u64).to_le_bytes());
     cx.out.resize(HEAD_LEN, 0);
     for (subtype, nqn, at, portal, flags) in records {
         let mut record = Record::new_zeroed();
@@ -204,9 +271,24 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
         (record.transport, record.family, record.subtype) = (path.transport, family, subtype);
         (record.requirements, record.port, record.controller) = (REQUIREMENTS, (portal as u16).into(), ANY.into());
         (record.admin_entries, record.flags) = (32.into(), flags.into());
+        let source = controller.standing.source;
+        if source.is_some_and(|source| config.guard.wants_channel(&nqn, &controller.host.nqn, source.ip())) {
+            record.requirements |= SECURE;
+            record.specific[0] = TLS;
+        }
         put_text(&mut record.service, &service);
         put_text(&mut record.subsystem, &nqn);
         put_text(&mut record.address, &address);
+        cx.out.extend_from_slice(record.as_bytes());
+    }
+    for other in &config.referrals {
+        let mut record = Record::new_zeroed();
+        (record.transport, record.family, record.subtype) = (other.transport, other.family, REFERRAL);
+        (record.requirements, record.port, record.controller) = (REQUIREMENTS, 0.into(), ANY.into());
+        record.admin_entries = 32.into();
+        put_text(&mut record.service, &other.service);
+        put_text(&mut record.subsystem, DISCOVERY_NQN);
+        put_text(&mut record.address, &other.address);
         cx.out.extend_from_slice(record.as_bytes());
     }
 }

@@ -1,5 +1,6 @@
 //! What a command decided to do.
 
+use crate::subsystem::Sanitizing;
 use lunar_core::reserve::Request;
 use lunar_core::step::Step;
 
@@ -16,6 +17,10 @@ pub enum Plan {
     Steps(Vec<Step>),
     /// A change of reservations. Behind a pointer, for it is seldom.
     Reserve(Box<Request>),
+    /// A message of who proves its name. Behind a pointer, for it is seldom.
+    Hear(Box<[u8]>),
+    /// The message that waits for who proves its name goes to the host.
+    Tell,
     /// It waits for an event.
     Park,
     /// The command of this identifier in this queue ends early.
@@ -29,4 +34,19 @@ pub enum Plan {
     Flush,
     /// These namespaces are written anew.
     Format(Vec<u32>),
+    /// These namespaces are sanitized, as dword 10 says.
+    Sanitize(Vec<(u32, Sanitizing)>, u32),
+    /// These namespaces are tested.
+    Test(Test),
+}
+
+/// A self-test.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Test {
+    /// Which: short or extended.
+    pub code: u8,
+    /// What was asked for.
+    pub named: u32,
+    /// Whose media are read.
+    pub namespaces: Vec<u32>,
 }

@@ -1,12 +1,13 @@
 //! A queue of a controller, on the core that serves it.
 
+use crate::auth::Proof;
 use crate::controller::{Controller, Controllers};
 use crate::namespace::{Access, Attached, NAMESPACES_MAX};
 use crate::space::Space;
 use lunar_core::port::NexusName;
 use lunar_core::task;
 use lunar_core::unit::UnitId;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub struct Queue {
     pub flow_control: bool,
     /// Its commands.
     pub tasks: TaskSet,
+    /// Who is at its other end, where somebody has connected it.
+    proof: OnceCell<Proof>,
     name: NexusName,
     space: Rc<Space>,
     controllers: Arc<Controllers>,
@@ -52,6 +55,7 @@ impl Queue {
             entries,
             flow_control,
             tasks: TaskSet::default(),
+            proof: OnceCell::new(),
             space,
             controllers,
             attached: RefCell::default(),
@@ -62,6 +66,24 @@ impl Queue {
     #[must_use]
     pub fn name(&self) -> &NexusName {
         &self.name
+    }
+
+    /// Who is at its other end, and what it has proved; `None` where nobody has connected it.
+    #[must_use]
+    pub fn proof(&self) -> Option<&Proof> {
+        self.proof.get()
+    }
+
+    /// Says who is at its other end.
+    pub(crate) fn set_proof(&self, proof: Proof) {
+        // A queue is connected once.
+        let _ = self.proof.set(proof);
+    }
+
+    /// Whether its host may do more than prove its name.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        self.proof.get().is_none_or(Proof::passes)
     }
 
     /// What its host has to do with the namespace of this identifier.

@@ -3,12 +3,39 @@
 use crate::command::{Refusal, Status};
 use crate::fault;
 use crate::namespace::Namespace;
-use crate::subsystem::{Renewing, Subsystem};
+use crate::queue::Queue;
+use crate::subsystem::{Renewing, Sanitizing, Subsystem};
+use lunar_core::io::Fault;
 use lunar_core::medium::{Content, Work};
 use lunar_core::range::Span;
 use lunar_core::step::{self, Failure, Tools, blank, turn};
 
 impl Subsystem {
+    /// Begins to sanitize these namespaces, as dword 10 asks for. Returns when all have begun.
+    ///
+    /// # Errors
+    /// How the command ends; some may have begun.
+    pub(crate) async fn sanitize(
+        &self,
+        queue: &Queue,
+        all: Vec<(u32, Sanitizing)>,
+        asked: u32,
+        tools: &Tools,
+    ) -> Result<(), Refusal> {
+        if !matches!(all.first(), Some((_, Sanitizing::Exit))) {
+            self.config().controllers.sanitized(asked);
+        }
+        for (id, how) in all {
+            let namespace = &queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?.namespace;
+            let begun = self.everywhere.sanitize(namespace.unit.id, how, tools.arena.clone()).await;
+            begun.map_err(|fault| match fault {
+                Fault::Protocol => Status::SANITIZE_FAILED,
+                other => fault::transfer(other),
+            })?;
+        }
+        Ok(())
+    }
+
     /// Writes zeroes over a namespace, and brings them to the medium. Returns when it is done.
     ///
     /// # Errors

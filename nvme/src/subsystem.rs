@@ -1,6 +1,9 @@
 //! One core's view of the NVM subsystems: their namespaces, and the queues that this core serves. A volume that is in
 //! several of them is one unit, with one set of reservations.
 
+use crate::auth::Outside;
+use crate::auth::guard::Guard;
+use crate::connect::Path;
 use crate::controller::{Controller, Controllers};
 use crate::directory::Board;
 use crate::event::Event;
@@ -8,6 +11,7 @@ use crate::namespace::{self, NAMESPACES_MAX, Namespace};
 use crate::queue::Queue;
 use crate::space::{NamespaceMap, Space};
 use lunar_core::io::Fault;
+use lunar_core::mem::Arena;
 use lunar_core::reserve::{News, SharedUnits};
 use lunar_core::stats::Stats;
 use lunar_core::unit::{Unit, UnitId};
@@ -36,6 +40,12 @@ pub struct SubsystemConfig {
     pub controllers: Arc<Controllers>,
     /// What subsystems there are, and who may come in: the same on all cores.
     pub board: Arc<Board>,
+    /// Other discovery services that hosts are told of.
+    pub referrals: Vec<Path>,
+    /// Who asks whether a host may come in: the same on all cores.
+    pub guard: Arc<Guard>,
+    /// What proofs of names need.
+    pub outside: Rc<dyn Outside>,
 }
 
 /// Where work on a whole medium is.
@@ -49,6 +59,29 @@ pub enum Renewing {
     Failed,
 }
 
+/// The whole medium once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pass {
+    /// One block; empty for zeroes that need not be moved.
+    pub pattern: Vec<u8>,
+    /// Whether the space may be given back.
+    pub unmap: bool,
+}
+
+/// What Sanitize does to a unit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Sanitizing {
+    /// These passes, one after the other.
+    Begin {
+        /// The passes.
+        passes: Vec<Pass>,
+        /// Whether a failure can be left without another one.
+        exits: bool,
+    },
+    /// Leaves the state after a failure.
+    Exit,
+}
+
 /// The views of the same units on all other cores, and those of other command sets on all cores.
 pub trait Everywhere {
     /// The reservations of a unit have changed: done when all go by it.
@@ -59,6 +92,11 @@ pub trait Everywhere {
 
     /// Keeps where work on a whole medium is, so that it outlives this process.
     fn keep(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>>;
+
+    /// Sanitizes a unit, for all command sets; done when it has begun. It goes on whatever becomes of who asked, and of
+    /// this process.
+    fn sanitize(&self, unit: UnitId, how: Sanitizing, arena: Arena)
+    -> Pin<Box<dyn Future<Output = Result<(), Fault>>>>;
 
     /// A unit is written anew: done when all command sets keep from it, or use it again.
     fn renewing(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = ()>>>;
@@ -79,6 +117,15 @@ impl Everywhere for Nowhere {
 
     fn keep(&self, _unit: UnitId, _state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
         Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn sanitize(
+        &self,
+        _unit: UnitId,
+        _how: Sanitizing,
+        _arena: Arena,
+    ) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
+        Box::pin(std::future::ready(Err(Fault::Unsupported)))
     }
 
     fn renewing(&self, _unit: UnitId, _state: Renewing) -> Pin<Box<dyn Future<Output = ()>>> {

@@ -91,6 +91,8 @@ pub struct Gates {
     pub transport: Transport,
     /// A controller of a discovery service.
     pub discovery: Gate,
+    /// A host that has still to prove its name.
+    pub unproven: Gate,
     /// A controller that is not enabled.
     pub disabled: Gate,
     /// A reservation of another host.
@@ -216,9 +218,11 @@ table! {
     cmd::features::SetFeatures,
     cmd::features::GetFeatures,
     cmd::admin::AsynchronousEventRequest,
+    cmd::sanitize::DeviceSelfTest,
     cmd::admin::KeepAlive,
     cmd::queues::DoorbellBufferConfig,
     cmd::format::FormatNvm,
+    cmd::sanitize::Sanitize,
     cmd::io::Flush,
     cmd::io::Write,
     cmd::io::Read,
@@ -234,6 +238,8 @@ table! {
     cmd::fabrics::PropertySet,
     cmd::fabrics::Connect,
     cmd::fabrics::PropertyGet,
+    cmd::auth::AuthenticationSend,
+    cmd::auth::AuthenticationReceive,
     cmd::fabrics::Disconnect,
 }
 

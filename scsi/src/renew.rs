@@ -162,6 +162,48 @@ impl Target {
         kept::format(&lu.unit, state).await
     }
 
+    /// Sanitizes a unit for another command set; returns when that has begun. It goes on whatever becomes of who asked.
+    ///
+    /// # Errors
+    /// What keeps it from beginning: [`Fault::Aborted`] if other work is under way.
+    pub async fn sanitize(&self, lun: u16, passes: Vec<Pass>, exits: bool, arena: Arena) -> Result<(), Fault> {
+        let lu = self.unit(lun).ok_or(Fault::Gone)?;
+        let (Some(spawn), Some(target)) = (self.background(), self.this()) else { return Err(Fault::Unsupported) };
+        let work = lu.unit.medium.begin().ok_or(Fault::Aborted)?;
+        let (during, failed) = (MediumState::Sanitizing, MediumState::SanitizeFailed { exits });
+        let renewal = Renewal { during, failed, protection: None, passes, immediate: true };
+        let watch = Rc::new(Watch::default());
+        let (watched, tools) = (watch.clone(), Tools { arena, completion: Completion::new() });
+        spawn(Box::pin(async move { target.work(None, &lu, &renewal, (work, tools), &watched, true).await }));
+        poll_fn(|cx| {
+            if let Some(result) = watch.ended.take() {
+                return Poll::Ready(result.map_err(|_| Fault::Medium));
+            }
+            if watch.has_begun.get() {
+                return Poll::Ready(Ok(()));
+            }
+            *watch.waker.borrow_mut() = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Leaves the state after a SANITIZE that failed, for another command set; any other state stays as it is.
+    ///
+    /// # Errors
+    /// [`Fault::Protocol`] if only another SANITIZE helps, and what keeps the change from being kept.
+    pub async fn exit_failure_mode(&self, lun: u16) -> Result<(), Fault> {
+        let lu = self.unit(lun).ok_or(Fault::Gone)?;
+        match lu.medium() {
+            MediumState::SanitizeFailed { exits: false } => return Err(Fault::Protocol),
+            MediumState::SanitizeFailed { exits: true } => {}
+            _ => return Ok(()),
+        }
+        kept::done(&lu.unit).await?;
+        self.set_medium(lun, MediumState::Ready).await;
+        Ok(())
+    }
+
     /// Goes on with what a crash or a stop has interrupted: for one core, once all serve.
     pub fn resume(&self, arena: &Arena) {
         let (Some(spawn), Some(target)) = (self.background(), self.this()) else { return };

@@ -252,7 +252,8 @@ impl Machine {
                 subsystem.add_namespace(id, unit.clone());
             }
             links.add_views(&target, &subsystem);
-            let nvme = nvme::Front::new(&reactor, &subsystem, nvme::Settings { advertise: None, drain: DRAIN });
+            let settings = nvme::Settings { advertise: None, drain: DRAIN, channels: None };
+            let nvme = nvme::Front::new(&reactor, &subsystem, settings);
             let (iscsi, served_nvme) = (front.clone(), nvme.clone());
             let served = Served {
                 target,
@@ -403,6 +404,9 @@ fn subsystem(
         shared: shared.clone(),
         controllers: controllers.clone(),
         board: board.clone(),
+        referrals: Vec::new(),
+        guard: lunar_nvme::auth::guard::Guard::quiet(board.clone()),
+        outside: Rc::new(lunar_nvme::fuzzing::Still::default()),
     };
     Subsystem::new(config, Rc::new(OtherViews(links.clone())))
 }

@@ -6,6 +6,7 @@ mod machine;
 mod modules;
 mod newer;
 mod paths;
+mod proofs;
 mod qemu;
 mod service;
 mod sysroot;
@@ -33,6 +34,7 @@ const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 pub(crate) use blktests::part as blktests;
 pub(crate) use machine::part as machine;
 pub(crate) use paths::part as paths;
+pub(crate) use proofs::part as proofs;
 pub(crate) use service::part as service;
 
 /// Boots the guest against the target. The first driver gets everything, others what differs between drivers.

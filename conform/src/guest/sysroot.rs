@@ -14,11 +14,27 @@ use rustix::fs::{FlockOperation, flock};
 use crate::process;
 use crate::report::{Report, skip};
 
-const PACKAGES: &str = include_str!("../../guest-packages.txt");
+/// What a tree is made of.
+struct Recipe {
+    /// Names its folder.
+    name: &'static str,
+    /// Packages, without their dependencies and the kernel's.
+    packages: &'static str,
+    /// The release of Debian that they come from; `None`: this machine's own sources.
+    release: Option<&'static str>,
+}
+
+const STOCK: Recipe = Recipe { name: "guest", packages: include_str!("../../guest-packages.txt"), release: None };
+/// The first release whose kernel proves names to NVMe subsystems and speaks to them by secure channels, with the
+/// program that shakes hands for it.
+const SECURE: Recipe =
+    Recipe { name: "secure", packages: include_str!("../../guest-packages-secure.txt"), release: Some("trixie") };
 /// Kernel packages by distribution: the first that the sources know is taken.
 const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
 /// Changes when trees made by older code are no good any more.
 const LAYOUT: u32 = 1;
+/// The keys that Debian's packages are signed with.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Package sources that answer slower than this are down.
 pub(super) const FETCH_LIMIT: Duration = Duration::from_secs(600);
 /// Never needed in the guest, and most of what there is to write.
@@ -38,6 +54,7 @@ const LEFT_OUT: [&str; 12] = [
 ];
 
 /// An unpacked tree with a kernel.
+#[derive(Clone)]
 pub(crate) struct Sysroot {
     pub path: PathBuf,
     pub kernel: PathBuf,
@@ -47,18 +64,31 @@ pub(crate) struct Sysroot {
 
 /// The tree, made first if it is not there.
 pub(crate) fn ensure(report: &Report) -> Result<Sysroot> {
+    ensure_of(report, &STOCK)
+}
+
+/// The tree of hosts that prove their names and come by secure channels: that of a newer release if this machine's is
+/// older.
+pub(crate) fn secure(report: &Report) -> Result<Sysroot> {
+    if !Path::new(KEYRING).exists() {
+        return skip("packages of Debian can be checked on Debian only");
+    }
+    ensure_of(report, &SECURE)
+}
+
+fn ensure_of(report: &Report, recipe: &Recipe) -> Result<Sysroot> {
     if std::env::consts::ARCH != "x86_64" {
         return skip("the guest runs on x86_64 only");
     }
     let cache = cache_folder()?;
     std::fs::create_dir_all(&cache).with_context(|| format!("{}", cache.display()))?;
-    let path = cache.join(format!("guest-{:016x}", key()));
+    let path = cache.join(format!("{}-{:016x}", recipe.name, key(recipe)));
     // Two runs at once must not make the same tree.
     let lock = File::create(cache.join("lock"))?;
     flock(&lock, FlockOperation::LockExclusive)?;
     if !path.join("complete").exists() {
         report.note(&format!("fetching the guest's packages into {} (once)", path.display()));
-        make(report, &path)?;
+        make(report, &path, recipe)?;
     }
     open(&path)
 }
@@ -75,9 +105,9 @@ pub(super) fn cache_folder() -> Result<PathBuf> {
 }
 
 /// Another list, another release of the distribution: another tree.
-fn key() -> u64 {
+fn key(recipe: &Recipe) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (LAYOUT, PACKAGES, KERNELS, LEFT_OUT).hash(&mut hasher);
+    (LAYOUT, recipe.packages, recipe.release, KERNELS, LEFT_OUT).hash(&mut hasher);
     std::fs::read_to_string("/etc/os-release").unwrap_or_default().hash(&mut hasher);
     hasher.finish()
 }
@@ -97,17 +127,21 @@ fn open(path: &Path) -> Result<Sysroot> {
     bail!("{} has no kernel", root.display())
 }
 
-fn make(report: &Report, path: &Path) -> Result<()> {
+fn make(report: &Report, path: &Path, recipe: &Recipe) -> Result<()> {
     let _ = std::fs::remove_dir_all(path);
     let root = path.join("root");
     folders(path)?;
+    if let Some(release) = recipe.release {
+        let source = format!("deb [signed-by={KEYRING}] http://deb.debian.org/debian {release} main\n");
+        std::fs::write(sources(path), source)?;
+    }
     let updated = process::run(apt(path).args(["update", "-q"]), FETCH_LIMIT)?;
     if !updated.status.success() {
         // One source of several may be out of reach; whether the rest is enough shows below.
         report.note(&format!("not every package index could be fetched:\n{}", process::last_lines(&updated.text, 5)));
     }
     let mut packages: Vec<&str> =
-        PACKAGES.lines().flat_map(|line| line.split('#').next()).flat_map(str::split_whitespace).collect();
+        recipe.packages.lines().flat_map(|line| line.split('#').next()).flat_map(str::split_whitespace).collect();
     packages.push(kernel_package(path)?);
     let mut install = apt(path);
     install.args(["install", "-q", "-y", "--download-only"]).args(&packages);
@@ -150,7 +184,13 @@ pub(super) fn unpack_all(path: &Path, root: &Path) -> Result<usize> {
     Ok(count)
 }
 
-/// apt-get with this machine's sources and settings, but nothing installed and all its files in `path`.
+/// The tree's own package sources, if it has some.
+fn sources(path: &Path) -> PathBuf {
+    path.join("sources.list")
+}
+
+/// apt-get with this machine's settings, and its sources where the tree has none of its own, but nothing installed and
+/// all its files in `path`.
 pub(super) fn apt(path: &Path) -> Command {
     let mut command = process::bound("apt-get");
     let set = |option: &str, value: &str| ["-o".to_owned(), format!("{option}={value}")];
@@ -169,6 +209,10 @@ pub(super) fn apt(path: &Path) -> Command {
         .args(set("APT::Update::Post-Invoke", ""))
         .args(set("Debug::NoLocking", "true"))
         .env("DEBIAN_FRONTEND", "noninteractive");
+    if sources(path).exists() {
+        command.args(set("Dir::Etc::sourcelist", &sources(path).to_string_lossy()));
+        command.args(set("Dir::Etc::sourceparts", "/dev/null"));
+    }
     command
 }
 

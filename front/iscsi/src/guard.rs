@@ -1,18 +1,18 @@
 //! The outside of logins, one for all cores: who may log in, how he proves his name, how often he may fail, and who is
 //! told of it. Decides, and does nothing else: randomness, time and the log come from its maker and its callers.
 //!
-//! * [`throttle`]: who fails waits longer and longer; nobody is locked out
+//! * [`throttle`](lunar_core::access::throttle): who fails waits longer and longer; nobody is locked out
 //! * [`audit`]: one record for each login and each refusal, never with a secret
 //! * here: the answers that a login waits for, [`Guard::arrive`], [`Guard::knock`] and [`Guard::prove`]
 
 pub mod audit;
-pub mod throttle;
 
 use crate::chap::{Challenge, Claim, Counter, Proof};
 use crate::directory::{Directory, Entry};
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
 use audit::{Audit, Reason, Record, Who};
+use lunar_core::access::throttle::Throttle;
 use lunar_core::access::{Account, Proofs};
 use lunar_core::pace::Pace;
 use lunar_core::time::Instant;
@@ -21,23 +21,23 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use throttle::Throttle;
 
 /// Fills memory with random bytes, as good as those of secrets; tells whether it could.
 pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
-/// Takes records of the audit; at most [`audit::REFUSALS_PER_SECOND`] and a few.
+/// Takes records of the audit; at most [`REFUSALS_PER_SECOND`](lunar_core::access::audit::REFUSALS_PER_SECOND) and a
+/// few.
 pub type Sink = Box<dyn Fn(&Record) + Send + Sync>;
 
 /// Who may log in.
 pub struct Guard {
     random: Random,
     sink: Sink,
+    throttle: Arc<Mutex<Throttle>>,
     state: Mutex<State>,
 }
 
 struct State {
     directory: Arc<Directory>,
-    throttle: Throttle,
     pace: Pace,
     audit: Audit,
     /// Challenges of ours that are not answered yet, of all connections: none of them is answered by ourselves. As many
@@ -109,12 +109,11 @@ impl Guard {
     pub fn new(directory: Directory, random: Random, sink: Sink) -> Arc<Self> {
         let state = State {
             directory: Arc::new(directory),
-            throttle: Throttle::default(),
             pace: Pace::default(),
             audit: Audit::default(),
             challenges: BTreeSet::new(),
         };
-        Arc::new(Self { random, sink, state: Mutex::new(state) })
+        Arc::new(Self { random, sink, throttle: Arc::default(), state: Mutex::new(state) })
     }
 
     /// One that tells nobody, and asks for no proofs.
@@ -126,6 +125,16 @@ impl Guard {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic elsewhere leaves nothing half-done here: each change is one insert, remove or assignment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn throttle(&self) -> MutexGuard<'_, Throttle> {
+        self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What failures cost: the same for whatever else lets hosts in at the same addresses.
+    #[must_use]
+    pub fn throttling(&self) -> Arc<Mutex<Throttle>> {
+        self.throttle.clone()
     }
 
     /// What there is to log in to now.
@@ -204,17 +213,17 @@ impl Guard {
     pub fn prove(&self, knock: &mut Knock, claim: &Claim, now: Instant) -> Finding {
         (knock.who.user, knock.who.algorithm) = (Some(claim.user.clone()), Some(claim.algorithm));
         let source = knock.who.source.ip();
-        let Some(turn) = self.lock().throttle.turn(source, now) else {
+        let Some(turn) = self.throttle().turn(source, now) else {
             self.tell(knock.who.clone(), Err(Reason::TooMany), now);
             return Finding { verdict: Err(LoginStatus::SERVICE_UNAVAILABLE), after: Duration::ZERO };
         };
         match self.examine(&knock.proofs, claim) {
             Ok(proof) => {
-                self.lock().throttle.succeeded(&claim.user);
+                self.throttle().succeeded(&claim.user);
                 Finding { verdict: Ok(proof), after: turn }
             }
             Err(reason) => {
-                let pause = self.lock().throttle.failed(source, &claim.user, now);
+                let pause = self.throttle().failed(source, &claim.user, now);
                 self.tell(knock.who.clone(), Err(reason), now);
                 Finding { verdict: Err(LoginStatus::AUTHENTICATION_FAILURE), after: turn + pause }
             }

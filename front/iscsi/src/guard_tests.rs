@@ -252,6 +252,12 @@ fn another_access_holds_for_the_next_login() {
 }
 
 #[test]
+fn who_is_refused_is_told_before_its_login_times_out() {
+    use lunar_core::access::throttle::{PAUSE_MAX, WAIT_MAX};
+    assert!(PAUSE_MAX + WAIT_MAX + lunar_core::pace::TURN_MAX < crate::config::Config::default().login_timeout);
+}
+
+#[test]
 fn a_host_logs_in_so_often_in_a_second_and_waits_or_is_turned_away_then() {
     let rig = Rig::new();
     let arrive = || rig.guard.arrive(&candidate("iqn.x:host", false), source(), NOW);

@@ -5,6 +5,7 @@
 //! * [`wire`]: the PDU formats, digests
 //! * [`session`]: the machine of one connection, which is one queue: framing, commands, data
 //! * [`out`]: what waits to be sent
+//! * [`tls`]: secure channels
 //! * [`config`]: settings and limits
 //! * [`fuzzing`]: what fuzzers call
 //! * [`serve`]: the glue to the reactor and the controller: the one module with I/O
@@ -14,4 +15,5 @@ pub mod fuzzing;
 pub mod out;
 pub mod serve;
 pub mod session;
+pub mod tls;
 pub mod wire;

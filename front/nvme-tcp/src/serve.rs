@@ -1,6 +1,7 @@
 //! The glue between the session machine, the controller and the reactor: one [`Front`] per core.
 //!
 //! * [`connection`]: one connection: what its session asks for, and its end
+//! * [`secure`]: a connection that is a secure channel, or not
 //! * [`job`]: one command in a slot
 //! * here: slots, draining
 //!
@@ -10,18 +11,18 @@
 
 mod connection;
 mod job;
+mod secure;
 
+use crate::tls::Channels;
 use connection::Connection;
 use job::Job;
 use lunar_core::step::Tools;
-use lunar_core::time::Instant;
 use lunar_nvme::Subsystem;
 use lunar_nvme::directory::Way;
 use lunar_reactor::Reactor;
 use lunar_reactor::op::Incoming;
 use lunar_reactor::slots::Slots;
 use lunar_stream::serve::{Connections, HALF_OPEN_MAX};
-use std::cell::Cell;
 use std::fmt;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -31,14 +32,14 @@ use std::time::Duration;
 const SLOTS: usize = 2048;
 /// Connections per core: four queues for each controller that there may be, and the half-open ones.
 const CONNECTIONS_MAX: usize = 4 * lunar_nvme::controller::CONTROLLERS_MAX + HALF_OPEN_MAX;
-/// Between two hosts of whom is told that they may not come in, per core.
-const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 
 /// How it is served.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// The address that the discovery service tells; `None`: the one that the host came in by.
     pub advertise: Option<IpAddr>,
+    /// Secure channels, if any host may have one.
+    pub channels: Option<Channels>,
     /// How long commands get to finish when the target stops.
     pub drain: Duration,
 }
@@ -50,8 +51,6 @@ pub struct Front {
     settings: Settings,
     slots: Slots<Job>,
     connections: Rc<Connections<Connection>>,
-    /// When the next refusal may be told.
-    silent_until: Cell<Instant>,
 }
 
 impl Front {
@@ -65,7 +64,6 @@ impl Front {
             settings,
             slots,
             connections: Connections::new(reactor, CONNECTIONS_MAX),
-            silent_until: Cell::default(),
         })
     }
 
@@ -78,16 +76,6 @@ impl Front {
     #[must_use]
     pub fn connections(&self) -> usize {
         self.connections.len()
-    }
-
-    /// Whether a refusal is told: none so soon after another that somebody could fill a disk with them.
-    fn may_tell(&self) -> bool {
-        let now = self.reactor.now();
-        let tells = now >= self.silent_until.get();
-        if tells {
-            self.silent_until.set(now + REFUSAL_PAUSE);
-        }
-        tells
     }
 
     /// Takes no more connections, lets commands finish, and ends: see [`Front::drained`].

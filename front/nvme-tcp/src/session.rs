@@ -56,7 +56,7 @@ pub enum Close {
     Broken(FatalStatus, u32),
     /// The host says that the controller broke the protocol.
     Blamed(FatalStatus),
-    /// There was no queue in time.
+    /// There was no queue in time, or no proof of its host's name.
     ConnectTimeout,
     /// The host has ended its queue.
     Disconnected,
@@ -69,7 +69,7 @@ impl fmt::Display for Close {
         match self {
             Self::Broken(status, at) => write!(f, "the host breaks the protocol: {status:?} at {at}"),
             Self::Blamed(status) => write!(f, "the host gives up: {status:?}"),
-            Self::ConnectTimeout => f.write_str("the host did not connect a queue in time"),
+            Self::ConnectTimeout => f.write_str("the host did not connect a queue, or prove its name, in time"),
             Self::Disconnected => f.write_str("the host has disconnected"),
             Self::NoMemory => f.write_str("no memory for an answer"),
         }
@@ -83,6 +83,8 @@ enum Phase {
     Start,
     /// There is no queue.
     Connecting,
+    /// There is one, whose host has still to prove its name.
+    Proving,
     /// There is one.
     Live,
     /// It is over.
@@ -172,10 +174,10 @@ impl Session {
     /// When [`Session::tick`] has to be called at the latest.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        matches!(self.phase, Phase::Start | Phase::Connecting).then(|| self.started + CONNECT_TIMEOUT)
+        matches!(self.phase, Phase::Start | Phase::Connecting | Phase::Proving).then(|| self.started + CONNECT_TIMEOUT)
     }
 
-    /// Looks at the time: a connection that gets no queue ends.
+    /// Looks at the time: a connection that gets no queue, or whose host proves nothing, ends.
     pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         if self.deadline().is_some_and(|at| at <= now) {
             self.close(Close::ConnectTimeout, actions);
@@ -197,6 +199,22 @@ impl Session {
             Err(status) => status,
         };
         self.reply(key, status, result.into(), &mut lunar_core::step::Tail::default());
+    }
+
+    /// The host of the queue has to prove its name, and has no more time for that than it had for all before.
+    pub fn prove(&mut self) {
+        if self.phase == Phase::Live {
+            self.phase = Phase::Proving;
+        }
+    }
+
+    /// The host has proved its name; `false` if it had before, or had not to.
+    pub fn proven(&mut self) -> bool {
+        let proves = self.phase == Phase::Proving;
+        if proves {
+            self.phase = Phase::Live;
+        }
+        proves
     }
 
     /// The command waits for an event: [`Session::reply_to`] ends it.
@@ -325,7 +343,7 @@ impl Session {
         let key = self.tasks.enter(cid, &command, inline);
         let is_connect = sqe.opcode == FABRICS && sqe.fabrics_type() == 1;
         match self.phase {
-            Phase::Live => self.hand_on(key, command, actions),
+            Phase::Live | Phase::Proving => self.hand_on(key, command, actions),
             Phase::Connecting if is_connect => {
                 let data = self.tasks.get_mut(key).map(|task| task.take_inline()).unwrap_or_default();
                 actions.push(Action::Connect(key, Box::new(command), data));
@@ -425,7 +443,7 @@ impl Session {
         let fits_phase = match kind {
             PduType::IC_REQ => self.phase == Phase::Start,
             PduType::CAPSULE_CMD => self.phase != Phase::Start,
-            PduType::H2C_DATA => self.phase == Phase::Live,
+            PduType::H2C_DATA => matches!(self.phase, Phase::Live | Phase::Proving),
             _ => true,
         };
         if !fits_phase {

@@ -336,6 +336,31 @@ fn a_connection_without_a_queue_ends() {
     assert_eq!(Rig::live(0).session.deadline(), None);
 }
 
+#[test]
+fn a_host_that_proves_nothing_in_time_ends() {
+    let mut rig = Rig::live(0);
+    assert_eq!((rig.session.deadline(), rig.session.proven()), (None, false), "it has nothing to prove");
+    rig.session.prove();
+    assert!(!rig.session.is_live() && rig.session.deadline() == Some(Instant(15_000_000_000)));
+    // What it says goes to the outside, and its data may come later: who decides what it may is the controller.
+    let mut message = sqe(0x7f, 1, TRANSPORT, 72);
+    message.nsid = 5.into();
+    rig.receive(&capsule(&message, &[], 0));
+    rig.answer();
+    let asked = *R2t::of(&rig.sent()).expect("it is asked for its data");
+    rig.receive(&h2c_data(1, asked.tag.get(), 0, &[9; 72], LAST, 0));
+    rig.answer();
+    assert_eq!((response(&rig.sent()), &rig.pulled[..]), ((1, Status::SUCCESS), &[vec![9; 72]][..]));
+    let mut other = Rig::live(0);
+    other.session.prove();
+    assert!(rig.session.proven() && rig.session.is_live() && !rig.session.proven());
+    for (rig, ends) in [(&mut rig, None), (&mut other, Some(Close::ConnectTimeout))] {
+        let mut actions = Vec::new();
+        rig.session.tick(Instant(15_000_000_000), &mut actions);
+        assert_eq!(rig.session.closed(), ends);
+    }
+}
+
 proptest::proptest! {
     #[test]
     fn no_bytes_do_harm(data in proptest::collection::vec(proptest::num::u8::ANY, 0..400)) {

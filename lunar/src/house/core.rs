@@ -3,6 +3,7 @@
 use super::listening::Listening;
 use super::{Common, Report};
 use crate::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
+use crate::proofs::Proofs;
 use crate::volume::Volume;
 use anyhow::{Context, Result, anyhow, bail};
 use lunar_core::io::{Completion, Data, Io, Op, submit};
@@ -145,6 +146,9 @@ fn serve_nothing(me: usize, common: &Common, reactor: &Reactor, links: &Rc<Links
             shared: common.shared.clone(),
             controllers: common.controllers.clone(),
             board: common.board.clone(),
+            referrals: common.frame.referrals.clone(),
+            guard: common.nvme_guard.clone(),
+            outside: Rc::new(Proofs::new(reactor, &common.proofs)),
         },
         Rc::new(OtherViews(links.clone())),
     );
@@ -217,7 +221,8 @@ impl Core {
     /// Its NVMe/TCP, from the first time on: its slots take memory.
     pub(crate) fn nvme(&self) -> Rc<NvmeFront> {
         let frame = &self.common.frame;
-        let settings = NvmeSettings { advertise: frame.advertise, drain: frame.drain };
+        let channels = self.common.channels.clone();
+        let settings = NvmeSettings { advertise: frame.advertise, drain: frame.drain, channels };
         let front = || NvmeFront::new(&self.reactor, &self.served.subsystem, settings);
         self.served.nvme.get_or_init(front).clone()
     }

@@ -109,6 +109,7 @@ fn in_order(wanted: &Checked, target: &model::Target, groups: &[(&str, &model::G
         hosts: vec![pattern.clone()],
         sources: source.into_iter().collect(),
         proofs: proofs.get(name).cloned().unwrap_or_default(),
+        channel: None,
         map: Some(name.into()),
     };
     members.into_iter().map(group).collect()

@@ -6,10 +6,11 @@ use crate::plan::Plan;
 use crate::table::{Code, CommandType, Data, Effect, Gate, Gates, Persistent, Policy, Reach, Set, Transport};
 
 /// What stops them: nearly nothing, for with them a controller begins.
-const GATES: Gates = Gates {
+pub(super) const GATES: Gates = Gates {
     reach: Reach::Controller,
     transport: Transport::Fabrics,
     discovery: Gate::Passes,
+    unproven: Gate::Passes,
     disabled: Gate::Passes,
     persistent: Persistent::Passes,
     inaccessible: Gate::Passes,
@@ -18,8 +19,13 @@ const GATES: Gates = Gates {
     write_protect: Gate::Passes,
 };
 
-const fn policy(name: &'static str, clause: &'static str, op: u8) -> Policy {
+pub(super) const fn policy(name: &'static str, clause: &'static str, op: u8) -> Policy {
     Policy { name, clause, code: Code { set: Set::Fabrics, op }, effect: Effect::None, gates: GATES }
+}
+
+/// The same for properties, which are nobody's business who has still to prove its name.
+const fn property(name: &'static str, clause: &'static str, op: u8) -> Policy {
+    Policy { gates: Gates { unproven: Gate::Stops, ..GATES }, ..policy(name, clause, op) }
 }
 
 /// Dword 10: the size of the property; zero: four bytes.
@@ -41,7 +47,7 @@ fn is_wide(sqe: &Sqe, cx: &Context<'_>) -> Result<bool, Status> {
 pub struct PropertySet;
 
 impl CommandType for PropertySet {
-    const POLICY: Policy = policy("Property Set", "NVMe Base 2.0 6.6", 0x00);
+    const POLICY: Policy = property("Property Set", "NVMe Base 2.0 6.6", 0x00);
     const DATA: Data = Data::None;
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
@@ -69,7 +75,7 @@ impl CommandType for Connect {
 pub struct PropertyGet;
 
 impl CommandType for PropertyGet {
-    const POLICY: Policy = policy("Property Get", "NVMe Base 2.0 6.5", 0x04);
+    const POLICY: Policy = property("Property Get", "NVMe Base 2.0 6.5", 0x04);
     const DATA: Data = Data::None;
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {

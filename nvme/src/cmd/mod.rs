@@ -1,6 +1,7 @@
 //! The commands, by family.
 
 pub mod admin;
+pub mod auth;
 pub mod fabrics;
 pub mod features;
 pub mod format;
@@ -10,6 +11,7 @@ pub mod log;
 pub mod queues;
 pub mod ranges;
 pub mod reserve;
+pub mod sanitize;
 
 use crate::table::{Code, Gate, Gates, Persistent, Reach, Set, Transport};
 
@@ -28,6 +30,7 @@ const ADMIN: Gates = Gates {
     reach: Reach::Controller,
     transport: Transport::Every,
     discovery: Gate::Passes,
+    unproven: Gate::Stops,
     disabled: Gate::Stops,
     persistent: Persistent::Passes,
     inaccessible: Gate::Passes,
@@ -41,6 +44,7 @@ const READS: Gates = Gates {
     reach: Reach::Namespace,
     transport: Transport::Every,
     discovery: Gate::Stops,
+    unproven: Gate::Stops,
     disabled: Gate::Stops,
     persistent: Persistent::WriteExclusivePasses,
     inaccessible: Gate::Stops,
@@ -54,6 +58,7 @@ const WRITES: Gates = Gates {
     reach: Reach::Namespace,
     transport: Transport::Every,
     discovery: Gate::Stops,
+    unproven: Gate::Stops,
     disabled: Gate::Stops,
     persistent: Persistent::Conflict,
     inaccessible: Gate::Stops,

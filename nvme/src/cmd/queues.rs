@@ -23,6 +23,7 @@ macro_rules! queue_command {
                     reach: Reach::Controller,
                     transport: Transport::Memory,
                     discovery: Gate::Stops,
+                    unproven: Gate::Stops,
                     disabled: Gate::Stops,
                     persistent: Persistent::Passes,
                     inaccessible: Gate::Passes,

@@ -3,17 +3,11 @@
 use crate::chap::Algorithm;
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
+use lunar_core::access::audit::{Pace, shown};
 use lunar_core::time::Instant;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Refusals that are written in a second: enough to see an attack, too few to fill a disk with it. The others are
-/// counted.
-pub const REFUSALS_PER_SECOND: u32 = 20;
-/// Characters of a name of theirs that are written: an iSCSI name is no longer.
-const SHOWN_MAX: usize = 223;
 
 /// Who logs in.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -120,39 +114,16 @@ impl fmt::Display for Record {
     }
 }
 
-/// A name of theirs, in characters that cannot end the line or the quotes.
-fn shown(name: &str) -> String {
-    name.chars().take(SHOWN_MAX).flat_map(char::escape_debug).collect()
-}
-
 /// Makes records, not too many.
 #[derive(Debug, Default)]
-pub(super) struct Audit {
-    since: Instant,
-    refusals: u32,
-    omitted: u64,
-}
+pub(super) struct Audit(Pace);
 
 impl Audit {
     /// What is written of a login.
     pub(super) fn records(&mut self, who: Who, outcome: Result<(), Reason>, now: Instant) -> Vec<Record> {
-        let mut records = Vec::new();
-        if now.since(self.since) >= Duration::from_secs(1) {
-            (self.since, self.refusals) = (now, 0);
-            match std::mem::take(&mut self.omitted) {
-                0 => {}
-                omitted => records.push(Record::Omitted(omitted)),
-            }
-        }
-        if outcome.is_err() {
-            self.refusals = self.refusals.saturating_add(1);
-            if self.refusals > REFUSALS_PER_SECOND {
-                self.omitted += 1;
-                return records;
-            }
-        }
-        records.push(Record::Login(who, outcome));
-        records
+        let (omitted, is_written) = self.0.look(outcome.is_ok(), now);
+        let login = is_written.then_some(Record::Login(who, outcome));
+        omitted.map(Record::Omitted).into_iter().chain(login).collect()
     }
 }
 
@@ -185,13 +156,11 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_counted_and_not_written() {
+    fn what_was_omitted_is_told_before_the_next() {
         let mut audit = Audit::default();
         let now = Instant(5_000_000_000);
-        let written: usize = (0..1000).map(|_| audit.records(who(), Err(Reason::TooMany), now).len()).sum();
-        assert_eq!(written, REFUSALS_PER_SECOND as usize);
-        assert_eq!(audit.records(who(), Ok(()), now).len(), 1, "what ends well is written");
-        let later = audit.records(who(), Err(Reason::TooMany), now + Duration::from_secs(1));
+        (0..1000).for_each(|_| drop(audit.records(who(), Err(Reason::TooMany), now)));
+        let later = audit.records(who(), Err(Reason::TooMany), now + std::time::Duration::from_secs(1));
         assert_eq!((later.len(), &later[0]), (2, &Record::Omitted(980)));
     }
 }

@@ -2,16 +2,16 @@
 
 use super::Front;
 use super::job::{Half, Job};
+use super::secure::Security;
 use crate::config::IN_CAPSULE_MAX;
 use crate::session::{Action, Close, Session, TaskKey};
 use lunar_core::mem::Sg;
 use lunar_core::step::Tail;
 use lunar_core::time::Instant;
+use lunar_nvme::auth::Proof;
 use lunar_nvme::command::FABRICS;
-use lunar_nvme::connect::family;
 use lunar_nvme::directory::Way;
 use lunar_nvme::{Caller, Command, Kind, Path, Queue, Status};
-use lunar_stream::channel::Plain;
 use lunar_stream::serve::{Joined, Line, Served};
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ const DISCONNECT: u8 = 0x08;
 pub(super) struct Connection {
     id: u64,
     pub(super) front: Rc<Front>,
-    pub(super) line: Line<Session>,
+    pub(super) line: Line<Session, Security>,
     local: SocketAddr,
     peer: SocketAddr,
     way: Way,
@@ -35,15 +35,9 @@ impl Connection {
     pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): Joined, way: Way) -> Self {
         let reactor = &front.reactor;
         let session = Session::new(reactor.arena().clone(), reactor.stats().clone(), reactor.now());
-        Self {
-            id,
-            line: Line::new(reactor, socket, session, Plain),
-            local,
-            peer,
-            way,
-            queue: RefCell::default(),
-            front,
-        }
+        let security = Security::new(front.settings.channels.as_ref());
+        let line = Line::new(reactor, socket, session, security);
+        Self { id, line, local, peer, way, queue: RefCell::default(), front }
     }
 
     /// Tells why a session closes its connection. Strangers that never had a queue are only counted.
@@ -56,19 +50,8 @@ impl Connection {
 
     /// How the host came, and so how it is told to come again.
     fn path(&self) -> Path {
-        /// Transport type TCP.
-        const TCP: u8 = 3;
-        // An IPv4 peer of a socket for both is told so.
-        let ip = self.front.settings.advertise.unwrap_or_else(|| self.local.ip()).to_canonical();
-        Path {
-            transport: TCP,
-            family: family(ip),
-            address: ip.to_string(),
-            service: self.local.port().to_string(),
-            in_capsule: IN_CAPSULE_MAX,
-            memory: false,
-            way: self.way,
-        }
+        let ip = self.front.settings.advertise.unwrap_or_else(|| self.local.ip());
+        Path { way: self.way, ..Path::tcp((ip, self.local.port()).into(), IN_CAPSULE_MAX) }
     }
 
     fn connect(self: &Rc<Self>, key: TaskKey, command: &Command, data: &Sg) {
@@ -77,7 +60,7 @@ impl Connection {
             true => Err(Status::CONNECT_BUSY.into()),
             false => {
                 let (path, now) = (self.path(), front.reactor.now());
-                let caller = Caller { source: self.peer };
+                let caller = Caller { source: self.peer, channel: self.line.channel().host() };
                 front.subsystem.connect(command, &data.to_vec(), path, caller, now)
             }
         };
@@ -85,16 +68,19 @@ impl Connection {
         match answer {
             Ok((queue, result)) => {
                 session.connected(key, Ok((queue.id, queue.entries, queue.flow_control)), result);
+                let passes = queue.passes();
+                if !passes {
+                    session.prove();
+                }
                 drop(session);
-                front.connections.is_known(self.id);
-                self.begin(queue);
+                self.begin(queue.clone());
+                if passes {
+                    self.has_connected(&queue);
+                }
             }
             Err(refusal) => {
                 session.connected(key, Err(refusal.status), refusal.result);
                 stats.logins_refused.add(1);
-                if refusal.status == Status::CONNECT_HOST && front.may_tell() {
-                    self.log("a host may not come in: none of its name and address may, or only with a proof");
-                }
             }
         }
     }
@@ -121,7 +107,26 @@ impl Connection {
             }
         });
         reactor.stats().sessions.add(1);
-        reactor.stats().logins.add(1);
+    }
+
+    /// A Fabrics command was answered: the queue ends with it, or its host has proved its name.
+    pub(super) fn after_fabrics(&self, queue: &Queue, kind: u8, status: Status) {
+        let disconnects = kind == DISCONNECT && queue.id > 0 && status == Status::SUCCESS;
+        if disconnects || queue.proof().is_some_and(Proof::has_failed) {
+            self.line.session().disconnected();
+            self.line.end();
+        } else if queue.passes() && self.line.session().proven() {
+            self.has_connected(queue);
+        }
+    }
+
+    /// A queue may be used.
+    fn has_connected(&self, queue: &Queue) {
+        self.front.connections.is_known(self.id);
+        if queue.id > 0 {
+            return;
+        }
+        self.front.reactor.stats().logins.add(1);
         if queue.controller.kind == Kind::Io {
             self.log("has connected");
         }
@@ -135,15 +140,15 @@ impl Connection {
 
     fn command(self: &Rc<Self>, key: TaskKey, command: Command) {
         let Some(queue) = self.queue.borrow().clone() else { return };
-        let disconnects = command.sqe.opcode == FABRICS && command.sqe.fabrics_type() == DISCONNECT && queue.id > 0;
+        let is_fabrics = command.sqe.opcode == FABRICS;
         let half = self.half(&queue, key, command);
-        self.run(Job { connection: self.clone(), queue, first: half, second: None, disconnects });
+        self.run(Job { connection: self.clone(), queue, first: half, second: None, is_fabrics });
     }
 
     fn fused(self: &Rc<Self>, halves: [(TaskKey, Command); 2]) {
         let Some(queue) = self.queue.borrow().clone() else { return };
         let [first, second] = halves.map(|(key, command)| self.half(&queue, key, command));
-        self.run(Job { connection: self.clone(), queue, first, second: Some(Box::new(second)), disconnects: false });
+        self.run(Job { connection: self.clone(), queue, first, second: Some(Box::new(second)), is_fabrics: false });
     }
 
     fn run(self: &Rc<Self>, job: Job) {
@@ -162,9 +167,9 @@ impl Connection {
 
 impl Served for Connection {
     type Session = Session;
-    type Channel = Plain;
+    type Channel = Security;
 
-    fn line(&self) -> &Line<Session> {
+    fn line(&self) -> &Line<Session, Security> {
         &self.line
     }
 

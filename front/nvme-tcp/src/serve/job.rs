@@ -1,9 +1,10 @@
 //! A command in a slot, and its reply.
 
 use super::connection::Connection;
+use super::secure::Security;
 use crate::session::{Session, TaskKey};
 use lunar_core::step::Tools;
-use lunar_nvme::{Command, Queue, Reply, Status, Task};
+use lunar_nvme::{Command, Queue, Reply, Task};
 use lunar_stream::serve::Way;
 use std::rc::Rc;
 
@@ -15,7 +16,7 @@ pub(super) struct Half {
 }
 
 impl Half {
-    fn way<'a>(&'a self, connection: &'a Connection) -> Way<'a, Session, (u16, u32)> {
+    fn way<'a>(&'a self, connection: &'a Connection) -> Way<'a, Session, (u16, u32), Security> {
         Way::new(&connection.line, self.key, &self.task, self.command.sent)
     }
 }
@@ -27,8 +28,8 @@ pub(super) struct Job {
     pub(super) first: Half,
     /// Seldom, and so behind a pointer: jobs are moved.
     pub(super) second: Option<Box<Half>>,
-    /// The queue ends with it.
-    pub(super) disconnects: bool,
+    /// What it does to the connection is looked at when it has ended.
+    pub(super) is_fabrics: bool,
 }
 
 impl Job {
@@ -62,10 +63,9 @@ impl Job {
             return session.park(half.key);
         }
         session.reply(half.key, reply.status, reply.result, &mut reply.tail);
-        if self.disconnects && reply.status == Status::SUCCESS {
-            session.disconnected();
+        if self.is_fabrics {
             drop(session);
-            self.connection.line.end();
+            self.connection.after_fabrics(&self.queue, half.command.sqe.fabrics_type(), reply.status);
         }
     }
 }

@@ -1,0 +1,66 @@
+//! What records of logins have in common, whatever the transport: how many of them are written, and how a name of
+//! theirs is. What a record tells is the transport's.
+
+use crate::time::Instant;
+use std::time::Duration;
+
+/// Refusals that are written in a second: enough to see an attack, too few to fill a disk with it. The others are
+/// counted.
+pub const REFUSALS_PER_SECOND: u32 = 20;
+/// Characters of a name of theirs that are written: neither an iSCSI name nor an NQN is longer.
+const SHOWN_MAX: usize = 223;
+
+/// A name of theirs, in characters that cannot end the line or the quotes.
+#[must_use]
+pub fn shown(name: &str) -> String {
+    name.chars().take(SHOWN_MAX).flat_map(char::escape_debug).collect()
+}
+
+/// Counts refusals, so that not too many are written.
+#[derive(Debug, Default)]
+pub struct Pace {
+    since: Instant,
+    refusals: u32,
+    omitted: u64,
+}
+
+impl Pace {
+    /// A login has ended, well or not. Whether that is written, and how many refusals before it were not and have to be
+    /// told of first.
+    pub fn look(&mut self, ended_well: bool, now: Instant) -> (Option<u64>, bool) {
+        let mut omitted = None;
+        if now.since(self.since) >= Duration::from_secs(1) {
+            (self.since, self.refusals) = (now, 0);
+            omitted = Some(std::mem::take(&mut self.omitted)).filter(|count| *count > 0);
+        }
+        if ended_well {
+            return (omitted, true);
+        }
+        self.refusals = self.refusals.saturating_add(1);
+        let is_written = self.refusals <= REFUSALS_PER_SECOND;
+        self.omitted += u64::from(!is_written);
+        (omitted, is_written)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_counted_and_not_written() {
+        let mut pace = Pace::default();
+        let now = Instant(5_000_000_000);
+        let written = (0..1000).filter(|_| pace.look(false, now).1).count();
+        assert_eq!(written, REFUSALS_PER_SECOND as usize);
+        assert_eq!(pace.look(true, now), (None, true), "what ends well is written");
+        assert_eq!(pace.look(false, now + Duration::from_secs(1)), (Some(980), true));
+        assert_eq!(pace.look(false, now + Duration::from_secs(2)), (None, true), "told once");
+    }
+
+    #[test]
+    fn names_do_not_end_lines() {
+        assert_eq!(shown("a\"\nb"), "a\\\"\\nb");
+        assert_eq!(shown(&"x".repeat(1000)).len(), SHOWN_MAX);
+    }
+}

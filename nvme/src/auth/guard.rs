@@ -1,0 +1,311 @@
+//! Who may come in, one for all cores: whether a host has to prove its name, by which keys, how often it may fail, and
+//! who is told of it. Decides, and does nothing else: randomness and the log come from its maker.
+
+use super::exchange::{Party, Proven, RANDOM, Terms};
+use super::key::Key;
+use super::psk::{self, ChannelKey};
+use super::wire::Why;
+use crate::connect::DISCOVERY_NQN;
+use crate::controller::Kind;
+use crate::directory::Board;
+use lunar_core::access::audit::{Pace, shown};
+use lunar_core::access::throttle::Throttle;
+use lunar_core::access::{Access, Account, Proofs};
+use lunar_core::time::Instant;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use zeroize::Zeroizing;
+
+/// Fills memory with random bytes, as good as those of secrets; tells whether it could.
+pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
+/// Takes records of the audit; at most [`REFUSALS_PER_SECOND`](lunar_core::access::audit::REFUSALS_PER_SECOND) and a
+/// few of refusals.
+pub type Sink = Box<dyn Fn(&Record) + Send + Sync>;
+
+/// What the names of hosts begin with.
+const NQN: &str = "nqn.";
+
+/// Who wants a queue.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Visitor {
+    /// NQN of the host.
+    pub host: Arc<str>,
+    /// NQN of the subsystem that it wants.
+    pub subsystem: Arc<str>,
+    /// What it wants of it.
+    pub kind: Kind,
+    /// Which queue.
+    pub queue: u16,
+    /// Where it comes from.
+    pub source: SocketAddr,
+    /// The host whose secure channel it comes by.
+    pub channel: Option<Arc<str>>,
+}
+
+/// What is known of a visitor that may come in, or has to prove its name first.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The group that it belongs to.
+    pub group: Arc<str>,
+    /// The name of the map that says which units it sees; without, it sees all.
+    pub map: Option<Arc<str>>,
+    /// How it has to prove its name, if it has to.
+    pub party: Option<Arc<Party>>,
+}
+
+/// Why somebody was not let in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    /// No group fits its name and address.
+    NotShown,
+    /// It has to prove its name, and no secret of its group is a key of NVMe that it may use.
+    NoKey,
+    /// It comes without a secure channel, and has to have one.
+    NoChannel,
+    /// It comes by the secure channel of another host.
+    OtherChannel,
+    /// It knows none of the keys.
+    WrongAnswer,
+    /// Its source fails too often.
+    TooMany,
+    /// It broke the protocol, or nothing could be agreed.
+    Protocol(Why),
+    /// It does not believe us, or has given up.
+    Doubts(Why),
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotShown => f.write_str("no group fits"),
+            Self::NoKey => f.write_str("no key for this host"),
+            Self::NoChannel => f.write_str("no secure channel"),
+            Self::OtherChannel => f.write_str("the secure channel of another host"),
+            Self::WrongAnswer => f.write_str("wrong key"),
+            Self::TooMany => f.write_str("too many failures from there"),
+            Self::Protocol(why) => write!(f, "{why:?}"),
+            Self::Doubts(why) => write!(f, "the host gives up: {why:?}"),
+        }
+    }
+}
+
+/// What is written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record {
+    /// A host has come in, or has not.
+    Login {
+        /// Who.
+        visitor: Visitor,
+        /// The group that it belongs to.
+        group: Option<Arc<str>>,
+        /// How it has proved its name.
+        proven: Option<Proven>,
+        /// How it ended.
+        outcome: Result<(), Reason>,
+    },
+    /// So many refusals were not written.
+    Omitted(u64),
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Login { visitor, group, proven, outcome } = self else {
+            let Self::Omitted(count) = self else { return Ok(()) };
+            return write!(f, "{count} more refused logins are not listed");
+        };
+        match outcome {
+            Ok(()) => f.write_str("login accepted")?,
+            Err(reason) => write!(f, "login refused reason=\"{reason}\"")?,
+        }
+        let kind = if visitor.kind == Kind::Discovery { "discovery" } else { "normal" };
+        write!(f, " source={} session={kind} host=\"{}\"", visitor.source, shown(&visitor.host))?;
+        write!(f, " subsystem=\"{}\" queue={}", shown(&visitor.subsystem), visitor.queue)?;
+        if let Some(group) = group {
+            write!(f, " group=\"{}\"", shown(group))?;
+        }
+        if visitor.channel.is_some() {
+            f.write_str(" channel=TLS1.3")?;
+        }
+        match proven {
+            Some(Proven { user, by: (hash, group) }) => {
+                write!(f, " user=\"{}\" dhchap={hash:?},{group:?}", shown(user))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Who may come in.
+pub struct Guard {
+    board: Arc<Board>,
+    terms: Terms,
+    throttle: Arc<Mutex<Throttle>>,
+    random: Random,
+    sink: Sink,
+    pace: Mutex<Pace>,
+}
+
+impl Guard {
+    /// The guard of a subsystem. Failures cost the same as those of others who go by this throttle.
+    #[must_use]
+    pub fn new(
+        board: Arc<Board>,
+        terms: Terms,
+        throttle: Arc<Mutex<Throttle>>,
+        random: Random,
+        sink: Sink,
+    ) -> Arc<Self> {
+        Arc::new(Self { board, terms, throttle, random, sink, pace: Mutex::default() })
+    }
+
+    /// One for tests of other things: it tells nobody, and hosts prove nothing.
+    #[must_use]
+    pub fn quiet(board: Arc<Board>) -> Arc<Self> {
+        Self::new(board, Terms::default(), Arc::default(), Box::new(|_| false), Box::new(|_| {}))
+    }
+
+    /// Who may come in to a subsystem, or to the discovery service, as it is at this moment.
+    fn access(&self, subsystem: &str) -> Option<Arc<Access>> {
+        let directory = self.board.directory();
+        let entry = match subsystem {
+            DISCOVERY_NQN => Some(directory.discovery()),
+            name => directory.subsystem(name),
+        };
+        entry.map(|entry| entry.access.clone())
+    }
+
+    fn throttle(&self) -> MutexGuard<'_, Throttle> {
+        self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Somebody wants a queue.
+    ///
+    /// # Errors
+    /// Why it gets none.
+    pub fn knock(&self, visitor: &Visitor) -> Result<Entry, Reason> {
+        let access = self.access(&visitor.subsystem).ok_or(Reason::NotShown)?;
+        let group = access.group(&visitor.host.to_ascii_lowercase(), visitor.source.ip()).ok_or(Reason::NotShown)?;
+        let (proofs, map): (&Proofs, _) = match visitor.kind {
+            // All may ask what there is; what they are told is another matter.
+            Kind::Discovery => (access.discovery(), None),
+            Kind::Io => (&group.proofs, group.map.clone()),
+        };
+        match &visitor.channel {
+            Some(host) if *host != visitor.host => return Err(Reason::OtherChannel),
+            // Who only asks what there is learns that it needs one.
+            None if group.channel.is_some() && visitor.kind == Kind::Io => return Err(Reason::NoChannel),
+            _ => {}
+        }
+        let entry = Entry { group: group.name.clone(), map, party: None };
+        if proofs.users.is_empty() {
+            return Ok(entry);
+        }
+        let users = users(&proofs.users, &visitor.host);
+        if users.is_empty() {
+            return Err(Reason::NoKey);
+        }
+        let party = Party {
+            host: visitor.host.clone(),
+            subsystem: visitor.subsystem.clone(),
+            users,
+            own: proofs.target.as_ref().and_then(|own| Key::parse(own.secret.bytes()).ok()),
+            terms: self.terms.clone(),
+        };
+        Ok(Entry { party: Some(Arc::new(party)), ..entry })
+    }
+
+    /// The host that has this identity at the beginning of a secure channel, and the key of that.
+    #[must_use]
+    pub fn channel(&self, identity: &str) -> Option<(Arc<str>, Zeroizing<Vec<u8>>)> {
+        let (host, subsystem) = psk::names(identity)?;
+        let access = self.access(subsystem)?;
+        let name = host.to_ascii_lowercase();
+        let keys = access.channels(&name).filter_map(|secret| ChannelKey::parse(secret.bytes()).ok());
+        let mut offers = keys.flat_map(|key| key.offers(host, subsystem));
+        offers.find(|offer| offer.identity == identity).map(|offer| (host.into(), offer.key))
+    }
+
+    /// Whether a host has to come to a subsystem by a secure channel.
+    #[must_use]
+    pub fn wants_channel(&self, subsystem: &str, host: &str, source: IpAddr) -> bool {
+        let access = self.access(subsystem);
+        let group = access.as_ref().and_then(|access| access.group(&host.to_ascii_lowercase(), source));
+        group.is_some_and(|group| group.channel.is_some())
+    }
+
+    /// What a host goes by that begins an exchange.
+    ///
+    /// # Errors
+    /// What it is told if it cannot.
+    pub(super) fn welcome(&self, visitor: &Visitor) -> Result<(Arc<Party>, Zeroizing<Vec<u8>>), Why> {
+        let entry = self.knock(visitor).map_err(|_| Why::FAILED)?;
+        // Nobody has to prove anything, and there is nothing that could be proved by.
+        let party = entry.party.ok_or(Why::PROTOCOL)?;
+        let mut random = Zeroizing::new(vec![0; RANDOM]);
+        if (self.random)(&mut random) { Ok((party, random)) } else { Err(Why::FAILED) }
+    }
+
+    /// How long a reply has to wait until it is looked at; `None` if it is one too many.
+    pub(super) fn turn(&self, visitor: &Visitor, now: Instant) -> Option<Duration> {
+        self.throttle().turn(visitor.source.ip(), now)
+    }
+
+    /// A reply was wrong: how much later than its turn that is told. Failures count for the name that it gave.
+    pub(super) fn failed(&self, visitor: &Visitor, now: Instant) -> Duration {
+        self.throttle().failed(visitor.source.ip(), &visitor.host, now)
+    }
+
+    /// A reply was right.
+    pub(super) fn succeeded(&self, visitor: &Visitor) {
+        self.throttle().succeeded(&visitor.host);
+    }
+
+    /// A host has come in. I/O queues of a controller are as many as its processors: they are not told of.
+    pub fn entered(&self, visitor: &Visitor, proven: Option<&Proven>, now: Instant) {
+        if visitor.queue == 0 {
+            self.tell(visitor, proven, Ok(()), now);
+        }
+    }
+
+    /// A host was not let in.
+    pub fn refused(&self, visitor: &Visitor, reason: Reason, now: Instant) {
+        self.tell(visitor, None, Err(reason), now);
+    }
+
+    fn tell(&self, visitor: &Visitor, proven: Option<&Proven>, outcome: Result<(), Reason>, now: Instant) {
+        let (omitted, is_written) = self.pace.lock().unwrap_or_else(PoisonError::into_inner).look(outcome.is_ok(), now);
+        if let Some(count) = omitted {
+            (self.sink)(&Record::Omitted(count));
+        }
+        if is_written {
+            let access = self.access(&visitor.subsystem);
+            let group = access.as_ref().and_then(|access| {
+                access.group(&visitor.host.to_ascii_lowercase(), visitor.source.ip()).map(|group| group.name.clone())
+            });
+            (self.sink)(&Record::Login { visitor: visitor.clone(), group, proven: proven.cloned(), outcome });
+        }
+    }
+}
+
+/// The keys by which a host may prove its name: its own, if somebody is called as it is; otherwise those of users, who
+/// are not hosts.
+fn users(all: &[Account], host: &str) -> Vec<(Arc<str>, Key)> {
+    let key = |account: &Account| Some((account.name.clone(), Key::parse(account.secret.bytes()).ok()?));
+    let is_named = |account: &&Account| account.name.eq_ignore_ascii_case(host);
+    if all.iter().any(|account| is_named(&account)) {
+        return all.iter().filter(is_named).filter_map(key).collect();
+    }
+    all.iter().filter(|account| !account.name.starts_with(NQN)).filter_map(key).collect()
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Guard({:?})", self.board)
+    }
+}
+
+#[cfg(test)]
+#[path = "guard_tests.rs"]
+mod tests;

@@ -1,0 +1,194 @@
+use super::*;
+use crate::auth::Outside;
+use crate::auth::host::Host;
+use crate::command::Status;
+use crate::fuzzing::{
+    HOST_KEY, HOST_NQN, NQN, OWN_KEY, Rig, SOURCE, auth_sqe, entry, prover, subsystem_entry, with_users,
+};
+use crate::queue::Queue;
+use lunar_core::access::{Group, Pattern, Secret};
+use std::rc::Rc;
+
+/// A key that nobody has.
+const OTHER: &str = "DHHC-1:00:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACtVQoZ:";
+
+fn send(rig: &Rig, queue: &Rc<Queue>, message: &[u8]) -> Status {
+    rig.run(queue, &auth_sqe(5, message.len()), message).status
+}
+
+fn receive(rig: &Rig, queue: &Rc<Queue>) -> Vec<u8> {
+    let ended = rig.run(queue, &auth_sqe(6, 4096), &[]);
+    assert_eq!((ended.status, ended.data.len()), (Status::SUCCESS, 4096));
+    ended.data
+}
+
+/// The exchange up to its last message: what that was.
+fn prove(rig: &Rig, queue: &Rc<Queue>, host: &Host) -> u8 {
+    assert_eq!(send(rig, queue, &host.negotiate(&[1, 2, 3], &[0])), Status::SUCCESS);
+    let challenge = receive(rig, queue);
+    assert_eq!(send(rig, queue, &host.reply(&challenge).expect("a challenge")), Status::SUCCESS);
+    let last = receive(rig, queue);
+    if host.other.is_some() && host.believes(&challenge, &last[..16 + 64]) {
+        assert_eq!(send(rig, queue, &host.success()), Status::SUCCESS);
+    }
+    last[1]
+}
+
+/// The guard of this subsystem alone.
+fn guard_of(access: Access, nqn: &str) -> Arc<Guard> {
+    let entry = crate::directory::Entry { nqn: nqn.into(), ..subsystem_entry(access) };
+    let board = Arc::<Board>::default();
+    board.set(crate::Directory::new(vec![entry], Proofs::default(), None).expect("right"));
+    Guard::new(board, Terms::default(), Arc::default(), Box::new(|_| true), Box::new(|_| {}))
+}
+
+fn visitor(host: &str) -> Visitor {
+    Visitor { host: host.into(), subsystem: NQN.into(), kind: Kind::Io, queue: 0, source: SOURCE, channel: None }
+}
+
+#[test]
+fn nothing_is_carried_out_before_the_name_is_proved() {
+    let rig = Rig::default();
+    assert_eq!(rig.told().len(), 1, "the rig's own host");
+    rig.set_access(with_users(&[("alice", HOST_KEY)]));
+    let (queue, proves) = rig.knock(9);
+    assert!(proves && !queue.passes() && rig.told().is_empty());
+    let property = |queue: &Rc<Queue>| rig.run(queue, &entry(0x7f, 4, &[1, 0]), &[]).status;
+    let identify = |queue: &Rc<Queue>| rig.run(queue, &entry(0x06, 0, &[1]), &[]).status;
+    let required = Status::AUTHENTICATION_REQUIRED;
+    assert_eq!((property(&queue), identify(&queue)), (required, required));
+    assert_eq!(prove(&rig, &queue, &prover(HOST_KEY)), 3);
+    assert_eq!((property(&queue), identify(&queue), queue.passes()), (Status::SUCCESS, Status::SEQUENCE_ERROR, true));
+    assert_eq!(
+        rig.told(),
+        [format!(
+            "login accepted source=192.0.2.7:4000 session=normal host=\"{HOST_NQN}\" subsystem=\"{NQN}\" queue=0 \
+             group=\"everybody\" user=\"alice\" dhchap=SHA512,NULL"
+        )]
+    );
+    // Once more, while commands go on; and wrong, which ends it.
+    assert_eq!((prove(&rig, &queue, &prover(HOST_KEY)), rig.told().len(), property(&queue)), (3, 0, Status::SUCCESS));
+    assert_eq!(send(&rig, &queue, &prover(HOST_KEY).negotiate(&[1], &[0])), Status::SUCCESS);
+    assert_eq!(property(&queue), Status::SUCCESS);
+    let challenge = receive(&rig, &queue);
+    send(&rig, &queue, &prover(OWN_KEY).reply(&challenge).expect("a challenge"));
+    assert_eq!((receive(&rig, &queue)[1], property(&queue)), (0xf1, required));
+    assert!(queue.proof().is_some_and(|proof| proof.has_failed()));
+}
+
+#[test]
+fn both_sides_prove_their_names() {
+    let rig = Rig::default();
+    rig.set_access(with_users(&[("alice", HOST_KEY)]));
+    let mutual = |key: &str| Host { other: Some(Key::parse(key.as_bytes()).expect("a key")), ..prover(HOST_KEY) };
+    let (queue, _) = rig.knock(9);
+    assert_eq!((prove(&rig, &queue, &mutual(OWN_KEY)), queue.passes()), (3, true));
+    let (queue, _) = rig.knock(9);
+    assert_eq!((prove(&rig, &queue, &mutual(HOST_KEY)), queue.passes()), (3, false), "it does not believe us");
+    assert_eq!(send(&rig, &queue, &prover(HOST_KEY).failure()), Status::SUCCESS);
+    assert!(queue.proof().is_some_and(|proof| proof.has_failed()));
+    assert!(rig.told().last().is_some_and(|told| told.contains("the host gives up: FAILED")));
+}
+
+#[test]
+fn keys_are_those_of_hosts_and_of_users() {
+    let parties = |users: &[(&str, &str)], host: &str| {
+        let guard = guard_of(with_users(users), NQN);
+        let entry = guard.knock(&visitor(host))?;
+        let names = entry.party.map(|party| party.users.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>());
+        Ok(names.unwrap_or_default().join(" "))
+    };
+    let all = [("alice", HOST_KEY), ("nqn.x:a", OTHER), ("bob", "no key of NVMe"), ("carol", OTHER)];
+    assert_eq!(parties(&all, "nqn.x:b").as_deref(), Ok("alice carol"));
+    assert_eq!(parties(&all, "nqn.x:A").as_deref(), Ok("nqn.x:a"), "a host with a key of its own has no other");
+    assert_eq!(parties(&all[1..3], "nqn.x:b").err(), Some(Reason::NoKey), "nor has another host that one");
+    assert_eq!(parties(&all[2..3], "nqn.x:a").err(), Some(Reason::NoKey));
+    assert_eq!(parties(&[], "nqn.x:a").as_deref(), Ok(""));
+}
+
+#[test]
+fn who_has_to_come_by_a_secure_channel() {
+    const SUBSYSTEM: &str = "nqn.psk-test-subsys";
+    const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+    let channel = Secret::new(TLS_KEY.into()).ok();
+    let named = Group { hosts: vec![Pattern::new("nqn.psk-*")], channel, ..Group::everybody() };
+    let access = Access::new(vec![named, Group::everybody()], Proofs::default()).expect("right");
+    let guard = guard_of(access, SUBSYSTEM);
+    let wants = |visitor: &Visitor| guard.wants_channel(SUBSYSTEM, &visitor.host, visitor.source.ip());
+    let knock = |visitor: &Visitor| guard.knock(visitor).map(|_| wants(visitor));
+    let visitor = |host: &str| Visitor { subsystem: SUBSYSTEM.into(), ..visitor(host) };
+    let plain = visitor("nqn.psk-test-host");
+    let secure = Visitor { channel: Some("nqn.psk-test-host".into()), ..plain.clone() };
+    assert_eq!((knock(&plain), knock(&secure)), (Err(Reason::NoChannel), Ok(true)));
+    let asks = Visitor { kind: Kind::Discovery, subsystem: DISCOVERY_NQN.into(), ..plain.clone() };
+    assert_eq!(knock(&asks), Ok(true), "it may ask what there is");
+    assert_eq!(knock(&Visitor { host: "nqn.other".into(), ..secure }), Err(Reason::OtherChannel));
+    assert_eq!(knock(&visitor("nqn.other")), Ok(false));
+    let identity = "NVMe1R01 nqn.psk-test-host nqn.psk-test-subsys iSbjiStwJ/1TrTvDlt2fjFmzvsytOJelidNnA+X5lEU=";
+    let found = guard.channel(identity).map(|(host, key)| (host.to_string(), key.len()));
+    assert_eq!(found, Some(("nqn.psk-test-host".to_owned(), 32)));
+    for other in [identity.replace("U=", "V="), identity.replace("psk", "other"), "NVMe1R01 a b c".into()] {
+        assert!(guard.channel(&other).is_none(), "{other}");
+    }
+}
+
+#[test]
+fn whoever_fails_waits_and_too_many_are_refused() {
+    let rig = Rig::default();
+    rig.set_access(with_users(&[("alice", HOST_KEY)]));
+    let mut waits = Vec::new();
+    for _ in 0..8 {
+        let (queue, _) = rig.knock(9);
+        let began = rig.outside.now();
+        assert_eq!(prove(&rig, &queue, &prover(OTHER)), 0xf1);
+        waits.push(rig.outside.now().since(began).as_millis());
+        assert!(queue.proof().is_some_and(|proof| proof.has_failed()));
+    }
+    assert_eq!((waits[0], waits[1], waits[2]), (0, 0, 0), "{waits:?}");
+    assert!(waits[3] >= 250 && waits[7] >= 4000, "{waits:?}");
+    // Several at once: each is looked at behind the one before.
+    let queues: Vec<_> = (0..4).map(|_| rig.knock(9).0).collect();
+    let results: Vec<_> = queues
+        .iter()
+        .map(|queue| {
+            send(&rig, queue, &prover(OTHER).negotiate(&[1], &[0]));
+            let challenge = receive(&rig, queue);
+            send(&rig, queue, &prover(OTHER).reply(&challenge).expect("a challenge"))
+        })
+        .collect();
+    assert_eq!(results.last(), Some(&Status::AUTHENTICATION_REQUIRED), "{results:?}");
+    let told = rig.told();
+    assert!(told.iter().any(|line| line.contains("reason=\"wrong key\"")));
+    assert!(told.last().is_some_and(|line| line.contains("too many failures from there")));
+    assert!(told.iter().all(|line| !line.contains("DHHC")));
+}
+
+#[test]
+fn who_has_nothing_to_prove_is_told_that_nothing_can_be_proved() {
+    let rig = Rig::default();
+    let (queue, proves) = rig.knock(9);
+    assert!(!proves && queue.passes());
+    assert_eq!(send(&rig, &queue, &prover(HOST_KEY).negotiate(&[1], &[0])), Status::SUCCESS);
+    assert_eq!(receive(&rig, &queue)[..8], [0, 0xf1, 0, 0, 0x34, 0x12, 1, Why::PROTOCOL.0]);
+}
+
+#[test]
+fn entries_that_are_refused() {
+    let rig = Rig::default();
+    let message = prover(HOST_KEY).negotiate(&[1], &[0]);
+    let status = |dwords: &[u32], out: &[u8], kind: u32| rig.run(&rig.admin, &entry(0x7f, kind, dwords), out).status;
+    assert_eq!(status(&[0xe901_0100, 0], &[], 5), Status::INVALID_FIELD);
+    assert_eq!(status(&[0xe901_0000, 72], &message, 5), Status::INVALID_FIELD);
+    assert_eq!(status(&[0xea01_0100, 72], &message, 5), Status::INVALID_FIELD);
+    assert_eq!(status(&[0xe901_0100, 73], &message, 5), Status::SGL_LENGTH);
+    assert_eq!(status(&[0xe901_0100, 4096], &[0; 4096], 5), Status::INVALID_FIELD, "too long for any message");
+    assert_eq!(status(&[0xe901_0100, 0], &[], 6), Status::INVALID_FIELD);
+    assert_eq!(status(&[0xe901_0100, 64], &[], 6), Status::SEQUENCE_ERROR);
+}
+
+proptest::proptest! {
+    #[test]
+    fn nobody_passes_without_a_proof(data in proptest::collection::vec(proptest::num::u8::ANY, 0..80)) {
+        crate::fuzzing::proofs(&data);
+    }
+}

@@ -1,0 +1,121 @@
+//! Sanitize, Device Self-test: all of a subsystem's media.
+
+use super::{ADMIN, WRITES, admin};
+use crate::admit;
+use crate::command::{Refusal, Sqe, Status};
+use crate::context::Context;
+use crate::namespace::{ALL, Namespace};
+use crate::plan::{Plan, Test};
+use crate::subsystem::{Pass, Sanitizing};
+use crate::table::{CommandType, Data, Effect, Gate, Gates, Policy, Reach};
+use lunar_core::medium::Content;
+
+/// Sanitize
+#[derive(Clone, Copy, Debug)]
+pub struct Sanitize;
+
+/// Dword 10: what is to be done.
+mod action {
+    pub(super) const EXIT_FAILURE_MODE: u32 = 1;
+    pub(super) const BLOCK_ERASE: u32 = 2;
+    pub(super) const OVERWRITE: u32 = 3;
+}
+
+/// Dword 10: the state after a failure may be left without another Sanitize.
+const UNRESTRICTED_EXIT: u32 = 0x08;
+/// Dword 10: every second pass is the complement.
+const INVERTS: u32 = 0x100;
+/// Dword 10: blocks are not to be deallocated.
+const KEEPS_BLOCKS: u32 = 0x200;
+
+/// What stops it: who holds a reservation, paths, write protection. That a medium was not written anew to the end is
+/// what it helps against.
+const GATES: Gates = Gates { reach: Reach::Controller, renewal: Gate::Passes, unformatted: Gate::Passes, ..WRITES };
+
+fn passes(sqe: &Sqe, namespace: &Namespace) -> Result<Vec<Pass>, Status> {
+    /// No number of passes is the largest.
+    const PASSES_MAX: u32 = 16;
+    let dword = sqe.cdw(10);
+    match dword & 0x07 {
+        action::BLOCK_ERASE => {
+            let unmap = namespace.deallocates() && dword & KEEPS_BLOCKS == 0;
+            Ok(vec![Pass { pattern: Vec::new(), unmap }])
+        }
+        action::OVERWRITE => {
+            let count = if dword >> 4 & 0x0f == 0 { PASSES_MAX } else { dword >> 4 & 0x0f };
+            let of = |pass| {
+                let word = if dword & INVERTS != 0 && pass % 2 == 1 { !sqe.cdw(11) } else { sqe.cdw(11) };
+                Pass { pattern: word.to_le_bytes().repeat(namespace.block_size() as usize / 4), unmap: false }
+            };
+            Ok((0..count).map(of).collect())
+        }
+        _ => Err(Status::INVALID_FIELD),
+    }
+}
+
+impl CommandType for Sanitize {
+    const POLICY: Policy = Policy {
+        name: "Sanitize",
+        clause: "NVMe Base 2.0 5.24",
+        code: admin(0x84),
+        effect: Effect::Renewal,
+        gates: GATES,
+    };
+    const DATA: Data = Data::None;
+
+    fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
+        let exits = sqe.cdw(10) & UNRESTRICTED_EXIT != 0;
+        let mut all = Vec::new();
+        // All of them or none.
+        for seen in cx.queue.namespaces() {
+            let (id, namespace) = (seen.id, &seen.namespace);
+            let attached = cx.queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?;
+            admit::pass(&Self::POLICY.gates, &attached)?;
+            let medium = &namespace.unit.medium;
+            if medium.is_worked_on() {
+                let sanitizes = medium.content() == Content::Unsanitized;
+                return Err(if sanitizes { Status::SANITIZE_IN_PROGRESS } else { Status::FORMATTING }.into());
+            }
+            let how = match sqe.cdw(10) & 0x07 {
+                action::EXIT_FAILURE_MODE => Sanitizing::Exit,
+                _ => Sanitizing::Begin { passes: passes(sqe, namespace)?, exits },
+            };
+            all.push((id, how));
+        }
+        Ok(Plan::Sanitize(all, sqe.cdw(10)))
+    }
+}
+
+/// Device Self-test
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceSelfTest;
+
+impl CommandType for DeviceSelfTest {
+    const POLICY: Policy = Policy {
+        name: "Device Self-test",
+        clause: "NVMe Base 2.0 5.10",
+        code: admin(0x14),
+        effect: Effect::None,
+        gates: Gates { discovery: Gate::Stops, ..ADMIN },
+    };
+    const DATA: Data = Data::None;
+
+    /// What is tested is whether the media can be read; that is over when this is answered, so there is nothing to be
+    /// aborted.
+    fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
+        const SHORT: u32 = 1;
+        const EXTENDED: u32 = 2;
+        const ABORT: u32 = 0x0f;
+        let namespaces = match sqe.nsid.get() {
+            0 => Vec::new(),
+            ALL => cx.queue.namespaces().iter().map(|seen| seen.id).collect(),
+            id => vec![cx.queue.attached(id).map(|_| id).ok_or(Status::INVALID_NAMESPACE)?],
+        };
+        match sqe.cdw(10) & 0x0f {
+            // Four bits.
+            code @ (SHORT | EXTENDED) => Ok(Plan::Test(Test { code: code as u8, named: sqe.nsid.get(), namespaces })),
+            ABORT => Ok(Plan::Done(0)),
+            _ => Err(Status::INVALID_FIELD.into()),
+        }
+    }
+}
