@@ -36,7 +36,7 @@ struct Rig {
 
 impl Rig {
     /// One to which the host comes by a secure channel.
-    fn secure() -> Self {
+    fn with_channel() -> Self {
         Self::new("--tls-key", &[KEY])
     }
 
@@ -192,7 +192,7 @@ fn bring_up<S: Read + Write>(admin: &mut Wire<S>) -> lunar_host::bringup::Info {
 
 #[test]
 fn a_host_reads_and_writes_by_secure_channels() {
-    let rig = Rig::secure();
+    let rig = Rig::with_channel();
     let stream = rig.secure(KEY, HOST).expect("a channel");
     let (mut admin, id) = Wire::open(stream, 0, ANY_CONTROLLER, HOST, ADMIN_IN_CAPSULE).expect("an admin queue");
     let info = bring_up(&mut admin);
@@ -218,7 +218,7 @@ fn a_host_reads_and_writes_by_secure_channels() {
 
 #[test]
 fn who_has_to_come_by_a_secure_channel_comes_by_no_other_way() {
-    let rig = Rig::secure();
+    let rig = Rig::with_channel();
     let refused = |result: Result<(Wire<SslStream<TcpStream>>, u16), String>| result.err().expect("it is refused");
     let plain = Wire::open(rig.call(), 0, ANY_CONTROLLER, HOST, ADMIN_IN_CAPSULE).err();
     assert!(plain.is_some_and(|why| why.contains("CONNECT_HOST")), "without one");
