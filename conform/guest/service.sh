@@ -41,7 +41,7 @@ with_secret() {
 
 follow_the_page() {
     local line count=0 start=$SECONDS
-    install -m 755 $HERE/lunar /usr/local/bin/lunar
+    install -D -m 755 $HERE/lunar /usr/local/bin/lunar
     while IFS= read -r line <&3; do
         count=$((count + 1))
         try "command $count: $line" typed "$line" || { journalctl -u lunar --no-pager | tail -n 20; finish; }
