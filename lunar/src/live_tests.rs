@@ -97,7 +97,9 @@ fn seen(live: &Live) -> Value {
     let mut told: Vec<String> =
         nvme.portals.iter().flatten().map(|one| format!("{:?} {}", one.address, one.group)).collect();
     told.sort();
-    json!({ "nvme": [subsystems, told, machines(live)], "cores": cores, "targets": targets, "portals": portals, "sessions": directory.sessions_max })
+    let nvme = json!([subsystems, told, machines(live)]);
+    let sessions = directory.sessions_max;
+    json!({ "nvme": nvme, "cores": cores, "targets": targets, "portals": portals, "sessions": sessions })
 }
 
 /// The virtual machines that are served, on whichever core, and who may open their sockets.
@@ -195,7 +197,8 @@ proptest! {
     #[test]
     fn one_after_the_other_is_the_other(one in dice(), other in dice()) {
         let (place, ports) = (Place::new(), free_ports());
-        let (one, other) = (place.checked(&thrown(&one, ports, &place.0)), place.checked(&thrown(&other, ports, &place.0)));
+        let checked = |dice: &[u8]| place.checked(&thrown(dice, ports, &place.0));
+        let (one, other) = (checked(&one), checked(&other));
         let mut both = place.live();
         place.apply(&mut both, &Checked::default(), &one).expect("it can be made");
         // A volume that would shrink is refused: then everything is as it was.

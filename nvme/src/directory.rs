@@ -1,5 +1,5 @@
-//! What NVM subsystems there are, where they are reached, and who may come in. One value for all cores, which changes as
-//! a whole: whoever asks sees what was there before or what is there after.
+//! What NVM subsystems there are, where they are reached, and who may come in. One value for all cores, which changes
+//! as a whole: whoever asks sees what was there before or what is there after.
 
 use crate::connect::DISCOVERY_NQN;
 use crate::controller::{Controller, Kind};

@@ -1,5 +1,5 @@
-//! What NVMe asks of a configuration: within an NVM subsystem an identifier means one namespace, and a namespace has one
-//! identifier (NVMe Base 2.0 3.2.1.6), whoever sees it; and what virtual machines need.
+//! What NVMe asks of a configuration: within an NVM subsystem an identifier means one namespace, and a namespace has
+//! one identifier (NVMe Base 2.0 3.2.1.6), whoever sees it; and what virtual machines need.
 
 use super::{Look, Once};
 use crate::config::{Config, Id, Kind};
