@@ -257,8 +257,8 @@ sections! {
     }
 
     /// Initiators and NVMe hosts that see the same logical units. An initiator belongs to one group of a target: the
-    /// one whose pattern says most about its name, then whose network has the longest prefix, then whose name comes first. Who belongs to
-    /// none is refused.
+    /// one whose pattern says most about its name, then whose network has the longest prefix, then whose name comes
+    /// first. Who belongs to none is refused.
     Group (made: LaterSessions, removed: EndsSessions) {
         /// At which targets.
         targets: Links<Target> = required() => EndsSessions;
