@@ -372,7 +372,8 @@ mod tests {
         let volume = |name: &str, size: &str, read_only: bool| {
             let keys = json!({
                 "kind": "ram", "size": size, "medium": "disk", "block-size": "512", "read-only": read_only,
-                "write-through": false, "direct": false, "protection": "none", "vendor": "LUNAR", "product": "VOLUME", "uuid": "x",
+                "write-through": false, "direct": false, "protection": "none", "vendor": "LUNAR", "product": "VOLUME",
+                "uuid": "x",
             });
             json!({ "kind": "volume", "name": name, "keys": keys })
         };

@@ -40,8 +40,8 @@ pub trait Live {
     /// Where the medium of a volume is; `None` if there is no such volume.
     fn medium(&mut self, volume: &str) -> Option<MediumView>;
 
-    /// Takes the medium of a volume out, or puts it in; `None` if there is no such volume. The work says in words why it
-    /// stays where it is.
+    /// Takes the medium of a volume out, or puts it in; `None` if there is no such volume. The work says in words why
+    /// it stays where it is.
     fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>>;
 
     /// Waits until nothing of the last change goes on any more, such as sessions that end; `None` if nothing does. What

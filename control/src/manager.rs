@@ -182,8 +182,8 @@ impl<R: Running, O: Outside> Manager<R, O> {
         let (text, wanted) = self.complete(self.versions.text())?;
         self.put_in_force(wanted, |versions| match versions.text() == text {
             true => Ok(()),
-            // What cannot be written into the file is remembered beside it. What somebody writes into it meanwhile is his,
-            // and is there when the file is read again.
+            // What cannot be written into the file is remembered beside it. What somebody writes into it meanwhile is
+            // his, and is there when the file is read again.
             false => versions.write(&text, OURSELVES, now).or_else(|why| match &why {
                 Trouble::Disk(_, disk) if is_closed(disk.kind()) => Ok(()),
                 Trouble::Changed(_) => Ok(()),

@@ -185,8 +185,8 @@ sections! {
         /// How large it is. A file that is missing is made, one that is smaller grows; without, a file keeps its
         /// size. A block device has its own.
         size: Option<Size> ["bytes"] = absent() => Attention;
-        /// What initiators take it for. What can be taken out is ejected and loaded by them, by `lunar volume eject` and
-        /// `load`, and is in when Lunar starts.
+        /// What initiators take it for. What can be taken out is ejected and loaded by them, by `lunar volume eject`
+        /// and `load`, and is in when Lunar starts.
         medium: Medium = or(Medium::Disk) => EndsSessions;
         /// Bytes of a logical block. A CD or DVD has 2,048, whatever is said here.
         block_size: BlockSize ["bytes"] = or(BlockSize::B512) => EndsSessions;
@@ -256,9 +256,9 @@ sections! {
         queue_depth: Option<Whole<1, 1024>> ["commands"] = absent() => LaterSessions;
     }
 
-    /// Initiators and NVMe hosts that see the same logical units. An initiator belongs to one group of a target: the one
-    /// whose pattern says most about its name, then whose network has the longest prefix, then whose name comes first.
-    /// Who belongs to none is refused.
+    /// Initiators and NVMe hosts that see the same logical units. An initiator belongs to one group of a target: the
+    /// one whose pattern says most about its name, then whose network has the longest prefix, then whose name comes
+    /// first. Who belongs to none is refused.
     Group (made: LaterSessions, removed: EndsSessions) {
         /// At which targets.
         targets: Links<Target> = required() => EndsSessions;

@@ -304,8 +304,9 @@ fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Puts the file at `new`, which holds `text`, in the place of the one at `path`, if that holds `before`. The two change
-/// places in one step, and what came out is looked at then: what somebody writes in the moment before is not lost.
+/// Puts the file at `new`, which holds `text`, in the place of the one at `path`, if that holds `before`. The two
+/// change places in one step, and what came out is looked at then: what somebody writes in the moment before is not
+/// lost.
 fn take_the_place(new: &Path, path: &Path, before: &str, text: &str) -> Result<(), Trouble> {
     let exchange = |flags| renameat_with(CWD, new, CWD, path, flags);
     let came_out = |wanted: &str| read(new).is_ok_and(|came_out| came_out == wanted);

@@ -70,8 +70,8 @@ impl fmt::Debug for Control {
 }
 
 impl Control {
-    /// Has the control thread do something after all that it was asked before, and waits for what comes of it. What of a
-    /// change goes on afterwards, [`lunar_control::live::Live::settling`] waits for.
+    /// Has the control thread do something after all that it was asked before, and waits for what comes of it. What of
+    /// a change goes on afterwards, [`lunar_control::live::Live::settling`] waits for.
     ///
     /// # Errors
     /// When the service stops.

@@ -54,8 +54,8 @@ impl Target {
     }
 
     /// Brings a target port group into a state at one disk, on all cores, and tells all nexuses: an implicit transition
-    /// (SPC-4 5.15.2.7). For those who know that a path is better or worse than it was, or that it should be `preferred`
-    /// to others. A group or a disk that is not there has no state.
+    /// (SPC-4 5.15.2.7). For those who know that a path is better or worse than it was, or that it should be
+    /// `preferred` to others. A group or a disk that is not there has no state.
     pub async fn transition(&self, lun: u16, group: u16, state: AluaState, preferred: bool) {
         let Some(lu) = self.unit(lun) else { return };
         let mut accesses = lu.accesses(&self.port_groups());
