@@ -150,8 +150,8 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Reads the first and the last block of each medium, and more of it in between if the test is an extended one. What
-    /// comes of it is in the log.
+    /// Reads the first and the last block of each medium, and more of it in between if the test is an extended one.
+    /// What comes of it is in the log.
     async fn test<T: Transfer>(&self, queue: &Queue, test: Test, transfer: &T, tools: &mut Tools) {
         const EXTENDED: u8 = 2;
         /// Few enough to be read before a host loses its patience with the command.

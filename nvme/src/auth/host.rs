@@ -97,9 +97,10 @@ impl Host {
             let names = [self.subsystem.as_str(), self.name.as_str()];
             let counter = augmented(hash, shared.as_deref(), self.challenge(hash));
             let expected = respond(hash, &key, &counter, self.sequence(), self, b"Controller", names);
-            Some(
-                success.head.what() == Kind::SUCCESS1 && success.responds == 1 && bool::from(response.ct_eq(&expected)),
-            )
+            // What is behind it is room that the host had.
+            let response = response.get(..hash.len())?;
+            let is_proof = success.head.what() == Kind::SUCCESS1 && success.responds == 1;
+            Some(is_proof && bool::from(response.ct_eq(&expected)))
         };
         proven().unwrap_or(false)
     }
