@@ -17,9 +17,9 @@ const GROUPS: usize = 1000;
 const EACH: usize = 4;
 /// What an apply may take, also where it is built for development and the machine is busy: what needs more than time in
 /// proportion takes minutes.
-const APPLY_LIMIT: Duration = Duration::from_secs(15);
+const APPLY_LIMIT: Duration = Duration::from_secs(60);
 /// What a list may take there.
-const LIST_LIMIT: Duration = Duration::from_secs(3);
+const LIST_LIMIT: Duration = Duration::from_secs(10);
 /// No command takes longer.
 const LIMIT: Duration = Duration::from_secs(120);
 
