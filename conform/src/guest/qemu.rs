@@ -50,8 +50,8 @@ const MODULES: [&str; 27] = [
 const MEMORY: &str = "1G";
 
 /// How the kernel starts. Its algorithms do not test themselves first: of those with large numbers an emulated
-/// processor takes minutes, and hosts give up. Nor does it try the emulated timer: a busy machine is late with it, which
-/// a kernel that looks takes for broken.
+/// processor takes minutes, and hosts give up. Nor does it try the emulated timer: a busy machine is late with it,
+/// which a kernel that looks takes for broken.
 const KERNEL_OPTIONS: &str = "console=ttyS0 quiet panic=-1 random.trust_cpu=on cryptomgr.notests=1 no_timer_check";
 
 /// The second network card's.
