@@ -1,7 +1,7 @@
 //! Connect: how a host gets a controller, and a queue of it (NVMe Base 2.0 6.3).
 
 use crate::command::{Command, Refusal, Status};
-use crate::controller::{ADMIN_ENTRIES_MAX, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
+use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
 use crate::directory::Way;
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
@@ -152,10 +152,9 @@ impl Subsystem {
         };
         let group = admits(&entry.access, kind, host_nqn, caller.source.ip()).ok_or(Status::CONNECT_HOST)?;
         let flow_control = fields.attributes & NO_FLOW_CONTROL == 0;
-        let wanted = data.controller.get();
         let controller = match fields.queue.get() {
             0 => {
-                if wanted != ANY_CONTROLLER {
+                if data.controller.get() != ANY_CONTROLLER {
                     return Err(invalid(offset_of!(ConnectData, controller), true));
                 }
                 if entries < ADMIN_ENTRIES_MIN {
@@ -173,22 +172,7 @@ impl Subsystem {
                 made.set_keep_alive(fields.keep_alive.get());
                 made
             }
-            _ => {
-                let found = self.config().controllers.get(wanted);
-                let found = found.ok_or_else(|| invalid(offset_of!(ConnectData, controller), true))?;
-                if found.kind != kind || kind == Kind::Discovery || *found.standing.subsystem.nqn != *subsystem {
-                    return Err(invalid(offset_of!(ConnectData, subsystem), true));
-                }
-                let is_same = found.host.id == data.host && *found.host.nqn == *host_nqn;
-                // Who belongs to another group meanwhile has to come anew.
-                if !is_same || found.standing.group.as_ref() != Some(&group.name) {
-                    return Err(Status::CONNECT_HOST.into());
-                }
-                if !found.is_enabled() {
-                    return Err(Status::SEQUENCE_ERROR.into());
-                }
-                found
-            }
+            _ => self.found(data, kind, group)?,
         };
         let queue = fields.queue.get();
         controller.open_queue(queue).map_err(|status| match status {
@@ -197,6 +181,23 @@ impl Subsystem {
         })?;
         let id = controller.id;
         Ok((self.enter_queue(controller, queue, entries + 1, flow_control), id.into()))
+    }
+
+    /// The controller of who wants an I/O queue.
+    fn found(&self, data: &ConnectData, kind: Kind, group: &Group) -> Result<Arc<Controller>, Refusal> {
+        let found = self.config().controllers.get(data.controller.get());
+        let found = found.ok_or_else(|| invalid(offset_of!(ConnectData, controller), true))?;
+        let (subsystem, host) = (nqn(&data.subsystem), nqn(&data.host_nqn));
+        let is_own = found.kind == kind && subsystem == Some(&*found.standing.subsystem.nqn);
+        if !is_own || kind == Kind::Discovery {
+            return Err(invalid(offset_of!(ConnectData, subsystem), true));
+        }
+        let is_same = found.host.id == data.host && host == Some(&*found.host.nqn);
+        // Who belongs to another group meanwhile has to come anew.
+        if !is_same || found.standing.group.as_ref() != Some(&group.name) {
+            return Err(Status::CONNECT_HOST.into());
+        }
+        if found.is_enabled() { Ok(found) } else { Err(Status::SEQUENCE_ERROR.into()) }
     }
 }
 
