@@ -89,10 +89,18 @@ pub fn run(matches: &ArgMatches, commands: &Command) -> Result<(), Failure> {
     std::fs::create_dir_all(&pages).map_err(|why| unable(&pages, &why))?;
     manual::into_folder(&pages, commands)?;
     let _ = writeln!(told, "wrote {}/lunar*.1", pages.display());
-    if root.is_none() {
-        told.push_str(&afterwards());
-        told.push_str("\nnow `systemctl enable --now lunar` starts it, and `lunar status` shows it\n");
+    if root.is_some() {
+        return say(&told);
     }
+    let failed = afterwards(&mut told);
+    if !failed.is_empty() {
+        say(&told)?;
+        let failed = failed.join(", ");
+        return Err(Failure::new(format!(
+            "the service cannot start like this: mend what {failed} says, and install again"
+        )));
+    }
+    told.push_str("\nnow `systemctl enable --now lunar` starts it, and `lunar status` shows it\n");
     say(&told)
 }
 
@@ -139,21 +147,24 @@ fn write(root: &Path, files: &[New]) -> Result<String, Failure> {
     Ok(told)
 }
 
-/// Makes the user and the folders, and has systemd read the unit. What fails is told and stops nothing: a system
-/// without systemd has other ways.
-fn afterwards() -> String {
-    let mut told = String::new();
+/// Makes the user and the folders, and has systemd read the unit; tells how that went, and gives those that failed. What
+/// cannot be run is none of them: a system without systemd has other ways.
+fn afterwards(told: &mut String) -> Vec<&'static str> {
+    let mut failed = Vec::new();
     for (program, arguments) in AFTERWARDS {
         let line = format!("{program} {}", arguments.join(" "));
         let ended = std::process::Command::new(program).args(arguments).output();
         let how = match ended {
             Ok(output) if output.status.success() => "done".to_owned(),
-            Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            Ok(output) => {
+                failed.push(program);
+                String::from_utf8_lossy(&output.stderr).trim().to_owned()
+            }
             Err(why) => why.to_string(),
         };
         let _ = writeln!(told, "{line}: {how}");
     }
-    told
+    failed
 }
 
 #[cfg(test)]

@@ -67,3 +67,38 @@ fn systemd_finds_nothing_wrong_with_the_unit_and_little_that_it_could_do() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
 }
+
+#[test]
+fn systemd_makes_the_user_and_gives_it_its_folders() {
+    use std::os::unix::fs::MetadataExt;
+    let root = Root::new("user");
+    // As it is on a machine: who comes by is not kept out.
+    std::fs::set_permissions(&root.0, Permissions::from_mode(0o755)).expect("it is ours");
+    root.install(&[]).expect("it takes all");
+    if std::fs::metadata(&root.0).expect("it is there").uid() != 0 {
+        println!("skipped: only root gives files to other users");
+        return;
+    }
+    for _again in 0..2 {
+        for (program, arguments) in [AFTERWARDS[0], AFTERWARDS[1]] {
+            let below = format!("--root={}", root.0.display());
+            let Ok(output) = Process::new(program).arg(below).args(arguments).output() else {
+                println!("skipped: this machine has no {program}");
+                return;
+            };
+            assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        let users = root.text("etc/passwd");
+        let user = users.lines().find(|line| line.starts_with("lunar:")).and_then(|line| line.split(':').nth(2));
+        let user: u32 = user.and_then(|id| id.parse().ok()).expect("the user is there");
+        let owned = |path: &str| {
+            let found = std::fs::metadata(root.0.join(path)).expect("it is there");
+            (found.uid(), found.gid(), found.mode() & 0o777)
+        };
+        let group = owned("etc/lunar").1;
+        assert_eq!(owned("etc/lunar/lunar.toml"), (user, group, 0o600));
+        // It writes the file anew beside the old one.
+        assert_eq!(owned("etc/lunar"), (0, group, 0o770));
+        assert_eq!(owned("srv/lunar"), (user, group, 0o750));
+    }
+}

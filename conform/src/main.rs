@@ -96,6 +96,8 @@ enum Part {
     Proofs,
     /// The same with blktests' group nvme, if LUNAR_BLKTESTS names a checkout of it
     Blktests,
+    /// The same with systemd: the commands of the five-minute page, and what an operator does
+    Service,
     /// The same kernel in a virtual machine whose NVMe controller is ours
     Vm,
     /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
@@ -158,6 +160,9 @@ fn run(arguments: Arguments) -> Result<bool> {
             if let (true, Some(driver)) = (wanted(&Part::Blktests), drivers.first()) {
                 one(&lab, Part::Blktests, *driver, true);
             }
+            if let (true, Some(driver)) = (wanted(&Part::Service), drivers.first()) {
+                one(&lab, Part::Service, *driver, true);
+            }
             if let (true, Some(driver)) = (wanted(&Part::Paths), drivers.first()) {
                 one(&lab, Part::Paths, *driver, true);
             }
@@ -180,6 +185,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         Part::Blktests => guest::blktests(lab, driver),
         Part::Vm => guest::machine(lab, driver),
         Part::Paths => guest::paths(lab, driver),
+        Part::Service => guest::service(lab, driver),
         Part::Hostile => hostile::part(lab, driver, main_driver),
         Part::Chap => chap::part(lab, driver),
         Part::Life => life::part(lab, driver),

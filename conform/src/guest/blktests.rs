@@ -26,7 +26,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         None => skip(format!("{FOLDER} names no checkout of blktests")),
     });
     let (Some(folder), Some(sysroot)) = (found, packages(lab, &part)) else { return Ok(()) };
-    let script = Script { name: "blktests", part: &part, driver, sysroot: &sysroot, more: Some(&folder) };
+    let more = Some(("test/blktests", &*folder));
+    let script = Script { name: "blktests", is_service: false, part: &part, driver, sysroot: &sysroot, more };
     // The suite expects one namespace.
     lab.report.check(&part, "guest ran to its end", || script.run(lab, nvme_targets(lab, driver, &[])?));
     Ok(())

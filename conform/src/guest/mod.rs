@@ -8,6 +8,7 @@ mod newer;
 mod paths;
 mod proofs;
 mod qemu;
+mod service;
 mod sysroot;
 
 use std::fmt::Write as _;
@@ -24,6 +25,9 @@ use crate::tools;
 
 /// The emulated processor is slow, and slower while something else is built.
 const LIMIT: Duration = Duration::from_secs(900);
+/// What a kernel is told that starts a system manager, whose only aim is the script.
+const SERVICE: &str =
+    " lunar.service systemd.unit=lunar-test.service systemd.show_status=false systemd.firstboot=no net.ifnames=0";
 /// This machine's ::1 as QEMU's user network shows it to a guest.
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 
@@ -31,12 +35,13 @@ pub(crate) use blktests::part as blktests;
 pub(crate) use machine::part as machine;
 pub(crate) use paths::part as paths;
 pub(crate) use proofs::part as proofs;
+pub(crate) use service::part as service;
 
 /// Boots the guest against the target. The first driver gets everything, others what differs between drivers.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("guest/{}", driver.name());
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
-    let script = Script { name: "iscsi", part: &part, driver, sysroot: &sysroot, more: None };
+    let script = Script { name: "iscsi", is_service: false, part: &part, driver, sysroot: &sysroot, more: None };
     lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver)?));
     Ok(())
 }
@@ -46,7 +51,7 @@ pub(crate) fn nvme_part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("nvme/{}", driver.name());
     lab.built()?;
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
-    let script = Script { name: "nvme", part: &part, driver, sysroot: &sysroot, more: None };
+    let script = Script { name: "nvme", is_service: false, part: &part, driver, sysroot: &sysroot, more: None };
     lab.report.check(&part, "guest ran to its end", || script.run(lab, nvme_targets(lab, driver, &["ram:64M"])?));
     Ok(())
 }
@@ -80,11 +85,13 @@ fn nvme_targets(lab: &Lab, driver: Driver, more: &[&str]) -> Result<Targets> {
 struct Script<'a> {
     /// Its file, without the ending.
     name: &'a str,
+    /// Whether a system manager starts it, as on a whole machine.
+    is_service: bool,
     part: &'a str,
     driver: Driver,
     sysroot: &'a sysroot::Sysroot,
-    /// A folder that the guest has besides, beside its script.
-    more: Option<&'a Path>,
+    /// A folder that the guest has besides, beside its script, under this name.
+    more: Option<(&'a str, &'a Path)>,
 }
 
 /// The targets of one guest run, and what the script must know of them.
@@ -150,12 +157,13 @@ impl Script<'_> {
     fn run(&self, lab: &Lab, mut targets: Targets) -> Result<()> {
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         let initramfs = lab.scratch.join(format!("guest-{}-{}.cpio", self.name, self.driver.name()));
-        let folders = [("test", &*scripts)].into_iter().chain(self.more.map(|more| ("test/blktests", more)));
+        let folders = [("test", &*scripts)].into_iter().chain(self.more);
         qemu::initramfs(self.sysroot, folders, &targets.settings, &initramfs)?;
         let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
         let mut cases = Cases { lab, part: self.part, since: Instant::now(), said: Vec::new(), seen: 0 };
         let mut restarted = Ok(());
-        let (file, own) = (format!("{}.sh", self.name), qemu::Hardware::default());
+        let kernel = if self.is_service { SERVICE.to_owned() } else { String::new() };
+        let (file, own) = (format!("{}.sh", self.name), qemu::Hardware { kernel, ..qemu::Hardware::default() });
         let status = qemu::boot(self.sysroot, &initramfs, &file, LIMIT, &own, |line| {
             // A log that cannot be written costs the log, not the test.
             let _ = writeln!(log, "{line}");

@@ -37,7 +37,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         Ok(())
     });
     let Some(sysroot) = found else { return Ok(()) };
-    let script = Script { name: "proofs", part: &part, driver, sysroot: &sysroot, more: None };
+    let script = Script { name: "proofs", is_service: false, part: &part, driver, sysroot: &sysroot, more: None };
     lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver)?));
     Ok(())
 }

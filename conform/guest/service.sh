@@ -1,0 +1,217 @@
+# A machine with systemd, and nothing of Lunar on it but the program: somebody follows the page, and then goes on.
+. /test/lib.sh
+. /test/initiator.sh
+. /test/settings # DRIVER
+
+HERE=/test/service
+SECRET="what the page does not tell"
+PORTAL=127.0.0.1:3260
+
+sum() { sha256sum | cut -d' ' -f1; }
+# read_sum FILE [DD-ARGUMENT...]: the checksum of what the disk has, not the page cache.
+read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }
+
+# typed COMMAND: as somebody types it, who is asked for a secret perhaps.
+typed() { printf '%s\n' "$SECRET" | sh -c "$1"; }
+
+# disk_of LUN: the name of a session's disk, once the kernel has it.
+disk_of() {
+    local found
+    for found in /sys/class/iscsi_session/session*/device/target*/*:*:*:"$1"/block/*; do
+        [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
+    done
+    return 1
+}
+
+# wait_for_disk LUN: sets $disk.
+wait_for_disk() {
+    until_true 30 disk_of "$1" || { bad "no disk with LUN $1"; return 1; }
+    disk=$(disk_of "$1")
+    until_true 10 blockdev --getsize64 "$disk"
+}
+
+node() { iscsiadm -m node -T "$TARGET" -p "$PORTAL" "$@"; }
+
+# with_secret SECRET
+with_secret() {
+    node -o update -n node.session.auth.authmethod -v CHAP &&
+        node -o update -n node.session.auth.username -v alice &&
+        node -o update -n node.session.auth.password -v "$1"
+}
+
+follow_the_page() {
+    local line count=0 start=$SECONDS
+    install -D -m 755 $HERE/lunar /usr/local/bin/lunar
+    while IFS= read -r line <&3; do
+        count=$((count + 1))
+        try "command $count: $line" typed "$line" || { journalctl -u lunar --no-pager | tail -n 20; finish; }
+    done 3<$HERE/commands
+    echo "$count commands took $((SECONDS - start)) s"
+    # What the page says is what the rest goes by.
+    TARGET=$(sed -n 's/.*--iqn \([^ ]*\).*/\1/p' $HERE/commands)
+    INITIATOR=$(sed -n 's/.*--initiators \([^ ]*\).*/\1/p' $HERE/commands | tr -d "'")
+}
+
+# Whatever anybody is told: of all of it nothing may be secret.
+all_that_is_said() {
+    local noun
+    lunar status && lunar statistics && lunar audit && lunar history && lunar history 2 && lunar history 2 --text
+    for noun in user api-token volume portal-group portal target group api-listener session; do
+        lunar $noun list && lunar $noun list --json
+    done
+    lunar user show alice && lunar user show alice --json && lunar config show && lunar config show --json
+    lunar diff /dev/null
+    journalctl --no-pager
+    cat /proc/"$(systemctl show lunar -p MainPID --value)"/environ
+} 2>&1
+
+unit() {
+    local shown
+    says "the unit runs" "^active$" systemctl is-active lunar
+    says "it has said that it is ready" "Type=notify" systemctl show lunar -p Type
+    says "it is watched" "WatchdogUSec=30s" systemctl show lunar -p WatchdogUSec
+    says "as a user of its own" "^lunar" ps -o user= -p "$(systemctl show lunar -p MainPID --value)"
+    shown=$(systemd-analyze verify --man=no /usr/lib/systemd/system/lunar.service 2>&1 | grep -i lunar)
+    equal "systemd finds nothing wrong with the unit" "" "$shown"
+    try "and little that it could do" systemd-analyze security --offline=true --no-pager --threshold=20 \
+        /usr/lib/systemd/system/lunar.service
+    equal "nobody sees the secret among processes" "" "$(ps -eo args | grep -F "$SECRET" | grep -v grep)"
+    equal "nor in anything that is said" "" "$(all_that_is_said | grep -F "$SECRET")"
+    refuse "others do not read the configuration" setpriv --reuid=65534 --clear-groups cat /etc/lunar/lunar.toml
+    refuse "others do not use the socket" setpriv --reuid=65534 --clear-groups lunar status
+}
+
+initiator() {
+    # Its name is made of the pattern of the page.
+    daemon 120
+    echo "InitiatorName=${INITIATOR//\*/guest}" >/etc/iscsi/initiatorname.iscsi
+    pkill iscsid
+    until_true 10 sh -c "! pgrep iscsid"
+    iscsid
+    until_true 10 iscsiadm -m iface
+    says "discovery" "$TARGET" iscsiadm -m discovery -t sendtargets -p "$PORTAL"
+    iscsiadm -m node -o delete >/dev/null 2>&1
+    iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
+    refuse "without a proof nobody logs in" node --login
+    with_secret "another secret" >/dev/null
+    refuse "nor with a wrong one" node --login
+    with_secret "$SECRET" >/dev/null
+    try "with the secret the guest logs in" node --login
+    wait_for_disk 0 || finish
+    equal "the disk has its size" $((20 << 30)) "$(blockdev --getsize64 "$disk")"
+    says "the operator sees who is there" "$(cat /etc/iscsi/initiatorname.iscsi | cut -d= -f2)" lunar session list
+    head -c 4M /dev/urandom >/tmp/written
+    try "the guest writes" dd if=/tmp/written of="$disk" bs=1M oflag=direct status=none
+}
+
+# still_there WHEN
+still_there() {
+    until_true 60 dd if="$disk" of=/dev/null iflag=direct bs=4k count=1
+    equal "what was written is there, $1" "$(sum </tmp/written)" "$(read_sum "$disk" count=4)"
+    says "the volume is there, $1" "disk1" lunar volume list
+    says "who may log in is there, $1" "alice" lunar target show main
+}
+
+restarts() {
+    try "systemctl restart" systemctl restart lunar
+    still_there "after a restart"
+    try "systemctl kill -9" systemctl kill -s KILL lunar
+    until_true 30 lunar status
+    still_there "after a kill -9"
+    try "systemctl reload" systemctl reload lunar
+    says "it runs on" "^active$" systemctl is-active lunar
+    echo "volume = 7" >>/etc/lunar/lunar.toml
+    try "systemctl reload with a mistake in the file" systemctl reload lunar
+    until_true 10 sh -c "journalctl -u lunar --no-pager | grep -q 'what runs was not changed'"
+    still_there "with a mistake in the file"
+    sed -i '$d' /etc/lunar/lunar.toml
+    try "and without it" lunar apply
+}
+
+# sg_of DISK: the node that goes past the block layer, which looks at media by itself.
+sg_of() { echo "/dev/$(ls "/sys/block/${1##*/}/device/scsi_generic")"; }
+
+# told NODE PATTERN: one of the next few commands is told this.
+told() {
+    local count
+    for count in 1 2 3 4 5; do sg_turs -v "$1" 2>&1; done | grep -Eq -- "$2"
+}
+
+# refused_by PATTERN COMMAND...: it fails, and says why.
+refused_by() {
+    local pattern=$1 said
+    shift
+    said=$("$@" 2>&1) && { echo "succeeded: $said"; return 1; }
+    printf '%s\n' "$said" | grep -Eq -- "$pattern" || { echo "$said"; return 1; }
+}
+
+media() {
+    local cd removable
+    # Nobody but this script looks at media.
+    echo 0 >/sys/module/block/parameters/events_dfl_poll_msecs
+    systemctl stop systemd-udevd.service systemd-udevd-kernel.socket systemd-udevd-control.socket 2>/dev/null
+    cp $HERE/disc.iso /srv/lunar/disc.iso
+    chown lunar:lunar /srv/lunar/disc.iso
+    try "a CD by the configuration" lunar volume create cd1 --kind file --path /srv/lunar/disc.iso --medium cd
+    try "and a disk that can be taken out" \
+        lunar volume create stick --kind file --path /srv/lunar/stick.img --size 64M --medium removable
+    try "a CD has no size" refused_by "an image has its size" \
+        lunar volume create cd2 --kind file --path /srv/lunar/x.iso --medium cd --size 1G
+    try "lunar group map, the CD" lunar group map hosts 1 cd1
+    try "lunar group map, the disk" lunar group map hosts 2 stick
+    try "the initiator looks again" iscsiadm -m session --rescan
+    wait_for_disk 1 || return
+    cd=$disk
+    wait_for_disk 2 || return
+    removable=$disk
+    wait_for_disk 0
+    equal "the kernel takes it for a CD drive" "/dev/sr0" "$cd"
+    equal "and the other for a removable disk" 1 "$(cat "/sys/block/${removable##*/}/removable")"
+    try "the disc is read" mount -t iso9660 -o ro "$cd" /mnt
+    equal "its file" "$(cat $HERE/disc.sum)" "$(sum </mnt/random)"
+    says "lunar volume medium: locked by who has mounted it" "locked" lunar volume medium cd1
+    try "lunar volume eject is refused" refused_by "has locked it" lunar volume eject cd1
+    umount /mnt
+    try "lunar volume eject" lunar volume eject cd1
+    says "lunar volume medium: out" "is out" lunar volume medium cd1
+    try "no medium: sense 3Ah" told "$(sg_of "$cd")" "[Mm]edium not present"
+    says "lunar volume load" "is in" lunar volume load cd1
+    try "a unit attention: 28h/00h" told "$(sg_of "$cd")" "may have changed"
+    try "the disc is read again" mount -t iso9660 -o ro "$cd" /mnt
+    equal "its file, again" "$(cat $HERE/disc.sum)" "$(sum </mnt/random)"
+    umount /mnt
+    try "sg_prevent" sg_prevent "$(sg_of "$removable")"
+    try "PREVENT ALLOW MEDIUM REMOVAL holds" refused_by "has locked it" lunar volume eject stick
+    try "unless it is forced" lunar volume eject stick --force
+    try "no medium in the other: sense 3Ah" told "$(sg_of "$removable")" "[Mm]edium not present"
+    try "and in again" lunar volume load stick
+    sg_prevent --allow "$(sg_of "$removable")"
+    try "a fixed disk stays where it is" refused_by "fixed disk" lunar volume eject disk1
+    says "the audit log has it" "volume stick was ejected" lunar audit
+    until_true 10 sg_turs "$(sg_of "$removable")"
+    try "the initiator ejects" sg_start --eject "$(sg_of "$removable")"
+    says "the operator sees it" "is out" lunar volume medium stick
+    says "and loads it" "is in" lunar volume load stick
+}
+
+# A process that stands still is started again by whoever watches it.
+watched() {
+    local before
+    before=$(systemctl show lunar -p NRestarts --value)
+    kill -STOP "$(systemctl show lunar -p MainPID --value)"
+    until_true 90 sh -c "[ \$(systemctl show lunar -p NRestarts --value) != $before ]"
+    says "who stands still is started again" "[1-9]" systemctl show lunar -p NRestarts --value
+    until_true 30 lunar status
+    still_there "after that"
+}
+
+follow_the_page
+unit
+initiator
+restarts
+media
+watched
+try "the guest logs out" node --logout
+try "systemctl stop" systemctl stop lunar
+equal "it ended well" "success" "$(systemctl show lunar -p Result --value)"
+finish
