@@ -82,8 +82,10 @@ unit() {
 }
 
 initiator() {
-    # Its name is made of the pattern of the page.
+    # The script has its own, with its own settings.
+    systemctl stop iscsid.socket iscsid.service 2>/dev/null
     daemon 120
+    # Its name is made of the pattern of the page.
     echo "InitiatorName=${INITIATOR//\*/guest}" >/etc/iscsi/initiatorname.iscsi
     pkill iscsid
     until_true 10 sh -c "! pgrep iscsid"
@@ -185,7 +187,8 @@ media() {
     try "unless it is forced" lunar volume eject stick --force
     try "no medium in the other: sense 3Ah" told "$(sg_of "$removable")" "[Mm]edium not present"
     try "and in again" lunar volume load stick
-    sg_prevent --allow "$(sg_of "$removable")"
+    until_true 10 sg_turs "$(sg_of "$removable")"
+    try "the initiator lets go of it" sg_prevent --allow "$(sg_of "$removable")"
     try "a fixed disk stays where it is" refused_by "fixed disk" lunar volume eject disk1
     says "the audit log has it" "volume stick was ejected" lunar audit
     until_true 10 sg_turs "$(sg_of "$removable")"
