@@ -12,22 +12,26 @@ CARGO ?= cargo
 UNIT_SECONDS ?= 900
 
 .NOTPARALLEL:
-.PHONY: help run release test deps format lint unit conform fuzz bench
+.PHONY: help run release test needs deps format lint unit conform fuzz bench
 
 ## help: this list
 help:
 	@sed -n 's/^## /  make /p' Makefile
 
 ## run: build the release and serve a demo disk until Ctrl-C
-run:
+run: needs
 	$(CARGO) run --release -p lunar -- demo
 
 ## release: the fastest build, which learns from loads of its own what is hot: target/trained/release/lunar
-release:
+release: needs
 	bench/release
 
 ## test: everything, from format to crashes, with what it needs installed first
 test: deps format lint unit fuzz conform
+
+## needs: install what a build needs and this machine lacks
+needs:
+	@pkg-config --exists openssl 2>/dev/null || conform/deps.sh build
 
 ## deps: install what the tests need and this machine lacks
 deps:

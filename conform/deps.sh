@@ -1,21 +1,27 @@
 #!/bin/sh
-# Installs from packages.txt what this machine lacks. Starts no service.
+# Installs what this machine lacks of what the tests need (packages.txt), or with `build` of what a build needs alone
+# (build-packages.txt). Starts no service.
 set -eu
 cd "$(dirname "$0")"
 
-# A toolchain of the minimal profile has neither.
-for tool in rustfmt clippy; do
-    command=$([ $tool = rustfmt ] && echo fmt || echo clippy)
-    cargo $command --version >/dev/null 2>&1 || rustup component add $tool
-done
+lists=build-packages.txt
+if [ "${1:-}" != build ]; then
+    lists="$lists packages.txt"
+    # A toolchain of the minimal profile has neither.
+    for tool in rustfmt clippy; do
+        command=$([ $tool = rustfmt ] && echo fmt || echo clippy)
+        cargo $command --version >/dev/null 2>&1 || rustup component add $tool
+    done
+fi
 
 command -v apt-get >/dev/null || {
-    echo "deps: no apt-get here; see conform/packages.txt for what the tests need" >&2
+    echo "deps: no apt-get here; what is needed is in conform/: $lists" >&2
     exit 0
 }
 
 missing=""
-for package in $(sed 's/#.*//' packages.txt); do
+# shellcheck disable=SC2086
+for package in $(sed 's/#.*//' $lists); do
     state=$(dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null || true)
     case $state in
         ii*) ;;
