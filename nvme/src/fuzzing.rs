@@ -6,6 +6,7 @@ use crate::auth::exchange::{Computed, Terms, Work};
 use crate::auth::guard::Guard;
 use crate::auth::host::{Host, RANDOM};
 use crate::auth::key::Key;
+use crate::auth::wire;
 use crate::command::{Command, Direction, FABRICS, FUSE, Reply, SQE_LEN, Sqe, Status};
 use crate::connect::{Caller, ConnectData, Path};
 use crate::directory::{Board, Directory, Entry};
@@ -29,7 +30,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Blocks of each namespace.
 pub const BLOCKS: u64 = 2048;
@@ -513,6 +514,14 @@ pub fn at_once<T>(future: impl Future<Output = T>) -> T {
     panic!("a command waits for something that is not there")
 }
 
+/// Whether a reply's response, or the value of the group that it is made with, has this byte. The challenge between them
+/// and the fields before are about the proof that the host asks for, if it does.
+fn is_of_proof(reply: &[u8], at: usize) -> bool {
+    let Ok((head, _)) = wire::Reply::ref_from_prefix(reply) else { return false };
+    let (response, length) = (size_of::<wire::Reply>(), usize::from(head.hash_len));
+    (response..response + length).contains(&at) || at >= response + 2 * length
+}
+
 /// Messages of a host that has to prove its name: right ones, with bytes of them changed, and any others. Whoever was
 /// never right does not pass.
 pub fn proofs(data: &[u8]) {
@@ -538,7 +547,8 @@ pub fn proofs(data: &[u8]) {
                 continue;
             }
         };
-        let changed = message.get_mut(usize::from(at)).map(|byte| *byte ^= flip).is_some() && flip != 0;
+        let counts = is_of_proof(&message, at.into());
+        let changed = message.get_mut(usize::from(at)).map(|byte| *byte ^= flip).is_some() && flip != 0 && counts;
         is_right |= first & 1 == 0 && what & 7 == 1 && !message.is_empty() && !changed;
         let length = message.len();
         rig.run(&queue, &auth_sqe(5, length), &message);

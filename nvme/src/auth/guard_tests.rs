@@ -186,6 +186,11 @@ fn entries_that_are_refused() {
     assert_eq!(status(&[0xe901_0100, 64], &[], 6), Status::SEQUENCE_ERROR);
 }
 
+#[test]
+fn who_asks_for_no_proof_may_send_any_challenge() {
+    crate::fuzzing::proofs(&[84, 40, 9, 0, 0, 5, 40, 0, 0, 145, 64, 1, 0, 29, 0, 0, 0, 5, 8]);
+}
+
 proptest::proptest! {
     #[test]
     fn nobody_passes_without_a_proof(data in proptest::collection::vec(proptest::num::u8::ANY, 0..80)) {
