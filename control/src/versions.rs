@@ -309,10 +309,10 @@ fn sync_folder(path: &Path) -> io::Result<()> {
 /// lost.
 fn take_the_place(new: &Path, path: &Path, before: &str, text: &str) -> Result<(), Trouble> {
     let exchange = |flags| renameat_with(CWD, new, CWD, path, flags);
-    let came_out = |wanted: &str| read(new).is_ok_and(|came_out| came_out == wanted);
+    let held = || read(new).ok();
     let done = match exchange(RenameFlags::EXCHANGE) {
-        Ok(()) if came_out(before) => std::fs::remove_file(new),
-        Ok(()) => back(&exchange, &came_out, text).and_then(|()| Err(io::ErrorKind::AlreadyExists.into())),
+        Ok(()) if held().as_deref() == Some(before) => std::fs::remove_file(new),
+        Ok(()) => back(&exchange, &held, text).and_then(|()| Err(io::ErrorKind::AlreadyExists.into())),
         // Nobody has made one yet.
         Err(Errno::NOENT) if before.is_empty() => exchange(RenameFlags::NOREPLACE).map_err(io::Error::from),
         // This file system cannot exchange: the last look is as late as it can be.
@@ -330,15 +330,24 @@ fn take_the_place(new: &Path, path: &Path, before: &str, text: &str) -> Result<(
     })
 }
 
-/// What came out was not what should: it goes back, unless somebody has written once more.
+/// How often somebody may write while something goes back: more than anybody does within microseconds.
+const EDITS_AT_ONCE_MAX: usize = 100;
+
+/// What came out was not what should: it goes back. If something else comes out then than what was put there, somebody
+/// has written once more, and that is the later of the two: it goes back, too.
 fn back(
     exchange: &impl Fn(RenameFlags) -> Result<(), Errno>,
-    came_out: &impl Fn(&str) -> bool,
+    held: &impl Fn() -> Option<String>,
     text: &str,
 ) -> io::Result<()> {
-    exchange(RenameFlags::EXCHANGE)?;
-    if !came_out(text) {
+    let mut put = Some(text.to_owned());
+    for _ in 0..EDITS_AT_ONCE_MAX {
+        let next = held();
         exchange(RenameFlags::EXCHANGE)?;
+        if held() == put {
+            break;
+        }
+        put = next;
     }
     Ok(())
 }
