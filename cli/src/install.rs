@@ -147,8 +147,8 @@ fn write(root: &Path, files: &[New]) -> Result<String, Failure> {
     Ok(told)
 }
 
-/// Makes the user and the folders, and has systemd read the unit; tells how that went, and gives those that failed. What
-/// cannot be run is none of them: a system without systemd has other ways.
+/// Makes the user and the folders, and has systemd read the unit; tells how that went, and gives those that failed.
+/// What cannot be run is none of them: a system without systemd has other ways.
 fn afterwards(told: &mut String) -> Vec<&'static str> {
     let mut failed = Vec::new();
     for (program, arguments) in AFTERWARDS {

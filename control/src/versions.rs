@@ -159,7 +159,10 @@ impl Versions {
         if let Err(why) = self.replace(&self.text, text) {
             // It shall never have been in force, even where only the last sync of the folder failed.
             let _ = std::fs::remove_file(self.history.join(version.file_name()));
-            let _ = self.replace(text, &self.text);
+            // What somebody else wrote is there again already.
+            if !matches!(why, Trouble::Changed(_)) {
+                let _ = self.replace(text, &self.text);
+            }
             return Err(why);
         }
         text.clone_into(&mut self.text);

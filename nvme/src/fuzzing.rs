@@ -514,8 +514,8 @@ pub fn at_once<T>(future: impl Future<Output = T>) -> T {
     panic!("a command waits for something that is not there")
 }
 
-/// Whether a reply's response, or the value of the group that it is made with, has this byte. The challenge between them
-/// and the fields before are about the proof that the host asks for, if it does.
+/// Whether a reply's response, or the value of the group that it is made with, has this byte. The challenge between
+/// them and the fields before are about the proof that the host asks for, if it does.
 fn is_of_proof(reply: &[u8], at: usize) -> bool {
     let Ok((head, _)) = wire::Reply::ref_from_prefix(reply) else { return false };
     let (response, length) = (size_of::<wire::Reply>(), usize::from(head.hash_len));
