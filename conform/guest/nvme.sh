@@ -23,7 +23,8 @@ there() { test -b "$disk"; }
 connect() {
     local name=$1
     shift
-    try "$name" nvme connect -t tcp -a "$HOST" -s "$PORT" -n "$NQN" -i 2 "$@" || { dmesg | tail -n 20; return 1; }
+    # A guest on a busy machine is late with its keep-alives.
+    try "$name" nvme connect -t tcp -a "$HOST" -s "$PORT" -n "$NQN" -i 2 --keep-alive-tmo=30 "$@" || { dmesg | tail -n 20; return 1; }
     disk=/dev/nvme0n1
     until_true 20 there || { dmesg | tail -n 20; bad "$name: no disk"; return 1; }
     controller=$(basename "$(ls -d /sys/class/nvme/nvme* | head -n 1)")

@@ -18,7 +18,7 @@ load() {
 until_true 30 there || { dmesg | tail -n 20; bad "the kernel sees the disk"; finish; }
 ok "the kernel sees the disk"
 says "nvme list" "LUNAR VOLUME" nvme list
-says "id-ctrl" "oacs *: *0x102" nvme id-ctrl /dev/nvme0
+says "id-ctrl" "oacs *: *0x112" nvme id-ctrl /dev/nvme0
 says "log page of effects" "01 00 00 00" nvme get-log /dev/nvme0 --log-id=5 --log-len=4096
 says "list-ns" "0x2" nvme list-ns /dev/nvme0
 says "interrupts come by vectors" "nvme0q1" cat /proc/interrupts
