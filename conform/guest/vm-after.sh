@@ -5,7 +5,7 @@ there() { test -b "$disk"; }
 kept() { (cd /mnt/disk && sha256sum -c --quiet sums kept.sum); }
 fails() { ! timeout 30 dd if="$disk" of=/dev/null bs=4k count=1 skip=$((RANDOM % 1000)) iflag=direct status=none; }
 
-eventually there || { bad "the kernel sees the disk"; finish; }
+eventually there || { dmesg | tail -n 20; bad "the kernel sees the disk"; finish; }
 fsck.ext4 -p "$disk" >/dev/null 2>&1
 try "the file system is whole" fsck.ext4 -f -n "$disk"
 mkdir -p /mnt/disk

@@ -1,8 +1,8 @@
 # Two controllers of one subsystem, which are two ways to its volumes: one goes and comes again, then the other, and a load
 # goes on.
 . /test/lib.sh
-disk=/dev/nvme0n1
-there() { test -b "$disk"; }
+# The disk is called by the number of the controller that was first, which either may be.
+there() { disk=$(echo /dev/nvme*n1); test -b "$disk"; }
 # ways COUNT: so many controllers live.
 ways() { [ "$(cat /sys/class/nvme/nvme*/state | grep -c live)" = "$1" ]; }
 kept() { (cd /mnt/disk && sha256sum -c --quiet sums kept.sum); }
@@ -10,7 +10,7 @@ kept() { (cd /mnt/disk && sha256sum -c --quiet sums kept.sum); }
 away() { echo 1 >"$(realpath "/sys/class/nvme/$1/device")/remove"; }
 back() { echo 1 >/sys/bus/pci/rescan; }
 
-eventually there || { bad "the kernel sees the disk"; finish; }
+eventually there || { dmesg | tail -n 20; bad "the kernel sees the disk"; finish; }
 try "two controllers" eventually ways 2 || { nvme list-subsys; dmesg | tail -n 20; finish; }
 equal "of one subsystem" 1 "$(ls /sys/class/nvme-subsystem | wc -l)"
 mkdir -p /mnt/disk
