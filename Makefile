@@ -4,7 +4,7 @@
 # or plays the other side a third of them.
 FUZZ_SECONDS ?= 60
 FUZZ_WHOLE = login api full_feature cdb raw_cdb lists nvme nvme_auth nvme_tcp_start nvme_tcp_queue
-FUZZ_THIRD = text pdu initiator nvme_host nvme_tcp_host vfio_host vfio_machine vfio_messages vfio_pointers
+FUZZ_THIRD = text pdu initiator isns nvme_host nvme_tcp_host vfio_host vfio_machine vfio_messages vfio_pointers
 # Parts and options of the conformance run: `make conform CONFORM="hostile --driver epoll"`.
 CONFORM ?= all
 CARGO ?= cargo
