@@ -472,7 +472,9 @@ mod tests {
             assert_eq!(Own::parse(shown).as_ref(), Ok(&host));
         }
         let long = format!("{}.{}", "a".repeat(63), "b.".repeat(100));
-        for bad in ["", ":1", "a:", "a:x", "a:65536", "a..b", "-a", "a b", "192.0.2", "300.1.1.1", "a:1:2", "a/b", &long] {
+        for bad in
+            ["", ":1", "a:", "a:x", "a:65536", "a..b", "-a", "a b", "192.0.2", "300.1.1.1", "a:1:2", "a/b", &long]
+        {
             assert!(Own::parse(bad).is_err(), "{bad}");
         }
         for bad in ["a:0", "192.0.2.1:0", "[::1]:0"] {
