@@ -4,6 +4,9 @@ use crate::wire::{Payload, REPLACE};
 use proptest::prelude::*;
 use std::net::Ipv4Addr;
 
+/// An answer in parts: the flags and the payload of each.
+type Pdus = Vec<(u16, Vec<u8>)>;
+
 const START: Instant = Instant(5_000_000_000);
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const ENTITY: &str = "host.example.org";
@@ -240,7 +243,7 @@ fn refusals_and_nonsense_are_told_and_tried_again() {
     let status = |status: Status| status.0.to_be_bytes().to_vec();
     let success = status(Status::SUCCESS);
     let cut = [&success[..], &[0, 0, 0, 6, 0, 0, 0, 9]].concat();
-    let cases: [(&str, Vec<(u16, Vec<u8>)>); 6] = [
+    let cases: [(&str, Pdus); 6] = [
         ("refuses the registration: INVALID_REGISTRATION", vec![(FIRST | LAST, status(Status::INVALID_REGISTRATION))]),
         ("malformed", vec![(FIRST | LAST, cut.clone())]),
         ("malformed", vec![(FIRST | LAST, Vec::new())]),

@@ -58,7 +58,7 @@ fn what_is_refused_is_named_by_its_place() {
 #[test]
 fn who_comes_too_often_waits_and_is_told() {
     let rig = Rig::default();
-    rig.told();
+    let _ = rig.told();
     let arrive = |queue| {
         let command = Command { sqe: connect_sqe(queue, 31), sent: 1024, room: 0 };
         rig.subsystem.arrive(&command, connect_data(7, 0xffff, NQN).as_bytes(), &caller(), Instant(0))
@@ -79,7 +79,7 @@ fn who_comes_too_often_waits_and_is_told() {
 #[test]
 fn a_subsystem_that_there_is_not_is_told_of() {
     let rig = Rig::default();
-    rig.told();
+    let _ = rig.told();
     assert!(connect(&rig, 0, 31, &connect_data(7, 0xffff, "nqn.2026-01.org.x:other")).is_err());
     let told = rig.told();
     assert!(told.len() == 1 && told[0].starts_with("login refused reason=\"no such subsystem\""), "{told:?}");
