@@ -74,6 +74,9 @@ nl=0
 keyrings=.nvme
 END
 tlshd -s >/tmp/tlshd.log 2>&1 &
+# The kernel finds nobody to shake hands for it before he has joined the group of those who do.
+joined() { awk '$2 == 16 && $4 != "00000000" { found = 1 } END { exit !found }' /proc/net/netlink; }
+eventually joined
 told() { dmesg | tail -n 10; tail -n 10 /tmp/tlshd.log; }
 
 insert() {

@@ -21,7 +21,7 @@ use crate::tools::{says, tool};
 const MAIN: &str = "iqn.2026-01.io.lunar.conform:main";
 const OTHER: &str = "iqn.2026-01.io.lunar.conform:other";
 /// A change is in force, or refused, by then.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 
 const UNIT_ATTENTION: u8 = 6;
 const INVENTORY: (u8, u8, u8) = (UNIT_ATTENTION, 0x3f, 0x0e);

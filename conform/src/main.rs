@@ -29,7 +29,7 @@ mod witness;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
@@ -156,7 +156,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     };
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()));
     let Arguments { rounds, applies, verbose, .. } = arguments;
-    let lab = Lab { subject, scratch, report: Report::new(), seed, rounds, applies, verbose };
+    let lab = Lab { subject, scratch, report: Arc::new(Report::new()), seed, rounds, applies, verbose };
     lab.report.note(&format!("seed {seed}"));
     let everything = arguments.parts.is_empty() || arguments.parts.contains(&Part::All);
     let drivers: Vec<Driver> = arguments.driver.into_iter().filter(|driver| usable(&lab, *driver)).collect();
@@ -184,24 +184,27 @@ fn run(arguments: Arguments) -> Result<bool> {
 fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
     let name = part.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     lab.report.note(&format!("{name} on {}", driver.name()));
-    let run = || match part {
-        Part::Tools => tools::part(lab, driver),
-        Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
-        Part::Guest => guest::part(lab, driver),
-        Part::Nvme => guest::nvme_part(lab, driver),
-        Part::Proofs => guest::proofs(lab, driver),
-        Part::Blktests => guest::blktests(lab, driver),
-        Part::Vm => guest::machine(lab, driver),
-        Part::Paths => guest::paths(lab, driver),
-        Part::Service => guest::service(lab, driver),
-        Part::Hostile => hostile::part(lab, driver, main_driver),
-        Part::Chap => chap::part(lab, driver),
-        Part::Life => life::part(lab, driver),
-        Part::Daemon if main_driver => daemon::part(lab, driver, lab.rounds, lab.applies),
-        Part::Daemon => daemon::part(lab, driver, lab.rounds / 2, lab.applies / 2),
-        // Half as many crashes for drivers after the first: what follows a crash is the same code.
-        Part::Crash => crash::part(lab, driver, if main_driver { lab.rounds } else { lab.rounds / 2 }),
-        Part::All => Ok(()),
+    let run = || {
+        let lab = &lab.room(&format!("{name}-{}", driver.name()))?;
+        match part {
+            Part::Tools => tools::part(lab, driver),
+            Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
+            Part::Guest => guest::part(lab, driver),
+            Part::Nvme => guest::nvme_part(lab, driver),
+            Part::Proofs => guest::proofs(lab, driver),
+            Part::Blktests => guest::blktests(lab, driver),
+            Part::Vm => guest::machine(lab, driver),
+            Part::Paths => guest::paths(lab, driver),
+            Part::Service => guest::service(lab, driver),
+            Part::Hostile => hostile::part(lab, driver, main_driver),
+            Part::Chap => chap::part(lab, driver),
+            Part::Life => life::part(lab, driver),
+            Part::Daemon if main_driver => daemon::part(lab, driver, lab.rounds, lab.applies),
+            Part::Daemon => daemon::part(lab, driver, lab.rounds / 2, lab.applies / 2),
+            // Half as many crashes for drivers after the first: what follows a crash is the same code.
+            Part::Crash => crash::part(lab, driver, if main_driver { lab.rounds } else { lab.rounds / 2 }),
+            Part::All => Ok(()),
+        }
     };
     lab.report.check_quietly(&name, "the part itself", run);
 }

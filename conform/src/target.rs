@@ -4,6 +4,7 @@ use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -67,6 +68,7 @@ impl std::str::FromStr for Outside {
 }
 
 /// What is tested.
+#[derive(Clone)]
 pub(crate) enum Subject {
     /// The program of this repository.
     Built(PathBuf),
@@ -78,7 +80,7 @@ pub(crate) struct Lab {
     pub subject: Subject,
     /// Disk images and logs; on a real file system, so that direct I/O works.
     pub scratch: PathBuf,
-    pub report: Report,
+    pub report: Arc<Report>,
     pub seed: u64,
     pub rounds: u32,
     pub applies: u32,
@@ -86,6 +88,13 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
+    /// The same with a scratch folder of its own: others may be at work at the same time.
+    pub(crate) fn room(&self, name: &str) -> Result<Self> {
+        let scratch = self.scratch.join(name);
+        std::fs::create_dir_all(&scratch).with_context(|| format!("{}", scratch.display()))?;
+        Ok(Self { subject: self.subject.clone(), scratch, report: self.report.clone(), ..*self })
+    }
+
     /// The built program, or a skipped case.
     pub(crate) fn built(&self) -> Result<&Path> {
         match &self.subject {
