@@ -14,6 +14,12 @@ load_end() {
     if wait $fio; then ok "$1"; else tail -n 8 /tmp/fio.out; bad "$1"; fi
 }
 
+# mapped: sets $map, once the first way is part of one.
+mapped() {
+    map=/dev/mapper/$(multipathd show paths format "%d %m" | awk -v disk="${one##*/}" '$1 == disk { print $2 }')
+    test -b "$map"
+}
+
 multipath_test() {
     local map fio
     mkdir -p /etc/multipath
@@ -37,8 +43,7 @@ END
     try "multipathd" multipathd || return
     try "multipathd has the first way" eventually ways "${one##*/} active"
     try "multipathd has the second way" eventually ways "${two##*/} active"
-    map=/dev/mapper/$(multipathd show paths format "%d %m" | awk -v disk="${one##*/}" '$1 == disk { print $2 }')
-    try "the map is there" test -b "$map" || return
+    try "the map is there" eventually mapped || return
     says "the priority comes from ALUA" "prio=50" multipath -ll
     try "group 2 is not optimized" set_state 2 1 "$one"
     eventually sh -c "multipath -ll | grep -q prio=10"

@@ -2,9 +2,12 @@
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -170,9 +173,22 @@ impl Spec {
     }
 }
 
-/// A port of the loopback that nobody has right now.
+/// Below those that the kernel gives to connections by itself, of which floods make thousands.
+const PORTS: RangeInclusive<u16> = 12_000..=32_000;
+
+/// A port of the loopback that nobody has right now, and nobody else of this run gets.
 pub(crate) fn free_port() -> Result<SocketAddr> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let count = u32::from(PORTS.end() - PORTS.start());
+    for _ in 0..count {
+        // Runs at the same time begin at different places.
+        let at = NEXT.fetch_add(1, Relaxed).wrapping_add(std::process::id().wrapping_mul(257)) % count;
+        let port = PORTS.start() + u16::try_from(at)?;
+        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+            return Ok(listener.local_addr()?);
+        }
+    }
+    bail!("no port of the loopback is free")
 }
 
 /// Where a started target writes what it says: one file per port.
