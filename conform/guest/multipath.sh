@@ -44,6 +44,7 @@ END
     try "multipathd has the first way" eventually ways "${one##*/} active"
     try "multipathd has the second way" eventually ways "${two##*/} active"
     try "the map is there" eventually mapped || return
+    mapped
     says "the priority comes from ALUA" "prio=50" multipath -ll
     try "group 2 is not optimized" set_state 2 1 "$one"
     eventually sh -c "multipath -ll | grep -q prio=10"

@@ -204,6 +204,9 @@ pub(crate) fn launch(lab: &Lab, spec: &Spec) -> Result<(Child, PathBuf)> {
     command.args(spec.arguments()).stdout(log.try_clone()?).stderr(log).env("RUST_BACKTRACE", "1");
     // What volumes keep besides their data belongs to the run, not to whoever started it.
     command.env("STATE_DIRECTORY", lab.scratch.join("state"));
+    let runtime = lab.scratch.join("run");
+    std::fs::create_dir_all(&runtime)?;
+    command.env("RUNTIME_DIRECTORY", runtime);
     Ok((command.spawn().context("cannot start the target")?, path))
 }
 
