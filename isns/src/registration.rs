@@ -1,5 +1,5 @@
-//! What is registered, and the requests that bring a server from one registration to another: only what differs, so that
-//! nobody is told of a change where there is none.
+//! What is registered, and the requests that bring a server from one registration to another: only what differs, so
+//! that nobody is told of a change where there is none.
 
 use crate::wire::{ALIAS_MAX, ENTITY_MAX, Function, ISCSI, NAME_MAX, Payload, REPLACE, TARGET, Tag};
 use std::collections::{BTreeMap, BTreeSet};

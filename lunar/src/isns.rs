@@ -176,7 +176,7 @@ impl Thread {
 
     fn wake(&self) {
         // If there is no room for the byte, it has not looked at the last ones yet.
-        let _ = (&self.waker).write(&[0]);
+        let _ = (&self.waker).write_all(&[0]);
     }
 }
 
@@ -188,7 +188,7 @@ fn now() -> Instant {
 }
 
 /// The thread.
-fn run(shared: &Shared, tell: &dyn Fn(&str), wakes: &UnixStream, _ends: Sender<()>) {
+fn run(shared: &Shared, tell: &dyn Fn(&str), mut wakes: &UnixStream, _ends: Sender<()>) {
     let mut line: Option<Line> = None;
     loop {
         let (wanted, ends) = {
@@ -211,7 +211,7 @@ fn run(shared: &Shared, tell: &dyn Fn(&str), wakes: &UnixStream, _ends: Sender<(
         }
         wait(line.as_ref(), wakes);
         // All of them mean the same.
-        let _ = (&mut &*wakes).read(&mut [0; 64]);
+        while let Ok(1..) = wakes.read(&mut [0; 64]) {}
         if let Some(line) = &mut line {
             line.carry();
         }

@@ -1,5 +1,5 @@
-//! Who fails waits, and so does who comes too often. Answers come later and later for a source that fails, and failures for a user are told later and
-//! later; what is right is never refused for what others did wrong under the same name.
+//! Who fails waits, and so does who comes too often. Answers come later and later for a source that fails, and failures
+//! for a user are told later and later; what is right is never refused for what others did wrong under the same name.
 
 use crate::pace::{Pace, host};
 use crate::time::Instant;

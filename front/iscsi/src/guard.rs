@@ -126,7 +126,8 @@ impl Guard {
         self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What failures cost, and how often somebody may come: the same for whatever else lets hosts in at the same addresses.
+    /// What failures cost, and how often somebody may come: the same for whatever else lets hosts in at the same
+    /// addresses.
     #[must_use]
     pub fn throttling(&self) -> Arc<Mutex<Throttle>> {
         self.throttle.clone()
