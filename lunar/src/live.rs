@@ -32,7 +32,6 @@ use lunar_core::tally::Tally;
 use lunar_core::unit::UnitId;
 use lunar_iscsi::directory::Directory;
 use lunar_iscsi::guard::audit::Record;
-use lunar_nvme::auth::exchange::Terms;
 use lunar_reactor::Choice;
 use lunar_reactor::linger::until_free;
 use lunar_scsi::lun::LUNS_MAX;
@@ -227,9 +226,8 @@ impl Live {
             register: config.volumes.values().any(|volume| volume.direct),
             drain: server.drain.0,
             advertise: None,
-            terms: Terms::default(),
-            referrals: Vec::new(),
-            has_channels: false,
+            // A key may be configured at any time.
+            has_channels: true,
         };
         let ports = Ports::open(state).map_err(|why| anyhow!(why))?;
         let listener: Arc<OnceLock<Listening>> = Arc::default();

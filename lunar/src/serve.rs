@@ -37,7 +37,7 @@ pub const PROTOCOL_ISCSI: u8 = 5;
 pub const PORT_PATIENCE: Duration = Duration::from_secs(3);
 
 /// All NVMe hosts come by the first portal group.
-const NVME_WAY: lunar_nvme::directory::Way = lunar_nvme::directory::Way { portal: 1, group: 1 };
+const NVME_WAY: lunar_nvme::directory::Way = lunar_nvme::directory::Way { portal: 1, group: 1, is_secure: false };
 
 /// What is shared, and how.
 struct Setup {
@@ -101,8 +101,6 @@ impl Setup {
             register: self.volumes.iter().any(Volume::is_direct),
             drain: Duration::from_secs(how.drain.into()),
             advertise: how.advertise.first().map(SocketAddr::ip),
-            terms: how.who.terms(),
-            referrals: how.referral.iter().map(|other| Path::tcp(*other, 0)).collect(),
             has_channels: !how.who.tls_key.is_empty(),
         }
     }
@@ -117,9 +115,13 @@ impl Setup {
             firmware: identity.revision.clone(),
             groups: None,
             access: Arc::new(access.clone()),
+            terms: self.how.who.terms(),
             controllers_max: CONTROLLERS_MAX,
         };
-        Ok(lunar_nvme::Directory::new(vec![entry], Proofs::clone(access.discovery()), None)?)
+        let discovery = (Proofs::clone(access.discovery()), self.how.who.terms());
+        let mut directory = lunar_nvme::Directory::new(vec![entry], discovery, None)?;
+        directory.referrals = self.how.referral.iter().map(|other| Path::tcp(*other, 0)).collect();
+        Ok(directory)
     }
 
     /// What there is to log in to: one target, whose portal groups are its target ports.

@@ -231,7 +231,7 @@ fn discovery_tells_where_the_subsystem_is() {
         service: "4420".into(),
         in_capsule: 0,
         memory: false,
-        way: crate::directory::Way { portal: 1, group: 1 },
+        way: crate::directory::Way { portal: 1, group: 1, is_secure: false },
     };
     let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
     let data = connect_data(9, 0xffff, crate::connect::DISCOVERY_NQN);

@@ -7,6 +7,7 @@ use crate::table::{Code, Set, find};
 use lunar_core::medium::Content;
 use lunar_core::tally::Event;
 use lunar_core::wire::le;
+use std::net::SocketAddr;
 use zerocopy::{FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// A log page.
@@ -257,12 +258,12 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
         .source
         .map_or_else(Vec::new, |source| directory.told(&controller.host.nqn, source.ip(), path.way.portal));
     let mut records: Vec<_> =
-        told.into_iter().map(|told| (SUBSYSTEM, told.nqn, told.address, told.portal, 0)).collect();
-    records.push((THIS_SERVICE, DISCOVERY_NQN.into(), None, path.way.portal, FLAGS));
+        told.into_iter().map(|told| (SUBSYSTEM, told.nqn, told.address, (told.portal, told.is_secure), 0)).collect();
+    records.push((THIS_SERVICE, DISCOVERY_NQN.into(), None, (path.way.portal, path.way.is_secure), FLAGS));
     cx.out.extend_from_slice(&directory.changes().to_le_bytes());
-    cx.out.extend_from_slice(&((records.len() + config.referrals.len()) as u64).to_le_bytes());
+    cx.out.extend_from_slice(&((records.len() + directory.referrals.len()) as u64).to_le_bytes());
     cx.out.resize(HEAD_LEN, 0);
-    for (subtype, nqn, at, portal, flags) in records {
+    for (subtype, nqn, at, (portal, is_secure), flags) in records {
         let mut record = Record::new_zeroed();
         let (family, address, service) = match at {
             Some(at) => (family(at.ip()), at.ip().to_string(), at.port().to_string()),
@@ -272,7 +273,8 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
         (record.requirements, record.port, record.controller) = (REQUIREMENTS, (portal as u16).into(), ANY.into());
         (record.admin_entries, record.flags) = (32.into(), flags.into());
         let source = controller.standing.source;
-        if source.is_some_and(|source| config.guard.wants_channel(&nqn, &controller.host.nqn, source.ip())) {
+        let wants = |source: SocketAddr| config.guard.wants_channel(&nqn, &controller.host.nqn, source.ip());
+        if is_secure || source.is_some_and(wants) {
             record.requirements |= SECURE;
             record.specific[0] = TLS;
         }
@@ -281,7 +283,7 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
         put_text(&mut record.address, &address);
         cx.out.extend_from_slice(record.as_bytes());
     }
-    for other in &config.referrals {
+    for other in &directory.referrals {
         let mut record = Record::new_zeroed();
         (record.transport, record.family, record.subtype) = (other.transport, other.family, REFERRAL);
         (record.requirements, record.port, record.controller) = (REQUIREMENTS, 0.into(), ANY.into());

@@ -3,7 +3,6 @@
 
 use crate::auth::Outside;
 use crate::auth::guard::Guard;
-use crate::connect::Path;
 use crate::controller::{Controller, Controllers};
 use crate::directory::Board;
 use crate::event::Event;
@@ -40,8 +39,6 @@ pub struct SubsystemConfig {
     pub controllers: Arc<Controllers>,
     /// What subsystems there are, and who may come in: the same on all cores.
     pub board: Arc<Board>,
-    /// Other discovery services that hosts are told of.
-    pub referrals: Vec<Path>,
     /// Who asks whether a host may come in: the same on all cores.
     pub guard: Arc<Guard>,
     /// What proofs of names need.

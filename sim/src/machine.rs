@@ -404,7 +404,6 @@ fn subsystem(
         shared: shared.clone(),
         controllers: controllers.clone(),
         board: board.clone(),
-        referrals: Vec::new(),
         guard: lunar_nvme::auth::guard::Guard::quiet(board.clone()),
         outside: Rc::new(lunar_nvme::fuzzing::Still::default()),
     };
@@ -420,10 +419,11 @@ fn board() -> Arc<Board> {
         firmware: "1".to_owned(),
         groups: None,
         access: Arc::new(Access::open()),
+        terms: lunar_nvme::auth::exchange::Terms::default(),
         controllers_max: CONTROLLERS_MAX,
     };
     let board = Arc::new(Board::default());
-    board.set(Subsystems::new(vec![entry], Proofs::default(), None).expect("nobody proves anything"));
+    board.set(Subsystems::new(vec![entry], Default::default(), None).expect("nobody proves anything"));
     board
 }
 

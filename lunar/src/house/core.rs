@@ -146,7 +146,6 @@ fn serve_nothing(me: usize, common: &Common, reactor: &Reactor, links: &Rc<Links
             shared: common.shared.clone(),
             controllers: common.controllers.clone(),
             board: common.board.clone(),
-            referrals: common.frame.referrals.clone(),
             guard: common.nvme_guard.clone(),
             outside: Rc::new(Proofs::new(reactor, &common.proofs)),
         },
