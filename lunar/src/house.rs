@@ -8,6 +8,7 @@
 mod core;
 mod listening;
 
+pub(crate) use self::core::wall_clock;
 pub use self::core::{Core, Opening};
 pub use listening::{Listening, why_not};
 

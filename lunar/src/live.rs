@@ -21,6 +21,7 @@ use crate::serve::PORT_PATIENCE;
 use crate::volume::Volume;
 use crate::volume::keep::state_folder;
 use anyhow::{Result, anyhow};
+use hosts::Histories;
 use lunar_control::apply::Running;
 use lunar_control::check::check;
 use lunar_control::config::{Config, Kind};
@@ -78,6 +79,8 @@ pub struct Live {
     /// Where those are that are given no place.
     runtime: PathBuf,
     ports: Ports,
+    /// What NVM subsystems remember, by their names.
+    histories: Histories,
     parts: Vec<Box<dyn Part>>,
     /// Who takes the records of logins; until somebody does, they are lines of the log.
     listener: Arc<OnceLock<Listening>>,
@@ -245,6 +248,7 @@ impl Live {
             sockets: BTreeMap::new(),
             runtime: runtime(),
             ports,
+            histories: Histories::new(),
             parts: Vec::new(),
             listener,
             units: Numbers::default(),
@@ -403,7 +407,7 @@ impl Live {
             self.coming.places = self.volumes.iter().filter_map(place).collect();
             let accesses = shape::accesses(wanted)?;
             // What it would not protect is found out now.
-            hosts::directory(wanted, &accesses, &self.listeners)?;
+            hosts::directory(wanted, &accesses, &self.listeners, &self.histories)?;
             self.coming.accesses = Some(accesses);
             self.ports.provide(&wanted.config)?;
         }

@@ -4,9 +4,10 @@ use crate::access::Map;
 use crate::args::{self, Driver, How};
 use crate::banner::{Faces, Line, banner};
 use crate::cores::Face;
-use crate::house::{Core, Frame, House, Opening, why_not};
+use crate::house::{Core, Frame, House, Opening, wall_clock, why_not};
 use crate::stats;
 use crate::volume::Volume;
+use crate::volume::keep::{of_subsystem, state_folder};
 use anyhow::{Context, Result, anyhow, bail};
 use lunar_core::access::{Access, Proofs};
 use lunar_core::medium::{Medium, MediumKind};
@@ -16,6 +17,7 @@ use lunar_iscsi::directory::{Directory, Entry, Portal, Way};
 use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::SESSIONS_MAX;
 use lunar_nvme::controller::CONTROLLERS_MAX;
+use lunar_nvme::history::History;
 use lunar_nvme::namespace::NAMESPACES_MAX;
 use lunar_nvme::{NamespaceMap, Path};
 use lunar_reactor::Choice;
@@ -35,6 +37,11 @@ use std::time::Duration;
 pub const PROTOCOL_ISCSI: u8 = 5;
 /// How long a port may stay taken by a process that ended: whose it is nobody tells.
 pub const PORT_PATIENCE: Duration = Duration::from_secs(3);
+
+/// What the NVM subsystem of this name remembers, and that it is started now.
+pub(crate) fn history(state: &std::path::Path, nqn: &str, firmware: &str) -> Arc<History> {
+    Arc::new(History::new(of_subsystem(state, nqn), firmware, wall_clock()))
+}
 
 /// All NVMe hosts come by the first portal group.
 const NVME_WAY: lunar_nvme::directory::Way = lunar_nvme::directory::Way { portal: 1, group: 1, is_secure: false };
@@ -116,6 +123,7 @@ impl Setup {
             groups: None,
             access: Arc::new(access.clone()),
             terms: self.how.who.terms(),
+            history: history(&state_folder(), &self.nqn, &identity.revision),
             controllers_max: CONTROLLERS_MAX,
         };
         let discovery = (Proofs::clone(access.discovery()), self.how.who.terms());

@@ -4,6 +4,7 @@
 use crate::auth::exchange::Terms;
 use crate::connect::{DISCOVERY_NQN, Path};
 use crate::controller::{Controller, Kind};
+use crate::history::History;
 use lunar_core::access::{Access, Group, Mistake, Proofs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -26,6 +27,8 @@ pub struct Entry {
     pub access: Arc<Access>,
     /// How hosts prove their names that have to.
     pub terms: Terms,
+    /// What it remembers of itself.
+    pub history: Arc<History>,
     /// Controllers at once.
     pub controllers_max: usize,
 }
@@ -111,6 +114,7 @@ impl Directory {
             groups: None,
             access: Arc::new(Access::new(groups, discovery)?),
             terms,
+            history: Arc::default(),
             controllers_max: crate::controller::CONTROLLERS_MAX,
         };
         let subsystems = all.into_iter().map(|entry| (entry.nqn.clone(), Arc::new(entry))).collect();
@@ -128,6 +132,7 @@ impl Directory {
             groups: None,
             access: Arc::new(Access::nobody()),
             terms: Terms::default(),
+            history: Arc::default(),
             controllers_max: 0,
         };
         let discovery = Arc::new(service);
@@ -245,6 +250,7 @@ mod tests {
             groups: Some(groups.iter().copied().collect()),
             access: Arc::new(Access::new(vec![group], Proofs::default()).expect("right")),
             terms: Terms::default(),
+            history: Arc::default(),
             controllers_max: 1,
         }
     }

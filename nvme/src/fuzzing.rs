@@ -156,6 +156,7 @@ pub fn subsystem_entry(access: Access) -> Entry {
         groups: None,
         access: Arc::new(access),
         terms: Terms::default(),
+        history: Arc::default(),
         controllers_max: crate::controller::CONTROLLERS_MAX,
     }
 }

@@ -420,6 +420,7 @@ fn board() -> Arc<Board> {
         groups: None,
         access: Arc::new(Access::open()),
         terms: lunar_nvme::auth::exchange::Terms::default(),
+        history: Arc::default(),
         controllers_max: CONTROLLERS_MAX,
     };
     let board = Arc::new(Board::default());

@@ -4,16 +4,18 @@
 use super::Placed;
 use super::shape::{Accesses, Listener, discovery_proofs};
 use crate::cores::Face;
+use crate::serve::history;
 use crate::volume::identity::own_revision;
 use lunar_control::Checked;
 use lunar_control::model::{DhchapGroup, DhchapHash, Group, Protocol, Target, Tls};
 use lunar_control::visibility::group_of_machine;
 use lunar_iscsi::directory as iscsi;
-use lunar_nvme::controller::CONTROLLERS_MAX;
-use lunar_nvme::directory::{Directory, Entry, Portal, Way};
 use lunar_nvme::auth::exchange::Terms;
 use lunar_nvme::auth::group::Group as DhGroup;
 use lunar_nvme::auth::hash::Hash;
+use lunar_nvme::controller::CONTROLLERS_MAX;
+use lunar_nvme::directory::{Directory, Entry, Portal, Way};
+use lunar_nvme::history::History;
 use lunar_nvme::{Mapping, NamespaceMap, Path as NvmePath, Tenant};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +29,9 @@ const MODEL: &str = "LUNAR VOLUME";
 
 /// Maps by their names, as the cores have them: those of groups, and one for each virtual machine.
 pub(super) type NamespaceMaps = BTreeMap<Arc<str>, NamespaceMap>;
+
+/// What subsystems remember, by their names.
+pub(super) type Histories = BTreeMap<String, Arc<History>>;
 
 /// A virtual machine that is served.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -57,6 +62,15 @@ fn serial(nqn: &str) -> String {
     digits[..SERIAL_DIGITS].to_owned()
 }
 
+/// Reads what subsystems remember that are new, and lets go of those that are no more.
+pub(super) fn remember(wanted: &Checked, state: &Path, histories: &mut Histories) {
+    let all: BTreeSet<&str> = wanted.config.targets.values().filter_map(subsystem).collect();
+    histories.retain(|nqn, _| all.contains(nqn.as_str()));
+    for nqn in all {
+        histories.entry(nqn.to_owned()).or_insert_with(|| history(state, nqn, &own_revision()));
+    }
+}
+
 /// What is agreed to when hosts prove their names.
 fn terms(hashes: &[DhchapHash], groups: &[DhchapGroup]) -> Terms {
     let hash = |hash: &DhchapHash| match hash {
@@ -83,6 +97,7 @@ pub(super) fn directory(
     wanted: &Checked,
     accesses: &Accesses,
     listeners: &BTreeMap<String, Listener>,
+    histories: &Histories,
 ) -> Result<Directory, String> {
     let entry = |(name, target): (&String, &Target)| {
         let nqn = subsystem(target)?;
@@ -94,6 +109,7 @@ pub(super) fn directory(
             groups: Some(tags(wanted, target)),
             access: accesses.get(name)?.clone(),
             terms: terms(&target.dhchap_hashes, &target.dhchap_groups),
+            history: histories.get(nqn).cloned().unwrap_or_default(),
             controllers_max: target.sessions.map_or(CONTROLLERS_MAX, |most| most.get() as usize),
         })
     };

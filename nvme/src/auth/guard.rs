@@ -149,12 +149,7 @@ pub struct Guard {
 impl Guard {
     /// The guard of a subsystem. Failures cost the same as those of others who go by this throttle.
     #[must_use]
-    pub fn new(
-        board: Arc<Board>,
-        throttle: Arc<Mutex<Throttle>>,
-        random: Random,
-        sink: Sink,
-    ) -> Arc<Self> {
+    pub fn new(board: Arc<Board>, throttle: Arc<Mutex<Throttle>>, random: Random, sink: Sink) -> Arc<Self> {
         Arc::new(Self { board, throttle, random, sink, pace: Mutex::default() })
     }
 
