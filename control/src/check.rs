@@ -111,6 +111,36 @@ impl Outside for Machine {
     }
 }
 
+/// The machine, and who the volumes on it are ([`Outside::mark`]).
+#[derive(Clone, Debug)]
+pub struct Marked<F>(pub Machine, pub F);
+
+impl<F: Fn(&Volume) -> Option<Uuid>> Outside for Marked<F> {
+    fn config_mode(&self) -> Option<u32> {
+        self.0.config_mode()
+    }
+
+    fn mode(&self, path: &Path) -> Result<u32, String> {
+        self.0.mode(path)
+    }
+
+    fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
+        self.0.read(path)
+    }
+
+    fn credential(&self, name: &str) -> Result<PathBuf, String> {
+        self.0.credential(name)
+    }
+
+    fn random(&self) -> Result<[u8; 16], String> {
+        self.0.random()
+    }
+
+    fn mark(&self, volume: &Volume) -> Option<Uuid> {
+        (self.1)(volume)
+    }
+}
+
 /// A configuration that can be put in force, with its secrets.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Checked {

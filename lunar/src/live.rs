@@ -200,7 +200,7 @@ impl Live {
     /// When the file is not valid, or the cores do not start.
     pub fn of_file(config: &Path, state: Option<&Path>) -> Result<(Self, PathBuf)> {
         let text = versions::read(config)?;
-        let outside = crate::daemon::Here::new(config.to_owned());
+        let outside = crate::daemon::here(config.to_owned());
         let checked = check(&config.display().to_string(), &text, &outside)?;
         let own = checked.config.server.state.as_ref().map(|path| path.path().to_owned());
         let state = own.or_else(|| state.map(Path::to_owned)).unwrap_or_else(state_folder);

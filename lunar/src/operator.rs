@@ -74,7 +74,7 @@ impl Part for Remote {
 pub fn confine(file: &Path, state: Option<&Path>) -> Result<()> {
     let file = std::path::absolute(file)?;
     let Ok(text) = std::fs::read_to_string(&file) else { return Ok(()) };
-    let outside = crate::daemon::Here::new(file.clone());
+    let outside = crate::daemon::here(file.clone());
     let Ok(checked) = lunar_control::check(&file.display().to_string(), &text, &outside) else { return Ok(()) };
     let config = &checked.config;
     let own = config.server.state.as_ref().map(|path| PathBuf::from(path.text()));

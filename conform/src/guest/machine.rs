@@ -16,7 +16,7 @@ use crate::report::skip;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Target};
 
 /// The emulated processor is slow, and slower while something else is built.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(1200);
 /// How long it is looked whether a target without work takes processor time, and how much it may.
 const IDLE: Duration = Duration::from_secs(2);
 const IDLE_MOST: Duration = Duration::from_millis(20);
