@@ -157,7 +157,7 @@ sanitized() { nvme sanitize-log "/dev/$controller" | grep -Eq 'SSTAT\) *: *(0x)?
 
 sanitize() {
     try "nvme sanitize, block erase" nvme sanitize "/dev/$controller" --sanact=2
-    until_true 60 sanitized || nvme sanitize-log "/dev/$controller"
+    eventually sanitized || nvme sanitize-log "/dev/$controller"
     try "sanitize-log: it is done" sanitized
     equal "what was sanitized is empty" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
     refuse "crypto erase, which there is not" nvme sanitize "/dev/$controller" --sanact=4
@@ -168,14 +168,15 @@ sanitize() {
 events() {
     local c=/dev/$controller log
     try "the clock is set" nvme set-feature "$c" -f 0x0e -v 0 --data-len=8 --data=/tmp/clock
-    log=$(nvme persistent-event-log "$c" -a 1 2>&1) || { echo "$log"; bad "persistent-event-log"; }
+    try "persistent-event-log, establish" nvme persistent-event-log "$c" -a 1
+    log=$(nvme persistent-event-log "$c" -a 0 2>&1) || { echo "$log"; bad "persistent-event-log"; }
     for event in "SMART|Health" "Timestamp" "Power-on|Power-On" "Format" "Sanitize" "Set Feature"; do
         says "persistent-event-log tells of $event" "$event" printf '%s\n' "$log"
     done
     refuse "a second beginning" nvme persistent-event-log "$c" -a 1
     try "persistent-event-log, release" nvme persistent-event-log "$c" -a 2
     refuse "reading what was not begun" nvme persistent-event-log "$c" -a 0 -l 512
-    try "persistent-event-log once more" nvme persistent-event-log "$c" -a 1 --raw-binary
+    try "persistent-event-log once more" nvme persistent-event-log "$c" -a 1
     try "and released" nvme persistent-event-log "$c" -a 2
 }
 

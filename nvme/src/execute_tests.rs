@@ -256,7 +256,7 @@ fn logs_are_read_in_parts() {
     let log = |id: u32, dwords: u32, offset: u32| admin(&rig, 0x02, 0xffff_ffff, &[id | (dwords - 1) << 16, 0, offset]);
     let supported = log(0x00, 256, 0).data;
     let there: Vec<usize> = (0..256).filter(|id| supported[id * 4] == 1).collect();
-    assert_eq!(there, [0, 1, 2, 3, 4, 5, 6, 0x0c, 0x80, 0x81]);
+    assert_eq!(there, [0, 1, 2, 3, 4, 5, 6, 0x0c, 0x0d, 0x80, 0x81]);
     io(&rig, &blocks(READ, 0, 1), &[]);
     let health = log(0x02, 128, 0).data;
     assert_eq!((health.len(), u16_at(&health, 1), health[32], health[64]), (512, 300, 1, 1));
