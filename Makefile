@@ -5,7 +5,7 @@
 FUZZ_SECONDS ?= 60
 FUZZ_WHOLE = login full_feature cdb raw_cdb
 FUZZ_QUARTER = api lists nvme nvme_auth nvme_tcp_start nvme_tcp_queue \
-	text pdu initiator nvme_host nvme_tcp_host vfio_host vfio_machine vfio_messages vfio_pointers
+	text pdu initiator isns nvme_host nvme_tcp_host vfio_host vfio_machine vfio_messages vfio_pointers
 # Parts and options of the conformance run: `make conform CONFORM="hostile --driver epoll"`.
 CONFORM ?= all
 CARGO ?= cargo

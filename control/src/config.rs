@@ -1,8 +1,8 @@
 //! A whole configuration: its sections, and how a file becomes one.
 
 use crate::model::{
-    Api, ApiListener, ApiToken, Discovery, Group, Limits, Logging, Lun, Portal, PortalGroup, Referral, Server, Target,
-    TlsKey, User, Vm, Volume,
+    Api, ApiListener, ApiToken, Discovery, Group, Isns, Limits, Logging, Lun, Portal, PortalGroup, Referral, Server,
+    Target, TlsKey, User, Vm, Volume,
 };
 use crate::report::{Mark, Report, did_you_mean, quoted};
 use crate::section::{Effect, Key, Object, Section};
@@ -183,6 +183,7 @@ config! {
         server: Server "server",
         limits: Limits "limits",
         discovery: Discovery "discovery",
+        isns: Isns "isns",
         api: Api "api",
         logging: Logging "logging",
     }
@@ -202,6 +203,7 @@ impl fmt::Display for Kind {
             Self::Lun => f.write_str("LUN"),
             Self::Vm => f.write_str("VM"),
             Self::TlsKey => f.write_str("TLS key"),
+            Self::Isns => f.write_str("iSNS"),
             kind => f.write_str(&kind.section().replace('-', " ")),
         }
     }
