@@ -62,6 +62,7 @@ impl Security {
             *self.tls.borrow_mut() = Some(Box::new(Tls::new(self.channels.as_ref()?).ok()?));
             self.sort.set(Sort::Sealed);
         } else if self.is_demanded {
+            self.has_failed.set(true);
             return None;
         } else {
             self.sort.set(Sort::Plain);
@@ -206,6 +207,7 @@ mod tests {
         for channels in [None, Some(&all)] {
             let rig = Rig { security: Security::new(channels, true), arena: Arena::new(4 << 20) };
             assert_eq!(rig.open(&[0, 1]), (Vec::new(), false));
+            assert!(rig.security.has_failed());
             assert_eq!(rig.open(&[0, 1]), (Vec::new(), false), "nor later");
         }
         let rig = Rig { security: Security::new(Some(&all), true), arena: Arena::new(4 << 20) };
