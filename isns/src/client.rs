@@ -423,7 +423,7 @@ impl Client {
         loop {
             let Ok((header, rest)) = Header::read_from_prefix(&self.input) else { return Ok(None) };
             let length = usize::from(header.length.get());
-            if header.version.get() != VERSION || length > PAYLOAD_MAX || length % 4 != 0 {
+            if header.version.get() != VERSION || length > PAYLOAD_MAX || !length.is_multiple_of(4) {
                 return Err("what it says is no iSNS");
             }
             let Some(payload) = rest.get(..length) else { return Ok(None) };

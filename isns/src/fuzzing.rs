@@ -44,7 +44,9 @@ pub fn any_server(mut data: &[u8]) {
         for _ in 0..ACTIONS_MAX {
             match client.next_action() {
                 None => break,
-                Some(Action::Connect) if what % 2 == 0 => client.connected(IpAddr::V4(Ipv4Addr::LOCALHOST), now),
+                Some(Action::Connect) if what.is_multiple_of(2) => {
+                    client.connected(IpAddr::V4(Ipv4Addr::LOCALHOST), now)
+                }
                 Some(Action::Connect) => client.lost("nobody listens", now),
                 Some(Action::Send(bytes)) => last = bytes,
                 Some(Action::Close | Action::Tell(_)) => {}
