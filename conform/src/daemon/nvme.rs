@@ -263,18 +263,16 @@ const PROOFS: &str = "authentication = \"mutual-chap\"\nusers = [\"nqn.2014-08.o
                       mutual-user = \"own\"\ndhchap-groups = [\"ffdhe2048\"]";
 
 fn proves(lab: &Lab, driver: Driver) -> Result<()> {
-    let hosts = Hosts::new(lab, driver, "nvme-proves")?;
     let [first, second, own] = [0, 1, 2].map(|at| secret_file(lab, (&format!("nvme-proves-{at}"), KEYS[at])));
     let (first, second, own) = (first?, second?, own?);
-    let configured = hosts.house.folder.join("host.key");
-    std::fs::copy(&first, &configured)?;
+    // What is there when it starts is what it can reach later.
+    let (configured, portal) = (secret_file(lab, ("nvme-proves", KEYS[0]))?, free_port()?);
     let more = format!(
-        "[user.\"{HOST}\"]\nsecret = {{ file = \"{}\" }}\n[user.own]\nsecret = {{ file = \"{own}\" }}\n\
-         [referral.other]\naddress = \"192.0.2.7:4420\"\n",
-        configured.display()
+        "[user.\"{HOST}\"]\nsecret = {{ file = \"{configured}\" }}\n[user.own]\nsecret = {{ file = \"{own}\" }}\n"
     );
     let change = Change { main: PROOFS, ..Change::default() };
-    hosts.change(&change, &more)?;
+    let house = started_as(lab, driver, "nvme-proves", |house| text(house, portal, &change, &more))?;
+    let hosts = Hosts { house, portal };
     let program = lab.built()?.to_str().context("a path that is text")?;
     let url = format!("nvme-tcp://{}/{SUBSYSTEM}/1", hosts.portal);
     let arguments = |key: &str, time: &str| {
