@@ -59,10 +59,19 @@ inquiry() {
     # What effects-log shows depends on properties that this version of the tool cannot read over fabrics.
     says "log page of effects" "01 00 00 00" nvme get-log "$c" --log-id=5 --log-len=4096
     says "ana-log" "optimized" nvme ana-log "$c"
-    for page in 1 2 4 5 6 7 0xa 0xb 0xe 0xf; do
+    says "supported log pages" "Persistent Event" nvme supported-log-pages "$c"
+    try "changed-ns-list-log" nvme changed-ns-list-log "$c"
+    try "resv-notif-log" nvme resv-notif-log "$c"
+    for page in 1 2 4 5 6 7 0xa 0xb 0xe 0xf 0x16; do
         try "get-feature $page" nvme get-feature "$c" -f "$page"
     done
-    try "get-feature 0x82" nvme get-feature "$disk" -n 1 -f 0x82
+    try "get-feature 0x81" nvme get-feature "$c" -f 0x81 --data-len=16 --cdw11=1
+    for page in 0x82 0x83; do
+        try "get-feature $page" nvme get-feature "$disk" -n 1 -f "$page"
+    done
+    for select in 1 2 3; do
+        try "get-feature, selector $select" nvme get-feature "$c" -f 4 -s $select
+    done
     try "set-feature, temperature threshold" nvme set-feature "$c" -f 4 -v 400
     says "and it stays" "0x0*190" nvme get-feature "$c" -f 4
     says "write cache is known to the kernel" "write (back|through)" cat /sys/block/nvme0n1/queue/write_cache
@@ -101,6 +110,12 @@ reservations() {
     says "resv-report" "regctl *: *1" nvme resv-report "$disk" -n 1 -e -d 4096
     says "resv-report: write exclusive" "rtype *: *1" nvme resv-report "$disk" -n 1 -e -d 4096
     try "its holder writes" dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none
+    try "resv-acquire, preempt" nvme resv-acquire "$disk" -n 1 --crkey=$key --prkey=$key --rtype=3 --racqa=1
+    says "resv-report: exclusive access, registrants only" "rtype *: *[34]" nvme resv-report "$disk" -n 1 -e -d 4096
+    try "resv-release, clear" nvme resv-release "$disk" -n 1 --crkey=$key --rrela=1
+    says "nobody is left after that" "regctl *: *0" nvme resv-report "$disk" -n 1 -e -d 4096
+    try "register once more" nvme resv-register "$disk" -n 1 --nrkey=$key --rrega=0
+    try "resv-acquire once more" nvme resv-acquire "$disk" -n 1 --crkey=$key --rtype=1 --racqa=0
     try "resv-release" nvme resv-release "$disk" -n 1 --crkey=$key --rtype=1 --rrela=0
     refuse "another key" nvme resv-register "$disk" -n 1 --crkey=0x99 --rrega=1
     try "unregister" nvme resv-register "$disk" -n 1 --crkey=$key --rrega=1
@@ -130,7 +145,43 @@ file_system() {
     try "fsck.ext4" fsck.ext4 -f -n "$disk"
 }
 
+self_tests() {
+    local c=/dev/$controller
+    try "device-self-test, short" nvme device-self-test "$c" -n 1 -s 1
+    try "device-self-test, extended, all" nvme device-self-test "$c" -n 0xffffffff -s 2
+    says "self-test-log has both" "Self Test Code *: *1" nvme self-test-log "$c" --dst-entries=2
+    refuse "a self-test of nothing" nvme device-self-test "$c" -n 99 -s 1
+}
+
+sanitized() { nvme sanitize-log "/dev/$controller" | grep -Eq 'SSTAT\) *: *(0x)?0*1( |$)'; }
+
+sanitize() {
+    try "nvme sanitize, block erase" nvme sanitize "/dev/$controller" --sanact=2
+    eventually sanitized || nvme sanitize-log "/dev/$controller"
+    try "sanitize-log: it is done" sanitized
+    equal "what was sanitized is empty" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
+    refuse "crypto erase, which there is not" nvme sanitize "/dev/$controller" --sanact=4
+    dmesg -C
+}
+
+# The log is read as it was when its reading began.
+events() {
+    local c=/dev/$controller log
+    try "the clock is set" nvme set-feature "$c" -f 0x0e -v 0 --data-len=8 --data=/tmp/clock
+    try "persistent-event-log, establish" nvme persistent-event-log "$c" -a 1
+    log=$(nvme persistent-event-log "$c" -a 0 2>&1) || { echo "$log"; bad "persistent-event-log"; }
+    for event in "SMART|Health" "Timestamp" "Power-on|Power-On" "Format" "Sanitize" "Set Feature"; do
+        says "persistent-event-log tells of $event" "$event" printf '%s\n' "$log"
+    done
+    refuse "a second beginning" nvme persistent-event-log "$c" -a 1
+    try "persistent-event-log, release" nvme persistent-event-log "$c" -a 2
+    refuse "reading what was not begun" nvme persistent-event-log "$c" -a 0 -l 512
+    try "persistent-event-log once more" nvme persistent-event-log "$c" -a 1
+    try "and released" nvme persistent-event-log "$c" -a 2
+}
+
 identity
+printf '\0\100\103\172\223\1\0\0' >/tmp/clock
 says "discover" "subnqn: *$NQN" nvme discover -t tcp -a "$HOST" -s "$PORT"
 connect "connect" || finish
 inquiry
@@ -147,6 +198,9 @@ eventually grep -q live "/sys/class/nvme/$controller/state"
 equal "the controller lives after a reset" live "$(cat "/sys/class/nvme/$controller/state")"
 try "nvme format" nvme format "$disk" --force
 equal "a formatted namespace is empty" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
+self_tests
+sanitize
+events
 head -c 16M /dev/urandom | dd of="$disk" bs=1M oflag=direct iflag=fullblock status=none
 before=$(read_sum "$disk" count=16)
 disconnect "disconnect"

@@ -1,7 +1,7 @@
 # The kernel proves its name to targets that agree to one hash and one group each, and has them prove theirs; and it comes
 # by secure channels.
 . /test/lib.sh
-. /test/settings # HOST HOSTNQN OTHER_HOST NQN HOST_KEY OWN_KEY OTHER_KEY CHANNEL_KEY OTHER_CHANNEL_KEY WAYS SECURE BOTH
+. /test/settings # HOST HOSTNQN OTHER_HOST NQN HOST_KEY OWN_KEY OTHER_KEY CHANNEL_KEY OTHER_CHANNEL_KEY WAYS SECURE BOTH DEMANDED
 
 disk=/dev/nvme0n1
 
@@ -95,6 +95,15 @@ leave
 connect "a secure channel, and proofs" "$BOTH" --tls --dhchap-secret="$HOST_KEY" --dhchap-ctrl-secret="$OWN_KEY" || told
 leave
 refuse "no proof in a secure channel" attach "$BOTH" --tls
+# A service that goes by a file, with a portal that hears nothing but secure channels.
+told_by() { nvme discover -t tcp -a "$HOST" -s "$1" --hostnqn="$HOSTNQN"; }
+says "discovery tells that a secure channel is needed" "treq: *required" told_by "$BOTH"
+says "and of which version" "sectype: *tls13" told_by "$BOTH"
+says "and where else one may ask" "traddr: *192\.0\.2\.7" told_by "$BOTH"
+refuse "nobody is told anything in the clear where secure channels are demanded" told_by "$DEMANDED"
+connect "a portal for secure channels" "$DEMANDED" --tls --dhchap-secret="$HOST_KEY" || told
+leave
+refuse "nothing else there" attach "$DEMANDED" --dhchap-secret="$HOST_KEY"
 refuse "no secure channel" attach "$SECURE"
 try "the key of another host" insert "$OTHER_HOST" "$OTHER_CHANNEL_KEY"
 refuse "a secure channel with a key that nobody knows" nvme connect -t tcp -a "$HOST" -s "$SECURE" -n "$NQN" \

@@ -13,7 +13,9 @@ use crate::model::{
 use crate::names::{Network, Pattern, Uuid};
 use crate::report::{Mark, Problems, Report, did_you_mean};
 use crate::secret::{Secret, SecretSource};
+use crate::section::Marks;
 use crate::value::Textual;
+use lunar_core::access::written::{Purpose, Written};
 use lunar_core::access::{SECRET_MAX, SECRET_MIN};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::{BTreeMap, HashMap};
@@ -150,6 +152,7 @@ pub struct Checked {
     /// What it says.
     pub config: Config,
     users: BTreeMap<String, Secret>,
+    tls_keys: BTreeMap<String, Secret>,
     tokens: BTreeMap<String, Secret>,
 }
 
@@ -158,6 +161,12 @@ impl Checked {
     #[must_use]
     pub fn user_secret(&self, user: &str) -> Option<&Secret> {
         self.users.get(user)
+    }
+
+    /// A key of secure channels.
+    #[must_use]
+    pub fn tls_key(&self, name: &str) -> Option<&Secret> {
+        self.tls_keys.get(name)
     }
 
     /// A token of the API.
@@ -183,6 +192,7 @@ impl Checked {
     pub(crate) fn secret(&self, id: Id<'_>) -> Option<&Secret> {
         match id.kind {
             Kind::User => self.users.get(id.name),
+            Kind::TlsKey => self.tls_keys.get(id.name),
             Kind::ApiToken => self.tokens.get(id.name),
             _ => None,
         }
@@ -203,11 +213,16 @@ pub fn check(file: &str, text: &str, outside: &dyn Outside) -> Result<Checked, P
     look.groups(&config);
     look.nvme(&config);
     let users = look.users(&config);
+    let tls_keys = look.tls_keys(&config);
     let tokens = look.tokens(&config);
     look.logins(&config, &users);
+    look.hosts(&config, &users);
     look.api(&config);
     look.isns(&config);
-    if look.report.is_clean() { Ok(Checked { config, users, tokens }) } else { Err(look.report.finish(file, text)) }
+    match look.report.is_clean() {
+        true => Ok(Checked { config, users, tls_keys, tokens }),
+        false => Err(look.report.finish(file, text)),
+    }
 }
 
 struct Look<'a> {
@@ -403,7 +418,37 @@ impl Look<'_> {
 
     fn users(&mut self, config: &Config) -> BTreeMap<String, Secret> {
         let sources = config.users.iter().map(|(name, user)| (name, &user.secret, user.marks.of("secret")));
-        self.secrets(Kind::User, SECRET_MIN..=SECRET_MAX, sources)
+        let users = self.secrets(Kind::User, SECRET_MIN..=SECRET_MAX, sources);
+        // Who begins like this is meant to be a key: as a secret of CHAP nobody would take it.
+        let is_meant = |secret: &Secret| secret.bytes().starts_with(Purpose::Proof.prefix().as_bytes());
+        let keys = users.iter().filter(|(_, secret)| is_meant(secret));
+        self.written(Kind::User, Purpose::Proof, keys, |name| config.users.get(name).map(|user| &user.marks));
+        users
+    }
+
+    fn tls_keys(&mut self, config: &Config) -> BTreeMap<String, Secret> {
+        let sources = config.tls_keys.iter().map(|(name, key)| (name, &key.secret, key.marks.of("secret")));
+        let keys = self.secrets(Kind::TlsKey, SECRET_MIN..=SECRET_MAX, sources);
+        self.written(Kind::TlsKey, Purpose::Channel, keys.iter(), |name| {
+            config.tls_keys.get(name).map(|key| &key.marks)
+        });
+        keys
+    }
+
+    /// Keys that are not written as keys are.
+    fn written<'c>(
+        &mut self,
+        kind: Kind,
+        purpose: Purpose,
+        keys: impl Iterator<Item = (&'c String, &'c Secret)>,
+        marks: impl Fn(&str) -> Option<&'c Marks>,
+    ) {
+        for (name, secret) in keys {
+            if let Err(why) = Written::parse(purpose, secret.bytes()) {
+                let at = marks(name).map(|marks| marks.of("secret")).unwrap_or_default();
+                self.add(Id { kind, name, lun: None }, "secret", at, format!("is no key: {why}"));
+            }
+        }
     }
 
     fn tokens(&mut self, config: &Config) -> BTreeMap<String, Secret> {
@@ -495,7 +540,7 @@ impl Look<'_> {
                 }
             }
         }
-        let Discovery { authentication, users, mutual_user, hashes, marks } = &config.discovery;
+        let Discovery { authentication, users, mutual_user, hashes, marks, .. } = &config.discovery;
         let login = Login { authentication: *authentication, users, mutual: mutual_user.as_ref(), hashes };
         for (key, what) in login.wrong(secrets, false) {
             self.add(Id { kind: Kind::Discovery, name: "", lun: None }, key, marks.of(key), what);

@@ -70,6 +70,8 @@ fn the_example_is_right() {
         ("/etc/lunar/secrets/lunar", 0o100_400, "another secret of the target"),
         ("/etc/lunar/secrets/monitoring", 0o100_600, "0123456789abcdef\r\n"),
         ("/credentials/backup", 0o100_400, "the secret of backup"),
+        ("/etc/lunar/secrets/db1.dhchap", 0o100_600, HOST_KEY),
+        ("/etc/lunar/secrets/db1.tls", 0o100_600, TLS_KEY),
     ]);
     let checked = check("lunar.example.toml", text, &outside).unwrap_or_else(|problems| panic!("{problems}"));
     assert_eq!(checked.user_secret("esx"), Some(&Secret::of_any_length(b"twelve bytes, at least".to_vec())));
@@ -235,6 +237,66 @@ fn secrets_are_closed_and_long_enough() {
     assert!(found.len() == 1 && found[0].contains("chmod 600"), "{found:#?}");
 }
 
+const HOST_KEY: &str = "DHHC-1:01:J0qR2WNHWlQcsHLbbnAJ90qQOCgwxh9SLRo7BIMIUsGJ8cUH:";
+const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+
+#[test]
+fn keys_of_hosts_are_whole() {
+    let user = |key: &str| format!("[user.u]\nsecret = '{key}'\n");
+    let tls = |key: &str| format!("[tls-key.k]\nsecret = '{key}'\n");
+    let checked = check("x", &(user(HOST_KEY) + &tls(TLS_KEY)), &Pretended::default()).expect("they are keys");
+    assert_eq!(checked.tls_key("k"), Some(&Secret::of_any_length(TLS_KEY.into())));
+    one(&user(&HOST_KEY.replace("J0qR", "J1qR")), "2:10", "was not copied whole");
+    one(&user(&HOST_KEY.replace(":01:", ":07:")), "2:10", "is 00, 01, 02 or 03");
+    one(&tls(&TLS_KEY.replace("VRLb", "VRLB")), "2:10", "was not copied whole");
+    one(&tls(HOST_KEY), "2:10", "nvme gen-tls-key");
+    one("[tls-key.k]\nsecret = { file = '/x' }", "2:10", "/x is not there");
+    let open = Pretended::with(&[("/x", 0o100_644, TLS_KEY)]);
+    let found = wrong_on("[tls-key.k]\nsecret = { file = '/x' }", &open);
+    assert!(found.len() == 1 && found[0].contains("chmod 600"), "{found:#?}");
+}
+
+#[test]
+fn what_is_said_of_hosts_goes_together() {
+    const SUBSYSTEM: &str = "[portal-group.p]\ntag = 1\n[target.t]\nnqn = 'nqn.2026-01.org.example:t'\n\
+                             portal-groups = ['p']\n";
+    let keys = format!(
+        "[user.h]\nsecret = '{HOST_KEY}'\n[user.c]\nsecret = 'a secret of CHAP'\n\
+                        [tls-key.k]\nsecret = '{TLS_KEY}'\n{SUBSYSTEM}"
+    );
+    let target = |rest: &str| format!("{keys}{rest}\n");
+    let group = "[group.g]\ntargets = ['t']\ninitiators = ['nqn.*']\n";
+    let portal = "[portal.n]\naddress = '192.0.2.1'\ngroup = 'p'\ntls = 'required'\n";
+    let right = format!(
+        "authentication = 'chap'\nusers = ['h']\ndhchap-hashes = ['sha384']\n{group}tls-keys = ['k']\n\
+                         {portal}protocol = 'nvme-tcp'\n[referral.r]\naddress = '192.0.2.9'"
+    );
+    assert_eq!(wrong(&target(&right)), [""; 0]);
+    let checked = check("x", &target(&right), &Pretended::default()).expect("it is right");
+    assert_eq!(checked.config.referrals["r"].address.0.to_string(), "192.0.2.9:8009");
+    for (rest, words) in [
+        ("authentication = 'chap'\nusers = ['c']", "none of them has a key"),
+        ("authentication = 'chap'\nusers = ['h']\ndhchap-hashes = []", "dhchap-hashes: is empty"),
+        ("authentication = 'chap'\nusers = ['h']\ndhchap-groups = []", "dhchap-groups: is empty"),
+        (&format!("{group}tls-keys = ['none']"), "there is no TLS key 'none'"),
+        (portal, "is for protocol"),
+    ] {
+        let found = wrong(&target(rest));
+        assert!(found.len() == 1 && found[0].contains(words), "{rest}: {found:#?}");
+    }
+    // A group has users of its own, and initiators come in by CHAP.
+    let own = format!("authentication = 'chap'\nusers = ['c']\n{group}users = ['h']");
+    assert_eq!(wrong(&target(&own)), [""; 0]);
+    let both = format!("iqn = 'iqn.2026-01.org.example:t'\nauthentication = 'chap'\nusers = ['c']\n{group}");
+    assert_eq!(wrong(&target(&both)), [""; 0]);
+    let iscsi = target(&format!("{group}tls-keys = ['k']")).replace("nqn = 'nqn.", "iqn = 'iqn.");
+    let found = wrong(&iscsi);
+    assert!(found.len() == 1 && found[0].contains("none of its targets has an 'nqn'"), "{found:#?}");
+    let many: String = (0..65).map(|at| format!("[referral.r{at}]\naddress = '192.0.2.9'\n")).collect();
+    let found = wrong(&many);
+    assert!(found.len() == 1 && found[0].contains("one too many"), "{found:#?}");
+}
+
 #[test]
 fn logins_go_together() {
     let users = "[user.u]\nsecret = 'one secret of u'\n[user.m]\nsecret = 'the secret of m'\n";
@@ -301,7 +363,11 @@ fn everything_is_told_at_once() {
 #[test]
 fn a_secret_is_in_no_output() {
     const SECRET: &str = "correct horse battery staple";
-    let text = format!("[user.u]\nsecret = '{SECRET}'\n[api-token.t]\nsecret = '{SECRET}'\nrole = 'write'");
+    let key = TLS_KEY.trim_start_matches("NVMeTLSkey-1:01:");
+    let text = format!(
+        "[user.u]\nsecret = '{SECRET}'\n[api-token.t]\nsecret = '{SECRET}'\nrole = 'write'\n\
+                        [user.h]\nsecret = '{HOST_KEY}'\n[tls-key.k]\nsecret = '{TLS_KEY}'"
+    );
     let outside = Pretended::with(&[("/x", 0o100_600, SECRET)]);
     let checked = check("x", &text, &outside).expect("it is right");
     let by_file = text.replace(&format!("'{SECRET}'"), "{ file = '/x' }");
@@ -331,7 +397,8 @@ fn a_secret_is_in_no_output() {
         shown.push(format!("{:?}", wrong_on(&slip, &outside)));
     }
     for text in &shown {
-        let leaks = ["correct", "horse", "house", "battery", "staple"].iter().any(|word| text.contains(word));
+        let words = ["correct", "horse", "house", "battery", "staple", key, &HOST_KEY[10..]];
+        let leaks = words.iter().any(|word| text.contains(word));
         assert!(!leaks, "{text}");
     }
 }

@@ -1,8 +1,8 @@
 //! A whole configuration: its sections, and how a file becomes one.
 
 use crate::model::{
-    Api, ApiListener, ApiToken, Discovery, Group, Isns, Limits, Logging, Lun, Portal, PortalGroup, Server, Target,
-    User, Vm, Volume,
+    Api, ApiListener, ApiToken, Discovery, Group, Isns, Limits, Logging, Lun, Portal, PortalGroup, Referral, Server,
+    Target, TlsKey, User, Vm, Volume,
 };
 use crate::report::{Mark, Report, did_you_mean, quoted};
 use crate::section::{Effect, Key, Object, Section};
@@ -165,6 +165,7 @@ macro_rules! config {
 config! {
     named {
         users: User "user",
+        tls_keys: TlsKey "tls-key",
         api_tokens: ApiToken "api-token",
         volumes: Volume "volume",
         portal_groups: PortalGroup "portal-group",
@@ -174,6 +175,7 @@ config! {
     nested { Lun "lun" }
     then {
         portals: Portal "portal",
+        referrals: Referral "referral",
         vms: Vm "vm",
         api_listeners: ApiListener "api-listener",
     }
@@ -200,6 +202,7 @@ impl fmt::Display for Kind {
         match self {
             Self::Lun => f.write_str("LUN"),
             Self::Vm => f.write_str("VM"),
+            Self::TlsKey => f.write_str("TLS key"),
             Self::Isns => f.write_str("iSNS"),
             kind => f.write_str(&kind.section().replace('-', " ")),
         }

@@ -14,6 +14,8 @@ use std::time::Duration;
 pub const ISCSI_PORT: u16 = 3260;
 /// The port that IANA gave to NVMe over TCP.
 pub const NVME_PORT: u16 = 4420;
+/// The port that IANA gave to NVMe discovery.
+pub const DISCOVERY_PORT: u16 = 8009;
 /// The largest namespace identifier: as many namespaces as a controller has at most.
 pub const NAMESPACE_MAX: u64 = 1024;
 /// The port that IANA gave to iSNS.
@@ -104,6 +106,40 @@ choices! {
         NvmeTcp = "nvme-tcp",
     }
 
+    /// Whether NVMe hosts come by secure channels (TLS 1.3).
+    Tls {
+        /// those whose group has keys for it; others come in the clear
+        Optional = "optional",
+        /// all, also those who only ask what there is
+        Required = "required",
+    }
+
+    /// Hash functions of DH-HMAC-CHAP (NVMe Base 2.0 8.13.5).
+    DhchapHash {
+        /// SHA-512
+        Sha512 = "sha512",
+        /// SHA-384
+        Sha384 = "sha384",
+        /// SHA-256
+        Sha256 = "sha256",
+    }
+
+    /// Groups of Diffie-Hellman in which DH-HMAC-CHAP exchanges keys (RFC 7919).
+    DhchapGroup {
+        /// 8,192 bits
+        Ffdhe8192 = "ffdhe8192",
+        /// 6,144 bits
+        Ffdhe6144 = "ffdhe6144",
+        /// 4,096 bits
+        Ffdhe4096 = "ffdhe4096",
+        /// 3,072 bits
+        Ffdhe3072 = "ffdhe3072",
+        /// 2,048 bits
+        Ffdhe2048 = "ffdhe2048",
+        /// no exchange: who hears the messages can try secrets
+        Null = "null",
+    }
+
     /// How cores talk to the kernel.
     Driver {
         /// io_uring, or epoll where it is refused
@@ -163,10 +199,21 @@ impl BlockSize {
 }
 
 sections! {
-    /// Somebody who logs in with CHAP, or as whom the target answers. The name is what CHAP calls CHAP_N.
+    /// Somebody who logs in with CHAP, or as whom the target answers. The name is what CHAP calls CHAP_N. NVMe hosts
+    /// prove their names with DH-HMAC-CHAP by the secrets of users that are keys of it; that of a user who is called
+    /// like a host (`nqn...`) is that host's alone.
     User (made: Live, removed: LaterSessions) {
-        /// The secret, 12 bytes at least, or where it is. In the configuration itself it may stand only if the file
-        /// has mode 0600; a file of its own has mode 0600, too.
+        /// The secret, 12 bytes at least, or where it is; for NVMe hosts a key as `nvme gen-dhchap-key` writes it
+        /// (`DHHC-1:...`). In the configuration itself it may stand only if the file has mode 0600; a file of its own
+        /// has mode 0600, too.
+        secret: SecretSource = required() => LaterSessions;
+    }
+
+    /// What NVMe hosts open secure channels with (TLS 1.3). One that is called like a host (`nqn...`) is that host's
+    /// alone.
+    TlsKey (made: Live, removed: LaterSessions) {
+        /// The key as `nvme gen-tls-key` writes it with SHA-256 (`NVMeTLSkey-1:01:...`), or where it is; as the secret
+        /// of a user.
         secret: SecretSource = required() => LaterSessions;
     }
 
@@ -235,14 +282,19 @@ sections! {
         alias: Option<Line<255>> = absent() => LaterSessions;
         /// Through which portal groups it is reached.
         portal_groups: Links<PortalGroup> = required() => EndsSessions;
-        /// Who proves who he is.
+        /// Who proves who he is: initiators with CHAP, NVMe hosts with DH-HMAC-CHAP.
         authentication: Authentication = or(Authentication::None) => LaterSessions;
         /// Users who may log in.
         users: Links<User> = or(Links::default()) => LaterSessions;
-        /// The user as whom the target answers with mutual CHAP.
+        /// The user as whom the target answers with mutual CHAP, and the subsystem with DH-HMAC-CHAP to hosts that ask
+        /// for it.
         mutual_user: Option<To<User>> = absent() => LaterSessions;
         /// Hash algorithms of CHAP that are accepted.
         hashes: Vec<Hash> = or(ALL_HASHES) => LaterSessions;
+        /// Hash functions of DH-HMAC-CHAP that are accepted, the best first.
+        dhchap_hashes: Vec<DhchapHash> = or(ALL_DHCHAP_HASHES) => LaterSessions;
+        /// Groups for the exchange of keys with DH-HMAC-CHAP that are accepted, the best first.
+        dhchap_groups: Vec<DhchapGroup> = or(ALL_DHCHAP_GROUPS) => LaterSessions;
         /// Whether initiators may log in. Without, those who are there are asked to log out, get to finish what they
         /// do,
         /// and have ended then.
@@ -271,6 +323,9 @@ sections! {
         sources: Vec<Network> = or(Vec::new()) => EndsSessions;
         /// Users who may log in from it; without, those of the target.
         users: Links<User> = or(Links::default()) => LaterSessions;
+        /// Keys by which its NVMe hosts open secure channels. With any, all of them have to; they may ask in the clear
+        /// what there is, unless the portal forbids it.
+        tls_keys: Links<TlsKey> = or(Links::default()) => LaterSessions;
         /// The logical units that it sees: number = volume.
         luns: Luns = or(Luns::default()) => Attention;
     }
@@ -297,6 +352,15 @@ sections! {
         advertise: Option<OpenAddress> = absent() => Live;
         /// Which portal group it belongs to.
         group: To<PortalGroup> = required() => EndsSessions;
+        /// Whether NVMe hosts have to come by secure channels there.
+        tls: Tls = or(Tls::Optional) => LaterSessions;
+    }
+
+    /// Another discovery service, of which NVMe hosts are told that ask what there is; those who still listen are told
+    /// when it comes, goes or changes.
+    Referral (made: Live, removed: Live) {
+        /// Where it is; without a port at 8009.
+        address: Address<DISCOVERY_PORT> = required() => Live;
     }
 
     /// A virtual machine on this machine: at a socket of its own it finds an NVMe controller (vfio-user), with the
@@ -363,7 +427,7 @@ sections! {
         login_time: Period = or(Period(Duration::from_secs(15))) => LaterSessions;
     }
 
-    /// Discovery sessions, in which initiators ask which targets there are.
+    /// Discovery sessions, in which initiators and NVMe hosts ask which targets there are.
     Discovery (made: Live, removed: Live) {
         /// Who proves who he is.
         authentication: Authentication = or(Authentication::None) => LaterSessions;
@@ -373,6 +437,10 @@ sections! {
         mutual_user: Option<To<User>> = absent() => LaterSessions;
         /// Hash algorithms of CHAP that are accepted.
         hashes: Vec<Hash> = or(ALL_HASHES) => LaterSessions;
+        /// Hash functions of DH-HMAC-CHAP that are accepted, the best first.
+        dhchap_hashes: Vec<DhchapHash> = or(ALL_DHCHAP_HASHES) => LaterSessions;
+        /// Groups for the exchange of keys with DH-HMAC-CHAP that are accepted, the best first.
+        dhchap_groups: Vec<DhchapGroup> = or(ALL_DHCHAP_GROUPS) => LaterSessions;
     }
 
     /// A name server that initiators ask where there are targets (iSNS, RFC 4171). All targets with an iSCSI name that
@@ -411,6 +479,19 @@ sections! {
 /// All hash algorithms, the strongest first.
 const ALL_HASHES: [Hash; 4] = [Hash::Sha3_256, Hash::Sha256, Hash::Sha1, Hash::Md5];
 
+/// The same of DH-HMAC-CHAP.
+const ALL_DHCHAP_HASHES: [DhchapHash; 3] = [DhchapHash::Sha512, DhchapHash::Sha384, DhchapHash::Sha256];
+
+/// All groups of DH-HMAC-CHAP, in the order of preference of those who are asked for none.
+const ALL_DHCHAP_GROUPS: [DhchapGroup; 6] = [
+    DhchapGroup::Ffdhe3072,
+    DhchapGroup::Ffdhe4096,
+    DhchapGroup::Ffdhe2048,
+    DhchapGroup::Ffdhe6144,
+    DhchapGroup::Ffdhe8192,
+    DhchapGroup::Null,
+];
+
 /// T10 vendor identification of volumes that are given none.
 const VENDOR: &str = "LUNAR";
 /// Product identification, likewise: the same for all kinds, so that a volume may change its store and stay what it is.
@@ -432,13 +513,29 @@ pub fn identity_of(uuid: Uuid, revision: &str) -> Identity {
     }
 }
 
+fn place_of(secret: &SecretSource) -> String {
+    match secret {
+        SecretSource::Inline(_) => "secret in the configuration".into(),
+        SecretSource::File(path) => format!("secret in {}", path.text()),
+        SecretSource::Credential(name) => format!("secret is the credential {name}"),
+    }
+}
+
 impl User {
     fn in_few_words(&self) -> String {
-        match &self.secret {
-            SecretSource::Inline(_) => "secret in the configuration".into(),
-            SecretSource::File(path) => format!("secret in {}", path.text()),
-            SecretSource::Credential(name) => format!("secret is the credential {name}"),
-        }
+        place_of(&self.secret)
+    }
+}
+
+impl TlsKey {
+    fn in_few_words(&self) -> String {
+        place_of(&self.secret)
+    }
+}
+
+impl Referral {
+    fn in_few_words(&self) -> String {
+        self.address.text()
     }
 }
 
@@ -568,7 +665,8 @@ impl Lun {
 impl Portal {
     fn in_few_words(&self) -> String {
         let protocol = if self.protocol == Protocol::Iscsi { "" } else { ", nvme-tcp" };
-        format!("{}{protocol}, portal group {}", self.address(), self.group.name())
+        let tls = if self.tls == Tls::Required { ", TLS" } else { "" };
+        format!("{}{protocol}{tls}, portal group {}", self.address(), self.group.name())
     }
 }
 

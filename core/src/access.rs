@@ -5,9 +5,11 @@
 //!
 //! * [`throttle`]: who fails waits longer and longer; nobody is locked out
 //! * [`audit`]: how much of those who are refused is written
+//! * [`written`]: keys of NVMe hosts as people write them
 
 pub mod audit;
 pub mod throttle;
+pub mod written;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -212,8 +214,8 @@ pub struct Group {
     pub sources: Vec<Network>,
     /// Their proofs.
     pub proofs: Proofs,
-    /// What they open a secure channel with, where a transport has those; without, they come without one.
-    pub channel: Option<Secret>,
+    /// What they open secure channels with, where a transport has those; without any, they come without one.
+    pub channels: Vec<Account>,
     /// The name of the map that says which units they see; without, they see all.
     pub map: Option<Arc<str>>,
 }
@@ -227,7 +229,7 @@ impl Group {
             hosts: vec![Pattern::new("*")],
             sources: Vec::new(),
             proofs: Proofs::default(),
-            channel: None,
+            channels: Vec::new(),
             map: None,
         }
     }
@@ -294,10 +296,11 @@ impl Access {
         self.groups.iter().find(|group| group.fits(host, source))
     }
 
-    /// What hosts of this name, in lower case, may open secure channels with, wherever they come from.
-    pub fn channels(&self, host: &str) -> impl Iterator<Item = &Secret> {
+    /// What those open secure channels with whose groups fit a name, in lower case, wherever they come from: the keys
+    /// of each group.
+    pub fn channels(&self, host: &str) -> impl Iterator<Item = &[Account]> {
         let named = self.groups.iter().filter(move |group| group.hosts.iter().any(|pattern| pattern.fits(host)));
-        named.filter_map(|group| group.channel.as_ref())
+        named.map(|group| &group.channels[..])
     }
 
     /// What is asked of those who only ask what there is.

@@ -91,6 +91,12 @@ pub struct TlsKey {
     pub key: Secret,
 }
 
+impl TlsKey {
+    fn account(&self) -> Account {
+        Account { name: self.host.clone(), secret: self.key.clone() }
+    }
+}
+
 fn tls_key(text: &str) -> Result<TlsKey, String> {
     let (host, file) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NQN=FILE"))?;
     let host = nqn(host)?;
@@ -227,7 +233,7 @@ impl Who {
                 hosts: vec![Pattern::new(host)],
                 sources: Vec::new(),
                 proofs,
-                channel: self.tls_key.iter().find(|of| of.host == *host).map(|of| of.key.clone()),
+                channels: self.tls_key.iter().filter(|of| of.host == *host).map(TlsKey::account).collect(),
                 map: self.map.iter().find(|map| map.initiator == *host).map(|map| map.initiator.clone()),
             }
         };

@@ -8,6 +8,7 @@
 mod core;
 mod listening;
 
+pub(crate) use self::core::wall_clock;
 pub use self::core::{Core, Opening};
 pub use listening::{Listening, why_not};
 
@@ -19,9 +20,8 @@ use lunar_iscsi::directory::Directory;
 use lunar_iscsi::guard::Guard;
 use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::{Place, Registry};
-use lunar_nvme::auth::exchange::Terms;
 use lunar_nvme::auth::guard::{Guard as NvmeGuard, Record as NvmeRecord};
-use lunar_nvme::{Board, Controllers, Path};
+use lunar_nvme::{Board, Controllers};
 use lunar_nvme_tcp::tls::Channels;
 use lunar_reactor::Choice;
 use lunar_reactor::channel::Sender;
@@ -53,11 +53,7 @@ pub struct Frame {
     pub drain: Duration,
     /// The address that NVMe discovery tells; `None`: the one that the host came in by.
     pub advertise: Option<IpAddr>,
-    /// How NVMe hosts prove their names.
-    pub terms: Terms,
-    /// Other discovery services that they are told of.
-    pub referrals: Vec<Path>,
-    /// Whether any of them has a secure channel.
+    /// Whether any NVMe host may have a secure channel.
     pub has_channels: bool,
 }
 
@@ -120,9 +116,9 @@ enum Report {
 }
 
 /// Which NVMe hosts may come in. Their failures cost the same as those of initiators.
-fn nvme_guard(guard: &Arc<Guard>, board: &Arc<Board>, terms: &Terms, ear: Arc<Ear>) -> Arc<NvmeGuard> {
+fn nvme_guard(guard: &Arc<Guard>, board: &Arc<Board>, ear: Arc<Ear>) -> Arc<NvmeGuard> {
     let audit = move |record: &NvmeRecord| ear(&Notice::Host(record));
-    NvmeGuard::new(board.clone(), terms.clone(), guard.throttling(), Box::new(random), Box::new(audit))
+    NvmeGuard::new(board.clone(), guard.throttling(), Box::new(random), Box::new(audit))
 }
 
 /// The cores, while they run.
@@ -220,7 +216,7 @@ impl House {
         let audit = move |record: &Record| told(&Notice::Initiator(record));
         let guard = Guard::new(directory, Box::new(random), Box::new(audit));
         let board = Arc::<Board>::default();
-        let nvme_guard = nvme_guard(&guard, &board, &frame.terms, ear);
+        let nvme_guard = nvme_guard(&guard, &board, ear);
         let of_hosts = nvme_guard.clone();
         let channels = || Channels::new(move |identity| of_hosts.channel(identity)).context("preparing TLS");
         let channels = frame.has_channels.then(channels).transpose()?;

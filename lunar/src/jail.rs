@@ -72,8 +72,9 @@ impl Paths {
             }
             paths.write.push(path);
         }
-        let sources = config.users.values().map(|user| &user.secret);
-        for source in sources.chain(config.api_tokens.values().map(|token| &token.secret)) {
+        let users = config.users.values().map(|user| &user.secret);
+        let keys = config.tls_keys.values().map(|key| &key.secret);
+        for source in users.chain(keys).chain(config.api_tokens.values().map(|token| &token.secret)) {
             if let SecretSource::File(path) = source {
                 paths.read.push(path.path().to_owned());
             }

@@ -22,6 +22,7 @@ use crate::serve::PORT_PATIENCE;
 use crate::volume::Volume;
 use crate::volume::keep::state_folder;
 use anyhow::{Result, anyhow};
+use hosts::Histories;
 use lunar_control::apply::Running;
 use lunar_control::check::check;
 use lunar_control::config::{Config, Kind};
@@ -32,7 +33,6 @@ use lunar_core::medium::Medium;
 use lunar_core::tally::Tally;
 use lunar_core::unit::UnitId;
 use lunar_iscsi::directory::Directory;
-use lunar_nvme::auth::exchange::Terms;
 use lunar_reactor::Choice;
 use lunar_reactor::linger::until_free;
 use lunar_scsi::lun::LUNS_MAX;
@@ -76,6 +76,8 @@ pub struct Live {
     /// Where those are that are given no place.
     runtime: PathBuf,
     ports: Ports,
+    /// What NVM subsystems remember, by their names.
+    histories: Histories,
     parts: Vec<Box<dyn Part>>,
     /// Who is told of logins and the like; until somebody is, they are lines of the log.
     listener: Arc<OnceLock<Box<Ear>>>,
@@ -226,9 +228,8 @@ impl Live {
             register: config.volumes.values().any(|volume| volume.direct),
             drain: server.drain.0,
             advertise: None,
-            terms: Terms::default(),
-            referrals: Vec::new(),
-            has_channels: false,
+            // A key may be configured at any time.
+            has_channels: true,
         };
         let ports = Ports::open(state).map_err(|why| anyhow!(why))?;
         let listener: Arc<OnceLock<Box<Ear>>> = Arc::default();
@@ -246,6 +247,7 @@ impl Live {
             sockets: BTreeMap::new(),
             runtime: runtime(),
             ports,
+            histories: Histories::new(),
             parts: Vec::new(),
             listener,
             isns: Isns::new(move |words| ear(&Notice::Isns(words))),
@@ -407,7 +409,7 @@ impl Live {
             self.coming.places = self.volumes.iter().filter_map(place).collect();
             let accesses = shape::accesses(wanted)?;
             // What it would not protect is found out now.
-            hosts::directory(wanted, &accesses, &self.listeners)?;
+            hosts::directory(wanted, &accesses, &self.listeners, &self.histories)?;
             self.coming.accesses = Some(accesses);
             self.ports.provide(&wanted.config)?;
         }

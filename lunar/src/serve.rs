@@ -4,9 +4,10 @@ use crate::access::Map;
 use crate::args::{self, Driver, How};
 use crate::banner::{Faces, Line, banner};
 use crate::cores::Face;
-use crate::house::{Core, Frame, House, Notice, Opening, why_not};
+use crate::house::{Core, Frame, House, Notice, Opening, wall_clock, why_not};
 use crate::stats;
 use crate::volume::Volume;
+use crate::volume::keep::{of_subsystem, state_folder};
 use anyhow::{Context, Result, anyhow, bail};
 use lunar_core::access::{Access, Proofs};
 use lunar_core::medium::{Medium, MediumKind};
@@ -15,6 +16,7 @@ use lunar_core::unit::{Unit, UnitId};
 use lunar_iscsi::directory::{Directory, Entry, Portal, Way};
 use lunar_iscsi::registry::SESSIONS_MAX;
 use lunar_nvme::controller::CONTROLLERS_MAX;
+use lunar_nvme::history::History;
 use lunar_nvme::namespace::NAMESPACES_MAX;
 use lunar_nvme::{NamespaceMap, Path};
 use lunar_reactor::Choice;
@@ -35,8 +37,13 @@ pub const PROTOCOL_ISCSI: u8 = 5;
 /// How long a port may stay taken by a process that ended: whose it is nobody tells.
 pub const PORT_PATIENCE: Duration = Duration::from_secs(3);
 
+/// What the NVM subsystem of this name remembers, and that it is started now.
+pub(crate) fn history(state: &std::path::Path, nqn: &str, firmware: &str) -> Arc<History> {
+    Arc::new(History::new(of_subsystem(state, nqn), firmware, wall_clock()))
+}
+
 /// All NVMe hosts come by the first portal group.
-const NVME_WAY: lunar_nvme::directory::Way = lunar_nvme::directory::Way { portal: 1, group: 1 };
+const NVME_WAY: lunar_nvme::directory::Way = lunar_nvme::directory::Way { portal: 1, group: 1, is_secure: false };
 
 /// What is shared, and how.
 struct Setup {
@@ -100,8 +107,6 @@ impl Setup {
             register: self.volumes.iter().any(Volume::is_direct),
             drain: Duration::from_secs(how.drain.into()),
             advertise: how.advertise.first().map(SocketAddr::ip),
-            terms: how.who.terms(),
-            referrals: how.referral.iter().map(|other| Path::tcp(*other, 0)).collect(),
             has_channels: !how.who.tls_key.is_empty(),
         }
     }
@@ -116,9 +121,14 @@ impl Setup {
             firmware: identity.revision.clone(),
             groups: None,
             access: Arc::new(access.clone()),
+            terms: self.how.who.terms(),
+            history: history(&state_folder(), &self.nqn, &identity.revision),
             controllers_max: CONTROLLERS_MAX,
         };
-        Ok(lunar_nvme::Directory::new(vec![entry], Proofs::clone(access.discovery()), None)?)
+        let discovery = (Proofs::clone(access.discovery()), self.how.who.terms());
+        let mut directory = lunar_nvme::Directory::new(vec![entry], discovery, None)?;
+        directory.referrals = self.how.referral.iter().map(|other| Path::tcp(*other, 0)).collect();
+        Ok(directory)
     }
 
     /// What there is to log in to: one target, whose portal groups are its target ports.

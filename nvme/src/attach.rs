@@ -32,7 +32,7 @@ impl Subsystem {
     #[must_use]
     pub fn attach(&self, tenant: &Tenant, now: Instant) -> Option<Rc<Queue>> {
         let id = Host::id_of(&NexusName { initiator: tenant.host.clone(), target_port: 0 });
-        let way = Way { portal: 0, group: tenant.group };
+        let way = Way { group: tenant.group, ..Way::default() };
         let path = Path { address: tenant.address.clone(), memory: true, way, ..Path::default() };
         let subsystem = self.config().board.directory().subsystem(&tenant.subsystem)?.clone();
         let standing = Standing { subsystem, group: None, map: tenant.map.clone(), source: None };

@@ -2,6 +2,7 @@
 
 use crate::command::Status;
 use crate::controller::Controller;
+use crate::history::Happened;
 use crate::namespace::{Attached, Namespace};
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
@@ -26,6 +27,11 @@ impl<'a> Context<'a> {
     #[must_use]
     pub fn controller(&self) -> &'a Controller {
         &self.queue.controller
+    }
+
+    /// Puts something into the persistent event log of the subsystem that is asked.
+    pub(crate) fn note(&self, what: Happened) {
+        self.subsystem.note(self.controller(), what);
     }
 
     /// All controllers of the subsystem that is asked.

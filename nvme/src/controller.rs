@@ -146,6 +146,8 @@ struct State {
     noticed: u64,
     /// Whether namespaces came or went since that was read.
     changed: bool,
+    /// The persistent event log as it was when its host began to read it.
+    told: Option<Arc<[u8]>>,
     watchers: Vec<Waker>,
 }
 
@@ -230,6 +232,7 @@ impl Controller {
                 state.events.wake();
                 state.events = Events::default();
                 state.granted = QUEUES_MAX;
+                state.told = None;
             }
             _ => {}
         }
@@ -388,6 +391,16 @@ impl Controller {
         std::mem::take(&mut self.lock().changed)
     }
 
+    /// The persistent event log as its host reads it, if it does.
+    pub(crate) fn told(&self) -> Option<Arc<[u8]>> {
+        self.lock().told.clone()
+    }
+
+    /// Has the host read this persistent event log, or none.
+    pub(crate) fn tell(&self, log: Option<Arc<[u8]>>) {
+        self.lock().told = log;
+    }
+
     /// A log page was read: the next event of its kind is told again.
     pub(crate) fn was_read(&self, page: u8) {
         self.lock().events.was_read(page);
@@ -441,26 +454,6 @@ pub struct Controllers(Mutex<Table>);
 struct Table {
     all: BTreeMap<u16, Arc<Controller>>,
     last: u16,
-    /// Dword 10 of the last Sanitize.
-    sanitized: Option<u32>,
-    /// The last first.
-    tests: VecDeque<TestResult>,
-}
-
-/// Results of self-tests that are kept: those that the log page has room for.
-const TESTS_MAX: usize = 20;
-
-/// What came of a self-test.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TestResult {
-    /// Which: short or extended.
-    pub code: u8,
-    /// What was asked for: no namespace, one, or all.
-    pub named: u32,
-    /// The namespace and the first block of what could not be read.
-    pub failed: Option<(u32, u64)>,
-    /// Milliseconds since the beginning of 1970.
-    pub when: u64,
 }
 
 /// Identifiers from here on are reserved.
@@ -514,6 +507,7 @@ impl Controllers {
                 notices: VecDeque::new(),
                 noticed: 0,
                 changed: false,
+                told: None,
                 watchers: Vec::new(),
             }),
         });
@@ -523,28 +517,6 @@ impl Controllers {
 
     pub(crate) fn forget(&self, id: u16) {
         self.lock().all.remove(&id);
-    }
-
-    pub(crate) fn sanitized(&self, asked: u32) {
-        self.lock().sanitized = Some(asked);
-    }
-
-    /// Dword 10 of the last Sanitize since this process began.
-    #[must_use]
-    pub fn last_sanitized(&self) -> Option<u32> {
-        self.lock().sanitized
-    }
-
-    pub(crate) fn tested(&self, result: TestResult) {
-        let tests = &mut self.lock().tests;
-        tests.push_front(result);
-        tests.truncate(TESTS_MAX);
-    }
-
-    /// What came of self-tests, the last first.
-    #[must_use]
-    pub fn tests(&self) -> Vec<TestResult> {
-        self.lock().tests.iter().copied().collect()
     }
 
     /// The controller of this identifier.

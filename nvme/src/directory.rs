@@ -1,8 +1,10 @@
 //! What NVM subsystems there are, where they are reached, and who may come in. One value for all cores, which changes
 //! as a whole: whoever asks sees what was there before or what is there after.
 
-use crate::connect::DISCOVERY_NQN;
+use crate::auth::exchange::Terms;
+use crate::connect::{DISCOVERY_NQN, Path};
 use crate::controller::{Controller, Kind};
+use crate::history::History;
 use lunar_core::access::{Access, Group, Mistake, Proofs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -23,6 +25,10 @@ pub struct Entry {
     pub groups: Option<BTreeSet<u16>>,
     /// Who may come in.
     pub access: Arc<Access>,
+    /// How hosts prove their names that have to.
+    pub terms: Terms,
+    /// What it remembers of itself.
+    pub history: Arc<History>,
     /// Controllers at once.
     pub controllers_max: usize,
 }
@@ -42,6 +48,8 @@ pub struct Way {
     pub portal: u32,
     /// Tag of its portal group; zero: none, and always the best way.
     pub group: u16,
+    /// Whether hosts come by secure channels only.
+    pub is_secure: bool,
 }
 
 /// An address where hosts call.
@@ -54,6 +62,8 @@ pub struct Portal {
     /// Where it is, as discovery tells it; `None`: where the host came in, and only for those who came in by this
     /// portal.
     pub address: Option<SocketAddr>,
+    /// Whether hosts come by secure channels only.
+    pub is_secure: bool,
 }
 
 /// A subsystem, and a way to it.
@@ -65,6 +75,8 @@ pub struct Told {
     pub address: Option<SocketAddr>,
     /// The number of the portal there.
     pub portal: u32,
+    /// Whether hosts come there by secure channels only.
+    pub is_secure: bool,
 }
 
 /// What subsystems there are, and where.
@@ -74,15 +86,22 @@ pub struct Directory {
     discovery: Arc<Entry>,
     /// In the order in which they are told; `None`: all ways lead here, and hosts are told to come again as they came.
     pub portals: Option<Vec<Portal>>,
+    /// Other discovery services that hosts are told of.
+    pub referrals: Vec<Path>,
     changes: u64,
 }
 
 impl Directory {
-    /// These subsystems; `discovery` is about those who only ask what there is, and who may come in somewhere.
+    /// These subsystems, and no referrals; `discovery` is about those who only ask what there is, and who may come in
+    /// somewhere, and `terms` about their proofs.
     ///
     /// # Errors
     /// What would not protect.
-    pub fn new(all: Vec<Entry>, discovery: Proofs, portals: Option<Vec<Portal>>) -> Result<Self, Mistake> {
+    pub fn new(
+        all: Vec<Entry>,
+        (discovery, terms): (Proofs, Terms),
+        portals: Option<Vec<Portal>>,
+    ) -> Result<Self, Mistake> {
         // What is proved elsewhere is nothing to it.
         let shown = |group: &Group| Group { proofs: Proofs::default(), map: None, ..group.clone() };
         let groups = all.iter().flat_map(|entry| entry.access.groups()).map(shown).collect();
@@ -94,10 +113,12 @@ impl Directory {
             firmware: model.map(|model| model.firmware.clone()).unwrap_or_default(),
             groups: None,
             access: Arc::new(Access::new(groups, discovery)?),
+            terms,
+            history: Arc::default(),
             controllers_max: crate::controller::CONTROLLERS_MAX,
         };
         let subsystems = all.into_iter().map(|entry| (entry.nqn.clone(), Arc::new(entry))).collect();
-        Ok(Self { subsystems, discovery: Arc::new(service), portals, changes: 0 })
+        Ok(Self { subsystems, discovery: Arc::new(service), portals, referrals: Vec::new(), changes: 0 })
     }
 
     /// Nothing, for nobody.
@@ -110,9 +131,12 @@ impl Directory {
             firmware: String::new(),
             groups: None,
             access: Arc::new(Access::nobody()),
+            terms: Terms::default(),
+            history: Arc::default(),
             controllers_max: 0,
         };
-        Self { subsystems: BTreeMap::new(), discovery: Arc::new(service), portals: None, changes: 0 }
+        let discovery = Arc::new(service);
+        Self { subsystems: BTreeMap::new(), discovery, portals: None, referrals: Vec::new(), changes: 0 }
     }
 
     /// The subsystem of this name.
@@ -165,11 +189,17 @@ impl Directory {
         let shown = self.subsystems().filter(|entry| entry.access.group(&host, source).is_some());
         let ways = |entry: &Arc<Entry>| -> Vec<Told> {
             let Some(portals) = &self.portals else {
-                return vec![Told { nqn: entry.nqn.clone(), address: None, portal }];
+                return vec![Told { nqn: entry.nqn.clone(), address: None, portal, is_secure: false }];
             };
             let reached = portals.iter().filter(|one| entry.is_reached(one.group));
             let told = reached.filter(|one| one.address.is_some() || one.id == portal);
-            told.map(|one| Told { nqn: entry.nqn.clone(), address: one.address, portal: one.id }).collect()
+            let way = |one: &Portal| Told {
+                nqn: entry.nqn.clone(),
+                address: one.address,
+                portal: one.id,
+                is_secure: one.is_secure,
+            };
+            told.map(way).collect()
         };
         shown.flat_map(ways).collect()
     }
@@ -219,6 +249,8 @@ mod tests {
             firmware: "f".into(),
             groups: Some(groups.iter().copied().collect()),
             access: Arc::new(Access::new(vec![group], Proofs::default()).expect("right")),
+            terms: Terms::default(),
+            history: Arc::default(),
             controllers_max: 1,
         }
     }
@@ -227,12 +259,12 @@ mod tests {
     fn hosts_are_told_what_they_may_see_and_where() {
         let at = |port: u16| Some(SocketAddr::from(([192, 0, 2, 1], port)));
         let portals = vec![
-            Portal { id: 1, group: 1, address: at(4420) },
-            Portal { id: 2, group: 2, address: at(4421) },
-            Portal { id: 3, group: 1, address: None },
+            Portal { id: 1, group: 1, address: at(4420), is_secure: false },
+            Portal { id: 2, group: 2, address: at(4421), is_secure: true },
+            Portal { id: 3, group: 1, address: None, is_secure: false },
         ];
         let all = vec![entry("nqn.x:a", &[1], "nqn.h:*"), entry("nqn.x:b", &[1, 2], "nqn.h:one")];
-        let directory = Directory::new(all, Proofs::default(), Some(portals)).expect("right");
+        let directory = Directory::new(all, Default::default(), Some(portals)).expect("right");
         let told = |host, portal| {
             let told = directory.told(host, IpAddr::from([192, 0, 2, 9]), portal);
             told.iter()
@@ -240,6 +272,8 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(told("nqn.h:two", 1), ["nqn.x:a 4420"]);
+        let all = directory.told("nqn.h:one", IpAddr::from([192, 0, 2, 9]), 1);
+        assert!(all.iter().all(|told| told.is_secure == (told.portal == 2)), "{all:?}");
         assert_eq!(told("NQN.H:ONE", 3), ["nqn.x:a 4420", "nqn.x:a 0", "nqn.x:b 4420", "nqn.x:b 4421", "nqn.x:b 0"]);
         assert_eq!(told("nqn.other", 1), [""; 0]);
         let board = Board::default();

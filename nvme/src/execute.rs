@@ -3,8 +3,8 @@
 use crate::admit::admit;
 use crate::command::{Command, FUSE, Refusal, Reply, Status};
 use crate::context::Context;
-use crate::controller::TestResult;
 use crate::fault;
+use crate::history::{Happened, TestResult};
 use crate::namespace::{ALL, Attached, Namespace};
 use crate::plan::{Plan, Test};
 use crate::queue::{Queue, Task};
@@ -90,8 +90,12 @@ impl Subsystem {
             }
             Plan::Abort { queue: other, command } => reply.result = self.abort(queue, other, command).into(),
             // Larger than the others: it does not make their future larger.
-            plan
-            @ (Plan::Hear(_) | Plan::Tell | Plan::Flush | Plan::Format(_) | Plan::Sanitize(..) | Plan::Test(_)) => {
+            plan @ (Plan::Hear(_)
+            | Plan::Tell
+            | Plan::Flush
+            | Plan::Format(..)
+            | Plan::Sanitize(..)
+            | Plan::Test(_)) => {
                 Box::pin(self.seldom(queue, plan, length, transfer, tools, reply)).await?;
             }
             plan => {
@@ -137,10 +141,14 @@ impl Subsystem {
                     carry(&seen.namespace, &Step::Flush, transfer, tools, reply).await?;
                 }
             }
-            Plan::Format(named) => {
+            Plan::Format(named, asked) => {
                 for id in named {
                     let seen = queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?;
-                    self.format(&seen.namespace, tools).await?;
+                    self.note(&queue.controller, Happened::Formats { namespace: id, asked });
+                    let result = self.format(&seen.namespace, tools).await;
+                    let status = result.as_ref().err().map_or(0, |refusal| refusal.status.0);
+                    self.note(&queue.controller, Happened::Formatted { namespace: id, status });
+                    result?;
                 }
             }
             Plan::Sanitize(all, asked) => self.sanitize(queue, all, asked, tools).await?,
@@ -176,7 +184,8 @@ impl Subsystem {
             }
         }
         let when = (self.config().clock)();
-        self.config().controllers.tested(TestResult { code: test.code, named: test.named, failed, when });
+        let result = TestResult { code: test.code, named: test.named, failed, when };
+        queue.controller.standing.subsystem.history.tested(result);
     }
 
     /// Finds the command's row, and admits it for the namespace that it names.

@@ -200,12 +200,63 @@ fn features_are_set_and_asked_for() {
 }
 
 #[test]
+fn the_persistent_event_log_is_read_as_it_was_when_that_began() {
+    const READ: u32 = 0;
+    const BEGIN: u32 = 1;
+    const RELEASE: u32 = 2;
+    let rig = Rig::default();
+    let log = |action: u32, dwords: u32, offset: u32| {
+        admin(&rig, 0x02, 0, &[0x0d | action << 8 | (dwords - 1) << 16, 0, offset])
+    };
+    let set = |id: u32, value: u32| admin(&rig, 0x09, 0, &[id, value]).status;
+    assert_eq!(log(READ, 128, 0).status, Status::SEQUENCE_ERROR);
+    assert_eq!(set(0x04, 400), Status::SUCCESS);
+    let head = log(BEGIN, 128, 0);
+    assert_eq!((head.status, head.data[0]), (Status::SUCCESS, 0x0d));
+    let (count, length) = (u32_at(&head.data, 4), u32_at(&head.data, 8));
+    assert_eq!(log(BEGIN, 128, 0).status, Status::SEQUENCE_ERROR);
+    assert_eq!(set(0x04, 401), Status::SUCCESS);
+    let all = log(READ, length / 4, 0).data;
+    assert_eq!((u32_at(&all, 4), &all[..512]), (count, &head.data[..]), "what comes meanwhile is not in it");
+    // The health was looked at first of all; the feature came before.
+    assert_eq!((all[512], all[512 + 24 + 512], count), (0x01, 0x0b, 3));
+    assert_eq!(log(READ, 4, 512).data, all[512..528]);
+    assert_eq!((log(RELEASE, 128, 0).status, log(READ, 128, 0).status), (Status::SUCCESS, Status::SEQUENCE_ERROR));
+    assert_eq!(log(3, 128, 0).status, Status::INVALID_FIELD);
+    let count_now = || {
+        let count = u32_at(&log(BEGIN, 128, 0).data, 4);
+        assert_eq!(log(RELEASE, 128, 0).status, Status::SUCCESS);
+        count
+    };
+    assert_eq!(count_now(), count + 1);
+    assert_eq!(admin(&rig, 0x80, 1, &[0]).status, Status::SUCCESS);
+    assert_eq!(count_now(), count + 3, "a format begins and ends");
+    // A reset is an event, and nobody reads any more.
+    assert_eq!(log(BEGIN, 128, 0).status, Status::SUCCESS);
+    for value in [0x46_0000, 0x46_0001] {
+        rig.subsystem.set_property(&rig.admin.controller, 0x14, false, value).expect("a reset");
+    }
+    assert_eq!((log(READ, 128, 0).status, count_now()), (Status::SEQUENCE_ERROR, count + 4));
+}
+
+#[test]
+fn what_a_subsystem_remembers_is_its_own() {
+    let rig = Rig::default();
+    assert_eq!(admin(&rig, 0x14, 1, &[1]).status, Status::SUCCESS);
+    let tests = || admin(&rig, 0x02, 0, &[0x06 | 8 << 16]).data;
+    assert_eq!((tests()[4], tests()[32]), (0x10, 0x0f), "one of them");
+    let own = rig.board.directory().subsystem(&rig.admin.controller.standing.subsystem.nqn).cloned();
+    let own = own.expect("it is there");
+    assert_eq!((own.history.tests().len(), rig.board.directory().discovery().history.tests().len()), (1, 0));
+}
+
+#[test]
 fn logs_are_read_in_parts() {
     let rig = Rig::default();
     let log = |id: u32, dwords: u32, offset: u32| admin(&rig, 0x02, 0xffff_ffff, &[id | (dwords - 1) << 16, 0, offset]);
     let supported = log(0x00, 256, 0).data;
     let there: Vec<usize> = (0..256).filter(|id| supported[id * 4] == 1).collect();
-    assert_eq!(there, [0, 1, 2, 3, 4, 5, 6, 0x0c, 0x80, 0x81]);
+    assert_eq!(there, [0, 1, 2, 3, 4, 5, 6, 0x0c, 0x0d, 0x80, 0x81]);
     io(&rig, &blocks(READ, 0, 1), &[]);
     let health = log(0x02, 128, 0).data;
     assert_eq!((health.len(), u16_at(&health, 1), health[32], health[64]), (512, 300, 1, 1));
@@ -231,7 +282,7 @@ fn discovery_tells_where_the_subsystem_is() {
         service: "4420".into(),
         in_capsule: 0,
         memory: false,
-        way: crate::directory::Way { portal: 1, group: 1 },
+        way: crate::directory::Way { portal: 1, group: 1, is_secure: false },
     };
     let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
     let data = connect_data(9, 0xffff, crate::connect::DISCOVERY_NQN);

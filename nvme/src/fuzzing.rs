@@ -155,14 +155,18 @@ pub fn subsystem_entry(access: Access) -> Entry {
         firmware: "0.1".into(),
         groups: None,
         access: Arc::new(access),
+        terms: Terms::default(),
+        history: Arc::default(),
         controllers_max: crate::controller::CONTROLLERS_MAX,
     }
 }
 
 fn open_board() -> Arc<Board> {
     let board = Arc::new(Board::default());
-    let directory = Directory::new(vec![subsystem_entry(Access::open())], Proofs::default(), None);
-    board.set(directory.unwrap_or_else(|_| Directory::nothing()));
+    let directory = Directory::new(vec![subsystem_entry(Access::open())], Default::default(), None);
+    let mut directory = directory.unwrap_or_else(|_| Directory::nothing());
+    directory.referrals = vec![Path::tcp((std::net::Ipv6Addr::LOCALHOST, 8009).into(), 0)];
+    board.set(directory);
     board
 }
 
@@ -214,7 +218,6 @@ impl Rig {
             shared: Arc::default(),
             controllers: Arc::default(),
             board: board.clone(),
-            referrals: vec![Path::tcp(SocketAddr::new(IpAddr::V6(std::net::Ipv6Addr::LOCALHOST), 8009), 0)],
             guard: guard(board.clone(), told.clone()),
             outside: outside.clone(),
         };
@@ -245,7 +248,7 @@ impl Rig {
     /// When that would not protect.
     pub fn set_access(&self, access: Access) {
         let discovery = Proofs::clone(access.discovery());
-        let directory = Directory::new(vec![subsystem_entry(access)], discovery, None);
+        let directory = Directory::new(vec![subsystem_entry(access)], (discovery, Terms::default()), None);
         self.board.set(directory.expect("right"));
     }
 
@@ -349,7 +352,7 @@ fn guard(board: Arc<Board>, told: Arc<Mutex<Vec<String>>>) -> Arc<Guard> {
     let sink = move |record: &crate::auth::guard::Record| {
         told.lock().unwrap_or_else(PoisonError::into_inner).push(record.to_string());
     };
-    Guard::new(board, Terms::default(), Arc::default(), random, Box::new(sink))
+    Guard::new(board, Arc::default(), random, Box::new(sink))
 }
 
 /// The key of hosts of this rig.

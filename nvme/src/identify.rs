@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::controller::{KEEP_ALIVE_GRANULARITY, Kind, QUEUE_ENTRIES_MAX, VERSION};
 use crate::event::{ACCESS_NOTICES, DISCOVERY_NOTICES, NAMESPACE_NOTICES, REQUESTS_MAX};
 use crate::execute::TRANSFER_EXPONENT;
+use crate::history::LOG_BYTES_MAX;
 use crate::namespace::{Attached, Namespace};
 use lunar_core::step::PIECE_BYTES;
 
@@ -68,12 +69,12 @@ mod bits {
     pub(super) const DOORBELLS: u16 = 0x100;
     /// DSTO: one self-test at a time, of the subsystem.
     pub(super) const ONE_TEST: u8 = 0x01;
-    /// SANICAP: block erase and overwrite; what is not to be deallocated is not changed once more either.
-    pub(super) const SANITIZE: u32 = 0x02 | 0x04 | 0x4000_0000;
     /// FRMW: one slot, which cannot be written.
     pub(super) const FIRMWARE: u8 = 0x03;
     /// LPA: commands supported and effects, offsets into log pages.
     pub(super) const LOG_PAGES: u8 = 0x02 | 0x04;
+    /// LPA: persistent event log.
+    pub(super) const PERSISTENT_EVENTS: u8 = 0x10;
     /// ANACAP: the five states; the group of a namespace never changes.
     pub(super) const ACCESS: u8 = 0x1f | 0x40;
     /// SQES, CQES: 64 and 16 bytes, as powers of two, at least and at most.
@@ -96,6 +97,10 @@ mod bits {
     pub(super) const DISCONNECTS: u16 = 0x01;
 }
 
+/// SANICAP: block erase and overwrite; what is not to be deallocated is not changed once more either.
+pub(crate) const SANITIZE: u32 = 0x02 | 0x04 | 0x4000_0000;
+/// PELS: units of 64 KiB.
+const PERSISTENT_EVENT_UNITS: u32 = (LOG_BYTES_MAX >> 16) as u32;
 /// How long a change of asymmetric access may take. Seconds.
 const TRANSITION_SECONDS: u8 = 10;
 /// Blocks that Compare and Write may have at least: those of the largest blocks. 0-based.
@@ -125,7 +130,8 @@ pub fn controller(cx: &Context<'_>) -> Page {
         page.u32(92, DISCOVERY_NOTICES).put(768, entry.nqn.as_bytes());
         return page;
     }
-    page.u16(316, 1).put(318, &[bits::ONE_TEST]).u32(328, bits::SANITIZE);
+    page.put(261, &[bits::LOG_PAGES | bits::PERSISTENT_EVENTS]).u32(352, PERSISTENT_EVENT_UNITS);
+    page.u16(316, 1).put(318, &[bits::ONE_TEST]).u32(328, SANITIZE);
     let last = cx.queue.last_namespace();
     let caches = namespaces.iter().any(|seen| seen.namespace.unit.traits().write_cache);
     page.put(76, &[bits::SHARED]).u32(92, NAMESPACE_NOTICES | ACCESS_NOTICES);

@@ -28,6 +28,7 @@ pub mod execute;
 mod fault;
 pub mod features;
 pub mod fuzzing;
+pub mod history;
 pub mod identify;
 pub mod log;
 pub mod namespace;

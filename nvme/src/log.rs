@@ -1,12 +1,15 @@
 //! Log pages: one row each.
 
+use crate::command::Status;
 use crate::connect::{DISCOVERY_NQN, family};
 use crate::context::Context;
 use crate::controller::Kind;
+use crate::history::{Happened, Teller};
 use crate::table::{Code, Set, find};
 use lunar_core::medium::Content;
 use lunar_core::tally::Event;
 use lunar_core::wire::le;
+use std::net::SocketAddr;
 use zerocopy::{FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// A log page.
@@ -28,6 +31,9 @@ const IO: &[Kind] = &[Kind::Io];
 /// Asymmetric Namespace Access.
 pub const ACCESS: u8 = 0x0c;
 
+/// Persistent Event Log.
+pub const PERSISTENT: u8 = 0x0d;
+
 /// Every log page, in the order of identifiers.
 pub const PAGES: &[Row] = &[
     Row { id: 0x00, name: "Supported Log Pages", kinds: BOTH, write: supported },
@@ -38,6 +44,7 @@ pub const PAGES: &[Row] = &[
     Row { id: 0x05, name: "Commands Supported and Effects", kinds: IO, write: effects },
     Row { id: 0x06, name: "Device Self-test", kinds: IO, write: self_tests },
     Row { id: ACCESS, name: "Asymmetric Namespace Access", kinds: IO, write: access },
+    Row { id: PERSISTENT, name: "Persistent Event Log", kinds: IO, write: persistent },
     Row { id: 0x70, name: "Discovery", kinds: &[Kind::Discovery], write: discovery },
     Row { id: 0x80, name: "Reservation Notification", kinds: IO, write: reservations },
     Row { id: 0x81, name: "Sanitize Status", kinds: IO, write: sanitize },
@@ -78,6 +85,11 @@ struct Health {
 const _: () = assert!(size_of::<Health>() == 512);
 
 fn health(cx: &mut Context<'_>, _specific: u8) {
+    let page = health_of(cx);
+    cx.out.extend_from_slice(page.as_bytes());
+}
+
+fn health_of(cx: &Context<'_>) -> Health {
     /// Kelvin: nobody has a thermometer here, and zero is taken for a defect.
     const TEMPERATURE: u16 = 300;
     /// Bytes that amounts are counted in, rounded up.
@@ -91,7 +103,7 @@ fn health(cx: &mut Context<'_>, _specific: u8) {
     page.read_units = number(sum(Event::ReadBytes).div_ceil(UNIT));
     page.written_units = number(sum(Event::WriteBytes).div_ceil(UNIT));
     (page.reads, page.writes) = (number(sum(Event::ReadCommand)), number(sum(Event::WriteCommand)));
-    cx.out.extend_from_slice(page.as_bytes());
+    page
 }
 
 /// 5.16.1.4: the first slot is the one that runs.
@@ -140,7 +152,7 @@ fn self_tests(cx: &mut Context<'_>, _specific: u8) {
     const HOUR: u64 = 3_600_000;
     let start = cx.out.len();
     cx.out.extend_from_slice(&[0; 4]);
-    let tests = cx.subsystem.config().controllers.tests();
+    let tests = cx.controller().standing.subsystem.history.tests();
     let first = tests.last().map_or(0, |test| test.when);
     for test in &tests {
         let (id, block) = test.failed.unwrap_or((test.named, 0));
@@ -159,16 +171,16 @@ fn self_tests(cx: &mut Context<'_>, _specific: u8) {
     debug_assert_eq!(cx.out.len() - start, 4 + ENTRIES * ENTRY_LEN);
 }
 
-/// 5.16.1.25: what is under way, over, or has failed, by any command set.
-fn sanitize(cx: &mut Context<'_>, _specific: u8) {
+/// A Sanitize is under way.
+const UNDER_WAY: u16 = 2;
+
+/// Progress and status of what sanitizes the media that a host sees, by any command set.
+fn sanitizing(cx: &Context<'_>, asked: Option<u32>) -> [u16; 2] {
     const NEVER: u16 = 0;
     const DONE: u16 = 1;
-    const UNDER_WAY: u16 = 2;
     const FAILED: u16 = 3;
-    const NOT_TOLD: u32 = u32::MAX;
     let namespaces = cx.queue.namespaces();
     let mut unsanitized = namespaces.iter().map(|seen| &seen.namespace.unit.medium);
-    let asked = cx.subsystem.config().controllers.last_sanitized();
     let mut progress = u16::MAX;
     let mut status = if asked.is_some() { DONE } else { NEVER };
     for medium in unsanitized.by_ref().filter(|medium| medium.content() == Content::Unsanitized) {
@@ -178,6 +190,68 @@ fn sanitize(cx: &mut Context<'_>, _specific: u8) {
             status = FAILED;
         }
     }
+    [progress, status]
+}
+
+/// Puts into the persistent event log what nobody says when it happens: that Sanitize is over, and how the subsystem
+/// fares.
+pub(crate) fn look(cx: &Context<'_>) {
+    let (controller, now) = (cx.controller(), (cx.subsystem.config().clock)());
+    if controller.kind != Kind::Io {
+        return;
+    }
+    let history = &controller.standing.subsystem.history;
+    if history.is_sanitizing() {
+        let state = sanitizing(cx, history.last_sanitized());
+        if state[1] != UNDER_WAY {
+            history.note(controller.id, now, Happened::Sanitized { state });
+        }
+    }
+    if history.wants_snapshot(now) {
+        history.note(controller.id, now, Happened::Health(health_of(cx).as_bytes().into()));
+    }
+}
+
+/// What a host wants of the persistent event log (5.16.1.14): it reads the log as it was when it began to.
+///
+/// # Errors
+/// When it reads without having begun, or begins twice.
+pub(crate) fn begin_persistent(cx: &Context<'_>, specific: u8) -> Result<(), Status> {
+    const READ: u8 = 0;
+    const ESTABLISH: u8 = 1;
+    const RELEASE: u8 = 2;
+    let controller = cx.controller();
+    match specific & 0x03 {
+        READ if controller.told().is_some() => Ok(()),
+        ESTABLISH if controller.told().is_none() => {
+            look(cx);
+            let entry = &controller.standing.subsystem;
+            let teller = Teller { nqn: &entry.nqn, serial: &entry.serial, model: &entry.model };
+            controller.tell(Some(entry.history.tell(&teller, (cx.subsystem.config().clock)())));
+            Ok(())
+        }
+        READ | ESTABLISH => Err(Status::SEQUENCE_ERROR),
+        RELEASE => {
+            controller.tell(None);
+            Ok(())
+        }
+        _ => Err(Status::INVALID_FIELD),
+    }
+}
+
+/// 5.16.1.14: what [`begin_persistent`] has begun; nothing of what was released.
+fn persistent(cx: &mut Context<'_>, _specific: u8) {
+    if let Some(log) = cx.controller().told() {
+        cx.out.extend_from_slice(&log);
+    }
+}
+
+/// 5.16.1.25: what is under way, over, or has failed, by any command set.
+fn sanitize(cx: &mut Context<'_>, _specific: u8) {
+    const NOT_TOLD: u32 = u32::MAX;
+    look(cx);
+    let asked = cx.controller().standing.subsystem.history.last_sanitized();
+    let [progress, status] = sanitizing(cx, asked);
     let start = cx.out.len();
     cx.out.extend_from_slice(&progress.to_le_bytes());
     cx.out.extend_from_slice(&status.to_le_bytes());
@@ -257,12 +331,12 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
         .source
         .map_or_else(Vec::new, |source| directory.told(&controller.host.nqn, source.ip(), path.way.portal));
     let mut records: Vec<_> =
-        told.into_iter().map(|told| (SUBSYSTEM, told.nqn, told.address, told.portal, 0)).collect();
-    records.push((THIS_SERVICE, DISCOVERY_NQN.into(), None, path.way.portal, FLAGS));
+        told.into_iter().map(|told| (SUBSYSTEM, told.nqn, told.address, (told.portal, told.is_secure), 0)).collect();
+    records.push((THIS_SERVICE, DISCOVERY_NQN.into(), None, (path.way.portal, path.way.is_secure), FLAGS));
     cx.out.extend_from_slice(&directory.changes().to_le_bytes());
-    cx.out.extend_from_slice(&((records.len() + config.referrals.len()) as u64).to_le_bytes());
+    cx.out.extend_from_slice(&((records.len() + directory.referrals.len()) as u64).to_le_bytes());
     cx.out.resize(HEAD_LEN, 0);
-    for (subtype, nqn, at, portal, flags) in records {
+    for (subtype, nqn, at, (portal, is_secure), flags) in records {
         let mut record = Record::new_zeroed();
         let (family, address, service) = match at {
             Some(at) => (family(at.ip()), at.ip().to_string(), at.port().to_string()),
@@ -272,7 +346,8 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
         (record.requirements, record.port, record.controller) = (REQUIREMENTS, (portal as u16).into(), ANY.into());
         (record.admin_entries, record.flags) = (32.into(), flags.into());
         let source = controller.standing.source;
-        if source.is_some_and(|source| config.guard.wants_channel(&nqn, &controller.host.nqn, source.ip())) {
+        let wants = |source: SocketAddr| config.guard.wants_channel(&nqn, &controller.host.nqn, source.ip());
+        if is_secure || source.is_some_and(wants) {
             record.requirements |= SECURE;
             record.specific[0] = TLS;
         }
@@ -281,7 +356,7 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
         put_text(&mut record.address, &address);
         cx.out.extend_from_slice(record.as_bytes());
     }
-    for other in &config.referrals {
+    for other in &directory.referrals {
         let mut record = Record::new_zeroed();
         (record.transport, record.family, record.subtype) = (other.transport, other.family, REFERRAL);
         (record.requirements, record.port, record.controller) = (REQUIREMENTS, 0.into(), ANY.into());

@@ -32,10 +32,10 @@ pub enum Plan {
     },
     /// Everything of all namespaces is on the medium.
     Flush,
-    /// These namespaces are written anew.
-    Format(Vec<u32>),
-    /// These namespaces are sanitized, as dword 10 says.
-    Sanitize(Vec<(u32, Sanitizing)>, u32),
+    /// These namespaces are written anew, as dword 10 says.
+    Format(Vec<u32>, u32),
+    /// These namespaces are sanitized, as dwords 10 and 11 say.
+    Sanitize(Vec<(u32, Sanitizing)>, [u32; 2]),
     /// These namespaces are tested.
     Test(Test),
 }

@@ -2,6 +2,8 @@
 
 use crate::command::{Refusal, Status};
 use crate::fault;
+use crate::history::Happened;
+use crate::identify::SANITIZE;
 use crate::namespace::Namespace;
 use crate::queue::Queue;
 use crate::subsystem::{Renewing, Sanitizing, Subsystem};
@@ -11,7 +13,7 @@ use lunar_core::range::Span;
 use lunar_core::step::{self, Failure, Tools, blank, turn};
 
 impl Subsystem {
-    /// Begins to sanitize these namespaces, as dword 10 asks for. Returns when all have begun.
+    /// Begins to sanitize these namespaces, as dwords 10 and 11 ask for. Returns when all have begun.
     ///
     /// # Errors
     /// How the command ends; some may have begun.
@@ -19,11 +21,11 @@ impl Subsystem {
         &self,
         queue: &Queue,
         all: Vec<(u32, Sanitizing)>,
-        asked: u32,
+        asked: [u32; 2],
         tools: &Tools,
     ) -> Result<(), Refusal> {
         if !matches!(all.first(), Some((_, Sanitizing::Exit))) {
-            self.config().controllers.sanitized(asked);
+            self.note(&queue.controller, Happened::Sanitizes { capable: SANITIZE, asked });
         }
         for (id, how) in all {
             let namespace = &queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?.namespace;

@@ -3,10 +3,11 @@
 
 use crate::auth::Outside;
 use crate::auth::guard::Guard;
-use crate::connect::Path;
-use crate::controller::{Controller, Controllers};
+use crate::command::Status;
+use crate::controller::{Controller, Controllers, Kind, property};
 use crate::directory::Board;
 use crate::event::Event;
+use crate::history::Happened;
 use crate::namespace::{self, NAMESPACES_MAX, Namespace};
 use crate::queue::Queue;
 use crate::space::{NamespaceMap, Space};
@@ -40,8 +41,6 @@ pub struct SubsystemConfig {
     pub controllers: Arc<Controllers>,
     /// What subsystems there are, and who may come in: the same on all cores.
     pub board: Arc<Board>,
-    /// Other discovery services that hosts are told of.
-    pub referrals: Vec<Path>,
     /// Who asks whether a host may come in: the same on all cores.
     pub guard: Arc<Guard>,
     /// What proofs of names need.
@@ -243,6 +242,26 @@ impl Subsystem {
                 controller.raise(Event::NAMESPACES);
             }
         }
+    }
+
+    /// Puts something into the persistent event log of a controller's subsystem.
+    pub fn note(&self, controller: &Controller, what: Happened) {
+        controller.standing.subsystem.history.note(controller.id, (self.config.clock)(), what);
+    }
+
+    /// Sets a property of a controller, of four bytes or of eight; that its host has reset it is remembered.
+    ///
+    /// # Errors
+    /// As [`Controller::set_property`].
+    pub fn set_property(&self, controller: &Controller, offset: u32, eight: bool, value: u64) -> Result<(), Status> {
+        let was_enabled = controller.is_enabled();
+        controller.set_property(offset, eight, value)?;
+        let enabled = controller.property(property::CC, false).is_some_and(|value| value & 1 > 0);
+        if was_enabled && !enabled && controller.kind == Kind::Io {
+            let firmware = controller.standing.subsystem.firmware.clone();
+            self.note(controller, Happened::Reset { firmware });
+        }
+        Ok(())
     }
 
     /// This core's view of a unit.

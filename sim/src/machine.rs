@@ -5,7 +5,7 @@ use crate::identity;
 use crate::stamp::SECTOR;
 use crate::watch::Watch;
 use lunar::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
-use lunar_core::access::{Access, Proofs};
+use lunar_core::access::Access;
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
 use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::medium::Medium;
@@ -404,7 +404,6 @@ fn subsystem(
         shared: shared.clone(),
         controllers: controllers.clone(),
         board: board.clone(),
-        referrals: Vec::new(),
         guard: lunar_nvme::auth::guard::Guard::quiet(board.clone()),
         outside: Rc::new(lunar_nvme::fuzzing::Still::default()),
     };
@@ -420,10 +419,12 @@ fn board() -> Arc<Board> {
         firmware: "1".to_owned(),
         groups: None,
         access: Arc::new(Access::open()),
+        terms: lunar_nvme::auth::exchange::Terms::default(),
+        history: Arc::default(),
         controllers_max: CONTROLLERS_MAX,
     };
     let board = Arc::new(Board::default());
-    board.set(Subsystems::new(vec![entry], Proofs::default(), None).expect("nobody proves anything"));
+    board.set(Subsystems::new(vec![entry], Default::default(), None).expect("nobody proves anything"));
     board
 }
 

@@ -4,13 +4,16 @@
 use std::io::Read;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
+use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 
 use super::many::lunar;
 use super::{Case, Change, House, LIMIT, MAIN, started_as, until};
+use crate::chap::secret_file;
 use crate::nvme::{Conn, Connect, Entry, Host, INLINE, Sound, TRANSPORT};
 use crate::pdu::Digests;
+use crate::process;
 use crate::session::{Login, Session};
 use crate::target::{Driver, Lab, free_port};
 use crate::tools::tool;
@@ -27,10 +30,11 @@ const HOST_REFUSED: u16 = 0x184;
 const NAMESPACES_CHANGED: u32 = 0x0004_0002;
 const DISCOVERY_CHANGED: u32 = 0x0070_f002;
 
-pub(super) const CASES: [Case; 6] = [
+pub(super) const CASES: [Case; 7] = [
     ("an NVMe host sees what is its own, and what an initiator has written", sees),
     ("namespaces come, go and grow under a controller, which is told", changes),
     ("discovery tells a host what it may see, and that it is another now", discovers),
+    ("NVMe hosts prove their names by keys of the file, and a changed one counts for the next connect", proves),
     ("NVMe hosts that may no longer be there go, and controllers are listed and ended", ends),
     ("NVMe hosts that come too often wait, and much too often are refused", hurries),
     ("a virtual machine has a socket while it is configured", machine),
@@ -219,6 +223,14 @@ fn discovers(lab: &Lab, driver: Driver) -> Result<()> {
     is_told(&mut host, request, DISCOVERY_CHANGED)?;
     let seen = found(&mut host)?;
     ensure!(seen.contains(&(SUBSYSTEM.to_owned(), second.port().to_string())) && seen.len() == 3, "{seen:?}");
+    // A referral is told to who listens.
+    let entry = Entry::new(0x0c, host.cid(), 0);
+    host.send(&crate::nvme::capsule(&entry, &[], Digests::default()))?;
+    hosts.change(&Change::default(), &format!("{more}[referral.other]\naddress = \"192.0.2.7\"\n"))?;
+    is_told(&mut host, entry.cid(), DISCOVERY_CHANGED)?;
+    let seen = found(&mut host)?;
+    ensure!(seen.contains(&(DISCOVERY.to_owned(), "8009".to_owned())) && seen.len() == 4, "{seen:?}");
+    hosts.change(&Change::default(), &more)?;
     let seen = found(&mut connect(FEW)?)?;
     ensure!(seen.len() == 5, "who belongs to a group of the other one is told {seen:?}");
     // The same volume by the other subsystem, and by the other portal.
@@ -226,6 +238,59 @@ fn discovers(lab: &Lab, driver: Driver) -> Result<()> {
     third.write(1, 5, &[3; 512])?;
     let mut main = hosts.host(HOST)?;
     ensure!(main.read(5, 5, 1)? == [3; 512], "a volume in two subsystems is two");
+    hosts.house.stop()
+}
+
+/// As `nvme gen-dhchap-key` writes them.
+const KEYS: [&str; 3] = [
+    "DHHC-1:01:J0qR2WNHWlQcsHLbbnAJ90qQOCgwxh9SLRo7BIMIUsGJ8cUH:",
+    "DHHC-1:00:4lrDhF+MvhKAGi36WonUxV3EeQDztu3Jqe5ZDzwrkxI0PRca:",
+    "DHHC-1:03:vKvj8txAGbr1zAhiWuCqWfhElTMBuJNmbSLYzq5peMFgkVsb8mFFZA+ph2YOyBiutoSkY3L1lG7sf2IFAmhJ7neiVrc=:",
+];
+/// Keys of the target whose hosts have to prove their names; the smallest group takes the least time.
+const PROOFS: &str = "authentication = \"mutual-chap\"\nusers = [\"nqn.2014-08.org.nvmexpress:uuid:host\"]\n\
+                      mutual-user = \"own\"\ndhchap-groups = [\"ffdhe2048\"]";
+
+fn proves(lab: &Lab, driver: Driver) -> Result<()> {
+    let [first, second, own] = [0, 1, 2].map(|at| secret_file(lab, (&format!("nvme-proves-{at}"), KEYS[at])));
+    let (first, second, own) = (first?, second?, own?);
+    // What is there when it starts is what it can reach later.
+    let (configured, portal) = (secret_file(lab, ("nvme-proves", KEYS[0]))?, free_port()?);
+    let more = format!(
+        "[user.\"{HOST}\"]\nsecret = {{ file = \"{configured}\" }}\n[user.own]\nsecret = {{ file = \"{own}\" }}\n"
+    );
+    let change = Change { main: PROOFS, ..Change::default() };
+    let house = started_as(lab, driver, "nvme-proves", |house| text(house, portal, &change, &more))?;
+    let hosts = Hosts { house, portal };
+    let program = lab.built()?.to_str().context("a path that is text")?;
+    let url = format!("nvme-tcp://{}/{SUBSYSTEM}/1", hosts.portal);
+    let arguments = |key: &str, time: &str| {
+        let words = ["bench", &url, "--time", time, "--warmup", "0", "--host-nqn", HOST, "--host-key", key];
+        words.map(str::to_owned).to_vec()
+    };
+    let with = |key: &str, more: &[&str]| {
+        let words = arguments(key, "0.1");
+        let words: Vec<&str> = words.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        tool(program, &words)
+    };
+    with(&first, &["--subsystem-key", &own])?;
+    ensure!(with(&first, &["--subsystem-key", &second]).is_err(), "a subsystem with another key is believed");
+    ensure!(with(&second, &[]).is_err(), "another key is taken");
+    // Who came in by the old key stays.
+    let accepted = || hosts.house.said().matches("login accepted").count();
+    let before = accepted();
+    let mut load = process::bound(program).args(arguments(&first, "3")).stdout(Stdio::null()).spawn()?;
+    until(|| accepted() > before)?;
+    std::fs::copy(&second, &configured)?;
+    hosts.house.reload("reloaded")?;
+    ensure!(with(&first, &[]).is_err(), "a key that is gone is taken");
+    with(&second, &["--subsystem-key", &own])?;
+    let ended = process::wait(&mut load, LIMIT)?;
+    ensure!(ended.is_some_and(|status| status.success()), "a session was disturbed for nothing: {ended:?}");
+    let said = hosts.house.said();
+    for key in KEYS {
+        ensure!(!said.contains(&key[10..]), "a key is in the log");
+    }
     hosts.house.stop()
 }
 

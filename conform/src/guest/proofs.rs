@@ -2,6 +2,7 @@
 //! to one way of it.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 
 use anyhow::Result;
 
@@ -62,14 +63,52 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
         }
     }
     writeln!(settings, "WAYS=\"{}\"", ways.trim_end())?;
-    let both = ["--tls-key", &channel, "--host-key", &key, "--dhchap-group", "ffdhe2048"];
-    for (name, flags) in [("SECURE", &both[..2]), ("BOTH", &both)] {
-        let (port, target, _) = start(lab, driver, flags)?;
-        writeln!(settings, "{name}={port}")?;
-        others.push(target);
-    }
+    let (port, target, _) = start(lab, driver, &["--tls-key", &channel])?;
+    writeln!(settings, "SECURE={port}")?;
+    others.push(target);
+    others.push(configured(lab, driver, &mut settings)?);
     let (target, spec) = main.map_or_else(|| skip("no target was started"), Ok)?;
     Ok(Targets { main: Some(target), spec, others, settings })
+}
+
+/// A service whose file says all that flags say, and more: a portal that demands secure channels, and a referral.
+fn configured(lab: &Lab, driver: Driver, settings: &mut String) -> Result<Target> {
+    let folder = lab.scratch.join(format!("proofs-{}", driver.name()));
+    std::fs::create_dir_all(&folder)?;
+    let (both, demanded, socket) = (free_port()?, free_port()?, folder.join("api.sock"));
+    let files = [("file-host-key", HOST_KEY), ("file-own-key", OWN_KEY), ("file-channel-key", CHANNEL_KEY)];
+    let [host, own, channel] = files.map(|file| secret_file(lab, file));
+    let (host, own, channel) = (host?, own?, channel?);
+    let portal = |name: &str, at: SocketAddr, more: &str| {
+        let told = format!("{HOST_AS_GUEST_SEES_IT}:{}", at.port());
+        format!(
+            "[portal.{name}]\naddress = \"{at}\"\nadvertise = \"{told}\"\nprotocol = \"nvme-tcp\"\n\
+             group = \"p\"\n{more}"
+        )
+    };
+    let text = format!(
+        "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{}\"\n[api]\nsocket = \"{}\"\n\
+         [user.\"{HOST}\"]\nsecret = {{ file = \"{host}\" }}\n[user.own]\nsecret = {{ file = \"{own}\" }}\n\
+         [tls-key.channel]\nsecret = {{ file = \"{channel}\" }}\n\
+         [volume.disk]\nkind = \"ram\"\nsize = \"64M\"\n[portal-group.p]\ntag = 1\n{}{}\
+         [referral.other]\naddress = \"192.0.2.7\"\n\
+         [target.main]\nnqn = \"{}\"\nportal-groups = [\"p\"]\nauthentication = \"mutual-chap\"\n\
+         users = [\"{HOST}\"]\nmutual-user = \"own\"\ndhchap-hashes = [\"sha256\"]\ndhchap-groups = [\"ffdhe2048\"]\n\
+         [group.hosts]\ntargets = [\"main\"]\ninitiators = [\"{HOST}\"]\ntls-keys = [\"channel\"]\n\
+         luns = {{ 0 = \"disk\" }}\n",
+        driver.name().replace('_', "-"),
+        folder.join("state").display(),
+        socket.display(),
+        portal("both", both, ""),
+        portal("demanded", demanded, "tls = \"required\"\n"),
+        NAME.replacen("iqn.", "nqn.", 1),
+    );
+    let file = folder.join("lunar.toml");
+    std::fs::write(&file, text)?;
+    writeln!(settings, "BOTH={}\nDEMANDED={}", both.port(), demanded.port())?;
+    let mut spec = Spec::new(driver, Vec::<String>::new())?;
+    (spec.listen, spec.daemon) = (vec![both, demanded], Some(file));
+    Target::start_named(lab, &spec, NAME)
 }
 
 /// A target with a small disk, and the port of its NVMe/TCP.

@@ -3,15 +3,20 @@
 
 use super::{Look, Once};
 use crate::config::{Config, Id, Kind};
-use crate::model::Group;
+use crate::links::Links;
+use crate::model::{Authentication, DhchapGroup, DhchapHash, Group, Protocol, Tls, User};
 use crate::names::Pattern;
-use std::collections::HashMap;
+use crate::secret::Secret;
+use lunar_core::access::written::Purpose;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 
 /// Bytes of a socket's path at most (`sun_path` of unix(7), without the zero that ends it).
 pub const SOCKET_PATH_MAX: usize = 107;
 /// Bytes of a virtual machine's name at most: it is part of the path of its socket.
 const VM_NAME_MAX: usize = 64;
+/// Referrals at most: what discovery tells fits one answer, and nobody has more services to be sent to.
+const REFERRALS_MAX: usize = 64;
 /// What the names of NVMe hosts begin with.
 const NQN: &str = "nqn.";
 
@@ -25,6 +30,19 @@ fn may_have_hosts(group: &Group) -> bool {
     group.initiators.iter().any(fits)
 }
 
+/// What is empty of what DH-HMAC-CHAP may agree to.
+fn terms(hashes: &[DhchapHash], groups: &[DhchapGroup]) -> impl Iterator<Item = (&'static str, &'static str)> {
+    const WHAT: &str = "is empty: no NVMe host could prove its name";
+    let both = [("dhchap-hashes", hashes.is_empty()), ("dhchap-groups", groups.is_empty())];
+    both.into_iter().filter(|(_, is_empty)| *is_empty).map(|(key, _)| (key, WHAT))
+}
+
+/// Whether one of them has a key of DH-HMAC-CHAP. One whose secret is wrong may have: that is told elsewhere.
+fn has_key(users: &Links<User>, secrets: &BTreeMap<String, Secret>) -> bool {
+    let is_key = |secret: &Secret| secret.bytes().starts_with(Purpose::Proof.prefix().as_bytes());
+    users.names().any(|user| secrets.get(user).is_none_or(is_key))
+}
+
 /// Where a subsystem has seen an identifier, or a volume: the other half, and the group.
 type Seen<'c, K, V> = HashMap<(&'c str, K), (V, &'c str)>;
 
@@ -33,6 +51,56 @@ impl Look<'_> {
     pub(super) fn nvme(&mut self, config: &Config) {
         self.namespaces(config);
         self.machines(config);
+    }
+
+    /// How NVMe hosts prove their names, and come by secure channels.
+    pub(super) fn hosts(&mut self, config: &Config, secrets: &BTreeMap<String, Secret>) {
+        for (name, target) in config.targets.iter().filter(|(_, target)| target.nqn.is_some()) {
+            let id = Id { kind: Kind::Target, name, lun: None };
+            if target.authentication == Authentication::None {
+                continue;
+            }
+            for (key, what) in terms(&target.dhchap_hashes, &target.dhchap_groups) {
+                self.add(id, key, target.marks.of(key), what);
+            }
+            let groups = config.groups.values().filter(|group| group.targets.names().any(|target| target == name));
+            let mut users = groups.map(|group| &group.users).filter(|users| !users.is_empty()).chain([&target.users]);
+            // Over iSCSI others may come in; without that, somebody has to be able to.
+            if target.iqn.is_none() && !target.users.is_empty() && !users.any(|users| has_key(users, secrets)) {
+                let what = "none of them has a key of DH-HMAC-CHAP (nvme gen-dhchap-key makes one): no NVMe host could \
+                            prove its name";
+                self.add(id, "users", target.marks.of("users"), what);
+            }
+        }
+        if config.discovery.authentication != Authentication::None {
+            let id = Id { kind: Kind::Discovery, name: "", lun: None };
+            for (key, what) in terms(&config.discovery.dhchap_hashes, &config.discovery.dhchap_groups) {
+                self.add(id, key, config.discovery.marks.of(key), what);
+            }
+        }
+        let is_subsystem = |target: &str| config.targets.get(target).is_none_or(|target| target.nqn.is_some());
+        for (name, group) in config.groups.iter().filter(|(_, group)| !group.tls_keys.is_empty()) {
+            if !group.targets.names().any(is_subsystem) {
+                let id = Id { kind: Kind::Group, name, lun: None };
+                let what = "are for NVMe hosts, but none of its targets has an 'nqn'";
+                self.add(id, "tls-keys", group.marks.of("tls-keys"), what);
+            }
+        }
+        for (name, portal) in &config.portals {
+            if portal.tls == Tls::Required && portal.protocol != Protocol::NvmeTcp {
+                let id = Id { kind: Kind::Portal, name, lun: None };
+                self.add(
+                    id,
+                    "tls",
+                    portal.marks.of("tls"),
+                    "is for protocol = \"nvme-tcp\": iSCSI has no such channels",
+                );
+            }
+        }
+        for (name, referral) in config.referrals.iter().skip(REFERRALS_MAX) {
+            let id = Id { kind: Kind::Referral, name, lun: None };
+            self.add(id, "", referral.marks.whole, format!("is one too many: there are {REFERRALS_MAX} at most"));
+        }
     }
 
     fn namespaces(&mut self, config: &Config) {

@@ -146,7 +146,6 @@ fn serve_nothing(me: usize, common: &Common, reactor: &Reactor, links: &Rc<Links
             shared: common.shared.clone(),
             controllers: common.controllers.clone(),
             board: common.board.clone(),
-            referrals: common.frame.referrals.clone(),
             guard: common.nvme_guard.clone(),
             outside: Rc::new(Proofs::new(reactor, &common.proofs)),
         },
@@ -298,7 +297,7 @@ async fn watch_space(reactor: &Reactor, target: &Target) {
 }
 
 /// Milliseconds since the beginning of 1970; zero on a machine that does not know that it is later.
-fn wall_clock() -> u64 {
+pub(crate) fn wall_clock() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -4,14 +4,19 @@
 use super::Placed;
 use super::shape::{Accesses, Listener, discovery_proofs};
 use crate::cores::Face;
+use crate::serve::history;
 use crate::volume::identity::own_revision;
 use lunar_control::Checked;
-use lunar_control::model::{Group, Protocol, Target};
+use lunar_control::model::{DhchapGroup, DhchapHash, Group, Protocol, Target, Tls};
 use lunar_control::visibility::group_of_machine;
 use lunar_iscsi::directory as iscsi;
+use lunar_nvme::auth::exchange::Terms;
+use lunar_nvme::auth::group::Group as DhGroup;
+use lunar_nvme::auth::hash::Hash;
 use lunar_nvme::controller::CONTROLLERS_MAX;
 use lunar_nvme::directory::{Directory, Entry, Portal, Way};
-use lunar_nvme::{Mapping, NamespaceMap, Tenant};
+use lunar_nvme::history::History;
+use lunar_nvme::{Mapping, NamespaceMap, Path as NvmePath, Tenant};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -24,6 +29,9 @@ const MODEL: &str = "LUNAR VOLUME";
 
 /// Maps by their names, as the cores have them: those of groups, and one for each virtual machine.
 pub(super) type NamespaceMaps = BTreeMap<Arc<str>, NamespaceMap>;
+
+/// What subsystems remember, by their names.
+pub(super) type Histories = BTreeMap<String, Arc<History>>;
 
 /// A virtual machine that is served.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,6 +62,33 @@ fn serial(nqn: &str) -> String {
     digits[..SERIAL_DIGITS].to_owned()
 }
 
+/// Reads what subsystems remember that are new, and lets go of those that are no more.
+pub(super) fn remember(wanted: &Checked, state: &Path, histories: &mut Histories) {
+    let all: BTreeSet<&str> = wanted.config.targets.values().filter_map(subsystem).collect();
+    histories.retain(|nqn, _| all.contains(nqn.as_str()));
+    for nqn in all {
+        histories.entry(nqn.to_owned()).or_insert_with(|| history(state, nqn, &own_revision()));
+    }
+}
+
+/// What is agreed to when hosts prove their names.
+fn terms(hashes: &[DhchapHash], groups: &[DhchapGroup]) -> Terms {
+    let hash = |hash: &DhchapHash| match hash {
+        DhchapHash::Sha512 => Hash::SHA512,
+        DhchapHash::Sha384 => Hash::SHA384,
+        DhchapHash::Sha256 => Hash::SHA256,
+    };
+    let group = |group: &DhchapGroup| match group {
+        DhchapGroup::Ffdhe8192 => DhGroup::FFDHE8192,
+        DhchapGroup::Ffdhe6144 => DhGroup::FFDHE6144,
+        DhchapGroup::Ffdhe4096 => DhGroup::FFDHE4096,
+        DhchapGroup::Ffdhe3072 => DhGroup::FFDHE3072,
+        DhchapGroup::Ffdhe2048 => DhGroup::FFDHE2048,
+        DhchapGroup::Null => DhGroup::NULL,
+    };
+    Terms { hashes: hashes.iter().map(hash).collect(), groups: groups.iter().map(group).collect() }
+}
+
 /// What NVM subsystems there are, with the portals as they are listened at.
 ///
 /// # Errors
@@ -62,6 +97,7 @@ pub(super) fn directory(
     wanted: &Checked,
     accesses: &Accesses,
     listeners: &BTreeMap<String, Listener>,
+    histories: &Histories,
 ) -> Result<Directory, String> {
     let entry = |(name, target): (&String, &Target)| {
         let nqn = subsystem(target)?;
@@ -72,6 +108,8 @@ pub(super) fn directory(
             firmware: own_revision(),
             groups: Some(tags(wanted, target)),
             access: accesses.get(name)?.clone(),
+            terms: terms(&target.dhchap_hashes, &target.dhchap_groups),
+            history: histories.get(nqn).cloned().unwrap_or_default(),
             controllers_max: target.sessions.map_or(CONTROLLERS_MAX, |most| most.get() as usize),
         })
     };
@@ -79,10 +117,16 @@ pub(super) fn directory(
     let portals = portals.filter_map(|(name, portal)| {
         let (listener, group) = (listeners.get(name)?, wanted.config.portal_groups.get(portal.group.name())?);
         let own = Some(listener.address).filter(|address| !address.ip().is_unspecified());
-        Some(Portal { id: listener.id, group: group.tag.get() as u16, address: portal.advertise().or(own) })
+        let (address, is_secure) = (portal.advertise().or(own), portal.tls == Tls::Required);
+        Some(Portal { id: listener.id, group: group.tag.get() as u16, address, is_secure })
     });
     let entries = wanted.config.targets.iter().filter_map(entry).collect();
-    Directory::new(entries, discovery_proofs(wanted), Some(portals.collect())).map_err(|why| why.to_string())
+    let discovery = &wanted.config.discovery;
+    let discovery = (discovery_proofs(wanted), terms(&discovery.dhchap_hashes, &discovery.dhchap_groups));
+    let directory = Directory::new(entries, discovery, Some(portals.collect()));
+    let mut directory = directory.map_err(|why| why.to_string())?;
+    directory.referrals = wanted.config.referrals.values().map(|other| NvmePath::tcp(other.address.0, 0)).collect();
+    Ok(directory)
 }
 
 /// By which way those come in who call at each portal, by the number of its listener.
@@ -93,7 +137,10 @@ pub(super) fn faces(wanted: &Checked, listeners: &BTreeMap<String, Listener>) ->
         let (portal_id, group) = (listener.id, group.tag.get() as u16);
         Some(match portal.protocol {
             Protocol::Iscsi => (portal_id, Face::Iscsi(iscsi::Way { portal: portal_id, group })),
-            Protocol::NvmeTcp => (portal_id, Face::Nvme(Way { portal: portal_id, group })),
+            Protocol::NvmeTcp => {
+                let is_secure = portal.tls == Tls::Required;
+                (portal_id, Face::Nvme(Way { portal: portal_id, group, is_secure }))
+            }
         })
     };
     wanted.config.portals.iter().filter_map(face).collect()

@@ -215,7 +215,9 @@ impl Live {
         let (drain, faces) = (directory.drain, hosts::faces(wanted, &self.listeners));
         self.house.common().guard.set_directory(directory);
         // That it can be made was seen before anything was changed.
-        let hosts = hosts::directory(wanted, &accesses, &self.listeners).unwrap_or_else(|_| Subsystems::nothing());
+        hosts::remember(wanted, &self.state, &mut self.histories);
+        let hosts = hosts::directory(wanted, &accesses, &self.listeners, &self.histories);
+        let hosts = hosts.unwrap_or_else(|_| Subsystems::nothing());
         self.house.common().board.set(hosts.clone());
         coming.closing.iter().for_each(|listener| self.house.close(listener.id));
         for (id, face) in &faces {

@@ -103,12 +103,15 @@ fn in_order(wanted: &Checked, target: &model::Target, groups: &[(&str, &model::G
             (*name, proofs(wanted, target.authentication, users.names(), target.mutual_user.as_ref()))
         })
         .collect();
+    let key = |name: &str| Some(Account { name: name.into(), secret: wanted.tls_key(name)?.clone() });
+    let keys = |group: &model::Group| group.tls_keys.names().filter_map(key).collect();
+    let channels: BTreeMap<&str, Vec<Account>> = groups.iter().map(|(name, group)| (*name, keys(group))).collect();
     let group = |(_, _, name, pattern, source): Member<'_>| Group {
         name: name.into(),
         hosts: vec![pattern.clone()],
         sources: source.into_iter().collect(),
         proofs: proofs.get(name).cloned().unwrap_or_default(),
-        channel: None,
+        channels: channels.get(name).cloned().unwrap_or_default(),
         map: Some(name.into()),
     };
     members.into_iter().map(group).collect()

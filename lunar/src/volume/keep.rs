@@ -7,7 +7,7 @@
 use crate::volume::advice;
 use anyhow::{Context as _, Result, bail};
 use lunar_core::io::Fault;
-use lunar_core::keep::{KEEP_BYTES_MAX, Keep, Keeping};
+use lunar_core::keep::{Forgetful, KEEP_BYTES_MAX, Keep, Keeping};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -89,6 +89,23 @@ impl Folder {
         }
         // The thread ends only when this does.
         sender.as_ref().map_or(Err(Fault::Gone), |way| way.send(work).map_err(|_| Fault::Gone))
+    }
+}
+
+/// What the NVM subsystem of this name keeps in a state folder. Where that cannot be read it is told, and forgotten
+/// with the process: nobody is kept from his volumes by it.
+#[must_use]
+pub(crate) fn of_subsystem(state: &Path, nqn: &str) -> Arc<dyn Keep> {
+    /// As many as those of a UUID.
+    const DIGEST_DIGITS: usize = 32;
+    let digest: String = Sha256::digest(nqn.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+    let path = state.join("subsystems").join(&digest[..DIGEST_DIGITS]);
+    match Folder::at(path, true) {
+        Ok(folder) => Arc::new(folder),
+        Err(why) => {
+            eprintln!("what NVM subsystem {nqn} remembers is forgotten: {why:#}");
+            Arc::<Forgetful>::default()
+        }
     }
 }
 

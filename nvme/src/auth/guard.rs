@@ -1,13 +1,13 @@
 //! Who may come in, one for all cores: whether a host has to prove its name, by which keys, how often it may fail, and
 //! who is told of it. Decides, and does nothing else: randomness and the log come from its maker.
 
-use super::exchange::{Party, Proven, RANDOM, Terms};
+use super::exchange::{Party, Proven, RANDOM};
 use super::key::Key;
 use super::psk::{self, ChannelKey};
 use super::wire::Why;
 use crate::connect::DISCOVERY_NQN;
 use crate::controller::Kind;
-use crate::directory::Board;
+use crate::directory::{Board, Entry as Subsystem};
 use lunar_core::access::audit::{Pace, shown};
 use lunar_core::access::throttle::Throttle;
 use lunar_core::access::{Access, Account, Proofs};
@@ -157,7 +157,6 @@ impl fmt::Display for Record {
 /// Who may come in.
 pub struct Guard {
     board: Arc<Board>,
-    terms: Terms,
     throttle: Arc<Mutex<Throttle>>,
     random: Random,
     sink: Sink,
@@ -167,30 +166,28 @@ pub struct Guard {
 impl Guard {
     /// The guard of a subsystem. Failures cost the same as those of others who go by this throttle.
     #[must_use]
-    pub fn new(
-        board: Arc<Board>,
-        terms: Terms,
-        throttle: Arc<Mutex<Throttle>>,
-        random: Random,
-        sink: Sink,
-    ) -> Arc<Self> {
-        Arc::new(Self { board, terms, throttle, random, sink, pace: Mutex::default() })
+    pub fn new(board: Arc<Board>, throttle: Arc<Mutex<Throttle>>, random: Random, sink: Sink) -> Arc<Self> {
+        Arc::new(Self { board, throttle, random, sink, pace: Mutex::default() })
     }
 
     /// One for tests of other things: it tells nobody, and hosts prove nothing.
     #[must_use]
     pub fn quiet(board: Arc<Board>) -> Arc<Self> {
-        Self::new(board, Terms::default(), Arc::default(), Box::new(|_| false), Box::new(|_| {}))
+        Self::new(board, Arc::default(), Box::new(|_| false), Box::new(|_| {}))
     }
 
-    /// Who may come in to a subsystem, or to the discovery service, as it is at this moment.
-    fn access(&self, subsystem: &str) -> Option<Arc<Access>> {
+    /// A subsystem, or the discovery service, as it is at this moment.
+    fn subsystem(&self, nqn: &str) -> Option<Arc<Subsystem>> {
         let directory = self.board.directory();
-        let entry = match subsystem {
-            DISCOVERY_NQN => Some(directory.discovery()),
-            name => directory.subsystem(name),
-        };
-        entry.map(|entry| entry.access.clone())
+        match nqn {
+            DISCOVERY_NQN => Some(directory.discovery().clone()),
+            name => directory.subsystem(name).cloned(),
+        }
+    }
+
+    /// Who may come in there.
+    fn access(&self, subsystem: &str) -> Option<Arc<Access>> {
+        self.subsystem(subsystem).map(|entry| entry.access.clone())
     }
 
     /// What failures cost, and how often somebody may come.
@@ -217,7 +214,8 @@ impl Guard {
     /// # Errors
     /// Why it gets none.
     pub fn knock(&self, visitor: &Visitor) -> Result<Entry, Reason> {
-        let access = self.access(&visitor.subsystem).ok_or(Reason::NotShown)?;
+        let subsystem = self.subsystem(&visitor.subsystem).ok_or(Reason::NotShown)?;
+        let access = &subsystem.access;
         let group = access.group(&visitor.host.to_ascii_lowercase(), visitor.source.ip()).ok_or(Reason::NotShown)?;
         let (proofs, map): (&Proofs, _) = match visitor.kind {
             // All may ask what there is; what they are told is another matter.
@@ -227,7 +225,7 @@ impl Guard {
         match &visitor.channel {
             Some(host) if *host != visitor.host => return Err(Reason::OtherChannel),
             // Who only asks what there is learns that it needs one.
-            None if group.channel.is_some() && visitor.kind == Kind::Io => return Err(Reason::NoChannel),
+            None if !group.channels.is_empty() && visitor.kind == Kind::Io => return Err(Reason::NoChannel),
             _ => {}
         }
         let entry = Entry { group: group.name.clone(), map, party: None };
@@ -243,7 +241,7 @@ impl Guard {
             subsystem: visitor.subsystem.clone(),
             users,
             own: proofs.target.as_ref().and_then(|own| Key::parse(own.secret.bytes()).ok()),
-            terms: self.terms.clone(),
+            terms: subsystem.terms.clone(),
         };
         Ok(Entry { party: Some(Arc::new(party)), ..entry })
     }
@@ -254,7 +252,8 @@ impl Guard {
         let (host, subsystem) = psk::names(identity)?;
         let access = self.access(subsystem)?;
         let name = host.to_ascii_lowercase();
-        let keys = access.channels(&name).filter_map(|secret| ChannelKey::parse(secret.bytes()).ok());
+        let keys = access.channels(&name).flat_map(|all| accounts(all, host));
+        let keys = keys.filter_map(|account| ChannelKey::parse(account.secret.bytes()).ok());
         let mut offers = keys.flat_map(|key| key.offers(host, subsystem));
         offers.find(|offer| offer.identity == identity).map(|offer| (host.into(), offer.key))
     }
@@ -264,7 +263,7 @@ impl Guard {
     pub fn wants_channel(&self, subsystem: &str, host: &str, source: IpAddr) -> bool {
         let access = self.access(subsystem);
         let group = access.as_ref().and_then(|access| access.group(&host.to_ascii_lowercase(), source));
-        group.is_some_and(|group| group.channel.is_some())
+        group.is_some_and(|group| !group.channels.is_empty())
     }
 
     /// What a host goes by that begins an exchange.
@@ -333,15 +332,21 @@ impl Guard {
     }
 }
 
-/// The keys by which a host may prove its name: its own, if somebody is called as it is; otherwise those of users, who
-/// are not hosts.
+/// What a host may use: its own, if something is called as it is; otherwise what is not called as hosts are.
+fn accounts<'a>(all: &'a [Account], host: &str) -> impl Iterator<Item = &'a Account> {
+    let is_named = |account: &Account| account.name.eq_ignore_ascii_case(host);
+    let has_own = all.iter().any(is_named);
+    let host = host.to_owned();
+    all.iter().filter(move |account| match has_own {
+        true => account.name.eq_ignore_ascii_case(&host),
+        false => !account.name.starts_with(NQN),
+    })
+}
+
+/// The keys by which a host may prove its name.
 fn users(all: &[Account], host: &str) -> Vec<(Arc<str>, Key)> {
     let key = |account: &Account| Some((account.name.clone(), Key::parse(account.secret.bytes()).ok()?));
-    let is_named = |account: &&Account| account.name.eq_ignore_ascii_case(host);
-    if all.iter().any(|account| is_named(&account)) {
-        return all.iter().filter(is_named).filter_map(key).collect();
-    }
-    all.iter().filter(|account| !account.name.starts_with(NQN)).filter_map(key).collect()
+    accounts(all, host).filter_map(key).collect()
 }
 
 impl fmt::Debug for Guard {

@@ -38,8 +38,8 @@ fn prove(rig: &Rig, queue: &Rc<Queue>, host: &Host) -> u8 {
 fn guard_of(access: Access, nqn: &str) -> Arc<Guard> {
     let entry = crate::directory::Entry { nqn: nqn.into(), ..subsystem_entry(access) };
     let board = Arc::<Board>::default();
-    board.set(crate::Directory::new(vec![entry], Proofs::default(), None).expect("right"));
-    Guard::new(board, Terms::default(), Arc::default(), Box::new(|_| true), Box::new(|_| {}))
+    board.set(crate::Directory::new(vec![entry], Default::default(), None).expect("right"));
+    Guard::new(board, Arc::default(), Box::new(|_| true), Box::new(|_| {}))
 }
 
 fn visitor(host: &str) -> Visitor {
@@ -55,7 +55,7 @@ fn a_channel_that_is_not_agreed_is_told_of_in_one_line() {
     let told = Arc::<Mutex<Vec<Record>>>::default();
     let heard = told.clone();
     let sink = move |record: &Record| heard.lock().expect("whole").push(record.clone());
-    let guard = Guard::new(Arc::default(), Terms::default(), Arc::default(), Box::new(|_| true), Box::new(sink));
+    let guard = Guard::new(Arc::default(), Arc::default(), Box::new(|_| true), Box::new(sink));
     (0..1000).for_each(|_| guard.refused_channel(SOURCE, None, Instant(5_000_000_000)));
     let count = told.lock().expect("whole").len();
     assert_eq!(count, lunar_core::access::audit::REFUSALS_PER_SECOND as usize, "a flood is counted");
@@ -125,8 +125,9 @@ fn keys_are_those_of_hosts_and_of_users() {
 fn who_has_to_come_by_a_secure_channel() {
     const SUBSYSTEM: &str = "nqn.psk-test-subsys";
     const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
-    let channel = Secret::new(TLS_KEY.into()).ok();
-    let named = Group { hosts: vec![Pattern::new("nqn.psk-*")], channel, ..Group::everybody() };
+    let key = |name: &str, text: &str| Account { name: name.into(), secret: Secret::of_any_length(text.into()) };
+    let channels = vec![key("nqn.psk-alone", &TLS_KEY.replace(":01:", ":00:")), key("all", TLS_KEY)];
+    let named = Group { hosts: vec![Pattern::new("nqn.psk-*")], channels, ..Group::everybody() };
     let access = Access::new(vec![named, Group::everybody()], Proofs::default()).expect("right");
     let guard = guard_of(access, SUBSYSTEM);
     let wants = |visitor: &Visitor| guard.wants_channel(SUBSYSTEM, &visitor.host, visitor.source.ip());
@@ -142,6 +143,10 @@ fn who_has_to_come_by_a_secure_channel() {
     let identity = "NVMe1R01 nqn.psk-test-host nqn.psk-test-subsys iSbjiStwJ/1TrTvDlt2fjFmzvsytOJelidNnA+X5lEU=";
     let found = guard.channel(identity).map(|(host, key)| (host.to_string(), key.len()));
     assert_eq!(found, Some(("nqn.psk-test-host".to_owned(), 32)));
+    let alone = "NVMe0R01 nqn.psk-alone nqn.psk-test-subsys";
+    let own = ChannelKey::parse(TLS_KEY.replace(":01:", ":00:").as_bytes()).expect("a key");
+    let own = own.offers("nqn.psk-alone", SUBSYSTEM).pop().expect("offers");
+    assert!(guard.channel(alone).is_some_and(|(_, key)| key == own.key), "the key of this host alone");
     for other in [identity.replace("U=", "V="), identity.replace("psk", "other"), "NVMe1R01 a b c".into()] {
         assert!(guard.channel(&other).is_none(), "{other}");
     }

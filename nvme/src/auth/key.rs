@@ -1,21 +1,12 @@
 //! Keys of hosts and controllers, as they are written and as they are used (NVMe Base 2.0 8.13.5.7 and 8.13.5.8).
 
 use super::hash::Hash;
-use base64ct::{Base64, Encoding};
-use crc::{CRC_32_ISO_HDLC, Crc};
+use lunar_core::access::written::{KeyMistake, Purpose, Written};
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// What the text of a key begins with.
-pub const PREFIX: &str = "DHHC-1:";
-/// Bytes that a key may have.
-pub const LENGTHS: [usize; 3] = [32, 48, 64];
-/// Bytes of the check behind them.
-pub(super) const CHECK_LEN: usize = 4;
 /// What a key is bound to its owner with.
 const PURPOSE: &[u8] = b"NVMe-over-Fabrics";
-
-pub(super) static CHECK: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
 
 /// A key. Its bytes are wiped when it is dropped, and never shown.
 #[derive(Clone)]
@@ -31,23 +22,8 @@ impl Key {
     /// # Errors
     /// What is wrong with it.
     pub fn parse(text: &[u8]) -> Result<Self, KeyMistake> {
-        let text = std::str::from_utf8(text).map_err(|_| KeyMistake::Shape)?;
-        let (hash, rest) = text.strip_prefix(PREFIX).and_then(|rest| rest.split_once(':')).ok_or(KeyMistake::Shape)?;
-        let hash = match hash {
-            "00" => None,
-            "01" => Some(Hash::SHA256),
-            "02" => Some(Hash::SHA384),
-            "03" => Some(Hash::SHA512),
-            _ => return Err(KeyMistake::Hash),
-        };
-        let encoded = rest.strip_suffix(':').ok_or(KeyMistake::Shape)?;
-        let mut bytes = Zeroizing::new(Base64::decode_vec(encoded).map_err(|_| KeyMistake::Encoding)?);
-        let len = bytes.len().checked_sub(CHECK_LEN).filter(|len| LENGTHS.contains(len)).ok_or(KeyMistake::Length)?;
-        if bytes[len..] != CHECK.checksum(&bytes[..len]).to_le_bytes() {
-            return Err(KeyMistake::Check);
-        }
-        bytes.truncate(len);
-        Ok(Self { hash, bytes })
+        let Written { hash, bytes } = Written::parse(Purpose::Proof, text)?;
+        Ok(Self { hash: Hash::of(hash), bytes })
     }
 
     /// What its owner, who is called `nqn`, computes with.
@@ -65,40 +41,6 @@ impl fmt::Debug for Key {
         f.write_str("Key")
     }
 }
-
-/// Why a text is no key.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum KeyMistake {
-    /// It does not look like one.
-    Shape,
-    /// The hash function is none.
-    Hash,
-    /// What is between the colons is not base64.
-    Encoding,
-    /// It has another length than keys have.
-    Length,
-    /// Its check does not fit: it was not copied whole.
-    Check,
-}
-
-impl fmt::Display for KeyMistake {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Shape => {
-                "a key looks like DHHC-1:01:...: (nvme gen-dhchap-key makes one), that of a channel like \
-                 NVMeTLSkey-1:01:...: (nvme gen-tls-key)"
-            }
-            Self::Hash => {
-                "the hash of a key, behind its first colon, is 00, 01, 02 or 03; that of a channel's key 00 or 01"
-            }
-            Self::Encoding => "what is between the last two colons of a key is not base64",
-            Self::Length => "a key has 32, 48 or 64 bytes, that of a channel 32",
-            Self::Check => "the key's check does not fit: it was not copied whole",
-        })
-    }
-}
-
-impl std::error::Error for KeyMistake {}
 
 #[cfg(test)]
 mod tests {
@@ -132,24 +74,5 @@ mod tests {
         ] {
             assert_eq!(of(hash), (len, start.to_owned()));
         }
-    }
-
-    #[test]
-    fn what_is_no_key() {
-        for (text, why) in [
-            (String::new(), KeyMistake::Shape),
-            ("secret of twelve bytes".to_owned(), KeyMistake::Shape),
-            (format!("DHHC-1:00:{EXAMPLE}"), KeyMistake::Shape),
-            (format!("DHHC-2:00:{EXAMPLE}:"), KeyMistake::Shape),
-            (format!("DHHC-1:04:{EXAMPLE}:"), KeyMistake::Hash),
-            (format!("DHHC-1:1:{EXAMPLE}:"), KeyMistake::Hash),
-            ("DHHC-1:00:ia6z!odO:".to_owned(), KeyMistake::Encoding),
-            ("DHHC-1:00:AAAA:".to_owned(), KeyMistake::Length),
-            ("DHHC-1:00::".to_owned(), KeyMistake::Length),
-            (format!("DHHC-1:00:j{}:", &EXAMPLE[1..]), KeyMistake::Check),
-        ] {
-            assert_eq!(Key::parse(text.as_bytes()).err(), Some(why), "{text}");
-        }
-        assert_eq!(Key::parse(b"DHHC-1:\xff").err(), Some(KeyMistake::Shape));
     }
 }

@@ -5,13 +5,11 @@
 //! host says in the clear, and the key of the channel. Keys are those of TLS_AES_128_GCM_SHA256, with SHA-256.
 
 use super::hash::Hash;
-use super::key::{CHECK, CHECK_LEN, KeyMistake};
 use base64ct::{Base64, Encoding};
+use lunar_core::access::written::{KeyMistake, Purpose, Written};
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// What the text of a key begins with.
-pub const PREFIX: &str = "NVMeTLSkey-1:";
 /// Bytes of a key.
 pub const LENGTH: usize = 32;
 /// The one hash function.
@@ -62,23 +60,8 @@ impl ChannelKey {
     /// # Errors
     /// What is wrong with it.
     pub fn parse(text: &[u8]) -> Result<Self, KeyMistake> {
-        let text = std::str::from_utf8(text).map_err(|_| KeyMistake::Shape)?;
-        let (hash, rest) = text.strip_prefix(PREFIX).and_then(|rest| rest.split_once(':')).ok_or(KeyMistake::Shape)?;
-        let is_bound = match hash {
-            "00" => false,
-            "01" => true,
-            _ => return Err(KeyMistake::Hash),
-        };
-        let encoded = rest.strip_suffix(':').ok_or(KeyMistake::Shape)?;
-        let mut bytes = Zeroizing::new(Base64::decode_vec(encoded).map_err(|_| KeyMistake::Encoding)?);
-        if bytes.len() != LENGTH + CHECK_LEN {
-            return Err(KeyMistake::Length);
-        }
-        if bytes[LENGTH..] != CHECK.checksum(&bytes[..LENGTH]).to_le_bytes() {
-            return Err(KeyMistake::Check);
-        }
-        bytes.truncate(LENGTH);
-        Ok(Self { is_bound, bytes })
+        let Written { hash, bytes } = Written::parse(Purpose::Channel, text)?;
+        Ok(Self { is_bound: hash > 0, bytes })
     }
 
     /// What a host of this name may say to this subsystem, what is said today before what was said once.
@@ -158,17 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_and_no_identity() {
-        for (text, why) in [
-            ("DHHC-1:00:AAAA:".to_owned(), KeyMistake::Shape),
-            (KEY.replace(":01:", ":02:"), KeyMistake::Hash),
-            (KEY.replace("VRLb", "WRLb"), KeyMistake::Check),
-            (KEY.replace("VRLb", ""), KeyMistake::Length),
-            (KEY.replace("VRLb", "!!!!"), KeyMistake::Encoding),
-            (KEY.trim_end_matches(':').to_owned(), KeyMistake::Shape),
-        ] {
-            assert_eq!(ChannelKey::parse(text.as_bytes()).err(), Some(why), "{text}");
-        }
+    fn what_is_no_identity() {
         assert!(ChannelKey::parse(KEY.replace(":01:", ":00:").as_bytes()).is_ok_and(|key| !key.is_bound));
         for bad in ["", "NVMe1R01", "NVMe1R01 a", "NVMe1R02 a b c", "NVMe1G01 a b c", "Client_identity"] {
             assert_eq!(names(bad), None, "{bad}");

@@ -3,6 +3,7 @@
 use super::{ADMIN, admin};
 use crate::command::{Refusal, Sqe};
 use crate::context::Context;
+use crate::log::look;
 use crate::plan::Plan;
 use crate::table::{CommandType, Data, Effect, Policy};
 
@@ -54,8 +55,9 @@ impl CommandType for KeepAlive {
     };
     const DATA: Data = Data::None;
 
-    fn run(_sqe: &Sqe, _cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        // The transport tells the controller of every command.
+    fn run(_sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
+        // The transport tells the controller of every command. What comes again and again is a clock, too.
+        look(cx);
         Ok(Plan::Done(0))
     }
 }

@@ -51,7 +51,7 @@ impl CommandType for PropertySet {
     const DATA: Data = Data::None;
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        cx.controller().set_property(sqe.cdw(11), is_wide(sqe, cx)?, sqe.cdw_pair(12))?;
+        cx.subsystem.set_property(cx.controller(), sqe.cdw(11), is_wide(sqe, cx)?, sqe.cdw_pair(12))?;
         Ok(Plan::Done(0))
     }
 }

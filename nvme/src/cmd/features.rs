@@ -4,6 +4,7 @@ use super::{ADMIN, admin};
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
 use crate::features::{self, Row, find};
+use crate::history::Happened;
 use crate::namespace::ALL;
 use crate::plan::Plan;
 use crate::table::{CommandType, Data, Effect, Policy};
@@ -62,7 +63,10 @@ impl CommandType for SetFeatures {
                 let bytes = list.first_chunk::<8>().ok_or(Status::SGL_LENGTH)?;
                 let told = (u64::from_le_bytes(*bytes) & TIMESTAMP_BITS) as i64;
                 let behind = told - ((cx.subsystem.config().clock)() & TIMESTAMP_BITS) as i64;
-                controller.values(|values| values.clock = Some(behind));
+                let was = controller.values(|values| values.clock.replace(behind)).unwrap_or(0);
+                let now = (cx.subsystem.config().clock)();
+                let since = cx.subsystem.config().outside.now().since(controller.since).as_millis() as u64;
+                cx.note(Happened::Clock { before: now.wrapping_add_signed(was) & TIMESTAMP_BITS, since });
             }
             features::HOST_BEHAVIOR => {
                 let bytes = <Box<[u8; 512]>>::try_from(Box::<[u8]>::from(list)).map_err(|_| Status::SGL_LENGTH)?;
@@ -76,9 +80,16 @@ impl CommandType for SetFeatures {
             }
             _ => controller.values(|values| values.set(row.id, namespace, value)),
         }
+        if !EVERY_HOST.contains(&row.id) {
+            cx.note(Happened::Feature([sqe.cdw(10), value]));
+        }
         Ok(Plan::Done(0))
     }
 }
+
+/// What hosts set whenever they connect, and the time, which has an event of its own: not worth one of the log.
+const EVERY_HOST: [u8; 5] =
+    [features::EVENTS, features::KEEP_ALIVE, features::TIMESTAMP, features::HOST_BEHAVIOR, features::RESERVATION_MASK];
 
 /// A time in six bytes.
 const TIMESTAMP_BITS: u64 = 0xffff_ffff_ffff;

@@ -49,6 +49,6 @@ impl CommandType for FormatNvm {
             let attached = cx.queue.attached(*id).ok_or(Status::INVALID_NAMESPACE)?;
             admit::pass(&Self::POLICY.gates, &attached)?;
         }
-        Ok(Plan::Format(named))
+        Ok(Plan::Format(named, dword))
     }
 }

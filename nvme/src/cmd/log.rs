@@ -3,7 +3,7 @@
 use super::{ADMIN, admin};
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
-use crate::log::PAGES;
+use crate::log::{PAGES, PERSISTENT, begin_persistent};
 use crate::namespace::ALL;
 use crate::plan::Plan;
 use crate::table::{CommandType, Data, Effect, Policy};
@@ -45,6 +45,9 @@ impl CommandType for GetLogPage {
         let offset = sqe.cdw_pair(12);
         if sqe.cdw(14) & BY_INDEX != 0 || !offset.is_multiple_of(4) {
             return Err(Status::INVALID_FIELD.into());
+        }
+        if id == PERSISTENT {
+            begin_persistent(cx, specific)?;
         }
         (row.write)(cx, specific & 0x7f);
         let offset = usize::try_from(offset).ok().filter(|offset| *offset <= cx.out.len());

@@ -82,7 +82,7 @@ impl CommandType for Sanitize {
             };
             all.push((id, how));
         }
-        Ok(Plan::Sanitize(all, sqe.cdw(10)))
+        Ok(Plan::Sanitize(all, [sqe.cdw(10), sqe.cdw(11)]))
     }
 }
 

@@ -36,7 +36,7 @@ impl Connection {
     pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): Joined, way: Way) -> Self {
         let reactor = &front.reactor;
         let session = Session::new(reactor.arena().clone(), reactor.stats().clone(), reactor.now());
-        let security = Security::new(front.settings.channels.as_ref());
+        let security = Security::new(front.settings.channels.as_ref(), way.is_secure);
         let line = Line::new(reactor, socket, session, security);
         Self { id, line, local, peer, way, queue: RefCell::default(), front }
     }

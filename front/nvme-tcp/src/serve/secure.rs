@@ -25,18 +25,21 @@ pub(super) struct Security {
     sort: Cell<Sort>,
     /// What all channels have in common, if there may be one.
     channels: Option<Channels>,
+    /// Whether nobody comes without one.
+    is_demanded: bool,
     tls: RefCell<Option<Box<Tls>>>,
     /// Whether hands were not shaken, and never will be.
     has_failed: Cell<bool>,
 }
 
 impl Security {
-    /// Of a connection of which nothing came.
-    pub(super) fn new(channels: Option<&Channels>) -> Self {
-        let sort = if channels.is_some() { Sort::Unknown } else { Sort::Plain };
+    /// Of a connection of which nothing came; whether it has to be a channel.
+    pub(super) fn new(channels: Option<&Channels>, is_demanded: bool) -> Self {
+        let sort = if channels.is_some() || is_demanded { Sort::Unknown } else { Sort::Plain };
         Self {
             sort: Cell::new(sort),
             channels: channels.cloned(),
+            is_demanded,
             tls: RefCell::default(),
             has_failed: Cell::new(false),
         }
@@ -52,12 +55,15 @@ impl Security {
         self.has_failed.get()
     }
 
-    /// Looks at the first bytes. `None`: there is no room for a channel.
+    /// Looks at the first bytes. `None`: there is no room for a channel, or it has to be one and is none.
     #[cold]
     fn begin(&self, bytes: &[u8]) -> Option<()> {
         if bytes.first() == Some(&FIRST_BYTE) {
             *self.tls.borrow_mut() = Some(Box::new(Tls::new(self.channels.as_ref()?).ok()?));
             self.sort.set(Sort::Sealed);
+        } else if self.is_demanded {
+            self.has_failed.set(true);
+            return None;
         } else {
             self.sort.set(Sort::Plain);
         }
@@ -155,7 +161,7 @@ mod tests {
 
     impl Rig {
         fn new(channels: Option<&Channels>) -> Self {
-            Self { security: Security::new(channels), arena: Arena::new(4 << 20) }
+            Self { security: Security::new(channels, false), arena: Arena::new(4 << 20) }
         }
 
         /// What comes of bytes from the wire, and whether the connection may go on.
@@ -193,6 +199,19 @@ mod tests {
             assert!(rig.security.is_plain() && rig.security.host().is_none());
             assert_eq!(rig.seal(&[7; 60_000]), [7; 60_000]);
         }
+    }
+
+    #[test]
+    fn where_a_channel_is_demanded_nothing_else_is_heard() {
+        let all = channels();
+        for channels in [None, Some(&all)] {
+            let rig = Rig { security: Security::new(channels, true), arena: Arena::new(4 << 20) };
+            assert_eq!(rig.open(&[0, 1]), (Vec::new(), false));
+            assert!(rig.security.has_failed());
+            assert_eq!(rig.open(&[0, 1]), (Vec::new(), false), "nor later");
+        }
+        let rig = Rig { security: Security::new(Some(&all), true), arena: Arena::new(4 << 20) };
+        assert_eq!(rig.open(&Other::new(IDENTITY, 7).shake()), (Vec::new(), true));
     }
 
     #[test]

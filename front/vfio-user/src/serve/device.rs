@@ -211,7 +211,7 @@ impl Device {
             if wanted & ENABLE != 0 && !is_enabled {
                 machine.enable()?;
             }
-            controller.set_property(property::CC, false, wanted.into())
+            self.front.subsystem.set_property(controller, property::CC, false, wanted.into())
         };
         if self.with(set).is_err() {
             self.log("its guest has configured the controller as it cannot be");

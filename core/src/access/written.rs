@@ -1,0 +1,175 @@
+//! Keys of NVMe as people write them: what they are for, a hash function, and the key in base64 with a check behind it,
+//! with colons between (NVMe Base 2.0 8.13.5.8, NVMe/TCP Transport 1.1 3.6.1.5).
+
+use base64ct::{Base64, Encoding};
+use crc::{CRC_32_ISO_HDLC, Crc};
+use std::fmt;
+use zeroize::Zeroizing;
+
+/// Bytes of the check behind a key.
+const CHECK_LEN: usize = 4;
+
+static CHECK: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
+
+/// What a key is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// Proofs of names: DH-HMAC-CHAP.
+    Proof,
+    /// Secure channels.
+    Channel,
+}
+
+impl Purpose {
+    /// What the text begins with.
+    #[must_use]
+    pub fn prefix(self) -> &'static str {
+        match self {
+            Self::Proof => "DHHC-1:",
+            Self::Channel => "NVMeTLSkey-1:",
+        }
+    }
+
+    /// Hash functions, by the numbers that are written: 0 is none.
+    fn hashes(self) -> u8 {
+        match self {
+            Self::Proof => 3,
+            Self::Channel => 1,
+        }
+    }
+
+    /// Bytes that a key may have.
+    fn lengths(self) -> &'static [usize] {
+        match self {
+            Self::Proof => &[32, 48, 64],
+            Self::Channel => &[32],
+        }
+    }
+}
+
+/// A key, as it was written. Its bytes are wiped when it is dropped, and never shown.
+#[derive(Clone)]
+pub struct Written {
+    /// The hash function: 1 SHA-256, 2 SHA-384, 3 SHA-512; 0: the key is used as it is.
+    pub hash: u8,
+    /// The key.
+    pub bytes: Zeroizing<Vec<u8>>,
+}
+
+impl fmt::Debug for Written {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Written")
+    }
+}
+
+impl Written {
+    /// The key that is written so: `DHHC-1:01:BASE64:`, `NVMeTLSkey-1:01:BASE64:`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(purpose: Purpose, text: &[u8]) -> Result<Self, KeyMistake> {
+        let text = std::str::from_utf8(text).map_err(|_| KeyMistake::Shape)?;
+        let rest = text.strip_prefix(purpose.prefix()).ok_or(KeyMistake::Shape)?;
+        let (hash, rest) = rest.split_once(':').ok_or(KeyMistake::Shape)?;
+        let hash = match hash.as_bytes() {
+            [b'0', digit @ b'0'..=b'3'] if digit - b'0' <= purpose.hashes() => digit - b'0',
+            _ => return Err(KeyMistake::Hash),
+        };
+        let encoded = rest.strip_suffix(':').ok_or(KeyMistake::Shape)?;
+        let mut bytes = Zeroizing::new(Base64::decode_vec(encoded).map_err(|_| KeyMistake::Encoding)?);
+        let len = bytes.len().checked_sub(CHECK_LEN).filter(|len| purpose.lengths().contains(len));
+        let len = len.ok_or(KeyMistake::Length)?;
+        if bytes[len..] != CHECK.checksum(&bytes[..len]).to_le_bytes() {
+            return Err(KeyMistake::Check);
+        }
+        bytes.truncate(len);
+        Ok(Self { hash, bytes })
+    }
+}
+
+/// Why a text is no key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeyMistake {
+    /// It does not look like one.
+    Shape,
+    /// The hash function is none.
+    Hash,
+    /// What is between the colons is not base64.
+    Encoding,
+    /// It has another length than keys have.
+    Length,
+    /// Its check does not fit: it was not copied whole.
+    Check,
+}
+
+impl fmt::Display for KeyMistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Shape => {
+                "a key looks like DHHC-1:01:...: (nvme gen-dhchap-key makes one), that of a channel like \
+                 NVMeTLSkey-1:01:...: (nvme gen-tls-key)"
+            }
+            Self::Hash => {
+                "the hash of a key, behind its first colon, is 00, 01, 02 or 03; that of a channel's key 00 or 01"
+            }
+            Self::Encoding => "what is between the last two colons of a key is not base64",
+            Self::Length => "a key has 32, 48 or 64 bytes, that of a channel 32",
+            Self::Check => "the key's check does not fit: it was not copied whole",
+        })
+    }
+}
+
+impl std::error::Error for KeyMistake {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The example of the specification (NVMe Base 2.0 8.13.5.8).
+    const EXAMPLE: &str = "ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n";
+    /// As libnvme has it in its tests.
+    const CHANNEL: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+
+    #[test]
+    fn keys_are_read() {
+        for hash in 0..=3 {
+            let text = format!("DHHC-1:0{hash}:{EXAMPLE}:");
+            let found = Written::parse(Purpose::Proof, text.as_bytes()).expect("a key");
+            assert_eq!((found.hash, found.bytes.len(), found.bytes[0], found.bytes[31]), (hash, 32, 0x89, 0x4c));
+            assert_eq!(format!("{found:?}"), "Written");
+        }
+        let found = Written::parse(Purpose::Channel, CHANNEL.as_bytes()).expect("a key");
+        assert_eq!((found.hash, found.bytes.len()), (1, 32));
+    }
+
+    #[test]
+    fn what_is_no_key() {
+        let wrong = |purpose, text: &str| Written::parse(purpose, text.as_bytes()).map(|_| ()).expect_err("wrong");
+        for (text, why) in [
+            (String::new(), KeyMistake::Shape),
+            ("secret of twelve bytes".to_owned(), KeyMistake::Shape),
+            (format!("DHHC-1:00:{EXAMPLE}"), KeyMistake::Shape),
+            (format!("DHHC-2:00:{EXAMPLE}:"), KeyMistake::Shape),
+            (format!("DHHC-1:04:{EXAMPLE}:"), KeyMistake::Hash),
+            (format!("DHHC-1:1:{EXAMPLE}:"), KeyMistake::Hash),
+            ("DHHC-1:00:ia6z!odO:".to_owned(), KeyMistake::Encoding),
+            ("DHHC-1:00:AAAA:".to_owned(), KeyMistake::Length),
+            ("DHHC-1:00::".to_owned(), KeyMistake::Length),
+            (format!("DHHC-1:00:j{}:", &EXAMPLE[1..]), KeyMistake::Check),
+            (CHANNEL.to_owned(), KeyMistake::Shape),
+        ] {
+            assert_eq!(wrong(Purpose::Proof, &text), why, "{text}");
+        }
+        for (text, why) in [
+            (format!("DHHC-1:01:{EXAMPLE}:"), KeyMistake::Shape),
+            (CHANNEL.replace(":01:", ":02:"), KeyMistake::Hash),
+            (CHANNEL.replace("VRLb", "WRLb"), KeyMistake::Check),
+            (CHANNEL.replace("VRLb", ""), KeyMistake::Length),
+            (CHANNEL.replace("VRLb", "!!!!"), KeyMistake::Encoding),
+            (CHANNEL.trim_end_matches(':').to_owned(), KeyMistake::Shape),
+        ] {
+            assert_eq!(wrong(Purpose::Channel, &text), why, "{text}");
+        }
+        assert!(Written::parse(Purpose::Proof, b"DHHC-1:\xff").is_err());
+    }
+}
