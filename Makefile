@@ -1,10 +1,11 @@
 # What there is to do: `make help`.
 
-# Seconds for each fuzz target in `make test`: what a peer reaches first and deepest gets them whole, what only parses
-# or plays the other side a third of them.
+# Seconds for each fuzz target in `make test`: what any initiator reaches gets them whole, the others a quarter of them;
+# `make fuzz FUZZ_SECONDS=3600` for as long as one likes.
 FUZZ_SECONDS ?= 60
-FUZZ_WHOLE = login api full_feature cdb raw_cdb lists nvme nvme_auth nvme_tcp_start nvme_tcp_queue
-FUZZ_THIRD = text pdu initiator nvme_host nvme_tcp_host vfio_host vfio_machine vfio_messages vfio_pointers
+FUZZ_WHOLE = login full_feature cdb raw_cdb
+FUZZ_QUARTER = api lists nvme nvme_auth nvme_tcp_start nvme_tcp_queue \
+	text pdu initiator isns nvme_host nvme_tcp_host vfio_host vfio_machine vfio_messages vfio_pointers
 # Parts and options of the conformance run: `make conform CONFORM="hostile --driver epoll"`.
 CONFORM ?= all
 CARGO ?= cargo
@@ -27,6 +28,7 @@ release: needs
 	bench/release
 
 ## test: everything, from format to crashes, with what it needs installed first
+test: CONFORM = all --checked
 test: deps format lint unit fuzz conform
 
 ## needs: install what a build needs and this machine lacks
@@ -54,18 +56,19 @@ unit:
 	$(CARGO) test --workspace --locked --no-run
 	timeout $(UNIT_SECONDS) $(CARGO) test --workspace --locked || { [ $$? -ne 124 ] || echo "a test hangs: the last named above" >&2; exit 1; }
 
-## fuzz: every fuzz target, for FUZZ_SECONDS (60) seconds or a third of that
+## fuzz: every fuzz target, for FUZZ_SECONDS (60) seconds or a quarter of that
 fuzz:
-	@echo "== fuzz, $(FUZZ_SECONDS) s for each target or a third of that, two at a time"
-	@[ "$$(echo $(FUZZ_WHOLE) $(FUZZ_THIRD) | tr ' ' '\n' | sort)" = "$$(ls fuzz/src/bin | sed 's/\.rs$$//' | sort)" ] \
+	@echo "== fuzz, $(FUZZ_SECONDS) s for each target or a quarter of that, two at a time"
+	@[ "$$(echo $(FUZZ_WHOLE) $(FUZZ_QUARTER) | tr ' ' '\n' | sort)" = "$$(ls fuzz/src/bin | sed 's/\.rs$$//' | sort)" ] \
 		|| { echo "the Makefile does not name every target of fuzz/src/bin" >&2; exit 1; }
-	@{ printf '$(FUZZ_SECONDS) %s\n' $(FUZZ_WHOLE); printf "$$(($(FUZZ_SECONDS) / 3)) %s\n" $(FUZZ_THIRD); } \
+	@{ printf '$(FUZZ_SECONDS) %s\n' $(FUZZ_WHOLE); printf "$$(($(FUZZ_SECONDS) / 4)) %s\n" $(FUZZ_QUARTER); } \
 		| xargs -P 2 -L 1 fuzz/run
 
 ## conform: real initiators, hostile clients and crashes; CONFORM="libiscsi --driver epoll" for a part
 conform:
 	@echo "== conform"
-	$(CARGO) run --locked -p lunar-conform -- $(CONFORM)
+	$(CARGO) build --workspace --bins --locked
+	$${CARGO_TARGET_DIR:-target}/debug/lunar-conform $(CONFORM)
 
 ## bench: benchmarks with plots, into bench/results/
 bench:

@@ -1,7 +1,7 @@
 //! What the API asks of the one thread that changes what runs. It owns a [`Manager`] and carries out one job after the
 //! other, so nobody sees half of a change, and the API never waits for a core.
 
-use lunar_control::api::{MachineView, MediumView, SessionView};
+use lunar_control::api::{IsnsView, MachineView, MediumView, SessionView};
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Outside};
 use lunar_control::document::Edit;
@@ -60,6 +60,8 @@ pub trait Control {
     fn statistics(&mut self) -> Json;
     /// [`Live::machines`].
     fn machines(&mut self) -> Vec<MachineView>;
+    /// [`Live::isns`].
+    fn isns(&mut self) -> Option<IsnsView>;
     /// [`Live::troubles`].
     fn troubles(&mut self) -> Vec<String>;
     /// [`Live::medium`].
@@ -121,6 +123,10 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
 
     fn machines(&mut self) -> Vec<MachineView> {
         self.running().machines()
+    }
+
+    fn isns(&mut self) -> Option<IsnsView> {
+        self.running().isns()
     }
 
     fn troubles(&mut self) -> Vec<String> {

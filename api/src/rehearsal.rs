@@ -5,7 +5,7 @@ use crate::desk::{Control, Desk, Job};
 use crate::journal::Journal;
 use crate::running::Api;
 use crate::work::Common;
-use lunar_control::api::{MachineView, MediumView, SessionView};
+use lunar_control::api::{IsnsView, MachineView, MediumView, SessionView};
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Machine};
 use lunar_control::live::{Later, Live, Motion};
@@ -77,6 +77,10 @@ impl Live for Model {
 
     fn machines(&mut self) -> Vec<MachineView> {
         self.things.machines()
+    }
+
+    fn isns(&mut self) -> Option<IsnsView> {
+        self.things.isns()
     }
 
     fn troubles(&mut self) -> Vec<String> {

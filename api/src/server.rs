@@ -2,7 +2,7 @@
 
 use crate::desk::{Control, Desk};
 use crate::journal::{Note, Topic};
-use crate::rights::{Door, Peer, Who};
+use crate::rights::{Door, Peer, Right, Who};
 use crate::routes::{Method, Route, Takes, routes};
 use crate::work::{Ask, Common, Outcome, Problem, Reply, Run};
 use axum::body::{Body, to_bytes};
@@ -33,8 +33,10 @@ pub const KEYS_BYTES_MAX: usize = 256 << 10;
 const BODY_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long the control thread may take: longer than any apply that was ever measured, by far.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
-/// Requests under way at once: the control thread does one after the other, and more would only wait. Those with the
-/// text of a whole configuration hold up to 16 MiB each, so this bounds memory, too.
+/// Requests under way at once that only look, and as many again that do something: the control thread does one after
+/// the other, and more would only wait. What does something may have to wait for the end of another change; who looks
+/// never waits for that. Those with the text of a whole configuration hold up to 16 MiB each, so this bounds memory,
+/// too.
 pub const REQUESTS_MAX: usize = 16;
 /// Streams of events at once: some pages and some tools.
 pub const STREAMS_MAX: usize = 32;
@@ -52,7 +54,10 @@ pub struct State {
     door: RwLock<Door>,
     /// Whom it lets in has changed.
     changes: watch::Sender<()>,
-    requests: Arc<Semaphore>,
+    /// Room for those who look.
+    lookers: Arc<Semaphore>,
+    /// Room for those who do something.
+    doers: Arc<Semaphore>,
     streams: Arc<Semaphore>,
 }
 
@@ -60,9 +65,10 @@ impl State {
     /// What is asked goes to this desk.
     #[must_use]
     pub fn new(desk: Desk, common: Arc<Common>, door: Door) -> Arc<Self> {
-        let (requests, streams) = (Arc::new(Semaphore::new(REQUESTS_MAX)), Arc::new(Semaphore::new(STREAMS_MAX)));
+        let room = |count| Arc::new(Semaphore::new(count));
+        let (lookers, doers, streams) = (room(REQUESTS_MAX), room(REQUESTS_MAX), room(STREAMS_MAX));
         let changes = watch::Sender::new(());
-        Arc::new(Self { desk, common, door: RwLock::new(door), changes, requests, streams })
+        Arc::new(Self { desk, common, door: RwLock::new(door), changes, lookers, doers, streams })
     }
 
     /// Changes whom it lets in.
@@ -110,8 +116,9 @@ impl State {
         if matches!(route.run, Run::Events) {
             return self.events(&parts, who);
         }
-        let _permit = self.requests.clone().try_acquire_owned().map_err(|_| busy("requests"))?;
         let dry_run = dry_run(&route, parts.uri.query())?;
+        let room = if dry_run || route.right == Right::Read { &self.lookers } else { &self.doers };
+        let _permit = room.clone().try_acquire_owned().map_err(|_| busy("requests"))?;
         let parameters = parameters(&mut parts).await?;
         let body = read(&route, body).await?;
         let ask = Ask { route, who, parameters, dry_run, body, common: self.common.clone(), desk: self.desk.clone() };

@@ -355,7 +355,7 @@ fn requests_are_bounded() {
         assert_eq!(fixture.own("DELETE", &format!("/v1/volume/disk1{query}"), "").0, 400, "{query}");
     }
     assert_eq!(fixture.own("GET", "/v1/status?dry-run=true", "").0, 400);
-    let held: Vec<_> = (0..REQUESTS_MAX).map(|_| fixture.state.requests.clone().try_acquire_owned()).collect();
+    let held: Vec<_> = (0..REQUESTS_MAX).map(|_| fixture.state.lookers.clone().try_acquire_owned()).collect();
     assert_eq!(fixture.own("GET", "/v1/status", "").0, 503);
     drop(held);
     assert_eq!(fixture.own("GET", "/v1/status", "").0, 200);
@@ -453,4 +453,38 @@ fn who_looks_does_not_wait_for_a_change_that_goes_on() {
     });
     let sessions = fixture.service.with(|control| control.current().config.limits.sessions.get());
     assert_eq!(sessions, Some(5));
+}
+
+#[test]
+fn who_looks_is_answered_however_many_changes_wait() {
+    let fixture = Fixture::new();
+    fixture.service.settling.store(true, Ordering::Release);
+    let ask = |method: &str, path: &str, body: &'static str| {
+        let request = axum::http::Request::builder().method(method).uri(path).extension(OWNER);
+        let (request, mut router) = (request.body(Body::from(body)).expect("a request"), fixture.router.clone());
+        async move { router.call(request).await.expect("it always answers").status().as_u16() }
+    };
+    fixture.runtime.block_on(async {
+        let change = || tokio::spawn(ask("PATCH", "/v1/limits", r#"{"sessions":5}"#));
+        let changes: Vec<_> = (0..REQUESTS_MAX + 4).map(|_| change()).collect();
+        while fixture.state.doers.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..3 {
+            for path in ["/v1/status", "/v1/session", "/v1/volume", "/v1/audit"] {
+                let answer = timeout(Duration::from_secs(10), ask("GET", path, "")).await;
+                assert_eq!(answer.expect("it does not wait"), 200, "{path}");
+            }
+            let dry = timeout(Duration::from_secs(10), ask("PATCH", "/v1/limits?dry-run", r#"{"sessions":6}"#)).await;
+            assert_eq!(dry.expect("what changes nothing does not wait"), 200);
+        }
+        fixture.service.settling.store(false, Ordering::Release);
+        let mut ended = Vec::new();
+        for change in changes {
+            let answer = timeout(Duration::from_secs(10), change).await.expect("its turn comes");
+            ended.push(answer.expect("it ends"));
+        }
+        let refused = ended.iter().filter(|status| **status == 503).count();
+        assert_eq!((refused, ended.iter().filter(|status| **status == 200).count()), (4, REQUESTS_MAX));
+    });
 }

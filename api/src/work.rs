@@ -263,6 +263,7 @@ fn seconds(time: SystemTime) -> u64 {
 /// `GET /v1/status`
 pub fn status(control: &mut dyn Control, ask: &Ask) -> Outcome {
     let (sessions, troubles) = (control.sessions().len(), control.troubles());
+    let (machines, isns) = (control.machines(), control.isns());
     let current = control.current();
     let named = Kind::ALL.iter().filter(|kind| kind.is_named());
     let things = named.map(|kind| (kind.section(), current.config.names(*kind).len())).collect();
@@ -281,7 +282,8 @@ pub fn status(control: &mut dyn Control, ask: &Ask) -> Outcome {
         file: control.file().to_owned(),
         things,
         sessions,
-        machines: control.machines(),
+        machines,
+        isns,
         after_restart,
         troubles,
     })

@@ -246,6 +246,15 @@ pub fn status(status: &Json) -> String {
     ] {
         text.push_str(&format!("  {head:<13}  {value}\n"));
     }
+    let isns = &status["isns"];
+    if isns.is_object() {
+        let many = |key: &str, word: &str| {
+            let count = isns[key].as_u64().unwrap_or_default();
+            format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+        };
+        let (targets, portals) = (many("targets", "target"), many("portals", "portal"));
+        text.push_str(&format!("  {:<13}  {} has {targets} at {portals}\n", "iSNS", words(&isns["server"])));
+    }
     for machine in status["machines"].as_array().into_iter().flatten() {
         text.push_str(&format!("  VM {} at {}; QEMU:\n", words(&machine["name"]), words(&machine["socket"])));
         for line in machine["qemu"].as_array().into_iter().flatten() {

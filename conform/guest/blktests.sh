@@ -9,7 +9,7 @@ LIMIT=180
 id=0f01fb42-9f7f-4856-b0b3-51e60b8de349
 hostnqn=nqn.2014-08.org.nvmexpress:uuid:$id
 nvme connect -t tcp -a "$HOST" -s "$PORT" -n "$NQN" -q "$hostnqn" -I "$id" >/dev/null || { bad "connect"; finish; }
-until_true 20 test -e /sys/block/nvme0n1/uuid
+eventually test -e /sys/block/nvme0n1/uuid
 uuid=$(cat /sys/block/nvme0n1/uuid)
 nvme disconnect -n "$NQN" >/dev/null
 

@@ -1,9 +1,6 @@
 # Sourced: one volume as an NVMe namespace ("disk") and over iSCSI ("other"), from the same guest.
 # settings: PORTAL TARGET
 
-sum() { sha256sum | cut -d' ' -f1; }
-read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }
-
 iscsi_disk() {
     local found
     for found in /sys/class/iscsi_session/session*/device/target*/*:*:*:0/block/*; do
@@ -17,10 +14,10 @@ iscsi_login() {
     mkdir -p /etc/iscsi /var/lib/iscsi /run/lock/iscsi
     echo "InitiatorName=iqn.2026-01.io.lunar.conform:guest" >/etc/iscsi/initiatorname.iscsi
     iscsid || bad "iscsid"
-    until_true 10 iscsiadm -m iface
+    eventually iscsiadm -m iface
     iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
     try "the same volume over iSCSI" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --login || return 1
-    until_true 20 iscsi_disk || { bad "no disk over iSCSI"; return 1; }
+    eventually iscsi_disk || { bad "no disk over iSCSI"; return 1; }
     other=$(iscsi_disk)
 }
 

@@ -75,7 +75,7 @@ persist_through_power_loss() {
     try "a reserves" out --reserve --param-rk=0xaa --prout-type=7 "$a"
     sleep 0.2
     echo "@restart"
-    until_true 30 sh -c "sg_turs -n 4 $a && sg_turs -n 4 $b && sg_turs -n 4 $c"
+    eventually sh -c "sg_turs -n 4 $a && sg_turs -n 4 $b && sg_turs -n 4 $c"
     says "after the target died: the keys" "0xbb" keys "$a"
     says "after the target died: the reservation" "[Aa]ll [Rr]egistrants" reservation "$b"
     writes "after the target died: a registrant writes" "$b"

@@ -18,5 +18,14 @@ daemon() {
     echo 16777216 >/proc/sys/net/core/rmem_max
     setting "node.conn[0].tcp.window_size" 16777216
     iscsid || bad "iscsid"
-    until_true 10 iscsiadm -m iface
+    eventually iscsiadm -m iface
+}
+
+# disk_of LUN: the name of a session's disk, once the kernel has it.
+disk_of() {
+    local found
+    for found in /sys/class/iscsi_session/session*/device/target*/*:*:*:"$1"/block/*; do
+        [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
+    done
+    return 1
 }

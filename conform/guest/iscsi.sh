@@ -6,28 +6,15 @@
 
 node() { iscsiadm -m node -T "$TARGET" -p "${portal:=$PORTAL}" "$@"; }
 
-# disk_of LUN: the name of a session's disk, once the kernel has it.
-disk_of() {
-    local found
-    for found in /sys/class/iscsi_session/session*/device/target*/*:*:*:"$1"/block/*; do
-        [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
-    done
-    return 1
-}
-
 # log_in NAME [LUN]: sets $disk.
 log_in() {
     try "$1" node --login || return 1
-    until_true 20 disk_of "${2:-$LUN}" || { iscsiadm -m session -P 3; bad "$1: no disk"; return 1; }
+    eventually disk_of "${2:-$LUN}" || { iscsiadm -m session -P 3; bad "$1: no disk"; return 1; }
     disk=$(disk_of "${2:-$LUN}")
-    until_true 10 blockdev --getsize64 "$disk"
+    eventually blockdev --getsize64 "$disk"
 }
 
 log_out() { try "$1" node --logout; }
-
-sum() { sha256sum | cut -d' ' -f1; }
-# read_sum FILE [DD-ARGUMENT...]: the checksum of what the disk has, not the page cache.
-read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }
 
 discovery() {
     try "discovery" iscsiadm -m discovery -t sendtargets -p "$PORTAL" || finish
@@ -186,7 +173,7 @@ partition() {
     try "sfdisk" sfdisk --quiet "$disk" <<<"label: gpt
 size=200MiB
 "
-    until_true 5 test -b "${disk}1" || { bad "no partition appears"; return 1; }
+    eventually test -b "${disk}1" || { bad "no partition appears"; return 1; }
 }
 
 # Everything of one kind of session: a login with other keys, data through it, logout.
@@ -366,7 +353,7 @@ if [ -n "${DISC:-}" ]; then
         # A read would have the kernel load it.
         refuse "what was ejected is not ready" sg_turs "$disk"
         try "load" eject --trayclose "$disk"
-        until_true 10 blockdev --getsize64 "$disk"
+        eventually blockdev --getsize64 "$disk"
         in_drive "loaded again" && try "umount disc again" umount /mnt/disk
         log_out "logout, CD"
     fi
@@ -379,7 +366,7 @@ if [ -n "${DISC:-}" ]; then
         try "eject of a disk" eject --scsi "$disk"
         refuse "reading an ejected disk" dd if="$disk" of=/dev/null bs=1M count=1 iflag=direct
         try "load of a disk" sg_start --load "/dev/$generic"
-        until_true 10 blockdev --rereadpt "$disk"
+        eventually blockdev --rereadpt "$disk"
         equal "the data of a disk that was ejected" "$before" "$(read_sum "$disk" count=16)"
         try "fsck of a disk that was ejected" fsck.ext4 -f -n "$disk"
         log_out "logout, removable disk"

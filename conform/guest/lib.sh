@@ -64,14 +64,23 @@ says() {
     fi
 }
 
-# until_true SECONDS COMMAND...
-until_true() {
-    local end=$((SECONDS + $1))
-    shift
+# How long a case waits for what must come, in seconds: the machine may emulate several guests and be busy besides.
+PATIENCE=120
+
+# eventually COMMAND...: until it succeeds.
+eventually() {
+    local end=$((SECONDS + PATIENCE))
     until "$@" >/dev/null 2>&1; do
         [ $SECONDS -lt $end ] || return 1
         sleep 0.1
     done
 }
+
+sum() { sha256sum | cut -d' ' -f1; }
+# read_sum FILE [DD-ARGUMENT...]: the checksum of what the disk has, not the page cache.
+read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }
+
+# sg_of DISK: the node that goes past the block layer, which looks at media by itself.
+sg_of() { echo "/dev/$(ls "/sys/block/${1##*/}/device/scsi_generic")"; }
 
 finish() { exit $((failed > 0)); }

@@ -26,13 +26,13 @@ connect() {
     # A guest on a busy machine is late with its keep-alives.
     try "$name" nvme connect -t tcp -a "$HOST" -s "$PORT" -n "$NQN" -i 2 --keep-alive-tmo=30 "$@" || { dmesg | tail -n 20; return 1; }
     disk=/dev/nvme0n1
-    until_true 20 there || { dmesg | tail -n 20; bad "$name: no disk"; return 1; }
+    eventually there || { dmesg | tail -n 20; bad "$name: no disk"; return 1; }
     controller=$(basename "$(ls -d /sys/class/nvme/nvme* | head -n 1)")
 }
 
 disconnect() {
     try "$1" nvme disconnect -n "$NQN"
-    until_true 20 test ! -b /dev/nvme0n1
+    eventually test ! -b /dev/nvme0n1
 }
 
 identity() {
@@ -143,7 +143,7 @@ file_system
 quiet "after reading what was written"
 both
 try "reset" nvme reset "/dev/$controller"
-until_true 20 grep -q live "/sys/class/nvme/$controller/state"
+eventually grep -q live "/sys/class/nvme/$controller/state"
 equal "the controller lives after a reset" live "$(cat "/sys/class/nvme/$controller/state")"
 try "nvme format" nvme format "$disk" --force
 equal "a formatted namespace is empty" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
@@ -159,7 +159,7 @@ disconnect "disconnect, digests"
 try "connect-all" nvme connect-all -t tcp -a "$HOST" -s "$PORT"
 # The discovery controller has taken the first number.
 found() { disk=$(ls /dev/nvme?n1) && test -b "$disk"; }
-until_true 20 found || bad "connect-all: no disk"
+eventually found || bad "connect-all: no disk"
 load "fio without flow control" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=8M
 try "disconnect-all" nvme disconnect-all
 finish

@@ -24,7 +24,7 @@ disk_at() {
 log_in_at() {
     iscsiadm -m node -o new -T "$TARGET" -p "$4,$3" -I "$2" >/dev/null
     try "login, $1" iscsiadm -m node -T "$TARGET" -p "$4" -I "$2" --login || finish
-    until_true 20 disk_at "$2" "$3" || { bad "$1: no disk"; finish; }
+    eventually disk_at "$2" "$3" || { bad "$1: no disk"; finish; }
 }
 
 # initiator NAME: an interface record with an initiator name of its own: another node of a cluster.
@@ -45,9 +45,9 @@ writes() { try "$1" sg_raw --send=512 --infile=/dev/zero "$2" 2a 00 00 00 00 64 
 reads() { try "$1" sg_raw --request=512 --outfile=/dev/null "$2" 28 00 00 00 00 64 00 00 01 00; }
 
 daemon 2
-# A way that is cut shall be known soon.
-setting "node.conn[0].timeo.noop_out_interval" 1
-setting "node.conn[0].timeo.noop_out_timeout" 2
+# A way that is cut shall be known soon, but a machine that is busy is no cut.
+setting "node.conn[0].timeo.noop_out_interval" 2
+setting "node.conn[0].timeo.noop_out_timeout" 6
 found=$(iscsiadm -m discovery -t sendtargets -p "$PORTAL1")
 says "discovery names the first portal" "^$PORTAL1,1 $TARGET" echo "$found"
 says "discovery names the second portal" "^$PORTAL2,2 $TARGET" echo "$found"

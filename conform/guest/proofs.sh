@@ -19,13 +19,13 @@ connect() {
     local name=$1
     shift
     try "$name" attach "$@" || { dmesg | tail -n 15; return 1; }
-    until_true 30 there || { dmesg | tail -n 15; bad "$name: no disk"; return 1; }
+    eventually there || { dmesg | tail -n 15; bad "$name: no disk"; return 1; }
     try "$name: write" dd if=/dev/urandom of="$disk" bs=64k count=4 oflag=direct status=none
 }
 
 leave() {
     nvme disconnect -n "$NQN" >/dev/null 2>&1
-    until_true 20 test ! -b "$disk"
+    eventually test ! -b "$disk"
 }
 
 mkdir -p /etc/nvme

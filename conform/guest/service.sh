@@ -7,27 +7,14 @@ HERE=/test/service
 SECRET="what the page does not tell"
 PORTAL=127.0.0.1:3260
 
-sum() { sha256sum | cut -d' ' -f1; }
-# read_sum FILE [DD-ARGUMENT...]: the checksum of what the disk has, not the page cache.
-read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }
-
 # typed COMMAND: as somebody types it, who is asked for a secret perhaps.
 typed() { printf '%s\n' "$SECRET" | sh -c "$1"; }
 
-# disk_of LUN: the name of a session's disk, once the kernel has it.
-disk_of() {
-    local found
-    for found in /sys/class/iscsi_session/session*/device/target*/*:*:*:"$1"/block/*; do
-        [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
-    done
-    return 1
-}
-
 # wait_for_disk LUN: sets $disk.
 wait_for_disk() {
-    until_true 30 disk_of "$1" || { bad "no disk with LUN $1"; return 1; }
+    eventually disk_of "$1" || { bad "no disk with LUN $1"; return 1; }
     disk=$(disk_of "$1")
-    until_true 10 blockdev --getsize64 "$disk"
+    eventually blockdev --getsize64 "$disk"
 }
 
 node() { iscsiadm -m node -T "$TARGET" -p "$PORTAL" "$@"; }
@@ -88,9 +75,9 @@ initiator() {
     # Its name is made of the pattern of the page.
     echo "InitiatorName=${INITIATOR//\*/guest}" >/etc/iscsi/initiatorname.iscsi
     pkill iscsid
-    until_true 10 sh -c "! pgrep iscsid"
+    eventually sh -c "! pgrep iscsid"
     iscsid
-    until_true 10 iscsiadm -m iface
+    eventually iscsiadm -m iface
     says "discovery" "$TARGET" iscsiadm -m discovery -t sendtargets -p "$PORTAL"
     iscsiadm -m node -o delete >/dev/null 2>&1
     iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
@@ -108,7 +95,7 @@ initiator() {
 
 # still_there WHEN
 still_there() {
-    until_true 60 dd if="$disk" of=/dev/null iflag=direct bs=4k count=1
+    eventually dd if="$disk" of=/dev/null iflag=direct bs=4k count=1
     equal "what was written is there, $1" "$(sum </tmp/written)" "$(read_sum "$disk" count=4)"
     says "the volume is there, $1" "disk1" lunar volume list
     says "who may log in is there, $1" "alice" lunar target show main
@@ -118,20 +105,17 @@ restarts() {
     try "systemctl restart" systemctl restart lunar
     still_there "after a restart"
     try "systemctl kill -9" systemctl kill -s KILL lunar
-    until_true 30 lunar status
+    eventually lunar status
     still_there "after a kill -9"
     try "systemctl reload" systemctl reload lunar
     says "it runs on" "^active$" systemctl is-active lunar
     echo "volume = 7" >>/etc/lunar/lunar.toml
     try "systemctl reload with a mistake in the file" systemctl reload lunar
-    until_true 10 sh -c "journalctl -u lunar --no-pager | grep -q 'what runs was not changed'"
+    eventually sh -c "journalctl -u lunar --no-pager | grep -q 'what runs was not changed'"
     still_there "with a mistake in the file"
     sed -i '$d' /etc/lunar/lunar.toml
     try "and without it" lunar apply
 }
-
-# sg_of DISK: the node that goes past the block layer, which looks at media by itself.
-sg_of() { echo "/dev/$(ls "/sys/block/${1##*/}/device/scsi_generic")"; }
 
 # told NODE PATTERN: one of the next few commands is told this.
 told() {
@@ -187,11 +171,11 @@ media() {
     try "unless it is forced" lunar volume eject stick --force
     try "no medium in the other: sense 3Ah" told "$(sg_of "$removable")" "[Mm]edium not present"
     try "and in again" lunar volume load stick
-    until_true 10 sg_turs "$(sg_of "$removable")"
+    eventually sg_turs "$(sg_of "$removable")"
     try "the initiator lets go of it" sg_prevent --allow "$(sg_of "$removable")"
     try "a fixed disk stays where it is" refused_by "fixed disk" lunar volume eject disk1
     says "the audit log has it" "volume stick was ejected" lunar audit
-    until_true 10 sg_turs "$(sg_of "$removable")"
+    eventually sg_turs "$(sg_of "$removable")"
     try "the initiator ejects" sg_start --eject "$(sg_of "$removable")"
     says "the operator sees it" "is out" lunar volume medium stick
     says "and loads it" "is in" lunar volume load stick
@@ -202,9 +186,9 @@ watched() {
     local before
     before=$(systemctl show lunar -p NRestarts --value)
     kill -STOP "$(systemctl show lunar -p MainPID --value)"
-    until_true 90 sh -c "[ \$(systemctl show lunar -p NRestarts --value) != $before ]"
+    eventually sh -c "[ \$(systemctl show lunar -p NRestarts --value) != $before ]"
     says "who stands still is started again" "[1-9]" systemctl show lunar -p NRestarts --value
-    until_true 30 lunar status
+    eventually lunar status
     still_there "after that"
 }
 

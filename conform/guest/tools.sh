@@ -1,11 +1,7 @@
 # Tools that the first script leaves out, copies by the target among them.
 
-sum() { sha256sum | cut -d' ' -f1; }
 # blocks DISK SKIP COUNT: the sum of so many MiB.
 blocks() { dd if="$1" bs=1M skip="$2" count="$3" iflag=direct status=none | sum; }
-
-# sg_of DISK: the node that goes past the block layer.
-sg_of() { echo "/dev/$(ls "/sys/block/${1##*/}/device/scsi_generic")"; }
 
 # ddpt 0.97 writes the ranges of its token lists one byte early: 256 times as far and as many is what it asks for.
 through_file() {
@@ -25,7 +21,7 @@ copied() {
 
 tools_test() {
     local to=$one
-    until_true 20 sg_turs "$one"
+    eventually sg_turs "$one"
     try "sg_timestamp --srep" sg_timestamp "$one"
     try "sg_timestamp sets" sg_timestamp --milliseconds=1700000000000 "$one"
     says "sg_timestamp: it runs on" "17000000[0-9]{5}" sg_timestamp "$one"

@@ -1,6 +1,7 @@
 //! `lunar daemon`: a file that changes while initiators are there, and kill -9 while it does.
 
 mod applies;
+mod isns;
 mod many;
 mod nvme;
 
@@ -202,7 +203,7 @@ const CASES: [Case; 11] = [
 pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32, applies: u32) -> Result<()> {
     lab.built()?;
     let part = format!("daemon/{}", driver.name());
-    for (name, case) in CASES.into_iter().chain(nvme::CASES) {
+    for (name, case) in CASES.into_iter().chain(nvme::CASES).chain(isns::CASES) {
         lab.report.check(&part, name, || case(lab, driver));
     }
     lab.report

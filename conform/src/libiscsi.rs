@@ -346,8 +346,7 @@ fn withdrawal(said: &str) -> Option<&str> {
 }
 
 /// What a test said before its verdict, the verdict, and what follows. The verdict stands at the start of a line, or
-/// right
-/// behind the dots; other output may follow on its line.
+/// right behind the dots; other output may follow on its line.
 fn split_at_verdict(rest: &str) -> (&str, &str, &str) {
     let mut at = 0;
     for line in rest.split_inclusive('\n') {

@@ -29,6 +29,7 @@ mod witness;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
@@ -51,6 +52,9 @@ struct Arguments {
     /// The program under test; built in release if not given
     #[arg(long)]
     lunar: Option<PathBuf>,
+    /// Test the program with the checks of a development build (overflows, assertions), not as users get it
+    #[arg(long, conflicts_with = "lunar")]
+    checked: bool,
     /// Test a target that runs already: iscsi://ADDRESS:PORT/NAME/LUN
     #[arg(long)]
     url: Option<Outside>,
@@ -104,9 +108,26 @@ enum Part {
     Paths,
 }
 
-/// What runs one after the other; guests run beside it.
-const ORDER: [Part; 7] =
-    [Part::Life, Part::Tools, Part::Libiscsi, Part::Hostile, Part::Chap, Part::Daemon, Part::Crash];
+/// The order in which parts start, those that take longest first, and whether anything in them depends on the driver.
+const ORDER: [(Part, bool); 14] = [
+    (Part::Guest, true),
+    (Part::Libiscsi, true),
+    (Part::Service, false),
+    (Part::Paths, false),
+    (Part::Nvme, true),
+    (Part::Vm, true),
+    (Part::Blktests, false),
+    (Part::Hostile, true),
+    (Part::Crash, true),
+    (Part::Life, true),
+    (Part::Daemon, true),
+    (Part::Proofs, false),
+    (Part::Tools, true),
+    (Part::Chap, true),
+];
+
+/// Parts that run at once: a guest keeps one processor busy with emulation, most others wait more than they work.
+const AT_ONCE: usize = 3;
 
 fn main() -> ExitCode {
     match run(Arguments::parse()) {
@@ -130,7 +151,7 @@ fn run(arguments: Arguments) -> Result<bool> {
         Some(outside) => Subject::Outside(Outside { pid: arguments.pid, ..outside }),
         None => Subject::Built(match arguments.lunar {
             Some(path) => path,
-            None => build()?,
+            None => build(arguments.checked)?,
         }),
     };
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()));
@@ -140,34 +161,21 @@ fn run(arguments: Arguments) -> Result<bool> {
     let everything = arguments.parts.is_empty() || arguments.parts.contains(&Part::All);
     let drivers: Vec<Driver> = arguments.driver.into_iter().filter(|driver| usable(&lab, *driver)).collect();
     let wanted = |part: &Part| everything || arguments.parts.contains(part);
-    let all_drivers = |part| drivers.iter().enumerate().for_each(|(at, driver)| one(&lab, part, *driver, at == 0));
+    let jobs = ORDER.iter().filter(|(part, _)| wanted(part)).flat_map(|(part, each)| {
+        let count = if *each { drivers.len() } else { drivers.len().min(1) };
+        drivers[..count].iter().enumerate().map(|(at, driver)| (*part, *driver, at == 0))
+    });
+    let jobs = Mutex::new(jobs);
+    let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let worker = || {
+        while let Some((part, driver, main_driver)) = next() {
+            one(&lab, part, driver, main_driver);
+        }
+    };
     std::thread::scope(|scope| {
-        // The guest keeps one processor busy with emulation, the other parts mostly wait: both at once take less time.
-        scope.spawn(|| {
-            if wanted(&Part::Guest) {
-                all_drivers(Part::Guest);
-            }
-            if wanted(&Part::Nvme) {
-                all_drivers(Part::Nvme);
-            }
-            if wanted(&Part::Vm) {
-                all_drivers(Part::Vm);
-            }
-            // Nothing in these depends on the driver.
-            if let (true, Some(driver)) = (wanted(&Part::Proofs), drivers.first()) {
-                one(&lab, Part::Proofs, *driver, true);
-            }
-            if let (true, Some(driver)) = (wanted(&Part::Blktests), drivers.first()) {
-                one(&lab, Part::Blktests, *driver, true);
-            }
-            if let (true, Some(driver)) = (wanted(&Part::Service), drivers.first()) {
-                one(&lab, Part::Service, *driver, true);
-            }
-            if let (true, Some(driver)) = (wanted(&Part::Paths), drivers.first()) {
-                one(&lab, Part::Paths, *driver, true);
-            }
-        });
-        ORDER.into_iter().filter(wanted).for_each(all_drivers);
+        for _ in 0..AT_ONCE {
+            scope.spawn(worker);
+        }
     });
     Ok(lab.report.finish(&base.join("results.md")))
 }
@@ -236,11 +244,15 @@ fn build_folder() -> Result<PathBuf> {
     Ok(folder.to_owned())
 }
 
-/// Builds the target as users get it.
-fn build() -> Result<PathBuf> {
+/// Builds the target as users get it, or with checks.
+fn build(checked: bool) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let status = Command::new(cargo).args(["build", "--release", "-p", "lunar"]).current_dir(root).status()?;
+    let mut command = Command::new(cargo);
+    command.args(["build", "--locked"]).current_dir(root);
+    // Of the workspace's programs those were built with these features already whom tests need.
+    command.args(if checked { &["--workspace", "--bins"][..] } else { &["--release", "-p", "lunar"] });
+    let status = command.status().context("cannot start cargo")?;
     ensure!(status.success(), "the target does not build");
-    Ok(build_folder()?.join("release/lunar"))
+    Ok(build_folder()?.join(if checked { "debug/lunar" } else { "release/lunar" }))
 }

@@ -1,6 +1,5 @@
 //! iSCSI PDUs as the harness makes them: any bytes at all, right ones when asked (RFC 7143, clause 11). Written apart
-//! from
-//! the target's own formats, so that a misreading there is not repeated here.
+//! from the target's own formats, so that a misreading there is not repeated here.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};

@@ -233,9 +233,8 @@ impl Target {
         Ok(Self { child: Some(child), portal: spec.portal(), name: String::new(), lun: 0, log, pid })
     }
 
-    /// Like [`Target::start`] after a `kill -9`. The kernel closes what an io_uring had open a moment after its
-    /// process has
-    /// ended: until then a connection may still reach the dead listener. Initiators try again, and so do we.
+    /// Like [`Target::start`] after a `kill -9`. The kernel closes what an io_uring had open a moment after its process
+    /// has ended: until then a connection may still reach the dead listener. Initiators try again, and so do we.
     pub(crate) fn start_after_kill(lab: &Lab, spec: &Spec) -> Result<Self> {
         let mut target = Self::launched(lab, spec)?;
         let end = Instant::now() + SETTLE_LIMIT;

@@ -231,6 +231,24 @@ pub struct Ejection {
     pub forced: bool,
 }
 
+/// How it stands with the iSNS server.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "isns")]
+pub struct IsnsView {
+    /// The server.
+    pub server: String,
+    /// What this machine is called there.
+    pub entity: String,
+    /// Targets that are registered there.
+    pub targets: usize,
+    /// Portals that are registered there.
+    pub portals: usize,
+    /// Why it does not work, if it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
 /// What runs, in a few words.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -251,6 +269,9 @@ pub struct StatusView {
     /// Where virtual machines find their controllers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub machines: Vec<MachineView>,
+    /// How it stands with the iSNS server, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub isns: Option<IsnsView>,
     /// What was changed and is in force after the next start only, in words.
     pub after_restart: Vec<String>,
     /// What went wrong and still is, in words that say what to do.

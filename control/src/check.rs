@@ -24,6 +24,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Bytes of a token at least: 128 bits, for who has it needs nothing else.
 const TOKEN_BYTES_MIN: usize = 16;
@@ -31,6 +32,10 @@ const TOKEN_BYTES_MIN: usize = 16;
 const TOKEN_BYTES_MAX: usize = 1024;
 /// Bytes of a file with a secret at most; more is another file.
 const SECRET_FILE_BYTES_MAX: u64 = 4096;
+/// The shortest period of a registration: what is renewed every five seconds may get lost twice.
+const ISNS_PERIOD_MIN: Duration = Duration::from_secs(15);
+/// The longest: a machine that is gone is forgotten within a day.
+const ISNS_PERIOD_MAX: Duration = Duration::from_secs(86_400);
 /// Permissions of group and others, which a file with a secret grants none of.
 const OTHERS: u32 = 0o077;
 
@@ -109,6 +114,36 @@ impl Outside for Machine {
     }
 }
 
+/// The machine, and who the volumes on it are ([`Outside::mark`]).
+#[derive(Clone, Debug)]
+pub struct Marked<F>(pub Machine, pub F);
+
+impl<F: Fn(&Volume) -> Option<Uuid>> Outside for Marked<F> {
+    fn config_mode(&self) -> Option<u32> {
+        self.0.config_mode()
+    }
+
+    fn mode(&self, path: &Path) -> Result<u32, String> {
+        self.0.mode(path)
+    }
+
+    fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
+        self.0.read(path)
+    }
+
+    fn credential(&self, name: &str) -> Result<PathBuf, String> {
+        self.0.credential(name)
+    }
+
+    fn random(&self) -> Result<[u8; 16], String> {
+        self.0.random()
+    }
+
+    fn mark(&self, volume: &Volume) -> Option<Uuid> {
+        (self.1)(volume)
+    }
+}
+
 /// A configuration that can be put in force, with its secrets.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Checked {
@@ -171,6 +206,7 @@ pub fn check(file: &str, text: &str, outside: &dyn Outside) -> Result<Checked, P
     let tokens = look.tokens(&config);
     look.logins(&config, &users);
     look.api(&config);
+    look.isns(&config);
     if look.report.is_clean() { Ok(Checked { config, users, tokens }) } else { Err(look.report.finish(file, text)) }
 }
 
@@ -463,6 +499,16 @@ impl Look<'_> {
         let login = Login { authentication: *authentication, users, mutual: mutual_user.as_ref(), hashes };
         for (key, what) in login.wrong(secrets, false) {
             self.add(Id { kind: Kind::Discovery, name: "", lun: None }, key, marks.of(key), what);
+        }
+    }
+
+    /// What is renewed three times in the period would be a flood, or never noticed.
+    fn isns(&mut self, config: &Config) {
+        let (period, marks) = (config.isns.period.0, &config.isns.marks);
+        if period < ISNS_PERIOD_MIN || period > ISNS_PERIOD_MAX {
+            let id = Id { kind: Kind::Isns, name: "", lun: None };
+            let what = format!("is {}; it is {} s to a day", config.isns.period.text(), ISNS_PERIOD_MIN.as_secs());
+            self.add(id, "period", marks.of("period"), what);
         }
     }
 

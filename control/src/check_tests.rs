@@ -102,6 +102,8 @@ fn slips_are_told_with_what_was_meant() {
         ("[volume.'a b']\nkind = 'ram'\nsize = '1G'", "1:9", "is no name"),
         ("colour = 'red'", "1:1", "there is no section 'colour'; there are user, "),
         ("[limits]\nqueue-depth = 0", "2:15", "1 to 1024"),
+        ("[isns]\nserver = 'my server'", "2:10", "is no host"),
+        ("[isns]\nperiod = '14s'", "2:10", "is 14s; it is 15 s to a day"),
         ("[limits]\nqueue-depth = 1\nlogin-time = '15'", "3:14", "is no time span"),
         ("[volume.a]\nkind = 'ram'\nsize = '1G'\nread-only = 'yes'", "4:13", "true or false"),
         ("[volume.a]\nkind = 'ram'\nsize = '1G'\nkind = 'null'", "4:1", "is there twice"),

@@ -1,8 +1,8 @@
 //! A whole configuration: its sections, and how a file becomes one.
 
 use crate::model::{
-    Api, ApiListener, ApiToken, Discovery, Group, Limits, Logging, Lun, Portal, PortalGroup, Server, Target, User, Vm,
-    Volume,
+    Api, ApiListener, ApiToken, Discovery, Group, Isns, Limits, Logging, Lun, Portal, PortalGroup, Server, Target,
+    User, Vm, Volume,
 };
 use crate::report::{Mark, Report, did_you_mean, quoted};
 use crate::section::{Effect, Key, Object, Section};
@@ -181,6 +181,7 @@ config! {
         server: Server "server",
         limits: Limits "limits",
         discovery: Discovery "discovery",
+        isns: Isns "isns",
         api: Api "api",
         logging: Logging "logging",
     }
@@ -199,6 +200,7 @@ impl fmt::Display for Kind {
         match self {
             Self::Lun => f.write_str("LUN"),
             Self::Vm => f.write_str("VM"),
+            Self::Isns => f.write_str("iSNS"),
             kind => f.write_str(&kind.section().replace('-', " ")),
         }
     }

@@ -1,6 +1,6 @@
 //! What runs, beyond what the configuration says: who is logged in, what was counted, and where media are.
 
-use crate::api::{MachineView, MediumView, SessionView};
+use crate::api::{IsnsView, MachineView, MediumView, SessionView};
 use serde_json::Value as Json;
 
 /// Work that may take long, or the wait for it: for a thread that may stand still meanwhile.
@@ -33,6 +33,9 @@ pub trait Live {
 
     /// Where virtual machines find their controllers.
     fn machines(&mut self) -> Vec<MachineView>;
+
+    /// How it stands with the iSNS server; `None` if there is none to register with.
+    fn isns(&mut self) -> Option<IsnsView>;
 
     /// What went wrong and still is: a line for each, with what to do. Nothing if all is well.
     fn troubles(&mut self) -> Vec<String>;

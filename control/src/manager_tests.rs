@@ -1,7 +1,8 @@
 use super::*;
-use crate::check::Machine;
+use crate::check::{Machine, Marked};
 use crate::config::Kind;
 use crate::document::Keys;
+use crate::model::Volume;
 use crate::rehearsal::Rehearsal;
 use serde_json::json;
 use std::path::PathBuf;
@@ -118,41 +119,16 @@ fn what_is_in_the_way_changes_nothing() {
     assert!(place.text().ends_with("# more\n") && place.text().contains("\"4M\""), "{}", place.text());
 }
 
-/// The machine, on which somebody edits the file as soon as a volume is looked at.
-struct Edited<'a>(Machine, &'a str);
-
-impl Outside for Edited<'_> {
-    fn config_mode(&self) -> Option<u32> {
-        self.0.config_mode()
-    }
-
-    fn mode(&self, path: &Path) -> Result<u32, String> {
-        self.0.mode(path)
-    }
-
-    fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
-        self.0.read(path)
-    }
-
-    fn credential(&self, name: &str) -> Result<PathBuf, String> {
-        self.0.credential(name)
-    }
-
-    fn random(&self) -> Result<[u8; 16], String> {
-        self.0.random()
-    }
-
-    fn mark(&self, _: &crate::model::Volume) -> Option<Uuid> {
-        std::fs::write(&self.0.config, self.1).expect("a file");
-        None
-    }
-}
-
 #[test]
 fn an_edit_while_it_starts_is_kept_and_comes_with_the_next_reload() {
     let place = Place::new(TEXT);
     let edited = TEXT.replace("1M", "2M");
-    let outside = Edited(Machine { config: place.file() }, &edited);
+    // Somebody edits the file as soon as a volume is looked at.
+    let edit = |_: &Volume| {
+        std::fs::write(place.file(), &edited).expect("a file");
+        None
+    };
+    let outside = Marked(Machine { config: place.file() }, edit);
     let state = place.0.join("state");
     let started = Manager::start(&place.file(), &state, outside, Rehearsal::new(), at(1));
     let mut manager = started.expect("an edit keeps nothing from starting");

@@ -1,7 +1,7 @@
 //! What can be configured: every section, every key, once.
 
 use crate::links::{Links, Luns, To};
-use crate::names::{Address, Ascii, IscsiName, Naa, Network, Nqn, OpenAddress, Pattern, Uuid};
+use crate::names::{Address, Ascii, Host, IscsiName, Naa, Network, Nqn, OpenAddress, Pattern, Uuid};
 use crate::secret::SecretSource;
 use crate::section::{absent, or, required, sections};
 use crate::value::{FilePath, Line, Mode, Period, Size, Textual, Whole, choices};
@@ -16,6 +16,8 @@ pub const ISCSI_PORT: u16 = 3260;
 pub const NVME_PORT: u16 = 4420;
 /// The largest namespace identifier: as many namespaces as a controller has at most.
 pub const NAMESPACE_MAX: u64 = 1024;
+/// The port that IANA gave to iSNS.
+pub const ISNS_PORT: u16 = 3205;
 /// The port of the API: one of those that nobody has registered, next to iSCSI's.
 pub const API_PORT: u16 = 3280;
 
@@ -377,6 +379,20 @@ sections! {
         hashes: Vec<Hash> = or(ALL_HASHES) => LaterSessions;
     }
 
+    /// A name server that initiators ask where there are targets (iSNS, RFC 4171). All targets with an iSCSI name that
+    /// are on and have not moved are registered there, at the portals where they are reached; a portal that listens at
+    /// all addresses and advertises none, at the one that the server is reached from. Who may log in is not up to it.
+    Isns (made: Live, removed: Live) {
+        /// Where it is: a name or an address, without a port at 3205. Without, nothing is registered.
+        server: Option<Host<ISNS_PORT>> = absent() => Live;
+        /// What this machine is called there (Entity Identifier); without, its host name. Whoever registers under the
+        /// same name takes the place of what was registered before.
+        entity: Option<Line<255>> = absent() => Live;
+        /// How long the server shall remember what is not renewed; it is renewed three times in that time. A server may
+        /// have a time of its own.
+        period: Period = or(Period(Duration::from_secs(300))) => Live;
+    }
+
     /// The API on this machine.
     Api (made: Live, removed: Live) {
         /// Unix socket; who may open it may do everything. Without, `/run/lunar/api.sock`, or the user's own runtime
@@ -575,4 +591,4 @@ macro_rules! only_one {
         }
     })+ };
 }
-only_one!(Server, Limits, Discovery, Api, Logging);
+only_one!(Server, Limits, Discovery, Isns, Api, Logging);

@@ -249,6 +249,69 @@ impl Textual for OpenAddress {
     }
 }
 
+/// A host by its name or its address, with a port, which is `PORT` where none is given.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Host<const PORT: u16> {
+    name: String,
+    port: u16,
+}
+
+/// Bytes of a host's name at most (RFC 1123 2.1).
+const HOST_BYTES_MAX: usize = 253;
+
+impl<const PORT: u16> Host<PORT> {
+    /// Its name, or its address without brackets.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn of(ip: IpAddr, port: u16) -> Self {
+        Self { name: ip.to_string(), port }
+    }
+}
+
+impl<const PORT: u16> Textual for Host<PORT> {
+    const WHAT: &'static str = "a host, by its name or its address, and a port: `\"storage.example.org:3205\"`";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        let no_port = || "has port 0, at which nobody listens".to_owned();
+        if let Ok(ip) = bare.parse() {
+            return Ok(Self::of(ip, PORT));
+        }
+        if let Ok(at) = text.parse::<SocketAddr>() {
+            return if at.port() == 0 { Err(no_port()) } else { Ok(Self::of(at.ip(), at.port())) };
+        }
+        let (name, port) = text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port)));
+        let wrong = || format!("is no host: storage.example.org, storage.example.org:{PORT} and [::1]:{PORT} are");
+        let port = port.map_or(Ok(PORT), str::parse::<u16>).map_err(|_| wrong())?;
+        let is_label = |label: &str| {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+            !label.is_empty() && label.len() <= 63 && !label.starts_with('-') && label.bytes().all(plain)
+        };
+        let labels = name.strip_suffix('.').unwrap_or(name);
+        // What ends with a number is an address that was written wrongly (RFC 3696 2).
+        let is_number = labels.rsplit('.').next().is_some_and(|last| last.bytes().all(|byte| byte.is_ascii_digit()));
+        if name.len() > HOST_BYTES_MAX || is_number || !labels.split('.').all(is_label) {
+            return Err(wrong());
+        }
+        if port == 0 { Err(no_port()) } else { Ok(Self { name: name.to_owned(), port }) }
+    }
+
+    fn text(&self) -> String {
+        let Self { name, port } = self;
+        let name = if name.contains(':') { format!("[{name}]") } else { name.clone() };
+        if *port == PORT { name } else { format!("{name}:{port}") }
+    }
+}
+
 /// A UUID (RFC 9562 4).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Uuid(pub [u8; 16]);
@@ -387,6 +450,35 @@ mod tests {
         ] {
             let why = IscsiName::parse(bad).expect_err(bad);
             assert!(why.contains(word), "{bad}: {why}");
+        }
+    }
+
+    #[test]
+    fn hosts_by_name_or_address() {
+        type Own = Host<3205>;
+        for (text, name, port, shown) in [
+            ("storage.example.org", "storage.example.org", 3205, "storage.example.org"),
+            ("storage:99", "storage", 99, "storage:99"),
+            ("storage.:3205", "storage.", 3205, "storage."),
+            ("192.0.2.1", "192.0.2.1", 3205, "192.0.2.1"),
+            ("192.0.2.1:1", "192.0.2.1", 1, "192.0.2.1:1"),
+            ("::1", "::1", 3205, "[::1]"),
+            ("[::1]", "::1", 3205, "[::1]"),
+            ("[::1]:7", "::1", 7, "[::1]:7"),
+            ("1a", "1a", 3205, "1a"),
+        ] {
+            let host = Own::parse(text).unwrap_or_else(|why| panic!("{text} {why}"));
+            assert_eq!((host.name(), host.port(), host.text().as_str()), (name, port, shown));
+            assert_eq!(Own::parse(shown).as_ref(), Ok(&host));
+        }
+        let long = format!("{}.{}", "a".repeat(63), "b.".repeat(100));
+        for bad in
+            ["", ":1", "a:", "a:x", "a:65536", "a..b", "-a", "a b", "192.0.2", "300.1.1.1", "a:1:2", "a/b", &long]
+        {
+            assert!(Own::parse(bad).is_err(), "{bad}");
+        }
+        for bad in ["a:0", "192.0.2.1:0", "[::1]:0"] {
+            assert!(Own::parse(bad).is_err_and(|why| why.contains("port 0")), "{bad}");
         }
     }
 

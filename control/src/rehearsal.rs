@@ -1,7 +1,7 @@
 //! A model of what runs: keeps what it was told, and holds plans to their promises. For tests, and for whoever wants
 //! to know what a plan would leave.
 
-use crate::api::{MachineView, MediumView, SessionView};
+use crate::api::{IsnsView, MachineView, MediumView, SessionView};
 use crate::apply::Running;
 use crate::check::Checked;
 use crate::config::{Id, Kind};
@@ -204,6 +204,10 @@ impl Live for Rehearsal {
 
     fn machines(&mut self) -> Vec<MachineView> {
         Vec::new()
+    }
+
+    fn isns(&mut self) -> Option<IsnsView> {
+        None
     }
 
     fn troubles(&mut self) -> Vec<String> {

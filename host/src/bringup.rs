@@ -14,9 +14,10 @@ const CONTROLLER: u8 = 0x01;
 /// CC: enabled, entries of 64 and 16 bytes.
 const CONFIGURATION: u32 = 0x46_0001;
 /// CC: the same, and a normal shutdown.
-const SHUTDOWN: u32 = 0x46_4001;
-/// CSTS: ready; fatal.
-const READY: u64 = 0x01;
+pub const SHUTDOWN: u32 = 0x46_4001;
+/// CSTS: ready.
+pub const READY: u64 = 0x01;
+/// CSTS: fatal.
 const FATAL: u64 = 0x02;
 /// The smallest page of all controllers, which transfers are counted in.
 const PAGE: u32 = 4096;

@@ -8,7 +8,7 @@ use crate::report::{Negotiated, Rings};
 use crate::{Capacity, Opened};
 use anyhow::{Context, Result, bail, ensure};
 use lunar_core::mem::Region;
-use lunar_host::bringup::{Answer, Bringup, Info, Next};
+use lunar_host::bringup::{Answer, Bringup, Info, Next, READY, SHUTDOWN};
 use lunar_host::command::{self, Property};
 use lunar_host::rings::{self, Bell, PAGE, Pair, Write};
 use lunar_host::vfio::{self, Conversation};
@@ -33,11 +33,8 @@ const ADMIN_ENTRIES: u16 = 32;
 const ADMIN_ATTRIBUTES: u32 = 0x24;
 const ADMIN_SUBMISSIONS: u32 = 0x28;
 const ADMIN_COMPLETIONS: u32 = 0x30;
-/// CSTS: ready.
-const READY: u64 = 0x01;
-/// CC: nothing; a normal shutdown of one that is enabled.
+/// CC: nothing.
 const DISABLED: u32 = 0;
-const SHUTDOWN: u32 = 0x46_4001;
 /// The command register of the configuration space: memory, bus master, no INTx.
 const PCI_COMMAND: u64 = 0x04;
 const PCI_ENABLE: u16 = 0x0406;

@@ -10,7 +10,7 @@ use crate::live::Live;
 use crate::notify::Notify;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use lunar_control::check::{Checked, Machine, Outside};
+use lunar_control::check::{Checked, Machine, Marked};
 use lunar_control::live::Live as _;
 use lunar_control::manager::Failure;
 use lunar_control::model::{StoreKind, Volume};
@@ -117,8 +117,7 @@ impl Control {
 }
 
 /// A part of the daemon that is configured, too: the API, the log. It is asked whenever something of the sections
-/// changes
-/// that no volume, target, portal or group is: `api`, `api-listener`, `api-token`, `logging`, `server`.
+/// changes that no volume, target, portal or group is: `api`, `api-listener`, `api-token`, `logging`, `server`.
 pub trait Part: Send {
     /// Does everything that can fail, so that nobody notices.
     ///
@@ -134,48 +133,23 @@ pub trait Part: Send {
 }
 
 /// The machine, as the configuration sees it, and the volumes on it.
-#[derive(Clone, Debug)]
-pub struct Here(Machine);
+pub type Here = Marked<fn(&Volume) -> Option<Uuid>>;
 
-impl Here {
-    /// Of the configuration in this file.
-    #[must_use]
-    pub fn new(config: PathBuf) -> Self {
-        Self(Machine { config })
-    }
+/// That of the configuration in this file.
+#[must_use]
+pub fn here(config: PathBuf) -> Here {
+    Marked(Machine { config }, mark)
 }
 
-impl Outside for Here {
-    fn config_mode(&self) -> Option<u32> {
-        self.0.config_mode()
-    }
-
-    fn mode(&self, path: &Path) -> Result<u32, String> {
-        self.0.mode(path)
-    }
-
-    fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
-        self.0.read(path)
-    }
-
-    fn credential(&self, name: &str) -> Result<PathBuf, String> {
-        self.0.credential(name)
-    }
-
-    fn random(&self) -> Result<[u8; 16], String> {
-        self.0.random()
-    }
-
-    /// A volume that was shared before is who it was.
-    fn mark(&self, volume: &Volume) -> Option<Uuid> {
-        let path = volume.path.as_ref()?.path();
-        let known = match volume.kind {
-            StoreKind::File => crate::volume::identity::of_file_at(path),
-            StoreKind::Block => crate::volume::identity::of_device_at(path),
-            StoreKind::Ram | StoreKind::Null => None,
-        };
-        known.map(Uuid)
-    }
+/// A volume that was shared before is who it was.
+fn mark(volume: &Volume) -> Option<Uuid> {
+    let path = volume.path.as_ref()?.path();
+    let known = match volume.kind {
+        StoreKind::File => crate::volume::identity::of_file_at(path),
+        StoreKind::Block => crate::volume::identity::of_device_at(path),
+        StoreKind::Ram | StoreKind::Null => None,
+    };
+    known.map(Uuid)
 }
 
 /// A daemon that runs.
@@ -198,7 +172,7 @@ impl Service {
     pub fn start(config: &Path, state: Option<&Path>) -> Result<Self> {
         let config = std::path::absolute(config)?;
         let (live, state) = Live::of_file(&config, state)?;
-        let outside = Here::new(config.clone());
+        let outside = here(config.clone());
         let mut keeper = Manager::start(&config, &state, outside, live, SystemTime::now())?;
         keeper.running().settled();
         let (way, work) = mpsc::channel();
@@ -237,8 +211,7 @@ impl Service {
 }
 
 /// Serves until a signal says stop. `attach` starts what belongs to the daemon besides, such as the API, and returns
-/// what
-/// ends it when it is dropped; it is dropped before the cores drain.
+/// what ends it when it is dropped; it is dropped before the cores drain.
 ///
 /// # Errors
 /// Everything that keeps it from starting, in words that say what to do.

@@ -88,6 +88,30 @@ pub struct Common {
     pub channels: Option<Channels>,
 }
 
+/// What operators are told of those who come, and of what is done for them.
+#[derive(Clone, Copy, Debug)]
+pub enum Notice<'a> {
+    /// An initiator has logged in, or has not.
+    Initiator(&'a Record),
+    /// The same of an NVMe host.
+    Host(&'a NvmeRecord),
+    /// What became of the registration with the iSNS server.
+    Isns(&'a str),
+}
+
+impl fmt::Display for Notice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Initiator(record) => record.fmt(f),
+            Self::Host(record) => record.fmt(f),
+            Self::Isns(words) => f.write_str(words),
+        }
+    }
+}
+
+/// Takes notices, from any thread.
+pub type Ear = dyn Fn(&Notice<'_>) + Send + Sync;
+
 /// What a core reports while it starts, by its number.
 enum Report {
     Mailbox(usize, Sender<Letter>),
@@ -96,8 +120,8 @@ enum Report {
 }
 
 /// Which NVMe hosts may come in. Their failures cost the same as those of initiators.
-fn nvme_guard(guard: &Arc<Guard>, board: &Arc<Board>, terms: &Terms) -> Arc<NvmeGuard> {
-    let audit = |record: &NvmeRecord| eprintln!("audit: {record}");
+fn nvme_guard(guard: &Arc<Guard>, board: &Arc<Board>, terms: &Terms, ear: Arc<Ear>) -> Arc<NvmeGuard> {
+    let audit = move |record: &NvmeRecord| ear(&Notice::Host(record));
     NvmeGuard::new(board.clone(), terms.clone(), guard.throttling(), Box::new(random), Box::new(audit))
 }
 
@@ -185,16 +209,18 @@ impl Cores {
 }
 
 impl House {
-    /// Starts the cores; they serve nothing yet. `audit` takes the records of logins.
+    /// Starts the cores; they serve nothing yet. `ear` is told of logins.
     ///
     /// # Errors
     /// When one of them cannot start, in words that say what to do.
-    pub fn start(frame: Frame, directory: Directory, audit: impl Fn(&Record) + Send + Sync + 'static) -> Result<Self> {
+    pub fn start(frame: Frame, directory: Directory, ear: Arc<Ear>) -> Result<Self> {
         raise_open_files();
         let count = frame.cores;
+        let told = ear.clone();
+        let audit = move |record: &Record| told(&Notice::Initiator(record));
         let guard = Guard::new(directory, Box::new(random), Box::new(audit));
         let board = Arc::<Board>::default();
-        let nvme_guard = nvme_guard(&guard, &board, &frame.terms);
+        let nvme_guard = nvme_guard(&guard, &board, &frame.terms, ear);
         let of_hosts = nvme_guard.clone();
         let channels = || Channels::new(move |identity| of_hosts.channel(identity)).context("preparing TLS");
         let channels = frame.has_channels.then(channels).transpose()?;

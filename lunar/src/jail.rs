@@ -20,6 +20,10 @@ use std::sync::OnceLock;
 const NEWEST: ABI = ABI::V6;
 /// What is looked at: users and groups, who the machine is, what its devices and its own process are.
 const LOOKED_AT: [&str; 6] = ["/etc/passwd", "/etc/group", "/etc/machine-id", "/proc", "/sys", "/dev/null"];
+/// Where it is written how names of hosts are looked up.
+const LOOKED_UP: [&str; 5] = [RESOLVERS, "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf"];
+/// Where it is written who knows names.
+const RESOLVERS: &str = "/etc/resolv.conf";
 
 /// What may be done with paths.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -37,7 +41,11 @@ impl Paths {
     #[must_use]
     pub fn of(config: &Config, file: &Path, state: &Path, socket: Option<&Path>) -> Self {
         let mut paths = Self::default();
-        paths.read.extend(LOOKED_AT.iter().map(PathBuf::from));
+        paths.read.extend(LOOKED_AT.iter().chain(&LOOKED_UP).map(PathBuf::from));
+        // Where somebody else keeps it, it is written anew: then its folder stays.
+        let kept = std::fs::canonicalize(RESOLVERS).ok();
+        let folder = kept.as_deref().and_then(Path::parent).filter(|folder| *folder != Path::new("/etc"));
+        paths.read.extend(folder.map(Path::to_owned));
         // What is written anew is made beside it and takes its place.
         let real = std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
         paths.keep.extend(real.parent().into_iter().chain(socket.and_then(Path::parent)).map(Path::to_owned));

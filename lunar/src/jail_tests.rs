@@ -100,6 +100,20 @@ fn calls_that_it_does_not_make_are_refused() {
 }
 
 #[test]
+fn names_of_hosts_are_looked_up_in_both() {
+    use std::net::ToSocketAddrs;
+    let lookup = || ("localhost", 1).to_socket_addrs().map(Iterator::count);
+    let Ok(known @ 1..) = lookup() else { return println!("skipped: this machine does not know localhost") };
+    let config = Config::default();
+    in_a_thread(move || {
+        let paths = Paths::of(&config, Path::new("/nowhere/x"), Path::new("/nowhere"), None);
+        files(&paths).expect("the kernel takes it");
+        seccompiler::apply_filter(&filter().expect("it is right")).expect("the kernel takes it");
+        assert_eq!(lookup().expect("it is known as before"), known);
+    });
+}
+
+#[test]
 fn the_paths_are_those_of_the_configuration() {
     let place = Place::new();
     let disk = place.file("srv/disk1.img");

@@ -6,6 +6,7 @@ pub mod banner;
 pub mod cores;
 pub mod daemon;
 pub mod house;
+pub mod isns;
 pub mod jail;
 pub mod live;
 pub mod notify;

@@ -16,7 +16,8 @@ mod shape;
 mod sight;
 
 use crate::daemon::Part;
-use crate::house::{Frame, House, Opening, why_not};
+use crate::house::{Ear, Frame, House, Notice, Opening, why_not};
+use crate::isns::{Isns, Wanted};
 use crate::serve::PORT_PATIENCE;
 use crate::volume::Volume;
 use crate::volume::keep::state_folder;
@@ -31,7 +32,6 @@ use lunar_core::medium::Medium;
 use lunar_core::tally::Tally;
 use lunar_core::unit::UnitId;
 use lunar_iscsi::directory::Directory;
-use lunar_iscsi::guard::audit::Record;
 use lunar_nvme::auth::exchange::Terms;
 use lunar_reactor::Choice;
 use lunar_reactor::linger::until_free;
@@ -55,9 +55,6 @@ const SAME_UNIT: [&str; 5] = ["size", "read_only", "write_through", "direct", "r
 /// Keys of a portal that say where it is.
 const ADDRESS: [&str; 2] = ["address", "protocol"];
 
-/// Takes the records of logins, from any core.
-pub type Listening = Box<dyn Fn(&Record) + Send + Sync>;
-
 /// A volume that is served.
 #[derive(Clone, Debug)]
 struct Placed {
@@ -80,8 +77,10 @@ pub struct Live {
     runtime: PathBuf,
     ports: Ports,
     parts: Vec<Box<dyn Part>>,
-    /// Who takes the records of logins; until somebody does, they are lines of the log.
-    listener: Arc<OnceLock<Listening>>,
+    /// Who is told of logins and the like; until somebody is, they are lines of the log.
+    listener: Arc<OnceLock<Box<Ear>>>,
+    /// Where targets are registered.
+    isns: Isns,
     /// Numbers of units that are taken.
     units: Numbers,
     tickets: u64,
@@ -198,7 +197,7 @@ impl Live {
     /// When the file is not valid, or the cores do not start.
     pub fn of_file(config: &Path, state: Option<&Path>) -> Result<(Self, PathBuf)> {
         let text = versions::read(config)?;
-        let outside = crate::daemon::Here::new(config.to_owned());
+        let outside = crate::daemon::here(config.to_owned());
         let checked = check(&config.display().to_string(), &text, &outside)?;
         let own = checked.config.server.state.as_ref().map(|path| path.path().to_owned());
         let state = own.or_else(|| state.map(Path::to_owned)).unwrap_or_else(state_folder);
@@ -232,13 +231,13 @@ impl Live {
             has_channels: false,
         };
         let ports = Ports::open(state).map_err(|why| anyhow!(why))?;
-        let listener: Arc<OnceLock<Listening>> = Arc::default();
+        let listener: Arc<OnceLock<Box<Ear>>> = Arc::default();
         let told = listener.clone();
-        let audit = move |record: &Record| match told.get() {
-            Some(listener) => listener(record),
-            None => eprintln!("audit: {record}"),
-        };
-        let house = House::start(frame, Directory::new(server.drain.0), audit)?;
+        let ear: Arc<Ear> = Arc::new(move |notice: &Notice<'_>| match told.get() {
+            Some(listener) => listener(notice),
+            None => eprintln!("audit: {notice}"),
+        });
+        let house = House::start(frame, Directory::new(server.drain.0), ear.clone())?;
         Ok(Self {
             house,
             state: state.to_owned(),
@@ -249,6 +248,7 @@ impl Live {
             ports,
             parts: Vec::new(),
             listener,
+            isns: Isns::new(move |words| ear(&Notice::Isns(words))),
             units: Numbers::default(),
             tickets: 0,
             portals: 0,
@@ -269,10 +269,12 @@ impl Live {
         self.settling.wait();
     }
 
-    /// The cores, to end them.
+    /// The cores, to end them. Nobody is sent to them by the iSNS server any more.
     #[must_use]
     pub fn into_house(self) -> House {
-        self.house
+        let Self { isns, house, .. } = self;
+        drop(isns);
+        house
     }
 
     /// From now on this part is asked, too, when something changes that it goes by; it knows what is in force now.
@@ -280,8 +282,8 @@ impl Live {
         self.parts.push(part);
     }
 
-    /// From now on this takes the records of logins; the first that asks for them does.
-    pub fn audit_to(&self, listener: Listening) {
+    /// From now on this is told of logins and the like; the first that asks for it is.
+    pub fn audit_to(&self, listener: Box<Ear>) {
         let _ = self.listener.set(listener);
     }
 
@@ -484,6 +486,8 @@ impl Running for Live {
         }
         self.settle_shape(&coming, wanted);
         coming.leaving.iter().for_each(|unit| self.units.give_back(unit.0));
+        let listeners = &self.listeners;
+        self.isns.want(Wanted::of(wanted, |name| listeners.get(name).map(|listener| listener.address)));
     }
 
     fn roll_back(&mut self, change: &Change, prepared: Ready) {

@@ -1,12 +1,14 @@
 //! The operator's side of the daemon: its API, as a part that is configured like the others, and its jails.
 
 use crate::daemon::{Control, Keeper, Part};
+use crate::house::Notice;
 use crate::jail::{self, Held, Paths};
 use anyhow::{Result, anyhow};
 use lunar_api::{Api, Common, Desk, Journal, Topic};
 use lunar_control::check::Checked;
 use lunar_control::value::Textual;
 use lunar_iscsi::guard::audit::Record;
+use lunar_nvme::auth::guard::Record as NvmeRecord;
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,21 +34,26 @@ fn open(keeper: &mut Keeper, mut api: Api, common: &Arc<Common>) -> Result<PathB
     let checked = keeper.current().clone();
     common.started_with(&checked);
     let journal = common.journal.clone();
-    keeper.running().audit_to(Box::new(move |record| note(&journal, record)));
+    keeper.running().audit_to(Box::new(move |notice| note(&journal, notice)));
     api.open(&checked)?;
     let socket = api.socket().map(Path::to_owned).unwrap_or_default();
     keeper.running().add_part(Box::new(Remote(api)));
     Ok(socket)
 }
 
-/// Notes how a login ended.
-fn note(journal: &Journal, record: &Record) {
-    let (topic, who) = match record {
-        Record::Login(who, Ok(())) => (Topic::Login, &*who.initiator),
-        Record::Login(who, Err(_)) => (Topic::Refusal, &*who.initiator),
-        Record::Omitted(_) => (Topic::Refusal, "lunar"),
+/// Notes how a login ended, and what else operators are told.
+fn note(journal: &Journal, notice: &Notice<'_>) {
+    let topic = |is_in: bool| if is_in { Topic::Login } else { Topic::Refusal };
+    let (topic, who) = match notice {
+        Notice::Initiator(Record::Login(who, outcome)) => (topic(outcome.is_ok()), who.initiator.to_string()),
+        Notice::Host(NvmeRecord::Login { visitor, outcome, .. }) => (topic(outcome.is_ok()), visitor.host.to_string()),
+        Notice::Host(NvmeRecord::Channel { source, .. }) => (Topic::Refusal, source.ip().to_string()),
+        Notice::Initiator(Record::Omitted(_)) | Notice::Host(NvmeRecord::Omitted(_)) => {
+            (Topic::Refusal, "lunar".to_owned())
+        }
+        Notice::Isns(_) => (Topic::Service, "lunar".to_owned()),
     };
-    journal.add(topic, who, &record.to_string());
+    journal.add(topic, &who, &notice.to_string());
 }
 
 /// The API as a part of the daemon.
@@ -74,7 +81,7 @@ impl Part for Remote {
 pub fn confine(file: &Path, state: Option<&Path>) -> Result<()> {
     let file = std::path::absolute(file)?;
     let Ok(text) = std::fs::read_to_string(&file) else { return Ok(()) };
-    let outside = crate::daemon::Here::new(file.clone());
+    let outside = crate::daemon::here(file.clone());
     let Ok(checked) = lunar_control::check(&file.display().to_string(), &text, &outside) else { return Ok(()) };
     let config = &checked.config;
     let own = config.server.state.as_ref().map(|path| PathBuf::from(path.text()));

@@ -4,7 +4,7 @@ use crate::access::Map;
 use crate::args::{self, Driver, How};
 use crate::banner::{Faces, Line, banner};
 use crate::cores::Face;
-use crate::house::{Core, Frame, House, Opening, why_not};
+use crate::house::{Core, Frame, House, Notice, Opening, why_not};
 use crate::stats;
 use crate::volume::Volume;
 use anyhow::{Context, Result, anyhow, bail};
@@ -13,7 +13,6 @@ use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::tally::Tally;
 use lunar_core::unit::{Unit, UnitId};
 use lunar_iscsi::directory::{Directory, Entry, Portal, Way};
-use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::SESSIONS_MAX;
 use lunar_nvme::controller::CONTROLLERS_MAX;
 use lunar_nvme::namespace::NAMESPACES_MAX;
@@ -61,8 +60,8 @@ pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let drain = Duration::from_secs(setup.how.drain.into());
-    let audit = |record: &Record| eprintln!("audit: {record}");
-    let house = House::start(setup.frame(), Directory::new(drain), audit)?;
+    let audit = |notice: &Notice<'_>| eprintln!("audit: {notice}");
+    let house = House::start(setup.frame(), Directory::new(drain), Arc::new(audit))?;
     let counted = house.common().stats.clone();
     let socket = setup.how.stats.as_deref().map(|path| stats::Socket::serve(path, counted)).transpose()?;
     let (faces, lines) = furnish(&house, &setup, access)?;

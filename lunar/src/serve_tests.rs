@@ -68,7 +68,7 @@ impl Rig {
         };
         let volumes = Volume::open_all(&serve.volumes, &options).expect("memory");
         let (setup, access) = Setup::new(volumes, serve.volumes, serve.how).expect("it is right");
-        let house = House::start(setup.frame(), Directory::new(Duration::ZERO), |_| {});
+        let house = House::start(setup.frame(), Directory::new(Duration::ZERO), Arc::new(|_: &Notice<'_>| {}));
         let house = house.expect("cores start");
         let (faces, _) = furnish(&house, &setup, access).expect("a port");
         Self { nvme: faces.nvme[0], house: Some(house), folder }

@@ -1,7 +1,7 @@
 //! Connect: how a host gets a controller, and a queue of it (NVMe Base 2.0 6.3).
 
 use crate::auth::Proof;
-use crate::auth::guard::{Entry as Admitted, Visitor};
+use crate::auth::guard::{Entry as Admitted, Reason, Visitor};
 use crate::command::{Command, Refusal, Status};
 use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
 use crate::directory::Way;
@@ -13,6 +13,7 @@ use std::mem::offset_of;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Name of the discovery service that every subsystem answers to.
@@ -130,7 +131,37 @@ fn nqn(field: &[u8; 256]) -> Option<&str> {
     std::str::from_utf8(&field[..end]).ok().filter(|text| text.len() <= NQN_BYTES_MAX)
 }
 
+/// Who wants a queue; `None`: nothing that could be told of.
+fn visitor(command: &Command, data: &[u8], caller: &Caller) -> Option<Visitor> {
+    let fields = Fields::ref_from_bytes(command.sqe.as_bytes()).ok()?;
+    let data = ConnectData::ref_from_bytes(data).ok()?;
+    let (subsystem, host) = (nqn(&data.subsystem)?, nqn(&data.host_nqn)?);
+    Some(Visitor {
+        host: host.into(),
+        subsystem: subsystem.into(),
+        kind: if subsystem == DISCOVERY_NQN { Kind::Discovery } else { Kind::Io },
+        queue: fields.queue.get(),
+        source: caller.source,
+        channel: caller.channel.clone(),
+    })
+}
+
 impl Subsystem {
+    /// A host wants to connect: how long it has to wait for that. Who comes too often for a controller waits, whatever
+    /// the transport and the target; queues of a controller that there is come as many as a host has processors.
+    ///
+    /// # Errors
+    /// How Connect ends of who comes much too often.
+    pub fn arrive(&self, command: &Command, data: &[u8], caller: &Caller, now: Instant) -> Result<Duration, Refusal> {
+        let visitor = visitor(command, data, caller);
+        let Some(visitor) = visitor.filter(|visitor| visitor.queue == 0) else { return Ok(Duration::ZERO) };
+        let guard = &self.config().guard;
+        guard.arrive(visitor.source, now).map_err(|reason| {
+            guard.refused(&visitor, reason, now);
+            Status::CONNECT_BUSY.into()
+        })
+    }
+
     /// Carries Connect out: makes a controller with its admin queue, or an I/O
     /// queue of a controller. Returns the queue and dword 0 of the completion.
     ///
@@ -162,7 +193,13 @@ impl Subsystem {
             DISCOVERY_NQN => (Kind::Discovery, directory.discovery()),
             name => {
                 let found = directory.subsystem(name).filter(|entry| entry.is_reached(path.way.group));
-                (Kind::Io, found.ok_or_else(|| invalid(offset_of!(ConnectData, subsystem), true))?)
+                let found = found.ok_or_else(|| {
+                    let visitor = visitor(command, data.as_bytes(), &caller);
+                    let guard = &self.config().guard;
+                    visitor.iter().for_each(|visitor| guard.refused(visitor, Reason::NoSubsystem, now));
+                    invalid(offset_of!(ConnectData, subsystem), true)
+                });
+                (Kind::Io, found?)
             }
         };
         let queue = fields.queue.get();

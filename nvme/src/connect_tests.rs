@@ -56,6 +56,36 @@ fn what_is_refused_is_named_by_its_place() {
 }
 
 #[test]
+fn who_comes_too_often_waits_and_is_told() {
+    let rig = Rig::default();
+    let _ = rig.told();
+    let arrive = |queue| {
+        let command = Command { sqe: connect_sqe(queue, 31), sent: 1024, room: 0 };
+        rig.subsystem.arrive(&command, connect_data(7, 0xffff, NQN).as_bytes(), &caller(), Instant(0))
+    };
+    assert!((0..100).all(|_| arrive(0) == Ok(Duration::ZERO)), "there is no limit");
+    let throttle = rig.subsystem.config().guard.throttling();
+    throttle.lock().expect("whole").set_rate(Some(1));
+    let waits: Vec<_> = (0..4).map(|_| arrive(0).map(|wait| wait.as_secs()).map_err(|why| why.status)).collect();
+    assert_eq!(waits, [Ok(0), Ok(1), Ok(2), Err(Status::CONNECT_BUSY)]);
+    assert!((0..100).all(|queue| arrive(queue + 1) == Ok(Duration::ZERO)), "queues of a controller do not count");
+    let told = rig.told();
+    assert!(
+        told.len() == 1 && told[0].starts_with("login refused reason=\"too many connects from there\""),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn a_subsystem_that_there_is_not_is_told_of() {
+    let rig = Rig::default();
+    let _ = rig.told();
+    assert!(connect(&rig, 0, 31, &connect_data(7, 0xffff, "nqn.2026-01.org.x:other")).is_err());
+    let told = rig.told();
+    assert!(told.len() == 1 && told[0].starts_with("login refused reason=\"no such subsystem\""), "{told:?}");
+}
+
+#[test]
 fn discovery_has_no_io_queues() {
     let rig = Rig::default();
     let (admin, _) = connect(&rig, 0, 31, &connect_data(7, 0xffff, DISCOVERY_NQN)).expect("a discovery service");

@@ -19,8 +19,12 @@ const ORDER: &[(&str, &[&str])] = &[
     ("cli", &["core", "control", "api"]),
     ("initiator", &["core", "front/*"]),
     ("host", &["core", "nvme", "front/*"]),
+    ("isns", &["core"]),
     ("load", &["core", "nvme", "reactor", "front/*", "initiator", "host"]),
-    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "api", "cli", "initiator", "load"]),
+    (
+        "lunar",
+        &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "api", "cli", "initiator", "isns", "load"],
+    ),
 ];
 
 /// Places that only development uses: they may use everything, and nothing above uses them.
@@ -202,6 +206,7 @@ mod tests {
             ("stream", "scsi"),
             ("host", "initiator"),
             ("load", "scsi"),
+            ("isns", "reactor"),
         ] {
             assert_eq!(used(folder, other), [format!("`{folder}` must not use `{other}`")]);
         }

@@ -41,8 +41,7 @@ impl BlockVolume {
     }
 
     /// Opens `path` once more, in another way; if it is the device of this volume, it stays for us alone. Both may be
-    /// used
-    /// at the same time.
+    /// used at the same time.
     ///
     /// # Errors
     /// [`Refusal`].

@@ -48,8 +48,7 @@ impl FileVolume {
     }
 
     /// Opens `path` once more, in another way; if it is the file of this volume, under the same lock. Both may be used
-    /// at
-    /// the same time.
+    /// at the same time.
     ///
     /// # Errors
     /// [`Refusal`].

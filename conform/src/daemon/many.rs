@@ -92,7 +92,7 @@ fn timed(lab: &Lab, house: &House, text: &str) -> Result<Duration> {
     Ok(since.elapsed())
 }
 
-fn lunar(lab: &Lab, house: &House, words: &[&str]) -> Result<String> {
+pub(super) fn lunar(lab: &Lab, house: &House, words: &[&str]) -> Result<String> {
     let mut command = process::bound(lab.built()?);
     command.args(words).arg("--socket").arg(house.folder.join("api.sock"));
     process::run(&mut command, LIMIT)?.succeeded()

@@ -5,9 +5,11 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::many::lunar;
 use super::{ACCESS, CAPACITY, Case, Change, House, LIMIT, MAIN, started_as, until};
 use crate::nvme::{Conn, Connect, Entry, Host, INLINE, Sound, TRANSPORT};
 use crate::pdu::Digests;
@@ -31,11 +33,12 @@ const ACCESS_CHANGED: u32 = 0x000c_0302;
 /// Asymmetric namespace access: non-optimized.
 const NON_OPTIMIZED: u8 = 2;
 
-pub(super) const CASES: [Case; 6] = [
+pub(super) const CASES: [Case; 7] = [
     ("an NVMe host sees what is its own, and what an initiator has written", sees),
     ("namespaces come, go and grow under a controller, which is told", changes),
     ("discovery tells a host what it may see, and that it is another now", discovers),
     ("NVMe hosts that may no longer be there go, and controllers are listed and ended", ends),
+    ("NVMe hosts that come too often wait, and much too often are refused", hurries),
     ("a virtual machine has a socket while it is configured", machine),
     ("a virtual machine is told when its disk grows, and when its way there gets worse", machine_is_told),
 ];
@@ -129,8 +132,46 @@ fn sees(lab: &Lab, driver: Driver) -> Result<()> {
         Connect { queue: 0, entries: 32, controller: 0xffff, keep_alive: 0, subsystem: SUBSYSTEM, host: HOST };
     let status = connect.on(&mut Conn::ready(hosts.portal, Digests::default())?)?.status;
     ensure!(status == HOST_REFUSED, "a stranger is told {status:03x}h");
+    // Who came and who did not stands beside what initiators did.
+    let audit = lunar(lab, &hosts.house, &["audit"])?;
+    for (line, host) in [("login accepted", FEW), ("login accepted", HOST), ("no group fits", HOST)] {
+        let is_noted = |said: &str| said.contains(line) && said.contains(&format!("host=\"{host}\""));
+        ensure!(audit.lines().any(is_noted), "no note of {line:?} and {host}:\n{audit}");
+    }
+    ensure!(audit.contains("initiator=\""), "no note of an initiator:\n{audit}");
     ensure!(few.read(1, 7, 1)? == [0x5a; 512], "a host was disturbed for nothing");
     hosts.house.stop()
+}
+
+/// Four a second are welcome: four come at once, eight wait for two seconds at most, and more are turned away.
+fn hurries(lab: &Lab, driver: Driver) -> Result<()> {
+    const BUSY: u16 = 0x181;
+    let portal = free_port()?;
+    let more = "[limits]\nlogin-rate = 4\n";
+    let house = started_as(lab, driver, "nvme-hurries", |house| text(house, portal, &Change::default(), more))?;
+    let connect =
+        Connect { queue: 0, entries: 32, controller: 0xffff, keep_alive: 0, subsystem: SUBSYSTEM, host: HOST };
+    let mut conns = Vec::new();
+    for _ in 0..20 {
+        conns.push(Conn::ready(portal, Digests::default())?);
+    }
+    let since = Instant::now();
+    let mut asked = Vec::new();
+    for conn in &mut conns {
+        let entry = connect.entry(conn.cid());
+        conn.send(&crate::nvme::capsule(&entry, &connect.data(), conn.digests))?;
+        asked.push(entry.cid());
+    }
+    let mut end = |number: usize| -> Result<u16> { Ok(conns[number].finish(asked[number], &[])?.status) };
+    ensure!(end(19)? == BUSY, "the twentieth is let in");
+    ensure!(end(0)? == 0 && end(6)? == 0, "the first ones are not let in");
+    ensure!(since.elapsed() >= Duration::from_millis(200), "the seventh does not wait");
+    // Initiators from there are as welcome as hosts.
+    let before = Instant::now();
+    let outcome = house.session(MAIN, "host", 0);
+    ensure!(outcome.is_err() || before.elapsed() >= Duration::from_millis(200), "an initiator does not wait");
+    ensure!(house.said().contains("too many connects from there"), "nothing is said of it");
+    house.stop()
 }
 
 fn changes(lab: &Lab, driver: Driver) -> Result<()> {

@@ -29,8 +29,7 @@ impl Modules {
     }
 
     /// The wanted modules with all they depend on, in an order in which they can be loaded. A name that ends with "?"
-    /// may be
-    /// absent: kernels differ in what is a module at all.
+    /// may be absent: kernels differ in what is a module at all.
     pub(crate) fn in_order(&self, wanted: &[&str]) -> Result<Vec<Module>> {
         let mut order = Vec::new();
         let mut seen = HashSet::new();

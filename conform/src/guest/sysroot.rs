@@ -1,6 +1,5 @@
 //! A tree of distribution packages for the guest: fetched with this machine's own package sources into a private
-//! folder, and
-//! unpacked without root, without a chroot and without touching what is installed here.
+//! folder, and unpacked without root, without a chroot and without touching what is installed here.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};

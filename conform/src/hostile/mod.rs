@@ -1,6 +1,5 @@
 //! Clients that break the rules. After each: the target lives, its memory is bounded, a well-behaved session goes on
-//! with
-//! its data, and a new login succeeds.
+//! with its data, and a new login succeeds.
 
 mod floods;
 mod logins;

@@ -1,6 +1,5 @@
-//! Data that is wrong, too much, too little, too late, or for nobody. What must never come of it is GOOD for data
-//! that is
-//! not on the disk.
+//! Data that is wrong, too much, too little, too late, or for nobody. What must never come of it is GOOD for data that
+//! is not on the disk.
 
 use anyhow::{Result, bail, ensure};
 

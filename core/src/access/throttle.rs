@@ -1,7 +1,7 @@
-//! Who fails waits. Answers come later and later for a source that fails, and failures for a user are told later and
+//! Who fails waits, and so does who comes too often. Answers come later and later for a source that fails, and failures for a user are told later and
 //! later; what is right is never refused for what others did wrong under the same name.
 
-use crate::pace::host;
+use crate::pace::{Pace, host};
 use crate::time::Instant;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -75,14 +75,27 @@ impl<K: Ord + Clone> Table<K> {
     }
 }
 
-/// Failed logins, and what they cost.
+/// Failed logins, and what they cost; and how often somebody may come at all.
 #[derive(Debug, Default)]
 pub struct Throttle {
     sources: Table<IpAddr>,
     users: Table<Arc<str>>,
+    pace: Pace,
+    /// Logins from one source in a second; `None`: as many as come.
+    rate: Option<u32>,
 }
 
 impl Throttle {
+    /// From now on so many logins are welcome from one source in a second; `None`: as many as come.
+    pub fn set_rate(&mut self, rate: Option<u32>) {
+        self.rate = rate;
+    }
+
+    /// Somebody comes: how long he has to wait until he is heard; `None` if he comes too often.
+    pub fn arrive(&mut self, source: IpAddr, now: Instant) -> Option<Duration> {
+        self.rate.map_or(Some(Duration::ZERO), |rate| self.pace.turn(source, rate, now))
+    }
+
     /// How long an attempt from a source has to wait; `None` if it is one too many. One whose attempts fail has them
     /// looked at one after the other, however many connections it opens.
     pub fn turn(&mut self, source: IpAddr, now: Instant) -> Option<Duration> {
@@ -116,6 +129,16 @@ mod tests {
 
     fn source(text: &str) -> IpAddr {
         text.parse().expect("an address")
+    }
+
+    #[test]
+    fn who_comes_too_often_waits_whatever_he_comes_for() {
+        let (mut throttle, here) = (Throttle::default(), source("192.0.2.1"));
+        assert!((0..1000).all(|_| throttle.arrive(here, START) == Some(Duration::ZERO)), "there is no limit");
+        throttle.set_rate(Some(1));
+        let waits: Vec<_> = (0..4).map(|_| throttle.arrive(here, START).map(|wait| wait.as_secs())).collect();
+        assert_eq!(waits, [Some(0), Some(1), Some(2), None]);
+        assert_eq!(throttle.arrive(source("192.0.2.2"), START), Some(Duration::ZERO), "others do not wait");
     }
 
     #[test]

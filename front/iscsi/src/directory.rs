@@ -16,8 +16,7 @@ pub struct Portal {
     /// Tag of its portal group.
     pub group: u16,
     /// Where it is, as SendTargets tells it; `None`: where the initiator came in, and only for those who came in by
-    /// this
-    /// group.
+    /// this group.
     pub address: Option<SocketAddr>,
     /// Whether SendTargets tells it.
     pub is_told: bool,
@@ -116,8 +115,7 @@ impl Directory {
     }
 
     /// Whether a session may stay: its target is here and reached by its way, as the same target port, and its
-    /// initiator
-    /// still belongs to the group of this name.
+    /// initiator still belongs to the group of this name.
     #[must_use]
     pub fn keeps(&self, target: &str, way: Way, port: u16, (host, source): (&str, IpAddr), group: &str) -> bool {
         let Some(entry) = self.target(target).filter(|entry| entry.moved.is_none() && self.leads(way)) else {

@@ -14,7 +14,6 @@ use crate::wire::LoginStatus;
 use audit::{Audit, Reason, Record, Who};
 use lunar_core::access::throttle::Throttle;
 use lunar_core::access::{Account, Proofs};
-use lunar_core::pace::Pace;
 use lunar_core::time::Instant;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -38,7 +37,6 @@ pub struct Guard {
 
 struct State {
     directory: Arc<Directory>,
-    pace: Pace,
     audit: Audit,
     /// Challenges of ours that are not answered yet, of all connections: none of them is answered by ourselves. As many
     /// as half-open logins at most.
@@ -107,13 +105,10 @@ impl Guard {
     /// The guard of what there is to log in to.
     #[must_use]
     pub fn new(directory: Directory, random: Random, sink: Sink) -> Arc<Self> {
-        let state = State {
-            directory: Arc::new(directory),
-            pace: Pace::default(),
-            audit: Audit::default(),
-            challenges: BTreeSet::new(),
-        };
-        Arc::new(Self { random, sink, throttle: Arc::default(), state: Mutex::new(state) })
+        let mut throttle = Throttle::default();
+        throttle.set_rate(directory.login_rate);
+        let state = State { directory: Arc::new(directory), audit: Audit::default(), challenges: BTreeSet::new() };
+        Arc::new(Self { random, sink, throttle: Arc::new(Mutex::new(throttle)), state: Mutex::new(state) })
     }
 
     /// One that tells nobody, and asks for no proofs.
@@ -131,7 +126,7 @@ impl Guard {
         self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What failures cost: the same for whatever else lets hosts in at the same addresses.
+    /// What failures cost, and how often somebody may come: the same for whatever else lets hosts in at the same addresses.
     #[must_use]
     pub fn throttling(&self) -> Arc<Mutex<Throttle>> {
         self.throttle.clone()
@@ -146,6 +141,7 @@ impl Guard {
     /// Goes by another directory from now on. Sessions and logins under way stay what they are until each front looks
     /// after them: [`Front::review`](crate::serve::Front::review).
     pub fn set_directory(&self, directory: Directory) {
+        self.throttle().set_rate(directory.login_rate);
         self.lock().directory = Arc::new(directory);
     }
 
@@ -154,13 +150,7 @@ impl Guard {
     /// # Errors
     /// How the login ends, if he comes too often.
     pub fn arrive(&self, candidate: &Candidate, source: SocketAddr, now: Instant) -> Result<Duration, LoginStatus> {
-        let turn = {
-            let mut state = self.lock();
-            match state.directory.login_rate {
-                Some(rate) => state.pace.turn(source.ip(), rate, now),
-                None => Some(Duration::ZERO),
-            }
-        };
+        let turn = self.throttle().arrive(source.ip(), now);
         turn.ok_or_else(|| {
             self.tell(Who::new(candidate, source), Err(Reason::TooOften), now);
             LoginStatus::SERVICE_UNAVAILABLE

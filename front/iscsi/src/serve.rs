@@ -141,8 +141,7 @@ impl Front {
     }
 
     /// Looks after those who are there, once there is another directory: sessions that may no longer be, and those of
-    /// the
-    /// groups `ended`, are asked to log out, get to finish their commands, and have ended when this returns.
+    /// the groups `ended`, are asked to log out, get to finish their commands, and have ended when this returns.
     pub async fn review(&self, ended: &BTreeSet<Arc<str>>) {
         let (directory, now) = (self.guard.directory(), self.reactor.now());
         let drain = directory.drain;

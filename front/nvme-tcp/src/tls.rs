@@ -153,6 +153,12 @@ impl Channel {
         Ok(Self { stream, is_open: false, host: all.host, record: Vec::new() })
     }
 
+    /// Whether hands are shaken.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
     /// Takes what came by the wire. What it says is read with [`Channel::open`], until that gives nothing more.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.stream.get_mut().came.bytes.extend_from_slice(bytes);

@@ -1,6 +1,5 @@
 //! Which relative identifier each target port has: the same for ever, for persistent reservations are for ports by
-//! their
-//! identifiers.
+//! their identifiers.
 
 use lunar_control::config::Config;
 use lunar_control::versions;

@@ -1,6 +1,6 @@
 //! From one shape to the next. New things come first; then everybody is judged by the new rules, and whoever may no
-//! longer
-//! be there is seen off; then what nobody sees any more goes. Sessions whose targets did not change notice nothing.
+//! longer be there is seen off; then what nobody sees any more goes. Sessions whose targets did not change notice
+//! nothing.
 
 use super::hosts::{self, Machine, NamespaceMaps};
 use super::shape::{self, Listener, Map, State};

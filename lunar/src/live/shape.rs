@@ -81,8 +81,7 @@ fn proofs<'a>(
 type Member<'a> = (Reverse<usize>, Reverse<u8>, &'a str, &'a Pattern, Option<Network>);
 
 /// The groups of a target, in such an order that the first one that fits is the one that says most: by its pattern,
-/// then
-/// by its network, then by its name.
+/// then by its network, then by its name.
 fn in_order(wanted: &Checked, target: &model::Target, groups: &[(&str, &model::Group)]) -> Vec<Group> {
     let mut members: Vec<Member<'_>> = Vec::new();
     for (name, group) in groups {

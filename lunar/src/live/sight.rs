@@ -4,7 +4,7 @@ use super::Live;
 use super::hosts::Machine;
 use crate::house::Core;
 use crate::stats;
-use lunar_control::api::{MachineView, MediumView, SessionView, qemu};
+use lunar_control::api::{IsnsView, MachineView, MediumView, SessionView, qemu};
 use lunar_control::live::{Later, Motion};
 use lunar_core::tally::Event;
 use lunar_iscsi::registry::Guest;
@@ -132,8 +132,12 @@ impl lunar_control::live::Live for Live {
         self.settled.machines.iter().map(view).collect()
     }
 
+    fn isns(&mut self) -> Option<IsnsView> {
+        self.isns.view()
+    }
+
     fn troubles(&mut self) -> Vec<String> {
-        self.settled.troubles.clone()
+        self.settled.troubles.iter().cloned().chain(self.isns.trouble()).collect()
     }
 
     fn medium(&mut self, volume: &str) -> Option<MediumView> {

@@ -18,8 +18,7 @@ use std::sync::Arc;
 
 impl Volume {
     /// The volume of this name. `before` is what is served from the same place already, in another way: both may be
-    /// used
-    /// at the same time. What it keeps besides its data is in the folder `state`.
+    /// used at the same time. What it keeps besides its data is in the folder `state`.
     ///
     /// # Errors
     /// In words that say what to do.

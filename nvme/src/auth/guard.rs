@@ -70,6 +70,10 @@ pub enum Reason {
     WrongAnswer,
     /// Its source fails too often.
     TooMany,
+    /// So many connects from there that it is not looked at.
+    TooOften,
+    /// There is no such subsystem, or not at this portal.
+    NoSubsystem,
     /// It broke the protocol, or nothing could be agreed.
     Protocol(Why),
     /// It does not believe us, or has given up.
@@ -85,6 +89,8 @@ impl fmt::Display for Reason {
             Self::OtherChannel => f.write_str("the secure channel of another host"),
             Self::WrongAnswer => f.write_str("wrong key"),
             Self::TooMany => f.write_str("too many failures from there"),
+            Self::TooOften => f.write_str("too many connects from there"),
+            Self::NoSubsystem => f.write_str("no such subsystem"),
             Self::Protocol(why) => write!(f, "{why:?}"),
             Self::Doubts(why) => write!(f, "the host gives up: {why:?}"),
         }
@@ -105,15 +111,26 @@ pub enum Record {
         /// How it ended.
         outcome: Result<(), Reason>,
     },
+    /// Hands were not shaken for a secure channel.
+    Channel {
+        /// Where it comes from.
+        source: SocketAddr,
+        /// The host that it said it is, if it came that far.
+        host: Option<Arc<str>>,
+    },
     /// So many refusals were not written.
     Omitted(u64),
 }
 
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Login { visitor, group, proven, outcome } = self else {
-            let Self::Omitted(count) = self else { return Ok(()) };
-            return write!(f, "{count} more refused logins are not listed");
+        let (visitor, group, proven, outcome) = match self {
+            Self::Login { visitor, group, proven, outcome } => (visitor, group, proven, outcome),
+            Self::Channel { source, host } => {
+                write!(f, "login refused reason=\"no secure channel was agreed\" source={source} channel=TLS1.3")?;
+                return host.as_ref().map_or(Ok(()), |host| write!(f, " host=\"{}\"", shown(host)));
+            }
+            Self::Omitted(count) => return write!(f, "{count} more refused logins are not listed"),
         };
         match outcome {
             Ok(()) => f.write_str("login accepted")?,
@@ -176,8 +193,23 @@ impl Guard {
         entry.map(|entry| entry.access.clone())
     }
 
+    /// What failures cost, and how often somebody may come.
+    #[must_use]
+    pub fn throttling(&self) -> Arc<Mutex<Throttle>> {
+        self.throttle.clone()
+    }
+
     fn throttle(&self) -> MutexGuard<'_, Throttle> {
         self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Somebody wants a controller: how long he has to wait until he may have one. Queues of a controller that there is
+    /// come as many at once as a host has processors.
+    ///
+    /// # Errors
+    /// He comes too often.
+    pub fn arrive(&self, source: SocketAddr, now: Instant) -> Result<Duration, Reason> {
+        self.throttle().arrive(source.ip(), now).ok_or(Reason::TooOften)
     }
 
     /// Somebody wants a queue.
@@ -274,12 +306,24 @@ impl Guard {
         self.tell(visitor, None, Err(reason), now);
     }
 
-    fn tell(&self, visitor: &Visitor, proven: Option<&Proven>, outcome: Result<(), Reason>, now: Instant) {
-        let (omitted, is_written) = self.pace.lock().unwrap_or_else(PoisonError::into_inner).look(outcome.is_ok(), now);
+    /// No secure channel was agreed with a source; `host` is who it said it is, if it came that far.
+    pub fn refused_channel(&self, source: SocketAddr, host: Option<Arc<str>>, now: Instant) {
+        if self.is_written(false, now) {
+            (self.sink)(&Record::Channel { source, host });
+        }
+    }
+
+    /// Whether the end of a login is written. What was not is told of first.
+    fn is_written(&self, ended_well: bool, now: Instant) -> bool {
+        let (omitted, is_written) = self.pace.lock().unwrap_or_else(PoisonError::into_inner).look(ended_well, now);
         if let Some(count) = omitted {
             (self.sink)(&Record::Omitted(count));
         }
-        if is_written {
+        is_written
+    }
+
+    fn tell(&self, visitor: &Visitor, proven: Option<&Proven>, outcome: Result<(), Reason>, now: Instant) {
+        if self.is_written(outcome.is_ok(), now) {
             let access = self.access(&visitor.subsystem);
             let group = access.as_ref().and_then(|access| {
                 access.group(&visitor.host.to_ascii_lowercase(), visitor.source.ip()).map(|group| group.name.clone())

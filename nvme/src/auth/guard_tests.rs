@@ -47,6 +47,21 @@ fn visitor(host: &str) -> Visitor {
 }
 
 #[test]
+fn a_channel_that_is_not_agreed_is_told_of_in_one_line() {
+    let told = |host: Option<&str>| Record::Channel { source: SOURCE, host: host.map(Into::into) }.to_string();
+    let start = "login refused reason=\"no secure channel was agreed\" source=192.0.2.7:4000 channel=TLS1.3";
+    assert_eq!(told(None), start);
+    assert_eq!(told(Some("nqn.x\n\"")), format!("{start} host=\"nqn.x\\n\\\"\""));
+    let told = Arc::<Mutex<Vec<Record>>>::default();
+    let heard = told.clone();
+    let sink = move |record: &Record| heard.lock().expect("whole").push(record.clone());
+    let guard = Guard::new(Arc::default(), Terms::default(), Arc::default(), Box::new(|_| true), Box::new(sink));
+    (0..1000).for_each(|_| guard.refused_channel(SOURCE, None, Instant(5_000_000_000)));
+    let count = told.lock().expect("whole").len();
+    assert_eq!(count, lunar_core::access::audit::REFUSALS_PER_SECOND as usize, "a flood is counted");
+}
+
+#[test]
 fn nothing_is_carried_out_before_the_name_is_proved() {
     let rig = Rig::default();
     assert_eq!(rig.told().len(), 1, "the rig's own host");

@@ -9,13 +9,14 @@ use lunar_core::mem::Sg;
 use lunar_core::step::Tail;
 use lunar_core::time::Instant;
 use lunar_nvme::auth::Proof;
-use lunar_nvme::command::FABRICS;
+use lunar_nvme::command::{FABRICS, Refusal};
 use lunar_nvme::directory::Way;
 use lunar_nvme::{Caller, Command, Kind, Path, Queue, Status};
 use lunar_stream::serve::{Joined, Line, Served};
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// The type of Disconnect among Fabrics commands.
 const DISCONNECT: u8 = 0x08;
@@ -54,19 +55,46 @@ impl Connection {
         Path { way: self.way, ..Path::tcp((ip, self.local.port()).into(), IN_CAPSULE_MAX) }
     }
 
-    fn connect(self: &Rc<Self>, key: TaskKey, command: &Command, data: &Sg) {
-        let (front, stats) = (&self.front, self.front.reactor.stats());
+    fn caller(&self) -> Caller {
+        Caller { source: self.peer, channel: self.line.channel().host() }
+    }
+
+    /// Who comes too often waits for his turn.
+    fn knock(self: &Rc<Self>, key: TaskKey, command: Command, data: &Sg) {
+        let (reactor, data) = (&self.front.reactor, data.to_vec());
+        match self.front.subsystem.arrive(&command, &data, &self.caller(), reactor.now()) {
+            Ok(Duration::ZERO) => self.connect(key, &command, &data),
+            Ok(wait) => {
+                let connection = self.clone();
+                reactor.spawn(async move {
+                    let turn = connection.front.reactor.sleep(wait);
+                    if connection.line.unless_over(turn).await.is_some() {
+                        connection.connect(key, &command, &data);
+                        connection.line.kick();
+                    }
+                });
+            }
+            Err(refusal) => self.refuse(key, refusal),
+        }
+    }
+
+    fn refuse(&self, key: TaskKey, refusal: Refusal) {
+        self.line.session().connected(key, Err(refusal.status), refusal.result);
+        self.front.reactor.stats().logins_refused.add(1);
+    }
+
+    fn connect(self: &Rc<Self>, key: TaskKey, command: &Command, data: &[u8]) {
+        let front = &self.front;
         let answer = match front.connections.is_draining() {
             true => Err(Status::CONNECT_BUSY.into()),
             false => {
                 let (path, now) = (self.path(), front.reactor.now());
-                let caller = Caller { source: self.peer, channel: self.line.channel().host() };
-                front.subsystem.connect(command, &data.to_vec(), path, caller, now)
+                front.subsystem.connect(command, data, path, self.caller(), now)
             }
         };
-        let mut session = self.line.session();
         match answer {
             Ok((queue, result)) => {
+                let mut session = self.line.session();
                 session.connected(key, Ok((queue.id, queue.entries, queue.flow_control)), result);
                 let passes = queue.passes();
                 if !passes {
@@ -78,10 +106,7 @@ impl Connection {
                     self.has_connected(&queue);
                 }
             }
-            Err(refusal) => {
-                session.connected(key, Err(refusal.status), refusal.result);
-                stats.logins_refused.add(1);
-            }
+            Err(refusal) => self.refuse(key, refusal),
         }
     }
 
@@ -182,7 +207,7 @@ impl Served for Connection {
                 Action::Withdrawn(cid) => {
                     self.queue.borrow().iter().for_each(|queue| queue.controller.withdraw_event(cid));
                 }
-                Action::Connect(key, command, data) => self.connect(key, &command, &data),
+                Action::Connect(key, command, data) => self.knock(key, *command, &data),
                 Action::Close(why) => {
                     self.closing(why);
                     self.line.stop();
@@ -192,6 +217,12 @@ impl Served for Connection {
     }
 
     async fn leave(self: &Rc<Self>) {
+        let channel = self.line.channel();
+        if channel.has_failed() {
+            let (guard, now) = (&self.front.subsystem.config().guard, self.front.reactor.now());
+            guard.refused_channel(self.peer, channel.host(), now);
+            self.front.reactor.stats().logins_refused.add(1);
+        }
         let queue = self.queue.take();
         if let Some(queue) = &queue {
             if queue.id == 0 {

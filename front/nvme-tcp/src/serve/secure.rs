@@ -26,18 +26,30 @@ pub(super) struct Security {
     /// What all channels have in common, if there may be one.
     channels: Option<Channels>,
     tls: RefCell<Option<Box<Tls>>>,
+    /// Whether hands were not shaken, and never will be.
+    has_failed: Cell<bool>,
 }
 
 impl Security {
     /// Of a connection of which nothing came.
     pub(super) fn new(channels: Option<&Channels>) -> Self {
         let sort = if channels.is_some() { Sort::Unknown } else { Sort::Plain };
-        Self { sort: Cell::new(sort), channels: channels.cloned(), tls: RefCell::default() }
+        Self {
+            sort: Cell::new(sort),
+            channels: channels.cloned(),
+            tls: RefCell::default(),
+            has_failed: Cell::new(false),
+        }
     }
 
     /// The host whose channel it is.
     pub(super) fn host(&self) -> Option<Arc<str>> {
         self.tls.borrow().as_ref().and_then(|tls| tls.host())
+    }
+
+    /// Whether the channel came to nothing before it began.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed.get()
     }
 
     /// Looks at the first bytes. `None`: there is no room for a channel.
@@ -76,6 +88,7 @@ impl Security {
                 hand_on(memory.split_to(filled).share());
             }
             if is_broken {
+                self.has_failed.set(!self.tls.borrow().as_ref()?.is_open());
                 return None;
             }
             if is_all {
@@ -204,7 +217,9 @@ mod tests {
     #[test]
     fn a_broken_channel_says_why_and_is_over() {
         let rig = Rig::new(Some(&channels()));
+        assert!(!rig.security.has_failed());
         assert_eq!(rig.open(&Other::new(IDENTITY, 8).shake()), (Vec::new(), false));
+        assert!(rig.security.has_failed());
         const ALERT: u8 = 0x15;
         assert_eq!(rig.seal(&[]).first(), Some(&ALERT));
         assert!(rig.security.host().is_none());
@@ -220,5 +235,6 @@ mod tests {
         bytes.extend(host.say(b"that"));
         bytes[whole + 8] ^= 1;
         assert_eq!(rig.open(&bytes), (b"this".to_vec(), false));
+        assert!(!rig.security.has_failed(), "it was a channel once");
     }
 }
