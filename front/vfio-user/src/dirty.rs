@@ -36,7 +36,7 @@ impl Log {
     /// Nothing was written yet. What is remembered are pages of `page_size`, or of the nearest size that can be.
     ///
     /// # Errors
-    /// [`Errno::INVAL`] for a size that is no power of two, and for ranges that are empty, end nowhere, or are too many.
+    /// [`Errno::INVAL`] for a size that is no power of two, and for ranges that are empty, end nowhere, or too many.
     pub fn new(page_size: u64, ranges: &[Span]) -> Result<Self, Errno> {
         if !page_size.is_power_of_two() || ranges.len() > LOGGED_MAX {
             return Err(Errno::INVAL);

@@ -1,8 +1,8 @@
-//! A device on its way to another process, which serves the same volumes: it stands still, tells what it is, becomes what
-//! another was, and goes on.
+//! A device on its way to another process, which serves the same volumes: it stands still, tells what it is, becomes
+//! what another was, and goes on.
 //!
-//! Commands that were fetched end before it stands still, so none is lost and none is carried out twice; those that were
-//! not are fetched where it goes on, for they lie in the guest's memory.
+//! Commands that were fetched end before it stands still, so none is lost and none is carried out twice; those that
+//! were not are fetched where it goes on, for they lie in the guest's memory.
 
 use super::device::{Device, ENABLE};
 use crate::config::RECORD_MAX;
