@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import measure, nvme, offload, report, rows, targets  # noqa: E402
+from harness import measure, nvme, offload, report, rows, targets, vfio  # noqa: E402
 from harness.rows import Row  # noqa: E402
 from harness.targets import Floor, Setup, Target, Unavailable  # noqa: E402
 
@@ -24,7 +24,13 @@ IDLE_SESSIONS = 1000
 UNITS = 4096
 IDLE_SECONDS = 10.0
 # What each protocol's targets and loads are.
-PROTOCOLS = {"iscsi": (targets.KINDS, rows.rows), "nvme-tcp": (nvme.KINDS, nvme.rows)}
+PROTOCOLS = {
+    "iscsi": (targets.KINDS, rows.rows),
+    "nvme-tcp": (nvme.KINDS, nvme.rows),
+    "vfio-user": (vfio.KINDS, vfio.rows),
+}
+# Protocols that have extras of their own.
+EXTRAS = {"nvme-tcp": nvme.extras, "vfio-user": vfio.extras}
 
 
 def arguments() -> argparse.Namespace:
@@ -154,8 +160,8 @@ def main() -> int:
         machine = report.machine(how.folder)
         table = measure_rows(how, all_of, chosen, options.rounds, options.time)
         extras: dict = {}
-        if not options.no_extras and options.protocol == "nvme-tcp":
-            extras = nvme.extras(how, all_of, running)
+        if not options.no_extras and options.protocol in EXTRAS:
+            extras = EXTRAS[options.protocol](how, all_of, running)
         elif not options.no_extras:
             extras = measure_extras(how, all_of, options.rounds, options.time)
         machine["load_after"] = report.load()

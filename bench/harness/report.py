@@ -18,7 +18,14 @@ WIDTH = 120
 SPREAD_MARK = 0.25
 # and those beside which others took more than this part of the machine.
 FOREIGN_MARK = 0.1
-COLORS = {"lunar": "#2b5fd9", "spdk": "#d9822b", "tgt": "#7a8190", "least": "#58a55c", "floor": "#222222"}
+COLORS = {
+    "lunar": "#2b5fd9",
+    "mapped": "#8a5fd9",
+    "spdk": "#d9822b",
+    "tgt": "#7a8190",
+    "least": "#58a55c",
+    "floor": "#222222",
+}
 
 
 def load() -> str:
@@ -141,10 +148,20 @@ def controllers(more: dict) -> list[str]:
         body.append(cells + [""] * (5 - len(cells)))
     head = ["target", "CPU with nobody connected", "CPU with 64 idle controllers"]
     head += ["memory of a controller with an admin and an I/O queue", "memory of each further I/O queue"]
-    return ["", "## Idle controllers", "", *table(head, body)]
+    lines = ["", "## Idle controllers", "", *table(head, body)]
+    for name, one in more.get("wakes", {}).items():
+        lines += ["", textwrap.fill(WAKES.format(name=name.capitalize(), **one), WIDTH)]
+    return lines
 
 
-TITLES = {"iscsi": "iSCSI", "nvme-tcp": "NVMe/TCP"}
+TITLES = {
+    "iscsi": "iSCSI over loopback",
+    "nvme-tcp": "NVMe/TCP over loopback",
+    "vfio-user": "Controllers of virtual machines (vfio-user), in shared memory",
+}
+WAKES = """{name}: a guest that rests and becomes busy, {times} times: its first command has ended after {first_us:.0f}
+us (by a client in Python, whose own messages are in it). {polled} times the target looked at it by itself after that:
+a command that it was not rung for had ended after {polled_us:.0f} us (at most {polled_most_us:.0f} us)."""
 ABOUT = """{date}, {processor}, {cpus} CPUs, Linux {kernel}. The target on CPU 0, the initiator (`lunar bench`) on CPU 1;
 the file store on {file_system}. Medians of {rounds} runs of {seconds} s each, the targets taking turns in every round.
 Load of the machine before and after: {load_before}; {load_after}. A tilde marks runs that lie more than a quarter apart,
@@ -154,7 +171,7 @@ COSTS = "Lunar and SPDK poll under load: what they count themselves as busy. The
 
 def markdown(found: dict, plots: list[str]) -> str:
     about = ABOUT.format(**found["machine"], rounds=found["rounds"], seconds=found["seconds"])
-    lines = [f"# {TITLES[found['protocol']]} over loopback", "", textwrap.fill(about, WIDTH), ""]
+    lines = [f"# {TITLES[found['protocol']]}", "", textwrap.fill(about, WIDTH), ""]
     lines += [f"* {name}: {note}" for name, note in found["notes"].items()]
     lines += [f"* {name} was left out: {why.splitlines()[0]}" for name, why in found["missing"].items()]
     lines += ["", "## Commands per second", "", *rates(found)]

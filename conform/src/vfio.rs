@@ -1,6 +1,7 @@
 //! A guest and its emulator in one, over vfio-user: messages, a file as memory, queues in it. It maps nothing: who
 //! shares a file changes it by writing to it. It can break every rule.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{IoSlice, Read, Write as _};
 use std::mem::MaybeUninit;
@@ -23,6 +24,27 @@ pub(crate) mod code {
     pub(crate) const READ: u16 = 9;
     pub(crate) const WRITE: u16 = 10;
     pub(crate) const RESET: u16 = 13;
+    pub(crate) const FEATURE: u16 = 16;
+    pub(crate) const MIGRATION_READ: u16 = 17;
+    pub(crate) const MIGRATION_WRITE: u16 = 18;
+}
+
+/// Features of a device, and what is done with them.
+pub(crate) mod feature {
+    pub(crate) const MIGRATION: u32 = 1;
+    pub(crate) const STATE: u32 = 2;
+    pub(crate) const LOGGING_START: u32 = 6;
+    pub(crate) const LOGGING_REPORT: u32 = 8;
+    pub(crate) const GET: u32 = 1 << 16;
+    pub(crate) const SET: u32 = 1 << 17;
+}
+
+/// States of a device on its way to another process.
+pub(crate) mod state {
+    pub(crate) const STOP: u32 = 1;
+    pub(crate) const RUNNING: u32 = 2;
+    pub(crate) const STOP_COPY: u32 = 3;
+    pub(crate) const RESUMING: u32 = 4;
 }
 
 /// Bytes of the guest's memory, from address zero on.
@@ -97,6 +119,8 @@ pub(crate) struct Guest {
     pub(crate) memory: File,
     turns: [Turn; 8],
     next: u16,
+    /// Whether the controller looks for doorbells in memory, too.
+    has_shadow: bool,
 }
 
 impl Guest {
@@ -126,7 +150,14 @@ impl Guest {
         socket.set_read_timeout(Some(PATIENCE))?;
         let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC)?);
         memory.set_len(MEMORY)?;
-        Ok(Self { socket, id: 0, memory, turns: [Turn { tail: 0, head: 0, phase: true }; 8], next: 0 })
+        Ok(Self {
+            socket,
+            id: 0,
+            memory,
+            turns: [Turn { tail: 0, head: 0, phase: true }; 8],
+            next: 0,
+            has_shadow: false,
+        })
     }
 
     /// Sends these bytes.
@@ -186,6 +217,7 @@ impl Guest {
     /// Resets the controller, and enables it.
     pub(crate) fn enable(&mut self) -> Result<()> {
         self.disable()?;
+        self.has_shadow = false;
         self.turns = [Turn { tail: 0, head: 0, phase: true }; 8];
         let [submissions, completions, _] = places(0);
         self.memory.write_all_at(&[0; 0x2000], submissions)?;
@@ -239,11 +271,24 @@ impl Guest {
 
     pub(crate) fn ring(&mut self, queue: u16) -> Result<()> {
         let tail = u32::from(self.turns[usize::from(queue)].tail);
-        self.set(DOORBELLS + u64::from(queue) * 8, &tail.to_le_bytes())
+        self.tell_doorbell(2 * u64::from(queue), tail)
+    }
+
+    /// Rings, whether or not the controller wants to be rung.
+    fn tell_doorbell(&mut self, number: u64, value: u32) -> Result<()> {
+        if self.has_shadow && number > 1 {
+            self.memory.write_all_at(&value.to_le_bytes(), SHADOW + number * 4)?;
+        }
+        self.set(DOORBELLS + number * 4, &value.to_le_bytes())
     }
 
     /// The next completion: whose, and its status.
     pub(crate) fn ended(&mut self, queue: u16) -> Result<(u16, u16)> {
+        self.ended_with(queue).map(|(id, status, _)| (id, status))
+    }
+
+    /// The same, and dword 0.
+    pub(crate) fn ended_with(&mut self, queue: u16) -> Result<(u16, u16, u32)> {
         let (at, end) = (places(queue)[1], Instant::now() + PATIENCE);
         let turn = self.turns[usize::from(queue)];
         let mut entry = [0; 16];
@@ -253,8 +298,9 @@ impl Guest {
             if (last & 1 != 0) == turn.phase {
                 let head = (turn.head + 1) % Self::entries(queue);
                 self.turns[usize::from(queue)] = Turn { head, phase: turn.phase ^ (head == 0), ..turn };
-                self.set(DOORBELLS + u64::from(queue) * 8 + 4, &u32::from(head).to_le_bytes())?;
-                return Ok((u16::from_le_bytes([entry[12], entry[13]]), last >> 1 & 0x7ff));
+                self.tell_doorbell(2 * u64::from(queue) + 1, u32::from(head))?;
+                let result = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
+                return Ok((u16::from_le_bytes([entry[12], entry[13]]), last >> 1 & 0x7ff, result));
             }
             if Instant::now() > end {
                 bail!("a command of queue {queue} has not ended after {} s", PATIENCE.as_secs());
@@ -290,6 +336,117 @@ impl Guest {
         ensure!(read == data, "other data than was written");
         Ok(())
     }
+}
+
+/// What moves it to another process.
+impl Guest {
+    /// Has the controller look for doorbells in memory.
+    pub(crate) fn shadow(&mut self) -> Result<()> {
+        ensure!(self.run(0, Entry::new(0x7c, 0).pages(SHADOW, EVENTS))? == 0, "Doorbell Buffer Config");
+        self.has_shadow = true;
+        Ok(())
+    }
+
+    /// DEVICE_FEATURE, with room for so many bytes of an answer; gives what follows its head.
+    pub(crate) fn feature(&mut self, method: u32, what: u32, data: &[u8], room: u32) -> Result<Result<Vec<u8>, u32>> {
+        let payload = [&(8 + room).to_le_bytes()[..], &(method | what).to_le_bytes(), data].concat();
+        let answer = self.call(code::FEATURE, &payload, &[])?;
+        Ok(match answer {
+            Ok(answer) => Ok(answer.get(8..).context("an answer has a head")?.to_vec()),
+            Err(errno) => Err(errno),
+        })
+    }
+
+    /// Whether it can be moved.
+    pub(crate) fn migrates(&mut self) -> Result<bool> {
+        let flags = self.feature(feature::GET, feature::MIGRATION, &[], 8)?;
+        Ok(flags.is_ok_and(|flags| flags == 1_u64.to_le_bytes()))
+    }
+
+    pub(crate) fn become_state(&mut self, state: u32) -> Result<Result<(), u32>> {
+        let data = [state.to_le_bytes(), [0; 4]].concat();
+        Ok(self.feature(feature::SET, feature::STATE, &data, 8)?.map(drop))
+    }
+
+    pub(crate) fn state(&mut self) -> Result<u32> {
+        let answer = self.feature(feature::GET, feature::STATE, &[], 8)?;
+        let answer = answer.map_err(|errno| anyhow::anyhow!("it does not tell its state: errno {errno}"))?;
+        Ok(u32::from_le_bytes(*answer.first_chunk().context("four bytes")?))
+    }
+
+    /// Has it remember what it writes to, in pages of so many bytes.
+    pub(crate) fn log(&mut self, page: u64) -> Result<Result<(), u32>> {
+        let data = [page.to_le_bytes(), [0; 8]].concat();
+        let answer = self.feature(feature::SET, feature::LOGGING_START, &data, 16)?;
+        ensure!(answer.as_ref().map_or(true, |answer| *answer == data), "it remembers other pages");
+        Ok(answer.map(drop))
+    }
+
+    /// A bit for each page that it has written to.
+    pub(crate) fn written(&mut self, address: u64, len: u64, page: u64) -> Result<Result<Vec<u8>, u32>> {
+        let data = [address, len, page].map(u64::to_le_bytes).concat();
+        let answer = self.feature(feature::GET, feature::LOGGING_REPORT, &data, 1 << 20)?;
+        Ok(match answer {
+            Ok(answer) => Ok(answer.strip_prefix(&data[..]).context("an answer has its question")?.to_vec()),
+            Err(errno) => Err(errno),
+        })
+    }
+
+    /// All of what it is, so many bytes at a time.
+    pub(crate) fn tell(&mut self, size: u32) -> Result<Vec<u8>> {
+        let mut record = Vec::new();
+        loop {
+            let piece = self.must(code::MIGRATION_READ, &moved(8 + size, size), &[])?;
+            let piece = piece.get(8..).context("a piece has a head")?;
+            record.extend(piece);
+            if piece.len() < size as usize {
+                return Ok(record);
+            }
+        }
+    }
+
+    /// A piece of what it becomes.
+    pub(crate) fn hear(&mut self, piece: &[u8]) -> Result<Result<(), u32>> {
+        let len = u32::try_from(piece.len())?;
+        Ok(self.call(code::MIGRATION_WRITE, &[moved(8 + len, len), piece.to_vec()].concat(), &[])?.map(drop))
+    }
+
+    /// The same guest by another process's controller, with this in its memory.
+    pub(crate) fn elsewhere(&self, socket: &Path, memory: &[u8]) -> Result<Self> {
+        let mut other = Self::start(socket)?;
+        other.memory.write_all_at(memory, 0)?;
+        (other.turns, other.next, other.has_shadow) = (self.turns, self.next, self.has_shadow);
+        Ok(other)
+    }
+
+    /// Reads a page's blocks, while other commands of the queue end: those that are known by their identifiers.
+    pub(crate) fn read_block<T>(
+        &mut self,
+        queue: u16,
+        namespace: u32,
+        block: u32,
+        others: &mut BTreeMap<u16, T>,
+    ) -> Result<Vec<u8>> {
+        let at = DATA + (14 << 20);
+        let mine = self.put(queue, Entry::blocks(2, namespace, block, 8).pages(at, 0))?;
+        self.ring(queue)?;
+        loop {
+            let (id, status) = self.ended(queue)?;
+            ensure!(status == 0, "command {id} ended with {status:#x}");
+            if id == mine {
+                break;
+            }
+            ensure!(others.remove(&id).is_some(), "command {id} has ended twice, or never began");
+        }
+        let mut page = vec![0; 4096];
+        self.memory.read_exact_at(&mut page, at)?;
+        Ok(page)
+    }
+}
+
+/// What MIGRATION_READ and MIGRATION_WRITE begin with.
+pub(crate) fn moved(argsz: u32, size: u32) -> Vec<u8> {
+    [argsz.to_le_bytes(), size.to_le_bytes()].concat()
 }
 
 /// DMA_MAP.

@@ -241,6 +241,10 @@ sections! {
         block_size: BlockSize ["bytes"] = or(BlockSize::B512) => EndsSessions;
         /// Whether writes are refused, whoever asks.
         read_only: bool = or(false) => Attention;
+        /// Whether other Lunar processes may serve its file, too, if they say so as well: for virtual machines that
+        /// move from one to the other. Only one of them may have initiators or hosts at a time, for they know nothing
+        /// of each other's commands and reservations. A block device is served by one process.
+        shared: bool = or(false) => Live;
         /// Whether each write is on the medium before it is answered (no volatile write cache).
         write_through: bool = or(false) => Attention;
         /// Whether the page cache is passed by (O_DIRECT).

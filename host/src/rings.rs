@@ -233,7 +233,8 @@ mod tests {
                 queue.advance(1);
                 let mut done = Completion::new_zeroed();
                 (done.cid, done.status, done.result) = (sqe.cid, 0x4004.into(), 77.into());
-                assert!(completions.push(done));
+                completions.hold(done);
+                assert!(completions.flush());
                 queue.under_way -= 1;
             }
             while let Some(Ended { cid, status, retry, result }) = pair.take() {

@@ -62,6 +62,10 @@ pub struct Serve {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
+    /// Let other Lunar processes serve the files, too, if they say so as well: for virtual machines that move from one
+    /// to the other. Only one of them may have initiators or hosts at a time, for they know nothing of each other's
+    #[arg(long)]
+    pub shared: bool,
     /// Bytes of a logical block: 512 or 4096
     #[arg(long, default_value_t = 512, value_parser = block_size)]
     pub block_size: u32,

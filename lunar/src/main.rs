@@ -61,6 +61,7 @@ fn follow(daemon: &Daemon) -> Result<()> {
 fn share(serve: Serve) -> Result<()> {
     let options = Options {
         read_only: serve.read_only,
+        shared: serve.shared,
         block_size: serve.block_size,
         write_through: serve.write_through,
         direct: serve.direct,
@@ -79,7 +80,14 @@ fn share_demo(demo: Demo) -> Result<()> {
     let folder = folder.join("lunar");
     std::fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let spec = format!("{}:{DEMO_BYTES}", folder.join("demo.img").display());
-    let options = Options { read_only: false, block_size: 512, write_through: false, direct: false, protection: None };
+    let options = Options {
+        read_only: false,
+        shared: false,
+        block_size: 512,
+        write_through: false,
+        direct: false,
+        protection: None,
+    };
     lunar::serve::run(vec![Volume::open_spec(&spec, &options)?], vec![spec], demo.how)
 }
 

@@ -39,6 +39,8 @@ const DISC_BLOCK: u32 = 2048;
 pub struct Options {
     /// Writes are refused, and nothing of the volume is changed.
     pub read_only: bool,
+    /// Other processes that say the same may serve its file, too.
+    pub shared: bool,
     /// Bytes of a logical block: 512 or 4096. A CD or DVD has its own.
     pub block_size: u32,
     /// Each write is on the medium before it is answered.
@@ -136,17 +138,21 @@ impl Volume {
     }
 
     fn open_path(path: &Path, size: Option<u64>, options: &Options) -> Result<(Kind, Identity)> {
-        let Options { read_only, block_size, write_through: durable, direct, .. } = *options;
+        let Options { read_only, shared, block_size, write_through: durable, direct, .. } = *options;
         if std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device()) {
             if size.is_some() {
                 bail!("{0} is a device and has its size: name it without one, {0}", path.display());
+            }
+            if shared {
+                bail!("{}: a device is served by one process: leave out --shared", path.display());
             }
             let how = lunar_block::Options { read_only, durable, direct, block_size };
             let volume = BlockVolume::new(path, &how).map_err(|why| advice::on_block(path, &why, options))?;
             let identity = identity::of_block(volume.mark());
             return Ok((Kind::Block(volume), identity));
         }
-        let how = lunar_file::Options { size, grows: false, mark: None, read_only, durable, direct, block_size };
+        let how =
+            lunar_file::Options { size, grows: false, mark: None, read_only, shared, durable, direct, block_size };
         let volume = match advice::in_dev(path) {
             // A file in place of a device that is not there would be kept in memory, and nobody would know.
             true if !path.exists() => Err(lunar_file::Refusal::Missing),

@@ -1,6 +1,8 @@
 //! Controllers: one for each association of a host. Its queues may be served by several cores; what they share is
 //! here, under a mutex that no I/O command takes.
 
+pub mod saved;
+
 use crate::command::Status;
 use crate::connect::Path;
 use crate::directory::{Directory, Entry};
@@ -17,6 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
+
+pub use saved::Saved;
 
 /// Controllers at once, those of discovery services included. Each takes a few KiB.
 pub const CONTROLLERS_MAX: usize = 4096;

@@ -27,6 +27,9 @@ impl Event {
     /// The log page of reservation notifications has one.
     pub const RESERVATION: Self = Self { kind: 6, information: 0, page: 0x80 };
 
+    /// All of them.
+    pub const KNOWN: [Self; 4] = [Self::NAMESPACES, Self::ACCESS, Self::DISCOVERY, Self::RESERVATION];
+
     /// Dword 0 of the completion.
     #[must_use]
     pub fn result(self) -> u32 {
@@ -62,10 +65,58 @@ pub(crate) struct Events {
     pending: VecDeque<Event>,
     /// Log pages whose event was told: the next one waits until they were read.
     masked: Vec<u8>,
+    /// Nothing is told: the controller stands still.
+    is_held: bool,
     waker: Option<Waker>,
 }
 
+/// The events of a controller that moves to another process.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SavedEvents {
+    /// Requests that wait, by their identifiers, in their order.
+    pub waiting: Vec<u16>,
+    /// Requests that were aborted, and have not been answered.
+    pub aborted: Vec<u16>,
+    /// What is told next.
+    pub pending: Vec<Event>,
+    /// Log pages whose event was told, and which were not read since.
+    pub masked: Vec<u8>,
+}
+
 impl Events {
+    /// Tells nothing from now on, or goes on telling.
+    pub(crate) fn hold(&mut self, is_held: bool) {
+        self.is_held = is_held;
+        self.wake();
+    }
+
+    pub(crate) fn save(&self) -> SavedEvents {
+        SavedEvents {
+            waiting: self.waiting.iter().copied().collect(),
+            aborted: self.aborted.clone(),
+            pending: self.pending.iter().copied().collect(),
+            masked: self.masked.clone(),
+        }
+    }
+
+    /// Becomes what was saved. `false`: it cannot have been so.
+    pub(crate) fn restore(&mut self, saved: &SavedEvents) -> bool {
+        let SavedEvents { waiting, aborted, pending, masked } = saved;
+        let known = |event: &Event| Event::KNOWN.contains(event);
+        let is_known =
+            pending.iter().all(known) && masked.iter().all(|page| Event::KNOWN.iter().any(|event| event.page == *page));
+        // What was aborted made room for others, once.
+        let fits = waiting.len() <= REQUESTS_MAX
+            && aborted.len() <= REQUESTS_MAX
+            && pending.len().max(masked.len()) <= Event::KNOWN.len();
+        if is_known && fits {
+            (self.waiting, self.aborted) = (waiting.iter().copied().collect(), aborted.clone());
+            (self.pending, self.masked) = (pending.iter().copied().collect(), masked.clone());
+            self.wake();
+        }
+        is_known && fits
+    }
+
     /// A request waits; `false` if too many do.
     pub(crate) fn park(&mut self, cid: u16) -> bool {
         let fits = self.waiting.len() < REQUESTS_MAX;
@@ -106,6 +157,9 @@ impl Events {
 
     /// A request, and what it is answered with; `None`: it was aborted.
     pub(crate) fn next(&mut self) -> Option<(u16, Option<Event>)> {
+        if self.is_held {
+            return None;
+        }
         if let Some(cid) = self.aborted.pop() {
             return Some((cid, None));
         }
@@ -146,6 +200,23 @@ mod tests {
         events.raise(Event::NAMESPACES);
         assert_eq!(events.next(), Some((8, Some(Event::NAMESPACES))));
         assert_eq!(Event::ACCESS.result(), 0x000c_0302);
+    }
+
+    #[test]
+    fn what_is_saved_is_told_elsewhere() {
+        let (mut events, mut others) = (Events::default(), Events::default());
+        assert!(events.park(7) && events.park(8) && events.park(9) && events.abort(9));
+        events.hold(true);
+        events.raise(Event::ACCESS);
+        assert_eq!(events.next(), None, "it stands still");
+        let saved = events.save();
+        assert!(others.restore(&saved));
+        assert_eq!((others.next(), others.next()), (Some((9, None)), Some((7, Some(Event::ACCESS)))));
+        assert_eq!(others.save().masked, [Event::ACCESS.page]);
+        assert!(!others.restore(&SavedEvents { waiting: vec![0; 5], ..saved.clone() }));
+        assert!(!others.restore(&SavedEvents { masked: vec![1], ..saved }));
+        events.hold(false);
+        assert_eq!(events.next(), Some((9, None)));
     }
 
     #[test]

@@ -104,6 +104,11 @@ impl Values {
         self.dwords.insert((id, namespace), value);
     }
 
+    /// All that were set: the feature, the namespace, its value.
+    pub(crate) fn all(&self) -> Vec<(u8, u32, u32)> {
+        self.dwords.iter().map(|((id, namespace), value)| (*id, *namespace, *value)).collect()
+    }
+
     /// The events that the host wants to know of.
     #[must_use]
     pub fn events(&self) -> u32 {

@@ -50,6 +50,7 @@ pub(crate) const OPTIONS: Options = Options {
     grows: false,
     mark: None,
     read_only: false,
+    shared: false,
     durable: false,
     direct: false,
     block_size: 512,

@@ -1,4 +1,4 @@
-//! One process serves a file for writing; its lock says so.
+//! One process serves a file for writing, unless it was told of others; its lock says so.
 
 use crate::open::Refusal;
 use lunar_reactor::linger::until_free;
@@ -13,14 +13,14 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Who waits longer is told for what.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Locked for the process: exclusive for who writes; shared by those who only read. Waits for a holder that has
-/// ended already.
-pub(crate) fn lock(file: BorrowedFd<'_>, path: &Path, read_only: bool) -> Result<(), Refusal> {
+/// Locked for the process: alone, or together with others who `share`, because they only read or know of each other.
+/// Waits for a holder that has ended already.
+pub(crate) fn lock(file: BorrowedFd<'_>, path: &Path, shares: bool) -> Result<(), Refusal> {
     let begun = Instant::now();
     let mut is_told = false;
     until_free(
         PATIENCE,
-        || try_lock(file, read_only),
+        || try_lock(file, shares),
         |why| {
             let is_free_soon = matches!(why, Refusal::Locked { pid } if !pid.is_some_and(lives));
             if is_free_soon && begun.elapsed() >= SILENCE && !std::mem::replace(&mut is_told, true) {
@@ -32,8 +32,8 @@ pub(crate) fn lock(file: BorrowedFd<'_>, path: &Path, read_only: bool) -> Result
     )
 }
 
-fn try_lock(file: BorrowedFd<'_>, read_only: bool) -> Result<(), Refusal> {
-    let how = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
+fn try_lock(file: BorrowedFd<'_>, shares: bool) -> Result<(), Refusal> {
+    let how = if shares { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
     match flock(file, how) {
         Err(Errno::WOULDBLOCK) => Err(Refusal::Locked { pid: holder(file) }),
         // A few network file systems have no locks: that is no reason not to serve from them.

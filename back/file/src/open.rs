@@ -29,6 +29,8 @@ pub struct Options {
     pub mark: Option<[u8; 16]>,
     /// Without writing. Others may then serve it, too, but also without writing.
     pub read_only: bool,
+    /// Others who say the same may serve it, too, and write.
+    pub shared: bool,
     /// Every change is on the medium before it is answered.
     pub durable: bool,
     /// Past the page cache.
@@ -132,8 +134,8 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<BorrowedFd<'_>>)
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     match held {
         // The lock stays with the file as it was opened first; it may have been one of those who only read.
-        Some(held) if same(held, file.as_fd())? => lock(held, path, options.read_only)?,
-        _ => lock(file.as_fd(), path, options.read_only)?,
+        Some(held) if same(held, file.as_fd())? => lock(held, path, options.read_only || options.shared)?,
+        _ => lock(file.as_fd(), path, options.read_only || options.shared)?,
     }
     let size = settle_size(&file, path, options)?;
     let stat = fstat(&file)?;

@@ -83,6 +83,13 @@ fn one_writer_or_many_readers() {
     assert!(matches!(FileVolume::new(&path, &OPTIONS), Err(Refusal::Locked { .. })));
     drop(readers);
     drop(FileVolume::new(&path, &OPTIONS).expect("nobody is left"));
+    let shared = Options { shared: true, ..OPTIONS };
+    let writers = [(); 2].map(|()| FileVolume::new(&path, &shared).expect("they know of each other"));
+    assert!(matches!(FileVolume::new(&path, &OPTIONS), Err(Refusal::Locked { .. })), "who does not know is refused");
+    drop(writers);
+    let alone = FileVolume::new(&path, &OPTIONS).expect("nobody is left");
+    assert!(matches!(FileVolume::new(&path, &shared), Err(Refusal::Locked { .. })));
+    drop(alone);
 }
 
 #[test]

@@ -3,13 +3,14 @@
 
 use std::io::Read;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 
 use super::many::lunar;
-use super::{Case, Change, House, LIMIT, MAIN, started_as, until};
+use super::{ACCESS, CAPACITY, Case, Change, House, LIMIT, MAIN, started_as, until};
 use crate::chap::secret_file;
 use crate::nvme::{Conn, Connect, Entry, Host, INLINE, Sound, TRANSPORT};
 use crate::pdu::Digests;
@@ -17,6 +18,7 @@ use crate::process;
 use crate::session::{Login, Session};
 use crate::target::{Driver, Lab, free_port};
 use crate::tools::tool;
+use crate::vfio::{self, DATA, Guest};
 
 const SUBSYSTEM: &str = "nqn.2026-01.io.lunar.conform:main";
 const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
@@ -29,6 +31,9 @@ const HOST_REFUSED: u16 = 0x184;
 /// Dword 0 of asynchronous events: namespaces changed, discovery changed.
 const NAMESPACES_CHANGED: u32 = 0x0004_0002;
 const DISCOVERY_CHANGED: u32 = 0x0070_f002;
+const ACCESS_CHANGED: u32 = 0x000c_0302;
+/// Asymmetric namespace access: non-optimized.
+const NON_OPTIMIZED: u8 = 2;
 
 pub(super) const CASES: [Case; 7] = [
     ("an NVMe host sees what is its own, and what an initiator has written", sees),
@@ -38,6 +43,7 @@ pub(super) const CASES: [Case; 7] = [
     ("NVMe hosts that may no longer be there go, and controllers are listed and ended", ends),
     ("NVMe hosts that come too often wait, and much too often are refused", hurries),
     ("a virtual machine has a socket while it is configured", machine),
+    ("a virtual machine is told when its disk grows, and when its way there gets worse", machine_is_told),
 ];
 
 /// A daemon with a subsystem, and where it is reached.
@@ -344,5 +350,49 @@ fn machine(lab: &Lab, driver: Driver) -> Result<()> {
     until(is_listed).context("its controller is not listed any more")?;
     hosts.change(&Change::default(), "")?;
     ensure!(!socket.exists() && is_closed(&mut client)?, "a machine that went is there");
+    hosts.house.stop()
+}
+
+/// What a guest sees of its volume, and an initiator of the same, when the operator changes it.
+fn machine_is_told(lab: &Lab, driver: Driver) -> Result<()> {
+    let hosts = Hosts::new(lab, driver, "nvme-vm-told")?;
+    let socket = hosts.house.folder.join("vm/web");
+    let keys = format!("[vm.web]\ntarget = \"main\"\nportal-group = \"p\"\nsocket = \"{}\"\n", socket.display());
+    hosts.change(&Change::default(), &keys)?;
+    let mut session = hosts.house.session(MAIN, "beside", 0)?;
+    let mut guest = Guest::boot(&socket, 1)?;
+    let events = vfio::Entry::new(9, 0).dword(10, 0x0b).dword(11, 1 << 8 | 1 << 11);
+    ensure!(guest.run(0, events)? == 0, "it cannot choose what it is told");
+    let is_told = |guest: &mut Guest, change: &Change, wanted: u32| -> Result<()> {
+        let request = guest.put(0, vfio::Entry::new(0x0c, 0))?;
+        guest.ring(0)?;
+        hosts.change(change, &keys)?;
+        let told = guest.ended_with(0)?;
+        ensure!(told == (request, 0, wanted), "it is told {told:x?}, not {wanted:08x}h");
+        Ok(())
+    };
+    let page = |guest: &mut Guest, entry: vfio::Entry| -> Result<[u8; 4096]> {
+        ensure!(guest.run(0, entry.pages(DATA, 0))? == 0, "a page of what it is told");
+        let mut bytes = [0; 4096];
+        guest.memory.read_exact_at(&mut bytes, DATA)?;
+        Ok(bytes)
+    };
+    let grown = Change { size: "48M", ..Change::default() };
+    is_told(&mut guest, &grown, NAMESPACES_CHANGED)?;
+    page(&mut guest, vfio::Entry::new(2, 0).dword(10, 0x04 | 1023 << 16))?;
+    let blocks = page(&mut guest, vfio::Entry::new(6, 1))?;
+    ensure!(blocks[..8] == 98304_u64.to_le_bytes(), "it has {:02x?} blocks", &blocks[..8]);
+    super::is_told(&mut session, CAPACITY)?;
+    guest.memory.write_all_at(&[0x5a; 4096], DATA)?;
+    ensure!(guest.run(1, vfio::Entry::blocks(1, 1, 98296, 8).pages(DATA, 0))? == 0, "what it has grown by");
+    ensure!(session.read(98303, 1, 512)? == [0x5a; 512], "an initiator does not see what a guest has written there");
+
+    let worse = Change { group: "alua-state = \"active-non-optimized\"", ..grown };
+    is_told(&mut guest, &worse, ACCESS_CHANGED)?;
+    super::is_told(&mut session, ACCESS)?;
+    let access = page(&mut guest, vfio::Entry::new(2, 0).dword(10, 0x0c | 1023 << 16))?;
+    // The first group's descriptor is behind the head: its state is in byte 16.
+    ensure!(access[16 + 16] & 0x0f == NON_OPTIMIZED, "its way is in state {:02x?}", &access[..48]);
+    ensure!(guest.run(1, vfio::Entry::blocks(2, 1, 98296, 8).pages(DATA, 0))? == 0, "it is read by the worse way");
     hosts.house.stop()
 }

@@ -3,6 +3,7 @@
 
 mod floods;
 mod logins;
+mod moving;
 mod nvme;
 mod requests;
 mod transfers;

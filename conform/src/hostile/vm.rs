@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{CORES, DATA_MIB, Gauge};
+use super::{CORES, DATA_MIB, Gauge, moving};
 use crate::target::{Driver, Lab, Spec, Subject, Target};
 use crate::vfio::{self, DATA, ENTRIES, EVENTS, Entry, Guest, MEMORY, SHADOW, code, places};
 use crate::witness::{Random, Witness, pattern};
@@ -25,15 +25,15 @@ const SCRIBBLE: Duration = Duration::from_secs(4);
 const READ: u8 = 2;
 const WRITE: u8 = 1;
 
-struct Ground<'a> {
-    socket: &'a Path,
+pub(super) struct Ground<'a> {
+    pub(super) socket: &'a Path,
     lab: &'a Lab,
-    random: Random,
+    pub(super) random: Random,
 }
 
 type Case = (&'static str, fn(&mut Ground<'_>) -> Result<()>);
 
-const CASES: [Case; 12] = [
+const CASES: [Case; 13] = [
     ("messages of impossible lengths, kinds and codes", odd_messages),
     ("payloads of any bytes for every message", odd_payloads),
     ("maps over each other, beyond their file, of no file, without end", odd_maps),
@@ -46,6 +46,7 @@ const CASES: [Case; 12] = [
     ("lists and entries that change once they were read", changed_lists),
     ("everything is scribbled over while commands run", scribbles),
     ("resets and deaths under load", resets),
+    ("states that no controller was in, and messages out of turn", moving::odd_states),
 ];
 
 /// Runs all of them.
@@ -87,6 +88,7 @@ pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     lab.report.check(&part, "nothing acknowledged is lost", || witness.finish().map(drop));
     lab.report.note(&format!("{part}: peak memory {} MiB", gauge.highest.load(Ordering::Relaxed) >> 20));
     lab.report.check(&part, "target drains", || target.stop());
+    lab.report.check(&part, "a controller moves to another process under load", || moving::moves(lab, driver));
     Ok(())
 }
 

@@ -1,10 +1,13 @@
 //! What fuzzers call: messages, registers, entries and lists of pages with any bits.
 
+use crate::dirty::Log;
+use crate::feature::{self, Wish};
 use crate::machine::{Effect, Machine};
 use crate::pci::Space;
 use crate::pointer::resolve;
+use crate::record::Record;
 use crate::session;
-use crate::wire::{Code, HEADER_LEN, Info, RegionInfo};
+use crate::wire::{Code, Feature, HEADER_LEN, Info, RegionInfo, Report, Span, State};
 use lunar_core::mem::Region;
 use lunar_nvme::fuzzing::Rig;
 use lunar_nvme::{Sqe, Status};
@@ -30,12 +33,60 @@ pub fn messages(mut data: &[u8]) {
             (_, Ok(session::Request::Read(access) | session::Request::Write(access, _))) => {
                 _ = session::within(access);
             }
+            (_, Ok(session::Request::Feature(feature, wish))) => ask(feature, wish),
+            (_, Ok(session::Request::WriteState(piece))) => become_what(piece),
             _ => {}
         }
         let reply = session::reply(&head.header, &request.map(|_| Vec::new()));
         assert_eq!(reply.len(), HEADER_LEN);
         data = rest;
     }
+}
+
+/// A feature: what is remembered of some writes is told in as many bytes as there was room for.
+fn ask(feature: &Feature, wish: &Wish) {
+    match wish {
+        Wish::StartLogging(page_size, ranges) => {
+            if let Ok(log) = Log::new(*page_size, ranges) {
+                assert!(log.page_size().is_power_of_two());
+            }
+        }
+        Wish::Report(report) => {
+            let Ok(mut log) = Log::new(report.page_size.get(), &[]) else { return };
+            (0..8).for_each(|at| log.mark(report.span.address.get().wrapping_add(at << 13), 100));
+            let bitmap = log.report(report).unwrap_or_default();
+            let told = feature::answer(feature, &[report.as_bytes(), &bitmap]);
+            assert!(!bitmap.is_empty() && told.len() <= feature.argsz.get() as usize);
+        }
+        Wish::SetState(state) => assert!(feature::way(State::RUNNING, *state).is_none_or(|way| way.len() < 3)),
+        _ => {}
+    }
+}
+
+/// What a controller shall have been elsewhere: nonsense is refused, and whatever is not, runs.
+fn become_what(bytes: &[u8]) {
+    let Ok(record) = Record::parse(bytes) else { return };
+    assert_eq!(Record::parse(&record.to_bytes()).as_ref(), Ok(&record));
+    _ = Space::default().restore(&record.space);
+    let rig = Rig::default();
+    let Some(admin) = rig.subsystem.attach(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)) else {
+        return;
+    };
+    let mut machine = Machine::new(admin.controller.clone());
+    assert_eq!(machine.memory.map(0, MEMORY as u64, Some(Region::zeroed(MEMORY))), Ok(()));
+    if admin.controller.restore(&record.controller).is_err() || machine.restore(&record.machine, 1).is_err() {
+        return;
+    }
+    let again = machine.save();
+    for _ in 0..100 {
+        let Some(fetched) = machine.fetch() else { break };
+        machine.complete(fetched.queue, fetched.first.cid.get(), Status::SUCCESS, 0);
+    }
+    machine.flush();
+    _ = (machine.arm(), machine.take_raised());
+    machine.disable();
+    machine.reset();
+    assert!(machine.restore(&again, 1).is_ok(), "what was saved can be");
 }
 
 /// Bytes of the guest's memory, from address zero on.
@@ -54,6 +105,9 @@ pub fn machine(data: &[u8]) {
     let mut space = Space::default();
     let memory = Region::zeroed(MEMORY);
     assert_eq!(machine.memory.map(0, MEMORY as u64, Some(memory.clone())), Ok(()));
+    // What the guest has written itself: all else is told as written by the device.
+    let mut own = vec![0; MEMORY];
+    machine.memory.log(Log::new(4096, &[]).ok());
     let mut under_way = Vec::new();
     for step in data.chunks(12) {
         let mut bytes = [0; 12];
@@ -69,9 +123,14 @@ pub fn machine(data: &[u8]) {
             }
             // Doorbells that there may be.
             2 => _ = machine.write(0x1000 + u32::from(a % 16) * 4, &[b, 0, 0, 0]),
-            3 => assert!(memory.write(usize::from(u16::from_le_bytes([a, b])).min(MEMORY - 8), &value)),
+            3 => {
+                let at = usize::from(u16::from_le_bytes([a, b])).min(MEMORY - 8);
+                assert!(memory.write(at, &value));
+                own[at..at + 8].copy_from_slice(&value);
+            }
             4 => queue_command(&mut machine, a % 6, &bytes),
-            5 => machine.disable(),
+            5 if what & 0x40 == 0 => machine.disable(),
+            5 => move_on(&mut machine),
             6 => {
                 space.write(offset as usize, &value);
                 machine.flush();
@@ -85,6 +144,22 @@ pub fn machine(data: &[u8]) {
             under_way.extend(fetched.second.map(|second| (fetched.queue, second.cid.get())));
         }
     }
+    let span = Span { address: 0.into(), len: (MEMORY as u64).into() };
+    let written = machine.memory.report(&Report { span, page_size: 4096.into() }).unwrap_or_default();
+    for (page, own) in own.chunks(4096).enumerate() {
+        let mut now = [0; 4096];
+        assert!(memory.read(page * 4096, &mut now));
+        assert!(now == own || written[page / 8] & 1 << (page % 8) != 0, "page {page} was written, and is not told");
+    }
+}
+
+/// Becomes another machine that is the same.
+fn move_on(machine: &mut Machine) {
+    let saved = machine.save();
+    machine.disable();
+    machine.reset();
+    assert_eq!(machine.restore(&saved, 0), Ok(()));
+    assert_eq!(machine.save(), saved);
 }
 
 fn queue_command(machine: &mut Machine, what: u8, bytes: &[u8; 12]) {

@@ -1,15 +1,19 @@
 //! A controller as its guest sees it: registers, doorbells, and the queues in its memory (NVMe Base 2.0 3.1.3). A value
 //! without I/O: accesses and completions go in, commands and interrupts come out.
 
+pub mod saved;
+
 use crate::config::{BURST, QUEUES, VECTORS};
 use crate::memory::{Memory, Window};
-use crate::queue::{Completion, Completions, Doorbell, Found, Shadow, Submission};
+use crate::queue::{CQE_LEN, Completion, Completions, Doorbell, Found, Shadow, Submission};
 use lunar_core::mem::Region;
 use lunar_nvme::command::{FUSE, FUSE_FIRST, FUSE_SECOND};
 use lunar_nvme::controller::{QUEUE_ENTRIES_MAX, property};
 use lunar_nvme::{Controller, Sqe, Status};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+
+pub use saved::Saved;
 
 /// Bytes of the registers and doorbells: BAR 0.
 pub const BAR_LEN: u32 = 0x4000;
@@ -24,6 +28,8 @@ const STRIDE: usize = 4;
 mod register {
     pub(super) const INTERRUPT_MASK: u32 = 0x0c;
     pub(super) const INTERRUPT_UNMASK: u32 = 0x10;
+    /// CSTS is the higher half of what begins here.
+    pub(super) const STATUS: u32 = 0x18;
     pub(super) const ADMIN_ENTRIES: u32 = 0x24;
     pub(super) const ADMIN_SUBMISSIONS: u32 = 0x28;
     pub(super) const ADMIN_COMPLETIONS: u32 = 0x30;
@@ -143,7 +149,7 @@ impl Machine {
             property::CAP => property(property::CAP, true),
             property::VS => pair(property(property::VS, false), self.interrupt_mask.into()),
             register::INTERRUPT_UNMASK => pair(self.interrupt_mask.into(), self.wanted.into()),
-            0x18 => pair(0, property(property::CSTS, false) | if self.fatal { FATAL.into() } else { 0 }),
+            register::STATUS => pair(0, property(property::CSTS, false) | if self.fatal { FATAL.into() } else { 0 }),
             property::NSSR => pair(0, self.admin_entries.into()),
             register::ADMIN_SUBMISSIONS => self.admin_submissions,
             register::ADMIN_COMPLETIONS => self.admin_completions,
@@ -399,6 +405,7 @@ impl Machine {
             let told = u32::from(queue.told_head());
             let _ = doorbells.store((2 * id + 1) * STRIDE, told) && events.store((2 * id + 1) * STRIDE, told);
         }
+        pages.iter().for_each(|page| self.memory.mark(*page, PAGE));
         self.shadow = Some(pages);
         self.lie();
         Ok(())
@@ -409,9 +416,14 @@ impl Machine {
         for _ in 0..self.end {
             let at = self.turn % self.end;
             self.turn = at + 1;
-            let Some(queue) = &mut self.submissions[at] else { continue };
+            let Some(queue) = self.submissions[at].as_mut().filter(|queue| has_room(&self.completions, queue)) else {
+                continue;
+            };
             match take(queue) {
-                Ok(Some((first, second))) => return Some(Fetched { queue: at as u16, first, second }),
+                Ok(Some((first, second))) => {
+                    self.mark_events();
+                    return Some(Fetched { queue: at as u16, first, second });
+                }
                 Ok(None) => {}
                 Err(Broken) => self.fatal = true,
             }
@@ -441,8 +453,36 @@ impl Machine {
         };
         let id = submissions.completions;
         if let Some(queue) = self.completion(id.into()) {
-            let (seen, vector) = (queue.push(completion), queue.vector);
-            self.raise(vector.filter(|_| seen));
+            queue.hold(completion);
+            self.flush_queue(id.into());
+        }
+    }
+
+    fn flush_queue(&mut self, id: usize) {
+        let Some(queue) = self.completions.get_mut(id).and_then(Option::as_mut) else { return };
+        let from = queue.tail();
+        let (seen, vector) = (queue.flush(), queue.vector);
+        if seen && self.memory.is_logged() {
+            let (to, entry) = (queue.tail(), CQE_LEN as u64);
+            let mark = |from: u16, to: u16| {
+                let at = queue.address + u64::from(from) * entry;
+                self.memory.mark(at, u64::from(to.saturating_sub(from)) * entry);
+            };
+            if from < to {
+                mark(from, to);
+            } else {
+                // Round its end.
+                mark(from, queue.entries());
+                mark(0, to);
+            }
+        }
+        self.raise(vector.filter(|_| seen));
+    }
+
+    /// The page of events was written to, if there is one.
+    fn mark_events(&self) {
+        if let Some([_, events]) = self.shadow.filter(|_| self.memory.is_logged()) {
+            self.memory.mark(events, PAGE);
         }
     }
 
@@ -455,9 +495,9 @@ impl Machine {
     /// Completes what waited for room.
     pub fn flush(&mut self) {
         for at in 0..self.end {
-            let Some(queue) = self.completion(at).filter(|queue| queue.is_ripe()) else { continue };
-            let (seen, vector) = (queue.flush(), queue.vector);
-            self.raise(vector.filter(|_| seen));
+            if self.completion(at).is_some_and(|queue| queue.is_ripe()) {
+                self.flush_queue(at);
+            }
         }
     }
 
@@ -491,7 +531,10 @@ impl Machine {
     #[must_use]
     pub fn is_ripe(&self) -> bool {
         !self.fatal
-            && (self.submissions[..self.end].iter().flatten().any(Submission::is_ripe)
+            && (self.submissions[..self.end]
+                .iter()
+                .flatten()
+                .any(|queue| queue.is_ripe() && has_room(&self.completions, queue))
                 || self.completions[..self.end].iter().flatten().any(Completions::is_ripe))
     }
 
@@ -500,10 +543,17 @@ impl Machine {
     pub fn arm(&self) -> bool {
         self.submissions[..self.end].iter().flatten().for_each(Submission::arm);
         self.completions[..self.end].iter().flatten().for_each(Completions::arm);
+        self.mark_events();
         // The guest writes its word, then looks whether to ring; here it is the other way round: one of both sees.
         fence(Ordering::SeqCst);
         !self.is_ripe()
     }
+}
+
+/// Whether the commands of a queue have somewhere to end: while completions wait for room nothing is begun, or a host
+/// that reads none would have them pile up without end.
+fn has_room(completions: &[Option<Completions>], queue: &Submission) -> bool {
+    completions.get(usize::from(queue.completions)).and_then(Option::as_ref).is_none_or(|queue| !queue.is_held())
 }
 
 /// A queue that cannot be read.

@@ -4,7 +4,7 @@ use lunar_nvme::fuzzing::Rig;
 use std::rc::Rc;
 
 /// A machine with 64 KiB of memory from address zero on, and who keeps its controller.
-fn machine() -> (Machine, Rc<Queue>, Rig) {
+pub(super) fn machine() -> (Machine, Rc<Queue>, Rig) {
     let rig = Rig::default();
     let admin = rig.subsystem.attach(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)).expect("room");
     let mut machine = Machine::new(admin.controller.clone());
@@ -12,7 +12,7 @@ fn machine() -> (Machine, Rc<Queue>, Rig) {
     (machine, admin, rig)
 }
 
-fn enabled() -> (Machine, Rc<Queue>, Rig) {
+pub(super) fn enabled() -> (Machine, Rc<Queue>, Rig) {
     let (mut machine, admin, rig) = machine();
     machine.write(0x24, &0x0007_0007_u32.to_le_bytes());
     machine.write(0x28, &0x1000_u64.to_le_bytes());
@@ -28,7 +28,7 @@ fn read(machine: &Machine, offset: u32) -> u64 {
 }
 
 /// Command for a queue: identifier, what it completes to or its vector, page.
-fn about(id: u16, other: u16, page: u64) -> Sqe {
+pub(super) fn about(id: u16, other: u16, page: u64) -> Sqe {
     let mut sqe = crate::pointer::entry(page, 0);
     sqe.cdw10[0] = (7 << 16 | u32::from(id)).into();
     sqe.cdw10[1] = (u32::from(other) << 16 | 3).into();
@@ -116,6 +116,51 @@ fn queues_are_made_and_deleted_in_their_order() {
     assert_eq!((machine.delete_completions(1), machine.delete_completions(0)), (Ok(()), Err(Status::INVALID_QUEUE)));
     machine.disable();
     assert!(!machine.has_submissions(2) && machine.fetch().is_none());
+}
+
+#[test]
+fn what_is_written_is_remembered() {
+    let (mut machine, ..) = enabled();
+    machine.memory.log(Some(crate::dirty::Log::new(4096, &[]).expect("a good size")));
+    machine.create_completions(&about(1, 1, 0x4000), 4).expect("room");
+    machine.create_submissions(&about(1, 1, 0x3000)).expect("room");
+    let written = |machine: &Machine| {
+        let span = crate::wire::Span { address: 0.into(), len: 0x10000.into() };
+        machine.memory.report(&crate::wire::Report { span, page_size: 4096.into() }).map(|bits| (bits[0], bits[1]))
+    };
+    assert_eq!(written(&machine), Ok((0, 0)));
+    assert!(machine.memory.write(0x8fff, &[1, 2]));
+    machine.write(0x1008, &1_u32.to_le_bytes());
+    assert!(machine.fetch().is_some());
+    assert_eq!(written(&machine), Ok((0, 3)), "reading is not writing");
+    machine.complete(1, 0, Status::SUCCESS, 0);
+    assert_eq!(written(&machine), Ok((0x10, 0)));
+    machine.set_shadow(&crate::pointer::entry(0x5000, 0x6000)).expect("memory");
+    assert_eq!(written(&machine), Ok((0x60, 0)));
+    assert!(machine.arm());
+    assert_eq!(written(&machine), Ok((0x40, 0)));
+    machine.memory.log(None);
+    assert_eq!(written(&machine), Err(crate::wire::Errno::INVAL));
+}
+
+#[test]
+fn a_host_that_reads_no_completions_does_not_have_them_pile_up() {
+    let (mut machine, ..) = enabled();
+    machine.create_completions(&about(1, 1, 0x4000), 4).expect("room");
+    machine.create_submissions(&about(1, 1, 0x3000)).expect("room");
+    let mut ended = 0;
+    for round in 1..100_u32 {
+        machine.write(0x1008, &(round % 8).to_le_bytes());
+        while let Some(fetched) = machine.fetch() {
+            machine.complete(fetched.queue, fetched.first.cid.get(), Status::SUCCESS, 0);
+            ended += 1;
+        }
+    }
+    assert!(ended <= 16 && !machine.is_ripe(), "{ended}");
+    // When it has read them, what it has sent goes on.
+    machine.write(0x100c, &7_u32.to_le_bytes());
+    machine.flush();
+    assert!(machine.fetch().is_some());
 }
 
 #[test]

@@ -3,9 +3,10 @@
 //! Who maps it may have no descriptor for it: such addresses are known, and lead nowhere.
 
 use crate::config::MAPS_MAX;
-use crate::wire::Errno;
+use crate::dirty::Log;
+use crate::wire::{Errno, Report};
 use lunar_core::mem::Region;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 /// A range of addresses.
 #[derive(Debug)]
@@ -73,6 +74,9 @@ pub struct Memory {
     maps: Vec<Map>,
     /// Where the last one was found.
     last: Cell<usize>,
+    /// What was written, while somebody wants to know.
+    log: RefCell<Option<Log>>,
+    is_logged: Cell<bool>,
 }
 
 impl Memory {
@@ -165,11 +169,42 @@ impl Memory {
     #[must_use]
     pub fn write(&self, address: u64, from: &[u8]) -> bool {
         let mut done = 0;
-        self.each(address, from.len(), |region, at, count| {
+        let is_there = self.each(address, from.len(), |region, at, count| {
             let part = &from[done..done + count];
             done += count;
             region.write(at, part)
-        })
+        });
+        self.mark(address, done as u64);
+        is_there
+    }
+
+    /// Remembers what is written from now on, or nothing any more.
+    pub fn log(&mut self, log: Option<Log>) {
+        self.is_logged.set(log.is_some());
+        self.log = RefCell::new(log);
+    }
+
+    /// Whether it is remembered what is written.
+    #[must_use]
+    pub fn is_logged(&self) -> bool {
+        self.is_logged.get()
+    }
+
+    /// What was written.
+    ///
+    /// # Errors
+    /// [`Errno::INVAL`] when it is not remembered, or cannot be told so.
+    pub fn report(&self, asked: &Report) -> Result<Vec<u8>, Errno> {
+        self.log.borrow_mut().as_mut().ok_or(Errno::INVAL)?.report(asked)
+    }
+
+    /// These bytes were written. To be told once they are: before that they may be copied as they were.
+    pub fn mark(&self, address: u64, len: u64) {
+        if self.is_logged()
+            && let Some(log) = &mut *self.log.borrow_mut()
+        {
+            log.mark(address, len);
+        }
     }
 }
 

@@ -5,6 +5,8 @@ use crate::machine::BAR_LEN;
 
 /// Bytes of the configuration space.
 pub const LEN: usize = 4096;
+/// Bytes of it that are used: what lies beyond is zero, and nobody writes it.
+pub const USED: usize = 256;
 /// Bytes of the regions of vectors: a table of sixteen bytes each, and their pending bits.
 pub const VECTORS_LEN: u32 = 4096;
 /// Vendor and device: of no list, as nobody who makes processors in software is on one. No driver goes by them, for all
@@ -111,6 +113,23 @@ impl Space {
         effect
     }
 
+    /// The bytes that are used.
+    #[must_use]
+    pub fn used(&self) -> &[u8; USED] {
+        self.bytes.first_chunk().unwrap_or(&[0; USED])
+    }
+
+    /// Becomes what was saved elsewhere. `false`: it is not the same device, for it has other bits that nobody writes.
+    #[must_use]
+    pub fn restore(&mut self, saved: &[u8; USED]) -> bool {
+        let new = Self::default();
+        let is_same = (0..USED).all(|at| (saved[at] ^ new.bytes[at]) & !new.writable[at] == 0);
+        if is_same {
+            self.bytes[..USED].copy_from_slice(saved);
+        }
+        is_same
+    }
+
     /// All is as at the beginning.
     pub fn reset(&mut self) {
         *self = Self::default();
@@ -120,6 +139,19 @@ impl Space {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_same_device_is_restored() {
+        let (mut one, mut other) = (Space::default(), Space::default());
+        one.write(COMMAND, &[0x06, 0x04]);
+        one.write(MSIX + 2, &[0xff, 0xff]);
+        assert!(other.restore(one.used()));
+        assert_eq!(other.used(), one.used());
+        let mut foreign = *one.used();
+        foreign[0x08] ^= 1;
+        assert!(!other.restore(&foreign));
+        assert_eq!(other.used(), one.used());
+    }
 
     fn read(space: &Space, at: usize) -> u32 {
         let mut bytes = [0; 4];

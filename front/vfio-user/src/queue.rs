@@ -1,14 +1,15 @@
 //! Submission and completion queues in the guest's memory (NVMe Base 2.0 3.3.1).
 
 use crate::memory::Window;
+use crate::record::{CompletionQueue, SubmissionQueue};
 use lunar_core::wire::le;
 use lunar_nvme::Sqe;
 use lunar_nvme::command::SQE_LEN;
 use std::collections::VecDeque;
-use zerocopy::{FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// A completion queue entry, but for its last word.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, FromZeros, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Completion {
     /// Dwords 0 and 1.
@@ -115,6 +116,31 @@ impl Submission {
         Self { id, completions, address, under_way: 0, doorbell, ring: None, entries, head: 0, told: 0, half: None }
     }
 
+    /// What it is, when none of its commands is under way.
+    #[must_use]
+    pub fn save(&self) -> SubmissionQueue {
+        SubmissionQueue {
+            id: self.id.into(),
+            completions: self.completions.into(),
+            entries: self.entries.into(),
+            head: self.head.into(),
+            tail: self.told_tail().into(),
+            reserved: 0.into(),
+            address: self.address.into(),
+        }
+    }
+
+    /// What it was, of `entries_max` at most. `None`: none can be so.
+    #[must_use]
+    pub fn restore(saved: &SubmissionQueue, entries_max: u16) -> Option<Self> {
+        let (entries, head, tail) = (saved.entries.get(), saved.head.get(), saved.tail.get());
+        let fits = (2..=entries_max).contains(&entries) && head < entries;
+        let mut queue = Self::new(saved.id.get(), saved.completions.get(), saved.address.get(), entries);
+        // A tail that is nonsense is one that was not heard.
+        (queue.head, queue.told) = (head, if tail < entries { tail } else { head });
+        fits.then_some(queue)
+    }
+
     /// Bytes that it takes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -130,6 +156,12 @@ impl Submission {
     /// Where its bytes are now.
     pub fn lie(&mut self, ring: Option<Window>) {
         self.ring = ring;
+    }
+
+    /// How many entries it has.
+    #[must_use]
+    pub fn entries(&self) -> u16 {
+        self.entries
     }
 
     /// How far it was read.
@@ -245,6 +277,52 @@ impl Completions {
         Self { vector, address, users: 0, doorbell, ring: None, entries, tail: 0, head: 0, phase: true, held }
     }
 
+    /// What it is, and what waits for room.
+    #[must_use]
+    pub fn save(&self, id: u16) -> (CompletionQueue, Vec<Completion>) {
+        let phase = if self.phase { CompletionQueue::PHASE } else { 0 };
+        let interrupts = self.vector.map_or(0, |_| CompletionQueue::INTERRUPTS);
+        let saved = CompletionQueue {
+            id: id.into(),
+            entries: self.entries.into(),
+            head: self.told_head().into(),
+            tail: self.tail.into(),
+            flags: (phase | interrupts).into(),
+            vector: self.vector.unwrap_or(0).into(),
+            // No more than there are commands.
+            held: (self.held.len() as u32).into(),
+            address: self.address.into(),
+        };
+        (saved, self.held.iter().copied().collect())
+    }
+
+    /// What it was, of `entries_max` at most. `None`: none can be so.
+    #[must_use]
+    pub fn restore(saved: &CompletionQueue, held: &[Completion], entries_max: u16) -> Option<Self> {
+        let (entries, head, tail) = (saved.entries.get(), saved.head.get(), saved.tail.get());
+        let has = |flag: u16| saved.flags.get() & flag != 0;
+        let vector = has(CompletionQueue::INTERRUPTS).then(|| saved.vector.get());
+        let mut queue = Self::new(saved.address.get(), entries, vector);
+        queue.tail = tail;
+        // A head that is nonsense is one that was not heard: then nothing was read.
+        queue.head = if head < entries { head } else { (tail + 1).checked_rem(entries)? };
+        queue.phase = has(CompletionQueue::PHASE);
+        queue.held = held.iter().copied().collect();
+        ((2..=entries_max).contains(&entries) && tail < entries).then_some(queue)
+    }
+
+    /// How far it was written.
+    #[must_use]
+    pub fn tail(&self) -> u16 {
+        self.tail
+    }
+
+    /// How many entries it has.
+    #[must_use]
+    pub fn entries(&self) -> u16 {
+        self.entries
+    }
+
     /// Bytes that it takes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -298,10 +376,15 @@ impl Completions {
         }
     }
 
-    /// Completes a command, now or when there is room. Tells whether the host has something to see.
-    pub fn push(&mut self, completion: Completion) -> bool {
+    /// Completes a command with the next [`Completions::flush`].
+    pub fn hold(&mut self, completion: Completion) {
         self.held.push_back(completion);
-        self.flush()
+    }
+
+    /// Completions that wait.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held.len()
     }
 
     /// Completes what waits, as far as there is room. Tells whether the host has something to see.
@@ -378,12 +461,16 @@ mod tests {
             assert!(memory.read(0x1000 + at * 16 + 12, &mut word));
             u32::from_le_bytes(word)
         };
-        assert!(queue.push(completion(7)) && queue.push(completion(8)) && !queue.push(completion(9)));
+        let push = |queue: &mut Completions, cid| {
+            queue.hold(completion(cid));
+            queue.flush()
+        };
+        assert!(push(&mut queue, 7) && push(&mut queue, 8) && !push(&mut queue, 9));
         assert_eq!([last(0), last(1), last(2)], [0x8003_0007, 0x8003_0008, 0]);
         assert!(queue.is_held() && !queue.is_ripe() && queue.has_unread());
         assert!(queue.ring(1) && !queue.ring(3) && queue.is_ripe() && queue.flush() && !queue.is_held());
         assert_eq!(last(2), 0x8003_0009);
-        assert!(queue.ring(2) && queue.push(completion(10)));
+        assert!(queue.ring(2) && push(&mut queue, 10));
         assert_eq!(last(0), 0x8002_000a, "the second time round");
     }
 

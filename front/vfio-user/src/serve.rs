@@ -4,6 +4,7 @@
 //! * [`client`]: a connection of a client: messages, one after the other
 //! * [`device`]: a device: what is fetched from its queues, and what its interrupts are
 //! * [`job`]: one command in a slot, and the ways that its data takes
+//! * [`motion`]: a device on its way to another process
 //! * here: the sockets of a core, slots, draining
 //!
 //! All queues of a device are served by one core. While that is awake it looks into the guest's memory itself; before
@@ -12,6 +13,7 @@
 mod client;
 mod device;
 mod job;
+mod motion;
 
 use client::Client;
 use device::Device;

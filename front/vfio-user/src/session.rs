@@ -2,13 +2,14 @@
 //! has none but its first message.
 
 use crate::config::{DESCRIPTORS_MAX, MAPS_MAX, MESSAGE_MAX, TRANSFER_MAX, VECTORS};
+use crate::feature::{self, Wish};
 use crate::machine::{BAR_LEN, DOORBELLS, DOORBELLS_LEN};
 use crate::pci;
 use crate::wire::{
-    Access, Code, DEVICE_FLAGS, DmaMap, DmaUnmap, ERROR, Errno, HEADER_LEN, Header, IRQ_AUTOMASKED, IRQ_EVENTFD,
-    IRQ_INTX, IRQ_MASKABLE, IRQ_MSIX, IRQS, Info, KIND, MAP_WRITABLE, NO_REPLY, REGION_ACCESS, REGION_BAR0,
-    REGION_BAR4, REGION_BAR5, REGION_CONFIG, REGION_SPARSE, REGIONS, REPLY, RegionInfo, SetIrqs, ShortWrite, Sparse,
-    UNMAP_ALL, UNMAP_DIRTY, Version,
+    Access, Code, DEVICE_FLAGS, DmaMap, DmaUnmap, ERROR, Errno, Feature, HEADER_LEN, Header, IRQ_AUTOMASKED,
+    IRQ_EVENTFD, IRQ_INTX, IRQ_MASKABLE, IRQ_MSIX, IRQS, Info, KIND, MAP_WRITABLE, Moved, NO_REPLY, REGION_ACCESS,
+    REGION_BAR0, REGION_BAR4, REGION_BAR5, REGION_CONFIG, REGION_SPARSE, REGIONS, REPLY, RegionInfo, SetIrqs,
+    ShortWrite, Sparse, UNMAP_ALL, UNMAP_DIRTY, Version,
 };
 use lunar_core::wire::Cursor;
 use serde_json::{Value, json};
@@ -74,6 +75,12 @@ pub enum Request<'a> {
     WriteMany(Vec<ShortWrite>),
     /// The device is reset.
     Reset,
+    /// A feature is asked for, or set.
+    Feature(Feature, Wish),
+    /// What the device is, on its way to another process: so many bytes of it at most.
+    ReadState(u32),
+    /// What it shall be.
+    WriteState(&'a [u8]),
 }
 
 fn take<T: FromBytes + KnownLayout + Immutable + Unaligned + Copy + 'static>(
@@ -130,6 +137,25 @@ pub fn parse(code: Code, bytes: &[u8]) -> Result<Request<'_>, Errno> {
             Request::WriteMany(writes)
         }
         Code::RESET => Request::Reset,
+        Code::FEATURE => {
+            let (feature, wish) = feature::parse(bytes)?;
+            Request::Feature(feature, wish)
+        }
+        Code::MIGRATION_READ => {
+            let moved: Moved = take(&mut cursor)?;
+            let room = moved.argsz.get().checked_sub(size_of::<Moved>() as u32).ok_or(Errno::INVAL)?;
+            if moved.size.get() > room.min(TRANSFER_MAX) {
+                return Err(Errno::INVAL);
+            }
+            Request::ReadState(moved.size.get())
+        }
+        Code::MIGRATION_WRITE => {
+            let moved: Moved = take(&mut cursor)?;
+            if moved.size.get() > TRANSFER_MAX {
+                return Err(Errno::INVAL);
+            }
+            Request::WriteState(cursor.bytes(moved.size.get() as usize).map_err(|_| Errno::INVAL)?)
+        }
         _ => return Err(Errno::NOTSUP),
     })
 }
@@ -263,6 +289,15 @@ pub fn irq_info(asked: &Info) -> Result<Vec<u8>, Errno> {
 pub fn region_descriptors(asked: &Info) -> Vec<u8> {
     let argsz = (size_of::<Info>() as u32).into();
     Info { argsz, flags: 0.into(), index: asked.index, count: 0.into() }.as_bytes().to_vec()
+}
+
+/// A piece of what the device is. One that is shorter than it was asked for is the last.
+#[must_use]
+pub fn state_piece(piece: &[u8]) -> Vec<u8> {
+    // It is as long as a transfer at most.
+    let argsz = (size_of::<Moved>() + piece.len()) as u32;
+    let moved = Moved { argsz: argsz.into(), size: (piece.len() as u32).into() };
+    [moved.as_bytes(), piece].concat()
 }
 
 /// Whether memory may be written.

@@ -16,7 +16,7 @@ codes! {
 codes! {
     /// Why something is refused: numbers of the operating system.
     pub struct Errno(u32) {
-        NOENT = 2, IO = 5, NOMEM = 12, FAULT = 14, EXIST = 17, INVAL = 22, NOSPC = 28, NOTSUP = 95,
+        NOENT = 2, IO = 5, NOMEM = 12, FAULT = 14, BUSY = 16, EXIST = 17, INVAL = 22, NOSPC = 28, NOTSUP = 95,
     }
 }
 
@@ -218,6 +218,93 @@ pub struct ShortWrite {
     pub data: [u8; 8],
 }
 
+codes! {
+    /// What DEVICE_FEATURE is about.
+    pub struct FeatureCode(u16) {
+        MIGRATION = 1, STATE = 2, LOGGING_START = 6, LOGGING_STOP = 7, LOGGING_REPORT = 8,
+    }
+}
+
+codes! {
+    /// Whether a device runs, and what it does on its way to another process. It runs at the beginning.
+    pub struct State(u32) {
+        ERROR = 0, STOP = 1, RUNNING = 2, STOP_COPY = 3, RESUMING = 4, RUNNING_P2P = 5, PRE_COPY = 6, PRE_COPY_P2P = 7,
+    }
+}
+
+/// DEVICE_FEATURE and its reply; data follows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Feature {
+    /// Bytes that there is room for, or that there are.
+    pub argsz: le::U32,
+    /// A [`FeatureCode`], and what is done.
+    pub flags: le::U32,
+}
+
+/// DEVICE_FEATURE: the bits of the [`FeatureCode`].
+pub const FEATURE_INDEX: u32 = 0xffff;
+/// DEVICE_FEATURE: it is asked for.
+pub const FEATURE_GET: u32 = 1 << 16;
+/// DEVICE_FEATURE: it is set.
+pub const FEATURE_SET: u32 = 1 << 17;
+/// DEVICE_FEATURE: it is only asked whether that can be done.
+pub const FEATURE_PROBE: u32 = 1 << 18;
+/// MIGRATION: what there is: the state can be read while the device stands still.
+pub const MIGRATION_STOP_COPY: u64 = 0x01;
+
+/// STATE.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DeviceState {
+    /// A [`State`].
+    pub state: le::U32,
+    /// Not used in this protocol.
+    pub descriptor: le::U32,
+}
+
+/// LOGGING_START; ranges follow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Logging {
+    /// What is remembered of memory that was written: pages of so many bytes.
+    pub page_size: le::U64,
+    /// How many ranges follow; none: all memory.
+    pub count: le::U32,
+    /// Reserved.
+    pub reserved: le::U32,
+}
+
+/// Some of the guest's addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Span {
+    /// The first.
+    pub address: le::U64,
+    /// Bytes.
+    pub len: le::U64,
+}
+
+/// LOGGING_REPORT; a bit for each page follows in the reply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Report {
+    /// Which addresses.
+    pub span: Span,
+    /// Bytes of a page.
+    pub page_size: le::U64,
+}
+
+/// MIGRATION_READ and its reply, MIGRATION_WRITE; data follows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Moved {
+    /// Bytes that there is room for, or that there are.
+    pub argsz: le::U32,
+    /// Bytes of the data.
+    pub size: le::U32,
+}
+
 /// Interrupts by INTx.
 pub const IRQ_INTX: u32 = 0;
 /// Interrupts by MSI-X.
@@ -245,6 +332,8 @@ mod tests {
         assert_eq!((HEADER_LEN, size_of::<DmaMap>(), size_of::<DmaUnmap>()), (16, 32, 24));
         assert_eq!((size_of::<Info>(), size_of::<RegionInfo>(), size_of::<Sparse>()), (16, 32, 32));
         assert_eq!((size_of::<SetIrqs>(), size_of::<Access>(), size_of::<ShortWrite>()), (20, 16, 24));
+        assert_eq!((size_of::<Feature>(), size_of::<DeviceState>(), size_of::<Moved>()), (8, 8, 8));
+        assert_eq!((size_of::<Logging>(), size_of::<Span>(), size_of::<Report>()), (16, 16, 24));
     }
 
     #[test]
@@ -260,5 +349,15 @@ mod tests {
         map.size = 0x1_0000_0000.into();
         assert_eq!(map.as_bytes()[..5], [32, 0, 0, 0, 0xa5]);
         assert_eq!(map.as_bytes()[24..], [0, 0, 0, 0, 1, 0, 0, 0]);
+        let golden = [32, 0, 0, 0, 8, 0, 1, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0x10];
+        let (feature, rest) = Feature::read_from_prefix(&golden).expect("8 bytes");
+        assert_eq!((feature.argsz.get(), feature.flags.get()), (32, FEATURE_GET | 8));
+        let (span, rest) = Span::read_from_prefix(rest).expect("16 bytes");
+        assert_eq!((span.address.get(), span.len.get(), rest), (0x1000, 0x2000, &[0, 0x10][..]));
+        let mut report = Report::new_zeroed();
+        report.as_mut_bytes().fill(0xa5);
+        (report.span, report.page_size) = (span, 0x1000.into());
+        assert_eq!(report.as_bytes()[..18], golden[8..26]);
+        assert_eq!(report.as_bytes()[18..], [0; 6]);
     }
 }

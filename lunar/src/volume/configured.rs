@@ -26,6 +26,7 @@ impl Volume {
         let medium = medium_of(wanted);
         let options = Options {
             read_only: wanted.read_only || medium == MediumKind::Optical,
+            shared: wanted.shared,
             block_size: if medium == MediumKind::Optical { DISC_BLOCK } else { wanted.block_size.bytes() },
             write_through: wanted.write_through,
             direct: wanted.direct,
@@ -67,7 +68,7 @@ fn store(
     mark: [u8; 16],
     before: Option<&Volume>,
 ) -> Result<Kind> {
-    let Options { read_only, block_size, write_through: durable, direct, .. } = *options;
+    let Options { read_only, shared, block_size, write_through: durable, direct, .. } = *options;
     let size = wanted.size.map(|size| size.0);
     let path = wanted.path.as_ref().map(|path| path.path());
     let before = before.map(|before| &before.kind);
@@ -86,8 +87,8 @@ fn store(
             if advice::in_dev(path) && !path.exists() {
                 bail!(advice::on_file(path, &lunar_file::Refusal::Missing, size, options));
             }
-            let how =
-                lunar_file::Options { size, grows: true, mark: Some(mark), read_only, durable, direct, block_size };
+            let mark = Some(mark);
+            let how = lunar_file::Options { size, grows: true, mark, read_only, shared, durable, direct, block_size };
             let volume = match before {
                 Some(Kind::File(before)) => before.again(path, &how),
                 _ => FileVolume::new(path, &how),
@@ -103,6 +104,9 @@ fn store(
         }
         StoreKind::Block => {
             let path = path.context("it has no path")?;
+            if shared {
+                bail!("{}: a device is served by one process, and cannot be shared", path.display());
+            }
             let how = lunar_block::Options { read_only, durable, direct, block_size };
             let volume = match before {
                 Some(Kind::Block(before)) => before.again(path, &how),

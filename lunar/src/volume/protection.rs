@@ -112,6 +112,7 @@ fn file(path: &Path, size: u64, is_new: bool, options: &Options) -> Result<FileV
         grows: false,
         mark: None,
         read_only: false,
+        shared: options.shared,
         durable: options.write_through,
         // Few bytes for each block: past the page cache they would be read before they are written.
         direct: false,
@@ -151,8 +152,14 @@ mod tests {
     use super::super::Volume;
     use super::*;
 
-    const OPTIONS: Options =
-        Options { read_only: false, block_size: 512, write_through: false, direct: false, protection: None };
+    const OPTIONS: Options = Options {
+        read_only: false,
+        shared: false,
+        block_size: 512,
+        write_through: false,
+        direct: false,
+        protection: None,
+    };
 
     fn asking(kind: protection::Kind) -> Options {
         Options { protection: Some(kind), ..OPTIONS }

@@ -4,7 +4,7 @@ use lunar_reactor::{Choice, Config};
 use std::path::PathBuf;
 
 const OPTIONS: Options =
-    Options { read_only: false, block_size: 512, write_through: false, direct: false, protection: None };
+    Options { read_only: false, shared: false, block_size: 512, write_through: false, direct: false, protection: None };
 const READ_ONLY: Options = Options { read_only: true, ..OPTIONS };
 const LARGE_BLOCKS: Options = Options { block_size: 4096, ..OPTIONS };
 

@@ -3,12 +3,14 @@
 use super::device::Device;
 use super::{Endpoint, Front};
 use crate::config::DESCRIPTORS_MAX;
+use crate::dirty::Log;
+use crate::feature::{self, Wish};
 use crate::machine::{DOORBELLS, DOORBELLS_LEN};
 use crate::pci;
 use crate::session::{self, Head, Request};
 use crate::wire::{
-    Access, Code, DmaMap, Errno, HEADER_LEN, IRQ_DATA_BOOL, IRQ_DATA_EVENTFD, IRQ_DATA_NONE, IRQ_INTX, IRQ_MASK,
-    IRQ_MSIX, IRQ_TRIGGER, IRQ_UNMASK, REGION_BAR0, REGION_CONFIG, SetIrqs,
+    Access, Code, DmaMap, Errno, Feature, HEADER_LEN, IRQ_DATA_BOOL, IRQ_DATA_EVENTFD, IRQ_DATA_NONE, IRQ_INTX,
+    IRQ_MASK, IRQ_MSIX, IRQ_TRIGGER, IRQ_UNMASK, REGION_BAR0, REGION_CONFIG, SetIrqs,
 };
 use lunar_core::mem::Region;
 use lunar_reactor::shared;
@@ -169,7 +171,37 @@ impl Client {
                 self.device.reset().await;
                 Ok(Vec::new())
             }
+            Request::Feature(feature, wish) => self.feature(&feature, wish, payload).await,
+            Request::ReadState(len) => self.device.tell(len as usize).map(|piece| session::state_piece(&piece)),
+            Request::WriteState(piece) => self.device.hear(piece).map(|()| Vec::new()),
         }
+    }
+
+    async fn feature(&self, feature: &Feature, wish: Wish, payload: &[u8]) -> Result<Vec<u8>, Errno> {
+        let mut answer = payload.to_vec();
+        match wish {
+            Wish::Probe => {}
+            Wish::Migration => return Ok(feature::migration(feature)),
+            Wish::State => return Ok(feature::state(feature, self.device.state())),
+            Wish::SetState(state) => self.device.move_to(state).await?,
+            Wish::StartLogging(page_size, ranges) => {
+                let log = Log::new(page_size, &ranges)?;
+                feature::choose_page_size(&mut answer, log.page_size());
+                self.device.with(|machine| match machine.memory.is_logged() {
+                    true => Err(Errno::INVAL),
+                    false => {
+                        machine.memory.log(Some(log));
+                        Ok(())
+                    }
+                })?;
+            }
+            Wish::StopLogging => self.device.with(|machine| machine.memory.log(None)),
+            Wish::Report(report) => {
+                let bitmap = self.device.machine().memory.report(&report)?;
+                return Ok(feature::answer(feature, &[report.as_bytes(), &bitmap]));
+            }
+        }
+        Ok(answer)
     }
 
     /// Makes the page of doorbells that a client can map, once; tells whether there is one.
@@ -244,6 +276,8 @@ impl Client {
     async fn write(&self, access: &Access, data: &[u8]) -> Result<(), Errno> {
         let offset = session::within(access)?;
         match access.region.get() {
+            // What stands still has no registers to be written.
+            REGION_BAR0 if self.device.is_still.get() => return Err(Errno::BUSY),
             REGION_BAR0 => self.device.write(offset, data),
             REGION_CONFIG => {
                 let effect = self.device.space.borrow_mut().write(offset as usize, data);

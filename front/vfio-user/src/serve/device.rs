@@ -2,6 +2,7 @@
 
 use super::Front;
 use super::job::{Half, Job};
+use super::motion::Motion;
 use crate::machine::{Effect, Fetched, Machine};
 use crate::pci;
 use crate::pointer::resolve;
@@ -20,7 +21,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 /// CC.EN, CC.SHN.
-const ENABLE: u32 = 0x01;
+pub(super) const ENABLE: u32 = 0x01;
 const SHUTDOWN: u32 = 0xc000;
 /// Admin commands that are about queues, and so are carried out here.
 const DELETE_SUBMISSIONS: u8 = 0x00;
@@ -51,16 +52,16 @@ pub(super) struct Interrupts {
 /// A device, as long as its client is there.
 pub(super) struct Device {
     me: Weak<Self>,
-    front: Rc<Front>,
+    pub(super) front: Rc<Front>,
     name: String,
     pub(super) space: RefCell<pci::Space>,
     machine: RefCell<Machine>,
     pub(super) interrupts: RefCell<Interrupts>,
-    admin: Rc<Queue>,
+    pub(super) admin: Rc<Queue>,
     /// I/O queues, by identifier.
-    queues: RefCell<Vec<Option<Rc<Queue>>>>,
+    pub(super) queues: RefCell<Vec<Option<Rc<Queue>>>>,
     /// CC as it is in force.
-    applied: Cell<u32>,
+    pub(super) applied: Cell<u32>,
     /// Whether CC is being put in force.
     is_configuring: Cell<bool>,
     /// Nothing is fetched: queues end.
@@ -73,6 +74,10 @@ pub(super) struct Device {
     is_armed: Cell<bool>,
     /// Looks in vain, one after the other.
     misses: Cell<u32>,
+    /// Whether it runs, and what it does on its way to another process.
+    pub(super) motion: RefCell<Motion>,
+    /// Nothing is fetched, completed or told: it stands still.
+    pub(super) is_still: Cell<bool>,
     /// The client is gone.
     over: End,
     /// Who waits for CC to be in force.
@@ -98,6 +103,8 @@ impl Device {
             is_starved: Cell::new(false),
             is_armed: Cell::new(false),
             misses: Cell::new(0),
+            motion: RefCell::default(),
+            is_still: Cell::new(false),
             over: End::default(),
             configured: RefCell::default(),
         });
@@ -124,7 +131,7 @@ impl Device {
         what(&mut self.machine.borrow_mut())
     }
 
-    fn log(&self, what: &str) {
+    pub(super) fn log(&self, what: &str) {
         eprintln!("vm {}: {what}", self.name);
     }
 
@@ -135,7 +142,7 @@ impl Device {
         self.front.reactor.spawn(async move {
             let mut pause = LOOK_SOONEST;
             while !device.over.has_come() {
-                let is_ripe = device.machine().is_ripe();
+                let is_ripe = device.is_ripe();
                 pause = if is_ripe { LOOK_SOONEST } else { (pause * 2).min(LOOK_LATEST) };
                 device.front.reactor.sleep(pause).await;
             }
@@ -166,7 +173,7 @@ impl Device {
 
     /// Whether the guest's memory is looked at, though nobody has rung.
     fn is_watched(&self) -> bool {
-        !self.is_armed.get() && !self.is_starved.get() && !self.is_stopped.get()
+        !self.is_armed.get() && !self.is_starved.get() && !self.is_stopped.get() && !self.is_still.get()
     }
 
     /// Has the guest ring; `false`: there is something already.
@@ -236,7 +243,7 @@ impl Device {
     }
 
     /// What the guest has written stays when it is off.
-    async fn flush_all(&self) {
+    pub(super) async fn flush_all(&self) {
         for seen in self.admin.namespaces() {
             let namespace = &seen.namespace;
             let beside = namespace.unit.protection.as_ref().map(|protection| &*protection.store);
@@ -252,8 +259,15 @@ impl Device {
         }
     }
 
-    /// Resets the device: all is as at the beginning, but for the guest's memory and who is told of interrupts.
+    /// Resets the device: all is as at the beginning, and it runs.
     pub(super) async fn reset(&self) {
+        self.clear().await;
+        self.motion.take();
+        self.go_on();
+    }
+
+    /// All is as at the beginning, but for the guest's memory, who is told of interrupts, and whether it runs.
+    pub(super) async fn clear(&self) {
         self.with(|machine| _ = machine.write(property::CC, &[0; 4]));
         self.configure();
         poll_fn(|cx| {
@@ -281,7 +295,7 @@ impl Device {
     fn fetch(&self) -> bool {
         let (mut seen, burst) = (false, self.machine().burst());
         for _ in 0..burst {
-            if self.is_stopped.get() || self.over.has_come() {
+            if self.is_stopped.get() || self.is_still.get() || self.over.has_come() {
                 return seen;
             }
             if self.front.slots.free() == 0 {
@@ -462,10 +476,13 @@ impl Device {
 
 impl Watch for Device {
     fn is_ripe(&self) -> bool {
-        self.is_due.get() || self.is_watched() && self.machine().is_ripe()
+        !self.is_still.get() && (self.is_due.get() || self.is_watched() && self.machine().is_ripe())
     }
 
     fn look(&self) -> bool {
+        if self.is_still.get() {
+            return false;
+        }
         if !self.is_due.replace(false) {
             if !self.is_watched() {
                 return false;
@@ -484,6 +501,6 @@ impl Watch for Device {
     }
 
     fn doze(&self) -> bool {
-        !self.is_due.get() && (!self.is_watched() || self.arm())
+        self.is_still.get() || !self.is_due.get() && (!self.is_watched() || self.arm())
     }
 }

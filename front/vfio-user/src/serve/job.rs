@@ -53,6 +53,7 @@ impl Job {
     }
 
     fn complete(&self, half: &Half, way: &Way<'_>, reply: Reply) {
+        way.tell_placed();
         if reply.parked {
             return;
         }
@@ -76,11 +77,25 @@ struct Way<'a> {
     task: &'a Task,
     /// Memory that the command names was not there.
     is_lost: Cell<bool>,
+    /// The bytes that stores were given to fill: from, to.
+    placed: Cell<Option<(usize, usize)>>,
 }
 
 impl<'a> Way<'a> {
     fn of(device: &'a Device, half: &'a Half) -> Self {
-        Self { device, ranges: &half.ranges, task: &half.task, is_lost: Cell::new(false) }
+        let (is_lost, placed) = (Cell::new(false), Cell::new(None));
+        Self { device, ranges: &half.ranges, task: &half.task, is_lost, placed }
+    }
+
+    /// What stores were given is written by now, if it ever is.
+    fn tell_placed(&self) {
+        let machine = self.device.machine();
+        if let Some((from, to)) = self.placed.take().filter(|_| machine.memory.is_logged()) {
+            let _ = self.each(from, to - from, |address, count| {
+                machine.memory.mark(address, count as u64);
+                true
+            });
+        }
     }
 
     /// Hands out the ranges of the bytes from `offset` on; tells whether there are so many.
@@ -154,6 +169,10 @@ impl Transfer for Way<'_> {
                 .memory
                 .each(address, count, |region, at, count| region.buf(at, count).map(|part| memory.push(part)).is_some())
         });
+        if found {
+            let (from, to) = self.placed.get().unwrap_or((offset, offset));
+            self.placed.set(Some((from.min(offset), to.max(offset + len))));
+        }
         found.then_some(memory)
     }
 

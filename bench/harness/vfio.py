@@ -1,0 +1,173 @@
+"""vfio-user: controllers of virtual machines, the loads that are measured, and what those cost that do nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from statistics import median
+
+from . import measure
+from .guest import Guest, Refused
+from .nvme import QUEUE_ENTRIES, SpdkNvme
+from .rows import KIB, Row
+from .targets import NULL_BYTES, RAM_BYTES, Lunar, Setup, Target, Unavailable
+
+NQN = "nqn.2026-01.io.lunar.bench:"
+STORES = ("null", "ram")
+# Controllers that only stay, and I/O queues of each, ever more: what one crowd leaves behind the next one uses, so what
+# is counted is what each takes beyond the last.
+CROWDS = ((32, 1), (64, 1), (64, 5))
+MACHINES = max(count for count, _ in CROWDS)
+# How long CPU time at rest is watched.
+IDLE_SECONDS = 5.0
+# A guest rests so long before it becomes busy, so many times.
+REST_SECONDS = 0.05
+WAKES = 200
+
+
+class LunarVfio(Lunar):
+    """Doorbells in the guest's memory, as Linux has them: a guest at rest is not looked at."""
+
+    first_unit = 1
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, [f"null:{NULL_BYTES}", f"ram:{RAM_BYTES}"])
+
+    def faces(self) -> list[str]:
+        names = ["bench", *(f"idle{number}" for number in range(MACHINES))]
+        machines = [word for name in names for word in ("--vm", name)]
+        return [*super().faces(), "--vm-folder", str(self.folder()), *machines]
+
+    def folder(self) -> Path:
+        return self.setup.folder / f"vm-{self.name}"
+
+    def socket(self, name: str) -> str:
+        return str(self.folder() / name / "cntrl")
+
+    def url(self, store: str) -> str | None:
+        if store not in STORES:
+            return None
+        unit = self.first_unit + STORES.index(store)
+        return f"vfio-user:{self.socket('bench')}#{unit}"
+
+
+class LunarMapped(LunarVfio):
+    """Doorbells in a page that both have mapped, as SPDK's initiator wants them."""
+
+    name = "mapped"
+    note = "Lunar with doorbells in a page that both sides have mapped, which it has to look at"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        # Its account is its own.
+        self.stats = setup.folder / "mapped.stats"
+
+    def arguments(self) -> list[str]:
+        return [*super().arguments(), "--doorbells", "mapped"]
+
+
+class SpdkVfio(SpdkNvme):
+    """SPDK's nvmf_tgt, built with vfio-user, from the build tree that LUNAR_BENCH_SPDK names."""
+
+    note = "it maps the doorbells, and looks at them without end"
+
+    def configure(self) -> None:
+        self.rpc("framework_start_init")
+        self.rpc("framework_wait_init")
+        self.rpc("nvmf_create_transport", trtype="VFIOUSER", max_queue_depth=QUEUE_ENTRIES)
+        self.rpc("bdev_null_create", name="null", num_blocks=NULL_BYTES // 512, block_size=512)
+        self.rpc("bdev_malloc_create", name="ram", num_blocks=RAM_BYTES // 512, block_size=512)
+        for store in STORES:
+            nqn, folder = NQN + store, self.setup.folder / f"spdk-{store}"
+            folder.mkdir(exist_ok=True)
+            address = {"trtype": "VFIOUSER", "adrfam": "IPv4", "traddr": str(folder), "trsvcid": "0"}
+            self.rpc("nvmf_create_subsystem", nqn=nqn, allow_any_host=True, serial_number=store)
+            self.rpc("nvmf_subsystem_add_ns", nqn=nqn, namespace={"bdev_name": store, "nsid": 1})
+            self.rpc("nvmf_subsystem_add_listener", nqn=nqn, listen_address=address)
+
+    def url(self, store: str) -> str | None:
+        return f"vfio-user:{self.setup.folder / f'spdk-{store}' / 'cntrl'}#1" if store in STORES else None
+
+    def arguments(self) -> list[str]:
+        return [*super().arguments(), "--doorbells", "mapped"]
+
+
+KINDS: dict[str, type[Target]] = {"lunar": LunarVfio, "mapped": LunarMapped, "spdk": SpdkVfio}
+
+
+def rows() -> list[Row]:
+    """Both sides poll."""
+    curve = [Row("curve", "randread", 4 * KIB, depth, spin=True) for depth in (1, 8, 32, 128)]
+    stores = [Row("stores", "randread", 4 * KIB, depth, store="ram", spin=True) for depth in (1, 32, 128)]
+    writes = [Row("page", "randwrite", 4 * KIB, 32, store=store, spin=True) for store in STORES]
+    queues = [Row("page", "randread", 4 * KIB, 32, 4, spin=True, what="queues")]
+    sleeping = [Row("page", "randread", 4 * KIB, depth) for depth in (1, 32)]
+    large = [Row("large", rw, 128 * KIB, 8, store="ram", spin=True) for rw in ("read", "write")]
+    return curve + stores + writes + queues + sleeping + large
+
+
+@contextlib.contextmanager
+def crowd(target: LunarVfio, count: int, queues: int):
+    """So many guests with a controller each."""
+    guests = []
+    try:
+        guests += [Guest(target.socket(f"idle{number}"), queues) for number in range(count)]
+        yield
+    except (OSError, Refused) as why:
+        raise Unavailable(f"guest {len(guests) + 1} of {count}: {why}") from why
+    finally:
+        for guest in guests:
+            guest.close()
+
+
+def idle_controllers(target: LunarVfio) -> dict:
+    """What controllers that only stay cost: memory of each and of each I/O queue, and CPU time."""
+    sizes, percent = [], 0.0
+    for count, queues in CROWDS:
+        with crowd(target, count, queues):
+            sizes.append(target.memory())
+            if (count, queues) == (MACHINES, 1):
+                percent = measure.idle_cpu(target, IDLE_SECONDS)
+        # Their memory is let go of.
+        time.sleep(0.5)
+    (few, _), (many, one), (_, more) = CROWDS
+    return {
+        "controllers": many,
+        "cpu_percent": percent,
+        "bytes_per_controller": (sizes[1] - sizes[0]) / (many - few),
+        "bytes_per_queue": (sizes[2] - sizes[1]) / (many * (more - one)),
+    }
+
+
+def wakes(target: LunarVfio) -> dict:
+    """How soon a guest that becomes busy is heard, and looked at without its ringing: microseconds."""
+    try:
+        guest = Guest(target.socket("bench"), 1)
+        times = [guest.wake(target.first_unit, REST_SECONDS) for _ in range(WAKES)]
+        guest.close()
+    except (OSError, Refused) as why:
+        raise Unavailable(str(why)) from why
+    first, second = ([round(one * 1e6, 1) for one in column if one is not None] for column in zip(*times))
+    if not second:
+        raise Unavailable("it wants to be rung for every command")
+    polled = {"polled": len(second), "polled_us": median(second), "polled_most_us": max(second)}
+    return {"times": WAKES, "first_us": median(first), **polled}
+
+
+def extras(setup: Setup, targets: list[Target], running) -> dict:
+    found: dict[str, dict] = {"idle_cpu_percent": {}, "idle_controllers": {}, "wakes": {}, "failed": {}}
+    for target in targets:
+        with running(target):
+            found["idle_cpu_percent"][target.name] = measure.idle_cpu(target, IDLE_SECONDS)
+            if type(target) is not LunarVfio:
+                continue
+            for what, work in (("idle_controllers", idle_controllers), ("wakes", wakes)):
+                try:
+                    found[what][target.name] = work(target)
+                except Unavailable as why:
+                    found["failed"][f"{target.name}, {what.replace('_', ' ')}"] = str(why)
+    return found
+
+
+__all__ = ["KINDS", "extras", "rows"]

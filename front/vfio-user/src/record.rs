@@ -1,0 +1,441 @@
+//! What a controller is, as bytes, on its way to another process: format, version and limits. What lies in the guest's
+//! memory is not in it, nor what the volumes keep; no command is under way.
+//!
+//! Who reads it believes none of it: bytes of any length and content come from a client.
+
+use crate::config::{QUEUES, RECORD_MAX};
+use crate::machine::Saved as SavedMachine;
+use crate::pci;
+use crate::queue::Completion;
+use lunar_core::wire::{Cursor, Short, le};
+use lunar_nvme::controller::saved::VALUES_MAX;
+use lunar_nvme::controller::{NOTICES_MAX, Notice, Saved as SavedController};
+use lunar_nvme::event::{Event, REQUESTS_MAX, SavedEvents};
+use lunar_nvme::namespace::NAMESPACES_MAX;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// What every record begins with.
+const MAGIC: [u8; 8] = *b"LunarVM\0";
+/// Goes up when the format changes: there is no other that could be read.
+const VERSION: u32 = 1;
+
+/// Why a record is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// It is none, or none of this version.
+    Foreign,
+    /// It ends too early or too late, or holds more than there can be of something.
+    Malformed,
+}
+
+impl From<Short> for Refusal {
+    fn from(Short: Short) -> Self {
+        Self::Malformed
+    }
+}
+
+/// The first bytes: how many there are of what follows, and what else there is of the controller.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Head {
+    magic: [u8; 8],
+    version: le::U32,
+    len: le::U32,
+    submissions: le::U16,
+    completions: le::U16,
+    waiting: le::U16,
+    aborted: le::U16,
+    pending: le::U16,
+    masked: le::U16,
+    notices: le::U16,
+    flags: le::U16,
+    values: le::U32,
+    namespaces: le::U32,
+    configuration: le::U32,
+    keep_alive: le::U32,
+    granted: le::U32,
+    reserved: le::U32,
+    clock: le::I64,
+    noticed: le::U64,
+}
+
+/// Flags of the head.
+mod flag {
+    pub(super) const FATAL: u16 = 0x01;
+    pub(super) const WRITES_THROUGH: u16 = 0x02;
+    pub(super) const CLOCK: u16 = 0x04;
+    pub(super) const BEHAVIOR: u16 = 0x08;
+    pub(super) const CHANGED: u16 = 0x10;
+}
+
+/// Registers, and where the words are by which a host rings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Registers {
+    /// CC, as it was written last.
+    pub wanted: le::U32,
+    /// INTMS.
+    pub interrupt_mask: le::U32,
+    /// AQA.
+    pub admin_entries: le::U32,
+    /// [`Registers::FATAL`], [`Registers::SHADOW`].
+    pub flags: le::U32,
+    /// ASQ.
+    pub admin_submissions: le::U64,
+    /// ACQ.
+    pub admin_completions: le::U64,
+    /// Both pages of Doorbell Buffer Config.
+    pub shadow: [le::U64; 2],
+}
+
+impl Registers {
+    /// CSTS.CFS.
+    pub const FATAL: u32 = 0x01;
+    /// There are such pages.
+    pub const SHADOW: u32 = 0x02;
+}
+
+/// A submission queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SubmissionQueue {
+    /// Its identifier.
+    pub id: le::U16,
+    /// Where its completions go.
+    pub completions: le::U16,
+    /// How many entries it has.
+    pub entries: le::U16,
+    /// How far it was read.
+    pub head: le::U16,
+    /// How far the host has come.
+    pub tail: le::U16,
+    /// Reserved.
+    pub reserved: le::U16,
+    /// Where it lies.
+    pub address: le::U64,
+}
+
+/// A completion queue; completions for which it had no room follow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CompletionQueue {
+    /// Its identifier.
+    pub id: le::U16,
+    /// How many entries it has.
+    pub entries: le::U16,
+    /// How far the host has come.
+    pub head: le::U16,
+    /// How far it was written.
+    pub tail: le::U16,
+    /// [`CompletionQueue::PHASE`], [`CompletionQueue::INTERRUPTS`].
+    pub flags: le::U16,
+    /// The interrupt that it raises.
+    pub vector: le::U16,
+    /// Completions that follow.
+    pub held: le::U32,
+    /// Where it lies.
+    pub address: le::U64,
+}
+
+impl CompletionQueue {
+    /// The phase of the next completion.
+    pub const PHASE: u16 = 0x01;
+    /// It raises an interrupt.
+    pub const INTERRUPTS: u16 = 0x02;
+}
+
+/// A namespace that the guest sees. It has to be there where it goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SeenNamespace {
+    /// Who it is.
+    pub uuid: [u8; 16],
+    /// Its identifier.
+    pub id: le::U32,
+    /// Bytes of a block.
+    pub block_size: le::U32,
+}
+
+/// The value of a feature.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Value {
+    id: le::U32,
+    namespace: le::U32,
+    value: le::U32,
+}
+
+/// A reservation notification.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct NoticeRecord {
+    count: le::U64,
+    namespace: le::U32,
+    kind: le::U32,
+}
+
+/// What a controller is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// Registers and queues.
+    pub machine: SavedMachine,
+    /// The configuration space.
+    pub space: Box<[u8; pci::USED]>,
+    /// What its host has set, and what it has to be told yet.
+    pub controller: SavedController,
+    /// The namespaces that it sees, by identifier.
+    pub namespaces: Vec<SeenNamespace>,
+}
+
+impl Record {
+    /// As bytes.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = self.head().as_bytes().to_vec();
+        bytes.extend(self.machine.registers.as_bytes());
+        bytes.extend(&self.space[..]);
+        bytes.extend(self.machine.submissions.as_bytes());
+        for (queue, held) in &self.machine.completions {
+            bytes.extend(queue.as_bytes());
+            bytes.extend(held.as_bytes());
+        }
+        let SavedController { values, behavior, events, notices, .. } = &self.controller;
+        for (id, namespace, value) in values {
+            let value = Value { id: u32::from(*id).into(), namespace: (*namespace).into(), value: (*value).into() };
+            bytes.extend(value.as_bytes());
+        }
+        behavior.iter().for_each(|behavior| bytes.extend(&behavior[..]));
+        events.waiting.iter().chain(&events.aborted).for_each(|cid| bytes.extend(cid.to_le_bytes()));
+        events.pending.iter().for_each(|event| bytes.extend([event.kind, event.information, event.page, 0]));
+        bytes.extend(&events.masked);
+        for notice in notices {
+            let (count, namespace) = (notice.count.into(), notice.namespace.into());
+            bytes.extend(NoticeRecord { count, namespace, kind: u32::from(notice.kind).into() }.as_bytes());
+        }
+        bytes.extend(self.namespaces.as_bytes());
+        let len = le::U32::new(bytes.len() as u32);
+        bytes[LEN_AT..LEN_AT + 4].copy_from_slice(len.as_bytes());
+        bytes
+    }
+
+    fn head(&self) -> Head {
+        let SavedController { events, .. } = &self.controller;
+        let one = |is: bool, flag: u16| if is { flag } else { 0 };
+        let flags = one(self.controller.is_fatal, flag::FATAL)
+            | one(self.controller.writes_through, flag::WRITES_THROUGH)
+            | one(self.controller.clock.is_some(), flag::CLOCK)
+            | one(self.controller.behavior.is_some(), flag::BEHAVIOR)
+            | one(self.controller.changed, flag::CHANGED);
+        // There are a few hundred of anything at most, but for values.
+        let count = |len: usize| le::U16::new(len as u16);
+        Head {
+            magic: MAGIC,
+            version: VERSION.into(),
+            len: 0.into(),
+            submissions: count(self.machine.submissions.len()),
+            completions: count(self.machine.completions.len()),
+            waiting: count(events.waiting.len()),
+            aborted: count(events.aborted.len()),
+            pending: count(events.pending.len()),
+            masked: count(events.masked.len()),
+            notices: count(self.controller.notices.len()),
+            flags: flags.into(),
+            values: (self.controller.values.len() as u32).into(),
+            namespaces: (self.namespaces.len() as u32).into(),
+            configuration: self.controller.configuration.into(),
+            keep_alive: self.controller.keep_alive.into(),
+            granted: u32::from(self.controller.granted).into(),
+            reserved: 0.into(),
+            clock: self.controller.clock.unwrap_or(0).into(),
+            noticed: self.controller.noticed.into(),
+        }
+    }
+
+    /// From bytes.
+    ///
+    /// # Errors
+    /// [`Refusal`]. What is in it may still be nonsense.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
+        let mut cursor = Cursor::new(bytes);
+        let head: Head = *cursor.take()?;
+        if head.magic != MAGIC || head.version.get() != VERSION {
+            return Err(Refusal::Foreign);
+        }
+        if head.len.get() as usize != bytes.len() || bytes.len() > RECORD_MAX || !head.fits() {
+            return Err(Refusal::Malformed);
+        }
+        let registers = *cursor.take()?;
+        let space: &[u8; pci::USED] = cursor.take()?;
+        let submissions = all(&mut cursor, head.submissions.into())?;
+        let completions: Result<Vec<_>, Refusal> =
+            (0..head.completions.get()).map(|_| with_held(&mut cursor)).collect();
+        let machine = SavedMachine { registers, submissions, completions: completions? };
+        let controller = head.controller(&mut cursor)?;
+        let namespaces = all(&mut cursor, head.namespaces.get() as usize)?;
+        if !cursor.rest().is_empty() {
+            return Err(Refusal::Malformed);
+        }
+        Ok(Self { machine, space: Box::new(*space), controller, namespaces })
+    }
+}
+
+/// Where its length is in the head.
+const LEN_AT: usize = 12;
+
+impl Head {
+    fn fits(&self) -> bool {
+        let counts = [
+            (self.submissions, QUEUES),
+            (self.completions, QUEUES),
+            (self.waiting, REQUESTS_MAX),
+            (self.aborted, REQUESTS_MAX),
+            (self.pending, Event::KNOWN.len()),
+            (self.masked, Event::KNOWN.len()),
+            (self.notices, NOTICES_MAX),
+        ];
+        counts.iter().all(|(count, most)| usize::from(count.get()) <= *most)
+            && self.values.get() as usize <= VALUES_MAX
+            && self.namespaces.get() <= NAMESPACES_MAX
+    }
+
+    fn controller(&self, cursor: &mut Cursor<'_>) -> Result<SavedController, Refusal> {
+        let is = |flag: u16| self.flags.get() & flag != 0;
+        let values = all::<Value>(cursor, self.values.get() as usize)?;
+        let feature = |value: &Value| {
+            let id = u8::try_from(value.id.get()).map_err(|_| Refusal::Malformed)?;
+            Ok((id, value.namespace.get(), value.value.get()))
+        };
+        let values = values.iter().map(feature).collect::<Result<_, Refusal>>()?;
+        let behavior = if is(flag::BEHAVIOR) { Some(Box::new(*cursor.take::<[u8; 512]>()?)) } else { None };
+        let mut cids = |count: le::U16| -> Result<Vec<u16>, Refusal> {
+            Ok(all::<le::U16>(cursor, count.into())?.iter().map(|cid| cid.get()).collect())
+        };
+        let (waiting, aborted) = (cids(self.waiting)?, cids(self.aborted)?);
+        let pending = all::<[u8; 4]>(cursor, self.pending.into())?;
+        let pending = pending.iter().map(|[kind, information, page, _]| Event {
+            kind: *kind,
+            information: *information,
+            page: *page,
+        });
+        let events =
+            SavedEvents { waiting, aborted, pending: pending.collect(), masked: all(cursor, self.masked.into())? };
+        let notices = all::<NoticeRecord>(cursor, self.notices.into())?;
+        let notices = notices.iter().map(|notice| Notice {
+            count: notice.count.get(),
+            // Kinds are small.
+            kind: notice.kind.get() as u8,
+            namespace: notice.namespace.get(),
+        });
+        Ok(SavedController {
+            configuration: self.configuration.get(),
+            is_fatal: is(flag::FATAL),
+            keep_alive: self.keep_alive.get(),
+            writes_through: is(flag::WRITES_THROUGH),
+            granted: u16::try_from(self.granted.get()).map_err(|_| Refusal::Malformed)?,
+            values,
+            clock: is(flag::CLOCK).then(|| self.clock.get()),
+            behavior,
+            events,
+            notices: notices.collect(),
+            noticed: self.noticed.get(),
+            changed: is(flag::CHANGED),
+        })
+    }
+}
+
+/// The next `count` of a sort, which there are as bytes.
+fn all<T: FromBytes + KnownLayout + Immutable + Unaligned + Copy>(
+    cursor: &mut Cursor<'_>,
+    count: usize,
+) -> Result<Vec<T>, Refusal> {
+    let bytes = cursor.bytes(count.checked_mul(size_of::<T>()).ok_or(Refusal::Malformed)?)?;
+    let parts = bytes.chunks_exact(size_of::<T>()).map(T::read_from_bytes);
+    parts.map(|part| part.map_err(|_| Refusal::Malformed)).collect()
+}
+
+fn with_held(cursor: &mut Cursor<'_>) -> Result<(CompletionQueue, Vec<Completion>), Refusal> {
+    let queue: CompletionQueue = *cursor.take()?;
+    let held = all(cursor, queue.held.get() as usize)?;
+    Ok((queue, held))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    fn record() -> Record {
+        let mut registers = Registers::new_zeroed();
+        registers.as_mut_bytes().fill(0xa5);
+        let mut submissions = SubmissionQueue::new_zeroed();
+        submissions.as_mut_bytes().fill(0x5a);
+        let mut completions = CompletionQueue::new_zeroed();
+        (completions.id, completions.held) = (7.into(), 2.into());
+        let mut held = Completion::new_zeroed();
+        held.cid = 0x1234.into();
+        let machine = SavedMachine {
+            registers,
+            submissions: vec![submissions; 3],
+            completions: vec![(completions, vec![held; 2])],
+        };
+        let controller = SavedController {
+            configuration: 0x46_0001,
+            is_fatal: true,
+            keep_alive: 5,
+            writes_through: true,
+            granted: 9,
+            values: vec![(0x0b, 0, 0x900), (0x82, 3, 1)],
+            clock: Some(-3),
+            behavior: Some(Box::new([9; 512])),
+            events: SavedEvents {
+                waiting: vec![1, 2],
+                aborted: vec![3],
+                pending: vec![Event::ACCESS],
+                masked: vec![4, 0x80],
+            },
+            notices: vec![Notice { count: 8, kind: 2, namespace: 1 }],
+            noticed: 8,
+            changed: true,
+        };
+        let namespaces = vec![SeenNamespace { uuid: [6; 16], id: 1.into(), block_size: 512.into() }];
+        Record { machine, space: Box::new([0x77; pci::USED]), controller, namespaces }
+    }
+
+    #[test]
+    fn a_record_is_what_was_recorded() {
+        let whole = record();
+        let bytes = whole.to_bytes();
+        assert_eq!(bytes[..16], [&b"LunarVM\0\x01\0\0\0"[..], &(bytes.len() as u32).to_le_bytes()].concat());
+        assert_eq!(Record::parse(&bytes), Ok(whole));
+        let nothing = Record {
+            machine: SavedMachine { registers: Registers::new_zeroed(), submissions: vec![], completions: vec![] },
+            controller: SavedController::default(),
+            namespaces: vec![],
+            ..record()
+        };
+        assert_eq!(Record::parse(&nothing.to_bytes()), Ok(nothing));
+    }
+
+    #[test]
+    fn what_is_no_record_is_refused() {
+        let bytes = record().to_bytes();
+        for len in (0..bytes.len()).step_by(7) {
+            assert!(Record::parse(&bytes[..len]).is_err(), "{len}");
+        }
+        assert_eq!(Record::parse(&[&bytes[..], &[0]].concat()), Err(Refusal::Malformed));
+        let changed = |at: usize, value: u8| {
+            let mut bytes = bytes.clone();
+            bytes[at] = value;
+            Record::parse(&bytes)
+        };
+        assert_eq!((changed(0, b'l'), changed(8, 2)), (Err(Refusal::Foreign), Err(Refusal::Foreign)));
+        // Counts of what follows: beyond what there can be, and beyond what there is.
+        for at in (16..30).step_by(2).chain([32, 36]) {
+            assert_eq!(changed(at + 1, 0xff), Err(Refusal::Malformed), "{at}");
+            assert_eq!(changed(at, 0), Err(Refusal::Malformed), "{at}");
+        }
+        // Completions that are held.
+        let held_at = size_of::<Head>() + size_of::<Registers>() + pci::USED + 3 * size_of::<SubmissionQueue>() + 12;
+        assert_eq!(changed(held_at + 3, 0xff), Err(Refusal::Malformed));
+    }
+}

@@ -1,0 +1,143 @@
+//! A controller that moves to another process: what its host has set of it, and what it has to be told yet.
+
+use super::{Controller, FATAL, NOTICES_MAX, Notice, QUEUES_MAX, property};
+use crate::command::Status;
+use crate::event::SavedEvents;
+use crate::features::{FEATURES, find};
+use crate::namespace::NAMESPACES_MAX;
+use std::time::Duration;
+
+/// Values of features at most: every feature of the controller, and those of each namespace.
+pub const VALUES_MAX: usize = FEATURES.len() * (NAMESPACES_MAX as usize + 1);
+
+/// What a controller is, but for its queues.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Saved {
+    /// CC, as it is in force.
+    pub configuration: u32,
+    /// CSTS.CFS.
+    pub is_fatal: bool,
+    /// Feature 0Fh, in milliseconds.
+    pub keep_alive: u32,
+    /// Writes are answered when they are on the medium.
+    pub writes_through: bool,
+    /// I/O queues that are granted.
+    pub granted: u16,
+    /// Features that were set: which, of which namespace, and to what.
+    pub values: Vec<(u8, u32, u32)>,
+    /// Milliseconds that the host's clock is ahead.
+    pub clock: Option<i64>,
+    /// What the host says that it knows.
+    pub behavior: Option<Box<[u8; 512]>>,
+    /// Asynchronous events.
+    pub events: SavedEvents,
+    /// Reservation notifications that were not read, and how many there have been.
+    pub notices: Vec<Notice>,
+    /// How many there have been.
+    pub noticed: u64,
+    /// Whether namespaces came or went since that was read.
+    pub changed: bool,
+}
+
+impl Controller {
+    /// Tells no asynchronous events from now on, or goes on telling them.
+    pub fn hold_events(&self, is_held: bool) {
+        self.lock().events.hold(is_held);
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn save(&self) -> Saved {
+        let writes_through = !self.caches_writes();
+        let state = self.lock();
+        Saved {
+            configuration: state.configuration,
+            is_fatal: state.status & FATAL != 0,
+            // It was set in as many bits.
+            keep_alive: u32::try_from(state.keep_alive.as_millis()).unwrap_or(u32::MAX),
+            writes_through,
+            granted: state.granted,
+            values: state.values.all(),
+            clock: state.values.clock,
+            behavior: state.values.behavior.clone(),
+            events: state.events.save(),
+            notices: state.notices.iter().copied().collect(),
+            noticed: state.noticed,
+            changed: state.changed,
+        }
+    }
+
+    /// A controller that was not enabled yet becomes what was saved.
+    ///
+    /// # Errors
+    /// [`Status::INVALID_FIELD`] when no controller can be so; then it is to be reset.
+    pub fn restore(&self, saved: &Saved) -> Result<(), Status> {
+        let is_value = |(id, namespace, _): &(u8, u32, u32)| {
+            find(*id).is_some_and(|row| row.changes && (*namespace == 0 || row.per_namespace))
+        };
+        let fits = saved.values.len() <= VALUES_MAX && saved.notices.len() <= NOTICES_MAX;
+        if !fits || !(1..=QUEUES_MAX).contains(&saved.granted) || !saved.values.iter().all(is_value) {
+            return Err(Status::INVALID_FIELD);
+        }
+        self.set_property(property::CC, false, saved.configuration.into())?;
+        self.set_write_cache(!saved.writes_through);
+        let mut state = self.lock();
+        if !state.events.restore(&saved.events) {
+            return Err(Status::INVALID_FIELD);
+        }
+        if saved.is_fatal {
+            state.status |= FATAL;
+        }
+        state.keep_alive = Duration::from_millis(saved.keep_alive.into());
+        state.granted = saved.granted;
+        saved.values.iter().for_each(|(id, namespace, value)| state.values.set(*id, *namespace, *value));
+        (state.values.clock, state.values.behavior) = (saved.clock, saved.behavior.clone());
+        (state.notices, state.noticed) = (saved.notices.iter().copied().collect(), saved.noticed);
+        // Namespaces may have changed on the way.
+        state.changed = saved.changed;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Event;
+    use crate::features::{EVENTS, RESERVATION_MASK};
+    use crate::fuzzing::{Rig, tenant};
+    use lunar_core::time::Instant;
+
+    #[test]
+    fn a_controller_is_elsewhere_what_it_was() {
+        let rig = Rig::default();
+        let [one, other] = [0, 1].map(|_| rig.subsystem.attach(&tenant(), Instant(0)).expect("room"));
+        let (one, other) = (&one.controller, &other.controller);
+        one.set_property(property::CC, false, 0x46_0001).expect("it can be");
+        one.grant(7).expect("no queues yet");
+        one.set_write_cache(false);
+        one.values(|values| {
+            values.set(EVENTS, 0, 0x900);
+            values.set(RESERVATION_MASK, 1, 2);
+            (values.clock, values.behavior) = (Some(-5), Some(Box::new([3; 512])));
+        });
+        one.set_keep_alive(5000);
+        assert_eq!(one.park(4), Ok(()));
+        one.hold_events(true);
+        one.raise(Event::NAMESPACES);
+        one.notice(1, 1);
+        let saved = one.save();
+        assert_eq!((saved.granted, saved.events.waiting.clone(), saved.changed), (7, vec![4], true));
+        other.restore(&saved).expect("it was so");
+        assert_eq!(other.save(), saved);
+        assert!(other.is_enabled() && !other.caches_writes());
+        for bad in [
+            Saved { granted: 0, ..saved.clone() },
+            Saved { values: vec![(0x77, 0, 0)], ..saved.clone() },
+            Saved { values: vec![(EVENTS, 1, 0)], ..saved.clone() },
+            Saved { configuration: 0x71, ..saved.clone() },
+            Saved { notices: vec![Notice { count: 0, kind: 0, namespace: 0 }; 65], ..saved },
+        ] {
+            assert_eq!(other.restore(&bad), Err(Status::INVALID_FIELD), "{bad:?}");
+        }
+    }
+}
