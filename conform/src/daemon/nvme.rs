@@ -35,7 +35,7 @@ const ACCESS_CHANGED: u32 = 0x000c_0302;
 /// Asymmetric namespace access: non-optimized.
 const NON_OPTIMIZED: u8 = 2;
 
-pub(super) const CASES: [Case; 7] = [
+pub(super) const CASES: [Case; 8] = [
     ("an NVMe host sees what is its own, and what an initiator has written", sees),
     ("namespaces come, go and grow under a controller, which is told", changes),
     ("discovery tells a host what it may see, and that it is another now", discovers),
