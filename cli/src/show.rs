@@ -381,7 +381,8 @@ mod tests {
         let volume = |name: &str, size: &str, read_only: bool| {
             let keys = json!({
                 "kind": "ram", "size": size, "medium": "disk", "block-size": "512", "read-only": read_only,
-                "write-through": false, "direct": false, "protection": "none", "vendor": "LUNAR", "product": "VOLUME",
+                "write-through": false, "direct": false, "shared": false, "protection": "none", "vendor": "LUNAR",
+                "product": "VOLUME",
                 "uuid": "x",
             });
             json!({ "kind": "volume", "name": name, "keys": keys })
