@@ -21,6 +21,9 @@ iscsi_login() {
     other=$(iscsi_disk)
 }
 
+# first_range DISK: what GET LBA STATUS says of where the disk begins.
+first_range() { sg_get_lba_status --lba=0 "$1" | grep -m1 blocks; }
+
 iscsi_logout() { try "logout" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --logout; }
 
 # One volume by both ways: what one writes the other reads, and what one reserves the other keeps to.
@@ -34,7 +37,9 @@ both() {
     equal "read over NVMe" "$(sum </tmp/random)" "$(read_sum "$disk" count=1)"
     try "discard over NVMe" blkdiscard --length 1M "$disk"
     equal "it is gone over iSCSI" "$(head -c 1M /dev/zero | sum)" "$(read_sum "$other" count=1)"
+    says "GET LBA STATUS over iSCSI agrees" "deallocated|unmapped" first_range "$other"
     try "write over NVMe again" dd if=/tmp/random of="$disk" bs=1M oflag=direct status=none
+    equal "and GET LBA STATUS agrees again" "" "$(first_range "$other" | grep -E 'deallocated|unmapped')"
     try "UNMAP over iSCSI" sg_unmap --lba=0 --num=2048 --force "$other"
     equal "it is gone over NVMe" "$(head -c 1M /dev/zero | sum)" "$(read_sum "$disk" count=1)"
     try "register over iSCSI" sg_persist --out --register --param-sark=abc "$other"

@@ -29,3 +29,22 @@ disk_of() {
     done
     return 1
 }
+
+# disk_at IFACE GROUP [LUN]: the disk of the session of this interface record at this portal group.
+disk_at() {
+    local session found
+    for session in /sys/class/iscsi_session/session*; do
+        [ "$(cat "$session/ifacename") $(cat "$session/tpgt")" = "$1 $2" ] || continue
+        for found in "$session"/device/target*/*:*:*:"${3:-0}"/block/*; do
+            [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
+        done
+    done
+    return 1
+}
+
+# initiator NAME: an interface record with an initiator name of its own: another node of a cluster.
+initiator() {
+    iscsiadm -m iface -I "$1" -o new >/dev/null
+    iscsiadm -m iface -I "$1" -o update -n iface.initiatorname -v "iqn.2026-01.io.lunar.conform:$1" >/dev/null
+    iscsiadm -m iface -I "$1" -o update -n iface.transport_name -v tcp >/dev/null
+}

@@ -1,7 +1,8 @@
 # The kernel's own NVMe/TCP host with nvme-cli, file systems and fio; and both faces of one volume at once.
 . /test/lib.sh
 . /test/both.sh
-. /test/settings # PORTAL TARGET (iSCSI), HOST PORT NQN
+. /test/access.sh
+. /test/settings # PORTAL TARGET (iSCSI), HOST PORT PORT2 NQN
 
 # quiet NAME: the kernel has not complained.
 quiet() {
@@ -180,6 +181,76 @@ events() {
     try "and released" nvme persistent-event-log "$c" -a 2
 }
 
+# way SERVICE: the controller that is reached there.
+way() {
+    local found
+    for found in /sys/class/nvme/nvme*; do
+        grep -q "trsvcid=$1" "$found/address" && { echo "${found##*/}"; return 0; }
+    done
+    return 1
+}
+
+# state_of SERVICE: what asymmetric access says of the way there.
+state_of() { cat "/sys/class/nvme/$(way "$1")"/nvme*n1/ana_state; }
+fares() { [ "$(state_of "$1")" = "$2" ]; }
+
+# background: verified writes, which somebody waits for.
+background() {
+    fio --name=ways --filename="$disk" --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=8 --size=8M \
+        --rate_iops=150 --verify=crc32c --verify_fatal=1 --randseed=11 --output-format=terse >/tmp/fio.out 2>&1 &
+    fio=$!
+    sleep 1
+}
+
+# Two ways to one namespace; access over NVMe and over iSCSI is one state, so an initiator of the same volume changes it.
+ways() {
+    connect "the first way" || return
+    try "the second way" nvme connect -t tcp -a "$HOST" -s "$PORT2" -n "$NQN" -i 2 --keep-alive-tmo=30
+    eventually fares "$PORT" optimized
+    try "both ways are optimized" eventually fares "$PORT2" optimized
+    try "and an initiator of the volume" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --login || return
+    eventually iscsi_disk
+    other=$(iscsi_disk)
+    background
+    try "SET TARGET PORT GROUPS over iSCSI: the second is not optimized" set_state 2 1 "$other"
+    try "the NVMe host is told" eventually fares "$PORT2" non-optimized
+    try "it is unavailable" set_state 2 3 "$other"
+    try "which is inaccessible" eventually fares "$PORT2" inaccessible
+    try "and back" set_state 2 0 "$other"
+    eventually fares "$PORT2" optimized
+    try "the first is on standby" set_state 1 2 "$other"
+    try "which is inaccessible, too" eventually fares "$PORT" inaccessible
+    sleep 1
+    try "and back again" set_state 1 0 "$other"
+    try "both ways are optimized again" eventually fares "$PORT" optimized
+    try "one way is left" nvme disconnect -d "$(way "$PORT")"
+    sleep 1
+    if wait $fio; then
+        ok "verified writes while ways changed, and one went: no error"
+    else
+        tail -n 8 /tmp/fio.out
+        bad "verified writes while ways changed, and one went"
+    fi
+    try "logout" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --logout
+    equal "no I/O error" "" "$(dmesg | grep 'I/O error')"
+    disconnect "disconnect, ways"
+    dmesg -C
+}
+
+# The harness kills the target and starts it again.
+restart() {
+    local before
+    connect "connect before the restart" --reconnect-delay=1 --ctrl-loss-tmo=600 || return
+    before=$(read_sum "$disk" count=8 skip=32)
+    { sleep 2; echo "@restart"; } &
+    load "fio goes on over a restart of the target" --rw=randwrite --bs=4k --iodepth=8 --size=4M --rate_iops=100
+    wait
+    equal "nothing else is lost" "$before" "$(read_sum "$disk" count=8 skip=32)"
+    equal "no I/O error over the restart" "" "$(dmesg | grep 'I/O error')"
+    disconnect "disconnect after the restart"
+    dmesg -C
+}
+
 identity
 printf '\0\100\103\172\223\1\0\0' >/tmp/clock
 says "discover" "subnqn: *$NQN" nvme discover -t tcp -a "$HOST" -s "$PORT"
@@ -210,6 +281,8 @@ equal "the data is still there" "$before" "$(read_sum "$disk" count=16)"
 load "fio with digests" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=8M
 quiet "with digests"
 disconnect "disconnect, digests"
+ways
+restart
 try "connect-all" nvme connect-all -t tcp -a "$HOST" -s "$PORT"
 # The discovery controller has taken the first number.
 found() { disk=$(ls /dev/nvme?n1) && test -b "$disk"; }

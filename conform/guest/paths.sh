@@ -8,30 +8,11 @@
 . /test/multipath.sh
 . /test/tools.sh
 
-# disk_at IFACE GROUP [LUN]: the disk of the session of this interface record at this portal group.
-disk_at() {
-    local session found
-    for session in /sys/class/iscsi_session/session*; do
-        [ "$(cat "$session/ifacename") $(cat "$session/tpgt")" = "$1 $2" ] || continue
-        for found in "$session"/device/target*/*:*:*:"${3:-0}"/block/*; do
-            [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
-        done
-    done
-    return 1
-}
-
 # log_in_at NAME IFACE GROUP PORTAL
 log_in_at() {
     iscsiadm -m node -o new -T "$TARGET" -p "$4,$3" -I "$2" >/dev/null
     try "login, $1" iscsiadm -m node -T "$TARGET" -p "$4" -I "$2" --login || finish
     eventually disk_at "$2" "$3" || { bad "$1: no disk"; finish; }
-}
-
-# initiator NAME: an interface record with an initiator name of its own: another node of a cluster.
-initiator() {
-    iscsiadm -m iface -I "$1" -o new >/dev/null
-    iscsiadm -m iface -I "$1" -o update -n iface.initiatorname -v "iqn.2026-01.io.lunar.conform:$1" >/dev/null
-    iscsiadm -m iface -I "$1" -o update -n iface.transport_name -v tcp >/dev/null
 }
 
 # conflict NAME DISK: a write meets RESERVATION CONFLICT; as the tool says it.

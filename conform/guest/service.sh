@@ -68,7 +68,7 @@ unit() {
     refuse "others do not use the socket" setpriv --reuid=65534 --clear-groups lunar status
 }
 
-initiator() {
+logs_in() {
     # The script has its own, with its own settings.
     systemctl stop iscsid.socket iscsid.service 2>/dev/null
     daemon 120
@@ -192,11 +192,35 @@ watched() {
     still_there "after that"
 }
 
+# The guest under a second name sees what is that name's.
+two_names() {
+    local found
+    try "a volume for others" lunar volume create scratch --kind ram --size 16M
+    try "a group of others" lunar group create others --targets main --initiators "iqn.2026-01.io.lunar.conform:other"
+    try "lunar group map, others" lunar group map others 0 scratch
+    try "lunar group map, others, read-only" lunar group map others 5 disk1 --read-only
+    initiator other
+    iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" -I other >/dev/null
+    with_secret "$SECRET" >/dev/null
+    try "the guest logs in by another name" node -I other --login
+    try "which sees a unit of its own" eventually disk_at other 1 0
+    try "and one that is shared" eventually disk_at other 1 5
+    found=$(disk_at other 1 0)
+    eventually blockdev --getsize64 "$found"
+    equal "unit 0 is the volume of others" $((16 << 20)) "$(blockdev --getsize64 "$found")"
+    equal "unit 5 is only read" 1 "$(blockdev --getro "$(disk_at other 1 5)")"
+    refuse "the other name sees no unit that is not its own" disk_at other 1 1
+    equal "unit 0 is what it was by the first name" $((20 << 30)) "$(blockdev --getsize64 "$(disk_at default 1 0)")"
+    refuse "the first name sees no unit of others" disk_at default 1 5
+    try "the other name logs out" node -I other --logout
+}
+
 follow_the_page
 unit
-initiator
+logs_in
 restarts
 media
+two_names
 watched
 try "the guest logs out" node --logout
 try "systemctl stop" systemctl stop lunar

@@ -42,9 +42,6 @@ pub(crate) fn history(state: &std::path::Path, nqn: &str, firmware: &str) -> Arc
     Arc::new(History::new(of_subsystem(state, nqn), firmware, wall_clock()))
 }
 
-/// All NVMe hosts come by the first portal group.
-const NVME_WAY: lunar_nvme::directory::Way = lunar_nvme::directory::Way { portal: 1, group: 1, is_secure: false };
-
 /// What is shared, and how.
 struct Setup {
     volumes: Vec<Volume>,
@@ -286,7 +283,9 @@ fn listen_all(house: &House, setup: &Setup) -> Result<Faces> {
     let iscsi = setup.how.portals().into_iter().enumerate();
     let iscsi: Vec<_> =
         iscsi.map(|(at, portal)| (Face::Iscsi(Way { portal: group(at).into(), group: group(at) }), portal)).collect();
-    let nvme: Vec<_> = setup.how.nvme_portals().into_iter().map(|portal| (Face::Nvme(NVME_WAY), portal)).collect();
+    let way = |group: u16| lunar_nvme::directory::Way { portal: group.into(), group, is_secure: false };
+    let nvme = setup.how.nvme_portals().into_iter().enumerate();
+    let nvme: Vec<_> = nvme.map(|(at, portal)| (Face::Nvme(way(group(at))), portal)).collect();
     let mut listener = 0;
     Ok(Faces {
         iscsi: listen(house, &iscsi, ("--listen", !setup.how.listen.is_empty()), &mut listener)?,

@@ -65,19 +65,21 @@ fn packages(lab: &Lab, part: &str) -> Option<sysroot::Sysroot> {
     made
 }
 
-/// One target with both faces, which has a file and these volumes.
+/// One target with both faces and two ways to each, which has a file and these volumes.
 fn nvme_targets(lab: &Lab, driver: Driver, more: &[&str]) -> Result<Targets> {
-    let port = free_port()?;
+    let (port, second) = (free_port()?, free_port()?);
     let file = lab.image(&format!("nvme-{}.img", driver.name()), 512)?;
     let volumes = std::iter::once(file).chain(more.iter().map(|more| (*more).to_owned()));
-    let mut spec = Spec::new(driver, volumes)?.flags(&["--nvme", &port.to_string()]);
+    let flags = ["--nvme", &port.to_string(), "--nvme", &second.to_string()];
+    let mut spec = Spec::new(driver, volumes)?.flags(&flags);
+    spec.listen.push(free_port()?);
     spec.for_guest = true;
     let main = Target::start(lab, &spec)?;
     let mut settings = String::new();
     writeln!(settings, "PORTAL={HOST_AS_GUEST_SEES_IT}:{}\nTARGET={}", main.portal.port(), main.name)?;
     // Both names are made of one.
     let nqn = main.name.replacen("iqn.", "nqn.", 1);
-    writeln!(settings, "HOST={HOST_AS_GUEST_SEES_IT}\nPORT={}\nNQN={nqn}", port.port())?;
+    writeln!(settings, "HOST={HOST_AS_GUEST_SEES_IT}\nPORT={}\nPORT2={}\nNQN={nqn}", port.port(), second.port())?;
     Ok(Targets { main: Some(main), spec, others: Vec::new(), settings })
 }
 
