@@ -109,6 +109,13 @@ impl Fixture {
         Self { service, state, router, runtime, place }
     }
 
+    /// The status that the owner gets, beside whatever else is asked.
+    fn status(&self, method: &str, path: &str, body: &'static str) -> impl Future<Output = u16> + Send + use<> {
+        let request = axum::http::Request::builder().method(method).uri(path).extension(OWNER);
+        let (request, mut router) = (request.body(Body::from(body)).expect("a request"), self.router.clone());
+        async move { router.call(request).await.expect("it always answers").status().as_u16() }
+    }
+
     fn ask(&mut self, peer: Peer, token: Option<&str>, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut request = axum::http::Request::builder().method(method).uri(path).extension(peer);
         if let Some(token) = token {
@@ -433,11 +440,7 @@ fn a_stream_ends_with_the_right_to_look() {
 fn who_looks_does_not_wait_for_a_change_that_goes_on() {
     let fixture = Fixture::new();
     fixture.service.settling.store(true, Ordering::Release);
-    let ask = |method: &str, path: &str, body: &'static str| {
-        let request = axum::http::Request::builder().method(method).uri(path).extension(OWNER);
-        let (request, mut router) = (request.body(Body::from(body)).expect("a request"), fixture.router.clone());
-        async move { router.call(request).await.expect("it always answers").status().as_u16() }
-    };
+    let ask = |method: &str, path: &str, body: &'static str| fixture.status(method, path, body);
     fixture.runtime.block_on(async {
         let change = tokio::spawn(ask("PATCH", "/v1/limits", r#"{"sessions":5}"#));
         for path in ["/v1/status", "/v1/session", "/v1/volume", "/v1/statistics"] {
@@ -459,11 +462,7 @@ fn who_looks_does_not_wait_for_a_change_that_goes_on() {
 fn who_looks_is_answered_however_many_changes_wait() {
     let fixture = Fixture::new();
     fixture.service.settling.store(true, Ordering::Release);
-    let ask = |method: &str, path: &str, body: &'static str| {
-        let request = axum::http::Request::builder().method(method).uri(path).extension(OWNER);
-        let (request, mut router) = (request.body(Body::from(body)).expect("a request"), fixture.router.clone());
-        async move { router.call(request).await.expect("it always answers").status().as_u16() }
-    };
+    let ask = |method: &str, path: &str, body: &'static str| fixture.status(method, path, body);
     fixture.runtime.block_on(async {
         let change = || tokio::spawn(ask("PATCH", "/v1/limits", r#"{"sessions":5}"#));
         let changes: Vec<_> = (0..REQUESTS_MAX + 4).map(|_| change()).collect();

@@ -83,4 +83,16 @@ read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none 
 # sg_of DISK: the node that goes past the block layer, which looks at media by itself.
 sg_of() { echo "/dev/$(ls "/sys/block/${1##*/}/device/scsi_generic")"; }
 
+# load_start DISK: verified writes in the background, until load_end NAME, which is a case that is good if they were.
+load_start() {
+    fio --name=ways --filename="$1" --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=8 --size=8M \
+        --rate_iops=150 --verify=crc32c --verify_fatal=1 --randseed=11 --output-format=terse >/tmp/fio.out 2>&1 &
+    fio=$!
+    sleep 1
+}
+
+load_end() {
+    if wait $fio; then ok "$1"; else tail -n 8 /tmp/fio.out; bad "$1"; fi
+}
+
 finish() { exit $((failed > 0)); }

@@ -3,17 +3,6 @@
 # ways PATTERN: whether multipathd's list of paths has a line like this.
 ways() { multipathd show paths format "%d %t" | grep -Eq -- "$1"; }
 
-load_start() {
-    fio --name=ways --filename="$map" --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=8 --size=8M \
-        --rate_iops=150 --verify=crc32c --verify_fatal=1 --randseed=11 --output-format=terse >/tmp/fio.out 2>&1 &
-    fio=$!
-    sleep 1
-}
-
-load_end() {
-    if wait $fio; then ok "$1"; else tail -n 8 /tmp/fio.out; bad "$1"; fi
-}
-
 # mapped: sets $map, once the first way is part of one.
 mapped() {
     map=/dev/mapper/$(multipathd show paths format "%d %m" | awk -v disk="${one##*/}" '$1 == disk { print $2 }')
@@ -21,7 +10,7 @@ mapped() {
 }
 
 multipath_test() {
-    local map fio
+    local map
     mkdir -p /etc/multipath
     cat >/etc/multipath.conf <<END
 defaults {
@@ -50,7 +39,7 @@ END
     eventually sh -c "multipath -ll | grep -q prio=10"
     says "a way that is not optimized has less priority" "prio=10" multipath -ll
 
-    load_start
+    load_start "$map"
     ip link set eth0 down
     # Seen once: a checker that is late may take the way for good once more.
     try "the first way is cut" eventually ways "${one##*/} failed"
@@ -60,7 +49,7 @@ END
     try "the first way is back" eventually ways "${one##*/} active"
     load_end "verified writes while the better way was cut: no error"
 
-    load_start
+    load_start "$map"
     try "the better way becomes standby" set_state 1 2 "$two"
     sleep 3
     try "and optimized again" set_state 1 0 "$two"

@@ -194,14 +194,6 @@ way() {
 state_of() { cat "/sys/class/nvme/$(way "$1")"/nvme*n1/ana_state; }
 fares() { [ "$(state_of "$1")" = "$2" ]; }
 
-# background: verified writes, which somebody waits for.
-background() {
-    fio --name=ways --filename="$disk" --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=8 --size=8M \
-        --rate_iops=150 --verify=crc32c --verify_fatal=1 --randseed=11 --output-format=terse >/tmp/fio.out 2>&1 &
-    fio=$!
-    sleep 1
-}
-
 # Two ways to one namespace; access over NVMe and over iSCSI is one state, so an initiator of the same volume changes it.
 ways() {
     connect "the first way" || return
@@ -211,7 +203,7 @@ ways() {
     try "and an initiator of the volume" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --login || return
     eventually iscsi_disk
     other=$(iscsi_disk)
-    background
+    load_start "$disk"
     try "SET TARGET PORT GROUPS over iSCSI: the second is not optimized" set_state 2 1 "$other"
     try "the NVMe host is told" eventually fares "$PORT2" non-optimized
     try "it is unavailable" set_state 2 3 "$other"
@@ -225,12 +217,7 @@ ways() {
     try "both ways are optimized again" eventually fares "$PORT" optimized
     try "one way is left" nvme disconnect -d "$(way "$PORT")"
     sleep 1
-    if wait $fio; then
-        ok "verified writes while ways changed, and one went: no error"
-    else
-        tail -n 8 /tmp/fio.out
-        bad "verified writes while ways changed, and one went"
-    fi
+    load_end "verified writes while ways changed, and one went: no error"
     try "logout" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --logout
     equal "no I/O error" "" "$(dmesg | grep 'I/O error')"
     disconnect "disconnect, ways"

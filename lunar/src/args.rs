@@ -91,8 +91,8 @@ pub struct How {
     /// [default: all addresses, port 3260, unless only --nvme is given]
     #[arg(long, value_name = "ADDRESS", value_parser = address::<ISCSI_PORT>)]
     pub listen: Vec<SocketAddr>,
-    /// Where to listen for NVMe/TCP, ADDRESS[:PORT]; may be given several times [default: all addresses, port 4420,
-    /// unless only --listen is given, or who may log in]
+    /// Where to listen for NVMe/TCP, ADDRESS[:PORT]; of several, each is the same path as the --listen of its number
+    /// [default: all addresses, port 4420, unless only --listen is given, or who may log in]
     #[arg(long, value_name = "ADDRESS", value_parser = address::<NVME_PORT>)]
     pub nvme: Vec<SocketAddr>,
     /// Another discovery service that NVMe hosts are told of, ADDRESS[:PORT] with port 8009 unless given; may be given

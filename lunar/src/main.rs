@@ -80,15 +80,7 @@ fn share_demo(demo: Demo) -> Result<()> {
     let folder = folder.join("lunar");
     std::fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let spec = format!("{}:{DEMO_BYTES}", folder.join("demo.img").display());
-    let options = Options {
-        read_only: false,
-        shared: false,
-        block_size: 512,
-        write_through: false,
-        direct: false,
-        protection: None,
-    };
-    lunar::serve::run(vec![Volume::open_spec(&spec, &options)?], vec![spec], demo.how)
+    lunar::serve::run(vec![Volume::open_spec(&spec, &Options::PLAIN)?], vec![spec], demo.how)
 }
 
 /// The report is printed whether or not all was well; the exit status tells.

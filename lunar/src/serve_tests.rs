@@ -58,15 +58,7 @@ impl Rig {
         let how = ["--cores", "2", "--memory", "8", "--driver", "epoll", "--drain", "0"];
         let Cli { command } = Cli::try_parse_from(line.into_iter().chain(how)).expect("a command line");
         let Command::Serve(serve) = command else { panic!("it says serve") };
-        let options = Options {
-            read_only: false,
-            shared: false,
-            block_size: 512,
-            write_through: false,
-            direct: false,
-            protection: None,
-        };
-        let volumes = Volume::open_all(&serve.volumes, &options).expect("memory");
+        let volumes = Volume::open_all(&serve.volumes, &Options::PLAIN).expect("memory");
         let (setup, access) = Setup::new(volumes, serve.volumes, serve.how).expect("it is right");
         let house = House::start(setup.frame(), Directory::new(Duration::ZERO), Arc::new(|_: &Notice<'_>| {}));
         let house = house.expect("cores start");

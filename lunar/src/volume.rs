@@ -51,6 +51,18 @@ pub struct Options {
     pub protection: Option<lunar_core::protection::Kind>,
 }
 
+impl Options {
+    /// Nothing special: written to by this process alone, through the page cache, in blocks of 512 bytes.
+    pub const PLAIN: Self = Self {
+        read_only: false,
+        shared: false,
+        block_size: 512,
+        write_through: false,
+        direct: false,
+        protection: None,
+    };
+}
+
 /// A volume: opened, locked and checked once, for all cores.
 #[derive(Clone, Debug)]
 pub struct Volume {

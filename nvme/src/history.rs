@@ -188,7 +188,7 @@ impl History {
     #[must_use]
     pub fn new(keep: Arc<dyn Keep>, firmware: &str, now: u64) -> Self {
         let mut state = keep.load(NAME).and_then(|bytes| kept::parse(&bytes)).unwrap_or_default();
-        (state.cycles, state.began) = (state.cycles + 1, now);
+        (state.cycles, state.began) = (state.cycles.saturating_add(1), now);
         // Kept with the next thing that happens: most subsystems never see one, and a start is not delayed.
         let (kind, data) = described(Happened::Reset { firmware: firmware.to_owned() }, state.cycles, 0, now);
         state.add(Event { kind, controller: 0, when: now, data: data.into() });

@@ -152,24 +152,15 @@ mod tests {
     use super::super::Volume;
     use super::*;
 
-    const OPTIONS: Options = Options {
-        read_only: false,
-        shared: false,
-        block_size: 512,
-        write_through: false,
-        direct: false,
-        protection: None,
-    };
-
     fn asking(kind: protection::Kind) -> Options {
-        Options { protection: Some(kind), ..OPTIONS }
+        Options { protection: Some(kind), ..Options::PLAIN }
     }
 
     #[test]
     fn memory_has_it_beside_and_zeroes_have_no_place() {
         let kind = |volume: Volume| volume.protection().map(|protection| protection.kind);
         let open = |text: &str, options: &Options| Volume::open_spec(text, options);
-        assert_eq!(open("ram:1M", &OPTIONS).ok().map(kind), Some(None));
+        assert_eq!(open("ram:1M", &Options::PLAIN).ok().map(kind), Some(None));
         for asked in protection::Kind::ALL {
             assert_eq!(open("ram:1M", &asking(asked)).ok().map(kind), Some(Some(asked)));
         }
@@ -184,13 +175,13 @@ mod tests {
         let path = folder.join("disk.img");
         std::fs::write(&path, [0; 1 << 20]).expect("a file");
         let beside = folder.join("disk.img.pi");
-        let made = file(&path, 16384, true, &OPTIONS).expect("made");
+        let made = file(&path, 16384, true, &Options::PLAIN).expect("made");
         assert_eq!((made.traits().size, std::fs::metadata(&beside).expect("there").len()), (16384, 16384));
-        assert!(file(&path, 16384, false, &OPTIONS).expect_err("locked").to_string().contains("already served"));
+        assert!(file(&path, 16384, false, &Options::PLAIN).expect_err("locked").to_string().contains("already served"));
         drop(made);
-        assert!(file(&path, 16384, true, &OPTIONS).expect_err("whose?").to_string().contains("move it away"));
-        assert!(file(&path, 20480, false, &OPTIONS).expect_err("other").to_string().contains("--block-size"));
-        assert!(file(&path, 16384, false, &OPTIONS).is_ok());
+        assert!(file(&path, 16384, true, &Options::PLAIN).expect_err("whose?").to_string().contains("move it away"));
+        assert!(file(&path, 20480, false, &Options::PLAIN).expect_err("other").to_string().contains("--block-size"));
+        assert!(file(&path, 16384, false, &Options::PLAIN).is_ok());
         std::fs::remove_dir_all(&folder).expect("removed");
     }
 }
