@@ -1,4 +1,4 @@
-"""Just enough of a virtual machine to have a controller over vfio-user: it is idle, or times how soon it is heard."""
+"""Just enough of a virtual machine to have a controller over vfio-user, and to leave it idle."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import struct
 import time
 
 PATIENCE_SECONDS = 10.0
-# A target that does not look by itself by then is one that wants to be rung.
-WAKE_SECONDS = 0.1
 VERSION, DMA_MAP, REGION_READ, REGION_WRITE = 1, 2, 9, 10
 REPLY, ERROR = 0x01, 0x20
 CC, CSTS, AQA, ASQ, DOORBELLS = 0x14, 0x1C, 0x24, 0x28, 0x1000
 ENABLE, READY = 0x46_0001, 0x01
-CREATE_SQ, CREATE_CQ, DOORBELL_BUFFERS, READ = 0x01, 0x05, 0x7C, 0x02
+CREATE_SQ, CREATE_CQ, DOORBELL_BUFFERS = 0x01, 0x05, 0x7C
 PAGE = 4096
-ENTRIES = 64
-# Where in its memory: the admin queues, both pages of doorbells, a page of data; then two pages for each queue.
-SHADOW, EVENTS, DATA, QUEUES = 2 * PAGE, 3 * PAGE, 4 * PAGE, 5 * PAGE
+ADMIN_ENTRIES, ENTRIES = 32, 64
+# Where in its memory: the admin queues, both pages of doorbells; then two pages for each queue.
+SHADOW, EVENTS, QUEUES = 2 * PAGE, 3 * PAGE, 4 * PAGE
 
 
 class Refused(Exception):
@@ -39,12 +37,13 @@ class Guest:
         os.ftruncate(file, size)
         self.memory = mmap.mmap(file, size)
         self.number = 0
-        self.turns = [[0, 0, 1] for _ in range(queues + 1)]
+        # Where the next command goes, and how often the queue was gone through.
+        self.tail, self.turn = 0, 0
         told = json.dumps({"capabilities": {"max_msg_fds": 1}}).encode() + b"\0"
         self.call(VERSION, struct.pack("<HH", 0, 1) + told)
         self.call(DMA_MAP, struct.pack("<IIQQQ", 32, 3, 0, 0, size), [file])
         os.close(file)
-        last = 31
+        last = ADMIN_ENTRIES - 1
         self.set(AQA, struct.pack("<I", last | last << 16))
         self.set(ASQ, struct.pack("<QQ", 0, PAGE)[:8])
         self.set(ASQ + 8, struct.pack("<Q", PAGE))
@@ -88,72 +87,19 @@ class Guest:
     def set(self, offset: int, value: bytes) -> None:
         self.call(REGION_WRITE, struct.pack("<QII", offset, 0, len(value)) + value)
 
-    def places(self, queue: int) -> tuple[int, int, int]:
-        at = QUEUES + (queue - 1) * 2 * PAGE
-        return (0, PAGE, 32) if queue == 0 else (at, at + PAGE, ENTRIES)
-
-    def put(self, queue: int, opcode: int, first: int, second: int, word10: int, word11: int, nsid: int = 0) -> None:
-        at, _, entries = self.places(queue)
-        turn = self.turns[queue]
-        head = struct.pack("<BBHIQQ", opcode, 0, turn[0], nsid, 0, 0)
-        entry = head + struct.pack("<QQIIIIII", first, second, word10, word11, 0, 0, 0, 0)
-        self.memory[at + turn[0] * 64 : at + turn[0] * 64 + 64] = entry
-        turn[0] = (turn[0] + 1) % entries
-
-    def ring(self, queue: int) -> None:
-        """By a message, as a guest that does not know of doorbells in memory."""
-        self.set(DOORBELLS + 8 * queue, struct.pack("<I", self.turns[queue][0]))
-
-    def show(self, queue: int) -> bool:
-        """By memory; tells whether the controller wants to be rung."""
-        old = struct.unpack_from("<I", self.memory, SHADOW + 8 * queue)[0]
-        new = self.turns[queue][0]
-        struct.pack_into("<I", self.memory, SHADOW + 8 * queue, new)
-        event = struct.unpack_from("<I", self.memory, EVENTS + 8 * queue)[0]
-        return (new - event - 1) & 0xFFFF < (new - old) & 0xFFFF
-
-    def ended(self, queue: int, seconds: float = PATIENCE_SECONDS) -> bool:
-        """Takes the next completion, and tells the controller that it has; whether it came in time."""
-        _, at, entries = self.places(queue)
-        turn = self.turns[queue]
-        deadline = time.monotonic() + seconds
-        while True:
-            status = struct.unpack_from("<H", self.memory, at + turn[1] * 16 + 14)[0]
-            if status & 1 == turn[2]:
-                break
-            if time.monotonic() > deadline:
-                return False
-        if status >> 1:
-            raise Refused(f"a command ended with {status >> 1:#x}")
-        turn[1] = (turn[1] + 1) % entries
-        turn[2] ^= turn[1] == 0
-        if queue:
-            struct.pack_into("<I", self.memory, SHADOW + 8 * queue + 4, turn[1])
-        else:
-            self.set(DOORBELLS + 4, struct.pack("<I", turn[1]))
-        return True
-
     def admin(self, opcode: int, first: int, second: int, word10: int, word11: int) -> None:
-        self.put(0, opcode, first, second, word10, word11)
-        self.ring(0)
-        if not self.ended(0):
-            raise Refused(f"admin command {opcode:#x} does not end")
-
-    def wake(self, nsid: int, rest: float) -> tuple[float, float | None]:
-        """Rests, then has commands carried out, one after the other: seconds until the first has ended, and until one
-        has that was only shown in memory, for the target looks there by itself; None if it does not."""
-        time.sleep(rest)
-        first = None
-        begun = time.perf_counter()
-        while time.perf_counter() - begun < WAKE_SECONDS:
-            self.put(1, READ, DATA, 0, 0, 0, nsid)
-            is_rung = self.show(1)
-            if is_rung:
-                self.ring(1)
-            if not self.ended(1):
-                raise Refused("a command does not end")
-            now = time.perf_counter() - begun
-            first = first or now
-            if not is_rung:
-                return first, now
-        return first or WAKE_SECONDS, None
+        """Carries out a command of the admin queue, which is rung for by a message."""
+        entry = struct.pack("<BBHIQQQQIIIIII", opcode, 0, self.tail, 0, 0, 0, first, second, word10, word11, 0, 0, 0, 0)
+        self.memory[self.tail * 64 : self.tail * 64 + 64] = entry
+        at = PAGE + self.tail * 16 + 14
+        phase = 1 - self.turn % 2
+        self.tail = (self.tail + 1) % ADMIN_ENTRIES
+        self.turn += self.tail == 0
+        self.set(DOORBELLS, struct.pack("<I", self.tail))
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (status := struct.unpack_from("<H", self.memory, at)[0]) & 1 != phase:
+            if time.monotonic() > deadline:
+                raise Refused(f"admin command {opcode:#x} does not end")
+        if status >> 1:
+            raise Refused(f"admin command {opcode:#x} ended with {status >> 1:#x}")
+        self.set(DOORBELLS + 4, struct.pack("<I", self.tail))

@@ -159,9 +159,9 @@ TITLES = {
     "nvme-tcp": "NVMe/TCP over loopback",
     "vfio-user": "Controllers of virtual machines (vfio-user), in shared memory",
 }
-WAKES = """{name}: a guest that rests and becomes busy, {times} times: its first command has ended after {first_us:.0f}
-us (by a client in Python, whose own messages are in it). {polled} times the target looked at it by itself after that:
-a command that it was not rung for had ended after {polled_us:.0f} us (at most {polled_most_us:.0f} us)."""
+WAKES = """{name}: a guest that rests and then has {burst} commands, one after the other, {times} times: its first command
+has ended after {p50_us:.0f} us (99 of 100 within {p99_us:.0f} us, all within {max_us:.0f} us), and for all of them
+together it rings {rings:.1f} times: the others are looked for without that."""
 ABOUT = """{date}, {processor}, {cpus} CPUs, Linux {kernel}. The target on CPU 0, the initiator (`lunar bench`) on CPU 1;
 the file store on {file_system}. Medians of {rounds} runs of {seconds} s each, the targets taking turns in every round.
 Load of the machine before and after: {load_before}; {load_after}. A tilde marks runs that lie more than a quarter apart,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from statistics import median
 
 from . import measure
 from .guest import Guest, Refused
@@ -21,8 +20,9 @@ CROWDS = ((32, 1), (64, 1), (64, 5))
 MACHINES = max(count for count, _ in CROWDS)
 # How long CPU time at rest is watched.
 IDLE_SECONDS = 5.0
-# A guest rests so long before it becomes busy, so many times.
+# A guest rests so long before it has so many commands, one after the other; about so many times.
 REST_SECONDS = 0.05
+BURST = 1000
 WAKES = 200
 
 
@@ -81,7 +81,7 @@ class SpdkVfio(SpdkNvme):
         for store in STORES:
             nqn, folder = NQN + store, self.setup.folder / f"spdk-{store}"
             folder.mkdir(exist_ok=True)
-            address = {"trtype": "VFIOUSER", "adrfam": "IPv4", "traddr": str(folder), "trsvcid": "0"}
+            address = {"trtype": "VFIOUSER", "traddr": str(folder), "trsvcid": "0"}
             self.rpc("nvmf_create_subsystem", nqn=nqn, allow_any_host=True, serial_number=store)
             self.rpc("nvmf_subsystem_add_ns", nqn=nqn, namespace={"bdev_name": store, "nsid": 1})
             self.rpc("nvmf_subsystem_add_listener", nqn=nqn, listen_address=address)
@@ -140,19 +140,14 @@ def idle_controllers(target: LunarVfio) -> dict:
     }
 
 
-def wakes(target: LunarVfio) -> dict:
-    """How soon a guest that becomes busy is heard, and looked at without its ringing: microseconds."""
-    try:
-        guest = Guest(target.socket("bench"), 1)
-        times = [guest.wake(target.first_unit, REST_SECONDS) for _ in range(WAKES)]
-        guest.close()
-    except (OSError, Refused) as why:
-        raise Unavailable(str(why)) from why
-    first, second = ([round(one * 1e6, 1) for one in column if one is not None] for column in zip(*times))
-    if not second:
-        raise Unavailable("it wants to be rung for every command")
-    polled = {"polled": len(second), "polled_us": median(second), "polled_most_us": max(second)}
-    return {"times": WAKES, "first_us": median(first), **polled}
+def wakes(setup: Setup, target: LunarVfio) -> dict:
+    """How soon a guest that becomes busy is heard, and how often it has to ring: microseconds."""
+    load = ["--depth", "1", "--burst", str(BURST), "--rest", str(REST_SECONDS), "--spin", *target.arguments()]
+    seconds = REST_SECONDS * WAKES
+    report = measure.run_initiator(measure.initiator(setup, target.url("null"), seconds, load), seconds + 60)
+    first = report["after_rest"]
+    times = {f"{name}_us": first["latency_us"][name] for name in ("p50", "p99", "max")}
+    return {"times": first["count"], "burst": BURST, "rings": report["rings"] / max(first["count"], 1), **times}
 
 
 def extras(setup: Setup, targets: list[Target], running) -> dict:
@@ -162,9 +157,10 @@ def extras(setup: Setup, targets: list[Target], running) -> dict:
             found["idle_cpu_percent"][target.name] = measure.idle_cpu(target, IDLE_SECONDS)
             if type(target) is not LunarVfio:
                 continue
-            for what, work in (("idle_controllers", idle_controllers), ("wakes", wakes)):
+            works = {"idle_controllers": lambda: idle_controllers(target), "wakes": lambda: wakes(setup, target)}
+            for what, work in works.items():
                 try:
-                    found[what][target.name] = work(target)
+                    found[what][target.name] = work()
                 except Unavailable as why:
                     found["failed"][f"{target.name}, {what.replace('_', ' ')}"] = str(why)
     return found

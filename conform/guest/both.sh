@@ -16,7 +16,12 @@ iscsi_login() {
     iscsid || bad "iscsid"
     eventually iscsiadm -m iface
     iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
-    try "the same volume over iSCSI" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --login || return 1
+    iscsi_again "the same volume over iSCSI"
+}
+
+# iscsi_again NAME: once more, after a logout.
+iscsi_again() {
+    try "$1" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --login || return 1
     eventually iscsi_disk || { bad "no disk over iSCSI"; return 1; }
     other=$(iscsi_disk)
 }

@@ -200,9 +200,7 @@ ways() {
     try "the second way" nvme connect -t tcp -a "$HOST" -s "$PORT2" -n "$NQN" -i 2 --keep-alive-tmo=30
     eventually fares "$PORT" optimized
     try "both ways are optimized" eventually fares "$PORT2" optimized
-    try "and an initiator of the volume" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --login || return
-    eventually iscsi_disk
-    other=$(iscsi_disk)
+    iscsi_again "and an initiator of the volume" || return
     load_start "$disk"
     try "SET TARGET PORT GROUPS over iSCSI: the second is not optimized" set_state 2 1 "$other"
     try "the NVMe host is told" eventually fares "$PORT2" non-optimized
@@ -218,7 +216,7 @@ ways() {
     try "one way is left" nvme disconnect -d "$(way "$PORT")"
     sleep 1
     load_end "verified writes while ways changed, and one went: no error"
-    try "logout" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --logout
+    iscsi_logout
     equal "no I/O error" "" "$(dmesg | grep 'I/O error')"
     disconnect "disconnect, ways"
     dmesg -C

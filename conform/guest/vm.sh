@@ -2,6 +2,7 @@
 # and a file system that the next guest has its root on.
 . /test/lib.sh
 . /test/both.sh
+. /test/access.sh
 . /test/settings # PORTAL TARGET (iSCSI)
 disk=/dev/nvme0n1
 
@@ -13,6 +14,33 @@ load() {
     shift
     try "$name" fio --name=load --filename="$disk" --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 \
         --randseed=7 --output-format=terse "$@"
+}
+
+# What an operator changes of the volume, and an initiator of its access: the guest's driver follows, and nothing is lost.
+sized() { [ "$(blockdev --getsize64 "$1")" = "$2" ]; }
+rescanned() { echo 1 >"/sys/block/${other##*/}/device/rescan"; sized "$other" "$1"; }
+fares() { grep -qx "$1" /sys/class/nvme/nvme0/nvme0c0n1/ana_state; }
+
+told() {
+    local larger=$((640 << 20))
+    iscsi_again "and an initiator that stays" || return
+    echo "@grow"
+    try "the guest sees by itself that its disk has grown" eventually sized "$disk" $larger
+    says "an initiator is told, too" "Unit attention|CAPACITY DATA" sg_turs -v "$other"
+    try "and sees it" eventually rescanned $larger
+    try "the guest writes to the end" dd if=/tmp/random of="$disk" bs=1M seek=639 count=1 oflag=direct status=none
+    equal "which the initiator reads" "$(sum </tmp/random)" "$(read_sum "$other" skip=639 count=1)"
+    load_start "$disk"
+    try "SET TARGET PORT GROUPS over iSCSI: not optimized" set_state 1 1 "$other"
+    try "the guest sees it" eventually fares non-optimized
+    try "standby" set_state 1 2 "$other"
+    try "which is inaccessible" eventually fares inaccessible
+    sleep 1
+    try "and back" set_state 1 0 "$other"
+    try "the guest sees that" eventually fares optimized
+    load_end "verified writes meanwhile: they waited, and none was lost"
+    equal "no I/O error" "" "$(dmesg | grep 'I/O error')"
+    iscsi_logout
 }
 
 eventually there || { dmesg | tail -n 20; bad "the kernel sees the disk"; finish; }
@@ -44,6 +72,7 @@ wait $busy
 equal "the load went on to its end" 0 $? || tail -n 5 /tmp/busy
 load "fio after the resets" --rw=randwrite --bs=4k --iodepth=32 --size=4M
 both
+told
 try "blkdiscard" blkdiscard "$disk"
 equal "discarded blocks read as zeroes" "$(head -c 4M /dev/zero | sum)" \
     "$(dd if="$disk" iflag=direct bs=1M count=4 status=none | sum)"

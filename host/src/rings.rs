@@ -214,9 +214,9 @@ mod tests {
         let [submissions, _] = Pair::bytes(8);
         let mut queue = Submission::new(1, 1, 0, 8);
         let mut completions = Completions::new(submissions as u64, 8, None);
-        queue.lie(Window::new(&memory, 0, 8 * SQE_LEN));
-        completions.lie(Window::new(&memory, submissions, 8 * CQE_LEN));
-        [queue.doorbell, completions.doorbell] = doorbells;
+        let [of_submissions, of_completions] = doorbells;
+        queue.lie(Window::new(&memory, 0, 8 * SQE_LEN), of_submissions);
+        completions.lie(Window::new(&memory, submissions, 8 * CQE_LEN), of_completions);
         let (mut started, mut ended, mut writes) = (0_u16, 0_u16, 0);
         while ended < 100 {
             while pair.room() > 0 && started < 100 {
@@ -229,12 +229,11 @@ mod tests {
                 writes += 1;
                 assert!(if offset == 0x1008 { queue.ring(value as u16) } else { completions.ring(value as u16) });
             }
-            while let Found::Command(sqe) = queue.next() {
+            while let Found::Command(sqe) = queue.first() {
                 queue.advance(1);
                 let mut done = Completion::new_zeroed();
                 (done.cid, done.status, done.result) = (sqe.cid, 0x4004.into(), 77.into());
-                completions.hold(done);
-                assert!(completions.flush());
+                assert!(completions.flush(Some(done)));
                 queue.under_way -= 1;
             }
             while let Some(Ended { cid, status, retry, result }) = pair.take() {

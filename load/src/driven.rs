@@ -68,6 +68,10 @@ pub(crate) trait Session {
     fn take(&mut self, buffer: &mut [u8], on: &mut impl FnMut(Told<'_>)) -> Result<bool>;
     /// Readable when something has arrived.
     fn descriptor(&self) -> BorrowedFd<'_>;
+    /// Messages that did nothing but wake the other side.
+    fn rings(&self) -> u64 {
+        0
+    }
 }
 
 /// A session over a stream of bytes: bytes in, what they mean and bytes out.

@@ -17,6 +17,8 @@ const RECEIVE: usize = 512 << 10;
 const EVENTS: usize = 128;
 /// How often somebody at a terminal wants to know.
 const PROGRESS: Duration = Duration::from_secs(1);
+/// Looks of who polls between two looks at the clock, which cost more.
+const LOOKS_PER_CLOCK: u32 = 64;
 
 /// The sessions of a run and their load.
 #[derive(Debug)]
@@ -36,6 +38,8 @@ pub(crate) struct Engine<S> {
     heard: u64,
     /// Receives that brought something.
     pub(crate) receives: u64,
+    /// How long a load rests that comes and goes.
+    pub(crate) rest: Duration,
     progress: Option<(Instant, u64)>,
 }
 
@@ -75,6 +79,7 @@ impl<S: Session> Engine<S> {
             patience,
             heard: 0,
             receives: 0,
+            rest: Duration::ZERO,
             progress: std::io::stderr().is_terminal().then(|| (Instant::now(), 0)),
         })
     }
@@ -93,10 +98,7 @@ impl<S: Session> Engine<S> {
     }
 
     fn turns(&mut self, deadline: Option<Instant>) -> Result<()> {
-        self.heard = self.now();
-        for at in 0..self.lanes.len() {
-            self.refill(at)?;
-        }
+        self.refill_all()?;
         loop {
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline)
@@ -105,9 +107,15 @@ impl<S: Session> Engine<S> {
                 return self.flush_log();
             }
             self.tell(now);
-            self.turn(deadline.map_or(PROGRESS, |deadline| (deadline - now).min(PROGRESS)))?;
-            if self.load.log.is_some() {
-                self.flush_log()?;
+            if self.load.rests() && self.lanes.iter().all(Lane::is_idle) {
+                self.rest(deadline.map_or(self.rest, |deadline| self.rest.min(deadline - now)))?;
+                continue;
+            }
+            for _ in 0..if self.spin { LOOKS_PER_CLOCK } else { 1 } {
+                self.turn(deadline.map_or(PROGRESS, |deadline| (deadline - now).min(PROGRESS)))?;
+                if self.load.log.is_some() {
+                    self.flush_log()?;
+                }
             }
             if now.saturating_duration_since(self.clock).saturating_sub(Duration::from_nanos(self.heard))
                 > self.patience
@@ -115,6 +123,23 @@ impl<S: Session> Engine<S> {
                 bail!("the target has answered nothing for {:?}", self.patience);
             }
         }
+    }
+
+    /// Messages that did nothing but wake the target.
+    pub(crate) fn rings(&self) -> u64 {
+        self.links.iter().map(Session::rings).sum()
+    }
+
+    /// Rests for so long, and begins again.
+    fn rest(&mut self, time: Duration) -> Result<()> {
+        std::thread::sleep(time);
+        self.load.wake();
+        self.refill_all()
+    }
+
+    fn refill_all(&mut self) -> Result<()> {
+        self.heard = self.now();
+        (0..self.lanes.len()).try_for_each(|at| self.refill(at, self.heard))
     }
 
     fn flush_log(&mut self) -> Result<()> {
@@ -158,12 +183,17 @@ impl<S: Session> Engine<S> {
             self.receives += 1;
         }
         // Who polls comes by often, and what one session has ended may be what another waits for.
-        if came || self.full[at] || self.lanes.get(at).is_some_and(Lane::is_idle) { self.refill(at) } else { Ok(()) }
+        if came {
+            self.refill(at, self.heard)
+        } else if self.full[at] || self.lanes.get(at).is_some_and(Lane::is_idle) {
+            self.refill(at, self.now())
+        } else {
+            Ok(())
+        }
     }
 
     /// Starts new commands of a session and sends what waits.
-    fn refill(&mut self, at: usize) -> Result<()> {
-        let now = self.now();
+    fn refill(&mut self, at: usize, now: u64) -> Result<()> {
         let link = &mut self.links[at];
         if let Some(lane) = self.lanes.get_mut(at) {
             lane.refill(link, &mut self.load, now);

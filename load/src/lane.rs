@@ -29,7 +29,7 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(number: usize, depth: u32) -> Self {
-        let idle = Job { kind: Kind::Flush, place: 0, number: 0, expect: Expect::Anything };
+        let idle = Job { kind: Kind::Flush, place: 0, number: 0, expect: Expect::Anything, is_first: false };
         let slots = (0..depth).map(|_| Slot { job: idle, started: 0, blocks: Blocks::default(), buffer: None });
         Self { number, slots: slots.collect(), free: (0..depth).rev().collect(), again: Vec::new() }
     }

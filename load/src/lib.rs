@@ -162,6 +162,10 @@ fn carry_out<S: Session>(
     let plan = plan(options, capacity, transfer_max, promises.as_ref())?;
     let load = load(options, &plan, promises.as_ref())?;
     let mut engine = Engine::new(active, idle, options.depth, load, options.spin, options.timeout)?;
+    if let (Some(burst), Some(rest)) = (options.burst, options.rest) {
+        engine.load.in_bursts(burst);
+        engine.rest = rest;
+    }
     let measured = match &promises {
         Some(promises) => check(&mut engine, promises, options.all)?,
         None => measure(&mut engine, options)?,
@@ -246,6 +250,7 @@ struct Measured {
     latencies: Latencies,
     seconds: f64,
     receives: u64,
+    rings: u64,
     cost: Cost,
     lost: Option<String>,
 }
@@ -259,14 +264,14 @@ fn measure<S: Session>(engine: &mut Engine<S>, options: &Options) -> Result<Meas
     }
     let (before, started) = (snapshot()?, Instant::now());
     engine.load.latencies = Latencies::default();
-    let receives = engine.receives;
+    let (receives, rings) = (engine.receives, engine.rings());
     let end = engine.drive(Some(started + options.time))?;
     let seconds = started.elapsed().as_secs_f64();
     let latencies = std::mem::take(&mut engine.load.latencies);
-    let receives = engine.receives - receives;
+    let (receives, rings) = (engine.receives - receives, engine.rings() - rings);
     if let End::Lost(why) = end {
         // With its connection the target may be gone: nothing to account for.
-        return Ok(Measured { latencies, seconds, receives, lost: lost(why)?, ..Measured::default() });
+        return Ok(Measured { latencies, seconds, receives, rings, lost: lost(why)?, ..Measured::default() });
     }
     let cost = snapshot()?.since(&before);
     engine.load.stop();
@@ -280,7 +285,7 @@ fn measure<S: Session>(engine: &mut Engine<S>, options: &Options) -> Result<Meas
         End::Reached => None,
         End::Lost(why) => lost(why)?,
     };
-    Ok(Measured { latencies, seconds, receives, cost, lost })
+    Ok(Measured { latencies, seconds, receives, rings, cost, lost })
 }
 
 /// Reads back what a log says was acknowledged.
@@ -316,7 +321,7 @@ struct Outline {
 }
 
 fn assemble(outline: Outline, load: Load, measured: Measured) -> Report {
-    let Measured { latencies, seconds, receives, cost, lost } = measured;
+    let Measured { latencies, seconds, receives, rings, cost, lost } = measured;
     let mut all = Histogram::new();
     all.merge(&latencies.reads);
     all.merge(&latencies.writes);
@@ -335,6 +340,8 @@ fn assemble(outline: Outline, load: Load, measured: Measured) -> Report {
         reads: Side::new(&latencies.reads, seconds),
         writes: Side::new(&latencies.writes, seconds),
         flushes: Side::new(&latencies.flushes, seconds),
+        after_rest: Side::new(&latencies.first, seconds),
+        rings,
         initiator_cpu_us_per_io: per_io(cost.initiator_cpu_seconds),
         target_cpu_us_per_io: cost.target_cpu_seconds.map(per_io),
         target_busy_us_per_io: cost.target_busy_seconds.map(per_io),

@@ -27,6 +27,15 @@ pub(crate) struct Job {
     /// Of a write: its number. Of a flush: the acknowledged writes that it covers.
     pub(crate) number: u64,
     pub(crate) expect: Expect,
+    /// Whether nothing was under way for a rest before it.
+    pub(crate) is_first: bool,
+}
+
+/// Commands of a load that comes and goes.
+#[derive(Clone, Copy, Debug)]
+struct Burst {
+    of: u64,
+    left: u64,
 }
 
 /// What does not change while a load runs.
@@ -60,6 +69,8 @@ pub(crate) struct Latencies {
     pub(crate) reads: Histogram,
     pub(crate) writes: Histogram,
     pub(crate) flushes: Histogram,
+    /// Those of any kind after a rest.
+    pub(crate) first: Histogram,
 }
 
 /// A load under way.
@@ -75,6 +86,7 @@ pub(crate) struct Load {
     generation: u64,
     unflushed: u64,
     stopped: bool,
+    burst: Option<Burst>,
     read_back: Option<std::vec::IntoIter<(u64, Expect)>>,
     pub(crate) latencies: Latencies,
     /// Commands that ended well, from the first on.
@@ -104,12 +116,30 @@ impl Load {
             generation: 0,
             unflushed: 0,
             stopped: false,
+            burst: None,
             read_back: None,
             latencies: Latencies::default(),
             total: 0,
             retries: 0,
             errors: 0,
             told: Vec::new(),
+        }
+    }
+
+    /// Rests after so many commands, until it is [woken](Self::wake).
+    pub(crate) fn in_bursts(&mut self, of: u64) {
+        self.burst = Some(Burst { of, left: of });
+    }
+
+    /// Whether it has come to a rest.
+    pub(crate) fn rests(&self) -> bool {
+        !self.stopped && self.burst.is_some_and(|burst| burst.left == 0)
+    }
+
+    /// It goes on after a rest.
+    pub(crate) fn wake(&mut self) {
+        if let Some(burst) = &mut self.burst {
+            burst.left = burst.of;
         }
     }
 
@@ -128,15 +158,25 @@ impl Load {
     pub(crate) fn next(&mut self, lane: usize) -> Option<Job> {
         if let Some(places) = &mut self.read_back {
             let (place, expect) = places.next()?;
-            return Some(Job { kind: Kind::Read, place, number: 0, expect });
+            return Some(Job { kind: Kind::Read, place, number: 0, expect, is_first: false });
         }
-        if self.stopped {
+        if self.stopped || self.rests() {
             return None;
         }
+        let job = self.choose(lane)?;
+        let is_first = self.burst.as_mut().is_some_and(|burst| {
+            burst.left -= 1;
+            burst.left + 1 == burst.of
+        });
+        Some(Job { is_first, ..job })
+    }
+
+    /// What a lane does next.
+    fn choose(&mut self, lane: usize) -> Option<Job> {
         if self.plan.flush_every.is_some_and(|every| self.unflushed >= every) {
             self.unflushed = 0;
             let number = self.log.as_ref().map_or(0, AckLog::writes);
-            return Some(Job { kind: Kind::Flush, place: 0, number, expect: Expect::Anything });
+            return Some(Job { kind: Kind::Flush, place: 0, number, expect: Expect::Anything, is_first: false });
         }
         let wanted = self.place(lane);
         let place = match &mut self.verifier {
@@ -150,10 +190,10 @@ impl Load {
         };
         if read {
             let expect = self.verifier.as_ref().map_or(Expect::Anything, |verifier| verifier.expect(place));
-            return Some(Job { kind: Kind::Read, place, number: 0, expect });
+            return Some(Job { kind: Kind::Read, place, number: 0, expect, is_first: false });
         }
         self.generation += 1;
-        Some(Job { kind: Kind::Write, place, number: self.generation, expect: Expect::Anything })
+        Some(Job { kind: Kind::Write, place, number: self.generation, expect: Expect::Anything, is_first: false })
     }
 
     fn place(&mut self, lane: usize) -> u64 {
@@ -193,6 +233,9 @@ impl Load {
     /// When the acknowledgement cannot be recorded.
     pub(crate) fn done(&mut self, job: &Job, latency: u64) -> Result<()> {
         self.total += 1;
+        if job.is_first {
+            self.latencies.first.record(latency);
+        }
         match job.kind {
             Kind::Read => self.latencies.reads.record(latency),
             Kind::Write => {
@@ -313,6 +356,24 @@ mod tests {
     }
 
     #[test]
+    fn bursts_end_and_their_first_commands_are_told_apart() {
+        let mut load = load(plan(Shape::Read, 100), 1);
+        load.in_bursts(3);
+        for rest in 0..2 {
+            for number in 0..3 {
+                let job = load.next(0).expect("a job");
+                assert_eq!((job.is_first, load.rests()), (number == 0, number == 2));
+                load.done(&job, 7).expect("no log");
+            }
+            assert!(load.next(0).is_none());
+            assert_eq!((load.latencies.first.count(), load.latencies.reads.count()), (rest + 1, 3 * (rest + 1)));
+            load.wake();
+        }
+        load.stop();
+        assert!(!load.rests() && load.next(0).is_none());
+    }
+
+    #[test]
     fn a_failed_write_is_not_read_back() {
         let verifier = Verifier::new(1, 512, 10, false);
         let mut load = Load::new(plan(Shape::Write, 0), 1, 1, Some(verifier), None);
@@ -329,7 +390,7 @@ mod tests {
     #[test]
     fn a_buffer_in_use_is_not_written() {
         let load = Load::new(plan(Shape::Write, 0), 1, 1, Some(Verifier::new(1, 512, 10, false)), None);
-        let job = |number| Job { kind: Kind::Write, place: 0, number, expect: Expect::Anything };
+        let job = |number| Job { kind: Kind::Write, place: 0, number, expect: Expect::Anything, is_first: false };
         let mut buffer = None;
         let first = load.data(&job(1), &mut buffer);
         let second = load.data(&job(2), &mut buffer);

@@ -131,6 +131,12 @@ pub struct Options {
     /// Sessions, or controllers, that only log in and stay
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(..=SESSIONS_MAX))]
     pub idle_sessions: u32,
+    /// Rest after so many commands, as somebody who comes and goes; the first ones after a rest are told apart
+    #[arg(long, value_name = "N", requires = "rest", value_parser = clap::value_parser!(u64).range(1..))]
+    pub burst: Option<u64>,
+    /// Seconds of each rest
+    #[arg(long, value_name = "SECONDS", requires = "burst", value_parser = seconds)]
+    pub rest: Option<Duration>,
     /// Seconds to measure
     #[arg(long, default_value = "10", value_name = "SECONDS", value_parser = seconds)]
     pub time: Duration,

@@ -191,6 +191,10 @@ pub struct Report {
     pub writes: Side,
     /// SYNCHRONIZE CACHE commands.
     pub flushes: Side,
+    /// The first commands after a rest.
+    pub after_rest: Side,
+    /// Messages that did nothing but wake the target: doorbells that were told (vfio-user).
+    pub rings: u64,
     /// What it cost.
     pub cost: Cost,
     /// CPU time of the initiator: microseconds per command, or seconds per million commands.
@@ -242,6 +246,12 @@ impl fmt::Display for Report {
             writeln!(f, "  IOPS {:.0}   MB/s {:.1}", self.iops, self.bytes_per_second / 1e6)?;
             writeln!(f, "  latency us: {}", self.latency_us)?;
             self.sides(f)?;
+            if self.after_rest.count > 0 {
+                writeln!(f, "  after a rest {:.0}/s   us: {}", self.after_rest.per_second, self.after_rest.latency_us)?;
+            }
+            if self.rings > 0 {
+                writeln!(f, "  doorbells told {}", self.rings)?;
+            }
             writeln!(f, "  commands per receive {:.1}", self.commands_per_receive)?;
             self.costs(f)?;
         }

@@ -46,6 +46,9 @@ const ADMIN_DATA: usize = 2 * PAGE;
 const SHADOW: usize = 3 * PAGE;
 const EVENTS: usize = 4 * PAGE;
 const ADMIN_LEN: usize = 5 * PAGE;
+/// Entries of an I/O queue at least: few drivers make smaller ones, and words that tell how far it came are written
+/// seldom.
+const ENTRIES_MIN: u16 = 128;
 /// How long a controller that has no answer yet is left alone.
 const PAUSE: Duration = Duration::from_micros(100);
 /// Looks in vain after which it is asked whether anybody is there: some milliseconds of polling.
@@ -155,6 +158,7 @@ pub(crate) struct OfController {
     /// What it rings, for those who sleep.
     signal: Option<OwnedFd>,
     misses: u32,
+    rings: u64,
 }
 
 impl OfController {
@@ -173,13 +177,14 @@ impl OfController {
             ready,
             signal: None,
             misses: 0,
+            rings: 0,
         })
     }
 
-    /// Gives each command its memory, one behind the other from `at` on, and lists behind that.
-    fn furnish(&mut self, mut at: usize, bytes: usize) -> Result<()> {
+    /// Gives each of so many commands its memory, one behind the other from `at` on, and lists behind that.
+    fn furnish(&mut self, count: u16, mut at: usize, bytes: usize) -> Result<()> {
         self.bytes = bytes;
-        for cid in 0..self.pair.room() {
+        for cid in 0..count {
             let lists = at + bytes.next_multiple_of(PAGE);
             let [data_address, lists_address] = [at, lists].map(|at| ADDRESS + at as u64);
             let pointers = rings::pointers(data_address, bytes, &self.memory, lists, lists_address)?;
@@ -295,6 +300,7 @@ impl Session for OfController {
     fn send(&mut self) -> Result<bool> {
         for write in self.pair.ring().into_iter().flatten() {
             self.control.borrow_mut().ring(write)?;
+            self.rings += 1;
         }
         Ok(true)
     }
@@ -335,6 +341,10 @@ impl Session for OfController {
 
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()
+    }
+
+    fn rings(&self) -> u64 {
+        self.rings
     }
 }
 
@@ -404,9 +414,10 @@ impl Controller {
         ensure!(options.bs <= transfer_max, "--bs is more than the target moves at once ({transfer_max} bytes)");
         // A queue is full with one entry left.
         let wanted = u16::try_from(options.depth).unwrap_or(u16::MAX).saturating_add(1);
-        let entries = wanted.clamp(2, entries_max.max(2));
+        let entries = wanted.max(ENTRIES_MIN).min(entries_max.max(2));
+        let depth = wanted.min(entries) - 1;
         let rings: usize = Pair::bytes(entries).iter().sum();
-        let places = usize::from(entries - 1) * (bytes.next_multiple_of(PAGE) + rings::list_bytes(bytes));
+        let places = usize::from(depth) * (bytes.next_multiple_of(PAGE) + rings::list_bytes(bytes));
         let len = (rings + places) * usize::from(count);
         let (file, memory) = shared::share("lunar-bench", len).context("memory for the queues and their data")?;
         let control = self.admin.control.clone();
@@ -415,7 +426,7 @@ impl Controller {
             let at = usize::from(id - 1) * (rings + places);
             let pair = Pair::new(id, entries, &memory, at, self.bell.clone()).context("the memory has room")?;
             let mut queue = OfController::new(&control, pair, options.url.unit, &memory)?;
-            queue.furnish(at + rings, bytes)?;
+            queue.furnish(depth, at + rings, bytes)?;
             queue.copies = options.verify || options.ack_log.is_some() || options.check_ack_log.is_some();
             if !options.spin {
                 queue.be_told(id)?;

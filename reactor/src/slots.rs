@@ -52,6 +52,7 @@ impl<J: 'static> Slots<J> {
     ///
     /// # Errors
     /// The job, when no slot is free.
+    #[inline]
     pub fn start(&self, job: J) -> Result<(), J> {
         let Some(index) = self.seats.free.borrow_mut().pop() else { return Err(job) };
         let seat = &self.seats.seats[index as usize];

@@ -30,8 +30,8 @@ const CREDIT_TO_SPIN: u32 = 3;
 const CREDIT_MAX: u32 = 8;
 /// What a poll in vain takes away: two of them, at most, one after the other.
 const CREDIT_OF_MISS: u32 = 3;
-/// Polls shorter than that find too little to be worth the clock.
-const SHORTEST: u64 = 5_000;
+/// About what it costs to sleep and be woken: who polls for as long loses no more by it than that, whatever comes.
+const SHORTEST: u64 = 20_000;
 
 pub(crate) struct Policy {
     limit: u64,

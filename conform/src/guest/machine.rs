@@ -1,6 +1,7 @@
 //! A virtual machine whose NVMe controller is ours, over vfio-user: its own driver, its root on it, and the deaths of
 //! either side.
 
+use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{Cases, newer, qemu, sysroot};
 use crate::process;
 use crate::report::skip;
-use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Target};
+use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Target, log_path};
 
 /// The emulated processor is slow, and slower while something else is built.
 const LIMIT: Duration = Duration::from_secs(1200);
@@ -24,6 +25,9 @@ const IDLE_MOST: Duration = Duration::from_millis(20);
 const SETTLE: Duration = Duration::from_secs(3);
 /// The controllers: what their virtual machines are called, and the ports that they are plugged into.
 const NAMES: [&str; 2] = ["vm", "other"];
+
+/// What an initiator finds.
+const TARGET: &str = "iqn.2026-01.io.lunar.conform:vm";
 
 /// What all guests of this part share.
 struct Bench<'a> {
@@ -75,16 +79,18 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
 
 impl Bench<'_> {
     fn guests(&self, driver: Driver) -> Result<()> {
-        let volumes = [self.lab.image(&format!("vm-{}.img", driver.name()), 512)?, "ram:64M".to_owned()];
-        let sockets = self.folder.join("sockets");
-        let sockets = sockets.to_str().context("the scratch folder's name is no text")?;
-        let mut spec = Spec::new(driver, volumes)?.flags(&["--vm-folder", sockets]);
-        spec = NAMES.iter().fold(spec, |spec, name| spec.flags(&["--vm", name]));
-        spec.for_guest = true;
-        let mut target = Some(Target::start(self.lab, &spec)?);
+        let mut spec = Spec::new(driver, Vec::<String>::new())?;
+        spec.daemon = Some(self.configure(&spec, "512M")?);
+        let mut target = Some(self.start(&spec, Target::start)?);
         self.scripts(target.as_ref().context("it is ours")?)?;
 
-        let status = self.guest(&Machine::new("vm.sh"), |_| Ok(()))?;
+        let status = self.guest(&Machine::new("vm.sh"), |mark| {
+            if mark == "grow" {
+                self.configure(&spec, "640M")?;
+                target.as_ref().context("it runs")?.signal(Signal::HUP)?;
+            }
+            Ok(())
+        })?;
         ensure!(status == Some(0), "the first guest ended with {status:?}");
         self.idle(target.as_ref().and_then(Target::pid).context("it is ours")?);
 
@@ -102,7 +108,7 @@ impl Bench<'_> {
         let ended = self.guest(&Machine::new("vm-after.sh"), |mark| {
             if mark == "restart" {
                 target.take().context("no target to restart")?.kill()?;
-                target = Some(Target::start_after_kill(self.lab, &spec)?);
+                target = Some(self.start(&spec, Target::start_after_kill)?);
             }
             Ok(())
         });
@@ -116,6 +122,48 @@ impl Bench<'_> {
 
         target = Some(self.moves(&spec, target.take().context("no target")?)?);
         target.take().context("no target")?.stop()
+    }
+
+    /// Writes what the service goes by: a volume of this size in a file and one in memory, over iSCSI and for the
+    /// machines.
+    fn configure(&self, spec: &Spec, size: &str) -> Result<PathBuf> {
+        let (folder, portal) = (self.folder.display(), spec.portal());
+        let mut text = format!(
+            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{folder}/state\"\n\
+             [volume.disk]\nkind = \"file\"\npath = \"{folder}/disk.img\"\nsize = \"{size}\"\n\
+             [volume.memory]\nkind = \"ram\"\nsize = \"64M\"\n[portal-group.p]\ntag = 1\n\
+             [portal.one]\naddress = \"{portal}\"\nadvertise = \"{HOST_AS_GUEST_SEES_IT}:{}\"\ngroup = \"p\"\n\
+             [target.main]\niqn = \"{TARGET}\"\nnqn = \"{}\"\nportal-groups = [\"p\"]\n\
+             [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\nluns = {{ 0 = \"disk\", 1 = \"memory\" }}\n",
+            spec.driver.name().replace('_', "-"),
+            portal.port(),
+            TARGET.replacen("iqn.", "nqn.", 1),
+        );
+        for name in NAMES {
+            let socket = self.socket(name);
+            writeln!(text, "[vm.{name}]\ntarget = \"main\"\nportal-group = \"p\"\nsocket = \"{}\"", socket.display())?;
+        }
+        let file = self.folder.join("lunar.toml");
+        std::fs::write(&file, text)?;
+        Ok(file)
+    }
+
+    /// Starts the service, and waits until the machines' controllers are there.
+    fn start(&self, spec: &Spec, start: fn(&Lab, &Spec) -> Result<Target>) -> Result<Target> {
+        let said = || std::fs::read_to_string(log_path(self.lab, spec.portal())).unwrap_or_default();
+        let before = said().len();
+        let target = start(self.lab, spec)?;
+        let end = Instant::now() + LIMIT;
+        while !said().get(before..).is_some_and(|said| said.contains("lunar serves")) {
+            ensure!(Instant::now() < end, "it does not say that it serves: {}", said());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(target)
+    }
+
+    /// The socket of a controller.
+    fn socket(&self, name: &str) -> PathBuf {
+        self.folder.join("sockets").join(name).join("cntrl")
     }
 
     /// A guest moves to another emulator while it runs, and its volumes to another target: the kernel lets go of its
@@ -136,7 +184,7 @@ impl Bench<'_> {
             let moved = (|| {
                 ready.recv_timeout(LIMIT).context("the guest does not let go of its controller")?;
                 target.stop()?;
-                let target = Target::start(self.lab, spec)?;
+                let target = self.start(spec, Target::start)?;
                 let second = scope.spawn(|| self.guest(&to, |_| Ok(())));
                 self.listens(&to)?;
                 self.ask(&from, "migrate", &format!(r#"{{"uri":"{incoming}"}}"#))?;
@@ -196,8 +244,7 @@ impl Bench<'_> {
 
     /// A controller as the emulator's device, of the name of its virtual machine, in the port of this number.
     fn device(&self, name: &str, port: u8) -> String {
-        let path = self.folder.join("sockets").join(name).join("cntrl");
-        let socket = format!(r#"{{"type":"unix","path":"{}"}}"#, path.display());
+        let socket = format!(r#"{{"type":"unix","path":"{}"}}"#, self.socket(name).display());
         format!(r#"{{"driver":"vfio-user-pci","id":"{name}","bus":"port{port}","socket":{socket}}}"#)
     }
 
@@ -235,6 +282,7 @@ impl Bench<'_> {
                 }
                 ("@restart", _) => on_mark("restart"),
                 ("@move", _) => on_mark("move"),
+                ("@grow", _) => on_mark("grow"),
                 _ => {
                     cases.line(line);
                     Ok(())

@@ -86,34 +86,50 @@ impl Region {
     }
 
     /// A part of it to read from: what a store writes. `None` when it does not lie within.
+    #[inline]
     #[must_use]
     pub fn slice(&self, at: usize, len: usize) -> Option<Slice> {
         self.handle(at, len).map(Slice)
     }
 
     /// A part of it to be filled. `None` when it does not lie within, or may not be written.
+    #[inline]
     #[must_use]
     pub fn buf(&self, at: usize, len: usize) -> Option<Buf> {
         self.handle(at, len).filter(|_| self.is_writable).map(Buf)
     }
 
+    /// Where `len` bytes from `at` on lie, if they do so within.
+    #[inline]
+    fn place(&self, at: usize, len: usize) -> Option<*mut u8> {
+        (at.checked_add(len)? <= self.len).then(|| self.memory.base.as_ptr().wrapping_add(at))
+    }
+
     /// Copies the bytes from `at` on; tells whether they lie within.
+    #[inline]
     #[must_use]
     pub fn read(&self, at: usize, into: &mut [u8]) -> bool {
-        let part = self.slice(at, into.len());
-        part.as_ref().inspect(|part| part.read(0, into)).is_some()
+        let Some(from) = self.place(at, into.len()) else { return false };
+        // SAFETY: within, as was checked, and it stays as long as the region is borrowed. What is copied to is a slice
+        // of this process, which no region is; others may change the bytes meanwhile, and any is a byte.
+        unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), into.as_mut_ptr(), into.len()) };
+        true
     }
 
     /// Copies `from` to the bytes from `at` on; tells whether they lie within and may be written.
+    #[inline]
     #[must_use]
     pub fn write(&self, at: usize, from: &[u8]) -> bool {
-        let mut part = self.buf(at, from.len());
-        part.as_mut().map(|part| part.write(0, from)).is_some()
+        let Some(to) = self.place(at, from.len()).filter(|_| self.is_writable) else { return false };
+        // SAFETY: as in `read`; nobody has a reference to what is written.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        true
     }
 
+    #[inline]
     fn word(&self, at: usize) -> Option<&AtomicU32> {
-        let start = self.memory.base.as_ptr().wrapping_add(at).cast::<u32>();
-        if at.checked_add(size_of::<u32>())? > self.len || !start.is_aligned() {
+        let start = self.place(at, size_of::<u32>())?.cast::<u32>();
+        if !start.is_aligned() {
             return None;
         }
         // SAFETY: within and aligned, as was checked; all that is ever done to it is atomic or a copy of bytes, and it

@@ -65,8 +65,8 @@ pub struct Fetched {
     /// Which queue.
     pub queue: u16,
     /// The command.
-    pub first: Box<Sqe>,
-    /// The second half.
+    pub first: Sqe,
+    /// The second half; seldom, and so behind a pointer.
     pub second: Option<Box<Sqe>>,
 }
 
@@ -283,14 +283,12 @@ impl Machine {
         self.end = self.completions.iter().rposition(Option::is_some).max(end).map_or(0, |last| last + 1);
         for (id, queue) in self.submissions.iter_mut().enumerate() {
             if let Some(queue) = queue {
-                queue.lie(memory.window(queue.address, queue.len()));
-                queue.doorbell = doorbell(2 * id);
+                queue.lie(memory.window(queue.address, queue.len()), doorbell(2 * id));
             }
         }
         for (id, queue) in self.completions.iter_mut().enumerate() {
             if let Some(queue) = queue {
-                queue.lie(memory.window(queue.address, queue.len()));
-                queue.doorbell = doorbell(2 * id + 1);
+                queue.lie(memory.window(queue.address, queue.len()), doorbell(2 * id + 1));
             }
         }
     }
@@ -414,7 +412,7 @@ impl Machine {
     /// The next command that may begin, from all queues in turn. A queue that cannot be read is fatal.
     pub fn fetch(&mut self) -> Option<Fetched> {
         for _ in 0..self.end {
-            let at = self.turn % self.end;
+            let at = if self.turn < self.end { self.turn } else { 0 };
             self.turn = at + 1;
             let Some(queue) = self.submissions[at].as_mut().filter(|queue| has_room(&self.completions, queue)) else {
                 continue;
@@ -452,16 +450,13 @@ impl Machine {
             status: status.field().into(),
         };
         let id = submissions.completions;
-        if let Some(queue) = self.completion(id.into()) {
-            queue.hold(completion);
-            self.flush_queue(id.into());
-        }
+        self.flush_queue(id.into(), Some(completion));
     }
 
-    fn flush_queue(&mut self, id: usize) {
+    fn flush_queue(&mut self, id: usize, more: Option<Completion>) {
         let Some(queue) = self.completions.get_mut(id).and_then(Option::as_mut) else { return };
         let from = queue.tail();
-        let (seen, vector) = (queue.flush(), queue.vector);
+        let (seen, vector) = (queue.flush(more), queue.vector);
         if seen && self.memory.is_logged() {
             let (to, entry) = (queue.tail(), CQE_LEN as u64);
             let mark = |from: u16, to: u16| {
@@ -496,7 +491,7 @@ impl Machine {
     pub fn flush(&mut self) {
         for at in 0..self.end {
             if self.completion(at).is_some_and(|queue| queue.is_ripe()) {
-                self.flush_queue(at);
+                self.flush_queue(at, None);
             }
         }
     }
@@ -540,9 +535,9 @@ impl Machine {
 
     /// The guest rings from now on; `false`: there is something already.
     #[must_use]
-    pub fn arm(&self) -> bool {
+    pub fn arm(&mut self) -> bool {
         self.submissions[..self.end].iter().flatten().for_each(Submission::arm);
-        self.completions[..self.end].iter().flatten().for_each(Completions::arm);
+        self.completions[..self.end].iter_mut().flatten().for_each(Completions::arm);
         self.mark_events();
         // The guest writes its word, then looks whether to ring; here it is the other way round: one of both sees.
         fence(Ordering::SeqCst);
@@ -559,14 +554,14 @@ fn has_room(completions: &[Option<Completions>], queue: &Submission) -> bool {
 /// A queue that cannot be read.
 struct Broken;
 
-type Halves = (Box<Sqe>, Option<Box<Sqe>>);
+type Halves = (Sqe, Option<Box<Sqe>>);
 
 /// Takes the next command out of a queue; a fused operation only when both of its halves are there.
 fn take(queue: &mut Submission) -> Result<Option<Halves>, Broken> {
     if !queue.is_ripe() {
         return Ok(None);
     }
-    let first = match queue.next() {
+    let first = match queue.first() {
         Found::Command(sqe) => sqe,
         Found::Nothing => return Ok(None),
         Found::Broken => return Err(Broken),
@@ -578,7 +573,7 @@ fn take(queue: &mut Submission) -> Result<Option<Halves>, Broken> {
     match queue.second() {
         Found::Command(second) if second.flags & FUSE == FUSE_SECOND => {
             queue.advance(2);
-            Ok(Some((first, Some(second))))
+            Ok(Some((first, Some(Box::new(second)))))
         }
         Found::Command(_) => {
             queue.advance(1);

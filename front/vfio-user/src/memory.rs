@@ -38,29 +38,34 @@ impl Window {
         (end <= region.len()).then(|| Self { region: region.clone(), at, len })
     }
 
+    #[inline]
     fn place(&self, at: usize, len: usize) -> Option<usize> {
         (at.checked_add(len)? <= self.len).then_some(self.at + at)
     }
 
     /// Copies the bytes from `at` on; tells whether they lie within.
+    #[inline]
     #[must_use]
     pub fn read(&self, at: usize, into: &mut [u8]) -> bool {
         self.place(at, into.len()).is_some_and(|at| self.region.read(at, into))
     }
 
     /// Copies `from` to the bytes from `at` on; tells whether they lie within and may be written.
+    #[inline]
     #[must_use]
     pub fn write(&self, at: usize, from: &[u8]) -> bool {
         self.place(at, from.len()).is_some_and(|at| self.region.write(at, from))
     }
 
     /// The word at `at`.
+    #[inline]
     #[must_use]
     pub fn load(&self, at: usize) -> Option<u32> {
         self.region.load(self.place(at, 4)?)
     }
 
     /// Writes the word at `at`, behind all that was written before; tells whether it can be.
+    #[inline]
     #[must_use]
     pub fn store(&self, at: usize, value: u32) -> bool {
         self.place(at, 4).is_some_and(|at| self.region.store(at, value))
@@ -116,6 +121,7 @@ impl Memory {
         self.maps.drain(..).filter_map(|map| map.region).collect()
     }
 
+    #[inline]
     fn find(&self, address: u64) -> Option<&Map> {
         let holds = |map: &&Map| address.wrapping_sub(map.address) < map.size;
         if let Some(map) = self.maps.get(self.last.get()).filter(holds) {
@@ -135,6 +141,7 @@ impl Memory {
     }
 
     /// Hands out the pieces of `len` bytes: a region, where in it, how many bytes. Tells whether all of them are there.
+    #[inline]
     #[must_use]
     pub fn each(&self, address: u64, len: usize, mut what: impl FnMut(&Region, usize, usize) -> bool) -> bool {
         let (mut address, mut left) = (address, len as u64);
@@ -185,6 +192,7 @@ impl Memory {
     }
 
     /// Whether it is remembered what is written.
+    #[inline]
     #[must_use]
     pub fn is_logged(&self) -> bool {
         self.is_logged.get()

@@ -178,7 +178,7 @@ impl Device {
 
     /// Has the guest ring; `false`: there is something already.
     fn arm(&self) -> bool {
-        let machine = self.machine();
+        let mut machine = self.machine.borrow_mut();
         let is_armed = machine.arm();
         // Nobody rings doorbells that are mapped.
         self.is_armed.set(is_armed && !machine.is_mapped());
@@ -322,29 +322,38 @@ impl Device {
             _ => self.queues.borrow().get(usize::from(id)).cloned().flatten(),
         };
         let (Some(queue), Some(device)) = (queue, self.me.upgrade()) else { return };
-        let half = |sqe: &Sqe| self.half(&queue, sqe).map_err(|status| (sqe.cid.get(), status));
-        let halves = (half(&first), second.as_deref().map(half).transpose());
-        match halves {
+        if let Some(second) = second {
+            return self.start_both(device, queue, [&first, &second]);
+        }
+        match self.half(&queue, &first) {
+            Ok(first) => self.seat(id, Job { device, queue, first, second: None }),
+            Err(status) => self.complete(id, first.cid.get(), status, 0),
+        }
+    }
+
+    /// Gives a job its slot.
+    #[inline]
+    fn seat(&self, queue: u16, job: Job) {
+        if let Err(job) = self.front.slots.start(job) {
+            let halves = [Some(&job.first), job.second.as_deref()];
+            let cids = halves.into_iter().flatten().map(|half| half.command.sqe.cid);
+            cids.for_each(|cid| self.complete(queue, cid.get(), Status::NOT_READY, 0));
+        }
+    }
+
+    /// A fused operation.
+    #[cold]
+    fn start_both(&self, device: Rc<Self>, queue: Rc<Queue>, sqes: [&Sqe; 2]) {
+        let [one, other] = sqes.map(|sqe| self.half(&queue, sqe));
+        let id = queue.id;
+        match (one, other) {
             (Ok(first), Ok(second)) => {
-                let job = Job { device, queue, first, second };
-                if let Err(job) = self.front.slots.start(job) {
-                    let cids =
-                        [Some(&job.first), job.second.as_ref()].map(|half| half.map(|half| half.command.sqe.cid));
-                    cids.into_iter().flatten().for_each(|cid| self.complete(id, cid.get(), Status::NOT_READY, 0));
-                }
+                self.seat(id, Job { device, queue, first, second: Some(Box::new(second)) });
             }
-            (one, other) => {
-                let whole = second.is_none();
-                let failed = |cid, status| self.complete(id, cid, status, 0);
-                // The half that is not to blame ends with the other.
-                match one {
-                    Ok(half) => failed(half.command.sqe.cid.get(), Status::FUSED_FAILED),
-                    Err((cid, status)) => failed(cid, status),
-                }
-                match other {
-                    Ok(Some(half)) => failed(half.command.sqe.cid.get(), Status::FUSED_FAILED),
-                    Err((cid, status)) if !whole => failed(cid, status),
-                    _ => {}
+            // The half that is not to blame ends with the other.
+            halves => {
+                for (sqe, half) in sqes.into_iter().zip([halves.0, halves.1]) {
+                    self.complete(id, sqe.cid.get(), half.err().unwrap_or(Status::FUSED_FAILED), 0);
                 }
             }
         }
