@@ -249,6 +249,7 @@ struct Slot {
 
 impl Done {
     /// Answers.
+    #[inline]
     pub fn complete(mut self, outcome: Outcome) {
         if let Some(slot) = self.0.take() {
             slot.answer(outcome);
@@ -271,6 +272,7 @@ impl fmt::Debug for Done {
 }
 
 impl Slot {
+    #[inline]
     fn answer(&self, outcome: Outcome) {
         *self.outcome.borrow_mut() = Some(outcome);
         if let Some(waker) = self.waker.take() {
@@ -291,11 +293,15 @@ impl Completion {
     }
 
     /// The token for the next request. A request that was given up (its future dropped) keeps its own slot.
+    #[inline]
     pub fn token(&mut self) -> Done {
         if Rc::strong_count(&self.0) > 1 {
             self.0 = Rc::default();
         }
-        self.0.outcome.take();
+        // Nobody waited for it.
+        if self.0.outcome.borrow().is_some() {
+            self.0.outcome.take();
+        }
         Done(Some(self.0.clone()))
     }
 
@@ -305,6 +311,7 @@ impl Completion {
     }
 
     /// The same, as a poll.
+    #[inline]
     pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Outcome> {
         match self.take() {
             Some(outcome) => Poll::Ready(outcome),
@@ -316,6 +323,7 @@ impl Completion {
     }
 
     /// The answer, if it is there.
+    #[inline]
     #[must_use]
     pub fn take(&self) -> Option<Outcome> {
         self.0.outcome.take()

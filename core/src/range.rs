@@ -29,14 +29,20 @@ impl Span {
 #[derive(Debug, Default)]
 pub struct Ranges {
     held: Cell<u32>,
-    spans: RefCell<Vec<Entry>>,
+    places: RefCell<Places>,
     waiters: RefCell<Vec<Waker>>,
-    next: Cell<u64>,
 }
 
-#[derive(Debug)]
+/// What runs and what is held, each at a place that is used again.
+#[derive(Debug, Default)]
+struct Places {
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+}
+
+/// One that is free has no bytes.
+#[derive(Clone, Copy, Debug, Default)]
 struct Entry {
-    id: u64,
     span: Span,
     held: bool,
 }
@@ -45,7 +51,7 @@ struct Entry {
 #[derive(Debug)]
 pub struct Guard {
     ranges: Rc<Ranges>,
-    id: u64,
+    place: u32,
 }
 
 impl Ranges {
@@ -84,15 +90,28 @@ impl Ranges {
     }
 
     fn overlapped(&self, span: Span, matters: impl Fn(&Entry) -> bool) -> bool {
-        self.spans.borrow().iter().any(|entry| matters(entry) && entry.span.overlaps(span))
+        self.places.borrow().entries.iter().any(|entry| matters(entry) && entry.span.overlaps(span))
     }
 
+    #[inline]
     fn add(self: &Rc<Self>, span: Span, held: bool) -> Guard {
-        let id = self.next.get();
-        self.next.set(id + 1);
-        self.held.set(self.held.get() + u32::from(held));
-        self.spans.borrow_mut().push(Entry { id, span, held });
-        Guard { ranges: self.clone(), id }
+        if held {
+            self.held.set(self.held.get() + 1);
+        }
+        let mut places = self.places.borrow_mut();
+        let entry = Entry { span, held };
+        let place = match places.free.pop() {
+            Some(place) => {
+                places.entries[place as usize] = entry;
+                place
+            }
+            None => {
+                places.entries.push(entry);
+                // No more than there are commands under way on a core.
+                (places.entries.len() - 1) as u32
+            }
+        };
+        Guard { ranges: self.clone(), place }
     }
 }
 
@@ -113,16 +132,17 @@ pub async fn enter_both(one: (&Rc<Ranges>, Span), other: (&Rc<Ranges>, Span)) ->
 }
 
 impl Drop for Guard {
+    #[inline]
     fn drop(&mut self) {
-        let mut spans = self.ranges.spans.borrow_mut();
-        // From the back: what ends now most likely began last.
-        if let Some(at) = spans.iter().rposition(|entry| entry.id == self.id) {
-            let entry = spans.swap_remove(at);
-            self.ranges.held.set(self.ranges.held.get() - u32::from(entry.held));
+        let mut places = self.ranges.places.borrow_mut();
+        let entry = std::mem::take(&mut places.entries[self.place as usize]);
+        places.free.push(self.place);
+        drop(places);
+        if entry.held {
+            self.ranges.held.set(self.ranges.held.get() - 1);
         }
-        drop(spans);
-        for waker in self.ranges.waiters.take() {
-            waker.wake();
+        if !self.ranges.waiters.borrow().is_empty() {
+            self.ranges.waiters.take().into_iter().for_each(Waker::wake);
         }
     }
 }

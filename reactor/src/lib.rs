@@ -450,11 +450,13 @@ impl Inner {
         let budget = self.policy.borrow().budget();
         let now = if budget > 0 { self.spin(from, budget, due) } else { Some(from) };
         let Some(now) = now else {
-            // What was found is collected by the turn that follows.
             let now = self.driver.now();
             self.policy.borrow_mut().gap(nanoseconds(from, now));
             self.stats.idle_spin_nanoseconds.add(nanoseconds(from, now));
-            self.driver.turn(Wait::Poll);
+            // What the driver has is there for the turn that follows; what is looked at needs no driver.
+            if self.driver.ripe() {
+                self.driver.turn(Wait::Poll);
+            }
             return now;
         };
         self.stats.idle_spin_nanoseconds.add(nanoseconds(from, now));

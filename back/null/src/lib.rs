@@ -77,23 +77,21 @@ impl Store for NullStore {
         if !io.within(self.traits.size) {
             return done.complete(Outcome::with(Err(Fault::OUT_OF_RANGE), io.data));
         }
-        let mut outcome = Outcome::new(Ok(io.data.len() as u32));
-        match (io.op, io.data) {
+        let result = Ok(io.data.len() as u32);
+        done.complete(match (io.op, io.data) {
             (Op::Read, Data::In(mut memory)) => {
                 memory.fill_from(0, 0);
-                outcome.data = Data::In(memory);
+                Outcome::with(result, Data::In(memory))
             }
             (Op::Extent { len }, data) => {
-                outcome.extent = Extent { len, mapped: false };
-                outcome.data = data;
+                Outcome { extent: Extent { len, mapped: false }, ..Outcome::with(result, data) }
             }
-            (Op::Space, _) => outcome.data = Data::Space(Space { used: 0, available: self.traits.size }),
+            (Op::Space, _) => Outcome::with(result, Data::Space(Space { used: 0, available: self.traits.size })),
             // Zeroes to zeroes; what comes from elsewhere shall at least be read.
-            (Op::Copy { .. }, Data::From(origin)) if origin.is::<Zeroes>().is_some() => {}
-            (Op::Copy { .. }, data) => outcome = Outcome::with(Err(Fault::Unsupported), data),
-            (_, data) => outcome.data = data,
-        }
-        done.complete(outcome);
+            (Op::Copy { .. }, Data::From(origin)) if origin.is::<Zeroes>().is_some() => Outcome::new(result),
+            (Op::Copy { .. }, data) => Outcome::with(Err(Fault::Unsupported), data),
+            (_, data) => Outcome::with(result, data),
+        });
     }
 
     fn measures(&self) -> bool {
