@@ -154,7 +154,9 @@ def main() -> int:
         print(f"no such targets: {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
         return 2
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=options.folder))
+        # Sockets of virtual machines: SPDK puts doorbells beside them, and only memory is mapped.
+        where = options.folder or ("/dev/shm" if options.protocol == "vfio-user" else None)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=where))
         how = setup(Path(folder), options.driver)
         all_of, missing = started([known[kind] for kind in kinds], how, stack)
         machine = report.machine(how.folder)

@@ -19,6 +19,8 @@ load() {
 # What an operator changes of the volume, and an initiator of its access: the guest's driver follows, and nothing is lost.
 sized() { [ "$(blockdev --getsize64 "$1")" = "$2" ]; }
 rescanned() { echo 1 >"/sys/block/${other##*/}/device/rescan"; sized "$other" "$1"; }
+# The unit attention is this command's, or was one of the kernel's own, which says so.
+noticed() { sg_turs -v "$other" 2>&1 | grep -qi 'capacity data' || dmesg | grep -qi 'capacity data has changed'; }
 fares() { grep -qx "$1" /sys/class/nvme/nvme0/nvme0c0n1/ana_state; }
 
 told() {
@@ -26,7 +28,7 @@ told() {
     iscsi_again "and an initiator that stays" || return
     echo "@grow"
     try "the guest sees by itself that its disk has grown" eventually sized "$disk" $larger
-    says "an initiator is told, too" "Unit attention|CAPACITY DATA" sg_turs -v "$other"
+    try "an initiator is told, too" eventually noticed
     try "and sees it" eventually rescanned $larger
     try "the guest writes to the end" dd if=/tmp/random of="$disk" bs=1M seek=639 count=1 oflag=direct status=none
     equal "which the initiator reads" "$(sum </tmp/random)" "$(read_sum "$other" skip=639 count=1)"

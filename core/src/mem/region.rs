@@ -105,6 +105,21 @@ impl Region {
         (at.checked_add(len)? <= self.len).then(|| self.memory.base.as_ptr().wrapping_add(at))
     }
 
+    /// Has the processor fetch the line at `at`, which will be read or written soon: it may be in another's cache.
+    #[inline]
+    pub fn prefetch(&self, at: usize, is_written: bool) {
+        let Some(place) = self.place(at, 1) else { return };
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
+            let place = place.cast_const().cast();
+            // SAFETY: a hint: nothing is read or written.
+            unsafe { if is_written { _mm_prefetch::<_MM_HINT_ET0>(place) } else { _mm_prefetch::<_MM_HINT_T0>(place) } }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (place, is_written);
+    }
+
     /// Copies the bytes from `at` on; tells whether they lie within.
     #[inline]
     #[must_use]

@@ -419,6 +419,10 @@ impl Machine {
             };
             match take(queue) {
                 Ok(Some((first, second))) => {
+                    let completions = usize::from(queue.completions);
+                    if let Some(completions) = self.completions.get(completions).and_then(Option::as_ref) {
+                        completions.expect_entry();
+                    }
                     self.mark_events();
                     return Some(Fetched { queue: at as u16, first, second });
                 }

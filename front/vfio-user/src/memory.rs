@@ -43,6 +43,14 @@ impl Window {
         (at.checked_add(len)? <= self.len).then_some(self.at + at)
     }
 
+    /// See [`Region::prefetch`].
+    #[inline]
+    pub fn prefetch(&self, at: usize, is_written: bool) {
+        if let Some(at) = self.place(at, 1) {
+            self.region.prefetch(at, is_written);
+        }
+    }
+
     /// Copies the bytes from `at` on; tells whether they lie within.
     #[inline]
     #[must_use]

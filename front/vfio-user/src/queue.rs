@@ -281,6 +281,12 @@ impl Submission {
     #[inline]
     pub fn advance(&mut self, count: u16) {
         let there = distance(self.head, self.seen, self.entries);
+        if there > count
+            && let Some(ring) = &self.ring
+        {
+            // The next one, while this one is carried out.
+            ring.prefetch(usize::from(behind(self.head, count, self.entries)) * SQE_LEN, false);
+        }
         debug_assert!(count <= there, "what begins was looked at");
         self.most = self.most.max(self.under_way.saturating_add(there));
         self.head = behind(self.head, count, self.entries);
@@ -480,6 +486,14 @@ impl Completions {
         }
         self.held.push_back(more);
         seen
+    }
+
+    /// An entry will be written soon.
+    #[inline]
+    pub fn expect_entry(&self) {
+        if let Some(ring) = &self.ring {
+            ring.prefetch(usize::from(self.tail) * CQE_LEN, true);
+        }
     }
 
     /// Writes an entry; `false`: there is no room.
