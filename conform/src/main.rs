@@ -193,7 +193,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Nvme => guest::nvme_part(lab, driver),
             Part::Proofs => guest::proofs(lab, driver),
             Part::Blktests => guest::blktests(lab, driver),
-            Part::Vm => guest::machine(lab, driver),
+            Part::Vm => guest::machine(lab, driver, main_driver),
             Part::Paths => guest::paths(lab, driver),
             Part::Service => guest::service(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),

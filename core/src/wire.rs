@@ -8,12 +8,11 @@ pub use zerocopy::{big_endian as be, little_endian as le};
 
 /// Declares a protocol code: a newtype over an integer, its constants, and how they print.
 ///
-/// ```
-/// lunar_core::codes! {
+/// ```text
+/// codes! {
 ///     /// SAM-6 5.3.1
 ///     pub struct Status(u8) { GOOD = 0x00, CHECK_CONDITION = 0x02 }
 /// }
-/// assert_eq!(format!("{:?} {:?}", Status::GOOD, Status(0x77)), "GOOD Status(0x77)");
 /// ```
 #[macro_export]
 macro_rules! codes {
@@ -149,6 +148,15 @@ pub const fn round_up(value: usize, to: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    codes! {
+        struct Status(u8) { GOOD = 0x00, CHECK_CONDITION = 0x02 }
+    }
+
+    #[test]
+    fn a_code_prints_its_name_or_its_number() {
+        assert_eq!(format!("{:?} {:?}", Status::GOOD, Status(0x77)), "GOOD Status(0x77)");
+    }
 
     #[test]
     fn cursor_takes_formats_and_stops_short() {

@@ -38,6 +38,13 @@ const DISABLED: u32 = 0;
 /// The command register of the configuration space: memory, bus master, no INTx.
 const PCI_COMMAND: u64 = 0x04;
 const PCI_ENABLE: u16 = 0x0406;
+/// Where the configuration space says where its first capability is; MSI-X, and the bit that enables it (PCI 3.0 6.7,
+/// 6.8.2.3).
+const PCI_CAPABILITIES: u64 = 0x34;
+const MSIX: u8 = 0x11;
+const MSIX_ENABLE: u16 = 0x8000;
+/// Capabilities that a configuration space has room for.
+const CAPABILITIES_MAX: usize = 48;
 /// Where the controller finds the memory of the admin queues, and that of the others: beyond what 32 bits can say.
 const ADMIN_ADDRESS: u64 = 1 << 32;
 const ADDRESS: u64 = 1 << 40;
@@ -91,6 +98,31 @@ impl Control {
         let mut bytes = [0; 8];
         bytes[..len as usize].copy_from_slice(vfio::was_read(&answer, len as usize)?);
         Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Bytes of the configuration space.
+    fn space<const N: usize>(&mut self, at: u64) -> Result<[u8; N]> {
+        let (answer, _) = self.call(Code::REGION_READ, &vfio::read(REGION_CONFIG, at, N as u32), &[])?;
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(vfio::was_read(&answer, N)?);
+        Ok(bytes)
+    }
+
+    /// Has interrupts come by vectors.
+    fn enable_vectors(&mut self) -> Result<()> {
+        let [first] = self.space(PCI_CAPABILITIES)?;
+        let mut at = u64::from(first);
+        for _ in 0..CAPABILITIES_MAX {
+            ensure!(at >= 0x40, "the controller has no MSI-X");
+            let [kind, next] = self.space(at)?;
+            if kind == MSIX {
+                let control = u16::from_le_bytes(self.space(at + 2)?) | MSIX_ENABLE;
+                let enable = vfio::write(REGION_CONFIG, at + 2, &control.to_le_bytes());
+                return self.call(Code::REGION_WRITE, &enable, &[]).map(drop);
+            }
+            at = next.into();
+        }
+        bail!("the controller's capabilities have no end")
     }
 
     fn set_register(&mut self, offset: u32, bytes: &[u8]) -> Result<()> {
@@ -372,6 +404,9 @@ impl Controller {
         control.call(Code::DMA_MAP, &vfio::map(ADMIN_ADDRESS, 0, ADMIN_LEN as u64), &[file.as_fd()])?;
         let enable = vfio::write(REGION_CONFIG, PCI_COMMAND, &PCI_ENABLE.to_le_bytes());
         control.call(Code::REGION_WRITE, &enable, &[])?;
+        if !options.spin {
+            control.enable_vectors()?;
+        }
         let page = if maps { Some(map_doorbells(&mut control)?) } else { None };
         control.disable()?;
         let last = u32::from(ADMIN_ENTRIES - 1);

@@ -155,6 +155,16 @@ fn not_inherited(tree: &Tree, crate_: &Crate<'_>) -> Vec<Finding> {
     if !(inherits || repeats) {
         findings.push(Finding::new(crate_.manifest, 0, "`[lints]` are not the workspace's"));
     }
+    // Looking for examples in comments takes longer than all unit tests.
+    let is_library = tree.text(&format!("{}/src/lib.rs", crate_.folder)).is_some();
+    let examples = crate_.table.get("lib").and_then(|lib| lib.get("doctest"));
+    if is_library && !stands_alone && examples != Some(&Value::Boolean(false)) {
+        findings.push(Finding::new(
+            crate_.manifest,
+            0,
+            "`doctest` is not off: an example that runs is a test beside the code",
+        ));
+    }
     findings
 }
 
@@ -249,6 +259,16 @@ mod tests {
     fn tests_may_use_more() {
         let dev = manifest("one", "[dev-dependencies]\nother.workspace = true\n");
         assert_eq!(found(&[("back/a/Cargo.toml", dev), ("back/suite/Cargo.toml", manifest("other", ""))]), [""; 0]);
+    }
+
+    #[test]
+    fn no_library_has_its_comments_run() {
+        let library = |more: &str| {
+            let manifest = manifest("other", more);
+            found(&[("core/Cargo.toml", manifest), ("core/src/lib.rs", String::new())])
+        };
+        assert_eq!(library("[lib]\ndoctest = false\n"), [""; 0]);
+        assert_eq!((library("").len(), library("[lib]\ndoctest = true\n").len()), (1, 1));
     }
 
     #[test]

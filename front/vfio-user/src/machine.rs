@@ -474,6 +474,7 @@ impl Machine {
                 mark(from, queue.entries());
                 mark(0, to);
             }
+            self.mark_events();
         }
         self.raise(vector.filter(|_| seen));
     }
