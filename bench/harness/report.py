@@ -240,7 +240,7 @@ def bars(plt, found: dict, rows: list[dict], value, label: str):
 
 def lines(plt, found: dict, depths: list[Row]):
     by_key = {row["key"]: row["targets"] for row in found["rows"]}
-    figure, (rate_axes, cost_axes) = plt.subplots(1, 2, figsize=(9, 3.4))
+    figure, (rate_axes, cost_axes) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for name in found["targets"]:
         points = [(row.depth, by_key[row.key][name]) for row in depths if name in by_key[row.key]]
         if not points:
@@ -254,6 +254,9 @@ def lines(plt, found: dict, depths: list[Row]):
         axes.set_yscale("log")
         axes.set_xlabel("depth")
         axes.set_ylabel(label)
+        # Plain numbers, where powers of ten are far apart as well.
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
         axes.set_xticks([row.depth for row in depths], [str(row.depth) for row in depths])
         axes.grid(alpha=0.3)
     rate_axes.legend(frameon=False)
