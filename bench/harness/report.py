@@ -239,6 +239,8 @@ def bars(plt, found: dict, rows: list[dict], value, label: str):
 
 
 def lines(plt, found: dict, depths: list[Row]):
+    from matplotlib.ticker import LogLocator, NullLocator
+
     by_key = {row["key"]: row["targets"] for row in found["rows"]}
     figure, (rate_axes, cost_axes) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for name in found["targets"]:
@@ -254,9 +256,9 @@ def lines(plt, found: dict, depths: list[Row]):
         axes.set_yscale("log")
         axes.set_xlabel("depth")
         axes.set_ylabel(label)
-        # Plain numbers, where powers of ten are far apart as well.
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.set_xticks([row.depth for row in depths], [str(row.depth) for row in depths])
         axes.grid(alpha=0.3)
     rate_axes.legend(frameon=False)
