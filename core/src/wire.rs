@@ -149,12 +149,17 @@ pub const fn round_up(value: usize, to: usize) -> usize {
 mod tests {
     use super::*;
 
-    codes! {
-        struct Status(u8) { GOOD = 0x00, CHECK_CONDITION = 0x02 }
+    #[allow(unreachable_pub, reason = "declared as others declare theirs")]
+    mod declared {
+        crate::codes! {
+            /// SAM-6 5.3.1
+            pub struct Status(u8) { GOOD = 0x00, CHECK_CONDITION = 0x02 }
+        }
     }
 
     #[test]
     fn a_code_prints_its_name_or_its_number() {
+        use declared::Status;
         assert_eq!(format!("{:?} {:?}", Status::GOOD, Status(0x77)), "GOOD Status(0x77)");
     }
 
