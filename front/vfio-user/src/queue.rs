@@ -468,8 +468,8 @@ impl Completions {
         self.held.len()
     }
 
-    /// Completes what waits, and `more`, as far as there is room; the rest waits. Tells whether the host has something to
-    /// see.
+    /// Completes what waits, and `more`, as far as there is room; the rest waits. Tells whether the host has something
+    /// to see.
     #[inline]
     pub fn flush(&mut self, more: Option<Completion>) -> bool {
         let mut seen = false;
@@ -628,9 +628,7 @@ mod tests {
         queue.lie(memory.window(0x2000, queue.len()), Doorbell::Told);
         assert!(memory.write(0x2000 + 64, &[0x5a; 64]));
         assert!(matches!(queue.first(), Found::Nothing) && !queue.ring(4) && queue.ring(2));
-        assert!(
-            matches!((queue.first(), queue.second()), (Found::Command(_), Found::Command(other)) if other.opcode == 0x5a)
-        );
+        assert!(matches!((queue.first(), queue.second()), (Found::Command(_), Found::Command(b)) if b.opcode == 0x5a));
         queue.advance(2);
         assert!(matches!(queue.first(), Found::Nothing));
         assert!(queue.ring(0) && queue.is_ripe() && matches!(queue.first(), Found::Command(_)));

@@ -17,8 +17,8 @@ pub(super) struct Half {
     pub(super) ranges: Ranges,
 }
 
-/// What a slot carries out: a command, or both halves of a fused operation. Those are seldom: what is large of them lies
-/// elsewhere.
+/// What a slot carries out: a command, or both halves of a fused operation. Those are seldom: what is large of them
+/// lies elsewhere.
 pub(super) struct Job {
     pub(super) device: Rc<Device>,
     pub(super) queue: Rc<Queue>,
