@@ -170,6 +170,8 @@ def main() -> int:
         notes = {target.name: target.note for target in all_of if target.note}
         if "LUNAR_BENCH_LUNAR" in os.environ:
             notes["lunar"] = "not what `make release` builds: LUNAR_BENCH_LUNAR names another"
+        if "LUNAR_BENCH_INITIATOR" in os.environ:
+            notes["initiator"] = "not that of lunar's build: LUNAR_BENCH_INITIATOR names another, for all targets"
     found = {
         "protocol": options.protocol,
         "machine": machine,

@@ -283,15 +283,15 @@ fn proves(lab: &Lab, driver: Driver) -> Result<()> {
     ensure!(with(&first, &["--subsystem-key", &second]).is_err(), "a subsystem with another key is believed");
     ensure!(with(&second, &[]).is_err(), "another key is taken");
     // Who came in by the old key stays. All its queues have come when data moves.
-    let read_bytes = || -> u64 {
-        let said = lunar(lab, &hosts.house, &["statistics", "--json"]).unwrap_or_default();
+    let read_bytes = || -> Result<u64> {
+        let said = lunar(lab, &hosts.house, &["statistics", "--json"])?;
         let digits = |text: &str| text.trim_start().split(|c: char| !c.is_ascii_digit()).next().map(str::to_owned);
         let numbers = said.split("\"read_bytes\":").skip(1).filter_map(digits);
-        numbers.filter_map(|number| number.parse::<u64>().ok()).sum()
+        Ok(numbers.filter_map(|number| number.parse::<u64>().ok()).sum())
     };
-    let before = read_bytes();
+    let before = read_bytes()?;
     let mut load = process::bound(program).args(arguments(&first, "3")).stdout(Stdio::null()).spawn()?;
-    until(|| read_bytes() > before + (1 << 20)).context("the load moves no data")?;
+    until(|| read_bytes().is_ok_and(|now| now > before + (1 << 20))).context("the load moves no data")?;
     std::fs::copy(&second, &configured)?;
     hosts.house.reload("reloaded")?;
     ensure!(with(&first, &[]).is_err(), "a key that is gone is taken");

@@ -77,11 +77,7 @@ impl Region {
     /// `len` bytes from `at` on, if they lie within, and what a part holds.
     #[inline]
     fn handle(&self, at: usize, len: usize) -> Option<Handle> {
-        if at.checked_add(len)? > self.len {
-            return None;
-        }
-        // SAFETY: within, as was checked.
-        let start = unsafe { self.memory.base.add(at) };
+        let start = self.place(at, len)?;
         Some(Handle { arena: self.memory.clone(), start, head: FOREIGN, len: u32::try_from(len).ok()? })
     }
 
@@ -101,8 +97,9 @@ impl Region {
 
     /// Where `len` bytes from `at` on lie, if they do so within.
     #[inline]
-    fn place(&self, at: usize, len: usize) -> Option<*mut u8> {
-        (at.checked_add(len)? <= self.len).then(|| self.memory.base.as_ptr().wrapping_add(at))
+    fn place(&self, at: usize, len: usize) -> Option<NonNull<u8>> {
+        // SAFETY: within, as was checked.
+        (at.checked_add(len)? <= self.len).then(|| unsafe { self.memory.base.add(at) })
     }
 
     /// Has the processor fetch the line at `at`, which will be read or written soon: it may be in another's cache.
@@ -112,7 +109,7 @@ impl Region {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
-            let place = place.cast_const().cast();
+            let place = place.as_ptr().cast_const().cast();
             // SAFETY: a hint: nothing is read or written.
             unsafe { if is_written { _mm_prefetch::<_MM_HINT_ET0>(place) } else { _mm_prefetch::<_MM_HINT_T0>(place) } }
         }
@@ -127,7 +124,7 @@ impl Region {
         let Some(from) = self.place(at, into.len()) else { return false };
         // SAFETY: within, as was checked, and it stays as long as the region is borrowed. What is copied to is a slice
         // of this process, which no region is; others may change the bytes meanwhile, and any is a byte.
-        unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), into.as_mut_ptr(), into.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) };
         true
     }
 
@@ -137,13 +134,13 @@ impl Region {
     pub fn write(&self, at: usize, from: &[u8]) -> bool {
         let Some(to) = self.place(at, from.len()).filter(|_| self.is_writable) else { return false };
         // SAFETY: as in `read`; nobody has a reference to what is written.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) };
         true
     }
 
     #[inline]
     fn word(&self, at: usize) -> Option<&AtomicU32> {
-        let start = self.place(at, size_of::<u32>())?.cast::<u32>();
+        let start = self.place(at, size_of::<u32>())?.cast::<u32>().as_ptr();
         if !start.is_aligned() {
             return None;
         }

@@ -540,7 +540,7 @@ impl Completions {
     /// The host rings from now on when it has read something, if there is something that waits for that.
     pub fn arm(&mut self) {
         if let Doorbell::Shadow(shadow) = &self.doorbell
-            && !self.held.is_empty()
+            && self.is_held()
         {
             shadow.ring_beyond(self.head);
             self.bell = None;
