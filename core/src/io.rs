@@ -370,6 +370,11 @@ pub trait Store {
     /// Starts a request. `done` is answered once, now or later, with the request's memory.
     fn submit(&self, io: Io, done: Done);
 
+    /// Itself, if it would carry out a read or a write now, without waiting for anybody.
+    fn quick(&self) -> Option<&dyn Quick> {
+        None
+    }
+
     /// Memory of the store's own that holds these bytes and will not change: a read without a copy. Asked before
     /// memory is taken for a read. Puts it into `to`, which is empty, and tells whether it did.
     fn lend(&self, offset: u64, len: usize, to: &mut Sg) -> bool {
@@ -386,6 +391,15 @@ pub trait Store {
     fn origin(&self) -> Option<Origin> {
         None
     }
+}
+
+/// A store whose data is at hand: who asks it waits for nothing, and needs no task to wait in.
+pub trait Quick {
+    /// Carries out an [`Op::Read`] or an [`Op::Write`]; the memory stays in `io`. Tells how many bytes it moved.
+    ///
+    /// # Errors
+    /// As of [`Store::submit`]; [`Fault::Unsupported`] for all else.
+    fn carry_out(&self, io: &mut Io) -> Result<u32, Fault>;
 }
 
 /// The one async adaptor of [`Store::submit`].

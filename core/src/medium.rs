@@ -1,6 +1,6 @@
 //! What sort of medium a unit has; and work on the whole of it, one at a time over all cores, and how far it is.
 
-use crate::io::{Done, Fault, Io, Op, Origin, Outcome, Store, Traits};
+use crate::io::{Done, Fault, Io, Op, Origin, Outcome, Quick, Store, Traits};
 use crate::mem::Sg;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
@@ -147,6 +147,10 @@ impl Store for Guarded {
             return done.complete(Outcome::with(Err(Fault::Gone), io.data));
         }
         self.store.submit(io, done);
+    }
+
+    fn quick(&self) -> Option<&dyn Quick> {
+        self.store.quick().filter(|_| !self.medium.is_out())
     }
 
     fn lend(&self, offset: u64, len: usize, to: &mut Sg) -> bool {

@@ -33,12 +33,23 @@ pub trait Transfer {
     /// does not read ties up nothing but its own commands.
     fn room(&self) -> impl Future<Output = Result<(), Fault>>;
 
+    /// Whether [`Transfer::room`] would not wait.
+    fn has_room(&self) -> bool {
+        false
+    }
+
     /// Data-Out `offset..offset + len`: what came with the command, or asked for now.
     ///
     /// # Errors
     /// [`Fault::Aborted`] when the command was aborted meanwhile; [`Fault::Timeout`], [`Fault::NoMemory`],
     /// [`Fault::Protocol`].
     fn pull(&self, offset: usize, len: usize) -> impl Future<Output = Result<Sg, Fault>>;
+
+    /// The same, if it is there already.
+    fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
+        let _ = (offset, len);
+        None
+    }
 
     /// Sends Data-In from `offset` on; more will follow.
     ///

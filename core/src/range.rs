@@ -63,10 +63,16 @@ impl Ranges {
         self.add(span, false)
     }
 
+    /// Whether I/O on it would wait.
+    #[inline]
+    #[must_use]
+    pub fn is_held(&self, span: Span) -> bool {
+        self.held.get() > 0 && self.overlapped(span, |entry| entry.held)
+    }
+
     /// Enters ordinary I/O, if nothing overlapping is held.
     fn try_enter(self: &Rc<Self>, span: Span) -> Option<Guard> {
-        let stops = self.held.get() > 0 && self.overlapped(span, |entry| entry.held);
-        (!stops).then(|| self.add(span, false))
+        (!self.is_held(span)).then(|| self.add(span, false))
     }
 
     /// Holds a range: later I/O on it waits; returns when all earlier I/O on it is done.

@@ -8,6 +8,7 @@
 //! for the store only, so an atomic command that waits for them always gets its turn.
 
 mod copy;
+mod now;
 mod protect;
 mod whole;
 
@@ -19,6 +20,7 @@ use crate::range::Span;
 use crate::unit::Unit;
 pub use copy::COPY_BYTES;
 use copy::Copying;
+pub use now::carry_out_now;
 use std::rc::Rc;
 pub use whole::{rewrite, turn};
 

@@ -11,9 +11,9 @@ use crate::queue::{Queue, Task};
 use crate::subsystem::Subsystem;
 use crate::table::{Data, Reach, Row, find_entry};
 use lunar_core::io::Fault;
-use lunar_core::mem::Sg;
+use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
-use lunar_core::step::{PIECE_BYTES, Step, Tools, carry_out};
+use lunar_core::step::{Failure, PIECE_BYTES, Step, Tools, carry_out, carry_out_now};
 use lunar_core::tally::Event;
 use std::borrow::Cow;
 use std::rc::Rc;
@@ -46,6 +46,38 @@ impl Subsystem {
         if task.aborted() {
             *reply = Reply::of(Status::ABORTED);
         }
+    }
+
+    /// Carries out a read or a write, if nobody has to be waited for: the store answers at once, and the data is there.
+    /// Tells whether it has ended. If not, nothing was done, and [`Subsystem::execute`] does it.
+    pub fn execute_now<T: Transfer>(
+        &self,
+        queue: &Rc<Queue>,
+        command: &Command,
+        transfer: &T,
+        arena: &Arena,
+        reply: &mut Reply,
+    ) -> bool {
+        let sqe = &command.sqe;
+        let found = find_entry(sqe, queue.id).filter(|row| row.policy.gates.reach == Reach::Namespace);
+        let (Some(row), Some(attached), 0) = (found, queue.attached(sqe.nsid.get()), sqe.flags & FUSE) else {
+            return false;
+        };
+        let unit = &attached.namespace.unit;
+        let Some(quick) = unit.store.quick().filter(|_| matches!(row.data, Data::Step)) else { return false };
+        // Who may not is told so by the other way.
+        if admit(row, queue, Some(&attached)).is_err() {
+            return false;
+        }
+        let Ok(Plan::Do(step)) = self.plan(row, queue, Some(&attached), command, &[]) else { return false };
+        let Ok(moved) = fit(&step, command) else { return false };
+        match carry_out_now(unit, quick, &step, transfer, arena, &mut reply.tail) {
+            None => return false,
+            Some(Ok(())) => self.count(&attached.namespace, moved),
+            Some(Err(failure)) => *reply = self.refuse(failed(&attached.namespace, &step, failure)),
+        }
+        self.config().stats.commands.add(1);
+        true
     }
 
     #[cold]
@@ -394,13 +426,17 @@ async fn carry<T: Transfer>(
     tools: &mut Tools,
     reply: &mut Reply,
 ) -> Result<(), Refusal> {
-    carry_out(&namespace.unit, step, transfer, tools, &mut reply.tail).await.map_err(|failure| {
-        let writes = fault::writes(step);
-        if let Some(event) = fault::event(failure, writes) {
-            namespace.unit.tally.add(event, 1);
-        }
-        fault::status(failure, writes).into()
-    })
+    let result = carry_out(&namespace.unit, step, transfer, tools, &mut reply.tail).await;
+    result.map_err(|failure| failed(namespace, step, failure))
+}
+
+#[cold]
+fn failed(namespace: &Namespace, step: &Step, failure: Failure) -> Refusal {
+    let writes = fault::writes(step);
+    if let Some(event) = fault::event(failure, writes) {
+        namespace.unit.tally.add(event, 1);
+    }
+    fault::status(failure, writes).into()
 }
 
 /// Pulls what the command reads before it plans.

@@ -110,8 +110,14 @@ impl Executor {
         &self.remote
     }
 
-    /// Takes a task in and makes it ready; tells its index.
-    pub(crate) fn spawn(&self, task: Task) -> u32 {
+    /// Takes a task in and makes it ready.
+    pub(crate) fn spawn(&self, task: Task) {
+        let index = self.enter(task);
+        self.make_ready(index);
+    }
+
+    /// Takes a task in; tells its index.
+    pub(crate) fn enter(&self, task: Task) -> u32 {
         let mut tasks = self.tasks.borrow_mut();
         if tasks.closed {
             drop(tasks);
@@ -124,7 +130,6 @@ impl Executor {
         });
         assert!(index < INDEX_MASK - 1, "a core has far fewer than 16 million tasks");
         tasks.entries[index as usize].task = Some(task);
-        tasks.make_ready(index);
         index
     }
 
@@ -310,7 +315,7 @@ impl Tasks {
 }
 
 /// What a panic said.
-fn describe(panic: &(dyn std::any::Any + Send)) -> &str {
+pub(crate) fn describe(panic: &(dyn std::any::Any + Send)) -> &str {
     match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(text), _) => text,
         (_, Some(text)) => text,

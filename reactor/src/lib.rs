@@ -208,11 +208,12 @@ impl Reactor {
 
     /// Starts a task. A panic inside ends that task only, and is logged.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
-        self.spawn_task(future);
+        self.inner.executor.spawn(Box::pin(future));
     }
 
-    pub(crate) fn spawn_task(&self, future: impl Future<Output = ()> + 'static) -> u32 {
-        self.inner.executor.spawn(Box::pin(future))
+    /// Takes a task in that runs when it is made to.
+    pub(crate) fn enter_task(&self, future: impl Future<Output = ()> + 'static) -> u32 {
+        self.inner.executor.enter(Box::pin(future))
     }
 
     #[inline]

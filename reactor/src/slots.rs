@@ -1,22 +1,26 @@
-//! Slots: a fixed number of long-lived tasks per core that carry out jobs, one at a time each.
+//! Slots: a bounded number of long-lived tasks per core that carry out jobs, one at a time each.
 //!
-//! They bound memory and queue depth, and starting a job allocates nothing: it is moved into the slot's seat and
-//! the slot's task runs at once, as far as it gets without waiting. A job that panics loses its own slot's future only,
-//! which is made anew.
+//! They bound memory and queue depth. A slot has its task from its first job on; from then on starting a job allocates
+//! nothing: it is moved into the slot's seat and the slot's task runs at once, as far as it gets without waiting. A job
+//! that panics loses its own slot's future only, which is made anew.
 
 use crate::Reactor;
+use crate::executor::describe;
 use lunar_core::io::Completion;
 use lunar_core::step::Tools;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::task::Poll;
 
-/// A fixed number of tasks that carry out jobs.
+/// A bounded number of tasks that carry out jobs.
 pub struct Slots<J> {
-    reactor: Reactor,
     seats: Rc<Seats<J>>,
+    reactor: Reactor,
+    /// Makes the task of a seat; tells its index in the executor.
+    occupy: Rc<dyn Fn(u32) -> u32>,
 }
 
 struct Seats<J> {
@@ -27,25 +31,28 @@ struct Seats<J> {
 struct Seat<J> {
     /// It stays here while it is carried out: jobs are large, and moving them costs.
     job: RefCell<Option<J>>,
-    /// The task that carries it out, by its index in the executor.
-    task: Cell<u32>,
+    /// The task that carries it out; none before the first job, and after one that panicked.
+    task: Cell<Option<u32>>,
 }
 
 impl<J: 'static> Slots<J> {
-    /// `count` slots that carry out jobs with `work`, each with tools of its own.
+    /// At most `count` slots that carry out jobs with `work`, each with tools of its own. One that was never needed
+    /// takes no memory.
     #[must_use]
     pub fn new<W: AsyncFn(&J, &mut Tools) + 'static>(reactor: &Reactor, count: usize, work: W) -> Self {
         let count = u32::try_from(count).expect("a core has far fewer slots than 2^32");
         let seats = Rc::new(Seats {
-            seats: (0..count).map(|_| Seat { job: RefCell::new(None), task: Cell::new(0) }).collect(),
+            seats: (0..count).map(|_| Seat { job: RefCell::new(None), task: Cell::new(None) }).collect(),
             // The last is taken first: a light load stays on few slots, whose memory is warm.
             free: RefCell::new((0..count).rev().collect()),
         });
-        let work = Rc::new(work);
-        for index in 0..count {
-            occupy(reactor, seats.clone(), index, work.clone());
-        }
-        Self { reactor: reactor.clone(), seats }
+        let (work, core, all) = (Rc::new(work), reactor.clone(), seats.clone());
+        let occupy = Rc::new(move |index| {
+            let tools = Tools { arena: core.arena().clone(), completion: Completion::new() };
+            let guard = Guard { seats: all.clone(), index, busy: false };
+            core.enter_task(sit(guard, tools, work.clone()))
+        });
+        Self { reactor: reactor.clone(), seats, occupy }
     }
 
     /// Starts a job; it has run as far as it gets when this returns.
@@ -57,7 +64,12 @@ impl<J: 'static> Slots<J> {
         let Some(index) = self.seats.free.borrow_mut().pop() else { return Err(job) };
         let seat = &self.seats.seats[index as usize];
         *seat.job.borrow_mut() = Some(job);
-        self.reactor.run_now(seat.task.get());
+        let task = seat.task.get().unwrap_or_else(|| {
+            let task = (self.occupy)(index);
+            seat.task.set(Some(task));
+            task
+        });
+        self.reactor.run_now(task);
         Ok(())
     }
 
@@ -70,7 +82,7 @@ impl<J: 'static> Slots<J> {
 
 impl<J> Clone for Slots<J> {
     fn clone(&self) -> Self {
-        Self { reactor: self.reactor.clone(), seats: self.seats.clone() }
+        Self { reactor: self.reactor.clone(), seats: self.seats.clone(), occupy: self.occupy.clone() }
     }
 }
 
@@ -80,21 +92,16 @@ impl<J> fmt::Debug for Slots<J> {
     }
 }
 
-fn occupy<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static>(
-    reactor: &Reactor,
-    seats: Rc<Seats<J>>,
-    index: u32,
-    work: Rc<W>,
-) {
-    let guard = Guard { reactor: reactor.clone(), seats: seats.clone(), index, work: work.clone(), busy: false };
-    let task = reactor.spawn_task(sit(guard));
-    seats.seats[index as usize].task.set(task);
+/// Does what another task may not end by, if it panics: `None` then.
+#[inline]
+pub fn contain<T>(what: impl FnOnce() -> T) -> Option<T> {
+    let result = catch_unwind(AssertUnwindSafe(what));
+    result.map_err(|panic| eprintln!("a command ended by a panic: {}", describe(&*panic))).ok()
 }
 
 #[expect(clippy::await_holding_refcell_ref, reason = "a seat is written to when it is free, and that is after")]
-async fn sit<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static>(mut guard: Guard<J, W>) {
-    let mut tools = Tools { arena: guard.reactor.arena().clone(), completion: Completion::new() };
-    let (seats, work) = (guard.seats.clone(), guard.work.clone());
+async fn sit<J, W: AsyncFn(&J, &mut Tools)>(mut guard: Guard<J>, mut tools: Tools, work: Rc<W>) {
+    let seats = guard.seats.clone();
     let seat = &seats.seats[guard.index as usize];
     loop {
         // No waker is kept: `start` makes the task ready by its index.
@@ -109,20 +116,19 @@ async fn sit<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static>(mut guard: Guard<
     }
 }
 
-/// Makes the slot's task anew when a job's panic ends it.
-struct Guard<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static> {
-    reactor: Reactor,
+/// Frees the seat when a job's panic ends its task.
+struct Guard<J> {
     seats: Rc<Seats<J>>,
     index: u32,
-    work: Rc<W>,
     busy: bool,
 }
 
-impl<J: 'static, W: AsyncFn(&J, &mut Tools) + 'static> Drop for Guard<J, W> {
+impl<J> Drop for Guard<J> {
     fn drop(&mut self) {
         if self.busy && std::thread::panicking() {
-            drop(self.seats.seats[self.index as usize].job.take());
-            occupy(&self.reactor, self.seats.clone(), self.index, self.work.clone());
+            let seat = &self.seats.seats[self.index as usize];
+            drop(seat.job.take());
+            seat.task.set(None);
             self.seats.free.borrow_mut().push(self.index);
         }
     }

@@ -73,12 +73,16 @@ pub fn reaches(policy: &Policy, addressee: &Addressee) -> Result<(), Sense> {
 /// How the command ends if it may not. A unit attention that is told by it is told.
 pub fn admit(row: &Row, addressee: &Addressee) -> Result<(), Refusal> {
     match addressee {
-        Addressee::Disk(itl) if itl.is_clear() && itl.lu.is_clear() && row.policy.gates.needs == Needs::Nothing => {
-            Ok(())
-        }
+        Addressee::Disk(itl) if nothing_stops(row, itl) => Ok(()),
         Addressee::Disk(itl) => examine(&row.policy, itl),
         Addressee::WellKnown | Addressee::Nobody => Ok(()),
     }
+}
+
+/// Whether nothing stands in any such command's way.
+#[inline]
+pub(crate) fn nothing_stops(row: &Row, itl: &ItlNexus) -> bool {
+    itl.is_clear() && itl.lu.is_clear() && row.policy.gates.needs == Needs::Nothing
 }
 
 /// Decides whether what has this policy may be done to this disk now, which a command does that was not sent to it.

@@ -1,6 +1,6 @@
 //! A command from its CDB to its status: found, checked, admitted, planned, carried out.
 
-use crate::admit::{Refusal, admit, reaches};
+use crate::admit::{Refusal, admit, nothing_stops, reaches};
 use crate::cmd::lba_status;
 use crate::command::{Command, Reply, Status, TaskAttribute};
 use crate::context::Context;
@@ -9,13 +9,13 @@ use crate::log;
 use crate::lu::{Change, LogicalUnit};
 use crate::nexus::{Addressee, Nexus};
 use crate::plan::{Kept, Plan};
-use crate::sense::{Asc, Sense, SenseData};
+use crate::sense::{Asc, Sense, SenseData, SenseKey};
 use crate::table::{Effect, Flow, Pulled, Row, find, rows};
 use crate::target::Target;
-use lunar_core::mem::Sg;
+use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::protection::{INFO_BYTES, Kind};
-use lunar_core::step::{self, Protected, Step, Tools, carry_out};
+use lunar_core::step::{self, Failure, Protected, Step, Tools, carry_out, carry_out_now};
 use lunar_core::tally::Event;
 use lunar_core::wire::Writer;
 use std::borrow::Cow;
@@ -48,6 +48,48 @@ impl Target {
         } else if let Err(refusal) = result {
             *reply = self.refuse(&refusal, &addressee);
         }
+    }
+
+    /// Carries out a read or a write, if nobody has to be waited for: nothing stands in its way, the store answers at
+    /// once, and the data is there. Tells whether it has ended. If not, nothing was done, and [`Target::execute`] does
+    /// it. Called in the same order.
+    pub fn execute_now<T: Transfer>(
+        &self,
+        nexus: &Nexus,
+        command: &Command,
+        transfer: &T,
+        arena: &Arena,
+        reply: &mut Reply,
+    ) -> bool {
+        let addressee = nexus.addressee(command.lun);
+        let Addressee::Disk(itl) = &addressee else { return false };
+        let unit = &itl.lu.unit;
+        let (Some(quick), true) = (unit.store.quick(), command.attribute == TaskAttribute::SIMPLE) else {
+            return false;
+        };
+        // Who may not, or not yet, is told so by the other way.
+        let cdb = command.cdb.bytes();
+        let Ok(row) = find(cdb) else { return false };
+        let moves = matches!(row.flow, Flow::In | Flow::Out) && itl.order.is_open() && nothing_stops(row, itl);
+        if !moves || reaches(&row.policy, &addressee).is_err() || row.check(cdb).is_err() {
+            return false;
+        }
+        let Ok(Plan::Do(mut step)) = self.plan(row, 0, nexus, &addressee, command, &[]) else { return false };
+        let mut wanted = 0;
+        let Ok(Some(moved @ 1..)) = fit(&mut step, itl.lu.block_size(), command, &mut wanted) else { return false };
+        match carry_out_now(unit, quick, &step, transfer, arena, &mut reply.tail) {
+            None => return false,
+            Some(Ok(())) => {
+                reply.wanted = wanted;
+                self.count(row, moved);
+                tally(row, moved, &itl.lu);
+            }
+            Some(Err(failure)) => {
+                *reply = self.refuse(&failed(&itl.lu, &step, failure).wanting(wanted), &addressee);
+            }
+        }
+        self.config.stats.commands.add(1);
+        true
     }
 
     async fn perform<T: Transfer>(
@@ -256,6 +298,13 @@ impl Target {
         }
     }
 
+    /// How a command ends that the target has failed.
+    #[cold]
+    #[must_use]
+    pub fn failed(&self) -> Reply {
+        self.refuse(&Sense::new(SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE).into(), &Addressee::Nobody)
+    }
+
     /// CHECK CONDITION and the like.
     #[cold]
     fn refuse(&self, refusal: &Refusal, addressee: &Addressee) -> Reply {
@@ -292,19 +341,22 @@ impl<T: Transfer> Carrier<'_, T> {
         }
         match carry_out(&self.lu.unit, step, self.transfer, tools, &mut reply.tail).await {
             Ok(()) => Ok(moved.unwrap_or(0)),
-            Err(failure) => {
-                let site = fault::Site::of(step, block);
-                if let Some(event) = site.error(failure) {
-                    self.lu.unit.tally.add(event, 1);
-                }
-                let refusal = match self.lu.tray().sense(self.lu.kind) {
-                    // Taken out meanwhile.
-                    Some(sense) => sense.into(),
-                    None => site.refusal(failure),
-                };
-                Err(refusal.wanting(reply.wanted))
-            }
+            Err(failure) => Err(failed(self.lu, step, failure).wanting(reply.wanted)),
         }
+    }
+}
+
+/// How a command ends whose step failed.
+#[cold]
+fn failed(lu: &LogicalUnit, step: &Step, failure: Failure) -> Refusal {
+    let site = fault::Site::of(step, lu.block_size());
+    if let Some(event) = site.error(failure) {
+        lu.unit.tally.add(event, 1);
+    }
+    match lu.tray().sense(lu.kind) {
+        // Taken out meanwhile.
+        Some(sense) => sense.into(),
+        None => site.refusal(failure),
     }
 }
 

@@ -38,6 +38,12 @@ struct Place<'a> {
 }
 
 impl Order {
+    /// Whether a SIMPLE command would have its turn at once.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.may_start(false) && self.nobody_waits()
+    }
+
     /// A command's turn, if it has come already. Called in the order in which the commands arrived.
     fn try_enter(&self, attribute: TaskAttribute) -> Option<Turn<'_>> {
         let ordered = attribute == TaskAttribute::ORDERED;

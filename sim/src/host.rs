@@ -273,6 +273,8 @@ impl NvmeHost {
             (Status::READ_ERROR | Status::WRITE_FAULT, _) if may_fail => Ok(Verdict::Failed),
             (Status::CAPACITY, _) if is_file && shared.faults.no_space > 0 => Ok(Verdict::Failed),
             (Status::ABORTED | Status::TRANSPORT_ERROR, _) if life.strange => Ok(Verdict::Failed),
+            // A target that stops has no more patience with commands than its drain time.
+            (Status::ABORTED, _) if shared.deaths.get() != life.deaths => Ok(Verdict::Failed),
             _ => Err(format!("{job:?} ended with {status:?}")),
         };
         let settled = verdict.and_then(|verdict| job.settled(&shared.watch, unit, verdict));

@@ -5,7 +5,7 @@
 
 mod table;
 
-use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Space, Store, Traits};
+use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Quick, Space, Store, Traits};
 use lunar_core::step::PIECE_BYTES;
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
@@ -104,15 +104,21 @@ struct RamStore {
 }
 
 impl RamStore {
-    /// Answers, in the next turn if this one has seen enough.
-    fn answer(&self, moved: u64, outcome: Outcome, done: Done) {
+    /// Bytes moved in this turn.
+    fn moved(&self) -> u64 {
         let now = self.reactor.now();
-        let before = if self.turn.replace(now) == now { self.moved.get() } else { 0 };
-        self.moved.set(before + moved);
-        if before + moved <= TURN_BYTES {
+        if self.turn.replace(now) != now {
+            self.moved.set(0);
+        }
+        self.moved.get()
+    }
+
+    /// Answers, in the next turn if this one has seen enough.
+    fn answer(&self, outcome: Outcome, done: Done) {
+        if self.moved() <= TURN_BYTES {
             return done.complete(outcome);
         }
-        let reactor = self.reactor.clone();
+        let (reactor, now) = (self.reactor.clone(), self.turn.get());
         self.reactor.spawn(async move {
             reactor.sleep_until(now + Duration::from_nanos(1)).await;
             done.complete(outcome);
@@ -120,21 +126,14 @@ impl RamStore {
     }
 }
 
-impl Store for RamStore {
-    fn traits(&self) -> &Traits {
-        &self.volume.traits
-    }
-
-    fn submit(&self, io: Io, done: Done) {
+impl Quick for RamStore {
+    fn carry_out(&self, io: &mut Io) -> Result<u32, Fault> {
         if !io.within(self.volume.traits.size) {
-            return done.complete(Outcome::with(Err(Fault::OUT_OF_RANGE), io.data));
+            return Err(Fault::OUT_OF_RANGE);
         }
-        let table = &*self.volume.table;
-        let moved = io.data.len() as u32;
-        let mut outcome = Outcome::new(Ok(0));
-        match (io.op, io.data) {
-            (Op::Read, Data::In(mut memory)) => {
-                let mut at = io.offset;
+        let (table, mut at) = (&*self.volume.table, io.offset);
+        match (io.op, &mut io.data) {
+            (Op::Read, Data::In(memory)) => {
                 for piece in memory.pieces_mut() {
                     let len = piece.len();
                     table.read(at, len, |from, bytes| match bytes {
@@ -143,17 +142,41 @@ impl Store for RamStore {
                     });
                     at += len as u64;
                 }
-                outcome = Outcome::with(Ok(moved), Data::In(memory));
             }
             (Op::Write { .. }, Data::Out(data)) => {
-                let mut at = io.offset;
-                let written = data.pieces().iter().try_for_each(|piece| {
+                for piece in data.pieces() {
                     table.write(at, piece.len(), |from, bytes| piece.read(from, bytes))?;
                     at += piece.len() as u64;
-                    Ok(())
-                });
-                outcome = Outcome::with(written.map(|()| moved), Data::Out(data));
+                }
             }
+            _ => return Err(Fault::Unsupported),
+        }
+        let moved = io.data.len() as u32;
+        self.moved.set(self.moved() + u64::from(moved));
+        Ok(moved)
+    }
+}
+
+impl Store for RamStore {
+    fn traits(&self) -> &Traits {
+        &self.volume.traits
+    }
+
+    fn quick(&self) -> Option<&dyn Quick> {
+        (self.moved() < TURN_BYTES).then_some(self)
+    }
+
+    fn submit(&self, mut io: Io, done: Done) {
+        if matches!(io.op, Op::Read | Op::Write { .. }) {
+            let result = self.carry_out(&mut io);
+            return self.answer(Outcome::with(result, io.data), done);
+        }
+        if !io.within(self.volume.traits.size) {
+            return done.complete(Outcome::with(Err(Fault::OUT_OF_RANGE), io.data));
+        }
+        let table = &*self.volume.table;
+        let mut outcome = Outcome::new(Ok(0));
+        match (io.op, io.data) {
             (Op::Unmap { len } | Op::Zero { len, unmap: true }, _) => table.zero(io.offset, len, true),
             (Op::Zero { len, unmap: false }, _) => table.zero(io.offset, len, false),
             (Op::Extent { len }, _) => outcome.extent = table.extent(io.offset, len),
@@ -162,7 +185,7 @@ impl Store for RamStore {
             (Op::Copy { .. }, data) => outcome = Outcome::with(Err(Fault::Unsupported), data),
             (_, data) => outcome.data = data,
         }
-        self.answer(u64::from(moved), outcome, done);
+        self.answer(outcome, done);
     }
 
     fn measures(&self) -> bool {

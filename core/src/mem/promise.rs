@@ -36,12 +36,13 @@ impl Arena {
     pub fn take_for_peer(&self, len: usize, ahead: usize) -> Option<(SgMut, Promise)> {
         let promised = self.0.promised.get();
         // One at least: else a large one would wait for ever.
-        if promised > 0 && promised + len > self.size() / 2 {
+        let bytes = len + ahead;
+        if promised > 0 && promised + bytes > self.size() / 2 {
             return None;
         }
-        let memory = self.take_sg(len + ahead)?;
-        self.0.promised.set(promised + len);
-        Some((memory, Promise { arena: self.clone(), bytes: len }))
+        let memory = self.take_sg(bytes)?;
+        self.0.promised.set(promised + bytes);
+        Some((memory, Promise { arena: self.clone(), bytes }))
     }
 
     /// Like [`Arena::take_for_peer`], but waits until there is enough. Waiters are served in turn.
@@ -77,6 +78,9 @@ mod tests {
         drop((one, others));
         let Poll::Ready(found) = more.as_mut().poll(&mut cx) else { panic!("one has come") };
         drop((other, found));
+        let ahead = arena.take_for_peer(1, quarter * 2);
+        assert!(ahead.is_some() && arena.take_for_peer(1, 0).is_none(), "what is asked for ahead may not come either");
+        drop(ahead);
         assert!(arena.take_for_peer(BLOCK_MAX * 3 / 2, 0).is_some(), "alone one may be large");
         assert_eq!((arena.used(), arena.0.promised.get()), (0, 0));
     }

@@ -8,6 +8,7 @@ use lunar_core::mem::{Promise, Sg, SgMut};
 use lunar_core::port::Transfer;
 use lunar_core::step::PIECE_BYTES;
 use lunar_core::task::Task;
+use std::cell::RefCell;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -27,13 +28,15 @@ pub struct Way<'a, S: Transfers, K, C = Plain> {
     task: &'a Task<K>,
     /// Bytes that the peer will send.
     expected: usize,
+    /// What it was asked for and has not sent: up to which byte.
+    promises: RefCell<Vec<(usize, Promise)>>,
 }
 
 impl<'a, S: Transfers, K, C: Channel> Way<'a, S, K, C> {
     /// The way of a command of which the peer will send `expected` bytes.
     #[must_use]
     pub fn new(line: &'a Line<S, C>, key: S::Key, task: &'a Task<K>, expected: u32) -> Self {
-        Self { line, key, task, expected: expected as usize }
+        Self { line, key, task, expected: expected as usize, promises: RefCell::default() }
     }
 
     fn is_crowded(&self) -> bool {
@@ -85,20 +88,34 @@ impl<S: Transfers, K, C: Channel> Transfer for Way<'_, S, K, C> {
         self.task.unless_aborted(room).await
     }
 
+    fn has_room(&self) -> bool {
+        !self.is_crowded()
+    }
+
+    fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
+        match self.line.session().pull(self.key, offset, len) {
+            Pull::Ready(data) => Some(data),
+            // Asked again by who can wait.
+            Pull::Memory(_) | Pull::Pending | Pull::Failed(_) => None,
+        }
+    }
+
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
-        // Kept until the data came.
-        let mut _promise = None;
+        let end = offset + len;
         loop {
             if self.task.aborted() {
                 return Err(Fault::Aborted);
             }
             let pull = self.line.session().pull(self.key, offset, len);
             match pull {
-                Pull::Ready(data) => return Ok(data),
+                Pull::Ready(data) => {
+                    self.promises.borrow_mut().retain(|(to, _)| *to > end);
+                    return Ok(data);
+                }
                 Pull::Failed(fault) => return Err(fault),
                 Pull::Memory(wanted) => {
-                    let (memory, promised) = self.memory(wanted, offset + len).await?;
-                    _promise = Some(promised);
+                    let (memory, promise) = self.memory(wanted, end).await?;
+                    self.promises.borrow_mut().push((end + memory.len() - wanted, promise));
                     self.line.session().supply(self.key, memory);
                     self.line.kick();
                 }

@@ -8,14 +8,15 @@ use crate::directory::{Directory, Way};
 use crate::guard::{Finding, Knock};
 use crate::login::{Candidate, Established, Verdict};
 use crate::registry::{Guest, Place};
-use crate::session::{self, Action, Close, Fault as Guilt, Session, TaskManagement};
+use crate::session::{self, Action, Close, Fault as Guilt, Session, TaskKey, TaskManagement};
 use crate::wire::{Function, FunctionResponse, LoginStatus};
 use lunar_core::port::NexusName;
 use lunar_core::step::Tail;
 use lunar_core::time::Instant;
-use lunar_scsi::{Cdb, Command, Lun, Nexus, Status, TaskAttribute, TaskFunction, TaskResponse};
+use lunar_reactor::slots::contain;
+use lunar_scsi::{Cdb, Command, Lun, Nexus, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
 use lunar_stream::channel::Plain;
-use lunar_stream::serve::{Joined, Line, Served};
+use lunar_stream::serve::{self, Joined, Line, Served};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -188,12 +189,25 @@ impl Connection {
             data_in: command.data_in,
             data_out: command.data_out,
         };
+        let way = serve::Way::new(&self.line, key, &task, command.data_out);
+        let mut reply = Reply::default();
+        let now = || self.front.target.execute_now(&nexus, &command, &way, self.front.reactor.arena(), &mut reply);
+        match contain(now) {
+            Some(false) => {}
+            Some(true) => return self.reply(key, &mut reply),
+            None => return self.reply(key, &mut self.front.target.failed()),
+        }
         let job = Job { connection: self.clone(), nexus, key, task, command };
         if let Err(job) = self.front.slots.start(job) {
             drop(job);
             self.front.reactor.stats().task_set_full.add(1);
             self.line.session().reply(key, Status::TASK_SET_FULL.0, &[], &mut Tail::default(), 0);
         }
+    }
+
+    pub(super) fn reply(&self, key: TaskKey, reply: &mut Reply) {
+        self.line.session().reply(key, reply.status.0, &reply.sense, &mut reply.tail, reply.wanted);
+        self.line.kick();
     }
 
     fn task_management(self: &Rc<Self>, request: TaskManagement) {

@@ -23,13 +23,11 @@ impl Job {
         let way = Way::new(&connection.line, *key, task, command.data_out);
         let mut reply = Reply::default();
         connection.front.target.execute(nexus, command, &way, tools, &mut reply).await;
-        let mut session = connection.line.session();
         if task.aborted() {
-            session.drop_task(*key);
+            connection.line.session().drop_task(*key);
+            connection.line.kick();
         } else {
-            session.reply(*key, reply.status.0, &reply.sense, &mut reply.tail, reply.wanted);
+            connection.reply(*key, &mut reply);
         }
-        drop(session);
-        connection.line.kick();
     }
 }

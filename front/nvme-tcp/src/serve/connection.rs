@@ -11,7 +11,8 @@ use lunar_core::time::Instant;
 use lunar_nvme::auth::Proof;
 use lunar_nvme::command::{FABRICS, Refusal};
 use lunar_nvme::directory::Way;
-use lunar_nvme::{Caller, Command, Kind, Path, Queue, Status};
+use lunar_nvme::{Caller, Command, Kind, Path, Queue, Reply, Status};
+use lunar_reactor::slots::contain;
 use lunar_stream::serve::{Joined, Line, Served};
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -165,9 +166,24 @@ impl Connection {
 
     fn command(self: &Rc<Self>, key: TaskKey, command: Command) {
         let Some(queue) = self.queue.borrow().clone() else { return };
-        let is_fabrics = command.sqe.opcode == FABRICS;
         let half = self.half(&queue, key, command);
+        let mut reply = Reply::default();
+        let now = || {
+            let (subsystem, arena) = (&self.front.subsystem, self.front.reactor.arena());
+            subsystem.execute_now(&queue, &half.command, &half.way(self), arena, &mut reply)
+        };
+        match contain(now) {
+            Some(false) => {}
+            Some(true) => return self.reply(key, &mut reply),
+            None => return self.reply(key, &mut Reply::of(Status::INTERNAL_ERROR)),
+        }
+        let is_fabrics = half.command.sqe.opcode == FABRICS;
         self.run(Job { connection: self.clone(), queue, first: half, second: None, is_fabrics });
+    }
+
+    fn reply(&self, key: TaskKey, reply: &mut Reply) {
+        self.line.session().reply(key, reply.status, reply.result, &mut reply.tail);
+        self.line.kick();
     }
 
     fn fused(self: &Rc<Self>, halves: [(TaskKey, Command); 2]) {

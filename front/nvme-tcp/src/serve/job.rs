@@ -16,7 +16,7 @@ pub(super) struct Half {
 }
 
 impl Half {
-    fn way<'a>(&'a self, connection: &'a Connection) -> Way<'a, Session, (u16, u32), Security> {
+    pub(super) fn way<'a>(&'a self, connection: &'a Connection) -> Way<'a, Session, (u16, u32), Security> {
         Way::new(&connection.line, self.key, &self.task, self.command.sent)
     }
 }

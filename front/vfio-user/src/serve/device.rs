@@ -1,17 +1,18 @@
 //! A device: the controller as its guest sees it, the controller behind it, and what happens between the two.
 
 use super::Front;
-use super::job::{Half, Job};
+use super::job::{Half, Job, Way};
 use super::motion::Motion;
 use crate::machine::{Effect, Fetched, Machine};
 use crate::pci;
-use crate::pointer::resolve;
+use crate::pointer::{Ranges, resolve};
 use lunar_core::io::{Completion, Data, Fault, Io, Op, submit};
 use lunar_core::mem::{Arena, Region};
 use lunar_nvme::command::Direction;
 use lunar_nvme::controller::property;
-use lunar_nvme::{Command, Queue, Sqe, Status, Subsystem};
+use lunar_nvme::{Command, Queue, Reply, Sqe, Status, Subsystem};
 use lunar_reactor::end::End;
+use lunar_reactor::slots::contain;
 use lunar_reactor::unix::Signal;
 use lunar_reactor::watch::Watch;
 use std::cell::{Cell, Ref, RefCell};
@@ -321,35 +322,47 @@ impl Device {
             0 => Some(self.admin.clone()),
             _ => self.queues.borrow().get(usize::from(id)).cloned().flatten(),
         };
-        let (Some(queue), Some(device)) = (queue, self.me.upgrade()) else { return };
+        let Some(queue) = queue else { return };
         if let Some(second) = second {
-            return self.start_both(device, queue, [&first, &second]);
+            return self.start_both(queue, [&first, &second]);
         }
-        match self.half(&queue, &first) {
-            Ok(first) => self.seat(id, Job { device, queue, first, second: None }),
-            Err(status) => self.complete(id, first.cid.get(), status, 0),
+        let cid = first.cid.get();
+        let (command, ranges) = match self.resolve(&queue, first) {
+            Ok(resolved) => resolved,
+            Err(status) => return self.complete(id, cid, status, 0),
+        };
+        let mut reply = Reply::default();
+        let way = Way::new(self, &ranges, None);
+        let now = || self.subsystem().execute_now(&queue, &command, &way, self.arena(), &mut reply);
+        match contain(now) {
+            Some(true) => way.end(id, cid, reply),
+            Some(false) => {
+                let half = enter(&queue, command, ranges);
+                self.seat(queue, half, None);
+            }
+            None => self.complete(id, cid, Status::INTERNAL_ERROR, 0),
         }
     }
 
     /// Gives a job its slot.
     #[inline]
-    fn seat(&self, queue: u16, job: Job) {
-        if let Err(job) = self.front.slots.start(job) {
+    fn seat(&self, queue: Rc<Queue>, first: Half, second: Option<Box<Half>>) {
+        let Some(device) = self.me.upgrade() else { return };
+        if let Err(job) = self.front.slots.start(Job { device, queue, first, second }) {
             let halves = [Some(&job.first), job.second.as_deref()];
             let cids = halves.into_iter().flatten().map(|half| half.command.sqe.cid);
-            cids.for_each(|cid| self.complete(queue, cid.get(), Status::NOT_READY, 0));
+            cids.for_each(|cid| self.complete(job.queue.id, cid.get(), Status::NOT_READY, 0));
         }
     }
 
     /// A fused operation.
     #[cold]
-    fn start_both(&self, device: Rc<Self>, queue: Rc<Queue>, sqes: [&Sqe; 2]) {
-        let [one, other] = sqes.map(|sqe| self.half(&queue, sqe));
+    fn start_both(&self, queue: Rc<Queue>, sqes: [&Sqe; 2]) {
+        let half = |sqe: &Sqe| self.resolve(&queue, *sqe).map(|(command, ranges)| enter(&queue, command, ranges));
+        let [one, other] = sqes.map(half);
         let id = queue.id;
         match (one, other) {
-            (Ok(first), Ok(second)) => {
-                self.seat(id, Job { device, queue, first, second: Some(Box::new(second)) });
-            }
+            (Ok(first), Ok(second)) => self.seat(queue, first, Some(Box::new(second))),
             // The half that is not to blame ends with the other.
             halves => {
                 for (sqe, half) in sqes.into_iter().zip([halves.0, halves.1]) {
@@ -359,9 +372,10 @@ impl Device {
         }
     }
 
-    fn half(&self, queue: &Rc<Queue>, sqe: &Sqe) -> Result<Half, Status> {
-        let bytes = queue.transfer_bytes(sqe);
-        let ranges = resolve(sqe, bytes, &self.machine().memory)?;
+    /// Finds where a command's data lies.
+    fn resolve(&self, queue: &Queue, sqe: Sqe) -> Result<(Command, Ranges), Status> {
+        let bytes = queue.transfer_bytes(&sqe);
+        let ranges = resolve(&sqe, bytes, &self.machine().memory)?;
         // It fits what a command may move.
         let bytes = bytes as u32;
         let (sent, room) = match sqe.direction() {
@@ -369,8 +383,7 @@ impl Device {
             Direction::In => (0, bytes),
             Direction::None => (0, 0),
         };
-        let task = queue.tasks.enter((sqe.cid.get(), sqe.nsid.get()));
-        Ok(Half { task, command: Command { sqe: *sqe, sent, room }, ranges })
+        Ok((Command { sqe, sent, room }, ranges))
     }
 
     /// Carries out admin commands that are about queues; tells whether it is one.
@@ -481,6 +494,12 @@ impl Device {
         self.with(Machine::raise_unread);
         self.look_again();
     }
+}
+
+/// A command is under way.
+fn enter(queue: &Queue, command: Command, ranges: Ranges) -> Half {
+    let task = queue.tasks.enter((command.sqe.cid.get(), command.sqe.nsid.get()));
+    Half { task, command, ranges }
 }
 
 impl Watch for Device {

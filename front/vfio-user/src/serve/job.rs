@@ -17,6 +17,12 @@ pub(super) struct Half {
     pub(super) ranges: Ranges,
 }
 
+impl Half {
+    fn way<'a>(&'a self, device: &'a Device) -> Way<'a> {
+        Way::new(device, &self.ranges, Some(&self.task))
+    }
+}
+
 /// What a slot carries out: a command, or both halves of a fused operation. Those are seldom: what is large of them
 /// lies elsewhere.
 pub(super) struct Job {
@@ -34,48 +40,32 @@ impl Job {
         match second {
             None => {
                 let mut reply = Reply::default();
-                let way = Way::of(device, first);
+                let way = first.way(device);
                 subsystem.execute(queue, &first.task, &first.command, &way, tools, &mut reply).await;
-                self.complete(first, &way, reply);
+                way.end(self.queue.id, first.command.sqe.cid.get(), reply);
             }
             // Seldom, and larger than the other: it does not make its future larger.
             Some(second) => {
                 let mut replies = [Reply::default(), Reply::default()];
                 let (tasks, commands) = ([&first.task, &second.task], [&first.command, &second.command]);
-                let (one, other) = (Way::of(device, first), Way::of(device, second));
+                let (one, other) = (first.way(device), second.way(device));
                 let ways = [&one, &other];
                 Box::pin(subsystem.execute_fused(queue, tasks, commands, ways, tools, &mut replies)).await;
                 let [first_reply, second_reply] = replies;
-                self.complete(first, &one, first_reply);
-                self.complete(second, &other, second_reply);
+                one.end(self.queue.id, first.command.sqe.cid.get(), first_reply);
+                other.end(self.queue.id, second.command.sqe.cid.get(), second_reply);
             }
         }
         device.free_slot();
     }
-
-    fn complete(&self, half: &Half, way: &Way<'_>, reply: Reply) {
-        way.tell_placed();
-        if reply.parked {
-            return;
-        }
-        let Tail { offset, data } = reply.tail;
-        let mut status = reply.status;
-        if status == Status::SUCCESS && !data.is_empty() {
-            // Says by itself that it failed.
-            let _ = way.push(offset, data);
-        }
-        if way.is_lost.get() {
-            status = Status::TRANSFER_ERROR;
-        }
-        self.device.complete(self.queue.id, half.command.sqe.cid.get(), status, reply.result);
-    }
 }
 
 /// The way of one command's data: to and from the guest's memory.
-struct Way<'a> {
+pub(super) struct Way<'a> {
     device: &'a Device,
     ranges: &'a [Range],
-    task: &'a Task,
+    /// What can be aborted; nothing, while nothing is waited for.
+    task: Option<&'a Task>,
     /// Memory that the command names was not there.
     is_lost: Cell<bool>,
     /// The bytes that stores were given to fill: from, to.
@@ -83,9 +73,26 @@ struct Way<'a> {
 }
 
 impl<'a> Way<'a> {
-    fn of(device: &'a Device, half: &'a Half) -> Self {
-        let (is_lost, placed) = (Cell::new(false), Cell::new(None));
-        Self { device, ranges: &half.ranges, task: &half.task, is_lost, placed }
+    pub(super) fn new(device: &'a Device, ranges: &'a [Range], task: Option<&'a Task>) -> Self {
+        Self { device, ranges, task, is_lost: Cell::new(false), placed: Cell::new(None) }
+    }
+
+    /// Tells the guest how the command has ended.
+    pub(super) fn end(&self, queue: u16, cid: u16, reply: Reply) {
+        self.tell_placed();
+        if reply.parked {
+            return;
+        }
+        let Tail { offset, data } = reply.tail;
+        let mut status = reply.status;
+        if status == Status::SUCCESS && !data.is_empty() {
+            // Says by itself that it failed.
+            let _ = self.push(offset, data);
+        }
+        if self.is_lost.get() {
+            status = Status::TRANSFER_ERROR;
+        }
+        self.device.complete(queue, cid, status, reply.result);
     }
 
     /// What stores were given is written by now, if it ever is.
@@ -127,9 +134,16 @@ impl Transfer for Way<'_> {
         Ok(())
     }
 
+    fn has_room(&self) -> bool {
+        true
+    }
+
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
-        let arena = self.device.arena();
-        let mut memory = self.task.unless_aborted(arena.wait_sg(len)).await?;
+        let memory = self.device.arena().wait_sg(len);
+        let mut memory = match self.task {
+            Some(task) => task.unless_aborted(memory).await?,
+            None => memory.await,
+        };
         let machine = self.device.machine();
         let mut done = 0;
         let found = self.each(offset, len, |address, count| {
@@ -189,7 +203,7 @@ impl Transfer for Way<'_> {
     }
 
     fn aborted(&self) -> bool {
-        self.task.aborted()
+        self.task.is_some_and(Task::aborted)
     }
 }
 
