@@ -1,10 +1,10 @@
 # What there is to do: `make help`.
 
-# Seconds for each fuzz target in `make test`: what any initiator reaches gets them whole, the others a quarter of them;
+# Seconds for each fuzz target in `make test`: what any initiator reaches gets them whole, the others a sixth of them;
 # `make fuzz FUZZ_SECONDS=3600` for as long as one likes.
 FUZZ_SECONDS ?= 60
-FUZZ_WHOLE = login full_feature cdb raw_cdb
-FUZZ_QUARTER = api lists nvme nvme_auth nvme_tcp_start nvme_tcp_queue \
+FUZZ_WHOLE = login full_feature cdb
+FUZZ_SIXTH = api lists nvme nvme_auth nvme_tcp_start nvme_tcp_queue raw_cdb \
 	text pdu initiator isns nvme_host nvme_tcp_host vfio_host vfio_machine vfio_messages vfio_pointers
 # Parts and options of the conformance run: `make conform CONFORM="hostile --driver epoll"`.
 CONFORM ?= all
@@ -56,12 +56,12 @@ unit:
 	$(CARGO) test --workspace --locked --no-run
 	timeout $(UNIT_SECONDS) $(CARGO) test --workspace --locked || { [ $$? -ne 124 ] || echo "a test hangs: the last named above" >&2; exit 1; }
 
-## fuzz: every fuzz target, for FUZZ_SECONDS (60) seconds or a quarter of that
+## fuzz: every fuzz target, for FUZZ_SECONDS (60) seconds or a sixth of that
 fuzz:
-	@echo "== fuzz, $(FUZZ_SECONDS) s for each target or a quarter of that, two at a time"
-	@[ "$$(echo $(FUZZ_WHOLE) $(FUZZ_QUARTER) | tr ' ' '\n' | sort)" = "$$(ls fuzz/src/bin | sed 's/\.rs$$//' | sort)" ] \
+	@echo "== fuzz, $(FUZZ_SECONDS) s for each target or a sixth of that, two at a time"
+	@[ "$$(echo $(FUZZ_WHOLE) $(FUZZ_SIXTH) | tr ' ' '\n' | sort)" = "$$(ls fuzz/src/bin | sed 's/\.rs$$//' | sort)" ] \
 		|| { echo "the Makefile does not name every target of fuzz/src/bin" >&2; exit 1; }
-	@{ printf '$(FUZZ_SECONDS) %s\n' $(FUZZ_WHOLE); printf "$$(($(FUZZ_SECONDS) / 4)) %s\n" $(FUZZ_QUARTER); } \
+	@{ printf '$(FUZZ_SECONDS) %s\n' $(FUZZ_WHOLE); printf "$$(($(FUZZ_SECONDS) / 6)) %s\n" $(FUZZ_SIXTH); } \
 		| xargs -P 2 -L 1 fuzz/run
 
 ## conform: real initiators, hostile clients and crashes; CONFORM="libiscsi --driver epoll" for a part

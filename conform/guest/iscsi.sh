@@ -2,7 +2,7 @@
 . /test/lib.sh
 . /test/initiator.sh
 . /test/protected.sh
-. /test/settings # PORTAL TARGET LUN, and perhaps PORTAL6, READ_ONLY, LARGE_BLOCKS, PROTECTED, DISC, RESTART, ADVERTISED, CHAP
+. /test/settings # PORTAL TARGET LUN, and perhaps WHOLE, PORTAL6, READ_ONLY, LARGE_BLOCKS, PROTECTED, DISC, RESTART, ADVERTISED, CHAP
 
 node() { iscsiadm -m node -T "$TARGET" -p "${portal:=$PORTAL}" "$@"; }
 
@@ -194,9 +194,12 @@ main() {
     discovery
     log_in "login" || finish
     session
-    inquiry
-    commands
-    maintenance
+    # What no driver of the target's can change is tried with one of them.
+    if [ -n "${WHOLE:-}" ]; then
+        inquiry
+        commands
+        maintenance
+    fi
     discard
     load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=8M
     echo 4096 >"/sys/block/${disk##*/}/queue/max_sectors_kb" 2>/dev/null

@@ -189,7 +189,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         match part {
             Part::Tools => tools::part(lab, driver),
             Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
-            Part::Guest => guest::part(lab, driver),
+            Part::Guest => guest::part(lab, driver, main_driver),
             Part::Nvme => guest::nvme_part(lab, driver),
             Part::Proofs => guest::proofs(lab, driver),
             Part::Blktests => guest::blktests(lab, driver),

@@ -540,3 +540,35 @@ fn self_tests_are_told_of() {
     assert_eq!((page[32], u32_at(&page, 44), page[60], u32_at(&page, 72)), (0x10, 0xffff_ffff, 0x10, 0));
     assert_eq!((test(1, 3), test(9, 1)), (Status::INVALID_FIELD, Status::INVALID_NAMESPACE));
 }
+
+#[test]
+fn both_ways_end_alike() {
+    let rigs = [Rig::default(), Rig::default()];
+    rigs[1].memories[0].is_slow.set(true);
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    for _ in 0..2000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let [op, first, count, sent, fault, ..] = random.rotate_left(24).to_le_bytes();
+        let (op, first) = ([WRITE, READ, COMPARE, 0x08, 0x7e][usize::from(op % 5)], u32::from(first) + 1800);
+        let mut sqe = blocks(op, first, u32::from(count % 4) + 1);
+        sqe.sgl.length = (u32::from(sent) * 32).into();
+        let data = vec![fault; usize::from(sent % 6) * 512];
+        let fault = (fault < 16).then_some(Fault::Medium);
+        let ended = rigs.each_ref().map(|rig| {
+            rig.memories[0].fault.set(fault);
+            let ended = io(rig, &sqe, &data);
+            rig.memories[0].fault.set(None);
+            ended
+        });
+        assert_eq!(ended[0], ended[1], "{op:#x} {first} {count} {sent} {fault:?}");
+    }
+    let [quick, slow] = rigs.each_ref().map(|rig| rig.memories[0].with(|bytes| bytes.to_vec()));
+    assert_eq!(quick, slow);
+    let counts = rigs.each_ref().map(|rig| {
+        let stats = &rig.subsystem.config().stats;
+        [&stats.commands, &stats.read_bytes, &stats.write_commands, &stats.write_bytes, &stats.check_conditions]
+            .map(|count| count.get())
+    });
+    assert_eq!(counts[0], counts[1]);
+    assert!(counts[0].iter().all(|count| *count > 0));
+}

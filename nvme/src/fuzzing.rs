@@ -14,7 +14,7 @@ use crate::queue::Queue;
 use crate::subsystem::{Everywhere, Nowhere, Subsystem, SubsystemConfig};
 use crate::table::{Set, TABLE};
 use lunar_core::access::{Access, Account, Group, Proofs, Secret};
-use lunar_core::io::{Completion, Data, Done, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::io::{Completion, Data, Done, Fault, Io, Op, Outcome, Quick, Store, Traits};
 use lunar_core::keep::Forgetful;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
@@ -60,6 +60,8 @@ pub struct Memory {
     bytes: RefCell<Vec<u8>>,
     /// The fault.
     pub fault: Cell<Option<Fault>>,
+    /// Whether its data is not at hand: see [`Quick`].
+    pub is_slow: Cell<bool>,
     traits: Traits,
 }
 
@@ -72,15 +74,11 @@ impl Memory {
 
 struct MemoryStore(Rc<Memory>);
 
-impl Store for MemoryStore {
-    fn traits(&self) -> &Traits {
-        &self.0.traits
-    }
-
-    fn submit(&self, mut io: Io, done: Done) {
+impl Quick for MemoryStore {
+    fn carry_out(&self, io: &mut Io) -> Result<u32, Fault> {
         let beyond = (!io.within(self.0.traits.size)).then_some(Fault::OUT_OF_RANGE);
         if let Some(fault) = beyond.or_else(|| self.0.fault.take()) {
-            return done.complete(Outcome::with(Err(fault), io.data));
+            return Err(fault);
         }
         let mut bytes = self.0.bytes.borrow_mut();
         let at = io.offset as usize;
@@ -94,11 +92,25 @@ impl Store for MemoryStore {
                 from.copy_to(0, &mut bytes[at..end]);
             }
             (Op::Unmap { len } | Op::Zero { len, .. }, _) => bytes[at..at + len as usize].fill(0),
-            (Op::Copy { .. }, _) => return done.complete(Outcome::with(Err(Fault::Unsupported), io.data)),
+            (Op::Copy { .. }, _) => return Err(Fault::Unsupported),
             _ => {}
         }
-        drop(bytes);
-        done.complete(Outcome::with(Ok(0), io.data));
+        Ok(0)
+    }
+}
+
+impl Store for MemoryStore {
+    fn traits(&self) -> &Traits {
+        &self.0.traits
+    }
+
+    fn quick(&self) -> Option<&dyn Quick> {
+        (!self.0.is_slow.get()).then_some(self)
+    }
+
+    fn submit(&self, mut io: Io, done: Done) {
+        let result = self.carry_out(&mut io);
+        done.complete(Outcome::with(result, io.data));
     }
 }
 
@@ -114,11 +126,19 @@ impl Transfer for Wire<'_> {
         Ok(())
     }
 
+    fn has_room(&self) -> bool {
+        true
+    }
+
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
-        let bytes = self.out.get(offset..offset + len).ok_or(Fault::Protocol)?;
-        let mut memory = self.arena.take_sg(len).ok_or(Fault::NoMemory)?;
+        self.arrived(offset, len).ok_or(Fault::Protocol)
+    }
+
+    fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
+        let bytes = self.out.get(offset..offset + len)?;
+        let mut memory = self.arena.take_sg(len)?;
         memory.copy_from(0, bytes);
-        Ok(memory.share())
+        Some(memory.share())
     }
 
     fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
@@ -286,7 +306,9 @@ impl Rig {
         let task = queue.tasks.enter((sqe.cid.get(), sqe.nsid.get()));
         let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
         let mut reply = Reply::default();
-        at_once(self.subsystem.execute(queue, &task, &command, &wire, &mut tools, &mut reply));
+        if !self.subsystem.execute_now(queue, &command, &wire, &self.arena, &mut reply) {
+            at_once(self.subsystem.execute(queue, &task, &command, &wire, &mut tools, &mut reply));
+        }
         ended(wire, reply)
     }
 
@@ -427,10 +449,15 @@ fn unit(id: u32) -> (Rc<Unit>, [Rc<Memory>; 2]) {
         atomic_write: 64 * BLOCK,
     };
     let bytes = RefCell::new(vec![0; traits.size as usize]);
-    let memory = Rc::new(Memory { bytes, fault: Cell::default(), traits: traits.clone() });
+    let memory = Rc::new(Memory { bytes, fault: Cell::default(), is_slow: Cell::default(), traits: traits.clone() });
     let size = BLOCKS * INFO_BYTES as u64;
     let bytes = RefCell::new(vec![0; size as usize]);
-    let beside = Rc::new(Memory { bytes, fault: Cell::default(), traits: Traits { size, ..traits.clone() } });
+    let beside = Rc::new(Memory {
+        bytes,
+        fault: Cell::default(),
+        is_slow: Cell::default(),
+        traits: Traits { size, ..traits.clone() },
+    });
     let ranges = Rc::new(Ranges::default());
     // Units are told apart by their last byte.
     let last = u8::try_from(id).expect("a few units");
@@ -563,6 +590,7 @@ pub fn proofs(data: &[u8]) {
 /// Runs commands, any of them with any bits: each is a queue, an entry and its data.
 pub fn commands(mut data: &[u8]) {
     let rig = Rig::default();
+    rig.memories.iter().for_each(|memory| memory.is_slow.set(data.len() & 1 != 0));
     while let Some((queue, rest)) = data.split_first() {
         let (bytes, rest) = rest.split_at(rest.len().min(SQE_LEN));
         let mut sqe = Sqe::new_zeroed();

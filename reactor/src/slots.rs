@@ -17,22 +17,43 @@ use std::task::Poll;
 
 /// A bounded number of tasks that carry out jobs.
 pub struct Slots<J> {
-    seats: Rc<Seats<J>>,
     reactor: Reactor,
-    /// Makes the task of a seat; tells its index in the executor.
-    occupy: Rc<dyn Fn(u32) -> u32>,
+    seats: Rc<Seats<J>>,
+    occupy: Rc<Occupy<J>>,
 }
 
+/// Makes the task of a seat; tells its index in the executor.
+type Occupy<J> = dyn Fn(&Rc<Seat<J>>) -> u32;
+
 struct Seats<J> {
-    seats: Vec<Seat<J>>,
-    free: RefCell<Vec<u32>>,
+    count: usize,
+    /// Those that were made: as many as there ever were jobs at once.
+    made: Cell<usize>,
+    /// Those of them that are free. The last is taken first: a light load stays on few, whose memory is warm.
+    free: RefCell<Vec<Rc<Seat<J>>>>,
 }
 
 struct Seat<J> {
     /// It stays here while it is carried out: jobs are large, and moving them costs.
     job: RefCell<Option<J>>,
-    /// The task that carries it out; none before the first job, and after one that panicked.
+    /// The task that carries it out; none after one that panicked.
     task: Cell<Option<u32>>,
+}
+
+impl<J> Seats<J> {
+    fn take(&self) -> Option<Rc<Seat<J>>> {
+        self.free.borrow_mut().pop().or_else(|| {
+            let made = self.made.get();
+            (made < self.count).then(|| {
+                self.made.set(made + 1);
+                Rc::new(Seat { job: RefCell::new(None), task: Cell::new(None) })
+            })
+        })
+    }
+
+    fn free(&self) -> usize {
+        self.count - self.made.get() + self.free.borrow().len()
+    }
 }
 
 impl<J: 'static> Slots<J> {
@@ -40,16 +61,11 @@ impl<J: 'static> Slots<J> {
     /// takes no memory.
     #[must_use]
     pub fn new<W: AsyncFn(&J, &mut Tools) + 'static>(reactor: &Reactor, count: usize, work: W) -> Self {
-        let count = u32::try_from(count).expect("a core has far fewer slots than 2^32");
-        let seats = Rc::new(Seats {
-            seats: (0..count).map(|_| Seat { job: RefCell::new(None), task: Cell::new(None) }).collect(),
-            // The last is taken first: a light load stays on few slots, whose memory is warm.
-            free: RefCell::new((0..count).rev().collect()),
-        });
+        let seats = Rc::new(Seats { count, made: Cell::new(0), free: RefCell::default() });
         let (work, core, all) = (Rc::new(work), reactor.clone(), seats.clone());
-        let occupy = Rc::new(move |index| {
+        let occupy = Rc::new(move |seat: &Rc<Seat<J>>| {
             let tools = Tools { arena: core.arena().clone(), completion: Completion::new() };
-            let guard = Guard { seats: all.clone(), index, busy: false };
+            let guard = Guard { seats: all.clone(), seat: seat.clone(), busy: false };
             core.enter_task(sit(guard, tools, work.clone()))
         });
         Self { reactor: reactor.clone(), seats, occupy }
@@ -61,11 +77,10 @@ impl<J: 'static> Slots<J> {
     /// The job, when no slot is free.
     #[inline]
     pub fn start(&self, job: J) -> Result<(), J> {
-        let Some(index) = self.seats.free.borrow_mut().pop() else { return Err(job) };
-        let seat = &self.seats.seats[index as usize];
+        let Some(seat) = self.seats.take() else { return Err(job) };
         *seat.job.borrow_mut() = Some(job);
         let task = seat.task.get().unwrap_or_else(|| {
-            let task = (self.occupy)(index);
+            let task = (self.occupy)(&seat);
             seat.task.set(Some(task));
             task
         });
@@ -76,7 +91,7 @@ impl<J: 'static> Slots<J> {
     /// Slots that are free.
     #[must_use]
     pub fn free(&self) -> usize {
-        self.seats.free.borrow().len()
+        self.seats.free()
     }
 }
 
@@ -88,7 +103,7 @@ impl<J> Clone for Slots<J> {
 
 impl<J> fmt::Debug for Slots<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Slots({} of {} free)", self.seats.free.borrow().len(), self.seats.seats.len())
+        write!(f, "Slots({} of {} free)", self.seats.free(), self.seats.count)
     }
 }
 
@@ -101,8 +116,7 @@ pub fn contain<T>(what: impl FnOnce() -> T) -> Option<T> {
 
 #[expect(clippy::await_holding_refcell_ref, reason = "a seat is written to when it is free, and that is after")]
 async fn sit<J, W: AsyncFn(&J, &mut Tools)>(mut guard: Guard<J>, mut tools: Tools, work: Rc<W>) {
-    let seats = guard.seats.clone();
-    let seat = &seats.seats[guard.index as usize];
+    let (seats, seat) = (guard.seats.clone(), guard.seat.clone());
     loop {
         // No waker is kept: `start` makes the task ready by its index.
         poll_fn(|_| if seat.job.borrow().is_some() { Poll::Ready(()) } else { Poll::Pending }).await;
@@ -112,24 +126,23 @@ async fn sit<J, W: AsyncFn(&J, &mut Tools)>(mut guard: Guard<J>, mut tools: Tool
         }
         *seat.job.borrow_mut() = None;
         guard.busy = false;
-        seats.free.borrow_mut().push(guard.index);
+        seats.free.borrow_mut().push(seat.clone());
     }
 }
 
 /// Frees the seat when a job's panic ends its task.
 struct Guard<J> {
     seats: Rc<Seats<J>>,
-    index: u32,
+    seat: Rc<Seat<J>>,
     busy: bool,
 }
 
 impl<J> Drop for Guard<J> {
     fn drop(&mut self) {
         if self.busy && std::thread::panicking() {
-            let seat = &self.seats.seats[self.index as usize];
-            drop(seat.job.take());
-            seat.task.set(None);
-            self.seats.free.borrow_mut().push(self.index);
+            drop(self.seat.job.take());
+            self.seat.task.set(None);
+            self.seats.free.borrow_mut().push(self.seat.clone());
         }
     }
 }

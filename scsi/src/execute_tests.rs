@@ -1,6 +1,7 @@
 use crate::cmd::block::TRANSFER_BYTES_MAX;
 use crate::command::{Status, TaskAttribute};
 use crate::fuzzing::{BLOCKS, Ended, Rig};
+use crate::nexus::Addressee;
 use crate::sense::{Asc, SenseKey};
 use lunar_core::io::{Fault, Op};
 
@@ -219,4 +220,48 @@ fn cost_of_a_plan() {
         std::hint::black_box(plan).expect("planned");
     }
     println!("{:.1} ns", start.elapsed().as_secs_f64() * 1e9 / f64::from(rounds));
+}
+
+#[test]
+fn both_ways_end_alike() {
+    let rigs = [Rig::default(), Rig::default()];
+    rigs[1].memory.is_slow.set(true);
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    for _ in 0..2000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let [op, lba, count, sent, fault, ..] = random.rotate_left(24).to_le_bytes();
+        let (op, lba) = ([0x28, 0x2a, 0x2e, 0x2f, 0x89, 0x41][usize::from(op % 6)], u32::from(lba) + 1800);
+        let data = vec![fault; usize::from(sent % 6) * 256];
+        let fault = (fault < 16).then_some(Fault::Medium);
+        let ended = rigs.each_ref().map(|rig| {
+            rig.memory.fault.set(fault);
+            let ended = rig.run(&block10(op, 0, lba, u16::from(count % 5)), &data, u32::from(sent) * 16);
+            rig.memory.fault.set(None);
+            ended
+        });
+        assert_eq!(ended[0], ended[1], "{op:#x} {lba} {count} {sent} {fault:?}");
+    }
+    let [quick, slow] = rigs.each_ref().map(|rig| (rig.memory.bytes.borrow().clone(), rig.memory.asked.take()));
+    assert_eq!(quick, slow);
+    let counts = rigs.each_ref().map(|rig| {
+        let stats = rig.stats();
+        [&stats.commands, &stats.read_commands, &stats.read_bytes, &stats.write_bytes, &stats.check_conditions]
+            .map(|count| count.get())
+    });
+    assert_eq!(counts[0], counts[1]);
+    assert!(counts[0].iter().all(|count| *count > 0));
+}
+
+#[test]
+fn what_stands_in_a_commands_way_is_told_by_the_slow_one_once() {
+    let rig = Rig::default();
+    rig.attribute.set(TaskAttribute::ORDERED);
+    assert_eq!(rig.run(&read10(0, 1), &[], 512).status, Status::GOOD);
+    rig.attribute.set(TaskAttribute::ACA);
+    assert_eq!(sense(&rig.run(&read10(0, 1), &[], 512)).1, Asc::INVALID_MESSAGE_ERROR);
+    rig.attribute.set(TaskAttribute::SIMPLE);
+    let Addressee::Disk(itl) = rig.nexus.addressee(rig.lun.get()) else { panic!("there is a disk") };
+    itl.attend(Asc::POWER_ON_OR_RESET);
+    assert_eq!(sense(&rig.run(&read10(0, 1), &[], 512)), (SenseKey::UNIT_ATTENTION, Asc::POWER_ON_OR_RESET));
+    assert_eq!(rig.run(&read10(0, 1), &[], 512).status, Status::GOOD);
 }

@@ -11,7 +11,7 @@ use crate::lun::Lun;
 use crate::nexus::Nexus;
 use crate::table::{Flow, Needs, OpCode, Reach, Row, TABLE, rows};
 use crate::target::{Clock, Everywhere, Nowhere, PortConfig, Target, TargetConfig};
-use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Space, Store, Traits};
+use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Quick, Space, Store, Traits};
 use lunar_core::keep::{Forgetful, Keep, Keeping};
 use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::mem::{Arena, Sg};
@@ -53,6 +53,8 @@ pub struct Memory {
     pub space: Cell<Option<Space>>,
     /// What it was asked.
     pub asked: RefCell<Vec<Op>>,
+    /// Whether its data is not at hand: see [`Quick`].
+    pub is_slow: Cell<bool>,
 }
 
 impl Memory {
@@ -68,19 +70,12 @@ struct MemoryStore {
     traits: Traits,
 }
 
-impl Store for MemoryStore {
-    fn traits(&self) -> &Traits {
-        &self.traits
-    }
-
-    fn submit(&self, mut io: Io, done: Done) {
+impl Quick for MemoryStore {
+    fn carry_out(&self, io: &mut Io) -> Result<u32, Fault> {
         self.memory.asked.borrow_mut().push(io.op);
-        if let (Op::Space, Some(space)) = (io.op, self.memory.space.get()) {
-            return done.complete(Outcome::with(Ok(0), Data::Space(space)));
-        }
         let beyond = (!io.within(self.traits.size)).then_some(Fault::OUT_OF_RANGE);
         if let Some(fault) = beyond.or_else(|| self.memory.fault.take()) {
-            return done.complete(Outcome::with(Err(fault), io.data));
+            return Err(fault);
         }
         let mut bytes = self.memory.bytes.borrow_mut();
         let at = io.offset as usize;
@@ -97,15 +92,35 @@ impl Store for MemoryStore {
                 from.copy_to(0, &mut bytes[at..end]);
             }
             (Op::Unmap { len } | Op::Zero { len, .. }, _) => bytes[at..at + len as usize].fill(0),
-            (Op::Copy { .. } | Op::Space, _) => return done.complete(Outcome::with(Err(Fault::Unsupported), io.data)),
+            (Op::Copy { .. } | Op::Space, _) => return Err(Fault::Unsupported),
             _ => {}
         }
-        let extent = match io.op {
-            Op::Extent { len } => extent(&bytes[at..at + len as usize]),
+        Ok(0)
+    }
+}
+
+impl Store for MemoryStore {
+    fn traits(&self) -> &Traits {
+        &self.traits
+    }
+
+    fn quick(&self) -> Option<&dyn Quick> {
+        (!self.memory.is_slow.get()).then_some(self)
+    }
+
+    fn submit(&self, mut io: Io, done: Done) {
+        if let (Op::Space, Some(space)) = (io.op, self.memory.space.get()) {
+            self.memory.asked.borrow_mut().push(io.op);
+            return done.complete(Outcome::with(Ok(0), Data::Space(space)));
+        }
+        let result = self.carry_out(&mut io);
+        let extent = match (io.op, result) {
+            (Op::Extent { len }, Ok(_)) => {
+                extent(&self.memory.bytes.borrow()[io.offset as usize..(io.offset + len) as usize])
+            }
             _ => Extent::default(),
         };
-        drop(bytes);
-        done.complete(Outcome { result: Ok(0), data: io.data, extent });
+        done.complete(Outcome { result, data: io.data, extent });
     }
 
     fn measures(&self) -> bool {
@@ -152,11 +167,19 @@ impl Transfer for Wire<'_> {
         Ok(())
     }
 
+    fn has_room(&self) -> bool {
+        true
+    }
+
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
-        let bytes = self.out.get(offset..offset + len).ok_or(Fault::Protocol)?;
-        let mut memory = self.arena.take_sg(len).ok_or(Fault::NoMemory)?;
+        self.arrived(offset, len).ok_or(Fault::Protocol)
+    }
+
+    fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
+        let bytes = self.out.get(offset..offset + len)?;
+        let mut memory = self.arena.take_sg(len)?;
         memory.copy_from(0, bytes);
-        Ok(memory.share())
+        Some(memory.share())
     }
 
     fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
@@ -483,7 +506,9 @@ impl Rig {
             Wire { arena: self.arena.clone(), out: data_out, pushed: RefCell::default(), aborted: &self.aborted };
         let mut tools = Tools { arena: self.arena.clone(), completion: lunar_core::io::Completion::new() };
         let mut reply = Reply::default();
-        at_once(self.target.execute(nexus, &command, &wire, &mut tools, &mut reply));
+        if !self.target.execute_now(nexus, &command, &wire, &self.arena, &mut reply) {
+            at_once(self.target.execute(nexus, &command, &wire, &mut tools, &mut reply));
+        }
         let mut data = wire.pushed.into_inner();
         assert!(reply.tail.data.is_empty() || reply.tail.offset == data.len(), "the tail follows what was pushed");
         data.extend(reply.tail.data.to_vec());
@@ -521,7 +546,10 @@ pub fn raw(data: &[u8]) {
         let reach = rows(*op).first().map_or(Reach::Disk, |row| row.policy.gates.reach);
         // All kinds of protection have their turn.
         let protected = Kind::of(data.len() as u8 & 3).filter(|kind| *kind != Kind::None).map(Rig::protected);
-        rigs(reach).iter().chain(&protected).for_each(|rig| drop(rig.run(cdb, rest, u32::MAX)));
+        for rig in rigs(reach).iter().chain(&protected) {
+            rig.memory.is_slow.set(data.len() & 4 != 0);
+            rig.run(cdb, rest, u32::MAX);
+        }
     }
 }
 
@@ -541,6 +569,7 @@ pub fn cdb(data: &[u8]) {
     cdb.iter_mut().zip(given).skip(1).for_each(|(mask, byte)| *mask &= byte);
     row.name(cdb);
     for rig in rigs(row.policy.gates.reach) {
+        rig.memory.is_slow.set(data.len() & 1 != 0);
         let ended = rig.for_row(row).run(cdb, rest, u32::MAX);
         if row.flow == Flow::Answer {
             let allocation = row.amount(cdb).map_or(0, |length| length as usize);

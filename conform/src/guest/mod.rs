@@ -38,11 +38,11 @@ pub(crate) use proofs::part as proofs;
 pub(crate) use service::part as service;
 
 /// Boots the guest against the target. The first driver gets everything, others what differs between drivers.
-pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
+pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
     let part = format!("guest/{}", driver.name());
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
     let script = Script { name: "iscsi", is_service: false, part: &part, driver, sysroot: &sysroot, more: None };
-    lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver)?));
+    lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver, main_driver)?));
     Ok(())
 }
 
@@ -104,7 +104,7 @@ struct Targets {
     settings: String,
 }
 
-fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
+fn targets(lab: &Lab, driver: Driver, main_driver: bool) -> Result<Targets> {
     let name = driver.name();
     let mut spec = Spec::new(driver, [lab.image(&format!("guest-{name}.img"), 512)?, "ram:400M".to_owned()])?;
     spec.for_guest = true;
@@ -117,6 +117,9 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
     let mut settings = String::new();
     writeln!(settings, "PORTAL={HOST_AS_GUEST_SEES_IT}:{}", main.portal.port())?;
     writeln!(settings, "TARGET={}\nLUN={}", main.name, main.lun)?;
+    if main_driver {
+        writeln!(settings, "WHOLE=yes")?;
+    }
     let mut others = Vec::new();
     if matches!(lab.subject, Subject::Built(_)) {
         writeln!(settings, "ADVERTISED=yes\nRESTART=yes\nRAM_LUN=1")?;
@@ -124,17 +127,20 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
             writeln!(settings, "PORTAL6={HOST_AS_GUEST_SEES_IT_IN_IPV6}:{port}")?;
         }
         let image = lab.image(&format!("guest-{name}-4096.img"), 256)?;
-        for (key, volume, flags) in [
-            ("READ_ONLY", "ram:64M".to_owned(), ["--read-only"].as_slice()),
-            ("LARGE_BLOCKS", image, &["--block-size", "4096"]),
+        let all = [
+            ("LARGE_BLOCKS", image, ["--block-size", "4096"].as_slice()),
+            ("READ_ONLY", "ram:64M".to_owned(), &["--read-only"]),
             ("PROTECTED", "ram:64M".to_owned(), &["--protection", "1"]),
-        ] {
+        ];
+        for (key, volume, flags) in all.into_iter().take(if main_driver { 3 } else { 1 }) {
             let mut spec = Spec::new(driver, [volume])?.flags(flags);
             spec.for_guest = true;
             let target = Target::start(lab, &spec)?;
             writeln!(settings, "{key}={HOST_AS_GUEST_SEES_IT}:{}\n{key}_TARGET={}", target.portal.port(), target.name)?;
             others.push(target);
         }
+    }
+    if main_driver && matches!(lab.subject, Subject::Built(_)) {
         let (disc, sum) = tools::image_of_disc(lab, &format!("guest-{name}"))?;
         let disk = format!("removable:{}", lab.image(&format!("guest-{name}-removable.img"), 64)?);
         let mut spec = Spec::new(driver, [disc, disk])?;
@@ -143,8 +149,6 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
         writeln!(settings, "DISC={HOST_AS_GUEST_SEES_IT}:{}\nDISC_TARGET={}", target.portal.port(), target.name)?;
         writeln!(settings, "DISC_SUM={sum}")?;
         others.push(target);
-    }
-    if matches!(lab.subject, Subject::Built(_)) {
         let mut spec = chap::spec(lab, driver)?;
         spec.for_guest = true;
         let target = Target::start_named(lab, &spec, chap::NAME)?;

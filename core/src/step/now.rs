@@ -27,7 +27,8 @@ pub fn carry_out_now<T: Transfer>(
         _ => return None,
     };
     let is_one_piece = (1..=PIECE_BYTES as u64).contains(&len);
-    if !is_one_piece || unit.protected().is_some() || unit.ranges.is_held(span(offset, len)) {
+    let has_to_wait = unit.protected().is_some() || unit.ranges.is_held(span(offset, len));
+    if !is_one_piece || has_to_wait || transfer.aborted() {
         return None;
     }
     let count = len as usize;
