@@ -194,12 +194,9 @@ main() {
     discovery
     log_in "login" || finish
     session
-    # What no driver of the target's can change is tried with one of them.
-    if [ -n "${WHOLE:-}" ]; then
-        inquiry
-        commands
-        maintenance
-    fi
+    whole inquiry
+    whole commands
+    whole maintenance
     discard
     load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=8M
     echo 4096 >"/sys/block/${disk##*/}/queue/max_sectors_kb" 2>/dev/null

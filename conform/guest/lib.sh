@@ -76,6 +76,9 @@ eventually() {
     done
 }
 
+# whole COMMAND: what no driver of the target's can change is tried with one of them.
+whole() { [ -z "${WHOLE:-}" ] || "$@"; }
+
 sum() { sha256sum | cut -d' ' -f1; }
 # read_sum FILE [DD-ARGUMENT...]: the checksum of what the disk has, not the page cache.
 read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }

@@ -2,7 +2,7 @@
 . /test/lib.sh
 . /test/both.sh
 . /test/access.sh
-. /test/settings # PORTAL TARGET (iSCSI), HOST PORT PORT2 NQN
+. /test/settings # PORTAL TARGET (iSCSI), HOST PORT PORT2 NQN, and perhaps WHOLE
 
 # quiet NAME: the kernel has not complained.
 quiet() {
@@ -240,23 +240,23 @@ identity
 printf '\0\100\103\172\223\1\0\0' >/tmp/clock
 says "discover" "subnqn: *$NQN" nvme discover -t tcp -a "$HOST" -s "$PORT"
 connect "connect" || finish
-inquiry
-commands
-reservations
+whole inquiry
+whole commands
+whole reservations
 discard
 load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=8M
 load "fio, 1 MiB, 8 deep" --rw=randwrite --bs=1M --iodepth=8 --size=24M
 file_system
 quiet "after reading what was written"
-both
+whole both
 try "reset" nvme reset "/dev/$controller"
 eventually grep -q live "/sys/class/nvme/$controller/state"
 equal "the controller lives after a reset" live "$(cat "/sys/class/nvme/$controller/state")"
 try "nvme format" nvme format "$disk" --force
 equal "a formatted namespace is empty" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
-self_tests
-sanitize
-events
+whole self_tests
+whole sanitize
+whole events
 head -c 16M /dev/urandom | dd of="$disk" bs=1M oflag=direct iflag=fullblock status=none
 before=$(read_sum "$disk" count=16)
 disconnect "disconnect"
@@ -266,7 +266,7 @@ equal "the data is still there" "$before" "$(read_sum "$disk" count=16)"
 load "fio with digests" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=8M
 quiet "with digests"
 disconnect "disconnect, digests"
-ways
+whole ways
 restart
 try "connect-all" nvme connect-all -t tcp -a "$HOST" -s "$PORT"
 # The discovery controller has taken the first number.

@@ -28,6 +28,8 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// What a kernel is told that starts a system manager, whose only aim is the script.
 const SERVICE: &str =
     " lunar.service systemd.unit=lunar-test.service systemd.show_status=false systemd.firstboot=no net.ifnames=0";
+/// What a script is told that tries everything.
+const WHOLE: &str = "WHOLE=yes\n";
 /// This machine's ::1 as QEMU's user network shows it to a guest.
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 
@@ -47,12 +49,16 @@ pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
 }
 
 /// The same over NVMe/TCP.
-pub(crate) fn nvme_part(lab: &Lab, driver: Driver) -> Result<()> {
+pub(crate) fn nvme_part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
     let part = format!("nvme/{}", driver.name());
     lab.built()?;
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
     let script = Script { name: "nvme", is_service: false, part: &part, driver, sysroot: &sysroot, more: None };
-    lab.report.check(&part, "guest ran to its end", || script.run(lab, nvme_targets(lab, driver, &["ram:64M"])?));
+    lab.report.check(&part, "guest ran to its end", || {
+        let mut targets = nvme_targets(lab, driver, &["ram:64M"])?;
+        targets.settings.push_str(if main_driver { WHOLE } else { "" });
+        script.run(lab, targets)
+    });
     Ok(())
 }
 
@@ -117,9 +123,7 @@ fn targets(lab: &Lab, driver: Driver, main_driver: bool) -> Result<Targets> {
     let mut settings = String::new();
     writeln!(settings, "PORTAL={HOST_AS_GUEST_SEES_IT}:{}", main.portal.port())?;
     writeln!(settings, "TARGET={}\nLUN={}", main.name, main.lun)?;
-    if main_driver {
-        writeln!(settings, "WHOLE=yes")?;
-    }
+    settings.push_str(if main_driver { WHOLE } else { "" });
     let mut others = Vec::new();
     if matches!(lab.subject, Subject::Built(_)) {
         writeln!(settings, "ADVERTISED=yes\nRESTART=yes\nRAM_LUN=1")?;
