@@ -3,13 +3,15 @@
 # Seconds for each fuzz target in `make test`: what any initiator reaches gets them whole, the others a sixth of them;
 # `make fuzz FUZZ_SECONDS=3600` for as long as one likes.
 FUZZ_SECONDS ?= 60
+# One more than there are processors: they write what they find, too.
+FUZZ_AT_ONCE ?= $(shell echo $$(($$(nproc) + 1)))
 FUZZ_WHOLE = login full_feature cdb
 FUZZ_SIXTH = api lists nvme nvme_auth nvme_tcp_start nvme_tcp_queue raw_cdb \
 	text pdu initiator isns nvme_host nvme_tcp_host vfio_host vfio_machine vfio_messages vfio_pointers
 # Parts and options of the conformance run: `make conform CONFORM="hostile --driver epoll"`.
 CONFORM ?= all
 CARGO ?= cargo
-# Seconds that the unit tests may take once they are built (they take about 90): a test that hangs ends with a sentence.
+# Seconds that the unit tests may take once they are built (they take about 150): a test that hangs ends with a sentence.
 UNIT_SECONDS ?= 900
 
 .NOTPARALLEL:
@@ -58,11 +60,11 @@ unit:
 
 ## fuzz: every fuzz target, for FUZZ_SECONDS (60) seconds or a sixth of that
 fuzz:
-	@echo "== fuzz, $(FUZZ_SECONDS) s for each target or a sixth of that, two at a time"
+	@echo "== fuzz, $(FUZZ_SECONDS) s for each target or a sixth of that, $(FUZZ_AT_ONCE) at a time"
 	@[ "$$(echo $(FUZZ_WHOLE) $(FUZZ_SIXTH) | tr ' ' '\n' | sort)" = "$$(ls fuzz/src/bin | sed 's/\.rs$$//' | sort)" ] \
 		|| { echo "the Makefile does not name every target of fuzz/src/bin" >&2; exit 1; }
 	@{ printf '$(FUZZ_SECONDS) %s\n' $(FUZZ_WHOLE); printf "$$(($(FUZZ_SECONDS) / 6)) %s\n" $(FUZZ_SIXTH); } \
-		| xargs -P 2 -L 1 fuzz/run
+		| xargs -P $(FUZZ_AT_ONCE) -L 1 fuzz/run
 
 ## conform: real initiators, hostile clients and crashes; CONFORM="libiscsi --driver epoll" for a part
 conform:

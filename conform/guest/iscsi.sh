@@ -198,9 +198,9 @@ main() {
     whole commands
     whole maintenance
     discard
-    load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=8M
+    load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=4M
     echo 4096 >"/sys/block/${disk##*/}/queue/max_sectors_kb" 2>/dev/null
-    load "fio, 1 MiB, 8 deep" --rw=randwrite --bs=1M --iodepth=8 --size=24M
+    load "fio, 1 MiB, 8 deep" --rw=randwrite --bs=1M --iodepth=8 --size=16M
     partition && file_system ext4 "${disk}1" mkfs.ext4 -q -F && try "fsck.ext4" fsck.ext4 -f -n "${disk}1"
     before=$(read_sum "$disk" count=16)
     quiet "after reading what was written"
@@ -243,7 +243,7 @@ if [ -n "${PORTAL6:-}" ]; then
 fi
 
 if [ -n "${RAM_LUN:-}" ] && log_in "login for the second volume" "$RAM_LUN"; then
-    load "fio on the second volume" --rw=randwrite --bs=4k --iodepth=16 --size=8M
+    load "fio on the second volume" --rw=randwrite --bs=4k --iodepth=16 --size=4M
     file_system xfs "$disk" mkfs.xfs -q -f
     log_out "logout from the second volume"
 fi
@@ -276,7 +276,7 @@ if [ -n "${LARGE_BLOCKS:-}" ]; then
     other_portal "$LARGE_BLOCKS" "$LARGE_BLOCKS_TARGET"
     if log_in "login, 4096-byte blocks"; then
         equal "blocks have 4096 bytes" 4096 "$(blockdev --getss "$disk")"
-        load "fio, 4096-byte blocks" --rw=randwrite --bsrange=4k-64k --blockalign=4k --iodepth=16 --size=12M
+        load "fio, 4096-byte blocks" --rw=randwrite --bsrange=4k-64k --blockalign=4k --iodepth=16 --size=6M
         file_system ext4 "$disk" mkfs.ext4 -q -F
         log_out "logout, 4096-byte blocks"
     fi

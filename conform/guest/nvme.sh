@@ -244,8 +244,8 @@ whole inquiry
 whole commands
 whole reservations
 discard
-load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=8M
-load "fio, 1 MiB, 8 deep" --rw=randwrite --bs=1M --iodepth=8 --size=24M
+load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=4M
+load "fio, 1 MiB, 8 deep" --rw=randwrite --bs=1M --iodepth=8 --size=16M
 file_system
 quiet "after reading what was written"
 whole both
@@ -263,7 +263,7 @@ disconnect "disconnect"
 dmesg -C
 connect "connect with digests" --hdr-digest --data-digest || finish
 equal "the data is still there" "$before" "$(read_sum "$disk" count=16)"
-load "fio with digests" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=8M
+load "fio with digests" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=4M
 quiet "with digests"
 disconnect "disconnect, digests"
 whole ways
@@ -272,6 +272,6 @@ try "connect-all" nvme connect-all -t tcp -a "$HOST" -s "$PORT"
 # The discovery controller has taken the first number.
 found() { disk=$(ls /dev/nvme?n1) && test -b "$disk"; }
 eventually found || bad "connect-all: no disk"
-load "fio without flow control" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=8M
+load "fio without flow control" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=4M
 try "disconnect-all" nvme disconnect-all
 finish

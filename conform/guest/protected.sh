@@ -34,7 +34,7 @@ protected_disk() {
     says "another reference tag" "[Rr]eference tag check failed" denied /tmp/changed
     equal "what was refused was not written" "$(sum </tmp/block)" "$(read_sum "$disk" bs=512 skip=8 count=1)"
     try "sg_verify --vrprotect" sg_verify --16 --vrprotect=1 --lba=8 --count=1 "$disk"
-    load "fio on a protected disk" --rw=randwrite --bs=4k --iodepth=8 --size=8M
+    load "fio on a protected disk" --rw=randwrite --bs=4k --iodepth=8 --size=4M
     file_system ext4 "$disk" mkfs.ext4 -q -F
     try "sg_format: type 3" sg_format --format --fmtpinfo=3 --pfu=1 --quick --wait "$disk"
     says "sg_readcap: type 3" "prot_en=1, p_type=2" sg_readcap --16 "$disk"

@@ -57,8 +57,8 @@ says "resv-report" "regctl *: *1" nvme resv-report "$disk" -n 1 -e -d 4096
 try "unregister" nvme resv-register "$disk" -n 1 --crkey=0x1234 --rrega=1
 refuse "blocks that are not there" nvme read "$disk" -s 99999999999 -c 0 -z 512 -d /tmp/read
 refuse "a command that is not there" nvme io-passthru "$disk" --opcode=0x7e --namespace-id=1
-load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=8M
-load "fio, 1 MiB, 8 deep: lists of pages" --rw=randwrite --bs=1M --iodepth=8 --size=24M
+load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=4M
+load "fio, 1 MiB, 8 deep: lists of pages" --rw=randwrite --bs=1M --iodepth=8 --size=16M
 load "fio, memory that begins anywhere" --rw=randwrite --bsrange=512-64k --blockalign=512 --iomem_align=512 \
     --iodepth=8 --size=4M
 dmesg -C
