@@ -131,7 +131,9 @@ impl Quick for RamStore {
         if !io.within(self.volume.traits.size) {
             return Err(Fault::OUT_OF_RANGE);
         }
-        let (table, mut at) = (&*self.volume.table, io.offset);
+        let (table, mut at, moved) = (&*self.volume.table, io.offset, io.data.len() as u32);
+        // What fails in the middle has taken its time, too.
+        self.moved.set(self.moved() + u64::from(moved));
         match (io.op, &mut io.data) {
             (Op::Read, Data::In(memory)) => {
                 for piece in memory.pieces_mut() {
@@ -151,8 +153,6 @@ impl Quick for RamStore {
             }
             _ => return Err(Fault::Unsupported),
         }
-        let moved = io.data.len() as u32;
-        self.moved.set(self.moved() + u64::from(moved));
         Ok(moved)
     }
 }

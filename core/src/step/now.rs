@@ -1,5 +1,4 @@
-//! Steps that nobody has to be waited for: most reads and writes of a store whose data is at hand. They need no task,
-//! and cost half of what the way of all others does.
+//! Steps that nobody has to be waited for: most reads and writes of a store whose data is at hand. They need no task.
 
 use super::{Failure, PIECE_BYTES, Step, Tail, fault, span};
 use crate::io::{Data, Io, Op, Quick};

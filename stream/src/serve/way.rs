@@ -29,14 +29,14 @@ pub struct Way<'a, S: Transfers, K, C = Plain> {
     /// Bytes that the peer will send.
     expected: usize,
     /// What it was asked for and has not sent: up to which byte.
-    promises: RefCell<Vec<(usize, Promise)>>,
+    promise: RefCell<Option<(usize, Promise)>>,
 }
 
 impl<'a, S: Transfers, K, C: Channel> Way<'a, S, K, C> {
     /// The way of a command of which the peer will send `expected` bytes.
     #[must_use]
     pub fn new(line: &'a Line<S, C>, key: S::Key, task: &'a Task<K>, expected: u32) -> Self {
-        Self { line, key, task, expected: expected as usize, promises: RefCell::default() }
+        Self { line, key, task, expected: expected as usize, promise: RefCell::default() }
     }
 
     fn is_crowded(&self) -> bool {
@@ -109,13 +109,15 @@ impl<S: Transfers, K, C: Channel> Transfer for Way<'_, S, K, C> {
             let pull = self.line.session().pull(self.key, offset, len);
             match pull {
                 Pull::Ready(data) => {
-                    self.promises.borrow_mut().retain(|(to, _)| *to > end);
+                    self.promise.borrow_mut().take_if(|(to, _)| *to <= end);
                     return Ok(data);
                 }
                 Pull::Failed(fault) => return Err(fault),
                 Pull::Memory(wanted) => {
+                    // Who waits for more keeps none, or those who wait for each other would wait for ever.
+                    self.promise.take();
                     let (memory, promise) = self.memory(wanted, end).await?;
-                    self.promises.borrow_mut().push((end + memory.len() - wanted, promise));
+                    self.promise.replace(Some((end + memory.len() - wanted, promise)));
                     self.line.session().supply(self.key, memory);
                     self.line.kick();
                 }
