@@ -3,8 +3,10 @@
 # Seconds for each fuzz target in `make test`: what any initiator reaches gets them whole, the others a sixth of them;
 # `make fuzz FUZZ_SECONDS=3600` for as long as one likes.
 FUZZ_SECONDS ?= 60
-# One more than there are processors: they write what they find, too.
-FUZZ_AT_ONCE ?= $(shell echo $$(($$(nproc) + 1)))
+# Twice as many as there are processors: what is wanted is that each has its time.
+FUZZ_AT_ONCE ?= $(shell echo $$(($$(nproc) * 2)))
+# `make test` has the fuzzers built in a hurry.
+FUZZ_BUILD ?=
 FUZZ_WHOLE = login full_feature cdb
 FUZZ_SIXTH = api lists nvme nvme_auth nvme_tcp_start nvme_tcp_queue raw_cdb \
 	text pdu initiator isns nvme_host nvme_tcp_host vfio_host vfio_machine vfio_messages vfio_pointers
@@ -31,6 +33,7 @@ release: needs
 
 ## test: everything, from format to crashes, with what it needs installed first
 test: CONFORM = all --checked
+test: FUZZ_BUILD = --quick
 test: deps format lint unit fuzz conform
 
 ## needs: install what a build needs and this machine lacks
@@ -50,13 +53,13 @@ format:
 ## lint: clippy, every warning an error
 lint:
 	@echo "== lint"
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --all-targets --locked -- -D warnings
 
 ## unit: unit tests, conversations, properties, simulated lives
 unit:
 	@echo "== unit"
-	$(CARGO) test --workspace --locked --no-run
-	timeout $(UNIT_SECONDS) $(CARGO) test --workspace --locked || { [ $$? -ne 124 ] || echo "a test hangs: the last named above" >&2; exit 1; }
+	$(CARGO) test --locked --no-run
+	timeout $(UNIT_SECONDS) $(CARGO) test --locked || { [ $$? -ne 124 ] || echo "a test hangs: the last named above" >&2; exit 1; }
 
 ## fuzz: every fuzz target, for FUZZ_SECONDS (60) seconds or a sixth of that
 fuzz:
@@ -64,12 +67,12 @@ fuzz:
 	@[ "$$(echo $(FUZZ_WHOLE) $(FUZZ_SIXTH) | tr ' ' '\n' | sort)" = "$$(ls fuzz/src/bin | sed 's/\.rs$$//' | sort)" ] \
 		|| { echo "the Makefile does not name every target of fuzz/src/bin" >&2; exit 1; }
 	@{ printf '$(FUZZ_SECONDS) %s\n' $(FUZZ_WHOLE); printf "$$(($(FUZZ_SECONDS) / 6)) %s\n" $(FUZZ_SIXTH); } \
-		| xargs -P $(FUZZ_AT_ONCE) -L 1 fuzz/run
+		| xargs -P $(FUZZ_AT_ONCE) -L 1 fuzz/run $(FUZZ_BUILD)
 
 ## conform: real initiators, hostile clients and crashes; CONFORM="libiscsi --driver epoll" for a part
 conform:
 	@echo "== conform"
-	$(CARGO) build --workspace --bins --locked
+	$(CARGO) build --bins --locked
 	$${CARGO_TARGET_DIR:-target}/debug/lunar-conform $(CONFORM)
 
 ## bench: benchmarks with plots, into bench/results/

@@ -244,7 +244,8 @@ impl Conn {
         if self.pending.len() < len {
             return Ok(None);
         }
-        let bytes: Vec<u8> = self.pending.drain(..len).collect();
+        let rest = self.pending.split_off(len);
+        let bytes = std::mem::replace(&mut self.pending, rest);
         let has_digests = ![kind::IC_RESP, kind::C2H_TERM].contains(&common[0]);
         let mut start = head;
         if has_digests && self.digests.header {

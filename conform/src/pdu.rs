@@ -226,7 +226,8 @@ impl Link {
         if self.pending.len() < end {
             return Ok(None);
         }
-        let bytes: Vec<u8> = self.pending.drain(..end).collect();
+        let rest = self.pending.split_off(end);
+        let bytes = std::mem::replace(&mut self.pending, rest);
         if header_digest > 0 {
             digest_is_right(&bytes[..48 + ahs], &bytes[48 + ahs..data_at]).context("header digest")?;
         }

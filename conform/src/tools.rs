@@ -1,7 +1,7 @@
 //! Ordinary tools of users: libiscsi's small programs, qemu-img and qemu-io.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
@@ -125,16 +125,9 @@ fn small_programs(lab: &Lab, part: &str, target: &Target) {
 }
 
 /// A pseudo-random image: no block is like another, and nothing compresses.
-fn random_image(path: &Path, mib: u64, seed: u64) -> Result<()> {
-    let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
-    let mut state = seed | 1;
-    for _ in 0..(mib << 20) / 8 {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        out.write_all(&state.to_le_bytes())?;
-    }
-    out.flush()?;
+fn random_image(path: &Path, mib: u64) -> Result<()> {
+    let mut random = File::open("/dev/urandom")?.take(mib << 20);
+    std::io::copy(&mut random, &mut File::create(path)?)?;
     Ok(())
 }
 
@@ -143,7 +136,7 @@ pub(crate) fn image_of_disc(lab: &Lab, name: &str) -> Result<(String, String)> {
     let folder = lab.scratch.join(format!("{name}-content"));
     std::fs::create_dir_all(&folder)?;
     let file = folder.join("random");
-    random_image(&file, 8, lab.seed)?;
+    random_image(&file, 8)?;
     let image = lab.fresh(&format!("{name}.iso"))?.display().to_string();
     let content = folder.display().to_string();
     tool("genisoimage", &["-quiet", "-rational-rock", "-volid", "LUNAR", "-output", &image, &content])?;
@@ -172,7 +165,7 @@ fn images(lab: &Lab, part: &str, target: &Target) {
     lab.report.check(part, "qemu-img info", || says(&tool("qemu-img", &["info", &url])?, "virtual size"));
     lab.report.check(part, "qemu-img convert in, out, compare", || {
         let (source, back) = (lab.fresh("random.img")?, lab.fresh("back.img")?);
-        random_image(&source, IMAGE_MIB, lab.seed)?;
+        random_image(&source, IMAGE_MIB)?;
         let (source, back) = (source.display().to_string(), back.display().to_string());
         tool("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", &source, &url])?;
         tool("qemu-img", &["compare", "-f", "raw", "-F", "raw", &source, &url])?;

@@ -54,7 +54,9 @@ pub(crate) fn pattern(place: u64, generation: u64, length: usize) -> Vec<u8> {
     let mut unit = [0; 16];
     unit[..8].copy_from_slice(&place.to_be_bytes());
     unit[8..].copy_from_slice(&generation.to_be_bytes());
-    unit.iter().copied().cycle().take(length).collect()
+    let mut whole = unit.repeat(length.div_ceil(unit.len()));
+    whole.truncate(length);
+    whole
 }
 
 #[derive(Default)]

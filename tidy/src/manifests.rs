@@ -134,31 +134,24 @@ fn wrong_dependencies(crates: &[Crate<'_>], crate_: &Crate<'_>) -> Vec<Finding> 
         .collect()
 }
 
-/// A crate takes the common fields and lints from the workspace; one that is its own workspace repeats them.
+/// A crate takes the common fields and lints from the workspace.
 fn not_inherited(tree: &Tree, crate_: &Crate<'_>) -> Vec<Finding> {
-    let root: Table = tree.text("Cargo.toml").and_then(|text| text.parse().ok()).unwrap_or_default();
-    let common = root.get("workspace");
-    let stands_alone = crate_.table.contains_key("workspace");
     let mut findings = Vec::new();
     let package = crate_.table.get("package");
     for field in INHERITED {
         let value = package.and_then(|package| package.get(*field));
-        let repeated = common.and_then(|common| common.get("package")?.get(*field));
-        let inherits = value.and_then(|value| value.get("workspace")) == Some(&Value::Boolean(true));
-        if !(inherits || stands_alone && value.is_some() && value == repeated) {
+        if value.and_then(|value| value.get("workspace")) != Some(&Value::Boolean(true)) {
             findings.push(Finding::new(crate_.manifest, 0, format!("`{field}` is not the workspace's")));
         }
     }
     let lints = crate_.table.get("lints");
-    let inherits = lints.and_then(|lints| lints.get("workspace")) == Some(&Value::Boolean(true));
-    let repeats = stands_alone && lints.is_some() && lints == common.and_then(|common| common.get("lints"));
-    if !(inherits || repeats) {
+    if lints.and_then(|lints| lints.get("workspace")) != Some(&Value::Boolean(true)) {
         findings.push(Finding::new(crate_.manifest, 0, "`[lints]` are not the workspace's"));
     }
     // Looking for examples in comments takes longer than all unit tests.
     let is_library = tree.text(&format!("{}/src/lib.rs", crate_.folder)).is_some();
     let examples = crate_.table.get("lib").and_then(|lib| lib.get("doctest"));
-    if is_library && !stands_alone && examples != Some(&Value::Boolean(false)) {
+    if is_library && examples != Some(&Value::Boolean(false)) {
         findings.push(Finding::new(
             crate_.manifest,
             0,
@@ -276,12 +269,6 @@ mod tests {
         let bare = "[package]\nname = 'x'\nversion = '1'\n".to_owned();
         let missing = found(&[("core/Cargo.toml", bare.clone())]);
         assert_eq!(missing.len(), INHERITED.len() + 1, "{missing:?}");
-        let alone = "[package]\nname = 'x'\nversion = '1'\nedition = '2024'\nrust-version = '1'\nlicense = 'MIT'\n\
-            repository = 'x'\npublish = false\n[workspace]\n[lints.rust]\nunsafe_code = 'deny'\n";
-        assert_eq!(found(&[("fuzz/Cargo.toml", alone.to_owned())]), [""; 0]);
-        assert_eq!(found(&[("fuzz/Cargo.toml", alone.replace("MIT", "GPL"))]), ["`license` is not the workspace's"]);
-        let lax = alone.replace("deny", "allow");
-        assert_eq!(found(&[("fuzz/Cargo.toml", lax)]), ["`[lints]` are not the workspace's"]);
         assert_eq!(found(&[("core/Cargo.toml", "[".to_owned())]).len(), 1);
     }
 }

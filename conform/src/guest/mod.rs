@@ -2,6 +2,7 @@
 
 mod blktests;
 mod cpio;
+mod kernel;
 mod machine;
 mod modules;
 mod newer;
@@ -165,6 +166,7 @@ fn targets(lab: &Lab, driver: Driver, main_driver: bool) -> Result<Targets> {
 
 impl Script<'_> {
     fn run(&self, lab: &Lab, mut targets: Targets) -> Result<()> {
+        let emulator = newer::whatever(&lab.report);
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         let initramfs = lab.scratch.join(format!("guest-{}-{}.cpio", self.name, self.driver.name()));
         let folders = [("test", &*scripts)].into_iter().chain(self.more);
@@ -173,8 +175,9 @@ impl Script<'_> {
         let mut cases = Cases { lab, part: self.part, since: Instant::now(), said: Vec::new(), seen: 0 };
         let mut restarted = Ok(());
         let kernel = if self.is_service { SERVICE.to_owned() } else { String::new() };
-        let (file, own) = (format!("{}.sh", self.name), qemu::Hardware { kernel, ..qemu::Hardware::default() });
-        let status = qemu::boot(self.sysroot, &initramfs, &file, LIMIT, &own, |line| {
+        let file = format!("{}.sh", self.name);
+        let hardware = qemu::Hardware { emulator, devices: Vec::new(), shares_memory: false, kernel };
+        let status = qemu::boot(self.sysroot, &initramfs, &file, LIMIT, &hardware, |line| {
             // A log that cannot be written costs the log, not the test.
             let _ = writeln!(log, "{line}");
             if line == "@restart" {

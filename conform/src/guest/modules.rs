@@ -77,7 +77,8 @@ fn collect(folder: &Path, files: &mut HashMap<String, PathBuf>) -> Result<()> {
     Ok(())
 }
 
-fn uncompressed(path: &Path) -> Result<Vec<u8>> {
+/// A file's content, unpacked by the tool that its ending names.
+pub(super) fn uncompressed(path: &Path) -> Result<Vec<u8>> {
     let tool = match path.extension().and_then(|extension| extension.to_str()) {
         Some("ko") => return Ok(std::fs::read(path)?),
         Some("xz") => "xz",

@@ -87,9 +87,8 @@ pub(crate) fn initramfs<'a>(
 }
 
 /// The machine that a guest runs on.
-#[derive(Default)]
 pub(crate) struct Hardware {
-    /// The emulator and its first arguments; the machine's own if there are none.
+    /// The emulator and its first arguments.
     pub emulator: Vec<String>,
     /// More arguments.
     pub devices: Vec<String>,
@@ -100,9 +99,9 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    fn command(&self) -> Command {
-        let mut words = self.emulator.iter();
-        let mut command = process::bound(words.next().map_or("qemu-system-x86_64", String::as_str));
+    fn command(&self) -> Result<Command> {
+        let (program, words) = self.emulator.split_first().context("an emulator has a name")?;
+        let mut command = process::bound(program);
         command.args(words).args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         command.args(["-cpu", "max", "-smp", "1", "-m", MEMORY]);
         if self.shares_memory {
@@ -112,7 +111,7 @@ impl Hardware {
             command.args(["-machine", "q35,accel=tcg"]);
         }
         command.args(&self.devices);
-        command
+        Ok(command)
     }
 }
 
@@ -127,7 +126,7 @@ pub(crate) fn boot(
 ) -> Result<i32> {
     let status_file = initramfs.with_extension("status");
     File::create(&status_file)?;
-    let mut qemu = hardware.command();
+    let mut qemu = hardware.command()?;
     let more = &hardware.kernel;
     qemu.arg("-kernel")
         .arg(&sysroot.kernel)

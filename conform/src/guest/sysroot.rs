@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FlockOperation, flock};
 
+use super::kernel;
 use crate::process;
 use crate::report::{Report, skip};
 
@@ -31,7 +32,7 @@ const SECURE: Recipe =
 /// Kernel packages by distribution: the first that the sources know is taken.
 const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
 /// Changes when trees made by older code are no good any more.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 /// The keys that Debian's packages are signed with.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Package sources that answer slower than this are down.
@@ -82,14 +83,19 @@ fn ensure_of(report: &Report, recipe: &Recipe) -> Result<Sysroot> {
     let cache = cache_folder()?;
     std::fs::create_dir_all(&cache).with_context(|| format!("{}", cache.display()))?;
     let path = cache.join(format!("{}-{:016x}", recipe.name, key(recipe)));
-    // Two runs at once must not make the same tree.
-    let lock = File::create(cache.join("lock"))?;
-    flock(&lock, FlockOperation::LockExclusive)?;
+    let _lock = alone(&cache, recipe.name)?;
     if !path.join("complete").exists() {
         report.note(&format!("fetching the guest's packages into {} (once)", path.display()));
         make(report, &path, recipe)?;
     }
     open(&path)
+}
+
+/// Two runs at once must not make the same tree: the first one holds this file while it does.
+pub(super) fn alone(cache: &Path, name: &str) -> Result<File> {
+    let lock = File::create(cache.join(format!("{name}.lock")))?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    Ok(lock)
 }
 
 pub(super) fn cache_folder() -> Result<PathBuf> {
@@ -119,6 +125,8 @@ fn open(path: &Path) -> Result<Sysroot> {
         // Newer packages keep the image beside the modules.
         for kernel in [root.join(format!("boot/vmlinuz-{version}")), modules.join("vmlinuz")] {
             if kernel.exists() {
+                let unpacked = path.join("vmlinux");
+                let kernel = if unpacked.exists() { unpacked } else { kernel };
                 return Ok(Sysroot { path: root, kernel, modules });
             }
         }
@@ -147,7 +155,10 @@ fn make(report: &Report, path: &Path, recipe: &Recipe) -> Result<()> {
     process::run(&mut install, FETCH_LIMIT)?.succeeded().context("fetching the guest's packages")?;
 
     let count = unpack_all(path, &root)?;
-    open(path)?;
+    let packed = open(path)?.kernel;
+    if let Err(why) = kernel::unpack(&packed, path) {
+        report.note(&format!("the guest's kernel starts slowly: {why:#}"));
+    }
     File::create(path.join("complete"))?;
     report.note(&format!("the guest's tree is made of {count} packages"));
     Ok(())
