@@ -82,7 +82,7 @@ impl Bench<'_> {
         let mut spec = Spec::new(driver, Vec::<String>::new())?;
         spec.daemon = Some(self.configure(&spec, "512M")?);
         let mut target = Some(self.start(&spec, Target::start)?);
-        self.scripts(target.as_ref().context("it is ours")?)?;
+        self.scripts(target.as_ref().context("it is ours")?, whole)?;
 
         let status = self.guest(&Machine::new("vm.sh"), |mark| {
             if mark == "grow" {
@@ -239,10 +239,11 @@ impl Bench<'_> {
     }
 
     /// What all guests begin with.
-    fn scripts(&self, target: &Target) -> Result<()> {
+    fn scripts(&self, target: &Target, whole: bool) -> Result<()> {
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         let (port, name) = (target.portal.port(), &target.name);
-        let settings = format!("PORTAL={HOST_AS_GUEST_SEES_IT}:{port}\nTARGET={name}\n");
+        let more = if whole { super::WHOLE } else { "" };
+        let settings = format!("PORTAL={HOST_AS_GUEST_SEES_IT}:{port}\nTARGET={name}\n{more}");
         qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), &settings, &self.initramfs)
     }
 
