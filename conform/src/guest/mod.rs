@@ -26,9 +26,11 @@ use crate::tools;
 
 /// The emulated processor is slow, and slower while something else is built.
 const LIMIT: Duration = Duration::from_secs(900);
-/// What a kernel is told that starts a system manager, whose only aim is the script.
-const SERVICE: &str =
-    " lunar.service systemd.unit=lunar-test.service systemd.show_status=false systemd.firstboot=no net.ifnames=0";
+/// What a kernel is told that starts a system manager, whose only aim is the script: nobody else looks at disks or sets
+/// up networks.
+const SERVICE: &str = " lunar.service systemd.unit=lunar-test.service systemd.show_status=false systemd.firstboot=no \
+    net.ifnames=0 systemd.mask=multipathd.service systemd.mask=multipathd.socket systemd.mask=systemd-networkd.service \
+    systemd.mask=systemd-networkd.socket systemd.mask=systemd-network-generator.service";
 /// What a script is told that tries everything.
 const WHOLE: &str = "WHOLE=yes\n";
 /// This machine's ::1 as QEMU's user network shows it to a guest.
