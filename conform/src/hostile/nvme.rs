@@ -49,7 +49,7 @@ struct Ground {
 
 type Case = (&'static str, fn(&mut Ground) -> Result<()>);
 
-const CASES: [Case; 20] = [
+const CASES: [Case; 21] = [
     ("first is not ICReq", first_is_not_ic_req),
     ("ICReq with what cannot be, and twice", odd_ic_req),
     ("PDUs of types that no host sends", unknown_types),
@@ -68,6 +68,7 @@ const CASES: [Case; 20] = [
     ("a host that sends and never reads", answers_untaken),
     ("writes whose data never comes", writes_without_data),
     ("half of a capsule, and gone", half_capsules),
+    ("a host that is silent on one queue, and then on all", silent_queues),
     ("Connect again and again", connect_flood),
     ("anything at all, behind Connect", garbage),
 ];
@@ -534,6 +535,38 @@ fn half_capsules(ground: &mut Ground) -> Result<()> {
 }
 
 /// Controllers go with their connections: as many as you like, one after the other and many at once.
+/// The commands of its I/O queue keep a controller alive (Base 2.1, 3.9.2): what its admin queue does not hear is no
+/// silence. Several hosts, since two queues may or may not be on one core.
+fn silent_queues(ground: &mut Ground) -> Result<()> {
+    let patience = Duration::from_secs(4);
+    let connect = Connect { keep_alive: u32::try_from(patience.as_millis())?, ..ground.connect() };
+    let mut hosts = Vec::new();
+    for _ in 0..6 {
+        let (admin, controller) = Host::admin(ground.portal, &connect, NONE)?;
+        let mut io = Conn::ready(ground.portal, NONE)?;
+        Connect { queue: 1, controller, ..connect }.on(&mut io)?.good()?;
+        hosts.push(Host { admin, io, controller });
+    }
+    // Until nobody looks at these queues any more before the time is up.
+    std::thread::sleep(patience * 5 / 8);
+    let end = Instant::now() + patience * 3 / 2;
+    while Instant::now() < end {
+        for host in &mut hosts {
+            host.read(OURS, LBA, 8).context("it is given up, although it sends commands")?;
+        }
+        std::thread::sleep(patience / 8);
+    }
+    let silent = Instant::now();
+    for host in &mut hosts {
+        match host.admin.hear(patience * 2)? {
+            Sound::Closed => {}
+            other => bail!("a silent host is not given up, but hears {other:?}"),
+        }
+    }
+    ensure!(silent.elapsed() > patience / 2, "they are given up {:?} after their last commands", silent.elapsed());
+    Ok(())
+}
+
 fn connect_flood(ground: &mut Ground) -> Result<()> {
     const AT_ONCE: usize = 200;
     let data = ground.connect().data();

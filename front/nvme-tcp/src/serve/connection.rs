@@ -22,6 +22,16 @@ use std::time::Duration;
 /// The type of Disconnect among Fabrics commands.
 const DISCONNECT: u8 = 0x08;
 
+/// What the other queues of a controller have heard is known when their own time has come, on their cores: so much later
+/// its admin queue decides.
+const HEARSAY: Duration = Duration::from_secs(1);
+
+/// When something has to be done about the silence of a queue's host; `None`: never.
+fn given_up(queue: &Rc<Queue>) -> Option<Instant> {
+    let silent = queue.controller.deadline()?;
+    Some(if queue.id == 0 { silent + HEARSAY } else { silent })
+}
+
 /// One connection.
 pub(super) struct Connection {
     id: u64,
@@ -264,7 +274,7 @@ impl Served for Connection {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let silent = self.queue.borrow().as_ref().and_then(|queue| queue.controller.deadline());
+        let silent = self.queue.borrow().as_ref().and_then(given_up);
         [self.line.session().deadline(), silent].into_iter().flatten().min()
     }
 
@@ -278,7 +288,7 @@ impl Served for Connection {
         let Some(queue) = &*self.queue.borrow() else { return };
         if active {
             queue.controller.hear(now);
-        } else if queue.id == 0 && queue.controller.deadline().is_some_and(|at| at <= now) {
+        } else if queue.id == 0 && given_up(queue).is_some_and(|at| at <= now) {
             self.front.reactor.stats().keepalive_timeouts.add(1);
             self.log("is silent for longer than it said");
             queue.controller.end();
