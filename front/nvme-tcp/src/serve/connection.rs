@@ -22,8 +22,8 @@ use std::time::Duration;
 /// The type of Disconnect among Fabrics commands.
 const DISCONNECT: u8 = 0x08;
 
-/// What the other queues of a controller have heard is known when their own time has come, on their cores: so much later
-/// its admin queue decides.
+/// What the other queues of a controller have heard is known when their own time has come, on their cores: so much
+/// later its admin queue decides.
 const HEARSAY: Duration = Duration::from_secs(1);
 
 /// When something has to be done about the silence of a queue's host; `None`: never.
