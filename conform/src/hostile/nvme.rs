@@ -538,7 +538,7 @@ fn half_capsules(ground: &mut Ground) -> Result<()> {
 /// The commands of its I/O queue keep a controller alive (Base 2.1, 3.9.2): what its admin queue does not hear is no
 /// silence. Several hosts, since two queues may or may not be on one core.
 fn silent_queues(ground: &mut Ground) -> Result<()> {
-    let patience = Duration::from_secs(4);
+    let patience = Duration::from_secs(8);
     let connect = Connect { keep_alive: u32::try_from(patience.as_millis())?, ..ground.connect() };
     let mut hosts = Vec::new();
     for _ in 0..6 {
