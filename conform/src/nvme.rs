@@ -348,9 +348,14 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn open(portal: SocketAddr, subsystem: &str, host: &str, digests: Digests) -> Result<Self> {
         let connect = Connect { queue: 0, entries: 32, controller: 0xffff, keep_alive: 0, subsystem, host };
-        let (admin, controller) = Self::admin(portal, &connect, digests)?;
+        Self::connected(portal, &connect, digests)
+    }
+
+    /// One whose admin queue asks for this.
+    pub(crate) fn connected(portal: SocketAddr, connect: &Connect<'_>, digests: Digests) -> Result<Self> {
+        let (admin, controller) = Self::admin(portal, connect, digests)?;
         let mut io = Conn::ready(portal, digests)?;
-        Connect { queue: 1, entries: 128, controller, ..connect }.on(&mut io)?.good()?;
+        Connect { queue: 1, entries: 128, controller, ..connect.clone() }.on(&mut io)?.good()?;
         Ok(Self { admin, io, controller })
     }
 

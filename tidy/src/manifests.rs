@@ -269,6 +269,8 @@ mod tests {
         let bare = "[package]\nname = 'x'\nversion = '1'\n".to_owned();
         let missing = found(&[("core/Cargo.toml", bare.clone())]);
         assert_eq!(missing.len(), INHERITED.len() + 1, "{missing:?}");
+        let alone = format!("{bare}[workspace]\n[lints.rust]\nunsafe_code = 'deny'\n");
+        assert_eq!(found(&[("fuzz/Cargo.toml", alone)]).len(), INHERITED.len() + 1);
         assert_eq!(found(&[("core/Cargo.toml", "[".to_owned())]).len(), 1);
     }
 }

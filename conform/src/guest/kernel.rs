@@ -1,6 +1,6 @@
 //! A kernel's image without its wrapping: what an emulated processor would take seconds to unpack at each start.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
@@ -20,24 +20,28 @@ const WAYS: [(&[u8], &str, usize); 3] =
 /// What a kernel has that can be started unpacked: the head of a note of Xen's, of type 18 with a word of 4 or 8 bytes.
 const ENTRY: [&[u8]; 2] = [b"\x04\0\0\0\x04\0\0\0\x12\0\0\0Xen\0", b"\x04\0\0\0\x08\0\0\0\x12\0\0\0Xen\0"];
 
-/// Unpacks `image` into a file of `folder`, and gives its path.
+/// What an unpacked kernel is called in the folder of its tree.
+pub(super) const UNPACKED: &str = "vmlinux";
+
+/// Unpacks `image` into a file of `folder`, which is there whole or not at all.
 ///
 /// # Errors
 ///
 /// An image that is made in another way, or that emulators cannot start unpacked.
-pub(super) fn unpack(image: &Path, folder: &Path) -> Result<PathBuf> {
+pub(super) fn unpack(image: &Path, folder: &Path) -> Result<()> {
     let bytes = std::fs::read(image).with_context(|| format!("{}", image.display()))?;
     let (payload, ending) = payload(&bytes)?;
-    let packed = folder.join(format!("vmlinux.{ending}"));
+    let packed = folder.join(format!("{UNPACKED}.{ending}"));
     std::fs::write(&packed, payload)?;
     let kernel = uncompressed(&packed);
     std::fs::remove_file(&packed)?;
     let kernel = kernel?;
     let starts = ENTRY.iter().any(|entry| kernel.windows(entry.len()).any(|window| window == *entry));
     ensure!(starts, "{} has no entry for a start without its wrapping", image.display());
-    let path = folder.join("vmlinux");
-    std::fs::write(&path, kernel)?;
-    Ok(path)
+    // A disk that is full in the middle leaves none that guests would start.
+    let part = folder.join(format!("{UNPACKED}.part"));
+    std::fs::write(&part, kernel)?;
+    Ok(std::fs::rename(part, folder.join(UNPACKED))?)
 }
 
 /// The compressed kernel in an image, and the ending of its format.

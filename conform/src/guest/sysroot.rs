@@ -125,7 +125,7 @@ fn open(path: &Path) -> Result<Sysroot> {
         // Newer packages keep the image beside the modules.
         for kernel in [root.join(format!("boot/vmlinuz-{version}")), modules.join("vmlinuz")] {
             if kernel.exists() {
-                let unpacked = path.join("vmlinux");
+                let unpacked = path.join(kernel::UNPACKED);
                 let kernel = if unpacked.exists() { unpacked } else { kernel };
                 return Ok(Sysroot { path: root, kernel, modules });
             }

@@ -540,13 +540,8 @@ fn half_capsules(ground: &mut Ground) -> Result<()> {
 fn silent_queues(ground: &mut Ground) -> Result<()> {
     let patience = Duration::from_secs(8);
     let connect = Connect { keep_alive: u32::try_from(patience.as_millis())?, ..ground.connect() };
-    let mut hosts = Vec::new();
-    for _ in 0..6 {
-        let (admin, controller) = Host::admin(ground.portal, &connect, NONE)?;
-        let mut io = Conn::ready(ground.portal, NONE)?;
-        Connect { queue: 1, controller, ..connect }.on(&mut io)?.good()?;
-        hosts.push(Host { admin, io, controller });
-    }
+    let hosts: Result<Vec<Host>> = (0..6).map(|_| Host::connected(ground.portal, &connect, NONE)).collect();
+    let mut hosts = hosts?;
     // Until nobody looks at these queues any more before the time is up.
     std::thread::sleep(patience * 5 / 8);
     let end = Instant::now() + patience * 3 / 2;
