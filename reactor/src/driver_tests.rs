@@ -38,6 +38,7 @@ both! {
     bytes_go_round_in_many_pieces;
     a_slow_reader_gets_all_of_a_big_send;
     sends_on_one_socket_keep_their_order;
+    who_never_pauses_is_heard_several_times_a_turn;
     a_closed_peer_reads_as_zero_bytes;
     cancel_ends_what_waits;
     a_cancelled_socket_works_on;
@@ -200,7 +201,7 @@ async fn cancel_ends_what_waits(reactor: Reactor) {
     for (i, completion) in completions.iter_mut().enumerate() {
         let token = completion.token();
         let op = match i {
-            0..3 => Op::Receive { socket: near.clone(), into: memory(reactor.arena(), 100, 10) },
+            0..3 => Op::Receive { socket: near.clone(), into: memory(reactor.arena(), 100, 10), at_once: false },
             _ => Op::Send { socket: near.clone(), data: data(reactor.arena(), 0, 10 << 20, 1 << 20) },
         };
         reactor.submit(op, token);
@@ -220,7 +221,10 @@ async fn a_cancelled_socket_works_on(reactor: Reactor) {
     for _ in 0..3 {
         let mut completion = Completion::new();
         let token = completion.token();
-        reactor.submit(Op::Receive { socket: far.clone(), into: memory(reactor.arena(), 100, 100) }, token);
+        reactor.submit(
+            Op::Receive { socket: far.clone(), into: memory(reactor.arena(), 100, 100), at_once: false },
+            token,
+        );
         reactor.driver().cancel(&far);
         assert_eq!(completion.wait().await.result, Err(Fault::Aborted));
         let sent = reactor.send(&near, data(reactor.arena(), 0, 100, 100), &mut completion).await;
@@ -581,8 +585,8 @@ async fn operations_under_way_at_the_end_are_harmless(reactor: Reactor) {
     let (listener, _) = reactor.driver().listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("listening");
     let outcomes = Rc::new(RefCell::new(Vec::new()));
     let ops = [
-        Op::Receive { socket: near.clone(), into: memory(reactor.arena(), 10_000, 100) },
-        Op::Receive { socket: near.clone(), into: memory(reactor.arena(), 10_000, 100) },
+        Op::Receive { socket: near.clone(), into: memory(reactor.arena(), 10_000, 100), at_once: false },
+        Op::Receive { socket: near.clone(), into: memory(reactor.arena(), 10_000, 100), at_once: false },
         Op::Send { socket: near, data: data(reactor.arena(), 0, 10 << 20, 1 << 20) },
         Op::Accept { listener },
         Op::Read { file: file.clone(), offset: 0, into: memory(reactor.arena(), 10_000, 100) },
@@ -611,6 +615,32 @@ async fn statistics_count_bytes(reactor: Reactor) {
     let stats = reactor.stats();
     assert_eq!((stats.sends.get(), stats.sent_bytes.get(), stats.received_bytes.get()), (3, 300, 300));
     assert!(stats.receives.get() >= 1 && stats.turns.get() > 0 && stats.busy_nanoseconds.get() > 0);
+}
+
+async fn who_never_pauses_is_heard_several_times_a_turn(reactor: Reactor) {
+    const ROOM: usize = 64;
+    const COUNT: usize = 1000;
+    let (near, far) = pair(&reactor).await;
+    let mut completion = Completion::new();
+    for at_once in [true, false] {
+        let all = data(reactor.arena(), 0, COUNT * ROOM, COUNT * ROOM);
+        assert_eq!(reactor.send(&near, all, &mut completion).await, Ok(COUNT * ROOM));
+        let (mut turns, mut in_row, mut rows) = (0, 0, Vec::new());
+        for _ in 0..COUNT {
+            let into = memory(reactor.arena(), ROOM, ROOM);
+            let (result, _) = reactor.receive_in_row(&far, into, at_once, &mut completion).await;
+            assert_eq!(result, Ok(ROOM));
+            if turns != reactor.stats().turns.get() {
+                turns = reactor.stats().turns.get();
+                rows.push(std::mem::take(&mut in_row));
+            }
+            in_row += 1;
+        }
+        rows.push(in_row);
+        let longest = rows.into_iter().max().expect("the last");
+        assert!(longest <= 1 + u32::from(crate::net::RECEIVES_AT_ONCE), "others waited for {longest} receives");
+        assert!(!at_once || longest > 1, "each took a turn");
+    }
 }
 
 /// Lets no more rings be made on this thread, as profiles of containers do.
@@ -663,7 +693,10 @@ fn an_idle_core_costs_nothing() {
             let (near, far) = pair(&reactor).await;
             let mut completion = Completion::new();
             let token = completion.token();
-            reactor.submit(Op::Receive { socket: far.clone(), into: memory(reactor.arena(), 100, 100) }, token);
+            reactor.submit(
+                Op::Receive { socket: far.clone(), into: memory(reactor.arena(), 100, 100), at_once: false },
+                token,
+            );
             let before = thread_time();
             reactor.sleep(Duration::from_secs(1)).await;
             let used = thread_time() - before;

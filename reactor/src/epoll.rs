@@ -60,6 +60,10 @@ struct Inner {
     has_rung: bool,
 }
 
+/// What a socket is watched for: the kernel tells it once, until it is asked again.
+const SOCKET_INTEREST: EventFlags =
+    EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::ET);
+
 struct Open {
     fd: OwnedFd,
     kind: Kind,
@@ -154,7 +158,7 @@ impl Epoll {
         });
         let interest = match kind {
             Kind::File { .. } => EventFlags::empty(),
-            Kind::Socket(_) => EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET,
+            Kind::Socket(_) => SOCKET_INTEREST,
             Kind::Listener(_) => EventFlags::IN | EventFlags::ET,
             Kind::Polled(_) => polled::INTEREST,
         };
@@ -387,8 +391,12 @@ impl Inner {
                 Open { fd, kind: Kind::Listener(state) } => state.accept(fd, done, listener),
                 _ => Some(Answer::new(done, Err(Fault::Os(libc::EINVAL)), Data::None, listener)),
             },
-            Op::Receive { socket, into } => match self.open[socket.id() as usize].as_mut() {
-                Some(Open { fd, kind: Kind::Socket(state) }) => state.receive(fd, done, into, socket, &mut self.vector),
+            Op::Receive { socket, into, .. } => match self.open[socket.id() as usize].as_mut() {
+                Some(Open { fd, kind: Kind::Socket(state) }) => {
+                    let id = EventData::new_u64(u64::from(socket.id()));
+                    let again = |fd: &OwnedFd| epoll::modify(poll, fd, id, SOCKET_INTEREST).is_ok();
+                    state.receive(fd, again, done, into, socket, &mut self.vector)
+                }
                 _ => Some(Answer::new(done, Err(Fault::Os(libc::ENOTSOCK)), Data::In(into), socket)),
             },
             Op::Send { socket, data } => match self.open[socket.id() as usize].as_mut() {

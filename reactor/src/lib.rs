@@ -333,8 +333,19 @@ impl Reactor {
         into: SgMut,
         completion: &mut Completion,
     ) -> (Result<usize, Fault>, SgMut) {
+        self.receive_in_row(socket, into, false, completion).await
+    }
+
+    /// [`Reactor::receive`], which is perhaps `at_once` if the last one was filled: before others have their turn.
+    pub async fn receive_in_row(
+        &self,
+        socket: &Handle,
+        into: SgMut,
+        at_once: bool,
+        completion: &mut Completion,
+    ) -> (Result<usize, Fault>, SgMut) {
         let done = completion.token();
-        self.inner.driver.submit(Op::Receive { socket: socket.clone(), into }, done);
+        self.inner.driver.submit(Op::Receive { socket: socket.clone(), into, at_once }, done);
         let outcome = completion.wait().await;
         let stats = &self.inner.stats;
         stats.receives.add(1);

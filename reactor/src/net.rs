@@ -10,6 +10,9 @@ use std::time::Duration;
 
 /// Connections that wait to be accepted: a rack of initiators that all log in again at once.
 const BACKLOG: i32 = 4096;
+/// Receives of one socket that are tried as they come while each is filled, before the others of the core have their
+/// turn: what came in a row is answered together, and a peer that never pauses starves nobody.
+pub(crate) const RECEIVES_AT_ONCE: u8 = 4;
 /// Silence after which the peer's system is asked whether it still knows the connection, and how often and how
 /// fast: a peer that lost power is noticed within about two minutes, whatever the protocol above does.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);

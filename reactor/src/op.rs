@@ -68,6 +68,8 @@ pub enum Op {
         socket: Handle,
         /// Memory; comes back as [`Data::In`], filled from its start.
         into: SgMut,
+        /// Whether to try before the next turn, if the last one was filled: what comes in a row is answered together.
+        at_once: bool,
     },
     /// All of it, however many calls that takes.
     Send {

@@ -103,8 +103,17 @@ struct Open {
     receiving: Line,
     /// Whether the last receive left nothing behind: the next waits before it tries.
     is_drained: bool,
+    /// Receives that may still be tried as they come, before the next turn.
+    eager: u8,
     ends_sending: bool,
     listener: Option<Box<Listener>>,
+}
+
+impl Open {
+    /// A receive ended in a turn.
+    fn had_its_turn(&mut self) {
+        self.eager = if self.is_drained { 0 } else { net::RECEIVES_AT_ONCE };
+    }
 }
 
 #[derive(Default)]
@@ -268,6 +277,7 @@ impl Inner {
             sending: Line::default(),
             receiving: Line::default(),
             is_drained: false,
+            eager: 0,
             ends_sending: false,
             listener,
         });
@@ -338,6 +348,7 @@ impl Inner {
             self.entries.push(Box::default());
             (self.entries.len() - 1) as u32
         });
+        let at_once = matches!(op, Op::Receive { at_once: true, .. });
         let entry = &mut self.entries[key as usize];
         let id = entry.fill(op, done);
         if entry.has_nothing_to_do() {
@@ -360,6 +371,7 @@ impl Inner {
         }
         match self.entries[key as usize].kind() {
             entry::Kind::Send => return self.send_now(key),
+            entry::Kind::Receive if at_once && self.open(id).eager > 0 => return self.receive_now(key),
             entry::Kind::Receive if self.hot.enter(key) => {}
             _ => self.issue(key),
         }
@@ -446,6 +458,7 @@ impl Inner {
         let open = self.open[id as usize].as_mut().expect("an operation holds its handle");
         if kind == entry::Kind::Receive {
             open.is_drained = !cqueue::sock_nonempty(cqe.flags());
+            open.had_its_turn();
         }
         match entry.advance(cqe.result(), open.is_direct) {
             Next::Again => {

@@ -85,7 +85,7 @@ impl Bench {
 
     fn receive(&self, socket: &Handle, len: usize) -> Result<Vec<u8>, Fault> {
         let into = self.arena.take_sg(len).expect("enough memory");
-        let outcome = self.ask(Op::Receive { socket: socket.clone(), into });
+        let outcome = self.ask(Op::Receive { socket: socket.clone(), into, at_once: false });
         let count = outcome.result? as usize;
         Ok(outcome.data.into_in().share().to_vec()[..count].to_vec())
     }
@@ -267,7 +267,7 @@ fn resets_reach_both_ends_and_cancel_ends_what_waits() {
     let bench = Bench::new(3);
     let (peer, socket) = bench.connection();
     let into = bench.arena.take_sg(100).expect("enough memory");
-    let receiving = bench.start(Op::Receive { socket: socket.clone(), into });
+    let receiving = bench.start(Op::Receive { socket: socket.clone(), into, at_once: false });
     bench.core.cancel(&socket);
     assert_eq!(bench.answer(&receiving).result, Err(Fault::Aborted));
     peer.reset();

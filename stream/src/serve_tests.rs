@@ -9,14 +9,20 @@ use std::sync::Arc;
 const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), 1);
 /// A peer that sends it wants to be gone.
 const QUIT: u8 = b'q';
+/// After it come so many bytes that want a place of their own.
+const LARGE: u8 = b'l';
+const LARGE_LEN: usize = 20_000;
 /// Connections at once.
 const MOST: usize = HALF_OPEN_MAX + 2;
 
 /// Sends back what comes, until it is told to quit.
-#[derive(Default)]
 struct Echo {
+    arena: Arena,
     queued: Sg,
     has_quit: bool,
+    /// Bytes of something large that are still to come, and of all such that came to their place.
+    left: usize,
+    placed: Rc<Cell<usize>>,
 }
 
 /// It quits.
@@ -26,18 +32,31 @@ impl Machine for Echo {
     type Action = Quits;
 
     fn want(&mut self) -> Want {
-        if self.has_quit { Want::Nothing } else { Want::Chunk }
+        if self.has_quit {
+            return Want::Nothing;
+        }
+        let place = self.arena.take_sg(self.left).filter(|place| !place.is_empty());
+        place.map_or(Want::Chunk, Want::Into)
     }
 
     fn receive(&mut self, bytes: Slice, _now: Instant, actions: &mut Vec<Quits>) {
-        if bytes.contains(&QUIT) {
+        let rest = &bytes[self.left.min(bytes.len())..];
+        self.left -= bytes.len() - rest.len();
+        if let Some(at) = rest.iter().position(|byte| *byte == LARGE) {
+            self.left = LARGE_LEN.checked_sub(rest.len() - at - 1).expect("one in a chunk");
+        }
+        if rest.contains(&QUIT) {
             self.has_quit = true;
             actions.push(Quits);
         }
         self.queued.push(bytes);
     }
 
-    fn placed(&mut self, _memory: SgMut, _count: usize, _now: Instant, _actions: &mut Vec<Quits>) {}
+    fn placed(&mut self, mut memory: SgMut, count: usize, _now: Instant, _actions: &mut Vec<Quits>) {
+        self.left -= count;
+        self.placed.set(self.placed.get() + count);
+        memory.split_to(count).share().into_pieces().for_each(|piece| self.queued.push(piece));
+    }
 
     fn resume(&mut self, _actions: &mut Vec<Quits>) {}
 
@@ -142,6 +161,7 @@ struct Rig {
     listener: Handle,
     connections: Rc<Connections<Connection>>,
     has_left: Rc<Cell<usize>>,
+    placed: Rc<Cell<usize>>,
     /// What lies between.
     shift: u8,
 }
@@ -152,7 +172,7 @@ impl Rig {
         let core = Reactor::with_driver(world.core(Host(1)), Arena::new(8 << 20), Arc::default());
         let (listener, _) = core.driver().listen(ADDRESS).expect("nobody else listens");
         let connections = Connections::new(&core, MOST);
-        Self { world, core, listener, connections, has_left: Rc::default(), shift: 0 }
+        Self { world, core, listener, connections, has_left: Rc::default(), placed: Rc::default(), shift: 0 }
     }
 
     /// Runs until `future` has ended.
@@ -171,8 +191,10 @@ impl Rig {
         let peer = self.world.connect(ADDRESS);
         let (core, listener) = (self.core.clone(), self.listener.clone());
         let incoming = self.run(async move { core.accept(&listener).await.expect("somebody comes") });
+        let arena = self.core.arena().clone();
+        let echo = Echo { arena, queued: Sg::default(), has_quit: false, left: 0, placed: self.placed.clone() };
         self.connections.serve(incoming, |_, (socket, _, _)| Connection {
-            line: Line::new(&self.core, socket, Echo::default(), Shifted(self.shift)),
+            line: Line::new(&self.core, socket, echo, Shifted(self.shift)),
             is_busy: Cell::new(false),
             has_left: self.has_left.clone(),
         });
@@ -209,6 +231,18 @@ fn what_is_queued_leaves_and_the_last_of_it_before_the_end() {
         drop(peer);
         rig.world.run(&[&rig.core], || rig.connections.is_empty());
         assert_eq!((rig.has_left.get(), rig.core.stats().connections.get()), (1, 0));
+    }
+}
+
+#[test]
+fn what_lies_behind_something_large_is_not_lost() {
+    for seed in 0..20 {
+        let rig = Rig::new(seed);
+        let large = |end: u8| [vec![LARGE], vec![1; LARGE_LEN], vec![end; 100]].concat();
+        let all: Vec<u8> = (2..12).flat_map(large).collect();
+        let (_peer, echo) = rig.say(rig.connect(), all.clone(), all.len());
+        assert!(echo == all);
+        assert!(rig.placed.get() > 0 && rig.placed.get() <= 10 * LARGE_LEN);
     }
 }
 

@@ -19,6 +19,8 @@ pub(super) struct Socket {
     sends: VecDeque<Waiting>,
     may_receive: bool,
     may_send: bool,
+    /// Receives that may still be tried as they come, before the next turn.
+    eager: u8,
     /// Whether the peer has closed its side: what is left to receive is announced no more.
     is_over: bool,
     ends_sending: bool,
@@ -39,6 +41,7 @@ impl Default for Socket {
             sends: VecDeque::new(),
             may_receive: true,
             may_send: true,
+            eager: net::RECEIVES_AT_ONCE,
             is_over: false,
             ends_sending: false,
         }
@@ -52,9 +55,11 @@ impl Waiting {
 }
 
 impl Socket {
+    /// Receives at once, if something is there and it is not the turn of others: then `again` has it announced anew.
     pub(super) fn receive(
         &mut self,
         fd: &OwnedFd,
+        again: impl FnOnce(&OwnedFd) -> bool,
         done: Done,
         into: SgMut,
         handle: Handle,
@@ -64,10 +69,9 @@ impl Socket {
         if waiting.data.is_empty() {
             return Some(waiting.answer(Ok(0)));
         }
-        if self.receives.is_empty()
-            && self.may_receive
-            && let Some(result) = self.try_receive(fd, &mut waiting, vector)
-        {
+        let may_try = self.receives.is_empty() && self.may_receive && (self.eager > 0 || !again(fd));
+        self.eager = self.eager.saturating_sub(1);
+        if may_try && let Some(result) = self.try_receive(fd, &mut waiting, vector) {
             return Some(waiting.answer(result));
         }
         self.receives.push_back(waiting);
@@ -131,6 +135,7 @@ impl Socket {
         self.may_receive |= events & READABLE != 0;
         self.may_send |= events & WRITABLE != 0;
         self.is_over |= events & OVER != 0;
+        self.eager = net::RECEIVES_AT_ONCE;
         let mut answers = Vec::new();
         while self.may_receive
             && let Some(mut waiting) = self.receives.pop_front()

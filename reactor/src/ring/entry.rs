@@ -120,7 +120,7 @@ impl Entry {
     pub(super) fn fill(&mut self, op: Op, done: Done) -> u32 {
         (self.moved, self.retries, self.is_cancelled, self.offset) = (0, 0, false, 0);
         let (kind, handle, data) = match op {
-            Op::Receive { socket, into } => (Kind::Receive, socket, Data::In(into)),
+            Op::Receive { socket, into, .. } => (Kind::Receive, socket, Data::In(into)),
             Op::Send { socket, data } => (Kind::Send, socket, Data::Out(data)),
             Op::Read { file, offset, into } => {
                 self.offset = offset;

@@ -300,7 +300,7 @@ impl State {
                 }
                 self.serve_accepts(address);
             }
-            (Op::Receive { socket, into }, Some(Kind::Socket { link, side })) if self.links.contains_key(&link) => {
+            (Op::Receive { socket, into, .. }, Some(Kind::Socket { link, side })) if self.links.contains_key(&link) => {
                 if let Some(state) = self.links.get_mut(&link) {
                     state.end(side).receives.push_back(Receive { into, done, handle: socket });
                 }

@@ -4,7 +4,7 @@ use super::Served;
 use crate::channel::{Channel, Plain};
 use crate::machine::{Machine, Transfers, Want};
 use lunar_core::io::{Completion, Fault, Outcome};
-use lunar_core::mem::{Buf, PAGE, SgMut};
+use lunar_core::mem::{Buf, PAGE, SgMut, Slice};
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
@@ -402,11 +402,25 @@ impl<S: Transfers, C: Channel> Receiver<'_, S, C> {
     /// Receives payload to its place. Returns whether the connection lives.
     async fn place(&mut self, memory: SgMut, actions: &mut Vec<S::Action>) -> bool {
         let line = self.line;
-        let (result, memory) = line.reactor.receive(&line.socket, memory, &mut self.completion).await;
+        let (room, mut into) = (memory.len(), memory);
+        // The next header most likely lies behind it.
+        let rest = self.rest.take().filter(|rest| rest.len() <= CHUNK_MIN);
+        rest.or_else(|| line.reactor.arena().take(CHUNK_MIN)).into_iter().for_each(|tail| into.push(tail));
+        // A peer that is faster than this core can wait for the answers of several; another waits for this one.
+        let at_once = !line.reactor.has_waited();
+        let (result, mut into) = line.reactor.receive_in_row(&line.socket, into, at_once, &mut self.completion).await;
         self.after_large = true;
         line.active.set(true);
         let (count, goes_on) = received(result);
-        line.session.borrow_mut().placed(memory, count, line.reactor.now(), actions);
+        let memory = into.split_to(room);
+        self.rest = into.into_pieces().next();
+        let now = line.reactor.now();
+        line.session.borrow_mut().placed(memory, count.min(room), now, actions);
+        if count > room
+            && let Some(part) = self.received(count - room)
+        {
+            line.session.borrow_mut().receive(part, now, actions);
+        }
         goes_on
     }
 
@@ -417,10 +431,8 @@ impl<S: Transfers, C: Channel> Receiver<'_, S, C> {
         let len = chunk.len();
         let (result, memory) = line.reactor.receive(&line.socket, chunk.into(), &mut self.completion).await;
         let (count, goes_on) = received(result);
-        let Some(mut chunk) = memory.into_pieces().next() else { return goes_on };
-        if count == 0 {
-            return goes_on;
-        }
+        self.rest = memory.into_pieces().next();
+        let Some(part) = self.received(count) else { return goes_on };
         line.active.set(true);
         let chunk_len = line.chunk_len.get();
         if count == len && !self.after_large {
@@ -429,10 +441,16 @@ impl<S: Transfers, C: Channel> Receiver<'_, S, C> {
             line.chunk_len.set((chunk_len / 2).max(CHUNK_MIN));
         }
         self.after_large = false;
-        let part = chunk.split_to(count).share();
-        self.rest = (chunk.len() >= CHUNK_REST).then_some(chunk);
         let hand_on = |part| line.session.borrow_mut().receive(part, line.reactor.now(), actions);
         line.channel.open(part, line.reactor.arena(), hand_on) && goes_on
+    }
+
+    /// The first `count` bytes of the rest, which have been filled.
+    fn received(&mut self, count: usize) -> Option<Slice> {
+        let mut rest = self.rest.take().filter(|_| count > 0)?;
+        let part = rest.split_to(count).share();
+        self.rest = (rest.len() >= CHUNK_REST).then_some(rest);
+        Some(part)
     }
 
     async fn memory(&mut self) -> Buf {
