@@ -13,6 +13,8 @@ FUZZ_SIXTH = api lists nvme nvme_auth nvme_tcp_start nvme_tcp_queue raw_cdb \
 # Parts and options of the conformance run: `make conform CONFORM="hostile --driver epoll"`.
 CONFORM ?= all
 CARGO ?= cargo
+# Whole targets that `make unit` and `make test` simulate; `cargo test` alone simulates fewer.
+SEEDS ?= 1000
 # Seconds that the unit tests may take once they are built (they take about 150): a test that hangs ends with a sentence.
 UNIT_SECONDS ?= 900
 
@@ -34,7 +36,10 @@ release: needs
 ## test: everything, from format to crashes, with what it needs installed first
 test: CONFORM = all --checked
 test: FUZZ_BUILD = --quick
-test: deps format lint unit fuzz conform
+# One build is compiled, tested and linted, instead of two.
+test: export RUSTC_WORKSPACE_WRAPPER = clippy-driver
+test: export CLIPPY_ARGS = -Dwarnings__CLIPPY_HACKERY__
+test: deps format unit fuzz conform
 
 ## needs: install what a build needs and this machine lacks
 needs:
@@ -59,7 +64,7 @@ lint:
 unit:
 	@echo "== unit"
 	$(CARGO) test --locked --no-run
-	timeout $(UNIT_SECONDS) $(CARGO) test --locked || { [ $$? -ne 124 ] || echo "a test hangs: the last named above" >&2; exit 1; }
+	LUNAR_SEEDS=$(SEEDS) timeout $(UNIT_SECONDS) $(CARGO) test --locked || { [ $$? -ne 124 ] || echo "a test hangs: the last named above" >&2; exit 1; }
 
 ## fuzz: every fuzz target, for FUZZ_SECONDS (60) seconds or a sixth of that
 fuzz:

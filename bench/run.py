@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--name", help="name of the files in bench/results [the protocol; with --offload: offload]")
     parser.add_argument("--rounds", type=int, default=5, help="runs of every row on every target [%(default)s]")
     parser.add_argument("--time", type=float, default=1.5, help="seconds of each run [%(default)s]")
-    parser.add_argument("--rows", default="*", help="rows whose key fits this pattern (see --list)")
+    parser.add_argument("--rows", default="*", help="rows whose key fits this pattern, as the shell's (see --list)")
     parser.add_argument("--targets", help=f"among them [{','.join(targets.KINDS)}]")
     parser.add_argument("--driver", default="auto", help="how Lunar talks to the kernel: auto, io_uring, epoll")
     parser.add_argument("--folder", type=Path, help="where the file store lies [the system's folder for such files]")
@@ -149,6 +149,9 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{row.key:<40} {row.title}" for row in loads()))
         return 0
+    if not chosen:
+        print(f"no row's key fits {options.rows}: see --list", file=sys.stderr)
+        return 2
     kinds = options.targets.split(",") if options.targets else list(known)
     if unknown := set(kinds) - set(known):
         print(f"no such targets: {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
@@ -159,6 +162,9 @@ def main() -> int:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=where))
         how = setup(Path(folder), options.driver)
         all_of, missing = started([known[kind] for kind in kinds], how, stack)
+        if not all_of:
+            print(f"there is nothing to measure: {'; '.join(missing.values())}", file=sys.stderr)
+            return 1
         machine = report.machine(how.folder)
         table = measure_rows(how, all_of, chosen, options.rounds, options.time)
         extras: dict = {}

@@ -513,6 +513,11 @@ mod tests {
         fn any_login_ends(data in prop::collection::vec(any::<u8>(), 0..3000)) {
             fuzz_login(&data);
         }
+    }
+
+    proptest! {
+        // Each is long; the fuzz target of the same name has a minute.
+        #![proptest_config(ProptestConfig::with_cases(400))]
 
         #[test]
         fn any_conversation_ends(data in prop::collection::vec(any::<u8>(), 0..6000)) {
