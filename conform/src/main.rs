@@ -26,10 +26,11 @@ mod tools;
 mod vfio;
 mod witness;
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
@@ -109,26 +110,29 @@ enum Part {
 }
 
 /// The order in which parts start, those that take longest first but for one that keeps processors busy while packages
-/// for guests are fetched, and whether anything in them depends on the driver.
-const ORDER: [(Part, bool); 14] = [
-    (Part::Libiscsi, true),
-    (Part::Guest, true),
-    (Part::Service, false),
-    (Part::Paths, false),
-    (Part::Nvme, true),
-    (Part::Vm, true),
-    (Part::Proofs, false),
-    (Part::Blktests, false),
-    (Part::Hostile, true),
-    (Part::Crash, true),
-    (Part::Life, true),
-    (Part::Daemon, true),
-    (Part::Tools, true),
-    (Part::Chap, true),
+/// for guests are fetched; whether anything in them depends on the driver; and the room that each takes.
+const ORDER: [(Part, bool, usize); 14] = [
+    (Part::Libiscsi, true, WORKS),
+    (Part::Guest, true, WORKS),
+    (Part::Service, false, WORKS),
+    (Part::Paths, false, WORKS),
+    (Part::Nvme, true, WORKS),
+    (Part::Vm, true, WORKS),
+    (Part::Proofs, false, WORKS),
+    (Part::Blktests, false, WORKS),
+    (Part::Hostile, true, WAITS),
+    (Part::Crash, true, WAITS),
+    (Part::Life, true, WAITS),
+    (Part::Daemon, true, WAITS),
+    (Part::Tools, true, WAITS),
+    (Part::Chap, true, WAITS),
 ];
 
-/// Parts that run at once: a guest keeps one processor busy with emulation, most others wait more than they work.
-const AT_ONCE: usize = 3;
+/// Room for parts that run at once, on two processors: three that work, most of them guests, which keep one processor
+/// busy with emulation; or five that wait more than they work.
+const ROOM: usize = 15;
+const WORKS: usize = 5;
+const WAITS: usize = 3;
 
 fn main() -> ExitCode {
     match run(Arguments::parse()) {
@@ -162,23 +166,33 @@ fn run(arguments: Arguments) -> Result<bool> {
     let everything = arguments.parts.is_empty() || arguments.parts.contains(&Part::All);
     let drivers: Vec<Driver> = arguments.driver.into_iter().filter(|driver| usable(&lab, *driver)).collect();
     let wanted = |part: &Part| everything || arguments.parts.contains(part);
-    let jobs = ORDER.iter().filter(|(part, _)| wanted(part)).flat_map(|(part, each)| {
+    let jobs = ORDER.iter().filter(|(part, ..)| wanted(part)).flat_map(|(part, each, room)| {
         let count = if *each { drivers.len() } else { drivers.len().min(1) };
-        drivers[..count].iter().enumerate().map(|(at, driver)| (*part, *driver, at == 0))
+        drivers[..count].iter().enumerate().map(|(at, driver)| (*room, (*part, *driver, at == 0)))
     });
-    let jobs = Mutex::new(jobs);
-    let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
+    in_room(ROOM, jobs.collect(), |(part, driver, main_driver)| one(&lab, part, driver, main_driver));
+    Ok(lab.report.finish(&base.join("results.md")))
+}
+
+/// Works on jobs in their order, as many at once as there is room for.
+fn in_room<T: Send>(room: usize, jobs: VecDeque<(usize, T)>, work: impl Fn(T) + Sync) {
+    let most = jobs.iter().map(|(takes, _)| room / takes).max().unwrap_or(0);
+    let (state, freed) = (Mutex::new((room, jobs)), Condvar::new());
     let worker = || {
-        while let Some((part, driver, main_driver)) = next() {
-            one(&lab, part, driver, main_driver);
+        loop {
+            let waits =
+                |(free, jobs): &mut (usize, VecDeque<(usize, T)>)| jobs.front().is_some_and(|job| job.0 > *free);
+            let lock = state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lock = freed.wait_while(lock, waits).unwrap_or_else(PoisonError::into_inner);
+            let Some((takes, job)) = lock.1.pop_front() else { return };
+            lock.0 -= takes;
+            drop(lock);
+            work(job);
+            state.lock().unwrap_or_else(PoisonError::into_inner).0 += takes;
+            freed.notify_all();
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
-            scope.spawn(worker);
-        }
-    });
-    Ok(lab.report.finish(&base.join("results.md")))
+    std::thread::scope(|scope| (0..most).for_each(|_| _ = scope.spawn(worker)));
 }
 
 /// Runs a part; what keeps a part from running at all is a failed case of its own.
@@ -259,4 +273,28 @@ fn build(checked: bool) -> Result<PathBuf> {
     let status = command.status().context("cannot start cargo")?;
     ensure!(status.success(), "the target does not build");
     Ok(build_folder()?.join(if checked { "debug/lunar" } else { "release/lunar" }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    #[test]
+    fn jobs_take_the_room_there_is_and_all_are_done() {
+        let (taken, most, done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        let jobs = [WORKS, WORKS, WORKS, WORKS, WAITS, WAITS, WAITS, WAITS, WAITS].map(|takes| (takes, takes));
+        in_room(ROOM, jobs.into(), |takes| {
+            most.fetch_max(taken.fetch_add(takes, Ordering::SeqCst) + takes, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(20));
+            taken.fetch_sub(takes, Ordering::SeqCst);
+            done.fetch_add(1, Ordering::SeqCst);
+        });
+        assert_eq!((taken.into_inner(), done.into_inner()), (0, jobs.len()));
+        assert!(
+            (WORKS + 1..=ROOM).contains(&most.into_inner()),
+            "several at once, and not more than there is room for"
+        );
+    }
 }
