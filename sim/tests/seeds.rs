@@ -3,7 +3,7 @@
 use lunar_sim::{Scenario, run};
 
 /// Seeds of whole targets, where `LUNAR_SEEDS` does not say how many: few, for who has just changed a line.
-const SEEDS: u64 = 250;
+const SEEDS: u64 = 150;
 /// Seeds of whole targets for one of each of the other scenarios, in which less can happen.
 const OTHERS: u64 = 4;
 
