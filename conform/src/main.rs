@@ -28,6 +28,7 @@ mod witness;
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -187,9 +188,11 @@ fn in_room<T: Send>(room: usize, jobs: VecDeque<(usize, T)>, work: impl Fn(T) + 
             let Some((takes, job)) = lock.1.pop_front() else { return };
             lock.0 -= takes;
             drop(lock);
-            work(job);
+            // Whatever becomes of it: who waits for its room shall not wait for ever.
+            let outcome = catch_unwind(AssertUnwindSafe(|| work(job)));
             state.lock().unwrap_or_else(PoisonError::into_inner).0 += takes;
             freed.notify_all();
+            outcome.unwrap_or_else(|panic| resume_unwind(panic));
         }
     };
     std::thread::scope(|scope| (0..most).for_each(|_| _ = scope.spawn(worker)));
