@@ -36,7 +36,7 @@ release: needs
 ## test: everything, from format to crashes, with what it needs installed first
 test: CONFORM = all --checked
 test: FUZZ_BUILD = --quick
-# One build is compiled, tested and linted, instead of two.
+# One build is compiled, tested and linted, instead of two; the odd word is what clippy parts arguments with.
 test: export RUSTC_WORKSPACE_WRAPPER = clippy-driver
 test: export CLIPPY_ARGS = -Dwarnings__CLIPPY_HACKERY__
 test: deps format unit fuzz conform

@@ -4,15 +4,15 @@ use lunar_sim::{Scenario, run};
 
 /// Seeds of whole targets, where `LUNAR_SEEDS` does not say how many: few, for who has just changed a line.
 const SEEDS: u64 = 150;
-/// Seeds of whole targets for one of each of the other scenarios, in which less can happen.
-const OTHERS: u64 = 4;
+/// Seeds of each of the other scenarios, in which less can happen, for a hundred of whole targets.
+const OTHERS: u64 = 40;
 
 /// Threads of each test: simulations share nothing.
 const THREADS: u64 = 2;
 
 fn passes(scenario: Scenario) {
     let seeds = std::env::var("LUNAR_SEEDS").map_or(SEEDS, |seeds| seeds.parse().expect("LUNAR_SEEDS: a number"));
-    let seeds = if scenario == Scenario::Targets { seeds } else { seeds.div_ceil(OTHERS) };
+    let seeds = if scenario == Scenario::Targets { seeds } else { (seeds * OTHERS).div_ceil(100) };
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             scope.spawn(move || (thread..seeds).step_by(THREADS as usize).for_each(|seed| pass(scenario, seed)));

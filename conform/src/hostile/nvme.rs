@@ -534,7 +534,6 @@ fn half_capsules(ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-/// Controllers go with their connections: as many as you like, one after the other and many at once.
 /// The commands of its I/O queue keep a controller alive (Base 2.1, 3.9.2): what its admin queue does not hear is no
 /// silence. Several hosts, since two queues may or may not be on one core.
 fn silent_queues(ground: &mut Ground) -> Result<()> {
@@ -562,6 +561,7 @@ fn silent_queues(ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
+/// Controllers go with their connections: as many as you like, one after the other and many at once.
 fn connect_flood(ground: &mut Ground) -> Result<()> {
     const AT_ONCE: usize = 200;
     let data = ground.connect().data();
