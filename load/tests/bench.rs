@@ -26,10 +26,14 @@ fn bench(disk: &Disk, args: &str) -> Report {
     run(&options(&disk.url(), args)).expect("a report")
 }
 
-/// Measures until something was there to measure.
-fn measured(disk: &Disk, args: &str) -> Report {
+/// Measures for longer and longer, until there is `enough`.
+fn until(disk: &Disk, args: &str, enough: impl Fn(&Report) -> bool) -> Report {
     let mut reports = TIMES.iter().map(|time| bench(disk, &format!("{args} --time {time}")));
-    reports.find(|report| report.iops > 0.0).unwrap_or_else(|| panic!("{args}: nothing in {TIMES:?} seconds"))
+    reports.find(enough).unwrap_or_else(|| panic!("{args}: never enough in {TIMES:?} seconds"))
+}
+
+fn measured(disk: &Disk, args: &str) -> Report {
+    until(disk, args, |report| report.iops > 0.0)
 }
 
 fn log_file(name: &str) -> PathBuf {
@@ -60,8 +64,8 @@ fn all_shapes_are_verified_with_all_ways_of_moving_data() {
             let seed = if shape.ends_with("read") { "--seed 9" } else { "" };
             if !seed.is_empty() {
                 // What is only read was written before, all of it.
-                let fill = bench(&disk, "--rw write --verify --seed 9 --size 256k --bs 64k --depth 1");
-                assert!(fill.is_good() && fill.total_commands > 4, "{fill}");
+                let fill = "--rw write --verify --seed 9 --size 256k --bs 64k --depth 1";
+                assert!(until(&disk, fill, |fill| fill.total_commands > 4).is_good());
             }
             let report = measured(&disk, &format!("--verify --rw {shape} --size 256k {seed} {args}"));
             let found = report.verified.clone().expect("verified");
@@ -72,30 +76,36 @@ fn all_shapes_are_verified_with_all_ways_of_moving_data() {
 
 #[test]
 fn a_lost_write_is_noticed() {
-    let disk = Disk::start(Faults { loses_write: 50, ..Faults::default() });
     // Far more places than writes in this time would be needed to hide one: every place is written again and again,
     // so reading along with writing has to see it.
-    let report = bench(&disk, "--verify --rw randrw --mix 80 --size 64k --depth 4");
+    let mut reports = TIMES.iter().map(|time| {
+        let disk = Disk::start(Faults { loses_write: 50, ..Faults::default() });
+        bench(&disk, &format!("--verify --rw randrw --mix 80 --size 64k --depth 4 --time {time}"))
+    });
+    let report = reports.find(|report| !report.is_good()).expect("it is noticed");
     let found = report.verified.clone().expect("verified");
-    assert!(!report.is_good() && found.bad_blocks > 0, "{report}");
+    assert!(found.bad_blocks > 0, "{report}");
     assert!(found.bad[0].starts_with("LBA "), "{}", found.bad[0]);
 }
 
 #[test]
 fn blocks_of_another_run_are_noticed() {
     let disk = Disk::start(Faults::default());
-    assert!(bench(&disk, "--rw write --verify --seed 3 --size 256k --bs 4k").is_good());
-    assert!(bench(&disk, "--rw randread --verify --seed 3 --size 256k --bs 2k").is_good());
-    let report = bench(&disk, "--rw randread --verify --seed 4 --size 256k");
+    let fill = "--rw write --verify --seed 3 --size 256k --bs 4k";
+    assert!(until(&disk, fill, |fill| fill.total_commands > 64).is_good());
+    assert!(measured(&disk, "--rw randread --verify --seed 3 --size 256k --bs 2k").is_good());
+    let report = until(&disk, "--rw randread --verify --seed 4 --size 256k", |report| report.total_commands > 0);
     assert!(report.verified.expect("verified").bad[0].contains("another run (seed 3)"));
 }
 
 #[test]
 fn busy_targets_are_asked_again_and_errors_are_counted() {
-    let report = bench(&Disk::start(Faults { busy: true, ..Faults::default() }), "--verify --rw randrw --size 1M");
-    assert!(report.is_good() && report.retries > 0, "{report}");
-    let report = bench(&Disk::start(Faults { bad_medium: true, ..Faults::default() }), "");
-    assert!(!report.is_good() && report.errors > 0 && report.iops == 0.0, "{report}");
+    let disk = Disk::start(Faults { busy: true, ..Faults::default() });
+    let report = until(&disk, "--verify --rw randrw --size 1M", |report| report.retries > 0);
+    assert!(report.is_good(), "{report}");
+    let disk = Disk::start(Faults { bad_medium: true, ..Faults::default() });
+    let report = until(&disk, "", |report| report.errors > 0);
+    assert!(!report.is_good() && report.iops == 0.0, "{report}");
     assert!(report.first_errors[0].contains("MEDIUM_ERROR 11h/00h"), "{}", report.first_errors[0]);
 }
 
@@ -108,8 +118,9 @@ fn sessions_that_only_stay() {
 
 #[test]
 fn flushes_are_sent_and_counted() {
-    let report = bench(&Disk::start(Faults::default()), "--rw randwrite --flush-every 10 --size 1M --verify");
-    assert!(report.is_good() && report.flushes.count > 0, "{report}");
+    let disk = Disk::start(Faults::default());
+    let report = until(&disk, "--rw randwrite --flush-every 10 --size 1M --verify", |report| report.flushes.count > 0);
+    assert!(report.is_good(), "{report}");
     assert!(report.writes.count / report.flushes.count >= 9, "{report}");
 }
 
@@ -117,7 +128,7 @@ fn flushes_are_sent_and_counted() {
 fn crash(name: &str, faults: Faults, args: &str, check: &str) -> Report {
     let path = log_file(name);
     let disk = Disk::start(Faults { fails_at_write: 500, ..faults });
-    let report = bench(&disk, &format!("--rw randwrite --size 512k --time 5 {args} --ack-log {}", path.display()));
+    let report = bench(&disk, &format!("--rw randwrite --size 512k --time 60 {args} --ack-log {}", path.display()));
     assert!(report.lost.is_some(), "the connection was lost: {report}");
     let report = bench(&disk.restart(), &format!("--check-ack-log {} {check}", path.display()));
     std::fs::remove_file(&path).expect("written");
