@@ -257,7 +257,12 @@ impl Reactor {
         assert!(!self.inner.is_running.replace(true), "a core's loop runs once at a time");
         let _running = Running(&self.inner.is_running);
         self.inner.executor.be_local();
-        let polled = self.inner.run_tasks(self.inner.driver.now(), &mut |_| {}) + self.inner.watches.look();
+        // Simulated time goes on where no core has anything to do; tasks run in the turn after what woke them.
+        let (last, now) = (self.inner.now.get(), self.inner.driver.now());
+        let has_waited = self.has_waited() || nanoseconds(last, now) > SHORTEST_WAIT;
+        self.inner.has_waited.set(has_waited);
+        let polled = self.inner.run_tasks(now, &mut |_| {}) + self.inner.watches.look();
+        self.inner.has_waited.set(has_waited && polled == 0);
         let answered = self.inner.driver.turn(Wait::Poll);
         polled + answered > 0 || self.inner.has_ready()
     }

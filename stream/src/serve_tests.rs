@@ -1,7 +1,8 @@
+use super::line::SEND_TIMEOUT;
 use super::*;
 use crate::machine::{Pull, Want};
 use lunar_core::io::Fault;
-use lunar_core::mem::{Arena, Sg, SgMut, Slice};
+use lunar_core::mem::{Arena, PAGE, Sg, SgMut, Slice};
 use lunar_reactor::sim::{Host, Peer, World};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -12,6 +13,13 @@ const QUIT: u8 = b'q';
 /// After it come so many bytes that want a place of their own.
 const LARGE: u8 = b'l';
 const LARGE_LEN: usize = 20_000;
+/// What comes after it is looked at once what is queued was taken.
+const BLOCK: u8 = b'b';
+/// It has so much for an answer before it.
+const WIDE: u8 = b'w';
+const WIDE_LEN: usize = 200_000;
+/// There is no memory for its answer.
+const STARVE: u8 = b's';
 /// Connections at once.
 const MOST: usize = HALF_OPEN_MAX + 2;
 
@@ -23,6 +31,8 @@ struct Echo {
     /// Bytes of something large that are still to come, and of all such that came to their place.
     left: usize,
     placed: Rc<Cell<usize>>,
+    is_blocked: bool,
+    is_starved: bool,
 }
 
 /// It quits.
@@ -32,7 +42,7 @@ impl Machine for Echo {
     type Action = Quits;
 
     fn want(&mut self) -> Want {
-        if self.has_quit {
+        if self.has_quit || self.is_blocked {
             return Want::Nothing;
         }
         let place = self.arena.take_sg(self.left).filter(|place| !place.is_empty());
@@ -44,6 +54,14 @@ impl Machine for Echo {
         self.left -= bytes.len() - rest.len();
         if let Some(at) = rest.iter().position(|byte| *byte == LARGE) {
             self.left = LARGE_LEN.checked_sub(rest.len() - at - 1).expect("one in a chunk");
+        }
+        self.is_blocked |= rest.contains(&BLOCK);
+        if rest.contains(&STARVE) {
+            self.is_starved = true;
+            return;
+        }
+        if rest.contains(&WIDE) {
+            self.queued.append(self.arena.take_sg(WIDE_LEN).expect("room").share());
         }
         if rest.contains(&QUIT) {
             self.has_quit = true;
@@ -58,7 +76,9 @@ impl Machine for Echo {
         memory.split_to(count).share().into_pieces().for_each(|piece| self.queued.push(piece));
     }
 
-    fn resume(&mut self, _actions: &mut Vec<Quits>) {}
+    fn resume(&mut self, _actions: &mut Vec<Quits>) {
+        self.is_blocked = false;
+    }
 
     fn take_out(&mut self) -> Sg {
         std::mem::take(&mut self.queued)
@@ -69,7 +89,7 @@ impl Machine for Echo {
     }
 
     fn is_out_of_memory(&self) -> bool {
-        false
+        self.is_starved
     }
 }
 
@@ -192,13 +212,21 @@ impl Rig {
         let (core, listener) = (self.core.clone(), self.listener.clone());
         let incoming = self.run(async move { core.accept(&listener).await.expect("somebody comes") });
         let arena = self.core.arena().clone();
-        let echo = Echo { arena, queued: Sg::default(), has_quit: false, left: 0, placed: self.placed.clone() };
+        let placed = self.placed.clone();
+        let (queued, left, has_quit, is_blocked, is_starved) = (Sg::default(), 0, false, false, false);
+        let echo = Echo { arena, queued, has_quit, left, placed, is_blocked, is_starved };
         self.connections.serve(incoming, |_, (socket, _, _)| Connection {
             line: Line::new(&self.core, socket, echo, Shifted(self.shift)),
             is_busy: Cell::new(false),
             has_left: self.has_left.clone(),
         });
         peer
+    }
+
+    /// Nobody says anything for so long.
+    fn rest(&self, time: Duration) {
+        let core = self.core.clone();
+        self.run(async move { core.sleep(time).await });
     }
 
     /// Sends, and receives until so many bytes came or the other side has closed.
@@ -243,6 +271,55 @@ fn what_lies_behind_something_large_is_not_lost() {
         let (_peer, echo) = rig.say(rig.connect(), all.clone(), all.len());
         assert!(echo == all);
         assert!(rig.placed.get() > 0 && rig.placed.get() <= 10 * LARGE_LEN);
+    }
+}
+
+#[test]
+fn who_has_taken_everything_is_idle_and_stays() {
+    for seed in 0..20 {
+        let rig = Rig::new(seed);
+        let mut peer = rig.connect();
+        // The last receives are small ones, in what is left of something large.
+        for (bytes, count) in [(vec![7; 300_000], 300_000), (vec![8], 1), (vec![8], 1), (vec![WIDE], WIDE_LEN + 1)] {
+            peer = rig.say(peer, bytes, count).0;
+        }
+        // The core has waited: what is much leaves early, and not all of it at once.
+        for _ in 0..8 {
+            rig.rest(Duration::from_secs(1));
+            peer = rig.say(peer, vec![WIDE], WIDE_LEN + 1).0;
+        }
+        rig.rest(2 * SEND_TIMEOUT);
+        let connection = &rig.connections.all()[0];
+        assert!(connection.line.is_idle(), "{:?}", connection.line);
+        assert_eq!(rig.core.stats().keepalive_timeouts.get(), 0);
+        assert_eq!(rig.core.arena().used(), PAGE, "what the next receive waits in");
+        assert_eq!(rig.say(peer, vec![8], 1).1, [8]);
+    }
+}
+
+#[test]
+fn who_waits_for_what_is_queued_to_leave_goes_on() {
+    for seed in 0..20 {
+        let rig = Rig::new(seed);
+        let mut peer = rig.connect();
+        for bytes in [vec![BLOCK], vec![WIDE, BLOCK], vec![WIDE, BLOCK]] {
+            rig.rest(Duration::from_secs(1));
+            let count = bytes.len() + if bytes[0] == WIDE { WIDE_LEN } else { 0 };
+            peer = rig.say(peer, bytes, count).0;
+            let (back, echo) = rig.say(peer, vec![8], 1);
+            assert_eq!(echo, [8]);
+            peer = back;
+        }
+    }
+}
+
+#[test]
+fn a_connection_without_memory_for_an_answer_ends() {
+    for bytes in [vec![STARVE], [vec![7; 100], vec![STARVE]].concat()] {
+        let rig = Rig::new(1);
+        let (peer, _) = rig.say(rig.connect(), bytes, 1);
+        drop(peer);
+        rig.world.run(&[&rig.core], || rig.connections.is_empty());
     }
 }
 

@@ -493,7 +493,7 @@ impl Machine for Session {
     }
 
     fn is_out_of_memory(&self) -> bool {
-        self.closed == Some(Close::NoMemory)
+        self.out.queue.is_starved() || self.closed == Some(Close::NoMemory)
     }
 }
 

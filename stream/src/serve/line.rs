@@ -31,7 +31,7 @@ const SEND_EARLY: usize = 32 << 10;
 /// Fewer replies are not worth a send of their own.
 const SEND_EARLY_REPLIES: usize = 8;
 /// A peer that takes nothing of what is sent to it for so long is given up.
-const SEND_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the last answer gets to reach the peer before a connection is closed over unread data.
 const LINGER: Duration = Duration::from_secs(1);
 /// Bytes that a peer may still send meanwhile.
@@ -59,8 +59,12 @@ pub struct Line<S: Transfers, C = Plain> {
     /// Whether something came since it was last looked at.
     active: Cell<bool>,
     chunk_len: Cell<usize>,
+    /// Bytes of the block that is received into: as long as any of it is free, all of it is held.
+    block_len: Cell<usize>,
     sender: Cell<Option<Waker>>,
     receiver: Cell<Option<Waker>>,
+    /// What the receiving task may wait for has happened since it was last asked.
+    goes_on: Cell<bool>,
     /// Nothing more is queued: the sender ends when the queue is empty.
     over: End,
     /// Commands that wait for room towards the peer.
@@ -88,8 +92,10 @@ impl<S: Transfers, C: Channel> Line<S, C> {
             share: Cell::new(SEND_EARLY_REPLIES),
             active: Cell::new(true),
             chunk_len: Cell::new(CHUNK_MIN),
+            block_len: Cell::new(CHUNK_MIN),
             sender: Cell::default(),
             receiver: Cell::default(),
+            goes_on: Cell::new(false),
             over: End::default(),
             crowd: RefCell::default(),
             pulls: RefCell::default(),
@@ -152,7 +158,7 @@ impl<S: Transfers, C: Channel> Line<S, C> {
 
     /// Gives back the memory that a busy connection receives into.
     pub(super) fn shrink(&self) {
-        if self.chunk_len.get() > CHUNK_MIN {
+        if self.block_len.replace(CHUNK_MIN) > CHUNK_MIN {
             // The receive comes back with its large memory and is started anew with a page.
             self.chunk_len.set(CHUNK_MIN);
             self.cancel();
@@ -184,9 +190,8 @@ impl<S: Transfers, C: Channel> Line<S, C> {
 
     /// Waits while the session wants nothing: for what is queued to be taken.
     async fn until_it_goes_on(&self) {
-        let mut asked = false;
         poll_fn(|cx| {
-            if std::mem::replace(&mut asked, true) || self.ended.get() {
+            if self.goes_on.take() || self.ended.get() {
                 return Poll::Ready(());
             }
             self.receiver.set(Some(cx.waker().clone()));
@@ -196,6 +201,7 @@ impl<S: Transfers, C: Channel> Line<S, C> {
     }
 
     fn go_on(&self) {
+        self.goes_on.set(true);
         wake(&self.receiver);
     }
 
@@ -216,9 +222,6 @@ impl<S: Transfers, C: Channel> Line<S, C> {
                 self.begin_send();
                 continue;
             }
-            if self.session.borrow().is_out_of_memory() {
-                self.end();
-            }
             if self.over.has_come() {
                 break;
             }
@@ -233,13 +236,18 @@ impl<S: Transfers, C: Channel> Line<S, C> {
     }
 
     fn has_to_send(&self) -> bool {
-        !self.is_held_back() && self.queued_bytes() > 0
+        !self.is_held_back() && (self.queued_bytes() > 0 || self.session.borrow().is_out_of_memory())
     }
 
-    /// Starts to send all that is queued; none is under way. Mostly it is over when this returns.
+    /// Starts to send all that is queued; none is under way. Mostly it is over when this returns. What has a hole, for
+    /// want of memory, does not leave: the connection ends.
     fn begin_send(&self) {
-        let data = self.session.borrow_mut().take_out();
-        let Some(data) = self.channel.seal(data, self.reactor.arena()) else {
+        let mut session = self.session.borrow_mut();
+        let data = session.take_out();
+        let is_lost = data.is_empty() && session.is_out_of_memory();
+        drop(session);
+        let sealed = if is_lost { None } else { self.channel.seal(data, self.reactor.arena()) };
+        let Some(data) = sealed else {
             self.broken.set(true);
             return self.end();
         };
@@ -276,7 +284,8 @@ impl<S: Transfers, C: Channel> Line<S, C> {
     }
 
     fn poll_queued(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.has_to_send() || self.over.has_come() || self.broken.get() {
+        // What left early may be under way yet: its end is waited for, too.
+        if self.is_sending() || self.has_to_send() || self.over.has_come() || self.broken.get() {
             return Poll::Ready(());
         }
         self.sender.set(Some(cx.waker().clone()));
@@ -405,7 +414,7 @@ impl<S: Transfers, C: Channel> Receiver<'_, S, C> {
         let (room, mut into) = (memory.len(), memory);
         // The next header most likely lies behind it.
         let rest = self.rest.take().filter(|rest| rest.len() <= CHUNK_MIN);
-        rest.or_else(|| line.reactor.arena().take(CHUNK_MIN)).into_iter().for_each(|tail| into.push(tail));
+        rest.or_else(|| self.block(CHUNK_MIN)).into_iter().for_each(|tail| into.push(tail));
         // A peer that is faster than this core can wait for the answers of several; another waits for this one.
         let at_once = !line.reactor.has_waited();
         let (result, mut into) = line.reactor.receive_in_row(&line.socket, into, at_once, &mut self.completion).await;
@@ -427,7 +436,7 @@ impl<S: Transfers, C: Channel> Receiver<'_, S, C> {
     /// Receives whatever comes. Returns whether the connection lives.
     async fn chunk(&mut self, actions: &mut Vec<S::Action>) -> bool {
         let line = self.line;
-        let chunk = self.memory().await;
+        let Some(chunk) = self.memory().await else { return true };
         let len = chunk.len();
         let (result, memory) = line.reactor.receive(&line.socket, chunk.into(), &mut self.completion).await;
         let (count, goes_on) = received(result);
@@ -453,18 +462,39 @@ impl<S: Transfers, C: Channel> Receiver<'_, S, C> {
         Some(part)
     }
 
-    async fn memory(&mut self) -> Buf {
-        let arena = self.line.reactor.arena();
-        let len = if self.after_large { CHUNK_MIN } else { self.line.chunk_len.get() };
+    /// A block of the arena to receive into.
+    fn block(&self, len: usize) -> Option<Buf> {
+        let block = self.line.reactor.arena().take(len)?;
+        self.line.block_len.set(len);
+        Some(block)
+    }
+
+    /// What to receive a chunk into; `None` when the connection ends meanwhile.
+    async fn memory(&mut self) -> Option<Buf> {
+        let line = self.line;
+        let len = if self.after_large { CHUNK_MIN } else { line.chunk_len.get() };
         if let Some(rest) = self.rest.take_if(|rest| rest.len() >= len / 4) {
-            return rest;
+            return Some(rest);
+        }
+        let block = self.block(len);
+        if block.is_some() {
+            return block;
         }
         // Commands may wait for the very data that this receive brings: for its header there is the reserve.
-        if let Some(chunk) = arena.take(len).or_else(|| arena.take_reserved(CHUNK_MIN)) {
-            return chunk;
-        }
-        let memory = arena.wait_sg(CHUNK_MIN).await;
-        memory.into_pieces().next().expect("a page is one piece")
+        line.block_len.set(CHUNK_MIN);
+        let arena = line.reactor.arena();
+        let mut enough = pin!(arena.wait_sg(CHUNK_MIN));
+        poll_fn(|cx| {
+            if line.ended.get() {
+                return Poll::Ready(None);
+            }
+            if let Some(chunk) = arena.take_reserved(CHUNK_MIN) {
+                return Poll::Ready(Some(chunk));
+            }
+            line.receiver.set(Some(cx.waker().clone()));
+            enough.as_mut().poll(cx).map(|memory| memory.into_pieces().next())
+        })
+        .await
     }
 }
 
