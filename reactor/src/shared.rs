@@ -121,7 +121,8 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, _context: *mut lib
         if start == 0 || at.wrapping_sub(start) >= len {
             continue;
         }
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // Nothing is reserved for it: it may be larger than all that there is.
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let place = std::ptr::with_exposed_provenance_mut(start);
         // SAFETY: in the place of a mapping of ours, which stays as long; nobody has references into it. A system call
@@ -165,6 +166,23 @@ mod tests {
         let mut read = [1; 4];
         assert!(region.read(4096, &mut read) && read == [0; 4]);
         assert!(region.write(0, b"again"));
+    }
+
+    #[test]
+    fn more_than_there_is_may_be_cut_off_too() {
+        const LEN: usize = 1 << 43;
+        let strict = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2");
+        let file = memfd_create("cut", MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&file, LEN as u64).expect("it is sparse");
+        match map(&file, 0, LEN, true) {
+            Ok(region) if !strict => {
+                ftruncate(&file, 0).expect("it is gone");
+                let mut read = [1; 4];
+                assert!(region.read(LEN - 4, &mut read) && read == [0; 4]);
+            }
+            // Where all that is mapped has to be there it is not mapped in the first place.
+            mapped => assert!(strict, "{:?}", mapped.err()),
+        }
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub trait Watch {
 pub(crate) struct Watches {
     all: RefCell<Vec<Weak<dyn Watch>>>,
     count: Cell<usize>,
+    /// Who looks first: each in turn, or one that takes all that there is of something would leave nothing to others.
+    first: Cell<usize>,
 }
 
 impl Watches {
@@ -38,7 +40,10 @@ impl Watches {
 
     /// How many had something to do.
     pub(crate) fn look(&self) -> usize {
-        (0..self.count.get()).filter(|at| self.get(*at).is_some_and(|watch| watch.look())).count()
+        let (count, first) = (self.count.get(), self.first.get());
+        self.first.set(if first + 1 < count { first + 1 } else { 0 });
+        let turn = (first..count).chain(0..first.min(count));
+        turn.filter(|at| self.get(*at).is_some_and(|watch| watch.look())).count()
     }
 
     /// Whether the core may sleep, for all that is here.
@@ -54,5 +59,36 @@ impl Watches {
 impl fmt::Debug for Watches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Watches({})", self.count.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Seen(usize, Rc<RefCell<Vec<usize>>>);
+
+    impl Watch for Seen {
+        fn is_ripe(&self) -> bool {
+            true
+        }
+
+        fn look(&self) -> bool {
+            self.1.borrow_mut().push(self.0);
+            self.0 > 0
+        }
+
+        fn doze(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn each_looks_first_in_its_turn() {
+        let (watches, seen) = (Watches::default(), Rc::default());
+        let all: Vec<Rc<dyn Watch>> = (0..3).map(|at| Rc::new(Seen(at, Rc::clone(&seen))) as Rc<dyn Watch>).collect();
+        all.iter().for_each(|watch| watches.add(watch));
+        assert_eq!((0..4).map(|_| watches.look()).collect::<Vec<_>>(), [2; 4]);
+        assert_eq!(*seen.borrow(), [0, 1, 2, 1, 2, 0, 2, 0, 1, 0, 1, 2]);
     }
 }

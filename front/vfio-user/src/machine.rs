@@ -192,6 +192,7 @@ impl Machine {
             register::INTERRUPT_UNMASK => {
                 self.interrupt_mask &= !value;
                 self.raise_unread();
+                return Effect::Rung;
             }
             property::CC => {
                 self.wanted = value;

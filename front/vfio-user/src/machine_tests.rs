@@ -181,6 +181,33 @@ fn halves_wait_for_each_other_without_a_look_too_many() {
 }
 
 #[test]
+fn a_half_that_comes_while_it_is_looked_for_is_seen() {
+    let (mut machine, ..) = enabled();
+    machine.create_completions(&about(1, 1, 0x4000), 4).expect("room");
+    machine.create_submissions(&about(1, 1, 0x3000)).expect("room");
+    machine.set_shadow(&crate::pointer::entry(0x5000, 0x6000)).expect("it has room");
+    assert!(machine.memory.write(0x3001, &[1]) && machine.memory.write(0x3041, &[2]));
+    assert!(machine.memory.write(0x5008, &1_u32.to_le_bytes()));
+    let queue = machine.submissions[1].as_mut().expect("made");
+    assert!(queue.is_ripe() && matches!(queue.first(), Found::Command(_)) && matches!(queue.second(), Found::Nothing));
+    assert!(machine.memory.write(0x5008, &2_u32.to_le_bytes()));
+    queue.wait();
+    assert!(machine.is_ripe() && machine.fetch().is_some_and(|fetched| fetched.second.is_some()));
+}
+
+#[test]
+fn who_takes_the_mask_away_hears_what_was_masked() {
+    let (mut machine, ..) = enabled();
+    let ring = |machine: &mut Machine| machine.write(0x1000, &1_u32.to_le_bytes());
+    assert_eq!((machine.write(0x0c, &[1, 0, 0, 0]), ring(&mut machine)), (Effect::None, Effect::Rung));
+    let fetched = machine.fetch().expect("there is one");
+    machine.complete(0, fetched.first.cid.get(), Status::SUCCESS, 0);
+    assert!(machine.is_masked() && machine.take_raised() == [0], "which nobody heard");
+    assert_eq!(machine.write(0x10, &[1, 0, 0, 0]), Effect::Rung);
+    assert!(!machine.is_masked() && machine.take_raised() == [0]);
+}
+
+#[test]
 fn shadows_are_looked_at_and_memory_that_goes_is_let_go() {
     let (mut machine, ..) = enabled();
     machine.create_completions(&about(1, 1, 0x4000), 4).expect("room");
@@ -196,7 +223,9 @@ fn shadows_are_looked_at_and_memory_that_goes_is_let_go() {
     assert!(machine.memory.write(0x5000, &1_u32.to_le_bytes()) && machine.fetch().is_none());
     let regions = machine.forget_memory();
     assert!(regions.len() == 1 && !regions[0].is_in_use());
-    assert!(machine.fetch().is_none());
+    // What was shown holds, or commands of long ago would come again.
+    assert!(!machine.is_ripe() && machine.fetch().is_none());
+    assert_eq!(read(&machine, register::STATUS) >> 32 & u64::from(FATAL), 0);
 }
 
 #[test]

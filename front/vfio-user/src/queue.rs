@@ -193,6 +193,11 @@ impl Submission {
 
     /// Where its bytes are now, and how it is rung.
     pub fn lie(&mut self, ring: Option<Window>, doorbell: Doorbell) {
+        // What was shown holds where it is shown no more, or entries of long ago would come again.
+        let shown = self.told_tail();
+        if shown < self.entries {
+            self.told = shown;
+        }
         (self.ring, self.doorbell) = (ring, doorbell);
         self.bell.set(None);
     }
@@ -240,7 +245,8 @@ impl Submission {
 
     /// The first command waits for its other half.
     pub fn wait(&mut self) {
-        self.half = Some(self.told_tail());
+        // As far as was looked: the other half may have come since.
+        self.half = Some(self.seen);
     }
 
     /// The entry `ahead` of the first, if it is there.
@@ -423,6 +429,7 @@ impl Completions {
 
     /// Where its bytes are now, and how it is rung.
     pub fn lie(&mut self, ring: Option<Window>, doorbell: Doorbell) {
+        self.look();
         (self.ring, self.doorbell, self.bell) = (ring, doorbell, None);
     }
 

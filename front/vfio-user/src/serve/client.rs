@@ -235,11 +235,14 @@ impl Client {
             }
             _ => return Err(Errno::INVAL),
         };
-        self.device.with(|machine| {
+        let mapped = self.device.with(|machine| {
             machine.memory.map(address, size, region)?;
             machine.lie();
             Ok(())
-        })
+        });
+        // Where the guest rings may have changed with it.
+        self.device.look_again();
+        mapped
     }
 
     /// Memory is gone when this is answered: nobody uses it any more.
@@ -252,6 +255,7 @@ impl Client {
             machine.lie();
             Ok(regions)
         })?;
+        self.device.look_again();
         while regions.iter().any(Region::is_in_use) {
             self.front.reactor.sleep(UNMAP_LOOK).await;
         }

@@ -39,6 +39,8 @@ const MISSES_MAX: u32 = 1000;
 /// the end a hundred looks a second cost a thousandth of a core.
 const LOOK_SOONEST: Duration = Duration::from_micros(50);
 const LOOK_LATEST: Duration = Duration::from_millis(10);
+/// When an interrupt is raised again that could not be.
+const RAISE_AGAIN: Duration = Duration::from_millis(1);
 
 /// The interrupts that a client has set up.
 #[derive(Default)]
@@ -73,6 +75,8 @@ pub(super) struct Device {
     is_starved: Cell<bool>,
     /// The guest rings: its memory need not be looked at.
     is_armed: Cell<bool>,
+    /// An interrupt could not be raised, and will be.
+    is_late: Cell<bool>,
     /// Looks in vain, one after the other.
     misses: Cell<u32>,
     /// Whether it runs, and what it does on its way to another process.
@@ -103,6 +107,7 @@ impl Device {
             is_due: Cell::new(false),
             is_starved: Cell::new(false),
             is_armed: Cell::new(false),
+            is_late: Cell::new(false),
             misses: Cell::new(0),
             motion: RefCell::default(),
             is_still: Cell::new(false),
@@ -213,6 +218,7 @@ impl Device {
             self.stop().await;
         }
         if wanted & SHUTDOWN != 0 && self.applied.get() & SHUTDOWN == 0 {
+            self.end_queues().await;
             self.flush_all().await;
         }
         let set = |machine: &mut Machine| {
@@ -241,6 +247,15 @@ impl Device {
         }
         *self.queues.borrow_mut() = (0..queues.len()).map(|_| None).collect();
         self.with(Machine::disable);
+    }
+
+    /// Ends the I/O queues when their commands have ended.
+    async fn end_queues(&self) {
+        let queues = self.queues.take();
+        *self.queues.borrow_mut() = (0..queues.len()).map(|_| None).collect();
+        for queue in queues.into_iter().flatten() {
+            queue.tasks.until_gone(|_| true).await;
+        }
     }
 
     /// What the guest has written stays when it is off.
@@ -461,7 +476,7 @@ impl Device {
         }
     }
 
-    /// Raises the interrupts of what was completed. One that cannot be raised now is raised in the next turn.
+    /// Raises the interrupts of what was completed. One that cannot be raised now is raised a little later.
     pub(super) fn raise(&self) {
         let raised = self.with(Machine::take_raised);
         if raised.is_empty() {
@@ -484,8 +499,18 @@ impl Device {
         if late {
             // Which one it was is not remembered: a host bears one too many.
             drop(interrupts);
-            self.with(Machine::raise_unread);
+            self.raise_later();
         }
+    }
+
+    fn raise_later(&self) {
+        let Some(device) = self.me.upgrade().filter(|_| !self.is_late.replace(true)) else { return };
+        self.front.reactor.spawn(async move {
+            device.front.reactor.sleep(RAISE_AGAIN).await;
+            device.is_late.set(false);
+            device.with(Machine::raise_unread);
+            device.look_again();
+        });
     }
 
     /// INTx may come again.
