@@ -134,7 +134,8 @@ const ENTRY_SIZE_FIELDS: u32 = 0xff_0000;
 const READY: u32 = 0x01;
 /// CSTS.CFS.
 const FATAL: u32 = 0x02;
-/// CSTS.SHST: complete.
+/// CSTS.SHST: under way, and complete.
+const SHUTTING_DOWN: u32 = 0x04;
 const SHUT_DOWN: u32 = 0x08;
 
 #[derive(Debug)]
@@ -153,6 +154,26 @@ struct State {
     /// The persistent event log as it was when its host began to read it.
     told: Option<Arc<[u8]>>,
     watchers: Vec<Waker>,
+}
+
+impl State {
+    fn has_io_queues(&self) -> bool {
+        self.queues.iter().any(|queue| *queue > 0)
+    }
+
+    /// Tells the host that a reset or a shutdown is over, once no command of an I/O queue can reach a store any more:
+    /// what the host sends again after that must be the last.
+    fn settle(&mut self) {
+        if self.has_io_queues() {
+            return;
+        }
+        if self.configuration & ENABLE == 0 {
+            self.status &= !READY;
+        }
+        if self.status & SHUTTING_DOWN != 0 {
+            self.status = self.status & !SHUTTING_DOWN | SHUT_DOWN;
+        }
+    }
 }
 
 /// A controller.
@@ -229,7 +250,7 @@ impl Controller {
             (false, true) => state.status = READY,
             // A reset: what the host has set is forgotten.
             (true, false) => {
-                state.status = 0;
+                state.status &= READY;
                 state.values = Values::default();
                 self.set_write_cache(true);
                 // Whoever waits for the next one has to look at the new ones.
@@ -241,8 +262,9 @@ impl Controller {
             _ => {}
         }
         if value & SHUTDOWN != 0 {
-            state.status |= SHUT_DOWN;
+            state.status = state.status & !SHUT_DOWN | SHUTTING_DOWN;
         }
+        state.settle();
         let serves = is_enabled && value & SHUTDOWN == 0;
         self.enabled.store(serves, Ordering::Release);
         wake_all(&mut state.watchers);
@@ -344,7 +366,7 @@ impl Controller {
     /// Whether it has queues besides the admin queue.
     #[must_use]
     pub fn has_io_queues(&self) -> bool {
-        self.lock().queues.iter().any(|queue| *queue > 0)
+        self.lock().has_io_queues()
     }
 
     pub(crate) fn open_queue(&self, queue: u16) -> Result<(), Status> {
@@ -356,7 +378,10 @@ impl Controller {
     }
 
     pub(crate) fn close_queue(&self, queue: u16) {
-        self.lock().queues.remove(&queue);
+        let mut state = self.lock();
+        state.queues.remove(&queue);
+        state.settle();
+        drop(state);
         if queue == 0 {
             self.end();
         }
@@ -611,6 +636,23 @@ mod tests {
         assert!(!made.is_over());
         made.close_queue(0);
         assert!(made.is_over());
+    }
+
+    #[test]
+    fn a_reset_is_over_when_the_io_queues_are() {
+        let (_, made) = controller(Kind::Io);
+        let status = |made: &Controller| made.property(property::CSTS, false).expect("it has one") as u32;
+        let set = |made: &Controller, value: u32| made.set_property(property::CC, false, value.into());
+        assert_eq!((set(&made, ENTRY_SIZES | ENABLE), status(&made)), (Ok(()), READY));
+        assert_eq!((made.grant(2), made.open_queue(1), made.open_queue(2)), (Ok(2), Ok(()), Ok(())));
+        assert_eq!((set(&made, ENTRY_SIZES | ENABLE | 0x4000), status(&made)), (Ok(()), READY | SHUTTING_DOWN));
+        made.close_queue(1);
+        assert_eq!(status(&made), READY | SHUTTING_DOWN);
+        assert_eq!((set(&made, ENTRY_SIZES), status(&made)), (Ok(()), READY));
+        made.close_queue(2);
+        assert_eq!(status(&made), 0);
+        assert_eq!((set(&made, ENTRY_SIZES | ENABLE), status(&made)), (Ok(()), READY));
+        assert_eq!((set(&made, ENTRY_SIZES | ENABLE | 0x4000), status(&made)), (Ok(()), READY | SHUT_DOWN));
     }
 
     #[test]

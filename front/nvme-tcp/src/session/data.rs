@@ -83,7 +83,9 @@ impl Session {
     /// While the host has not sent what it was asked for, the answer waits for it.
     pub fn reply(&mut self, key: TaskKey, status: Status, result: u64, tail: &mut Tail) -> bool {
         let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none()) else { return false };
-        if task.asked.is_some() {
+        if let Some(asked) = &mut task.asked {
+            // What comes yet is not looked at.
+            asked.memory = SgMut::default();
             let status = if task.damaged { Status::TRANSPORT_ERROR } else { status };
             task.answer = Some(Answer { status, result });
             return true;
