@@ -49,7 +49,9 @@ impl Session {
         let last = header.flags & FINAL != 0;
         // 11.4.7.2: the first burst has to be complete where the command has more than one.
         let strict = task.data_out > self.parameters.first_burst;
+        let unasked = task.inflow.unasked();
         task.inflow.close(header.ttt.get(), payload.data.take(), payload.intact, last, strict);
+        self.unsolicited -= unasked - task.inflow.unasked();
         let is_due = task.inflow.is_due();
         if !task.inflow.owes()
             && let State::Draining(answer) = &mut task.state
