@@ -4,7 +4,7 @@
 //! pull Data-Out from and push Data-In to. Status travels apart, with the last of the data.
 
 use crate::io::Fault;
-use crate::mem::{Sg, SgMut};
+use crate::mem::{Arena, Sg, SgMut};
 use std::fmt;
 use std::sync::Arc;
 
@@ -32,6 +32,14 @@ pub trait Transfer {
     /// Waits until the way to the peer has room: asked before memory is taken for Data-In, so that a peer that
     /// does not read ties up nothing but its own commands.
     fn room(&self) -> impl Future<Output = Result<(), Fault>>;
+
+    /// Memory for Data-In; waits until there is enough.
+    ///
+    /// # Errors
+    /// [`Fault::Aborted`] when the command was aborted meanwhile.
+    fn fresh(&self, arena: &Arena, len: usize) -> impl Future<Output = Result<SgMut, Fault>> {
+        async move { Ok(arena.wait_sg(len).await) }
+    }
 
     /// Whether [`Transfer::room`] would not wait.
     fn has_room(&self) -> bool {

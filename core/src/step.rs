@@ -278,8 +278,9 @@ async fn read<T: Transfer>(
             }
             continue;
         }
-        if !unit.store.lend(offset + at, count, &mut tail.data) {
-            tail.data = load(unit, offset + at, count, tools).await.map_err(fault(at))?;
+        if count > 0 && !unit.store.lend(offset + at, count, &mut tail.data) {
+            let memory = transfer.fresh(&tools.arena, count).await.map_err(fault(at))?;
+            tail.data = load_inside(unit, offset + at, memory, tools).await.map_err(fault(at))?;
         }
         at += count as u64;
         if at == len {

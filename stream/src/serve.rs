@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -29,6 +30,8 @@ use std::time::Duration;
 pub const HALF_OPEN_MAX: usize = 1024;
 /// How often connections that were active are looked at: to ask silent peers, and to take back their memory.
 const SWEEP: Duration = Duration::from_secs(1);
+/// How long a core with connections looks at none of them: a silent one may have become busy meanwhile.
+const SWEEP_LATEST: Duration = Duration::from_secs(10);
 /// How often a core that stops looks whether commands are done.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
@@ -80,6 +83,9 @@ pub struct Connections<C> {
     draining: Cell<bool>,
     /// Who waits for a change of these: the sweeper, the drain, those who end sessions.
     waiters: RefCell<Vec<Waker>>,
+    /// Whether somebody came or went since the sweeper looked, and the sweeper.
+    news: Cell<bool>,
+    sweeper: Cell<Option<Waker>>,
 }
 
 impl<C: Served> Connections<C> {
@@ -94,6 +100,8 @@ impl<C: Served> Connections<C> {
             next: Cell::new(0),
             draining: Cell::new(false),
             waiters: RefCell::default(),
+            news: Cell::new(false),
+            sweeper: Cell::default(),
         });
         let sweeper = connections.clone();
         reactor.spawn(async move { sweeper.sweep().await });
@@ -233,6 +241,8 @@ impl<C: Served> Connections<C> {
     }
 
     fn changed(&self) {
+        self.news.set(true);
+        self.sweeper.take().into_iter().for_each(Waker::wake);
         self.waiters.take().into_iter().for_each(Waker::wake);
     }
 
@@ -252,6 +262,7 @@ impl<C: Served> Connections<C> {
     async fn sweep(&self) {
         loop {
             self.until(|| !self.is_empty()).await;
+            self.news.set(false);
             let now = self.reactor.now();
             let mut next: Option<Instant> = None;
             for connection in self.all() {
@@ -259,10 +270,22 @@ impl<C: Served> Connections<C> {
                 let due = if active { Some(now + SWEEP) } else { connection.deadline() };
                 next = [next, due].into_iter().flatten().min();
             }
-            // A connection that comes meanwhile has its whole time before it.
-            let at = next.unwrap_or(now + SWEEP).max(now + SWEEP);
-            self.reactor.sleep_until(at).await;
+            self.reactor.sleep_until(now + SWEEP).await;
+            self.rest(next.unwrap_or(now).min(now + SWEEP_LATEST)).await;
         }
+    }
+
+    /// Waits until then, or until somebody comes or goes.
+    async fn rest(&self, until: Instant) {
+        let mut due = pin!(self.reactor.sleep_until(until));
+        poll_fn(|cx| {
+            if self.news.get() {
+                return Poll::Ready(());
+            }
+            self.sweeper.set(Some(cx.waker().clone()));
+            due.as_mut().poll(cx)
+        })
+        .await;
     }
 
     /// Looks after the time of one; tells whether it was active since the last look.
@@ -274,7 +297,7 @@ impl<C: Served> Connections<C> {
         if line.is_stuck(now) {
             self.reactor.stats().keepalive_timeouts.add(1);
             connection.log("takes nothing of what is sent to it");
-            line.end();
+            line.give_up();
         }
         if !active && is_quiet(connection) {
             line.shrink();

@@ -143,6 +143,9 @@ struct Connection {
     /// Whether something runs on it, whatever it says.
     is_busy: Cell<bool>,
     has_left: Rc<Cell<usize>>,
+    /// When it has to be looked at, and how often it was.
+    deadline: Cell<Option<Instant>>,
+    looks: Cell<usize>,
 }
 
 impl Served for Connection {
@@ -167,10 +170,12 @@ impl Served for Connection {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        None
+        self.deadline.get()
     }
 
-    fn tick(&self, _now: Instant, _active: bool) {}
+    fn tick(&self, _now: Instant, _active: bool) {
+        self.looks.set(self.looks.get() + 1);
+    }
 
     fn log(&self, _what: &str) {}
 }
@@ -219,6 +224,8 @@ impl Rig {
             line: Line::new(&self.core, socket, echo, Shifted(self.shift)),
             is_busy: Cell::new(false),
             has_left: self.has_left.clone(),
+            deadline: Cell::default(),
+            looks: Cell::default(),
         });
         peer
     }
@@ -321,6 +328,44 @@ fn a_connection_without_memory_for_an_answer_ends() {
         drop(peer);
         rig.world.run(&[&rig.core], || rig.connections.is_empty());
     }
+}
+
+#[test]
+fn who_comes_later_is_looked_at_however_long_others_have() {
+    let rig = Rig::new(1);
+    let late = |at: usize| {
+        let connection = rig.connections.all()[at].clone();
+        connection.deadline.set(Some(rig.core.now() + Duration::from_secs(1_000_000)));
+        connection
+    };
+    let (first, _) = (rig.connect(), late(0));
+    rig.rest(Duration::from_secs(5));
+    let (second, connection) = (rig.connect(), late(1));
+    rig.rest(SWEEP * 2);
+    assert!(connection.looks.get() > 0);
+    let before = connection.looks.get();
+    rig.rest(SWEEP_LATEST * 4);
+    assert!((3..9).contains(&(connection.looks.get() - before)), "{}", connection.looks.get() - before);
+    drop((first, second));
+}
+
+#[test]
+fn who_takes_nothing_holds_nothing_in_the_end() {
+    let rig = Rig::new(1);
+    let (peer, first) = rig.say(rig.connect(), vec![7], 1);
+    assert_eq!(first, [7]);
+    let peer = rig.run(async move {
+        for _ in 0..20 {
+            peer.send(&[WIDE]).await.expect("it is there");
+        }
+        peer
+    });
+    rig.rest(Duration::from_secs(1));
+    assert!(rig.core.arena().used() > WIDE_LEN);
+    rig.rest(3 * SEND_TIMEOUT);
+    assert_eq!((rig.connections.len(), rig.core.arena().used()), (0, 0));
+    assert_eq!(rig.core.stats().keepalive_timeouts.get(), 1);
+    drop(peer);
 }
 
 #[test]

@@ -122,6 +122,12 @@ impl<S: Transfers, C: Channel> Line<S, C> {
         self.kick();
     }
 
+    /// Ends the connection, whose peer takes nothing: nothing more is sent.
+    pub(super) fn give_up(&self) {
+        self.broken.set(true);
+        self.end();
+    }
+
     /// Ends it from within an action: nothing more is received when that is done.
     pub fn stop(&self) {
         self.ended.set(true);
@@ -173,7 +179,11 @@ impl<S: Transfers, C: Channel> Line<S, C> {
 
     /// Sees to it that what is queued leaves, at the end of the turn; much leaves at once.
     pub fn kick(&self) {
-        let may_send = self.sending.get() == 0 && !self.broken.get() && self.reactor.has_waited();
+        if self.broken.get() {
+            // Nobody gets it, and others wait for its memory.
+            return drop(self.session.borrow_mut().take_out());
+        }
+        let may_send = self.sending.get() == 0 && self.reactor.has_waited();
         if may_send && !self.is_held_back() {
             let queued = self.queued_bytes();
             self.kicks.set(self.kicks.get() + 1);
@@ -248,8 +258,7 @@ impl<S: Transfers, C: Channel> Line<S, C> {
         drop(session);
         let sealed = if is_lost { None } else { self.channel.seal(data, self.reactor.arena()) };
         let Some(data) = sealed else {
-            self.broken.set(true);
-            return self.end();
+            return self.give_up();
         };
         self.sending.set(data.len());
         self.kicks.set(0);
@@ -269,8 +278,7 @@ impl<S: Transfers, C: Channel> Line<S, C> {
         self.crowd.take().into_iter().for_each(Waker::wake);
         self.go_on();
         if result.is_err() {
-            self.broken.set(true);
-            self.end();
+            self.give_up();
         }
     }
 

@@ -4,7 +4,7 @@ use super::Line;
 use crate::channel::{Channel, Plain};
 use crate::machine::{Pull, Transfers};
 use lunar_core::io::Fault;
-use lunar_core::mem::{Promise, Sg, SgMut};
+use lunar_core::mem::{Arena, Promise, Sg, SgMut};
 use lunar_core::port::Transfer;
 use lunar_core::step::PIECE_BYTES;
 use lunar_core::task::Task;
@@ -86,6 +86,10 @@ impl<S: Transfers, K, C: Channel> Transfer for Way<'_, S, K, C> {
             Poll::Pending
         });
         self.task.unless_aborted(room).await
+    }
+
+    async fn fresh(&self, arena: &Arena, len: usize) -> Result<SgMut, Fault> {
+        self.task.unless_aborted(arena.wait_sg(len)).await
     }
 
     fn has_room(&self) -> bool {
