@@ -249,8 +249,8 @@ impl Served for Connection {
             guard.refused_channel(self.peer, channel.host(), now);
             self.front.reactor.stats().logins_refused.add(1);
         }
-        let queue = self.queue.take();
-        if let Some(queue) = &queue {
+        // A reset waits for the queue, and not for the last bytes of its connection.
+        if let Some(queue) = self.queue.take() {
             if queue.id == 0 {
                 // Its I/O queues end as well, wherever they are.
                 queue.controller.end();
