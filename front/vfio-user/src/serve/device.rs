@@ -238,14 +238,11 @@ impl Device {
     /// Ends all commands, and all queues.
     async fn stop(&self) {
         self.is_stopped.set(true);
-        let queues = self.queues.take();
-        let all = || queues.iter().flatten().chain([&self.admin]);
         let stats = self.front.reactor.stats();
-        all().for_each(|queue| stats.tasks_aborted.add(queue.tasks.abort(|_| true)));
-        for queue in all() {
-            queue.tasks.until_gone(|_| true).await;
-        }
-        *self.queues.borrow_mut() = (0..queues.len()).map(|_| None).collect();
+        let abort = |queue: &Rc<Queue>| stats.tasks_aborted.add(queue.tasks.abort(|_| true));
+        self.queues.borrow().iter().flatten().chain([&self.admin]).for_each(abort);
+        self.end_queues().await;
+        self.admin.tasks.until_gone(|_| true).await;
         self.with(Machine::disable);
     }
 
