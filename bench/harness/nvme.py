@@ -6,7 +6,7 @@ import time
 
 from . import measure
 from .rows import KIB, Row
-from .targets import NULL_BYTES, RAM_BYTES, Floor, Lunar, Setup, Spdk, Target, Unavailable, free_port
+from .targets import NULL_BYTES, RAM_BYTES, Floor, Least, Lunar, Setup, Spdk, Target, Unavailable, free_port
 
 NQN = "nqn.2026-01.io.lunar.bench:"
 # Entries of a queue: more than the deepest load has commands.
@@ -50,7 +50,14 @@ class SpdkNvme(Spdk):
         return f"nvme-tcp://127.0.0.1:{self.port}/{NQN}{store}/1"
 
 
-KINDS: dict[str, type[Target]] = {"lunar": LunarNvme, "spdk": SpdkNvme, "floor": Floor}
+class LeastNvme(Least):
+    speaks = "nvme"
+
+    def url(self, store: str) -> str | None:
+        return f"nvme-tcp://127.0.0.1:{self.port}/{NQN}{store}/1" if store == "null" else None
+
+
+KINDS: dict[str, type[Target]] = {"lunar": LunarNvme, "spdk": SpdkNvme, "least": LeastNvme, "floor": Floor}
 
 
 def rows() -> list[Row]:
@@ -92,7 +99,7 @@ def idle_controllers(setup: Setup, target: Target) -> dict:
 def extras(setup: Setup, targets: list[Target], running) -> dict:
     found: dict[str, dict] = {"idle_cpu_percent": {}, "idle_controllers": {}, "failed": {}}
     for target in targets:
-        if isinstance(target, Floor):
+        if isinstance(target, (Floor, Least)):
             continue
         with running(target):
             found["idle_cpu_percent"][target.name] = measure.idle_cpu(target, IDLE_SECONDS)

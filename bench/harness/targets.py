@@ -322,15 +322,16 @@ class Floor(Target):
 
 
 class Least(Target):
-    """The least iSCSI target: answers reads of an empty disk without a device server behind."""
+    """The least target of a protocol: answers reads of an empty disk without a device server behind."""
 
     name = "least"
-    note = "just enough iSCSI for reads and writes of nothing"
+    note = "just enough of the protocol for reads and writes of nothing"
+    speaks = "iscsi"
 
     def start(self) -> None:
         if not self.setup.floor.exists():
             raise Unavailable(f"{self.setup.floor} is not built")
-        self.spawn([str(self.setup.floor), "iscsi", "--listen", f"127.0.0.1:{self.port}"])
+        self.spawn([str(self.setup.floor), self.speaks, "--listen", f"127.0.0.1:{self.port}"])
         wait_for("floor", lambda: answers(self.port), self.process, self.log)
 
     def url(self, store: str) -> str | None:

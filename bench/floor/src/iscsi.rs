@@ -3,6 +3,7 @@
 
 use crate::Server;
 use crate::net::Peer;
+use crate::output::Output;
 use anyhow::{Result, bail, ensure};
 use clap::Args;
 use lunar_iscsi::text;
@@ -12,7 +13,6 @@ use lunar_iscsi::wire::{
 };
 use lunar_load::options::size;
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, IoSlice, Write};
 use std::net::TcpStream;
 use zerocopy::FromBytes;
 
@@ -22,10 +22,6 @@ const NAME: &str = "iqn.2026-01.io.lunar:floor";
 const BLOCK: u32 = 512;
 /// The largest data segment that is taken, and the largest burst: whatever comes unsolicited or in one sequence.
 const SEGMENT: u32 = 1 << 20;
-/// Vectors of one send.
-const SLICES: usize = 128;
-/// Payload up to this long is copied behind its header.
-const COPY_MAX: usize = 1024;
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Iscsi {
@@ -37,12 +33,6 @@ pub(crate) struct Iscsi {
     /// Commands that a session may have outstanding
     #[arg(long, default_value_t = 256)]
     window: u32,
-}
-
-/// What is to be sent: bytes of `out`, or so many bytes of nothing in particular.
-enum Piece {
-    Bytes(usize),
-    Payload(usize),
 }
 
 /// A write under way.
@@ -68,11 +58,7 @@ pub(crate) struct Connection {
     exp_cmd_sn: u32,
     stat_sn: u32,
     initiator_segment: u32,
-    out: Vec<u8>,
-    /// Bytes of `out` that were sent.
-    spent: usize,
-    pieces: std::collections::VecDeque<Piece>,
-    payload: Vec<u8>,
+    output: Output,
 }
 
 impl Connection {
@@ -87,10 +73,7 @@ impl Connection {
             exp_cmd_sn: 0,
             stat_sn: 0,
             initiator_segment: 8192,
-            out: Vec::new(),
-            spent: 0,
-            pieces: std::collections::VecDeque::new(),
-            payload: vec![0; SEGMENT as usize],
+            output: Output::new(SEGMENT as usize),
         }
     }
 
@@ -157,22 +140,12 @@ impl Connection {
     }
 
     fn put<P: Pdu>(&mut self, header: &P) {
-        self.out.extend_from_slice(header.as_bytes());
-        self.count(BHS_LEN);
-    }
-
-    fn count(&mut self, len: usize) {
-        match self.pieces.back_mut() {
-            Some(Piece::Bytes(last)) => *last += len,
-            _ => self.pieces.push_back(Piece::Bytes(len)),
-        }
+        self.output.put(header.as_bytes());
     }
 
     fn data(&mut self, bytes: &[u8]) {
-        self.out.extend_from_slice(bytes);
-        let padded = bytes.len().next_multiple_of(4);
-        self.out.resize(self.out.len() + padded - bytes.len(), 0);
-        self.count(padded);
+        self.output.put(bytes);
+        self.output.put(&[0; 3][..bytes.len().next_multiple_of(4) - bytes.len()]);
     }
 
     fn next_stat_sn(&mut self) -> u32 {
@@ -229,11 +202,7 @@ impl Connection {
             self.put(&header);
             match data {
                 Some(data) => self.data(&data[..len as usize]),
-                None if len as usize <= COPY_MAX => {
-                    self.out.extend_from_slice(&self.payload[..len as usize]);
-                    self.count(len as usize);
-                }
-                None => self.pieces.push_back(Piece::Payload(len as usize)),
+                None => self.output.payload(len as usize),
             }
             (at, data_sn) = (at + len, data_sn + 1);
         }
@@ -351,52 +320,11 @@ impl Connection {
         self.data(&text);
         Ok(())
     }
-
-    fn send(&mut self, mut socket: &TcpStream) -> Result<bool> {
-        while !self.pieces.is_empty() {
-            let mut slices = [IoSlice::new(&[]); SLICES];
-            let (mut at, mut used) = (self.spent, 0);
-            for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
-                *slice = IoSlice::new(match piece {
-                    Piece::Bytes(len) => {
-                        at += len;
-                        &self.out[at - len..at]
-                    }
-                    Piece::Payload(len) => &self.payload[..*len],
-                });
-                used += 1;
-            }
-            let sent = match socket.write_vectored(&slices[..used]) {
-                Ok(sent) => sent,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(error.into()),
-            };
-            self.sent(sent);
-        }
-        self.out.clear();
-        self.spent = 0;
-        Ok(true)
-    }
-
-    fn sent(&mut self, mut count: usize) {
-        while let Some(piece) = self.pieces.front_mut().filter(|_| count > 0) {
-            let (Piece::Bytes(len) | Piece::Payload(len)) = piece;
-            let part = count.min(*len);
-            (*len, count) = (*len - part, count - part);
-            let done = *len == 0;
-            if matches!(piece, Piece::Bytes(_)) {
-                self.spent += part;
-            }
-            if done {
-                self.pieces.pop_front();
-            }
-        }
-    }
 }
 
 impl Peer for Connection {
     fn serve(&mut self, socket: &TcpStream, bytes: &[u8]) -> Result<bool> {
         self.feed(bytes)?;
-        self.send(socket)
+        self.output.send(socket)
     }
 }

@@ -1,12 +1,14 @@
 //! What sockets alone cost on this machine: the floor that no target gets below.
 //!
 //! `floor serve` and `floor drive` exchange messages of the sizes that a storage protocol has (48 bytes of header, and
-//! payload) in batches as they come, and do nothing else. `floor iscsi` speaks just enough iSCSI that an initiator
-//! takes it for an empty disk: the least that the protocol costs.
+//! payload) in batches as they come, and do nothing else. `floor iscsi` and `floor nvme` speak just enough of a protocol
+//! that an initiator or a host takes them for an empty disk: the least that the protocol costs.
 
 mod drive;
 mod iscsi;
 mod net;
+mod nvme;
+mod output;
 mod serve;
 
 use anyhow::Result;
@@ -35,6 +37,8 @@ enum What {
     Drive(drive::Drive),
     /// An iSCSI target with an empty disk that forgets what is written
     Iscsi(iscsi::Iscsi),
+    /// An NVMe/TCP controller with an empty namespace that forgets what is written
+    Nvme(nvme::Nvme),
 }
 
 /// How a server runs.
@@ -88,6 +92,10 @@ fn main() -> Result<()> {
             iscsi.server.cpu.map_or(Ok(()), pin)?;
             net::run(&iscsi.server, || iscsi::Connection::new(&iscsi))
         }
+        What::Nvme(nvme) => {
+            nvme.server.cpu.map_or(Ok(()), pin)?;
+            net::run(&nvme.server, || nvme::Connection::new(&nvme))
+        }
         What::Drive(drive) => {
             drive.cpu.map_or(Ok(()), pin)?;
             drive::run(&drive)
@@ -110,6 +118,7 @@ mod tests {
         std::thread::spawn(move || match line.what {
             What::Serve(Serve { server, sizes }) => net::run(&server, || serve::Connection::new(&sizes)),
             What::Iscsi(iscsi) => net::run(&iscsi.server, || iscsi::Connection::new(&iscsi)),
+            What::Nvme(nvme) => net::run(&nvme.server, || nvme::Connection::new(&nvme)),
             What::Drive(_) => Ok(()),
         });
         while std::net::TcpStream::connect(address).is_err() {
@@ -126,21 +135,32 @@ mod tests {
 
     #[test]
     fn an_initiator_takes_it_for_a_disk() {
-        let address = start(&["iscsi", "--size", "1G"]);
+        let url = format!("iscsi://{}", start(&["iscsi", "--size", "1G"]));
         for args in [
             "--bs 512 --depth 64",
             "--bs 64k --sessions 2",
             "--bs 3M --depth 2",
             "--bs 64k --initial-r2t --no-immediate-data",
         ] {
-            for rw in ["randrw", "write"] {
-                let url = format!("iscsi://{address}");
-                let line = ["load", &url, "--time", "0.1", "--warmup", "0", "--timeout", "5", "--rw", rw];
-                let load = Load::parse_from(line.into_iter().chain(args.split_whitespace()));
-                let report = lunar_load::run(&load.options).expect("a report");
-                assert!(report.is_good() && report.iops > 0.0, "{args}: {report}");
-                assert_eq!((report.blocks, report.negotiated.window()), (2 << 20, 256));
-            }
+            takes_for_a_disk(&url, args, 256);
+        }
+    }
+
+    #[test]
+    fn a_host_takes_it_for_a_disk() {
+        let url = format!("nvme-tcp://{}/nqn.2026-01.io.lunar:floor/1", start(&["nvme", "--size", "1G"]));
+        for args in ["--bs 512 --depth 64", "--bs 16k --depth 3", "--bs 64k --sessions 2", "--bs 1M --depth 2"] {
+            takes_for_a_disk(&url, args, 1024);
+        }
+    }
+
+    fn takes_for_a_disk(url: &str, args: &str, window: u32) {
+        for rw in ["randrw", "write"] {
+            let line = ["load", url, "--time", "0.1", "--warmup", "0", "--timeout", "5", "--rw", rw];
+            let load = Load::parse_from(line.into_iter().chain(args.split_whitespace()));
+            let report = lunar_load::run(&load.options).expect("a report");
+            assert!(report.is_good() && report.iops > 0.0, "{args}: {report}");
+            assert_eq!((report.blocks, report.negotiated.window()), (2 << 20, window));
         }
     }
 
