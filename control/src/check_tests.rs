@@ -483,7 +483,7 @@ proptest::proptest! {
         } else {
             assert!(result.is_err());
         }
-        let _ = crate::versions::without_secrets(&text);
+        let _ = crate::veil::without_secrets(&text);
     }
 }
 

@@ -29,6 +29,7 @@ pub mod report;
 pub mod secret;
 pub mod section;
 pub mod value;
+pub mod veil;
 pub mod versions;
 pub mod visibility;
 

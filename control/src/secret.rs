@@ -10,6 +10,9 @@ use toml::de::DeValue;
 /// What stands in the place of a secret wherever something is shown. Too short to be one.
 pub const HIDDEN: &str = "(hidden)";
 
+/// What a secret is said to lie in, where it is not in the configuration itself.
+pub(crate) const PLACES: [&str; 2] = ["file", "credential"];
+
 /// Where a secret is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SecretSource {
@@ -36,7 +39,7 @@ impl SecretSource {
                 report.add(at, "the name of a credential is made of letters, digits, '.', '_' and '-'");
             }
             _ => {
-                let guess = did_you_mean(word, ["file", "credential"]);
+                let guess = did_you_mean(word, PLACES);
                 report.add(at, format!("a secret has no '{word}'{guess}; {FORMS}"));
             }
         }

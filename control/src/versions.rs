@@ -4,10 +4,8 @@
 //! A version is written to the history first, then put in the place of the one before. So the newest of the history is
 //! what is in force, unless the writer was stopped between the two: then it never was, and the next start forgets it.
 
-use crate::config::{CONFIG_BYTES_MAX, Kind};
-use crate::secret::HIDDEN;
-use crate::section::Key;
-use crate::value::Shape;
+use crate::config::CONFIG_BYTES_MAX;
+use crate::veil::without_secrets;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use similar::TextDiff;
@@ -17,7 +15,6 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use toml::de::{DeTable, DeValue};
 
 /// Versions that are kept: months of work of a busy administrator, and for the largest configurations below 2 GiB.
 pub const VERSIONS_MAX: usize = 100;
@@ -365,37 +362,6 @@ fn create(folder: &Path) -> Result<(), Trouble> {
 pub fn difference(old: &str, new: &str) -> String {
     let (old, new) = (without_secrets(old), without_secrets(new));
     TextDiff::from_lines(&old, &new).unified_diff().context_radius(2).to_string()
-}
-
-/// The text of a configuration with something else in the place of secrets. What cannot be read is not shown at all:
-/// nobody could know what in it is secret.
-#[must_use]
-pub fn without_secrets(text: &str) -> String {
-    let (root, errors) = DeTable::parse_recoverable(text);
-    if !errors.is_empty() {
-        return "# not shown: it cannot be read\n".into();
-    }
-    let mut spans = Vec::new();
-    for kind in Kind::ALL {
-        let secret = |key: &Key| (key.shape)() == Shape::Secret;
-        let Some(DeValue::Table(all)) = root.get_ref().get(kind.section()).map(|item| item.get_ref()) else { continue };
-        if !kind.keys().iter().any(secret) {
-            continue;
-        }
-        for (key, value) in all.values().filter_map(|item| item.get_ref().as_table()).flat_map(|table| table.iter()) {
-            // A slip of the pen does not make a secret less secret: only what is known to be none is shown.
-            let shown = kind.keys().iter().any(|known| known.is(key.get_ref()) && !secret(known));
-            if !shown && !value.get_ref().is_table() {
-                spans.push(value.span());
-            }
-        }
-    }
-    spans.sort_by_key(|span| span.start);
-    let mut shown = text.to_owned();
-    for span in spans.into_iter().rev() {
-        shown.replace_range(span, &format!("\"{HIDDEN}\""));
-    }
-    shown
 }
 
 #[cfg(test)]

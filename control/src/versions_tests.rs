@@ -300,11 +300,6 @@ fn a_kill_leaves_one_version_or_the_other() {
 fn differences_hide_secrets() {
     let text = "[user.u]\nsecret = 'correct horse' # mine\n[user.v]\nsecret = { file = '/x' }\n[api-token.t]\n\
                 secret = 'battery staple'\nrole = 'read'\n";
-    let shown = without_secrets(text);
-    let wanted = text.replace("'correct horse'", "\"(hidden)\"").replace("'battery staple'", "\"(hidden)\"");
-    assert_eq!(shown, wanted);
-    assert_eq!(without_secrets("user = { u = { sceret = 'horse' } }"), "user = { u = { sceret = \"(hidden)\" } }");
-    assert!(!without_secrets("[user.u]\nsecret = 'horse").contains("horse"));
     let more = format!("{text}[limits]\nsessions = 7\n");
     assert!(difference(text, &more).contains("\n+[limits]\n+sessions = 7\n"), "{}", difference(text, &more));
     assert_eq!(difference(text, text), "");
