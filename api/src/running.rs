@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -181,6 +181,12 @@ impl Api {
         let mut new = place.as_os_str().to_owned();
         new.push(".new");
         let new = PathBuf::from(new);
+        // It would be replaced, or removed.
+        for path in [&place, &new] {
+            if std::fs::symlink_metadata(path).is_ok_and(|there| !there.file_type().is_socket()) {
+                return Err(format!("there is something else than a socket at {}: it stays", path.display()));
+            }
+        }
         let bind = || {
             if let Some(folder) = place.parent() {
                 std::fs::create_dir_all(folder)?;

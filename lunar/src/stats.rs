@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result};
 use lunar_core::stats::Stats;
+use lunar_reactor::unix::clear;
 use serde_json::{Map, Value};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,11 +38,15 @@ impl Socket {
     /// # Errors
     /// When the socket cannot be made there, or somebody serves it.
     pub fn serve(path: &Path, cores: Vec<Arc<Stats>>) -> Result<Self> {
-        if path.exists() {
-            if UnixStream::connect(path).is_ok() {
+        match UnixStream::connect(path) {
+            Ok(_) => {
                 anyhow::bail!("{} is served by another process; choose another path for --stats", path.display());
             }
-            std::fs::remove_file(path).with_context(|| format!("removing the stale socket {}", path.display()))?;
+            Err(why) if why.kind() == ErrorKind::ConnectionRefused => {
+                clear(path).with_context(|| format!("{}; choose another path for --stats", path.display()))?;
+            }
+            // There is none, or none that we may know of: binding tells.
+            Err(_) => {}
         }
         let listener = UnixListener::bind(path).with_context(|| format!("statistics socket {}", path.display()))?;
         std::thread::Builder::new().name("stats".into()).spawn(move || {

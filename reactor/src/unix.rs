@@ -17,6 +17,7 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -71,6 +72,17 @@ pub fn permit(path: &Path, mode: u32, owner: Option<u32>, group: Option<u32>) ->
     Ok(chmod(path, Mode::from_raw_mode(mode))?)
 }
 
+/// Removes a socket that nobody listens at; what is there and is no socket stays.
+///
+/// # Errors
+/// `AlreadyExists` when it is something else, and the operating system's.
+pub fn clear(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path)?.file_type().is_socket() {
+        true => std::fs::remove_file(path),
+        false => Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is something else than a socket")),
+    }
+}
+
 /// A socket that listens at a path, until it is dropped.
 pub struct Listener {
     socket: Waitable,
@@ -87,7 +99,7 @@ impl Listener {
     pub fn bind(reactor: &Reactor, path: &Path, mode: u32) -> io::Result<Self> {
         match UnixStream::connect(path) {
             Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-            Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
+            Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => clear(path)?,
             // There is none, or none that we may know of: binding tells.
             Err(_) => {}
         }
