@@ -231,6 +231,7 @@ const CALLS: &[i64] = &[
     libc::SYS_splice, libc::SYS_ioctl, libc::SYS_fcntl, libc::SYS_flock, libc::SYS_dup, libc::SYS_dup3, libc::SYS_pipe2,
     libc::SYS_mkdirat, libc::SYS_unlinkat, libc::SYS_renameat, libc::SYS_renameat2, libc::SYS_linkat, libc::SYS_fchmod,
     libc::SYS_fchmodat, libc::SYS_fchown, libc::SYS_fchownat, libc::SYS_utimensat, libc::SYS_umask, libc::SYS_getcwd,
+    libc::SYS_fgetxattr, libc::SYS_fsetxattr,
     // Sockets; which families, the filter says.
     libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4, libc::SYS_connect, libc::SYS_getsockname,
     libc::SYS_getpeername, libc::SYS_getsockopt, libc::SYS_setsockopt, libc::SYS_sendto, libc::SYS_sendmsg,
