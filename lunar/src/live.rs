@@ -50,7 +50,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 /// Keys of a volume that change how its unit is served, and not which unit it is.
-const SAME_UNIT: [&str; 5] = ["size", "read_only", "write_through", "direct", "revision"];
+const SAME_UNIT: [&str; 6] = ["size", "read_only", "shared", "write_through", "direct", "revision"];
 
 /// Keys of a portal that say where it is.
 const ADDRESS: [&str; 2] = ["address", "protocol"];
@@ -301,7 +301,8 @@ impl Live {
             crate::jail::reaches(path.path())?;
         }
         let own = self.volumes.get(name).cloned();
-        if let (Some(own), true) = (&own, is_same) {
+        let stays = |own: &Placed| is_same || model.path.is_some() && own.model.path == model.path;
+        if let Some(own) = own.as_ref().filter(|own| stays(own)) {
             let (has, wanted) = (own.volume.traits().size, model.size.map_or(u64::MAX, |size| size.0));
             if wanted < has {
                 return Err(format!(
@@ -451,6 +452,7 @@ impl Running for Live {
         match (prepared, &change.action) {
             (Ready::Volume { ticket, placed }, _) => {
                 let PlacedVolume(placed) = *placed;
+                placed.volume.settle();
                 let unit = placed.unit;
                 self.coming.tickets.push(ticket);
                 let old = self.volumes.insert(name.clone(), placed);
@@ -498,6 +500,8 @@ impl Running for Live {
             Ready::Volume { ticket, placed } => {
                 let PlacedVolume(placed) = *placed;
                 self.house.withdraw(ticket);
+                // It was opened in another way already, perhaps that which another has open.
+                self.volumes.values().for_each(|own| own.volume.settle());
                 if self.volumes.get(&change.object.name).is_none_or(|own| own.unit != placed.unit) {
                     self.units.give_back(placed.unit.0);
                 }

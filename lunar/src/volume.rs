@@ -226,6 +226,15 @@ impl Volume {
         }
     }
 
+    /// Of the ways in which its file was opened, this is the one from now on: others have it no less, and no more, than
+    /// it says.
+    pub fn settle(&self) {
+        if let Kind::File(volume) = &self.kind {
+            volume.settle();
+        }
+        self.protection.iter().for_each(Protection::settle);
+    }
+
     /// A core's own store.
     ///
     /// # Errors

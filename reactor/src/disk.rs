@@ -53,6 +53,8 @@ pub struct Source {
     file: OwnedFd,
     policy: Policy,
     health: Arc<Health>,
+    /// What was opened first, if not this: its description has the lock, or the device.
+    first: Option<Arc<Source>>,
 }
 
 /// Whether everything that a flush answered for is there: one for all cores that have a volume open.
@@ -90,13 +92,26 @@ impl Source {
     /// `file` as it was opened (O_DIRECT, where `policy` says so); `name` for the log.
     #[must_use]
     pub fn new(name: String, file: OwnedFd, policy: Policy) -> Self {
-        Self { file, policy, health: Health::new(name) }
+        Self { file, policy, health: Health::new(name), first: None }
     }
 
-    /// The same file or device, opened again as `file` in another way: what was lost of it is lost for both.
+    /// The same file or device, opened again as `file` in another way: what was lost of it is lost for both, and what
+    /// was opened first stays open as long as this and its disks.
     #[must_use]
-    pub fn again(&self, file: OwnedFd, policy: Policy) -> Self {
-        Self { file, policy, health: self.health.clone() }
+    pub fn again(self: &Arc<Self>, file: OwnedFd, policy: Policy) -> Self {
+        Self { file, policy, health: self.health.clone(), first: Some(self.first().clone()) }
+    }
+
+    /// What was opened first: its description has the lock, or the device.
+    #[must_use]
+    pub fn first(self: &Arc<Self>) -> &Arc<Self> {
+        self.first.as_ref().unwrap_or(self)
+    }
+
+    /// For the log.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.health.name
     }
 
     /// The open file.
@@ -109,12 +124,18 @@ impl Source {
     ///
     /// # Errors
     /// When the process or the driver has no room for more open files.
-    pub fn open(&self, reactor: &Reactor) -> io::Result<Disk> {
+    pub fn open(self: &Arc<Self>, reactor: &Reactor) -> io::Result<Disk> {
         let data = reactor.driver().adopt(again(self.file.as_fd())?)?;
         let sync = reactor.driver().adopt(again(self.file.as_fd())?)?;
-        let space = reactor.driver().adopt(self.file.try_clone()?)?;
-        Ok(Disk::build(reactor, [data, sync, space], self.policy, self.health.clone()))
+        // What was opened to be read only cannot give space back.
+        let holder = if is_writable(self.first().file())? { self.first() } else { self };
+        let space = reactor.driver().adopt(holder.file.try_clone()?)?;
+        Ok(Disk::build(reactor, [data, sync, space], self.policy, self.health.clone(), Some(self.clone())))
     }
+}
+
+fn is_writable(file: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(rustix::fs::fcntl_getfl(file)? & OFlags::RWMODE != OFlags::RDONLY)
 }
 
 /// The same file, opened once more: with an error cursor of its own. Where that cannot be (/proc is not there,
@@ -144,6 +165,8 @@ struct Inner {
     space: Handle,
     policy: Policy,
     health: Arc<Health>,
+    /// The lock is not let go while something may still be written.
+    _source: Option<Arc<Source>>,
     /// Flushes that wait for the next round.
     waiting: RefCell<Vec<Done>>,
     is_syncing: Cell<bool>,
@@ -161,10 +184,16 @@ impl Disk {
     /// A file that a driver has open, thrice as [`Source::open`] has it: the simulator's.
     #[must_use]
     pub fn over(reactor: &Reactor, handles: [Handle; 3], policy: Policy, health: &Arc<Health>) -> Self {
-        Self::build(reactor, handles, policy, health.clone())
+        Self::build(reactor, handles, policy, health.clone(), None)
     }
 
-    fn build(reactor: &Reactor, handles: [Handle; 3], policy: Policy, health: Arc<Health>) -> Self {
+    fn build(
+        reactor: &Reactor,
+        handles: [Handle; 3],
+        policy: Policy,
+        health: Arc<Health>,
+        source: Option<Arc<Source>>,
+    ) -> Self {
         let [data, sync, space] = handles;
         Self(Rc::new(Inner {
             reactor: reactor.clone(),
@@ -173,6 +202,7 @@ impl Disk {
             space,
             policy,
             health,
+            _source: source,
             waiting: RefCell::default(),
             is_syncing: Cell::new(false),
             failures: Cell::new(0),

@@ -21,8 +21,6 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct BlockVolume {
     source: Arc<Source>,
-    /// What has the device for us alone, if not `source`.
-    held: Option<Arc<Source>>,
     /// Its number.
     device: u64,
     traits: Traits,
@@ -47,20 +45,18 @@ impl BlockVolume {
     /// [`Refusal`].
     pub fn again(&self, path: &Path, options: &Options) -> Result<Self, Refusal> {
         let checked = open::open(path, options, Some(self.device))?;
-        let held = self.held.as_ref().unwrap_or(&self.source).clone();
-        Ok(Self::build(path, checked, options, Some(held)))
+        Ok(Self::build(path, checked, options, Some(&self.source)))
     }
 
-    fn build(path: &Path, checked: open::Checked, options: &Options, held: Option<Arc<Source>>) -> Self {
+    fn build(path: &Path, checked: open::Checked, options: &Options, held: Option<&Arc<Source>>) -> Self {
         let policy = Policy { durable: options.durable, direct: checked.alignment };
         let held = held.filter(|_| checked.is_held);
-        let source = match &held {
+        let source = match held {
             Some(held) => held.again(checked.file, policy),
             None => Source::new(path.display().to_string(), checked.file, policy),
         };
         Self {
             source: Arc::new(source),
-            held,
             device: checked.device,
             traits: checked.traits,
             limits: checked.limits,

@@ -27,8 +27,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct FileVolume {
     source: Arc<Source>,
-    /// What has the lock, if not `source`.
-    held: Option<Arc<Source>>,
+    /// Whether others who say the same may have it, too.
+    is_shared: bool,
     traits: Traits,
     mark: Mark,
     is_direct: bool,
@@ -40,28 +40,49 @@ impl FileVolume {
     /// # Errors
     /// [`Refusal`].
     pub fn new(path: &Path, options: &Options) -> Result<Self, Refusal> {
-        let checked = open::open(path, options, None)?;
-        let policy = Policy { durable: options.durable, direct: checked.alignment };
-        let source = Source::new(path.display().to_string(), checked.file, policy);
-        let is_direct = checked.alignment.is_some();
-        Ok(Self { source: Arc::new(source), held: None, traits: checked.traits, mark: checked.mark, is_direct })
+        Ok(Self::build(path, open::open(path, options, None)?, options, None))
     }
 
     /// Opens `path` once more, in another way; if it is the file of this volume, under the same lock. Both may be used
-    /// at the same time.
+    /// at the same time, and the lock is that of the stricter one until [`FileVolume::settle`].
     ///
     /// # Errors
     /// [`Refusal`].
     pub fn again(&self, path: &Path, options: &Options) -> Result<Self, Refusal> {
-        let held = self.held.as_ref().unwrap_or(&self.source);
-        let checked = open::open(path, options, Some(held.file()))?;
+        let first = self.source.first();
+        let checked = open::open(path, options, Some(first.file()))?;
+        let held = open::same(first.file(), checked.file.as_fd())?.then_some(first);
+        Ok(Self::build(path, checked, options, held))
+    }
+
+    fn build(path: &Path, checked: open::Checked, options: &Options, held: Option<&Arc<Source>>) -> Self {
         let policy = Policy { durable: options.durable, direct: checked.alignment };
-        let is_direct = checked.alignment.is_some();
-        let (source, held) = match open::same(held.file(), checked.file.as_fd())? {
-            true => (held.again(checked.file, policy), Some(held.clone())),
-            false => (Source::new(path.display().to_string(), checked.file, policy), None),
+        let source = match held {
+            Some(held) => held.again(checked.file, policy),
+            None => Source::new(path.display().to_string(), checked.file, policy),
         };
-        Ok(Self { source: Arc::new(source), held, traits: checked.traits, mark: checked.mark, is_direct })
+        Self {
+            source: Arc::new(source),
+            is_shared: options.read_only || options.shared,
+            traits: checked.traits,
+            mark: checked.mark,
+            is_direct: checked.alignment.is_some(),
+        }
+    }
+
+    /// The same, which others who say so may have, too, or nobody else; as with [`FileVolume::again`].
+    ///
+    /// # Errors
+    /// [`Refusal::Locked`].
+    pub fn sharing(&self, path: &Path, is_shared: bool) -> Result<Self, Refusal> {
+        lock::strengthen(self.source.first().file(), path, is_shared)?;
+        Ok(Self { is_shared, ..self.clone() })
+    }
+
+    /// Of the ways in which the file was opened by this process, this is the one from now on: others have it no less,
+    /// and no more, than it says.
+    pub fn settle(&self) {
+        lock::settle(self.source.first().file(), Path::new(self.source.name()), self.is_shared);
     }
 
     /// What it says of itself.

@@ -16,20 +16,39 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// Locked for the process: alone, or together with others who `share`, because they only read or know of each other.
 /// Waits for a holder that has ended already.
 pub(crate) fn lock(file: BorrowedFd<'_>, path: &Path, shares: bool) -> Result<(), Refusal> {
+    wait_for(path, || try_lock(file, shares))
+}
+
+/// The same for a file that this process has locked already. Who shares it later does so when [`settle`] says; who
+/// cannot have it alone goes on sharing it: Linux takes the old lock away before it looks for others.
+pub(crate) fn strengthen(file: BorrowedFd<'_>, path: &Path, shares: bool) -> Result<(), Refusal> {
+    if shares {
+        return Ok(());
+    }
+    wait_for(path, || try_lock(file, false).inspect_err(|_| settle(file, path, true)))
+}
+
+/// Makes a lock that this process has what it shall be.
+pub(crate) fn settle(file: BorrowedFd<'_>, path: &Path, shares: bool) {
+    if let Err(why) = try_lock(file, shares) {
+        eprintln!(
+            "{}: while its lock was changed, somebody else took it: it {why}; stop one of the two",
+            path.display()
+        );
+    }
+}
+
+fn wait_for(path: &Path, attempt: impl FnMut() -> Result<(), Refusal>) -> Result<(), Refusal> {
     let begun = Instant::now();
     let mut is_told = false;
-    until_free(
-        PATIENCE,
-        || try_lock(file, shares),
-        |why| {
-            let is_free_soon = matches!(why, Refusal::Locked { pid } if !pid.is_some_and(lives));
-            if is_free_soon && begun.elapsed() >= SILENCE && !std::mem::replace(&mut is_told, true) {
-                let seconds = PATIENCE.as_secs();
-                eprintln!("{}: waiting up to {seconds} s for the lock of a process that ended", path.display());
-            }
-            is_free_soon
-        },
-    )
+    until_free(PATIENCE, attempt, |why| {
+        let is_free_soon = matches!(why, Refusal::Locked { pid } if !pid.is_some_and(lives));
+        if is_free_soon && begun.elapsed() >= SILENCE && !std::mem::replace(&mut is_told, true) {
+            let seconds = PATIENCE.as_secs();
+            eprintln!("{}: waiting up to {seconds} s for the lock of a process that ended", path.display());
+        }
+        is_free_soon
+    })
 }
 
 fn try_lock(file: BorrowedFd<'_>, shares: bool) -> Result<(), Refusal> {

@@ -1,6 +1,6 @@
 //! What is checked once, when a file is opened as a volume.
 
-use crate::lock::lock;
+use crate::lock::{lock, strengthen};
 use crate::mark::{self, Mark};
 use lunar_core::io::Traits;
 use lunar_core::mem::PAGE;
@@ -134,7 +134,7 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<BorrowedFd<'_>>)
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     match held {
         // The lock stays with the file as it was opened first; it may have been one of those who only read.
-        Some(held) if same(held, file.as_fd())? => lock(held, path, options.read_only || options.shared)?,
+        Some(held) if same(held, file.as_fd())? => strengthen(held, path, options.read_only || options.shared)?,
         _ => lock(file.as_fd(), path, options.read_only || options.shared)?,
     }
     let size = settle_size(&file, path, options)?;
@@ -237,7 +237,8 @@ fn traits(file: BorrowedFd<'_>, stat: &Stat, size: u64, options: &Options) -> Re
     let block = fstatvfs(file)?.f_frsize;
     let is_block = block.is_power_of_two() && (512..=BLOCK_BYTES_MAX).contains(&block);
     let block = if is_block { block as u32 } else { PAGE as u32 };
-    let can_punch = !options.read_only && can_punch(file, size, block);
+    let end = size.max(u64::try_from(stat.st_size).unwrap_or(0));
+    let can_punch = !options.read_only && can_punch(file, end, block);
     let preferred = u32::try_from(stat.st_blksize).unwrap_or(0);
     Ok(Traits {
         size,
@@ -254,9 +255,9 @@ fn traits(file: BorrowedFd<'_>, stat: &Stat, size: u64, options: &Options) -> Re
     })
 }
 
-/// Whether the file system gives space back: asked for space behind the end, where there is none.
-fn can_punch(file: BorrowedFd<'_>, size: u64, block: u32) -> bool {
-    let behind = size.next_multiple_of(block.into());
+/// Whether the file system gives space back: asked for space behind the end of the file, where there is none.
+fn can_punch(file: BorrowedFd<'_>, end: u64, block: u32) -> bool {
+    let behind = end.next_multiple_of(block.into());
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, behind, block.into()).is_ok()
 }
 

@@ -131,7 +131,7 @@ fn protect(
         if size(&before.kind) != size(kind) || before.block_size != options.block_size || options.read_only {
             bail!("it keeps protection information, and changes so only while nobody uses it: remove it first");
         }
-        return Ok(Some(protection.clone()));
+        return Ok(Some(protection.sharing(options.shared)?));
     }
     let spec = match (&wanted.path, wanted.size) {
         (Some(path), size) => Spec::Path { path: path.path().to_owned(), size: size.map(|size| size.0) },

@@ -36,7 +36,8 @@ pub struct Protection {
 #[derive(Clone, Debug)]
 enum Beside {
     Ram(RamVolume),
-    File(FileVolume),
+    /// And where it lies.
+    File(FileVolume, PathBuf),
 }
 
 impl Protection {
@@ -63,7 +64,10 @@ impl Protection {
         let size = (size_of(volume) / u64::from(options.block_size) * INFO_BYTES as u64).next_multiple_of(BLOCK);
         let store = match (volume, &named.spec) {
             (Kind::Ram(_), _) => Beside::Ram(RamVolume::new(size, false).with_context(|| text.to_owned())?),
-            (Kind::File(_), Spec::Path { path, .. }) => Beside::File(file(path, size, is_new, options)?),
+            (Kind::File(_), Spec::Path { path, .. }) => {
+                let (volume, path) = file(path, size, is_new, options)?;
+                Beside::File(volume, path)
+            }
             _ => bail!("{text} has no place for protection information: files and ram: have, leave out --protection"),
         };
         if is_new {
@@ -73,6 +77,28 @@ impl Protection {
         Ok(Some(Self { store, kind }))
     }
 
+    /// The same, which other processes that say so may serve, too, or none.
+    ///
+    /// # Errors
+    /// When another process does.
+    pub fn sharing(&self, is_shared: bool) -> Result<Self> {
+        let store = match &self.store {
+            Beside::Ram(volume) => Beside::Ram(volume.clone()),
+            Beside::File(volume, path) => {
+                let shared = volume.sharing(path, is_shared).map_err(|why| anyhow!("{}: {why}", path.display()));
+                Beside::File(shared?, path.clone())
+            }
+        };
+        Ok(Self { store, kind: self.kind })
+    }
+
+    /// See [`super::Volume::settle`].
+    pub fn settle(&self) {
+        if let Beside::File(volume, _) = &self.store {
+            volume.settle();
+        }
+    }
+
     /// A core's own view.
     ///
     /// # Errors
@@ -80,7 +106,7 @@ impl Protection {
     pub fn open(&self, reactor: &Reactor) -> io::Result<protection::Protection> {
         let store: Box<dyn Store> = match &self.store {
             Beside::Ram(volume) => volume.open(reactor)?,
-            Beside::File(volume) => volume.open(reactor)?,
+            Beside::File(volume, _) => volume.open(reactor)?,
         };
         Ok(protection::Protection::new(store, self.kind))
     }
@@ -96,7 +122,7 @@ pub(super) fn size_of(volume: &Kind) -> u64 {
 }
 
 /// The file beside the volume's own: made for a volume that is new to this.
-fn file(path: &Path, size: u64, is_new: bool, options: &Options) -> Result<FileVolume> {
+fn file(path: &Path, size: u64, is_new: bool, options: &Options) -> Result<(FileVolume, PathBuf)> {
     // A volume may have several names, and one place.
     let mut beside = path.canonicalize().with_context(|| path.display().to_string())?.into_os_string();
     beside.push(SUFFIX);
@@ -118,12 +144,13 @@ fn file(path: &Path, size: u64, is_new: bool, options: &Options) -> Result<FileV
         direct: false,
         block_size: 512,
     };
-    FileVolume::new(&beside, &how).map_err(|why| match why {
+    let volume = FileVolume::new(&beside, &how).map_err(|why| match why {
         lunar_file::Refusal::OtherSize { .. } => {
             anyhow!("{name} is not of this volume's size: was it shared with another --block-size, or grown?")
         }
         why => anyhow!("{name}: {why}"),
-    })
+    })?;
+    Ok((volume, beside))
 }
 
 /// Wakes the thread that waits.
@@ -176,7 +203,7 @@ mod tests {
         std::fs::write(&path, [0; 1 << 20]).expect("a file");
         let beside = folder.join("disk.img.pi");
         let made = file(&path, 16384, true, &Options::PLAIN).expect("made");
-        assert_eq!((made.traits().size, std::fs::metadata(&beside).expect("there").len()), (16384, 16384));
+        assert_eq!((made.0.traits().size, std::fs::metadata(&beside).expect("there").len()), (16384, 16384));
         assert!(file(&path, 16384, false, &Options::PLAIN).expect_err("locked").to_string().contains("already served"));
         drop(made);
         assert!(file(&path, 16384, true, &Options::PLAIN).expect_err("whose?").to_string().contains("move it away"));
