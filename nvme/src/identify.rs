@@ -85,7 +85,8 @@ mod bits {
     pub(super) const FUSED: u16 = 0x01;
     /// VWC: Flush of all namespaces is there.
     pub(super) const FLUSHES_ALL: u8 = 0x06;
-    /// VWC: there is a volatile write cache.
+    /// VWC: there is a volatile write cache. Hosts ask once, and namespaces come and go: who was told that there is none
+    /// would not flush those with one.
     pub(super) const CACHES: u8 = 0x01;
     /// SGLS: there are scatter-gather lists, with offsets into capsules, and of the transport.
     pub(super) const SGL: u32 = 0x01 | 1 << 20 | 1 << 21;
@@ -111,7 +112,6 @@ const COMPARE_WRITE: u16 = (PIECE_BYTES / 4096 - 1) as u16;
 pub fn controller(cx: &Context<'_>) -> Page {
     let controller = cx.controller();
     let entry = &controller.standing.subsystem;
-    let namespaces = cx.queue.namespaces();
     let mut page = Page::default();
     page.text(4, 20, &entry.serial).text(24, 40, &entry.model).text(64, 8, &entry.firmware);
     page.put(77, &[TRANSFER_EXPONENT]).u16(78, controller.id).u32(80, VERSION);
@@ -133,11 +133,10 @@ pub fn controller(cx: &Context<'_>) -> Page {
     page.put(261, &[bits::LOG_PAGES | bits::PERSISTENT_EVENTS]).u32(352, PERSISTENT_EVENT_UNITS);
     page.u16(316, 1).put(318, &[bits::ONE_TEST]).u32(328, SANITIZE);
     let last = cx.queue.last_namespace();
-    let caches = namespaces.iter().any(|seen| seen.namespace.unit.traits().write_cache);
     page.put(76, &[bits::SHARED]).u32(92, NAMESPACE_NOTICES | ACCESS_NOTICES);
     page.put(342, &[TRANSITION_SECONDS, bits::ACCESS]).u32(344, last).u32(348, last);
     page.put(512, &bits::ENTRIES).u32(516, last).u16(520, bits::COMMANDS).u16(522, bits::FUSED);
-    page.put(525, &[bits::FLUSHES_ALL | if caches { bits::CACHES } else { 0 }]);
+    page.put(525, &[bits::FLUSHES_ALL | bits::CACHES]);
     page.u16(532, COMPARE_WRITE).u16(534, bits::COPY_FORMATS).u32(540, last);
     page.put(768, entry.nqn.as_bytes());
     page
@@ -199,8 +198,11 @@ pub fn namespace(seen: &Attached) -> Page {
 pub fn independent_namespace(seen: &Attached) -> Page {
     let namespace = &*seen.namespace;
     const READY: u8 = 0x01;
+    /// NSFEAT.VWCNP: unlike others of the controller, it has no volatile write cache.
+    const NO_CACHE: u8 = 0x20;
     let mut page = Page::default();
-    page.put(0, &[features(namespace) & 0x01, IS_SHARED, reservations(namespace), format_progress(namespace)]);
+    let features = features(namespace) & 0x01 | if namespace.unit.traits().write_cache { 0 } else { NO_CACHE };
+    page.put(0, &[features, IS_SHARED, reservations(namespace), format_progress(namespace)]);
     page.u32(4, seen.id).put(8, &[seen.read_only.into()]);
     page.put(14, &[if namespace.unit.medium.is_worked_on() { 0 } else { READY }]);
     page
