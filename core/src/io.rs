@@ -173,6 +173,8 @@ pub enum Fault {
     Unsupported,
     /// The command was aborted, or the one who was to answer dropped its [`Done`].
     Aborted,
+    /// The whole medium was formatted or sanitized while the command was under way.
+    Cleared,
     /// The peer or the medium did not answer in time.
     Timeout,
     /// The memory for it is not to be had now.

@@ -25,10 +25,15 @@ impl Span {
     }
 }
 
+/// A time between two works on the whole of a unit: what was begun in one does nothing in the next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Era(u32);
+
 /// What runs and what is held on one core.
 #[derive(Debug, Default)]
 pub struct Ranges {
     held: Cell<u32>,
+    era: Cell<Era>,
     places: RefCell<Places>,
     waiters: RefCell<Vec<Waker>>,
 }
@@ -61,6 +66,18 @@ impl Ranges {
             self.clear_of(span, |entry| entry.held).await;
         }
         self.add(span, false)
+    }
+
+    /// The time that it is.
+    #[inline]
+    #[must_use]
+    pub fn era(&self) -> Era {
+        self.era.get()
+    }
+
+    /// The next time begins: what goes on does not enter any more.
+    pub fn end_era(&self) {
+        self.era.set(Era(self.era.get().0.wrapping_add(1)));
     }
 
     /// Whether I/O on it would wait.
@@ -219,6 +236,15 @@ mod tests {
             assert!(poll(&mut hold(near, 9, 20)).is_none() && poll(&mut hold(far, 9, 20)).is_none());
             drop(guards);
         }
+    }
+
+    #[test]
+    fn a_time_ends_and_does_not_come_again() {
+        let ranges = Rc::new(Ranges::default());
+        let before = ranges.era();
+        assert_eq!(before, ranges.era());
+        ranges.end_era();
+        assert_ne!(before, ranges.era());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::mem::{Arena, Sg, SgMut};
 use crate::port::Transfer;
 use crate::protection::{Field, Terms};
 use crate::range::Span;
-use crate::unit::Unit;
+use crate::unit::{Admitted, Unit};
 pub use copy::COPY_BYTES;
 use copy::Copying;
 pub use now::carry_out_now;
@@ -129,6 +129,24 @@ pub enum Step {
     Protected(Box<Protected>),
 }
 
+impl Step {
+    /// Whether what it has written may still be lost with power.
+    #[must_use]
+    pub fn leaves_cached(&self) -> bool {
+        match self {
+            Self::Write { durable, .. }
+            | Self::CompareWrite { durable, .. }
+            | Self::OrWrite { durable, .. }
+            | Self::WriteAtomic { durable, .. } => !durable,
+            Self::Unmap(_) | Self::Fill { .. } | Self::Copy { .. } => true,
+            Self::Read { .. } | Self::Flush | Self::Compare { .. } | Self::Verify { .. } | Self::WriteVerify { .. } => {
+                false
+            }
+            Self::Protected(protected) => protected.step.leaves_cached(),
+        }
+    }
+}
+
 /// A step and what its command says of protection information. Offsets and lengths are those of the blocks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Protected {
@@ -194,7 +212,7 @@ pub struct Tail {
 /// # Errors
 /// [`Failure`], with the byte at which it happened.
 pub async fn carry_out<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     step: &Step,
     transfer: &T,
     tools: &mut Tools,
@@ -225,7 +243,7 @@ pub async fn carry_out<T: Transfer>(
         Step::Protected(_) => Err(fault(0)(Fault::Unsupported)),
         // Seldom, and larger than all others: it does not make their futures larger.
         &Step::Copy { ref from, at, offset, len } => {
-            Box::pin(Copying { unit, from, at, offset, len }.run(transfer, tools)).await
+            Box::pin(Copying { unit, from: Admitted::to(from), at, offset, len }.run(transfer, tools)).await
         }
     }
 }
@@ -239,6 +257,20 @@ pub async fn blank(unit: &Unit, tools: &mut Tools) -> Result<(), Failure> {
     protect::blank(unit, protection, 0, unit.geometry.bytes(), tools).await.map_err(fault(0))?;
     let io = Io { op: Op::Flush, offset: 0, data: Data::None };
     submit(&*protection.store, io, &mut tools.completion).await.result.map(|_| ()).map_err(fault(0))
+}
+
+/// What was written is on the medium, with what is kept beside it.
+///
+/// # Errors
+/// What the stores answer: of the first that fails, after both were asked.
+pub async fn flush_now(unit: &Unit) -> Result<(), Fault> {
+    let beside = unit.protection.as_ref().map(|protection| &*protection.store);
+    let mut all = Ok(());
+    for store in std::iter::once(&*unit.store).chain(beside) {
+        let io = Io { op: Op::Flush, offset: 0, data: Data::None };
+        all = all.and(submit(store, io, &mut Completion::new()).await.result.map(drop));
+    }
+    all
 }
 
 fn span(offset: u64, len: u64) -> Span {
@@ -256,7 +288,7 @@ fn piece(len: u64, at: u64) -> usize {
 }
 
 async fn read<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     offset: u64,
     len: u64,
     transfer: &T,
@@ -269,7 +301,7 @@ async fn read<T: Transfer>(
         let count = piece(len, at);
         tail.offset = at as usize;
         if let Some(memory) = transfer.place(tail.offset, count) {
-            let guard = unit.ranges.enter(span(offset + at, count as u64)).await;
+            let guard = unit.enter(span(offset + at, count as u64)).await.map_err(fault(at))?;
             load_into(unit, offset + at, memory, tools).await.map_err(fault(at))?;
             drop(guard);
             at += count as u64;
@@ -291,7 +323,7 @@ async fn read<T: Transfer>(
 }
 
 /// Reads from the store into fresh memory.
-async fn load(unit: &Unit, offset: u64, count: usize, tools: &mut Tools) -> Result<Sg, Fault> {
+async fn load(unit: Admitted<'_>, offset: u64, count: usize, tools: &mut Tools) -> Result<Sg, Fault> {
     if count == 0 {
         return Ok(Sg::default());
     }
@@ -300,28 +332,28 @@ async fn load(unit: &Unit, offset: u64, count: usize, tools: &mut Tools) -> Resu
 }
 
 /// Reads from the store, inside the range.
-async fn load_inside(unit: &Unit, offset: u64, memory: SgMut, tools: &mut Tools) -> Result<Sg, Fault> {
-    let _guard = unit.ranges.enter(span(offset, memory.len() as u64)).await;
+async fn load_inside(unit: Admitted<'_>, offset: u64, memory: SgMut, tools: &mut Tools) -> Result<Sg, Fault> {
+    let _guard = unit.enter(span(offset, memory.len() as u64)).await?;
     load_into(unit, offset, memory, tools).await.map(SgMut::share)
 }
 
-async fn load_into(unit: &Unit, offset: u64, memory: SgMut, tools: &mut Tools) -> Result<SgMut, Fault> {
+async fn load_into(unit: Admitted<'_>, offset: u64, memory: SgMut, tools: &mut Tools) -> Result<SgMut, Fault> {
     let io = Io { op: Op::Read, offset, data: Data::In(memory) };
     let outcome = submit(&*unit.store, io, &mut tools.completion).await;
     outcome.result.map(|_| outcome.data.into_in())
 }
 
-async fn store(unit: &Unit, offset: u64, data: Sg, durable: bool, tools: &mut Tools) -> Result<(), Fault> {
+async fn store(unit: Admitted<'_>, offset: u64, data: Sg, durable: bool, tools: &mut Tools) -> Result<(), Fault> {
     let io = Io { op: Op::Write { durable }, offset, data: Data::Out(data) };
     submit(&*unit.store, io, &mut tools.completion).await.result.map(|_| ())
 }
 
-async fn ask(unit: &Unit, op: Op, offset: u64, tools: &mut Tools) -> Outcome {
+async fn ask(unit: Admitted<'_>, op: Op, offset: u64, tools: &mut Tools) -> Outcome {
     submit(&*unit.store, Io { op, offset, data: Data::None }, &mut tools.completion).await
 }
 
 async fn write<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     offset: u64,
     len: u64,
     durable: bool,
@@ -335,20 +367,20 @@ async fn write<T: Transfer>(
             Some(data) => data,
             None => transfer.pull(at as usize, count).await.map_err(fault(at))?,
         };
-        let _guard = unit.ranges.enter(span(offset + at, count as u64)).await;
+        let _guard = unit.enter(span(offset + at, count as u64)).await.map_err(fault(at))?;
         store(unit, offset + at, data, durable, tools).await.map_err(fault(at))?;
         at += count as u64;
     }
     Ok(())
 }
 
-async fn flush(unit: &Unit, tools: &mut Tools) -> Result<(), Failure> {
+async fn flush(unit: Admitted<'_>, tools: &mut Tools) -> Result<(), Failure> {
     ask(unit, Op::Flush, 0, tools).await.result.map_err(fault(0))?;
     Ok(())
 }
 
 async fn unmap<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     ranges: &[(u64, u64)],
     transfer: &T,
     tools: &mut Tools,
@@ -357,7 +389,7 @@ async fn unmap<T: Transfer>(
         if transfer.aborted() {
             return Err(fault(0)(Fault::Aborted));
         }
-        let _guard = unit.ranges.enter(span(offset, len)).await;
+        let _guard = unit.enter(span(offset, len)).await.map_err(fault(0))?;
         match ask(unit, Op::Unmap { len }, offset, tools).await.result {
             // Unmapping is a hint: a store that cannot keeps the data.
             Ok(_) | Err(Fault::Unsupported) => {}
@@ -368,14 +400,14 @@ async fn unmap<T: Transfer>(
 }
 
 async fn zero<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     offset: u64,
     len: u64,
     unmap: bool,
     transfer: &T,
     tools: &mut Tools,
 ) -> Result<(), Failure> {
-    let guard = unit.ranges.enter(span(offset, len)).await;
+    let guard = unit.enter(span(offset, len)).await.map_err(fault(0))?;
     let asked = ask(unit, Op::Zero { len, unmap }, offset, tools).await.result;
     drop(guard);
     match asked {
@@ -387,7 +419,7 @@ async fn zero<T: Transfer>(
 
 /// Writes `pattern` over and over; its length divides `len`.
 async fn fill<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     offset: u64,
     len: u64,
     pattern: &[u8],
@@ -406,7 +438,7 @@ async fn fill<T: Transfer>(
             return Err(fault(at)(Fault::Aborted));
         }
         let count = piece(len, at);
-        let _guard = unit.ranges.enter(span(offset + at, count as u64)).await;
+        let _guard = unit.enter(span(offset + at, count as u64)).await.map_err(fault(at))?;
         store(unit, offset + at, memory.part(0..count), false, tools).await.map_err(fault(at))?;
         at += count as u64;
     }
@@ -414,7 +446,7 @@ async fn fill<T: Transfer>(
 }
 
 async fn verify<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     offset: u64,
     len: u64,
     transfer: &T,
@@ -431,7 +463,7 @@ async fn verify<T: Transfer>(
         }
         let part = memory.split_to(piece(len, at).min(memory.len()));
         let count = part.len() as u64;
-        let _guard = unit.ranges.enter(span(offset + at, count)).await;
+        let _guard = unit.enter(span(offset + at, count)).await.map_err(fault(at))?;
         memory = load_into(unit, offset + at, part, tools).await.map_err(fault(at))?;
         at += count;
     }
@@ -439,7 +471,7 @@ async fn verify<T: Transfer>(
 }
 
 async fn compare<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     offset: u64,
     len: u64,
     block: Option<u32>,
@@ -480,7 +512,7 @@ async fn compare<T: Transfer>(
 }
 
 async fn compare_write<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     offset: u64,
     len: u64,
     durable: bool,
@@ -495,7 +527,7 @@ async fn compare_write<T: Transfer>(
     let mut wanted = transfer.pull(0, 2 * half).await.map_err(fault(0))?;
     let compared = wanted.split_to(half);
     let memory = memory_beside(tools, half).map_err(fault(0))?;
-    let _held = unit.exclusive.hold(unit.id, span(offset, len)).await;
+    let _held = unit.hold(span(offset, len)).await.map_err(fault(0))?;
     let found = load_into(unit, offset, memory, tools).await.map_err(fault(0))?.share();
     if let Some(at) = first_difference_of(&found, &compared) {
         return Err(Failure::Miscompare { at });
@@ -508,7 +540,7 @@ async fn compare_write<T: Transfer>(
 }
 
 async fn or_write<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     offset: u64,
     len: u64,
     durable: bool,
@@ -520,7 +552,7 @@ async fn or_write<T: Transfer>(
         let count = piece(len, at);
         let data = transfer.pull(at as usize, count).await.map_err(fault(at))?;
         let memory = memory_beside(tools, count).map_err(fault(at))?;
-        let _held = unit.exclusive.hold(unit.id, span(offset + at, count as u64)).await;
+        let _held = unit.hold(span(offset + at, count as u64)).await.map_err(fault(at))?;
         let mut found = load_into(unit, offset + at, memory, tools).await.map_err(fault(at))?;
         or_into(&mut found, &data);
         if transfer.aborted() {
@@ -546,7 +578,7 @@ fn or_into(found: &mut SgMut, data: &Sg) {
 }
 
 async fn write_atomic<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     offset: u64,
     len: u64,
     durable: bool,
@@ -557,7 +589,7 @@ async fn write_atomic<T: Transfer>(
         return Ok(());
     }
     let data = transfer.pull(0, len as usize).await.map_err(fault(0))?;
-    let _held = unit.exclusive.hold(unit.id, span(offset, len)).await;
+    let _held = unit.hold(span(offset, len)).await.map_err(fault(0))?;
     if transfer.aborted() {
         return Err(fault(0)(Fault::Aborted));
     }
@@ -565,7 +597,7 @@ async fn write_atomic<T: Transfer>(
 }
 
 async fn write_verify<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     offset: u64,
     len: u64,
     compare: bool,
@@ -578,7 +610,7 @@ async fn write_verify<T: Transfer>(
         let data = transfer.pull(at as usize, count).await.map_err(fault(at))?;
         let memory = memory_beside(tools, count).map_err(fault(at))?;
         // Held, so that what is read back is this command's and no other's.
-        let _held = unit.exclusive.hold(unit.id, span(offset + at, count as u64)).await;
+        let _held = unit.hold(span(offset + at, count as u64)).await.map_err(fault(at))?;
         store(unit, offset + at, data.clone(), true, tools).await.map_err(fault(at))?;
         let found = load_into(unit, offset + at, memory, tools).await.map_err(fault(at))?.share();
         if compare && let Some(byte) = first_difference_of(&found, &data) {
@@ -599,6 +631,7 @@ const SURVEY_ASKS_MAX: usize = 4096;
 /// What the store answers, but for [`Fault::Unsupported`]: then all bytes count as mapped.
 pub async fn survey(unit: &Unit, offset: u64, len: u64, runs: usize, tools: &mut Tools) -> Result<Vec<Extent>, Fault> {
     let block = u64::from(unit.geometry.block_size);
+    let unit = Admitted::to(unit);
     let (mut found, mut at) = (Vec::<Extent>::new(), 0);
     for _ in 0..SURVEY_ASKS_MAX {
         let rest = len - at;
@@ -625,7 +658,7 @@ pub async fn survey(unit: &Unit, offset: u64, len: u64, runs: usize, tools: &mut
 
 /// How much space a unit takes and may take yet; `None` where its store cannot tell, or cannot now.
 pub async fn space(unit: &Unit, tools: &mut Tools) -> Option<Space> {
-    let asked = ask(unit, Op::Space, 0, tools).await;
+    let asked = ask(Admitted::to(unit), Op::Space, 0, tools).await;
     match (asked.result, asked.data) {
         (Ok(_), Data::Space(space)) => Some(space),
         _ => None,

@@ -236,7 +236,7 @@ impl Rig {
         let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
         Box::pin(async move {
             let mut tail = Tail::default();
-            carry_out(&self.unit, &step, peer, &mut tools, &mut tail).await.map(|()| tail)
+            carry_out(Admitted::to(&self.unit), &step, peer, &mut tools, &mut tail).await.map(|()| tail)
         })
     }
 
@@ -361,6 +361,37 @@ fn unmapping_is_a_hint() {
 
 fn filling(len: u64, pattern: &[u8], unmap: bool) -> Step {
     Step::Fill { offset: 512, len, pattern: pattern.to_vec(), unmap }
+}
+
+/// Whatever waits while the whole medium is worked on does nothing after it.
+#[test]
+fn who_was_admitted_before_another_time_does_not_enter() {
+    let steps = [
+        Step::Write { offset: PIECE, len: PIECE, durable: false },
+        Step::Read { offset: PIECE, len: 512 },
+        Step::Unmap(vec![(PIECE, 4096)]),
+        filling(PIECE, &[1; 512], false),
+        filling(2 * PIECE, &[], true),
+        Step::Verify { offset: PIECE, len: 512 },
+        Step::Compare { offset: PIECE, len: 512, block: None },
+        Step::CompareWrite { offset: PIECE, len: 512, durable: false },
+        Step::OrWrite { offset: PIECE, len: 512, durable: false },
+        Step::WriteAtomic { offset: PIECE, len: 512, durable: false },
+        Step::WriteVerify { offset: PIECE, len: 512, compare: true },
+    ];
+    for step in steps {
+        let (rig, peer) = (rig(), sends(vec![9; PIECE_BYTES]));
+        let all = Span { start: 0, end: SIZE as u64 };
+        let held = std::pin::pin!(rig.unit.ranges.hold(all)).poll(&mut Context::from_waker(Waker::noop()));
+        let mut carrying = rig.start(step.clone(), &peer);
+        assert!(poll(&mut carrying).is_none(), "{step:?} waits");
+        rig.unit.ranges.end_era();
+        drop(held);
+        let ended = poll(&mut carrying).expect("the range is free").err();
+        assert_eq!(ended, Some(failed(Fault::Cleared, 0)), "{step:?}");
+        assert_eq!(rig.asked(), []);
+        rig.run(Step::Read { offset: 0, len: 512 }, &Peer::default()).expect("whoever comes later is admitted");
+    }
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! What SCSI calls a logical unit and NVMe a namespace, as both see it: geometry, identity, store.
 
-use crate::io::{Store, Traits};
+use crate::io::{Fault, Store, Traits};
 use crate::keep::Keep;
 use crate::medium::Medium;
 use crate::protection::{Kind, Protection};
-use crate::range::{Guard, Ranges, Span};
+use crate::range::{Era, Guard, Ranges, Span, enter_both};
 use crate::tally::Tally;
 use std::any::Any;
 use std::fmt;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -105,6 +106,53 @@ impl Unit {
     #[must_use]
     pub fn protected(&self) -> Option<&Protection> {
         self.protection.as_ref().filter(|protection| protection.kind() != Kind::None)
+    }
+}
+
+/// A unit as a command was admitted to it. When its whole medium is formatted or sanitized, what still waits for its
+/// peer, for memory or for a range does nothing there any more: [`Fault::Cleared`].
+#[derive(Clone, Copy, Debug)]
+pub struct Admitted<'a> {
+    unit: &'a Unit,
+    era: Era,
+}
+
+impl<'a> Admitted<'a> {
+    /// From now on.
+    #[must_use]
+    pub fn to(unit: &'a Unit) -> Self {
+        Self { unit, era: unit.ranges.era() }
+    }
+
+    /// # Errors
+    /// When it has lost its admission.
+    pub fn check(&self) -> Result<(), Fault> {
+        if self.era == self.ranges.era() { Ok(()) } else { Err(Fault::Cleared) }
+    }
+
+    pub(crate) async fn enter(&self, span: Span) -> Result<Guard, Fault> {
+        let guard = self.ranges.enter(span).await;
+        self.check().map(|()| guard)
+    }
+
+    /// On every core.
+    pub(crate) async fn hold(&self, span: Span) -> Result<Box<dyn Any>, Fault> {
+        let held = self.exclusive.hold(self.id, span).await;
+        self.check().map(|()| held)
+    }
+
+    /// Enters one range of this unit, and one of another.
+    pub(crate) async fn enter_both(&self, span: Span, other: &Self, there: Span) -> Result<(Guard, Guard), Fault> {
+        let guards = enter_both((&self.ranges, span), (&other.ranges, there)).await;
+        self.check().and(other.check()).map(|()| guards)
+    }
+}
+
+impl Deref for Admitted<'_> {
+    type Target = Unit;
+
+    fn deref(&self) -> &Unit {
+        self.unit
     }
 }
 

@@ -15,6 +15,7 @@ use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::step::{Failure, PIECE_BYTES, Step, Tools, carry_out, carry_out_now};
 use lunar_core::tally::Event;
+use lunar_core::unit::Admitted;
 use std::borrow::Cow;
 use std::rc::Rc;
 
@@ -96,6 +97,7 @@ impl Subsystem {
         reply: &mut Reply,
     ) -> Result<(), Refusal> {
         let (row, namespace) = self.admitted(queue, command)?;
+        let admitted = namespace.as_ref().map(|seen| Admitted::to(&seen.namespace.unit));
         let (plan, length) = match row.data {
             Data::None | Data::Step => (self.plan(row, queue, namespace.as_ref(), command, &[])?, 0),
             Data::Answer(length) => {
@@ -132,15 +134,25 @@ impl Subsystem {
             }
             plan => {
                 let namespace = &namespace.as_ref().ok_or(Status::INVALID_NAMESPACE)?.namespace;
+                let admitted = admitted.ok_or(Status::INVALID_NAMESPACE)?;
+                // Its list may have been waited for.
+                admitted.check().map_err(fault::transfer)?;
                 match plan {
                     Plan::Do(step) => {
                         let moved = fit(&step, command)?;
-                        carry(namespace, &step, transfer, tools, reply).await?;
+                        carry_admitted(admitted, namespace, &step, transfer, tools, reply).await?;
+                        if step.leaves_cached() && !queue.controller.caches_writes() {
+                            carry_admitted(admitted, namespace, &Step::Flush, transfer, tools, reply).await?;
+                        }
                         self.count(namespace, moved);
                     }
                     Plan::Steps(steps) => {
-                        for step in steps {
-                            carry(namespace, &step, transfer, tools, reply).await?;
+                        for step in &steps {
+                            carry_admitted(admitted, namespace, step, transfer, tools, reply).await?;
+                        }
+                        let is_cached = steps.last().is_some_and(Step::leaves_cached);
+                        if is_cached && !queue.controller.caches_writes() {
+                            carry_admitted(admitted, namespace, &Step::Flush, transfer, tools, reply).await?;
                         }
                     }
                     Plan::Reserve(request) => self.reserve(queue, task, namespace, &request).await?,
@@ -426,7 +438,18 @@ async fn carry<T: Transfer>(
     tools: &mut Tools,
     reply: &mut Reply,
 ) -> Result<(), Refusal> {
-    let result = carry_out(&namespace.unit, step, transfer, tools, &mut reply.tail).await;
+    carry_admitted(Admitted::to(&namespace.unit), namespace, step, transfer, tools, reply).await
+}
+
+async fn carry_admitted<T: Transfer>(
+    admitted: Admitted<'_>,
+    namespace: &Namespace,
+    step: &Step,
+    transfer: &T,
+    tools: &mut Tools,
+    reply: &mut Reply,
+) -> Result<(), Refusal> {
+    let result = carry_out(admitted, step, transfer, tools, &mut reply.tail).await;
     result.map_err(|failure| failed(namespace, step, failure))
 }
 

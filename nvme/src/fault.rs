@@ -28,7 +28,7 @@ pub(crate) fn status(failure: Failure, writes: bool) -> Status {
 pub(crate) fn transfer(fault: Fault) -> Status {
     match fault {
         Fault::NoSpace => Status::CAPACITY,
-        Fault::Aborted => Status::ABORTED,
+        Fault::Aborted | Fault::Cleared => Status::ABORTED,
         // The host sent something else, or damaged, or nothing.
         Fault::Protocol | Fault::Timeout => Status::TRANSPORT_ERROR,
         Fault::NoMemory => Status::NOT_READY,

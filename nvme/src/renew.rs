@@ -49,7 +49,7 @@ impl Subsystem {
         self.everywhere.keep(unit.id, Renewing::Begun).await.map_err(fault::transfer)?;
         unit.medium.set_content(Content::Unformatted);
         self.everywhere.renewing(unit.id, Renewing::Begun).await;
-        // Nobody is admitted any more; who was before is waited for.
+        // Nobody is admitted any more, and who was before does not enter; who is inside is waited for.
         drop(unit.exclusive.hold(unit.id, Span { start: 0, end: unit.geometry.bytes() }).await);
         let mut result = rewrite(namespace, &work, tools).await;
         // A work that nobody knows to be done would have to be done again.

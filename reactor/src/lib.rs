@@ -567,7 +567,7 @@ pub fn os_error(fault: Fault) -> io::Error {
         Fault::NoSpace => io::Error::from_raw_os_error(libc::ENOSPC),
         Fault::Gone => io::Error::from_raw_os_error(libc::EBADF),
         Fault::Unsupported => io::ErrorKind::Unsupported.into(),
-        Fault::Aborted => io::Error::from_raw_os_error(libc::ECANCELED),
+        Fault::Aborted | Fault::Cleared => io::Error::from_raw_os_error(libc::ECANCELED),
         Fault::Timeout => io::ErrorKind::TimedOut.into(),
         Fault::NoMemory => io::ErrorKind::OutOfMemory.into(),
         Fault::Protocol => io::ErrorKind::InvalidData.into(),

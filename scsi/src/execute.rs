@@ -6,17 +6,19 @@ use crate::command::{Command, Reply, Status, TaskAttribute};
 use crate::context::Context;
 use crate::fault;
 use crate::log;
-use crate::lu::{Change, LogicalUnit};
+use crate::lu::{Change, LogicalUnit, MediumState};
 use crate::nexus::{Addressee, Nexus};
 use crate::plan::{Kept, Plan};
 use crate::sense::{Asc, Sense, SenseData, SenseKey};
 use crate::table::{Effect, Flow, Pulled, Row, find, rows};
 use crate::target::Target;
+use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::protection::{INFO_BYTES, Kind};
-use lunar_core::step::{self, Failure, Protected, Step, Tools, carry_out, carry_out_now};
+use lunar_core::step::{self, Failure, Protected, Step, Tail, Tools, carry_out, carry_out_now};
 use lunar_core::tally::Event;
+use lunar_core::unit::Admitted;
 use lunar_core::wire::Writer;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -106,6 +108,10 @@ impl Target {
             return Err(Refusal::bare(Status::TASK_ABORTED));
         }
         let (row, amount) = self.admitted(addressee, command)?;
+        let admitted = match addressee {
+            Addressee::Disk(itl) => Some(Admitted::to(&itl.lu.unit)),
+            _ => None,
+        };
         let mut moved = 0;
         let plan = if row.takes_list() {
             let list = pull_list(row, amount, addressee, command, transfer).await?;
@@ -115,8 +121,10 @@ impl Target {
         } else {
             self.plan(row, amount, nexus, addressee, command, &[])?
         };
-        if let Addressee::Disk(itl) = addressee {
-            let carrier = Carrier { lu: &itl.lu, command, transfer };
+        if let (Addressee::Disk(itl), Some(admitted)) = (addressee, admitted) {
+            // Its list may have been waited for.
+            admitted.check().map_err(fault::transfer)?;
+            let carrier = Carrier { target: self, lu: &itl.lu, admitted, command, transfer };
             match plan {
                 Plan::Do(mut step) => moved += carrier.carry(&mut step, reply, tools).await?,
                 Plan::Done => {}
@@ -128,12 +136,15 @@ impl Target {
                     return self.answer(tools, reply);
                 }
                 Plan::Log(ask) => return Box::pin(self.log(&itl.lu, ask, amount, tools, reply)).await,
-                Plan::Both(steps) => {
-                    for mut step in *steps {
-                        moved += carrier.carry(&mut step, reply, tools).await?;
-                    }
-                }
                 Plan::Move(to) => self.move_medium(nexus, &itl.lu, to).await?,
+                Plan::ExitFailureMode => {
+                    let left = self.exit_failure_mode(itl.lu.lun).await;
+                    left.map_err(|fault| match fault {
+                        // Another was faster, and begins one.
+                        Fault::Aborted => MediumState::Sanitizing.sense(&itl.lu).into(),
+                        other => fault::transfer(other),
+                    })?;
+                }
                 Plan::Renew(renewal) => self.renew(nexus, &itl.lu, *renewal, transfer, tools).await?,
                 // Behind a pointer: it is larger than all the rest, and seldom.
                 Plan::Copy(list) => Box::pin(self.copy(nexus, &itl.lu, &list, transfer, tools)).await?,
@@ -178,7 +189,8 @@ impl Target {
         // Of two cores that do this at once the later change is in force on both, but what was kept last may be the
         // other's. Each keeps again what is in force now: whoever made the later one does so last, for by then the
         // other has seen it.
-        match lu.kept(name) {
+        // It may have been put in place anew meanwhile.
+        match self.unit(lu.lun).and_then(|lu| lu.kept(name)) {
             Some(bytes) => keep.keep(name, bytes).await.map_err(fault::transfer),
             None => Ok(()),
         }
@@ -325,7 +337,9 @@ impl Target {
 
 /// Carries steps out.
 struct Carrier<'a, T> {
+    target: &'a Target,
     lu: &'a LogicalUnit,
+    admitted: Admitted<'a>,
     command: &'a Command,
     transfer: &'a T,
 }
@@ -339,10 +353,21 @@ impl<T: Transfer> Carrier<'_, T> {
         if moved == Some(0) {
             return Ok(0);
         }
-        match carry_out(&self.lu.unit, step, self.transfer, tools, &mut reply.tail).await {
+        let mut result = carry_out(self.admitted, step, self.transfer, tools, &mut reply.tail).await;
+        if result.is_ok() && step.leaves_cached() && self.has_to_last() {
+            result = carry_out(self.admitted, &Step::Flush, self.transfer, tools, &mut Tail::default()).await;
+        }
+        match result {
             Ok(()) => Ok(moved.unwrap_or(0)),
             Err(failure) => Err(failed(self.lu, step, failure).wanting(reply.wanted)),
         }
+    }
+
+    /// Whether what is written has to be on the medium when it is answered: asked now, for the cache may have been
+    /// switched off while the data was waited for. A store without one has no need of a flush.
+    fn has_to_last(&self) -> bool {
+        let is_cached = |lu: &LogicalUnit| lu.mode().write_cache || !lu.unit.traits().write_cache;
+        !self.target.unit(self.lu.lun).as_deref().map_or_else(|| is_cached(self.lu), is_cached)
     }
 }
 

@@ -93,6 +93,7 @@ pub(crate) fn transfer(fault: Fault) -> Refusal {
         Fault::Protocol => (SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR),
         // The task itself was not aborted, or nothing would be answered: the store gave the request up.
         Fault::Aborted => (SenseKey::ABORTED_COMMAND, Asc::INTERNAL_TARGET_FAILURE),
+        Fault::Cleared => (SenseKey::ABORTED_COMMAND, Asc::COMMANDS_CLEARED_BY_DEVICE_SERVER),
         Fault::Medium | Fault::Unsupported | Fault::Os(_) => (SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE),
     };
     Sense::new(key, asc).into()
@@ -130,6 +131,7 @@ mod tests {
             (Fault::Timeout, SenseKey::ABORTED_COMMAND, Asc::TIME_OUT_ON_LOGICAL_UNIT),
             (Fault::Protocol, SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR),
             (Fault::Aborted, SenseKey::ABORTED_COMMAND, Asc::INTERNAL_TARGET_FAILURE),
+            (Fault::Cleared, SenseKey::ABORTED_COMMAND, Asc::COMMANDS_CLEARED_BY_DEVICE_SERVER),
             (Fault::Os(9), SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE),
         ];
         for (fault, key, asc) in expected {

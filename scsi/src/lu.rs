@@ -177,6 +177,8 @@ impl Aspect {
 struct State {
     mode: ModeValues,
     saved: Option<ModeValues>,
+    /// Whether its store was ever without a cache: initiators that asked then do not flush, so none comes by itself.
+    is_uncached: bool,
     stopped: bool,
     /// Target port groups that are not as after power on, and some that are.
     accesses: Arc<[Access]>,
@@ -192,6 +194,7 @@ impl State {
         Self {
             mode: saved.unwrap_or_else(|| mode::default_values(unit)),
             saved,
+            is_uncached: !unit.traits().write_cache,
             stopped: false,
             accesses: Arc::default(),
             clock: None,
@@ -263,7 +266,9 @@ impl State {
             }
             Change::Reset => {
                 if self.is_due(Aspect::Mode, stamp) {
-                    self.mode = self.saved.unwrap_or_else(|| mode::default_values(unit));
+                    let mut default = mode::default_values(unit);
+                    default.write_cache &= !self.is_uncached;
+                    self.mode = self.saved.unwrap_or(default);
                 }
                 if self.is_due(Aspect::Stopped, stamp) {
                     self.stopped = false;
@@ -315,7 +320,9 @@ impl LogicalUnit {
     #[must_use]
     pub(crate) fn with_unit(&self, unit: Rc<Unit>) -> Self {
         let medium = (self.medium.get(), self.tray.get());
-        Self::with_state(self.lun, unit, self.shared.clone(), self.state.borrow().clone(), medium)
+        let mut state = self.state.borrow().clone();
+        state.is_uncached |= !unit.traits().write_cache;
+        Self::with_state(self.lun, unit, self.shared.clone(), state, medium)
     }
 
     fn with_state(
@@ -468,6 +475,8 @@ impl LogicalUnit {
         // One works on a medium at a time and waits until all know: no change of it can overtake another.
         if let Change::Medium(state) = change {
             self.medium.set(*state);
+            // Who was admitted before the work does nothing during or after it.
+            self.unit.ranges.end_era();
             self.unit.medium.set_content(state.content());
         }
         // Whoever moves it has the turn of all cores until all know.

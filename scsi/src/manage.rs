@@ -1,11 +1,12 @@
 //! Task management functions (SAM-5 7): what they abort, whom they tell, what they wait for.
 
-use crate::lu::Change;
+use crate::lu::{Change, LogicalUnit, Stamp};
 use crate::lun::Lun;
 use crate::nexus::{Addressee, Nexus};
 use crate::sense::{Asc, Sense, SenseKey};
 use crate::target::{Mail, Target};
 use crate::task::{TaskFunction, TaskResponse};
+use lunar_core::step::flush_now;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -93,12 +94,21 @@ impl Target {
         let stamp = self.stamp();
         self.end_everywhere(&[lun]).await;
         if let Some(lu) = self.unit(lun) {
-            lu.shared.allow(None);
-            self.forget_spc2(&lu, None).await;
+            self.make_reset(&lu, stamp).await;
         }
-        self.make(lun, &Change::Reset, stamp, None);
         self.everywhere.broadcast(Mail::Change { lun, change: Change::Reset, stamp }).await;
         TaskResponse::Complete
+    }
+
+    async fn make_reset(&self, lu: &LogicalUnit, stamp: Stamp) {
+        lu.shared.allow(None);
+        self.forget_spc2(lu, None).await;
+        let was_cached = lu.mode().write_cache;
+        self.make(lu.lun, &Change::Reset, stamp, None);
+        if was_cached && !lu.mode().write_cache {
+            // Of what cannot be flushed the store tells, whenever it is flushed.
+            let _ = flush_now(&lu.unit).await;
+        }
     }
 
     /// A target reset reaches what its nexus sees: what others see and it does not is none of its business.
@@ -106,9 +116,7 @@ impl Target {
         let stamp = self.stamp();
         self.end_everywhere(&luns).await;
         for lu in luns.iter().filter_map(|lun| self.unit(*lun)) {
-            lu.shared.allow(None);
-            self.forget_spc2(&lu, None).await;
-            self.make(lu.lun, &Change::Reset, stamp, None);
+            self.make_reset(&lu, stamp).await;
         }
         self.everywhere.broadcast(Mail::TargetReset { luns, stamp }).await;
         TaskResponse::Complete
@@ -126,13 +134,17 @@ impl Target {
     /// Aborts the tasks of logical units of every nexus of this core and waits for them.
     async fn end_everywhere(&self, luns: &[u16]) {
         let nexuses = self.nexuses();
-        let is_hit = |nexus: &Nexus, task: Lun| luns.iter().any(|unit| is_at(nexus, *unit, task));
+        self.end_at(&nexuses, luns).await;
+    }
+
+    /// The same of these nexuses.
+    pub(crate) async fn end_at(&self, nexuses: &[Rc<Nexus>], luns: &[u16]) {
         // All are told first, so that none waits for another's data meanwhile.
-        for nexus in &nexuses {
-            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|(_, task)| is_hit(nexus, task)));
+        for nexus in nexuses {
+            self.config.stats.tasks_aborted.add(nexus.abort_at(luns));
         }
-        for nexus in &nexuses {
-            nexus.tasks.until_gone(|(_, task)| is_hit(nexus, task)).await;
+        for nexus in nexuses {
+            nexus.until_gone_at(luns).await;
         }
     }
 }

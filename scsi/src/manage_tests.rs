@@ -235,3 +235,61 @@ fn a_nexus_that_closes_leaves_nothing_behind() {
     drop(nexus);
     assert_eq!(rig.target.nexuses().len(), 1);
 }
+
+/// Who loses a LUN gets to finish what runs there: a reset of the unit ends it all the same.
+#[test]
+fn a_reset_ends_what_runs_where_the_unit_was_seen_before() {
+    let rig = rig();
+    let name: std::sync::Arc<str> = "g".into();
+    let map = |unit| crate::LunMap::new([(5, crate::Mapping { unit, read_only: false })]).expect("a map");
+    at_once(rig.target.set_map(&name, map(1), std::future::ready(())));
+    let nexus = rig.target.nexus_behind(Rig::name("b"), &name);
+    assert!(nexus.itl(5).is_some());
+    let (before, elsewhere) = (nexus.tasks.enter((1, lun(5))), nexus.tasks.enter((2, lun(6))));
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut changing = Box::pin(rig.target.set_map(&name, map(0), std::future::pending()));
+    assert!(changing.as_mut().poll(&mut cx).is_pending());
+    let after = nexus.tasks.enter((3, lun(5)));
+    waits(&rig, TaskFunction::LOGICAL_UNIT_RESET, lun(1), 0, before);
+    assert!(!elsewhere.aborted() && !after.aborted());
+    assert!(changing.as_mut().poll(&mut cx).is_ready());
+    assert_eq!(managed(&rig, TaskFunction::LOGICAL_UNIT_RESET, lun(1), 0), DONE);
+    assert!(!after.aborted());
+    waits(&rig, TaskFunction::LOGICAL_UNIT_RESET, lun(0), 0, after);
+}
+
+/// Initiators that asked while there was no cache do not flush: it does not come back under them.
+#[test]
+fn a_cache_comes_back_only_if_it_is_asked_for() {
+    let rig = rig();
+    let with = |write_cache, read_only| {
+        let traits = lunar_core::io::Traits { write_cache, read_only, ..Rig::traits() };
+        rig.target.add_unit(0, Rig::unit(0, traits, rig.memory.clone()));
+        let attention = rig.nexus.itl(0).expect("there").take_attention().map(|sense| sense.asc);
+        (attention, rig.target.unit(0).expect("there").mode().write_cache)
+    };
+    let told = Some(Asc::MODE_PARAMETERS_CHANGED);
+    assert_eq!(with(true, false), (None, true));
+    assert_eq!(with(false, false), (told, true), "who flushes in vain does no harm");
+    managed(&rig, TaskFunction::LOGICAL_UNIT_RESET, lun(0), 0);
+    clear(&rig);
+    assert_eq!(with(true, false), (told, false));
+    managed(&rig, TaskFunction::LOGICAL_UNIT_RESET, lun(0), 0);
+    clear(&rig);
+    assert!(!rig.target.unit(0).expect("there").mode().write_cache);
+    assert_eq!(with(true, true).0, told);
+}
+
+/// What was written before a reset switches the cache off is on the medium.
+#[test]
+fn a_reset_that_switches_the_cache_off_flushes() {
+    let rig = rig();
+    let off = ModeValues { write_cache: false, ..rig.target.unit(0).expect("there").mode() };
+    at_once(rig.target.change(Some(&rig.nexus), 0, Change::Mode { values: off, save: true }));
+    let on = ModeValues { write_cache: true, ..off };
+    at_once(rig.target.change(Some(&rig.nexus), 0, Change::Mode { values: on, save: false }));
+    for expected in [&[lunar_core::io::Op::Flush][..], &[]] {
+        managed(&rig, TaskFunction::LOGICAL_UNIT_RESET, lun(0), 0);
+        assert_eq!(rig.memory.asked.take(), expected);
+    }
+}

@@ -7,12 +7,14 @@ use crate::copy::results::Copies;
 use crate::lu::LogicalUnit;
 use crate::lun::Lun;
 use crate::lun_map::{LunMap, Mapping};
+use crate::manage::is_at;
 use crate::order::Order;
 use crate::sense::{Asc, Sense};
 use crate::task::TaskSet;
 use crate::tray::MediaEvent;
 use lunar_core::port::NexusName;
 pub use lunar_core::reserve::Held;
+use lunar_core::task::Moment;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -156,6 +158,14 @@ pub enum Addressee {
     Nobody,
 }
 
+/// A LUN that showed this unit before this moment: tasks of then are still there.
+#[derive(Clone, Copy, Debug)]
+struct Former {
+    lun: u16,
+    unit: u16,
+    before: Moment,
+}
+
 /// An I_T nexus: one initiator port joined to one target port. Dropping it ends it; see also
 /// [`Target::close`](crate::Target::close).
 #[derive(Debug)]
@@ -166,6 +176,8 @@ pub struct Nexus {
     pub tasks: TaskSet,
     /// The third-party copies that it asked for.
     pub(crate) copies: Copies,
+    /// What runs at units that it does not see any more, or not there.
+    former: RefCell<Vec<Former>>,
     /// The target port group that it comes through.
     pub group: u16,
     /// The disks of the target.
@@ -188,6 +200,7 @@ impl Nexus {
             name,
             tasks: TaskSet::default(),
             copies: Copies::default(),
+            former: RefCell::default(),
             group,
             units,
             map_name,
@@ -259,10 +272,39 @@ impl Nexus {
         let known = 0..u16::try_from(self.luns.borrow().len()).unwrap_or(u16::MAX);
         let changed: Vec<u16> = known.filter(|lun| was(*lun) != map.mapping(*lun)).collect();
         changed.iter().for_each(|lun| self.set(*lun, None));
+        let before = self.tasks.moment();
+        let former = |lun: &u16| Some(Former { lun: *lun, unit: was(*lun)?.unit, before });
+        self.former.borrow_mut().extend(changed.iter().filter_map(former));
         if old.as_ref() != Some(&map) {
             self.each(|itl| itl.attend(Asc::REPORTED_LUNS_DATA_CHANGED));
         }
         changed
+    }
+
+    /// What ran when the map was changed, at this moment, at LUNs that show something else since, is gone.
+    pub(crate) fn forget_former(&self, moment: Moment) {
+        self.former.borrow_mut().retain(|former| former.before != moment);
+    }
+
+    /// Aborts what it runs at these units; returns how many tasks that were not aborted before.
+    pub(crate) fn abort_at(&self, units: &[u16]) -> u64 {
+        self.copies.stop_writing(units);
+        let former =
+            self.former.borrow().iter().filter(|former| units.contains(&former.unit)).fold(0, |count, former| {
+                count + self.tasks.abort_before(former.before, |(_, lun)| lun.number() == Some(former.lun))
+            });
+        former + self.tasks.abort(|(_, task)| units.iter().any(|unit| is_at(self, *unit, task)))
+    }
+
+    /// Waits until what was aborted so is gone.
+    pub(crate) async fn until_gone_at(&self, units: &[u16]) {
+        self.copies.until_stopped(units).await;
+        let former: Vec<Former> =
+            self.former.borrow().iter().copied().filter(|former| units.contains(&former.unit)).collect();
+        for Former { lun, before, .. } in former {
+            self.tasks.until_left(before, |(_, task)| task.number() == Some(lun)).await;
+        }
+        self.tasks.until_gone(|(_, task)| units.iter().any(|unit| is_at(self, *unit, task))).await;
     }
 
     pub(crate) fn set(&self, lun: u16, itl: Option<Rc<ItlNexus>>) {

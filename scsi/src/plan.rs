@@ -32,8 +32,8 @@ pub enum Plan {
     },
     /// A log page that tells how much space there is, which is measured first, is the Data-In.
     Log(log::Ask),
-    /// Two steps, one after the other. Behind a pointer, for it is seldom.
-    Both(Box<[Step; 2]>),
+    /// What a SANITIZE that failed left behind is left as it is.
+    ExitFailureMode,
     /// A third-party copy.
     Copy(Box<CopyList>),
     /// A token is made that stands for this, and lives unused for so long.

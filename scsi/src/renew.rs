@@ -133,7 +133,7 @@ impl Target {
         watch.has_begun.set(true);
         watch.wake();
         let whole = Span { start: 0, end: lu.unit.geometry.bytes() };
-        // Nobody is admitted any more; who was before is waited for.
+        // Nobody is admitted any more, and who was before does not enter; who is inside is waited for.
         drop(lu.unit.exclusive.hold(lu.unit.id, whole).await);
         let mut result = match self.protect(by, lu, renewal.protection, &mut tools).await {
             Ok(()) => write(lu, renewal, work, tools, watch, in_turns).await,
@@ -191,9 +191,12 @@ impl Target {
     /// Leaves the state after a SANITIZE that failed, for another command set; any other state stays as it is.
     ///
     /// # Errors
-    /// [`Fault::Protocol`] if only another SANITIZE helps, and what keeps the change from being kept.
+    /// [`Fault::Protocol`] if only another SANITIZE helps, [`Fault::Aborted`] if other work is under way, and what keeps
+    /// the change from being kept.
     pub async fn exit_failure_mode(&self, lun: u16) -> Result<(), Fault> {
         let lu = self.unit(lun).ok_or(Fault::Gone)?;
+        // Nobody begins to sanitize meanwhile.
+        let _work = lu.unit.medium.begin().ok_or(Fault::Aborted)?;
         match lu.medium() {
             MediumState::SanitizeFailed { exits: false } => return Err(Fault::Protocol),
             MediumState::SanitizeFailed { exits: true } => {}

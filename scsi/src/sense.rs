@@ -89,6 +89,7 @@ additional! {
     CAPACITY_DATA_CHANGED = 0x2a09, "capacity data has changed";
     TIMESTAMP_CHANGED = 0x2a10, "timestamp changed";
     COMMAND_SEQUENCE_ERROR = 0x2c00, "command sequence error";
+    COMMANDS_CLEARED_BY_DEVICE_SERVER = 0x2f02, "commands cleared by device server";
     INCOMPATIBLE_FORMAT = 0x3002, "cannot read medium, incompatible format";
     MEDIUM_FORMAT_CORRUPTED = 0x3100, "medium format corrupted";
     FORMAT_COMMAND_FAILED = 0x3101, "format command failed";

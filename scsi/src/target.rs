@@ -200,6 +200,8 @@ impl Target {
         match before {
             Some(old) if old.unit.id == unit.id => {
                 let resized = old.unit.geometry != unit.geometry;
+                let moded =
+                    old.unit.read_only != unit.read_only || old.unit.traits().write_cache != unit.traits().write_cache;
                 let lu = Rc::new(old.with_unit(unit));
                 self.units.borrow_mut().insert(lun, lu.clone());
                 for nexus in self.nexuses() {
@@ -207,6 +209,9 @@ impl Target {
                     let itl = itl.with_lu(lu.clone(), nexus.group);
                     if resized {
                         itl.attend(Asc::CAPACITY_DATA_CHANGED);
+                    }
+                    if moded {
+                        itl.attend(Asc::MODE_PARAMETERS_CHANGED);
                     }
                     nexus.set(itl.lun, Some(Rc::new(itl)));
                 }
@@ -273,8 +278,9 @@ impl Target {
         for (luns, moment, nexus) in &changed {
             self.config.stats.tasks_aborted.add(nexus.tasks.abort_before(*moment, |(_, lun)| at(luns, lun)));
         }
-        for (luns, _, nexus) in &changed {
+        for (luns, moment, nexus) in &changed {
             nexus.tasks.until_gone(|(_, lun)| at(luns, lun)).await;
+            nexus.forget_former(*moment);
         }
     }
 

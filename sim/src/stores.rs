@@ -14,7 +14,7 @@ use lunar_core::range::Ranges;
 use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
 use lunar_core::tally::Tally;
 use lunar_core::time::Instant;
-use lunar_core::unit::{Geometry, OneCore, Unit, UnitId};
+use lunar_core::unit::{Admitted, Geometry, OneCore, Unit, UnitId};
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
 use lunar_reactor::disk::{Alignment, Health, Policy};
@@ -257,7 +257,7 @@ impl User {
             abort_at,
         };
         let mut tail = Tail::default();
-        let result = carry_out(&bench.unit, &step, &memory, &mut self.tools, &mut tail).await;
+        let result = carry_out(Admitted::to(&bench.unit), &step, &memory, &mut self.tools, &mut tail).await;
         let result = result.map(|()| memory.take(tail.offset, &tail.data));
         (result, memory.input.into_inner())
     }

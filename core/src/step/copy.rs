@@ -4,8 +4,8 @@ use super::{Failure, PIECE_BYTES, Tools, fault, span, store};
 use crate::io::{Completion, Data, Fault, Io, Op, submit};
 use crate::mem::Sg;
 use crate::port::Transfer;
-use crate::range::{Span, enter_both};
-use crate::unit::Unit;
+use crate::range::Span;
+use crate::unit::Admitted;
 
 /// Bytes that a store copies at once: few calls for a large copy, and where it copies byte for byte an abort, and
 /// others who want the same threads, wait no longer than a disk takes for these.
@@ -13,8 +13,8 @@ pub const COPY_BYTES: u64 = 4 << 20;
 
 /// A copy from one unit to another, or within one.
 pub(super) struct Copying<'a> {
-    pub(super) unit: &'a Unit,
-    pub(super) from: &'a Unit,
+    pub(super) unit: Admitted<'a>,
+    pub(super) from: Admitted<'a>,
     pub(super) at: u64,
     pub(super) offset: u64,
     pub(super) len: u64,
@@ -35,7 +35,7 @@ impl Copying<'_> {
 
     fn overlaps(&self) -> bool {
         let source = span(self.at, self.len);
-        self.unit == self.from && source.overlaps(span(self.offset, self.len))
+        *self.unit == *self.from && source.overlaps(span(self.offset, self.len))
     }
 
     fn source(&self, part: Part) -> Span {
@@ -56,7 +56,8 @@ impl Copying<'_> {
             }
             let part = Part { start: done, len: (self.len - done).min(COPY_BYTES) as usize };
             let (source, target) = (self.source(part), self.target(part));
-            let _guards = enter_both((&self.from.ranges, source), (&self.unit.ranges, target)).await;
+            let guards = self.from.enter_both(source, &self.unit, target).await;
+            let _guards = guards.map_err(fault(done))?;
             let op = Op::Copy { from: source.start, len: part.len as u64 };
             let io = Io { op, offset: target.start, data: Data::From(origin.clone()) };
             match submit(&*self.unit.store, io, &mut tools.completion).await.result {
@@ -97,7 +98,7 @@ impl Copying<'_> {
             // Of a part that is not there an empty range is entered.
             let source = next.as_ref().map(|(part, _)| self.source(*part)).unwrap_or_default();
             let target = loaded.as_ref().map(|(part, _)| self.target(*part)).unwrap_or_default();
-            let _guards = enter_both((&self.from.ranges, source), (&self.unit.ranges, target)).await;
+            let _guards = self.from.enter_both(source, &self.unit, target).await.map_err(fault(0))?;
             let begun = next.map(|(part, memory)| {
                 let io = Io { op: Op::Read, offset: source.start, data: Data::In(memory) };
                 self.from.store.submit(io, reading.token());

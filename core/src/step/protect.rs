@@ -13,7 +13,7 @@ use crate::mem::{Sg, SgMut};
 use crate::port::Transfer;
 use crate::protection::{Checks, Field, INFO_BYTES, Info, Kind, Place, Protection, Terms, guard};
 use crate::step::Tail;
-use crate::unit::Unit;
+use crate::unit::{Admitted, Unit};
 use std::borrow::Cow;
 use std::rc::Rc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -23,7 +23,7 @@ const GUARDED_BYTES: usize = 64 << 10;
 
 /// Carries a step out on a unit whose blocks are protected.
 pub(super) async fn carry_out<T: Transfer>(
-    unit: &Unit,
+    unit: Admitted<'_>,
     protection: &Protection,
     step: &Step,
     transfer: &T,
@@ -110,7 +110,7 @@ struct Blocks {
 }
 
 struct Guarded<'a, T> {
-    unit: &'a Unit,
+    unit: Admitted<'a>,
     protection: &'a Protection,
     terms: Terms,
     transfer: &'a T,
@@ -241,7 +241,7 @@ impl<T: Transfer> Guarded<'_, T> {
             self.transfer.room().await.map_err(fault(at))?;
             let count = self.piece(len, at);
             let room = self.room(count, tools).await;
-            let entered = self.unit.ranges.enter(span(offset + at, count as u64)).await;
+            let entered = self.unit.enter(span(offset + at, count as u64)).await.map_err(fault(at))?;
             let (data, beside) = self.fetch(offset + at, room, tools).await.map_err(fault(at))?;
             drop(entered);
             let kept = Blocks { infos: infos(&beside), data };
@@ -271,7 +271,7 @@ impl<T: Transfer> Guarded<'_, T> {
             let count = (len - at).min(piece as u64) as usize;
             let Blocks { data, infos } = self.sent(offset, at, count).await?;
             let beside = packed(&infos, tools).map_err(fault(at))?;
-            let _held = self.unit.exclusive.hold(self.unit.id, span(offset + at, count as u64)).await;
+            let _held = self.unit.hold(span(offset + at, count as u64)).await.map_err(fault(at))?;
             if self.transfer.aborted() {
                 return Err(fault(at)(Fault::Aborted));
             }
@@ -288,7 +288,7 @@ impl<T: Transfer> Guarded<'_, T> {
             let Blocks { data, infos } = self.sent(offset, at, count).await?;
             let beside = packed(&infos, tools).map_err(fault(at))?;
             let room = self.room_beside(count, tools).map_err(fault(at))?;
-            let _held = self.unit.exclusive.hold(self.unit.id, span(offset + at, count as u64)).await;
+            let _held = self.unit.hold(span(offset + at, count as u64)).await.map_err(fault(at))?;
             self.put(offset + at, data.clone(), beside, true, tools).await.map_err(fault(at))?;
             let (found, kept) = self.fetch(offset + at, room, tools).await.map_err(fault(at))?;
             let kept = Blocks { infos: self::infos(&kept), data: found };
@@ -306,7 +306,7 @@ impl<T: Transfer> Guarded<'_, T> {
         while at < len {
             let count = self.piece(len, at);
             let room = self.room(count, tools).await;
-            let _entered = self.unit.ranges.enter(span(offset + at, count as u64)).await;
+            let _entered = self.unit.enter(span(offset + at, count as u64)).await.map_err(fault(at))?;
             if self.transfer.aborted() {
                 return Err(fault(at)(Fault::Aborted));
             }
@@ -322,7 +322,7 @@ impl<T: Transfer> Guarded<'_, T> {
             let count = self.piece(len, at);
             let sent = self.sent(offset, at, count).await?;
             let room = self.room_beside(count, tools).map_err(fault(at))?;
-            let entered = self.unit.ranges.enter(span(offset + at, count as u64)).await;
+            let entered = self.unit.enter(span(offset + at, count as u64)).await.map_err(fault(at))?;
             let kept = self.kept(offset, at, room, tools).await?;
             drop(entered);
             self.compare_blocks(&sent, &kept, &self.terms, at)?;
@@ -345,7 +345,7 @@ impl<T: Transfer> Guarded<'_, T> {
         while at < len {
             let count = self.piece(len, at);
             let room = self.room_beside(count, tools).map_err(fault(at))?;
-            let entered = self.unit.ranges.enter(span(offset + at, count as u64)).await;
+            let entered = self.unit.enter(span(offset + at, count as u64)).await.map_err(fault(at))?;
             let kept = self.kept(offset, at, room, tools).await?;
             drop(entered);
             for (index, info) in kept.infos.iter().enumerate() {
@@ -402,7 +402,7 @@ impl<T: Transfer> Guarded<'_, T> {
         let Blocks { data, infos } = self.taken_apart(arrived, offset, 0)?;
         let beside = packed(&infos, tools).map_err(fault(0))?;
         let room = self.room_beside(len as usize, tools).map_err(fault(0))?;
-        let _held = self.unit.exclusive.hold(self.unit.id, span(offset, len)).await;
+        let _held = self.unit.hold(span(offset, len)).await.map_err(fault(0))?;
         let kept = self.kept(offset, 0, room, tools).await?;
         self.compare_blocks(&compared, &kept, &self.terms, 0)?;
         if self.transfer.aborted() {
@@ -418,7 +418,7 @@ impl<T: Transfer> Guarded<'_, T> {
             let sent = self.sent(offset, at, count).await?;
             let room = self.room_beside(count, tools).map_err(fault(at))?;
             let mut memory = memory_beside(tools, count).map_err(fault(at))?;
-            let _held = self.unit.exclusive.hold(self.unit.id, span(offset + at, count as u64)).await;
+            let _held = self.unit.hold(span(offset + at, count as u64)).await.map_err(fault(at))?;
             let kept = self.kept(offset, at, room, tools).await?;
             memory.copy_from(0, &whole(&kept.data));
             or_into(&mut memory, &sent.data);
@@ -468,7 +468,7 @@ impl<T: Transfer> Guarded<'_, T> {
             };
             let infos: Vec<Info> = (0..count / self.block()).map(of).collect();
             let beside = packed(&infos, tools).map_err(fault(at))?;
-            let _held = self.unit.exclusive.hold(self.unit.id, span(offset + at, count as u64)).await;
+            let _held = self.unit.hold(span(offset + at, count as u64)).await.map_err(fault(at))?;
             self.put(offset + at, memory.part(0..count), beside, false, tools).await.map_err(fault(at))?;
             at += count as u64;
         }
@@ -478,8 +478,8 @@ impl<T: Transfer> Guarded<'_, T> {
     /// Zeroes without protection information. What is kept beside goes first: whenever this ends, nothing that is left
     /// fails a check.
     async fn clear(&self, offset: u64, len: u64, unmap: bool, tools: &mut Tools) -> Result<(), Failure> {
-        let held = self.unit.exclusive.hold(self.unit.id, span(offset, len)).await;
-        blank(self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
+        let held = self.unit.hold(span(offset, len)).await.map_err(fault(0))?;
+        blank(&self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
         let asked = ask(self.unit, Op::Zero { len, unmap }, offset, tools).await.result;
         drop(held);
         match asked {
@@ -494,8 +494,8 @@ impl<T: Transfer> Guarded<'_, T> {
             if self.transfer.aborted() {
                 return Err(fault(0)(Fault::Aborted));
             }
-            let _held = self.unit.exclusive.hold(self.unit.id, span(offset, len)).await;
-            blank(self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
+            let _held = self.unit.hold(span(offset, len)).await.map_err(fault(0))?;
+            blank(&self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
             match ask(self.unit, Op::Unmap { len }, offset, tools).await.result {
                 // Unmapping is a hint: a store that cannot keeps the data.
                 Ok(_) | Err(Fault::Unsupported) => {}
@@ -524,7 +524,7 @@ impl<T: Transfer> Guarded<'_, T> {
             let data = self.original(from, at + done, done, part, tools).await?;
             let Blocks { data, infos } = self.taken_apart(data, offset, done)?;
             let beside = packed(&infos, tools).map_err(fault(done))?;
-            let _held = self.unit.exclusive.hold(self.unit.id, span(offset + done, part as u64)).await;
+            let _held = self.unit.hold(span(offset + done, part as u64)).await.map_err(fault(done))?;
             self.put(offset + done, data, beside, false, tools).await.map_err(fault(done))?;
         }
         Ok(())
@@ -541,11 +541,11 @@ impl<T: Transfer> Guarded<'_, T> {
     ) -> Result<Sg, Failure> {
         let origin = |fault| Failure::Origin { fault, at: done };
         let Some(protection) = from.protected() else {
-            return super::load(from, offset, count, tools).await.map_err(origin);
+            return super::load(Admitted::to(from), offset, count, tools).await.map_err(origin);
         };
-        let source = Guarded { unit: from, protection, terms: Terms::PLAIN, transfer: self.transfer };
+        let source = Guarded { unit: Admitted::to(from), protection, terms: Terms::PLAIN, transfer: self.transfer };
         let room = source.room(count, tools).await;
-        let _entered = from.ranges.enter(span(offset, count as u64)).await;
+        let _entered = source.unit.enter(span(offset, count as u64)).await.map_err(origin)?;
         match source.kept(offset, 0, room, tools).await {
             Ok(blocks) => Ok(blocks.data),
             Err(Failure::Fault { fault, .. }) => Err(origin(fault)),

@@ -5,7 +5,7 @@ use super::{Failure, Tools, fill, flush, zero};
 use crate::io::Fault;
 use crate::mem::Sg;
 use crate::port::Transfer;
-use crate::unit::Unit;
+use crate::unit::{Admitted, Unit};
 use std::future::poll_fn;
 use std::task::Poll;
 
@@ -46,6 +46,7 @@ pub async fn rewrite(
     tools: &mut Tools,
     mut told: impl AsyncFnMut(u64),
 ) -> Result<(), Failure> {
+    let unit = Admitted::to(unit);
     let size = unit.geometry.bytes();
     let mut offset = 0;
     while offset < size {

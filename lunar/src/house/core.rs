@@ -6,10 +6,10 @@ use crate::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, Oth
 use crate::proofs::Proofs;
 use crate::volume::Volume;
 use anyhow::{Context, Result, anyhow, bail};
-use lunar_core::io::{Completion, Data, Io, Op, submit};
+use lunar_core::io::Completion;
 use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::range::Ranges;
-use lunar_core::step::Tools;
+use lunar_core::step::{Tools, flush_now};
 use lunar_core::tally::Tally;
 use lunar_core::unit::{Geometry, Unit, UnitId};
 use lunar_iscsi::serve::Front;
@@ -208,13 +208,13 @@ impl Core {
     pub async fn remove(&self, unit: UnitId) {
         self.served.target.remove_unit(unit.0 as u16);
         self.served.subsystem.remove_unit(unit);
-        let known = self.links.unit(unit);
-        self.links.forget_unit(unit);
-        if let Some(known) = known
-            && let Err(why) = flush(&known).await
+        // Known until it is flushed: who stops meanwhile flushes it, too.
+        if let Some(known) = self.links.unit(unit)
+            && let Err(why) = flush_now(&known).await
         {
-            eprintln!("a volume that is no longer served could not be flushed: {why}");
+            eprintln!("a volume that is no longer served could not be flushed: {why:?}");
         }
+        self.links.forget_unit(unit);
     }
 
     /// Its NVMe/TCP, from the first time on: its slots take memory.
@@ -266,24 +266,17 @@ impl Core {
         if let Some(front) = self.served.machines.get() {
             front.drained().await;
         }
+        // One that cannot be flushed keeps no other from it.
+        let mut failed = Vec::new();
         for unit in self.links.units() {
-            flush(&unit).await.map_err(|why| anyhow!("unit {} could not be flushed: {why}", unit.id.0))?;
+            if let Err(why) = flush_now(&unit).await {
+                failed.push(format!("unit {} could not be flushed: {why:?}", unit.id.0));
+            }
         }
         // Listeners hold the core, and it holds them.
         self.listening.take().values().for_each(|listening| listening.close(&self.reactor));
-        Ok(())
+        if failed.is_empty() { Ok(()) } else { Err(anyhow!(failed.join("; "))) }
     }
-}
-
-/// Brings what was written to the medium.
-async fn flush(unit: &Unit) -> Result<()> {
-    let beside = unit.protection.as_ref().map(|protection| &*protection.store);
-    for store in std::iter::once(&*unit.store).chain(beside) {
-        let io = Io { op: Op::Flush, offset: 0, data: Data::None };
-        let outcome = submit(store, io, &mut Completion::new()).await;
-        outcome.result.map_err(|why| anyhow!("{why:?}"))?;
-    }
-    Ok(())
 }
 
 /// Looks after thresholds, as long as there are any.

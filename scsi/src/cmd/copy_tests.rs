@@ -489,3 +489,26 @@ proptest::proptest! {
         assert!(*other.bytes.borrow() == before || list.windows(8).any(|name| name == [0x30, 1, 2, 3, 4, 5, 6, 8]));
     }
 }
+
+/// It may write to another unit than the one that it was asked for at.
+#[test]
+fn a_reset_of_what_is_written_to_ends_a_copy() {
+    let ((rig, memory), arena) = (two(Rig::traits()), Arena::new(4 << 20));
+    rig.memory.bytes.borrow_mut().fill(7);
+    let list = lid1(5, 0, &[cscd(0), cscd(1)], &[segment(0, 1, 1, 0, 9)]);
+    let source = rig.nexus.itl(0).expect("there").lu.unit.clone();
+    let held =
+        pin!(source.ranges.hold(Span { start: 0, end: 1 })).poll(&mut std::task::Context::from_waker(Waker::noop()));
+    let mut copying = start(&rig, &arena, cdb(0x83, 0, [0; 4], list.len() as u32), &list);
+    assert!(poll(&mut copying).is_none());
+    let reset = |lun| {
+        let lun = crate::lun::Lun::from_number(lun);
+        Box::pin(rig.target.task_management(&rig.nexus, crate::TaskFunction::LOGICAL_UNIT_RESET, lun, 0))
+    };
+    let mut resetting = reset(1);
+    assert!(poll(&mut resetting).is_none(), "it waits until nothing is written any more");
+    drop(held);
+    assert_eq!(poll(&mut copying).map(|reply| reply.status), Some(Status::CHECK_CONDITION));
+    assert!(poll(&mut resetting).is_some());
+    assert!(memory.bytes.borrow().iter().all(|byte| *byte == 0));
+}

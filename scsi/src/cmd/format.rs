@@ -1,9 +1,9 @@
 //! FORMAT UNIT and SANITIZE.
 
 use crate::context::Context;
-use crate::lu::{Change, LogicalUnit, MediumState};
-use crate::plan::{Kept, Plan};
-use crate::renew::{Pass, Renewal, kept};
+use crate::lu::{LogicalUnit, MediumState};
+use crate::plan::Plan;
+use crate::renew::{Pass, Renewal};
 use crate::sense::{Asc, Sense};
 use crate::table::{
     Alua, Code, CommandType, Data, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, SERVICE_ACTION_BITS,
@@ -272,10 +272,7 @@ impl CommandType for ExitFailureMode {
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
         match cx.disk()?.medium() {
-            MediumState::SanitizeFailed { exits: true } => {
-                let keep = Some(Box::new(Kept { name: kept::KEPT_AS, bytes: Vec::new() }));
-                Ok(Plan::Change { flush: false, keep, change: Change::Medium(MediumState::Ready) })
-            }
+            MediumState::SanitizeFailed { exits: true } => Ok(Plan::ExitFailureMode),
             MediumState::SanitizeFailed { exits: false } => Err(Sense::bit_in_cdb(1, 4)),
             _ => Ok(Plan::Done),
         }

@@ -128,6 +128,31 @@ fn what_failed_is_told_until_it_went_well() {
     assert_eq!(exit(&rig).status, Status::GOOD, "nothing to leave");
 }
 
+/// Two commands in a row: the second one looks when the first has begun.
+#[test]
+fn a_failure_is_not_left_while_another_work_is_under_way() {
+    let rig = Rig::default();
+    rig.memory.fault.set(Some(Fault::Medium));
+    assert_eq!(code(&erase(&rig, 0x20)), [3, 0x31, 3]);
+    let unit = rig.nexus.itl(0).expect("there").lu.unit.clone();
+    let work = unit.medium.begin();
+    assert_eq!(code(&exit(&rig)), [2, 4, 0x1b]);
+    assert_eq!(code(&ready(&rig)), [3, 0x31, 3]);
+    drop(work);
+    assert_eq!(exit(&rig).status, Status::GOOD);
+}
+
+#[test]
+fn who_was_admitted_before_a_work_is_not_during_it_and_not_after() {
+    for work in [|rig: &Rig| erase(rig, 0), |rig: &Rig| rig.run(&[4, 0, 0, 0, 0, 0], &[], 0)] {
+        let rig = Rig::default();
+        let unit = rig.nexus.itl(0).expect("there").lu.unit.clone();
+        let before = lunar_core::unit::Admitted::to(&unit);
+        assert_eq!(work(&rig).status, Status::GOOD);
+        assert_eq!(before.check(), Err(Fault::Cleared));
+    }
+}
+
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// A rig whose background work runs when it is told to.

@@ -154,8 +154,7 @@ fn write_same<C: Blocks>(cx: &Context<'_>, cdb: &C, no_data: bool, pattern: &[u8
         Some(terms) => Step::Protected(Box::new(Protected { step, terms })),
         None => step,
     };
-    // A fill leaves durability to a flush.
-    Ok(if lu.mode().write_cache { Plan::Do(fill) } else { Plan::Both(Box::new([fill, Step::Flush])) })
+    Ok(Plan::Do(fill))
 }
 
 impl CommandType for WriteSame10 {
@@ -214,7 +213,8 @@ fn one_block(cdb: &impl Blocks) -> Pulled {
 #[cfg(test)]
 mod tests {
     use crate::command::Status;
-    use crate::fuzzing::{BLOCKS, Ended, Rig};
+    use crate::fuzzing::{BLOCKS, Ended, Rig, at_once};
+    use crate::lu::{Change, ModeValues};
     use crate::sense::Asc;
     use lunar_core::io::{Op, Traits};
 
@@ -289,8 +289,20 @@ mod tests {
         assert_eq!(rig.memory.asked.take(), [end(2048), end(1024), unmaps(1024), unmaps(512)]);
         let through = Rig::new(Traits { write_cache: false, ..Rig::traits() });
         assert_eq!(same16(&through, 1, 0, 1, &[]).status, Status::GOOD);
-        assert_eq!(through.memory.asked.take(), [end(512), Op::Flush]);
+        assert_eq!(through.memory.asked.take(), [end(512)], "a store without a cache");
         assert_eq!(through.stats().write_commands.get(), 0);
+    }
+
+    /// A cache that is switched off keeps nothing back, neither what is written nor what is unmapped.
+    #[test]
+    fn without_a_cache_a_flush_follows() {
+        let rig = Rig::default();
+        let values = ModeValues { write_cache: false, ..rig.target.unit(0).expect("there").mode() };
+        at_once(rig.target.change(Some(&rig.nexus), 0, Change::Mode { values, save: false }));
+        assert_eq!(same16(&rig, 1, 0, 1, &[]).status, Status::GOOD);
+        assert_eq!(unmap(&rig, &[(0, 8)]).status, Status::GOOD);
+        let asked = [Op::Zero { len: 512, unmap: false }, Op::Flush, Op::Unmap { len: 4096 }, Op::Flush];
+        assert_eq!(rig.memory.asked.take(), asked);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use lunar_core::io::Fault;
 use lunar_core::mem::Sg;
 use lunar_core::port::Transfer;
 use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
+use lunar_core::unit::Admitted;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -193,7 +194,10 @@ impl<T: Transfer> Operation<'_, T> {
 
 impl<T: Transfer> Steps<'_, T> {
     async fn step(&self, lu: &LogicalUnit, step: Step, tools: &mut Tools) -> Result<(), Refusal> {
-        match carry_out(&lu.unit, &step, self, tools, &mut Tail::default()).await {
+        self.running.writes_to(Some(lu.lun));
+        let result = carry_out(Admitted::to(&lu.unit), &step, self, tools, &mut Tail::default()).await;
+        self.running.writes_to(None);
+        match result {
             Ok(()) => Ok(()),
             Err(Failure::Fault { fault: Fault::Aborted, .. }) if self.running.is_stopped() => {
                 Err(Sense::new(SenseKey::COPY_ABORTED, Asc::NO_ADDITIONAL_SENSE_INFORMATION).into())

@@ -48,6 +48,8 @@ pub struct Record {
     bytes: Cell<u64>,
     sense: RefCell<SenseData>,
     is_stopped: Cell<bool>,
+    /// The unit that it writes to now: another than the one that it was asked for at, perhaps.
+    writes_to: Cell<Option<u16>>,
 }
 
 impl Record {
@@ -81,6 +83,10 @@ impl Record {
 
     fn runs(&self) -> bool {
         self.state.get() == State::Running
+    }
+
+    fn writes_to(&self, units: &[u16]) -> bool {
+        self.writes_to.get().is_some_and(|unit| units.contains(&unit))
     }
 }
 
@@ -138,6 +144,7 @@ impl Copies {
             bytes: Cell::new(bytes),
             sense: RefCell::default(),
             is_stopped: Cell::new(false),
+            writes_to: Cell::default(),
         });
         self.records.borrow_mut().push(record.clone());
         record
@@ -168,6 +175,25 @@ impl Copies {
         .await;
     }
 
+    /// Ends those that write to one of these units now.
+    pub(crate) fn stop_writing(&self, units: &[u16]) {
+        self.records.borrow().iter().filter(|record| record.writes_to(units)).for_each(|record| {
+            record.is_stopped.set(true);
+        });
+    }
+
+    /// Waits until none writes to one of these units that was told to stop.
+    pub(crate) async fn until_stopped(&self, units: &[u16]) {
+        poll_fn(|cx| {
+            if !self.records.borrow().iter().any(|record| record.is_stopped.get() && record.writes_to(units)) {
+                return Poll::Ready(());
+            }
+            self.waiters.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
     /// Forgets how those of a logical unit ended.
     pub(crate) fn forget(&self, lun: u16) {
         self.records.borrow_mut().retain(|record| record.lun != lun || record.runs());
@@ -186,6 +212,14 @@ impl Running<'_> {
     pub(crate) fn did(&self, bytes: u64) {
         self.record.segments.set(self.record.segments.get().saturating_add(1));
         self.record.bytes.set(self.record.bytes.get() + bytes);
+    }
+
+    /// Says which unit it writes to, from now on; `None`: it does not.
+    pub(crate) fn writes_to(&self, unit: Option<u16>) {
+        self.record.writes_to.set(unit);
+        if unit.is_none() {
+            self.copies.waiters.take().into_iter().for_each(Waker::wake);
+        }
     }
 
     /// Bytes that it has moved.
@@ -217,6 +251,7 @@ impl Running<'_> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
+        self.record.writes_to.set(None);
         if self.record.runs() {
             self.copies.records.borrow_mut().retain(|record| !Rc::ptr_eq(record, &self.record));
         }

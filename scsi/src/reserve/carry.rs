@@ -67,12 +67,7 @@ impl Target {
     pub(crate) async fn end_of(&self, lun: u16, news: &News) {
         let mut ended = self.nexuses();
         ended.retain(|nexus| news.ends(&nexus.name));
-        for nexus in &ended {
-            self.config.stats.tasks_aborted.add(nexus.tasks.abort(|(_, task)| is_at(nexus, lun, task)));
-        }
-        for nexus in &ended {
-            nexus.tasks.until_gone(|(_, task)| is_at(nexus, lun, task)).await;
-        }
+        self.end_at(&ended, &[lun]).await;
     }
 
     /// Has the nexuses of this core go by the reservations as they are now, and tells them.
