@@ -140,6 +140,35 @@ fn a_file_that_was_cut_off_is_a_fault_and_not_zeroes() {
     });
 }
 
+#[test]
+fn a_store_keeps_the_lock_of_what_was_opened_first() {
+    let _apart = apart();
+    let folder = Folder::new("first");
+    let path = folder.file();
+    drop(FileVolume::new(&path, &OPTIONS).expect("made"));
+    let read_only = Options { read_only: true, ..OPTIONS };
+    for (first, second) in [(OPTIONS, Options { durable: true, ..OPTIONS }), (read_only, OPTIONS), (OPTIONS, read_only)]
+    {
+        on_both_drivers(&|reactor| {
+            let before = FileVolume::new(&path, &first).expect("the file opens");
+            let volume = before.again(&path, &second).expect("it is ours");
+            volume.settle();
+            drop(before);
+            // What was opened first is known to the third as well.
+            let last = volume.again(&path, &second).expect("it is ours");
+            drop(volume);
+            let store = last.open(reactor).expect("it opens");
+            drop(last);
+            let refused = FileVolume::new(&path, &OPTIONS);
+            assert!(matches!(refused, Err(Refusal::Locked { .. })), "{refused:?}");
+            drop(store);
+            // What the driver has open goes with its next turn.
+            reactor.run(async { reactor.end_of_turn().await });
+            drop(FileVolume::new(&path, &OPTIONS).expect("nobody is left"));
+        });
+    }
+}
+
 /// A file system of one megabyte, if this user may mount one.
 struct Small(Folder);
 

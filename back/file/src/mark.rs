@@ -30,10 +30,10 @@ pub fn at(path: &Path) -> Option<Mark> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return None;
     }
-    match fgetxattr(&file, ATTRIBUTE, &mut [0; VALUE_BYTES_MAX][..]) {
-        Ok(_) => read(file.as_fd()).filter(|(_, inode)| *inode == stat.st_ino).map(|(number, _)| Mark::Kept(number)),
+    match read(file.as_fd()) {
+        Ok(Some((number, inode))) if inode == stat.st_ino => Some(Mark::Kept(number)),
         Err(Errno::OPNOTSUPP) => Some(place(file.as_fd(), path, &stat)),
-        Err(_) => None,
+        _ => None,
     }
 }
 
@@ -50,28 +50,54 @@ pub fn of(file: BorrowedFd<'_>, path: &Path, stat: &Stat, options: &Options) -> 
     let read_only = options.read_only;
     let place = || place(file, path, stat);
     match read(file) {
-        Some((number, inode)) if inode == stat.st_ino => return Mark::Kept(number),
+        Ok(Some((number, inode))) if inode == stat.st_ino => return Mark::Kept(number),
         // Two volumes with one identity are one disk with two paths to any multipath initiator, which then
         // writes to whichever it likes. So a copy is a new disk, even if it is in truth the old one that moved.
-        Some(_) if !read_only => eprintln!(
+        Ok(Some(_)) if !read_only => eprintln!(
             "{}: is a copy of another volume, or was moved: it gets an identity of its own (attribute {ATTRIBUTE})",
             path.display()
         ),
-        _ => {}
+        Ok(_) => {}
+        // There may be one: a new one would take its place.
+        Err(why) => {
+            tell(path, why, read_only);
+            return place();
+        }
     }
     if read_only {
         return place();
     }
     match keep(file, stat.st_ino, options.mark) {
         Ok(number) => Mark::Kept(number),
-        Err(_) => place(),
+        Err(why) => {
+            tell(path, why, read_only);
+            place()
+        }
     }
 }
 
-fn read(file: BorrowedFd<'_>) -> Option<([u8; 16], u64)> {
+/// Says that a file goes by its place, where nothing about the file system or the mode lets one expect that.
+fn tell(path: &Path, why: Errno, read_only: bool) {
+    if !is_expected(why, read_only) {
+        eprintln!(
+            "{}: its identity (attribute {ATTRIBUTE}) could not be read or kept, so it goes by where it lies: {why}",
+            path.display()
+        );
+    }
+}
+
+fn is_expected(why: Errno, read_only: bool) -> bool {
+    why == Errno::OPNOTSUPP || read_only && matches!(why, Errno::ACCESS | Errno::PERM)
+}
+
+/// The number, and the inode that it was made for; none where there is something that makes no sense.
+fn read(file: BorrowedFd<'_>) -> Result<Option<([u8; 16], u64)>, Errno> {
     let mut value = [0; VALUE_BYTES_MAX];
-    let len = fgetxattr(file, ATTRIBUTE, &mut value[..]).ok()?;
-    parse(value.get(..len)?)
+    match fgetxattr(file, ATTRIBUTE, &mut value[..]) {
+        Ok(len) => Ok(value.get(..len).and_then(parse)),
+        Err(Errno::NODATA | Errno::RANGE) => Ok(None),
+        Err(why) => Err(why),
+    }
 }
 
 fn parse(value: &[u8]) -> Option<([u8; 16], u64)> {
@@ -108,5 +134,40 @@ mod tests {
             assert_eq!(parse(wrong.as_bytes()), None, "{wrong}");
         }
         assert_eq!(parse(&[0xff; 40]), None);
+    }
+
+    #[test]
+    fn only_what_is_usual_goes_without_a_word() {
+        for (why, writable, read_only) in [
+            (Errno::OPNOTSUPP, true, true),
+            (Errno::ACCESS, false, true),
+            (Errno::PERM, false, true),
+            (Errno::IO, false, false),
+            (Errno::NOSPC, false, false),
+        ] {
+            assert_eq!((is_expected(why, false), is_expected(why, true)), (writable, read_only), "{why}");
+        }
+    }
+
+    #[test]
+    fn an_attribute_that_cannot_be_read_is_not_replaced() {
+        let folder = crate::tests::Folder::new("unread");
+        let path = folder.file();
+        std::fs::write(&path, [7; 4096]).expect("a file");
+        let open = |flags| rustix::fs::open(&path, flags | OFlags::CLOEXEC, Mode::empty()).expect("it is there");
+        // Of what is open by its name only nothing can be read.
+        let (closed, file) = (open(OFlags::PATH), open(OFlags::RDWR));
+        assert_eq!(read(closed.as_fd()), Err(Errno::BADF));
+        let stat = fstat(&file).expect("it is open");
+        let options = crate::tests::OPTIONS;
+        let long = [b'7'; VALUE_BYTES_MAX + 1];
+        match fsetxattr(&file, ATTRIBUTE, &long, XattrFlags::empty()) {
+            Err(Errno::OPNOTSUPP) => return eprintln!("skipped: no extended attributes here"),
+            other => other.expect("it is written"),
+        }
+        assert!(matches!(of(closed.as_fd(), &path, &stat, &options), Mark::Place(_)));
+        assert_eq!(read(file.as_fd()), Ok(None), "it makes no sense");
+        let Mark::Kept(number) = of(file.as_fd(), &path, &stat, &options) else { panic!("it gets one that does") };
+        assert_eq!((read(file.as_fd()), at(&path)), (Ok(Some((number, stat.st_ino))), Some(Mark::Kept(number))));
     }
 }

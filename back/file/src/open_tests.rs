@@ -47,6 +47,22 @@ fn a_file_is_never_made_another_size() {
 }
 
 #[test]
+fn what_lies_behind_the_end_of_a_volume_stays() {
+    let _apart = apart();
+    let folder = Folder::new("behind");
+    let path = folder.file();
+    let bytes: Vec<u8> = (0..1_u32 << 18).flat_map(|word| (word | 1 << 31).to_le_bytes()).collect();
+    std::fs::write(&path, &bytes).expect("a file");
+    // Blocks of the file system, and the middle of one.
+    for size in [4096, 8192, 10240, 1 << 19] {
+        let options = Options { size: Some(size), grows: true, ..OPTIONS };
+        let volume = FileVolume::new(&path, &options).expect("the rest is not used");
+        assert_eq!(volume.traits().size, size);
+        assert!(std::fs::read(&path).expect("it is there") == bytes, "{size}");
+    }
+}
+
+#[test]
 fn what_is_no_file_is_refused_at_once() {
     let _apart = apart();
     let folder = Folder::new("kinds");
@@ -90,6 +106,50 @@ fn one_writer_or_many_readers() {
     let alone = FileVolume::new(&path, &OPTIONS).expect("nobody is left");
     assert!(matches!(FileVolume::new(&path, &shared), Err(Refusal::Locked { .. })));
     drop(alone);
+}
+
+#[test]
+fn who_cannot_have_a_file_alone_goes_on_sharing_it() {
+    let _apart = apart();
+    let folder = Folder::new("strengthen");
+    let path = folder.file();
+    let shared = Options { shared: true, ..OPTIONS };
+    let ours = FileVolume::new(&path, &shared).expect("made");
+    let theirs = FileVolume::new(&path, &shared).expect("they know of each other");
+    for refused in [ours.again(&path, &OPTIONS), ours.sharing(&path, false)] {
+        assert!(matches!(refused, Err(Refusal::Locked { .. })), "{refused:?}");
+        assert!(matches!(theirs.sharing(&path, false), Err(Refusal::Locked { .. })), "ours is there still");
+    }
+    drop(theirs);
+    assert!(matches!(FileVolume::new(&path, &OPTIONS), Err(Refusal::Locked { .. })), "it is shared still");
+    drop(FileVolume::new(&path, &shared).expect("with whom it was shared before"));
+    let alone = ours.sharing(&path, false).expect("nobody else has it");
+    assert!(matches!(FileVolume::new(&path, &shared), Err(Refusal::Locked { .. })), "alone before it is settled");
+    // It does not come to it.
+    ours.settle();
+    drop(FileVolume::new(&path, &shared).expect("as before"));
+    drop((ours, alone));
+}
+
+#[test]
+fn a_lock_is_weaker_only_once_that_is_settled() {
+    let _apart = apart();
+    let folder = Folder::new("settle");
+    let path = folder.file();
+    let shared = Options { shared: true, ..OPTIONS };
+    let alone = FileVolume::new(&path, &OPTIONS).expect("made");
+    let changes: [&dyn Fn() -> Result<FileVolume, Refusal>; 2] =
+        [&|| alone.again(&path, &shared), &|| alone.sharing(&path, true)];
+    for change in changes {
+        let ours = change().expect("it is ours");
+        assert!(matches!(FileVolume::new(&path, &shared), Err(Refusal::Locked { .. })), "not yet");
+        ours.settle();
+        let theirs = FileVolume::new(&path, &shared).expect("they know of each other");
+        assert!(matches!(FileVolume::new(&path, &OPTIONS), Err(Refusal::Locked { .. })));
+        drop(theirs);
+        alone.settle();
+        assert!(matches!(FileVolume::new(&path, &shared), Err(Refusal::Locked { .. })), "alone again");
+    }
 }
 
 #[test]
