@@ -47,6 +47,23 @@ fn a_socket_is_for_its_owner_and_moves_with_the_configuration() {
 }
 
 #[test]
+fn a_file_in_the_place_of_the_socket_stays() {
+    let place = Place::new("");
+    // The second is where it is before it is whole.
+    for (name, taken) in [("one.sock", "one.sock"), ("two.sock", "two.sock.new")] {
+        let taken = place.0.join(taken);
+        std::fs::write(&taken, "somebody's").expect("a file");
+        let text = format!("[api]\nsocket = '{}'\n", place.0.join(name).display());
+        std::fs::write(place.0.join("lunar.toml"), text).expect("it takes it");
+        let why = Service::start(&place.0, Vec::new()).expect_err("it is no socket");
+        assert!(why.contains("something else than a socket"), "{why}");
+        assert_eq!(std::fs::read(&taken).expect("it stays"), b"somebody's");
+        std::fs::remove_file(&taken).expect("it was there");
+        Service::start(&place.0, Vec::new()).expect("nothing is in its way");
+    }
+}
+
+#[test]
 fn a_change_that_cannot_be_made_leaves_the_socket() {
     let place = Place::new("");
     let service = Service::start(&place.0, Vec::new()).expect("it starts");

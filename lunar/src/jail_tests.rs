@@ -79,7 +79,9 @@ fn what_is_not_named_is_out_of_reach() {
 
 #[test]
 fn calls_that_it_does_not_make_are_refused() {
-    in_a_thread(|| {
+    let place = Place::new();
+    let disk = place.file("disk.img");
+    in_a_thread(move || {
         let program = filter().expect("it is right");
         seccompiler::apply_filter(&program).expect("the kernel takes it");
         let is_refused = |result: std::io::Result<()>| result.is_err_and(|why| why.raw_os_error() == Some(libc::EPERM));
@@ -96,6 +98,13 @@ fn calls_that_it_does_not_make_are_refused() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");
         TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
         assert!(in_a_thread(|| fs::read("/proc/self/stat").is_ok()), "threads and files go on");
+        // Volumes are told apart by an attribute of their files.
+        let file = fs::File::options().write(true).open(&disk).expect("it is there");
+        let (name, mut value) = ("user.lunar.test", [0; 8]);
+        match rustix::fs::fsetxattr(&file, name, b"mark", rustix::fs::XattrFlags::empty()) {
+            Err(rustix::io::Errno::OPNOTSUPP) => println!("skipped: no extended attributes here"),
+            other => assert_eq!(other.and_then(|()| rustix::fs::fgetxattr(&file, name, &mut value[..])), Ok(4)),
+        }
     });
 }
 

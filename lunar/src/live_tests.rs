@@ -249,6 +249,61 @@ fn what_cannot_be_made_leaves_everything_as_it_was() {
     live.into_house().end().expect("it ends");
 }
 
+/// A volume in a file of this folder.
+fn in_file(place: &Place, name: &str, keys: &str) -> String {
+    format!(
+        "[volume.{name}]\nkind = 'file'\npath = '{}'\n\
+         uuid = 'f81d4fae-7dec-41d0-a765-00a0c91e6b00'\n{keys}",
+        place.0.join(format!("{name}.img")).display()
+    )
+}
+
+#[test]
+fn who_else_may_serve_a_volume_changes_under_its_initiators() {
+    let place = Place::new();
+    let text = |keys: &str| place.checked(&in_file(&place, "v", &format!("size = '1M'\n{keys}")));
+    let mut live = place.live();
+    let mut before = Checked::default();
+    let mut unit = None;
+    for (keys, is_shared) in [("", false), ("shared = true\n", true), ("shared = false\n", false)] {
+        let after = text(keys);
+        place.apply(&mut live, &before, &after).expect("it can be made");
+        let now = live.volumes["v"].unit;
+        assert_eq!(*unit.get_or_insert(now), now, "{keys}");
+        let options = lunar_file::Options {
+            size: None,
+            grows: false,
+            mark: None,
+            read_only: false,
+            shared: true,
+            durable: false,
+            direct: false,
+            block_size: 512,
+        };
+        let other = lunar_file::FileVolume::new(&place.0.join("v.img"), &options);
+        assert_eq!(other.is_ok(), is_shared, "{keys}");
+        before = after;
+    }
+    live.into_house().end().expect("it ends");
+}
+
+#[test]
+fn a_volume_gets_no_smaller_whatever_else_changes() {
+    let place = Place::new();
+    let text = |size: &str, keys: &str| place.checked(&in_file(&place, "v", &format!("size = '{size}'\n{keys}")));
+    let mut live = place.live();
+    let before = text("2M", "");
+    place.apply(&mut live, &Checked::default(), &before).expect("it can be made");
+    let first = seen(&live);
+    for keys in ["", "product = 'OTHER'\n", "product = 'OTHER'\nread-only = true\n"] {
+        let why = place.apply(&mut live, &before, &text("1M", keys)).expect_err("half of it would be lost");
+        assert!(why.contains("would be lost"), "{why}");
+        assert_eq!(seen(&live), first);
+    }
+    place.apply(&mut live, &before, &text("3M", "product = 'OTHER'\n")).expect("it grows");
+    live.into_house().end().expect("it ends");
+}
+
 #[test]
 fn an_address_moves_from_one_portal_to_another() {
     let (place, [port, _]) = (Place::new(), free_ports());

@@ -103,8 +103,18 @@ mod tests {
         stats.logins.add(7);
         let socket = Socket::serve(&path, vec![stats.clone()]).expect("fresh path");
         assert_eq!(read(&path).expect("served")["logins"], 7);
-        assert!(Socket::serve(&path, vec![stats]).is_err());
+        assert!(Socket::serve(&path, vec![stats.clone()]).is_err());
         drop(socket);
         assert!(read(&path).is_err());
+        drop(UnixListener::bind(&path).expect("the path is free"));
+        let socket = Socket::serve(&path, vec![stats.clone()]).expect("nobody serves it");
+        assert_eq!(read(&path).expect("served")["logins"], 7);
+        drop(socket);
+        // What is no socket is somebody's.
+        std::fs::write(&path, "somebody's").expect("a file");
+        let why = Socket::serve(&path, vec![stats]).expect_err("it is none").to_string();
+        assert!(why.contains("choose another path"), "{why}");
+        assert_eq!(std::fs::read(&path).expect("it stays"), b"somebody's");
+        let _ = std::fs::remove_file(&path);
     }
 }

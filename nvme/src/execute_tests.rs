@@ -2,12 +2,13 @@ use super::*;
 use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, at_once, caller, connect_data, connect_sqe, entry};
 use crate::namespace::Access;
 use crate::subsystem::{Everywhere, Nowhere, Pass, Renewing, Sanitizing};
+use lunar_core::io::{Done, Io, Outcome, Store, Traits};
 use lunar_core::medium::Content;
 use lunar_core::mem::Arena;
 use lunar_core::protection::{INFO_BYTES, Info, guard};
 use lunar_core::reserve::News;
 use lunar_core::time::Instant;
-use lunar_core::unit::UnitId;
+use lunar_core::unit::{Unit, UnitId};
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -170,6 +171,49 @@ fn who_a_controller_and_a_namespace_are() {
         assert_eq!(identify(what, 1).status, Status::SUCCESS, "{what:02x}");
     }
     assert_eq!(identify(0x14, 1).status, Status::INVALID_FIELD);
+}
+
+/// A store that has what it was given on the medium at once.
+struct Durable(Traits);
+
+impl Store for Durable {
+    fn traits(&self) -> &Traits {
+        &self.0
+    }
+
+    fn submit(&self, io: Io, done: Done) {
+        done.complete(Outcome::with(Ok(0), io.data));
+    }
+}
+
+#[test]
+fn who_flushes_is_told_what_needs_no_flush() {
+    const NO_CACHE: u8 = 0x20;
+    let rig = Rig::default();
+    let told = || {
+        let of = |namespace| admin(&rig, 0x06, namespace, &[0x08]).data[0] & NO_CACHE;
+        (of(1), of(2), admin(&rig, 0x06, 0, &[0x01]).data[525])
+    };
+    assert_eq!(told(), (0, 0, 7));
+    for id in [0, 1] {
+        let before = rig.subsystem.unit(UnitId(id)).expect("it is there").unit.clone();
+        let traits = Traits { write_cache: false, ..before.traits().clone() };
+        rig.subsystem.add_unit(Rc::new(Unit {
+            id: before.id,
+            identity: before.identity.clone(),
+            geometry: before.geometry,
+            read_only: false,
+            store: Box::new(Durable(traits)),
+            protection: None,
+            ranges: before.ranges.clone(),
+            medium: before.medium.clone(),
+            tally: before.tally.clone(),
+            exclusive: before.exclusive.clone(),
+            keep: before.keep.clone(),
+        }));
+        let others = if id == 0 { 0 } else { NO_CACHE };
+        assert_eq!(told(), (NO_CACHE, others, 7), "one with a cache may come at any time");
+    }
 }
 
 #[test]

@@ -327,3 +327,37 @@ impl fmt::Debug for Signal {
         f.write_str("Signal")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Choice, Config};
+
+    #[test]
+    fn what_is_no_socket_stays_and_a_stale_one_is_replaced() {
+        let folder = std::env::temp_dir().join(format!("lunar-unix-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let (file, link, socket) = (folder.join("file"), folder.join("link"), folder.join("socket"));
+        std::fs::write(&file, "somebody's").expect("a file");
+        drop(UnixListener::bind(&socket).expect("a socket"));
+        std::os::unix::fs::symlink(&socket, &link).expect("a link");
+        for path in [&file, &link] {
+            let refused = [clear(path), Listener::bind(&reactor, path, 0o600).map(drop)];
+            for why in refused.map(|refused| refused.expect_err("it is no socket")) {
+                assert_eq!(why.kind(), io::ErrorKind::AlreadyExists, "{why}");
+            }
+        }
+        assert_eq!(std::fs::read(&file).expect("it is there"), b"somebody's");
+        assert!(link.is_symlink() && socket.exists());
+        let listener = Listener::bind(&reactor, &socket, 0o600).expect("nobody listens there");
+        let refused = Listener::bind(&reactor, &socket, 0o600).expect_err("somebody does");
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        assert!(UnixStream::connect(&socket).is_ok());
+        drop(listener);
+        drop(UnixListener::bind(&socket).expect("the path is free"));
+        clear(&socket).expect("it is a socket");
+        assert!(!socket.exists() && clear(&socket).is_err());
+        let _ = std::fs::remove_dir_all(&folder);
+    }
+}
