@@ -157,6 +157,10 @@ impl Store for Guarded {
         !self.medium.is_out() && self.store.lend(offset, len, to)
     }
 
+    fn measures(&self) -> bool {
+        self.store.measures()
+    }
+
     fn origin(&self) -> Option<Origin> {
         self.store.origin().filter(|_| !self.medium.is_out())
     }
@@ -180,6 +184,10 @@ mod tests {
         fn submit(&self, io: Io, done: Done) {
             done.complete(Outcome::with(Ok(0), io.data));
         }
+
+        fn measures(&self) -> bool {
+            true
+        }
     }
 
     #[test]
@@ -199,6 +207,7 @@ mod tests {
         for kind in [MediumKind::Fixed, MediumKind::Removable, MediumKind::Optical] {
             let medium = Medium::of(kind);
             let store = medium.guard(Box::new(Willing(traits.clone())));
+            assert!(store.measures(), "thresholds are for all kinds");
             let ask = |op| {
                 let mut completion = Completion::new();
                 store.submit(Io { op, offset: 0, data: Data::None }, completion.token());
