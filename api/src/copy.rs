@@ -235,20 +235,23 @@ fn is_still(config: &Config, volume: &str) -> bool {
 
 /// Makes the new file, whole and on the medium, or leaves none.
 fn carry_out(work: &Work, copy: &Copy) -> Result<(), String> {
-    let made = fill(work, copy);
+    let from = File::open(&work.from).map_err(|why| of(&work.from, &why))?;
+    let to = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&work.to);
+    let to = to.map_err(|why| of(&work.to, &why))?;
+    let made = fill(work, copy, (&from, &to));
     if made.is_err() {
-        // If it was not there before it is nobody's.
+        // It was made here; one that was there before is somebody else's.
         let _ = std::fs::remove_file(&work.to);
     }
     made
 }
 
-fn fill(work: &Work, copy: &Copy) -> Result<(), String> {
-    let of = |path: &Path, why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
-    let from = File::open(&work.from).map_err(|why| of(&work.from, &why))?;
-    let to = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&work.to);
-    let to = to.map_err(|why| of(&work.to, &why))?;
-    match ioctl_ficlone(&to, &from) {
+fn of(path: &Path, why: &dyn std::fmt::Display) -> String {
+    format!("{}: {why}", path.display())
+}
+
+fn fill(work: &Work, copy: &Copy, (from, to): (&File, &File)) -> Result<(), String> {
+    match ioctl_ficlone(to, from) {
         Ok(()) => copy.done.store(copy.total, Ordering::Relaxed),
         Err(why) if work.share => {
             return Err(format!("this file system shares no blocks ({why}): `copy` copies all of them"));
@@ -257,7 +260,7 @@ fn fill(work: &Work, copy: &Copy) -> Result<(), String> {
             let why = "somebody may write to it meanwhile, and this file system shares no blocks: set read-only first";
             return Err(why.into());
         }
-        Err(_) => pieces(&from, &to, copy).map_err(|why| of(&work.to, &why))?,
+        Err(_) => pieces(from, to, copy).map_err(|why| of(&work.to, &why))?,
     }
     if copy.stop.load(Ordering::Relaxed) {
         return Err("it was stopped".into());
@@ -288,4 +291,32 @@ fn pieces(from: &File, to: &File, copy: &Copy) -> Result<(), Errno> {
     }
     copy.done.store(copy.total, Ordering::Relaxed);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_came_to_be_there_meanwhile_stays() {
+        let folder = std::env::temp_dir().join(format!("lunar-copy-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let (from, to) = (folder.join("from"), folder.join("to"));
+        std::fs::write(&from, [7; 4096]).expect("a file");
+        std::fs::write(&to, "somebody's").expect("a file");
+        let work = Work { from, to: to.clone(), share: false, is_still: true };
+        let enter = || Copies::default().enter("a copy".into(), 4096).expect("there is room");
+        let why = carry_out(&work, &enter()).expect_err("there is a file");
+        assert!(why.contains("exists"), "{why}");
+        assert_eq!(std::fs::read(&to).expect("it stays"), b"somebody's");
+        std::fs::remove_file(&to).expect("it is there");
+        // What is left half-done is not.
+        let stopped = enter();
+        stopped.stop.store(true, Ordering::Relaxed);
+        carry_out(&work, &stopped).expect_err("it was stopped");
+        assert!(!to.exists());
+        carry_out(&work, &enter()).expect("nothing is in its way");
+        assert_eq!(std::fs::read(&to).expect("it is there"), [7; 4096]);
+        let _ = std::fs::remove_dir_all(&folder);
+    }
 }
