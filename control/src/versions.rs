@@ -201,13 +201,20 @@ impl Versions {
         match &all[..] {
             [.., newest] if read(&path(newest))? == self.text => Ok(()),
             // The writer was stopped before it put its version in force.
-            [.., before, newest] if read(&path(before))? == self.text => {
+            [.., before, newest] if read(&path(before))? == self.text && !self.is_younger(&path(newest)) => {
                 std::fs::remove_file(path(newest)).map_err(|why| disk(&self.history, why))
             }
             [] if self.text.is_empty() => Ok(()),
             _ => self.record(&self.text, "editor", now).map(drop),
         }?;
         self.forget()
+    }
+
+    /// Whether somebody has written the file after this version: then it was in force.
+    fn is_younger(&self, version: &Path) -> bool {
+        // Not when it was modified: who takes an old file back may take its times along.
+        let changed = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.ctime(), found.ctime_nsec()));
+        changed(&self.file) > changed(version)
     }
 
     fn record(&self, text: &str, who: &str, now: SystemTime) -> Result<Version, Trouble> {

@@ -131,6 +131,34 @@ fn what_is_no_text_is_refused() {
 /// How often somebody edits while versions are written.
 const EDITS: u64 = 300;
 
+#[test]
+fn what_was_in_force_stays_when_the_one_before_is_taken_back() {
+    // The times of files have steps.
+    let step = || std::thread::sleep(Duration::from_millis(30));
+    let place = Place::new();
+    let mut versions = place.open();
+    for text in ["# 1\n", "# 2\n"] {
+        versions.write(text, "ann", at(10)).expect("it is written");
+    }
+    let beside = place.0.join("kept");
+    std::fs::write(&beside, "# 1\n").expect("a file");
+    step();
+    std::fs::rename(&beside, place.file()).expect("it is taken back");
+    versions.reload(at(20)).expect("it can be read");
+    let who = |versions: &Versions| list(versions).into_iter().map(|(.., who)| who).collect::<Vec<_>>();
+    assert_eq!((versions.text(), who(&versions)), ("# 1\n", ["ann", "ann", "editor"].map(String::from).into()));
+    assert_eq!(versions.text_of(2).expect("it was in force"), "# 2\n");
+    // One that never was in force goes.
+    step();
+    std::fs::write(
+        place.0.join("history").join(Version { number: 4, time: 30, who: "bob".into() }.file_name()),
+        "# 3\n",
+    )
+    .expect("a file");
+    let again = place.open();
+    assert_eq!((again.text(), list(&again).len()), ("# 1\n", 3));
+}
+
 /// Edits the file as editors do, again and again: what each edit took the place of.
 fn edit_again_and_again(file: &Path) -> Vec<String> {
     let beside = file.with_extension("editor");
