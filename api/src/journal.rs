@@ -1,17 +1,20 @@
 //! What happened, as it happens: logins, refusals, changes. Who reads it later finds the last of it, who listens gets
 //! each note at once, and the log has all.
 
+use crate::refusals::Refusals;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::broadcast;
 
 /// Notes that are kept for those who come later: a screenful for each of the last busy days, and below 2 MiB. What is
 /// older is in the log.
 pub const NOTES_MAX: usize = 4096;
+/// Refusals among them: strangers make them, and shall not push out what others did.
+const REFUSALS_MAX: usize = NOTES_MAX / 2;
 /// Notes that wait for a listener who reads slowly; he is told that he missed some.
 const WAITING_MAX: usize = 256;
 /// Bytes of a note: two names and a sentence. Longer ones are cut.
@@ -73,6 +76,7 @@ impl fmt::Display for Note {
 /// All notes.
 pub struct Journal {
     kept: Mutex<Kept>,
+    refusals: Mutex<Refusals>,
     listeners: broadcast::Sender<Arc<Note>>,
     log: Box<dyn Fn(&Note) + Send + Sync>,
 }
@@ -81,6 +85,22 @@ pub struct Journal {
 struct Kept {
     last: u64,
     notes: VecDeque<Arc<Note>>,
+    /// How many of them are refusals.
+    refusals: usize,
+}
+
+impl Kept {
+    fn keep(&mut self, note: Arc<Note>) {
+        let is_refusal = |note: &Arc<Note>| note.topic == Topic::Refusal;
+        let goes = match () {
+            () if is_refusal(&note) && self.refusals == REFUSALS_MAX => self.notes.iter().position(is_refusal),
+            () => (self.notes.len() == NOTES_MAX).then_some(0),
+        };
+        let gone = goes.and_then(|at| self.notes.remove(at));
+        self.refusals -= usize::from(gone.as_ref().is_some_and(is_refusal));
+        self.refusals += usize::from(is_refusal(&note));
+        self.notes.push_back(note);
+    }
 }
 
 impl fmt::Debug for Journal {
@@ -94,7 +114,7 @@ impl Journal {
     #[must_use]
     pub fn new(log: impl Fn(&Note) + Send + Sync + 'static) -> Arc<Self> {
         let (listeners, _) = broadcast::channel(WAITING_MAX);
-        Arc::new(Self { kept: Mutex::default(), listeners, log: Box::new(log) })
+        Arc::new(Self { kept: Mutex::default(), refusals: Mutex::default(), listeners, log: Box::new(log) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
@@ -113,15 +133,23 @@ impl Journal {
             let mut kept = self.lock();
             kept.last += 1;
             let note = Arc::new(Note { id: kept.last, time, topic, who: clean(who), words: clean(words) });
-            if kept.notes.len() == NOTES_MAX {
-                kept.notes.pop_front();
-            }
-            kept.notes.push_back(note.clone());
+            kept.keep(note.clone());
             // Under the lock, so that listeners get them in the order of their numbers; nobody listens: nobody is told.
             let _ = self.listeners.send(note.clone());
             note
         };
         (self.log)(&note);
+    }
+
+    /// Notes that somebody was refused, if not too much of this source is noted already.
+    pub(crate) fn refused(&self, source: &str, who: &str, words: &str) {
+        let noted = self.refusals.lock().unwrap_or_else(PoisonError::into_inner).look(source, Instant::now());
+        for (source, count) in noted.left_out {
+            self.add(Topic::Refusal, &source, &format!("{count} more requests were refused within a minute"));
+        }
+        if noted.is_noted {
+            self.add(Topic::Refusal, who, words);
+        }
     }
 
     /// The notes that are kept, after the one of this number, the oldest first.
@@ -158,6 +186,20 @@ mod tests {
         assert_eq!(notes[0].to_string(), "change ann: step 1; and? more");
         assert_eq!(journal.after(notes[NOTES_MAX - 2].id).len(), 1);
         assert_eq!(journal.listen(Some(NOTES_MAX as u64)).0.len(), 1);
+    }
+
+    #[test]
+    fn refusals_push_nothing_else_out() {
+        let journal = Journal::new(|_| ());
+        journal.add(Topic::Change, "ann", "made a volume");
+        (0..2 * NOTES_MAX).for_each(|at| journal.add(Topic::Refusal, "a stranger", &at.to_string()));
+        let notes = journal.after(0);
+        assert_eq!((notes.len(), notes[0].topic), (REFUSALS_MAX + 1, Topic::Change));
+        assert_eq!(notes[REFUSALS_MAX].words, (2 * NOTES_MAX - 1).to_string(), "the last ones are kept");
+        (0..NOTES_MAX).for_each(|_| journal.add(Topic::Login, "iqn.x", "has logged in"));
+        assert!(journal.after(0).iter().all(|note| note.topic == Topic::Login));
+        journal.add(Topic::Refusal, "a stranger", "once more");
+        assert_eq!((journal.after(0).len(), journal.lock().refusals), (NOTES_MAX, 1));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! * [`openapi`], [`docs`]: the OpenAPI document and the reference page, made from them
 //! * [`rights`]: who asks, and what he may
 //! * [`desk`]: the way to the thread that changes what runs
-//! * [`journal`]: what happened: the audit log, and events as they come
+//! * [`journal`]: what happened: the audit log, and events as they come; [`refusals`]: how many of them are noted
 //! * [`server`]: from a request to an answer; [`listen`]: the thread that does it, beside the cores, with its sockets
 //!   and TLS
 //! * [`running`]: sockets and tokens change with the configuration
@@ -21,6 +21,7 @@ pub mod journal;
 pub mod listen;
 pub mod openapi;
 pub mod place;
+pub mod refusals;
 pub mod rehearsal;
 pub mod rights;
 pub mod routes;

@@ -1,7 +1,7 @@
 //! From a request to an answer: who asks, may he, is there room, and then the work.
 
 use crate::desk::{Control, Desk};
-use crate::journal::{Note, Topic};
+use crate::journal::Note;
 use crate::rights::{Door, Peer, Right, Who};
 use crate::routes::{Method, Route, Takes, routes};
 use crate::work::{Ask, Common, Outcome, Problem, Reply, Run};
@@ -17,6 +17,7 @@ use futures_util::stream;
 use lunar_control::api::ProblemDetails;
 use lunar_control::config::CONFIG_BYTES_MAX;
 use lunar_control::live::Later;
+use lunar_core::pace::host;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -84,15 +85,12 @@ impl State {
         let field = parts.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         let door = self.door.read().unwrap_or_else(PoisonError::into_inner);
         door.who(*peer, field).map_err(|why| {
-            let from = match peer {
-                Peer::Local { user, .. } => crate::place::user_name(*user),
-                Peer::Remote(from) => from.ip().to_string(),
+            let (source, from) = match peer {
+                Peer::Local { user, .. } => (format!("user {user}"), crate::place::user_name(*user)),
+                Peer::Remote(from) => (host(from.ip()).to_string(), from.ip().to_string()),
             };
-            self.common.journal.add(
-                Topic::Refusal,
-                &from,
-                &format!("{} {}: {}", parts.method, path(parts), why.detail),
-            );
+            let words = format!("{} {}: {}", parts.method, path(parts), why.detail);
+            self.common.journal.refused(&source, &from, &words);
             why.into()
         })
     }
@@ -106,11 +104,8 @@ impl State {
         let (mut parts, body) = request.into_parts();
         let who = self.who(&parts)?;
         who.may(route.right).map_err(|why| {
-            self.common.journal.add(
-                Topic::Refusal,
-                &who.name,
-                &format!("{} {}: not allowed", parts.method, path(&parts)),
-            );
+            let words = format!("{} {}: not allowed", parts.method, path(&parts));
+            self.common.journal.refused(&who.name, &who.name, &words);
             Problem::from(why)
         })?;
         if matches!(route.run, Run::Events) {
