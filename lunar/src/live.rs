@@ -166,8 +166,8 @@ pub enum Ready {
     Portal {
         /// Where.
         listener: BoundListener,
-        /// One of our own that had to be closed for it.
-        displaced: Option<BoundListener>,
+        /// Those of our own that had to be closed for it.
+        displaced: Vec<BoundListener>,
         /// Whether it is one that was there before.
         is_taken_over: bool,
     },
@@ -343,9 +343,10 @@ impl Live {
         let address = portal.address();
         let held = self.listeners.values().chain(&self.coming.closing).find(|listener| listener.address == address);
         if let Some(listener) = held {
-            return Ok(Ready::Portal { listener: BoundListener(*listener), displaced: None, is_taken_over: true });
+            let listener = BoundListener(*listener);
+            return Ok(Ready::Portal { listener, displaced: Vec::new(), is_taken_over: true });
         }
-        // All addresses of a port and one of them are in each other's way: ours that goes, goes first.
+        // All addresses of a port and one of them are in each other's way: ours that go, go first.
         let is_kept = |listener: &Listener| {
             wanted.config.portals.iter().any(|(name, portal)| {
                 self.listeners.get(name) == Some(listener) && portal.address() == listener.address
@@ -355,7 +356,8 @@ impl Live {
             let any = other.ip().is_unspecified() || address.ip().is_unspecified();
             any && other.port() == address.port() && other.is_ipv4() == address.is_ipv4()
         };
-        let displaced = self.listeners.values().find(|other| overlaps(other.address) && !is_kept(other)).copied();
+        let in_the_way = |other: &&Listener| overlaps(other.address) && !is_kept(other);
+        let displaced: Vec<Listener> = self.listeners.values().filter(in_the_way).copied().collect();
         displaced.iter().for_each(|displaced| self.house.close(displaced.id));
         self.portals += 1;
         let id = self.portals;
@@ -363,7 +365,7 @@ impl Live {
         match until_free(PORT_PATIENCE, listen, |why| why.kind() == ErrorKind::AddrInUse) {
             Ok(address) => Ok(Ready::Portal {
                 listener: BoundListener(Listener { id, address }),
-                displaced: displaced.map(BoundListener),
+                displaced: displaced.into_iter().map(BoundListener).collect(),
                 is_taken_over: false,
             }),
             Err(why) => {
@@ -468,7 +470,7 @@ impl Running for Live {
                 }
             }
             (Ready::Portal { listener: BoundListener(listener), displaced, .. }, _) => {
-                let gone = |other: &Listener| displaced.is_some_and(|BoundListener(gone)| gone == *other);
+                let gone = |other: &Listener| displaced.iter().any(|BoundListener(gone)| gone == other);
                 let old = self.listeners.insert(name.clone(), listener);
                 self.coming.closing.extend(old.filter(|old| !gone(old)));
                 self.coming.closing.retain(|other| *other != listener);

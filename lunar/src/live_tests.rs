@@ -305,6 +305,32 @@ fn a_volume_gets_no_smaller_whatever_else_changes() {
 }
 
 #[test]
+fn one_portal_takes_the_place_of_several() {
+    let (place, [port, taken]) = (Place::new(), free_ports());
+    let portal =
+        |name: &str, address: &str, port: u16| format!("[portal.{name}]\naddress = '{address}:{port}'\ngroup = 'p'\n");
+    let group = "[portal-group.p]\ntag = 1\n".to_owned();
+    let several = group.clone() + &portal("a", "127.0.0.1", port) + &portal("b", "127.0.0.2", port);
+    let one = group + &portal("all", "0.0.0.0", port);
+    let more = one.clone() + &portal("more", "127.0.0.1", taken);
+    let [several, one, more] = [several, one, more].map(|text| place.checked(&text));
+    let mut live = place.live();
+    let is_heard = || ["127.0.0.1", "127.0.0.2"].map(|host| std::net::TcpStream::connect((host, port)).is_ok());
+    place.apply(&mut live, &Checked::default(), &several).expect("it can be made");
+    assert_eq!(is_heard(), [true; 2]);
+    // What cannot be leaves all of them.
+    let holder = std::net::TcpListener::bind(("127.0.0.1", taken)).expect("it was free");
+    place.apply(&mut live, &several, &more).expect_err("the other port is taken");
+    assert_eq!((is_heard(), live.settled.troubles.len()), ([true; 2], 0));
+    drop(holder);
+    place.apply(&mut live, &several, &one).expect("it can be made");
+    assert_eq!((is_heard(), live.listeners.len()), ([true; 2], 1));
+    place.apply(&mut live, &one, &several).expect("and back");
+    assert_eq!((is_heard(), live.listeners.len()), ([true; 2], 2));
+    live.into_house().end().expect("it ends");
+}
+
+#[test]
 fn an_address_moves_from_one_portal_to_another() {
     let (place, [port, _]) = (Place::new(), free_ports());
     let text = |name: &str, address: &str, tag: u8| {
