@@ -100,30 +100,26 @@ impl fmt::Debug for Live {
     }
 }
 
-/// Numbers of units: the lowest that is free is given next.
+/// Numbers of units, in rotation: what still goes on at a unit that is gone names it by its number, and shall not meet
+/// another.
 #[derive(Default)]
 struct Numbers {
     taken: BTreeSet<u32>,
-    /// All below are taken.
-    first: u32,
+    /// Behind the one that was given last.
+    next: u32,
 }
 
 impl Numbers {
-    /// The lowest that is free; `None` if there is none.
-    fn free(&mut self) -> Option<u32> {
-        while self.taken.contains(&self.first) {
-            self.first += 1;
-        }
-        (self.first < u32::from(LUNS_MAX)).then_some(self.first)
-    }
-
-    fn take(&mut self, number: u32) {
+    /// Takes the one that was not taken for the longest time; `None` if all are.
+    fn take(&mut self) -> Option<u32> {
+        let number = (self.next..u32::from(LUNS_MAX)).chain(0..self.next).find(|one| !self.taken.contains(one))?;
         self.taken.insert(number);
+        self.next = number + 1;
+        Some(number)
     }
 
     fn give_back(&mut self, number: u32) {
         self.taken.remove(&number);
-        self.first = self.first.min(number);
     }
 }
 
@@ -318,11 +314,13 @@ impl Live {
         let placed = match own.filter(|_| is_same) {
             Some(own) => Placed { volume, model: model.clone(), ..own },
             None => {
-                let unit = UnitId(self.units.free().ok_or_else(|| format!("there are {LUNS_MAX} volumes already"))?);
+                let unit = UnitId(self.units.take().ok_or_else(|| format!("there are {LUNS_MAX} volumes already"))?);
                 let shared = &self.house.common().shared;
-                shared.restore(unit, &**volume.keep()).map_err(|why| why.to_string())?;
+                if let Err(why) = shared.restore(unit, &**volume.keep()) {
+                    self.give_back(unit);
+                    return Err(why.to_string());
+                }
                 let (medium, tally) = (Medium::of(volume.medium()), Tally::new(self.house.cores().count()));
-                self.units.take(unit.0);
                 Placed { unit, volume, medium, tally, model: model.clone() }
             }
         };
@@ -330,11 +328,17 @@ impl Live {
         let ticket = self.ticket();
         if let Err(why) = self.house.open(&Opening { ticket, unit, volume, medium, tally }) {
             if !is_same {
-                self.units.give_back(unit.0);
+                self.give_back(unit);
             }
             return Err(format!("{why:#}"));
         }
         Ok(Ready::Volume { ticket, placed: Box::new(PlacedVolume(placed)) })
+    }
+
+    /// Forgets a unit that never was served.
+    fn give_back(&mut self, unit: UnitId) {
+        self.house.common().shared.forget(unit);
+        self.units.give_back(unit.0);
     }
 
     /// Listens at the address of the portal of this name.
@@ -505,7 +509,7 @@ impl Running for Live {
                 // It was opened in another way already, perhaps that which another has open.
                 self.volumes.values().for_each(|own| own.volume.settle());
                 if self.volumes.get(&change.object.name).is_none_or(|own| own.unit != placed.unit) {
-                    self.units.give_back(placed.unit.0);
+                    self.give_back(placed.unit);
                 }
             }
             Ready::Portal { listener: BoundListener(listener), displaced, is_taken_over } => {

@@ -305,6 +305,40 @@ fn a_volume_gets_no_smaller_whatever_else_changes() {
 }
 
 #[test]
+fn a_number_comes_back_as_late_as_can_be() {
+    let mut numbers = Numbers::default();
+    let all = u32::from(LUNS_MAX);
+    assert_eq!([numbers.take(), numbers.take()], [Some(0), Some(1)]);
+    numbers.give_back(0);
+    assert!((2..all).all(|number| numbers.take() == Some(number)));
+    assert_eq!([numbers.take(), numbers.take()], [Some(0), None]);
+    [7, 5].into_iter().for_each(|number| numbers.give_back(number));
+    assert_eq!([numbers.take(), numbers.take(), numbers.take()], [Some(5), Some(7), None]);
+}
+
+#[test]
+fn nothing_of_a_volume_that_is_gone_is_anothers() {
+    use lunar_scsi::copy::tokens::Data;
+    let place = Place::new();
+    let text = |name: &str| {
+        let uuid = format!("f81d4fae-7dec-41d0-a765-00a0c91e6b0{name}");
+        place.checked(&format!("[volume.{name}]\nkind = 'ram'\nsize = '1M'\nuuid = '{uuid}'\n"))
+    };
+    let mut live = place.live();
+    let (first, second) = (text("a"), text("b"));
+    place.apply(&mut live, &Checked::default(), &first).expect("it can be made");
+    let unit = live.volumes["a"].unit;
+    let tokens = live.house().common().tokens.clone();
+    let data = Data { unit, ranges: [(0, 4096)].into() };
+    let token = tokens.make([0; 32], data, std::time::Duration::from_secs(60)).expect("random bytes");
+    assert!(tokens.find(&token).is_ok());
+    place.apply(&mut live, &first, &second).expect("it can be made");
+    assert_ne!(live.volumes["b"].unit, unit);
+    assert!(tokens.find(&token).is_err(), "what it stood for is gone");
+    live.into_house().end().expect("it ends");
+}
+
+#[test]
 fn one_portal_takes_the_place_of_several() {
     let (place, [port, taken]) = (Place::new(), free_ports());
     let portal =

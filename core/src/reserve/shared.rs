@@ -128,6 +128,11 @@ impl SharedUnits {
         Ok(())
     }
 
+    /// Forgets a unit that is not served any more; who still has to do with it keeps what it has.
+    pub fn forget(&self, unit: UnitId) {
+        lock(&self.0).remove(&unit);
+    }
+
     /// What a unit's views share.
     pub fn of(&self, unit: &Unit) -> Arc<Shared> {
         lock(&self.0).entry(unit.id).or_default().clone()

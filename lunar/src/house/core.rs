@@ -227,6 +227,9 @@ impl Core {
     }
 
     /// Its controllers of virtual machines, from the first time on: its slots take memory.
+        // Whoever has this number next is another. Each core does so: none makes tokens after the last of them has.
+        self.common.tokens.forget(unit);
+        self.common.shared.forget(unit);
     pub(crate) fn machines(&self) -> Rc<MachineFront> {
         let drain = self.common.frame.drain;
         let front = || MachineFront::new(&self.reactor, &self.served.subsystem, drain);
