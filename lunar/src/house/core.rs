@@ -31,6 +31,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// disks, and nothing beside the work of the fastest writer.
 const SPACE_INTERVAL: Duration = Duration::from_secs(2);
 
+/// Time between two looks at whether commands have left a unit that is served in another shape, and how long they are
+/// waited for: what hosts give a command.
+const LEFT_INTERVAL: Duration = Duration::from_millis(100);
+const LEFT_MAX: Duration = Duration::from_secs(60);
+
 /// A unit to be opened.
 #[derive(Clone, Debug)]
 pub struct Opening {
@@ -195,6 +200,13 @@ impl Core {
 
     pub(super) fn place(&self, ticket: u64) {
         let Some(unit) = self.ready.borrow_mut().remove(&ticket) else { return };
+        if let Some(before) = self.links.unit(unit.id)
+            && before.traits().write_cache
+            && !unit.traits().write_cache
+        {
+            let reactor = self.reactor.clone();
+            self.reactor.spawn(async move { flush_left(&reactor, before).await });
+        }
         self.links.add_unit(&unit);
         // NVMe has no media that can be taken out.
         if unit.medium.kind() == MediumKind::Fixed {
@@ -215,6 +227,9 @@ impl Core {
             eprintln!("a volume that is no longer served could not be flushed: {why:?}");
         }
         self.links.forget_unit(unit);
+        // Whoever has this number next is another. Each core does so: none makes tokens after the last of them has.
+        self.common.tokens.forget(unit);
+        self.common.shared.forget(unit);
     }
 
     /// Its NVMe/TCP, from the first time on: its slots take memory.
@@ -227,9 +242,6 @@ impl Core {
     }
 
     /// Its controllers of virtual machines, from the first time on: its slots take memory.
-        // Whoever has this number next is another. Each core does so: none makes tokens after the last of them has.
-        self.common.tokens.forget(unit);
-        self.common.shared.forget(unit);
     pub(crate) fn machines(&self) -> Rc<MachineFront> {
         let drain = self.common.frame.drain;
         let front = || MachineFront::new(&self.reactor, &self.served.subsystem, drain);
@@ -282,6 +294,21 @@ impl Core {
     }
 }
 
+/// Brings what was written to a unit that had a cache to the medium: who sees it without one flushes nothing any more.
+/// Once at once, and once when what was under way at it has ended.
+async fn flush_left(reactor: &Reactor, before: Rc<Unit>) {
+    for patience in [Duration::ZERO, LEFT_MAX] {
+        let begun = reactor.now();
+        while Rc::strong_count(&before) > 1 && reactor.now().since(begun) < patience {
+            reactor.sleep(LEFT_INTERVAL).await;
+        }
+        if let Err(why) = flush_now(&before).await {
+            let serial = &before.identity.serial;
+            eprintln!("volume {serial}: what was written before it was written through could not be flushed: {why:?}");
+        }
+    }
+}
+
 /// Looks after thresholds, as long as there are any.
 async fn watch_space(reactor: &Reactor, target: &Target) {
     let mut tools = Tools { arena: reactor.arena().clone(), completion: Completion::new() };
@@ -297,3 +324,7 @@ pub(crate) fn wall_clock() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+#[path = "core_tests.rs"]
+mod tests;
