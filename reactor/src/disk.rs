@@ -54,7 +54,7 @@ pub struct Source {
     policy: Policy,
     health: Arc<Health>,
     /// What was opened first, if not this: its description has the lock, or the device.
-    first: Option<Arc<Source>>,
+    first: Option<Arc<Self>>,
 }
 
 /// Whether everything that a flush answered for is there: one for all cores that have a volume open.
