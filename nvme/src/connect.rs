@@ -1,7 +1,7 @@
 //! Connect: how a host gets a controller, and a queue of it (NVMe Base 2.0 6.3).
 
 use crate::auth::Proof;
-use crate::auth::guard::{Entry as Admitted, Reason, Visitor};
+use crate::auth::guard::{Bearer, Entry as Admitted, Reason, Visitor};
 use crate::command::{Command, Refusal, Status};
 use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
 use crate::directory::Way;
@@ -81,8 +81,8 @@ impl Path {
 pub struct Caller {
     /// Address.
     pub source: SocketAddr,
-    /// The host whose secure channel it came by.
-    pub channel: Option<Arc<str>>,
+    /// Whose secure channel it came by.
+    pub channel: Option<Arc<Bearer>>,
 }
 
 /// The fields of Connect in its entry.

@@ -4,6 +4,7 @@
 //! There are no certificates and no tickets: a host says an identity, and what belongs to it decides. OpenSSL does the
 //! rest in memory; who has sockets is the [glue](crate::serve).
 
+use lunar_nvme::auth::guard::Bearer;
 use openssl::error::ErrorStack;
 use openssl::ex_data::Index;
 use openssl::ssl::{
@@ -19,14 +20,14 @@ pub const FIRST_BYTE: u8 = 0x16;
 /// The one cipher suite: external keys are those of SHA-256.
 const SUITES: &str = "TLS_AES_128_GCM_SHA256";
 
-/// The host that an identity is of, and its key.
-pub type Known = (Arc<str>, Zeroizing<Vec<u8>>);
+/// Whose an identity is, and the key of its channel.
+pub type Known = (Arc<Bearer>, Zeroizing<Vec<u8>>);
 
 /// What all channels have in common.
 #[derive(Clone)]
 pub struct Channels {
     context: SslContext,
-    host: Index<Ssl, Arc<str>>,
+    bearer: Index<Ssl, Arc<Bearer>>,
 }
 
 impl fmt::Debug for Channels {
@@ -41,17 +42,17 @@ impl Channels {
     /// # Errors
     /// What OpenSSL has against it.
     pub fn new(find: impl Fn(&str) -> Option<Known> + Send + Sync + 'static) -> Result<Self, ErrorStack> {
-        let host = Ssl::new_ex_index()?;
+        let bearer = Ssl::new_ex_index()?;
         let mut context = SslContext::builder(SslMethod::tls_server())?;
         restrict(&mut context)?;
         context.set_psk_server_callback(move |ssl, identity, key| {
             let found = identity.and_then(|identity| std::str::from_utf8(identity).ok()).and_then(&find);
-            let Some((name, secret)) = found.filter(|(_, secret)| secret.len() <= key.len()) else { return Ok(0) };
+            let Some((known, secret)) = found.filter(|(_, secret)| secret.len() <= key.len()) else { return Ok(0) };
             key[..secret.len()].copy_from_slice(&secret);
-            ssl.set_ex_data(host, name);
+            ssl.set_ex_data(bearer, known);
             Ok(secret.len())
         });
-        Ok(Self { context: context.build(), host })
+        Ok(Self { context: context.build(), bearer })
     }
 }
 
@@ -132,14 +133,14 @@ pub struct Broken;
 pub struct Channel {
     stream: SslStream<Wire>,
     is_open: bool,
-    host: Index<Ssl, Arc<str>>,
+    bearer: Index<Ssl, Arc<Bearer>>,
     /// What goes into the next record.
     record: Vec<u8>,
 }
 
 impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Channel({:?})", self.host())
+        write!(f, "Channel({:?})", self.bearer())
     }
 }
 
@@ -150,7 +151,7 @@ impl Channel {
     /// When there is no memory for it.
     pub fn new(all: &Channels) -> Result<Self, ErrorStack> {
         let stream = SslStream::new(Ssl::new(&all.context)?, Wire::default())?;
-        Ok(Self { stream, is_open: false, host: all.host, record: Vec::new() })
+        Ok(Self { stream, is_open: false, bearer: all.bearer, record: Vec::new() })
     }
 
     /// Whether hands are shaken.
@@ -225,22 +226,26 @@ impl Channel {
         self.stream.get_mut().goes.take(into)
     }
 
-    /// The host whose key the other side has, once hands are shaken.
+    /// Whose key the other side has, once hands are shaken.
     #[must_use]
-    pub fn host(&self) -> Option<Arc<str>> {
-        self.stream.ssl().ex_data(self.host).filter(|_| self.is_open).cloned()
+    pub fn bearer(&self) -> Option<Arc<Bearer>> {
+        self.stream.ssl().ex_data(self.bearer).filter(|_| self.is_open).cloned()
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use lunar_core::access::Secret;
 
     pub(crate) const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:rig";
     pub(crate) const IDENTITY: &str = "NVMe1R01 nqn.2014-08.org.nvmexpress:uuid:rig nqn.x digest";
 
     pub(crate) fn channels() -> Channels {
-        let find = |identity: &str| (identity == IDENTITY).then(|| (HOST.into(), Zeroizing::new(vec![7; 32])));
+        let bearer =
+            || Bearer { host: HOST.into(), subsystem: "nqn.x".into(), key: Secret::of_any_length(vec![7; 32]) };
+        let known = move || (Arc::new(bearer()), Zeroizing::new(vec![7; 32]));
+        let find = move |identity: &str| (identity == IDENTITY).then(known);
         Channels::new(find).expect("OpenSSL is there")
     }
 
@@ -309,9 +314,9 @@ pub(crate) mod tests {
     fn what_one_side_says_the_other_hears() {
         for piece in [1, 7, 100_000] {
             let (mut host, mut channel) = (Other::new(IDENTITY, 7), Channel::new(&channels()).expect("room"));
-            assert_eq!(channel.host(), None);
+            assert_eq!(channel.bearer(), None);
             shake(&mut host, &mut channel, piece).expect("hands are shaken");
-            assert_eq!(channel.host().as_deref(), Some(HOST));
+            assert_eq!(channel.bearer().map(|bearer| bearer.host.to_string()).as_deref(), Some(HOST));
             channel.feed(&host.say(b"from the host"));
             let mut heard = [0; 64];
             assert_eq!((channel.open(&mut heard[..4]), channel.open(&mut heard[4..])), (Ok(4), Ok(9)));
@@ -335,7 +340,7 @@ pub(crate) mod tests {
         for (identity, key) in [(IDENTITY, 8), ("NVMe1R01 nqn.other nqn.x digest", 7), ("Client_identity", 7)] {
             let (mut host, mut channel) = (Other::new(identity, key), Channel::new(&channels()).expect("room"));
             assert_eq!(shake(&mut host, &mut channel, 1000), Err(Broken), "{identity} {key}");
-            assert_eq!(channel.host(), None);
+            assert_eq!(channel.bearer(), None);
         }
     }
 

@@ -10,7 +10,7 @@ use crate::controller::Kind;
 use crate::directory::{Board, Entry as Subsystem};
 use lunar_core::access::audit::{Pace, shown};
 use lunar_core::access::throttle::Throttle;
-use lunar_core::access::{Access, Account, Proofs};
+use lunar_core::access::{Access, Account, Group, Proofs, Secret};
 use lunar_core::time::Instant;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -27,6 +27,17 @@ pub type Sink = Box<dyn Fn(&Record) + Send + Sync>;
 /// What the names of hosts begin with.
 const NQN: &str = "nqn.";
 
+/// What is known of the other end of a secure channel.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bearer {
+    /// NQN of the host that it said it is.
+    pub host: Arc<str>,
+    /// NQN of the subsystem that it said it wants.
+    pub subsystem: Arc<str>,
+    /// The key that it knows. Others may be of other groups, which see something else.
+    pub key: Secret,
+}
+
 /// Who wants a queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Visitor {
@@ -40,8 +51,8 @@ pub struct Visitor {
     pub queue: u16,
     /// Where it comes from.
     pub source: SocketAddr,
-    /// The host whose secure channel it comes by.
-    pub channel: Option<Arc<str>>,
+    /// Whose secure channel it comes by.
+    pub channel: Option<Arc<Bearer>>,
 }
 
 /// What is known of a visitor that may come in, or has to prove its name first.
@@ -64,7 +75,7 @@ pub enum Reason {
     NoKey,
     /// It comes without a secure channel, and has to have one.
     NoChannel,
-    /// It comes by the secure channel of another host.
+    /// It comes by the secure channel of another host, for another subsystem, or by a key that is not its group's.
     OtherChannel,
     /// It knows none of the keys.
     WrongAnswer,
@@ -86,7 +97,7 @@ impl fmt::Display for Reason {
             Self::NotShown => f.write_str("no group fits"),
             Self::NoKey => f.write_str("no key for this host"),
             Self::NoChannel => f.write_str("no secure channel"),
-            Self::OtherChannel => f.write_str("the secure channel of another host"),
+            Self::OtherChannel => f.write_str("the secure channel of another host, subsystem or group"),
             Self::WrongAnswer => f.write_str("wrong key"),
             Self::TooMany => f.write_str("too many failures from there"),
             Self::TooOften => f.write_str("too many connects from there"),
@@ -223,7 +234,7 @@ impl Guard {
             Kind::Io => (&group.proofs, group.map.clone()),
         };
         match &visitor.channel {
-            Some(host) if *host != visitor.host => return Err(Reason::OtherChannel),
+            Some(bearer) if !self.opens(bearer, visitor, group) => return Err(Reason::OtherChannel),
             // Who only asks what there is learns that it needs one.
             None if !group.channels.is_empty() && visitor.kind == Kind::Io => return Err(Reason::NoChannel),
             _ => {}
@@ -246,16 +257,34 @@ impl Guard {
         Ok(Entry { party: Some(Arc::new(party)), ..entry })
     }
 
-    /// The host that has this identity at the beginning of a secure channel, and the key of that.
+    /// Whether a secure channel is one for this visitor, who belongs to this group.
+    fn opens(&self, bearer: &Bearer, visitor: &Visitor, group: &Group) -> bool {
+        let holds = |group: &Group| accounts(&group.channels, &visitor.host).any(|own| own.secret == bearer.key);
+        let is_shown = match visitor.kind {
+            Kind::Io => bearer.subsystem == visitor.subsystem && holds(group),
+            // Whoever comes in somewhere may ask what there is, whichever subsystem the channel was made for.
+            Kind::Discovery => {
+                let host = visitor.host.to_ascii_lowercase();
+                let group = |entry: &Arc<Subsystem>| entry.access.group(&host, visitor.source.ip()).cloned();
+                self.board.directory().subsystems().filter_map(group).any(|group| holds(&group))
+            }
+        };
+        bearer.host == visitor.host && is_shown
+    }
+
+    /// Who has this identity at the beginning of a secure channel, and the key of that.
     #[must_use]
-    pub fn channel(&self, identity: &str) -> Option<(Arc<str>, Zeroizing<Vec<u8>>)> {
+    pub fn channel(&self, identity: &str) -> Option<(Arc<Bearer>, Zeroizing<Vec<u8>>)> {
         let (host, subsystem) = psk::names(identity)?;
         let access = self.access(subsystem)?;
         let name = host.to_ascii_lowercase();
-        let keys = access.channels(&name).flat_map(|all| accounts(all, host));
-        let keys = keys.filter_map(|account| ChannelKey::parse(account.secret.bytes()).ok());
-        let mut offers = keys.flat_map(|key| key.offers(host, subsystem));
-        offers.find(|offer| offer.identity == identity).map(|offer| (host.into(), offer.key))
+        let mut keys = access.channels(&name).flat_map(|all| accounts(all, host));
+        keys.find_map(|account| {
+            let offers = ChannelKey::parse(account.secret.bytes()).ok()?.offers(host, subsystem);
+            let offer = offers.into_iter().find(|offer| offer.identity == identity)?;
+            let key = account.secret.clone();
+            Some((Arc::new(Bearer { host: host.into(), subsystem: subsystem.into(), key }), offer.key))
+        })
     }
 
     /// Whether a host has to come to a subsystem by a secure channel.

@@ -134,14 +134,15 @@ fn who_has_to_come_by_a_secure_channel() {
     let knock = |visitor: &Visitor| guard.knock(visitor).map(|_| wants(visitor));
     let visitor = |host: &str| Visitor { subsystem: SUBSYSTEM.into(), ..visitor(host) };
     let plain = visitor("nqn.psk-test-host");
-    let secure = Visitor { channel: Some("nqn.psk-test-host".into()), ..plain.clone() };
+    let identity = "NVMe1R01 nqn.psk-test-host nqn.psk-test-subsys iSbjiStwJ/1TrTvDlt2fjFmzvsytOJelidNnA+X5lEU=";
+    let channel = guard.channel(identity).map(|(bearer, _)| bearer);
+    let secure = Visitor { channel, ..plain.clone() };
     assert_eq!((knock(&plain), knock(&secure)), (Err(Reason::NoChannel), Ok(true)));
     let asks = Visitor { kind: Kind::Discovery, subsystem: DISCOVERY_NQN.into(), ..plain.clone() };
     assert_eq!(knock(&asks), Ok(true), "it may ask what there is");
     assert_eq!(knock(&Visitor { host: "nqn.other".into(), ..secure }), Err(Reason::OtherChannel));
     assert_eq!(knock(&visitor("nqn.other")), Ok(false));
-    let identity = "NVMe1R01 nqn.psk-test-host nqn.psk-test-subsys iSbjiStwJ/1TrTvDlt2fjFmzvsytOJelidNnA+X5lEU=";
-    let found = guard.channel(identity).map(|(host, key)| (host.to_string(), key.len()));
+    let found = guard.channel(identity).map(|(bearer, key)| (bearer.host.to_string(), key.len()));
     assert_eq!(found, Some(("nqn.psk-test-host".to_owned(), 32)));
     let alone = "NVMe0R01 nqn.psk-alone nqn.psk-test-subsys";
     let own = ChannelKey::parse(TLS_KEY.replace(":01:", ":00:").as_bytes()).expect("a key");
@@ -149,6 +150,55 @@ fn who_has_to_come_by_a_secure_channel() {
     assert!(guard.channel(alone).is_some_and(|(_, key)| key == own.key), "the key of this host alone");
     for other in [identity.replace("U=", "V="), identity.replace("psk", "other"), "NVMe1R01 a b c".into()] {
         assert!(guard.channel(&other).is_none(), "{other}");
+    }
+}
+
+#[test]
+fn a_key_opens_its_own_group_in_its_own_subsystem_only() {
+    const KEYS: [&str; 2] = [
+        "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:",
+        "NVMeTLSkey-1:01:EBESExQVFhcYGRobHB0eHyAhIiMkJSYnKCkqKywtLi9A/ow7:",
+    ];
+    const DATABASE: &str = "nqn.x:database";
+    const SCRATCH: &str = "nqn.x:scratch";
+    let group = |host: &str, key: usize| Group {
+        name: host.into(),
+        hosts: vec![Pattern::new(host)],
+        channels: vec![Account { name: "key".into(), secret: Secret::of_any_length(KEYS[key].into()) }],
+        ..Group::everybody()
+    };
+    let entry = |nqn: &str, groups| crate::directory::Entry {
+        nqn: nqn.into(),
+        ..subsystem_entry(Access::new(groups, Proofs::default()).expect("right"))
+    };
+    let database = entry(DATABASE, vec![group("nqn.h:db", 0), group("*", 1)]);
+    let scratch = entry(SCRATCH, vec![group("nqn.h:db", 0), group("nqn.h:web", 1)]);
+    let board = Arc::<Board>::default();
+    board.set(crate::Directory::new(vec![database, scratch], Default::default(), None).expect("right"));
+    let guard = Guard::new(board, Arc::default(), Box::new(|_| true), Box::new(|_| {}));
+    // Shakes hands with a key under these names, and wants a queue then.
+    let knock = |key: usize, (host, named): (&str, &str), wanted: &str, queue| {
+        let offer = ChannelKey::parse(KEYS[key].as_bytes()).expect("a key").offers(host, named).swap_remove(0);
+        let (bearer, agreed) = guard.channel(&offer.identity)?;
+        assert!(agreed == offer.key, "hands are shaken");
+        let kind = if wanted == DISCOVERY_NQN { Kind::Discovery } else { Kind::Io };
+        let asks = Visitor { subsystem: wanted.into(), kind, queue, channel: Some(bearer), ..visitor(host) };
+        Some(guard.knock(&asks).map(|entry| entry.group.to_string()))
+    };
+    let (refused, of) = (Some(Err(Reason::OtherChannel)), |group: &str| Some(Ok(group.to_owned())));
+    for queue in [0, 1] {
+        assert_eq!(knock(0, ("nqn.h:db", DATABASE), DATABASE, queue), of("nqn.h:db"));
+        assert_eq!(knock(1, ("nqn.h:web", DATABASE), DATABASE, queue), of("*"));
+        assert_eq!(knock(1, ("nqn.h:db", DATABASE), DATABASE, queue), refused, "the key of another group");
+        for named in [SCRATCH, DISCOVERY_NQN] {
+            assert_eq!(knock(0, ("nqn.h:db", named), DATABASE, queue), refused, "a channel for {named}");
+        }
+    }
+    assert_eq!(knock(1, ("nqn.h:db", SCRATCH), SCRATCH, 0), None, "a group that this host is not of");
+    for named in [DATABASE, DISCOVERY_NQN] {
+        assert_eq!(knock(0, ("nqn.h:db", named), DISCOVERY_NQN, 0), of("nqn.h:db"), "it may ask what there is");
+        assert_eq!(knock(1, ("nqn.h:web", named), DISCOVERY_NQN, 0), of("*"));
+        assert_eq!(knock(1, ("nqn.h:db", named), DISCOVERY_NQN, 0), refused, "not as somebody else");
     }
 }
 

@@ -67,7 +67,7 @@ impl Connection {
     }
 
     fn caller(&self) -> Caller {
-        Caller { source: self.peer, channel: self.line.channel().host() }
+        Caller { source: self.peer, channel: self.line.channel().bearer() }
     }
 
     /// Who comes too often waits for his turn.
@@ -246,7 +246,7 @@ impl Served for Connection {
         let channel = self.line.channel();
         if channel.has_failed() {
             let (guard, now) = (&self.front.subsystem.config().guard, self.front.reactor.now());
-            guard.refused_channel(self.peer, channel.host(), now);
+            guard.refused_channel(self.peer, channel.bearer().map(|bearer| bearer.host.clone()), now);
             self.front.reactor.stats().logins_refused.add(1);
         }
         // A reset waits for the queue, and not for the last bytes of its connection.

@@ -2,6 +2,7 @@
 
 use crate::tls::{Broken, Channel as Tls, Channels, FIRST_BYTE};
 use lunar_core::mem::{Arena, PAGE, Sg, Slice};
+use lunar_nvme::auth::guard::Bearer;
 use lunar_stream::channel::Channel;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -45,9 +46,9 @@ impl Security {
         }
     }
 
-    /// The host whose channel it is.
-    pub(super) fn host(&self) -> Option<Arc<str>> {
-        self.tls.borrow().as_ref().and_then(|tls| tls.host())
+    /// Whose channel it is.
+    pub(super) fn bearer(&self) -> Option<Arc<Bearer>> {
+        self.tls.borrow().as_ref().and_then(|tls| tls.bearer())
     }
 
     /// Whether the channel came to nothing before it began.
@@ -196,7 +197,7 @@ mod tests {
             assert_eq!(rig.open(bytes), (bytes.to_vec(), true));
             // Later it says nothing any more.
             assert_eq!(rig.open(&[FIRST_BYTE]), (vec![FIRST_BYTE], true));
-            assert!(rig.security.is_plain() && rig.security.host().is_none());
+            assert!(rig.security.is_plain() && rig.security.bearer().is_none());
             assert_eq!(rig.seal(&[7; 60_000]), [7; 60_000]);
         }
     }
@@ -222,7 +223,7 @@ mod tests {
             assert_eq!(rig.open(&host.shake()), (Vec::new(), true));
             host.feed(&rig.seal(&[]));
         }
-        assert_eq!(rig.security.host().as_deref(), Some(HOST));
+        assert!(rig.security.bearer().is_some_and(|bearer| &*bearer.host == HOST));
         assert!(!rig.security.is_plain());
         let long: Vec<u8> = (0..900_000_u32).map(|n| (n / 7) as u8).collect();
         let (came, goes_on) = rig.open(&host.say(&long));
@@ -241,7 +242,7 @@ mod tests {
         assert!(rig.security.has_failed());
         const ALERT: u8 = 0x15;
         assert_eq!(rig.seal(&[]).first(), Some(&ALERT));
-        assert!(rig.security.host().is_none());
+        assert!(rig.security.bearer().is_none());
         // What came before it broke is heard.
         let rig = Rig::new(Some(&channels()));
         let mut host = Other::new(IDENTITY, 7);
