@@ -37,7 +37,7 @@ impl Subsystem {
         let subsystem = self.config().board.directory().subsystem(&tenant.subsystem)?.clone();
         let standing = Standing { subsystem, group: None, map: tenant.map.clone(), source: None };
         let host = Host { nqn: tenant.host.clone(), id };
-        let made = self.config().controllers.make(Kind::Io, host, path, standing, now)?;
+        let made = self.config().controllers.make(Kind::Io, host, path, (standing, false), now)?;
         made.open_queue(0).ok()?;
         Some(self.enter_queue(made, 0, ADMIN_ENTRIES_MAX, true))
     }

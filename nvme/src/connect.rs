@@ -216,7 +216,7 @@ impl Subsystem {
                     map: admitted.map,
                     source: Some(source),
                 };
-                self.begin(fields, data, &visitor, standing, path, now)?
+                self.begin(fields, data, &visitor, (standing, proves), path, now)?
             }
             _ => self.found(data, &visitor, &admitted.group)?,
         };
@@ -233,13 +233,13 @@ impl Subsystem {
         Ok((connected, result))
     }
 
-    /// A controller for who wants an admin queue.
+    /// A controller for who wants an admin queue, by this right, and perhaps when it has proved its name.
     fn begin(
         &self,
         fields: &Fields,
         data: &ConnectData,
         visitor: &Visitor,
-        standing: Standing,
+        standing: (Standing, bool),
         path: Path,
         now: Instant,
     ) -> Result<Arc<Controller>, Refusal> {

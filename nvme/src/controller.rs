@@ -22,8 +22,16 @@ use std::time::Duration;
 
 pub use saved::Saved;
 
-/// Controllers at once, those of discovery services included. Each takes a few KiB.
+/// Controllers with namespaces at once. Each takes a few KiB.
 pub const CONTROLLERS_MAX: usize = 4096;
+/// Controllers of the discovery service at once. Mostly nobody has to prove anything for one, so they have no places
+/// of the others.
+pub const DISCOVERY_MAX: usize = 1024;
+/// Controllers at once whose hosts have still to prove their names: as many as hosts may try at the same time on a few
+/// cores. They have no places of the others before that.
+pub const UNPROVEN_MAX: usize = 4096;
+/// How long a discovery controller may be silent whose host has not said how long it will be (NVMe Base 2.0 3.1.2.2).
+pub const DISCOVERY_IDLE: Duration = Duration::from_secs(120);
 /// I/O queues of a controller at most: a queue for each processor of a large host.
 pub const QUEUES_MAX: u16 = 128;
 /// Entries of an I/O queue at most (MQES, one more): beyond it a host waits for nothing but itself.
@@ -191,6 +199,8 @@ pub struct Controller {
     pub standing: Standing,
     /// Since when it is there.
     pub since: Instant,
+    /// Whether its host has proved its name, or had not to.
+    proven: AtomicBool,
     enabled: AtomicBool,
     over: AtomicBool,
     writes_through: AtomicBool,
@@ -277,6 +287,11 @@ impl Controller {
         self.enabled.load(Ordering::Acquire)
     }
 
+    /// Whether its host has proved its name, or had not to. Changes under the lock of all controllers.
+    fn is_proven(&self) -> bool {
+        self.proven.load(Ordering::Relaxed)
+    }
+
     /// Whether it is gone: all of its queues end.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -313,7 +328,10 @@ impl Controller {
     /// When the host is given up that is not heard again; `None`: never.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        let patience = self.keep_alive();
+        let patience = match (self.keep_alive(), self.kind) {
+            (Duration::ZERO, Kind::Discovery) => DISCOVERY_IDLE,
+            (said, _) => said,
+        };
         (!patience.is_zero()).then(|| Instant(self.heard.load(Ordering::Relaxed)) + patience)
     }
 
@@ -488,24 +506,37 @@ struct Table {
 /// Identifiers from here on are reserved.
 const IDS_END: u16 = 0xfff0;
 
+impl Table {
+    /// Whether there is a place for one more whose host need not prove anything more.
+    fn has_room(&self, kind: Kind, subsystem: &Entry) -> bool {
+        let most = match kind {
+            Kind::Io => CONTROLLERS_MAX,
+            Kind::Discovery => DISCOVERY_MAX,
+        };
+        let proven = || self.all.values().filter(|one| one.is_proven());
+        let own = proven().filter(|one| one.standing.subsystem.nqn == subsystem.nqn).count();
+        own < subsystem.controllers_max && proven().filter(|one| one.kind == kind).count() < most
+    }
+}
+
 impl Controllers {
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a controller. `None` when there are [`CONTROLLERS_MAX`], or as many as its subsystem may have.
+    /// Makes a controller; its host has still to prove its name if it `proves`. `None` when there are
+    /// [`CONTROLLERS_MAX`], [`DISCOVERY_MAX`] or [`UNPROVEN_MAX`], or as many as its subsystem may have.
     pub(crate) fn make(
         &self,
         kind: Kind,
         host: Host,
         path: Path,
-        standing: Standing,
+        (standing, proves): (Standing, bool),
         now: Instant,
     ) -> Option<Arc<Controller>> {
         let mut table = self.lock();
-        let subsystem = &standing.subsystem;
-        let own = || table.all.values().filter(|one| one.standing.subsystem.nqn == subsystem.nqn).count();
-        if table.all.len() >= CONTROLLERS_MAX || own() >= subsystem.controllers_max {
+        let unproven = || table.all.values().filter(|one| !one.is_proven()).count();
+        if !table.has_room(kind, &standing.subsystem) || proves && unproven() >= UNPROVEN_MAX {
             return None;
         }
         let id = loop {
@@ -521,6 +552,7 @@ impl Controllers {
             path,
             standing,
             since: now,
+            proven: AtomicBool::new(!proves),
             enabled: AtomicBool::new(false),
             over: AtomicBool::new(false),
             writes_through: AtomicBool::new(false),
@@ -542,6 +574,14 @@ impl Controllers {
         });
         table.all.insert(id, controller.clone());
         Some(controller)
+    }
+
+    /// A host has proved its name: `false` if others have taken all places meanwhile.
+    pub(crate) fn prove(&self, controller: &Controller) -> bool {
+        let table = self.lock();
+        let stays = controller.is_proven() || table.has_room(controller.kind, &controller.standing.subsystem);
+        controller.proven.fetch_or(stays, Ordering::Relaxed);
+        stays
     }
 
     pub(crate) fn forget(&self, id: u16) {
@@ -585,7 +625,7 @@ mod tests {
     fn controller(kind: Kind) -> (Controllers, Arc<Controller>) {
         let controllers = Controllers::default();
         let host = Host { nqn: "nqn.2014-08.org.nvmexpress:uuid:x".into(), id: [7; 16] };
-        let made = controllers.make(kind, host, Path::default(), standing(1), Instant(0)).expect("room");
+        let made = controllers.make(kind, host, Path::default(), (standing(1), false), Instant(0)).expect("room");
         (controllers, made)
     }
 
@@ -622,6 +662,29 @@ mod tests {
         made.set_keep_alive(1500);
         made.hear(Instant(5));
         assert_eq!(made.deadline(), Some(Instant(2_000_000_005)));
+        // Whoever only asks what there is does not keep its place for ever by saying nothing.
+        let (_, made) = controller(Kind::Discovery);
+        assert_eq!(made.deadline(), Some(Instant(0) + DISCOVERY_IDLE));
+        made.set_keep_alive(1000);
+        assert_eq!(made.deadline(), Some(Instant(1_000_000_000)));
+    }
+
+    #[test]
+    fn who_only_asks_and_who_has_proved_nothing_takes_no_place_of_others() {
+        let controllers = Controllers::default();
+        let make = |kind, most, proves| {
+            let host = Host { nqn: "nqn.x".into(), id: [7; 16] };
+            controllers.make(kind, host, Path::default(), (standing(most), proves), Instant(0))
+        };
+        assert!((0..DISCOVERY_MAX).all(|_| make(Kind::Discovery, usize::MAX, false).is_some()));
+        assert!(make(Kind::Discovery, usize::MAX, false).is_none());
+        let most = DISCOVERY_MAX + 2;
+        let unproven: Vec<_> = (0..UNPROVEN_MAX).map_while(|_| make(Kind::Io, most, true)).collect();
+        assert!(unproven.len() == UNPROVEN_MAX && make(Kind::Io, most, true).is_none());
+        assert!(make(Kind::Io, most, false).is_some());
+        assert!(controllers.prove(&unproven[0]) && controllers.prove(&unproven[0]), "the last place");
+        assert!(make(Kind::Io, most, false).is_none() && make(Kind::Io, most, true).is_none());
+        assert!(!controllers.prove(&unproven[1]), "others came first");
     }
 
     #[test]
@@ -669,9 +732,10 @@ mod tests {
     fn identifiers_are_used_again_only_when_free() {
         let (controllers, first) = controller(Kind::Io);
         let host = first.host.clone();
-        let full = controllers.make(Kind::Io, host.clone(), Path::default(), standing(1), Instant(0));
-        assert!(full.is_none(), "one at most");
-        let second = controllers.make(Kind::Io, host, Path::default(), standing(2), Instant(0)).expect("room");
+        let make =
+            |most| controllers.make(Kind::Io, host.clone(), Path::default(), (standing(most), false), Instant(0));
+        assert!(make(1).is_none(), "one at most");
+        let second = make(2).expect("room");
         assert_eq!((first.id, second.id), (1, 2));
         controllers.forget(1);
         assert!(controllers.get(1).is_none() && controllers.get(2).is_some());

@@ -3,7 +3,7 @@
 
 use crate::auth::exchange::Terms;
 use crate::connect::{DISCOVERY_NQN, Path};
-use crate::controller::{Controller, Kind};
+use crate::controller::{Controller, DISCOVERY_MAX, Kind};
 use crate::history::History;
 use lunar_core::access::{Access, Group, Mistake, Proofs};
 use std::collections::{BTreeMap, BTreeSet};
@@ -115,7 +115,7 @@ impl Directory {
             access: Arc::new(Access::new(groups, discovery)?),
             terms,
             history: Arc::default(),
-            controllers_max: crate::controller::CONTROLLERS_MAX,
+            controllers_max: DISCOVERY_MAX,
         };
         let subsystems = all.into_iter().map(|entry| (entry.nqn.clone(), Arc::new(entry))).collect();
         Ok(Self { subsystems, discovery: Arc::new(service), portals, referrals: Vec::new(), changes: 0 })

@@ -85,6 +85,8 @@ pub enum Reason {
     TooOften,
     /// There is no such subsystem, or not at this portal.
     NoSubsystem,
+    /// Others took the last places while it proved its name.
+    Full,
     /// It broke the protocol, or nothing could be agreed.
     Protocol(Why),
     /// It does not believe us, or has given up.
@@ -102,6 +104,7 @@ impl fmt::Display for Reason {
             Self::TooMany => f.write_str("too many failures from there"),
             Self::TooOften => f.write_str("too many connects from there"),
             Self::NoSubsystem => f.write_str("no such subsystem"),
+            Self::Full => f.write_str("too many controllers"),
             Self::Protocol(why) => write!(f, "{why:?}"),
             Self::Doubts(why) => write!(f, "the host gives up: {why:?}"),
         }

@@ -92,6 +92,20 @@ fn nothing_is_carried_out_before_the_name_is_proved() {
 }
 
 #[test]
+fn who_has_proved_nothing_takes_nobodys_place() {
+    let rig = Rig::default();
+    // One place besides that of the rig's own host.
+    let entry = crate::directory::Entry { controllers_max: 2, ..subsystem_entry(with_users(&[("alice", HOST_KEY)])) };
+    rig.board.set(crate::Directory::new(vec![entry], Default::default(), None).expect("right"));
+    let [first, second, _third] = [8, 9, 10].map(|id| rig.knock(id).0);
+    assert_eq!((prove(&rig, &second, &prover(HOST_KEY)), second.passes()), (3, true));
+    let _ = rig.told();
+    assert_eq!((prove(&rig, &first, &prover(HOST_KEY)), first.passes()), (3, false), "there is no place any more");
+    assert!(first.proof().is_some_and(|proof| proof.has_failed()));
+    assert!(rig.told().last().is_some_and(|told| told.contains("too many controllers")));
+}
+
+#[test]
 fn both_sides_prove_their_names() {
     let rig = Rig::default();
     rig.set_access(with_users(&[("alice", HOST_KEY)]));

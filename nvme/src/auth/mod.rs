@@ -93,7 +93,7 @@ impl Subsystem {
         let heard = proof.exchange.borrow_mut().hear(message, now, || guard.welcome(visitor))?;
         match heard {
             Heard::Nothing => {}
-            Heard::Proven(proven) => self.has_proven(proof, &proven),
+            Heard::Proven(proven) => self.has_proven(queue, proof, &proven),
             Heard::Failed(why) => guard.refused(visitor, Reason::Protocol(why), now),
             Heard::Doubted(why) => {
                 guard.refused(visitor, Reason::Doubts(why), now);
@@ -150,18 +150,26 @@ impl Subsystem {
         }
         let (message, end) = proof.exchange.borrow_mut().tell(room)?;
         match end {
-            Some(End::Proven(proven)) => self.has_proven(proof, &proven),
+            Some(End::Proven(proven)) => self.has_proven(queue, proof, &proven),
             Some(End::Over) => self.has_failed(proof),
             Some(End::Shown(_)) | None => {}
         }
         Ok(message)
     }
 
-    fn has_proven(&self, proof: &Proof, proven: &Proven) {
+    fn has_proven(&self, queue: &Queue, proof: &Proof, proven: &Proven) {
         // Who proves its name once more is where it was.
-        if !proof.passes.replace(true) {
-            let config = self.config();
-            config.guard.entered(&proof.visitor, Some(proven), config.outside.now());
+        if proof.passes() {
+            return;
+        }
+        let (config, visitor) = (self.config(), &proof.visitor);
+        let now = config.outside.now();
+        if config.controllers.prove(&queue.controller) {
+            proof.passes.set(true);
+            config.guard.entered(visitor, Some(proven), now);
+        } else {
+            config.guard.refused(visitor, Reason::Full, now);
+            self.has_failed(proof);
         }
     }
 

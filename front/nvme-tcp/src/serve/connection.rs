@@ -290,7 +290,7 @@ impl Served for Connection {
             queue.controller.hear(now);
         } else if queue.id == 0 && given_up(queue).is_some_and(|at| at <= now) {
             self.front.reactor.stats().keepalive_timeouts.add(1);
-            self.log("is silent for longer than it said");
+            self.log("is silent for too long");
             queue.controller.end();
         }
     }
