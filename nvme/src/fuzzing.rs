@@ -360,7 +360,7 @@ impl Outside for Still {
         Box::pin(std::future::ready(()))
     }
 
-    fn compute(&self, work: Work) -> Pin<Box<dyn Future<Output = Option<Computed>>>> {
+    fn compute(&self, _source: IpAddr, work: Work) -> Pin<Box<dyn Future<Output = Option<Computed>>>> {
         Box::pin(std::future::ready(Some(work.run())))
     }
 }

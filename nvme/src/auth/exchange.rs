@@ -2,7 +2,7 @@
 //! time come from its caller; what takes long to compute is computed elsewhere.
 //!
 //! A host begins ([`Exchange::hear`]), fetches our challenge ([`Exchange::tell`]), replies, and fetches how that ended;
-//! if it wants a proof of ours, it says last what it thinks of it. It may begin again at any time.
+//! if it wants a proof of ours, it says last what it thinks of it. It may begin again at any time, a few times.
 
 use super::group::{self, Group, Private};
 use super::hash::{DIGEST_MAX, Hash};
@@ -18,6 +18,8 @@ use zeroize::Zeroizing;
 
 /// An exchange that takes longer is forgotten: whoever answers so late did not compute.
 pub const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Exchanges that a queue may begin until one of them proves something. Each has us compute, and the host nothing.
+pub const BEGINNINGS_MAX: u32 = 4;
 /// Random bytes of one exchange: sequence number, challenge, private value.
 pub const RANDOM: usize = 4 + DIGEST_MAX + group::RANDOM;
 
@@ -252,11 +254,13 @@ impl Check {
 pub struct Exchange {
     state: State,
     began: Instant,
+    /// Exchanges that began since one of them proved something.
+    beginnings: u32,
 }
 
 impl Default for Exchange {
     fn default() -> Self {
-        Self { state: State::Idle, began: Instant(0) }
+        Self { state: State::Idle, began: Instant(0), beginnings: 0 }
     }
 }
 
@@ -292,8 +296,9 @@ impl Exchange {
         }
         let transaction = wire::transaction(bytes);
         let heard = match (Message::parse(bytes), std::mem::replace(&mut self.state, State::Idle)) {
+            (Ok(Message::Negotiate(..)), _) if self.beginnings >= BEGINNINGS_MAX => Err(Why::FAILED),
             (Ok(Message::Negotiate(head, offers)), _) => {
-                self.began = now;
+                (self.began, self.beginnings) = (now, self.beginnings + 1);
                 welcome().and_then(|(party, random)| agree(head, offers, party, &random)).map(|agreed| {
                     self.state = State::Busy;
                     Heard::Work(Work(Task::Ask(agreed)))
@@ -312,6 +317,7 @@ impl Exchange {
                 }
             }
             (Ok(Message::Success(head)), State::Shown(of, proven)) if head.transaction.get() == of => {
+                self.beginnings = 0;
                 Ok(Heard::Proven(proven))
             }
             (Ok(Message::Failure(failure)), _) => {
@@ -391,7 +397,10 @@ impl Exchange {
         let State::Verdict(_, _, end) = &self.state else { return Ok((message, None)) };
         let end = end.clone();
         self.state = match &end {
-            End::Proven(_) => State::Idle,
+            End::Proven(_) => {
+                self.beginnings = 0;
+                State::Idle
+            }
             End::Shown(proven) => State::Shown(wire::transaction(&message), proven.clone()),
             End::Over => State::Over,
         };

@@ -207,6 +207,29 @@ fn messages_out_of_order() {
 }
 
 #[test]
+fn who_only_begins_is_not_computed_for_without_end() {
+    let (mut rig, host) = (Rig::default(), prover(HOST_KEY));
+    let begin = host.negotiate(&[1], &[0]);
+    let proves = |rig: &mut Rig, host: &Host| {
+        rig.hear(&begin);
+        let challenge = rig.tell().0;
+        rig.hear(&host.reply(&challenge).expect("a challenge"));
+        matches!(rig.tell().1, Some(End::Proven(_) | End::Shown(_)))
+            && (host.other.is_none() || { matches!(rig.hear(&host.success()), Heard::Proven(_)) })
+    };
+    for host in [host.clone(), mutual()] {
+        (1..BEGINNINGS_MAX).for_each(|_| assert!(matches!(rig.hear(&begin), Heard::Nothing)));
+        assert!(proves(&mut rig, &host), "the last one");
+    }
+    // As often again, and not once more.
+    for _ in 0..BEGINNINGS_MAX {
+        rig.hear(&begin);
+        assert!(rig.tell().1.is_none(), "a challenge");
+    }
+    assert_eq!(rig.fails(&begin), (0x1234, Why::FAILED));
+}
+
+#[test]
 fn it_begins_anew_and_ends_in_time() {
     let (mut rig, host) = (Rig::default(), prover(HOST_KEY));
     rig.hear(&host.negotiate(&[1], &[0]));

@@ -23,6 +23,7 @@ use exchange::{Computed, End, Exchange, Heard, Proven, Work};
 use guard::{Reason, Visitor};
 use lunar_core::time::Instant;
 use std::cell::{Cell, RefCell};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::time::Duration;
 use wire::Why;
@@ -35,8 +36,9 @@ pub trait Outside {
     /// Waits until then.
     fn until(&self, at: Instant) -> Pin<Box<dyn Future<Output = ()>>>;
 
-    /// Computes what takes long, where no command waits for it. `None` if too much is to be computed already.
-    fn compute(&self, work: Work) -> Pin<Box<dyn Future<Output = Option<Computed>>>>;
+    /// Computes what takes long, where no command waits for it. `None` if too much is to be computed already, for whoever
+    /// comes from there or for all.
+    fn compute(&self, source: IpAddr, work: Work) -> Pin<Box<dyn Future<Output = Option<Computed>>>>;
 }
 
 /// Who is at the other end of a queue, and what it has proved.
@@ -116,7 +118,7 @@ impl Subsystem {
         };
         let computed = match work.is_light() {
             true => Some(work.run()),
-            false => outside.compute(work).await,
+            false => outside.compute(visitor.source.ip(), work).await,
         };
         let Some(computed) = computed else {
             proof.exchange.borrow_mut().dropped();
