@@ -53,6 +53,15 @@ pub trait Transfer {
     /// [`Fault::Protocol`].
     fn pull(&self, offset: usize, len: usize) -> impl Future<Output = Result<Sg, Fault>>;
 
+    /// The same for one who has memory already, and so waits for no more: those who did would wait for each other's for
+    /// ever. What has not arrived is there only where this is more than its default.
+    ///
+    /// # Errors
+    /// [`Fault::NoMemory`] when there is none at this moment, and those of [`Transfer::pull`].
+    fn pull_beside(&self, offset: usize, len: usize) -> impl Future<Output = Result<Sg, Fault>> {
+        async move { self.arrived(offset, len).ok_or(Fault::NoMemory) }
+    }
+
     /// The same, if it is there already.
     fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
         let _ = (offset, len);

@@ -393,12 +393,17 @@ impl<T: Transfer> Transfer for Both<'_, T> {
 
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
         let mut data = Sg::default();
-        if offset < self.first {
-            data.append(self.halves[0].pull(offset, len.min(self.first - offset)).await?);
-        }
-        if data.len() < len {
-            let from = offset + data.len() - self.first;
-            data.append(self.halves[1].pull(from, len - data.len()).await?);
+        while data.len() < len {
+            let (at, left) = (offset + data.len(), len - data.len());
+            let (half, from, count) = match self.first.saturating_sub(at) {
+                0 => (self.halves[1], at - self.first, left),
+                first => (self.halves[0], at, left.min(first)),
+            };
+            // Whoever carries this out keeps what came before: enough of those who waited for more would have all.
+            data.append(match at {
+                0 => half.pull(from, count).await?,
+                _ => half.pull_beside(from, count).await?,
+            });
         }
         Ok(data)
     }

@@ -616,3 +616,47 @@ fn both_ways_end_alike() {
     assert_eq!(counts[0], counts[1]);
     assert!(counts[0].iter().all(|count| *count > 0));
 }
+
+/// A half of a fused operation whose data has to be asked for.
+struct Half(Arena);
+
+impl Transfer for Half {
+    async fn room(&self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    async fn pull(&self, _offset: usize, len: usize) -> Result<Sg, Fault> {
+        Ok(self.0.wait_sg(len).await.share())
+    }
+
+    async fn pull_beside(&self, _offset: usize, len: usize) -> Result<Sg, Fault> {
+        Ok(self.0.take_sg(len).ok_or(Fault::NoMemory)?.share())
+    }
+
+    fn push(&self, _offset: usize, _data: Sg) -> Result<(), Fault> {
+        Err(Fault::Protocol)
+    }
+
+    fn aborted(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_fused_operation_does_not_hold_memory_while_it_waits_for_more() {
+    const LEN: usize = 64 << 10;
+    let arena = Arena::new(1 << 20);
+    let half = Half(arena.clone());
+    let both = Both { halves: [&half, &half], first: LEN };
+    assert_eq!(at_once(both.pull(0, 2 * LEN)).map(|data| data.len()), Ok(2 * LEN));
+    // Room for one half.
+    let first = arena.take_sg(LEN).expect("room");
+    let rest: Vec<_> = std::iter::from_fn(|| arena.take_sg(lunar_core::mem::PAGE)).collect();
+    drop(first);
+    assert_eq!(at_once(both.pull(0, 2 * LEN)).map(|data| data.len()), Err(Fault::NoMemory));
+    // The same where each half is pulled by itself.
+    let first = at_once(both.pull(0, LEN)).expect("it was given back");
+    assert_eq!(at_once(both.pull(LEN, LEN)).map(|data| data.len()), Err(Fault::NoMemory));
+    drop(first);
+    drop(rest);
+}

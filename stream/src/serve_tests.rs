@@ -3,9 +3,13 @@ use super::*;
 use crate::machine::{Pull, Want};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, PAGE, Sg, SgMut, Slice};
+use lunar_core::port::Transfer;
+use lunar_core::task::TaskSet;
 use lunar_reactor::sim::{Host, Peer, World};
 use std::net::Ipv4Addr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), 1);
 /// A peer that sends it wants to be gone.
@@ -18,6 +22,8 @@ const BLOCK: u8 = b'b';
 /// It has so much for an answer before it.
 const WIDE: u8 = b'w';
 const WIDE_LEN: usize = 200_000;
+/// The key of a command whose data has to be asked for.
+const ASKS: u8 = 1;
 /// There is no memory for its answer.
 const STARVE: u8 = b's';
 /// Connections at once.
@@ -96,8 +102,8 @@ impl Machine for Echo {
 impl Transfers for Echo {
     type Key = u8;
 
-    fn pull(&mut self, _key: u8, _offset: usize, _len: usize) -> Pull {
-        Pull::Failed(Fault::Aborted)
+    fn pull(&mut self, key: u8, _offset: usize, len: usize) -> Pull {
+        if key == ASKS { Pull::Memory(len) } else { Pull::Failed(Fault::Aborted) }
     }
 
     fn supply(&mut self, _key: u8, _memory: SgMut) {}
@@ -376,6 +382,23 @@ fn what_lies_between_sees_all_bytes() {
     let (peer, echo) = rig.say(peer, vec![QUIT], 1);
     assert_eq!((echo, rig.connections.len()), (vec![QUIT], 1), "which means something else");
     assert_eq!(rig.say(peer, vec![QUIT + 3], 9).1, [QUIT + 3], "and then it has closed");
+}
+
+#[test]
+fn who_has_memory_already_waits_for_no_more() {
+    let rig = Rig::new(1);
+    let _peer = rig.connect();
+    let connection = rig.connections.all.borrow().values().next().cloned().expect("one");
+    let tasks = TaskSet::<u8>::default();
+    let task = tasks.enter(0);
+    let way = Way::new(&connection.line, ASKS, &task, PAGE as u32);
+    let arena = rig.core.arena();
+    let all: Vec<SgMut> = std::iter::from_fn(|| arena.take_sg(PAGE)).collect();
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(pin!(way.pull(0, PAGE)).poll(&mut cx).is_pending(), "who has none waits");
+    let pulled = pin!(way.pull_beside(0, PAGE)).poll(&mut cx);
+    assert!(matches!(pulled, Poll::Ready(Err(Fault::NoMemory))), "{pulled:?}");
+    drop(all);
 }
 
 #[test]

@@ -43,8 +43,9 @@ impl<'a, S: Transfers, K, C: Channel> Way<'a, S, K, C> {
         self.line.outstanding() >= SEND_QUEUE_MAX
     }
 
-    /// Memory for bytes to ask for. More than is waited for, if there is plenty: the peer sends it meanwhile.
-    async fn memory(&self, wanted: usize, end: usize) -> Result<(SgMut, Promise), Fault> {
+    /// Memory for bytes to ask for, which is waited for if this `waits`. More than is pulled, if there is plenty: the peer
+    /// sends it meanwhile.
+    async fn memory(&self, wanted: usize, end: usize, waits: bool) -> Result<(SgMut, Promise), Fault> {
         let arena = self.line.reactor.arena();
         let ahead = (self.expected - end).min(PIECE_BYTES);
         if arena.used() < arena.size() / 2
@@ -52,7 +53,36 @@ impl<'a, S: Transfers, K, C: Channel> Way<'a, S, K, C> {
         {
             return Ok(taken);
         }
+        if !waits {
+            return arena.take_for_peer(wanted, 0).ok_or(Fault::NoMemory);
+        }
         self.task.unless_aborted(arena.wait_for_peer(wanted)).await
+    }
+
+    async fn bytes(&self, offset: usize, len: usize, waits: bool) -> Result<Sg, Fault> {
+        let end = offset + len;
+        loop {
+            if self.task.aborted() {
+                return Err(Fault::Aborted);
+            }
+            let pull = self.line.session().pull(self.key, offset, len);
+            match pull {
+                Pull::Ready(data) => {
+                    self.promise.borrow_mut().take_if(|(to, _)| *to <= end);
+                    return Ok(data);
+                }
+                Pull::Failed(fault) => return Err(fault),
+                Pull::Memory(wanted) => {
+                    // Who waits for more keeps none, or those who wait for each other would wait for ever.
+                    self.promise.take();
+                    let (memory, promise) = self.memory(wanted, end, waits).await?;
+                    self.promise.replace(Some((end + memory.len() - wanted, promise)));
+                    self.line.session().supply(self.key, memory);
+                    self.line.kick();
+                }
+                Pull::Pending => self.data().await?,
+            }
+        }
     }
 
     /// Waits until the session says that a pull may go on.
@@ -105,29 +135,11 @@ impl<S: Transfers, K, C: Channel> Transfer for Way<'_, S, K, C> {
     }
 
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
-        let end = offset + len;
-        loop {
-            if self.task.aborted() {
-                return Err(Fault::Aborted);
-            }
-            let pull = self.line.session().pull(self.key, offset, len);
-            match pull {
-                Pull::Ready(data) => {
-                    self.promise.borrow_mut().take_if(|(to, _)| *to <= end);
-                    return Ok(data);
-                }
-                Pull::Failed(fault) => return Err(fault),
-                Pull::Memory(wanted) => {
-                    // Who waits for more keeps none, or those who wait for each other would wait for ever.
-                    self.promise.take();
-                    let (memory, promise) = self.memory(wanted, end).await?;
-                    self.promise.replace(Some((end + memory.len() - wanted, promise)));
-                    self.line.session().supply(self.key, memory);
-                    self.line.kick();
-                }
-                Pull::Pending => self.data().await?,
-            }
-        }
+        self.bytes(offset, len, true).await
+    }
+
+    async fn pull_beside(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        self.bytes(offset, len, false).await
     }
 
     fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {

@@ -123,6 +123,21 @@ impl<'a> Way<'a> {
         len == 0
     }
 
+    /// Copies bytes of the guest's into this memory, which is as long.
+    fn fill(&self, offset: usize, mut memory: SgMut) -> Result<Sg, Fault> {
+        let machine = self.device.machine();
+        let mut done = 0;
+        let found = self.each(offset, memory.len(), |address, count| {
+            machine.memory.each(address, count, |region, at, count| {
+                let Some(part) = region.slice(at, count) else { return false };
+                copy(&part, &mut memory, done);
+                done += count;
+                true
+            })
+        });
+        if found { Ok(memory.share()) } else { Err(self.lose()) }
+    }
+
     fn lose(&self) -> Fault {
         self.is_lost.set(true);
         Fault::Protocol
@@ -140,21 +155,15 @@ impl Transfer for Way<'_> {
 
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
         let memory = self.device.arena().wait_sg(len);
-        let mut memory = match self.task {
+        let memory = match self.task {
             Some(task) => task.unless_aborted(memory).await?,
             None => memory.await,
         };
-        let machine = self.device.machine();
-        let mut done = 0;
-        let found = self.each(offset, len, |address, count| {
-            machine.memory.each(address, count, |region, at, count| {
-                let Some(part) = region.slice(at, count) else { return false };
-                copy(&part, &mut memory, done);
-                done += count;
-                true
-            })
-        });
-        if found { Ok(memory.share()) } else { Err(self.lose()) }
+        self.fill(offset, memory)
+    }
+
+    async fn pull_beside(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        self.fill(offset, self.device.arena().take_sg(len).ok_or(Fault::NoMemory)?)
     }
 
     fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
