@@ -155,7 +155,7 @@ impl Subsystem {
                             carry_admitted(admitted, namespace, &Step::Flush, transfer, tools, reply).await?;
                         }
                     }
-                    Plan::Reserve(request) => self.reserve(queue, task, namespace, &request).await?,
+                    Plan::Reserve(wanted) => self.reserve(queue, task, namespace, &wanted).await?,
                     _ => {}
                 }
             }

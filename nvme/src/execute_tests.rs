@@ -6,11 +6,11 @@ use lunar_core::io::{Done, Io, Outcome, Store, Traits};
 use lunar_core::medium::Content;
 use lunar_core::mem::Arena;
 use lunar_core::protection::{INFO_BYTES, Info, guard};
-use lunar_core::reserve::News;
+use lunar_core::reserve::{Action, News, Order, Request};
 use lunar_core::time::Instant;
 use lunar_core::unit::{Unit, UnitId};
 use std::cell::RefCell;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -357,6 +357,65 @@ fn reserve(rig: &Rig, queue: &Rc<Queue>, opcode: u8, dword: u32, keys: [u64; 2])
 const REGISTER: u8 = 0x0d;
 const ACQUIRE: u8 = 0x11;
 const RELEASE: u8 = 0x15;
+
+#[test]
+fn what_a_registration_leaves_as_it_is_is_as_it_is_at_its_turn() {
+    let rig = Rig::default();
+    let name = rig.io.name().clone();
+    let attached = rig.io.attached(1).expect("it is there");
+    let shared = &attached.namespace.shared;
+    let outlive = |outlives, key| {
+        let action = Action::Register { ignore: true, outlives, ports: vec![7], initiators: Vec::new() };
+        let order = Order { action, scope_and_kind: 0, key: 0, action_key: key };
+        let after = shared.reservations().changed(&name, &Request::Persistent(order)).expect("right").0;
+        *shared.reservations() = after;
+    };
+    for outlives in [true, false] {
+        outlive(!outlives, 1);
+        let list = [0_u64, 5].map(u64::to_le_bytes).concat();
+        let mut sqe = entry(REGISTER, 1, &[8 | 2]);
+        sqe.sgl.length = 16.into();
+        let task = rig.io.tasks.enter((1, 1));
+        let command = Command { sqe, sent: 16, room: 0 };
+        let given = Given(Arena::new(1 << 20), list);
+        let mut tools = Tools { arena: given.0.clone(), completion: lunar_core::io::Completion::new() };
+        let mut reply = Reply::default();
+        let turn = at_once(shared.turn());
+        {
+            let mut run = pin!(rig.subsystem.execute(&rig.io, &task, &command, &given, &mut tools, &mut reply));
+            let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+            assert!(run.as_mut().poll(&mut cx).is_pending(), "it waits for its turn");
+            // Another one has its turn before.
+            outlive(outlives, 2);
+            drop(turn);
+            assert!(run.as_mut().poll(&mut cx).is_ready());
+        }
+        assert_eq!((reply.status, shared.reservations().outlives()), (Status::SUCCESS, outlives));
+    }
+}
+
+/// A list that came with its command.
+struct Given(Arena, Vec<u8>);
+
+impl Transfer for Given {
+    async fn room(&self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        let mut memory = self.0.take_sg(len).ok_or(Fault::NoMemory)?;
+        memory.copy_from(0, &self.1[offset..offset + len]);
+        Ok(memory.share())
+    }
+
+    fn push(&self, _offset: usize, _data: Sg) -> Result<(), Fault> {
+        Err(Fault::Protocol)
+    }
+
+    fn aborted(&self) -> bool {
+        false
+    }
+}
 
 #[test]
 fn reservations_keep_other_hosts_out() {

@@ -1,7 +1,7 @@
 //! What a command decided to do.
 
+use crate::reserve::Wanted;
 use crate::subsystem::Sanitizing;
-use lunar_core::reserve::Request;
 use lunar_core::step::Step;
 
 /// What is to be done for a command; all that it needs has been checked.
@@ -16,7 +16,7 @@ pub enum Plan {
     /// Steps, one after the other.
     Steps(Vec<Step>),
     /// A change of reservations. Behind a pointer, for it is seldom.
-    Reserve(Box<Request>),
+    Reserve(Box<Wanted>),
     /// A message of who proves its name. Behind a pointer, for it is seldom.
     Hear(Box<[u8]>),
     /// The message that waits for who proves its name goes to the host.

@@ -9,7 +9,7 @@ use crate::namespace::Namespace;
 use crate::queue::{Queue, Task};
 use crate::subsystem::Subsystem;
 use lunar_core::io::Fault;
-use lunar_core::reserve::{Denial, News, RESERVATIONS, Request, Told};
+use lunar_core::reserve::{Action, Denial, News, Order, RESERVATIONS, Request, Reservations, Told};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,6 +25,35 @@ pub(crate) fn notify(controller: &Controller, namespace: u32, told: Told) {
     let mask = controller.values(|values| values.get(features::RESERVATION_MASK, namespace));
     if mask & 1 << kind == 0 {
         controller.notice(kind, namespace);
+    }
+}
+
+/// What a host asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Wanted {
+    /// What.
+    pub order: Order,
+    /// Whether it leaves it as it is that all outlives a restart, or does not. How that is shows only when it has its
+    /// turn.
+    pub leaves: bool,
+}
+
+impl Wanted {
+    /// All that the order says.
+    #[must_use]
+    pub fn all(order: Order) -> Self {
+        Self { order, leaves: false }
+    }
+
+    /// What it means to reservations that are so.
+    fn request(&self, now: &Reservations) -> Request {
+        let mut order = self.order.clone();
+        if let Action::Register { outlives, .. } = &mut order.action
+            && self.leaves
+        {
+            *outlives = now.outlives();
+        }
+        Request::Persistent(order)
     }
 }
 
@@ -48,12 +77,12 @@ impl Subsystem {
         queue: &Queue,
         task: &Task,
         namespace: &Namespace,
-        request: &Request,
+        wanted: &Wanted,
     ) -> Result<(), Refusal> {
         let unit = namespace.unit.id;
         let turn = namespace.shared.turn().await;
         let before = namespace.shared.reservations().clone();
-        let (after, news) = before.changed(queue.name(), request).map_err(refuse)?;
+        let (after, news) = before.changed(queue.name(), &wanted.request(&before)).map_err(refuse)?;
         if after == before {
             return Ok(());
         }

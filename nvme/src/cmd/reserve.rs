@@ -5,8 +5,9 @@ use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
 use crate::controller::Host;
 use crate::plan::Plan;
+use crate::reserve::Wanted;
 use crate::table::{CommandType, Data, Effect, Gate, Gates, Policy, Reach};
-use lunar_core::reserve::{Action, Kind, Order, Request};
+use lunar_core::reserve::{Action, Kind, Order};
 use lunar_core::wire::le;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -61,7 +62,7 @@ fn registered(cx: &Context<'_>) -> Result<Option<u64>, Status> {
 }
 
 fn order(action: Action, kind: u8, key: u64, action_key: u64) -> Plan {
-    Plan::Reserve(Box::new(Request::Persistent(Order { action, scope_and_kind: kind, key, action_key })))
+    Plan::Reserve(Box::new(Wanted::all(Order { action, scope_and_kind: kind, key, action_key })))
 }
 
 /// Reservation Register
@@ -75,13 +76,12 @@ mod register {
     pub(super) const REPLACE: u32 = 2;
 }
 
-/// Dword 11 of Register, bits 31:30: whether all outlives a restart.
-fn outlives(cx: &Context<'_>, change: u32) -> Result<bool, Status> {
-    let namespace = cx.namespace()?;
+/// CPTPL: whether all outlives a restart; `None`: that stays as it is.
+fn outlives(cx: &Context<'_>, change: u32) -> Result<Option<bool>, Status> {
     match change {
-        0 => Ok(namespace.shared.reservations().outlives()),
-        2 => Ok(false),
-        3 if namespace.unit.keep.outlives() => Ok(true),
+        0 => Ok(None),
+        2 => Ok(Some(false)),
+        3 if cx.namespace()?.unit.keep.outlives() => Ok(Some(true)),
         _ => Err(Status::INVALID_FIELD),
     }
 }
@@ -114,8 +114,10 @@ impl CommandType for Register {
             _ => return Err(Status::INVALID_FIELD.into()),
         };
         let ports = vec![cx.queue.name().target_port];
-        let action = Action::Register { ignore: asked.ignores_key, outlives, ports, initiators: Vec::new() };
-        Ok(order(action, 0, key, new))
+        let ignore = asked.ignores_key;
+        let action = Action::Register { ignore, outlives: outlives.unwrap_or_default(), ports, initiators: Vec::new() };
+        let order = Order { action, scope_and_kind: 0, key, action_key: new };
+        Ok(Plan::Reserve(Box::new(Wanted { order, leaves: outlives.is_none() })))
     }
 }
 
