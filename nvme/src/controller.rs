@@ -448,9 +448,13 @@ impl Controller {
         self.lock().told = log;
     }
 
-    /// A log page was read: the next event of its kind is told again.
-    pub(crate) fn was_read(&self, page: u8) {
-        self.lock().events.was_read(page);
+    /// Writes a log page that is read; its event stays as it is if this `retains` it. Else the next one is told from
+    /// here on: what happens while the page is written may not be in it.
+    pub(crate) fn read_page(&self, page: u8, retains: bool, write: impl FnOnce()) {
+        if !retains {
+            self.lock().events.was_read(page);
+        }
+        write();
     }
 
     /// The next asynchronous event request that is answered, how it ends, and dword 0 of its completion.
@@ -685,6 +689,20 @@ mod tests {
         assert!(controllers.prove(&unproven[0]) && controllers.prove(&unproven[0]), "the last place");
         assert!(make(Kind::Io, most, false).is_none() && make(Kind::Io, most, true).is_none());
         assert!(!controllers.prove(&unproven[1]), "others came first");
+    }
+
+    #[test]
+    fn what_happens_while_its_page_is_written_is_told() {
+        let (_, made) = controller(Kind::Io);
+        let told = |made: &Controller| crate::fuzzing::at_once(made.event());
+        (0..2).for_each(|cid| made.park(cid).expect("room"));
+        made.notice(1, 1);
+        assert_eq!(told(&made), (0, Status::SUCCESS, Event::RESERVATION.result()));
+        made.read_page(Event::RESERVATION.page, false, || {
+            assert!(made.take_notice().is_some());
+            made.notice(2, 1);
+        });
+        assert_eq!(told(&made), (1, Status::SUCCESS, Event::RESERVATION.result()));
     }
 
     #[test]

@@ -49,12 +49,9 @@ impl CommandType for GetLogPage {
         if id == PERSISTENT {
             begin_persistent(cx, specific)?;
         }
-        (row.write)(cx, specific & 0x7f);
+        cx.controller().read_page(id, sqe.cdw(10) & RETAIN != 0, || (row.write)(cx, specific & 0x7f));
         let offset = usize::try_from(offset).ok().filter(|offset| *offset <= cx.out.len());
         cx.out.drain(..offset.ok_or(Status::INVALID_FIELD)?);
-        if sqe.cdw(10) & RETAIN == 0 {
-            cx.controller().was_read(id);
-        }
         Ok(Plan::Answer)
     }
 }
