@@ -252,6 +252,13 @@ impl Subsystem {
         let host = Host { nqn: visitor.host.clone(), id: data.host };
         let made = self.config().controllers.make(visitor.kind, host, path, standing, now);
         let made = made.ok_or(Status::CONNECT_BUSY)?;
+        // What it was let in by may have changed meanwhile, and the review come too early for it.
+        if !self.config().board.directory().keeps(&made) {
+            made.end();
+            self.config().controllers.forget(made.id);
+            self.config().guard.refused(visitor, Reason::NotShown, now);
+            return Err(Status::CONNECT_HOST.into());
+        }
         made.set_keep_alive(fields.keep_alive.get());
         Ok(made)
     }

@@ -56,6 +56,26 @@ fn what_is_refused_is_named_by_its_place() {
 }
 
 #[test]
+fn who_may_no_longer_come_in_when_he_has_a_controller_has_none() {
+    let rig = Rig::default();
+    let sqe = connect_sqe(0, 31);
+    let fields = Fields::ref_from_bytes(sqe.as_bytes()).expect("an entry");
+    let data = connect_data(9, 0xffff, NQN);
+    let visitor = visitor(&Command { sqe, sent: 1024, room: 0 }, data.as_bytes(), &caller()).expect("a host");
+    let begin = || {
+        let standing = Standing { source: Some(visitor.source), ..rig.admin.controller.standing.clone() };
+        rig.subsystem.begin(fields, &data, &visitor, (standing, false), Path::default(), Instant(0))
+    };
+    assert!(begin().is_ok());
+    let before = rig.subsystem.config().controllers.all().len();
+    // Between what it was judged by and its controller.
+    rig.let_in(vec![Group { hosts: vec![Pattern::new("nqn.other")], ..Group::everybody() }], Proofs::default());
+    let refused = begin().map(|controller| controller.id).map_err(|refusal| refusal.status);
+    assert_eq!((refused, rig.subsystem.config().controllers.all().len()), (Err(Status::CONNECT_HOST), before));
+    assert!(rig.told().last().is_some_and(|told| told.contains("no group fits")));
+}
+
+#[test]
 fn who_comes_too_often_waits_and_is_told() {
     let rig = Rig::default();
     let _ = rig.told();
