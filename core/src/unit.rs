@@ -144,7 +144,7 @@ impl<'a> Admitted<'a> {
     /// Enters one range of this unit, and one of another.
     pub(crate) async fn enter_both(&self, span: Span, other: &Self, there: Span) -> Result<(Guard, Guard), Fault> {
         let guards = enter_both((&self.ranges, span), (&other.ranges, there)).await;
-        self.check().and(other.check()).map(|()| guards)
+        self.check().and_then(|()| other.check()).map(|()| guards)
     }
 }
 

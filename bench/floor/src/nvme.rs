@@ -18,6 +18,7 @@ use lunar_nvme_tcp::wire::{
 };
 use std::collections::BTreeMap;
 use std::net::TcpStream;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Base-2 logarithm of the bytes of a logical block.
 const BLOCK_SHIFT: u8 = 9;
@@ -26,7 +27,7 @@ const TRANSFER_EXPONENT: u8 = 8;
 /// Entries of a queue at most, less one.
 const LAST_ENTRY: u64 = 1023;
 /// I/O queues at most.
-const QUEUES_MAX: u32 = 128;
+const QUEUES_MAX: u64 = 128;
 /// The one controller that every admin queue gets.
 const CONTROLLER: u64 = 1;
 const READY: u64 = 1;
@@ -156,7 +157,7 @@ impl Connection {
                 self.data(cid, IDENTIFY_LEN, Some(&page));
                 return Ok(());
             }
-            (opcode::SET_FEATURES, _) => (QUEUES_MAX - 1 | (QUEUES_MAX - 1) << 16).into(),
+            (opcode::SET_FEATURES, _) => (QUEUES_MAX - 1) * 0x1_0001,
             (opcode::KEEP_ALIVE, _) => 0,
             (other, _) => bail!("the admin command {other:#x} is not served here"),
         };

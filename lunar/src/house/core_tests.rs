@@ -1,6 +1,6 @@
 use super::*;
 use crate::house::{Frame, House};
-use lunar_core::io::{Done, Fault, Outcome, Store, Traits};
+use lunar_core::io::{Done, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::keep::Forgetful;
 use lunar_core::unit::{Identity, OneCore};
 use lunar_iscsi::directory::Directory;
