@@ -53,19 +53,19 @@ pub trait Transfer {
     /// [`Fault::Protocol`].
     fn pull(&self, offset: usize, len: usize) -> impl Future<Output = Result<Sg, Fault>>;
 
-    /// The same for one who has memory already, and so waits for no more: those who did would wait for each other's for
-    /// ever. What has not arrived is there only where this is more than its default.
+    /// The same, if it is there already.
+    fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
+        let _ = (offset, len);
+        None
+    }
+
+    /// The same for one who has memory already, and so does not wait for more: enough of those who did would have all
+    /// of it, and wait for each other for ever. Unless a transport does more: what has arrived.
     ///
     /// # Errors
     /// [`Fault::NoMemory`] when there is none at this moment, and those of [`Transfer::pull`].
     fn pull_beside(&self, offset: usize, len: usize) -> impl Future<Output = Result<Sg, Fault>> {
         async move { self.arrived(offset, len).ok_or(Fault::NoMemory) }
-    }
-
-    /// The same, if it is there already.
-    fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
-        let _ = (offset, len);
-        None
     }
 
     /// Sends Data-In from `offset` on; more will follow.

@@ -36,8 +36,8 @@ pub trait Outside {
     /// Waits until then.
     fn until(&self, at: Instant) -> Pin<Box<dyn Future<Output = ()>>>;
 
-    /// Computes what takes long, where no command waits for it. `None` if too much is to be computed already, for whoever
-    /// comes from there or for all.
+    /// Computes what takes long, where no command waits for it. `None` if too much is to be computed already: for who
+    /// comes from there, or for all.
     fn compute(&self, source: IpAddr, work: Work) -> Pin<Box<dyn Future<Output = Option<Computed>>>>;
 }
 

@@ -43,7 +43,7 @@ impl<'a, S: Transfers, K, C: Channel> Way<'a, S, K, C> {
         self.line.outstanding() >= SEND_QUEUE_MAX
     }
 
-    /// Memory for bytes to ask for, which is waited for if this `waits`. More than is pulled, if there is plenty: the peer
+    /// Memory for bytes to ask for, which is waited for if this `waits`. More than that, if there is plenty: the peer
     /// sends it meanwhile.
     async fn memory(&self, wanted: usize, end: usize, waits: bool) -> Result<(SgMut, Promise), Fault> {
         let arena = self.line.reactor.arena();
