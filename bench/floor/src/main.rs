@@ -1,8 +1,8 @@
 //! What sockets alone cost on this machine: the floor that no target gets below.
 //!
 //! `floor serve` and `floor drive` exchange messages of the sizes that a storage protocol has (48 bytes of header, and
-//! payload) in batches as they come, and do nothing else. `floor iscsi` and `floor nvme` speak just enough of a protocol
-//! that an initiator or a host takes them for an empty disk: the least that the protocol costs.
+//! payload) in batches as they come, and do nothing else. `floor iscsi` and `floor nvme` speak just enough of a
+//! protocol that an initiator or a host takes them for an empty disk: the least that the protocol costs.
 
 mod drive;
 mod iscsi;
