@@ -3,6 +3,7 @@
 use crate::admit::admit;
 use crate::command::{Command, FUSE, Refusal, Reply, Status};
 use crate::context::Context;
+use crate::controller::Controller;
 use crate::fault;
 use crate::history::{Happened, TestResult};
 use crate::namespace::{ALL, Attached, Namespace};
@@ -137,24 +138,14 @@ impl Subsystem {
                 let admitted = admitted.ok_or(Status::INVALID_NAMESPACE)?;
                 // Its list may have been waited for.
                 admitted.check().map_err(fault::transfer)?;
+                let carrier = Carrier { controller: &queue.controller, namespace, admitted, transfer };
                 match plan {
                     Plan::Do(step) => {
                         let moved = fit(&step, command)?;
-                        carry_admitted(admitted, namespace, &step, transfer, tools, reply).await?;
-                        if step.leaves_cached() && !queue.controller.caches_writes() {
-                            carry_admitted(admitted, namespace, &Step::Flush, transfer, tools, reply).await?;
-                        }
+                        carrier.carry_all(std::slice::from_ref(&step), tools, reply).await?;
                         self.count(namespace, moved);
                     }
-                    Plan::Steps(steps) => {
-                        for step in &steps {
-                            carry_admitted(admitted, namespace, step, transfer, tools, reply).await?;
-                        }
-                        let is_cached = steps.last().is_some_and(Step::leaves_cached);
-                        if is_cached && !queue.controller.caches_writes() {
-                            carry_admitted(admitted, namespace, &Step::Flush, transfer, tools, reply).await?;
-                        }
-                    }
+                    Plan::Steps(steps) => carrier.carry_all(&steps, tools, reply).await?,
                     Plan::Reserve(wanted) => self.reserve(queue, task, namespace, &wanted).await?,
                     _ => {}
                 }
@@ -443,19 +434,37 @@ async fn carry<T: Transfer>(
     tools: &mut Tools,
     reply: &mut Reply,
 ) -> Result<(), Refusal> {
-    carry_admitted(Admitted::to(&namespace.unit), namespace, step, transfer, tools, reply).await
+    let result = carry_out(Admitted::to(&namespace.unit), step, transfer, tools, &mut reply.tail).await;
+    result.map_err(|failure| failed(namespace, step, failure))
 }
 
-async fn carry_admitted<T: Transfer>(
-    admitted: Admitted<'_>,
-    namespace: &Namespace,
-    step: &Step,
-    transfer: &T,
-    tools: &mut Tools,
-    reply: &mut Reply,
-) -> Result<(), Refusal> {
-    let result = carry_out(admitted, step, transfer, tools, &mut reply.tail).await;
-    result.map_err(|failure| failed(namespace, step, failure))
+/// Carries the steps of a command out.
+struct Carrier<'a, T> {
+    controller: &'a Controller,
+    namespace: &'a Namespace,
+    admitted: Admitted<'a>,
+    transfer: &'a T,
+}
+
+impl<T: Transfer> Carrier<'_, T> {
+    /// One after the other. What they have written lasts, if the host has switched the cache off: it is looked at when
+    /// they are done, for that may have been while their data was waited for.
+    async fn carry_all(&self, steps: &[Step], tools: &mut Tools, reply: &mut Reply) -> Result<(), Refusal> {
+        for step in steps {
+            self.carry(step, tools, reply).await?;
+        }
+        let is_cached = steps.last().is_some_and(Step::leaves_cached);
+        if is_cached && !self.controller.caches_writes() {
+            self.carry(&Step::Flush, tools, reply).await
+        } else {
+            Ok(())
+        }
+    }
+
+    async fn carry(&self, step: &Step, tools: &mut Tools, reply: &mut Reply) -> Result<(), Refusal> {
+        let result = carry_out(self.admitted, step, self.transfer, tools, &mut reply.tail).await;
+        result.map_err(|failure| failed(self.namespace, step, failure))
+    }
 }
 
 #[cold]

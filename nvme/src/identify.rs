@@ -85,8 +85,8 @@ mod bits {
     pub(super) const FUSED: u16 = 0x01;
     /// VWC: Flush of all namespaces is there.
     pub(super) const FLUSHES_ALL: u8 = 0x06;
-    /// VWC: there is a volatile write cache. Hosts ask once, and namespaces come and go: who was told that there is none
-    /// would not flush those with one.
+    /// VWC: there is a volatile write cache. Hosts ask once, and namespaces come and go: who was told that there is
+    /// none would not flush those with one.
     pub(super) const CACHES: u8 = 0x01;
     /// SGLS: there are scatter-gather lists, with offsets into capsules, and of the transport.
     pub(super) const SGL: u32 = 0x01 | 1 << 20 | 1 << 21;

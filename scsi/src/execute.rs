@@ -108,10 +108,7 @@ impl Target {
             return Err(Refusal::bare(Status::TASK_ABORTED));
         }
         let (row, amount) = self.admitted(addressee, command)?;
-        let admitted = match addressee {
-            Addressee::Disk(itl) => Some(Admitted::to(&itl.lu.unit)),
-            _ => None,
-        };
+        let admitted = addressee.disk().map(|itl| Admitted::to(&itl.lu.unit));
         let mut moved = 0;
         let plan = if row.takes_list() {
             let list = pull_list(row, amount, addressee, command, transfer).await?;
@@ -137,14 +134,7 @@ impl Target {
                 }
                 Plan::Log(ask) => return Box::pin(self.log(&itl.lu, ask, amount, tools, reply)).await,
                 Plan::Move(to) => self.move_medium(nexus, &itl.lu, to).await?,
-                Plan::ExitFailureMode => {
-                    let left = self.exit_failure_mode(itl.lu.lun).await;
-                    left.map_err(|fault| match fault {
-                        // Another was faster, and begins one.
-                        Fault::Aborted => MediumState::Sanitizing.sense(&itl.lu).into(),
-                        other => fault::transfer(other),
-                    })?;
-                }
+                Plan::ExitFailureMode => self.leave_failure(&itl.lu).await?,
                 Plan::Renew(renewal) => self.renew(nexus, &itl.lu, *renewal, transfer, tools).await?,
                 // Behind a pointer: it is larger than all the rest, and seldom.
                 Plan::Copy(list) => Box::pin(self.copy(nexus, &itl.lu, &list, transfer, tools)).await?,
@@ -194,6 +184,14 @@ impl Target {
             Some(bytes) => keep.keep(name, bytes).await.map_err(fault::transfer),
             None => Ok(()),
         }
+    }
+
+    async fn leave_failure(&self, lu: &LogicalUnit) -> Result<(), Refusal> {
+        self.exit_failure_mode(lu.lun).await.map_err(|fault| match fault {
+            // Another was faster, and begins one.
+            Fault::Aborted => MediumState::Sanitizing.sense(lu).into(),
+            other => fault::transfer(other),
+        })
     }
 
     /// Finds the command's row, checks its CDB and admits it; with what the CDB says of lengths.

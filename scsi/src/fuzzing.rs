@@ -175,6 +175,10 @@ impl Transfer for Wire<'_> {
         self.arrived(offset, len).ok_or(Fault::Protocol)
     }
 
+    async fn pull_beside(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        self.pull(offset, len).await
+    }
+
     fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
         let bytes = self.out.get(offset..offset + len)?;
         let mut memory = self.arena.take_sg(len)?;

@@ -158,6 +158,16 @@ pub enum Addressee {
     Nobody,
 }
 
+impl Addressee {
+    /// The disk, if it is one.
+    pub(crate) fn disk(&self) -> Option<&Rc<ItlNexus>> {
+        match self {
+            Self::Disk(itl) => Some(itl),
+            Self::WellKnown | Self::Nobody => None,
+        }
+    }
+}
+
 /// A LUN that showed this unit before this moment: tasks of then are still there.
 #[derive(Clone, Copy, Debug)]
 struct Former {

@@ -191,8 +191,8 @@ impl Target {
     /// Leaves the state after a SANITIZE that failed, for another command set; any other state stays as it is.
     ///
     /// # Errors
-    /// [`Fault::Protocol`] if only another SANITIZE helps, [`Fault::Aborted`] if other work is under way, and what keeps
-    /// the change from being kept.
+    /// [`Fault::Protocol`] if only another SANITIZE helps, [`Fault::Aborted`] if other work is under way, and what
+    /// keeps the change from being kept.
     pub async fn exit_failure_mode(&self, lun: u16) -> Result<(), Fault> {
         let lu = self.unit(lun).ok_or(Fault::Gone)?;
         // Nobody begins to sanitize meanwhile.

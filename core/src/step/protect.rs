@@ -194,13 +194,19 @@ impl<T: Transfer> Guarded<'_, T> {
 
     /// Data-Out from byte `at` of its blocks on, with its protection information, which is checked or made.
     async fn sent(&self, offset: u64, at: u64, count: usize) -> Result<Blocks, Failure> {
-        let (first, length) = (self.wire(at) as usize, self.wire(count as u64) as usize);
-        let mut arrived = Sg::default();
+        let arrived =
+            self.gathered(self.wire(at) as usize, self.wire(count as u64) as usize).await.map_err(fault(at))?;
+        self.taken_apart(arrived, offset, at)
+    }
+
+    /// Data-Out of more than one piece. Memory is waited for with the first only: see [`Transfer::pull_beside`].
+    async fn gathered(&self, first: usize, length: usize) -> Result<Sg, Fault> {
+        let mut arrived = self.transfer.pull(first, length.min(PIECE_BYTES)).await?;
         while arrived.len() < length {
             let part = (length - arrived.len()).min(PIECE_BYTES);
-            arrived.append(self.transfer.pull(first + arrived.len(), part).await.map_err(fault(at))?);
+            arrived.append(self.transfer.pull_beside(first + arrived.len(), part).await?);
         }
-        self.taken_apart(arrived, offset, at)
+        Ok(arrived)
     }
 
     /// Takes what travelled apart; `at` is where its first block is in the step.
@@ -393,11 +399,7 @@ impl<T: Transfer> Guarded<'_, T> {
             return Ok(());
         }
         let half = self.wire(len) as usize;
-        let mut arrived = Sg::default();
-        while arrived.len() < 2 * half {
-            let count = (2 * half - arrived.len()).min(PIECE_BYTES);
-            arrived.append(self.transfer.pull(arrived.len(), count).await.map_err(fault(0))?);
-        }
+        let mut arrived = self.gathered(0, 2 * half).await.map_err(fault(0))?;
         let compared = self.taken_apart(arrived.split_to(half), offset, 0)?;
         let Blocks { data, infos } = self.taken_apart(arrived, offset, 0)?;
         let beside = packed(&infos, tools).map_err(fault(0))?;
