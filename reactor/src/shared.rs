@@ -1,17 +1,20 @@
 //! Memory that a peer shares by a descriptor: a guest's pages, or a page of ours that it may map.
 //!
 //! Whoever shares a file may cut it off, and who touches what is gone gets SIGBUS: then the region becomes memory of
-//! its own, zeroed, and the process lives. Only file systems that are memory are mapped: a page fault on any other
-//! waits for whoever is behind it.
+//! its own, zeroed, and the process lives; the same where its file system has no room for a page, or a page is broken.
+//! What was done with it then counts for nothing: see [`is_lost`]. Only file systems that are memory are mapped: a page
+//! fault on any other waits for whoever is behind it.
 
 use lunar_core::mem::Region;
-use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fstat, fstatfs, ftruncate, memfd_create};
+use rustix::fs::{
+    FileType, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create,
+};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Mapped regions of the process at most: the kernel allows four times as many mappings by default, of everything.
 pub const REGIONS_MAX: usize = 16384;
@@ -22,6 +25,27 @@ const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
 /// Where regions are mapped, for the signal handler: address and bytes, or zeroes.
 static MAPPED: [(AtomicUsize, AtomicUsize); REGIONS_MAX] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; REGIONS_MAX];
+
+/// Which of them are memory of their own since, and how often that happened.
+static LOST: [AtomicBool; REGIONS_MAX] = [const { AtomicBool::new(false) }; REGIONS_MAX];
+static LOSSES: AtomicUsize = AtomicUsize::new(0);
+
+/// How often a region became memory of its own: whoever has seen another number looks at [`is_lost`].
+#[must_use]
+pub fn losses() -> usize {
+    LOSSES.load(Ordering::SeqCst)
+}
+
+/// Whether a region is not shared any more: what is read there is not the peer's, and the peer does not see what is
+/// written.
+#[must_use]
+pub fn is_lost(region: &Region) -> bool {
+    let Some(first) = region.slice(0, 1) else { return false };
+    let at = first.as_ptr().addr();
+    MAPPED.iter().zip(&LOST).any(|((base, len), lost)| {
+        lost.load(Ordering::SeqCst) && at.wrapping_sub(base.load(Ordering::SeqCst)) < len.load(Ordering::SeqCst)
+    })
+}
 
 /// Keeps a mapping, and its place in the table.
 struct Mapping {
@@ -47,14 +71,21 @@ impl Drop for Mapping {
 /// else the operating system's.
 pub fn map(file: &OwnedFd, offset: u64, len: usize, is_writable: bool) -> io::Result<Region> {
     guard()?;
+    // Only memory has seals: any other file system might make us wait for an answer to what follows.
+    fcntl_get_seals(file).map_err(|_| io::ErrorKind::InvalidInput)?;
     let stat = fstat(file)?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let is_there =
         offset.checked_add(len as u64).is_some_and(|end| u64::try_from(stat.st_size).is_ok_and(|size| end <= size));
-    let kind = fstatfs(file)?.f_type;
-    if !is_file || !is_there || len == 0 || !matches!(kind, TMPFS | HUGETLBFS) {
+    let kind = fstatfs(file)?;
+    if !is_file || !is_there || len == 0 || !matches!(kind.f_type, TMPFS | HUGETLBFS) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
+    // Huge pages are mapped, replaced and let go of as a whole.
+    let page = if kind.f_type == HUGETLBFS { u64::try_from(kind.f_bsize).unwrap_or(1).max(1) } else { 1 };
+    let (wanted, before) = (len, (offset % page) as usize);
+    let whole = (before + len).checked_next_multiple_of(page as usize).ok_or(io::ErrorKind::InvalidInput)?;
+    let (offset, len) = (offset - before as u64, whole);
     let protection = if is_writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
     let null = std::ptr::null_mut();
     // SAFETY: a new mapping, of no memory that anybody has.
@@ -68,13 +99,15 @@ pub fn map(file: &OwnedFd, offset: u64, len: usize, is_writable: bool) -> io::Re
         let _ = unsafe { munmap(base.as_ptr().cast(), len) };
         return Err(io::ErrorKind::OutOfMemory.into());
     };
+    LOST[place].store(false, Ordering::SeqCst);
     MAPPED[place].1.store(len, Ordering::SeqCst);
     // A guest's memory is not ours to write down when we crash. Advice may be ignored.
     // SAFETY: the mapping is ours; its contents stay.
     let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontDump) };
     let keeper = Box::new(Mapping { base, len, place });
-    // SAFETY: mapped for reading, and for writing if so; the keeper unmaps it; no reference to it is ever made.
-    Ok(unsafe { Region::new(base, len, is_writable, keeper) })
+    // SAFETY: within what is mapped for reading, and for writing if so, which the keeper unmaps; nobody has a reference
+    // to it, ever.
+    Ok(unsafe { Region::new(base.add(before), wanted, is_writable, keeper) })
 }
 
 /// Memory of ours, `len` bytes of zeroes, whose descriptor a peer may map. It cannot be cut off.
@@ -116,9 +149,10 @@ fn install() -> io::Result<libc::sigaction> {
 extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel gives a siginfo that lives until the handler is over; SIGBUS has an address.
     let at = unsafe { (*info).si_addr() }.addr();
-    for (base, len) in &MAPPED {
+    for ((base, len), lost) in MAPPED.iter().zip(&LOST) {
         let (start, len) = (base.load(Ordering::SeqCst), len.load(Ordering::SeqCst));
-        if start == 0 || at.wrapping_sub(start) >= len {
+        // Both are of one mapping if the first is still the same.
+        if start == 0 || at.wrapping_sub(start) >= len || base.load(Ordering::SeqCst) != start {
             continue;
         }
         // Nothing is reserved for it: it may be larger than all that there is.
@@ -128,6 +162,8 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, _context: *mut lib
         // SAFETY: in the place of a mapping of ours, which stays as long; nobody has references into it. A system call
         // is all that it is.
         if unsafe { libc::mmap(place, len, protection, flags, -1, 0) } != libc::MAP_FAILED {
+            lost.store(true, Ordering::SeqCst);
+            LOSSES.fetch_add(1, Ordering::SeqCst);
             return;
         }
     }
@@ -160,12 +196,17 @@ mod tests {
     fn what_is_cut_off_reads_as_zeroes() {
         let file = memfd_create("cut", MemfdFlags::CLOEXEC).expect("a memfd");
         ftruncate(&file, 8192).expect("room");
-        let region = map(&file, 0, 8192, true).expect("mapped");
+        let (region, other) = (map(&file, 0, 8192, true).expect("mapped"), map(&file, 0, 4096, true).expect("mapped"));
         assert!(region.write(4096, b"here"));
+        let before = losses();
         ftruncate(&file, 0).expect("it is gone");
         let mut read = [1; 4];
         assert!(region.read(4096, &mut read) && read == [0; 4]);
         assert!(region.write(0, b"again"));
+        assert!(losses() > before && is_lost(&region) && !is_lost(&other));
+        drop(region);
+        ftruncate(&file, 8192).expect("room");
+        assert!(!is_lost(&map(&file, 0, 8192, true).expect("mapped")), "its place is another's");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -287,7 +287,7 @@ fn send_some(fd: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Resu
     sendmsg(fd, &[IoSlice::new(bytes)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
 }
 
-/// An eventfd of a peer's, which this side rings. It may be anything that the peer has open.
+/// An eventfd of a peer's, which this side rings.
 pub struct Signal {
     reactor: Reactor,
     file: Handle,
@@ -299,8 +299,13 @@ impl Signal {
     /// Takes it over.
     ///
     /// # Errors
-    /// The operating system's.
+    /// `InvalidInput` when it is something else: who rings that may wait for whoever is behind it. The operating
+    /// system's.
     pub fn new(reactor: &Reactor, fd: OwnedFd) -> io::Result<Self> {
+        let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        if name.as_os_str() != "anon_inode:[eventfd]" {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         // One that is full would hold up whoever rings it. The peer can take this back: then a thread of the kernel's
         // waits, and not this one.
         fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
@@ -322,6 +327,13 @@ impl Signal {
     }
 }
 
+impl Drop for Signal {
+    fn drop(&mut self) {
+        // One that cannot be rung would be rung for ever.
+        self.reactor.driver().cancel(&self.file);
+    }
+}
+
 impl fmt::Debug for Signal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Signal")
@@ -332,6 +344,15 @@ impl fmt::Debug for Signal {
 mod tests {
     use super::*;
     use crate::{Choice, Config};
+
+    #[test]
+    fn only_eventfds_are_rung() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let pipe = io::pipe().expect("a pipe").1;
+        assert_eq!(Signal::new(&reactor, pipe.into()).expect_err("no eventfd").kind(), io::ErrorKind::InvalidInput);
+        let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("one");
+        assert!(Signal::new(&reactor, eventfd).expect("one").ring());
+    }
 
     #[test]
     fn what_is_no_socket_stays_and_a_stale_one_is_replaced() {

@@ -317,6 +317,7 @@ impl Machine {
         let queue = Completions::new(address, entries, vector);
         self.memory.window(address, queue.len()).ok_or(Status::TRANSFER_ERROR)?;
         self.completions[usize::from(id)] = Some(queue);
+        self.begin_at_start(2 * usize::from(id) + 1);
         self.lie();
         Ok(())
     }
@@ -339,8 +340,17 @@ impl Machine {
             return Err(Status::TRANSFER_ERROR);
         }
         self.submissions[usize::from(id)] = Some(queue);
+        self.begin_at_start(2 * usize::from(id));
         self.lie();
         Ok((id, entries))
+    }
+
+    /// A queue that is made anew begins at its start, whatever its doorbell showed last: hosts that have mapped it do
+    /// not write it before they ring.
+    fn begin_at_start(&self, doorbell: usize) {
+        if let Some(page) = &self.mapped {
+            let _ = page.write(doorbell * STRIDE, &[0; STRIDE]);
+        }
     }
 
     fn leave(&mut self, completions: u16) {

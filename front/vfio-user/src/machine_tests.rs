@@ -242,6 +242,26 @@ fn mapped_doorbells_are_looked_at() {
     assert_eq!(page.load(0x1000), Some(0));
 }
 
+/// A host that has mapped its doorbells makes a queue again without a word about where it begins.
+#[test]
+fn a_queue_that_is_made_again_begins_at_its_start() {
+    let (mut machine, ..) = enabled();
+    let page = Region::zeroed(0x2000);
+    machine.map_doorbells(&page, 0x1000);
+    let make = |machine: &mut Machine| {
+        assert_eq!(machine.create_completions(&about(1, 1, 0x4000), 4), Ok(()));
+        assert_eq!(machine.create_submissions(&about(1, 1, 0x3000)), Ok((1, 8)));
+    };
+    make(&mut machine);
+    assert!(page.store(0x1008, 5) && page.store(0x100c, 3));
+    assert!(machine.fetch().is_some());
+    assert_eq!(machine.delete_submissions(1), Ok(()));
+    assert_eq!(machine.delete_completions(1), Ok(()));
+    make(&mut machine);
+    assert_eq!((page.load(0x1008), page.load(0x100c)), (Some(0), Some(0)));
+    assert!(!machine.is_ripe() && machine.fetch().is_none(), "nobody has submitted anything");
+}
+
 #[test]
 fn what_fuzzers_call_ends() {
     let mut seed = 1_u64;

@@ -129,6 +129,11 @@ impl Memory {
         self.maps.drain(..).filter_map(|map| map.region).collect()
     }
 
+    /// All of it that is there.
+    pub fn regions(&self) -> impl Iterator<Item = &Region> {
+        self.maps.iter().filter_map(|map| map.region.as_ref())
+    }
+
     #[inline]
     fn find(&self, address: u64) -> Option<&Map> {
         let holds = |map: &&Map| address.wrapping_sub(map.address) < map.size;

@@ -204,6 +204,7 @@ impl Front {
                 Ok(stream) => {
                     let Some(client) = Client::new(self, stream, &endpoint) else {
                         eprintln!("vm {}: refused, for there are too many controllers", endpoint.name);
+                        self.reactor.end_of_turn().await;
                         continue;
                     };
                     self.clients.borrow_mut().push(client.clone());

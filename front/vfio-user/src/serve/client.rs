@@ -100,6 +100,8 @@ impl Client {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             self.message(&head, &payload, descriptors).await?;
+            // Who sends faster than he is answered, or wants no answer, would have the core for himself.
+            self.front.reactor.end_of_turn().await;
         }
     }
 

@@ -6,12 +6,14 @@ use super::motion::Motion;
 use crate::machine::{Effect, Fetched, Machine};
 use crate::pci;
 use crate::pointer::{Ranges, resolve};
-use lunar_core::io::{Completion, Data, Fault, Io, Op, submit};
+use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Region};
+use lunar_core::step::flush_now;
 use lunar_nvme::command::Direction;
 use lunar_nvme::controller::property;
 use lunar_nvme::{Command, Queue, Reply, Sqe, Status, Subsystem};
 use lunar_reactor::end::End;
+use lunar_reactor::shared::{is_lost, losses};
 use lunar_reactor::slots::contain;
 use lunar_reactor::unix::Signal;
 use lunar_reactor::watch::Watch;
@@ -83,6 +85,9 @@ pub(super) struct Device {
     pub(super) motion: RefCell<Motion>,
     /// Nothing is fetched, completed or told: it stands still.
     pub(super) is_still: Cell<bool>,
+    /// Losses of shared memory that were seen, and whether one was of this guest's.
+    losses: Cell<usize>,
+    has_lost: Cell<bool>,
     /// The client is gone.
     over: End,
     /// Who waits for CC to be in force.
@@ -111,6 +116,8 @@ impl Device {
             misses: Cell::new(0),
             motion: RefCell::default(),
             is_still: Cell::new(false),
+            losses: Cell::new(losses()),
+            has_lost: Cell::new(false),
             over: End::default(),
             configured: RefCell::default(),
         });
@@ -155,11 +162,12 @@ impl Device {
         });
     }
 
-    /// Whether nothing is under way.
+    /// Whether nothing is under way: no command, and no work on a whole medium that a command began.
     pub(super) fn is_quiet(&self) -> bool {
         let queues = self.queues.borrow();
         let mut all = queues.iter().flatten().chain([&self.admin]);
-        all.all(|queue| queue.tasks.is_empty()) && !self.is_configuring.get()
+        let is_worked_on = || self.admin.namespaces().iter().any(|seen| seen.namespace.unit.medium.is_worked_on());
+        all.all(|queue| queue.tasks.is_empty()) && !self.is_configuring.get() && !is_worked_on()
     }
 
     /// Writes BAR 0.
@@ -219,7 +227,8 @@ impl Device {
         }
         if wanted & SHUTDOWN != 0 && self.applied.get() & SHUTDOWN == 0 {
             self.end_queues().await;
-            self.flush_all().await;
+            // What cannot be flushed is in the log, and what writes it next hears of it.
+            let _ = self.flush_all().await;
         }
         let set = |machine: &mut Machine| {
             if wanted & ENABLE != 0 && !is_enabled {
@@ -251,25 +260,26 @@ impl Device {
         let queues = self.queues.take();
         *self.queues.borrow_mut() = (0..queues.len()).map(|_| None).collect();
         for queue in queues.into_iter().flatten() {
-            queue.tasks.until_gone(|_| true).await;
+            queue.tasks.until_left(queue.tasks.moment(), |_| true).await;
         }
     }
 
-    /// What the guest has written stays when it is off.
-    pub(super) async fn flush_all(&self) {
+    /// What the guest has written stays when it is off, or elsewhere.
+    ///
+    /// # Errors
+    /// That of the last namespace that could not be flushed.
+    pub(super) async fn flush_all(&self) -> Result<(), Fault> {
+        let mut all = Ok(());
         for seen in self.admin.namespaces() {
-            let namespace = &seen.namespace;
-            let beside = namespace.unit.protection.as_ref().map(|protection| &*protection.store);
-            for store in std::iter::once(&*namespace.unit.store).chain(beside) {
-                let io = Io { op: Op::Flush, offset: 0, data: Data::None };
-                match submit(store, io, &mut Completion::new()).await.result {
-                    Ok(_) | Err(Fault::Unsupported) => {}
-                    Err(why) => {
-                        self.log(&format!("namespace {} could not be flushed at shutdown: {why:?}", seen.id));
-                    }
+            match flush_now(&seen.namespace.unit).await {
+                Ok(()) | Err(Fault::Unsupported) => {}
+                Err(why) => {
+                    self.log(&format!("namespace {} could not be flushed: {why:?}", seen.id));
+                    all = Err(why);
                 }
             }
         }
+        all
     }
 
     /// Resets the device: all is as at the beginning, and it runs.
@@ -457,8 +467,26 @@ impl Device {
 
     /// A command has ended.
     pub(super) fn complete(&self, queue: u16, cid: u16, status: Status, result: u64) {
+        if self.has_lost_memory() {
+            return;
+        }
         self.with(|machine| machine.complete(queue, cid, status, result));
         self.look_again();
+    }
+
+    /// Whether some of the guest's memory is not shared any more. Then the controller has failed, and says nothing of
+    /// commands that may have written what the guest never did.
+    fn has_lost_memory(&self) -> bool {
+        let losses = losses();
+        if losses != self.losses.replace(losses) {
+            let is_lost = self.machine().memory.regions().any(is_lost);
+            if is_lost && !self.has_lost.replace(true) {
+                self.log("memory of its guest is gone: cut off, or without room, or broken; the controller has failed");
+                self.is_stopped.set(true);
+                self.with(Machine::fail);
+            }
+        }
+        self.has_lost.get()
     }
 
     /// A command lets go of its slot.

@@ -41,13 +41,14 @@ impl Device {
     ///
     /// # Errors
     /// [`Errno::INVAL`] for a state that none leads to, and for a state from elsewhere that cannot be: that takes a
-    /// reset. [`Errno::BUSY`] when commands do not end: then it runs as before.
+    /// reset. [`Errno::BUSY`] when commands, or works on whole media, do not end: then it runs as before.
+    /// [`Errno::IO`] when what it has written cannot be flushed: then it stays where it is.
     pub(super) async fn move_to(&self, to: State) -> Result<(), Errno> {
         for step in way(self.state(), to).ok_or(Errno::INVAL)? {
             match self.step(self.state(), *step).await {
                 Ok(record) => *self.motion.borrow_mut() = Motion { state: *step, record, told: 0 },
                 Err(why) => {
-                    if why != Errno::BUSY {
+                    if !matches!(why, Errno::BUSY | Errno::IO) {
                         self.motion.borrow_mut().state = State::ERROR;
                     }
                     return Err(why);
@@ -63,8 +64,8 @@ impl Device {
             (State::RUNNING, _) => self.stand_still().await?,
             (_, State::RUNNING) => self.go_on(),
             (_, State::STOP_COPY) => {
-                // Where it goes on, others may read what it has written.
-                self.flush_all().await;
+                // Where it goes on, others may read what it has written, and nobody there knows that some was lost.
+                self.flush_all().await.map_err(|_| Errno::IO)?;
                 return Ok(self.save().to_bytes());
             }
             (_, State::RESUMING) => {
@@ -84,7 +85,10 @@ impl Device {
         let end = self.front.reactor.now() + DRAIN;
         while !self.is_quiet() {
             if self.front.reactor.now() >= end {
-                self.log(&format!("it does not move: its commands have not ended after {} s", DRAIN.as_secs()));
+                self.log(&format!(
+                    "it does not move: its commands or works on its media have not ended after {} s",
+                    DRAIN.as_secs()
+                ));
                 self.go_on();
                 return Err(Errno::BUSY);
             }
