@@ -394,7 +394,7 @@ macro_rules! extent {
             /// When there are fewer.
             #[inline]
             pub fn read(&self, at: usize, into: &mut [u8]) {
-                assert!(at + into.len() <= self.len(), "{} bytes at {at} of {}", into.len(), self.len());
+                assert!(is_within(at, into.len(), self.len()), "{} bytes at {at} of {}", into.len(), self.len());
                 // SAFETY: within, as was checked. What is copied to is a slice of this process, which no region is. A
                 // guest may change the bytes meanwhile: then some are old and some new, and any is a byte.
                 unsafe {
@@ -407,6 +407,11 @@ macro_rules! extent {
 
 extent!(Buf);
 extent!(Slice);
+
+#[inline]
+fn is_within(at: usize, count: usize, len: usize) -> bool {
+    at.checked_add(count).is_some_and(|end| end <= len)
+}
 
 /// Memory with one owner, who may write it.
 pub struct Buf(Handle);
@@ -427,7 +432,7 @@ impl Buf {
     /// When there are fewer.
     #[inline]
     pub fn write(&mut self, at: usize, from: &[u8]) {
-        assert!(at + from.len() <= self.len(), "{} bytes at {at} of {}", from.len(), self.len());
+        assert!(is_within(at, from.len(), self.len()), "{} bytes at {at} of {}", from.len(), self.len());
         // SAFETY: within, as was checked. What is copied from is a slice of this process, which no region is: a guest
         // may see half of it, and nobody else has a reference to what is written.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.0.at(at).as_ptr(), from.len()) }
@@ -438,7 +443,7 @@ impl Buf {
     /// # Panics
     /// When there are fewer.
     pub fn fill_part(&mut self, at: usize, count: usize, value: u8) {
-        assert!(at + count <= self.len(), "{count} bytes at {at} of {}", self.len());
+        assert!(is_within(at, count, self.len()), "{count} bytes at {at} of {}", self.len());
         // SAFETY: as in `write`.
         unsafe { std::ptr::write_bytes(self.0.at(at).as_ptr(), value, count) }
     }

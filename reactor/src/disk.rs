@@ -240,10 +240,12 @@ impl Disk {
     async fn read_copied(self, offset: u64, mut into: SgMut, aligned: SgMut, done: Done) {
         let op = Op::Read { file: self.file(), offset, into: aligned };
         let outcome = self.submit(op, &mut Completion::new()).await;
-        let aligned = outcome.data.into_in();
-        let mut at = 0;
-        for piece in aligned.pieces() {
-            at += into.copy_from(at, piece);
+        // Memory that was not filled holds what others left there.
+        if outcome.result.is_ok() {
+            let mut at = 0;
+            for piece in outcome.data.into_in().pieces() {
+                at += into.copy_from(at, piece);
+            }
         }
         done.complete(Outcome::with(outcome.result, Data::In(into)));
     }
