@@ -245,7 +245,8 @@ sections! {
         /// move from one to the other. Only one of them may have initiators or hosts at a time, for they know nothing
         /// of each other's commands and reservations. A block device is served by one process.
         shared: bool = or(false) => Live;
-        /// Whether each write is on the medium before it is answered (no volatile write cache).
+        /// Whether each write is on the medium before it is answered (no volatile write cache). Taken back while it is
+        /// served, it stays so for SCSI initiators until they switch the cache on, or the service starts again.
         write_through: bool = or(false) => Attention;
         /// Whether the page cache is passed by (O_DIRECT).
         direct: bool = or(false) => Live;
