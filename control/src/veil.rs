@@ -50,13 +50,13 @@ impl Place {
 struct Spans {
     hidden: Vec<Range<usize>>,
     /// Keys and values: what looks like a comment in them is none.
-    known: Vec<Range<usize>>,
+    quoted: Vec<Range<usize>>,
 }
 
 impl Spans {
     fn table(&mut self, table: &DeTable<'_>, place: Place) {
         for (key, value) in table {
-            self.known.push(key.span());
+            self.quoted.push(key.span());
             self.value(value.get_ref(), value.span(), place.of(key.get_ref()));
         }
     }
@@ -68,24 +68,29 @@ impl Spans {
                 let place = if matches!(place, Place::Shown) { place } else { Place::Unknown };
                 all.iter().for_each(|item| self.value(item.get_ref(), item.span(), place));
             }
-            (_, Place::Shown) => self.known.push(span),
-            _ => self.hidden.push(span),
+            (_, Place::Shown) => self.quoted.push(span),
+            _ => {
+                self.quoted.push(span.clone());
+                self.hidden.push(span);
+            }
         }
     }
 
-    /// Comments that may be settings that were taken out.
+    /// Comments that may be settings that were taken out: what stands behind their marks.
     fn comments(&mut self, text: &str) {
-        let is_within = |at: usize, all: &[Range<usize>]| all.iter().any(|span| span.contains(&at));
-        let mut line = 0;
-        for whole in text.split_inclusive('\n') {
-            let marks = whole.match_indices('#').map(|(at, _)| line + at);
-            let mut marks = marks.filter(|at| !is_within(*at, &self.known) && !is_within(*at, &self.hidden));
-            if let Some(at) = marks.next()
-                && text[at..line + whole.len()].contains('=')
-            {
-                self.hidden.push(at + 1..line + whole.trim_end().len());
+        self.quoted.sort_by_key(|span| span.start);
+        let (mut at, mut next) = (0, 0);
+        while let Some(mark) = text[at..].find('#').map(|found| at + found) {
+            next += self.quoted[next..].iter().take_while(|span| span.end <= mark).count();
+            if let Some(span) = self.quoted.get(next).filter(|span| span.start <= mark) {
+                at = span.end;
+                continue;
             }
-            line += whole.len();
+            at = text[mark..].find('\n').map_or(text.len(), |found| mark + found);
+            let words = mark + 1..mark + text[mark..at].trim_end().len();
+            if text[words.clone()].contains('=') {
+                self.hidden.push(words);
+            }
         }
     }
 }
@@ -102,11 +107,17 @@ pub fn without_secrets(text: &str) -> String {
     spans.table(root.get_ref(), Place::Root);
     spans.comments(text);
     spans.hidden.sort_by_key(|span| span.start);
-    let mut shown = text.to_owned();
-    for span in spans.hidden.into_iter().rev() {
-        let is_comment = text[..span.start].ends_with('#');
-        shown.replace_range(span, &if is_comment { format!(" {HIDDEN}") } else { format!("\"{HIDDEN}\"") });
+    let (mut shown, mut at) = (String::with_capacity(text.len()), 0);
+    for span in spans.hidden {
+        // One may lie within the last: a key that is named twice has one place only.
+        if span.start >= at {
+            shown.push_str(&text[at..span.start]);
+            let is_comment = shown.ends_with('#');
+            shown.push_str(&if is_comment { format!(" {HIDDEN}") } else { format!("\"{HIDDEN}\"") });
+        }
+        at = at.max(span.end);
     }
+    shown.push_str(&text[at..]);
     shown
 }
 
@@ -137,10 +148,12 @@ mod tests {
             "[[secrets]]\nof = [['horse'], { a = 'horse' }]",
             "[user.u]\n# secret = 'horse'\nsecret = { file = '/x' } # was = 'horse'",
             "[user.u]\nsecret = 'horse",
+            "user.\"#\".role = \"x\"\nuser.\"#\".secret = \"a long horse, longer than what stands in its place\"",
         ] {
             assert!(!without_secrets(text).contains("horse"), "{text}: {}", without_secrets(text));
         }
         assert_eq!(without_secrets("user = { u = { sceret = 'horse' } }"), "user = { u = { sceret = \"(hidden)\" } }");
         assert_eq!(without_secrets("# a = b\r\n# no more\n"), "# (hidden)\r\n# no more\n");
+        assert_eq!(without_secrets(&"#=\n".repeat(1 << 20)), "# (hidden)\n".repeat(1 << 20), "and soon");
     }
 }

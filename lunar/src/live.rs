@@ -446,6 +446,10 @@ impl Running for Live {
     fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
         let is_first = self.coming.accesses.is_none();
         let ready = self.prepare_step(change, wanted);
+        if ready.is_err() {
+            // What failed may have locked a file already, and is not rolled back.
+            self.volumes.values().for_each(|own| own.volume.settle());
+        }
         if ready.is_err() && is_first {
             // Nothing is prepared that would be rolled back.
             self.coming = Coming::default();

@@ -383,6 +383,16 @@ impl<T: Transfer> Transfer for Both<'_, T> {
     }
 
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        // Whoever carries this out keeps what came before: enough of those who waited for more would have all.
+        let first = if offset == 0 { len.min(self.first) } else { 0 };
+        let mut data = if first > 0 { self.halves[0].pull(0, first).await? } else { Sg::default() };
+        if first < len {
+            data.append(self.pull_beside(offset + first, len - first).await?);
+        }
+        Ok(data)
+    }
+
+    async fn pull_beside(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
         let mut data = Sg::default();
         while data.len() < len {
             let (at, left) = (offset + data.len(), len - data.len());
@@ -390,11 +400,7 @@ impl<T: Transfer> Transfer for Both<'_, T> {
                 0 => (self.halves[1], at - self.first, left),
                 first => (self.halves[0], at, left.min(first)),
             };
-            // Whoever carries this out keeps what came before: enough of those who waited for more would have all.
-            data.append(match at {
-                0 => half.pull(from, count).await?,
-                _ => half.pull_beside(from, count).await?,
-            });
+            data.append(half.pull_beside(from, count).await?);
         }
         Ok(data)
     }

@@ -708,6 +708,10 @@ fn a_fused_operation_does_not_hold_memory_while_it_waits_for_more() {
     let half = Half(arena.clone());
     let both = Both { halves: [&half, &half], first: LEN };
     assert_eq!(at_once(both.pull(0, 2 * LEN)).map(|data| data.len()), Ok(2 * LEN));
+    // In pieces that are larger than a half, or reach from one into the other.
+    let pieces = [both.pull(0, LEN + 512)].map(at_once).into_iter().chain([at_once(both.pull_beside(LEN + 512, 512))]);
+    assert_eq!(pieces.map(|data| data.map(|data| data.len())).collect::<Vec<_>>(), [Ok(LEN + 512), Ok(512)]);
+    assert_eq!(at_once(both.pull_beside(LEN - 512, 1024)).map(|data| data.len()), Ok(1024));
     // Room for one half.
     let first = arena.take_sg(LEN).expect("room");
     let rest: Vec<_> = std::iter::from_fn(|| arena.take_sg(lunar_core::mem::PAGE)).collect();
