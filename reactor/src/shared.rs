@@ -36,15 +36,17 @@ pub fn losses() -> usize {
     LOSSES.load(Ordering::SeqCst)
 }
 
-/// Whether a region is not shared any more: what is read there is not the peer's, and the peer does not see what is
-/// written.
+/// Whether one of these regions is not shared any more: what is read there is not the peer's, and the peer does not see
+/// what is written.
 #[must_use]
-pub fn is_lost(region: &Region) -> bool {
-    let Some(first) = region.slice(0, 1) else { return false };
-    let at = first.as_ptr().addr();
-    MAPPED.iter().zip(&LOST).any(|((base, len), lost)| {
-        lost.load(Ordering::SeqCst) && at.wrapping_sub(base.load(Ordering::SeqCst)) < len.load(Ordering::SeqCst)
-    })
+pub fn is_lost<'a>(mut regions: impl Iterator<Item = &'a Region>) -> bool {
+    if losses() == 0 {
+        return false;
+    }
+    let lost = MAPPED.iter().zip(&LOST).filter(|(_, lost)| lost.load(Ordering::SeqCst));
+    let lost: Vec<_> = lost.map(|((base, len), _)| (base.load(Ordering::SeqCst), len.load(Ordering::SeqCst))).collect();
+    let holds = |at: usize| lost.iter().any(|(base, len)| at.wrapping_sub(*base) < *len);
+    regions.any(|region| region.slice(0, 1).is_some_and(|first| holds(first.as_ptr().addr())))
 }
 
 /// Keeps a mapping, and its place in the table.
@@ -203,10 +205,10 @@ mod tests {
         let mut read = [1; 4];
         assert!(region.read(4096, &mut read) && read == [0; 4]);
         assert!(region.write(0, b"again"));
-        assert!(losses() > before && is_lost(&region) && !is_lost(&other));
+        assert!(losses() > before && is_lost([&other, &region].into_iter()) && !is_lost([&other].into_iter()));
         drop(region);
         ftruncate(&file, 8192).expect("room");
-        assert!(!is_lost(&map(&file, 0, 8192, true).expect("mapped")), "its place is another's");
+        assert!(!is_lost([&map(&file, 0, 8192, true).expect("mapped")].into_iter()), "its place is another's");
     }
 
     #[test]

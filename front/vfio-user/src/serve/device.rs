@@ -241,6 +241,7 @@ impl Device {
             self.with(Machine::fail);
         }
         self.is_stopped.set(false);
+        self.look_for_losses();
         self.look_again();
     }
 
@@ -479,14 +480,22 @@ impl Device {
     fn has_lost_memory(&self) -> bool {
         let losses = losses();
         if losses != self.losses.replace(losses) {
-            let is_lost = self.machine().memory.regions().any(is_lost);
-            if is_lost && !self.has_lost.replace(true) {
-                self.log("memory of its guest is gone: cut off, or without room, or broken; the controller has failed");
-                self.is_stopped.set(true);
-                self.with(Machine::fail);
-            }
+            self.look_for_losses();
         }
         self.has_lost.get()
+    }
+
+    /// Fails the controller as long as some of the guest's memory is gone: until it is mapped anew.
+    fn look_for_losses(&self) {
+        let has_lost = is_lost(self.machine().memory.regions());
+        if has_lost && !self.has_lost.get() {
+            self.log("memory of its guest is gone: cut off, or without room, or broken; the controller has failed");
+        }
+        self.has_lost.set(has_lost);
+        if has_lost {
+            self.is_stopped.set(true);
+            self.with(Machine::fail);
+        }
     }
 
     /// A command lets go of its slot.
