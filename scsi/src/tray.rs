@@ -11,9 +11,10 @@ use crate::lu::{Change, LogicalUnit, MediumState};
 use crate::nexus::Nexus;
 use crate::sense::{Asc, Sense, SenseKey};
 use crate::target::Target;
-use lunar_core::io::{Completion, Data, Fault, Io, Op, submit};
+use lunar_core::io::Fault;
 use lunar_core::medium::MediumKind;
 use lunar_core::range::Span;
+use lunar_core::step::flush_now;
 use std::fmt;
 
 /// Where the medium of a unit is.
@@ -225,9 +226,7 @@ impl Target {
         if lu.unit.read_only {
             return Ok(());
         }
-        let io = Io { op: Op::Flush, offset: 0, data: Data::None };
-        let flushed = submit(&*lu.unit.store, io, &mut Completion::new()).await.result;
-        if let Err(fault) = flushed {
+        if let Err(fault) = flush_now(&lu.unit).await {
             self.place(lu, Tray::Loaded, by).await;
             return Err(Stuck::Store(fault));
         }

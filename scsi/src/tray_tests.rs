@@ -4,6 +4,7 @@ use crate::fuzzing::{Memory, Rig, at_once};
 use crate::lun::Lun;
 use crate::target::Everywhere;
 use crate::task::{TaskFunction, TaskResponse};
+use lunar_core::io::Op;
 use lunar_core::reserve::SharedUnits;
 use std::cell::RefCell;
 use std::pin::Pin;

@@ -145,7 +145,9 @@ impl CommandType for WriteZeroes {
         let (offset, len) = range(sqe, cx.namespace()?)?;
         let unmap = sqe.cdw(12) & DEALLOCATE != 0;
         let fill = Step::Fill { offset, len, pattern: Vec::new(), unmap };
-        Ok(if durable(sqe, cx) { Plan::Steps(vec![fill, Step::Flush]) } else { Plan::Do(fill) })
+        // Without a cache a flush follows anyway.
+        let is_forced = sqe.cdw(12) & FORCE_UNIT_ACCESS != 0;
+        Ok(if is_forced { Plan::Steps(vec![fill, Step::Flush]) } else { Plan::Do(fill) })
     }
 }
 

@@ -129,7 +129,8 @@ impl CommandType for Copy {
             steps.push(Step::Copy { from: unit, at: from, offset, len });
             at += blocks;
         }
-        if sqe.cdw(12) & FORCE_UNIT_ACCESS != 0 || !cx.controller().caches_writes() {
+        // Without a cache one follows anyway.
+        if sqe.cdw(12) & FORCE_UNIT_ACCESS != 0 {
             steps.push(Step::Flush);
         }
         Ok(Plan::Steps(steps))
