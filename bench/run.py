@@ -90,8 +90,11 @@ def running(target: Target):
         target.pause()
 
 
-def measure_rows(how: Setup, all_of: list[Target], chosen: list[Row], rounds: int, seconds: float) -> dict:
-    """Every row on every target, round by round: what changes on the machine hits all alike."""
+def measure_rows(
+    how: Setup, all_of: list[Target], chosen: list[Row], rounds: int, seconds: float
+) -> tuple[dict, list[str]]:
+    """Every row on every target, round by round: what changes on the machine hits all alike. And the runs that failed."""
+    failed: list[str] = []
     samples: dict[str, dict[str, list]] = {row.key: {} for row in chosen}
     for number in range(1, rounds + 1):
         for row in chosen:
@@ -100,6 +103,7 @@ def measure_rows(how: Setup, all_of: list[Target], chosen: list[Row], rounds: in
                     try:
                         one = measure.sample(how, target, row, seconds)
                     except Unavailable as why:
+                        failed.append(f"{target.name}, {row.title}: {str(why).strip().splitlines()[-1]}")
                         print(f"{target.name}, {row.title}: {why}", file=sys.stderr)
                         continue
                 if one is None:
@@ -107,7 +111,8 @@ def measure_rows(how: Setup, all_of: list[Target], chosen: list[Row], rounds: in
                 samples[row.key].setdefault(target.name, []).append(one)
                 found = f"{one.iops:>10.0f}/s {one.target_us_per_io:8.3f} us"
                 print(f"{number}/{rounds} {row.title:<44} {target.name:<6} {found}", file=sys.stderr)
-    return {key: {name: measure.middle(runs) for name, runs in by.items()} for key, by in samples.items()}
+    middles = {key: {name: measure.middle(runs) for name, runs in by.items()} for key, by in samples.items()}
+    return middles, failed
 
 
 def measure_extras(how: Setup, all_of: list[Target], rounds: int, seconds: float) -> dict:
@@ -166,7 +171,7 @@ def main() -> int:
             print(f"there is nothing to measure: {'; '.join(missing.values())}", file=sys.stderr)
             return 1
         machine = report.machine(how.folder)
-        table = measure_rows(how, all_of, chosen, options.rounds, options.time)
+        table, failed = measure_rows(how, all_of, chosen, options.rounds, options.time)
         extras: dict = {}
         if not options.no_extras and options.protocol in EXTRAS:
             extras = EXTRAS[options.protocol](how, all_of, running)
@@ -185,6 +190,7 @@ def main() -> int:
         "seconds": options.time,
         "targets": [target.name for target in all_of],
         "missing": missing,
+        "failed": failed,
         "notes": notes,
         "rows": [{"key": row.key, "title": row.title, "group": row.group, "targets": table[row.key]} for row in chosen],
         "extras": extras,
@@ -194,7 +200,9 @@ def main() -> int:
     plots = report.plots(found, chosen, results, name)
     (results / f"{name}.md").write_text(report.markdown(found, plots))
     print(results / f"{name}.md")
-    return 0
+    if failed:
+        print(f"{len(failed)} runs failed", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ use crate::journal::Topic;
 use crate::work::{Ask, Outcome, Problem, Reply, noted};
 use lunar_control::Plan;
 use lunar_control::api::ProblemDetails;
-use lunar_control::config::{Config, Kind};
+use lunar_control::config::Kind;
 use lunar_control::document::{Edit, Keys, Refused};
 use lunar_control::model::StoreKind;
 use lunar_control::value::{FilePath, Textual};
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -175,7 +176,7 @@ pub fn start(control: &mut dyn Control, ask: &Ask) -> Outcome {
         name: order.name.clone(),
         keys: Keys(keys.as_object().cloned().unwrap_or_default()),
     };
-    let work = Work { from, to: to.text().into(), share: order.share, is_still: is_still(config, &name) };
+    let mut work = Work { from, to: to.text().into(), share: order.share, is_still: false };
     // Before anything is copied: whether it could become a volume at all.
     control.plan_edits(std::slice::from_ref(&create))?;
     if work.to.exists() {
@@ -188,10 +189,15 @@ pub fn start(control: &mut dyn Control, ask: &Ask) -> Outcome {
         ProblemDetails::new("/problems/busy", "Too much at once", 503, why.into())
     };
     let copy = copy.ok_or_else(busy)?;
+    // Who shares blocks does it at once. While a change goes on, those whom it keeps out may still write.
+    let still = if order.share || control.settling().is_some() { None } else { control.hold_still(&name) };
+    work.is_still = still.is_some();
     let view = copy.view();
     let (desk, common, who) = (ask.desk.clone(), ask.common.clone(), ask.who.name.clone());
     let carry_out = move || {
-        if let Err(why) = carry_out(&work, &copy) {
+        let filled = carry_out(&work, &copy);
+        drop(still);
+        if let Err(why) = filled {
             *copy.end() = Some(Err(why));
             return;
         }
@@ -224,13 +230,6 @@ fn changed(desk: &Desk, edit: Edit, who: &str) -> Result<Plan, String> {
             (None, wait) => wait.into_iter().for_each(|wait| wait()),
         }
     }
-}
-
-/// Whether nobody can write to a volume: it can only be read, or wherever it is seen.
-fn is_still(config: &Config, volume: &str) -> bool {
-    let mut luns = config.groups.values().flat_map(|group| group.luns.0.values());
-    config.volumes.get(volume).is_some_and(|volume| volume.read_only)
-        || luns.all(|lun| lun.volume.name() != volume || lun.read_only)
 }
 
 /// Makes the new file, whole and on the medium, or leaves none.
@@ -270,24 +269,30 @@ fn fill(work: &Work, copy: &Copy, (from, to): (&File, &File)) -> Result<(), Stri
 }
 
 /// Copies what is there; holes stay holes.
-fn pieces(from: &File, to: &File, copy: &Copy) -> Result<(), Errno> {
+fn pieces(from: &File, to: &File, copy: &Copy) -> io::Result<()> {
+    let too_short = || io::Error::new(io::ErrorKind::UnexpectedEof, "what is copied became shorter meanwhile");
     rustix::fs::ftruncate(to, copy.total)?;
     let mut at = 0;
     while at < copy.total && !copy.stop.load(Ordering::Relaxed) {
         let data = match seek(from, SeekFrom::Data(at)) {
             Ok(data) => data,
             Err(Errno::NXIO) => break,
-            Err(why) => return Err(why),
+            Err(why) => return Err(why.into()),
         };
         let end = seek(from, SeekFrom::Hole(data))?.min(copy.total);
         let (mut read, mut write) = (data, data);
         let wanted = usize::try_from((end.saturating_sub(data)).min(PIECE)).unwrap_or(usize::MAX);
-        // What is cut off meanwhile is not there any more.
-        if wanted == 0 || copy_file_range(from, Some(&mut read), to, Some(&mut write), wanted)? == 0 {
+        if wanted == 0 {
             break;
+        }
+        if copy_file_range(from, Some(&mut read), to, Some(&mut write), wanted)? == 0 {
+            return Err(too_short());
         }
         at = read;
         copy.done.store(at, Ordering::Relaxed);
+    }
+    if from.metadata()?.len() < copy.total {
+        return Err(too_short());
     }
     copy.done.store(copy.total, Ordering::Relaxed);
     Ok(())
@@ -317,6 +322,23 @@ mod tests {
         assert!(!to.exists());
         carry_out(&work, &enter()).expect("nothing is in its way");
         assert_eq!(std::fs::read(&to).expect("it is there"), [7; 4096]);
+        let _ = std::fs::remove_dir_all(&folder);
+    }
+
+    #[test]
+    fn what_ends_too_early_is_no_copy() {
+        let folder = std::env::temp_dir().join(format!("lunar-copy-short-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let (from, to) = (folder.join("from"), folder.join("to"));
+        std::fs::write(&from, [7; 4096]).expect("a file");
+        let files = || (File::open(&from).expect("it is there"), File::create(&to).expect("a file"));
+        let copied = |total| {
+            let (from, to) = files();
+            pieces(&from, &to, &Copies::default().enter("a copy".into(), total).expect("there is room"))
+        };
+        copied(4096).expect("it is whole");
+        let why = copied(8192).expect_err("half of it is not there");
+        assert!(why.to_string().contains("shorter"), "{why}");
         let _ = std::fs::remove_dir_all(&folder);
     }
 }

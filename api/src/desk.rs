@@ -7,6 +7,7 @@ use lunar_control::check::{Checked, Outside};
 use lunar_control::document::Edit;
 use lunar_control::live::{Later, Live, Motion};
 use lunar_control::manager::Failure;
+use lunar_control::still::Still;
 use lunar_control::versions::Versions;
 use lunar_control::{Manager, Plan};
 use serde_json::Value as Json;
@@ -52,6 +53,8 @@ pub trait Control {
     /// # Errors
     /// As that.
     fn reload(&mut self) -> Result<Plan, Failure>;
+    /// [`Manager::hold_still`].
+    fn hold_still(&mut self, volume: &str) -> Option<Still>;
     /// [`Live::sessions`].
     fn sessions(&mut self) -> Vec<SessionView>;
     /// [`Live::kick`].
@@ -62,7 +65,7 @@ pub trait Control {
     fn machines(&mut self) -> Vec<MachineView>;
     /// [`Live::isns`].
     fn isns(&mut self) -> Option<IsnsView>;
-    /// [`Live::troubles`].
+    /// [`Live::troubles`], and [`Manager::refused`].
     fn troubles(&mut self) -> Vec<String>;
     /// [`Live::medium`].
     fn medium(&mut self, volume: &str) -> Option<MediumView>;
@@ -109,6 +112,10 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         Self::reload(self, SystemTime::now())
     }
 
+    fn hold_still(&mut self, volume: &str) -> Option<Still> {
+        Self::hold_still(self, volume)
+    }
+
     fn sessions(&mut self) -> Vec<SessionView> {
         self.running().sessions()
     }
@@ -130,7 +137,8 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
     }
 
     fn troubles(&mut self) -> Vec<String> {
-        self.running().troubles()
+        let refused = self.refused().map(str::to_owned);
+        refused.into_iter().chain(self.running().troubles()).collect()
     }
 
     fn medium(&mut self, volume: &str) -> Option<MediumView> {

@@ -77,7 +77,7 @@ fn takes(takes: Takes) -> &'static str {
         Takes::Changes(_) => "keys, null takes one out",
         Takes::Copy => "`name`, `path`, `share`, `read-only`",
         Takes::Ejection => "`forced`",
-        Takes::Mapping => "`volume`, `read-only`, `namespace`",
+        Takes::Mapping => "`volume`, `read-only`, `namespace`, `metadata`",
         Takes::Text => "a configuration as TOML",
     }
 }

@@ -6,12 +6,14 @@ use crate::rehearsal::Service;
 use crate::rights::{Door, Peer, Tokens};
 use crate::routes::{Route, Takes, routes};
 use crate::server::{State, router};
-use crate::work::Common;
-use axum::body::{Body, to_bytes};
+use crate::work::{Common, Run};
+use axum::body::Body;
 use axum::http::Request;
+use futures_util::StreamExt;
 use std::cell::RefCell;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::runtime::Runtime;
@@ -39,6 +41,9 @@ const PIPE: usize = 64 << 10;
 /// How long a connection is listened to: a stream of events has no end.
 const LISTEN: Duration = Duration::from_millis(50);
 
+/// Each thread of a process has its own.
+static FIXTURES: AtomicU32 = AtomicU32::new(0);
+
 /// A service, and the routes to it.
 struct Fixture {
     service: Service,
@@ -56,23 +61,24 @@ impl Drop for Fixture {
 }
 
 impl Fixture {
-    /// `None`: this machine has no place for it.
-    fn new() -> Option<Self> {
+    fn new() -> Self {
         // Where nothing waits for a disk.
         let shared = PathBuf::from("/dev/shm");
         let parent = if shared.is_dir() { shared } else { std::env::temp_dir() };
-        let folder = parent.join(format!("lunar-api-fuzz-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).ok()?;
+        let number = FIXTURES.fetch_add(1, Ordering::Relaxed);
+        let folder = parent.join(format!("lunar-api-fuzz-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("there is room for a folder");
         let text = format!("api.socket = '{}'\n{TEXT}", folder.join("api.sock").display());
         let mut file = std::fs::OpenOptions::new();
         file.create(true).truncate(true).write(true).mode(0o600);
-        std::io::Write::write_all(&mut file.open(folder.join("lunar.toml")).ok()?, text.as_bytes()).ok()?;
-        let service = Service::start(&folder, Vec::new()).ok()?;
-        let tokens = service.with(|control| Tokens::of(control.current()))?;
+        let mut file = file.open(folder.join("lunar.toml")).expect("there is room for a file");
+        std::io::Write::write_all(&mut file, text.as_bytes()).expect("there is room for a small file");
+        let service = Service::start(&folder, Vec::new()).expect("the configuration is right");
+        let tokens = service.with(|control| Tokens::of(control.current())).expect("the service has just begun");
         let common = Common::new(service.journal.clone(), "1", SystemTime::now());
         let state = State::new(service.desk.clone(), common, Door { owner: OWNER, group: None, tokens });
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-        Some(Self { service, folder, text, router: router(&state), routes: routes(), runtime })
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+        Self { service, folder, text, router: router(&state), routes: routes(), runtime }
     }
 
     /// Begins again if there is too much of it.
@@ -86,25 +92,24 @@ impl Fixture {
         assert!(self.service.with(trim).is_some(), "the service has ended");
     }
 
-    /// A connection that carries these bytes: what comes back.
-    fn connection(&self, peer: Peer, data: &[u8]) -> Vec<u8> {
-        let router = self.router.clone();
-        self.runtime.block_on(async move {
-            let (mut near, far) = duplex(PIPE);
-            let talk = async move {
-                let mut answer = Vec::new();
-                if near.write_all(data).await.is_ok() && near.shutdown().await.is_ok() {
-                    let _ = near.read_to_end(&mut answer).await;
-                }
-                answer
-            };
-            let both = async { tokio::join!(talk, serve_requests(far, peer, router)).0 };
-            timeout(LISTEN, both).await.unwrap_or_default()
-        })
+    /// A connection that carries these bytes and, if it `shuts`, nothing more: what comes back in that time.
+    fn connection(&self, peer: Peer, data: &[u8], shuts: bool, patience: Duration) -> Heard {
+        let (router, mut bytes) = (self.router.clone(), Vec::new());
+        let (mut near, far) = duplex(PIPE);
+        let talk = async {
+            let sent = near.write_all(data).await;
+            if sent.is_ok() && (!shuts || near.shutdown().await.is_ok()) {
+                // It keeps what came before it is given up.
+                while near.read_buf(&mut bytes).await.is_ok_and(|count| count > 0) {}
+            }
+        };
+        let both = async { tokio::join!(talk, serve_requests(far, peer, router)) };
+        let is_whole = self.runtime.block_on(async { timeout(patience, both).await.is_ok() });
+        Heard { status: None, bytes, is_whole }
     }
 
-    /// A request for a route: its status, and what comes back.
-    fn request(&self, peer: Peer, route: &Route, mut words: std::str::Split<'_, char>) -> Option<(u16, Vec<u8>)> {
+    /// A request for a route; `None` if its words make none.
+    fn request(&self, peer: Peer, route: &Route, mut words: std::str::Split<'_, char>) -> Option<Heard> {
         let mut path = route.path.clone();
         for name in route.parameters() {
             path = path.replace(&format!("{{{name}}}"), words.next().unwrap_or("v"));
@@ -118,11 +123,26 @@ impl Fixture {
         let (mut router, request) = (self.router.clone(), request.ok()?);
         Some(self.runtime.block_on(async move {
             let Ok(response) = router.call(request).await;
-            let status = response.status().as_u16();
-            let body = timeout(LISTEN, to_bytes(response.into_body(), usize::MAX)).await;
-            (status, body.ok().and_then(Result::ok).unwrap_or_default().into())
+            let (status, mut bytes) = (Some(response.status().as_u16()), Vec::new());
+            let mut body = response.into_body().into_data_stream();
+            let all = async {
+                while let Some(Ok(part)) = body.next().await {
+                    bytes.extend_from_slice(&part);
+                }
+            };
+            let is_whole = timeout(LISTEN, all).await.is_ok();
+            Heard { status, bytes, is_whole }
         }))
     }
+}
+
+/// What came back.
+struct Heard {
+    /// Of a request for a route.
+    status: Option<u16>,
+    bytes: Vec<u8>,
+    /// Whether it has ended, and was not only given up.
+    is_whole: bool,
 }
 
 /// Any bytes: who asks, how, and what.
@@ -130,37 +150,58 @@ impl Fixture {
 /// # Panics
 /// When something is wrong, for that is what a fuzzer looks for.
 pub fn fuzz_request(data: &[u8]) {
-    thread_local! {
-        static FIXTURE: RefCell<Option<Fixture>> = RefCell::new(Fixture::new());
-    }
     let [who, what, data @ ..] = data else { return };
-    let peer = match who % 4 {
+    with_fixture(|fixture| {
+        let peer = peer(*who);
+        let Some(route) = fixture.routes.get(usize::from(*what)) else {
+            return check(*who, &fixture.connection(peer, data, true, LISTEN));
+        };
+        let text = String::from_utf8_lossy(data);
+        if let Some(heard) = fixture.request(peer, route, text.split('\n')) {
+            let is_stream = matches!(route.run, Run::Events);
+            assert!(heard.is_whole || is_stream, "{} {} has no end", route.method.word(), route.path);
+            check(*who, &heard);
+        }
+    });
+}
+
+/// Does something with this thread's service, which begins again if there is too much of it.
+fn with_fixture(work: impl FnOnce(&Fixture)) {
+    thread_local! {
+        static FIXTURE: RefCell<Option<Fixture>> = const { RefCell::new(None) };
+    }
+    FIXTURE.with_borrow_mut(|fixture| {
+        let fixture = fixture.get_or_insert_with(Fixture::new);
+        work(fixture);
+        fixture.trim();
+    });
+}
+
+fn peer(who: u8) -> Peer {
+    match who % 4 {
         0 => Peer::Local { user: OWNER + 1, group: 0 },
         1 => Peer::Remote(([192, 0, 2, 1], 9).into()),
         _ => Peer::Local { user: OWNER, group: 0 },
-    };
-    FIXTURE.with_borrow(|fixture| {
-        let Some(fixture) = fixture else { return };
-        let (status, answer) = match fixture.routes.get(usize::from(*what)) {
-            Some(route) => {
-                let text = String::from_utf8_lossy(data);
-                let Some(answer) = fixture.request(peer, route, text.split('\n')) else { return };
-                answer
-            }
-            None => (0, fixture.connection(peer, data)),
-        };
-        let text = String::from_utf8_lossy(&answer);
-        assert!(!SECRETS.iter().any(|secret| text.contains(secret)), "a secret is shown: {text}");
-        if who % 4 < 2 {
-            assert!([0, 401, 403].contains(&status) && !text.contains("HTTP/1.1 200"), "{status}: {text}");
-        }
-        fixture.trim();
-    });
+    }
+}
+
+/// Whether what came back is for those who asked.
+fn check(who: u8, heard: &Heard) {
+    let (status, text) = (heard.status, String::from_utf8_lossy(&heard.bytes));
+    assert!(status.is_none_or(|status| (200..600).contains(&status)), "{status:?}: {text}");
+    assert!(!SECRETS.iter().any(|secret| text.contains(secret)), "a secret is shown: {text}");
+    if who % 4 < 2 {
+        let is_refused = status.is_none_or(|status| [401, 403].contains(&status));
+        assert!(is_refused && !text.contains("HTTP/1.1 200"), "{status:?}: {text}");
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nothing that is not a stream of events takes so long.
+    const PATIENCE: Duration = Duration::from_secs(30);
 
     #[test]
     fn whatever_is_sent_is_answered() {
@@ -175,13 +216,37 @@ mod tests {
         for data in [
             "GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n",
             "POST /v1/volume/x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n{}",
-            "GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n",
             "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             "\r\n\r\n",
-            "GET http://[::1/ HTTP/1.1\r\n\r\n",
         ] {
             for who in 0..3 {
                 fuzz_request(&[&[who, 255], data.as_bytes()].concat());
+            }
+        }
+    }
+
+    #[test]
+    fn whole_requests_are_answered_and_answers_end() {
+        let ends = "Host: x\r\nConnection: close\r\n";
+        for (data, status) in [
+            (format!("GET /v1/status HTTP/1.1\r\n{ends}\r\n"), "200"),
+            (format!("POST /v1/volume/x HTTP/1.1\r\n{ends}Content-Length: 2\r\n\r\n{{}}"), "4"),
+            (format!("DELETE /v1/nothing HTTP/1.1\r\n{ends}\r\n"), "4"),
+            (format!("GET http://[::1/ HTTP/1.1\r\n{ends}\r\n"), "400"),
+            (format!("GET /v1/events HTTP/1.1\r\n{ends}\r\n"), "200"),
+        ] {
+            for who in 0..3 {
+                with_fixture(|fixture| {
+                    // A stream of events is the one answer that does not end.
+                    let is_stream = data.contains("/v1/events") && who == 2;
+                    let patience = if is_stream { LISTEN } else { PATIENCE };
+                    let heard = fixture.connection(peer(who), data.as_bytes(), false, patience);
+                    let text = String::from_utf8_lossy(&heard.bytes);
+                    let begins = format!("HTTP/1.1 {}", if who == 2 { status } else { "4" });
+                    assert!(text.starts_with(&begins), "{who} {data}: {text}");
+                    assert_eq!(heard.is_whole, !is_stream, "{who} {data}: {text}");
+                    check(who, &heard);
+                });
             }
         }
     }

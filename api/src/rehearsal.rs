@@ -13,6 +13,7 @@ use lunar_control::plan::Change;
 use lunar_control::rehearsal::{Ready, Rehearsal};
 use lunar_control::{Manager, Plan};
 use serde_json::Value as Json;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
@@ -32,6 +33,10 @@ struct Model {
 
 impl Running for Model {
     type Prepared = Ready;
+
+    fn expect(&mut self, volumes: BTreeSet<String>) {
+        self.things.expect(volumes);
+    }
 
     fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
         let is_first = !self.is_asked;

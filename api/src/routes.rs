@@ -223,7 +223,14 @@ fn whole() -> Vec<Route> {
             "The text of the configuration, without secrets.",
         ),
         post("/v1/plan", "plan", Text, Gives::Plan, Run::Job(work::plan), "What putting a text in force would do."),
-        post("/v1/diff", "diff", Text, Gives::Text, Run::Job(work::diff), "How a text differs from that in force."),
+        post(
+            "/v1/diff",
+            "diff",
+            Text,
+            Gives::Text,
+            Run::Job(work::diff),
+            "How a text, or without one the file as it stands, differs from what is in force.",
+        ),
         post(
             "/v1/apply",
             "apply",

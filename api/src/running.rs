@@ -8,6 +8,7 @@ use crate::server::State;
 use crate::work::Common;
 use lunar_control::check::Checked;
 use lunar_control::model::{self, ApiListener};
+use lunar_control::secret::Secret;
 use lunar_control::value::Textual;
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -29,7 +30,8 @@ pub struct Api {
     socket: Option<Socket>,
     /// What the configuration says of the socket that is served.
     asked: Option<model::Api>,
-    remote: BTreeMap<String, (ApiListener, TcpListener)>,
+    /// Listeners, as they were configured, with what their certificates are.
+    remote: BTreeMap<String, (ApiListener, Option<Secret>, TcpListener)>,
     coming: Option<Coming>,
 }
 
@@ -94,9 +96,12 @@ impl Api {
             true => None,
             false => Some(self.bind_socket(&config.api)?),
         };
-        let known = |name: &String| self.remote.get(name).map(|(listener, _)| listener);
+        let is_as_before = |name: &String, listener: &ApiListener| {
+            let known = self.remote.get(name).map(|(known, certificate, _)| (known, certificate.as_ref()));
+            known == Some((listener, wanted.certificate(name)))
+        };
         let mut listeners = Vec::new();
-        for (name, listener) in config.api_listeners.iter().filter(|(name, listener)| known(name) != Some(*listener)) {
+        for (name, listener) in config.api_listeners.iter().filter(|(name, listener)| !is_as_before(name, listener)) {
             let (bound, tls) = self.bind(listener)?;
             listeners.push((name.clone(), listener.clone(), bound, tls));
         }
@@ -120,7 +125,7 @@ impl Api {
         for (name, listener, bound, tls) in listeners {
             // A second handle keeps the address for whoever takes it over.
             if let Ok(handle) = bound.try_clone() {
-                self.remote.insert(name.clone(), (listener, handle));
+                self.remote.insert(name.clone(), (listener, wanted.certificate(&name).cloned(), handle));
             }
             self.thread.open(&name, Listener::Remote(bound, tls));
         }
@@ -150,7 +155,7 @@ impl Api {
     /// The address of a listener: that which the system chose if port 0 was asked for.
     #[must_use]
     pub fn address(&self, listener: &str) -> Option<SocketAddr> {
-        self.remote.get(listener)?.1.local_addr().ok()
+        self.remote.get(listener)?.2.local_addr().ok()
     }
 
     fn serve_socket(&mut self, new: NewSocket) {
@@ -220,9 +225,9 @@ impl Api {
             ErrorKind::AddrNotAvailable => format!("{address} is no address of this machine"),
             _ => format!("{address}: {why}"),
         };
-        let there = self.remote.values().find(|(known, _)| known.address.0 == address);
+        let there = self.remote.values().find(|(known, ..)| known.address.0 == address);
         let listener = match there {
-            Some((_, listener)) => listener.try_clone(),
+            Some((.., listener)) => listener.try_clone(),
             None => TcpListener::bind(address),
         };
         let tls = match (&wanted.certificate, &wanted.key) {

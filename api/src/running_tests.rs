@@ -128,6 +128,19 @@ fn over_the_network_it_takes_tls_and_a_token() {
     assert!(matches!(&why, Trouble::NotAllowed(words) if words.contains("Bearer")), "{why}");
     let why = get(&remote("https", port, Some("the token of a reader"), None), "/v1/status").expect_err("not trusted");
     assert!(matches!(why, Trouble::NotRunning(_)), "{why}");
+    // Another certificate takes the place of the one before: it is shown when the file is read again.
+    let old = place.0.join("old.pem");
+    std::fs::copy(&certificate, &old).expect("it is there");
+    self::certificate(&place.0);
+    let by_old = remote("https", port, Some("the token of a reader"), Some(old));
+    assert!(get(&by_old, "/v1/status").is_ok() && get(&reader, "/v1/status").is_err());
+    let plan = local.json(Method::Post, "/v1/reload", Sent::Nothing).expect("it can be done");
+    let words = plan["changes"][0]["words"].as_str().unwrap_or_default();
+    assert_eq!(words, "change api listener tls: certificate is another one", "{plan}");
+    until(|| get(&reader, "/v1/status").is_ok());
+    assert!(get(&by_old, "/v1/status").is_err());
+    let plan = local.json(Method::Post, "/v1/reload", Sent::Nothing).expect("it can be done");
+    assert_eq!(plan["changes"], json!([]), "{plan}");
     // The token goes while it runs, and the listener loses its certificate.
     let keys = json!({ "secret": "the token of a writer", "role": "write" });
     local.call(Method::Post, "/v1/api-token/writer", Sent::Json(keys)).expect("it can be made");

@@ -245,7 +245,7 @@ fn things_are_made_shown_changed_and_removed() {
     assert_eq!((&volume["kind"], &volume["keys"]["size"]), (&json!("volume"), &json!("4M")));
     assert_eq!(fixture.own("PUT", "/v1/group/hosts/luns/5", r#"{"volume":"disk2","read-only":true}"#).0, 200);
     let (_, group) = fixture.own("GET", "/v1/group/hosts", "");
-    assert_eq!(group["keys"]["luns"]["5"], json!({ "volume": "disk2", "read-only": true }));
+    assert_eq!(group["keys"]["luns"]["5"], json!({ "volume": "disk2", "read-only": true, "metadata": false }));
     // It is named: it cannot go.
     let (status, problem) = fixture.own("DELETE", "/v1/volume/disk2", "");
     assert_eq!((status, &problem["errors"][0]["key"]), (422, &json!("group.hosts.luns.5.volume")), "{problem}");
@@ -296,6 +296,22 @@ fn the_whole_is_planned_applied_and_taken_back() {
 }
 
 #[test]
+fn the_file_as_it_stands_is_planned_and_compared_where_it_is() {
+    let mut fixture = Fixture::new();
+    let file = fixture.place.0.join("lunar.toml");
+    let text = std::fs::read_to_string(&file).expect("it is there");
+    std::fs::write(&file, text.replace("size = '1M'", "size = '2M'")).expect("it takes it");
+    let (status, plan) = fixture.own("POST", "/v1/reload?dry-run=true", "");
+    assert_eq!((status, plan["changes"].as_array().map(Vec::len)), (200, Some(1)), "{plan}");
+    let (status, diff) = fixture.ask(OWNER, None, "POST", "/v1/diff", "");
+    assert!(status == 200 && diff.contains("-size = '1M'") && diff.contains("+size = '2M'"), "{diff}");
+    assert!(!SECRETS.iter().any(|secret| diff.contains(secret)), "{diff}");
+    assert_eq!(fixture.own("GET", "/v1/volume/disk1", "").1["keys"]["size"], json!("1M"));
+    assert_eq!(fixture.own("POST", "/v1/reload", "").0, 200);
+    assert_eq!(fixture.own("GET", "/v1/volume/disk1", "").1["keys"]["size"], json!("2M"));
+}
+
+#[test]
 fn copies_are_whole_volumes_or_nothing() {
     let mut fixture = Fixture::new();
     let folder = fixture.place.0.clone();
@@ -332,6 +348,16 @@ fn copies_are_whole_volumes_or_nothing() {
         assert_eq!(fixture.own("POST", "/v1/volume/a/copy", &order).0, status, "{order}");
     }
     assert_eq!(fixture.own("POST", "/v1/volume/disk1/copy", &order("c", "c.img")).0, 400, "it is no file");
+    // While its bytes are copied nobody may be let write, by whatever name.
+    let still = fixture.service.with(|control| control.hold_still("a")).expect("it answers");
+    let still = still.expect("nobody can write to it");
+    for place in ["/v1/group/hosts/luns/1", "/v1/group/hosts/luns/1?dry-run=true"] {
+        let (status, problem) = fixture.own("PUT", place, r#"{"volume":"a"}"#);
+        let detail = problem["detail"].as_str().unwrap_or_default();
+        assert!(status == 409 && detail.contains("volume a: it is being copied"), "{status} {problem}");
+    }
+    assert_eq!(fixture.own("PUT", "/v1/group/hosts/luns/1", r#"{"volume":"a","read-only":true}"#).0, 200);
+    drop(still);
     // Somebody may write: of one moment, or not at all.
     assert_eq!(fixture.own("PUT", "/v1/group/hosts/luns/1", r#"{"volume":"a"}"#).0, 200);
     let (_, copy) = fixture.own("POST", "/v1/volume/a/copy", &order("c", "c.img"));

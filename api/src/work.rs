@@ -390,7 +390,12 @@ pub fn plan(control: &mut dyn Control, ask: &Ask) -> Outcome {
 
 /// `POST /v1/diff`
 pub fn diff(control: &mut dyn Control, ask: &Ask) -> Outcome {
-    Reply::text(difference(control.versions().text(), ask.text()?))
+    let versions = control.versions();
+    let text = match ask.text()? {
+        "" => versions.on_disk()?,
+        text => text.to_owned(),
+    };
+    Reply::text(difference(versions.text(), &text))
 }
 
 /// `POST /v1/apply`
@@ -404,11 +409,10 @@ pub fn apply(control: &mut dyn Control, ask: &Ask) -> Outcome {
 
 /// `POST /v1/reload`
 pub fn reload(control: &mut dyn Control, ask: &Ask) -> Outcome {
-    if ask.dry_run {
-        let why = "what is in the file is planned by POST /v1/plan";
-        return Err(Problem::wrong(why));
+    match ask.dry_run {
+        true => planned(&control.plan(&control.versions().on_disk()?)?),
+        false => ask.changed(control.reload()),
     }
-    ask.changed(control.reload())
 }
 
 /// `GET /v1/version`

@@ -58,6 +58,7 @@ def sample(setup: Setup, target: Target, row: Row, seconds: float) -> Sample | N
     """One run; None if the target has no such unit."""
     if isinstance(target, Floor):
         return sample_floor(setup, target, row, seconds)
+    target.suit(row)
     url = target.url(row.store)
     if url is None:
         return None

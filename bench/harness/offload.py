@@ -206,6 +206,15 @@ def same(one: Path, other: Path, size: int) -> None:
                 raise RuntimeError(f"the copy differs near byte {at}")
 
 
+def zeroed(disk: Path, size: int) -> None:
+    """There is nothing but zeroes, here and there."""
+    with disk.open("rb") as file:
+        for number in range(PROBES):
+            file.seek((size // PROBES) * number)
+            if any(file.read(1 << 20)):
+                raise RuntimeError(f"not zeroes near byte {(size // PROBES) * number}")
+
+
 def measure_bare(source: Path, copy: Path, size: int) -> dict:
     """What the file system itself needs for a copy that is on the medium."""
     began = time.monotonic()
@@ -232,6 +241,8 @@ def measure_once(way: str, how: Setup, source: Path, copy: Path, size: int) -> d
         lunar.stop()
     if copies:
         same(source, copy, size)
+    elif way == "zero":
+        zeroed(copy, size)
     return row
 
 

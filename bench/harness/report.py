@@ -174,6 +174,7 @@ def markdown(found: dict, plots: list[str]) -> str:
     lines = [f"# {TITLES[found['protocol']]}", "", textwrap.fill(about, WIDTH), ""]
     lines += [f"* {name}: {note}" for name, note in found["notes"].items()]
     lines += [f"* {name} was left out: {why.splitlines()[0]}" for name, why in found["missing"].items()]
+    lines += [f"* A run failed, and its row has one fewer: {what}" for what in found["failed"]]
     lines += ["", "## Commands per second", "", *rates(found)]
     lines += ["", "## CPU time of the target, microseconds per command", "", COSTS, "", *costs(found)]
     lines += ["", "## Latency, microseconds: median / 99 of 100", "", *latencies(found), *extras(found)]

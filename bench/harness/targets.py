@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from .rows import Row
+
 TARGET_CPU = 0
 INITIATOR_CPU = 1
 # Seconds that a target may take until it answers.
@@ -19,6 +21,8 @@ START_PATIENCE = 20.0
 RAM_BYTES = 256 << 20
 FILE_BYTES = 1 << 30
 NULL_BYTES = 1 << 40
+# Commands that a session may have under way at a target that asks for the number: those of the deepest row.
+WINDOW = 128
 
 
 class Unavailable(Exception):
@@ -92,6 +96,9 @@ class Target:
     def url(self, store: str) -> str | None:
         """The unit with this store (null, ram, file); None if there is none."""
         raise NotImplementedError
+
+    def suit(self, row: Row) -> None:
+        """Becomes as a row wants it, before its load begins."""
 
     def arguments(self) -> list[str]:
         """Options that make the initiator account for this target."""
@@ -253,7 +260,7 @@ class Spdk(Target):
 
     def configure(self) -> None:
         """Gives it its units."""
-        self.rpc("iscsi_set_options", max_sessions=1100, max_queue_depth=64, immediate_data=True)
+        self.rpc("iscsi_set_options", max_sessions=1100, max_queue_depth=WINDOW, immediate_data=True)
         self.rpc("framework_start_init")
         self.rpc("framework_wait_init")
         self.rpc("bdev_null_create", name="null", num_blocks=NULL_BYTES // 512, block_size=512)
@@ -269,9 +276,12 @@ class Spdk(Target):
                 alias_name=store,
                 luns=[{"bdev_name": store, "lun_id": 0}],
                 pg_ig_maps=[{"pg_tag": 1, "ig_tag": 1}],
-                queue_depth=64,
+                queue_depth=WINDOW,
                 disable_chap=True,
             )
+        # What it cannot do it cuts down without a word.
+        if any(node["queue_depth"] < WINDOW for node in self.rpc("iscsi_get_target_nodes")):
+            raise Unavailable(f"it takes fewer than {WINDOW} commands at a time")
 
     def rpc(self, method: str, **params):
         """One call of its JSON-RPC interface."""
@@ -327,12 +337,21 @@ class Least(Target):
     name = "least"
     note = "just enough of the protocol for reads and writes of nothing"
     speaks = "iscsi"
+    spin = False
 
     def start(self) -> None:
         if not self.setup.floor.exists():
             raise Unavailable(f"{self.setup.floor} is not built")
-        self.spawn([str(self.setup.floor), self.speaks, "--listen", f"127.0.0.1:{self.port}"])
+        command = [str(self.setup.floor), self.speaks, "--listen", f"127.0.0.1:{self.port}"]
+        self.spawn([*command, *(["--spin"] if self.spin else [])])
         wait_for("floor", lambda: answers(self.port), self.process, self.log)
+
+    def suit(self, row: Row) -> None:
+        """Polls where the floor does."""
+        if self.spin != row.spin:
+            self.stop()
+            self.spin, self.port = row.spin, free_port()
+            self.start()
 
     def url(self, store: str) -> str | None:
         return f"iscsi://127.0.0.1:{self.port}/iqn.2026-01.io.lunar:floor/0" if store == "null" else None

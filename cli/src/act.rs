@@ -3,12 +3,12 @@
 use crate::call::{Service, encoded};
 use crate::{Failure, declare, show};
 use clap::ArgMatches;
-use lunar_api::client::Sent;
+use lunar_api::client::{Sent, Trouble};
 use lunar_api::routes::Method;
 use lunar_control::Kind;
 use lunar_control::value::{Size, Textual};
 use serde_json::{Value as Json, json};
-use std::io::{BufRead, IsTerminal, Read, Write};
+use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -77,8 +77,9 @@ fn noun(service: &Service, kind: Kind, matches: &ArgMatches) -> Result<(), Failu
             if verb == "unmap" {
                 (Method::Delete, place, Sent::Nothing)
             } else {
+                let (read_only, metadata) = (matches.get_flag("read-only"), matches.get_flag("metadata"));
                 let mut mapping =
-                    json!({ "volume": word(matches, "volume"), "read-only": matches.get_flag("read-only") });
+                    json!({ "volume": word(matches, "volume"), "read-only": read_only, "metadata": metadata });
                 if let Some(id) = matches.get_one::<u16>("namespace") {
                     mapping["namespace"] = json!(id);
                 }
@@ -143,18 +144,27 @@ impl Drop for Quiet {
 
 /// The size that is asked for: as it is written, or so much more than now.
 fn larger(service: &Service, place: &str, wanted: &str) -> Result<String, Failure> {
-    let read = |text: &str| Size::parse(text).map_err(|why| Failure::new(format!("'{text}' {why}")));
-    let now = service.get(place)?["keys"]["size"].as_str().map(read).transpose()?;
+    let now = service.get(place)?["keys"]["size"].as_str().map(read_size).transpose()?;
+    Ok(at_least(now, wanted)?.text())
+}
+
+fn read_size(text: &str) -> Result<Size, Failure> {
+    Size::parse(text).map_err(|why| Failure::new(format!("'{text}' {why}")))
+}
+
+fn at_least(now: Option<Size>, wanted: &str) -> Result<Size, Failure> {
+    let read = read_size;
     let size = match (wanted.strip_prefix('+'), now) {
         (None, _) => read(wanted)?,
         (Some(more), Some(now)) => Size(now.0.saturating_add(read(more)?.0)),
         (Some(_), None) => return Err(Failure::new("its size is not in the configuration: give the whole new size")),
     };
     if now.is_some_and(|now| size < now) {
-        let why = "smaller would cut off what is on it; `set --size` does that, if that is meant";
+        let why = "smaller, and would cut off what is on it; if that is meant, delete the volume, which leaves its \
+                   file, and create it again with this size: the rest of the file is not used then";
         return Err(Failure::new(format!("{size} is {why}")));
     }
-    Ok(size.text())
+    Ok(size)
 }
 
 /// How often somebody who waits for a copy asks how far it is.
@@ -215,7 +225,8 @@ fn session(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
 }
 
 fn kick(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
-    let mut ids: Vec<String> = matches.get_many("id").into_iter().flatten().cloned().collect();
+    let named: Vec<String> = matches.get_many("id").into_iter().flatten().cloned().collect();
+    let mut found = Vec::new();
     let by = |key: &'static str| matches.get_one::<String>(key).map(|value| (key, value.clone()));
     if let Some((key, value)) = by("initiator").or_else(|| by("target")) {
         let all = service.get("/v1/session")?;
@@ -224,17 +235,41 @@ fn kick(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
             .into_iter()
             .flatten()
             .filter(|session| session[key].as_str().is_some_and(|known| known.eq_ignore_ascii_case(&value)));
-        ids.extend(fitting.filter_map(|session| session["id"].as_str().map(str::to_owned)));
-        if ids.is_empty() {
+        found.extend(fitting.filter_map(|session| session["id"].as_str().map(str::to_owned)));
+        if found.is_empty() && named.is_empty() {
             return Err(Failure::new(format!("no session has the {key} {value}; `lunar session list` shows all")));
         }
     }
-    let mut ended = Vec::new();
-    for id in ids {
-        ended.push(service.ask(Method::Delete, &format!("/v1/session/{}", encoded(&id)), Sent::Nothing)?);
-    }
+    let (ended, left) = end_all(&named, &found, |id| service.end(id));
     let ended = Json::Array(ended);
-    service.say(&ended, show::kicked(&ended))
+    service.say(&ended, show::kicked(&ended))?;
+    match left.iter().map(|why| why.exit).max() {
+        None => Ok(()),
+        Some(exit) => {
+            let mut words: Vec<String> = left.into_iter().map(|why| why.words).collect();
+            words.dedup();
+            Err(Failure { exit, words: words.join("\n") })
+        }
+    }
+}
+
+/// Ends sessions: those that were named by their numbers, and those that were found by what they are. Returns those
+/// that it ended, and why others are left; one that was found and has ended by itself is none of them.
+fn end_all(
+    named: &[String],
+    found: &[String],
+    end: impl Fn(&str) -> Result<Json, Trouble>,
+) -> (Vec<Json>, Vec<Failure>) {
+    let (mut ended, mut left) = (Vec::new(), Vec::new());
+    let both = named.iter().map(|id| (id, true)).chain(found.iter().map(|id| (id, false)));
+    for (id, is_named) in both {
+        match end(id) {
+            Ok(session) => ended.push(session),
+            Err(Trouble::Refused(404, ..)) if !is_named => {}
+            Err(why) => left.push(why.into()),
+        }
+    }
+    (ended, left)
 }
 
 fn status(service: &Service, _: &ArgMatches) -> Result<(), Failure> {
@@ -247,46 +282,37 @@ fn statistics(service: &Service, _: &ArgMatches) -> Result<(), Failure> {
     service.say(&all, show::statistics(&all))
 }
 
-/// The text of the file that is named, or of the service's own.
-fn text(service: &Service, matches: &ArgMatches) -> Result<String, Failure> {
+/// The text of the file that is named; `None`: the service's own is meant, which it reads itself.
+fn text(matches: &ArgMatches) -> Result<Option<String>, Failure> {
     let unreadable = |name: &str, why: std::io::Error| Failure::new(format!("{name} cannot be read: {why}"));
-    match matches.get_one::<String>("file").map(String::as_str) {
-        Some("-") => {
-            let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).map_err(|why| unreadable("standard input", why))?;
-            Ok(text)
-        }
-        Some(file) => std::fs::read_to_string(file).map_err(|why| unreadable(file, why)),
-        None if !service.is_here() => Err(Failure::new("which file? The service is elsewhere, and its file, too")),
-        None => {
-            let status = service.get("/v1/status")?;
-            let file = status["file"].as_str().unwrap_or_default();
-            std::fs::read_to_string(file).map_err(|why| unreadable(file, why))
-        }
-    }
+    let Some(file) = matches.get_one::<String>("file") else { return Ok(None) };
+    let text = match file.as_str() {
+        "-" => std::io::read_to_string(std::io::stdin()).map_err(|why| unreadable("standard input", why)),
+        file => std::fs::read_to_string(file).map_err(|why| unreadable(file, why)),
+    };
+    // An empty one is a text, too, and not none.
+    text.map(|text| Some(if text.is_empty() { "\n".into() } else { text }))
 }
 
 fn plan(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
-    let plan = service.ask(Method::Post, "/v1/plan", Sent::Text(text(service, matches)?))?;
+    let plan = match text(matches)? {
+        Some(text) => service.ask(Method::Post, "/v1/plan", Sent::Text(text))?,
+        None => service.ask(Method::Post, "/v1/reload?dry-run=true", Sent::Nothing)?,
+    };
     service.say(&plan, show::plan(&plan, false))
 }
 
 fn apply(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
-    // Its own file needs no reading: the service does that, and the history says who wrote it.
-    let own = matches.get_one::<String>("file").is_none();
-    let plan = match (own, matches.get_flag("dry-run")) {
-        (true, false) => service.ask(Method::Post, "/v1/reload", Sent::Nothing)?,
-        (true, true) => service.ask(Method::Post, "/v1/plan", Sent::Text(text(service, matches)?))?,
-        (false, _) => {
-            let place = format!("/v1/apply{}", query(matches));
-            service.ask(Method::Post, &place, Sent::Text(text(service, matches)?))?
-        }
+    let query = query(matches);
+    let plan = match text(matches)? {
+        Some(text) => service.ask(Method::Post, &format!("/v1/apply{query}"), Sent::Text(text))?,
+        None => service.ask(Method::Post, &format!("/v1/reload{query}"), Sent::Nothing)?,
     };
     changed(service, &plan, matches)
 }
 
 fn diff(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
-    let lines = service.text(Method::Post, "/v1/diff", Sent::Text(text(service, matches)?))?;
+    let lines = service.text(Method::Post, "/v1/diff", Sent::Text(text(matches)?.unwrap_or_default()))?;
     service.say(&json!({ "diff": lines }), show::diff(&lines))
 }
 
@@ -359,5 +385,41 @@ pub(crate) fn settings(matches: &ArgMatches, verb: &str, inner: &ArgMatches) -> 
             let all = if service.json { service.get("/v1/config")? } else { Json::Null };
             service.say(&all, text)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_gets_larger_and_who_wants_less_is_told_how() {
+        let now = Some(Size(2 << 20));
+        let of = |wanted| at_least(now, wanted).map_err(|why| why.words);
+        assert_eq!((of("3M"), of("+1M"), of("2M")), (Ok(Size(3 << 20)), Ok(Size(3 << 20)), Ok(Size(2 << 20))));
+        let why = of("1M").expect_err("it is smaller");
+        assert!(why.contains("delete the volume") && !why.contains("--size"), "{why}");
+        assert!(at_least(None, "+1M").is_err() && at_least(None, "1X").is_err());
+    }
+
+    #[test]
+    fn all_sessions_are_ended_that_can_be() {
+        let refused = |status, words: &str| Err(Trouble::Refused(status, words.into(), Json::Null));
+        let end = |id: &str| match id {
+            "gone" => refused(404, "there is no session gone"),
+            "late" => refused(504, "session late waits for what is in the store"),
+            id => Ok(json!({ "id": id })),
+        };
+        let all = ["gone", "late", "one", "two"].map(str::to_owned);
+        let ids = |all: &[&str]| all.iter().map(|id| json!({ "id": id })).collect::<Vec<_>>();
+        for (named, found, missed) in [(&all[..], &[][..], 2), (&[], &all[..], 1)] {
+            let (ended, left) = end_all(named, found, end);
+            assert_eq!((ended, left.len()), (ids(&["one", "two"]), missed));
+            assert!(left.iter().any(|why| why.words.contains("late waits") && why.exit == 1));
+        }
+        let (ended, left) = end_all(&[], &all[..1], end);
+        assert!(ended.is_empty() && left.is_empty(), "who has gone by himself is no failure");
+        let (_, left) = end_all(&all, &[], |_| Err(Trouble::NotRunning("nobody".into())));
+        assert!(left.iter().all(|why| why.exit == crate::EXIT_NOT_RUNNING));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use clap::ArgMatches;
-use lunar_api::client::{Address, Client, Sent, Token};
+use lunar_api::client::{Address, Client, Sent, Token, Trouble};
 use lunar_api::place;
 use lunar_api::routes::Method;
 use serde_json::Value as Json;
@@ -65,6 +65,11 @@ impl Service {
         Ok(self.client.json(method, path, sent)?)
     }
 
+    /// Ends a session; what it was.
+    pub(crate) fn end(&self, id: &str) -> Result<Json, Trouble> {
+        self.client.json(Method::Delete, &format!("/v1/session/{}", encoded(id)), Sent::Nothing)
+    }
+
     /// An answer that is text.
     ///
     /// # Errors
@@ -80,12 +85,6 @@ impl Service {
     /// Why there is none.
     pub fn follow(&self, each: impl FnMut(&str) -> bool) -> Result<(), Failure> {
         Ok(self.client.follow("/v1/events", each)?)
-    }
-
-    /// Whether it is on this machine, so that its files are here.
-    #[must_use]
-    pub fn is_here(&self) -> bool {
-        matches!(self.client.address, Address::Socket(_))
     }
 }
 

@@ -140,6 +140,10 @@ fn mappings() -> [Command; 2] {
                 .value_name("ID")
                 .value_parser(value_parser!(u16))
                 .help("Its namespace identifier for NVMe hosts [default: LUN + 1]"),
+            Arg::new("metadata")
+                .long("metadata")
+                .action(ArgAction::SetTrue)
+                .help("NVMe hosts see the volume's protection information, as metadata"),
             dry_run(),
         ]),
         Command::new("unmap").about("Take a number out of a group").args([group(), lun(), dry_run()]),

@@ -17,6 +17,12 @@ const USER: &str = include_str!("../files/sysusers.conf");
 const FOLDERS: &str = include_str!("../files/tmpfiles.conf");
 /// The configuration to begin with.
 const CONFIG: &str = include_str!("../files/lunar.toml");
+/// Where the program goes that is started from elsewhere: a build, a download.
+const OWN: &str = "/usr/local/bin/lunar";
+/// Where the system keeps programs: what is there stays there.
+const SYSTEM: [&str; 2] = ["/usr", "/opt"];
+/// What the service does not see (`ProtectHome` and `PrivateTmp` in the unit): it could not start from there.
+const HIDDEN: [&str; 5] = ["/home", "/root", "/run/user", "/tmp", "/var/tmp"];
 /// What stands in the unit for the program.
 const PROGRAM: &str = "@PROGRAM@";
 /// What makes the system see what was written, and why.
@@ -35,9 +41,10 @@ pub fn command() -> Command {
         .after_help("A configuration that is there already stays as it is.")
         .args([
             path("root").value_name("DIR").help("Write below this folder, and start nothing: for packages"),
-            path("program")
-                .value_name("PATH")
-                .help("The program that the unit starts [default: this one; /usr/bin/lunar with --root]"),
+            path("program").value_name("PATH").help(
+                "The program that the unit starts [default: this one, which is copied to /usr/local/bin unless it \
+                     is below /usr or /opt; /usr/bin/lunar with --root]",
+            ),
             Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue).help("Only print what would be written"),
         ])
 }
@@ -76,15 +83,20 @@ const PAGES: &str = "usr/share/man/man1";
 /// What could not be written.
 pub fn run(matches: &ArgMatches, commands: &Command) -> Result<(), Failure> {
     let root = matches.get_one::<PathBuf>("root");
-    let this = || if root.is_none() { std::env::current_exe().ok() } else { None };
-    let program = matches.get_one::<PathBuf>("program").cloned().or_else(this);
-    let program = program.unwrap_or_else(|| PathBuf::from("/usr/bin/lunar"));
-    let files = files(&program, commands);
+    let this = if root.is_none() { std::env::current_exe().ok() } else { None };
+    let program = Program::of(matches.get_one::<PathBuf>("program"), this).map_err(Failure::new)?;
+    let files = files(&program.path, commands);
     if matches.get_flag("dry-run") {
-        return say(&printed(&files));
+        let copy = program.from.as_ref().map(|from| format!("# {OWN}, mode 0755: {}\n\n", from.display()));
+        return say(&(copy.unwrap_or_default() + &printed(&files)));
+    }
+    let mut told = String::new();
+    if let Some(from) = &program.from {
+        copy(from, &program.path).map_err(|why| unable(&program.path, &why))?;
+        let _ = writeln!(told, "wrote {}", program.path.display());
     }
     let folder = root.map_or_else(|| Path::new("/"), PathBuf::as_path);
-    let mut told = write(folder, &files)?;
+    told += &write(folder, &files)?;
     let pages = folder.join(PAGES);
     std::fs::create_dir_all(&pages).map_err(|why| unable(&pages, &why))?;
     manual::into_folder(&pages, commands)?;
@@ -100,8 +112,63 @@ pub fn run(matches: &ArgMatches, commands: &Command) -> Result<(), Failure> {
             "the service cannot start like this: mend what {failed} says, and install again"
         )));
     }
-    told.push_str("\nnow `systemctl enable --now lunar` starts it, and `lunar status` shows it\n");
+    told.push_str(match is_active() {
+        true => "\nnow `systemctl restart lunar` has the new one serve: the one that runs is as it was\n",
+        false => "\nnow `systemctl enable --now lunar` starts it, and `lunar status` shows it\n",
+    });
     say(&told)
+}
+
+/// Whether the service runs.
+fn is_active() -> bool {
+    let asked = std::process::Command::new("systemctl").args(["is-active", "--quiet", "lunar"]).status();
+    asked.is_ok_and(|status| status.success())
+}
+
+/// The program that the unit starts.
+#[derive(PartialEq, Eq, Debug)]
+struct Program {
+    path: PathBuf,
+    /// What is copied there.
+    from: Option<PathBuf>,
+}
+
+impl Program {
+    /// The one that is asked for, or this one; without either, that of a package.
+    fn of(asked: Option<&PathBuf>, this: Option<PathBuf>) -> Result<Self, String> {
+        let is_below = |path: &Path, folders: &[&str]| folders.iter().any(|folder| path.starts_with(folder));
+        match (asked, this) {
+            (Some(path), _) => {
+                let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+                if is_below(path, &HIDDEN) || is_below(&real, &HIDDEN) {
+                    let folders = HIDDEN.join(", ");
+                    return Err(format!(
+                        "{}: the service could not start from there, for it sees nothing of {folders}; without \
+                         --program this one is copied to {OWN}",
+                        real.display()
+                    ));
+                }
+                Ok(Self { path: path.clone(), from: None })
+            }
+            (None, Some(this)) if !is_below(&this, &SYSTEM) => Ok(Self { path: OWN.into(), from: Some(this) }),
+            (None, Some(this)) => Ok(Self { path: this, from: None }),
+            (None, None) => Ok(Self { path: "/usr/bin/lunar".into(), from: None }),
+        }
+    }
+}
+
+/// Copies a program: beside its place first, for the one that is there may run.
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    let folder = to.parent().unwrap_or_else(|| Path::new("/"));
+    std::fs::create_dir_all(folder)?;
+    let unfinished = to.with_extension("new");
+    let put = || {
+        std::fs::copy(from, &unfinished)?;
+        std::fs::set_permissions(&unfinished, Permissions::from_mode(0o755))?;
+        std::fs::File::open(&unfinished)?.sync_all()?;
+        std::fs::rename(&unfinished, to)
+    };
+    put().inspect_err(|_| drop(std::fs::remove_file(&unfinished)))
 }
 
 fn say(text: &str) -> Result<(), Failure> {

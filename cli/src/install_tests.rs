@@ -47,6 +47,58 @@ fn everything_is_written_below_the_root_and_a_configuration_is_kept() {
 }
 
 #[test]
+fn the_service_starts_a_program_that_it_sees() {
+    let of = |asked: Option<&str>, this: Option<&str>| {
+        Program::of(asked.map(PathBuf::from).as_ref(), this.map(PathBuf::from)).ok().map(|program| {
+            let from = program.from.map(|from| from.display().to_string());
+            (program.path.display().to_string(), from)
+        })
+    };
+    let is = |path: &str, from: Option<&str>| Some((path.to_owned(), from.map(str::to_owned)));
+    let built = "/home/ann/lunar/target/release/lunar";
+    assert_eq!(of(None, Some(built)), is(OWN, Some(built)));
+    assert_eq!(of(None, Some("/usr/bin/lunar")), is("/usr/bin/lunar", None));
+    assert_eq!(of(None, None), is("/usr/bin/lunar", None));
+    assert_eq!(of(Some("/opt/lunar"), Some(built)), is("/opt/lunar", None));
+    for folder in HIDDEN {
+        assert_eq!(of(Some(&format!("{folder}/lunar")), Some(built)), None, "{folder}");
+    }
+    // The unit is what hides them.
+    assert!(UNIT.contains("ProtectHome=yes") && UNIT.contains("PrivateTmp=yes"));
+    let why = Program::of(Some(&built.into()), None).expect_err("it would not start");
+    assert!(why.contains(OWN), "{why}");
+    // A name elsewhere leads there, too.
+    let root = Root::new("links");
+    let link = PathBuf::from("/var/lib").join(format!("lunar-install-{}", std::process::id()));
+    if std::os::unix::fs::symlink(&root.0, &link).is_ok() {
+        let refused = Program::of(Some(&link), None);
+        std::fs::remove_file(&link).expect("it is ours");
+        assert!(!root.0.starts_with("/tmp") || refused.is_err());
+    }
+}
+
+#[test]
+fn a_program_that_runs_is_replaced() {
+    let root = Root::new("copy");
+    let (from, to) = (root.0.join("built"), root.0.join("bin/lunar"));
+    std::fs::write(&from, "new").expect("a file");
+    for _again in 0..2 {
+        copy(&from, &to).expect("there is room");
+        assert_eq!(std::fs::read_to_string(&to).expect("it is there"), "new");
+        assert_eq!(std::fs::metadata(&to).expect("it is there").permissions().mode() & 0o777, 0o755);
+        // Who runs it has it open.
+        let running = std::fs::File::open(&to).expect("it is there");
+        std::fs::write(&from, "newer").expect("a file");
+        copy(&from, &to).expect("there is room");
+        assert_eq!(std::io::read_to_string(running).expect("it is open"), "new");
+        std::fs::write(&from, "new").expect("a file");
+    }
+    assert_eq!(std::fs::read_dir(root.0.join("bin")).expect("a folder").count(), 1);
+    copy(&root.0.join("none"), &to).expect_err("there is nothing");
+    assert_eq!(std::fs::read_dir(root.0.join("bin")).expect("a folder").count(), 1);
+}
+
+#[test]
 fn the_configuration_to_begin_with_is_right() {
     let outside = lunar_control::check::Machine { config: "/nowhere".into() };
     let checked = lunar_control::check("lunar.toml", CONFIG, &outside).map_err(|why| why.to_string());

@@ -55,7 +55,8 @@ fn words(value: &Json) -> String {
                 Json::String(volume) => {
                     let read_only = if value["read-only"] == true { "(ro)" } else { "" };
                     let namespace = value["namespace"].as_u64().map_or(String::new(), |id| format!("(ns {id})"));
-                    format!("{key}={volume}{read_only}{namespace}")
+                    let metadata = if value["metadata"] == true { "(metadata)" } else { "" };
+                    format!("{key}={volume}{read_only}{namespace}{metadata}")
                 }
                 _ => format!("{key}:{}", words(value)),
             };
@@ -383,7 +384,7 @@ mod tests {
                 "kind": "ram", "size": size, "medium": "disk", "block-size": "512", "read-only": read_only,
                 "write-through": false, "direct": false, "shared": false, "protection": "none", "vendor": "LUNAR",
                 "product": "VOLUME",
-                "uuid": "x",
+                "uuid": "x", "private": false, "attached": [],
             });
             json!({ "kind": "volume", "name": name, "keys": keys })
         };
@@ -400,8 +401,9 @@ mod tests {
 
     #[test]
     fn logical_units_read_well() {
-        let luns = json!({ "0": { "volume": "a", "read-only": false }, "7": { "volume": "b", "read-only": true } });
-        assert_eq!(words(&luns), "0=a 7=b(ro)");
+        let luns = json!({ "0": { "volume": "a", "read-only": false }, "7": { "volume": "b", "read-only": true },
+            "9": { "volume": "c", "metadata": true } });
+        assert_eq!(words(&luns), "0=a 7=b(ro) 9=c(metadata)");
         assert_eq!(words(&json!(["a", "b"])), "a,b");
         assert_eq!(words(&json!({ "file": "/etc/x" })), "file:/etc/x");
     }

@@ -31,6 +31,26 @@ first_range() { sg_get_lba_status --lba=0 "$1" | grep -m1 blocks; }
 
 iscsi_logout() { try "logout" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --logout; }
 
+sized() { [ "$(blockdev --getsize64 "$1")" = "$2" ]; }
+rescanned() { echo 1 >"/sys/block/${other##*/}/device/rescan"; sized "$other" "$1"; }
+# The unit attention is this command's, or was one of the kernel's own, which says so.
+noticed() { sg_turs -v "$other" 2>&1 | grep -qi 'capacity data' || dmesg | grep -qi 'capacity data has changed'; }
+
+# grows MIB: the harness has the volume grow to that, and both sides are told.
+grows() {
+    local larger=$(($1 << 20))
+    dmesg -C
+    head -c 1M /dev/urandom >/tmp/random
+    echo "@grow"
+    try "the host sees by itself that its disk has grown" eventually sized "$disk" $larger
+    says "by an asynchronous event" "rescanning namespaces" dmesg
+    try "an initiator is told, too" eventually noticed
+    try "and sees it" eventually rescanned $larger
+    try "the host writes to the end" \
+        dd if=/tmp/random of="$disk" bs=1M seek=$(($1 - 1)) count=1 oflag=direct status=none
+    equal "which the initiator reads" "$(sum </tmp/random)" "$(read_sum "$other" skip=$(($1 - 1)) count=1)"
+}
+
 # One volume by both ways: what one writes the other reads, and what one reserves the other keeps to.
 both() {
     iscsi_login || return
@@ -45,8 +65,11 @@ both() {
     says "GET LBA STATUS over iSCSI agrees" "deallocated|unmapped" first_range "$other"
     try "write over NVMe again" dd if=/tmp/random of="$disk" bs=1M oflag=direct status=none
     equal "and GET LBA STATUS agrees again" "" "$(first_range "$other" | grep -E 'deallocated|unmapped')"
+    try "a block is marked uncorrectable over NVMe" nvme write-uncor "$disk" -s 8 -c 0
+    refuse "it cannot be read over iSCSI" sg_verify --lba=8 --count=1 "$other"
     try "UNMAP over iSCSI" sg_unmap --lba=0 --num=2048 --force "$other"
     equal "it is gone over NVMe" "$(head -c 1M /dev/zero | sum)" "$(read_sum "$disk" count=1)"
+    says "GET LBA STATUS agrees after UNMAP" "deallocated|unmapped" first_range "$other"
     try "register over iSCSI" sg_persist --out --register --param-sark=abc "$other"
     try "reserve over iSCSI" sg_persist --out --reserve --param-rk=abc --prout-type=1 "$other"
     refuse "the NVMe host may not write" dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none

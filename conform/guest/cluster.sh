@@ -73,8 +73,8 @@ persist_through_power_loss() {
     try "a registers, through power loss" out --register-ignore --param-sark=0xaa --param-aptpl "$a"
     try "b registers, through power loss" out --register-ignore --param-sark=0xbb --param-aptpl "$b"
     try "a reserves" out --reserve --param-rk=0xaa --prout-type=7 "$a"
-    sleep 0.2
-    echo "@restart"
+    restart_in 0.2
+    wait $!
     eventually sh -c "sg_turs -n 4 $a && sg_turs -n 4 $b && sg_turs -n 4 $c"
     says "after the target died: the keys" "0xbb" keys "$a"
     says "after the target died: the reservation" "[Aa]ll [Rr]egistrants" reservation "$b"

@@ -252,7 +252,7 @@ quiet "after all kinds of sessions"
 
 # The harness kills the target and starts it again while fio writes: the initiator's own recovery brings everything home.
 if [ -n "${RESTART:-}" ] && log_in "login before the restart"; then
-    { sleep 2; echo "@restart"; } &
+    restart_in 2
     load "fio goes on over a restart of the target" --rw=randwrite --bs=4k --iodepth=8 --size=4M --rate_iops=100 \
         --offset=300M
     wait

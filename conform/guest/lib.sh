@@ -109,4 +109,24 @@ load_end() {
     if wait $fio; then ok "$1"; else tail -n 8 /tmp/fio.out; bad "$1"; fi
 }
 
-finish() { exit $((failed > 0)); }
+# keep DISK MIB AT: random data from that MiB on, which no later load may touch; its checksum is in $kept.
+keep() {
+    head -c "$2M" /dev/urandom >/tmp/kept
+    kept=$(sum </tmp/kept)
+    equal "random data to be found again: $2 MiB" $(($2 << 20)) "$(stat -c %s /tmp/kept)"
+    try "written from MiB $3 on" dd if=/tmp/kept of="$1" bs=1M seek="$3" oflag=direct status=none
+    rm -f /tmp/kept
+}
+
+# restart_in SECONDS: the harness kills the target then, and starts it again. When the script ends it must have done so as
+# often as it was asked to.
+restarts=0
+restart_in() {
+    restarts=$((restarts + 1))
+    { sleep "$1"; echo "@restart"; } &
+}
+
+finish() {
+    echo "@restarts $restarts"
+    exit $((failed > 0))
+}

@@ -2,7 +2,8 @@
 . /test/lib.sh
 . /test/both.sh
 . /test/access.sh
-. /test/settings # PORTAL TARGET (iSCSI), HOST PORT PORT2 NQN, and perhaps WHOLE
+. /test/protected.sh
+. /test/settings # PORTAL TARGET (iSCSI), HOST PORT PORT2 NQN, and perhaps WHOLE, the same of a SERVICE and PROTECTED_*
 
 # quiet NAME: the kernel has not complained.
 quiet() {
@@ -52,16 +53,21 @@ inquiry() {
     says "id-ctrl" "subnqn *: *$NQN" nvme id-ctrl "$c"
     says "id-ns" "nvmcap *: *[1-9]" nvme id-ns "$disk"
     says "ns-descs" "uuid *: *[0-9a-f]" nvme ns-descs "$disk"
+    says "ns-descs: EUI-64" "eui64 *: *02" nvme ns-descs "$disk"
     says "list-ns" "0x2" nvme list-ns "$c"
     says "list-ctrl" "." nvme list-ctrl "$c"
     says "smart-log" "temperature" nvme smart-log "$c"
-    try "error-log" nvme error-log "$c"
+    # What is not there leaves an entry, and is counted.
+    refuse "a log page that is not there" nvme get-log "$c" --log-id=0x7f --log-len=512
+    says "error-log has it" "sqid[[:space:]]*: *0" nvme error-log "$c" -e 1
+    says "smart-log counts it" "num_err_log_entries[[:space:]]*: *[1-9]" nvme smart-log "$c"
     says "fw-log" "frs1" nvme fw-log "$c"
     # What effects-log shows depends on properties that this version of the tool cannot read over fabrics.
     says "log page of effects" "01 00 00 00" nvme get-log "$c" --log-id=5 --log-len=4096
     says "ana-log" "optimized" nvme ana-log "$c"
     says "supported log pages" "Persistent Event" nvme supported-log-pages "$c"
     try "changed-ns-list-log" nvme changed-ns-list-log "$c"
+    says "Abort of what is not there" "result: *(0x)?0*1$" nvme admin-passthru "$c" --opcode=8 --cdw10=0x70001
     try "resv-notif-log" nvme resv-notif-log "$c"
     for page in 1 2 4 5 6 7 0xa 0xb 0xe 0xf 0x16; do
         try "get-feature $page" nvme get-feature "$c" -f "$page"
@@ -70,6 +76,7 @@ inquiry() {
     for page in 0x82 0x83; do
         try "get-feature $page" nvme get-feature "$disk" -n 1 -f "$page"
     done
+    refuse "interrupts wait for nothing over fabrics" nvme get-feature "$c" -f 8
     for select in 1 2 3; do
         try "get-feature, selector $select" nvme get-feature "$c" -f 4 -s $select
     done
@@ -95,6 +102,9 @@ commands() {
     try "nvme copy" nvme copy "$disk" --sdlba=64 --slbs=0 --blocks=15
     try "read the copy" nvme read "$disk" -s 64 -c 15 -z $((block * 16)) -d /tmp/read
     equal "the copy is the same" "$(sum </tmp/random)" "$(sum </tmp/read)"
+    try "nvme write-uncor" nvme write-uncor "$disk" -s 3 -c 1
+    refuse "what is uncorrectable is not read" nvme read "$disk" -s 0 -c 15 -z $((block * 16)) -d /tmp/read
+    refuse "and not copied" nvme copy "$disk" --sdlba=64 --slbs=0 --blocks=15
     try "nvme write-zeroes" nvme write-zeroes "$disk" -s 0 -c 15
     try "read the zeroes" nvme read "$disk" -s 0 -c 15 -z $((block * 16)) -d /tmp/read
     equal "they are zeroes" "$(sum </tmp/zeroes)" "$(sum </tmp/read)"
@@ -224,16 +234,33 @@ ways() {
 
 # The harness kills the target and starts it again.
 restart() {
-    local before
     connect "connect before the restart" --reconnect-delay=1 --ctrl-loss-tmo=600 || return
-    before=$(read_sum "$disk" count=8 skip=32)
-    { sleep 2; echo "@restart"; } &
+    keep "$disk" 8 32
+    restart_in 2
     load "fio goes on over a restart of the target" --rw=randwrite --bs=4k --iodepth=8 --size=4M --rate_iops=100
     wait
-    equal "nothing else is lost" "$before" "$(read_sum "$disk" count=8 skip=32)"
+    equal "nothing else is lost" "$kept" "$(read_sum "$disk" count=8 skip=32)"
     equal "no I/O error over the restart" "" "$(dmesg | grep 'I/O error')"
     disconnect "disconnect after the restart"
     dmesg -C
+}
+
+# A service that follows a file: a volume that grows, which an initiator has, too, and one of 4096-byte blocks.
+service() {
+    local PORT=$SERVICE_PORT NQN=$SERVICE_NQN PORTAL=$SERVICE_PORTAL TARGET=$SERVICE_TARGET
+    connect "connect to a service" || return
+    iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
+    iscsi_again "and an initiator of its volume" || return
+    grows 96
+    iscsi_logout
+    disk=/dev/nvme0n2
+    try "a second namespace" eventually there
+    equal "of 4096-byte blocks" 4096 "$(blockdev --getss "$disk")"
+    refuse "which are read whole only" dd if="$disk" of=/dev/null bs=512 count=1 iflag=direct status=none
+    load "fio, 4096-byte blocks" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=8M
+    file_system
+    quiet "with 4096-byte blocks"
+    disconnect "disconnect from the service"
 }
 
 identity
@@ -257,17 +284,18 @@ equal "a formatted namespace is empty" "$(head -c 4M /dev/zero | sum)" "$(read_s
 whole self_tests
 whole sanitize
 whole events
-head -c 16M /dev/urandom | dd of="$disk" bs=1M oflag=direct iflag=fullblock status=none
-before=$(read_sum "$disk" count=16)
+keep "$disk" 16 0
 disconnect "disconnect"
 dmesg -C
 connect "connect with digests" --hdr-digest --data-digest || finish
-equal "the data is still there" "$before" "$(read_sum "$disk" count=16)"
+equal "the data is still there" "$kept" "$(read_sum "$disk" count=16)"
 load "fio with digests" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=4M
 quiet "with digests"
 disconnect "disconnect, digests"
 whole ways
+whole protected_namespace
 restart
+whole service
 try "connect-all" nvme connect-all -t tcp -a "$HOST" -s "$PORT"
 # The discovery controller has taken the first number.
 found() { disk=$(ls /dev/nvme?n1) && test -b "$disk"; }

@@ -1,7 +1,8 @@
 # The kernel proves its name to targets that agree to one hash and one group each, and has them prove theirs; and it comes
 # by secure channels.
 . /test/lib.sh
-. /test/settings # HOST HOSTNQN OTHER_HOST NQN HOST_KEY OWN_KEY OTHER_KEY CHANNEL_KEY OTHER_CHANNEL_KEY WAYS SECURE BOTH DEMANDED
+. /test/settings # HOST HOSTNQN OTHER_HOST NQN HOST_KEY OWN_KEY OTHER_KEY WAYS SECURE BOTH DEMANDED, and these:
+# CHANNEL_KEY LONG_CHANNEL_KEY OTHER_CHANNEL_KEY
 
 disk=/dev/nvme0n1
 
@@ -110,5 +111,15 @@ refuse "no secure channel" attach "$SECURE"
 try "the key of another host" insert "$OTHER_HOST" "$OTHER_CHANNEL_KEY"
 refuse "a secure channel with a key that nobody knows" nvme connect -t tcp -a "$HOST" -s "$SECURE" -n "$NQN" \
     --hostnqn="$OTHER_HOST" --tls
+leave
+# A key of SHA-384 beside the first: the kernel takes it before that.
+try "a key of SHA-384" insert "$HOSTNQN" "$LONG_CHANNEL_KEY" || told
+name="a secure channel by a key of SHA-384"
+if grep -q gnutls_psk_allocate_client_credentials2 "$(command -v tlshd)"; then
+    connect "$name" "$SECURE" --tls || told
+else
+    echo "@skip $name: this tlshd takes SHA-256 for every key (it was made for GnuTLS before 3.8.11)"
+    refuse "a key of SHA-384 that was used with SHA-256" attach "$SECURE" --tls
+fi
 leave
 finish

@@ -1,4 +1,4 @@
-# Protection information as a host sees it. Sourced by iscsi.sh.
+# Protection information as a host sees it. Sourced by iscsi.sh and nvme.sh.
 
 # protected_block IN|OUT FILE: one block at address 8 with its eight bytes, checked by the device.
 protected_block() {
@@ -40,4 +40,47 @@ protected_disk() {
     says "sg_readcap: type 3" "prot_en=1, p_type=2" sg_readcap --16 "$disk"
     try "sg_format: no protection" sg_format --format --fmtpinfo=0 --quick --wait "$disk"
     says "sg_readcap: none" "prot_en=0" sg_readcap --16 "$disk"
+}
+
+# nvme_block read|write FILE PRINFO TAG: the same block by an NVMe command that goes past the kernel's block layer.
+nvme_block() {
+    nvme "$1" "$disk" --start-block=8 --block-count=0 --data-size=520 --data="$2" --prinfo="$3" --ref-tag="$4"
+}
+
+# nvme_denied ...: it ends with an error, which is told.
+nvme_denied() { ! nvme_block "$@" 2>&1; }
+
+# A namespace with what protects its blocks as metadata: the kernel has it inserted and stripped.
+protected_namespace() {
+    local PORT=$PROTECTED_PORT NQN=$PROTECTED_NQN TARGET=$PROTECTED_TARGET PORTAL=$PROTECTED
+    connect "connect to a protected namespace" || return
+    says "id-ns: type 1" "^dps *: *(0x)?1$" nvme id-ns "$disk"
+    says "id-ns: behind each block" "^flbas *: *0x10$" nvme id-ns "$disk"
+    says "id-ns: eight bytes" "lbaf *0 *: *ms:8 *lbads:9 .*in use" nvme id-ns "$disk"
+    head -c 512 /dev/urandom | tr 'Z' 'z' >/tmp/block
+    try "a write that has it inserted" dd if=/tmp/block of="$disk" bs=512 seek=8 oflag=direct status=none
+    equal "a read that has it stripped" "$(sum </tmp/block)" "$(read_sum "$disk" bs=512 skip=8 count=1)"
+    try "nvme read, all is checked" nvme_block read /tmp/protected 7 8
+    equal "its data is what was written" "$(sum </tmp/block)" "$(head -c 512 /tmp/protected | sum)"
+    equal "its reference tag is its address" "00 00 00 08" "$(tail -c 4 /tmp/protected | od -An -tx1 | sed 's/^ //')"
+    says "another address is none" "[Ii]nvalid [Pp]rotection|INVALID_PI" nvme_denied read /tmp/changed 1 9
+    try "nvme write, all is checked" nvme_block write /tmp/protected 7 8
+    changed 100
+    says "another byte of data" "[Gg]uard.[Cc]heck|GUARD_CHECK" nvme_denied write /tmp/changed 7 8
+    changed 519
+    says "another reference tag" "[Rr]eference.[Tt]ag.[Cc]heck|REFTAG_CHECK" nvme_denied write /tmp/changed 7 8
+    equal "what was refused was not written" "$(sum </tmp/block)" "$(read_sum "$disk" bs=512 skip=8 count=1)"
+    iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
+    if iscsi_again "the same volume over iSCSI"; then
+        try "READ with RDPROTECT 1" eval 'disk=$other protected_block IN /tmp/over-iscsi'
+        equal "both see one protection information" "$(sum </tmp/protected)" "$(sum </tmp/over-iscsi)"
+        iscsi_logout
+    fi
+    try "nvme write-zeroes, made" nvme write-zeroes "$disk" --start-block=8 --block-count=0 --prinfo=8 --ref-tag=8
+    try "nvme verify" nvme verify "$disk" --start-block=8 --block-count=0 --prinfo=7 --ref-tag=8
+    load "fio on a protected namespace" --rw=randwrite --bs=4k --iodepth=8 --size=4M
+    file_system
+    try "nvme format, the type that it has" nvme format "$disk" --lbaf=0 --pi=1 --ms=1 --force
+    disconnect "disconnect, protected"
+    dmesg -C
 }

@@ -17,21 +17,11 @@ load() {
 }
 
 # What an operator changes of the volume, and an initiator of its access: the guest's driver follows, and nothing is lost.
-sized() { [ "$(blockdev --getsize64 "$1")" = "$2" ]; }
-rescanned() { echo 1 >"/sys/block/${other##*/}/device/rescan"; sized "$other" "$1"; }
-# The unit attention is this command's, or was one of the kernel's own, which says so.
-noticed() { sg_turs -v "$other" 2>&1 | grep -qi 'capacity data' || dmesg | grep -qi 'capacity data has changed'; }
 fares() { grep -qx "$1" /sys/class/nvme/nvme0/nvme0c0n1/ana_state; }
 
 told() {
-    local larger=$((640 << 20))
     iscsi_again "and an initiator that stays" || return
-    echo "@grow"
-    try "the guest sees by itself that its disk has grown" eventually sized "$disk" $larger
-    try "an initiator is told, too" eventually noticed
-    try "and sees it" eventually rescanned $larger
-    try "the guest writes to the end" dd if=/tmp/random of="$disk" bs=1M seek=639 count=1 oflag=direct status=none
-    equal "which the initiator reads" "$(sum </tmp/random)" "$(read_sum "$other" skip=639 count=1)"
+    grows 640
     load_start "$disk"
     try "SET TARGET PORT GROUPS over iSCSI: not optimized" set_state 1 1 "$other"
     try "the guest sees it" eventually fares non-optimized
@@ -61,6 +51,13 @@ load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=4M
 load "fio, 1 MiB, 8 deep: lists of pages" --rw=randwrite --bs=1M --iodepth=8 --size=16M
 load "fio, memory that begins anywhere" --rw=randwrite --bsrange=512-64k --blockalign=512 --iomem_align=512 \
     --iodepth=8 --size=4M
+try "interrupts wait for more completions" nvme set-feature /dev/nvme0 -f 8 -v 0x0203
+says "and it stays" "0x0*203" nvme get-feature /dev/nvme0 -f 8
+load "fio, interrupts together" --rw=randwrite --bs=4k --iodepth=8 --size=1M
+load "fio, one at a time: an interrupt comes when its time is up" --rw=randwrite --bs=4k --iodepth=1 --size=256k
+try "interrupts wait no longer" nvme set-feature /dev/nvme0 -f 8 -v 0
+refuse "a log page that is not there" nvme get-log /dev/nvme0 --log-id=0x7f --log-len=512
+says "error-log has it" "sqid[[:space:]]*: *0" nvme error-log /dev/nvme0 -e 1
 dmesg -C
 fio --name=busy --filename="$disk" --offset=64M --size=64M --ioengine=libaio --direct=1 --rw=randwrite --bs=4k \
     --iodepth=32 --time_based --runtime=12 --output-format=terse >/tmp/busy 2>&1 &

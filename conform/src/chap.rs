@@ -23,6 +23,8 @@ const MAPPED: &str = "iqn.2026-01.io.lunar.conform:mapped";
 const USER: (&str, &str) = ("alice", "secret-of-alice");
 const TARGET: (&str, &str) = ("disks", "secret-of-target");
 const LOOKER: (&str, &str) = ("looker", "secret-of-looker");
+/// The response of somebody who guesses.
+const WRONG: &str = "0x00112233445566778899aabbccddeeff";
 /// Refused logins that the target lists in a second, and some for the second that ends meanwhile.
 const LISTED_MAX: usize = 2 * 20 + 5;
 
@@ -231,7 +233,7 @@ impl Knock {
 
     /// A login with a wrong secret, from its begin to its end.
     fn guess(link: Link) -> Result<u16> {
-        Self::at(link).challenged()?.prove(USER.0, "0x00112233445566778899aabbccddeeff")
+        Self::at(link).challenged()?.prove(USER.0, WRONG)
     }
 }
 
@@ -264,7 +266,7 @@ fn no_difference(_: &Lab, target: &Target) -> Result<()> {
     let mut answers = Vec::new();
     for user in [USER.0, "nobody"] {
         let mut knock = Knock::new(target)?.challenged()?;
-        let found = knock.prove(user, "0x00112233445566778899aabbccddeeff")?;
+        let found = knock.prove(user, WRONG)?;
         answers.push((found, knock.answered));
     }
     ensure!(answers[0] == answers[1], "{answers:?}");
@@ -321,21 +323,25 @@ fn from_elsewhere(target: &Target) -> Result<Link> {
 }
 
 fn guesses(_: &Lab, target: &Target) -> Result<()> {
+    // What is told is timed alone: others are busy on this machine, and programs start at their own pace.
+    let told = |mut knock: Knock, user, response: &str| {
+        let start = Instant::now();
+        knock.prove(user, response).map(|found| (found, start.elapsed()))
+    };
     let mut took = Vec::new();
     for _ in 0..6 {
-        let start = Instant::now();
-        let found = Knock::guess(Link::open(target.portal)?)?;
+        let (found, wait) = told(Knock::new(target)?.challenged()?, USER.0, WRONG)?;
         ensure!(found == status::AUTHENTICATION_FAILURE, "{found:04x}h");
-        took.push(start.elapsed());
+        took.push(wait);
     }
-    ensure!(took[0] < Duration::from_millis(250), "the first is told after {:?}", took[0]);
     ensure!(took[5] > Duration::from_millis(700), "the sixth is told after {:?}", took[5]);
+    ensure!(took[0] < took[5] / 2, "the first is told after {:?}, the sixth after {:?}", took[0], took[5]);
     // The user whom they guess, from elsewhere.
-    let start = Instant::now();
-    let mut knock = Knock::at(from_elsewhere(target)?).challenged()?;
+    let knock = Knock::at(from_elsewhere(target)?).challenged()?;
     let response = knock.response(USER.1)?;
-    ensure!(knock.prove(USER.0, &response)? == 0, "the right one is refused");
-    ensure!(start.elapsed() < Duration::from_millis(250), "the right one had to wait for {:?}", start.elapsed());
+    let (found, wait) = told(knock, USER.0, &response)?;
+    ensure!(found == 0, "the right one is refused: {found:04x}h");
+    ensure!(wait < took[5] / 2, "the right one had to wait for {wait:?}, who guessed for {:?}", took[5]);
     Ok(())
 }
 

@@ -24,6 +24,24 @@ const LOAD_LIMIT: Duration = Duration::from_secs(30);
 /// Ways to write that differ in what lies between an acknowledgement and the disk.
 const MODES: [&[&str]; 3] = [&[], &["--direct"], &["--write-through"]];
 
+/// How the load generator writes.
+struct Load {
+    name: &'static str,
+    flags: &'static [&'static str],
+    /// The lines of its log that promise something: a round has some before the blow falls.
+    promises: fn(&str) -> bool,
+}
+
+const LOADS: [Load; 3] = [
+    Load { name: "load generator", flags: &[], promises: |line| line.starts_with("w ") },
+    Load { name: "load generator, FUA", flags: &["--fua"], promises: |line| line.ends_with(" d") },
+    Load {
+        name: "load generator, SYNCHRONIZE CACHE",
+        flags: &["--flush-every", "16"],
+        promises: |line| line.starts_with("s ") && line != "s 0",
+    },
+];
+
 /// Crashes in the middle of registering: each kills twice, and takes its time.
 const FENCES: u32 = 5;
 
@@ -36,15 +54,16 @@ pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
     let mut writes = 0;
     for round in 0..rounds {
         let flags = MODES[usize::try_from(random.below(MODES.len() as u64))?];
-        let how = if round % 2 == 0 { "own session" } else { "load generator" };
+        let load = (round % 2 == 1).then(|| &LOADS[(round / 2) as usize % LOADS.len()]);
+        let how = load.map_or("own session", |load| load.name);
         let mode = flags.first().copied().unwrap_or("write-back");
         let name = format!("round {}: {how}, {mode}", round + 1);
         let spec = Spec::new(driver, [image.clone()])?.flags(flags);
         lab.report.check(&part, &name, || {
             let delay = Duration::from_millis(30 + random.below(300));
-            let acknowledged = match round % 2 {
-                0 => with_session(lab, &spec, delay, &mut random),
-                _ => with_load(lab, &spec, delay, random.next() >> 16),
+            let acknowledged = match load {
+                None => with_session(lab, &spec, delay, &mut random),
+                Some(load) => with_load(lab, &spec, delay, random.next() >> 16, load),
             }?;
             ensure!(acknowledged > 0, "nothing was acknowledged before the crash: the round proves nothing");
             writes += acknowledged;
@@ -146,8 +165,9 @@ fn check(target: &Target, places: &HashMap<u64, Place>) -> Result<()> {
     session.logout()
 }
 
-/// The load generator writes down what was acknowledged; after the restart it compares.
-fn with_load(lab: &Lab, spec: &Spec, delay: Duration, seed: u64) -> Result<u64> {
+/// The load generator writes down what was acknowledged; after the restart it compares: all of it, which has in it what
+/// was acknowledged under FUA, or before a SYNCHRONIZE CACHE that was done.
+fn with_load(lab: &Lab, spec: &Spec, delay: Duration, seed: u64, how: &Load) -> Result<u64> {
     let log = lab.fresh("acknowledged.log")?;
     let target = Target::start(lab, spec)?;
     let url = target.url(0);
@@ -155,13 +175,14 @@ fn with_load(lab: &Lab, spec: &Spec, delay: Duration, seed: u64) -> Result<u64> 
     let mut load = process::bound(lab.built()?)
         .args(["bench", &url, "--rw", "randwrite", "--bs", "16k", "--depth", "8", "--sessions", "2"])
         .args(["--time", "60", "--warmup", "0", "--size", &format!("{MIB}M"), "--seed", &seed.to_string(), "--verify"])
+        .args(how.flags)
         .arg("--ack-log")
         .arg(&log)
         .stdin(Stdio::null())
         .stdout(said.try_clone()?)
         .stderr(said)
         .spawn()?;
-    let killed = when_writes_come(&log, delay).and_then(|()| target.kill());
+    let killed = when_it_promises(&log, how, delay).and_then(|()| target.kill());
     if killed.is_err() {
         load.kill()?;
     }
@@ -186,12 +207,11 @@ fn with_load(lab: &Lab, spec: &Spec, delay: Duration, seed: u64) -> Result<u64> 
     Ok(lines.lines().filter(|line| line.starts_with("w ")).count() as u64)
 }
 
-/// Waits until the log has writes in it, and `delay` more.
-fn when_writes_come(log: &Path, delay: Duration) -> Result<()> {
+/// Waits until something is promised in the log, and `delay` more.
+fn when_it_promises(log: &Path, how: &Load, delay: Duration) -> Result<()> {
     let end = Instant::now() + LOAD_LIMIT;
-    // The first line is the log's own; anything longer has writes.
-    while std::fs::metadata(log).map_or(0, |file| file.len()) < 200 {
-        ensure!(Instant::now() < end, "the load generator writes nothing");
+    while !std::fs::read_to_string(log).is_ok_and(|said| said.lines().any(how.promises)) {
+        ensure!(Instant::now() < end, "the load generator is promised nothing");
         std::thread::sleep(Duration::from_millis(5));
     }
     std::thread::sleep(delay);

@@ -5,6 +5,7 @@ mod isns;
 mod many;
 mod nvme;
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use crate::pdu::{Heard, Link, op};
 use crate::session::{self, ANSWER_LIMIT, Data, GOOD, Login, Session, keys_of};
 use crate::target::{Driver, Lab, Spec, Target, free_port, log_path};
 use crate::tools::{says, tool};
+use crate::witness::pattern;
 
 const MAIN: &str = "iqn.2026-01.io.lunar.conform:main";
 const OTHER: &str = "iqn.2026-01.io.lunar.conform:other";
@@ -344,20 +346,30 @@ fn drains_a_lun(lab: &Lab, driver: Driver) -> Result<()> {
     let house = started(lab, driver, "drains")?;
     let mut session = house.session(MAIN, "host", 0)?;
     // Enough that some are under way whenever the change comes.
-    let mut tags = Vec::new();
+    let mut tags = HashMap::new();
     for count in 0..32 {
-        tags.push(session.start(&session::cdb::write(count * 128, 128), Data::Out(vec![7; 64 << 10]))?);
+        let data = Data::Out(pattern(count, 1, 64 << 10));
+        tags.insert(session.start(&session::cdb::write(count * 128, 128), data)?, count);
         if count == 16 {
             house.write(&house.text(&Change { luns: "4 = \"memory\"", ..Change::default() }))?;
             house.target.as_ref().context("it runs")?.signal(Signal::HUP)?;
         }
     }
+    let mut acknowledged = Vec::new();
     while !tags.is_empty() {
         let done = session.next()?;
         ensure!(done.status == GOOD || done.sense() == NOT_SUPPORTED, "a write ends with {:02x?}", done.sense());
-        tags.retain(|tag| *tag != done.tag);
+        let count = tags.remove(&done.tag).context("an answer to no command")?;
+        acknowledged.extend((done.status == GOOD).then_some(count));
     }
     until(|| house.said().contains("reloaded"))?;
+    ensure!(!acknowledged.is_empty(), "no write was under way before the LUN went: this proves nothing");
+    house.change(&Change::default())?;
+    let mut reader = house.session(MAIN, "reader", 0)?;
+    for count in acknowledged {
+        let found = reader.read(count * 128, 128, 512)?;
+        ensure!(found == pattern(count, 1, 64 << 10), "write {count} was acknowledged, and is lost");
+    }
     house.stop()
 }
 

@@ -1,8 +1,8 @@
 //! Start, refusals, options, restart and end: what an operator meets.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::Read;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -17,25 +17,30 @@ use crate::session::{self, Data, Login, Session, cdb};
 use crate::space;
 use crate::target::{self, Driver, Lab, Spec, Target};
 use crate::told;
+use crate::unread;
 use crate::witness::{REGION, Witness, pattern};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
 type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
 
-const CASES: [Case; 23] = [
+const CASES: [Case; 27] = [
     ("the banner says how to connect, and when it is ready", banner),
     ("SIGTERM: under way is finished, all is on the disk", |lab, driver| drains(lab, driver, Signal::TERM)),
     ("SIGINT does the same", |lab, driver| drains(lab, driver, Signal::INT)),
     ("SIGTERM: idle sessions do not hold it up", idle_sessions),
     ("a reservation ends with its session, and holds no stop up", fence::stop),
     ("SIGHUP: a closed terminal is no reason to stop", hangup),
+    ("a log that nobody reads any more is no reason to stop", unread::goes_on),
     ("restart: data, names and identity stay", restart),
     ("restart on the same port right after kill -9", same_port_again),
     ("a second process on the same file is refused", same_file_twice),
     ("a port that is taken is named", port_taken),
     ("a file that is not there is named", no_such_file),
     ("a size that is none is refused", bad_size),
+    ("a file that is no whole number of blocks is refused", uneven),
+    ("a file that may not be written is refused", not_writable),
+    ("without options it is iSCSI and NVMe/TCP, at their ports", default_ports),
     ("a new file is sparse and has the size asked for", sparse),
     ("volumes are LUNs in their order", several_volumes),
     ("two portals, one of them IPv6", two_portals),
@@ -87,6 +92,10 @@ fn banner(lab: &Lab, driver: Driver) -> Result<()> {
 
 /// A writer never stops; the target does, and what it acknowledged is in the file.
 fn drains(lab: &Lab, driver: Driver, signal: Signal) -> Result<()> {
+    /// Bytes of a write, and places that a writer goes through again and again.
+    const WRITE: usize = 8192;
+    const PLACES: u64 = 128;
+    let first_block = |writer: u64, write: u64| writer * 16384 + write % PLACES * (WRITE as u64 / 512);
     let image = lab.image("drain.img", 32)?;
     let target = Target::start(lab, &Spec::new(driver, [image.clone()])?)?;
     let mut sessions = Vec::new();
@@ -100,10 +109,8 @@ fn drains(lab: &Lab, driver: Driver, signal: Signal) -> Result<()> {
             std::thread::spawn(move || {
                 let mut acknowledged = 0_u64;
                 // Until the target does not want to any more.
-                while session
-                    .write(writer * 16384 + acknowledged % 128 * 16, pattern(writer, acknowledged, 8192), 512)
-                    .is_ok()
-                {
+                let data = |write| pattern(writer, write, WRITE);
+                while session.write(first_block(writer, acknowledged), data(acknowledged), 512).is_ok() {
                     acknowledged += 1;
                 }
                 (writer, acknowledged)
@@ -120,11 +127,15 @@ fn drains(lab: &Lab, driver: Driver, signal: Signal) -> Result<()> {
     for writer in writers {
         let Ok((writer, acknowledged)) = writer.join() else { bail!("a writer panicked") };
         ensure!(acknowledged > 0, "a writer got nothing done");
-        let last = acknowledged - 1;
-        let mut found = vec![0; 8192];
-        file.read_exact_at(&mut found, (writer * 16384 + last % 128 * 16) * 512)?;
-        // The write after the last acknowledged one may have come that far, but 128 writes later.
-        ensure!(found == pattern(writer, last, 8192), "write {last} of writer {writer} is not in the file");
+        // Of each place the last that was acknowledged, and of one perhaps blocks of the write that was not.
+        for write in acknowledged.saturating_sub(PLACES)..acknowledged {
+            let mut found = vec![0; WRITE];
+            file.read_exact_at(&mut found, first_block(writer, write) * 512)?;
+            let wanted = pattern(writer, write, 512);
+            let under_way = (write % PLACES == acknowledged % PLACES).then(|| pattern(writer, acknowledged, 512));
+            let kept = found.chunks(512).all(|block| block == wanted || under_way.as_deref() == Some(block));
+            ensure!(kept, "write {write} of writer {writer}, of {acknowledged}, is not in the file");
+        }
     }
     Ok(())
 }
@@ -238,6 +249,80 @@ fn bad_size(lab: &Lab, driver: Driver) -> Result<()> {
         ensure!(!path.exists(), "size {size} made a file");
     }
     refused(lab, &Spec::new(driver, ["ram:1X"])?, &[])
+}
+
+fn uneven(lab: &Lab, driver: Driver) -> Result<()> {
+    let path = lab.fresh("uneven.img")?;
+    let name = path.display().to_string();
+    for (bytes, flags) in [(1_000_u64, &[][..]), (512 * 7, &["--block-size", "4096"])] {
+        File::create(&path)?.set_len(bytes)?;
+        let spec = Spec::new(driver, [name.clone()])?.flags(flags);
+        refused(lab, &spec, &["uneven.img", &bytes.to_string(), "not a whole number of"])?;
+        ensure!(std::fs::metadata(&path)?.len() == bytes, "its size was changed");
+    }
+    Ok(())
+}
+
+/// Root may write to any file, unless it lets go of that right.
+fn not_writable(lab: &Lab, driver: Driver) -> Result<()> {
+    const WITHOUT: [&str; 2] = ["--bounding-set=-dac_override", "--inh-caps=-dac_override"];
+    let image = lab.image("locked.img", 16)?;
+    std::fs::set_permissions(&image, Permissions::from_mode(0o444))?;
+    let mut command = process::bound(lab.built()?);
+    if rustix::process::geteuid().is_root() {
+        if !process::run(process::bound("setpriv").args(WITHOUT).arg("true"), LIMIT)?.status.success() {
+            return skip("root may not let go of its right to write to any file");
+        }
+        command = process::bound("setpriv");
+        command.args(WITHOUT).arg(lab.built()?);
+    }
+    let portal = target::free_port()?.to_string();
+    command.args(["serve", "--driver", driver.name(), "--listen", &portal, &image]);
+    let ended = process::run(command.env("STATE_DIRECTORY", lab.scratch.join("state")), LIMIT)?;
+    ensure!(!ended.status.success(), "it ended well; it said:\n{}", ended.text);
+    for word in [&*image, "may not be written", "--read-only"] {
+        ensure!(ended.text.contains(word), "no \"{word}\" in:\n{}", ended.text);
+    }
+    Ok(())
+}
+
+/// What runs in a network of its own: program, driver, volume, and where it says what it says.
+const ALONE: &str = r#"
+ip link set lo up || exit 77
+setpriv --pdeathsig KILL -- "$1" serve --driver "$2" "$3" >"$4" 2>&1 &
+target=$!
+tries=0
+until grep -qx ready "$4"; do
+    tries=$((tries + 1))
+    [ $tries -lt 100 ] && kill -0 $target || exit 1
+    sleep 0.1
+done
+iqn=$(sed -n 's/^ *target *//p' "$4")
+nqn=$(sed -n 's/^ *NQN *//p' "$4")
+for url in "iscsi://127.0.0.1:3260/$iqn/0" "nvme-tcp://127.0.0.1:4420/$nqn/1"; do
+    "$1" bench "$url" --rw randrw --time 0.3 --warmup 0 --verify || exit 1
+done
+grep -q "nvme connect -t tcp -a .* -s 4420 -n $nqn" "$4" || { echo "no line for nvme connect"; exit 1; }
+kill $target
+wait $target
+"#;
+
+/// As the first page has it. In a network of its own: elsewhere the ports are somebody's perhaps.
+fn default_ports(lab: &Lab, driver: Driver) -> Result<()> {
+    let mut own = process::bound("unshare");
+    own.arg("--net").args((!rustix::process::geteuid().is_root()).then_some("--map-root-user"));
+    let (image, log) = (lab.image("disk.img", 16)?, lab.fresh("alone.log")?);
+    own.args(["sh", "-c", ALONE, "sh"]).arg(lab.built()?).args([driver.name(), &image]).arg(&log);
+    let ended = process::run(own.env("STATE_DIRECTORY", lab.scratch.join("state")), LIMIT)?;
+    if !log.exists() {
+        return skip(format!("nobody gets a network of his own here: {}", ended.text.trim()));
+    }
+    let said = std::fs::read_to_string(&log)?;
+    ended.succeeded().with_context(|| format!("it said:\n{said}"))?;
+    for wanted in [":3260", ":4420", "over iSCSI and NVMe/TCP"] {
+        ensure!(said.contains(wanted), "no {wanted} in:\n{said}");
+    }
+    Ok(())
 }
 
 fn sparse(lab: &Lab, driver: Driver) -> Result<()> {
@@ -430,7 +515,15 @@ fn demo(lab: &Lab, driver: Driver) -> Result<()> {
     }
     outcome?;
     ensure!(status.is_some_and(|status| status.success()), "it ended with {status:?}:\n{}", target::tail(&log));
-    ensure!(home.join(".local/state/lunar").is_dir(), "its disk is not under .local/state/lunar");
+    let disk = home.join(".local/state/lunar/demo.img");
+    let file = std::fs::metadata(&disk).with_context(|| format!("{}", disk.display()))?;
+    ensure!(file.len() == 1 << 30, "the disk has {} bytes", file.len());
+    ensure!(file.blocks() * 512 < 16 << 20, "{} bytes of the disk are allocated", file.blocks() * 512);
+    let said = std::fs::read_to_string(&log)?;
+    // open-iscsi, libiscsi, QEMU, Windows.
+    for wanted in ["iscsiadm -m node", "iscsi-ls", "qemu-system", "New-IscsiTargetPortal", "Connect-IscsiTarget"] {
+        ensure!(said.contains(wanted), "no {wanted} in:\n{said}");
+    }
     Ok(())
 }
 

@@ -23,6 +23,7 @@ mod space;
 mod target;
 mod told;
 mod tools;
+mod unread;
 mod vfio;
 mod witness;
 

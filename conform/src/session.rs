@@ -134,14 +134,19 @@ pub(crate) struct Done {
     pub data: Vec<u8>,
 }
 
+/// Sense key, additional sense code and qualifier of fixed or descriptor format sense data; zeroes if there is none.
+pub(crate) fn sense_of(sense: &[u8]) -> (u8, u8, u8) {
+    let at = |index: usize| sense.get(index).copied().unwrap_or_default();
+    match at(0) & 0x7f {
+        0x72 | 0x73 => (at(1) & 0x0f, at(2), at(3)),
+        _ => (at(2) & 0x0f, at(12), at(13)),
+    }
+}
+
 impl Done {
-    /// Sense key, additional sense code and qualifier of fixed or descriptor format sense data.
+    /// Of its sense data, see [`sense_of`].
     pub(crate) fn sense(&self) -> (u8, u8, u8) {
-        let at = |index: usize| self.sense.get(index).copied().unwrap_or_default();
-        match at(0) & 0x7f {
-            0x72 | 0x73 => (at(1) & 0x0f, at(2), at(3)),
-            _ => (at(2) & 0x0f, at(12), at(13)),
-        }
+        sense_of(&self.sense)
     }
 
     pub(crate) fn good(self) -> Result<Self> {

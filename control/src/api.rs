@@ -55,14 +55,17 @@ pub struct Mapping {
     /// Its namespace identifier for NVMe hosts; without, the number and one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<u16>,
+    /// Whether NVMe hosts see the protection information of the volume, as metadata.
+    #[serde(default)]
+    pub metadata: bool,
 }
 
 impl Mapping {
     /// The change that it asks for.
     #[must_use]
     pub fn edit(self, group: String, lun: u16) -> Edit {
-        let Self { volume, read_only, namespace } = self;
-        Edit::Map { group, lun, volume, read_only, namespace }
+        let Self { volume, read_only, namespace, metadata } = self;
+        Edit::Map { group, lun, volume, read_only, namespace, metadata }
     }
 }
 
@@ -390,10 +393,15 @@ mod tests {
     fn a_mapping_takes_no_unknown_keys() {
         let mapping = |value| serde_json::from_value::<Mapping>(value);
         let read_only = mapping(json!({ "volume": "v", "read-only": true })).expect("a mapping");
-        assert_eq!(read_only, Mapping { volume: "v".into(), read_only: true, namespace: None });
+        let plain = Mapping { volume: "v".into(), read_only: false, namespace: None, metadata: false };
+        assert_eq!(read_only, Mapping { read_only: true, ..plain.clone() });
+        let metadata = mapping(json!({ "volume": "v", "metadata": true }));
+        assert_eq!(metadata.expect("a mapping"), Mapping { metadata: true, ..plain });
         assert!(mapping(json!({ "volume": "v", "readonly": true })).is_err());
         let edit = read_only.edit("g".into(), 3);
-        assert_eq!(edit, Edit::Map { group: "g".into(), lun: 3, volume: "v".into(), read_only: true, namespace: None });
+        let (group, volume) = ("g".into(), "v".into());
+        let expected = Edit::Map { group, lun: 3, volume, read_only: true, namespace: None, metadata: false };
+        assert_eq!(edit, expected);
     }
 
     #[test]

@@ -3,12 +3,17 @@
 
 use crate::check::Checked;
 use crate::plan::{Change, Plan};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// What runs, and changes while it runs.
 pub trait Running {
     /// A step that is ready to be made: files opened, addresses bound, memory taken.
     type Prepared;
+
+    /// Told once, before anything is put in force: these volumes were served before, so what keeps their bytes is
+    /// there. None of them is made anew.
+    fn expect(&mut self, volumes: BTreeSet<String>);
 
     /// Does everything of this step that can fail, so that nobody notices. The steps before it in the plan are prepared
     /// and not made: what they will let go, such as the address of a portal that moves, is still held and may be taken

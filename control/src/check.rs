@@ -8,7 +8,8 @@ pub use nvme::SOCKET_PATH_MAX;
 use crate::config::{Broken, Config, Id, Kind, parse};
 use crate::links::{Links, To};
 use crate::model::{
-    Authentication, BlockSize, Discovery, Group, Hash as HashName, Medium, Protection, StoreKind, Target, User, Volume,
+    ApiListener, Authentication, BlockSize, Discovery, Group, Hash as HashName, Medium, Protection, StoreKind, Target,
+    User, Volume,
 };
 use crate::names::{Network, Pattern, Uuid};
 use crate::report::{Mark, Problems, Report, did_you_mean};
@@ -154,6 +155,8 @@ pub struct Checked {
     users: BTreeMap<String, Secret>,
     tls_keys: BTreeMap<String, Secret>,
     tokens: BTreeMap<String, Secret>,
+    /// What is in the files of certificates and their keys, by their listeners: these are renewed in their places.
+    certificates: BTreeMap<String, Secret>,
 }
 
 impl Checked {
@@ -175,6 +178,12 @@ impl Checked {
         self.tokens.get(name)
     }
 
+    /// What the certificate of a listener and its key are, whatever their files are called.
+    #[must_use]
+    pub fn certificate(&self, listener: &str) -> Option<&Secret> {
+        self.certificates.get(listener)
+    }
+
     /// The token of the API that these bytes are: its name. Takes the same time whichever it is.
     #[must_use]
     pub fn who_has(&self, token: &[u8]) -> Option<&str> {
@@ -194,6 +203,7 @@ impl Checked {
             Kind::User => self.users.get(id.name),
             Kind::TlsKey => self.tls_keys.get(id.name),
             Kind::ApiToken => self.tokens.get(id.name),
+            Kind::ApiListener => self.certificates.get(id.name),
             _ => None,
         }
     }
@@ -218,9 +228,10 @@ pub fn check(file: &str, text: &str, outside: &dyn Outside) -> Result<Checked, P
     look.logins(&config, &users);
     look.hosts(&config, &users);
     look.api(&config);
+    let certificates = look.certificates(&config);
     look.isns(&config);
     match look.report.is_clean() {
-        true => Ok(Checked { config, users, tls_keys, tokens }),
+        true => Ok(Checked { config, users, tls_keys, tokens, certificates }),
         false => Err(look.report.finish(file, text)),
     }
 }
@@ -555,6 +566,16 @@ impl Look<'_> {
             let what = format!("is {}; it is {} s to a day", config.isns.period.text(), ISNS_PERIOD_MIN.as_secs());
             self.add(id, "period", marks.of("period"), what);
         }
+    }
+
+    /// What cannot be read was said by [`Look::api`].
+    fn certificates(&self, config: &Config) -> BTreeMap<String, Secret> {
+        let read = |listener: &ApiListener| {
+            let mut both = self.outside.read(listener.certificate.as_ref()?.path()).ok()?;
+            both.extend(self.outside.read(listener.key.as_ref()?.path()).ok()?);
+            Some(Secret::of_any_length(both))
+        };
+        config.api_listeners.iter().filter_map(|(name, listener)| Some((name.clone(), read(listener)?))).collect()
     }
 
     fn api(&mut self, config: &Config) {

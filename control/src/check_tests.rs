@@ -239,6 +239,7 @@ fn secrets_are_closed_and_long_enough() {
 
 const HOST_KEY: &str = "DHHC-1:01:J0qR2WNHWlQcsHLbbnAJ90qQOCgwxh9SLRo7BIMIUsGJ8cUH:";
 const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+const LONG_TLS_KEY: &str = "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
 
 #[test]
 fn keys_of_hosts_are_whole() {
@@ -248,6 +249,8 @@ fn keys_of_hosts_are_whole() {
     assert_eq!(checked.tls_key("k"), Some(&Secret::of_any_length(TLS_KEY.into())));
     one(&user(&HOST_KEY.replace("J0qR", "J1qR")), "2:10", "was not copied whole");
     one(&user(&HOST_KEY.replace(":01:", ":07:")), "2:10", "is 00, 01, 02 or 03");
+    check("x", &tls(LONG_TLS_KEY), &Pretended::default()).expect("so is one of SHA-384");
+    one(&tls(&TLS_KEY.replace(":01:", ":02:")), "2:10", "48 behind 02");
     one(&tls(&TLS_KEY.replace("VRLb", "VRLB")), "2:10", "was not copied whole");
     one(&tls(HOST_KEY), "2:10", "nvme gen-tls-key");
     one("[tls-key.k]\nsecret = { file = '/x' }", "2:10", "/x is not there");
@@ -527,6 +530,61 @@ fn a_subsystem_has_one_meaning_for_an_identifier() {
         assert_eq!(wrong(&groups(["'iqn.a'", "'iqn.*'"], luns)), [""; 0]);
     }
     assert_eq!(wrong(&groups(["'n?n.x'", "'nq*'"], ["0 = 'a'", "0 = 'b'"])).len(), 1);
+}
+
+#[test]
+fn what_hosts_make_has_its_pool_and_its_identifier() {
+    let target = TARGET.replace("iqn = ", "nqn = 'nqn.2026-01.org.example:t'\niqn = ");
+    let made =
+        |name: &str, keys: &str| format!("[volume.{name}]\nkind = 'file'\npath = '/srv/{name}'\nsize = '1M'\n{keys}");
+    let group = |luns: &str| format!("[group.g]\ntargets = ['t']\ninitiators = ['*']\npool = 'few'\n{luns}");
+    let pool = "[pool.few]\nfolder = '/srv'\nspace = '3M'\n";
+    let all = |luns: &str, more: &str| format!("{pool}{target}{}{more}", group(luns));
+    let two = made("a", "pool = 'few'\nnamespace = 2\nprivate = true\nattached = ['nqn.x']\n");
+    let config = |text: &str| check("x", text, &Pretended::default()).expect("it is right").config;
+    let first = config(&all("luns = { 0 = 'b' }\n", &(two.clone() + &made("b", ""))));
+    assert_eq!((first.left_of("few"), first.free_namespace("few")), (2 << 20, Some(3)));
+    assert_eq!((first.left_of("none"), first.free_namespace("none")), (0, Some(1)));
+    // Whoever maps it calls it by its own identifier.
+    let mapped = config(&all("luns = { 8 = 'a' }\n", &two));
+    assert_eq!(mapped.namespace_of(8, &mapped.groups["g"].luns.0[&8]), Some(2));
+    for (text, words) in [
+        (all("", &made("a", "namespace = 2\n")), "needs its 'pool'"),
+        (all("", &made("a", "private = true\n")), "needs its 'pool'"),
+        (all("", &made("a", "attached = ['nqn.x']\n")), "needs its 'pool'"),
+        (all("", &made("a", "pool = 'few'\n")), "needs a 'namespace'"),
+        (all("", &made("a", "pool = 'many'\nnamespace = 2\n")), "there is no pool 'many'"),
+        (all("", "[volume.a]\nkind = 'ram'\nsize = '1M'\npool = 'few'\nnamespace = 2\n"), "files with a size"),
+        (all("luns = { 1 = 'b' }\n", &(two.clone() + &made("b", ""))), "is namespace 2, as volume b is in group g"),
+        (all("luns = { 1 = { volume = 'a', namespace = 7 } }\n", &two), "made the volume as namespace 2"),
+        (format!("{pool}{TARGET}{}", group("")), "none of its targets has an 'nqn'"),
+    ] {
+        let found = wrong(&text);
+        assert!(found.len() == 1 && found[0].contains(words), "{text}\n{found:#?}");
+    }
+}
+
+#[test]
+fn only_protection_information_that_there_is_can_be_shown() {
+    let config = |protection: &str, luns: [&str; 2]| {
+        let volume = format!("[volume.a]\nkind = 'ram'\nsize = '1M'\nprotection = '{protection}'\n");
+        let group = |name, pattern, luns| {
+            format!("[group.{name}]\ntargets = ['t']\ninitiators = ['{pattern}']\nluns = {{ {luns} }}\n")
+        };
+        let target = TARGET.replace("iqn = ", "nqn = 'nqn.2026-01.org.example:t'\niqn = ");
+        target + &volume + &group("g", "nqn.*", luns[0]) + &group("h", "*", luns[1])
+    };
+    let shown = "0 = { volume = 'a', metadata = true }";
+    for (protection, luns) in [("type-1", [shown, shown]), ("type-3", [shown, ""]), ("none", ["0 = 'a'", "0 = 'a'"])] {
+        assert_eq!(wrong(&config(protection, luns)), [""; 0], "{protection} {luns:?}");
+    }
+    for (protection, luns, words) in [
+        ("none", [shown, ""], "volume a keeps no protection information that could be shown: give it 'protection'"),
+        ("type-1", [shown, "0 = 'a'"], "and in group g true: within NVM subsystem t a namespace has one format"),
+    ] {
+        let found = wrong(&config(protection, luns));
+        assert!(found.len() == 1 && found[0].contains(words), "{found:#?}");
+    }
 }
 
 #[test]

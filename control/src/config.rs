@@ -1,8 +1,8 @@
 //! A whole configuration: its sections, and how a file becomes one.
 
 use crate::model::{
-    Api, ApiListener, ApiToken, Discovery, Group, Isns, Limits, Logging, Lun, Portal, PortalGroup, Referral, Server,
-    Target, TlsKey, User, Vm, Volume,
+    Api, ApiListener, ApiToken, Discovery, Group, Isns, Limits, Logging, Lun, Pool, Portal, PortalGroup, Referral,
+    Server, Target, TlsKey, User, Vm, Volume,
 };
 use crate::report::{Mark, Report, did_you_mean, quoted};
 use crate::section::{Effect, Key, Object, Section};
@@ -167,6 +167,7 @@ config! {
         users: User "user",
         tls_keys: TlsKey "tls-key",
         api_tokens: ApiToken "api-token",
+        pools: Pool "pool",
         volumes: Volume "volume",
         portal_groups: PortalGroup "portal-group",
         targets: Target "target",

@@ -101,6 +101,8 @@ pub enum Edit {
         read_only: bool,
         /// Its namespace identifier for NVMe hosts, if it is not the usual one.
         namespace: Option<u16>,
+        /// Whether NVMe hosts see the volume's protection information.
+        metadata: bool,
     },
     /// Takes a number out of a group.
     Unmap {
@@ -142,8 +144,8 @@ pub fn edit(text: &str, edits: &[Edit]) -> Result<String, Refused> {
             Edit::Create { kind, name, keys } => create(&mut document, *kind, name, keys)?,
             Edit::Set { kind, name, keys } => set(&mut document, *kind, name, keys)?,
             Edit::Delete { kind, name } => delete(&mut document, *kind, name)?,
-            Edit::Map { group, lun, volume, read_only, namespace } => {
-                map(&mut document, group, *lun, mapping(volume, *read_only, *namespace))?;
+            Edit::Map { group, lun, volume, read_only, namespace, metadata } => {
+                map(&mut document, group, *lun, mapping(volume, *read_only, *namespace, *metadata))?;
             }
             Edit::Unmap { group, lun } => unmap(&mut document, group, *lun)?,
         }
@@ -330,13 +332,14 @@ fn next_table(table: &mut Table, place: isize) -> Option<&mut Table> {
 }
 
 /// A volume as a group sees it, as short as it can be said.
-fn mapping(volume: &str, read_only: bool, namespace: Option<u16>) -> Value {
-    if !read_only && namespace.is_none() {
+fn mapping(volume: &str, read_only: bool, namespace: Option<u16>, metadata: bool) -> Value {
+    if !read_only && namespace.is_none() && !metadata {
         return volume.into();
     }
     let read_only = read_only.then(|| ("read-only", Value::from(true)));
     let namespace = namespace.map(|id| ("namespace", Value::from(i64::from(id))));
-    let keys = [("volume", Value::from(volume))].into_iter().chain(read_only).chain(namespace);
+    let metadata = metadata.then(|| ("metadata", Value::from(true)));
+    let keys = [("volume", Value::from(volume))].into_iter().chain(read_only).chain(namespace).chain(metadata);
     Value::InlineTable(keys.collect())
 }
 

@@ -17,7 +17,7 @@ fn delete(kind: Kind, name: &str) -> Edit {
 }
 
 fn map(group: &str, lun: u16, volume: &str, read_only: bool) -> Edit {
-    Edit::Map { group: group.into(), lun, volume: volume.into(), read_only, namespace: None }
+    Edit::Map { group: group.into(), lun, volume: volume.into(), read_only, namespace: None, metadata: false }
 }
 
 #[track_caller]

@@ -6,7 +6,7 @@ use crate::model::Volume;
 use crate::names::Uuid;
 use crate::value::Textual;
 use crate::versions::{self, Trouble};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Volumes that are remembered, removed ones included. Beyond it the removed ones are forgotten.
@@ -41,12 +41,24 @@ impl Identities {
         self.known.get(&what(name, volume)).copied()
     }
 
+    /// The volumes of a configuration that were served before, as who they are now. What hosts have made is made before
+    /// the configuration names it.
+    #[must_use]
+    pub fn served_before(&self, config: &Config) -> BTreeSet<String> {
+        let is_known = |(name, volume): &(&String, &Volume)| {
+            volume.uuid.is_some() && (volume.pool.is_some() || self.find(name, volume) == volume.uuid)
+        };
+        config.volumes.iter().filter(is_known).map(|(name, _)| name.clone()).collect()
+    }
+
     /// Remembers who the volumes of a configuration are: on the medium when this returns.
     ///
     /// # Errors
     /// When it cannot be written.
     pub fn remember(&mut self, config: &Config) -> Result<(), Trouble> {
-        let all = config.volumes.iter().filter_map(|(name, volume)| Some((what(name, volume), volume.uuid?)));
+        // What hosts make and delete is never without: it would push out others.
+        let volumes = config.volumes.iter().filter(|(_, volume)| volume.pool.is_none());
+        let all = volumes.filter_map(|(name, volume)| Some((what(name, volume), volume.uuid?)));
         let all: BTreeMap<String, Uuid> = all.collect();
         if all.iter().all(|(what, uuid)| self.known.get(what) == Some(uuid)) {
             return Ok(());

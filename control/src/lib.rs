@@ -6,6 +6,7 @@
 //! * [`plan`]: from one configuration to another; [`apply`]: all of it or nothing; [`rehearsal`]: a model that does it
 //! * [`document`]: changes in the text of the file, which keep comments; [`versions`]: the file and its history;
 //!   [`identities`]: who volumes are, whatever becomes of the file
+//! * [`still`]: volumes that nobody may write to for a while
 //! * [`manager`]: all of it together; [`live`]: what runs beyond what the configuration says
 //! * [`docs`]: the reference page, explanations and the JSON schema; [`api`]: what the API says
 //!
@@ -24,10 +25,12 @@ pub mod manager;
 pub mod model;
 pub mod names;
 pub mod plan;
+mod pools;
 pub mod rehearsal;
 pub mod report;
 pub mod secret;
 pub mod section;
+pub mod still;
 pub mod value;
 pub mod veil;
 pub mod versions;

@@ -214,7 +214,7 @@ fn read_lun(item: &Item<'_>, at: Mark, report: &mut Report) -> Option<Lun> {
         DeValue::String(_) => {
             let volume = To::<Volume>::read(item, report)?;
             let marks = Marks { whole: at, keys: vec![("volume", Mark::new(item.span()))] };
-            Some(Lun { marks, volume, read_only: false, namespace: None })
+            Some(Lun { marks, volume, read_only: false, namespace: None, metadata: false })
         }
         other => {
             let at = Mark::new(item.span());

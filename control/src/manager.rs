@@ -7,6 +7,7 @@ use crate::identities::Identities;
 use crate::names::Uuid;
 use crate::plan::Plan;
 use crate::report::Problems;
+use crate::still::{Still, Stills};
 use crate::versions::{Trouble, Versions};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -76,6 +77,10 @@ pub struct Manager<R, O> {
     outside: O,
     current: Checked,
     running: R,
+    /// Why the file as somebody has written it is not in force.
+    refused: Option<String>,
+    /// Volumes that nobody may be able to write to now.
+    stills: Stills,
 }
 
 impl<R: Running, O: Outside> Manager<R, O> {
@@ -88,7 +93,18 @@ impl<R: Running, O: Outside> Manager<R, O> {
         let versions = Versions::open(file, &state.join("history"), now)?;
         let identities = Identities::open(&state.join("identities.json"))?;
         let name = file.display().to_string();
-        let mut manager = Self { name, versions, identities, outside, current: Checked::default(), running };
+        let mut manager = Self {
+            name,
+            versions,
+            identities,
+            outside,
+            current: Checked::default(),
+            running,
+            refused: None,
+            stills: Stills::default(),
+        };
+        let (_, wanted) = manager.complete(manager.versions.text())?;
+        manager.running.expect(manager.identities.served_before(&wanted.config));
         manager.follow(now)?;
         Ok(manager)
     }
@@ -111,6 +127,12 @@ impl<R: Running, O: Outside> Manager<R, O> {
         &self.versions
     }
 
+    /// Refuses all changes by which somebody could write to this volume, which is a file, until what is returned drops;
+    /// `None` if somebody can already.
+    pub fn hold_still(&mut self, volume: &str) -> Option<Still> {
+        self.stills.hold(&self.current.config, volume)
+    }
+
     /// What runs.
     pub fn running(&mut self) -> &mut R {
         &mut self.running
@@ -119,9 +141,10 @@ impl<R: Running, O: Outside> Manager<R, O> {
     /// What would have to be done for this text to be in force.
     ///
     /// # Errors
-    /// When it is not valid.
+    /// When it is not valid, or cannot be now.
     pub fn plan(&self, text: &str) -> Result<Plan, Failure> {
         let (_, wanted) = self.complete(text)?;
+        self.stills.allow(&wanted.config)?;
         Ok(Plan::between(&self.current, &wanted))
     }
 
@@ -166,10 +189,29 @@ impl<R: Running, O: Outside> Manager<R, O> {
     /// Puts in force what somebody has written into the file by hand.
     ///
     /// # Errors
-    /// Whatever is in the way; what runs was not changed then.
+    /// Whatever is in the way; what is in force was not changed then.
     pub fn reload(&mut self, now: SystemTime) -> Result<Plan, Failure> {
-        self.versions.reload(now)?;
-        self.follow(now)
+        let outcome = self.read_again(now);
+        if let Err(why) = &outcome {
+            let why = why.to_string();
+            let first = why.lines().next().unwrap_or_default();
+            self.refused = Some(format!(
+                "{} was changed by hand, and that is not in force: {first}; mend it, then `lunar apply`",
+                self.name
+            ));
+        }
+        outcome
+    }
+
+    fn read_again(&mut self, now: SystemTime) -> Result<Plan, Failure> {
+        let before = self.versions.reload()?;
+        self.follow(now).inspect_err(|_| self.versions = before)
+    }
+
+    /// Why what somebody has written into the file by hand is not in force, and what to do; until something else is.
+    #[must_use]
+    pub fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
     }
 
     /// What runs, without what it runs by: to end it.
@@ -180,7 +222,7 @@ impl<R: Running, O: Outside> Manager<R, O> {
 
     fn follow(&mut self, now: SystemTime) -> Result<Plan, Failure> {
         let (text, wanted) = self.complete(self.versions.text())?;
-        self.put_in_force(wanted, |versions| match versions.text() == text {
+        self.put_in_force(wanted, |versions| match versions.adopt(now).map(|()| versions.text() == text)? {
             true => Ok(()),
             // What cannot be written into the file is remembered beside it. What somebody writes into it meanwhile is
             // his, and is there when the file is read again.
@@ -197,11 +239,12 @@ impl<R: Running, O: Outside> Manager<R, O> {
         wanted: Checked,
         write: impl FnOnce(&mut Versions) -> Result<(), Trouble>,
     ) -> Result<Plan, Failure> {
+        self.stills.allow(&wanted.config)?;
         let plan = Plan::between(&self.current, &wanted);
         let (versions, identities) = (&mut self.versions, &mut self.identities);
         let both = || identities.remember(&wanted.config).and_then(|()| write(versions)).map_err(|why| why.to_string());
         apply(&mut self.running, &plan, &wanted, both)?;
-        self.current = wanted;
+        (self.current, self.refused) = (wanted, None);
         Ok(plan)
     }
 

@@ -4,6 +4,7 @@ use crate::config::Kind;
 use crate::document::Keys;
 use crate::model::Volume;
 use crate::rehearsal::Rehearsal;
+use crate::value::Textual;
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -141,4 +142,53 @@ fn an_edit_while_it_starts_is_kept_and_comes_with_the_next_reload() {
     assert_eq!(plan.to_string(), "change volume a: size 1M -> 2M");
     assert!(place.text().starts_with(&edited) && place.text().contains("uuid"), "{}", place.text());
     assert_eq!(manager.current().config.volumes["a"].uuid, first);
+}
+
+#[test]
+fn what_was_served_before_is_expected_when_it_starts_again() {
+    let place = Place::new(TEXT);
+    let mut first = place.start();
+    assert_eq!(first.running().expected, BTreeSet::new());
+    let known = uuid(&first, "a").text();
+    drop(first);
+    std::fs::write(place.file(), place.text() + "[volume.b]\nkind = 'ram'\nsize = '1M'\n").expect("a file");
+    assert_eq!(place.start().running().expected, ["a".to_owned()].into());
+    // Under another UUID it is another one.
+    let other = place.text().replace(&known, "f81d4fae-7dec-41d0-a765-00a0c91e6b00");
+    std::fs::write(place.file(), other).expect("a file");
+    assert_eq!(place.start().running().expected, ["b".to_owned()].into());
+}
+
+#[test]
+fn what_is_refused_is_not_in_force_and_comes_with_nothing_else() {
+    let place = Place::new(TEXT);
+    let mut manager = place.start();
+    let (before, current) = (place.text(), manager.current().clone());
+    let edits = [set("a", json!({ "size": "4M" }))];
+    let listed = |manager: &Manager<Rehearsal, Machine>| manager.versions().list().expect("a list");
+    let versions = listed(&manager);
+    // The one makes no sense, the other cannot be made.
+    for size in ["1X", "2M"] {
+        manager.running().fails_at = Some(0);
+        std::fs::write(place.file(), before.replace("1M", size)).expect("a file");
+        manager.reload(at(2)).expect_err("it is refused");
+        assert_eq!((manager.versions().text(), manager.current()), (&*before, &current));
+        assert_eq!(listed(&manager), versions);
+        let told = manager.refused().expect("it is refused");
+        assert!(told.contains("lunar.toml") && told.contains("lunar apply") && !told.contains('\n'), "{told}");
+        manager.running().fails_at = None;
+        let why = manager.change(&edits, "ann", at(3)).expect_err("the file is another");
+        assert!(why.to_string().contains("changed by somebody else"), "{why}");
+        assert_eq!(manager.current(), &current);
+    }
+    manager.reload(at(4)).expect("it can be made now");
+    assert_eq!((manager.refused(), manager.versions().text()), (None, &*before.replace("1M", "2M")));
+    assert_eq!(listed(&manager).last().map(|last| (last.time, &*last.who)), Some((4, "editor")));
+    // Who takes his edit back is done with it, too.
+    std::fs::write(place.file(), "wrong").expect("a file");
+    manager.reload(at(5)).expect_err("it is no configuration");
+    std::fs::write(place.file(), before.replace("1M", "2M")).expect("a file");
+    assert!(manager.refused().is_some());
+    manager.change(&edits, "ann", at(6)).expect("it can be made");
+    assert_eq!(manager.refused(), None);
 }

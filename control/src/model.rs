@@ -1,7 +1,7 @@
 //! What can be configured: every section, every key, once.
 
 use crate::links::{Links, Luns, To};
-use crate::names::{Address, Ascii, Host, IscsiName, Naa, Network, Nqn, OpenAddress, Pattern, Uuid};
+use crate::names::{Address, Ascii, Host, IscsiName, NQN_BYTES_MAX, Naa, Network, Nqn, OpenAddress, Pattern, Uuid};
 use crate::secret::SecretSource;
 use crate::section::{absent, or, required, sections};
 use crate::value::{FilePath, Line, Mode, Period, Size, Textual, Whole, choices};
@@ -60,6 +60,8 @@ choices! {
         None = "none",
         /// reference tag is the low bits of the LBA
         Type1 = "type-1",
+        /// reference tag counts from what a command says
+        Type2 = "type-2",
         /// reference tag is the application's
         Type3 = "type-3",
     }
@@ -212,8 +214,8 @@ sections! {
     /// What NVMe hosts open secure channels with (TLS 1.3). One that is called like a host (`nqn...`) is that host's
     /// alone.
     TlsKey (made: Live, removed: LaterSessions) {
-        /// The key as `nvme gen-tls-key` writes it with SHA-256 (`NVMeTLSkey-1:01:...`), or where it is; as the secret
-        /// of a user.
+        /// The key as `nvme gen-tls-key` writes it with SHA-256 or SHA-384 (`NVMeTLSkey-1:01:...`, `:02:`), or where it
+        /// is; as the secret of a user.
         secret: SecretSource = required() => LaterSessions;
     }
 
@@ -225,6 +227,18 @@ sections! {
         role: Role = or(Role::Read) => Live;
     }
 
+    /// What NVMe hosts may make namespaces of by themselves (Namespace Management): those of the groups that name it.
+    /// What they make are volumes, which are in this file like others, and stay there until hosts delete them, or
+    /// somebody else does. Without a pool hosts make nothing.
+    Pool (made: Live, removed: Live) {
+        /// The folder in which their volumes are made, as files that take space when they are written to.
+        folder: FilePath = required() => Live;
+        /// How large all of them may be together.
+        space: Size ["bytes"] = required() => Live;
+        /// How many there may be.
+        namespaces: Whole<1, 256> ["namespaces"] = or(Whole::new(32)) => Live;
+    }
+
     /// Blocks that can be shared under many numbers.
     Volume (made: Live, removed: Live) {
         /// What keeps the bytes.
@@ -232,7 +246,8 @@ sections! {
         /// Where the file or the block device is.
         path: Option<FilePath> = absent() => EndsSessions;
         /// How large it is. A file that is missing is made, one that is smaller grows; without, a file keeps its
-        /// size. A block device has its own.
+        /// size. A block device has its own. At a start, the file of a volume that was served before is not made:
+        /// its file system may not be mounted.
         size: Option<Size> ["bytes"] = absent() => Attention;
         /// What initiators take it for. What can be taken out is ejected and loaded by them, by `lunar volume eject`
         /// and `load`, and is in when Lunar starts.
@@ -264,6 +279,15 @@ sections! {
         product: Ascii<16> = or(Ascii::cut(PRODUCT)) => EndsSessions;
         /// Product revision level, at most 4 characters; without, the version of Lunar.
         revision: Option<Ascii<4>> = absent() => Attention;
+        /// The pool of which an NVMe host has made it, which may delete it, too; none for what the operator shares.
+        pool: Option<To<Pool>> = absent() => LaterSessions;
+        /// Its namespace identifier, wherever NVMe hosts see it, if it is of a pool.
+        namespace: Option<Whole<1, NAMESPACE_MAX>> = absent() => Attention;
+        /// Whether one controller of NVMe hosts may have it at a time, if it is of a pool.
+        private: bool = or(false) => Attention;
+        /// NVMe hosts whose controllers have it from the beginning, if it is of a pool: those that were attached to it
+        /// last (Namespace Attachment).
+        attached: Vec<Line<NQN_BYTES_MAX>> = or(Vec::new()) => LaterSessions;
     }
 
     /// Portals that belong together: a target portal group (RFC 7143 4.4), which is a target port group (SPC-4), too.
@@ -331,6 +355,8 @@ sections! {
         /// Keys by which its NVMe hosts open secure channels. With any, all of them have to; they may ask in the clear
         /// what there is, unless the portal forbids it.
         tls_keys: Links<TlsKey> = or(Links::default()) => LaterSessions;
+        /// What its NVMe hosts may make namespaces of; without, they make none.
+        pool: Option<To<Pool>> = absent() => LaterSessions;
         /// The logical units that it sees: number = volume.
         luns: Luns = or(Luns::default()) => Attention;
     }
@@ -344,6 +370,10 @@ sections! {
         /// Its namespace identifier for NVMe hosts; without, the number of the logical unit and one. All groups of an
         /// NVM subsystem mean the same volume by it. Numbers above 1023 without one are not shown to NVMe hosts.
         namespace: Option<Whole<1, NAMESPACE_MAX>> = absent() => Attention;
+        /// Whether NVMe hosts see the protection information of its volume, as eight bytes of metadata behind each
+        /// block. Linux uses such a namespace; Windows, ESXi and firmware do not. Without, it is made and checked
+        /// unseen. All groups of an NVM subsystem say the same of a volume.
+        metadata: bool = or(false) => Attention;
     }
 
     /// An address where initiators call.
@@ -550,7 +580,21 @@ impl ApiToken {
     }
 }
 
+impl Pool {
+    fn in_few_words(&self) -> String {
+        format!("{} in {}, {} namespaces at most", self.space, self.folder.text(), self.namespaces.get())
+    }
+}
+
 impl Volume {
+    /// The namespace that it is wherever NVMe hosts see it, if one of them has made it.
+    #[must_use]
+    pub fn made_namespace(&self) -> Option<u32> {
+        self.pool.as_ref()?;
+        // No more than there can be.
+        self.namespace.map(|id| id.get() as u32)
+    }
+
     /// Who the volume is; `None` as long as it has no UUID. What is not given is as [`identity_of`] has it.
     #[must_use]
     pub fn identity(&self, revision: &str) -> Option<Identity> {
@@ -663,7 +707,8 @@ impl Group {
 impl Lun {
     fn in_few_words(&self) -> String {
         let namespace = self.namespace.map(|id| format!(", namespace {}", id.get())).unwrap_or_default();
-        format!("{}{}{namespace}", self.volume.name(), if self.read_only { ", read-only" } else { "" })
+        let read_only = if self.read_only { ", read-only" } else { "" };
+        format!("{}{read_only}{namespace}{}", self.volume.name(), if self.metadata { ", metadata" } else { "" })
     }
 }
 

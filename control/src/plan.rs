@@ -13,6 +13,9 @@ use serde_json::Value as Json;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
+/// Keys whose files may hold something else than before.
+pub(crate) const SECRETS: [&str; 2] = ["secret", "certificate"];
+
 /// A thing in a plan.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ObjectId {
@@ -201,7 +204,7 @@ impl Steps {
         let fields = || keys.iter().zip(old.0.fields().into_iter().zip(new.0.fields()));
         let secret_differs = old.1.secret(id) != new.1.secret(id);
         let differs = |key: &Key, old: &dyn Field, new: &dyn Field| {
-            !key.nested && (!new.same(old) || key.field == "secret" && secret_differs)
+            !key.nested && (!new.same(old) || SECRETS.contains(&key.field) && secret_differs)
         };
         let changed: Vec<(&'static Key, &dyn Field, &dyn Field)> = fields()
             .map(|(key, (old, new))| (key, old, new))

@@ -7,7 +7,7 @@ use crate::check::Checked;
 use crate::config::{Id, Kind};
 use crate::live::{Later, Live, Motion};
 use crate::model::Medium;
-use crate::plan::{Action, Change, ObjectId, Plan};
+use crate::plan::{Action, Change, ObjectId, Plan, SECRETS};
 use crate::secret::Secret;
 use crate::section::Object;
 use crate::value::Field;
@@ -43,6 +43,8 @@ pub struct Rehearsal {
     things: BTreeMap<ObjectId, Known>,
     /// The step of a plan that fails, if one shall: 0 is the first.
     pub fails_at: Option<usize>,
+    /// Volumes that were served before.
+    pub expected: BTreeSet<String>,
     prepared: usize,
     /// Steps that are prepared and neither made nor rolled back.
     pub pending: usize,
@@ -131,6 +133,10 @@ fn find(wanted: &Checked, id: &ObjectId) -> Option<Known> {
 impl Running for Rehearsal {
     type Prepared = Ready;
 
+    fn expect(&mut self, volumes: BTreeSet<String>) {
+        self.expected = volumes;
+    }
+
     fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
         if self.fails_at == Some(self.prepared) {
             return Err("it was told to fail".into());
@@ -158,7 +164,7 @@ impl Running for Rehearsal {
                     for field in fields {
                         known.plain.extend(ready.plain.remove_entry(field));
                     }
-                    if fields.contains(&"secret") {
+                    if SECRETS.iter().any(|secret| fields.contains(secret)) {
                         known.secret = ready.secret;
                     }
                 }

@@ -18,6 +18,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Versions that are kept: months of work of a busy administrator, and for the largest configurations below 2 GiB.
 pub const VERSIONS_MAX: usize = 100;
+/// What the names of those who wrote a version begin with that are NVMe hosts.
+pub const BY_HOST: &str = "host@";
+/// Versions by NVMe hosts that are kept besides: they write whenever they like, and push out nothing that somebody
+/// else wrote.
+pub const VERSIONS_BY_HOSTS_MAX: usize = 20;
 /// Characters of the name of who wrote a version.
 const WHO_MAX: usize = 64;
 /// How long another writer is waited for: several times what a slow disk takes. A process that is being started holds
@@ -104,16 +109,32 @@ impl Versions {
         let file = std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
         let text = read(&file)?;
         let versions = Self { file, history: history.to_owned(), text };
-        create(&versions.history)?;
-        let _lock = versions.lock()?;
-        versions.settle(now)?;
+        versions.adopt(now)?;
         Ok(versions)
+    }
+
+    /// Takes the text into the history if somebody has written it by hand: it is in force by `now`.
+    ///
+    /// # Errors
+    /// As [`Versions::open`].
+    pub fn adopt(&self, now: SystemTime) -> Result<(), Trouble> {
+        create(&self.history)?;
+        let _lock = self.lock()?;
+        self.settle(now)
     }
 
     /// The text that is in force.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// The text that is in the file now, which may be another.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn on_disk(&self) -> Result<String, Trouble> {
+        read(&self.file)
     }
 
     /// The versions that are kept, the oldest first; the last of them is in force.
@@ -168,13 +189,14 @@ impl Versions {
         Ok(())
     }
 
-    /// Reads the file again, after somebody has written it by hand.
+    /// Reads the file again, after somebody has written it by hand. Returns what was before, to be put back if the new
+    /// text cannot be in force; if it is, [`Versions::adopt`] says so.
     ///
     /// # Errors
-    /// As [`Versions::open`].
-    pub fn reload(&mut self, now: SystemTime) -> Result<(), Trouble> {
-        *self = Self::open(&self.file, &self.history, now)?;
-        Ok(())
+    /// When the file cannot be read.
+    pub fn reload(&mut self) -> Result<Self, Trouble> {
+        let fresh = Self { file: self.file.clone(), history: self.history.clone(), text: read(&self.file)? };
+        Ok(std::mem::replace(self, fresh))
     }
 
     /// One writer at a time, whichever process it is in.
@@ -231,7 +253,10 @@ impl Versions {
     /// Old versions go.
     fn forget(&self) -> Result<(), Trouble> {
         let all = self.list()?;
-        for version in &all[..all.len().saturating_sub(VERSIONS_MAX)] {
+        let (hosts, others): (Vec<_>, Vec<_>) = all.iter().partition(|version| version.who.starts_with(BY_HOST));
+        let hosts = hosts.iter().rev().skip(VERSIONS_BY_HOSTS_MAX);
+        let others = others.iter().rev().skip(VERSIONS_MAX);
+        for version in hosts.chain(others) {
             let path = self.history.join(version.file_name());
             std::fs::remove_file(&path).map_err(|why| disk(&path, why))?;
         }

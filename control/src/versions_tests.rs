@@ -67,11 +67,30 @@ fn what_an_editor_wrote_is_a_version_too() {
     std::fs::write(place.file(), "# by hand\n").expect("a file");
     assert!(matches!(versions.write("# 2\n", "ann", at(20)), Err(Trouble::Changed(_))));
     assert_eq!(std::fs::read_to_string(place.file()).expect("a file"), "# by hand\n");
-    versions.reload(at(30)).expect("it can be read");
+    reload(&mut versions, 30);
     assert_eq!(versions.text(), "# by hand\n");
     assert_eq!(list(&versions).last(), Some(&(2, 30, "editor".into())));
     versions.write("# 2\n", "ann", at(40)).expect("it is written");
     assert_eq!(list(&versions).len(), 3);
+}
+
+fn reload(versions: &mut Versions, seconds: u64) {
+    versions.reload().and_then(|_| versions.adopt(at(seconds))).expect("it can be read");
+}
+
+#[test]
+fn a_text_is_in_the_history_once_it_is_in_force() {
+    let place = Place::new();
+    let mut versions = place.open();
+    versions.write("# 1\n", "ann", at(10)).expect("it is written");
+    std::fs::write(place.file(), "# by hand\n").expect("a file");
+    let before = versions.reload().expect("it can be read");
+    assert_eq!((before.text(), versions.text()), ("# 1\n", "# by hand\n"));
+    assert_eq!(list(&versions).last(), Some(&(1, 10, "ann".into())));
+    versions.adopt(at(30)).expect("it is written");
+    assert_eq!(list(&versions).last(), Some(&(2, 30, "editor".into())));
+    versions.adopt(at(40)).expect("it is there");
+    assert_eq!(list(&versions).len(), 2);
 }
 
 #[test]
@@ -83,6 +102,19 @@ fn old_versions_are_forgotten() {
     }
     let kept = list(&versions);
     assert_eq!((kept.len(), kept[0].0, kept[kept.len() - 1].0), (VERSIONS_MAX, 6, VERSIONS_MAX as u64 + 5));
+}
+
+#[test]
+fn hosts_push_out_nothing_that_others_wrote() {
+    let place = Place::new();
+    let mut versions = place.open();
+    versions.write("# ann\n", "ann", at(0)).expect("it is written");
+    for n in 0..VERSIONS_MAX + 5 {
+        versions.write(&format!("# {n}\n"), &format!("{BY_HOST}nqn.x"), at(n as u64)).expect("it is written");
+    }
+    let kept = list(&versions);
+    assert_eq!((kept.len(), &kept[0]), (VERSIONS_BY_HOSTS_MAX + 1, &(1, 0, "ann".into())));
+    assert_eq!(kept[1].0, (VERSIONS_MAX + 5 - VERSIONS_BY_HOSTS_MAX) as u64 + 2);
 }
 
 #[test]
@@ -144,7 +176,7 @@ fn what_was_in_force_stays_when_the_one_before_is_taken_back() {
     std::fs::write(&beside, "# 1\n").expect("a file");
     step();
     std::fs::rename(&beside, place.file()).expect("it is taken back");
-    versions.reload(at(20)).expect("it can be read");
+    reload(&mut versions, 20);
     let who = |versions: &Versions| list(versions).into_iter().map(|(.., who)| who).collect::<Vec<_>>();
     assert_eq!((versions.text(), who(&versions)), ("# 1\n", ["ann", "ann", "editor"].map(String::from).into()));
     assert_eq!(versions.text_of(2).expect("it was in force"), "# 2\n");
@@ -185,7 +217,7 @@ fn an_edit_at_any_moment_is_read_before_anything_is_written_over_it() {
             Ok(()) => taken.push(text),
             Err(Trouble::Changed(_)) => {
                 refused += 1;
-                versions.reload(at(1)).expect("it can be read");
+                reload(&mut versions, 1);
                 seen.push(versions.text().to_owned());
             }
             Err(why) => panic!("{why}"),
@@ -194,7 +226,7 @@ fn an_edit_at_any_moment_is_read_before_anything_is_written_over_it() {
             break;
         }
     }
-    versions.reload(at(1)).expect("it can be read");
+    reload(&mut versions, 1);
     seen.push(versions.text().to_owned());
     let replaced = editor.join().expect("it ends");
     for number in 0..EDITS {

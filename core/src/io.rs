@@ -165,6 +165,8 @@ impl Data {
 pub enum Fault {
     /// The medium could not be read or written.
     Medium,
+    /// A block was marked as unreadable, and not written since.
+    Marked,
     /// No space is left for a thinly provisioned unit.
     NoSpace,
     /// The store is gone, or was closed.

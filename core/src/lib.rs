@@ -13,6 +13,7 @@
 //! * [`reserve`]: who may use a unit while others may not
 //! * [`range`]: ranges of a unit that are held while an atomic command runs
 //! * [`task`]: the commands of a nexus or a queue that are under way
+//! * [`uncorrectable`]: blocks that were marked as unreadable
 //! * [`stats`]: the table of statistics, counted per core
 //! * [`wire`]: integer newtypes for protocol codes, cursor, bounded writer
 //! * [`time`]: instants as numbers, so that time can be an argument
@@ -33,5 +34,6 @@ pub mod step;
 pub mod tally;
 pub mod task;
 pub mod time;
+pub mod uncorrectable;
 pub mod unit;
 pub mod wire;

@@ -1,7 +1,9 @@
 //! What sort of medium a unit has; and work on the whole of it, one at a time over all cores, and how far it is.
 
 use crate::io::{Done, Fault, Io, Op, Origin, Outcome, Quick, Store, Traits};
+use crate::keep::Keep;
 use crate::mem::Sg;
+use crate::uncorrectable::{Malformed, Uncorrectable};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
@@ -41,6 +43,7 @@ struct Shared {
     progress: AtomicU16,
     is_out: AtomicBool,
     content: AtomicU8,
+    uncorrectable: Uncorrectable,
 }
 
 impl Medium {
@@ -48,6 +51,22 @@ impl Medium {
     #[must_use]
     pub fn of(kind: MediumKind) -> Self {
         Self(Arc::new(Shared { kind, ..Shared::default() }))
+    }
+
+    /// The same, with what its unit has kept of it.
+    ///
+    /// # Errors
+    /// When that cannot be understood.
+    pub fn restored(kind: MediumKind, keep: &dyn Keep) -> Result<Self, Malformed> {
+        let uncorrectable = Uncorrectable::restored(keep)?;
+        Ok(Self(Arc::new(Shared { kind, uncorrectable, ..Shared::default() })))
+    }
+
+    /// Its blocks that are marked as unreadable.
+    #[inline]
+    #[must_use]
+    pub fn uncorrectable(&self) -> &Uncorrectable {
+        &self.0.uncorrectable
     }
 
     /// What sort it is.

@@ -115,9 +115,22 @@ pub enum Field {
     Reference,
 }
 
+/// By whose rules tags are used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rules {
+    /// SBC-5 4.21: application tags are the initiators' where ATO says so, and made and left alone elsewhere. What
+    /// comes with a block is checked, whatever it says of itself.
+    Scsi,
+    /// NVM Command Set 1.0 5.2: all tags are what the command says. What says of itself that it is not checked is not,
+    /// wherever it comes from.
+    Nvme,
+}
+
 /// What a command says of protection information.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Terms {
+    /// By whose rules.
+    pub rules: Rules,
     /// Whether it travels with the data, behind each block.
     pub carried: bool,
     /// What is checked of that which the initiator sends.
@@ -126,7 +139,8 @@ pub struct Terms {
     pub kept: Checks,
     /// What is compared of both, where they are compared.
     pub compared: Checks,
-    /// The reference tag of the first block, for [`Kind::Two`]; `None`: it is not known.
+    /// The reference tag of the first block, for [`Kind::Two`], and by NVMe's rules that of all blocks for
+    /// [`Kind::Three`]; `None`: it is not known.
     pub first: Option<u32>,
     /// The application tag.
     pub application: u16,
@@ -137,6 +151,7 @@ pub struct Terms {
 impl Terms {
     /// Of a command that says nothing: no information travels, all that is known is checked.
     pub const PLAIN: Self = Self {
+        rules: Rules::Scsi,
         carried: false,
         sent: Checks::NONE,
         kept: Checks::ALL,
@@ -145,6 +160,12 @@ impl Terms {
         application: 0,
         mask: 0,
     };
+
+    /// Bytes that these bytes of blocks are on the wire.
+    #[must_use]
+    pub fn wire(&self, bytes: u64, block: u32) -> u64 {
+        if self.carried { bytes + bytes / u64::from(block) * INFO_BYTES as u64 } else { bytes }
+    }
 }
 
 /// One block in its place.
@@ -188,21 +209,29 @@ impl Protection {
     }
 
     /// The information of a block that came without (SBC-5 5.40): where initiators own the application tags it says
-    /// that it is not theirs.
+    /// that it is not theirs. NVMe hosts say which tags it has.
     #[must_use]
     pub fn made(&self, block: &[u8], place: Place, terms: &Terms) -> Info {
         let reference = match (self.kind(), terms.first) {
             (Kind::One, _) => place.lba as u32,
             (Kind::Two, Some(first)) => first.wrapping_add(place.index as u32),
+            (Kind::Three, Some(first)) if terms.rules == Rules::Nvme => first,
             _ => u32::MAX,
         };
-        let application = if self.is_owned.get() { UNCHECKED } else { 0 };
+        let application = match terms.rules {
+            Rules::Nvme => terms.application,
+            Rules::Scsi if self.is_owned.get() => UNCHECKED,
+            Rules::Scsi => 0,
+        };
         Info { guard: guard(block).into(), application: application.into(), reference: reference.into() }
     }
 
     /// The first field of what came with a block that is not as it should be.
     #[must_use]
     pub fn check_sent(&self, block: &[u8], info: Info, place: Place, terms: &Terms) -> Option<Field> {
+        if terms.rules == Rules::Nvme && info.says_unchecked(self.kind()) {
+            return None;
+        }
         self.check(block, info, place, terms, terms.sent)
     }
 
@@ -220,7 +249,8 @@ impl Protection {
             return Some(Field::Guard);
         }
         let tag = info.application.get() ^ terms.application;
-        if checks.application && self.is_owned.get() && tag & terms.mask != 0 {
+        let is_owned = self.is_owned.get() || terms.rules == Rules::Nvme;
+        if checks.application && is_owned && tag & terms.mask != 0 {
             return Some(Field::Application);
         }
         let expected = match self.kind() {

@@ -8,6 +8,7 @@
 //! for the store only, so an atomic command that waits for them always gets its turn.
 
 mod copy;
+mod marked;
 mod now;
 mod protect;
 mod whole;
@@ -20,6 +21,7 @@ use crate::range::Span;
 use crate::unit::{Admitted, Unit};
 pub use copy::COPY_BYTES;
 use copy::Copying;
+use marked::{mark, placed, readable, written};
 pub use now::carry_out_now;
 use std::rc::Rc;
 pub use whole::{rewrite, turn};
@@ -116,6 +118,13 @@ pub enum Step {
         /// FUA.
         durable: bool,
     },
+    /// Blocks are marked as unreadable, until they are written.
+    Mark {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// Data-Out to the medium, and read back.
     WriteVerify {
         /// Where.
@@ -142,7 +151,21 @@ impl Step {
             Self::Read { .. } | Self::Flush | Self::Compare { .. } | Self::Verify { .. } | Self::WriteVerify { .. } => {
                 false
             }
+            Self::Mark { .. } => false,
             Self::Protected(protected) => protected.step.leaves_cached(),
+        }
+    }
+
+    /// First byte of what it reads on its unit, if it does.
+    fn reads_at(&self) -> Option<u64> {
+        match self {
+            Self::Read { offset, .. }
+            | Self::Compare { offset, .. }
+            | Self::Verify { offset, .. }
+            | Self::CompareWrite { offset, .. }
+            | Self::OrWrite { offset, .. } => Some(*offset),
+            Self::Protected(protected) => protected.step.reads_at(),
+            _ => None,
         }
     }
 }
@@ -154,6 +177,9 @@ pub struct Protected {
     pub step: Step,
     /// On which terms.
     pub terms: Terms,
+    /// On which terms the other half is, where there are two: what a [`Step::CompareWrite`] compares, what a
+    /// [`Step::Copy`] reads.
+    pub other: Terms,
 }
 
 /// Why a step did not end well.
@@ -220,9 +246,10 @@ pub async fn carry_out<T: Transfer>(
 ) -> Result<(), Failure> {
     if let Some(protection) = unit.protected() {
         // Seldom, and larger than all others: it does not make their futures larger.
-        return Box::pin(protect::carry_out(unit, protection, step, transfer, tools, tail)).await;
+        let ended = Box::pin(protect::carry_out(unit, protection, step, transfer, tools, tail)).await;
+        return ended.map_err(|failure| placed(&unit, step, failure));
     }
-    match step {
+    let ended = match step {
         &Step::Read { offset, len } => read(unit, offset, len, transfer, tools, tail).await,
         &Step::Write { offset, len, durable } => write(unit, offset, len, durable, transfer, tools).await,
         Step::Flush => flush(unit, tools).await,
@@ -239,13 +266,14 @@ pub async fn carry_out<T: Transfer>(
         &Step::OrWrite { offset, len, durable } => or_write(unit, offset, len, durable, transfer, tools).await,
         &Step::WriteAtomic { offset, len, durable } => write_atomic(unit, offset, len, durable, transfer, tools).await,
         &Step::WriteVerify { offset, len, compare } => write_verify(unit, offset, len, compare, transfer, tools).await,
-        // No command plans it for a unit that is not protected.
-        Step::Protected(_) => Err(fault(0)(Fault::Unsupported)),
+        &Step::Mark { offset, len } => mark(unit, offset, len, transfer).await,
+        Step::Protected(protected) => Box::pin(protect::strip(unit, protected, transfer, tools)).await,
         // Seldom, and larger than all others: it does not make their futures larger.
         &Step::Copy { ref from, at, offset, len } => {
             Box::pin(Copying { unit, from: Admitted::to(from), at, offset, len }.run(transfer, tools)).await
         }
-    }
+    };
+    ended.map_err(|failure| placed(&unit, step, failure))
 }
 
 /// What is kept beside all blocks is blank after, and on the medium: no block is checked.
@@ -310,7 +338,9 @@ async fn read<T: Transfer>(
             }
             continue;
         }
-        if count > 0 && !unit.store.lend(offset + at, count, &mut tail.data) {
+        // What is marked is found where the range is entered.
+        let is_marked = unit.medium.uncorrectable().is_any();
+        if count > 0 && (is_marked || !unit.store.lend(offset + at, count, &mut tail.data)) {
             let memory = transfer.fresh(&tools.arena, count).await.map_err(fault(at))?;
             tail.data = load_inside(unit, offset + at, memory, tools).await.map_err(fault(at))?;
         }
@@ -338,14 +368,17 @@ async fn load_inside(unit: Admitted<'_>, offset: u64, memory: SgMut, tools: &mut
 }
 
 async fn load_into(unit: Admitted<'_>, offset: u64, memory: SgMut, tools: &mut Tools) -> Result<SgMut, Fault> {
+    readable(&unit, span(offset, memory.len() as u64))?;
     let io = Io { op: Op::Read, offset, data: Data::In(memory) };
     let outcome = submit(&*unit.store, io, &mut tools.completion).await;
     outcome.result.map(|_| outcome.data.into_in())
 }
 
 async fn store(unit: Admitted<'_>, offset: u64, data: Sg, durable: bool, tools: &mut Tools) -> Result<(), Fault> {
+    let span = span(offset, data.len() as u64);
     let io = Io { op: Op::Write { durable }, offset, data: Data::Out(data) };
-    submit(&*unit.store, io, &mut tools.completion).await.result.map(|_| ())
+    submit(&*unit.store, io, &mut tools.completion).await.result?;
+    written(unit, span, tools).await
 }
 
 async fn ask(unit: Admitted<'_>, op: Op, offset: u64, tools: &mut Tools) -> Outcome {
@@ -391,8 +424,9 @@ async fn unmap<T: Transfer>(
         }
         let _guard = unit.enter(span(offset, len)).await.map_err(fault(0))?;
         match ask(unit, Op::Unmap { len }, offset, tools).await.result {
+            Ok(_) => written(unit, span(offset, len), tools).await.map_err(fault(0))?,
             // Unmapping is a hint: a store that cannot keeps the data.
-            Ok(_) | Err(Fault::Unsupported) => {}
+            Err(Fault::Unsupported) => {}
             Err(why) => return Err(fault(0)(why)),
         }
     }
@@ -408,10 +442,13 @@ async fn zero<T: Transfer>(
     tools: &mut Tools,
 ) -> Result<(), Failure> {
     let guard = unit.enter(span(offset, len)).await.map_err(fault(0))?;
-    let asked = ask(unit, Op::Zero { len, unmap }, offset, tools).await.result;
+    let asked = match ask(unit, Op::Zero { len, unmap }, offset, tools).await.result {
+        Ok(_) => written(unit, span(offset, len), tools).await,
+        Err(why) => Err(why),
+    };
     drop(guard);
     match asked {
-        Ok(_) => Ok(()),
+        Ok(()) => Ok(()),
         Err(Fault::Unsupported) => fill(unit, offset, len, &[0; 512], transfer, tools).await,
         Err(why) => Err(fault(0)(why)),
     }

@@ -16,6 +16,8 @@ use std::task::{Context, Poll, Waker};
 
 #[path = "step/copy_tests.rs"]
 mod copies;
+#[path = "step/marked_tests.rs"]
+mod marks;
 #[path = "step/now_tests.rs"]
 mod now;
 

@@ -63,6 +63,20 @@ pub struct Identity {
     pub naa: [u8; 8],
 }
 
+impl Identity {
+    /// An EUI-64 that is locally administered, for who has no company number of the IEEE: an administratively assigned
+    /// one (IEEE 802c), with the last 56 bits of the other name, which is random.
+    #[must_use]
+    pub fn eui64(&self) -> [u8; 8] {
+        /// Of an individual, local, administratively assigned.
+        const LOCAL: u8 = 0x02;
+        let [_, rest @ ..] = self.naa;
+        let mut eui = [LOCAL; 8];
+        eui[1..].copy_from_slice(&rest);
+        eui
+    }
+}
+
 /// Holds a range of a unit on every core; the range is let go when the box drops.
 pub trait Exclusive {
     /// Waits until no other I/O touches `span`, and keeps it so.
@@ -202,6 +216,17 @@ mod tests {
             rotational: false,
             atomic_write: 0,
         }
+    }
+
+    #[test]
+    fn an_eui64_is_local_and_follows_from_the_other_name() {
+        let of = |naa| {
+            let text = String::new;
+            let (vendor, product, revision, serial) = (text(), text(), text(), text());
+            Identity { vendor, product, revision, serial, uuid: [0; 16], naa }.eui64()
+        };
+        assert_eq!(of([0x3f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]), [2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+        assert_eq!(of([0x3a, 0x76, 0x50, 0x00, 0xc9, 0x1e, 0x6b, 0xf6]), [2, 0x76, 0x50, 0x00, 0xc9, 0x1e, 0x6b, 0xf6]);
     }
 
     #[test]

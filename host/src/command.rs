@@ -125,11 +125,11 @@ pub fn identify(what: u8, namespace: u32) -> Sqe {
     with(opcode::IDENTIFY, namespace, &[what.into()])
 }
 
-/// Get Log Page: so many bytes, whole words, from the first on.
+/// Get Log Page: so many bytes, whole words, from this one on.
 #[must_use]
-pub fn log_page(page: u8, bytes: u32) -> Sqe {
+pub fn log_page(page: u8, offset: u32, bytes: u32) -> Sqe {
     let words = (bytes / 4).wrapping_sub(1);
-    with(opcode::GET_LOG_PAGE, 0, &[u32::from(page) | words << 16, words >> 16])
+    with(opcode::GET_LOG_PAGE, 0, &[u32::from(page) | words << 16, words >> 16, offset])
 }
 
 /// Set Features: so many I/O queues.
@@ -276,7 +276,8 @@ mod tests {
 
     #[test]
     fn admin_commands() {
-        assert_eq!((log_page(0x70, 8192).cdw(10), log_page(2, 1 << 19).cdw(11)), (0x07ff_0070, 1));
+        assert_eq!((log_page(0x70, 0, 8192).cdw(10), log_page(2, 0, 1 << 19).cdw(11)), (0x07ff_0070, 1));
+        assert_eq!(log_page(0x70, 32768, 8192).cdw(12), 32768);
         assert_eq!((set_queues(4).cdw(10), set_queues(4).cdw(11)), (7, 0x3_0003));
         assert_eq!((property_get(0, true).cdw(10), property_set(0x14, 9).cdw(12)), (1, 9));
         assert_eq!(property(&property_get(0x1c, false)), Some(Property::Get(0x1c, false)));

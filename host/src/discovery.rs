@@ -9,6 +9,8 @@ pub const PAGE: u8 = 0x70;
 pub const ENTRY_LEN: u32 = 1024;
 /// Entries that are asked for at most: what fits into the smallest transfers that controllers have been seen to allow.
 pub const ENTRIES_MAX: u32 = 31;
+/// Records of which a log page is read: more than any fabric has of subsystems and their addresses.
+pub const RECORDS_MAX: u32 = 4096;
 /// Subtype of an entry: an NVM subsystem.
 const SUBSYSTEM: u8 = 2;
 /// Transport type: TCP.
@@ -47,13 +49,23 @@ fn text(field: &[u8]) -> String {
     String::from_utf8_lossy(&field[..end]).trim_end().to_owned()
 }
 
+/// Bytes of the whole log page, by its beginning; `None` if it says that it has more records than can be.
+#[must_use]
+pub fn length(start: &[u8]) -> Option<u32> {
+    let count = u32::try_from(records(start)).ok().filter(|count| *count <= RECORDS_MAX)?;
+    Some((count + 1) * ENTRY_LEN)
+}
+
+/// Records are counted behind the page's generation.
+fn records(page: &[u8]) -> u64 {
+    page.get(8..16).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
 /// The subsystems that a log page names, over TCP.
 #[must_use]
 pub fn subsystems(page: &[u8]) -> Vec<Found> {
     let entries = page.chunks_exact(ENTRY_LEN as usize);
-    // Records are counted behind the page's generation.
-    let count = page.get(8..16).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
-    let count = usize::try_from(count).unwrap_or(usize::MAX);
+    let count = usize::try_from(records(page)).unwrap_or(usize::MAX);
     let entries = entries.skip(1).take(count).filter_map(|bytes| Entry::ref_from_bytes(bytes).ok());
     entries
         .filter(|entry| entry.subtype == SUBSYSTEM && entry.transport == TCP)
@@ -81,6 +93,7 @@ mod tests {
         }
         let want = Found { subsystem: "nqn.a".into(), address: "10.0.0.1".into(), service: "4420".into() };
         assert_eq!(subsystems(&page), [want]);
+        assert_eq!((length(&page), length(&[]), length(&[255; 16])), (Some(3 * ENTRY_LEN), Some(ENTRY_LEN), None));
         assert_eq!((subsystems(&page[..2000]).len(), subsystems(&[]).len()), (0, 0));
     }
 }

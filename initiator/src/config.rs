@@ -127,6 +127,18 @@ impl Offer {
     }
 }
 
+impl Offer {
+    /// The key of a digest that was to be and was not agreed on.
+    pub(crate) fn misses(&self, agreed: &Agreed) -> Option<&'static str> {
+        let digests = [
+            ("HeaderDigest", self.header_digest, agreed.header_digest),
+            ("DataDigest", self.data_digest, agreed.data_digest),
+        ];
+        let missed = digests.iter().find(|(_, offer, is_on)| *offer == DigestOffer::Require && !is_on);
+        missed.map(|(key, ..)| *key)
+    }
+}
+
 /// What was agreed. Starts with what RFC 7143 says holds when nobody speaks of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Agreed {
@@ -284,6 +296,16 @@ mod tests {
         ] {
             assert_eq!(agreed(&offer, &[(key, value)]), Err(key.to_owned()), "{key}={value}");
         }
+    }
+
+    #[test]
+    fn a_digest_that_must_be_is_missed() {
+        let offer = Offer { data_digest: DigestOffer::Require, ..Offer::default() };
+        let missed = |pairs: &[_]| offer.misses(&agreed(&offer, pairs).expect("good"));
+        assert_eq!(missed(&[("DataDigest", "CRC32C")]), None);
+        assert_eq!(missed(&[("DataDigest", "Reject")]), Some("DataDigest"));
+        assert_eq!(missed(&[]), Some("DataDigest"));
+        assert_eq!(Offer::default().misses(&Agreed::default()), None);
     }
 
     #[test]

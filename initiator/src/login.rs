@@ -103,6 +103,10 @@ impl Operational {
             Step::More(request) => Ok(Next::Send(Login::Operational(self), request)),
             Step::Over(unknown) if unknown.is_empty() => {
                 let mut agreed = self.0.agreed;
+                // A key that was refused, or passed over, leaves its default.
+                if let Some(key) = self.0.offer.misses(&agreed) {
+                    return Err(Error::Key(key.to_owned()));
+                }
                 agreed.initiator_segment = self.0.offer.max_recv_data_segment_length;
                 // FirstBurstLength must not exceed MaxBurstLength (13.14): the smaller one holds.
                 agreed.first_burst_length = agreed.first_burst_length.min(agreed.max_burst_length);

@@ -28,6 +28,9 @@ const FIRST_CMD_SN: u32 = 1;
 const SEGMENT_KEPT_MAX: usize = 256 << 10;
 /// Bytes of a text answer in several PDUs: 4096 targets with names of the greatest length.
 const TEXT_MAX: usize = 2 << 20;
+/// Answers to NOP-Ins that may wait for the target to take what is sent: as many come in an hour of pings every few
+/// seconds. A target that pings and reads nothing fills no memory.
+const PINGS_MAX: u32 = 1024;
 /// The task attribute SIMPLE (11.3.1).
 const SIMPLE: u8 = 1;
 
@@ -140,6 +143,8 @@ struct Core {
     exp_stat_sn: u32,
     /// Whether the first answer told the first StatSN.
     stat_sn_known: bool,
+    /// NOP-Ins answered since the output was last empty.
+    pings: u32,
 }
 
 impl Session {
@@ -163,6 +168,7 @@ impl Session {
             max_cmd_sn: FIRST_CMD_SN,
             exp_stat_sn: 0,
             stat_sn_known: false,
+            pings: 0,
         };
         core.login_request(&request);
         Self { framer: Framer::new(framing), core }
@@ -183,6 +189,9 @@ impl Session {
     /// The first `count` bytes of the output were sent.
     pub fn sent(&mut self, count: usize) {
         self.core.output.sent(count);
+        if self.core.output.queue().is_empty() {
+            self.core.pings = 0;
+        }
     }
 
     /// Commands that may start now.
@@ -626,6 +635,10 @@ impl Core {
         if pdu.ttt.get() == NO_TAG {
             return Ok(());
         }
+        if self.pings == PINGS_MAX {
+            return Err(Error::Protocol("it pings without an end, and takes no answer"));
+        }
+        self.pings += 1;
         let mut header = NopOut::blank();
         header.first = header.first.immediately();
         header.lun = pdu.lun;

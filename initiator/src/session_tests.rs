@@ -468,6 +468,21 @@ fn a_ping_is_answered_with_its_tag() {
 }
 
 #[test]
+fn pings_of_a_target_that_takes_nothing_fill_no_memory() {
+    let mut talk = Talk::new();
+    let mut ping = NopIn::blank();
+    ping.itt.set(NO_TAG);
+    ping.max_cmd_sn.set(8);
+    for _ in 0..PINGS_MAX {
+        talk.hear(ping, &[]).expect("good");
+    }
+    assert!(protocol(talk.hear(ping, &[])).contains("pings"));
+    let waiting = talk.session.output().len();
+    talk.session.sent(waiting);
+    talk.hear(ping, &[]).expect("it takes answers again");
+}
+
+#[test]
 fn a_rejected_command_is_over_and_rejected_data_is_not() {
     let mut talk = Talk::new();
     talk.session.submit(Command { cookie: 6, lun: [0; 8], cdb: &[0; 6], moves: Moves::Nothing }).expect("room");

@@ -128,6 +128,11 @@ pub struct Client {
     failures: u32,
     /// Answers in a row that did not show what had been registered.
     misses: u32,
+    /// Another server may be at the other end, or one that has restarted: it is asked what it knows before it is told
+    /// what differs from that.
+    is_unsure: bool,
+    /// Questions so far: each is about another target, in turn.
+    questions: usize,
     /// Why it does not work, if it does not.
     trouble: Option<String>,
     /// What the operator was told last to be registered.
@@ -152,6 +157,8 @@ impl Client {
             period: None,
             failures: 0,
             misses: 0,
+            is_unsure: false,
+            questions: 0,
             trouble: None,
             told: None,
             transaction: 0,
@@ -169,8 +176,7 @@ impl Client {
     /// The connection is there; it ends at this address of ours.
     pub fn connected(&mut self, local: IpAddr, now: Instant) {
         self.line = Line::Open(local);
-        // Another server may answer, or one that has restarted: it is asked what it knows.
-        self.renewal = now;
+        self.is_unsure = matches!(self.known, Known::This(_));
         self.go_on(now);
     }
 
@@ -283,12 +289,14 @@ impl Client {
     fn plan(&mut self, local: IpAddr, now: Instant) -> bool {
         let wanted = self.wanted.as_ref().and_then(|wanted| wanted.seen_from(local));
         let (requests, goal) = match (&self.known, wanted) {
-            (Known::This(known), Some(wanted)) if *known == wanted => {
-                if self.renewal > now {
+            (Known::This(known), Some(wanted)) if *known == wanted || self.is_unsure => {
+                if self.renewal > now && !self.is_unsure {
                     return false;
                 }
+                let question = known.question(self.questions);
+                (self.is_unsure, self.questions) = (false, self.questions.wrapping_add(1));
                 self.renewal = self.next_renewal(&wanted, now);
-                (vec![wanted.question()], None)
+                (vec![question], None)
             }
             (Known::This(known), Some(wanted)) if known.entity == wanted.entity => {
                 (wanted.changes(known), Some(Known::This(wanted)))
@@ -355,8 +363,13 @@ impl Client {
         let Some(Call { function, .. }) = self.call.take() else { return };
         match function {
             Function::DEV_ATTR_QRY => self.was_told(answer),
-            // What is not there any more is gone (5.7.5.4).
-            Function::DEV_DEREG if answer.status == Status::NO_SUCH_ENTRY => {}
+            // What is not there any more is gone (5.7.5.4). Where only a part was to go, others may be gone as well.
+            Function::DEV_DEREG if answer.status == Status::NO_SUCH_ENTRY => {
+                if matches!(self.goal, Some(Known::This(_))) {
+                    (self.goal, self.known) = (None, Known::Unknown);
+                    self.queue.clear();
+                }
+            }
             _ if answer.status != Status::SUCCESS => {
                 let what = if function == Function::DEV_DEREG { "a deregistration" } else { "the registration" };
                 return self.broken(&format!("it refuses {what}: {:?}", answer.status), now);

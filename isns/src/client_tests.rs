@@ -2,6 +2,7 @@ use super::*;
 use crate::fuzzing::{any_server, sample};
 use crate::wire::{Payload, REPLACE};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
 /// An answer in parts: the flags and the payload of each.
@@ -177,6 +178,54 @@ fn a_server_that_has_forgotten_is_told_anew() {
         }
         assert_eq!(rig.told.len(), 3, "{:?}", rig.told);
     }
+}
+
+#[test]
+fn what_has_changed_is_told_to_a_server_that_knows_the_rest() {
+    let mut rig = Rig::registered(2);
+    rig.client.lost("closed while idle", rig.now);
+    rig.want(Some(3));
+    rig.wait(Duration::from_secs(1));
+    rig.connect();
+    assert_eq!(rig.last().0, Function::DEV_ATTR_QRY, "it may have restarted");
+    rig.answer(Status::NO_SUCH_ENTRY, &Payload::default());
+    assert_eq!(rig.last(), (Function::DEV_ATTR_REG, 0));
+    let whole = rig.sent.last().expect("sent").1.len();
+    rig.answer(Status::SUCCESS, &Payload::default());
+    assert_eq!(rig.client.registered().map(|all| all.nodes.len()), Some(3));
+    // One that still knows it hears of the difference only.
+    let mut rig = Rig::registered(2);
+    rig.client.lost("closed while idle", rig.now);
+    rig.want(Some(3));
+    rig.wait(Duration::from_secs(1));
+    rig.connect();
+    rig.answer(Status::SUCCESS, &shows(ENTITY));
+    assert_eq!(rig.last(), (Function::DEV_ATTR_REG, 0));
+    assert!(rig.sent.last().expect("sent").1.len() < whole);
+}
+
+#[test]
+fn what_was_to_go_and_is_not_there_makes_all_doubtful() {
+    let mut rig = Rig::registered(2);
+    rig.want(Some(1));
+    assert_eq!(rig.last().0, Function::DEV_DEREG);
+    rig.answer(Status::NO_SUCH_ENTRY, &Payload::default());
+    assert_eq!(rig.last(), (Function::DEV_ATTR_REG, REPLACE));
+    rig.answer(Status::SUCCESS, &Payload::default());
+    assert_eq!(rig.client.registered().map(|all| all.nodes.len()), Some(1));
+}
+
+#[test]
+fn every_target_is_asked_about_in_its_turn() {
+    let mut rig = Rig::registered(2);
+    let mut asked = BTreeSet::new();
+    for _ in 0..2 {
+        rig.wait(Duration::from_secs(100));
+        assert_eq!(rig.last().0, Function::DEV_ATTR_QRY);
+        asked.insert(rig.sent.last().expect("sent").1.clone());
+        rig.answer(Status::SUCCESS, &shows(ENTITY));
+    }
+    assert_eq!(asked.len(), 2);
 }
 
 #[test]

@@ -72,8 +72,13 @@ impl Registration {
 
     /// As whom requests come (5.6.1): a target that is registered.
     fn source(&self) -> Payload {
+        self.name(0)
+    }
+
+    /// The name of one of the targets, counted around.
+    fn name(&self, at: usize) -> Payload {
         let mut payload = Payload::default();
-        if let Some(name) = self.nodes.keys().next() {
+        if let Some(name) = self.nodes.keys().nth(at % self.nodes.len().max(1)) {
             payload.text(Tag::ISCSI_NAME, name, NAME_MAX);
         }
         payload
@@ -168,11 +173,13 @@ impl Registration {
         Request { function: Function::DEV_DEREG, flags: 0, payload }
     }
 
-    /// Asks to which machine a target belongs (5.6.5.2): the server hears that we live, and tells what it knows.
+    /// Asks to which machine a target belongs (5.6.5.2), each in its turn: the server hears that we live, and tells
+    /// what it knows.
     #[must_use]
-    pub fn question(&self) -> Request {
-        let mut payload = self.source();
-        payload.append(&self.source()).empty(Tag::DELIMITER).empty(Tag::ENTITY_IDENTIFIER);
+    pub fn question(&self, turn: usize) -> Request {
+        let name = self.name(turn);
+        let mut payload = name.clone();
+        payload.append(&name).empty(Tag::DELIMITER).empty(Tag::ENTITY_IDENTIFIER);
         Request { function: Function::DEV_ATTR_QRY, flags: 0, payload }
     }
 }

@@ -34,7 +34,7 @@ pub(crate) struct Engine<S> {
     clock: Instant,
     spin: bool,
     patience: Duration,
-    /// When something came last, in nanoseconds on the clock.
+    /// When a command was last answered, or brought data, in nanoseconds on the clock.
     heard: u64,
     /// Receives that brought something.
     pub(crate) receives: u64,
@@ -61,7 +61,7 @@ impl<S: Session> Engine<S> {
         spin: bool,
         patience: Duration,
     ) -> Result<Self> {
-        let lanes = (0..active.len()).map(|number| Lane::new(number, depth)).collect();
+        let lanes = (0..active.len()).map(|number| Lane::new(number, depth, patience)).collect();
         let links: Vec<S> = active.into_iter().chain(idle).collect();
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         for (at, link) in links.iter().enumerate() {
@@ -90,7 +90,10 @@ impl<S: Session> Engine<S> {
 
     /// Goes on until `deadline`; without one until all commands have ended and the load has no more.
     pub(crate) fn drive(&mut self, deadline: Option<Instant>) -> Result<End> {
-        match self.turns(deadline) {
+        let turned = self.turns(deadline);
+        // What was acknowledged last before the end was acknowledged, too.
+        self.flush_log()?;
+        match turned {
             Ok(()) => Ok(End::Reached),
             Err(error) if error.is::<Lost>() => Ok(End::Lost(error.to_string())),
             Err(error) => Err(error),
@@ -101,10 +104,13 @@ impl<S: Session> Engine<S> {
         self.refill_all()?;
         loop {
             let now = Instant::now();
-            if deadline.is_some_and(|deadline| now >= deadline)
-                || deadline.is_none() && self.lanes.iter().all(Lane::is_idle)
-            {
-                return self.flush_log();
+            let is_over = match deadline {
+                Some(deadline) => now >= deadline,
+                // What a shut window keeps back is still to come.
+                None => !self.load.has_more() && self.lanes.iter().all(Lane::is_idle),
+            };
+            if is_over {
+                return Ok(());
             }
             self.tell(now);
             if self.load.rests() && self.lanes.iter().all(Lane::is_idle) {
@@ -178,13 +184,12 @@ impl<S: Session> Engine<S> {
             None => link.take(&mut self.buffer, &mut |_| {})?,
         };
         outcome?;
-        if came {
-            self.heard = heard.unwrap_or_else(|| nanoseconds(clock));
-            self.receives += 1;
-        }
+        // What answers no command, however often it comes, is no sign that any will be.
+        self.heard = heard.unwrap_or(self.heard);
+        self.receives += u64::from(came);
         // Who polls comes by often, and what one session has ended may be what another waits for.
         if came {
-            self.refill(at, self.heard)
+            self.refill(at, heard.unwrap_or_else(|| nanoseconds(clock)))
         } else if self.full[at] || self.lanes.get(at).is_some_and(Lane::is_idle) {
             self.refill(at, self.now())
         } else {

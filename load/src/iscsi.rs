@@ -192,6 +192,7 @@ fn many(url: &Url, offers: impl Iterator<Item = Offer>, patience: Duration) -> R
 
 /// All sessions of a run, and the unit they are for.
 pub(crate) fn open(options: &Options) -> Result<Opened<Link<Unit>>> {
+    options.check_for_iscsi().map_err(anyhow::Error::msg)?;
     let (mut url, patience) = (options.url.clone(), options.timeout);
     if url.target.is_none() {
         let found = discover(&url, options.offer(None, 0), patience)?;

@@ -6,6 +6,7 @@ use crate::pattern::Blocks;
 use crate::verify::Expect;
 use anyhow::Result;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// A command that is outstanding, or may be.
 #[derive(Debug)]
@@ -25,13 +26,16 @@ pub(crate) struct Lane {
     free: Vec<u32>,
     /// Commands that the target could not take, to be sent again.
     again: Vec<u32>,
+    /// Nanoseconds for which a command is sent again.
+    patience: u64,
 }
 
 impl Lane {
-    pub(crate) fn new(number: usize, depth: u32) -> Self {
+    pub(crate) fn new(number: usize, depth: u32, patience: Duration) -> Self {
+        let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         let idle = Job { kind: Kind::Flush, place: 0, number: 0, expect: Expect::Anything, is_first: false };
         let slots = (0..depth).map(|_| Slot { job: idle, started: 0, blocks: Blocks::default(), buffer: None });
-        Self { number, slots: slots.collect(), free: (0..depth).rev().collect(), again: Vec::new() }
+        Self { number, slots: slots.collect(), free: (0..depth).rev().collect(), again: Vec::new(), patience }
     }
 
     /// Whether nothing is outstanding.
@@ -45,6 +49,7 @@ impl Lane {
     /// When the run cannot go on.
     #[inline]
     pub(crate) fn take_in(&mut self, load: &mut Load, now: u64, told: Told<'_>) -> Result<()> {
+        load.answered += u64::from(matches!(told, Told::Done(..)));
         match told {
             Told::Data(cookie, bytes) => {
                 let Slot { job, blocks, .. } = &mut self.slots[cookie as usize];
@@ -58,6 +63,12 @@ impl Lane {
                 return load.done(&slot.job, now.saturating_sub(slot.started));
             }
             Told::Done(cookie, Ending::Again) => {
+                let slot = &self.slots[cookie as usize];
+                if now.saturating_sub(slot.started) > self.patience {
+                    load.failed(&slot.job, "the target was busy for too long");
+                    self.free.push(cookie);
+                    return Ok(());
+                }
                 load.retries += 1;
                 self.again.push(cookie);
             }

@@ -36,11 +36,12 @@ use anyhow::{Context, Result, bail, ensure};
 use cost::{Cost, Snapshot};
 use driven::Session;
 use engine::{End, Engine};
-use load::{Latencies, Load, Plan};
+use load::{Counts, Latencies, Load, Plan};
 use report::{Logins, Negotiated, Side, human};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde::Serialize;
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use verify::{Expect, PLACES_MAX, Verifier};
 
 /// Where a run that checks stays by default: what it wrote it also reads back.
@@ -55,8 +56,10 @@ const OTHER_FILES: u64 = 64;
 pub fn command(options: &Options) -> Result<bool> {
     let mut out = std::io::stdout().lock();
     if options.list {
-        for target in discover(options)? {
-            writeln!(out, "{} {}", target.name, target.addresses.join(" "))?;
+        let found = discover(options)?;
+        match options.json {
+            true => writeln!(out, "{}", serde_json::to_string_pretty(&found)?)?,
+            false => found.iter().try_for_each(|at| writeln!(out, "{} {}", at.name, at.addresses.join(" ")))?,
         }
         return Ok(true);
     }
@@ -69,7 +72,7 @@ pub fn command(options: &Options) -> Result<bool> {
 }
 
 /// A target, as discovery shows it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Found {
     /// Its name.
     pub name: String,
@@ -170,7 +173,9 @@ fn carry_out<S: Session>(
         Some(promises) => check(&mut engine, promises, options.all)?,
         None => measure(&mut engine, options)?,
     };
-    let load = engine.close(|link| close(link, options.timeout));
+    // One patience for all: who does not answer the first does not answer the others either.
+    let end = Instant::now() + options.timeout;
+    let load = engine.close(|link| close(link, end.saturating_duration_since(Instant::now())));
     let words = format!(
         "{} {}, depth {} on {} {}{}",
         clap::ValueEnum::to_possible_value(&options.rw).map(|value| value.get_name().to_owned()).unwrap_or_default(),
@@ -218,6 +223,7 @@ fn plan(options: &Options, capacity: Capacity, transfer_max: u32, promises: Opti
         blocks: bytes / capacity.block_size,
         bytes,
         base: options.offset / block_size,
+        before: before(),
         places,
         shape: options.rw,
         reads: match options.rw {
@@ -228,6 +234,13 @@ fn plan(options: &Options, capacity: Capacity, transfer_max: u32, promises: Opti
         fua: options.fua,
         flush_every: options.flush_every,
     })
+}
+
+/// What the numbers of this run's writes are above: by the clock, so above those of all that ran before. There is room
+/// for four million writes in a millisecond.
+fn before() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(0) << 22 & (u64::MAX >> 1)
 }
 
 fn load(options: &Options, plan: &Plan, promises: Option<&Promises>) -> Result<Load> {
@@ -247,7 +260,11 @@ fn load(options: &Options, plan: &Plan, promises: Option<&Promises>) -> Result<L
 /// What the measured time brought.
 #[derive(Default)]
 struct Measured {
+    /// Of commands that began in the measured time, though they ended after it.
     latencies: Latencies,
+    /// Commands that ended in it.
+    counts: Counts,
+    answered: u64,
     seconds: f64,
     receives: u64,
     rings: u64,
@@ -264,28 +281,34 @@ fn measure<S: Session>(engine: &mut Engine<S>, options: &Options) -> Result<Meas
     }
     let (before, started) = (snapshot()?, Instant::now());
     engine.load.latencies = Latencies::default();
-    let (receives, rings) = (engine.receives, engine.rings());
+    let (receives, rings, answered) = (engine.receives, engine.rings(), engine.load.answered);
     let end = engine.drive(Some(started + options.time))?;
     let seconds = started.elapsed().as_secs_f64();
-    let latencies = std::mem::take(&mut engine.load.latencies);
+    let counts = engine.load.latencies.counts();
     let (receives, rings) = (engine.receives - receives, engine.rings() - rings);
+    let answered = engine.load.answered - answered;
+    let mut measured = Measured { counts, answered, seconds, receives, rings, ..Measured::default() };
     if let End::Lost(why) = end {
-        // With its connection the target may be gone: nothing to account for.
-        return Ok(Measured { latencies, seconds, receives, rings, lost: lost(why)?, ..Measured::default() });
+        // With its connection the target may be gone: there is only ours to account for.
+        let cost = Snapshot::take(None, None)?.since(&before);
+        let latencies = std::mem::take(&mut engine.load.latencies);
+        return Ok(Measured { latencies, cost, lost: lost(why)?, ..measured });
     }
-    let cost = snapshot()?.since(&before);
+    measured.cost = snapshot()?.since(&before);
     engine.load.stop();
     let mut end = engine.drive(None)?;
+    // A command that hung when the time was over did so in it.
+    measured.latencies = std::mem::take(&mut engine.load.latencies);
     if let (End::Reached, Some(verifier)) = (&end, &engine.load.verifier) {
         let written = verifier.written();
         engine.load.read_back(written);
         end = engine.drive(None)?;
     }
-    let lost = match end {
+    measured.lost = match end {
         End::Reached => None,
         End::Lost(why) => lost(why)?,
     };
-    Ok(Measured { latencies, seconds, receives, rings, cost, lost })
+    Ok(measured)
 }
 
 /// Reads back what a log says was acknowledged.
@@ -321,12 +344,12 @@ struct Outline {
 }
 
 fn assemble(outline: Outline, load: Load, measured: Measured) -> Report {
-    let Measured { latencies, seconds, receives, rings, cost, lost } = measured;
+    let Measured { latencies, counts, answered, seconds, receives, rings, cost, lost } = measured;
     let mut all = Histogram::new();
     all.merge(&latencies.reads);
     all.merge(&latencies.writes);
-    let both = Side::new(&all, seconds);
-    let per_io = |seconds: f64| if all.count() == 0 { 0.0 } else { seconds * 1e6 / all.count() as f64 };
+    let both = Side::new(&all, counts.reads + counts.writes, seconds);
+    let per_io = |seconds: f64| if answered == 0 { 0.0 } else { seconds * 1e6 / answered as f64 };
     Report {
         url: outline.url.to_string(),
         blocks: outline.capacity.blocks,
@@ -337,16 +360,17 @@ fn assemble(outline: Outline, load: Load, measured: Measured) -> Report {
         iops: both.per_second,
         bytes_per_second: both.per_second * f64::from(load.plan.bytes),
         latency_us: both.latency_us,
-        reads: Side::new(&latencies.reads, seconds),
-        writes: Side::new(&latencies.writes, seconds),
-        flushes: Side::new(&latencies.flushes, seconds),
-        after_rest: Side::new(&latencies.first, seconds),
+        reads: Side::new(&latencies.reads, counts.reads, seconds),
+        writes: Side::new(&latencies.writes, counts.writes, seconds),
+        flushes: Side::new(&latencies.flushes, counts.flushes, seconds),
+        after_rest: Side::new(&latencies.first, counts.first, seconds),
         rings,
         initiator_cpu_us_per_io: per_io(cost.initiator_cpu_seconds),
         target_cpu_us_per_io: cost.target_cpu_seconds.map(per_io),
         target_busy_us_per_io: cost.target_busy_seconds.map(per_io),
         cost,
-        commands_per_receive: if receives == 0 { 0.0 } else { all.count() as f64 / receives as f64 },
+        commands_per_receive: if receives == 0 { 0.0 } else { answered as f64 / receives as f64 },
+        answered,
         total_commands: load.total,
         retries: load.retries,
         errors: load.errors,

@@ -150,7 +150,7 @@ pub(crate) fn open_many<S: Driven>(
 ) -> Result<Vec<Link<S>>> {
     let (mut open, mut sessions, mut buffer) = (Vec::new(), sessions.fuse(), vec![0; RECEIVE]);
     let mut pending: Vec<Link<S>> = Vec::new();
-    let deadline = Instant::now() + patience;
+    let mut deadline = Instant::now() + patience;
     loop {
         for session in sessions.by_ref().take(LOGINS_AT_ONCE - pending.len()) {
             let mut link = Link::connect(url, session, patience)?;
@@ -168,7 +168,10 @@ pub(crate) fn open_many<S: Driven>(
             let over = take(&mut link.session, &buffer[..count]).with_context(|| format!("logging in at {url}"))?;
             link.send()?;
             match over {
-                true => open.push(pending.remove(at)),
+                true => {
+                    open.push(pending.remove(at));
+                    deadline = Instant::now() + patience;
+                }
                 false => at += 1,
             }
         }

@@ -48,6 +48,9 @@ pub(crate) struct Plan {
     pub(crate) bytes: u32,
     /// First block of the region.
     pub(crate) base: u64,
+    /// The number before that of the first write: higher from run to run, so that what an earlier one left behind with
+    /// the same seed does not pass for this one's.
+    pub(crate) before: u64,
     /// Commands' worths of blocks in the region.
     pub(crate) places: u64,
     pub(crate) shape: Shape,
@@ -91,9 +94,32 @@ pub(crate) struct Load {
     pub(crate) latencies: Latencies,
     /// Commands that ended well, from the first on.
     pub(crate) total: u64,
+    /// Commands that were answered, in whatever way.
+    pub(crate) answered: u64,
     pub(crate) retries: u64,
     pub(crate) errors: u64,
     pub(crate) told: Vec<String>,
+}
+
+impl Latencies {
+    /// How many of each kind.
+    pub(crate) fn counts(&self) -> Counts {
+        Counts {
+            reads: self.reads.count(),
+            writes: self.writes.count(),
+            flushes: self.flushes.count(),
+            first: self.first.count(),
+        }
+    }
+}
+
+/// Commands that ended in the measured time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+    pub(crate) flushes: u64,
+    pub(crate) first: u64,
 }
 
 impl Load {
@@ -107,19 +133,20 @@ impl Load {
         let mut random = seed;
         let payload: Vec<u8> = (0..plan.bytes).map(|_| (next_random(&mut random) >> 56) as u8).collect();
         Self {
+            generation: plan.before,
             plan,
             random,
             sequences,
             payload: Data::new(payload.into()),
             verifier,
             log,
-            generation: 0,
             unflushed: 0,
             stopped: false,
             burst: None,
             read_back: None,
             latencies: Latencies::default(),
             total: 0,
+            answered: 0,
             retries: 0,
             errors: 0,
             told: Vec::new(),
@@ -152,6 +179,11 @@ impl Load {
     /// From now on these places are read and checked, once.
     pub(crate) fn read_back(&mut self, places: Vec<(u64, Expect)>) {
         self.read_back = Some(places.into_iter());
+    }
+
+    /// Whether there are places that are still to be read back.
+    pub(crate) fn has_more(&self) -> bool {
+        self.read_back.as_ref().is_some_and(|places| places.len() > 0)
     }
 
     /// The next command of a lane; `None` if there is none now.
@@ -297,6 +329,7 @@ mod tests {
             blocks: 8,
             bytes: 4096,
             base: 100,
+            before: 0,
             places: 10,
             shape,
             reads,
@@ -353,6 +386,30 @@ mod tests {
         }
         assert_eq!(kinds, [Kind::Write, Kind::Write, Kind::Flush, Kind::Write, Kind::Write, Kind::Flush]);
         assert_eq!((load.latencies.writes.count(), load.latencies.flushes.count(), load.total), (4, 2, 6));
+    }
+
+    #[test]
+    fn what_an_earlier_run_has_written_is_not_this_ones() {
+        let write = |before| {
+            let verifier = Verifier::new(1, 512, 10, false);
+            let mut load = Load::new(Plan { before, ..plan(Shape::Write, 0) }, 1, 1, Some(verifier), None);
+            let job = load.next(0).expect("a job");
+            load.done(&job, 1).expect("no log");
+            (job.number, load.verifier.as_ref().expect("set").written())
+        };
+        assert_eq!(write(0), (1, vec![(0, Expect::Write(1))]));
+        assert_eq!(write(1 << 40), ((1 << 40) + 1, vec![(0, Expect::Write((1 << 40) + 1))]));
+    }
+
+    #[test]
+    fn what_is_read_back_is_waited_for() {
+        let mut load = load(plan(Shape::Write, 0), 1);
+        load.stop();
+        assert!(!load.has_more());
+        load.read_back(vec![(3, Expect::Write(1))]);
+        assert!(load.has_more());
+        assert_eq!(load.next(0).map(|job| job.place), Some(3));
+        assert!(!load.has_more());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use lunar_host::discovery;
 use lunar_host::queue::{ADMIN_IN_CAPSULE, Command, Event, Offer, Queue};
 use lunar_nvme::connect::DISCOVERY_NQN;
 use lunar_nvme::{Sqe, Status};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Entries of an admin queue: the fewest that there may be.
 const ADMIN_ENTRIES: u16 = 32;
@@ -137,11 +137,12 @@ impl Controller {
         });
         connected.with_context(|| format!("connecting to {subsystem} at {url}"))?;
         let mut way = Bringup::new(queues, namespace);
-        let mut answer = admin.call(way.first(), 0, patience)?;
+        let (mut answer, end) = (admin.call(way.first(), 0, patience)?, Instant::now() + patience);
         loop {
             answer = match way.next(&answer)? {
                 Next::Command(sqe, room) => admin.call(sqe, room, patience)?,
                 Next::Later(sqe) => {
+                    ensure!(Instant::now() < end, "the controller does not become ready");
                     std::thread::sleep(READY_PAUSE);
                     admin.call(sqe, 0, patience)?
                 }
@@ -250,12 +251,19 @@ pub(crate) fn open(options: &Options) -> Result<Opened<Link<OfNamespace>>> {
 /// When it is not there, or refuses.
 pub(crate) fn discover(options: &Options) -> Result<Vec<Found>> {
     let mut controller = Controller::open(options, DISCOVERY_NQN, 0, None)?;
-    let len = (discovery::ENTRIES_MAX + 1) * discovery::ENTRY_LEN;
-    let answer = controller.admin.call(command::log_page(discovery::PAGE, len), len, options.timeout)?;
+    let (mut page, mut whole) = (Vec::new(), (discovery::ENTRIES_MAX + 1) * discovery::ENTRY_LEN);
+    while let Some(left) = whole.checked_sub(u32::try_from(page.len())?).filter(|left| *left > 0) {
+        let len = left.min((discovery::ENTRIES_MAX + 1) * discovery::ENTRY_LEN);
+        let sqe = command::log_page(discovery::PAGE, u32::try_from(page.len())?, len);
+        let answer = controller.admin.call(sqe, len, options.timeout)?;
+        ensure!(answer.status == Status::SUCCESS, "the discovery log page was refused: {:?}", answer.status);
+        ensure!(!answer.data.is_empty(), "the discovery log page ends before its end");
+        page.extend(answer.data);
+        whole = discovery::length(&page).context("the discovery log page says that it has no end")?;
+    }
     close(controller.admin, options.timeout);
-    ensure!(answer.status == Status::SUCCESS, "the discovery log page was refused: {:?}", answer.status);
     let mut found: Vec<Found> = Vec::new();
-    for subsystem in discovery::subsystems(&answer.data) {
+    for subsystem in discovery::subsystems(&page) {
         let address = match subsystem.address.contains(':') {
             true => format!("[{}]:{}", subsystem.address, subsystem.service),
             false => format!("{}:{}", subsystem.address, subsystem.service),

@@ -11,6 +11,7 @@ use lunar_nvme::auth::host::Host;
 use lunar_nvme::auth::key::Key;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Commands that a session may have outstanding: more than any target's window.
@@ -19,6 +20,11 @@ const DEPTH_MAX: i64 = 4096;
 const SESSIONS_MAX: i64 = 65_536;
 /// I/O queues of one controller: more than any has.
 const QUEUES_MAX: i64 = 1024;
+/// What an iSCSI session offers unless it is told.
+const R2T_DEFAULT: u32 = 8;
+const BURST_DEFAULT: u32 = 16_776_192;
+const SEGMENT_DEFAULT: u32 = 256 << 10;
+const INITIATOR_DEFAULT: &str = "iqn.2026-01.io.lunar:bench";
 /// Headings of what only one of the protocols has.
 const ISCSI: &str = "iSCSI";
 const NVME: &str = "NVMe";
@@ -122,7 +128,8 @@ pub struct Options {
     /// Bytes of a command
     #[arg(long, default_value = "4k", value_name = "BYTES", value_parser = size_of_command)]
     pub bs: u32,
-    /// Commands that each session or queue keeps outstanding, as far as the target's window allows
+    /// Commands that each session or queue keeps outstanding, as far as the target's window allows. The next begins
+    /// when one ends: those that a stall keeps from beginning are in no latency
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=DEPTH_MAX))]
     pub depth: u32,
     /// Sessions, or queues of one controller, under load, all served by one thread
@@ -187,20 +194,20 @@ pub struct Options {
     #[arg(long, help_heading = ISCSI)]
     pub initial_r2t: bool,
     /// Offered MaxOutstandingR2T
-    #[arg(long, help_heading = ISCSI, default_value_t = 8, value_name = "N")]
+    #[arg(long, help_heading = ISCSI, default_value_t = R2T_DEFAULT, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pub max_outstanding_r2t: u32,
     /// Offered MaxBurstLength
-    #[arg(long, help_heading = ISCSI, default_value = "16776192", value_name = "BYTES", value_parser = length)]
+    #[arg(long, help_heading = ISCSI, default_value_t = BURST_DEFAULT, value_name = "BYTES", value_parser = length)]
     pub max_burst_length: u32,
     /// Offered FirstBurstLength
-    #[arg(long, help_heading = ISCSI, default_value = "256k", value_name = "BYTES", value_parser = length)]
+    #[arg(long, help_heading = ISCSI, default_value_t = SEGMENT_DEFAULT, value_name = "BYTES", value_parser = length)]
     pub first_burst_length: u32,
     /// Declared MaxRecvDataSegmentLength
-    #[arg(long, help_heading = ISCSI, default_value = "256k", value_name = "BYTES", value_parser = length)]
+    #[arg(long, help_heading = ISCSI, default_value_t = SEGMENT_DEFAULT, value_name = "BYTES", value_parser = length)]
     pub max_recv_data_segment_length: u32,
     /// This initiator's name
-    #[arg(long, help_heading = ISCSI, default_value = "iqn.2026-01.io.lunar:bench", value_name = "IQN")]
+    #[arg(long, help_heading = ISCSI, default_value = INITIATOR_DEFAULT, value_name = "IQN")]
     pub initiator_name: String,
     /// Prove this initiator's name by CHAP, as this user
     #[arg(long, help_heading = ISCSI, value_name = "NAME", requires = "secret_file")]
@@ -257,13 +264,17 @@ pub struct Options {
     pub list: bool,
 }
 
+/// What tells this run's sessions from those of others.
+static RUN: OnceLock<[u8; 2]> = OnceLock::new();
+
 impl Options {
     /// What session number `session` offers at login.
     #[must_use]
     pub fn offer(&self, target: Option<String>, session: u32) -> Offer {
-        // The format "random" (11.12.5): two processes on one host must not take each other's sessions over.
-        let ([_, _, p1, p0], [_, s2, s1, s0]) = (std::process::id().to_be_bytes(), session.to_be_bytes());
-        let isid = [0x80, p1, p0, s2, s1, s0];
+        // The format "random" (11.12.5): two runs must not take each other's sessions over, not even where both are
+        // process 1 of a container.
+        let ([r1, r0], [_, s2, s1, s0]) = (*RUN.get_or_init(random), session.to_be_bytes());
+        let isid = [0x80, r1, r0, s2, s1, s0];
         Offer {
             initiator: self.initiator_name.clone(),
             target,
@@ -282,6 +293,23 @@ impl Options {
 }
 
 impl Options {
+    /// Whether nothing was asked for that iSCSI does not have.
+    ///
+    /// # Errors
+    /// A sentence that names what was.
+    pub fn check_for_iscsi(&self) -> Result<(), String> {
+        let asked = [
+            ("--host-key", self.host_key.is_some()),
+            ("--flow-control", self.flow_control),
+            ("--idle-queues", self.idle_queues != 1),
+            ("--doorbells", self.doorbells != Doorbells::Shadow),
+        ];
+        match asked.iter().find(|(_, is_asked)| *is_asked) {
+            Some((option, _)) => Err(format!("{option} is for NVMe")),
+            None => Ok(()),
+        }
+    }
+
     /// Whether nothing was asked for that NVMe does not have.
     ///
     /// # Errors
@@ -290,6 +318,11 @@ impl Options {
         let asked = [
             ("--no-immediate-data", self.no_immediate_data),
             ("--initial-r2t", self.initial_r2t),
+            ("--max-outstanding-r2t", self.max_outstanding_r2t != R2T_DEFAULT),
+            ("--max-burst-length", self.max_burst_length != BURST_DEFAULT),
+            ("--first-burst-length", self.first_burst_length != SEGMENT_DEFAULT),
+            ("--max-recv-data-segment-length", self.max_recv_data_segment_length != SEGMENT_DEFAULT),
+            ("--initiator-name", self.initiator_name != INITIATOR_DEFAULT),
             ("--user", self.user.is_some()),
         ];
         match asked.iter().find(|(_, is_asked)| *is_asked) {
@@ -309,6 +342,7 @@ impl Options {
             ("--header-digest", self.header_digest.is_wanted()),
             ("--data-digest", self.data_digest.is_wanted()),
             ("--flow-control", self.flow_control),
+            ("--host-key", self.host_key.is_some()),
         ];
         match asked.iter().find(|(_, is_asked)| *is_asked) {
             Some((option, _)) => Err(format!("{option} is for networks: a socket of vfio-user has one controller")),
@@ -443,6 +477,24 @@ mod tests {
         let check = |args: &str| parse(&format!("nvme-tcp://h {args}")).and_then(|options| options.check_for_nvme());
         assert_eq!(check("--sessions 4 --idle-queues 3 --data-digest crc32c --flow-control"), Ok(()));
         assert_eq!(check("--initial-r2t"), Err("--initial-r2t is for iSCSI".into()));
+        assert_eq!(check("--max-burst-length 64k"), Err("--max-burst-length is for iSCSI".into()));
+        assert_eq!(check("--initiator-name iqn.x"), Err("--initiator-name is for iSCSI".into()));
+    }
+
+    #[test]
+    fn what_iscsi_does_not_have() {
+        let check = |args: &str| parse(&format!("iscsi://h {args}")).and_then(|options| options.check_for_iscsi());
+        assert_eq!(check("--sessions 4 --data-digest crc32c --max-burst-length 64k"), Ok(()));
+        assert_eq!(check("--doorbells told"), Err("--doorbells is for NVMe".into()));
+        assert_eq!(check("--idle-queues 3"), Err("--idle-queues is for NVMe".into()));
+    }
+
+    #[test]
+    fn sessions_of_a_run_differ_and_its_number_stays() {
+        let options = parse("iscsi://h/iqn.x").expect("good");
+        let isid = |session| options.offer(None, session).isid;
+        assert_eq!(isid(1)[..3], isid(2)[..3]);
+        assert_eq!((isid(1)[0], &isid(1)[3..], &isid(2)[3..]), (0x80, &[0, 0, 1][..], &[0, 0, 2][..]));
     }
 
     #[test]

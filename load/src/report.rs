@@ -57,9 +57,10 @@ pub struct Side {
 }
 
 impl Side {
-    pub(crate) fn new(all: &Histogram, seconds: f64) -> Self {
-        let per_second = if seconds > 0.0 { all.count() as f64 / seconds } else { 0.0 };
-        Self { count: all.count(), per_second, latency_us: all.into() }
+    /// `count` ended in the time; `all` has those as well that only began in it.
+    pub(crate) fn new(all: &Histogram, count: u64, seconds: f64) -> Self {
+        let per_second = if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+        Self { count, per_second, latency_us: all.into() }
     }
 }
 
@@ -197,6 +198,9 @@ pub struct Report {
     pub rings: u64,
     /// What it cost.
     pub cost: Cost,
+    /// Commands that were answered in the measured time, in whatever way, caches' flushes among them: what the costs
+    /// are divided by.
+    pub answered: u64,
     /// CPU time of the initiator: microseconds per command, or seconds per million commands.
     pub initiator_cpu_us_per_io: f64,
     /// CPU time of the target's process, likewise.
@@ -265,7 +269,7 @@ impl fmt::Display for Report {
             writeln!(f, "  failed {}", self.errors)?;
             self.first_errors.iter().try_for_each(|error| writeln!(f, "    {error}"))?;
         }
-        if let Some(found) = self.verified.as_ref().filter(|found| found.checked_blocks + found.volatile_blocks > 0) {
+        if let Some(found) = &self.verified {
             writeln!(f, "  checked {} blocks: {} bad", found.checked_blocks, found.bad_blocks)?;
             found.bad.iter().try_for_each(|bad| writeln!(f, "    {bad}"))?;
             if found.volatile_blocks > 0 {
@@ -295,7 +299,7 @@ impl Report {
         }
         if let Some(cpu) = self.target_cpu_us_per_io {
             writeln!(f, "    target {cpu:.3}")?;
-            let million = self.iops * self.seconds / 1e6;
+            let million = self.answered as f64 / 1e6;
             for thread in &self.cost.target_threads {
                 writeln!(f, "      {:<16} {:.3}", thread.name, thread.cpu_seconds / million)?;
             }

@@ -418,11 +418,12 @@ impl Controller {
         let pair = Pair::new(0, ADMIN_ENTRIES, &memory, 0, told.clone()).context("the admin memory has room")?;
         let mut admin = OfController::new(&Rc::new(RefCell::new(control)), pair, 0, &memory)?;
         let mut way = Bringup::in_memory(queues, options.url.unit);
-        let mut answer = admin.call(way.first(), 0)?;
+        let (mut answer, end) = (admin.call(way.first(), 0)?, Instant::now() + options.timeout);
         let info = loop {
             answer = match way.next(&answer)? {
                 Next::Command(sqe, room) => admin.call(sqe, room)?,
                 Next::Later(sqe) => {
+                    ensure!(Instant::now() < end, "the controller does not become ready");
                     std::thread::sleep(PAUSE);
                     admin.call(sqe, 0)?
                 }

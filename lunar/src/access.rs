@@ -18,7 +18,8 @@ pub struct Who {
     #[arg(long, value_name = "IQN")]
     pub initiator: Vec<String>,
     /// Initiators of this name see these volumes (counted from 0) under these LUNs, and nothing else: IQN=LUN:VOLUME,
-    /// or LUN:VOLUME:ro to keep them from writing, with commas between; may be given several times
+    /// or LUN:VOLUME:ro to keep them from writing, with commas between; may be given several times. Others do not come
+    /// in, unless --initiator or --user say so
     #[arg(long, value_name = "IQN=LUN:VOLUME[:ro],...", value_parser = map)]
     pub map: Vec<Map>,
     /// Initiators have to prove themselves by CHAP as this user
@@ -34,7 +35,7 @@ pub struct Who {
     #[arg(long, value_name = "NQN=FILE[,FILE]", value_parser = host_key)]
     pub host_key: Vec<HostKey>,
     /// The NVMe host of this name has to come by a secure channel (TLS 1.3), with the key in the file, as nvme
-    /// gen-tls-key writes it with --hmac 1; may be given several times
+    /// gen-tls-key writes it (--hmac 1 or 2); may be given several times
     #[arg(long, value_name = "NQN=FILE", value_parser = tls_key)]
     pub tls_key: Vec<TlsKey>,
     /// Hash functions for proofs of NVMe hosts, the best first: sha256, sha384, sha512 [default: all of them]
@@ -194,7 +195,7 @@ impl Who {
         let looker = account(self.discovery_user.as_deref(), self.discovery_secret_file.as_ref());
         let mut group = Group::everybody();
         let says = !self.initiator.is_empty() || self.user.is_some();
-        if !says && (!self.host_key.is_empty() || !self.tls_key.is_empty()) {
+        if !says && (!self.map.is_empty() || self.names_hosts()) {
             (group.name, group.hosts) = ("nobody".into(), Vec::new());
         }
         if !self.initiator.is_empty() {
@@ -283,6 +284,23 @@ mod tests {
         let map_of =
             |host| access.group(host, [192, 0, 2, 1].into()).map(|group| group.map.as_deref() == Some("iqn.x"));
         assert_eq!((map_of("iqn.x"), map_of("iqn.y"), map_of("iqn.z")), (Some(true), Some(false), None));
+    }
+
+    #[test]
+    fn a_map_alone_keeps_others_out() {
+        let from = [192, 0, 2, 1].into();
+        let luns = || vec![map("iqn.x=0:1").expect("one")];
+        let sees = |who: Who, host: &str| {
+            let access = who.access().expect("right");
+            access.group(host, from).map(|group| group.map.is_some())
+        };
+        let alone = || Who { map: luns(), ..Who::default() };
+        assert!(alone().keeps_out());
+        assert_eq!([sees(alone(), "iqn.x"), sees(alone(), "iqn.y")], [Some(true), None]);
+        let all = || Who { initiator: vec!["*".into()], ..alone() };
+        assert_eq!([sees(all(), "iqn.x"), sees(all(), "iqn.y")], [Some(true), Some(false)]);
+        let user = || Who { user: Some("name".into()), secret_file: secret("secret of a user"), ..alone() };
+        assert_eq!([sees(user(), "iqn.x"), sees(user(), "iqn.y")], [Some(true), Some(false)]);
     }
 
     #[test]

@@ -109,6 +109,10 @@ pub struct How {
     /// Name of the NVM subsystem [default: that of the target, beginning with nqn.]
     #[arg(long, value_name = "NQN", value_parser = subsystem_name)]
     pub nqn: Option<String>,
+    /// Show NVMe hosts what protects blocks (--protection), as metadata behind each. Linux uses such namespaces;
+    /// Windows, ESXi and firmware do not
+    #[arg(long)]
+    pub metadata: bool,
     /// Virtual machines.
     #[command(flatten)]
     pub machines: Machines,

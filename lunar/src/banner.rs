@@ -65,6 +65,15 @@ pub struct Faces {
     pub restricted: bool,
 }
 
+impl Faces {
+    /// The options that would keep to this machine what is open to others.
+    fn open(&self) -> Vec<&'static str> {
+        let reached = |portals: &[SocketAddr]| portals.iter().any(|portal| !portal.ip().is_loopback());
+        let both = [(&self.iscsi, "--listen 127.0.0.1"), (&self.nvme, "--nvme 127.0.0.1")];
+        both.into_iter().filter(|(portals, _)| reached(portals)).map(|(_, option)| option).collect()
+    }
+}
+
 /// The address that the examples show: one that a client can reach, rather than "any".
 fn example(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
@@ -118,11 +127,10 @@ pub fn banner(target: &str, nqn: &str, volumes: &[Line], faces: &Faces, advertis
         over_vfio_user(&mut line, machine);
     }
     line(String::new());
-    let mut reached = faces.iscsi.iter().chain(&faces.nvme);
-    if advertise.is_none() && !faces.restricted && reached.any(|portal| !portal.ip().is_loopback()) {
-        let warning =
-            "Whoever reaches these ports can use these volumes; --listen 127.0.0.1 keeps them to this machine.";
-        line(warning.to_owned());
+    let open = faces.open();
+    if advertise.is_none() && !faces.restricted && !open.is_empty() {
+        let (verb, open) = (if open.len() == 1 { "keeps" } else { "keep" }, open.join(" and "));
+        line(format!("Whoever reaches these ports can use these volumes; {open} {verb} them to this machine."));
     }
     line("Ctrl-C finishes what is under way, flushes, and stops.".to_owned());
     line("ready".to_owned());
@@ -187,11 +195,15 @@ mod tests {
             "1 volume over iSCSI and NVMe/TCP and vfio-user",
             "VM       web at /run/lunar/vm/web/cntrl",
             r#"-device '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"/run/lunar/vm/web/cntrl"}}'"#,
-            "--listen 127.0.0.1 keeps",
+            "--listen 127.0.0.1 and --nvme 127.0.0.1 keep them",
         ] {
             assert!(text.contains(part), "{part:?} is missing in\n{text}");
         }
         assert!(text.ends_with("ready\n"));
+        let here = vec![SocketAddr::from(([127, 0, 0, 1], 3260))];
+        let faces = Faces { iscsi: here, ..faces };
+        let text = banner("iqn.x:disk", "nqn.x:disk", &[], &faces, None);
+        assert!(text.contains("these volumes; --nvme 127.0.0.1 keeps them"), "{text}");
         let text = banner("iqn.x:disk", "nqn.x:disk", &[], &Faces { restricted: true, ..faces }, None);
         assert!(!text.contains("Whoever"), "{text}");
     }

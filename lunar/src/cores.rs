@@ -2,6 +2,7 @@
 //! by letter and is done when all have answered.
 
 use crate::house::Core;
+use crate::steward::Errands;
 use lunar_core::io::Fault;
 use lunar_core::mem::Arena;
 use lunar_core::range::{Guard, Span};
@@ -10,8 +11,9 @@ use lunar_core::unit::{Exclusive, Unit, UnitId};
 use lunar_iscsi::directory::Way;
 use lunar_iscsi::registry::Place;
 use lunar_iscsi::serve::{Front, Peers};
+use lunar_nvme::manage::Request;
 use lunar_nvme::namespace::Access;
-use lunar_nvme::{Everywhere as NvmeEverywhere, Renewing, Sanitizing, Subsystem, directory};
+use lunar_nvme::{Everywhere as NvmeEverywhere, Renewing, Sanitizing, Status, Subsystem, directory};
 use lunar_nvme_tcp::serve::Front as NvmeFront;
 use lunar_reactor::Reactor;
 use lunar_reactor::channel::{Receiver, Sender};
@@ -23,12 +25,13 @@ use lunar_scsi::{Everywhere, Mail, Target};
 use lunar_vfio_user::serve::Front as MachineFront;
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Waker};
 
 /// A letter from one core to another.
@@ -120,6 +123,8 @@ pub enum What {
     LetGo(u64),
     /// End the session of this connection.
     EndSession(u64),
+    /// End this command of this queue of this controller early, and say whether there was one.
+    Abort([u16; 3], Arc<AtomicBool>),
 }
 
 /// One core's side of the correspondence.
@@ -306,6 +311,9 @@ impl Links {
                 self.held.borrow_mut().remove(&(from, held));
             }
             What::EndSession(connection) => front.end_session(connection).await,
+            What::Abort([controller, queue, command], found) => {
+                found.fetch_or(subsystem.abort_here(controller, queue, command).await, Ordering::Relaxed);
+            }
         }
     }
 }
@@ -391,6 +399,10 @@ impl Everywhere for OtherCores {
                 mail => {
                     mirror(&mail, &subsystem);
                     links.ask(others.into_iter(), || What::Scsi(mail.clone())).await;
+                    // Hosts that see what protects blocks have to look at the format anew.
+                    if let Mail::Change { lun, change: Change::Protection(_), .. } = mail {
+                        subsystem.tell_namespaces(&BTreeMap::new(), &[UnitId(lun.into())]);
+                    }
                 }
             }
         })
@@ -423,7 +435,7 @@ pub fn access_of(state: AluaState) -> Access {
 }
 
 /// Reaches the views of all command sets on all cores, but NVMe's on this one.
-pub struct OtherViews(pub Rc<Links>);
+pub struct OtherViews(pub Rc<Links>, pub Errands);
 
 /// What SCSI is told of a medium that NVMe writes anew. One works on a medium at a time, and states of media are not
 /// numbered.
@@ -440,6 +452,10 @@ fn medium_state(state: Renewing) -> MediumState {
 }
 
 impl NvmeEverywhere for OtherViews {
+    fn manage(&self, request: Request) -> Pin<Box<dyn Future<Output = Result<u32, Status>>>> {
+        self.1.ask(request)
+    }
+
     fn reservations(&self, unit: UnitId, news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>> {
         let links = self.0.clone();
         Box::pin(async move {
@@ -448,6 +464,16 @@ impl NvmeEverywhere for OtherViews {
             }
             let others: Vec<usize> = links.others().collect();
             links.ask(others.into_iter(), || What::Reservations(unit, news.clone())).await;
+        })
+    }
+
+    fn abort(&self, controller: u16, queue: u16, command: u16) -> Pin<Box<dyn Future<Output = bool>>> {
+        let links = self.0.clone();
+        Box::pin(async move {
+            let found = Arc::new(AtomicBool::new(false));
+            links.ask(links.others(), || What::Abort([controller, queue, command], found.clone())).await;
+            // Letters carry what happened before them.
+            found.load(Ordering::Relaxed)
         })
     }
 

@@ -6,6 +6,7 @@
 //!
 //! A part of the daemon that is configured, too, beside what is shared, is a [`Part`].
 
+use crate::house::{Cores, stopping};
 use crate::live::Live;
 use crate::notify::Notify;
 use anyhow::{Context, Result, anyhow, bail};
@@ -16,14 +17,16 @@ use lunar_control::manager::Failure;
 use lunar_control::model::{StoreKind, Volume};
 use lunar_control::names::Uuid;
 use lunar_control::{Manager, Plan};
+use lunar_reactor::log;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::any::Any;
 use std::fmt;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 /// `lunar daemon`
 #[derive(Args, Clone, Debug)]
@@ -88,8 +91,7 @@ impl Control {
     }
 
     /// The same without waiting: `work` answers by itself. Whether there is still somebody who does it; if there is
-    /// not,
-    /// it is dropped.
+    /// not, it is dropped.
     pub fn post(&self, work: impl FnOnce(&mut Keeper) + Send + 'static) -> bool {
         self.way.send(Work::Do(Box::new(work))).is_ok()
     }
@@ -99,10 +101,22 @@ impl Control {
     /// # Errors
     /// What is in the way, with places in the file; nothing was changed then.
     pub fn reload(&self) -> Result<Result<Plan, Failure>, Stopped> {
+        self.change(|keeper| keeper.reload(SystemTime::now()))
+    }
+
+    /// Has a change made once nothing of the last one goes on any more, and waits until nothing of it does.
+    ///
+    /// # Errors
+    /// When the service stops.
+    pub(crate) fn change<T: Send + 'static>(
+        &self,
+        work: impl Fn(&mut Keeper) -> T + Clone + Send + 'static,
+    ) -> Result<T, Stopped> {
         loop {
-            let asked = self.ask(|keeper| match keeper.running().settling() {
+            let work = work.clone();
+            let asked = self.ask(move |keeper| match keeper.running().settling() {
                 Some(wait) => Err(wait),
-                None => Ok((keeper.reload(SystemTime::now()), keeper.running().settling())),
+                None => Ok((work(keeper), keeper.running().settling())),
             })?;
             match asked {
                 Ok((outcome, wait)) => {
@@ -152,9 +166,16 @@ fn mark(volume: &Volume) -> Option<Uuid> {
     known.map(Uuid)
 }
 
+/// How long a change that is under way at the end gets: what it may wait for of the cores comes at once when they have
+/// ended, so this is for disks and locks. Shorter than the service's `TimeoutStopSec`.
+const HALT_PATIENCE: Duration = Duration::from_secs(30);
+/// How often it is looked whether it has ended.
+const HALT_LOOK: Duration = Duration::from_millis(5);
+
 /// A daemon that runs.
 pub struct Service {
     control: Control,
+    cores: Cores,
     thread: JoinHandle<Keeper>,
 }
 
@@ -175,6 +196,8 @@ impl Service {
         let outside = here(config.clone());
         let mut keeper = Manager::start(&config, &state, outside, live, SystemTime::now())?;
         keeper.running().settled();
+        let steward = keeper.running().house().common().steward.clone();
+        let cores = keeper.running().house().cores().clone();
         let (way, work) = mpsc::channel();
         let thread = std::thread::Builder::new().name("control".into());
         let thread = thread.spawn(move || {
@@ -186,7 +209,9 @@ impl Service {
             }
             keeper
         })?;
-        Ok(Self { control: Control { way }, thread })
+        let control = Control { way };
+        steward.start(control.clone());
+        Ok(Self { control, cores, thread })
     }
 
     /// The way to what it does.
@@ -195,23 +220,62 @@ impl Service {
         &self.control
     }
 
-    fn halt(self) -> Result<Keeper> {
+    fn halt(self, patience: Duration) -> Result<Keeper> {
         // It has ended if nobody takes this.
         let _ = self.control.way.send(Work::Stop);
+        let end = Instant::now() + patience;
+        while !self.thread.is_finished() {
+            if Instant::now() >= end {
+                bail!("a change of the configuration does not end, and is left: see in the file what became of it");
+            }
+            std::thread::sleep(HALT_LOOK);
+        }
         self.thread.join().map_err(|_| anyhow!("the control thread panicked"))
     }
 
     /// Ends it: sessions are asked to log out, commands finish, everything is flushed.
     ///
     /// # Errors
-    /// When something could not be flushed.
+    /// When something could not be flushed, or a change of the configuration does not end.
     pub fn end(self) -> Result<()> {
-        self.halt()?.into_running().into_house().end()
+        self.end_within(HALT_PATIENCE)
+    }
+
+    fn end_within(self, patience: Duration) -> Result<()> {
+        let cores = self.cores.clone();
+        // Whatever keeps the control thread, what was acknowledged is flushed.
+        cores.drain();
+        match self.halt(patience) {
+            Ok(keeper) => keeper.into_running().into_house().end(),
+            Err(why) => {
+                cores.ended();
+                Err(why)
+            }
+        }
     }
 }
 
+/// Follows the file whenever it is asked to, on a thread of its own: a change may take long, and who waits for signals
+/// hears the next one. What is asked for while one waits already comes with that.
+fn follow(control: Control, notify: Notify, file: PathBuf) -> Result<mpsc::SyncSender<()>> {
+    let (ask, asked) = mpsc::sync_channel(1);
+    let follow = move || {
+        for () in asked {
+            notify.reloading();
+            match control.reload() {
+                Ok(Ok(plan)) => log!("reloaded {}:\n{plan}", file.display()),
+                Ok(Err(why)) => log!("what runs was not changed:\n{why}"),
+                Err(Stopped) => return,
+            }
+            notify.ready();
+        }
+    };
+    std::thread::Builder::new().name("reload".into()).spawn(follow)?;
+    Ok(ask)
+}
+
 /// Serves until a signal says stop. `attach` starts what belongs to the daemon besides, such as the API, and returns
-/// what ends it when it is dropped; it is dropped before the cores drain.
+/// what ends it when it is dropped; it is dropped while the cores drain.
 ///
 /// # Errors
 /// Everything that keeps it from starting, in words that say what to do.
@@ -223,22 +287,26 @@ pub fn run(daemon: &Daemon, notify: &Notify, attach: impl FnOnce(&Control) -> Re
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let service = Service::start(&daemon.config, daemon.state.as_deref())?;
     let attached = attach(service.control()).context("starting the API")?;
-    println!("lunar serves {}", daemon.config.display());
-    let cores = service.control().ask(|keeper| keeper.running().house().cores().clone())?;
-    let watch = notify.watch(&cores);
+    // Where nobody reads it, nobody waits for it.
+    let _ = writeln!(io::stdout(), "lunar serves {}", daemon.config.display());
+    let watch = notify.watch(&service.cores);
     notify.ready();
+    let reload = follow(service.control().clone(), notify.clone(), daemon.config.clone())?;
     for signal in signals.forever() {
         if signal != SIGHUP {
             break;
         }
-        notify.reloading();
-        match service.control().reload()? {
-            Ok(plan) => eprintln!("reloaded {}:\n{plan}", daemon.config.display()),
-            Err(why) => eprintln!("what runs was not changed:\n{why}"),
-        }
-        notify.ready();
+        // Where one waits already, that reads what the file says now.
+        let _ = reload.try_send(());
     }
     notify.stopping();
-    drop((watch, attached));
-    service.halt()?.into_running().into_house().stop(&mut signals)
+    stopping(&mut signals, || {
+        service.cores.drain();
+        drop((watch, attached, reload));
+        service.end()
+    })
 }
+
+#[cfg(test)]
+#[path = "daemon_tests.rs"]
+mod tests;

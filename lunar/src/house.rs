@@ -14,6 +14,7 @@ pub use listening::{Listening, why_not};
 
 use crate::cores::{Face, Letter, Order};
 use crate::proofs;
+use crate::steward::Steward;
 use anyhow::{Context, Result, anyhow};
 use lunar_core::stats::Stats;
 use lunar_iscsi::directory::Directory;
@@ -25,6 +26,7 @@ use lunar_nvme::{Board, Controllers};
 use lunar_nvme_tcp::tls::Channels;
 use lunar_reactor::Choice;
 use lunar_reactor::channel::Sender;
+use lunar_reactor::log;
 use lunar_scsi::{SharedUnits, Tokens};
 use rustix::rand::{GetRandomFlags, getrandom};
 use signal_hook::consts::SIGHUP;
@@ -80,6 +82,8 @@ pub struct Common {
     pub nvme_guard: Arc<NvmeGuard>,
     /// Where proofs of their names are computed.
     pub proofs: Arc<proofs::Thread>,
+    /// Who has namespaces made for them.
+    pub steward: Arc<Steward>,
     /// Their secure channels, if there are any.
     pub channels: Option<Channels>,
 }
@@ -93,6 +97,13 @@ pub enum Notice<'a> {
     Host(&'a NvmeRecord),
     /// What became of the registration with the iSNS server.
     Isns(&'a str),
+    /// An NVMe host has made namespaces come, go, or be had by others, or could not.
+    Made {
+        /// Its NQN.
+        host: &'a str,
+        /// What, in words.
+        words: &'a str,
+    },
 }
 
 impl fmt::Display for Notice<'_> {
@@ -101,6 +112,7 @@ impl fmt::Display for Notice<'_> {
             Self::Initiator(record) => record.fmt(f),
             Self::Host(record) => record.fmt(f),
             Self::Isns(words) => f.write_str(words),
+            Self::Made { words, .. } => f.write_str(words),
         }
     }
 }
@@ -195,6 +207,20 @@ impl Cores {
         asked.into_iter().filter_map(Answer::wait).collect()
     }
 
+    /// Has all cores finish what is under way, flush and end. Those that do already go on with it.
+    pub fn drain(&self) {
+        self.0.iter().for_each(|mailbox| mailbox.send(Letter::Drain));
+    }
+
+    /// Waits until all cores have ended.
+    pub fn ended(&self) {
+        // Nobody answers: the question goes with its core.
+        let asked: Vec<Answer<()>> = (0..self.count()).map(|core| self.ask(core, |_| std::future::pending())).collect();
+        for answer in asked {
+            answer.wait();
+        }
+    }
+
     /// Ends a session, and waits for a bounded time until it has ended.
     pub fn end_session(&self, place: Place) -> bool {
         /// What is in the store has to come back first.
@@ -230,6 +256,7 @@ impl House {
             guard,
             nvme_guard,
             proofs: Arc::default(),
+            steward: Arc::default(),
             channels,
             frame,
         });
@@ -328,23 +355,7 @@ impl House {
     /// # Errors
     /// When something could not be flushed.
     pub fn stop(self, signals: &mut Signals) -> Result<()> {
-        eprintln!("stopping: commands under way finish, then everything is flushed (again Ctrl-C: at once)");
-        let handle = signals.handle();
-        let mut pending = signals.forever();
-        let results = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                if pending.any(|signal| signal != SIGHUP) {
-                    eprintln!("stopped at once: what was not flushed is in the page cache of this machine");
-                    std::process::exit(1);
-                }
-            });
-            let result = self.end();
-            handle.close();
-            result
-        });
-        results?;
-        eprintln!("stopped: everything written is flushed");
-        Ok(())
+        stopping(signals, || self.end())
     }
 
     /// The same without a look at signals.
@@ -352,12 +363,36 @@ impl House {
     /// # Errors
     /// When something could not be flushed.
     pub fn end(self) -> Result<()> {
-        self.way.0.iter().for_each(|mailbox| mailbox.send(Letter::Drain));
+        self.way.drain();
         let ended = |core: JoinHandle<Result<()>>| core.join().unwrap_or_else(|_| Err(anyhow!("a core panicked")));
         // All are waited for, whatever becomes of one.
         let results: Vec<Result<()>> = self.threads.into_iter().map(ended).collect();
         results.into_iter().collect()
     }
+}
+
+/// Ends what is served; a second signal that means stop ends the wait for it.
+///
+/// # Errors
+/// Those of `end`.
+pub(crate) fn stopping(signals: &mut Signals, end: impl FnOnce() -> Result<()>) -> Result<()> {
+    log!("stopping: commands under way finish, then everything is flushed (again Ctrl-C: at once)");
+    let handle = signals.handle();
+    let mut pending = signals.forever();
+    let results = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if pending.any(|signal| signal != SIGHUP) {
+                log!("stopped at once: what was not flushed is in the page cache of this machine");
+                std::process::exit(1);
+            }
+        });
+        let result = end();
+        handle.close();
+        result
+    });
+    results?;
+    log!("stopped: everything written is flushed");
+    Ok(())
 }
 
 /// The kernel's random bytes: for what nobody may guess.

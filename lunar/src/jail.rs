@@ -7,12 +7,12 @@ use landlock::{
     RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, make_bitflags,
 };
 use lunar_control::config::Config;
-use lunar_control::model::StoreKind;
+use lunar_control::model::{Protection, StoreKind};
 use lunar_control::secret::SecretSource;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -51,6 +51,7 @@ impl Paths {
         paths.keep.extend(real.parent().into_iter().chain(socket.and_then(Path::parent)).map(Path::to_owned));
         paths.keep.push(state.to_owned());
         paths.keep.extend(config.server.folders.iter().map(|folder| folder.path().to_owned()));
+        paths.keep.extend(config.pools.values().map(|pool| pool.folder.path().to_owned()));
         let runtime = crate::live::runtime();
         paths.keep.extend(config.vms.iter().filter_map(|(name, vm)| {
             // Where the folder itself has to be made, the one above it is kept.
@@ -60,15 +61,15 @@ impl Paths {
         }));
         for volume in config.volumes.values() {
             let Some(path) = volume.path.as_ref().map(|path| path.path().to_owned()) else { continue };
-            let is_there = path.exists();
-            match path.parent().filter(|folder| *folder != Path::new("/")) {
-                Some(folder) if volume.kind == StoreKind::File && !is_there => paths.keep.push(folder.to_owned()),
-                _ => {}
-            }
             if volume.kind == StoreKind::File {
                 let mut beside = path.as_os_str().to_owned();
                 beside.push(".pi");
-                paths.write.push(beside.into());
+                let beside = PathBuf::from(beside);
+                // What is not there is made in the folder: the file, or the one with its protection information.
+                let is_whole = path.exists() && (volume.protection == Protection::None || beside.exists());
+                let folder = path.parent().filter(|folder| !is_whole && *folder != Path::new("/"));
+                paths.keep.extend(folder.map(Path::to_owned));
+                paths.write.push(beside);
             }
             paths.write.push(path);
         }
@@ -76,13 +77,13 @@ impl Paths {
         let keys = config.tls_keys.values().map(|key| &key.secret);
         for source in users.chain(keys).chain(config.api_tokens.values().map(|token| &token.secret)) {
             if let SecretSource::File(path) = source {
-                paths.read.push(path.path().to_owned());
+                paths.read.extend(renewed(path.path()));
             }
         }
         paths.read.extend(std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from));
         for listener in config.api_listeners.values() {
             let both = [&listener.certificate, &listener.key];
-            paths.read.extend(both.into_iter().flatten().map(|path| path.path().to_owned()));
+            paths.read.extend(both.into_iter().flatten().flat_map(|path| renewed(path.path())));
         }
         paths
     }
@@ -93,6 +94,21 @@ impl Paths {
         let folder = real(volume.parent().unwrap_or(volume));
         self.write.iter().any(|path| path == volume) || self.keep.iter().any(|path| folder.starts_with(real(path)))
     }
+}
+
+/// What is allowed so that a file can be read, and another that takes its place, too: permission is of what is there
+/// now, so the folder is allowed, and that of the file that a link leads to. Not one that holds more than such files:
+/// then a new one is read after a restart.
+fn renewed(file: &Path) -> BTreeSet<PathBuf> {
+    const SHARED: [&str; 11] =
+        ["/", "/etc", "/root", "/home", "/run", "/var", "/usr", "/srv", "/mnt", "/tmp", "/etc/ssl/private"];
+    let is_shared = |folder: &Path| {
+        SHARED.iter().any(|shared| Path::new(shared) == folder) || folder.parent() == Some(Path::new("/home"))
+    };
+    let folder = |file: &Path| file.parent().filter(|folder| !is_shared(folder)).map(Path::to_owned);
+    let real = std::fs::canonicalize(file).ok();
+    let folders = [folder(file), real.as_deref().and_then(folder)];
+    folders.into_iter().flatten().chain([file.to_owned()]).collect()
 }
 
 /// What this process was left, once its jail is shut.
@@ -106,11 +122,27 @@ pub fn reaches(volume: &Path) -> Result<(), String> {
     match LEFT.get() {
         Some(paths) if !paths.reach(volume) => Err(format!(
             "{} is out of reach: Lunar keeps to what was configured when it started; put the folder into `folders` in \
-             [server], and restart it",
-            volume.display()
+             [server], and restart it{}",
+            volume.display(),
+            of_unit(volume.parent().unwrap_or(volume))
         )),
         _ => Ok(()),
     }
+}
+
+/// What the unit keeps from a service besides, to be said behind what is out of reach; nothing if no unit started it.
+pub(crate) fn of_unit(folder: &Path) -> String {
+    of_unit_if(["INVOCATION_ID", "NOTIFY_SOCKET"].iter().any(|name| std::env::var_os(name).is_some()), folder)
+}
+
+fn of_unit_if(is_unit: bool, folder: &Path) -> String {
+    if !is_unit {
+        return String::new();
+    }
+    let folder = folder.display();
+    format!(
+        "; its unit lets it write to its own folders only: `systemctl edit lunar`, [Service], ReadWritePaths={folder}"
+    )
 }
 
 /// Shuts both jails for this process.

@@ -25,6 +25,20 @@ impl Place {
     }
 }
 
+#[test]
+fn what_is_renewed_is_read_through_its_links_and_nothing_shared_is_opened() {
+    let place = Place::new();
+    let (real, link) = (place.file("archive/key1"), place.0.join("live/key"));
+    fs::create_dir_all(place.0.join("live")).expect("a folder");
+    std::os::unix::fs::symlink(&real, &link).expect("a link");
+    let real = fs::canonicalize(&real).expect("it is there");
+    let all = [real.parent().expect("a folder").to_owned(), place.0.join("live"), link.clone()];
+    assert_eq!(renewed(&link), BTreeSet::from(all));
+    for file in ["/etc/lunar.key", "/run/key", "/home/somebody/key", "/etc/ssl/private/key"] {
+        assert_eq!(renewed(Path::new(file)), BTreeSet::from([PathBuf::from(file)]), "{file}");
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
@@ -123,16 +137,34 @@ fn names_of_hosts_are_looked_up_in_both() {
 }
 
 #[test]
+fn a_service_is_told_of_its_unit() {
+    let folder = Path::new("/data");
+    assert_eq!(of_unit_if(false, folder), "");
+    assert!(of_unit_if(true, folder).ends_with("ReadWritePaths=/data"));
+}
+
+#[test]
 fn the_paths_are_those_of_the_configuration() {
     let place = Place::new();
     let disk = place.file("srv/disk1.img");
     let new = place.0.join("new/disk2.img");
-    let text = format!(
+    let protected = [place.file("made/disk3.img"), place.file("whole/disk4.img")];
+    place.file("whole/disk4.img.pi");
+    let secret = place.file("keys/secret");
+    fs::write(&secret, "correct horse battery").expect("it is there");
+    fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("it is ours");
+    let mut text = format!(
         "[volume.a]\nkind = 'file'\npath = '{}'\n[volume.b]\nkind = 'file'\npath = '{}'\nsize = '1M'\n\
-         [volume.c]\nkind = 'ram'\nsize = '1M'\n[server]\nfolders = ['/srv/more']\n[api]\nsocket = '/run/x/api.sock'\n",
+         [volume.c]\nkind = 'ram'\nsize = '1M'\n[server]\nfolders = ['/srv/more']\n[api]\nsocket = '/run/x/api.sock'\n\
+         [user.u]\nsecret = {{ file = '{}' }}\n",
         disk.display(),
-        new.display()
+        new.display(),
+        secret.display()
     );
+    for (name, path) in ["d", "e"].iter().zip(&protected) {
+        let path = path.display();
+        text += &format!("[volume.{name}]\nkind = 'file'\npath = '{path}'\nprotection = 'type-1'\n");
+    }
     let outside = lunar_control::check::Machine { config: place.0.join("etc/lunar.toml") };
     let checked =
         lunar_control::check("lunar.toml", &text, &outside).map_err(|why| why.to_string()).expect("it is right");
@@ -140,6 +172,9 @@ fn the_paths_are_those_of_the_configuration() {
     let paths = Paths::of(&checked.config, &file, &state, Some(Path::new("/run/x/api.sock")));
     assert!(paths.write.contains(&disk) && !paths.keep.contains(&place.0.join("srv")), "{paths:?}");
     assert!(paths.reach(&disk) && paths.reach(Path::new("/srv/more/new.img")) && paths.reach(&new));
+    // One that takes the secret's place can be read, too; what protects a volume can be made.
+    assert!(paths.read.contains(&place.0.join("keys")), "{paths:?}");
+    assert!(paths.keep.contains(&place.0.join("made")) && !paths.keep.contains(&place.0.join("whole")), "{paths:?}");
     assert!(!paths.reach(&disk.with_extension("other")) && !paths.reach(Path::new("/srv/more")));
     for folder in [place.0.join("etc"), state, place.0.join("new"), "/srv/more".into(), "/run/x".into()] {
         assert!(paths.keep.contains(&folder), "{} in {paths:?}", folder.display());

@@ -14,4 +14,5 @@ pub mod operator;
 pub mod proofs;
 pub mod serve;
 pub mod stats;
+pub mod steward;
 pub mod volume;

@@ -35,6 +35,7 @@ use lunar_core::unit::UnitId;
 use lunar_iscsi::directory::Directory;
 use lunar_reactor::Choice;
 use lunar_reactor::linger::until_free;
+use lunar_reactor::log;
 use lunar_scsi::lun::LUNS_MAX;
 use lunar_vfio_user::serve::Permission;
 use machines::Made;
@@ -48,9 +49,13 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Keys of a volume that change how its unit is served, and not which unit it is.
 const SAME_UNIT: [&str; 6] = ["size", "read_only", "shared", "write_through", "direct", "revision"];
+
+/// Keys of a volume that only NVMe hosts see, in their maps and when they come.
+const OF_HOSTS: [&str; 4] = ["pool", "namespace", "private", "attached"];
 
 /// Keys of a portal that say where it is.
 const ADDRESS: [&str; 2] = ["address", "protocol"];
@@ -71,6 +76,8 @@ pub struct Live {
     state: PathBuf,
     volumes: BTreeMap<String, Placed>,
     listeners: BTreeMap<String, Listener>,
+    /// Volumes that were served before this process began, and are not served by it yet.
+    expected: BTreeSet<String>,
     /// The sockets of virtual machines.
     sockets: BTreeMap<PathBuf, Made>,
     /// Where those are that are given no place.
@@ -136,6 +143,8 @@ struct Coming {
     tickets: Vec<u64>,
     /// Units that are not served any more.
     leaving: Vec<UnitId>,
+    /// The UUIDs of volumes that are not served any more, and their units.
+    left: Vec<([u8; 16], UnitId)>,
     /// Volumes that are other units than before.
     replaced: BTreeSet<String>,
     /// Units that are served for the first time.
@@ -232,7 +241,7 @@ impl Live {
         let told = listener.clone();
         let ear: Arc<Ear> = Arc::new(move |notice: &Notice<'_>| match told.get() {
             Some(listener) => listener(notice),
-            None => eprintln!("audit: {notice}"),
+            None => log!("audit: {notice}"),
         });
         let house = House::start(frame, Directory::new(server.drain.0), ear.clone())?;
         Ok(Self {
@@ -240,6 +249,7 @@ impl Live {
             state: state.to_owned(),
             volumes: BTreeMap::new(),
             listeners: BTreeMap::new(),
+            expected: BTreeSet::new(),
             sockets: BTreeMap::new(),
             runtime: runtime(),
             ports,
@@ -285,6 +295,21 @@ impl Live {
         let _ = self.listener.set(listener);
     }
 
+    /// Tells operators of something.
+    pub(crate) fn tell(&self, notice: &Notice<'_>) {
+        match self.listener.get() {
+            Some(listener) => listener(notice),
+            None => log!("audit: {notice}"),
+        }
+    }
+
+    /// Forgets what a volume kept besides its data that is served no more.
+    pub(crate) fn forget_kept(&self, volume: [u8; 16]) {
+        if let Err(why) = crate::volume::keep::forget(&self.state, volume) {
+            log!("what a volume kept that is gone could not be removed: {why}");
+        }
+    }
+
     fn ticket(&mut self) -> u64 {
         self.tickets += 1;
         self.tickets
@@ -309,18 +334,19 @@ impl Live {
         // Another may be what is in this place until now; what is in memory is nobody else's.
         let in_place = || self.volumes.get(self.coming.places.get(model.path.as_ref()?.path())?);
         let before = own.as_ref().filter(|_| is_same).or_else(in_place);
-        let volume = Volume::configured(name, model, &self.state, before.map(|before| &before.volume));
+        let is_new = !self.expected.contains(name);
+        let volume = Volume::configured(name, model, &self.state, before.map(|before| &before.volume), is_new);
         let volume = volume.map_err(|why| format!("{why:#}"))?;
         let placed = match own.filter(|_| is_same) {
             Some(own) => Placed { volume, model: model.clone(), ..own },
             None => {
                 let unit = UnitId(self.units.take().ok_or_else(|| format!("there are {LUNS_MAX} volumes already"))?);
                 let shared = &self.house.common().shared;
-                if let Err(why) = shared.restore(unit, &**volume.keep()) {
-                    self.give_back(unit);
-                    return Err(why.to_string());
-                }
-                let (medium, tally) = (Medium::of(volume.medium()), Tally::new(self.house.cores().count()));
+                let restored = shared.restore(unit, &**volume.keep()).map_err(|why| why.to_string());
+                let medium = restored
+                    .and_then(|()| Medium::restored(volume.medium(), &**volume.keep()).map_err(|why| why.to_string()));
+                let medium = medium.inspect_err(|_| self.give_back(unit))?;
+                let tally = Tally::new(self.house.cores().count());
                 Placed { unit, volume, medium, tally, model: model.clone() }
             }
         };
@@ -345,7 +371,8 @@ impl Live {
     fn listen(&mut self, name: &str, wanted: &Checked) -> Result<Ready, String> {
         let portal = wanted.config.portals.get(name).ok_or("it is not in the configuration")?;
         let address = portal.address();
-        let held = self.listeners.values().chain(&self.coming.closing).find(|listener| listener.address == address);
+        let hears = |listener: &&Listener| listener.address == address && !self.settled.deaf.contains_key(&listener.id);
+        let held = self.listeners.values().chain(&self.coming.closing).find(hears);
         if let Some(listener) = held {
             let listener = BoundListener(*listener);
             return Ok(Ready::Portal { listener, displaced: Vec::new(), is_taken_over: true });
@@ -373,23 +400,30 @@ impl Live {
                 is_taken_over: false,
             }),
             Err(why) => {
-                displaced.iter().for_each(|displaced| self.listen_again(*displaced));
+                displaced.iter().for_each(|displaced| self.listen_again(*displaced, PORT_PATIENCE));
                 Err(why_not(address, &why, &format!("portal.{name}.address")))
             }
         }
     }
 
     /// Listens again where one of ours did until a moment ago.
-    fn listen_again(&mut self, listener: Listener) {
+    fn listen_again(&mut self, listener: Listener, patience: Duration) {
         let listen = || self.house.listen(listener.id, listener.address);
-        match until_free(PORT_PATIENCE, listen, |why| why.kind() == ErrorKind::AddrInUse) {
+        match until_free(patience, listen, |why| why.kind() == ErrorKind::AddrInUse) {
             Ok(_) => self.settled.accept_again(&self.house, listener),
             Err(why) => {
                 let trouble = format!("{} is not listened at any more: {why}", listener.address);
-                eprintln!("{trouble}");
-                self.settled.troubles.push(trouble);
+                log!("{trouble}");
+                self.settled.deaf.insert(listener.id, trouble);
             }
         }
+    }
+
+    /// Tries once more where it could not be listened at again, if anybody still wants that.
+    fn hear_again(&mut self) {
+        let deaf = std::mem::take(&mut self.settled.deaf);
+        let wanted: Vec<Listener> = self.listeners.values().filter(|one| deaf.contains_key(&one.id)).copied().collect();
+        wanted.into_iter().for_each(|listener| self.listen_again(listener, Duration::ZERO));
     }
 
     fn prepare_parts(&mut self, wanted: &Checked) -> Result<Ready, String> {
@@ -423,8 +457,11 @@ impl Live {
         let name = &change.object.name;
         match (change.object.kind, &change.action) {
             (Kind::Volume, Action::Create) => self.open(name, false, wanted),
+            (Kind::Volume, Action::Change(fields)) if fields.iter().all(|field| OF_HOSTS.contains(field)) => {
+                Ok(Ready::Nothing)
+            }
             (Kind::Volume, Action::Change(fields)) => {
-                let is_same = fields.iter().all(|field| SAME_UNIT.contains(field));
+                let is_same = fields.iter().all(|field| SAME_UNIT.contains(field) || OF_HOSTS.contains(field));
                 self.open(name, is_same, wanted)
             }
             (Kind::Portal, Action::Create) => self.listen(name, wanted),
@@ -432,6 +469,7 @@ impl Live {
                 self.listen(name, wanted)
             }
             (Kind::Vm, Action::Create | Action::Change(_)) => self.provide_socket(name, wanted),
+            (Kind::Pool, Action::Create | Action::Change(_)) => folder_of(name, wanted).map(|()| Ready::Nothing),
             (Kind::Api | Kind::ApiListener | Kind::ApiToken | Kind::Logging | Kind::Server, _) => {
                 self.prepare_parts(wanted)
             }
@@ -440,8 +478,24 @@ impl Live {
     }
 }
 
+/// Whether volumes can be made in the folder of the pool of this name.
+fn folder_of(name: &str, wanted: &Checked) -> Result<(), String> {
+    let Some(pool) = wanted.config.pools.get(name) else { return Ok(()) };
+    let folder = pool.folder.path();
+    crate::jail::reaches(&folder.join("any"))?;
+    match std::fs::metadata(folder) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(format!("{} is no folder", folder.display())),
+        Err(why) => Err(format!("{}: {why}; make the folder first", folder.display())),
+    }
+}
+
 impl Running for Live {
     type Prepared = Ready;
+
+    fn expect(&mut self, volumes: BTreeSet<String>) {
+        self.expected = volumes;
+    }
 
     fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
         let is_first = self.coming.accesses.is_none();
@@ -459,6 +513,9 @@ impl Running for Live {
 
     fn commit(&mut self, change: &Change, prepared: Ready) {
         let name = &change.object.name;
+        if change.object.kind == Kind::Volume {
+            self.expected.remove(name);
+        }
         match (prepared, &change.action) {
             (Ready::Volume { ticket, placed }, _) => {
                 let PlacedVolume(placed) = *placed;
@@ -484,7 +541,10 @@ impl Running for Live {
                 self.coming.closing.retain(|other| *other != listener);
             }
             (_, Action::Remove) if change.object.kind == Kind::Volume => {
-                self.coming.leaving.extend(self.volumes.remove(name).map(|old| old.unit));
+                if let Some(old) = self.volumes.remove(name) {
+                    self.coming.leaving.push(old.unit);
+                    self.coming.left.push((old.volume.identity().uuid, old.unit));
+                }
             }
             (_, Action::Remove) if change.object.kind == Kind::Portal => {
                 self.coming.closing.extend(self.listeners.remove(name));
@@ -520,7 +580,8 @@ impl Running for Live {
                 if !is_taken_over {
                     self.house.close(listener.id);
                 }
-                displaced.into_iter().for_each(|BoundListener(displaced)| self.listen_again(displaced));
+                let again = |BoundListener(displaced)| self.listen_again(displaced, PORT_PATIENCE);
+                displaced.into_iter().for_each(again);
             }
             Ready::Socket { path, before } => self.withdraw_socket(path, before),
             Ready::Parts => self.parts.iter_mut().rev().for_each(|part| part.roll_back()),

@@ -75,7 +75,7 @@ fn seen(live: &Live) -> Value {
             .maps()
             .into_iter()
             .map(|(name, map)| {
-                let all = map.namespaces().map(|(id, to)| json!([id, who(to.unit), to.read_only]));
+                let all = map.namespaces().map(|(id, to)| json!([id, who(to.unit), to.read_only, to.metadata]));
                 (name.to_string(), all.collect())
             })
             .collect();
@@ -272,6 +272,7 @@ fn who_else_may_serve_a_volume_changes_under_its_initiators() {
         assert_eq!(*unit.get_or_insert(now), now, "{keys}");
         let options = lunar_file::Options {
             size: None,
+            makes: true,
             grows: false,
             mark: None,
             read_only: false,
@@ -284,6 +285,43 @@ fn who_else_may_serve_a_volume_changes_under_its_initiators() {
         assert_eq!(other.is_ok(), is_shared, "{keys}");
         before = after;
     }
+    live.into_house().end().expect("it ends");
+}
+
+#[test]
+fn a_file_without_a_size_is_asked_for_one_in_words_of_the_configuration() {
+    let place = Place::new();
+    let wanted = place.checked(&in_file(&place, "v", ""));
+    let mut live = place.live();
+    for _is_there in [false, true] {
+        let why = place.apply(&mut live, &Checked::default(), &wanted).expect_err("it has no size");
+        assert!(why.contains("give it a `size`") && !why.contains(":20G"), "{why}");
+        std::fs::write(place.0.join("v.img"), b"").expect("a file without bytes");
+    }
+    live.into_house().end().expect("it ends");
+}
+
+#[test]
+fn a_file_that_is_gone_is_not_made_anew() {
+    let place = Place::new();
+    let path = place.0.join("v.img");
+    let wanted = place.checked(&in_file(&place, "v", "size = '1M'\n"));
+    let mut live = place.live();
+    live.expect(["v".to_owned()].into());
+    for is_there in [false, true] {
+        let why = place.apply(&mut live, &Checked::default(), &wanted).expect_err("it was served before");
+        assert!(why.contains("is gone: is its file system mounted?") && why.contains("truncate -s 1M"), "{why}");
+        assert_eq!(path.exists(), is_there, "looking makes nothing");
+        std::fs::write(&path, b"").expect("a file without bytes");
+    }
+    let file = std::fs::File::options().write(true).open(&path).expect("it is there");
+    file.set_len(1 << 20).expect("room");
+    place.apply(&mut live, &Checked::default(), &wanted).expect("it is there again");
+    // From then on it is one like all others.
+    place.apply(&mut live, &wanted, &Checked::default()).expect("it goes");
+    std::fs::remove_file(&path).expect("it is there");
+    place.apply(&mut live, &Checked::default(), &wanted).expect("it is made");
+    assert_eq!(path.metadata().expect("made").len(), 1 << 20);
     live.into_house().end().expect("it ends");
 }
 
@@ -301,6 +339,54 @@ fn a_volume_gets_no_smaller_whatever_else_changes() {
         assert_eq!(seen(&live), first);
     }
     place.apply(&mut live, &before, &text("3M", "product = 'OTHER'\n")).expect("it grows");
+    live.into_house().end().expect("it ends");
+}
+
+#[test]
+fn what_hosts_made_is_seen_where_its_pool_is_named() {
+    let place = Place::new();
+    let text = |folder: &str, group: &str, made: &str| {
+        let nqn = "nqn.2026-01.org.example:t";
+        let own = in_file(&place, "few-ns2", &format!("size = '1M'\npool = 'few'\nnamespace = 2\n{made}"));
+        place.checked(&format!(
+            "[pool.few]\nfolder = '{}/{folder}'\nspace = '3M'\n{own}[portal-group.p]\ntag = 1\n\
+             [target.t]\nnqn = '{nqn}'\nportal-groups = ['p']\n\
+             [group.g]\ntargets = ['t']\ninitiators = ['*']\n{group}",
+            place.0.display()
+        ))
+    };
+    let told = |live: &Live| {
+        let directory = live.house().common().board.directory();
+        let pool = directory.subsystem("nqn.2026-01.org.example:t").and_then(|entry| entry.pools.get("g").cloned());
+        let pool = pool.map(|pool| (pool.left, pool.private.len(), pool.of_host("NQN.x").len()));
+        let mut seen = live.house().cores().ask_all(|core| {
+            let maps = core.served.subsystem.maps();
+            let all = maps.iter().flat_map(|(_, map)| map.namespaces().map(|(id, to)| (id, to.made)));
+            std::future::ready(all.collect::<Vec<_>>())
+        });
+        seen.dedup();
+        assert_eq!(seen.len(), 1, "all cores see the same");
+        (pool, seen.remove(0))
+    };
+    let mut live = place.live();
+    let first = text("", "pool = 'few'\n", "");
+    place.apply(&mut live, &Checked::default(), &first).expect("it can be made");
+    let unit = live.volumes["few-ns2"].unit;
+    let shared = vec![(2, Some(lunar_nvme::Made::Shared))];
+    assert_eq!(told(&live), (Some((2 << 20, 0, 0)), shared));
+    let second = text("", "pool = 'few'\n", "private = true\nattached = ['nqn.X']\n");
+    place.apply(&mut live, &first, &second).expect("it can be changed");
+    let private = vec![(2, Some(lunar_nvme::Made::Private))];
+    assert_eq!(told(&live), (Some((2 << 20, 1, 1)), private));
+    // The operator shows it, by its own identifier; and then nobody does.
+    let third = text("", "pool = 'few'\nluns = { 7 = 'few-ns2' }\n", "");
+    place.apply(&mut live, &second, &third).expect("it can be changed");
+    assert_eq!(told(&live), (Some((2 << 20, 0, 0)), vec![(2, None)]));
+    let last = text("", "", "");
+    place.apply(&mut live, &third, &last).expect("it can be changed");
+    assert_eq!((told(&live), live.volumes["few-ns2"].unit), ((None, vec![]), unit));
+    let why = place.apply(&mut live, &last, &text("none", "", "")).expect_err("there is no such folder");
+    assert!(why.contains("make the folder first"), "{why}");
     live.into_house().end().expect("it ends");
 }
 
@@ -330,7 +416,7 @@ fn nothing_of_a_volume_that_is_gone_is_anothers() {
     let unit = live.volumes["a"].unit;
     let tokens = live.house().common().tokens.clone();
     let data = Data { unit, ranges: [(0, 4096)].into() };
-    let token = tokens.make([0; 32], data, std::time::Duration::from_secs(60)).expect("random bytes");
+    let token = tokens.make([0; 32], data, Duration::from_secs(60)).expect("random bytes");
     assert!(tokens.find(&token).is_ok());
     place.apply(&mut live, &first, &second).expect("it can be made");
     assert_ne!(live.volumes["b"].unit, unit);
@@ -355,13 +441,45 @@ fn one_portal_takes_the_place_of_several() {
     // What cannot be leaves all of them.
     let holder = std::net::TcpListener::bind(("127.0.0.1", taken)).expect("it was free");
     place.apply(&mut live, &several, &more).expect_err("the other port is taken");
-    assert_eq!((is_heard(), live.settled.troubles.len()), ([true; 2], 0));
+    assert_eq!((is_heard(), live.settled.deaf.len()), ([true; 2], 0));
     drop(holder);
     place.apply(&mut live, &several, &one).expect("it can be made");
     assert_eq!((is_heard(), live.listeners.len()), ([true; 2], 1));
     place.apply(&mut live, &one, &several).expect("and back");
     assert_eq!((is_heard(), live.listeners.len()), ([true; 2], 2));
     live.into_house().end().expect("it ends");
+}
+
+#[test]
+fn what_is_not_listened_at_stays_told_until_it_is() {
+    let (place, [port, _]) = (Place::new(), free_ports());
+    let text = |name: &str, tag: u8| {
+        place.checked(&format!(
+            "[portal-group.p]\ntag = {tag}\n[portal.{name}]\naddress = '127.0.0.1:{port}'\ngroup = 'p'\n"
+        ))
+    };
+    let all = [text("a", 1), text("a", 2), text("a", 3), text("b", 3)];
+    let is_heard = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+    let troubles = |live: &mut Live| lunar_control::live::Live::troubles(live).len();
+    for is_another_portal in [false, true] {
+        let mut live = place.live();
+        place.apply(&mut live, &Checked::default(), &all[0]).expect("it can be made");
+        // Another program has the port in the moment in which it is free.
+        let own = live.listeners["a"];
+        live.house.close(own.id);
+        let bind = || std::net::TcpListener::bind(("127.0.0.1", port));
+        let holder = until_free(PORT_PATIENCE, bind, |why| why.kind() == ErrorKind::AddrInUse).expect("it is free");
+        live.listen_again(own, Duration::ZERO);
+        assert_eq!(troubles(&mut live), 1);
+        place.apply(&mut live, &all[0], &all[1]).expect("that is possible");
+        assert_eq!(troubles(&mut live), 1, "it is as deaf as before");
+        drop(holder);
+        assert!(!is_heard());
+        let next = if is_another_portal { &all[3] } else { &all[2] };
+        place.apply(&mut live, &all[1], next).expect("it can be made");
+        assert_eq!((troubles(&mut live), is_heard()), (0, true));
+        live.into_house().end().expect("it ends");
+    }
 }
 
 #[test]

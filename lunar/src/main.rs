@@ -6,6 +6,8 @@ use lunar::args::{Cli, Command, Demo, Serve};
 use lunar::daemon::Daemon;
 use lunar::volume::{Options, Volume};
 use lunar_core::protection::Kind;
+use lunar_reactor::log;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -34,7 +36,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("lunar: {why:#}");
+            log!("lunar: {why:#}");
             ExitCode::FAILURE
         }
     }
@@ -45,7 +47,7 @@ fn operate(result: Result<(), lunar_cli::Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("lunar: {why}");
+            log!("lunar: {why}");
             ExitCode::from(why.exit)
         }
     }
@@ -65,10 +67,11 @@ fn share(serve: Serve) -> Result<()> {
         block_size: serve.block_size,
         write_through: serve.write_through,
         direct: serve.direct,
+        makes: true,
         protection: serve.protection.and_then(Kind::of),
     };
     let volumes = Volume::open_all(&serve.volumes, &options)?;
-    serve.volumes.iter().filter_map(|name| lunar::volume::hint(name)).for_each(|hint| eprintln!("{hint}"));
+    serve.volumes.iter().filter_map(|name| lunar::volume::hint(name)).for_each(|hint| log!("{hint}"));
     lunar::serve::run(volumes, serve.volumes, serve.how)
 }
 
@@ -92,6 +95,10 @@ fn bench(options: &lunar_load::Options) -> Result<()> {
 }
 
 fn show_stats(socket: &std::path::Path) -> Result<()> {
-    println!("{}", serde_json::to_string_pretty(&lunar::stats::read(socket)?)?);
-    Ok(())
+    let text = serde_json::to_string_pretty(&lunar::stats::read(socket)?)?;
+    match writeln!(io::stdout(), "{text}") {
+        // Whoever reads has seen enough.
+        Err(why) if why.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
 }

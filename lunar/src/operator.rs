@@ -9,6 +9,7 @@ use lunar_control::check::Checked;
 use lunar_control::value::Textual;
 use lunar_iscsi::guard::audit::Record;
 use lunar_nvme::auth::guard::Record as NvmeRecord;
+use lunar_reactor::log;
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use std::time::SystemTime;
 pub fn attach(control: &Control) -> Result<Box<dyn Any>> {
     let way = control.clone();
     let desk = Desk::new(move |job| way.post(move |keeper| job(keeper)));
-    let journal = Journal::new(|note| eprintln!("audit: {note}"));
+    let journal = Journal::new(|note| log!("audit: {note}"));
     let common = Common::new(journal.clone(), env!("CARGO_PKG_VERSION"), SystemTime::now());
     let api = Api::start(desk, common.clone())?;
     let socket = control.ask(move |keeper| open(keeper, api, &common))?.map_err(|why| anyhow!(why))?;
@@ -52,6 +53,7 @@ fn note(journal: &Journal, notice: &Notice<'_>) {
             (Topic::Refusal, "lunar".to_owned())
         }
         Notice::Isns(_) => (Topic::Service, "lunar".to_owned()),
+        Notice::Made { host, .. } => (Topic::Change, (*host).to_owned()),
     };
     journal.add(topic, &who, &notice.to_string());
 }
@@ -93,8 +95,8 @@ pub fn confine(file: &Path, state: Option<&Path>) -> Result<()> {
     }
     match jail::shut(Paths::of(config, &file, &state, socket.as_deref())).map_err(|why| anyhow!(why))? {
         Held::Well => {}
-        Held::Partly => eprintln!("this kernel is older than some of what Landlock could keep this process from"),
-        Held::No => eprintln!("this kernel has no Landlock: what files this process reaches, its user alone decides"),
+        Held::Partly => log!("this kernel is older than some of what Landlock could keep this process from"),
+        Held::No => log!("this kernel has no Landlock: what files this process reaches, its user alone decides"),
     }
     Ok(())
 }

@@ -21,6 +21,7 @@ use lunar_nvme::namespace::NAMESPACES_MAX;
 use lunar_nvme::{NamespaceMap, Path};
 use lunar_reactor::Choice;
 use lunar_reactor::linger::until_free;
+use lunar_reactor::log;
 use lunar_scsi::{LunMap, Mapping, PortConfig};
 use lunar_vfio_user::serve::Endpoint;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -60,11 +61,11 @@ struct Setup {
 /// Everything that keeps it from starting, in words that say what to do.
 pub fn run(volumes: Vec<Volume>, names: Vec<String>, how: How) -> Result<()> {
     let (setup, access) = Setup::new(volumes, names, how)?;
-    setup.how.without_nvme().into_iter().for_each(|why| eprintln!("{why}"));
+    setup.how.without_nvme().into_iter().for_each(|why| log!("{why}"));
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let drain = Duration::from_secs(setup.how.drain.into());
-    let audit = |notice: &Notice<'_>| eprintln!("audit: {notice}");
+    let audit = |notice: &Notice<'_>| log!("audit: {notice}");
     let house = House::start(setup.frame(), Directory::new(drain), Arc::new(audit))?;
     let counted = house.common().stats.clone();
     let socket = setup.how.stats.as_deref().map(|path| stats::Socket::serve(path, counted)).transpose()?;
@@ -84,6 +85,9 @@ impl Setup {
         let target = how.name.clone().unwrap_or_else(|| args::default_name(&host_name(), &names[0]));
         let nqn = how.nqn.clone().unwrap_or_else(|| args::subsystem_of(&target));
         check_maps(&how.who.map, volumes.len())?;
+        if how.metadata && volumes.iter().all(|volume| volume.protection().is_none()) {
+            bail!("--metadata shows what protects blocks, and no volume keeps that: give --protection, too");
+        }
         let access = how.who.access()?;
         let endpoints = how.machines.endpoints(&nqn)?;
         Ok((Self { volumes, names, target: target.as_str().into(), nqn, how, endpoints }, access))
@@ -121,6 +125,7 @@ impl Setup {
             terms: self.how.who.terms(),
             history: history(&state_folder(), &self.nqn, &identity.revision),
             controllers_max: CONTROLLERS_MAX,
+            pools: std::collections::BTreeMap::new(),
         };
         let discovery = (Proofs::clone(access.discovery()), self.how.who.terms());
         let mut directory = lunar_nvme::Directory::new(vec![entry], discovery, None)?;
@@ -164,21 +169,23 @@ fn furnish(house: &House, setup: &Setup, access: Access) -> Result<(Faces, Vec<L
     for (lun, volume) in setup.volumes.iter().enumerate() {
         let (unit, name) = (UnitId(lun as u32), &setup.names[lun]);
         house.common().shared.restore(unit, &**volume.keep()).with_context(|| format!("restoring {name}"))?;
-        let (medium, tally) = (Medium::of(volume.medium()), Tally::new(house.cores().count()));
+        let medium =
+            Medium::restored(volume.medium(), &**volume.keep()).with_context(|| format!("restoring {name}"))?;
+        let tally = Tally::new(house.cores().count());
         let opening = Opening { ticket: lun as u64, unit, volume: volume.clone(), medium, tally };
         house.open(&opening).with_context(|| format!("opening {name}"))?;
         tickets.push(opening.ticket);
     }
     house.place(&tickets);
-    let maps = setup.how.who.map.clone();
+    let (maps, metadata) = (setup.how.who.map.clone(), setup.how.metadata);
     house.cores().ask_all(move |core| {
         let maps = maps.clone();
         async move {
             for Map { initiator, luns } in &maps {
                 core.served.target.set_map(initiator, luns.clone(), ready(())).await;
-                core.served.subsystem.set_map(initiator, namespaces(luns), ready(())).await;
+                core.served.subsystem.set_map(initiator, namespaces(luns, metadata), ready(())).await;
             }
-            show_namespaces(&core);
+            show_namespaces(&core, metadata);
             if core.me == 0 {
                 core.served.target.resume(core.reactor.arena());
             }
@@ -226,19 +233,20 @@ fn serve_machines(house: &House, endpoints: &[Endpoint]) -> Result<()> {
 }
 
 /// Each unit is the namespace after its number.
-fn show_namespaces(core: &Core) {
+fn show_namespaces(core: &Core, metadata: bool) {
     let is_fixed = |unit: &Rc<Unit>| unit.medium.kind() == MediumKind::Fixed;
     for unit in core.links.units().into_iter().filter(is_fixed) {
         if let Some(id) = namespace_of(unit.id.0) {
-            core.served.subsystem.show(id, unit.id);
+            core.served.subsystem.show(id, lunar_nvme::Mapping { metadata, ..lunar_nvme::Mapping::plain(unit.id) });
         }
     }
 }
 
 /// What NVMe hosts see behind a map.
-fn namespaces(luns: &LunMap) -> NamespaceMap {
+fn namespaces(luns: &LunMap, metadata: bool) -> NamespaceMap {
     let namespace = |(lun, to): (u16, Mapping)| {
-        let mapping = lunar_nvme::Mapping { unit: UnitId(to.unit.into()), read_only: to.read_only };
+        let plain = lunar_nvme::Mapping::plain(UnitId(to.unit.into()));
+        let mapping = lunar_nvme::Mapping { read_only: to.read_only, metadata, ..plain };
         Some((namespace_of(lun.into())?, mapping))
     };
     NamespaceMap::new(luns.luns().filter_map(namespace))

@@ -10,9 +10,10 @@ use lunar_nvme::auth::host::{Host, RANDOM};
 use lunar_nvme::auth::key::Key;
 use lunar_nvme::auth::psk::ChannelKey;
 use lunar_nvme::{Sqe, Status};
+use lunar_nvme_tcp::tls::external;
 use openssl::ssl::{Ssl, SslContext, SslMethod, SslStream, SslVersion};
 use std::io::{IoSlice, Read};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,9 +22,12 @@ const NQN: &str = "nqn.2026-01.io.lunar:test";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:5a3c1e7e-6a2b-4f00-8b6e-0d4c7b1f2a90";
 const OTHER: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000001";
 const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+const LONG_KEY: &str = "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
 const HOST_KEY: &str = "DHHC-1:01:J0qR2WNHWlQcsHLbbnAJ90qQOCgwxh9SLRo7BIMIUsGJ8cUH:";
 const OWN_KEY: &str = "\
     DHHC-1:03:vKvj8txAGbr1zAhiWuCqWfhElTMBuJNmbSLYzq5peMFgkVsb8mFFZA+ph2YOyBiutoSkY3L1lG7sf2IFAmhJ7neiVrc=:";
+/// I/O queues of a controller.
+const QUEUES: u16 = 3;
 /// Nothing here takes as long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -35,9 +39,9 @@ struct Rig {
 }
 
 impl Rig {
-    /// One to which the host comes by a secure channel.
-    fn with_channel() -> Self {
-        Self::new("--tls-key", &[KEY])
+    /// One to which the host comes by a secure channel, with this key.
+    fn with_channel(key: &str) -> Self {
+        Self::new("--tls-key", &[key])
     }
 
     /// One that has these keys for the host.
@@ -78,14 +82,9 @@ impl Rig {
         let offer = key.offers(host, NQN).into_iter().next().expect("one");
         let mut context = SslContext::builder(SslMethod::tls_client()).expect("OpenSSL is there");
         context.set_min_proto_version(Some(SslVersion::TLS1_3)).expect("it knows that");
-        context.set_ciphersuites("TLS_AES_128_GCM_SHA256").expect("it knows that");
-        context.set_psk_client_callback(move |_, _, identity, into| {
-            identity[..offer.identity.len()].copy_from_slice(offer.identity.as_bytes());
-            identity[offer.identity.len()] = 0;
-            into[..offer.key.len()].copy_from_slice(&offer.key);
-            Ok(offer.key.len())
-        });
-        let ssl = Ssl::new(&context.build()).expect("room");
+        external::presented_by(&mut context);
+        let mut ssl = Ssl::new(&context.build()).expect("room");
+        external::hold(&mut ssl, offer).expect("room");
         let mut stream = SslStream::new(ssl, self.call()).expect("room");
         stream.connect()?;
         // What keeps a host out is told behind the handshake of TLS 1.3: it is heard with the first read.
@@ -177,7 +176,7 @@ impl<S: Read + Write> Wire<S> {
 
 /// What does all that a host does before its first read.
 fn bring_up<S: Read + Write>(admin: &mut Wire<S>) -> lunar_host::bringup::Info {
-    let mut way = Bringup::new(1, Some(1));
+    let mut way = Bringup::new(QUEUES, Some(1));
     let mut answer = admin.call(way.first(), Moves::Nothing);
     loop {
         answer = match way.next(&answer).expect("a controller") {
@@ -190,33 +189,77 @@ fn bring_up<S: Read + Write>(admin: &mut Wire<S>) -> lunar_host::bringup::Info {
 
 #[test]
 fn a_host_reads_and_writes_by_secure_channels() {
-    let rig = Rig::with_channel();
-    let stream = rig.secure(KEY, HOST).expect("a channel");
-    let (mut admin, id) = Wire::open(stream, 0, ANY_CONTROLLER, HOST, ADMIN_IN_CAPSULE).expect("an admin queue");
-    let info = bring_up(&mut admin);
-    assert_eq!((info.blocks, info.block_size), (32768, 512));
-    // On the other core.
-    let stream = rig.secure(KEY, HOST).expect("a channel");
-    let (mut io, _) = Wire::open(stream, 1, id, HOST, info.in_capsule).expect("a queue");
-    let mut last = Vec::new();
-    for (lba, count) in [(0, 1), (8, 8), (100, 17), (1024, 2048)] {
-        let bytes: Vec<u8> = (0..count * 512).map(|n: u32| (n / 3 + lba) as u8).collect();
-        let written = io.call(command::write(1, lba.into(), count, false), Moves::Out(Data::new(bytes.clone().into())));
-        assert_eq!(written.status, Status::SUCCESS);
-        let read = io.call(command::read(1, lba.into(), count, false), Moves::In(count * 512));
-        assert_eq!(read.status, Status::SUCCESS);
-        assert!(read.data == bytes, "{count} blocks at {lba}");
-        last = bytes;
+    for (key, suite) in [(KEY, "TLS_AES_128_GCM_SHA256"), (LONG_KEY, "TLS_AES_256_GCM_SHA384")] {
+        let rig = Rig::with_channel(key);
+        let stream = rig.secure(key, HOST).expect("a channel");
+        assert_eq!(stream.ssl().current_cipher().map(|agreed| agreed.name()), Some(suite));
+        let (mut admin, id) = Wire::open(stream, 0, ANY_CONTROLLER, HOST, ADMIN_IN_CAPSULE).expect("an admin queue");
+        let info = bring_up(&mut admin);
+        assert_eq!((info.blocks, info.block_size), (32768, 512));
+        // On the other core.
+        let stream = rig.secure(key, HOST).expect("a channel");
+        let (mut io, _) = Wire::open(stream, 1, id, HOST, info.in_capsule).expect("a queue");
+        let mut last = Vec::new();
+        for (lba, count) in [(0, 1), (8, 8), (100, 17), (1024, 2048)] {
+            let bytes: Vec<u8> = (0..count * 512).map(|n: u32| (n / 3 + lba) as u8).collect();
+            let data = Moves::Out(Data::new(bytes.clone().into()));
+            assert_eq!(io.call(command::write(1, lba.into(), count, false), data).status, Status::SUCCESS);
+            let read = io.call(command::read(1, lba.into(), count, false), Moves::In(count * 512));
+            assert_eq!(read.status, Status::SUCCESS);
+            assert!(read.data == bytes, "{count} blocks at {lba}");
+            last = bytes;
+        }
+        // What was written over one connection is read over the other, and nobody reads it on the wire.
+        let again = io.call(command::read(1, 1024, 2048, false), Moves::In(1 << 20));
+        assert!(again.data == last);
+        assert_eq!(io.call(command::flush(1), Moves::Nothing).status, Status::SUCCESS);
     }
-    // What was written over one connection is read over the other, and nobody reads it on the wire.
-    let again = io.call(command::read(1, 1024, 2048, false), Moves::In(1 << 20));
-    assert!(again.data == last);
-    assert_eq!(io.call(command::flush(1), Moves::Nothing).status, Status::SUCCESS);
+}
+
+#[test]
+fn queues_of_a_controller_and_sessions_are_spread_over_the_cores() {
+    let rig = Rig::with_channel(KEY);
+    let house = rig.house.as_ref().expect("it runs");
+    let there = |count: u64| {
+        let end = std::time::Instant::now() + PATIENCE;
+        loop {
+            let each: Vec<u64> = house.common().stats.iter().map(|stats| stats.connections.get()).collect();
+            if each.iter().sum::<u64>() == count {
+                return each;
+            }
+            assert!(std::time::Instant::now() < end, "{count} connections are not there: {each:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let call = || rig.secure(KEY, HOST).expect("a channel");
+    let (mut admin, id) = Wire::open(call(), 0, ANY_CONTROLLER, HOST, ADMIN_IN_CAPSULE).expect("an admin queue");
+    let info = bring_up(&mut admin);
+    let open = |number| Wire::open(call(), number, id, HOST, info.in_capsule).expect("a queue").0;
+    let mut queues: Vec<_> = (1..=QUEUES).map(open).collect();
+    assert_eq!(there(4), [2, 2], "the queues of one controller");
+    let before: Vec<u64> = house.common().stats.iter().map(|stats| stats.commands.get()).collect();
+    for io in &mut queues {
+        assert_eq!(io.call(command::read(1, 0, 8, false), Moves::In(4096)).status, Status::SUCCESS);
+    }
+    let ran = house.common().stats.iter().zip(before).map(|(stats, before)| stats.commands.get() - before);
+    assert!(ran.min() > Some(0), "each core carries out commands of the one controller");
+
+    let address = house.listen(7, (Ipv4Addr::LOCALHOST, 0).into()).expect("a port");
+    house.accept(7, Face::Iscsi(Way { portal: 7, group: 1 }));
+    let connect = |more: u64| {
+        let stream = TcpStream::connect(address).expect("it listens");
+        there(4 + more);
+        stream
+    };
+    let sessions: Vec<TcpStream> = (1..=4).map(connect).collect();
+    assert_eq!(there(8), [4, 4], "connections of iSCSI");
+    drop((sessions, queues, admin));
+    there(0);
 }
 
 #[test]
 fn who_has_to_come_by_a_secure_channel_comes_by_no_other_way() {
-    let rig = Rig::with_channel();
+    let rig = Rig::with_channel(KEY);
     let refused = |result: Result<(Wire<SslStream<TcpStream>>, u16), String>| result.err().expect("it is refused");
     let plain = Wire::open(rig.call(), 0, ANY_CONTROLLER, HOST, ADMIN_IN_CAPSULE).err();
     assert!(plain.is_some_and(|why| why.contains("CONNECT_HOST")), "without one");
@@ -224,7 +267,7 @@ fn who_has_to_come_by_a_secure_channel_comes_by_no_other_way() {
     let other = refused(Wire::open(stream, 0, ANY_CONTROLLER, OTHER, ADMIN_IN_CAPSULE));
     assert!(other.contains("CONNECT_HOST"), "by that of another host: {other}");
     let wrong = "NVMeTLSkey-1:01:EBESExQVFhcYGRobHB0eHyAhIiMkJSYnKCkqKywtLi9A/ow7:";
-    for (key, host) in [(KEY, OTHER), (wrong, HOST)] {
+    for (key, host) in [(KEY, OTHER), (wrong, HOST), (LONG_KEY, HOST)] {
         assert!(rig.secure(key, host).is_err(), "{host}");
     }
 }

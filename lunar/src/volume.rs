@@ -47,6 +47,8 @@ pub struct Options {
     pub write_through: bool,
     /// Past the page cache.
     pub direct: bool,
+    /// A file that is not there is made where its size is told; without, it was served before, and has to be there.
+    pub makes: bool,
     /// Keep protection information; a volume that never did starts with this type.
     pub protection: Option<lunar_core::protection::Kind>,
 }
@@ -59,6 +61,7 @@ impl Options {
         block_size: 512,
         write_through: false,
         direct: false,
+        makes: true,
         protection: None,
     };
 }
@@ -163,8 +166,8 @@ impl Volume {
             let identity = identity::of_block(volume.mark());
             return Ok((Kind::Block(volume), identity));
         }
-        let how =
-            lunar_file::Options { size, grows: false, mark: None, read_only, shared, durable, direct, block_size };
+        let (makes, grows, mark) = (options.makes, false, None);
+        let how = lunar_file::Options { size, makes, grows, mark, read_only, shared, durable, direct, block_size };
         let volume = match advice::in_dev(path) {
             // A file in place of a device that is not there would be kept in memory, and nobody would know.
             true if !path.exists() => Err(lunar_file::Refusal::Missing),

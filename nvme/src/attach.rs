@@ -4,6 +4,7 @@ use crate::command::{Direction, Sqe, Status};
 use crate::connect::Path;
 use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
 use crate::directory::Way;
+use crate::protect;
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
 use crate::table::{Data, find_entry};
@@ -70,8 +71,7 @@ impl Queue {
             Data::Step if sqe.direction() == Direction::None => 0,
             Data::Step => {
                 let blocks = u64::from(sqe.cdw(12) & 0xffff) + 1;
-                let namespace = self.attached(sqe.nsid.get());
-                namespace.map_or(0, |attached| blocks * u64::from(attached.namespace.block_size()))
+                self.attached(sqe.nsid.get()).map_or(0, |attached| protect::moved(&attached, sqe, blocks))
             }
         }
     }

@@ -104,22 +104,27 @@ impl Sqe {
 
 codes! {
     /// How a command ended: status code type and status code (NVMe Base 2.0 3.3.3.2.1). Where two command sets give one
-    /// number different meanings both have a name.
+    /// number different meanings both have a name. Invalid Protection Information has its Do Not Retry in it, for it
+    /// shares its number with a refusal of Connect that passes.
     pub struct Status(u16) {
         SUCCESS = 0x000, INVALID_OPCODE = 0x001, INVALID_FIELD = 0x002, ID_CONFLICT = 0x003, TRANSFER_ERROR = 0x004,
         INTERNAL_ERROR = 0x006, ABORTED = 0x007, FUSED_FAILED = 0x009, FUSED_MISSING = 0x00a, INVALID_NAMESPACE = 0x00b,
         SEQUENCE_ERROR = 0x00c, SGL_SEGMENT = 0x00d, SGL_COUNT = 0x00e, PRP_OFFSET = 0x013, SGL_LENGTH = 0x00f,
-        SGL_TYPE = 0x011, SGL_OFFSET = 0x016, HOST_INCONSISTENT = 0x018,
+        SGL_TYPE = 0x011, OPERATION_DENIED = 0x015, SGL_OFFSET = 0x016, HOST_INCONSISTENT = 0x018,
         PREEMPTED = 0x01b, SANITIZE_FAILED = 0x01c, SANITIZE_IN_PROGRESS = 0x01d, WRITE_PROTECTED = 0x020,
-        TRANSPORT_ERROR = 0x022,
+        INTERRUPTED = 0x021, TRANSPORT_ERROR = 0x022,
         LBA_RANGE = 0x080, CAPACITY = 0x081, NOT_READY = 0x082, RESERVATION_CONFLICT = 0x083, FORMATTING = 0x084,
         INVALID_COMPLETION_QUEUE = 0x100, INVALID_VECTOR = 0x108, INVALID_DELETION = 0x10c,
         INVALID_QUEUE = 0x101, QUEUE_SIZE = 0x102, ABORT_LIMIT = 0x103, EVENT_LIMIT = 0x105, INVALID_LOG_PAGE = 0x109,
         INVALID_FORMAT = 0x10a, NOT_SAVEABLE = 0x10d, NOT_CHANGEABLE = 0x10e, NOT_PER_NAMESPACE = 0x10f,
+        INSUFFICIENT_CAPACITY = 0x115, IDENTIFIER_UNAVAILABLE = 0x116, ALREADY_ATTACHED = 0x118, IS_PRIVATE = 0x119,
+        NOT_ATTACHED = 0x11a, THIN_PROVISIONING = 0x11b, CONTROLLER_LIST = 0x11c,
         CONNECT_FORMAT = 0x180, CONNECT_BUSY = 0x181, CONNECT_PARAMETERS = 0x182, CONNECT_HOST = 0x184,
         AUTHENTICATION_REQUIRED = 0x191,
-        CONFLICTING_ATTRIBUTES = 0x180, COMMAND_SIZE = 0x183,
-        WRITE_FAULT = 0x280, READ_ERROR = 0x281, COMPARE_FAILURE = 0x285, UNWRITTEN = 0x287,
+        CONFLICTING_ATTRIBUTES = 0x180, INVALID_PROTECTION = 0x4181, COMMAND_SIZE = 0x183, INCOMPATIBLE = 0x185,
+        WRITE_FAULT = 0x280, READ_ERROR = 0x281, GUARD_CHECK = 0x282, APPLICATION_CHECK = 0x283,
+        REFERENCE_CHECK = 0x284,
+        COMPARE_FAILURE = 0x285, UNWRITTEN = 0x287,
         PERSISTENT_LOSS = 0x301, INACCESSIBLE = 0x302, TRANSITION = 0x303,
     }
 }
@@ -127,16 +132,32 @@ codes! {
 /// Do not retry: the same command would end in the same way.
 const DO_NOT_RETRY: u16 = 0x4000;
 
+/// The Error Information log tells more of it (M).
+const MORE: u16 = 0x2000;
+
 impl Status {
+    /// The same, of a command of which the Error Information log tells more.
+    #[must_use]
+    pub fn with_more(self) -> Self {
+        Self(self.0 | MORE)
+    }
+
+    /// Status code type and status code alone.
+    #[must_use]
+    pub fn code(self) -> Self {
+        Self(self.0 & !MORE)
+    }
+
     /// Whether the same command may end well later.
     #[must_use]
     pub fn is_transient(self) -> bool {
-        const LATER: [Status; 14] = [
+        const LATER: [Status; 15] = [
             Status::SUCCESS,
             Status::TRANSFER_ERROR,
             Status::INTERNAL_ERROR,
             Status::ABORTED,
             Status::PREEMPTED,
+            Status::INTERRUPTED,
             Status::TRANSPORT_ERROR,
             Status::NOT_READY,
             Status::FORMATTING,
@@ -147,7 +168,7 @@ impl Status {
             Status::INACCESSIBLE,
             Status::TRANSITION,
         ];
-        LATER.contains(&self)
+        LATER.contains(&self.code())
     }
 
     /// The status field of a completion, without its phase: bits 15:1 of the entry's last word.
@@ -165,11 +186,13 @@ pub struct Refusal {
     pub status: Status,
     /// Dword 0 of the completion.
     pub result: u32,
+    /// The first logical block that is to blame, if one is.
+    pub block: Option<u64>,
 }
 
 impl From<Status> for Refusal {
     fn from(status: Status) -> Self {
-        Self { status, result: 0 }
+        Self { status, result: 0, block: None }
     }
 }
 
@@ -239,6 +262,7 @@ mod tests {
         assert_eq!(Status::INVALID_OPCODE.field(), 0x8002);
         assert_eq!(Status::INACCESSIBLE.field(), 0x0604);
         assert_eq!(Status::COMPARE_FAILURE.field(), 0x850a);
+        assert_eq!((Status::INVALID_PROTECTION.field(), Status::CONNECT_BUSY.field()), (0x8302, 0x0302));
     }
 
     #[test]

@@ -122,7 +122,7 @@ const _: () = assert!(size_of::<ConnectData>() == 1024 && size_of::<Fields>() ==
 /// A parameter that is refused: where it is, in the entry or in the data.
 fn invalid(offset: usize, in_data: bool) -> Refusal {
     let result = offset as u32 | u32::from(in_data) << 16;
-    Refusal { status: Status::CONNECT_PARAMETERS, result }
+    Refusal { result, ..Status::CONNECT_PARAMETERS.into() }
 }
 
 /// An NQN in its field: text that ends with a zero. Hosts have been seen that have no name.

@@ -38,6 +38,10 @@ fn what_is_refused_is_named_by_its_place() {
     assert_eq!(refused(connect(&rig, 0, 0, &good)), parameters(44), "no entries");
     assert_eq!(refused(connect(&rig, 0, 4096, &good)), parameters(44), "too many");
     assert_eq!(refused(connect(&rig, 2, 1024, &own)), parameters(44), "too many for I/O");
+    let (largest, _) = connect(&rig, 2, 1023, &own).expect("SQSIZE counts from zero");
+    let most = rig.admin.controller.property(0x00, true).map(|capabilities| capabilities & 0xffff);
+    assert_eq!((largest.entries, most), (1024, Some(1023)), "MQES");
+    drop(largest);
     assert_eq!(refused(connect(&rig, 0, 8, &good)), parameters(44), "too few for an admin queue");
     assert_eq!(refused(connect(&rig, 0, 31, &own)), parameters(0x1_0010), "a static controller");
     assert_eq!(refused(connect(&rig, 0, 31, &connect_data(7, 0xffff, "nqn.x:other"))), parameters(0x1_0100));

@@ -3,6 +3,7 @@
 use crate::command::Status;
 use crate::controller::Controller;
 use crate::history::Happened;
+use crate::manage::{Pool, pool_of};
 use crate::namespace::{Attached, Namespace};
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
@@ -43,11 +44,26 @@ impl<'a> Context<'a> {
         all
     }
 
+    /// What the host may make namespaces of now; `None`: it may not.
+    #[must_use]
+    pub fn pool(&self) -> Option<Arc<Pool>> {
+        let directory = self.subsystem.config().board.directory();
+        pool_of(&directory, self.controller()).cloned()
+    }
+
+    /// The namespace that is asked, as its host sees it.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn attached(&self) -> Result<&'a Attached, Status> {
+        self.namespace.map(|attached| &**attached).ok_or(Status::INVALID_NAMESPACE)
+    }
+
     /// The namespace that is asked.
     ///
     /// # Errors
     /// If there is none.
     pub fn namespace(&self) -> Result<&'a Namespace, Status> {
-        self.namespace.map(|attached| &*attached.namespace).ok_or(Status::INVALID_NAMESPACE)
+        self.attached().map(|attached| &*attached.namespace)
     }
 }

@@ -3,11 +3,13 @@
 
 pub mod saved;
 
-use crate::command::Status;
+use crate::command::{Refusal, Sqe, Status};
 use crate::connect::Path;
 use crate::directory::{Directory, Entry};
+use crate::errors::{ErrorEntry, Errors};
 use crate::event::{Event, Events};
 use crate::features::Values;
+use crate::namespace::NAMESPACES_MAX;
 use lunar_core::port::NexusName;
 use lunar_core::reserve::HOST;
 use lunar_core::time::Instant;
@@ -15,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -34,6 +36,8 @@ pub const UNPROVEN_MAX: usize = 4096;
 pub const DISCOVERY_IDLE: Duration = Duration::from_secs(120);
 /// I/O queues of a controller at most: a queue for each processor of a large host.
 pub const QUEUES_MAX: u16 = 128;
+/// Interrupt vectors of a controller: one for each completion queue.
+pub const VECTORS: u16 = QUEUES_MAX + 1;
 /// Entries of an I/O queue at most (MQES, one more): beyond it a host waits for nothing but itself.
 pub const QUEUE_ENTRIES_MAX: u16 = 1024;
 /// Entries of an admin queue at most: what the specification allows.
@@ -42,7 +46,11 @@ pub const ADMIN_ENTRIES_MAX: u16 = 4096;
 pub const KEEP_ALIVE_GRANULARITY: u16 = 10;
 /// Reservation notifications that wait to be read at most; the oldest go first.
 pub const NOTICES_MAX: usize = 64;
-/// The version that is claimed: 1.4 (NVMe Base 2.0 3.1.3.2).
+/// Aborts that are under way at most: ACL, and one more.
+pub const ABORTS_MAX: u8 = 4;
+/// The version that is claimed: 1.4 (NVMe Base 2.0 3.1.3.2). Much of later ones is there, but not all that they want of
+/// every controller: CAP.CRMS with CRTO, the log page Feature Identifiers Supported and Effects, the scopes of commands
+/// in the one of effects.
 pub const VERSION: u32 = 0x0001_0400;
 
 /// What a controller is for.
@@ -157,8 +165,10 @@ struct State {
     events: Events,
     notices: VecDeque<Notice>,
     noticed: u64,
-    /// Whether namespaces came or went since that was read.
-    changed: bool,
+    /// Namespaces that came, went, or are others since that was read.
+    changed: BTreeSet<u32>,
+    /// The volumes of namespaces that hosts have made and that it is attached to, by their UUIDs.
+    attached: BTreeSet<[u8; 16]>,
     /// The persistent event log as it was when its host began to read it.
     told: Option<Arc<[u8]>>,
     watchers: Vec<Waker>,
@@ -204,13 +214,31 @@ pub struct Controller {
     enabled: AtomicBool,
     over: AtomicBool,
     writes_through: AtomicBool,
+    /// The formats of copies that the host has enabled, as the feature has them.
+    copies: AtomicU16,
     heard: AtomicU64,
+    /// How commands failed: I/O commands, too, and so it has a lock of its own.
+    errors: Mutex<Errors>,
     state: Mutex<State>,
 }
 
 impl Controller {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_errors(&self) -> MutexGuard<'_, Errors> {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A command of this queue ends so. Returns the status of its completion.
+    pub(crate) fn note_error(&self, queue: u16, sqe: &Sqe, refusal: &Refusal) -> Status {
+        self.lock_errors().note((queue, self.path.transport), sqe, refusal)
+    }
+
+    /// How many commands have failed since it is there, and the last of them, the newest first.
+    pub(crate) fn errors(&self) -> (u64, Vec<ErrorEntry>) {
+        self.lock_errors().all()
     }
 
     /// CAP: queues of [`QUEUE_ENTRIES_MAX`], contiguous; ready within 7.5 s; the NVM command set.
@@ -263,11 +291,13 @@ impl Controller {
                 state.status &= READY;
                 state.values = Values::default();
                 self.set_write_cache(true);
+                self.copies.store(0, Ordering::Relaxed);
                 // Whoever waits for the next one has to look at the new ones.
                 state.events.wake();
                 state.events = Events::default();
                 state.granted = QUEUES_MAX;
                 state.told = None;
+                self.lock_errors().clear();
             }
             _ => {}
         }
@@ -357,6 +387,21 @@ impl Controller {
         self.writes_through.store(!caches, Ordering::Relaxed);
     }
 
+    /// Whether the host has enabled this format of copies (Host Behavior Support; NVMe Base 2.1 5.1.25.1.14).
+    #[must_use]
+    pub fn takes_copies_of(&self, format: usize) -> bool {
+        self.copies.load(Ordering::Relaxed) >> format & 1 != 0
+    }
+
+    /// What the host says that it knows.
+    pub(crate) fn set_behavior(&self, behavior: Option<Box<[u8; 512]>>) {
+        /// CDFE.
+        const FORMATS: usize = 4;
+        let formats = behavior.as_ref().map_or(0, |bytes| u16::from_le_bytes([bytes[FORMATS], bytes[FORMATS + 1]]));
+        self.copies.store(formats, Ordering::Relaxed);
+        self.lock().values.behavior = behavior;
+    }
+
     /// Looks at or changes the values of its features.
     pub fn values<T>(&self, what: impl FnOnce(&mut Values) -> T) -> T {
         what(&mut self.lock().values)
@@ -426,16 +471,24 @@ impl Controller {
     /// Tells the host, if it wants to know.
     pub fn raise(&self, event: Event) {
         let mut state = self.lock();
-        state.changed |= event == Event::NAMESPACES;
         let wanted = event.configured().is_none_or(|bit| state.values.events() & bit != 0);
         if wanted {
             state.events.raise(event);
         }
     }
 
-    /// Whether namespaces came or went since this was asked last.
-    pub(crate) fn take_changed(&self) -> bool {
-        std::mem::take(&mut self.lock().changed)
+    /// Namespaces came, went, or are others: their identifiers are kept until the host reads them, and it is told if it
+    /// wants to know.
+    pub fn change_namespaces(&self, ids: impl IntoIterator<Item = u32>) {
+        self.lock().changed.extend(ids.into_iter().filter(|id| (1..=NAMESPACES_MAX).contains(id)));
+        self.raise(Event::NAMESPACES);
+    }
+
+    /// Namespaces that came, went, or are others since this was read last, in ascending order; they stay so if who
+    /// reads `retains` it.
+    pub(crate) fn changed(&self, retains: bool) -> BTreeSet<u32> {
+        let mut state = self.lock();
+        if retains { state.changed.clone() } else { std::mem::take(&mut state.changed) }
     }
 
     /// The persistent event log as its host reads it, if it does.
@@ -471,6 +524,35 @@ impl Controller {
             }
         })
         .await
+    }
+
+    /// Attaches it to what its host was attached to last, as all that are new of one host: it may have to take
+    /// the place of one that nobody reaches any more, so private namespaces are among them, unless another host has
+    /// them now.
+    fn begin_attached(&self, all: &BTreeMap<u16, Arc<Self>>) {
+        let pools = &self.standing.subsystem.pools;
+        let Some(pool) = self.standing.map.as_ref().and_then(|map| pools.get(map)) else { return };
+        let is_ours = |other: &Self| other.host.nqn.eq_ignore_ascii_case(&self.host.nqn);
+        let is_taken = |volume: &[u8; 16]| all.values().any(|other| !is_ours(other) && other.is_attached(volume));
+        let mut attached = pool.of_host(&self.host.nqn);
+        attached.retain(|volume| !(pool.private.contains(volume) && is_taken(volume)));
+        self.lock().attached = attached;
+    }
+
+    /// Whether it is attached to the namespace on this volume, which a host has made.
+    #[must_use]
+    pub fn is_attached(&self, volume: &[u8; 16]) -> bool {
+        self.lock().attached.contains(volume)
+    }
+
+    /// Attaches it to the namespace on this volume, or not any more; its host is told if that is news.
+    pub fn set_attached(&self, volume: [u8; 16], namespace: u32, is_attached: bool) {
+        let mut state = self.lock();
+        let is_news = if is_attached { state.attached.insert(volume) } else { state.attached.remove(&volume) };
+        drop(state);
+        if is_news {
+            self.change_namespaces([namespace]);
+        }
     }
 
     /// Keeps a reservation notification to be read.
@@ -560,7 +642,9 @@ impl Controllers {
             enabled: AtomicBool::new(false),
             over: AtomicBool::new(false),
             writes_through: AtomicBool::new(false),
+            copies: AtomicU16::new(0),
             heard: AtomicU64::new(now.0),
+            errors: Mutex::default(),
             state: Mutex::new(State {
                 configuration: 0,
                 status: 0,
@@ -571,11 +655,15 @@ impl Controllers {
                 events: Events::default(),
                 notices: VecDeque::new(),
                 noticed: 0,
-                changed: false,
+                changed: BTreeSet::new(),
+                attached: BTreeSet::new(),
                 told: None,
                 watchers: Vec::new(),
             }),
         });
+        if !proves {
+            controller.begin_attached(&table.all);
+        }
         table.all.insert(id, controller.clone());
         Some(controller)
     }
@@ -583,7 +671,11 @@ impl Controllers {
     /// A host has proved its name: `false` if others have taken all places meanwhile.
     pub(crate) fn prove(&self, controller: &Controller) -> bool {
         let table = self.lock();
-        let stays = controller.is_proven() || table.has_room(controller.kind, &controller.standing.subsystem);
+        let was_proven = controller.is_proven();
+        let stays = was_proven || table.has_room(controller.kind, &controller.standing.subsystem);
+        if stays && !was_proven {
+            controller.begin_attached(&table.all);
+        }
         controller.proven.fetch_or(stays, Ordering::Relaxed);
         stays
     }

@@ -5,6 +5,7 @@ use crate::auth::exchange::Terms;
 use crate::connect::{DISCOVERY_NQN, Path};
 use crate::controller::{Controller, DISCOVERY_MAX, Kind};
 use crate::history::History;
+use crate::manage::Pool;
 use lunar_core::access::{Access, Group, Mistake, Proofs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -31,6 +32,8 @@ pub struct Entry {
     pub history: Arc<History>,
     /// Controllers at once.
     pub controllers_max: usize,
+    /// What hosts may make namespaces of, by the names of their maps; all others may not.
+    pub pools: BTreeMap<Arc<str>, Arc<Pool>>,
 }
 
 impl Entry {
@@ -116,6 +119,7 @@ impl Directory {
             terms,
             history: Arc::default(),
             controllers_max: DISCOVERY_MAX,
+            pools: BTreeMap::new(),
         };
         let subsystems = all.into_iter().map(|entry| (entry.nqn.clone(), Arc::new(entry))).collect();
         Ok(Self { subsystems, discovery: Arc::new(service), portals, referrals: Vec::new(), changes: 0 })
@@ -134,6 +138,7 @@ impl Directory {
             terms: Terms::default(),
             history: Arc::default(),
             controllers_max: 0,
+            pools: BTreeMap::new(),
         };
         let discovery = Arc::new(service);
         Self { subsystems: BTreeMap::new(), discovery, portals: None, referrals: Vec::new(), changes: 0 }
@@ -252,6 +257,7 @@ mod tests {
             terms: Terms::default(),
             history: Arc::default(),
             controllers_max: 1,
+            pools: BTreeMap::new(),
         }
     }
 

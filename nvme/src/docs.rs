@@ -22,9 +22,19 @@ pub fn commands() -> String {
     }
     page.push_str("\n## Features\n\n| feature | name | can be set |\n|---|---|---|\n");
     for row in FEATURES {
-        let changes = if row.changes { "yes" } else { "" };
+        let changes = match (row.changes, row.transport) {
+            (true, Transport::Memory) => "yes, vfio-user only",
+            (true, _) => "yes",
+            (false, _) => "",
+        };
         push(&mut page, format_args!("| {:02X} | {} | {changes} |\n", row.id, row.name));
     }
+    page.push_str(
+        "\n## Formats\n\n\
+         A namespace has one format: blocks of its volume's size, without metadata. That of a protected volume may be \
+         shown with\nprotection information of type 1, 2 or 3 (16b guard, no storage tag), as eight bytes of metadata \
+         behind each block: see\n[protection information](protection.md).\n",
+    );
     page
 }
 
@@ -44,6 +54,7 @@ fn line(page: &mut String, row: &Row) {
     let effect = match policy.effect {
         Effect::Content => "writes",
         Effect::Renewal => "renews",
+        Effect::Inventory => "comes and goes",
         Effect::None | Effect::Capabilities => "",
     };
     let reserved = match policy.gates.persistent {

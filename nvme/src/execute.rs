@@ -6,15 +6,18 @@ use crate::context::Context;
 use crate::controller::Controller;
 use crate::fault;
 use crate::history::{Happened, TestResult};
+use crate::manage::pool_of;
 use crate::namespace::{ALL, Attached, Namespace};
 use crate::plan::{Plan, Test};
 use crate::queue::{Queue, Task};
+use crate::reserve::Wanted;
 use crate::subsystem::Subsystem;
-use crate::table::{Data, Reach, Row, find_entry};
+use crate::table::{Data, Effect, Reach, Row, find_entry};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
-use lunar_core::step::{Failure, PIECE_BYTES, Step, Tools, carry_out, carry_out_now};
+use lunar_core::protection::Terms;
+use lunar_core::step::{Failure, PIECE_BYTES, Protected, Step, Tools, carry_out, carry_out_now};
 use lunar_core::tally::Event;
 use lunar_core::unit::Admitted;
 use std::borrow::Cow;
@@ -42,11 +45,10 @@ impl Subsystem {
             // Whoever finds both halves calls `execute_fused`.
             _ => Err(Status::FUSED_MISSING.into()),
         };
-        if let Err(refusal) = result {
-            *reply = self.refuse(refusal);
-        }
         if task.aborted() {
-            *reply = Reply::of(Status::ABORTED);
+            *reply = aborted(queue, command);
+        } else if let Err(refusal) = result {
+            *reply = self.refuse(queue, command, refusal);
         }
     }
 
@@ -72,20 +74,21 @@ impl Subsystem {
             return false;
         }
         let Ok(Plan::Do(step)) = self.plan(row, queue, Some(&attached), command, &[]) else { return false };
-        let Ok(moved) = fit(&step, command) else { return false };
+        let Ok(moved) = fit(&step, unit.geometry.block_size, command) else { return false };
         match carry_out_now(unit, quick, &step, transfer, arena, &mut reply.tail) {
             None => return false,
             Some(Ok(())) => self.count(&attached.namespace, moved),
-            Some(Err(failure)) => *reply = self.refuse(failed(&attached.namespace, &step, failure)),
+            Some(Err(failure)) => *reply = self.refuse(queue, command, failed(&attached.namespace, &step, failure)),
         }
         self.config().stats.commands.add(1);
         true
     }
 
     #[cold]
-    fn refuse(&self, refusal: Refusal) -> Reply {
+    fn refuse(&self, queue: &Queue, command: &Command, refusal: Refusal) -> Reply {
         self.config().stats.check_conditions.add(1);
-        Reply { result: refusal.result.into(), ..Reply::of(refusal.status) }
+        let status = queue.failed(&command.sqe, refusal);
+        Reply { result: refusal.result.into(), ..Reply::of(status) }
     }
 
     async fn perform<T: Transfer>(
@@ -123,15 +126,19 @@ impl Subsystem {
                 queue.controller.park(command.sqe.cid.get())?;
                 reply.parked = true;
             }
-            Plan::Abort { queue: other, command } => reply.result = self.abort(queue, other, command).into(),
             // Larger than the others: it does not make their future larger.
-            plan @ (Plan::Hear(_)
+            plan @ (Plan::Abort { .. }
+            | Plan::Persist(..)
+            | Plan::Hear(_)
             | Plan::Tell
             | Plan::Flush
             | Plan::Format(..)
             | Plan::Sanitize(..)
             | Plan::Test(_)) => {
-                Box::pin(self.seldom(queue, plan, length, transfer, tools, reply)).await?;
+                Box::pin(self.seldom(queue, task, (plan, length), transfer, tools, reply)).await?;
+            }
+            Plan::Manage(wish) => {
+                reply.result = Box::pin(self.manage(queue, task, command.sqe.cid.get(), *wish)).await?.into();
             }
             plan => {
                 let namespace = &namespace.as_ref().ok_or(Status::INVALID_NAMESPACE)?.namespace;
@@ -141,7 +148,7 @@ impl Subsystem {
                 let carrier = Carrier { controller: &queue.controller, namespace, admitted, transfer };
                 match plan {
                     Plan::Do(step) => {
-                        let moved = fit(&step, command)?;
+                        let moved = fit(&step, namespace.block_size(), command)?;
                         carrier.carry_all(std::slice::from_ref(&step), tools, reply).await?;
                         self.count(namespace, moved);
                     }
@@ -158,13 +165,22 @@ impl Subsystem {
     async fn seldom<T: Transfer>(
         &self,
         queue: &Rc<Queue>,
-        plan: Plan,
-        length: usize,
+        task: &Task,
+        (plan, length): (Plan, usize),
         transfer: &T,
         tools: &mut Tools,
         reply: &mut Reply,
     ) -> Result<(), Refusal> {
         match plan {
+            Plan::Abort { queue: other, command } => {
+                reply.result = self.abort(queue, task, other, command).await?.into();
+            }
+            Plan::Persist(named, outlives) => {
+                for id in named {
+                    let seen = queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?;
+                    self.reserve(queue, task, &seen.namespace, &Wanted::Persistence(outlives)).await?;
+                }
+            }
             Plan::Hear(message) => self.hear(queue, &message).await?,
             Plan::Tell => {
                 let message = self.tell(queue, length).await?;
@@ -227,6 +243,10 @@ impl Subsystem {
     fn admitted(&self, queue: &Queue, command: &Command) -> Result<(&'static Row, Option<Rc<Attached>>), Refusal> {
         let sqe = &command.sqe;
         let row = find_entry(sqe, queue.id).ok_or(Status::INVALID_OPCODE)?;
+        let makes = || pool_of(&self.config().board.directory(), &queue.controller).is_some();
+        if row.policy.effect == Effect::Inventory && !makes() {
+            return Err(Status::INVALID_OPCODE.into());
+        }
         let namespace = match row.policy.gates.reach {
             Reach::Controller => None,
             Reach::Namespaces if sqe.nsid.get() == ALL => None,
@@ -272,19 +292,6 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Ends a command of the same controller early, if this core has it. Tells whether it was *not* aborted: bit 0 of
-    /// the completion (NVMe Base 2.0 5.1).
-    fn abort(&self, queue: &Queue, other: u16, command: u16) -> u32 {
-        if other == 0 && queue.controller.abort_event(command) {
-            return 0;
-        }
-        let queues = self.queues();
-        let found = queues.iter().find(|q| q.id == other && q.controller.id == queue.controller.id);
-        let count = found.map_or(0, |found| found.tasks.abort(|(cid, _)| cid == command));
-        self.config().stats.tasks_aborted.add(count);
-        u32::from(count == 0)
-    }
-
     /// Counts a command that went well, and what it moved.
     fn count(&self, namespace: &Namespace, moved: Moved) {
         let stats = &self.config().stats;
@@ -317,15 +324,15 @@ impl Subsystem {
         replies: &mut [Reply; 2],
     ) {
         self.config().stats.commands.add(2);
-        let [first, second] = replies;
-        if let Err((compared, refusal)) = self.compare_and_write(queue, commands, transfers, tools).await {
-            // The half that is not to blame ends with the other.
-            *first = self.refuse(if compared { Status::FUSED_FAILED.into() } else { refusal });
-            *second = self.refuse(if compared { refusal } else { Status::FUSED_FAILED.into() });
-        }
-        for (task, reply) in tasks.iter().zip(replies) {
-            if task.aborted() {
-                *reply = Reply::of(Status::ABORTED);
+        let result = self.compare_and_write(queue, commands, transfers, tools).await;
+        for (at, reply) in replies.iter_mut().enumerate() {
+            if tasks[at].aborted() {
+                *reply = aborted(queue, commands[at]);
+            } else if let Err((compared, refusal)) = result {
+                // The half that is not to blame ends with the other.
+                let blamed = usize::from(compared);
+                let why = if at == blamed { refusal } else { Status::FUSED_FAILED.into() };
+                *reply = self.refuse(queue, commands[at], why);
             }
         }
     }
@@ -343,8 +350,8 @@ impl Subsystem {
         for (at, command) in [first, second].into_iter().enumerate() {
             let planned = self.admitted(queue, command).and_then(|(row, namespace)| {
                 let plan = self.plan(row, queue, namespace.as_ref(), command, &[])?;
-                if let Plan::Do(step) = &plan {
-                    fit(step, command)?;
+                if let (Plan::Do(step), Some(seen)) = (&plan, &namespace) {
+                    fit(step, seen.namespace.block_size(), command)?;
                 }
                 Ok((plan, namespace))
             });
@@ -353,6 +360,7 @@ impl Subsystem {
         let (Some((Plan::Do(write), Some(to))), Some((Plan::Do(compare), Some(_)))) = (plans.pop(), plans.pop()) else {
             return Err((false, Status::INVALID_FIELD.into()));
         };
+        let ((compare, other), (write, terms)) = (taken_apart(compare), taken_apart(write));
         let (Step::Compare { offset, len, block: None }, Step::Write { offset: at, len: count, durable }) =
             (compare, write)
         else {
@@ -365,9 +373,37 @@ impl Subsystem {
             return Err((false, Status::COMMAND_SIZE.into()));
         }
         let step = Step::CompareWrite { offset, len, durable };
-        let both = Both { halves: transfers, first: len as usize };
+        let (step, first) = match (terms, other) {
+            (Some(terms), Some(other)) => {
+                let first = other.wire(len, to.namespace.block_size());
+                (Step::Protected(Box::new(Protected { step, terms, other })), first)
+            }
+            _ => (step, len),
+        };
+        let both = Both { halves: transfers, first: first as usize };
         let result = carry(&to.namespace, &step, &both, tools, &mut Reply::default()).await;
-        result.map_err(|refusal| (refusal.status != Status::COMPARE_FAILURE, refusal))
+        result.map_err(|refusal| (!of_first_half(refusal.status), refusal))
+    }
+}
+
+/// Whether it is what the first half of Compare and Write ends with. Of checks that both ask for nobody can tell which
+/// one failed, but that nothing was written.
+fn of_first_half(status: Status) -> bool {
+    const READS: [Status; 5] = [
+        Status::COMPARE_FAILURE,
+        Status::READ_ERROR,
+        Status::GUARD_CHECK,
+        Status::APPLICATION_CHECK,
+        Status::REFERENCE_CHECK,
+    ];
+    READS.contains(&status)
+}
+
+/// A step, and its own terms if it has any.
+fn taken_apart(step: Step) -> (Step, Option<Terms>) {
+    match step {
+        Step::Protected(protected) => (protected.step, Some(protected.terms)),
+        step => (step, None),
     }
 }
 
@@ -423,11 +459,18 @@ enum Moved {
 }
 
 /// Whether the host sends, or has room for, what the step moves.
-fn fit(step: &Step, command: &Command) -> Result<Moved, Status> {
+fn fit(step: &Step, block: u32, command: &Command) -> Result<Moved, Status> {
+    let (step, terms) = match step {
+        Step::Protected(protected) => (&protected.step, protected.terms),
+        step => (step, Terms::PLAIN),
+    };
+    let wire = |len| terms.wire(len, block);
     let (moved, there) = match step {
-        Step::Read { len, .. } => (Moved::In(*len), *len <= u64::from(command.room)),
-        Step::Write { len, .. } | Step::WriteAtomic { len, .. } => (Moved::Out(*len), *len <= u64::from(command.sent)),
-        Step::Compare { len, .. } => (Moved::Nothing, *len <= u64::from(command.sent)),
+        Step::Read { len, .. } => (Moved::In(*len), wire(*len) <= u64::from(command.room)),
+        Step::Write { len, .. } | Step::WriteAtomic { len, .. } => {
+            (Moved::Out(*len), wire(*len) <= u64::from(command.sent))
+        }
+        Step::Compare { len, .. } => (Moved::Nothing, wire(*len) <= u64::from(command.sent)),
         _ => (Moved::Nothing, true),
     };
     if there { Ok(moved) } else { Err(Status::SGL_LENGTH) }
@@ -474,12 +517,25 @@ impl<T: Transfer> Carrier<'_, T> {
 }
 
 #[cold]
+fn aborted(queue: &Queue, command: &Command) -> Reply {
+    Reply::of(queue.failed(&command.sqe, Status::ABORTED))
+}
+
+#[cold]
 fn failed(namespace: &Namespace, step: &Step, failure: Failure) -> Refusal {
     let writes = fault::writes(step);
+    // Of its own terms a host is told in their words. What it sends may be to blame, too: that is no error of a medium.
+    if let (Step::Protected(_), Failure::Protection { field, .. }) = (step, failure) {
+        if !writes {
+            namespace.unit.tally.add(Event::ReadError, 1);
+        }
+        return fault::check(field).into();
+    }
     if let Some(event) = fault::event(failure, writes) {
         namespace.unit.tally.add(event, 1);
     }
-    fault::status(failure, writes).into()
+    let block = fault::place(step, failure).map(|at| at / u64::from(namespace.block_size()));
+    Refusal { block, ..fault::status(failure, writes).into() }
 }
 
 /// Pulls what the command reads before it plans.

@@ -1,8 +1,9 @@
 use super::*;
 use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, at_once, caller, connect_data, connect_sqe, entry};
-use crate::namespace::Access;
+use crate::namespace::{Access, NAMESPACES_MAX};
 use crate::subsystem::{Everywhere, Nowhere, Pass, Renewing, Sanitizing};
 use lunar_core::io::{Done, Io, Outcome, Store, Traits};
+use lunar_core::keep::{Forgetful, Keep, Keeping};
 use lunar_core::medium::Content;
 use lunar_core::mem::Arena;
 use lunar_core::protection::{INFO_BYTES, Info, guard};
@@ -16,6 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const WRITE: u8 = 0x01;
 const READ: u8 = 0x02;
+const UNCORRECTABLE: u8 = 0x04;
 const COMPARE: u8 = 0x05;
 
 /// A command for blocks of namespace 1.
@@ -25,6 +27,13 @@ fn blocks(opcode: u8, first: u32, count: u32) -> crate::Sqe {
 
 fn io(rig: &Rig, sqe: &crate::Sqe, out: &[u8]) -> Ended {
     rig.run(&rig.io, sqe, out)
+}
+
+/// Has the rig's host say that it uses copies of formats 2 and 3.
+fn copies_across(rig: &Rig) {
+    let mut behavior = [0; 512];
+    behavior[4] = 0x0c;
+    assert_eq!(rig.run(&rig.admin, &entry(0x09, 0, &[0x16]), &behavior).status, Status::SUCCESS);
 }
 
 fn admin(rig: &Rig, opcode: u8, namespace: u32, dwords: &[u32]) -> Ended {
@@ -68,7 +77,7 @@ fn what_cannot_be_is_refused() {
         (entry(READ, 0, &[0, 0, 0]), 0, Status::INVALID_NAMESPACE),
         (entry(READ, 0xffff_ffff, &[0, 0, 0]), 0, Status::INVALID_NAMESPACE),
         (entry(0x7e, 1, &[]), 0, Status::INVALID_OPCODE),
-        (entry(0x04, 1, &[0, 0, 0]), 0, Status::INVALID_OPCODE),
+        (blocks(UNCORRECTABLE, last - 1, 2), 0, Status::LBA_RANGE),
         (blocks(WRITE, 0, 2), 512, Status::SGL_LENGTH),
         (entry(READ, 1, &[0, 0, 1 << 29]), 0, Status::INVALID_FIELD),
         (entry(0x7f, 1, &[0, 0]), 0, Status::SEQUENCE_ERROR),
@@ -97,8 +106,55 @@ fn faults_of_the_store_are_told() {
 }
 
 #[test]
+fn what_is_marked_as_uncorrectable_is_read_again_once_it_was_written() {
+    let rig = Rig::default();
+    copies_across(&rig);
+    let of = |opcode, namespace: u32, first, count: u32| entry(opcode, namespace, &[first, 0, count - 1]);
+    let status = |sqe: crate::Sqe, out: &[u8]| io(&rig, &sqe, out).status;
+    // The second one's blocks are protected.
+    for id in [1, 2] {
+        assert_eq!(status(of(WRITE, id, 0, 8), &[7; 4096]), Status::SUCCESS);
+        assert_eq!(status(of(UNCORRECTABLE, id, 3, 2), &[]), Status::SUCCESS);
+        for (opcode, out) in [(READ, 0), (COMPARE, 4096), (0x0c, 0)] {
+            assert_eq!(status(of(opcode, id, 0, 8), &vec![7; out]), Status::READ_ERROR, "{opcode:#x}");
+            assert_eq!(status(of(opcode, id, 0, 3), &vec![7; out]), Status::SUCCESS, "{opcode:#x}");
+        }
+        let mut source = [0; 32];
+        (source[0], source[8], source[16]) = (id as u8, 2, 1);
+        for to in [1, 2] {
+            assert_eq!(status(entry(0x19, to, &[100, 0, 2 << 8]), &source), Status::READ_ERROR, "{id} to {to}");
+        }
+        let (mut first, mut second) = (of(COMPARE, id, 3, 1), of(WRITE, id, 3, 1));
+        (first.flags, second.flags) = (1, 2);
+        let fused = rig.run_fused([&first, &second], [&[7; 512], &[8; 512]]).map(|half| half.status);
+        assert_eq!(fused, [Status::READ_ERROR, Status::FUSED_FAILED]);
+        // One is written, one is copied to, and the neighbours never were marked.
+        assert_eq!(status(of(WRITE, id, 3, 1), &[9; 512]), Status::SUCCESS);
+        (source[8], source[16]) = (0, 0);
+        assert_eq!(status(entry(0x19, id, &[4, 0, 2 << 8]), &source), Status::SUCCESS);
+        assert_eq!(io(&rig, &of(READ, id, 2, 3), &[]).data, [[7; 512], [9; 512], [7; 512]].concat());
+        // Zeroes, deallocation, and a format.
+        let mut range = [0; 16];
+        (range[4], range[8]) = (2, 3);
+        for (sqe, out) in [(of(0x08, id, 3, 2), &[][..]), (entry(0x09, id, &[0, 4]), &range)] {
+            assert_eq!(status(of(UNCORRECTABLE, id, 3, 2), &[]), Status::SUCCESS);
+            assert_eq!(status(sqe, out), Status::SUCCESS);
+            assert_eq!(io(&rig, &of(READ, id, 3, 2), &[]).data, [0; 1024], "{sqe:?}");
+        }
+        assert_eq!(status(of(UNCORRECTABLE, id, 0, BLOCKS as u32), &[]), Status::SUCCESS);
+        assert_eq!(status(of(READ, id, 5, 1), &[]), Status::READ_ERROR);
+        assert_eq!(admin(&rig, 0x80, id, &[0]).status, Status::SUCCESS);
+        assert_eq!(status(of(0x0c, id, 0, BLOCKS as u32), &[]), Status::SUCCESS);
+    }
+    let health = admin(&rig, 0x02, 0xffff_ffff, &[0x02 | 127 << 16]).data;
+    assert_eq!(health[160..176], [0; 16], "no medium is worn");
+    assert_eq!(status(entry(UNCORRECTABLE, 9, &[0, 0, 0]), &[]), Status::INVALID_NAMESPACE);
+}
+
+#[test]
 fn ranges_are_deallocated_and_copied() {
     let rig = Rig::default();
+    copies_across(&rig);
     assert_eq!(io(&rig, &blocks(WRITE, 0, 8), &[7; 4096]).status, Status::SUCCESS);
     let mut range = [0; 16];
     (range[4], range[8]) = (2, 1);
@@ -143,6 +199,15 @@ fn compare_and_write_are_one() {
 }
 
 #[test]
+fn fuzzers_reach_what_compare_and_write_does() {
+    let rig = Rig::default();
+    let mut sqe = entry(COMPARE, 0, &[3, 0, 1]);
+    sqe.cdw10[5] = u32::from_le_bytes([0, 1, 0, 0]).into();
+    crate::fuzzing::fuse(&rig, &sqe, &[]);
+    assert_eq!(rig.memories[0].with(|bytes| bytes[3 * 512..5 * 512].to_vec()), [1; 1024]);
+}
+
+#[test]
 fn who_a_controller_and_a_namespace_are() {
     let rig = Rig::default();
     let identify = |what: u32, namespace| admin(&rig, 0x06, namespace, &[what]);
@@ -150,7 +215,7 @@ fn who_a_controller_and_a_namespace_are() {
     assert_eq!((&page[4..14], &page[24..36], &page[64..67]), (&b"0123456789"[..], &b"LUNAR VOLUME"[..], &b"0.1"[..]));
     assert_eq!((page[77], u16_at(&page, 78), u32_at(&page, 80), page[111]), (8, 1, 0x1_0400, 1));
     assert_eq!((u16_at(&page, 320), page[512], page[513], u32_at(&page, 516)), (10, 0x66, 0x44, 32));
-    assert_eq!((u16_at(&page, 520), u16_at(&page, 522), page[525]), (0x1fd, 1, 7));
+    assert_eq!((u16_at(&page, 520), u16_at(&page, 522), page[525]), (0x1ff, 1, 7));
     assert_eq!((&page[768..793], u32_at(&page, 1792), u32_at(&page, 1796)), (&b"nqn.2026-01.io.lunar:rig\0"[..], 4, 1));
     let page = identify(0x00, 1).data;
     assert_eq!((u32_at(&page, 0), page[24], page[30], page[31], page[33]), (2048, 0x13, 1, 0xfe, 9));
@@ -161,16 +226,121 @@ fn who_a_controller_and_a_namespace_are() {
     assert_eq!(identify(0x02, 1).data[..8], [2, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(identify(0x02, 0xffff_ffff).status, Status::INVALID_NAMESPACE);
     let page = identify(0x03, 2).data;
+    // Locally administered, and what no other namespace has.
+    let eui = [2, 1, 2, 3, 4, 5, 6, 1];
+    assert_eq!((&page[..4], &page[4..12]), (&[1, 8, 0, 0][..], &eui[..]));
     assert_eq!(
-        (&page[..5], &page[20..22], page[39], &page[40..46]),
+        (&page[12..17], &page[32..34], page[51], &page[52..58]),
         (&[2, 16, 0, 0, 0xa0][..], &[3, 16][..], 1, &[4, 1, 0, 0, 0, 0][..])
     );
+    assert_eq!((&identify(0x00, 2).data[104..120], &identify(0x00, 2).data[120..128]), (&page[16..32], &eui[..]));
     assert_eq!(identify(0x13, 0).data[..4], [1, 0, 1, 0]);
     assert_eq!(identify(0x1c, 0).data[0], 1);
-    for what in [0x05, 0x06, 0x08, 0x10, 0x11, 0x12] {
-        assert_eq!(identify(what, 1).status, Status::SUCCESS, "{what:02x}");
-    }
     assert_eq!(identify(0x14, 1).status, Status::INVALID_FIELD);
+}
+
+#[test]
+fn what_command_sets_say_of_a_controller_and_a_namespace() {
+    let rig = Rig::default();
+    let identify = |what: u32, namespace| admin(&rig, 0x06, namespace, &[what]);
+    let with = |page: &[(usize, &[u8])]| {
+        let mut bytes = vec![0; 4096];
+        page.iter().for_each(|(at, field)| bytes[*at..at + field.len()].copy_from_slice(field));
+        bytes
+    };
+    let nobody = Status::INVALID_NAMESPACE;
+    // No protection information, no other format.
+    assert_eq!((identify(0x05, 1).data, identify(0x05, 9).status), (vec![0; 4096], nobody));
+    // Write Uncorrectable is limited, to 8 MiB; nothing else is.
+    assert_eq!(identify(0x06, 0).data, with(&[(2, &[11])]));
+    for what in [0x05, 0x06, 0x07] {
+        assert_eq!(admin(&rig, 0x06, 1, &[what, 2 << 24]).status, Status::INVALID_FIELD, "no zones");
+    }
+    for what in [0x02, 0x07, 0x10] {
+        assert_eq!(identify(what, 0).data, with(&[(0, &[1]), (4, &[2])]), "{what:02x}");
+        assert_eq!(identify(what, 1).data, with(&[(0, &[2])]), "{what:02x}");
+        assert_eq!(identify(what, 0xffff_fffe).status, nobody, "{what:02x}");
+    }
+    // Thin, shared, all reservations, nothing to be formatted, its group, and ready.
+    let fields: [(usize, &[u8]); 3] = [(0, &[1, 1, 0xfe, 0x80]), (4, &[2]), (14, &[1])];
+    assert_eq!((identify(0x08, 2).data, identify(0x08, 9).status), (with(&fields), nobody));
+    for id in [1, 2, 9] {
+        assert_eq!(identify(0x11, id), identify(0x00, id));
+    }
+    assert_eq!((identify(0x11, 9).data, identify(0x11, 33).status), (vec![0; 4096], nobody));
+    let [other, _] = rig.host(8);
+    let id = other.controller.id.to_le_bytes();
+    let both: [(usize, &[u8]); 3] = [(0, &[2]), (2, &[1]), (4, &id)];
+    for what in [0x12, 0x13] {
+        assert_eq!(identify(what, 1).data, with(&both), "{what:02x}");
+        assert_eq!(identify(what | 2 << 16, 1).data, with(&[(0, &[1]), (2, &id)]), "from the second one on");
+    }
+    assert_eq!(identify(0x12, 9).status, nobody);
+}
+
+#[test]
+fn what_is_atomic() {
+    let rig = Rig::default();
+    let identify = |what: u32, namespace| admin(&rig, 0x06, namespace, &[what]).data;
+    // A Write: one block, for others may read while it is written. Compare and Write: as much as is moved at once.
+    let page = identify(0x00, 1);
+    assert_eq!((page[24] & 2, u16_at(&page, 34), u16_at(&page, 36)), (2, 0, 0));
+    assert_eq!(u16_at(&page, 38), (PIECE_BYTES / 512 - 1) as u16);
+    // No boundaries.
+    assert_eq!(page[40..46], [0; 6]);
+    // The controller: what namespaces with blocks of any size have.
+    let page = identify(0x01, 0);
+    assert_eq!((u16_at(&page, 526), u16_at(&page, 528)), (0, 0));
+    assert_eq!(u16_at(&page, 532), (PIECE_BYTES / 4096 - 1) as u16);
+}
+
+#[test]
+fn copies_are_of_formats_that_the_host_has_enabled() {
+    let rig = Rig::default();
+    assert_eq!(
+        io(&rig, &blocks(WRITE, 0, 4), &[[7; 512], [8; 512], [9; 512], [6; 512]].concat()).status,
+        Status::SUCCESS
+    );
+    assert_eq!(u16_at(&admin(&rig, 0x06, 0, &[0x01]).data, 534), 0x0f);
+    let enable = |formats: u16| {
+        let mut behavior = vec![0; 512];
+        behavior[4..6].copy_from_slice(&formats.to_le_bytes());
+        assert_eq!(rig.run(&rig.admin, &entry(0x09, 0, &[0x16]), &behavior).status, Status::SUCCESS);
+        assert_eq!(admin(&rig, 0x0a, 0, &[0x16]).data, behavior);
+    };
+    // Two ranges of format `format`: blocks 2 and 3, and block 0.
+    let copy = |format: u32, to: u32| {
+        let list: Vec<u8> = [(2_u8, 1_u8), (0, 0)]
+            .into_iter()
+            .flat_map(|(first, blocks)| {
+                let mut range = vec![0; if format.is_multiple_of(2) { 32 } else { 40 }];
+                (range[0], range[8], range[16]) = (if format >= 2 { 1 } else { 0 }, first, blocks);
+                range
+            })
+            .collect();
+        io(&rig, &entry(0x19, to, &[100, 0, 1 | format << 8]), &list).status
+    };
+    let copied = |id: u32| io(&rig, &entry(READ, id, &[100, 0, 2]), &[]).data;
+    let zero = |id: u32| assert_eq!(io(&rig, &entry(0x08, id, &[100, 0, 2]), &[]).status, Status::SUCCESS);
+    let wanted = [[9; 512], [6; 512], [7; 512]].concat();
+    for format in [0, 1] {
+        assert_eq!((copy(format, 1), copied(1)), (Status::SUCCESS, wanted.clone()), "format {format}");
+        zero(1);
+    }
+    for (formats, taken) in [(0, [false, false]), (4, [true, false]), (8, [false, true]), (12, [true, true])] {
+        enable(formats);
+        for (format, taken) in [2, 3].into_iter().zip(taken) {
+            let status = if taken { Status::SUCCESS } else { Status::INVALID_FIELD };
+            assert_eq!(copy(format, 2), status, "format {format} of {formats:#x}");
+            assert_eq!(copied(2) == wanted, taken, "format {format} of {formats:#x}");
+            zero(2);
+        }
+    }
+    assert_eq!(copy(4, 1), Status::INVALID_FIELD, "there is no such one");
+    for value in [0x46_0000, 0x46_0001] {
+        rig.subsystem.set_property(&rig.admin.controller, 0x14, false, value).expect("a reset");
+    }
+    assert!(!rig.admin.controller.takes_copies_of(2), "nothing is kept");
 }
 
 /// A store that has what it was given on the medium at once.
@@ -241,6 +411,97 @@ fn features_are_set_and_asked_for() {
     assert_eq!(get(0x04, 0).status, Status::SEQUENCE_ERROR);
     rig.admin.controller.set_property(0x14, false, 0x46_0001).expect("enabled");
     assert_eq!((get(0x04, 0).result, get(0x06, 0).result), (0xffff, 1), "nothing is kept");
+}
+
+#[test]
+fn what_is_set_of_a_feature_is_read_again() {
+    let rig = Rig::default();
+    let get = |id: u32, select: u32| admin(&rig, 0x0a, 0, &[id | select << 8]);
+    let set = |id: u32, value: u32| admin(&rig, 0x09, 0, &[id, value]).status;
+    for (id, value, default) in [(0x01, 0x0102_0303, 7), (0x05, 0x1_0007, 0), (0x0a, 1, 0)] {
+        assert_eq!((set(id, value), get(id, 0).result), (Status::SUCCESS, value.into()), "{id:#x}");
+        assert_eq!((get(id, 1).result, get(id, 2).result, get(id, 3).result), (default, default, 4), "{id:#x}");
+    }
+    assert_eq!((set(0x02, 0), get(0x02, 0).result, set(0x02, 1)), (Status::SUCCESS, 0, Status::INVALID_FIELD));
+    let behavior: Vec<u8> = (0..512).map(|at| at as u8).collect();
+    assert_eq!(rig.run(&rig.admin, &entry(0x09, 0, &[0x16]), &behavior).status, Status::SUCCESS);
+    assert_eq!((get(0x16, 0).data, get(0x16, 1).data), (behavior, vec![0; 512]));
+    // Over fabrics there are no interrupts.
+    for id in [0x08, 0x09] {
+        assert_eq!((set(id, 0), get(id, 0).status), (Status::INVALID_FIELD, Status::INVALID_FIELD));
+    }
+}
+
+#[test]
+fn a_controller_in_memory_says_how_its_interrupts_wait() {
+    let rig = Rig::default();
+    let queue = rig.subsystem.attach(&crate::fuzzing::tenant(), Instant(0)).expect("room");
+    queue.controller.set_property(0x14, false, 0x46_0001).expect("enabled");
+    let run = |opcode, dwords: &[u32]| {
+        let ended = rig.run(&queue, &entry(opcode, 0, dwords), &[]);
+        (ended.status, ended.result)
+    };
+    assert_eq!((run(0x0a, &[0x08]), run(0x0a, &[0x09, 5])), ((Status::SUCCESS, 0), (Status::SUCCESS, 5)));
+    assert_eq!((run(0x09, &[0x08, 0x0a07]).0, run(0x0a, &[0x08])), (Status::SUCCESS, (Status::SUCCESS, 0x0a07)));
+    assert_eq!((run(0x09, &[0x09, 0x1_0005]).0, run(0x0a, &[0x09, 5]).1), (Status::SUCCESS, 0x1_0005));
+    assert_eq!((run(0x0a, &[0x09, 4]).1, run(0x0a, &[0x109, 5]).1), (4, 5), "of each vector");
+    let waits = queue.controller.values(|values| values.coalescing());
+    assert_eq!((waits.entries, waits.time.as_micros(), waits.exempt), (8, 1000, vec![5]));
+    let beyond = u32::from(crate::controller::VECTORS);
+    assert_eq!(
+        (run(0x09, &[0x09, beyond]).0, run(0x0a, &[0x09, beyond]).0),
+        (Status::INVALID_FIELD, Status::INVALID_FIELD)
+    );
+    assert_eq!(run(0x09, &[0x08 | 1 << 31, 1]).0, Status::NOT_SAVEABLE);
+}
+
+/// Keeps for longer than the process lives.
+#[derive(Default)]
+struct Kept(Forgetful);
+
+impl Keep for Kept {
+    fn load(&self, name: &str) -> Option<Vec<u8>> {
+        self.0.load(name)
+    }
+
+    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
+        self.0.keep(name, bytes)
+    }
+
+    fn outlives(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn reservations_outlive_a_restart_if_a_feature_says_so() {
+    let rig = Rig::default();
+    let set = |namespace: u32, value: u32| admin(&rig, 0x09, namespace, &[0x83, value]).status;
+    let get = |namespace: u32| admin(&rig, 0x0a, namespace, &[0x83]).result;
+    assert_eq!((get(1), set(1, 1), get(1)), (0, Status::INVALID_FIELD, 0), "nothing of the rig's outlives it");
+    for id in [1, 2] {
+        let before = rig.io.attached(id).expect("it is there").namespace.unit.clone();
+        rig.subsystem.add_unit(Rc::new(Unit {
+            id: before.id,
+            identity: before.identity.clone(),
+            geometry: before.geometry,
+            read_only: false,
+            store: Box::new(Durable(before.traits().clone())),
+            protection: None,
+            ranges: before.ranges.clone(),
+            medium: before.medium.clone(),
+            tally: before.tally.clone(),
+            exclusive: before.exclusive.clone(),
+            keep: Arc::new(Kept::default()),
+        }));
+    }
+    assert_eq!((set(1, 1), get(1), get(2)), (Status::SUCCESS, 1, 0));
+    // The same state as that of Reservation Register, and of SCSI.
+    let attached = rig.io.attached(1).expect("it is there");
+    assert!(attached.namespace.shared.reservations().outlives());
+    assert_eq!(reserve(&rig, &rig.io, REGISTER, 2 << 30, [0, 5]), Status::SUCCESS);
+    assert_eq!((get(1), set(u32::MAX, 1), get(1), get(2)), (0, Status::SUCCESS, 1, 1));
+    assert_eq!((set(u32::MAX, 0), get(1), get(2), set(7, 0)), (Status::SUCCESS, 0, 0, Status::INVALID_NAMESPACE));
 }
 
 #[test]
@@ -527,6 +788,22 @@ proptest::proptest! {
     fn no_command_does_harm(data in proptest::collection::vec(proptest::num::u8::ANY, 0..600)) {
         crate::fuzzing::commands(&data);
     }
+
+    #[test]
+    fn no_connect_does_harm(data in proptest::collection::vec(proptest::num::u8::ANY, 0..400)) {
+        crate::fuzzing::connects(&data);
+    }
+
+    #[test]
+    fn no_fused_operation_does_half(blocks in proptest::collection::vec(proptest::array::uniform6(0_u8..4), 1..20)) {
+        let step = |[first, count, fuse, same, other, wrong]: [u8; 6]| {
+            let mut sqe = entry(COMPARE, 1, &[first.into(), 0, count.into(), 0, 0]);
+            let wrong = [0, 0, 0xf0, 0xff][usize::from(wrong)];
+            (sqe.flags, sqe.cdw10[5]) = (1 + fuse % 2, u32::from_le_bytes([same, other, wrong, 0]).into());
+            [&[1][..], sqe.as_bytes(), &[0; 16]].concat()
+        };
+        crate::fuzzing::commands(&blocks.into_iter().flat_map(step).collect::<Vec<_>>());
+    }
 }
 
 #[test]
@@ -567,6 +844,10 @@ struct Cleaner(RefCell<Vec<(UnitId, Sanitizing)>>);
 type Ends<T> = Pin<Box<dyn Future<Output = T>>>;
 
 impl Everywhere for Cleaner {
+    fn abort(&self, controller: u16, queue: u16, command: u16) -> Ends<bool> {
+        Nowhere.abort(controller, queue, command)
+    }
+
     fn reservations(&self, unit: UnitId, news: Arc<News>) -> Ends<()> {
         Nowhere.reservations(unit, news)
     }
@@ -586,6 +867,10 @@ impl Everywhere for Cleaner {
 
     fn renewing(&self, unit: UnitId, state: Renewing) -> Ends<()> {
         Nowhere.renewing(unit, state)
+    }
+
+    fn manage(&self, request: crate::manage::Request) -> Ends<Result<u32, Status>> {
+        Nowhere.manage(request)
     }
 }
 
@@ -722,4 +1007,37 @@ fn a_fused_operation_does_not_hold_memory_while_it_waits_for_more() {
     assert_eq!(at_once(both.pull(LEN, LEN)).map(|data| data.len()), Err(Fault::NoMemory));
     drop(first);
     drop(rest);
+}
+
+#[test]
+fn as_many_namespaces_as_there_may_be() {
+    let rig = Rig::default();
+    for id in 3..=NAMESPACES_MAX {
+        rig.subsystem.add_namespace(id, crate::fuzzing::unit(id - 1).0);
+    }
+    let active = |behind: u32| -> Vec<u32> {
+        let page = admin(&rig, 0x06, behind, &[0x02]).data;
+        assert_eq!(page.len(), 4096);
+        page.chunks(4).map(|id| u32_at(id, 0)).take_while(|id| *id != 0).collect()
+    };
+    let all: Vec<u32> = (1..=NAMESPACES_MAX).collect();
+    assert_eq!((active(0), active(1000), active(1023)), (all.clone(), all[1000..].to_vec(), vec![1024]));
+    assert_eq!(active(1024), []);
+    let controller = admin(&rig, 0x06, 0, &[0x01]).data;
+    assert_eq!(u32_at(&controller, 516), NAMESPACES_MAX, "NN");
+    for id in [3, 1000, NAMESPACES_MAX] {
+        assert_eq!(u32_at(&admin(&rig, 0x06, id, &[0x00]).data, 0), BLOCKS as u32, "{id}");
+        let data = [id as u8; BLOCK as usize];
+        assert_eq!(io(&rig, &entry(WRITE, id, &[5, 0, 0]), &data).status, Status::SUCCESS, "{id}");
+        assert_eq!(io(&rig, &entry(READ, id, &[5, 0, 0]), &[]).data, data, "{id}");
+    }
+    let beyond = entry(READ, NAMESPACES_MAX + 1, &[0, 0, 0]);
+    assert_eq!(io(&rig, &beyond, &[]).status, Status::INVALID_NAMESPACE);
+    // One page of asymmetric access tells of all of them.
+    let access = admin(&rig, 0x02, 0xffff_ffff, &[0x0c | ((16 + 36 * NAMESPACES_MAX) / 4 - 1) << 16]).data;
+    let told: Vec<u32> = access[16..].chunks(36).map(|group| u32_at(group, 32)).collect();
+    assert_eq!((u16_at(&access, 8), told), (1024, all));
+    // Who comes later sees them, too.
+    let [late, _] = rig.host(9);
+    assert_eq!(rig.run(&late, &entry(0x06, 0, &[0x02]), &[]).data[4092..], NAMESPACES_MAX.to_le_bytes());
 }

@@ -2,25 +2,64 @@
 
 use crate::command::Status;
 use lunar_core::io::Fault;
+use lunar_core::protection::Field;
 use lunar_core::step::{Failure, Step};
 use lunar_core::tally::Event;
 
 /// Whether a step changes the medium.
 pub(crate) fn writes(step: &Step) -> bool {
-    !matches!(step, Step::Read { .. } | Step::Compare { .. } | Step::Verify { .. })
+    match step {
+        Step::Protected(protected) => writes(&protected.step),
+        step => !matches!(step, Step::Read { .. } | Step::Compare { .. } | Step::Verify { .. }),
+    }
 }
 
 /// How a command ends whose step failed.
 pub(crate) fn status(failure: Failure, writes: bool) -> Status {
     match failure {
         Failure::Miscompare { .. } => Status::COMPARE_FAILURE,
-        // Hosts send none and ask for none: what is on the medium is damaged.
+        // The host sends none and asks for none: what is on the medium is damaged.
         Failure::Protection { .. } => Status::READ_ERROR,
+        Failure::Fault { fault: Fault::Marked, .. } | Failure::Origin { fault: Fault::Marked, .. } => {
+            Status::READ_ERROR
+        }
         Failure::Fault { fault: Fault::Medium, .. } if writes => Status::WRITE_FAULT,
         Failure::Fault { fault: Fault::Medium, .. } | Failure::Origin { fault: Fault::Medium, .. } => {
             Status::READ_ERROR
         }
         Failure::Fault { fault, .. } | Failure::Origin { fault, .. } => transfer(fault),
+    }
+}
+
+/// The byte of the medium that is to blame, if one is.
+pub(crate) fn place(step: &Step, failure: Failure) -> Option<u64> {
+    let at = match failure {
+        Failure::Fault { fault: Fault::Medium | Fault::Marked, at }
+        | Failure::Protection { at, .. }
+        | Failure::Miscompare { at } => at,
+        Failure::Fault { .. } | Failure::Origin { .. } => return None,
+    };
+    match step {
+        // What was compared has its protection information between the blocks.
+        Step::Protected(_) if matches!(failure, Failure::Miscompare { .. }) => None,
+        Step::Protected(protected) => place(&protected.step, failure),
+        Step::Read { offset, .. }
+        | Step::Write { offset, .. }
+        | Step::WriteAtomic { offset, .. }
+        | Step::Compare { offset, .. }
+        | Step::CompareWrite { offset, .. }
+        | Step::Verify { offset, .. }
+        | Step::Fill { offset, .. } => Some(offset + at),
+        _ => None,
+    }
+}
+
+/// How a command ends whose host sees what protects blocks, when that is not as it should be.
+pub(crate) fn check(field: Field) -> Status {
+    match field {
+        Field::Guard => Status::GUARD_CHECK,
+        Field::Application => Status::APPLICATION_CHECK,
+        Field::Reference => Status::REFERENCE_CHECK,
     }
 }
 
@@ -32,7 +71,7 @@ pub(crate) fn transfer(fault: Fault) -> Status {
         // The host sent something else, or damaged, or nothing.
         Fault::Protocol | Fault::Timeout => Status::TRANSPORT_ERROR,
         Fault::NoMemory => Status::NOT_READY,
-        Fault::Gone | Fault::Medium | Fault::Unsupported | Fault::Os(_) => Status::INTERNAL_ERROR,
+        Fault::Gone | Fault::Medium | Fault::Marked | Fault::Unsupported | Fault::Os(_) => Status::INTERNAL_ERROR,
     }
 }
 

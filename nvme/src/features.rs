@@ -1,6 +1,9 @@
 //! Features: what a host may set of its controller (NVMe Base 2.0 5.27.1). One row each.
 
+use crate::controller::VECTORS;
+use crate::table::Transport;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Arbitration.
 pub const ARBITRATION: u8 = 0x01;
@@ -14,6 +17,10 @@ pub const ERROR_RECOVERY: u8 = 0x05;
 pub const WRITE_CACHE: u8 = 0x06;
 /// Number of Queues.
 pub const QUEUES: u8 = 0x07;
+/// Interrupt Coalescing.
+pub const COALESCING: u8 = 0x08;
+/// Interrupt Vector Configuration.
+pub const VECTOR: u8 = 0x09;
 /// Write Atomicity Normal.
 pub const ATOMICITY: u8 = 0x0a;
 /// Asynchronous Event Configuration.
@@ -38,6 +45,8 @@ pub struct Row {
     pub id: u8,
     /// Its name.
     pub name: &'static str,
+    /// Who has it.
+    pub transport: Transport,
     /// Whether it can be set.
     pub changes: bool,
     /// Whether each namespace has its own value.
@@ -49,7 +58,7 @@ pub struct Row {
 }
 
 const fn dword(id: u8, name: &'static str, changes: bool, default: u32) -> Row {
-    Row { id, name, changes, per_namespace: false, data: 0, default }
+    Row { id, name, transport: Transport::Every, changes, per_namespace: false, data: 0, default }
 }
 
 /// Arbitration bursts without a limit.
@@ -65,6 +74,8 @@ pub const FEATURES: &[Row] = &[
     dword(ERROR_RECOVERY, "Error Recovery", true, 0),
     dword(WRITE_CACHE, "Volatile Write Cache", true, 1),
     dword(QUEUES, "Number of Queues", true, 0),
+    Row { transport: Transport::Memory, ..dword(COALESCING, "Interrupt Coalescing", true, 0) },
+    Row { transport: Transport::Memory, ..dword(VECTOR, "Interrupt Vector Configuration", true, 0) },
     dword(ATOMICITY, "Write Atomicity Normal", true, 0),
     dword(EVENTS, "Asynchronous Event Configuration", true, 0),
     Row { data: 8, ..dword(TIMESTAMP, "Timestamp", true, 0) },
@@ -79,6 +90,20 @@ pub const FEATURES: &[Row] = &[
 #[must_use]
 pub fn find(id: u8) -> Option<&'static Row> {
     FEATURES.iter().find(|row| row.id == id)
+}
+
+/// Interrupt Vector Configuration: interrupts of the vector never wait (CD).
+pub(crate) const DISABLED: u32 = 1 << 16;
+
+/// How interrupts of I/O completion queues wait for more completions.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Coalescing {
+    /// Completions that one is raised for, if they come in time.
+    pub entries: u32,
+    /// How long one waits at most; zero: not at all.
+    pub time: Duration,
+    /// Vectors whose interrupts do not wait.
+    pub exempt: Vec<u16>,
 }
 
 /// What a host has set of its controller.
@@ -107,6 +132,17 @@ impl Values {
     /// All that were set: the feature, the namespace, its value.
     pub(crate) fn all(&self) -> Vec<(u8, u32, u32)> {
         self.dwords.iter().map(|((id, namespace), value)| (*id, *namespace, *value)).collect()
+    }
+
+    /// How interrupts wait for more completions.
+    #[must_use]
+    pub fn coalescing(&self) -> Coalescing {
+        /// What its time is counted in.
+        const UNIT: Duration = Duration::from_micros(100);
+        let [entries, time, ..] = self.get(COALESCING, 0).to_le_bytes();
+        let exempt = self.dwords.range((VECTOR, 0)..=(VECTOR, VECTORS.into()));
+        let exempt = exempt.filter(|(_, value)| **value & DISABLED != 0).map(|((_, vector), _)| *vector as u16);
+        Coalescing { entries: u32::from(entries) + 1, time: UNIT * u32::from(time), exempt: exempt.collect() }
     }
 
     /// The events that the host wants to know of.

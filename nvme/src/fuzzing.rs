@@ -7,10 +7,11 @@ use crate::auth::guard::Guard;
 use crate::auth::host::{Host, RANDOM};
 use crate::auth::key::Key;
 use crate::auth::wire;
-use crate::command::{Command, Direction, FABRICS, FUSE, Reply, SQE_LEN, Sqe, Status};
-use crate::connect::{Caller, ConnectData, Path};
+use crate::command::{Command, Direction, FABRICS, FUSE, FUSE_FIRST, FUSE_SECOND, Reply, SQE_LEN, Sqe, Status};
+use crate::connect::{Caller, ConnectData, DISCOVERY_NQN, Path};
 use crate::directory::{Board, Directory, Entry};
 use crate::queue::Queue;
+use crate::space::Mapping;
 use crate::subsystem::{Everywhere, Nowhere, Subsystem, SubsystemConfig};
 use crate::table::{Set, TABLE};
 use lunar_core::access::{Access, Account, Group, Proofs, Secret};
@@ -20,9 +21,9 @@ use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::protection::{INFO_BYTES, Kind, Protection};
 use lunar_core::range::Ranges;
-use lunar_core::step::Tools;
+use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
 use lunar_core::time::Instant;
-use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
+use lunar_core::unit::{Admitted, Geometry, Identity, OneCore, Unit, UnitId};
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::{Pin, pin};
@@ -178,6 +179,7 @@ pub fn subsystem_entry(access: Access) -> Entry {
         terms: Terms::default(),
         history: Arc::default(),
         controllers_max: crate::controller::CONTROLLERS_MAX,
+        pools: std::collections::BTreeMap::new(),
     }
 }
 
@@ -291,10 +293,50 @@ impl Rig {
         (queue, result & 1 << 17 != 0)
     }
 
+    /// Protects the blocks of the second namespace in this way, and shows what protects them or not. Nobody may have
+    /// looked at it.
+    ///
+    /// # Panics
+    /// When there is no second one.
+    pub fn protect(&self, kind: Kind, metadata: bool) {
+        let unit = self.subsystem.unit(UnitId(PROTECTED)).expect("it is there").unit.clone();
+        unit.protection.as_ref().expect("it has room for it").set_kind(kind);
+        self.subsystem.show(PROTECTED + 1, Mapping { metadata, ..Mapping::plain(unit.id) });
+    }
+
+    /// The host has enabled all formats of copies.
+    pub fn enable_copies(&self) {
+        let mut behavior = [0; 512];
+        behavior[4] = 0x0c;
+        self.admin.controller.set_behavior(Some(Box::new(behavior)));
+    }
+
+    /// Carries a step of another command set out on the unit of the second namespace; tells what came of it, and what
+    /// was read.
+    ///
+    /// # Panics
+    /// When it does not end at once.
+    pub fn carry(&self, step: &Step, out: &[u8]) -> (Result<(), Failure>, Vec<u8>) {
+        let unit = self.subsystem.unit(UnitId(PROTECTED)).expect("it is there").unit.clone();
+        let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
+        let (wire, mut tail) = (self.wire(out), Tail::default());
+        let result = at_once(carry_out(Admitted::to(&unit), step, &wire, &mut tools, &mut tail));
+        (result, ended(wire, Reply { tail, ..Reply::default() }).data)
+    }
+
     /// Another host, by the bytes of its identifier: its admin queue and an I/O queue.
     #[must_use]
     pub fn host(&self, id: u8) -> [Rc<Queue>; 2] {
         connect_pair(&self.subsystem, id)
+    }
+
+    /// An I/O queue of this rig's host that another core serves.
+    ///
+    /// # Panics
+    /// When it has such a queue.
+    #[must_use]
+    pub fn queue_of(&self, core: &Subsystem, id: u16) -> Rc<Queue> {
+        connect_queue(core, 7, id, self.admin.controller.id)
     }
 
     /// Runs a command with this data.
@@ -432,10 +474,10 @@ fn ended(wire: Wire<'_>, reply: Reply) -> Ended {
     let mut data = wire.pushed.into_inner();
     assert!(reply.tail.data.is_empty() || reply.tail.offset == data.len(), "the tail follows what was pushed");
     data.extend(reply.tail.data.to_vec());
-    Ended { status: reply.status, result: reply.result, data, parked: reply.parked }
+    Ended { status: reply.status.code(), result: reply.result, data, parked: reply.parked }
 }
 
-fn unit(id: u32) -> (Rc<Unit>, [Rc<Memory>; 2]) {
+pub(crate) fn unit(id: u32) -> (Rc<Unit>, [Rc<Memory>; 2]) {
     let traits = Traits {
         size: BLOCKS * u64::from(BLOCK),
         read_only: false,
@@ -459,8 +501,8 @@ fn unit(id: u32) -> (Rc<Unit>, [Rc<Memory>; 2]) {
         traits: Traits { size, ..traits.clone() },
     });
     let ranges = Rc::new(Ranges::default());
-    // Units are told apart by their last byte.
-    let last = u8::try_from(id).expect("a few units");
+    // Units are told apart by their last bytes.
+    let [high, last] = u16::try_from(id).expect("as many as there may be").to_be_bytes();
     let unit = Unit {
         id: UnitId(id),
         identity: Arc::new(Identity {
@@ -468,8 +510,8 @@ fn unit(id: u32) -> (Rc<Unit>, [Rc<Memory>; 2]) {
             product: "VOLUME".into(),
             revision: "0.1".into(),
             serial: "0123456789".into(),
-            uuid: [0xa0, 1, 2, 3, 4, 5, 0x46, 7, 0x88, 9, 10, 11, 12, 13, 14, last],
-            naa: [0x30, 1, 2, 3, 4, 5, 6, last],
+            uuid: [0xa0, 1, 2, 3, 4, 5, 0x46, 7, 0x88, 9, 10, 11, 12, 13, 14 + high, last],
+            naa: [0x30, 1, 2, 3, 4, 5, 6 + high, last],
         }),
         geometry: Geometry::of(&traits, BLOCK).expect("a whole number of blocks"),
         read_only: false,
@@ -515,16 +557,17 @@ pub fn entry(opcode: u8, namespace: u32, dwords: &[u32]) -> Sqe {
     sqe
 }
 
+fn connect_queue(subsystem: &Subsystem, host: u8, queue: u16, controller: u16) -> Rc<Queue> {
+    let command = Command { sqe: connect_sqe(queue, 31), sent: 1024, room: 0 };
+    let data = connect_data(host, controller, NQN);
+    let made = subsystem.connect(&command, data.as_bytes(), Path::default(), caller(), Instant(0));
+    made.expect("the host is let in").0
+}
+
 fn connect_pair(subsystem: &Subsystem, host: u8) -> [Rc<Queue>; 2] {
-    let connect = |queue, controller| {
-        let command = Command { sqe: connect_sqe(queue, 31), sent: 1024, room: 0 };
-        let data = connect_data(host, controller, NQN);
-        let made = subsystem.connect(&command, data.as_bytes(), Path::default(), caller(), Instant(0));
-        made.expect("the host is let in").0
-    };
-    let admin = connect(0, 0xffff);
+    let admin = connect_queue(subsystem, host, 0, 0xffff);
     admin.controller.set_property(crate::controller::property::CC, false, 0x46_0001).expect("it can be enabled");
-    let io = connect(1, admin.controller.id);
+    let io = connect_queue(subsystem, host, 1, admin.controller.id);
     [admin, io]
 }
 
@@ -591,6 +634,8 @@ pub fn proofs(data: &[u8]) {
 pub fn commands(mut data: &[u8]) {
     let rig = Rig::default();
     rig.memories.iter().for_each(|memory| memory.is_slow.set(data.len() & 1 != 0));
+    rig.protect(Kind::ALL[data.len() >> 1 & 3], data.len() & 8 != 0);
+    rig.enable_copies();
     while let Some((queue, rest)) = data.split_first() {
         let (bytes, rest) = rest.split_at(rest.len().min(SQE_LEN));
         let mut sqe = Sqe::new_zeroed();
@@ -610,7 +655,117 @@ pub fn commands(mut data: &[u8]) {
         let queue = if set == Set::Io { &rig.io } else { &rig.admin };
         match sqe.flags & FUSE {
             0 => _ = rig.run(queue, &sqe, out),
-            _ => _ = rig.run_fused([&sqe, &sqe], [out, out]),
+            FUSE_FIRST | FUSE_SECOND => fuse(&rig, &sqe, out),
+            // Mostly a command that is not fused: one that says so of itself is refused at once.
+            _ if sqe.cid.get() & 0x0f > 0 => {
+                sqe.flags &= !FUSE;
+                rig.run(queue, &sqe, out);
+            }
+            _ => _ = rig.run(queue, &sqe, out),
         }
+    }
+}
+
+/// Compare and Write, of the same blocks and of as much data as that takes, unless the entry's rarer bits say
+/// otherwise.
+pub(crate) fn fuse(rig: &Rig, sqe: &Sqe, out: &[u8]) {
+    const BLOCKS_MAX: u32 = 4;
+    const COMPARE: u8 = 0x05;
+    const WRITE: u8 = 0x01;
+    let [same, other, wrong, ..] = sqe.cdw10[5].get().to_le_bytes();
+    let (first, count) = (sqe.cdw(10) % (BLOCKS as u32 + 1), sqe.cdw(12) % BLOCKS_MAX);
+    let half = |opcode, fuse: u8, dwords: &[u32]| {
+        let mut half = entry(opcode, 1 + (sqe.nsid.get() & 1), dwords);
+        (half.flags, half.cid) = (fuse, sqe.cid.get().wrapping_add(fuse.into()).into());
+        half
+    };
+    let mut halves = [half(COMPARE, FUSE_FIRST, &[first, 0, count]), half(WRITE, FUSE_SECOND, &[first, 0, count])];
+    match wrong {
+        0xf0 => halves[1].cdw10[0] = (first + 1).into(),
+        0xf1 => halves[1].cdw10[2] = (count + 1).into(),
+        0xf2 => halves[1].nsid = 3.into(),
+        0xf3 => halves.swap(0, 1),
+        0xf4 => (halves[0].opcode, halves[1].opcode) = (same, other),
+        0xf5 => halves[0].cdw10[3] = u32::MAX.into(),
+        _ => {}
+    }
+    // What was never written is zero, and what is compared may have been written before.
+    let data = |byte: u8| vec![byte & 1; (count as usize + 1) * BLOCK as usize];
+    let (mut compared, mut written) = (data(same), data(other));
+    if wrong > 0xf8 {
+        (compared, written) = (out.to_vec(), out.to_vec());
+    }
+    let there = || {
+        let at = first as usize * BLOCK as usize;
+        let most = (BLOCKS_MAX as usize + 1) * BLOCK as usize;
+        rig.memories
+            .each_ref()
+            .map(|memory| memory.with(|bytes| bytes.iter().skip(at).take(most).copied().collect::<Vec<_>>()))
+    };
+    let before = there();
+    let [compare, write] = rig.run_fused([&halves[0], &halves[1]], [&compared, &written]);
+    assert_eq!(compare.status == Status::SUCCESS, write.status == Status::SUCCESS, "both go well, or neither does");
+    assert!(write.status == Status::SUCCESS || there() == before, "what failed has written something");
+}
+
+/// Hosts that connect queues: right ones, and others, with bytes of entry and data changed. Whoever gets a queue is who
+/// it said, and has no more than it may.
+pub fn connects(data: &[u8]) {
+    let rig = Rig::default();
+    let Some((first, data)) = data.split_first() else { return };
+    if first & 1 != 0 {
+        rig.set_access(with_users(&[("alice", HOST_KEY)]));
+    }
+    let mut held: Vec<Rc<Queue>> = Vec::new();
+    for step in data.chunks_exact(8) {
+        let [what, host, number, entries, low, high, flip, cut] = *step else { return };
+        let number = if what & 1 == 0 { 0 } else { number.into() };
+        let known = held.iter().rfind(|queue| queue.id == 0).map(|queue| queue.controller.id);
+        let controller = if number == 0 { 0xffff } else { known.unwrap_or_else(|| host.into()) };
+        let name = if what & 2 == 0 { NQN } else { DISCOVERY_NQN };
+        let mut sqe = connect_sqe(number, if what & 4 == 0 { 31 } else { u16::from(entries) << 4 });
+        let mut bytes = connect_data(host & 1, controller, name).as_bytes().to_vec();
+        let at = usize::from(u16::from_le_bytes([low, high]));
+        match at.checked_sub(SQE_LEN) {
+            None => sqe.as_mut_bytes()[at] ^= flip,
+            Some(at) => bytes.get_mut(at).into_iter().for_each(|byte| *byte ^= flip),
+        }
+        if what & 0xf0 == 0xf0 {
+            bytes.truncate(usize::from(cut) * 4);
+        }
+        let command = Command { sqe, sent: bytes.len() as u32, room: 0 };
+        let now = rig.outside.now();
+        rig.outside.set(now + std::time::Duration::from_millis(u64::from(cut) * 10));
+        if rig.subsystem.arrive(&command, &bytes, &caller(), now).is_err() {
+            continue;
+        }
+        match rig.subsystem.connect(&command, &bytes, Path::default(), caller(), now) {
+            Ok((queue, result)) => {
+                connected(&rig, &queue, &bytes, result);
+                held.push(queue);
+            }
+            Err(refusal) => assert_ne!(refusal.status, Status::SUCCESS),
+        }
+        if what & 8 != 0 && !held.is_empty() {
+            held.swap_remove(usize::from(cut) % held.len());
+        }
+    }
+    let controllers = &rig.subsystem.config().controllers;
+    drop((held, rig.admin, rig.io));
+    assert!(controllers.all().is_empty(), "controllers go with their admin queues");
+}
+
+/// What holds of every queue that was connected.
+fn connected(rig: &Rig, queue: &Rc<Queue>, data: &[u8], result: u32) {
+    let said = ConnectData::ref_from_bytes(data).expect("others connect nothing");
+    let controller = &queue.controller;
+    assert!(said.host == controller.host.id && said.host_nqn.starts_with(controller.host.nqn.as_bytes()));
+    assert!(said.subsystem.starts_with(controller.standing.subsystem.nqn.as_bytes()) && !controller.is_over());
+    assert_eq!((result as u16, result & 1 << 17 == 0), (controller.id, queue.passes()));
+    assert!(queue.id <= controller.granted() && queue.entries > 1 && (queue.id == 0 || controller.is_enabled()));
+    let identified = rig.run(queue, &entry(0x06, 0, &[1]), &[]).status;
+    assert!(queue.id > 0 || identified != Status::SUCCESS, "nothing is told before it is enabled");
+    if queue.passes() && queue.id == 0 {
+        let _ = controller.set_property(crate::controller::property::CC, false, 0x46_0001);
     }
 }

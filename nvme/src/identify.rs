@@ -2,12 +2,17 @@
 
 use crate::cmd::ranges::{COPY_BYTES_MAX, COPY_RANGES_MAX};
 use crate::context::Context;
-use crate::controller::{KEEP_ALIVE_GRANULARITY, Kind, QUEUE_ENTRIES_MAX, VERSION};
+use crate::controller::{ABORTS_MAX, KEEP_ALIVE_GRANULARITY, Kind, QUEUE_ENTRIES_MAX, VERSION};
+use crate::errors::ERRORS_MAX;
 use crate::event::{ACCESS_NOTICES, DISCOVERY_NOTICES, NAMESPACE_NOTICES, REQUESTS_MAX};
 use crate::execute::TRANSFER_EXPONENT;
 use crate::history::LOG_BYTES_MAX;
+use crate::manage::FORMATS;
 use crate::namespace::{Attached, Namespace};
+use crate::space::Made;
+use lunar_core::protection::{INFO_BYTES, Kind as Protection};
 use lunar_core::step::PIECE_BYTES;
+use lunar_core::uncorrectable::MARKED_BLOCKS_MAX;
 
 /// Bytes of each of the data structures.
 pub const IDENTIFY_LEN: usize = 4096;
@@ -65,6 +70,10 @@ mod bits {
     pub(super) const ATTRIBUTES: u32 = 0x01 | 0x40;
     /// OACS: Format NVM, Device Self-test.
     pub(super) const ADMIN: u16 = 0x02 | 0x10;
+    /// OACS: Namespace Management and Attachment.
+    pub(super) const MANAGES: u16 = 0x08;
+    /// CTRATT: the list of granularities is there.
+    pub(super) const GRANULARITY: u32 = 0x80;
     /// OACS: Doorbell Buffer Config.
     pub(super) const DOORBELLS: u16 = 0x100;
     /// DSTO: one self-test at a time, of the subsystem.
@@ -79,8 +88,9 @@ mod bits {
     pub(super) const ACCESS: u8 = 0x1f | 0x40;
     /// SQES, CQES: 64 and 16 bytes, as powers of two, at least and at most.
     pub(super) const ENTRIES: [u8; 2] = [0x66, 0x44];
-    /// ONCS: Compare, Dataset Management, Write Zeroes, select, reservations, timestamp, Verify, Copy.
-    pub(super) const COMMANDS: u16 = 0x01 | 0x04 | 0x08 | 0x10 | 0x20 | 0x40 | 0x80 | 0x100;
+    /// ONCS: Compare, Write Uncorrectable, Dataset Management, Write Zeroes, select, reservations, timestamp, Verify,
+    /// Copy.
+    pub(super) const COMMANDS: u16 = 0x01 | 0x02 | 0x04 | 0x08 | 0x10 | 0x20 | 0x40 | 0x80 | 0x100;
     /// FUSES: Compare and Write.
     pub(super) const FUSED: u16 = 0x01;
     /// VWC: Flush of all namespaces is there.
@@ -92,7 +102,7 @@ mod bits {
     pub(super) const SGL: u32 = 0x01 | 1 << 20 | 1 << 21;
     /// SGLS of queues in memory: there are scatter-gather lists, and they may be longer than the data.
     pub(super) const SGL_IN_MEMORY: u32 = 0x01 | 1 << 18;
-    /// OCFS: source ranges of formats 0 to 3.
+    /// OCFS: source ranges of formats 0 to 3, the latter two for hosts that have said that they use them.
     pub(super) const COPY_FORMATS: u16 = 0x0f;
     /// OFCS: Disconnect.
     pub(super) const DISCONNECTS: u16 = 0x01;
@@ -104,6 +114,9 @@ pub(crate) const SANITIZE: u32 = 0x02 | 0x04 | 0x4000_0000;
 const PERSISTENT_EVENT_UNITS: u32 = (LOG_BYTES_MAX >> 16) as u32;
 /// How long a change of asymmetric access may take. Seconds.
 const TRANSITION_SECONDS: u8 = 10;
+/// AWUN, AWUPF, NAWUN, NAWUPF: one block, 0-based. A Write does not keep its range to itself on all cores, so what
+/// reads beside it may see the one part before and the other after it, whatever the store promises.
+const WRITE: u16 = 0;
 /// Blocks that Compare and Write may have at least: those of the largest blocks. 0-based.
 const COMPARE_WRITE: u16 = (PIECE_BYTES / 4096 - 1) as u16;
 
@@ -118,7 +131,8 @@ pub fn controller(cx: &Context<'_>) -> Page {
     page.u32(96, bits::ATTRIBUTES).put(111, &[if controller.kind == Kind::Io { 1 } else { 2 }]);
     let memory = controller.path.memory;
     page.u16(256, bits::ADMIN | if memory { bits::DOORBELLS } else { 0 })
-        .put(258, &[3, (REQUESTS_MAX - 1) as u8, bits::FIRMWARE, bits::LOG_PAGES]);
+        .put(258, &[ABORTS_MAX - 1, (REQUESTS_MAX - 1) as u8, bits::FIRMWARE, bits::LOG_PAGES]);
+    page.put(262, &[(ERRORS_MAX - 1) as u8]);
     page.u16(320, KEEP_ALIVE_GRANULARITY).u16(514, QUEUE_ENTRIES_MAX);
     if memory {
         page.u32(536, bits::SGL_IN_MEMORY);
@@ -132,12 +146,17 @@ pub fn controller(cx: &Context<'_>) -> Page {
     }
     page.put(261, &[bits::LOG_PAGES | bits::PERSISTENT_EVENTS]).u32(352, PERSISTENT_EVENT_UNITS);
     page.u16(316, 1).put(318, &[bits::ONE_TEST]).u32(328, SANITIZE);
+    if let Some(pool) = cx.pool() {
+        page.u16(256, bits::ADMIN | bits::MANAGES | if memory { bits::DOORBELLS } else { 0 });
+        page.u32(96, bits::ATTRIBUTES | bits::GRANULARITY);
+        page.u64(280, pool.capacity).u64(296, pool.left);
+    }
     let last = cx.queue.last_namespace();
     page.put(76, &[bits::SHARED]).u32(92, NAMESPACE_NOTICES | ACCESS_NOTICES);
     page.put(342, &[TRANSITION_SECONDS, bits::ACCESS]).u32(344, last).u32(348, last);
     page.put(512, &bits::ENTRIES).u32(516, last).u16(520, bits::COMMANDS).u16(522, bits::FUSED);
     page.put(525, &[bits::FLUSHES_ALL | bits::CACHES]);
-    page.u16(532, COMPARE_WRITE).u16(534, bits::COPY_FORMATS).u32(540, last);
+    page.u16(526, WRITE).u16(528, WRITE).u16(532, COMPARE_WRITE).u16(534, bits::COPY_FORMATS).u32(540, last);
     page.put(768, entry.nqn.as_bytes());
     page
 }
@@ -147,9 +166,12 @@ fn zero_based(bytes: u32, block: u32) -> u16 {
     u16::try_from((bytes / block).saturating_sub(1)).unwrap_or(u16::MAX)
 }
 
+/// NSFEAT: blocks take space when they are written.
+const THIN: u8 = 0x01;
+
 /// NSFEAT: thin provisioning, atomicity of its own, preferred sizes.
 fn features(namespace: &Namespace) -> u8 {
-    (if namespace.unit.traits().thin { 0x01 } else { 0 }) | 0x02 | 0x10
+    (if namespace.unit.traits().thin { THIN } else { 0 }) | 0x02 | 0x10
 }
 
 /// RESCAP: all types, and keys that are not asked for; and whether they may outlive a restart.
@@ -165,7 +187,31 @@ fn format_progress(namespace: &Namespace) -> u8 {
 }
 
 /// NMIC: more than one controller may have it.
-const IS_SHARED: u8 = 0x01;
+pub(crate) const IS_SHARED: u8 = 0x01;
+
+fn sharing(seen: &Attached) -> u8 {
+    if seen.made == Some(Made::Private) { 0 } else { IS_SHARED }
+}
+
+/// CNS 00h of all: what namespaces have in common that hosts make.
+#[must_use]
+pub fn common_namespace() -> Page {
+    let mut page = Page::default();
+    page.put(25, &[FORMATS.len() as u8 - 1]).put(30, &[IS_SHARED]);
+    for (at, block) in FORMATS.iter().enumerate() {
+        page.put(130 + 4 * at, &[block.ilog2() as u8]);
+    }
+    page
+}
+
+/// CNS 16h: sizes of namespaces that hosts make waste nothing if they are whole multiples of this, in every format.
+#[must_use]
+pub fn granularity() -> Page {
+    let mut page = Page::default();
+    let largest = u64::from(FORMATS[FORMATS.len() - 1]);
+    page.u64(32, largest).u64(40, largest);
+    page
+}
 
 /// CNS 00h: a namespace.
 #[must_use]
@@ -175,12 +221,11 @@ pub fn namespace(seen: &Attached) -> Page {
     let mut page = Page::default();
     let blocks = unit.geometry.blocks;
     page.u64(0, blocks).u64(8, blocks).u64(16, blocks).put(24, &[features(namespace)]);
-    page.put(30, &[IS_SHARED, reservations(namespace), format_progress(namespace)]);
+    page.put(30, &[sharing(seen), reservations(namespace), format_progress(namespace)]);
     // DLFEAT: reads zeroes after deallocation; Write Zeroes may deallocate.
     let zeroes = traits.unmap_zeroes && namespace.deallocates();
     page.put(33, &[if zeroes { 0x01 | 0x08 } else { 0 }]);
-    let atomic = zero_based(traits.atomic_write.min(PIECE_BYTES as u32), block);
-    page.u16(34, atomic).u16(36, atomic).u16(38, zero_based(PIECE_BYTES as u32, block));
+    page.u16(34, WRITE).u16(36, WRITE).u16(38, zero_based(PIECE_BYTES as u32, block));
     page.put(48, &u128::from(unit.geometry.bytes()).to_le_bytes());
     let physical = zero_based(traits.physical_block, block);
     let granularity = zero_based(traits.unmap_granularity, block);
@@ -188,9 +233,26 @@ pub fn namespace(seen: &Attached) -> Page {
     page.u16(72, zero_based(traits.optimal_io, block));
     let copied = COPY_BYTES_MAX / u64::from(block);
     page.u16(74, u16::try_from(copied).unwrap_or(u16::MAX)).u32(76, copied as u32).put(80, &[COPY_RANGES_MAX]);
-    page.u32(92, seen.id).put(99, &[seen.read_only.into()]).put(104, &unit.identity.uuid);
+    page.u32(92, seen.id).put(99, &[seen.read_only.into()]);
+    page.put(104, &unit.identity.uuid).put(120, &unit.identity.eui64());
     page.put(130, &[block.ilog2() as u8]);
+    if let Some(kind) = seen.shown() {
+        protected(&mut page, kind);
+    }
     page
+}
+
+/// Blocks of which each has its protection information behind it. There is one format: FLBAS, MC, DPC, DPS, LBAF0.MS.
+fn protected(page: &mut Page, kind: Protection) {
+    /// FLBAS: with the data.
+    const EXTENDED: u8 = 0x10;
+    /// MC: there is no other way.
+    const ONLY_EXTENDED: u8 = 0x01;
+    /// DPC: the last bytes of metadata; and the one type that the medium has.
+    const LAST_BYTES: u8 = 0x10;
+    let number = kind as u8;
+    let types = 1 << number >> 1;
+    page.put(26, &[EXTENDED, ONLY_EXTENDED, LAST_BYTES | types, number]).u16(128, INFO_BYTES as u16);
 }
 
 /// CNS 08h: a namespace, whatever its command set.
@@ -202,7 +264,7 @@ pub fn independent_namespace(seen: &Attached) -> Page {
     const NO_CACHE: u8 = 0x20;
     let mut page = Page::default();
     let features = features(namespace) & 0x01 | if namespace.unit.traits().write_cache { 0 } else { NO_CACHE };
-    page.put(0, &[features, IS_SHARED, reservations(namespace), format_progress(namespace)]);
+    page.put(0, &[features, sharing(seen), reservations(namespace), format_progress(namespace)]);
     page.u32(4, seen.id).put(8, &[seen.read_only.into()]);
     page.put(14, &[if namespace.unit.medium.is_worked_on() { 0 } else { READY }]);
     page
@@ -211,12 +273,15 @@ pub fn independent_namespace(seen: &Attached) -> Page {
 /// CNS 03h: who a namespace is.
 #[must_use]
 pub fn descriptors(namespace: &Namespace) -> Page {
+    const EUI64: u8 = 1;
     const NGUID: u8 = 2;
     const UUID: u8 = 3;
     const COMMAND_SET: u8 = 4;
-    let uuid = &namespace.unit.identity.uuid;
+    let identity = &namespace.unit.identity;
     let mut page = Page::default();
-    page.put(0, &[NGUID, 16]).put(4, uuid).put(20, &[UUID, 16]).put(24, uuid).put(40, &[COMMAND_SET, 1]);
+    page.put(0, &[EUI64, 8]).put(4, &identity.eui64());
+    page.put(12, &[NGUID, 16]).put(16, &identity.uuid).put(32, &[UUID, 16]).put(36, &identity.uuid);
+    page.put(52, &[COMMAND_SET, 1]);
     page
 }
 
@@ -242,10 +307,23 @@ pub fn controllers(all: &[u16], first: u16) -> Page {
     page
 }
 
-/// CNS 06h: what the NVM command set has to say of a controller: no limit is tighter than that of all transfers.
+/// CNS 05h: what the NVM command set has to say of a namespace: guards have 16 bits, and there is no storage tag (PIF
+/// and STS of ELBAF0 are zero).
+#[must_use]
+pub fn nvm_namespace() -> Page {
+    Page::default()
+}
+
+/// WUSL: what may be marked as unreadable of a namespace with the smallest blocks, in pages of 4 KiB, as a power of
+/// two. More in one command is not advised: it would be refused.
+const UNCORRECTABLE_EXPONENT: u8 = (MARKED_BLOCKS_MAX * 512 / 4096).ilog2() as u8;
+
+/// CNS 06h: what the NVM command set has to say of a controller: no other limit is tighter than that of all transfers.
 #[must_use]
 pub fn nvm_controller() -> Page {
-    Page::default()
+    let mut page = Page::default();
+    page.put(2, &[UNCORRECTABLE_EXPONENT]);
+    page
 }
 
 /// CNS 1Ch: combinations of command sets: the NVM command set alone.

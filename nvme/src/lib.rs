@@ -5,14 +5,17 @@
 //! * [`log`]: log pages, [`features`]: features, [`identify`]: identify data; one row each
 //! * [`subsystem`], [`controller`], [`queue`], [`namespace`]: the device, who uses it, through what, and its disks
 //! * [`directory`]: what subsystems there are and who may come in; `space`: who sees which unit as which namespace
-//! * [`execute`]: a command from entry to completion; [`admit`]: the one place that decides whether it may run
+//! * [`execute`]: a command from entry to completion; [`admit`]: the one place that decides whether it may run;
+//!   `abort`: what ends one early, wherever it is
 //! * [`auth`]: how hosts prove their names, and who may come in
 //! * [`reserve`]: a change of reservations, on all cores; `renew`: how Format NVM writes a whole medium anew
+//! * [`manage`]: namespaces that hosts make
 //! * [`attach`]: how a host gets a controller whose queues lie in its memory
-//! * [`event`]: what hosts are told unasked
+//! * [`event`]: what hosts are told unasked; [`errors`]: what is remembered of commands that failed
 //! * [`command`], [`connect`]: what transports hand over and get back
 //! * [`docs`]: made from the table; [`fuzzing`]: what fuzzers call
 
+mod abort;
 pub mod admit;
 pub mod attach;
 pub mod auth;
@@ -23,6 +26,7 @@ pub mod context;
 pub mod controller;
 pub mod directory;
 pub mod docs;
+pub mod errors;
 pub mod event;
 pub mod execute;
 mod fault;
@@ -31,8 +35,10 @@ pub mod fuzzing;
 pub mod history;
 pub mod identify;
 pub mod log;
+pub mod manage;
 pub mod namespace;
 pub mod plan;
+mod protect;
 pub mod queue;
 mod renew;
 pub mod reserve;
@@ -46,5 +52,5 @@ pub use connect::{Caller, Path};
 pub use controller::{Controller, Controllers, Kind};
 pub use directory::{Board, Directory};
 pub use queue::{Queue, Task, TaskSet};
-pub use space::{Mapping, NamespaceMap};
+pub use space::{Made, Mapping, NamespaceMap};
 pub use subsystem::{Everywhere, Nowhere, Pass, Renewing, Sanitizing, Subsystem, SubsystemConfig};

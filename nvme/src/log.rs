@@ -4,8 +4,10 @@ use crate::command::Status;
 use crate::connect::{DISCOVERY_NQN, family};
 use crate::context::Context;
 use crate::controller::Kind;
+use crate::errors::{ERRORS_MAX, ErrorEntry};
 use crate::history::{Happened, Teller};
-use crate::table::{Code, Set, find};
+use crate::namespace::NAMESPACES_MAX;
+use crate::table::{Code, Effect, Set, find};
 use lunar_core::medium::Content;
 use lunar_core::tally::Event;
 use lunar_core::wire::le;
@@ -21,8 +23,17 @@ pub struct Row {
     pub name: &'static str,
     /// Whether a controller of a discovery service has it, or one with namespaces.
     pub kinds: &'static [Kind],
-    /// Writes all of it. What it is asked with: the log specific field.
-    pub write: fn(&mut Context<'_>, u8),
+    /// Writes all of it.
+    pub write: fn(&mut Context<'_>, Asked),
+}
+
+/// What a log page is asked with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// The log specific field.
+    pub specific: u8,
+    /// RAE: what the page tells once is told again.
+    pub retains: bool,
 }
 
 const BOTH: &[Kind] = &[Kind::Io, Kind::Discovery];
@@ -51,7 +62,7 @@ pub const PAGES: &[Row] = &[
 ];
 
 /// 5.16.1.1
-fn supported(cx: &mut Context<'_>, _specific: u8) {
+fn supported(cx: &mut Context<'_>, _asked: Asked) {
     const SUPPORTED: u32 = 0x01;
     let kind = cx.controller().kind;
     for id in 0..=u8::MAX {
@@ -60,9 +71,12 @@ fn supported(cx: &mut Context<'_>, _specific: u8) {
     }
 }
 
-/// 5.16.1.2: one entry, which tells of nothing: errors are told with their commands.
-fn errors(cx: &mut Context<'_>, _specific: u8) {
-    cx.out.extend_from_slice(&[0; 64]);
+/// 5.16.1.2: the newest first; what is not there is zero.
+fn errors(cx: &mut Context<'_>, _asked: Asked) {
+    let start = cx.out.len();
+    let (_, last) = cx.controller().errors();
+    cx.out.extend_from_slice(last.as_bytes());
+    cx.out.resize(start + ERRORS_MAX * size_of::<ErrorEntry>(), 0);
 }
 
 /// 5.16.1.3
@@ -79,12 +93,15 @@ struct Health {
     written_units: le::U128,
     reads: le::U128,
     writes: le::U128,
-    rest: [u8; 416],
+    times: [u8; 64],
+    media_errors: le::U128,
+    errors: le::U128,
+    rest: [u8; 320],
 }
 
 const _: () = assert!(size_of::<Health>() == 512);
 
-fn health(cx: &mut Context<'_>, _specific: u8) {
+fn health(cx: &mut Context<'_>, _asked: Asked) {
     let page = health_of(cx);
     cx.out.extend_from_slice(page.as_bytes());
 }
@@ -103,11 +120,13 @@ fn health_of(cx: &Context<'_>) -> Health {
     page.read_units = number(sum(Event::ReadBytes).div_ceil(UNIT));
     page.written_units = number(sum(Event::WriteBytes).div_ceil(UNIT));
     (page.reads, page.writes) = (number(sum(Event::ReadCommand)), number(sum(Event::WriteCommand)));
+    page.media_errors = number(sum(Event::ReadError).wrapping_add(sum(Event::WriteError)));
+    page.errors = number(cx.controller().errors().0);
     page
 }
 
 /// 5.16.1.4: the first slot is the one that runs.
-fn firmware(cx: &mut Context<'_>, _specific: u8) {
+fn firmware(cx: &mut Context<'_>, _asked: Asked) {
     let start = cx.out.len();
     cx.out.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
     let mut revision = [b' '; 8];
@@ -118,22 +137,26 @@ fn firmware(cx: &mut Context<'_>, _specific: u8) {
     cx.out.resize(start + 512, 0);
 }
 
-/// 5.16.1.5: which ones have changed is not kept: then all may have.
-fn changed_namespaces(cx: &mut Context<'_>, _specific: u8) {
+/// 5.16.1.5: there are never more than it has room for.
+fn changed_namespaces(cx: &mut Context<'_>, asked: Asked) {
+    const LEN: usize = 4096;
+    const { assert!(NAMESPACES_MAX as usize <= LEN / size_of::<u32>()) };
     let start = cx.out.len();
-    if cx.controller().take_changed() {
-        cx.out.extend_from_slice(&u32::MAX.to_le_bytes());
+    for id in cx.controller().changed(asked.retains) {
+        cx.out.extend_from_slice(&id.to_le_bytes());
     }
-    cx.out.resize(start + 4096, 0);
+    cx.out.resize(start + LEN, 0);
 }
 
 /// 5.16.1.6: from the table of commands.
-fn effects(cx: &mut Context<'_>, _specific: u8) {
+fn effects(cx: &mut Context<'_>, _asked: Asked) {
     let (start, memory) = (cx.out.len(), cx.controller().path.memory);
+    let manages = cx.pool().is_some();
     for set in [Set::Admin, Set::Io] {
         for op in 0..=u8::MAX {
             let row = find(Code { set, op });
             let row = row.filter(|row| row.policy.gates.transport.has(memory));
+            let row = row.filter(|row| manages || row.policy.effect != Effect::Inventory);
             cx.out.extend_from_slice(&row.map_or(0, |row| row.policy.effect.entry()).to_le_bytes());
         }
     }
@@ -141,7 +164,7 @@ fn effects(cx: &mut Context<'_>, _specific: u8) {
 }
 
 /// 5.16.1.7: nothing is under way, for a test is over when its command is answered.
-fn self_tests(cx: &mut Context<'_>, _specific: u8) {
+fn self_tests(cx: &mut Context<'_>, _asked: Asked) {
     const ENTRIES: usize = 20;
     const ENTRY_LEN: usize = 28;
     const NOTHING: u8 = 0x0f;
@@ -240,14 +263,14 @@ pub(crate) fn begin_persistent(cx: &Context<'_>, specific: u8) -> Result<(), Sta
 }
 
 /// 5.16.1.14: what [`begin_persistent`] has begun; nothing of what was released.
-fn persistent(cx: &mut Context<'_>, _specific: u8) {
+fn persistent(cx: &mut Context<'_>, _asked: Asked) {
     if let Some(log) = cx.controller().told() {
         cx.out.extend_from_slice(&log);
     }
 }
 
 /// 5.16.1.25: what is under way, over, or has failed, by any command set.
-fn sanitize(cx: &mut Context<'_>, _specific: u8) {
+fn sanitize(cx: &mut Context<'_>, _asked: Asked) {
     const NOT_TOLD: u32 = u32::MAX;
     look(cx);
     let asked = cx.controller().standing.subsystem.history.last_sanitized();
@@ -263,14 +286,14 @@ fn sanitize(cx: &mut Context<'_>, _specific: u8) {
 }
 
 /// 5.16.1.13: each namespace is a group of its own, for each has a state of its own.
-fn access(cx: &mut Context<'_>, specific: u8) {
+fn access(cx: &mut Context<'_>, asked: Asked) {
     const GROUPS_ONLY: u8 = 0x01;
     let namespaces = cx.queue.namespaces();
     let changes = cx.subsystem.access_changes();
     cx.out.extend_from_slice(&changes.to_le_bytes());
     cx.out.extend_from_slice(&(namespaces.len() as u16).to_le_bytes());
     cx.out.extend_from_slice(&[0; 6]);
-    let listed = u32::from(specific & GROUPS_ONLY == 0);
+    let listed = u32::from(asked.specific & GROUPS_ONLY == 0);
     for seen in namespaces {
         cx.out.extend_from_slice(&seen.id.to_le_bytes());
         cx.out.extend_from_slice(&listed.to_le_bytes());
@@ -310,7 +333,7 @@ fn put_text(field: &mut [u8], text: &str) {
     field[..len].copy_from_slice(&text.as_bytes()[..len]);
 }
 
-fn discovery(cx: &mut Context<'_>, _specific: u8) {
+fn discovery(cx: &mut Context<'_>, _asked: Asked) {
     const HEAD_LEN: usize = 1024;
     /// SUBTYPE: another discovery service; an NVM subsystem; this discovery service.
     const REFERRAL: u8 = 1;
@@ -369,7 +392,7 @@ fn discovery(cx: &mut Context<'_>, _specific: u8) {
 }
 
 /// 5.16.1.24: the oldest notification; reading takes it.
-fn reservations(cx: &mut Context<'_>, _specific: u8) {
+fn reservations(cx: &mut Context<'_>, _asked: Asked) {
     let start = cx.out.len();
     if let Some((notice, left)) = cx.controller().take_notice() {
         cx.out.extend_from_slice(&notice.count.to_le_bytes());

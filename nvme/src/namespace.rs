@@ -1,6 +1,8 @@
 //! A namespace: a unit as NVMe sees it, and what a host has to do with it.
 
+use crate::space::{Made, Mapping};
 use lunar_core::codes;
+use lunar_core::protection::Kind;
 use lunar_core::reserve::{Held, Shared};
 use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
@@ -80,14 +82,25 @@ pub struct Attached {
     pub namespace: Rc<Namespace>,
     /// Whether the host may only read.
     pub read_only: bool,
+    /// Whether a host has made it.
+    pub made: Option<Made>,
+    /// Whether it is shown with what protects its blocks, if they are protected.
+    metadata: bool,
     access: Cell<Access>,
     held: Cell<Held>,
 }
 
 impl Attached {
-    pub(crate) fn new(id: u32, namespace: Rc<Namespace>, read_only: bool, access: Access, held: Held) -> Self {
-        let read_only = read_only || namespace.unit.read_only;
-        Self { id, namespace, read_only, access: Cell::new(access), held: Cell::new(held) }
+    pub(crate) fn new(id: u32, namespace: Rc<Namespace>, to: Mapping, access: Access, held: Held) -> Self {
+        let read_only = to.read_only || namespace.unit.read_only;
+        let (made, metadata) = (to.made, to.metadata);
+        Self { id, namespace, read_only, made, metadata, access: Cell::new(access), held: Cell::new(held) }
+    }
+
+    /// How its blocks are protected, where the host sees that: each has eight bytes of metadata behind it then.
+    #[must_use]
+    pub fn shown(&self) -> Option<Kind> {
+        if self.metadata { self.namespace.unit.protected().map(|protection| protection.kind()) } else { None }
     }
 
     /// How the host reaches it.

@@ -1,5 +1,6 @@
 //! What a command decided to do.
 
+use crate::manage::Wish;
 use crate::reserve::Wanted;
 use crate::subsystem::Sanitizing;
 use lunar_core::step::Step;
@@ -17,6 +18,8 @@ pub enum Plan {
     Steps(Vec<Step>),
     /// A change of reservations. Behind a pointer, for it is seldom.
     Reserve(Box<Wanted>),
+    /// Reservations of these namespaces outlive a restart from now on, or do not.
+    Persist(Vec<u32>, bool),
     /// A message of who proves its name. Behind a pointer, for it is seldom.
     Hear(Box<[u8]>),
     /// The message that waits for who proves its name goes to the host.
@@ -38,6 +41,8 @@ pub enum Plan {
     Sanitize(Vec<(u32, Sanitizing)>, [u32; 2]),
     /// These namespaces are tested.
     Test(Test),
+    /// Namespaces come, go, or are had by others. Behind a pointer, for it is seldom.
+    Manage(Box<Wish>),
 }
 
 /// A self-test.

@@ -1,13 +1,14 @@
 //! A queue of a controller, on the core that serves it.
 
 use crate::auth::Proof;
+use crate::command::{Refusal, Sqe, Status};
 use crate::controller::{Controller, Controllers};
-use crate::namespace::{Access, Attached, NAMESPACES_MAX};
-use crate::space::Space;
+use crate::namespace::{Access, Attached, NAMESPACES_MAX, Namespace};
+use crate::space::{Mapping, Space};
 use lunar_core::port::NexusName;
 use lunar_core::task;
 use lunar_core::unit::UnitId;
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,6 +31,8 @@ pub struct Queue {
     pub flow_control: bool,
     /// Its commands.
     pub tasks: TaskSet,
+    /// Aborts among them that wait for their commands' ends.
+    pub(crate) aborts: Cell<u8>,
     /// Who is at its other end, where somebody has connected it.
     proof: OnceCell<Proof>,
     name: NexusName,
@@ -37,6 +40,23 @@ pub struct Queue {
     controllers: Arc<Controllers>,
     /// What its host has to do with each namespace that it has addressed, by identifier, which starts with one.
     attached: RefCell<Vec<Option<Rc<Attached>>>>,
+    /// Commands of it that wait for what happens to namespaces.
+    aside: RefCell<Vec<u16>>,
+}
+
+/// A command stands aside until this is dropped.
+pub(crate) struct Aside<'a> {
+    queue: &'a Queue,
+    command: u16,
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        let mut aside = self.queue.aside.borrow_mut();
+        if let Some(at) = aside.iter().position(|command| *command == self.command) {
+            aside.swap_remove(at);
+        }
+    }
 }
 
 impl Queue {
@@ -55,11 +75,20 @@ impl Queue {
             entries,
             flow_control,
             tasks: TaskSet::default(),
+            aborts: Cell::default(),
             proof: OnceCell::new(),
             space,
             controllers,
             attached: RefCell::default(),
+            aside: RefCell::default(),
         }
+    }
+
+    /// A command of this queue ends so: it is remembered in the Error Information log. Returns the status of its
+    /// completion.
+    #[cold]
+    pub fn failed(&self, sqe: &Sqe, refusal: impl Into<Refusal>) -> Status {
+        self.controller.note_error(self.id, sqe, &refusal.into())
     }
 
     /// How its host is named among registrants.
@@ -96,16 +125,41 @@ impl Queue {
 
     #[cold]
     fn first(&self, namespace: u32, at: usize) -> Option<Rc<Attached>> {
-        let (found, read_only) = self.space.find(self.map(), namespace)?;
-        let (access, held) =
-            (found.access(self.controller.path.way.group), found.shared.reservations().held(&self.name));
-        let attached = Rc::new(Attached::new(namespace, found, read_only, access, held));
+        let attached = Rc::new(self.attach(namespace, self.space.find_for(&self.controller, namespace)?));
         let mut all = self.attached.borrow_mut();
         if all.len() <= at {
             all.resize(at + 1, None);
         }
         all[at] = Some(attached.clone());
         Some(attached)
+    }
+
+    fn attach(&self, id: u32, (found, mapping): (Rc<Namespace>, Mapping)) -> Attached {
+        let (access, held) =
+            (found.access(self.controller.path.way.group), found.shared.reservations().held(&self.name));
+        Attached::new(id, found, mapping, access, held)
+    }
+
+    /// What its host would have to do with the namespace of this identifier, whether its controller has it or not.
+    pub(crate) fn allocated(&self, namespace: u32) -> Option<Attached> {
+        Some(self.attach(namespace, self.space.find(self.map(), namespace)?))
+    }
+
+    /// All namespaces that its controller has, or may be attached to.
+    pub(crate) fn all_allocated(&self) -> Vec<Attached> {
+        self.space.map(self.map()).namespaces().filter_map(|(id, _)| self.allocated(id)).collect()
+    }
+
+    /// A command waits for what happens to a namespace, and does nothing to it: who waits until nothing is under way
+    /// there any more does not wait for it, until the guard is dropped.
+    pub(crate) fn stand_aside(&self, command: u16) -> Aside<'_> {
+        self.aside.borrow_mut().push(command);
+        Aside { queue: self, command }
+    }
+
+    /// Whether a task of its may be doing something to one of these namespaces.
+    pub(crate) fn is_at(&self, (command, namespace): (u16, u32), namespaces: &[u32]) -> bool {
+        namespaces.contains(&namespace) && !(self.id == 0 && self.aside.borrow().contains(&command))
     }
 
     /// The map that its host is behind.
@@ -133,7 +187,7 @@ impl Queue {
 
     /// The identifiers that a unit has here.
     pub(crate) fn ids_of(&self, unit: UnitId) -> Vec<u32> {
-        self.space.ids_of(self.map(), unit)
+        self.space.ids_of(&self.controller, unit)
     }
 
     /// Forgets what it knows of a unit.

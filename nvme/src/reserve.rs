@@ -30,26 +30,34 @@ pub(crate) fn notify(controller: &Controller, namespace: u32, told: Told) {
 
 /// What a host asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Wanted {
-    /// What.
-    pub order: Order,
-    /// Whether it leaves it as it is that all outlives a restart, or does not. How that is shows only when it has its
-    /// turn.
-    pub leaves: bool,
+pub enum Wanted {
+    /// This.
+    Order {
+        /// What.
+        order: Order,
+        /// Whether it leaves it as it is that all outlives a restart, or does not. How that is shows only when it has
+        /// its turn.
+        leaves: bool,
+    },
+    /// All outlives a restart, or does not.
+    Persistence(bool),
 }
 
 impl Wanted {
     /// All that the order says.
     #[must_use]
     pub fn all(order: Order) -> Self {
-        Self { order, leaves: false }
+        Self::Order { order, leaves: false }
     }
 
     /// What it means to reservations that are so.
     fn request(&self, now: &Reservations) -> Request {
-        let mut order = self.order.clone();
+        let (mut order, leaves) = match self {
+            Self::Order { order, leaves } => (order.clone(), *leaves),
+            Self::Persistence(outlives) => return Request::Outlive(*outlives),
+        };
         if let Action::Register { outlives, .. } = &mut order.action
-            && self.leaves
+            && leaves
         {
             *outlives = now.outlives();
         }

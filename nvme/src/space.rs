@@ -1,11 +1,21 @@
 //! The units of a core, and the maps by which hosts see them: a namespace is a unit under an identifier.
 
+use crate::controller::Controller;
 use crate::namespace::{NAMESPACES_MAX, Namespace};
 use lunar_core::unit::UnitId;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+
+/// A namespace that a host has made: only controllers that are attached to it have it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Made {
+    /// Any number of controllers may be attached to it.
+    Shared,
+    /// One at a time.
+    Private,
+}
 
 /// What a namespace identifier means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,6 +24,18 @@ pub struct Mapping {
     pub unit: UnitId,
     /// Whether hosts may only read it.
     pub read_only: bool,
+    /// Whether a host has made it; `None`: the operator shows it, and every controller behind the map has it.
+    pub made: Option<Made>,
+    /// Whether hosts see the protection information of its blocks, as metadata.
+    pub metadata: bool,
+}
+
+impl Mapping {
+    /// A unit, which may be written, without metadata.
+    #[must_use]
+    pub fn plain(unit: UnitId) -> Self {
+        Self { unit, read_only: false, metadata: false, made: None }
+    }
 }
 
 /// What namespace identifiers mean to some hosts.
@@ -32,8 +54,20 @@ impl NamespaceMap {
         self.0.iter().map(|(id, mapping)| (*id, *mapping))
     }
 
+    /// Whether hosts see something else by it at once than `before`: what hosts make they see when their controllers
+    /// are attached to it, and not any more when these are detached, as from units that are `leaving`.
+    #[must_use]
+    pub fn is_news(&self, before: &Self, leaving: &[UnitId]) -> bool {
+        let is_shown = |(id, to): (&u32, &Mapping)| to.made.is_none() && before.0.get(id) != Some(to);
+        let is_gone = |(id, to): (&u32, &Mapping)| {
+            self.0.get(id) != Some(to) && !(to.made.is_some() && leaving.contains(&to.unit))
+        };
+        self.0.iter().any(is_shown) || before.0.iter().any(is_gone)
+    }
+
     /// Identifiers that mean one thing here and another, or nothing, there.
-    fn differs(&self, other: &Self) -> Vec<u32> {
+    #[must_use]
+    pub fn differs(&self, other: &Self) -> Vec<u32> {
         let changed = |(id, to): (&u32, &Mapping)| (other.0.get(id) != Some(to)).then_some(*id);
         let mut ids: Vec<u32> = self.0.iter().filter_map(changed).collect();
         ids.extend(other.0.keys().filter(|id| !self.0.contains_key(id)));
@@ -59,10 +93,18 @@ impl Space {
         }
     }
 
-    /// The unit that has this identifier behind a map, and whether it may only be read.
-    pub(crate) fn find(&self, map: Option<&str>, id: u32) -> Option<(Rc<Namespace>, bool)> {
+    /// The unit that has this identifier behind a map, and how.
+    pub(crate) fn find(&self, map: Option<&str>, id: u32) -> Option<(Rc<Namespace>, Mapping)> {
         let mapping = *self.map(map).0.get(&id)?;
-        Some((self.unit(mapping.unit)?, mapping.read_only))
+        Some((self.unit(mapping.unit)?, mapping))
+    }
+
+    /// The same of what a controller has: what hosts made only if it is attached to it.
+    pub(crate) fn find_for(&self, controller: &Controller, id: u32) -> Option<(Rc<Namespace>, Mapping)> {
+        let found = self.find(controller.standing.map.as_deref(), id)?;
+        let (namespace, mapping) = &found;
+        let has = mapping.made.is_none() || controller.is_attached(&namespace.unit.identity.uuid);
+        has.then_some(found)
     }
 
     /// This core's view of a unit.
@@ -70,9 +112,11 @@ impl Space {
         self.units.borrow().get(&unit).cloned()
     }
 
-    /// The identifiers that a unit has behind a map.
-    pub(crate) fn ids_of(&self, map: Option<&str>, unit: UnitId) -> Vec<u32> {
-        self.map(map).namespaces().filter(|(_, to)| to.unit == unit).map(|(id, _)| id).collect()
+    /// The identifiers that a unit has at a controller.
+    pub(crate) fn ids_of(&self, controller: &Controller, unit: UnitId) -> Vec<u32> {
+        let map = self.map(controller.standing.map.as_deref());
+        let ids = map.namespaces().filter(|(_, to)| to.unit == unit).map(|(id, _)| id);
+        ids.filter(|id| self.find_for(controller, *id).is_some()).collect()
     }
 
     pub(crate) fn add(&self, namespace: Rc<Namespace>) {
@@ -87,9 +131,9 @@ impl Space {
     }
 
     /// Shows a unit to those who are not behind a map.
-    pub(crate) fn show(&self, id: u32, unit: UnitId) {
+    pub(crate) fn show(&self, id: u32, to: Mapping) {
         let mut whole = NamespaceMap::clone(&self.whole.borrow());
-        whole.0.insert(id, Mapping { unit, read_only: false });
+        whole.0.insert(id, to);
         *self.whole.borrow_mut() = Rc::new(whole);
     }
 
@@ -123,7 +167,8 @@ mod tests {
     const UNITS: [UnitId; 2] = [UnitId(0), UnitId(1)];
 
     fn map(all: &[(u32, UnitId, bool)]) -> NamespaceMap {
-        NamespaceMap::new(all.iter().map(|(id, unit, read_only)| (*id, Mapping { unit: *unit, read_only: *read_only })))
+        let mapping = |(id, unit, read_only): &_| (*id, Mapping { read_only: *read_only, ..Mapping::plain(*unit) });
+        NamespaceMap::new(all.iter().map(mapping))
     }
 
     fn set(rig: &Rig, all: &[(u32, UnitId, bool)]) {
@@ -179,15 +224,35 @@ mod tests {
         let after = rig.run(&io, &entry(2, 7, &[0, 0, 0]), &[]).data;
         assert_eq!((before[0], after[0]), (0, 3));
         assert_eq!(listed(&rig, &admin), [7, 8]);
-        rig.subsystem.tell_namespaces(&["other".into()].into(), &[]);
-        rig.subsystem.tell_namespaces(&["few".into()].into(), &[UNITS[0]]);
+        rig.subsystem.tell_namespaces(&[("other".into(), vec![9])].into(), &[]);
+        rig.subsystem.tell_namespaces(&[("few".into(), vec![8])].into(), &[UNITS[0]]);
         assert_eq!(at_once(admin.controller.event()), (0, Status::SUCCESS, 0x04_0002));
-        assert_eq!(rig.run(&admin, &entry(0x02, 0, &[0x04 | 15 << 16]), &[]).data[..4], [0xff; 4]);
+        // Retained, in parts, and then taken.
+        let changed = |admin: &Rc<Queue>, dword: u32, offset: u32| {
+            let list = rig.run(admin, &entry(0x02, 0, &[0x04 | dword | 1 << 16, 0, offset]), &[]).data;
+            [list[0], list[4]]
+        };
+        assert_eq!((changed(&admin, 1 << 15, 0), changed(&admin, 1 << 15, 4)), ([7, 8], [8, 0]));
+        assert!(rig.run(&admin, &entry(0x0c, 0, &[]), &[]).parked);
+        assert_eq!((changed(&admin, 0, 0), changed(&admin, 0, 0)), ([7, 8], [0, 0]));
+        assert_eq!(changed(&rig.admin, 0, 0), [1, 0], "who sees all is told of the unit alone");
+        rig.subsystem.tell_namespaces(&[("few".into(), vec![8])].into(), &[]);
+        assert_eq!(at_once(admin.controller.event()).2, 0x04_0002, "it was read: the next change is told again");
+        assert_eq!(changed(&admin, 0, 0), [8, 0]);
         rig.subsystem.set_access(UNITS[1], 3, Access::INACCESSIBLE);
         assert_eq!(rig.run(&io, &entry(2, 8, &[0, 0, 0]), &[]).status, Status::SUCCESS, "by another group");
         rig.subsystem.forget_map("few");
         rig.subsystem.remove_unit(UNITS[0]);
         assert_eq!(rig.run(&io, &entry(2, 7, &[0, 0, 0]), &[]).status, Status::INVALID_NAMESPACE);
+    }
+
+    #[test]
+    fn what_hosts_make_is_news_to_nobody_until_they_have_it() {
+        let [shown, made] = [None, Some(Made::Shared)].map(|made| Mapping { made, ..Mapping::plain(UNITS[1]) });
+        let [none, shown, made] = [vec![], vec![(2, shown)], vec![(2, made)]].map(NamespaceMap::new);
+        assert!(!made.is_news(&none, &[]) && !none.is_news(&made, &UNITS[1..]) && !made.is_news(&made, &[]));
+        assert!(none.is_news(&made, &[]) && shown.is_news(&made, &[]) && made.is_news(&shown, &[]));
+        assert!(shown.is_news(&none, &[]) && none.is_news(&shown, &UNITS[1..]));
     }
 
     #[test]

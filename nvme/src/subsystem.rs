@@ -8,16 +8,17 @@ use crate::controller::{Controller, Controllers, Kind, property};
 use crate::directory::Board;
 use crate::event::Event;
 use crate::history::Happened;
+use crate::manage::Request;
 use crate::namespace::{self, NAMESPACES_MAX, Namespace};
 use crate::queue::Queue;
-use crate::space::{NamespaceMap, Space};
+use crate::space::{Mapping, NamespaceMap, Space};
 use lunar_core::io::Fault;
 use lunar_core::mem::Arena;
 use lunar_core::reserve::{News, SharedUnits};
 use lunar_core::stats::Stats;
 use lunar_core::unit::{Unit, UnitId};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -89,6 +90,9 @@ pub trait Everywhere {
     /// Ends the commands of those who were preempted: done when they have ended.
     fn preempted(&self, unit: UnitId, news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>>;
 
+    /// Ends a command of a controller early: done when it has ended. Tells whether one of the other cores had it.
+    fn abort(&self, controller: u16, queue: u16, command: u16) -> Pin<Box<dyn Future<Output = bool>>>;
+
     /// Keeps where work on a whole medium is, so that it outlives this process.
     fn keep(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>>;
 
@@ -99,6 +103,10 @@ pub trait Everywhere {
 
     /// A unit is written anew: done when all command sets keep from it, or use it again.
     fn renewing(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = ()>>>;
+
+    /// Has namespaces come, go, or be had by others: done when it lasts and all cores go by it. Tells the identifier of
+    /// one that is made, or zero. It goes on whatever becomes of who asked.
+    fn manage(&self, request: Request) -> Pin<Box<dyn Future<Output = Result<u32, Status>>>>;
 }
 
 /// [`Everywhere`] of a program with one core and one command set.
@@ -112,6 +120,10 @@ impl Everywhere for Nowhere {
 
     fn preempted(&self, _unit: UnitId, _news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>> {
         Box::pin(std::future::ready(()))
+    }
+
+    fn abort(&self, _controller: u16, _queue: u16, _command: u16) -> Pin<Box<dyn Future<Output = bool>>> {
+        Box::pin(std::future::ready(false))
     }
 
     fn keep(&self, _unit: UnitId, _state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
@@ -130,13 +142,17 @@ impl Everywhere for Nowhere {
     fn renewing(&self, _unit: UnitId, _state: Renewing) -> Pin<Box<dyn Future<Output = ()>>> {
         Box::pin(std::future::ready(()))
     }
+
+    fn manage(&self, _request: Request) -> Pin<Box<dyn Future<Output = Result<u32, Status>>>> {
+        Box::pin(std::future::ready(Err(Status::OPERATION_DENIED)))
+    }
 }
 
 /// One core's view of the NVM subsystems.
 pub struct Subsystem {
     config: SubsystemConfig,
     pub(crate) everywhere: Rc<dyn Everywhere>,
-    space: Rc<Space>,
+    pub(crate) space: Rc<Space>,
     queues: RefCell<Vec<Weak<Queue>>>,
     access_changes: Cell<u64>,
     /// Where answers are written before they are copied to memory that can be sent.
@@ -175,7 +191,7 @@ impl Subsystem {
     /// # Panics
     /// When `id` is not 1 to [`NAMESPACES_MAX`].
     pub fn add_namespace(&self, id: u32, unit: Rc<Unit>) {
-        self.show(id, unit.id);
+        self.show(id, Mapping::plain(unit.id));
         self.add_unit(unit);
     }
 
@@ -183,9 +199,9 @@ impl Subsystem {
     ///
     /// # Panics
     /// When `id` is not 1 to [`NAMESPACES_MAX`].
-    pub fn show(&self, id: u32, unit: UnitId) {
+    pub fn show(&self, id: u32, to: Mapping) {
         assert!((1..=NAMESPACES_MAX).contains(&id), "there is no namespace {id}");
-        self.space.show(id, unit);
+        self.space.show(id, to);
     }
 
     /// Removes a unit. Commands that run end as they would.
@@ -200,24 +216,36 @@ impl Subsystem {
         let ids = self.space.set_map(name, map);
         let mut behind = self.queues();
         behind.retain(|queue| queue.map() == Some(name));
-        for queue in &behind {
+        self.leave(&behind, &ids, patience).await;
+    }
+
+    /// These controllers are not attached to these namespaces any more: what they run there on this core gets to finish
+    /// until `patience` is over, is aborted then, and gone when this returns.
+    pub async fn detach(&self, controllers: &[u16], ids: &[u32], patience: impl Future<Output = ()>) {
+        let mut queues = self.queues();
+        queues.retain(|queue| controllers.contains(&queue.controller.id));
+        self.leave(&queues, ids, patience).await;
+    }
+
+    /// Has queues forget what these identifiers mean, and waits until nothing goes on there that began before.
+    async fn leave(&self, queues: &[Rc<Queue>], ids: &[u32], patience: impl Future<Output = ()>) {
+        for queue in queues {
             ids.iter().for_each(|id| queue.forget(*id));
         }
-        let changed: Vec<_> = behind.iter().map(|queue| (queue, queue.tasks.moment())).collect();
-        let is_of = |id: u32| ids.contains(&id);
+        let changed: Vec<_> = queues.iter().map(|queue| (queue, queue.tasks.moment())).collect();
         let finish = async {
             for (queue, moment) in &changed {
-                queue.tasks.until_left(*moment, |(_, id)| is_of(id)).await;
+                queue.tasks.until_left(*moment, |task| queue.is_at(task, ids)).await;
             }
         };
         let (mut finish, mut patience) = (pin!(finish), pin!(patience));
         poll_fn(|cx| if finish.as_mut().poll(cx).is_ready() { Poll::Ready(()) } else { patience.as_mut().poll(cx) })
             .await;
         for (queue, moment) in &changed {
-            self.config.stats.tasks_aborted.add(queue.tasks.abort_before(*moment, |(_, id)| is_of(id)));
+            self.config.stats.tasks_aborted.add(queue.tasks.abort_before(*moment, |task| queue.is_at(task, ids)));
         }
         for (queue, _) in &changed {
-            queue.tasks.until_gone(|(_, id)| is_of(id)).await;
+            queue.tasks.until_gone(|task| queue.is_at(task, ids)).await;
         }
     }
 
@@ -232,14 +260,15 @@ impl Subsystem {
         self.space.maps()
     }
 
-    /// Tells the hosts of all cores that are behind one of these maps, or see one of these units, that namespaces came,
-    /// went, or are others: once, whatever the number of cores.
-    pub fn tell_namespaces(&self, maps: &BTreeSet<Arc<str>>, units: &[UnitId]) {
+    /// Tells the hosts of all cores that namespaces came, went, or are others: those of these identifiers to who is
+    /// behind one of these maps, and these units to who sees them. Once, whatever the number of cores.
+    pub fn tell_namespaces(&self, maps: &BTreeMap<Arc<str>, Vec<u32>>, units: &[UnitId]) {
         for controller in self.config.controllers.all() {
             let map = controller.standing.map.as_ref();
-            let sees = |unit: &UnitId| !self.space.ids_of(map.map(|map| &**map), *unit).is_empty();
-            if map.is_some_and(|map| maps.contains(map)) || units.iter().any(sees) {
-                controller.raise(Event::NAMESPACES);
+            let mut ids = map.and_then(|map| maps.get(map)).cloned().unwrap_or_default();
+            ids.extend(units.iter().flat_map(|unit| self.space.ids_of(&controller, *unit)));
+            if !ids.is_empty() {
+                controller.change_namespaces(ids);
             }
         }
     }
@@ -304,7 +333,7 @@ impl Subsystem {
         }
         for controller in self.config.controllers.all() {
             let Some(told) = news.told.get(&controller.host.nexus()) else { continue };
-            for id in self.space.ids_of(controller.standing.map.as_deref(), unit) {
+            for id in self.space.ids_of(&controller, unit) {
                 crate::reserve::notify(&controller, id, *told);
             }
         }

@@ -118,6 +118,8 @@ pub enum Effect {
     Renewal,
     /// What a controller can (CCC).
     Capabilities,
+    /// Which namespaces there are, and who has them (NIC).
+    Inventory,
 }
 
 impl Effect {
@@ -126,6 +128,7 @@ impl Effect {
     pub fn entry(self) -> u32 {
         const SUPPORTED: u32 = 0x01;
         const CONTENT: u32 = 0x02;
+        const INVENTORY: u32 = 0x08;
         const CAPABILITIES: u32 = 0x10;
         const ALONE_IN_NAMESPACE: u32 = 0x1_0000;
         SUPPORTED
@@ -134,6 +137,7 @@ impl Effect {
                 Self::Content => CONTENT,
                 Self::Renewal => CONTENT | ALONE_IN_NAMESPACE,
                 Self::Capabilities => CAPABILITIES,
+                Self::Inventory => INVENTORY,
             }
     }
 }
@@ -218,7 +222,9 @@ table! {
     cmd::features::SetFeatures,
     cmd::features::GetFeatures,
     cmd::admin::AsynchronousEventRequest,
+    cmd::manage::NamespaceManagement,
     cmd::sanitize::DeviceSelfTest,
+    cmd::manage::NamespaceAttachment,
     cmd::admin::KeepAlive,
     cmd::queues::DoorbellBufferConfig,
     cmd::format::FormatNvm,
@@ -226,6 +232,7 @@ table! {
     cmd::io::Flush,
     cmd::io::Write,
     cmd::io::Read,
+    cmd::io::WriteUncorrectable,
     cmd::io::Compare,
     cmd::io::WriteZeroes,
     cmd::ranges::DatasetManagement,

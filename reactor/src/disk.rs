@@ -6,6 +6,7 @@
 //! its flushes, so that nobody else's call takes the news away from them; one flush runs at a time; and after the
 //! first that failed, every flush fails, on every core, until the volume is opened anew.
 
+use crate::log;
 use crate::op::{Allocate, Handle, Op};
 use crate::{Reactor, os_error};
 use lunar_core::io::{Completion, Data, Done, Fault, Outcome};
@@ -78,7 +79,7 @@ impl Health {
 
     fn lose(&self, fault: Fault) {
         if !self.lost.swap(true, Ordering::AcqRel) {
-            eprintln!(
+            log!(
                 "{}: data in the page cache could not be written ({}) and may be gone. Flushes fail from now on. \
                  Check the disk beneath, then start again.",
                 self.name,

@@ -4,6 +4,7 @@
 //! thread pushes the task's index onto the ready list; waking from another thread goes through [`Remote`]. A
 //! waker that outlived its task wakes nothing, or at worst somebody else for nothing, which futures allow.
 
+use crate::log;
 use crate::op::Bell;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -184,12 +185,12 @@ impl Executor {
             Ok(Poll::Ready(())) => self.tasks.borrow_mut().retire(index),
             Err(panic) => {
                 self.tasks.borrow_mut().retire(index);
-                eprintln!("a task ended by a panic: {}", describe(&*panic));
+                log!("a task ended by a panic: {}", describe(&*panic));
             }
         }
         // The task's own drop may spawn, wake and panic: nothing is borrowed here.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(task))) {
-            eprintln!("a task panicked as it was dropped: {}", describe(&*panic));
+            log!("a task panicked as it was dropped: {}", describe(&*panic));
         }
     }
 

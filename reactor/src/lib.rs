@@ -8,6 +8,7 @@
 //! * [`unix`], [`shared`], [`watch`]: sockets that pass descriptors, memory that others write, and who looks at it
 //! * [`end`]: the end of something that tasks work for
 //! * [`linger`]: what is taken for a moment longer than its process lives
+//! * [`log!`]: lines of the log
 //! * [`sim`]: the driver whose time, network and files are made up from a seed
 //!
 //! One turn of the loop: tasks run until none is ready; then those that wait for [`Reactor::end_of_turn`] run
@@ -28,6 +29,7 @@ mod executor;
 mod file;
 mod helper;
 pub mod linger;
+pub mod log;
 mod net;
 pub mod op;
 mod ring;
@@ -520,7 +522,7 @@ fn open_driver(choice: Choice) -> io::Result<Rc<dyn Driver>> {
         Choice::Auto => match ring::Ring::new() {
             Ok(ring) => Ok(ring),
             Err(error) => {
-                eprintln!("io_uring is not to be had ({error}): epoll with helper threads in its place");
+                log!("io_uring is not to be had ({error}): epoll with helper threads in its place");
                 Ok(epoll::Epoll::new()?)
             }
         },
@@ -563,7 +565,7 @@ async fn answer_bell(driver: Rc<dyn Driver>) {
 pub fn os_error(fault: Fault) -> io::Error {
     match fault {
         Fault::Os(errno) => io::Error::from_raw_os_error(errno),
-        Fault::Medium => io::Error::from_raw_os_error(libc::EIO),
+        Fault::Medium | Fault::Marked => io::Error::from_raw_os_error(libc::EIO),
         Fault::NoSpace => io::Error::from_raw_os_error(libc::ENOSPC),
         Fault::Gone => io::Error::from_raw_os_error(libc::EBADF),
         Fault::Unsupported => io::ErrorKind::Unsupported.into(),

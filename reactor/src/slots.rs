@@ -6,6 +6,7 @@
 
 use crate::Reactor;
 use crate::executor::describe;
+use crate::log;
 use lunar_core::io::Completion;
 use lunar_core::step::Tools;
 use std::cell::{Cell, RefCell};
@@ -111,7 +112,7 @@ impl<J> fmt::Debug for Slots<J> {
 #[inline]
 pub fn contain<T>(what: impl FnOnce() -> T) -> Option<T> {
     let result = catch_unwind(AssertUnwindSafe(what));
-    result.map_err(|panic| eprintln!("a command ended by a panic: {}", describe(&*panic))).ok()
+    result.map_err(|panic| log!("a command ended by a panic: {}", describe(&*panic))).ok()
 }
 
 #[expect(clippy::await_holding_refcell_ref, reason = "a seat is written to when it is free, and that is after")]

@@ -4,6 +4,7 @@ use crate::fuzzing::{BLOCKS, Ended, Rig};
 use crate::nexus::Addressee;
 use crate::sense::{Asc, SenseKey};
 use lunar_core::io::{Fault, Op};
+use lunar_core::range::Span;
 
 fn read10(lba: u32, count: u16) -> [u8; 10] {
     block10(0x28, 0, lba, count)
@@ -182,6 +183,39 @@ fn faults_of_the_store() {
     assert_eq!((ended.status, ended.sense.len()), (Status::BUSY, 0));
     assert_eq!((rig.stats().check_conditions.get(), rig.stats().busy_refused.get()), (2, 1));
     assert_eq!(rig.stats().commands.get(), 3);
+}
+
+#[test]
+fn blocks_that_were_marked_as_unreadable() {
+    let rig = Rig::default();
+    numbered(&rig);
+    let unit = rig.nexus.itl(0).expect("there").lu.unit.clone();
+    let mark = |first: u64, end: u64| {
+        let span = Span { start: first * 512, end: end * 512 };
+        drop(unit.medium.uncorrectable().mark(span, 512, &*unit.keep).expect("room"));
+    };
+    let told = |cdb: &[u8], out: &[u8]| {
+        let ended = rig.run(cdb, out, 8 * 512);
+        assert_eq!(sense(&ended), (SenseKey::MEDIUM_ERROR, Asc::LBA_MARKED_BAD), "{cdb:02x?}");
+        (ended.sense[0], ended.sense[6])
+    };
+    mark(5, 7);
+    let swap = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0];
+    for (cdb, out) in [
+        (&read10(3, 8)[..], &[][..]),
+        (&block16(0x88, 3, 8), &[]),
+        (&block10(0x2f, 0, 3, 8), &[]),
+        (&block10(0x2f, 2, 3, 8), &[0; 8 * 512]),
+        (&swap, &[0; 1024]),
+    ] {
+        assert_eq!(told(cdb, out), (0xf0, 5), "{cdb:02x?}");
+    }
+    assert_eq!(rig.run(&read10(3, 2), &[], 1024).status, Status::GOOD);
+    // WRITE SAME, and WRITE.
+    assert_eq!(rig.run(&block10(0x41, 0, 5, 1), &[9; 512], 0).status, Status::GOOD);
+    assert_eq!(told(&read10(3, 8), &[]), (0xf0, 6));
+    assert_eq!(rig.run(&block10(0x2a, 0, 6, 1), &[8; 512], 0).status, Status::GOOD);
+    assert_eq!(rig.run(&read10(5, 2), &[], 1024).data, [[9; 512], [8; 512]].concat());
 }
 
 #[test]

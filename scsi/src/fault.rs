@@ -33,7 +33,8 @@ impl Site {
             | Step::Copy { offset, .. }
             | Step::OrWrite { offset, .. }
             | Step::WriteAtomic { offset, .. }
-            | Step::WriteVerify { offset, .. } => (Some(*offset), true),
+            | Step::WriteVerify { offset, .. }
+            | Step::Mark { offset, .. } => (Some(*offset), true),
             Step::Flush | Step::Unmap(_) | Step::Protected(_) => (None, true),
         };
         let verifies = matches!(step, Step::Compare { .. } | Step::Verify { .. });
@@ -75,6 +76,14 @@ impl Site {
                 let asc = if self.writes { Asc::WRITE_ERROR } else { Asc::UNRECOVERED_READ_ERROR };
                 Sense { information: self.block_at(at), ..Sense::new(SenseKey::MEDIUM_ERROR, asc) }.into()
             }
+            // SBC-3 4.18.2
+            Failure::Fault { fault: Fault::Marked, at } => {
+                let sense = Sense::new(SenseKey::MEDIUM_ERROR, Asc::LBA_MARKED_BAD);
+                Sense { information: self.block_at(at), ..sense }.into()
+            }
+            Failure::Origin { fault: Fault::Marked, .. } => {
+                Sense::new(SenseKey::MEDIUM_ERROR, Asc::LBA_MARKED_BAD).into()
+            }
             Failure::Origin { fault: Fault::Medium, .. } => {
                 Sense::new(SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR).into()
             }
@@ -94,7 +103,9 @@ pub(crate) fn transfer(fault: Fault) -> Refusal {
         // The task itself was not aborted, or nothing would be answered: the store gave the request up.
         Fault::Aborted => (SenseKey::ABORTED_COMMAND, Asc::INTERNAL_TARGET_FAILURE),
         Fault::Cleared => (SenseKey::ABORTED_COMMAND, Asc::COMMANDS_CLEARED_BY_DEVICE_SERVER),
-        Fault::Medium | Fault::Unsupported | Fault::Os(_) => (SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE),
+        Fault::Medium | Fault::Marked | Fault::Unsupported | Fault::Os(_) => {
+            (SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE)
+        }
     };
     Sense::new(key, asc).into()
 }
@@ -119,6 +130,22 @@ mod tests {
         assert_eq!(ended(&write, failure), (Status::CHECK_CONDITION, Some(sense)));
         let sense = (SenseKey::MEDIUM_ERROR, Asc::WRITE_ERROR, None);
         assert_eq!(ended(&Step::Flush, failure), (Status::CHECK_CONDITION, Some(sense)));
+    }
+
+    #[test]
+    fn a_block_that_was_marked_is_told_as_such() {
+        let failure = Failure::Fault { fault: Fault::Marked, at: 1024 };
+        let marked = |information| (SenseKey::MEDIUM_ERROR, Asc::LBA_MARKED_BAD, information);
+        for step in [
+            Step::Read { offset: 5120, len: 4096 },
+            Step::Verify { offset: 5120, len: 4096 },
+            Step::CompareWrite { offset: 5120, len: 4096, durable: false },
+        ] {
+            assert_eq!(ended(&step, failure), (Status::CHECK_CONDITION, Some(marked(Some(12)))));
+            assert_eq!(Site::of(&step, 512).error(failure), None, "no medium is worn");
+        }
+        let failure = Failure::Origin { fault: Fault::Marked, at: 1024 };
+        assert_eq!(ended(&Step::Flush, failure), (Status::CHECK_CONDITION, Some(marked(None))));
     }
 
     #[test]

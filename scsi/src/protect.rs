@@ -126,7 +126,7 @@ pub(crate) fn planned<C: Blocks>(lu: &LogicalUnit, cdb: &C, about: About, step: 
 #[cold]
 fn planned_with_terms<C: Blocks>(lu: &LogicalUnit, cdb: &C, about: About, step: Step) -> Result<Plan, Sense> {
     Ok(Plan::Do(match asked(lu, cdb, about)? {
-        Some(terms) => Step::Protected(Box::new(Protected { step, terms })),
+        Some(terms) => Step::Protected(Box::new(Protected { step, terms, other: terms })),
         None => step,
     }))
 }

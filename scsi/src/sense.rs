@@ -56,6 +56,7 @@ additional! {
     APPLICATION_TAG_CHECK_FAILED = 0x1002, "logical block application tag check failed";
     REFERENCE_TAG_CHECK_FAILED = 0x1003, "logical block reference tag check failed";
     UNRECOVERED_READ_ERROR = 0x1100, "unrecovered read error";
+    LBA_MARKED_BAD = 0x1114, "read error - LBA marked bad by application client";
     PARAMETER_LIST_LENGTH_ERROR = 0x1a00, "parameter list length error";
     MISCOMPARE_DURING_VERIFY = 0x1d00, "miscompare during verify operation";
     INVALID_COMMAND_OPERATION_CODE = 0x2000, "invalid command operation code";

@@ -3,10 +3,11 @@
 //! to the order that threw it out and ended its commands; who came by iSCSI is told; it stays out over a restart; and
 //! the reservation is always there.
 
+use crate::host::is_excused;
 use crate::machine::{HOST, Kept, Machine, PORTAL, Setup, TARGET, Volume};
 use crate::stamp::{self, SECTOR};
 use crate::watch::Watch;
-use crate::wire::{Controller, Who};
+use crate::wire::{Controller, ENTRIES, Lost, Who};
 use lunar_core::keep::Keep;
 use lunar_core::mem::Arena;
 use lunar_core::outgoing::Data;
@@ -37,10 +38,13 @@ const CLIENTS: Host = Host(2);
 const SECTORS: usize = 128;
 /// A command that has no answer by then has none: whoever was thrown out is not told of its tasks (SAM-5 5.6).
 const COMMAND_TIME: Duration = Duration::from_secs(100);
+/// What an order that was aborted itself has asked of other cores has reached them by then.
+const LETTERS_TIME: Duration = Duration::from_secs(1);
 /// Reads of a node that looks after its fence, until it gives up: it may have been thrown out itself.
 const LOOKS_MAX: usize = 4;
-/// A sense key.
+/// Sense keys.
 const UNIT_ATTENTION: u8 = 6;
+const ABORTED_COMMAND: u8 = 11;
 /// PERSISTENT RESERVE OUT and IN, with the service actions that are used.
 const RESERVE_OUT: u8 = 0x5f;
 const RESERVE: u8 = 1;
@@ -49,12 +53,16 @@ const PREEMPT_AND_ABORT: u8 = 5;
 const REGISTER_AND_IGNORE: u8 = 6;
 const RESERVE_IN: u8 = 0x5e;
 const READ_RESERVATION: u8 = 1;
+/// The key of the first node.
+const FIRST_KEY: u64 = 0xa0;
 /// APTPL, in the parameter list.
 const OUTLIVES: u8 = 1;
 /// Bytes of READ RESERVATION without a reservation.
 const NO_RESERVATION: usize = 8;
 /// Types that admit registrants, and their numbers in NVMe.
 const TYPES: [(u8, u32); 4] = [(5, 3), (6, 4), (7, 5), (8, 6)];
+/// Those of them that let everybody read.
+const READABLE: [u8; 2] = [5, 7];
 /// Reservation Register: replace the key, whatever it is, and keep all over restarts.
 const REPLACE: u32 = 0x02 | 0x08 | 0xc000_0000;
 /// Reservation Acquire: acquire, preempt, preempt and abort.
@@ -79,6 +87,56 @@ struct Member {
     quiet: Option<Moment>,
     /// Its next command is answered with a unit attention.
     told: bool,
+    /// It is registered for certain.
+    sure: bool,
+    /// Orders that throw it out.
+    thrown: Threat,
+    /// Those of them that end its commands, too.
+    aborted: Threat,
+    is_nvme: bool,
+}
+
+impl Member {
+    /// An order to throw it out begins.
+    fn threaten(&mut self, aborts: bool) {
+        self.sure = false;
+        self.thrown.begin();
+        if aborts {
+            self.aborted.begin();
+        }
+    }
+
+    /// It is over, and does nothing any more after `until`.
+    fn spare(&mut self, aborts: bool, now: Instant, until: Instant) {
+        self.thrown.end(now);
+        if aborts {
+            self.aborted.end(until);
+        }
+    }
+}
+
+/// Orders against a node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Threat {
+    begun: u64,
+    open: u32,
+    /// When the last one that is over had done what it did.
+    until: Instant,
+}
+
+impl Threat {
+    fn begin(&mut self) {
+        (self.begun, self.open) = (self.begun + 1, self.open + 1);
+    }
+
+    fn end(&mut self, until: Instant) {
+        (self.open, self.until) = (self.open - 1, self.until.max(until));
+    }
+
+    /// Whether one may have met what began at `start`, when they were `before`.
+    fn met(&self, before: &Self, start: Instant) -> bool {
+        before.open > 0 || before.until > start || self.begun > before.begun
+    }
 }
 
 /// What all nodes share.
@@ -91,6 +149,8 @@ struct Cluster {
     ready: Cell<bool>,
     moments: Cell<Moment>,
     busy: Cell<usize>,
+    /// How often the target was killed.
+    deaths: Cell<u64>,
 }
 
 impl Cluster {
@@ -122,6 +182,18 @@ enum Order {
     Read,
 }
 
+impl Order {
+    /// The node that it throws out, and whether it ends its commands.
+    fn victim(&self) -> Option<(usize, bool)> {
+        match self {
+            Self::Reserve(action, key) if *action != RESERVE => {
+                Some(((key - FIRST_KEY) as usize, *action == PREEMPT_AND_ABORT))
+            }
+            _ => None,
+        }
+    }
+}
+
 /// How a command ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum End {
@@ -129,8 +201,12 @@ enum End {
     Conflict,
     /// UNIT ATTENTION.
     Attention,
-    /// Another status.
-    Bad,
+    /// There is no room now.
+    Busy,
+    /// Somebody else ended it.
+    Aborted,
+    /// In another way.
+    Bad(String),
     /// Without an answer.
     Lost,
 }
@@ -161,10 +237,13 @@ pub fn run(watch: &Watch) {
         ready: Cell::new(false),
         moments: Cell::new(0),
         busy: Cell::new(nodes),
+        deaths: Cell::new(0),
     });
     for number in 0..nodes {
         let is_nvme = chance.coin();
-        let node = Node { cluster: cluster.clone(), chance: chance.fork(), number, is_nvme, link: None, sequence: 0 };
+        cluster.change(number, |member| member.is_nvme = is_nvme);
+        let (cluster, chance) = (cluster.clone(), chance.fork());
+        let node = Node { cluster: cluster.clone(), chance, number, is_nvme, link: None, deaths: 0, sequence: 0 };
         cluster.core.spawn(node.work());
     }
     let keeps: Vec<Arc<dyn Keep>> = vec![Arc::new(Lasting::default())];
@@ -174,6 +253,7 @@ pub fn run(watch: &Watch) {
         run_until(&cluster, &machine, Some(at));
         if cluster.busy.get() > 0 && !watch.is_wrong() {
             world.note(format_args!("the target is killed"));
+            cluster.deaths.set(cluster.deaths.get() + 1);
             world.crash(HOST, false);
             drop(machine);
             machine = Machine::start_keeping(watch, &setup, &keeps);
@@ -209,13 +289,15 @@ struct Node {
     number: usize,
     is_nvme: bool,
     link: Option<Link>,
+    /// How often the target had been killed when the link was made.
+    deaths: u64,
     /// Writes so far.
     sequence: u64,
 }
 
 impl Node {
     fn key(node: usize) -> u64 {
-        0xa0 + node as u64
+        FIRST_KEY + node as u64
     }
 
     /// Which node wrote a value.
@@ -241,7 +323,7 @@ impl Node {
             }
             match self.chance.index(12) {
                 0..6 => self.write().await,
-                6..8 => drop(self.register().await),
+                6..8 => self.register().await,
                 8 => self.look().await,
                 9 => {
                     let victim = self.other();
@@ -280,15 +362,19 @@ impl Node {
         }
     }
 
-    async fn register(&mut self) -> bool {
-        let cluster = self.cluster.clone();
+    async fn register(&mut self) {
+        let (cluster, start) = (self.cluster.clone(), self.cluster.core.now());
         cluster.change(self.number, |me| (me.registered, me.fenced) = (None, None));
+        let before = cluster.member(self.number).thrown;
         let end = self.run(Order::Register).await;
-        // What was refused was not done; and what had no answer before has ended by now.
-        if end != End::Lost {
-            cluster.change(self.number, |me| me.registered = Some(cluster.moment()));
-        }
-        matches!(end, End::Good(_))
+        let is_good = matches!(end, End::Good(_));
+        cluster.change(self.number, |me| {
+            // What was refused was not done; and what had no answer before has ended by now.
+            if end != End::Lost {
+                me.registered = Some(cluster.moment());
+            }
+            me.sure |= is_good && !me.thrown.met(&before, start);
+        });
     }
 
     /// A reservation order against a node.
@@ -315,7 +401,7 @@ impl Node {
         let end = self.run(Order::Write(first, bytes.into())).await;
         match (end, before) {
             (End::Good(_), Some(since)) => self.report(format!("wrote {value} although it was out since {since}")),
-            (End::Conflict, _) if self.chance.coin() => drop(self.register().await),
+            (End::Conflict, _) if self.chance.coin() => self.register().await,
             _ => {}
         }
     }
@@ -340,8 +426,11 @@ impl Node {
         let Some(first) = self.of(victim).await else { return };
         self.rest(100_000).await;
         let Some(second) = self.of(victim).await else { return };
-        let is_out = cluster.member(victim).fenced == Some(since);
-        if let Some((sector, value)) = second.into_iter().find(|found| is_out && !first.contains(found)) {
+        if cluster.member(victim).fenced != Some(since) {
+            return;
+        }
+        cluster.watch.count_fence(after.is_nvme);
+        if let Some((sector, value)) = second.into_iter().find(|found| !first.contains(found)) {
             self.report(format!("{value} of node {victim} came to sector {sector}, which is out since {since}"));
         }
     }
@@ -369,8 +458,29 @@ impl Node {
             Order::Write(first, bytes) => format!("write of {} bytes to sector {first}", bytes.len()),
             other => format!("{other:?}"),
         };
-        let end = self.attempt(order).await;
+        let (start, me) = (cluster.core.now(), cluster.member(self.number));
+        let victim = order.victim().map(|(node, aborts)| (node, aborts, cluster.member(node)));
+        if let Some((node, aborts, _)) = victim {
+            cluster.change(node, |victim| victim.threaten(aborts));
+        }
+        let end = self.attempt(order.clone()).await;
         cluster.watch.world().note(format_args!("node {}, {what}: {}", self.number, end.brief()));
+        if let Some((node, aborts, _)) = victim {
+            let now = cluster.core.now();
+            let until = if matches!(end, End::Good(_)) { now } else { now + LETTERS_TIME };
+            cluster.change(node, |victim| victim.spare(aborts, now, until));
+        }
+        let was_aborted = cluster.member(self.number).aborted.met(&me.aborted, start);
+        let may_be = match &end {
+            End::Good(_) | End::Attention | End::Busy => true,
+            End::Conflict => self.may_conflict(&order, victim.map(|(node, _, before)| (node, before))),
+            End::Aborted => was_aborted,
+            End::Lost => was_aborted || cluster.deaths.get() != self.deaths,
+            End::Bad(_) => false,
+        };
+        if !may_be {
+            self.report(format!("{what} ended with {end:?}"));
+        }
         if end == End::Lost {
             self.link = None;
         } else {
@@ -384,14 +494,33 @@ impl Node {
         end
     }
 
+    /// Whether an order may end with a conflict: not that of a node which is registered for certain, and whose victim,
+    /// if it has one, was so when the order began and was thrown out by nobody else meanwhile.
+    fn may_conflict(&self, order: &Order, victim: Option<(usize, Member)>) -> bool {
+        match order {
+            Order::Register | Order::Look => return false,
+            Order::Read if READABLE.contains(&self.cluster.kind.0) => return false,
+            _ => {}
+        }
+        let may_be_missing = |(node, before): (usize, Member)| {
+            !before.sure || self.cluster.member(node).thrown.begun != before.thrown.begun + 1
+        };
+        !self.cluster.member(self.number).sure || victim.is_some_and(may_be_missing)
+    }
+
     async fn attempt(&mut self, order: Order) -> End {
         let cluster = self.cluster.clone();
         let until = cluster.core.now() + COMMAND_TIME;
         if self.link.is_none() {
-            self.link = match self.is_nvme {
-                true => open_nvme(&cluster, self.number, until).await.map(|open| Link::Nvme(Box::new(open))),
-                false => Connection::open(&cluster, self.number, until).await.map(|open| Link::Iscsi(Box::new(open))),
+            self.deaths = cluster.deaths.get();
+            let opened = match self.is_nvme {
+                true => open_nvme(&cluster, self.number, until).await,
+                false => Connection::open(&cluster, self.number, until).await,
             };
+            match opened {
+                Ok(link) => self.link = Some(link),
+                Err(end) => return end,
+            }
         }
         let (own, kind) = (Self::key(self.number), cluster.kind);
         match &mut self.link {
@@ -400,7 +529,7 @@ impl Node {
                 let (cdb, moves) = scsi(order, own, kind.0);
                 let command = Command { cookie: 1, lun: cdb::lun(0), cdb: &cdb, moves };
                 if link.session.submit(command).is_err() {
-                    return End::Lost;
+                    return End::Bad("the window is shut although nothing is under way".to_owned());
                 }
                 link.until(&cluster.core, until).await
             }
@@ -410,9 +539,12 @@ impl Node {
                     Ok(answer) => match answer.status {
                         NvmeStatus::SUCCESS => End::Good(answer.data),
                         NvmeStatus::RESERVATION_CONFLICT => End::Conflict,
-                        _ => End::Bad,
+                        NvmeStatus::NOT_READY => End::Busy,
+                        NvmeStatus::ABORTED => End::Aborted,
+                        other => End::Bad(format!("{other:?}")),
                     },
-                    Err(_) => End::Lost,
+                    Err(Lost::Gone | Lost::Time) => End::Lost,
+                    Err(Lost::Error(why)) => End::Bad(why.to_string()),
                 }
             }
         }
@@ -425,10 +557,15 @@ enum Link {
     Nvme(Box<Controller>),
 }
 
-async fn open_nvme(cluster: &Cluster, number: usize, until: Instant) -> Option<Controller> {
-    let who = Who { number: number as u8, offer: Digests::default(), flow_control: false };
+async fn open_nvme(cluster: &Cluster, number: usize, until: Instant) -> Result<Link, End> {
+    let who = Who { number: number as u8, offer: Digests::default(), flow_control: false, entries: ENTRIES };
+    let deaths = cluster.deaths.get();
     let opened = Controller::open(cluster.watch.world(), &cluster.core, who, until).await;
-    opened.ok()
+    let died = cluster.deaths.get() != deaths;
+    opened.map(|controller| Link::Nvme(Box::new(controller))).map_err(|why| match is_excused(&why, died, died) {
+        true => End::Lost,
+        false => End::Bad(format!("no controller: {why:?}")),
+    })
 }
 
 fn scsi(order: Order, own: u64, kind: u8) -> (Vec<u8>, Moves) {
@@ -482,7 +619,7 @@ struct Connection {
 }
 
 impl Connection {
-    async fn open(cluster: &Cluster, number: usize, until: Instant) -> Option<Self> {
+    async fn open(cluster: &Cluster, number: usize, until: Instant) -> Result<Link, End> {
         let offer = Offer {
             initiator: format!("iqn.2026-01.io.lunar:node{number}"),
             target: Some(TARGET.to_owned()),
@@ -499,7 +636,10 @@ impl Connection {
         };
         let peer = cluster.watch.world().connect(PORTAL);
         let mut link = Self { peer, session: Session::new(offer), out: Vec::new() };
-        (link.until(&cluster.core, until).await != End::Lost).then_some(link)
+        match link.until(&cluster.core, until).await {
+            End::Good(_) => Ok(Link::Iscsi(Box::new(link))),
+            other => Err(other),
+        }
     }
 
     /// Sends and receives until the login or the command is over.
@@ -537,17 +677,56 @@ impl Connection {
                         (Status::GOOD, _) => End::Good(std::mem::take(&mut data)),
                         (Status::RESERVATION_CONFLICT, _) => End::Conflict,
                         (Status::CHECK_CONDITION, Some(&UNIT_ATTENTION)) => End::Attention,
-                        _ => End::Bad,
+                        (Status::BUSY | Status::TASK_SET_FULL, _) => End::Busy,
+                        (Status::TASK_ABORTED, _) | (_, Some(&ABORTED_COMMAND)) => End::Aborted,
+                        (status, _) => End::Bad(format!("{status:?}, {sense:02x?}")),
                     });
                 }
+                Event::Rejected { .. } => end = Some(End::Bad("it was rejected".to_owned())),
                 _ => {}
             });
-            if bytes.is_empty() || heard.is_err() {
+            if let Err(why) = heard {
+                return End::Bad(why.to_string());
+            }
+            if bytes.is_empty() {
                 return End::Lost;
             }
             if let Some(end) = end {
                 return end;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_meets_what_runs_at_the_same_time() {
+        let (early, late) = (Instant(10), Instant(20));
+        let mut threat = Threat::default();
+        let before = threat;
+        assert!(!threat.met(&before, early));
+        threat.begin();
+        assert!(threat.met(&before, early), "it began meanwhile");
+        let during = threat;
+        threat.end(late);
+        assert!(threat.met(&during, early), "it was under way before");
+        let after = threat;
+        assert!(threat.met(&after, early) && !threat.met(&after, late), "it lasted until then");
+    }
+
+    #[test]
+    fn who_is_ordered_out_is_not_registered_for_certain() {
+        let mut member = Member { sure: true, ..Member::default() };
+        member.threaten(false);
+        assert_eq!((member.sure, member.thrown.open, member.aborted.open), (false, 1, 0));
+        member.spare(false, Instant(5), Instant(9));
+        member.threaten(true);
+        member.spare(true, Instant(6), Instant(9));
+        assert_eq!((member.thrown.until, member.aborted.until), (Instant(6), Instant(9)));
+        assert_eq!(Order::Reserve(PREEMPT_AND_ABORT, FIRST_KEY + 2).victim(), Some((2, true)));
+        assert_eq!(Order::Reserve(RESERVE, 0).victim(), None);
     }
 }

@@ -69,7 +69,7 @@ impl NvmeHost {
     #[must_use]
     pub fn any(shared: &Rc<Shared>, mut chance: Chance, number: u8) -> Self {
         let offer = Offer { header_digest: chance.coin(), data_digest: chance.coin(), in_capsule: 0 };
-        let who = Who { number, offer, flow_control: chance.coin() };
+        let who = Who { number, offer, flow_control: chance.coin(), entries: ENTRIES };
         let depth = (1 << chance.within(0..=5)).min(DEPTH_MAX);
         let left = chance.within(10..=120);
         Self { shared: shared.clone(), chance, who, depth, left, lost: Vec::new(), seen: None, failures: 0 }
@@ -111,8 +111,8 @@ impl NvmeHost {
             }
             Err(why) => {
                 self.failures += 1;
-                let changed = shared.faults.reset > 0 || shared.deaths.get() != deaths;
-                if !is_excused(&why, changed) {
+                let died = shared.has_died_since(deaths);
+                if !is_excused(&why, died || shared.breaks(), died) {
                     self.report(format!("no controller: {why:?}"));
                 } else if self.failures > FAILURES_MAX {
                     self.report("no bring-up succeeds any more");
@@ -149,8 +149,7 @@ impl NvmeHost {
                     }
                 }
                 Woken::Ended => {
-                    let excused = life.strange || shared.faults.reset > 0 || shared.deaths.get() != life.deaths;
-                    if !excused {
+                    if !(life.strange || shared.breaks() || shared.has_died_since(life.deaths)) {
                         self.report("the target closed the connection");
                     }
                     break;
@@ -256,8 +255,7 @@ impl NvmeHost {
             Job::Read { first, .. } => *first,
             _ => 0,
         };
-        let is_file = unit.volume.is_file();
-        let may_fail = is_file && shared.faults.read_error + shared.faults.write_error + shared.faults.sync_error > 0;
+        let faults = shared.faults.borrow();
         let verdict = match (status, &job) {
             (Status::SUCCESS, Job::Illegal) => Err("an illegal request ended well".to_owned()),
             (Status::SUCCESS, _) => Ok(Verdict::Good),
@@ -270,11 +268,11 @@ impl NvmeHost {
             }
             // Memory may have run out in the middle.
             (Status::NOT_READY, _) => Ok(Verdict::Failed),
-            (Status::READ_ERROR | Status::WRITE_FAULT, _) if may_fail => Ok(Verdict::Failed),
-            (Status::CAPACITY, _) if is_file && shared.faults.no_space > 0 => Ok(Verdict::Failed),
+            (Status::READ_ERROR | Status::WRITE_FAULT, _) if job.may_fail(unit, &faults) => Ok(Verdict::Failed),
+            (Status::CAPACITY, _) if job.may_lack_space(unit, &faults) => Ok(Verdict::Failed),
             (Status::ABORTED | Status::TRANSPORT_ERROR, _) if life.strange => Ok(Verdict::Failed),
             // A target that stops has no more patience with commands than its drain time.
-            (Status::ABORTED, _) if shared.deaths.get() != life.deaths => Ok(Verdict::Failed),
+            (Status::ABORTED, _) if shared.has_died_since(life.deaths) => Ok(Verdict::Failed),
             _ => Err(format!("{job:?} ended with {status:?}")),
         };
         let settled = verdict.and_then(|verdict| job.settled(&shared.watch, unit, verdict));
@@ -308,10 +306,12 @@ struct Life {
 }
 
 /// Whether a bring-up may fail like this. `changed`: the network or the target may have taken the controller away
-/// meanwhile.
-fn is_excused(why: &Lost, changed: bool) -> bool {
+/// meanwhile. `died`: the target may have taken along what it never answered; who is cut off by the network is told.
+#[must_use]
+pub fn is_excused(why: &Lost, changed: bool, died: bool) -> bool {
     match why {
-        Lost::Gone => true,
+        Lost::Gone => changed,
+        Lost::Time => died,
         Lost::Error(Error::Connect(Status::CONNECT_BUSY | Status::NOT_READY, _)) => true,
         Lost::Error(Error::Refused(_, Status::NOT_READY)) => true,
         Lost::Error(Error::Connect(..) | Error::Refused(..)) => changed,
@@ -410,4 +410,20 @@ fn illegal(maker: &mut Maker<'_>, namespace: u32) -> Made {
         }
     };
     Made { job: Job::Illegal, compare: None, command }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_never_answered_is_excused_by_a_death_alone() {
+        let refused = Lost::Error(Error::Refused("Identify", Status::INTERNAL_ERROR));
+        let busy = Lost::Error(Error::Connect(Status::CONNECT_BUSY, 0));
+        let excused =
+            |changed, died| [&Lost::Gone, &Lost::Time, &refused, &busy].map(|why| is_excused(why, changed, died));
+        assert_eq!(excused(false, false), [false, false, false, true]);
+        assert_eq!(excused(true, false), [true, false, true, true], "the network breaks connections");
+        assert_eq!(excused(true, true), [true; 4]);
+    }
 }

@@ -15,7 +15,7 @@ use lunar_initiator::{Error, cdb::Key};
 use lunar_iscsi::wire::{AsyncEvent, Function, FunctionResponse, LoginStatus};
 use lunar_reactor::Reactor;
 use lunar_reactor::sim::{Chance, Faults, Peer};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::ops::Range;
@@ -48,10 +48,10 @@ pub struct Shared {
     /// The units.
     pub luns: Vec<Lun>,
     /// What goes wrong while they work.
-    pub faults: Faults,
+    pub faults: RefCell<Faults>,
     /// Initiators that have not finished.
     pub busy: Cell<usize>,
-    /// Crashes and stops of the target so far.
+    /// Beginnings and ends of the target's crashes and stops so far.
     pub deaths: Cell<u64>,
     /// Until when sessions may end because somebody asked for that.
     pub cold_until: Cell<Instant>,
@@ -69,8 +69,15 @@ impl Shared {
     }
 
     /// Whether the network may break a connection by itself.
-    fn breaks(&self) -> bool {
-        self.faults.reset > 0
+    #[must_use]
+    pub fn breaks(&self) -> bool {
+        self.faults.borrow().reset > 0
+    }
+
+    /// Whether the target has crashed or stopped since there were so many deaths, or was about to then.
+    #[must_use]
+    pub fn has_died_since(&self, deaths: u64) -> bool {
+        self.deaths.get() != deaths || !deaths.is_multiple_of(2)
     }
 }
 
@@ -210,6 +217,8 @@ struct Connection<'a> {
     reads_from: Instant,
     /// It sends nothing until then.
     sends_from: Instant,
+    /// Whether it was held up, deaf or mute at all: a login has less time.
+    disturbed: bool,
     /// Whether it was deaf or mute for so long that the target may give it up.
     strange: bool,
     deaths: u64,
@@ -236,6 +245,7 @@ impl<'a> Connection<'a> {
             begun: now,
             reads_from: now,
             sends_from: now,
+            disturbed: false,
             strange: false,
             deaths: shared.deaths.get(),
         }
@@ -332,6 +342,7 @@ impl<'a> Connection<'a> {
             4 => self.reads_from = until,
             _ => self.sends_from = until,
         }
+        self.disturbed = true;
         self.strange |= !patient;
         let what = ["stalls", "reads nothing", "sends nothing"][what - 3];
         world.note(format_args!("link {}: {what} until {until:?}", self.peer.link()));
@@ -432,7 +443,10 @@ impl<'a> Connection<'a> {
         }
         match result {
             Ok(()) => {}
-            Err(Error::Login(LoginStatus::SERVICE_UNAVAILABLE | LoginStatus::OUT_OF_RESOURCES, _)) => {
+            // A target without memory lets in who comes again.
+            Err(Error::Login(LoginStatus::OUT_OF_RESOURCES, _)) => return Some(Ending::Own),
+            // A target that stops lets nobody in any more.
+            Err(Error::Login(LoginStatus::SERVICE_UNAVAILABLE, _)) if self.port.shared.has_died_since(self.deaths) => {
                 return Some(Ending::Own);
             }
             Err(why) => {
@@ -500,7 +514,7 @@ impl<'a> Connection<'a> {
             Job::Read { first, .. } => *first,
             _ => 0,
         };
-        match job.answered(&shared.watch, unit, &shared.faults, answer) {
+        match job.answered(&shared.watch, unit, &shared.faults.borrow(), answer) {
             Ok(values) if self.port.is_calm && values.is_empty() => self.read_again(lun, first),
             Ok(values) if !values.is_empty() => self.port.seen = Some((unit.number, first, values)),
             Ok(_) => {}
@@ -567,7 +581,14 @@ impl<'a> Connection<'a> {
     fn look_at_time(&mut self) -> Option<Ending> {
         let now = self.now();
         if !self.logged_in {
-            return (now.since(self.begun) > LOGIN_TIME).then_some(Ending::Other);
+            if now.since(self.begun) <= LOGIN_TIME {
+                return None;
+            }
+            // Who is cut off by the network is told.
+            if !self.disturbed && !self.port.shared.has_died_since(self.deaths) {
+                self.report("the login is not answered");
+            }
+            return Some(Ending::Other);
         }
         let mut late = Vec::new();
         for (cookie, pending) in &self.pending {
@@ -599,9 +620,9 @@ impl<'a> Connection<'a> {
         let shared = &self.port.shared;
         let excused = self.leaving
             || self.strange
-            || !self.logged_in
+            || self.disturbed && !self.logged_in
             || shared.breaks()
-            || shared.deaths.get() != self.deaths
+            || shared.has_died_since(self.deaths)
             || self.now() < shared.cold_until.get();
         if !excused {
             self.report("the target closed the connection");

@@ -477,15 +477,35 @@ impl Job {
         }
     }
 
+    /// Whether the medium may fail what it reads or writes.
+    #[must_use]
+    pub fn may_fail(&self, lun: &Lun, faults: &Faults) -> bool {
+        // What is durable hears of what others could not write back.
+        let written = |durable: bool| faults.write_error > 0 || durable && faults.sync_error > 0;
+        lun.volume.is_file()
+            && match self {
+                Self::Read { .. } => faults.read_error > 0,
+                Self::Write { durable, .. } => written(*durable),
+                Self::CompareWrite { durable, .. } => faults.read_error > 0 || written(*durable),
+                Self::Flush(_) => written(true),
+                Self::Harmless | Self::Illegal => false,
+            }
+    }
+
+    /// Whether there may be no space for what it writes.
+    #[must_use]
+    pub fn may_lack_space(&self, lun: &Lun, faults: &Faults) -> bool {
+        let writes = matches!(self, Self::Write { .. } | Self::CompareWrite { .. });
+        lun.volume.is_file() && faults.no_space > 0 && writes
+    }
+
     fn judge_sense(&self, lun: &Lun, faults: &Faults, sense: Sense) -> Result<Verdict, String> {
-        let is_file = lun.volume.is_file();
-        let may_fail = is_file && faults.read_error + faults.write_error + faults.sync_error > 0;
         match (sense.key, self) {
             (Key::UNIT_ATTENTION, _) => Ok(Verdict::Refused),
             (Key::ILLEGAL_REQUEST, Self::Illegal) => Ok(Verdict::Refused),
             (Key::MISCOMPARE, Self::CompareWrite { .. }) => Ok(Verdict::Miscompare),
-            (Key::MEDIUM_ERROR, _) if may_fail => Ok(Verdict::Failed),
-            (Key::DATA_PROTECT, _) if is_file && faults.no_space > 0 => Ok(Verdict::Failed),
+            (Key::MEDIUM_ERROR, _) if self.may_fail(lun, faults) => Ok(Verdict::Failed),
+            (Key::DATA_PROTECT, _) if self.may_lack_space(lun, faults) => Ok(Verdict::Failed),
             _ => Err(format!("{self:?} ended with {sense}")),
         }
     }

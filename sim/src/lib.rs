@@ -74,6 +74,8 @@ pub struct Outcome {
     pub virtual_nanoseconds: u64,
     /// Commands that were answered.
     pub commands: u64,
+    /// Nodes that were thrown out and of which it was seen that nothing came after: by iSCSI, by NVMe.
+    pub fences: [u64; 2],
 }
 
 /// Runs one seed.

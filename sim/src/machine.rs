@@ -5,6 +5,7 @@ use crate::identity;
 use crate::stamp::SECTOR;
 use crate::watch::Watch;
 use lunar::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
+use lunar::steward::Errands;
 use lunar_core::access::Access;
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
 use lunar_core::keep::{Forgetful, Keep};
@@ -407,7 +408,7 @@ fn subsystem(
         guard: lunar_nvme::auth::guard::Guard::quiet(board.clone()),
         outside: Rc::new(lunar_nvme::fuzzing::Still::default()),
     };
-    Subsystem::new(config, Rc::new(OtherViews(links.clone())))
+    Subsystem::new(config, Rc::new(OtherViews(links.clone(), Errands::new(reactor, &Arc::default()))))
 }
 
 /// One subsystem, for everybody.
@@ -422,6 +423,7 @@ fn board() -> Arc<Board> {
         terms: lunar_nvme::auth::exchange::Terms::default(),
         history: Arc::default(),
         controllers_max: CONTROLLERS_MAX,
+        pools: std::collections::BTreeMap::new(),
     };
     let board = Arc::new(Board::default());
     board.set(Subsystems::new(vec![entry], Default::default(), None).expect("nobody proves anything"));

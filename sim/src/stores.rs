@@ -64,6 +64,29 @@ impl Setup {
         self.policy.is_some_and(|policy| policy.durable)
     }
 
+    /// Whether a step may fail like this, by what goes wrong here.
+    fn may_fail(&self, fault: Fault, step: &Step) -> bool {
+        let faults = &self.faults;
+        let changes = !matches!(step, Step::Read { .. } | Step::Flush);
+        let reads = matches!(step, Step::Read { .. } | Step::CompareWrite { .. });
+        let is_durable = match step {
+            Step::Write { durable, .. } | Step::CompareWrite { durable, .. } => *durable || self.is_durable(),
+            Step::Flush => true,
+            _ => changes && self.is_durable(),
+        };
+        self.policy.is_some()
+            && match fault {
+                Fault::Medium => {
+                    // What is durable hears of what others could not write back.
+                    reads && faults.read_error > 0
+                        || (changes || is_durable) && faults.write_error > 0
+                        || is_durable && faults.sync_error > 0
+                }
+                Fault::NoSpace => changes && faults.no_space > 0,
+                _ => false,
+            }
+    }
+
     fn traits(&self) -> Traits {
         Traits {
             size: (self.sectors * SECTOR) as u64,
@@ -100,10 +123,10 @@ pub fn run(watch: &Watch) {
             return;
         }
     }
-    let mut healed = setup.faults.clone();
-    healed.heal();
-    world.set_faults(healed);
-    last_look(watch, &setup, &model);
+    let mut healed = setup;
+    healed.faults.heal();
+    world.set_faults(healed.faults.clone());
+    last_look(watch, &healed, &model);
 }
 
 /// How a life may end before its time.
@@ -161,7 +184,7 @@ fn last_look(watch: &Watch, setup: &Setup, model: &Rc<RefCell<Model>>) {
     let done = Rc::new(Cell::new(false));
     let (flag, chance, sectors) = (done.clone(), watch.world().chance(), setup.sectors);
     core.spawn(async move {
-        User::new(bench, chance).read(0..sectors).await;
+        User { is_patient: true, ..User::new(bench, chance) }.read(0..sectors).await;
         flag.set(true);
     });
     watch.world().run(&[&core], || done.get() || watch.is_wrong());
@@ -213,12 +236,14 @@ struct User {
     tools: Tools,
     /// What it read last: what it expects in a compare-and-write.
     seen: Option<(usize, Vec<Value>)>,
+    /// Whether it aborts nothing.
+    is_patient: bool,
 }
 
 impl User {
     fn new(bench: Rc<Bench>, chance: Chance) -> Self {
         let tools = Tools { arena: bench.reactor.arena().clone(), completion: Completion::new() };
-        Self { bench, chance, tools, seen: None }
+        Self { bench, chance, tools, seen: None, is_patient: false }
     }
 
     async fn step(&mut self) {
@@ -247,8 +272,8 @@ impl User {
 
     async fn carry_out(&mut self, step: Step, out: Vec<u8>) -> (Result<(), Failure>, Vec<u8>) {
         let bench = self.bench.clone();
-        let abort_at =
-            self.chance.odds(50_000).then(|| bench.reactor.now() + Duration::from_micros(self.chance.within(0..=500)));
+        let aborts = !self.is_patient && self.chance.odds(50_000);
+        let abort_at = aborts.then(|| bench.reactor.now() + Duration::from_micros(self.chance.within(0..=500)));
         let memory = Memory {
             bench: &bench,
             out,
@@ -259,7 +284,19 @@ impl User {
         let mut tail = Tail::default();
         let result = carry_out(Admitted::to(&bench.unit), &step, &memory, &mut self.tools, &mut tail).await;
         let result = result.map(|()| memory.take(tail.offset, &tail.data));
-        (result, memory.input.into_inner())
+        let may_be = match (&result, &step) {
+            (Ok(()), Step::Read { len, .. }) => memory.input.borrow().len() as u64 == *len,
+            (Ok(()), _) => memory.input.borrow().is_empty(),
+            (Err(Failure::Miscompare { .. }), Step::CompareWrite { .. }) => true,
+            (Err(Failure::Fault { fault: Fault::Aborted, .. }), _) => memory.aborted(),
+            (Err(Failure::Fault { fault, .. }), step) => bench.setup.may_fail(*fault, step),
+            (Err(_), _) => false,
+        };
+        let input = memory.input.into_inner();
+        if !may_be {
+            bench.watch.report(format!("{step:?} ended with {result:?} and {} bytes", input.len()));
+        }
+        (result, input)
     }
 
     async fn read(&mut self, sectors: Range<usize>) {
@@ -351,8 +388,7 @@ impl User {
                     self.bench.watch.report(format!("a compare of {sectors:?} missed what surely was there"));
                 }
             }
-            Err(Failure::Protection { .. }) => self.bench.watch.report("a block that nothing protects failed"),
-            Err(Failure::Fault { .. } | Failure::Origin { .. }) => model.end_write(write, End::Perhaps),
+            Err(_) => model.end_write(write, End::Perhaps),
         }
     }
 }
@@ -423,5 +459,32 @@ impl Transfer for Memory<'_> {
 
     fn aborted(&self) -> bool {
         self.abort_at.is_some_and(|at| self.bench.reactor.now() >= at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_fails_by_what_it_does_alone() {
+        let policy = Some(Policy { durable: false, direct: None });
+        let of = |faults: Faults, policy| Setup { sectors: 8, policy, tasks: 1, steps: 1, faults };
+        let write = |durable| Step::Write { offset: 0, len: 512, durable };
+        let steps = [Step::Read { offset: 0, len: 512 }, write(false), write(true), Step::Flush];
+        let fails = |setup: &Setup, fault| steps.each_ref().map(|step| setup.may_fail(fault, step));
+        let calm = Faults::none();
+        for (faults, medium) in [
+            (calm.clone(), [false; 4]),
+            (Faults { read_error: 1, ..calm.clone() }, [true, false, false, false]),
+            (Faults { write_error: 1, ..calm.clone() }, [false, true, true, true]),
+            (Faults { sync_error: 1, ..calm.clone() }, [false, false, true, true]),
+        ] {
+            assert_eq!(fails(&of(faults.clone(), policy), Fault::Medium), medium, "{faults:?}");
+            assert_eq!(fails(&of(faults, None), Fault::Medium), [false; 4], "memory never fails");
+        }
+        let full = of(Faults { no_space: 1, ..calm }, policy);
+        assert_eq!(fails(&full, Fault::NoSpace), [false, true, true, false]);
+        assert_eq!(fails(&full, Fault::NoMemory), [false; 4]);
     }
 }

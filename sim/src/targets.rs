@@ -11,7 +11,7 @@ use lunar_core::mem::Arena;
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
 use lunar_reactor::sim::{Chance, Host};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,7 @@ pub fn run(watch: &Watch) {
         watch: watch.clone(),
         core: clients.clone(),
         luns: luns.collect(),
-        faults: setup.faults.clone(),
+        faults: RefCell::new(setup.faults.clone()),
         busy: Cell::new(0),
         deaths: Cell::new(0),
         cold_until: Cell::default(),
@@ -118,6 +118,7 @@ fn die(shared: &Shared, machine: Machine, death: Death) {
     }
     let power = death != Death::Kill;
     world.crash(HOST, power);
+    shared.deaths.set(shared.deaths.get() + 1);
     shared.luns.iter().for_each(|lun| lun.crash(power));
     drop(machine);
 }
@@ -130,7 +131,8 @@ fn finish(watch: &Watch, shared: &Rc<Shared>, setup: &Setup, machine: &Machine) 
     }
     let mut healed = setup.faults.clone();
     healed.heal();
-    world.set_faults(healed);
+    world.set_faults(healed.clone());
+    shared.faults.replace(healed);
     let end = world.now() + QUIET;
     run_until(watch, machine, &shared.core, Some(end), || machine.leftovers().is_empty());
     machine.leftovers().into_iter().for_each(|what| watch.report(what));

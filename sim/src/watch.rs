@@ -41,6 +41,7 @@ struct Inner {
     seed: u64,
     wrong: RefCell<Vec<String>>,
     commands: Cell<u64>,
+    fences: Cell<[u64; 2]>,
 }
 
 impl Watch {
@@ -53,7 +54,8 @@ impl Watch {
         if keep_trace {
             world.keep_trace();
         }
-        Self(Rc::new(Inner { world, seed, wrong: RefCell::default(), commands: Cell::new(0) }))
+        let (wrong, commands, fences) = (RefCell::default(), Cell::new(0), Cell::default());
+        Self(Rc::new(Inner { world, seed, wrong, commands, fences }))
     }
 
     /// The world.
@@ -86,6 +88,13 @@ impl Watch {
         self.0.commands.set(self.0.commands.get() + 1);
     }
 
+    /// Of one more node that was thrown out it was seen that nothing came after.
+    pub fn count_fence(&self, is_nvme: bool) {
+        let mut fences = self.0.fences.get();
+        fences[usize::from(is_nvme)] += 1;
+        self.0.fences.set(fences);
+    }
+
     /// Runs a scenario; what panics in it is a violation.
     pub fn guard(&self, scenario: impl FnOnce()) {
         PANICS.set(Some(Vec::new()));
@@ -104,6 +113,7 @@ impl Watch {
             trace: self.0.world.trace_lines(),
             virtual_nanoseconds: self.0.world.now().0,
             commands: self.0.commands.get(),
+            fences: self.0.fences.get(),
         }
     }
 }

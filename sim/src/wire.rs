@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Entries of an admin queue: the fewest that there may be.
 const ADMIN_ENTRIES: u16 = 32;
-/// Entries of an I/O queue.
+/// Entries of an I/O queue, as a rule.
 pub const ENTRIES: u16 = 64;
 /// How long a controller that is not ready is left alone.
 const READY_PAUSE: Duration = Duration::from_millis(1);
@@ -23,8 +23,10 @@ const READY_PAUSE: Duration = Duration::from_millis(1);
 /// Why a queue is of no use any more.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Lost {
-    /// The connection ended, or nothing came in time.
+    /// The connection ended.
     Gone,
+    /// Nothing came in time.
+    Time,
     /// The controller said what it may not say, or refused.
     Error(Error),
 }
@@ -58,18 +60,28 @@ impl Wire {
         exchange(core, &self.peer, &mut self.out, until, may, most).await
     }
 
+    /// Waits for what comes next.
+    async fn heard(&mut self, core: &Reactor, until: Instant) -> Result<Vec<u8>, Lost> {
+        match self.wait(core, until, (true, true), 8192).await {
+            Woken::Bytes(bytes) => Ok(bytes),
+            Woken::Ended => Err(Lost::Gone),
+            Woken::Time => Err(Lost::Time),
+        }
+    }
+
     /// Waits until there is a queue; gives its controller.
     async fn connected(&mut self, core: &Reactor, until: Instant) -> Result<u16, Lost> {
-        let mut found = None;
-        while found.is_none() {
-            let Woken::Bytes(bytes) = self.wait(core, until, (true, true), 4096).await else { return Err(Lost::Gone) };
+        loop {
+            let (bytes, mut found) = (self.heard(core, until).await?, None);
             self.queue.receive(&bytes, &mut |event| {
                 if let Event::Connected { controller } = event {
                     found = Some(controller);
                 }
             })?;
+            if let Some(controller) = found {
+                return Ok(controller);
+            }
         }
-        found.ok_or(Lost::Gone)
     }
 
     /// Carries out one command while nothing else is under way.
@@ -77,11 +89,12 @@ impl Wire {
     /// # Errors
     /// When there will be no answer.
     pub async fn call(&mut self, core: &Reactor, sqe: Sqe, moves: Moves, until: Instant) -> Result<Answer, Lost> {
-        self.queue.submit(Command { cookie: 0, sqe, moves }).map_err(|_| Lost::Gone)?;
+        let room = self.queue.submit(Command { cookie: 0, sqe, moves });
+        room.map_err(|_| Error::Protocol("the queue is full although nothing is under way"))?;
         let mut answer = Answer { status: Status::SUCCESS, result: 0, data: Vec::new() };
         let mut over = false;
         while !over {
-            let Woken::Bytes(bytes) = self.wait(core, until, (true, true), 8192).await else { return Err(Lost::Gone) };
+            let bytes = self.heard(core, until).await?;
             self.queue.receive(&bytes, &mut |event| match event {
                 Event::Data { bytes, .. } => answer.data.extend_from_slice(bytes),
                 Event::Done { status, result, .. } => {
@@ -113,6 +126,8 @@ pub struct Who {
     pub offer: Offer,
     /// Whether it wants to know how far its queues were read.
     pub flow_control: bool,
+    /// Entries of its I/O queue.
+    pub entries: u16,
 }
 
 impl Who {
@@ -153,7 +168,7 @@ impl Controller {
             };
         };
         let offer = Offer { in_capsule: info.in_capsule, ..who.offer };
-        let mut io = Wire::open(world, offer, who.connect(1, ENTRIES, id));
+        let mut io = Wire::open(world, offer, who.connect(1, who.entries, id));
         io.connected(core, until).await?;
         Ok(Self { admin, io, info })
     }

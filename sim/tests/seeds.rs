@@ -10,17 +10,21 @@ const OTHERS: u64 = 40;
 /// Threads of each test: simulations share nothing.
 const THREADS: u64 = 2;
 
-fn passes(scenario: Scenario) {
+/// Returns how many fences were watched, by protocol.
+fn passes(scenario: Scenario) -> [u64; 2] {
     let seeds = std::env::var("LUNAR_SEEDS").map_or(SEEDS, |seeds| seeds.parse().expect("LUNAR_SEEDS: a number"));
     let seeds = if scenario == Scenario::Targets { seeds } else { (seeds * OTHERS).div_ceil(100) };
+    let add = |[a, b]: [u64; 2], [c, d]: [u64; 2]| [a + c, b + d];
     std::thread::scope(|scope| {
-        for thread in 0..THREADS {
-            scope.spawn(move || (thread..seeds).step_by(THREADS as usize).for_each(|seed| pass(scenario, seed)));
-        }
-    });
+        let own = |thread| (thread..seeds).step_by(THREADS as usize);
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| scope.spawn(move || own(thread).map(|seed| pass(scenario, seed)).fold([0; 2], add)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("every seed passes")).fold([0; 2], add)
+    })
 }
 
-fn pass(scenario: Scenario, seed: u64) {
+fn pass(scenario: Scenario, seed: u64) -> [u64; 2] {
     let outcome = run(scenario, seed, false);
     assert!(
         outcome.wrong.is_empty(),
@@ -28,6 +32,7 @@ fn pass(scenario: Scenario, seed: u64) {
         outcome.wrong,
         scenario.name()
     );
+    outcome.fences
 }
 
 #[test]
@@ -42,7 +47,8 @@ fn targets_keep_their_promises() {
 
 #[test]
 fn fences_keep_their_promises() {
-    passes(Scenario::Fences);
+    let fences = passes(Scenario::Fences);
+    assert!(fences.iter().all(|count| *count > 0), "none of a protocol was thrown out and watched: {fences:?}");
 }
 
 #[test]

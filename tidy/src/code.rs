@@ -1,5 +1,5 @@
-//! What Rust code keeps to: budgets, reasons for `unsafe`, no `unwrap` outside of tests, opening lines, and who
-//! may touch the reactor.
+//! What Rust code keeps to: budgets, reasons for `unsafe`, no `unwrap` outside of tests, opening lines, who may touch
+//! the reactor, and what the daemon prints with.
 
 use crate::{Finding, Tree, folder_of, resolve};
 use proc_macro2::{Spacing, Span, TokenStream, TokenTree};
@@ -14,7 +14,13 @@ const FUNCTION_LINES_MAX: usize = 70;
 /// Characters of a line.
 const COLUMNS_MAX: usize = 120;
 /// Where `unsafe` lives.
-const UNSAFE_PLACES: &[&str] = &["reactor/", "core/src/mem.rs", "core/src/mem/"];
+const UNSAFE_PLACES: &[&str] = &["reactor/", "core/src/mem.rs", "core/src/mem/", "front/nvme-tcp/src/tls/external.rs"];
+
+/// Sources of the daemon: they have [`log!`](../../reactor/src/log.rs), which never fails.
+const DAEMON: &[&str] =
+    &["core/", "scsi/", "nvme/", "reactor/", "stream/", "front/", "back/", "control/", "api/", "isns/", "lunar/"];
+/// What panics once nobody reads any more what is printed.
+const PRINTS: [&str; 4] = ["print", "println", "eprint", "eprintln"];
 
 /// Places of protocols without I/O, and the glue beside them.
 const WITH_GLUE: &[&str] = &["front/", "stream/"];
@@ -154,7 +160,7 @@ impl Look<'_> {
     fn unsafe_at(&mut self, span: Span, reason: &str) {
         let line = span.start().line;
         if !UNSAFE_PLACES.iter().any(|place| self.path.starts_with(place)) {
-            self.find(line, "`unsafe` lives in `reactor/` and `core/src/mem.rs` and below only");
+            self.find(line, format!("`unsafe` lives in {UNSAFE_PLACES:?} only"));
         }
         if !self.has_reason(line, reason) {
             self.find(line, format!("`unsafe` without its reason: a comment with `{reason}`"));
@@ -185,9 +191,24 @@ impl Look<'_> {
         }
     }
 
+    fn print_at(&mut self, name: &proc_macro2::Ident) {
+        let is_daemon = self.path.contains("/src/") && DAEMON.iter().any(|place| self.path.starts_with(place));
+        if is_daemon && !self.in_test && PRINTS.iter().any(|print| name == print) {
+            let what = format!("`{name}!` ends its thread once nobody reads it: `log!` of the reactor, or `writeln!`");
+            self.find(name.span().start().line, what);
+        }
+    }
+
     /// Looks through tokens that no parser knows the meaning of.
     fn tokens(&mut self, tokens: &TokenStream) {
         let tokens: Vec<TokenTree> = tokens.clone().into_iter().collect();
+        for window in tokens.windows(2) {
+            if let [TokenTree::Ident(name), TokenTree::Punct(mark)] = window
+                && mark.as_char() == '!'
+            {
+                self.print_at(name);
+            }
+        }
         for window in tokens.windows(3) {
             if let [TokenTree::Punct(dot), TokenTree::Ident(name), TokenTree::Group(arguments)] = window
                 && dot.as_char() == '.'
@@ -275,6 +296,9 @@ impl<'ast> Visit<'ast> for Look<'_> {
     }
 
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        if let Some(last) = call.path.segments.last() {
+            self.print_at(&last.ident);
+        }
         self.tokens(&call.tokens);
         visit::visit_macro(self, call);
     }

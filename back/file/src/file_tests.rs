@@ -47,6 +47,7 @@ pub(crate) fn apart() -> MutexGuard<'static, ()> {
 
 pub(crate) const OPTIONS: Options = Options {
     size: Some(SIZE),
+    makes: true,
     grows: false,
     mark: None,
     read_only: false,

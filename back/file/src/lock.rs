@@ -2,6 +2,7 @@
 
 use crate::open::Refusal;
 use lunar_reactor::linger::until_free;
+use lunar_reactor::log;
 use rustix::fs::{FlockOperation, Stat, flock, fstat};
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
@@ -31,10 +32,7 @@ pub(crate) fn strengthen(file: BorrowedFd<'_>, path: &Path, shares: bool) -> Res
 /// Makes a lock that this process has what it shall be.
 pub(crate) fn settle(file: BorrowedFd<'_>, path: &Path, shares: bool) {
     if let Err(why) = try_lock(file, shares) {
-        eprintln!(
-            "{}: while its lock was changed, somebody else took it: it {why}; stop one of the two",
-            path.display()
-        );
+        log!("{}: while its lock was changed, somebody else took it: it {why}; stop one of the two", path.display());
     }
 }
 
@@ -45,7 +43,7 @@ fn wait_for(path: &Path, attempt: impl FnMut() -> Result<(), Refusal>) -> Result
         let is_free_soon = matches!(why, Refusal::Locked { pid } if !pid.is_some_and(lives));
         if is_free_soon && begun.elapsed() >= SILENCE && !std::mem::replace(&mut is_told, true) {
             let seconds = PATIENCE.as_secs();
-            eprintln!("{}: waiting up to {seconds} s for the lock of a process that ended", path.display());
+            log!("{}: waiting up to {seconds} s for the lock of a process that ended", path.display());
         }
         is_free_soon
     })
@@ -57,7 +55,7 @@ fn try_lock(file: BorrowedFd<'_>, shares: bool) -> Result<(), Refusal> {
         Err(Errno::WOULDBLOCK) => Err(Refusal::Locked { pid: holder(file) }),
         // A few network file systems have no locks: that is no reason not to serve from them.
         Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => {
-            eprintln!("no lock is to be had on this file system: make sure that nobody else serves this file");
+            log!("no lock is to be had on this file system: make sure that nobody else serves this file");
             Ok(())
         }
         other => Ok(other?),

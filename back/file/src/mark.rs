@@ -2,6 +2,7 @@
 //! the file system or the mode does not let us keep one, the place where the file lies.
 
 use crate::open::Options;
+use lunar_reactor::log;
 use rustix::fs::{FileType, Mode, OFlags, Stat, XattrFlags, fgetxattr, fsetxattr, fstat, fstatvfs, fsync};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -53,7 +54,7 @@ pub fn of(file: BorrowedFd<'_>, path: &Path, stat: &Stat, options: &Options) -> 
         Ok(Some((number, inode))) if inode == stat.st_ino => return Mark::Kept(number),
         // Two volumes with one identity are one disk with two paths to any multipath initiator, which then
         // writes to whichever it likes. So a copy is a new disk, even if it is in truth the old one that moved.
-        Ok(Some(_)) if !read_only => eprintln!(
+        Ok(Some(_)) if !read_only => log!(
             "{}: is a copy of another volume, or was moved: it gets an identity of its own (attribute {ATTRIBUTE})",
             path.display()
         ),
@@ -79,7 +80,7 @@ pub fn of(file: BorrowedFd<'_>, path: &Path, stat: &Stat, options: &Options) -> 
 /// Says that a file goes by its place, where nothing about the file system or the mode lets one expect that.
 fn tell(path: &Path, why: Errno, read_only: bool) {
     if !is_expected(why, read_only) {
-        eprintln!(
+        log!(
             "{}: its identity (attribute {ATTRIBUTE}) could not be read or kept, so it goes by where it lies: {why}",
             path.display()
         );

@@ -5,6 +5,7 @@ use crate::mark::{self, Mark};
 use lunar_core::io::Traits;
 use lunar_core::mem::PAGE;
 use lunar_reactor::disk::{Alignment, queue_limit};
+use lunar_reactor::log;
 use rustix::fs::{
     AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat, StatxFlags, fallocate, fcntl_getfl, fcntl_setfl, fstat,
     fstatvfs, fsync, ftruncate, statx,
@@ -23,6 +24,9 @@ const BLOCK_BYTES_MAX: u64 = 64 << 10;
 pub struct Options {
     /// The size that it has, or gets if it is not there or empty; `None`: it is there and has its size.
     pub size: Option<u64>,
+    /// A file that is not there, or has no bytes, is made; without, it was there before, and what is in its place is
+    /// not the volume: it is refused.
+    pub makes: bool,
     /// A file that is smaller grows, and of one that is larger the rest is not used; else either is refused.
     pub grows: bool,
     /// What it is told from others by ([`mark`]), if it has no mark yet; without, it gets one at random.
@@ -44,6 +48,8 @@ pub struct Options {
 pub enum Refusal {
     /// There is no such file, and no size was told to make it with.
     Missing,
+    /// It was there before, and is not, or has no bytes.
+    Gone,
     /// The folder that it should be made in is not there.
     NoFolder,
     /// It is a directory.
@@ -86,6 +92,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing => f.write_str("does not exist"),
+            Self::Gone => f.write_str("is gone"),
             Self::NoFolder => f.write_str("cannot be made: its folder does not exist"),
             Self::Directory => f.write_str("is a directory"),
             Self::NotRegular => f.write_str("is neither a regular file nor a block device"),
@@ -156,6 +163,7 @@ fn open_or_make(path: &Path, options: &Options) -> Result<OwnedFd, Refusal> {
     // Not blocking: a FIFO would wait for its other end before we could see what it is.
     let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     match rustix::fs::open(path, flags, Mode::empty()) {
+        Err(Errno::NOENT) if !options.makes => return Err(Refusal::Gone),
         Err(Errno::NOENT) if options.size.is_some() && !options.read_only => {}
         other => return Ok(other?),
     }
@@ -181,6 +189,9 @@ fn check_type(stat: &Stat) -> Result<(), Refusal> {
 fn settle_size(file: &OwnedFd, path: &Path, options: &Options) -> Result<u64, Refusal> {
     let has = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     let size = options.size.unwrap_or(has);
+    if has == 0 && !options.makes {
+        return Err(Refusal::Gone);
+    }
     if size == 0 {
         return Err(Refusal::Empty);
     }
@@ -210,7 +221,7 @@ fn settle_size(file: &OwnedFd, path: &Path, options: &Options) -> Result<u64, Re
 fn sync_folder(path: &Path) {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     if let Err(why) = std::fs::File::open(folder).and_then(|folder| folder.sync_all()) {
-        eprintln!("{}: the folder could not be synced: {why}", folder.display());
+        log!("{}: the folder could not be synced: {why}", folder.display());
     }
 }
 

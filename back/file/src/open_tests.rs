@@ -47,6 +47,27 @@ fn a_file_is_never_made_another_size() {
 }
 
 #[test]
+fn what_was_there_before_is_not_made_anew() {
+    let _apart = apart();
+    let folder = Folder::new("gone");
+    let path = folder.file();
+    let known = Options { makes: false, ..OPTIONS };
+    let all = [known, Options { grows: true, ..known }, Options { read_only: true, ..known }, as_it_is(known)];
+    for options in all {
+        assert!(matches!(FileVolume::new(&path, &options), Err(Refusal::Gone)), "{options:?}");
+        assert!(matches!(FileVolume::new(&folder.0.join("none/disk.img"), &options), Err(Refusal::Gone)));
+    }
+    assert!(!path.exists(), "looking makes nothing");
+    std::fs::write(&path, b"").expect("an empty file");
+    for options in all {
+        assert!(matches!(FileVolume::new(&path, &options), Err(Refusal::Gone)), "{options:?}");
+    }
+    assert_eq!(path.metadata().expect("it is there").len(), 0);
+    drop(FileVolume::new(&path, &OPTIONS).expect("made"));
+    all.iter().for_each(|options| drop(FileVolume::new(&path, options).expect("it is there")));
+}
+
+#[test]
 fn what_lies_behind_the_end_of_a_volume_stays() {
     let _apart = apart();
     let folder = Folder::new("behind");

@@ -12,6 +12,7 @@ mod model;
 use bench::{Bench, PAGE, Place, fill};
 use lunar_core::io::{Data, Fault, Op, Origin, Store};
 use lunar_core::mem::{BLOCK_MAX, Sg};
+use lunar_reactor::log;
 use lunar_reactor::{Choice, Reactor};
 use std::io;
 use std::rc::Rc;
@@ -42,7 +43,7 @@ pub fn on_both_drivers(test: &dyn Fn(&Reactor)) {
     for choice in [Choice::IoUring, Choice::Epoll] {
         match bench::reactor(choice) {
             Ok(reactor) => test(&reactor),
-            Err(why) => eprintln!("skipped on {choice:?}: {why}"),
+            Err(why) => log!("skipped on {choice:?}: {why}"),
         }
     }
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use super::many::lunar;
 use super::{ACCESS, CAPACITY, Case, Change, House, LIMIT, MAIN, started_as, until};
 use crate::chap::secret_file;
-use crate::nvme::{Conn, Connect, Entry, Host, INLINE, Sound, TRANSPORT};
+use crate::nvme::{Conn, Connect, Done, Entry, Host, INLINE, Sound, TRANSPORT};
 use crate::pdu::Digests;
 use crate::process;
 use crate::session::{Login, Session};
@@ -25,7 +25,11 @@ const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:host";
 const FEW: &str = "nqn.2014-08.org.nvmexpress:uuid:few";
 
+const INVALID_OPCODE: u16 = 0x001;
 const INVALID_NAMESPACE: u16 = 0x00b;
+const OPERATION_DENIED: u16 = 0x015;
+const INSUFFICIENT_CAPACITY: u16 = 0x115;
+const ALREADY_ATTACHED: u16 = 0x118;
 const WRITE_PROTECTED: u16 = 0x020;
 const HOST_REFUSED: u16 = 0x184;
 /// Dword 0 of asynchronous events: namespaces changed, discovery changed.
@@ -35,9 +39,10 @@ const ACCESS_CHANGED: u32 = 0x000c_0302;
 /// Asymmetric namespace access: non-optimized.
 const NON_OPTIMIZED: u8 = 2;
 
-pub(super) const CASES: [Case; 8] = [
+pub(super) const CASES: [Case; 9] = [
     ("an NVMe host sees what is its own, and what an initiator has written", sees),
     ("namespaces come, go and grow under a controller, which is told", changes),
+    ("hosts make namespaces, attach and delete them, where the file says so", makes),
     ("discovery tells a host what it may see, and that it is another now", discovers),
     ("NVMe hosts prove their names by keys of the file, and a changed one counts for the next connect", proves),
     ("NVMe hosts that may no longer be there go, and controllers are listed and ended", ends),
@@ -176,7 +181,10 @@ fn changes(lab: &Lab, driver: Driver) -> Result<()> {
     let luns = "0 = \"disk\", 4 = \"memory\", 9 = \"third\"";
     hosts.change(&Change { luns, more: third, ..Change::default() }, "")?;
     is_told(&mut host.admin, request, NAMESPACES_CHANGED)?;
-    ensure!(log(&mut host.admin, 0x04, 4096)?[..4] == [0xff; 4], "no namespace has changed");
+    // One that may be written now, and one that is new.
+    let changed = log(&mut host.admin, 0x04, 4096)?;
+    let wanted = [5_u32, 10, 0].map(u32::to_le_bytes).concat();
+    ensure!(changed[..12] == wanted, "namespaces that have changed: {:02x?}", &changed[..12]);
     ensure!(listed(&mut host.admin)? == [1, 5, 10], "{:?}", listed(&mut host.admin)?);
     host.write(10, 3, &[1; 512])?;
     host.write(5, 3, &[1; 512]).context("it may write now")?;
@@ -195,6 +203,76 @@ fn changes(lab: &Lab, driver: Driver) -> Result<()> {
     ensure!(status == INVALID_NAMESPACE, "a namespace that went answers {status:03x}h");
     ensure!(few.read(1, 98303, 1)? == [9; 512], "a host was disturbed for nothing");
     hosts.house.stop()
+}
+
+/// Namespace Management, and Namespace Attachment of one controller.
+fn create(conn: &mut Conn, blocks: u64) -> Result<Done> {
+    let mut fields = [blocks.to_le_bytes(); 2].concat();
+    fields.resize(4096, 0);
+    // It may be shared.
+    fields[30] = 1;
+    let entry = Entry::new(0x0d, conn.cid(), 0).moves(TRANSPORT, 4096);
+    conn.call(&entry, &fields)
+}
+
+fn attach(conn: &mut Conn, id: u32, select: u32, controller: u16) -> Result<u16> {
+    let mut list = [1_u16.to_le_bytes(), controller.to_le_bytes()].concat();
+    list.resize(4096, 0);
+    let entry = Entry::new(0x15, conn.cid(), id).word(40, select).moves(TRANSPORT, 4096);
+    Ok(conn.call(&entry, &list)?.status)
+}
+
+fn makes(lab: &Lab, driver: Driver) -> Result<()> {
+    let portal = free_port()?;
+    let pooled = |house: &House| {
+        let folder = house.folder.display();
+        let pool = format!("[pool.lab]\nfolder = \"{folder}\"\nspace = \"8M\"\nnamespaces = 2\n");
+        let own = text(house, portal, &Change::default(), &pool);
+        own.replace("[group.hosts]\n", "[group.hosts]\npool = \"lab\"\n")
+    };
+    let house = started_as(lab, driver, "nvme-makes", pooled)?;
+    let open = |name| Host::open(portal, SUBSYSTEM, name, Digests::default());
+    let (mut few, mut other) = (open(FEW)?, open(HOST)?);
+    let page = identify(&mut few.admin, 1, 0)?;
+    let own = u16::from_le_bytes([page[78], page[79]]);
+    ensure!(page[256] & 8 > 0 && page[280..288] == (8_u64 << 20).to_le_bytes(), "what it may make is not told");
+    let status = create(&mut other.admin, 8192)?.status;
+    ensure!(status == INVALID_OPCODE, "a host without a pool is told {status:03x}h");
+    let status = create(&mut few.admin, 16385)?.status;
+    ensure!(status == INSUFFICIENT_CAPACITY, "too much ends with {status:03x}h");
+    let id = create(&mut few.admin, 8192)?.good()?.result;
+    ensure!(listed(&mut few.admin)? == [1], "nobody is attached to what is new");
+    let request = listen(&mut few.admin, 1 << 8)?;
+    // Whoever asks for it, the controller that it is about is told.
+    let mut second = open(FEW)?;
+    let status = attach(&mut second.admin, id, 0, own)?;
+    ensure!(status == 0, "attaching ends with {status:03x}h");
+    is_told(&mut few.admin, request, NAMESPACES_CHANGED)?;
+    ensure!(listed(&mut second.admin)? == [1], "a controller has what another was attached to");
+    ensure!(listed(&mut few.admin)? == [1, id as u8] && listed(&mut other.admin)? == [1, 5], "who has it is wrong");
+    let refused = [attach(&mut few.admin, id, 0, own)?, attach(&mut few.admin, 1, 1, own)?];
+    ensure!(refused == [ALREADY_ATTACHED, OPERATION_DENIED], "attaching ends with {refused:03x?}");
+    few.write(id, 7, &[7; 512])?;
+    // Who comes again has it again, and what is on it.
+    drop(few);
+    let mut few = open(FEW)?;
+    ensure!(few.read(id, 7, 1)? == [7; 512], "what was written is not there");
+    let volumes = lunar(lab, &house, &["volume", "list"])?;
+    let name = format!("lab-ns{id}");
+    ensure!(volumes.contains(&name), "the operator does not see {name}:\n{volumes}");
+    let page = identify(&mut few.admin, 1, 0)?;
+    let again = u16::from_le_bytes([page[78], page[79]]);
+    let status = attach(&mut few.admin, id, 1, again)?;
+    ensure!(status == 0, "detaching ends with {status:03x}h");
+    let read = Entry::new(2, few.io.cid(), id).blocks(7, 1).moves(TRANSPORT, 512);
+    let status = few.io.call(&read, &[])?.status;
+    ensure!(status == INVALID_NAMESPACE, "what it is detached from answers {status:03x}h");
+    let all = Entry::new(0x0d, few.admin.cid(), u32::MAX).word(40, 1);
+    few.admin.call(&all, &[])?.good().context("deleting all")?;
+    let volumes = lunar(lab, &house, &["volume", "list"])?;
+    ensure!(!volumes.contains(&name), "{name} is still there:\n{volumes}");
+    ensure!(few.read(1, 7, 1).is_ok() && identify(&mut few.admin, 0x10, 0)?[4..8] == [0; 4], "more is gone than that");
+    house.stop()
 }
 
 fn discovers(lab: &Lab, driver: Driver) -> Result<()> {

@@ -32,3 +32,31 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     lab.report.check(&part, "guest ran to its end", || script.run(lab, nvme_targets(lab, driver, &[])?));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    const PAGE: &str = include_str!("../../../docs/conformance.md");
+    const SCRIPT: &str = include_str!("../../guest/blktests.sh");
+
+    /// Numbers of cases in a text.
+    fn cases(text: &str) -> Vec<&str> {
+        text.split_whitespace()
+            .filter(|word| word.len() == 3 && word.bytes().all(|byte| byte.is_ascii_digit()))
+            .collect()
+    }
+
+    #[test]
+    fn the_page_tells_what_becomes_of_every_case() {
+        let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| 0").and_then(|_| line[2..].split_once(" | ")));
+        let rows: Vec<(Vec<&str>, &str)> = rows.map(|(numbers, why)| (cases(numbers), why)).collect();
+        let sorted = |wanted: fn(&str) -> bool| {
+            let mut all: Vec<&str> = rows.iter().filter(|row| wanted(row.1)).flat_map(|row| row.0.clone()).collect();
+            all.sort_unstable();
+            all
+        };
+        let line = SCRIPT.lines().find_map(|line| line.strip_prefix("CASES=\"")).expect("the script names its cases");
+        assert_eq!(sorted(|why| !why.starts_with("not applicable")), cases(line.trim_end_matches('"')));
+        let all = sorted(|_| true);
+        assert!(all.is_sorted_by(|one, next| one < next), "a case stands twice: {all:?}");
+    }
+}

@@ -273,7 +273,7 @@ impl Bench<'_> {
         let (emulator, kernel) = (self.emulator.clone(), machine.kernel.to_owned());
         let hardware = qemu::Hardware { emulator, devices, shares_memory: true, kernel };
         let mut log = std::fs::File::create(self.file(machine, "log"))?;
-        let mut cases = Cases { lab: self.lab, part: &self.part, since: Instant::now(), said: Vec::new(), seen: 0 };
+        let mut cases = Cases::new(self.lab, &self.part);
         let mut done = Ok(());
         let mut killed = false;
         let status = qemu::boot(&self.sysroot, &self.initramfs, machine.script, LIMIT, &hardware, |line| {

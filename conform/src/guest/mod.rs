@@ -14,10 +14,11 @@ mod sysroot;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
 
 use crate::chap;
 use crate::report::Outcome;
@@ -59,9 +60,29 @@ pub(crate) fn nvme_part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<
     let script = Script { name: "nvme", is_service: false, part: &part, driver, sysroot: &sysroot, more: None };
     lab.report.check(&part, "guest ran to its end", || {
         let mut targets = nvme_targets(lab, driver, &["ram:64M"])?;
-        targets.settings.push_str(if main_driver { WHOLE } else { "" });
+        if main_driver {
+            targets.settings.push_str(WHOLE);
+            add_protected(lab, driver, &mut targets)?;
+            // The last one: it is what grows.
+            add_service(lab, driver, &mut targets)?;
+        }
         script.run(lab, targets)
     });
+    Ok(())
+}
+
+/// One more target with both faces, whose blocks are protected, and whose namespace shows that.
+fn add_protected(lab: &Lab, driver: Driver, targets: &mut Targets) -> Result<()> {
+    let port = free_port()?;
+    let flags = ["--protection", "1", "--metadata", "--nvme", &port.to_string()];
+    let mut spec = Spec::new(driver, ["ram:64M"])?.flags(&flags);
+    spec.for_guest = true;
+    let target = Target::start(lab, &spec)?;
+    let (name, nqn) = (&target.name, target.name.replacen("iqn.", "nqn.", 1));
+    let settings = &mut targets.settings;
+    writeln!(settings, "PROTECTED={HOST_AS_GUEST_SEES_IT}:{}\nPROTECTED_TARGET={name}", target.portal.port())?;
+    writeln!(settings, "PROTECTED_PORT={}\nPROTECTED_NQN={nqn}", port.port())?;
+    targets.others.push(target);
     Ok(())
 }
 
@@ -89,7 +110,38 @@ fn nvme_targets(lab: &Lab, driver: Driver, more: &[&str]) -> Result<Targets> {
     // Both names are made of one.
     let nqn = main.name.replacen("iqn.", "nqn.", 1);
     writeln!(settings, "HOST={HOST_AS_GUEST_SEES_IT}\nPORT={}\nPORT2={}\nNQN={nqn}", port.port(), second.port())?;
-    Ok(Targets { main: Some(main), spec, others: Vec::new(), settings })
+    Ok(Targets { main: Some(main), spec, others: Vec::new(), settings, grows: None })
+}
+
+/// A service with both faces that follows a file: a volume that can grow, and one of 4096-byte blocks.
+fn add_service(lab: &Lab, driver: Driver, targets: &mut Targets) -> Result<()> {
+    const NAME: &str = "iqn.2026-01.io.lunar.conform:service";
+    let folder = lab.scratch.join("service");
+    std::fs::create_dir_all(&folder)?;
+    let (portal, port, file) = (free_port()?, free_port()?, folder.join("lunar.toml"));
+    let nqn = NAME.replacen("iqn.", "nqn.", 1);
+    let text = |size: &str| {
+        format!(
+            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{at}/state\"\n\
+             [volume.disk]\nkind = \"file\"\npath = \"{at}/disk.img\"\nsize = \"{size}\"\n\
+             [volume.large]\nkind = \"ram\"\nsize = \"64M\"\nblock-size = \"4096\"\n[portal-group.p]\ntag = 1\n\
+             [portal.one]\naddress = \"{portal}\"\nadvertise = \"{HOST_AS_GUEST_SEES_IT}:{}\"\ngroup = \"p\"\n\
+             [portal.two]\naddress = \"{port}\"\nprotocol = \"nvme-tcp\"\ngroup = \"p\"\n\
+             [target.main]\niqn = \"{NAME}\"\nnqn = \"{nqn}\"\nportal-groups = [\"p\"]\n\
+             [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\nluns = {{ 0 = \"disk\", 1 = \"large\" }}\n",
+            driver.name().replace('_', "-"),
+            portal.port(),
+            at = folder.display(),
+        )
+    };
+    std::fs::write(&file, text("64M"))?;
+    let mut spec = Spec::new(driver, Vec::<String>::new())?;
+    (spec.listen, spec.daemon) = (vec![portal, port], Some(file.clone()));
+    targets.others.push(Target::start_named(lab, &spec, NAME)?);
+    targets.grows = Some((file, text("96M")));
+    writeln!(targets.settings, "SERVICE_PORTAL={HOST_AS_GUEST_SEES_IT}:{}\nSERVICE_TARGET={NAME}", portal.port())?;
+    writeln!(targets.settings, "SERVICE_PORT={}\nSERVICE_NQN={nqn}", port.port())?;
+    Ok(())
 }
 
 /// What a guest does.
@@ -111,6 +163,8 @@ struct Targets {
     spec: Spec,
     others: Vec<Target>,
     settings: String,
+    /// The file that the last of the others follows, and its text once a volume has grown.
+    grows: Option<(PathBuf, String)>,
 }
 
 fn targets(lab: &Lab, driver: Driver, main_driver: bool) -> Result<Targets> {
@@ -163,7 +217,7 @@ fn targets(lab: &Lab, driver: Driver, main_driver: bool) -> Result<Targets> {
         settings.push_str(&chap::settings());
         others.push(target);
     }
-    Ok(Targets { main: Some(main), spec, others, settings })
+    Ok(Targets { main: Some(main), spec, others, settings, grows: None })
 }
 
 impl Script<'_> {
@@ -174,21 +228,35 @@ impl Script<'_> {
         let folders = [("test", &*scripts)].into_iter().chain(self.more);
         qemu::initramfs(self.sysroot, folders, &targets.settings, &initramfs)?;
         let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
-        let mut cases = Cases { lab, part: self.part, since: Instant::now(), said: Vec::new(), seen: 0 };
-        let mut restarted = Ok(());
+        let mut cases = Cases::new(lab, self.part);
+        let (mut done, mut restarts) = (Ok(()), 0);
         let kernel = if self.is_service { SERVICE.to_owned() } else { String::new() };
         let file = format!("{}.sh", self.name);
         let hardware = qemu::Hardware { emulator, devices: Vec::new(), shares_memory: false, kernel };
         let status = qemu::boot(self.sysroot, &initramfs, &file, LIMIT, &hardware, |line| {
             // A log that cannot be written costs the log, not the test.
             let _ = writeln!(log, "{line}");
-            if line == "@restart" {
-                restarted = targets.restart(lab);
-            } else {
-                cases.line(line);
+            let outcome = match line {
+                "@restart" => {
+                    restarts += 1;
+                    targets.restart(lab).context("restart of the target")
+                }
+                "@grow" => targets.grow().context("a volume that grows"),
+                _ => {
+                    cases.line(line);
+                    Ok(())
+                }
+            };
+            if done.is_ok() {
+                done = outcome;
             }
         })?;
-        restarted.context("restart of the target")?;
+        done?;
+        let asked = cases.restarts.context("the guest's script does not say how many restarts it asked for")?;
+        ensure!(
+            restarts == asked,
+            "the guest's script asked for {asked} restarts of the target, and there were {restarts}"
+        );
         ensure!(cases.seen > 0, "the guest's script reported nothing");
         for target in targets.main.into_iter().chain(targets.others) {
             target.stop()?;
@@ -209,6 +277,12 @@ impl Targets {
         self.main = Some(Target::start_after_kill(lab, &self.spec)?);
         Ok(())
     }
+
+    fn grow(&mut self) -> Result<()> {
+        let (file, text) = self.grows.take().context("nothing grows here, or not again")?;
+        std::fs::write(file, text)?;
+        self.others.last().context("no service")?.signal(Signal::HUP)
+    }
 }
 
 /// Makes cases of the lines that the guest's script prints for us.
@@ -218,10 +292,20 @@ struct Cases<'a> {
     since: Instant,
     said: Vec<String>,
     seen: usize,
+    /// How many restarts of the target the script has asked for, once it has said so at its end.
+    restarts: Option<u32>,
 }
 
-impl Cases<'_> {
+impl<'a> Cases<'a> {
+    fn new(lab: &'a Lab, part: &'a str) -> Self {
+        Self { lab, part, since: Instant::now(), said: Vec::new(), seen: 0, restarts: None }
+    }
+
     fn line(&mut self, line: &str) {
+        if let Some(count) = line.strip_prefix("@restarts ") {
+            self.restarts = count.parse().ok();
+            return;
+        }
         let case = if let Some(name) = line.strip_prefix("@ok ") {
             Some((name, Outcome::Passed))
         } else if let Some(name) = line.strip_prefix("@bad ") {

@@ -37,5 +37,5 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
         writeln!(settings, "PORTAL{}={host}:{}", number + 1, portal.port())?;
     }
     writeln!(settings, "TARGET={}\nPORTAL=$PORTAL1", main.name)?;
-    Ok(Targets { main: Some(main), spec, others: Vec::new(), settings })
+    Ok(Targets { main: Some(main), spec, others: Vec::new(), settings, grows: None })
 }

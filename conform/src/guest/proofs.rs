@@ -24,9 +24,19 @@ const OTHER_KEY: &str = "DHHC-1:00:4lrDhF+MvhKAGi36WonUxV3EeQDztu3Jqe5ZDzwrkxI0P
 const CHANNEL_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 const OTHER_CHANNEL_KEY: &str = "NVMeTLSkey-1:01:EBESExQVFhcYGRobHB0eHyAhIiMkJSYnKCkqKywtLi9A/ow7:";
 
-/// What each target agrees to. The larger groups take an emulated processor too long.
-const TERMS: [(&str, &str); 4] =
-    [("sha256", "null"), ("sha384", "ffdhe2048"), ("sha512", "ffdhe3072"), ("sha256", "ffdhe4096")];
+/// With SHA-384, which goes with another cipher suite.
+const LONG_CHANNEL_KEY: &str =
+    "NVMeTLSkey-1:02:EBESExQVFhcYGRobHB0eHyAhIiMkJSYnKCkqKywtLi8wMTIzNDU2Nzg5Ojs8PT4/YiqVQg==:";
+
+/// What each target agrees to: all there is, each at least once.
+const TERMS: [(&str, &str); 6] = [
+    ("sha256", "null"),
+    ("sha384", "ffdhe2048"),
+    ("sha512", "ffdhe3072"),
+    ("sha256", "ffdhe4096"),
+    ("sha384", "ffdhe6144"),
+    ("sha512", "ffdhe8192"),
+];
 
 /// The part.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
@@ -46,12 +56,15 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
 fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
     let files = [secret_file(lab, ("host-key", HOST_KEY))?, secret_file(lab, ("own-key", OWN_KEY))?];
     let key = format!("{HOST}={}", files.join(","));
-    let channel = format!("{HOST}={}", secret_file(lab, ("channel-key", CHANNEL_KEY))?);
+    let channels = [("channel-key", CHANNEL_KEY), ("long-channel-key", LONG_CHANNEL_KEY)];
+    let channel = |file| Ok::<_, anyhow::Error>(format!("{HOST}={}", secret_file(lab, file)?));
+    let [channel, long] = channels.map(channel);
     let mut settings = format!("HOST={HOST_AS_GUEST_SEES_IT}\nHOSTNQN={HOST}\nOTHER_HOST={OTHER_HOST}\n");
     // Both names are made of one.
     writeln!(settings, "NQN={}", NAME.replacen("iqn.", "nqn.", 1))?;
     writeln!(settings, "HOST_KEY={HOST_KEY}\nOWN_KEY={OWN_KEY}\nOTHER_KEY={OTHER_KEY}")?;
     writeln!(settings, "CHANNEL_KEY={CHANNEL_KEY}\nOTHER_CHANNEL_KEY={OTHER_CHANNEL_KEY}")?;
+    writeln!(settings, "LONG_CHANNEL_KEY={LONG_CHANNEL_KEY}")?;
     let (mut main, mut others, mut ways) = (None, Vec::new(), String::new());
     for (hash, group) in TERMS {
         let flags = ["--host-key", &key, "--dhchap-hash", hash, "--dhchap-group", group];
@@ -63,12 +76,12 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
         }
     }
     writeln!(settings, "WAYS=\"{}\"", ways.trim_end())?;
-    let (port, target, _) = start(lab, driver, &["--tls-key", &channel])?;
+    let (port, target, _) = start(lab, driver, &["--tls-key", &channel?, "--tls-key", &long?])?;
     writeln!(settings, "SECURE={port}")?;
     others.push(target);
     others.push(configured(lab, driver, &mut settings)?);
     let (target, spec) = main.map_or_else(|| skip("no target was started"), Ok)?;
-    Ok(Targets { main: Some(target), spec, others, settings })
+    Ok(Targets { main: Some(target), spec, others, settings, grows: None })
 }
 
 /// A service whose file says all that flags say, and more: a portal that demands secure channels, and a referral.

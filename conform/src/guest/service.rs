@@ -37,7 +37,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         furnish(lab, &program, &folder)?;
         let settings = format!("DRIVER={}\n", driver.name().replace('_', "-"));
         let nothing = Spec::new(driver, Vec::<String>::new())?;
-        script.run(lab, Targets { main: None, spec: nothing, others: Vec::new(), settings })
+        script.run(lab, Targets { main: None, spec: nothing, others: Vec::new(), settings, grows: None })
     });
     Ok(())
 }

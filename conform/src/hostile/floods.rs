@@ -1,18 +1,21 @@
 //! Peers that are many, slow, or never listen.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::{Case, Ground, PATIENCE};
+use super::{CORES, Case, Ground, PATIENCE, newcomer};
 use crate::pdu::{Digests, FINAL, Heard, IMMEDIATE, Pdu, RESERVED_TAG, op};
 use crate::session::{Data, Session, cdb};
+use crate::witness::pattern;
 
 const HALF_OPEN: u64 = 10_000;
+/// So many of them a core of the target keeps (`HALF_OPEN_MAX` of its `stream`).
+const HALF_OPEN_KEPT: usize = 1024;
 /// Files that we need ourselves besides the connections of a flood.
 const OWN_FILES: u64 = 200;
 
@@ -62,39 +65,52 @@ fn allow_files(wanted: u64) -> u64 {
     now.current.unwrap_or(1024)
 }
 
+/// Whoever is half open makes room for the next of his kind, the oldest first; who has logged in, and who comes to log
+/// in, notices nothing of them.
 fn half_open(ground: &mut Ground<'_>) -> Result<()> {
-    let allowed = allow_files(HALF_OPEN + OWN_FILES).saturating_sub(OWN_FILES).min(HALF_OPEN);
-    if allowed < HALF_OPEN {
+    let allowed = usize::try_from(allow_files(HALF_OPEN + OWN_FILES).saturating_sub(OWN_FILES).min(HALF_OPEN))?;
+    if (allowed as u64) < HALF_OPEN {
         ground.lab.report.note(&format!("this process may have {allowed} connections, not {HALF_OPEN}"));
     }
-    let mut open = 0;
+    let mut kept = 0;
     and_over(ground, |ground| {
+        let mut first = ground.session(&[])?;
         let mut held = Vec::new();
-        for _ in 0..allowed {
-            match TcpStream::connect_timeout(&ground.target.portal, Duration::from_secs(5)) {
-                Ok(stream) => held.push(stream),
-                // A target that lets nobody in any more refuses, too.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::TimedOut
-                    ) =>
-                {
-                    break;
-                }
-                Err(error) => Err(error)?,
+        while held.len() < allowed {
+            let stream = TcpStream::connect_timeout(&ground.target.portal, Duration::from_secs(5));
+            let stream = stream.with_context(|| format!("connection {} of {allowed}", held.len() + 1))?;
+            stream.set_nonblocking(true)?;
+            held.push(stream);
+            if held.len().is_multiple_of(500) {
+                let place = held.len() as u64;
+                first.write(place * 8, pattern(place, 1, 4096), 512)?;
+                ensure!(first.read(place * 8, 8, 512)? == pattern(place, 1, 4096), "who was here first reads nonsense");
             }
         }
-        open = held.len();
-        // Those who were here first still work.
-        let mut session = Session::ready(ground.target.portal, &ground.login(), ground.lun);
-        if let Ok(session) = &mut session {
-            session.ping()?;
+        let most = usize::try_from(CORES)? * HALF_OPEN_KEPT;
+        let end = Instant::now() + PATIENCE;
+        loop {
+            kept = held.iter().filter(|stream| is_open(stream)).count();
+            if kept <= most {
+                break;
+            }
+            ensure!(Instant::now() < end, "{kept} half-open connections are kept, {most} are the limit");
+            std::thread::sleep(Duration::from_millis(20));
         }
-        Ok(())
+        ensure!(kept >= HALF_OPEN_KEPT.min(allowed), "only {kept} half-open connections are kept");
+        newcomer(ground.target).context("while they are open")?;
+        ground.gauge.bounded()?;
+        first.ping()?;
+        ensure!(first.read(4000, 8, 512)? == pattern(500, 1, 4096), "what was written in the flood is lost");
+        first.logout()
     })?;
-    ground.lab.report.note(&format!("{open} connections were open at once"));
+    ground.lab.report.note(&format!("of {allowed} connections at once {kept} were kept"));
     Ok(())
+}
+
+/// Whether the other end has neither closed nor reset it; nobody has sent anything.
+fn is_open(mut stream: &TcpStream) -> bool {
+    matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
 fn churn(ground: &mut Ground<'_>) -> Result<()> {

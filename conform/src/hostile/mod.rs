@@ -6,6 +6,7 @@ mod logins;
 mod moving;
 mod nvme;
 mod requests;
+mod tasks;
 mod transfers;
 mod vm;
 
@@ -13,11 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::pdu::{Heard, Link, Pdu, op};
 use crate::process;
-use crate::session::{Login, Session};
+use crate::session::{Login, Session, sense_of};
 use crate::target::{Driver, Lab, Spec, Target};
 use crate::witness::{Random, Witness};
 
@@ -36,6 +37,7 @@ pub(crate) struct Ground<'a> {
     lab: &'a Lab,
     driver: Driver,
     target: &'a Target,
+    gauge: &'a Gauge,
     /// LUN for all that is hostile; the witness has another where there are two.
     lun: u16,
     random: Random,
@@ -55,21 +57,28 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
     // A connection that never logs in; looked at again in the end.
     let idle = (Link::open(target.portal)?, Instant::now());
     let cases: Vec<&Case> = if all {
-        logins::CASES.iter().chain(&requests::CASES).chain(&transfers::CASES).chain(&floods::CASES).collect()
+        logins::CASES
+            .iter()
+            .chain(&requests::CASES)
+            .chain(&tasks::CASES)
+            .chain(&transfers::CASES)
+            .chain(&floods::CASES)
+            .collect()
     } else {
         transfers::CASES.iter().chain(&floods::CASES).collect()
     };
     for (name, case) in cases {
         let good = lab.report.check(&part, name, || {
             let lun = target.lun + u16::from(matches!(lab.subject, crate::target::Subject::Built(_)));
-            let mut ground = Ground { lab, driver, target: &target, lun, random: Random::new(lab.seed) };
+            let random = Random::new(lab.seed);
+            let mut ground = Ground { lab, driver, target: &target, gauge: &gauge, lun, random };
             let outcome = case(&mut ground);
             // First of all whether the target bore it: that explains whatever else went wrong.
             target.healthy()?;
             outcome?;
             gauge.bounded()?;
             witness.goes_on()?;
-            Session::open(target.portal, &Login::to(&target.name, "newcomer"))?.logout()
+            newcomer(&target)
         });
         if !good && target.healthy().is_err() {
             bail!("no target is left");
@@ -88,6 +97,11 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
     lab.report.check(&part, "target drains", || target.stop());
     nvme::part(lab, driver)?;
     vm::part(lab, driver)
+}
+
+/// Somebody logs in who was not there before.
+fn newcomer(target: &Target) -> Result<()> {
+    Session::open(target.portal, &Login::to(&target.name, "newcomer"))?.logout()
 }
 
 fn closed_for_idleness((mut link, since): (Link, Instant)) -> Result<()> {
@@ -156,13 +170,13 @@ impl Ground<'_> {
 }
 
 /// How a target met what it should not have got.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 enum Met {
     Closed,
     /// The reason of a Reject (RFC 7143, 11.17.1).
     Rejected(u8),
-    /// Status and sense key of a SCSI response.
-    Answered(u8, u8),
+    /// Status of a SCSI response; sense key, additional sense code and its qualifier.
+    Answered(u8, (u8, u8, u8)),
     /// Status class and detail of a login response.
     Login(u16),
     Other(u8),
@@ -181,55 +195,36 @@ fn met(link: &mut Link, limit: Duration) -> Result<Met> {
         return Ok(match pdu.opcode() {
             op::NOP_IN => continue,
             op::REJECT => Met::Rejected(pdu.head[2]),
-            op::RESPONSE => Met::Answered(pdu.head[3], pdu.data.get(4).map_or(0, |byte| byte & 0x0f)),
+            op::RESPONSE => Met::Answered(pdu.head[3], sense_of(pdu.data.get(2..).unwrap_or_default())),
             op::LOGIN_RESPONSE => Met::Login(u16::from_be_bytes([pdu.head[36], pdu.head[37]])),
             other => Met::Other(other),
         });
     }
 }
 
-/// Fails unless the target rejected the PDU or closed the connection.
-fn rejected_or_closed(link: &mut Link) -> Result<()> {
-    match met(link, PATIENCE)? {
-        // The reasons that there are (RFC 7143, 11.17.1).
-        Met::Closed | Met::Rejected(0x02..=0x0c) => Ok(()),
-        other => bail!("neither rejected for a reason nor closed: {other:?}"),
-    }
+/// Fails unless this is the next that the target does.
+fn meets(link: &mut Link, wanted: Met) -> Result<()> {
+    let found = met(link, PATIENCE)?;
+    ensure!(found == wanted, "{found:?} instead of {wanted:?}");
+    Ok(())
 }
 
-/// Fails unless the target answered the login with one of these statuses; none named: with any of an initiator's
-/// errors.
-/// A close without an answer will do where the peer's bytes are no login at all.
-fn login_refused(link: &mut Link, statuses: &[u16]) -> Result<()> {
-    match met(link, PATIENCE)? {
-        Met::Login(status) if statuses.contains(&status) => Ok(()),
-        Met::Login(status) if statuses.is_empty() && (2..=3).contains(&(status >> 8)) => Ok(()),
-        Met::Closed | Met::Rejected(_) if statuses.is_empty() => Ok(()),
-        other => bail!("refusal wanted ({statuses:04x?}), found {other:?}"),
-    }
+/// Fails unless the target answered the login with this status.
+fn login_refused(link: &mut Link, status: u16) -> Result<()> {
+    meets(link, Met::Login(status)).with_context(|| format!("login status {status:04x}h is wanted"))
 }
 
-/// Fails if the command ended with GOOD; any refusal, and silence, is right.
-fn not_good(link: &mut Link, limit: Duration) -> Result<Met> {
-    match met(link, limit)? {
-        Met::Answered(0, _) => bail!("the command ended with GOOD"),
-        other => Ok(other),
-    }
-}
-
-/// If the connection is still there it must work.
-fn usable_or_closed(session: &mut Session) -> Result<()> {
+/// The connection must be there, and work.
+fn goes_on(session: &mut Session) -> Result<()> {
     let tag = session.tag();
     let nop = Pdu::new(op::NOP_OUT | crate::pdu::IMMEDIATE, crate::pdu::FINAL).tag(tag);
     let nop = nop.word(20, crate::pdu::RESERVED_TAG).word(24, session.cmd_sn).word(28, session.exp_stat_sn);
-    if session.link.send(&nop).is_err() {
-        return Ok(());
-    }
+    session.link.send(&nop)?;
     let end = Instant::now() + PATIENCE;
     loop {
         match session.link.hear(end.saturating_duration_since(Instant::now()))? {
-            Heard::Closed => return Ok(()),
-            Heard::Silence => bail!("neither an answer to a ping nor a close"),
+            Heard::Closed => bail!("the connection was closed"),
+            Heard::Silence => bail!("no answer to a ping"),
             Heard::Pdu(pdu) if pdu.opcode() == op::NOP_IN && pdu.get(16) == tag => return Ok(()),
             Heard::Pdu(_) => {}
         }

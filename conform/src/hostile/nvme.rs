@@ -39,6 +39,9 @@ mod status {
     pub(super) const OPCODE: u16 = 0x001;
     pub(super) const SEQUENCE: u16 = 0x00c;
     pub(super) const TRANSPORT: u16 = 0x022;
+    pub(super) const RANGE: u16 = 0x080;
+    pub(super) const CAPACITY: u16 = 0x081;
+    pub(super) const READ_ERROR: u16 = 0x281;
     pub(super) const PARAMETERS: u16 = 0x182;
 }
 
@@ -49,7 +52,7 @@ struct Ground {
 
 type Case = (&'static str, fn(&mut Ground) -> Result<()>);
 
-const CASES: [Case; 21] = [
+const CASES: [Case; 23] = [
     ("first is not ICReq", first_is_not_ic_req),
     ("ICReq with what cannot be, and twice", odd_ic_req),
     ("PDUs of types that no host sends", unknown_types),
@@ -61,7 +64,9 @@ const CASES: [Case; 21] = [
     ("a wrong header digest", header_digest),
     ("wrong digests of data, with a command and asked for", data_digests),
     ("all operation codes, on both queues", all_opcodes),
+    ("blocks marked as unreadable, there and not there", uncorrectable),
     ("all ways to describe data", all_descriptors),
+    ("writes that are aborted while they wait for their data", aborts),
     ("more commands than the queue has entries", beyond_entries),
     ("one identifier for two commands", same_identifier),
     ("a host that stops reading", reads_untaken),
@@ -391,29 +396,69 @@ fn data_digests(ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
+/// What the controller claims has answers of its own; all else is told to be unknown, on both sorts of queues.
 fn all_opcodes(ground: &mut Ground) -> Result<()> {
-    /// Those that the standard has, and that have their own answers.
-    const ADMIN: [u8; 9] = [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18, 0x80, 0x7f];
-    const IO: [u8; 14] = [0, 1, 2, 5, 8, 9, 0x0c, 0x0d, 0x0e, 0x11, 0x15, 0x19, 0x7f, 0x04];
+    const FABRICS: u8 = 0x7f;
+    /// Of Commands Supported and Effects, which has as many dwords for admin commands as for those of I/O queues.
+    const LOG: u32 = 0x05;
+    const LOG_LEN: u32 = 4096;
+    /// Commands that hosts try: Security Send and Receive, I/O Management Send and Receive. There are none here.
+    const NOT_HERE: [(bool, u8); 4] = [(true, 0x81), (true, 0x82), (false, 0x1d), (false, 0x12)];
+    /// And some without which there would be no host: Identify, Get Log Page, Read, Write.
+    const HERE: [(bool, u8); 4] = [(true, 0x06), (true, 0x02), (false, 0x02), (false, 0x01)];
     let mut host = ground.host(NONE)?;
-    let mut unknown = 0;
-    for opcode in 0..=255_u8 {
-        for (conn, known) in [(&mut host.admin, &ADMIN[..]), (&mut host.io, &IO[..])] {
-            if known.contains(&opcode) {
+    let log = Entry::new(0x02, host.admin.cid(), 0).word(40, LOG | (LOG_LEN / 4 - 1) << 16).moves(TRANSPORT, LOG_LEN);
+    let log = host.admin.call(&log, &[])?.good()?.data;
+    ensure!(log.len() == LOG_LEN as usize, "{} bytes of a log page of {LOG_LEN}", log.len());
+    let claims = |is_admin: bool, opcode: u8| {
+        let at = (usize::from(!is_admin) * 256 + usize::from(opcode)) * 4;
+        log[at] & 1 != 0
+    };
+    for (is_admin, opcode) in NOT_HERE {
+        ensure!(!claims(is_admin, opcode), "opcode {opcode:02x}h is claimed: admin {is_admin}");
+    }
+    for (is_admin, opcode) in HERE {
+        ensure!(claims(is_admin, opcode), "opcode {opcode:02x}h is not claimed: admin {is_admin}");
+    }
+    for opcode in (0..=255_u8).filter(|opcode| *opcode != FABRICS) {
+        for (conn, is_admin) in [(&mut host.admin, true), (&mut host.io, false)] {
+            if claims(is_admin, opcode) {
                 continue;
             }
             let entry = Entry::new(opcode, conn.cid(), THEIRS);
-            let done = conn.call(&entry, &[]).with_context(|| format!("opcode {opcode:02x}h"))?;
-            ensure!(done.status != 0 || opcode < 0xc0 && known == ADMIN, "opcode {opcode:02x}h ended well");
-            unknown += usize::from(done.status == status::OPCODE);
+            let found = conn.call(&entry, &[]).with_context(|| format!("opcode {opcode:02x}h"))?.status;
+            ensure!(found == status::OPCODE, "opcode {opcode:02x}h, admin {is_admin}: status {found:03x}h");
         }
     }
-    ensure!(unknown > 400, "only {unknown} codes were told to be unknown");
     for kind in (0..=255_u8).filter(|kind| ![0, 1, 4, 5, 6, 8].contains(kind)) {
         let entry = Entry::fabrics(kind, host.admin.cid());
         let found = host.admin.call(&entry, &[])?.status;
         ensure!(found == status::OPCODE, "Fabrics type {kind:02x}h: status {found:03x}h");
     }
+    Ok(())
+}
+
+/// Whatever is asked for, only what may be marked is, and it is as good as before once it was written.
+fn uncorrectable(ground: &mut Ground) -> Result<()> {
+    let mut host = ground.host(NONE)?;
+    let mark = |host: &mut Host, lba, count| {
+        let entry = Entry::new(4, host.io.cid(), THEIRS).blocks(lba, count);
+        host.io.call(&entry, &[]).map(|done| done.status)
+    };
+    let past = LBA * 4;
+    for (lba, count, wanted) in
+        [(u64::MAX, 1, status::RANGE), (past, 1, status::RANGE), (0, 65536, status::CAPACITY), (3, 2, 0)]
+    {
+        let found = mark(&mut host, lba, count)?;
+        ensure!(found == wanted, "{count} blocks from {lba} on: status {found:03x}h");
+    }
+    let entry = Entry::new(2, host.io.cid(), THEIRS).blocks(0, 8).moves(TRANSPORT, 4096);
+    let found = host.io.call(&entry, &[])?.status;
+    ensure!(found == status::READ_ERROR, "they are read: status {found:03x}h");
+    host.read(THEIRS, 0, 3)?;
+    host.read(THEIRS, 5, 3)?;
+    host.write(THEIRS, 0, &[0xb1; 4096])?;
+    ensure!(host.read(THEIRS, 0, 8)? == [0xb1; 4096], "what was written afterwards is not read");
     Ok(())
 }
 
@@ -444,6 +489,27 @@ fn all_descriptors(ground: &mut Ground) -> Result<()> {
         ensure!(found != 0, "{:02x?}", entry.0);
     }
     host.read(THEIRS, 0, 1).map(drop)
+}
+
+/// A write that waits for its data ends when it is aborted, whichever core has its queue. Several hosts, since two
+/// queues may or may not be on one core.
+fn aborts(ground: &mut Ground) -> Result<()> {
+    const ABORTED: u16 = 0x007;
+    for _ in 0..6 {
+        let mut host = ground.host(NONE)?;
+        let (cid, r2t) = asked(&mut host, 65536)?;
+        for is_left in [0, 1] {
+            let entry = Entry::new(0x08, host.admin.cid(), 0).word(40, u32::from(cid) << 16 | 1);
+            let found = host.admin.call(&entry, &[])?.good()?.result;
+            ensure!(found & 1 == is_left, "an Abort is answered with {found:x}h");
+        }
+        // The host owes the data that it was asked for.
+        host.io.send(&h2c_data(cid, r2t.short(10), 0, &[9; 65536], LAST, NONE))?;
+        let found = host.io.finish(cid, &[])?.status;
+        ensure!(found == ABORTED, "what was aborted ended with status {found:03x}h");
+        ensure!(host.read(THEIRS, 0, 1)? != [9; 512], "what was aborted was written");
+    }
+    Ok(())
 }
 
 fn beyond_entries(ground: &mut Ground) -> Result<()> {

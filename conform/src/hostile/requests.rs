@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
-use super::{Case, Ground, Met, PATIENCE, SILENCE, met, rejected_or_closed, usable_or_closed};
+use super::{Case, Ground, Met, PATIENCE, SILENCE, goes_on, meets, met};
 use crate::pdu::{Digests, FINAL, Heard, IMMEDIATE, Pdu, RESERVED_TAG, op};
 use crate::session::{Data, GOOD, Login, Session, cdb};
 use crate::target::{Spec, Target};
 
 const TEST_UNIT_READY: [u8; 6] = [0; 6];
+/// "Command not supported", "invalid PDU field" (RFC 7143, 11.17.1).
+const NOT_SUPPORTED: Met = Met::Rejected(0x05);
+const INVALID_FIELD: Met = Met::Rejected(0x09);
 
 pub(super) const CASES: [Case; 23] = [
     ("request: opcodes that do not exist", unknown_opcodes),
@@ -42,7 +45,8 @@ fn unknown_opcodes(ground: &mut Ground<'_>) -> Result<()> {
         let mut session = ground.session(&[])?;
         let pdu = Pdu::new(opcode | IMMEDIATE, FINAL).tag(9).word(24, session.cmd_sn).word(28, session.exp_stat_sn);
         session.link.send(&pdu)?;
-        rejected_or_closed(&mut session.link)?;
+        meets(&mut session.link, NOT_SUPPORTED)?;
+        goes_on(&mut session)?;
     }
     Ok(())
 }
@@ -52,7 +56,8 @@ fn target_opcodes(ground: &mut Ground<'_>) -> Result<()> {
         let mut session = ground.session(&[])?;
         let pdu = Pdu::new(opcode, FINAL).tag(9).word(24, session.cmd_sn).word(28, session.exp_stat_sn);
         session.link.send(&pdu)?;
-        rejected_or_closed(&mut session.link)?;
+        meets(&mut session.link, NOT_SUPPORTED)?;
+        goes_on(&mut session)?;
     }
     Ok(())
 }
@@ -61,11 +66,9 @@ fn second_login(ground: &mut Ground<'_>) -> Result<()> {
     let mut session = ground.session(&[])?;
     let request = ground.login().request().word(24, session.cmd_sn).word(28, session.exp_stat_sn);
     session.link.send(&request)?;
-    match met(&mut session.link, PATIENCE)? {
-        Met::Closed | Met::Rejected(_) => Ok(()),
-        Met::Login(status) if status >> 8 >= 2 => Ok(()),
-        other => bail!("{other:?}"),
-    }
+    // Protocol error.
+    meets(&mut session.link, Met::Rejected(0x04))?;
+    goes_on(&mut session)
 }
 
 /// A PDU of which only the first bytes come before the peer ends its side.
@@ -92,7 +95,7 @@ fn long_segment(ground: &mut Ground<'_>) -> Result<()> {
             break;
         }
     }
-    rejected_or_closed(&mut session.link)
+    meets(&mut session.link, Met::Closed)
 }
 
 /// Nothing after a wrong header digest can be trusted, not even where the next PDU begins (RFC 7143, 7.7).
@@ -115,10 +118,8 @@ fn reserved_tag(ground: &mut Ground<'_>) -> Result<()> {
     let mut session = ground.session(&[])?;
     let pdu = session.command(&TEST_UNIT_READY, 0, 0).tag(RESERVED_TAG);
     session.link.send(&pdu)?;
-    match met(&mut session.link, PATIENCE)? {
-        Met::Closed | Met::Rejected(_) | Met::Answered(..) => Ok(()),
-        other => bail!("{other:?}"),
-    }
+    meets(&mut session.link, INVALID_FIELD)?;
+    goes_on(&mut session)
 }
 
 /// A write that waits for its data, and another command with the same tag.
@@ -129,11 +130,9 @@ fn tag_in_use(ground: &mut Ground<'_>) -> Result<()> {
     ensure!(session.link.expect(PATIENCE)?.opcode() == op::R2T, "no R2T");
     let second = session.command(&TEST_UNIT_READY, 0, 0).tag(first.get(16));
     session.link.send(&second)?;
-    match met(&mut session.link, PATIENCE)? {
-        Met::Closed | Met::Rejected(_) => Ok(()),
-        Met::Answered(status, _) if status != GOOD => Ok(()),
-        other => bail!("{other:?}"),
-    }
+    // Task in progress (RFC 7143, 11.17.1).
+    meets(&mut session.link, Met::Rejected(0x07))?;
+    goes_on(&mut session)
 }
 
 fn ignored(session: &mut Session) -> Result<()> {
@@ -180,15 +179,14 @@ fn gap_that_closes(ground: &mut Ground<'_>) -> Result<()> {
     Ok(())
 }
 
+/// It acknowledges what nobody has sent: nothing is kept at ErrorRecoveryLevel 0, so nothing can come of it.
 fn future_status(ground: &mut Ground<'_>) -> Result<()> {
     let mut session = ground.session(&[])?;
     session.exp_stat_sn = session.exp_stat_sn.wrapping_add(0x1000_0000);
     let pdu = session.command(&TEST_UNIT_READY, 0, 0);
     session.link.send(&pdu)?;
-    match met(&mut session.link, PATIENCE)? {
-        Met::Closed | Met::Rejected(_) | Met::Answered(..) => Ok(()),
-        other => bail!("{other:?}"),
-    }
+    meets(&mut session.link, Met::Answered(GOOD, (0, 0, 0)))?;
+    goes_on(&mut session)
 }
 
 fn header_segments(ground: &mut Ground<'_>) -> Result<()> {
@@ -199,11 +197,8 @@ fn header_segments(ground: &mut Ground<'_>) -> Result<()> {
         let mut pdu = session.command(&TEST_UNIT_READY, 0, 0);
         pdu.ahs = ahs;
         session.link.send(&pdu)?;
-        match met(&mut session.link, PATIENCE)? {
-            Met::Closed | Met::Rejected(_) | Met::Answered(..) => {}
-            other => bail!("{:02x?}: {other:?}", &pdu.ahs[..4]),
-        }
-        usable_or_closed(&mut session)?;
+        meets(&mut session.link, INVALID_FIELD).with_context(|| format!("{:02x?}", &pdu.ahs[..4]))?;
+        goes_on(&mut session)?;
     }
     Ok(())
 }
@@ -230,11 +225,11 @@ fn odd_luns(ground: &mut Ground<'_>) -> Result<()> {
         session.link.send(&pdu)?;
         match met(&mut session.link, PATIENCE)? {
             // ILLEGAL REQUEST, LOGICAL UNIT NOT SUPPORTED.
-            Met::Answered(2, 5) | Met::Closed | Met::Rejected(_) => {}
+            Met::Answered(2, (5, 0x25, 0)) => {}
             other => bail!("{lun:02x?}: {other:?}"),
         }
     }
-    usable_or_closed(&mut session)
+    goes_on(&mut session)
 }
 
 fn snack(ground: &mut Ground<'_>) -> Result<()> {
@@ -244,7 +239,9 @@ fn snack(ground: &mut Ground<'_>) -> Result<()> {
         .word(20, RESERVED_TAG)
         .word(28, session.exp_stat_sn);
     session.link.send(&pdu.word(44, 100))?;
-    rejected_or_closed(&mut session.link)
+    // SNACK reject.
+    meets(&mut session.link, Met::Rejected(0x03))?;
+    goes_on(&mut session)
 }
 
 fn endless_text(ground: &mut Ground<'_>) -> Result<()> {
@@ -252,18 +249,16 @@ fn endless_text(ground: &mut Ground<'_>) -> Result<()> {
     let mut transfer = RESERVED_TAG;
     for _ in 0..2000 {
         let pdu = Pdu::new(op::TEXT | IMMEDIATE, 0x40).tag(77).word(20, transfer).word(24, session.cmd_sn);
-        if session.link.send(&pdu.word(28, session.exp_stat_sn).with_data(vec![b'x'; 8192])).is_err() {
-            return Ok(());
-        }
-        match session.link.hear(PATIENCE)? {
-            Heard::Closed => return Ok(()),
-            Heard::Silence => bail!("no answer to text"),
-            Heard::Pdu(pdu) if pdu.opcode() == op::TEXT_RESPONSE => {
-                transfer = pdu.get(20);
-                session.exp_stat_sn = pdu.get(24).wrapping_add(1);
+        session.link.send(&pdu.word(28, session.exp_stat_sn).with_data(vec![b'x'; 8192]))?;
+        let answer = session.link.expect(PATIENCE)?;
+        match (answer.opcode(), answer.head[2]) {
+            (op::TEXT_RESPONSE, _) => {
+                transfer = answer.get(20);
+                session.exp_stat_sn = answer.get(24).wrapping_add(1);
             }
-            Heard::Pdu(pdu) if pdu.opcode() == op::REJECT => return usable_or_closed(&mut session),
-            Heard::Pdu(pdu) => bail!("text is answered with opcode {:02x}h", pdu.opcode()),
+            // Protocol error.
+            (op::REJECT, 0x04) => return goes_on(&mut session),
+            _ => bail!("text is answered with {answer:?}"),
         }
     }
     bail!("16 MiB of text were taken")
@@ -273,7 +268,8 @@ fn text_from_nowhere(ground: &mut Ground<'_>) -> Result<()> {
     let mut session = ground.session(&[])?;
     let pdu = Pdu::new(op::TEXT | IMMEDIATE, FINAL).tag(77).word(20, 0x1234_5678).word(24, session.cmd_sn);
     session.link.send(&pdu.word(28, session.exp_stat_sn).with_data(*b"SendTargets=All\0"))?;
-    rejected_or_closed(&mut session.link)
+    meets(&mut session.link, INVALID_FIELD)?;
+    goes_on(&mut session)
 }
 
 fn unknown_task_management(ground: &mut Ground<'_>) -> Result<()> {
@@ -282,10 +278,8 @@ fn unknown_task_management(ground: &mut Ground<'_>) -> Result<()> {
         let pdu = Pdu::new(op::TASK_REQUEST | IMMEDIATE, FINAL | function).lun(ground.lun).tag(99).word(20, 0xdead);
         session.link.send(&pdu.word(24, session.cmd_sn).word(28, session.exp_stat_sn))?;
         match session.link.hear(PATIENCE)? {
-            Heard::Closed => {}
-            Heard::Pdu(pdu) if pdu.opcode() == op::REJECT => {}
-            // Function not supported, or rejected (RFC 7143, 11.6.1).
-            Heard::Pdu(pdu) if pdu.opcode() == op::TASK_RESPONSE && [5, 255].contains(&pdu.head[2]) => {}
+            // Function not supported (RFC 7143, 11.6.1).
+            Heard::Pdu(pdu) if pdu.opcode() == op::TASK_RESPONSE && pdu.head[2] == 5 => {}
             other => bail!("function {function}: {other:?}"),
         }
     }
@@ -298,9 +292,8 @@ fn foreign_logout(ground: &mut Ground<'_>) -> Result<()> {
     let pdu = Pdu::new(op::LOGOUT | IMMEDIATE, FINAL | 1).tag(98).word(20, 0x4321_0000).word(24, session.cmd_sn);
     session.link.send(&pdu.word(28, session.exp_stat_sn))?;
     match session.link.hear(PATIENCE)? {
-        Heard::Closed => Ok(()),
-        Heard::Pdu(pdu) if pdu.opcode() == op::REJECT => Ok(()),
-        Heard::Pdu(pdu) if pdu.opcode() == op::LOGOUT_RESPONSE && pdu.head[2] != 0 => usable_or_closed(&mut session),
+        // The connection was not found (RFC 7143, 11.15.1).
+        Heard::Pdu(pdu) if pdu.opcode() == op::LOGOUT_RESPONSE && pdu.head[2] == 1 => goes_on(&mut session),
         other => bail!("{other:?}"),
     }
 }

@@ -4,7 +4,9 @@
 use super::{Look, Once};
 use crate::config::{Config, Id, Kind};
 use crate::links::Links;
-use crate::model::{Authentication, DhchapGroup, DhchapHash, Group, Protocol, Tls, User};
+use crate::model::{
+    Authentication, DhchapGroup, DhchapHash, Group, Medium, Protection, Protocol, StoreKind, Tls, User, Volume,
+};
 use crate::names::Pattern;
 use crate::secret::Secret;
 use lunar_core::access::written::Purpose;
@@ -49,7 +51,9 @@ type Seen<'c, K, V> = HashMap<(&'c str, K), (V, &'c str)>;
 impl Look<'_> {
     /// Namespaces of subsystems, and virtual machines.
     pub(super) fn nvme(&mut self, config: &Config) {
+        self.pools(config);
         self.namespaces(config);
+        self.metadata(config);
         self.machines(config);
     }
 
@@ -103,14 +107,61 @@ impl Look<'_> {
         }
     }
 
+    /// What hosts may make namespaces of, and what they have made.
+    fn pools(&mut self, config: &Config) {
+        for (name, volume) in &config.volumes {
+            let id = Id { kind: Kind::Volume, name, lun: None };
+            let keys = [
+                ("namespace", volume.namespace.is_some()),
+                ("private", volume.private),
+                ("attached", !volume.attached.is_empty()),
+            ];
+            let is_made = volume.pool.is_some();
+            for (key, _) in keys.into_iter().filter(|(_, is_there)| *is_there && !is_made) {
+                let what = "is of a volume that an NVMe host has made: it needs its 'pool', or is left out";
+                self.add(id, key, volume.marks.of(key), what);
+            }
+            let is_file = volume.kind == StoreKind::File && volume.medium == Medium::Disk && volume.size.is_some();
+            if is_made && !is_file {
+                let what = "is of what NVMe hosts have made: files with a size, and always there";
+                self.add(id, "pool", volume.marks.of("pool"), what);
+            }
+            if is_made && volume.namespace.is_none() {
+                self.add(id, "pool", volume.marks.of("pool"), "needs a 'namespace', by which hosts name it");
+            }
+        }
+        let is_subsystem = |target: &str| config.targets.get(target).is_none_or(|target| target.nqn.is_some());
+        for (name, group) in config.groups.iter().filter(|(_, group)| group.pool.is_some()) {
+            if !group.targets.names().any(is_subsystem) {
+                let id = Id { kind: Kind::Group, name, lun: None };
+                let what = "is for NVMe hosts, but none of its targets has an 'nqn'";
+                self.add(id, "pool", group.marks.of("pool"), what);
+            }
+        }
+    }
+
     fn namespaces(&mut self, config: &Config) {
         let (mut ids, mut volumes): (Seen<'_, u32, &str>, Seen<'_, &str, u32>) = Default::default();
         let is_subsystem = |target: &&str| config.targets.get(*target).is_some_and(|target| target.nqn.is_some());
         for (name, group) in config.groups.iter().filter(|(_, group)| may_have_hosts(group)) {
             for target in group.targets.names().filter(is_subsystem) {
-                for (number, lun) in &group.luns.0 {
-                    let Some(id) = lun.namespace_of(*number) else { continue };
-                    let volume = lun.volume.name();
+                let luns = group.luns.0.iter().filter_map(|(number, lun)| {
+                    let at = Id { kind: Kind::Lun, name, lun: Some(*number) };
+                    let key = if lun.namespace.is_some() { "namespace" } else { "" };
+                    let mark = if key.is_empty() { lun.marks.whole } else { lun.marks.of(key) };
+                    Some((at, key, mark, lun.volume.name(), config.namespace_of(*number, lun)?))
+                });
+                let pool = group.pool.as_ref().map(|pool| config.made_of(pool.name()));
+                let made = pool.into_iter().flatten().map(|(volume, it, id)| {
+                    (
+                        Id { kind: Kind::Volume, name: volume, lun: None },
+                        "namespace",
+                        it.marks.of("namespace"),
+                        &**volume,
+                        id,
+                    )
+                });
+                for (at, key, mark, volume, id) in luns.chain(made) {
                     let twin = match (ids.entry((target, id)), volumes.entry((target, volume))) {
                         (Entry::Occupied(other), _) if other.get().0 != volume => {
                             let (volume, group) = other.get();
@@ -127,13 +178,62 @@ impl Look<'_> {
                         }
                     };
                     if let Some(twin) = twin {
-                        let id = Id { kind: Kind::Lun, name, lun: Some(*number) };
-                        let key = if lun.namespace.is_some() { "namespace" } else { "" };
                         let what = format!(
                             "{twin}: within NVM subsystem {target} an identifier means one volume, and a volume has \
                              one identifier; say which with 'namespace'"
                         );
-                        self.add(id, key, if key.is_empty() { lun.marks.whole } else { lun.marks.of(key) }, what);
+                        self.add(at, key, mark, what);
+                    }
+                }
+            }
+        }
+        self.named_twice(config);
+    }
+
+    /// What hosts have made is called by its own identifier, whoever maps it.
+    fn named_twice(&mut self, config: &Config) {
+        for (name, group) in &config.groups {
+            for (number, lun) in &group.luns.0 {
+                let made = config.volumes.get(lun.volume.name()).and_then(Volume::made_namespace);
+                let Some((own, said)) = made.zip(lun.namespace).filter(|(own, said)| u64::from(*own) != said.get())
+                else {
+                    continue;
+                };
+                let id = Id { kind: Kind::Lun, name, lun: Some(*number) };
+                let what = format!("is {}, but an NVMe host has made the volume as namespace {own}", said.get());
+                self.add(id, "namespace", lun.marks.of("namespace"), what);
+            }
+        }
+    }
+
+    /// What is shown of protection has to be there, and all hosts of a subsystem see a namespace in one format.
+    fn metadata(&mut self, config: &Config) {
+        let mut seen: Seen<'_, &str, bool> = Seen::new();
+        let is_subsystem = |target: &&str| config.targets.get(*target).is_some_and(|target| target.nqn.is_some());
+        for (name, group) in &config.groups {
+            for (number, lun) in &group.luns.0 {
+                let (id, volume) = (Id { kind: Kind::Lun, name, lun: Some(*number) }, lun.volume.name());
+                let at = if lun.metadata { lun.marks.of("metadata") } else { lun.marks.whole };
+                let is_bare = |volume: &Volume| volume.protection == Protection::None;
+                if lun.metadata && config.volumes.get(volume).is_some_and(is_bare) {
+                    let what = format!(
+                        "volume {volume} keeps no protection information that could be shown: give it 'protection', or \
+                         leave this out"
+                    );
+                    self.add(id, "metadata", at, what);
+                }
+                if !may_have_hosts(group) || lun.namespace_of(*number).is_none() {
+                    continue;
+                }
+                for target in group.targets.names().filter(is_subsystem) {
+                    let (before, other) = *seen.entry((target, volume)).or_insert((lun.metadata, name));
+                    if before != lun.metadata {
+                        let what = format!(
+                            "is {}, and in group {other} {before}: within NVM subsystem {target} a namespace has one \
+                             format",
+                            lun.metadata
+                        );
+                        self.add(id, "metadata", at, what);
                     }
                 }
             }

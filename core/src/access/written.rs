@@ -34,15 +34,17 @@ impl Purpose {
     fn hashes(self) -> u8 {
         match self {
             Self::Proof => 3,
-            Self::Channel => 1,
+            Self::Channel => 2,
         }
     }
 
-    /// Bytes that a key may have.
-    fn lengths(self) -> &'static [usize] {
-        match self {
-            Self::Proof => &[32, 48, 64],
-            Self::Channel => &[32],
+    /// Bytes that a key with this hash function may have: that of a channel as many as the digest.
+    fn lengths(self, hash: u8) -> &'static [usize] {
+        match (self, hash) {
+            (Self::Proof, _) => &[32, 48, 64],
+            (Self::Channel, 0) => &[32, 48],
+            (Self::Channel, 1) => &[32],
+            (Self::Channel, _) => &[48],
         }
     }
 }
@@ -77,7 +79,7 @@ impl Written {
         };
         let encoded = rest.strip_suffix(':').ok_or(KeyMistake::Shape)?;
         let mut bytes = Zeroizing::new(Base64::decode_vec(encoded).map_err(|_| KeyMistake::Encoding)?);
-        let len = bytes.len().checked_sub(CHECK_LEN).filter(|len| purpose.lengths().contains(len));
+        let len = bytes.len().checked_sub(CHECK_LEN).filter(|len| purpose.lengths(hash).contains(len));
         let len = len.ok_or(KeyMistake::Length)?;
         if bytes[len..] != CHECK.checksum(&bytes[..len]).to_le_bytes() {
             return Err(KeyMistake::Check);
@@ -110,10 +112,12 @@ impl fmt::Display for KeyMistake {
                  NVMeTLSkey-1:01:...: (nvme gen-tls-key)"
             }
             Self::Hash => {
-                "the hash of a key, behind its first colon, is 00, 01, 02 or 03; that of a channel's key 00 or 01"
+                "the hash of a key, behind its first colon, is 00, 01, 02 or 03; that of a channel's key 00, 01 or 02"
             }
             Self::Encoding => "what is between the last two colons of a key is not base64",
-            Self::Length => "a key has 32, 48 or 64 bytes, that of a channel 32",
+            Self::Length => {
+                "a key has 32, 48 or 64 bytes; that of a channel 32 behind 01, 48 behind 02, either behind 00"
+            }
             Self::Check => "the key's check does not fit: it was not copied whole",
         })
     }
@@ -129,6 +133,7 @@ mod tests {
     const EXAMPLE: &str = "ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n";
     /// As libnvme has it in its tests.
     const CHANNEL: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+    const LONG: &str = "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
 
     #[test]
     fn keys_are_read() {
@@ -138,8 +143,12 @@ mod tests {
             assert_eq!((found.hash, found.bytes.len(), found.bytes[0], found.bytes[31]), (hash, 32, 0x89, 0x4c));
             assert_eq!(format!("{found:?}"), "Written");
         }
-        let found = Written::parse(Purpose::Channel, CHANNEL.as_bytes()).expect("a key");
-        assert_eq!((found.hash, found.bytes.len()), (1, 32));
+        for (text, hash, len) in [(CHANNEL, 1, 32), (LONG, 2, 48)] {
+            for (text, hash) in [(text.to_owned(), hash), (text.replace(&format!(":0{hash}:"), ":00:"), 0)] {
+                let found = Written::parse(Purpose::Channel, text.as_bytes()).expect("a key");
+                assert_eq!((found.hash, found.bytes.len()), (hash, len));
+            }
+        }
     }
 
     #[test]
@@ -162,7 +171,10 @@ mod tests {
         }
         for (text, why) in [
             (format!("DHHC-1:01:{EXAMPLE}:"), KeyMistake::Shape),
-            (CHANNEL.replace(":01:", ":02:"), KeyMistake::Hash),
+            (CHANNEL.replace(":01:", ":03:"), KeyMistake::Hash),
+            (CHANNEL.replace(":01:", ":02:"), KeyMistake::Length),
+            (LONG.replace(":02:", ":01:"), KeyMistake::Length),
+            (LONG.replace("VRLb", "WRLb"), KeyMistake::Check),
             (CHANNEL.replace("VRLb", "WRLb"), KeyMistake::Check),
             (CHANNEL.replace("VRLb", ""), KeyMistake::Length),
             (CHANNEL.replace("VRLb", "!!!!"), KeyMistake::Encoding),

@@ -30,6 +30,12 @@ impl Reservations {
                 News::default()
             }
             Request::Persistent(order) => next.change_persistent(by, order)?,
+            // As all that is persistent.
+            Request::Outlive(_) if next.spc2.is_some() => return Err(Denial::Conflict),
+            Request::Outlive(outlives) => {
+                next.outlives = *outlives;
+                News::default()
+            }
         };
         Ok((next, news))
     }

@@ -148,6 +148,8 @@ pub enum Request {
     Release,
     /// PERSISTENT RESERVE OUT.
     Persistent(Order),
+    /// Whether registrations and reservation outlive a restart: NVMe has it as a feature, for whoever may set one.
+    Outlive(bool),
 }
 
 /// What PERSISTENT RESERVE OUT asks for.

@@ -407,3 +407,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn who_sets_that_all_outlives_a_restart_need_not_be_registered() {
+    let before = state("ab", Some(('a', Kind::WRITE_EXCLUSIVE)));
+    assert_eq!(before.to_kept(), Some(Vec::new()));
+    let (after, news) = before.changed(&name('c'), &Request::Outlive(true)).expect("whoever it is");
+    assert!(after.outlives() && told(&news).is_empty() && after.to_kept().is_some_and(|bytes| !bytes.is_empty()));
+    assert_eq!(after.changed(&name('c'), &Request::Outlive(false)), Ok((before, News::default())));
+    let (held, _) = state("", None).changed(&name('a'), &Request::Reserve).expect("free");
+    assert_eq!(refused(held.changed(&name('c'), &Request::Outlive(true))), CONFLICT);
+}

@@ -1,6 +1,6 @@
 //! Copies from one unit to another, or within one: in the stores where they can, else through memory.
 
-use super::{Failure, PIECE_BYTES, Tools, fault, span, store};
+use super::{Failure, PIECE_BYTES, Tools, fault, readable, span, store, written};
 use crate::io::{Completion, Data, Fault, Io, Op, submit};
 use crate::mem::Sg;
 use crate::port::Transfer;
@@ -46,6 +46,11 @@ impl Copying<'_> {
         span(self.offset + part.start, part.len as u64)
     }
 
+    /// Whether a part that was entered can be read.
+    fn readable(&self, part: Part) -> Result<(), Failure> {
+        readable(&self.from, self.source(part)).map_err(|fault| Failure::Origin { fault, at: part.start })
+    }
+
     /// As long as the store can; tells how many bytes it copied.
     async fn within_stores<T: Transfer>(&self, transfer: &T, tools: &mut Tools) -> Result<u64, Failure> {
         let Some(origin) = self.from.store.origin().filter(|_| !self.overlaps()) else { return Ok(0) };
@@ -58,13 +63,15 @@ impl Copying<'_> {
             let (source, target) = (self.source(part), self.target(part));
             let guards = self.from.enter_both(source, &self.unit, target).await;
             let _guards = guards.map_err(fault(done))?;
+            self.readable(part)?;
             let op = Op::Copy { from: source.start, len: part.len as u64 };
             let io = Io { op, offset: target.start, data: Data::From(origin.clone()) };
             match submit(&*self.unit.store, io, &mut tools.completion).await.result {
-                Ok(_) => done += part.len as u64,
+                Ok(_) => written(self.unit, target, tools).await.map_err(fault(done))?,
                 Err(Fault::Unsupported) => break,
                 Err(why) => return Err(fault(done)(why)),
             }
+            done += part.len as u64;
         }
         Ok(done)
     }
@@ -99,6 +106,7 @@ impl Copying<'_> {
             let source = next.as_ref().map(|(part, _)| self.source(*part)).unwrap_or_default();
             let target = loaded.as_ref().map(|(part, _)| self.target(*part)).unwrap_or_default();
             let _guards = self.from.enter_both(source, &self.unit, target).await.map_err(fault(0))?;
+            next.as_ref().map_or(Ok(()), |(part, _)| self.readable(*part))?;
             let begun = next.map(|(part, memory)| {
                 let io = Io { op: Op::Read, offset: source.start, data: Data::In(memory) };
                 self.from.store.submit(io, reading.token());

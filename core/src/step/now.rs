@@ -26,7 +26,8 @@ pub fn carry_out_now<T: Transfer>(
         _ => return None,
     };
     let is_one_piece = (1..=PIECE_BYTES as u64).contains(&len);
-    let has_to_wait = unit.protected().is_some() || unit.ranges.is_held(span(offset, len));
+    let is_marked = unit.medium.uncorrectable().is_any();
+    let has_to_wait = is_marked || unit.protected().is_some() || unit.ranges.is_held(span(offset, len));
     if !is_one_piece || has_to_wait || transfer.aborted() {
         return None;
     }

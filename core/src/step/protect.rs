@@ -5,8 +5,8 @@
 //! nobody reads one of a block's two halves before and the other after a write.
 
 use super::{
-    Failure, PIECE_BYTES, Step, Tools, ask, fault, first_difference, first_difference_of, load_into, memory_beside,
-    or_into, span, store,
+    Failure, PIECE_BYTES, Protected, Step, Tools, ask, fault, first_difference, first_difference_of, load_into,
+    memory_beside, or_into, span, store, written,
 };
 use crate::io::{Data, Fault, Io, Op, Store, submit};
 use crate::mem::{Sg, SgMut};
@@ -30,9 +30,9 @@ pub(super) async fn carry_out<T: Transfer>(
     tools: &mut Tools,
     tail: &mut Tail,
 ) -> Result<(), Failure> {
-    let (step, terms) = match step {
-        Step::Protected(protected) => (&protected.step, protected.terms),
-        step => (step, Terms::PLAIN),
+    let (step, terms, other) = match step {
+        Step::Protected(protected) => (&protected.step, protected.terms, protected.other),
+        step => (step, Terms::PLAIN, Terms::PLAIN),
     };
     let guarded = Guarded { unit, protection, terms, transfer };
     match step {
@@ -43,15 +43,42 @@ pub(super) async fn carry_out<T: Transfer>(
         &Step::Verify { offset, len } => guarded.verify(offset, len, tools).await,
         &Step::Compare { offset, len, block: None } => guarded.compare(offset, len, tools).await,
         &Step::Compare { offset, len, .. } => guarded.compare_each(offset, len, tools).await,
-        &Step::CompareWrite { offset, len, durable } => guarded.compare_write(offset, len, durable, tools).await,
+        &Step::CompareWrite { offset, len, durable } => guarded.compare_write(other, offset, len, durable, tools).await,
         &Step::OrWrite { offset, len, durable } => guarded.or_write(offset, len, durable, tools).await,
         &Step::Fill { offset, len, ref pattern, unmap } => guarded.fill(offset, len, pattern, unmap, tools).await,
         Step::Unmap(ranges) => guarded.unmap(ranges, tools).await,
         Step::Flush => guarded.flush(tools).await,
-        &Step::Copy { ref from, at, offset, len } => guarded.copy(from, at, offset, len, tools).await,
+        &Step::Mark { offset, len } => super::mark(unit, offset, len, transfer).await,
+        &Step::Copy { ref from, at, offset, len } => guarded.copy((from, at, other), offset, len, tools).await,
         // Nobody makes one of another.
         Step::Protected(_) => Err(fault(0)(Fault::Unsupported)),
     }
+}
+
+/// Copies blocks that are protected to a unit whose are not: they are checked on their way.
+pub(super) async fn strip<T: Transfer>(
+    unit: Admitted<'_>,
+    protected: &Protected,
+    transfer: &T,
+    tools: &mut Tools,
+) -> Result<(), Failure> {
+    // No command plans another step for a unit that is not protected.
+    let Step::Copy { ref from, at, offset, len } = protected.step else { return Err(fault(0)(Fault::Unsupported)) };
+    let gone = Failure::Origin { fault: Fault::Cleared, at: 0 };
+    let protection = from.protected().ok_or(gone)?;
+    let source = Guarded { unit: Admitted::to(from), protection, terms: protected.other, transfer };
+    let mut done = 0;
+    while done < len {
+        if transfer.aborted() {
+            return Err(fault(done)(Fault::Aborted));
+        }
+        let count = source.piece(len, done);
+        let Blocks { data, .. } = source.original(at, done, count, tools).await?;
+        let _entered = unit.enter(span(offset + done, count as u64)).await.map_err(fault(done))?;
+        store(unit, offset + done, data, false, tools).await.map_err(fault(done))?;
+        done += count as u64;
+    }
+    Ok(())
 }
 
 /// What is kept beside `offset..offset + len` is blank after: those blocks are not checked.
@@ -123,7 +150,7 @@ impl<T: Transfer> Guarded<'_, T> {
 
     /// Bytes that these bytes of blocks are on the wire.
     fn wire(&self, bytes: u64) -> u64 {
-        if self.terms.carried { bytes + self.beside(bytes) } else { bytes }
+        self.terms.wire(bytes, self.unit.geometry.block_size)
     }
 
     /// Bytes that are kept beside these bytes of blocks.
@@ -394,19 +421,27 @@ impl<T: Transfer> Guarded<'_, T> {
         Ok(())
     }
 
-    async fn compare_write(&self, offset: u64, len: u64, durable: bool, tools: &mut Tools) -> Result<(), Failure> {
+    async fn compare_write(
+        &self,
+        compared: Terms,
+        offset: u64,
+        len: u64,
+        durable: bool,
+        tools: &mut Tools,
+    ) -> Result<(), Failure> {
         if len == 0 {
             return Ok(());
         }
-        let half = self.wire(len) as usize;
-        let mut arrived = self.gathered(0, 2 * half).await.map_err(fault(0))?;
-        let compared = self.taken_apart(arrived.split_to(half), offset, 0)?;
+        let first = Guarded { terms: compared, unit: self.unit, ..*self };
+        let (half, other) = (first.wire(len) as usize, self.wire(len) as usize);
+        let mut arrived = self.gathered(0, half + other).await.map_err(fault(0))?;
+        let compared = first.taken_apart(arrived.split_to(half), offset, 0)?;
         let Blocks { data, infos } = self.taken_apart(arrived, offset, 0)?;
         let beside = packed(&infos, tools).map_err(fault(0))?;
         let room = self.room_beside(len as usize, tools).map_err(fault(0))?;
         let _held = self.unit.hold(span(offset, len)).await.map_err(fault(0))?;
-        let kept = self.kept(offset, 0, room, tools).await?;
-        self.compare_blocks(&compared, &kept, &self.terms, 0)?;
+        let kept = first.kept(offset, 0, room, tools).await?;
+        first.compare_blocks(&compared, &kept, &first.terms, 0)?;
         if self.transfer.aborted() {
             return Err(fault(0)(Fault::Aborted));
         }
@@ -482,10 +517,13 @@ impl<T: Transfer> Guarded<'_, T> {
     async fn clear(&self, offset: u64, len: u64, unmap: bool, tools: &mut Tools) -> Result<(), Failure> {
         let held = self.unit.hold(span(offset, len)).await.map_err(fault(0))?;
         blank(&self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
-        let asked = ask(self.unit, Op::Zero { len, unmap }, offset, tools).await.result;
+        let asked = match ask(self.unit, Op::Zero { len, unmap }, offset, tools).await.result {
+            Ok(_) => written(self.unit, span(offset, len), tools).await,
+            Err(why) => Err(why),
+        };
         drop(held);
         match asked {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(Fault::Unsupported) => super::fill(self.unit, offset, len, &[0; 512], self.transfer, tools).await,
             Err(why) => Err(fault(0)(why)),
         }
@@ -499,8 +537,9 @@ impl<T: Transfer> Guarded<'_, T> {
             let _held = self.unit.hold(span(offset, len)).await.map_err(fault(0))?;
             blank(&self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
             match ask(self.unit, Op::Unmap { len }, offset, tools).await.result {
+                Ok(_) => written(self.unit, span(offset, len), tools).await.map_err(fault(0))?,
                 // Unmapping is a hint: a store that cannot keeps the data.
-                Ok(_) | Err(Fault::Unsupported) => {}
+                Err(Fault::Unsupported) => {}
                 Err(why) => return Err(fault(0)(why)),
             }
         }
@@ -512,8 +551,15 @@ impl<T: Transfer> Guarded<'_, T> {
         ask_store(&*self.protection.store, Op::Flush, 0, tools).await.map_err(fault(0))
     }
 
-    /// Blocks of another unit, or of this one, through memory: they need protection information of their new place.
-    async fn copy(&self, from: &Rc<Unit>, at: u64, offset: u64, len: u64, tools: &mut Tools) -> Result<(), Failure> {
+    /// Blocks of another unit, or of this one, through memory: they need protection information of their new place, or
+    /// take theirs along.
+    async fn copy(
+        &self,
+        (from, at, terms): (&Rc<Unit>, u64, Terms),
+        offset: u64,
+        len: u64,
+        tools: &mut Tools,
+    ) -> Result<(), Failure> {
         let overlaps = **from == *self.unit && span(at, len).overlaps(span(offset, len));
         let backwards = overlaps && offset > at;
         let count = len.div_ceil(GUARDED_BYTES as u64);
@@ -523,8 +569,24 @@ impl<T: Transfer> Guarded<'_, T> {
             }
             let done = GUARDED_BYTES as u64 * if backwards { count - 1 - number } else { number };
             let part = self.piece(len, done);
-            let data = self.original(from, at + done, done, part, tools).await?;
-            let Blocks { data, infos } = self.taken_apart(data, offset, done)?;
+            let unit = Admitted::to(from);
+            let source = match from.protected() {
+                Some(protection) => {
+                    let source = Guarded { unit, protection, terms, transfer: self.transfer };
+                    source.original(at, done, part, tools).await?
+                }
+                // It was formatted since this was asked for.
+                None if self.terms.carried => return Err(Failure::Origin { fault: Fault::Cleared, at: done }),
+                None => {
+                    let loaded = super::load(unit, at + done, part, tools).await;
+                    let data = loaded.map_err(|fault| Failure::Origin { fault, at: done })?;
+                    Blocks { data, infos: Vec::new() }
+                }
+            };
+            let Blocks { data, infos } = match self.terms.carried {
+                true => self.taken_over(source, offset, done)?,
+                false => self.taken_apart(source.data, offset, done)?,
+            };
             let beside = packed(&infos, tools).map_err(fault(done))?;
             let _held = self.unit.hold(span(offset + done, part as u64)).await.map_err(fault(done))?;
             self.put(offset + done, data, beside, false, tools).await.map_err(fault(done))?;
@@ -532,27 +594,28 @@ impl<T: Transfer> Guarded<'_, T> {
         Ok(())
     }
 
-    /// Bytes to copy, checked if they are protected.
-    async fn original(
-        &self,
-        from: &Unit,
-        offset: u64,
-        done: u64,
-        count: usize,
-        tools: &mut Tools,
-    ) -> Result<Sg, Failure> {
-        let origin = |fault| Failure::Origin { fault, at: done };
-        let Some(protection) = from.protected() else {
-            return super::load(Admitted::to(from), offset, count, tools).await.map_err(origin);
-        };
-        let source = Guarded { unit: Admitted::to(from), protection, terms: Terms::PLAIN, transfer: self.transfer };
-        let room = source.room(count, tools).await;
-        let _entered = source.unit.enter(span(offset, count as u64)).await.map_err(origin)?;
-        match source.kept(offset, 0, room, tools).await {
-            Ok(blocks) => Ok(blocks.data),
+    /// Blocks from byte `at` of a copy on, which begins at `offset` here; checked.
+    async fn original(&self, offset: u64, at: u64, count: usize, tools: &mut Tools) -> Result<Blocks, Failure> {
+        let origin = |fault| Failure::Origin { fault, at };
+        let room = self.room(count, tools).await;
+        let _entered = self.unit.enter(span(offset + at, count as u64)).await.map_err(origin)?;
+        match self.kept(offset, at, room, tools).await {
             Err(Failure::Fault { fault, .. }) => Err(origin(fault)),
-            Err(_) => Err(origin(Fault::Medium)),
+            // To who said nothing of it the medium is damaged.
+            Err(_) if self.terms == Terms::PLAIN => Err(origin(Fault::Medium)),
+            other => other,
         }
+    }
+
+    /// Blocks with protection information that comes along with them, checked as if it had been sent.
+    fn taken_over(&self, blocks: Blocks, offset: u64, at: u64) -> Result<Blocks, Failure> {
+        for (index, (block, info)) in whole(&blocks.data).chunks(self.block()).zip(&blocks.infos).enumerate() {
+            let place = self.place(offset, at, index);
+            if let Some(field) = self.protection.check_sent(block, *info, place, &self.terms) {
+                return Err(self.failure(field, at, index, false));
+            }
+        }
+        Ok(blocks)
     }
 }
 

@@ -153,8 +153,9 @@ pub struct Key {
     pub sender: Sender,
     /// When.
     pub when: When,
-    /// Whether it means something in a discovery session; else it is answered `Irrelevant` there.
-    pub in_discovery: bool,
+    /// Whether it means something by what is agreed so far; else it is answered `Irrelevant`. Who sends keys in another
+    /// order gets an answer to each: 6.2 has `Irrelevant` for what the acceptor knows to be it by then.
+    pub relevant: fn(&Negotiation) -> bool,
 }
 
 /// Limits of lengths in 13.12 to 13.14.
@@ -170,29 +171,48 @@ const fn both(ours: bool, theirs: bool) -> bool {
     ours && theirs
 }
 
+/// In every session.
+fn always(_: &Negotiation) -> bool {
+    true
+}
+
+/// Not in a discovery session.
+fn with_units(negotiation: &Negotiation) -> bool {
+    !negotiation.names.discovery
+}
+
+/// 13.14: and not where nothing is sent unasked. InitialR2T can be agreed to be No until it was sent. Open-iscsi and
+/// libiscsi, and what is made of them, read `Irrelevant` as a length of 0, which they use for unsolicited data only;
+/// Windows offers immediate data unless it is told not to.
+fn with_first_burst(negotiation: &Negotiation) -> bool {
+    let Negotiation { parameters, .. } = negotiation;
+    let nothing_unasked = negotiation.saw("InitialR2T") && parameters.initial_r2t && !parameters.immediate_data;
+    with_units(negotiation) && !nothing_unasked
+}
+
 /// A row that both may send, in the login only.
-const fn negotiated(name: &'static str, form: Form, in_discovery: bool) -> Key {
-    Key { name, form, sender: Sender::Both, when: When::Login, in_discovery }
+const fn negotiated(name: &'static str, form: Form, relevant: fn(&Negotiation) -> bool) -> Key {
+    Key { name, form, sender: Sender::Both, when: When::Login, relevant }
 }
 
 /// A row of what the initiator declares.
 const fn declared(name: &'static str, when: When, place: fn(&mut Names, &str) -> Result<(), LoginStatus>) -> Key {
-    Key { name, form: Form::Text { place }, sender: Sender::Initiator, when, in_discovery: true }
+    Key { name, form: Form::Text { place }, sender: Sender::Initiator, when, relevant: always }
 }
 
 /// A row of the security stage, which the states of the login look at.
 const fn of_security(name: &'static str) -> Key {
-    Key { name, form: Form::Elsewhere, sender: Sender::Both, when: When::Security, in_discovery: true }
+    Key { name, form: Form::Elsewhere, sender: Sender::Both, when: When::Security, relevant: always }
 }
 
 /// A row of what only targets send.
 const fn of_target(name: &'static str) -> Key {
-    Key { name, form: Form::Elsewhere, sender: Sender::Target, when: When::Always, in_discovery: true }
+    Key { name, form: Form::Elsewhere, sender: Sender::Target, when: When::Always, relevant: always }
 }
 
 const fn digest(name: &'static str, place: fn(&mut Parameters, &str)) -> Key {
     let accepts = |config: &Config, value: &str| value == text::NONE || (value == "CRC32C" && config.digests);
-    negotiated(name, Form::Choice { accepts, place }, true)
+    negotiated(name, Form::Choice { accepts, place }, always)
 }
 
 /// Every key, in the order of the clauses.
@@ -215,14 +235,14 @@ pub const TABLE: &[Key] = &[
             join: Ord::min,
             place: |parameters| &mut parameters.max_connections,
         },
-        false,
+        with_units,
     ),
     Key {
         name: "SendTargets",
         form: Form::Elsewhere,
         sender: Sender::Initiator,
         when: When::FullFeature,
-        in_discovery: true,
+        relevant: always,
     },
     declared("TargetName", When::Login, |names, value| {
         names.target = Some(name(value).ok_or(LoginStatus::NOT_FOUND)?);
@@ -247,7 +267,7 @@ pub const TABLE: &[Key] = &[
             join: either,
             place: |parameters| &mut parameters.initial_r2t,
         },
-        false,
+        with_units,
     ),
     negotiated(
         "ImmediateData",
@@ -257,14 +277,14 @@ pub const TABLE: &[Key] = &[
             join: both,
             place: |parameters| &mut parameters.immediate_data,
         },
-        false,
+        with_units,
     ),
     Key {
         name: "MaxRecvDataSegmentLength",
         form: Form::Limit { default: 8192, allowed: LENGTHS, place: |parameters| &mut parameters.max_send_segment },
         sender: Sender::Both,
         when: When::Always,
-        in_discovery: true,
+        relevant: always,
     },
     negotiated(
         "MaxBurstLength",
@@ -275,7 +295,7 @@ pub const TABLE: &[Key] = &[
             join: Ord::min,
             place: |parameters| &mut parameters.max_burst,
         },
-        false,
+        with_units,
     ),
     negotiated(
         "FirstBurstLength",
@@ -286,7 +306,7 @@ pub const TABLE: &[Key] = &[
             join: Ord::min,
             place: |parameters| &mut parameters.first_burst,
         },
-        false,
+        with_first_burst,
     ),
     negotiated(
         "DefaultTime2Wait",
@@ -297,7 +317,7 @@ pub const TABLE: &[Key] = &[
             join: Ord::max,
             place: |parameters| &mut parameters.time_to_wait,
         },
-        true,
+        always,
     ),
     negotiated(
         "DefaultTime2Retain",
@@ -308,7 +328,7 @@ pub const TABLE: &[Key] = &[
             join: Ord::min,
             place: |parameters| &mut parameters.time_to_retain,
         },
-        true,
+        always,
     ),
     negotiated(
         "MaxOutstandingR2T",
@@ -319,7 +339,7 @@ pub const TABLE: &[Key] = &[
             join: Ord::min,
             place: |parameters| &mut parameters.max_outstanding_r2t,
         },
-        false,
+        with_units,
     ),
     negotiated(
         "DataPDUInOrder",
@@ -329,7 +349,7 @@ pub const TABLE: &[Key] = &[
             join: either,
             place: |parameters| &mut parameters.data_pdu_in_order,
         },
-        false,
+        with_units,
     ),
     negotiated(
         "DataSequenceInOrder",
@@ -339,7 +359,7 @@ pub const TABLE: &[Key] = &[
             join: either,
             place: |parameters| &mut parameters.data_sequence_in_order,
         },
-        false,
+        with_units,
     ),
     negotiated(
         "ErrorRecoveryLevel",
@@ -350,7 +370,7 @@ pub const TABLE: &[Key] = &[
             join: Ord::min,
             place: |parameters| &mut parameters.recovery_level,
         },
-        true,
+        always,
     ),
     declared("SessionType", When::Login, |names, value| {
         names.discovery = match value {
@@ -361,7 +381,7 @@ pub const TABLE: &[Key] = &[
         Ok(())
     }),
     // 13.23: the clarified semantics of RFC 3720 alone; nothing is fenced, no abort is fast.
-    negotiated("TaskReporting", Form::Choice { accepts: |_, value| value == "RFC3720", place: |_, _| {} }, false),
+    negotiated("TaskReporting", Form::Choice { accepts: |_, value| value == "RFC3720", place: |_, _| {} }, with_units),
     negotiated(
         "iSCSIProtocolLevel",
         Form::Number {
@@ -371,15 +391,15 @@ pub const TABLE: &[Key] = &[
             join: Ord::min,
             place: |parameters| &mut parameters.protocol_level,
         },
-        false,
+        with_units,
     ),
     // 13.25: obsolete, and never "not understood".
-    negotiated("IFMarker", Form::Fixed("No"), true),
-    negotiated("OFMarker", Form::Fixed("No"), true),
-    negotiated("IFMarkInt", Form::Fixed(REJECT), true),
-    negotiated("OFMarkInt", Form::Fixed(REJECT), true),
+    negotiated("IFMarker", Form::Fixed("No"), always),
+    negotiated("OFMarker", Form::Fixed("No"), always),
+    negotiated("IFMarkInt", Form::Fixed(REJECT), always),
+    negotiated("OFMarkInt", Form::Fixed(REJECT), always),
     // RFC 7145 6.3: this is TCP.
-    negotiated("RDMAExtensions", Form::Fixed("No"), true),
+    negotiated("RDMAExtensions", Form::Fixed("No"), always),
 ];
 
 // One bit each in `Negotiation::seen`.
@@ -459,6 +479,11 @@ impl Negotiation {
         &self.config
     }
 
+    /// Whether the initiator has sent this key.
+    fn saw(&self, key: &str) -> bool {
+        TABLE.iter().position(|row| row.name == key).is_some_and(|at| self.seen & 1 << at != 0)
+    }
+
     /// Goes by other settings from now on.
     pub fn set_config(&mut self, config: Rc<Config>) {
         self.config = config;
@@ -483,7 +508,7 @@ impl Negotiation {
             text::put(answer, key, REJECT);
             return Ok(Taken::Done);
         }
-        if self.names.discovery && !row.in_discovery {
+        if !(row.relevant)(self) {
             text::put(answer, key, IRRELEVANT);
             return Ok(Taken::Done);
         }

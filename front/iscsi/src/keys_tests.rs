@@ -132,6 +132,33 @@ fn a_discovery_session_finds_most_keys_irrelevant() {
 }
 
 #[test]
+fn a_first_burst_is_irrelevant_where_nothing_is_sent_unasked() {
+    let yes = |key: &'static str| (key, "Yes");
+    let no = |key: &'static str| (key, "No");
+    let (r2t, immediate) = ("InitialR2T", "ImmediateData");
+    for (before, expected) in [
+        (&[yes(r2t), no(immediate)][..], "Irrelevant"),
+        (&[no(immediate), yes(r2t)], "Irrelevant"),
+        (&[no(r2t), no(immediate)], "4096"),
+        (&[yes(r2t), yes(immediate)], "4096"),
+        (&[yes(r2t)], "4096"),
+        // InitialR2T may come yet, and be No.
+        (&[no(immediate)], "4096"),
+        (&[], "4096"),
+    ] {
+        let config = Config { initial_r2t: false, immediate_data: true, ..Config::default() };
+        let mut negotiation = Negotiation::new(Rc::new(config));
+        for (key, value) in before {
+            assert_eq!(offer(&mut negotiation, key, value), Ok(format!("{key}={value}")));
+        }
+        let answer = offer(&mut negotiation, "FirstBurstLength", "4096");
+        assert_eq!(answer, Ok(format!("FirstBurstLength={expected}")), "{before:?}");
+        let left = if expected == "Irrelevant" { Parameters::initial().first_burst } else { 4096 };
+        assert_eq!(negotiation.parameters.first_burst, left, "{before:?}");
+    }
+}
+
+#[test]
 fn an_unknown_session_type_ends_the_login() {
     assert_eq!(offer(&mut negotiation(), "SessionType", "Other"), Err(LoginStatus::SESSION_TYPE_NOT_SUPPORTED));
 }

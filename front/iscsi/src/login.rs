@@ -145,8 +145,8 @@ impl Login {
         }))
     }
 
-    /// Takes a login request.
-    pub fn handle(self, request: &LoginRequest, text: &[u8], out: &mut Out) -> Next {
+    /// Takes a login request; `text`: `None` if there was no memory for it.
+    pub fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
         match self {
             Self::Start(state) => state.handle(request, text, out),
             Self::Security(state) => state.handle(request, text, out),
@@ -269,7 +269,7 @@ enum Complete {
 }
 
 impl Start {
-    fn handle(self, request: &LoginRequest, text: &[u8], out: &mut Out) -> Next {
+    fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
         let mut common = self.0;
         let stage = request.stage();
         let text = match common.accept(request, stage, text, out) {
@@ -312,7 +312,7 @@ impl Authorizing {
 }
 
 impl Operational {
-    fn handle(self, request: &LoginRequest, text: &[u8], out: &mut Out) -> Next {
+    fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
         let mut common = self.0;
         match common.accept(request, Stage::OPERATIONAL, text, out) {
             Ok(Complete::Text(text)) => Self(common).negotiate(&text, out),
@@ -377,7 +377,7 @@ impl Common {
         &mut self,
         request: &LoginRequest,
         stage: Stage,
-        text: &[u8],
+        text: Option<&[u8]>,
         out: &mut Out,
     ) -> Result<Complete, LoginStatus> {
         let asked = Asked::new(request);
@@ -400,6 +400,7 @@ impl Common {
         if !same || !legal_stage || continues && asked.transit.is_some() || self.requests > LOGIN_REQUESTS_MAX {
             return Err(LoginStatus::INITIATOR_ERROR);
         }
+        let text = text.ok_or(LoginStatus::OUT_OF_RESOURCES)?;
         self.gather.add(text, TEXT_MAX).map_err(|_| LoginStatus::INITIATOR_ERROR)?;
         if continues {
             // The rest shall come: an empty response asks for it.

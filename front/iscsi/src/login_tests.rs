@@ -177,6 +177,18 @@ fn a_discovery_login_needs_no_target() {
 }
 
 #[test]
+fn a_first_burst_without_unsolicited_data_is_irrelevant_rfc7143_13_14() {
+    let keys =
+        [("InitialR2T", "Yes"), ("ImmediateData", "No"), ("MaxBurstLength", "4096"), ("FirstBurstLength", "4096")];
+    let mut peer = peer();
+    let got = peer.login(OPERATIONAL, Some(FULL), &text_of(&[NAMES, &keys].concat()));
+    let answers = got[0].pairs();
+    let burst = |key: &str| answers.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+    assert_eq!((burst("MaxBurstLength"), burst("FirstBurstLength")), (Some("4096"), Some("Irrelevant")));
+    assert!(peer.session.is_established());
+}
+
+#[test]
 fn login_with_an_unknown_session_type_is_refused_0209() {
     let text = text_of(&[NAMES, &[("SessionType", "Tape")]].concat());
     assert_eq!(refused(&login_request(SECURITY, None), &text), LoginStatus::SESSION_TYPE_NOT_SUPPORTED);
@@ -459,13 +471,13 @@ fn memory_before_the_login_is_small() {
 }
 
 #[test]
-fn a_login_without_memory_is_closed() {
+fn a_login_without_memory_is_refused() {
     let mut peer = peer();
     peer.piece = 100;
     let bytes = peer.bytes(&login_request(SECURITY, None), &[], &text_of(NAMES));
     let hog: Vec<_> = std::iter::from_fn(|| peer.arena.take(1)).collect();
     peer.feed(&bytes);
-    peer.assert_closed(Close::NoMemory);
+    peer.assert_refused(LoginStatus::OUT_OF_RESOURCES);
     drop(hog);
 }
 

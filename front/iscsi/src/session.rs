@@ -366,12 +366,11 @@ impl Session {
         let Some(request) = header.as_pdu::<LoginRequest>() else {
             return self.not_a_login(header, actions);
         };
-        let Some(text) = &payload.data else { return self.close(Close::NoMemory, actions) };
-        let text = match text.pieces() {
-            [] => &[][..],
-            [piece] => piece,
+        let text = match payload.data.as_ref().map(Sg::pieces) {
+            Some([]) => Some(&[][..]),
+            Some([piece]) => Some(&piece[..]),
             // Fresh memory for less than a block is one piece.
-            _ => return self.close(Close::NoMemory, actions),
+            Some(_) | None => None,
         };
         self.advance_login(actions, |login, out| login.handle(request, text, out));
     }

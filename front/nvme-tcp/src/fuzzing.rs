@@ -7,7 +7,9 @@ use lunar_core::mem::{Arena, BLOCK_MAX, Sg};
 use lunar_core::step::Tail;
 use lunar_core::time::Instant;
 use lunar_nvme::command::{FABRICS, Sqe};
-use lunar_nvme::{Command, Status};
+use lunar_nvme::fuzzing::caller;
+use lunar_nvme::{Command, Path, Queue, Status};
+use std::rc::Rc;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Memory of a rig.
@@ -27,15 +29,24 @@ pub struct Rig {
     pub sent: Vec<u8>,
     /// What commands pulled.
     pub pulled: Vec<Vec<u8>>,
+    /// Who carries Connect out; without, every host is let in.
+    subsystem: Option<Box<Subsystem>>,
     /// Commands that wait for data.
     waiting: Vec<(TaskKey, u32)>,
+}
+
+/// A subsystem, and the queues that were connected to it.
+struct Subsystem {
+    rig: lunar_nvme::fuzzing::Rig,
+    queues: Vec<Rc<Queue>>,
 }
 
 impl Default for Rig {
     fn default() -> Self {
         let arena = Arena::new(ARENA_BYTES.max(BLOCK_MAX));
         let session = Session::new(arena.clone(), std::sync::Arc::default(), Instant(0));
-        Self { session, arena, actions: Vec::new(), sent: Vec::new(), pulled: Vec::new(), waiting: Vec::new() }
+        let (actions, sent, pulled, waiting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { session, arena, actions, sent, pulled, subsystem: None, waiting }
     }
 }
 
@@ -96,7 +107,7 @@ impl Rig {
         while !self.actions.is_empty() {
             for action in std::mem::take(&mut self.actions) {
                 match action {
-                    Action::Connect(key, ..) => self.session.connected(key, Ok((1, ENTRIES, true)), 1),
+                    Action::Connect(key, command, data) => self.connect(key, &command, &data.to_vec()),
                     Action::Command(key, command) => self.command(key, &command),
                     Action::Fused(halves) => {
                         for (key, command) in *halves {
@@ -109,10 +120,32 @@ impl Rig {
                             self.pull(key, len);
                         }
                     }
-                    Action::Withdrawn(_) | Action::Close(_) => {}
+                    Action::TurnedDown(..) | Action::Withdrawn(_) | Action::Close(_) => {}
                 }
             }
             self.take();
+        }
+    }
+
+    /// As the glue does: who has connected a queue and has to prove its name does so.
+    fn connect(&mut self, key: TaskKey, command: &Command, data: &[u8]) {
+        let Some(subsystem) = &mut self.subsystem else {
+            return self.session.connected(key, Ok((1, ENTRIES, true)), 1);
+        };
+        let (core, now) = (&subsystem.rig.subsystem, Instant(0));
+        let made = match core.arrive(command, data, &caller(), now) {
+            Ok(_) => core.connect(command, data, Path::default(), caller(), now),
+            Err(refusal) => Err(refusal),
+        };
+        match made {
+            Ok((queue, result)) => {
+                self.session.connected(key, Ok((queue.id, queue.entries, queue.flow_control)), result);
+                if !queue.passes() {
+                    self.session.prove();
+                }
+                subsystem.queues.push(queue);
+            }
+            Err(refusal) => self.session.connected(key, Err(refusal.status), refusal.result),
         }
     }
 
@@ -182,11 +215,18 @@ fn emit<P: Pdu>(header: P, data: &[u8], digests: u8) -> Vec<u8> {
     out.queue.take().to_vec()
 }
 
-/// Any bytes as the first of a connection.
+/// Any bytes as the first of a connection, to a subsystem that carries Connect out; the first byte says in which parts.
 pub fn start(data: &[u8]) {
+    let Some((pace, data)) = data.split_first() else { return };
     let mut rig = Rig::default();
-    rig.receive(data);
-    rig.answer();
+    rig.subsystem = Some(Box::new(Subsystem { rig: lunar_nvme::fuzzing::Rig::default(), queues: Vec::new() }));
+    // What follows Connect comes before and after its answer.
+    for part in data.chunks(1 + usize::from(*pace) * 8) {
+        rig.receive(part);
+        rig.answer();
+    }
+    let queues = rig.subsystem.as_ref().map_or(0, |subsystem| subsystem.queues.len());
+    assert!(queues <= 1, "a connection has one queue");
     check(&rig);
 }
 
@@ -245,6 +285,7 @@ pub fn host(data: &[u8]) {
 
 /// What holds whatever came.
 fn check(rig: &Rig) {
-    assert!(rig.session.tasks() <= usize::from(ENTRIES));
+    let most = rig.subsystem.as_ref().and_then(|subsystem| subsystem.queues.first()).map(|queue| queue.entries);
+    assert!(rig.session.tasks() <= usize::from(most.unwrap_or(ENTRIES)));
     assert!(rig.pulled.iter().all(|data| data.len() <= (1 << 20).max(IN_CAPSULE_MAX as usize)));
 }

@@ -41,6 +41,8 @@ pub enum Action {
     Command(TaskKey, Command),
     /// Carry out both halves of a fused operation: [`Session::reply`] to each.
     Fused(Box<[(TaskKey, Command); 2]>),
+    /// Remember this command: it was told that it ends so.
+    TurnedDown(Sqe, Status),
     /// Forget the command of this identifier that waits for an event.
     Withdrawn(u16),
     /// Pull again: what [`Pull::Pending`] promised is there, or will not come.
@@ -362,7 +364,7 @@ impl Session {
             }
             (Fused::Failed, FUSE_SECOND) => {
                 self.reply(key, Status::FUSED_FAILED, 0, &mut lunar_core::step::Tail::default());
-                return;
+                return actions.push(Action::TurnedDown(command.sqe, Status::FUSED_FAILED));
             }
             // What does not follow its first half directly is none.
             (Fused::First(first, command), _) => actions.push(Action::Command(first, command)),
@@ -381,6 +383,7 @@ impl Session {
             actions.push(Action::Command(first, command));
         }
         self.complete(sqe.cid.get(), status, 0);
+        actions.push(Action::TurnedDown(*sqe, status));
     }
 
     /// What the entry says of its data: how much the host sends or has room for, and what of it came with the command.

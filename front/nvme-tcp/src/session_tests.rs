@@ -218,7 +218,7 @@ fn descriptors_say_what_there_is() {
     let refused = |sqe: Sqe, data: &[u8]| {
         let mut rig = Rig::live(0);
         rig.receive(&capsule(&sqe, data, 0));
-        assert!(rig.actions.is_empty() && rig.session.tasks() == 0);
+        assert!(matches!(&rig.actions[..], [Action::TurnedDown(..)]) && rig.session.tasks() == 0);
         response(&rig.sent()).1
     };
     assert_eq!(refused(sqe(2, 1, INLINE, 512), &[0; 512]), Status::SGL_TYPE);
@@ -268,6 +268,7 @@ fn commands_are_as_many_as_the_queue_has_entries() {
     rig.receive(&capsule(&read(5, 512), &[], 0));
     rig.receive(&capsule(&read(5, 512), &[], 0));
     assert_eq!(response(&rig.sent()), (5, Status::ID_CONFLICT));
+    assert!(matches!(rig.actions.pop(), Some(Action::TurnedDown(sqe, Status::ID_CONFLICT)) if sqe.cid.get() == 5));
     let Some(Action::Command(key, _)) = rig.actions.pop() else { panic!("a command") };
     rig.session.park(key);
     rig.receive(&capsule(&read(5, 512), &[], 0));
@@ -293,11 +294,12 @@ fn halves_of_a_fused_operation_come_together_or_alone() {
     assert_eq!(response(&rig.sent()), (1, Status::INVALID_FIELD));
     rig.receive(&capsule(&half(2, 2), &[0; 8], 0));
     assert_eq!(response(&rig.sent()), (2, Status::FUSED_FAILED), "its first half was refused");
-    assert!(rig.actions.is_empty());
+    assert!(matches!(rig.actions[..], [Action::TurnedDown(..), Action::TurnedDown(_, Status::FUSED_FAILED)]));
+    rig.actions.clear();
     rig.receive(&capsule(&half(3, 1), &[0; 8], 0));
     rig.receive(&capsule(&Sqe { flags: 2, ..half(4, 2) }, &[0; 8], 0));
     assert_eq!(response(&rig.sent()), (4, Status::INVALID_FIELD));
-    assert!(matches!(&rig.actions[..], [Action::Command(..)]), "the first is alone then");
+    assert!(matches!(&rig.actions[..], [Action::Command(..), Action::TurnedDown(..)]), "the first is alone then");
 }
 
 #[test]

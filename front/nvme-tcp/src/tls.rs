@@ -3,31 +3,51 @@
 //!
 //! There are no certificates and no tickets: a host says an identity, and what belongs to it decides. OpenSSL does the
 //! rest in memory; who has sockets is the [glue](crate::serve).
+//!
+//! A key goes with one hash function, and so with one cipher suite. OpenSSL would choose the suite first, the one that
+//! the host likes best, and refuse a key of the other; so the identities of a greeting are looked at before.
+//!
+//! * [`external`]: keys, as OpenSSL takes them
 
-use lunar_nvme::auth::guard::Bearer;
+pub mod external;
+
+use lunar_nvme::auth::guard::{Bearer, Unagreed};
+use lunar_nvme::auth::hash::Hash;
+use lunar_nvme::auth::psk::{Claim, Offer};
 use openssl::error::ErrorStack;
 use openssl::ex_data::Index;
 use openssl::ssl::{
-    ErrorCode, Ssl, SslContext, SslContextBuilder, SslMethod, SslOptions, SslSessionCacheMode, SslStream, SslVersion,
+    ClientHelloResponse, ErrorCode, Ssl, SslContext, SslContextBuilder, SslMethod, SslOptions, SslRef,
+    SslSessionCacheMode, SslStream, SslVersion,
 };
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
-use zeroize::Zeroizing;
 
 /// What a connection begins with that is a channel: the type of TLS records that shake hands. No PDU has it.
 pub const FIRST_BYTE: u8 = 0x16;
-/// The one cipher suite: external keys are those of SHA-256.
-const SUITES: &str = "TLS_AES_128_GCM_SHA256";
+/// The cipher suites: one for keys of each hash function.
+const SUITES: &str = "TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256";
+/// Identities of a greeting that are looked at. A host has one of each hash function and version, and each costs a few
+/// digests for every key that is configured for its name.
+const IDENTITIES_MAX: usize = 8;
 
 /// Whose an identity is, and the key of its channel.
-pub type Known = (Arc<Bearer>, Zeroizing<Vec<u8>>);
+pub type Known = (Arc<Bearer>, Offer);
+
+/// What came of a greeting.
+struct Greeting {
+    /// The host that it says it is.
+    host: Option<Arc<str>>,
+    /// Whose key it has, and the hash function of that.
+    found: Result<(Arc<Bearer>, Hash), Unagreed>,
+}
 
 /// What all channels have in common.
 #[derive(Clone)]
 pub struct Channels {
     context: SslContext,
-    bearer: Index<Ssl, Arc<Bearer>>,
+    greeting: Index<Ssl, Greeting>,
 }
 
 impl fmt::Debug for Channels {
@@ -41,22 +61,73 @@ impl Channels {
     ///
     /// # Errors
     /// What OpenSSL has against it.
-    pub fn new(find: impl Fn(&str) -> Option<Known> + Send + Sync + 'static) -> Result<Self, ErrorStack> {
-        let bearer = Ssl::new_ex_index()?;
+    pub fn new(find: impl Fn(&str) -> Result<Known, Unagreed> + Send + Sync + 'static) -> Result<Self, ErrorStack> {
+        let place = Ssl::new_ex_index()?;
         let mut context = SslContext::builder(SslMethod::tls_server())?;
         restrict(&mut context)?;
-        context.set_psk_server_callback(move |ssl, identity, key| {
-            let found = identity.and_then(|identity| std::str::from_utf8(identity).ok()).and_then(&find);
-            let Some((known, secret)) = found.filter(|(_, secret)| secret.len() <= key.len()) else { return Ok(0) };
-            key[..secret.len()].copy_from_slice(&secret);
-            ssl.set_ex_data(bearer, known);
-            Ok(secret.len())
+        external::found_by(&mut context);
+        context.set_client_hello_callback(move |ssl, _| {
+            let greeting = greet(ssl, &find)?;
+            ssl.set_ex_data(place, greeting);
+            // Who has no key is told so by OpenSSL: there is nothing else by which a channel could be agreed.
+            Ok(ClientHelloResponse::SUCCESS)
         });
-        Ok(Self { context: context.build(), bearer })
+        Ok(Self { context: context.build(), greeting: place })
     }
 }
 
-/// TLS 1.3 and nothing before it, one suite, nothing that outlives a connection.
+/// Looks at a greeting: the connection goes by the first key in it that is known, and by the suite of that.
+fn greet(ssl: &mut SslRef, find: &impl Fn(&str) -> Result<Known, Unagreed>) -> Result<Greeting, ErrorStack> {
+    let suites = ssl.client_hello_ciphers().unwrap_or_default();
+    let is_offered = |hash| suites.chunks_exact(2).any(|suite| suite == external::suite(hash).1);
+    let mut greeting = Greeting { host: None, found: Err(Unagreed::NoIdentity) };
+    let mut known = None;
+    for identity in identities(external::named_keys(ssl).unwrap_or_default()).take(IDENTITIES_MAX) {
+        let Ok(identity) = std::str::from_utf8(identity) else { continue };
+        let host = Claim::parse(identity).map(|claim| claim.host.into());
+        let found = find(identity).and_then(|(bearer, offer)| match is_offered(offer.hash) {
+            true => Ok((bearer, offer)),
+            false => Err(Unagreed::NoSuite(offer.hash)),
+        });
+        match found {
+            Ok((bearer, offer)) => {
+                greeting = Greeting { host, found: Ok((bearer, offer.hash)) };
+                known = Some(offer);
+                break;
+            }
+            // Of several keys that nobody knows the first is told of.
+            Err(why) if matches!(greeting.found, Err(Unagreed::NoIdentity)) => {
+                greeting = Greeting { host, found: Err(why) };
+            }
+            Err(_) => {}
+        }
+    }
+    if let Some(offer) = known {
+        if !external::restrict_to(ssl, offer.hash) {
+            return Err(ErrorStack::get());
+        }
+        external::hold(ssl, offer)?;
+    }
+    Ok(greeting)
+}
+
+/// The identities of external keys in a greeting (RFC 8446 4.2.11), each behind its length and before an age, as far as
+/// they are whole. OpenSSL refuses greetings that are not.
+fn identities(extension: &[u8]) -> impl Iterator<Item = &[u8]> {
+    fn sized(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+        let (len, rest) = bytes.split_first_chunk()?;
+        rest.split_at_checked(u16::from_be_bytes(*len).into())
+    }
+    const AGE: usize = 4;
+    let mut rest = sized(extension).map_or(&[][..], |(list, _)| list);
+    std::iter::from_fn(move || {
+        let (identity, behind) = sized(rest)?;
+        rest = behind.get(AGE..)?;
+        Some(identity)
+    })
+}
+
+/// TLS 1.3 and nothing before it, the suites that there are keys for, nothing that outlives a connection.
 fn restrict(context: &mut SslContextBuilder) -> Result<(), ErrorStack> {
     context.set_min_proto_version(Some(SslVersion::TLS1_3))?;
     context.set_max_proto_version(Some(SslVersion::TLS1_3))?;
@@ -133,7 +204,7 @@ pub struct Broken;
 pub struct Channel {
     stream: SslStream<Wire>,
     is_open: bool,
-    bearer: Index<Ssl, Arc<Bearer>>,
+    greeting: Index<Ssl, Greeting>,
     /// What goes into the next record.
     record: Vec<u8>,
 }
@@ -151,7 +222,7 @@ impl Channel {
     /// When there is no memory for it.
     pub fn new(all: &Channels) -> Result<Self, ErrorStack> {
         let stream = SslStream::new(Ssl::new(&all.context)?, Wire::default())?;
-        Ok(Self { stream, is_open: false, bearer: all.bearer, record: Vec::new() })
+        Ok(Self { stream, is_open: false, greeting: all.greeting, record: Vec::new() })
     }
 
     /// Whether hands are shaken.
@@ -229,7 +300,19 @@ impl Channel {
     /// Whose key the other side has, once hands are shaken.
     #[must_use]
     pub fn bearer(&self) -> Option<Arc<Bearer>> {
-        self.stream.ssl().ex_data(self.bearer).filter(|_| self.is_open).cloned()
+        let greeting = self.stream.ssl().ex_data(self.greeting).filter(|_| self.is_open)?;
+        greeting.found.as_ref().ok().map(|(bearer, _)| bearer.clone())
+    }
+
+    /// Of a channel that broke before hands were shaken: the host that it was, as far as that was said, and why.
+    #[must_use]
+    pub fn failure(&self) -> (Option<Arc<str>>, Unagreed) {
+        let Some(greeting) = self.stream.ssl().ex_data(self.greeting) else { return (None, Unagreed::NoIdentity) };
+        let why = match &greeting.found {
+            Ok((_, hash)) => Unagreed::Broken(*hash),
+            Err(why) => *why,
+        };
+        (greeting.host.clone(), why)
     }
 }
 
@@ -240,12 +323,21 @@ pub(crate) mod tests {
 
     pub(crate) const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:rig";
     pub(crate) const IDENTITY: &str = "NVMe1R01 nqn.2014-08.org.nvmexpress:uuid:rig nqn.x digest";
+    /// The same host has a key of the other hash function.
+    const LONG: &str = "NVMe1R02 nqn.2014-08.org.nvmexpress:uuid:rig nqn.x digest";
+
+    fn offer(identity: &str, key: u8) -> Offer {
+        let hash = Claim::parse(identity).map_or(Hash::SHA256, |claim| claim.hash);
+        Offer { identity: identity.into(), hash, key: vec![key; hash.len()].into() }
+    }
 
     pub(crate) fn channels() -> Channels {
         let bearer =
             || Bearer { host: HOST.into(), subsystem: "nqn.x".into(), key: Secret::of_any_length(vec![7; 32]) };
-        let known = move || (Arc::new(bearer()), Zeroizing::new(vec![7; 32]));
-        let find = move |identity: &str| (identity == IDENTITY).then(known);
+        let find = move |identity: &str| match identity {
+            IDENTITY | LONG => Ok((Arc::new(bearer()), offer(identity, 7))),
+            _ => Err(Claim::parse(identity).map_or(Unagreed::NoIdentity, |_| Unagreed::NoKey)),
+        };
         Channels::new(find).expect("OpenSSL is there")
     }
 
@@ -254,17 +346,24 @@ pub(crate) mod tests {
 
     impl Other {
         /// A host that says this, with this key.
-        pub(crate) fn new(identity: &'static str, key: u8) -> Self {
+        pub(crate) fn new(identity: &str, key: u8) -> Self {
+            Self::offering(SUITES, offer(identity, key))
+        }
+
+        /// A host that knows these suites, the best first.
+        fn offering(suites: &str, offer: Offer) -> Self {
             let mut context = SslContext::builder(SslMethod::tls_client()).expect("OpenSSL is there");
             restrict(&mut context).expect("it knows all that");
-            context.set_psk_client_callback(move |_, _, name, into| {
-                name[..identity.len()].copy_from_slice(identity.as_bytes());
-                name[identity.len()] = 0;
-                into[..32].fill(key);
-                Ok(32)
-            });
-            let ssl = Ssl::new(&context.build()).expect("room");
+            context.set_ciphersuites(suites).expect("it knows them");
+            external::presented_by(&mut context);
+            let mut ssl = Ssl::new(&context.build()).expect("room");
+            external::hold(&mut ssl, offer).expect("room");
             Self(SslStream::new(ssl, Wire::default()).expect("room"))
+        }
+
+        /// The suite that was agreed.
+        fn suite(&self) -> Option<&'static str> {
+            self.0.ssl().current_cipher().map(|suite| suite.name())
         }
 
         /// Goes on shaking hands; what it says by that.
@@ -336,12 +435,60 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_has_no_key_gets_nowhere() {
-        for (identity, key) in [(IDENTITY, 8), ("NVMe1R01 nqn.other nqn.x digest", 7), ("Client_identity", 7)] {
+    fn a_key_goes_with_the_suite_of_its_hash_whatever_the_host_likes_best() {
+        const SHORT_SUITE: &str = "TLS_AES_128_GCM_SHA256";
+        const LONG_SUITE: &str = "TLS_AES_256_GCM_SHA384";
+        for (identity, own, other) in [(IDENTITY, SHORT_SUITE, LONG_SUITE), (LONG, LONG_SUITE, SHORT_SUITE)] {
+            let both = [format!("{own}:{other}"), format!("{other}:{own}")];
+            for suites in [own, &both[0], &both[1], &format!("TLS_CHACHA20_POLY1305_SHA256:{}", both[1])] {
+                let mut host = Other::offering(suites, offer(identity, 7));
+                let mut channel = Channel::new(&channels()).expect("room");
+                shake(&mut host, &mut channel, 100).expect("hands are shaken");
+                assert_eq!(host.suite(), Some(own), "{suites}");
+                assert!(channel.bearer().is_some_and(|bearer| &*bearer.host == HOST));
+                channel.feed(&host.say(b"from the host"));
+                let mut heard = [0; 13];
+                assert_eq!((channel.open(&mut heard), &heard), (Ok(13), b"from the host"));
+            }
+            let hash = Claim::parse(identity).expect("one of ours").hash;
+            let mut host = Other::offering(other, offer(identity, 7));
+            let mut channel = Channel::new(&channels()).expect("room");
+            assert!(shake(&mut host, &mut channel, 100).is_err(), "no suite for its key");
+            assert_eq!(channel.failure(), (Some(HOST.into()), Unagreed::NoSuite(hash)));
+        }
+    }
+
+    #[test]
+    fn who_has_no_key_gets_nowhere_and_it_is_known_why() {
+        for (identity, key, host_is, why) in [
+            (IDENTITY, 8, Some(HOST), Unagreed::Broken(Hash::SHA256)),
+            (LONG, 8, Some(HOST), Unagreed::Broken(Hash::SHA384)),
+            ("NVMe1R01 nqn.other nqn.x digest", 7, Some("nqn.other"), Unagreed::NoKey),
+            ("NVMe1R02 nqn.other nqn.x digest", 7, Some("nqn.other"), Unagreed::NoKey),
+            ("Client_identity", 7, None, Unagreed::NoIdentity),
+        ] {
             let (mut host, mut channel) = (Other::new(identity, key), Channel::new(&channels()).expect("room"));
             assert_eq!(shake(&mut host, &mut channel, 1000), Err(Broken), "{identity} {key}");
             assert_eq!(channel.bearer(), None);
+            assert_eq!(channel.failure(), (host_is.map(Into::into), why), "{identity} {key}");
         }
+        // As hosts do whose TLS takes SHA-256 for every key.
+        let short = Offer { hash: Hash::SHA256, ..offer(LONG, 7) };
+        let (mut host, mut channel) = (Other::offering(SUITES, short), Channel::new(&channels()).expect("room"));
+        assert_eq!(shake(&mut host, &mut channel, 1000), Err(Broken));
+        assert_eq!(channel.failure(), (Some(HOST.into()), Unagreed::Broken(Hash::SHA384)));
+    }
+
+    #[test]
+    fn identities_are_read_as_far_as_they_are_whole() {
+        let all = |bytes: &[u8]| identities(bytes).map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let whole = [0, 15, 0, 2, b'a', b'b', 0, 0, 0, 0, 0, 1, b'c', 0, 0, 0, 9, 0xff, 0xff];
+        assert_eq!(all(&whole), [b"ab".to_vec(), b"c".to_vec()]);
+        for len in 0..17 {
+            assert_eq!(all(&whole[..len]), [[]; 0], "the list is cut");
+        }
+        assert_eq!(all(&[0, 12, 0, 2, b'a', b'b', 0, 0, 0, 0, 0, 9, 0, 0]), [b"ab".to_vec()], "longer than the list");
+        assert_eq!(all(&[0, 0]), [[]; 0]);
     }
 
     #[test]
@@ -350,6 +497,7 @@ pub(crate) mod tests {
             let mut channel = Channel::new(&channels()).expect("room");
             channel.feed(bytes);
             assert_eq!(channel.open(&mut [0; 64]), Err(Broken), "{bytes:?}");
+            assert_eq!(channel.failure(), (None, Unagreed::NoIdentity));
         }
     }
 }

@@ -12,8 +12,8 @@ pub const DESCRIPTORS_MAX: usize = 16;
 pub const MAPS_MAX: usize = 8192;
 /// Queues of each kind: the I/O queues, and the admin queue.
 pub const QUEUES: usize = QUEUES_MAX as usize + 1;
-/// Interrupt vectors: one for each completion queue.
-pub const VECTORS: u16 = QUEUES as u16;
+/// Interrupt vectors.
+pub use lunar_nvme::controller::VECTORS;
 /// Pages of a list of pages: those of the largest transfer, and room for lists that begin anywhere.
 pub const LISTS_MAX: usize = 4;
 /// Descriptors of a scatter-gather list at most: two for each page of the largest transfer.

@@ -17,6 +17,7 @@
 //! * [`fuzzing`]: what fuzzers call
 //! * [`serve`]: the glue to the reactor and the controller: the one module with I/O
 
+mod coalescing;
 pub mod config;
 pub mod dirty;
 pub mod feature;

@@ -3,15 +3,17 @@
 
 pub mod saved;
 
+use crate::coalescing::Waiting;
 use crate::config::{BURST, QUEUES, VECTORS};
 use crate::memory::{Memory, Window};
-use crate::queue::{CQE_LEN, Completion, Completions, Doorbell, Found, Shadow, Submission};
+use crate::queue::{CQE_LEN, Completion, Completions, Doorbell, Found, Shadow, Submission, distance};
 use lunar_core::mem::Region;
 use lunar_nvme::command::{FUSE, FUSE_FIRST, FUSE_SECOND};
 use lunar_nvme::controller::{QUEUE_ENTRIES_MAX, property};
 use lunar_nvme::{Controller, Sqe, Status};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
 pub use saved::Saved;
 
@@ -89,6 +91,8 @@ pub struct Machine {
     mapped: Option<Window>,
     /// Vectors that shall be raised.
     raised: Vec<u16>,
+    /// Vectors that wait for more completions.
+    waiting: Waiting,
     /// The queue that is looked at next: all have their turn.
     turn: usize,
     /// No queue has this identifier, or a larger one.
@@ -113,6 +117,7 @@ impl Machine {
             shadow: None,
             mapped: None,
             raised: Vec::new(),
+            waiting: Waiting::default(),
             turn: 0,
             end: 0,
         }
@@ -246,6 +251,7 @@ impl Machine {
         self.completions[0] = Some(queue);
         self.submissions[0] = Some(Submission::new(0, 0, self.admin_submissions, submissions));
         self.fatal = false;
+        self.heed();
         self.lie();
         Ok(())
     }
@@ -255,6 +261,7 @@ impl Machine {
         self.submissions.iter_mut().for_each(|queue| *queue = None);
         self.completions.iter_mut().for_each(|queue| *queue = None);
         self.raised.clear();
+        self.waiting = Waiting::default();
         (self.shadow, self.fatal, self.interrupt_mask, self.end) = (None, false, 0, 0);
         if let Some(page) = &self.mapped {
             // A queue that is made anew begins at its start.
@@ -466,12 +473,24 @@ impl Machine {
         };
         let id = submissions.completions;
         self.flush_queue(id.into(), Some(completion));
+        if queue == 0 {
+            // It may have set a feature.
+            self.heed();
+        }
+    }
+
+    /// Goes by the features that its host has set. What waited on other terms does so no longer.
+    pub(crate) fn heed(&mut self) {
+        if self.waiting.set(self.controller.values(|values| values.coalescing())) {
+            self.raise_waiting();
+        }
     }
 
     fn flush_queue(&mut self, id: usize, more: Option<Completion>) {
         let Some(queue) = self.completions.get_mut(id).and_then(Option::as_mut) else { return };
         let from = queue.tail();
         let (seen, vector) = (queue.flush(more), queue.vector);
+        let count = distance(from, queue.tail(), queue.entries());
         if seen && self.memory.is_logged() {
             let (to, entry) = (queue.tail(), CQE_LEN as u64);
             let mark = |from: u16, to: u16| {
@@ -487,7 +506,10 @@ impl Machine {
             }
             self.mark_events();
         }
-        self.raise(vector.filter(|_| seen));
+        let Some(vector) = vector.filter(|_| seen) else { return };
+        if id == 0 || !self.waiting.applies() || !self.waiting.wait(vector, count.into()) {
+            self.raise(vector);
+        }
     }
 
     /// The page of events was written to, if there is one.
@@ -497,10 +519,11 @@ impl Machine {
         }
     }
 
-    fn raise(&mut self, vector: Option<u16>) {
-        if let Some(vector) = vector.filter(|vector| !self.raised.contains(vector)) {
+    fn raise(&mut self, vector: u16) {
+        if !self.raised.contains(&vector) {
             self.raised.push(vector);
         }
+        self.waiting.raised(vector);
     }
 
     /// Completes what waited for room.
@@ -516,7 +539,22 @@ impl Machine {
     pub fn raise_unread(&mut self) {
         for at in 0..self.end {
             let unread = self.completion(at).filter(|queue| queue.has_unread()).and_then(|queue| queue.vector);
-            self.raise(unread);
+            unread.into_iter().for_each(|vector| self.raise(vector));
+        }
+    }
+
+    /// How long an interrupt waits for more completions at most; `None`: none does.
+    #[must_use]
+    pub fn patience(&self) -> Option<Duration> {
+        self.waiting.patience()
+    }
+
+    /// Raises the interrupts that have waited, of queues that have something to read.
+    pub fn raise_waiting(&mut self) {
+        let waited = self.waiting.take();
+        for at in 0..self.end {
+            let unread = self.completion(at).filter(|queue| queue.has_unread()).and_then(|queue| queue.vector);
+            unread.filter(|vector| waited.contains(vector)).into_iter().for_each(|vector| self.raise(vector));
         }
     }
 

@@ -276,3 +276,44 @@ fn what_fuzzers_call_ends() {
         crate::fuzzing::messages(&bytes);
     }
 }
+
+#[test]
+fn interrupts_of_io_queues_wait_for_more_completions_and_no_longer_than_they_may() {
+    let (mut machine, admin, rig) = enabled();
+    admin.controller.set_property(property::CC, false, 0x46_0001).expect("it can be");
+    for id in [1, 2] {
+        machine.create_completions(&about(id, id, 0x3000 + u64::from(id) * 0x1000), 4).expect("room");
+        machine.create_submissions(&about(id, id, 0x6000 + u64::from(id) * 0x1000)).expect("room");
+    }
+    let set = |machine: &mut Machine, feature: u32, value: u32| {
+        let sqe = lunar_nvme::fuzzing::entry(0x09, 0, &[feature, value]);
+        assert_eq!(rig.run(&admin, &sqe, &[]).status, Status::SUCCESS);
+        machine.complete(0, 1, Status::SUCCESS, 0);
+        assert_eq!(machine.take_raised().first(), Some(&0), "the admin queue's never wait");
+    };
+    let complete = |machine: &mut Machine, queue: u16| {
+        machine.complete(queue, 7, Status::SUCCESS, 0);
+        machine.take_raised()
+    };
+    assert_eq!((complete(&mut machine, 1), machine.patience()), (vec![1], None));
+    // Three completions, or 500 microseconds; the second vector does not wait.
+    set(&mut machine, 0x08, 0x0502);
+    set(&mut machine, 0x09, 0x1_0002);
+    assert_eq!((complete(&mut machine, 1), complete(&mut machine, 2)), (vec![], vec![2]));
+    assert_eq!(machine.patience(), Some(Duration::from_micros(500)));
+    assert_eq!((complete(&mut machine, 1), complete(&mut machine, 1)), (vec![], vec![1]));
+    assert_eq!((machine.patience(), complete(&mut machine, 1)), (None, vec![]));
+    machine.raise_waiting();
+    assert_eq!((machine.take_raised(), machine.patience()), (vec![1], None), "its time is up");
+    // What the host has read by itself needs no interrupt.
+    assert!(complete(&mut machine, 1).is_empty());
+    assert_eq!(machine.write(0x100c, &6_u32.to_le_bytes()), Effect::Rung);
+    machine.raise_waiting();
+    assert_eq!((machine.take_raised(), machine.patience()), (vec![], None));
+    // On other terms nothing of before waits.
+    assert!(complete(&mut machine, 1).is_empty());
+    let sqe = lunar_nvme::fuzzing::entry(0x09, 0, &[0x08, 0]);
+    assert_eq!(rig.run(&admin, &sqe, &[]).status, Status::SUCCESS);
+    machine.complete(0, 1, Status::SUCCESS, 0);
+    assert_eq!((machine.take_raised(), machine.patience(), complete(&mut machine, 1)), (vec![0, 1], None, vec![1]));
+}

@@ -38,7 +38,7 @@ fn behind(at: u16, count: u16, entries: u16) -> u16 {
 
 /// How far it is from one place to another, round the end.
 #[inline]
-fn distance(from: u16, to: u16, entries: u16) -> u16 {
+pub(crate) fn distance(from: u16, to: u16, entries: u16) -> u16 {
     if to >= from { to - from } else { entries - (from - to) }
 }
 

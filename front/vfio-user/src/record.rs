@@ -10,6 +10,7 @@ use crate::queue::Completion;
 use lunar_core::wire::{Cursor, Short, le};
 use lunar_nvme::controller::saved::VALUES_MAX;
 use lunar_nvme::controller::{NOTICES_MAX, Notice, Saved as SavedController};
+use lunar_nvme::errors::ERRORS_MAX;
 use lunar_nvme::event::{Event, REQUESTS_MAX, SavedEvents};
 use lunar_nvme::namespace::NAMESPACES_MAX;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -17,7 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// What every record begins with.
 const MAGIC: [u8; 8] = *b"LunarVM\0";
 /// Goes up when the format changes: there is no other that could be read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Why a record is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,9 +55,11 @@ struct Head {
     configuration: le::U32,
     keep_alive: le::U32,
     granted: le::U32,
-    reserved: le::U32,
+    changed: le::U16,
+    errors: le::U16,
     clock: le::I64,
     noticed: le::U64,
+    failed: le::U64,
 }
 
 /// Flags of the head.
@@ -65,7 +68,6 @@ mod flag {
     pub(super) const WRITES_THROUGH: u16 = 0x02;
     pub(super) const CLOCK: u16 = 0x04;
     pub(super) const BEHAVIOR: u16 = 0x08;
-    pub(super) const CHANGED: u16 = 0x10;
 }
 
 /// Registers, and where the words are by which a host rings.
@@ -199,7 +201,7 @@ impl Record {
             bytes.extend(queue.as_bytes());
             bytes.extend(held.as_bytes());
         }
-        let SavedController { values, behavior, events, notices, .. } = &self.controller;
+        let SavedController { values, behavior, events, notices, changed, errors, .. } = &self.controller;
         for (id, namespace, value) in values {
             let value = Value { id: u32::from(*id).into(), namespace: (*namespace).into(), value: (*value).into() };
             bytes.extend(value.as_bytes());
@@ -212,6 +214,8 @@ impl Record {
             let (count, namespace) = (notice.count.into(), notice.namespace.into());
             bytes.extend(NoticeRecord { count, namespace, kind: u32::from(notice.kind).into() }.as_bytes());
         }
+        changed.iter().for_each(|id| bytes.extend(id.to_le_bytes()));
+        bytes.extend(errors.as_bytes());
         bytes.extend(self.namespaces.as_bytes());
         let len = le::U32::new(bytes.len() as u32);
         bytes[LEN_AT..LEN_AT + 4].copy_from_slice(len.as_bytes());
@@ -224,8 +228,7 @@ impl Record {
         let flags = one(self.controller.is_fatal, flag::FATAL)
             | one(self.controller.writes_through, flag::WRITES_THROUGH)
             | one(self.controller.clock.is_some(), flag::CLOCK)
-            | one(self.controller.behavior.is_some(), flag::BEHAVIOR)
-            | one(self.controller.changed, flag::CHANGED);
+            | one(self.controller.behavior.is_some(), flag::BEHAVIOR);
         // There are a few hundred of anything at most, but for values.
         let count = |len: usize| le::U16::new(len as u16);
         Head {
@@ -245,9 +248,11 @@ impl Record {
             configuration: self.controller.configuration.into(),
             keep_alive: self.controller.keep_alive.into(),
             granted: u32::from(self.controller.granted).into(),
-            reserved: 0.into(),
+            changed: count(self.controller.changed.len()),
+            errors: count(self.controller.errors.len()),
             clock: self.controller.clock.unwrap_or(0).into(),
             noticed: self.controller.noticed.into(),
+            failed: self.controller.failed.into(),
         }
     }
 
@@ -292,6 +297,8 @@ impl Head {
             (self.pending, Event::KNOWN.len()),
             (self.masked, Event::KNOWN.len()),
             (self.notices, NOTICES_MAX),
+            (self.changed, NAMESPACES_MAX as usize),
+            (self.errors, ERRORS_MAX),
         ];
         counts.iter().all(|(count, most)| usize::from(count.get()) <= *most)
             && self.values.get() as usize <= VALUES_MAX
@@ -326,6 +333,7 @@ impl Head {
             kind: notice.kind.get() as u8,
             namespace: notice.namespace.get(),
         });
+        let changed = all::<le::U32>(cursor, self.changed.into())?;
         Ok(SavedController {
             configuration: self.configuration.get(),
             is_fatal: is(flag::FATAL),
@@ -338,7 +346,9 @@ impl Head {
             events,
             notices: notices.collect(),
             noticed: self.noticed.get(),
-            changed: is(flag::CHANGED),
+            changed: changed.iter().map(|id| id.get()).collect(),
+            errors: all(cursor, self.errors.into())?,
+            failed: self.failed.get(),
         })
     }
 }
@@ -362,6 +372,7 @@ fn with_held(cursor: &mut Cursor<'_>) -> Result<(CompletionQueue, Vec<Completion
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_nvme::errors::ErrorEntry;
     use zerocopy::FromZeros;
 
     fn record() -> Record {
@@ -395,7 +406,9 @@ mod tests {
             },
             notices: vec![Notice { count: 8, kind: 2, namespace: 1 }],
             noticed: 8,
-            changed: true,
+            changed: vec![4, 7],
+            errors: vec![ErrorEntry::read_from_bytes(&[8; 64]).expect("64 bytes")],
+            failed: 0x0808_0808_0808_0809,
         };
         let namespaces = vec![SeenNamespace { uuid: [6; 16], id: 1.into(), block_size: 512.into() }];
         Record { machine, space: Box::new([0x77; pci::USED]), controller, namespaces }
@@ -405,7 +418,7 @@ mod tests {
     fn a_record_is_what_was_recorded() {
         let whole = record();
         let bytes = whole.to_bytes();
-        assert_eq!(bytes[..16], [&b"LunarVM\0\x01\0\0\0"[..], &(bytes.len() as u32).to_le_bytes()].concat());
+        assert_eq!(bytes[..16], [&b"LunarVM\0\x02\0\0\0"[..], &(bytes.len() as u32).to_le_bytes()].concat());
         assert_eq!(Record::parse(&bytes), Ok(whole));
         let nothing = Record {
             machine: SavedMachine { registers: Registers::new_zeroed(), submissions: vec![], completions: vec![] },
@@ -428,9 +441,9 @@ mod tests {
             bytes[at] = value;
             Record::parse(&bytes)
         };
-        assert_eq!((changed(0, b'l'), changed(8, 2)), (Err(Refusal::Foreign), Err(Refusal::Foreign)));
+        assert_eq!((changed(0, b'l'), changed(8, 1)), (Err(Refusal::Foreign), Err(Refusal::Foreign)));
         // Counts of what follows: beyond what there can be, and beyond what there is.
-        for at in (16..30).step_by(2).chain([32, 36]) {
+        for at in (16..30).step_by(2).chain([32, 36, 52, 54]) {
             assert_eq!(changed(at + 1, 0xff), Err(Refusal::Malformed), "{at}");
             assert_eq!(changed(at, 0), Err(Refusal::Malformed), "{at}");
         }

@@ -21,6 +21,7 @@ use job::Job;
 use lunar_core::step::Tools;
 use lunar_nvme::{Subsystem, Tenant};
 use lunar_reactor::Reactor;
+use lunar_reactor::log;
 use lunar_reactor::slots::Slots;
 use lunar_reactor::unix::{self, Listener};
 use std::cell::{Cell, RefCell};
@@ -203,7 +204,7 @@ impl Front {
                 _ if is_over() => {}
                 Ok(stream) => {
                     let Some(client) = Client::new(self, stream, &endpoint) else {
-                        eprintln!("vm {}: refused, for there are too many controllers", endpoint.name);
+                        log!("vm {}: refused, for there are too many controllers", endpoint.name);
                         self.reactor.end_of_turn().await;
                         continue;
                     };
@@ -214,7 +215,7 @@ impl Front {
                     self.clients.borrow_mut().retain(|other| !Rc::ptr_eq(other, &client));
                 }
                 Err(why) => {
-                    eprintln!("vm {}: accepting its client failed: {why}", endpoint.name);
+                    log!("vm {}: accepting its client failed: {why}", endpoint.name);
                     self.reactor.sleep(ACCEPT_REST).await;
                 }
             }

@@ -4,6 +4,7 @@ use super::listening::Listening;
 use super::{Common, Report};
 use crate::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, OtherViews, Served};
 use crate::proofs::Proofs;
+use crate::steward::Errands;
 use crate::volume::Volume;
 use anyhow::{Context, Result, anyhow, bail};
 use lunar_core::io::Completion;
@@ -16,6 +17,7 @@ use lunar_iscsi::serve::Front;
 use lunar_nvme::{Subsystem, SubsystemConfig};
 use lunar_nvme_tcp::serve::{Front as NvmeFront, Settings as NvmeSettings};
 use lunar_reactor::channel::{Receiver, Sender, channel};
+use lunar_reactor::log;
 use lunar_reactor::{Config, Reactor, Spin};
 use lunar_scsi::{Clock, Target, TargetConfig};
 use lunar_vfio_user::serve::Front as MachineFront;
@@ -154,7 +156,7 @@ fn serve_nothing(me: usize, common: &Common, reactor: &Reactor, links: &Rc<Links
             guard: common.nvme_guard.clone(),
             outside: Rc::new(Proofs::new(reactor, &common.proofs)),
         },
-        Rc::new(OtherViews(links.clone())),
+        Rc::new(OtherViews(links.clone(), Errands::new(reactor, &common.steward))),
     );
     links.add_views(&target, &subsystem);
     let sessions = Rc::new(OtherSessions(links.clone()));
@@ -224,7 +226,7 @@ impl Core {
         if let Some(known) = self.links.unit(unit)
             && let Err(why) = flush_now(&known).await
         {
-            eprintln!("a volume that is no longer served could not be flushed: {why:?}");
+            log!("a volume that is no longer served could not be flushed: {why:?}");
         }
         self.links.forget_unit(unit);
         // Whoever has this number next is another. Each core does so: none makes tokens after the last of them has.
@@ -304,7 +306,7 @@ async fn flush_left(reactor: &Reactor, before: Rc<Unit>) {
         }
         if let Err(why) = flush_now(&before).await {
             let serial = &before.identity.serial;
-            eprintln!("volume {serial}: what was written before it was written through could not be flushed: {why:?}");
+            log!("volume {serial}: what was written before it was written through could not be flushed: {why:?}");
         }
     }
 }

@@ -4,6 +4,7 @@
 use super::Core;
 use crate::cores::{Face, Letter};
 use lunar_reactor::Reactor;
+use lunar_reactor::log;
 use lunar_reactor::op::Handle;
 use std::cell::Cell;
 use std::fmt;
@@ -74,7 +75,7 @@ impl Listening {
                 }
             }
             Err(why) => {
-                eprintln!("accepting a connection failed: {why}");
+                log!("accepting a connection failed: {why}");
                 core.reactor.sleep(ACCEPT_REST).await;
             }
         }

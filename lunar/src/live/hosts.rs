@@ -6,9 +6,9 @@ use super::shape::{Accesses, Listener, discovery_proofs};
 use crate::cores::Face;
 use crate::serve::history;
 use crate::volume::identity::own_revision;
-use lunar_control::Checked;
 use lunar_control::model::{DhchapGroup, DhchapHash, Group, Protocol, Target, Tls};
 use lunar_control::visibility::group_of_machine;
+use lunar_control::{Checked, Config};
 use lunar_iscsi::directory as iscsi;
 use lunar_nvme::auth::exchange::Terms;
 use lunar_nvme::auth::group::Group as DhGroup;
@@ -16,7 +16,8 @@ use lunar_nvme::auth::hash::Hash;
 use lunar_nvme::controller::CONTROLLERS_MAX;
 use lunar_nvme::directory::{Directory, Entry, Portal, Way};
 use lunar_nvme::history::History;
-use lunar_nvme::{Mapping, NamespaceMap, Path as NvmePath, Tenant};
+use lunar_nvme::manage::Pool;
+use lunar_nvme::{Made, Mapping, NamespaceMap, Path as NvmePath, Tenant};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -111,6 +112,7 @@ pub(super) fn directory(
             terms: terms(&target.dhchap_hashes, &target.dhchap_groups),
             history: histories.get(nqn).cloned().unwrap_or_default(),
             controllers_max: target.sessions.map_or(CONTROLLERS_MAX, |most| most.get() as usize),
+            pools: pools(&wanted.config, name),
         })
     };
     let portals = wanted.config.portals.iter().filter(|(_, portal)| portal.protocol == Protocol::NvmeTcp);
@@ -146,12 +148,44 @@ pub(super) fn faces(wanted: &Checked, listeners: &BTreeMap<String, Listener>) ->
     wanted.config.portals.iter().filter_map(face).collect()
 }
 
-/// What a group sees over NVMe.
-fn namespaces(group: &Group, volumes: &BTreeMap<String, Placed>) -> NamespaceMap {
-    NamespaceMap::new(group.luns.0.iter().filter_map(|(number, lun)| {
+/// What a group sees over NVMe: what the operator shows it, and what hosts have made of its pool.
+fn namespaces(config: &Config, group: &Group, volumes: &BTreeMap<String, Placed>) -> NamespaceMap {
+    let shown = group.luns.0.iter().filter_map(|(number, lun)| {
         let unit = volumes.get(lun.volume.name())?.unit;
-        Some((lun.namespace_of(*number)?, Mapping { unit, read_only: lun.read_only }))
-    }))
+        let mapping = Mapping { read_only: lun.read_only, metadata: lun.metadata, ..Mapping::plain(unit) };
+        Some((config.namespace_of(*number, lun)?, mapping))
+    });
+    let made = group.pool.as_ref().map(|pool| config.made_of(pool.name()));
+    let made = made.into_iter().flatten().filter_map(|(name, volume, id)| {
+        let made = Some(if volume.private { Made::Private } else { Made::Shared });
+        Some((id, Mapping { made, ..Mapping::plain(volumes.get(name)?.unit) }))
+    });
+    // What the operator shows is not for hosts to attach.
+    NamespaceMap::new(made.chain(shown))
+}
+
+/// What the hosts of a target may make namespaces of, by the names of their maps.
+fn pools(config: &Config, target: &str) -> BTreeMap<Arc<str>, Arc<Pool>> {
+    let groups = config.groups.iter().filter(|(_, group)| group.targets.contains(target));
+    let groups = groups.map(|(name, group)| (Arc::from(name.as_str()), group));
+    let machines = config.vms.iter().filter(|(_, vm)| vm.target.name() == target);
+    let machines = machines.filter_map(|(name, _)| Some((map_of(name), group_of_machine(config, name)?.1)));
+    let pool = |(map, group): (Arc<str>, &Group)| Some((map, Arc::new(pool(config, group.pool.as_ref()?.name())?)));
+    groups.chain(machines).filter_map(pool).collect()
+}
+
+fn pool(config: &Config, name: &str) -> Option<Pool> {
+    let capacity = config.pools.get(name)?.space.0;
+    let mut pool = Pool { name: name.into(), capacity, left: config.left_of(name), ..Pool::default() };
+    for (volume, uuid) in config.made_of(name).filter_map(|(_, volume, _)| Some((volume, volume.uuid?.0))) {
+        for host in &volume.attached {
+            pool.attached.entry(host.as_str().to_ascii_lowercase().into()).or_default().insert(uuid);
+        }
+        if volume.private {
+            pool.private.insert(uuid);
+        }
+    }
+    Some(pool)
 }
 
 /// The name of a virtual machine's own map: no group is called so.
@@ -163,10 +197,11 @@ fn map_of(machine: &str) -> Arc<str> {
 #[must_use]
 pub(super) fn maps(wanted: &Checked, volumes: &BTreeMap<String, Placed>) -> NamespaceMaps {
     let groups = wanted.config.groups.iter();
-    let groups = groups.map(|(name, group)| (Arc::from(name.as_str()), namespaces(group, volumes)));
+    let groups = groups.map(|(name, group)| (Arc::from(name.as_str()), namespaces(&wanted.config, group, volumes)));
     let machines = wanted.config.vms.keys().map(|name| {
         let group = group_of_machine(&wanted.config, name);
-        (map_of(name), group.map(|(_, group)| namespaces(group, volumes)).unwrap_or_default())
+        let seen = group.map(|(_, group)| namespaces(&wanted.config, group, volumes));
+        (map_of(name), seen.unwrap_or_default())
     });
     groups.chain(machines).collect()
 }

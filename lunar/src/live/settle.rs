@@ -11,7 +11,7 @@ use lunar_control::Checked;
 use lunar_core::unit::UnitId;
 use lunar_nvme::directory::Directory as Subsystems;
 use lunar_nvme::namespace::Access;
-use lunar_nvme::{Controller, NamespaceMap};
+use lunar_nvme::{Controller, Controllers, NamespaceMap};
 use lunar_scsi::access::AluaState;
 use lunar_scsi::{LunMap, Mapping, PortConfig};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +22,8 @@ use std::time::Duration;
 
 /// Maps by the names of their groups, as the cores have them.
 type Maps = BTreeMap<Arc<str>, LunMap>;
+/// The identifier of a namespace behind each map.
+type Called = BTreeMap<Arc<str>, u32>;
 
 /// What the cores go by.
 #[derive(Debug, Default)]
@@ -36,8 +38,10 @@ pub(super) struct Settled {
     pub(super) machines: BTreeMap<PathBuf, Machine>,
     /// Names of targets in the configuration, by their names in iSCSI and NVMe.
     pub(super) names: BTreeMap<Arc<str>, String>,
-    /// What went wrong and still is.
+    /// What went wrong and still is, until the next change.
     pub(super) troubles: Vec<String>,
+    /// Listeners, by their numbers, that could not listen again, and why.
+    pub(super) deaf: BTreeMap<u32, String>,
 }
 
 impl Settled {
@@ -97,6 +101,8 @@ impl Drop for Opens {
 /// get to their ends. A thread of its own waits for that, so that the control thread has time for others.
 struct Farewell {
     cores: Cores,
+    /// Those of NVMe hosts.
+    controllers: Arc<Controllers>,
     /// How long commands get to finish.
     drain: Duration,
     /// Groups whose sessions come back to what they see as to something new.
@@ -107,20 +113,37 @@ struct Farewell {
     remapped: Arc<NamespaceMaps>,
     /// Units that are another disk to NVMe hosts.
     reshaped: Vec<UnitId>,
+    /// Identifiers that mean another namespace, or none, behind those maps.
+    renamed: BTreeMap<Arc<str>, Vec<u32>>,
     /// Maps that nobody sees any more.
     gone: Arc<[Arc<str>]>,
     /// The same of NVMe hosts.
     hidden: Arc<[Arc<str>]>,
     /// Units that nobody sees any more.
     leaving: Arc<[UnitId]>,
+    /// The UUIDs of their volumes, and what these were called.
+    left: Vec<([u8; 16], Called)>,
     /// All ports that there are.
     ports: Arc<[PortConfig]>,
 }
 
 impl Farewell {
     fn say(self) {
-        let Self { cores, drain, ended, changed, remapped, reshaped, gone, hidden, leaving, ports } = self;
-        let told: BTreeSet<Arc<str>> = remapped.keys().cloned().collect();
+        let Self {
+            cores,
+            controllers,
+            drain,
+            ended,
+            changed,
+            remapped,
+            reshaped,
+            renamed,
+            gone,
+            hidden,
+            leaving,
+            ports,
+            left,
+        } = self;
         cores.ask_all(move |core| {
             let (ended, changed, remapped) = (ended.clone(), changed.clone(), remapped.clone());
             async move {
@@ -135,8 +158,13 @@ impl Farewell {
                 }
             }
         });
+        for controller in controllers.all() {
+            let id = |ids: &Called| ids.get(controller.standing.map.as_ref()?).copied();
+            let all = left.iter().filter_map(|(volume, ids)| Some((*volume, id(ids)?)));
+            all.for_each(|(volume, id)| controller.set_attached(volume, id, false));
+        }
         // NVMe hosts are told that their namespaces are others: once for all cores.
-        cores.ask(0, async move |core| core.served.subsystem.tell_namespaces(&told, &reshaped)).wait();
+        cores.ask(0, async move |core| core.served.subsystem.tell_namespaces(&renamed, &reshaped)).wait();
         // What nobody sees any more.
         cores.ask_all(move |core| {
             let (gone, hidden, leaving, ports) = (gone.clone(), hidden.clone(), leaving.clone(), ports.clone());
@@ -202,6 +230,22 @@ fn names(wanted: &Checked) -> BTreeMap<Arc<str>, String> {
     names
 }
 
+/// What a unit is called behind each map.
+fn called(maps: &NamespaceMaps, unit: UnitId) -> Called {
+    let id = |map: &NamespaceMap| map.namespaces().find(|(_, to)| to.unit == unit).map(|(id, _)| id);
+    maps.iter().filter_map(|(name, map)| Some((name.clone(), id(map)?))).collect()
+}
+
+/// Identifiers that mean something else now. Of namespaces that hosts make they are told when they are attached, or
+/// detached.
+fn renamed(before: &NamespaceMaps, now: &NamespaceMaps, leaving: &[UnitId]) -> BTreeMap<Arc<str>, Vec<u32>> {
+    let differs = |(name, map): (&Arc<str>, &NamespaceMap)| {
+        let old = before.get(name).filter(|old| map.is_news(old, leaving))?;
+        Some((name.clone(), map.differs(old)))
+    };
+    now.iter().filter_map(differs).collect()
+}
+
 impl Live {
     pub(super) fn settle_shape(&mut self, coming: &Coming, wanted: &Checked) {
         let ports = shape::target_ports(wanted, &self.ports);
@@ -240,16 +284,23 @@ impl Live {
         self.settle_machines();
         let gone = self.settled.maps.keys().filter(|name| !maps.contains_key(*name)).cloned().collect();
         let hidden = self.settled.namespaces.keys().filter(|name| !namespaces.contains_key(*name)).cloned().collect();
+        let remapped = differing(&self.settled.namespaces, &namespaces);
+        let before = &self.settled.namespaces;
+        let left = coming.left.iter().map(|(volume, unit)| (*volume, called(before, *unit))).collect();
+        let renamed = renamed(before, &remapped, &coming.leaving);
         let farewell = Farewell {
             cores: self.house.cores().clone(),
+            controllers: self.house.common().controllers.clone(),
             drain,
             ended: Arc::new(ended),
             changed: Arc::new(changed),
-            remapped: Arc::new(differing(&self.settled.namespaces, &namespaces)),
+            remapped: Arc::new(remapped),
             reshaped: coming.reshaped.clone(),
+            renamed,
             gone,
             hidden,
             leaving: coming.leaving.clone().into(),
+            left,
             ports: ports.clone().into(),
         };
         self.settling = farewell.start();
@@ -257,6 +308,7 @@ impl Live {
         self.settled.troubles.clear();
         let settled = &mut self.settled;
         (settled.ports, settled.maps, settled.faces, settled.namespaces) = (ports, maps, faces, namespaces);
+        self.hear_again();
     }
 
     /// Gives the cores what is new: nobody can see it yet.

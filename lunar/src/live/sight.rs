@@ -137,7 +137,8 @@ impl lunar_control::live::Live for Live {
     }
 
     fn troubles(&mut self) -> Vec<String> {
-        self.settled.troubles.iter().cloned().chain(self.isns.trouble()).collect()
+        let settled = &self.settled;
+        settled.troubles.iter().chain(settled.deaf.values()).cloned().chain(self.isns.trouble()).collect()
     }
 
     fn medium(&mut self, volume: &str) -> Option<MediumView> {

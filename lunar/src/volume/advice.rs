@@ -62,6 +62,11 @@ pub(crate) fn on_file(path: &Path, why: &FileRefusal, size: Option<u64>, options
         FileRefusal::Missing if options.block_size == DISC_BLOCK => anyhow!("{name} does not exist"),
         FileRefusal::Missing if options.read_only => anyhow!("{name} does not exist, and --read-only makes nothing"),
         FileRefusal::Missing => anyhow!("{name} does not exist; to make it, say how large: {name}:20G"),
+        FileRefusal::Gone => anyhow!(
+            "its file {name} is gone: is its file system mounted? Nothing is made in its place, for its initiators \
+             would find another disk empty. If it shall begin anew, make it: truncate -s {} {name}",
+            size.map_or_else(|| "20G".to_owned(), |size| Size(size).text())
+        ),
         FileRefusal::NoFolder => anyhow!("{name} {why}; make it first: mkdir -p {}", folder(path).display()),
         FileRefusal::Directory => anyhow!("{name} {why}; name a file in it: {}:20G", path.join("disk.img").display()),
         FileRefusal::NotRegular => anyhow!("{name} {why}"),
@@ -94,6 +99,21 @@ pub(crate) fn on_file(path: &Path, why: &FileRefusal, size: Option<u64>, options
             anyhow!("{name}: its file system has no files of {}", Size(size.unwrap_or(0)).text())
         }
         FileRefusal::Io(why) => anyhow!("{name} cannot be opened: {why}"),
+    }
+}
+
+/// The same of a file that is configured, and not named on a command line.
+pub(crate) fn on_configured(path: &Path, why: &FileRefusal, size: Option<u64>, options: &Options) -> anyhow::Error {
+    let name = path.display();
+    match why {
+        FileRefusal::Missing | FileRefusal::Empty if size.is_none() && !options.read_only => {
+            anyhow!("{name} {why}: give it a `size`, and it is made")
+        }
+        FileRefusal::Directory => anyhow!("{name} {why}; name a file in it: {}", path.join("disk.img").display()),
+        FileRefusal::ReadOnlyFileSystem | FileRefusal::NotPermitted => {
+            anyhow!("{}{}", on_file(path, why, size, options), crate::jail::of_unit(folder(path)))
+        }
+        why => on_file(path, why, size, options),
     }
 }
 

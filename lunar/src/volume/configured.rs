@@ -13,16 +13,24 @@ use lunar_core::protection;
 use lunar_file::FileVolume;
 use lunar_null::NullVolume;
 use lunar_ram::RamVolume;
+use lunar_reactor::log;
 use std::path::Path;
 use std::sync::Arc;
 
 impl Volume {
     /// The volume of this name. `before` is what is served from the same place already, in another way: both may be
-    /// used at the same time. What it keeps besides its data is in the folder `state`.
+    /// used at the same time. What it keeps besides its data is in the folder `state`. A file that is not there is made
+    /// only if `makes`: that of a volume that was served before has to be there.
     ///
     /// # Errors
     /// In words that say what to do.
-    pub fn configured(name: &str, wanted: &model::Volume, state: &Path, before: Option<&Self>) -> Result<Self> {
+    pub fn configured(
+        name: &str,
+        wanted: &model::Volume,
+        state: &Path,
+        before: Option<&Self>,
+        makes: bool,
+    ) -> Result<Self> {
         let medium = medium_of(wanted);
         let options = Options {
             read_only: wanted.read_only || medium == MediumKind::Optical,
@@ -30,9 +38,11 @@ impl Volume {
             block_size: if medium == MediumKind::Optical { DISC_BLOCK } else { wanted.block_size.bytes() },
             write_through: wanted.write_through,
             direct: wanted.direct,
+            makes,
             protection: match wanted.protection {
                 model::Protection::None => None,
                 model::Protection::Type1 => Some(protection::Kind::One),
+                model::Protection::Type2 => Some(protection::Kind::Two),
                 model::Protection::Type3 => Some(protection::Kind::Three),
             },
         };
@@ -68,7 +78,7 @@ fn store(
     mark: [u8; 16],
     before: Option<&Volume>,
 ) -> Result<Kind> {
-    let Options { read_only, shared, block_size, write_through: durable, direct, .. } = *options;
+    let Options { read_only, shared, block_size, write_through: durable, direct, makes, .. } = *options;
     let size = wanted.size.map(|size| size.0);
     let path = wanted.path.as_ref().map(|path| path.path());
     let before = before.map(|before| &before.kind);
@@ -87,18 +97,18 @@ fn store(
             if advice::in_dev(path) && !path.exists() {
                 bail!(advice::on_file(path, &lunar_file::Refusal::Missing, size, options));
             }
-            let mark = Some(mark);
-            let how = lunar_file::Options { size, grows: true, mark, read_only, shared, durable, direct, block_size };
+            let (grows, mark) = (true, Some(mark));
+            let how = lunar_file::Options { size, makes, grows, mark, read_only, shared, durable, direct, block_size };
             let volume = match before {
                 Some(Kind::File(before)) => before.again(path, &how),
                 _ => FileVolume::new(path, &how),
             };
-            let volume = volume.map_err(|why| advice::on_file(path, &why, size, options))?;
+            let volume = volume.map_err(|why| advice::on_configured(path, &why, size, options))?;
             if let Some(size) = size
                 && let Ok(found) = std::fs::metadata(path)
                 && found.len() > size
             {
-                eprintln!("volume {name}: {} is larger than its size here; the rest is not used", path.display());
+                log!("volume {name}: {} is larger than its size here; the rest is not used", path.display());
             }
             Kind::File(volume)
         }

@@ -8,6 +8,7 @@ use crate::volume::advice;
 use anyhow::{Context as _, Result, bail};
 use lunar_core::io::Fault;
 use lunar_core::keep::{Forgetful, KEEP_BYTES_MAX, Keep, Keeping};
+use lunar_reactor::log;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -92,6 +93,14 @@ impl Folder {
     }
 }
 
+/// Forgets all that the volume with this UUID keeps in a state folder.
+pub(crate) fn forget(state: &Path, uuid: [u8; 16]) -> io::Result<()> {
+    match std::fs::remove_dir_all(state.join("units").join(spelled(uuid))) {
+        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
+        _ => Ok(()),
+    }
+}
+
 /// What the NVM subsystem of this name keeps in a state folder. Where that cannot be read it is told, and forgotten
 /// with the process: nobody is kept from his volumes by it.
 #[must_use]
@@ -103,7 +112,7 @@ pub(crate) fn of_subsystem(state: &Path, nqn: &str) -> Arc<dyn Keep> {
     match Folder::at(path, true) {
         Ok(folder) => Arc::new(folder),
         Err(why) => {
-            eprintln!("what NVM subsystem {nqn} remembers is forgotten: {why:#}");
+            log!("what NVM subsystem {nqn} remembers is forgotten: {why:#}");
             Arc::<Forgetful>::default()
         }
     }
@@ -150,7 +159,7 @@ fn keep_all(path: &Path, kept: &Mutex<HashMap<String, Vec<u8>>>, work: &Receiver
                 Ok(())
             }
             Err(why) => {
-                eprintln!("{name} of a volume could not be kept in {}: {why}", path.display());
+                log!("{name} of a volume could not be kept in {}: {why}", path.display());
                 Err(why.raw_os_error().map_or(Fault::Medium, Fault::from_errno))
             }
         };

@@ -13,6 +13,7 @@ use lunar_core::protection::{self, INFO_BYTES};
 use lunar_file::FileVolume;
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
+use lunar_reactor::log;
 use lunar_scsi::protect;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -130,11 +131,12 @@ fn file(path: &Path, size: u64, is_new: bool, options: &Options) -> Result<(File
     let name = beside.display();
     match (is_new, beside.exists()) {
         (true, true) => bail!("{name} is there, and {} never had any: move it away, or remove it", path.display()),
-        (false, false) => eprintln!("{name} is gone: blocks that were written before are not checked"),
+        (false, false) => log!("{name} is gone: blocks that were written before are not checked"),
         _ => {}
     }
     let how = lunar_file::Options {
         size: Some(size),
+        makes: true,
         grows: false,
         mark: None,
         read_only: false,

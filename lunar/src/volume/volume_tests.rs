@@ -1,6 +1,7 @@
 use super::*;
 use lunar_core::io::{Completion, Data, Io, Op, submit};
 use lunar_reactor::{Choice, Config};
+use rustix::io::Errno;
 use std::path::PathBuf;
 
 const READ_ONLY: Options = Options { read_only: true, ..Options::PLAIN };
@@ -70,6 +71,27 @@ fn options_reach_the_store() {
     match Volume::open_spec(&spec, &Options { direct: true, block_size: 4096, ..Options::PLAIN }) {
         Ok(volume) => assert!(volume.is_direct()),
         Err(why) => assert!(why.to_string().contains("leave out --direct"), "{why}"),
+    }
+}
+
+#[test]
+fn who_may_not_write_a_file_is_told_what_to_do() {
+    let folder = Folder::new("rights");
+    let (there, missing) = (folder.0.join("disk.img"), folder.0.join("none.img"));
+    std::fs::write(&there, [0; 4096]).expect("ours");
+    // As the kernel says it to others: root may do everything.
+    for errno in [Errno::ACCESS, Errno::PERM] {
+        let told = |path: &Path, options: &Options| {
+            advice::on_file(path, &lunar_file::Refusal::from(errno), None, options).to_string()
+        };
+        let name = there.display();
+        let sentence = format!("{name} may not be written by this user: share it with --read-only, or chmod u+w it");
+        assert_eq!(told(&there, &Options::PLAIN), sentence);
+        let sentence = format!("{name} may not be read and written by this user; `ls -l {name}` shows who may");
+        assert_eq!(told(&there, &READ_ONLY), sentence);
+        let (name, parent) = (missing.display(), folder.0.display());
+        let sentence = format!("{name} may not be made by this user in {parent}: choose another folder");
+        assert_eq!(told(&missing, &Options::PLAIN), sentence);
     }
 }
 

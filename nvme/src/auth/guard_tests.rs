@@ -48,15 +48,25 @@ fn visitor(host: &str) -> Visitor {
 
 #[test]
 fn a_channel_that_is_not_agreed_is_told_of_in_one_line() {
-    let told = |host: Option<&str>| Record::Channel { source: SOURCE, host: host.map(Into::into) }.to_string();
-    let start = "login refused reason=\"no secure channel was agreed\" source=192.0.2.7:4000 channel=TLS1.3";
+    let record = |host: Option<&str>, why| Record::Channel { source: SOURCE, host: host.map(Into::into), why };
+    let told = |host: Option<&str>| record(host, Unagreed::Clear).to_string();
+    let start = "login refused reason=\"no secure channel was agreed: the host comes in the clear: nvme connect \
+                 --tls\" source=192.0.2.7:4000 channel=TLS1.3";
     assert_eq!(told(None), start);
+    for (why, what) in [
+        (Unagreed::OtherHash(Hash::SHA384, Hash::SHA256), "one of SHA256, that of its group one of SHA384: give both"),
+        (Unagreed::NoSuite(Hash::SHA384), "(nvme gen-tls-key --hmac)"),
+        (Unagreed::Broken(Hash::SHA384), "nvme gen-tls-key --hmac=1"),
+        (Unagreed::Generated, "not --concat"),
+    ] {
+        assert!(record(None, why).to_string().contains(what), "{why}");
+    }
     assert_eq!(told(Some("nqn.x\n\"")), format!("{start} host=\"nqn.x\\n\\\"\""));
     let told = Arc::<Mutex<Vec<Record>>>::default();
     let heard = told.clone();
     let sink = move |record: &Record| heard.lock().expect("whole").push(record.clone());
     let guard = Guard::new(Arc::default(), Arc::default(), Box::new(|_| true), Box::new(sink));
-    (0..1000).for_each(|_| guard.refused_channel(SOURCE, None, Instant(5_000_000_000)));
+    (0..1000).for_each(|_| guard.refused_channel(SOURCE, None, Unagreed::NoIdentity, Instant(5_000_000_000)));
     let count = told.lock().expect("whole").len();
     assert_eq!(count, lunar_core::access::audit::REFUSALS_PER_SECOND as usize, "a flood is counted");
 }
@@ -149,21 +159,54 @@ fn who_has_to_come_by_a_secure_channel() {
     let visitor = |host: &str| Visitor { subsystem: SUBSYSTEM.into(), ..visitor(host) };
     let plain = visitor("nqn.psk-test-host");
     let identity = "NVMe1R01 nqn.psk-test-host nqn.psk-test-subsys iSbjiStwJ/1TrTvDlt2fjFmzvsytOJelidNnA+X5lEU=";
-    let channel = guard.channel(identity).map(|(bearer, _)| bearer);
+    let channel = guard.channel(identity).ok().map(|(bearer, _)| bearer);
     let secure = Visitor { channel, ..plain.clone() };
     assert_eq!((knock(&plain), knock(&secure)), (Err(Reason::NoChannel), Ok(true)));
     let asks = Visitor { kind: Kind::Discovery, subsystem: DISCOVERY_NQN.into(), ..plain.clone() };
     assert_eq!(knock(&asks), Ok(true), "it may ask what there is");
     assert_eq!(knock(&Visitor { host: "nqn.other".into(), ..secure }), Err(Reason::OtherChannel));
     assert_eq!(knock(&visitor("nqn.other")), Ok(false));
-    let found = guard.channel(identity).map(|(bearer, key)| (bearer.host.to_string(), key.len()));
-    assert_eq!(found, Some(("nqn.psk-test-host".to_owned(), 32)));
+    let found = guard.channel(identity).map(|(bearer, offer)| (bearer.host.to_string(), offer.key.len()));
+    assert_eq!(found, Ok(("nqn.psk-test-host".to_owned(), 32)));
     let alone = "NVMe0R01 nqn.psk-alone nqn.psk-test-subsys";
     let own = ChannelKey::parse(TLS_KEY.replace(":01:", ":00:").as_bytes()).expect("a key");
     let own = own.offers("nqn.psk-alone", SUBSYSTEM).pop().expect("offers");
-    assert!(guard.channel(alone).is_some_and(|(_, key)| key == own.key), "the key of this host alone");
-    for other in [identity.replace("U=", "V="), identity.replace("psk", "other"), "NVMe1R01 a b c".into()] {
-        assert!(guard.channel(&other).is_none(), "{other}");
+    assert!(guard.channel(alone).is_ok_and(|(_, offer)| offer.key == own.key), "the key of this host alone");
+    for (other, why) in [
+        (identity.replace("U=", "V="), Unagreed::OtherKey),
+        (identity.replace("R01", "R02"), Unagreed::OtherHash(Hash::SHA256, Hash::SHA384)),
+        (identity.replace("R01", "G01"), Unagreed::Generated),
+        (identity.replace("psk", "other"), Unagreed::NoKey),
+        (identity.replace("test-host", "alone"), Unagreed::OtherKey),
+        ("NVMe1R01 a b c".into(), Unagreed::NoKey),
+        ("Client_identity".into(), Unagreed::NoIdentity),
+    ] {
+        assert_eq!(guard.channel(&other).err(), Some(why), "{other}");
+    }
+}
+
+#[test]
+fn keys_of_both_hashes_open_the_same_subsystem() {
+    const SHORT: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+    const LONG: &str = "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
+    let key = |text: &str| Account { name: text.into(), secret: Secret::of_any_length(text.into()) };
+    let guard = |keys: &[&str]| {
+        let channels = keys.iter().map(|text| key(text)).collect();
+        let all = Group { channels, ..Group::everybody() };
+        guard_of(Access::new(vec![all], Proofs::default()).expect("right"), NQN)
+    };
+    for text in [SHORT, LONG] {
+        for offer in ChannelKey::parse(text.as_bytes()).expect("a key").offers(HOST_NQN, NQN) {
+            for keys in [[SHORT, LONG], [LONG, SHORT]] {
+                let (bearer, found) = guard(&keys).channel(&offer.identity).expect("it is known");
+                assert!(found.key == offer.key && found.hash == offer.hash && bearer.key.bytes() == text.as_bytes());
+            }
+            let other = if text == SHORT { LONG } else { SHORT };
+            let theirs = if text == SHORT { Hash::SHA256 } else { Hash::SHA384 };
+            let ours = if text == SHORT { Hash::SHA384 } else { Hash::SHA256 };
+            let why = guard(&[other]).channel(&offer.identity).err();
+            assert_eq!(why, Some(Unagreed::OtherHash(ours, theirs)));
+        }
     }
 }
 
@@ -193,8 +236,8 @@ fn a_key_opens_its_own_group_in_its_own_subsystem_only() {
     // Shakes hands with a key under these names, and wants a queue then.
     let knock = |key: usize, (host, named): (&str, &str), wanted: &str, queue| {
         let offer = ChannelKey::parse(KEYS[key].as_bytes()).expect("a key").offers(host, named).swap_remove(0);
-        let (bearer, agreed) = guard.channel(&offer.identity)?;
-        assert!(agreed == offer.key, "hands are shaken");
+        let (bearer, agreed) = guard.channel(&offer.identity).ok()?;
+        assert!(agreed.key == offer.key, "hands are shaken");
         let kind = if wanted == DISCOVERY_NQN { Kind::Discovery } else { Kind::Io };
         let asks = Visitor { subsystem: wanted.into(), kind, queue, channel: Some(bearer), ..visitor(host) };
         Some(guard.knock(&asks).map(|entry| entry.group.to_string()))

@@ -2,18 +2,18 @@
 //! make of them.
 //!
 //! What a host is given is configured for its name; from it and the name of the subsystem come the identity that the
-//! host says in the clear, and the key of the channel. Keys are those of TLS_AES_128_GCM_SHA256, with SHA-256.
+//! host says in the clear, and the key of the channel. A key has the length of one hash function's digest, and all that
+//! is made of it is made with that: 32 bytes are for SHA-256 and TLS_AES_128_GCM_SHA256, 48 for SHA-384 and
+//! TLS_AES_256_GCM_SHA384.
 
-use super::hash::Hash;
+use super::hash::{DIGEST_MAX, Hash};
 use base64ct::{Base64, Encoding};
 use lunar_core::access::written::{KeyMistake, Purpose, Written};
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// Bytes of a key.
-pub const LENGTH: usize = 32;
-/// The one hash function.
-const HASH: Hash = Hash::SHA256;
+/// Hash functions that there are suites with: the cipher suites of channels are those of these.
+pub const HASHES: [Hash; 2] = [Hash::SHA256, Hash::SHA384];
 /// What a key is bound to both names with.
 const PURPOSE: &[u8] = b"NVMe-over-Fabrics";
 
@@ -22,6 +22,8 @@ const PURPOSE: &[u8] = b"NVMe-over-Fabrics";
 pub struct ChannelKey {
     /// Whether it is bound to the host's name first.
     is_bound: bool,
+    /// What is computed with.
+    hash: Hash,
     bytes: Zeroizing<Vec<u8>>,
 }
 
@@ -35,7 +37,9 @@ impl fmt::Debug for ChannelKey {
 pub struct Offer {
     /// The identity, which is no secret.
     pub identity: String,
-    /// The key of the channel.
+    /// The hash of the cipher suite.
+    pub hash: Hash,
+    /// The key of the channel, as long as a digest.
     pub key: Zeroizing<Vec<u8>>,
 }
 
@@ -61,7 +65,14 @@ impl ChannelKey {
     /// What is wrong with it.
     pub fn parse(text: &[u8]) -> Result<Self, KeyMistake> {
         let Written { hash, bytes } = Written::parse(Purpose::Channel, text)?;
-        Ok(Self { is_bound: hash > 0, bytes })
+        let fits = HASHES.into_iter().find(|hash| hash.len() == bytes.len());
+        Ok(Self { is_bound: hash > 0, hash: fits.ok_or(KeyMistake::Length)?, bytes })
+    }
+
+    /// The hash function that it goes with.
+    #[must_use]
+    pub fn hash(&self) -> Hash {
+        self.hash
     }
 
     /// What a host of this name may say to this subsystem, what is said today before what was said once.
@@ -72,47 +83,67 @@ impl ChannelKey {
     }
 
     fn offer(&self, labels: Labels, version: u8, host: &str, subsystem: &str) -> Offer {
+        const LABEL: &str = "tls13 nvme-tls-psk";
+        let hash = self.hash;
         let retained = match self.is_bound {
-            true => expand(labels, &self.bytes, "tls13 HostNQN", host.as_bytes()),
+            true => expand(hash, labels, &self.bytes, "tls13 HostNQN", host.as_bytes()),
             false => self.bytes.clone(),
         };
-        let mut identity = format!("NVMe{version}R{:02} {host} {subsystem}", HASH.0);
+        let mut identity = format!("NVMe{version}R{:02} {host} {subsystem}", hash.0);
         if version == 0 {
-            let key = expand(labels, &retained, "tls13 nvme-tls-psk", identity.as_bytes());
-            return Offer { identity, key };
+            let key = expand(hash, labels, &retained, LABEL, identity.as_bytes());
+            return Offer { identity, hash, key };
         }
-        let digest = HASH.hmac(&retained, &[host.as_bytes(), b" ", subsystem.as_bytes(), b" ", PURPOSE]);
+        let digest = hash.hmac(&retained, &[host.as_bytes(), b" ", subsystem.as_bytes(), b" ", PURPOSE]);
         let digest = Base64::encode_string(&digest);
-        let context = format!("{:02} {digest}", HASH.0);
+        let context = format!("{:02} {digest}", hash.0);
         identity = format!("{identity} {digest}");
-        Offer { identity, key: expand(labels, &retained, "tls13 nvme-tls-psk", context.as_bytes()) }
+        Offer { identity, hash, key: expand(hash, labels, &retained, LABEL, context.as_bytes()) }
     }
 }
 
 /// HKDF-Extract without a salt, and HKDF-Expand-Label to the length of a digest, which is one block (RFC 5869).
-fn expand(labels: Labels, key: &[u8], label: &str, context: &[u8]) -> Zeroizing<Vec<u8>> {
-    const SALT: [u8; 32] = [0; 32];
+fn expand(hash: Hash, labels: Labels, key: &[u8], label: &str, context: &[u8]) -> Zeroizing<Vec<u8>> {
+    const SALT: [u8; DIGEST_MAX] = [0; DIGEST_MAX];
     const FIRST: &[u8] = &[1];
-    let extracted = HASH.hmac(&SALT, &[key]);
+    let extracted = hash.hmac(&SALT[..hash.len()], &[key]);
     // Labels and contexts have some hundred bytes; of longer ones no host makes a key.
     let [label_len, context_len] = [label.len() as u8, context.len() as u8];
-    let length = HASH.len() as u16;
+    let length = hash.len() as u16;
     match labels {
         Labels::Standard => {
             let length = length.to_be_bytes();
-            HASH.hmac(&extracted, &[&length, &[label_len], label.as_bytes(), &[context_len], context, FIRST])
+            hash.hmac(&extracted, &[&length, &[label_len], label.as_bytes(), &[context_len], context, FIRST])
         }
-        Labels::Bare => HASH.hmac(&extracted, &[&length.to_le_bytes(), label.as_bytes(), context, FIRST]),
+        Labels::Bare => hash.hmac(&extracted, &[&length.to_le_bytes(), label.as_bytes(), context, FIRST]),
     }
 }
 
-/// The names of host and subsystem in an identity of ours; `None` if it is another's.
-#[must_use]
-pub fn names(identity: &str) -> Option<(&str, &str)> {
-    let mut parts = identity.split(' ');
-    let kind = parts.next()?;
-    let is_ours = ["NVMe0R01", "NVMe1R01"].contains(&kind);
-    Some((parts.next()?, parts.next()?)).filter(|_| is_ours)
+/// What an identity says, whoever has made it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Claim<'a> {
+    /// Whether its key comes from a configured one; else proofs of names have generated it (concatenation).
+    pub is_retained: bool,
+    /// What its key is computed with.
+    pub hash: Hash,
+    /// NQN of the host.
+    pub host: &'a str,
+    /// NQN of the subsystem.
+    pub subsystem: &'a str,
+}
+
+impl<'a> Claim<'a> {
+    /// Of an identity of NVMe/TCP; `None` if it is none.
+    #[must_use]
+    pub fn parse(identity: &'a str) -> Option<Self> {
+        let mut parts = identity.split(' ');
+        let (is_retained, hash) = match parts.next()?.strip_prefix("NVMe")?.as_bytes() {
+            [b'0' | b'1', kind @ (b'R' | b'G'), b'0', hash] => (*kind == b'R', Hash::of(hash.checked_sub(b'0')?)?),
+            _ => return None,
+        };
+        let [host, subsystem] = [parts.next()?, parts.next()?];
+        HASHES.contains(&hash).then_some(Self { is_retained, hash, host, subsystem })
+    }
 }
 
 #[cfg(test)]
@@ -120,31 +151,67 @@ mod tests {
     use super::*;
 
     const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+    const LONG: &str = "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
+    const HOST: &str = "nqn.psk-test-host";
+    const SUBSYSTEM: &str = "nqn.psk-test-subsys";
+
+    fn offers(key: &str) -> Vec<Offer> {
+        ChannelKey::parse(key.as_bytes()).expect("a key").offers(HOST, SUBSYSTEM)
+    }
 
     /// Identities as libnvme has them in its tests.
     #[test]
     fn golden() {
-        let key = ChannelKey::parse(KEY.as_bytes()).expect("a key");
-        let offers = key.offers("nqn.psk-test-host", "nqn.psk-test-subsys");
-        let said: Vec<&str> = offers.iter().map(|offer| offer.identity.as_str()).collect();
-        assert_eq!(
-            said,
-            [
-                "NVMe1R01 nqn.psk-test-host nqn.psk-test-subsys iSbjiStwJ/1TrTvDlt2fjFmzvsytOJelidNnA+X5lEU=",
-                "NVMe1R01 nqn.psk-test-host nqn.psk-test-subsys 66GuqV08TsAGII39teWUfwQwizjv06Jy8jOcX3NAAzM=",
-                "NVMe0R01 nqn.psk-test-host nqn.psk-test-subsys",
-            ]
-        );
-        assert!(offers.iter().all(|offer| offer.key.len() == LENGTH));
-        assert_eq!(names(said[0]), Some(("nqn.psk-test-host", "nqn.psk-test-subsys")));
-        assert_eq!(format!("{key:?} {:?}", offers[2]), format!("ChannelKey Offer({})", said[2]));
+        for (key, hash, digests) in [
+            (
+                KEY,
+                Hash::SHA256,
+                ["iSbjiStwJ/1TrTvDlt2fjFmzvsytOJelidNnA+X5lEU=", "66GuqV08TsAGII39teWUfwQwizjv06Jy8jOcX3NAAzM="],
+            ),
+            (
+                LONG,
+                Hash::SHA384,
+                [
+                    "QhW2+Rp6RzHlNtCslyRxMnwJ11tKKhz8JCAQpQ+XUD8f9td1VeH5h53yz2wKJG1a",
+                    "RsKmYJ3nAn1ApjjMloJFbAkLPivONDAX/xW327YBUsn2eGShXSjCZvBaOxscLqmz",
+                ],
+            ),
+        ] {
+            let offers = offers(key);
+            let said: Vec<&str> = offers.iter().map(|offer| offer.identity.as_str()).collect();
+            let names = format!("R{:02} {HOST} {SUBSYSTEM}", hash.0);
+            let [today, once] = digests.map(|digest| format!("NVMe1{names} {digest}"));
+            assert_eq!(said, [today, once, format!("NVMe0{names}")]);
+            assert!(offers.iter().all(|offer| offer.hash == hash && offer.key.len() == hash.len()));
+            let claim = Claim { is_retained: true, hash, host: HOST, subsystem: SUBSYSTEM };
+            assert!(said.iter().all(|identity| Claim::parse(identity) == Some(claim)));
+            let key = ChannelKey::parse(key.as_bytes()).expect("a key");
+            assert_eq!(format!("{key:?} {:?}", offers[2]), format!("ChannelKey Offer({})", said[2]));
+        }
+    }
+
+    /// Computed with Python's hmac.
+    #[test]
+    fn keys_of_sha384_are_expanded_to_its_length() {
+        let start = |offer: &Offer| offer.key[..8].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let offers = offers(LONG);
+        assert_eq!((start(&offers[0]).as_str(), start(&offers[2]).as_str()), ("a2b2f943f479fc68", "f42ba63824cdfe42"));
+        // Used as it is: its length still says which hash it goes with.
+        let plain = ChannelKey::parse(LONG.replace(":02:", ":00:").as_bytes()).expect("a key");
+        assert!(!plain.is_bound && plain.hash() == Hash::SHA384);
+        assert_ne!(plain.offers(HOST, SUBSYSTEM)[0].identity, offers[0].identity);
     }
 
     #[test]
-    fn what_is_no_identity() {
-        assert!(ChannelKey::parse(KEY.replace(":01:", ":00:").as_bytes()).is_ok_and(|key| !key.is_bound));
-        for bad in ["", "NVMe1R01", "NVMe1R01 a", "NVMe1R02 a b c", "NVMe1G01 a b c", "Client_identity"] {
-            assert_eq!(names(bad), None, "{bad}");
+    fn what_identities_say() {
+        let claim = |hash| Claim { is_retained: true, hash, host: "a", subsystem: "b" };
+        assert_eq!(Claim::parse("NVMe0R01 a b"), Some(claim(Hash::SHA256)));
+        assert_eq!(Claim::parse("NVMe1R02 a b c"), Some(claim(Hash::SHA384)));
+        assert_eq!(Claim::parse("NVMe1G01 a b c"), Some(Claim { is_retained: false, ..claim(Hash::SHA256) }));
+        for bad in ["", "NVMe1R01", "NVMe1R01 a", "NVMe1R03 a b c", "NVMe1R00 a b", "NVMe2R01 a b", "NVMe1X01 a b"] {
+            assert_eq!(Claim::parse(bad), None, "{bad}");
         }
+        assert_eq!(Claim::parse("Client_identity"), None);
+        assert!(ChannelKey::parse(KEY.replace(":01:", ":00:").as_bytes()).is_ok_and(|key| !key.is_bound));
     }
 }

@@ -3,7 +3,8 @@
 use super::{ADMIN, admin};
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
-use crate::features::{self, Row, find};
+use crate::controller::VECTORS;
+use crate::features::{self, DISABLED, Row, find};
 use crate::history::Happened;
 use crate::namespace::ALL;
 use crate::plan::Plan;
@@ -17,8 +18,18 @@ fn row(sqe: &Sqe) -> Option<&'static Row> {
     find((sqe.cdw(10) & 0xff) as u8)
 }
 
-/// The namespace of a feature that each namespace has for itself; zero for others.
-fn namespace(sqe: &Sqe, cx: &Context<'_>, row: &Row) -> Result<u32, Status> {
+/// The feature that dword 10 names, if the controller has it.
+fn found(sqe: &Sqe, cx: &Context<'_>) -> Result<&'static Row, Status> {
+    row(sqe).filter(|row| row.transport.has(cx.controller().path.memory)).ok_or(Status::INVALID_FIELD)
+}
+
+/// The namespace of a feature that each namespace has for itself, the vector of one that each vector has; zero for
+/// others.
+fn which(sqe: &Sqe, cx: &Context<'_>, row: &Row) -> Result<u32, Status> {
+    let vector = sqe.cdw(11) & 0xffff;
+    if row.id == features::VECTOR {
+        return if vector < VECTORS.into() { Ok(vector) } else { Err(Status::INVALID_FIELD) };
+    }
     match (row.per_namespace, sqe.nsid.get()) {
         (false, 0 | ALL) => Ok(0),
         // Some hosts name a namespace wherever there is one.
@@ -44,15 +55,16 @@ impl CommandType for SetFeatures {
     const DATA: Data = Data::List(|sqe| row(sqe).filter(|row| row.changes).map_or(0, |row| row.data));
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Refusal> {
-        let row = row(sqe).ok_or(Status::INVALID_FIELD)?;
+        let row = found(sqe, cx)?;
         if sqe.cdw(10) & SAVE != 0 {
             return Err(Status::NOT_SAVEABLE.into());
         }
         if !row.changes {
             return Err(Status::NOT_CHANGEABLE.into());
         }
-        let namespace = namespace(sqe, cx, row)?;
+        let which = which(sqe, cx, row)?;
         let (controller, value) = (cx.controller(), sqe.cdw(11));
+        let mut plan = Plan::Done(0);
         match row.id {
             // There is one power state.
             features::POWER if value & 0x1f != 0 => return Err(Status::INVALID_FIELD.into()),
@@ -70,21 +82,34 @@ impl CommandType for SetFeatures {
             }
             features::HOST_BEHAVIOR => {
                 let bytes = <Box<[u8; 512]>>::try_from(Box::<[u8]>::from(list)).map_err(|_| Status::SGL_LENGTH)?;
-                controller.values(|values| values.behavior = Some(bytes));
+                controller.set_behavior(Some(bytes));
             }
-            features::RESERVATION_PERSISTENCE => return Err(Status::NOT_CHANGEABLE.into()),
-            features::RESERVATION_MASK if namespace == ALL => {
+            features::RESERVATION_PERSISTENCE => plan = persist(cx, which, value & 1 != 0)?,
+            features::COALESCING => controller.values(|values| values.set(row.id, 0, value & 0xffff)),
+            features::VECTOR => controller.values(|values| values.set(row.id, which, value & (DISABLED | 0xffff))),
+            features::RESERVATION_MASK if which == ALL => {
                 for one in cx.queue.namespaces() {
                     controller.values(|values| values.set(row.id, one.id, value));
                 }
             }
-            _ => controller.values(|values| values.set(row.id, namespace, value)),
+            _ => controller.values(|values| values.set(row.id, which, value)),
         }
         if !EVERY_HOST.contains(&row.id) {
             cx.note(Happened::Feature([sqe.cdw(10), value]));
         }
-        Ok(Plan::Done(0))
+        Ok(plan)
     }
+}
+
+/// Whether reservations of one namespace, or of all, outlive a restart: what SCSI says with APTPL, and Reservation
+/// Register with CPTPL.
+fn persist(cx: &Context<'_>, id: u32, outlives: bool) -> Result<Plan, Refusal> {
+    let all = cx.queue.namespaces();
+    let named: Vec<_> = all.iter().filter(|seen| [ALL, seen.id].contains(&id)).collect();
+    if outlives && named.iter().any(|seen| !seen.namespace.unit.keep.outlives()) {
+        return Err(Status::INVALID_FIELD.into());
+    }
+    Ok(Plan::Persist(named.iter().map(|seen| seen.id).collect(), outlives))
 }
 
 /// What hosts set whenever they connect, and the time, which has an event of its own: not worth one of the log.
@@ -136,8 +161,8 @@ impl CommandType for GetFeatures {
     });
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        let row = row(sqe).ok_or(Status::INVALID_FIELD)?;
-        let namespace = namespace(sqe, cx, row)?;
+        let row = found(sqe, cx)?;
+        let which = which(sqe, cx, row)?;
         let controller = cx.controller();
         let current = select(sqe) == CURRENT;
         match select(sqe) {
@@ -170,11 +195,14 @@ impl CommandType for GetFeatures {
                 cx.out.extend_from_slice(&controller.host.id);
                 return Ok(Plan::Answer);
             }
-            features::RESERVATION_PERSISTENCE => {
-                let found = cx.queue.attached(namespace).ok_or(Status::INVALID_NAMESPACE)?;
+            features::RESERVATION_PERSISTENCE if current => {
+                let found = cx.queue.attached(which).ok_or(Status::INVALID_NAMESPACE)?;
                 found.namespace.shared.reservations().outlives().into()
             }
-            _ if current => controller.values(|values| values.get(row.id, namespace)),
+            // It says which vector it is of.
+            features::VECTOR if current => controller.values(|values| values.get(row.id, which)) | which,
+            features::VECTOR => which,
+            _ if current => controller.values(|values| values.get(row.id, which)),
             _ => row.default,
         };
         Ok(Plan::Done(value.into()))

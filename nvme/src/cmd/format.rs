@@ -4,7 +4,7 @@ use super::{WRITES, admin};
 use crate::admit;
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
-use crate::namespace::ALL;
+use crate::namespace::{ALL, Attached};
 use crate::plan::Plan;
 use crate::table::{CommandType, Data, Effect, Gate, Gates, Policy, Reach};
 
@@ -14,8 +14,19 @@ pub struct FormatNvm;
 
 /// Dword 10: the format, of which there is one, in two parts.
 const FORMAT: u32 = 0x0f | 0x3000;
-/// Dword 10: metadata and protection information, of which there is none.
+/// Dword 10: metadata and protection information (MSET, PI, PIL).
 const PROTECTION: u32 = 0x1f0;
+
+/// Whether it asks for the metadata that the namespace has, for which there is one form: the type is its volume's.
+fn check_protection(dword: u32, attached: &Attached) -> Result<(), Status> {
+    /// MSET: behind each block.
+    const EXTENDED: u32 = 0x10;
+    match attached.shown() {
+        None if dword & PROTECTION != 0 => Err(Status::INVALID_FIELD),
+        Some(kind) if dword & PROTECTION != EXTENDED | (kind as u32) << 5 => Err(Status::INVALID_FORMAT),
+        _ => Ok(()),
+    }
+}
 
 /// Secure Erase Settings: none, and of user data, which is what every format does. There is no key to be thrown away.
 fn erases(dword: u32) -> bool {
@@ -37,7 +48,7 @@ impl CommandType for FormatNvm {
         if dword & FORMAT != 0 {
             return Err(Status::INVALID_FORMAT.into());
         }
-        if dword & PROTECTION != 0 || !erases(dword) {
+        if !erases(dword) {
             return Err(Status::INVALID_FIELD.into());
         }
         let named = match sqe.nsid.get() {
@@ -48,6 +59,7 @@ impl CommandType for FormatNvm {
         for id in &named {
             let attached = cx.queue.attached(*id).ok_or(Status::INVALID_NAMESPACE)?;
             admit::pass(&Self::POLICY.gates, &attached)?;
+            check_protection(dword, &attached)?;
         }
         Ok(Plan::Format(named, dword))
     }

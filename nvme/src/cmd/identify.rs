@@ -3,7 +3,7 @@
 use super::{ADMIN, admin};
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
-use crate::controller::Kind;
+use crate::controller::{Controller, Kind};
 use crate::identify::{self, IDENTIFY_LEN, Page};
 use crate::namespace::{ALL, Attached};
 use crate::plan::Plan;
@@ -24,6 +24,7 @@ mod cns {
     pub(super) const ALLOCATED_NAMESPACE: u8 = 0x11;
     pub(super) const ATTACHED_CONTROLLERS: u8 = 0x12;
     pub(super) const CONTROLLERS: u8 = 0x13;
+    pub(super) const GRANULARITY: u8 = 0x16;
     pub(super) const COMMAND_SETS: u8 = 0x1c;
 }
 
@@ -60,16 +61,23 @@ impl CommandType for Identify {
 }
 
 fn page(what: u8, first: u16, nsid: u32, cx: &Context<'_>) -> Result<Page, Status> {
-    let controllers = || -> Vec<u16> {
+    let controllers = |has: &dyn Fn(&Controller) -> bool| -> Vec<u16> {
         let all = cx.controllers();
-        all.iter().filter(|controller| controller.kind == Kind::Io).map(|controller| controller.id).collect()
+        all.iter().filter(|one| one.kind == Kind::Io && has(one)).map(|controller| controller.id).collect()
     };
     Ok(match what {
-        // What all namespaces have in common: nothing that a host could rely on, for each has its own format.
+        // What all namespaces have in common: of others than hosts make nothing that a host could rely on, for each
+        // has its own format.
+        cns::NAMESPACE if nsid == ALL && cx.pool().is_some() => identify::common_namespace(),
         cns::NAMESPACE if nsid == ALL => Page::default(),
         // A namespace that is not there, and might be, is all zeroes; so is one that is not shown.
-        cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => {
-            known(nsid, cx)?.map_or_else(Page::default, |found| identify::namespace(&found))
+        cns::NAMESPACE => {
+            known(nsid, cx)?;
+            cx.queue.attached(nsid).map_or_else(Page::default, |found| identify::namespace(&found))
+        }
+        cns::ALLOCATED_NAMESPACE => {
+            known(nsid, cx)?;
+            cx.queue.allocated(nsid).map_or_else(Page::default, |found| identify::namespace(&found))
         }
         cns::CONTROLLER => identify::controller(cx),
         cns::ACTIVE | cns::SET_ACTIVE | cns::ALLOCATED => {
@@ -78,29 +86,30 @@ fn page(what: u8, first: u16, nsid: u32, cx: &Context<'_>) -> Result<Page, Statu
             if nsid >= LAST {
                 return Err(Status::INVALID_NAMESPACE);
             }
-            let all: Vec<u32> = cx.queue.namespaces().iter().map(|seen| seen.id).collect();
+            let all: Vec<u32> = match what {
+                cns::ALLOCATED => cx.queue.all_allocated().iter().map(|seen| seen.id).collect(),
+                _ => cx.queue.namespaces().iter().map(|seen| seen.id).collect(),
+            };
             identify::namespaces(&all, nsid)
         }
         cns::DESCRIPTORS => identify::descriptors(&there(nsid, cx)?.namespace),
-        cns::SET_NAMESPACE => there(nsid, cx).map(|_| Page::default())?,
+        cns::SET_NAMESPACE => there(nsid, cx).map(|_| identify::nvm_namespace())?,
         cns::SET_CONTROLLER => identify::nvm_controller(),
         cns::INDEPENDENT => identify::independent_namespace(&*there(nsid, cx)?),
         cns::ATTACHED_CONTROLLERS => {
-            there(nsid, cx)?;
-            identify::controllers(&controllers(), first)
+            let unit = cx.queue.allocated(nsid).ok_or(Status::INVALID_NAMESPACE)?.namespace.unit.id;
+            let has = |one: &Controller| cx.subsystem.space.ids_of(one, unit).contains(&nsid);
+            identify::controllers(&controllers(&has), first)
         }
-        cns::CONTROLLERS => identify::controllers(&controllers(), first),
+        cns::CONTROLLERS => identify::controllers(&controllers(&|_| true), first),
+        cns::GRANULARITY if cx.pool().is_some() => identify::granularity(),
         cns::COMMAND_SETS => identify::command_sets(),
         _ => return Err(Status::INVALID_FIELD),
     })
 }
 
-fn known(nsid: u32, cx: &Context<'_>) -> Result<Option<Rc<Attached>>, Status> {
-    if (1..=cx.queue.last_namespace()).contains(&nsid) {
-        Ok(cx.queue.attached(nsid))
-    } else {
-        Err(Status::INVALID_NAMESPACE)
-    }
+fn known(nsid: u32, cx: &Context<'_>) -> Result<(), Status> {
+    if (1..=cx.queue.last_namespace()).contains(&nsid) { Ok(()) } else { Err(Status::INVALID_NAMESPACE) }
 }
 
 fn there(nsid: u32, cx: &Context<'_>) -> Result<Rc<Attached>, Status> {

@@ -1,4 +1,4 @@
-//! Flush, Write, Read, Compare, Write Zeroes, Verify.
+//! Flush, Write, Read, Write Uncorrectable, Compare, Write Zeroes, Verify.
 
 use super::{READS, WRITES, io};
 use crate::command::{Refusal, Sqe, Status};
@@ -6,24 +6,53 @@ use crate::context::Context;
 use crate::execute::TRANSFER_BYTES_MAX;
 use crate::namespace::{ALL, Namespace};
 use crate::plan::Plan;
+use crate::protect::{self, About, Prinfo, Tags};
 use crate::table::{CommandType, Data, Effect, Gate, Gates, Policy, Reach};
-use lunar_core::step::Step;
+use lunar_core::protection::Terms;
+use lunar_core::step::{Protected, Step};
 
 /// Dword 12: number of logical blocks, 0-based.
 const BLOCKS: u32 = 0xffff;
 /// Dword 12: the blocks may be deallocated.
 const DEALLOCATE: u32 = 1 << 25;
-/// Dword 12: what protection information is checked and made; there is none.
-const PROTECTION: u32 = 0x3c00_0000;
 /// Dword 12: force unit access.
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
 
-/// The bytes that dwords 10 to 12 name: first one, and how many.
-pub(super) fn range(sqe: &Sqe, namespace: &Namespace) -> Result<(u64, u64), Status> {
-    if sqe.cdw(12) & PROTECTION != 0 {
-        return Err(Status::INVALID_FIELD);
+/// The bytes that dwords 10 to 12 name, and on which terms, where the host sees what protects them.
+struct Named {
+    offset: u64,
+    len: u64,
+    terms: Option<Terms>,
+}
+
+impl Named {
+    fn of(sqe: &Sqe, cx: &Context<'_>, about: About) -> Result<Self, Status> {
+        let (attached, asked) = (cx.attached()?, Prinfo::of(sqe));
+        let shown = attached.shown();
+        if shown.is_none() && asked.is_set() {
+            return Err(Status::INVALID_FIELD);
+        }
+        let first = sqe.cdw_pair(10);
+        let (offset, len) = bytes(&attached.namespace, first, u64::from(sqe.cdw(12) & BLOCKS) + 1)?;
+        let terms = shown.map(|kind| protect::terms(kind, about, (asked, Tags::of(sqe)), first)).transpose()?;
+        Ok(Self { offset, len, terms })
     }
-    bytes(namespace, sqe.cdw_pair(10), u64::from(sqe.cdw(12) & BLOCKS) + 1)
+
+    /// The same, for a command that moves them.
+    fn moved(sqe: &Sqe, cx: &Context<'_>, about: About) -> Result<Self, Status> {
+        let named = Self::of(sqe, cx, about)?;
+        let block = cx.namespace()?.block_size();
+        let moved = named.terms.map_or(named.len, |terms| terms.wire(named.len, block));
+        if moved > TRANSFER_BYTES_MAX { Err(Status::INVALID_FIELD) } else { Ok(named) }
+    }
+
+    /// The step, on these terms.
+    fn step(&self, step: Step) -> Step {
+        match self.terms {
+            None => step,
+            Some(terms) => Step::Protected(Box::new(Protected { step, terms, other: terms })),
+        }
+    }
 }
 
 /// The bytes of blocks, which have to be there.
@@ -35,12 +64,6 @@ pub(super) fn bytes(namespace: &Namespace, first: u64, count: u64) -> Result<(u6
     }
     let block = u64::from(geometry.block_size);
     Ok((first * block, count * block))
-}
-
-/// The same, for a command that moves them.
-fn moved(sqe: &Sqe, namespace: &Namespace) -> Result<(u64, u64), Status> {
-    let (offset, len) = range(sqe, namespace)?;
-    if len > TRANSFER_BYTES_MAX { Err(Status::INVALID_FIELD) } else { Ok((offset, len)) }
 }
 
 /// Whether a write has to be on the medium when it is answered.
@@ -82,8 +105,9 @@ impl CommandType for Write {
     const DATA: Data = Data::Step;
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        let (offset, len) = moved(sqe, cx.namespace()?)?;
-        Ok(Plan::Do(Step::Write { offset, len, durable: durable(sqe, cx) }))
+        let named = Named::moved(sqe, cx, About::Write)?;
+        let Named { offset, len, .. } = named;
+        Ok(Plan::Do(named.step(Step::Write { offset, len, durable: durable(sqe, cx) })))
     }
 }
 
@@ -102,8 +126,29 @@ impl CommandType for Read {
     const DATA: Data = Data::Step;
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        let (offset, len) = moved(sqe, cx.namespace()?)?;
-        Ok(Plan::Do(Step::Read { offset, len }))
+        let named = Named::moved(sqe, cx, About::Read)?;
+        let Named { offset, len, .. } = named;
+        Ok(Plan::Do(named.step(Step::Read { offset, len })))
+    }
+}
+
+/// Write Uncorrectable
+#[derive(Clone, Copy, Debug)]
+pub struct WriteUncorrectable;
+
+impl CommandType for WriteUncorrectable {
+    const POLICY: Policy = Policy {
+        name: "Write Uncorrectable",
+        clause: "NVM Command Set 1.0 3.2.7",
+        code: io(0x04),
+        effect: Effect::Content,
+        gates: WRITES,
+    };
+    const DATA: Data = Data::None;
+
+    fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
+        let (offset, len) = bytes(cx.namespace()?, sqe.cdw_pair(10), u64::from(sqe.cdw(12) & BLOCKS) + 1)?;
+        Ok(Plan::Do(Step::Mark { offset, len }))
     }
 }
 
@@ -122,8 +167,9 @@ impl CommandType for Compare {
     const DATA: Data = Data::Step;
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        let (offset, len) = moved(sqe, cx.namespace()?)?;
-        Ok(Plan::Do(Step::Compare { offset, len, block: None }))
+        let named = Named::moved(sqe, cx, About::Compare)?;
+        let Named { offset, len, .. } = named;
+        Ok(Plan::Do(named.step(Step::Compare { offset, len, block: None })))
     }
 }
 
@@ -142,9 +188,13 @@ impl CommandType for WriteZeroes {
     const DATA: Data = Data::None;
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        let (offset, len) = range(sqe, cx.namespace()?)?;
+        let named = Named::of(sqe, cx, About::Zeroes)?;
+        let Named { offset, len, .. } = named;
         let unmap = sqe.cdw(12) & DEALLOCATE != 0;
-        let fill = Step::Fill { offset, len, pattern: Vec::new(), unmap };
+        // Blocks that get no protection information are as if they were deallocated.
+        let is_made = named.terms.is_some() && Prinfo::of(sqe).acts();
+        let pattern = if is_made { vec![0; cx.namespace()?.block_size() as usize] } else { Vec::new() };
+        let fill = named.step(Step::Fill { offset, len, pattern, unmap });
         // Without a cache a flush follows anyway.
         let is_forced = sqe.cdw(12) & FORCE_UNIT_ACCESS != 0;
         Ok(if is_forced { Plan::Steps(vec![fill, Step::Flush]) } else { Plan::Do(fill) })
@@ -166,7 +216,8 @@ impl CommandType for Verify {
     const DATA: Data = Data::None;
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        let (offset, len) = range(sqe, cx.namespace()?)?;
-        Ok(Plan::Do(Step::Verify { offset, len }))
+        let named = Named::of(sqe, cx, About::Verify)?;
+        let Named { offset, len, .. } = named;
+        Ok(Plan::Do(named.step(Step::Verify { offset, len })))
     }
 }

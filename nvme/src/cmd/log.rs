@@ -3,7 +3,7 @@
 use super::{ADMIN, admin};
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
-use crate::log::{PAGES, PERSISTENT, begin_persistent};
+use crate::log::{Asked, PAGES, PERSISTENT, begin_persistent};
 use crate::namespace::ALL;
 use crate::plan::Plan;
 use crate::table::{CommandType, Data, Effect, Policy};
@@ -49,7 +49,8 @@ impl CommandType for GetLogPage {
         if id == PERSISTENT {
             begin_persistent(cx, specific)?;
         }
-        cx.controller().read_page(id, sqe.cdw(10) & RETAIN != 0, || (row.write)(cx, specific & 0x7f));
+        let asked = Asked { specific: specific & 0x7f, retains: sqe.cdw(10) & RETAIN != 0 };
+        cx.controller().read_page(id, asked.retains, || (row.write)(cx, asked));
         let offset = usize::try_from(offset).ok().filter(|offset| *offset <= cx.out.len());
         cx.out.drain(..offset.ok_or(Status::INVALID_FIELD)?);
         Ok(Plan::Answer)

@@ -8,6 +8,7 @@ pub mod format;
 pub mod identify;
 pub mod io;
 pub mod log;
+pub mod manage;
 pub mod queues;
 pub mod ranges;
 pub mod reserve;

@@ -5,10 +5,12 @@ use super::{WRITES, io};
 use crate::admit;
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
+use crate::namespace::Attached;
 use crate::plan::Plan;
+use crate::protect::{self, About, Prinfo, Tags};
 use crate::table::{CommandType, Data, Effect, Policy};
-use lunar_core::step::Step;
-use lunar_core::unit::Unit;
+use lunar_core::protection::Terms;
+use lunar_core::step::{Protected, Step};
 use lunar_core::wire::le;
 use std::rc::Rc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -68,8 +70,8 @@ pub const COPY_BYTES_MAX: u64 = 64 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Copy;
 
-/// A source range, in all formats: 0 and 1 differ in protection information, which there is none of; 2 and 3 are the
-/// same, and name a namespace.
+/// A source range, in all formats: 2 and 3 name a namespace; 1 and 3 have longer tags, at other places, of protection
+/// information that there is none of.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Source {
@@ -77,7 +79,16 @@ struct Source {
     reserved: [u8; 4],
     first: le::U64,
     blocks: le::U16,
-    reserved2: [u8; 14],
+    reserved2: [u8; 6],
+    reference: le::U32,
+    application: le::U16,
+    mask: le::U16,
+}
+
+impl Source {
+    fn tags(&self) -> Tags {
+        Tags { first: self.reference.get(), application: self.application.get(), mask: self.mask.get() }
+    }
 }
 
 /// Dword 12: format of the list, 0 to 3.
@@ -87,8 +98,6 @@ fn format(sqe: &Sqe) -> u32 {
 
 /// Bytes of a source range of formats 0 and 2, and of 1 and 3 with the longer protection information.
 const SOURCE_LEN: [usize; 4] = [32, 40, 32, 40];
-/// Dword 12: protection information in reads and in writes.
-const PROTECTION: u32 = 0x3c00_f000;
 /// Dword 12: force unit access.
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
 
@@ -108,26 +117,37 @@ impl CommandType for Copy {
     fn run(sqe: &Sqe, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Refusal> {
         let format = format(sqe) as usize;
         let length = *SOURCE_LEN.get(format).ok_or(Status::INVALID_FIELD)?;
-        if sqe.cdw(12) & PROTECTION != 0 {
+        let names_namespaces = format >= 2;
+        if names_namespaces && !cx.controller().takes_copies_of(format) {
             return Err(Status::INVALID_FIELD.into());
         }
         if count12(sqe) > usize::from(COPY_RANGES_MAX) + 1 {
             return Err(Status::COMMAND_SIZE.into());
         }
-        let to = cx.namespace()?;
-        let (mut at, mut all, mut steps) = (sqe.cdw_pair(10), 0, Vec::new());
+        let to = cx.attached()?;
+        let (mut copied, mut steps, mut way) = (0, Vec::new(), None);
         for entry in list.chunks_exact(length) {
             let (source, _) = Source::ref_from_prefix(entry).map_err(|_| Status::SGL_LENGTH)?;
             let blocks = u64::from(source.blocks.get()) + 1;
-            let named = if format >= 2 { source.namespace.get() } else { sqe.nsid.get() };
-            let (unit, from) = origin(cx, named, source.first.get(), blocks)?;
-            let (offset, len) = bytes(to, at, blocks)?;
-            all += len;
-            if all > COPY_BYTES_MAX {
+            let named = if names_namespaces { source.namespace.get() } else { sqe.nsid.get() };
+            let (from, at) = origin(cx, named, source.first.get(), blocks)?;
+            let first = sqe.cdw_pair(10).checked_add(copied).ok_or(Status::LBA_RANGE)?;
+            let (offset, len) = bytes(&to.namespace, first, blocks)?;
+            // NVM Command Set 1.1 3.3.2.4.2: what the first one is all are.
+            let is_shown = from.shown().is_some();
+            if *way.get_or_insert(is_shown) != is_shown {
+                return Err(Status::INCOMPATIBLE.into());
+            }
+            let terms = terms(sqe, source, (&from, to), copied)?;
+            copied += blocks;
+            if copied * u64::from(to.namespace.block_size()) > COPY_BYTES_MAX {
                 return Err(Status::COMMAND_SIZE.into());
             }
-            steps.push(Step::Copy { from: unit, at: from, offset, len });
-            at += blocks;
+            let step = Step::Copy { from: from.namespace.unit.clone(), at, offset, len };
+            steps.push(match terms {
+                None => step,
+                Some((other, terms)) => Step::Protected(Box::new(Protected { step, terms, other })),
+            });
         }
         // Without a cache one follows anyway.
         if sqe.cdw(12) & FORCE_UNIT_ACCESS != 0 {
@@ -142,15 +162,41 @@ fn count12(sqe: &Sqe) -> usize {
     (sqe.cdw(12) & RANGES) as usize + 1
 }
 
-/// The unit that is copied from and where: it may be another namespace, with blocks of the same size, which the host
-/// has to be allowed to read.
-fn origin(cx: &Context<'_>, namespace: u32, first: u64, blocks: u64) -> Result<(Rc<Unit>, u64), Refusal> {
+/// The namespace that is copied from and where: it may be another one, with blocks of the same size, which the host has
+/// to be allowed to read.
+fn origin(cx: &Context<'_>, namespace: u32, first: u64, blocks: u64) -> Result<(Rc<Attached>, u64), Refusal> {
     let attached = cx.queue.attached(namespace).ok_or(Status::INVALID_NAMESPACE)?;
     admit::pass(&super::READS, &attached)?;
-    let source = &attached.namespace;
-    if source.block_size() != cx.namespace()?.block_size() {
+    if attached.namespace.block_size() != cx.namespace()?.block_size() {
         return Err(Status::INVALID_FIELD.into());
     }
-    let (at, _) = bytes(source, first, blocks)?;
-    Ok((source.unit.clone(), at))
+    let (at, _) = bytes(&attached.namespace, first, blocks)?;
+    Ok((attached, at))
+}
+
+/// On which terms a range is read, and written behind those that were `copied` before (NVM Command Set 1.1 3.3.2.4.2);
+/// none where the host sees neither's protection information.
+fn terms(
+    sqe: &Sqe,
+    source: &Source,
+    (from, to): (&Attached, &Attached),
+    copied: u64,
+) -> Result<Option<(Terms, Terms)>, Status> {
+    let (reads, writes) = (Prinfo::of_source(sqe), Prinfo::of(sqe));
+    let (shown, is_short) = ((from.shown(), to.shown()), format(sqe).is_multiple_of(2));
+    let read = |kind| protect::terms(kind, About::Read, (reads, source.tags()), source.first.get());
+    let write = |kind| {
+        let tags = Tags::of(sqe).behind(kind, copied);
+        protect::terms(kind, About::Write, (writes, tags), sqe.cdw_pair(10) + copied)
+    };
+    match shown {
+        (None, None) if reads.is_set() || writes.is_set() => Err(Status::INVALID_FIELD),
+        (None, None) => Ok(None),
+        _ if !is_short => Err(Status::INVALID_NAMESPACE),
+        (Some(one), Some(other)) if one != other => Err(Status::INCOMPATIBLE),
+        (Some(_), Some(_)) if reads.acts() != writes.acts() => Err(Status::INVALID_FIELD),
+        (Some(_), None) if !reads.acts() => Err(Status::INCOMPATIBLE),
+        (None, Some(_)) if !writes.acts() => Err(Status::INCOMPATIBLE),
+        (from, to) => Ok(Some((from.map_or(Ok(Terms::PLAIN), read)?, to.map_or(Ok(Terms::PLAIN), write)?))),
+    }
 }

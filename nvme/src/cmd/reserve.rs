@@ -117,7 +117,7 @@ impl CommandType for Register {
         let ignore = asked.ignores_key;
         let action = Action::Register { ignore, outlives: outlives.unwrap_or_default(), ports, initiators: Vec::new() };
         let order = Order { action, scope_and_kind: 0, key, action_key: new };
-        Ok(Plan::Reserve(Box::new(Wanted { order, leaves: outlives.is_none() })))
+        Ok(Plan::Reserve(Box::new(Wanted::Order { order, leaves: outlives.is_none() })))
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::{Controller, FATAL, NOTICES_MAX, Notice, QUEUES_MAX, property};
 use crate::command::Status;
+use crate::errors::ErrorEntry;
 use crate::event::SavedEvents;
-use crate::features::{FEATURES, find};
+use crate::features::{self, FEATURES, find};
 use crate::namespace::NAMESPACES_MAX;
 use std::time::Duration;
 
@@ -35,8 +36,12 @@ pub struct Saved {
     pub notices: Vec<Notice>,
     /// How many there have been.
     pub noticed: u64,
-    /// Whether namespaces came or went since that was read.
-    pub changed: bool,
+    /// Namespaces that came, went, or are others since that was read.
+    pub changed: Vec<u32>,
+    /// The last commands that failed, the newest first.
+    pub errors: Vec<ErrorEntry>,
+    /// How many have failed.
+    pub failed: u64,
 }
 
 impl Controller {
@@ -49,6 +54,7 @@ impl Controller {
     #[must_use]
     pub fn save(&self) -> Saved {
         let writes_through = !self.caches_writes();
+        let (failed, errors) = self.errors();
         let state = self.lock();
         Saved {
             configuration: state.configuration,
@@ -63,7 +69,9 @@ impl Controller {
             events: state.events.save(),
             notices: state.notices.iter().copied().collect(),
             noticed: state.noticed,
-            changed: state.changed,
+            changed: state.changed.iter().copied().collect(),
+            errors,
+            failed,
         }
     }
 
@@ -73,14 +81,18 @@ impl Controller {
     /// [`Status::INVALID_FIELD`] when no controller can be so; then it is to be reset.
     pub fn restore(&self, saved: &Saved) -> Result<(), Status> {
         let is_value = |(id, namespace, _): &(u8, u32, u32)| {
-            find(*id).is_some_and(|row| row.changes && (*namespace == 0 || row.per_namespace))
+            let is_each = |row: &features::Row| row.per_namespace || *id == features::VECTOR;
+            find(*id).is_some_and(|row| row.changes && (*namespace == 0 || is_each(row)))
         };
+        let is_namespace = |id: &u32| (1..=NAMESPACES_MAX).contains(id);
         let fits = saved.values.len() <= VALUES_MAX && saved.notices.len() <= NOTICES_MAX;
+        let fits = fits && saved.changed.iter().all(is_namespace);
         if !fits || !(1..=QUEUES_MAX).contains(&saved.granted) || !saved.values.iter().all(is_value) {
             return Err(Status::INVALID_FIELD);
         }
         self.set_property(property::CC, false, saved.configuration.into())?;
         self.set_write_cache(!saved.writes_through);
+        self.set_behavior(saved.behavior.clone());
         let mut state = self.lock();
         if !state.events.restore(&saved.events) {
             return Err(Status::INVALID_FIELD);
@@ -91,20 +103,20 @@ impl Controller {
         state.keep_alive = Duration::from_millis(saved.keep_alive.into());
         state.granted = saved.granted;
         saved.values.iter().for_each(|(id, namespace, value)| state.values.set(*id, *namespace, *value));
-        (state.values.clock, state.values.behavior) = (saved.clock, saved.behavior.clone());
+        state.values.clock = saved.clock;
         (state.notices, state.noticed) = (saved.notices.iter().copied().collect(), saved.noticed);
         // Namespaces may have changed on the way.
-        state.changed = saved.changed;
-        Ok(())
+        state.changed = saved.changed.iter().copied().collect();
+        let fits = self.lock_errors().restore(saved.failed, &saved.errors);
+        if fits { Ok(()) } else { Err(Status::INVALID_FIELD) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Event;
     use crate::features::{EVENTS, RESERVATION_MASK};
-    use crate::fuzzing::{Rig, tenant};
+    use crate::fuzzing::{Rig, entry, tenant};
     use lunar_core::time::Instant;
 
     #[test]
@@ -118,23 +130,29 @@ mod tests {
         one.values(|values| {
             values.set(EVENTS, 0, 0x900);
             values.set(RESERVATION_MASK, 1, 2);
-            (values.clock, values.behavior) = (Some(-5), Some(Box::new([3; 512])));
+            values.set(features::VECTOR, 3, 0x1_0003);
+            values.clock = Some(-5);
         });
+        one.set_behavior(Some(Box::new([4; 512])));
         one.set_keep_alive(5000);
         assert_eq!(one.park(4), Ok(()));
         one.hold_events(true);
-        one.raise(Event::NAMESPACES);
+        one.change_namespaces([3, 9]);
+        assert_eq!(one.note_error(1, &entry(0x7e, 1, &[]), &Status::ABORTED.into()), Status::ABORTED);
         one.notice(1, 1);
         let saved = one.save();
-        assert_eq!((saved.granted, saved.events.waiting.clone(), saved.changed), (7, vec![4], true));
+        assert_eq!((saved.granted, saved.events.waiting.clone(), saved.changed.clone()), (7, vec![4], vec![3, 9]));
         other.restore(&saved).expect("it was so");
         assert_eq!(other.save(), saved);
         assert!(other.is_enabled() && !other.caches_writes());
+        assert!(other.takes_copies_of(2) && !other.takes_copies_of(3));
         for bad in [
             Saved { granted: 0, ..saved.clone() },
             Saved { values: vec![(0x77, 0, 0)], ..saved.clone() },
             Saved { values: vec![(EVENTS, 1, 0)], ..saved.clone() },
             Saved { configuration: 0x71, ..saved.clone() },
+            Saved { changed: vec![0], ..saved.clone() },
+            Saved { failed: 0, ..saved.clone() },
             Saved { notices: vec![Notice { count: 0, kind: 0, namespace: 0 }; 65], ..saved },
         ] {
             assert_eq!(other.restore(&bad), Err(Status::INVALID_FIELD), "{bad:?}");

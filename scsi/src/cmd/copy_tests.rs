@@ -300,6 +300,13 @@ fn how_a_copy_failed_is_told_afterwards() {
     let (rig, other) = two(Rig::traits());
     rig.memory.fault.set(Some(Fault::Medium));
     assert_eq!(sense(&across(&rig)), (SenseKey::COPY_ABORTED, Asc::UNRECOVERED_READ_ERROR, 0, [0; 3]));
+    let unit = rig.nexus.itl(0).expect("there").lu.unit.clone();
+    let whole = Span { start: 0, end: unit.geometry.bytes() };
+    drop(unit.medium.uncorrectable().mark(whole, 512, &*unit.keep).expect("room"));
+    assert_eq!(sense(&across(&rig)).1, Asc::LBA_MARKED_BAD);
+    unit.medium.uncorrectable().unmarked(whole);
+    rig.memory.fault.set(Some(Fault::Medium));
+    assert_eq!(sense(&across(&rig)).1, Asc::UNRECOVERED_READ_ERROR);
     let details = rig.run(&cdb(0x84, 4, [1, 0, 0, 0], 255), &[], 255).data;
     assert_eq!(
         (details.len(), &details[..4], &details[56..63]),

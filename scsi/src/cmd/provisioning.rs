@@ -151,7 +151,7 @@ fn write_same<C: Blocks>(cx: &Context<'_>, cdb: &C, no_data: bool, pattern: &[u8
     let pattern = if is_zero { Vec::new() } else { pattern.to_vec() };
     let step = Step::Fill { offset, len, pattern, unmap };
     let fill = match terms {
-        Some(terms) => Step::Protected(Box::new(Protected { step, terms })),
+        Some(terms) => Step::Protected(Box::new(Protected { step, terms, other: terms })),
         None => step,
     };
     Ok(Plan::Do(fill))

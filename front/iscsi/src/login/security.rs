@@ -56,7 +56,7 @@ pub struct Proving {
 }
 
 impl Security {
-    pub(super) fn handle(self, request: &LoginRequest, text: &[u8], out: &mut Out) -> Next {
+    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
         let mut common = self.0;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self(common).negotiate(&text, out),
@@ -83,7 +83,7 @@ impl Security {
 }
 
 impl Unproved {
-    pub(super) fn handle(self, request: &LoginRequest, text: &[u8], out: &mut Out) -> Next {
+    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
         let Self { mut common, challenge } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge }.negotiate(&text, out),
@@ -121,7 +121,7 @@ impl Unproved {
 }
 
 impl Chosen {
-    pub(super) fn handle(self, request: &LoginRequest, text: &[u8], out: &mut Out) -> Next {
+    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
         let Self { mut common, challenge } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge }.negotiate(&text, out),
@@ -203,7 +203,7 @@ impl Said {
 }
 
 impl Challenged {
-    pub(super) fn handle(self, request: &LoginRequest, text: &[u8], out: &mut Out) -> Next {
+    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
         let Self { mut common, challenge, algorithm } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge, algorithm }.negotiate(&text, out),

@@ -13,6 +13,7 @@ use crate::wire::{Function, FunctionResponse, LoginStatus};
 use lunar_core::port::NexusName;
 use lunar_core::step::Tail;
 use lunar_core::time::Instant;
+use lunar_reactor::log;
 use lunar_reactor::slots::contain;
 use lunar_scsi::{Cdb, Command, Lun, Nexus, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
 use lunar_stream::channel::Plain;
@@ -312,8 +313,8 @@ impl Served for Connection {
     fn log(&self, what: &str) {
         let session = self.line.session();
         match session.candidate() {
-            Some(candidate) => eprintln!("iscsi: {} ({}): {what}", candidate.initiator.escape_debug(), self.peer),
-            None => eprintln!("iscsi: {}: {what}", self.peer),
+            Some(candidate) => log!("iscsi: {} ({}): {what}", candidate.initiator.escape_debug(), self.peer),
+            None => log!("iscsi: {}: {what}", self.peer),
         }
     }
 }

@@ -12,6 +12,7 @@ use lunar_nvme::auth::Proof;
 use lunar_nvme::command::{FABRICS, Refusal};
 use lunar_nvme::directory::Way;
 use lunar_nvme::{Caller, Command, Kind, Path, Queue, Reply, Status};
+use lunar_reactor::log;
 use lunar_reactor::slots::contain;
 use lunar_stream::serve::{Joined, Line, Served};
 use std::cell::RefCell;
@@ -185,7 +186,10 @@ impl Connection {
         match contain(now) {
             Some(false) => {}
             Some(true) => return self.reply(key, &mut reply),
-            None => return self.reply(key, &mut Reply::of(Status::INTERNAL_ERROR)),
+            None => {
+                let status = queue.failed(&half.command.sqe, Status::INTERNAL_ERROR);
+                return self.reply(key, &mut Reply::of(status));
+            }
         }
         let is_fabrics = half.command.sqe.opcode == FABRICS;
         self.run(Job { connection: self.clone(), queue, first: half, second: None, is_fabrics });
@@ -205,12 +209,13 @@ impl Connection {
     fn run(self: &Rc<Self>, job: Job) {
         if let Err(job) = self.front.slots.start(job) {
             self.front.reactor.stats().task_set_full.add(1);
-            let keys = [Some(job.first.key), job.second.as_ref().map(|half| half.key)];
+            // What a host tries again: it has no word for a device that is busy.
+            let refuse = |half: &Half| (half.key, job.queue.failed(&half.command.sqe, Status::NOT_READY));
+            let refused = [Some(refuse(&job.first)), job.second.as_deref().map(refuse)];
             drop(job);
             let mut session = self.line.session();
-            for key in keys.into_iter().flatten() {
-                // What a host tries again: it has no word for a device that is busy.
-                session.reply(key, Status::NOT_READY, 0, &mut Tail::default());
+            for (key, status) in refused.into_iter().flatten() {
+                session.reply(key, status, 0, &mut Tail::default());
             }
         }
     }
@@ -233,6 +238,10 @@ impl Served for Connection {
                 Action::Withdrawn(cid) => {
                     self.queue.borrow().iter().for_each(|queue| queue.controller.withdraw_event(cid));
                 }
+                Action::TurnedDown(sqe, status) => {
+                    // Nothing more is to be said of it.
+                    self.queue.borrow().iter().for_each(|queue| _ = queue.failed(&sqe, status));
+                }
                 Action::Connect(key, command, data) => self.knock(key, *command, &data),
                 Action::Close(why) => {
                     self.closing(why);
@@ -243,10 +252,9 @@ impl Served for Connection {
     }
 
     async fn leave(self: &Rc<Self>) {
-        let channel = self.line.channel();
-        if channel.has_failed() {
+        if let Some((host, why)) = self.line.channel().failure() {
             let (guard, now) = (&self.front.subsystem.config().guard, self.front.reactor.now());
-            guard.refused_channel(self.peer, channel.bearer().map(|bearer| bearer.host.clone()), now);
+            guard.refused_channel(self.peer, host, why, now);
             self.front.reactor.stats().logins_refused.add(1);
         }
         // A reset waits for the queue, and not for the last bytes of its connection.
@@ -300,9 +308,9 @@ impl Served for Connection {
             Some(queue) => {
                 let controller = &queue.controller;
                 let (host, id) = (controller.host.nqn.escape_debug(), controller.id);
-                eprintln!("nvme: {host} ({}, controller {id}, queue {}): {what}", self.peer, queue.id);
+                log!("nvme: {host} ({}, controller {id}, queue {}): {what}", self.peer, queue.id);
             }
-            None => eprintln!("nvme: {}: {what}", self.peer),
+            None => log!("nvme: {}: {what}", self.peer),
         }
     }
 }

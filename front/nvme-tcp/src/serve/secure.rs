@@ -2,7 +2,7 @@
 
 use crate::tls::{Broken, Channel as Tls, Channels, FIRST_BYTE};
 use lunar_core::mem::{Arena, PAGE, Sg, Slice};
-use lunar_nvme::auth::guard::Bearer;
+use lunar_nvme::auth::guard::{Bearer, Unagreed};
 use lunar_stream::channel::Channel;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -51,9 +51,10 @@ impl Security {
         self.tls.borrow().as_ref().and_then(|tls| tls.bearer())
     }
 
-    /// Whether the channel came to nothing before it began.
-    pub(super) fn has_failed(&self) -> bool {
-        self.has_failed.get()
+    /// Whose channel came to nothing before it began, as far as that was said, and why.
+    pub(super) fn failure(&self) -> Option<(Option<Arc<str>>, Unagreed)> {
+        let tls = self.tls.borrow();
+        self.has_failed.get().then(|| tls.as_ref().map_or((None, Unagreed::Clear), |tls| tls.failure()))
     }
 
     /// Looks at the first bytes. `None`: there is no room for a channel, or it has to be one and is none.
@@ -153,6 +154,7 @@ impl Channel for Security {
 mod tests {
     use super::*;
     use crate::tls::tests::{HOST, IDENTITY, Other, channels};
+    use lunar_nvme::auth::hash::Hash;
 
     /// A connection, as far as its bytes go.
     struct Rig {
@@ -208,7 +210,7 @@ mod tests {
         for channels in [None, Some(&all)] {
             let rig = Rig { security: Security::new(channels, true), arena: Arena::new(4 << 20) };
             assert_eq!(rig.open(&[0, 1]), (Vec::new(), false));
-            assert!(rig.security.has_failed());
+            assert_eq!(rig.security.failure(), Some((None, Unagreed::Clear)));
             assert_eq!(rig.open(&[0, 1]), (Vec::new(), false), "nor later");
         }
         let rig = Rig { security: Security::new(Some(&all), true), arena: Arena::new(4 << 20) };
@@ -237,9 +239,9 @@ mod tests {
     #[test]
     fn a_broken_channel_says_why_and_is_over() {
         let rig = Rig::new(Some(&channels()));
-        assert!(!rig.security.has_failed());
+        assert_eq!(rig.security.failure(), None);
         assert_eq!(rig.open(&Other::new(IDENTITY, 8).shake()), (Vec::new(), false));
-        assert!(rig.security.has_failed());
+        assert_eq!(rig.security.failure(), Some((Some(HOST.into()), Unagreed::Broken(Hash::SHA256))));
         const ALERT: u8 = 0x15;
         assert_eq!(rig.seal(&[]).first(), Some(&ALERT));
         assert!(rig.security.bearer().is_none());
@@ -255,6 +257,6 @@ mod tests {
         bytes.extend(host.say(b"that"));
         bytes[whole + 8] ^= 1;
         assert_eq!(rig.open(&bytes), (b"this".to_vec(), false));
-        assert!(!rig.security.has_failed(), "it was a channel once");
+        assert_eq!(rig.security.failure(), None, "it was a channel once");
     }
 }

@@ -96,6 +96,7 @@ impl Machine {
         self.admin_entries = registers.admin_entries.get();
         self.admin_submissions = registers.admin_submissions.get();
         self.admin_completions = registers.admin_completions.get();
+        self.heed();
         self.show_doorbells();
         self.lie();
         Ok(())

@@ -13,6 +13,7 @@ use crate::wire::{
     IRQ_MASK, IRQ_MSIX, IRQ_TRIGGER, IRQ_UNMASK, REGION_BAR0, REGION_CONFIG, SetIrqs,
 };
 use lunar_core::mem::Region;
+use lunar_reactor::log;
 use lunar_reactor::shared;
 use lunar_reactor::unix::{Signal, Stream};
 use std::cell::{Cell, RefCell};
@@ -63,7 +64,7 @@ impl Client {
     }
 
     fn log(&self, what: &str) {
-        eprintln!("vm {}: {what}", self.name);
+        log!("vm {}: {what}", self.name);
     }
 
     /// Serves the client until it is gone.

@@ -13,6 +13,7 @@ use lunar_nvme::command::Direction;
 use lunar_nvme::controller::property;
 use lunar_nvme::{Command, Queue, Reply, Sqe, Status, Subsystem};
 use lunar_reactor::end::End;
+use lunar_reactor::log;
 use lunar_reactor::shared::{is_lost, losses};
 use lunar_reactor::slots::contain;
 use lunar_reactor::unix::Signal;
@@ -79,6 +80,8 @@ pub(super) struct Device {
     is_armed: Cell<bool>,
     /// An interrupt could not be raised, and will be.
     is_late: Cell<bool>,
+    /// Interrupts wait for more completions, and will be raised.
+    is_patient: Cell<bool>,
     /// Looks in vain, one after the other.
     misses: Cell<u32>,
     /// Whether it runs, and what it does on its way to another process.
@@ -113,6 +116,7 @@ impl Device {
             is_starved: Cell::new(false),
             is_armed: Cell::new(false),
             is_late: Cell::new(false),
+            is_patient: Cell::new(false),
             misses: Cell::new(0),
             motion: RefCell::default(),
             is_still: Cell::new(false),
@@ -145,7 +149,7 @@ impl Device {
     }
 
     pub(super) fn log(&self, what: &str) {
-        eprintln!("vm {}: {what}", self.name);
+        log!("vm {}: {what}", self.name);
     }
 
     /// The client has mapped the doorbells: nobody tells when they are rung.
@@ -352,18 +356,18 @@ impl Device {
         let cid = first.cid.get();
         let (command, ranges) = match self.resolve(&queue, first) {
             Ok(resolved) => resolved,
-            Err(status) => return self.complete(id, cid, status, 0),
+            Err(status) => return self.complete(id, cid, queue.failed(&first, status), 0),
         };
         let mut reply = Reply::default();
         let way = Way::new(self, &ranges, None);
         let now = || self.subsystem().execute_now(&queue, &command, &way, self.arena(), &mut reply);
         match contain(now) {
-            Some(true) => way.end(id, cid, reply),
+            Some(true) => way.end(&queue, &command.sqe, reply),
             Some(false) => {
                 let half = enter(&queue, command, ranges);
                 self.seat(queue, half, None);
             }
-            None => self.complete(id, cid, Status::INTERNAL_ERROR, 0),
+            None => self.complete(id, cid, queue.failed(&command.sqe, Status::INTERNAL_ERROR), 0),
         }
     }
 
@@ -373,8 +377,10 @@ impl Device {
         let Some(device) = self.me.upgrade() else { return };
         if let Err(job) = self.front.slots.start(Job { device, queue, first, second }) {
             let halves = [Some(&job.first), job.second.as_deref()];
-            let cids = halves.into_iter().flatten().map(|half| half.command.sqe.cid);
-            cids.for_each(|cid| self.complete(job.queue.id, cid.get(), Status::NOT_READY, 0));
+            for half in halves.into_iter().flatten() {
+                let (queue, sqe) = (&job.queue, &half.command.sqe);
+                self.complete(queue.id, sqe.cid.get(), queue.failed(sqe, Status::NOT_READY), 0);
+            }
         }
     }
 
@@ -383,13 +389,13 @@ impl Device {
     fn start_both(&self, queue: Rc<Queue>, sqes: [&Sqe; 2]) {
         let half = |sqe: &Sqe| self.resolve(&queue, *sqe).map(|(command, ranges)| enter(&queue, command, ranges));
         let [one, other] = sqes.map(half);
-        let id = queue.id;
         match (one, other) {
             (Ok(first), Ok(second)) => self.seat(queue, first, Some(Box::new(second))),
             // The half that is not to blame ends with the other.
             halves => {
                 for (sqe, half) in sqes.into_iter().zip([halves.0, halves.1]) {
-                    self.complete(id, sqe.cid.get(), half.err().unwrap_or(Status::FUSED_FAILED), 0);
+                    let status = queue.failed(sqe, half.err().unwrap_or(Status::FUSED_FAILED));
+                    self.complete(queue.id, sqe.cid.get(), status, 0);
                 }
             }
         }
@@ -428,7 +434,8 @@ impl Device {
             _ => return false,
         };
         self.subsystem().config().stats.commands.add(1);
-        self.complete(0, sqe.cid.get(), ended.err().unwrap_or(Status::SUCCESS), 0);
+        let status = ended.map_or_else(|status| self.admin.failed(sqe, status), |()| Status::SUCCESS);
+        self.complete(0, sqe.cid.get(), status, 0);
         true
     }
 
@@ -512,6 +519,7 @@ impl Device {
 
     /// Raises the interrupts of what was completed. One that cannot be raised now is raised a little later.
     pub(super) fn raise(&self) {
+        self.raise_in_time();
         let raised = self.with(Machine::take_raised);
         if raised.is_empty() {
             return;
@@ -543,6 +551,18 @@ impl Device {
             device.front.reactor.sleep(RAISE_AGAIN).await;
             device.is_late.set(false);
             device.with(Machine::raise_unread);
+            device.look_again();
+        });
+    }
+
+    /// Has interrupts that wait for more completions raised when the time of the first of them is up.
+    fn raise_in_time(&self) {
+        let Some(patience) = self.machine().patience() else { return };
+        let Some(device) = self.me.upgrade().filter(|_| !self.is_patient.replace(true)) else { return };
+        self.front.reactor.spawn(async move {
+            device.front.reactor.sleep(patience).await;
+            device.is_patient.set(false);
+            device.with(Machine::raise_waiting);
             device.look_again();
         });
     }

@@ -6,7 +6,7 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut, Slice};
 use lunar_core::port::Transfer;
 use lunar_core::step::{Tail, Tools};
-use lunar_nvme::{Command, Queue, Reply, Status, Task};
+use lunar_nvme::{Command, Queue, Reply, Sqe, Status, Task};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -42,7 +42,7 @@ impl Job {
                 let mut reply = Reply::default();
                 let way = first.way(device);
                 subsystem.execute(queue, &first.task, &first.command, &way, tools, &mut reply).await;
-                way.end(self.queue.id, first.command.sqe.cid.get(), reply);
+                way.end(queue, &first.command.sqe, reply);
             }
             // Seldom, and larger than the other: it does not make its future larger.
             Some(second) => {
@@ -52,8 +52,8 @@ impl Job {
                 let ways = [&one, &other];
                 Box::pin(subsystem.execute_fused(queue, tasks, commands, ways, tools, &mut replies)).await;
                 let [first_reply, second_reply] = replies;
-                one.end(self.queue.id, first.command.sqe.cid.get(), first_reply);
-                other.end(self.queue.id, second.command.sqe.cid.get(), second_reply);
+                one.end(queue, &first.command.sqe, first_reply);
+                other.end(queue, &second.command.sqe, second_reply);
             }
         }
         device.free_slot();
@@ -78,7 +78,7 @@ impl<'a> Way<'a> {
     }
 
     /// Tells the guest how the command has ended.
-    pub(super) fn end(&self, queue: u16, cid: u16, reply: Reply) {
+    pub(super) fn end(&self, queue: &Queue, sqe: &Sqe, reply: Reply) {
         self.tell_placed();
         if reply.parked {
             return;
@@ -90,9 +90,11 @@ impl<'a> Way<'a> {
             let _ = self.push(offset, data);
         }
         if self.is_lost.get() {
-            status = Status::TRANSFER_ERROR;
+            // What failed before is remembered already.
+            let is_first = status == Status::SUCCESS;
+            status = if is_first { queue.failed(sqe, Status::TRANSFER_ERROR) } else { Status::TRANSFER_ERROR };
         }
-        self.device.complete(queue, cid, status, reply.result);
+        self.device.complete(queue.id, sqe.cid.get(), status, reply.result);
     }
 
     /// What stores were given is written by now, if it ever is.
