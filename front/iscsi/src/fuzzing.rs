@@ -33,6 +33,9 @@ const WINDOW: u32 = 8;
 const CHALLENGE: Challenge = Challenge { identifier: 3, bytes: [0x5c; CHALLENGE_LEN] };
 /// Chunks are no longer than this.
 const PIECE_MAX: usize = 4096;
+/// Of a segment no more than this is fed: twice the longest that may come. What says in its header that it is longer, by a
+/// byte that was spoilt, is cut off there, or a hundred bytes of tape would take seconds.
+const SEGMENT_MAX: usize = 128 << 10;
 
 /// Decisions, from the fuzzer's bytes; zeroes when they are used up.
 struct Tape<'a>(&'a [u8]);
@@ -93,11 +96,12 @@ impl World {
         }
     }
 
-    /// Gives bytes to the session in pieces that the tape decides.
+    /// Gives bytes to the session in pieces that the tape decides, and in long ones once that is used up: a burst byte by
+    /// byte would take seconds.
     fn feed(&mut self, mut bytes: &[u8], tape: &mut Tape<'_>) {
         while !bytes.is_empty() {
             let mut actions = Vec::new();
-            let piece = (1 + tape.below(PIECE_MAX)).min(bytes.len());
+            let piece = if tape.0.is_empty() { PIECE_MAX } else { 1 + tape.below(PIECE_MAX) }.min(bytes.len());
             match self.session.want() {
                 Want::Nothing => return,
                 Want::Chunk => {
@@ -337,7 +341,7 @@ impl World {
         }
         let start = bytes.len();
         bytes.extend_from_slice(data);
-        bytes.resize(start + padded(data_len), 0);
+        bytes.resize(start + padded(data_len.min(SEGMENT_MAX)), 0);
         if self.digests.1 && data_len > 0 {
             bytes.extend(digest(&bytes[start..]));
         }
