@@ -27,9 +27,9 @@ UNIT_SECONDS ?= 900
 help:
 	@sed -n 's/^## /  make /p' Makefile
 
-## run: build the release and serve a demo disk until Ctrl-C
+## run: build it and serve a demo disk until Ctrl-C
 run: needs
-	$(CARGO) run --release -p lunar -- demo
+	$(CARGO) run --profile demo -p lunar -- demo
 
 ## release: the fastest build, which learns from loads of its own what is hot: target/trained/release/lunar
 release: needs

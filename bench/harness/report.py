@@ -50,6 +50,7 @@ def machine(folder: Path) -> dict:
         "processor": model,
         "cpus": os.cpu_count(),
         "kernel": platform.release(),
+        "congestion": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "file_system": file_system(folder),
         "date": time.strftime("%Y-%m-%d"),
         "load_before": load(),
@@ -162,8 +163,9 @@ TITLES = {
 WAKES = """{name}: a guest that rests and then has {burst} commands, one after the other, {times} times: its first command
 has ended after {p50_us:.0f} us (99 of 100 within {p99_us:.0f} us, all within {max_us:.0f} us), and for all of them
 together it rings {rings:.1f} times: the others are looked for without that."""
-ABOUT = """{date}, {processor}, {cpus} CPUs, Linux {kernel}. The target on CPU 0, the initiator (`lunar bench`) on CPU 1;
-the file store on {file_system}. Medians of {rounds} runs of {seconds} s each, the targets taking turns in every round.
+ABOUT = """{date}, {processor}, {cpus} CPUs, Linux {kernel}, TCP with {congestion}. The target on CPU 0, the initiator
+(`lunar bench`) on CPU 1; the file store on {file_system}. Medians of {rounds} runs of {seconds} s each, the targets
+taking turns in every round, another one first in each, after a run that does not count.
 Load of the machine before and after: {load_before}; {load_after}. A tilde marks runs that lie more than a quarter apart,
 or beside which others took more than a tenth of the machine. Compare columns, not machines."""
 COSTS = "Lunar and SPDK poll under load: what they count themselves as busy. The others: what the kernel counts."

@@ -263,6 +263,33 @@ service() {
     disconnect "disconnect from the service"
 }
 
+# Namespaces that the host makes itself, of what the service gives for it, and ends again.
+makes() {
+    local PORT=$SERVICE_PORT NQN=$SERVICE_NQN c own said made
+    connect "connect to where hosts make namespaces" || return
+    c=/dev/$controller
+    own=$(nvme id-ctrl "$c" | sed -n 's/^cntlid *: *//p')
+    said=$(nvme create-ns "$c" --nsze=4096 --ncap=4096 --block-size=4096 2>&1)
+    made=$(printf '%s\n' "$said" | sed -n 's/.*nsid: *//p')
+    echo "$said"
+    equal "create-ns" 3 "$made" || { disconnect "disconnect from where none was made"; return; }
+    disk=/dev/nvme0n$made
+    says "list-ns --all: it is there" "0x$made\$" nvme list-ns "$c" --all
+    refuse "nobody has it yet" there
+    try "attach-ns" nvme attach-ns "$c" --namespace-id="$made" --controllers="$own"
+    try "the kernel is told" eventually there
+    equal "of as many blocks" 16777216 "$(blockdev --getsize64 "$disk")"
+    equal "of the size that was asked for" 4096 "$(blockdev --getss "$disk")"
+    load "fio, a namespace that the host has made" --rw=randwrite --bs=4k --iodepth=8 --size=4M
+    refuse "more than there is left" nvme create-ns "$c" --nsze=1048576 --ncap=1048576 --block-size=4096
+    try "detach-ns" nvme detach-ns "$c" --namespace-id="$made" --controllers="$own"
+    try "the kernel is told that it goes" eventually test ! -b "$disk"
+    try "delete-ns" nvme delete-ns "$c" --namespace-id="$made"
+    equal "and no more of it" "" "$(nvme list-ns "$c" --all | grep "0x$made\$")"
+    quiet "about namespaces that come and go"
+    disconnect "disconnect from where hosts make namespaces"
+}
+
 identity
 printf '\0\100\103\172\223\1\0\0' >/tmp/clock
 says "discover" "subnqn: *$NQN" nvme discover -t tcp -a "$HOST" -s "$PORT"
@@ -296,6 +323,7 @@ whole ways
 whole protected_namespace
 restart
 whole service
+whole makes
 try "connect-all" nvme connect-all -t tcp -a "$HOST" -s "$PORT"
 # The discovery controller has taken the first number.
 found() { disk=$(ls /dev/nvme?n1) && test -b "$disk"; }

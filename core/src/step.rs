@@ -148,10 +148,12 @@ impl Step {
             | Self::OrWrite { durable, .. }
             | Self::WriteAtomic { durable, .. } => !durable,
             Self::Unmap(_) | Self::Fill { .. } | Self::Copy { .. } => true,
-            Self::Read { .. } | Self::Flush | Self::Compare { .. } | Self::Verify { .. } | Self::WriteVerify { .. } => {
-                false
-            }
-            Self::Mark { .. } => false,
+            Self::Read { .. }
+            | Self::Flush
+            | Self::Compare { .. }
+            | Self::Verify { .. }
+            | Self::WriteVerify { .. }
+            | Self::Mark { .. } => false,
             Self::Protected(protected) => protected.step.leaves_cached(),
         }
     }
@@ -442,16 +444,19 @@ async fn zero<T: Transfer>(
     tools: &mut Tools,
 ) -> Result<(), Failure> {
     let guard = unit.enter(span(offset, len)).await.map_err(fault(0))?;
-    let asked = match ask(unit, Op::Zero { len, unmap }, offset, tools).await.result {
-        Ok(_) => written(unit, span(offset, len), tools).await,
-        Err(why) => Err(why),
-    };
+    let asked = zeroed(unit, offset, len, unmap, tools).await;
     drop(guard);
     match asked {
         Ok(()) => Ok(()),
         Err(Fault::Unsupported) => fill(unit, offset, len, &[0; 512], transfer, tools).await,
         Err(why) => Err(fault(0)(why)),
     }
+}
+
+/// Has the store make zeroes of a range that is held.
+async fn zeroed(unit: Admitted<'_>, offset: u64, len: u64, unmap: bool, tools: &mut Tools) -> Result<(), Fault> {
+    ask(unit, Op::Zero { len, unmap }, offset, tools).await.result?;
+    written(unit, span(offset, len), tools).await
 }
 
 /// Writes `pattern` over and over; its length divides `len`.

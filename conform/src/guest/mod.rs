@@ -113,11 +113,12 @@ fn nvme_targets(lab: &Lab, driver: Driver, more: &[&str]) -> Result<Targets> {
     Ok(Targets { main: Some(main), spec, others: Vec::new(), settings, grows: None })
 }
 
-/// A service with both faces that follows a file: a volume that can grow, and one of 4096-byte blocks.
+/// A service with both faces that follows a file: a volume that can grow, one of 4096-byte blocks, and what NVMe hosts
+/// may make namespaces of.
 fn add_service(lab: &Lab, driver: Driver, targets: &mut Targets) -> Result<()> {
     const NAME: &str = "iqn.2026-01.io.lunar.conform:service";
     let folder = lab.scratch.join("service");
-    std::fs::create_dir_all(&folder)?;
+    std::fs::create_dir_all(folder.join("made"))?;
     let (portal, port, file) = (free_port()?, free_port()?, folder.join("lunar.toml"));
     let nqn = NAME.replacen("iqn.", "nqn.", 1);
     let text = |size: &str| {
@@ -125,10 +126,12 @@ fn add_service(lab: &Lab, driver: Driver, targets: &mut Targets) -> Result<()> {
             "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{at}/state\"\n\
              [volume.disk]\nkind = \"file\"\npath = \"{at}/disk.img\"\nsize = \"{size}\"\n\
              [volume.large]\nkind = \"ram\"\nsize = \"64M\"\nblock-size = \"4096\"\n[portal-group.p]\ntag = 1\n\
+             [pool.lab]\nfolder = \"{at}/made\"\nspace = \"64M\"\nnamespaces = 4\n\
              [portal.one]\naddress = \"{portal}\"\nadvertise = \"{HOST_AS_GUEST_SEES_IT}:{}\"\ngroup = \"p\"\n\
              [portal.two]\naddress = \"{port}\"\nprotocol = \"nvme-tcp\"\ngroup = \"p\"\n\
              [target.main]\niqn = \"{NAME}\"\nnqn = \"{nqn}\"\nportal-groups = [\"p\"]\n\
-             [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\nluns = {{ 0 = \"disk\", 1 = \"large\" }}\n",
+             [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\npool = \"lab\"\n\
+             luns = {{ 0 = \"disk\", 1 = \"large\" }}\n",
             driver.name().replace('_', "-"),
             portal.port(),
             at = folder.display(),

@@ -6,7 +6,7 @@
 
 use super::{
     Failure, PIECE_BYTES, Protected, Step, Tools, ask, fault, first_difference, first_difference_of, load_into,
-    memory_beside, or_into, span, store, written,
+    memory_beside, or_into, span, store, written, zeroed,
 };
 use crate::io::{Data, Fault, Io, Op, Store, submit};
 use crate::mem::{Sg, SgMut};
@@ -517,10 +517,7 @@ impl<T: Transfer> Guarded<'_, T> {
     async fn clear(&self, offset: u64, len: u64, unmap: bool, tools: &mut Tools) -> Result<(), Failure> {
         let held = self.unit.hold(span(offset, len)).await.map_err(fault(0))?;
         blank(&self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
-        let asked = match ask(self.unit, Op::Zero { len, unmap }, offset, tools).await.result {
-            Ok(_) => written(self.unit, span(offset, len), tools).await,
-            Err(why) => Err(why),
-        };
+        let asked = zeroed(self.unit, offset, len, unmap, tools).await;
         drop(held);
         match asked {
             Ok(()) => Ok(()),
