@@ -33,8 +33,8 @@ const WINDOW: u32 = 8;
 const CHALLENGE: Challenge = Challenge { identifier: 3, bytes: [0x5c; CHALLENGE_LEN] };
 /// Chunks are no longer than this.
 const PIECE_MAX: usize = 4096;
-/// Of a segment no more than this is fed: twice the longest that may come. What says in its header that it is longer, by
-/// a byte that was spoilt, is cut off there, or a hundred bytes of tape would take seconds.
+/// Of a segment no more than this is fed: twice the longest that may come. What says in its header that it is longer,
+/// by a byte that was spoilt, is cut off there, or a hundred bytes of tape would take seconds.
 const SEGMENT_MAX: usize = 128 << 10;
 
 /// Decisions, from the fuzzer's bytes; zeroes when they are used up.
