@@ -745,7 +745,9 @@ impl Sg {
     /// All bytes in one vector: for short parameter lists, not for payload.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
-        self.pieces.iter().flat_map(|piece| piece.iter().copied()).collect()
+        let mut bytes = Vec::with_capacity(self.len());
+        self.pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
+        bytes
     }
 }
 
