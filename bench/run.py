@@ -113,7 +113,8 @@ def measure_rows(
             try:
                 one = measure.sample(how, target, row, seconds)
             except Unavailable as why:
-                failed.append(f"{target.name}, {row.title}: {str(why).strip().splitlines()[-1]}")
+                if counts:
+                    failed.append(f"{target.name}, {row.title}: {str(why).strip().splitlines()[-1]}")
                 print(f"{target.name}, {row.title}: {why}", file=sys.stderr)
                 continue
         if one is None or not counts:
