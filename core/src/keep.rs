@@ -57,6 +57,24 @@ impl Keep for Forgetful {
     }
 }
 
+/// Keeps in memory, and says that it outlives the process: to try what is promised then.
+#[derive(Debug, Default)]
+pub struct Lasting(Forgetful);
+
+impl Keep for Lasting {
+    fn load(&self, name: &str) -> Option<Vec<u8>> {
+        self.0.load(name)
+    }
+
+    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
+        self.0.keep(name, bytes)
+    }
+
+    fn outlives(&self) -> bool {
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

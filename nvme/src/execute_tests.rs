@@ -3,7 +3,7 @@ use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, at_once, caller, connect_da
 use crate::namespace::{Access, NAMESPACES_MAX};
 use crate::subsystem::{Everywhere, Nowhere, Pass, Renewing, Sanitizing};
 use lunar_core::io::{Done, Io, Outcome, Store, Traits};
-use lunar_core::keep::{Forgetful, Keep, Keeping};
+use lunar_core::keep::Lasting;
 use lunar_core::medium::Content;
 use lunar_core::mem::Arena;
 use lunar_core::protection::{INFO_BYTES, Info, guard};
@@ -455,24 +455,6 @@ fn a_controller_in_memory_says_how_its_interrupts_wait() {
     assert_eq!(run(0x09, &[0x08 | 1 << 31, 1]).0, Status::NOT_SAVEABLE);
 }
 
-/// Keeps for longer than the process lives.
-#[derive(Default)]
-struct Kept(Forgetful);
-
-impl Keep for Kept {
-    fn load(&self, name: &str) -> Option<Vec<u8>> {
-        self.0.load(name)
-    }
-
-    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
-        self.0.keep(name, bytes)
-    }
-
-    fn outlives(&self) -> bool {
-        true
-    }
-}
-
 #[test]
 fn reservations_outlive_a_restart_if_a_feature_says_so() {
     let rig = Rig::default();
@@ -492,7 +474,7 @@ fn reservations_outlive_a_restart_if_a_feature_says_so() {
             medium: before.medium.clone(),
             tally: before.tally.clone(),
             exclusive: before.exclusive.clone(),
-            keep: Arc::new(Kept::default()),
+            keep: Arc::new(Lasting::default()),
         }));
     }
     assert_eq!((set(1, 1), get(1), get(2)), (Status::SUCCESS, 1, 0));

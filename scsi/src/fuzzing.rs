@@ -12,7 +12,7 @@ use crate::nexus::Nexus;
 use crate::table::{Flow, Needs, OpCode, Reach, Row, TABLE, rows};
 use crate::target::{Clock, Everywhere, Nowhere, PortConfig, Target, TargetConfig};
 use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Quick, Space, Store, Traits};
-use lunar_core::keep::{Forgetful, Keep, Keeping};
+use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::{NexusName, Transfer};
@@ -125,24 +125,6 @@ impl Store for MemoryStore {
 
     fn measures(&self) -> bool {
         self.memory.space.get().is_some()
-    }
-}
-
-/// Keeps in memory, and says that it outlives the process.
-#[derive(Debug, Default)]
-pub struct Lasting(Forgetful);
-
-impl Keep for Lasting {
-    fn load(&self, name: &str) -> Option<Vec<u8>> {
-        self.0.load(name)
-    }
-
-    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
-        self.0.keep(name, bytes)
-    }
-
-    fn outlives(&self) -> bool {
-        true
     }
 }
 

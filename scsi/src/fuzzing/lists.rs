@@ -139,7 +139,7 @@ impl Device {
         rig.arena = Arena::new(4 << 20);
         poison(&rig.arena, |_| usize::MAX);
         let mut second = Rig::unit(1, traits.clone(), super::Memory::zeroes(traits.size));
-        Rc::get_mut(&mut second).expect("nobody else has it").keep = Arc::new(super::Lasting::default());
+        Rc::get_mut(&mut second).expect("nobody else has it").keep = Arc::new(lunar_core::keep::Lasting::default());
         rig.target.add_unit(1, second);
         let nexus =
             |initiator: &str, port| rig.target.nexus(NexusName { initiator: initiator.into(), target_port: port });

@@ -1,7 +1,7 @@
 use super::*;
 use crate::command::Status;
-use crate::fuzzing::{Ended, Lasting, Rig, at_once};
-use lunar_core::keep::Keep;
+use crate::fuzzing::{Ended, Rig, at_once};
+use lunar_core::keep::{Keep, Lasting};
 use proptest::prelude::*;
 
 fn sense(rig: &Rig, control: u8, pointer: u8) -> Vec<u8> {

@@ -1,9 +1,9 @@
 use crate::command::Status;
-use crate::fuzzing::{Lasting, Memory, Rig};
+use crate::fuzzing::{Memory, Rig};
 use crate::sense::Asc;
 use crate::target::{Everywhere, Mail, Target};
 use lunar_core::io::Traits;
-use lunar_core::keep::{Keep, Keeping};
+use lunar_core::keep::{Keep, Keeping, Lasting};
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::future::poll_fn;
