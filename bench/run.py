@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import measure, nvme, offload, report, rows, targets, vfio  # noqa: E402
+from harness import measure, network, nvme, offload, report, rows, targets, vfio  # noqa: E402
 from harness.rows import Row  # noqa: E402
 from harness.targets import Floor, Setup, Target, Unavailable  # noqa: E402
 
@@ -43,6 +43,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", default="*", help="rows whose key fits this pattern, as the shell's (see --list)")
     parser.add_argument("--targets", help=f"among them [{','.join(targets.KINDS)}]")
     parser.add_argument("--driver", default="auto", help="how Lunar talks to the kernel: auto, io_uring, epoll")
+    parser.add_argument(
+        "--congestion", default="cubic", help="congestion control of TCP (root; others have the machine's) [%(default)s]"
+    )
     parser.add_argument("--folder", type=Path, help="where the file store lies [the system's folder for such files]")
     parser.add_argument("--no-extras", action="store_true", help="leave out idle CPU, idle sessions, memory of units")
     parser.add_argument("--no-build", action="store_true", help="measure what is built")
@@ -172,6 +175,7 @@ def main() -> int:
     if unknown := set(kinds) - set(known):
         print(f"no such targets: {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
         return 2
+    network.enter_own(options.congestion)
     with contextlib.ExitStack() as stack:
         # Sockets of virtual machines: SPDK puts doorbells beside them, and only memory is mapped.
         where = options.folder or ("/dev/shm" if options.protocol == "vfio-user" else None)
