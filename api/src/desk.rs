@@ -65,7 +65,7 @@ pub trait Control {
     fn machines(&mut self) -> Vec<MachineView>;
     /// [`Live::isns`].
     fn isns(&mut self) -> Option<IsnsView>;
-    /// [`Live::troubles`], and [`Manager::refused`].
+    /// [`Live::troubles`], [`Manager::refused`], and [`Manager::away`].
     fn troubles(&mut self) -> Vec<String>;
     /// [`Live::medium`].
     fn medium(&mut self, volume: &str) -> Option<MediumView>;
@@ -138,7 +138,8 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
 
     fn troubles(&mut self) -> Vec<String> {
         let refused = self.refused().map(str::to_owned);
-        refused.into_iter().chain(self.running().troubles()).collect()
+        let away: Vec<String> = self.away().collect();
+        refused.into_iter().chain(away).chain(self.running().troubles()).collect()
     }
 
     fn medium(&mut self, volume: &str) -> Option<MediumView> {

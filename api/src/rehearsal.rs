@@ -9,7 +9,7 @@ use lunar_control::api::{IsnsView, MachineView, MediumView, SessionView};
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Machine};
 use lunar_control::live::{Later, Live, Motion};
-use lunar_control::plan::Change;
+use lunar_control::plan::{Change, ObjectId};
 use lunar_control::rehearsal::{Ready, Rehearsal};
 use lunar_control::{Manager, Plan};
 use serde_json::Value as Json;
@@ -34,8 +34,8 @@ struct Model {
 impl Running for Model {
     type Prepared = Ready;
 
-    fn expect(&mut self, volumes: BTreeSet<String>) {
-        self.things.expect(volumes);
+    fn expect(&mut self, known: BTreeSet<ObjectId>) {
+        self.things.expect(known);
     }
 
     fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {

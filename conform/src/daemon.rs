@@ -187,9 +187,10 @@ fn luns(session: &mut Session) -> Result<Vec<u8>> {
 
 type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 12] = [
     ("a file is served, and each initiator sees what is its own", serves),
     ("an edit while it starts is not lost", starts_while_edited),
+    ("what is away when it starts keeps nobody from the rest, and is served when it is back", starts_without),
     ("an error in the file is told with its place, and changes nothing", refuses),
     ("LUNs come and go, and who is concerned is told", maps),
     ("a LUN that goes lets what is under way finish", drains_a_lun),
@@ -300,6 +301,42 @@ fn starts_while_edited(lab: &Lab, driver: Driver) -> Result<()> {
         house.stop()?;
     }
     Ok(())
+}
+
+/// The file of a volume is gone and an address is taken when it starts again: who uses something else is served, and
+/// who waits for them has them when they are back.
+fn starts_without(lab: &Lab, driver: Driver) -> Result<()> {
+    let second = free_port()?;
+    let more = format!("[portal.two]\naddress = \"{second}\"\ngroup = \"p\"\n");
+    let mut house = started_with(lab, driver, "away", |_| more.clone())?;
+    house.session(MAIN, "host", 0)?.write(3, vec![0xa5; 512], 512)?;
+    house.target.take().context("it runs")?.stop()?;
+    let (file, aside) = (house.folder.join("disk.img"), house.folder.join("aside.img"));
+    std::fs::rename(&file, &aside)?;
+    let taken = std::net::TcpListener::bind(second)?;
+    house.start(lab)?;
+    for wanted in ["volume disk is not served: its file", "portal two is not served: "] {
+        says(&house.said(), wanted)?;
+    }
+    let mut session = house.session(MAIN, "host", 4)?;
+    ensure!(luns(&mut session)? == [4], "it serves {:?}", luns(&mut session)?);
+    // What else is changed meanwhile is in force at once.
+    let third = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n";
+    let all = "0 = \"disk\", 4 = { volume = \"memory\", read-only = true }, 7 = \"third\"";
+    let change = Change { luns: all, more: third, ..Change::default() };
+    house.write(&(house.text(&change) + &more))?;
+    house.reload("reloaded")?;
+    is_told(&mut session, INVENTORY)?;
+    drop(taken);
+    std::fs::rename(&aside, &file)?;
+    until(|| house.said().contains("volume disk is back, and served"))?;
+    is_told(&mut session, INVENTORY)?;
+    ensure!(luns(&mut session)? == [0, 4, 7], "it serves {:?}", luns(&mut session)?);
+    ensure!(house.session(MAIN, "reader", 0)?.read(3, 1, 512)? == [0xa5; 512], "what was written is gone");
+    until(|| house.said().contains("portal two is back, and served"))?;
+    Session::ready(second, &Login::to(MAIN, "newcomer"), 4)?.logout()?;
+    undisturbed(&mut session)?;
+    house.stop()
 }
 
 fn refuses(lab: &Lab, driver: Driver) -> Result<()> {

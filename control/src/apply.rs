@@ -1,19 +1,29 @@
 //! A plan is carried out as a whole, or not at all: everything that can fail is done first, and undone if something
 //! does; then the file is written; and then comes only what cannot fail.
+//!
+//! Except for what was there before and is away, such as the disk that died while the machine was off: that is left
+//! out, and nobody else waits for it.
 
 use crate::check::Checked;
-use crate::plan::{Change, Plan};
-use std::collections::BTreeSet;
+use crate::config::Kind;
+use crate::plan::{Action, Change, ObjectId, Plan};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+
+/// What a configuration names and is away, with why: in words that say what to do.
+pub type Absent = BTreeMap<ObjectId, String>;
+
+/// What may be away: what stands for something outside, which nothing but LUNs names.
+pub(crate) const MAY_BE_AWAY: [Kind; 3] = [Kind::Volume, Kind::Portal, Kind::Vm];
 
 /// What runs, and changes while it runs.
 pub trait Running {
     /// A step that is ready to be made: files opened, addresses bound, memory taken.
     type Prepared;
 
-    /// Told once, before anything is put in force: these volumes were served before, so what keeps their bytes is
-    /// there. None of them is made anew.
-    fn expect(&mut self, volumes: BTreeSet<String>);
+    /// Told before each plan: these were there before, and may be away. What keeps their bytes is not made anew, and
+    /// nobody waits for them.
+    fn expect(&mut self, known: BTreeSet<ObjectId>);
 
     /// Does everything of this step that can fail, so that nobody notices. The steps before it in the plan are prepared
     /// and not made: what they will let go, such as the address of a portal that moves, is still held and may be taken
@@ -55,21 +65,30 @@ impl fmt::Display for Refusal {
 impl std::error::Error for Refusal {}
 
 /// Carries out a plan whose end is `wanted`. `write` puts the new configuration on the disk: after everything that can
-/// fail, before anybody notices anything, so that a restart finds what runs.
+/// fail, before anybody notices anything, so that a restart finds what runs. What is in `forgiven`, would be made, and
+/// cannot be, is left out with what names it; returns that.
 ///
 /// # Errors
-/// The first step that cannot be made; then everything is as it was before.
+/// The first other step that cannot be made; then everything is as it was before.
 pub fn apply<R: Running>(
     running: &mut R,
     plan: &Plan,
     wanted: &Checked,
+    forgiven: &BTreeSet<ObjectId>,
     write: impl FnOnce() -> Result<(), String>,
-) -> Result<(), Refusal> {
+) -> Result<Absent, Refusal> {
     let mut ready = Vec::with_capacity(plan.changes.len());
+    let mut absent = Absent::new();
     let mut refusal = None;
     for change in &plan.changes {
+        if change.names_any_of(&absent, wanted) {
+            continue;
+        }
         match running.prepare(change, wanted) {
             Ok(prepared) => ready.push((change, prepared)),
+            Err(why) if change.action == Action::Create && forgiven.contains(&change.object) => {
+                absent.insert(change.object.clone(), why);
+            }
             Err(why) => {
                 refusal = Some(Refusal { step: Some(change.words.clone()), why });
                 break;
@@ -82,9 +101,37 @@ pub fn apply<R: Running>(
         ready.into_iter().rev().for_each(|(change, prepared)| running.roll_back(change, prepared));
         return Err(refusal);
     }
-    ready.into_iter().for_each(|(change, prepared)| running.commit(change, prepared));
-    if !plan.is_empty() {
-        running.settle(plan, wanted);
+    if !ready.is_empty() {
+        ready.into_iter().for_each(|(change, prepared)| running.commit(change, prepared));
+        running.settle(plan, &wanted.clone().without(&absent));
     }
-    Ok(())
+    Ok(absent)
+}
+
+impl Change {
+    /// Whether it is about a LUN of what is away.
+    fn names_any_of(&self, absent: &Absent, wanted: &Checked) -> bool {
+        let group = wanted.config.groups.get(&self.object.name).filter(|_| !absent.is_empty());
+        let lun = self.object.lun.and_then(|lun| group?.luns.0.get(&lun));
+        self.action != Action::Remove
+            && lun.is_some_and(|lun| absent.contains_key(&ObjectId::volume(lun.volume.name())))
+    }
+}
+
+impl Checked {
+    /// The same without what is away, and the LUNs of that.
+    #[must_use]
+    pub(crate) fn without(mut self, absent: &Absent) -> Self {
+        let config = &mut self.config;
+        let is_here = |kind, name: &String| !absent.contains_key(&ObjectId { kind, name: name.clone(), lun: None });
+        if !absent.is_empty() {
+            config.volumes.retain(|name, _| is_here(Kind::Volume, name));
+            config.portals.retain(|name, _| is_here(Kind::Portal, name));
+            config.vms.retain(|name, _| is_here(Kind::Vm, name));
+            for group in config.groups.values_mut() {
+                group.luns.0.retain(|_, lun| !absent.contains_key(&ObjectId::volume(lun.volume.name())));
+            }
+        }
+        self
+    }
 }

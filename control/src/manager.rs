@@ -1,11 +1,12 @@
 //! All of it together: the file, what runs, and every way in which one changes the other.
 
-use crate::apply::{Refusal, Running, apply};
+use crate::apply::{Absent, MAY_BE_AWAY, Refusal, Running, apply};
 use crate::check::{Checked, Outside, check};
+use crate::config::Kind;
 use crate::document::{Edit, Refused, edit, name_volumes};
 use crate::identities::Identities;
 use crate::names::Uuid;
-use crate::plan::Plan;
+use crate::plan::{ObjectId, Plan};
 use crate::report::Problems;
 use crate::still::{Still, Stills};
 use crate::versions::{Trouble, Versions};
@@ -76,6 +77,10 @@ pub struct Manager<R, O> {
     identities: Identities,
     outside: O,
     current: Checked,
+    /// What of it is away, and not served.
+    absent: Absent,
+    /// Whether anything was put in force yet.
+    has_begun: bool,
     running: R,
     /// Why the file as somebody has written it is not in force.
     refused: Option<String>,
@@ -86,6 +91,8 @@ pub struct Manager<R, O> {
 impl<R: Running, O: Outside> Manager<R, O> {
     /// Reads the file and makes what runs from nothing to what it says. `state` is a folder, where history and
     /// identities are kept. Volumes without a UUID get one, which is written into the file, if that can be written.
+    /// What was served before and is away is left out ([`Manager::absent`]): a disk that died while the machine was off
+    /// keeps nobody from the others.
     ///
     /// # Errors
     /// When the file cannot be read, is not valid, or cannot be put in force.
@@ -99,12 +106,12 @@ impl<R: Running, O: Outside> Manager<R, O> {
             identities,
             outside,
             current: Checked::default(),
+            absent: Absent::new(),
+            has_begun: false,
             running,
             refused: None,
             stills: Stills::default(),
         };
-        let (_, wanted) = manager.complete(manager.versions.text())?;
-        manager.running.expect(manager.identities.served_before(&wanted.config));
         manager.follow(now)?;
         Ok(manager)
     }
@@ -115,10 +122,36 @@ impl<R: Running, O: Outside> Manager<R, O> {
         &self.name
     }
 
-    /// What is in force.
+    /// What is in force, with what is away.
     #[must_use]
     pub fn current(&self) -> &Checked {
         &self.current
+    }
+
+    /// What of it is away, and why: it was there when the service ran before, and could not be opened when it began.
+    /// Whoever uses something else is served.
+    #[must_use]
+    pub fn absent(&self) -> &Absent {
+        &self.absent
+    }
+
+    /// The same, a line for each, with what to do.
+    pub fn away(&self) -> impl Iterator<Item = String> {
+        self.absent.iter().map(|(object, why)| format!("{} is not served: {why}", object.id()))
+    }
+
+    /// Tries once more to have what is away. What [`Manager::absent`] says then is what still is.
+    ///
+    /// # Errors
+    /// Why nothing could be put in force at all; what is in force was not changed then.
+    pub fn retry(&mut self) -> Result<(), Failure> {
+        if self.absent.is_empty() {
+            return Ok(());
+        }
+        let refused = self.refused.take();
+        let outcome = self.put_in_force(self.current.clone(), |_| Ok(()));
+        self.refused = refused;
+        outcome.map(drop)
     }
 
     /// The file and its history.
@@ -240,12 +273,34 @@ impl<R: Running, O: Outside> Manager<R, O> {
         write: impl FnOnce(&mut Versions) -> Result<(), Trouble>,
     ) -> Result<Plan, Failure> {
         self.stills.allow(&wanted.config)?;
-        let plan = Plan::between(&self.current, &wanted);
+        let told = Plan::between(&self.current, &wanted);
+        let plan = Plan::between(&self.current.clone().without(&self.absent), &wanted);
+        let forgiven = self.forgiven(&wanted, &told);
         let (versions, identities) = (&mut self.versions, &mut self.identities);
         let both = || identities.remember(&wanted.config).and_then(|()| write(versions)).map_err(|why| why.to_string());
-        apply(&mut self.running, &plan, &wanted, both)?;
-        (self.current, self.refused) = (wanted, None);
-        Ok(plan)
+        self.absent = apply(&mut self.running, &plan, &wanted, &forgiven, both)?;
+        (self.current, self.refused, self.has_begun) = (wanted, None, true);
+        Ok(told)
+    }
+
+    /// What may be away while `wanted` is put in force: what was served when the service ran before, and, since then,
+    /// what is away already and `told` leaves as it is.
+    fn forgiven(&mut self, wanted: &Checked, told: &Plan) -> BTreeSet<ObjectId> {
+        if self.has_begun {
+            let changed: BTreeSet<&ObjectId> = told.changes.iter().map(|change| &change.object).collect();
+            let known: BTreeSet<ObjectId> =
+                self.absent.keys().filter(|object| !changed.contains(object)).cloned().collect();
+            self.running.expect(known.clone());
+            return known;
+        }
+        let volumes = self.identities.served_before(&wanted.config);
+        let volumes: BTreeSet<ObjectId> = volumes.iter().map(|name| ObjectId::volume(name)).collect();
+        // Which portals there were is not remembered; but whoever shared something had what it was shared by.
+        let others = wanted.config.objects().into_keys().filter(|id| id.kind != Kind::Volume);
+        let others = others.filter(|id| !volumes.is_empty() && MAY_BE_AWAY.contains(&id.kind)).map(ObjectId::from);
+        let forgiven = others.chain(volumes.clone()).collect();
+        self.running.expect(volumes);
+        forgiven
     }
 
     /// Checks a text, and gives volumes without a UUID the one that is theirs, or a new one.

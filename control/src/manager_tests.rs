@@ -31,8 +31,15 @@ impl Place {
     }
 
     fn start(&self) -> Manager<Rehearsal, Machine> {
+        self.start_without(&[]).expect("it starts")
+    }
+
+    /// While these volumes are away.
+    fn start_without(&self, volumes: &[&str]) -> Result<Manager<Rehearsal, Machine>, Failure> {
         let outside = Machine { config: self.file() };
-        Manager::start(&self.file(), &self.0.join("state"), outside, Rehearsal::new(), at(1)).expect("it starts")
+        let mut running = Rehearsal::new();
+        running.away = named(volumes);
+        Manager::start(&self.file(), &self.0.join("state"), outside, running, at(1))
     }
 }
 
@@ -48,6 +55,10 @@ fn at(seconds: u64) -> SystemTime {
 
 fn uuid(manager: &Manager<Rehearsal, Machine>, volume: &str) -> Uuid {
     manager.current().config.volumes[volume].uuid.expect("it has one")
+}
+
+fn named(volumes: &[&str]) -> BTreeSet<ObjectId> {
+    volumes.iter().map(|name| ObjectId::volume(name)).collect()
 }
 
 fn set(name: &str, keys: serde_json::Value) -> Edit {
@@ -152,11 +163,49 @@ fn what_was_served_before_is_expected_when_it_starts_again() {
     let known = uuid(&first, "a").text();
     drop(first);
     std::fs::write(place.file(), place.text() + "[volume.b]\nkind = 'ram'\nsize = '1M'\n").expect("a file");
-    assert_eq!(place.start().running().expected, ["a".to_owned()].into());
+    assert_eq!(place.start().running().expected, named(&["a"]));
     // Under another UUID it is another one.
     let other = place.text().replace(&known, "f81d4fae-7dec-41d0-a765-00a0c91e6b00");
     std::fs::write(place.file(), other).expect("a file");
-    assert_eq!(place.start().running().expected, ["b".to_owned()].into());
+    assert_eq!(place.start().running().expected, named(&["b"]));
+}
+
+#[test]
+fn what_is_away_keeps_nobody_from_the_rest() {
+    let place = Place::new(&(TEXT.to_owned() + "[volume.b]\nkind = 'ram'\nsize = '1M'\n"));
+    let text = place.text();
+    // What nobody has served yet may be a slip of the pen.
+    let why = place.start_without(&["b"]).expect_err("it is away").to_string();
+    assert!(why.contains("cannot create volume b") && why.contains("it is away"), "{why}");
+    assert_eq!(place.text(), text);
+    drop(place.start());
+    let mut manager = place.start_without(&["a", "b"]).expect("both were served before");
+    assert_eq!(manager.absent().keys().cloned().collect::<BTreeSet<_>>(), named(&["a", "b"]));
+    assert_eq!(manager.away().collect::<Vec<_>>(), ["a", "b"].map(|v| format!("volume {v} is not served: it is away")));
+    assert_eq!(manager.current().config.volumes.len(), 2, "they are configured as before");
+    assert!(manager.plan(manager.versions().text()).expect("it is right").is_empty());
+    // Whatever else is changed is changed, and they are still waited for.
+    let more = place.text() + "[volume.c]\nkind = 'ram'\nsize = '1M'\n";
+    let plan = manager.replace(&more, "ann", at(2)).expect("it is right");
+    assert_eq!(plan.to_string(), "create volume c (1 MiB ram)");
+    assert_eq!((manager.absent().len(), &manager.running().expected), (2, &named(&["a", "b"])));
+    // Who changes what is away wants it to be there now.
+    let why = manager.change(&[set("a", json!({ "size": "2M" }))], "ann", at(3)).expect_err("it is away");
+    assert!(why.to_string().contains("it is away"), "{why}");
+    // It comes back; the file and its history stay as they are, and so does what was told of the file.
+    std::fs::write(place.file(), "wrong").expect("a file");
+    manager.reload(at(4)).expect_err("it is no configuration");
+    let versions = manager.versions().list().expect("a list").len();
+    manager.running().away = named(&["b"]);
+    manager.retry().expect("nothing else is in the way");
+    assert_eq!(manager.absent().keys().cloned().collect::<BTreeSet<_>>(), named(&["b"]));
+    assert_eq!((manager.versions().list().expect("a list").len(), place.text()), (versions, "wrong".into()));
+    assert!(manager.refused().is_some());
+    // What is not wanted any more is not waited for.
+    std::fs::write(place.file(), more.replace("[volume.b]", "[volume.d]")).expect("a file");
+    manager.reload(at(5)).expect("it is right");
+    assert!(manager.absent().is_empty());
+    manager.retry().expect("there is nothing to do");
 }
 
 #[test]

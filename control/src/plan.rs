@@ -28,6 +28,12 @@ pub struct ObjectId {
 }
 
 impl ObjectId {
+    /// The volume of this name.
+    #[must_use]
+    pub fn volume(name: &str) -> Self {
+        Self { kind: Kind::Volume, name: name.to_owned(), lun: None }
+    }
+
     /// The same, borrowed.
     #[must_use]
     pub fn id(&self) -> Id<'_> {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::apply::{Refusal, Running, apply};
+use crate::apply::{MAY_BE_AWAY, Refusal, Running, apply};
 use crate::check::{Outside, check};
 use crate::rehearsal::Rehearsal;
 use proptest::prelude::*;
@@ -297,12 +297,63 @@ proptest! {
         let mut running = alone(&one);
         running.fails_at = Some(at);
         let mut written = false;
-        let result = apply(&mut running, &plan, &other, || { written = true; Ok(()) });
+        let nothing = BTreeSet::new();
+        let result = apply(&mut running, &plan, &other, &nothing, || { written = true; Ok(()) });
         prop_assert_eq!(running.pending, 0);
         prop_assert_eq!(result.is_ok(), at >= plan.changes.len());
+        prop_assert!(result.as_ref().is_ok_and(BTreeMap::is_empty) || result.is_err());
         prop_assert_eq!(written, result.is_ok());
         let expected = if result.is_ok() { &other } else { &one };
         prop_assert_eq!(&running, &alone(expected));
+    }
+}
+
+/// Which of the things that may be away are: by the throw of dice.
+fn lost(dice: &[u8], among: &Checked) -> BTreeSet<ObjectId> {
+    let things = among.config.objects().into_keys().filter(|id| MAY_BE_AWAY.contains(&id.kind));
+    things.zip(dice).filter(|(_, dice)| *dice % 2 == 0).map(|(id, _)| id.into()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_away_is_left_out_and_comes_when_it_is_back(one in dice(), other in dice(), lots in dice()) {
+        let (one, other) = (checked(&thrown(&one)), checked(&thrown(&other)));
+        let mut running = alone(&one);
+        running.away = lost(&lots, &other);
+        let away = running.away.clone();
+        let plan = Plan::between(&one, &other);
+        let absent = apply(&mut running, &plan, &other, &away, || Ok(()));
+        let absent = absent.expect("what is away is forgiven");
+        let made = |id: &&ObjectId| plan.changes.iter().any(|one| one.action == Action::Create && one.object == **id);
+        let new = away.iter().filter(made);
+        prop_assert!(new.eq(absent.keys()), "{:?} of {:?}", absent, away);
+        let served = other.clone().without(&absent);
+        prop_assert_eq!(&running, &alone(&served));
+        prop_assert_eq!(running.dangling(), [""; 0]);
+        // Half of it comes back, and then all.
+        running.away.retain(|id| id.name.ends_with('1'));
+        let still = apply(&mut running, &Plan::between(&served, &other), &other, &away, || Ok(())).expect("forgiven");
+        prop_assert!(still.keys().all(|id| absent.contains_key(id) && id.name.ends_with('1')));
+        let served = other.clone().without(&still);
+        prop_assert_eq!(&running, &alone(&served));
+        running.away.clear();
+        let none = apply(&mut running, &Plan::between(&served, &other), &other, &away, || Ok(())).expect("forgiven");
+        prop_assert_eq!((none.len(), running.pending), (0, 0));
+        prop_assert_eq!(&running, &alone(&other));
+    }
+
+    #[test]
+    fn what_is_away_and_not_forgiven_is_in_the_way(other in dice(), lots in dice()) {
+        let other = checked(&thrown(&other));
+        let mut running = Rehearsal::new();
+        running.away = lost(&lots, &other);
+        prop_assume!(!running.away.is_empty());
+        let plan = Plan::between(&Checked::default(), &other);
+        let refusal = apply(&mut running, &plan, &other, &BTreeSet::new(), || Ok(())).expect_err("it is away");
+        prop_assert_eq!(refusal.why, "it is away");
+        prop_assert_eq!((running.pending, &running), (0, &Rehearsal::new()));
     }
 }
 
@@ -310,7 +361,8 @@ proptest! {
 fn a_file_that_cannot_be_written_changes_nothing() {
     let wanted = checked(SMALL);
     let mut running = Rehearsal::new();
-    let result = apply(&mut running, &Plan::between(&Checked::default(), &wanted), &wanted, || Err("disk full".into()));
+    let plan = Plan::between(&Checked::default(), &wanted);
+    let result = apply(&mut running, &plan, &wanted, &BTreeSet::new(), || Err("disk full".into()));
     let refusal = result.expect_err("it cannot be written");
     assert_eq!(refusal, Refusal { step: None, why: "disk full".into() });
     assert_eq!((running.pending, &running), (0, &Rehearsal::new()));

@@ -43,8 +43,10 @@ pub struct Rehearsal {
     things: BTreeMap<ObjectId, Known>,
     /// The step of a plan that fails, if one shall: 0 is the first.
     pub fails_at: Option<usize>,
-    /// Volumes that were served before.
-    pub expected: BTreeSet<String>,
+    /// What was there before the plan that came last, and may be away.
+    pub expected: BTreeSet<ObjectId>,
+    /// What is away.
+    pub away: BTreeSet<ObjectId>,
     prepared: usize,
     /// Steps that are prepared and neither made nor rolled back.
     pub pending: usize,
@@ -82,8 +84,7 @@ impl Rehearsal {
     }
 
     fn medium_of(&self, volume: &str) -> Option<Medium> {
-        let id = ObjectId { kind: Kind::Volume, name: volume.to_owned(), lun: None };
-        let word = self.things.get(&id)?.plain.get("medium")?.show();
+        let word = self.things.get(&ObjectId::volume(volume))?.plain.get("medium")?.show();
         [Medium::Disk, Medium::Removable, Medium::Cd].into_iter().find(|medium| word == medium.word())
     }
 
@@ -133,13 +134,16 @@ fn find(wanted: &Checked, id: &ObjectId) -> Option<Known> {
 impl Running for Rehearsal {
     type Prepared = Ready;
 
-    fn expect(&mut self, volumes: BTreeSet<String>) {
-        self.expected = volumes;
+    fn expect(&mut self, known: BTreeSet<ObjectId>) {
+        self.expected = known;
     }
 
     fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
         if self.fails_at == Some(self.prepared) {
             return Err("it was told to fail".into());
+        }
+        if change.action == Action::Create && self.away.contains(&change.object) {
+            return Err("it is away".into());
         }
         let nothing = || Known { plain: BTreeMap::new(), links: BTreeSet::new(), secret: None };
         let ready = match (&change.action, find(wanted, &change.object)) {

@@ -24,7 +24,7 @@ use std::any::Any;
 use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -196,17 +196,13 @@ impl Service {
         let outside = here(config.clone());
         let mut keeper = Manager::start(&config, &state, outside, live, SystemTime::now())?;
         keeper.running().settled();
+        keeper.away().for_each(|away| log!("{away} (it is tried again)"));
         let steward = keeper.running().house().common().steward.clone();
         let cores = keeper.running().house().cores().clone();
         let (way, work) = mpsc::channel();
         let thread = std::thread::Builder::new().name("control".into());
         let thread = thread.spawn(move || {
-            for work in work {
-                match work {
-                    Work::Do(work) => work(&mut keeper),
-                    Work::Stop => break,
-                }
-            }
+            keep(&mut keeper, &work);
             keeper
         })?;
         let control = Control { way };
@@ -252,6 +248,47 @@ impl Service {
                 Err(why)
             }
         }
+    }
+}
+
+/// How often what is away is tried again: soon enough for who waits for it, and next to nothing for the machine.
+const RETRY: Duration = Duration::from_secs(5);
+/// Parts of the time that others have the control thread, for each that a try took: a device that dies takes long to
+/// say so.
+const RETRY_PARTS: u32 = 9;
+
+/// What the control thread does until it is told to stop.
+fn keep(keeper: &mut Keeper, work: &mpsc::Receiver<Work>) {
+    let (mut tried, mut pause) = (Instant::now(), RETRY);
+    loop {
+        let is_whole = keeper.absent().is_empty();
+        let patience = if is_whole { Duration::MAX } else { pause.saturating_sub(tried.elapsed()) };
+        match work.recv_timeout(patience) {
+            Ok(Work::Do(work)) => work(keeper),
+            Ok(Work::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) => {
+                let start = Instant::now();
+                try_again(keeper);
+                (tried, pause) = (Instant::now(), RETRY.max(start.elapsed() * RETRY_PARTS));
+            }
+        }
+    }
+}
+
+/// Serves what was away, if it is back.
+fn try_again(keeper: &mut Keeper) {
+    if keeper.running().settling().is_some() {
+        return;
+    }
+    let before = keeper.absent().clone();
+    // Who makes nothing better makes nothing worse: what is away is told as long as it is.
+    let _ = keeper.retry();
+    let now = keeper.absent();
+    for back in before.keys().filter(|object| !now.contains_key(object)) {
+        log!("{} is back, and served", back.id());
+    }
+    for (object, why) in now.iter().filter(|(object, why)| before.get(object) != Some(why)) {
+        log!("{} is still not served: {why}", object.id());
     }
 }
 

@@ -24,6 +24,17 @@ fn a_change_that_does_not_end_keeps_no_core_from_its_end() {
 }
 
 #[test]
+fn a_state_folder_has_one_daemon() {
+    let (folder, service) = started("held");
+    let start = || Service::start(&folder.join("lunar.toml"), Some(&folder.join("state")));
+    let why = start().expect_err("the other one runs").to_string();
+    assert!(why.contains("state folder of another lunar daemon"), "{why}");
+    service.end().expect("it ends");
+    start().expect("it is free").end().expect("it ends");
+    std::fs::remove_dir_all(folder).expect("it is ours");
+}
+
+#[test]
 fn the_file_is_followed_on_a_thread_of_its_own() {
     let (folder, service) = started("follows");
     let (release, released) = mpsc::channel::<()>();

@@ -13,6 +13,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -90,10 +91,13 @@ impl Paths {
 
     /// Whether a volume in this place can be reached.
     fn reach(&self, volume: &Path) -> bool {
-        let real = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let folder = real(volume.parent().unwrap_or(volume));
         self.write.iter().any(|path| path == volume) || self.keep.iter().any(|path| folder.starts_with(real(path)))
     }
+}
+
+fn real(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// What is allowed so that a file can be read, and another that takes its place, too: permission is of what is there
@@ -112,7 +116,36 @@ fn renewed(file: &Path) -> BTreeSet<PathBuf> {
 }
 
 /// What this process was left, once its jail is shut.
-static LEFT: OnceLock<Paths> = OnceLock::new();
+static LEFT: OnceLock<Left> = OnceLock::new();
+
+/// What a process was left: permission is of what was there then, whatever comes to be in its place.
+#[derive(Debug)]
+struct Left {
+    paths: Paths,
+    there: BTreeMap<PathBuf, (u64, u64)>,
+}
+
+/// Which file or folder is in a place.
+fn which(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+impl Left {
+    fn of(paths: Paths) -> Self {
+        let there = paths.write.iter().chain(&paths.keep);
+        let there = there.filter_map(|path| Some((path.clone(), which(path)?))).collect();
+        Self { paths, there }
+    }
+
+    /// Whether what is in this place came after the jail was shut: a device, or a file system with the volume in it.
+    fn is_late(&self, volume: &Path) -> bool {
+        let is_same = |path: &PathBuf| self.there.get(path).is_some_and(|was| which(path) == Some(*was));
+        let folder = real(volume.parent().unwrap_or(volume));
+        let is_left = is_same(&volume.to_owned())
+            || self.paths.keep.iter().any(|path| folder.starts_with(real(path)) && is_same(path));
+        volume.exists() && !is_left
+    }
+}
 
 /// Whether a volume in this place can be reached by this process.
 ///
@@ -120,7 +153,12 @@ static LEFT: OnceLock<Paths> = OnceLock::new();
 /// When it cannot, in words that say what to do.
 pub fn reaches(volume: &Path) -> Result<(), String> {
     match LEFT.get() {
-        Some(paths) if !paths.reach(volume) => Err(format!(
+        Some(left) if left.paths.reach(volume) && left.is_late(volume) => Err(format!(
+            "{} came after Lunar had started, which keeps to what was there then: restart it, or put the folder into \
+             `folders` in [server] for the next time",
+            volume.display(),
+        )),
+        Some(left) if !left.paths.reach(volume) => Err(format!(
             "{} is out of reach: Lunar keeps to what was configured when it started; put the folder into `folders` in \
              [server], and restart it{}",
             volume.display(),
@@ -154,7 +192,7 @@ pub fn shut(paths: Paths) -> Result<Held, String> {
     calls().map_err(|why| format!("seccomp: {why}"))?;
     if held != Held::No {
         // There is one for each process, and this is the first time.
-        let _ = LEFT.set(paths);
+        let _ = LEFT.set(Left::of(paths));
     }
     Ok(held)
 }

@@ -180,3 +180,25 @@ fn the_paths_are_those_of_the_configuration() {
         assert!(paths.keep.contains(&folder), "{} in {paths:?}", folder.display());
     }
 }
+
+#[test]
+fn what_comes_after_the_jail_is_shut_is_told_from_what_was_there() {
+    let place = std::env::temp_dir().join(format!("lunar-late-{}", std::process::id()));
+    let (kept, aside) = (place.join("kept"), place.join("aside"));
+    fs::create_dir_all(&kept).expect("a folder");
+    let (early, late, file) = (place.join("early"), place.join("late"), kept.join("v.img"));
+    fs::write(&early, b"").expect("a file");
+    let write = vec![early.clone(), late.clone()];
+    let left = Left::of(Paths { write, keep: vec![kept.clone()], ..Paths::default() });
+    let is_late = || [&early, &late, &file].map(|path| left.is_late(path));
+    assert_eq!(is_late(), [false; 3], "what is not there is not late");
+    fs::write(&file, b"").expect("a file");
+    assert_eq!(is_late(), [false; 3], "what is made in a folder is reached");
+    fs::write(&late, b"").expect("a device, as it were");
+    // As if a file system were mounted there.
+    fs::rename(&kept, &aside).expect("it is ours");
+    fs::create_dir(&kept).expect("a folder");
+    fs::write(&file, b"").expect("a file");
+    assert_eq!(is_late(), [false, true, true]);
+    fs::remove_dir_all(place).expect("it is ours");
+}

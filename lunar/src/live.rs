@@ -27,7 +27,7 @@ use lunar_control::apply::Running;
 use lunar_control::check::check;
 use lunar_control::config::{Config, Kind};
 use lunar_control::model::{self, Driver};
-use lunar_control::plan::{Action, Change, Plan};
+use lunar_control::plan::{Action, Change, ObjectId, Plan};
 use lunar_control::{Checked, versions};
 use lunar_core::medium::Medium;
 use lunar_core::tally::Tally;
@@ -45,7 +45,8 @@ use settle::{Latch, Settled};
 use shape::{Accesses, Listener};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -74,10 +75,12 @@ struct Placed {
 pub struct Live {
     house: House,
     state: PathBuf,
+    /// Keeps other daemons out of it.
+    _held: File,
     volumes: BTreeMap<String, Placed>,
     listeners: BTreeMap<String, Listener>,
-    /// Volumes that were served before this process began, and are not served by it yet.
-    expected: BTreeSet<String>,
+    /// What was there before, and may be away now.
+    expected: BTreeSet<ObjectId>,
     /// The sockets of virtual machines.
     sockets: BTreeMap<PathBuf, Made>,
     /// Where those are that are given no place.
@@ -217,6 +220,7 @@ impl Live {
     /// When they do not start, or what is in the state folder cannot be read.
     pub fn start(config: &Config, state: &Path) -> Result<Self> {
         std::fs::create_dir_all(state)?;
+        let held = hold(state)?;
         let server = &config.server;
         let frame = Frame {
             cores: match server.cores {
@@ -247,6 +251,7 @@ impl Live {
         Ok(Self {
             house,
             state: state.to_owned(),
+            _held: held,
             volumes: BTreeMap::new(),
             listeners: BTreeMap::new(),
             expected: BTreeSet::new(),
@@ -334,7 +339,7 @@ impl Live {
         // Another may be what is in this place until now; what is in memory is nobody else's.
         let in_place = || self.volumes.get(self.coming.places.get(model.path.as_ref()?.path())?);
         let before = own.as_ref().filter(|_| is_same).or_else(in_place);
-        let is_new = !self.expected.contains(name);
+        let is_new = !self.expected.contains(&ObjectId::volume(name));
         let volume = Volume::configured(name, model, &self.state, before.map(|before| &before.volume), is_new);
         let volume = volume.map_err(|why| format!("{why:#}"))?;
         let placed = match own.filter(|_| is_same) {
@@ -393,7 +398,10 @@ impl Live {
         self.portals += 1;
         let id = self.portals;
         let listen = || self.house.listen(id, address);
-        match until_free(PORT_PATIENCE, listen, |why| why.kind() == ErrorKind::AddrInUse) {
+        // Who has had it for longer than a restart takes is not about to go.
+        let portal = ObjectId { kind: Kind::Portal, name: name.to_owned(), lun: None };
+        let patience = if self.expected.contains(&portal) { Duration::ZERO } else { PORT_PATIENCE };
+        match until_free(patience, listen, |why| why.kind() == ErrorKind::AddrInUse) {
             Ok(address) => Ok(Ready::Portal {
                 listener: BoundListener(Listener { id, address }),
                 displaced: displaced.into_iter().map(BoundListener).collect(),
@@ -478,6 +486,23 @@ impl Live {
     }
 }
 
+/// Keeps a state folder from other daemons: one that shares it would wait for what the first one serves, and both would
+/// write down who volumes are.
+fn hold(state: &Path) -> Result<File> {
+    let folder = File::open(state)?;
+    let lock = || folder.try_lock().map_err(io::Error::from);
+    // The one before may be about to end.
+    until_free(PORT_PATIENCE, lock, |why| why.kind() == ErrorKind::WouldBlock).map_err(|why| match why.kind() {
+        ErrorKind::WouldBlock => anyhow!(
+            "{} is the state folder of another lunar daemon that runs: stop that one, or give this one a folder of its \
+             own (--state)",
+            state.display()
+        ),
+        _ => anyhow!("{}: {why}", state.display()),
+    })?;
+    Ok(folder)
+}
+
 /// Whether volumes can be made in the folder of the pool of this name.
 fn folder_of(name: &str, wanted: &Checked) -> Result<(), String> {
     let Some(pool) = wanted.config.pools.get(name) else { return Ok(()) };
@@ -493,8 +518,8 @@ fn folder_of(name: &str, wanted: &Checked) -> Result<(), String> {
 impl Running for Live {
     type Prepared = Ready;
 
-    fn expect(&mut self, volumes: BTreeSet<String>) {
-        self.expected = volumes;
+    fn expect(&mut self, known: BTreeSet<ObjectId>) {
+        self.expected = known;
     }
 
     fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
@@ -513,9 +538,6 @@ impl Running for Live {
 
     fn commit(&mut self, change: &Change, prepared: Ready) {
         let name = &change.object.name;
-        if change.object.kind == Kind::Volume {
-            self.expected.remove(name);
-        }
         match (prepared, &change.action) {
             (Ready::Volume { ticket, placed }, _) => {
                 let PlacedVolume(placed) = *placed;
