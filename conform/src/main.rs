@@ -20,6 +20,7 @@ mod renewal;
 mod report;
 mod session;
 mod space;
+mod spdk;
 mod target;
 mod told;
 mod tools;
@@ -109,11 +110,13 @@ enum Part {
     Vm,
     /// The same kernel with two paths to a volume: multipath, clusters, tools, copies by the target
     Paths,
+    /// SPDK's own NVMe host, if LUNAR_BENCH_SPDK names a build of it
+    Spdk,
 }
 
 /// The order in which parts start, those that take longest first but for one that keeps processors busy while packages
 /// for guests are fetched; whether anything in them depends on the driver; and the room that each takes.
-const ORDER: [(Part, bool, usize); 14] = [
+const ORDER: [(Part, bool, usize); 15] = [
     (Part::Libiscsi, true, WORKS),
     (Part::Guest, true, WORKS),
     (Part::Service, false, WORKS),
@@ -122,6 +125,7 @@ const ORDER: [(Part, bool, usize); 14] = [
     (Part::Vm, true, WORKS),
     (Part::Proofs, false, WORKS),
     (Part::Blktests, false, WORKS),
+    (Part::Spdk, false, WORKS),
     (Part::Hostile, true, WAITS),
     (Part::Crash, true, WAITS),
     (Part::Life, true, WAITS),
@@ -212,6 +216,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Nvme => guest::nvme_part(lab, driver, main_driver),
             Part::Proofs => guest::proofs(lab, driver),
             Part::Blktests => guest::blktests(lab, driver),
+            Part::Spdk => spdk::part(lab, driver),
             Part::Vm => guest::machine(lab, driver, main_driver),
             Part::Paths => guest::paths(lab, driver),
             Part::Service => guest::service(lab, driver),

@@ -7,7 +7,7 @@ mod machine;
 mod modules;
 mod newer;
 mod paths;
-mod proofs;
+pub(crate) mod proofs;
 mod qemu;
 mod service;
 mod sysroot;
