@@ -9,7 +9,7 @@ use lunar_control::api::{IsnsView, MachineView, MediumView, SessionView};
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Machine};
 use lunar_control::live::{Later, Live, Motion};
-use lunar_control::plan::{Change, ObjectId};
+use lunar_control::plan::Change;
 use lunar_control::rehearsal::{Ready, Rehearsal};
 use lunar_control::{Manager, Plan};
 use serde_json::Value as Json;
@@ -34,8 +34,8 @@ struct Model {
 impl Running for Model {
     type Prepared = Ready;
 
-    fn expect(&mut self, known: BTreeSet<ObjectId>) {
-        self.things.expect(known);
+    fn expect(&mut self, volumes: BTreeSet<String>) {
+        self.things.expect(volumes);
     }
 
     fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
@@ -181,7 +181,7 @@ fn start(
     things.sessions = sessions;
     let model = Model { things, api, is_open: false, is_asked: false };
     let outside = Machine { config: file.clone() };
-    let manager = Manager::start(&file, &folder.join("state"), outside, model, SystemTime::now());
+    let manager = Manager::start(&file, &folder.join("state"), outside, model, SystemTime::now(), &mut |_, _| false);
     let mut manager = manager.map_err(|why| why.to_string())?;
     let checked = manager.current().clone();
     common.started_with(&checked);

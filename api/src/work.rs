@@ -328,8 +328,12 @@ pub fn kick(control: &mut dyn Control, ask: &Ask) -> Result<Later<Outcome>, Prob
 }
 
 fn medium_of(control: &mut dyn Control, volume: &str) -> Result<MediumView, Problem> {
-    let missing = || Problem::missing(format!("there is no volume '{}'", shortened(volume)));
-    control.medium(volume).ok_or_else(missing)
+    let found = control.medium(volume);
+    let is_away = || control.current().config.volumes.contains_key(volume);
+    found.ok_or_else(|| match is_away() {
+        true => Problem::missing(format!("volume '{volume}' is away: `lunar status` says why")),
+        false => Problem::missing(format!("there is no volume '{}'", shortened(volume))),
+    })
 }
 
 /// `GET /v1/volume/{name}/medium`

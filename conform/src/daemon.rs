@@ -75,7 +75,8 @@ impl House {
         let mut text = String::from("# Kept by hand.\n");
         let _ = write!(
             text,
-            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\ndrain = \"3s\"\nstate = \"{folder}/state\"\n\
+            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\ndrain = \"3s\"\npatience = \"1s\"\n\
+             state = \"{folder}/state\"\n\
              [volume.disk]\nkind = \"file\"\npath = \"{folder}/disk.img\"\nsize = \"{}\"\n\
              [volume.memory]\nkind = \"ram\"\nsize = \"16M\"\n\
              [portal-group.p]\ntag = 1\n{}\n\
@@ -190,7 +191,7 @@ type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
 const CASES: [Case; 12] = [
     ("a file is served, and each initiator sees what is its own", serves),
     ("an edit while it starts is not lost", starts_while_edited),
-    ("what is away when it starts keeps nobody from the rest, and is served when it is back", starts_without),
+    ("what is away when it starts keeps nobody from the rest, and is taken in when it is back", starts_without),
     ("an error in the file is told with its place, and changes nothing", refuses),
     ("LUNs come and go, and who is concerned is told", maps),
     ("a LUN that goes lets what is under way finish", drains_a_lun),
@@ -304,7 +305,7 @@ fn starts_while_edited(lab: &Lab, driver: Driver) -> Result<()> {
 }
 
 /// The file of a volume is gone and an address is taken when it starts again: who uses something else is served, and
-/// who waits for them has them when they are back.
+/// who waits for them has them when the operator says that they are back.
 fn starts_without(lab: &Lab, driver: Driver) -> Result<()> {
     let second = free_port()?;
     let more = format!("[portal.two]\naddress = \"{second}\"\ngroup = \"p\"\n");
@@ -325,15 +326,19 @@ fn starts_without(lab: &Lab, driver: Driver) -> Result<()> {
     let all = "0 = \"disk\", 4 = { volume = \"memory\", read-only = true }, 7 = \"third\"";
     let change = Change { luns: all, more: third, ..Change::default() };
     house.write(&(house.text(&change) + &more))?;
-    house.reload("reloaded")?;
+    house.reload("create volume third")?;
     is_told(&mut session, INVENTORY)?;
+    // A change of what is away makes nothing in its place.
+    house.write(&(house.text(&Change { size: "48M", ..change.clone() }) + &more))?;
+    house.reload("disk.img is gone")?;
+    ensure!(!file.exists(), "another disk is in the place of the one that is away");
+    house.write(&(house.text(&change) + &more))?;
     drop(taken);
     std::fs::rename(&aside, &file)?;
-    until(|| house.said().contains("volume disk is back, and served"))?;
+    house.reload("create portal two")?;
     is_told(&mut session, INVENTORY)?;
     ensure!(luns(&mut session)? == [0, 4, 7], "it serves {:?}", luns(&mut session)?);
     ensure!(house.session(MAIN, "reader", 0)?.read(3, 1, 512)? == [0xa5; 512], "what was written is gone");
-    until(|| house.said().contains("portal two is back, and served"))?;
     Session::ready(second, &Login::to(MAIN, "newcomer"), 4)?.logout()?;
     undisturbed(&mut session)?;
     house.stop()

@@ -13,6 +13,20 @@ use std::fmt;
 /// What a configuration names and is away, with why: in words that say what to do.
 pub type Absent = BTreeMap<ObjectId, String>;
 
+/// What may be away, and whether it is tried again: asked after each vain try of one of them, with why.
+pub struct Leniency<'a> {
+    /// What may.
+    pub forgiven: BTreeSet<ObjectId>,
+    /// Whether it is tried again; who asks has waited before it says so.
+    pub again: &'a mut dyn FnMut(&ObjectId, &str) -> bool,
+}
+
+impl fmt::Debug for Leniency<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Leniency({:?})", self.forgiven)
+    }
+}
+
 /// What may be away: what stands for something outside, which nothing but LUNs names.
 pub(crate) const MAY_BE_AWAY: [Kind; 3] = [Kind::Volume, Kind::Portal, Kind::Vm];
 
@@ -21,9 +35,9 @@ pub trait Running {
     /// A step that is ready to be made: files opened, addresses bound, memory taken.
     type Prepared;
 
-    /// Told before each plan: these were there before, and may be away. What keeps their bytes is not made anew, and
-    /// nobody waits for them.
-    fn expect(&mut self, known: BTreeSet<ObjectId>);
+    /// Told before each plan: these volumes were served before, and are not now. What keeps their bytes is not made
+    /// anew.
+    fn expect(&mut self, volumes: BTreeSet<String>);
 
     /// Does everything of this step that can fail, so that nobody notices. The steps before it in the plan are prepared
     /// and not made: what they will let go, such as the address of a portal that moves, is still held and may be taken
@@ -65,7 +79,7 @@ impl fmt::Display for Refusal {
 impl std::error::Error for Refusal {}
 
 /// Carries out a plan whose end is `wanted`. `write` puts the new configuration on the disk: after everything that can
-/// fail, before anybody notices anything, so that a restart finds what runs. What is in `forgiven`, would be made, and
+/// fail, before anybody notices anything, so that a restart finds what runs. What is forgiven, would be made, and
 /// cannot be, is left out with what names it; returns that.
 ///
 /// # Errors
@@ -74,9 +88,10 @@ pub fn apply<R: Running>(
     running: &mut R,
     plan: &Plan,
     wanted: &Checked,
-    forgiven: &BTreeSet<ObjectId>,
+    leniency: Leniency<'_>,
     write: impl FnOnce() -> Result<(), String>,
 ) -> Result<Absent, Refusal> {
+    let Leniency { forgiven, again } = leniency;
     let mut ready = Vec::with_capacity(plan.changes.len());
     let mut absent = Absent::new();
     let mut refusal = None;
@@ -84,11 +99,16 @@ pub fn apply<R: Running>(
         if change.names_any_of(&absent, wanted) {
             continue;
         }
-        match running.prepare(change, wanted) {
-            Ok(prepared) => ready.push((change, prepared)),
-            Err(why) if change.action == Action::Create && forgiven.contains(&change.object) => {
-                absent.insert(change.object.clone(), why);
+        let is_forgiven = change.action == Action::Create && forgiven.contains(&change.object);
+        let outcome = loop {
+            match running.prepare(change, wanted) {
+                Err(why) if is_forgiven && again(&change.object, &why) => {}
+                outcome => break outcome,
             }
+        };
+        match outcome {
+            Ok(prepared) => ready.push((change, prepared)),
+            Err(why) if is_forgiven => drop(absent.insert(change.object.clone(), why)),
             Err(why) => {
                 refusal = Some(Refusal { step: Some(change.words.clone()), why });
                 break;

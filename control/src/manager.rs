@@ -1,10 +1,11 @@
 //! All of it together: the file, what runs, and every way in which one changes the other.
 
-use crate::apply::{Absent, MAY_BE_AWAY, Refusal, Running, apply};
+use crate::apply::{Absent, Leniency, MAY_BE_AWAY, Refusal, Running, apply};
 use crate::check::{Checked, Outside, check};
-use crate::config::Kind;
+use crate::config::{Id, Kind};
 use crate::document::{Edit, Refused, edit, name_volumes};
 use crate::identities::Identities;
+use crate::model::Volume;
 use crate::names::Uuid;
 use crate::plan::{ObjectId, Plan};
 use crate::report::Problems;
@@ -79,8 +80,6 @@ pub struct Manager<R, O> {
     current: Checked,
     /// What of it is away, and not served.
     absent: Absent,
-    /// Whether anything was put in force yet.
-    has_begun: bool,
     running: R,
     /// Why the file as somebody has written it is not in force.
     refused: Option<String>,
@@ -91,12 +90,19 @@ pub struct Manager<R, O> {
 impl<R: Running, O: Outside> Manager<R, O> {
     /// Reads the file and makes what runs from nothing to what it says. `state` is a folder, where history and
     /// identities are kept. Volumes without a UUID get one, which is written into the file, if that can be written.
-    /// What was served before and is away is left out ([`Manager::absent`]): a disk that died while the machine was off
-    /// keeps nobody from the others.
+    /// What was served before and is away is left out ([`Manager::absent`]), unless `again` says that it is tried once
+    /// more: a disk that died while the machine was off keeps nobody from the others.
     ///
     /// # Errors
     /// When the file cannot be read, is not valid, or cannot be put in force.
-    pub fn start(file: &Path, state: &Path, outside: O, running: R, now: SystemTime) -> Result<Self, Failure> {
+    pub fn start(
+        file: &Path,
+        state: &Path,
+        outside: O,
+        running: R,
+        now: SystemTime,
+        again: &mut dyn FnMut(&ObjectId, &str) -> bool,
+    ) -> Result<Self, Failure> {
         let versions = Versions::open(file, &state.join("history"), now)?;
         let identities = Identities::open(&state.join("identities.json"))?;
         let name = file.display().to_string();
@@ -107,12 +113,14 @@ impl<R: Running, O: Outside> Manager<R, O> {
             outside,
             current: Checked::default(),
             absent: Absent::new(),
-            has_begun: false,
             running,
             refused: None,
             stills: Stills::default(),
         };
-        manager.follow(now)?;
+        let (text, wanted) = manager.complete(manager.versions.text())?;
+        manager.running.expect(manager.identities.served_before(&wanted.config));
+        let leniency = Leniency { forgiven: manager.known(&wanted), again };
+        manager.carry_out(wanted, Absent::new(), leniency, |versions| adopt(versions, &text, now))?;
         Ok(manager)
     }
 
@@ -129,7 +137,8 @@ impl<R: Running, O: Outside> Manager<R, O> {
     }
 
     /// What of it is away, and why: it was there when the service ran before, and could not be opened when it began.
-    /// Whoever uses something else is served.
+    /// Whoever uses something else is served. It is tried again when somebody puts a whole file in force, changed or
+    /// not; not by itself, for what is back may be half of a copy that somebody still makes.
     #[must_use]
     pub fn absent(&self) -> &Absent {
         &self.absent
@@ -137,21 +146,10 @@ impl<R: Running, O: Outside> Manager<R, O> {
 
     /// The same, a line for each, with what to do.
     pub fn away(&self) -> impl Iterator<Item = String> {
-        self.absent.iter().map(|(object, why)| format!("{} is not served: {why}", object.id()))
-    }
-
-    /// Tries once more to have what is away. What [`Manager::absent`] says then is what still is.
-    ///
-    /// # Errors
-    /// Why nothing could be put in force at all; what is in force was not changed then.
-    pub fn retry(&mut self) -> Result<(), Failure> {
-        if self.absent.is_empty() {
-            return Ok(());
-        }
-        let refused = self.refused.take();
-        let outcome = self.put_in_force(self.current.clone(), |_| Ok(()));
-        self.refused = refused;
-        outcome.map(drop)
+        let line = |(object, why): (&ObjectId, &String)| {
+            format!("{} is not served: {why}. When it is back, `lunar apply` takes it in", object.id())
+        };
+        self.absent.iter().map(line)
     }
 
     /// The file and its history.
@@ -163,7 +161,7 @@ impl<R: Running, O: Outside> Manager<R, O> {
     /// Refuses all changes by which somebody could write to this volume, which is a file, until what is returned drops;
     /// `None` if somebody can already.
     pub fn hold_still(&mut self, volume: &str) -> Option<Still> {
-        self.stills.hold(&self.current.config, volume)
+        self.stills.hold(&self.current.config, volume).filter(|_| !self.absent.contains_key(&ObjectId::volume(volume)))
     }
 
     /// What runs.
@@ -176,9 +174,14 @@ impl<R: Running, O: Outside> Manager<R, O> {
     /// # Errors
     /// When it is not valid, or cannot be now.
     pub fn plan(&self, text: &str) -> Result<Plan, Failure> {
+        self.plan_without(text, |_| Absent::new())
+    }
+
+    fn plan_without(&self, text: &str, left: impl FnOnce(&Checked) -> Absent) -> Result<Plan, Failure> {
         let (_, wanted) = self.complete(text)?;
         self.stills.allow(&wanted.config)?;
-        Ok(Plan::between(&self.current, &wanted))
+        let left = left(&wanted);
+        Ok(Plan::between(&self.served(), &wanted.without(&left)))
     }
 
     /// What these edits would do.
@@ -186,7 +189,7 @@ impl<R: Running, O: Outside> Manager<R, O> {
     /// # Errors
     /// When they make no sense, or lead to what is not valid.
     pub fn plan_edits(&self, edits: &[Edit]) -> Result<Plan, Failure> {
-        self.plan(&edit(self.versions.text(), edits)?)
+        self.plan_without(&edit(self.versions.text(), edits)?, |wanted| self.still_away(wanted))
     }
 
     /// Makes these edits, all or none: in what runs and in the file.
@@ -194,8 +197,9 @@ impl<R: Running, O: Outside> Manager<R, O> {
     /// # Errors
     /// Whatever is in the way; nothing was changed then.
     pub fn change(&mut self, edits: &[Edit], who: &str, now: SystemTime) -> Result<Plan, Failure> {
-        let text = edit(self.versions.text(), edits)?;
-        self.replace(&text, who, now)
+        let (text, wanted) = self.complete(&edit(self.versions.text(), edits)?)?;
+        let left = self.still_away(&wanted);
+        self.put_in_force(wanted, left, |versions| write(versions, &text, who, now))
     }
 
     /// Puts this text in force, and into the file.
@@ -204,10 +208,7 @@ impl<R: Running, O: Outside> Manager<R, O> {
     /// Whatever is in the way; nothing was changed then.
     pub fn replace(&mut self, text: &str, who: &str, now: SystemTime) -> Result<Plan, Failure> {
         let (text, wanted) = self.complete(text)?;
-        self.put_in_force(wanted, |versions| match versions.text() == text {
-            true => Ok(()),
-            false => versions.write(&text, who, now),
-        })
+        self.put_in_force(wanted, Absent::new(), |versions| write(versions, &text, who, now))
     }
 
     /// Puts a version of the history in force again.
@@ -255,52 +256,72 @@ impl<R: Running, O: Outside> Manager<R, O> {
 
     fn follow(&mut self, now: SystemTime) -> Result<Plan, Failure> {
         let (text, wanted) = self.complete(self.versions.text())?;
-        self.put_in_force(wanted, |versions| match versions.adopt(now).map(|()| versions.text() == text)? {
-            true => Ok(()),
-            // What cannot be written into the file is remembered beside it. What somebody writes into it meanwhile is
-            // his, and is there when the file is read again.
-            false => versions.write(&text, OURSELVES, now).or_else(|why| match &why {
-                Trouble::Disk(_, disk) if is_closed(disk.kind()) => Ok(()),
-                Trouble::Changed(_) => Ok(()),
-                _ => Err(why),
-            }),
-        })
+        self.put_in_force(wanted, Absent::new(), |versions| adopt(versions, &text, now))
     }
 
+    /// What is served: what is in force without what is away.
+    fn served(&self) -> Checked {
+        self.current.clone().without(&self.absent)
+    }
+
+    /// What is in `left` is away, and not tried.
     fn put_in_force(
         &mut self,
         wanted: Checked,
+        left: Absent,
+        write: impl FnOnce(&mut Versions) -> Result<(), Trouble>,
+    ) -> Result<Plan, Failure> {
+        self.running.expect(self.expected(&wanted));
+        let forgiven = self.still_away(&wanted).into_keys().collect();
+        self.carry_out(wanted, left, Leniency { forgiven, again: &mut |_, _| false }, write)
+    }
+
+    fn carry_out(
+        &mut self,
+        wanted: Checked,
+        left: Absent,
+        leniency: Leniency<'_>,
         write: impl FnOnce(&mut Versions) -> Result<(), Trouble>,
     ) -> Result<Plan, Failure> {
         self.stills.allow(&wanted.config)?;
-        let told = Plan::between(&self.current, &wanted);
-        let plan = Plan::between(&self.current.clone().without(&self.absent), &wanted);
-        let forgiven = self.forgiven(&wanted, &told);
+        let (before, tried) = (self.served(), wanted.clone().without(&left));
+        let plan = Plan::between(&before, &tried);
         let (versions, identities) = (&mut self.versions, &mut self.identities);
         let both = || identities.remember(&wanted.config).and_then(|()| write(versions)).map_err(|why| why.to_string());
-        self.absent = apply(&mut self.running, &plan, &wanted, &forgiven, both)?;
-        (self.current, self.refused, self.has_begun) = (wanted, None, true);
-        Ok(told)
+        let absent = apply(&mut self.running, &plan, &tried, leniency, both)?;
+        let plan = if absent.is_empty() { plan } else { Plan::between(&before, &tried.without(&absent)) };
+        (self.current, self.refused) = (wanted, None);
+        self.absent = left.into_iter().chain(absent).collect();
+        Ok(plan)
     }
 
-    /// What may be away while `wanted` is put in force: what was served when the service ran before, and, since then,
-    /// what is away already and `told` leaves as it is.
-    fn forgiven(&mut self, wanted: &Checked, told: &Plan) -> BTreeSet<ObjectId> {
-        if self.has_begun {
-            let changed: BTreeSet<&ObjectId> = told.changes.iter().map(|change| &change.object).collect();
-            let known: BTreeSet<ObjectId> =
-                self.absent.keys().filter(|object| !changed.contains(object)).cloned().collect();
-            self.running.expect(known.clone());
-            return known;
-        }
-        let volumes = self.identities.served_before(&wanted.config);
-        let volumes: BTreeSet<ObjectId> = volumes.iter().map(|name| ObjectId::volume(name)).collect();
-        // Which portals there were is not remembered; but whoever shared something had what it was shared by.
-        let others = wanted.config.objects().into_keys().filter(|id| id.kind != Kind::Volume);
-        let others = others.filter(|id| !volumes.is_empty() && MAY_BE_AWAY.contains(&id.kind)).map(ObjectId::from);
-        let forgiven = others.chain(volumes.clone()).collect();
-        self.running.expect(volumes);
-        forgiven
+    /// What may be away at a start: what was served when the service ran before. Not what hosts have made: they would
+    /// go on making more of it.
+    fn known(&self, wanted: &Checked) -> BTreeSet<ObjectId> {
+        let served = self.identities.served_before(&wanted.config);
+        let is_known = |id: &Id<'_>| match id.kind {
+            Kind::Volume => served.contains(id.name) && wanted.config.volumes[id.name].pool.is_none(),
+            // Which there were is not remembered; but who shared something had what it was shared by.
+            kind => MAY_BE_AWAY.contains(&kind) && !served.is_empty(),
+        };
+        wanted.config.objects().into_keys().filter(is_known).map(ObjectId::from).collect()
+    }
+
+    /// What is away, and is in `wanted` as it was.
+    fn still_away(&self, wanted: &Checked) -> Absent {
+        let told = Plan::between(&self.current, wanted);
+        let changed: BTreeSet<&ObjectId> = told.changes.iter().map(|change| &change.object).collect();
+        let same = self.absent.iter().filter(|(object, _)| !changed.contains(object));
+        same.map(|(object, why)| (object.clone(), why.clone())).collect()
+    }
+
+    /// The volumes whose bytes were there before and are away, whatever they are called now.
+    fn expected(&self, wanted: &Checked) -> BTreeSet<String> {
+        let away = self.absent.keys().filter_map(|object| self.current.config.volumes.get(&object.name)?.path.as_ref());
+        let away: BTreeSet<&Path> = away.map(|path| path.path()).collect();
+        let is_away = |volume: &Volume| volume.path.as_ref().is_some_and(|path| away.contains(path.path()));
+        let volumes = wanted.config.volumes.iter().filter(|(_, volume)| is_away(volume));
+        volumes.map(|(name, _)| name.clone()).collect()
     }
 
     /// Checks a text, and gives volumes without a UUID the one that is theirs, or a new one.
@@ -322,6 +343,29 @@ impl<R: Running, O: Outside> Manager<R, O> {
         let checked = check(&self.name, &text, &self.outside)?;
         Ok((text, checked))
     }
+}
+
+/// Writes what is in force now, if it is another text.
+fn write(versions: &mut Versions, text: &str, who: &str, now: SystemTime) -> Result<(), Trouble> {
+    match versions.text() == text {
+        true => Ok(()),
+        false => versions.write(text, who, now),
+    }
+}
+
+/// Takes the text in force into the history, and `text`, which is the same with who volumes are, into the file.
+fn adopt(versions: &mut Versions, text: &str, now: SystemTime) -> Result<(), Trouble> {
+    versions.adopt(now)?;
+    if versions.text() == text {
+        return Ok(());
+    }
+    // What cannot be written into the file is remembered beside it. What somebody writes into it meanwhile is his, and
+    // is there when the file is read again.
+    versions.write(text, OURSELVES, now).or_else(|why| match &why {
+        Trouble::Disk(_, disk) if is_closed(disk.kind()) => Ok(()),
+        Trouble::Changed(_) => Ok(()),
+        _ => Err(why),
+    })
 }
 
 /// Whether a file is not ours to write.

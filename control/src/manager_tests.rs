@@ -39,7 +39,7 @@ impl Place {
         let outside = Machine { config: self.file() };
         let mut running = Rehearsal::new();
         running.away = named(volumes);
-        Manager::start(&self.file(), &self.0.join("state"), outside, running, at(1))
+        Manager::start(&self.file(), &self.0.join("state"), outside, running, at(1), &mut |_, _| false)
     }
 }
 
@@ -142,7 +142,7 @@ fn an_edit_while_it_starts_is_kept_and_comes_with_the_next_reload() {
     };
     let outside = Marked(Machine { config: place.file() }, edit);
     let state = place.0.join("state");
-    let started = Manager::start(&place.file(), &state, outside, Rehearsal::new(), at(1));
+    let started = Manager::start(&place.file(), &state, outside, Rehearsal::new(), at(1), &mut |_, _| false);
     let mut manager = started.expect("an edit keeps nothing from starting");
     assert_eq!(place.text(), edited);
     let first = manager.current().config.volumes["a"].uuid;
@@ -163,16 +163,21 @@ fn what_was_served_before_is_expected_when_it_starts_again() {
     let known = uuid(&first, "a").text();
     drop(first);
     std::fs::write(place.file(), place.text() + "[volume.b]\nkind = 'ram'\nsize = '1M'\n").expect("a file");
-    assert_eq!(place.start().running().expected, named(&["a"]));
+    assert_eq!(place.start().running().expected, ["a".to_owned()].into());
     // Under another UUID it is another one.
     let other = place.text().replace(&known, "f81d4fae-7dec-41d0-a765-00a0c91e6b00");
     std::fs::write(place.file(), other).expect("a file");
-    assert_eq!(place.start().running().expected, named(&["b"]));
+    assert_eq!(place.start().running().expected, ["b".to_owned()].into());
+}
+
+/// Volumes in files, one after the other.
+fn files(names: &[&str]) -> String {
+    names.iter().map(|name| format!("[volume.{name}]\nkind = 'file'\npath = '/srv/{name}'\nsize = '1M'\n")).collect()
 }
 
 #[test]
 fn what_is_away_keeps_nobody_from_the_rest() {
-    let place = Place::new(&(TEXT.to_owned() + "[volume.b]\nkind = 'ram'\nsize = '1M'\n"));
+    let place = Place::new(&files(&["a", "b", "d"]));
     let text = place.text();
     // What nobody has served yet may be a slip of the pen.
     let why = place.start_without(&["b"]).expect_err("it is away").to_string();
@@ -180,32 +185,59 @@ fn what_is_away_keeps_nobody_from_the_rest() {
     assert_eq!(place.text(), text);
     drop(place.start());
     let mut manager = place.start_without(&["a", "b"]).expect("both were served before");
-    assert_eq!(manager.absent().keys().cloned().collect::<BTreeSet<_>>(), named(&["a", "b"]));
-    assert_eq!(manager.away().collect::<Vec<_>>(), ["a", "b"].map(|v| format!("volume {v} is not served: it is away")));
-    assert_eq!(manager.current().config.volumes.len(), 2, "they are configured as before");
-    assert!(manager.plan(manager.versions().text()).expect("it is right").is_empty());
-    // Whatever else is changed is changed, and they are still waited for.
-    let more = place.text() + "[volume.c]\nkind = 'ram'\nsize = '1M'\n";
+    let absent = |manager: &Manager<Rehearsal, Machine>| manager.absent().keys().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(absent(&manager), named(&["a", "b"]));
+    let told: Vec<String> = manager.away().collect();
+    assert!(told[0].starts_with("volume a is not served: it is away") && told.len() == 2, "{told:?}");
+    assert_eq!(manager.current().config.volumes.len(), 3, "they are configured as before");
+    assert!(manager.hold_still("a").is_none(), "nobody knows what is in it");
+    // Whatever else is changed is changed.
+    let more = place.text() + &files(&["c"]);
     let plan = manager.replace(&more, "ann", at(2)).expect("it is right");
-    assert_eq!(plan.to_string(), "create volume c (1 MiB ram)");
-    assert_eq!((manager.absent().len(), &manager.running().expected), (2, &named(&["a", "b"])));
+    assert_eq!(plan.to_string(), "create volume c (1 MiB file /srv/c)");
+    assert_eq!((absent(&manager), manager.running().settled), (named(&["a", "b"]), 2));
+    // One of them is back, but may be half of a copy: who changes something else does not mean it.
+    manager.running().away = named(&["b"]);
+    let edits = [set("d", json!({ "size": "2M" }))];
+    let plan = manager.plan_edits(&edits).expect("they are right");
+    assert_eq!(plan.to_string(), "change volume d: size 1M -> 2M");
+    assert_eq!(manager.change(&edits, "ann", at(2)).expect("they are right"), plan);
+    assert_eq!(absent(&manager), named(&["a", "b"]));
+    manager.running().away = named(&["a", "b"]);
     // Who changes what is away wants it to be there now.
     let why = manager.change(&[set("a", json!({ "size": "2M" }))], "ann", at(3)).expect_err("it is away");
     assert!(why.to_string().contains("it is away"), "{why}");
-    // It comes back; the file and its history stay as they are, and so does what was told of the file.
-    std::fs::write(place.file(), "wrong").expect("a file");
-    manager.reload(at(4)).expect_err("it is no configuration");
-    let versions = manager.versions().list().expect("a list").len();
+    // Somebody says that it is back.
     manager.running().away = named(&["b"]);
-    manager.retry().expect("nothing else is in the way");
-    assert_eq!(manager.absent().keys().cloned().collect::<BTreeSet<_>>(), named(&["b"]));
-    assert_eq!((manager.versions().list().expect("a list").len(), place.text()), (versions, "wrong".into()));
-    assert!(manager.refused().is_some());
+    let plan = manager.reload(at(4)).expect("nothing else is in the way");
+    assert_eq!((plan.to_string(), absent(&manager)), ("create volume a (1 MiB file /srv/a)".into(), named(&["b"])));
     // What is not wanted any more is not waited for.
-    std::fs::write(place.file(), more.replace("[volume.b]", "[volume.d]")).expect("a file");
+    let others = place.text().replace("[volume.b]", "[volume.e]").replace("/srv/b", "/srv/e");
+    std::fs::write(place.file(), others).expect("a file");
     manager.reload(at(5)).expect("it is right");
-    assert!(manager.absent().is_empty());
-    manager.retry().expect("there is nothing to do");
+    assert_eq!(absent(&manager), BTreeSet::new());
+}
+
+#[test]
+fn what_keeps_the_bytes_of_what_is_away_is_not_made_anew_whatever_it_is_called() {
+    let place = Place::new(&files(&["a", "b"]));
+    drop(place.start());
+    let mut manager = place.start_without(&["a"]).expect("it was served before");
+    manager.running().away.clear();
+    let expected = |manager: &mut Manager<Rehearsal, Machine>| manager.running().expected.clone();
+    // Changed, called otherwise, or just as it was: its file is somewhere. One elsewhere is another one.
+    let text = place.text();
+    for (change, wanted) in [
+        (text.replacen("1M", "2M", 1), Some("a")),
+        (text.replace("volume.a", "volume.other"), Some("other")),
+        (text.clone(), Some("a")),
+        (text.replace("/srv/a", "/srv/elsewhere"), None),
+    ] {
+        // Nothing of it comes to be; what is as it was is forgiven.
+        manager.running().fails_at = Some(0);
+        assert_eq!(manager.replace(&change, "ann", at(2)).is_ok(), change == text);
+        assert_eq!(expected(&mut manager), wanted.map(str::to_owned).into_iter().collect(), "{change}");
+    }
 }
 
 #[test]

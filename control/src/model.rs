@@ -443,6 +443,9 @@ sections! {
         spin: Period = or(Period(Duration::from_micros(100))) => Restart;
         /// How long commands under way get to finish at the end.
         drain: Period = or(Period(Duration::from_secs(10))) => Live;
+        /// How long what was shared before and is away at a start (a file, a device, an address) is waited for, before
+        /// the others are served without it.
+        patience: Period = or(Period(Duration::from_secs(30))) => Restart;
         /// Folders in which volumes may be made while it runs. Besides these it reaches the files and devices that are
         /// configured when it starts, and nothing else of the machine.
         folders: Vec<FilePath> = or(Vec::new()) => Restart;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::apply::{MAY_BE_AWAY, Refusal, Running, apply};
+use crate::apply::{Leniency, MAY_BE_AWAY, Refusal, Running, apply};
 use crate::check::{Outside, check};
 use crate::rehearsal::Rehearsal;
 use proptest::prelude::*;
@@ -177,6 +177,13 @@ fn carry_out(running: &mut Rehearsal, plan: &Plan, wanted: &Checked) {
     }
 }
 
+/// Nothing may be away.
+macro_rules! strict {
+    () => {
+        Leniency { forgiven: BTreeSet::new(), again: &mut |_, _| unreachable!("nothing is forgiven") }
+    };
+}
+
 fn alone(wanted: &Checked) -> Rehearsal {
     let mut running = Rehearsal::new();
     carry_out(&mut running, &Plan::between(&Checked::default(), wanted), wanted);
@@ -297,8 +304,7 @@ proptest! {
         let mut running = alone(&one);
         running.fails_at = Some(at);
         let mut written = false;
-        let nothing = BTreeSet::new();
-        let result = apply(&mut running, &plan, &other, &nothing, || { written = true; Ok(()) });
+        let result = apply(&mut running, &plan, &other, strict!(), || { written = true; Ok(()) });
         prop_assert_eq!(running.pending, 0);
         prop_assert_eq!(result.is_ok(), at >= plan.changes.len());
         prop_assert!(result.as_ref().is_ok_and(BTreeMap::is_empty) || result.is_err());
@@ -324,22 +330,28 @@ proptest! {
         running.away = lost(&lots, &other);
         let away = running.away.clone();
         let plan = Plan::between(&one, &other);
-        let absent = apply(&mut running, &plan, &other, &away, || Ok(()));
-        let absent = absent.expect("what is away is forgiven");
+        // Each is tried as often as somebody says so.
+        let mut tries = Vec::new();
+        let mut again = |object: &ObjectId, why: &str| { tries.push((object.clone(), why.to_owned())); tries.len() % 3 > 0 };
+        let leniency = Leniency { forgiven: away.clone(), again: &mut again };
+        let absent = apply(&mut running, &plan, &other, leniency, || Ok(())).expect("what is away is forgiven");
         let made = |id: &&ObjectId| plan.changes.iter().any(|one| one.action == Action::Create && one.object == **id);
         let new = away.iter().filter(made);
         prop_assert!(new.eq(absent.keys()), "{:?} of {:?}", absent, away);
+        prop_assert_eq!(tries.len(), absent.len() * 3);
+        prop_assert!(tries.iter().all(|(object, why)| absent.get(object) == Some(why)));
         let served = other.clone().without(&absent);
         prop_assert_eq!(&running, &alone(&served));
         prop_assert_eq!(running.dangling(), [""; 0]);
         // Half of it comes back, and then all.
         running.away.retain(|id| id.name.ends_with('1'));
-        let still = apply(&mut running, &Plan::between(&served, &other), &other, &away, || Ok(())).expect("forgiven");
+        let leniency = Leniency { forgiven: away.clone(), again: &mut |_, _| false };
+        let still = apply(&mut running, &Plan::between(&served, &other), &other, leniency, || Ok(())).expect("forgiven");
         prop_assert!(still.keys().all(|id| absent.contains_key(id) && id.name.ends_with('1')));
         let served = other.clone().without(&still);
         prop_assert_eq!(&running, &alone(&served));
         running.away.clear();
-        let none = apply(&mut running, &Plan::between(&served, &other), &other, &away, || Ok(())).expect("forgiven");
+        let none = apply(&mut running, &Plan::between(&served, &other), &other, strict!(), || Ok(())).expect("all is here");
         prop_assert_eq!((none.len(), running.pending), (0, 0));
         prop_assert_eq!(&running, &alone(&other));
     }
@@ -351,7 +363,7 @@ proptest! {
         running.away = lost(&lots, &other);
         prop_assume!(!running.away.is_empty());
         let plan = Plan::between(&Checked::default(), &other);
-        let refusal = apply(&mut running, &plan, &other, &BTreeSet::new(), || Ok(())).expect_err("it is away");
+        let refusal = apply(&mut running, &plan, &other, strict!(), || Ok(())).expect_err("it is away");
         prop_assert_eq!(refusal.why, "it is away");
         prop_assert_eq!((running.pending, &running), (0, &Rehearsal::new()));
     }
@@ -362,7 +374,7 @@ fn a_file_that_cannot_be_written_changes_nothing() {
     let wanted = checked(SMALL);
     let mut running = Rehearsal::new();
     let plan = Plan::between(&Checked::default(), &wanted);
-    let result = apply(&mut running, &plan, &wanted, &BTreeSet::new(), || Err("disk full".into()));
+    let result = apply(&mut running, &plan, &wanted, strict!(), || Err("disk full".into()));
     let refusal = result.expect_err("it cannot be written");
     assert_eq!(refusal, Refusal { step: None, why: "disk full".into() });
     assert_eq!((running.pending, &running), (0, &Rehearsal::new()));

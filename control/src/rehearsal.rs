@@ -43,8 +43,8 @@ pub struct Rehearsal {
     things: BTreeMap<ObjectId, Known>,
     /// The step of a plan that fails, if one shall: 0 is the first.
     pub fails_at: Option<usize>,
-    /// What was there before the plan that came last, and may be away.
-    pub expected: BTreeSet<ObjectId>,
+    /// Volumes that were served before, and are not now.
+    pub expected: BTreeSet<String>,
     /// What is away.
     pub away: BTreeSet<ObjectId>,
     prepared: usize,
@@ -134,8 +134,8 @@ fn find(wanted: &Checked, id: &ObjectId) -> Option<Known> {
 impl Running for Rehearsal {
     type Prepared = Ready;
 
-    fn expect(&mut self, known: BTreeSet<ObjectId>) {
-        self.expected = known;
+    fn expect(&mut self, volumes: BTreeSet<String>) {
+        self.expected = volumes;
     }
 
     fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {

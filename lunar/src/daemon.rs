@@ -16,15 +16,17 @@ use lunar_control::live::Live as _;
 use lunar_control::manager::Failure;
 use lunar_control::model::{StoreKind, Volume};
 use lunar_control::names::Uuid;
+use lunar_control::plan::ObjectId;
 use lunar_control::{Manager, Plan};
 use lunar_reactor::log;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -192,17 +194,23 @@ impl Service {
     /// When the file cannot be read, is not valid (with places in it), or cannot be put in force.
     pub fn start(config: &Path, state: Option<&Path>) -> Result<Self> {
         let config = std::path::absolute(config)?;
-        let (live, state) = Live::of_file(&config, state)?;
+        let (live, state, patience) = Live::of_file(&config, state)?;
         let outside = here(config.clone());
-        let mut keeper = Manager::start(&config, &state, outside, live, SystemTime::now())?;
+        let again = &mut patient(patience);
+        let mut keeper = Manager::start(&config, &state, outside, live, SystemTime::now(), again)?;
         keeper.running().settled();
-        keeper.away().for_each(|away| log!("{away} (it is tried again)"));
+        keeper.away().for_each(|away| log!("{away}"));
         let steward = keeper.running().house().common().steward.clone();
         let cores = keeper.running().house().cores().clone();
         let (way, work) = mpsc::channel();
         let thread = std::thread::Builder::new().name("control".into());
         let thread = thread.spawn(move || {
-            keep(&mut keeper, &work);
+            for work in work {
+                match work {
+                    Work::Do(work) => work(&mut keeper),
+                    Work::Stop => break,
+                }
+            }
             keeper
         })?;
         let control = Control { way };
@@ -242,7 +250,7 @@ impl Service {
         // Whatever keeps the control thread, what was acknowledged is flushed.
         cores.drain();
         match self.halt(patience) {
-            Ok(keeper) => keeper.into_running().into_house().end(),
+            Ok(keeper) => keeper.into_running().end(),
             Err(why) => {
                 cores.ended();
                 Err(why)
@@ -251,44 +259,23 @@ impl Service {
     }
 }
 
-/// How often what is away is tried again: soon enough for who waits for it, and next to nothing for the machine.
-const RETRY: Duration = Duration::from_secs(5);
-/// Parts of the time that others have the control thread, for each that a try took: a device that dies takes long to
-/// say so.
-const RETRY_PARTS: u32 = 9;
+/// How often it is looked whether what is away at a start is there.
+const AWAY_LOOK: Duration = Duration::from_millis(500);
 
-/// What the control thread does until it is told to stop.
-fn keep(keeper: &mut Keeper, work: &mpsc::Receiver<Work>) {
-    let (mut tried, mut pause) = (Instant::now(), RETRY);
-    loop {
-        let is_whole = keeper.absent().is_empty();
-        let patience = if is_whole { Duration::MAX } else { pause.saturating_sub(tried.elapsed()) };
-        match work.recv_timeout(patience) {
-            Ok(Work::Do(work)) => work(keeper),
-            Ok(Work::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-            Err(RecvTimeoutError::Timeout) => {
-                let start = Instant::now();
-                try_again(keeper);
-                (tried, pause) = (Instant::now(), RETRY.max(start.elapsed() * RETRY_PARTS));
-            }
+/// Waits for what is away, all of it for so long at most; each is told once.
+fn patient(patience: Duration) -> impl FnMut(&ObjectId, &str) -> bool {
+    let end = Instant::now() + patience;
+    let mut told = BTreeSet::new();
+    move |object, why| {
+        let is_late = Instant::now() >= end;
+        if !is_late && told.insert(object.clone()) {
+            let seconds = patience.as_secs_f32();
+            log!("{} is away: {why}; waiting up to {seconds} s for all that is", object.id());
         }
-    }
-}
-
-/// Serves what was away, if it is back.
-fn try_again(keeper: &mut Keeper) {
-    if keeper.running().settling().is_some() {
-        return;
-    }
-    let before = keeper.absent().clone();
-    // Who makes nothing better makes nothing worse: what is away is told as long as it is.
-    let _ = keeper.retry();
-    let now = keeper.absent();
-    for back in before.keys().filter(|object| !now.contains_key(object)) {
-        log!("{} is back, and served", back.id());
-    }
-    for (object, why) in now.iter().filter(|(object, why)| before.get(object) != Some(why)) {
-        log!("{} is still not served: {why}", object.id());
+        if !is_late {
+            std::thread::sleep(AWAY_LOOK);
+        }
+        !is_late
     }
 }
 
@@ -300,7 +287,11 @@ fn follow(control: Control, notify: Notify, file: PathBuf) -> Result<mpsc::SyncS
         for () in asked {
             notify.reloading();
             match control.reload() {
-                Ok(Ok(plan)) => log!("reloaded {}:\n{plan}", file.display()),
+                Ok(Ok(plan)) => {
+                    log!("reloaded {}:\n{plan}", file.display());
+                    let away = control.ask(|keeper| keeper.away().collect::<Vec<_>>());
+                    away.into_iter().flatten().for_each(|away| log!("{away}"));
+                }
                 Ok(Err(why)) => log!("what runs was not changed:\n{why}"),
                 Err(Stopped) => return,
             }

@@ -35,6 +35,16 @@ fn a_state_folder_has_one_daemon() {
 }
 
 #[test]
+fn what_is_away_is_waited_for_and_told_once() {
+    let mut again = patient(AWAY_LOOK * 3);
+    let (disk, other) = (ObjectId::volume("disk"), ObjectId::volume("other"));
+    let start = Instant::now();
+    assert!(again(&disk, "it is away") && again(&other, "it is away"));
+    while again(&disk, "it is away") {}
+    assert!(start.elapsed() >= AWAY_LOOK * 3 && !again(&other, "it is away"));
+}
+
+#[test]
 fn the_file_is_followed_on_a_thread_of_its_own() {
     let (folder, service) = started("follows");
     let (release, released) = mpsc::channel::<()>();

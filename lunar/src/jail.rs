@@ -154,8 +154,7 @@ impl Left {
 pub fn reaches(volume: &Path) -> Result<(), String> {
     match LEFT.get() {
         Some(left) if left.paths.reach(volume) && left.is_late(volume) => Err(format!(
-            "{} came after Lunar had started, which keeps to what was there then: restart it, or put the folder into \
-             `folders` in [server] for the next time",
+            "{} came after Lunar had started, which keeps to what was there then: restart it",
             volume.display(),
         )),
         Some(left) if !left.paths.reach(volume) => Err(format!(
@@ -179,7 +178,7 @@ fn of_unit_if(is_unit: bool, folder: &Path) -> String {
     }
     let folder = folder.display();
     format!(
-        "; its unit lets it write to its own folders only: `systemctl edit lunar`, [Service], ReadWritePaths={folder}"
+        "; its unit lets it write to its own folders only: `systemctl edit lunar`, [Service], ReadWritePaths=-{folder}"
     )
 }
 

@@ -140,7 +140,7 @@ fn names_of_hosts_are_looked_up_in_both() {
 fn a_service_is_told_of_its_unit() {
     let folder = Path::new("/data");
     assert_eq!(of_unit_if(false, folder), "");
-    assert!(of_unit_if(true, folder).ends_with("ReadWritePaths=/data"));
+    assert!(of_unit_if(true, folder).ends_with("ReadWritePaths=-/data"));
 }
 
 #[test]

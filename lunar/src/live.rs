@@ -27,7 +27,7 @@ use lunar_control::apply::Running;
 use lunar_control::check::check;
 use lunar_control::config::{Config, Kind};
 use lunar_control::model::{self, Driver};
-use lunar_control::plan::{Action, Change, ObjectId, Plan};
+use lunar_control::plan::{Action, Change, Plan};
 use lunar_control::{Checked, versions};
 use lunar_core::medium::Medium;
 use lunar_core::tally::Tally;
@@ -76,11 +76,11 @@ pub struct Live {
     house: House,
     state: PathBuf,
     /// Keeps other daemons out of it.
-    _held: File,
+    held: File,
     volumes: BTreeMap<String, Placed>,
     listeners: BTreeMap<String, Listener>,
-    /// What was there before, and may be away now.
-    expected: BTreeSet<ObjectId>,
+    /// Volumes that were served before, and are not now.
+    expected: BTreeSet<String>,
     /// The sockets of virtual machines.
     sockets: BTreeMap<PathBuf, Made>,
     /// Where those are that are given no place.
@@ -200,18 +200,17 @@ pub struct BoundListener(Listener);
 
 impl Live {
     /// Cores as the file at `config` asks for; nothing is served yet. Returns the state folder, too: that of the file,
-    /// or
-    /// `state`, or what is usual.
+    /// or `state`, or what is usual; and how long what is away is waited for.
     ///
     /// # Errors
     /// When the file is not valid, or the cores do not start.
-    pub fn of_file(config: &Path, state: Option<&Path>) -> Result<(Self, PathBuf)> {
+    pub fn of_file(config: &Path, state: Option<&Path>) -> Result<(Self, PathBuf, Duration)> {
         let text = versions::read(config)?;
         let outside = crate::daemon::here(config.to_owned());
         let checked = check(&config.display().to_string(), &text, &outside)?;
         let own = checked.config.server.state.as_ref().map(|path| path.path().to_owned());
         let state = own.or_else(|| state.map(Path::to_owned)).unwrap_or_else(state_folder);
-        Ok((Self::start(&checked.config, &state)?, state))
+        Ok((Self::start(&checked.config, &state)?, state, checked.config.server.patience.0))
     }
 
     /// Cores as a configuration asks for; nothing is served yet.
@@ -251,7 +250,7 @@ impl Live {
         Ok(Self {
             house,
             state: state.to_owned(),
-            _held: held,
+            held,
             volumes: BTreeMap::new(),
             listeners: BTreeMap::new(),
             expected: BTreeSet::new(),
@@ -282,12 +281,17 @@ impl Live {
         self.settling.wait();
     }
 
-    /// The cores, to end them. Nobody is sent to them by the iSNS server any more.
-    #[must_use]
-    pub fn into_house(self) -> House {
-        let Self { isns, house, .. } = self;
+    /// Ends it: everything is flushed. Nobody is sent here by the iSNS server any more, and when it has ended another
+    /// may have the state folder.
+    ///
+    /// # Errors
+    /// When something could not be flushed.
+    pub fn end(self) -> Result<()> {
+        let Self { isns, house, held, .. } = self;
         drop(isns);
-        house
+        let ended = house.end();
+        drop(held);
+        ended
     }
 
     /// From now on this part is asked, too, when something changes that it goes by; it knows what is in force now.
@@ -339,7 +343,7 @@ impl Live {
         // Another may be what is in this place until now; what is in memory is nobody else's.
         let in_place = || self.volumes.get(self.coming.places.get(model.path.as_ref()?.path())?);
         let before = own.as_ref().filter(|_| is_same).or_else(in_place);
-        let is_new = !self.expected.contains(&ObjectId::volume(name));
+        let is_new = !self.expected.contains(name);
         let volume = Volume::configured(name, model, &self.state, before.map(|before| &before.volume), is_new);
         let volume = volume.map_err(|why| format!("{why:#}"))?;
         let placed = match own.filter(|_| is_same) {
@@ -398,10 +402,7 @@ impl Live {
         self.portals += 1;
         let id = self.portals;
         let listen = || self.house.listen(id, address);
-        // Who has had it for longer than a restart takes is not about to go.
-        let portal = ObjectId { kind: Kind::Portal, name: name.to_owned(), lun: None };
-        let patience = if self.expected.contains(&portal) { Duration::ZERO } else { PORT_PATIENCE };
-        match until_free(patience, listen, |why| why.kind() == ErrorKind::AddrInUse) {
+        match until_free(PORT_PATIENCE, listen, |why| why.kind() == ErrorKind::AddrInUse) {
             Ok(address) => Ok(Ready::Portal {
                 listener: BoundListener(Listener { id, address }),
                 displaced: displaced.into_iter().map(BoundListener).collect(),
@@ -518,8 +519,8 @@ fn folder_of(name: &str, wanted: &Checked) -> Result<(), String> {
 impl Running for Live {
     type Prepared = Ready;
 
-    fn expect(&mut self, known: BTreeSet<ObjectId>) {
-        self.expected = known;
+    fn expect(&mut self, volumes: BTreeSet<String>) {
+        self.expected = volumes;
     }
 
     fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
@@ -527,7 +528,11 @@ impl Running for Live {
         let ready = self.prepare_step(change, wanted);
         if ready.is_err() {
             // What failed may have locked a file already, and is not rolled back.
-            self.volumes.values().for_each(|own| own.volume.settle());
+            let path = wanted.config.volumes.get(&change.object.name).and_then(|volume| volume.path.as_ref());
+            let touched = |(name, own): &(&String, &Placed)| {
+                **name == change.object.name || path.is_some() && own.model.path.as_ref() == path
+            };
+            self.volumes.iter().filter(touched).for_each(|(_, own)| own.volume.settle());
         }
         if ready.is_err() && is_first {
             // Nothing is prepared that would be rolled back.
