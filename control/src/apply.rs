@@ -17,7 +17,7 @@ pub type Absent = BTreeMap<ObjectId, String>;
 pub struct Leniency<'a> {
     /// What may.
     pub forgiven: BTreeSet<ObjectId>,
-    /// Whether it is tried again; who asks has waited before it says so.
+    /// Whether it is tried again; it waits before it says so.
     pub again: &'a mut dyn FnMut(&ObjectId, &str) -> bool,
 }
 

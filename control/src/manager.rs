@@ -317,7 +317,8 @@ impl<R: Running, O: Outside> Manager<R, O> {
 
     /// The volumes whose bytes were there before and are away, whatever they are called now.
     fn expected(&self, wanted: &Checked) -> BTreeSet<String> {
-        let away = self.absent.keys().filter_map(|object| self.current.config.volumes.get(&object.name)?.path.as_ref());
+        let away = self.absent.keys().filter(|object| object.kind == Kind::Volume);
+        let away = away.filter_map(|object| self.current.config.volumes.get(&object.name)?.path.as_ref());
         let away: BTreeSet<&Path> = away.map(|path| path.path()).collect();
         let is_away = |volume: &Volume| volume.path.as_ref().is_some_and(|path| away.contains(path.path()));
         let volumes = wanted.config.volumes.iter().filter(|(_, volume)| is_away(volume));

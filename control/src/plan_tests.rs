@@ -332,7 +332,10 @@ proptest! {
         let plan = Plan::between(&one, &other);
         // Each is tried as often as somebody says so.
         let mut tries = Vec::new();
-        let mut again = |object: &ObjectId, why: &str| { tries.push((object.clone(), why.to_owned())); tries.len() % 3 > 0 };
+        let mut again = |object: &ObjectId, why: &str| {
+            tries.push((object.clone(), why.to_owned()));
+            tries.len() % 3 > 0
+        };
         let leniency = Leniency { forgiven: away.clone(), again: &mut again };
         let absent = apply(&mut running, &plan, &other, leniency, || Ok(())).expect("what is away is forgiven");
         let made = |id: &&ObjectId| plan.changes.iter().any(|one| one.action == Action::Create && one.object == **id);
@@ -346,12 +349,14 @@ proptest! {
         // Half of it comes back, and then all.
         running.away.retain(|id| id.name.ends_with('1'));
         let leniency = Leniency { forgiven: away.clone(), again: &mut |_, _| false };
-        let still = apply(&mut running, &Plan::between(&served, &other), &other, leniency, || Ok(())).expect("forgiven");
+        let plan = Plan::between(&served, &other);
+        let still = apply(&mut running, &plan, &other, leniency, || Ok(())).expect("it is forgiven");
         prop_assert!(still.keys().all(|id| absent.contains_key(id) && id.name.ends_with('1')));
         let served = other.clone().without(&still);
         prop_assert_eq!(&running, &alone(&served));
         running.away.clear();
-        let none = apply(&mut running, &Plan::between(&served, &other), &other, strict!(), || Ok(())).expect("all is here");
+        let plan = Plan::between(&served, &other);
+        let none = apply(&mut running, &plan, &other, strict!(), || Ok(())).expect("all is here");
         prop_assert_eq!((none.len(), running.pending), (0, 0));
         prop_assert_eq!(&running, &alone(&other));
     }

@@ -26,7 +26,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -188,15 +189,16 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// Starts what the file at `config` says. `state` is where state is kept if the file does not say.
+    /// Starts what the file at `config` says. `state` is where state is kept if the file does not say. What is away is
+    /// not waited for any more once `is_over` says so.
     ///
     /// # Errors
     /// When the file cannot be read, is not valid (with places in it), or cannot be put in force.
-    pub fn start(config: &Path, state: Option<&Path>) -> Result<Self> {
+    pub fn start(config: &Path, state: Option<&Path>, is_over: impl Fn() -> bool) -> Result<Self> {
         let config = std::path::absolute(config)?;
         let (live, state, patience) = Live::of_file(&config, state)?;
         let outside = here(config.clone());
-        let again = &mut patient(patience);
+        let again = &mut patient(patience, is_over);
         let mut keeper = Manager::start(&config, &state, outside, live, SystemTime::now(), again)?;
         keeper.running().settled();
         keeper.away().for_each(|away| log!("{away}"));
@@ -262,12 +264,12 @@ impl Service {
 /// How often it is looked whether what is away at a start is there.
 const AWAY_LOOK: Duration = Duration::from_millis(500);
 
-/// Waits for what is away, all of it for so long at most; each is told once.
-fn patient(patience: Duration) -> impl FnMut(&ObjectId, &str) -> bool {
+/// Waits for what is away, all of it for so long at most, and until it `is_over`; each is told once.
+fn patient(patience: Duration, is_over: impl Fn() -> bool) -> impl FnMut(&ObjectId, &str) -> bool {
     let end = Instant::now() + patience;
     let mut told = BTreeSet::new();
     move |object, why| {
-        let is_late = Instant::now() >= end;
+        let is_late = is_over() || Instant::now() >= end;
         if !is_late && told.insert(object.clone()) {
             let seconds = patience.as_secs_f32();
             log!("{} is away: {why}; waiting up to {seconds} s for all that is", object.id());
@@ -313,7 +315,12 @@ pub fn run(daemon: &Daemon, notify: &Notify, attach: impl FnOnce(&Control) -> Re
     }
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-    let service = Service::start(&daemon.config, daemon.state.as_deref())?;
+    // Who is told to stop waits for nothing that is away; the signal itself is heard below.
+    let is_over = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, is_over.clone())?;
+    }
+    let service = Service::start(&daemon.config, daemon.state.as_deref(), move || is_over.load(Ordering::Relaxed))?;
     let attached = attach(service.control()).context("starting the API")?;
     // Where nobody reads it, nobody waits for it.
     let _ = writeln!(io::stdout(), "lunar serves {}", daemon.config.display());

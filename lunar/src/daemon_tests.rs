@@ -6,7 +6,7 @@ fn started(name: &str) -> (PathBuf, Service) {
     std::fs::create_dir_all(&folder).expect("a folder");
     let text = "[server]\ncores = 2\nmemory = '8M'\ndriver = 'epoll'\ndrain = '100ms'\n";
     std::fs::write(folder.join("lunar.toml"), text).expect("a file");
-    let service = Service::start(&folder.join("lunar.toml"), Some(&folder.join("state"))).expect("it starts");
+    let service = Service::start(&folder.join("lunar.toml"), Some(&folder.join("state")), || false).expect("it starts");
     (folder, service)
 }
 
@@ -26,7 +26,7 @@ fn a_change_that_does_not_end_keeps_no_core_from_its_end() {
 #[test]
 fn a_state_folder_has_one_daemon() {
     let (folder, service) = started("held");
-    let start = || Service::start(&folder.join("lunar.toml"), Some(&folder.join("state")));
+    let start = || Service::start(&folder.join("lunar.toml"), Some(&folder.join("state")), || false);
     let why = start().expect_err("the other one runs").to_string();
     assert!(why.contains("state folder of another lunar daemon"), "{why}");
     service.end().expect("it ends");
@@ -36,12 +36,18 @@ fn a_state_folder_has_one_daemon() {
 
 #[test]
 fn what_is_away_is_waited_for_and_told_once() {
-    let mut again = patient(AWAY_LOOK * 3);
+    let is_over = AtomicBool::new(false);
+    let mut again = patient(AWAY_LOOK * 3, || is_over.load(Ordering::Relaxed));
     let (disk, other) = (ObjectId::volume("disk"), ObjectId::volume("other"));
     let start = Instant::now();
     assert!(again(&disk, "it is away") && again(&other, "it is away"));
     while again(&disk, "it is away") {}
     assert!(start.elapsed() >= AWAY_LOOK * 3 && !again(&other, "it is away"));
+    // Who is told to stop waits for nothing.
+    let mut again = patient(Duration::from_secs(3600), || is_over.load(Ordering::Relaxed));
+    assert!(again(&disk, "it is away"));
+    is_over.store(true, Ordering::Relaxed);
+    assert!(!again(&disk, "it is away"));
 }
 
 #[test]

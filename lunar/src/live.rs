@@ -487,13 +487,15 @@ impl Live {
     }
 }
 
+/// How long the daemon before may take to end: what was under way at its disks has to come back, as with volumes.
+const HOLD_PATIENCE: Duration = Duration::from_secs(15);
+
 /// Keeps a state folder from other daemons: one that shares it would wait for what the first one serves, and both would
 /// write down who volumes are.
 fn hold(state: &Path) -> Result<File> {
     let folder = File::open(state)?;
     let lock = || folder.try_lock().map_err(io::Error::from);
-    // The one before may be about to end.
-    until_free(PORT_PATIENCE, lock, |why| why.kind() == ErrorKind::WouldBlock).map_err(|why| match why.kind() {
+    until_free(HOLD_PATIENCE, lock, |why| why.kind() == ErrorKind::WouldBlock).map_err(|why| match why.kind() {
         ErrorKind::WouldBlock => anyhow!(
             "{} is the state folder of another lunar daemon that runs: stop that one, or give this one a folder of its \
              own (--state)",

@@ -38,7 +38,7 @@ impl Place {
     }
 
     fn start(&mut self) {
-        let service = Service::start(&self.folder.join("lunar.toml"), Some(&self.folder.join("state")));
+        let service = Service::start(&self.folder.join("lunar.toml"), Some(&self.folder.join("state")), || false);
         self.service = Some(service.expect("it starts"));
     }
 
