@@ -272,7 +272,7 @@ fn patient(patience: Duration, is_over: impl Fn() -> bool) -> impl FnMut(&Object
         let is_late = is_over() || Instant::now() >= end;
         if !is_late && told.insert(object.clone()) {
             let seconds = patience.as_secs_f32();
-            log!("{} is away: {why}; waiting up to {seconds} s for all that is", object.id());
+            log!("{} is away, and waited for up to {seconds} s: {why}", object.id());
         }
         if !is_late {
             std::thread::sleep(AWAY_LOOK);
