@@ -26,11 +26,11 @@ fn a_change_that_does_not_end_keeps_no_core_from_its_end() {
 #[test]
 fn a_state_folder_has_one_daemon() {
     let (folder, service) = started("held");
-    let start = || Service::start(&folder.join("lunar.toml"), Some(&folder.join("state")), || false);
-    let why = start().expect_err("the other one runs").to_string();
+    let hold = || crate::live::hold(&folder.join("state"), Duration::ZERO);
+    let why = hold().expect_err("it runs").to_string();
     assert!(why.contains("state folder of another lunar daemon"), "{why}");
     service.end().expect("it ends");
-    start().expect("it is free").end().expect("it ends");
+    hold().expect("it is free");
     std::fs::remove_dir_all(folder).expect("it is ours");
 }
 

@@ -219,7 +219,7 @@ impl Live {
     /// When they do not start, or what is in the state folder cannot be read.
     pub fn start(config: &Config, state: &Path) -> Result<Self> {
         std::fs::create_dir_all(state)?;
-        let held = hold(state)?;
+        let held = hold(state, HOLD_PATIENCE)?;
         let server = &config.server;
         let frame = Frame {
             cores: match server.cores {
@@ -492,10 +492,10 @@ const HOLD_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Keeps a state folder from other daemons: one that shares it would wait for what the first one serves, and both would
 /// write down who volumes are.
-fn hold(state: &Path) -> Result<File> {
+pub(crate) fn hold(state: &Path, patience: Duration) -> Result<File> {
     let folder = File::open(state)?;
     let lock = || folder.try_lock().map_err(io::Error::from);
-    until_free(HOLD_PATIENCE, lock, |why| why.kind() == ErrorKind::WouldBlock).map_err(|why| match why.kind() {
+    until_free(patience, lock, |why| why.kind() == ErrorKind::WouldBlock).map_err(|why| match why.kind() {
         ErrorKind::WouldBlock => anyhow!(
             "{} is the state folder of another lunar daemon that runs: stop that one, or give this one a folder of its \
              own (--state)",
