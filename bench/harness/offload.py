@@ -306,7 +306,7 @@ def plot(found: dict, folder: Path, name: str) -> list[str]:
     axes.set_xscale("log")
     axes.set_xlabel("GB/s")
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(loc="lower right", frameon=False)
+    report.legend(axes, 2)
     figure.savefig(folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
     return [f"{name}.svg"]

@@ -237,8 +237,13 @@ def bars(plt, found: dict, rows: list[dict], value, label: str):
     axes.invert_yaxis()
     axes.set_xlabel(label)
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(loc="lower right", frameon=False)
+    legend(axes, len(names))
     return figure
+
+
+def legend(axes, columns: int) -> None:
+    """Who is who, where no bar can be: above them."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncol=columns, frameon=False)
 
 
 def lines(plt, found: dict, depths: list[Row]):
