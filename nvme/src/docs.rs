@@ -1,5 +1,6 @@
 //! The page of supported commands, made from the tables.
 
+use crate::controller::VERSION;
 use crate::features::FEATURES;
 use crate::log::PAGES;
 use crate::table::{Effect, Persistent, Row, Set, TABLE, Transport};
@@ -16,6 +17,15 @@ pub fn commands() -> String {
          |---|---|---|---|---|---|\n",
     );
     TABLE.iter().for_each(|row| line(&mut page, row));
+    let (major, minor) = (VERSION >> 16, VERSION >> 8 & 0xff);
+    push(
+        &mut page,
+        format_args!(
+            "\n## Version\n\nControllers say that they are of version {major}.{minor}. Much of later ones is there, \
+             but not all that they want of every controller:\nCAP.CRMS with CRTO, the log page Feature Identifiers \
+             Supported and Effects, the scopes of commands in the one of effects.\n"
+        ),
+    );
     page.push_str("\n## Log pages\n\n| page | name |\n|---|---|\n");
     for row in PAGES {
         push(&mut page, format_args!("| {:02X} | {} |\n", row.id, row.name));
