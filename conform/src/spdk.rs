@@ -49,7 +49,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let vm = ["--vm", "spdk", "--vm-folder", sockets];
     let (mut target, tcp) = started(lab, driver, &volumes, &vm)?;
     let vfio = format!("trtype:VFIOUSER traddr:{sockets}/spdk subnqn:{NQN}");
-    let pair = Pair { lab, tree: tree.clone(), tcp, vfio };
+    let pair = Pair { lab, tree, tcp, vfio };
     lab.report.check(&part, "it finds the subsystem, and is told what it is", || pair.identify());
     lab.report.check(&part, "its load, over TCP", || pair.load(&pair.tcp, &[]));
     lab.report.check(&part, "its load, over TCP with digests", || {

@@ -198,8 +198,7 @@ impl<R: Running, O: Outside> Manager<R, O> {
     /// Whatever is in the way; nothing was changed then.
     pub fn change(&mut self, edits: &[Edit], who: &str, now: SystemTime) -> Result<Plan, Failure> {
         let (text, wanted) = self.complete(&edit(self.versions.text(), edits)?)?;
-        let left = self.still_away(&wanted);
-        self.put_in_force(wanted, left, |versions| write(versions, &text, who, now))
+        self.put_in_force(wanted, false, |versions| write(versions, &text, who, now))
     }
 
     /// Puts this text in force, and into the file.
@@ -208,7 +207,7 @@ impl<R: Running, O: Outside> Manager<R, O> {
     /// Whatever is in the way; nothing was changed then.
     pub fn replace(&mut self, text: &str, who: &str, now: SystemTime) -> Result<Plan, Failure> {
         let (text, wanted) = self.complete(text)?;
-        self.put_in_force(wanted, Absent::new(), |versions| write(versions, &text, who, now))
+        self.put_in_force(wanted, true, |versions| write(versions, &text, who, now))
     }
 
     /// Puts a version of the history in force again.
@@ -256,7 +255,7 @@ impl<R: Running, O: Outside> Manager<R, O> {
 
     fn follow(&mut self, now: SystemTime) -> Result<Plan, Failure> {
         let (text, wanted) = self.complete(self.versions.text())?;
-        self.put_in_force(wanted, Absent::new(), |versions| adopt(versions, &text, now))
+        self.put_in_force(wanted, true, |versions| adopt(versions, &text, now))
     }
 
     /// What is served: what is in force without what is away.
@@ -264,18 +263,21 @@ impl<R: Running, O: Outside> Manager<R, O> {
         self.current.clone().without(&self.absent)
     }
 
-    /// What is in `left` is away, and not tried.
+    /// `tries`: whether what is away is tried again.
     fn put_in_force(
         &mut self,
         wanted: Checked,
-        left: Absent,
+        tries: bool,
         write: impl FnOnce(&mut Versions) -> Result<(), Trouble>,
     ) -> Result<Plan, Failure> {
         self.running.expect(self.expected(&wanted));
-        let forgiven = self.still_away(&wanted).into_keys().collect();
+        let away = self.still_away(&wanted);
+        let (left, forgiven) =
+            if tries { (Absent::new(), away.into_keys().collect()) } else { (away, BTreeSet::new()) };
         self.carry_out(wanted, left, Leniency { forgiven, again: &mut |_, _| false }, write)
     }
 
+    /// What is in `left` is away, and not tried.
     fn carry_out(
         &mut self,
         wanted: Checked,
@@ -299,8 +301,9 @@ impl<R: Running, O: Outside> Manager<R, O> {
     /// go on making more of it.
     fn known(&self, wanted: &Checked) -> BTreeSet<ObjectId> {
         let served = self.identities.served_before(&wanted.config);
+        let is_hosts = |name: &str| wanted.config.volumes.get(name).is_some_and(|volume| volume.pool.is_some());
         let is_known = |id: &Id<'_>| match id.kind {
-            Kind::Volume => served.contains(id.name) && wanted.config.volumes[id.name].pool.is_none(),
+            Kind::Volume => served.contains(id.name) && !is_hosts(id.name),
             // Which there were is not remembered; but who shared something had what it was shared by.
             kind => MAY_BE_AWAY.contains(&kind) && !served.is_empty(),
         };
@@ -309,6 +312,9 @@ impl<R: Running, O: Outside> Manager<R, O> {
 
     /// What is away, and is in `wanted` as it was.
     fn still_away(&self, wanted: &Checked) -> Absent {
+        if self.absent.is_empty() {
+            return Absent::new();
+        }
         let told = Plan::between(&self.current, wanted);
         let changed: BTreeSet<&ObjectId> = told.changes.iter().map(|change| &change.object).collect();
         let same = self.absent.iter().filter(|(object, _)| !changed.contains(object));
