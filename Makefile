@@ -33,13 +33,13 @@ run: needs
 
 ## release: the fastest build, which learns from loads of its own what is hot: target/trained/release/lunar
 release: needs
-	bench/release
+	check/bench/release
 
 ## test: everything, from format to crashes, with what it needs installed first
 test: CONFORM = all --checked
 test: FUZZ_BUILD = --quick
 # cargo lets go of the folder once it has seen that all is built.
-test: MEANWHILE = sleep 2; fuzz/run $(FUZZ_BUILD) --build
+test: MEANWHILE = sleep 2; check/fuzz/run $(FUZZ_BUILD) --build
 # One build is compiled, tested and linted, instead of two; the odd word is what clippy parts arguments with.
 test: export RUSTC_WORKSPACE_WRAPPER = clippy-driver
 test: export CLIPPY_ARGS = -Dwarnings__CLIPPY_HACKERY__
@@ -47,12 +47,12 @@ test: deps format unit fuzz conform
 
 ## needs: install what a build needs and this machine lacks
 needs:
-	@pkg-config --exists openssl 2>/dev/null || conform/deps.sh build
+	@pkg-config --exists openssl 2>/dev/null || check/conform/deps.sh build
 
 ## deps: install what the tests need and this machine lacks
 deps:
 	@echo "== deps"
-	@conform/deps.sh
+	@check/conform/deps.sh
 
 ## format: is the source formatted?
 format:
@@ -76,10 +76,10 @@ unit:
 ## fuzz: every fuzz target, for FUZZ_SECONDS (60) seconds or a sixth of that
 fuzz:
 	@echo "== fuzz, $(FUZZ_SECONDS) s for each target or a sixth of that, $(FUZZ_AT_ONCE) at a time"
-	@[ "$$(echo $(FUZZ_WHOLE) $(FUZZ_SIXTH) | tr ' ' '\n' | sort)" = "$$(ls fuzz/src/bin | sed 's/\.rs$$//' | sort)" ] \
-		|| { echo "the Makefile does not name every target of fuzz/src/bin" >&2; exit 1; }
+	@[ "$$(echo $(FUZZ_WHOLE) $(FUZZ_SIXTH) | tr ' ' '\n' | sort)" = "$$(ls check/fuzz/src/bin | sed 's/\.rs$$//' | sort)" ] \
+		|| { echo "the Makefile does not name every target of check/fuzz/src/bin" >&2; exit 1; }
 	@{ printf '$(FUZZ_SECONDS) %s\n' $(FUZZ_WHOLE); printf "$$(($(FUZZ_SECONDS) / 6)) %s\n" $(FUZZ_SIXTH); } \
-		| xargs -P $(FUZZ_AT_ONCE) -L 1 fuzz/run $(FUZZ_BUILD)
+		| xargs -P $(FUZZ_AT_ONCE) -L 1 check/fuzz/run $(FUZZ_BUILD)
 
 ## conform: real initiators, hostile clients and crashes; CONFORM="libiscsi --driver epoll" for a part
 conform:
@@ -87,7 +87,7 @@ conform:
 	$(CARGO) build --bins --locked
 	$${CARGO_TARGET_DIR:-target}/debug/lunar-conform $(CONFORM)
 
-## bench: benchmarks with plots, into bench/results/
+## bench: benchmarks with plots, into check/bench/results/
 bench:
-	bench/run
-	bench/run --no-build --protocol nvme-tcp
+	check/bench/run
+	check/bench/run --no-build --protocol nvme-tcp

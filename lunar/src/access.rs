@@ -2,7 +2,7 @@
 
 use clap::Args;
 use lunar_core::access::{Access, Account, Group, Mistake, Pattern, Proofs, Secret};
-use lunar_initiator::secret;
+use lunar_iscsi_initiator::secret;
 use lunar_nvme::auth::exchange::Terms;
 use lunar_nvme::auth::group::Group as DhGroup;
 use lunar_nvme::auth::hash::Hash;

@@ -3,13 +3,13 @@ use crate::args::{Cli, Command};
 use crate::volume::Options;
 use clap::Parser;
 use lunar_core::outgoing::{Data, Moves};
-use lunar_host::bringup::{Answer, Bringup, Next};
-use lunar_host::command::{self, ANY_CONTROLLER, Connect};
-use lunar_host::queue::{ADMIN_IN_CAPSULE, Event, Offer, Queue};
 use lunar_nvme::auth::host::{Host, RANDOM};
 use lunar_nvme::auth::key::Key;
 use lunar_nvme::auth::psk::ChannelKey;
 use lunar_nvme::{Sqe, Status};
+use lunar_nvme_host::bringup::{Answer, Bringup, Next};
+use lunar_nvme_host::command::{self, ANY_CONTROLLER, Connect};
+use lunar_nvme_host::queue::{ADMIN_IN_CAPSULE, Event, Offer, Queue};
 use lunar_nvme_tcp::tls::external;
 use openssl::ssl::{Ssl, SslContext, SslMethod, SslStream, SslVersion};
 use std::io::{IoSlice, Read};
@@ -159,7 +159,7 @@ impl<S: Read + Write> Wire<S> {
     }
 
     fn call(&mut self, sqe: Sqe, moves: Moves) -> Answer {
-        self.queue.submit(lunar_host::queue::Command { cookie: 0, sqe, moves }).expect("room");
+        self.queue.submit(lunar_nvme_host::queue::Command { cookie: 0, sqe, moves }).expect("room");
         let mut answer = Answer { status: Status::SUCCESS, result: 0, data: Vec::new() };
         let mut over = false;
         while !over {
@@ -175,7 +175,7 @@ impl<S: Read + Write> Wire<S> {
 }
 
 /// What does all that a host does before its first read.
-fn bring_up<S: Read + Write>(admin: &mut Wire<S>) -> lunar_host::bringup::Info {
+fn bring_up<S: Read + Write>(admin: &mut Wire<S>) -> lunar_nvme_host::bringup::Info {
     let mut way = Bringup::new(QUEUES, Some(1));
     let mut answer = admin.call(way.first(), Moves::Nothing);
     loop {

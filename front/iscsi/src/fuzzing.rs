@@ -503,7 +503,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// A login by CHAP, as the tape has it: also a seed of the fuzz target.
-    const CHAP: &[u8] = include_bytes!("../../../fuzz/seeds/login/chap");
+    const CHAP: &[u8] = include_bytes!("../../../check/fuzz/seeds/login/chap");
 
     #[test]
     fn proofs_are_reached() {

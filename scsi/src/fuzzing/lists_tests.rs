@@ -141,7 +141,7 @@ fn seeds() -> [(&'static str, Vec<u8>); 6] {
 }
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/lists")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../check/fuzz/seeds/lists")
 }
 
 /// Every list's parsing is reached, to its end: each command of a seed is carried out.

@@ -1,0 +1,224 @@
+"""Measures Lunar beside other targets and the floor, and writes a table and plots to check/bench/results/."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import json
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from harness import measure, network, nvme, offload, report, rows, targets, vfio  # noqa: E402
+from harness.rows import Row  # noqa: E402
+from harness.targets import Floor, Setup, Target, Unavailable  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+IDLE_SESSIONS = 1000
+UNITS = 4096
+IDLE_SECONDS = 10.0
+# What each protocol's targets and loads are.
+PROTOCOLS = {
+    "iscsi": (targets.KINDS, rows.rows),
+    "nvme-tcp": (nvme.KINDS, nvme.rows),
+    "vfio-user": (vfio.KINDS, vfio.rows),
+}
+# Protocols that have extras of their own.
+EXTRAS = {"nvme-tcp": nvme.extras, "vfio-user": vfio.extras}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="check/bench/run", description=__doc__)
+    parser.add_argument("--protocol", choices=PROTOCOLS, default="iscsi", help="[%(default)s]")
+    parser.add_argument("--name", help="name of the files in check/bench/results [the protocol; with --offload: offload]")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of every row on every target [%(default)s]")
+    parser.add_argument("--time", type=float, default=1.5, help="seconds of each run [%(default)s]")
+    parser.add_argument("--rows", default="*", help="rows whose key fits this pattern, as the shell's (see --list)")
+    parser.add_argument("--targets", help=f"among them [{','.join(targets.KINDS)}]")
+    parser.add_argument("--driver", default="auto", help="how Lunar talks to the kernel: auto, io_uring, epoll")
+    parser.add_argument(
+        "--congestion", default="cubic", help="congestion control of TCP (root; others have the machine's) [%(default)s]"
+    )
+    parser.add_argument("--folder", type=Path, help="where the file store lies [the system's folder for such files]")
+    parser.add_argument("--no-extras", action="store_true", help="leave out idle CPU, idle sessions, memory of units")
+    parser.add_argument("--no-build", action="store_true", help="measure what is built")
+    parser.add_argument("--offload", action="store_true", help="measure copies by the target instead (root)")
+    parser.add_argument(
+        "--offload-sizes",
+        default="xfs=10,ext4=1,tmpfs=2",
+        help="file systems for that, and GiB that are copied on each [%(default)s]",
+    )
+    parser.add_argument("--list", action="store_true", help="list the rows' keys")
+    return parser.parse_args()
+
+
+def setup(folder: Path, driver: str) -> Setup:
+    built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    lunar = Path(os.environ.get("LUNAR_BENCH_LUNAR", built / "trained" / "release" / "lunar"))
+    floor = Path(os.environ.get("LUNAR_BENCH_FLOOR", built / "release" / "floor"))
+    initiator = os.environ.get("LUNAR_BENCH_INITIATOR")
+    return Setup(folder, lunar, floor, shlex.split(initiator) if initiator else [str(lunar), "bench"], driver)
+
+
+def started(kinds: list[type[Target]], how: Setup, stack: contextlib.ExitStack) -> tuple[list[Target], dict[str, str]]:
+    """The targets that can be had here, paused; and why the others cannot."""
+    found, missing = [], {}
+    for kind in kinds:
+        target = kind(how)
+        stack.callback(target.stop)
+        try:
+            target.start()
+            target.pause()
+            found.append(target)
+        except Unavailable as why:
+            target.stop()
+            missing[target.name] = str(why)
+            print(f"{target.name} is left out: {why}", file=sys.stderr)
+    return found, missing
+
+
+@contextlib.contextmanager
+def running(target: Target):
+    """Only this one runs."""
+    target.resume()
+    try:
+        yield
+    finally:
+        target.pause()
+
+
+def turns(rounds: int, chosen: list[Row], all_of: list[Target]) -> Iterator[tuple[int, Row, Target, bool]]:
+    """Who runs when, and whether that counts. Whoever is first under a load pays for memory of the kernel's that the
+    host has to find first: a run before the first does, and does not count; and another is first in each round."""
+    for number in range(1, rounds + 1):
+        for at, row in enumerate(chosen):
+            first = (number + at) % len(all_of)
+            yield number, row, all_of[first], False
+            for target in all_of[first:] + all_of[:first]:
+                yield number, row, target, True
+
+
+def measure_rows(
+    how: Setup, all_of: list[Target], chosen: list[Row], rounds: int, seconds: float
+) -> tuple[dict, list[str]]:
+    """Every row on every target, round by round: what changes on the machine hits all alike. And the runs that failed."""
+    failed: list[str] = []
+    samples: dict[str, dict[str, list]] = {row.key: {} for row in chosen}
+    for number, row, target, counts in turns(rounds, chosen, all_of):
+        with running(target):
+            try:
+                one = measure.sample(how, target, row, seconds)
+            except Unavailable as why:
+                if counts:
+                    failed.append(f"{target.name}, {row.title}: {str(why).strip().splitlines()[-1]}")
+                print(f"{target.name}, {row.title}: {why}", file=sys.stderr)
+                continue
+        if one is None or not counts:
+            continue
+        samples[row.key].setdefault(target.name, []).append(one)
+        found = f"{one.iops:>10.0f}/s {one.target_us_per_io:8.3f} us"
+        print(f"{number}/{rounds} {row.title:<44} {target.name:<6} {found}", file=sys.stderr)
+    middles = {key: {name: measure.middle(runs) for name, runs in by.items()} for key, by in samples.items()}
+    return middles, failed
+
+
+def measure_extras(how: Setup, all_of: list[Target], rounds: int, seconds: float) -> dict:
+    extras: dict[str, dict] = {"idle_cpu_percent": {}, "idle_sessions": {}, "failed": {}}
+
+    def try_to(what: str, name: str, work, into: dict) -> None:
+        try:
+            into[name] = work()
+        except Unavailable as why:
+            print(f"{name}, {what}: {why}", file=sys.stderr)
+            extras["failed"][f"{name}, {what}"] = str(why)
+
+    for target in all_of:
+        if isinstance(target, Floor):
+            continue
+        with running(target):
+            extras["idle_cpu_percent"][target.name] = measure.idle_cpu(target, IDLE_SECONDS)
+            crowd = lambda: measure.idle_sessions(how, target, IDLE_SESSIONS, rounds, seconds)  # noqa: B023, E731
+            try_to(f"{IDLE_SESSIONS} idle sessions", target.name, crowd, extras["idle_sessions"])
+    if any(target.name == "lunar" for target in all_of):
+        try_to(f"{UNITS} units", "units", lambda: measure.memory_of_units(how, UNITS), extras)
+    return extras
+
+
+def main() -> int:
+    options = arguments()
+    # However this ends, no target or mount stays behind, least of all a paused one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    name = options.name or ("offload" if options.offload else options.protocol)
+    results = ROOT / "check" / "bench" / "results"
+    if options.offload:
+        sizes = dict(part.split("=") for part in options.offload_sizes.split(","))
+        sizes = {kind: int(float(size) * offload.GIB) for kind, size in sizes.items()}
+        return offload.run(
+            lambda folder: setup(folder, options.driver), sizes, options.rounds, options.folder, results, name
+        )
+    known, loads = PROTOCOLS[options.protocol]
+    chosen = [row for row in loads() if fnmatch.fnmatch(row.key, options.rows)]
+    if options.list:
+        print("\n".join(f"{row.key:<40} {row.title}" for row in loads()))
+        return 0
+    if not chosen:
+        print(f"no row's key fits {options.rows}: see --list", file=sys.stderr)
+        return 2
+    kinds = options.targets.split(",") if options.targets else list(known)
+    if unknown := set(kinds) - set(known):
+        print(f"no such targets: {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    network.enter_own(options.congestion)
+    with contextlib.ExitStack() as stack:
+        # Sockets of virtual machines: SPDK puts doorbells beside them, and only memory is mapped.
+        where = options.folder or ("/dev/shm" if options.protocol == "vfio-user" else None)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=where))
+        how = setup(Path(folder), options.driver)
+        all_of, missing = started([known[kind] for kind in kinds], how, stack)
+        if not all_of:
+            print(f"there is nothing to measure: {'; '.join(missing.values())}", file=sys.stderr)
+            return 1
+        machine = report.machine(how.folder)
+        table, failed = measure_rows(how, all_of, chosen, options.rounds, options.time)
+        extras: dict = {}
+        if not options.no_extras and options.protocol in EXTRAS:
+            extras = EXTRAS[options.protocol](how, all_of, running)
+        elif not options.no_extras:
+            extras = measure_extras(how, all_of, options.rounds, options.time)
+        machine["load_after"] = report.load()
+        notes = {target.name: target.note for target in all_of if target.note}
+        if "LUNAR_BENCH_LUNAR" in os.environ:
+            notes["lunar"] = "not what `make release` builds: LUNAR_BENCH_LUNAR names another"
+        if "LUNAR_BENCH_INITIATOR" in os.environ:
+            notes["initiator"] = "not that of lunar's build: LUNAR_BENCH_INITIATOR names another, for all targets"
+    found = {
+        "protocol": options.protocol,
+        "machine": machine,
+        "rounds": options.rounds,
+        "seconds": options.time,
+        "targets": [target.name for target in all_of],
+        "missing": missing,
+        "failed": failed,
+        "notes": notes,
+        "rows": [{"key": row.key, "title": row.title, "group": row.group, "targets": table[row.key]} for row in chosen],
+        "extras": extras,
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    (results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    plots = report.plots(found, chosen, results, name)
+    (results / f"{name}.md").write_text(report.markdown(found, plots))
+    print(results / f"{name}.md")
+    if failed:
+        print(f"{len(failed)} runs failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,450 @@
+//! libiscsi's conformance suite, one suite at a time, held against the table of what cannot pass yet.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::loop_device::LoopDevice;
+use crate::process;
+use crate::report::Outcome;
+use crate::target::{Driver, Lab, Spec, Subject, Target};
+
+const TABLE: &str = include_str!("../libiscsi.toml");
+const PROGRAM: &str = "iscsi-test-cu";
+/// The suite that wants two paths to one logical unit: two sessions are two paths, and mostly on two cores.
+const TWO_PATHS: &str = "MultipathIO";
+/// The slowest suite waits six seconds for time-outs of its own.
+const SUITE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Test or suite -> why it cannot pass.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    /// On every store.
+    missing: BTreeMap<String, String>,
+    /// Only on a disk whose medium cannot be taken out.
+    fixed: BTreeMap<String, String>,
+    /// Only on one whose medium can.
+    removable: BTreeMap<String, String>,
+    /// Only on a volume that takes writes.
+    writable: BTreeMap<String, String>,
+    /// Only with blocks of 4096 bytes.
+    large_blocks: BTreeMap<String, String>,
+    /// Only on block devices.
+    devices: BTreeMap<String, String>,
+    /// Only on files and block devices.
+    files: BTreeMap<String, String>,
+    /// Wrong in some versions of the suite: they may pass or not.
+    flawed: BTreeMap<String, String>,
+}
+
+/// What the table says of a test.
+#[derive(Clone, Copy, Debug)]
+enum Known<'a> {
+    /// Nothing: it must pass.
+    Sound,
+    /// It cannot pass.
+    Missing(&'a str),
+    /// It may pass.
+    Flawed(&'a str),
+}
+
+impl Table {
+    fn known(&self, suite: &str, test: &str, store: &Store) -> Known<'_> {
+        let full = format!("{suite}.{test}");
+        let mut tables = vec![&self.missing];
+        tables.push(if store.removable { &self.removable } else { &self.fixed });
+        if !store.read_only {
+            tables.push(&self.writable);
+        }
+        if store.block == "4096" {
+            tables.push(&self.large_blocks);
+        }
+        if store.kind == Kind::Block {
+            tables.push(&self.devices);
+        }
+        if store.kind != Kind::Ram {
+            tables.push(&self.files);
+        }
+        for table in tables {
+            if let Some(reason) = table.get(&full).or_else(|| table.get(suite)) {
+                return Known::Missing(reason);
+            }
+        }
+        self.flawed.get(&full).map_or(Known::Sound, |reason| Known::Flawed(reason))
+    }
+}
+
+/// Where the data of a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    File,
+    Ram,
+    /// A loop device.
+    Block,
+}
+
+/// One way to run the suites.
+struct Store {
+    name: &'static str,
+    kind: Kind,
+    block: &'static str,
+    /// Enough for every test, and less than 65536 blocks: from there on some tests write more at once than Block
+    /// Limits allow.
+    mib: u64,
+    flags: &'static [&'static str],
+    read_only: bool,
+    /// Its medium can be taken out.
+    removable: bool,
+    /// Run with the second driver too: nothing of a store in memory is a driver's.
+    both: bool,
+    /// Only these suites; none named: all.
+    suites: &'static [&'static str],
+}
+
+/// What a medium that can be taken out, or is only read, changes.
+const OF_MEDIA: &[&str] =
+    &["NoMedia", "PreventAllow", "StartStopUnit", "ReadOnly", "Inquiry", "TestUnitReady", "Read10"];
+
+const STORES: [Store; 9] = [
+    Store {
+        name: "file-512",
+        kind: Kind::File,
+        block: "512",
+        mib: 30,
+        flags: &[],
+        read_only: false,
+        removable: false,
+        both: true,
+        suites: &[],
+    },
+    Store {
+        name: "file-4096",
+        kind: Kind::File,
+        block: "4096",
+        mib: 100,
+        flags: &["--direct"],
+        read_only: false,
+        removable: false,
+        both: false,
+        suites: &[],
+    },
+    Store {
+        name: "ram-512",
+        kind: Kind::Ram,
+        block: "512",
+        mib: 30,
+        flags: &[],
+        read_only: false,
+        removable: false,
+        both: false,
+        suites: &[],
+    },
+    Store {
+        name: "ram-4096",
+        kind: Kind::Ram,
+        block: "4096",
+        mib: 100,
+        flags: &[],
+        read_only: false,
+        removable: false,
+        both: false,
+        suites: &[],
+    },
+    Store {
+        name: "block-512",
+        kind: Kind::Block,
+        block: "512",
+        mib: 30,
+        flags: &[],
+        read_only: false,
+        removable: false,
+        both: false,
+        suites: &[],
+    },
+    Store {
+        name: "protected",
+        kind: Kind::Ram,
+        block: "512",
+        mib: 30,
+        flags: &["--protection", "1"],
+        read_only: false,
+        removable: false,
+        both: false,
+        suites: &[],
+    },
+    Store {
+        name: "read-only",
+        kind: Kind::Ram,
+        block: "512",
+        mib: 30,
+        flags: &["--read-only"],
+        read_only: true,
+        removable: false,
+        both: false,
+        suites: &["ReadOnly", "Read10", "Read16", "Inquiry", "ReadCapacity16", "TestUnitReady", "ModeSense6"],
+    },
+    Store {
+        name: "removable",
+        kind: Kind::File,
+        block: "512",
+        mib: 30,
+        flags: &[],
+        read_only: false,
+        removable: true,
+        both: true,
+        suites: OF_MEDIA,
+    },
+    Store {
+        name: "removable-read-only",
+        kind: Kind::Ram,
+        block: "512",
+        mib: 30,
+        flags: &["--read-only"],
+        read_only: true,
+        removable: true,
+        both: false,
+        suites: OF_MEDIA,
+    },
+];
+
+/// Runs the suites on all stores.
+pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
+    let table: Table = toml::from_str(TABLE).context("check/conform/libiscsi.toml")?;
+    let suites = suites()?;
+    for store in STORES.iter().filter(|store| main_driver || store.both) {
+        let part = format!("libiscsi/{}/{}", store.name, driver.name());
+        if let Subject::Outside(_) = lab.subject
+            && store.name != "file-512"
+        {
+            continue;
+        }
+        let (mut target, mut device) = (None, None);
+        lab.report.check(&part, "target starts", || {
+            let volume = match store.kind {
+                Kind::File => lab.image("libiscsi.img", store.mib)?,
+                Kind::Ram => format!("ram:{}M", store.mib),
+                Kind::Block => {
+                    let image = lab.image("libiscsi-loop.img", store.mib)?;
+                    device.insert(LoopDevice::attach(&image)?).path.clone()
+                }
+            };
+            let volume = if store.removable { format!("removable:{volume}") } else { volume };
+            let spec = Spec::new(driver, [volume])?.flags(store.flags).flags(&["--block-size", store.block]);
+            target = Some(Target::start(lab, &spec)?);
+            Ok(())
+        });
+        let Some(mut target) = target else { continue };
+        for suite in &suites {
+            let (_, short) = suite.split_once('.').unwrap_or(("", suite));
+            if store.suites.is_empty() || store.suites.contains(&short) {
+                run_suite(lab, &part, store, &table, suite, &target);
+                if !lab.report.check_quietly(&part, &format!("target after {short}"), || target.healthy()) {
+                    break;
+                }
+            }
+        }
+        lab.report.check(&part, "target drains", || target.stop());
+    }
+    Ok(())
+}
+
+/// `FAMILY.SUITE` of all that this version of the program has, each suite once.
+fn suites() -> Result<Vec<String>> {
+    let output = process::run(Command::new(PROGRAM).arg("--list"), SUITE_LIMIT)?;
+    let suites: Vec<String> = output
+        .text
+        .lines()
+        .filter(|line| line.starts_with("SCSI.") || line.starts_with("iSCSI."))
+        .filter(|line| line.matches('.').count() == 1)
+        .map(str::to_owned)
+        .collect();
+    ensure!(!suites.is_empty(), "{PROGRAM} lists no suites; it said:\n{}", process::last_lines(&output.text, 10));
+    Ok(suites)
+}
+
+fn run_suite(lab: &Lab, part: &str, store: &Store, table: &Table, suite: &str, target: &Target) {
+    let before = Instant::now();
+    let mut command = process::bound(PROGRAM);
+    command.args(["--dataloss", "--allow-sanitize", "--Verbose-scsi", "--test", suite]).arg(target.url(0));
+    let (_, short) = suite.split_once('.').unwrap_or(("", suite));
+    if short == TWO_PATHS {
+        command.arg(target.url(0));
+    }
+    let (text, ended) = match process::run(&mut command, SUITE_LIMIT) {
+        Ok(output) => (output.text, Ok(output.status)),
+        Err(error) => (String::new(), Err(error)),
+    };
+    let log = lab.scratch.join(format!("{}-{short}.log", part.replace('/', "-")));
+    // A log that cannot be written costs the log, not the test.
+    let _ = std::fs::write(log, &text);
+    let tests = parse(&text);
+    let took = before.elapsed();
+    let each = took / u32::try_from(tests.len().max(1)).unwrap_or(1);
+    let (mut passed, mut missing, mut failed) = (0, 0, 0);
+    for test in &tests {
+        let outcome = judge(test, table.known(short, &test.name, store));
+        match outcome {
+            Outcome::Passed => passed += 1,
+            Outcome::Failed(_) => failed += 1,
+            Outcome::Skipped(_) => missing += 1,
+        }
+        lab.report.add_quietly(part, &format!("{short}.{}", test.name), outcome, each);
+    }
+    let seconds = took.as_secs_f64();
+    lab.report.note(&format!("{part}: {short}: {passed} passed, {failed} failed, {missing} missing ({seconds:.1} s)"));
+    if let Err(error) = ended {
+        lab.report.add(part, short, Outcome::Failed(format!("{error:#}")), took);
+    } else if tests.is_empty() {
+        let reason = format!("no test ran; it said:\n{}", process::last_lines(&text, 15));
+        lab.report.add(part, short, Outcome::Failed(reason), took);
+    }
+}
+
+/// How one test ended, by the program's own words.
+#[derive(Debug, PartialEq, Eq)]
+struct Test {
+    name: String,
+    verdict: Verdict,
+    said: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    /// The test saw that the target lacks what it would test, and counts itself as passed.
+    Withdrawn,
+    Failed,
+    /// The program ended in the middle.
+    None,
+}
+
+/// Takes the program's output apart: a test begins with "Test: NAME ..." and ends with "passed" or "FAILED".
+fn parse(text: &str) -> Vec<Test> {
+    let mut found = Vec::new();
+    for piece in text.split("\n  Test: ").skip(1) {
+        let Some((name, rest)) = piece.split_once(" ...") else { continue };
+        let (before, word, after) = split_at_verdict(rest);
+        let verdict = match word {
+            "FAILED" => Verdict::Failed,
+            "" => Verdict::None,
+            _ if withdrawal(before).is_some() => Verdict::Withdrawn,
+            _ => Verdict::Passed,
+        };
+        // Behind a failure stands where it was; behind a success the clean-up of the suite, which is not the test's.
+        let said = if verdict == Verdict::Failed { [before, after].concat() } else { before.to_owned() };
+        found.push(Test { name: name.to_owned(), verdict, said: said.trim().to_owned() });
+    }
+    found
+}
+
+/// The words with which a test gives up. One that leaves out an assertion and goes on has not.
+fn withdrawal(said: &str) -> Option<&str> {
+    said.lines().map(str::trim).find(|line| line.contains("[SKIPPED]") && !line.ends_with("Skipping assert"))
+}
+
+/// What a test said before its verdict, the verdict, and what follows. The verdict stands at the start of a line, or
+/// right behind the dots; other output may follow on its line.
+fn split_at_verdict(rest: &str) -> (&str, &str, &str) {
+    let mut at = 0;
+    for line in rest.split_inclusive('\n') {
+        for word in ["passed", "FAILED"] {
+            if line.starts_with(word) {
+                return (&rest[..at], word, &rest[at + word.len()..]);
+            }
+        }
+        at += line.len();
+    }
+    (rest, "", "")
+}
+
+/// A test passes if it should, fails if it should pass, and fails if the table is wrong about it.
+fn judge(test: &Test, known: Known<'_>) -> Outcome {
+    match (test.verdict, known) {
+        (Verdict::None, _) => {
+            Outcome::Failed(format!("ended without a verdict:\n{}", process::last_lines(&test.said, 12)))
+        }
+        (Verdict::Passed, Known::Missing(reason)) => {
+            Outcome::Failed(format!("passes, but check/conform/libiscsi.toml says it cannot: {reason}"))
+        }
+        (Verdict::Passed, Known::Sound | Known::Flawed(_)) => Outcome::Passed,
+        (Verdict::Withdrawn | Verdict::Failed, Known::Missing(reason) | Known::Flawed(reason)) => {
+            Outcome::Skipped(reason.to_owned())
+        }
+        (Verdict::Withdrawn, Known::Sound) => {
+            let why = withdrawal(&test.said).unwrap_or_default();
+            Outcome::Failed(format!("withdraws itself, and check/conform/libiscsi.toml does not say why: {why}"))
+        }
+        (Verdict::Failed, Known::Sound) => Outcome::Failed(complaints(&test.said)),
+    }
+}
+
+/// The lines that say what was wrong: the suite's own words, and where in its source it gave up.
+fn complaints(said: &str) -> String {
+    let lines: Vec<&str> =
+        said.lines().map(str::trim).filter(|line| line.contains("[FAILED]") || line.contains(".c:")).collect();
+    if lines.is_empty() { process::last_lines(said, 12) } else { process::last_lines(&lines.join("\n"), 12) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = concat!(
+        "\nSuite: Reserve6\n  Test: Simple ...passed\n  Test: Two ...    Take\n    [FAILED] no\n",
+        "FAILED\n    1. x.c:70\n  Test: Cold ...    [SKIPPED] not working\n\npassed\n",
+        "  Test: LUN ...    [SKIPPED] LUN too small. Skipping assert\n",
+        "passed    [SKIPPED] clean-up\n\n\nRun Summary:",
+    );
+
+    #[test]
+    fn verdicts_are_read_from_the_output() {
+        let found: Vec<(String, Verdict)> = parse(OUTPUT).into_iter().map(|test| (test.name, test.verdict)).collect();
+        let wanted = [
+            ("Simple", Verdict::Passed),
+            ("Two", Verdict::Failed),
+            ("Cold", Verdict::Withdrawn),
+            ("LUN", Verdict::Passed),
+        ];
+        assert_eq!(found, wanted.map(|(name, verdict)| (name.to_owned(), verdict)));
+        assert_eq!(parse("\n  Test: Half ...    Send\n")[0].verdict, Verdict::None);
+    }
+
+    #[test]
+    fn the_table_must_be_right_in_both_directions() {
+        let test = |verdict| Test { name: "T".to_owned(), verdict, said: String::new() };
+        let failed = |verdict, known| matches!(judge(&test(verdict), known), Outcome::Failed(_));
+        let skipped = |verdict, known| judge(&test(verdict), known) == Outcome::Skipped("why".to_owned());
+        assert_eq!(judge(&test(Verdict::Passed), Known::Sound), Outcome::Passed);
+        assert_eq!(judge(&test(Verdict::Passed), Known::Flawed("why")), Outcome::Passed);
+        assert!(failed(Verdict::Passed, Known::Missing("why")));
+        assert!(failed(Verdict::Withdrawn, Known::Sound));
+        assert!(failed(Verdict::Failed, Known::Sound));
+        assert!(skipped(Verdict::Withdrawn, Known::Missing("why")));
+        assert!(skipped(Verdict::Failed, Known::Missing("why")));
+        assert!(skipped(Verdict::Failed, Known::Flawed("why")));
+        assert!(failed(Verdict::None, Known::Missing("why")));
+    }
+
+    #[test]
+    fn the_checked_in_table_can_be_read() {
+        let table: Table = toml::from_str(TABLE).unwrap();
+        assert!(
+            [
+                table.missing,
+                table.fixed,
+                table.removable,
+                table.writable,
+                table.large_blocks,
+                table.devices,
+                table.files,
+                table.flawed
+            ]
+            .iter()
+            .flat_map(BTreeMap::values)
+            .all(|reason| !reason.is_empty())
+        );
+    }
+}

@@ -1,0 +1,140 @@
+//! One unit behind both command sets: what one of them gives back is gone for the other.
+
+use lunar_core::keep::Forgetful;
+use lunar_core::medium::Medium;
+use lunar_core::mem::Arena;
+use lunar_core::range::Ranges;
+use lunar_core::tally::Tally;
+use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
+use lunar_iscsi_initiator::cdb;
+use lunar_nvme::fuzzing::Rig as Nvme;
+use lunar_nvme::{Sqe, Status as NvmeStatus};
+use lunar_nvme_host::command;
+use lunar_ram::RamVolume;
+use lunar_reactor::Reactor;
+use lunar_reactor::sim::{Host, World};
+use lunar_scsi::Status as ScsiStatus;
+use lunar_scsi::fuzzing::Rig as Scsi;
+use std::rc::Rc;
+use std::sync::Arc;
+
+const BLOCK: usize = 512;
+/// Blocks of the unit.
+const BLOCKS: u64 = 2048;
+/// Blocks of what space is given back in.
+const GRAIN: u64 = 128;
+/// The identifier of its namespace: the rig has two of its own.
+const NAMESPACE: u32 = 3;
+
+/// A device server and a subsystem that show one unit.
+struct Both {
+    scsi: Scsi,
+    nvme: Nvme,
+    _core: Reactor,
+}
+
+impl Both {
+    fn new() -> Self {
+        let core = Reactor::with_driver(World::new(1).core(Host(1)), Arena::new(1 << 20), Arc::default());
+        let store = RamVolume::new(BLOCKS * BLOCK as u64, false).and_then(|volume| volume.open(&core)).expect("small");
+        assert_eq!(u64::from(store.traits().unmap_granularity), GRAIN * BLOCK as u64);
+        let ranges = Rc::new(Ranges::default());
+        let identity = Identity {
+            vendor: "LUNAR".into(),
+            product: "BOTH".into(),
+            revision: "1".into(),
+            serial: "9".into(),
+            uuid: [9; 16],
+            naa: [0x39; 8],
+        };
+        let unit = Rc::new(Unit {
+            id: UnitId(9),
+            identity: Arc::new(identity),
+            geometry: Geometry::of(store.traits(), BLOCK as u32).expect("whole blocks"),
+            read_only: false,
+            store,
+            ranges: ranges.clone(),
+            protection: None,
+            medium: Medium::default(),
+            tally: Tally::default(),
+            exclusive: Rc::new(OneCore(ranges)),
+            keep: Arc::new(Forgetful::default()),
+        });
+        let (scsi, nvme) = (Scsi::default(), Nvme::default());
+        scsi.target.add_unit(0, unit.clone());
+        nvme.subsystem.add_namespace(NAMESPACE, unit);
+        // What the new unit has to say first.
+        while scsi.run(&[0; 6], &[], 0).status != ScsiStatus::GOOD {}
+        Self { scsi, nvme, _core: core }
+    }
+
+    fn scsi(&self, cdb: &[u8], out: &[u8], room: u64) -> Vec<u8> {
+        let ended = self.scsi.run(cdb, out, room as u32);
+        assert_eq!(ended.status, ScsiStatus::GOOD, "{cdb:02x?}: {:02x?}", ended.sense);
+        ended.data
+    }
+
+    fn nvme(&self, mut sqe: Sqe, out: &[u8]) -> Vec<u8> {
+        // Room for all that it may ask for.
+        sqe.sgl.length = u32::MAX.into();
+        let ended = self.nvme.run(&self.nvme.io, &sqe, out);
+        assert_eq!(ended.status, NvmeStatus::SUCCESS, "{sqe:?}");
+        ended.data
+    }
+
+    /// What both read there, which is the same.
+    fn reads(&self, first: u64, count: u64) -> Vec<u8> {
+        let bytes = self.scsi(&cdb::read(first, count as u32, false)[..10], &[], count * BLOCK as u64);
+        assert!(self.nvme(command::read(NAMESPACE, first, count as u32, false), &[]) == bytes, "both read the same");
+        bytes
+    }
+
+    /// Runs of blocks, by GET LBA STATUS: how many, and whether they are mapped.
+    fn mapped(&self) -> Vec<(u32, bool)> {
+        let room = 1000_u32;
+        let cdb = [&[0x9e, 0x12][..], &[0; 8], &room.to_be_bytes(), &[0, 0]].concat();
+        let told = self.scsi(&cdb, &[], room.into());
+        let number = |bytes: &[u8]| u32::from_be_bytes(*bytes.first_chunk().expect("four bytes"));
+        told[8..].chunks(16).map(|descriptor| (number(&descriptor[8..]), descriptor[12] == 0)).collect()
+    }
+
+    fn unmap(&self, first: u64, count: u64) {
+        let list = [&[0, 22, 0, 16, 0, 0, 0, 0][..], &first.to_be_bytes(), &(count as u32).to_be_bytes(), &[0; 4]];
+        assert!(self.scsi(&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], &list.concat(), 0).is_empty());
+    }
+
+    fn deallocate(&self, first: u64, count: u64) {
+        let (sqe, range) = command::deallocate(NAMESPACE, first, count as u32);
+        assert!(self.nvme(sqe, &range).is_empty());
+    }
+}
+
+#[test]
+fn what_one_command_set_gives_back_is_gone_for_the_other() {
+    let both = Both::new();
+    let (all, rest) = (8 * GRAIN, (BLOCKS - 8 * GRAIN) as u32);
+    let grain = GRAIN as u32;
+    let sevens = vec![7; (all as usize) * BLOCK];
+    assert_eq!(both.mapped(), [(BLOCKS as u32, false)]);
+    both.scsi(&cdb::write(0, all as u32, false)[..10], &sevens, 0);
+    assert_eq!((both.reads(0, all) == sevens, both.mapped()), (true, vec![(8 * grain, true), (rest, false)]));
+
+    let zeroes = |grains: usize| vec![0; grains * GRAIN as usize * BLOCK];
+    both.unmap(GRAIN, GRAIN);
+    assert!(both.reads(GRAIN, GRAIN) == zeroes(1));
+    assert_eq!(both.mapped(), [(grain, true), (grain, false), (6 * grain, true), (rest, false)]);
+
+    both.deallocate(4 * GRAIN, 2 * GRAIN);
+    assert!(both.reads(4 * GRAIN, 2 * GRAIN) == zeroes(2));
+    let holes = [(grain, true), (grain, false), (2 * grain, true), (2 * grain, false), (2 * grain, true)];
+    assert_eq!(both.mapped(), [&holes[..], &[(rest, false)]].concat());
+
+    // What is written by the other is there again.
+    let nines = vec![9; GRAIN as usize * BLOCK];
+    both.nvme(command::write(NAMESPACE, GRAIN, grain, false), &nines);
+    both.scsi(&cdb::write(4 * GRAIN, 2 * grain, false)[..10], &nines.repeat(2), 0);
+    assert_eq!((both.reads(GRAIN, GRAIN) == nines, both.reads(4 * GRAIN, GRAIN) == nines), (true, true));
+    assert_eq!(both.mapped(), [(8 * grain, true), (rest, false)]);
+    both.unmap(0, BLOCKS);
+    assert_eq!((both.reads(0, all) == zeroes(8), both.mapped()), (true, vec![(BLOCKS as u32, false)]));
+}

@@ -1,0 +1,44 @@
+//! The repository itself, held to the order of the house.
+
+use lunar_tidy::{Finding, Tree, code, manifests, pages, words};
+use std::path::Path;
+
+fn tree() -> Tree {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let tree = Tree::load(&root).expect("the repository can be read");
+    assert!(tree.texts().count() > 20, "this is not the repository");
+    tree
+}
+
+fn none(findings: Vec<Finding>) {
+    let list: Vec<String> = findings.iter().map(Finding::to_string).collect();
+    assert!(list.is_empty(), "{} findings:\n{}", list.len(), list.join("\n"));
+}
+
+#[test]
+fn manifests_keep_the_order() {
+    none(manifests::check(&tree()));
+}
+
+#[test]
+fn code_keeps_its_budgets_and_reasons() {
+    none(code::check(&tree()));
+}
+
+#[test]
+fn words_are_in_their_place() {
+    none(words::check(&tree()));
+}
+
+#[test]
+fn pages_hold_together() {
+    none(pages::check(&tree()));
+}
+
+#[test]
+fn generated_pages_are_fresh() {
+    let how = "LUNAR_REGENERATE=1 cargo test -p lunar-scsi docs";
+    none(pages::check_generated(&tree(), "docs/commands.md", &lunar_scsi::docs::commands(), how));
+    let how = "LUNAR_REGENERATE=1 cargo test -p lunar-control docs";
+    none(pages::check_generated(&tree(), "docs/configuration.md", &lunar_control::docs::configuration(), how));
+}

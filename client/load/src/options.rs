@@ -1,0 +1,521 @@
+//! What a load can be told, as the command line has it.
+
+use crate::url::Url;
+use clap::{Args, ValueEnum};
+use lunar_core::access::{Account, Secret};
+use lunar_iscsi::chap::{Algorithm, Challenge};
+use lunar_iscsi_initiator::chap::{Chap, Counter};
+use lunar_iscsi_initiator::config::{DigestOffer, Offer};
+use lunar_iscsi_initiator::secret;
+use lunar_nvme::auth::host::Host;
+use lunar_nvme::auth::key::Key;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Commands that a session may have outstanding: more than any target's window.
+const DEPTH_MAX: i64 = 4096;
+/// Sessions that one run may open: a socket each, below the usual limits of open files after raising the soft one.
+const SESSIONS_MAX: i64 = 65_536;
+/// I/O queues of one controller: more than any has.
+const QUEUES_MAX: i64 = 1024;
+/// What an iSCSI session offers unless it is told.
+const R2T_DEFAULT: u32 = 8;
+const BURST_DEFAULT: u32 = 16_776_192;
+const SEGMENT_DEFAULT: u32 = 256 << 10;
+const INITIATOR_DEFAULT: &str = "iqn.2026-01.io.lunar:bench";
+/// Headings of what only one of the protocols has.
+const ISCSI: &str = "iSCSI";
+const NVME: &str = "NVMe";
+const VFIO_USER: &str = "vfio-user";
+/// Bytes of one command: what READ (10) can ask of 512-byte blocks.
+const BLOCK_SIZE_MAX: u64 = 32 << 20;
+
+/// The shape of a load.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Shape {
+    /// Sequential reads.
+    Read,
+    /// Sequential writes.
+    Write,
+    /// Sequential, reads and writes mixed.
+    Rw,
+    /// Random reads.
+    Randread,
+    /// Random writes.
+    Randwrite,
+    /// Random, reads and writes mixed.
+    Randrw,
+}
+
+impl Shape {
+    /// Whether places are picked at random.
+    #[must_use]
+    pub fn is_random(self) -> bool {
+        matches!(self, Self::Randread | Self::Randwrite | Self::Randrw)
+    }
+
+    /// Whether nothing is written.
+    #[must_use]
+    pub fn is_read_only(self) -> bool {
+        matches!(self, Self::Read | Self::Randread)
+    }
+
+    /// Whether nothing is read.
+    #[must_use]
+    pub fn is_write_only(self) -> bool {
+        matches!(self, Self::Write | Self::Randwrite)
+    }
+}
+
+/// Whether a digest is offered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum DigestChoice {
+    /// `None`.
+    None,
+    /// `None,CRC32C`.
+    Allow,
+    /// `CRC32C,None`.
+    Prefer,
+    /// `CRC32C`.
+    Crc32c,
+}
+
+impl DigestChoice {
+    /// Whether it is asked for where there is no choice to be left to the other side.
+    #[must_use]
+    pub fn is_wanted(self) -> bool {
+        matches!(self, Self::Prefer | Self::Crc32c)
+    }
+}
+
+impl From<DigestChoice> for DigestOffer {
+    fn from(choice: DigestChoice) -> Self {
+        match choice {
+            DigestChoice::None => Self::Never,
+            DigestChoice::Allow => Self::IfWanted,
+            DigestChoice::Prefer => Self::Prefer,
+            DigestChoice::Crc32c => Self::Require,
+        }
+    }
+}
+
+/// How a controller of vfio-user hears of commands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Doorbells {
+    /// By words in shared memory while it is awake, as Linux does.
+    Shadow,
+    /// By its page of doorbells, which it has to look at, as SPDK does.
+    Mapped,
+    /// By a message each.
+    Told,
+}
+
+/// A load on one unit of any iSCSI, NVMe/TCP or vfio-user target.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Where the unit is; without a name it is the first target that discovery shows.
+    #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]], nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] or \
+                  vfio-user:/SOCKET[#NAMESPACE]; without a name the first target that discovery shows")]
+    pub url: Url,
+    /// Shape of the load
+    #[arg(long, value_enum, default_value = "randread", value_name = "SHAPE")]
+    pub rw: Shape,
+    /// Reads among mixed commands
+    #[arg(long, default_value_t = 70, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub mix: u8,
+    /// Bytes of a command
+    #[arg(long, default_value = "4k", value_name = "BYTES", value_parser = size_of_command)]
+    pub bs: u32,
+    /// Commands that each session or queue keeps outstanding, as far as the target's window allows. The next begins
+    /// when one ends: those that a stall keeps from beginning are in no latency
+    #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=DEPTH_MAX))]
+    pub depth: u32,
+    /// Sessions, or queues of one controller, under load, all served by one thread
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=SESSIONS_MAX))]
+    pub sessions: u32,
+    /// Sessions, or controllers, that only log in and stay
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(..=SESSIONS_MAX))]
+    pub idle_sessions: u32,
+    /// Rest after so many commands, as somebody who comes and goes; the first ones after a rest are told apart
+    #[arg(long, value_name = "N", requires = "rest", value_parser = clap::value_parser!(u64).range(1..))]
+    pub burst: Option<u64>,
+    /// Seconds of each rest
+    #[arg(long, value_name = "SECONDS", requires = "burst", value_parser = seconds)]
+    pub rest: Option<Duration>,
+    /// Seconds to measure
+    #[arg(long, default_value = "10", value_name = "SECONDS", value_parser = seconds)]
+    pub time: Duration,
+    /// Seconds of load before measuring
+    #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = seconds)]
+    pub warmup: Duration,
+    /// Seconds without any answer until the run is given up
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Duration,
+    /// Where the region starts
+    #[arg(long, default_value = "0", value_name = "BYTES", value_parser = size)]
+    pub offset: u64,
+    /// How long the region is; by default up to the end (with --verify at most 1 GiB)
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub size: Option<u64>,
+    /// Force unit access: writes are on the medium when they are acknowledged
+    #[arg(long)]
+    pub fua: bool,
+    /// SYNCHRONIZE CACHE, or Flush, after so many writes
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub flush_every: Option<u64>,
+    /// Write blocks that carry LBA, number of the write and a checksum; check all that is read, and read back
+    /// all that was written. A run that only reads checks what an earlier one with the same --seed wrote
+    #[arg(long)]
+    pub verify: bool,
+    /// Seed of places and patterns
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub seed: u64,
+    /// Record every acknowledged write in a new file, for --check-ack-log. A lost connection then ends the run well
+    #[arg(long, value_name = "FILE", conflicts_with = "check_ack_log")]
+    pub ack_log: Option<PathBuf>,
+    /// Load nothing: check that what FILE says was acknowledged with FUA, or before a SYNCHRONIZE CACHE, is there
+    #[arg(long, value_name = "FILE")]
+    pub check_ack_log: Option<PathBuf>,
+    /// With --check-ack-log: everything acknowledged must be there (the target's process died, its machine did not)
+    #[arg(long, requires = "check_ack_log")]
+    pub all: bool,
+    /// What is offered as HeaderDigest
+    #[arg(long, value_enum, default_value = "none", value_name = "CHOICE")]
+    pub header_digest: DigestChoice,
+    /// What is offered as DataDigest
+    #[arg(long, value_enum, default_value = "none", value_name = "CHOICE")]
+    pub data_digest: DigestChoice,
+    /// Offer ImmediateData=No
+    #[arg(long, help_heading = ISCSI)]
+    pub no_immediate_data: bool,
+    /// Offer InitialR2T=Yes
+    #[arg(long, help_heading = ISCSI)]
+    pub initial_r2t: bool,
+    /// Offered MaxOutstandingR2T
+    #[arg(long, help_heading = ISCSI, default_value_t = R2T_DEFAULT, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    pub max_outstanding_r2t: u32,
+    /// Offered MaxBurstLength
+    #[arg(long, help_heading = ISCSI, default_value_t = BURST_DEFAULT, value_name = "BYTES", value_parser = length)]
+    pub max_burst_length: u32,
+    /// Offered FirstBurstLength
+    #[arg(long, help_heading = ISCSI, default_value_t = SEGMENT_DEFAULT, value_name = "BYTES", value_parser = length)]
+    pub first_burst_length: u32,
+    /// Declared MaxRecvDataSegmentLength
+    #[arg(long, help_heading = ISCSI, default_value_t = SEGMENT_DEFAULT, value_name = "BYTES", value_parser = length)]
+    pub max_recv_data_segment_length: u32,
+    /// This initiator's name
+    #[arg(long, help_heading = ISCSI, default_value = INITIATOR_DEFAULT, value_name = "IQN")]
+    pub initiator_name: String,
+    /// Prove this initiator's name by CHAP, as this user
+    #[arg(long, help_heading = ISCSI, value_name = "NAME", requires = "secret_file")]
+    pub user: Option<String>,
+    /// The file with the user's secret
+    #[arg(long, help_heading = ISCSI, value_name = "FILE", requires = "user", value_parser = secret::from_file)]
+    pub secret_file: Option<Secret>,
+    /// Have the target prove that it is this (mutual CHAP)
+    #[arg(long, help_heading = ISCSI, value_name = "NAME", requires_all = ["mutual_secret_file", "user"])]
+    pub mutual_user: Option<String>,
+    /// The file with the target's secret
+    #[arg(long, help_heading = ISCSI, value_name = "FILE", requires = "mutual_user", value_parser = secret::from_file)]
+    pub mutual_secret_file: Option<Secret>,
+    /// Algorithms of CHAP that are offered: 5 MD5, 6 SHA-1, 7 SHA-256, 8 SHA3-256
+    #[arg(long, help_heading = ISCSI, value_name = "NUMBERS", value_delimiter = ',', default_value = "8,7,6,5")]
+    #[arg(value_parser = clap::value_parser!(u8).range(5..=8))]
+    pub chap: Vec<u8>,
+    /// This host's NQN
+    #[arg(long, help_heading = NVME, default_value = "nqn.2026-01.io.lunar:bench", value_name = "NQN")]
+    pub host_nqn: String,
+    /// Prove this host's name with the key in the file, as nvme gen-dhchap-key writes it (DH-HMAC-CHAP)
+    #[arg(long, help_heading = NVME, value_name = "FILE", value_parser = key)]
+    pub host_key: Option<Key>,
+    /// Have the subsystem prove its name with the key in the file
+    #[arg(long, help_heading = NVME, value_name = "FILE", requires = "host_key", value_parser = key)]
+    pub subsystem_key: Option<Key>,
+    /// Be told with each completion how far a queue was read
+    #[arg(long, help_heading = NVME)]
+    pub flow_control: bool,
+    /// I/O queues of each of the controllers that only stay
+    #[arg(long, help_heading = NVME, default_value_t = 1, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(..=QUEUES_MAX))]
+    pub idle_queues: u16,
+    /// How the controller hears of commands
+    #[arg(long, help_heading = VFIO_USER, value_enum, default_value = "shadow", value_name = "WAY")]
+    pub doorbells: Doorbells,
+    /// Run on this CPU
+    #[arg(long, value_name = "N")]
+    pub cpu: Option<usize>,
+    /// Poll the sockets or queues instead of sleeping until something arrives
+    #[arg(long)]
+    pub spin: bool,
+    /// Process of the target, to tell its CPU time
+    #[arg(long, value_name = "PID")]
+    pub pid: Option<u32>,
+    /// Statistics socket of a Lunar target, to tell its busy time
+    #[arg(long, value_name = "SOCKET")]
+    pub stats: Option<PathBuf>,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// List the targets at the URL's portal, and do nothing else
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// What tells this run's sessions from those of others.
+static RUN: OnceLock<[u8; 2]> = OnceLock::new();
+
+impl Options {
+    /// What session number `session` offers at login.
+    #[must_use]
+    pub fn offer(&self, target: Option<String>, session: u32) -> Offer {
+        // The format "random" (11.12.5): two runs must not take each other's sessions over, not even where both are
+        // process 1 of a container.
+        let ([r1, r0], [_, s2, s1, s0]) = (*RUN.get_or_init(random), session.to_be_bytes());
+        let isid = [0x80, r1, r0, s2, s1, s0];
+        Offer {
+            initiator: self.initiator_name.clone(),
+            target,
+            isid,
+            chap: self.chap(),
+            header_digest: self.header_digest.into(),
+            data_digest: self.data_digest.into(),
+            max_recv_data_segment_length: self.max_recv_data_segment_length,
+            max_burst_length: self.max_burst_length,
+            first_burst_length: self.first_burst_length.min(self.max_burst_length),
+            initial_r2t: self.initial_r2t,
+            immediate_data: !self.no_immediate_data,
+            max_outstanding_r2t: self.max_outstanding_r2t,
+        }
+    }
+}
+
+impl Options {
+    /// Whether nothing was asked for that iSCSI does not have.
+    ///
+    /// # Errors
+    /// A sentence that names what was.
+    pub fn check_for_iscsi(&self) -> Result<(), String> {
+        let asked = [
+            ("--host-key", self.host_key.is_some()),
+            ("--flow-control", self.flow_control),
+            ("--idle-queues", self.idle_queues != 1),
+            ("--doorbells", self.doorbells != Doorbells::Shadow),
+        ];
+        match asked.iter().find(|(_, is_asked)| *is_asked) {
+            Some((option, _)) => Err(format!("{option} is for NVMe")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether nothing was asked for that NVMe does not have.
+    ///
+    /// # Errors
+    /// A sentence that names what was.
+    pub fn check_for_nvme(&self) -> Result<(), String> {
+        let asked = [
+            ("--no-immediate-data", self.no_immediate_data),
+            ("--initial-r2t", self.initial_r2t),
+            ("--max-outstanding-r2t", self.max_outstanding_r2t != R2T_DEFAULT),
+            ("--max-burst-length", self.max_burst_length != BURST_DEFAULT),
+            ("--first-burst-length", self.first_burst_length != SEGMENT_DEFAULT),
+            ("--max-recv-data-segment-length", self.max_recv_data_segment_length != SEGMENT_DEFAULT),
+            ("--initiator-name", self.initiator_name != INITIATOR_DEFAULT),
+            ("--user", self.user.is_some()),
+        ];
+        match asked.iter().find(|(_, is_asked)| *is_asked) {
+            Some((option, _)) => Err(format!("{option} is for iSCSI")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether nothing was asked for that only networks have.
+    ///
+    /// # Errors
+    /// A sentence that names what was.
+    pub fn check_for_vfio_user(&self) -> Result<(), String> {
+        self.check_for_nvme()?;
+        let asked = [
+            ("--idle-sessions", self.idle_sessions > 0),
+            ("--header-digest", self.header_digest.is_wanted()),
+            ("--data-digest", self.data_digest.is_wanted()),
+            ("--flow-control", self.flow_control),
+            ("--host-key", self.host_key.is_some()),
+        ];
+        match asked.iter().find(|(_, is_asked)| *is_asked) {
+            Some((option, _)) => Err(format!("{option} is for networks: a socket of vfio-user has one controller")),
+            None => Ok(()),
+        }
+    }
+
+    /// How the host proves its name to a subsystem.
+    pub(crate) fn proof(&self, subsystem: &str) -> Option<Host> {
+        Some(Host {
+            name: self.host_nqn.clone(),
+            subsystem: subsystem.to_owned(),
+            key: self.host_key.clone()?,
+            other: self.subsystem_key.clone(),
+            transaction: u16::from_le_bytes(random()),
+            random: random(),
+        })
+    }
+
+    fn chap(&self) -> Option<Chap> {
+        let account = |name: &Option<String>, secret: &Option<Secret>| {
+            Some(Account { name: name.as_deref()?.into(), secret: secret.clone()? })
+        };
+        let target = account(&self.mutual_user, &self.mutual_secret_file)
+            .map(|account| Counter { account, challenge: challenge() });
+        let algorithms = self.chap.iter().copied().map(Algorithm).collect();
+        Some(Chap { user: account(&self.user, &self.secret_file)?, algorithms, target })
+    }
+}
+
+/// A challenge for the target.
+fn challenge() -> Challenge {
+    Challenge::from_random(random())
+}
+
+/// Bytes that nobody can guess.
+fn random<const N: usize>() -> [u8; N] {
+    let mut random = [0; N];
+    let got = getrandom(&mut random, GetRandomFlags::empty());
+    assert_eq!(got, Ok(random.len()), "the kernel always has so few random bytes");
+    random
+}
+
+/// The key in a file.
+fn key(path: &str) -> Result<Key, String> {
+    Key::parse(secret::from_file(path)?.bytes()).map_err(|why| format!("{path}: {why}"))
+}
+
+/// A number of bytes: `4096`, `4k`, `1M`, `20G`, `1T`.
+///
+/// # Errors
+/// A sentence that says what would be one.
+pub fn size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_lowercase().trim_end_matches("ib") {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(format!("{text:?} is not a size such as 4096, 4k or 1G")),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("{text:?} is not a size such as 4096, 4k or 1G"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too much"))
+}
+
+fn size_of_command(text: &str) -> Result<u32, String> {
+    let bytes = size(text)?;
+    match u32::try_from(bytes) {
+        Ok(small) if bytes.is_multiple_of(512) && (512..=BLOCK_SIZE_MAX).contains(&bytes) => Ok(small),
+        _ => Err(format!("{text} is not a multiple of 512 up to {BLOCK_SIZE_MAX}")),
+    }
+}
+
+fn length(text: &str) -> Result<u32, String> {
+    let bytes = size(text)?;
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| (512..=0xff_ffff).contains(bytes))
+        .ok_or_else(|| format!("{text} is not from 512 to 16777215"))
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parse(args: &str) -> Result<Options, String> {
+        Line::try_parse_from(["bench"].into_iter().chain(args.split_whitespace()))
+            .map(|line| line.options)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, want) in
+            [("512", 512), ("4k", 4096), ("4K", 4096), ("1MiB", 1 << 20), ("20G", 20 << 30), ("1t", 1 << 40)]
+        {
+            assert_eq!(size(text), Ok(want));
+        }
+        for bad in ["", "k", "4x", "-1", "1.5k", "99999999T"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_command_line() {
+        let options = parse("iscsi://h/iqn.x/2 --rw randrw --mix 30 --bs 128k --time 0.5 --fua --data-digest crc32c")
+            .expect("good");
+        assert_eq!(
+            (options.bs, options.mix, options.fua, options.time),
+            (131_072, 30, true, Duration::from_millis(500))
+        );
+        assert_eq!((options.rw, options.url.unit), (Shape::Randrw, 2));
+        let offer = options.offer(Some("iqn.x".into()), 0x01_0203);
+        assert_eq!((offer.data_digest, &offer.isid[3..]), (DigestOffer::Require, &[1, 2, 3][..]));
+    }
+
+    #[test]
+    fn what_nvme_does_not_have() {
+        let check = |args: &str| parse(&format!("nvme-tcp://h {args}")).and_then(|options| options.check_for_nvme());
+        assert_eq!(check("--sessions 4 --idle-queues 3 --data-digest crc32c --flow-control"), Ok(()));
+        assert_eq!(check("--initial-r2t"), Err("--initial-r2t is for iSCSI".into()));
+        assert_eq!(check("--max-burst-length 64k"), Err("--max-burst-length is for iSCSI".into()));
+        assert_eq!(check("--initiator-name iqn.x"), Err("--initiator-name is for iSCSI".into()));
+    }
+
+    #[test]
+    fn what_iscsi_does_not_have() {
+        let check = |args: &str| parse(&format!("iscsi://h {args}")).and_then(|options| options.check_for_iscsi());
+        assert_eq!(check("--sessions 4 --data-digest crc32c --max-burst-length 64k"), Ok(()));
+        assert_eq!(check("--doorbells told"), Err("--doorbells is for NVMe".into()));
+        assert_eq!(check("--idle-queues 3"), Err("--idle-queues is for NVMe".into()));
+    }
+
+    #[test]
+    fn sessions_of_a_run_differ_and_its_number_stays() {
+        let options = parse("iscsi://h/iqn.x").expect("good");
+        let isid = |session| options.offer(None, session).isid;
+        assert_eq!(isid(1)[..3], isid(2)[..3]);
+        assert_eq!((isid(1)[0], &isid(1)[3..], &isid(2)[3..]), (0x80, &[0, 0, 1][..], &[0, 0, 2][..]));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for bad in [
+            "h",
+            "iscsi://h --bs 513",
+            "iscsi://h --bs 64M",
+            "iscsi://h --depth 0",
+            "iscsi://h --mix 101",
+            "iscsi://h --time x",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+        assert!(parse("iscsi://h --all").is_err());
+        assert!(parse("iscsi://h --ack-log a --check-ack-log b").is_err());
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        use clap::CommandFactory;
+        Line::command().debug_assert();
+    }
+}
