@@ -12,16 +12,17 @@ const ORDER: &[(&str, &[&str])] = &[
     ("nvme", &["core"]),
     ("reactor", &["core"]),
     ("stream", &["core", "reactor"]),
-    ("front/*", &["core", "scsi", "nvme", "reactor", "stream"]),
-    ("back/*", &["core", "reactor"]),
     ("control", &["core"]),
+    ("engine", &["core", "scsi", "nvme", "reactor", "control"]),
+    ("front/*", &["core", "scsi", "nvme", "reactor", "stream", "control", "engine"]),
+    ("back/*", &["core", "reactor", "control", "engine"]),
     ("api", &["core", "control"]),
     ("cli", &["core", "control", "api"]),
     ("client/iscsi", &["core", "front/*"]),
     ("client/nvme", &["core", "nvme", "front/*"]),
     ("client/isns", &["core"]),
     ("client/load", &["core", "nvme", "reactor", "front/*", "client/iscsi", "client/nvme"]),
-    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "api", "cli", "client/*"]),
+    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "engine", "api", "cli", "client/*"]),
 ];
 
 /// Places that only development uses: they may use everything, and nothing above uses them.
