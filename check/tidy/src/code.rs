@@ -62,7 +62,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Files that hold nothing but tests: in a folder of tests, or modules that only a test build has.
-fn test_files(parsed: &[(&str, &syn::File)]) -> BTreeSet<String> {
+pub(crate) fn test_files(parsed: &[(&str, &syn::File)]) -> BTreeSet<String> {
     let in_folder = |path: &str| path.split('/').any(|part| part == "tests" || part == "benches");
     let mut tests: BTreeSet<String> =
         parsed.iter().map(|(path, _)| *path).filter(|path| in_folder(path)).map(str::to_owned).collect();
@@ -87,7 +87,7 @@ fn test_files(parsed: &[(&str, &syn::File)]) -> BTreeSet<String> {
 }
 
 /// Where the text of `mod name;` in the file at `path` may stand.
-fn module_files(path: &str, module: &syn::ItemMod) -> Vec<String> {
+pub(crate) fn module_files(path: &str, module: &syn::ItemMod) -> Vec<String> {
     let folder = folder_of(path);
     let named = module.attrs.iter().find(|attribute| attribute.path().is_ident("path"));
     if let Some(syn::Meta::NameValue(value)) = named.map(|attribute| &attribute.meta)
@@ -105,7 +105,7 @@ fn module_files(path: &str, module: &syn::ItemMod) -> Vec<String> {
 }
 
 /// Whether attributes say `#[cfg(test)]` or `#[test]`.
-fn is_test_only(attributes: &[syn::Attribute]) -> bool {
+pub(crate) fn is_test_only(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         syn::Meta::Path(path) => path.is_ident("test"),
         syn::Meta::List(list) if list.path.is_ident("cfg") => {

@@ -1,6 +1,6 @@
 //! The repository itself, held to the order of the house.
 
-use lunar_tidy::{Finding, Tree, code, manifests, pages, words};
+use lunar_tidy::{Finding, Tree, circles, code, manifests, pages, words};
 use std::path::Path;
 
 fn tree() -> Tree {
@@ -41,4 +41,9 @@ fn generated_pages_are_fresh() {
     none(pages::check_generated(&tree(), "docs/commands.md", &lunar_scsi::docs::commands(), how));
     let how = "LUNAR_REGENERATE=1 cargo test -p lunar-control docs";
     none(pages::check_generated(&tree(), "docs/configuration.md", &lunar_control::docs::configuration(), how));
+}
+
+#[test]
+fn imports_lie_in_no_large_circle() {
+    none(circles::check(&tree()));
 }
