@@ -1,4 +1,6 @@
-//! Identify data: what controllers, namespaces and the subsystem say of themselves.
+//! Identify data of controllers, namespaces and the subsystem (NVMe Base 2.0 5.17); `layout` has the structures.
+
+mod layout;
 
 use crate::cmd::ranges::{COPY_BYTES_MAX, COPY_RANGES_MAX};
 use crate::context::Context;
@@ -10,16 +12,19 @@ use crate::history::LOG_BYTES_MAX;
 use crate::manage::FORMATS;
 use crate::namespace::{Attached, Namespace};
 use crate::space::Made;
+use layout::Descriptor;
 use lunar_core::protection::{INFO_BYTES, Kind as Protection};
 use lunar_core::step::PIECE_BYTES;
 use lunar_core::uncorrectable::MARKED_BLOCKS_MAX;
+use lunar_core::wire::le;
+use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// Bytes of each of the data structures.
 pub const IDENTIFY_LEN: usize = 4096;
 /// Bytes of a submission queue entry, in the unit of capsule sizes.
 const ENTRY_UNITS: u32 = 64 / 16;
 
-/// A data structure that is filled in field by field.
+/// An Identify data structure as the host receives it.
 #[derive(Debug)]
 pub struct Page(Box<[u8; IDENTIFY_LEN]>);
 
@@ -30,29 +35,11 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Writes a field; fields lie within.
-    fn put(&mut self, at: usize, field: &[u8]) -> &mut Self {
-        self.0[at..at + field.len()].copy_from_slice(field);
-        self
-    }
-
-    /// Writes text, filled up with spaces.
-    fn text(&mut self, at: usize, len: usize, text: &str) -> &mut Self {
-        self.0[at..at + len].fill(b' ');
-        let short = &text.as_bytes()[..text.len().min(len)];
-        self.put(at, short)
-    }
-
-    fn u16(&mut self, at: usize, value: u16) -> &mut Self {
-        self.put(at, &value.to_le_bytes())
-    }
-
-    fn u32(&mut self, at: usize, value: u32) -> &mut Self {
-        self.put(at, &value.to_le_bytes())
-    }
-
-    fn u64(&mut self, at: usize, value: u64) -> &mut Self {
-        self.put(at, &value.to_le_bytes())
+    /// The bytes of a data structure of `layout`, all of which have [`IDENTIFY_LEN`].
+    fn of(structure: &(impl IntoBytes + Immutable)) -> Self {
+        let mut page = Self::default();
+        page.0.copy_from_slice(structure.as_bytes());
+        page
     }
 
     /// The bytes.
@@ -60,6 +47,21 @@ impl Page {
     pub fn bytes(&self) -> &[u8] {
         &*self.0
     }
+}
+
+/// An ASCII field: `text`, cut to the field or padded with spaces.
+fn padded<const LEN: usize>(text: &str) -> [u8; LEN] {
+    let mut field = [b' '; LEN];
+    let len = text.len().min(LEN);
+    field[..len].copy_from_slice(&text.as_bytes()[..len]);
+    field
+}
+
+/// The NQN field: the name, and zeroes up to the end of the field.
+fn terminated(nqn: &str) -> [u8; 256] {
+    let mut field = [0; 256];
+    field[..nqn.len()].copy_from_slice(nqn.as_bytes());
+    field
 }
 
 /// Bits of the Identify Controller data structure.
@@ -125,40 +127,78 @@ const COMPARE_WRITE: u16 = (PIECE_BYTES / 4096 - 1) as u16;
 pub fn controller(cx: &Context<'_>) -> Page {
     let controller = cx.controller();
     let entry = &controller.standing.subsystem;
-    let mut page = Page::default();
-    page.text(4, 20, &entry.serial).text(24, 40, &entry.model).text(64, 8, &entry.firmware);
-    page.put(77, &[TRANSFER_EXPONENT]).u16(78, controller.id).u32(80, VERSION);
-    page.u32(96, bits::ATTRIBUTES).put(111, &[if controller.kind == Kind::Io { 1 } else { 2 }]);
-    let memory = controller.path.memory;
-    page.u16(256, bits::ADMIN | if memory { bits::DOORBELLS } else { 0 })
-        .put(258, &[ABORTS_MAX - 1, (REQUESTS_MAX - 1) as u8, bits::FIRMWARE, bits::LOG_PAGES]);
-    page.put(262, &[(ERRORS_MAX - 1) as u8]);
-    page.u16(320, KEEP_ALIVE_GRANULARITY).u16(514, QUEUE_ENTRIES_MAX);
-    if memory {
-        page.u32(536, bits::SGL_IN_MEMORY);
-    } else {
-        page.u32(536, bits::SGL).u32(1792, ENTRY_UNITS + controller.path.in_capsule / 16).u32(1796, 1);
-        page.put(1803, &[1]).u16(1804, bits::DISCONNECTS);
-    }
+    let mut page = layout::Controller::new_zeroed();
+    page.serial_number = padded(&entry.serial);
+    page.model_number = padded(&entry.model);
+    page.firmware_revision = padded(&entry.firmware);
+    page.transfer_exponent = TRANSFER_EXPONENT;
+    page.controller_id = controller.id.into();
+    page.version = VERSION.into();
+    page.attributes = bits::ATTRIBUTES.into();
+    page.controller_type = if controller.kind == Kind::Io { 1 } else { 2 };
+    let doorbells = if controller.path.memory { bits::DOORBELLS } else { 0 };
+    page.admin_commands = (bits::ADMIN | doorbells).into();
+    page.abort_limit = ABORTS_MAX - 1;
+    page.async_event_limit = (REQUESTS_MAX - 1) as u8;
+    page.firmware_updates = bits::FIRMWARE;
+    page.log_page_attributes = bits::LOG_PAGES;
+    page.error_log_entries = (ERRORS_MAX - 1) as u8;
+    page.keep_alive = KEEP_ALIVE_GRANULARITY.into();
+    page.commands_max = QUEUE_ENTRIES_MAX.into();
+    page.subsystem_nqn = terminated(&entry.nqn);
+    transport(&mut page, cx);
     if controller.kind == Kind::Discovery {
-        page.u32(92, DISCOVERY_NOTICES).put(768, entry.nqn.as_bytes());
-        return page;
+        page.async_events = DISCOVERY_NOTICES.into();
+    } else {
+        io_controller(&mut page, cx);
     }
-    page.put(261, &[bits::LOG_PAGES | bits::PERSISTENT_EVENTS]).u32(352, PERSISTENT_EVENT_UNITS);
-    page.u16(316, 1).put(318, &[bits::ONE_TEST]).u32(328, SANITIZE);
+    Page::of(&page)
+}
+
+/// Fields that depend on where the queues of the controller are: in host memory, or in capsules.
+fn transport(page: &mut layout::Controller, cx: &Context<'_>) {
+    let path = &cx.controller().path;
+    if path.memory {
+        page.sgl = bits::SGL_IN_MEMORY.into();
+    } else {
+        page.sgl = bits::SGL.into();
+        page.command_capsule_size = (ENTRY_UNITS + path.in_capsule / 16).into();
+        page.response_capsule_size = 1.into();
+        page.sgl_descriptors_max = 1;
+        page.fabrics_commands = bits::DISCONNECTS.into();
+    }
+}
+
+/// Fields that controllers with namespaces have, and discovery controllers do not.
+fn io_controller(page: &mut layout::Controller, cx: &Context<'_>) {
+    page.log_page_attributes = bits::LOG_PAGES | bits::PERSISTENT_EVENTS;
+    page.persistent_event_log_size = PERSISTENT_EVENT_UNITS.into();
+    page.self_test_time = 1.into();
+    page.self_test_options = bits::ONE_TEST;
+    page.sanitize = SANITIZE.into();
     if let Some(pool) = cx.pool() {
-        page.u16(256, bits::ADMIN | bits::MANAGES | if memory { bits::DOORBELLS } else { 0 });
-        page.u32(96, bits::ATTRIBUTES | bits::GRANULARITY);
-        page.u64(280, pool.capacity).u64(296, pool.left);
+        page.admin_commands |= le::U16::new(bits::MANAGES);
+        page.attributes = (bits::ATTRIBUTES | bits::GRANULARITY).into();
+        page.total_capacity = u128::from(pool.capacity).into();
+        page.unallocated_capacity = u128::from(pool.left).into();
     }
     let last = cx.queue.last_namespace();
-    page.put(76, &[bits::SHARED]).u32(92, NAMESPACE_NOTICES | ACCESS_NOTICES);
-    page.put(342, &[TRANSITION_SECONDS, bits::ACCESS]).u32(344, last).u32(348, last);
-    page.put(512, &bits::ENTRIES).u32(516, last).u16(520, bits::COMMANDS).u16(522, bits::FUSED);
-    page.put(525, &[bits::FLUSHES_ALL | bits::CACHES]);
-    page.u16(526, WRITE).u16(528, WRITE).u16(532, COMPARE_WRITE).u16(534, bits::COPY_FORMATS).u32(540, last);
-    page.put(768, entry.nqn.as_bytes());
-    page
+    page.multi_path = bits::SHARED;
+    page.async_events = (NAMESPACE_NOTICES | ACCESS_NOTICES).into();
+    page.ana_transition_time = TRANSITION_SECONDS;
+    page.ana_capabilities = bits::ACCESS;
+    page.ana_group_max = last.into();
+    page.ana_groups = last.into();
+    page.entry_sizes = bits::ENTRIES;
+    page.namespaces = last.into();
+    page.namespaces_max = last.into();
+    page.nvm_commands = bits::COMMANDS.into();
+    page.fused = bits::FUSED.into();
+    page.volatile_write_cache = bits::FLUSHES_ALL | bits::CACHES;
+    page.atomic_write = WRITE.into();
+    page.atomic_write_power_fail = WRITE.into();
+    page.atomic_compare_write = COMPARE_WRITE.into();
+    page.copy_formats = bits::COPY_FORMATS.into();
 }
 
 /// A number of blocks, 0-based; none counts as one.
@@ -193,24 +233,26 @@ fn sharing(seen: &Attached) -> u8 {
     if seen.made == Some(Made::Private) { 0 } else { IS_SHARED }
 }
 
-/// CNS 00h of all: what namespaces have in common that hosts make.
+/// CNS 00h with NSID FFFFFFFFh: what all namespaces that hosts create have in common.
 #[must_use]
 pub fn common_namespace() -> Page {
-    let mut page = Page::default();
-    page.put(25, &[FORMATS.len() as u8 - 1]).put(30, &[IS_SHARED]);
-    for (at, block) in FORMATS.iter().enumerate() {
-        page.put(130 + 4 * at, &[block.ilog2() as u8]);
+    let mut page = layout::Namespace::new_zeroed();
+    page.formats = FORMATS.len() as u8 - 1;
+    page.sharing = IS_SHARED;
+    for (format, block) in page.lba_formats.iter_mut().zip(FORMATS) {
+        format.block_exponent = block.ilog2() as u8;
     }
-    page
+    Page::of(&page)
 }
 
-/// CNS 16h: sizes of namespaces that hosts make waste nothing if they are whole multiples of this, in every format.
+/// CNS 16h: namespaces that hosts create waste no space if their sizes are multiples of this, in every format.
 #[must_use]
 pub fn granularity() -> Page {
-    let mut page = Page::default();
+    let mut page = layout::Granularity::new_zeroed();
     let largest = u64::from(FORMATS[FORMATS.len() - 1]);
-    page.u64(32, largest).u64(40, largest);
-    page
+    page.size = largest.into();
+    page.capacity = largest.into();
+    Page::of(&page)
 }
 
 /// CNS 00h: a namespace.
@@ -218,93 +260,113 @@ pub fn granularity() -> Page {
 pub fn namespace(seen: &Attached) -> Page {
     let namespace = &*seen.namespace;
     let (unit, traits, block) = (&namespace.unit, namespace.unit.traits(), namespace.block_size());
-    let mut page = Page::default();
+    let mut page = layout::Namespace::new_zeroed();
     let blocks = unit.geometry.blocks;
-    page.u64(0, blocks).u64(8, blocks).u64(16, blocks).put(24, &[features(namespace)]);
-    page.put(30, &[sharing(seen), reservations(namespace), format_progress(namespace)]);
-    // DLFEAT: reads zeroes after deallocation; Write Zeroes may deallocate.
-    let zeroes = traits.unmap_zeroes && namespace.deallocates();
-    page.put(33, &[if zeroes { 0x01 | 0x08 } else { 0 }]);
-    page.u16(34, WRITE).u16(36, WRITE).u16(38, zero_based(PIECE_BYTES as u32, block));
-    page.put(48, &u128::from(unit.geometry.bytes()).to_le_bytes());
+    (page.size, page.capacity, page.utilization) = (blocks.into(), blocks.into(), blocks.into());
+    page.features = features(namespace);
+    page.sharing = sharing(seen);
+    page.reservations = reservations(namespace);
+    page.format_progress = format_progress(namespace);
+    // DLFEAT: deallocated blocks read as zeroes, and Write Zeroes may deallocate.
+    page.deallocation = if traits.unmap_zeroes && namespace.deallocates() { 0x01 | 0x08 } else { 0 };
+    page.atomic_write = WRITE.into();
+    page.atomic_write_power_fail = WRITE.into();
+    page.atomic_compare_write = zero_based(PIECE_BYTES as u32, block).into();
+    page.nvm_capacity = u128::from(unit.geometry.bytes()).into();
     let physical = zero_based(traits.physical_block, block);
     let granularity = zero_based(traits.unmap_granularity, block);
-    page.u16(64, physical).u16(66, physical).u16(68, granularity).u16(70, granularity);
-    page.u16(72, zero_based(traits.optimal_io, block));
+    (page.write_granularity, page.write_alignment) = (physical.into(), physical.into());
+    (page.deallocate_granularity, page.deallocate_alignment) = (granularity.into(), granularity.into());
+    page.optimal_write_size = zero_based(traits.optimal_io, block).into();
     let copied = COPY_BYTES_MAX / u64::from(block);
-    page.u16(74, u16::try_from(copied).unwrap_or(u16::MAX)).u32(76, copied as u32).put(80, &[COPY_RANGES_MAX]);
-    page.u32(92, seen.id).put(99, &[seen.read_only.into()]);
-    page.put(104, &unit.identity.uuid).put(120, &unit.identity.eui64());
-    page.put(130, &[block.ilog2() as u8]);
+    page.copy_source_range_max = u16::try_from(copied).unwrap_or(u16::MAX).into();
+    page.copy_length_max = (copied as u32).into();
+    page.copy_source_ranges_max = COPY_RANGES_MAX;
+    page.ana_group = seen.id.into();
+    page.attributes = seen.read_only.into();
+    page.nguid = unit.identity.uuid;
+    page.eui64 = unit.identity.eui64();
+    page.lba_formats[0].block_exponent = block.ilog2() as u8;
     if let Some(kind) = seen.shown() {
         protected(&mut page, kind);
     }
-    page
+    Page::of(&page)
 }
 
-/// Blocks of which each has its protection information behind it. There is one format: FLBAS, MC, DPC, DPS, LBAF0.MS.
-fn protected(page: &mut Page, kind: Protection) {
-    /// FLBAS: with the data.
+/// A namespace whose blocks carry their protection information as metadata. There is one format.
+fn protected(page: &mut layout::Namespace, kind: Protection) {
+    /// FLBAS: metadata is transferred with the data.
     const EXTENDED: u8 = 0x10;
-    /// MC: there is no other way.
+    /// MC: extended LBAs only.
     const ONLY_EXTENDED: u8 = 0x01;
-    /// DPC: the last bytes of metadata; and the one type that the medium has.
+    /// DPC: protection information is the last bytes of metadata.
     const LAST_BYTES: u8 = 0x10;
     let number = kind as u8;
     let types = 1 << number >> 1;
-    page.put(26, &[EXTENDED, ONLY_EXTENDED, LAST_BYTES | types, number]).u16(128, INFO_BYTES as u16);
+    page.formatted_size = EXTENDED;
+    page.metadata_capabilities = ONLY_EXTENDED;
+    page.protection_capabilities = LAST_BYTES | types;
+    page.protection_settings = number;
+    page.lba_formats[0].metadata_size = (INFO_BYTES as u16).into();
 }
 
-/// CNS 08h: a namespace, whatever its command set.
+/// CNS 08h: a namespace, without what depends on its command set.
 #[must_use]
 pub fn independent_namespace(seen: &Attached) -> Page {
     let namespace = &*seen.namespace;
     const READY: u8 = 0x01;
-    /// NSFEAT.VWCNP: unlike others of the controller, it has no volatile write cache.
+    /// NSFEAT.VWCNP: unlike other namespaces of the controller, this one has no volatile write cache.
     const NO_CACHE: u8 = 0x20;
-    let mut page = Page::default();
-    let features = features(namespace) & 0x01 | if namespace.unit.traits().write_cache { 0 } else { NO_CACHE };
-    page.put(0, &[features, sharing(seen), reservations(namespace), format_progress(namespace)]);
-    page.u32(4, seen.id).put(8, &[seen.read_only.into()]);
-    page.put(14, &[if namespace.unit.medium.is_worked_on() { 0 } else { READY }]);
-    page
+    let cache = if namespace.unit.traits().write_cache { 0 } else { NO_CACHE };
+    let mut page = layout::IndependentNamespace::new_zeroed();
+    page.features = features(namespace) & THIN | cache;
+    page.sharing = sharing(seen);
+    page.reservations = reservations(namespace);
+    page.format_progress = format_progress(namespace);
+    page.ana_group = seen.id.into();
+    page.attributes = seen.read_only.into();
+    page.status = if namespace.unit.medium.is_worked_on() { 0 } else { READY };
+    Page::of(&page)
 }
 
-/// CNS 03h: who a namespace is.
+/// CNS 03h: the identifiers of a namespace.
 #[must_use]
 pub fn descriptors(namespace: &Namespace) -> Page {
     const EUI64: u8 = 1;
     const NGUID: u8 = 2;
     const UUID: u8 = 3;
     const COMMAND_SET: u8 = 4;
+    /// The NVM command set.
+    const NVM: u8 = 0;
     let identity = &namespace.unit.identity;
-    let mut page = Page::default();
-    page.put(0, &[EUI64, 8]).put(4, &identity.eui64());
-    page.put(12, &[NGUID, 16]).put(16, &identity.uuid).put(32, &[UUID, 16]).put(36, &identity.uuid);
-    page.put(52, &[COMMAND_SET, 1]);
-    page
+    let mut page = layout::Descriptors::new_zeroed();
+    page.eui64 = Descriptor::new(EUI64, identity.eui64());
+    page.nguid = Descriptor::new(NGUID, identity.uuid);
+    page.uuid = Descriptor::new(UUID, identity.uuid);
+    page.command_set = Descriptor::new(COMMAND_SET, [NVM]);
+    Page::of(&page)
 }
 
-/// CNS 02h and the like: identifiers that are larger than `after`, in ascending order.
+/// CNS 02h, 07h and 10h: namespace identifiers larger than `after`, in ascending order.
 #[must_use]
 pub fn namespaces(all: &[u32], after: u32) -> Page {
-    let mut page = Page::default();
+    let mut page = layout::NamespaceList::new_zeroed();
     let later = all.iter().filter(|id| **id > after);
-    later.take(IDENTIFY_LEN / 4).enumerate().for_each(|(at, id)| _ = page.u32(at * 4, *id));
-    page
+    page.identifiers.iter_mut().zip(later).for_each(|(place, id)| *place = (*id).into());
+    Page::of(&page)
 }
 
-/// CNS 12h, 13h: controllers from `first` on, behind their number.
+/// CNS 12h, 13h: controller identifiers from `first` on, after their number.
 #[must_use]
 pub fn controllers(all: &[u16], first: u16) -> Page {
-    let mut page = Page::default();
-    let mut count = 0;
-    for id in all.iter().filter(|id| **id >= first).take(IDENTIFY_LEN / 2 - 1) {
+    let mut page = layout::ControllerList::new_zeroed();
+    let mut count = 0_u16;
+    for (place, id) in page.identifiers.iter_mut().zip(all.iter().filter(|id| **id >= first)) {
+        *place = (*id).into();
         count += 1;
-        page.u16(usize::from(count) * 2, *id);
     }
-    page.u16(0, count);
-    page
+    page.count = count.into();
+    Page::of(&page)
 }
 
 /// CNS 05h: what the NVM command set has to say of a namespace: guards have 16 bits, and there is no storage tag (PIF
@@ -314,22 +376,46 @@ pub fn nvm_namespace() -> Page {
     Page::default()
 }
 
-/// WUSL: what may be marked as unreadable of a namespace with the smallest blocks, in pages of 4 KiB, as a power of
-/// two. More in one command is not advised: it would be refused.
+/// WUSL: blocks that Write Uncorrectable may mark in a namespace with the smallest blocks, in pages of 4 KiB, as a
+/// power of two. A larger command is refused.
 const UNCORRECTABLE_EXPONENT: u8 = (MARKED_BLOCKS_MAX * 512 / 4096).ilog2() as u8;
 
-/// CNS 06h: what the NVM command set has to say of a controller: no other limit is tighter than that of all transfers.
+/// CNS 06h: limits of the NVM command set; no other limit is smaller than that of all transfers.
 #[must_use]
 pub fn nvm_controller() -> Page {
-    let mut page = Page::default();
-    page.put(2, &[UNCORRECTABLE_EXPONENT]);
-    page
+    let mut page = layout::NvmController::new_zeroed();
+    page.write_uncorrectable_exponent = UNCORRECTABLE_EXPONENT;
+    Page::of(&page)
 }
 
 /// CNS 1Ch: combinations of command sets: the NVM command set alone.
 #[must_use]
 pub fn command_sets() -> Page {
-    let mut page = Page::default();
-    page.u64(0, 1);
-    page
+    let mut page = layout::CommandSets::new_zeroed();
+    page.combinations[0] = 1.into();
+    Page::of(&page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ascii_fields_are_cut_or_padded_with_spaces() {
+        assert_eq!((padded::<4>("ab"), padded::<4>("abcdef")), (*b"ab  ", *b"abcd"));
+    }
+
+    #[test]
+    fn controller_lists_count_what_they_hold() {
+        let page = controllers(&[1, 2, 7], 2);
+        assert_eq!(page.bytes()[..8], [2, 0, 2, 0, 7, 0, 0, 0]);
+        let many: Vec<u16> = (1..=3000).collect();
+        assert_eq!(controllers(&many, 0).bytes()[..2], 2047_u16.to_le_bytes());
+    }
+
+    #[test]
+    fn descriptors_have_type_and_length_before_their_identifier() {
+        let descriptor = Descriptor::new(1, [9; 8]);
+        assert_eq!(descriptor.as_bytes(), [1, 8, 0, 0, 9, 9, 9, 9, 9, 9, 9, 9]);
+    }
 }
