@@ -412,7 +412,7 @@ impl<'a> Connection<'a> {
         if function == Function::TARGET_COLD_RESET {
             self.port.shared.cold_until.set(self.now() + FUNCTION_TIME);
         }
-        if self.session.manage(cookie, function, cdb::lun(lun as u16), of).is_err() {
+        if self.session.manage_task(cookie, function, cdb::lun(lun as u16), of).is_err() {
             return self.report("a task management function did not start");
         }
         self.pending.insert(cookie, Pending::Function { function, lun, of, since: self.now() });
@@ -679,7 +679,7 @@ fn owned(event: &Event<'_>) -> Option<Said> {
             let status = Status(*status);
             Said::Done(*cookie, Answer { response: *response, status, residual: *residual, sense: sense.to_vec() })
         }
-        Event::Managed { cookie, response } => Said::Managed(*cookie, *response),
+        Event::FunctionDone { cookie, response } => Said::Managed(*cookie, *response),
         Event::Rejected { cookie, .. } => Said::Rejected(*cookie),
         Event::Async(AsyncEvent::REQUEST_LOGOUT) => Said::LogOut,
         Event::LoggedOut => Said::LoggedOut,

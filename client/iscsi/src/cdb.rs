@@ -1,15 +1,15 @@
-//! The commands that a load needs (SBC-5, SPC-6), and what failed ones say.
+//! The CDBs that a load generator needs (SBC-5, SPC-6), READ CAPACITY (16) data and sense data.
 
 use lunar_core::wire::be::{U16, U32, U64};
 use std::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Command descriptor blocks of at most 16 bytes; the length is the first byte's business.
+/// A command descriptor block of at most 16 bytes. Its actual length follows from the operation code.
 pub type Cdb = [u8; 16];
 
-/// TEST UNIT READY.
+/// TEST UNIT READY, 6 bytes.
 pub const TEST_UNIT_READY: Cdb = [0; 16];
-/// Bytes of READ CAPACITY (16) parameter data that are asked for.
+/// The allocation length of READ CAPACITY (16), in bytes.
 pub const CAPACITY_LEN: u32 = 32;
 
 const READ_10: u8 = 0x28;
@@ -19,7 +19,7 @@ const WRITE_16: u8 = 0x8a;
 const SYNCHRONIZE_CACHE_10: u8 = 0x35;
 const SERVICE_ACTION_IN_16: u8 = 0x9e;
 const READ_CAPACITY_16: u8 = 0x10;
-/// Byte 1 of reads and writes: force unit access.
+/// FUA (force unit access) in byte 1 of reads and writes.
 const FUA: u8 = 0x08;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -70,25 +70,25 @@ fn transfer(ten: u8, sixteen: u8, lba: u64, blocks: u32, fua: bool) -> Cdb {
     }
 }
 
-/// READ (10), or (16) where that is too short. `blocks` are logical blocks.
+/// READ (10), or READ (16) if `lba` or `blocks` does not fit. `blocks` is a number of logical blocks.
 #[must_use]
 pub fn read(lba: u64, blocks: u32, fua: bool) -> Cdb {
     transfer(READ_10, READ_16, lba, blocks, fua)
 }
 
-/// WRITE (10), or (16) where that is too short. `blocks` are logical blocks.
+/// WRITE (10), or WRITE (16) if `lba` or `blocks` does not fit. `blocks` is a number of logical blocks.
 #[must_use]
 pub fn write(lba: u64, blocks: u32, fua: bool) -> Cdb {
     transfer(WRITE_10, WRITE_16, lba, blocks, fua)
 }
 
-/// SYNCHRONIZE CACHE (10) of all blocks.
+/// SYNCHRONIZE CACHE (10) of the whole unit.
 #[must_use]
 pub fn synchronize_cache() -> Cdb {
     transfer(SYNCHRONIZE_CACHE_10, SYNCHRONIZE_CACHE_10, 0, 0, false)
 }
 
-/// READ CAPACITY (16) for [`CAPACITY_LEN`] bytes.
+/// READ CAPACITY (16) with an allocation length of [`CAPACITY_LEN`].
 #[must_use]
 pub fn read_capacity() -> Cdb {
     transfer_length(SERVICE_ACTION_IN_16, READ_CAPACITY_16, CAPACITY_LEN)
@@ -105,17 +105,18 @@ fn transfer_length(opcode: u8, service_action: u8, len: u32) -> Cdb {
     })
 }
 
-/// How large a unit is.
+/// The capacity of a logical unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capacity {
-    /// Logical blocks.
+    /// The number of logical blocks.
     pub blocks: u64,
-    /// Bytes of one.
+    /// The logical block size, in bytes.
     pub block_size: u32,
 }
 
 impl Capacity {
-    /// Takes READ CAPACITY (16) parameter data apart; `None` if it is too short or says nonsense.
+    /// Parses READ CAPACITY (16) data. `None` if it is too short, or if the block size is not a power of two of at
+    /// least 512.
     #[must_use]
     pub fn parse(data: &[u8]) -> Option<Self> {
         let (last, rest) = U64::read_from_prefix(data).ok()?;
@@ -125,14 +126,15 @@ impl Capacity {
             .filter(|c| c.block_size >= 512 && c.block_size.is_power_of_two())
     }
 
-    /// Bytes in all.
+    /// The capacity in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(u64::from(self.block_size))
     }
 }
 
-/// The flat space address of a unit (SAM-6 4.7.7.2); below 256 the simple one that every target knows.
+/// The LUN field for a logical unit number: peripheral device addressing below 256, which every target supports, and
+/// flat space addressing from 256 on (SAM-6 4.7.7.2).
 #[must_use]
 pub fn lun(number: u16) -> [u8; 8] {
     const FLAT_SPACE: u16 = 0x4000;
@@ -142,31 +144,31 @@ pub fn lun(number: u16) -> [u8; 8] {
 }
 
 lunar_core::codes! {
-    /// SAM-6 5.3.1: a command's status.
+    /// The status of a command (SAM-6 5.3.1).
     pub struct Status(u8) {
         GOOD = 0x00, CHECK_CONDITION = 0x02, CONDITION_MET = 0x04, BUSY = 0x08, RESERVATION_CONFLICT = 0x18,
         TASK_SET_FULL = 0x28, ACA_ACTIVE = 0x30, TASK_ABORTED = 0x40,
     }
 }
 lunar_core::codes! {
-    /// SPC-6 4.4.8: the sense key.
+    /// The sense key (SPC-6 4.4.8).
     pub struct Key(u8) {
         NO_SENSE = 0, RECOVERED_ERROR = 1, NOT_READY = 2, MEDIUM_ERROR = 3, HARDWARE_ERROR = 4, ILLEGAL_REQUEST = 5,
         UNIT_ATTENTION = 6, DATA_PROTECT = 7, BLANK_CHECK = 8, COPY_ABORTED = 10, ABORTED_COMMAND = 11, MISCOMPARE = 14,
     }
 }
 
-/// The heart of sense data.
+/// The sense key and additional sense code of sense data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sense {
-    /// What kind of trouble.
+    /// The sense key.
     pub key: Key,
-    /// Additional sense code and its qualifier.
+    /// The additional sense code and its qualifier.
     pub asc: (u8, u8),
 }
 
 impl Sense {
-    /// Of fixed or descriptor format (SPC-6 4.4); `None` if it is neither or too short.
+    /// Parses sense data of fixed or descriptor format (SPC-6 4.4). `None` for other formats and if it is too short.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let sense = match bytes.first()? & 0x7f {
@@ -189,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_and_long_transfers() {
+    fn transfers_use_10_byte_cdbs_where_they_fit_and_16_byte_cdbs_elsewhere() {
         assert_eq!(read(0x1234_5678, 8, false), [0x28, 0, 0x12, 0x34, 0x56, 0x78, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(write(1, 2, true)[..10], [0x2a, 8, 0, 0, 0, 1, 0, 0, 2, 0]);
         assert_eq!(read(1 << 32, 1, true), [0x88, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn capacities() {
+    fn capacity_data_is_checked() {
         let data = [0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0x10, 0, 9, 9];
         assert_eq!(Capacity::parse(&data), Some(Capacity { blocks: 65536, block_size: 4096 }));
         assert_eq!(Capacity::parse(&data[..11]), None);
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn both_formats_of_sense() {
+    fn fixed_and_descriptor_sense_data_are_parsed() {
         let mut fixed = [0u8; 18];
         (fixed[0], fixed[2], fixed[12], fixed[13]) = (0xf0, 0x26, 0x29, 0x01);
         let want = Sense { key: Key::UNIT_ATTENTION, asc: (0x29, 1) };
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn units_by_number() {
+    fn luns_from_256_on_use_flat_space_addressing() {
         assert_eq!(
             (lun(7)[..2].to_vec(), lun(256)[..2].to_vec(), lun(4095)[..2].to_vec()),
             (vec![0, 7], vec![0x41, 0], vec![0x4f, 0xff])

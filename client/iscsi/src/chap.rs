@@ -1,130 +1,130 @@
-//! How the initiator proves its name, and has the target prove its own (RFC 7143 12.1.3).
+//! CHAP: the initiator authenticates itself, and optionally the target (RFC 7143 12.1.3).
 //!
 //! ```text
-//! Method --AuthMethod--> Algorithms --CHAP_A, CHAP_I, CHAP_C--> Proof --CHAP_N, CHAP_R--> the operational stage
+//! MethodSent --AuthMethod--> AlgorithmsSent --CHAP_A, CHAP_I, CHAP_C--> ResponseSent --CHAP_N, CHAP_R--> Operational
 //! ```
 
 use crate::Error;
-use crate::login::{Listened, Login, Next, Operational, Request, Talk};
+use crate::login::{Exchange, Login, Next, Operational, Request, StageText};
 use lunar_core::access::Account;
 use lunar_iscsi::chap::{Algorithm, CHALLENGE_MAX, Challenge, RESPONSE_MAX, Response};
 use lunar_iscsi::text;
 use lunar_iscsi::wire::{LoginResponse, Stage, TRANSIT};
 
-/// What proves this initiator's name, and what the target has to prove.
+/// The CHAP credentials of this initiator, and those that it requires of the target.
 #[derive(Clone, Debug)]
 pub struct Chap {
-    /// Who this initiator says it is.
+    /// The name and secret of this initiator.
     pub user: Account,
-    /// The algorithms that are proposed.
+    /// The algorithms that are offered, in order of preference.
     pub algorithms: Vec<Algorithm>,
-    /// What the target has to prove, if it has to.
-    pub target: Option<Counter>,
+    /// What the target must authenticate with; `None` for one-way authentication.
+    pub target: Option<MutualChap>,
 }
 
-/// What the target has to prove.
+/// The target's side of mutual CHAP.
 #[derive(Clone, Debug)]
-pub struct Counter {
-    /// Who it has to be.
+pub struct MutualChap {
+    /// The name and secret of the target.
     pub account: Account,
-    /// What it is asked: random, and never the same for two sessions.
+    /// The challenge for the target: random, and different for each session.
     pub challenge: Challenge,
 }
 
-/// CHAP is proposed.
+/// AuthMethod=CHAP was sent.
 #[derive(Debug)]
-pub(crate) struct Method(pub(crate) Box<Talk>, pub(crate) Box<Chap>);
+pub(crate) struct MethodSent(pub(crate) Box<Exchange>, pub(crate) Box<Chap>);
 
-/// The algorithms are proposed.
+/// CHAP_A was sent.
 #[derive(Debug)]
-pub(crate) struct Algorithms(Box<Talk>, Box<Chap>);
+pub(crate) struct AlgorithmsSent(Box<Exchange>, Box<Chap>);
 
-/// The proof is sent.
+/// CHAP_N and CHAP_R were sent.
 #[derive(Debug)]
-pub(crate) struct Proof(Box<Talk>, Box<Chap>, Algorithm);
+pub(crate) struct ResponseSent(Box<Exchange>, Box<Chap>, Algorithm);
 
-/// The text of the first request.
-pub(crate) fn proposal(names: &mut Vec<u8>) {
+/// Appends AuthMethod to the keys of the first request.
+pub(crate) fn put_method(names: &mut Vec<u8>) {
     text::put(names, "AuthMethod", "CHAP");
 }
 
-impl Method {
+impl MethodSent {
     pub(crate) fn handle(mut self, answer: &LoginResponse, text: &[u8]) -> Result<Next, Error> {
-        let ([method], unknown) = match self.0.listen(answer, text, Stage::SECURITY, ["AuthMethod"])? {
-            Listened::More(request) => return Ok(Next::Send(Login::Method(self), request)),
-            Listened::All { own, unknown } => (own, unknown),
+        let ([method], unknown) = match self.0.collect(answer, text, Stage::SECURITY, ["AuthMethod"])? {
+            StageText::Partial(request) => return Ok(Next::Send(Login::MethodSent(self), request)),
+            StageText::Complete { own, unknown } => (own, unknown),
         };
-        still_open(answer)?;
+        check_stage_continues(answer)?;
         if method.as_deref() != Some("CHAP") {
-            return Err(Error::Authentication("the target does not want CHAP"));
+            return Err(Error::Authentication("the target does not accept CHAP"));
         }
         let mut text = unknown;
         let proposed: Vec<String> = self.1.algorithms.iter().map(|algorithm| algorithm.0.to_string()).collect();
         text::put(&mut text, "CHAP_A", proposed.join(","));
         let request = Request { stage: Stage::SECURITY, transit: None, text };
-        Ok(Next::Send(Login::Algorithms(Algorithms(self.0, self.1)), request))
+        Ok(Next::Send(Login::AlgorithmsSent(AlgorithmsSent(self.0, self.1)), request))
     }
 }
 
-impl Algorithms {
+impl AlgorithmsSent {
     pub(crate) fn handle(mut self, answer: &LoginResponse, text: &[u8]) -> Result<Next, Error> {
         let keys = ["CHAP_A", "CHAP_I", "CHAP_C"];
-        let ([algorithm, identifier, challenge], unknown) = match self.0.listen(answer, text, Stage::SECURITY, keys)? {
-            Listened::More(request) => return Ok(Next::Send(Login::Algorithms(self), request)),
-            Listened::All { own, unknown } => (own, unknown),
+        let ([algorithm, identifier, challenge], unknown) = match self.0.collect(answer, text, Stage::SECURITY, keys)? {
+            StageText::Partial(request) => return Ok(Next::Send(Login::AlgorithmsSent(self), request)),
+            StageText::Complete { own, unknown } => (own, unknown),
         };
-        still_open(answer)?;
+        check_stage_continues(answer)?;
         let byte = |value: Option<String>| value.and_then(|v| text::number(&v)).and_then(|v| u8::try_from(v).ok());
-        let Self(talk, chap) = self;
+        let Self(exchange, chap) = self;
         let algorithm = byte(algorithm).map(Algorithm).filter(|algorithm| chap.algorithms.contains(algorithm));
-        let algorithm = algorithm.ok_or(Error::Authentication("the target wants an algorithm that is not offered"))?;
+        let algorithm = algorithm.ok_or(Error::Authentication("the target chose a CHAP algorithm not on offer"))?;
         let challenge = challenge.and_then(|value| text::binary(&value, CHALLENGE_MAX));
         let (Some(identifier), Some(challenge)) = (byte(identifier), challenge.filter(|bytes| !bytes.is_empty()))
         else {
-            return Err(Error::Authentication("the target's challenge is none"));
+            return Err(Error::Authentication("the target sent no valid CHAP challenge"));
         };
         let mut text = unknown;
         text::put(&mut text, "CHAP_N", &chap.user.name);
         let response = algorithm.response(identifier, &chap.user.secret, &challenge);
         text::put(&mut text, "CHAP_R", text::as_hex(response.bytes()));
-        if let Some(Counter { challenge: ours, .. }) = &chap.target {
+        if let Some(MutualChap { challenge: ours, .. }) = &chap.target {
             if ours.bytes[..] == challenge[..] {
-                return Err(Error::Authentication("the target sends our own challenge back"));
+                return Err(Error::Authentication("the target reflected this initiator's challenge"));
             }
             text::put(&mut text, "CHAP_I", ours.identifier);
             text::put(&mut text, "CHAP_C", text::as_hex(&ours.bytes));
         }
         let request = Request { stage: Stage::SECURITY, transit: Some(Stage::OPERATIONAL), text };
-        Ok(Next::Send(Login::Proof(Proof(talk, chap, algorithm)), request))
+        Ok(Next::Send(Login::ResponseSent(ResponseSent(exchange, chap, algorithm)), request))
     }
 }
 
-impl Proof {
+impl ResponseSent {
     pub(crate) fn handle(mut self, answer: &LoginResponse, text: &[u8]) -> Result<Next, Error> {
-        let ([name, response], _) = match self.0.listen(answer, text, Stage::SECURITY, ["CHAP_N", "CHAP_R"])? {
-            Listened::More(request) => return Ok(Next::Send(Login::Proof(self), request)),
-            Listened::All { own, unknown } => (own, unknown),
+        let ([name, response], _) = match self.0.collect(answer, text, Stage::SECURITY, ["CHAP_N", "CHAP_R"])? {
+            StageText::Partial(request) => return Ok(Next::Send(Login::ResponseSent(self), request)),
+            StageText::Complete { own, unknown } => (own, unknown),
         };
-        let Self(talk, chap, algorithm) = self;
-        if let Some(Counter { account, challenge }) = &chap.target {
-            let wanted = algorithm.response(challenge.identifier, &account.secret, &challenge.bytes);
-            let said = response.and_then(|value| text::binary(&value, RESPONSE_MAX)).and_then(Response::of);
-            if said.is_none_or(|said| said != wanted) || name.as_deref() != Some(&*account.name) {
-                return Err(Error::Authentication("the target does not prove its name"));
+        let Self(exchange, chap, algorithm) = self;
+        if let Some(MutualChap { account, challenge }) = &chap.target {
+            let expected = algorithm.response(challenge.identifier, &account.secret, &challenge.bytes);
+            let received = response.and_then(|value| text::binary(&value, RESPONSE_MAX)).and_then(Response::of);
+            if received.is_none_or(|received| received != expected) || name.as_deref() != Some(&*account.name) {
+                return Err(Error::Authentication("the target's CHAP name or response is wrong"));
             }
         }
         if answer.flags & TRANSIT == 0 || answer.next_stage() != Stage::OPERATIONAL {
-            return Err(Error::Protocol("a login does not go on after the proof"));
+            return Err(Error::Protocol("the target did not enter the operational stage after CHAP_R"));
         }
-        Ok(Operational::begin(talk))
+        Ok(Operational::begin(exchange))
     }
 }
 
-/// The stage must not be over before anything is proved.
-fn still_open(answer: &LoginResponse) -> Result<(), Error> {
+/// Checks that the target does not end the security stage before the initiator was authenticated.
+fn check_stage_continues(answer: &LoginResponse) -> Result<(), Error> {
     match answer.flags & TRANSIT {
         0 => Ok(()),
-        _ => Err(Error::Protocol("a login goes on without a proof")),
+        _ => Err(Error::Protocol("the target ended the security stage without authentication")),
     }
 }
 

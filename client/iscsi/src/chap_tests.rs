@@ -11,7 +11,7 @@ fn account(name: &str, secret: &str) -> Account {
 }
 
 fn start(mutual: bool) -> Login {
-    let target = mutual.then(|| Counter { account: account("target", "the target's own"), challenge: CHALLENGE });
+    let target = mutual.then(|| MutualChap { account: account("target", "the target's own"), challenge: CHALLENGE });
     let user = account("alice", "the secret of alice");
     let chap = Chap { user, algorithms: vec![Algorithm::SHA256, Algorithm::MD5], target };
     let offer = Offer { target: Some("iqn.x".into()), chap: Some(chap), ..Offer::default() };
@@ -47,7 +47,7 @@ const ALICE: &str = "0x8db413e91a2793a099ac7ade938e056a";
 const TARGET: &str = "0x79bf63eb57c8cf5f07e10d64877f8ad8";
 
 #[test]
-fn a_name_is_proved() {
+fn the_initiator_answers_the_challenge() {
     let (login, text) = challenged(false);
     assert_eq!(text, format!("CHAP_N=alice\0CHAP_R={ALICE}\0"));
     let (login, _) = goes_on(login.handle(&granted(), b""));
@@ -55,7 +55,7 @@ fn a_name_is_proved() {
 }
 
 #[test]
-fn the_target_proves_its_own() {
+fn the_target_answers_the_challenge_of_mutual_chap() {
     let (login, text) = challenged(true);
     let ours = text::as_hex(&CHALLENGE.bytes);
     assert_eq!(text, format!("CHAP_N=alice\0CHAP_R={ALICE}\0CHAP_I=9\0CHAP_C={ours}\0"));
@@ -74,7 +74,7 @@ fn the_target_proves_its_own() {
 }
 
 #[test]
-fn a_target_does_not_get_around_it() {
+fn a_target_that_skips_or_breaks_chap_is_refused() {
     for (answer, text) in [(open(), "AuthMethod=None\0"), (open(), ""), (granted(), "AuthMethod=CHAP\0")] {
         assert!(start(false).handle(&answer, text.as_bytes()).is_err(), "{text}");
     }

@@ -1,28 +1,28 @@
-//! What an initiator offers at login, and what was agreed (RFC 7143 clause 13).
+//! Login parameters: the values that an initiator offers, and those that were negotiated (RFC 7143 clause 13).
 
 use crate::chap::Chap;
 use lunar_iscsi::text;
 
-/// The largest data segment before anything was agreed (13.12).
+/// MaxRecvDataSegmentLength of both sides before the login declares another (13.12).
 pub const SEGMENT_DEFAULT: u32 = 8192;
-/// MaxBurstLength before anything was agreed (13.13).
+/// MaxBurstLength unless another is negotiated (13.13).
 const MAX_BURST_DEFAULT: u32 = 262_144;
-/// FirstBurstLength before anything was agreed (13.14).
+/// FirstBurstLength unless another is negotiated (13.14).
 const FIRST_BURST_DEFAULT: u32 = 65_536;
-/// The range of all lengths that are negotiated (13.12 to 13.14).
+/// The valid range of all negotiated lengths, in bytes (13.12 to 13.14).
 const LENGTHS: std::ops::RangeInclusive<u64> = 512..=0xff_ffff;
 
-/// Whether digests are offered, and how strongly.
+/// The value list that is offered for a digest key, in order of preference (13.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DigestOffer {
-    /// `None` alone.
+    /// `None`: no digest.
     #[default]
     Never,
-    /// `None,CRC32C`: the target may ask for it.
+    /// `None,CRC32C`: a digest if the target prefers one.
     IfWanted,
-    /// `CRC32C,None`.
+    /// `CRC32C,None`: a digest if the target supports it.
     Prefer,
-    /// `CRC32C` alone.
+    /// `CRC32C`: the login fails without a digest.
     Require,
 }
 
@@ -37,32 +37,32 @@ impl DigestOffer {
     }
 }
 
-/// What is offered. Lengths are bytes, 512 to 16777215.
+/// The parameters that are offered at login. Lengths are in bytes, from 512 to 16,777,215.
 #[derive(Clone, Debug)]
 pub struct Offer {
     /// The initiator's iSCSI name.
     pub initiator: String,
-    /// The target's iSCSI name; `None` asks for a discovery session.
+    /// The target's iSCSI name; `None` starts a discovery session.
     pub target: Option<String>,
-    /// The initiator's part of the session identifier.
+    /// The ISID: the initiator's part of the session identifier (11.12.5).
     pub isid: [u8; 6],
-    /// What proves the initiator's name, if it is to be proved.
+    /// The CHAP account of this initiator; `None` offers no authentication.
     pub chap: Option<Chap>,
-    /// HeaderDigest.
+    /// The offer for HeaderDigest.
     pub header_digest: DigestOffer,
-    /// DataDigest.
+    /// The offer for DataDigest.
     pub data_digest: DigestOffer,
-    /// The largest data segment that this initiator takes.
+    /// MaxRecvDataSegmentLength: the longest data segment that the target may send.
     pub max_recv_data_segment_length: u32,
-    /// MaxBurstLength.
+    /// The offer for MaxBurstLength.
     pub max_burst_length: u32,
-    /// FirstBurstLength.
+    /// The offer for FirstBurstLength.
     pub first_burst_length: u32,
-    /// InitialR2T.
+    /// The offer for InitialR2T.
     pub initial_r2t: bool,
-    /// ImmediateData.
+    /// The offer for ImmediateData.
     pub immediate_data: bool,
-    /// MaxOutstandingR2T, 1 to 65535.
+    /// The offer for MaxOutstandingR2T, from 1 to 65535.
     pub max_outstanding_r2t: u32,
 }
 
@@ -71,7 +71,7 @@ impl Default for Offer {
         Self {
             initiator: "iqn.2026-01.io.lunar:initiator".to_owned(),
             target: None,
-            // The format "random" (11.12.5) with nothing random: whoever opens several sessions sets the last bytes.
+            // ISID type "random" (11.12.5). A caller that opens several sessions sets the last bytes to different values.
             isid: [0x80, 0, 0, 0, 0, 0],
             chap: None,
             header_digest: DigestOffer::Never,
@@ -87,7 +87,7 @@ impl Default for Offer {
 }
 
 impl Offer {
-    /// The text that names both ends; it comes first.
+    /// The keys of the first login request: the names of both sides and the session type.
     #[must_use]
     pub(crate) fn names(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -102,7 +102,7 @@ impl Offer {
         out
     }
 
-    /// The text of the operational stage.
+    /// The keys of the first request in the operational negotiation stage.
     #[must_use]
     pub(crate) fn operational(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -128,8 +128,8 @@ impl Offer {
 }
 
 impl Offer {
-    /// The key of a digest that was to be and was not agreed on.
-    pub(crate) fn misses(&self, agreed: &Agreed) -> Option<&'static str> {
+    /// The digest key that the offer requires and the target did not accept; `None` if there is none.
+    pub(crate) fn missing_digest(&self, agreed: &Agreed) -> Option<&'static str> {
         let digests = [
             ("HeaderDigest", self.header_digest, agreed.header_digest),
             ("DataDigest", self.data_digest, agreed.data_digest),
@@ -139,26 +139,26 @@ impl Offer {
     }
 }
 
-/// What was agreed. Starts with what RFC 7143 says holds when nobody speaks of it.
+/// The negotiated parameters. The default is what RFC 7143 prescribes for keys that are not negotiated.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Agreed {
-    /// Headers carry a digest.
+    /// Whether headers carry a digest.
     pub header_digest: bool,
-    /// Data segments carry a digest.
+    /// Whether data segments carry a digest.
     pub data_digest: bool,
-    /// The largest data segment that the target takes.
+    /// The longest data segment that the target accepts, in bytes.
     pub target_segment: u32,
-    /// The largest data segment that this initiator takes.
+    /// The longest data segment that this initiator accepts, in bytes.
     pub initiator_segment: u32,
-    /// The largest sequence of Data-In or Data-Out.
+    /// The longest sequence of Data-In or solicited Data-Out PDUs, in bytes.
     pub max_burst_length: u32,
-    /// The most unsolicited data of a command.
+    /// The most unsolicited data of one command, immediate data included, in bytes.
     pub first_burst_length: u32,
-    /// Only immediate data is unsolicited.
+    /// Whether all data but immediate data requires an R2T.
     pub initial_r2t: bool,
-    /// Data may come with the command.
+    /// Whether immediate data is allowed.
     pub immediate_data: bool,
-    /// R2Ts that a command may have outstanding.
+    /// The most R2Ts that one command may have outstanding.
     pub max_outstanding_r2t: u32,
 }
 
@@ -178,23 +178,23 @@ impl Default for Agreed {
     }
 }
 
-/// What a key of the target asks of the initiator.
+/// How a key of the target was processed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Heard {
-    /// Nothing.
+pub(crate) enum KeyOutcome {
+    /// The key is known: no reply is due.
     Understood,
-    /// To say that the key is not known.
+    /// The key is unknown: the reply is NotUnderstood.
     Unknown,
 }
 
 impl Agreed {
-    /// Takes in a key that the target sent. Values that were not on offer are errors.
+    /// Applies one key that the target sent.
     ///
     /// # Errors
-    /// The key, when its value is none of those that the offer allows.
-    pub(crate) fn take<'k>(&mut self, offer: &Offer, key: &'k str, value: &str) -> Result<Heard, &'k str> {
+    /// The key, if the offer does not allow its value.
+    pub(crate) fn take<'k>(&mut self, offer: &Offer, key: &'k str, value: &str) -> Result<KeyOutcome, &'k str> {
         if [text::REJECT, text::IRRELEVANT, text::NOT_UNDERSTOOD].contains(&value) {
-            return Ok(Heard::Understood);
+            return Ok(KeyOutcome::Understood);
         }
         let length = |most: u32| {
             let value = text::number(value).filter(|value| LENGTHS.contains(value)).ok_or(key)?;
@@ -210,7 +210,7 @@ impl Agreed {
             "MaxRecvDataSegmentLength" => self.target_segment = length(u32::MAX)?,
             "MaxBurstLength" => self.max_burst_length = length(offer.max_burst_length)?,
             "FirstBurstLength" => self.first_burst_length = length(offer.first_burst_length)?,
-            // The result is "or": an answer of No means something only to an offer of No.
+            // The result is the OR of both values: the target's No counts only if No was offered.
             "InitialR2T" => self.initial_r2t = boolean()? || offer.initial_r2t,
             "ImmediateData" => self.immediate_data = boolean()? && offer.immediate_data,
             "MaxOutstandingR2T" => {
@@ -231,9 +231,9 @@ impl Agreed {
             | "SessionType"
             | "IFMarker"
             | "OFMarker" => {}
-            _ => return Ok(Heard::Unknown),
+            _ => return Ok(KeyOutcome::Unknown),
         }
-        Ok(Heard::Understood)
+        Ok(KeyOutcome::Understood)
     }
 }
 
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn results_of_negotiation() {
+    fn negotiated_values_replace_the_defaults() {
         let offer = Offer { header_digest: DigestOffer::Prefer, target: Some("iqn.x".into()), ..Offer::default() };
         let answer = [
             ("HeaderDigest", "CRC32C"),
@@ -276,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn refusals_leave_the_default() {
+    fn a_rejected_key_keeps_its_default() {
         let answer =
             [("InitialR2T", "Reject"), ("MaxBurstLength", "Irrelevant"), ("MaxOutstandingR2T", "NotUnderstood")];
         assert_eq!(agreed(&Offer::default(), &answer), Ok(Agreed::default()));
     }
 
     #[test]
-    fn what_was_not_on_offer_is_an_error() {
+    fn a_value_that_was_not_offered_is_an_error() {
         let offer = Offer { first_burst_length: 4096, ..Offer::default() };
         for (key, value) in [
             ("HeaderDigest", "CRC32C"),
@@ -299,31 +299,31 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_that_must_be_is_missed() {
+    fn a_required_digest_that_was_not_negotiated_is_reported() {
         let offer = Offer { data_digest: DigestOffer::Require, ..Offer::default() };
-        let missed = |pairs: &[_]| offer.misses(&agreed(&offer, pairs).expect("good"));
+        let missed = |pairs: &[_]| offer.missing_digest(&agreed(&offer, pairs).expect("good"));
         assert_eq!(missed(&[("DataDigest", "CRC32C")]), None);
         assert_eq!(missed(&[("DataDigest", "Reject")]), Some("DataDigest"));
         assert_eq!(missed(&[]), Some("DataDigest"));
-        assert_eq!(Offer::default().misses(&Agreed::default()), None);
+        assert_eq!(Offer::default().missing_digest(&Agreed::default()), None);
     }
 
     #[test]
-    fn initial_r2t_is_or_and_immediate_data_is_and() {
+    fn initial_r2t_is_the_or_of_both_and_immediate_data_the_and() {
         let offer = Offer { initial_r2t: true, immediate_data: false, ..Offer::default() };
         let agreed = agreed(&offer, &[("InitialR2T", "No"), ("ImmediateData", "Yes")]).expect("good");
         assert!(agreed.initial_r2t && !agreed.immediate_data);
     }
 
     #[test]
-    fn keys_nobody_knows() {
+    fn unknown_keys_are_not_understood() {
         let mut agreed = Agreed::default();
-        assert_eq!(agreed.take(&Offer::default(), "X-com.example", "1"), Ok(Heard::Unknown));
-        assert_eq!(agreed.take(&Offer::default(), "TargetAlias", "disk"), Ok(Heard::Understood));
+        assert_eq!(agreed.take(&Offer::default(), "X-com.example", "1"), Ok(KeyOutcome::Unknown));
+        assert_eq!(agreed.take(&Offer::default(), "TargetAlias", "disk"), Ok(KeyOutcome::Understood));
     }
 
     #[test]
-    fn discovery_offers_nothing_of_commands() {
+    fn a_discovery_session_offers_no_keys_of_normal_sessions() {
         let text = String::from_utf8(Offer::default().operational()).expect("text");
         assert!(text.contains("MaxRecvDataSegmentLength=262144\0") && !text.contains("InitialR2T"));
         assert!(Offer::default().names().ends_with(b"SessionType=Discovery\0"));

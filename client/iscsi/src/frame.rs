@@ -1,15 +1,15 @@
-//! Cuts the received stream into PDUs, in place: data segments are handed on as they arrive, never gathered here.
+//! Splits the received stream into PDUs in place. Data segments are passed on as they arrive; this module buffers none.
 
 use crate::Error;
 use lunar_iscsi::wire::{BHS_LEN, Bhs, DIGEST_LEN, Digest, digest, padded};
 use zerocopy::FromBytes;
 
-/// How PDUs look; changes once, when the login is over.
+/// The framing of PDUs. It changes once, at the end of the login.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Framing {
     pub(crate) header_digest: bool,
     pub(crate) data_digest: bool,
-    /// The largest data segment that was declared to the peer.
+    /// The MaxRecvDataSegmentLength that was declared to the target, in bytes.
     pub(crate) segment_max: usize,
 }
 
@@ -18,17 +18,17 @@ impl Framing {
         BHS_LEN + if self.header_digest { DIGEST_LEN } else { 0 }
     }
 
-    /// Padding and digest behind a data segment.
+    /// The length of padding and digest after a data segment.
     fn trailer_len(&self, data_len: usize) -> usize {
         padded(data_len) - data_len + if self.data_digest { DIGEST_LEN } else { 0 }
     }
 }
 
-/// Who takes the PDUs.
+/// The receiver of the PDUs.
 pub(crate) trait Sink {
-    /// A part of a data segment, from byte `at` of it on.
+    /// Takes a piece of a data segment that begins at byte `at` of it.
     fn data(&mut self, header: &Bhs, at: usize, bytes: &[u8]) -> Result<(), Error>;
-    /// The PDU is complete, its digests were right.
+    /// Takes the header of a complete PDU, whose digests are right.
     fn end(&mut self, header: &Bhs, framing: &mut Framing) -> Result<(), Error>;
 }
 
@@ -36,13 +36,13 @@ pub(crate) trait Sink {
 enum State {
     /// So many bytes of the header are in `held`.
     Header(usize),
-    /// So many bytes of the data segment were handed on.
+    /// So many bytes of the data segment were passed on.
     Data(usize),
     /// So many bytes of padding and digest are in `trailer`.
     Trailer(usize),
 }
 
-/// The cutter.
+/// The splitter: its state between two received pieces.
 #[derive(Debug)]
 pub(crate) struct Framer {
     pub(crate) framing: Framing,
@@ -70,7 +70,7 @@ impl Framer {
         Ok(())
     }
 
-    /// The way that nearly all PDUs take: all of it is there.
+    /// The fast path: the whole PDU is in `bytes`, which holds for nearly all PDUs.
     fn whole<'a>(&mut self, bytes: &'a [u8], sink: &mut impl Sink) -> Result<&'a [u8], Error> {
         let start = self.framing.header_len();
         let Some(header) = Bhs::peek(bytes).filter(|_| bytes.len() >= start) else {
@@ -98,7 +98,7 @@ impl Framer {
             return Err(Error::HeaderDigest);
         }
         if header.ahs_words > 0 {
-            return Err(Error::Protocol("a target's PDU has an additional header segment"));
+            return Err(Error::Protocol("a PDU of the target has an additional header segment"));
         }
         if header.data_len.get() > self.framing.segment_max {
             return Err(Error::Protocol("a data segment is longer than MaxRecvDataSegmentLength"));
@@ -217,7 +217,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pdus_come_out_however_the_stream_is_cut(
+        fn pdus_are_found_however_the_stream_is_split(
             lens in prop::collection::vec(0usize..300, 1..12), cuts in prop::collection::vec(1usize..200, 1..50),
             header_digest: bool, data_digest: bool,
         ) {
@@ -235,13 +235,13 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_end(bytes: Vec<u8>, header_digest: bool, data_digest: bool) {
+        fn any_bytes_are_accepted_or_refused(bytes: Vec<u8>, header_digest: bool, data_digest: bool) {
             let _ = Framer::new(framing(header_digest, data_digest)).feed(&bytes, &mut Seen::default());
         }
     }
 
     #[test]
-    fn a_wrong_bit_is_seen_by_its_digest_whole_or_in_parts() {
+    fn a_flipped_bit_is_detected_however_the_stream_is_split() {
         let framing = framing(true, true);
         let good = pdu(framing, 7, b"hello");
         for (at, want) in
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_beyond_what_was_declared_are_refused_before_they_come() {
+    fn a_segment_longer_than_declared_is_refused_at_its_header() {
         let mut header = DataIn::blank();
         header.data_len = U24::new(4097);
         let got = Framer::new(framing(false, false)).feed(header.as_bytes(), &mut Seen::default());

@@ -1,4 +1,5 @@
-//! What fuzzers call: a target that logs a session in, is asked for a read and a write, and says what the fuzzer wants.
+//! Entry points of the fuzz targets: a simulated target that logs a session in, gets a read and a write, and sends the
+//! PDUs that the fuzzer chooses.
 
 use crate::config::{DigestOffer, Offer};
 use crate::session::{Command, Event, Moves, Session};
@@ -10,32 +11,32 @@ use lunar_iscsi::wire::{
 use std::rc::Rc;
 use zerocopy::IntoBytes;
 
-/// The last command that may start: a window of eight.
+/// MaxCmdSN of the target: a command window of eight.
 const MAX_CMD_SN: u32 = 8;
-/// Bytes of the read and of the write.
+/// The length of the read and of the write, in bytes.
 const LEN: u32 = 64 << 10;
-/// The first status number of the target.
+/// The first StatSN of the target.
 const FIRST_STAT_SN: u32 = 7;
 
-/// A target, as far as a session sees it.
+/// A simulated target and the session that is connected to it.
 struct Target {
     session: Session,
     stat_sn: u32,
-    /// What the session was handed, by command.
+    /// The bytes that the session passed on, by cookie.
     moved: [u64; 2],
-    /// Commands that ended.
+    /// The cookies of the commands that ended.
     ended: Vec<u32>,
 }
 
-/// Any bytes from a target, from the first on.
+/// Receives arbitrary bytes from the start of the login on.
 pub fn first(data: &[u8]) {
     let mut target = Target::new(offer());
-    // What comes is what counts.
-    let _ = target.hear(data);
+    // The test is that nothing panics: any result is fine.
+    let _ = target.receive(data);
 }
 
-/// A read and a write on a session that is logged in; the first byte says what was agreed. Each eight bytes after that
-/// are a PDU of the target, mostly one that the commands wait for.
+/// Runs a read and a write on a session that is logged in. The first byte selects the negotiated parameters. Each
+/// group of eight bytes after it is a PDU of the target, mostly one that the commands expect.
 pub fn commands(data: &[u8]) {
     let Some((agreed, data)) = data.split_first() else { return };
     let mut target = Target::new(offer());
@@ -57,7 +58,7 @@ pub fn commands(data: &[u8]) {
             _ => read,
         };
         let moved = u32::from(shift) << 9;
-        let heard = match what & 7 {
+        let result = match what & 7 {
             0 | 4 | 5 => {
                 let (data_sn, offset) = if sn == 0 { (sns[0], at) } else { (sn.into(), moved) };
                 at = offset.wrapping_add(len);
@@ -73,7 +74,7 @@ pub fn commands(data: &[u8]) {
             _ => target.nop(itt, low),
         };
         target.take();
-        if heard.is_err() {
+        if result.is_err() {
             break;
         }
     }
@@ -91,7 +92,7 @@ impl Target {
         Self { session: Session::new(offer), stat_sn: FIRST_STAT_SN, moved: [0; 2], ended: Vec::new() }
     }
 
-    fn hear(&mut self, bytes: &[u8]) -> Result<(), crate::Error> {
+    fn receive(&mut self, bytes: &[u8]) -> Result<(), crate::Error> {
         let (moved, ended) = (&mut self.moved, &mut self.ended);
         self.session.receive(bytes, &mut |event| match event {
             Event::Data { cookie, bytes, .. } => moved[cookie as usize] += bytes.len() as u64,
@@ -101,14 +102,14 @@ impl Target {
         })
     }
 
-    /// What the session has sent.
+    /// Removes and returns the bytes that the session sent.
     fn take(&mut self) -> Vec<u8> {
         let bytes = self.session.output().to_vec();
         self.session.sent(bytes.len());
         bytes
     }
 
-    fn say<P: Pdu>(&mut self, mut pdu: P, data: &[u8], has_status: bool) -> Result<(), crate::Error> {
+    fn receive_pdu<P: Pdu>(&mut self, mut pdu: P, data: &[u8], has_status: bool) -> Result<(), crate::Error> {
         pdu.as_mut_bytes()[5..8].copy_from_slice(U24::new(data.len()).as_bytes());
         if has_status {
             pdu.as_mut_bytes()[24..28].copy_from_slice(&self.stat_sn.to_be_bytes());
@@ -116,7 +117,7 @@ impl Target {
         }
         let mut bytes = [pdu.as_bytes(), data].concat();
         bytes.resize(bytes.len() + padded(data.len()) - data.len(), 0);
-        self.hear(&bytes)
+        self.receive(&bytes)
     }
 
     fn log_in(&mut self, agreed: u8) -> Result<(), crate::Error> {
@@ -134,20 +135,20 @@ impl Target {
             (Stage::OPERATIONAL, Stage::FULL_FEATURE, &keys[..]),
         ] {
             self.take();
-            let mut said = Vec::new();
-            keys.iter().for_each(|(key, value)| text::put(&mut said, key, value));
+            let mut text = Vec::new();
+            keys.iter().for_each(|(key, value)| text::put(&mut text, key, value));
             let mut answer = LoginResponse::blank();
             answer.flags = login_flags(stage, Some(next));
             answer.tsih.set(1);
             answer.exp_cmd_sn.set(1);
             answer.max_cmd_sn.set(MAX_CMD_SN);
-            self.say(answer, &said, true)?;
+            self.receive_pdu(answer, &text, true)?;
         }
         self.take();
         Ok(())
     }
 
-    /// Starts a command; its tag.
+    /// Starts a command; returns its tag.
     fn start(&mut self, cookie: u32, moves: Moves) -> u32 {
         let opcode = if matches!(moves, Moves::In(_)) { 0x28 } else { 0x2a };
         let started = self.session.submit(Command { cookie, lun: [0; 8], cdb: &[opcode; 10], moves });
@@ -172,7 +173,7 @@ impl Target {
         pdu.data_sn.set(data_sn);
         pdu.offset.set(offset);
         pdu.max_cmd_sn.set(MAX_CMD_SN);
-        self.say(pdu, data, flags & STATUS != 0)
+        self.receive_pdu(pdu, data, flags & STATUS != 0)
     }
 
     fn r2t(&mut self, itt: u32, r2t_sn: u32, offset: u32, len: u32) -> Result<(), crate::Error> {
@@ -184,7 +185,7 @@ impl Target {
         pdu.desired_len.set(len);
         pdu.max_cmd_sn.set(MAX_CMD_SN);
         pdu.as_mut_bytes()[24..28].copy_from_slice(&self.stat_sn.to_be_bytes());
-        self.say(pdu, &[], false)
+        self.receive_pdu(pdu, &[], false)
     }
 
     fn response(&mut self, itt: u32, status: u8, flags: u8, residual: u32) -> Result<(), crate::Error> {
@@ -195,7 +196,7 @@ impl Target {
         pdu.as_mut_bytes()[44..48].copy_from_slice(&residual.to_be_bytes());
         pdu.max_cmd_sn.set(MAX_CMD_SN);
         let sense = vec![status; usize::from(flags)];
-        self.say(pdu, &sense, true)
+        self.receive_pdu(pdu, &sense, true)
     }
 
     fn reject(&mut self, itt: u32, reason: u8) -> Result<(), crate::Error> {
@@ -203,7 +204,7 @@ impl Target {
         pdu.as_mut_bytes()[2] = reason;
         let mut rejected = [0; BHS_LEN];
         rejected[16..20].copy_from_slice(&itt.to_be_bytes());
-        self.say(pdu, &rejected, true)
+        self.receive_pdu(pdu, &rejected, true)
     }
 
     fn nop(&mut self, itt: u32, ttt: u8) -> Result<(), crate::Error> {
@@ -211,7 +212,7 @@ impl Target {
         pdu.itt.set(itt);
         pdu.ttt.set(ttt.into());
         pdu.max_cmd_sn.set(MAX_CMD_SN);
-        self.say(pdu, &[], ttt & 1 == 0)
+        self.receive_pdu(pdu, &[], ttt & 1 == 0)
     }
 }
 
@@ -221,23 +222,23 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_target_does_harm(data in proptest::collection::vec(proptest::num::u8::ANY, 0..400)) {
+        fn no_target_makes_a_session_panic(data in proptest::collection::vec(proptest::num::u8::ANY, 0..400)) {
             first(&data);
             commands(&data);
         }
     }
 
-    /// A target that keeps to the rules gets both commands done.
+    /// A target that follows the protocol completes both commands.
     #[test]
-    fn both_commands_are_carried_out() {
+    fn both_commands_complete_with_a_correct_target() {
         let mut target = Target::new(offer());
         target.log_in(1).expect("a good login");
         let (read, bytes) = (target.start(0, Moves::In(1000)), vec![7; 1000]);
         let write = target.start(1, Moves::Out(Data::new(Rc::<[u8]>::from(bytes))));
-        target.data_in(read, (0, 0), 0x81, 0, &[1; 1000]).expect("all of it");
-        target.r2t(write, 0, 0, 1000).expect("all of it");
+        target.data_in(read, (0, 0), 0x81, 0, &[1; 1000]).expect("a valid Data-In");
+        target.r2t(write, 0, 0, 1000).expect("a valid R2T");
         assert!(target.take().len() > 1000, "the data of the write");
-        target.response(write, 0, 0, 0).expect("its end");
+        target.response(write, 0, 0, 0).expect("a valid response");
         assert_eq!((target.moved, target.ended), ([1000, 0], vec![0, 1]));
     }
 }

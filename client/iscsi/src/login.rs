@@ -1,53 +1,53 @@
-//! The login (RFC 7143 clause 6): two stages, each a value that an answer consumes.
+//! The login phase (RFC 7143 clause 6): each state is a value, which the next login response consumes.
 
 use crate::Error;
-use crate::chap::{self, Algorithms, Method, Proof};
-use crate::config::{Agreed, Heard, Offer};
+use crate::chap::{self, AlgorithmsSent, MethodSent, ResponseSent};
+use crate::config::{Agreed, KeyOutcome, Offer};
 use lunar_iscsi::text::{self, Gather};
 use lunar_iscsi::wire::{CONTINUE, LoginResponse, LoginStatus, Stage, TRANSIT};
 
-/// Requests until an initiator gives a login up: two stages take two, a talkative target a few more.
+/// Login responses before the initiator gives up: a login without authentication takes two.
 const ROUNDS_MAX: u32 = 16;
-/// Text that a target may send in one answer of several PDUs.
+/// The longest text of one login response, over all its PDUs, in bytes.
 const TEXT_MAX: usize = 64 << 10;
 
-/// A request to send.
+/// A login request to send.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) stage: Stage,
-    /// The stage that is asked for, unless the target's text goes on.
+    /// The requested next stage; `None` while the stage continues.
     pub(crate) transit: Option<Stage>,
     pub(crate) text: Vec<u8>,
 }
 
-/// What both stages know.
+/// The state that all stages share.
 #[derive(Debug)]
-pub(crate) struct Talk {
+pub(crate) struct Exchange {
     offer: Offer,
     agreed: Agreed,
     gather: Gather,
     rounds: u32,
 }
 
-/// SecurityNegotiation: names are told, no authentication is offered. With it, the states of [`chap`] come instead.
+/// SecurityNegotiation without authentication. With CHAP, the states of [`chap`] take its place.
 #[derive(Debug)]
-pub(crate) struct Security(Box<Talk>);
+pub(crate) struct Security(Box<Exchange>);
 
 /// LoginOperationalNegotiation.
 #[derive(Debug)]
-pub(crate) struct Operational(Box<Talk>);
+pub(crate) struct Operational(Box<Exchange>);
 
-/// A login under way.
+/// A login in progress.
 #[derive(Debug)]
 pub(crate) enum Login {
     Security(Security),
-    Method(Method),
-    Algorithms(Algorithms),
-    Proof(Proof),
+    MethodSent(MethodSent),
+    AlgorithmsSent(AlgorithmsSent),
+    ResponseSent(ResponseSent),
     Operational(Operational),
 }
 
-/// What follows an answer.
+/// The result of a login response: the next request, or the end of the login.
 #[derive(Debug)]
 pub(crate) enum Next {
     Send(Login, Request),
@@ -55,27 +55,27 @@ pub(crate) enum Next {
 }
 
 impl Login {
-    /// The first request.
+    /// Starts a login; returns the first request.
     pub(crate) fn start(mut offer: Offer) -> (Self, Request) {
         let mut names = offer.names();
         let chap = offer.chap.take();
-        let talk = Box::new(Talk { offer, agreed: Agreed::default(), gather: Gather::default(), rounds: 0 });
+        let exchange = Box::new(Exchange { offer, agreed: Agreed::default(), gather: Gather::default(), rounds: 0 });
         if let Some(chap) = chap {
-            chap::proposal(&mut names);
+            chap::put_method(&mut names);
             let request = Request { stage: Stage::SECURITY, transit: None, text: names };
-            return (Self::Method(Method(talk, Box::new(chap))), request);
+            return (Self::MethodSent(MethodSent(exchange, Box::new(chap))), request);
         }
         text::put(&mut names, "AuthMethod", text::NONE);
         let request = Request { stage: Stage::SECURITY, transit: Some(Stage::OPERATIONAL), text: names };
-        (Self::Security(Security(talk)), request)
+        (Self::Security(Security(exchange)), request)
     }
 
     pub(crate) fn handle(self, answer: &LoginResponse, text: &[u8]) -> Result<Next, Error> {
         match self {
             Self::Security(state) => state.handle(answer, text),
-            Self::Method(state) => state.handle(answer, text),
-            Self::Algorithms(state) => state.handle(answer, text),
-            Self::Proof(state) => state.handle(answer, text),
+            Self::MethodSent(state) => state.handle(answer, text),
+            Self::AlgorithmsSent(state) => state.handle(answer, text),
+            Self::ResponseSent(state) => state.handle(answer, text),
             Self::Operational(state) => state.handle(answer, text),
         }
     }
@@ -83,116 +83,119 @@ impl Login {
 
 impl Security {
     fn handle(mut self, answer: &LoginResponse, text: &[u8]) -> Result<Next, Error> {
-        match self.0.hear(answer, text, Stage::SECURITY, Stage::OPERATIONAL)? {
-            Step::More(request) => Ok(Next::Send(Login::Security(self), request)),
-            Step::Over(_) => Ok(Operational::begin(self.0)),
+        match self.0.negotiate(answer, text, Stage::SECURITY, Stage::OPERATIONAL)? {
+            Progress::Continue(request) => Ok(Next::Send(Login::Security(self), request)),
+            Progress::Finished(_) => Ok(Operational::begin(self.0)),
         }
     }
 }
 
 impl Operational {
-    /// The stage's first request.
-    pub(crate) fn begin(talk: Box<Talk>) -> Next {
-        let text = talk.offer.operational();
+    /// Enters the stage; returns its first request.
+    pub(crate) fn begin(exchange: Box<Exchange>) -> Next {
+        let text = exchange.offer.operational();
         let request = Request { stage: Stage::OPERATIONAL, transit: Some(Stage::FULL_FEATURE), text };
-        Next::Send(Login::Operational(Self(talk)), request)
+        Next::Send(Login::Operational(Self(exchange)), request)
     }
 
     fn handle(mut self, answer: &LoginResponse, text: &[u8]) -> Result<Next, Error> {
-        match self.0.hear(answer, text, Stage::OPERATIONAL, Stage::FULL_FEATURE)? {
-            Step::More(request) => Ok(Next::Send(Login::Operational(self), request)),
-            Step::Over(unknown) if unknown.is_empty() => {
+        match self.0.negotiate(answer, text, Stage::OPERATIONAL, Stage::FULL_FEATURE)? {
+            Progress::Continue(request) => Ok(Next::Send(Login::Operational(self), request)),
+            Progress::Finished(unknown) if unknown.is_empty() => {
                 let mut agreed = self.0.agreed;
-                // A key that was refused, or passed over, leaves its default.
-                if let Some(key) = self.0.offer.misses(&agreed) {
+                // A key that the target rejected or ignored keeps its default, which for a digest is None.
+                if let Some(key) = self.0.offer.missing_digest(&agreed) {
                     return Err(Error::Key(key.to_owned()));
                 }
                 agreed.initiator_segment = self.0.offer.max_recv_data_segment_length;
-                // FirstBurstLength must not exceed MaxBurstLength (13.14): the smaller one holds.
+                // FirstBurstLength must not exceed MaxBurstLength (13.14), so the smaller value applies.
                 agreed.first_burst_length = agreed.first_burst_length.min(agreed.max_burst_length);
                 Ok(Next::Done(agreed))
             }
-            Step::Over(_) => Err(Error::Protocol("a login ended with a key of the target unanswered")),
+            Progress::Finished(_) => Err(Error::Protocol("the target ended the login with a key that needs a reply")),
         }
     }
 }
 
-/// What an answer says.
-pub(crate) enum Listened<const N: usize> {
-    /// It goes on.
-    More(Request),
-    /// All is said.
-    All {
-        /// The values of the state's own keys.
+/// The text of a login response.
+pub(crate) enum StageText<const N: usize> {
+    /// The response is continued in another PDU (C bit): the request that asks for it.
+    Partial(Request),
+    /// The response is complete.
+    Complete {
+        /// The values of the requested keys.
         own: [Option<String>; N],
-        /// The keys that the target asked and that are not known.
+        /// The reply to unknown keys: NotUnderstood for each.
         unknown: Vec<u8>,
     },
 }
 
-enum Step {
-    More(Request),
-    /// The stage is over; the keys that the target asked and that are not known.
-    Over(Vec<u8>),
+/// The state of a stage after a login response.
+enum Progress {
+    /// The stage continues with this request.
+    Continue(Request),
+    /// The target accepted the transition to the next stage. Holds the reply to unknown keys.
+    Finished(Vec<u8>),
 }
 
-impl Talk {
-    fn hear(&mut self, answer: &LoginResponse, text: &[u8], stage: Stage, next: Stage) -> Result<Step, Error> {
-        let ([method], unknown) = match self.listen(answer, text, stage, ["AuthMethod"])? {
-            Listened::More(request) => return Ok(Step::More(request)),
-            Listened::All { own, unknown } => (own, unknown),
+impl Exchange {
+    fn negotiate(&mut self, answer: &LoginResponse, text: &[u8], stage: Stage, next: Stage) -> Result<Progress, Error> {
+        let ([method], unknown) = match self.collect(answer, text, stage, ["AuthMethod"])? {
+            StageText::Partial(request) => return Ok(Progress::Continue(request)),
+            StageText::Complete { own, unknown } => (own, unknown),
         };
         if method.is_some_and(|method| method != text::NONE) {
             return Err(Error::Key("AuthMethod".to_owned()));
         }
         if answer.flags & TRANSIT == 0 {
-            return Ok(Step::More(Request { stage, transit: Some(next), text: unknown }));
+            return Ok(Progress::Continue(Request { stage, transit: Some(next), text: unknown }));
         }
         match answer.next_stage() == next {
-            true => Ok(Step::Over(unknown)),
-            false => Err(Error::Protocol("a login answer grants a stage that was not asked for")),
+            true => Ok(Progress::Finished(unknown)),
+            false => Err(Error::Protocol("a login response enters a stage that was not requested")),
         }
     }
 
-    /// Takes an answer; the values of these keys are handed on.
-    pub(crate) fn listen<const N: usize>(
+    /// Checks a login response, collects its text and applies its keys. Returns the values of `keys`.
+    pub(crate) fn collect<const N: usize>(
         &mut self,
         answer: &LoginResponse,
         text: &[u8],
         stage: Stage,
         keys: [&str; N],
-    ) -> Result<Listened<N>, Error> {
+    ) -> Result<StageText<N>, Error> {
         if answer.status.get() != LoginStatus::SUCCESS.0 {
             let address = text::pairs(text).flatten().find(|(key, _)| *key == "TargetAddress");
             return Err(Error::Login(LoginStatus(answer.status.get()), address.map(|(_, value)| value.to_owned())));
         }
         if answer.stage() != stage {
-            return Err(Error::Protocol("a login answer is of another stage"));
+            return Err(Error::Protocol("a login response is for another stage"));
         }
         self.rounds += 1;
         if self.rounds > ROUNDS_MAX {
-            return Err(Error::Protocol("a login does not end"));
+            return Err(Error::Protocol("the login takes too many responses"));
         }
-        self.gather.add(text, TEXT_MAX).map_err(|_| Error::Protocol("a login answer is too long"))?;
+        self.gather.add(text, TEXT_MAX).map_err(|_| Error::Protocol("the text of a login response is too long"))?;
         if answer.flags & CONTINUE != 0 {
-            return Ok(Listened::More(Request { stage, transit: None, text: Vec::new() }));
+            return Ok(StageText::Partial(Request { stage, transit: None, text: Vec::new() }));
         }
         let mut own = [const { None }; N];
         let mut unknown = Vec::new();
         for pair in text::pairs(&self.gather.take()) {
-            let (key, value) = pair.map_err(|_| Error::Protocol("a login answer is not text"))?;
+            let (key, value) =
+                pair.map_err(|_| Error::Protocol("a login response contains no valid key=value text"))?;
             if let Some(at) = keys.iter().position(|own| *own == key) {
                 if own[at].replace(value.to_owned()).is_some() {
-                    return Err(Error::Protocol("a login answer says something twice"));
+                    return Err(Error::Protocol("a login response contains a key twice"));
                 }
                 continue;
             }
             match self.agreed.take(&self.offer, key, value).map_err(|key| Error::Key(key.to_owned()))? {
-                Heard::Understood => {}
-                Heard::Unknown => text::put(&mut unknown, key, text::NOT_UNDERSTOOD),
+                KeyOutcome::Understood => {}
+                KeyOutcome::Unknown => text::put(&mut unknown, key, text::NOT_UNDERSTOOD),
             }
         }
-        Ok(Listened::All { own, unknown })
+        Ok(StageText::Complete { own, unknown })
     }
 }
 
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn two_stages() {
+    fn a_login_without_authentication_takes_two_stages() {
         let granted = answer(login_flags(Stage::OPERATIONAL, Some(Stage::FULL_FEATURE)));
         match security_over().handle(&granted, b"MaxBurstLength=4096\0FirstBurstLength=8192\0") {
             Ok(Next::Done(agreed)) => {
@@ -233,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_goes_on_is_waited_for_and_unknown_keys_are_answered() {
+    fn continued_text_is_joined_and_unknown_keys_are_answered() {
         let more = answer(login_flags(Stage::OPERATIONAL, None) | CONTINUE);
         let Ok(Next::Send(login, request)) = security_over().handle(&more, b"MaxBurst") else { panic!() };
         assert_eq!(request, Request { stage: Stage::OPERATIONAL, transit: None, text: Vec::new() });
@@ -243,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_and_moves() {
+    fn a_refusal_carries_the_status_and_a_redirection_the_new_address() {
         let mut refused = answer(0);
         refused.status.set(LoginStatus::NOT_FOUND.0);
         assert_eq!(start().handle(&refused, b"").err(), Some(Error::Login(LoginStatus::NOT_FOUND, None)));
@@ -253,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_target_may_not_do() {
+    fn invalid_login_responses_are_errors() {
         let wrong_stage = answer(login_flags(Stage::OPERATIONAL, None));
         assert!(matches!(start().handle(&wrong_stage, b""), Err(Error::Protocol(_))));
         let jump = answer(login_flags(Stage::SECURITY, Some(Stage::FULL_FEATURE)));
@@ -264,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_never_grants_is_given_up() {
+    fn a_login_that_never_ends_is_given_up() {
         let mut login = start();
         for _ in 0..ROUNDS_MAX {
             match login.handle(&answer(login_flags(Stage::SECURITY, None)), b"") {

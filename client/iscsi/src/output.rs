@@ -1,4 +1,4 @@
-//! What waits to be sent: PDUs with their padding and digests.
+//! The PDUs that wait to be sent, with padding and digests.
 
 use lunar_core::outgoing::{Data, Outgoing};
 use lunar_iscsi::wire::{Bhs, Digest, digest, padded};
@@ -8,24 +8,24 @@ use zerocopy::IntoBytes;
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     queue: Outgoing,
-    /// Whether headers carry a digest.
+    /// Whether headers are followed by a digest.
     pub(crate) header_digest: bool,
-    /// Whether data segments carry a digest.
+    /// Whether data segments are followed by a digest.
     pub(crate) data_digest: bool,
 }
 
 impl Output {
-    /// The bytes.
+    /// The bytes to send.
     pub(crate) fn queue(&self) -> &Outgoing {
         &self.queue
     }
 
-    /// The first `count` bytes were sent.
+    /// Removes the first `count` bytes, which were sent.
     pub(crate) fn sent(&mut self, count: usize) {
         self.queue.sent(count);
     }
 
-    /// Appends a header with its additional header segments and their digest. Lengths in it are set by the caller.
+    /// Appends a header with its additional header segments and the header digest. The caller sets the lengths in it.
     pub(crate) fn header(&mut self, header: &Bhs, ahs: &[u8]) {
         let has_digest = self.header_digest;
         self.queue.append(|buffer| {
@@ -39,7 +39,7 @@ impl Output {
         });
     }
 
-    /// Appends a data segment: padded, with its digest.
+    /// Appends a data segment with padding and data digest.
     pub(crate) fn segment(&mut self, data: &Data) {
         if !data.is_empty() {
             self.queue.data(data);
@@ -47,7 +47,7 @@ impl Output {
         }
     }
 
-    /// Appends a short data segment by copying it.
+    /// Appends a short data segment; copies it.
     pub(crate) fn text(&mut self, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.queue.append(|buffer| buffer.extend_from_slice(bytes));

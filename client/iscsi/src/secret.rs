@@ -1,4 +1,4 @@
-//! Secrets from files: arguments can be read by everybody.
+//! Secrets from files. Secrets are not passed as arguments because every user can read the arguments of a process.
 
 use lunar_core::access::{SECRET_MAX, Secret};
 use std::fs::File;
@@ -6,13 +6,13 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// Permissions of others to a file.
+/// Permission bits of a file for other users.
 const OTHERS: u32 = 0o007;
 
-/// The secret in a file; a line's end behind it is none of it.
+/// Reads the secret in a file. A line end at the end of the file is not part of the secret.
 ///
 /// # Errors
-/// A sentence that says what is wrong with the file, or with what is in it.
+/// A message that says what is wrong with the file or its content.
 pub fn from_file(path: &str) -> Result<Secret, String> {
     read(Path::new(path)).map_err(|why| format!("{path}: {why}"))
 }
@@ -21,9 +21,10 @@ fn read(path: &Path) -> Result<Secret, String> {
     let file = File::open(path).map_err(|why| why.to_string())?;
     let mode = file.metadata().map_err(|why| why.to_string())?.permissions().mode();
     if mode & OTHERS != 0 {
-        return Err("everybody may read or write it: chmod 600".into());
+        return Err("other users can read or write it; restrict it with chmod 600".into());
     }
-    // More than there may be, with a line's end; never moved, so that no copy of it is left behind.
+    // One byte more than the longest secret with its line end. The buffer never grows: growing would leave a copy of the
+    // secret in freed memory.
     let limit = SECRET_MAX + 3;
     let mut bytes = Vec::with_capacity(limit);
     file.take(limit as u64).read_to_end(&mut bytes).map_err(|why| why.to_string())?;
@@ -39,7 +40,7 @@ mod tests {
     use std::fs::Permissions;
 
     #[test]
-    fn secrets_come_from_files_that_not_everybody_reads() {
+    fn a_secret_file_that_other_users_can_read_is_refused() {
         let written = |bytes: &[u8], mode| {
             let path = std::env::temp_dir().join(format!("lunar-secret-{}", std::process::id()));
             std::fs::write(&path, bytes).expect("room");

@@ -1,9 +1,9 @@
-//! The initiator's side of a session with one connection, at error recovery level 0: bytes in, events and bytes
-//! out. It knows no socket and no clock.
+//! The initiator's side of an iSCSI session with one connection at error recovery level 0: takes received bytes, gives
+//! events and bytes to send. It has no socket and no clock.
 //!
-//! Whoever drives it: sends what [`Session::output`] holds, gives what arrives to [`Session::receive`], and starts
-//! commands with [`Session::submit`] while [`Session::room`] lasts. Data of reads is handed on in place, as it
-//! arrives; data of writes is referred to until it is sent. After an error the session is over.
+//! The caller sends the bytes of [`Session::output`], passes received bytes to [`Session::receive`], and starts
+//! commands with [`Session::submit`] while [`Session::room`] is not 0. Data of reads is passed on in place as it
+//! arrives; data of writes is referenced until it is sent. After an error the session cannot be used any more.
 
 use crate::Error;
 use crate::config::{Agreed, Offer, SEGMENT_DEFAULT};
@@ -22,96 +22,96 @@ use lunar_iscsi::wire::{
 use zerocopy::FromZeros;
 use zerocopy::big_endian::U32;
 
-/// CmdSN of the first command: any number will do, and one shows mistakes that zero hides.
+/// CmdSN of the first command. Not 0, so that a CmdSN that was left out of a PDU is noticed.
 const FIRST_CMD_SN: u32 = 1;
-/// Bytes of a data segment other than Data-In that are kept: sense data, text, rejected headers.
+/// The longest data segment that is buffered, in bytes: sense data, text, rejected headers. Data-In is not buffered.
 const SEGMENT_KEPT_MAX: usize = 256 << 10;
-/// Bytes of a text answer in several PDUs: 4096 targets with names of the greatest length.
+/// The longest text response, over all its PDUs, in bytes: 4096 targets with names of the greatest length.
 const TEXT_MAX: usize = 2 << 20;
-/// Answers to NOP-Ins that may wait for the target to take what is sent: as many come in an hour of pings every few
-/// seconds. A target that pings and reads nothing fills no memory.
+/// NOP-Out replies that may wait to be sent. A target that sends a NOP-In every few seconds sends as many in an hour;
+/// the limit keeps a target that sends NOP-Ins and reads nothing from filling the memory.
 const PINGS_MAX: u32 = 1024;
-/// The task attribute SIMPLE (11.3.1).
+/// Task attribute SIMPLE (11.3.1).
 const SIMPLE: u8 = 1;
 
-/// A command to start.
+/// A SCSI command to start.
 #[derive(Clone, Debug)]
 pub struct Command<'a> {
-    /// Comes back with the command's events.
+    /// Identifies the command in its events.
     pub cookie: u32,
-    /// The logical unit.
+    /// The LUN field, see [`crate::cdb::lun`].
     pub lun: [u8; 8],
-    /// 6 to 260 bytes.
+    /// The CDB, 6 to 260 bytes.
     pub cdb: &'a [u8],
-    /// Its data.
+    /// Direction, length and data.
     pub moves: Moves,
 }
 
-/// Bytes that were announced and not moved, or the reverse (11.4.5).
+/// The residual count of a command (11.4.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Residual {
-    /// As many as expected.
+    /// The command transferred the expected length.
     None,
-    /// So many fewer.
+    /// Underflow: so many bytes of the expected length were not transferred.
     Under(u32),
-    /// So many more would have been there.
+    /// Overflow: so many bytes beyond the expected length were not transferred.
     Over(u32),
 }
 
-/// What the target said.
+/// An event of a session.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event<'a> {
-    /// The login is over: commands may start.
+    /// The session is in the full feature phase: commands may start.
     LoggedIn,
-    /// Data of a read, in order.
+    /// Data of a read. The pieces of a command arrive in order.
     Data {
-        /// The command's.
+        /// The cookie of the command.
         cookie: u32,
-        /// Where in the command's data.
+        /// The offset within the data of the command, in bytes.
         offset: u32,
         /// The bytes, in the receive buffer.
         bytes: &'a [u8],
     },
-    /// A command is over.
+    /// A command ended.
     Done {
-        /// The command's.
+        /// The cookie of the command.
         cookie: u32,
-        /// What became of it before its status.
+        /// The iSCSI response code (11.4.3); the status is valid if it is `COMPLETED`.
         response: Response,
-        /// SAM-6 5.3.
+        /// The SCSI status (SAM-6 5.3).
         status: u8,
-        /// Whether data was missing or too much.
+        /// The residual count.
         residual: Residual,
-        /// Sense data, if there is any.
+        /// Sense data; empty if there is none.
         sense: &'a [u8],
     },
-    /// A task management function is over.
-    Managed {
-        /// The function's.
+    /// A task management function ended.
+    FunctionDone {
+        /// The cookie of the function.
         cookie: u32,
-        /// What became of it.
+        /// The response code (11.6.1).
         response: FunctionResponse,
     },
-    /// An answer to [`Session::discover`]: pairs of TargetName and TargetAddress.
+    /// The response to [`Session::discover`]: pairs of TargetName and TargetAddress, each ended by a NUL.
     Targets(&'a [u8]),
-    /// A PDU was rejected. If it was a command, that is over.
+    /// The target rejected a PDU (11.17). If the PDU was a command, the command ended.
     Rejected {
-        /// Why.
+        /// The reason code.
         reason: RejectReason,
-        /// The command that is over.
+        /// The cookie of the command that ended.
         cookie: Option<u32>,
     },
-    /// An asynchronous message.
+    /// An asynchronous message (11.9).
     Async(AsyncEvent),
-    /// The logout is over: the connection may be closed.
+    /// The target acknowledged the logout: the connection may be closed.
     LoggedOut,
 }
 
-/// A command cannot start now: no login yet, or the target's window is shut.
+/// A request cannot start now: the login is not complete, or the command window is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotNow;
 
-/// A session.
+/// An iSCSI session of the initiator.
 #[derive(Debug)]
 pub struct Session {
     framer: Framer,
@@ -134,21 +134,21 @@ struct Core {
     agreed: Agreed,
     tasks: Tasks,
     output: Output,
-    /// The data segment under way, unless it is Data-In.
+    /// The data segment that is being received, unless it is Data-In.
     segment: Vec<u8>,
-    /// A text answer that goes on.
+    /// The text response so far.
     text: Vec<u8>,
     cmd_sn: u32,
     max_cmd_sn: u32,
     exp_stat_sn: u32,
-    /// Whether the first answer told the first StatSN.
+    /// Whether a login response has set the first StatSN.
     stat_sn_known: bool,
     /// NOP-Ins answered since the output was last empty.
     pings: u32,
 }
 
 impl Session {
-    /// A session whose first login request waits to be sent.
+    /// Creates a session. Its first login request is in the output.
     #[must_use]
     pub fn new(offer: Offer) -> Self {
         let (isid, offer_segment) = (offer.isid, offer.max_recv_data_segment_length);
@@ -174,19 +174,19 @@ impl Session {
         Self { framer: Framer::new(framing), core }
     }
 
-    /// What the login agreed on.
+    /// The negotiated parameters; the defaults before the login is complete.
     #[must_use]
     pub fn agreed(&self) -> &Agreed {
         &self.core.agreed
     }
 
-    /// What waits to be sent.
+    /// The bytes to send.
     #[must_use]
     pub fn output(&self) -> &Outgoing {
         self.core.output.queue()
     }
 
-    /// The first `count` bytes of the output were sent.
+    /// Removes the first `count` bytes of the output, which were sent.
     pub fn sent(&mut self, count: usize) {
         self.core.output.sent(count);
         if self.core.output.queue().is_empty() {
@@ -194,54 +194,60 @@ impl Session {
         }
     }
 
-    /// Commands that may start now.
+    /// The number of commands that may start now: the open part of the command window.
     #[must_use]
     pub fn room(&self) -> u32 {
         self.core.room()
     }
 
-    /// Commands and functions that are not over.
+    /// The number of commands and functions that are outstanding.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.core.tasks.len()
     }
 
-    /// Starts a command.
+    /// Starts a SCSI command.
     ///
     /// # Errors
-    /// [`NotNow`] when there is no [`Session::room`].
+    /// [`NotNow`] if [`Session::room`] is 0.
     pub fn submit(&mut self, command: Command<'_>) -> Result<(), NotNow> {
         self.core.submit(command)
     }
 
-    /// Starts a task management function (11.5), for immediate delivery. `task`: the cookie of the command it means.
+    /// Starts a task management function (11.5) with immediate delivery. `task` is the cookie of the referenced command.
     ///
     /// # Errors
-    /// [`NotNow`] before the login is over, and when no command has this cookie.
-    pub fn manage(&mut self, cookie: u32, function: Function, lun: [u8; 8], task: Option<u32>) -> Result<(), NotNow> {
-        self.core.manage(cookie, function, lun, task)
+    /// [`NotNow`] if the login is not complete, or if no command has the cookie `task`.
+    pub fn manage_task(
+        &mut self,
+        cookie: u32,
+        function: Function,
+        lun: [u8; 8],
+        task: Option<u32>,
+    ) -> Result<(), NotNow> {
+        self.core.manage_task(cookie, function, lun, task)
     }
 
-    /// Asks for all targets (SendTargets, appendix C).
+    /// Requests the list of all targets (SendTargets, appendix C).
     ///
     /// # Errors
-    /// [`NotNow`] when there is no [`Session::room`].
+    /// [`NotNow`] if [`Session::room`] is 0.
     pub fn discover(&mut self) -> Result<(), NotNow> {
         self.core.text_request(NO_TAG, [0; 8], b"SendTargets=All\0")
     }
 
-    /// Ends the session.
+    /// Requests the logout of the session.
     ///
     /// # Errors
-    /// [`NotNow`] when there is no [`Session::room`].
+    /// [`NotNow`] if [`Session::room`] is 0.
     pub fn log_out(&mut self) -> Result<(), NotNow> {
         self.core.log_out()
     }
 
-    /// Takes what arrived, all of it, and tells `on` what it means.
+    /// Takes all received `bytes` and calls `on` for each event.
     ///
     /// # Errors
-    /// Why the session is over.
+    /// Why the session ended.
     pub fn receive(&mut self, bytes: &[u8], on: &mut impl FnMut(Event<'_>)) -> Result<(), Error> {
         self.framer.feed(bytes, &mut Feed { core: &mut self.core, on })
     }
@@ -260,7 +266,7 @@ impl<F: FnMut(Event<'_>)> Sink for Feed<'_, F> {
                 (self.on)(Event::Data { cookie, offset, bytes });
             }
             None if self.core.segment.len() + bytes.len() > SEGMENT_KEPT_MAX => {
-                return Err(Error::Protocol("a data segment that is not Data-In is too long"));
+                return Err(Error::Protocol("the data segment of a PDU other than Data-In is too long"));
             }
             None => self.core.segment.extend_from_slice(bytes),
         }
@@ -279,7 +285,7 @@ impl<F: FnMut(Event<'_>)> Sink for Feed<'_, F> {
     }
 }
 
-/// Whether serial number `a` is after `b` (RFC 1982, 32 bits).
+/// Whether `a` is after `b` in serial number arithmetic (RFC 1982, 32 bits).
 fn is_after(a: u32, b: u32) -> bool {
     a != b && a.wrapping_sub(b) < 1 << 31
 }
@@ -292,21 +298,22 @@ fn residual(flags: u8, count: u32) -> Residual {
     }
 }
 
-/// 11.4.7: the data segment of a response begins with the length of the sense data.
+/// The sense data in the data segment of a SCSI Response, which begins with its length (11.4.7).
 fn sense(segment: &[u8]) -> &[u8] {
     let Some(([a, b], rest)) = segment.split_first_chunk() else { return &[] };
     &rest[..usize::from(u16::from_be_bytes([*a, *b])).min(rest.len())]
 }
 
-/// What is wrong with a command that ended well without all its data.
-fn short(task: &Task, status: u8, residual: Residual) -> Option<Error> {
+/// The error of a command with status GOOD whose transferred bytes and residual count do not add up.
+fn missing_data(task: &Task, status: u8, residual: Residual) -> Option<Error> {
     let missing = match residual {
         Residual::Under(missing) => missing,
         _ => 0,
     };
     let complete = u64::from(task.moved) + u64::from(missing) == u64::from(task.expected);
-    (status == 0 && matches!(task.kind, Kind::Read | Kind::Write(_)) && !complete)
-        .then_some(Error::Protocol("a command ended with GOOD and neither all data nor a residual count for the rest"))
+    (status == 0 && matches!(task.kind, Kind::Read | Kind::Write(_)) && !complete).then_some(Error::Protocol(
+        "a command ended with status GOOD, but its data and residual count do not make up the expected length",
+    ))
 }
 
 impl Core {
@@ -319,23 +326,23 @@ impl Core {
         }
     }
 
-    /// The next CmdSN, if the window is open.
-    fn number(&mut self) -> Result<U32, NotNow> {
+    /// Takes the next CmdSN if the command window is open.
+    fn next_cmd_sn(&mut self) -> Result<U32, NotNow> {
         if self.room() == 0 {
             return Err(NotNow);
         }
-        let number = self.cmd_sn;
-        self.cmd_sn = number.wrapping_add(1);
-        Ok(number.into())
+        let cmd_sn = self.cmd_sn;
+        self.cmd_sn = cmd_sn.wrapping_add(1);
+        Ok(cmd_sn.into())
     }
 
     fn submit(&mut self, command: Command<'_>) -> Result<(), NotNow> {
-        let cmd_sn = self.number()?;
+        let cmd_sn = self.next_cmd_sn()?;
         let (kind, expected, flag) = match command.moves {
             Moves::Nothing => (Kind::Other, 0, 0),
             Moves::In(len) => (Kind::Read, len, READ),
             Moves::Out(data) => {
-                let len = u32::try_from(data.len()).expect("a command moves less than 4 GiB");
+                let len = u32::try_from(data.len()).expect("the data of a command is shorter than 4 GiB");
                 (Kind::Write(data), len, WRITE)
             }
         };
@@ -373,7 +380,7 @@ impl Core {
         Ok(())
     }
 
-    /// A sequence of Data-Out (11.7) of the bytes `range` of a command's data.
+    /// Appends the Data-Out PDUs (11.7) for the bytes `range` of a command's data.
     fn data_out(&mut self, itt: u32, ttt: u32, lun: [u8; 8], data: &Data, range: std::ops::Range<u32>) {
         let (mut at, mut data_sn) = (range.start, 0);
         while at < range.end {
@@ -394,11 +401,11 @@ impl Core {
         }
     }
 
-    fn manage(&mut self, cookie: u32, function: Function, lun: [u8; 8], task: Option<u32>) -> Result<(), NotNow> {
+    fn manage_task(&mut self, cookie: u32, function: Function, lun: [u8; 8], task: Option<u32>) -> Result<(), NotNow> {
         if !matches!(self.phase, Phase::FullFeature) || self.tasks.room() == 0 {
             return Err(NotNow);
         }
-        let meant = match task {
+        let referenced = match task {
             Some(cookie) => self.tasks.find(cookie).ok_or(NotNow)?,
             None => (NO_TAG, 0),
         };
@@ -408,8 +415,8 @@ impl Core {
         header.flags = FINAL | function.0;
         header.lun = lun;
         header.itt.set(itt);
-        header.referenced_tag.set(meant.0);
-        header.ref_cmd_sn.set(meant.1);
+        header.referenced_tag.set(referenced.0);
+        header.ref_cmd_sn.set(referenced.1);
         header.cmd_sn.set(self.cmd_sn);
         header.exp_stat_sn.set(self.exp_stat_sn);
         self.output.header(header.bhs(), &[]);
@@ -417,7 +424,7 @@ impl Core {
     }
 
     fn text_request(&mut self, ttt: u32, lun: [u8; 8], text: &[u8]) -> Result<(), NotNow> {
-        let cmd_sn = self.number()?;
+        let cmd_sn = self.next_cmd_sn()?;
         let (itt, _) = self.tasks.add(Task::other(0, Kind::Text, cmd_sn.get()));
         let mut header = TextRequest::blank();
         header.lun = lun;
@@ -432,9 +439,9 @@ impl Core {
     }
 
     fn log_out(&mut self) -> Result<(), NotNow> {
-        let cmd_sn = self.number()?;
+        let cmd_sn = self.next_cmd_sn()?;
         let (itt, _) = self.tasks.add(Task::other(0, Kind::Logout, cmd_sn.get()));
-        // The reason "close the session" is zero.
+        // Reason code 0: close the session (11.14.1).
         let mut header = LogoutRequest::blank();
         header.itt.set(itt);
         header.cmd_sn = cmd_sn;
@@ -456,15 +463,15 @@ impl Core {
         self.output.text(&request.text);
     }
 
-    /// Takes in the window of any PDU from the target (4.2.2.1).
-    fn window(&mut self, max_cmd_sn: U32) {
+    /// Updates the command window from MaxCmdSN, which every PDU of the target carries (4.2.2.1).
+    fn update_window(&mut self, max_cmd_sn: U32) {
         if is_after(max_cmd_sn.get(), self.max_cmd_sn) {
             self.max_cmd_sn = max_cmd_sn.get();
         }
     }
 
-    /// Takes in a status number that counts.
-    fn status_number(&mut self, stat_sn: U32) -> Result<(), Error> {
+    /// Checks that a StatSN is the next one, and advances ExpStatSN.
+    fn check_stat_sn(&mut self, stat_sn: U32) -> Result<(), Error> {
         if self.stat_sn_known && stat_sn.get() != self.exp_stat_sn {
             return Err(Error::Protocol("a StatSN is not the next one"));
         }
@@ -473,18 +480,19 @@ impl Core {
         Ok(())
     }
 
-    /// A part of a Data-In's segment: whose it is, and where it belongs.
+    /// Accounts for `len` bytes at offset `at` of a Data-In segment. Returns the command's cookie and the offset within
+    /// its data.
     fn data_in(&mut self, pdu: &DataIn, at: usize, len: usize) -> Result<(u32, u32), Error> {
         let task = self.tasks.get(pdu.itt.get())?;
         if !matches!(task.kind, Kind::Read) {
-            return Err(Error::Protocol("Data-In for what is no read"));
+            return Err(Error::Protocol("Data-In for a task that is not a read"));
         }
         let at = u32::try_from(at).expect("a segment is less than 16 MiB");
         let len = u32::try_from(len).expect("a segment is less than 16 MiB");
         let offset = pdu.offset.get().checked_add(at).filter(|offset| *offset == task.moved);
         let Some(offset) = offset else { return Err(Error::Protocol("Data-In is not in order")) };
         if len > task.expected - task.moved {
-            return Err(Error::Protocol("more Data-In than was expected"));
+            return Err(Error::Protocol("Data-In exceeds the expected data transfer length"));
         }
         task.moved += len;
         Ok((task.cookie, offset))
@@ -492,12 +500,12 @@ impl Core {
 
     fn data_in_end(&mut self, pdu: &DataIn, on: &mut impl FnMut(Event<'_>)) -> Result<(), Error> {
         if !matches!(self.phase, Phase::FullFeature) {
-            return Err(Error::Protocol("Data-In before the login is over"));
+            return Err(Error::Protocol("Data-In during the login"));
         }
-        self.window(pdu.max_cmd_sn);
+        self.update_window(pdu.max_cmd_sn);
         let task = self.tasks.get(pdu.itt.get())?;
         if !matches!(task.kind, Kind::Read) {
-            return Err(Error::Protocol("Data-In for what is no read"));
+            return Err(Error::Protocol("Data-In for a task that is not a read"));
         }
         if pdu.data_sn.get() != task.sequence {
             return Err(Error::Protocol("a DataSN is not the next one"));
@@ -506,10 +514,10 @@ impl Core {
         if pdu.flags & STATUS == 0 {
             return Ok(());
         }
-        self.status_number(pdu.stat_sn)?;
+        self.check_stat_sn(pdu.stat_sn)?;
         let task = self.tasks.remove(pdu.itt.get())?;
         let residual = residual(pdu.flags, pdu.residual.get());
-        if let Some(error) = short(&task, pdu.status, residual) {
+        if let Some(error) = missing_data(&task, pdu.status, residual) {
             return Err(error);
         }
         on(Event::Done {
@@ -522,7 +530,7 @@ impl Core {
         Ok(())
     }
 
-    /// Any other PDU with its data segment.
+    /// Handles a complete PDU other than Data-In.
     fn pdu(
         &mut self,
         header: &Bhs,
@@ -538,18 +546,18 @@ impl Core {
             Opcode::SCSI_RESPONSE => self.response(ScsiResponse::of(header), segment, on),
             Opcode::R2T => self.r2t(R2t::of(header)),
             Opcode::NOP_IN => self.nop_in(NopIn::of(header)),
-            Opcode::TASK_MANAGEMENT_RESPONSE => self.managed(TaskManagementResponse::of(header), on),
+            Opcode::TASK_MANAGEMENT_RESPONSE => self.function_response(TaskManagementResponse::of(header), on),
             Opcode::TEXT_RESPONSE => self.text_response(TextResponse::of(header), segment, on),
             Opcode::LOGOUT_RESPONSE => self.logout_response(LogoutResponse::of(header), on),
             Opcode::REJECT => self.reject(Reject::of(header), segment, on),
             Opcode::ASYNC_MESSAGE => {
                 let pdu = AsyncMessage::of(header);
-                self.window(pdu.max_cmd_sn);
-                self.status_number(pdu.stat_sn)?;
+                self.update_window(pdu.max_cmd_sn);
+                self.check_stat_sn(pdu.stat_sn)?;
                 on(Event::Async(pdu.event));
                 Ok(())
             }
-            _ => Err(Error::Protocol("a PDU that no target sends")),
+            _ => Err(Error::Protocol("a PDU with an operation code that targets do not send")),
         }
     }
 
@@ -562,11 +570,11 @@ impl Core {
         on: &mut impl FnMut(Event<'_>),
     ) -> Result<(), Error> {
         let (Some(pdu), Some(login)) = (header.as_pdu::<LoginResponse>(), login) else {
-            return Err(Error::Protocol("a login was not answered by a login response"));
+            return Err(Error::Protocol("a PDU other than a login response during the login"));
         };
-        // An answer that refuses need not number.
+        // A response that refuses the login may carry any StatSN (11.13.4).
         if pdu.status.get() == 0 {
-            self.status_number(pdu.stat_sn)?;
+            self.check_stat_sn(pdu.stat_sn)?;
         }
         match login.handle(pdu, segment)? {
             Next::Send(login, request) => {
@@ -591,15 +599,15 @@ impl Core {
     }
 
     fn response(&mut self, pdu: &ScsiResponse, segment: &[u8], on: &mut impl FnMut(Event<'_>)) -> Result<(), Error> {
-        self.window(pdu.max_cmd_sn);
-        self.status_number(pdu.stat_sn)?;
+        self.update_window(pdu.max_cmd_sn);
+        self.check_stat_sn(pdu.stat_sn)?;
         let task = self.tasks.remove(pdu.itt.get())?;
         if !matches!(task.kind, Kind::Read | Kind::Write(_) | Kind::Other) {
-            return Err(Error::Protocol("a SCSI Response for what is no command"));
+            return Err(Error::Protocol("a SCSI Response for a task that is not a command"));
         }
         let residual = residual(pdu.flags, pdu.residual.get());
         if pdu.response == Response::COMPLETED
-            && let Some(error) = short(&task, pdu.status, residual)
+            && let Some(error) = missing_data(&task, pdu.status, residual)
         {
             return Err(error);
         }
@@ -609,16 +617,18 @@ impl Core {
     }
 
     fn r2t(&mut self, pdu: &R2t) -> Result<(), Error> {
-        self.window(pdu.max_cmd_sn);
+        self.update_window(pdu.max_cmd_sn);
         let (offset, len) = (pdu.offset.get(), pdu.desired_len.get());
         let task = self.tasks.get(pdu.itt.get())?;
-        let Kind::Write(data) = &task.kind else { return Err(Error::Protocol("an R2T for what is no write")) };
+        let Kind::Write(data) = &task.kind else {
+            return Err(Error::Protocol("an R2T for a task that is not a write"));
+        };
         if pdu.r2t_sn.get() != task.sequence {
             return Err(Error::Protocol("an R2TSN is not the next one"));
         }
-        // DataSequenceInOrder: what is asked for follows what was sent.
+        // DataSequenceInOrder=Yes: an R2T continues where the previous sequence ended.
         if offset != task.moved || len == 0 || len > task.expected - offset || len > self.agreed.max_burst_length {
-            return Err(Error::Protocol("an R2T asks for what it may not"));
+            return Err(Error::Protocol("an R2T requests an invalid range"));
         }
         task.moved += len;
         task.sequence = task.sequence.wrapping_add(1);
@@ -628,15 +638,15 @@ impl Core {
     }
 
     fn nop_in(&mut self, pdu: &NopIn) -> Result<(), Error> {
-        self.window(pdu.max_cmd_sn);
+        self.update_window(pdu.max_cmd_sn);
         if pdu.itt.get() != NO_TAG {
-            return Err(Error::Protocol("a NOP-In answers what was not asked"));
+            return Err(Error::Protocol("a NOP-In has an initiator task tag, but no NOP-Out is outstanding"));
         }
         if pdu.ttt.get() == NO_TAG {
             return Ok(());
         }
         if self.pings == PINGS_MAX {
-            return Err(Error::Protocol("it pings without an end, and takes no answer"));
+            return Err(Error::Protocol("too many NOP-Ins whose replies the target did not read"));
         }
         self.pings += 1;
         let mut header = NopOut::blank();
@@ -650,14 +660,14 @@ impl Core {
         Ok(())
     }
 
-    fn managed(&mut self, pdu: &TaskManagementResponse, on: &mut impl FnMut(Event<'_>)) -> Result<(), Error> {
-        self.window(pdu.max_cmd_sn);
-        self.status_number(pdu.stat_sn)?;
+    fn function_response(&mut self, pdu: &TaskManagementResponse, on: &mut impl FnMut(Event<'_>)) -> Result<(), Error> {
+        self.update_window(pdu.max_cmd_sn);
+        self.check_stat_sn(pdu.stat_sn)?;
         let task = self.tasks.remove(pdu.itt.get())?;
         if !matches!(task.kind, Kind::Function) {
-            return Err(Error::Protocol("a task management response for what is no function"));
+            return Err(Error::Protocol("a task management response for a task that is not a function"));
         }
-        on(Event::Managed { cookie: task.cookie, response: pdu.response });
+        on(Event::FunctionDone { cookie: task.cookie, response: pdu.response });
         Ok(())
     }
 
@@ -667,11 +677,11 @@ impl Core {
         segment: &[u8],
         on: &mut impl FnMut(Event<'_>),
     ) -> Result<(), Error> {
-        self.window(pdu.max_cmd_sn);
-        self.status_number(pdu.stat_sn)?;
+        self.update_window(pdu.max_cmd_sn);
+        self.check_stat_sn(pdu.stat_sn)?;
         let task = self.tasks.remove(pdu.itt.get())?;
         if !matches!(task.kind, Kind::Text) {
-            return Err(Error::Protocol("a text response for what is no text request"));
+            return Err(Error::Protocol("a text response for a task that is not a text request"));
         }
         if self.text.len() + segment.len() > TEXT_MAX {
             return Err(Error::Protocol("a text response is too long"));
@@ -680,16 +690,16 @@ impl Core {
         if pdu.flags & CONTINUE != 0 || pdu.flags & FINAL == 0 {
             return self
                 .text_request(pdu.ttt.get(), pdu.lun, &[])
-                .map_err(|NotNow| Error::Protocol("a text response goes on and the command window is shut"));
+                .map_err(|NotNow| Error::Protocol("a text response is continued, but the command window is closed"));
         }
         on(Event::Targets(&std::mem::take(&mut self.text)));
         Ok(())
     }
 
     fn logout_response(&mut self, pdu: &LogoutResponse, on: &mut impl FnMut(Event<'_>)) -> Result<(), Error> {
-        self.status_number(pdu.stat_sn)?;
+        self.check_stat_sn(pdu.stat_sn)?;
         if !matches!(self.tasks.remove(pdu.itt.get())?.kind, Kind::Logout) {
-            return Err(Error::Protocol("a logout response for what is no logout"));
+            return Err(Error::Protocol("a logout response for a task that is not a logout"));
         }
         self.phase = Phase::LoggedOut;
         on(Event::LoggedOut);
@@ -697,9 +707,9 @@ impl Core {
     }
 
     fn reject(&mut self, pdu: &Reject, segment: &[u8], on: &mut impl FnMut(Event<'_>)) -> Result<(), Error> {
-        self.window(pdu.max_cmd_sn);
-        self.status_number(pdu.stat_sn)?;
-        // A command that was rejected itself was never a task; one whose data was rejected still gets its response.
+        self.update_window(pdu.max_cmd_sn);
+        self.check_stat_sn(pdu.stat_sn)?;
+        // A rejected command ends here. A command of which only a Data-Out PDU was rejected still gets its SCSI Response.
         let refused = Bhs::peek(segment).filter(|header| {
             [Opcode::SCSI_COMMAND, Opcode::TASK_MANAGEMENT_REQUEST, Opcode::TEXT_REQUEST].contains(&header.opcode())
         });

@@ -4,8 +4,8 @@ use lunar_iscsi::wire::{BHS_LEN, DIGEST_LEN, Digest, LoginStatus, LogoutOutcome,
 use std::rc::Rc;
 use zerocopy::IntoBytes;
 
-/// A session and what a target would know of it.
-struct Talk {
+/// A session and the state of its simulated target.
+struct Conversation {
     session: Session,
     stat_sn: u32,
     digests: (bool, bool),
@@ -19,29 +19,29 @@ struct Done {
     sense: Vec<u8>,
 }
 
-/// What a session told, without borrowing.
+/// The events of a session, as owned values.
 #[derive(Default, PartialEq, Eq, Debug)]
-struct Told {
+struct Events {
     data: Vec<(u32, u32, Vec<u8>)>,
     done: Vec<Done>,
     other: Vec<String>,
 }
 
-impl Talk {
-    /// A session in its full-feature phase, whose target answered these keys. The window is commands 1 to 8.
+impl Conversation {
+    /// A session in the full feature phase, whose target sent the keys `answers`. MaxCmdSN is 8.
     fn with(offer: Offer, answers: &[(&str, &str)]) -> Self {
-        let mut talk = Self { session: Session::new(offer), stat_sn: 7, digests: (false, false) };
-        let [first] = &talk.sent()[..] else { panic!("one request") };
+        let mut conversation = Self { session: Session::new(offer), stat_sn: 7, digests: (false, false) };
+        let [first] = &conversation.sent()[..] else { panic!("one request") };
         assert_eq!(LoginRequest::of(&first.0).flags, login_flags(Stage::SECURITY, Some(Stage::OPERATIONAL)));
-        talk.answer_login(Stage::SECURITY, Stage::OPERATIONAL, &[("AuthMethod", "None")]).expect("accepted");
-        let [second] = &talk.sent()[..] else { panic!("one request") };
+        conversation.answer_login(Stage::SECURITY, Stage::OPERATIONAL, &[("AuthMethod", "None")]).expect("accepted");
+        let [second] = &conversation.sent()[..] else { panic!("one request") };
         let second = LoginRequest::of(&second.0);
         assert_eq!((second.exp_stat_sn.get(), second.cmd_sn.get()), (8, FIRST_CMD_SN));
         assert!(second.first.is_immediate());
-        let told = talk.answer_login(Stage::OPERATIONAL, Stage::FULL_FEATURE, answers).expect("accepted");
-        assert_eq!(told.other, ["LoggedIn"]);
-        talk.digests = (talk.session.agreed().header_digest, talk.session.agreed().data_digest);
-        talk
+        let events = conversation.answer_login(Stage::OPERATIONAL, Stage::FULL_FEATURE, answers).expect("accepted");
+        assert_eq!(events.other, ["LoggedIn"]);
+        conversation.digests = (conversation.session.agreed().header_digest, conversation.session.agreed().data_digest);
+        conversation
     }
 
     fn new() -> Self {
@@ -51,7 +51,7 @@ impl Talk {
         )
     }
 
-    fn answer_login(&mut self, stage: Stage, next: Stage, keys: &[(&str, &str)]) -> Result<Told, Error> {
+    fn answer_login(&mut self, stage: Stage, next: Stage, keys: &[(&str, &str)]) -> Result<Events, Error> {
         let mut text = Vec::new();
         keys.iter().for_each(|(key, value)| text::put(&mut text, key, value));
         let mut answer = LoginResponse::blank();
@@ -59,18 +59,18 @@ impl Talk {
         answer.tsih.set(1);
         answer.max_cmd_sn.set(8);
         answer.exp_cmd_sn.set(1);
-        self.status(answer, &text)
+        self.receive_status(answer, &text)
     }
 
-    /// Sends a PDU that takes a StatSN.
-    fn status<P: Pdu>(&mut self, pdu: P, data: &[u8]) -> Result<Told, Error> {
+    /// Sends a PDU with the next StatSN.
+    fn receive_status<P: Pdu>(&mut self, pdu: P, data: &[u8]) -> Result<Events, Error> {
         let mut bytes = pdu;
         bytes.as_mut_bytes()[24..28].copy_from_slice(&self.stat_sn.to_be_bytes());
         self.stat_sn += 1;
-        self.hear(bytes, data)
+        self.receive_pdu(bytes, data)
     }
 
-    fn hear<P: Pdu>(&mut self, pdu: P, data: &[u8]) -> Result<Told, Error> {
+    fn receive_pdu<P: Pdu>(&mut self, pdu: P, data: &[u8]) -> Result<Events, Error> {
         let bytes = self.bytes(pdu, data);
         self.receive(&bytes)
     }
@@ -89,20 +89,20 @@ impl Talk {
         bytes
     }
 
-    fn receive(&mut self, bytes: &[u8]) -> Result<Told, Error> {
-        let mut told = Told::default();
+    fn receive(&mut self, bytes: &[u8]) -> Result<Events, Error> {
+        let mut events = Events::default();
         self.session.receive(bytes, &mut |event| match event {
-            Event::Data { cookie, offset, bytes } => told.data.push((cookie, offset, bytes.to_vec())),
+            Event::Data { cookie, offset, bytes } => events.data.push((cookie, offset, bytes.to_vec())),
             Event::Done { cookie, status, residual, sense, .. } => {
-                told.done.push(Done { cookie, status, residual, sense: sense.to_vec() });
+                events.done.push(Done { cookie, status, residual, sense: sense.to_vec() });
             }
-            Event::Targets(text) => told.other.push(String::from_utf8_lossy(text).replace('\0', ";")),
-            other => told.other.push(format!("{other:?}")),
+            Event::Targets(text) => events.other.push(String::from_utf8_lossy(text).replace('\0', ";")),
+            other => events.other.push(format!("{other:?}")),
         })?;
-        Ok(told)
+        Ok(events)
     }
 
-    /// What the session sent since last asked, PDU by PDU; digests must be right.
+    /// Takes the PDUs that the session sent since the last call; checks their digests.
     fn sent(&mut self) -> Vec<(Bhs, Vec<u8>)> {
         let bytes = self.session.output().to_vec();
         self.session.sent(bytes.len());
@@ -133,7 +133,7 @@ impl Talk {
         self.sent()[0].0.itt.get()
     }
 
-    /// Starts a write; gives its tag and the PDUs that went out.
+    /// Starts a write; returns its tag and the PDUs that were sent.
     fn write(&mut self, cookie: u32, len: usize) -> (u32, Vec<(Bhs, Vec<u8>)>) {
         let command = Command { cookie, lun: [0, 3, 0, 0, 0, 0, 0, 0], cdb: &[0x2a; 10], moves: Moves::Out(data(len)) };
         self.session.submit(command).expect("room");
@@ -181,7 +181,7 @@ fn r2t(itt: u32, ttt: u32, r2t_sn: u32, offset: u32, len: u32) -> R2t {
     pdu
 }
 
-fn protocol(result: Result<Told, Error>) -> &'static str {
+fn protocol(result: Result<Events, Error>) -> &'static str {
     match result {
         Err(Error::Protocol(what)) => what,
         other => panic!("{other:?}"),
@@ -189,20 +189,20 @@ fn protocol(result: Result<Told, Error>) -> &'static str {
 }
 
 #[test]
-fn the_first_request_is_as_the_standard_has_it() {
-    let mut talk = Talk {
+fn the_first_login_request_has_the_layout_of_the_standard() {
+    let mut conversation = Conversation {
         session: Session::new(Offer { isid: [0x80, 1, 2, 3, 4, 5], ..offer() }),
         stat_sn: 0,
         digests: (false, false),
     };
     assert_eq!(
         (
-            talk.session.room(),
-            talk.session.submit(Command { cookie: 0, lun: [0; 8], cdb: &[0; 6], moves: Moves::Nothing })
+            conversation.session.room(),
+            conversation.session.submit(Command { cookie: 0, lun: [0; 8], cdb: &[0; 6], moves: Moves::Nothing })
         ),
         (0, Err(NotNow))
     );
-    let [(header, text)] = &talk.sent()[..] else { panic!("one request") };
+    let [(header, text)] = &conversation.sent()[..] else { panic!("one request") };
     let mut want = [0u8; 48];
     want[0] = 0x43; // immediate, login request
     want[1] = TRANSIT | 0x01; // from security to operational
@@ -216,37 +216,41 @@ fn the_first_request_is_as_the_standard_has_it() {
 }
 
 #[test]
-fn a_refused_login_says_why() {
-    let mut talk = Talk { session: Session::new(offer()), stat_sn: 0, digests: (false, false) };
+fn a_refused_login_reports_the_status() {
+    let mut conversation = Conversation { session: Session::new(offer()), stat_sn: 0, digests: (false, false) };
     let mut answer = LoginResponse::blank();
     answer.status.set(LoginStatus::NOT_FOUND.0);
-    assert_eq!(talk.hear(answer, &[]), Err(Error::Login(LoginStatus::NOT_FOUND, None)));
-    let mut talk = Talk { session: Session::new(offer()), stat_sn: 0, digests: (false, false) };
-    assert!(protocol(talk.hear(NopIn::blank(), &[])).contains("login"));
+    assert_eq!(conversation.receive_pdu(answer, &[]), Err(Error::Login(LoginStatus::NOT_FOUND, None)));
+    let mut conversation = Conversation { session: Session::new(offer()), stat_sn: 0, digests: (false, false) };
+    assert!(protocol(conversation.receive_pdu(NopIn::blank(), &[])).contains("login"));
 }
 
 #[test]
-fn a_read_in_two_segments_with_status_on_the_last() {
-    let mut talk = Talk::new();
-    let itt = talk.read(5, 1000);
-    assert_eq!(talk.hear(data_in(itt, 0, 0, 0), &[1; 600]).map(|t| t.data), Ok(vec![(5, 0, vec![1; 600])]));
-    let told = talk.status(data_in(itt, 1, 600, FINAL | STATUS), &[2; 400]).expect("good");
-    assert_eq!(told.data, [(5, 600, vec![2; 400])]);
-    assert_eq!(told.done, [Done { cookie: 5, status: 0, residual: Residual::None, sense: vec![] }]);
-    assert_eq!(talk.session.outstanding(), 0);
+fn a_read_ends_with_the_status_in_its_last_data_in() {
+    let mut conversation = Conversation::new();
+    let itt = conversation.read(5, 1000);
+    assert_eq!(
+        conversation.receive_pdu(data_in(itt, 0, 0, 0), &[1; 600]).map(|t| t.data),
+        Ok(vec![(5, 0, vec![1; 600])])
+    );
+    let events = conversation.receive_status(data_in(itt, 1, 600, FINAL | STATUS), &[2; 400]).expect("good");
+    assert_eq!(events.data, [(5, 600, vec![2; 400])]);
+    assert_eq!(events.done, [Done { cookie: 5, status: 0, residual: Residual::None, sense: vec![] }]);
+    assert_eq!(conversation.session.outstanding(), 0);
 }
 
 #[test]
-fn data_is_handed_on_in_place_and_as_it_arrives() {
-    let mut talk = Talk::new();
-    let itt = talk.read(5, 8);
-    let mut bytes = talk.bytes(data_in(itt, 0, 0, FINAL | STATUS), &[1, 2, 3, 4, 5, 6, 7, 8]);
-    bytes[24..28].copy_from_slice(&talk.stat_sn.to_be_bytes());
+fn data_is_passed_on_in_place_and_as_it_arrives() {
+    let mut conversation = Conversation::new();
+    let itt = conversation.read(5, 8);
+    let mut bytes = conversation.bytes(data_in(itt, 0, 0, FINAL | STATUS), &[1, 2, 3, 4, 5, 6, 7, 8]);
+    bytes[24..28].copy_from_slice(&conversation.stat_sn.to_be_bytes());
     let range = bytes.as_ptr_range();
     let (front, back) = bytes.split_at(51);
     let mut seen = Vec::new();
     for part in [front, back] {
-        talk.session
+        conversation
+            .session
             .receive(part, &mut |event| {
                 if let Event::Data { offset, bytes, .. } = event {
                     assert!(range.contains(&bytes.as_ptr()));
@@ -259,50 +263,55 @@ fn data_is_handed_on_in_place_and_as_it_arrives() {
 }
 
 #[test]
-fn residuals_are_told() {
-    let mut talk = Talk::new();
-    let itt = talk.read(1, 1000);
+fn residual_counts_are_reported() {
+    let mut conversation = Conversation::new();
+    let itt = conversation.read(1, 1000);
     let mut pdu = data_in(itt, 0, 0, FINAL | STATUS | UNDERFLOW);
     pdu.residual.set(900);
-    let told = talk.status(pdu, &[0; 100]).expect("good");
-    assert_eq!(told.done[0].residual, Residual::Under(900));
-    let itt = talk.read(2, 4);
-    talk.hear(data_in(itt, 0, 0, FINAL), &[0; 4]).expect("good");
+    let events = conversation.receive_status(pdu, &[0; 100]).expect("good");
+    assert_eq!(events.done[0].residual, Residual::Under(900));
+    let itt = conversation.read(2, 4);
+    conversation.receive_pdu(data_in(itt, 0, 0, FINAL), &[0; 4]).expect("good");
     let mut pdu = response(itt, 0);
     pdu.flags |= OVERFLOW;
     pdu.residual.set(60);
-    assert_eq!(talk.status(pdu, &[]).expect("good").done[0].residual, Residual::Over(60));
+    assert_eq!(conversation.receive_status(pdu, &[]).expect("good").done[0].residual, Residual::Over(60));
 }
 
 #[test]
-fn good_without_all_data_is_an_error() {
-    let mut talk = Talk::new();
-    let itt = talk.read(1, 1000);
-    assert!(protocol(talk.status(data_in(itt, 0, 0, FINAL | STATUS), &[0; 999])).contains("neither all data"));
-    let mut talk = Talk::new();
-    let itt = talk.read(1, 1000);
-    assert!(protocol(talk.status(response(itt, 0), &[])).contains("neither all data"));
-    let mut talk = Talk::new();
-    let (itt, _) = talk.write(1, 20_000);
-    assert!(protocol(talk.status(response(itt, 0), &[])).contains("neither all data"), "never asked for the rest");
+fn status_good_without_all_data_is_an_error() {
+    let mut conversation = Conversation::new();
+    let itt = conversation.read(1, 1000);
+    assert!(
+        protocol(conversation.receive_status(data_in(itt, 0, 0, FINAL | STATUS), &[0; 999])).contains("do not make up")
+    );
+    let mut conversation = Conversation::new();
+    let itt = conversation.read(1, 1000);
+    assert!(protocol(conversation.receive_status(response(itt, 0), &[])).contains("do not make up"));
+    let mut conversation = Conversation::new();
+    let (itt, _) = conversation.write(1, 20_000);
+    assert!(
+        protocol(conversation.receive_status(response(itt, 0), &[])).contains("do not make up"),
+        "the rest was never requested"
+    );
 }
 
 #[test]
-fn sense_data_comes_with_its_length() {
-    let mut talk = Talk::new();
-    let itt = talk.read(1, 512);
-    let told = talk.status(response(itt, 2), &[0, 3, 0x72, 6, 0x29, 0xff]).expect("good");
-    assert_eq!(told.done, [Done { cookie: 1, status: 2, residual: Residual::None, sense: vec![0x72, 6, 0x29] }]);
-    let itt = talk.read(1, 512);
-    assert_eq!(talk.status(response(itt, 2), &[0xff, 0xff, 0x72]).expect("good").done[0].sense, [0x72]);
-    let itt = talk.read(1, 512);
-    assert_eq!(talk.status(response(itt, 8), &[9]).expect("good").done[0].sense.len(), 0);
+fn sense_data_is_cut_to_its_length() {
+    let mut conversation = Conversation::new();
+    let itt = conversation.read(1, 512);
+    let events = conversation.receive_status(response(itt, 2), &[0, 3, 0x72, 6, 0x29, 0xff]).expect("good");
+    assert_eq!(events.done, [Done { cookie: 1, status: 2, residual: Residual::None, sense: vec![0x72, 6, 0x29] }]);
+    let itt = conversation.read(1, 512);
+    assert_eq!(conversation.receive_status(response(itt, 2), &[0xff, 0xff, 0x72]).expect("good").done[0].sense, [0x72]);
+    let itt = conversation.read(1, 512);
+    assert_eq!(conversation.receive_status(response(itt, 8), &[9]).expect("good").done[0].sense.len(), 0);
 }
 
 #[test]
-fn immediate_data_and_an_unsolicited_burst() {
-    let mut talk = Talk::new();
-    let (itt, sent) = talk.write(1, 20_000);
+fn a_write_sends_immediate_unsolicited_and_solicited_data() {
+    let mut conversation = Conversation::new();
+    let (itt, sent) = conversation.write(1, 20_000);
     let [(command, immediate), (out, unsolicited)] = &sent[..] else { panic!("{sent:?}") };
     let command = ScsiCommand::of(command);
     assert_eq!((command.flags, command.expected_len.get(), immediate.len()), (WRITE | SIMPLE, 20_000, 8192));
@@ -311,14 +320,14 @@ fn immediate_data_and_an_unsolicited_burst() {
     assert_eq!((out.flags, out.itt.get(), out.ttt.get(), out.lun), (FINAL, itt, NO_TAG, [0; 8]));
     assert_eq!((out.data_sn.get(), out.offset.get(), unsolicited.len()), (0, 8192, 8192));
     assert_eq!(unsolicited[..], data(20_000).bytes()[8192..16_384]);
-    talk.hear(r2t(itt, 9, 0, 16_384, 3616), &[]).expect("good");
-    let sent = talk.sent();
+    conversation.receive_pdu(r2t(itt, 9, 0, 16_384, 3616), &[]).expect("good");
+    let sent = conversation.sent();
     assert_eq!((DataOut::of(&sent[0].0).ttt.get(), &sent[0].1[..]), (9, &data(20_000).bytes()[16_384..]));
-    assert_eq!(talk.status(response(itt, 0), &[]).expect("good").done.len(), 1);
+    assert_eq!(conversation.receive_status(response(itt, 0), &[]).expect("good").done.len(), 1);
 }
 
 #[test]
-fn what_is_unsolicited_depends_on_what_was_agreed() {
+fn unsolicited_data_depends_on_the_negotiated_parameters() {
     let segment = ("MaxRecvDataSegmentLength", "4096");
     let (yes, no) = (("InitialR2T", "Yes"), ("InitialR2T", "No"));
     let burst = ("FirstBurstLength", "8192");
@@ -328,8 +337,9 @@ fn what_is_unsolicited_depends_on_what_was_agreed() {
         (no, "No", vec![0, 4096, 4096], false),
         (no, "Yes", vec![4096, 4096], false),
     ] {
-        let mut talk = Talk::with(offer(), &[segment, initial_r2t, burst, ("ImmediateData", immediate)]);
-        let (_, sent) = talk.write(1, 10_000);
+        let mut conversation =
+            Conversation::with(offer(), &[segment, initial_r2t, burst, ("ImmediateData", immediate)]);
+        let (_, sent) = conversation.write(1, 10_000);
         assert_eq!(sent.iter().map(|(_, data)| data.len()).collect::<Vec<_>>(), pdus);
         assert_eq!(sent[0].0.flags & FINAL != 0, last);
         let finals: Vec<bool> = sent.iter().map(|(header, _)| header.flags & FINAL != 0).collect();
@@ -338,24 +348,24 @@ fn what_is_unsolicited_depends_on_what_was_agreed() {
 }
 
 #[test]
-fn a_write_shorter_than_everything_goes_with_its_command() {
-    let mut talk = Talk::new();
-    let (_, sent) = talk.write(1, 512);
+fn a_short_write_is_immediate_data_only() {
+    let mut conversation = Conversation::new();
+    let (_, sent) = conversation.write(1, 512);
     assert_eq!((sent.len(), sent[0].1.len(), sent[0].0.flags & FINAL), (1, 512, FINAL));
 }
 
 #[test]
-fn several_r2ts_outstanding_are_answered_each_with_its_tag() {
-    let mut talk = Talk::with(
+fn each_of_several_outstanding_r2ts_is_answered_with_its_tag() {
+    let mut conversation = Conversation::with(
         offer(),
         &[("MaxRecvDataSegmentLength", "1024"), ("MaxOutstandingR2T", "4"), ("ImmediateData", "No")],
     );
-    let (itt, sent) = talk.write(1, 6000);
+    let (itt, sent) = conversation.write(1, 6000);
     assert_eq!((sent.len(), sent[0].1.len()), (1, 0));
     let asked = [r2t(itt, 50, 0, 0, 2000), r2t(itt, 51, 1, 2000, 2500), r2t(itt, 52, 2, 4500, 1500)];
-    let bytes: Vec<u8> = asked.iter().flat_map(|pdu| talk.bytes(*pdu, &[])).collect();
-    talk.receive(&bytes).expect("good");
-    let sent = talk.sent();
+    let bytes: Vec<u8> = asked.iter().flat_map(|pdu| conversation.bytes(*pdu, &[])).collect();
+    conversation.receive(&bytes).expect("good");
+    let sent = conversation.sent();
     let seen: Vec<_> = sent.iter().map(|(header, data)| (DataOut::of(header), data.len())).collect();
     let seen: Vec<_> = seen
         .iter()
@@ -377,137 +387,137 @@ fn several_r2ts_outstanding_are_answered_each_with_its_tag() {
 }
 
 #[test]
-fn r2ts_that_ask_for_what_they_may_not() {
+fn invalid_r2ts_are_errors() {
     let bad = [
         ("is not the next one", r2t(0, 1, 1, 0, 100)),
-        ("may not", r2t(0, 1, 0, 100, 100)),
-        ("may not", r2t(0, 1, 0, 0, 6001)),
-        ("may not", r2t(0, 1, 0, 0, 0)),
-        ("may not", r2t(0, 1, 0, 0, 5000)),
+        ("invalid range", r2t(0, 1, 0, 100, 100)),
+        ("invalid range", r2t(0, 1, 0, 0, 6001)),
+        ("invalid range", r2t(0, 1, 0, 0, 0)),
+        ("invalid range", r2t(0, 1, 0, 0, 5000)),
     ];
     for (why, mut pdu) in bad {
-        let mut talk = Talk::with(offer(), &[("MaxBurstLength", "4096"), ("ImmediateData", "No")]);
-        let (itt, _) = talk.write(1, 6000);
+        let mut conversation = Conversation::with(offer(), &[("MaxBurstLength", "4096"), ("ImmediateData", "No")]);
+        let (itt, _) = conversation.write(1, 6000);
         pdu.itt.set(itt);
-        let got = protocol(talk.hear(pdu, &[]));
+        let got = protocol(conversation.receive_pdu(pdu, &[]));
         assert!(got.contains(why), "{got}");
     }
-    let mut talk = Talk::new();
-    let itt = talk.read(1, 512);
-    assert!(protocol(talk.hear(r2t(itt, 1, 0, 0, 512), &[])).contains("no write"));
+    let mut conversation = Conversation::new();
+    let itt = conversation.read(1, 512);
+    assert!(protocol(conversation.receive_pdu(r2t(itt, 1, 0, 0, 512), &[])).contains("not a write"));
 }
 
 #[test]
-fn data_in_that_is_not_in_order() {
-    for (at, sn, len, why) in [(1, 0, 10, "order"), (0, 1, 10, "DataSN"), (0, 0, 513, "more")] {
-        let mut talk = Talk::new();
-        let itt = talk.read(1, 512);
-        let got = protocol(talk.hear(data_in(itt, sn, at, 0), &vec![0; len]));
+fn data_in_out_of_order_is_an_error() {
+    for (at, sn, len, why) in [(1, 0, 10, "order"), (0, 1, 10, "DataSN"), (0, 0, 513, "exceeds")] {
+        let mut conversation = Conversation::new();
+        let itt = conversation.read(1, 512);
+        let got = protocol(conversation.receive_pdu(data_in(itt, sn, at, 0), &vec![0; len]));
         assert!(got.contains(why), "{got}");
     }
-    let mut talk = Talk::new();
-    assert!(protocol(talk.hear(data_in(77, 0, 0, 0), &[0; 4])).contains("nothing"));
-    let (itt, _) = talk.write(1, 512);
-    assert!(protocol(talk.hear(data_in(itt, 0, 0, 0), &[0; 4])).contains("no read"));
+    let mut conversation = Conversation::new();
+    assert!(protocol(conversation.receive_pdu(data_in(77, 0, 0, 0), &[0; 4])).contains("no outstanding task"));
+    let (itt, _) = conversation.write(1, 512);
+    assert!(protocol(conversation.receive_pdu(data_in(itt, 0, 0, 0), &[0; 4])).contains("not a read"));
 }
 
 #[test]
-fn a_status_number_that_is_not_the_next_one() {
-    let mut talk = Talk::new();
-    let itt = talk.read(1, 512);
-    talk.stat_sn += 1;
-    assert!(protocol(talk.status(response(itt, 2), &[])).contains("StatSN"));
+fn a_stat_sn_other_than_the_next_is_an_error() {
+    let mut conversation = Conversation::new();
+    let itt = conversation.read(1, 512);
+    conversation.stat_sn += 1;
+    assert!(protocol(conversation.receive_status(response(itt, 2), &[])).contains("StatSN"));
 }
 
 #[test]
-fn the_window_opens_and_shuts() {
-    let mut talk = Talk::new();
-    assert_eq!(talk.session.room(), 8);
-    let tags: Vec<u32> = (0..8).map(|cookie| talk.read(cookie, 4)).collect();
-    assert_eq!(talk.session.room(), 0);
+fn commands_start_while_the_window_is_open() {
+    let mut conversation = Conversation::new();
+    assert_eq!(conversation.session.room(), 8);
+    let tags: Vec<u32> = (0..8).map(|cookie| conversation.read(cookie, 4)).collect();
+    assert_eq!(conversation.session.room(), 0);
     let command = Command { cookie: 9, lun: [0; 8], cdb: &[0; 6], moves: Moves::Nothing };
-    assert_eq!(talk.session.submit(command), Err(NotNow));
+    assert_eq!(conversation.session.submit(command), Err(NotNow));
     let mut pdu = data_in(tags[0], 0, 0, FINAL | STATUS);
     pdu.max_cmd_sn.set(10);
-    talk.status(pdu, &[0; 4]).expect("good");
-    assert_eq!(talk.session.room(), 2);
+    conversation.receive_status(pdu, &[0; 4]).expect("good");
+    assert_eq!(conversation.session.room(), 2);
     let mut older = data_in(tags[1], 0, 0, FINAL | STATUS);
     older.max_cmd_sn.set(9);
-    talk.status(older, &[0; 4]).expect("good");
-    assert_eq!(talk.session.room(), 2, "a window never shrinks");
+    conversation.receive_status(older, &[0; 4]).expect("good");
+    assert_eq!(conversation.session.room(), 2, "a window never shrinks");
 }
 
 #[test]
-fn numbers_wrap() {
-    let mut talk = Talk::new();
-    (talk.session.core.cmd_sn, talk.session.core.max_cmd_sn) = (u32::MAX, 0);
-    assert_eq!(talk.session.room(), 2);
-    talk.read(1, 4);
-    talk.read(2, 4);
-    assert_eq!((talk.session.room(), talk.session.core.cmd_sn), (0, 1));
+fn cmd_sn_wraps() {
+    let mut conversation = Conversation::new();
+    (conversation.session.core.cmd_sn, conversation.session.core.max_cmd_sn) = (u32::MAX, 0);
+    assert_eq!(conversation.session.room(), 2);
+    conversation.read(1, 4);
+    conversation.read(2, 4);
+    assert_eq!((conversation.session.room(), conversation.session.core.cmd_sn), (0, 1));
     assert!(is_after(0, u32::MAX) && !is_after(u32::MAX, 0) && !is_after(3, 3));
 }
 
 #[test]
-fn a_ping_is_answered_with_its_tag() {
-    let mut talk = Talk::new();
+fn a_nop_in_is_answered_with_its_tag() {
+    let mut conversation = Conversation::new();
     let mut ping = NopIn::blank();
     ping.itt.set(NO_TAG);
     ping.ttt.set(0x1234);
     ping.lun = [0, 7, 0, 0, 0, 0, 0, 0];
     ping.max_cmd_sn.set(8);
-    talk.hear(ping, b"ping").expect("good");
-    let sent = talk.sent();
+    conversation.receive_pdu(ping, b"ping").expect("good");
+    let sent = conversation.sent();
     let pong = NopOut::of(&sent[0].0);
     assert_eq!((pong.itt.get(), pong.ttt.get(), pong.lun[1], pong.first.is_immediate()), (NO_TAG, 0x1234, 7, true));
     ping.ttt.set(NO_TAG);
-    talk.hear(ping, &[]).expect("good");
-    assert!(talk.sent().is_empty());
+    conversation.receive_pdu(ping, &[]).expect("good");
+    assert!(conversation.sent().is_empty());
     ping.itt.set(1);
-    assert!(protocol(talk.hear(ping, &[])).contains("NOP-In"));
+    assert!(protocol(conversation.receive_pdu(ping, &[])).contains("NOP-In"));
 }
 
 #[test]
-fn pings_of_a_target_that_takes_nothing_fill_no_memory() {
-    let mut talk = Talk::new();
+fn the_number_of_unsent_nop_out_replies_is_limited() {
+    let mut conversation = Conversation::new();
     let mut ping = NopIn::blank();
     ping.itt.set(NO_TAG);
     ping.max_cmd_sn.set(8);
     for _ in 0..PINGS_MAX {
-        talk.hear(ping, &[]).expect("good");
+        conversation.receive_pdu(ping, &[]).expect("good");
     }
-    assert!(protocol(talk.hear(ping, &[])).contains("pings"));
-    let waiting = talk.session.output().len();
-    talk.session.sent(waiting);
-    talk.hear(ping, &[]).expect("it takes answers again");
+    assert!(protocol(conversation.receive_pdu(ping, &[])).contains("too many NOP-Ins"));
+    let waiting = conversation.session.output().len();
+    conversation.session.sent(waiting);
+    conversation.receive_pdu(ping, &[]).expect("replies are sent again");
 }
 
 #[test]
-fn a_rejected_command_is_over_and_rejected_data_is_not() {
-    let mut talk = Talk::new();
-    talk.session.submit(Command { cookie: 6, lun: [0; 8], cdb: &[0; 6], moves: Moves::Nothing }).expect("room");
-    let command = talk.sent()[0].0;
+fn a_rejected_command_ends_and_a_command_with_rejected_data_does_not() {
+    let mut conversation = Conversation::new();
+    conversation.session.submit(Command { cookie: 6, lun: [0; 8], cdb: &[0; 6], moves: Moves::Nothing }).expect("room");
+    let command = conversation.sent()[0].0;
     let mut reject = Reject::blank();
     reject.reason = RejectReason::PROTOCOL_ERROR;
     reject.itt.set(NO_TAG);
-    let told = talk.status(reject, command.as_bytes()).expect("good");
-    assert_eq!(told.other, ["Rejected { reason: PROTOCOL_ERROR, cookie: Some(6) }"]);
-    assert_eq!(talk.session.outstanding(), 0);
-    let (itt, sent) = talk.write(7, 16_384);
-    let told = talk.status(reject, sent[1].0.as_bytes()).expect("good");
-    assert_eq!(told.other, ["Rejected { reason: PROTOCOL_ERROR, cookie: None }"]);
-    assert_eq!(talk.status(response(itt, 2), &[]).expect("good").done[0].cookie, 7);
+    let events = conversation.receive_status(reject, command.as_bytes()).expect("good");
+    assert_eq!(events.other, ["Rejected { reason: PROTOCOL_ERROR, cookie: Some(6) }"]);
+    assert_eq!(conversation.session.outstanding(), 0);
+    let (itt, sent) = conversation.write(7, 16_384);
+    let events = conversation.receive_status(reject, sent[1].0.as_bytes()).expect("good");
+    assert_eq!(events.other, ["Rejected { reason: PROTOCOL_ERROR, cookie: None }"]);
+    assert_eq!(conversation.receive_status(response(itt, 2), &[]).expect("good").done[0].cookie, 7);
 }
 
 #[test]
-fn digests_go_both_ways_and_a_wrong_one_ends_the_session() {
+fn digests_are_sent_and_checked() {
     let digests = || {
         let offer = Offer {
             header_digest: crate::config::DigestOffer::Require,
             data_digest: crate::config::DigestOffer::Prefer,
             ..offer()
         };
-        Talk::with(
+        Conversation::with(
             offer,
             &[
                 ("HeaderDigest", "CRC32C"),
@@ -517,88 +527,91 @@ fn digests_go_both_ways_and_a_wrong_one_ends_the_session() {
             ],
         )
     };
-    let mut talk = digests();
-    assert_eq!(talk.digests, (true, true));
-    // Short data is copied, long data is not, padding counts: `sent` checks the digests of all.
+    let mut conversation = digests();
+    assert_eq!(conversation.digests, (true, true));
+    // Short data is copied, long data is referenced, and padding is part of the digest: `sent` checks all digests.
     for len in [512, 5, 6001] {
-        assert_eq!(talk.write(1, len).1[0].1, data(len).bytes());
+        assert_eq!(conversation.write(1, len).1[0].1, data(len).bytes());
     }
-    let itt = talk.read(2, 5);
-    let told = talk.status(data_in(itt, 0, 0, FINAL | STATUS), &[1, 2, 3, 4, 5]).expect("good");
-    assert_eq!((told.data.len(), told.done.len()), (1, 1));
+    let itt = conversation.read(2, 5);
+    let events = conversation.receive_status(data_in(itt, 0, 0, FINAL | STATUS), &[1, 2, 3, 4, 5]).expect("good");
+    assert_eq!((events.data.len(), events.done.len()), (1, 1));
     for (at, want) in [(9, Error::HeaderDigest), (53, Error::DataDigest)] {
-        let mut talk = digests();
-        let itt = talk.read(2, 5);
-        let mut bytes = talk.bytes(data_in(itt, 0, 0, FINAL | STATUS), &[1, 2, 3, 4, 5]);
+        let mut conversation = digests();
+        let itt = conversation.read(2, 5);
+        let mut bytes = conversation.bytes(data_in(itt, 0, 0, FINAL | STATUS), &[1, 2, 3, 4, 5]);
         bytes[at] ^= 0x10;
-        assert_eq!(talk.receive(&bytes), Err(want));
+        assert_eq!(conversation.receive(&bytes), Err(want));
     }
 }
 
 #[test]
-fn functions_name_their_task() {
-    let mut talk = Talk::new();
-    let itt = talk.read(4, 512);
-    talk.session.manage(90, Function::ABORT_TASK, [0; 8], Some(4)).expect("known");
-    let sent = talk.sent();
+fn a_task_management_function_references_its_task() {
+    let mut conversation = Conversation::new();
+    let itt = conversation.read(4, 512);
+    conversation.session.manage_task(90, Function::ABORT_TASK, [0; 8], Some(4)).expect("known");
+    let sent = conversation.sent();
     let request = TaskManagementRequest::of(&sent[0].0);
     assert_eq!((request.flags, request.referenced_tag.get(), request.ref_cmd_sn.get()), (0x81, itt, 1));
     assert!(request.first.is_immediate());
     assert_eq!(request.cmd_sn.get(), 2, "it takes no number");
     let mut answer = TaskManagementResponse::blank();
     answer.itt = request.itt;
-    assert_eq!(talk.status(answer, &[]).expect("good").other, ["Managed { cookie: 90, response: COMPLETE }"]);
-    assert_eq!(talk.session.manage(91, Function::ABORT_TASK, [0; 8], Some(99)), Err(NotNow));
+    assert_eq!(
+        conversation.receive_status(answer, &[]).expect("good").other,
+        ["FunctionDone { cookie: 90, response: COMPLETE }"]
+    );
+    assert_eq!(conversation.session.manage_task(91, Function::ABORT_TASK, [0; 8], Some(99)), Err(NotNow));
 }
 
 #[test]
-fn discovery_in_two_answers() {
-    let mut talk = Talk::with(Offer::default(), &[]);
-    talk.session.discover().expect("room");
-    let [(first, text)] = &talk.sent()[..] else { panic!("one request") };
+fn a_continued_text_response_is_joined() {
+    let mut conversation = Conversation::with(Offer::default(), &[]);
+    conversation.session.discover().expect("room");
+    let [(first, text)] = &conversation.sent()[..] else { panic!("one request") };
     assert_eq!((TextRequest::of(first).ttt.get(), &text[..]), (NO_TAG, &b"SendTargets=All\0"[..]));
     let mut answer = TextResponse::blank();
     answer.flags = CONTINUE;
     answer.itt = first.itt;
     answer.ttt.set(5);
     answer.max_cmd_sn.set(8);
-    assert_eq!(talk.status(answer, b"TargetName=iqn.a\0Targ").expect("good"), Told::default());
-    let [(second, text)] = &talk.sent()[..] else { panic!("one request") };
+    assert_eq!(conversation.receive_status(answer, b"TargetName=iqn.a\0Targ").expect("good"), Events::default());
+    let [(second, text)] = &conversation.sent()[..] else { panic!("one request") };
     assert_eq!((TextRequest::of(second).ttt.get(), text.len()), (5, 0));
     (answer.flags, answer.itt) = (FINAL, second.itt);
     answer.ttt.set(NO_TAG);
-    let told = talk.status(answer, b"etAddress=h:1,1\0").expect("good");
-    assert_eq!(told.other, ["TargetName=iqn.a;TargetAddress=h:1,1;"]);
+    let events = conversation.receive_status(answer, b"etAddress=h:1,1\0").expect("good");
+    assert_eq!(events.other, ["TargetName=iqn.a;TargetAddress=h:1,1;"]);
 }
 
 #[test]
-fn logging_out() {
-    let mut talk = Talk::new();
-    talk.session.log_out().expect("room");
-    let [(request, _)] = &talk.sent()[..] else { panic!("one request") };
+fn a_logout_ends_the_session() {
+    let mut conversation = Conversation::new();
+    conversation.session.log_out().expect("room");
+    let [(request, _)] = &conversation.sent()[..] else { panic!("one request") };
     assert_eq!((request.opcode(), request.flags), (Opcode::LOGOUT_REQUEST, FINAL));
     let mut answer = LogoutResponse::blank();
     answer.itt = request.itt;
     answer.response = LogoutOutcome::CLOSED;
-    assert_eq!(talk.status(answer, &[]).expect("good").other, ["LoggedOut"]);
-    assert_eq!(talk.session.room(), 0);
+    assert_eq!(conversation.receive_status(answer, &[]).expect("good").other, ["LoggedOut"]);
+    assert_eq!(conversation.session.room(), 0);
 }
 
 #[test]
-fn long_cdbs_travel_in_an_additional_header_segment() {
-    let mut talk = Talk::new();
+fn long_cdbs_are_sent_in_an_additional_header_segment() {
+    let mut conversation = Conversation::new();
     let cdb: Vec<u8> = (0..32).collect();
-    talk.session.submit(Command { cookie: 1, lun: [0; 8], cdb: &cdb, moves: Moves::Nothing }).expect("room");
-    let [(header, ahs)] = &talk.sent()[..] else { panic!("one command") };
+    conversation.session.submit(Command { cookie: 1, lun: [0; 8], cdb: &cdb, moves: Moves::Nothing }).expect("room");
+    let [(header, ahs)] = &conversation.sent()[..] else { panic!("one command") };
     assert_eq!(ScsiCommand::of(header).cdb, cdb[..16]);
     assert_eq!((header.ahs_words, &ahs[..5], &ahs[4..20]), (5, &[0, 17, 1, 0, 16][..], &cdb[16..]));
 }
 
 #[test]
-fn what_no_target_sends() {
-    let mut talk = Talk::new();
-    assert!(protocol(talk.hear(ScsiCommand::blank(), &[])).contains("no target sends"));
-    assert!(protocol(talk.status(response(0x55, 0), &[])).contains("nothing"));
+fn pdus_that_targets_do_not_send_are_errors() {
+    let mut conversation = Conversation::new();
+    assert!(protocol(conversation.receive_pdu(ScsiCommand::blank(), &[])).contains("do not send"));
+    assert!(protocol(conversation.receive_status(response(0x55, 0), &[])).contains("no outstanding task"));
 }
 
 mod hostile {
@@ -607,32 +620,32 @@ mod hostile {
 
     proptest! {
         #[test]
-        fn any_bytes_end(bytes: Vec<u8>, logged_in: bool) {
-            let mut talk = Talk::new();
+        fn any_bytes_are_accepted_or_refused(bytes: Vec<u8>, logged_in: bool) {
+            let mut conversation = Conversation::new();
             if !logged_in {
-                talk.session = Session::new(offer());
+                conversation.session = Session::new(offer());
             }
-            let _ = talk.receive(&bytes);
+            let _ = conversation.receive(&bytes);
         }
 
         #[test]
-        fn any_pdu_ends(
+        fn any_pdu_is_accepted_or_refused(
             opcode in prop::sample::select(vec![0x20u8, 0x21, 0x22, 0x24, 0x25, 0x26, 0x31, 0x32, 0x3f]),
             mut header in prop::collection::vec(any::<u8>(), 48),
             data in prop::collection::vec(any::<u8>(), 0..64),
             tag in 0u32..4,
         ) {
-            let mut talk = Talk::new();
-            talk.read(1, 4096);
-            talk.write(2, 30_000);
+            let mut conversation = Conversation::new();
+            conversation.read(1, 4096);
+            conversation.write(2, 30_000);
             header[0] = opcode;
             header[4] = 0;
             header[5..8].copy_from_slice(U24::new(data.len()).as_bytes());
             header[16..20].copy_from_slice(&tag.to_be_bytes());
-            header[24..28].copy_from_slice(&talk.stat_sn.to_be_bytes());
+            header[24..28].copy_from_slice(&conversation.stat_sn.to_be_bytes());
             header.extend_from_slice(&data);
             header.resize(padded(header.len()), 0);
-            let _ = talk.receive(&header);
+            let _ = conversation.receive(&header);
         }
     }
 }

@@ -1,28 +1,29 @@
-//! What a session has outstanding, by initiator task tag.
+//! The outstanding tasks of a session, by initiator task tag (ITT).
 
 use crate::Error;
 use lunar_core::outgoing::Data;
 
-/// Commands and functions that a session may have outstanding: far beyond any target's window, and a slot's number
-/// fits the low half of a tag.
+/// Commands and functions that a session may have outstanding: more than the command window of any known target, and
+/// a slot index fits the low half of a tag.
 const TASKS_MAX: u32 = 0x8000;
-/// Bits of a tag that name the slot; the rest counts how often the slot was used, so that a late answer shows.
+/// Low bits of a tag that hold the slot index. The high bits count the uses of the slot, so that a PDU for an earlier
+/// task in the same slot is detected.
 const SLOT_BITS: u32 = 16;
 
-/// What is outstanding.
+/// The kind of an outstanding task.
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// A command that reads.
+    /// A command with Data-In.
     Read,
-    /// A command that writes this.
+    /// A command with Data-Out: the data to write.
     Write(Data),
     /// A command without data.
     Other,
-    /// A task management function.
+    /// A task management function (11.5).
     Function,
-    /// A text request.
+    /// A text request (11.10).
     Text,
-    /// The logout.
+    /// A logout request (11.14).
     Logout,
 }
 
@@ -30,11 +31,11 @@ pub(crate) enum Kind {
 pub(crate) struct Task {
     pub(crate) cookie: u32,
     pub(crate) kind: Kind,
-    /// Bytes that the command moves at most.
+    /// The expected data transfer length, in bytes.
     pub(crate) expected: u32,
-    /// Bytes received, or sent.
+    /// Bytes received of a read; bytes sent or requested of a write.
     pub(crate) moved: u32,
-    /// The next DataSN of a read, the next R2TSN of a write.
+    /// The next expected DataSN of a read or R2TSN of a write.
     pub(crate) sequence: u32,
     pub(crate) cmd_sn: u32,
 }
@@ -51,26 +52,26 @@ struct Slot {
     task: Option<Task>,
 }
 
-/// The table.
+/// The table of outstanding tasks.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks {
     slots: Vec<Slot>,
     free: Vec<u16>,
 }
 
-const UNKNOWN: Error = Error::Protocol("a PDU has the initiator task tag of nothing that is outstanding");
+const UNKNOWN: Error = Error::Protocol("a PDU has the initiator task tag of no outstanding task");
 
 impl Tasks {
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Tasks that may be added.
+    /// The number of tasks that may still be added.
     pub(crate) fn room(&self) -> u32 {
         TASKS_MAX - u32::try_from(self.len()).expect("at most TASKS_MAX")
     }
 
-    /// Adds a task; there must be room. Gives its tag.
+    /// Adds a task and returns its tag. The caller has checked [`Tasks::room`].
     pub(crate) fn add(&mut self, task: Task) -> (u32, &mut Task) {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { turn: 0, task: None });
@@ -98,7 +99,7 @@ impl Tasks {
         Ok(task)
     }
 
-    /// Tag and CmdSN of the command with this cookie.
+    /// The ITT and the CmdSN of the command with this cookie.
     pub(crate) fn find(&self, cookie: u32) -> Option<(u32, u32)> {
         self.slots.iter().zip(0u32..).find_map(|(slot, at)| {
             let task = slot.task.as_ref().filter(|task| task.cookie == cookie)?;
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_is_of_one_use_only() {
+    fn a_tag_is_valid_for_one_task_only() {
         let mut tasks = Tasks::default();
         let (first, _) = tasks.add(Task::other(1, Kind::Other, 0));
         assert_eq!(tasks.remove(first).map(|task| task.cookie), Ok(1));

@@ -4,7 +4,7 @@ use crate::url::Url;
 use clap::{Args, ValueEnum};
 use lunar_core::access::{Account, Secret};
 use lunar_iscsi::chap::{Algorithm, Challenge};
-use lunar_iscsi_initiator::chap::{Chap, Counter};
+use lunar_iscsi_initiator::chap::{Chap, MutualChap};
 use lunar_iscsi_initiator::config::{DigestOffer, Offer};
 use lunar_iscsi_initiator::secret;
 use lunar_nvme::auth::host::Host;
@@ -367,7 +367,7 @@ impl Options {
             Some(Account { name: name.as_deref()?.into(), secret: secret.clone()? })
         };
         let target = account(&self.mutual_user, &self.mutual_secret_file)
-            .map(|account| Counter { account, challenge: challenge() });
+            .map(|account| MutualChap { account, challenge: challenge() });
         let algorithms = self.chap.iter().copied().map(Algorithm).collect();
         Some(Chap { user: account(&self.user, &self.secret_file)?, algorithms, target })
     }
