@@ -129,7 +129,7 @@ impl<S: Read + Write> Wire<S> {
         };
         let offer = Offer { header_digest: true, data_digest: true, in_capsule };
         let queue = Queue::new(offer, connect);
-        let queue = if let Some(proof) = proof { queue.with_proof(proof) } else { queue };
+        let queue = if let Some(proof) = proof { queue.with_authentication(proof) } else { queue };
         let mut wire = Self { stream, queue };
         let mut found = None;
         while found.is_none() {
@@ -292,15 +292,15 @@ fn our_own_host_proves_its_name_and_has_the_subsystem_prove_its() {
         Wire::open_with(rig.call(), queue, controller, (HOST, proof), ADMIN_IN_CAPSULE)
     };
     let refused = |proof| open(0, ANY_CONTROLLER, proof).err().expect("it is refused");
-    assert!(refused(None).contains("has no key"));
+    assert!(refused(None).contains("give the host's key"));
     assert!(refused(Some(proof(OWN_KEY, None))).contains("FAILED"));
-    assert!(refused(Some(proof(HOST_KEY, Some(HOST_KEY)))).contains("cannot prove"));
+    assert!(refused(Some(proof(HOST_KEY, Some(HOST_KEY)))).contains("authentication of the subsystem failed"));
     for other in [None, Some(OWN_KEY)] {
         let (mut admin, id) = open(0, ANY_CONTROLLER, Some(proof(HOST_KEY, other))).expect("an admin queue");
         let info = bring_up(&mut admin);
         assert_eq!(info.blocks, 32768);
         // Each queue proves for itself.
-        assert!(open(1, id, None).err().is_some_and(|why| why.contains("has no key")));
+        assert!(open(1, id, None).err().is_some_and(|why| why.contains("give the host's key")));
         // The one that was refused may still be there: until its end is seen the queue is taken.
         let end = std::time::Instant::now() + PATIENCE;
         let (mut io, _) = loop {

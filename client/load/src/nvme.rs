@@ -176,7 +176,7 @@ fn queue(options: &Options, in_capsule: u32, connect: Connect) -> Queue {
     let proof = options.proof(&connect.subsystem);
     let queue = Queue::new(Offer { header_digest, data_digest, in_capsule }, connect);
     match proof {
-        Some(proof) => queue.with_proof(proof),
+        Some(proof) => queue.with_authentication(proof),
         None => queue,
     }
 }

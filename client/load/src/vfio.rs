@@ -12,7 +12,7 @@ use lunar_nvme::controller::property;
 use lunar_nvme::{Sqe, Status};
 use lunar_nvme_host::bringup::{Answer, Bringup, Info, Next, READY, SHUTDOWN};
 use lunar_nvme_host::command::{self, Property};
-use lunar_nvme_host::rings::{self, Bell, PAGE, Pair, Write};
+use lunar_nvme_host::rings::{self, DoorbellMode, PAGE, Pair, Write};
 use lunar_nvme_host::vfio::{self, Conversation};
 use lunar_reactor::{shared, unix};
 use lunar_vfio_user::memory::Window;
@@ -96,7 +96,7 @@ impl Control {
         let len = if eight { 8 } else { 4 };
         let (answer, _) = self.call(Code::REGION_READ, &vfio::read(REGION_BAR0, offset.into(), len), &[])?;
         let mut bytes = [0; 8];
-        bytes[..len as usize].copy_from_slice(vfio::was_read(&answer, len as usize)?);
+        bytes[..len as usize].copy_from_slice(vfio::read_data(&answer, len as usize)?);
         Ok(u64::from_le_bytes(bytes))
     }
 
@@ -104,7 +104,7 @@ impl Control {
     fn space<const N: usize>(&mut self, at: u64) -> Result<[u8; N]> {
         let (answer, _) = self.call(Code::REGION_READ, &vfio::read(REGION_CONFIG, at, N as u32), &[])?;
         let mut bytes = [0; N];
-        bytes.copy_from_slice(vfio::was_read(&answer, N)?);
+        bytes.copy_from_slice(vfio::read_data(&answer, N)?);
         Ok(bytes)
     }
 
@@ -391,7 +391,7 @@ pub(crate) fn close(session: OfController, _patience: Duration) {
 /// A controller that serves.
 struct Controller {
     admin: OfController,
-    bell: Bell,
+    bell: DoorbellMode,
     info: Info,
 }
 
@@ -414,7 +414,7 @@ impl Controller {
         control.set_register(ADMIN_ATTRIBUTES, &(last | last << 16).to_le_bytes())?;
         control.set_register(ADMIN_SUBMISSIONS, &ADMIN_ADDRESS.to_le_bytes())?;
         control.set_register(ADMIN_COMPLETIONS, &(ADMIN_ADDRESS + submissions as u64).to_le_bytes())?;
-        let told = page.map_or(Bell::Told, Bell::Mapped);
+        let told = page.map_or(DoorbellMode::Registers, DoorbellMode::Mapped);
         let pair = Pair::new(0, ADMIN_ENTRIES, &memory, 0, told.clone()).context("the admin memory has room")?;
         let mut admin = OfController::new(&Rc::new(RefCell::new(control)), pair, 0, &memory)?;
         let mut way = Bringup::in_memory(queues, options.url.unit);
@@ -435,7 +435,7 @@ impl Controller {
                 let [doorbells, events] = [SHADOW, EVENTS].map(|at| ADMIN_ADDRESS + at as u64);
                 admin.must(command::doorbell_buffers(doorbells, events), "Doorbell Buffer Config")?;
                 let page = |at| Window::new(&memory, at, PAGE).context("the admin memory has room");
-                Bell::Shadow(page(SHADOW)?, page(EVENTS)?)
+                DoorbellMode::Shadow(page(SHADOW)?, page(EVENTS)?)
             }
             Doorbells::Mapped | Doorbells::Told => told,
         };

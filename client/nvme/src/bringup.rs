@@ -1,68 +1,68 @@
-//! From an admin queue that is there to a controller that serves a namespace: which commands come, and what their
-//! answers say.
+//! Initializes a controller over its connected admin queue and identifies a namespace: a state machine that takes
+//! completions and gives the next command.
 
 use crate::Error;
 use crate::command;
 use lunar_nvme::controller::property;
 use lunar_nvme::{Sqe, Status};
 
-/// Bytes of Identify data.
+/// The length of Identify data, in bytes.
 const IDENTIFY_LEN: u32 = 4096;
-/// Identify: a namespace; the controller.
+/// CNS values of Identify: namespace, controller.
 const NAMESPACE: u8 = 0x00;
 const CONTROLLER: u8 = 0x01;
-/// CC: enabled, entries of 64 and 16 bytes.
+/// CC: enabled (EN), I/O entries of 64 and 16 bytes (IOSQES, IOCQES).
 const CONFIGURATION: u32 = 0x46_0001;
-/// CC: the same, and a normal shutdown.
+/// CC: enabled, with a normal shutdown (SHN).
 pub const SHUTDOWN: u32 = 0x46_4001;
-/// CSTS: ready.
+/// CSTS: ready (RDY).
 pub const READY: u64 = 0x01;
-/// CSTS: fatal.
+/// CSTS: fatal status (CFS).
 const FATAL: u64 = 0x02;
-/// The smallest page of all controllers, which transfers are counted in.
+/// The smallest memory page size (CAP.MPSMIN of Lunar and of known controllers), the unit of MDTS, in bytes.
 const PAGE: u32 = 4096;
-/// Bytes of the unit of capsule sizes, and of an entry.
+/// The unit of IOCCSZ, and the length of a submission queue entry, in bytes.
 const UNIT: u32 = 16;
 const ENTRY: u32 = 64;
-/// Bytes of a transfer where the controller has no limit.
+/// The largest transfer of a controller that reports no limit, in bytes.
 const TRANSFER_UNLIMITED: u32 = 1 << 30;
 
-/// What becomes of a controller and one of its namespaces.
+/// The properties of a controller and of one of its namespaces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Info {
-    /// Entries that a queue may have.
+    /// The largest number of entries of a queue (MQES + 1).
     pub entries_max: u16,
-    /// Bytes that a command on an I/O queue may bring with it.
+    /// In-capsule data of a command on an I/O queue, in bytes.
     pub in_capsule: u32,
-    /// Bytes of one command at most.
+    /// The largest transfer of a command, in bytes.
     pub transfer_max: u32,
-    /// I/O queues that are granted.
+    /// The number of I/O queues that the controller allocated.
     pub queues: u16,
-    /// Logical blocks of the namespace.
+    /// The namespace's size, in logical blocks.
     pub blocks: u64,
-    /// Bytes of one.
+    /// The logical block size, in bytes.
     pub block_size: u32,
 }
 
-/// What to do next.
+/// The next step of the initialization.
 #[derive(Clone, Debug)]
 pub enum Next {
-    /// Carry this out, with room for so many bytes, and tell how it ended.
+    /// Execute this command, with a buffer of so many bytes, and pass its completion to [`Bringup::next`].
     Command(Sqe, u32),
-    /// Wait a little, and carry this out.
+    /// Wait a moment, then execute this command as above.
     Later(Sqe),
-    /// All is known.
+    /// The initialization is complete.
     Ready(Info),
 }
 
-/// How a command ended.
+/// The completion of a command.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// Its status.
+    /// The status.
     pub status: Status,
-    /// Dwords 0 and 1.
+    /// Dwords 0 and 1 of the completion.
     pub result: u64,
-    /// Its data.
+    /// The data that was transferred to the host.
     pub data: Vec<u8>,
 }
 
@@ -77,7 +77,7 @@ enum Step {
     Over,
 }
 
-/// The way there. A controller of a discovery service has neither queues nor namespaces.
+/// The initialization in progress. A discovery controller has neither I/O queues nor namespaces.
 #[derive(Debug)]
 pub struct Bringup {
     step: Step,
@@ -88,13 +88,14 @@ pub struct Bringup {
 }
 
 impl Bringup {
-    /// The way to so many I/O queues and this namespace; without one, to a controller that carries out commands.
+    /// Starts an initialization with so many I/O queues and this namespace; without a namespace, of a discovery
+    /// controller.
     #[must_use]
     pub fn new(queues: u16, namespace: Option<u32>) -> Self {
         Self { step: Step::Capabilities, has_capsules: true, queues, namespace, info: Info::default() }
     }
 
-    /// The same for a controller with queues in memory: its properties are registers, and it has no capsules.
+    /// The same for a controller with queues in memory: properties are registers, and there are no capsules.
     #[must_use]
     pub fn in_memory(queues: u16, namespace: u32) -> Self {
         Self { has_capsules: false, ..Self::new(queues, Some(namespace)) }
@@ -106,10 +107,10 @@ impl Bringup {
         command::property_get(property::CAP, true)
     }
 
-    /// What follows the end of the last command.
+    /// The command after the last one, which completed with `answer`.
     ///
     /// # Errors
-    /// Why there is no way.
+    /// Why the initialization failed.
     pub fn next(&mut self, answer: &Answer) -> Result<Next, Error> {
         if answer.status != Status::SUCCESS {
             return Err(match (self.step, self.namespace) {
@@ -124,7 +125,9 @@ impl Bringup {
                 (Step::Enable, Next::Command(command::property_set(property::CC, CONFIGURATION), 0))
             }
             Step::Enable => (Step::Status, Next::Command(command::property_get(property::CSTS, false), 0)),
-            Step::Status if answer.result & FATAL != 0 => return Err(Error::Nonsense("it has failed")),
+            Step::Status if answer.result & FATAL != 0 => {
+                return Err(Error::InvalidData("CSTS reports a fatal status"));
+            }
             Step::Status if answer.result & READY == 0 => {
                 (Step::Status, Next::Later(command::property_get(property::CSTS, false)))
             }
@@ -161,7 +164,7 @@ impl Bringup {
     }
 }
 
-/// What tells a controller that its host goes.
+/// Property Set that notifies the controller of a normal shutdown.
 #[must_use]
 pub fn shutdown() -> Sqe {
     command::property_set(property::CC, SHUTDOWN)
@@ -169,7 +172,7 @@ pub fn shutdown() -> Sqe {
 
 fn field<const N: usize>(data: &[u8], at: usize) -> Result<[u8; N], Error> {
     let bytes = data.get(at..at + N).and_then(|bytes| bytes.try_into().ok());
-    bytes.ok_or(Error::Nonsense("Identify data is too short"))
+    bytes.ok_or(Error::InvalidData("Identify data that is too short"))
 }
 
 impl Info {
@@ -184,8 +187,8 @@ impl Info {
         }
         let units = u32::from_le_bytes(field(data, 1792)?);
         let in_capsule = units.checked_mul(UNIT).and_then(|bytes| bytes.checked_sub(ENTRY));
-        self.in_capsule = in_capsule.ok_or(Error::Nonsense("capsules are shorter than an entry"))?;
-        // Data that comes with a command would begin further behind: nobody's does over TCP.
+        self.in_capsule = in_capsule.ok_or(Error::InvalidData("a capsule size (IOCCSZ) below 64 bytes"))?;
+        // ICDOFF: in-capsule data would not follow the entry. No known controller uses it over TCP.
         if u16::from_le_bytes(field(data, 1800)?) != 0 {
             self.in_capsule = 0;
         }
@@ -201,7 +204,7 @@ impl Info {
         let at = usize::from(format & 0x0f | format >> 1 & 0x30);
         let [metadata_low, metadata_high, exponent, _] = field(data, 128 + 4 * at)?;
         if !(9..=16).contains(&exponent) || metadata_low | metadata_high != 0 {
-            return Err(Error::Nonsense("blocks are neither of 512 bytes nor of a few more, or carry metadata"));
+            return Err(Error::InvalidData("an LBA format other than 512 bytes to 64 KiB without metadata"));
         }
         self.block_size = 1 << exponent;
         Ok(())
@@ -235,17 +238,17 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_a_namespace() {
+    fn a_controller_is_initialized_and_its_namespace_identified() {
         let (controller, namespace) = pages();
-        let mut way = Bringup::new(4, Some(7));
-        assert_eq!(way.first().cdw(11), 0);
-        assert_eq!(command(way.next(&good(0x3_ff00_03ff, &[]))), (0x7f, 0x14, 0));
-        assert_eq!(command(way.next(&good(0, &[]))), (0x7f, 0x1c, 0));
-        assert_eq!(command(way.next(&good(0, &[]))), (0x7f, 0x1c, u32::MAX), "not ready yet");
-        assert_eq!(command(way.next(&good(1, &[]))), (6, 0, 4096));
-        assert_eq!(command(way.next(&good(0, &controller))), (9, 0x3_0003, 0));
-        assert_eq!(command(way.next(&good(0x1_0001, &[]))), (6, 0, 4096));
-        let Ok(Next::Ready(info)) = way.next(&good(0, &namespace)) else { panic!("ready") };
+        let mut bringup = Bringup::new(4, Some(7));
+        assert_eq!(bringup.first().cdw(11), 0);
+        assert_eq!(command(bringup.next(&good(0x3_ff00_03ff, &[]))), (0x7f, 0x14, 0));
+        assert_eq!(command(bringup.next(&good(0, &[]))), (0x7f, 0x1c, 0));
+        assert_eq!(command(bringup.next(&good(0, &[]))), (0x7f, 0x1c, u32::MAX), "not ready");
+        assert_eq!(command(bringup.next(&good(1, &[]))), (6, 0, 4096));
+        assert_eq!(command(bringup.next(&good(0, &controller))), (9, 0x3_0003, 0));
+        assert_eq!(command(bringup.next(&good(0x1_0001, &[]))), (6, 0, 4096));
+        let Ok(Next::Ready(info)) = bringup.next(&good(0, &namespace)) else { panic!("ready") };
         let want = Info {
             entries_max: 1024,
             in_capsule: 16384,
@@ -258,17 +261,17 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_nowhere() {
-        let mut way = Bringup { step: Step::Namespace, ..Bringup::new(1, Some(7)) };
+    fn refused_commands_and_invalid_data_end_the_initialization() {
+        let mut bringup = Bringup { step: Step::Namespace, ..Bringup::new(1, Some(7)) };
         let refused = Answer { status: Status::INVALID_NAMESPACE, ..good(0, &[]) };
-        assert_eq!(way.next(&refused).err(), Some(Error::NoNamespace(7)));
-        assert_eq!(way.next(&good(0, &[0; 4096])).err(), Some(Error::NoNamespace(7)));
-        assert!(matches!(way.next(&good(0, &[0; 9])), Err(Error::NoNamespace(_) | Error::Nonsense(_))));
+        assert_eq!(bringup.next(&refused).err(), Some(Error::NoNamespace(7)));
+        assert_eq!(bringup.next(&good(0, &[0; 4096])).err(), Some(Error::NoNamespace(7)));
+        assert!(matches!(bringup.next(&good(0, &[0; 9])), Err(Error::NoNamespace(_) | Error::InvalidData(_))));
         let mut metadata = pages().1;
         metadata[132] = 8;
-        assert!(matches!(way.next(&good(0, &metadata)), Err(Error::Nonsense(_))));
+        assert!(matches!(bringup.next(&good(0, &metadata)), Err(Error::InvalidData(_))));
         let mut status = Bringup { step: Step::Status, ..Bringup::new(1, None) };
-        assert!(matches!(status.next(&good(3, &[])), Err(Error::Nonsense(_))));
+        assert!(matches!(status.next(&good(3, &[])), Err(Error::InvalidData(_))));
         assert!(matches!(status.next(&good(1, &[])), Ok(Next::Ready(_))));
         let mut memory = Bringup { step: Step::Controller, ..Bringup::in_memory(1, 1) };
         assert!(matches!(memory.next(&good(0, &[0; 4096])), Ok(Next::Command(..))), "no capsules");

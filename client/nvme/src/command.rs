@@ -1,4 +1,4 @@
-//! Entries of commands that hosts need: NVMe Base 2.0, NVM Command Set 1.0, NVMe over Fabrics.
+//! Submission queue entries of the commands that hosts need: NVMe Base 2.0, NVM Command Set 1.0, NVMe over Fabrics.
 
 use lunar_core::wire::le;
 use lunar_nvme::command::{FABRICS, Sqe};
@@ -41,7 +41,7 @@ pub mod opcode {
     pub const DOORBELL_BUFFERS: u8 = 0x7c;
 }
 
-/// Types of Fabrics commands.
+/// Fabrics command types (FCTYPE).
 mod fabrics {
     pub(super) const PROPERTY_SET: u32 = 0x00;
     pub(super) const CONNECT: u32 = 0x01;
@@ -50,21 +50,21 @@ mod fabrics {
     pub(super) const AUTHENTICATION_RECEIVE: u32 = 0x06;
 }
 
-/// Dword 12 of reads and writes: force unit access.
+/// Dword 12 of reads and writes: force unit access (FUA).
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
-/// Dword 12 of Write Zeroes: the blocks may be deallocated.
+/// Dword 12 of Write Zeroes: the blocks may be deallocated (DEAC).
 const DEALLOCATE: u32 = 1 << 25;
-/// Dword 11 of Dataset Management: deallocate.
+/// Dword 11 of Dataset Management: deallocate (AD).
 const ATTRIBUTE_DEALLOCATE: u32 = 0x04;
-/// CATTR: the host does not want to know how far the queue was read.
+/// CATTR of Connect: disable submission queue flow control.
 const NO_FLOW_CONTROL: u32 = 0x04;
-/// Dword 11 of the commands that create queues: it lies in one piece; it raises interrupts.
+/// Dword 11 of the commands that create queues: physically contiguous (PC); interrupts enabled (IEN).
 const CONTIGUOUS: u32 = 0x01;
 const INTERRUPTS: u32 = 0x02;
-/// The number of queues (NVMe Base 2.0 5.27.1.5).
+/// Feature identifier: Number of Queues (NVMe Base 2.0 5.27.1.5).
 const FEATURE_QUEUES: u32 = 0x07;
 
-/// An entry of zeroes but for its code and namespace.
+/// An entry with this operation code and namespace ID.
 #[must_use]
 pub fn entry(opcode: u8, namespace: u32) -> Sqe {
     let mut sqe = Sqe::new_zeroed();
@@ -72,7 +72,7 @@ pub fn entry(opcode: u8, namespace: u32) -> Sqe {
     sqe
 }
 
-/// An entry with its first command dwords, from dword 10 on.
+/// The same with command dwords, from dword 10 on.
 #[must_use]
 pub fn with(opcode: u8, namespace: u32, dwords: &[u32]) -> Sqe {
     let mut sqe = entry(opcode, namespace);
@@ -80,31 +80,31 @@ pub fn with(opcode: u8, namespace: u32, dwords: &[u32]) -> Sqe {
     sqe
 }
 
-/// A command on blocks. There are 1 to 65536.
+/// A command on 1 to 65536 logical blocks. `flags` are those of dword 12.
 #[must_use]
 pub fn blocks(opcode: u8, namespace: u32, lba: u64, blocks: u32, flags: u32) -> Sqe {
     with(opcode, namespace, &[lba as u32, (lba >> 32) as u32, blocks.wrapping_sub(1) & 0xffff | flags])
 }
 
-/// Read.
+/// Read of `count` logical blocks.
 #[must_use]
 pub fn read(namespace: u32, lba: u64, count: u32, fua: bool) -> Sqe {
     blocks(opcode::READ, namespace, lba, count, if fua { FORCE_UNIT_ACCESS } else { 0 })
 }
 
-/// Write.
+/// Write of `count` logical blocks.
 #[must_use]
 pub fn write(namespace: u32, lba: u64, count: u32, fua: bool) -> Sqe {
     blocks(opcode::WRITE, namespace, lba, count, if fua { FORCE_UNIT_ACCESS } else { 0 })
 }
 
-/// Write Zeroes; the blocks may be deallocated or must not.
+/// Write Zeroes of `count` logical blocks, which the controller may or must not deallocate.
 #[must_use]
 pub fn write_zeroes(namespace: u32, lba: u64, count: u32, deallocate: bool) -> Sqe {
     blocks(opcode::WRITE_ZEROES, namespace, lba, count, if deallocate { DEALLOCATE } else { 0 })
 }
 
-/// Dataset Management that deallocates one range, with its data.
+/// Dataset Management that deallocates one range. Returns the entry and its data.
 #[must_use]
 pub fn deallocate(namespace: u32, lba: u64, count: u32) -> (Sqe, [u8; 16]) {
     let mut range = [0; 16];
@@ -119,63 +119,63 @@ pub fn flush(namespace: u32) -> Sqe {
     entry(opcode::FLUSH, namespace)
 }
 
-/// Identify: what (CNS) of which namespace.
+/// Identify with this CNS value and namespace ID.
 #[must_use]
 pub fn identify(what: u8, namespace: u32) -> Sqe {
     with(opcode::IDENTIFY, namespace, &[what.into()])
 }
 
-/// Get Log Page: so many bytes, whole words, from this one on.
+/// Get Log Page of `bytes` bytes, a multiple of 4, from `offset` on.
 #[must_use]
 pub fn log_page(page: u8, offset: u32, bytes: u32) -> Sqe {
     let words = (bytes / 4).wrapping_sub(1);
     with(opcode::GET_LOG_PAGE, 0, &[u32::from(page) | words << 16, words >> 16, offset])
 }
 
-/// Set Features: so many I/O queues.
+/// Set Features, Number of Queues: `count` I/O submission and completion queues.
 #[must_use]
 pub fn set_queues(count: u16) -> Sqe {
     let last = u32::from(count.saturating_sub(1));
     with(opcode::SET_FEATURES, 0, &[FEATURE_QUEUES, last | last << 16])
 }
 
-/// Property Get.
+/// Property Get of the property at `offset`; of eight bytes if `eight`, else of four.
 #[must_use]
 pub fn property_get(offset: u32, eight: bool) -> Sqe {
     with(FABRICS, fabrics::PROPERTY_GET, &[eight.into(), offset])
 }
 
-/// Property Set, of four bytes.
+/// Property Set of four bytes.
 #[must_use]
 pub fn property_set(offset: u32, value: u32) -> Sqe {
     with(FABRICS, fabrics::PROPERTY_SET, &[0, offset, value])
 }
 
-/// Dword 10: NVMe's own security protocol, and the one value of what is specific to it.
+/// Dword 10 of the authentication commands: SECP E9h, SPSP0 and SPSP1 01h.
 const AUTHENTICATION: u32 = 0xe901_0100;
 
-/// Authentication Send, of so many bytes.
+/// Authentication Send of a message of `bytes` bytes.
 #[must_use]
 pub fn authentication_send(bytes: u32) -> Sqe {
     with(FABRICS, fabrics::AUTHENTICATION_SEND, &[AUTHENTICATION, bytes])
 }
 
-/// Authentication Receive, with room for so many bytes.
+/// Authentication Receive with an allocation length of `bytes`.
 #[must_use]
 pub fn authentication_receive(bytes: u32) -> Sqe {
     with(FABRICS, fabrics::AUTHENTICATION_RECEIVE, &[AUTHENTICATION, bytes])
 }
 
-/// What a Fabrics command does with a property, which is a register of a controller in memory.
+/// A property access. For a controller with queues in memory, properties are registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Property {
-    /// Reads the one at this offset, of eight bytes if so.
+    /// Reads the property at this offset: eight bytes if the flag is set, else four.
     Get(u32, bool),
-    /// Writes the one at this offset, of four bytes.
+    /// Writes four bytes to the property at this offset.
     Set(u32, u32),
 }
 
-/// What this command does with a property, if it is about one.
+/// The property access of a Property Get or Property Set entry.
 #[must_use]
 pub fn property(sqe: &Sqe) -> Option<Property> {
     match (sqe.opcode, sqe.nsid.get()) {
@@ -185,7 +185,7 @@ pub fn property(sqe: &Sqe) -> Option<Property> {
     }
 }
 
-/// The same entry with both of its pointers to data in pages.
+/// The same entry with PRP 1 and PRP 2 as its data pointer.
 #[must_use]
 pub fn in_pages(mut sqe: Sqe, [first, second]: [u64; 2]) -> Sqe {
     let [second_low, second_high] = [second as u32, (second >> 32) as u32];
@@ -196,7 +196,7 @@ pub fn in_pages(mut sqe: Sqe, [first, second]: [u64; 2]) -> Sqe {
     sqe
 }
 
-/// Create I/O Completion Queue: of so many entries at `address`, with this interrupt.
+/// Create I/O Completion Queue with `entries` entries at `address`, and this interrupt vector.
 #[must_use]
 pub fn create_completions(id: u16, entries: u16, address: u64, vector: Option<u16>) -> Sqe {
     let interrupts = vector.map_or(0, |vector| INTERRUPTS | u32::from(vector) << 16);
@@ -204,45 +204,45 @@ pub fn create_completions(id: u16, entries: u16, address: u64, vector: Option<u1
     in_pages(with(opcode::CREATE_COMPLETIONS, 0, &[queue, CONTIGUOUS | interrupts]), [address, 0])
 }
 
-/// Create I/O Submission Queue: of so many entries at `address`, which completes in the queue of the same number.
+/// Create I/O Submission Queue with `entries` entries at `address`; completes to the completion queue of the same ID.
 #[must_use]
 pub fn create_submissions(id: u16, entries: u16, address: u64) -> Sqe {
     let queue = u32::from(id) | u32::from(entries.wrapping_sub(1)) << 16;
     in_pages(with(opcode::CREATE_SUBMISSIONS, 0, &[queue, CONTIGUOUS | u32::from(id) << 16]), [address, 0])
 }
 
-/// Doorbell Buffer Config: both pages.
+/// Doorbell Buffer Config with both pages.
 #[must_use]
 pub fn doorbell_buffers(doorbells: u64, events: u64) -> Sqe {
     in_pages(entry(opcode::DOORBELL_BUFFERS, 0), [doorbells, events])
 }
 
-/// How a queue is asked for.
+/// The parameters of Connect.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Connect {
-    /// The queue: 0 is the admin queue, and makes a controller.
+    /// The queue ID; 0 is the admin queue and creates a controller.
     pub queue: u16,
-    /// Its entries: 32 at least for an admin queue.
+    /// The number of entries; at least 32 for an admin queue.
     pub entries: u16,
-    /// Whose queue it is; [`ANY_CONTROLLER`] for an admin queue.
+    /// The controller ID; [`ANY_CONTROLLER`] for an admin queue.
     pub controller: u16,
-    /// How long the host may be silent, in milliseconds; 0: for ever.
+    /// The keep-alive timeout (KATO), in milliseconds; 0 disables it.
     pub keep_alive: u32,
-    /// Whether the host is told how far the queue was read.
+    /// Whether completions report the submission queue head.
     pub flow_control: bool,
-    /// NQN of the subsystem.
+    /// The NQN of the subsystem.
     pub subsystem: String,
-    /// NQN of the host.
+    /// The NQN of the host.
     pub host: String,
-    /// Identifier of the host.
+    /// The host identifier.
     pub host_id: [u8; 16],
 }
 
-/// The controller identifier that asks for any controller.
+/// The controller ID that requests any controller (dynamic controller model).
 pub const ANY_CONTROLLER: u16 = 0xffff;
 
 impl Connect {
-    /// The entry and its data. Names that are too long are cut, and refused.
+    /// The entry and its data. A name that is too long is truncated; the controller then refuses it.
     #[must_use]
     pub fn entry(&self) -> (Sqe, Vec<u8>) {
         let attributes = if self.flow_control { 0 } else { NO_FLOW_CONTROL };
@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_on_blocks() {
+    fn block_commands_have_the_layout_of_the_standard() {
         let sqe = write(7, 0x1_2345_6789, 8, true);
         let golden =
             [&[1, 0, 0, 0, 7, 0, 0, 0][..], &[0; 32], &[0x89, 0x67, 0x45, 0x23, 1, 0, 0, 0, 7, 0, 0, 0x40], &[0; 12]];
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn admin_commands() {
+    fn admin_and_fabrics_commands_have_the_layout_of_the_standard() {
         assert_eq!((log_page(0x70, 0, 8192).cdw(10), log_page(2, 0, 1 << 19).cdw(11)), (0x07ff_0070, 1));
         assert_eq!(log_page(0x70, 32768, 8192).cdw(12), 32768);
         assert_eq!((set_queues(4).cdw(10), set_queues(4).cdw(11)), (7, 0x3_0003));
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_in_memory() {
+    fn queue_creation_has_the_layout_of_the_standard() {
         let sqe = create_completions(3, 128, 0x1_2345_6000, Some(2));
         assert_eq!((sqe.opcode, sqe.cdw(10), sqe.cdw(11)), (5, 0x7f_0003, 0x2_0003));
         assert_eq!(create_completions(3, 128, 0, None).cdw(11), 1);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn connect() {
+    fn connect_has_the_layout_of_the_standard() {
         let connect = Connect {
             queue: 3,
             entries: 128,

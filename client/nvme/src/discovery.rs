@@ -1,19 +1,19 @@
-//! What a discovery service says (NVMe Base 2.0 5.16.1.23).
+//! The discovery log page (NVMe Base 2.0 5.16.1.23).
 
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The log page.
+/// The log page identifier.
 pub const PAGE: u8 = 0x70;
-/// Bytes of an entry, and of what stands before the first.
+/// The length of a record, and of the header before the first record, in bytes.
 pub const ENTRY_LEN: u32 = 1024;
-/// Entries that are asked for at most: what fits into the smallest transfers that controllers have been seen to allow.
+/// Records that are read with one command: fits the smallest transfer size that controllers have been seen to allow.
 pub const ENTRIES_MAX: u32 = 31;
-/// Records of which a log page is read: more than any fabric has of subsystems and their addresses.
+/// Records of the longest log page that is read. No fabric is known to have as many.
 pub const RECORDS_MAX: u32 = 4096;
-/// Subtype of an entry: an NVM subsystem.
+/// Subtype of a record (SUBTYPE): an NVM subsystem.
 const SUBSYSTEM: u8 = 2;
-/// Transport type: TCP.
+/// Transport type of a record (TRTYPE): TCP.
 const TCP: u8 = 3;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -32,44 +32,44 @@ struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == ENTRY_LEN as usize && offset_of!(Entry, subsystem) == 256);
 
-/// A subsystem, at one of its addresses.
+/// An NVM subsystem at one of its addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Found {
-    /// Its NQN.
+pub struct DiscoveredSubsystem {
+    /// The NQN.
     pub subsystem: String,
-    /// Address of the port.
+    /// The address of the port (TRADDR).
     pub address: String,
-    /// Its TCP port.
+    /// The TCP port (TRSVCID).
     pub service: String,
 }
 
-/// Text in a field: filled up with zeroes, or with spaces.
+/// The text in a field that is padded with zeroes or spaces.
 fn text(field: &[u8]) -> String {
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     String::from_utf8_lossy(&field[..end]).trim_end().to_owned()
 }
 
-/// Bytes of the whole log page, by its beginning; `None` if it says that it has more records than can be.
+/// The length of the whole log page, from its header, in bytes. `None` if it has more than [`RECORDS_MAX`] records.
 #[must_use]
 pub fn length(start: &[u8]) -> Option<u32> {
     let count = u32::try_from(records(start)).ok().filter(|count| *count <= RECORDS_MAX)?;
     Some((count + 1) * ENTRY_LEN)
 }
 
-/// Records are counted behind the page's generation.
+/// The number of records (NUMREC), which follows the generation counter.
 fn records(page: &[u8]) -> u64 {
     page.get(8..16).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-/// The subsystems that a log page names, over TCP.
+/// The subsystems in a log page that are reached over TCP.
 #[must_use]
-pub fn subsystems(page: &[u8]) -> Vec<Found> {
+pub fn subsystems(page: &[u8]) -> Vec<DiscoveredSubsystem> {
     let entries = page.chunks_exact(ENTRY_LEN as usize);
     let count = usize::try_from(records(page)).unwrap_or(usize::MAX);
     let entries = entries.skip(1).take(count).filter_map(|bytes| Entry::ref_from_bytes(bytes).ok());
     entries
         .filter(|entry| entry.subtype == SUBSYSTEM && entry.transport == TCP)
-        .map(|entry| Found {
+        .map(|entry| DiscoveredSubsystem {
             subsystem: text(&entry.subsystem),
             address: text(&entry.address),
             service: text(&entry.service),
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_taken_apart() {
+    fn the_records_of_subsystems_over_tcp_are_returned() {
         let mut page = vec![0; 4096];
         page[8] = 2;
         for (at, subtype, name) in [(1024, 3, "nqn.discovery"), (2048, 2, "nqn.a"), (3072, 2, "nqn.behind")] {
@@ -91,7 +91,8 @@ mod tests {
             page[at + 256..at + 256 + name.len()].copy_from_slice(name.as_bytes());
             page[at + 512..at + 521].copy_from_slice(b"10.0.0.1\0");
         }
-        let want = Found { subsystem: "nqn.a".into(), address: "10.0.0.1".into(), service: "4420".into() };
+        let want =
+            DiscoveredSubsystem { subsystem: "nqn.a".into(), address: "10.0.0.1".into(), service: "4420".into() };
         assert_eq!(subsystems(&page), [want]);
         assert_eq!((length(&page), length(&[]), length(&[255; 16])), (Some(3 * ENTRY_LEN), Some(ENTRY_LEN), None));
         assert_eq!((subsystems(&page[..2000]).len(), subsystems(&[]).len()), (0, 0));

@@ -1,4 +1,4 @@
-//! Cuts the received stream into PDUs, in place: data is handed on as it arrives, never gathered here.
+//! Splits the received stream into PDUs in place. Data is passed on as it arrives; this module buffers none.
 
 use crate::Error;
 use lunar_nvme_tcp::wire::{
@@ -6,21 +6,21 @@ use lunar_nvme_tcp::wire::{
 };
 use zerocopy::FromBytes;
 
-/// Which digests PDUs have; changes once, with the answer to ICReq.
+/// Whether PDUs have digests. It changes once, with ICResp.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Framing {
     pub(crate) header_digest: bool,
     pub(crate) data_digest: bool,
 }
 
-/// How long the parts of a PDU are.
+/// The lengths of the parts of a PDU, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
-    /// The header.
+    /// The header without its digest.
     header: usize,
-    /// The same with its digest.
+    /// The header with its digest.
     head: usize,
-    /// Where data begins.
+    /// The offset of the data.
     start: usize,
     data: usize,
     trailer: usize,
@@ -40,10 +40,10 @@ impl Framing {
             PduType::C2H_TERM_REQ => (size_of::<TermReq>(), false, true),
             PduType::CAPSULE_RESP | PduType::R2T => (size_of::<R2t>(), true, false),
             PduType::C2H_DATA => (size_of::<R2t>(), true, true),
-            _ => return Err(Error::Protocol("a PDU is of a type that no controller sends")),
+            _ => return Err(Error::Protocol("a PDU has a type that controllers do not send")),
         };
         if usize::from(common.header_len) != header {
-            return Err(Error::Protocol("a header has another length than its type"));
+            return Err(Error::Protocol("the header length of a PDU does not match its type"));
         }
         let head = header + if has_digests && self.header_digest { DIGEST_LEN } else { 0 };
         let len = common.len.get() as usize;
@@ -53,9 +53,9 @@ impl Framing {
         let start = if has_digests { usize::from(common.data_offset) } else { head };
         let trailer = if has_digests && self.data_digest { DIGEST_LEN } else { 0 };
         let data = len.checked_sub(start + trailer).filter(|data| has_data && *data > 0 && start >= head);
-        let data = data.ok_or(Error::Protocol("the lengths in a header do not add up"))?;
+        let data = data.ok_or(Error::Protocol("the lengths in a PDU header are inconsistent"))?;
         if kind == PduType::C2H_TERM_REQ && data > TOLD_MAX {
-            return Err(Error::Protocol("a termination request is too long"));
+            return Err(Error::Protocol("a C2HTermReq is too long"));
         }
         Ok(Shape { header, head, start, data, trailer })
     }
@@ -64,7 +64,7 @@ impl Framing {
         let wanted =
             if shape.head > shape.header { HEADER_DIGEST } else { 0 } | if shape.trailer > 0 { DATA_DIGEST } else { 0 };
         if common.flags & wanted != wanted {
-            return Err(Error::Protocol("a digest that was agreed is missing"));
+            return Err(Error::Protocol("a PDU lacks a negotiated digest"));
         }
         if shape.head > shape.header && digest(&head[..shape.header]) != head[shape.header..shape.head] {
             return Err(Error::HeaderDigest);
@@ -73,21 +73,21 @@ impl Framing {
     }
 }
 
-/// Who takes the PDUs.
+/// The receiver of the PDUs.
 pub(crate) trait Sink {
-    /// A part of a PDU's data, from byte `at` of it on; `len` bytes will have come in all.
+    /// Takes a piece of a PDU's data that begins at byte `at` of it. The data has `len` bytes in total.
     fn data(&mut self, header: &[u8], at: usize, len: usize, bytes: &[u8]) -> Result<(), Error>;
-    /// The PDU is complete, its digests were right.
+    /// Takes the header of a complete PDU, whose digests are right.
     fn end(&mut self, header: &[u8], framing: &mut Framing) -> Result<(), Error>;
 }
 
-/// The cutter.
+/// The splitter: its state between two received pieces.
 #[derive(Debug, Default)]
 pub(crate) struct Framer {
     framing: Framing,
-    /// What came of a header that did not come at once, with digest and padding.
+    /// The received part of a header, with digest and padding, unless it arrived in one piece.
     held: Vec<u8>,
-    /// The lengths of the PDU whose header is complete, and how much of its data came.
+    /// The lengths of the PDU whose header is complete, and how much of its data has arrived.
     body: Option<(Shape, usize)>,
     digest: Digest,
     trailer: Vec<u8>,
@@ -107,7 +107,7 @@ impl Framer {
         Ok(())
     }
 
-    /// The way that nearly all PDUs take: all of it is there.
+    /// The fast path: the whole PDU is in `bytes`, which holds for nearly all PDUs.
     fn whole(&mut self, bytes: &[u8], sink: &mut impl Sink) -> Result<usize, Error> {
         let Ok((common, _)) = Common::ref_from_prefix(bytes) else { return self.header(bytes, sink) };
         let shape = self.framing.shape(common)?;
@@ -127,7 +127,7 @@ impl Framer {
 
     fn header(&mut self, bytes: &[u8], sink: &mut impl Sink) -> Result<usize, Error> {
         let mut used = 0;
-        // First what all headers have, which tells the length of the rest.
+        // The common header comes first: it contains the lengths of the rest.
         loop {
             let shape = match Common::ref_from_prefix(&self.held) {
                 Ok((common, _)) => Some(self.framing.shape(common)?),

@@ -27,7 +27,7 @@ fn framer(digests: u8) -> Framer {
     Framer { framing, ..Framer::default() }
 }
 
-/// A PDU with data that begins `pad` bytes behind the header.
+/// A PDU with data that begins `pad` bytes after the header.
 fn pdu(digests: u8, cid: u16, data: &[u8], pad: usize) -> Vec<u8> {
     let mut header = C2hData { cid: cid.into(), ..C2hData::blank(0) };
     let head = 24 + if digests & 1 != 0 { 4 } else { 0 };
@@ -50,7 +50,7 @@ fn pdu(digests: u8, cid: u16, data: &[u8], pad: usize) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn pdus_come_out_however_the_stream_is_cut(
+    fn pdus_are_found_however_the_stream_is_split(
         lens in prop::collection::vec(0usize..300, 1..12), cuts in prop::collection::vec(1usize..200, 1..50),
         digests in 0u8..4, pad in 0usize..8,
     ) {
@@ -67,13 +67,13 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_end(bytes: Vec<u8>, digests in 0u8..4) {
+    fn any_bytes_are_accepted_or_refused(bytes: Vec<u8>, digests in 0u8..4) {
         let _ = framer(digests).feed(&bytes, &mut Seen::default());
     }
 }
 
 #[test]
-fn a_wrong_bit_is_seen_by_its_digest_whole_or_in_parts() {
+fn a_flipped_bit_is_detected_however_the_stream_is_split() {
     let good = pdu(3, 7, b"hello", 0);
     for (at, want) in
         [(20, Error::HeaderDigest), (26, Error::HeaderDigest), (30, Error::DataDigest), (35, Error::DataDigest)]
@@ -89,7 +89,7 @@ fn a_wrong_bit_is_seen_by_its_digest_whole_or_in_parts() {
 }
 
 #[test]
-fn headers_that_do_not_add_up_are_refused() {
+fn headers_with_inconsistent_lengths_are_refused() {
     let good = pdu(0, 7, b"hello", 0);
     let refused = |bytes: &[u8]| matches!(framer(0).feed(bytes, &mut Seen::default()), Err(Error::Protocol(_)));
     for (at, byte) in [(0, 4), (0, 8), (2, 72), (3, 23), (3, 29), (4, 23), (4, 0)] {
@@ -101,5 +101,5 @@ fn headers_that_do_not_add_up_are_refused() {
     answer[0] = 5;
     assert!(refused(&answer), "a response with data");
     let framer = &mut framer(1);
-    assert!(framer.feed(&good, &mut Seen::default()).is_err(), "without the digest that was agreed");
+    assert!(framer.feed(&good, &mut Seen::default()).is_err(), "without the negotiated digest");
 }

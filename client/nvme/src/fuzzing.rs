@@ -1,8 +1,8 @@
-//! What fuzzers call.
+//! Entry points of the fuzz targets.
 
 use crate::command::{self, ANY_CONTROLLER, Connect};
 use crate::queue::{Command, Event, Offer, Queue};
-use crate::rings::{Bell, PAGE, Pair};
+use crate::rings::{DoorbellMode, PAGE, Pair};
 use crate::vfio::{self, Conversation};
 use lunar_core::mem::Region;
 use lunar_core::outgoing::{Data, Moves};
@@ -11,16 +11,16 @@ use lunar_vfio_user::memory::Window;
 use lunar_vfio_user::wire::{Code, HEADER_LEN};
 use zerocopy::IntoBytes;
 
-/// Bytes of the write that is under way.
+/// The length of the write, in bytes.
 const WRITTEN: usize = 20_000;
-/// Room of the read that is.
+/// The length of the read, in bytes.
 const READ: u32 = 4096;
 
-/// Any replies of a controller over vfio-user, and any bytes in the memory that is shared with it: doorbells, events
-/// and completions, while commands are started.
+/// Parses arbitrary vfio-user replies, and runs commands while arbitrary bytes are written to the shared memory:
+/// doorbells, event indexes and completions.
 ///
 /// # Panics
-/// When more commands end than were started.
+/// If more commands end than were started.
 pub fn memory(data: &[u8]) {
     const ENTRIES: u16 = 8;
     let Some((head, data)) = data.split_first_chunk::<HEADER_LEN>() else { return };
@@ -29,10 +29,10 @@ pub fn memory(data: &[u8]) {
     if let Ok(len) = talk.reply(head) {
         assert!(len <= vfio::REPLY_MAX);
     }
-    let _ = (vfio::doorbells(data), vfio::was_read(data, usize::from(head[0])));
+    let _ = (vfio::doorbells(data), vfio::read_data(data, usize::from(head[0])));
     let (rings, pages) = (Region::zeroed(Pair::bytes(ENTRIES).iter().sum()), Region::zeroed(2 * PAGE));
     let [Some(doorbells), Some(events)] = [0, PAGE].map(|at| Window::new(&pages, at, PAGE)) else { return };
-    let Some(mut pair) = Pair::new(1, ENTRIES, &rings, 0, Bell::Shadow(doorbells, events)) else { return };
+    let Some(mut pair) = Pair::new(1, ENTRIES, &rings, 0, DoorbellMode::Shadow(doorbells, events)) else { return };
     let (mut started, mut ended) = (0, 0);
     for step in data.chunks(8) {
         let at = usize::from(step[0]) * 16 + usize::from(step[1 % step.len()] % 16);
@@ -47,8 +47,8 @@ pub fn memory(data: &[u8]) {
     }
 }
 
-/// Any bytes from a controller. The first byte says which digests were asked for, and whether there is a queue
-/// already, with a read and a write under way.
+/// Receives arbitrary bytes from a controller. The first byte selects the requested digests, and whether the queue is
+/// already connected and has a read and a write outstanding.
 pub fn controller(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
     let digests = choice & 3;
@@ -68,7 +68,7 @@ pub fn controller(data: &[u8]) {
     if choice & 4 != 0 {
         let answer = IcResp { digests, max_h2c_data: 4096.into(), ..IcResp::blank(0) };
         bytes.extend_from_slice(answer.as_bytes());
-        // Connect has the first identifier; with digests its answer is up to the fuzzer.
+        // Connect has CID 0. With header digests, the fuzzer has to make the completion.
         if digests & 1 == 0 {
             bytes.extend_from_slice(CapsuleResp::blank(0).as_bytes());
         }
@@ -81,7 +81,7 @@ pub fn controller(data: &[u8]) {
     };
     let _ = queue.receive(&bytes, &mut on);
     for moves in [Moves::In(READ), Moves::Out(Data::new(vec![7; WRITTEN].into()))] {
-        // Without a queue there is no room.
+        // Fails if the queue is not connected.
         let sqe = match moves {
             Moves::Out(_) => command::write(1, 0, 1, false),
             _ => command::read(1, 0, 1, false),
@@ -89,7 +89,7 @@ pub fn controller(data: &[u8]) {
         let _ = queue.submit(Command { cookie: 1, sqe, moves });
     }
     let _ = queue.receive(data, &mut on);
-    // The write is asked for once at most, and a read brings no more than it has room for.
+    // The data of the write is requested at most once, and a read returns no more than its length.
     assert!(received <= READ as usize && queue.output().len() < 2 * WRITTEN + 4096);
 }
 
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_bytes_in_shared_memory_are_borne() {
+    fn any_bytes_in_shared_memory_are_accepted() {
         let mut state = 1_u32;
         for round in 0..200 {
             let bytes = |_| {

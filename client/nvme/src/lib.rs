@@ -1,21 +1,21 @@
-//! An NVMe host without I/O, over TCP and in memory that is shared with the controller.
+//! An NVMe host without I/O, for NVMe/TCP and for queues in memory that is shared with the controller.
 //!
-//! * [`queue`]: one connection, which is one queue: bytes in, events and bytes out
-//! * [`rings`]: a queue in memory: entries and doorbells
-//! * [`vfio`]: how memory comes to be shared with a controller of vfio-user, and its registers are accessed
-//! * [`command`]: the entries of commands that hosts need
-//! * `proof`: how a host proves its name
-//! * [`bringup`]: from an admin queue to a controller that serves a namespace
-//! * [`discovery`]: what a discovery service says
-//! * [`fuzzing`]: what fuzzers call
+//! * [`queue`]: a queue over TCP, which is one connection: takes received bytes, gives events and bytes to send
+//! * [`rings`]: a queue pair in memory: entries and doorbells
+//! * [`vfio`]: the client's messages of vfio-user: memory maps, interrupts, register accesses
+//! * [`command`]: submission queue entries
+//! * `auth`: DH-HMAC-CHAP, the host's side
+//! * [`bringup`]: initializes a controller and identifies a namespace
+//! * [`discovery`]: the discovery log page
+//! * [`fuzzing`]: entry points of the fuzz targets
 
+mod auth;
 pub mod bringup;
 pub mod command;
 pub mod discovery;
 mod frame;
 pub mod fuzzing;
 mod output;
-mod proof;
 pub mod queue;
 pub mod rings;
 mod task;
@@ -27,52 +27,54 @@ use lunar_nvme_tcp::wire::FatalStatus;
 use lunar_vfio_user::wire::{Code, Errno};
 use std::fmt;
 
-/// Why a queue cannot go on.
+/// Why a queue ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Error {
-    /// A header's digest was wrong.
+    /// The digest of a header was wrong.
     HeaderDigest,
-    /// A digest of data was wrong.
+    /// The digest of data was wrong.
     DataDigest,
-    /// The controller broke the protocol.
+    /// The controller violated the protocol.
     Protocol(&'static str),
-    /// The controller says that the host broke the protocol: why, and where.
-    Blamed(FatalStatus, u32),
-    /// The controller does not have the digests that were asked for.
+    /// The controller sent C2HTermReq: its fatal error status, and the offset of the field in error.
+    Terminated(FatalStatus, u32),
+    /// The controller does not enable the requested digests.
     Digests,
-    /// Connect was refused: how, and dword 0 of the completion.
+    /// Connect failed: its status, and dword 0 of its completion.
     Connect(Status, u32),
-    /// A command that the host cannot do without was refused.
+    /// A command of the initialization failed: its name and status.
     Refused(&'static str, Status),
-    /// The host has to prove its name, and has no key.
-    NoKey,
-    /// The subsystem does not believe that the host is who it says.
-    Disbelieved(Why),
-    /// The subsystem cannot prove its own name.
-    Doubts,
-    /// What the controller says of itself, or of a namespace, cannot be.
-    Nonsense(&'static str),
-    /// The controller does not have this namespace.
+    /// The controller requires authentication, and the host has no key.
+    KeyRequired,
+    /// The subsystem refused the host's authentication, with this reason.
+    AuthenticationFailed(Why),
+    /// The subsystem did not authenticate itself.
+    SubsystemNotAuthenticated,
+    /// The controller returned invalid data.
+    InvalidData(&'static str),
+    /// The controller has no active namespace with this ID.
     NoNamespace(u32),
-    /// A message was refused.
+    /// A vfio-user message was refused.
     Errno(Code, Errno),
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::HeaderDigest => f.write_str("a header from the controller has a wrong digest"),
-            Self::DataDigest => f.write_str("data from the controller has a wrong digest"),
-            Self::Protocol(what) => write!(f, "the controller broke the protocol: {what}"),
-            Self::Blamed(status, at) => write!(f, "the controller gives up: {status:?} at {at}"),
-            Self::Digests => f.write_str("the controller does not have the digests that were asked for"),
-            Self::Connect(status, result) => write!(f, "Connect was refused: {status:?} ({result:#x})"),
-            Self::Refused(what, status) => write!(f, "{what} was refused: {status:?}"),
-            Self::NoKey => f.write_str("the host has to prove its name, and has no key"),
-            Self::Disbelieved(why) => write!(f, "the host's proof of its name was refused: {why:?}"),
-            Self::Doubts => f.write_str("the subsystem cannot prove its name: it has another key, or is another"),
-            Self::Nonsense(what) => write!(f, "the controller says nonsense: {what}"),
-            Self::NoNamespace(id) => write!(f, "the controller does not have namespace {id}"),
+            Self::HeaderDigest => f.write_str("header digest mismatch in a PDU of the controller"),
+            Self::DataDigest => f.write_str("data digest mismatch in a PDU of the controller"),
+            Self::Protocol(what) => write!(f, "protocol error of the controller: {what}"),
+            Self::Terminated(status, at) => write!(f, "C2HTermReq of the controller: {status:?}, field at byte {at}"),
+            Self::Digests => f.write_str("the controller does not support the requested digests"),
+            Self::Connect(status, result) => write!(f, "Connect failed: {status:?} ({result:#x})"),
+            Self::Refused(what, status) => write!(f, "{what} failed: {status:?}"),
+            Self::KeyRequired => f.write_str("the controller requires authentication: give the host's key"),
+            Self::AuthenticationFailed(why) => write!(f, "the subsystem refused the host's authentication: {why:?}"),
+            Self::SubsystemNotAuthenticated => {
+                f.write_str("authentication of the subsystem failed: it has a different key")
+            }
+            Self::InvalidData(what) => write!(f, "the controller returned invalid data: {what}"),
+            Self::NoNamespace(id) => write!(f, "the controller has no namespace {id}"),
             Self::Errno(code, errno) => write!(f, "{code:?} was refused: {errno:?}"),
         }
     }

@@ -1,4 +1,4 @@
-//! What waits to be sent: PDUs with their padding and digests.
+//! The PDUs that wait to be sent, with padding and digests.
 
 use lunar_core::outgoing::{Data, Outgoing};
 use lunar_core::wire::round_up;
@@ -8,13 +8,13 @@ use zerocopy::FromBytes;
 /// The queue of PDUs to send.
 #[derive(Debug)]
 pub(crate) struct Output {
-    /// The bytes.
+    /// The bytes to send.
     pub(crate) queue: Outgoing,
-    /// Whether headers carry a digest.
+    /// Whether headers are followed by a digest.
     pub(crate) header_digest: bool,
-    /// Whether data carries a digest.
+    /// Whether data is followed by a digest.
     pub(crate) data_digest: bool,
-    /// Bytes that data is aligned to.
+    /// The alignment of data within a PDU, in bytes (CPDA).
     pub(crate) alignment: usize,
 }
 
@@ -33,7 +33,7 @@ impl Output {
         let trailer = if data.is_some() && self.data_digest { DIGEST_LEN } else { 0 };
         if let Ok((common, _)) = Common::mut_from_prefix(pdu.as_mut_bytes()) {
             let len = start + data.map_or(0, Data::len) + trailer;
-            // Offsets have at most 128 bytes and a word; what is sent at once is far below 32 bits.
+            // The data offset is at most 128 + 4, and one PDU is far shorter than 4 GiB.
             common.data_offset = if data.is_some() { start as u8 } else { 0 };
             common.len = (len as u32).into();
             common.flags |= if self.header_digest { HEADER_DIGEST } else { 0 };
@@ -55,7 +55,7 @@ impl Output {
         }
     }
 
-    /// Appends bytes as they are.
+    /// Appends a PDU that is already encoded.
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
         self.queue.append(|buffer| buffer.extend_from_slice(bytes));
     }

@@ -1,6 +1,5 @@
-//! A submission queue with its completion queue in memory that is shared with the controller (NVMe Base 2.0 3.3.1),
-//! seen from the host; and the pages of a command's data. It knows neither how the memory came to be shared, nor how
-//! registers are written.
+//! The host's side of a submission queue and a completion queue in memory that is shared with the controller (NVMe Base
+//! 2.0 3.3.1), and the PRP lists of a command's data. The caller maps the memory and writes the registers.
 
 use crate::Error;
 use lunar_core::mem::Region;
@@ -12,106 +11,107 @@ use lunar_vfio_user::queue::CQE_LEN;
 use std::sync::atomic::{Ordering, fence};
 use zerocopy::IntoBytes;
 
-/// Bytes of a page of memory.
+/// The memory page size, in bytes.
 pub const PAGE: usize = 4096;
-/// Bytes of an entry of a list of pages.
+/// The length of a PRP entry, in bytes.
 const POINTER: usize = 8;
-/// Of the last word of a completion: its phase, and how the command ended.
+/// Dword 3 of a completion: the phase tag.
 const PHASE: u32 = 1 << 16;
-/// Status: do not retry.
+/// Completion status: do not retry (DNR).
 const DO_NOT_RETRY: u16 = 0x4000;
 
-/// How the controller is told how far this side came.
+/// How doorbells are rung.
 #[derive(Clone, Debug)]
-pub enum Bell {
-    /// By writes to its registers.
-    Told,
-    /// By words in memory, and by writes when it wants to be woken: both pages of Doorbell Buffer Config.
+pub enum DoorbellMode {
+    /// By writing the doorbell registers.
+    Registers,
+    /// By writing shadow doorbells in memory; the registers are written only if the controller asks for it with its
+    /// event index. Holds both pages of Doorbell Buffer Config.
     Shadow(Window, Window),
-    /// By words of its registers' page.
+    /// By writing the doorbell registers through a mapping of their page.
     Mapped(Window),
 }
 
-/// How a command ended.
+/// A completed command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ended {
-    /// Which.
+pub struct CompletedCommand {
+    /// The command identifier.
     pub cid: u16,
-    /// How.
+    /// The status.
     pub status: Status,
-    /// Whether it may end better when it is sent again.
+    /// Whether the command may succeed when it is retried (DNR is 0).
     pub retry: bool,
-    /// Dwords 0 and 1.
+    /// Dwords 0 and 1 of the completion.
     pub result: u64,
 }
 
-/// A write to a register: its offset, and its value.
+/// A register write: offset in BAR0, and value.
 pub type Write = (u32, u32);
 
-/// Both queues.
+/// A submission queue and its completion queue.
 #[derive(Debug)]
 pub struct Pair {
     id: u16,
     entries: u16,
     submissions: Window,
     completions: Window,
-    bell: Bell,
+    mode: DoorbellMode,
     tail: u16,
     head: u16,
     phase: bool,
-    /// How far the controller was told.
-    told: [u16; 2],
-    under_way: u16,
+    /// The doorbell values that the controller was last given.
+    rung: [u16; 2],
+    outstanding: u16,
 }
 
 impl Pair {
-    /// Bytes of the submission queue and of the completion queue, in whole pages.
+    /// The lengths of the submission queue and of the completion queue, in bytes, rounded up to pages.
     #[must_use]
     pub fn bytes(entries: u16) -> [usize; 2] {
         [SQE_LEN, CQE_LEN].map(|entry| (usize::from(entries) * entry).next_multiple_of(PAGE))
     }
 
-    /// Empty queues of `entries`, one behind the other from `at` on. `None` when they do not lie within the memory.
+    /// Creates empty queues of `entries`, one after the other from `at` on. `None` if they do not fit in `memory`.
     #[must_use]
-    pub fn new(id: u16, entries: u16, memory: &Region, at: usize, bell: Bell) -> Option<Self> {
+    pub fn new(id: u16, entries: u16, memory: &Region, at: usize, mode: DoorbellMode) -> Option<Self> {
         let [submissions, completions] = Self::bytes(entries);
         Some(Self {
             id,
             entries,
             submissions: Window::new(memory, at, submissions)?,
             completions: Window::new(memory, at + submissions, completions)?,
-            bell,
+            mode,
             tail: 0,
             head: 0,
             phase: true,
-            told: [0; 2],
-            under_way: 0,
+            rung: [0; 2],
+            outstanding: 0,
         })
     }
 
-    /// Commands that may start now: a queue is full with one entry left.
+    /// The number of commands that may start now: a queue is full when one entry is left.
     #[must_use]
     pub fn room(&self) -> u16 {
-        self.entries - 1 - self.under_way
+        self.entries - 1 - self.outstanding
     }
 
-    /// Puts a command into its queue; the controller is not told yet. `false`: there is no room.
+    /// Writes a submission queue entry; [`Pair::ring`] notifies the controller. `false` if the queue is full.
     #[must_use]
     pub fn submit(&mut self, sqe: &Sqe) -> bool {
         if self.room() == 0 || !self.submissions.write(usize::from(self.tail) * SQE_LEN, sqe.as_bytes()) {
             return false;
         }
         self.tail = if self.tail + 1 == self.entries { 0 } else { self.tail + 1 };
-        self.under_way += 1;
+        self.outstanding += 1;
         true
     }
 
-    /// The next command that has ended.
+    /// Takes the next completion, if there is one.
     #[inline]
-    pub fn take(&mut self) -> Option<Ended> {
+    pub fn take(&mut self) -> Option<CompletedCommand> {
         let at = usize::from(self.head) * CQE_LEN;
         let last = self.completions.load(at + CQE_LEN - 4)?;
-        if (last & PHASE != 0) != self.phase || self.under_way == 0 {
+        if (last & PHASE != 0) != self.phase || self.outstanding == 0 {
             return None;
         }
         let word = |number: usize| u64::from(self.completions.load(at + 4 * number).unwrap_or(0));
@@ -121,58 +121,60 @@ impl Pair {
         if self.head == self.entries {
             (self.head, self.phase) = (0, !self.phase);
         }
-        self.under_way -= 1;
+        self.outstanding -= 1;
         let status = Status(field & 0x7ff);
-        Some(Ended { cid: last as u16, status, retry: field & DO_NOT_RETRY == 0, result })
+        Some(CompletedCommand { cid: last as u16, status, retry: field & DO_NOT_RETRY == 0, result })
     }
 
-    /// Tells the controller how far both queues came, as far as memory does that: what is left to be written.
+    /// Rings the doorbells of both queues as far as memory writes do it. Returns the register writes that remain.
     #[inline]
     #[must_use]
     pub fn ring(&mut self) -> [Option<Write>; 2] {
         let now = [self.tail, self.head];
         let mut writes = [None; 2];
         for (which, write) in writes.iter_mut().enumerate() {
-            let (new, old) = (now[which], self.told[which]);
+            let (new, old) = (now[which], self.rung[which]);
             if new == old {
                 continue;
             }
-            self.told[which] = new;
+            self.rung[which] = new;
             let at = (2 * usize::from(self.id) + which) * 4;
-            let is_wanted = match &self.bell {
-                Bell::Told => true,
-                Bell::Mapped(page) => !page.store(at, new.into()),
-                Bell::Shadow(doorbells, events) => {
+            let needs_write = match &self.mode {
+                DoorbellMode::Registers => true,
+                DoorbellMode::Mapped(page) => !page.store(at, new.into()),
+                DoorbellMode::Shadow(doorbells, events) => {
                     let _ = doorbells.store(at, new.into());
-                    // The controller writes its word, then looks here; this side does both the other way round.
+                    // The controller writes the event index, then reads the doorbell; the host writes the doorbell,
+                    // then reads the event index. The fence keeps that order, so that at least one side sees the
+                    // other's write.
                     fence(Ordering::SeqCst);
                     let event = events.load(at).unwrap_or(0) as u16;
                     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
                 }
             };
-            // All doorbells lie in one page.
-            *write = is_wanted.then_some((DOORBELLS + at as u32, new.into()));
+            // All doorbells lie within one page, so the offset fits.
+            *write = needs_write.then_some((DOORBELLS + at as u32, new.into()));
         }
         writes
     }
 }
 
-/// Bytes of the lists that the pages of `len` bytes need, in whole pages.
+/// The length of the PRP lists for `len` bytes of data, in bytes, rounded up to pages.
 #[must_use]
 pub fn list_bytes(len: usize) -> usize {
     const IN_PAGE: usize = PAGE / POINTER;
     match len.div_ceil(PAGE) {
         0..=2 => 0,
-        // The last entry of a full page leads to the next.
+        // The last entry of a full list page points to the next list page.
         pages => (pages - 2).div_ceil(IN_PAGE - 1) * PAGE,
     }
 }
 
-/// The pointers of a command whose `len` bytes of data lie at `address`, on a page's boundary; a list of pages, if it
-/// takes one, is written into `lists` at `at`, which the controller finds at `lists_address`.
+/// PRP 1 and PRP 2 of a command whose `len` bytes of data lie at `address`, which is on a page boundary. A PRP list, if
+/// one is needed, is written to `lists` at `at`; the controller finds it at `lists_address`.
 ///
 /// # Errors
-/// When the list does not lie within.
+/// If the list does not fit in `lists`.
 pub fn pointers(address: u64, len: usize, lists: &Region, at: usize, lists_address: u64) -> Result<[u64; 2], Error> {
     let (page, pages) = (PAGE as u64, len.div_ceil(PAGE));
     let rest = || (1..pages as u64).map(|number| address + number * page);
@@ -195,7 +197,7 @@ pub fn pointers(address: u64, len: usize, lists: &Region, at: usize, lists_addre
 
 fn put(lists: &Region, at: usize, pointer: u64) -> Result<(), Error> {
     let fits = lists.write(at, &pointer.to_le_bytes());
-    if fits { Ok(()) } else { Err(Error::Nonsense("a list of pages is longer than its memory")) }
+    if fits { Ok(()) } else { Err(Error::InvalidData("a PRP list that is longer than its memory")) }
 }
 
 #[cfg(test)]
@@ -207,10 +209,10 @@ mod tests {
     use lunar_vfio_user::queue::{Completion, Completions, Doorbell, Found, Shadow, Submission};
     use zerocopy::FromZeros;
 
-    /// This side and the controller's, over the same memory: commands and completions, many times round.
-    fn round(bell: Bell, doorbells: [Doorbell; 2]) -> usize {
+    /// Runs 100 commands through a host and a controller on the same memory; returns the number of register writes.
+    fn round(mode: DoorbellMode, doorbells: [Doorbell; 2]) -> usize {
         let memory = Region::zeroed(4 * PAGE);
-        let mut pair = Pair::new(1, 8, &memory, 0, bell).expect("within");
+        let mut pair = Pair::new(1, 8, &memory, 0, mode).expect("within");
         let [submissions, _] = Pair::bytes(8);
         let mut queue = Submission::new(1, 1, 0, 8);
         let mut completions = Completions::new(submissions as u64, 8, None);
@@ -236,7 +238,7 @@ mod tests {
                 assert!(completions.flush(Some(done)));
                 queue.under_way -= 1;
             }
-            while let Some(Ended { cid, status, retry, result }) = pair.take() {
+            while let Some(CompletedCommand { cid, status, retry, result }) = pair.take() {
                 assert_eq!((cid, status, retry, result), (ended, Status(2), true, 77));
                 ended += 1;
             }
@@ -245,21 +247,21 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_understand_each_other() {
-        assert!(round(Bell::Told, [Doorbell::Told, Doorbell::Told]) > 20);
+    fn commands_and_completions_pass_with_each_kind_of_doorbell() {
+        assert!(round(DoorbellMode::Registers, [Doorbell::Told, Doorbell::Told]) > 20);
         let page = Region::zeroed(PAGE);
         let window = || Window::new(&page, 0, PAGE).expect("within");
         let mapped = [Doorbell::Mapped(window(), 8), Doorbell::Mapped(window(), 12)];
-        assert_eq!(round(Bell::Mapped(window()), mapped), 0);
+        assert_eq!(round(DoorbellMode::Mapped(window()), mapped), 0);
         let pages = [Region::zeroed(PAGE), Region::zeroed(PAGE)];
         let [doorbells, events] = pages.each_ref().map(|page| Window::new(page, 0, PAGE).expect("within"));
         let shadows = [2, 3].map(|number| Doorbell::Shadow(Shadow::new(&doorbells, &events, number)));
-        let writes = round(Bell::Shadow(doorbells, events), shadows);
-        assert!(writes < 30, "{writes}: a controller that is awake is seldom told");
+        let writes = round(DoorbellMode::Shadow(doorbells, events), shadows);
+        assert!(writes < 30, "{writes}: a polling controller needs few register writes");
     }
 
     #[test]
-    fn pages_are_found_where_they_are() {
+    fn prp_lists_describe_all_pages_of_the_data() {
         let mut memory = Memory::default();
         let region = Region::zeroed(32 << 20);
         memory.map(0x10_0000, 32 << 20, Some(region.clone())).expect("free");
@@ -274,7 +276,7 @@ mod tests {
             }
             assert_eq!(expected - 0x10_0000, len as u64);
         }
-        // More than this controller takes at once: the last of a full page leads on.
+        // Longer than this controller's largest transfer: the last entry of a list page points to the next one.
         for pages in [513, 514, 1024, 1025, 1500] {
             let [_, mut list] = pointers(0x10_0000, pages * PAGE, &region, 16 << 20, 0x110_0000).expect("room");
             for number in 1..pages as u64 {

@@ -1,22 +1,21 @@
-//! What a queue has outstanding, by command identifier.
+//! The outstanding commands of a queue, by command identifier (CID).
 
 use crate::Error;
 use lunar_core::outgoing::Data;
 
-/// Commands that a queue may have outstanding: those of the largest queues that there are. A place's number fits the
-/// low bits of an identifier.
-pub(crate) const TASKS_MAX: u16 = 1 << PLACE_BITS;
-/// Bits of an identifier that name the place; the rest counts how often the place was used, so that a late answer
-/// shows.
-const PLACE_BITS: u16 = 12;
+/// Commands that a queue may have outstanding: the largest queue size in use. A slot index fits the low bits of a CID.
+pub(crate) const TASKS_MAX: u16 = 1 << SLOT_BITS;
+/// Low bits of a CID that hold the slot index. The high bits count the uses of the slot, so that a PDU for an earlier
+/// command in the same slot is detected.
+const SLOT_BITS: u16 = 12;
 
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// Nothing moves, or it moves with the command.
+    /// No data, or all data is in the capsule.
     Other,
-    /// Data comes.
+    /// Data is transferred to the host.
     In,
-    /// Data is asked for.
+    /// Data is transferred to the controller, on request.
     Out(Data),
 }
 
@@ -24,57 +23,57 @@ pub(crate) enum Kind {
 pub(crate) struct Task {
     pub(crate) cookie: u32,
     pub(crate) kind: Kind,
-    /// Bytes that move apart from the command.
+    /// Bytes to transfer outside the command capsule.
     pub(crate) expected: u32,
-    /// Bytes that have.
+    /// Bytes transferred or requested so far.
     pub(crate) moved: u32,
 }
 
 #[derive(Debug)]
-struct Place {
+struct Slot {
     turn: u16,
     task: Option<Task>,
 }
 
-/// The table.
+/// The table of outstanding commands.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks {
-    places: Vec<Place>,
+    slots: Vec<Slot>,
     free: Vec<u16>,
 }
 
-const UNKNOWN: Error = Error::Protocol("a PDU has the command identifier of nothing that is outstanding");
+const UNKNOWN: Error = Error::Protocol("a PDU has the command identifier of no outstanding command");
 
 impl Tasks {
     pub(crate) fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
-    /// Adds a task; there must be room. Gives its identifier.
+    /// Adds a command and returns its CID. The caller has checked that there is room.
     pub(crate) fn add(&mut self, task: Task) -> u16 {
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.places.push(Place { turn: 0, task: None });
-            // At most TASKS_MAX.
-            (self.places.len() - 1) as u16
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { turn: 0, task: None });
+            // Below TASKS_MAX.
+            (self.slots.len() - 1) as u16
         });
-        let entry = &mut self.places[usize::from(place)];
+        let entry = &mut self.slots[usize::from(slot)];
         entry.task = Some(task);
-        entry.turn << PLACE_BITS | place
+        entry.turn << SLOT_BITS | slot
     }
 
-    fn place(&mut self, cid: u16) -> Result<&mut Place, Error> {
-        let place = self.places.get_mut(usize::from(cid & (TASKS_MAX - 1))).ok_or(UNKNOWN)?;
-        (place.turn << PLACE_BITS == cid & !(TASKS_MAX - 1)).then_some(place).ok_or(UNKNOWN)
+    fn slot(&mut self, cid: u16) -> Result<&mut Slot, Error> {
+        let slot = self.slots.get_mut(usize::from(cid & (TASKS_MAX - 1))).ok_or(UNKNOWN)?;
+        (slot.turn << SLOT_BITS == cid & !(TASKS_MAX - 1)).then_some(slot).ok_or(UNKNOWN)
     }
 
     pub(crate) fn get(&mut self, cid: u16) -> Result<&mut Task, Error> {
-        self.place(cid)?.task.as_mut().ok_or(UNKNOWN)
+        self.slot(cid)?.task.as_mut().ok_or(UNKNOWN)
     }
 
     pub(crate) fn remove(&mut self, cid: u16) -> Result<Task, Error> {
-        let place = self.place(cid)?;
-        let task = place.task.take().ok_or(UNKNOWN)?;
-        place.turn = place.turn.wrapping_add(1);
+        let slot = self.slot(cid)?;
+        let task = slot.task.take().ok_or(UNKNOWN)?;
+        slot.turn = slot.turn.wrapping_add(1);
         self.free.push(cid & (TASKS_MAX - 1));
         Ok(task)
     }
@@ -85,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_identifier_is_of_one_use_only() {
+    fn a_cid_is_valid_for_one_command_only() {
         let task = |cookie| Task { cookie, kind: Kind::Other, expected: 0, moved: 0 };
         let mut tasks = Tasks::default();
         for round in 0..40 {

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Bytes of a reply at most, its header included: the version's text is the longest.
 pub const REPLY_MAX: usize = 64 << 10;
 /// What is told of this side: as much as is needed to be taken for one that is told of interrupts and doorbells.
-const TOLD: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":1}}\0";
+const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":1}}\0";
 /// DMA_MAP: it may be read.
 const MAP_READABLE: u32 = 0x01;
 /// Bytes of a region's description, with that of the part that can be mapped and room for others.
@@ -61,9 +61,9 @@ impl Conversation {
 
 /// VERSION. Who tells nothing of himself wants doorbells that can be mapped.
 #[must_use]
-pub fn version(tells: bool) -> Vec<u8> {
+pub fn version(announces: bool) -> Vec<u8> {
     let version = Version { major: 0.into(), minor: 1.into() };
-    [version.as_bytes(), if tells { TOLD } else { &[] }].concat()
+    [version.as_bytes(), if announces { CAPABILITIES } else { &[] }].concat()
 }
 
 /// DMA_MAP of `size` bytes of the file that goes with it, from `offset` on, to `address`.
@@ -119,7 +119,7 @@ pub fn read(region: u32, offset: u64, count: u32) -> Vec<u8> {
 ///
 /// # Errors
 /// When there are not as many as were asked for.
-pub fn was_read(answer: &[u8], count: usize) -> Result<&[u8], Error> {
+pub fn read_data(answer: &[u8], count: usize) -> Result<&[u8], Error> {
     let bytes = answer.get(size_of::<Access>()..).filter(|bytes| bytes.len() == count);
     bytes.ok_or(Error::Protocol("a read gives another number of bytes than were asked for"))
 }
@@ -139,14 +139,14 @@ mod tests {
 
     #[test]
     fn what_is_asked_is_understood() {
-        let mut talk = Conversation::default();
-        let bytes = talk.command(Code::REGION_WRITE, &write(REGION_BAR0, 0x14, &[1, 2, 3, 4]), false);
+        let mut conversation = Conversation::default();
+        let bytes = conversation.command(Code::REGION_WRITE, &write(REGION_BAR0, 0x14, &[1, 2, 3, 4]), false);
         let (head, payload) = bytes.split_first_chunk().expect("a header");
         let head = session::head(head).expect("a command");
         assert!(!head.is_answered && head.len == payload.len());
         let Ok(Request::Write(access, data)) = session::parse(Code::REGION_WRITE, payload) else { panic!("a write") };
         assert_eq!((access.offset.get(), data), (0x14, &[1, 2, 3, 4][..]));
-        let told = |tells| match session::parse(Code::VERSION, &version(tells)) {
+        let told = |announces| match session::parse(Code::VERSION, &version(announces)) {
             Ok(Request::Version { told, .. }) => told,
             other => panic!("{other:?}"),
         };
@@ -161,27 +161,27 @@ mod tests {
 
     #[test]
     fn only_the_reply_to_the_last_command_is_one() {
-        let mut talk = Conversation::default();
-        let asked = talk.command(Code::REGION_INFO, &registers_info(), true);
-        let (head, payload) = asked.split_first_chunk::<HEADER_LEN>().expect("a header");
-        assert!(talk.reply(head).is_err(), "a command");
+        let mut conversation = Conversation::default();
+        let command = conversation.command(Code::REGION_INFO, &registers_info(), true);
+        let (head, payload) = command.split_first_chunk::<HEADER_LEN>().expect("a header");
+        assert!(conversation.reply(head).is_err(), "a command");
         let head = session::head(head).expect("a command");
         let (answer, file) = RegionInfo::read_from_bytes(payload)
-            .map(|asked| session::region_info(&asked, true))
+            .map(|command| session::region_info(&command, true))
             .expect("32 bytes")
             .expect("there");
         let reply = session::reply(&head.header, &Ok(answer.clone()));
-        let len = talk.reply(reply.first_chunk().expect("a header")).expect("the reply");
+        let len = conversation.reply(reply.first_chunk().expect("a header")).expect("the reply");
         assert_eq!((len, file, doorbells(&answer)), (reply.len() - HEADER_LEN, true, Ok(u64::from(DOORBELLS))));
         for cut in 0..answer.len() {
             assert!(doorbells(&answer[..cut]).is_err());
         }
         let refused = session::reply(&head.header, &Err(Errno::NOTSUP));
         assert_eq!(
-            talk.reply(refused.first_chunk().expect("a header")),
+            conversation.reply(refused.first_chunk().expect("a header")),
             Err(Error::Errno(Code::REGION_INFO, Errno::NOTSUP))
         );
-        let _ = talk.command(Code::RESET, &[], true);
-        assert!(talk.reply(reply.first_chunk().expect("a header")).is_err(), "an older one");
+        let _ = conversation.command(Code::RESET, &[], true);
+        assert!(conversation.reply(reply.first_chunk().expect("a header")).is_err(), "an older one");
     }
 }

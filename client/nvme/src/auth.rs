@@ -1,4 +1,5 @@
-//! How a host proves its name before it uses a queue, and has the subsystem prove its own (NVMe Base 2.0 8.13.5).
+//! DH-HMAC-CHAP, the host's side: authenticates the host, and optionally the subsystem, before a queue is used (NVMe
+//! Base 2.0 8.13.5).
 
 use crate::Error;
 use crate::command;
@@ -10,78 +11,79 @@ use lunar_nvme::auth::wire::{Failure, Head, Kind, Why};
 use lunar_nvme::{Sqe, Status};
 use zerocopy::FromBytes;
 
-/// Room for a message of the subsystem: what hosts have, and more than there are bytes in the longest.
-const ROOM: u32 = 4096;
+/// The allocation length for messages of the subsystem, in bytes: longer than any of them, and what other hosts use.
+const MESSAGE_MAX: u32 = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// The offer is under way.
-    Offer,
-    /// What the subsystem wants to know.
+    /// AUTH_Negotiate was sent.
+    Negotiate,
+    /// DH-HMAC-CHAP_Challenge is expected.
     Challenge,
-    /// The answer to that is under way.
-    Answer,
-    /// What it makes of that.
-    Verdict,
-    /// It was told that it is believed.
-    Belief,
+    /// DH-HMAC-CHAP_Reply was sent.
+    Reply,
+    /// DH-HMAC-CHAP_Success1 is expected.
+    Success1,
+    /// DH-HMAC-CHAP_Success2 was sent.
+    Success2,
 }
 
-/// An exchange: which commands come, and what their answers say.
+/// An authentication transaction.
 #[derive(Debug)]
-pub(crate) struct Proving {
+pub(crate) struct Authentication {
     host: Host,
     step: Step,
     challenge: Vec<u8>,
 }
 
-/// A command and its data.
+/// A command with its data.
 pub(crate) type Next = (Sqe, Moves);
 
-impl Proving {
+impl Authentication {
     pub(crate) fn new(host: Host) -> Self {
-        Self { host, step: Step::Offer, challenge: Vec::new() }
+        Self { host, step: Step::Negotiate, challenge: Vec::new() }
     }
 
-    /// Whether the subsystem has to prove its name as well.
+    /// Whether the subsystem is authenticated as well.
     pub(crate) fn is_mutual(&self) -> bool {
         self.host.other.is_some()
     }
 
-    /// The first command: an offer of all that there is.
+    /// The first command: offers all hashes and groups.
     pub(crate) fn first(&self) -> Next {
         send(self.host.negotiate(&Hash::ALL.map(|hash| hash.0), &Group::ALL.map(|group| group.0)))
     }
 
-    /// What follows the end of the last command, which brought this message; `None`: all is proven.
+    /// The command after the last one, which ended with `status` and returned `message`. `None` when the transaction is
+    /// complete.
     ///
     /// # Errors
-    /// Why it is not.
+    /// Why authentication failed.
     pub(crate) fn next(&mut self, status: Status, message: &[u8]) -> Result<Option<Next>, Error> {
         if status != Status::SUCCESS {
-            return Err(Error::Refused("a proof of the host's name", status));
+            return Err(Error::Refused("an authentication command", status));
         }
         let (step, next) = match self.step {
-            Step::Offer => (Step::Challenge, receive()),
-            Step::Answer => (Step::Verdict, receive()),
+            Step::Negotiate => (Step::Challenge, receive()),
+            Step::Reply => (Step::Success1, receive()),
             Step::Challenge => {
                 expect(Kind::CHALLENGE, message)?;
-                let reply = self.host.reply(message).ok_or(Error::Nonsense("its challenge is none"))?;
+                let reply = self.host.reply(message).ok_or(Error::InvalidData("the DH-HMAC-CHAP challenge"))?;
                 self.challenge = message.to_vec();
-                (Step::Answer, send(reply))
+                (Step::Reply, send(reply))
             }
-            Step::Verdict => {
+            Step::Success1 => {
                 expect(Kind::SUCCESS1, message)?;
                 if !self.is_mutual() {
                     return Ok(None);
                 }
-                // It is not told: it may be anybody.
+                // No failure message is sent: the peer is not authenticated.
                 if !self.host.believes(&self.challenge, message) {
-                    return Err(Error::Doubts);
+                    return Err(Error::SubsystemNotAuthenticated);
                 }
-                (Step::Belief, send(self.host.success()))
+                (Step::Success2, send(self.host.success()))
             }
-            Step::Belief => return Ok(None),
+            Step::Success2 => return Ok(None),
         };
         self.step = step;
         Ok(Some(next))
@@ -93,17 +95,17 @@ fn send(message: Vec<u8>) -> Next {
 }
 
 fn receive() -> Next {
-    (command::authentication_receive(ROOM), Moves::In(ROOM))
+    (command::authentication_receive(MESSAGE_MAX), Moves::In(MESSAGE_MAX))
 }
 
-/// Whether this is the message that is due.
+/// Checks that `message` is of the expected kind.
 fn expect(kind: Kind, message: &[u8]) -> Result<(), Error> {
     match Head::ref_from_prefix(message).map(|(head, _)| head.what()) {
         Ok(what) if what == kind => Ok(()),
         Ok(Kind::FAILURE1) => {
             let why = Failure::ref_from_prefix(message).map_or(Why::MESSAGE, |(failure, _)| Why(failure.why));
-            Err(Error::Disbelieved(why))
+            Err(Error::AuthenticationFailed(why))
         }
-        _ => Err(Error::Nonsense("it sends another message than the one that is due")),
+        _ => Err(Error::InvalidData("an unexpected authentication message")),
     }
 }
