@@ -247,7 +247,7 @@ struct Line {
 impl Line {
     fn new(wanted: &Wanted) -> Self {
         let mut client = Client::new();
-        client.want(Some(wanted.registration.clone()), now());
+        client.set_desired(Some(wanted.registration.clone()), now());
         Self {
             server: wanted.server.clone(),
             entity: wanted.registration.entity.clone(),
@@ -264,11 +264,11 @@ impl Line {
             Some(Wanted { registration, .. }) => {
                 self.farewell = None;
                 self.entity = registration.entity.clone();
-                self.client.want(Some(registration), now());
+                self.client.set_desired(Some(registration), now());
             }
             None if self.farewell.is_none() => {
                 self.farewell = Some(now() + FAREWELL_TIME);
-                self.client.want(None, now());
+                self.client.set_desired(None, now());
             }
             None => {}
         }
@@ -300,7 +300,7 @@ impl Line {
                 },
                 Action::Send(bytes) => self.unsent.extend(bytes),
                 Action::Close => self.close(),
-                Action::Tell(event) => tell(&format!("iSNS server {}: {event}", self.server.text())),
+                Action::Report(event) => tell(&format!("iSNS server {}: {event}", self.server.text())),
             }
         }
         self.send();

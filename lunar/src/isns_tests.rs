@@ -147,7 +147,7 @@ fn targets_are_registered_and_taken_back() {
     let start = format!("iSNS server {}: ", server.address);
     assert_eq!(
         words,
-        [format!("{start}registered 2 targets at 2 portals"), format!("{start}everything is deregistered")]
+        [format!("{start}registered 2 targets at 2 portals"), format!("{start}all targets are deregistered")]
     );
     server.thread.take().expect("it runs").join().expect("it ends with the connection");
 }

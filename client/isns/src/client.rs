@@ -1,6 +1,7 @@
-//! The conversation with a server, as a value: bytes and time in, actions out. It registers what it is given, tells the
-//! server what changes, and asks from time to time, so that the server knows that we live and we know that it has not
-//! forgotten. A server that is away, refuses or talks nonsense is tried again, later and later.
+//! The protocol state machine: bytes and time in, actions out. It registers what it is given, sends only what changes,
+//! and queries from time to time: the query renews the registration, and its response shows whether the server still
+//! has it. If the server is unreachable, refuses a request or violates the protocol, the client retries with growing
+//! pauses.
 
 use crate::registration::{Registration, Request};
 use crate::wire::{
@@ -13,47 +14,47 @@ use std::net::IpAddr;
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// How long a server may take for an answer: a database on a slow disk, and no more.
-pub const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// The first wait after a failure; each further one is twice as long.
+/// The longest time for a response: enough for a database on a slow disk.
+pub const RESPONSE_TIME: Duration = Duration::from_secs(10);
+/// The pause after the first failure; it doubles with each further failure.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// The longest: a server that comes back is noticed within a minute.
+/// The longest pause: a server that is reachable again is noticed within a minute.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// How many times within the registration period the server hears of us: two messages may get lost.
+/// Renewals within the registration period: two of them may get lost.
 const RENEWALS: u32 = 3;
-/// What is between two renewals at least, whatever period a server asks for.
+/// The shortest time between renewals, whatever period a server requests.
 const RENEWAL_MIN: Duration = Duration::from_secs(1);
-/// And at most: a server that has lost what it knew without breaking the connection is noticed.
+/// The longest: a server that lost the registration while the connection stayed open is noticed within this time.
 const RENEWAL_MAX: Duration = Duration::from_secs(600);
 
-/// What is to be done.
+/// An action for the caller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Connect to the server, and say [`Client::connected`] or [`Client::lost`].
+    /// Connect to the server, then call [`Client::connected`] or [`Client::lost`].
     Connect,
     /// Send these bytes.
     Send(Vec<u8>),
     /// Close the connection.
     Close,
-    /// Tell the operator.
-    Tell(Event),
+    /// Report this event to the operator.
+    Report(Event),
 }
 
-/// What has happened.
+/// An event that concerns the operator.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// So many targets are registered, at so many portals.
+    /// So many targets are registered at so many portals.
     Registered {
-        /// Targets.
+        /// The number of targets.
         targets: usize,
-        /// Portals.
+        /// The number of portals.
         portals: usize,
     },
-    /// Nothing is registered any more, as it was wanted.
+    /// The registration was removed, as requested.
     Deregistered,
-    /// The server did not know any more what was registered; it is told anew.
+    /// The server lost the registration; it is registered again.
     Forgotten,
-    /// It does not work: why, and what is done about it.
+    /// Registration failed: the reason, and what the client does about it.
     Failed(String),
 }
 
@@ -64,219 +65,219 @@ impl fmt::Display for Event {
             Self::Registered { targets, portals } => {
                 write!(f, "registered {targets} target{} at {portals} portal{}", many(targets), many(portals))
             }
-            Self::Deregistered => f.write_str("everything is deregistered"),
-            Self::Forgotten => f.write_str("the server has forgotten what was registered; it is told anew"),
+            Self::Deregistered => f.write_str("all targets are deregistered"),
+            Self::Forgotten => f.write_str("the server lost the registration; the targets are registered again"),
             Self::Failed(why) => f.write_str(why),
         }
     }
 }
 
-/// The connection.
+/// The state of the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Line {
-    /// There is none; the next one may be made then.
+enum Connection {
+    /// There is no connection; the next attempt is due at this time.
     Closed(Instant),
     Connecting,
-    /// It ends at this address of ours.
+    /// Open, with this local address.
     Open(IpAddr),
 }
 
-/// What the server has of us.
+/// The registration that the server has.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Known {
-    /// Nobody knows: what an earlier life of ours has left, or a request that was not answered.
+enum ServerState {
+    /// Not known: an earlier process may have left one, or a request was not answered.
     Unknown,
-    Nothing,
-    This(Registration),
+    Empty,
+    Registered(Registration),
 }
 
-/// A request that is not answered yet.
+/// The request that waits for its response.
 #[derive(Debug)]
-struct Call {
+struct PendingRequest {
     function: Function,
     transaction: u16,
     until: Instant,
-    /// What the first PDU of its answer said, while others follow.
-    answer: Option<Answer>,
+    /// The first PDU of the response, while further PDUs are expected.
+    response: Option<Response>,
 }
 
-/// What an answer says, as far as it matters.
+/// The parts of a response that the client uses.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Answer {
+struct Response {
     status: Status,
-    /// Names of machines.
+    /// Entity Identifiers (6.2.1).
     entities: Vec<String>,
     period: Option<u32>,
 }
 
-/// The client.
+/// The client of one server.
 #[derive(Debug)]
 pub struct Client {
-    wanted: Option<Registration>,
-    known: Known,
-    line: Line,
-    call: Option<Call>,
-    /// Requests that come after the one that is not answered.
+    desired: Option<Registration>,
+    server: ServerState,
+    connection: Connection,
+    pending: Option<PendingRequest>,
+    /// Requests to send after the current one is answered.
     queue: VecDeque<Request>,
-    /// What the server has when all of them are done.
-    goal: Option<Known>,
-    /// When the server hears of us again.
+    /// The registration that the server has when all queued requests have succeeded.
+    next_state: Option<ServerState>,
+    /// The time of the next renewal.
     renewal: Instant,
-    /// What it said it keeps us for, in seconds.
+    /// The registration period that the server returned, in seconds.
     period: Option<u32>,
-    /// Failures in a row.
+    /// Consecutive failures.
     failures: u32,
-    /// Answers in a row that did not show what had been registered.
+    /// Consecutive query responses that did not contain the registration.
     misses: u32,
-    /// Another server may be at the other end, or one that has restarted: it is asked what it knows before it is told
-    /// what differs from that.
-    is_unsure: bool,
-    /// Questions so far: each is about another target, in turn.
-    questions: usize,
-    /// Why it does not work, if it does not.
+    /// Set after a reconnect: the server may have restarted, or may be another one, so the registration is queried
+    /// before changes are sent.
+    must_verify: bool,
+    /// Queries sent so far: each query names another target, in turn.
+    queries: usize,
+    /// The current failure, if any.
     trouble: Option<String>,
-    /// What the operator was told last to be registered.
-    told: Option<Registration>,
+    /// The registration that was last reported to the operator.
+    reported: Option<Registration>,
     transaction: u16,
     input: Vec<u8>,
     actions: VecDeque<Action>,
 }
 
 impl Client {
-    /// A client of a server of which nothing is known.
+    /// Creates a client that knows nothing of its server.
     #[must_use]
     pub fn new() -> Self {
         Self {
-            wanted: None,
-            known: Known::Unknown,
-            line: Line::Closed(Instant::default()),
-            call: None,
+            desired: None,
+            server: ServerState::Unknown,
+            connection: Connection::Closed(Instant::default()),
+            pending: None,
             queue: VecDeque::new(),
-            goal: None,
+            next_state: None,
             renewal: Instant::default(),
             period: None,
             failures: 0,
             misses: 0,
-            is_unsure: false,
-            questions: 0,
+            must_verify: false,
+            queries: 0,
             trouble: None,
-            told: None,
+            reported: None,
             transaction: 0,
             input: Vec::new(),
             actions: VecDeque::new(),
         }
     }
 
-    /// From now on this shall be registered; `None`: nothing.
-    pub fn want(&mut self, wanted: Option<Registration>, now: Instant) {
-        self.wanted = wanted;
-        self.go_on(now);
+    /// Sets the registration that the server shall have; `None` removes it.
+    pub fn set_desired(&mut self, desired: Option<Registration>, now: Instant) {
+        self.desired = desired;
+        self.advance(now);
     }
 
-    /// The connection is there; it ends at this address of ours.
+    /// The connection is established, with this local address.
     pub fn connected(&mut self, local: IpAddr, now: Instant) {
-        self.line = Line::Open(local);
-        self.is_unsure = matches!(self.known, Known::This(_));
-        self.go_on(now);
+        self.connection = Connection::Open(local);
+        self.must_verify = matches!(self.server, ServerState::Registered(_));
+        self.advance(now);
     }
 
-    /// There is no connection, or not any more. `why` in words, which say where.
+    /// The connection was lost or could not be established. `why` is a message that names the server.
     pub fn lost(&mut self, why: &str, now: Instant) {
-        let was_idle = matches!(self.line, Line::Open(_)) && self.call.is_none();
-        self.hang_up(now);
-        // Servers close what is idle.
+        let was_idle = matches!(self.connection, Connection::Open(_)) && self.pending.is_none();
+        self.disconnect(now);
+        // A server may close an idle connection: that is no failure.
         if !was_idle {
             self.fail(why, now);
         }
-        self.go_on(now);
+        self.advance(now);
     }
 
-    /// Bytes have come.
+    /// Takes received bytes.
     pub fn received(&mut self, bytes: &[u8], now: Instant) {
-        if matches!(self.line, Line::Open(_)) {
+        if matches!(self.connection, Connection::Open(_)) {
             self.input.extend_from_slice(bytes);
         }
-        while matches!(self.line, Line::Open(_)) {
+        while matches!(self.connection, Connection::Open(_)) {
             match self.take() {
-                Ok(Some(answer)) => self.answered(&answer, now),
+                Ok(Some(response)) => self.handle_response(&response, now),
                 Ok(None) => return,
-                Err(why) => self.broken(why, now),
+                Err(why) => self.close_after_error(why, now),
             }
         }
-        self.go_on(now);
+        self.advance(now);
     }
 
-    /// It has become later.
+    /// Handles timeouts and renewals that are due.
     pub fn tick(&mut self, now: Instant) {
-        if self.call.as_ref().is_some_and(|call| call.until <= now) {
-            self.broken("it does not answer", now);
+        if self.pending.as_ref().is_some_and(|pending| pending.until <= now) {
+            self.close_after_error("the server does not answer", now);
         }
-        self.go_on(now);
+        self.advance(now);
     }
 
-    /// When [`Client::tick`] has something to do.
+    /// The time at which [`Client::tick`] must be called next.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        match (&self.line, &self.call) {
-            (Line::Open(_), Some(call)) => Some(call.until),
-            (Line::Open(_), None) => matches!(self.known, Known::This(_)).then_some(self.renewal),
-            (Line::Closed(at), _) => self.wanted.is_some().then_some(*at),
-            (Line::Connecting, _) => None,
+        match (&self.connection, &self.pending) {
+            (Connection::Open(_), Some(pending)) => Some(pending.until),
+            (Connection::Open(_), None) => matches!(self.server, ServerState::Registered(_)).then_some(self.renewal),
+            (Connection::Closed(at), _) => self.desired.is_some().then_some(*at),
+            (Connection::Connecting, _) => None,
         }
     }
 
-    /// What is to be done next.
+    /// The next action to carry out.
     pub fn next_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Whether nothing is wanted, and nothing is left to be done.
+    /// Whether the registration is removed and no action is left.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.wanted.is_none() && matches!(self.line, Line::Closed(_)) && self.actions.is_empty()
+        self.desired.is_none() && matches!(self.connection, Connection::Closed(_)) && self.actions.is_empty()
     }
 
-    /// What is registered, as the server has it.
+    /// The registration that the server confirmed.
     #[must_use]
     pub fn registered(&self) -> Option<&Registration> {
-        match &self.known {
-            Known::This(registration) => Some(registration),
-            Known::Unknown | Known::Nothing => None,
+        match &self.server {
+            ServerState::Registered(registration) => Some(registration),
+            ServerState::Unknown | ServerState::Empty => None,
         }
     }
 
-    /// Bytes that have come and are no whole message yet.
+    /// The number of buffered bytes of an incomplete message.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.input.len()
     }
 
-    /// Why it does not work, if it does not.
+    /// The current failure, if any.
     #[must_use]
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
-    /// Does what there is to do.
-    fn go_on(&mut self, now: Instant) {
-        match self.line {
-            Line::Connecting => {}
-            Line::Closed(at) if self.wanted.is_some() && at <= now => {
-                self.line = Line::Connecting;
+    /// Starts whatever can be started in the current state.
+    fn advance(&mut self, now: Instant) {
+        match self.connection {
+            Connection::Connecting => {}
+            Connection::Closed(at) if self.desired.is_some() && at <= now => {
+                self.connection = Connection::Connecting;
                 self.actions.push_back(Action::Connect);
             }
-            Line::Closed(_) => {
-                if self.wanted.is_none() {
-                    // Who is not there cannot be told: it forgets by itself.
-                    (self.known, self.trouble, self.failures) = (Known::Unknown, None, 0);
+            Connection::Closed(_) => {
+                if self.desired.is_none() {
+                    // Without a connection nothing can be deregistered: the server's registration period removes it.
+                    (self.server, self.trouble, self.failures) = (ServerState::Unknown, None, 0);
                 }
             }
-            Line::Open(local) => {
-                while self.call.is_none() && self.line == Line::Open(local) {
+            Connection::Open(local) => {
+                while self.pending.is_none() && self.connection == Connection::Open(local) {
                     if let Some(request) = self.queue.pop_front() {
                         self.send(&request, now);
-                    } else if let Some(goal) = self.goal.take() {
-                        self.reached(goal, now);
+                    } else if let Some(next_state) = self.next_state.take() {
+                        self.succeeded(next_state, now);
                     } else if !self.plan(local, now) {
                         return;
                     }
@@ -285,42 +286,44 @@ impl Client {
         }
     }
 
-    /// What has to be asked next; whether there is anything.
+    /// Queues the next requests. Returns whether there are any.
     fn plan(&mut self, local: IpAddr, now: Instant) -> bool {
-        let wanted = self.wanted.as_ref().and_then(|wanted| wanted.seen_from(local));
-        let (requests, goal) = match (&self.known, wanted) {
-            (Known::This(known), Some(wanted)) if *known == wanted || self.is_unsure => {
-                if self.renewal > now && !self.is_unsure {
+        let desired = self.desired.as_ref().and_then(|desired| desired.resolved_for(local));
+        let (requests, next_state) = match (&self.server, desired) {
+            (ServerState::Registered(server), Some(desired)) if *server == desired || self.must_verify => {
+                if self.renewal > now && !self.must_verify {
                     return false;
                 }
-                let question = known.question(self.questions);
-                (self.is_unsure, self.questions) = (false, self.questions.wrapping_add(1));
-                self.renewal = self.next_renewal(&wanted, now);
-                (vec![question], None)
+                let query = server.query(self.queries);
+                (self.must_verify, self.queries) = (false, self.queries.wrapping_add(1));
+                self.renewal = self.next_renewal(&desired, now);
+                (vec![query], None)
             }
-            (Known::This(known), Some(wanted)) if known.entity == wanted.entity => {
-                (wanted.changes(known), Some(Known::This(wanted)))
+            (ServerState::Registered(server), Some(desired)) if server.entity == desired.entity => {
+                (desired.changes(server), Some(ServerState::Registered(desired)))
             }
-            (Known::This(known), _) => (vec![known.nothing()], Some(Known::Nothing)),
-            (Known::Unknown, Some(wanted)) => (wanted.all(true), Some(Known::This(wanted))),
-            (Known::Nothing, Some(wanted)) => (wanted.all(false), Some(Known::This(wanted))),
-            (Known::Unknown | Known::Nothing, None) => {
-                if self.wanted.is_none() {
-                    self.hang_up(now);
+            (ServerState::Registered(server), _) => (vec![server.deregistration()], Some(ServerState::Empty)),
+            (ServerState::Unknown, Some(desired)) => (desired.all(true), Some(ServerState::Registered(desired))),
+            (ServerState::Empty, Some(desired)) => (desired.all(false), Some(ServerState::Registered(desired))),
+            (ServerState::Unknown | ServerState::Empty, None) => {
+                if self.desired.is_none() {
+                    self.disconnect(now);
                     self.actions.push_back(Action::Close);
-                    self.go_on(now);
+                    self.advance(now);
                 } else {
-                    self.trouble = Some("no target is reached at an address of the family that it is called by".into());
+                    self.trouble =
+                        Some("no target has a portal of the address family by which the server is reached".into());
                 }
                 return false;
             }
         };
-        (self.queue, self.goal) = (requests.into(), goal);
+        (self.queue, self.next_state) = (requests.into(), next_state);
         true
     }
 
-    fn next_renewal(&self, wanted: &Registration, now: Instant) -> Instant {
-        let period = self.period.filter(|period| *period > 0).map_or(wanted.period, |told| told.min(wanted.period));
+    fn next_renewal(&self, desired: &Registration, now: Instant) -> Instant {
+        let period =
+            self.period.filter(|period| *period > 0).map_or(desired.period, |period| period.min(desired.period));
         now + (Duration::from_secs(period.into()) / RENEWALS).clamp(RENEWAL_MIN, RENEWAL_MAX)
     }
 
@@ -328,126 +331,127 @@ impl Client {
         self.transaction = self.transaction.wrapping_add(1);
         let Request { function, flags, payload } = request_;
         self.actions.push_back(Action::Send(request(*function, *flags, self.transaction, payload)));
-        let (transaction, until) = (self.transaction, now + ANSWER_TIME);
-        self.call = Some(Call { function: *function, transaction, until, answer: None });
+        let (transaction, until) = (self.transaction, now + RESPONSE_TIME);
+        self.pending = Some(PendingRequest { function: *function, transaction, until, response: None });
     }
 
-    /// All requests are done.
-    fn reached(&mut self, goal: Known, now: Instant) {
-        match &goal {
-            Known::This(registration) => {
+    /// Handles the success of all queued requests.
+    fn succeeded(&mut self, next_state: ServerState, now: Instant) {
+        match &next_state {
+            ServerState::Registered(registration) => {
                 self.renewal = self.next_renewal(registration, now);
-                self.works(&registration.clone());
+                self.confirm(&registration.clone());
             }
-            Known::Nothing | Known::Unknown => {
-                (self.failures, self.trouble, self.told) = (0, None, None);
-                self.actions.push_back(Action::Tell(Event::Deregistered));
+            ServerState::Empty | ServerState::Unknown => {
+                (self.failures, self.trouble, self.reported) = (0, None, None);
+                self.actions.push_back(Action::Report(Event::Deregistered));
             }
         }
-        self.known = goal;
+        self.server = next_state;
     }
 
-    /// The server has this: the operator is told if that is news.
-    fn works(&mut self, registration: &Registration) {
+    /// Records a confirmed registration; reports it if it is new.
+    fn confirm(&mut self, registration: &Registration) {
         let has_failed = self.trouble.take().is_some();
         self.failures = 0;
-        if has_failed || self.told.as_ref() != Some(registration) {
+        if has_failed || self.reported.as_ref() != Some(registration) {
             let (targets, portals) = (registration.nodes.len(), registration.portals().len());
-            self.actions.push_back(Action::Tell(Event::Registered { targets, portals }));
-            self.told = Some(registration.clone());
+            self.actions.push_back(Action::Report(Event::Registered { targets, portals }));
+            self.reported = Some(registration.clone());
         }
     }
 
-    /// A request is answered.
-    fn answered(&mut self, answer: &Answer, now: Instant) {
-        let Some(Call { function, .. }) = self.call.take() else { return };
+    /// Handles a response.
+    fn handle_response(&mut self, response: &Response, now: Instant) {
+        let Some(PendingRequest { function, .. }) = self.pending.take() else { return };
         match function {
-            Function::DEV_ATTR_QRY => self.was_told(answer),
-            // What is not there any more is gone (5.7.5.4). Where only a part was to go, others may be gone as well.
-            Function::DEV_DEREG if answer.status == Status::NO_SUCH_ENTRY => {
-                if matches!(self.goal, Some(Known::This(_))) {
-                    (self.goal, self.known) = (None, Known::Unknown);
+            Function::DEV_ATTR_QRY => self.query_answered(response),
+            // NO_SUCH_ENTRY of a deregistration is success (5.7.5.4), unless only a part was to be removed: then the
+            // remaining part may be missing too.
+            Function::DEV_DEREG if response.status == Status::NO_SUCH_ENTRY => {
+                if matches!(self.next_state, Some(ServerState::Registered(_))) {
+                    (self.next_state, self.server) = (None, ServerState::Unknown);
                     self.queue.clear();
                 }
             }
-            _ if answer.status != Status::SUCCESS => {
+            _ if response.status != Status::SUCCESS => {
                 let what = if function == Function::DEV_DEREG { "a deregistration" } else { "the registration" };
-                return self.broken(&format!("it refuses {what}: {:?}", answer.status), now);
+                return self.close_after_error(&format!("the server refused {what}: {:?}", response.status), now);
             }
-            Function::DEV_ATTR_REG => self.period = answer.period.or(self.period),
+            Function::DEV_ATTR_REG => self.period = response.period.or(self.period),
             _ => {}
         }
-        self.go_on(now);
+        self.advance(now);
     }
 
-    /// The server has said to which machine a target of ours belongs.
-    fn was_told(&mut self, answer: &Answer) {
-        let Some(known) = self.registered().cloned() else { return };
-        let is_ours = |entity: &String| entity.eq_ignore_ascii_case(&known.entity);
-        if answer.status == Status::SUCCESS && answer.entities.iter().any(is_ours) {
+    /// Handles a query response: the entity to which a target of this registration belongs.
+    fn query_answered(&mut self, response: &Response) {
+        let Some(server) = self.registered().cloned() else { return };
+        let is_ours = |entity: &String| entity.eq_ignore_ascii_case(&server.entity);
+        if response.status == Status::SUCCESS && response.entities.iter().any(is_ours) {
             self.misses = 0;
-            return self.works(&known);
+            return self.confirm(&server);
         }
-        // Where discovery domains hide everything nobody who asks is told anything: then it is registered again and
-        // again, and that is no news.
+        // If discovery domains hide the registration from queries, it is registered again at each renewal. That is
+        // reported once only.
         self.misses = self.misses.saturating_add(1);
         if self.misses == 1 {
-            self.told = None;
-            self.actions.push_back(Action::Tell(Event::Forgotten));
+            self.reported = None;
+            self.actions.push_back(Action::Report(Event::Forgotten));
         }
-        self.known = Known::Nothing;
+        self.server = ServerState::Empty;
     }
 
-    /// The server does not do as it should: it is left, and tried again.
-    fn broken(&mut self, why: &str, now: Instant) {
-        self.hang_up(now);
+    /// Closes the connection after an error of the server; schedules a retry.
+    fn close_after_error(&mut self, why: &str, now: Instant) {
+        self.disconnect(now);
         self.actions.push_back(Action::Close);
         self.fail(why, now);
     }
 
-    /// The connection is over, and with it what was under way.
-    fn hang_up(&mut self, now: Instant) {
-        // What was only asked has changed nothing.
-        if self.goal.take().is_some() {
-            self.known = Known::Unknown;
+    /// Drops the connection and the requests in progress.
+    fn disconnect(&mut self, now: Instant) {
+        // A query changed nothing, so the state of the server is still known.
+        if self.next_state.take().is_some() {
+            self.server = ServerState::Unknown;
         }
-        self.call = None;
+        self.pending = None;
         self.queue.clear();
         self.input = Vec::new();
-        self.line = Line::Closed(now + PAUSE_MIN);
+        self.connection = Connection::Closed(now + PAUSE_MIN);
     }
 
     fn fail(&mut self, why: &str, now: Instant) {
-        self.line = Line::Closed(now + PAUSE_MIN.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX));
+        self.connection = Connection::Closed(now + PAUSE_MIN.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX));
         self.failures = self.failures.saturating_add(1);
-        let why = match &self.wanted {
-            Some(_) => format!("{why}; it is tried again from time to time"),
-            None => format!("{why}; it will forget by itself what is registered"),
+        let why = match &self.desired {
+            Some(_) => format!("{why}; Lunar keeps trying"),
+            None => format!("{why}; the server removes the registration when its period ends"),
         };
-        // The same once more is no news.
+        // The same failure is reported once.
         if self.trouble.as_ref() != Some(&why) {
-            self.actions.push_back(Action::Tell(Event::Failed(why.clone())));
+            self.actions.push_back(Action::Report(Event::Failed(why.clone())));
             self.trouble = Some(why);
         }
     }
 
-    /// The next answer to what was asked, if all of it has come.
-    fn take(&mut self) -> Result<Option<Answer>, &'static str> {
+    /// Takes the next complete response to the current request.
+    fn take(&mut self) -> Result<Option<Response>, &'static str> {
         loop {
             let Ok((header, rest)) = Header::read_from_prefix(&self.input) else { return Ok(None) };
             let length = usize::from(header.length.get());
             if header.version.get() != VERSION || length > PAYLOAD_MAX || !length.is_multiple_of(4) {
-                return Err("what it says is no iSNS");
+                return Err("the server does not speak iSNS");
             }
             let Some(payload) = rest.get(..length) else { return Ok(None) };
-            let concluded = match &mut self.call {
-                Some(call) if is_answer(call, &header) => {
+            let concluded = match &mut self.pending {
+                Some(pending) if is_response(pending, &header) => {
                     if header.has(SIGNED) {
-                        return Err("it wants signed messages, which Lunar does not send");
+                        return Err("the server requires authenticated messages (5.5), which Lunar does not support");
                     }
-                    call.take(&header, payload)?
+                    pending.take(&header, payload)?
                 }
-                // What nobody asked for, or asks any more.
+                // A message that answers no current request is ignored.
                 _ => None,
             };
             self.input.drain(..HEADER_LEN + length);
@@ -464,42 +468,42 @@ impl Default for Client {
     }
 }
 
-fn is_answer(call: &Call, header: &Header) -> bool {
-    header.function() == call.function.response() && header.transaction.get() == call.transaction
+fn is_response(pending: &PendingRequest, header: &Header) -> bool {
+    header.function() == pending.function.response() && header.transaction.get() == pending.transaction
 }
 
-impl Call {
-    /// Takes a PDU of the answer; all of it, if that was the last one. What matters stands at the beginning: the first
-    /// PDU has it, and the others are counted only.
-    fn take(&mut self, header: &Header, payload: &[u8]) -> Result<Option<Answer>, &'static str> {
+impl PendingRequest {
+    /// Takes one PDU of the response; returns the response after the last PDU. The attributes that matter are at the
+    /// beginning, so only the first PDU is parsed.
+    fn take(&mut self, header: &Header, payload: &[u8]) -> Result<Option<Response>, &'static str> {
         let is_last = header.has(LAST);
         if header.has(FIRST) {
-            self.answer = Some(Answer::parse(payload, is_last).ok_or("its answer is malformed")?);
-        } else if self.answer.is_none() {
-            return Err("its answer has no beginning");
+            self.response = Some(Response::parse(payload, is_last).ok_or("the server's response is malformed")?);
+        } else if self.response.is_none() {
+            return Err("the server's response lacks its first PDU");
         }
-        Ok(if is_last { self.answer.take() } else { None })
+        Ok(if is_last { self.response.take() } else { None })
     }
 }
 
-impl Answer {
-    /// What a payload says; one that goes on in another PDU may end anywhere.
+impl Response {
+    /// Parses a payload. If the response is continued in another PDU, an attribute may be cut off at the end.
     fn parse(payload: &[u8], is_whole: bool) -> Option<Self> {
         let (status, rest) = payload.split_first_chunk()?;
-        let mut answer = Self { status: Status(u32::from_be_bytes(*status)), entities: Vec::new(), period: None };
+        let mut response = Self { status: Status(u32::from_be_bytes(*status)), entities: Vec::new(), period: None };
         for attribute in Attributes::of(rest) {
-            let Ok(attribute) = attribute else { return (!is_whole).then_some(answer) };
+            let Ok(attribute) = attribute else { return (!is_whole).then_some(response) };
             match attribute.tag {
                 Tag::ENTITY_IDENTIFIER => {
-                    // There is one, and it may stand twice: as a key and as what was asked for.
-                    let text = attribute.text().filter(|_| answer.entities.len() < 2);
-                    answer.entities.extend(text.map(str::to_owned));
+                    // At most two: the attribute is a message key and an operating attribute.
+                    let text = attribute.text().filter(|_| response.entities.len() < 2);
+                    response.entities.extend(text.map(str::to_owned));
                 }
-                Tag::REGISTRATION_PERIOD => answer.period = attribute.number().or(answer.period),
+                Tag::REGISTRATION_PERIOD => response.period = attribute.number().or(response.period),
                 _ => {}
             }
         }
-        Some(answer)
+        Some(response)
     }
 }
 

@@ -5,18 +5,18 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
-/// An answer in parts: the flags and the payload of each.
+/// A response: flags and payload of each PDU.
 type Pdus = Vec<(u16, Vec<u8>)>;
 
 const START: Instant = Instant(5_000_000_000);
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const ENTITY: &str = "host.example.org";
 
-/// A client, and the server that it talks to.
+/// A client and its simulated server.
 struct Rig {
     client: Client,
     now: Instant,
-    told: Vec<String>,
+    reported: Vec<String>,
     sent: Vec<(Header, Vec<u8>)>,
     connects: usize,
     closes: usize,
@@ -24,14 +24,14 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let (told, sent) = (Vec::new(), Vec::new());
-        Self { client: Client::new(), now: START, told, sent, connects: 0, closes: 0 }
+        let (reported, sent) = (Vec::new(), Vec::new());
+        Self { client: Client::new(), now: START, reported, sent, connects: 0, closes: 0 }
     }
 
-    /// One that has registered this many targets.
+    /// A client that has registered so many targets.
     fn registered(targets: u8) -> Self {
         let mut rig = Self::new();
-        rig.want(Some(targets));
+        rig.set_desired(Some(targets));
         rig.connect();
         rig.answer(Status::SUCCESS, &Payload::default());
         assert!(rig.client.registered().is_some());
@@ -43,7 +43,7 @@ impl Rig {
             match action {
                 Action::Connect => self.connects += 1,
                 Action::Close => self.closes += 1,
-                Action::Tell(event) => self.told.push(event.to_string()),
+                Action::Report(event) => self.reported.push(event.to_string()),
                 Action::Send(bytes) => {
                     let (header, payload) = Header::read_from_prefix(&bytes).expect("a header");
                     self.sent.push((header, payload.to_vec()));
@@ -52,8 +52,8 @@ impl Rig {
         }
     }
 
-    fn want(&mut self, targets: Option<u8>) {
-        self.client.want(targets.map(sample), self.now);
+    fn set_desired(&mut self, targets: Option<u8>) {
+        self.client.set_desired(targets.map(sample), self.now);
         self.run();
     }
 
@@ -68,9 +68,9 @@ impl Rig {
         self.run();
     }
 
-    /// The PDUs of an answer to the last request.
+    /// Sends the PDUs of a response to the last request.
     fn answer_in(&mut self, pdus: &[(u16, Vec<u8>)]) {
-        let (asked, _) = self.sent.last().expect("something was asked").clone();
+        let (asked, _) = self.sent.last().expect("a request was sent").clone();
         for (flags, payload) in pdus {
             let header = Header {
                 function: asked.function().response().0.into(),
@@ -79,7 +79,7 @@ impl Rig {
                 ..asked
             };
             use zerocopy::IntoBytes;
-            // Piece by piece, as a stream may bring it.
+            // In pieces, as a stream may deliver it.
             for piece in [header.as_bytes(), &payload[..]].concat().chunks(5) {
                 self.client.received(piece, self.now);
             }
@@ -106,36 +106,36 @@ fn shows(entity: &str) -> Payload {
 }
 
 #[test]
-fn what_is_wanted_is_registered_and_taken_back() {
+fn the_desired_registration_is_registered_changed_and_removed() {
     let mut rig = Rig::new();
     rig.client.tick(START);
-    assert!(rig.client.is_over() && rig.client.deadline().is_none(), "nothing is wanted");
-    rig.want(Some(2));
+    assert!(rig.client.is_over() && rig.client.deadline().is_none(), "nothing is desired");
+    rig.set_desired(Some(2));
     assert_eq!((rig.connects, rig.sent.len()), (1, 0));
     rig.connect();
-    assert_eq!(rig.last(), (Function::DEV_ATTR_REG, REPLACE), "what an earlier life has left goes");
+    assert_eq!(rig.last(), (Function::DEV_ATTR_REG, REPLACE), "it replaces the registration of an earlier process");
     assert!(rig.client.registered().is_none());
     rig.answer(Status::SUCCESS, &Payload::default());
-    assert_eq!(rig.told, ["registered 2 targets at 2 portals"]);
-    rig.want(Some(2));
+    assert_eq!(rig.reported, ["registered 2 targets at 2 portals"]);
+    rig.set_desired(Some(2));
     assert_eq!(rig.sent.len(), 1, "nothing has changed");
-    rig.want(Some(1));
+    rig.set_desired(Some(1));
     assert_eq!(rig.last(), (Function::DEV_DEREG, 0));
     rig.answer(Status::SUCCESS, &Payload::default());
-    assert_eq!(rig.told[1..], ["registered 1 target at 2 portals"]);
-    rig.want(None);
+    assert_eq!(rig.reported[1..], ["registered 1 target at 2 portals"]);
+    rig.set_desired(None);
     assert_eq!((rig.last(), rig.client.is_over()), ((Function::DEV_DEREG, 0), false));
     rig.answer(Status::NO_SUCH_ENTRY, &Payload::default());
-    assert_eq!(rig.told[2..], ["everything is deregistered"]);
+    assert_eq!(rig.reported[2..], ["all targets are deregistered"]);
     assert!(rig.client.is_over() && rig.closes == 1);
 }
 
 #[test]
-fn a_server_hears_of_us_three_times_in_the_period() {
+fn the_registration_is_renewed_three_times_per_period() {
     let mut rig = Rig::new();
-    rig.want(Some(1));
+    rig.set_desired(Some(1));
     rig.connect();
-    // It keeps us for less than we asked for.
+    // The server's period is shorter than the requested one.
     let mut shorter = Payload::default();
     shorter.number(Tag::REGISTRATION_PERIOD, 30);
     rig.answer(Status::SUCCESS, &shorter);
@@ -145,19 +145,19 @@ fn a_server_hears_of_us_three_times_in_the_period() {
         assert_eq!(rig.last().0, Function::DEV_ATTR_QRY);
         rig.answer(Status::SUCCESS, &shows("HOST.example.org"));
     }
-    assert_eq!((rig.sent.len(), rig.told.len()), (4, 1));
-    // A period of none is no reason to ask without end.
+    assert_eq!((rig.sent.len(), rig.reported.len()), (4, 1));
+    // A period of 0 does not cause queries without a pause.
     let mut none = Payload::default();
     none.number(Tag::REGISTRATION_PERIOD, 0);
     let mut rig = Rig::new();
-    rig.want(Some(1));
+    rig.set_desired(Some(1));
     rig.connect();
     rig.answer(Status::SUCCESS, &none);
     assert_eq!(rig.client.deadline(), Some(rig.now + Duration::from_secs(100)));
 }
 
 #[test]
-fn a_server_that_has_forgotten_is_told_anew() {
+fn a_registration_that_the_server_lost_is_registered_again() {
     for (status, attributes) in [
         (Status::NO_SUCH_ENTRY, Payload::default()),
         (Status::SUCCESS, shows("another")),
@@ -166,37 +166,37 @@ fn a_server_that_has_forgotten_is_told_anew() {
         let mut rig = Rig::registered(1);
         rig.wait(Duration::from_secs(100));
         rig.answer(status, &attributes);
-        assert_eq!(rig.last(), (Function::DEV_ATTR_REG, 0), "nothing is there that would have to go");
+        assert_eq!(rig.last(), (Function::DEV_ATTR_REG, 0), "nothing to replace");
         rig.answer(Status::SUCCESS, &Payload::default());
-        assert_eq!(rig.told.len(), 3, "{:?}", rig.told);
-        assert!(rig.told[1].contains("forgotten") && rig.told[2].contains("registered 1 target"));
-        // One that never shows anything is told again and again, and that is no news.
+        assert_eq!(rig.reported.len(), 3, "{:?}", rig.reported);
+        assert!(rig.reported[1].contains("lost the registration") && rig.reported[2].contains("registered 1 target"));
+        // If the queries never show the registration, that is reported once only.
         for _ in 0..3 {
             rig.wait(Duration::from_secs(100));
             rig.answer(Status::NO_SUCH_ENTRY, &Payload::default());
             rig.answer(Status::SUCCESS, &Payload::default());
         }
-        assert_eq!(rig.told.len(), 3, "{:?}", rig.told);
+        assert_eq!(rig.reported.len(), 3, "{:?}", rig.reported);
     }
 }
 
 #[test]
-fn what_has_changed_is_told_to_a_server_that_knows_the_rest() {
+fn after_a_reconnect_the_registration_is_verified_before_changes_are_sent() {
     let mut rig = Rig::registered(2);
     rig.client.lost("closed while idle", rig.now);
-    rig.want(Some(3));
+    rig.set_desired(Some(3));
     rig.wait(Duration::from_secs(1));
     rig.connect();
-    assert_eq!(rig.last().0, Function::DEV_ATTR_QRY, "it may have restarted");
+    assert_eq!(rig.last().0, Function::DEV_ATTR_QRY, "the server may have restarted");
     rig.answer(Status::NO_SUCH_ENTRY, &Payload::default());
     assert_eq!(rig.last(), (Function::DEV_ATTR_REG, 0));
     let whole = rig.sent.last().expect("sent").1.len();
     rig.answer(Status::SUCCESS, &Payload::default());
     assert_eq!(rig.client.registered().map(|all| all.nodes.len()), Some(3));
-    // One that still knows it hears of the difference only.
+    // A server that still has the registration gets the difference only.
     let mut rig = Rig::registered(2);
     rig.client.lost("closed while idle", rig.now);
-    rig.want(Some(3));
+    rig.set_desired(Some(3));
     rig.wait(Duration::from_secs(1));
     rig.connect();
     rig.answer(Status::SUCCESS, &shows(ENTITY));
@@ -205,9 +205,9 @@ fn what_has_changed_is_told_to_a_server_that_knows_the_rest() {
 }
 
 #[test]
-fn what_was_to_go_and_is_not_there_makes_all_doubtful() {
+fn a_missing_entry_at_a_removal_causes_a_full_registration() {
     let mut rig = Rig::registered(2);
-    rig.want(Some(1));
+    rig.set_desired(Some(1));
     assert_eq!(rig.last().0, Function::DEV_DEREG);
     rig.answer(Status::NO_SUCH_ENTRY, &Payload::default());
     assert_eq!(rig.last(), (Function::DEV_ATTR_REG, REPLACE));
@@ -216,7 +216,7 @@ fn what_was_to_go_and_is_not_there_makes_all_doubtful() {
 }
 
 #[test]
-fn every_target_is_asked_about_in_its_turn() {
+fn queries_name_each_target_in_turn() {
     let mut rig = Rig::registered(2);
     let mut asked = BTreeSet::new();
     for _ in 0..2 {
@@ -229,38 +229,38 @@ fn every_target_is_asked_about_in_its_turn() {
 }
 
 #[test]
-fn a_server_that_is_away_is_tried_later_and_later() {
+fn an_unreachable_server_is_retried_with_growing_pauses() {
     let mut rig = Rig::new();
-    rig.want(Some(1));
+    rig.set_desired(Some(1));
     let mut pauses = Vec::new();
     for _ in 0..8 {
-        rig.client.lost("nobody listens", rig.now);
+        rig.client.lost("connection refused", rig.now);
         rig.run();
-        let at = rig.client.deadline().expect("it is tried again");
+        let at = rig.client.deadline().expect("a retry");
         pauses.push(at.since(rig.now).as_secs());
         rig.wait(at.since(rig.now));
     }
     assert_eq!((pauses, rig.connects), (vec![1, 2, 4, 8, 16, 32, 60, 60], 9));
-    assert_eq!(rig.told, ["nobody listens; it is tried again from time to time"], "told once");
+    assert_eq!(rig.reported, ["connection refused; Lunar keeps trying"], "reported once");
     assert!(rig.client.trouble().is_some());
     rig.connect();
     rig.answer(Status::SUCCESS, &Payload::default());
-    assert!(rig.told.len() == 2 && rig.client.trouble().is_none());
+    assert!(rig.reported.len() == 2 && rig.client.trouble().is_none());
 }
 
 #[test]
-fn a_connection_that_ends_while_it_rests_is_made_again_without_a_word() {
+fn an_idle_connection_that_closes_is_reopened_silently() {
     let mut rig = Rig::registered(1);
     rig.client.lost("closed", rig.now);
     rig.wait(Duration::from_secs(1));
     assert_eq!(rig.connects, 2);
     rig.connect();
-    // Another server may have taken its place.
+    // It may be another server.
     assert_eq!(rig.last().0, Function::DEV_ATTR_QRY);
     rig.answer(Status::SUCCESS, &shows(ENTITY));
-    assert_eq!(rig.told.len(), 1);
-    // In the middle of a request nobody knows what came of it.
-    rig.want(Some(2));
+    assert_eq!(rig.reported.len(), 1);
+    // After a loss in the middle of a request, the state of the server is not known.
+    rig.set_desired(Some(2));
     rig.client.lost("closed", rig.now);
     rig.wait(Duration::from_secs(1));
     rig.connect();
@@ -268,11 +268,11 @@ fn a_connection_that_ends_while_it_rests_is_made_again_without_a_word() {
 }
 
 #[test]
-fn a_server_that_does_not_answer_is_left() {
+fn a_server_that_does_not_answer_is_disconnected() {
     let mut rig = Rig::new();
-    rig.want(Some(1));
+    rig.set_desired(Some(1));
     rig.connect();
-    // What nobody asked for does not count as an answer.
+    // A message with another transaction ID is not a response.
     let mut noise = rig.sent[0].0;
     noise.transaction = 99.into();
     noise.length = 0.into();
@@ -283,45 +283,45 @@ fn a_server_that_does_not_answer_is_left() {
         assert_eq!((rig.closes, rig.client.waiting()), (0, 0));
     }
     rig.wait(Duration::from_secs(1));
-    assert_eq!((rig.closes, rig.told.len()), (1, 1));
-    assert!(rig.told[0].starts_with("it does not answer"));
+    assert_eq!((rig.closes, rig.reported.len()), (1, 1));
+    assert!(rig.reported[0].starts_with("the server does not answer"));
 }
 
 #[test]
-fn refusals_and_nonsense_are_told_and_tried_again() {
+fn refusals_and_invalid_responses_are_reported_and_retried() {
     let status = |status: Status| status.0.to_be_bytes().to_vec();
     let success = status(Status::SUCCESS);
     let cut = [&success[..], &[0, 0, 0, 6, 0, 0, 0, 9]].concat();
     let cases: [(&str, Pdus); 6] = [
-        ("refuses the registration: INVALID_REGISTRATION", vec![(FIRST | LAST, status(Status::INVALID_REGISTRATION))]),
+        ("refused the registration: INVALID_REGISTRATION", vec![(FIRST | LAST, status(Status::INVALID_REGISTRATION))]),
         ("malformed", vec![(FIRST | LAST, cut.clone())]),
         ("malformed", vec![(FIRST | LAST, Vec::new())]),
-        ("no beginning", vec![(LAST, success.clone())]),
-        ("signed", vec![(FIRST | LAST | SIGNED, success.clone())]),
-        ("no iSNS", vec![(FIRST | LAST, vec![0; 3])]),
+        ("lacks its first PDU", vec![(LAST, success.clone())]),
+        ("authenticated", vec![(FIRST | LAST | SIGNED, success.clone())]),
+        ("does not speak iSNS", vec![(FIRST | LAST, vec![0; 3])]),
     ];
     for (words, pdus) in cases {
         let mut rig = Rig::new();
-        rig.want(Some(1));
+        rig.set_desired(Some(1));
         rig.connect();
         rig.answer_in(&pdus);
-        assert!(rig.told.len() == 1 && rig.told[0].contains(words), "{words}: {:?}", rig.told);
+        assert!(rig.reported.len() == 1 && rig.reported[0].contains(words), "{words}: {:?}", rig.reported);
         assert_eq!((rig.closes, rig.client.registered()), (1, None));
         assert_eq!(rig.client.deadline(), Some(rig.now + Duration::from_secs(1)));
     }
-    // An answer in several PDUs may be divided anywhere.
+    // A response of several PDUs may be split anywhere.
     let mut rig = Rig::new();
-    rig.want(Some(1));
+    rig.set_desired(Some(1));
     rig.connect();
     rig.answer_in(&[(FIRST, cut), (0, vec![1; 8]), (LAST, vec![])]);
-    assert_eq!(rig.told, ["registered 1 target at 2 portals"]);
+    assert_eq!(rig.reported, ["registered 1 target at 2 portals"]);
 }
 
 #[test]
-fn another_name_of_the_machine_is_another_machine() {
+fn a_changed_entity_identifier_is_another_registration() {
     let mut rig = Rig::registered(1);
     let renamed = Registration { entity: "other".into(), ..sample(1) };
-    rig.client.want(Some(renamed), rig.now);
+    rig.client.set_desired(Some(renamed), rig.now);
     rig.run();
     assert_eq!(rig.last().0, Function::DEV_DEREG);
     rig.answer(Status::SUCCESS, &Payload::default());
@@ -329,32 +329,32 @@ fn another_name_of_the_machine_is_another_machine() {
 }
 
 #[test]
-fn targets_without_an_address_there_are_not_registered() {
+fn targets_without_a_portal_of_the_address_family_are_not_registered() {
     let mut rig = Rig::new();
-    rig.want(Some(0));
+    rig.set_desired(Some(0));
     rig.connect();
     assert!(rig.sent.is_empty() && rig.client.trouble().is_some());
-    rig.want(Some(1));
+    rig.set_desired(Some(1));
     assert_eq!(rig.sent.len(), 1);
 }
 
 #[test]
-fn who_leaves_while_the_server_is_away_does_not_wait() {
+fn deregistration_does_not_wait_for_an_unreachable_server() {
     let mut rig = Rig::registered(1);
     rig.client.lost("closed", rig.now);
-    rig.want(None);
+    rig.set_desired(None);
     assert!(rig.client.is_over() && rig.client.deadline().is_none());
     let mut rig = Rig::registered(1);
-    rig.want(None);
+    rig.set_desired(None);
     rig.client.lost("closed", rig.now);
     rig.run();
     assert!(rig.client.is_over());
-    assert!(rig.told[1].contains("forget by itself"), "{:?}", rig.told);
+    assert!(rig.reported[1].contains("when its period ends"), "{:?}", rig.reported);
 }
 
 proptest! {
     #[test]
-    fn any_server_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+    fn no_server_makes_the_client_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         any_server(&bytes);
     }
 }

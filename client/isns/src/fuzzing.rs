@@ -1,4 +1,5 @@
-//! Any bytes from a server, in any pieces, at any time, while what is wanted changes.
+//! Entry point of the fuzz target: a server that sends arbitrary bytes at arbitrary times while the registration
+//! changes.
 
 use crate::client::{Action, Client};
 use crate::registration::{Node, Registration};
@@ -7,10 +8,10 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-/// Actions that one event may cause at most: a request, a close, a new connection, and what is told of each.
+/// The most actions that one event may cause: a request, a close, a new connection, and a report of each.
 const ACTIONS_MAX: usize = 8;
 
-/// A registration of so many targets.
+/// A registration of `targets` targets.
 #[must_use]
 pub fn sample(targets: u8) -> Registration {
     let node = |number: u8| {
@@ -20,23 +21,23 @@ pub fn sample(targets: u8) -> Registration {
     Registration { entity: "host.example.org".into(), period: 300, nodes: (0..targets).map(node).collect() }
 }
 
-/// Plays a server that says what it likes. The first byte of each piece says what happens, the second how much of the
-/// rest it takes.
-///
+/// Runs a client against an arbitrary server. The first byte of each piece selects the event, the second the number of
+/// bytes that it takes.
+/// If the client causes more actions or buffers more bytes than it may.
 /// # Panics
 /// When a client does what it must not.
 pub fn any_server(mut data: &[u8]) {
     let (mut client, mut now) = (Client::new(), Instant(1_000_000_000));
-    client.want(Some(sample(2)), now);
+    client.set_desired(Some(sample(2)), now);
     let mut last = Vec::new();
     while let [what, length, rest @ ..] = data {
         let (piece, rest) = rest.split_at(rest.len().min(usize::from(*length)));
         data = rest;
         match what % 8 {
-            0 => client.want((*length > 0).then(|| sample(length % 4)), now),
-            1 => client.lost("it is away", now),
+            0 => client.set_desired((*length > 0).then(|| sample(length % 4)), now),
+            1 => client.lost("connection refused", now),
             2 => now = now + Duration::from_millis(u64::from(*length) * 100),
-            // An answer to what was asked, as far as its header goes.
+            // A response to the current request, as far as its header goes.
             3 => client.received(&answer_to(&last, piece), now),
             _ => client.received(piece, now),
         }
@@ -47,23 +48,26 @@ pub fn any_server(mut data: &[u8]) {
                 Some(Action::Connect) if what.is_multiple_of(2) => {
                     client.connected(IpAddr::V4(Ipv4Addr::LOCALHOST), now)
                 }
-                Some(Action::Connect) => client.lost("nobody listens", now),
+                Some(Action::Connect) => client.lost("connection refused", now),
                 Some(Action::Send(bytes)) => last = bytes,
-                Some(Action::Close | Action::Tell(_)) => {}
+                Some(Action::Close | Action::Report(_)) => {}
             }
         }
-        assert!(client.next_action().is_none(), "one event has consequences without end");
-        assert!(client.waiting() <= crate::wire::HEADER_LEN + crate::wire::PAYLOAD_MAX, "it keeps all that comes");
+        assert!(client.next_action().is_none(), "one event causes too many actions");
+        assert!(
+            client.waiting() <= crate::wire::HEADER_LEN + crate::wire::PAYLOAD_MAX,
+            "the client buffers more than one PDU"
+        );
     }
 }
 
-/// The last request turned into an answer with this payload.
+/// The response to `request` with this payload.
 fn answer_to(request: &[u8], payload: &[u8]) -> Vec<u8> {
     let Some(header) = request.first_chunk::<{ crate::wire::HEADER_LEN }>() else { return Vec::new() };
     let mut answer = header.to_vec();
     let payload = &payload[..payload.len() / 4 * 4];
     answer[2] |= 0x80;
-    // A piece is short.
+    // The payload has at most 255 bytes.
     answer[4..6].copy_from_slice(&(payload.len() as u16).to_be_bytes());
     answer.extend_from_slice(payload);
     answer

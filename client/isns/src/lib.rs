@@ -1,9 +1,9 @@
-//! iSNS (RFC 4171), the side that registers: targets, and the portals at which they are found, are told to a server
-//! that initiators ask.
-//!
-//! * [`wire`]: messages, and the attributes in them
-//! * [`registration`]: what is registered, and the requests that bring a server from one registration to another
-//! * [`client`]: the conversation with a server, as a value: bytes and time in, bytes and words out
+//! An iSNS client (RFC 4171) without I/O that registers targets and their portals with an iSNS server, where initiators
+//! find them.
+//! * [`wire`]: messages and their attributes
+//! * [`registration`]: a registration, and the requests that change one registration into another
+//! * [`client`]: the protocol state machine: bytes and time in, actions out
+//! * [`fuzzing`]: entry point of the fuzz target
 //! * [`fuzzing`]: any bytes from a server
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]

@@ -1,56 +1,57 @@
-//! What is registered, and the requests that bring a server from one registration to another: only what differs, so
-//! that nobody is told of a change where there is none.
+//! A registration, and the requests that change one registration into another. Only differences are sent, so that the
+//! server sends no needless state change notifications to initiators.
 
 use crate::wire::{ALIAS_MAX, ENTITY_MAX, Function, ISCSI, NAME_MAX, Payload, REPLACE, TARGET, Tag};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-/// Bytes of a request's payload at which another one begins: half of what a PDU can have, for a server answers with all
-/// that it was told, and more, and not every server divides its answers.
+/// The payload size at which a request is split, in bytes: half of the longest PDU, because a response repeats the
+/// registered attributes and adds others, and not every server splits its responses.
 const REQUEST_BYTES: usize = 32 << 10;
 
-/// A target.
+/// A target (an iSCSI Storage Node).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// What it is called for people; not empty.
+    /// The alias; not empty.
     pub alias: Arc<str>,
-    /// The portals at which it is reached, each with the tag of its portal group.
+    /// The portals of the target, each with its portal group tag.
     pub portals: BTreeMap<SocketAddr, u16>,
 }
 
-/// Everything that is registered of a machine: a Network Entity (RFC 4171 3.1) with its portals and targets.
+/// The registration of a Network Entity (RFC 4171 3.1) with its portals and targets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Registration {
-    /// What the machine is called.
+    /// The Entity Identifier.
     pub entity: Arc<str>,
-    /// Seconds for which the server shall remember it if it hears nothing.
+    /// The registration period, in seconds: the server removes the registration when it receives no message for so
+    /// long.
     pub period: u32,
-    /// Targets by their iSCSI names. A portal whose address is that of all addresses stands for the one that the server
-    /// is reached from.
+    /// Targets by iSCSI name. A portal with the unspecified address stands for the local address of the connection to
+    /// the server.
     pub nodes: BTreeMap<Arc<str>, Node>,
 }
 
-/// A request to be sent.
+/// A request to send.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// What it is.
+    /// The function.
     pub function: Function,
-    /// Its flags.
+    /// The flags.
     pub flags: u16,
-    /// Its attributes.
+    /// The attributes.
     pub payload: Payload,
 }
 
 impl Registration {
-    /// The same as it is for a server that is reached from this address of ours: portals have addresses, and targets
-    /// that are not reached by any are not in it. `None` if nothing is left.
+    /// The registration to send over a connection with the local address `local`: unspecified addresses are replaced by
+    /// `local`, and targets without a portal are left out. `None` if no target remains.
     #[must_use]
-    pub fn seen_from(&self, local: IpAddr) -> Option<Self> {
+    pub fn resolved_for(&self, local: IpAddr) -> Option<Self> {
         let local = local.to_canonical();
         let real = |(portal, tag): (&SocketAddr, &u16)| {
             let ip = match portal.ip() {
-                // All addresses of one family are none of the other.
+                // The unspecified address of one family does not include addresses of the other.
                 any if any.is_unspecified() => Some(local).filter(|local| local.is_ipv4() == any.is_ipv4())?,
                 ip => ip.to_canonical(),
             };
@@ -64,18 +65,18 @@ impl Registration {
         (!nodes.is_empty()).then(|| Self { entity: self.entity.clone(), period: self.period, nodes })
     }
 
-    /// All portals.
+    /// The portals of all targets.
     #[must_use]
     pub fn portals(&self) -> BTreeSet<SocketAddr> {
         self.nodes.values().flat_map(|node| node.portals.keys().copied()).collect()
     }
 
-    /// As whom requests come (5.6.1): a target that is registered.
+    /// The Source Attribute of requests (5.6.1): a registered target.
     fn source(&self) -> Payload {
         self.name(0)
     }
 
-    /// The name of one of the targets, counted around.
+    /// The name of target number `at`, modulo the number of targets.
     fn name(&self, at: usize) -> Payload {
         let mut payload = Payload::default();
         if let Some(name) = self.nodes.keys().nth(at % self.nodes.len().max(1)) {
@@ -84,27 +85,27 @@ impl Registration {
         payload
     }
 
-    /// Each target at each portal: the tag of the portal group, or nothing where it is not reached (6.5.4).
+    /// The portal group tag of each target at each portal; `None` where the target has no such portal (6.5.4).
     fn groups(&self) -> BTreeMap<(&Arc<str>, SocketAddr), Option<u16>> {
         let portals = self.portals();
         let tag = |name, node: &Node, portal: &SocketAddr| ((name, *portal), node.portals.get(portal).copied());
         self.nodes.iter().flat_map(|(name, node)| portals.iter().map(move |portal| tag(name, node, portal))).collect()
     }
 
-    /// Registers all of it (5.6.5.1). It takes the place of all that the server knew of the machine if it `replaces`.
+    /// The requests that register everything (5.6.5.1). If it `replaces`, the server removes an existing registration.
     #[must_use]
     pub fn all(&self, replaces: bool) -> Vec<Request> {
         let nothing = Self { nodes: BTreeMap::new(), ..self.clone() };
         let mut requests = self.added(&nothing);
         if replaces {
-            // The first makes it anew, the others add to that.
+            // The first request replaces the registration; the others add to it.
             requests.iter_mut().take(1).for_each(|request| request.flags = REPLACE);
         }
         requests
     }
 
-    /// What makes this of `before`, which is the same machine's: what is new or another first, then what goes, so that
-    /// there is always a target as whom requests can come.
+    /// The requests that change the registration `before` of the same entity into this one. Additions come before
+    /// removals, so that there is always a registered target for the Source Attribute.
     #[must_use]
     pub fn changes(&self, before: &Self) -> Vec<Request> {
         let mut requests = self.added(before);
@@ -146,7 +147,7 @@ impl Registration {
         start.text(Tag::ENTITY_IDENTIFIER, &self.entity, ENTITY_MAX).empty(Tag::DELIMITER);
         start.text(Tag::ENTITY_IDENTIFIER, &self.entity, ENTITY_MAX).number(Tag::ENTITY_PROTOCOL, ISCSI);
         start.number(Tag::REGISTRATION_PERIOD, self.period);
-        divided(Function::DEV_ATTR_REG, &start, &objects)
+        split(Function::DEV_ATTR_REG, &start, &objects)
     }
 
     fn removed(&self, before: &Self) -> Vec<Request> {
@@ -162,21 +163,21 @@ impl Registration {
         }
         let mut start = self.source();
         start.empty(Tag::DELIMITER);
-        divided(Function::DEV_DEREG, &start, &objects)
+        split(Function::DEV_DEREG, &start, &objects)
     }
 
-    /// Takes all of it back (5.6.5.4).
+    /// The request that removes the registration (5.6.5.4).
     #[must_use]
-    pub fn nothing(&self) -> Request {
+    pub fn deregistration(&self) -> Request {
         let mut payload = self.source();
         payload.empty(Tag::DELIMITER).text(Tag::ENTITY_IDENTIFIER, &self.entity, ENTITY_MAX);
         Request { function: Function::DEV_DEREG, flags: 0, payload }
     }
 
-    /// Asks to which machine a target belongs (5.6.5.2), each in its turn: the server hears that we live, and tells
-    /// what it knows.
+    /// The query for the entity of a target (5.6.5.2); `turn` selects the target. It renews the registration, and shows
+    /// whether the server has it.
     #[must_use]
-    pub fn question(&self, turn: usize) -> Request {
+    pub fn query(&self, turn: usize) -> Request {
         let name = self.name(turn);
         let mut payload = name.clone();
         payload.append(&name).empty(Tag::DELIMITER).empty(Tag::ENTITY_IDENTIFIER);
@@ -190,8 +191,8 @@ fn portal_keys(portal: SocketAddr) -> Payload {
     object
 }
 
-/// Requests with all of these objects, each request beginning with the same.
-fn divided(function: Function, start: &Payload, objects: &[Payload]) -> Vec<Request> {
+/// Splits `objects` into requests that all begin with `start`.
+fn split(function: Function, start: &Payload, objects: &[Payload]) -> Vec<Request> {
     let mut requests = Vec::new();
     let mut payload = start.clone();
     for object in objects {

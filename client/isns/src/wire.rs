@@ -1,5 +1,5 @@
-//! Messages of iSNSP (RFC 4171 5): a header of twelve bytes, and attributes, each with a tag, a length and a value.
-//!
+//! iSNSP messages (RFC 4171 5): a header of twelve bytes, and attributes of tag, length and value.
+//! A message may consist of several PDUs. The [`client`](crate::client) decides which messages are valid.
 //! A message may come in several PDUs. What is legal is decided by the [`client`](crate::client).
 
 use lunar_core::codes;
@@ -8,41 +8,41 @@ use lunar_core::wire::{Cursor, round_up};
 use std::net::{IpAddr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a header.
+/// The length of a header, in bytes.
 pub const HEADER_LEN: usize = 12;
-/// The version of the protocol (5.1.1).
+/// The protocol version (5.1.1).
 pub const VERSION: u16 = 1;
-/// Bytes of a PDU's payload at most: as many as its field can say, in words of four (5.1.3).
+/// The longest payload of a PDU, in bytes: the largest value of the length field that is a multiple of 4 (5.1.3).
 pub const PAYLOAD_MAX: usize = 65_532;
-/// What a value is padded to (5.3.1).
+/// The alignment of values, in bytes (5.3.1).
 const WORD: usize = 4;
-/// Bytes of an Entity Identifier with its zero at most (6.2.1).
+/// The longest Entity Identifier with its NUL, in bytes (6.2.1).
 pub const ENTITY_MAX: usize = 256;
-/// Bytes of an iSCSI name with its zero at most (6.4.1).
+/// The longest iSCSI name with its NUL, in bytes (6.4.1).
 pub const NAME_MAX: usize = 224;
-/// Bytes of an alias with its zero at most (6.4.3).
+/// The longest alias with its NUL, in bytes (6.4.3).
 pub const ALIAS_MAX: usize = 256;
 
-/// Flags (5.1.4): who sends comes from a client.
+/// Flag (5.1.4): the sender is a client.
 pub const FROM_CLIENT: u16 = 0x8000;
-/// Flags: who sends is the server.
+/// Flag: the sender is the server.
 pub const FROM_SERVER: u16 = 0x4000;
-/// Flags: what follows the payload proves who sent it (5.5).
+/// Flag: an authentication block follows the payload (5.5).
 pub const SIGNED: u16 = 0x2000;
-/// Flags: what is registered takes the place of all that was.
+/// Flag: the registration replaces an existing one.
 pub const REPLACE: u16 = 0x1000;
-/// Flags: the last PDU of a message.
+/// Flag: the last PDU of a message.
 pub const LAST: u16 = 0x0800;
-/// Flags: the first PDU of a message.
+/// Flag: the first PDU of a message.
 pub const FIRST: u16 = 0x0400;
 
 /// Entity Protocol (6.2.2): iSCSI.
 pub const ISCSI: u32 = 2;
-/// iSCSI Node Type (6.4.2): a target.
+/// iSCSI Node Type (6.4.2): target.
 pub const TARGET: u32 = 1;
 
 codes! {
-    /// What a message is (5.6, 5.7).
+    /// The function of a message (5.6, 5.7).
     pub struct Function(u16) {
         DEV_ATTR_REG = 0x0001, DEV_ATTR_QRY = 0x0002, DEV_DEREG = 0x0004,
         DEV_ATTR_REG_RSP = 0x8001, DEV_ATTR_QRY_RSP = 0x8002, DEV_DEREG_RSP = 0x8004,
@@ -50,7 +50,7 @@ codes! {
 }
 
 impl Function {
-    /// What answers it.
+    /// The function of the response.
     #[must_use]
     pub fn response(self) -> Self {
         Self(self.0 | 0x8000)
@@ -58,7 +58,7 @@ impl Function {
 }
 
 codes! {
-    /// How a request has ended (5.4).
+    /// The status code of a response (5.4).
     pub struct Status(u32) {
         SUCCESS = 0, UNKNOWN_ERROR = 1, MESSAGE_FORMAT_ERROR = 2, INVALID_REGISTRATION = 3, INVALID_QUERY = 5,
         SOURCE_UNKNOWN = 6, SOURCE_ABSENT = 7, SOURCE_UNAUTHORIZED = 8, NO_SUCH_ENTRY = 9, VERSION_NOT_SUPPORTED = 10,
@@ -69,7 +69,7 @@ codes! {
 }
 
 codes! {
-    /// What an attribute says (6.1).
+    /// The tag of an attribute (6.1).
     pub struct Tag(u32) {
         DELIMITER = 0, ENTITY_IDENTIFIER = 1, ENTITY_PROTOCOL = 2, REGISTRATION_PERIOD = 6,
         PORTAL_ADDRESS = 16, PORTAL_PORT = 17,
@@ -82,61 +82,61 @@ codes! {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
-    /// Version of the protocol.
+    /// The protocol version.
     pub version: U16,
-    /// What the message is: a [`Function`].
+    /// The [`Function`].
     pub function: U16,
-    /// Bytes of the payload.
+    /// The length of the payload, in bytes.
     pub length: U16,
-    /// Who sends, and which PDU of the message it is.
+    /// The flags (5.1.4).
     pub flags: U16,
-    /// Which request: a number of the client's.
+    /// The transaction ID, chosen by the client.
     pub transaction: U16,
-    /// Which PDU of the message, from 0.
+    /// The sequence ID: the position of the PDU in its message, from 0.
     pub sequence: U16,
 }
 
 impl Header {
-    /// What the message is.
+    /// The function of the message.
     #[must_use]
     pub fn function(&self) -> Function {
         Function(self.function.get())
     }
 
-    /// Whether a flag is set.
+    /// Whether this flag is set.
     #[must_use]
     pub fn has(&self, flag: u16) -> bool {
         self.flags.get() & flag != 0
     }
 }
 
-/// What stands before the value of an attribute.
+/// Tag and length of an attribute, which precede its value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Label {
-    /// What it says: a [`Tag`].
+    /// The [`Tag`].
     pub tag: U32,
-    /// Bytes of the value.
+    /// The length of the value, in bytes.
     pub length: U32,
 }
 
-/// An attribute, where it stands.
+/// An attribute of a received payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attribute<'a> {
-    /// What it says.
+    /// The tag.
     pub tag: Tag,
-    /// Its value, with its padding; empty if it is only named.
+    /// The value with its padding; empty if only the tag is given.
     pub value: &'a [u8],
 }
 
 impl<'a> Attribute<'a> {
-    /// The value as a number; `None` if it is none.
+    /// The value as a number; `None` if it has not four bytes.
     #[must_use]
     pub fn number(&self) -> Option<u32> {
         U32::read_from_bytes(self.value).ok().map(U32::get)
     }
 
-    /// The value as text, up to its zero; `None` if it is none.
+    /// The value as text, up to its NUL; `None` if it is not UTF-8.
     #[must_use]
     pub fn text(&self) -> Option<&'a str> {
         let end = self.value.iter().position(|byte| *byte == 0).unwrap_or(self.value.len());
@@ -144,16 +144,16 @@ impl<'a> Attribute<'a> {
     }
 }
 
-/// Bytes that are no attribute.
+/// The payload contains bytes that are no valid attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Malformed;
 
-/// The attributes of a payload, one after the other. Behind one that is malformed there is none.
+/// The attributes of a payload in order. Iteration ends after a malformed attribute.
 #[derive(Clone, Debug)]
 pub struct Attributes<'a>(&'a [u8]);
 
 impl<'a> Attributes<'a> {
-    /// Those in these bytes.
+    /// The attributes in `bytes`.
     #[must_use]
     pub fn of(bytes: &'a [u8]) -> Self {
         Self(bytes)
@@ -184,14 +184,14 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// Attributes that are written one after the other.
+/// The payload of a message to send.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Payload(Vec<u8>);
 
 impl Payload {
-    /// An attribute of these bytes.
+    /// Appends an attribute with this value.
     pub fn put(&mut self, tag: Tag, value: &[u8]) -> &mut Self {
-        // No value of ours comes near to what the field can say.
+        // All values that Lunar sends are far shorter than 4 GiB.
         let label = Label { tag: U32::new(tag.0), length: U32::new(value.len() as u32) };
         self.0.extend_from_slice(label.as_bytes());
         self.0.extend_from_slice(value);
@@ -199,18 +199,18 @@ impl Payload {
         self
     }
 
-    /// An attribute without a value: it is only named, or it is nothing.
+    /// Appends an attribute without a value.
     pub fn empty(&mut self, tag: Tag) -> &mut Self {
         self.put(tag, &[])
     }
 
-    /// A number.
+    /// Appends a number.
     pub fn number(&mut self, tag: Tag, value: u32) -> &mut Self {
         self.put(tag, &value.to_be_bytes())
     }
 
-    /// A text with its zero, `most` bytes at most; what is longer is cut between two characters. Its padding counts
-    /// for its length (5.3.1).
+    /// Appends a NUL-terminated text of at most `most` bytes; a longer text is cut at a character boundary. The length
+    /// includes the padding (5.3.1).
     pub fn text(&mut self, tag: Tag, value: &str, most: usize) -> &mut Self {
         let mut end = value.len().min(most - 1);
         while !value.is_char_boundary(end) {
@@ -221,7 +221,7 @@ impl Payload {
         self.put(tag, &bytes)
     }
 
-    /// An address; one of IPv4 as IPv6 has it (6.3.1).
+    /// Appends an address; IPv4 addresses are mapped to IPv6 (6.3.1).
     pub fn address(&mut self, tag: Tag, value: IpAddr) -> &mut Self {
         let value: Ipv6Addr = match value {
             IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -230,26 +230,26 @@ impl Payload {
         self.put(tag, &value.octets())
     }
 
-    /// Appends other attributes.
+    /// Appends the attributes of another payload.
     pub fn append(&mut self, other: &Self) -> &mut Self {
         self.0.extend_from_slice(&other.0);
         self
     }
 
-    /// The bytes.
+    /// The encoded attributes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// A request in one PDU.
+/// Encodes a request that consists of one PDU.
 #[must_use]
 pub fn request(function: Function, flags: u16, transaction: u16, payload: &Payload) -> Vec<u8> {
     let header = Header {
         version: U16::new(VERSION),
         function: U16::new(function.0),
-        // Who makes payloads keeps them below what one PDU can have.
+        // `Registration` splits requests well below this limit.
         length: U16::new(payload.0.len().min(PAYLOAD_MAX) as u16),
         flags: U16::new(flags | FROM_CLIENT | FIRST | LAST),
         transaction: U16::new(transaction),
