@@ -23,9 +23,9 @@ pub fn sample(targets: u8) -> Registration {
 
 /// Runs a client against an arbitrary server. The first byte of each piece selects the event, the second the number of
 /// bytes that it takes.
-/// If the client causes more actions or buffers more bytes than it may.
+///
 /// # Panics
-/// When a client does what it must not.
+/// If the client causes more actions or buffers more bytes than it may.
 pub fn any_server(mut data: &[u8]) {
     let (mut client, mut now) = (Client::new(), Instant(1_000_000_000));
     client.set_desired(Some(sample(2)), now);

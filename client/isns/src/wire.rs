@@ -1,6 +1,6 @@
 //! iSNSP messages (RFC 4171 5): a header of twelve bytes, and attributes of tag, length and value.
+//!
 //! A message may consist of several PDUs. The [`client`](crate::client) decides which messages are valid.
-//! A message may come in several PDUs. What is legal is decided by the [`client`](crate::client).
 
 use lunar_core::codes;
 use lunar_core::wire::be::{U16, U32};

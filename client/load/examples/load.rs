@@ -1,18 +1,18 @@
-//! `lunar bench` without the rest of Lunar: `cargo run --release -p lunar-load --example load -- URL [OPTIONS]`.
+//! `lunar bench` as a program of its own: `cargo run --release -p lunar-load --example load -- URL [OPTIONS]`.
 
 use clap::Parser;
 use lunar_load::{Options, command};
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "load", about = "A load on one unit of any iSCSI or NVMe/TCP target")]
-struct Line {
+#[command(name = "load", about = "Loads one unit of an iSCSI, NVMe/TCP or vfio-user target")]
+struct CommandLine {
     #[command(flatten)]
     options: Options,
 }
 
 fn main() -> ExitCode {
-    match command(&Line::parse().options) {
+    match command(&CommandLine::parse().options) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {

@@ -1,4 +1,5 @@
-//! What a run costs: CPU time of this thread, of the target's process, and the target's own account of it.
+//! The cost of a run: CPU time of this thread and of the target's process, and the busy time in the target's
+//! statistics.
 
 use anyhow::{Context, Result};
 use rustix::thread::CpuSet;
@@ -12,45 +13,45 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long the target's statistics socket may take.
-const STATS_PATIENCE: Duration = Duration::from_secs(5);
+/// The timeout of the target's statistics socket.
+const STATS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs this thread on one CPU from now on.
+/// Pins this thread to one CPU.
 ///
 /// # Errors
-/// When there is no such CPU, or this process may not use it.
+/// If the CPU does not exist or this process may not use it.
 pub fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
-    anyhow::ensure!(cpu < CpuSet::MAX_CPU, "no machine has a CPU {cpu}");
+    anyhow::ensure!(cpu < CpuSet::MAX_CPU, "there is no CPU {cpu}");
     set.set(cpu);
     rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("pinning to CPU {cpu}"))
 }
 
-/// CPU time of this thread.
+/// The CPU time of this thread.
 #[must_use]
 pub fn own_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// CPU time of one thread of another process.
+/// The CPU time of one thread of another process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct ThreadTime {
     name: String,
     nanoseconds: u64,
 }
 
-/// CPU time of all threads of a process, by thread number. Threads that ended are not in it.
+/// The CPU times of the threads of a process, by thread ID. Threads that ended are not included.
 ///
 /// # Errors
-/// When there is no such process, or its times may not be read.
+/// If the process does not exist or its times cannot be read.
 fn threads_of(pid: u32) -> Result<BTreeMap<u32, ThreadTime>> {
     let tasks = PathBuf::from(format!("/proc/{pid}/task"));
     let entries = fs::read_dir(&tasks).with_context(|| format!("no process {pid}"))?;
     let mut threads = BTreeMap::new();
     for entry in entries.flatten() {
         let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // A thread may end between the listing and here.
+        // A thread may end after it was listed.
         let Some(nanoseconds) = nanoseconds_of(&entry.path()) else { continue };
         let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default().trim().to_owned();
         threads.insert(number, ThreadTime { name, nanoseconds });
@@ -58,27 +59,28 @@ fn threads_of(pid: u32) -> Result<BTreeMap<u32, ThreadTime>> {
     Ok(threads)
 }
 
-/// `schedstat` counts nanoseconds; where the kernel has none, `stat` counts ticks.
+/// The CPU time of a thread: `schedstat` in nanoseconds, or `stat` in ticks if the kernel has no `schedstat`.
 fn nanoseconds_of(task: &Path) -> Option<u64> {
     let schedstat = fs::read_to_string(task.join("schedstat")).ok();
     let run = schedstat.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok()).filter(|run| *run > 0);
     run.or_else(|| {
         let stat = fs::read_to_string(task.join("stat")).ok()?;
-        // The name stands in parentheses and may hold anything: count from the last of them.
+        // The second field is the name in parentheses, which may contain any character: count from the last
+        // parenthesis.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
         Some(ticks * (1_000_000_000 / rustix::param::clock_ticks_per_second().max(1)))
     })
 }
 
-/// What a Lunar target says of itself.
+/// Reads the statistics of a Lunar target.
 ///
 /// # Errors
-/// When nobody serves the socket, or what comes is not a JSON object.
+/// If the socket cannot be read or its content is not a JSON object.
 pub fn statistics(socket: &Path) -> Result<Map<String, Value>> {
     let read = || -> Result<Map<String, Value>> {
         let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(STATS_PATIENCE))?;
+        stream.set_read_timeout(Some(STATS_TIMEOUT))?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
         Ok(serde_json::from_str(&text)?)
@@ -86,7 +88,7 @@ pub fn statistics(socket: &Path) -> Result<Map<String, Value>> {
     read().with_context(|| format!("statistics socket {}", socket.display()))
 }
 
-/// Everything that is counted, at one moment.
+/// All counters at one moment.
 #[derive(Debug)]
 pub struct Snapshot {
     own: Duration,
@@ -94,35 +96,35 @@ pub struct Snapshot {
     statistics: Map<String, Value>,
 }
 
-/// CPU time of a thread of the target.
+/// The CPU time of a thread of the target.
 #[derive(Clone, Debug, Serialize)]
 pub struct Thread {
-    /// Its name.
+    /// The name of the thread.
     pub name: String,
-    /// Its CPU time.
+    /// CPU time, in seconds.
     pub cpu_seconds: f64,
 }
 
-/// What was spent between two moments.
+/// The cost between two snapshots.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Cost {
-    /// CPU time of this initiator.
+    /// CPU time of this process, in seconds.
     pub initiator_cpu_seconds: f64,
-    /// CPU time of the target's process, if it was named.
+    /// CPU time of the target's process, in seconds, if its process ID is known.
     pub target_cpu_seconds: Option<f64>,
-    /// The same by thread, the busiest first.
+    /// The same by thread, the busiest thread first.
     pub target_threads: Vec<Thread>,
-    /// The time in which the target's cores had work, if it tells.
+    /// Time in which the target's cores were busy, in seconds, if the target's statistics are known.
     pub target_busy_seconds: Option<f64>,
-    /// How far the target's own statistics went on.
+    /// The differences of the target's statistics.
     pub target_statistics: Map<String, Value>,
 }
 
 impl Snapshot {
-    /// Takes one.
+    /// Takes a snapshot.
     ///
     /// # Errors
-    /// When the process or the socket is gone.
+    /// If the process or the socket does not exist.
     pub fn take(pid: Option<u32>, stats: Option<&Path>) -> Result<Self> {
         Ok(Self {
             own: own_cpu(),
@@ -131,7 +133,7 @@ impl Snapshot {
         })
     }
 
-    /// What was spent since `earlier`.
+    /// The cost since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Cost {
         let mut threads: Vec<Thread> = (self.threads.iter())
@@ -156,7 +158,7 @@ impl Snapshot {
     }
 }
 
-/// Every number of `after` less the one of `before`; what is no number is left out.
+/// The difference of each number in `after` and `before`; other values are left out.
 fn difference(before: &Map<String, Value>, after: &Map<String, Value>) -> Map<String, Value> {
     let number = |map: &Map<String, Value>, key: &str| map.get(key).and_then(Value::as_i64);
     (after.keys())
@@ -171,20 +173,20 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn this_process_has_threads_that_spend_time() {
-        let before = Snapshot::take(Some(std::process::id()), None).expect("it lives");
+    fn the_cpu_time_of_the_threads_of_a_process_is_measured() {
+        let before = Snapshot::take(Some(std::process::id()), None).expect("this process");
         let start = own_cpu();
         while own_cpu() - start < Duration::from_millis(30) {}
-        // The kernel brings the account of a running thread up to date when it leaves the CPU.
+        // The kernel updates the times of a running thread when the thread leaves the CPU.
         std::thread::sleep(Duration::from_millis(5));
-        let cost = Snapshot::take(Some(std::process::id()), None).expect("it lives").since(&before);
+        let cost = Snapshot::take(Some(std::process::id()), None).expect("this process").since(&before);
         assert!(cost.initiator_cpu_seconds >= 0.03);
         assert!(cost.target_cpu_seconds.expect("known") >= 0.02, "{cost:?}");
         assert!(Snapshot::take(Some(u32::MAX), None).is_err());
     }
 
     #[test]
-    fn statistics_are_told_as_differences() {
+    fn statistics_are_reported_as_differences() {
         let path = std::env::temp_dir().join(format!("lunar-cost-{}", std::process::id()));
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path).expect("bound");
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn pinning_to_a_cpu_that_is_none_fails() {
+    fn pinning_to_a_cpu_that_does_not_exist_fails() {
         assert!(pin(usize::MAX).is_err());
     }
 }

@@ -1,13 +1,14 @@
-//! A log-linear histogram of nanoseconds: every value is kept to within 1/64, in a table of fixed size.
+//! A log-linear histogram of times in nanoseconds: values are kept with a relative error of 1/64, in a table of fixed
+//! size.
 
-/// Buckets of each power of two: the error of a percentile is at most one part in this many.
+/// Buckets per power of two; the relative error of a percentile is at most 1/SUB.
 const SUB: u64 = 64;
 const SUB_BITS: u32 = SUB.trailing_zeros();
-/// Values from here on (73 minutes) fall into the last bucket.
+/// Values of 2^42 ns (73 minutes) and more are counted in the last bucket.
 const BITS_MAX: u32 = 42;
 const BUCKETS: usize = ((BITS_MAX - SUB_BITS + 1) as usize) * SUB as usize;
 
-/// Counts of values by size.
+/// The counts of values by bucket.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -24,7 +25,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// An empty one.
+    /// An empty histogram.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -39,7 +40,7 @@ impl Histogram {
         self.max = self.max.max(value);
     }
 
-    /// Adds what another one counted.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += theirs;
@@ -50,31 +51,31 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// Values counted.
+    /// The number of values.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The smallest value, 0 if there is none.
+    /// The smallest value; 0 if there is none.
     #[must_use]
     pub fn min(&self) -> u64 {
         if self.count == 0 { 0 } else { self.min }
     }
 
-    /// The largest value.
+    /// The largest value; 0 if there is none.
     #[must_use]
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// The mean, 0 if there is none.
+    /// The mean; 0 if there is none.
     #[must_use]
     pub fn mean(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
-    /// The value that `part` (0 to 1) of all values do not exceed, 0 if there is none.
+    /// The value that a fraction `part` (0 to 1) of the values do not exceed; 0 if there is none.
     #[must_use]
     pub fn quantile(&self, part: f64) -> u64 {
         let rank = ((self.count as f64 * part).ceil() as u64).clamp(1, self.count.max(1));
@@ -89,7 +90,7 @@ impl Histogram {
     }
 }
 
-/// Below `SUB` every value has its own bucket; above, each power of two has `SUB` of them.
+/// Each value below `SUB` has its own bucket; above, each power of two has `SUB` buckets.
 fn bucket(value: u64) -> usize {
     let value = value.min((1 << BITS_MAX) - 1);
     let power = (value | (SUB - 1)).ilog2() + 1 - SUB_BITS;
@@ -115,7 +116,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn buckets_follow_each_other_without_gap() {
+    fn buckets_have_no_gaps() {
         assert_eq!((bucket(0), bucket(SUB - 1), bucket(SUB)), (0, 63, 64));
         for at in 0..BUCKETS - 1 {
             assert_eq!(bucket(top(at)), at);
@@ -125,14 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_counted() {
+    fn an_empty_histogram_returns_zeroes() {
         let empty = Histogram::new();
         assert_eq!((empty.count(), empty.min(), empty.max(), empty.quantile(0.5)), (0, 0, 0, 0));
         assert!(empty.mean().abs() < f64::EPSILON);
     }
 
     #[test]
-    fn quantiles_of_a_known_row() {
+    fn quantiles_of_known_values() {
         let mut row = Histogram::new();
         (1..=1000).for_each(|v| row.record(v * 1000));
         assert!((row.mean() - 500_500.0).abs() < 1e-6);
@@ -144,7 +145,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_quantile_is_never_too_small_and_at_most_a_64th_too_large(
+        fn a_quantile_is_at_most_a_64th_too_large_and_never_too_small(
             mut values in prop::collection::vec(0u64..1 << 41, 1..200),
             part in 0.0..1.0f64,
         ) {

@@ -1,10 +1,10 @@
-//! Namespaces behind NVMe/TCP: the queues of one controller are what sessions are to iSCSI.
+//! Queues to namespaces of NVMe/TCP subsystems. A queue of the controller takes the place of an iSCSI session.
 
-use crate::driven::{Driven, Ending, Request, Told, Work};
-use crate::link::{Link, open_many};
+use crate::connection::{Connection, open_many};
 use crate::options::Options;
 use crate::report::{Negotiated, Queues};
-use crate::{Capacity, Found, Opened, timed};
+use crate::session::{Outcome, Request, SessionEvent, StreamSession, Work};
+use crate::target::{Capacity, DiscoveredTarget, OpenSessions, time_logins};
 use anyhow::{Context, Result, anyhow, ensure};
 use lunar_core::outgoing::{Moves, Outgoing};
 use lunar_nvme::connect::DISCOVERY_NQN;
@@ -15,21 +15,21 @@ use lunar_nvme_host::discovery;
 use lunar_nvme_host::queue::{ADMIN_IN_CAPSULE, Command, Event, Offer, Queue};
 use std::time::{Duration, Instant};
 
-/// Entries of an admin queue: the fewest that there may be.
+/// The number of entries of admin queues: the smallest that is allowed.
 const ADMIN_ENTRIES: u16 = 32;
-/// How long a controller that is not ready is left alone.
+/// The pause before a controller that is not ready is polled again.
 const READY_PAUSE: Duration = Duration::from_millis(10);
-/// Blocks of one command: a number of 16 bits that counts from zero.
+/// The most logical blocks of one command: NLB has 16 bits and is zero-based.
 const BLOCKS_MAX: u32 = 1 << 16;
 
-/// A queue, and the namespace that its commands are for.
+/// A queue, and the namespace of its commands; 0 for an admin queue.
 #[derive(Debug)]
-pub(crate) struct OfNamespace {
+pub(crate) struct NamespaceQueue {
     queue: Queue,
     namespace: u32,
 }
 
-impl Driven for OfNamespace {
+impl StreamSession for NamespaceQueue {
     fn output(&self) -> &Outgoing {
         self.queue.output()
     }
@@ -50,15 +50,15 @@ impl Driven for OfNamespace {
             Work::Write(data) => (command::write(self.namespace, lba, blocks, fua), Moves::Out(data)),
             Work::Flush => (command::flush(self.namespace), Moves::Nothing),
         };
-        self.queue.submit(Command { cookie, sqe, moves }).expect("no more are started than there is room for");
+        self.queue.submit(Command { cookie, sqe, moves }).expect("the caller checks for room");
     }
 
     #[inline]
-    fn receive(&mut self, bytes: &[u8], on: &mut impl FnMut(Told<'_>)) -> Result<()> {
+    fn receive(&mut self, bytes: &[u8], on: &mut impl FnMut(SessionEvent<'_>)) -> Result<()> {
         self.queue.receive(bytes, &mut |event| match event {
-            Event::Data { cookie, bytes, .. } => on(Told::Data(cookie, bytes)),
-            Event::Done { cookie, status: Status::SUCCESS, .. } => on(Told::Done(cookie, Ending::Good)),
-            Event::Done { cookie, status, retry, .. } => on(Told::Done(cookie, not_good(status, retry))),
+            Event::Data { cookie, bytes, .. } => on(SessionEvent::Data(cookie, bytes)),
+            Event::Done { cookie, status: Status::SUCCESS, .. } => on(SessionEvent::Done(cookie, Outcome::Good)),
+            Event::Done { cookie, status, retry, .. } => on(SessionEvent::Done(cookie, failure(status, retry))),
             Event::Connected { .. } => {}
         })?;
         Ok(())
@@ -66,30 +66,30 @@ impl Driven for OfNamespace {
 }
 
 #[cold]
-pub(crate) fn not_good(status: Status, retry: bool) -> Ending {
+pub(crate) fn failure(status: Status, retry: bool) -> Outcome {
     match status {
-        Status::NOT_READY | Status::TRANSITION if retry => Ending::Again,
-        _ => Ending::Failed(format!("{status:?}")),
+        Status::NOT_READY | Status::TRANSITION if retry => Outcome::Again,
+        _ => Outcome::Failed(format!("{status:?}")),
     }
 }
 
-impl Link<OfNamespace> {
-    /// Sends and receives until `done` has seen enough.
-    fn until(&mut self, patience: Duration, mut done: impl FnMut(Event<'_>) -> bool) -> Result<()> {
-        let mut over = false;
-        self.talk(patience, |queue, bytes| {
-            queue.queue.receive(bytes, &mut |event| over |= done(event))?;
-            Ok(over)
+impl Connection<NamespaceQueue> {
+    /// Sends and receives until `done` returns `true`.
+    fn until(&mut self, timeout: Duration, mut is_done: impl FnMut(Event<'_>) -> bool) -> Result<()> {
+        let mut done = false;
+        self.exchange(timeout, |queue, bytes| {
+            queue.queue.receive(bytes, &mut |event| done |= is_done(event))?;
+            Ok(done)
         })
     }
 
-    /// Carries out one command and waits for its end.
-    fn call(&mut self, sqe: Sqe, room: u32, patience: Duration) -> Result<Answer> {
+    /// Executes one command and waits for its completion.
+    fn call(&mut self, sqe: Sqe, room: u32, timeout: Duration) -> Result<Answer> {
         let moves = if room == 0 { Moves::Nothing } else { Moves::In(room) };
         let full = |_| anyhow!("the admin queue is full");
         self.session.queue.submit(Command { cookie: 0, sqe, moves }).map_err(full)?;
         let mut answer = Answer { status: Status::SUCCESS, result: 0, data: Vec::new() };
-        self.until(patience, |event| match event {
+        self.until(timeout, |event| match event {
             Event::Data { bytes, .. } => {
                 answer.data.extend_from_slice(bytes);
                 false
@@ -104,31 +104,30 @@ impl Link<OfNamespace> {
     }
 }
 
-/// Tells an admin queue's controller that the host goes; the socket closes with the link.
-pub(crate) fn close(mut link: Link<OfNamespace>, patience: Duration) {
-    if link.session.namespace == 0 {
-        // A controller that does not answer loses nothing by it.
-        let _ = link.call(bringup::shutdown(), 0, patience);
+/// Shuts the controller of an admin queue down. The socket is closed with the connection.
+pub(crate) fn close(mut connection: Connection<NamespaceQueue>, timeout: Duration) {
+    if connection.session.namespace == 0 {
+        // A missing answer to a shutdown is no error of the run.
+        let _ = connection.call(bringup::shutdown(), 0, timeout);
     }
 }
 
-/// A controller that serves.
+/// An initialized controller.
 struct Controller {
-    admin: Link<OfNamespace>,
+    admin: Connection<NamespaceQueue>,
     id: u16,
     info: Info,
 }
 
 impl Controller {
-    /// Connects an admin queue and does what a host does before it uses a namespace; without one, before it asks for
-    /// a log page.
+    /// Connects an admin queue and initializes the controller. Without a namespace, of a discovery controller.
     fn open(options: &Options, subsystem: &str, queues: u16, namespace: Option<u32>) -> Result<Self> {
-        let (url, patience) = (&options.url, options.timeout);
+        let (url, timeout) = (&options.url, options.timeout);
         let connect = connect(options, subsystem, 0, ADMIN_ENTRIES, ANY_CONTROLLER);
         let queue = queue(options, ADMIN_IN_CAPSULE, connect);
-        let mut admin = Link::connect(url, OfNamespace { queue, namespace: 0 }, patience)?;
+        let mut admin = Connection::connect(url, NamespaceQueue { queue, namespace: 0 }, timeout)?;
         let mut id = 0;
-        let connected = admin.until(patience, |event| match event {
+        let connected = admin.until(timeout, |event| match event {
             Event::Connected { controller } => {
                 id = controller;
                 true
@@ -136,47 +135,47 @@ impl Controller {
             _ => false,
         });
         connected.with_context(|| format!("connecting to {subsystem} at {url}"))?;
-        let mut way = Bringup::new(queues, namespace);
-        let (mut answer, end) = (admin.call(way.first(), 0, patience)?, Instant::now() + patience);
+        let mut bringup = Bringup::new(queues, namespace);
+        let (mut answer, end) = (admin.call(bringup.first(), 0, timeout)?, Instant::now() + timeout);
         loop {
-            answer = match way.next(&answer)? {
-                Next::Command(sqe, room) => admin.call(sqe, room, patience)?,
+            answer = match bringup.next(&answer)? {
+                Next::Command(sqe, room) => admin.call(sqe, room, timeout)?,
                 Next::Later(sqe) => {
-                    ensure!(Instant::now() < end, "the controller does not become ready");
+                    ensure!(Instant::now() < end, "the controller is not ready");
                     std::thread::sleep(READY_PAUSE);
-                    admin.call(sqe, 0, patience)?
+                    admin.call(sqe, 0, timeout)?
                 }
                 Next::Ready(info) => return Ok(Self { admin, id, info }),
             };
         }
     }
 
-    /// Connects its I/O queues.
-    fn queues(&self, options: &Options, subsystem: &str, count: u16) -> Result<Vec<Link<OfNamespace>>> {
+    /// Connects the I/O queues.
+    fn queues(&self, options: &Options, subsystem: &str, count: u16) -> Result<Vec<Connection<NamespaceQueue>>> {
         let Info { queues: granted, entries_max, in_capsule, .. } = self.info;
-        ensure!(count <= granted, "the controller grants {granted} I/O queues");
-        // A queue is full with one entry left.
+        ensure!(count <= granted, "the controller has only {granted} I/O queues: choose fewer --sessions");
+        // A queue is full when one entry is left.
         let wanted = u16::try_from(options.depth).unwrap_or(u16::MAX).saturating_add(1);
         let entries = wanted.clamp(2, entries_max.max(2));
         let queues = (1..=count).map(|queue| {
             let connect = connect(options, subsystem, queue, entries, self.id);
-            OfNamespace { queue: self::queue(options, in_capsule, connect), namespace: options.url.unit }
+            NamespaceQueue { queue: self::queue(options, in_capsule, connect), namespace: options.url.unit }
         });
         open_many(&options.url, queues, options.timeout, |queue, bytes| {
-            let mut over = false;
-            queue.queue.receive(bytes, &mut |event| over |= matches!(event, Event::Connected { .. }))?;
-            Ok(over)
+            let mut done = false;
+            queue.queue.receive(bytes, &mut |event| done |= matches!(event, Event::Connected { .. }))?;
+            Ok(done)
         })
     }
 }
 
-/// A queue that is asked for so, by a host that can prove its name if it has a key.
+/// Creates a queue. If the host has a key, the queue can be authenticated.
 fn queue(options: &Options, in_capsule: u32, connect: Connect) -> Queue {
     let (header_digest, data_digest) = (options.header_digest.is_wanted(), options.data_digest.is_wanted());
-    let proof = options.proof(&connect.subsystem);
+    let keys = options.authentication(&connect.subsystem);
     let queue = Queue::new(Offer { header_digest, data_digest, in_capsule }, connect);
-    match proof {
-        Some(proof) => queue.with_authentication(proof),
+    match keys {
+        Some(keys) => queue.with_authentication(keys),
         None => queue,
     }
 }
@@ -186,7 +185,7 @@ fn connect(options: &Options, subsystem: &str, queue: u16, entries: u16, control
         queue,
         entries,
         controller,
-        // An idle host has nobody who would keep its controller alive.
+        // Idle controllers send no Keep Alive commands.
         keep_alive: 0,
         flow_control: options.flow_control,
         subsystem: subsystem.to_owned(),
@@ -195,7 +194,7 @@ fn connect(options: &Options, subsystem: &str, queue: u16, entries: u16, control
     }
 }
 
-/// A host's identifier, made of its name: a host that comes again is the same one.
+/// A host identifier that is derived from the NQN: the same host has the same identifier in each run.
 fn host_id(name: &str) -> [u8; 16] {
     let sum = |seed| crc32c::crc32c_append(seed, name.as_bytes()).to_le_bytes();
     let mut id = [0; 16];
@@ -203,20 +202,20 @@ fn host_id(name: &str) -> [u8; 16] {
     id
 }
 
-/// All queues of a run, and the namespace they are for.
-pub(crate) fn open(options: &Options) -> Result<Opened<Link<OfNamespace>>> {
+/// Opens all queues of a run and identifies the namespace.
+pub(crate) fn open(options: &Options) -> Result<OpenSessions<Connection<NamespaceQueue>>> {
     options.check_for_nvme().map_err(anyhow::Error::msg)?;
     let mut url = options.url.clone();
     let subsystem = match &url.target {
         Some(name) => name.clone(),
         None => {
             let found = discover(options)?.into_iter().next();
-            found.with_context(|| format!("{url} shows no subsystem"))?.name
+            found.with_context(|| format!("discovery at {url} returned no subsystem"))?.name
         }
     };
     url.target = Some(subsystem.clone());
     let count = u16::try_from(options.sessions).ok().filter(|count| *count < u16::MAX);
-    let count = count.context("--sessions: a controller has fewer queues")?;
+    let count = count.context("--sessions exceeds the number of queues of a controller")?;
     let first = Controller::open(options, &subsystem, count, Some(url.unit))?;
     let active = first.queues(options, &subsystem, count)?;
     let info = first.info;
@@ -231,7 +230,7 @@ pub(crate) fn open(options: &Options) -> Result<Opened<Link<OfNamespace>>> {
         window: active[0].session.queue.room(),
     });
     let mut idle = vec![first.admin];
-    let ((), logins) = timed(options.idle_sessions, || {
+    let ((), logins) = time_logins(options.idle_sessions, || {
         for _ in 0..options.idle_sessions {
             let queues = options.idle_queues;
             let controller = Controller::open(options, &subsystem, queues.max(1), Some(url.unit))?;
@@ -242,27 +241,27 @@ pub(crate) fn open(options: &Options) -> Result<Opened<Link<OfNamespace>>> {
     })?;
     let capacity = Capacity { blocks: info.blocks, block_size: info.block_size };
     let transfer_max = info.transfer_max.min(BLOCKS_MAX.saturating_mul(info.block_size));
-    Ok(Opened { url, active, idle, capacity, transfer_max, negotiated, logins })
+    Ok(OpenSessions { url, active, idle, capacity, transfer_max, negotiated, logins })
 }
 
-/// The subsystems that the discovery service at the URL's portal shows.
+/// The subsystems that the discovery controller at the URL's portal returns.
 ///
 /// # Errors
-/// When it is not there, or refuses.
-pub(crate) fn discover(options: &Options) -> Result<Vec<Found>> {
+/// If the portal cannot be reached or refuses discovery.
+pub(crate) fn discover(options: &Options) -> Result<Vec<DiscoveredTarget>> {
     let mut controller = Controller::open(options, DISCOVERY_NQN, 0, None)?;
     let (mut page, mut whole) = (Vec::new(), (discovery::ENTRIES_MAX + 1) * discovery::ENTRY_LEN);
     while let Some(left) = whole.checked_sub(u32::try_from(page.len())?).filter(|left| *left > 0) {
         let len = left.min((discovery::ENTRIES_MAX + 1) * discovery::ENTRY_LEN);
         let sqe = command::log_page(discovery::PAGE, u32::try_from(page.len())?, len);
         let answer = controller.admin.call(sqe, len, options.timeout)?;
-        ensure!(answer.status == Status::SUCCESS, "the discovery log page was refused: {:?}", answer.status);
-        ensure!(!answer.data.is_empty(), "the discovery log page ends before its end");
+        ensure!(answer.status == Status::SUCCESS, "Get Log Page (discovery) failed: {:?}", answer.status);
+        ensure!(!answer.data.is_empty(), "the discovery log page is truncated");
         page.extend(answer.data);
-        whole = discovery::length(&page).context("the discovery log page says that it has no end")?;
+        whole = discovery::length(&page).context("the discovery log page has too many records")?;
     }
     close(controller.admin, options.timeout);
-    let mut found: Vec<Found> = Vec::new();
+    let mut found: Vec<DiscoveredTarget> = Vec::new();
     for subsystem in discovery::subsystems(&page) {
         let address = match subsystem.address.contains(':') {
             true => format!("[{}]:{}", subsystem.address, subsystem.service),
@@ -270,7 +269,7 @@ pub(crate) fn discover(options: &Options) -> Result<Vec<Found>> {
         };
         match found.iter_mut().find(|known| known.name == subsystem.subsystem) {
             Some(known) => known.addresses.push(address),
-            None => found.push(Found { name: subsystem.subsystem, addresses: vec![address] }),
+            None => found.push(DiscoveredTarget { name: subsystem.subsystem, addresses: vec![address] }),
         }
     }
     Ok(found)

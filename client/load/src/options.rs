@@ -1,4 +1,4 @@
-//! What a load can be told, as the command line has it.
+//! The command-line options of a load.
 
 use crate::url::Url;
 use clap::{Args, ValueEnum};
@@ -14,76 +14,76 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Commands that a session may have outstanding: more than any target's window.
+/// The highest queue depth: more than the command window of any known target.
 const DEPTH_MAX: i64 = 4096;
-/// Sessions that one run may open: a socket each, below the usual limits of open files after raising the soft one.
+/// The most sessions of one run. Each takes a socket; the soft limit of open files is raised to the hard one.
 const SESSIONS_MAX: i64 = 65_536;
-/// I/O queues of one controller: more than any has.
+/// The most I/O queues of one controller: more than any known controller has.
 const QUEUES_MAX: i64 = 1024;
-/// What an iSCSI session offers unless it is told.
+/// The default offers of an iSCSI session.
 const R2T_DEFAULT: u32 = 8;
 const BURST_DEFAULT: u32 = 16_776_192;
 const SEGMENT_DEFAULT: u32 = 256 << 10;
 const INITIATOR_DEFAULT: &str = "iqn.2026-01.io.lunar:bench";
-/// Headings of what only one of the protocols has.
+/// Help headings for the options of one protocol.
 const ISCSI: &str = "iSCSI";
 const NVME: &str = "NVMe";
 const VFIO_USER: &str = "vfio-user";
-/// Bytes of one command: what READ (10) can ask of 512-byte blocks.
+/// The longest command, in bytes: the longest transfer of READ (10) with blocks of 512 bytes.
 const BLOCK_SIZE_MAX: u64 = 32 << 20;
 
-/// The shape of a load.
+/// The access pattern of a load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Shape {
     /// Sequential reads.
     Read,
     /// Sequential writes.
     Write,
-    /// Sequential, reads and writes mixed.
+    /// Sequential reads and writes, mixed.
     Rw,
     /// Random reads.
     Randread,
     /// Random writes.
     Randwrite,
-    /// Random, reads and writes mixed.
+    /// Random reads and writes, mixed.
     Randrw,
 }
 
 impl Shape {
-    /// Whether places are picked at random.
+    /// Whether the blocks are chosen at random.
     #[must_use]
     pub fn is_random(self) -> bool {
         matches!(self, Self::Randread | Self::Randwrite | Self::Randrw)
     }
 
-    /// Whether nothing is written.
+    /// Whether the load consists of reads only.
     #[must_use]
     pub fn is_read_only(self) -> bool {
         matches!(self, Self::Read | Self::Randread)
     }
 
-    /// Whether nothing is read.
+    /// Whether the load consists of writes only.
     #[must_use]
     pub fn is_write_only(self) -> bool {
         matches!(self, Self::Write | Self::Randwrite)
     }
 }
 
-/// Whether a digest is offered.
+/// The value list that is offered for a digest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum DigestChoice {
-    /// `None`.
+    /// `None`: no digest.
     None,
-    /// `None,CRC32C`.
+    /// `None,CRC32C`: a digest if the target prefers one.
     Allow,
-    /// `CRC32C,None`.
+    /// `CRC32C,None`: a digest if the target supports it.
     Prefer,
-    /// `CRC32C`.
+    /// `CRC32C`: the login fails without a digest.
     Crc32c,
 }
 
 impl DigestChoice {
-    /// Whether it is asked for where there is no choice to be left to the other side.
+    /// Whether the digest is requested in NVMe/TCP, which offers no choice.
     #[must_use]
     pub fn is_wanted(self) -> bool {
         matches!(self, Self::Prefer | Self::Crc32c)
@@ -101,90 +101,93 @@ impl From<DigestChoice> for DigestOffer {
     }
 }
 
-/// How a controller of vfio-user hears of commands.
+/// How the doorbells of a vfio-user controller are rung.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Doorbells {
-    /// By words in shared memory while it is awake, as Linux does.
+    /// With shadow doorbells in shared memory, as Linux does.
     Shadow,
-    /// By its page of doorbells, which it has to look at, as SPDK does.
+    /// By writing to the mapped doorbell page, which the controller polls, as SPDK does.
     Mapped,
-    /// By a message each.
-    Told,
+    /// With one message for each doorbell.
+    #[value(name = "told")]
+    Messages,
 }
 
-/// A load on one unit of any iSCSI, NVMe/TCP or vfio-user target.
+/// The options of a load on one unit of an iSCSI, NVMe/TCP or vfio-user target.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Where the unit is; without a name it is the first target that discovery shows.
+    /// The URL of the unit; without a target name it stands for the first target that discovery returns.
     #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]], nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] or \
-                  vfio-user:/SOCKET[#NAMESPACE]; without a name the first target that discovery shows")]
+                  vfio-user:/SOCKET[#NAMESPACE]; without a name the first target that discovery returns")]
     pub url: Url,
-    /// Shape of the load
-    #[arg(long, value_enum, default_value = "randread", value_name = "SHAPE")]
+    /// Access pattern
+    #[arg(long, value_enum, default_value = "randread", value_name = "PATTERN")]
     pub rw: Shape,
-    /// Reads among mixed commands
+    /// Percentage of reads in mixed patterns
     #[arg(long, default_value_t = 70, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub mix: u8,
-    /// Bytes of a command
+    /// Bytes per command
     #[arg(long, default_value = "4k", value_name = "BYTES", value_parser = size_of_command)]
     pub bs: u32,
-    /// Commands that each session or queue keeps outstanding, as far as the target's window allows. The next begins
-    /// when one ends: those that a stall keeps from beginning are in no latency
+    /// Commands that each session or queue keeps outstanding, as far as the command window allows. A command starts
+    /// when another one completes, so latencies do not include commands that a stall kept from starting
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=DEPTH_MAX))]
     pub depth: u32,
-    /// Sessions, or queues of one controller, under load, all served by one thread
+    /// Sessions, or I/O queues of one controller, under load, served by one thread
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=SESSIONS_MAX))]
     pub sessions: u32,
-    /// Sessions, or controllers, that only log in and stay
+    /// Sessions, or controllers, that log in and stay idle
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(..=SESSIONS_MAX))]
     pub idle_sessions: u32,
-    /// Rest after so many commands, as somebody who comes and goes; the first ones after a rest are told apart
+    /// Pause after N commands, like an intermittent load; the report has the latencies of the first commands after a
+    /// pause
     #[arg(long, value_name = "N", requires = "rest", value_parser = clap::value_parser!(u64).range(1..))]
     pub burst: Option<u64>,
-    /// Seconds of each rest
+    /// Length of each pause, in seconds
     #[arg(long, value_name = "SECONDS", requires = "burst", value_parser = seconds)]
     pub rest: Option<Duration>,
-    /// Seconds to measure
+    /// Measured time, in seconds
     #[arg(long, default_value = "10", value_name = "SECONDS", value_parser = seconds)]
     pub time: Duration,
-    /// Seconds of load before measuring
+    /// Load before the measurement, in seconds
     #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = seconds)]
     pub warmup: Duration,
-    /// Seconds without any answer until the run is given up
+    /// Give up after so many seconds without an answer of the target
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Duration,
-    /// Where the region starts
+    /// Start of the region
     #[arg(long, default_value = "0", value_name = "BYTES", value_parser = size)]
     pub offset: u64,
-    /// How long the region is; by default up to the end (with --verify at most 1 GiB)
+    /// Length of the region [default: up to the end of the unit; with --verify at most 1 GiB]
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub size: Option<u64>,
-    /// Force unit access: writes are on the medium when they are acknowledged
+    /// Write with FUA (force unit access): writes are durable when they are acknowledged
     #[arg(long)]
     pub fua: bool,
-    /// SYNCHRONIZE CACHE, or Flush, after so many writes
+    /// Send SYNCHRONIZE CACHE or Flush after every N writes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub flush_every: Option<u64>,
-    /// Write blocks that carry LBA, number of the write and a checksum; check all that is read, and read back
-    /// all that was written. A run that only reads checks what an earlier one with the same --seed wrote
+    /// Write blocks that contain their LBA, the number of the write and a checksum; check all blocks that are read, and
+    /// read back all that were written. A read-only load checks what an earlier run with the same --seed wrote
     #[arg(long)]
     pub verify: bool,
-    /// Seed of places and patterns
+    /// Seed of the random numbers and of the written patterns
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Record every acknowledged write in a new file, for --check-ack-log. A lost connection then ends the run well
+    /// Record every acknowledged write in a new file, for --check-ack-log. The run then succeeds if the connection is
+    /// lost
     #[arg(long, value_name = "FILE", conflicts_with = "check_ack_log")]
     pub ack_log: Option<PathBuf>,
-    /// Load nothing: check that what FILE says was acknowledged with FUA, or before a SYNCHRONIZE CACHE, is there
+    /// Send no load: check that the unit holds the writes of FILE that had FUA or were followed by a SYNCHRONIZE CACHE
     #[arg(long, value_name = "FILE")]
     pub check_ack_log: Option<PathBuf>,
-    /// With --check-ack-log: everything acknowledged must be there (the target's process died, its machine did not)
+    /// With --check-ack-log: check all acknowledged writes (for a target whose process was killed, not its host)
     #[arg(long, requires = "check_ack_log")]
     pub all: bool,
-    /// What is offered as HeaderDigest
+    /// Offer for HeaderDigest
     #[arg(long, value_enum, default_value = "none", value_name = "CHOICE")]
     pub header_digest: DigestChoice,
-    /// What is offered as DataDigest
+    /// Offer for DataDigest
     #[arg(long, value_enum, default_value = "none", value_name = "CHOICE")]
     pub data_digest: DigestChoice,
     /// Offer ImmediateData=No
@@ -206,73 +209,73 @@ pub struct Options {
     /// Declared MaxRecvDataSegmentLength
     #[arg(long, help_heading = ISCSI, default_value_t = SEGMENT_DEFAULT, value_name = "BYTES", value_parser = length)]
     pub max_recv_data_segment_length: u32,
-    /// This initiator's name
+    /// Name of this initiator
     #[arg(long, help_heading = ISCSI, default_value = INITIATOR_DEFAULT, value_name = "IQN")]
     pub initiator_name: String,
-    /// Prove this initiator's name by CHAP, as this user
+    /// Authenticate this initiator with CHAP as this user
     #[arg(long, help_heading = ISCSI, value_name = "NAME", requires = "secret_file")]
     pub user: Option<String>,
-    /// The file with the user's secret
+    /// File with the secret of the user
     #[arg(long, help_heading = ISCSI, value_name = "FILE", requires = "user", value_parser = secret::from_file)]
     pub secret_file: Option<Secret>,
-    /// Have the target prove that it is this (mutual CHAP)
+    /// Authenticate the target with mutual CHAP: its user name
     #[arg(long, help_heading = ISCSI, value_name = "NAME", requires_all = ["mutual_secret_file", "user"])]
     pub mutual_user: Option<String>,
-    /// The file with the target's secret
+    /// File with the secret of the target
     #[arg(long, help_heading = ISCSI, value_name = "FILE", requires = "mutual_user", value_parser = secret::from_file)]
     pub mutual_secret_file: Option<Secret>,
-    /// Algorithms of CHAP that are offered: 5 MD5, 6 SHA-1, 7 SHA-256, 8 SHA3-256
+    /// CHAP algorithms to offer, in order of preference: 5 is MD5, 6 SHA-1, 7 SHA-256, 8 SHA3-256
     #[arg(long, help_heading = ISCSI, value_name = "NUMBERS", value_delimiter = ',', default_value = "8,7,6,5")]
     #[arg(value_parser = clap::value_parser!(u8).range(5..=8))]
     pub chap: Vec<u8>,
-    /// This host's NQN
+    /// NQN of this host
     #[arg(long, help_heading = NVME, default_value = "nqn.2026-01.io.lunar:bench", value_name = "NQN")]
     pub host_nqn: String,
-    /// Prove this host's name with the key in the file, as nvme gen-dhchap-key writes it (DH-HMAC-CHAP)
+    /// Authenticate this host with DH-HMAC-CHAP: file with its key, as nvme gen-dhchap-key writes it
     #[arg(long, help_heading = NVME, value_name = "FILE", value_parser = key)]
     pub host_key: Option<Key>,
-    /// Have the subsystem prove its name with the key in the file
+    /// Authenticate the subsystem too: file with its key
     #[arg(long, help_heading = NVME, value_name = "FILE", requires = "host_key", value_parser = key)]
     pub subsystem_key: Option<Key>,
-    /// Be told with each completion how far a queue was read
+    /// Request submission queue flow control (completions report the queue head)
     #[arg(long, help_heading = NVME)]
     pub flow_control: bool,
-    /// I/O queues of each of the controllers that only stay
+    /// I/O queues of each idle controller
     #[arg(long, help_heading = NVME, default_value_t = 1, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(..=QUEUES_MAX))]
     pub idle_queues: u16,
-    /// How the controller hears of commands
-    #[arg(long, help_heading = VFIO_USER, value_enum, default_value = "shadow", value_name = "WAY")]
+    /// How doorbells are rung
+    #[arg(long, help_heading = VFIO_USER, value_enum, default_value = "shadow", value_name = "MODE")]
     pub doorbells: Doorbells,
-    /// Run on this CPU
+    /// CPU to run on
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
-    /// Poll the sockets or queues instead of sleeping until something arrives
+    /// Poll the sockets or queues instead of sleeping
     #[arg(long)]
     pub spin: bool,
-    /// Process of the target, to tell its CPU time
+    /// Process ID of the target, to report its CPU time
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
-    /// Statistics socket of a Lunar target, to tell its busy time
+    /// Statistics socket of a Lunar target, to report its busy time
     #[arg(long, value_name = "SOCKET")]
     pub stats: Option<PathBuf>,
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
-    /// List the targets at the URL's portal, and do nothing else
+    /// List the targets at the URL's portal and exit
     #[arg(long)]
     pub list: bool,
 }
 
-/// What tells this run's sessions from those of others.
+/// Distinguishes the sessions of this run from those of other runs.
 static RUN: OnceLock<[u8; 2]> = OnceLock::new();
 
 impl Options {
-    /// What session number `session` offers at login.
+    /// The login parameters that session number `session` offers.
     #[must_use]
     pub fn offer(&self, target: Option<String>, session: u32) -> Offer {
-        // The format "random" (11.12.5): two runs must not take each other's sessions over, not even where both are
-        // process 1 of a container.
+        // ISID type "random" (11.12.5): runs must not reinstate each other's sessions, even if both run as process 1
+        // of a container.
         let ([r1, r0], [_, s2, s1, s0]) = (*RUN.get_or_init(random), session.to_be_bytes());
         let isid = [0x80, r1, r0, s2, s1, s0];
         Offer {
@@ -293,29 +296,29 @@ impl Options {
 }
 
 impl Options {
-    /// Whether nothing was asked for that iSCSI does not have.
+    /// Checks that all options apply to iSCSI.
     ///
     /// # Errors
-    /// A sentence that names what was.
+    /// A message that names the option that does not.
     pub fn check_for_iscsi(&self) -> Result<(), String> {
-        let asked = [
+        let given = [
             ("--host-key", self.host_key.is_some()),
             ("--flow-control", self.flow_control),
             ("--idle-queues", self.idle_queues != 1),
             ("--doorbells", self.doorbells != Doorbells::Shadow),
         ];
-        match asked.iter().find(|(_, is_asked)| *is_asked) {
+        match given.iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) => Err(format!("{option} is for NVMe")),
             None => Ok(()),
         }
     }
 
-    /// Whether nothing was asked for that NVMe does not have.
+    /// Checks that all options apply to NVMe.
     ///
     /// # Errors
-    /// A sentence that names what was.
+    /// A message that names the option that does not.
     pub fn check_for_nvme(&self) -> Result<(), String> {
-        let asked = [
+        let given = [
             ("--no-immediate-data", self.no_immediate_data),
             ("--initial-r2t", self.initial_r2t),
             ("--max-outstanding-r2t", self.max_outstanding_r2t != R2T_DEFAULT),
@@ -325,33 +328,35 @@ impl Options {
             ("--initiator-name", self.initiator_name != INITIATOR_DEFAULT),
             ("--user", self.user.is_some()),
         ];
-        match asked.iter().find(|(_, is_asked)| *is_asked) {
+        match given.iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) => Err(format!("{option} is for iSCSI")),
             None => Ok(()),
         }
     }
 
-    /// Whether nothing was asked for that only networks have.
+    /// Checks that all options apply to vfio-user.
     ///
     /// # Errors
-    /// A sentence that names what was.
+    /// A message that names the option that does not.
     pub fn check_for_vfio_user(&self) -> Result<(), String> {
         self.check_for_nvme()?;
-        let asked = [
+        let given = [
             ("--idle-sessions", self.idle_sessions > 0),
             ("--header-digest", self.header_digest.is_wanted()),
             ("--data-digest", self.data_digest.is_wanted()),
             ("--flow-control", self.flow_control),
             ("--host-key", self.host_key.is_some()),
         ];
-        match asked.iter().find(|(_, is_asked)| *is_asked) {
-            Some((option, _)) => Err(format!("{option} is for networks: a socket of vfio-user has one controller")),
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) => {
+                Err(format!("{option} is for network protocols: a vfio-user socket has one controller"))
+            }
             None => Ok(()),
         }
     }
 
-    /// How the host proves its name to a subsystem.
-    pub(crate) fn proof(&self, subsystem: &str) -> Option<Host> {
+    /// The keys for authentication to a subsystem; `None` if the host has no key.
+    pub(crate) fn authentication(&self, subsystem: &str) -> Option<Host> {
         Some(Host {
             name: self.host_nqn.clone(),
             subsystem: subsystem.to_owned(),
@@ -373,28 +378,28 @@ impl Options {
     }
 }
 
-/// A challenge for the target.
+/// A random challenge for the target.
 fn challenge() -> Challenge {
     Challenge::from_random(random())
 }
 
-/// Bytes that nobody can guess.
+/// Random bytes of the kernel.
 fn random<const N: usize>() -> [u8; N] {
     let mut random = [0; N];
     let got = getrandom(&mut random, GetRandomFlags::empty());
-    assert_eq!(got, Ok(random.len()), "the kernel always has so few random bytes");
+    assert_eq!(got, Ok(random.len()), "getrandom returns up to 256 bytes at once");
     random
 }
 
-/// The key in a file.
+/// Reads the key in a file.
 fn key(path: &str) -> Result<Key, String> {
     Key::parse(secret::from_file(path)?.bytes()).map_err(|why| format!("{path}: {why}"))
 }
 
-/// A number of bytes: `4096`, `4k`, `1M`, `20G`, `1T`.
+/// Parses a number of bytes: `4096`, `4k`, `1M`, `20G`, `1T`.
 ///
 /// # Errors
-/// A sentence that says what would be one.
+/// A message that shows valid sizes.
 pub fn size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_lowercase().trim_end_matches("ib") {
@@ -406,7 +411,7 @@ pub fn size(text: &str) -> Result<u64, String> {
         _ => return Err(format!("{text:?} is not a size such as 4096, 4k or 1G")),
     };
     let number: u64 = digits.parse().map_err(|_| format!("{text:?} is not a size such as 4096, 4k or 1G"))?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too much"))
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))
 }
 
 fn size_of_command(text: &str) -> Result<u32, String> {
@@ -436,19 +441,19 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         options: Options,
     }
 
     fn parse(args: &str) -> Result<Options, String> {
-        Line::try_parse_from(["bench"].into_iter().chain(args.split_whitespace()))
+        CommandLine::try_parse_from(["bench"].into_iter().chain(args.split_whitespace()))
             .map(|line| line.options)
             .map_err(|error| error.to_string())
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_are_parsed() {
         for (text, want) in
             [("512", 512), ("4k", 4096), ("4K", 4096), ("1MiB", 1 << 20), ("20G", 20 << 30), ("1t", 1 << 40)]
         {
@@ -460,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_line() {
+    fn a_command_line_is_parsed() {
         let options = parse("iscsi://h/iqn.x/2 --rw randrw --mix 30 --bs 128k --time 0.5 --fua --data-digest crc32c")
             .expect("good");
         assert_eq!(
@@ -473,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nvme_does_not_have() {
+    fn options_of_iscsi_are_refused_for_nvme() {
         let check = |args: &str| parse(&format!("nvme-tcp://h {args}")).and_then(|options| options.check_for_nvme());
         assert_eq!(check("--sessions 4 --idle-queues 3 --data-digest crc32c --flow-control"), Ok(()));
         assert_eq!(check("--initial-r2t"), Err("--initial-r2t is for iSCSI".into()));
@@ -482,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn what_iscsi_does_not_have() {
+    fn options_of_nvme_are_refused_for_iscsi() {
         let check = |args: &str| parse(&format!("iscsi://h {args}")).and_then(|options| options.check_for_iscsi());
         assert_eq!(check("--sessions 4 --data-digest crc32c --max-burst-length 64k"), Ok(()));
         assert_eq!(check("--doorbells told"), Err("--doorbells is for NVMe".into()));
@@ -490,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_of_a_run_differ_and_its_number_stays() {
+    fn sessions_of_a_run_have_different_isids_with_a_common_part() {
         let options = parse("iscsi://h/iqn.x").expect("good");
         let isid = |session| options.offer(None, session).isid;
         assert_eq!(isid(1)[..3], isid(2)[..3]);
@@ -498,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_command_lines_are_refused() {
         for bad in [
             "h",
             "iscsi://h --bs 513",
@@ -514,8 +519,8 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_well_formed() {
+    fn the_options_are_consistent() {
         use clap::CommandFactory;
-        Line::command().debug_assert();
+        CommandLine::command().debug_assert();
     }
 }

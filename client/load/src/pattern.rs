@@ -1,6 +1,7 @@
-//! Blocks that say where and when they were written: seed, LBA, generation, filler and a checksum over all of it.
+//! Test patterns: each logical block contains the seed, its LBA, the number of the write (generation), filler and a
+//! checksum of all of that.
 //!
-//! Every logical block stands for itself, so a write that was torn shows block by block.
+//! Each logical block is checked alone, so a torn write is found block by block.
 
 use lunar_core::wire::le::U64;
 use std::fmt;
@@ -9,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 const MAGIC: u64 = u64::from_le_bytes(*b"LunarPat");
 const HEAD_LEN: usize = 32;
 const SUM_LEN: usize = 8;
-/// An odd number near 2^64 divided by the golden ratio: steps through all words evenly.
+/// An odd number near 2^64 divided by the golden ratio: its multiples are distributed evenly.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -23,24 +24,24 @@ struct Head {
 
 const _: () = assert!(size_of::<Head>() == HEAD_LEN);
 
-/// What is wrong with a block.
+/// The reason why a block is wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mismatch {
-    /// It holds zeroes.
+    /// The block contains zeroes.
     Zeroes,
-    /// It holds something else than a pattern.
+    /// The block contains no pattern.
     Foreign,
-    /// It was written by a run with this seed.
+    /// The block was written by a run with this seed.
     Seed(u64),
-    /// It belongs to this LBA.
+    /// The pattern is that of another LBA.
     Lba(u64),
-    /// Its checksum is wrong: a mixture of two writes, or damaged.
+    /// The checksum is wrong: the block is a mixture of two writes, or corrupted.
     Checksum,
-    /// It was written by this write, not by the one that was acknowledged last.
+    /// The block was written by an older or another write than expected.
     Generation {
-        /// What is there.
+        /// The number of the write that the block contains.
         found: u64,
-        /// What was acknowledged.
+        /// The number of the expected write.
         wanted: u64,
     },
 }
@@ -58,10 +59,10 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// Fills one logical block.
+/// Fills one logical block with its pattern.
 ///
 /// # Panics
-/// When it is shorter than head and checksum (40 bytes): no logical block is.
+/// If the block is shorter than 40 bytes (head and checksum).
 pub fn fill(block: &mut [u8], seed: u64, lba: u64, generation: u64) {
     let head = Head { magic: MAGIC.into(), seed: seed.into(), lba: lba.into(), generation: generation.into() };
     let (body, sum) = block.split_at_mut(block.len() - SUM_LEN);
@@ -74,10 +75,10 @@ pub fn fill(block: &mut [u8], seed: u64, lba: u64, generation: u64) {
     sum.copy_from_slice(U64::from(u64::from(crc32c::crc32c(body))).as_bytes());
 }
 
-/// The generation of one logical block that is what it should be.
+/// Checks one logical block. Returns the number of the write that it contains.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why the block is wrong.
 pub fn check(block: &[u8], seed: u64, lba: u64) -> Result<u64, Mismatch> {
     let (head, _) = Head::ref_from_prefix(block).map_err(|_| Mismatch::Foreign)?;
     let (body, sum) = block.split_at_checked(block.len().saturating_sub(SUM_LEN)).ok_or(Mismatch::Foreign)?;
@@ -96,7 +97,7 @@ pub fn check(block: &[u8], seed: u64, lba: u64) -> Result<u64, Mismatch> {
     Ok(head.generation.get())
 }
 
-/// Cuts data that arrives in parts into logical blocks; only a block that lies across two parts is copied.
+/// Splits data that arrives in pieces into logical blocks. Only a block that spans two pieces is copied.
 #[derive(Clone, Debug, Default)]
 pub struct Blocks {
     held: Vec<u8>,
@@ -105,13 +106,13 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// The next part begins with this block.
+    /// Sets the LBA of the first block of the next piece.
     pub fn start(&mut self, lba: u64) {
         self.held.clear();
         self.next = lba;
     }
 
-    /// Takes in a part; `each` gets the LBA and the bytes of every block that is complete.
+    /// Takes a piece; calls `each` with the LBA and the bytes of every block that is complete.
     pub fn feed(&mut self, mut part: &[u8], block_size: usize, mut each: impl FnMut(u64, &[u8])) {
         if !self.held.is_empty() {
             let (front, rest) = part.split_at((block_size - self.held.len()).min(part.len()));
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_names_its_write() {
+    fn a_block_identifies_its_write() {
         assert_eq!(check(&block(1, 2, 3), 1, 2), Ok(3));
         assert_eq!(check(&block(1, 2, 3), 9, 2), Err(Mismatch::Seed(1)));
         assert_eq!(check(&block(1, 2, 3), 1, 4), Err(Mismatch::Lba(2)));
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn two_writes_in_one_block_show() {
+    fn a_mixture_of_two_writes_is_detected() {
         let (mut torn, new) = (block(1, 2, 3), block(1, 2, 4));
         torn[..256].copy_from_slice(&new[..256]);
         assert_eq!(check(&torn, 1, 2), Err(Mismatch::Checksum));
@@ -163,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_bit_is_covered(at in 0usize..4096 * 8, seed: u64, lba: u64, generation: u64) {
+        fn every_flipped_bit_is_detected(at in 0usize..4096 * 8, seed: u64, lba: u64, generation: u64) {
             let mut block = vec![0; 4096];
             fill(&mut block, seed, lba, generation);
             prop_assert_eq!(check(&block, seed, lba), Ok(generation));
@@ -172,7 +173,7 @@ mod tests {
         }
 
         #[test]
-        fn blocks_come_out_however_parts_are_cut(count in 1u64..6, cuts in prop::collection::vec(1usize..1500, 1..40)) {
+        fn blocks_are_found_in_any_pieces(count in 1u64..6, cuts in prop::collection::vec(1usize..1500, 1..40)) {
             let data: Vec<u8> = (0..count).flat_map(|at| block(5, 100 + at, at)).collect();
             let (mut blocks, mut got) = (Blocks::default(), Vec::new());
             blocks.start(100);

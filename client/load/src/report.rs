@@ -1,4 +1,4 @@
-//! What a run found, for people and for programs.
+//! The report of a run, as text and as JSON.
 
 use crate::cost::Cost;
 use crate::histogram::Histogram;
@@ -7,20 +7,20 @@ use lunar_iscsi_initiator::config;
 use serde::Serialize;
 use std::fmt;
 
-/// Latencies in microseconds.
+/// Latencies, in microseconds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Latency {
-    /// Mean.
+    /// The mean.
     pub mean: f64,
-    /// Smallest.
+    /// The smallest.
     pub min: f64,
-    /// Median.
+    /// The median.
     pub p50: f64,
-    /// What 99 of 100 do not exceed.
+    /// The 99th percentile.
     pub p99: f64,
-    /// What 999 of 1000 do not exceed.
+    /// The 99.9th percentile.
     pub p999: f64,
-    /// Largest.
+    /// The largest.
     pub max: f64,
 }
 
@@ -45,39 +45,39 @@ impl fmt::Display for Latency {
     }
 }
 
-/// Commands of one kind in the measured time.
+/// The commands of one kind that completed in the measured time.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Side {
-    /// Commands.
+pub struct CommandStats {
+    /// The number of commands.
     pub count: u64,
     /// Commands per second.
     pub per_second: f64,
-    /// In microseconds.
+    /// Latencies, in microseconds.
     pub latency_us: Latency,
 }
 
-impl Side {
-    /// `count` ended in the time; `all` has those as well that only began in it.
+impl CommandStats {
+    /// `count` commands completed in the measured time; `all` has the latencies of the commands that started in it.
     pub(crate) fn new(all: &Histogram, count: u64, seconds: f64) -> Self {
         let per_second = if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
         Self { count, per_second, latency_us: all.into() }
     }
 }
 
-/// What was agreed with the target.
+/// The negotiated parameters.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 pub enum Negotiated {
-    /// By the login of the first iSCSI session.
+    /// Those of the first iSCSI session.
     Iscsi(Agreed),
-    /// By the controller and its first I/O queue.
+    /// Those of the controller and its first I/O queue.
     NvmeTcp(Queues),
-    /// By the controller.
-    VfioUser(Rings),
+    /// Those of the controller.
+    VfioUser(MemoryQueues),
 }
 
 impl Negotiated {
-    /// Commands that a session may have outstanding at first.
+    /// The number of commands that a session may have outstanding at first.
     #[must_use]
     pub fn window(&self) -> u32 {
         match self {
@@ -88,7 +88,7 @@ impl Negotiated {
     }
 }
 
-/// What the first session's login agreed on.
+/// The negotiated parameters of the first iSCSI session.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the keys of RFC 7143 clause 13")]
 pub struct Agreed {
@@ -100,7 +100,7 @@ pub struct Agreed {
     pub initial_r2t: bool,
     pub immediate_data: bool,
     pub max_outstanding_r2t: u32,
-    /// Commands that the target's window admits at first.
+    /// The command window after the login.
     pub window: u32,
 }
 
@@ -120,121 +120,121 @@ impl Agreed {
     }
 }
 
-/// What an NVMe controller said.
+/// The parameters of an NVMe/TCP controller.
 #[derive(Clone, Debug, Serialize)]
 pub struct Queues {
-    /// Whether headers carry digests.
+    /// Whether headers carry a digest.
     pub header_digest: bool,
-    /// Whether data does.
+    /// Whether data carries a digest.
     pub data_digest: bool,
-    /// Whether the host is told how far its queue was read.
+    /// Whether completions report the submission queue head.
     pub flow_control: bool,
-    /// Bytes that a command may bring with it.
+    /// In-capsule data of a command, in bytes.
     pub in_capsule: u32,
-    /// Bytes of one H2CData PDU at most.
+    /// The most data in one H2CData PDU, in bytes.
     pub max_h2c_data: u32,
-    /// Bytes of one command at most.
+    /// The longest transfer of a command, in bytes.
     pub max_transfer: u32,
-    /// Entries of a queue at most.
+    /// The largest number of entries of a queue.
     pub entries_max: u16,
-    /// Commands that the first I/O queue holds.
+    /// The number of commands that the first I/O queue holds.
     pub window: u32,
 }
 
-/// What an NVMe controller with queues in memory said.
+/// The parameters of an NVMe controller with queues in memory.
 #[derive(Clone, Debug, Serialize)]
-pub struct Rings {
-    /// How it hears of commands.
+pub struct MemoryQueues {
+    /// How doorbells are rung.
     pub doorbells: &'static str,
-    /// Bytes of one command at most.
+    /// The longest transfer of a command, in bytes.
     pub max_transfer: u32,
-    /// Entries of a queue at most.
+    /// The largest number of entries of a queue.
     pub entries_max: u16,
-    /// Commands that the first I/O queue holds.
+    /// The number of commands that the first I/O queue holds.
     pub window: u32,
 }
 
-/// Logins of the sessions that only stay.
+/// The logins of the idle sessions.
 #[derive(Clone, Debug, Serialize)]
 pub struct Logins {
-    /// Sessions.
+    /// The number of sessions.
     pub sessions: u32,
-    /// From the first connection to the last login.
+    /// From the first connection to the last login, in seconds.
     pub seconds: f64,
     /// Sessions per second.
     pub per_second: f64,
 }
 
-/// What a run found.
+/// The results of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The unit's URL.
+    /// The URL of the unit.
     pub url: String,
-    /// Logical blocks of the unit.
+    /// The number of logical blocks of the unit.
     pub blocks: u64,
-    /// Bytes of a logical block.
+    /// The logical block size, in bytes.
     pub block_size: u32,
-    /// The load in words.
+    /// A description of the load.
     pub load: String,
-    /// Seconds that were measured.
+    /// The measured time, in seconds.
     pub seconds: f64,
-    /// What was agreed at login.
+    /// The negotiated parameters.
     pub negotiated: Negotiated,
     /// Reads and writes per second.
     pub iops: f64,
     /// Bytes per second.
     pub bytes_per_second: f64,
-    /// Of reads and writes, in microseconds.
+    /// Latencies of reads and writes, in microseconds.
     pub latency_us: Latency,
     /// Reads.
-    pub reads: Side,
+    pub reads: CommandStats,
     /// Writes.
-    pub writes: Side,
-    /// SYNCHRONIZE CACHE commands.
-    pub flushes: Side,
-    /// The first commands after a rest.
-    pub after_rest: Side,
-    /// Messages that did nothing but wake the target: doorbells that were told (vfio-user).
+    pub writes: CommandStats,
+    /// SYNCHRONIZE CACHE or Flush commands.
+    pub flushes: CommandStats,
+    /// The first commands after a pause.
+    pub after_rest: CommandStats,
+    /// Doorbells that were sent as messages (vfio-user).
     pub rings: u64,
-    /// What it cost.
+    /// The CPU time of the run.
     pub cost: Cost,
-    /// Commands that were answered in the measured time, in whatever way, caches' flushes among them: what the costs
-    /// are divided by.
+    /// Commands that completed in the measured time, successful or not, including flushes. The CPU times per command
+    /// are divided by it.
     pub answered: u64,
-    /// CPU time of the initiator: microseconds per command, or seconds per million commands.
+    /// CPU time of the initiator per command, in microseconds, which is also seconds per million commands.
     pub initiator_cpu_us_per_io: f64,
-    /// CPU time of the target's process, likewise.
+    /// CPU time of the target's process per command, in microseconds.
     pub target_cpu_us_per_io: Option<f64>,
-    /// Time in which the target's cores had work, likewise.
+    /// Busy time of the target's cores per command, in microseconds.
     pub target_busy_us_per_io: Option<f64>,
-    /// Commands that ended in one receive of the initiator, on average: how far the target gathers its replies.
+    /// Commands that completed per receive of the initiator, on average: shows how many replies the target coalesces.
     pub commands_per_receive: f64,
-    /// Commands that ended well in all, with those before and after the measured time.
+    /// Commands that succeeded in total, including those before and after the measured time.
     pub total_commands: u64,
-    /// Commands that were sent again: the target was busy, or had a unit attention to tell.
+    /// Commands that were sent again because the target was busy or reported a unit attention.
     pub retries: u64,
     /// Commands that failed.
     pub errors: u64,
-    /// The first of them.
+    /// Descriptions of the first failed commands.
     pub first_errors: Vec<String>,
-    /// What checking found, if there was any.
+    /// The result of verification, if there was any.
     pub verified: Option<Verified>,
-    /// Logins of the sessions that only stay, if there are any.
+    /// The logins of the idle sessions, if there are any.
     pub logins: Option<Logins>,
-    /// Why the run ended before its time.
+    /// Why the run ended early, if it did.
     pub lost: Option<String>,
 }
 
 impl Report {
-    /// Whether nothing failed and all that was checked was right.
+    /// Whether no command failed and no verified block was wrong.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.errors == 0 && self.verified.as_ref().is_none_or(|verified| verified.bad_blocks == 0)
     }
 }
 
-/// Bytes as people write them.
-pub(crate) fn human(bytes: u64) -> String {
+/// A number of bytes with a binary unit.
+pub(crate) fn with_unit(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let power = (bytes.max(1).ilog2() / 10) as usize;
     let value = bytes as f64 / (1u64 << (power * 10)) as f64;
@@ -243,38 +243,42 @@ pub(crate) fn human(bytes: u64) -> String {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let size = human(self.blocks.saturating_mul(self.block_size.into()));
+        let size = with_unit(self.blocks.saturating_mul(self.block_size.into()));
         writeln!(f, "{}: {size} in blocks of {} bytes", self.url, self.block_size)?;
         if self.iops > 0.0 {
             writeln!(f, "{}, {:.1} s", self.load, self.seconds)?;
             writeln!(f, "  IOPS {:.0}   MB/s {:.1}", self.iops, self.bytes_per_second / 1e6)?;
             writeln!(f, "  latency us: {}", self.latency_us)?;
-            self.sides(f)?;
+            self.write_commands(f)?;
             if self.after_rest.count > 0 {
-                writeln!(f, "  after a rest {:.0}/s   us: {}", self.after_rest.per_second, self.after_rest.latency_us)?;
+                writeln!(
+                    f,
+                    "  after a pause {:.0}/s   us: {}",
+                    self.after_rest.per_second, self.after_rest.latency_us
+                )?;
             }
             if self.rings > 0 {
-                writeln!(f, "  doorbells told {}", self.rings)?;
+                writeln!(f, "  doorbell messages {}", self.rings)?;
             }
             writeln!(f, "  commands per receive {:.1}", self.commands_per_receive)?;
-            self.costs(f)?;
+            self.write_costs(f)?;
         }
         if let Some(logins) = &self.logins {
-            writeln!(f, "  idle sessions {}: logged in at {:.0} a second", logins.sessions, logins.per_second)?;
+            writeln!(f, "  idle sessions {}: {:.0} logins per second", logins.sessions, logins.per_second)?;
         }
         if self.retries > 0 {
-            writeln!(f, "  sent again {}", self.retries)?;
+            writeln!(f, "  retries {}", self.retries)?;
         }
         if self.errors > 0 {
             writeln!(f, "  failed {}", self.errors)?;
             self.first_errors.iter().try_for_each(|error| writeln!(f, "    {error}"))?;
         }
         if let Some(found) = &self.verified {
-            writeln!(f, "  checked {} blocks: {} bad", found.checked_blocks, found.bad_blocks)?;
+            writeln!(f, "  verified {} blocks: {} bad", found.checked_blocks, found.bad_blocks)?;
             found.bad.iter().try_for_each(|bad| writeln!(f, "    {bad}"))?;
             if found.volatile_blocks > 0 {
                 let (all, lost) = (found.volatile_blocks, found.volatile_lost_blocks);
-                writeln!(f, "  of {all} blocks whose last write needed not survive {lost} are older")?;
+                writeln!(f, "  of {all} blocks whose last write was not durable, {lost} hold an older write")?;
             }
         }
         self.lost.iter().try_for_each(|why| writeln!(f, "  ended early: {why}"))
@@ -282,10 +286,10 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    fn sides(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sides = [("reads", &self.reads), ("writes", &self.writes), ("flushes", &self.flushes)];
-        let used = sides.iter().filter(|(_, side)| side.count > 0);
-        // With one kind only the line above says it all.
+    fn write_commands(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let write_commands = [("reads", &self.reads), ("writes", &self.writes), ("flushes", &self.flushes)];
+        let used = write_commands.iter().filter(|(_, side)| side.count > 0);
+        // With one kind of command, the total above says the same.
         if used.clone().count() < 2 {
             return Ok(());
         }
@@ -293,7 +297,7 @@ impl Report {
             .try_for_each(|(name, side)| writeln!(f, "  {name} {:.0}/s   us: {}", side.per_second, side.latency_us))
     }
 
-    fn costs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_costs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.initiator_cpu_us_per_io > 0.0 {
             writeln!(f, "  CPU seconds per million commands: initiator {:.3}", self.initiator_cpu_us_per_io)?;
         }
@@ -316,11 +320,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_for_people() {
+    fn sizes_have_binary_units() {
         assert_eq!(
-            (human(0), human(512), human(4096), human(1 << 40)),
+            (with_unit(0), with_unit(512), with_unit(4096), with_unit(1 << 40)),
             ("0 B".into(), "512 B".into(), "4 KiB".into(), "1 TiB".into())
         );
-        assert_eq!((human(1536), human(u64::MAX)), ("1.5 KiB".into(), "16 EiB".into()));
+        assert_eq!((with_unit(1536), with_unit(u64::MAX)), ("1.5 KiB".into(), "16 EiB".into()));
     }
 }

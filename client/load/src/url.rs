@@ -1,10 +1,10 @@
-//! Where a unit is: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]`,
+//! The URL of a unit: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]` or
 //! `vfio-user:/socket[#namespace]`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How a unit is spoken to.
+/// The protocol of a URL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protocol {
     /// iSCSI.
@@ -16,7 +16,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Those of networks.
+    /// The network protocols.
     const ALL: [Self; 2] = [Self::Iscsi, Self::NvmeTcp];
 
     fn scheme(self) -> &'static str {
@@ -27,7 +27,7 @@ impl Protocol {
         }
     }
 
-    /// The port that the IANA gave to it; none to what is no network.
+    /// The port number that IANA assigned; 0 for vfio-user.
     #[must_use]
     pub fn port(self) -> u16 {
         match self {
@@ -37,7 +37,7 @@ impl Protocol {
         }
     }
 
-    /// The units that there may be. Of iSCSI the numbers of the flat space addressing method (SAM-6 4.7.7.2).
+    /// The valid unit numbers. For iSCSI those of flat space addressing (SAM-6 4.7.7.2).
     fn units(self) -> std::ops::RangeInclusive<u32> {
         match self {
             Self::Iscsi => 0..=0x3fff,
@@ -46,24 +46,24 @@ impl Protocol {
     }
 }
 
-/// The address of a unit. Without a target name: the first that discovery answers.
+/// The URL of a unit. Without a target name it stands for the first target that discovery returns.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Url {
-    /// How it is spoken to.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Host name or address, without the brackets of IPv6; of vfio-user the socket, or the folder that has it as
+    /// Host name or address, IPv6 without brackets. For vfio-user: the path of the socket, or of a folder with a socket
     /// `cntrl`.
     pub host: String,
-    /// TCP port.
+    /// The TCP port.
     pub port: u16,
-    /// Name of the target, or of the subsystem.
+    /// The IQN of the target, or the NQN of the subsystem.
     pub target: Option<String>,
-    /// Logical unit number, or namespace identifier; without one the first that there may be.
+    /// LUN or namespace ID; the lowest valid number unless the URL has one.
     pub unit: u32,
 }
 
 impl Url {
-    /// Host and port as `connect` wants them.
+    /// Host and port, as `connect` takes them.
     #[must_use]
     pub fn portal(&self) -> (&str, u16) {
         (&self.host, self.port)
@@ -72,16 +72,16 @@ impl Url {
     fn of_socket(rest: &str) -> Result<Self, String> {
         let (path, unit) = rest.split_once('#').map_or((rest, None), |(path, unit)| (path, Some(unit)));
         if path.is_empty() {
-            return Err("vfio-user: names no socket".to_owned());
+            return Err("vfio-user: the path of the socket is missing".to_owned());
         }
         let unit = unit_of(unit, Protocol::VfioUser)?;
         Ok(Self { protocol: Protocol::VfioUser, host: path.to_owned(), port: 0, target: None, unit })
     }
 
-    /// The same unit behind another portal, written `host[:port][,group]` as targets do (RFC 7143 13.8).
+    /// The same unit at another portal, which is written `host[:port][,group]` (RFC 7143 13.8).
     ///
     /// # Errors
-    /// A sentence that says what is wrong with the portal.
+    /// A message that says what is wrong with the portal.
     pub fn at_portal(&self, portal: &str) -> Result<Self, String> {
         let portal = portal.split(',').next().unwrap_or_default();
         let (host, port) = split_portal(portal, self.protocol)?;
@@ -117,7 +117,7 @@ fn unit_of(text: Option<&str>, protocol: Protocol) -> Result<u32, String> {
     match text.filter(|unit| !unit.is_empty()) {
         None => Ok(*units.start()),
         Some(unit) => unit.parse().ok().filter(|unit| units.contains(unit)).ok_or_else(|| {
-            format!("{unit:?} is not a unit of {}: {} to {}", protocol.scheme(), units.start(), units.end())
+            format!("{unit:?} is no unit number of {}: use {} to {}", protocol.scheme(), units.start(), units.end())
         }),
     }
 }
@@ -130,7 +130,7 @@ fn split_portal(portal: &str, protocol: Protocol) -> Result<(String, u16), Strin
         None => portal.split_at(portal.find(':').unwrap_or(portal.len())),
     };
     if host.is_empty() {
-        return Err(format!("{portal:?} names no host"));
+        return Err(format!("{portal:?} has no host"));
     }
     let port = match rest.strip_prefix(':') {
         None if rest.is_empty() => protocol.port(),
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_forms() {
+    fn all_forms_of_urls_are_parsed() {
         for (text, host, port, target, unit) in [
             ("iscsi://a", "a", 3260, None, 0),
             ("iscsi://a:77/", "a", 77, None, 0),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_url_says_so() {
+    fn invalid_urls_are_refused() {
         for text in [
             "a/b",
             "iscsi://",

@@ -1,101 +1,102 @@
-//! What should be where: the memory of a run that checks what it reads.
+//! Verification: the expected contents of the region, and checks of the blocks that are read.
 
-use crate::ack_log::Promise;
+use crate::ack_log::AckedWrites;
 use crate::pattern::{self, Mismatch};
 use serde::Serialize;
 
-/// Places that a run can keep in mind (9 bytes each).
-pub(crate) const PLACES_MAX: u64 = 1 << 26;
-/// Bad blocks that are told one by one; the rest is counted.
-const TOLD_MAX: usize = 20;
-/// Free places that are looked for beside one that is in use.
+/// The most chunks that a run can keep track of (9 bytes each).
+pub(crate) const CHUNKS_MAX: u64 = 1 << 26;
+/// Bad blocks that are reported one by one; further ones are only counted.
+const REPORTED_MAX: usize = 20;
+/// Chunks that are tried after one that is in use.
 const PROBES_MAX: u64 = 64;
 
-/// What a read must find.
+/// The expected content of a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Expect {
-    /// Nothing is known.
+    /// Unknown: not checked.
     Anything,
-    /// A pattern of this seed, of any write.
+    /// A pattern with the seed of the run, of any write.
     Pattern,
     /// The pattern of this write.
     Write(u64),
-    /// What an acknowledgement log promises.
-    Kept(Promise),
+    /// A pattern that is at least as new as the durable write in an acknowledgement log.
+    Kept(AckedWrites),
 }
 
-/// What was found.
+/// The result of verification.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Verified {
-    /// Blocks that had to be right.
+    /// Blocks that were checked.
     pub checked_blocks: u64,
-    /// Those that were not.
+    /// Blocks that were wrong.
     pub bad_blocks: u64,
-    /// The first of them.
+    /// Descriptions of the first wrong blocks.
     pub bad: Vec<String>,
-    /// Blocks whose last acknowledged write needed not survive.
+    /// Blocks whose last acknowledged write was not durable.
     pub volatile_blocks: u64,
-    /// Those of them that did not.
+    /// Those of them that hold an older write.
     pub volatile_lost_blocks: u64,
 }
 
-/// Places: one command's blocks each.
+/// The last write of each chunk.
 #[derive(Debug)]
 pub(crate) struct Verifier {
     seed: u64,
     block_size: usize,
-    /// The last acknowledged write of each place: 0 if there is none in this run.
+    /// The number of the last acknowledged write of each chunk; 0 if this run has not written it.
     written: Vec<u64>,
     busy: Vec<bool>,
-    /// Whether places that this run did not write must hold patterns.
+    /// Whether chunks that this run has not written must contain patterns.
     all_written: bool,
     pub(crate) found: Verified,
 }
 
-/// Stands for a write that failed: nothing is known of its place until the next one.
+/// Marks a chunk whose write failed: its content is unknown until the next write.
 const UNKNOWN: u64 = u64::MAX;
 
 impl Verifier {
-    pub(crate) fn new(seed: u64, block_size: u32, places: usize, all_written: bool) -> Self {
+    pub(crate) fn new(seed: u64, block_size: u32, chunks: usize, all_written: bool) -> Self {
         Self {
             seed,
             block_size: block_size as usize,
-            written: vec![0; places],
-            busy: vec![false; places],
+            written: vec![0; chunks],
+            busy: vec![false; chunks],
             all_written,
             found: Verified::default(),
         }
     }
 
-    /// Takes a place for one command: `wanted`, or one near it that no other command uses.
+    /// Reserves a chunk for a command: `wanted`, or a following one that no other command uses.
     pub(crate) fn take(&mut self, wanted: u64) -> Option<u64> {
-        let places = self.busy.len() as u64;
+        let chunks = self.busy.len() as u64;
         let free =
-            (0..PROBES_MAX.min(places)).map(|step| (wanted + step) % places).find(|at| !self.busy[*at as usize])?;
+            (0..PROBES_MAX.min(chunks)).map(|step| (wanted + step) % chunks).find(|at| !self.busy[*at as usize])?;
         self.busy[free as usize] = true;
         Some(free)
     }
 
-    /// Gives a place back. `write`: that it was written by this write; `None` for a write that failed.
-    pub(crate) fn give(&mut self, place: u64, write: Option<Option<u64>>) {
-        self.busy[place as usize] = false;
+    /// Releases a chunk. `write` is the number of the write that it was written with; `Some(None)` if that write
+    /// failed, `None` if it was read.
+    pub(crate) fn release(&mut self, chunk: u64, write: Option<Option<u64>>) {
+        self.busy[chunk as usize] = false;
         if let Some(write) = write {
-            self.written[place as usize] = write.unwrap_or(UNKNOWN);
+            self.written[chunk as usize] = write.unwrap_or(UNKNOWN);
         }
     }
 
-    pub(crate) fn expect(&self, place: u64) -> Expect {
-        match self.written[place as usize] {
+    pub(crate) fn expect(&self, chunk: u64) -> Expect {
+        match self.written[chunk as usize] {
             0 if self.all_written => Expect::Pattern,
             0 | UNKNOWN => Expect::Anything,
             write => Expect::Write(write),
         }
     }
 
-    /// Places that this run wrote, with what they hold.
+    /// The chunks that this run wrote, with their expected contents.
     pub(crate) fn written(&self) -> Vec<(u64, Expect)> {
         let known = self.written.iter().zip(0..).filter(|(write, _)| **write != 0 && **write != UNKNOWN);
-        known.map(|(write, place)| (place, Expect::Write(*write))).collect()
+        known.map(|(write, chunk)| (chunk, Expect::Write(*write))).collect()
     }
 
     pub(crate) fn fill(&self, lba: u64, generation: u64, data: &mut [u8]) {
@@ -110,23 +111,23 @@ impl Verifier {
             Expect::Anything => return,
             _ => pattern::check(block, self.seed, lba),
         };
-        let promise = match expect {
-            Expect::Kept(promise) => promise,
-            _ => Promise::default(),
+        let writes = match expect {
+            Expect::Kept(writes) => writes,
+            _ => AckedWrites::default(),
         };
         let verdict = match (expect, found) {
             (Expect::Write(wanted), Ok(found)) if found != wanted => Err(Mismatch::Generation { found, wanted }),
-            (Expect::Kept(Promise { durable: wanted, .. }), Ok(found)) if found < wanted => {
+            (Expect::Kept(AckedWrites { durable: wanted, .. }), Ok(found)) if found < wanted => {
                 Err(Mismatch::Generation { found, wanted })
             }
-            (Expect::Kept(Promise { durable: 0, .. }), Err(_)) => Ok(()),
+            (Expect::Kept(AckedWrites { durable: 0, .. }), Err(_)) => Ok(()),
             (_, found) => found.map(|_| ()),
         };
-        if promise.acknowledged > promise.durable {
+        if writes.acknowledged > writes.durable {
             self.found.volatile_blocks += 1;
-            self.found.volatile_lost_blocks += u64::from(!found.is_ok_and(|found| found >= promise.acknowledged));
+            self.found.volatile_lost_blocks += u64::from(!found.is_ok_and(|found| found >= writes.acknowledged));
         }
-        if !matches!(expect, Expect::Kept(Promise { durable: 0, .. })) {
+        if !matches!(expect, Expect::Kept(AckedWrites { durable: 0, .. })) {
             self.found.checked_blocks += 1;
         }
         if let Err(mismatch) = verdict {
@@ -136,7 +137,7 @@ impl Verifier {
 
     fn bad(&mut self, what: String) {
         self.found.bad_blocks += 1;
-        if self.found.bad.len() < TOLD_MAX {
+        if self.found.bad.len() < REPORTED_MAX {
             self.found.bad.push(what);
         }
     }
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_finds_the_last_write() {
+    fn a_read_must_return_the_last_write() {
         assert_eq!(verdict(Expect::Write(7), &block(5, 7)), (1, 0, 0, 0));
         assert_eq!(verdict(Expect::Write(7), &block(5, 6)), (1, 1, 0, 0));
         assert_eq!(verdict(Expect::Write(7), &block(4, 7)), (1, 1, 0, 0));
@@ -170,26 +171,26 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_is_kept_by_what_is_as_new() {
-        let both = Expect::Kept(Promise { durable: 7, acknowledged: 9 });
+    fn a_chunk_must_be_as_new_as_its_durable_write() {
+        let both = Expect::Kept(AckedWrites { durable: 7, acknowledged: 9 });
         assert_eq!(verdict(both, &block(5, 10)), (1, 0, 1, 0));
         assert_eq!(verdict(both, &block(5, 8)), (1, 0, 1, 1));
         assert_eq!(verdict(both, &block(5, 6)), (1, 1, 1, 1));
         assert_eq!(verdict(both, &[0; 512]), (1, 1, 1, 1));
-        let volatile = Expect::Kept(Promise { durable: 0, acknowledged: 9 });
+        let volatile = Expect::Kept(AckedWrites { durable: 0, acknowledged: 9 });
         assert_eq!(verdict(volatile, &[0; 512]), (0, 0, 1, 1));
         assert_eq!(verdict(volatile, &block(5, 9)), (0, 0, 1, 0));
     }
 
     #[test]
-    fn no_two_commands_share_a_place() {
+    fn no_two_commands_use_the_same_chunk() {
         let mut verifier = Verifier::new(1, 512, 3, false);
         assert_eq!(
             (verifier.take(1), verifier.take(1), verifier.take(1), verifier.take(1)),
             (Some(1), Some(2), Some(0), None)
         );
-        verifier.give(2, Some(Some(4)));
-        verifier.give(0, Some(None));
+        verifier.release(2, Some(Some(4)));
+        verifier.release(0, Some(None));
         assert_eq!((verifier.take(1), verifier.expect(2)), (Some(2), Expect::Write(4)));
         assert_eq!((verifier.expect(0), verifier.expect(1)), (Expect::Anything, Expect::Anything));
         assert_eq!(verifier.written(), [(2, Expect::Write(4))]);

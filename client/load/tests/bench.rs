@@ -1,4 +1,4 @@
-//! The load generator against a small target over sockets: what it must count, notice and forgive.
+//! The load generator against a small iSCSI target on a socket: counting, verification, retries and crash tests.
 
 mod disk;
 
@@ -9,24 +9,24 @@ use std::path::PathBuf;
 
 #[derive(Parser)]
 #[command(args_override_self = true)]
-struct Line {
+struct CommandLine {
     #[command(flatten)]
     options: Options,
 }
 
-/// Seconds to measure: more if a machine stood still for as long as that.
+/// Seconds to measure. A longer time is used if the shorter one was not enough, as on a stalled host.
 const TIMES: [&str; 3] = ["0.1", "1", "10"];
 
 fn options(url: &str, args: &str) -> Options {
     let line = ["bench", url, "--time", "0.3", "--warmup", "0.05", "--timeout", "5"];
-    Line::parse_from(line.into_iter().chain(args.split_whitespace())).options
+    CommandLine::parse_from(line.into_iter().chain(args.split_whitespace())).options
 }
 
 fn bench(disk: &Disk, args: &str) -> Report {
     run(&options(&disk.url(), args)).expect("a report")
 }
 
-/// Measures for longer and longer, until there is `enough`.
+/// Measures for longer and longer times until the report has `enough`.
 fn until(disk: &Disk, args: &str, enough: impl Fn(&Report) -> bool) -> Report {
     let mut reports = TIMES.iter().map(|time| bench(disk, &format!("{args} --time {time}")));
     reports.find(enough).unwrap_or_else(|| panic!("{args}: never enough in {TIMES:?} seconds"))
@@ -52,7 +52,7 @@ fn reads_are_counted() {
 }
 
 #[test]
-fn all_shapes_are_verified_with_all_ways_of_moving_data() {
+fn all_access_patterns_are_verified_with_all_kinds_of_data_transfer() {
     let disk = Disk::start(Faults::default());
     for shape in ["randread", "randwrite", "randrw", "rw", "read", "write"] {
         for args in [
@@ -63,7 +63,7 @@ fn all_shapes_are_verified_with_all_ways_of_moving_data() {
         ] {
             let seed = if shape.ends_with("read") { "--seed 9" } else { "" };
             if !seed.is_empty() {
-                // What is only read was written before, all of it.
+                // A read-only load needs a region that was written completely.
                 let fill = "--rw write --verify --seed 9 --size 256k --bs 64k --depth 1";
                 assert!(until(&disk, fill, |fill| fill.total_commands > 4).is_good());
             }
@@ -75,21 +75,21 @@ fn all_shapes_are_verified_with_all_ways_of_moving_data() {
 }
 
 #[test]
-fn a_lost_write_is_noticed() {
-    // Far more places than writes in this time would be needed to hide one: every place is written again and again,
-    // so reading along with writing has to see it.
+fn a_lost_write_is_detected() {
+    // Hiding a lost write would take far more chunks than there are writes in this time: each chunk is written again
+    // and again, so the reads between the writes must detect it.
     let mut reports = TIMES.iter().map(|time| {
         let disk = Disk::start(Faults { loses_write: 50, ..Faults::default() });
         bench(&disk, &format!("--verify --rw randrw --mix 80 --size 64k --depth 4 --time {time}"))
     });
-    let report = reports.find(|report| !report.is_good()).expect("it is noticed");
+    let report = reports.find(|report| !report.is_good()).expect("a bad block");
     let found = report.verified.clone().expect("verified");
     assert!(found.bad_blocks > 0, "{report}");
     assert!(found.bad[0].starts_with("LBA "), "{}", found.bad[0]);
 }
 
 #[test]
-fn blocks_of_another_run_are_noticed() {
+fn blocks_of_another_run_are_detected() {
     let disk = Disk::start(Faults::default());
     let fill = "--rw write --verify --seed 3 --size 256k --bs 4k";
     assert!(until(&disk, fill, |fill| fill.total_commands > 64).is_good());
@@ -99,7 +99,7 @@ fn blocks_of_another_run_are_noticed() {
 }
 
 #[test]
-fn busy_targets_are_asked_again_and_errors_are_counted() {
+fn busy_targets_are_retried_and_errors_are_counted() {
     let disk = Disk::start(Faults { busy: true, ..Faults::default() });
     let report = until(&disk, "--verify --rw randrw --size 1M", |report| report.retries > 0);
     assert!(report.is_good(), "{report}");
@@ -110,7 +110,7 @@ fn busy_targets_are_asked_again_and_errors_are_counted() {
 }
 
 #[test]
-fn sessions_that_only_stay() {
+fn idle_sessions_are_opened_and_counted() {
     let report = bench(&Disk::start(Faults::default()), "--idle-sessions 100");
     let logins = report.logins.clone().expect("told");
     assert!(report.is_good() && logins.sessions == 100 && logins.per_second > 1.0);
@@ -124,7 +124,7 @@ fn flushes_are_sent_and_counted() {
     assert!(report.writes.count / report.flushes.count >= 9, "{report}");
 }
 
-/// Writes with an acknowledgement log until the power fails; then checks what came back.
+/// Writes with an acknowledgement log until the simulated power failure; then checks the unit.
 fn crash(name: &str, faults: Faults, args: &str, check: &str) -> Report {
     let path = log_file(name);
     let disk = Disk::start(Faults { fails_at_write: 500, ..faults });
@@ -136,7 +136,7 @@ fn crash(name: &str, faults: Faults, args: &str, check: &str) -> Report {
 }
 
 #[test]
-fn a_crash_that_keeps_its_promises() {
+fn a_crash_that_loses_no_durable_write_passes() {
     for (name, args) in [("fua", "--fua"), ("flush", "--flush-every 7"), ("both", "--fua --flush-every 7 --sessions 2")]
     {
         let report = crash(name, Faults::default(), args, "");
@@ -146,7 +146,7 @@ fn a_crash_that_keeps_its_promises() {
 }
 
 #[test]
-fn a_cache_that_is_lost_without_a_promise_is_told_but_not_blamed() {
+fn volatile_writes_that_are_lost_are_reported_but_are_no_errors() {
     let report = crash("volatile", Faults::default(), "", "");
     let found = report.verified.clone().expect("verified");
     assert!(report.is_good() && found.checked_blocks == 0 && found.volatile_lost_blocks > 0, "{report}");
@@ -155,7 +155,7 @@ fn a_cache_that_is_lost_without_a_promise_is_told_but_not_blamed() {
 }
 
 #[test]
-fn a_crash_that_breaks_its_promises_is_noticed() {
+fn a_crash_that_loses_durable_writes_is_detected() {
     let lying_fua = Faults { fua_lies: true, ..Faults::default() };
     let report = crash("fua-lies", lying_fua, "--fua", "");
     assert!(!report.is_good(), "{report}");
@@ -165,7 +165,7 @@ fn a_crash_that_breaks_its_promises_is_noticed() {
 }
 
 #[test]
-fn targets_are_found_by_discovery_and_followed_when_they_move() {
+fn targets_are_discovered_and_redirections_are_followed() {
     let disk = Disk::start(Faults::default());
     let portal = format!("iscsi://{}", disk.address);
     let report = run(&options(&portal, "")).expect("a report");
@@ -178,7 +178,7 @@ fn targets_are_found_by_discovery_and_followed_when_they_move() {
 }
 
 #[test]
-fn what_cannot_be_run_says_why() {
+fn a_run_that_cannot_start_reports_the_reason() {
     let disk = Disk::start(Faults::default());
     let why = |url: &str, args: &str| format!("{:#}", run(&options(url, args)).expect_err("cannot be"));
     assert!(why(&format!("iscsi://{}/iqn.nobody/0", disk.address), "").contains("NOT_FOUND"));

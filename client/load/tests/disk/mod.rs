@@ -1,4 +1,4 @@
-//! A small iSCSI target in memory, with a write cache that can be lost and faults that can be asked for.
+//! A small iSCSI target in memory, with a volatile write cache and configurable faults.
 
 use lunar_iscsi::text;
 use lunar_iscsi::wire::{
@@ -16,22 +16,22 @@ pub(crate) const NAME: &str = "iqn.2026-01.io.lunar:test";
 const BLOCK: usize = 512;
 const BLOCKS: u64 = 8192;
 
-/// What goes wrong.
+/// The faults of the target.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Faults {
-    /// SYNCHRONIZE CACHE does nothing.
+    /// SYNCHRONIZE CACHE does not write the cache.
     pub(crate) flush_lies: bool,
-    /// FUA does nothing.
+    /// FUA is ignored.
     pub(crate) fua_lies: bool,
-    /// This write, counted from 1, stays without effect.
+    /// The number of a write, from 1, that is acknowledged and dropped.
     pub(crate) loses_write: u64,
-    /// The power fails instead of the answer to this write.
+    /// The number of the write at which the power fails instead of the response.
     pub(crate) fails_at_write: u64,
     /// Every third command is answered with BUSY.
     pub(crate) busy: bool,
-    /// Reads fail.
+    /// Reads fail with MEDIUM ERROR.
     pub(crate) bad_medium: bool,
-    /// The login is sent on to another port.
+    /// Logins are redirected to this port.
     pub(crate) moved_to: Option<u16>,
 }
 
@@ -63,14 +63,14 @@ impl Disk {
         std::thread::spawn(move || {
             for socket in listener.incoming().flatten() {
                 let mut peer = Peer { socket, faults, state: shared.clone(), stat_sn: 0, cmd_sn: 0, attention: true };
-                // A peer that went away ends its own thread.
+                // A connection that ends only ends its own thread.
                 std::thread::spawn(move || peer.run());
             }
         });
         Self { address, state }
     }
 
-    /// The same disk after its power came back: what was not on the medium is gone.
+    /// The same disk after a power failure: the content of the write cache is lost.
     pub(crate) fn restart(&self) -> Self {
         let mut state = self.state.lock().expect("no panic");
         state.cache.clear();
@@ -79,7 +79,7 @@ impl Disk {
         Self::serve(Faults::default(), self.state.clone())
     }
 
-    /// What the unit is called.
+    /// The URL of the unit.
     pub(crate) fn url(&self) -> String {
         format!("iscsi://{}/{NAME}/0", self.address)
     }
@@ -116,7 +116,7 @@ impl Peer {
                     answer.itt = LogoutRequest::of(&header).itt;
                     self.send(answer, &[])?;
                 }
-                other => panic!("{other:?} was not expected"),
+                other => panic!("unexpected PDU {other:?}"),
             }
         }
     }
@@ -131,7 +131,7 @@ impl Peer {
         Ok((header, data))
     }
 
-    /// Sends a PDU with the next StatSN and a window of 32.
+    /// Sends a PDU with the next StatSN and a command window of 32.
     fn send<P: Pdu>(&mut self, mut pdu: P, data: &[u8]) -> Result<()> {
         let bytes = pdu.as_mut_bytes();
         bytes[5..8].copy_from_slice(zerocopy::IntoBytes::as_bytes(&U24::new(data.len())));
@@ -229,11 +229,11 @@ impl Peer {
                 self.state.lock().expect("no panic").flush(self.faults);
                 self.respond(command.itt, 0, &[])
             }
-            other => panic!("operation code {other:02x} was not expected"),
+            other => panic!("unexpected operation code {other:02x}"),
         }
     }
 
-    /// All data of a write: what came with it, what follows unsolicited, and what has to be asked for.
+    /// Collects the data of a write: immediate, unsolicited and solicited.
     fn gather(&mut self, command: &ScsiCommand, mut data: Vec<u8>) -> Result<Vec<u8>> {
         let (expected, mut over, mut r2t_sn) = (command.expected_len.get() as usize, command.flags & FINAL != 0, 0);
         while data.len() < expected {
@@ -252,7 +252,7 @@ impl Peer {
                 if header.itt == command.itt {
                     break (header, part);
                 }
-                // Commands behind a write wait: this target carries one out at a time.
+                // Commands that follow the write wait: this target executes one command at a time.
                 assert_eq!(header.opcode(), Opcode::SCSI_COMMAND);
                 self.later(header, part);
             };
@@ -265,7 +265,7 @@ impl Peer {
     }
 
     fn later(&mut self, _: Bhs, _: Vec<u8>) {
-        panic!("these tests write more than one burst at depth 1 only");
+        panic!("writes of more than one burst need depth 1");
     }
 
     fn data_in(&mut self, command: &ScsiCommand, data: &[u8]) -> Result<()> {
@@ -273,7 +273,7 @@ impl Peer {
         pdu.flags = FINAL | STATUS;
         pdu.itt = command.itt;
         pdu.ttt.set(NO_TAG);
-        // `send` writes StatSN and the window; DataSN and offset stay zero.
+        // `send` writes StatSN and MaxCmdSN; DataSN and offset stay zero.
         self.send(pdu, data)
     }
 }
