@@ -1,7 +1,7 @@
-//! The other side: asks a service, over its socket or over the network, and waits for the answer.
+//! A blocking client of the API, over the Unix socket or the network.
 
-use crate::place;
-use crate::routes::Method;
+use crate::route::Method;
+use crate::system;
 use http_body_util::{BodyExt, Full};
 pub use hyper::Uri;
 use hyper::body::{Bytes, Incoming};
@@ -27,36 +27,36 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, version};
 
-/// How long somebody waits for a connection.
+/// The longest time for a connection.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long somebody waits for an answer: a little longer than the service lets anything take.
+/// The longest time for a response: a little longer than the server's limit.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(150);
-/// Bytes of an answer at most: all there is of the largest configuration as JSON.
+/// The longest response, in bytes: more than the largest configuration as JSON.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
-/// Where Linux systems keep the certificates of those whom they trust.
+/// The files in which Linux distributions keep the trusted root certificates.
 const SYSTEM_ROOTS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
-/// Where a service is.
+/// The address of a service.
 #[derive(Clone, Debug)]
 pub enum Address {
-    /// On this machine.
+    /// The path of a Unix socket.
     Socket(PathBuf),
-    /// On the network: `https://HOST:PORT`, or `http://` for a service on this machine.
+    /// A URL `https://HOST:PORT`, or `http://` for a service on this host.
     Url(Uri),
 }
 
-/// How to reach a service, and as whom.
+/// A client.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Where it is.
+    /// The address of the service.
     pub address: Address,
-    /// The token that says who asks over the network.
+    /// The token for authentication over the network.
     pub token: Option<Token>,
-    /// Certificates that are trusted, in PEM; without, those of the system.
+    /// The file with trusted certificates, in PEM; without it, those of the system.
     pub trusted: Option<PathBuf>,
 }
 
-/// A token, which nobody is shown.
+/// A token; `Debug` does not show it.
 #[derive(Clone)]
 pub struct Token(pub String);
 
@@ -66,20 +66,20 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Why there is no answer, in words that say what to do.
+/// Why a request failed, as a message that says what to do.
 #[derive(Debug)]
-pub enum Trouble {
-    /// Nobody listens there.
+pub enum ClientError {
+    /// No service listens at the address.
     NotRunning(String),
-    /// The caller may not.
+    /// The caller lacks a right.
     NotAllowed(String),
-    /// The service says no: HTTP status, `detail` of the problem, and the whole of it.
+    /// The service refused the request: HTTP status, `detail` of the problem report, and the whole report.
     Refused(u16, String, Json),
-    /// The connection broke, or what came is no answer.
+    /// The connection failed, or the response is invalid.
     Broken(String),
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for ClientError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotRunning(why) | Self::NotAllowed(why) | Self::Refused(_, why, _) | Self::Broken(why) => {
@@ -89,98 +89,104 @@ impl fmt::Display for Trouble {
     }
 }
 
-impl std::error::Error for Trouble {}
+impl std::error::Error for ClientError {}
 
-/// What is sent along with a request.
+/// The body of a request.
 #[derive(Clone, Debug)]
-pub enum Sent {
-    /// Nothing.
+pub enum RequestBody {
+    /// No body.
     Nothing,
-    /// Keys.
+    /// JSON.
     Json(Json),
-    /// The text of a configuration.
+    /// A configuration, as TOML.
     Text(String),
 }
 
 impl Client {
-    /// A client of the service on this machine.
+    /// A client of the service on this host; without a path, at its default socket.
     #[must_use]
     pub fn local(socket: Option<PathBuf>) -> Self {
-        Self { address: Address::Socket(socket.unwrap_or_else(place::to_call)), token: None, trusted: None }
+        Self { address: Address::Socket(socket.unwrap_or_else(system::client_socket)), token: None, trusted: None }
     }
 
-    /// Asks, and waits for the answer: its body.
+    /// Sends a request and waits for the response. Returns the body.
     ///
     /// # Errors
-    /// Why there is none.
-    pub fn call(&self, method: Method, path: &str, sent: Sent) -> Result<Vec<u8>, Trouble> {
-        run(async {
-            let response = self.send(method, path, sent).await?;
+    /// Why the request failed.
+    pub fn call(&self, method: Method, path: &str, body: RequestBody) -> Result<Vec<u8>, ClientError> {
+        run_blocking(async {
+            let response = self.send(method, path, body).await?;
             let collect = http_body_util::Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect();
-            let body = timeout(ANSWER_TIME_MAX, collect).await.map_err(|_| Trouble::Broken(late()))?;
-            Ok(body.map_err(|why| Trouble::Broken(format!("the answer broke off: {why}")))?.to_bytes().into())
+            let body = timeout(ANSWER_TIME_MAX, collect).await.map_err(|_| ClientError::Broken(timeout_message()))?;
+            Ok(body
+                .map_err(|why| ClientError::Broken(format!("the response was interrupted: {why}")))?
+                .to_bytes()
+                .into())
         })
     }
 
-    /// As [`Client::call`], for an answer in JSON.
+    /// As [`Client::call`], and parses the response as JSON.
     ///
     /// # Errors
-    /// As that.
-    pub fn json(&self, method: Method, path: &str, sent: Sent) -> Result<Json, Trouble> {
-        let body = self.call(method, path, sent)?;
-        serde_json::from_slice(&body).map_err(|why| Trouble::Broken(format!("the answer is no JSON: {why}")))
+    /// See [`Client::call`].
+    pub fn json(&self, method: Method, path: &str, body: RequestBody) -> Result<Json, ClientError> {
+        let body = self.call(method, path, body)?;
+        serde_json::from_slice(&body)
+            .map_err(|why| ClientError::Broken(format!("the response is not valid JSON: {why}")))
     }
 
-    /// Follows a stream of events: `each` gets the data of each until it says that it has enough, or the stream ends.
+    /// Reads an event stream. `each` is called with the data of each event until it returns `false` or the stream ends.
     ///
     /// # Errors
-    /// As [`Client::call`].
-    pub fn follow(&self, path: &str, mut each: impl FnMut(&str) -> bool) -> Result<(), Trouble> {
-        run(async {
-            let mut body = self.send(Method::Get, path, Sent::Nothing).await?.into_body();
-            let mut held = Vec::new();
+    /// See [`Client::call`].
+    pub fn follow(&self, path: &str, mut each: impl FnMut(&str) -> bool) -> Result<(), ClientError> {
+        run_blocking(async {
+            let mut body = self.send(Method::Get, path, RequestBody::Nothing).await?.into_body();
+            let mut buffer = Vec::new();
             while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|why| Trouble::Broken(format!("the stream broke off: {why}")))?;
-                held.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
-                while let Some(end) = held.iter().position(|byte| *byte == b'\n') {
-                    let line: Vec<u8> = held.drain(..=end).collect();
+                let frame = frame.map_err(|why| ClientError::Broken(format!("the stream was interrupted: {why}")))?;
+                buffer.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+                while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+                    let line: Vec<u8> = buffer.drain(..=end).collect();
                     let data = std::str::from_utf8(&line).ok().and_then(|line| line.strip_prefix("data:"));
                     if data.is_some_and(|data| !each(data.trim())) {
                         return Ok(());
                     }
                 }
-                if held.len() > ANSWER_BYTES_MAX {
-                    return Err(Trouble::Broken("a line of the stream has no end".into()));
+                if buffer.len() > ANSWER_BYTES_MAX {
+                    return Err(ClientError::Broken("a line of the stream is too long".into()));
                 }
             }
             Ok(())
         })
     }
 
-    async fn send(&self, method: Method, path: &str, sent: Sent) -> Result<Response<Incoming>, Trouble> {
-        let request = self.request(method, path, sent)?;
+    async fn send(&self, method: Method, path: &str, body: RequestBody) -> Result<Response<Incoming>, ClientError> {
+        let request = self.request(method, path, body)?;
         let response = match &self.address {
             Address::Socket(socket) => {
-                let stream = UnixStream::connect(socket).await.map_err(|why| no_socket(socket, &why))?;
-                ask(stream, request).await
+                let stream = UnixStream::connect(socket).await.map_err(|why| connection_error(socket, &why))?;
+                send_request(stream, request).await
             }
-            Address::Url(url) => self.ask_over_network(url, request).await,
+            Address::Url(url) => self.send_over_network(url, request).await,
         }?;
         if response.status().is_success() {
             return Ok(response);
         }
         let status = response.status().as_u16();
         let body = http_body_util::Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-        let body = body.map_err(|why| Trouble::Broken(format!("the answer broke off: {why}")))?.to_bytes();
+        let body = body.map_err(|why| ClientError::Broken(format!("the response was interrupted: {why}")))?.to_bytes();
         let problem: Json = serde_json::from_slice(&body).unwrap_or_default();
-        let words = problem["detail"].as_str().map_or_else(|| format!("the service answers {status}"), str::to_owned);
+        let words = problem["detail"]
+            .as_str()
+            .map_or_else(|| format!("the service returned HTTP status {status}"), str::to_owned);
         Err(match status {
-            401 | 403 => Trouble::NotAllowed(words),
-            _ => Trouble::Refused(status, words, problem),
+            401 | 403 => ClientError::NotAllowed(words),
+            _ => ClientError::Refused(status, words, problem),
         })
     }
 
-    fn request(&self, method: Method, path: &str, sent: Sent) -> Result<Request<Full<Bytes>>, Trouble> {
+    fn request(&self, method: Method, path: &str, body: RequestBody) -> Result<Request<Full<Bytes>>, ClientError> {
         let host = match &self.address {
             Address::Socket(_) => "lunar",
             Address::Url(url) => url.authority().map_or("lunar", |authority| authority.as_str()),
@@ -189,102 +195,108 @@ impl Client {
         if let Some(Token(token)) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
-        let (media, body) = match sent {
-            Sent::Nothing => (None, Vec::new()),
-            Sent::Json(value) => (Some("application/json"), value.to_string().into_bytes()),
-            Sent::Text(text) => (Some("application/toml"), text.into_bytes()),
+        let (media, body) = match body {
+            RequestBody::Nothing => (None, Vec::new()),
+            RequestBody::Json(value) => (Some("application/json"), value.to_string().into_bytes()),
+            RequestBody::Text(text) => (Some("application/toml"), text.into_bytes()),
         };
         if let Some(media) = media {
             request = request.header(CONTENT_TYPE, media);
         }
         request
             .body(Full::new(body.into()))
-            .map_err(|why| Trouble::Broken(format!("{path} cannot be asked for: {why}")))
+            .map_err(|why| ClientError::Broken(format!("invalid request path {path}: {why}")))
     }
 
-    async fn ask_over_network(&self, url: &Uri, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Trouble> {
+    async fn send_over_network(
+        &self,
+        url: &Uri,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, ClientError> {
         let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
         let port = url.port_u16().unwrap_or(lunar_control::model::API_PORT);
         let unreachable = |why: &dyn fmt::Display| {
-            Trouble::NotRunning(format!(
-                "nobody answers at {host} port {port}: {why}; does [api-listener] name this address?"
+            ClientError::NotRunning(format!(
+                "no service answers at {host} port {port}: {why}; check the address in [api-listener]"
             ))
         };
-        let is_near = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
-        if url.scheme_str() == Some("http") && self.token.is_some() && !is_near {
-            return Err(Trouble::NotAllowed("a token goes to other machines over https:// only".into()));
+        let is_local = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
+        if url.scheme_str() == Some("http") && self.token.is_some() && !is_local {
+            return Err(ClientError::NotAllowed("a token is sent to other hosts over https:// only".into()));
         }
         let stream = timeout(CONNECT_TIME_MAX, TcpStream::connect((host.as_str(), port))).await;
-        let stream = stream.map_err(|_| unreachable(&"it takes too long"))?.map_err(|why| unreachable(&why))?;
+        let stream = stream.map_err(|_| unreachable(&"the connection timed out"))?.map_err(|why| unreachable(&why))?;
         if url.scheme_str() == Some("http") {
-            return ask(stream, request).await;
+            return send_request(stream, request).await;
         }
-        let name = ServerName::try_from(host.clone()).map_err(|why| Trouble::Broken(format!("{host}: {why}")))?;
+        let name = ServerName::try_from(host.clone()).map_err(|why| ClientError::Broken(format!("{host}: {why}")))?;
         let tls = TlsConnector::from(Arc::new(self.tls()?));
         let stream = timeout(CONNECT_TIME_MAX, tls.connect(name, stream)).await;
         let stream =
-            stream.map_err(|_| unreachable(&"the handshake takes too long"))?.map_err(|why| unreachable(&why))?;
-        ask(stream, request).await
+            stream.map_err(|_| unreachable(&"the TLS handshake timed out"))?.map_err(|why| unreachable(&why))?;
+        send_request(stream, request).await
     }
 
-    fn tls(&self) -> Result<ClientConfig, Trouble> {
+    fn tls(&self) -> Result<ClientConfig, ClientError> {
         let found = || SYSTEM_ROOTS.iter().map(PathBuf::from).find(|path| path.exists());
         let file = self.trusted.clone().or_else(found);
-        let file = file.ok_or_else(|| Trouble::Broken("this system has no certificates: name some".into()))?;
-        let of = |why: &dyn fmt::Display| Trouble::Broken(format!("{}: {why}", file.display()));
+        let file = file.ok_or_else(|| {
+            ClientError::Broken("this system has no trusted certificates: give a file with --trust".into())
+        })?;
+        let error = |why: &dyn fmt::Display| ClientError::Broken(format!("{}: {why}", file.display()));
         let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_file_iter(&file).map_err(|why| of(&why))? {
-            roots.add(certificate.map_err(|why| of(&why))?).map_err(|why| of(&why))?;
+        for certificate in CertificateDer::pem_file_iter(&file).map_err(|why| error(&why))? {
+            roots.add(certificate.map_err(|why| error(&why))?).map_err(|why| error(&why))?;
         }
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&version::TLS13, &version::TLS12])
-            .map_err(|why| of(&why))?;
+            .map_err(|why| error(&why))?;
         Ok(config.with_root_certificates(roots).with_no_client_auth())
     }
 }
 
-fn late() -> String {
-    "the service takes too long to answer: `lunar status`, and the log, tell more".into()
+fn timeout_message() -> String {
+    "the service does not answer in time: see `lunar status` and the log".into()
 }
 
-fn run<T>(work: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+fn run_blocking<T>(work: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|why| Trouble::Broken(format!("the system has no room: {why}")))?.block_on(work)
+    runtime.map_err(|why| ClientError::Broken(format!("cannot start the runtime: {why}")))?.block_on(work)
 }
 
-async fn ask<S>(stream: S, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Trouble>
+async fn send_request<S>(stream: S, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, ClientError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let broken = |why: hyper::Error| Trouble::Broken(format!("the connection broke off: {why}"));
+    let broken = |why: hyper::Error| ClientError::Broken(format!("the connection broke off: {why}"));
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
-    // It carries the body of the answer, too.
+    // This task also receives the body of the response.
     tokio::spawn(connection);
     let answer = timeout(ANSWER_TIME_MAX, sender.send_request(request)).await;
-    answer.map_err(|_| Trouble::Broken(late()))?.map_err(broken)
+    answer.map_err(|_| ClientError::Broken(timeout_message()))?.map_err(broken)
 }
 
-/// Why there is no way in by a socket, and what to do.
-fn no_socket(socket: &Path, why: &io::Error) -> Trouble {
+/// The error of a connection to the socket, with what to do.
+fn connection_error(socket: &Path, why: &io::Error) -> ClientError {
     let shown = socket.display();
     match why.kind() {
-        ErrorKind::NotFound | ErrorKind::ConnectionRefused => Trouble::NotRunning(format!(
-            "Lunar is not running here (nobody serves {shown}): start it with `systemctl start lunar`, or \
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => ClientError::NotRunning(format!(
+            "Lunar is not running (no process serves {shown}): start it with `systemctl start lunar`, or \
              `lunar daemon --config FILE`"
         )),
         ErrorKind::PermissionDenied => {
-            let user = place::user_name(rustix::process::geteuid().as_raw());
+            let user = system::user_name(rustix::process::geteuid().as_raw());
             let group =
                 std::fs::metadata(socket).ok().filter(|found| found.mode() & 0o060 == 0o060).map(|found| found.gid());
-            let way_in = match group.map(place::group_name) {
+            let remedy = match group.map(system::group_name) {
                 Some(group) => format!("join the group {group} (`sudo usermod -aG {group} {user}`, then log in again)"),
                 None if access(socket.parent().unwrap_or(socket), Access::EXEC_OK).is_err() => {
-                    "its folder is closed to you: use sudo".into()
+                    "you cannot enter its folder: use sudo".into()
                 }
                 None => "use sudo, or set `group` in [api] of the configuration".into(),
             };
-            Trouble::NotAllowed(format!("{user} may not use {shown}: {way_in}"))
+            ClientError::NotAllowed(format!("{user} may not use {shown}: {remedy}"))
         }
-        _ => Trouble::Broken(format!("{shown}: {why}")),
+        _ => ClientError::Broken(format!("{shown}: {why}")),
     }
 }

@@ -1,44 +1,58 @@
-//! The page about the API, made from the routes.
+//! The reference page of the API, generated from the routes.
 
-use crate::routes::{Gives, Route, Takes, routes};
+use crate::route::{RequestContent, ResponseContent, Route};
 use lunar_control::Kind;
 
 const HEAD: &str = "\
 # The API
 
-Made from the routes in `api/src/routes.rs`; `LUNAR_REGENERATE=1 cargo test -p lunar-api fresh` writes it anew. The same
-as an OpenAPI document: [openapi.json](openapi.json), or `GET /v1/openapi.json`.
+Generated from the routes in `api/src/routes.rs` with `LUNAR_REGENERATE=1 cargo test -p lunar-api fresh`. The same as an
+OpenAPI document: [openapi.json](openapi.json), or `GET /v1/openapi.json`.
 
-REST with JSON, over a Unix socket (`/run/lunar/api.sock`, or `socket` in `[api]`): root may use it, the user that Lunar
-runs as, and the members of `group` in `[api]`; the kernel says who asks. Over TCP where `[api-listener.NAME]` says so:
-with TLS, or on this machine only, and with a token of `[api-token.NAME]`, whose role is `read` or `write`. `lunar`
-itself uses nothing else.
+The API is REST with JSON, over two transports:
+
+* a Unix socket (`/run/lunar/api.sock`, or `socket` in `[api]`): root, the user that runs Lunar and the members of
+  `group` in `[api]` may use it; the kernel identifies the caller;
+* TCP, at each `[api-listener.NAME]`, with TLS unless the address is a loopback address. Every request needs a token of
+  an `[api-token.NAME]`, whose role is `read` or `write`.
+
+The `lunar` commands use this API and nothing else.
 
     curl --unix-socket /run/lunar/api.sock http://lunar/v1/status
     curl --unix-socket /run/lunar/api.sock -X POST http://lunar/v1/volume/disk1 \\
          -d '{\"kind\": \"file\", \"path\": \"/srv/lunar/disk1.img\", \"size\": \"20G\"}'
     curl --header @/etc/lunar/token.header https://storage.example:3280/v1/session
 
-Every change is in force and in the file when it is answered, or neither; what it did comes back step by step. With
-`?dry-run=true` it says what it would do. Keys are those of [the configuration](configuration.md); secrets are never
-shown. An error is a problem report (RFC 9457) whose `detail` says what to do, with the place of each mistake in
-`errors`. Statuses: 400 the request makes no sense, 401 and 403 who asks may not, 404, 409 there is one already, or it
-cannot be done now, 413 and 431 too large, 422 the configuration would not be valid, 503 too busy: later.
+When a change is acknowledged, it is in effect and in the configuration file; when it fails, it is in neither. The
+response lists the steps. With `?dry-run=true` it lists the steps that would be done, and nothing is changed. The keys
+are those of [the configuration](configuration.md). Secrets are never returned.
 
-`GET /v1/events` is a stream of server-sent events, one for each line of the audit log: `event` is the topic, `id` the
-number, `data` the note as JSON.
+An error is a problem report (RFC 9457): `detail` says what to do, and `errors` has the position of each mistake.
 
-| route | right | takes | gives | |
+| status | meaning |
+|---|---|
+| 400 | the request is malformed |
+| 401, 403 | the caller has no valid token, or not the required right |
+| 404 | there is no such resource |
+| 409 | the resource exists already, or the request cannot be carried out now |
+| 413, 431 | the body or the head of the request is too long |
+| 422 | the configuration would be invalid |
+| 503 | too many requests; try again later |
+
+`GET /v1/events` is a stream of server-sent events, one for each record of the audit log: `event` is the topic, `id` the
+number, `data` the record as JSON.
+
+| route | right | request | response | |
 |---|---|---|---|---|
 ";
 
 /// The page.
 #[must_use]
-pub fn page() -> String {
+pub fn page(routes: &[Route]) -> String {
     let mut page = String::from(HEAD);
     let mut lines: Vec<String> = Vec::new();
-    for route in routes() {
-        let line = line(&route);
+    for route in routes {
+        let line = line(route);
         if !lines.contains(&line) {
             lines.push(line);
         }
@@ -53,68 +67,69 @@ pub fn page() -> String {
     page
 }
 
-/// A row; what there is for each kind is said once.
+/// The row of a route. The routes of all kinds with the same operations are one row.
 fn line(route: &Route) -> String {
-    let (mut path, mut words) = (route.path.clone(), route.words.clone());
+    let (mut path, mut summary) = (route.path.clone(), route.summary.clone());
     if let Some(kind) = route.kind {
         let general = if kind.is_single() { "SINGLE" } else { "KIND" };
         path = path.replacen(kind.section(), general, 1);
-        words = if kind.is_single() && route.takes == Takes::Nothing {
-            "What there is once.".into()
+        summary = if kind.is_single() && route.request == RequestContent::Nothing {
+            "The settings of this section.".into()
         } else {
-            words.replace(&kind.to_string(), "KIND")
+            summary.replace(&kind.to_string(), "KIND")
         };
     }
-    let method = route.method.word();
-    let (takes, gives) = (takes(route.takes), gives(route.gives));
-    format!("| `{method} {path}` | {} | {takes} | {gives} | {words} |\n", route.right.word())
+    let (method, right) = (route.method.word(), route.right.word());
+    let (request, response) = (request(route.request), response(route.response));
+    format!("| `{method} {path}` | {right} | {request} | {response} | {summary} |\n")
 }
 
-fn takes(takes: Takes) -> &'static str {
-    match takes {
-        Takes::Nothing => "",
-        Takes::Keys(_) => "keys",
-        Takes::Changes(_) => "keys, null takes one out",
-        Takes::Copy => "`name`, `path`, `share`, `read-only`",
-        Takes::Ejection => "`forced`",
-        Takes::Mapping => "`volume`, `read-only`, `namespace`, `metadata`",
-        Takes::Text => "a configuration as TOML",
+fn request(content: RequestContent) -> &'static str {
+    match content {
+        RequestContent::Nothing => "",
+        RequestContent::Keys(_) => "keys",
+        RequestContent::Changes(_) => "keys; `null` removes a key",
+        RequestContent::Copy => "`name`, `path`, `share`, `read-only`",
+        RequestContent::Ejection => "`forced`",
+        RequestContent::Mapping => "`volume`, `read-only`, `namespace`, `metadata`",
+        RequestContent::Text => "a configuration as TOML",
     }
 }
 
-fn gives(gives: Gives) -> &'static str {
-    match gives {
-        Gives::Thing(_) => "a thing",
-        Gives::Things(_) => "things",
-        Gives::Plan => "the steps",
-        Gives::Copy => "how far it is",
-        Gives::Copies => "copies",
-        Gives::Medium => "where it is",
-        Gives::Status => "status",
-        Gives::Config => "all of it",
-        Gives::Text => "text",
-        Gives::Versions => "versions",
-        Gives::Sessions => "sessions",
-        Gives::Session => "the session",
-        Gives::Statistics => "numbers",
-        Gives::Notes => "notes",
-        Gives::Events => "events",
-        Gives::Schema => "a document",
+fn response(content: ResponseContent) -> &'static str {
+    match content {
+        ResponseContent::Resource(_) => "a resource",
+        ResponseContent::Resources(_) => "resources",
+        ResponseContent::Plan => "the steps",
+        ResponseContent::Copy => "the progress",
+        ResponseContent::Copies => "copies",
+        ResponseContent::Medium => "the medium",
+        ResponseContent::Status => "the status",
+        ResponseContent::Config => "the configuration",
+        ResponseContent::Text => "text",
+        ResponseContent::Versions => "versions",
+        ResponseContent::Sessions => "sessions",
+        ResponseContent::Session => "the session",
+        ResponseContent::Statistics => "statistics",
+        ResponseContent::AuditRecords => "audit records",
+        ResponseContent::Events => "a stream of audit records",
+        ResponseContent::Schema => "a document",
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::routes::routes;
     use std::path::Path;
 
     #[test]
     fn the_page_in_the_repository_is_fresh() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api.md");
         if std::env::var_os("LUNAR_REGENERATE").is_some() {
-            std::fs::write(&path, page()).expect("docs/ is there");
+            std::fs::write(&path, page(&routes())).expect("docs/ exists");
         }
-        let there = std::fs::read_to_string(&path).expect("docs/api.md is there");
-        assert!(there == page(), "run LUNAR_REGENERATE=1 cargo test -p lunar-api fresh");
+        let there = std::fs::read_to_string(&path).expect("docs/api.md exists");
+        assert!(there == page(&routes()), "run LUNAR_REGENERATE=1 cargo test -p lunar-api fresh");
     }
 }

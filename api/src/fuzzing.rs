@@ -1,12 +1,13 @@
-//! What a fuzzer calls: any bytes are a connection, or a request for one of the routes. It must not panic, must always
-//! be answered, must answer nobody who may not, and never with a secret.
+//! The entry point of the fuzz target: arbitrary bytes are a connection, or a request for one of the routes. The API
+//! must not panic, must answer every request, must refuse unauthorized callers and must not return a secret.
 
 use crate::listen::serve_requests;
-use crate::rehearsal::Service;
-use crate::rights::{Door, Peer, Tokens};
-use crate::routes::{Route, Takes, routes};
+use crate::request::Shared;
+use crate::rights::{AccessPolicy, Peer, Tokens};
+use crate::route::{Handler, RequestContent, Route};
+use crate::routes::routes;
 use crate::server::{State, router};
-use crate::work::{Common, Run};
+use crate::test_service::TestService;
 use axum::body::Body;
 use axum::http::Request;
 use futures_util::StreamExt;
@@ -20,9 +21,9 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use tower_service::Service as _;
 
-/// What nobody may ever read.
+/// Secrets that no response may contain.
 const SECRETS: [&str; 2] = ["a secret nobody reads", "a token nobody is told"];
-/// What a service begins with, again and again: a thing of each kind that can be there.
+/// The configuration of the daemon, with a resource of each kind that needs no files.
 const TEXT: &str = "
 user.u.secret = 'a secret nobody reads'
 api-token.t.secret = 'a token nobody is told'
@@ -32,21 +33,21 @@ portal.a = { address = '127.0.0.1', group = 'p' }
 target.t = { iqn = 'iqn.2026-01.org.example:t', portal-groups = ['p'], users = ['u'], authentication = 'chap' }
 group.g = { targets = ['t'], initiators = ['*'], luns = { 0 = 'v' } }
 ";
-/// The user that the service belongs to; who fuzzes says whether he is that.
+/// The user that owns the service; the input selects whether the caller is that user.
 const OWNER: u32 = 4711;
-/// Bytes of a configuration beyond which it begins again: more of the same finds nothing new.
+/// The length of a configuration at which it is reset, in bytes: longer ones find nothing new.
 const TEXT_MAX: usize = 16 << 10;
-/// Bytes between the two ends of a connection.
+/// The buffer size of a connection, in bytes.
 const PIPE: usize = 64 << 10;
-/// How long a connection is listened to: a stream of events has no end.
+/// How long a connection is read: an event stream does not end.
 const LISTEN: Duration = Duration::from_millis(50);
 
-/// Each thread of a process has its own.
+/// Numbers the fixtures: each thread of the process has its own.
 static FIXTURES: AtomicU32 = AtomicU32::new(0);
 
-/// A service, and the routes to it.
+/// A daemon and its routes.
 struct Fixture {
-    service: Service,
+    service: TestService,
     folder: PathBuf,
     text: String,
     router: axum::Router,
@@ -62,26 +63,27 @@ impl Drop for Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        // Where nothing waits for a disk.
+        // In memory, so that no test waits for a disk.
         let shared = PathBuf::from("/dev/shm");
         let parent = if shared.is_dir() { shared } else { std::env::temp_dir() };
         let number = FIXTURES.fetch_add(1, Ordering::Relaxed);
         let folder = parent.join(format!("lunar-api-fuzz-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("there is room for a folder");
+        std::fs::create_dir_all(&folder).expect("a folder");
         let text = format!("api.socket = '{}'\n{TEXT}", folder.join("api.sock").display());
         let mut file = std::fs::OpenOptions::new();
         file.create(true).truncate(true).write(true).mode(0o600);
-        let mut file = file.open(folder.join("lunar.toml")).expect("there is room for a file");
-        std::io::Write::write_all(&mut file, text.as_bytes()).expect("there is room for a small file");
-        let service = Service::start(&folder, Vec::new()).expect("the configuration is right");
-        let tokens = service.with(|control| Tokens::of(control.current())).expect("the service has just begun");
-        let common = Common::new(service.journal.clone(), "1", SystemTime::now());
-        let state = State::new(service.desk.clone(), common, Door { owner: OWNER, group: None, tokens });
+        let mut file = file.open(folder.join("lunar.toml")).expect("a file");
+        std::io::Write::write_all(&mut file, text.as_bytes()).expect("written");
+        let service = TestService::start(&folder, Vec::new()).expect("a valid configuration");
+        let tokens = service.with(|control| Tokens::of(control.current())).expect("a daemon");
+        let shared = Shared::new(service.audit_log.clone(), "1", SystemTime::now());
+        let state =
+            State::new(service.control_thread.clone(), shared, AccessPolicy { owner: OWNER, group: None, tokens });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
         Self { service, folder, text, router: router(&state), routes: routes(), runtime }
     }
 
-    /// Begins again if there is too much of it.
+    /// Resets the configuration if it has become too long.
     fn trim(&self) {
         let text = self.text.clone();
         let trim = move |control: &mut dyn crate::Control| {
@@ -89,27 +91,27 @@ impl Fixture {
                 drop(control.replace(&text, "fuzz"));
             }
         };
-        assert!(self.service.with(trim).is_some(), "the service has ended");
+        assert!(self.service.with(trim).is_some(), "the control thread has ended");
     }
 
-    /// A connection that carries these bytes and, if it `shuts`, nothing more: what comes back in that time.
-    fn connection(&self, peer: Peer, data: &[u8], shuts: bool, patience: Duration) -> Heard {
+    /// Sends `data` on a connection and reads the response; `shut_down` selects whether to shut down the sending side.
+    fn connection(&self, peer: Peer, data: &[u8], shut_down: bool, limit: Duration) -> Received {
         let (router, mut bytes) = (self.router.clone(), Vec::new());
-        let (mut near, far) = duplex(PIPE);
-        let talk = async {
-            let sent = near.write_all(data).await;
-            if sent.is_ok() && (!shuts || near.shutdown().await.is_ok()) {
-                // It keeps what came before it is given up.
-                while near.read_buf(&mut bytes).await.is_ok_and(|count| count > 0) {}
+        let (mut client, server) = duplex(PIPE);
+        let exchange = async {
+            let sent = client.write_all(data).await;
+            if sent.is_ok() && (!shut_down || client.shutdown().await.is_ok()) {
+                // Keep what was received before the timeout.
+                while client.read_buf(&mut bytes).await.is_ok_and(|count| count > 0) {}
             }
         };
-        let both = async { tokio::join!(talk, serve_requests(far, peer, router)) };
-        let is_whole = self.runtime.block_on(async { timeout(patience, both).await.is_ok() });
-        Heard { status: None, bytes, is_whole }
+        let both = async { tokio::join!(exchange, serve_requests(server, peer, router)) };
+        let has_ended = self.runtime.block_on(async { timeout(limit, both).await.is_ok() });
+        Received { status: None, bytes, has_ended }
     }
 
-    /// A request for a route; `None` if its words make none.
-    fn request(&self, peer: Peer, route: &Route, mut words: std::str::Split<'_, char>) -> Option<Heard> {
+    /// Sends a request for a route; `None` if `words` form no valid request.
+    fn request(&self, peer: Peer, route: &Route, mut words: std::str::Split<'_, char>) -> Option<Received> {
         let mut path = route.path.clone();
         for name in route.parameters() {
             path = path.replace(&format!("{{{name}}}"), words.next().unwrap_or("v"));
@@ -118,7 +120,7 @@ impl Fixture {
             path = format!("{path}?{query}");
         }
         let body: String = words.collect::<Vec<_>>().join("\n");
-        let body = if route.takes == Takes::Nothing { String::new() } else { body };
+        let body = if route.request == RequestContent::Nothing { String::new() } else { body };
         let request = Request::builder().method(route.method.word()).uri(path).extension(peer).body(Body::from(body));
         let (mut router, request) = (self.router.clone(), request.ok()?);
         Some(self.runtime.block_on(async move {
@@ -130,42 +132,42 @@ impl Fixture {
                     bytes.extend_from_slice(&part);
                 }
             };
-            let is_whole = timeout(LISTEN, all).await.is_ok();
-            Heard { status, bytes, is_whole }
+            let has_ended = timeout(LISTEN, all).await.is_ok();
+            Received { status, bytes, has_ended }
         }))
     }
 }
 
-/// What came back.
-struct Heard {
-    /// Of a request for a route.
+/// A response.
+struct Received {
+    /// The status, for requests of a route.
     status: Option<u16>,
     bytes: Vec<u8>,
-    /// Whether it has ended, and was not only given up.
-    is_whole: bool,
+    /// Whether the response ended before the timeout.
+    has_ended: bool,
 }
 
-/// Any bytes: who asks, how, and what.
+/// Runs one input: caller, route, and the request.
 ///
 /// # Panics
-/// When something is wrong, for that is what a fuzzer looks for.
+/// If the API violates one of the rules above.
 pub fn fuzz_request(data: &[u8]) {
-    let [who, what, data @ ..] = data else { return };
+    let [caller, selector, data @ ..] = data else { return };
     with_fixture(|fixture| {
-        let peer = peer(*who);
-        let Some(route) = fixture.routes.get(usize::from(*what)) else {
-            return check(*who, &fixture.connection(peer, data, true, LISTEN));
+        let peer = peer(*caller);
+        let Some(route) = fixture.routes.get(usize::from(*selector)) else {
+            return check(*caller, &fixture.connection(peer, data, true, LISTEN));
         };
         let text = String::from_utf8_lossy(data);
-        if let Some(heard) = fixture.request(peer, route, text.split('\n')) {
-            let is_stream = matches!(route.run, Run::Events);
-            assert!(heard.is_whole || is_stream, "{} {} has no end", route.method.word(), route.path);
-            check(*who, &heard);
+        if let Some(received) = fixture.request(peer, route, text.split('\n')) {
+            let is_stream = matches!(route.handler, Handler::EventStream);
+            assert!(received.has_ended || is_stream, "{} {} does not end", route.method.word(), route.path);
+            check(*caller, &received);
         }
     });
 }
 
-/// Does something with this thread's service, which begins again if there is too much of it.
+/// Runs `work` on the fixture of this thread, then resets the configuration if it has become too long.
 fn with_fixture(work: impl FnOnce(&Fixture)) {
     thread_local! {
         static FIXTURE: RefCell<Option<Fixture>> = const { RefCell::new(None) };
@@ -177,20 +179,20 @@ fn with_fixture(work: impl FnOnce(&Fixture)) {
     });
 }
 
-fn peer(who: u8) -> Peer {
-    match who % 4 {
+fn peer(caller: u8) -> Peer {
+    match caller % 4 {
         0 => Peer::Local { user: OWNER + 1, group: 0 },
         1 => Peer::Remote(([192, 0, 2, 1], 9).into()),
         _ => Peer::Local { user: OWNER, group: 0 },
     }
 }
 
-/// Whether what came back is for those who asked.
-fn check(who: u8, heard: &Heard) {
-    let (status, text) = (heard.status, String::from_utf8_lossy(&heard.bytes));
+/// Checks that the response is allowed for the caller.
+fn check(caller: u8, received: &Received) {
+    let (status, text) = (received.status, String::from_utf8_lossy(&received.bytes));
     assert!(status.is_none_or(|status| (200..600).contains(&status)), "{status:?}: {text}");
-    assert!(!SECRETS.iter().any(|secret| text.contains(secret)), "a secret is shown: {text}");
-    if who % 4 < 2 {
+    assert!(!SECRETS.iter().any(|secret| text.contains(secret)), "a secret is returned: {text}");
+    if caller % 4 < 2 {
         let is_refused = status.is_none_or(|status| [401, 403].contains(&status));
         assert!(is_refused && !text.contains("HTTP/1.1 200"), "{status:?}: {text}");
     }
@@ -200,16 +202,16 @@ fn check(who: u8, heard: &Heard) {
 mod tests {
     use super::*;
 
-    /// Nothing that is not a stream of events takes so long.
+    /// Only event streams take longer.
     const PATIENCE: Duration = Duration::from_secs(30);
 
     #[test]
-    fn whatever_is_sent_is_answered() {
+    fn all_input_is_answered() {
         let count = u8::try_from(routes().len()).expect("few enough");
-        for what in 0..count {
+        for selector in 0..count {
             for data in ["", "v", "v\ndry-run=true\n{\"size\":\"2M\"}", "g\n\n{\"volume\":\"v\"}", "\u{0}/..?%\n\n["] {
-                for who in 0..3 {
-                    fuzz_request(&[&[who, what], data.as_bytes()].concat());
+                for caller in 0..3 {
+                    fuzz_request(&[&[caller, selector], data.as_bytes()].concat());
                 }
             }
         }
@@ -219,14 +221,14 @@ mod tests {
             "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             "\r\n\r\n",
         ] {
-            for who in 0..3 {
-                fuzz_request(&[&[who, 255], data.as_bytes()].concat());
+            for caller in 0..3 {
+                fuzz_request(&[&[caller, 255], data.as_bytes()].concat());
             }
         }
     }
 
     #[test]
-    fn whole_requests_are_answered_and_answers_end() {
+    fn complete_requests_are_answered_and_responses_end() {
         let ends = "Host: x\r\nConnection: close\r\n";
         for (data, status) in [
             (format!("GET /v1/status HTTP/1.1\r\n{ends}\r\n"), "200"),
@@ -235,17 +237,17 @@ mod tests {
             (format!("GET http://[::1/ HTTP/1.1\r\n{ends}\r\n"), "400"),
             (format!("GET /v1/events HTTP/1.1\r\n{ends}\r\n"), "200"),
         ] {
-            for who in 0..3 {
+            for caller in 0..3 {
                 with_fixture(|fixture| {
-                    // A stream of events is the one answer that does not end.
-                    let is_stream = data.contains("/v1/events") && who == 2;
-                    let patience = if is_stream { LISTEN } else { PATIENCE };
-                    let heard = fixture.connection(peer(who), data.as_bytes(), false, patience);
-                    let text = String::from_utf8_lossy(&heard.bytes);
-                    let begins = format!("HTTP/1.1 {}", if who == 2 { status } else { "4" });
-                    assert!(text.starts_with(&begins), "{who} {data}: {text}");
-                    assert_eq!(heard.is_whole, !is_stream, "{who} {data}: {text}");
-                    check(who, &heard);
+                    // An event stream is the only response that does not end.
+                    let is_stream = data.contains("/v1/events") && caller == 2;
+                    let limit = if is_stream { LISTEN } else { PATIENCE };
+                    let received = fixture.connection(peer(caller), data.as_bytes(), false, limit);
+                    let text = String::from_utf8_lossy(&received.bytes);
+                    let begins = format!("HTTP/1.1 {}", if caller == 2 { status } else { "4" });
+                    assert!(text.starts_with(&begins), "{caller} {data}: {text}");
+                    assert_eq!(received.has_ended, !is_stream, "{caller} {data}: {text}");
+                    check(caller, &received);
                 });
             }
         }

@@ -1,35 +1,38 @@
-//! The REST API: what an operator's tools, scripts and pages use, and the command line as well.
+//! The REST API for operators' tools, scripts and pages; the command line uses it too.
 //!
-//! * [`routes`]: every route, declared once: the right that it takes, what it takes and gives, and what does it
-//!   ([`work`], [`copy`])
-//! * [`openapi`], [`docs`]: the OpenAPI document and the reference page, made from them
-//! * [`rights`]: who asks, and what he may
-//! * [`desk`]: the way to the thread that changes what runs
-//! * [`journal`]: what happened: the audit log, and events as they come; [`refusals`]: how many of them are noted
-//! * [`server`]: from a request to an answer; [`listen`]: the thread that does it, beside the cores, with its sockets
-//!   and TLS
-//! * [`running`]: sockets and tokens change with the configuration
-//! * [`client`]: the other side; [`place`]: where the socket is; [`rehearsal`]: a service that shares
-//!   nothing; [`fuzzing`]: what a fuzzer calls
+//! * [`routes`]: the table of routes; [`route`]: what a row declares: right, request, response, handler
+//! * [`handlers`], [`copy`]: what the routes do; [`request`]: requests, replies and problems; [`copies`]: running
+//!   copies
+//! * [`openapi`], [`docs`]: the OpenAPI document and the reference page, generated from the routes
+//! * [`rights`]: authentication of callers, and their rights
+//! * [`control`]: the handle of the thread that changes the running configuration
+//! * [`audit`]: the audit log and its event stream; [`refusals`]: limits the records of refused requests
+//! * [`server`]: authorizes and executes requests; [`listen`]: the API's thread with its sockets and TLS
+//! * [`service`]: applies the configuration of the API: sockets and tokens
+//! * [`client`]: a client; [`system`]: the default socket paths, users and groups
+//! * [`test_service`]: a daemon without volumes for tests; [`fuzzing`]: entry point of the fuzz target
 
+pub mod audit;
 pub mod client;
+pub mod control;
+pub mod copies;
 pub mod copy;
-pub mod desk;
 pub mod docs;
 pub mod fuzzing;
-pub mod journal;
+pub mod handlers;
 pub mod listen;
 pub mod openapi;
-pub mod place;
 pub mod refusals;
-pub mod rehearsal;
+pub mod request;
 pub mod rights;
+pub mod route;
 pub mod routes;
-pub mod running;
 pub mod server;
-pub mod work;
+pub mod service;
+pub mod system;
+pub mod test_service;
 
-pub use desk::{Control, Desk, Job};
-pub use journal::{Journal, Topic};
-pub use running::Api;
-pub use work::Common;
+pub use audit::{AuditLog, Topic};
+pub use control::{Control, ControlHandle, Job};
+pub use request::Shared;
+pub use service::Api;

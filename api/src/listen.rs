@@ -1,5 +1,5 @@
-//! The API's thread: a small runtime of its own beside the cores, which accepts at sockets, speaks HTTP/1.1 over them,
-//! and over TLS where there is a certificate.
+//! The API's thread: a small runtime besides the cores that accepts connections and speaks HTTP/1.1, with TLS where a
+//! listener has a certificate.
 
 use crate::rights::Peer;
 use crate::server::{State, router};
@@ -29,33 +29,33 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ServerConfig, version};
 use tower_service::Service;
 
-/// Connections from this machine at once: shells, scripts and pages of one machine's operators.
-pub const LOCAL_MAX: usize = 128;
-/// Connections over TCP at once. They have a number of their own, so that no stranger keeps the operator out.
-pub const REMOTE_MAX: usize = 128;
-/// Connections from one address at once: a browser takes six.
-pub const SOURCE_MAX: usize = 16;
-/// How long the head of a request may take to come, and how long a connection may be idle.
+/// The most connections over the Unix socket: shells, scripts and pages of the operators of one host.
+pub const LOCAL_CONNECTIONS_MAX: usize = 128;
+/// The most connections over TCP. They are counted separately, so that network clients cannot block the Unix socket.
+pub const REMOTE_CONNECTIONS_MAX: usize = 128;
+/// The most connections from one address; a browser opens six.
+pub const SOURCE_CONNECTIONS_MAX: usize = 16;
+/// The longest time for receiving the head of a request, and for an idle connection.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long a TLS handshake may take.
+/// The longest time for a TLS handshake.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
-/// Bytes of the head of a request: the longest name in its path, the longest token, and what browsers add.
+/// The longest head of a request, in bytes: the longest path and token, and the fields that browsers add.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Fields in the head of a request: browsers send about twenty.
+/// The most fields in the head of a request; browsers send about twenty.
 const FIELDS_MAX: usize = 64;
-/// How long a listener rests when the system has no room for another connection.
-const NO_ROOM_REST: Duration = Duration::from_millis(100);
+/// The pause of a listener after `accept` failed for lack of resources.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug)]
 pub enum Listener {
-    /// On this machine; the kernel says who comes.
+    /// On this host; the kernel identifies the peer.
     Local(std::os::unix::net::UnixListener),
-    /// On the network.
+    /// On TCP, with TLS if it has a certificate.
     Remote(std::net::TcpListener, Option<Tls>),
 }
 
-/// What a listener needs for TLS.
+/// The TLS configuration of a listener.
 #[derive(Clone)]
 pub struct Tls(Arc<ServerConfig>);
 
@@ -66,10 +66,10 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// From a certificate chain and its key, both in PEM.
+    /// Reads a certificate chain and its key, both in PEM.
     ///
     /// # Errors
-    /// What is wrong with them, in words.
+    /// A message that names the file and says what is wrong with it.
     pub fn read(certificate: &Path, key: &Path) -> Result<Self, String> {
         let of = |path: &Path, why: &dyn fmt::Display| format!("{}: {why}", path.display());
         let chain = CertificateDer::pem_file_iter(certificate).map_err(|why| of(certificate, &why))?;
@@ -86,62 +86,62 @@ impl Tls {
     }
 }
 
-/// What the thread is told.
-enum Order {
+/// A command for the thread.
+enum Command {
     Open(String, Listener),
     Close(String),
 }
 
-/// The thread; when it drops, all its sockets are closed and it ends.
+/// The API's thread. When this is dropped, its sockets are closed and the thread ends.
 #[derive(Debug)]
 pub struct Thread {
-    orders: Option<mpsc::UnboundedSender<Order>>,
+    commands: Option<mpsc::UnboundedSender<Command>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Thread {
-    /// Starts it, without any socket.
+    /// Starts the thread without any socket.
     ///
     /// # Errors
-    /// When the system has no room for a thread.
+    /// If the thread cannot be created.
     pub fn start(state: &Arc<State>) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (orders, incoming) = mpsc::unbounded_channel();
+        let (commands, receiver) = mpsc::unbounded_channel();
         let router = router(state);
         let thread = std::thread::Builder::new().name("api".into());
         let thread = thread.spawn(move || {
-            runtime.block_on(obey(incoming, Shared::new(router)));
-            // Who waits for what takes long keeps nobody from stopping.
+            runtime.block_on(run_commands(receiver, Shared::new(router)));
+            // Work that is still in progress does not delay the end of the thread.
             runtime.shutdown_background();
         })?;
-        Ok(Self { orders: Some(orders), thread: Some(thread) })
+        Ok(Self { commands: Some(commands), thread: Some(thread) })
     }
 
-    /// Listens at a socket, under a name; what listened under this name before does not any more.
+    /// Starts accepting at a socket. It replaces a socket of the same name.
     pub fn open(&self, name: &str, listener: Listener) {
-        self.order(Order::Open(name.to_owned(), listener));
+        self.send_command(Command::Open(name.to_owned(), listener));
     }
 
-    /// Closes the socket of this name. Connections that came in by it go on.
+    /// Stops accepting at the socket of this name. Its connections stay open.
     pub fn close(&self, name: &str) {
-        self.order(Order::Close(name.to_owned()));
+        self.send_command(Command::Close(name.to_owned()));
     }
 
-    fn order(&self, order: Order) {
-        // The thread ends when this drops, not before.
-        let _ = self.orders.as_ref().map(|orders| orders.send(order));
+    fn send_command(&self, send_command: Command) {
+        // The thread runs until this is dropped.
+        let _ = self.commands.as_ref().map(|commands| commands.send(send_command));
     }
 }
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        self.orders = None;
-        // If it panicked it said so.
+        self.commands = None;
+        // A panic of the thread was reported when it happened.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-impl fmt::Debug for Order {
+impl fmt::Debug for Command {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Open(name, _) | Self::Close(name) => name,
@@ -149,10 +149,10 @@ impl fmt::Debug for Order {
     }
 }
 
-/// How many connections there are from each address.
+/// The number of connections from each address.
 type Sources = Arc<Mutex<HashMap<IpAddr, usize>>>;
 
-/// What all listeners of the thread share.
+/// The state that all listeners share.
 #[derive(Clone)]
 struct Shared {
     router: Router,
@@ -163,24 +163,25 @@ struct Shared {
 
 impl Shared {
     fn new(router: Router) -> Self {
-        let (local, remote) = (Arc::new(Semaphore::new(LOCAL_MAX)), Arc::new(Semaphore::new(REMOTE_MAX)));
+        let (local, remote) =
+            (Arc::new(Semaphore::new(LOCAL_CONNECTIONS_MAX)), Arc::new(Semaphore::new(REMOTE_CONNECTIONS_MAX)));
         Self { router, local, remote, sources: Arc::default() }
     }
 }
 
-async fn obey(mut orders: mpsc::UnboundedReceiver<Order>, shared: Shared) {
+async fn run_commands(mut commands: mpsc::UnboundedReceiver<Command>, shared: Shared) {
     let mut open: BTreeMap<String, AbortHandle> = BTreeMap::new();
-    while let Some(order) = orders.recv().await {
-        let (name, task) = match order {
-            Order::Open(name, Listener::Local(listener)) => {
+    while let Some(send_command) = commands.recv().await {
+        let (name, task) = match send_command {
+            Command::Open(name, Listener::Local(listener)) => {
                 let accept = accept_local(listener, shared.clone());
                 (name, Some(tokio::spawn(accept).abort_handle()))
             }
-            Order::Open(name, Listener::Remote(listener, tls)) => {
+            Command::Open(name, Listener::Remote(listener, tls)) => {
                 let accept = accept_remote(listener, tls, shared.clone());
                 (name, Some(tokio::spawn(accept).abort_handle()))
             }
-            Order::Close(name) => (name, None),
+            Command::Close(name) => (name, None),
         };
         let before = match task {
             Some(task) => open.insert(name, task),
@@ -191,17 +192,17 @@ async fn obey(mut orders: mpsc::UnboundedReceiver<Order>, shared: Shared) {
 }
 
 async fn accept_local(listener: std::os::unix::net::UnixListener, shared: Shared) {
-    // It is set up by who made it; the runtime takes all of these.
+    // The socket was created by `service`; setting it to non-blocking mode cannot fail for a valid socket.
     let Ok(listener) = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener)) else { return };
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            sleep(NO_ROOM_REST).await;
+            sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        // Who cannot be known is not let in; who is one too many finds the connection closed.
+        // Peers that cannot be identified and connections beyond the limit are closed.
         let (Ok(peer), Ok(permit)) = (stream.peer_cred(), shared.local.clone().try_acquire_owned()) else { continue };
         let peer = Peer::Local { user: peer.uid(), group: peer.gid() };
-        tokio::spawn(serve(stream, peer, shared.router.clone(), Held { _permit: permit, source: None }));
+        tokio::spawn(serve(stream, peer, shared.router.clone(), ConnectionSlot { _permit: permit, source: None }));
     }
 }
 
@@ -210,19 +211,19 @@ async fn accept_remote(listener: std::net::TcpListener, tls: Option<Tls>, shared
     let tls = tls.map(|Tls(config)| TlsAcceptor::from(config));
     loop {
         let Ok((stream, from)) = listener.accept().await else {
-            sleep(NO_ROOM_REST).await;
+            sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let Some(held) = Held::remote(&shared, from) else { continue };
+        let Some(slot) = ConnectionSlot::remote(&shared, from) else { continue };
         let (router, tls, peer) = (shared.router.clone(), tls.clone(), Peer::Remote(from));
-        // Small answers leave at once.
+        // Send short replies without delay.
         let _ = stream.set_nodelay(true);
         tokio::spawn(async move {
             match tls {
-                None => serve(stream, peer, router, held).await,
+                None => serve(stream, peer, router, slot).await,
                 Some(tls) => {
                     if let Ok(Ok(stream)) = timeout(HANDSHAKE_TIME_MAX, tls.accept(stream)).await {
-                        serve(stream, peer, router, held).await;
+                        serve(stream, peer, router, slot).await;
                     }
                 }
             }
@@ -230,19 +231,19 @@ async fn accept_remote(listener: std::net::TcpListener, tls: Option<Tls>, shared
     }
 }
 
-/// What a connection counts as.
-struct Held {
+/// The counters that a connection occupies.
+struct ConnectionSlot {
     _permit: OwnedSemaphorePermit,
     source: Option<(IpAddr, Sources)>,
 }
 
-impl Held {
+impl ConnectionSlot {
     fn remote(shared: &Shared, from: SocketAddr) -> Option<Self> {
         let permit = shared.remote.clone().try_acquire_owned().ok()?;
         let ip = from.ip().to_canonical();
         let mut sources = shared.sources.lock().unwrap_or_else(PoisonError::into_inner);
         let count = sources.entry(ip).or_default();
-        if *count >= SOURCE_MAX {
+        if *count >= SOURCE_CONNECTIONS_MAX {
             return None;
         }
         *count += 1;
@@ -250,7 +251,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         if let Some((ip, sources)) = &self.source {
             let mut sources = sources.lock().unwrap_or_else(PoisonError::into_inner);
@@ -264,7 +265,7 @@ impl Drop for Held {
     }
 }
 
-/// Answers requests on a connection until it ends.
+/// Serves the requests of a connection until it ends.
 pub async fn serve_requests<S>(stream: S, peer: Peer, router: Router)
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
@@ -280,14 +281,14 @@ where
         .max_buf_size(HEAD_BYTES_MAX)
         .max_headers(FIELDS_MAX)
         .serve_connection(TokioIo::new(stream), service);
-    // A connection that breaks is its peer's affair.
+    // An error of the connection concerns its peer only.
     let _ = connection.await;
 }
 
-async fn serve<S>(stream: S, peer: Peer, router: Router, held: Held)
+async fn serve<S>(stream: S, peer: Peer, router: Router, slot: ConnectionSlot)
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     serve_requests(stream, peer, router).await;
-    drop(held);
+    drop(slot);
 }

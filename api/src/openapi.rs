@@ -1,9 +1,9 @@
-//! The OpenAPI document (3.1), made from the routes, from the declarations of the configuration's keys, and from the
-//! types of what the API says.
+//! The OpenAPI document (3.1), generated from the routes, the declarations of the configuration's keys and the types of
+//! the API.
 
-use crate::copy::{CopyView, Order};
-use crate::journal::Note;
-use crate::routes::{Gives, Route, Takes, routes};
+use crate::audit::AuditRecord;
+use crate::copies::{CopyRequest, CopyView};
+use crate::route::{RequestContent, ResponseContent, Route};
 use lunar_control::Kind;
 use lunar_control::api::{
     Ejection, Mapping, MediumView, PROBLEM_TYPE, PlanView, ProblemDetails, SessionView, StatusView, VersionView,
@@ -12,29 +12,29 @@ use lunar_control::docs;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value as Json, json};
 
-/// Where schemas are in the document.
+/// The location of schemas in the document.
 const SCHEMAS: &str = "/components/schemas";
 
-/// The document.
+/// The document for these routes.
 #[must_use]
-pub fn document() -> Json {
+pub fn document(routes: &[Route]) -> Json {
     let path = |settings: &mut SchemaSettings| settings.definitions_path = SCHEMAS.into();
     let mut generator = SchemaSettings::draft2020_12().with(path).into_generator();
     let mut paths: Map<String, Json> = Map::new();
-    for route in routes() {
-        let operation = operation(&route, &mut generator);
+    for route in routes {
+        let operation = operation(route, &mut generator);
         let place = paths.entry(route.path.clone()).or_insert_with(|| json!({}));
         place[route.method.word().to_lowercase()] = operation;
     }
     let mut schemas = generator.take_definitions(true);
-    schemas.extend(things());
+    schemas.extend(resources());
     json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Lunar",
             "version": "1",
-            "description": "What is shared, with whom, and who is logged in. Over the Unix socket the kernel says who \
-                asks; over TCP a token does.",
+            "description": "Volumes, targets, clients and sessions of a Lunar target. Over the Unix socket the kernel \
+                identifies the caller; over TCP a token is required.",
             "license": { "name": "MIT OR Apache-2.0" },
         },
         "paths": paths,
@@ -46,11 +46,11 @@ pub fn document() -> Json {
     })
 }
 
-/// The document as the repository holds it.
+/// The document as the repository stores it.
 #[must_use]
-pub fn page() -> String {
-    // A value that was just made can be written.
-    let mut text = serde_json::to_string_pretty(&document()).unwrap_or_default();
+pub fn page(routes: &[Route]) -> String {
+    // Serializing a value in memory cannot fail.
+    let mut text = serde_json::to_string_pretty(&document(routes)).unwrap_or_default();
     text.push('\n');
     text
 }
@@ -63,7 +63,7 @@ fn list_of(schema: Json) -> Json {
     json!({ "type": "array", "items": schema })
 }
 
-/// The schema of a new thing: things that are mapped one by one are no part of it.
+/// The name of the schema of a new resource: nested resources are mapped one by one and are not part of it.
 fn new_name(kind: Kind) -> String {
     let section = kind.section();
     if kind.keys().iter().any(|key| key.nested) { format!("{section}-new") } else { section.to_owned() }
@@ -72,43 +72,43 @@ fn new_name(kind: Kind) -> String {
 fn operation(route: &Route, generator: &mut SchemaGenerator) -> Json {
     let mut operation = json!({
         "operationId": route.name,
-        "summary": route.words,
+        "summary": route.summary,
         "x-right": route.right.word(),
         "responses": responses(route, generator),
     });
     let mut parameters: Vec<Json> = route.parameters().map(|name| parameter(name, route)).collect();
-    if route.is_plan() {
+    if route.takes_dry_run() {
         parameters.push(json!({
             "name": "dry-run",
             "in": "query",
-            "description": "Only say what would be done.",
+            "description": "Only return the steps that would be done.",
             "schema": { "type": "boolean", "default": false },
         }));
     }
     if !parameters.is_empty() {
         operation["parameters"] = json!(parameters);
     }
-    if let Some(body) = body(route.takes, generator) {
+    if let Some(body) = body(route.request, generator) {
         operation["requestBody"] = json!({ "required": true, "content": body });
     }
     operation
 }
 
 fn parameter(name: &str, route: &Route) -> Json {
-    let is_text = name == "name" || route.gives == Gives::Session;
+    let is_text = name == "name" || route.response == ResponseContent::Session;
     let schema = if is_text { json!({ "type": "string" }) } else { json!({ "type": "integer", "minimum": 0 }) };
     json!({ "name": name, "in": "path", "required": true, "schema": schema })
 }
 
-fn body(takes: Takes, generator: &mut SchemaGenerator) -> Option<Json> {
+fn body(takes: RequestContent, generator: &mut SchemaGenerator) -> Option<Json> {
     let schema = match takes {
-        Takes::Nothing => return None,
-        Takes::Text => return Some(json!({ "application/toml": { "schema": { "type": "string" } } })),
-        Takes::Keys(kind) => reference(&new_name(kind)),
-        Takes::Changes(kind) => reference(&format!("{}-change", kind.section())),
-        Takes::Copy => generator.subschema_for::<Order>().to_value(),
-        Takes::Ejection => generator.subschema_for::<Ejection>().to_value(),
-        Takes::Mapping => generator.subschema_for::<Mapping>().to_value(),
+        RequestContent::Nothing => return None,
+        RequestContent::Text => return Some(json!({ "application/toml": { "schema": { "type": "string" } } })),
+        RequestContent::Keys(kind) => reference(&new_name(kind)),
+        RequestContent::Changes(kind) => reference(&format!("{}-change", kind.section())),
+        RequestContent::Copy => generator.subschema_for::<CopyRequest>().to_value(),
+        RequestContent::Ejection => generator.subschema_for::<Ejection>().to_value(),
+        RequestContent::Mapping => generator.subschema_for::<Mapping>().to_value(),
     };
     Some(json!({ "application/json": { "schema": schema } }))
 }
@@ -116,33 +116,35 @@ fn body(takes: Takes, generator: &mut SchemaGenerator) -> Option<Json> {
 fn responses(route: &Route, generator: &mut SchemaGenerator) -> Json {
     let of = |media: &str, schema: Json| json!({ "content": { media: { "schema": schema } } });
     let json = "application/json";
-    let mut good = match route.gives {
-        Gives::Text => of("text/plain", json!({ "type": "string" })),
-        Gives::Events => {
-            let note = generator.subschema_for::<Note>().to_value();
+    let mut good = match route.response {
+        ResponseContent::Text => of("text/plain", json!({ "type": "string" })),
+        ResponseContent::Events => {
+            let note = generator.subschema_for::<AuditRecord>().to_value();
             of("text/event-stream", json!({ "type": "string", "contentSchema": note }))
         }
-        Gives::Thing(kind) => of(json, reference(&format!("{}-thing", kind.section()))),
-        Gives::Things(kind) => of(json, list_of(reference(&format!("{}-thing", kind.section())))),
-        Gives::Plan => of(json, generator.subschema_for::<PlanView<'_>>().to_value()),
-        Gives::Copy => of(json, generator.subschema_for::<CopyView>().to_value()),
-        Gives::Medium => of(json, generator.subschema_for::<MediumView>().to_value()),
-        Gives::Copies => of(json, list_of(generator.subschema_for::<CopyView>().to_value())),
-        Gives::Status => of(json, generator.subschema_for::<StatusView>().to_value()),
-        Gives::Versions => of(json, list_of(generator.subschema_for::<VersionView<'_>>().to_value())),
-        Gives::Sessions => of(json, list_of(generator.subschema_for::<SessionView>().to_value())),
-        Gives::Session => of(json, generator.subschema_for::<SessionView>().to_value()),
-        Gives::Notes => of(json, list_of(generator.subschema_for::<Note>().to_value())),
-        Gives::Config | Gives::Statistics | Gives::Schema => of(json, json!({ "type": "object" })),
+        ResponseContent::Resource(kind) => of(json, reference(&format!("{}-thing", kind.section()))),
+        ResponseContent::Resources(kind) => of(json, list_of(reference(&format!("{}-thing", kind.section())))),
+        ResponseContent::Plan => of(json, generator.subschema_for::<PlanView<'_>>().to_value()),
+        ResponseContent::Copy => of(json, generator.subschema_for::<CopyView>().to_value()),
+        ResponseContent::Medium => of(json, generator.subschema_for::<MediumView>().to_value()),
+        ResponseContent::Copies => of(json, list_of(generator.subschema_for::<CopyView>().to_value())),
+        ResponseContent::Status => of(json, generator.subschema_for::<StatusView>().to_value()),
+        ResponseContent::Versions => of(json, list_of(generator.subschema_for::<VersionView<'_>>().to_value())),
+        ResponseContent::Sessions => of(json, list_of(generator.subschema_for::<SessionView>().to_value())),
+        ResponseContent::Session => of(json, generator.subschema_for::<SessionView>().to_value()),
+        ResponseContent::AuditRecords => of(json, list_of(generator.subschema_for::<AuditRecord>().to_value())),
+        ResponseContent::Config | ResponseContent::Statistics | ResponseContent::Schema => {
+            of(json, json!({ "type": "object" }))
+        }
     };
-    good["description"] = json!("It is so.");
+    good["description"] = json!("Success.");
     let mut bad = of(PROBLEM_TYPE, generator.subschema_for::<ProblemDetails>().to_value());
-    bad["description"] = json!("Why not, and what to do.");
+    bad["description"] = json!("The reason, and what to do.");
     json!({ "200": good, "default": bad })
 }
 
-/// The schemas of the configuration's things: as a file has them, as they are made, changed and shown.
-fn things() -> Map<String, Json> {
+/// The schemas of configured resources: as in the file, to create, to change and as shown.
+fn resources() -> Map<String, Json> {
     let mut schemas = Map::new();
     let mut definitions = docs::schema()["$defs"].take();
     move_references(&mut definitions);
@@ -164,7 +166,7 @@ fn things() -> Map<String, Json> {
             format!("{section}-thing"),
             json!({
                 "type": "object",
-                "description": "With defaults, and without secrets.",
+                "description": "With defaults and without secrets.",
                 "properties": { "kind": kinds, "name": { "type": "string" }, "keys": reference(section) },
                 "required": ["kind", "name", "keys"],
             }),
@@ -174,7 +176,7 @@ fn things() -> Map<String, Json> {
     schemas
 }
 
-/// The schema of a change: any of the keys, and null takes one out.
+/// The schema of a change: every key is optional, and `null` removes a key.
 fn change(mut whole: Json) -> Json {
     if let Some(properties) = whole["properties"].as_object_mut() {
         for property in properties.values_mut() {
@@ -206,27 +208,28 @@ fn move_references(schema: &mut Json) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::routes::routes;
     use std::path::Path;
 
     #[test]
     fn the_document_in_the_repository_is_fresh() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");
         if std::env::var_os("LUNAR_REGENERATE").is_some() {
-            std::fs::write(&path, page()).expect("docs/ is there");
+            std::fs::write(&path, page(&routes())).expect("docs/ exists");
         }
-        let there = std::fs::read_to_string(&path).expect("docs/openapi.json is there");
-        assert!(there == page(), "run LUNAR_REGENERATE=1 cargo test -p lunar-api fresh");
+        let there = std::fs::read_to_string(&path).expect("docs/openapi.json exists");
+        assert!(there == page(&routes()), "run LUNAR_REGENERATE=1 cargo test -p lunar-api fresh");
     }
 
     #[test]
-    fn every_reference_leads_somewhere() {
-        let document = document();
+    fn every_reference_has_a_target() {
+        let document = document(&routes());
         let mut references = Vec::new();
         collect(&document, &mut references);
         assert!(references.len() > 100, "{}", references.len());
         for target in references {
-            let pointer = target.strip_prefix('#').unwrap_or_else(|| panic!("{target} leads outside"));
-            assert!(document.pointer(pointer).is_some(), "{target} leads nowhere");
+            let pointer = target.strip_prefix('#').unwrap_or_else(|| panic!("{target} refers to another document"));
+            assert!(document.pointer(pointer).is_some(), "{target} has no target");
         }
     }
 

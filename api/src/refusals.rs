@@ -1,57 +1,57 @@
-//! How many refusals are noted: enough to see who tries what, too few to fill a log with it or to push all else out of
-//! the journal. The others are counted.
+//! Limits the audit records of refused requests: enough to see attacks, too few to fill the log or to displace other
+//! records. Further refusals are counted.
 
 use std::collections::BTreeMap;
 use std::mem::take;
 use std::time::{Duration, Instant};
 
-/// Refusals of one source that are noted in a minute: whoever typed a token wrongly stops sooner.
-pub const NOTED_MAX: u32 = 10;
-/// Sources that are told apart in a minute; of more, as many refusals are noted as of one.
+/// Refusals of one source that are recorded per minute: enough for mistyped tokens.
+pub const RECORDED_MAX: u32 = 10;
+/// Sources that are counted separately; the refusals of all further sources are counted as one source.
 pub const SOURCES_MAX: usize = 64;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Refusals of one source.
+/// The refusals of one source.
 #[derive(Clone, Copy, Debug)]
-struct Refused {
+struct SourceCount {
     since: Instant,
     count: u32,
 }
 
-impl Refused {
-    fn left_out(&self) -> u32 {
-        self.count.saturating_sub(NOTED_MAX)
+impl SourceCount {
+    fn suppressed(&self) -> u32 {
+        self.count.saturating_sub(RECORDED_MAX)
     }
 }
 
-/// Refusals by their sources.
+/// The refusals by source.
 #[derive(Debug, Default)]
-pub struct Refusals(BTreeMap<String, Refused>);
+pub struct Refusals(BTreeMap<String, SourceCount>);
 
-/// What is noted of a refusal.
+/// The result of counting a refusal.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Noted {
-    /// Those that were not noted before, as far as it has not been told yet: of whom, and how many.
-    pub left_out: Vec<(String, u32)>,
-    /// Whether this one is.
-    pub is_noted: bool,
+pub struct Counted {
+    /// The sources whose minute is over, each with the number of its refusals that were not recorded.
+    pub suppressed: Vec<(String, u32)>,
+    /// Whether to record this refusal.
+    pub is_recorded: bool,
 }
 
 impl Refusals {
-    /// Somebody was refused.
-    pub fn look(&mut self, source: &str, now: Instant) -> Noted {
-        const OTHERS: &str = "others";
-        let is_over = |refused: &Refused| now.saturating_duration_since(refused.since) >= MINUTE;
-        let (over, on) = take(&mut self.0).into_iter().partition(|(_, refused)| is_over(refused));
+    /// Counts a refusal.
+    pub fn count(&mut self, source: &str, now: Instant) -> Counted {
+        const REST: &str = "others";
+        let is_over = |counted: &SourceCount| now.saturating_duration_since(counted.since) >= MINUTE;
+        let (ended, on) = take(&mut self.0).into_iter().partition(|(_, counted)| is_over(counted));
         self.0 = on;
         let is_known = self.0.contains_key(source) || self.0.len() < SOURCES_MAX;
-        let key = if is_known { source } else { OTHERS };
-        let refused = self.0.entry(key.to_owned()).or_insert(Refused { since: now, count: 0 });
-        refused.count = refused.count.saturating_add(1);
-        let is_noted = refused.left_out() == 0;
-        let over: BTreeMap<String, Refused> = over;
-        let left_out = over.into_iter().map(|(source, refused)| (source, refused.left_out()));
-        Noted { left_out: left_out.filter(|(_, count)| *count > 0).collect(), is_noted }
+        let key = if is_known { source } else { REST };
+        let counted = self.0.entry(key.to_owned()).or_insert(SourceCount { since: now, count: 0 });
+        counted.count = counted.count.saturating_add(1);
+        let is_recorded = counted.suppressed() == 0;
+        let ended: BTreeMap<String, SourceCount> = ended;
+        let suppressed = ended.into_iter().map(|(source, counted)| (source, counted.suppressed()));
+        Counted { suppressed: suppressed.filter(|(_, count)| *count > 0).collect(), is_recorded }
     }
 }
 
@@ -60,26 +60,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_counted_and_told_of_once() {
+    fn a_flood_of_refusals_is_counted_and_reported_once() {
         let (mut refusals, start) = (Refusals::default(), Instant::now());
-        let noted = |all: &[Noted]| all.iter().filter(|one| one.is_noted).count();
-        let flood: Vec<Noted> = (0..1000).map(|_| refusals.look("192.0.2.1", start)).collect();
-        assert_eq!(noted(&flood), NOTED_MAX as usize);
-        assert!(flood.iter().all(|one| one.left_out.is_empty()), "not before it is over");
-        assert!(refusals.look("ann", start).is_noted, "others are not left out for it");
+        let recorded = |all: &[Counted]| all.iter().filter(|one| one.is_recorded).count();
+        let flood: Vec<Counted> = (0..1000).map(|_| refusals.count("192.0.2.1", start)).collect();
+        assert_eq!(recorded(&flood), RECORDED_MAX as usize);
+        assert!(flood.iter().all(|one| one.suppressed.is_empty()), "not before the minute is over");
+        assert!(refusals.count("ann", start).is_recorded, "other sources are recorded");
         let later = start + MINUTE;
-        let told = Noted { left_out: vec![("192.0.2.1".into(), 990)], is_noted: true };
-        assert_eq!(refusals.look("ann", later), told);
-        assert_eq!(refusals.look("192.0.2.1", later), Noted { left_out: Vec::new(), is_noted: true });
+        let counted_later = Counted { suppressed: vec![("192.0.2.1".into(), 990)], is_recorded: true };
+        assert_eq!(refusals.count("ann", later), counted_later);
+        assert_eq!(refusals.count("192.0.2.1", later), Counted { suppressed: Vec::new(), is_recorded: true });
     }
 
     #[test]
-    fn many_sources_are_one() {
+    fn sources_beyond_the_limit_are_counted_together() {
         let (mut refusals, start) = (Refusals::default(), Instant::now());
-        let all = (0..10_000).filter(|at| refusals.look(&format!("source {at}"), start).is_noted).count();
-        assert_eq!(all, SOURCES_MAX + NOTED_MAX as usize);
+        let all = (0..10_000).filter(|at| refusals.count(&format!("source {at}"), start).is_recorded).count();
+        assert_eq!(all, SOURCES_MAX + RECORDED_MAX as usize);
         assert_eq!(refusals.0.len(), SOURCES_MAX + 1);
-        let told = refusals.look("ann", start + MINUTE).left_out;
-        assert_eq!(told, [("others".to_owned(), 10_000 - SOURCES_MAX as u32 - NOTED_MAX)]);
+        let counted_later = refusals.count("ann", start + MINUTE).suppressed;
+        assert_eq!(counted_later, [("others".to_owned(), 10_000 - SOURCES_MAX as u32 - RECORDED_MAX)]);
     }
 }

@@ -1,4 +1,4 @@
-//! Who asks, and what he may do.
+//! Authentication of callers, and their rights.
 
 use lunar_control::api::ProblemDetails;
 use lunar_control::check::Checked;
@@ -8,17 +8,17 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
-/// What somebody may do; the later includes the earlier.
+/// A right of a caller; a later one includes the earlier ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Right {
-    /// Look at everything but secrets.
+    /// May read everything but secrets.
     Read,
-    /// Look at and change everything.
+    /// May read and change everything.
     Write,
 }
 
 impl Right {
-    /// As roles are called.
+    /// The role of this right, as in the configuration.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -37,35 +37,35 @@ impl From<Role> for Right {
     }
 }
 
-/// Somebody who has proved who he is.
+/// An authenticated caller.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Who {
-    /// His name: that of a user of this machine, or `token.NAME`.
+pub struct Caller {
+    /// The name of a user of this host, or `token.NAME`.
     pub name: String,
-    /// What he may do.
+    /// The right of the caller.
     pub right: Right,
 }
 
-/// The other end of a connection.
+/// The peer of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Peer {
-    /// A process of this machine, by the kernel's word (SO_PEERCRED).
+    /// A process on this host, identified by the kernel (SO_PEERCRED).
     Local {
-        /// Its user.
+        /// The user ID.
         user: u32,
-        /// Its group.
+        /// The group ID.
         group: u32,
     },
-    /// Somebody on the network, who has to have a token.
+    /// A client on the network, which needs a token.
     Remote(SocketAddr),
 }
 
-/// The tokens that are in force: what they permit, and their digests; the tokens themselves are not kept.
+/// The valid tokens: rights and SHA-256 digests. The tokens themselves are not stored.
 #[derive(Clone, Default, Debug)]
 pub struct Tokens(BTreeMap<String, (Right, [u8; 32])>);
 
 impl Tokens {
-    /// Those of a configuration.
+    /// The tokens of a configuration.
     #[must_use]
     pub fn of(checked: &Checked) -> Self {
         let digest = |secret: &[u8]| <[u8; 32]>::from(Sha256::digest(secret));
@@ -76,76 +76,76 @@ impl Tokens {
         Self(checked.config.api_tokens.iter().filter_map(one).collect())
     }
 
-    /// Whose token this is. Takes the same time whichever it is, and if it is nobody's.
-    fn find(&self, token: &[u8]) -> Option<Who> {
+    /// The caller with this token. The comparison takes the same time whichever token matches, or if none does.
+    fn find(&self, token: &[u8]) -> Option<Caller> {
         let digest = <[u8; 32]>::from(Sha256::digest(token));
         let mut found = u32::MAX;
-        for (at, (_, known)) in (0_u32..).zip(self.0.values()) {
-            let same: Choice = known.ct_eq(&digest);
+        for (at, (_, candidate)) in (0_u32..).zip(self.0.values()) {
+            let same: Choice = candidate.ct_eq(&digest);
             found.conditional_assign(&at, same);
         }
         let (name, (right, _)) = self.0.iter().nth(usize::try_from(found).ok()?)?;
-        Some(Who { name: format!("token.{name}"), right: *right })
+        Some(Caller { name: format!("token.{name}"), right: *right })
     }
 }
 
-/// Whom the API lets in.
+/// The callers that the API accepts.
 #[derive(Clone, Default, Debug)]
-pub struct Door {
-    /// The user that Lunar runs as.
+pub struct AccessPolicy {
+    /// The user ID of the daemon.
     pub owner: u32,
-    /// The group whose members the socket lets in, if there is one. The kernel has looked whether they may open it.
+    /// The group whose members may open the socket; the kernel checks the membership.
     pub group: Option<u32>,
-    /// Tokens of those who come over the network.
+    /// The tokens for clients on the network.
     pub tokens: Tokens,
 }
 
-/// The kind of problem that says who somebody has to be.
-const NOT_LET_IN: &str = "/problems/not-let-in";
+/// The problem type of refused callers.
+const NOT_ADMITTED: &str = "/problems/not-let-in";
 
-impl Door {
-    /// Who it is that asks. `authorization` is the field of this name (RFC 9110 11.6.2).
+impl AccessPolicy {
+    /// Authenticates a caller. `authorization` is the Authorization field (RFC 9110 11.6.2).
     ///
     /// # Errors
-    /// 401 or 403, in words that say what to do.
-    pub fn who(&self, peer: Peer, authorization: Option<&[u8]>) -> Result<Who, ProblemDetails> {
+    /// Status 401 or 403, with what to do.
+    pub fn authenticate(&self, peer: Peer, authorization: Option<&[u8]>) -> Result<Caller, ProblemDetails> {
         match peer {
             Peer::Local { user, .. } => {
                 if user != 0 && user != self.owner && self.group.is_none() {
                     let title = "You may not use this socket";
                     let why = format!(
-                        "only root and user {} may use this socket: ask them, or have them set `group` in [api]",
+                        "only root and user {} may use this socket: use sudo, or set `group` in [api]",
                         self.owner
                     );
-                    return Err(ProblemDetails::new(NOT_LET_IN, title, 403, why));
+                    return Err(ProblemDetails::new(NOT_ADMITTED, title, 403, why));
                 }
-                Ok(Who { name: crate::place::user_name(user), right: Right::Write })
+                Ok(Caller { name: crate::system::user_name(user), right: Right::Write })
             }
             Peer::Remote(_) => {
                 let title = "This needs a token";
-                let refused = |why: &str| Err(ProblemDetails::new(NOT_LET_IN, title, 401, why.to_owned()));
+                let refused = |why: &str| Err(ProblemDetails::new(NOT_ADMITTED, title, 401, why.to_owned()));
                 let Some(field) = authorization else {
-                    return refused("send `Authorization: Bearer TOKEN`; tokens are made in [api-token.NAME]");
+                    return refused("send `Authorization: Bearer TOKEN`; tokens are configured in [api-token.NAME]");
                 };
-                // The scheme is written in any case (RFC 9110 11.1).
+                // The scheme is case-insensitive (RFC 9110 11.1).
                 match field.split_at_checked(7) {
                     Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"bearer ") => {
-                        let known = self.tokens.find(token.trim_ascii());
-                        known.map_or_else(|| refused("nobody has this token: it may have been changed"), Ok)
+                        let candidate = self.tokens.find(token.trim_ascii());
+                        candidate.map_or_else(|| refused("this token is not valid: it may have been changed"), Ok)
                     }
-                    _ => refused("a token is sent as `Authorization: Bearer TOKEN`"),
+                    _ => refused("send the token as `Authorization: Bearer TOKEN`"),
                 }
             }
         }
     }
 }
 
-impl Who {
-    /// Whether he may do what takes this right.
+impl Caller {
+    /// Checks that the caller has a right.
     ///
     /// # Errors
-    /// 403, with what to do.
-    pub fn may(&self, right: Right) -> Result<(), ProblemDetails> {
+    /// Status 403, with what to do.
+    pub fn check_right(&self, right: Right) -> Result<(), ProblemDetails> {
         if self.right >= right {
             return Ok(());
         }
@@ -155,7 +155,7 @@ impl Who {
             self.right.word(),
             right.word()
         );
-        Err(ProblemDetails::new(NOT_LET_IN, "You may not do this", 403, why))
+        Err(ProblemDetails::new(NOT_ADMITTED, "You may not do this", 403, why))
     }
 }
 
@@ -171,35 +171,40 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_found_by_what_they_are() {
-        let door = Door {
+    fn callers_are_authenticated_by_token() {
+        let policy = AccessPolicy {
             tokens: tokens(&[("a", Right::Read, "the first of two"), ("b", Right::Write, "the other of two")]),
-            ..Door::default()
+            ..AccessPolicy::default()
         };
         let from = Peer::Remote(([192, 0, 2, 1], 9).into());
-        let who = |field: Option<&str>| door.who(from, field.map(str::as_bytes)).map_err(|why| why.status);
-        assert_eq!(who(Some("Bearer the first of two")), Ok(Who { name: "token.a".into(), right: Right::Read }));
-        assert_eq!(who(Some("bearer  the other of two ")).map(|who| who.name), Ok("token.b".into()));
+        let of = |field: Option<&str>| policy.authenticate(from, field.map(str::as_bytes)).map_err(|why| why.status);
+        assert_eq!(of(Some("Bearer the first of two")), Ok(Caller { name: "token.a".into(), right: Right::Read }));
+        assert_eq!(of(Some("bearer  the other of two ")).map(|caller| caller.name), Ok("token.b".into()));
         for bad in [None, Some(""), Some("Bearer"), Some("Bearer "), Some("Basic dXNlcjp4"), Some("Bearer the first")] {
-            assert_eq!(who(bad), Err(401), "{bad:?}");
+            assert_eq!(of(bad), Err(401), "{bad:?}");
         }
-        assert_eq!(Door::default().who(from, Some(b"Bearer x")).map_err(|why| why.status), Err(401));
+        assert_eq!(AccessPolicy::default().authenticate(from, Some(b"Bearer x")).map_err(|why| why.status), Err(401));
     }
 
     #[test]
-    fn who_is_on_this_machine_is_known_by_the_kernel() {
-        let mut door = Door { owner: 7, ..Door::default() };
-        let may = |door: &Door, user| door.who(Peer::Local { user, group: user }, None).map_err(|why| why.status);
-        assert!(may(&door, 0).is_ok() && may(&door, 7).is_ok());
-        assert_eq!(may(&door, 8), Err(403));
-        door.group = Some(9);
-        assert_eq!(may(&door, 8).map(|who| who.right), Ok(Right::Write));
+    fn local_callers_are_authenticated_by_user_id() {
+        let mut policy = AccessPolicy { owner: 7, ..AccessPolicy::default() };
+        let of = |policy: &AccessPolicy, user| {
+            policy.authenticate(Peer::Local { user, group: user }, None).map_err(|why| why.status)
+        };
+        assert!(of(&policy, 0).is_ok() && of(&policy, 7).is_ok());
+        assert_eq!(of(&policy, 8), Err(403));
+        policy.group = Some(9);
+        assert_eq!(of(&policy, 8).map(|caller| caller.right), Ok(Right::Write));
     }
 
     #[test]
-    fn who_may_read_may_not_write() {
-        let who = |right| Who { name: "x".into(), right };
-        assert!(who(Right::Write).may(Right::Read).is_ok() && who(Right::Read).may(Right::Read).is_ok());
-        assert_eq!(who(Right::Read).may(Right::Write).map_err(|why| why.status), Err(403));
+    fn the_right_to_write_includes_the_right_to_read_only() {
+        let caller = |right| Caller { name: "x".into(), right };
+        assert!(
+            caller(Right::Write).check_right(Right::Read).is_ok()
+                && caller(Right::Read).check_right(Right::Read).is_ok()
+        );
+        assert_eq!(caller(Right::Read).check_right(Right::Write).map_err(|why| why.status), Err(403));
     }
 }

@@ -1,146 +1,29 @@
-//! Every route, declared once: which right it takes, what it takes and gives, and what does it. The server's table, the
-//! OpenAPI document and the reference page are made from these rows; those of the configuration's things are made from
-//! their declarations.
+//! The table of routes. The server, the OpenAPI document and the reference page derive from it; the rows of configured
+//! resources derive from their declarations.
 
-use crate::copy;
+use crate::request::{ApiRequest, Outcome, Reply};
 use crate::rights::Right;
-use crate::work::{self, Run};
+use crate::route::{Handler, Method, RequestContent, ResponseContent, Route};
+use crate::{copy, handlers, openapi};
 use lunar_control::Kind;
 
-/// Methods (RFC 9110 9.3).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-#[allow(missing_docs, reason = "each is the method of this name")]
-pub enum Method {
-    Get,
-    Post,
-    Put,
-    Patch,
-    Delete,
-}
-
-impl Method {
-    /// As it is sent.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Get => "GET",
-            Self::Post => "POST",
-            Self::Put => "PUT",
-            Self::Patch => "PATCH",
-            Self::Delete => "DELETE",
-        }
-    }
-}
-
-/// What the body of a request holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Takes {
-    /// Nothing.
-    Nothing,
-    /// The keys of a new thing, as JSON.
-    Keys(Kind),
-    /// Keys that change, as JSON; null takes one out.
-    Changes(Kind),
-    /// What a LUN shall be, as JSON.
-    Mapping,
-    /// What a copy shall be, as JSON.
-    Copy,
-    /// How a medium shall be taken out, as JSON.
-    Ejection,
-    /// The text of a configuration.
-    Text,
-}
-
-/// What the body of an answer holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Gives {
-    /// A thing of the configuration.
-    Thing(Kind),
-    /// All things of a kind.
-    Things(Kind),
-    /// What was done, step by step; with `dry-run`, what would be done.
-    Plan,
-    /// What runs, in a few words.
-    Status,
-    /// The whole configuration as JSON, without secrets.
-    Config,
-    /// Text: a configuration without its secrets, or how two of them differ.
-    Text,
-    /// Versions of the configuration.
-    Versions,
-    /// Who is logged in.
-    Sessions,
-    /// One of them.
-    Session,
-    /// How far a copy is.
-    Copy,
-    /// Copies.
-    Copies,
-    /// Where a medium is.
-    Medium,
-    /// What was counted.
-    Statistics,
-    /// What happened.
-    Notes,
-    /// What happens, as it happens (server-sent events).
-    Events,
-    /// A JSON schema, or an OpenAPI document.
-    Schema,
-}
-
-/// One route.
-#[derive(Clone, Debug)]
-pub struct Route {
-    /// Its method.
-    pub method: Method,
-    /// Its path, with its parameters in braces.
-    pub path: String,
-    /// What it is called in the OpenAPI document, for those who make clients from it.
-    pub name: String,
-    /// The right that it takes. There is no default: a route that forgets it does not compile.
-    pub right: Right,
-    /// What it does, in one line.
-    pub words: String,
-    /// What it takes.
-    pub takes: Takes,
-    /// What it gives.
-    pub gives: Gives,
-    /// The kind of thing that it is about, if it is about one.
-    pub kind: Option<Kind>,
-    /// What does it.
-    pub run: Run,
-}
-
-impl Route {
-    /// The names of the parameters in its path.
-    pub fn parameters(&self) -> impl Iterator<Item = &str> {
-        self.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
-    }
-
-    /// Whether it changes something, unless `dry-run` says otherwise.
-    #[must_use]
-    pub fn is_plan(&self) -> bool {
-        self.gives == Gives::Plan && self.name != "plan"
-    }
-}
-
-/// A row that is about no kind of thing.
+/// A row without a kind of resource.
 fn row(
     (method, path, name): (Method, &str, &str),
     right: Right,
-    (takes, gives): (Takes, Gives),
-    run: Run,
-    words: &str,
+    (request, response): (RequestContent, ResponseContent),
+    handler: Handler,
+    summary: &str,
 ) -> Route {
-    let (path, name, words) = (path.to_owned(), name.to_owned(), words.to_owned());
-    Route { method, path, name, right, words, takes, gives, kind: None, run }
+    let (path, name, summary) = (path.to_owned(), name.to_owned(), summary.to_owned());
+    Route { method, path, name, right, summary, request, response, kind: None, handler }
 }
 
-/// All of them, in the order of the page.
+/// All routes, in the order of the reference page.
 #[must_use]
 pub fn routes() -> Vec<Route> {
     let mut all = service();
-    all.extend(whole());
+    all.extend(configuration());
     for kind in Kind::ALL.iter().copied() {
         if kind.is_named() {
             all.extend(named(kind));
@@ -154,190 +37,273 @@ pub fn routes() -> Vec<Route> {
     all
 }
 
-/// What runs.
+/// The service: status, statistics, sessions, audit log.
 fn service() -> Vec<Route> {
     use Method::{Delete, Get};
+    use RequestContent::Nothing;
     use Right::{Read, Write};
-    use Takes::Nothing;
     vec![
-        row((Get, "/v1/status", "status"), Read, (Nothing, Gives::Status), Run::Job(work::status), "What runs."),
+        row(
+            (Get, "/v1/status", "status"),
+            Read,
+            (Nothing, ResponseContent::Status),
+            Handler::Control(handlers::status),
+            "The version of Lunar, what it serves, and its troubles.",
+        ),
         row(
             (Get, "/v1/statistics", "statistics"),
             Read,
-            (Nothing, Gives::Statistics),
-            Run::Job(work::statistics),
-            "What was counted since the start.",
+            (Nothing, ResponseContent::Statistics),
+            Handler::Control(handlers::statistics),
+            "The statistics since the start.",
         ),
         row(
             (Get, "/v1/session", "list-session"),
             Read,
-            (Nothing, Gives::Sessions),
-            Run::Job(work::sessions),
-            "Everybody who is logged in.",
+            (Nothing, ResponseContent::Sessions),
+            Handler::Control(handlers::sessions),
+            "All sessions.",
         ),
         row(
             (Get, "/v1/session/{id}", "show-session"),
             Read,
-            (Nothing, Gives::Session),
-            Run::Job(work::session),
+            (Nothing, ResponseContent::Session),
+            Handler::Control(handlers::session),
             "One session.",
         ),
         row(
             (Delete, "/v1/session/{id}", "kick-session"),
             Write,
-            (Nothing, Gives::Session),
-            Run::Long(work::kick),
-            "Ends a session; its initiator may come back by itself.",
+            (Nothing, ResponseContent::Session),
+            Handler::Long(handlers::kick),
+            "Ends a session; its client may reconnect.",
         ),
         row(
             (Get, "/v1/events", "events"),
             Read,
-            (Nothing, Gives::Events),
-            Run::Events,
-            "What happens, as it happens; `Last-Event-ID` begins after the note of this number.",
+            (Nothing, ResponseContent::Events),
+            Handler::EventStream,
+            "Audit records as they are made; `Last-Event-ID` requests the records after that number.",
         ),
         row(
             (Get, "/v1/audit", "audit"),
             Read,
-            (Nothing, Gives::Notes),
-            Run::Here(work::audit),
-            "The last logins, refusals and changes.",
+            (Nothing, ResponseContent::AuditRecords),
+            Handler::Local(handlers::audit),
+            "The last logins, refusals and changes of the audit log.",
         ),
     ]
 }
 
 /// The configuration as a whole.
-fn whole() -> Vec<Route> {
+fn configuration() -> Vec<Route> {
     use Method::{Get, Post};
+    use RequestContent::{Nothing, Text};
     use Right::{Read, Write};
-    use Takes::{Nothing, Text};
-    let get = |path, name, gives, run, words| row((Get, path, name), Read, (Nothing, gives), run, words);
-    let post = |path, name, takes, gives, run, words| row((Post, path, name), Write, (takes, gives), run, words);
+    let get =
+        |path, name, response, handler, summary| row((Get, path, name), Read, (Nothing, response), handler, summary);
+    let post = |path, name, request, response, handler, summary| {
+        row((Post, path, name), Write, (request, response), handler, summary)
+    };
     vec![
-        get("/v1/config", "config", Gives::Config, Run::Job(work::config), "All of the configuration."),
+        get(
+            "/v1/config",
+            "config",
+            ResponseContent::Config,
+            Handler::Control(handlers::config),
+            "The whole configuration as JSON, without secrets.",
+        ),
         get(
             "/v1/config/text",
             "config-text",
-            Gives::Text,
-            Run::Job(work::text),
-            "The text of the configuration, without secrets.",
+            ResponseContent::Text,
+            Handler::Control(handlers::text),
+            "The configuration file, without secrets.",
         ),
-        post("/v1/plan", "plan", Text, Gives::Plan, Run::Job(work::plan), "What putting a text in force would do."),
+        post(
+            "/v1/plan",
+            "plan",
+            Text,
+            ResponseContent::Plan,
+            Handler::Control(handlers::plan),
+            "The steps that applying a configuration would take.",
+        ),
         post(
             "/v1/diff",
             "diff",
             Text,
-            Gives::Text,
-            Run::Job(work::diff),
-            "How a text, or without one the file as it stands, differs from what is in force.",
+            ResponseContent::Text,
+            Handler::Control(handlers::diff),
+            "The difference between the running configuration and the text; without a text, the file on disk.",
         ),
         post(
             "/v1/apply",
             "apply",
             Text,
-            Gives::Plan,
-            Run::Job(work::apply),
-            "Puts a text in force, all of it or nothing.",
+            ResponseContent::Plan,
+            Handler::Control(handlers::apply),
+            "Applies a configuration completely or not at all.",
         ),
         post(
             "/v1/reload",
             "reload",
             Nothing,
-            Gives::Plan,
-            Run::Job(work::reload),
-            "Puts in force what somebody has written into the file by hand.",
+            ResponseContent::Plan,
+            Handler::Control(handlers::reload),
+            "Applies the configuration file after it was edited.",
         ),
-        get("/v1/version", "list-version", Gives::Versions, Run::Job(work::versions), "The versions that are kept."),
+        get(
+            "/v1/version",
+            "list-version",
+            ResponseContent::Versions,
+            Handler::Control(handlers::versions),
+            "The stored versions.",
+        ),
         get(
             "/v1/version/{number}",
             "show-version",
-            Gives::Text,
-            Run::Job(work::version),
+            ResponseContent::Text,
+            Handler::Control(handlers::version),
             "The text of a version, without secrets.",
         ),
         get(
             "/v1/version/{number}/diff",
             "diff-version",
-            Gives::Text,
-            Run::Job(work::version_diff),
-            "How a version differs from what is in force.",
+            ResponseContent::Text,
+            Handler::Control(handlers::version_diff),
+            "The difference between a version and the running configuration.",
         ),
         post(
             "/v1/version/{number}/restore",
             "restore-version",
             Nothing,
-            Gives::Plan,
-            Run::Job(work::restore),
-            "Puts a version in force again.",
+            ResponseContent::Plan,
+            Handler::Control(handlers::restore),
+            "Applies a stored version.",
         ),
-        get("/v1/schema", "schema", Gives::Schema, Run::Here(work::schema), "The JSON schema of a configuration."),
-        get("/v1/openapi.json", "openapi", Gives::Schema, Run::Here(work::openapi), "This API as an OpenAPI document."),
+        get(
+            "/v1/schema",
+            "schema",
+            ResponseContent::Schema,
+            Handler::Local(handlers::schema),
+            "The JSON schema of a configuration.",
+        ),
+        get(
+            "/v1/openapi.json",
+            "openapi",
+            ResponseContent::Schema,
+            Handler::Local(document),
+            "This API as an OpenAPI document.",
+        ),
     ]
 }
 
-/// The rows of a kind of which there are any number.
+/// The rows of a kind with named resources.
 fn named(kind: Kind) -> Vec<Route> {
     use Method::{Delete, Get, Patch, Post};
     use Right::{Read, Write};
     let section = kind.section();
     let one = format!("/v1/{section}/{{name}}");
-    let row = |method, path: &str, verb: &str, right, takes, gives, run, words: String| Route {
+    let row = |method, path: &str, verb: &str, right, request, response, handler, summary: String| Route {
         method,
         path: path.to_owned(),
         name: format!("{verb}-{section}"),
         right,
-        words,
-        takes,
-        gives,
+        summary,
+        request,
+        response,
         kind: Some(kind),
-        run: Run::Job(run),
+        handler: Handler::Control(handler),
     };
-    let (things, thing) = (Gives::Things(kind), Gives::Thing(kind));
-    let none = Takes::Nothing;
-    let (keys, changes) = (Takes::Keys(kind), Takes::Changes(kind));
+    let (resources, resource) = (ResponseContent::Resources(kind), ResponseContent::Resource(kind));
+    let none = RequestContent::Nothing;
+    let (keys, changes) = (RequestContent::Keys(kind), RequestContent::Changes(kind));
     vec![
-        row(Get, &format!("/v1/{section}"), "list", Read, none, things, work::list, format!("All of kind {kind}.")),
-        row(Get, &one, "show", Read, none, thing, work::show, format!("One {kind}.")),
-        row(Post, &one, "create", Write, keys, Gives::Plan, work::create, format!("Makes one {kind}.")),
-        row(Patch, &one, "set", Write, changes, Gives::Plan, work::set, format!("Changes keys of one {kind}.")),
-        row(Delete, &one, "delete", Write, none, Gives::Plan, work::delete, format!("Removes one {kind}.")),
+        row(
+            Get,
+            &format!("/v1/{section}"),
+            "list",
+            Read,
+            none,
+            resources,
+            handlers::list,
+            format!("All resources of kind {kind}."),
+        ),
+        row(Get, &one, "show", Read, none, resource, handlers::show, format!("One {kind}.")),
+        row(Post, &one, "create", Write, keys, ResponseContent::Plan, handlers::create, format!("Creates one {kind}.")),
+        row(
+            Patch,
+            &one,
+            "set",
+            Write,
+            changes,
+            ResponseContent::Plan,
+            handlers::set,
+            format!("Changes keys of one {kind}."),
+        ),
+        row(
+            Delete,
+            &one,
+            "delete",
+            Write,
+            none,
+            ResponseContent::Plan,
+            handlers::delete,
+            format!("Removes one {kind}."),
+        ),
     ]
 }
 
-/// The rows of a kind of which there is one.
+/// The rows of a kind with a single resource.
 fn single(kind: Kind) -> Vec<Route> {
     let section = kind.section();
-    let row = |method, verb: &str, right, takes, gives, run, words: &str| Route {
+    let row = |method, verb: &str, right, request, response, handler, summary: &str| Route {
         method,
         path: format!("/v1/{section}"),
         name: format!("{verb}-{section}"),
         right,
-        words: words.to_owned(),
-        takes,
-        gives,
+        summary: summary.to_owned(),
+        request,
+        response,
         kind: Some(kind),
-        run: Run::Job(run),
+        handler: Handler::Control(handler),
     };
     let words = kind.words();
     vec![
-        row(Method::Get, "show", Right::Read, Takes::Nothing, Gives::Thing(kind), work::show, &words),
-        row(Method::Patch, "set", Right::Write, Takes::Changes(kind), Gives::Plan, work::set, "Changes keys of it."),
+        row(
+            Method::Get,
+            "show",
+            Right::Read,
+            RequestContent::Nothing,
+            ResponseContent::Resource(kind),
+            handlers::show,
+            &words,
+        ),
+        row(
+            Method::Patch,
+            "set",
+            Right::Write,
+            RequestContent::Changes(kind),
+            ResponseContent::Plan,
+            handlers::set,
+            "Changes keys.",
+        ),
     ]
 }
 
-/// What groups see.
+/// LUN maps.
 fn luns() -> Vec<Route> {
     let path = "/v1/group/{name}/luns/{lun}";
-    let row = |method, name, takes, run, words| {
-        row((method, path, name), Right::Write, (takes, Gives::Plan), Run::Job(run), words)
+    let row = |method, name, request, handler, summary| {
+        row((method, path, name), Right::Write, (request, ResponseContent::Plan), Handler::Control(handler), summary)
     };
     vec![
-        row(Method::Put, "map-lun", Takes::Mapping, work::map, "Gives a volume a number in a group."),
-        row(Method::Delete, "unmap-lun", Takes::Nothing, work::unmap, "Takes a number out of a group."),
+        row(Method::Put, "map-lun", RequestContent::Mapping, handlers::map, "Maps a volume to a LUN of a group."),
+        row(Method::Delete, "unmap-lun", RequestContent::Nothing, handlers::unmap, "Removes a LUN from a group."),
     ]
 }
 
-/// Media that come and go.
+/// Removable media.
 fn media() -> Vec<Route> {
     use Method::{Get, Post};
     use Right::{Read, Write};
@@ -346,23 +312,23 @@ fn media() -> Vec<Route> {
         row(
             (Get, &path("medium"), "show-medium"),
             Read,
-            (Takes::Nothing, Gives::Medium),
-            Run::Job(work::medium),
-            "Whether the medium of a volume is in.",
+            (RequestContent::Nothing, ResponseContent::Medium),
+            Handler::Control(handlers::medium),
+            "The medium of a removable volume.",
         ),
         row(
             (Post, &path("eject"), "eject-volume"),
             Write,
-            (Takes::Ejection, Gives::Medium),
-            Run::Long(work::eject),
-            "Takes the medium out: what was written is on it, and nobody reaches it.",
+            (RequestContent::Ejection, ResponseContent::Medium),
+            Handler::Long(handlers::eject),
+            "Ejects the medium: flushes it, then makes it inaccessible.",
         ),
         row(
             (Post, &path("load"), "load-volume"),
             Write,
-            (Takes::Nothing, Gives::Medium),
-            Run::Long(work::load),
-            "Puts the medium in; initiators are told that it may be another one.",
+            (RequestContent::Nothing, ResponseContent::Medium),
+            Handler::Long(handlers::load),
+            "Loads the medium; initiators get a unit attention that the medium may have changed.",
         ),
     ]
 }
@@ -371,19 +337,42 @@ fn media() -> Vec<Route> {
 fn copies() -> Vec<Route> {
     use Method::{Delete, Get, Post};
     use Right::{Read, Write};
-    let none = Takes::Nothing;
+    let none = RequestContent::Nothing;
     vec![
         row(
             (Post, "/v1/volume/{name}/copy", "copy-volume"),
             Write,
-            (Takes::Copy, Gives::Copy),
-            Run::Job(copy::start),
-            "Makes a new volume of the blocks of this one; goes on after the answer.",
+            (RequestContent::Copy, ResponseContent::Copy),
+            Handler::Control(copy::start),
+            "Starts a copy of the volume to a new volume; the copy continues after the response.",
         ),
-        row((Get, "/v1/copy", "list-copy"), Read, (none, Gives::Copies), Run::Here(copy::list), "The last copies."),
-        row((Get, "/v1/copy/{id}", "show-copy"), Read, (none, Gives::Copy), Run::Here(copy::show), "How far one is."),
-        row((Delete, "/v1/copy/{id}", "stop-copy"), Write, (none, Gives::Copy), Run::Here(copy::stop), "Stops one."),
+        row(
+            (Get, "/v1/copy", "list-copy"),
+            Read,
+            (none, ResponseContent::Copies),
+            Handler::Local(copy::list),
+            "The running and the last copies.",
+        ),
+        row(
+            (Get, "/v1/copy/{id}", "show-copy"),
+            Read,
+            (none, ResponseContent::Copy),
+            Handler::Local(copy::show),
+            "The progress of one copy.",
+        ),
+        row(
+            (Delete, "/v1/copy/{id}", "stop-copy"),
+            Write,
+            (none, ResponseContent::Copy),
+            Handler::Local(copy::stop),
+            "Stops one copy.",
+        ),
     ]
+}
+
+/// `GET /v1/openapi.json`
+fn document(_: &ApiRequest) -> Outcome {
+    Reply::json(&openapi::document(&routes()))
 }
 
 #[cfg(test)]
@@ -392,7 +381,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn no_two_routes_are_the_same_and_changes_take_the_right_to_change() {
+    fn routes_are_unique_and_all_but_get_need_the_right_to_write() {
         let all = routes();
         let places: BTreeSet<_> = all.iter().map(|route| (route.path.as_str(), route.method)).collect();
         let names: BTreeSet<_> = all.iter().map(|route| route.name.as_str()).collect();
@@ -400,7 +389,7 @@ mod tests {
         for route in &all {
             let looks = route.method == Method::Get;
             assert_eq!(route.right == Right::Read, looks, "{} {}", route.method.word(), route.path);
-            assert!(route.words.ends_with('.') && route.path.starts_with("/v1/"), "{}", route.path);
+            assert!(route.summary.ends_with('.') && route.path.starts_with("/v1/"), "{}", route.path);
         }
     }
 }

@@ -1,10 +1,11 @@
-//! From a request to an answer: who asks, may he, is there room, and then the work.
+//! Authorizes and executes requests: authenticates the caller, checks the right, bounds the load, and runs the handler.
 
-use crate::desk::{Control, Desk};
-use crate::journal::Note;
-use crate::rights::{Door, Peer, Right, Who};
-use crate::routes::{Method, Route, Takes, routes};
-use crate::work::{Ask, Common, Outcome, Problem, Reply, Run};
+use crate::audit::AuditRecord;
+use crate::control::{Control, ControlHandle};
+use crate::request::{ApiRequest, Outcome, Problem, Reply, Shared};
+use crate::rights::{AccessPolicy, Caller, Peer, Right};
+use crate::route::{Handler, Method, RequestContent, Route};
+use crate::routes::routes;
 use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequestParts, RawPathParams, Request};
 use axum::http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -27,159 +28,175 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-/// Bytes of a body that holds keys: the longest lists of names with room to spare. The text of a whole configuration
-/// may be as long as a configuration.
+/// The longest body with JSON, in bytes: more than the longest lists of names. The text of a whole configuration may be
+/// as long as a configuration.
 pub const KEYS_BYTES_MAX: usize = 256 << 10;
-/// How long a body may take to come: 16 MiB over a slow line.
+/// The longest time for receiving a body: 16 MiB over a slow connection.
 const BODY_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long the control thread may take: longer than any apply that was ever measured, by far.
+/// The longest time for an answer of the control thread: far longer than any measured apply.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
-/// Requests under way at once that only look, and as many again that do something: the control thread does one after
-/// the other, and more would only wait. What does something may have to wait for the end of another change; who looks
-/// never waits for that. Those with the text of a whole configuration hold up to 16 MiB each, so this bounds memory,
-/// too.
+/// The most requests in progress that read, and the same number that write. The control thread executes one after the
+/// other, so more would only wait. A request that writes may have to wait until another change is finalized; requests
+/// that read never wait for that. A request with a whole configuration holds up to 16 MiB, so this also bounds memory.
 pub const REQUESTS_MAX: usize = 16;
-/// Streams of events at once: some pages and some tools.
+/// The most event streams: a few pages and tools.
 pub const STREAMS_MAX: usize = 32;
-/// How often a stream says that it is still there, so that whoever is between does not cut it.
+/// The interval of keep-alive comments in a stream, so that proxies do not cut it.
 const STREAM_PULSE: Duration = Duration::from_secs(15);
 
-/// The field that says after which note a stream shall begin (the WHATWG's server-sent events).
+/// The header field with the last record that a reader of the stream received (WHATWG, server-sent events).
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// What all connections have in common.
+/// The state that all connections share.
 #[derive(Debug)]
 pub struct State {
-    desk: Desk,
-    common: Arc<Common>,
-    door: RwLock<Door>,
-    /// Whom it lets in has changed.
+    control_thread: ControlHandle,
+    shared: Arc<Shared>,
+    policy: RwLock<AccessPolicy>,
+    /// Notifies the streams that the access policy has changed.
     changes: watch::Sender<()>,
-    /// Room for those who look.
-    lookers: Arc<Semaphore>,
-    /// Room for those who do something.
-    doers: Arc<Semaphore>,
+    /// Bounds the requests that read.
+    readers: Arc<Semaphore>,
+    /// Bounds the requests that write.
+    writers: Arc<Semaphore>,
     streams: Arc<Semaphore>,
 }
 
 impl State {
-    /// What is asked goes to this desk.
+    /// Creates the state. Requests are sent to `control_thread`.
     #[must_use]
-    pub fn new(desk: Desk, common: Arc<Common>, door: Door) -> Arc<Self> {
+    pub fn new(control_thread: ControlHandle, shared: Arc<Shared>, policy: AccessPolicy) -> Arc<Self> {
         let room = |count| Arc::new(Semaphore::new(count));
-        let (lookers, doers, streams) = (room(REQUESTS_MAX), room(REQUESTS_MAX), room(STREAMS_MAX));
+        let (readers, writers, streams) = (room(REQUESTS_MAX), room(REQUESTS_MAX), room(STREAMS_MAX));
         let changes = watch::Sender::new(());
-        Arc::new(Self { desk, common, door: RwLock::new(door), changes, lookers, doers, streams })
+        Arc::new(Self { control_thread, shared, policy: RwLock::new(policy), changes, readers, writers, streams })
     }
 
-    /// Changes whom it lets in.
-    pub fn change_door(&self, change: impl FnOnce(&mut Door)) {
-        change(&mut self.door.write().unwrap_or_else(PoisonError::into_inner));
+    /// Changes the access policy.
+    pub fn change_policy(&self, change: impl FnOnce(&mut AccessPolicy)) {
+        change(&mut self.policy.write().unwrap_or_else(PoisonError::into_inner));
         self.changes.send_replace(());
     }
 
-    fn who(&self, parts: &Parts) -> Result<Who, Problem> {
+    fn authenticate(&self, parts: &Parts) -> Result<Caller, Problem> {
         let Some(peer) = parts.extensions.get::<Peer>() else {
-            return Err(ProblemDetails::new("/problems/not-let-in", "Nobody asks", 403, "from nowhere".into()).into());
+            return Err(ProblemDetails::new(
+                "/problems/not-let-in",
+                "Unknown caller",
+                403,
+                "the connection has no peer".into(),
+            )
+            .into());
         };
         let field = parts.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
-        let door = self.door.read().unwrap_or_else(PoisonError::into_inner);
-        door.who(*peer, field).map_err(|why| {
+        let policy = self.policy.read().unwrap_or_else(PoisonError::into_inner);
+        policy.authenticate(*peer, field).map_err(|why| {
             let (source, from) = match peer {
-                Peer::Local { user, .. } => (format!("user {user}"), crate::place::user_name(*user)),
+                Peer::Local { user, .. } => (format!("user {user}"), crate::system::user_name(*user)),
                 Peer::Remote(from) => (host(from.ip()).to_string(), from.ip().to_string()),
             };
             let words = format!("{} {}: {}", parts.method, path(parts), why.detail);
-            self.common.journal.refused(&source, &from, &words);
+            self.shared.audit_log.add_refusal(&source, &from, &words);
             why.into()
         })
     }
 
-    /// Answers a request for a route.
+    /// Executes a request for a route.
     async fn answer(self: Arc<Self>, route: Arc<Route>, request: Request) -> Response {
         self.try_answer(route, request).await.unwrap_or_else(|why| respond(why.into()))
     }
 
     async fn try_answer(self: Arc<Self>, route: Arc<Route>, request: Request) -> Result<Response, Problem> {
         let (mut parts, body) = request.into_parts();
-        let who = self.who(&parts)?;
-        who.may(route.right).map_err(|why| {
+        let caller = self.authenticate(&parts)?;
+        caller.check_right(route.right).map_err(|why| {
             let words = format!("{} {}: not allowed", parts.method, path(&parts));
-            self.common.journal.refused(&who.name, &who.name, &words);
+            self.shared.audit_log.add_refusal(&caller.name, &caller.name, &words);
             Problem::from(why)
         })?;
-        if matches!(route.run, Run::Events) {
-            return self.events(&parts, who);
+        if matches!(route.handler, Handler::EventStream) {
+            return self.events(&parts, caller);
         }
         let dry_run = dry_run(&route, parts.uri.query())?;
-        let room = if dry_run || route.right == Right::Read { &self.lookers } else { &self.doers };
+        let room = if dry_run || route.right == Right::Read { &self.readers } else { &self.writers };
         let _permit = room.clone().try_acquire_owned().map_err(|_| busy("requests"))?;
         let parameters = parameters(&mut parts).await?;
         let body = read(&route, body).await?;
-        let ask = Ask { route, who, parameters, dry_run, body, common: self.common.clone(), desk: self.desk.clone() };
-        let outcome = match ask.route.run {
-            Run::Here(work) => work(&ask),
-            Run::Job(_) | Run::Long(_) => self.done_by_the_control_thread(ask).await,
-            Run::Events => Err(nothing_here()),
+        let kind = route.kind;
+        let api_request = ApiRequest {
+            kind,
+            caller,
+            parameters,
+            dry_run,
+            body,
+            shared: self.shared.clone(),
+            control_thread: self.control_thread.clone(),
+        };
+        let outcome = match route.handler {
+            Handler::Local(work) => work(&api_request),
+            Handler::Control(_) | Handler::Long(_) => self.run_on_control_thread(route, api_request).await,
+            Handler::EventStream => Err(not_found()),
         };
         Ok(respond(outcome.unwrap_or_else(Reply::from)))
     }
 
-    async fn done_by_the_control_thread(&self, ask: Ask) -> Outcome {
-        let mut is_begun = false;
-        let ended = timeout(ANSWER_TIME_MAX, self.carried_out(ask, &mut is_begun)).await;
+    async fn run_on_control_thread(&self, route: Arc<Route>, api_request: ApiRequest) -> Outcome {
+        let mut is_started = false;
+        let ended = timeout(ANSWER_TIME_MAX, self.execute(&route, api_request, &mut is_started)).await;
         match ended {
             Ok(outcome) => outcome,
-            Err(_) if is_begun => {
-                let why = "it takes longer than two minutes, and goes on: look at the audit log for how it ends";
-                Err(problem("/problems/late", "It takes long", 504, why))
+            Err(_) if is_started => {
+                let why = "the request takes longer than two minutes and continues: the audit log will have its result";
+                Err(problem("/problems/late", "The request takes long", 504, why))
             }
             Err(_) => {
-                let why = "another change is still being carried out, and nothing was done: try again later";
-                Err(problem("/problems/busy", "Too much at once", 503, why))
+                let why = "another change is still in progress, and nothing was changed: try again later";
+                Err(problem("/problems/busy", "Too busy", 503, why))
             }
         }
     }
 
-    /// Has the control thread do what is asked for. What takes long goes on elsewhere, so that it has time for others.
-    async fn carried_out(&self, mut ask: Ask, is_begun: &mut bool) -> Outcome {
-        let stopping = || problem("/problems/stopping", "Lunar stops", 503, "it stops, and changes nothing any more");
+    /// Runs a request on the control thread. Long work continues on another thread, so that the control thread is free.
+    async fn execute(&self, route: &Arc<Route>, mut api_request: ApiRequest, is_started: &mut bool) -> Outcome {
+        let stopping =
+            || problem("/problems/stopping", "Lunar is stopping", 503, "Lunar is stopping and accepts no changes");
         loop {
-            let (tell, told) = oneshot::channel();
-            *is_begun = true;
-            // Who does not wait any more is not told.
-            if !self.desk.post(move |control| drop(tell.send(begin(control, ask)))) {
+            let (sender, received) = oneshot::channel();
+            *is_started = true;
+            // If the request was given up, the receiver is gone.
+            let route = route.clone();
+            if !self.control_thread.post(move |control| drop(sender.send(start(control, &route, api_request)))) {
                 return Err(stopping());
             }
-            match told.await.map_err(|_| stopping())? {
-                Begun::Done(outcome) => return outcome,
-                Begun::Goes(work) => return spawn_blocking(work).await.unwrap_or_else(|_| Err(stopping())),
-                Begun::Waits(wait, same) => {
-                    *is_begun = false;
+            match received.await.map_err(|_| stopping())? {
+                Progress::Done(outcome) => return outcome,
+                Progress::Continues(work) => return spawn_blocking(work).await.unwrap_or_else(|_| Err(stopping())),
+                Progress::Waits(wait, same) => {
+                    *is_started = false;
                     spawn_blocking(wait).await.map_err(|_| stopping())?;
-                    ask = same;
+                    api_request = same;
                 }
             }
         }
     }
 
-    /// The stream of events. It ends when who asked for it may not look any more.
-    fn events(self: &Arc<Self>, parts: &Parts, who: Who) -> Result<Response, Problem> {
-        let permit = self.streams.clone().try_acquire_owned().map_err(|_| busy("streams of events"))?;
+    /// The event stream. It ends when the caller loses its right to read.
+    fn events(self: &Arc<Self>, parts: &Parts, caller: Caller) -> Result<Response, Problem> {
+        let permit = self.streams.clone().try_acquire_owned().map_err(|_| busy("event streams"))?;
         let after = parts.headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()?.parse().ok());
-        let (missed, coming) = self.common.journal.listen(after);
+        let (stored, records) = self.shared.audit_log.subscribe(after);
         let peer = parts.extensions.get::<Peer>().copied();
         let token = parts.headers.get(AUTHORIZATION).cloned();
-        let judge = self.clone();
-        let may_go_on = move || {
-            let door = judge.door.read().unwrap_or_else(PoisonError::into_inner);
-            let now = peer.and_then(|peer| door.who(peer, token.as_ref().map(HeaderValue::as_bytes)).ok());
-            now.is_some_and(|now| now.name == who.name)
+        let state = self.clone();
+        let is_still_allowed = move || {
+            let policy = state.policy.read().unwrap_or_else(PoisonError::into_inner);
+            let now = peer.and_then(|peer| policy.authenticate(peer, token.as_ref().map(HeaderValue::as_bytes)).ok());
+            now.is_some_and(|now| now.name == caller.name)
         };
-        let (mut changes, may_go_on) = (self.changes.subscribe(), Box::new(may_go_on));
-        // He was let in before: what has changed since then counts.
+        let (mut changes, is_still_allowed) = (self.changes.subscribe(), Box::new(is_still_allowed));
+        // The policy may have changed since the caller was authenticated.
         changes.mark_changed();
-        let source = Source { missed: missed.into(), coming, changes, may_go_on, _permit: permit };
+        let source = EventSource { stored: stored.into(), records, changes, is_still_allowed, _permit: permit };
         let stream = stream::unfold(source, |mut source| async move {
             let event = source.next().await?;
             Some((Ok::<_, Infallible>(event), source))
@@ -187,56 +204,60 @@ impl State {
         Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(STREAM_PULSE)).into_response())
     }
 
-    /// Answers what is no route: like everything, only to those who may look.
+    /// Refuses a request that matches no route. Only authenticated callers learn that there is none.
     async fn refuse(self: Arc<Self>, request: Request, status: u16) -> Response {
         let (parts, _) = request.into_parts();
-        let why = match self.who(&parts) {
+        let why = match self.authenticate(&parts) {
             Err(why) => why,
             Ok(_) if status == 405 => {
-                let why = format!("{} is not for {}; GET /v1/openapi.json tells what is", parts.method, path(&parts));
-                problem("/problems/method", "It does not work this way", 405, &why)
+                let why = format!(
+                    "the method {} is not allowed for {}; see GET /v1/openapi.json",
+                    parts.method,
+                    path(&parts)
+                );
+                problem("/problems/method", "Method not allowed", 405, &why)
             }
-            Ok(_) => nothing_here(),
+            Ok(_) => not_found(),
         };
         respond(why.into())
     }
 }
 
-/// How far the control thread has come with what it was asked for.
-enum Begun {
-    /// It is done.
+/// The progress of a request after its turn on the control thread.
+enum Progress {
+    /// The request is complete.
     Done(Outcome),
-    /// The rest needs it no more, and may take long.
-    Goes(Later<Outcome>),
-    /// The change before this one has to end first; the request comes back.
-    Waits(Later<()>, Ask),
+    /// The rest does not need the control thread and may take long.
+    Continues(Later<Outcome>),
+    /// An earlier change must be finalized first; then the request is sent again.
+    Waits(Later<()>, ApiRequest),
 }
 
-/// What the control thread does with a request.
-fn begin(control: &mut dyn Control, ask: Ask) -> Begun {
-    let is_change = ask.route.is_plan() && !ask.dry_run;
+/// Runs a request on the control thread.
+fn start(control: &mut dyn Control, route: &Route, api_request: ApiRequest) -> Progress {
+    let is_change = route.takes_dry_run() && !api_request.dry_run;
     if is_change && let Some(wait) = control.settling() {
-        return Begun::Waits(wait, ask);
+        return Progress::Waits(wait, api_request);
     }
-    let outcome = match ask.route.run {
-        Run::Job(work) => work(control, &ask),
-        Run::Long(work) => match work(control, &ask) {
-            Ok(work) => return Begun::Goes(work),
+    let outcome = match route.handler {
+        Handler::Control(work) => work(control, &api_request),
+        Handler::Long(work) => match work(control, &api_request) {
+            Ok(work) => return Progress::Continues(work),
             Err(why) => Err(why),
         },
-        Run::Here(_) | Run::Events => Err(nothing_here()),
+        Handler::Local(_) | Handler::EventStream => Err(not_found()),
     };
     match control.settling().filter(|_| is_change) {
-        // It is in force; who asked is told when all is over.
-        Some(wait) => Begun::Goes(Box::new(move || {
+        // The change is applied; the reply is sent when it is finalized.
+        Some(wait) => Progress::Continues(Box::new(move || {
             wait();
             outcome
         })),
-        None => Begun::Done(outcome),
+        None => Progress::Done(outcome),
     }
 }
 
-/// The path of a request, bounded for a note.
+/// The path of a request, shortened for an audit record.
 fn path(parts: &Parts) -> String {
     parts.uri.path().chars().take(128).collect()
 }
@@ -246,43 +267,44 @@ fn problem(kind: &'static str, title: &'static str, status: u16, why: &str) -> P
 }
 
 fn busy(what: &str) -> Problem {
-    problem("/problems/busy", "Too much at once", 503, &format!("there are too many {what} at once: try again later"))
+    problem("/problems/busy", "Too busy", 503, &format!("too many {what} at the same time: try again later"))
 }
 
-fn nothing_here() -> Problem {
-    problem(
-        "/problems/missing",
-        "There is no such thing",
-        404,
-        "there is nothing here; GET /v1/openapi.json tells what is",
-    )
+fn not_found() -> Problem {
+    problem("/problems/missing", "Not found", 404, "there is no such resource; see GET /v1/openapi.json")
 }
 
-/// Whether the query says only to look; nothing else may stand in it.
+/// Whether the query has `dry-run`. No other parameter is allowed.
 fn dry_run(route: &Route, query: Option<&str>) -> Result<bool, Problem> {
     match query.unwrap_or_default() {
         "" => Ok(false),
-        "dry-run" | "dry-run=true" if route.is_plan() => Ok(true),
-        "dry-run=false" if route.is_plan() => Ok(false),
-        _ if route.is_plan() => {
-            Err(problem("/problems/wrong", "The request makes no sense", 400, "the query may be dry-run=true"))
-        }
-        _ => Err(problem("/problems/wrong", "The request makes no sense", 400, "this takes no query")),
+        "dry-run" | "dry-run=true" if route.takes_dry_run() => Ok(true),
+        "dry-run=false" if route.takes_dry_run() => Ok(false),
+        _ if route.takes_dry_run() => Err(problem(
+            "/problems/wrong",
+            "Bad request",
+            400,
+            "the only query parameter is dry-run=true or dry-run=false",
+        )),
+        _ => Err(problem("/problems/wrong", "Bad request", 400, "this route has no query parameters")),
     }
 }
 
 async fn parameters(parts: &mut Parts) -> Result<Vec<(String, String)>, Problem> {
     let found = RawPathParams::from_request_parts(parts, &()).await;
-    let found =
-        found.map_err(|_| problem("/problems/wrong", "The request makes no sense", 400, "the path is no text"))?;
+    let found = found.map_err(|_| problem("/problems/wrong", "Bad request", 400, "the path is not UTF-8 text"))?;
     Ok(found.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
 }
 
 async fn read(route: &Route, body: Body) -> Result<Vec<u8>, Problem> {
-    let most = match route.takes {
-        Takes::Nothing => 0,
-        Takes::Text => CONFIG_BYTES_MAX,
-        Takes::Keys(_) | Takes::Changes(_) | Takes::Mapping | Takes::Copy | Takes::Ejection => KEYS_BYTES_MAX,
+    let most = match route.request {
+        RequestContent::Nothing => 0,
+        RequestContent::Text => CONFIG_BYTES_MAX,
+        RequestContent::Keys(_)
+        | RequestContent::Changes(_)
+        | RequestContent::Mapping
+        | RequestContent::Copy
+        | RequestContent::Ejection => KEYS_BYTES_MAX,
     };
     match timeout(BODY_TIME_MAX, to_bytes(body, most)).await {
         Ok(Ok(bytes)) => Ok(bytes.into()),
@@ -290,7 +312,7 @@ async fn read(route: &Route, body: Body) -> Result<Vec<u8>, Problem> {
             let why = format!("the body is longer than {most} bytes, or ended early");
             Err(problem("/problems/large", "The body cannot be read", 413, &why))
         }
-        Err(_) => Err(problem("/problems/slow", "The body did not come", 408, "the body took too long to come")),
+        Err(_) => Err(problem("/problems/slow", "The body took too long", 408, "the body did not arrive in time")),
     }
 }
 
@@ -298,7 +320,7 @@ fn respond(reply: Reply) -> Response {
     let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = (status, [(CONTENT_TYPE, reply.media)], reply.body).into_response();
     let fields = response.headers_mut();
-    // What is shown is for who asked, and true for now.
+    // Responses depend on the caller and the present state.
     fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     match reply.status {
         401 => drop(fields.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
@@ -308,29 +330,29 @@ fn respond(reply: Reply) -> Response {
     response
 }
 
-/// Where a stream of events takes them from.
-struct Source {
-    missed: VecDeque<Arc<Note>>,
-    coming: broadcast::Receiver<Arc<Note>>,
-    /// Whom the API lets in has changed.
+/// The source of an event stream.
+struct EventSource {
+    stored: VecDeque<Arc<AuditRecord>>,
+    records: broadcast::Receiver<Arc<AuditRecord>>,
+    /// Notified when the access policy changes.
     changes: watch::Receiver<()>,
-    /// Whether who listens still may.
-    may_go_on: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Whether the caller may still read.
+    is_still_allowed: Box<dyn Fn() -> bool + Send + Sync>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Source {
+impl EventSource {
     async fn next(&mut self) -> Option<Event> {
         loop {
-            // Before anything else is told: what revoked a token may be the next note.
+            // Check before the next record is sent: it may be the record of the change that revoked the token.
             if self.changes.has_changed().unwrap_or(true) {
                 self.changes.mark_unchanged();
-                if !(self.may_go_on)() {
+                if !(self.is_still_allowed)() {
                     return None;
                 }
             }
-            if let Some(note) = self.missed.pop_front() {
-                return Some(event(&note));
+            if let Some(record) = self.stored.pop_front() {
+                return Some(event(&record));
             }
             tokio::select! {
                 biased;
@@ -338,8 +360,8 @@ impl Source {
                     changed.ok()?;
                     self.changes.mark_changed();
                 }
-                note = self.coming.recv() => return match note {
-                    Ok(note) => Some(event(&note)),
+                record = self.records.recv() => return match record {
+                    Ok(record) => Some(event(&record)),
                     Err(RecvError::Lagged(count)) => Some(Event::default().event("missed").data(count.to_string())),
                     Err(RecvError::Closed) => None,
                 },
@@ -348,12 +370,12 @@ impl Source {
     }
 }
 
-fn event(note: &Note) -> Event {
-    let data = serde_json::to_string(note).unwrap_or_default();
-    Event::default().event(note.topic.word()).id(note.id.to_string()).data(data)
+fn event(record: &AuditRecord) -> Event {
+    let data = serde_json::to_string(record).unwrap_or_default();
+    Event::default().event(record.topic.word()).id(record.id.to_string()).data(data)
 }
 
-/// All routes, ready to answer requests that carry their [`Peer`].
+/// The router of all routes. Requests must carry their [`Peer`] as an extension.
 pub fn router(state: &Arc<State>) -> axum::Router {
     let mut router = axum::Router::new();
     for route in routes() {

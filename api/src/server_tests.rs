@@ -1,9 +1,9 @@
 use super::*;
-use crate::journal::{Journal, Topic};
+use crate::audit::{AuditLog, Topic};
 use crate::openapi;
-use crate::refusals::NOTED_MAX;
-use crate::rehearsal::Service;
+use crate::refusals::RECORDED_MAX;
 use crate::rights::Tokens;
+use crate::test_service::TestService;
 use lunar_control::api::SessionView;
 use serde_json::{Value as Json, json};
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 use tower_service::Service as _;
 
-/// A folder of its own, with a configuration for its owner only.
-pub(crate) struct Place(pub(crate) PathBuf);
+/// A temporary folder with a configuration file for its owner only.
+pub(crate) struct TestFolder(pub(crate) PathBuf);
 
-impl Place {
+impl TestFolder {
     pub(crate) fn new(text: &str) -> Self {
         use std::os::unix::fs::OpenOptionsExt;
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -28,12 +28,12 @@ impl Place {
             .write(true)
             .mode(0o600)
             .open(path.join("lunar.toml"));
-        std::io::Write::write_all(&mut file.expect("a file"), text.as_bytes()).expect("it takes it");
+        std::io::Write::write_all(&mut file.expect("a file"), text.as_bytes()).expect("written");
         Self(path)
     }
 }
 
-impl Drop for Place {
+impl Drop for TestFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -86,38 +86,39 @@ fn session(id: u64) -> SessionView {
     }
 }
 
-/// A service and its routes without sockets, so that a test says who asks.
+/// A daemon and its routes without sockets, so that a test chooses the peer of each request.
 struct Fixture {
-    service: Service,
+    service: TestService,
     state: Arc<State>,
     router: axum::Router,
     runtime: tokio::runtime::Runtime,
-    place: Place,
+    place: TestFolder,
 }
 
 const OWNER: Peer = Peer::Local { user: 4711, group: 4711 };
 
 impl Fixture {
     fn new() -> Self {
-        // The listener of the text is for another test: here nobody listens.
-        let place = Place::new(TEXT.split("[api-listener").next().expect("the first part"));
-        let service = Service::start(&place.0, vec![session(7), session(8)]).expect("it starts");
-        let common = Common::new(service.journal.clone(), "1.2.3", SystemTime::now());
-        let tokens = service.with(|control| Tokens::of(control.current())).expect("it answers");
-        let state = State::new(service.desk.clone(), common, Door { owner: 4711, group: None, tokens });
+        // Another test uses the listener of the text.
+        let place = TestFolder::new(TEXT.split("[api-listener").next().expect("the first part"));
+        let service = TestService::start(&place.0, vec![session(7), session(8)]).expect("a daemon");
+        let shared = Shared::new(service.audit_log.clone(), "1.2.3", SystemTime::now());
+        let tokens = service.with(|control| Tokens::of(control.current())).expect("a daemon");
+        let state =
+            State::new(service.control_thread.clone(), shared, AccessPolicy { owner: 4711, group: None, tokens });
         let router = router(&state);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         Self { service, state, router, runtime, place }
     }
 
-    /// The status that the owner gets, beside whatever else is asked.
+    /// The status of a request of the owner, as a future.
     fn status(&self, method: &str, path: &str, body: &'static str) -> impl Future<Output = u16> + Send + use<> {
         let request = axum::http::Request::builder().method(method).uri(path).extension(OWNER);
         let (request, mut router) = (request.body(Body::from(body)).expect("a request"), self.router.clone());
-        async move { router.call(request).await.expect("it always answers").status().as_u16() }
+        async move { router.call(request).await.expect("a response").status().as_u16() }
     }
 
-    fn ask(&mut self, peer: Peer, token: Option<&str>, method: &str, path: &str, body: &str) -> (u16, String) {
+    fn request_(&mut self, peer: Peer, token: Option<&str>, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut request = axum::http::Request::builder().method(method).uri(path).extension(peer);
         if let Some(token) = token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
@@ -125,7 +126,7 @@ impl Fixture {
         let request = request.body(Body::from(body.to_owned())).expect("a request");
         let mut router = self.router.clone();
         self.runtime.block_on(async {
-            let response = router.call(request).await.expect("it always answers");
+            let response = router.call(request).await.expect("a response");
             let status = response.status().as_u16();
             if response.headers()[CONTENT_TYPE] == "text/event-stream" {
                 return (status, String::new());
@@ -136,14 +137,14 @@ impl Fixture {
     }
 
     fn own(&mut self, method: &str, path: &str, body: &str) -> (u16, Json) {
-        let (status, text) = self.ask(OWNER, None, method, path, body);
+        let (status, text) = self.request_(OWNER, None, method, path, body);
         (status, serde_json::from_str(&text).unwrap_or(Json::String(text)))
     }
 }
 
-/// All operations of the document: method, path with something in the place of each parameter, right.
+/// All operations of the document: method, path with a value for each parameter, right.
 fn operations() -> Vec<(String, String, String)> {
-    let document = openapi::document();
+    let document = openapi::document(&routes());
     let mut all = Vec::new();
     for (path, methods) in document["paths"].as_object().expect("paths") {
         for (method, operation) in methods.as_object().expect("methods") {
@@ -153,7 +154,7 @@ fn operations() -> Vec<(String, String, String)> {
                 .replace("{lun}", "0")
                 .replace("{id}", if path.contains("copy") { "7" } else { "iscsi-7" })
                 .replace("{number}", "1");
-            let right = operation["x-right"].as_str().expect("each takes a right");
+            let right = operation["x-right"].as_str().expect("a right");
             all.push((method.to_uppercase(), path, right.to_owned()));
         }
     }
@@ -162,32 +163,32 @@ fn operations() -> Vec<(String, String, String)> {
 }
 
 #[test]
-fn no_route_answers_without_the_right() {
+fn every_route_requires_its_right() {
     let mut fixture = Fixture::new();
     let (stranger, remote) = (Peer::Local { user: 5, group: 5 }, Peer::Remote(([192, 0, 2, 9], 1).into()));
     for (method, path, right) in operations() {
         let place = format!("{method} {path}");
-        assert_eq!(fixture.ask(stranger, None, &method, &path, "").0, 403, "{place}");
-        assert_eq!(fixture.ask(stranger, Some(SECRETS[2]), &method, &path, "").0, 403, "{place}");
-        assert_eq!(fixture.ask(remote, None, &method, &path, "").0, 401, "{place}");
-        assert_eq!(fixture.ask(remote, Some("the token of nobody"), &method, &path, "").0, 401, "{place}");
+        assert_eq!(fixture.request_(stranger, None, &method, &path, "").0, 403, "{place}");
+        assert_eq!(fixture.request_(stranger, Some(SECRETS[2]), &method, &path, "").0, 403, "{place}");
+        assert_eq!(fixture.request_(remote, None, &method, &path, "").0, 401, "{place}");
+        assert_eq!(fixture.request_(remote, Some("the token of nobody"), &method, &path, "").0, 401, "{place}");
         if right == "write" {
-            assert_eq!(fixture.ask(remote, Some(SECRETS[1]), &method, &path, "").0, 403, "{place}");
+            assert_eq!(fixture.request_(remote, Some(SECRETS[1]), &method, &path, "").0, 403, "{place}");
         }
     }
-    // What is no route, too.
+    // The same for paths and methods without a route.
     for (method, path) in [("GET", "/"), ("GET", "/v1/nothing"), ("PUT", "/v1/status"), ("GET", "/v1/volume/%ff")] {
-        assert_eq!(fixture.ask(stranger, None, method, path, "").0, 403, "{method} {path}");
-        assert_eq!(fixture.ask(remote, None, method, path, "").0, 401, "{method} {path}");
+        assert_eq!(fixture.request_(stranger, None, method, path, "").0, 403, "{method} {path}");
+        assert_eq!(fixture.request_(remote, None, method, path, "").0, 401, "{method} {path}");
     }
-    let refused = fixture.service.journal.after(0);
-    assert!(refused.iter().all(|note| note.topic == Topic::Refusal));
-    // A user, an address and a token were refused far more often.
-    assert_eq!(refused.len(), 3 * NOTED_MAX as usize);
-    // And with the right they do.
+    let refused = fixture.service.audit_log.after(0);
+    assert!(refused.iter().all(|record| record.topic == Topic::Refusal));
+    // Refusals of a user, an address and a token, each up to the limit of recorded refusals.
+    assert_eq!(refused.len(), 3 * RECORDED_MAX as usize);
+    // With the right, the routes answer.
     for (method, path, right) in operations() {
         let token = if right == "write" { SECRETS[2] } else { SECRETS[1] };
-        let (status, _) = fixture.ask(remote, Some(token), &method, &path, "");
+        let (status, _) = fixture.request_(remote, Some(token), &method, &path, "");
         assert!(
             ![401, 403, 404, 405].contains(&status)
                 || path.contains("main")
@@ -195,13 +196,13 @@ fn no_route_answers_without_the_right() {
                 || path.contains("copy"),
             "{method} {path}: {status}"
         );
-        let (status, _) = fixture.ask(OWNER, None, &method, &path, "");
+        let (status, _) = fixture.request_(OWNER, None, &method, &path, "");
         assert!(![401, 403].contains(&status), "{method} {path}: {status}");
     }
 }
 
 #[test]
-fn no_answer_holds_a_secret() {
+fn no_response_contains_a_secret() {
     let mut fixture = Fixture::new();
     let secret = json!({ "secret": SECRETS[3] }).to_string();
     let broken = format!("[user.x]\nsecret = '{}'\nbroken", SECRETS[3]);
@@ -211,12 +212,12 @@ fn no_answer_holds_a_secret() {
     let mut all = operations();
     all.push(("POST".into(), "/v1/user/new".into(), "write".into()));
     all.push(("GET".into(), "/v1/user/new".into(), "read".into()));
-    // What goes is asked for last.
+    // Deletions come last.
     all.sort_by_key(|(method, ..)| method == "DELETE");
     let mut answered = 0;
     for (method, path, _) in all {
         for body in bodies {
-            let (status, text) = fixture.ask(OWNER, None, &method, &path, body);
+            let (status, text) = fixture.request_(OWNER, None, &method, &path, body);
             answered += usize::from(status == 200);
             for secret in SECRETS {
                 assert!(!text.contains(secret), "{method} {path} answers {status}: {text}");
@@ -224,15 +225,15 @@ fn no_answer_holds_a_secret() {
         }
     }
     assert!(answered > 50, "{answered}");
-    for note in fixture.service.journal.after(0) {
-        assert!(!SECRETS.iter().any(|secret| note.to_string().contains(secret)), "{note}");
+    for record in fixture.service.audit_log.after(0) {
+        assert!(!SECRETS.iter().any(|secret| record.to_string().contains(secret)), "{record}");
     }
     let shown = format!("{:?} {:?}", fixture.state, fixture.service);
     assert!(!SECRETS.iter().any(|secret| shown.contains(secret)), "{shown}");
 }
 
 #[test]
-fn things_are_made_shown_changed_and_removed() {
+fn resources_are_created_shown_changed_and_deleted() {
     let mut fixture = Fixture::new();
     let (status, plan) = fixture.own("POST", "/v1/volume/disk2?dry-run=true", r#"{"kind":"ram","size":"2M"}"#);
     assert_eq!((status, &plan["changes"][0]["action"]), (200, &json!("create")), "{plan}");
@@ -246,7 +247,7 @@ fn things_are_made_shown_changed_and_removed() {
     assert_eq!(fixture.own("PUT", "/v1/group/hosts/luns/5", r#"{"volume":"disk2","read-only":true}"#).0, 200);
     let (_, group) = fixture.own("GET", "/v1/group/hosts", "");
     assert_eq!(group["keys"]["luns"]["5"], json!({ "volume": "disk2", "read-only": true, "metadata": false }));
-    // It is named: it cannot go.
+    // A LUN refers to the volume, so it cannot be deleted.
     let (status, problem) = fixture.own("DELETE", "/v1/volume/disk2", "");
     assert_eq!((status, &problem["errors"][0]["key"]), (422, &json!("group.hosts.luns.5.volume")), "{problem}");
     assert_eq!(fixture.own("DELETE", "/v1/group/hosts/luns/5", "").0, 200);
@@ -255,18 +256,19 @@ fn things_are_made_shown_changed_and_removed() {
     assert_eq!(all.as_array().map(Vec::len), Some(1));
     assert_eq!(fixture.own("PATCH", "/v1/limits", r#"{"sessions":5}"#).0, 200);
     assert_eq!(fixture.own("GET", "/v1/limits", "").1["keys"]["sessions"], json!(5));
-    let (_, notes) = fixture.own("GET", "/v1/audit", "");
-    let words: Vec<&str> = notes.as_array().expect("notes").iter().filter_map(|note| note["words"].as_str()).collect();
+    let (_, records) = fixture.own("GET", "/v1/audit", "");
+    let words: Vec<&str> =
+        records.as_array().expect("notes").iter().filter_map(|record| record["words"].as_str()).collect();
     assert_eq!(words.len(), 6, "{words:?}");
     assert!(words[0].starts_with("create volume disk2") && words[5].starts_with("change limits"), "{words:?}");
 }
 
 #[test]
-fn the_whole_is_planned_applied_and_taken_back() {
+fn a_configuration_is_planned_applied_and_restored() {
     let mut fixture = Fixture::new();
-    let (_, text) = fixture.ask(OWNER, None, "GET", "/v1/config/text", "");
+    let (_, text) = fixture.request_(OWNER, None, "GET", "/v1/config/text", "");
     assert!(text.contains("[volume.disk1]") && text.contains("(hidden)"), "{text}");
-    // What was read here has no secrets, and so it is refused.
+    // The text has no secrets, so it cannot be applied as it is.
     let (status, problem) = fixture.own("POST", "/v1/apply", &text);
     assert_eq!(status, 422, "{problem}");
     let mut whole = text;
@@ -278,14 +280,14 @@ fn the_whole_is_planned_applied_and_taken_back() {
     }
     assert_eq!(fixture.own("POST", "/v1/plan", &whole), (200, json!({ "changes": [], "needs-restart": false })));
     let more = whole.replace("'1M'", "'8M'") + "[server]\ncores = 3\n";
-    let (_, diff) = fixture.ask(OWNER, None, "POST", "/v1/diff", &more);
+    let (_, diff) = fixture.request_(OWNER, None, "POST", "/v1/diff", &more);
     assert!(diff.contains("-size = '1M'") && diff.contains("+size = '8M'"), "{diff}");
     fixture.own("GET", "/v1/status", "");
     let (status, plan) = fixture.own("POST", "/v1/apply", &more);
     assert_eq!((status, &plan["needs-restart"]), (200, &json!(true)), "{plan}");
     let (_, versions) = fixture.own("GET", "/v1/version", "");
     let first = versions[0]["number"].as_u64().expect("a number");
-    let (_, diff) = fixture.ask(OWNER, None, "GET", &format!("/v1/version/{first}/diff"), "");
+    let (_, diff) = fixture.request_(OWNER, None, "GET", &format!("/v1/version/{first}/diff"), "");
     assert!(diff.contains("+size = '8M'"), "{diff}");
     let (status, plan) = fixture.own("POST", &format!("/v1/version/{first}/restore?dry-run"), "");
     assert_eq!((status, plan["changes"].as_array().map(Vec::len)), (200, Some(2)), "{plan}");
@@ -296,14 +298,14 @@ fn the_whole_is_planned_applied_and_taken_back() {
 }
 
 #[test]
-fn the_file_as_it_stands_is_planned_and_compared_where_it_is() {
+fn reload_and_diff_use_the_file_on_disk() {
     let mut fixture = Fixture::new();
     let file = fixture.place.0.join("lunar.toml");
-    let text = std::fs::read_to_string(&file).expect("it is there");
-    std::fs::write(&file, text.replace("size = '1M'", "size = '2M'")).expect("it takes it");
+    let text = std::fs::read_to_string(&file).expect("the file");
+    std::fs::write(&file, text.replace("size = '1M'", "size = '2M'")).expect("written");
     let (status, plan) = fixture.own("POST", "/v1/reload?dry-run=true", "");
     assert_eq!((status, plan["changes"].as_array().map(Vec::len)), (200, Some(1)), "{plan}");
-    let (status, diff) = fixture.ask(OWNER, None, "POST", "/v1/diff", "");
+    let (status, diff) = fixture.request_(OWNER, None, "POST", "/v1/diff", "");
     assert!(status == 200 && diff.contains("-size = '1M'") && diff.contains("+size = '2M'"), "{diff}");
     assert!(!SECRETS.iter().any(|secret| diff.contains(secret)), "{diff}");
     assert_eq!(fixture.own("GET", "/v1/volume/disk1", "").1["keys"]["size"], json!("1M"));
@@ -312,11 +314,11 @@ fn the_file_as_it_stands_is_planned_and_compared_where_it_is() {
 }
 
 #[test]
-fn copies_are_whole_volumes_or_nothing() {
+fn a_copy_is_a_whole_volume_or_fails() {
     let mut fixture = Fixture::new();
     let folder = fixture.place.0.clone();
     let bytes: Vec<u8> = (0..300_000_u32).map(|at| (at / 7) as u8).collect();
-    std::fs::write(folder.join("a.img"), &bytes).expect("it takes it");
+    std::fs::write(folder.join("a.img"), &bytes).expect("written");
     let path = |name: &str| folder.join(name).display().to_string();
     let keys = json!({ "kind": "file", "path": path("a.img") }).to_string();
     assert_eq!(fixture.own("POST", "/v1/volume/a", &keys).0, 200);
@@ -331,13 +333,13 @@ fn copies_are_whole_volumes_or_nothing() {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        panic!("it never ends");
+        panic!("the copy does not end");
     };
     let end = ended(&mut fixture, &copy["id"]);
     assert_eq!((&end["why"], &end["done"]), (&Json::Null, &json!(300_000)), "{end}");
-    assert!(std::fs::read(folder.join("b.img")).expect("it is there") == bytes);
+    assert!(std::fs::read(folder.join("b.img")).expect("the file") == bytes);
     assert_eq!(fixture.own("GET", "/v1/volume/b", "").1["keys"]["path"], json!(path("b.img")));
-    // What is in the way is told before anything is made.
+    // Obstacles are reported before the copy starts.
     for (order, status) in [
         (order("b", "c.img"), 409),
         (order("c", "b.img"), 422),
@@ -347,10 +349,10 @@ fn copies_are_whole_volumes_or_nothing() {
     ] {
         assert_eq!(fixture.own("POST", "/v1/volume/a/copy", &order).0, status, "{order}");
     }
-    assert_eq!(fixture.own("POST", "/v1/volume/disk1/copy", &order("c", "c.img")).0, 400, "it is no file");
-    // While its bytes are copied nobody may be let write, by whatever name.
-    let still = fixture.service.with(|control| control.hold_still("a")).expect("it answers");
-    let still = still.expect("nobody can write to it");
+    assert_eq!(fixture.own("POST", "/v1/volume/disk1/copy", &order("c", "c.img")).0, 400, "the volume is not a file");
+    // While bytes are copied, no LUN map may allow writes.
+    let still = fixture.service.with(|control| control.hold_still("a")).expect("a daemon");
+    let still = still.expect("no client can write");
     for place in ["/v1/group/hosts/luns/1", "/v1/group/hosts/luns/1?dry-run=true"] {
         let (status, problem) = fixture.own("PUT", place, r#"{"volume":"a"}"#);
         let detail = problem["detail"].as_str().unwrap_or_default();
@@ -358,7 +360,7 @@ fn copies_are_whole_volumes_or_nothing() {
     }
     assert_eq!(fixture.own("PUT", "/v1/group/hosts/luns/1", r#"{"volume":"a","read-only":true}"#).0, 200);
     drop(still);
-    // Somebody may write: of one moment, or not at all.
+    // If a client may write, the copy shares blocks or fails.
     assert_eq!(fixture.own("PUT", "/v1/group/hosts/luns/1", r#"{"volume":"a"}"#).0, 200);
     let (_, copy) = fixture.own("POST", "/v1/volume/a/copy", &order("c", "c.img"));
     let end = ended(&mut fixture, &copy["id"]);
@@ -370,7 +372,7 @@ fn copies_are_whole_volumes_or_nothing() {
 }
 
 #[test]
-fn sessions_end_when_they_are_told_to() {
+fn a_deleted_session_ends() {
     let mut fixture = Fixture::new();
     assert_eq!(fixture.own("GET", "/v1/session", "").1.as_array().map(Vec::len), Some(2));
     assert_eq!(fixture.own("GET", "/v1/session/iscsi-8", "").1["initiator"], json!(session(8).initiator));
@@ -386,35 +388,35 @@ fn requests_are_bounded() {
     let mut fixture = Fixture::new();
     let long = format!("{{\"alias\":\"{}\"}}", "x".repeat(KEYS_BYTES_MAX));
     assert_eq!(fixture.own("PATCH", "/v1/target/main", &long).0, 413);
-    assert_eq!(fixture.own("GET", "/v1/status", "x").0, 413, "nothing means nothing");
+    assert_eq!(fixture.own("GET", "/v1/status", "x").0, 413, "a GET request has no body");
     for query in ["?x", "?dry-run=maybe", "?dry-run=true&x=1"] {
         assert_eq!(fixture.own("DELETE", &format!("/v1/volume/disk1{query}"), "").0, 400, "{query}");
     }
     assert_eq!(fixture.own("GET", "/v1/status?dry-run=true", "").0, 400);
-    let held: Vec<_> = (0..REQUESTS_MAX).map(|_| fixture.state.lookers.clone().try_acquire_owned()).collect();
+    let held: Vec<_> = (0..REQUESTS_MAX).map(|_| fixture.state.readers.clone().try_acquire_owned()).collect();
     assert_eq!(fixture.own("GET", "/v1/status", "").0, 503);
     drop(held);
     assert_eq!(fixture.own("GET", "/v1/status", "").0, 200);
     let held: Vec<_> = (0..STREAMS_MAX).map(|_| fixture.state.streams.clone().try_acquire_owned()).collect();
-    assert_eq!(fixture.ask(OWNER, None, "GET", "/v1/events", "").0, 503);
+    assert_eq!(fixture.request_(OWNER, None, "GET", "/v1/events", "").0, 503);
     drop(held);
-    assert_eq!(fixture.ask(OWNER, None, "GET", "/v1/events", "").0, 200);
-    assert_eq!(fixture.state.streams.available_permits(), STREAMS_MAX, "a stream that is gone takes no place");
+    assert_eq!(fixture.request_(OWNER, None, "GET", "/v1/events", "").0, 200);
+    assert_eq!(fixture.state.streams.available_permits(), STREAMS_MAX, "a stream that ended is not counted");
 }
 
 #[test]
-fn who_stops_says_so() {
-    let desk = Desk::new(|_| false);
-    let common = Common::new(Journal::new(|_| ()), "1", SystemTime::now());
-    let state = State::new(desk, common, Door { owner: 4711, ..Door::default() });
+fn requests_to_a_stopping_daemon_are_refused_with_retry_after() {
+    let control_thread = ControlHandle::new(|_| false);
+    let shared = Shared::new(AuditLog::new(|_| ()), "1", SystemTime::now());
+    let state = State::new(control_thread, shared, AccessPolicy { owner: 4711, ..AccessPolicy::default() });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let request = axum::http::Request::builder().uri("/v1/status").extension(OWNER).body(Body::empty());
-    let response = runtime.block_on(router(&state).call(request.expect("a request"))).expect("it always answers");
+    let response = runtime.block_on(router(&state).call(request.expect("a request"))).expect("a response");
     assert_eq!((response.status().as_u16(), &response.headers()[RETRY_AFTER]), (503, &HeaderValue::from_static("1")));
 }
 
 #[test]
-fn media_come_and_go() {
+fn media_are_ejected_and_loaded() {
     let mut fixture = Fixture::new();
     let keys = r#"{"kind":"ram","size":"1M","medium":"removable"}"#;
     assert_eq!(fixture.own("POST", "/v1/volume/stick", keys).0, 200);
@@ -424,18 +426,18 @@ fn media_come_and_go() {
     assert_eq!(fixture.own("POST", &format!("{place}/eject"), "{}"), (200, medium(false)));
     assert_eq!(fixture.own("GET", &format!("{place}/medium"), ""), (200, medium(false)));
     assert_eq!(fixture.own("POST", &format!("{place}/load"), ""), (200, medium(true)));
-    assert_eq!(fixture.own("POST", &format!("{place}/eject"), r#"{"force":true}"#).0, 400, "it is called forced");
+    assert_eq!(fixture.own("POST", &format!("{place}/eject"), r#"{"force":true}"#).0, 400, "the key is called forced");
     assert_eq!(fixture.own("POST", &format!("{place}/eject"), r#"{"forced":true}"#), (200, medium(false)));
     let (status, problem) = fixture.own("POST", "/v1/volume/disk1/eject", "{}");
     assert_eq!((status, &problem["detail"]), (409, &json!("volume disk1: it is a fixed disk")));
     assert_eq!(fixture.own("POST", "/v1/volume/nothing/load", "").0, 404);
-    let notes: Vec<String> = fixture.service.journal.after(0).iter().map(|note| note.words.clone()).collect();
-    let moves = notes.iter().filter(|words| words.starts_with("volume stick was")).count();
-    assert_eq!(moves, 3, "{notes:?}");
+    let records: Vec<String> = fixture.service.audit_log.after(0).iter().map(|record| record.words.clone()).collect();
+    let moves = records.iter().filter(|words| words.starts_with("volume stick was")).count();
+    assert_eq!(moves, 3, "{records:?}");
 }
 
 #[test]
-fn a_stream_ends_with_the_right_to_look() {
+fn an_event_stream_ends_when_its_token_is_revoked() {
     let fixture = Fixture::new();
     let listen = |peer, token: Option<&str>| {
         let mut request = axum::http::Request::builder().uri("/v1/events").extension(peer);
@@ -443,7 +445,7 @@ fn a_stream_ends_with_the_right_to_look() {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         let (request, mut router) = (request.body(Body::empty()).expect("a request"), fixture.router.clone());
-        async move { router.call(request).await.expect("it always answers").into_body() }
+        async move { router.call(request).await.expect("a response").into_body() }
     };
     fixture.runtime.block_on(async {
         let remote = Peer::Remote(([192, 0, 2, 9], 1).into());
@@ -454,63 +456,64 @@ fn a_stream_ends_with_the_right_to_look() {
             checked.config.api_tokens.remove("reader");
             Tokens::of(&checked)
         });
-        fixture.state.change_door(|door| door.tokens = writer_alone.expect("it answers"));
-        fixture.service.journal.add(Topic::Change, "ann", "took the token away");
-        let rest = timeout(Duration::from_secs(10), to_bytes(reader, 1 << 20)).await.expect("it ends");
-        assert_eq!(rest.expect("well"), "", "what came after is not for him");
+        fixture.state.change_policy(|policy| policy.tokens = writer_alone.expect("a daemon"));
+        fixture.service.audit_log.add(Topic::Change, "ann", "took the token away");
+        let rest = timeout(Duration::from_secs(10), to_bytes(reader, 1 << 20)).await.expect("the stream ends");
+        assert_eq!(rest.expect("the rest"), "", "no record after the revocation");
         for goes_on in [writer, owner] {
             let wait = timeout(Duration::from_millis(50), to_bytes(goes_on, 1 << 20));
-            assert!(wait.await.is_err(), "others are told on");
+            assert!(wait.await.is_err(), "other streams continue");
         }
     });
 }
 
 #[test]
-fn who_looks_does_not_wait_for_a_change_that_goes_on() {
+fn requests_that_read_do_not_wait_for_a_change_in_progress() {
     let fixture = Fixture::new();
-    fixture.service.settling.store(true, Ordering::Release);
-    let ask = |method: &str, path: &str, body: &'static str| fixture.status(method, path, body);
+    fixture.service.finalizing.store(true, Ordering::Release);
+    let request_ = |method: &str, path: &str, body: &'static str| fixture.status(method, path, body);
     fixture.runtime.block_on(async {
-        let change = tokio::spawn(ask("PATCH", "/v1/limits", r#"{"sessions":5}"#));
+        let change = tokio::spawn(request_("PATCH", "/v1/limits", r#"{"sessions":5}"#));
         for path in ["/v1/status", "/v1/session", "/v1/volume", "/v1/statistics"] {
-            let answer = timeout(Duration::from_secs(10), ask("GET", path, "")).await;
-            assert_eq!(answer.expect("it does not wait"), 200, "{path}");
+            let answer = timeout(Duration::from_secs(10), request_("GET", path, "")).await;
+            assert_eq!(answer.expect("an answer without waiting"), 200, "{path}");
         }
-        let dry = timeout(Duration::from_secs(10), ask("PATCH", "/v1/limits?dry-run", r#"{"sessions":6}"#)).await;
-        assert_eq!(dry.expect("what changes nothing does not wait"), 200);
-        assert!(!change.is_finished(), "one change after the other");
-        fixture.service.settling.store(false, Ordering::Release);
-        let answer = timeout(Duration::from_secs(10), change).await.expect("its turn comes");
-        assert_eq!(answer.expect("it ends"), 200);
+        let dry = timeout(Duration::from_secs(10), request_("PATCH", "/v1/limits?dry-run", r#"{"sessions":6}"#)).await;
+        assert_eq!(dry.expect("an answer without waiting"), 200);
+        assert!(!change.is_finished(), "changes are executed one after the other");
+        fixture.service.finalizing.store(false, Ordering::Release);
+        let answer = timeout(Duration::from_secs(10), change).await.expect("the change ends");
+        assert_eq!(answer.expect("a status"), 200);
     });
     let sessions = fixture.service.with(|control| control.current().config.limits.sessions.get());
     assert_eq!(sessions, Some(5));
 }
 
 #[test]
-fn who_looks_is_answered_however_many_changes_wait() {
+fn requests_that_read_are_answered_however_many_changes_wait() {
     let fixture = Fixture::new();
-    fixture.service.settling.store(true, Ordering::Release);
-    let ask = |method: &str, path: &str, body: &'static str| fixture.status(method, path, body);
+    fixture.service.finalizing.store(true, Ordering::Release);
+    let request_ = |method: &str, path: &str, body: &'static str| fixture.status(method, path, body);
     fixture.runtime.block_on(async {
-        let change = || tokio::spawn(ask("PATCH", "/v1/limits", r#"{"sessions":5}"#));
+        let change = || tokio::spawn(request_("PATCH", "/v1/limits", r#"{"sessions":5}"#));
         let changes: Vec<_> = (0..REQUESTS_MAX + 4).map(|_| change()).collect();
-        while fixture.state.doers.available_permits() > 0 {
+        while fixture.state.writers.available_permits() > 0 {
             tokio::task::yield_now().await;
         }
         for _ in 0..3 {
             for path in ["/v1/status", "/v1/session", "/v1/volume", "/v1/audit"] {
-                let answer = timeout(Duration::from_secs(10), ask("GET", path, "")).await;
-                assert_eq!(answer.expect("it does not wait"), 200, "{path}");
+                let answer = timeout(Duration::from_secs(10), request_("GET", path, "")).await;
+                assert_eq!(answer.expect("an answer without waiting"), 200, "{path}");
             }
-            let dry = timeout(Duration::from_secs(10), ask("PATCH", "/v1/limits?dry-run", r#"{"sessions":6}"#)).await;
-            assert_eq!(dry.expect("what changes nothing does not wait"), 200);
+            let dry =
+                timeout(Duration::from_secs(10), request_("PATCH", "/v1/limits?dry-run", r#"{"sessions":6}"#)).await;
+            assert_eq!(dry.expect("an answer without waiting"), 200);
         }
-        fixture.service.settling.store(false, Ordering::Release);
+        fixture.service.finalizing.store(false, Ordering::Release);
         let mut ended = Vec::new();
         for change in changes {
-            let answer = timeout(Duration::from_secs(10), change).await.expect("its turn comes");
-            ended.push(answer.expect("it ends"));
+            let answer = timeout(Duration::from_secs(10), change).await.expect("the change ends");
+            ended.push(answer.expect("a status"));
         }
         let refused = ended.iter().filter(|status| **status == 503).count();
         assert_eq!((refused, ended.iter().filter(|status| **status == 200).count()), (4, REQUESTS_MAX));

@@ -1,18 +1,18 @@
-//! Which service is asked.
+//! The service that the commands use.
 
-use crate::Failure;
+use crate::failure::Failure;
 use clap::ArgMatches;
-use lunar_api::client::{Address, Client, Sent, Token, Trouble};
-use lunar_api::place;
-use lunar_api::routes::Method;
+use lunar_api::client::{Address, Client, ClientError, RequestBody, Token};
+use lunar_api::route::Method;
+use lunar_api::system;
 use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
 
-/// A service, and whether it is to be said in JSON what it answers.
+/// A client of the service, and the output format.
 #[derive(Debug)]
 pub struct Service {
     client: Client,
-    /// Whether whoever asks wants JSON.
+    /// Whether to print JSON.
     pub json: bool,
 }
 
@@ -21,10 +21,10 @@ fn from_environment(name: &str) -> Option<String> {
 }
 
 impl Service {
-    /// The one that options and the environment name.
+    /// The service that options and environment variables select.
     ///
     /// # Errors
-    /// When they make no sense.
+    /// A message that says which of them is wrong.
     pub fn of(matches: &ArgMatches) -> Result<Self, Failure> {
         let json = matches.get_flag("json");
         let path = |option: &str, variable: &str| {
@@ -35,13 +35,13 @@ impl Service {
         let url = url.or_else(|| from_environment("LUNAR_URL").filter(|_| socket.is_none()));
         let Some(url) = url else {
             let socket = socket.or_else(|| from_environment("LUNAR_SOCKET").map(PathBuf::from));
-            let address = Address::Socket(socket.unwrap_or_else(place::to_call));
+            let address = Address::Socket(socket.unwrap_or_else(system::client_socket));
             return Ok(Self { client: Client { address, token: None, trusted: None }, json });
         };
         let parsed = url.parse::<lunar_api::client::Uri>().ok();
         let parsed = parsed.filter(|url| matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some());
         let parsed =
-            parsed.ok_or_else(|| Failure::new(format!("{url} is no URL such as https://storage.example:3280")))?;
+            parsed.ok_or_else(|| Failure::new(format!("{url} is not a URL such as https://storage.example:3280")))?;
         let token = path("token-file", "LUNAR_TOKEN_FILE").map(|file| token(&file)).transpose()?;
         Ok(Self {
             client: Client { address: Address::Url(parsed), token, trusted: path("trust", "LUNAR_TRUST") },
@@ -49,40 +49,40 @@ impl Service {
         })
     }
 
-    /// What it answers to a question.
+    /// Sends a GET request and returns the JSON response.
     ///
     /// # Errors
-    /// Why it does not.
+    /// Why the request failed.
     pub fn get(&self, path: &str) -> Result<Json, Failure> {
-        Ok(self.client.json(Method::Get, path, Sent::Nothing)?)
+        Ok(self.client.json(Method::Get, path, RequestBody::Nothing)?)
     }
 
-    /// What it answers when it shall do something.
+    /// Sends a request and returns the JSON response.
     ///
     /// # Errors
-    /// Why it does not.
-    pub fn ask(&self, method: Method, path: &str, sent: Sent) -> Result<Json, Failure> {
-        Ok(self.client.json(method, path, sent)?)
+    /// Why the request failed.
+    pub fn request(&self, method: Method, path: &str, body: RequestBody) -> Result<Json, Failure> {
+        Ok(self.client.json(method, path, body)?)
     }
 
-    /// Ends a session; what it was.
-    pub(crate) fn end(&self, id: &str) -> Result<Json, Trouble> {
-        self.client.json(Method::Delete, &format!("/v1/session/{}", encoded(id)), Sent::Nothing)
+    /// Ends a session. Returns the session.
+    pub(crate) fn end_session(&self, id: &str) -> Result<Json, ClientError> {
+        self.client.json(Method::Delete, &format!("/v1/session/{}", encoded(id)), RequestBody::Nothing)
     }
 
-    /// An answer that is text.
+    /// Sends a request and returns the response as text.
     ///
     /// # Errors
-    /// Why there is none.
-    pub fn text(&self, method: Method, path: &str, sent: Sent) -> Result<String, Failure> {
-        let body = self.client.call(method, path, sent)?;
-        String::from_utf8(body).map_err(|_| Failure::new("the answer is no text"))
+    /// Why the request failed.
+    pub fn text(&self, method: Method, path: &str, body: RequestBody) -> Result<String, Failure> {
+        let body = self.client.call(method, path, body)?;
+        String::from_utf8(body).map_err(|_| Failure::new("the response is not UTF-8 text"))
     }
 
-    /// Follows the stream of events.
+    /// Follows the event stream; `each` is called with each event until it returns `false`.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why the stream failed.
     pub fn follow(&self, each: impl FnMut(&str) -> bool) -> Result<(), Failure> {
         Ok(self.client.follow("/v1/events", each)?)
     }
@@ -94,12 +94,12 @@ fn token(file: &Path) -> Result<Token, Failure> {
     Ok(Token(text.trim_end_matches(['\r', '\n']).to_owned()))
 }
 
-/// A name as a part of a path (RFC 3986 2.1).
+/// Percent-encodes a name as a segment of a path (RFC 3986 2.1).
 #[must_use]
 pub fn encoded(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:@".contains(&byte);
     let one = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    // A path of one dot means where one is already.
+    // Dot segments would be resolved.
     if name == "." || name == ".." { name.replace('.', "%2E") } else { name.bytes().map(one).collect() }
 }
 
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stay_one_part_of_a_path() {
+    fn a_name_is_encoded_as_one_path_segment() {
         assert_eq!(encoded("disk-1.a_b:c@d"), "disk-1.a_b:c@d");
         assert_eq!(
             (encoded("a/b?c"), encoded("ü"), encoded("..")),

@@ -1,4 +1,4 @@
-//! The commands and their options. An option is made from the declaration of its key: a new key needs no line here.
+//! The commands and their options. The options of a resource derive from the declarations of its keys.
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -8,80 +8,90 @@ use lunar_control::section::Key;
 use lunar_control::value::Shape;
 use std::path::PathBuf;
 
-/// What stands for nothing.
+/// The option value that removes a key.
 const NONE: &str = "none";
 
-/// How to reach the service, and how to say what it answers.
+/// The options that select the service and the output format.
 fn service() -> Vec<Arg> {
-    let place = |name: &'static str, value: &'static str, help: &'static str| {
+    let path = |name: &'static str, value: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).help(help).global(true).help_heading("Service")
     };
     let file = |arg: Arg| arg.value_parser(value_parser!(PathBuf));
     vec![
-        file(place("socket", "PATH", "Its socket [default: $LUNAR_SOCKET, or that of the service on this machine]")),
-        place("url", "URL", "A service elsewhere: https://HOST[:PORT] [default: $LUNAR_URL]").conflicts_with("socket"),
-        file(place("token-file", "FILE", "The file with the token for --url [default: $LUNAR_TOKEN_FILE]")),
-        file(place(
+        file(path("socket", "PATH", "Path of the API socket [default: $LUNAR_SOCKET, or the service on this host]")),
+        path("url", "URL", "Service on the network: https://HOST[:PORT] [default: $LUNAR_URL]")
+            .conflicts_with("socket"),
+        file(path("token-file", "FILE", "File with the token for --url [default: $LUNAR_TOKEN_FILE]")),
+        file(path(
             "trust",
             "FILE",
-            "Certificates to trust with --url, in PEM [default: $LUNAR_TRUST, or the system's]",
+            "File with trusted certificates for --url, in PEM [default: $LUNAR_TRUST, or those of the system]",
         )),
         Arg::new("json")
             .long("json")
             .action(ArgAction::SetTrue)
             .global(true)
-            .help("Say it in JSON, as the API does")
+            .help("Print the response of the API as JSON")
             .help_heading("Service"),
     ]
 }
 
-/// A command that asks the service.
-pub(crate) fn asking(name: impl Into<clap::builder::Str>, about: impl Into<clap::builder::StyledStr>) -> Command {
+/// A command that uses the API.
+pub(crate) fn api_command(name: impl Into<clap::builder::Str>, about: impl Into<clap::builder::StyledStr>) -> Command {
     Command::new(name).about(about).args(service())
 }
 
 pub(crate) fn dry_run() -> Arg {
-    Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue).help("Only say what would be done")
+    Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue).help("Only print the steps that would be done")
 }
 
 fn name(kind: Kind) -> Arg {
-    Arg::new("name").value_name("NAME").required(true).help(format!("The name of the {kind}"))
+    Arg::new("name").value_name("NAME").required(true).help(format!("Name of the {kind}"))
 }
 
-/// The words of a declaration as help: without the last full stop, as clap has it.
+/// The description of a key as help text: clap's convention is no full stop at the end.
 fn help(words: &str) -> String {
     words.trim_end_matches('.').to_owned()
 }
 
-/// One command for each kind of thing, and one for sessions.
+/// The commands for resources, one for each kind, and for sessions.
 #[must_use]
-pub fn nouns() -> Vec<Command> {
+pub fn resource_commands() -> Vec<Command> {
     let named = Kind::ALL.iter().copied().filter(|kind| kind.is_named());
-    let mut all: Vec<Command> = named.map(noun).collect();
+    let mut all: Vec<Command> = named.map(resource).collect();
     all.push(sessions());
     all
 }
 
-fn noun(kind: Kind) -> Command {
+fn resource(kind: Kind) -> Command {
     let section = kind.section();
     let mut verbs = vec![
-        Command::new("create").about(format!("Make a {kind}")).arg(name(kind)).args(options(kind, true)).arg(dry_run()),
-        Command::new("list").about("Show all"),
-        Command::new("show").about("Show one, with all its keys").arg(name(kind)),
+        Command::new("create")
+            .about(format!("Create a {kind}"))
+            .arg(name(kind))
+            .args(options(kind, true))
+            .arg(dry_run()),
+        Command::new("list").about("List all"),
+        Command::new("show").about("Show one with all its keys").arg(name(kind)),
         Command::new("set")
-            .about(format!("Change keys of a {kind}; `{NONE}` takes one out"))
+            .about(format!("Change keys of a {kind}; `{NONE}` removes a key"))
             .arg(name(kind))
             .args(options(kind, false))
             .arg(dry_run()),
-        Command::new("delete").about(format!("Remove a {kind}")).arg(name(kind)).arg(dry_run()),
+        Command::new("delete").about(format!("Delete a {kind}")).arg(name(kind)).arg(dry_run()),
     ];
     match kind {
         Kind::Volume => {
             verbs.push(
                 Command::new("resize")
-                    .about("Make a volume larger; initiators are told")
+                    .about("Extend a volume; clients are notified")
                     .arg(name(kind))
-                    .arg(Arg::new("size").value_name("SIZE").required(true).help("20G, or +5G for so much more"))
+                    .arg(
+                        Arg::new("size")
+                            .value_name("SIZE")
+                            .required(true)
+                            .help("New size such as 20G, or +5G to add 5 GiB"),
+                    )
                     .arg(dry_run()),
             );
             verbs.extend(copies());
@@ -90,77 +100,80 @@ fn noun(kind: Kind) -> Command {
         Kind::Group => verbs.extend(mappings()),
         _ => {}
     }
-    asking(section, help(&kind.words())).subcommands(verbs).subcommand_required(true).arg_required_else_help(true)
+    api_command(section, help(&kind.words())).subcommands(verbs).subcommand_required(true).arg_required_else_help(true)
 }
 
-/// Copies of a volume that is a file.
+/// The copies of a volume in a file.
 fn copies() -> [Command; 3] {
     let verb = |verb: &'static str, about: &'static str| {
-        let new = Arg::new("new").value_name("NEW").required(true).help("The name of the new volume");
+        let new = Arg::new("new").value_name("NEW").required(true).help("Name of the new volume");
         let path = Arg::new("path").long("path").value_name("PATH");
-        let path = path.help("Where its file shall be [default: NEW.img in the folder of the other]");
+        let path = path.help("Path of its file [default: NEW.img in the folder of the source]");
         Command::new(verb).about(about).args([name(Kind::Volume), new, path])
     };
     [
-        verb("snapshot", "Keep what is on a volume now, in a volume that can only be read; takes no time and no space"),
-        verb("clone", "Make a volume that begins with what is on another now; takes no time and no space"),
-        verb("copy", "Make a volume with all the blocks of another"),
+        verb("snapshot", "Create a read-only snapshot; takes no time and no space"),
+        verb("clone", "Create a writable clone; takes no time and no space"),
+        verb("copy", "Create a full copy"),
     ]
 }
 
-/// Where the medium of a volume is, and which way it goes.
+/// The commands for the medium of a removable volume.
 fn media() -> [Command; 3] {
     let force = Arg::new("force").long("force").action(ArgAction::SetTrue);
-    let eject =
-        Command::new("eject").about("Take out the medium of a volume that is a CD or removable; flushes it first");
+    let eject = Command::new("eject").about("Flush and eject the medium of a CD or removable volume");
     [
-        Command::new("medium").about("Whether the medium of a volume is in").arg(name(Kind::Volume)),
-        eject.args([name(Kind::Volume), force.help("Even if an initiator uses it and has locked it")]),
+        Command::new("medium").about("Show whether the medium is loaded").arg(name(Kind::Volume)),
+        eject.args([name(Kind::Volume), force.help("Eject it even if an initiator has locked it")]),
         Command::new("load")
-            .about("Put the medium in again; initiators are told that it may be another one")
+            .about("Load the medium again; initiators are notified of a possible medium change")
             .arg(name(Kind::Volume)),
     ]
 }
 
 fn mappings() -> [Command; 2] {
     let lun = || {
-        Arg::new("lun").value_name("LUN").required(true).value_parser(value_parser!(u16)).help("Logical unit number")
+        Arg::new("lun")
+            .value_name("LUN")
+            .required(true)
+            .value_parser(value_parser!(u16))
+            .help("LUN: logical unit number")
     };
     let group = || name(Kind::Group);
-    let volume = Arg::new("volume").value_name("VOLUME").required(true).help("The name of the volume");
+    let volume = Arg::new("volume").value_name("VOLUME").required(true).help("Name of the volume");
     let read_only = Arg::new("read-only").long("read-only").action(ArgAction::SetTrue);
     [
-        Command::new("map").about("Give a volume a number in a group").args([
+        Command::new("map").about("Map a volume to a LUN of a group").args([
             group(),
             lun(),
             volume,
-            read_only.help("This group may only read"),
+            read_only.help("Make the unit read-only for this group"),
             Arg::new("namespace")
                 .long("namespace")
                 .value_name("ID")
                 .value_parser(value_parser!(u16))
-                .help("Its namespace identifier for NVMe hosts [default: LUN + 1]"),
+                .help("Namespace ID for NVMe hosts [default: LUN + 1]"),
             Arg::new("metadata")
                 .long("metadata")
                 .action(ArgAction::SetTrue)
-                .help("NVMe hosts see the volume's protection information, as metadata"),
+                .help("Expose the protection information of the volume to NVMe hosts as metadata"),
             dry_run(),
         ]),
-        Command::new("unmap").about("Take a number out of a group").args([group(), lun(), dry_run()]),
+        Command::new("unmap").about("Remove a LUN from a group").args([group(), lun(), dry_run()]),
     ]
 }
 
 fn sessions() -> Command {
-    let id = || Arg::new("id").value_name("ID").help("What it is called, as `list` shows it");
-    let kick = Command::new("kick").about("End sessions; their initiators may come back by themselves").args([
+    let id = || Arg::new("id").value_name("ID").help("ID, as `list` shows it");
+    let kick = Command::new("kick").about("End sessions; their clients may reconnect").args([
         id().num_args(0..),
-        Arg::new("initiator").long("initiator").value_name("NAME").help("All sessions of this initiator"),
-        Arg::new("target").long("target").value_name("NAME").help("All sessions at this target"),
+        Arg::new("initiator").long("initiator").value_name("NAME").help("End all sessions of this initiator or host"),
+        Arg::new("target").long("target").value_name("NAME").help("End all sessions with this target"),
     ]);
     let kick = kick.group(clap::ArgGroup::new("which").args(["id", "initiator", "target"]).required(true));
-    asking("session", "Who is logged in")
+    api_command("session", "Sessions of initiators and hosts")
         .subcommands([
-            Command::new("list").about("Show all"),
+            Command::new("list").about("List all"),
             Command::new("show").about("Show one").arg(id().required(true)),
             kick,
         ])
@@ -168,35 +181,35 @@ fn sessions() -> Command {
         .arg_required_else_help(true)
 }
 
-/// The commands about the service and the whole of its configuration.
+/// The commands for the service and the configuration as a whole.
 #[must_use]
-pub fn whole() -> Vec<Command> {
+pub fn service_commands() -> Vec<Command> {
     let file = |help: &'static str| Arg::new("file").value_name("FILE").help(help);
     let number = || Arg::new("number").value_name("N").value_parser(value_parser!(u64));
     vec![
-        asking("status", "What runs, and whether all is well"),
-        asking("statistics", "What was counted since the start"),
-        asking("plan", "What putting a file in force would do")
-            .arg(file("The file, or - for standard input [default: the service's own, as it stands]")),
-        asking("apply", "Put a file in force, all of it or nothing")
-            .arg(file("The file, or - for standard input [default: the service's own, after changes by hand]"))
+        api_command("status", "Show the state of the service and its troubles"),
+        api_command("statistics", "Show the statistics since the start"),
+        api_command("plan", "Show the steps that applying a file would take")
+            .arg(file("File, or - for standard input [default: the service's configuration file]")),
+        api_command("apply", "Apply a file completely or not at all")
+            .arg(file("File, or - for standard input [default: the service's configuration file, after it was edited]"))
             .arg(dry_run()),
-        asking("diff", "How a file differs from what is in force, line by line")
-            .arg(file("The file, or - for standard input [default: the service's own, as it stands]")),
-        asking("history", "The versions of the configuration, or how one of them differs from what is in force")
-            .arg(number().help("The version"))
+        api_command("diff", "Compare a file with the running configuration, line by line")
+            .arg(file("File, or - for standard input [default: the service's configuration file]")),
+        api_command("history", "List the versions of the configuration, or compare one with the running configuration")
+            .arg(number().help("Number of the version"))
             .arg(
                 Arg::new("text")
                     .long("text")
                     .action(ArgAction::SetTrue)
                     .requires("number")
-                    .help("Show its text instead, without secrets"),
+                    .help("Show the text of the version without secrets instead"),
             ),
-        asking("rollback", "Put a version of the history in force again")
-            .arg(number().required(true).help("The version, as `lunar history` shows it"))
+        api_command("rollback", "Apply an earlier version of the configuration")
+            .arg(number().required(true).help("Number of the version, as `lunar history` shows it"))
             .arg(dry_run()),
-        asking("audit", "The last logins, refusals and changes"),
-        asking("events", "Logins, refusals and changes as they come, until Ctrl-C"),
+        api_command("audit", "Show the last logins, refusals and changes"),
+        api_command("events", "Follow logins, refusals and changes until Ctrl-C"),
     ]
 }
 
@@ -220,7 +233,7 @@ fn option(key: &Key, create: bool) -> Arg {
         }
         Shape::Choice(words) => {
             let each = words.iter().map(|(word, doc)| PossibleValue::new(*word).help(*doc));
-            let none = (!create && !is_required).then(|| PossibleValue::new(NONE).help("what holds without it"));
+            let none = (!create && !is_required).then(|| PossibleValue::new(NONE).help("remove the key"));
             arg.value_name("WORD").value_parser(PossibleValuesParser::new(each.chain(none)))
         }
         Shape::List(each) => {
@@ -230,17 +243,17 @@ fn option(key: &Key, create: bool) -> Arg {
         Shape::Whole { .. } => arg.value_name("NUMBER"),
         Shape::Name(_) => arg.value_name("NAME"),
         Shape::Secret => {
-            let forms = "file:PATH, credential:NAME, or - to be asked for it";
+            let forms = "file:PATH, credential:NAME, or - to type it";
             arg.value_name("WHERE").help(format!("{}: {forms}", help(&key.words())))
         }
         Shape::Text { .. } | Shape::Luns | Shape::Optional(_) => arg.value_name("VALUE"),
     }
 }
 
-/// The keys that options gave. `ask` gets a secret from whoever types.
+/// The keys that were given as options. `ask` reads a secret from the terminal.
 ///
 /// # Errors
-/// What is wrong with them.
+/// A message that names the option and says what is wrong.
 pub fn keys(
     kind: Kind,
     matches: &ArgMatches,
@@ -256,8 +269,7 @@ pub fn keys(
                 value = ask(&key.name())?;
                 is_asked = true;
             } else if !["file:", "credential:"].iter().any(|form| value.starts_with(form)) {
-                let why =
-                    "whatever is typed here, others on this machine can read: give file:PATH, credential:NAME, or -";
+                let why = "other users on this host can read the arguments: give file:PATH, credential:NAME, or -";
                 return Err(format!("--{}: {why}", key.name()));
             }
         }
@@ -288,20 +300,20 @@ mod tests {
         let matches = program().try_get_matches_from(words).map_err(|why| why.to_string())?;
         let (_, noun) = matches.subcommand().expect("a noun");
         let (_, verb) = noun.subcommand().expect("a verb");
-        keys(kind, verb, |_| Ok("asked for and given".into()))
+        keys(kind, verb, |_| Ok("a typed secret".into()))
     }
 
     #[test]
-    fn clap_finds_nothing_wrong() {
+    fn the_commands_are_consistent() {
         program().debug_assert();
     }
 
     #[test]
-    fn each_key_is_an_option_and_says_what_it_means() {
+    fn each_key_has_an_option_with_help() {
         for kind in Kind::ALL.iter().filter(|kind| kind.is_named()) {
-            let noun = noun(*kind);
+            let noun = resource(*kind);
             for verb in ["create", "set"] {
-                let verb = noun.find_subcommand(verb).expect("each has it");
+                let verb = noun.find_subcommand(verb).expect("the verb");
                 for key in kind.keys().iter().filter(|key| !key.nested) {
                     let option = verb.get_arguments().find(|arg| arg.get_long() == Some(&key.name()));
                     let option = option.unwrap_or_else(|| panic!("{kind} has no --{}", key.name()));
@@ -314,13 +326,13 @@ mod tests {
     #[test]
     fn options_become_keys() {
         let line = "lunar volume create d --kind file --path /srv/d --size 20G --read-only --block-size 4096";
-        let keys = given(Kind::Volume, line).expect("all are right");
+        let keys = given(Kind::Volume, line).expect("valid options");
         let shown = serde_json::Value::Object(keys.0);
         let wanted = serde_json::json!({
             "kind": "file", "path": "/srv/d", "size": "20G", "read-only": true, "block-size": "4096",
         });
         assert_eq!(shown, wanted);
-        let keys = given(Kind::Target, "lunar target set t --users a,b --users c --alias none").expect("all are right");
+        let keys = given(Kind::Target, "lunar target set t --users a,b --users c --alias none").expect("valid options");
         assert_eq!(serde_json::Value::Object(keys.0), serde_json::json!({ "users": ["a", "b", "c"], "alias": null }));
         for (line, words) in [
             ("lunar volume create d --size 20G", "--kind"),
@@ -333,12 +345,12 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_not_typed_where_others_read_them() {
-        let why = given(Kind::User, "lunar user create u --secret correct-horse").expect_err("it is shown to all");
-        assert!(why.contains("others on this machine can read") && !why.contains("horse"), "{why}");
-        let keys = given(Kind::User, "lunar user create u --secret -").expect("it is asked for");
-        assert_eq!(keys.0["secret"], serde_json::json!("asked for and given"));
-        let keys = given(Kind::User, "lunar user create u --secret file:/etc/x").expect("it is in a file");
+    fn secrets_are_not_accepted_as_arguments() {
+        let why = given(Kind::User, "lunar user create u --secret correct-horse").expect_err("an argument");
+        assert!(why.contains("other users on this host can read") && !why.contains("horse"), "{why}");
+        let keys = given(Kind::User, "lunar user create u --secret -").expect("typed");
+        assert_eq!(keys.0["secret"], serde_json::json!("a typed secret"));
+        let keys = given(Kind::User, "lunar user create u --secret file:/etc/x").expect("in a file");
         assert_eq!(keys.0["secret"], serde_json::json!({ "file": "/etc/x" }));
     }
 }

@@ -1,7 +1,8 @@
-//! `lunar install`: what a system needs to run the service: the unit, its user, its folders, a configuration to begin
-//! with, manual pages and completions.
+//! `lunar install`: installs the systemd unit, its user and folders, a first configuration, manual pages and shell
+//! completions.
 
-use crate::{Failure, manual, show};
+use crate::failure::Failure;
+use crate::{manual, show};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 use std::fmt::Write;
@@ -9,24 +10,24 @@ use std::fs::{OpenOptions, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The unit, with the place of the program left open.
+/// The systemd unit, with a placeholder for the program.
 const UNIT: &str = include_str!("../files/lunar.service");
-/// The user that it runs as (sysusers.d).
+/// The user of the service (sysusers.d).
 const USER: &str = include_str!("../files/sysusers.conf");
-/// Whose its folders are (tmpfiles.d).
+/// The folders of the service (tmpfiles.d).
 const FOLDERS: &str = include_str!("../files/tmpfiles.conf");
-/// The configuration to begin with.
+/// The first configuration.
 const CONFIG: &str = include_str!("../files/lunar.toml");
-/// Where the program goes that is started from elsewhere: a build, a download.
+/// The path to which a program from elsewhere, such as a build or a download, is copied.
 const OWN: &str = "/usr/local/bin/lunar";
-/// Where the system keeps programs: what is there stays there.
+/// The folders of installed programs, which are used where they are.
 const SYSTEM: [&str; 2] = ["/usr", "/opt"];
-/// What the service does not see (`ProtectHome` and `PrivateTmp` in the unit): it could not start from there.
+/// Folders that the service cannot access (`ProtectHome` and `PrivateTmp` in the unit), so it cannot start from there.
 const HIDDEN: [&str; 5] = ["/home", "/root", "/run/user", "/tmp", "/var/tmp"];
-/// What stands in the unit for the program.
+/// The placeholder for the program in the unit.
 const PROGRAM: &str = "@PROGRAM@";
-/// What makes the system see what was written, and why.
-const AFTERWARDS: [(&str, &[&str]); 3] = [
+/// The commands that make the system use the installed files.
+const ACTIVATION: [(&str, &[&str]); 3] = [
     ("systemd-sysusers", &["lunar.conf"]),
     ("systemd-tmpfiles", &["--create", "lunar.conf"]),
     ("systemctl", &["daemon-reload"]),
@@ -37,50 +38,53 @@ const AFTERWARDS: [(&str, &[&str]); 3] = [
 pub fn command() -> Command {
     let path = |name: &'static str| Arg::new(name).long(name).value_parser(value_parser!(PathBuf));
     Command::new("install")
-        .about("Write the systemd unit, its user, a configuration to begin with, manual pages and completions")
-        .after_help("A configuration that is there already stays as it is.")
+        .about("Install the systemd unit, its user, a first configuration, manual pages and completions")
+        .after_help("An existing configuration is not changed.")
         .args([
-            path("root").value_name("DIR").help("Write below this folder, and start nothing: for packages"),
+            path("root").value_name("DIR").help("Install below this folder and run no commands, for packages"),
             path("program").value_name("PATH").help(
-                "The program that the unit starts [default: this one, which is copied to /usr/local/bin unless it \
-                     is below /usr or /opt; /usr/bin/lunar with --root]",
+                "Program that the unit starts [default: this one, which is copied to /usr/local/bin unless it \
+                     is in /usr or /opt; /usr/bin/lunar with --root]",
             ),
-            Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue).help("Only print what would be written"),
+            Arg::new("dry-run")
+                .long("dry-run")
+                .action(ArgAction::SetTrue)
+                .help("Only print the files that would be written"),
         ])
 }
 
-/// A file to write.
+/// A file to install.
 #[derive(Debug)]
-struct New {
-    /// From the root.
+struct FileToInstall {
+    /// The path from the root.
     path: &'static str,
     text: String,
     mode: u32,
-    /// Whether it stays as it is if it is there.
-    keep: bool,
+    /// Whether an existing file is kept.
+    keep_existing: bool,
 }
 
-fn files(program: &Path, commands: &Command) -> Vec<New> {
-    let new = |path, text: String| New { path, text, mode: 0o644, keep: false };
+fn files(program: &Path, commands: &Command) -> Vec<FileToInstall> {
+    let new = |path, text: String| FileToInstall { path, text, mode: 0o644, keep_existing: false };
     let script = |shell| manual::script(shell, commands);
     vec![
         new("usr/lib/systemd/system/lunar.service", UNIT.replace(PROGRAM, &program.display().to_string())),
         new("usr/lib/sysusers.d/lunar.conf", USER.to_owned()),
         new("usr/lib/tmpfiles.d/lunar.conf", FOLDERS.to_owned()),
-        New { path: "etc/lunar/lunar.toml", text: CONFIG.to_owned(), mode: 0o600, keep: true },
+        FileToInstall { path: "etc/lunar/lunar.toml", text: CONFIG.to_owned(), mode: 0o600, keep_existing: true },
         new("usr/share/bash-completion/completions/lunar", script(Shell::Bash)),
         new("usr/share/zsh/site-functions/_lunar", script(Shell::Zsh)),
         new("usr/share/fish/vendor_completions.d/lunar.fish", script(Shell::Fish)),
     ]
 }
 
-/// Where manual pages are, from the root.
+/// The folder of manual pages, from the root.
 const PAGES: &str = "usr/share/man/man1";
 
-/// Does it.
+/// Runs the command.
 ///
 /// # Errors
-/// What could not be written.
+/// The file that could not be written, or the command that failed.
 pub fn run(matches: &ArgMatches, commands: &Command) -> Result<(), Failure> {
     let root = matches.get_one::<PathBuf>("root");
     let this = if root.is_none() { std::env::current_exe().ok() } else { None };
@@ -90,36 +94,36 @@ pub fn run(matches: &ArgMatches, commands: &Command) -> Result<(), Failure> {
         let copy = program.from.as_ref().map(|from| format!("# {OWN}, mode 0755: {}\n\n", from.display()));
         return say(&(copy.unwrap_or_default() + &printed(&files)));
     }
-    let mut told = String::new();
+    let mut report = String::new();
     if let Some(from) = &program.from {
-        copy(from, &program.path).map_err(|why| unable(&program.path, &why))?;
-        let _ = writeln!(told, "wrote {}", program.path.display());
+        copy(from, &program.path).map_err(|why| write_error(&program.path, &why))?;
+        let _ = writeln!(report, "wrote {}", program.path.display());
     }
     let folder = root.map_or_else(|| Path::new("/"), PathBuf::as_path);
-    told += &write(folder, &files)?;
+    report += &write(folder, &files)?;
     let pages = folder.join(PAGES);
-    std::fs::create_dir_all(&pages).map_err(|why| unable(&pages, &why))?;
+    std::fs::create_dir_all(&pages).map_err(|why| write_error(&pages, &why))?;
     manual::into_folder(&pages, commands)?;
-    let _ = writeln!(told, "wrote {}/lunar*.1", pages.display());
+    let _ = writeln!(report, "wrote {}/lunar*.1", pages.display());
     if root.is_some() {
-        return say(&told);
+        return say(&report);
     }
-    let failed = afterwards(&mut told);
+    let failed = activate(&mut report);
     if !failed.is_empty() {
-        say(&told)?;
+        say(&report)?;
         let failed = failed.join(", ");
         return Err(Failure::new(format!(
-            "the service cannot start like this: mend what {failed} says, and install again"
+            "the service cannot start: correct the error of {failed}, then install again"
         )));
     }
-    told.push_str(match is_active() {
-        true => "\nnow `systemctl restart lunar` has the new one serve: the one that runs is as it was\n",
-        false => "\nnow `systemctl enable --now lunar` starts it, and `lunar status` shows it\n",
+    report.push_str(match is_active() {
+        true => "\nthe running service still uses the old program: run `systemctl restart lunar`\n",
+        false => "\nstart the service with `systemctl enable --now lunar`, then see `lunar status`\n",
     });
-    say(&told)
+    say(&report)
 }
 
-/// Whether the service runs.
+/// Whether the service is running.
 fn is_active() -> bool {
     let asked = std::process::Command::new("systemctl").args(["is-active", "--quiet", "lunar"]).status();
     asked.is_ok_and(|status| status.success())
@@ -129,12 +133,12 @@ fn is_active() -> bool {
 #[derive(PartialEq, Eq, Debug)]
 struct Program {
     path: PathBuf,
-    /// What is copied there.
+    /// The program to copy to `path`.
     from: Option<PathBuf>,
 }
 
 impl Program {
-    /// The one that is asked for, or this one; without either, that of a package.
+    /// The given program, or this one; without either, the program of a package.
     fn of(asked: Option<&PathBuf>, this: Option<PathBuf>) -> Result<Self, String> {
         let is_below = |path: &Path, folders: &[&str]| folders.iter().any(|folder| path.starts_with(folder));
         match (asked, this) {
@@ -143,8 +147,8 @@ impl Program {
                 if is_below(path, &HIDDEN) || is_below(&real, &HIDDEN) {
                     let folders = HIDDEN.join(", ");
                     return Err(format!(
-                        "{}: the service could not start from there, for it sees nothing of {folders}; without \
-                         --program this one is copied to {OWN}",
+                        "{}: the service cannot start from there, because it has no access to {folders}; without \
+                         --program, this program is copied to {OWN}",
                         real.display()
                     ));
                 }
@@ -157,7 +161,7 @@ impl Program {
     }
 }
 
-/// Copies a program: beside its place first, for the one that is there may run.
+/// Copies a program. The copy is renamed into place, because the old program may be running.
 fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     let folder = to.parent().unwrap_or_else(|| Path::new("/"));
     std::fs::create_dir_all(folder)?;
@@ -175,29 +179,29 @@ fn say(text: &str) -> Result<(), Failure> {
     show::print(text).map_err(Failure::new)
 }
 
-fn unable(path: &Path, why: &std::io::Error) -> Failure {
+fn write_error(path: &Path, why: &std::io::Error) -> Failure {
     let hint = if why.kind() == std::io::ErrorKind::PermissionDenied { "; use sudo, or --root DIR" } else { "" };
-    Failure::new(format!("{} cannot be written: {why}{hint}", path.display()))
+    Failure::new(format!("cannot write {}: {why}{hint}", path.display()))
 }
 
-/// What would be written, but for completions: they are long, and another command prints them.
-fn printed(files: &[New]) -> String {
+/// The files that would be written. Completions are left out: they are long, and `lunar completions` prints them.
+fn printed(files: &[FileToInstall]) -> String {
     let mut text = String::new();
-    for New { path, text: content, mode, .. } in files {
+    for FileToInstall { path, text: content, mode, .. } in files {
         let shown = if path.starts_with("usr/share") { "(as `lunar completions` prints it)\n" } else { content };
-        // A string takes all that is written to it.
+        // Writing to a string cannot fail.
         let _ = write!(text, "# /{path}, mode {mode:04o}\n{shown}\n");
     }
-    let _ = writeln!(text, "# /{PAGES}: a page for each command");
+    let _ = writeln!(text, "# /{PAGES}: a manual page for each command");
     text
 }
 
-fn write(root: &Path, files: &[New]) -> Result<String, Failure> {
-    let mut told = String::new();
-    for New { path, text, mode, keep } in files {
+fn write(root: &Path, files: &[FileToInstall]) -> Result<String, Failure> {
+    let mut report = String::new();
+    for FileToInstall { path, text, mode, keep_existing } in files {
         let path = root.join(path);
-        if *keep && path.exists() {
-            let _ = writeln!(told, "kept  {}", path.display());
+        if *keep_existing && path.exists() {
+            let _ = writeln!(report, "kept  {}", path.display());
             continue;
         }
         let put = || {
@@ -208,17 +212,17 @@ fn write(root: &Path, files: &[New]) -> Result<String, Failure> {
             std::io::Write::write_all(&mut file, text.as_bytes())?;
             file.set_permissions(Permissions::from_mode(*mode))
         };
-        put().map_err(|why| unable(&path, &why))?;
-        let _ = writeln!(told, "wrote {}", path.display());
+        put().map_err(|why| write_error(&path, &why))?;
+        let _ = writeln!(report, "wrote {}", path.display());
     }
-    Ok(told)
+    Ok(report)
 }
 
-/// Makes the user and the folders, and has systemd read the unit; tells how that went, and gives those that failed.
-/// What cannot be run is none of them: a system without systemd has other ways.
-fn afterwards(told: &mut String) -> Vec<&'static str> {
+/// Creates the user and the folders and reloads systemd. Returns the commands that failed. A command that does not
+/// exist is not among them: a system without systemd is set up in other ways.
+fn activate(report: &mut String) -> Vec<&'static str> {
     let mut failed = Vec::new();
-    for (program, arguments) in AFTERWARDS {
+    for (program, arguments) in ACTIVATION {
         let line = format!("{program} {}", arguments.join(" "));
         let ended = std::process::Command::new(program).args(arguments).output();
         let how = match ended {
@@ -229,7 +233,7 @@ fn afterwards(told: &mut String) -> Vec<&'static str> {
             }
             Err(why) => why.to_string(),
         };
-        let _ = writeln!(told, "{line}: {how}");
+        let _ = writeln!(report, "{line}: {how}");
     }
     failed
 }

@@ -14,7 +14,7 @@ impl Root {
         let program = Command::new("lunar").subcommands(crate::commands());
         let root = self.0.display().to_string();
         let line = ["install", "--root", &root];
-        let matches = command().try_get_matches_from(line.iter().chain(more)).expect("it is right");
+        let matches = command().try_get_matches_from(line.iter().chain(more)).expect("valid arguments");
         run(&matches, &program)
     }
 
@@ -30,24 +30,24 @@ impl Drop for Root {
 }
 
 #[test]
-fn everything_is_written_below_the_root_and_a_configuration_is_kept() {
+fn all_files_are_written_below_the_root_and_a_configuration_is_kept() {
     let root = Root::new("all");
-    root.install(&["--dry-run"]).expect("it prints");
-    assert_eq!(std::fs::read_dir(&root.0).expect("it is there").count(), 0, "a look writes nothing");
-    root.install(&[]).expect("it takes all");
+    root.install(&["--dry-run"]).expect("printed");
+    assert_eq!(std::fs::read_dir(&root.0).expect("the folder").count(), 0, "a dry run writes nothing");
+    root.install(&[]).expect("installed");
     let unit = root.text("usr/lib/systemd/system/lunar.service");
     assert!(unit.contains("ExecStart=/usr/bin/lunar daemon --config /etc/lunar/lunar.toml\n"), "{unit}");
     assert!(root.text("usr/share/man/man1/lunar-volume-create.1").contains("lunar"));
     let config = root.0.join("etc/lunar/lunar.toml");
-    assert_eq!(std::fs::metadata(&config).expect("it is there").permissions().mode() & 0o777, 0o600);
-    std::fs::write(&config, "# mine\n").expect("it is ours");
-    root.install(&["--program", "/opt/lunar"]).expect("it takes all");
+    assert_eq!(std::fs::metadata(&config).expect("the file").permissions().mode() & 0o777, 0o600);
+    std::fs::write(&config, "# mine\n").expect("written");
+    root.install(&["--program", "/opt/lunar"]).expect("installed");
     assert_eq!(root.text("etc/lunar/lunar.toml"), "# mine\n");
     assert!(root.text("usr/lib/systemd/system/lunar.service").contains("ExecStart=/opt/lunar daemon"));
 }
 
 #[test]
-fn the_service_starts_a_program_that_it_sees() {
+fn the_service_starts_a_program_that_it_can_access() {
     let of = |asked: Option<&str>, this: Option<&str>| {
         Program::of(asked.map(PathBuf::from).as_ref(), this.map(PathBuf::from)).ok().map(|program| {
             let from = program.from.map(|from| from.display().to_string());
@@ -63,57 +63,57 @@ fn the_service_starts_a_program_that_it_sees() {
     for folder in HIDDEN {
         assert_eq!(of(Some(&format!("{folder}/lunar")), Some(built)), None, "{folder}");
     }
-    // The unit is what hides them.
+    // The unit hides these folders.
     assert!(UNIT.contains("ProtectHome=yes") && UNIT.contains("PrivateTmp=yes"));
-    let why = Program::of(Some(&built.into()), None).expect_err("it would not start");
+    let why = Program::of(Some(&built.into()), None).expect_err("refused");
     assert!(why.contains(OWN), "{why}");
-    // A name elsewhere leads there, too.
+    // A symbolic link to such a folder is refused too.
     let root = Root::new("links");
     let link = PathBuf::from("/var/lib").join(format!("lunar-install-{}", std::process::id()));
     if std::os::unix::fs::symlink(&root.0, &link).is_ok() {
         let refused = Program::of(Some(&link), None);
-        std::fs::remove_file(&link).expect("it is ours");
+        std::fs::remove_file(&link).expect("our link");
         assert!(!root.0.starts_with("/tmp") || refused.is_err());
     }
 }
 
 #[test]
-fn a_program_that_runs_is_replaced() {
+fn a_running_program_is_replaced() {
     let root = Root::new("copy");
     let (from, to) = (root.0.join("built"), root.0.join("bin/lunar"));
     std::fs::write(&from, "new").expect("a file");
     for _again in 0..2 {
-        copy(&from, &to).expect("there is room");
-        assert_eq!(std::fs::read_to_string(&to).expect("it is there"), "new");
-        assert_eq!(std::fs::metadata(&to).expect("it is there").permissions().mode() & 0o777, 0o755);
-        // Who runs it has it open.
-        let running = std::fs::File::open(&to).expect("it is there");
+        copy(&from, &to).expect("copied");
+        assert_eq!(std::fs::read_to_string(&to).expect("the file"), "new");
+        assert_eq!(std::fs::metadata(&to).expect("the file").permissions().mode() & 0o777, 0o755);
+        // A running process keeps the old file open.
+        let running = std::fs::File::open(&to).expect("the file");
         std::fs::write(&from, "newer").expect("a file");
-        copy(&from, &to).expect("there is room");
-        assert_eq!(std::io::read_to_string(running).expect("it is open"), "new");
+        copy(&from, &to).expect("copied");
+        assert_eq!(std::io::read_to_string(running).expect("the old file"), "new");
         std::fs::write(&from, "new").expect("a file");
     }
     assert_eq!(std::fs::read_dir(root.0.join("bin")).expect("a folder").count(), 1);
-    copy(&root.0.join("none"), &to).expect_err("there is nothing");
+    copy(&root.0.join("none"), &to).expect_err("no source");
     assert_eq!(std::fs::read_dir(root.0.join("bin")).expect("a folder").count(), 1);
 }
 
 #[test]
-fn the_configuration_to_begin_with_is_right() {
+fn the_first_configuration_is_valid() {
     let outside = lunar_control::check::Machine { config: "/nowhere".into() };
     let checked = lunar_control::check("lunar.toml", CONFIG, &outside).map_err(|why| why.to_string());
-    let config = checked.expect("nothing is wrong with it").config;
+    let config = checked.expect("valid").config;
     assert_eq!((config.portals.len(), config.targets.len()), (1, 0));
 }
 
 #[test]
-fn systemd_finds_nothing_wrong_with_the_unit_and_little_that_it_could_do() {
+fn systemd_rates_the_unit_as_well_confined() {
     let root = Root::new("unit");
-    root.install(&["--program", "/bin/true"]).expect("it takes all");
+    root.install(&["--program", "/bin/true"]).expect("installed");
     let unit = root.0.join("usr/lib/systemd/system/lunar.service");
     let analyze = |arguments: &[&str]| Process::new("systemd-analyze").args(arguments).arg(&unit).output();
     let Ok(output) = analyze(&["security", "--offline=true", "--no-pager", "--threshold=20"]) else {
-        println!("skipped: this machine has no systemd-analyze");
+        println!("skipped: this host has no systemd-analyze");
         return;
     };
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -121,35 +121,35 @@ fn systemd_finds_nothing_wrong_with_the_unit_and_little_that_it_could_do() {
 }
 
 #[test]
-fn systemd_makes_the_user_and_gives_it_its_folders() {
+fn systemd_creates_the_user_and_its_folders() {
     use std::os::unix::fs::MetadataExt;
     let root = Root::new("user");
-    // As it is on a machine: who comes by is not kept out.
-    std::fs::set_permissions(&root.0, Permissions::from_mode(0o755)).expect("it is ours");
-    root.install(&[]).expect("it takes all");
-    if std::fs::metadata(&root.0).expect("it is there").uid() != 0 {
-        println!("skipped: only root gives files to other users");
+    // The user must be able to enter the folder, as on a real system.
+    std::fs::set_permissions(&root.0, Permissions::from_mode(0o755)).expect("our folder");
+    root.install(&[]).expect("installed");
+    if std::fs::metadata(&root.0).expect("the folder").uid() != 0 {
+        println!("skipped: only root can change the owner of files");
         return;
     }
     for _again in 0..2 {
-        for (program, arguments) in [AFTERWARDS[0], AFTERWARDS[1]] {
+        for (program, arguments) in [ACTIVATION[0], ACTIVATION[1]] {
             let below = format!("--root={}", root.0.display());
             let Ok(output) = Process::new(program).arg(below).args(arguments).output() else {
-                println!("skipped: this machine has no {program}");
+                println!("skipped: this host has no {program}");
                 return;
             };
             assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
         }
         let users = root.text("etc/passwd");
         let user = users.lines().find(|line| line.starts_with("lunar:")).and_then(|line| line.split(':').nth(2));
-        let user: u32 = user.and_then(|id| id.parse().ok()).expect("the user is there");
+        let user: u32 = user.and_then(|id| id.parse().ok()).expect("the user");
         let owned = |path: &str| {
-            let found = std::fs::metadata(root.0.join(path)).expect("it is there");
+            let found = std::fs::metadata(root.0.join(path)).expect("the file");
             (found.uid(), found.gid(), found.mode() & 0o777)
         };
         let group = owned("etc/lunar").1;
         assert_eq!(owned("etc/lunar/lunar.toml"), (user, group, 0o600));
-        // It writes the file anew beside the old one.
+        // The service writes a new file next to the old one and renames it.
         assert_eq!(owned("etc/lunar"), (0, group, 0o770));
         assert_eq!(owned("srv/lunar"), (user, group, 0o750));
     }

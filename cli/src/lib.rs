@@ -1,76 +1,37 @@
-//! What an operator types: one word per thing, and the same words as in the configuration. Everything that asks or
-//! changes a service does it through its API, and nothing else.
+//! The operator's commands. Their words are those of the configuration. Commands that concern a service use its API and
+//! nothing else.
 //!
-//! * [`declare`]: the commands and their options, made from the declarations of the configuration's keys
-//! * [`act`]: what they do; [`call`]: with which service
-//! * [`show`]: what is said to people, in colour on a terminal
-//! * [`local`]: what needs no service: explaining, checking
-//! * [`install`], [`manual`]: units, manual pages, completions
+//! * [`declare`]: the commands and their options, derived from the declarations of the configuration's keys
+//! * [`act`]: the commands that use the API; [`call`]: the selection of the service
+//! * [`show`]: the output for people
+//! * [`local`]: `lunar config`
+//! * [`install`], [`manual`]: `lunar install`, manual pages and completions
+//! * [`failure`]: failures and exit codes
 
 pub mod act;
 pub mod call;
 pub mod declare;
+pub mod failure;
 pub mod install;
 pub mod local;
 pub mod manual;
 pub mod show;
 
+pub use failure::{EXIT_NOT_ALLOWED, EXIT_NOT_RUNNING, Failure};
+
 use clap::{ArgMatches, Command};
-use std::fmt;
-
-/// What the process ends with if the service is not running.
-pub const EXIT_NOT_RUNNING: u8 = 3;
-/// What the process ends with if who asks may not.
-pub const EXIT_NOT_ALLOWED: u8 = 4;
-
-/// Why a command did not do what it was told to, in words that say what to do.
-#[derive(Debug)]
-pub struct Failure {
-    /// What the process ends with.
-    pub exit: u8,
-    /// In words; empty if all was said.
-    pub words: String,
-}
-
-impl Failure {
-    /// A failure of the usual sort.
-    #[must_use]
-    pub fn new(words: impl fmt::Display) -> Self {
-        Self { exit: 1, words: words.to_string() }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.words)
-    }
-}
-
-impl std::error::Error for Failure {}
-
-impl From<lunar_api::client::Trouble> for Failure {
-    fn from(why: lunar_api::client::Trouble) -> Self {
-        use lunar_api::client::Trouble;
-        let exit = match &why {
-            Trouble::NotRunning(_) => EXIT_NOT_RUNNING,
-            Trouble::NotAllowed(_) => EXIT_NOT_ALLOWED,
-            Trouble::Refused(..) | Trouble::Broken(_) => 1,
-        };
-        Self { exit, words: why.to_string() }
-    }
-}
 
 /// The commands of an operator.
 #[must_use]
 pub fn commands() -> Vec<Command> {
-    let mut all = declare::nouns();
-    all.extend(declare::whole());
+    let mut all = declare::resource_commands();
+    all.extend(declare::service_commands());
     all.extend([local::command(), install::command(), manual::completions(), manual::pages()]);
     all
 }
 
-/// Does what the command of this name is told to; `None` if there is no such command here. `program` is the whole
-/// command line, for manual pages and completions.
+/// Runs the command of this name; `None` if it is not one of these. `program` is the whole command line, from which
+/// manual pages and completions are generated.
 #[must_use]
 pub fn run(name: &str, matches: &ArgMatches, program: &Command) -> Option<Result<(), Failure>> {
     Some(match name {

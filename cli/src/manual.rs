@@ -1,6 +1,7 @@
-//! Shell completions and manual pages, made from the commands themselves.
+//! Shell completions and manual pages, generated from the commands.
 
-use crate::{Failure, show};
+use crate::failure::Failure;
+use crate::show;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 use std::path::{Path, PathBuf};
@@ -17,24 +18,24 @@ pub fn completions() -> Command {
 #[must_use]
 pub fn pages() -> Command {
     let folder = Arg::new("folder").value_name("FOLDER").required(true).value_parser(value_parser!(PathBuf));
-    Command::new("manual").about("Write the manual pages into a folder").arg(folder.help("It has to be there"))
+    Command::new("manual").about("Write the manual pages to a folder").arg(folder.help("An existing folder"))
 }
 
-/// Prints them.
+/// Prints the completions.
 ///
 /// # Errors
-/// When nobody takes them.
+/// If they cannot be written to standard output.
 pub fn print_completions(matches: &ArgMatches, program: &Command) -> Result<(), Failure> {
-    let Some(shell) = matches.get_one::<Shell>("shell") else { return Err(Failure::new("for which shell?")) };
+    let Some(shell) = matches.get_one::<Shell>("shell") else { return Err(Failure::new("the shell is missing")) };
     show::print(&script(*shell, program)).map_err(Failure::new)
 }
 
-/// Writes them.
+/// Writes the manual pages.
 ///
 /// # Errors
-/// When the folder does not take them.
+/// If the folder cannot be written.
 pub fn write_pages(matches: &ArgMatches, program: &Command) -> Result<(), Failure> {
-    let Some(folder) = matches.get_one::<PathBuf>("folder") else { return Err(Failure::new("into which folder?")) };
+    let Some(folder) = matches.get_one::<PathBuf>("folder") else { return Err(Failure::new("the folder is missing")) };
     into_folder(folder, program)
 }
 
@@ -46,10 +47,10 @@ pub fn script(shell: Shell, program: &Command) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Writes a page for each command into a folder.
+/// Writes a manual page for each command into a folder.
 ///
 /// # Errors
-/// When it does not take them.
+/// If the folder cannot be written.
 pub fn into_folder(folder: &Path, program: &Command) -> Result<(), Failure> {
     let unable = |why: std::io::Error| Failure::new(format!("{}: {why}", folder.display()));
     clap_mangen::generate_to(program.clone(), folder).map_err(unable)
@@ -61,16 +62,16 @@ mod tests {
     use clap::ValueEnum;
 
     #[test]
-    fn every_shell_completes_a_key_and_every_command_has_a_page() {
+    fn every_shell_completes_keys_and_every_command_has_a_manual_page() {
         let program = Command::new("lunar").subcommands(crate::commands());
         for shell in Shell::value_variants() {
             assert!(script(*shell, &program).contains("block-size"), "{shell}");
         }
         let folder = std::env::temp_dir().join(format!("lunar-manual-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
-        into_folder(&folder, &program).expect("it takes them");
+        into_folder(&folder, &program).expect("written");
         let page = std::fs::read_to_string(folder.join("lunar-volume-create.1"));
-        std::fs::remove_dir_all(&folder).expect("it is ours");
-        assert!(page.expect("there is one").contains("block"));
+        std::fs::remove_dir_all(&folder).expect("our folder");
+        assert!(page.expect("a page").contains("block"));
     }
 }

@@ -1,4 +1,4 @@
-//! What is said to people: tables, keys and steps; in colour on a terminal, plain in a pipe.
+//! The output for people: tables, keys and steps; in colour on a terminal, plain elsewhere.
 
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -12,13 +12,13 @@ const GREEN: Style = AnsiColor::Green.on_default();
 const RED: Style = AnsiColor::Red.on_default();
 const YELLOW: Style = AnsiColor::Yellow.on_default();
 
-/// Columns of a table in a pipe: all there are.
-const NO_END: usize = usize::MAX;
+/// The width of a table that is not written to a terminal: unlimited.
+const UNLIMITED: usize = usize::MAX;
 
-/// Prints it; what is no terminal gets no colours.
+/// Prints text. Styles are removed unless standard output is a terminal.
 ///
 /// # Errors
-/// When nobody takes it.
+/// If standard output is closed.
 pub fn print(text: &str) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -29,7 +29,7 @@ fn styled(style: Style, text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{style}{text}{style:#}") }
 }
 
-/// A bar of bytes, on a terminal only.
+/// A progress bar of bytes, on a terminal only.
 #[must_use]
 pub fn progress(bytes: u64) -> ProgressBar {
     let bar = ProgressBar::new(bytes);
@@ -37,28 +37,28 @@ pub fn progress(bytes: u64) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// How wide a line may be.
+/// The width of the terminal, in columns.
 fn width() -> usize {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok();
-    size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(NO_END)
+    size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(UNLIMITED)
 }
 
-/// A value in words.
-fn words(value: &Json) -> String {
+/// A JSON value as text.
+fn text_of(value: &Json) -> String {
     match value {
         Json::Null => String::new(),
         Json::String(text) => text.clone(),
-        Json::Array(list) => list.iter().map(words).collect::<Vec<_>>().join(","),
+        Json::Array(list) => list.iter().map(text_of).collect::<Vec<_>>().join(","),
         Json::Object(object) => {
             let one = |(key, value): (&String, &Json)| match &value["volume"] {
-                // A logical unit.
+                // A LUN.
                 Json::String(volume) => {
                     let read_only = if value["read-only"] == true { "(ro)" } else { "" };
                     let namespace = value["namespace"].as_u64().map_or(String::new(), |id| format!("(ns {id})"));
                     let metadata = if value["metadata"] == true { "(metadata)" } else { "" };
                     format!("{key}={volume}{read_only}{namespace}{metadata}")
                 }
-                _ => format!("{key}:{}", words(value)),
+                _ => format!("{key}:{}", text_of(value)),
             };
             object.iter().map(one).collect::<Vec<_>>().join(" ")
         }
@@ -66,7 +66,7 @@ fn words(value: &Json) -> String {
     }
 }
 
-/// A table: heads, then rows. Columns that do not fit into the width are left out, the last first.
+/// A table with a header. The last columns are left out if the table is wider than `most`.
 fn table(heads: &[String], rows: &[Vec<String>], most: usize) -> String {
     let wide = |at: usize| {
         let cells = rows.iter().map(|row| row[at].chars().count());
@@ -95,39 +95,39 @@ fn table(heads: &[String], rows: &[Vec<String>], most: usize) -> String {
     all
 }
 
-/// All things of a kind: their names, and the keys in which one of them is not as it would be without.
+/// All resources of a kind: their names, and the keys whose value differs from the default in one of them.
 #[must_use]
-pub fn things(kind: Kind, all: &Json) -> String {
-    things_within(kind, all, width())
+pub fn resources(kind: Kind, all: &Json) -> String {
+    resources_table(kind, all, width())
 }
 
-fn things_within(kind: Kind, all: &Json, most: usize) -> String {
+fn resources_table(kind: Kind, all: &Json, most: usize) -> String {
     let all: Vec<&Json> = all.as_array().into_iter().flatten().collect();
     if all.is_empty() {
-        return format!("there is no {kind}; `lunar {} create` makes one\n", kind.section());
+        return format!("there is no {kind}; create one with `lunar {} create`\n", kind.section());
     }
     let differs = |key: &&lunar_control::section::Key| {
         let default = (key.default)().unwrap_or_default();
         all.iter().any(|thing| thing["keys"][key.name()] != default)
     };
-    // Who something is for ever is long and seldom wanted: `show` tells.
+    // UUIDs are long and seldom needed; `show` prints them.
     let keys: Vec<_> = kind.keys().iter().filter(|key| key.field != "uuid").filter(differs).collect();
     let heads: Vec<String> = std::iter::once("name".to_owned()).chain(keys.iter().map(|key| key.name())).collect();
     let row = |thing: &&Json| {
-        let cells = keys.iter().map(|key| words(&thing["keys"][key.name()]));
-        std::iter::once(words(&thing["name"])).chain(cells).collect::<Vec<_>>()
+        let cells = keys.iter().map(|key| text_of(&thing["keys"][key.name()]));
+        std::iter::once(text_of(&thing["name"])).chain(cells).collect::<Vec<_>>()
     };
     table(&heads, &all.iter().map(row).collect::<Vec<_>>(), most)
 }
 
-/// One thing: each of its keys on a line, with those dimmed that are as they would be without.
+/// One resource: each key on a line; default values are dimmed.
 #[must_use]
-pub fn thing(kind: Kind, thing: &Json) -> String {
-    let mut text = format!("{}\n", styled(BOLD, format!("{kind} {}", words(&thing["name"])).trim_end()));
+pub fn resource(kind: Kind, thing: &Json) -> String {
+    let mut text = format!("{}\n", styled(BOLD, format!("{kind} {}", text_of(&thing["name"])).trim_end()));
     let wide = kind.keys().iter().map(|key| key.name().len()).max().unwrap_or(0);
     for key in kind.keys() {
         let (name, value) = (key.name(), &thing["keys"][key.name()]);
-        let shown = if value.is_null() { "-".to_owned() } else { words(value) };
+        let shown = if value.is_null() { "-".to_owned() } else { text_of(value) };
         let line = format!("  {name:wide$}  {shown}");
         let default = (key.default)().unwrap_or_default();
         text.push_str(&if *value == default { styled(DIM, &line) } else { line });
@@ -150,14 +150,14 @@ pub fn plan(plan: &Json, done: bool) -> String {
             Some("remove" | "detach") => ("-", RED),
             _ => ("~", YELLOW),
         };
-        text.push_str(&styled(style, &format!("{sign} {}", words(&step["words"]))));
+        text.push_str(&styled(style, &format!("{sign} {}", text_of(&step["words"]))));
         let targets = step["targets"].as_array().map_or(0, Vec::len);
         let which = || match targets {
-            1 => format!("target {}", words(&step["targets"])),
-            _ => format!("targets {}", words(&step["targets"]).replace(',', ", ")),
+            1 => format!("target {}", text_of(&step["targets"])),
+            _ => format!("targets {}", text_of(&step["targets"]).replace(',', ", ")),
         };
         match step["effect"].as_str() {
-            Some("attention") if targets > 0 => text.push_str(&format!("  (initiators of {} are told)", which())),
+            Some("attention") if targets > 0 => text.push_str(&format!("  (clients of {} are notified)", which())),
             Some("ends-sessions") if targets > 0 => {
                 text.push_str(&styled(RED, &format!("  (sessions of {} end)", which())))
             }
@@ -171,35 +171,38 @@ pub fn plan(plan: &Json, done: bool) -> String {
     text.push_str(&styled(DIM, &format!("{} {plural}, {end}", steps.len())));
     text.push('\n');
     if done && plan["needs-restart"] == true {
-        text.push_str("some of it is in force after a restart: `systemctl restart lunar`\n");
+        text.push_str("some changes need a restart: `systemctl restart lunar`\n");
     }
     text
 }
 
-/// Where the medium of a volume is.
+/// The state of the medium of a volume.
 #[must_use]
 pub fn medium(state: &Json) -> String {
     let text = |key: &str| state[key].as_str().unwrap_or_default();
     let (volume, medium) = (text("volume"), text("medium"));
     let how = match (medium, state["loaded"] == true, state["locked"] == true) {
-        ("disk", ..) => "is always there",
-        (_, false, _) => "is out",
-        (_, true, true) => "is in, and locked by an initiator",
-        (_, true, false) => "is in",
+        ("disk", ..) => "is fixed",
+        (_, false, _) => "is ejected",
+        (_, true, true) => "is loaded and locked by an initiator",
+        (_, true, false) => "is loaded",
     };
     format!("the medium of {volume} ({medium}) {how}\n")
 }
 
-/// Who is logged in.
+/// The sessions.
 #[must_use]
 pub fn sessions(all: &Json) -> String {
     let all: Vec<&Json> = all.as_array().into_iter().flatten().collect();
     if all.is_empty() {
-        return "nobody is logged in\n".into();
+        return "there are no sessions\n".into();
     }
     let heads = ["id", "initiator", "source", "target", "group", "user", "for"].map(str::to_owned);
     let row = |session: &&Json| {
-        heads.iter().map(|head| if head == "for" { span(&session["seconds"]) } else { words(&session[head]) }).collect()
+        heads
+            .iter()
+            .map(|head| if head == "for" { span(&session["seconds"]) } else { text_of(&session[head]) })
+            .collect()
     };
     table(&heads, &all.iter().map(row).collect::<Vec<Vec<_>>>(), width())
 }
@@ -209,26 +212,30 @@ pub fn sessions(all: &Json) -> String {
 pub fn session(session: &Json) -> String {
     let fields = session.as_object().into_iter().flatten();
     let line = |(key, value): (&String, &Json)| {
-        let (key, value) = if key == "seconds" { ("for", span(value)) } else { (key.as_str(), words(value)) };
+        let (key, value) = if key == "seconds" { ("for", span(value)) } else { (key.as_str(), text_of(value)) };
         format!("{key:<10}  {value}\n")
     };
     fields.map(line).collect()
 }
 
-/// Sessions that were ended.
+/// The sessions that were ended.
 #[must_use]
-pub fn kicked(ended: &Json) -> String {
+pub fn ended_sessions(ended: &Json) -> String {
     let line =
-        |session: &Json| format!("ended session {} of {}\n", words(&session["id"]), words(&session["initiator"]));
+        |session: &Json| format!("ended session {} of {}\n", text_of(&session["id"]), text_of(&session["initiator"]));
     ended.as_array().into_iter().flatten().map(line).collect()
 }
 
-/// What runs.
+/// The status of the service.
 #[must_use]
 pub fn status(status: &Json) -> String {
-    let troubles: Vec<String> = status["troubles"].as_array().into_iter().flatten().map(words).collect();
-    let state = if troubles.is_empty() { styled(GREEN, "all is well") } else { styled(RED, "not all is well") };
-    let mut text = format!("Lunar {}: {state}\n", words(&status["version"]));
+    let troubles: Vec<String> = status["troubles"].as_array().into_iter().flatten().map(text_of).collect();
+    let state = match troubles.len() {
+        0 => styled(GREEN, "no troubles"),
+        1 => styled(RED, "1 trouble"),
+        count => styled(RED, &format!("{count} troubles")),
+    };
+    let mut text = format!("Lunar {}: {state}\n", text_of(&status["version"]));
     for trouble in troubles {
         text.push_str(&format!("  {}\n", styled(RED, &trouble)));
     }
@@ -239,7 +246,7 @@ pub fn status(status: &Json) -> String {
         .collect();
     let counted = if counted.is_empty() { "nothing".to_owned() } else { counted.join(", ") };
     for (head, value) in [
-        ("configuration", words(&status["file"])),
+        ("configuration", text_of(&status["file"])),
         ("process", status["process"].to_string()),
         ("since", time(&status["since"])),
         ("sessions", status["sessions"].to_string()),
@@ -254,22 +261,22 @@ pub fn status(status: &Json) -> String {
             format!("{count} {word}{}", if count == 1 { "" } else { "s" })
         };
         let (targets, portals) = (many("targets", "target"), many("portals", "portal"));
-        text.push_str(&format!("  {:<13}  {} has {targets} at {portals}\n", "iSNS", words(&isns["server"])));
+        text.push_str(&format!("  {:<13}  {} has {targets} at {portals}\n", "iSNS", text_of(&isns["server"])));
     }
     for machine in status["machines"].as_array().into_iter().flatten() {
-        text.push_str(&format!("  VM {} at {}; QEMU:\n", words(&machine["name"]), words(&machine["socket"])));
+        text.push_str(&format!("  VM {} at {}; QEMU:\n", text_of(&machine["name"]), text_of(&machine["socket"])));
         for line in machine["qemu"].as_array().into_iter().flatten() {
-            text.push_str(&format!("    {}\n", words(line)));
+            text.push_str(&format!("    {}\n", text_of(line)));
         }
     }
     for late in status["after-restart"].as_array().into_iter().flatten() {
-        text.push_str(&styled(YELLOW, &format!("  after a restart: {}", words(late))));
+        text.push_str(&styled(YELLOW, &format!("  after a restart: {}", text_of(late))));
         text.push('\n');
     }
     text
 }
 
-/// Numbers by their names; parts of parts by both.
+/// Statistics by name; nested values have names with dots.
 #[must_use]
 pub fn statistics(all: &Json) -> String {
     let mut rows = Vec::new();
@@ -285,7 +292,7 @@ fn flatten(name: &str, value: &Json, rows: &mut Vec<(String, String)>) {
         Json::Array(list) => {
             list.iter().enumerate().for_each(|(at, value)| flatten(&below(&at.to_string()), value, rows));
         }
-        value => rows.push((name.to_owned(), words(value))),
+        value => rows.push((name.to_owned(), text_of(value))),
     }
 }
 
@@ -293,12 +300,12 @@ fn flatten(name: &str, value: &Json, rows: &mut Vec<(String, String)>) {
 #[must_use]
 pub fn versions(all: &Json) -> String {
     let heads = ["number", "time", "who"].map(str::to_owned);
-    let row = |version: &Json| vec![version["number"].to_string(), time(&version["time"]), words(&version["who"])];
+    let row = |version: &Json| vec![version["number"].to_string(), time(&version["time"]), text_of(&version["who"])];
     let rows: Vec<Vec<String>> = all.as_array().into_iter().flatten().map(row).collect();
     table(&heads, &rows, width())
 }
 
-/// Lines that differ.
+/// The lines of a diff.
 #[must_use]
 pub fn diff(lines: &str) -> String {
     if lines.is_empty() {
@@ -313,20 +320,26 @@ pub fn diff(lines: &str) -> String {
     lines.lines().map(|line| style(line) + "\n").collect()
 }
 
-/// A note of the audit log.
+/// A record of the audit log.
 #[must_use]
-pub fn note(note: &Json) -> String {
-    let topic = words(&note["topic"]);
+pub fn audit_record(note: &Json) -> String {
+    let topic = text_of(&note["topic"]);
     let style = match topic.as_str() {
         "refusal" => RED,
         "change" => YELLOW,
         _ => Style::new(),
     };
     let topic = format!("{topic:<8}");
-    format!("{}  {}  {}  {}\n", time(&note["time"]), styled(style, &topic), words(&note["who"]), words(&note["words"]))
+    format!(
+        "{}  {}  {}  {}\n",
+        time(&note["time"]),
+        styled(style, &topic),
+        text_of(&note["who"]),
+        text_of(&note["words"])
+    )
 }
 
-/// A number of seconds, in its two largest units.
+/// A time span, in its two largest units.
 fn span(value: &Json) -> String {
     let Some(seconds) = value.as_u64() else { return String::new() };
     let (days, hours, minutes) = (seconds / DAY, seconds % DAY / 3600, seconds % 3600 / 60);
@@ -338,13 +351,13 @@ fn span(value: &Json) -> String {
     }
 }
 
-/// Seconds of a day.
+/// Seconds per day.
 const DAY: u64 = 86_400;
 
-/// A time in seconds since the beginning of 1970, in UTC.
+/// A time in seconds since 1970-01-01, as text in UTC.
 fn time(value: &Json) -> String {
     let Some(seconds) = value.as_u64() else { return String::new() };
-    // Years that begin in March: a leap day is then the last of its year (Gregorian, 400 years have 146,097 days).
+    // Count years from March, so that the leap day is the last day of a year (400 Gregorian years have 146,097 days).
     let days = seconds / DAY + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -365,7 +378,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn times_are_those_of_the_calendar() {
+    fn times_are_converted_to_calendar_dates() {
         for (seconds, shown) in [
             (0, "1970-01-01 00:00:00Z"),
             (951_782_400, "2000-02-29 00:00:00Z"),
@@ -378,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_shows_what_is_special_and_what_fits() {
+    fn a_table_shows_keys_that_differ_from_the_default_and_fit() {
         let volume = |name: &str, size: &str, read_only: bool| {
             let keys = json!({
                 "kind": "ram", "size": size, "medium": "disk", "block-size": "512", "read-only": read_only,
@@ -391,25 +404,25 @@ mod tests {
         let all = json!([volume("disk1", "20G", false), volume("d", "1M", true)]);
         let plain = |text: String| anstream::adapter::strip_str(&text).to_string();
         let whole = "name   kind  size  read-only\ndisk1  ram   20G   false\nd      ram   1M    true\n";
-        assert_eq!(plain(things_within(Kind::Volume, &all, NO_END)), whole);
+        assert_eq!(plain(resources_table(Kind::Volume, &all, UNLIMITED)), whole);
         assert_eq!(
-            plain(things_within(Kind::Volume, &all, 20)),
+            plain(resources_table(Kind::Volume, &all, 20)),
             "name   kind  size\ndisk1  ram   20G\nd      ram   1M\n"
         );
-        assert!(things(Kind::Volume, &json!([])).contains("lunar volume create"));
+        assert!(resources(Kind::Volume, &json!([])).contains("lunar volume create"));
     }
 
     #[test]
-    fn logical_units_read_well() {
+    fn lun_maps_are_printed_on_one_line() {
         let luns = json!({ "0": { "volume": "a", "read-only": false }, "7": { "volume": "b", "read-only": true },
             "9": { "volume": "c", "metadata": true } });
-        assert_eq!(words(&luns), "0=a 7=b(ro) 9=c(metadata)");
-        assert_eq!(words(&json!(["a", "b"])), "a,b");
-        assert_eq!(words(&json!({ "file": "/etc/x" })), "file:/etc/x");
+        assert_eq!(text_of(&luns), "0=a 7=b(ro) 9=c(metadata)");
+        assert_eq!(text_of(&json!(["a", "b"])), "a,b");
+        assert_eq!(text_of(&json!({ "file": "/etc/x" })), "file:/etc/x");
     }
 
     #[test]
-    fn a_plan_says_who_notices() {
+    fn a_plan_names_the_affected_targets() {
         let step = json!({
             "action": "change", "words": "change target t: iqn x -> y", "effect": "ends-sessions", "targets": ["t"],
         });

@@ -4,7 +4,7 @@ use crate::daemon::{Control, Keeper, Part};
 use crate::house::Notice;
 use crate::jail::{self, Held, Paths};
 use anyhow::{Result, anyhow};
-use lunar_api::{Api, Common, Desk, Journal, Topic};
+use lunar_api::{Api, AuditLog, ControlHandle, Shared, Topic};
 use lunar_control::check::Checked;
 use lunar_control::value::Textual;
 use lunar_iscsi::guard::audit::Record;
@@ -21,9 +21,9 @@ use std::time::SystemTime;
 /// Why it cannot be reached, in words that say what to do.
 pub fn attach(control: &Control) -> Result<Box<dyn Any>> {
     let way = control.clone();
-    let desk = Desk::new(move |job| way.post(move |keeper| job(keeper)));
-    let journal = Journal::new(|note| log!("audit: {note}"));
-    let common = Common::new(journal.clone(), env!("CARGO_PKG_VERSION"), SystemTime::now());
+    let desk = ControlHandle::new(move |job| way.post(move |keeper| job(keeper)));
+    let journal = AuditLog::new(|note| log!("audit: {note}"));
+    let common = Shared::new(journal.clone(), env!("CARGO_PKG_VERSION"), SystemTime::now());
     let api = Api::start(desk, common.clone())?;
     let socket = control.ask(move |keeper| open(keeper, api, &common))?.map_err(|why| anyhow!(why))?;
     journal.add(Topic::Service, "lunar", &format!("is ready; its API is at {}", socket.display()));
@@ -31,10 +31,10 @@ pub fn attach(control: &Control) -> Result<Box<dyn Any>> {
 }
 
 /// Puts in force what the first configuration says of the API, and makes it a part of what runs.
-fn open(keeper: &mut Keeper, mut api: Api, common: &Arc<Common>) -> Result<PathBuf, String> {
+fn open(keeper: &mut Keeper, mut api: Api, common: &Arc<Shared>) -> Result<PathBuf, String> {
     let checked = keeper.current().clone();
     common.started_with(&checked);
-    let journal = common.journal.clone();
+    let journal = common.audit_log.clone();
     keeper.running().audit_to(Box::new(move |notice| note(&journal, notice)));
     api.open(&checked)?;
     let socket = api.socket().map(Path::to_owned).unwrap_or_default();
@@ -43,7 +43,7 @@ fn open(keeper: &mut Keeper, mut api: Api, common: &Arc<Common>) -> Result<PathB
 }
 
 /// Notes how a login ended, and what else operators are told.
-fn note(journal: &Journal, notice: &Notice<'_>) {
+fn note(journal: &AuditLog, notice: &Notice<'_>) {
     let topic = |is_in: bool| if is_in { Topic::Login } else { Topic::Refusal };
     let (topic, who) = match notice {
         Notice::Initiator(Record::Login(who, outcome)) => (topic(outcome.is_ok()), who.initiator.to_string()),
@@ -88,7 +88,8 @@ pub fn confine(file: &Path, state: Option<&Path>) -> Result<()> {
     let config = &checked.config;
     let own = config.server.state.as_ref().map(|path| PathBuf::from(path.text()));
     let state = own.or_else(|| state.map(Path::to_owned)).unwrap_or_else(crate::volume::keep::state_folder);
-    let socket = config.api.socket.as_ref().map(|path| PathBuf::from(path.text())).or_else(lunar_api::place::to_listen);
+    let socket =
+        config.api.socket.as_ref().map(|path| PathBuf::from(path.text())).or_else(lunar_api::system::daemon_socket);
     // A folder that is not there yet could not be allowed.
     for folder in socket.as_deref().and_then(Path::parent).into_iter().chain([state.as_path()]) {
         std::fs::create_dir_all(folder)?;

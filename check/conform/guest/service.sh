@@ -40,7 +40,7 @@ follow_the_page() {
 }
 
 # What anybody may be told, and what that must have in it: who says nothing keeps no secret.
-TOLD='status|all is well
+TOLD='status|no troubles
 statistics|^commands
 audit|disk1
 history|who
@@ -64,7 +64,7 @@ group list|hosts
 group list --json|disk1
 api-listener list|no api listener
 api-listener list --json|\[\]
-session list|nobody
+session list|no sessions
 session list --json|\[\]
 config show|alice
 config show --json|alice
@@ -201,9 +201,9 @@ media() {
     try "lunar volume eject is refused" refused_by "has locked it" lunar volume eject cd1
     umount /mnt
     try "lunar volume eject" lunar volume eject cd1
-    says "lunar volume medium: out" "is out" lunar volume medium cd1
+    says "lunar volume medium: out" "is ejected" lunar volume medium cd1
     try "no medium: sense 3Ah" told "$(sg_of "$cd")" "[Mm]edium not present"
-    says "lunar volume load" "is in" lunar volume load cd1
+    says "lunar volume load" "is loaded" lunar volume load cd1
     try "a unit attention: 28h/00h" told "$(sg_of "$cd")" "may have changed"
     try "the disc is read again" mount -t iso9660 -o ro "$cd" /mnt
     equal "its file, again" "$(cat $HERE/disc.sum)" "$(sum </mnt/random)"
@@ -219,8 +219,8 @@ media() {
     says "the audit log has it" "volume stick was ejected" lunar audit
     eventually sg_turs "$(sg_of "$removable")"
     try "the initiator ejects" sg_start --eject "$(sg_of "$removable")"
-    says "the operator sees it" "is out" lunar volume medium stick
-    says "and loads it" "is in" lunar volume load stick
+    says "the operator sees it" "is ejected" lunar volume medium stick
+    says "and loads it" "is loaded" lunar volume load stick
 }
 
 # A process that stands still is started again by whoever watches it.

@@ -2,7 +2,7 @@
 
 use super::{Live, Ready};
 use crate::house::Core;
-use lunar_api::place;
+use lunar_api::system;
 use lunar_control::Checked;
 use lunar_control::check::SOCKET_PATH_MAX;
 use lunar_control::model::Vm;
@@ -15,7 +15,7 @@ use std::rc::Rc;
 /// Where sockets of virtual machines are that are given no place: beside the usual socket of the API.
 #[must_use]
 pub fn runtime() -> PathBuf {
-    let socket = place::to_listen();
+    let socket = system::daemon_socket();
     socket.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new("/run/lunar")).to_owned()
 }
 
@@ -34,11 +34,11 @@ fn permission(vm: &Vm) -> Result<Permission, String> {
         known.map(Some).ok_or_else(|| format!("this machine has no {what} {name}"))
     };
     let owner =
-        vm.owner.as_ref().map_or(Ok(None), |name| number(name.as_str(), "user", place::user_number(name.as_str())))?;
+        vm.owner.as_ref().map_or(Ok(None), |name| number(name.as_str(), "user", system::user_number(name.as_str())))?;
     let group = vm
         .group
         .as_ref()
-        .map_or(Ok(None), |name| number(name.as_str(), "group", place::group_number(name.as_str())))?;
+        .map_or(Ok(None), |name| number(name.as_str(), "group", system::group_number(name.as_str())))?;
     Ok(Permission { mode: vm.mode.0, owner, group })
 }
 

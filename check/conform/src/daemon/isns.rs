@@ -121,7 +121,7 @@ fn registers(lab: &Lab, driver: Driver) -> Result<()> {
     // A server that is away is told of; one that has forgotten everything is told everything.
     drop(server);
     until(|| house.said().contains("it cannot be reached")).context("nobody is told that the server is away")?;
-    says(&lunar(lab, &house, &["status"])?, "not all is well")?;
+    says(&lunar(lab, &house, &["status"])?, "1 trouble")?;
     let server = Server::start(&folder, address)?;
     server.knows(&[MAIN, OTHER])?;
     undisturbed(&mut session)?;

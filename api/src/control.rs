@@ -1,5 +1,5 @@
-//! What the API asks of the one thread that changes what runs. It owns a [`Manager`] and carries out one job after the
-//! other, so nobody sees half of a change, and the API never waits for a core.
+//! The handle of the control thread, the one thread that changes the running configuration. It owns a [`Manager`] and
+//! executes one job after the other, so no caller sees half of a change, and the API never waits for a core.
 
 use lunar_control::api::{IsnsView, MachineView, MediumView, SessionView};
 use lunar_control::apply::Running;
@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// A configuration and what runs by it, whatever runs: [`Manager`] and [`Live`] in one, without their types.
+/// A configuration and the daemon that runs it: [`Manager`] and [`Live`] without their type parameters.
 pub trait Control {
     /// [`Manager::file`].
     fn file(&self) -> &str;
@@ -26,32 +26,32 @@ pub trait Control {
     /// [`Manager::plan`].
     ///
     /// # Errors
-    /// As that.
+    /// See [`Manager::plan`].
     fn plan(&self, text: &str) -> Result<Plan, Failure>;
     /// [`Manager::plan_edits`].
     ///
     /// # Errors
-    /// As that.
+    /// See [`Manager::plan_edits`].
     fn plan_edits(&self, edits: &[Edit]) -> Result<Plan, Failure>;
-    /// [`Manager::change`], now.
+    /// [`Manager::change`] at the present time.
     ///
     /// # Errors
-    /// As that.
-    fn change(&mut self, edits: &[Edit], who: &str) -> Result<Plan, Failure>;
-    /// [`Manager::replace`], now.
+    /// See [`Manager::change`].
+    fn change(&mut self, edits: &[Edit], caller: &str) -> Result<Plan, Failure>;
+    /// [`Manager::replace`] at the present time.
     ///
     /// # Errors
-    /// As that.
-    fn replace(&mut self, text: &str, who: &str) -> Result<Plan, Failure>;
-    /// [`Manager::restore`], now.
+    /// See [`Manager::replace`].
+    fn replace(&mut self, text: &str, caller: &str) -> Result<Plan, Failure>;
+    /// [`Manager::restore`] at the present time.
     ///
     /// # Errors
-    /// As that.
-    fn restore(&mut self, number: u64, who: &str) -> Result<Plan, Failure>;
-    /// [`Manager::reload`], now.
+    /// See [`Manager::restore`].
+    fn restore(&mut self, number: u64, caller: &str) -> Result<Plan, Failure>;
+    /// [`Manager::reload`] at the present time.
     ///
     /// # Errors
-    /// As that.
+    /// See [`Manager::reload`].
     fn reload(&mut self) -> Result<Plan, Failure>;
     /// [`Manager::hold_still`].
     fn hold_still(&mut self, volume: &str) -> Option<Still>;
@@ -65,7 +65,7 @@ pub trait Control {
     fn machines(&mut self) -> Vec<MachineView>;
     /// [`Live::isns`].
     fn isns(&mut self) -> Option<IsnsView>;
-    /// [`Live::troubles`], [`Manager::refused`], and [`Manager::away`].
+    /// [`Manager::refused`], [`Manager::away`] and [`Live::troubles`].
     fn troubles(&mut self) -> Vec<String>;
     /// [`Live::medium`].
     fn medium(&mut self, volume: &str) -> Option<MediumView>;
@@ -96,16 +96,16 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         Self::plan_edits(self, edits)
     }
 
-    fn change(&mut self, edits: &[Edit], who: &str) -> Result<Plan, Failure> {
-        Self::change(self, edits, who, SystemTime::now())
+    fn change(&mut self, edits: &[Edit], caller: &str) -> Result<Plan, Failure> {
+        Self::change(self, edits, caller, SystemTime::now())
     }
 
-    fn replace(&mut self, text: &str, who: &str) -> Result<Plan, Failure> {
-        Self::replace(self, text, who, SystemTime::now())
+    fn replace(&mut self, text: &str, caller: &str) -> Result<Plan, Failure> {
+        Self::replace(self, text, caller, SystemTime::now())
     }
 
-    fn restore(&mut self, number: u64, who: &str) -> Result<Plan, Failure> {
-        Self::restore(self, number, who, SystemTime::now())
+    fn restore(&mut self, number: u64, caller: &str) -> Result<Plan, Failure> {
+        Self::restore(self, number, caller, SystemTime::now())
     }
 
     fn reload(&mut self) -> Result<Plan, Failure> {
@@ -155,27 +155,27 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
     }
 }
 
-/// What the thread that owns a [`Control`] does for somebody.
+/// A job for the control thread.
 pub type Job = Box<dyn FnOnce(&mut dyn Control) + Send>;
 
-/// The way to that thread, from any other.
+/// The handle of the control thread; may be used from any thread.
 #[derive(Clone)]
-pub struct Desk(Arc<dyn Fn(Job) -> bool + Send + Sync>);
+pub struct ControlHandle(Arc<dyn Fn(Job) -> bool + Send + Sync>);
 
-impl fmt::Debug for Desk {
+impl fmt::Debug for ControlHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Desk")
     }
 }
 
-impl Desk {
-    /// A way to it. `post` hands a job over without waiting; whether there is still somebody who does it.
+impl ControlHandle {
+    /// Creates a handle. `post` queues a job without waiting, and returns `false` if the control thread has ended.
     #[must_use]
     pub fn new(post: impl Fn(Job) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(post))
     }
 
-    /// Hands a job over; whether there is still somebody who does it.
+    /// Queues a job. Returns `false` if the control thread has ended.
     #[must_use]
     pub fn post(&self, job: impl FnOnce(&mut dyn Control) + Send + 'static) -> bool {
         (self.0)(Box::new(job))

@@ -1,14 +1,14 @@
-//! Where the socket is, and who users and groups of this machine are.
+//! The default paths of the API socket, and the users and groups of this host.
 
 use std::path::{Path, PathBuf};
 
-/// The socket where a service listens that the system started.
+/// The socket of the system's service.
 pub const SYSTEM_SOCKET: &str = "/run/lunar/api.sock";
 
-/// Where a service listens that was told no path: in the folder that systemd made for it, as root in `/run/lunar`, else
-/// in the user's own runtime folder. `None`: there is no place for it.
+/// The default path for a daemon: in the folder that systemd created for it, for root in `/run/lunar`, otherwise in the
+/// runtime folder of the user. `None` if there is no such folder.
 #[must_use]
-pub fn to_listen() -> Option<PathBuf> {
+pub fn daemon_socket() -> Option<PathBuf> {
     let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     if let Some(folder) = folder("RUNTIME_DIRECTORY") {
         return Some(folder.join("api.sock"));
@@ -19,44 +19,44 @@ pub fn to_listen() -> Option<PathBuf> {
     }
 }
 
-/// Where a client that was told no path finds it: the user's own service if it runs, else the system's.
+/// The default path for a client: the socket of the user's own daemon if it exists, otherwise of the system's service.
 #[must_use]
-pub fn to_call() -> PathBuf {
+pub fn client_socket() -> PathBuf {
     let own = std::env::var_os("XDG_RUNTIME_DIR").map(|folder| PathBuf::from(folder).join("lunar/api.sock"));
     own.filter(|path| path.exists()).unwrap_or_else(|| SYSTEM_SOCKET.into())
 }
 
-/// The number of a group: it is one, or `/etc/group` has one of this name.
+/// The ID of a group that is given by number or by its name in `/etc/group`.
 #[must_use]
 pub fn group_number(name: &str) -> Option<u32> {
-    name.parse().ok().or_else(|| third(Path::new("/etc/group"), |entry| entry[0] == name)?.parse().ok())
+    name.parse().ok().or_else(|| field_3(Path::new("/etc/group"), |entry| entry[0] == name)?.parse().ok())
 }
 
-/// The number of a user: it is one, or `/etc/passwd` has one of this name.
+/// The ID of a user that is given by number or by its name in `/etc/passwd`.
 #[must_use]
 pub fn user_number(name: &str) -> Option<u32> {
-    name.parse().ok().or_else(|| third(Path::new("/etc/passwd"), |entry| entry[0] == name)?.parse().ok())
+    name.parse().ok().or_else(|| field_3(Path::new("/etc/passwd"), |entry| entry[0] == name)?.parse().ok())
 }
 
-/// The name of a group, or its number where `/etc/group` has none.
+/// The name of a group, or its ID if `/etc/group` does not contain it.
 #[must_use]
 pub fn group_name(number: u32) -> String {
-    first(Path::new("/etc/group"), number).unwrap_or_else(|| number.to_string())
+    name_of(Path::new("/etc/group"), number).unwrap_or_else(|| number.to_string())
 }
 
-/// The name of a user, or `uid.NUMBER` where `/etc/passwd` has none.
+/// The name of a user, or `uid.NUMBER` if `/etc/passwd` does not contain it.
 #[must_use]
 pub fn user_name(number: u32) -> String {
-    first(Path::new("/etc/passwd"), number).unwrap_or_else(|| format!("uid.{number}"))
+    name_of(Path::new("/etc/passwd"), number).unwrap_or_else(|| format!("uid.{number}"))
 }
 
-fn third(file: &Path, is_it: impl Fn(&[&str]) -> bool) -> Option<String> {
+fn field_3(file: &Path, matches: impl Fn(&[&str]) -> bool) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
     let mut entries = text.lines().map(|line| line.split(':').collect::<Vec<_>>()).filter(|entry| entry.len() > 2);
-    entries.find(|entry| is_it(entry)).map(|entry| entry[2].to_owned())
+    entries.find(|entry| matches(entry)).map(|entry| entry[2].to_owned())
 }
 
-fn first(file: &Path, number: u32) -> Option<String> {
+fn name_of(file: &Path, number: u32) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
     let number = number.to_string();
     let mut entries = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_machine_has_root() {
+    fn users_and_groups_are_found_by_name_and_number() {
         assert_eq!((user_name(0), group_name(0)), ("root".to_owned(), "root".to_owned()));
         assert_eq!(
             (group_number("root"), group_number("77"), group_number("no such group")),

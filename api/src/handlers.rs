@@ -1,0 +1,256 @@
+//! The handlers of the routes. The server has authorized the caller before it calls a handler.
+
+use crate::audit::Topic;
+use crate::control::Control;
+use crate::request::{ApiRequest, Outcome, Problem, Reply, reply_with_steps, shortened};
+use lunar_control::api::{
+    Ejection, Mapping, MediumView, ProblemDetails, Resource, SessionView, StatusView, VersionView,
+};
+use lunar_control::config::Kind;
+use lunar_control::document::Edit;
+use lunar_control::live::{Later, Motion};
+use lunar_control::veil::without_secrets;
+use lunar_control::versions::difference;
+use lunar_control::{Plan, docs};
+use serde_json::{Map, Value as Json};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// `GET /v1/status`
+pub fn status(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    let (sessions, troubles) = (control.sessions().len(), control.troubles());
+    let (machines, isns) = (control.machines(), control.isns());
+    let current = control.current();
+    let named = Kind::ALL.iter().filter(|kind| kind.is_named());
+    let things = named.map(|kind| (kind.section(), current.config.names(*kind).len())).collect();
+    let after_restart = match request.shared.initial.get() {
+        Some(first) => {
+            let plan = Plan::between(first, current);
+            let late = plan.changes.into_iter().filter(|change| change.effect == lunar_control::Effect::Restart);
+            late.map(|change| change.words).collect()
+        }
+        None => Vec::new(),
+    };
+    Reply::json(&StatusView {
+        version: request.shared.version.clone(),
+        process: std::process::id(),
+        since: seconds(request.shared.since),
+        file: control.file().to_owned(),
+        things,
+        sessions,
+        machines,
+        isns,
+        after_restart,
+        troubles,
+    })
+}
+
+/// `GET /v1/statistics`
+pub fn statistics(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
+    Reply::json(&control.statistics())
+}
+
+/// `GET /v1/session`
+pub fn sessions(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
+    Reply::json(&control.sessions())
+}
+
+fn find_session(control: &mut dyn Control, id: &str) -> Result<SessionView, Problem> {
+    let found = control.sessions().into_iter().find(|session| session.id == id);
+    found.ok_or_else(|| Problem::not_found(format!("there is no session {}; it may have ended", shortened(id))))
+}
+
+/// `GET /v1/session/{id}`
+pub fn session(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    Reply::json(&find_session(control, request.parameter("id"))?)
+}
+
+/// `DELETE /v1/session/{id}`
+pub fn kick(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Outcome>, Problem> {
+    let session = find_session(control, request.parameter("id"))?;
+    let ended = || Problem::not_found(format!("session {} has ended meanwhile", session.id));
+    let end = control.kick(&session.id).ok_or_else(ended)?;
+    let (shared, caller) = (request.shared.clone(), request.caller.name.clone());
+    Ok(Box::new(move || {
+        if !end() {
+            let why = format!("session {} ends when its commands in the store have completed", session.id);
+            return Err(ProblemDetails::new("/problems/late", "The request takes long", 504, why).into());
+        }
+        let words = format!(
+            "session {} of {} from {} was ended by the operator",
+            session.id, session.initiator, session.source
+        );
+        shared.audit_log.add(Topic::Logout, &caller, &words);
+        Reply::json(&session)
+    }))
+}
+
+fn medium_of(control: &mut dyn Control, volume: &str) -> Result<MediumView, Problem> {
+    let found = control.medium(volume);
+    let is_unavailable = || control.current().config.volumes.contains_key(volume);
+    found.ok_or_else(|| match is_unavailable() {
+        true => Problem::not_found(format!("volume '{volume}' is unavailable; `lunar status` shows the reason")),
+        false => Problem::not_found(format!("there is no volume '{}'", shortened(volume))),
+    })
+}
+
+/// `GET /v1/volume/{name}/medium`
+pub fn medium(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    Reply::json(&medium_of(control, &request.name())?)
+}
+
+/// `POST /v1/volume/{name}/eject`
+pub fn eject(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Outcome>, Problem> {
+    let Ejection { forced } = request.json()?;
+    move_medium(control, request, Motion::Eject { forced })
+}
+
+/// `POST /v1/volume/{name}/load`
+pub fn load(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Outcome>, Problem> {
+    move_medium(control, request, Motion::Load)
+}
+
+fn move_medium(control: &mut dyn Control, request: &ApiRequest, motion: Motion) -> Result<Later<Outcome>, Problem> {
+    let (shared, caller, name) = (request.shared.clone(), request.caller.name.clone(), request.name());
+    let before = medium_of(control, &name)?;
+    let missing = || Problem::not_found(format!("volume {name} has been removed meanwhile"));
+    let task = control.move_medium(&name, motion).ok_or_else(missing)?;
+    Ok(Box::new(move || {
+        if let Err(why) = task() {
+            let why = format!("volume {name}: {why}");
+            return Err(ProblemDetails::new("/problems/stuck", "The medium was not moved", 409, why).into());
+        }
+        let (loaded, did) = match motion {
+            Motion::Eject { .. } => (false, "ejected"),
+            Motion::Load => (true, "loaded"),
+        };
+        shared.audit_log.add(Topic::Change, &caller, &format!("volume {name} was {did}"));
+        // A forced ejection ends the lock.
+        Reply::json(&MediumView { loaded, locked: before.locked && loaded, ..before })
+    }))
+}
+
+/// `GET /v1/audit`
+pub fn audit(request: &ApiRequest) -> Outcome {
+    Reply::json(&request.shared.audit_log.after(0).iter().map(|record| &**record).collect::<Vec<_>>())
+}
+
+/// `GET /v1/config`
+pub fn config(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
+    Reply::json(&control.current().config.show())
+}
+
+/// `GET /v1/config/text`
+pub fn text(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
+    Reply::text(without_secrets(control.versions().text()))
+}
+
+/// `POST /v1/plan`
+pub fn plan(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    reply_with_steps(&control.plan(request.text()?)?)
+}
+
+/// `POST /v1/diff`
+pub fn diff(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    let versions = control.versions();
+    let text = match request.text()? {
+        "" => versions.on_disk()?,
+        text => text.to_owned(),
+    };
+    Reply::text(difference(versions.text(), &text))
+}
+
+/// `POST /v1/apply`
+pub fn apply(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    let text = request.text()?;
+    if request.dry_run {
+        return reply_with_steps(&control.plan(text)?);
+    }
+    request.changed(control.replace(text, &request.caller.name))
+}
+
+/// `POST /v1/reload`
+pub fn reload(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    match request.dry_run {
+        true => reply_with_steps(&control.plan(&control.versions().on_disk()?)?),
+        false => request.changed(control.reload()),
+    }
+}
+
+/// `GET /v1/version`
+pub fn versions(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
+    let all = control.versions().list()?;
+    Reply::json(&all.iter().map(VersionView::of).collect::<Vec<_>>())
+}
+
+/// `GET /v1/version/{number}`
+pub fn version(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    Reply::text(without_secrets(&control.versions().text_of(request.number("number")?)?))
+}
+
+/// `GET /v1/version/{number}/diff`
+pub fn version_diff(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    let versions = control.versions();
+    Reply::text(difference(&versions.text_of(request.number("number")?)?, versions.text()))
+}
+
+/// `POST /v1/version/{number}/restore`
+pub fn restore(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    let number = request.number("number")?;
+    match request.dry_run {
+        true => {
+            let text = control.versions().text_of(number)?;
+            reply_with_steps(&control.plan(&text)?)
+        }
+        false => request.changed(control.restore(number, &request.caller.name)),
+    }
+}
+
+/// `GET /v1/schema`
+pub fn schema(_: &ApiRequest) -> Outcome {
+    Reply::json(&docs::schema())
+}
+
+/// `GET /v1/KIND`
+pub fn list(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    Reply::json(&Resource::all(&control.current().config, request.kind()?))
+}
+
+/// `GET /v1/KIND/{name}`
+pub fn show(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    let (kind, name) = (request.kind()?, request.name());
+    let found = Resource::of(&control.current().config, kind, &name);
+    let missing = || Problem::not_found(format!("there is no {kind} '{}'", shortened(&name)));
+    Reply::json(&found.ok_or_else(missing)?)
+}
+
+/// `POST /v1/KIND/{name}`
+pub fn create(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    let keys: Map<String, Json> = request.json()?;
+    request.edit(control, lunar_control::api::edit(request.kind()?, request.name(), keys, true))
+}
+
+/// `PATCH /v1/KIND/{name}`
+pub fn set(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    let keys: Map<String, Json> = request.json()?;
+    request.edit(control, lunar_control::api::edit(request.kind()?, request.name(), keys, false))
+}
+
+/// `DELETE /v1/KIND/{name}`
+pub fn delete(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    request.edit(control, Edit::Delete { kind: request.kind()?, name: request.name() })
+}
+
+/// `PUT /v1/group/{name}/luns/{lun}`
+pub fn map(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    let mapping: Mapping = request.json()?;
+    request.edit(control, mapping.edit(request.name(), request.lun()?))
+}
+
+/// `DELETE /v1/group/{name}/luns/{lun}`
+pub fn unmap(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    request.edit(control, Edit::Unmap { group: request.name(), lun: request.lun()? })
+}

@@ -1,0 +1,239 @@
+//! Requests, replies and problems: the arguments and results of the handlers.
+
+use crate::audit::{AuditLog, Topic};
+use crate::control::{Control, ControlHandle};
+use crate::copies::Copies;
+use crate::rights::Caller;
+use lunar_control::Plan;
+use lunar_control::api::{PROBLEM_TYPE, PlanView, ProblemDetails};
+use lunar_control::check::Checked;
+use lunar_control::config::Kind;
+use lunar_control::document::{Edit, Refused};
+use lunar_control::links::LUN_MAX;
+use lunar_control::manager::Failure;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
+
+/// The media type of text for people.
+const TEXT: &str = "text/plain; charset=utf-8";
+/// The most steps of a plan that an audit record lists; further ones are counted.
+const SUMMARY_STEPS_MAX: usize = 4;
+
+/// The result of a handler.
+pub type Outcome = Result<Reply, Problem>;
+
+/// An authorized request.
+#[derive(Debug)]
+pub struct ApiRequest {
+    /// The kind of resource that the route concerns, if it concerns one.
+    pub kind: Option<Kind>,
+    /// The authenticated caller.
+    pub caller: Caller,
+    /// The path parameters: name and value.
+    pub parameters: Vec<(String, String)>,
+    /// Whether only to return the steps that would be done.
+    pub dry_run: bool,
+    /// The body.
+    pub body: Vec<u8>,
+    /// The state that all requests share.
+    pub shared: Arc<Shared>,
+    /// The handle of the control thread, for work that continues after the response.
+    pub control_thread: ControlHandle,
+}
+
+/// The state that all requests share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The audit log.
+    pub audit_log: Arc<AuditLog>,
+    /// The running and the last copies.
+    pub copies: Copies,
+    /// The version of Lunar.
+    pub version: String,
+    /// The start time of the daemon.
+    pub since: SystemTime,
+    /// The configuration at the start: keys that need a restart still have its values.
+    pub(crate) initial: OnceLock<Checked>,
+}
+
+impl Shared {
+    /// Creates the shared state of a daemon of this version that started at `since`.
+    #[must_use]
+    pub fn new(audit_log: Arc<AuditLog>, version: &str, since: SystemTime) -> Arc<Self> {
+        let (copies, version) = (Copies::default(), version.to_owned());
+        Arc::new(Self { audit_log, copies, version, since, initial: OnceLock::new() })
+    }
+
+    /// Records the configuration with which the daemon started. Only the first call has an effect.
+    pub fn started_with(&self, checked: &Checked) {
+        self.initial.get_or_init(|| checked.clone());
+    }
+}
+
+/// A reply.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reply {
+    /// The HTTP status.
+    pub status: u16,
+    /// The media type of the body.
+    pub media: &'static str,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// The reason why a request failed, as a problem report (RFC 9457).
+#[derive(Debug)]
+pub struct Problem(Box<ProblemDetails>);
+
+impl Problem {
+    /// The HTTP status.
+    #[must_use]
+    pub fn status(&self) -> u16 {
+        self.0.status
+    }
+
+    /// The detail text.
+    #[must_use]
+    pub fn words(&self) -> &str {
+        &self.0.detail
+    }
+
+    fn bad_request(why: impl fmt::Display) -> Self {
+        Refused::Wrong(why.to_string()).into()
+    }
+
+    pub(crate) fn not_found(what: impl fmt::Display) -> Self {
+        Refused::Missing(what.to_string()).into()
+    }
+}
+
+impl From<ProblemDetails> for Problem {
+    fn from(details: ProblemDetails) -> Self {
+        Self(Box::new(details))
+    }
+}
+
+impl From<Refused> for Problem {
+    fn from(why: Refused) -> Self {
+        ProblemDetails::from(&why).into()
+    }
+}
+
+impl From<Failure> for Problem {
+    fn from(why: Failure) -> Self {
+        ProblemDetails::from(&why).into()
+    }
+}
+
+impl From<lunar_control::versions::Trouble> for Problem {
+    fn from(why: lunar_control::versions::Trouble) -> Self {
+        Failure::from(why).into()
+    }
+}
+
+impl Reply {
+    pub(crate) fn json(value: &impl Serialize) -> Outcome {
+        Ok(Self { status: 200, media: "application/json", body: bytes(value)? })
+    }
+
+    pub(crate) fn text(text: String) -> Outcome {
+        Ok(Self { status: 200, media: TEXT, body: text.into_bytes() })
+    }
+}
+
+impl From<Problem> for Reply {
+    fn from(Problem(details): Problem) -> Self {
+        let body = serde_json::to_vec(&details).unwrap_or_default();
+        Self { status: details.status, media: PROBLEM_TYPE, body }
+    }
+}
+
+fn bytes(value: &impl Serialize) -> Result<Vec<u8>, Problem> {
+    let unable = |why: serde_json::Error| {
+        ProblemDetails::new("/problems/internal", "The response could not be encoded", 500, why.to_string())
+    };
+    Ok(serde_json::to_vec(value).map_err(unable)?)
+}
+
+impl ApiRequest {
+    /// The value of a path parameter; empty if the route has none of this name.
+    pub(crate) fn parameter(&self, name: &str) -> &str {
+        self.parameters.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
+    }
+
+    pub(crate) fn number(&self, name: &str) -> Result<u64, Problem> {
+        let text = self.parameter(name);
+        text.parse().map_err(|_| Problem::bad_request(format!("{name} must be a number, not '{}'", shortened(text))))
+    }
+
+    pub(crate) fn lun(&self) -> Result<u16, Problem> {
+        let number = self.number("lun")?;
+        let lun = u16::try_from(number).ok().filter(|lun| *lun <= LUN_MAX);
+        lun.ok_or_else(|| Problem::bad_request(format!("a LUN must be from 0 to {LUN_MAX}")))
+    }
+
+    pub(crate) fn kind(&self) -> Result<Kind, Problem> {
+        self.kind.ok_or_else(|| Problem::not_found("there is no such resource"))
+    }
+
+    pub(crate) fn name(&self) -> String {
+        self.parameter("name").to_owned()
+    }
+
+    pub(crate) fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+        // The parser's message may quote the body and thus a secret, so only the position is reported.
+        serde_json::from_slice(&self.body).map_err(|why| {
+            let (line, column) = (why.line(), why.column());
+            let what = match why.classify() {
+                serde_json::error::Category::Data => "does not have the expected fields",
+                _ => "is not valid JSON",
+            };
+            Problem::bad_request(format!("the body {what} (line {line}, column {column}); see GET /v1/openapi.json"))
+        })
+    }
+
+    pub(crate) fn text(&self) -> Result<&str, Problem> {
+        std::str::from_utf8(&self.body).map_err(|_| Problem::bad_request("the body is not UTF-8 text"))
+    }
+
+    /// Makes a change, or plans it if `dry-run` is set.
+    pub(crate) fn edit(&self, control: &mut dyn Control, edit: Edit) -> Outcome {
+        let edits = [edit];
+        match self.dry_run {
+            true => reply_with_steps(&control.plan_edits(&edits)?),
+            false => self.changed(control.change(&edits, &self.caller.name)),
+        }
+    }
+
+    /// Records a change in the audit log, and replies with its steps.
+    pub(crate) fn changed(&self, plan: Result<Plan, Failure>) -> Outcome {
+        let plan = plan?;
+        if !plan.is_empty() {
+            self.shared.audit_log.add(Topic::Change, &self.caller.name, &summary_of(&plan));
+        }
+        reply_with_steps(&plan)
+    }
+}
+
+/// At most 64 characters of a text of the caller, without control characters.
+pub(crate) fn shortened(text: &str) -> String {
+    text.chars().take(64).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// Replies with the steps of a plan.
+pub(crate) fn reply_with_steps(plan: &Plan) -> Outcome {
+    Reply::json(&PlanView::of(plan))
+}
+
+/// A summary of a plan for the audit log.
+#[must_use]
+pub fn summary_of(plan: &Plan) -> String {
+    let steps: Vec<String> = plan.changes.iter().take(SUMMARY_STEPS_MAX).map(|change| change.words.clone()).collect();
+    match plan.changes.len().saturating_sub(SUMMARY_STEPS_MAX) {
+        0 => steps.join("; "),
+        more => format!("{}; and {more} more steps", steps.join("; ")),
+    }
+}

@@ -1,0 +1,250 @@
+//! The API of a daemon: its sockets and tokens follow the configuration while it runs.
+
+use crate::control::ControlHandle;
+use crate::listen::{Listener, Thread, Tls};
+use crate::request::Shared;
+use crate::rights::{AccessPolicy, Tokens};
+use crate::server::State;
+use crate::system;
+use lunar_control::check::Checked;
+use lunar_control::model::{self, ApiListener};
+use lunar_control::secret::Secret;
+use lunar_control::value::Textual;
+use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The key of the Unix socket among the sockets of the thread. Names of listeners contain no slash.
+const LOCAL: &str = "/socket";
+
+/// The running API.
+#[derive(Debug)]
+pub struct Api {
+    state: Arc<State>,
+    thread: Thread,
+    socket: Option<Socket>,
+    /// The `[api]` section by which the socket is served.
+    socket_config: Option<model::Api>,
+    /// The listeners on TCP: their configuration, certificate and socket.
+    listeners: BTreeMap<String, (ApiListener, Option<Secret>, TcpListener)>,
+    prepared: Option<Prepared>,
+}
+
+/// The socket file, which is removed on drop.
+#[derive(Debug)]
+struct Socket {
+    path: PathBuf,
+    /// The inode of the file: another process may have replaced it.
+    inode: u64,
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if inode(&self.path) == Some(self.inode) {
+            // If the file cannot be removed, the next start replaces it.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    std::fs::symlink_metadata(path).ok().map(|found| found.ino())
+}
+
+/// A prepared configuration.
+#[derive(Debug)]
+struct Prepared {
+    socket: Option<NewSocket>,
+    tokens: Tokens,
+    listeners: Vec<(String, ApiListener, TcpListener, Option<Tls>)>,
+    removed: Vec<String>,
+}
+
+/// A socket that is bound and not served yet: it has a temporary name until the commit renames it.
+#[derive(Debug)]
+struct NewSocket {
+    socket: Socket,
+    path: PathBuf,
+    listener: UnixListener,
+    group: Option<u32>,
+}
+
+impl Api {
+    /// Starts the API without any socket. Requests are sent to `control_thread`.
+    ///
+    /// # Errors
+    /// If the thread cannot be created.
+    pub fn start(control_thread: ControlHandle, shared: Arc<Shared>) -> io::Result<Self> {
+        let owner = rustix::process::geteuid().as_raw();
+        let state = State::new(control_thread, shared, AccessPolicy { owner, ..AccessPolicy::default() });
+        let thread = Thread::start(&state)?;
+        Ok(Self { state, thread, socket: None, socket_config: None, listeners: BTreeMap::new(), prepared: None })
+    }
+
+    /// Does everything that can fail of applying a configuration, without visible effect.
+    ///
+    /// # Errors
+    /// A message that says what is wrong and what to do.
+    pub fn prepare(&mut self, wanted: &Checked) -> Result<(), String> {
+        let config = &wanted.config;
+        let socket = match self.socket_config.as_ref() == Some(&config.api) {
+            true => None,
+            false => Some(self.bind_socket(&config.api)?),
+        };
+        let is_unchanged = |name: &String, listener: &ApiListener| {
+            let known = self.listeners.get(name).map(|(known, certificate, _)| (known, certificate.as_ref()));
+            known == Some((listener, wanted.certificate(name)))
+        };
+        let mut listeners = Vec::new();
+        for (name, listener) in config.api_listeners.iter().filter(|(name, listener)| !is_unchanged(name, listener)) {
+            let (bound, tls) = self.bind(listener)?;
+            listeners.push((name.clone(), listener.clone(), bound, tls));
+        }
+        let removed = self.listeners.keys().filter(|name| !config.api_listeners.contains_key(*name)).cloned().collect();
+        self.prepared = Some(Prepared { socket, tokens: Tokens::of(wanted), listeners, removed });
+        Ok(())
+    }
+
+    /// Applies the prepared configuration. This cannot fail.
+    pub fn commit(&mut self, wanted: &Checked) {
+        let Some(Prepared { socket, tokens, listeners, removed }) = self.prepared.take() else { return };
+        if let Some(new) = socket {
+            self.serve_socket(new);
+            self.socket_config = Some(wanted.config.api.clone());
+        }
+        self.state.change_policy(|policy| policy.tokens = tokens);
+        for name in removed {
+            self.listeners.remove(&name);
+            self.thread.close(&name);
+        }
+        for (name, listener, bound, tls) in listeners {
+            // A second handle keeps the address bound for a listener that takes it over.
+            if let Ok(handle) = bound.try_clone() {
+                self.listeners.insert(name.clone(), (listener, wanted.certificate(&name).cloned(), handle));
+            }
+            self.thread.open(&name, Listener::Remote(bound, tls));
+        }
+    }
+
+    /// Discards the prepared configuration.
+    pub fn roll_back(&mut self) {
+        self.prepared = None;
+    }
+
+    /// Applies the first configuration.
+    ///
+    /// # Errors
+    /// As [`Api::prepare`].
+    pub fn open(&mut self, checked: &Checked) -> Result<(), String> {
+        self.prepare(checked)?;
+        self.commit(checked);
+        Ok(())
+    }
+
+    /// The path of the socket that is served.
+    #[must_use]
+    pub fn socket(&self) -> Option<&Path> {
+        self.socket.as_ref().map(|socket| socket.path.as_path())
+    }
+
+    /// The bound address of a listener; with a configured port 0 it has the port that the system chose.
+    #[must_use]
+    pub fn address(&self, listener: &str) -> Option<SocketAddr> {
+        self.listeners.get(listener)?.2.local_addr().ok()
+    }
+
+    fn serve_socket(&mut self, new: NewSocket) {
+        let NewSocket { mut socket, path, listener, group } = new;
+        // Replace a socket that an earlier process left. Both names are in the same folder, so the rename is atomic.
+        if std::fs::rename(&socket.path, &path).is_ok() {
+            socket.path = path;
+        }
+        self.state.change_policy(|policy| policy.group = group);
+        self.thread.open(LOCAL, Listener::Local(listener));
+        self.socket = Some(socket);
+    }
+
+    /// Binds the socket of a configuration with access for its owner and, if configured, for a group.
+    fn bind_socket(&self, wanted: &model::Api) -> Result<NewSocket, String> {
+        let path = match &wanted.socket {
+            Some(path) => PathBuf::from(path.text()),
+            None => {
+                system::daemon_socket().ok_or("there is no default folder for the API socket: set `socket` in [api]")?
+            }
+        };
+        let group = wanted.group.as_ref().map(|name| {
+            let name = name.text();
+            system::group_number(&name).ok_or_else(|| {
+                format!("there is no group '{name}' for the API socket: create it, or change `group` in [api]")
+            })
+        });
+        let group = group.transpose()?;
+        if self.socket() != Some(&path) && UnixStream::connect(&path).is_ok() {
+            return Err(format!("another process serves the socket {}: is Lunar already running?", path.display()));
+        }
+        let mut new = path.as_os_str().to_owned();
+        new.push(".new");
+        let new = PathBuf::from(new);
+        // Replacing or removing the path is safe only for a socket: anything else may be a user's file.
+        for path in [&path, &new] {
+            if std::fs::symlink_metadata(path).is_ok_and(|there| !there.file_type().is_socket()) {
+                return Err(format!(
+                    "{} exists and is not a socket: remove it, or change `socket` in [api]",
+                    path.display()
+                ));
+            }
+        }
+        let bind = || {
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder)?;
+            }
+            match std::fs::remove_file(&new) {
+                Err(why) if why.kind() != ErrorKind::NotFound => return Err(why),
+                _ => {}
+            }
+            let listener = UnixListener::bind(&new)?;
+            std::os::unix::fs::chown(&new, None, group)?;
+            std::fs::set_permissions(&new, Permissions::from_mode(if group.is_some() { 0o660 } else { 0o600 }))?;
+            Ok(listener)
+        };
+        let listener = bind().map_err(|why: io::Error| match (why.kind(), &wanted.group) {
+            (ErrorKind::PermissionDenied, Some(group)) => format!(
+                "the socket {} for group {}: {why}; run Lunar as a member of the group",
+                path.display(),
+                group.text()
+            ),
+            _ => format!("the socket {}: {why}", path.display()),
+        })?;
+        let socket = Socket { inode: inode(&new).unwrap_or_default(), path: new };
+        Ok(NewSocket { socket, path, listener, group })
+    }
+
+    /// Binds the socket of a listener. An address that is already bound is shared with its present listener.
+    fn bind(&self, wanted: &ApiListener) -> Result<(TcpListener, Option<Tls>), String> {
+        let address = wanted.address.0;
+        let unable = |why: io::Error| match why.kind() {
+            ErrorKind::AddrInUse => format!("another process listens at {address}"),
+            ErrorKind::AddrNotAvailable => format!("{address} is not an address of this host"),
+            _ => format!("{address}: {why}"),
+        };
+        let there = self.listeners.values().find(|(known, ..)| known.address.0 == address);
+        let listener = match there {
+            Some((.., listener)) => listener.try_clone(),
+            None => TcpListener::bind(address),
+        };
+        let tls = match (&wanted.certificate, &wanted.key) {
+            (Some(certificate), Some(key)) => Some(Tls::read(Path::new(&certificate.text()), Path::new(&key.text()))?),
+            _ => None,
+        };
+        Ok((listener.map_err(unable)?, tls))
+    }
+}
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

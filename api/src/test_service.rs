@@ -1,0 +1,197 @@
+//! A daemon with a real API and no volumes, for tests of clients of the API.
+
+use crate::audit::AuditLog;
+use crate::control::{Control, ControlHandle, Job};
+use crate::request::Shared;
+use crate::service::Api;
+use lunar_control::api::{IsnsView, MachineView, MediumView, SessionView};
+use lunar_control::apply::Running;
+use lunar_control::check::{Checked, Machine};
+use lunar_control::live::{Later, Live, Motion};
+use lunar_control::plan::Change;
+use lunar_control::rehearsal::{Ready, Rehearsal};
+use lunar_control::{Manager, Plan};
+use serde_json::Value as Json;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::SystemTime;
+
+/// The running configuration: a fake target and a real API.
+#[derive(Debug)]
+struct FakeDaemon {
+    target: Rehearsal,
+    api: Api,
+    /// Whether the first configuration is applied.
+    is_started: bool,
+    /// Whether the API is prepared for the plan in progress.
+    is_api_prepared: bool,
+}
+
+impl Running for FakeDaemon {
+    type Prepared = Ready;
+
+    fn expect(&mut self, volumes: BTreeSet<String>) {
+        self.target.expect(volumes);
+    }
+
+    fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
+        let is_first = !self.is_api_prepared;
+        let ready = self.target.prepare(change, wanted)?;
+        if is_first && self.is_started {
+            if let Err(why) = self.api.prepare(wanted) {
+                self.target.roll_back(change, ready);
+                return Err(why);
+            }
+            self.is_api_prepared = true;
+        }
+        Ok(ready)
+    }
+
+    fn commit(&mut self, change: &Change, prepared: Ready) {
+        self.target.commit(change, prepared);
+    }
+
+    fn settle(&mut self, _plan: &Plan, wanted: &Checked) {
+        self.is_api_prepared = false;
+        self.api.commit(wanted);
+    }
+
+    fn roll_back(&mut self, change: &Change, prepared: Ready) {
+        self.is_api_prepared = false;
+        self.api.roll_back();
+        self.target.roll_back(change, prepared);
+    }
+}
+
+impl Live for FakeDaemon {
+    fn sessions(&mut self) -> Vec<SessionView> {
+        self.target.sessions()
+    }
+
+    fn kick(&mut self, id: &str) -> Option<Later<bool>> {
+        self.target.kick(id)
+    }
+
+    fn statistics(&mut self) -> Json {
+        self.target.statistics()
+    }
+
+    fn machines(&mut self) -> Vec<MachineView> {
+        self.target.machines()
+    }
+
+    fn isns(&mut self) -> Option<IsnsView> {
+        self.target.isns()
+    }
+
+    fn troubles(&mut self) -> Vec<String> {
+        self.target.troubles()
+    }
+
+    fn medium(&mut self, volume: &str) -> Option<MediumView> {
+        self.target.medium(volume)
+    }
+
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>> {
+        self.target.move_medium(volume, motion)
+    }
+
+    fn settling(&mut self) -> Option<Later<()>> {
+        self.target.settling()
+    }
+}
+
+enum ThreadMessage {
+    Job(Job),
+    Stop,
+}
+
+/// A daemon without volumes. It stops when it is dropped.
+#[derive(Debug)]
+pub struct TestService {
+    /// The path of its API socket.
+    pub socket: PathBuf,
+    /// The audit log.
+    pub audit_log: Arc<AuditLog>,
+    /// The handle of its control thread.
+    pub control_thread: ControlHandle,
+    /// Set by a test to keep the last change from being finalized.
+    pub finalizing: Arc<AtomicBool>,
+    stop: mpsc::Sender<ThreadMessage>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TestService {
+    /// Starts the daemon with the configuration `lunar.toml` in `folder` and these sessions. The state and, by default,
+    /// the socket are in the same folder.
+    ///
+    /// # Errors
+    /// The reason why the daemon cannot start.
+    pub fn start(folder: &Path, sessions: Vec<SessionView>) -> Result<Self, String> {
+        let (messages, received_messages) = mpsc::channel();
+        let post = messages.clone();
+        let control_thread = ControlHandle::new(move |job| post.send(ThreadMessage::Job(job)).is_ok());
+        let audit_log = AuditLog::new(|_| ());
+        let shared = Shared::new(audit_log.clone(), env!("CARGO_PKG_VERSION"), SystemTime::now());
+        let (folder, for_api) = (folder.to_owned(), control_thread.clone());
+        let finalizing = Arc::new(AtomicBool::new(false));
+        let for_target = finalizing.clone();
+        let (sender, receiver) = mpsc::channel();
+        let work = move || {
+            let started = start(&folder, for_api, shared, sessions);
+            let (mut manager, answer) = match started {
+                Ok(mut manager) => {
+                    manager.running().target.settling = for_target;
+                    let socket = manager.running().api.socket().map(Path::to_owned).unwrap_or_default();
+                    (manager, Ok(socket))
+                }
+                Err(why) => return drop(sender.send(Err(why))),
+            };
+            let _ = sender.send(answer);
+            while let Ok(ThreadMessage::Job(job)) = received_messages.recv() {
+                job(&mut manager);
+            }
+        };
+        let thread = std::thread::Builder::new().name("control".into()).spawn(work).map_err(|why| why.to_string())?;
+        let socket = receiver.recv().map_err(|_| "the thread ended".to_owned())??;
+        Ok(Self { socket, audit_log, control_thread, finalizing, stop: messages, thread: Some(thread) })
+    }
+
+    /// Runs `work` on the control thread and waits for its result. `None` if the thread has ended.
+    pub fn with<T: Send + 'static>(&self, work: impl FnOnce(&mut dyn Control) -> T + Send + 'static) -> Option<T> {
+        let (sender, receiver) = mpsc::channel();
+        let posted = self.control_thread.post(move |control| drop(sender.send(work(control))));
+        posted.then(|| receiver.recv().ok())?
+    }
+}
+
+fn start(
+    folder: &Path,
+    control_thread: ControlHandle,
+    shared: Arc<Shared>,
+    sessions: Vec<SessionView>,
+) -> Result<Manager<FakeDaemon, Machine>, String> {
+    let file = folder.join("lunar.toml");
+    let api = Api::start(control_thread, shared.clone()).map_err(|why| why.to_string())?;
+    let mut target = Rehearsal::new();
+    target.sessions = sessions;
+    let model = FakeDaemon { target, api, is_started: false, is_api_prepared: false };
+    let outside = Machine { config: file.clone() };
+    let manager = Manager::start(&file, &folder.join("state"), outside, model, SystemTime::now(), &mut |_, _| false);
+    let mut manager = manager.map_err(|why| why.to_string())?;
+    let checked = manager.current().clone();
+    shared.started_with(&checked);
+    manager.running().api.open(&checked)?;
+    manager.running().is_started = true;
+    Ok(manager)
+}
+
+impl Drop for TestService {
+    fn drop(&mut self) {
+        let _ = self.stop.send(ThreadMessage::Stop);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
