@@ -24,6 +24,7 @@ fn row(
 pub fn routes() -> Vec<Route> {
     let mut all = service();
     all.extend(configuration());
+    all.extend(versions());
     for kind in Kind::ALL.iter().copied() {
         if kind.is_named() {
             all.extend(named(kind));
@@ -95,16 +96,24 @@ fn service() -> Vec<Route> {
     ]
 }
 
+fn get(path: &str, name: &str, response: ResponseContent, handler: Handler, summary: &str) -> Route {
+    row((Method::Get, path, name), Right::Read, (RequestContent::Nothing, response), handler, summary)
+}
+
+fn post(
+    path: &str,
+    name: &str,
+    request: RequestContent,
+    response: ResponseContent,
+    handler: Handler,
+    summary: &str,
+) -> Route {
+    row((Method::Post, path, name), Right::Write, (request, response), handler, summary)
+}
+
 /// The configuration as a whole.
 fn configuration() -> Vec<Route> {
-    use Method::{Get, Post};
     use RequestContent::{Nothing, Text};
-    use Right::{Read, Write};
-    let get =
-        |path, name, response, handler, summary| row((Get, path, name), Read, (Nothing, response), handler, summary);
-    let post = |path, name, request, response, handler, summary| {
-        row((Post, path, name), Write, (request, response), handler, summary)
-    };
     vec![
         get(
             "/v1/config",
@@ -152,6 +161,12 @@ fn configuration() -> Vec<Route> {
             Handler::Control(handlers::reload),
             "Applies the configuration file after it was edited.",
         ),
+    ]
+}
+
+/// The stored versions of the configuration, and its schemas.
+fn versions() -> Vec<Route> {
+    vec![
         get(
             "/v1/version",
             "list-version",
@@ -176,7 +191,7 @@ fn configuration() -> Vec<Route> {
         post(
             "/v1/version/{number}/restore",
             "restore-version",
-            Nothing,
+            RequestContent::Nothing,
             ResponseContent::Plan,
             Handler::Control(handlers::restore),
             "Applies a stored version.",

@@ -71,7 +71,8 @@ impl Default for Offer {
         Self {
             initiator: "iqn.2026-01.io.lunar:initiator".to_owned(),
             target: None,
-            // ISID type "random" (11.12.5). A caller that opens several sessions sets the last bytes to different values.
+            // ISID type "random" (11.12.5). A caller that opens several sessions sets the last bytes to different
+            // values.
             isid: [0x80, 0, 0, 0, 0, 0],
             chap: None,
             header_digest: DigestOffer::Never,

@@ -23,8 +23,8 @@ fn read(path: &Path) -> Result<Secret, String> {
     if mode & OTHERS != 0 {
         return Err("other users can read or write it; restrict it with chmod 600".into());
     }
-    // One byte more than the longest secret with its line end. The buffer never grows: growing would leave a copy of the
-    // secret in freed memory.
+    // One byte more than the longest secret with its line end. The buffer never grows: growing would leave a copy of
+    // the secret in freed memory.
     let limit = SECRET_MAX + 3;
     let mut bytes = Vec::with_capacity(limit);
     file.take(limit as u64).read_to_end(&mut bytes).map_err(|why| why.to_string())?;

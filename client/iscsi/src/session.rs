@@ -214,7 +214,8 @@ impl Session {
         self.core.submit(command)
     }
 
-    /// Starts a task management function (11.5) with immediate delivery. `task` is the cookie of the referenced command.
+    /// Starts a task management function (11.5) with immediate delivery. `task` is the cookie of the referenced
+    /// command.
     ///
     /// # Errors
     /// [`NotNow`] if the login is not complete, or if no command has the cookie `task`.
@@ -709,7 +710,8 @@ impl Core {
     fn reject(&mut self, pdu: &Reject, segment: &[u8], on: &mut impl FnMut(Event<'_>)) -> Result<(), Error> {
         self.update_window(pdu.max_cmd_sn);
         self.check_stat_sn(pdu.stat_sn)?;
-        // A rejected command ends here. A command of which only a Data-Out PDU was rejected still gets its SCSI Response.
+        // A rejected command ends here. A command of which only a Data-Out PDU was rejected still gets its SCSI
+        // Response.
         let refused = Bhs::peek(segment).filter(|header| {
             [Opcode::SCSI_COMMAND, Opcode::TASK_MANAGEMENT_REQUEST, Opcode::TEXT_REQUEST].contains(&header.opcode())
         });

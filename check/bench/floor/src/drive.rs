@@ -1,6 +1,6 @@
-//! The bare client: keeps requests outstanding on some connections, and counts.
+//! The bare client: keeps requests outstanding on its connections and measures.
 
-use crate::{HEADER, Sizes};
+use crate::options::{HEADER, Sizes};
 use anyhow::{Context, Result};
 use clap::Args;
 use lunar_load::cost::{Cost, Snapshot};
@@ -14,16 +14,16 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Bytes of one receive or send.
+/// The length of the buffers for receives and sends, in bytes.
 const BUFFER: usize = 512 << 10;
-/// Connections that are served in one wake-up.
+/// The most connections that are served per wake-up.
 const EVENTS: usize = 64;
-/// How long a wake-up may be waited for before the clock is looked at.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// The longest wait for events between two reads of the clock.
+const WAIT_MAX: Duration = Duration::from_millis(100);
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Drive {
-    /// Where `floor serve` listens
+    /// Address of `floor serve`
     #[arg(default_value = "127.0.0.1:3299")]
     address: SocketAddr,
     #[command(flatten)]
@@ -34,19 +34,19 @@ pub(crate) struct Drive {
     /// Connections
     #[arg(long, default_value_t = 1)]
     sessions: usize,
-    /// Seconds to measure
+    /// Measured time, in seconds
     #[arg(long, default_value_t = 5.0)]
     time: f64,
-    /// Seconds before measuring
+    /// Load before the measurement, in seconds
     #[arg(long, default_value_t = 0.5)]
     warmup: f64,
-    /// Run on this CPU
+    /// CPU to run on
     #[arg(long)]
     pub(crate) cpu: Option<usize>,
     /// Poll the sockets instead of sleeping
     #[arg(long)]
     spin: bool,
-    /// Process of the server, to tell its CPU time
+    /// Process ID of the server, to report its CPU time
     #[arg(long)]
     pid: Option<u32>,
     /// Print JSON
@@ -54,7 +54,7 @@ pub(crate) struct Drive {
     json: bool,
 }
 
-/// What was found.
+/// The results.
 #[derive(Serialize)]
 struct Report {
     seconds: f64,
@@ -68,11 +68,11 @@ struct Report {
 
 struct Connection {
     socket: TcpStream,
-    /// Bytes of replies that are not complete.
+    /// Received bytes of incomplete replies.
     received: usize,
     /// Bytes of requests to send.
     pending: usize,
-    /// When requests were sent, and how many at once.
+    /// The time of each send, and the number of its requests that are not answered yet.
     sent: VecDeque<(Instant, usize)>,
     full: bool,
 }
@@ -97,7 +97,7 @@ pub(crate) fn run(options: &Drive) -> Result<()> {
     let phase = |client: &mut Client, seconds: f64| -> Result<()> {
         let deadline = Instant::now() + Duration::try_from_secs_f64(seconds)?;
         while Instant::now() < deadline {
-            client.turn()?;
+            client.poll_once()?;
         }
         Ok(())
     };
@@ -159,12 +159,12 @@ impl Client {
         })
     }
 
-    fn turn(&mut self) -> Result<()> {
+    fn poll_once(&mut self) -> Result<()> {
         if self.spin {
             return (0..self.connections.len()).try_for_each(|at| self.serve(at));
         }
         let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; EVENTS];
-        let count = match epoll::wait(&self.epoll, &mut events, Some(&Timespec::try_from(PATIENCE)?)) {
+        let count = match epoll::wait(&self.epoll, &mut events, Some(&Timespec::try_from(WAIT_MAX)?)) {
             Ok(count) => count,
             Err(rustix::io::Errno::INTR) => 0,
             Err(error) => return Err(error.into()),
@@ -190,7 +190,7 @@ impl Client {
             let mut left = replies;
             while left > 0 {
                 let (sent, requests) =
-                    connection.sent.front_mut().context("the server sent more than was asked for")?;
+                    connection.sent.front_mut().context("the server sent more replies than requests")?;
                 let part = left.min(*requests);
                 let latency = u64::try_from(now.saturating_duration_since(*sent).as_nanos())?;
                 (0..part).for_each(|_| self.latencies.record(latency));
@@ -203,7 +203,7 @@ impl Client {
         self.start(at, replies)
     }
 
-    /// Sends so many more requests, and what waited before.
+    /// Queues so many more requests and sends as much as possible.
     fn start(&mut self, at: usize, requests: usize) -> Result<()> {
         let connection = &mut self.connections[at];
         if requests > 0 {

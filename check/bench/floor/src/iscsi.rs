@@ -1,8 +1,8 @@
-//! Just enough of an iSCSI target (RFC 7143) that an initiator takes it for an empty disk: no SCSI device server, no
-//! checks, no errors, no session state worth the name. What is read is always the same, what is written is forgotten.
+//! Just enough of an iSCSI target (RFC 7143) that an initiator uses it as an empty disk: no SCSI device server, no
+//! checks, no errors, nearly no session state. Reads always return the same data; written data is discarded.
 
-use crate::Server;
 use crate::net::Peer;
+use crate::options::Server;
 use crate::output::Output;
 use anyhow::{Result, bail, ensure};
 use clap::Args;
@@ -16,44 +16,44 @@ use std::collections::BTreeMap;
 use std::net::TcpStream;
 use zerocopy::FromBytes;
 
-/// The name of the one target.
+/// The name of the target.
 const NAME: &str = "iqn.2026-01.io.lunar:floor";
-/// Bytes of a logical block.
+/// The logical block size, in bytes.
 const BLOCK: u32 = 512;
-/// The largest data segment that is taken, and the largest burst: whatever comes unsolicited or in one sequence.
+/// MaxRecvDataSegmentLength and the largest burst lengths, in bytes.
 const SEGMENT: u32 = 1 << 20;
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Iscsi {
     #[command(flatten)]
     pub(crate) server: Server,
-    /// Bytes of the disk
+    /// Capacity of the disk
     #[arg(long, default_value = "1T", value_parser = size)]
     size: u64,
-    /// Commands that a session may have outstanding
+    /// Command window of a session
     #[arg(long, default_value_t = 256)]
     window: u32,
 }
 
-/// A write under way.
-struct Writing {
+/// A write in progress.
+struct Write {
     lun: [u8; 8],
     expected: u32,
     received: u32,
-    /// Whether the sequence that was sent, or asked for, has come to its end.
-    over: bool,
+    /// Whether the sequence of unsolicited or requested data has ended.
+    has_ended: bool,
     r2t_sn: u32,
 }
 
 pub(crate) struct Connection {
     blocks: u64,
     window: u32,
-    /// The beginning of a PDU that has not arrived whole, without the payload that was skipped.
+    /// The received part of an incomplete PDU, without skipped payload.
     held: Vec<u8>,
-    /// Bytes of a data segment of no interest that are still to come.
+    /// Remaining bytes of a data segment to skip.
     skip: usize,
-    writing: BTreeMap<u32, Writing>,
-    /// The write whose last data is being skipped.
+    writes: BTreeMap<u32, Write>,
+    /// The write whose data is being skipped.
     after_skip: Option<u32>,
     exp_cmd_sn: u32,
     stat_sn: u32,
@@ -68,7 +68,7 @@ impl Connection {
             window: options.window,
             held: Vec::new(),
             skip: 0,
-            writing: BTreeMap::new(),
+            writes: BTreeMap::new(),
             after_skip: None,
             exp_cmd_sn: 0,
             stat_sn: 0,
@@ -84,7 +84,7 @@ impl Connection {
                 self.skip -= part;
                 bytes = &bytes[part..];
                 if self.skip == 0 {
-                    self.data_is_there();
+                    self.finish_skip();
                 }
                 continue;
             }
@@ -92,7 +92,7 @@ impl Connection {
                 bytes = self.pdu(bytes)?;
                 continue;
             }
-            // The header, or the text of a login, lies across two receives.
+            // The PDU arrives in several receives.
             let wanted = match Bhs::peek(&self.held) {
                 Some(header) => BHS_LEN + header.padded_len(),
                 None => BHS_LEN,
@@ -103,13 +103,13 @@ impl Connection {
             if self.held.len() == wanted {
                 let held = std::mem::take(&mut self.held);
                 let left = self.pdu(&held)?;
-                ensure!(left.is_empty(), "a PDU that was complete is not");
+                ensure!(left.is_empty(), "bytes remain after a complete PDU");
             }
         }
         Ok(())
     }
 
-    /// Takes the PDU at the front of `bytes`, which hold its header; gives what follows.
+    /// Handles the PDU at the start of `bytes`, which contain its header. Returns the bytes after it.
     fn pdu<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8]> {
         let header = Bhs::read_from_bytes(&bytes[..BHS_LEN]).map_err(|_| anyhow::anyhow!("a header is 48 bytes"))?;
         ensure!(header.ahs_words == 0, "an additional header segment");
@@ -134,7 +134,7 @@ impl Connection {
             }
         }
         if self.skip == 0 {
-            self.data_is_there();
+            self.finish_skip();
         }
         Ok(rest)
     }
@@ -162,9 +162,9 @@ impl Connection {
         let (itt, expected) = (command.itt.get(), command.expected_len.get());
         if command.flags & WRITE != 0 {
             let received = u32::try_from(command.data_len.get())?;
-            let over = command.flags & FINAL != 0;
-            let writing = Writing { lun: command.lun, expected, received, over, r2t_sn: 0 };
-            self.writing.insert(itt, writing);
+            let has_ended = command.flags & FINAL != 0;
+            let write = Write { lun: command.lun, expected, received, has_ended, r2t_sn: 0 };
+            self.writes.insert(itt, write);
             self.after_skip = Some(itt);
             return Ok(());
         }
@@ -221,36 +221,36 @@ impl Connection {
 
     fn data_out(&mut self, data: &DataOut) -> Result<()> {
         let itt = data.itt.get();
-        let Some(writing) = self.writing.get_mut(&itt) else { bail!("Data-Out for no write") };
-        writing.received += u32::try_from(data.data_len.get())?;
-        writing.over = data.flags & FINAL != 0;
+        let Some(writes) = self.writes.get_mut(&itt) else { bail!("Data-Out for no write") };
+        writes.received += u32::try_from(data.data_len.get())?;
+        writes.has_ended = data.flags & FINAL != 0;
         self.after_skip = Some(itt);
         Ok(())
     }
 
-    /// The payload of a write has been skipped: ends it, or asks for more.
-    fn data_is_there(&mut self) {
+    /// Handles the end of a skipped data segment: completes the write or sends an R2T.
+    fn finish_skip(&mut self) {
         let Some(itt) = self.after_skip.take() else { return };
         let (exp_cmd_sn, max_cmd_sn, stat_sn) = (self.exp_cmd_sn, self.max_cmd_sn(), self.stat_sn);
-        let Some(writing) = self.writing.get_mut(&itt) else { return };
-        if writing.received >= writing.expected {
-            self.writing.remove(&itt);
+        let Some(writes) = self.writes.get_mut(&itt) else { return };
+        if writes.received >= writes.expected {
+            self.writes.remove(&itt);
             return self.response(itt);
         }
-        if !writing.over {
+        if !writes.has_ended {
             return;
         }
         let mut header = R2t::blank();
-        header.lun = writing.lun;
+        header.lun = writes.lun;
         header.itt.set(itt);
         header.ttt.set(itt);
         header.stat_sn.set(stat_sn);
         header.exp_cmd_sn.set(exp_cmd_sn);
         header.max_cmd_sn.set(max_cmd_sn);
-        header.r2t_sn.set(writing.r2t_sn);
-        header.offset.set(writing.received);
-        header.desired_len.set((writing.expected - writing.received).min(SEGMENT));
-        (writing.over, writing.r2t_sn) = (false, writing.r2t_sn + 1);
+        header.r2t_sn.set(writes.r2t_sn);
+        header.offset.set(writes.received);
+        header.desired_len.set((writes.expected - writes.received).min(SEGMENT));
+        (writes.has_ended, writes.r2t_sn) = (false, writes.r2t_sn + 1);
         self.put(&header);
     }
 
@@ -281,11 +281,11 @@ impl Connection {
                 Ok(())
             }
             Opcode::NOP_OUT => Ok(()),
-            other => bail!("{other:?} is not served here"),
+            other => bail!("{other:?} is not supported"),
         }
     }
 
-    /// Grants whatever stage is asked for.
+    /// Accepts every login.
     fn login(&mut self, request: &LoginRequest, data: &[u8]) -> Result<()> {
         self.exp_cmd_sn = request.cmd_sn.get();
         let mut text = Vec::new();

@@ -1,69 +1,39 @@
-//! What sockets alone cost on this machine: the floor that no target gets below.
+//! Measures what the sockets of this host cost without a storage target: the floor that no target gets below.
 //!
-//! `floor serve` and `floor drive` exchange messages of the sizes that a storage protocol has (48 bytes of header, and
-//! payload) in batches as they come, and do nothing else. `floor iscsi` and `floor nvme` speak just enough of a
-//! protocol that an initiator or a host takes them for an empty disk: the least that the protocol costs.
+//! `floor serve` and `floor drive` exchange messages of the sizes of a storage protocol (a header of 48 bytes, and
+//! payload) and do nothing else. `floor iscsi` and `floor nvme` implement just enough of a protocol that an initiator
+//! or host uses them as an empty disk: the lowest cost of the protocol.
 
 mod drive;
 mod iscsi;
 mod net;
 mod nvme;
+mod options;
 mod output;
 mod serve;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use lunar_load::cost::pin;
-use lunar_load::options::size;
-use std::net::SocketAddr;
-
-/// Bytes of a message without payload: an iSCSI header, and near enough to those of other protocols.
-const HEADER: usize = 48;
-/// Bytes of payload that a message may have.
-const PAYLOAD_MAX: u64 = 1 << 20;
+use options::{Server, Sizes};
 
 #[derive(Parser)]
-#[command(name = "floor", about = "What sockets alone cost")]
-struct Line {
+#[command(name = "floor", about = "Measures the cost of sockets without a storage target")]
+struct CommandLine {
     #[command(subcommand)]
-    what: What,
+    command: Command,
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// Answer every request with a reply
+enum Command {
+    /// Answers each request with a reply
     Serve(Serve),
-    /// Keep requests outstanding, and count
+    /// Keeps requests outstanding and measures
     Drive(drive::Drive),
-    /// An iSCSI target with an empty disk that forgets what is written
+    /// An iSCSI target with an empty disk that discards writes
     Iscsi(iscsi::Iscsi),
-    /// An NVMe/TCP controller with an empty namespace that forgets what is written
+    /// An NVMe/TCP controller with an empty namespace that discards writes
     Nvme(nvme::Nvme),
-}
-
-/// How a server runs.
-#[derive(Args, Clone, Debug)]
-struct Server {
-    /// Address to listen on
-    #[arg(long, default_value = "127.0.0.1:3299")]
-    listen: SocketAddr,
-    /// Run on this CPU
-    #[arg(long)]
-    cpu: Option<usize>,
-    /// Poll the sockets instead of sleeping
-    #[arg(long)]
-    spin: bool,
-}
-
-/// What messages look like.
-#[derive(Args, Clone, Debug)]
-struct Sizes {
-    /// Bytes of payload of a request
-    #[arg(long, default_value = "0", value_parser = payload)]
-    request: usize,
-    /// Bytes of payload of a reply
-    #[arg(long, default_value = "4k", value_parser = payload)]
-    reply: usize,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -74,29 +44,21 @@ struct Serve {
     sizes: Sizes,
 }
 
-fn payload(text: &str) -> Result<usize, String> {
-    size(text)?
-        .try_into()
-        .ok()
-        .filter(|bytes| *bytes as u64 <= PAYLOAD_MAX)
-        .ok_or_else(|| format!("{text} is too much"))
-}
-
 fn main() -> Result<()> {
-    match Line::parse().what {
-        What::Serve(Serve { server, sizes }) => {
+    match CommandLine::parse().command {
+        Command::Serve(Serve { server, sizes }) => {
             server.cpu.map_or(Ok(()), pin)?;
             net::run(&server, || serve::Connection::new(&sizes))
         }
-        What::Iscsi(iscsi) => {
+        Command::Iscsi(iscsi) => {
             iscsi.server.cpu.map_or(Ok(()), pin)?;
             net::run(&iscsi.server, || iscsi::Connection::new(&iscsi))
         }
-        What::Nvme(nvme) => {
+        Command::Nvme(nvme) => {
             nvme.server.cpu.map_or(Ok(()), pin)?;
             net::run(&nvme.server, || nvme::Connection::new(&nvme))
         }
-        What::Drive(drive) => {
+        Command::Drive(drive) => {
             drive.cpu.map_or(Ok(()), pin)?;
             drive::run(&drive)
         }
@@ -107,19 +69,20 @@ fn main() -> Result<()> {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use std::net::SocketAddr;
 
-    /// Serves from a thread that ends with the test's process; gives the address once it is there.
+    /// Runs a server on a thread that ends with the test's process; returns its address when it listens.
     fn start(args: &[&str]) -> SocketAddr {
         let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = free.local_addr().expect("bound");
         drop(free);
         let listen = address.to_string();
-        let line = Line::parse_from(["floor"].iter().chain(args).copied().chain(["--listen", &listen]));
-        std::thread::spawn(move || match line.what {
-            What::Serve(Serve { server, sizes }) => net::run(&server, || serve::Connection::new(&sizes)),
-            What::Iscsi(iscsi) => net::run(&iscsi.server, || iscsi::Connection::new(&iscsi)),
-            What::Nvme(nvme) => net::run(&nvme.server, || nvme::Connection::new(&nvme)),
-            What::Drive(_) => Ok(()),
+        let line = CommandLine::parse_from(["floor"].iter().chain(args).copied().chain(["--listen", &listen]));
+        std::thread::spawn(move || match line.command {
+            Command::Serve(Serve { server, sizes }) => net::run(&server, || serve::Connection::new(&sizes)),
+            Command::Iscsi(iscsi) => net::run(&iscsi.server, || iscsi::Connection::new(&iscsi)),
+            Command::Nvme(nvme) => net::run(&nvme.server, || nvme::Connection::new(&nvme)),
+            Command::Drive(_) => Ok(()),
         });
         while std::net::TcpStream::connect(address).is_err() {
             std::thread::sleep(std::time::Duration::from_millis(10));
@@ -134,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn an_initiator_takes_it_for_a_disk() {
+    fn an_initiator_uses_the_iscsi_server_as_a_disk() {
         let url = format!("iscsi://{}", start(&["iscsi", "--size", "1G"]));
         for args in [
             "--bs 512 --depth 64",
@@ -142,19 +105,19 @@ mod tests {
             "--bs 3M --depth 2",
             "--bs 64k --initial-r2t --no-immediate-data",
         ] {
-            takes_for_a_disk(&url, args);
+            check_disk(&url, args);
         }
     }
 
     #[test]
-    fn a_host_takes_it_for_a_disk() {
+    fn a_host_uses_the_nvme_server_as_a_disk() {
         let url = format!("nvme-tcp://{}/nqn.2026-01.io.lunar:floor/1", start(&["nvme", "--size", "1G"]));
         for args in ["--bs 512 --depth 64", "--bs 16k --depth 3", "--bs 64k --sessions 2", "--bs 1M --depth 2"] {
-            takes_for_a_disk(&url, args);
+            check_disk(&url, args);
         }
     }
 
-    fn takes_for_a_disk(url: &str, args: &str) {
+    fn check_disk(url: &str, args: &str) {
         for rw in ["randrw", "write"] {
             let line = ["load", url, "--time", "0.1", "--warmup", "0", "--timeout", "5", "--rw", rw];
             let load = Load::parse_from(line.into_iter().chain(args.split_whitespace()));
@@ -165,17 +128,19 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_answered() {
+    fn requests_are_answered_with_replies() {
         for sizes in [["--request", "0", "--reply", "4k"], ["--request", "100k", "--reply", "7"]] {
             let address = start(&[&["serve"][..], &sizes].concat()).to_string();
             let line = ["floor", "drive", &address, "--time", "0.1", "--warmup", "0.01", "--sessions", "2"];
-            let What::Drive(drive) = Line::parse_from(line.iter().chain(&sizes).copied()).what else { panic!("drive") };
+            let Command::Drive(drive) = CommandLine::parse_from(line.iter().chain(&sizes).copied()).command else {
+                panic!("drive")
+            };
             drive::run(&drive).expect("a report");
         }
     }
 
     #[test]
-    fn the_command_line_is_well_formed() {
-        Line::command().debug_assert();
+    fn the_options_are_consistent() {
+        CommandLine::command().debug_assert();
     }
 }

@@ -1,24 +1,24 @@
-//! The loop of the servers: one thread, epoll or polling.
+//! The event loop of the servers: one thread, with epoll or polling.
 
-use crate::Server;
+use crate::options::Server;
 use anyhow::{Context, Result};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
 use std::net::{TcpListener, TcpStream};
 
-/// Bytes of one receive.
+/// The length of the receive buffer, in bytes.
 const RECEIVE: usize = 512 << 10;
-/// Connections that are served in one wake-up.
+/// The most connections that are served per wake-up.
 const EVENTS: usize = 64;
-/// Turns of a polling loop until it looks for new connections again.
-const LOOK_AROUND: u32 = 4096;
+/// Rounds of polling between two checks for new connections.
+const ACCEPT_INTERVAL: u32 = 4096;
 const LISTENER: u64 = u64::MAX;
 
-/// A connection's protocol.
+/// The protocol of a connection.
 pub(crate) trait Peer {
-    /// Takes in what came, and sends what there is to send. `bytes` may be empty: there is room again.
-    /// Says whether all was sent.
+    /// Takes received bytes and sends the output. `bytes` is empty if the socket has become writable again. Returns
+    /// whether everything was sent.
     fn serve(&mut self, socket: &TcpStream, bytes: &[u8]) -> Result<bool>;
 }
 
@@ -34,29 +34,29 @@ struct Loop<'s, P, F> {
     epoll: rustix::fd::OwnedFd,
     connections: BTreeMap<u64, Connection<P>>,
     next: u64,
-    make: F,
+    new_peer: F,
     buffer: Vec<u8>,
 }
 
-/// Serves until the process is ended.
-pub(crate) fn run<P: Peer>(server: &Server, make: impl Fn() -> P) -> Result<()> {
+/// Serves until the process ends.
+pub(crate) fn run<P: Peer>(server: &Server, new_peer: impl Fn() -> P) -> Result<()> {
     let listener = TcpListener::bind(server.listen).with_context(|| format!("listening on {}", server.listen))?;
     listener.set_nonblocking(true)?;
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;
     epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
     println!("listening on {}", listener.local_addr()?);
     let buffer = vec![0; RECEIVE];
-    let mut all = Loop { server, listener, epoll, connections: BTreeMap::new(), next: 0, make, buffer };
+    let mut all = Loop { server, listener, epoll, connections: BTreeMap::new(), next: 0, new_peer, buffer };
     loop {
-        all.turn()?;
+        all.poll_once()?;
     }
 }
 
 impl<P: Peer, F: Fn() -> P> Loop<'_, P, F> {
-    fn turn(&mut self) -> Result<()> {
+    fn poll_once(&mut self) -> Result<()> {
         if self.server.spin {
             let numbers: Vec<u64> = self.connections.keys().copied().collect();
-            for _ in 0..LOOK_AROUND {
+            for _ in 0..ACCEPT_INTERVAL {
                 numbers.iter().try_for_each(|number| self.serve(*number))?;
             }
             return self.accept();
@@ -83,7 +83,7 @@ impl<P: Peer, F: Fn() -> P> Loop<'_, P, F> {
                     socket.set_nodelay(true)?;
                     socket.set_nonblocking(true)?;
                     epoll::add(&self.epoll, &socket, EventData::new_u64(self.next), EventFlags::IN)?;
-                    self.connections.insert(self.next, Connection { socket, peer: (self.make)(), full: false });
+                    self.connections.insert(self.next, Connection { socket, peer: (self.new_peer)(), full: false });
                     self.next += 1;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -94,7 +94,7 @@ impl<P: Peer, F: Fn() -> P> Loop<'_, P, F> {
 
     fn serve(&mut self, number: u64) -> Result<()> {
         let Some(connection) = self.connections.get_mut(&number) else { return Ok(()) };
-        // Requests that are not read while replies wait: a peer that does not read ties up nothing here.
+        // Read no requests while replies wait, so that a peer that does not read occupies no memory.
         let count = match connection.full {
             true => Ok(0),
             false => match (&connection.socket).read(&mut self.buffer) {
@@ -114,7 +114,7 @@ impl<P: Peer, F: Fn() -> P> Loop<'_, P, F> {
                     epoll::modify(&self.epoll, &connection.socket, EventData::new_u64(number), interest)?;
                 }
             }
-            // A peer that went away, or does not make sense, ends its own connection.
+            // A peer that disconnects or violates the protocol loses its connection only.
             Err(_) => {
                 self.connections.remove(&number);
             }

@@ -1,8 +1,8 @@
-//! Just enough of an NVMe/TCP controller that a host takes it for an empty namespace: no command set, no checks, no
-//! errors, no state but what is under way. What is read is always the same, what is written is forgotten.
+//! Just enough of an NVMe/TCP controller that a host uses it as an empty namespace: no command set, no checks, no
+//! errors, no state but commands in progress. Reads always return the same data; written data is discarded.
 
-use crate::Server;
 use crate::net::Peer;
+use crate::options::Server;
 use crate::output::Output;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -20,43 +20,43 @@ use std::collections::BTreeMap;
 use std::net::TcpStream;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Base-2 logarithm of the bytes of a logical block.
+/// Base-2 logarithm of the logical block size, in bytes (LBADS).
 const BLOCK_SHIFT: u8 = 9;
-/// Base-2 logarithm of the pages of 4 KiB that a command moves at most.
+/// Base-2 logarithm of the longest transfer, in pages of 4 KiB (MDTS).
 const TRANSFER_EXPONENT: u8 = 8;
-/// Entries of a queue at most, less one.
+/// The largest queue size, zero-based (MQES).
 const LAST_ENTRY: u64 = 1023;
-/// I/O queues at most.
+/// The largest number of I/O queues.
 const QUEUES_MAX: u64 = 128;
-/// The one controller that every admin queue gets.
+/// The controller ID of all controllers.
 const CONTROLLER: u64 = 1;
 const READY: u64 = 1;
-/// CNS: the controller.
-const OF_CONTROLLER: u32 = 1;
-/// How an SGL says that the data lies in the capsule.
-const AT_OFFSET: u8 = 0x01;
+/// CNS of Identify: controller.
+const CNS_CONTROLLER: u32 = 1;
+/// SGL descriptor type: data block at an offset in the capsule.
+const SGL_OFFSET: u8 = 0x01;
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Nvme {
     #[command(flatten)]
     pub(crate) server: Server,
-    /// Bytes of the namespace
+    /// Capacity of the namespace
     #[arg(long, default_value = "1T", value_parser = size)]
     size: u64,
 }
 
 pub(crate) struct Connection {
     blocks: u64,
-    /// Whether it is an I/O queue's.
+    /// Whether this is the connection of an I/O queue.
     is_io: bool,
-    /// The beginning of a header that has not arrived whole.
+    /// The received part of an incomplete header.
     held: Vec<u8>,
-    /// Bytes of data of no interest that are still to come.
+    /// Remaining bytes of data to skip.
     skip: usize,
-    /// The command that ends with what is being skipped.
+    /// The command that completes when the data has been skipped.
     after_skip: Option<u16>,
-    /// Bytes of writes that are still to come, by command.
-    writing: BTreeMap<u16, usize>,
+    /// Remaining bytes of writes, by command identifier.
+    writes: BTreeMap<u16, usize>,
     output: Output,
 }
 
@@ -68,7 +68,7 @@ impl Connection {
             held: Vec::new(),
             skip: 0,
             after_skip: None,
-            writing: BTreeMap::new(),
+            writes: BTreeMap::new(),
             output: Output::new(4096 << TRANSFER_EXPONENT),
         }
     }
@@ -78,7 +78,7 @@ impl Connection {
             if self.skip > 0 {
                 let part = self.skip.min(bytes.len());
                 (self.skip, bytes) = (self.skip - part, &bytes[part..]);
-                self.data_is_there();
+                self.finish_skip();
                 continue;
             }
             let wanted = header_len(bytes)?;
@@ -87,7 +87,7 @@ impl Connection {
                 bytes = &bytes[wanted..];
                 continue;
             }
-            // The header lies across two receives; its first byte says how long it is.
+            // The header arrives in several receives; its first byte determines its length.
             let wanted = header_len(if self.held.is_empty() { bytes } else { &self.held })?;
             let (part, rest) = bytes.split_at((wanted - self.held.len()).min(bytes.len()));
             self.held.extend_from_slice(part);
@@ -102,7 +102,7 @@ impl Connection {
 
     fn pdu(&mut self, header: &[u8]) -> Result<()> {
         let common = Common::ref_from_prefix(header).map_err(|_| anyhow::anyhow!("a header is longer"))?.0;
-        self.skip = (common.len.get() as usize).checked_sub(header.len()).context("a PDU without its header")?;
+        self.skip = (common.len.get() as usize).checked_sub(header.len()).context("a PDU shorter than its header")?;
         match PduType(common.kind) {
             PduType::IC_REQ => {
                 let mut answer = IcResp::blank(0);
@@ -112,13 +112,13 @@ impl Connection {
             PduType::CAPSULE_CMD => self.command(&CapsuleCmd::of(header).context("a capsule")?.sqe)?,
             PduType::H2C_DATA => {
                 let data = H2cData::of(header).context("H2CData")?;
-                let left = self.writing.get_mut(&data.cid.get()).context("data of no write")?;
-                *left = left.checked_sub(data.data_len.get() as usize).context("more data than was asked for")?;
+                let left = self.writes.get_mut(&data.cid.get()).context("H2CData for no write")?;
+                *left = left.checked_sub(data.data_len.get() as usize).context("more data than requested")?;
                 self.after_skip = (*left == 0).then_some(data.cid.get());
             }
-            other => bail!("{other:?} is not served here"),
+            other => bail!("{other:?} is not supported"),
         }
-        self.data_is_there();
+        self.finish_skip();
         Ok(())
     }
 
@@ -129,8 +129,8 @@ impl Connection {
         }
         match sqe.opcode {
             opcode::READ => self.data(cid, len, None),
-            opcode::WRITE if sqe.sgl.kind != AT_OFFSET => {
-                self.writing.insert(cid, len);
+            opcode::WRITE if sqe.sgl.kind != SGL_OFFSET => {
+                self.writes.insert(cid, len);
                 let mut header = R2t::blank(0);
                 (header.cid, header.tag, header.data_len) = (sqe.cid, sqe.cid, sqe.sgl.length);
                 self.output.put(header.as_bytes());
@@ -147,25 +147,25 @@ impl Connection {
             (_, Some(Property::Get(CAP, _))) => LAST_ENTRY,
             (_, Some(Property::Get(CSTS, _))) => READY,
             (_, Some(_)) => 0,
-            // Connect, with its data, which says nothing that matters here.
+            // Connect; its data is ignored.
             (FABRICS, None) => {
                 self.is_io = sqe.cdw(10) >> 16 != 0;
                 CONTROLLER
             }
             (opcode::IDENTIFY, _) => {
-                let page = self.identify(sqe.cdw(10) & 0xff == OF_CONTROLLER);
+                let page = self.identify(sqe.cdw(10) & 0xff == CNS_CONTROLLER);
                 self.data(cid, IDENTIFY_LEN, Some(&page));
                 return Ok(());
             }
             (opcode::SET_FEATURES, _) => (QUEUES_MAX - 1) * 0x1_0001,
             (opcode::KEEP_ALIVE, _) => 0,
-            (other, _) => bail!("the admin command {other:#x} is not served here"),
+            (other, _) => bail!("the admin command {other:#x} is not supported"),
         };
         self.response(cid, Status::SUCCESS, result);
         Ok(())
     }
 
-    /// Identify data of the controller, or of the namespace.
+    /// Identify data of the controller or of the namespace.
     fn identify(&self, of_controller: bool) -> [u8; IDENTIFY_LEN] {
         let mut page = [0; IDENTIFY_LEN];
         if of_controller {
@@ -178,10 +178,10 @@ impl Connection {
         page
     }
 
-    /// Data of a command, with which it has ended.
+    /// Sends the data of a command with the SUCCESS flag, which completes the command.
     fn data(&mut self, cid: u16, len: usize, data: Option<&[u8]>) {
         let mut header = C2hData::blank(LAST | SUCCESS);
-        // A transfer has at most a MiB.
+        // A transfer is at most 1 MiB long.
         header.common.len.set((size_of::<C2hData>() + len) as u32);
         header.common.data_offset = header.common.header_len;
         header.cid.set(cid);
@@ -201,24 +201,24 @@ impl Connection {
         self.output.put(header.as_bytes());
     }
 
-    /// What was skipped is there, if it is.
-    fn data_is_there(&mut self) {
+    /// Completes the command whose data has been skipped.
+    fn finish_skip(&mut self) {
         if self.skip == 0
             && let Some(cid) = self.after_skip.take()
         {
-            self.writing.remove(&cid);
+            self.writes.remove(&cid);
             self.response(cid, Status::SUCCESS, 0);
         }
     }
 }
 
-/// Bytes of the header whose first byte this is.
+/// The length of the header that begins with this byte.
 fn header_len(bytes: &[u8]) -> Result<usize> {
     Ok(match PduType(bytes[0]) {
         PduType::IC_REQ => size_of::<IcReq>(),
         PduType::CAPSULE_CMD => size_of::<CapsuleCmd>(),
         PduType::H2C_DATA => size_of::<H2cData>(),
-        other => bail!("{other:?} is not served here"),
+        other => bail!("{other:?} is not supported"),
     })
 }
 

@@ -1,22 +1,22 @@
-//! What a server has to send: headers, and payload of nothing in particular, which is never copied.
+//! The output of a server: headers, and payload of fixed content that is never copied.
 
 use anyhow::Result;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, Write};
 use std::net::TcpStream;
 
-/// Vectors of one send.
+/// The most I/O vectors per send.
 const SLICES: usize = 128;
-/// Payload up to this long is copied behind its header.
+/// The longest payload that is copied after its header, in bytes.
 const COPY_MAX: usize = 1024;
 
-/// Bytes of `out`, or so many bytes of nothing in particular.
+/// Bytes of `out`, or bytes of payload.
 enum Piece {
     Bytes(usize),
     Payload(usize),
 }
 
-/// What waits to be sent.
+/// The bytes to send.
 pub(crate) struct Output {
     out: Vec<u8>,
     /// Bytes of `out` that were sent.
@@ -26,7 +26,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Payload of one piece is at most so many bytes.
+    /// Creates an empty output. `payload_max` is the longest payload of one piece, in bytes.
     pub(crate) fn new(payload_max: usize) -> Self {
         Self { out: Vec::new(), spent: 0, pieces: VecDeque::new(), payload: vec![0; payload_max] }
     }
@@ -36,7 +36,7 @@ impl Output {
         self.count(bytes.len());
     }
 
-    /// So many bytes, whatever they are.
+    /// Appends `len` bytes of payload.
     pub(crate) fn payload(&mut self, len: usize) {
         if len > COPY_MAX {
             return self.pieces.push_back(Piece::Payload(len));
@@ -52,7 +52,7 @@ impl Output {
         }
     }
 
-    /// Says whether all was sent.
+    /// Sends as much as possible. Returns whether everything was sent.
     pub(crate) fn send(&mut self, mut socket: &TcpStream) -> Result<bool> {
         while !self.pieces.is_empty() {
             let mut slices = [IoSlice::new(&[]); SLICES];

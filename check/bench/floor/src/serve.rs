@@ -1,18 +1,18 @@
-//! The bare server: so many request bytes, so many reply bytes.
+//! The bare server: reads requests of a fixed size and sends replies of a fixed size.
 
 use crate::net::Peer;
-use crate::{HEADER, Sizes};
+use crate::options::{HEADER, Sizes};
 use anyhow::Result;
 use std::io::{ErrorKind, Write};
 use std::net::TcpStream;
 
-/// Bytes of one send. All replies look alike, so one buffer is all of them.
+/// The longest send, in bytes. All replies have the same content, so one buffer serves all.
 const SEND: usize = 1 << 20;
 
 pub(crate) struct Connection {
     request: usize,
     reply: usize,
-    /// Bytes of requests that are not answered yet.
+    /// Received bytes of requests that are not answered yet.
     received: usize,
     /// Bytes of replies to send.
     pending: usize,
