@@ -1,4 +1,4 @@
-"""Measures Lunar beside other targets and the floor, and writes a table and plots to check/bench/results/."""
+"""Measures Lunar, other targets and the floor; writes tables and plots to check/bench/results/."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 IDLE_SESSIONS = 1000
 UNITS = 4096
 IDLE_SECONDS = 10.0
-# What each protocol's targets and loads are.
+# The targets and loads of each protocol.
 PROTOCOLS = {
     "iscsi": (targets.KINDS, rows.rows),
     "nvme-tcp": (nvme.KINDS, nvme.rows),
     "vfio-user": (vfio.KINDS, vfio.rows),
 }
-# Protocols that have extras of their own.
+# Protocols with additional measurements of their own.
 EXTRAS = {"nvme-tcp": nvme.extras, "vfio-user": vfio.extras}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="check/bench/run", description=__doc__)
     parser.add_argument("--protocol", choices=PROTOCOLS, default="iscsi", help="[%(default)s]")
-    parser.add_argument("--name", help="name of the files in check/bench/results [the protocol; with --offload: offload]")
+    parser.add_argument("--name", help="name of the result files [the protocol; with --offload: offload]")
     parser.add_argument("--rounds", type=int, default=5, help="runs of every row on every target [%(default)s]")
     parser.add_argument("--time", type=float, default=1.5, help="seconds of each run [%(default)s]")
-    parser.add_argument("--rows", default="*", help="rows whose key fits this pattern, as the shell's (see --list)")
-    parser.add_argument("--targets", help=f"among them [{','.join(targets.KINDS)}]")
-    parser.add_argument("--driver", default="auto", help="how Lunar talks to the kernel: auto, io_uring, epoll")
+    parser.add_argument("--rows", default="*", help="rows whose key matches this shell pattern (see --list)")
+    parser.add_argument("--targets", help=f"targets to measure [{','.join(targets.KINDS)}]")
+    parser.add_argument("--driver", default="auto", help="Lunar's driver: auto, io_uring, epoll")
     parser.add_argument(
-        "--congestion", default="cubic", help="congestion control of TCP (root; others have the machine's) [%(default)s]"
+        "--congestion", default="cubic", help="TCP congestion control (needs root; otherwise that of the host) [%(default)s]"
     )
-    parser.add_argument("--folder", type=Path, help="where the file store lies [the system's folder for such files]")
-    parser.add_argument("--no-extras", action="store_true", help="leave out idle CPU, idle sessions, memory of units")
-    parser.add_argument("--no-build", action="store_true", help="measure what is built")
-    parser.add_argument("--offload", action="store_true", help="measure copies by the target instead (root)")
+    parser.add_argument("--folder", type=Path, help="folder of the file store [the system's temporary folder]")
+    parser.add_argument("--no-extras", action="store_true", help="skip idle CPU time, idle sessions and memory of units")
+    parser.add_argument("--no-build", action="store_true", help="measure the present build")
+    parser.add_argument("--offload", action="store_true", help="measure copies by the target instead (needs root)")
     parser.add_argument(
         "--offload-sizes",
         default="xfs=10,ext4=1,tmpfs=2",
-        help="file systems for that, and GiB that are copied on each [%(default)s]",
+        help="file systems for --offload, each with the GiB to copy [%(default)s]",
     )
-    parser.add_argument("--list", action="store_true", help="list the rows' keys")
+    parser.add_argument("--list", action="store_true", help="list the keys of the rows")
     return parser.parse_args()
 
 
@@ -68,7 +68,7 @@ def setup(folder: Path, driver: str) -> Setup:
 
 
 def started(kinds: list[type[Target]], how: Setup, stack: contextlib.ExitStack) -> tuple[list[Target], dict[str, str]]:
-    """The targets that can be had here, paused; and why the others cannot."""
+    """The available targets, started and paused, and the reasons why the others are not available."""
     found, missing = [], {}
     for kind in kinds:
         target = kind(how)
@@ -80,13 +80,13 @@ def started(kinds: list[type[Target]], how: Setup, stack: contextlib.ExitStack) 
         except Unavailable as why:
             target.stop()
             missing[target.name] = str(why)
-            print(f"{target.name} is left out: {why}", file=sys.stderr)
+            print(f"{target.name} is skipped: {why}", file=sys.stderr)
     return found, missing
 
 
 @contextlib.contextmanager
 def running(target: Target):
-    """Only this one runs."""
+    """Resumes one target."""
     target.resume()
     try:
         yield
@@ -94,9 +94,10 @@ def running(target: Target):
         target.pause()
 
 
-def turns(rounds: int, chosen: list[Row], all_of: list[Target]) -> Iterator[tuple[int, Row, Target, bool]]:
-    """Who runs when, and whether that counts. Whoever is first under a load pays for memory of the kernel's that the
-    host has to find first: a run before the first does, and does not count; and another is first in each round."""
+def schedule(rounds: int, chosen: list[Row], all_of: list[Target]) -> Iterator[tuple[int, Row, Target, bool]]:
+    """The order of runs, and whether each counts. The first run of a load is slower, because the host of a virtual
+    machine has to allocate memory for it: so each row starts with a run that does not count, and each round starts with
+    another target."""
     for number in range(1, rounds + 1):
         for at, row in enumerate(chosen):
             first = (number + at) % len(all_of)
@@ -108,10 +109,11 @@ def turns(rounds: int, chosen: list[Row], all_of: list[Target]) -> Iterator[tupl
 def measure_rows(
     how: Setup, all_of: list[Target], chosen: list[Row], rounds: int, seconds: float
 ) -> tuple[dict, list[str]]:
-    """Every row on every target, round by round: what changes on the machine hits all alike. And the runs that failed."""
+    """Measures every row on every target, round by round, so that changes of the host affect all targets alike.
+    Returns the medians and the failed runs."""
     failed: list[str] = []
     samples: dict[str, dict[str, list]] = {row.key: {} for row in chosen}
-    for number, row, target, counts in turns(rounds, chosen, all_of):
+    for number, row, target, counts in schedule(rounds, chosen, all_of):
         with running(target):
             try:
                 one = measure.sample(how, target, row, seconds)
@@ -125,8 +127,8 @@ def measure_rows(
         samples[row.key].setdefault(target.name, []).append(one)
         found = f"{one.iops:>10.0f}/s {one.target_us_per_io:8.3f} us"
         print(f"{number}/{rounds} {row.title:<44} {target.name:<6} {found}", file=sys.stderr)
-    middles = {key: {name: measure.middle(runs) for name, runs in by.items()} for key, by in samples.items()}
-    return middles, failed
+    medians = {key: {name: measure.medians(runs) for name, runs in by.items()} for key, by in samples.items()}
+    return medians, failed
 
 
 def measure_extras(how: Setup, all_of: list[Target], rounds: int, seconds: float) -> dict:
@@ -153,7 +155,7 @@ def measure_extras(how: Setup, all_of: list[Target], rounds: int, seconds: float
 
 def main() -> int:
     options = arguments()
-    # However this ends, no target or mount stays behind, least of all a paused one.
+    # Stop targets and unmount file systems on SIGTERM too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     name = options.name or ("offload" if options.offload else options.protocol)
     results = ROOT / "check" / "bench" / "results"
@@ -169,21 +171,21 @@ def main() -> int:
         print("\n".join(f"{row.key:<40} {row.title}" for row in loads()))
         return 0
     if not chosen:
-        print(f"no row's key fits {options.rows}: see --list", file=sys.stderr)
+        print(f"no key of a row matches {options.rows}: see --list", file=sys.stderr)
         return 2
     kinds = options.targets.split(",") if options.targets else list(known)
     if unknown := set(kinds) - set(known):
-        print(f"no such targets: {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
+        print(f"unknown targets: {', '.join(sorted(unknown))}; choose from {', '.join(known)}", file=sys.stderr)
         return 2
     network.enter_own(options.congestion)
     with contextlib.ExitStack() as stack:
-        # Sockets of virtual machines: SPDK puts doorbells beside them, and only memory is mapped.
+        # SPDK creates the doorbell files of vfio-user in the folder of the sockets; a file to map must be in memory.
         where = options.folder or ("/dev/shm" if options.protocol == "vfio-user" else None)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=where))
         how = setup(Path(folder), options.driver)
         all_of, missing = started([known[kind] for kind in kinds], how, stack)
         if not all_of:
-            print(f"there is nothing to measure: {'; '.join(missing.values())}", file=sys.stderr)
+            print(f"no target is available: {'; '.join(missing.values())}", file=sys.stderr)
             return 1
         machine = report.machine(how.folder)
         table, failed = measure_rows(how, all_of, chosen, options.rounds, options.time)
@@ -195,9 +197,9 @@ def main() -> int:
         machine["load_after"] = report.load()
         notes = {target.name: target.note for target in all_of if target.note}
         if "LUNAR_BENCH_LUNAR" in os.environ:
-            notes["lunar"] = "not what `make release` builds: LUNAR_BENCH_LUNAR names another"
+            notes["lunar"] = "not the build of `make release`: set by LUNAR_BENCH_LUNAR"
         if "LUNAR_BENCH_INITIATOR" in os.environ:
-            notes["initiator"] = "not that of lunar's build: LUNAR_BENCH_INITIATOR names another, for all targets"
+            notes["initiator"] = "not `lunar bench` of this build, for all targets: set by LUNAR_BENCH_INITIATOR"
     found = {
         "protocol": options.protocol,
         "machine": machine,

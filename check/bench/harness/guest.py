@@ -1,4 +1,4 @@
-"""Just enough of a virtual machine to have a controller over vfio-user, and to leave it idle."""
+"""Just enough of a virtual machine to initialize a vfio-user controller and leave it idle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 
-PATIENCE_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 VERSION, DMA_MAP, REGION_READ, REGION_WRITE = 1, 2, 9, 10
 REPLY, ERROR = 0x01, 0x20
 CC, CSTS, AQA, ASQ, DOORBELLS = 0x14, 0x1C, 0x24, 0x28, 0x1000
@@ -17,30 +17,30 @@ ENABLE, READY = 0x46_0001, 0x01
 CREATE_SQ, CREATE_CQ, DOORBELL_BUFFERS = 0x01, 0x05, 0x7C
 PAGE = 4096
 ADMIN_ENTRIES, ENTRIES = 32, 64
-# Where in its memory: the admin queues, both pages of doorbells; then two pages for each queue.
+# Offsets in the guest's memory, after the admin queues: shadow doorbells, event indexes, two pages for each queue pair.
 SHADOW, EVENTS, QUEUES = 2 * PAGE, 3 * PAGE, 4 * PAGE
 
 
 class Refused(Exception):
-    """A message or a command that did not end well, or not at all."""
+    """A message or a command failed or was not answered."""
 
 
 class Guest:
-    """One controller with so many I/O queues, whose doorbells are in memory, as Linux has them."""
+    """A controller with `queues` I/O queues and shadow doorbells, as Linux uses them."""
 
     def __init__(self, path: str, queues: int) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(PATIENCE_SECONDS)
+        self.socket.settimeout(TIMEOUT_SECONDS)
         self.socket.connect(path)
         size = QUEUES + queues * 2 * PAGE
         file = os.memfd_create("guest")
         os.ftruncate(file, size)
         self.memory = mmap.mmap(file, size)
         self.number = 0
-        # Where the next command goes, and how often the queue was gone through.
+        # The tail of the admin submission queue, and its wraps.
         self.tail, self.turn = 0, 0
-        told = json.dumps({"capabilities": {"max_msg_fds": 1}}).encode() + b"\0"
-        self.call(VERSION, struct.pack("<HH", 0, 1) + told)
+        capabilities = json.dumps({"capabilities": {"max_msg_fds": 1}}).encode() + b"\0"
+        self.call(VERSION, struct.pack("<HH", 0, 1) + capabilities)
         self.call(DMA_MAP, struct.pack("<IIQQQ", 32, 3, 0, 0, size), [file])
         os.close(file)
         last = ADMIN_ENTRIES - 1
@@ -48,10 +48,10 @@ class Guest:
         self.set(ASQ, struct.pack("<QQ", 0, PAGE)[:8])
         self.set(ASQ + 8, struct.pack("<Q", PAGE))
         self.set(CC, struct.pack("<I", ENABLE))
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not struct.unpack("<I", self.get(CSTS))[0] & READY:
             if time.monotonic() > deadline:
-                raise Refused("the controller does not become ready")
+                raise Refused("the controller is not ready")
             time.sleep(0.001)
         for queue in range(1, queues + 1):
             at = QUEUES + (queue - 1) * 2 * PAGE
@@ -88,7 +88,7 @@ class Guest:
         self.call(REGION_WRITE, struct.pack("<QII", offset, 0, len(value)) + value)
 
     def admin(self, opcode: int, first: int, second: int, word10: int, word11: int) -> None:
-        """Carries out a command of the admin queue, which is rung for by a message."""
+        """Executes an admin command; rings the doorbell with a message."""
         entry = struct.pack("<BBHIQQQQIIIIII", opcode, 0, self.tail, 0, 0, 0, first, second, word10, word11, 0, 0, 0, 0)
         self.memory[self.tail * 64 : self.tail * 64 + 64] = entry
         at = PAGE + self.tail * 16 + 14
@@ -96,10 +96,10 @@ class Guest:
         self.tail = (self.tail + 1) % ADMIN_ENTRIES
         self.turn += self.tail == 0
         self.set(DOORBELLS, struct.pack("<I", self.tail))
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while (status := struct.unpack_from("<H", self.memory, at)[0]) & 1 != phase:
             if time.monotonic() > deadline:
-                raise Refused(f"admin command {opcode:#x} does not end")
+                raise Refused(f"admin command {opcode:#x} timed out")
         if status >> 1:
-            raise Refused(f"admin command {opcode:#x} ended with {status >> 1:#x}")
+            raise Refused(f"admin command {opcode:#x} failed with status {status >> 1:#x}")
         self.set(DOORBELLS + 4, struct.pack("<I", self.tail))

@@ -1,4 +1,4 @@
-"""Just enough of an iSCSI initiator to send single commands and to count what goes over the wire."""
+"""Just enough of an iSCSI initiator to send single commands and to count the bytes on the wire."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import socket
 import struct
 import threading
 
-# A parameter list or a block goes with its command: the target takes so much unasked (RFC 7143 13.12).
+# A parameter list or a block is sent as immediate data: every target accepts this length (RFC 7143 13.12).
 IMMEDIATE_MAX = 8192
-PATIENCE_SECONDS = 120
+TIMEOUT_SECONDS = 120
 KEYS = {
     "SessionType": "Normal",
     "HeaderDigest": "None",
@@ -28,17 +28,17 @@ NO_TAG = 0xFFFFFFFF
 
 
 class Refused(Exception):
-    """A command or login that did not end well."""
+    """A command or login failed."""
 
 
 class Session:
-    """One session, one command at a time."""
+    """A session with one command at a time."""
 
     numbers = iter(range(1, 1 << 16))
     lock = threading.Lock()
 
     def __init__(self, port: int, target: str) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.wire_bytes = 0
         self.tag = self.command_number = 1
@@ -81,7 +81,7 @@ class Session:
         return head, data
 
     def run(self, lun: int, cdb: bytes, out: bytes = b"", room: int = 0) -> bytes:
-        """Data-In of a command."""
+        """Executes a command; returns its Data-In."""
         assert len(out) <= IMMEDIATE_MAX and not (out and room)
         self.tag += 1
         flags = FINAL | SIMPLE | (WRITE if out else READ if room else 0)
@@ -99,11 +99,11 @@ class Session:
             elif code == DATA_IN:
                 got += data
                 if head[1] & STATUS_IN_DATA:
-                    return self.judge(cdb, head[3], b"", got)
+                    return self.check_status(cdb, head[3], b"", got)
             elif code == RESPONSE:
-                return self.judge(cdb, head[3], data, got)
+                return self.check_status(cdb, head[3], data, got)
             else:
-                raise Refused(f"an unexpected answer to {cdb.hex()}: {head.hex()}")
+                raise Refused(f"unexpected PDU for {cdb.hex()}: {head.hex()}")
 
     def answer(self, head: bytes) -> None:
         if (ping := head[20:24]) != b"\xff" * 4:
@@ -112,13 +112,13 @@ class Session:
             self.send(reply, b"")
 
     @staticmethod
-    def judge(cdb: bytes, status: int, sense: bytes, got: bytes) -> bytes:
+    def check_status(cdb: bytes, status: int, sense: bytes, got: bytes) -> bytes:
         if status:
             raise Refused(f"{cdb.hex()}: status {status:#x}, sense {sense[2:].hex()}")
         return got
 
     def ready(self, lun: int) -> None:
-        """Takes the unit attentions that a new session finds."""
+        """Clears the unit attentions of a new session."""
         for _ in range(8):
             try:
                 self.run(lun, b"\0" * 6)

@@ -1,4 +1,4 @@
-"""Runs loads against targets and gathers what they found."""
+"""Runs loads on targets and collects the results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from statistics import median
 from .rows import Row
 from .targets import INITIATOR_CPU, Floor, Lunar, Setup, Target, Unavailable
 
-# Seconds until a thousand sessions are logged in, at the slowest target.
+# The timeout for the logins of a thousand sessions, in seconds.
 CROWD_PATIENCE = 60.0
 
 
 @dataclass
 class Sample:
-    """One run of one row on one target."""
+    """The result of one run of a row on a target."""
 
     iops: float
     bytes_per_second: float
@@ -29,21 +29,21 @@ class Sample:
     p99_us: float
     target_us_per_io: float
     initiator_us_per_io: float
-    # How many commands ended in one receive of the initiator: how far the target gathers its replies.
+    # Commands that completed per receive of the initiator: shows how many replies the target coalesces.
     per_receive: float
-    # CPU time of everybody else on the machine, as a part of all there was.
+    # The fraction of the host's CPU time that other processes used.
     foreign: float
 
 
 def machine_busy() -> tuple[float, float]:
-    """Busy and total CPU ticks of the machine so far."""
+    """Busy and total CPU ticks of the host since its start."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     idle = fields[3] + fields[4]
     return float(sum(fields) - idle), float(sum(fields))
 
 
-def run_initiator(command: list[str], patience: float) -> dict:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience, check=False)
+def run_initiator(command: list[str], timeout: float) -> dict:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     if done.returncode != 0:
         raise Unavailable(f"{' '.join(command)}\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
     return json.loads(done.stdout)
@@ -55,10 +55,10 @@ def initiator(setup: Setup, url: str, seconds: float, more: list[str]) -> list[s
 
 
 def sample(setup: Setup, target: Target, row: Row, seconds: float) -> Sample | None:
-    """One run; None if the target has no such unit."""
+    """Measures one run; None if the target has no such unit."""
     if isinstance(target, Floor):
         return sample_floor(setup, target, row, seconds)
-    target.suit(row)
+    target.prepare(row)
     url = target.url(row.store)
     if url is None:
         return None
@@ -67,7 +67,7 @@ def sample(setup: Setup, target: Target, row: Row, seconds: float) -> Sample | N
     report = run_initiator(initiator(setup, url, seconds, row.load() + target.arguments()), seconds + 60)
     foreign = foreign_part(machine, report)
     if busy_before is not None:
-        # Its account covers the whole run: so must the count.
+        # The target's own busy time covers the whole run, so all commands of the run are counted.
         spent = (target.busy_seconds() - busy_before) * 1e6 / max(report["total_commands"], 1)
     else:
         spent = report["target_busy_us_per_io"] or report["target_cpu_us_per_io"] or 0.0
@@ -92,7 +92,7 @@ def sample_floor(setup: Setup, target: Floor, row: Row, seconds: float) -> Sampl
 
 
 def foreign_part(before: tuple[float, float], report: dict) -> float:
-    """Everybody else's part of the machine: what was busy beyond the initiator and the target."""
+    """The fraction of the CPU time that neither the initiator nor the target used."""
     busy, total = (now - then for now, then in zip(machine_busy(), before))
     cost = report["cost"]
     ours = (cost["initiator_cpu_seconds"] + cost["target_cpu_seconds"]) / (report["seconds"] * os.cpu_count())
@@ -113,8 +113,8 @@ def to_sample(report: dict, spent: float, row: Row, foreign: float) -> Sample:
     )
 
 
-def middle(samples: list[Sample]) -> dict[str, float]:
-    """Medians, and how far apart the runs were."""
+def medians(samples: list[Sample]) -> dict[str, float]:
+    """The medians, and the spread of the runs."""
     names = asdict(samples[0]).keys()
     result = {name: median(getattr(one, name) for one in samples) for name in names}
     rates = sorted(one.iops for one in samples)
@@ -124,18 +124,18 @@ def middle(samples: list[Sample]) -> dict[str, float]:
 
 
 def idle_cpu(target: Target, seconds: float) -> float:
-    """Percent of one CPU that the target takes with nobody connected."""
+    """The CPU time of the target without connections, in percent of one CPU."""
     before, start = target.cpu_seconds(), time.monotonic()
     time.sleep(seconds)
     return (target.cpu_seconds() - before) * 100 / (time.monotonic() - start)
 
 
 def idle_sessions(setup: Setup, target: Target, sessions: int, rounds: int, seconds: float) -> dict:
-    """What sessions that only stay cost: memory of each, logins per second, and the loss of a session under load."""
+    """The cost of idle sessions: memory of each, logins per second, and the rate of a session under load."""
     url = target.url("null")
     load = ["--rw", "randread", "--bs", "4096", "--depth", "32"]
     run = lambda: run_initiator(initiator(setup, url, seconds, load), seconds + 60)["iops"]  # noqa: E731
-    # The load alone touches memory, too, and that stays.
+    # Run the load once first: the memory that it uses is not freed.
     run()
     before = target.memory()
     alone, crowded, grown = [], [], 0
@@ -157,8 +157,8 @@ def idle_sessions(setup: Setup, target: Target, sessions: int, rounds: int, seco
 
 @contextlib.contextmanager
 def crowd(setup: Setup, url: str, idle: int, options: list[str]):
-    """Idle sessions of a process that is stopped once it has more sockets than `idle`: what they cost is the target's
-    alone."""
+    """Idle sessions of a process that is paused when it has more than `idle` sockets, so that only the target uses CPU
+    time."""
     log = (setup.folder / "crowd.log").open("w+")
     command = initiator(setup, url, 3600, ["--depth", "1", *options])
     start = time.monotonic()
@@ -168,7 +168,7 @@ def crowd(setup: Setup, url: str, idle: int, options: list[str]):
             if process.poll() is not None or time.monotonic() > start + CROWD_PATIENCE:
                 raise Unavailable(f"{' '.join(command)}\n{Path(log.name).read_text()[-1000:]}")
             time.sleep(0.002)
-        # The last of them log in.
+        # Let the last logins finish.
         time.sleep(0.5)
         process.send_signal(signal.SIGSTOP)
         yield
@@ -179,7 +179,7 @@ def crowd(setup: Setup, url: str, idle: int, options: list[str]):
 
 
 def sockets(pid: int) -> int:
-    """Sockets that a process has open."""
+    """The number of open sockets of a process."""
     links = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -188,7 +188,7 @@ def sockets(pid: int) -> int:
 
 
 def memory_of_units(setup: Setup, units: int) -> dict:
-    """What Lunar's logical units cost: with one, and with many."""
+    """The memory of Lunar with one logical unit, and with many."""
     sizes = []
     for count in (1, units):
         target = Lunar(setup, ["null:1M"] * count)

@@ -1,7 +1,7 @@
-"""A network of the benchmark's own, with TCP as Linux has it unless somebody says otherwise.
+"""A network namespace for the benchmark, with the default congestion control of Linux.
 
-A machine whose TCP is BBR arms a timer for every few packets, also over loopback, where there is nothing to pace; in a
-virtual machine each costs the sender more than the packets, and hides what is measured.
+BBR arms a timer for every few packets, also over loopback. In a virtual machine, each timer costs the sender more than
+the packets and distorts the results.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Says that this process is in it.
+# Set in the environment of the process inside the namespace.
 INSIDE = "LUNAR_BENCH_NETWORK"
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def enter_own(congestion: str) -> None:
-    """Begins this program anew in a network of its own, unless it is in it, or is not root."""
+    """Restarts this program in a network namespace of its own, unless it is in it or is not root."""
     if INSIDE in os.environ:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         CONGESTION.write_text(congestion)
         return
     if os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("ip"):
-        print(f"no network of its own (root, unshare, ip): TCP with {CONGESTION.read_text().strip()}", file=sys.stderr)
+        print(f"no network namespace (needs root, unshare, ip): TCP with {CONGESTION.read_text().strip()}", file=sys.stderr)
         return
     os.environ[INSIDE] = "own"
     os.execvp("unshare", ["unshare", "--net", sys.executable, *sys.argv])

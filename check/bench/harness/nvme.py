@@ -1,4 +1,4 @@
-"""NVMe/TCP: the targets that speak it, the loads that are measured, and what idle controllers cost."""
+"""NVMe/TCP: the targets, the loads, and the cost of idle controllers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .rows import KIB, Row
 from .targets import NULL_BYTES, RAM_BYTES, Floor, Least, Lunar, Setup, Spdk, Target, Unavailable, free_port
 
 NQN = "nqn.2026-01.io.lunar.bench:"
-# Entries of a queue: more than the deepest load has commands.
+# Entries of a queue: more than the commands of the deepest load.
 QUEUE_ENTRIES = 256
-# Controllers that only stay, and I/O queues of each, ever more: what one crowd leaves behind the next one uses, so what
-# is counted is what each takes beyond the last.
+# Numbers of idle controllers and of I/O queues of each, rising: a target reuses memory of the previous step, so the
+# differences between the steps are reported.
 CROWDS = ((64, 1), (128, 1), (128, 5))
-# How long CPU time at rest is watched.
+# The time for measuring idle CPU time, in seconds.
 IDLE_SECONDS = 5.0
 
 
@@ -22,12 +22,12 @@ class LunarNvme(Lunar):
     scheme = "nvme-tcp"
     first_unit = 1
 
-    def faces(self) -> list[str]:
+    def portal_arguments(self) -> list[str]:
         return ["--listen", f"127.0.0.1:{free_port()}", "--nvme", f"127.0.0.1:{self.port}"]
 
 
 class SpdkNvme(Spdk):
-    """SPDK's nvmf_tgt from the build tree that LUNAR_BENCH_SPDK names."""
+    """SPDK's nvmf_tgt from the build tree in LUNAR_BENCH_SPDK."""
 
     program = "nvmf_tgt"
     note = ""
@@ -51,7 +51,7 @@ class SpdkNvme(Spdk):
 
 
 class LeastNvme(Least):
-    speaks = "nvme"
+    subcommand = "nvme"
 
     def url(self, store: str) -> str | None:
         return f"nvme-tcp://127.0.0.1:{self.port}/{NQN}{store}/1" if store == "null" else None
@@ -72,20 +72,20 @@ def rows() -> list[Row]:
 
 
 def idle_controllers(setup: Setup, target: Target) -> dict:
-    """What controllers that only stay cost: memory of each and of each I/O queue, and CPU time."""
+    """The cost of idle controllers: memory of each and of each I/O queue, and CPU time."""
     url = target.url("null")
-    # The load alone touches memory, too, and that stays.
+    # Run the load once first: the memory that it uses is not freed.
     load = ["--rw", "randread", "--bs", "4096", "--depth", "32"]
     measure.run_initiator(measure.initiator(setup, url, 0.5, load), 60)
     sizes, percent = [], 0.0
     for controllers, queues in CROWDS:
         idle = ["--idle-sessions", str(controllers), "--idle-queues", str(queues)]
-        # An admin queue each; and those of the process itself.
+        # One admin queue for each controller, and the queues of the process itself.
         with measure.crowd(setup, url, 1 + controllers * (queues + 1), idle):
             sizes.append(target.memory())
             if len(sizes) == 1:
                 percent = measure.idle_cpu(target, IDLE_SECONDS)
-        # Connections that were cut off are found out at once.
+        # The target notices closed connections at once.
         time.sleep(0.5)
     (first, _), (more, few), (_, many) = CROWDS
     return {

@@ -1,4 +1,4 @@
-"""What a target does with data that never crosses the wire: zeroing, EXTENDED COPY, tokens, VERIFY."""
+"""Offloaded operations, whose data does not cross the wire: zeroing, EXTENDED COPY, token copies, VERIFY."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .initiator import Session
 from .targets import Lunar, Setup
 
 BLOCK = 512
-# What FreeBSD's CTL is told to do on memory in its own announcement, in GB/s.
+# The published rates of FreeBSD's CTL with memory, in GB/s.
 PUBLISHED = {"zero": 4.0, "xcopy": 1.3, "token": 1.47, "verify": 0.467}
 TITLES = {
     "zero": "WRITE SAME of zeroes",
@@ -31,21 +31,21 @@ TITLES = {
     "verify": "VERIFY",
     "bare": "`cp` and `sync`, no target",
 }
-# What every copy must not be far behind: the file system's own, of every byte.
+# The reference for all copies: the file system copies every byte.
 BARE = ["cp", "--reflink=never", "--sparse=never"]
 MAKE = {"xfs": ["mkfs.xfs", "-q", "-m", "reflink=1"], "ext4": ["mkfs.ext4", "-q", "-F"]}
-# Commands under way at once, each on a session of its own.
+# Commands in progress at the same time, each on a session of its own.
 DEPTH = 4
 CHUNK = 64 << 20
 SEGMENT_BLOCKS = 32768
-# Places of a copy that are compared with its source.
-PROBES = 64
+# The number of ranges of a copy that are compared with its source.
+RANGES = 64
 GIB = 1 << 30
 
 
 @dataclass
 class Limits:
-    """What a disk takes in one command, in blocks."""
+    """The limits of one command, in blocks."""
 
     write_same: int
     transfer: int
@@ -56,7 +56,7 @@ class Limits:
 
 @contextlib.contextmanager
 def file_system(kind: str, folder: Path, size: int) -> Iterator[Path]:
-    """A file system of this kind in a file, or in memory, mounted. Needs root."""
+    """A mounted file system of this kind in a file or in memory. Needs root."""
     image, mount = folder / f"{kind}.img", folder / kind
     mount.mkdir()
     with image.open("wb") as out:
@@ -75,11 +75,11 @@ def file_system(kind: str, folder: Path, size: int) -> Iterator[Path]:
 
 
 def fill(path: Path, size: int) -> None:
-    """Random data, on the medium."""
+    """Fills a file with random data and syncs it."""
     piece = os.urandom(16 << 20)
     with path.open("wb") as out:
         for number in range(0, size, len(piece)):
-            # Each piece differs from the last one.
+            # Each piece differs from the previous one.
             out.write(number.to_bytes(8) + piece[8:])
         out.flush()
         os.fsync(out.fileno())
@@ -88,8 +88,8 @@ def fill(path: Path, size: int) -> None:
 def limits(session: Session) -> Limits:
     page = session.run(0, bytes([0x12, 1, 0xB0, 1, 0, 0]), room=256)
     transfer, same = struct.unpack(">I", page[8:12])[0], struct.unpack(">Q", page[36:44])[0]
-    told = session.run(0, bytes([0x84, 3]) + bytes(8) + struct.pack(">I", 512), room=512)
-    segments, segment = struct.unpack(">H", told[10:12])[0], struct.unpack(">I", told[16:20])[0]
+    response = session.run(0, bytes([0x84, 3]) + bytes(8) + struct.pack(">I", 512), room=512)
+    segments, segment = struct.unpack(">H", response[10:12])[0], struct.unpack(">I", response[16:20])[0]
     copies = session.run(0, bytes([0x12, 1, 0x8F, 4, 0, 0]), room=1024)
     at, token = 4, 0
     while at + 4 <= len(copies):
@@ -98,12 +98,12 @@ def limits(session: Session) -> Limits:
             token = struct.unpack(">Q", copies[at + 20 : at + 28])[0]
         at += 4 + length
     whole = CHUNK // BLOCK
-    at_most = [min(told or whole, whole) for told in (same, transfer, token)]
+    at_most = [min(limit or whole, whole) for limit in (same, transfer, token)]
     return Limits(at_most[0], at_most[1], segments, min(segment // BLOCK or SEGMENT_BLOCKS, SEGMENT_BLOCKS), at_most[2])
 
 
 def designator(session: Session, lun: int) -> bytes:
-    """The CSCD descriptor that names a disk (SPC-4 6.4.4)."""
+    """The CSCD descriptor of a disk (SPC-4 6.4.4)."""
     page = session.run(lun, bytes([0x12, 1, 0x83, 4, 0, 0]), room=1024)
     at = 4
     while at + 4 <= len(page):
@@ -112,7 +112,7 @@ def designator(session: Session, lun: int) -> bytes:
             naa = page[at : at + 4 + length]
             return (bytes([0xE4, 0, 0, 0]) + naa).ljust(28, b"\0") + bytes([0, *BLOCK.to_bytes(3)])
         at += 4 + length
-    raise RuntimeError("the disk has no NAA name")
+    raise RuntimeError("the disk has no NAA designator")
 
 
 def zero(session: Session, limit: Limits, lba: int, count: int, number: int) -> None:
@@ -139,8 +139,8 @@ def token(session: Session, limit: Limits, lba: int, count: int, number: int) ->
     ranges = struct.pack(">QII", lba, count, 0)
     make = struct.pack(">HBBII2xH", 14 + len(ranges), 0, 0, 0, 0, len(ranges)) + ranges
     session.run(0, bytes([0x83, 0x10]) + bytes(4) + struct.pack(">II", number, len(make)), out=make)
-    told = session.run(0, bytes([0x84, 7]) + struct.pack(">I", number) + bytes(4) + struct.pack(">I", 1024), room=1024)
-    use = struct.pack(">HB5xQ", 534 + len(ranges), 0x02, 0) + told[38:550] + struct.pack(">6xH", len(ranges)) + ranges
+    response = session.run(0, bytes([0x84, 7]) + struct.pack(">I", number) + bytes(4) + struct.pack(">I", 1024), room=1024)
+    use = struct.pack(">HB5xQ", 534 + len(ranges), 0x02, 0) + response[38:550] + struct.pack(">6xH", len(ranges)) + ranges
     session.run(1, bytes([0x83, 0x11]) + bytes(4) + struct.pack(">II", number, len(use)), out=use)
 
 
@@ -153,7 +153,7 @@ WAYS: dict[str, tuple[Callable[..., None], Callable[[Limits], int]]] = {
 
 
 def measure(port: int, target: str, way: str, size: int) -> dict:
-    """All of a disk, in commands as large as it takes."""
+    """Runs the operation on the whole disk, with the longest commands that it supports."""
     command, chunk = WAYS[way]
     sessions = [Session(port, target) for _ in range(DEPTH)]
     for session in sessions:
@@ -174,7 +174,7 @@ def measure(port: int, target: str, way: str, size: int) -> dict:
                 command(session, limit, *work.get_nowait())
         except queue.Empty:
             pass
-        except Exception as why:  # noqa: BLE001: told by the main thread
+        except Exception as why:  # noqa: BLE001: raised by the main thread
             failed.append(why)
 
     threads = [threading.Thread(target=worker, args=(session,)) for session in sessions]
@@ -186,7 +186,7 @@ def measure(port: int, target: str, way: str, size: int) -> dict:
     if failed:
         raise failed[0]
     if way != "verify":
-        # The answer to a copy may leave it in the cache, as that to a write does.
+        # A completed copy may be in the cache, like a completed write.
         sessions[0].run(1, bytes([0x91]))
     seconds = time.monotonic() - began
     wire = sum(session.wire_bytes for session in sessions) - before
@@ -196,10 +196,10 @@ def measure(port: int, target: str, way: str, size: int) -> dict:
 
 
 def same(one: Path, other: Path, size: int) -> None:
-    """The copy has what its source has, here and there."""
+    """Compares ranges of the copy with its source."""
     with one.open("rb") as source, other.open("rb") as copy:
-        for number in range(PROBES):
-            at = (size // PROBES) * number
+        for number in range(RANGES):
+            at = (size // RANGES) * number
             source.seek(at)
             copy.seek(at)
             if source.read(1 << 20) != copy.read(1 << 20):
@@ -207,16 +207,16 @@ def same(one: Path, other: Path, size: int) -> None:
 
 
 def zeroed(disk: Path, size: int) -> None:
-    """There is nothing but zeroes, here and there."""
+    """Checks ranges of a zeroed disk."""
     with disk.open("rb") as file:
-        for number in range(PROBES):
-            file.seek((size // PROBES) * number)
+        for number in range(RANGES):
+            file.seek((size // RANGES) * number)
             if any(file.read(1 << 20)):
-                raise RuntimeError(f"not zeroes near byte {(size // PROBES) * number}")
+                raise RuntimeError(f"not zeroes near byte {(size // RANGES) * number}")
 
 
 def measure_bare(source: Path, copy: Path, size: int) -> dict:
-    """What the file system itself needs for a copy that is on the medium."""
+    """Measures a copy by the file system itself, including the sync."""
     began = time.monotonic()
     subprocess.run([*BARE, str(source), str(copy)], check=True)
     subprocess.run(["sync", str(copy)], check=True)
@@ -229,7 +229,7 @@ def measure_once(way: str, how: Setup, source: Path, copy: Path, size: int) -> d
         copy.unlink(missing_ok=True)
         with copy.open("wb") as out:
             out.truncate(size)
-    # What others left to be written is none of this one's time.
+    # Write the dirty pages of earlier runs first.
     os.sync()
     if way == "bare":
         return measure_bare(source, copy, size)
@@ -247,7 +247,7 @@ def measure_once(way: str, how: Setup, source: Path, copy: Path, size: int) -> d
 
 
 def measure_on(kind: str, how: Setup, folder: Path, size: int, rounds: int) -> list[dict]:
-    """Every way in turns; of each, the run whose time is the median."""
+    """Measures all operations in turns; returns the median run of each."""
     runs: dict[str, list[dict]] = {way: [] for way in [*WAYS, "bare"]}
     with file_system(kind, folder, 2 * size + 2 * GIB) as mount:
         source, copy = mount / "source.img", mount / "copy.img"
@@ -263,14 +263,13 @@ def measure_on(kind: str, how: Setup, folder: Path, size: int, rounds: int) -> l
 def markdown(found: dict, plots: list[str]) -> str:
     machine = found["machine"]
     lines = [
-        "# Data that never crosses the wire",
+        "# Offloaded operations",
         "",
         f"{machine['processor']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, {machine['date']}; one core",
-        f"serves, {DEPTH} commands under way; a SYNCHRONIZE CACHE at the end is part of the time. Medians of",
-        f"{found['rounds']} runs in turns. The file systems but tmpfs lie in files on {machine['file_system']}.",
+        f"serves, {DEPTH} commands in progress; the time includes a SYNCHRONIZE CACHE at the end. Medians of",
+        f"{found['rounds']} runs in turns. The file systems other than tmpfs are in files on {machine['file_system']}.",
         "",
-        "The last column is what the authors of FreeBSD's CTL publish for theirs, in memory, on other hardware: a scale,",
-        "no race.",
+        "The last column has the published rates of FreeBSD's CTL with memory, on other hardware, for orientation only.",
         "",
     ]
     body = [
@@ -315,7 +314,7 @@ def plot(found: dict, folder: Path, name: str) -> list[str]:
 def run(
     how: Callable[[Path], Setup], sizes: dict[str, int], rounds: int, within: Path | None, results: Path, name: str
 ) -> int:
-    """Measures on each file system and writes the table and the plot."""
+    """Measures on each file system; writes the table and the plot."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=within) as scratch:
         folder = Path(scratch)
@@ -324,9 +323,9 @@ def run(
             try:
                 rows += measure_on(kind, how(folder), folder, size, rounds)
             except (OSError, subprocess.CalledProcessError) as why:
-                print(f"{kind} is left out: {why}", file=sys.stderr)
+                print(f"{kind} is skipped: {why}", file=sys.stderr)
     if not rows:
-        print("nothing was measured: it takes root to mount file systems", file=sys.stderr)
+        print("nothing was measured: mounting file systems needs root", file=sys.stderr)
         return 1
     found = {"machine": machine, "rounds": rounds, "rows": rows}
     results.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Tables and plots of what was measured."""
+"""Tables and plots of the results."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from .rows import Row, curve
 
 MEASURE_LARGE = 128 << 10
-# Columns of the page's text.
+# The width of text, in columns.
 WIDTH = 120
-# Runs of which the fastest and the slowest lie further apart than this part of the median are marked,
+# Rows are marked if the fastest and the slowest run differ by more than this fraction of the median,
 SPREAD_MARK = 0.25
-# and those beside which others took more than this part of the machine.
+# or if other processes used more than this fraction of the host's CPU time.
 FOREIGN_MARK = 0.1
 COLORS = {
     "lunar": "#2b5fd9",
@@ -40,7 +40,7 @@ def file_system(folder: Path) -> str:
 
 
 def machine(folder: Path) -> dict:
-    """What was measured on; the file store is in `folder`."""
+    """The host of the measurement; `folder` has the file store."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -58,7 +58,7 @@ def machine(folder: Path) -> dict:
 
 
 def rate(value: float, size: int) -> str:
-    """Thousands of commands, or megabytes for large ones."""
+    """Thousands of commands per second, or MB/s for long commands."""
     if size >= MEASURE_LARGE:
         return f"{value * size / 1e6:,.0f} MB/s"
     return f"{value / 1e3:,.1f} K"
@@ -130,11 +130,11 @@ def extras(found: dict) -> list[str]:
             cells += [f"{crowd['bytes_per_session'] / 1024:.1f} KiB", f"{crowd['logins_per_second']:,.0f}"]
             cells += [f"{crowd['ratio']:.2f}"]
         body.append(cells + [""] * (5 - len(cells)))
-    head = ["target", "CPU with nobody connected", "memory of an idle session", "logins per second"]
-    lines += table([*head, "4 KiB random reads beside 1,000 idle sessions / alone"], body)
+    head = ["target", "CPU without connections", "memory of an idle session", "logins per second"]
+    lines += table([*head, "4 KiB random reads with 1,000 idle sessions / without"], body)
     if units := more.get("units"):
         per, one = units["bytes_per_unit"] / 1024, units["bytes_with_one"] / (1 << 20)
-        with_more = f"each of {units['units']} units takes {per:.2f} KiB more."
+        with_more = f"each further one of {units['units']} units takes {per:.2f} KiB."
         lines += ["", f"Lunar with one unit takes {one:.1f} MiB of memory; {with_more}"]
     return lines + failed
 
@@ -147,7 +147,7 @@ def controllers(more: dict) -> list[str]:
             cells += [f"{idle['cpu_percent']:.2f} %", f"{idle['bytes_per_controller'] / 1024:.1f} KiB"]
             cells += [f"{idle['bytes_per_queue'] / 1024:.1f} KiB"]
         body.append(cells + [""] * (5 - len(cells)))
-    head = ["target", "CPU with nobody connected", "CPU with 64 idle controllers"]
+    head = ["target", "CPU without connections", "CPU with 64 idle controllers"]
     head += ["memory of a controller with an admin and an I/O queue", "memory of each further I/O queue"]
     lines = ["", "## Idle controllers", "", *table(head, body)]
     for name, one in more.get("wakes", {}).items():
@@ -160,33 +160,33 @@ TITLES = {
     "nvme-tcp": "NVMe/TCP over loopback",
     "vfio-user": "Controllers of virtual machines (vfio-user), in shared memory",
 }
-WAKES = """{name}: a guest that rests and then has {burst} commands, one after the other, {times} times: its first command
-has ended after {p50_us:.0f} us (99 of 100 within {p99_us:.0f} us, all within {max_us:.0f} us), and for all of them
-together it rings {rings:.1f} times: the others are looked for without that."""
-ABOUT = """{date}, {processor}, {cpus} CPUs, Linux {kernel}, TCP with {congestion}. The target on CPU 0, the initiator
-(`lunar bench`) on CPU 1; the file store on {file_system}. Medians of {rounds} runs of {seconds} s each, the targets
-taking turns in every round, another one first in each, after a run that does not count.
-Load of the machine before and after: {load_before}; {load_after}. A tilde marks runs that lie more than a quarter apart,
-or beside which others took more than a tenth of the machine. Compare columns, not machines."""
-COSTS = "Lunar and SPDK poll under load: what they count themselves as busy. The others: what the kernel counts."
+WAKES = """{name}: a guest pauses and then sends {burst} commands one after the other, {times} times. The first command
+after a pause completes in {p50_us:.0f} us (median; 99 % in {p99_us:.0f} us, all in {max_us:.0f} us). For all commands of
+a burst together, the guest sends {rings:.1f} doorbell messages; Lunar finds the other commands by polling."""
+ABOUT = """{date}, {processor}, {cpus} CPUs, Linux {kernel}, TCP with {congestion}. The target is on CPU 0, the initiator
+(`lunar bench`) on CPU 1, the file store on {file_system}. Medians of {rounds} runs of {seconds} s each. The targets
+run in turns; each round starts with another target, after a run that does not count.
+Load of the host before and after: {load_before}; {load_after}. A tilde marks rows whose runs differ by more than a
+quarter, or during which other processes used more than a tenth of the CPU time. Compare columns, not hosts."""
+COSTS = "Lunar and SPDK poll under load: busy time by their own statistics. Other targets: CPU time by the kernel."
 
 
 def markdown(found: dict, plots: list[str]) -> str:
     about = ABOUT.format(**found["machine"], rounds=found["rounds"], seconds=found["seconds"])
     lines = [f"# {TITLES[found['protocol']]}", "", textwrap.fill(about, WIDTH), ""]
     lines += [f"* {name}: {note}" for name, note in found["notes"].items()]
-    lines += [f"* {name} was left out: {why.splitlines()[0]}" for name, why in found["missing"].items()]
-    lines += [f"* A run failed, and its row has one fewer: {what}" for what in found["failed"]]
+    lines += [f"* {name} was skipped: {why.splitlines()[0]}" for name, why in found["missing"].items()]
+    lines += [f"* A run failed and is not counted: {what}" for what in found["failed"]]
     lines += ["", "## Commands per second", "", *rates(found)]
     lines += ["", "## CPU time of the target, microseconds per command", "", COSTS, "", *costs(found)]
-    lines += ["", "## Latency, microseconds: median / 99 of 100", "", *latencies(found), *extras(found)]
+    lines += ["", "## Latency, microseconds: median / 99th percentile", "", *latencies(found), *extras(found)]
     for plot in plots:
         lines += ["", f"![{plot}]({plot})"]
     return "\n".join(lines) + "\n"
 
 
 def pyplot():
-    """What draws, or None: without matplotlib there are no plots."""
+    """The plotting library, or None if matplotlib is not installed."""
     try:
         import matplotlib
 
@@ -201,7 +201,7 @@ def pyplot():
 
 
 def plots(found: dict, chosen: list[Row], folder: Path, name: str) -> list[str]:
-    """Draws; gives the names of the files. Without matplotlib there are none."""
+    """Draws the plots; returns the names of their files, none without matplotlib."""
     plt = pyplot()
     if plt is None:
         return []
@@ -232,8 +232,8 @@ def bars(plt, found: dict, rows: list[dict], value, label: str):
         at = [number * step + place for number, row in enumerate(rows) if name in row["targets"]]
         widths = [value(row["targets"][name], size_of(row)) for row in rows if name in row["targets"]]
         axes.barh(at, widths, height=0.9, color=COLORS[name], label=name)
-    middles = [number * step + (len(names) - 1) / 2 for number in range(len(rows))]
-    axes.set_yticks(middles, [row["title"] for row in rows])
+    medians = [number * step + (len(names) - 1) / 2 for number in range(len(rows))]
+    axes.set_yticks(medians, [row["title"] for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel(label)
     axes.grid(axis="x", alpha=0.3)
@@ -242,7 +242,7 @@ def bars(plt, found: dict, rows: list[dict], value, label: str):
 
 
 def legend(axes, columns: int) -> None:
-    """Who is who, where no bar can be: above them."""
+    """The legend, above the bars."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncol=columns, frameon=False)
 
 

@@ -1,4 +1,4 @@
-"""The loads that are measured."""
+"""The loads of the benchmark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Row:
-    """One load: a row of the table."""
+    """A load: a row of the table."""
 
     group: str
     rw: str
@@ -19,7 +19,7 @@ class Row:
     sessions: int = 1
     store: str = "null"
     spin: bool = False
-    # What there are several of.
+    # What `sessions` counts.
     what: str = "sessions"
 
     @property
@@ -46,12 +46,12 @@ class Row:
         return f"{self.rw}-{self.bs}-d{self.depth}-s{self.sessions}-{self.store}{spin}"
 
     def load(self) -> list[str]:
-        """The initiator's options."""
+        """The options of the initiator."""
         options = ["--rw", self.rw, "--bs", str(self.bs), "--depth", str(self.depth), "--sessions", str(self.sessions)]
         return options + (["--spin"] if self.spin else [])
 
     def messages(self) -> tuple[int, int]:
-        """Payload of the floor's request and reply."""
+        """The payload of request and reply of the floor, in bytes."""
         return (self.bs, 0) if self.writes else (0, self.bs)
 
 
@@ -69,7 +69,7 @@ def rows() -> list[Row]:
 
 def curve(measured: list[Row]) -> list[Row]:
     """The rows of the depth curve, in its order."""
-    # Where both sides poll anyway, the curve is of that.
+    # If rows with a polling initiator exist in the curve, it consists of them.
     spin = {row.spin for row in measured if row.group == "curve"} == {True}
     fits = [r for r in measured if (r.rw, r.bs, r.sessions, r.store, r.spin) == ("randread", 4 * KIB, 1, "null", spin)]
     return sorted(fits, key=lambda row: row.depth)

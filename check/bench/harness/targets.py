@@ -1,4 +1,4 @@
-"""Targets that are measured: how each is started, pinned, paused, and asked what it spent."""
+"""The measured targets: starting, pinning, pausing, and their CPU time."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .rows import Row
 
 TARGET_CPU = 0
 INITIATOR_CPU = 1
-# Seconds that a target may take until it answers.
-START_PATIENCE = 20.0
+# The timeout for the start of a target, in seconds.
+START_TIMEOUT = 20.0
 RAM_BYTES = 256 << 20
 FILE_BYTES = 1 << 30
 NULL_BYTES = 1 << 40
-# Commands that a session may have under way at a target that asks for the number: those of the deepest row.
+# The command window of targets where it is configured: that of the deepest row.
 WINDOW = 128
 
 
 class Unavailable(Exception):
-    """A target that cannot be measured here; says why."""
+    """A target cannot be measured on this host; the message is the reason."""
 
 
 @dataclass
 class Setup:
-    """What all targets share."""
+    """The settings that all targets share."""
 
     folder: Path
     lunar: Path
@@ -40,7 +40,7 @@ class Setup:
     driver: str
 
     def file_image(self) -> Path:
-        """A file on the folder's file system, fully written, in the page cache."""
+        """A file in the folder, completely written and in the page cache."""
         path = self.folder / "disk.img"
         if not path.exists() or path.stat().st_size != FILE_BYTES:
             with path.open("wb") as out:
@@ -61,8 +61,8 @@ def free_port() -> int:
 
 
 def wait_for(what: str, ready, process: subprocess.Popen, log: Path) -> None:
-    """Waits until `ready()`; a target that ends before is a failure with its log."""
-    deadline = time.monotonic() + START_PATIENCE
+    """Waits until `ready()`. Raises Unavailable with the log if the target ends before."""
+    deadline = time.monotonic() + START_TIMEOUT
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:
             tail = log.read_text(errors="replace")[-2000:]
@@ -79,7 +79,7 @@ def answers(port: int) -> bool:
 
 
 class Target:
-    """A process that serves; `name` is its column."""
+    """A target process; `name` is its column."""
 
     name = ""
     note = ""
@@ -94,18 +94,18 @@ class Target:
         raise NotImplementedError
 
     def url(self, store: str) -> str | None:
-        """The unit with this store (null, ram, file); None if there is none."""
+        """The URL of the unit with this store (null, ram, file); None if there is none."""
         raise NotImplementedError
 
-    def suit(self, row: Row) -> None:
-        """Becomes as a row wants it, before its load begins."""
+    def prepare(self, row: Row) -> None:
+        """Prepares the target for a row."""
 
     def arguments(self) -> list[str]:
-        """Options that make the initiator account for this target."""
+        """Options that make the initiator report the CPU time of this target."""
         return ["--pid", str(self.pid)]
 
     def busy_seconds(self) -> float | None:
-        """Time in which the target had work so far, by its own account; None if only the kernel knows."""
+        """The busy time by the target's own statistics, in seconds; None if it has none."""
         return None
 
     @property
@@ -126,7 +126,7 @@ class Target:
         )
 
     def pause(self) -> None:
-        """Takes no CPU time until it is resumed: one that polls would disturb the others."""
+        """Pauses the process, because a polling target would disturb the others."""
         if self.process is not None:
             os.kill(self.pid, signal.SIGSTOP)
 
@@ -148,7 +148,7 @@ class Target:
         self.process = None
 
     def memory(self) -> int:
-        """Bytes of memory that are this process's alone (smaps_rollup: private and its share of the shared)."""
+        """The proportional set size of the process (Pss of smaps_rollup), in bytes."""
         for line in Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) << 10
@@ -162,7 +162,7 @@ class Target:
 class Lunar(Target):
     name = "lunar"
     scheme = "iscsi"
-    # The number of the first unit.
+    # The LUN or namespace ID of the first unit.
     first_unit = 0
 
     def __init__(self, setup: Setup, volumes: list[str] | None = None) -> None:
@@ -171,8 +171,8 @@ class Lunar(Target):
         self.stats = setup.folder / "lunar.stats"
         self.iqn = ""
 
-    def faces(self) -> list[str]:
-        """Where it listens."""
+    def portal_arguments(self) -> list[str]:
+        """The options for its portals."""
         return ["--listen", f"127.0.0.1:{self.port}"]
 
     def start(self) -> None:
@@ -180,7 +180,7 @@ class Lunar(Target):
             raise Unavailable(f"{self.setup.lunar} is not built")
         volumes = self.volumes or [f"null:{NULL_BYTES}", f"ram:{RAM_BYTES}", str(self.setup.file_image())]
         self.stats.unlink(missing_ok=True)
-        command = [str(self.setup.lunar), "serve", *self.faces(), "--cores", "1"]
+        command = [str(self.setup.lunar), "serve", *self.portal_arguments(), "--cores", "1"]
         command += ["--driver", self.setup.driver, "--stats", str(self.stats)]
         self.spawn(command + volumes)
         wait_for("lunar", lambda: self.stats.exists() and answers(self.port), self.process, self.log)
@@ -237,12 +237,12 @@ class Tgt(Target):
 
 
 class Spdk(Target):
-    """SPDK's iscsi_tgt from the build tree that LUNAR_BENCH_SPDK names. It polls: its CPU time says nothing, its own
-    account of busy time does."""
+    """SPDK's iscsi_tgt from the build tree in LUNAR_BENCH_SPDK. It always polls, so its own busy time is measured
+    instead of its CPU time."""
 
     name = "spdk"
     program = "iscsi_tgt"
-    note = "its file store goes past the page cache"
+    note = "its file store bypasses the page cache"
 
     def start(self) -> None:
         tree = os.environ.get("LUNAR_BENCH_SPDK")
@@ -252,14 +252,14 @@ class Spdk(Target):
         self.rpc_path.unlink(missing_ok=True)
         command = [f"{tree}/build/bin/{self.program}", "-m", f"[{TARGET_CPU}]", "--no-huge", "-s", "2048", "--no-pci"]
         command += ["--disable-cpumask-locks", "-i", str(self.port), "-r", str(self.rpc_path), "--wait-for-rpc"]
-        # It pins its own threads; the helpers of its environment stay off the target's CPU.
+        # SPDK pins its own threads; other threads of the process must not run on the target's CPU.
         self.spawn(command, pin=False)
         wait_for(self.program, self.rpc_path.exists, self.process, self.log)
         self.rpc("sock_set_default_impl", impl_name=os.environ.get("LUNAR_BENCH_SPDK_SOCK", "posix"))
         self.configure()
 
     def configure(self) -> None:
-        """Gives it its units."""
+        """Creates the units."""
         self.rpc("iscsi_set_options", max_sessions=1100, max_queue_depth=WINDOW, immediate_data=True)
         self.rpc("framework_start_init")
         self.rpc("framework_wait_init")
@@ -279,14 +279,14 @@ class Spdk(Target):
                 queue_depth=WINDOW,
                 disable_chap=True,
             )
-        # What it cannot do it cuts down without a word.
+        # SPDK reduces a queue depth that it does not support without an error.
         if any(node["queue_depth"] < WINDOW for node in self.rpc("iscsi_get_target_nodes")):
-            raise Unavailable(f"it takes fewer than {WINDOW} commands at a time")
+            raise Unavailable(f"its queue depth is below {WINDOW}")
 
     def rpc(self, method: str, **params):
-        """One call of its JSON-RPC interface."""
+        """Calls a method of the JSON-RPC interface."""
         with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(START_PATIENCE)
+            link.settimeout(START_TIMEOUT)
             link.connect(str(self.rpc_path))
             request = {"jsonrpc": "2.0", "id": 1, "method": method, **({"params": params} if params else {})}
             link.sendall(json.dumps(request).encode())
@@ -311,7 +311,7 @@ class Spdk(Target):
 
 
 class Floor(Target):
-    """The bare request and reply loop; a process of its own for each shape of messages."""
+    """The bare request and reply loop; one process for each size of messages."""
 
     name = "floor"
     note = "bare requests and replies of the same sizes, no protocol"
@@ -332,22 +332,22 @@ class Floor(Target):
 
 
 class Least(Target):
-    """The least target of a protocol: answers reads of an empty disk without a device server behind."""
+    """The simplest target of a protocol: an empty disk without a device server."""
 
     name = "least"
-    note = "just enough of the protocol for reads and writes of nothing"
-    speaks = "iscsi"
+    note = "just enough of the protocol for an empty disk"
+    subcommand = "iscsi"
     spin = False
 
     def start(self) -> None:
         if not self.setup.floor.exists():
             raise Unavailable(f"{self.setup.floor} is not built")
-        command = [str(self.setup.floor), self.speaks, "--listen", f"127.0.0.1:{self.port}"]
+        command = [str(self.setup.floor), self.subcommand, "--listen", f"127.0.0.1:{self.port}"]
         self.spawn([*command, *(["--spin"] if self.spin else [])])
         wait_for("floor", lambda: answers(self.port), self.process, self.log)
 
-    def suit(self, row: Row) -> None:
-        """Polls where the floor does."""
+    def prepare(self, row: Row) -> None:
+        """Polls if the floor does."""
         if self.spin != row.spin:
             self.stop()
             self.spin, self.port = row.spin, free_port()

@@ -1,4 +1,4 @@
-"""vfio-user: controllers of virtual machines, the loads that are measured, and what those cost that do nothing."""
+"""vfio-user: the targets, the loads, and the cost of idle controllers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from .targets import NULL_BYTES, RAM_BYTES, Lunar, Setup, Target, Unavailable
 
 NQN = "nqn.2026-01.io.lunar.bench:"
 STORES = ("null", "ram")
-# Controllers that only stay, and I/O queues of each, ever more: what one crowd leaves behind the next one uses, so what
-# is counted is what each takes beyond the last.
+# Numbers of idle controllers and of I/O queues of each, rising: a target reuses memory of the previous step, so the
+# differences between the steps are reported.
 CROWDS = ((32, 1), (64, 1), (64, 5))
 MACHINES = max(count for count, _ in CROWDS)
-# How long CPU time at rest is watched.
+# The time for measuring idle CPU time, in seconds.
 IDLE_SECONDS = 5.0
-# A guest rests so long before it has so many commands, one after the other; about so many times.
+# The pause of a guest before each burst, in seconds, the commands of a burst, and about so many bursts.
 REST_SECONDS = 0.05
 BURST = 1000
 WAKES = 200
 
 
 class LunarVfio(Lunar):
-    """Doorbells in the guest's memory, as Linux has them: a guest at rest is not looked at."""
+    """Shadow doorbells in the guest's memory, as Linux uses them: an idle guest is not polled."""
 
     first_unit = 1
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, [f"null:{NULL_BYTES}", f"ram:{RAM_BYTES}"])
 
-    def faces(self) -> list[str]:
+    def portal_arguments(self) -> list[str]:
         names = ["bench", *(f"idle{number}" for number in range(MACHINES))]
         machines = [word for name in names for word in ("--vm", name)]
-        return [*super().faces(), "--vm-folder", str(self.folder()), *machines]
+        return [*super().portal_arguments(), "--vm-folder", str(self.folder()), *machines]
 
     def folder(self) -> Path:
         return self.setup.folder / f"vm-{self.name}"
@@ -53,14 +53,14 @@ class LunarVfio(Lunar):
 
 
 class LunarMapped(LunarVfio):
-    """Doorbells in a page that both have mapped, as SPDK's initiator wants them."""
+    """Mapped doorbells, as SPDK's initiator requires them."""
 
     name = "mapped"
-    note = "Lunar with doorbells in a page that both sides have mapped, which it has to look at"
+    note = "Lunar with mapped doorbells, which it polls"
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        # Its account is its own.
+        # A statistics socket of its own.
         self.stats = setup.folder / "mapped.stats"
 
     def arguments(self) -> list[str]:
@@ -68,9 +68,9 @@ class LunarMapped(LunarVfio):
 
 
 class SpdkVfio(SpdkNvme):
-    """SPDK's nvmf_tgt, built with vfio-user, from the build tree that LUNAR_BENCH_SPDK names."""
+    """SPDK's nvmf_tgt with vfio-user, from the build tree in LUNAR_BENCH_SPDK."""
 
-    note = "it maps the doorbells, and looks at them without end"
+    note = "mapped doorbells, which it always polls"
 
     def configure(self) -> None:
         self.rpc("framework_start_init")
@@ -97,7 +97,7 @@ KINDS: dict[str, type[Target]] = {"lunar": LunarVfio, "mapped": LunarMapped, "sp
 
 
 def rows() -> list[Row]:
-    """Both sides poll."""
+    """The loads; most with a polling initiator."""
     curve = [Row("curve", "randread", 4 * KIB, depth, spin=True) for depth in (1, 8, 32, 128)]
     stores = [Row("stores", "randread", 4 * KIB, depth, store="ram", spin=True) for depth in (1, 32, 128)]
     writes = [Row("page", "randwrite", 4 * KIB, 32, store=store, spin=True) for store in STORES]
@@ -109,7 +109,7 @@ def rows() -> list[Row]:
 
 @contextlib.contextmanager
 def crowd(target: LunarVfio, count: int, queues: int):
-    """So many guests with a controller each."""
+    """Connects `count` guests, each to a controller of its own."""
     guests = []
     try:
         guests += [Guest(target.socket(f"idle{number}"), queues) for number in range(count)]
@@ -122,14 +122,14 @@ def crowd(target: LunarVfio, count: int, queues: int):
 
 
 def idle_controllers(target: LunarVfio) -> dict:
-    """What controllers that only stay cost: memory of each and of each I/O queue, and CPU time."""
+    """The cost of idle controllers: memory of each and of each I/O queue, and CPU time."""
     sizes, percent = [], 0.0
     for count, queues in CROWDS:
         with crowd(target, count, queues):
             sizes.append(target.memory())
             if (count, queues) == (MACHINES, 1):
                 percent = measure.idle_cpu(target, IDLE_SECONDS)
-        # Their memory is let go of.
+        # Wait until the target has freed the memory.
         time.sleep(0.5)
     (few, _), (many, one), (_, more) = CROWDS
     return {
@@ -141,7 +141,7 @@ def idle_controllers(target: LunarVfio) -> dict:
 
 
 def wakes(setup: Setup, target: LunarVfio) -> dict:
-    """How soon a guest that becomes busy is heard, and how often it has to ring: microseconds."""
+    """The latency of the first command after a pause, in microseconds, and the number of doorbell messages."""
     load = ["--depth", "1", "--burst", str(BURST), "--rest", str(REST_SECONDS), "--spin", *target.arguments()]
     seconds = REST_SECONDS * WAKES
     report = measure.run_initiator(measure.initiator(setup, target.url("null"), seconds, load), seconds + 60)
