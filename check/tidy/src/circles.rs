@@ -1,7 +1,7 @@
-//! Import circles: files of one crate that import each other, directly or through others.
+//! Checks for import circles: files of one crate that import each other, directly or through other files.
 //!
-//! An import counts from the file that needs an item to the file that declares it. A re-export (`pub use`) is none:
-//! what is imported through it is imported from the file that declares it. Tests do not count.
+//! An import leads from the file that uses an item to the file that declares it. A re-export (`pub use`) is no import:
+//! an item that is imported through it counts as imported from the file that declares it. Tests are not checked.
 
 use crate::code::{is_test_only, module_files, test_files};
 use crate::{Finding, Tree, folder_of};
@@ -15,7 +15,7 @@ const CIRCLE_MAX: usize = 3;
 /// Circles that may be larger: a file of each, the number of files, and the reason.
 const ALLOWED: &[(&str, usize, &str)] = &[];
 
-/// Crates that do not keep the limit yet. A crate leaves the list when it does, and none is added.
+/// Crates that do not keep the limit yet. A crate leaves the list when it does; none is added.
 const PENDING: &[&str] = &[
     "check/conform",
     "check/sim",
@@ -32,7 +32,7 @@ const PENDING: &[&str] = &[
 /// Re-exports that are followed one after another: more is a circle of re-exports.
 const REEXPORTS_MAX: usize = 16;
 
-/// Everything that is wrong with the imports of a tree.
+/// All findings in the imports of a tree.
 #[must_use]
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let parsed: Vec<(&str, syn::File)> =
@@ -57,7 +57,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
         }
     }
     findings.extend(
-        unused.iter().map(|(file, ..)| Finding::new(file, 0, "is allowed a larger import circle, and lies in none")),
+        unused.iter().map(|(file, ..)| Finding::new(file, 0, "is allowed a larger import circle, but is in none")),
     );
     findings
 }
@@ -70,7 +70,7 @@ fn described(circle: &BTreeSet<String>) -> Finding {
     let first = circle.first().map_or("", String::as_str);
     let files: Vec<&str> = circle.iter().map(String::as_str).collect();
     let what = format!(
-        "lies in an import circle of {} files, {CIRCLE_MAX} at most: {}",
+        "is in an import circle of {} files, {CIRCLE_MAX} at most: {}",
         circle.len(),
         files.join(", ").replace(&format!("{}/", folder_of(first)), "")
     );
@@ -78,23 +78,23 @@ fn described(circle: &BTreeSet<String>) -> Finding {
 }
 
 /// The path of a module within its crate.
-type Place = Vec<String>;
+type ModulePath = Vec<String>;
 
-/// One module: the file that it stands in, and the names that it re-exports.
+/// A module: its file, the names that it imports or re-exports.
 #[derive(Default)]
 struct Module {
     file: String,
-    /// Name, and the path that it stands for.
-    names: BTreeMap<String, (Place, bool)>,
+    /// Each name with its path, and whether it is re-exported.
+    names: BTreeMap<String, (ModulePath, bool)>,
     /// Modules whose names are all re-exported.
-    globs: Vec<Place>,
+    globs: Vec<ModulePath>,
 }
 
 /// The modules of one crate.
 struct Modules<'a> {
-    all: BTreeMap<Place, Module>,
-    /// What each module imports: the paths as they are written, from that module.
-    paths: Vec<(Place, Place)>,
+    all: BTreeMap<ModulePath, Module>,
+    /// The imported paths as they are written, each with the importing module.
+    paths: Vec<(ModulePath, ModulePath)>,
     parsed: BTreeMap<&'a str, &'a syn::File>,
     tests: &'a BTreeSet<String>,
 }
@@ -109,8 +109,8 @@ impl<'a> Modules<'a> {
         modules
     }
 
-    /// Adds a module and those below it.
-    fn add(&mut self, place: Place, file: &str, items: &[syn::Item]) {
+    /// Adds a module and its submodules.
+    fn add(&mut self, module_path: ModulePath, file: &str, items: &[syn::Item]) {
         let mut module = Module { file: file.to_owned(), ..Module::default() };
         let mut below = Vec::new();
         let mut paths = Paths::default();
@@ -133,10 +133,10 @@ impl<'a> Modules<'a> {
                 item => paths.visit_item(item),
             }
         }
-        self.paths.extend(paths.0.into_iter().map(|path| (place.clone(), path)));
-        self.all.insert(place.clone(), module);
+        self.paths.extend(paths.0.into_iter().map(|path| (module_path.clone(), path)));
+        self.all.insert(module_path.clone(), module);
         for inner in below.iter().filter(|inner| !is_test_only(&inner.attrs)) {
-            let mut at = place.clone();
+            let mut at = module_path.clone();
             at.push(inner.ident.to_string());
             match &inner.content {
                 Some((_, items)) => self.add(at, file, items),
@@ -152,8 +152,8 @@ impl<'a> Modules<'a> {
         }
     }
 
-    /// The file that declares what a path names, as it is written in a module; `None` for other crates.
-    fn file_of(&self, from: &Place, path: &Place, depth: usize) -> Option<&str> {
+    /// The file that declares the item of a path in the module `from`; `None` for items of other crates.
+    fn file_of(&self, from: &ModulePath, path: &ModulePath, depth: usize) -> Option<&str> {
         let mut at = from.clone();
         let mut rest = path.as_slice();
         match rest.first()?.as_str() {
@@ -166,7 +166,7 @@ impl<'a> Modules<'a> {
                 }
             }
             name => {
-                let known = |place: &Place| self.all.contains_key(place);
+                let known = |module_path: &ModulePath| self.all.contains_key(module_path);
                 let mut child = at.clone();
                 child.push(name.to_owned());
                 if !known(&child) && !self.all.get(&at)?.names.contains_key(name) {
@@ -177,7 +177,7 @@ impl<'a> Modules<'a> {
         self.follow(at, rest, depth)
     }
 
-    fn follow(&self, mut at: Place, path: &[String], depth: usize) -> Option<&str> {
+    fn follow(&self, mut at: ModulePath, path: &[String], depth: usize) -> Option<&str> {
         if depth > REEXPORTS_MAX {
             return None;
         }
@@ -192,7 +192,7 @@ impl<'a> Modules<'a> {
             if let Some((target, _)) = module.names.get(name) {
                 let mut whole = target.clone();
                 whole.extend_from_slice(&path[index + 1..]);
-                // A name of another crate is declared there.
+                // An imported name may belong to another crate.
                 return self.file_of(&at, &whole, depth + 1);
             }
             let by_glob = module.globs.iter().find_map(|glob| {
@@ -206,7 +206,7 @@ impl<'a> Modules<'a> {
         Some(&self.all.get(&at)?.file)
     }
 
-    /// Which file imports which.
+    /// The imported files of each file.
     fn imports(&self) -> BTreeMap<String, BTreeSet<String>> {
         let mut imports: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (from, path) in &self.paths {
@@ -221,10 +221,10 @@ impl<'a> Modules<'a> {
     }
 }
 
-/// The paths of a `use`, each with the name that it has here; no name for a glob.
-fn flattened(tree: &syn::UseTree) -> Vec<(Place, Option<String>)> {
+/// The paths of a `use`, each with its local name; a glob has no name.
+fn flattened(tree: &syn::UseTree) -> Vec<(ModulePath, Option<String>)> {
     let with = |head: &syn::Ident, tail: &syn::UseTree| {
-        let longer = |(path, name): (Place, Option<String>)| {
+        let longer = |(path, name): (ModulePath, Option<String>)| {
             let mut whole = vec![head.to_string()];
             whole.extend(path);
             (whole, name)
@@ -241,9 +241,9 @@ fn flattened(tree: &syn::UseTree) -> Vec<(Place, Option<String>)> {
     }
 }
 
-/// Paths that stand in code and not in a `use`.
+/// The paths in code other than in a `use`.
 #[derive(Default)]
-struct Paths(Vec<Place>);
+struct Paths(Vec<ModulePath>);
 
 impl<'ast> Visit<'ast> for Paths {
     fn visit_item(&mut self, item: &'ast syn::Item) {
@@ -266,7 +266,7 @@ impl<'ast> Visit<'ast> for Paths {
     }
 }
 
-/// Files that reach each other, by Tarjan's algorithm, without those that only reach themselves.
+/// The circles: strongly connected components of more than one file, by Tarjan's algorithm.
 fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> Vec<BTreeSet<String>> {
     let mut search = Search { imports, ..Search::new(imports) };
     for file in imports.keys() {

@@ -1,5 +1,5 @@
-//! What Rust code keeps to: budgets, reasons for `unsafe`, no `unwrap` outside of tests, opening lines, who may touch
-//! the reactor, and what the daemon prints with.
+//! Checks Rust code: the lengths of files, functions and lines, `unsafe`, `unwrap`, module documentation, the use of
+//! the reactor by front ends, and printing in the daemon.
 
 use crate::{Finding, Tree, folder_of, resolve};
 use proc_macro2::{Spacing, Span, TokenStream, TokenTree};
@@ -7,16 +7,16 @@ use std::collections::BTreeSet;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
-/// Lines of a file without its tests.
+/// The most lines of a file without its tests.
 const FILE_LINES_MAX: usize = 800;
-/// Lines of a function, from its signature to its last brace.
+/// The most lines of a function, from its signature to its closing brace.
 const FUNCTION_LINES_MAX: usize = 70;
-/// Characters of a line.
+/// The most characters of a line.
 const COLUMNS_MAX: usize = 120;
-/// Where `unsafe` lives.
+/// Files and folders in which `unsafe` is allowed.
 const UNSAFE_PLACES: &[&str] = &["reactor/", "core/src/mem.rs", "core/src/mem/", "front/nvme-tcp/src/tls/external.rs"];
 
-/// Sources of the daemon: they have [`log!`](../../reactor/src/log.rs), which never fails.
+/// The folders of the daemon's sources, which use [`log!`](../../reactor/src/log.rs) because it never fails.
 const DAEMON: &[&str] = &[
     "core/",
     "scsi/",
@@ -30,13 +30,13 @@ const DAEMON: &[&str] = &[
     "client/isns/",
     "lunar/",
 ];
-/// What panics once nobody reads any more what is printed.
+/// Macros that panic when the reader of the output is gone.
 const PRINTS: [&str; 4] = ["print", "println", "eprint", "eprintln"];
 
-/// Places of protocols without I/O, and the glue beside them.
+/// Folders of protocols without I/O, where only the glue uses the reactor.
 const WITH_GLUE: &[&str] = &["front/", "stream/"];
 
-/// Everything that code must keep to.
+/// All findings in the Rust files of a tree.
 #[must_use]
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -45,7 +45,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
         match syn::parse_file(text) {
             Ok(file) => parsed.push((path, text, file)),
             Err(why) => {
-                findings.push(Finding::new(path, why.span().start().line, format!("cannot be read: {why}")));
+                findings.push(Finding::new(path, why.span().start().line, format!("cannot be parsed: {why}")));
             }
         }
     }
@@ -61,12 +61,12 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Files that hold nothing but tests: in a folder of tests, or modules that only a test build has.
+/// Files that consist of tests: those in a folder of tests, and modules that only test builds have.
 pub(crate) fn test_files(parsed: &[(&str, &syn::File)]) -> BTreeSet<String> {
     let in_folder = |path: &str| path.split('/').any(|part| part == "tests" || part == "benches");
     let mut tests: BTreeSet<String> =
         parsed.iter().map(|(path, _)| *path).filter(|path| in_folder(path)).map(str::to_owned).collect();
-    // Modules of modules that are tests are found in the rounds that follow.
+    // Submodules of test modules are found in the following rounds.
     loop {
         let before = tests.len();
         for (path, file) in parsed {
@@ -86,7 +86,7 @@ pub(crate) fn test_files(parsed: &[(&str, &syn::File)]) -> BTreeSet<String> {
     }
 }
 
-/// Where the text of `mod name;` in the file at `path` may stand.
+/// The paths at which the file of `mod name;` in the file at `path` may be.
 pub(crate) fn module_files(path: &str, module: &syn::ItemMod) -> Vec<String> {
     let folder = folder_of(path);
     let named = module.attrs.iter().find(|attribute| attribute.path().is_ident("path"));
@@ -104,7 +104,7 @@ pub(crate) fn module_files(path: &str, module: &syn::ItemMod) -> Vec<String> {
     vec![format!("{own}/{}.rs", module.ident), format!("{own}/{}/mod.rs", module.ident)]
 }
 
-/// Whether attributes say `#[cfg(test)]` or `#[test]`.
+/// Whether the attributes contain `#[cfg(test)]` or `#[test]`.
 pub(crate) fn is_test_only(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         syn::Meta::Path(path) => path.is_ident("test"),
@@ -116,7 +116,7 @@ pub(crate) fn is_test_only(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// One look over one file.
+/// The check of one file.
 struct Look<'a> {
     path: &'a str,
     lines: Vec<&'a str>,
@@ -145,7 +145,7 @@ impl Look<'_> {
             self.find(0, format!("{lines} lines without tests, {FILE_LINES_MAX} at most"));
         }
         if !self.lines.first().is_some_and(|line| line.starts_with("//!")) {
-            self.find(1, "does not begin with what it is: `//! ...`");
+            self.find(1, "does not begin with module documentation: `//! ...`");
         }
         if WITH_GLUE.iter().any(|place| self.path.starts_with(place)) && !is_glue(self.path) {
             for (at, line) in self.lines.clone().into_iter().enumerate() {
@@ -167,18 +167,18 @@ impl Look<'_> {
         }
     }
 
-    /// An `unsafe` here: in its place, and with its reason above?
+    /// Checks the place of an `unsafe`, and the comment above it.
     fn unsafe_at(&mut self, span: Span, reason: &str) {
         let line = span.start().line;
         if !UNSAFE_PLACES.iter().any(|place| self.path.starts_with(place)) {
-            self.find(line, format!("`unsafe` lives in {UNSAFE_PLACES:?} only"));
+            self.find(line, format!("`unsafe` is allowed in {UNSAFE_PLACES:?} only"));
         }
         if !self.has_reason(line, reason) {
-            self.find(line, format!("`unsafe` without its reason: a comment with `{reason}`"));
+            self.find(line, format!("`unsafe` without a comment with `{reason}`"));
         }
     }
 
-    /// Whether the comment above the statement that holds `line` gives the reason.
+    /// Whether the comment above the statement that contains `line` contains `reason`.
     fn has_reason(&self, line: usize, reason: &str) -> bool {
         let above = self.lines[..line.min(self.lines.len())].iter().rev().map(|text| text.trim());
         for (distance, text) in above.enumerate() {
@@ -198,19 +198,22 @@ impl Look<'_> {
 
     fn unwrap_at(&mut self, span: Span) {
         if !self.in_test {
-            self.find(span.start().line, "`unwrap()` outside of tests: handle it, or `expect` with the reason");
+            self.find(
+                span.start().line,
+                "`unwrap()` outside of tests: handle the error, or use `expect` with the reason",
+            );
         }
     }
 
     fn print_at(&mut self, name: &proc_macro2::Ident) {
         let is_daemon = self.path.contains("/src/") && DAEMON.iter().any(|place| self.path.starts_with(place));
         if is_daemon && !self.in_test && PRINTS.iter().any(|print| name == print) {
-            let what = format!("`{name}!` ends its thread once nobody reads it: `log!` of the reactor, or `writeln!`");
+            let what = format!("`{name}!` panics when its reader is gone: use `log!` of the reactor, or `writeln!`");
             self.find(name.span().start().line, what);
         }
     }
 
-    /// Looks through tokens that no parser knows the meaning of.
+    /// Checks the tokens of a macro call, which cannot be parsed.
     fn tokens(&mut self, tokens: &TokenStream) {
         let tokens: Vec<TokenTree> = tokens.clone().into_iter().collect();
         for window in tokens.windows(2) {
@@ -240,7 +243,7 @@ impl Look<'_> {
     }
 }
 
-/// The file of a front end that joins it to the reactor, or one of its parts.
+/// Whether a file is the glue between a front end and the reactor.
 fn is_glue(path: &str) -> bool {
     path.ends_with("/serve.rs") || path.contains("/serve/")
 }

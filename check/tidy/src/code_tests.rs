@@ -10,7 +10,7 @@ fn found(code: &str) -> usize {
 }
 
 #[test]
-fn files_have_a_budget_that_tests_do_not_count_towards() {
+fn the_length_of_a_file_is_limited_without_its_tests() {
     let lines = |count: usize| "static A: u8 = 0;\n".repeat(count);
     assert_eq!(found(&lines(FILE_LINES_MAX - 1)), 0);
     assert_eq!(found(&lines(FILE_LINES_MAX)), 1);
@@ -20,7 +20,7 @@ fn files_have_a_budget_that_tests_do_not_count_towards() {
 }
 
 #[test]
-fn functions_have_a_budget_wherever_they_stand() {
+fn the_length_of_a_function_is_limited_everywhere() {
     let body = |count: usize| format!("fn a() {{\n{}}}\n", "    b();\n".repeat(count));
     assert_eq!(found(&body(FUNCTION_LINES_MAX - 2)), 0);
     for place in [
@@ -36,13 +36,13 @@ fn functions_have_a_budget_wherever_they_stand() {
 }
 
 #[test]
-fn lines_have_a_budget() {
+fn the_length_of_a_line_is_limited() {
     assert_eq!(found(&format!("// {}\n", "ä".repeat(COLUMNS_MAX - 3))), 0);
     assert_eq!(found(&format!("// {}\n", "a".repeat(COLUMNS_MAX - 2))), 1);
 }
 
 #[test]
-fn unsafe_has_its_places_and_reasons() {
+fn unsafe_needs_an_allowed_place_and_a_reason() {
     let with = "fn a() {\n    // SAFETY: it is.\n    unsafe { b() }\n}";
     let without = "fn a() {\n    b();\n    unsafe { b() }\n}";
     assert_eq!(found_in("reactor/src/a.rs", with), [""; 0]);
@@ -64,7 +64,7 @@ fn unsafe_has_its_places_and_reasons() {
 }
 
 #[test]
-fn unwrap_is_for_tests() {
+fn unwrap_is_allowed_in_tests_only() {
     assert_eq!(found("fn a() { b().unwrap(); }"), 1);
     assert_eq!(found("fn a() { write!(c, \"{}\", b().unwrap()); }"), 1);
     assert_eq!(found("fn a() { b().unwrap_or(1); b().expect(\"why\"); }"), 0);
@@ -77,7 +77,7 @@ fn unwrap_is_for_tests() {
 }
 
 #[test]
-fn the_daemon_prints_with_what_cannot_fail() {
+fn the_daemon_must_not_print_with_macros_that_panic() {
     let prints =
         ["print!(\"a\");", "println!();", "eprint!(\"a\");", "std::eprintln!(\"a\");", "m!(eprintln!(\"a\"));"];
     for print in prints {
@@ -106,12 +106,12 @@ fn files_of_test_modules_are_tests() {
     };
     let all = check(&tree("#[cfg(test)]\n#[path = \"a_tests.rs\"]\nmod tests;\n#[cfg(test)]\nmod deep;\n"));
     assert_eq!(all, []);
-    // Four: one `unwrap` in each, and the one without an opening line.
+    // One `unwrap` in each of three files, and one file without module documentation.
     assert_eq!(check(&tree("#[path = \"a_tests.rs\"]\nmod tests;\nmod deep;\n")).len(), 4);
 }
 
 #[test]
-fn modules_say_what_they_are() {
+fn modules_need_documentation() {
     let bare = check(&Tree::of(&[("a/src/a.rs", "use b::c;\n")]));
     assert_eq!(bare.len(), 1);
     assert_eq!(check(&Tree::of(&[("a/src/a.rs", "")])).len(), 1);

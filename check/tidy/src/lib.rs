@@ -1,12 +1,15 @@
-//! Holds the order of the house: what ARCHITECTURE.md and STYLE.md say and a machine can check.
+//! Checks the rules of ARCHITECTURE.md, STYLE.md and docs/glossary.md that a program can check.
 //!
-//! * [`manifests`]: who may depend on whom; what every crate inherits
-//! * [`code`]: budgets of files and functions, `unsafe` and its reasons, `unwrap`, opening lines
-//! * [`words`]: words that have no place here
+//! * [`manifests`]: dependencies between crates, and the fields that every crate inherits
+//! * [`code`]: lengths of files and functions, `unsafe` and its reasons, `unwrap`, module documentation
+//! * [`circles`]: import circles
+//! * [`words`]: words that must not appear
+//! * [`vocabulary`]: retired words
+//! * [`architecture`]: the tables of ARCHITECTURE.md
 //! * [`pages`]: links, licences, generated pages
 //!
-//! Each check is a function from a [`Tree`] to what it found, so that samples in its tests show that it can fail.
-//! There is no list of exemptions.
+//! Each check is a function from a [`Tree`] to its findings; tests with samples show that it can fail. Lists named
+//! `PENDING` hold the folders that do not keep a new rule yet; a folder leaves its list when it does.
 
 pub mod circles;
 pub mod code;
@@ -20,14 +23,14 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// One thing that is not as it should be.
+/// A violation of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// The file, from the root.
+    /// The path of the file from the root.
     pub path: String,
     /// The line, from 1; 0 for the whole file.
     pub line: usize,
-    /// What is wrong, and what would be right.
+    /// What is wrong, and what to do.
     pub what: String,
 }
 
@@ -43,15 +46,15 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The files of the repository: path from the root, with slashes, and text. Files that are not text have none.
+/// The files of the repository: paths from the root with slashes, and texts. Files that are not UTF-8 have no text.
 #[derive(Clone, Default, Debug)]
 pub struct Tree(BTreeMap<String, Option<String>>);
 
 impl Tree {
-    /// What is under `root`, but for what `.gitignore` names, and git's own.
+    /// Reads the files below `root`, without those of git and those that `.gitignore` names.
     ///
     /// # Errors
-    /// When a file cannot be read.
+    /// If a file cannot be read.
     pub fn load(root: &Path) -> io::Result<Self> {
         let ignored = fs::read_to_string(root.join(".gitignore")).unwrap_or_default();
         let ignored: Vec<&str> = ignored.lines().map(|line| line.trim().trim_matches('/')).collect();
@@ -78,42 +81,42 @@ impl Tree {
         Ok(())
     }
 
-    /// A tree of samples.
+    /// A tree of sample files, for tests.
     #[must_use]
     pub fn of(files: &[(&str, &str)]) -> Self {
         Self(files.iter().map(|(path, text)| ((*path).to_owned(), Some((*text).to_owned()))).collect())
     }
 
-    /// The text of a file.
+    /// The text of a file; `None` if it does not exist or is not UTF-8.
     #[must_use]
     pub fn text(&self, path: &str) -> Option<&str> {
         self.0.get(path)?.as_deref()
     }
 
-    /// Whether there is such a file or folder.
+    /// Whether a file or folder exists.
     #[must_use]
     pub fn has(&self, path: &str) -> bool {
         let folder = format!("{path}/");
         path.is_empty() || self.0.contains_key(path) || self.0.keys().any(|known| known.starts_with(&folder))
     }
 
-    /// Every text file.
+    /// All text files: path and text.
     pub fn texts(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().filter_map(|(path, text)| Some((path.as_str(), text.as_deref()?)))
     }
 
-    /// Every text file with this extension.
+    /// All text files with this extension.
     pub fn with_extension<'a>(&'a self, extension: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
         self.texts().filter(move |(path, _)| path.rsplit_once('.').is_some_and(|(_, end)| end == extension))
     }
 }
 
-/// The folder part of a path; empty for the root.
+/// The folder of a path; empty for the root.
 fn folder_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
-/// A path relative to a folder, with `.` and `..` resolved; `None` when it leaves the root.
+/// A path relative to a folder, with `.` and `..` resolved; `None` if it leads out of the root.
 fn resolve(folder: &str, relative: &str) -> Option<String> {
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
     for part in relative.split('/') {
@@ -131,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_resolve() {
+    fn relative_paths_are_resolved() {
         assert_eq!(resolve("a/b", "../c.md").as_deref(), Some("a/c.md"));
         assert_eq!(resolve("", "./docs/x.md").as_deref(), Some("docs/x.md"));
         assert_eq!(resolve("a", "../../x"), None);
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_known_by_their_files() {
+    fn a_folder_exists_if_it_contains_a_file() {
         let tree = Tree::of(&[("a/b/c.rs", "")]);
         assert!(tree.has("a/b") && tree.has("a") && tree.has("a/b/c.rs") && tree.has(""));
         assert!(!tree.has("a/b/c") && !tree.has("b"));

@@ -1,12 +1,12 @@
-//! Who may depend on whom, and what every crate says of itself.
+//! Checks the manifests: the allowed dependencies between crates, and the fields that every crate inherits.
 
 use crate::{Finding, Tree, folder_of, resolve};
 use std::collections::BTreeMap;
 use toml::{Table, Value};
 
-/// A place in the house: its folder (`*`: one of several), and the places it may use. What a crate's tests use
-/// besides is their own affair.
-const ORDER: &[(&str, &[&str])] = &[
+/// The layers: the folder of a crate (`*`: any folder below), and the folders of the crates that it may depend on.
+/// Development dependencies are not restricted.
+const LAYERS: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("scsi", &["core"]),
     ("nvme", &["core"]),
@@ -25,10 +25,10 @@ const ORDER: &[(&str, &[&str])] = &[
     ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "engine", "api", "cli", "client/*"]),
 ];
 
-/// Places that only development uses: they may use everything, and nothing above uses them.
+/// Crates for development only: they may depend on all crates, and no other crate depends on them.
 const DEVELOPMENT: &[&str] = &["check/*", "back/suite"];
 
-/// What every manifest takes from the workspace.
+/// The fields that every manifest inherits from the workspace.
 const INHERITED: &[&str] = &["version", "edition", "rust-version", "license", "repository", "publish"];
 
 struct Crate<'a> {
@@ -37,7 +37,7 @@ struct Crate<'a> {
     table: Table,
 }
 
-/// Everything that manifests must keep to.
+/// All findings in the manifests of a tree.
 #[must_use]
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let (crates, mut findings) = crates(tree);
@@ -65,7 +65,7 @@ impl Crate<'_> {
         self.table.get("package")?.get("name")?.as_str()
     }
 
-    /// The names it depends on outside of its tests.
+    /// The names of its dependencies and build dependencies.
     fn dependencies(&self) -> Vec<&str> {
         let mut tables = vec![&self.table];
         let targets = self.table.get("target").and_then(Value::as_table);
@@ -85,7 +85,7 @@ impl Crate<'_> {
         names
     }
 
-    /// The folders of the paths that it depends on.
+    /// The folders of its path dependencies.
     fn paths(&self) -> Vec<String> {
         let entries = self.table.get("dependencies").and_then(Value::as_table);
         let paths = entries.into_iter().flatten().filter_map(|(_, entry)| entry.get("path")?.as_str());
@@ -93,22 +93,22 @@ impl Crate<'_> {
     }
 }
 
-/// The place of a folder in the order.
-fn place(folder: &str) -> Option<&'static (&'static str, &'static [&'static str])> {
+/// The layer of a folder.
+fn layer(folder: &str) -> Option<&'static (&'static str, &'static [&'static str])> {
     if is_development(folder) {
         return None;
     }
-    ORDER.iter().find(|(place, _)| is_at(folder, place))
+    LAYERS.iter().find(|(layer, _)| matches_layer(folder, layer))
 }
 
 fn is_development(folder: &str) -> bool {
-    DEVELOPMENT.iter().any(|place| is_at(folder, place))
+    DEVELOPMENT.iter().any(|layer| matches_layer(folder, layer))
 }
 
-fn is_at(folder: &str, place: &str) -> bool {
-    match place.strip_suffix("/*") {
+fn matches_layer(folder: &str, layer: &str) -> bool {
+    match layer.strip_suffix("/*") {
         Some(parent) => folder.strip_prefix(parent).is_some_and(|rest| rest.starts_with('/')),
-        None => folder == place,
+        None => folder == layer,
     }
 }
 
@@ -116,8 +116,8 @@ fn wrong_dependencies(crates: &[Crate<'_>], crate_: &Crate<'_>) -> Vec<Finding> 
     if is_development(crate_.folder) {
         return Vec::new();
     }
-    let Some((_, allowed)) = place(crate_.folder) else {
-        let what = format!("`{}` has no place in the order of the house", crate_.folder);
+    let Some((_, allowed)) = layer(crate_.folder) else {
+        let what = format!("`{}` has no layer: add it to LAYERS", crate_.folder);
         return vec![Finding::new(crate_.manifest, 0, what)];
     };
     let by_name: BTreeMap<&str, &str> = crates.iter().filter_map(|other| Some((other.name()?, other.folder))).collect();
@@ -126,34 +126,34 @@ fn wrong_dependencies(crates: &[Crate<'_>], crate_: &Crate<'_>) -> Vec<Finding> 
     used.extend(crate_.paths());
     used.sort();
     used.dedup();
-    used.retain(|folder| is_development(folder) || !allowed.iter().any(|place| is_at(folder, place)));
+    used.retain(|folder| is_development(folder) || !allowed.iter().any(|layer| matches_layer(folder, layer)));
     used.into_iter()
-        .map(|folder| Finding::new(crate_.manifest, 0, format!("`{}` must not use `{folder}`", crate_.folder)))
+        .map(|folder| Finding::new(crate_.manifest, 0, format!("`{}` must not depend on `{folder}`", crate_.folder)))
         .collect()
 }
 
-/// A crate takes the common fields and lints from the workspace.
+/// Checks that a crate inherits the common fields and the lints from the workspace.
 fn not_inherited(tree: &Tree, crate_: &Crate<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let package = crate_.table.get("package");
     for field in INHERITED {
         let value = package.and_then(|package| package.get(*field));
         if value.and_then(|value| value.get("workspace")) != Some(&Value::Boolean(true)) {
-            findings.push(Finding::new(crate_.manifest, 0, format!("`{field}` is not the workspace's")));
+            findings.push(Finding::new(crate_.manifest, 0, format!("`{field}` is not inherited from the workspace")));
         }
     }
     let lints = crate_.table.get("lints");
     if lints.and_then(|lints| lints.get("workspace")) != Some(&Value::Boolean(true)) {
-        findings.push(Finding::new(crate_.manifest, 0, "`[lints]` are not the workspace's"));
+        findings.push(Finding::new(crate_.manifest, 0, "`[lints]` are not inherited from the workspace"));
     }
-    // Looking for examples in comments takes longer than all unit tests.
+    // Searching comments for doc tests takes longer than all unit tests.
     let is_library = tree.text(&format!("{}/src/lib.rs", crate_.folder)).is_some();
     let examples = crate_.table.get("lib").and_then(|lib| lib.get("doctest"));
     if is_library && examples != Some(&Value::Boolean(false)) {
         findings.push(Finding::new(
             crate_.manifest,
             0,
-            "`doctest` is not off: an example that runs is a test beside the code",
+            "`doctest` is not off: write a unit test instead of a doc test",
         ));
     }
     findings
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_the_house_is_held() {
+    fn dependencies_keep_to_the_layers() {
         for (folder, other) in [
             ("core", "scsi"),
             ("core", "reactor"),
@@ -209,7 +209,7 @@ mod tests {
             ("client/load", "scsi"),
             ("client/isns", "reactor"),
         ] {
-            assert_eq!(used(folder, other), [format!("`{folder}` must not use `{other}`")]);
+            assert_eq!(used(folder, other), [format!("`{folder}` must not depend on `{other}`")]);
         }
         for (folder, other) in [
             ("scsi", "core"),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn no_way_around_the_order() {
+    fn renamed_path_build_and_target_dependencies_are_checked() {
         let core = ("core/Cargo.toml", manifest("other", ""));
         let paths = [
             "[dependencies]\nx = { path = '../../core', package = 'other' }\n",
@@ -239,21 +239,21 @@ mod tests {
             let tidy = found(&[core.clone(), ("back/a/Cargo.toml", manifest("a", dependencies))]);
             assert_eq!(tidy, [""; 0]);
             let wrong = found(&[core.clone(), ("core/sub/Cargo.toml", manifest("a", dependencies))]);
-            assert!(wrong.iter().any(|what| what.contains("no place")), "{wrong:?}");
+            assert!(wrong.iter().any(|what| what.contains("no layer")), "{wrong:?}");
         }
         let back = ("back/b/Cargo.toml", manifest("b", ""));
         let by_path = manifest("a", "[dependencies]\nx = { path = '../b' }\n");
-        assert_eq!(found(&[back, ("back/a/Cargo.toml", by_path)]), ["`back/a` must not use `back/b`"]);
+        assert_eq!(found(&[back, ("back/a/Cargo.toml", by_path)]), ["`back/a` must not depend on `back/b`"]);
     }
 
     #[test]
-    fn tests_may_use_more() {
+    fn development_dependencies_are_not_restricted() {
         let dev = manifest("one", "[dev-dependencies]\nother.workspace = true\n");
         assert_eq!(found(&[("back/a/Cargo.toml", dev), ("back/suite/Cargo.toml", manifest("other", ""))]), [""; 0]);
     }
 
     #[test]
-    fn no_library_has_its_comments_run() {
+    fn libraries_have_no_doc_tests() {
         let library = |more: &str| {
             let manifest = manifest("other", more);
             found(&[("core/Cargo.toml", manifest), ("core/src/lib.rs", String::new())])
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn every_crate_inherits() {
+    fn every_crate_inherits_the_fields_of_the_workspace() {
         let bare = "[package]\nname = 'x'\nversion = '1'\n".to_owned();
         let missing = found(&[("core/Cargo.toml", bare.clone())]);
         assert_eq!(missing.len(), INHERITED.len() + 1, "{missing:?}");

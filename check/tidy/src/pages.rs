@@ -1,20 +1,20 @@
-//! What pages keep to: links lead somewhere, the plan of the house stays short, licences are there, generated
-//! pages are fresh.
+//! Checks the pages: links have targets, ARCHITECTURE.md stays short, licences are complete, and generated pages are
+//! current.
 
 use crate::{Finding, Tree, folder_of, resolve};
 use std::collections::BTreeMap;
 
-/// The page that tells the plan of the house.
+/// The page that describes the architecture.
 const PLAN: &str = "ARCHITECTURE.md";
-/// Its lines: who reads it for the first time reads all of it.
+/// The most lines of that page: a new reader reads all of it.
 const PLAN_LINES_MAX: usize = 300;
-/// Licence files, each with words that must stand in it.
+/// The licence files, each with texts that it must contain.
 const LICENCES: &[(&str, &[&str])] = &[
     ("LICENSE-MIT", &["the Lunar authors", "Permission is hereby granted", "THE SOFTWARE IS PROVIDED \"AS IS\""]),
     ("LICENSE-APACHE", &["the Lunar authors", "Apache License", "Version 2.0", "END OF TERMS AND CONDITIONS"]),
 ];
 
-/// Everything that pages must keep to.
+/// All findings in the pages of a tree.
 #[must_use]
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = broken_links(tree);
@@ -28,18 +28,18 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     for (path, words) in LICENCES {
         let text = tree.text(path).unwrap_or_default();
         let missing = words.iter().filter(|word| !text.contains(**word));
-        findings.extend(missing.map(|word| Finding::new(path, 0, format!("does not say `{word}`"))));
+        findings.extend(missing.map(|word| Finding::new(path, 0, format!("does not contain `{word}`"))));
     }
     findings
 }
 
-/// A page that code generates must be what it generates now.
+/// Checks that a generated page is what the code generates now. `how` is the command that regenerates it.
 #[must_use]
 pub fn check_generated(tree: &Tree, path: &str, fresh: &str, how: &str) -> Vec<Finding> {
     match tree.text(path) {
         Some(text) if text == fresh => Vec::new(),
-        Some(_) => vec![Finding::new(path, 0, format!("is not what the code says now: {how}"))],
-        None => vec![Finding::new(path, 0, format!("is missing: {how}"))],
+        Some(_) => vec![Finding::new(path, 0, format!("is not current: run {how}"))],
+        None => vec![Finding::new(path, 0, format!("is missing: run {how}"))],
     }
 }
 
@@ -63,14 +63,14 @@ fn broken_links(tree: &Tree) -> Vec<Finding> {
                 }
             };
             if !known {
-                findings.push(Finding::new(path, line, format!("`{target}` leads nowhere")));
+                findings.push(Finding::new(path, line, format!("the link `{target}` has no target")));
             }
         }
     }
     findings
 }
 
-/// Lines of a page outside of code blocks, with their numbers.
+/// The lines of a page outside of code blocks, with their numbers.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut in_code = false;
     text.lines().enumerate().filter_map(move |(at, line)| {
@@ -84,7 +84,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut links = Vec::new();
     for (line, words) in prose(text) {
-        // What stands between backticks is code.
+        // Text between backticks is code.
         let plain: String = words.split('`').step_by(2).collect::<Vec<_>>().join("x");
         for (at, _) in plain.match_indices("](") {
             if let Some((target, _)) = plain[at + 2..].split_once(')') {
@@ -99,7 +99,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
     links
 }
 
-/// The names that headings can be linked by.
+/// The anchors of the headings.
 fn anchors(text: &str) -> Vec<String> {
     let headings = prose(text).filter_map(|(_, line)| {
         let title = line.trim_start_matches('#');
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_somewhere() {
+    fn links_need_targets() {
         let page = "# A page, of sorts\n[a](b.md) [b](../core/src)\n[c](https://x.y) [d](#a-page-of-sorts)\n\
             `[e](f)`\n```\n[g](h)\n```\n[i](b.md#far-off)\n[n]: b.md\n";
         let others = [("docs/b.md", "## Far off"), ("core/src/a.rs", "")];
@@ -138,20 +138,20 @@ mod tests {
     }
 
     #[test]
-    fn the_plan_is_there_and_short() {
+    fn the_architecture_page_exists_and_is_short() {
         assert_eq!(found(&[(PLAN, &"x\n".repeat(PLAN_LINES_MAX))]), [""; 0]);
         assert_eq!(found(&[(PLAN, &"x\n".repeat(PLAN_LINES_MAX + 1))]), ["ARCHITECTURE.md:0"]);
         assert!(check(&Tree::default()).iter().any(|finding| finding.path == PLAN));
     }
 
     #[test]
-    fn licences_are_there_and_whole() {
+    fn licences_exist_and_are_complete() {
         let missing = found(&[("LICENSE-MIT", "Permission is hereby granted")]);
         assert_eq!(missing, ["LICENSE-MIT:0", "LICENSE-MIT:0"]);
     }
 
     #[test]
-    fn generated_pages_are_fresh() {
+    fn generated_pages_must_be_current() {
         let tree = Tree::of(&[("docs/a.md", "old")]);
         assert_eq!(check_generated(&tree, "docs/a.md", "old", "run"), []);
         assert_eq!(check_generated(&tree, "docs/a.md", "new", "run").len(), 1);

@@ -1,4 +1,4 @@
-//! The repository itself, held to the order of the house.
+//! Checks the repository itself.
 
 use lunar_tidy::{Finding, Tree, circles, code, manifests, pages, words};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 fn tree() -> Tree {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let tree = Tree::load(&root).expect("the repository can be read");
-    assert!(tree.texts().count() > 20, "this is not the repository");
+    assert!(tree.texts().count() > 20, "not the repository");
     tree
 }
 
@@ -16,27 +16,27 @@ fn none(findings: Vec<Finding>) {
 }
 
 #[test]
-fn manifests_keep_the_order() {
+fn manifests_keep_to_the_layers() {
     none(manifests::check(&tree()));
 }
 
 #[test]
-fn code_keeps_its_budgets_and_reasons() {
+fn code_keeps_to_the_limits() {
     none(code::check(&tree()));
 }
 
 #[test]
-fn words_are_in_their_place() {
+fn no_forbidden_words() {
     none(words::check(&tree()));
 }
 
 #[test]
-fn pages_hold_together() {
+fn pages_are_complete() {
     none(pages::check(&tree()));
 }
 
 #[test]
-fn generated_pages_are_fresh() {
+fn generated_pages_are_current() {
     let how = "LUNAR_REGENERATE=1 cargo test -p lunar-scsi docs";
     none(pages::check_generated(&tree(), "docs/commands.md", &lunar_scsi::docs::commands(), how));
     let how = "LUNAR_REGENERATE=1 cargo test -p lunar-control docs";
@@ -44,6 +44,6 @@ fn generated_pages_are_fresh() {
 }
 
 #[test]
-fn imports_lie_in_no_large_circle() {
+fn no_large_import_circles() {
     none(circles::check(&tree()));
 }
