@@ -216,12 +216,12 @@ mod tests {
         std::fs::create_dir_all(&folder).expect("a folder");
         let (from, to) = (folder.join("from"), folder.join("to"));
         std::fs::write(&from, [7; 4096]).expect("a file");
-        std::fs::write(&to, "somebody's").expect("a file");
+        std::fs::write(&to, "user data").expect("a file");
         let task = CopyFiles { from, to: to.clone(), share: false, is_frozen: true };
         let add = || Copies::default().add("a copy".into(), 4096).expect("below the limit");
         let why = copy_file(&task, &add()).expect_err("the file exists");
         assert!(why.contains("exists"), "{why}");
-        assert_eq!(std::fs::read(&to).expect("the file"), b"somebody's");
+        assert_eq!(std::fs::read(&to).expect("the file"), b"user data");
         std::fs::remove_file(&to).expect("the file");
         // An incomplete copy is removed.
         let stopped = add();

@@ -22,11 +22,11 @@ use tokio::time::timeout;
 use tower_service::Service as _;
 
 /// Secrets that no response may contain.
-const SECRETS: [&str; 2] = ["a secret nobody reads", "a token nobody is told"];
+const SECRETS: [&str; 2] = ["chap-secret-0123456789", "api-token-0123456789"];
 /// The configuration of the daemon, with a resource of each kind that needs no files.
 const TEXT: &str = "
-user.u.secret = 'a secret nobody reads'
-api-token.t.secret = 'a token nobody is told'
+user.u.secret = 'chap-secret-0123456789'
+api-token.t.secret = 'api-token-0123456789'
 volume.v = { kind = 'ram', size = '1M', uuid = 'f81d4fae-7dec-41d0-a765-00a0c91e6bf6' }
 portal-group.p.tag = 1
 portal.a = { address = '127.0.0.1', group = 'p' }

@@ -171,7 +171,7 @@ fn every_route_requires_its_right() {
         assert_eq!(fixture.request_(stranger, None, &method, &path, "").0, 403, "{place}");
         assert_eq!(fixture.request_(stranger, Some(SECRETS[2]), &method, &path, "").0, 403, "{place}");
         assert_eq!(fixture.request_(remote, None, &method, &path, "").0, 401, "{place}");
-        assert_eq!(fixture.request_(remote, Some("the token of nobody"), &method, &path, "").0, 401, "{place}");
+        assert_eq!(fixture.request_(remote, Some("an unknown token"), &method, &path, "").0, 401, "{place}");
         if right == "write" {
             assert_eq!(fixture.request_(remote, Some(SECRETS[1]), &method, &path, "").0, 403, "{place}");
         }

@@ -52,12 +52,12 @@ fn a_file_at_the_path_of_the_socket_is_not_removed() {
     // The second case is the temporary name of the socket.
     for (name, taken) in [("one.sock", "one.sock"), ("two.sock", "two.sock.new")] {
         let taken = place.0.join(taken);
-        std::fs::write(&taken, "somebody's").expect("a file");
+        std::fs::write(&taken, "user data").expect("a file");
         let text = format!("[api]\nsocket = '{}'\n", place.0.join(name).display());
         std::fs::write(place.0.join("lunar.toml"), text).expect("written");
         let why = TestService::start(&place.0, Vec::new()).expect_err("not a socket");
         assert!(why.contains("is not a socket"), "{why}");
-        assert_eq!(std::fs::read(&taken).expect("the file"), b"somebody's");
+        assert_eq!(std::fs::read(&taken).expect("the file"), b"user data");
         std::fs::remove_file(&taken).expect("the file");
         TestService::start(&place.0, Vec::new()).expect("a daemon");
     }

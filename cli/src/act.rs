@@ -431,7 +431,7 @@ mod tests {
         }
         let (ended, failures) = end_all(&[], &all[..1], end_session);
         assert!(ended.is_empty() && failures.is_empty(), "a session that has ended is no failure");
-        let (_, failures) = end_all(&all, &[], |_| Err(ClientError::NotRunning("nobody".into())));
+        let (_, failures) = end_all(&all, &[], |_| Err(ClientError::NotRunning("no daemon".into())));
         assert!(failures.iter().all(|why| why.exit == crate::EXIT_NOT_RUNNING));
     }
 }

@@ -317,7 +317,7 @@ impl Session for MemoryQueue {
         let sqe = match work {
             Work::Read => command::read(self.namespace, lba, blocks, false),
             Work::Write(data) => {
-                // If nobody reads the data, it is written once.
+                // Data that is not read back is written once.
                 if self.copies || !chunk.is_filled {
                     chunk.is_filled = self.memory.write(chunk.at, data.bytes());
                 }

@@ -1,5 +1,5 @@
-//! The client's side of vfio-user, as far as a driver of an NVMe controller needs it: commands out, replies in. It
-//! knows no socket.
+//! The client's side of vfio-user, as far as a driver of an NVMe controller needs it: encodes commands and parses
+//! replies. It has no socket.
 
 use crate::Error;
 use lunar_core::wire::Cursor;
@@ -10,30 +10,31 @@ use lunar_vfio_user::wire::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Bytes of a reply at most, its header included: the version's text is the longest.
+/// The longest reply with its header, in bytes: that to VERSION, whose capabilities are a JSON text.
 pub const REPLY_MAX: usize = 64 << 10;
-/// What is told of this side: as much as is needed to be taken for one that is told of interrupts and doorbells.
+/// The capabilities of a client that supports interrupts and notified doorbells: at least one file descriptor per
+/// message.
 const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":1}}\0";
-/// DMA_MAP: it may be read.
+/// Flag of DMA_MAP: the server may read the memory.
 const MAP_READABLE: u32 = 0x01;
-/// Bytes of a region's description, with that of the part that can be mapped and room for others.
+/// The largest reply to DEVICE_GET_REGION_INFO, in bytes: the description with its sparse mmap capability and others.
 const DESCRIPTION: u32 = 4096;
 
-/// The numbers of commands, and what their replies must be.
+/// Numbers the commands and checks that replies belong to them.
 #[derive(Debug, Default)]
 pub struct Conversation {
     id: u16,
 }
 
 impl Conversation {
-    /// A command with its payload; one that is not `answered` has no reply.
+    /// Encodes a command. The server sends a reply if `answered`.
     #[must_use]
     pub fn command(&mut self, code: Code, payload: &[u8], answered: bool) -> Vec<u8> {
         self.id = self.id.wrapping_add(1);
         let header = Header {
             id: self.id.into(),
             code: code.0.into(),
-            // What is sent is a few hundred bytes.
+            // Payloads are a few hundred bytes.
             size: ((HEADER_LEN + payload.len()) as u32).into(),
             flags: (if answered { 0 } else { NO_REPLY }).into(),
             errno: 0.into(),
@@ -41,32 +42,33 @@ impl Conversation {
         [header.as_bytes(), payload].concat()
     }
 
-    /// Bytes that follow the header of the reply to the last command.
+    /// Parses the header of the reply to the last command. Returns the length of its payload, in bytes.
     ///
     /// # Errors
-    /// When it is no such reply, or the command was refused.
+    /// If it is not a reply to that command, if it is too long, or if the server refused the command.
     pub fn reply(&self, head: &[u8; HEADER_LEN]) -> Result<usize, Error> {
-        let header = Header::read_from_bytes(head).map_err(|_| Error::Protocol("a header that is none"))?;
+        let header = Header::read_from_bytes(head).map_err(|_| Error::Protocol("a message header cannot be parsed"))?;
         if header.flags.get() & KIND != REPLY || header.id.get() != self.id {
-            return Err(Error::Protocol("what comes is not the reply to the last command"));
+            return Err(Error::Protocol("a message is not the reply to the last command"));
         }
         if header.flags.get() & ERROR != 0 {
             return Err(Error::Errno(Code(header.code.get()), Errno(header.errno.get())));
         }
         let size = header.size.get() as usize;
         (size.checked_sub(HEADER_LEN).filter(|_| size <= REPLY_MAX))
-            .ok_or(Error::Protocol("a reply of impossible length"))
+            .ok_or(Error::Protocol("a reply has an invalid length"))
     }
 }
 
-/// VERSION. Who tells nothing of himself wants doorbells that can be mapped.
+/// The payload of VERSION. To a client that does not announce its capabilities, the server offers doorbells that can be
+/// mapped.
 #[must_use]
 pub fn version(announces: bool) -> Vec<u8> {
     let version = Version { major: 0.into(), minor: 1.into() };
     [version.as_bytes(), if announces { CAPABILITIES } else { &[] }].concat()
 }
 
-/// DMA_MAP of `size` bytes of the file that goes with it, from `offset` on, to `address`.
+/// The payload of DMA_MAP: maps `size` bytes at `offset` of the file that is sent along to the guest address `address`.
 #[must_use]
 pub fn map(address: u64, offset: u64, size: u64) -> Vec<u8> {
     let argsz = (size_of::<DmaMap>() as u32).into();
@@ -74,7 +76,7 @@ pub fn map(address: u64, offset: u64, size: u64) -> Vec<u8> {
     DmaMap { argsz, flags, offset: offset.into(), address: address.into(), size: size.into() }.as_bytes().to_vec()
 }
 
-/// DEVICE_GET_REGION_INFO of the registers.
+/// The payload of DEVICE_GET_REGION_INFO for BAR0, the registers.
 #[must_use]
 pub fn registers_info() -> Vec<u8> {
     let none = 0.into();
@@ -82,10 +84,10 @@ pub fn registers_info() -> Vec<u8> {
     RegionInfo { argsz, flags: none, index, capabilities: none, size: 0.into(), offset: 0.into() }.as_bytes().to_vec()
 }
 
-/// Where the page of doorbells is in the file that came with the description of the registers.
+/// The offset of the doorbell page in the file that was received with `answer`, the description of BAR0.
 ///
 /// # Errors
-/// When it cannot be mapped.
+/// If the doorbell page cannot be mapped.
 pub fn doorbells(answer: &[u8]) -> Result<u64, Error> {
     const NO: Error = Error::Protocol("the doorbells cannot be mapped");
     let mut cursor = Cursor::new(answer);
@@ -100,7 +102,7 @@ pub fn doorbells(answer: &[u8]) -> Result<u64, Error> {
     info.offset.get().checked_add(start).ok_or(NO)
 }
 
-/// DEVICE_SET_IRQS: vector `at` of MSI-X is told by the descriptor that goes with it.
+/// The payload of DEVICE_SET_IRQS: the server signals MSI-X vector `at` with the eventfd that is sent along.
 #[must_use]
 pub fn interrupt(at: u16) -> Vec<u8> {
     let argsz = (size_of::<SetIrqs>() as u32).into();
@@ -109,25 +111,25 @@ pub fn interrupt(at: u16) -> Vec<u8> {
     SetIrqs { argsz, flags, index, start, count }.as_bytes().to_vec()
 }
 
-/// REGION_READ.
+/// The payload of REGION_READ.
 #[must_use]
 pub fn read(region: u32, offset: u64, count: u32) -> Vec<u8> {
     Access { offset: offset.into(), region: region.into(), count: count.into() }.as_bytes().to_vec()
 }
 
-/// The bytes that were read.
+/// The data in the reply to a REGION_READ of `count` bytes.
 ///
 /// # Errors
-/// When there are not as many as were asked for.
+/// If it has a different length.
 pub fn read_data(answer: &[u8], count: usize) -> Result<&[u8], Error> {
     let bytes = answer.get(size_of::<Access>()..).filter(|bytes| bytes.len() == count);
-    bytes.ok_or(Error::Protocol("a read gives another number of bytes than were asked for"))
+    bytes.ok_or(Error::Protocol("a reply to REGION_READ has a different length than requested"))
 }
 
-/// REGION_WRITE.
+/// The payload of REGION_WRITE.
 #[must_use]
 pub fn write(region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
-    // A register, or two.
+    // One register or two: the length fits.
     let access = Access { offset: offset.into(), region: region.into(), count: (data.len() as u32).into() };
     [access.as_bytes(), data].concat()
 }
@@ -138,7 +140,7 @@ mod tests {
     use lunar_vfio_user::session::{self, Request};
 
     #[test]
-    fn what_is_asked_is_understood() {
+    fn the_server_parses_the_commands() {
         let mut conversation = Conversation::default();
         let bytes = conversation.command(Code::REGION_WRITE, &write(REGION_BAR0, 0x14, &[1, 2, 3, 4]), false);
         let (head, payload) = bytes.split_first_chunk().expect("a header");
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_reply_to_the_last_command_is_one() {
+    fn only_the_reply_to_the_last_command_is_accepted() {
         let mut conversation = Conversation::default();
         let command = conversation.command(Code::REGION_INFO, &registers_info(), true);
         let (head, payload) = command.split_first_chunk::<HEADER_LEN>().expect("a header");
@@ -182,6 +184,6 @@ mod tests {
             Err(Error::Errno(Code::REGION_INFO, Errno::NOTSUP))
         );
         let _ = conversation.command(Code::RESET, &[], true);
-        assert!(conversation.reply(reply.first_chunk().expect("a header")).is_err(), "an older one");
+        assert!(conversation.reply(reply.first_chunk().expect("a header")).is_err(), "the reply to an older command");
     }
 }

@@ -1,4 +1,4 @@
-//! Messages of a host that has to prove its name, right and wrong ones, before it may do anything else.
+//! Valid and invalid DH-HMAC-CHAP messages of a host that must authenticate before it sends other commands.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| lunar_nvme::fuzzing::proofs(data));
