@@ -5,7 +5,6 @@
 //! * [`circles`]: import circles
 //! * [`words`]: words that must not appear
 //! * [`vocabulary`]: retired words
-//! * [`architecture`]: the tables of ARCHITECTURE.md
 //! * [`pages`]: links, licences, generated pages
 //!
 //! Each check is a function from a [`Tree`] to its findings; tests with samples show that it can fail. Lists named
@@ -15,6 +14,8 @@ pub mod circles;
 pub mod code;
 pub mod manifests;
 pub mod pages;
+pub mod prose;
+pub mod vocabulary;
 pub mod words;
 
 use std::collections::BTreeMap;
@@ -30,7 +31,7 @@ pub struct Finding {
     pub path: String,
     /// The line, from 1; 0 for the whole file.
     pub line: usize,
-    /// What is wrong, and what to do.
+    /// The violation, and how to correct it.
     pub what: String,
 }
 

@@ -1,6 +1,6 @@
 //! Checks the repository itself.
 
-use lunar_tidy::{Finding, Tree, circles, code, manifests, pages, words};
+use lunar_tidy::{Finding, Tree, circles, code, manifests, pages, vocabulary, words};
 use std::path::Path;
 
 fn tree() -> Tree {
@@ -46,4 +46,9 @@ fn generated_pages_are_current() {
 #[test]
 fn no_large_import_circles() {
     none(circles::check(&tree()));
+}
+
+#[test]
+fn no_retired_words() {
+    none(vocabulary::check(&tree()));
 }
