@@ -6,7 +6,7 @@
 
 /// Where a paragraph comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Source {
+pub(crate) enum Source {
     /// Sentences of a comment or of a page.
     Text,
     /// A heading or a row of a table, which need not consist of sentences.
@@ -17,11 +17,11 @@ pub enum Source {
 
 /// A piece of prose with single spaces between its words.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Paragraph {
+pub(crate) struct Paragraph {
     /// Where the text comes from.
-    pub source: Source,
+    pub(crate) source: Source,
     /// The joined lines.
-    pub text: String,
+    pub(crate) text: String,
     /// Each line: the byte in `text` at which it begins, and its number from 1.
     lines: Vec<(usize, usize)>,
 }
@@ -63,13 +63,13 @@ impl Paragraph {
 
     /// The number of the line that contains the byte `at`.
     #[must_use]
-    pub fn line_at(&self, at: usize) -> usize {
+    pub(crate) fn line_at(&self, at: usize) -> usize {
         self.lines.iter().rev().find(|(start, _)| *start <= at).map_or(0, |(_, line)| *line)
     }
 
     /// The sentences, each with the byte at which it begins; a sentence keeps its mark at the end.
     #[must_use]
-    pub fn sentences(&self) -> Vec<(usize, &str)> {
+    pub(crate) fn sentences(&self) -> Vec<(usize, &str)> {
         let mut sentences = Vec::new();
         let mut start = 0;
         for (at, _) in self.text.match_indices(' ') {
@@ -86,7 +86,7 @@ impl Paragraph {
 
 /// The prose of a file, by its extension; nothing for files of an unknown kind.
 #[must_use]
-pub fn of(path: &str, text: &str) -> Vec<Paragraph> {
+pub(crate) fn of(path: &str, text: &str) -> Vec<Paragraph> {
     match path.rsplit_once('.').map(|(_, extension)| extension) {
         Some("md") => paragraphs(text.lines().enumerate().map(|(at, line)| (at + 1, line))),
         Some("rs") => of_rust(text),

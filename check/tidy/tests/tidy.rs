@@ -1,6 +1,6 @@
 //! Checks the repository itself.
 
-use lunar_tidy::{Finding, Tree, circles, code, manifests, pages, vocabulary, words};
+use lunar_tidy::{Finding, Tree, architecture, circles, code, manifests, pages, vocabulary, words};
 use std::path::Path;
 
 fn tree() -> Tree {
@@ -51,4 +51,9 @@ fn no_large_import_circles() {
 #[test]
 fn no_retired_words() {
     none(vocabulary::check(&tree()));
+}
+
+#[test]
+fn the_architecture_page_names_files_that_exist_and_all_crates() {
+    none(architecture::check(&tree()));
 }
