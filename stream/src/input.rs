@@ -2,7 +2,7 @@
 //! other goes into memory of its own, and the large ones are received straight into it.
 
 use crate::digest::{DIGEST_LEN, Digest};
-use crate::machine::{Machine, Want};
+use crate::protocol::{ProtocolMachine, ReceiveMode};
 use lunar_core::mem::{Arena, Sg, SgMut, Slice};
 use std::collections::VecDeque;
 
@@ -214,7 +214,7 @@ pub fn join(to: &mut Sg, more: Sg) {
 }
 
 /// A machine whose bytes are PDUs: a header, which tells how long it is itself, and then perhaps a payload.
-pub trait Frames: Machine {
+pub trait Frames: ProtocolMachine {
     /// Bytes of a header that all have, and which tell the length of the rest.
     const HEAD_MIN: usize;
 
@@ -244,24 +244,24 @@ pub trait Frames: Machine {
     fn complete(&mut self, head: &[u8], payload: &mut Payload, actions: &mut Vec<Self::Action>);
 }
 
-/// [`Machine::want`].
-pub fn want<F: Frames>(machine: &mut F) -> Want {
+/// [`ProtocolMachine::receive_mode`].
+pub fn receive_mode<F: Frames>(machine: &mut F) -> ReceiveMode {
     if machine.is_blocked() || !machine.input().backlog.is_empty() {
-        return Want::Nothing;
+        return ReceiveMode::Paused;
     }
     match &mut machine.input().body {
-        Some(Body { rest: Some(rest), .. }) if rest.len() >= DIRECT_MIN => Want::Into(std::mem::take(rest)),
-        _ => Want::Chunk,
+        Some(Body { rest: Some(rest), .. }) if rest.len() >= DIRECT_MIN => ReceiveMode::Into(std::mem::take(rest)),
+        _ => ReceiveMode::Chunk,
     }
 }
 
-/// [`Machine::receive`].
+/// [`ProtocolMachine::receive`].
 pub fn receive<F: Frames>(machine: &mut F, bytes: Slice, actions: &mut Vec<F::Action>) {
     machine.input().backlog.push_back(bytes);
     pump(machine, actions);
 }
 
-/// [`Machine::placed`].
+/// [`ProtocolMachine::placed`].
 pub fn placed<F: Frames>(machine: &mut F, memory: SgMut, count: usize, actions: &mut Vec<F::Action>) {
     let queued = machine.queued_bytes();
     if let Some(body) = &mut machine.input().body {

@@ -1,7 +1,7 @@
 //! What the transports over a byte stream have in common: their fronts say what a protocol does with bytes, and this
 //! is how the bytes come and go.
 //!
-//! * [`machine`]: what a session is to its connection: bytes and time in, bytes and actions out
+//! * [`protocol`]: what a session is to its connection: bytes and time in, bytes and actions out
 //! * [`input`]: bytes to PDUs; [`out`]: what waits to be sent; [`digest`]: CRC32C
 //! * [`channel`]: what lies between its bytes and the wire
 //! * [`serve`]: the glue to the reactor: a core's connections, how each receives, sends and ends, and the ways of a
@@ -10,6 +10,6 @@
 pub mod channel;
 pub mod digest;
 pub mod input;
-pub mod machine;
 pub mod out;
+pub mod protocol;
 pub mod serve;

@@ -11,7 +11,7 @@ pub use line::Line;
 pub use way::Way;
 
 use crate::channel::Channel;
-use crate::machine::{Machine, Transfers};
+use crate::protocol::{CommandData, ProtocolMachine};
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
 use lunar_reactor::op::{Handle, Incoming};
@@ -38,7 +38,7 @@ const DRAIN_LOOK: Duration = Duration::from_millis(10);
 /// What a front makes of a connection: a [`Line`], and all that its protocol knows of who is at its other end.
 pub trait Served: 'static {
     /// What it speaks.
-    type Session: Transfers;
+    type Session: CommandData;
     /// What lies between that and the wire.
     type Channel: Channel;
 
@@ -46,7 +46,7 @@ pub trait Served: 'static {
     fn line(&self) -> &Line<Self::Session, Self::Channel>;
 
     /// Does what the session asks for. Takes all of `actions`, in their order.
-    fn act(self: &Rc<Self>, actions: &mut Vec<<Self::Session as Machine>::Action>) -> impl Future<Output = ()>;
+    fn act(self: &Rc<Self>, actions: &mut Vec<<Self::Session as ProtocolMachine>::Action>) -> impl Future<Output = ()>;
 
     /// The end: commands are aborted, and when they are gone, [`Line::finish`] is waited for.
     fn leave(self: &Rc<Self>) -> impl Future<Output = ()>;

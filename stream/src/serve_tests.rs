@@ -1,6 +1,6 @@
 use super::line::SEND_TIMEOUT;
 use super::*;
-use crate::machine::{Pull, Want};
+use crate::protocol::{PullResult, ReceiveMode};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, PAGE, Sg, SgMut, Slice};
 use lunar_core::port::Transfer;
@@ -44,15 +44,15 @@ struct Echo {
 /// It quits.
 struct Quits;
 
-impl Machine for Echo {
+impl ProtocolMachine for Echo {
     type Action = Quits;
 
-    fn want(&mut self) -> Want {
+    fn receive_mode(&mut self) -> ReceiveMode {
         if self.has_quit || self.is_blocked {
-            return Want::Nothing;
+            return ReceiveMode::Paused;
         }
         let place = self.arena.take_sg(self.left).filter(|place| !place.is_empty());
-        place.map_or(Want::Chunk, Want::Into)
+        place.map_or(ReceiveMode::Chunk, ReceiveMode::Into)
     }
 
     fn receive(&mut self, bytes: Slice, _now: Instant, actions: &mut Vec<Quits>) {
@@ -99,11 +99,11 @@ impl Machine for Echo {
     }
 }
 
-impl Transfers for Echo {
+impl CommandData for Echo {
     type Key = u8;
 
-    fn pull(&mut self, key: u8, _offset: usize, len: usize) -> Pull {
-        if key == ASKS { Pull::Memory(len) } else { Pull::Failed(Fault::Aborted) }
+    fn pull(&mut self, key: u8, _offset: usize, len: usize) -> PullResult {
+        if key == ASKS { PullResult::NeedsMemory(len) } else { PullResult::Failed(Fault::Aborted) }
     }
 
     fn supply(&mut self, _key: u8, _memory: SgMut) {}

@@ -7,7 +7,9 @@
 use crate::chap::{CHALLENGE_LEN, CHALLENGE_MAX, Challenge, Proof, RESPONSE_MAX, Response};
 use crate::config::{ANSWERS_MAX, Config, IMMEDIATE_MAX};
 use crate::login::Verdict;
-use crate::session::{Action, Machine, Pull, Session, TargetAddresses, TaskKey, Transfers, Want};
+use crate::session::{
+    Action, CommandData, ProtocolMachine, PullResult, ReceiveMode, Session, TargetAddresses, TaskKey,
+};
 use crate::text;
 use crate::wire::{
     BHS_LEN, Bhs, DIGEST_LEN, DataOut, FINAL, FunctionResponse, LoginRequest, LoginStatus, LogoutRequest, NO_TAG,
@@ -102,14 +104,14 @@ impl World {
         while !bytes.is_empty() {
             let mut actions = Vec::new();
             let piece = if tape.0.is_empty() { PIECE_MAX } else { 1 + tape.below(PIECE_MAX) }.min(bytes.len());
-            match self.session.want() {
-                Want::Nothing => return,
-                Want::Chunk => {
+            match self.session.receive_mode() {
+                ReceiveMode::Paused => return,
+                ReceiveMode::Chunk => {
                     let Some(chunk) = self.arena.copy(&bytes[..piece]) else { return };
                     self.session.receive(chunk, self.now, &mut actions);
                     bytes = &bytes[piece..];
                 }
-                Want::Into(mut memory) => {
+                ReceiveMode::Into(mut memory) => {
                     let piece = piece.min(memory.len());
                     memory.copy_from(0, &bytes[..piece]);
                     self.session.placed(memory, piece, self.now, &mut actions);
@@ -191,12 +193,12 @@ impl World {
                 let rest = expected - *pulled;
                 let len = if tape.byte().is_multiple_of(4) { tape.below(5000) } else { rest };
                 match self.session.pull(key, *pulled, len) {
-                    Pull::Ready(data) => *pulled += data.len(),
-                    Pull::Memory(wanted) => {
+                    PullResult::Ready(data) => *pulled += data.len(),
+                    PullResult::NeedsMemory(wanted) => {
                         let memory = self.arena.take_sg(wanted.min(BLOCK_MAX)).unwrap_or_default();
                         self.session.supply(key, memory);
                     }
-                    Pull::Pending | Pull::Failed(_) => {}
+                    PullResult::Pending | PullResult::Failed(_) => {}
                 }
             }
         }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Config;
-use crate::session::{Action, Close, Machine};
+use crate::session::{Action, Close, ProtocolMachine};
 use crate::testing::{INITIATOR, NAMES, Peer, TARGET, login_request, text_of};
 use crate::wire::{First, NO_TAG, NopOut, Opcode};
 use std::time::Duration;
@@ -114,7 +114,7 @@ fn nothing_is_looked_at_while_the_outside_is_asked() {
     let mut bytes = peer.bytes(&login_request(SECURITY, Some(OPERATIONAL)), &[], &text_of(NAMES));
     bytes.extend(peer.bytes(&login_request(OPERATIONAL, Some(FULL)), &[], &[]));
     peer.feed(&bytes);
-    assert!(matches!(peer.session.want(), crate::session::Want::Nothing));
+    assert!(matches!(peer.session.receive_mode(), crate::session::ReceiveMode::Paused));
     assert_eq!((peer.actions.len(), peer.got().len()), (1, 0));
     peer.agree();
     assert_eq!(peer.got().len(), 2);

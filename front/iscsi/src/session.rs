@@ -1,11 +1,11 @@
 //! One session with its one connection (RFC 7143, ErrorRecoveryLevel 0, MaxConnections 1), as a value: bytes and
 //! time go in, bytes and [`Action`]s come out.
 //!
-//! * [`Machine::want`] says how to receive; [`Machine::receive`] and [`Machine::placed`] take what came.
+//! * [`ProtocolMachine::receive_mode`] says how to receive; [`ProtocolMachine::receive`] and [`ProtocolMachine::placed`] take what came.
 //! * Actions are what the outside has to do; it answers with [`Session::authorized`], [`Session::proven`],
 //!   [`Session::established`], [`Session::targets`], [`Session::reply`], [`Session::function_done`].
-//! * A command's data moves with [`Transfers::pull`], [`Transfers::supply`] and [`Transfers::push`].
-//! * [`Machine::take_out`] is what to send. After it, [`Machine::resume`] goes on with what was received and had to
+//! * A command's data moves with [`CommandData::pull`], [`CommandData::supply`] and [`CommandData::push`].
+//! * [`ProtocolMachine::take_out`] is what to send. After it, [`ProtocolMachine::resume`] goes on with what was received and had to
 //!   wait.
 //! * [`Session::deadline`] is when [`Session::tick`] has to be called at the latest.
 //! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
@@ -22,7 +22,7 @@ mod tasks;
 
 pub use command::Command;
 pub use exchange::{Query, TargetAddresses};
-pub use lunar_stream::machine::{Machine, Pull, Transfers, Want};
+pub use lunar_stream::protocol::{CommandData, ProtocolMachine, PullResult, ReceiveMode};
 pub use request::TaskManagement;
 pub use tasks::TaskKey;
 
@@ -58,7 +58,7 @@ pub enum Action {
     Establish(Box<Established>),
     /// Carry out a command: [`Session::reply`] or [`Session::drop_task`].
     Command(Command),
-    /// Pull again: what [`Pull::Pending`] promised is there, or will not come.
+    /// PullResult again: what [`PullResult::Pending`] promised is there, or will not come.
     DataReady(TaskKey),
     /// Carry out a task management function: [`Session::function_done`].
     TaskManagement(TaskManagement),
@@ -448,11 +448,11 @@ impl Session {
     }
 }
 
-impl Machine for Session {
+impl ProtocolMachine for Session {
     type Action = Action;
 
-    fn want(&mut self) -> Want {
-        input::want(self)
+    fn receive_mode(&mut self) -> ReceiveMode {
+        input::receive_mode(self)
     }
 
     fn receive(&mut self, bytes: Slice, now: Instant, actions: &mut Vec<Action>) {

@@ -1,5 +1,5 @@
 use crate::config::Config;
-use crate::session::{Action, Command, Machine, Pull, Transfers};
+use crate::session::{Action, Command, CommandData, ProtocolMachine, PullResult};
 use crate::testing::{Peer, data_out, pattern, text_request};
 use crate::wire::{
     FINAL, First, NO_TAG, NopOut, Opcode, Pdu, R2t, READ, ScsiCommand, Snack, TaskManagementRequest, WRITE,
@@ -109,8 +109,8 @@ fn serve(peer: &mut Peer, commands: &[Command]) -> Vec<Vec<u8>> {
     for command in commands {
         let len = command.data_out as usize;
         match peer.session.pull(command.task, 0, len) {
-            Pull::Ready(data) => pulled.push(data.to_vec()),
-            Pull::Memory(wanted) => {
+            PullResult::Ready(data) => pulled.push(data.to_vec()),
+            PullResult::NeedsMemory(wanted) => {
                 let memory = peer.arena.take_sg(wanted).expect("room");
                 peer.session.supply(command.task, memory);
                 pulled.push(Vec::new());

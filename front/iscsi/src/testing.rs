@@ -3,7 +3,7 @@
 use crate::chap::Challenge;
 use crate::config::Config;
 use crate::login::Verdict;
-use crate::session::{Action, Command, Machine, Pull, Session, TaskKey, Transfers, Want};
+use crate::session::{Action, Command, CommandData, ProtocolMachine, PullResult, ReceiveMode, Session, TaskKey};
 use crate::text;
 use crate::wire::{
     Bhs, CONTINUE, DIGEST_LEN, DataOut, FINAL, LoginRequest, LoginStatus, NO_TAG, Pdu, READ, ScsiCommand, Stage,
@@ -161,20 +161,20 @@ impl Peer {
     pub(crate) fn feed(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let count = bytes.len().min(self.piece);
-            match self.session.want() {
-                Want::Chunk => {
+            match self.session.receive_mode() {
+                ReceiveMode::Chunk => {
                     let count = count.min(256 << 10);
                     let chunk = self.arena.copy(&bytes[..count]).expect("room");
                     self.session.receive(chunk, self.now, &mut self.actions);
                     bytes = &bytes[count..];
                 }
-                Want::Into(mut memory) => {
+                ReceiveMode::Into(mut memory) => {
                     let count = count.min(memory.len());
                     memory.copy_from(0, &bytes[..count]);
                     self.session.placed(memory, count, self.now, &mut self.actions);
                     bytes = &bytes[count..];
                 }
-                Want::Nothing => return,
+                ReceiveMode::Paused => return,
             }
         }
     }
@@ -279,14 +279,16 @@ impl Peer {
 
     pub(crate) fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Vec<u8> {
         match self.session.pull(key, offset, len) {
-            Pull::Ready(data) => data.to_vec(),
+            PullResult::Ready(data) => data.to_vec(),
             other => panic!("{other:?} instead of data"),
         }
     }
 
     /// Gives memory to a pull that wants it.
     pub(crate) fn supply(&mut self, key: TaskKey, offset: usize, len: usize) {
-        let Pull::Memory(wanted) = self.session.pull(key, offset, len) else { panic!("no memory is wanted") };
+        let PullResult::NeedsMemory(wanted) = self.session.pull(key, offset, len) else {
+            panic!("no memory is wanted")
+        };
         let memory = self.arena.take_sg(wanted).expect("room");
         self.session.supply(key, memory);
     }
@@ -294,7 +296,7 @@ impl Peer {
     pub(crate) fn assert_closed(&mut self, why: crate::session::Close) {
         assert_eq!(self.session.closed(), Some(why));
         assert!(matches!(self.actions.last(), Some(Action::Close(last)) if *last == why), "{:?}", self.actions);
-        assert!(matches!(self.session.want(), Want::Nothing));
+        assert!(matches!(self.session.receive_mode(), ReceiveMode::Paused));
     }
 
     pub(crate) fn assert_refused(&mut self, status: LoginStatus) {

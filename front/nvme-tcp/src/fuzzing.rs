@@ -1,7 +1,7 @@
 //! What fuzzers and tests call: a session, and an outside that answers what it asks for from a subsystem's like.
 
 use crate::config::IN_CAPSULE_MAX;
-use crate::session::{Action, Machine, Pull, Session, TaskKey, Transfers, Want};
+use crate::session::{Action, CommandData, ProtocolMachine, PullResult, ReceiveMode, Session, TaskKey};
 use crate::wire::{CapsuleCmd, H2cData, IcReq, LAST, Pdu, R2t};
 use lunar_core::mem::{Arena, BLOCK_MAX, Sg};
 use lunar_core::step::Tail;
@@ -69,20 +69,20 @@ impl Rig {
     /// Receives bytes as the glue would.
     pub fn receive(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && self.session.closed().is_none() {
-            match self.session.want() {
-                Want::Chunk => {
+            match self.session.receive_mode() {
+                ReceiveMode::Chunk => {
                     let count = bytes.len().min(4096);
                     let Some(chunk) = self.arena.copy(&bytes[..count]) else { return };
                     self.session.receive(chunk, Instant::default(), &mut self.actions);
                     bytes = &bytes[count..];
                 }
-                Want::Into(mut memory) => {
+                ReceiveMode::Into(mut memory) => {
                     let count = bytes.len().min(memory.len());
                     memory.copy_from(0, &bytes[..count]);
                     self.session.placed(memory, count, Instant::default(), &mut self.actions);
                     bytes = &bytes[count..];
                 }
-                Want::Nothing => {
+                ReceiveMode::Paused => {
                     self.take();
                     self.session.resume(&mut self.actions);
                 }
@@ -165,19 +165,19 @@ impl Rig {
 
     fn pull(&mut self, key: TaskKey, len: u32) {
         let status = match self.session.pull(key, 0, len as usize) {
-            Pull::Ready(data) => {
+            PullResult::Ready(data) => {
                 self.pulled.push(data.to_vec());
                 Status::SUCCESS
             }
-            Pull::Pending => return self.waiting.push((key, len)),
-            Pull::Memory(wanted) => match self.arena.take_sg(wanted) {
+            PullResult::Pending => return self.waiting.push((key, len)),
+            PullResult::NeedsMemory(wanted) => match self.arena.take_sg(wanted) {
                 Some(memory) => {
                     self.session.supply(key, memory);
                     return self.pull(key, len);
                 }
                 None => Status::NOT_READY,
             },
-            Pull::Failed(_) => Status::TRANSPORT_ERROR,
+            PullResult::Failed(_) => Status::TRANSPORT_ERROR,
         };
         self.session.reply(key, status, 0, &mut Tail::default());
     }

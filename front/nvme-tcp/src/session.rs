@@ -1,9 +1,9 @@
 //! One connection, which is one queue, as a value: bytes and time go in, bytes and [`Action`]s come out.
 //!
-//! * [`Machine::want`] says how to receive; [`Machine::receive`] and [`Machine::placed`] take what came.
+//! * [`ProtocolMachine::receive_mode`] says how to receive; [`ProtocolMachine::receive`] and [`ProtocolMachine::placed`] take what came.
 //! * Actions are what the outside has to do; it answers with [`Session::connected`] and [`Session::reply`].
-//! * A command's data moves with [`Transfers::pull`], [`Transfers::supply`] and [`Transfers::push`].
-//! * [`Machine::take_out`] is what to send. After it, [`Machine::resume`] goes on with what was received and had to
+//! * A command's data moves with [`CommandData::pull`], [`CommandData::supply`] and [`CommandData::push`].
+//! * [`ProtocolMachine::take_out`] is what to send. After it, [`ProtocolMachine::resume`] goes on with what was received and had to
 //!   wait.
 //! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
 
@@ -11,7 +11,7 @@ mod data;
 mod frames;
 mod tasks;
 
-pub use lunar_stream::machine::{Machine, Pull, Transfers, Want};
+pub use lunar_stream::protocol::{CommandData, ProtocolMachine, PullResult, ReceiveMode};
 pub use tasks::TaskKey;
 
 use crate::config::{ALIGNMENT_MAX, CONNECT_TIMEOUT, ENTRIES_BEFORE_CONNECT, H2C_DATA_MAX};
@@ -45,7 +45,7 @@ pub enum Action {
     TurnedDown(Sqe, Status),
     /// Forget the command of this identifier that waits for an event.
     Withdrawn(u16),
-    /// Pull again: what [`Pull::Pending`] promised is there, or will not come.
+    /// PullResult again: what [`PullResult::Pending`] promised is there, or will not come.
     DataReady(TaskKey),
     /// Send what is queued, abort all commands and close the connection.
     Close(Close),
@@ -499,11 +499,11 @@ impl Session {
     }
 }
 
-impl Machine for Session {
+impl ProtocolMachine for Session {
     type Action = Action;
 
-    fn want(&mut self) -> Want {
-        input::want(self)
+    fn receive_mode(&mut self) -> ReceiveMode {
+        input::receive_mode(self)
     }
 
     fn receive(&mut self, bytes: Slice, _now: Instant, actions: &mut Vec<Action>) {

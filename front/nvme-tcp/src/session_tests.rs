@@ -307,7 +307,7 @@ fn an_answer_waits_for_what_the_host_still_sends() {
     let mut rig = Rig::live(0);
     rig.receive(&capsule(&write(9, TRANSPORT, 8192), &[], 0));
     let Some(Action::Command(key, _)) = rig.actions.pop() else { panic!("a command") };
-    assert!(matches!(rig.session.pull(key, 0, 8192), Pull::Memory(8192)));
+    assert!(matches!(rig.session.pull(key, 0, 8192), PullResult::NeedsMemory(8192)));
     rig.session.supply(key, rig.arena.take_sg(8192).expect("room"));
     let asked = R2t::of(&rig.sent()).expect("a request").tag.get();
     assert!(rig.session.reply(key, Status::ABORTED, 0, &mut lunar_core::step::Tail::default()));

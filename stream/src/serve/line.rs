@@ -2,7 +2,7 @@
 
 use super::Served;
 use crate::channel::{Channel, Plain};
-use crate::machine::{Machine, Transfers, Want};
+use crate::protocol::{CommandData, ProtocolMachine, ReceiveMode};
 use lunar_core::io::{Completion, Fault, Outcome};
 use lunar_core::mem::{Buf, PAGE, SgMut, Slice};
 use lunar_core::time::Instant;
@@ -38,7 +38,7 @@ const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1 << 20;
 
 /// A session and the bytes that come to it and go from it: a task receives, a task sends.
-pub struct Line<S: Transfers, C = Plain> {
+pub struct Line<S: CommandData, C = Plain> {
     pub(super) reactor: Reactor,
     socket: Handle,
     channel: C,
@@ -73,7 +73,7 @@ pub struct Line<S: Transfers, C = Plain> {
     pub(super) pulls: RefCell<HashMap<S::Key, Waker>>,
 }
 
-impl<S: Transfers, C: Channel> Line<S, C> {
+impl<S: CommandData, C: Channel> Line<S, C> {
     /// A session over a socket, and what lies between.
     #[must_use]
     pub fn new(reactor: &Reactor, socket: Handle, session: S, channel: C) -> Self {
@@ -356,7 +356,7 @@ impl<S: Transfers, C: Channel> Line<S, C> {
     }
 }
 
-impl<S: Transfers, C> fmt::Debug for Line<S, C> {
+impl<S: CommandData, C> fmt::Debug for Line<S, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = if self.over.has_come() { ", over" } else { "" };
         write!(
@@ -380,20 +380,20 @@ pub(super) async fn receive<C: Served>(connection: &Rc<C>) {
     let mut receiver = Receiver { line, completion: Completion::new(), rest: None, after_large: false };
     let mut actions = Vec::new();
     while !line.ended.get() {
-        let want = line.session.borrow_mut().want();
+        let want = line.session.borrow_mut().receive_mode();
         let goes_on = match want {
-            Want::Nothing => {
+            ReceiveMode::Paused => {
                 line.until_it_goes_on().await;
                 line.session.borrow_mut().resume(&mut actions);
                 true
             }
-            Want::Into(memory) if !line.channel.is_plain() => {
+            ReceiveMode::Into(memory) if !line.channel.is_plain() => {
                 // What comes is not what goes there.
                 line.session.borrow_mut().placed(memory, 0, line.reactor.now(), &mut actions);
                 receiver.chunk(&mut actions).await
             }
-            Want::Into(memory) => receiver.place(memory, &mut actions).await,
-            Want::Chunk => receiver.chunk(&mut actions).await,
+            ReceiveMode::Into(memory) => receiver.place(memory, &mut actions).await,
+            ReceiveMode::Chunk => receiver.chunk(&mut actions).await,
         };
         line.share.set((actions.len() / 2).max(SEND_EARLY_REPLIES));
         connection.act(&mut actions).await;
@@ -406,7 +406,7 @@ pub(super) async fn receive<C: Served>(connection: &Rc<C>) {
 }
 
 /// What the receiving task keeps between two receives.
-struct Receiver<'a, S: Transfers, C> {
+struct Receiver<'a, S: CommandData, C> {
     line: &'a Line<S, C>,
     completion: Completion,
     /// The part of the last chunk that is still free.
@@ -415,7 +415,7 @@ struct Receiver<'a, S: Transfers, C> {
     after_large: bool,
 }
 
-impl<S: Transfers, C: Channel> Receiver<'_, S, C> {
+impl<S: CommandData, C: Channel> Receiver<'_, S, C> {
     /// Receives payload to its place. Returns whether the connection lives.
     async fn place(&mut self, memory: SgMut, actions: &mut Vec<S::Action>) -> bool {
         let line = self.line;

@@ -2,7 +2,7 @@
 
 use super::Line;
 use crate::channel::{Channel, Plain};
-use crate::machine::{Pull, Transfers};
+use crate::protocol::{CommandData, PullResult};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Promise, Sg, SgMut};
 use lunar_core::port::Transfer;
@@ -22,7 +22,7 @@ const SEND_QUEUE_MAX: usize = 1 << 20;
 const DATA_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The way of one command's data.
-pub struct Way<'a, S: Transfers, K, C = Plain> {
+pub struct Way<'a, S: CommandData, K, C = Plain> {
     line: &'a Line<S, C>,
     key: S::Key,
     task: &'a Task<K>,
@@ -32,7 +32,7 @@ pub struct Way<'a, S: Transfers, K, C = Plain> {
     promise: RefCell<Option<(usize, Promise)>>,
 }
 
-impl<'a, S: Transfers, K, C: Channel> Way<'a, S, K, C> {
+impl<'a, S: CommandData, K, C: Channel> Way<'a, S, K, C> {
     /// The way of a command of which the peer will send `expected` bytes.
     #[must_use]
     pub fn new(line: &'a Line<S, C>, key: S::Key, task: &'a Task<K>, expected: u32) -> Self {
@@ -67,12 +67,12 @@ impl<'a, S: Transfers, K, C: Channel> Way<'a, S, K, C> {
             }
             let pull = self.line.session().pull(self.key, offset, len);
             match pull {
-                Pull::Ready(data) => {
+                PullResult::Ready(data) => {
                     self.promise.borrow_mut().take_if(|(to, _)| *to <= end);
                     return Ok(data);
                 }
-                Pull::Failed(fault) => return Err(fault),
-                Pull::Memory(wanted) => {
+                PullResult::Failed(fault) => return Err(fault),
+                PullResult::NeedsMemory(wanted) => {
                     // Who waits for more keeps none, or those who wait for each other would wait for ever.
                     self.promise.take();
                     let (memory, promise) = self.memory(wanted, end, waits).await?;
@@ -80,7 +80,7 @@ impl<'a, S: Transfers, K, C: Channel> Way<'a, S, K, C> {
                     self.line.session().supply(self.key, memory);
                     self.line.kick();
                 }
-                Pull::Pending => self.data().await?,
+                PullResult::Pending => self.data().await?,
             }
         }
     }
@@ -103,7 +103,7 @@ impl<'a, S: Transfers, K, C: Channel> Way<'a, S, K, C> {
     }
 }
 
-impl<S: Transfers, K, C: Channel> Transfer for Way<'_, S, K, C> {
+impl<S: CommandData, K, C: Channel> Transfer for Way<'_, S, K, C> {
     async fn room(&self) -> Result<(), Fault> {
         if !self.is_crowded() {
             return Ok(());
@@ -128,9 +128,9 @@ impl<S: Transfers, K, C: Channel> Transfer for Way<'_, S, K, C> {
 
     fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
         match self.line.session().pull(self.key, offset, len) {
-            Pull::Ready(data) => Some(data),
+            PullResult::Ready(data) => Some(data),
             // Asked again by who can wait.
-            Pull::Memory(_) | Pull::Pending | Pull::Failed(_) => None,
+            PullResult::NeedsMemory(_) | PullResult::Pending | PullResult::Failed(_) => None,
         }
     }
 
@@ -153,7 +153,7 @@ impl<S: Transfers, K, C: Channel> Transfer for Way<'_, S, K, C> {
     }
 }
 
-impl<S: Transfers, K: fmt::Debug, C> fmt::Debug for Way<'_, S, K, C> {
+impl<S: CommandData, K: fmt::Debug, C> fmt::Debug for Way<'_, S, K, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Way({:?}, {} bytes expected)", self.task, self.expected)
     }

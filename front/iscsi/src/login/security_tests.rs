@@ -1,7 +1,7 @@
 use super::*;
 use crate::chap::CHALLENGE_LEN;
 use crate::config::Config;
-use crate::session::{Action, Close, Machine};
+use crate::session::{Action, Close, ProtocolMachine};
 use crate::testing::{Got, INITIATOR, NAMES, Peer, login_request, text_of};
 use crate::wire::LoginResponse;
 
@@ -77,7 +77,10 @@ fn a_login_by_chap() {
     let claim = claim(&mut peer);
     assert_eq!((&*claim.user, claim.algorithm, claim.challenge), ("alice", Algorithm::SHA256, CHALLENGE));
     assert_eq!((claim.response.bytes(), &claim.counter), (&(1..17).collect::<Vec<u8>>()[..], &None));
-    assert!(matches!(peer.session.want(), crate::session::Want::Nothing), "nothing is looked at meanwhile");
+    assert!(
+        matches!(peer.session.receive_mode(), crate::session::ReceiveMode::Paused),
+        "nothing is looked at meanwhile"
+    );
     peer.session.proven(Ok(None), &mut peer.actions);
     let got = peer.got();
     assert_eq!((got[0].pdu::<LoginResponse>().flags, got[0].pairs()), (0x81, vec![]));

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Config;
-use crate::session::{Action, Close, Machine};
+use crate::session::{Action, Close, ProtocolMachine};
 use crate::testing::{Got, LUN, Peer, data_out, text_request};
 use crate::wire::{DataIn, NopIn, NopOut, Opcode, Reject, ScsiResponse, extended_cdb};
 use lunar_core::step::Tail;

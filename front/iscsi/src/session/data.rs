@@ -12,7 +12,7 @@ use lunar_core::mem::{Sg, SgMut};
 use lunar_core::step::Tail;
 use lunar_core::wire::be::{U16, U32};
 use lunar_stream::input::{Payload, Plan};
-use lunar_stream::machine::{Pull, Transfers};
+use lunar_stream::protocol::{CommandData, PullResult};
 use zerocopy::IntoBytes;
 
 /// SAM-6 5.3.1.
@@ -225,19 +225,19 @@ impl Session {
     }
 }
 
-impl Transfers for Session {
+impl CommandData for Session {
     type Key = TaskKey;
 
-    fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
-        let Some(task) = self.running(key) else { return Pull::Failed(Fault::Aborted) };
+    fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> PullResult {
+        let Some(task) = self.running(key) else { return PullResult::Failed(Fault::Aborted) };
         let unasked = task.inflow.unasked();
         let pulled = task.inflow.pull(offset, len, task.data_out);
         self.unsolicited -= unasked - task.inflow.unasked();
         match pulled {
-            Pulled::Ready(data) => Pull::Ready(data),
-            Pulled::Pending => Pull::Pending,
-            Pulled::Memory(len) => Pull::Memory(len),
-            Pulled::Failed => Pull::Failed(Fault::Protocol),
+            Pulled::Ready(data) => PullResult::Ready(data),
+            Pulled::Pending => PullResult::Pending,
+            Pulled::Memory(len) => PullResult::NeedsMemory(len),
+            Pulled::Failed => PullResult::Failed(Fault::Protocol),
         }
     }
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Config;
-use crate::session::{Close, Command, Machine};
+use crate::session::{Close, Command, ProtocolMachine};
 use crate::testing::{Got, LUN, Peer, data_out, pattern};
 use crate::wire::{FINAL, Reject, Response, WRITE};
 
@@ -175,7 +175,7 @@ fn a_reply_to_a_task_that_is_gone_does_nothing() {
     assert!(!peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0));
     let more = sg(&peer, &[0; 4]);
     assert_eq!(peer.session.push(command.task, 0, more), Err(Fault::Aborted));
-    assert!(matches!(peer.session.pull(command.task, 0, 1), Pull::Failed(Fault::Aborted)));
+    assert!(matches!(peer.session.pull(command.task, 0, 1), PullResult::Failed(Fault::Aborted)));
     peer.session.drop_task(command.task);
     peer.session.supply(command.task, SgMut::default());
     peer.assert_quiet();
@@ -187,7 +187,7 @@ fn immediate_data_is_pulled_where_it_lies() {
     let data = pattern(4096);
     let command = peer.write(1, 4096, &data);
     assert_eq!((command.data_in, command.data_out), (0, 4096));
-    let Pull::Ready(pulled) = peer.session.pull(command.task, 0, 4096) else { panic!("it is there") };
+    let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 4096) else { panic!("it is there") };
     assert_eq!((pulled.pieces().len(), pulled.to_vec()), (1, data));
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 4096);
     assert_eq!(response(&mut peer).exp_data_sn.get(), 0);
@@ -205,17 +205,17 @@ fn data_is_pulled_in_parts() {
 fn a_pull_beyond_what_is_expected_fails() {
     let mut peer = Peer::logged_in();
     let command = peer.write(1, 512, &[0; 512]);
-    assert!(matches!(peer.session.pull(command.task, 0, 513), Pull::Failed(Fault::Protocol)));
-    assert!(matches!(peer.session.pull(command.task, 1, 500), Pull::Failed(Fault::Protocol)));
-    assert!(matches!(peer.session.pull(command.task, usize::MAX, 2), Pull::Failed(Fault::Protocol)));
-    assert!(matches!(peer.session.pull(command.task, 0, 512), Pull::Ready(_)));
+    assert!(matches!(peer.session.pull(command.task, 0, 513), PullResult::Failed(Fault::Protocol)));
+    assert!(matches!(peer.session.pull(command.task, 1, 500), PullResult::Failed(Fault::Protocol)));
+    assert!(matches!(peer.session.pull(command.task, usize::MAX, 2), PullResult::Failed(Fault::Protocol)));
+    assert!(matches!(peer.session.pull(command.task, 0, 512), PullResult::Ready(_)));
 }
 
 #[test]
 fn the_rest_is_asked_for_with_an_r2t() {
     let mut peer = Peer::logged_in();
     let command = peer.write(1, 4096, &pattern(1024));
-    let Pull::Memory(wanted) = peer.session.pull(command.task, 0, 4096) else { panic!("memory first") };
+    let PullResult::NeedsMemory(wanted) = peer.session.pull(command.task, 0, 4096) else { panic!("memory first") };
     assert_eq!((wanted, peer.session.queued_bytes()), (3072, 0));
     let memory = peer.arena.take_sg(wanted).expect("room");
     peer.session.supply(command.task, memory);
@@ -223,13 +223,13 @@ fn the_rest_is_asked_for_with_an_r2t() {
     assert_eq!((r2t.flags, r2t.lun, r2t.itt.get()), (FINAL, LUN, 1));
     assert_eq!((r2t.offset.get(), r2t.desired_len.get(), r2t.r2t_sn.get()), (1024, 3072, 0));
     assert_eq!((r2t.stat_sn.get(), r2t.exp_cmd_sn.get(), r2t.max_cmd_sn.get()), (501, 101, 227));
-    assert!(matches!(peer.session.pull(command.task, 0, 4096), Pull::Pending));
+    assert!(matches!(peer.session.pull(command.task, 0, 4096), PullResult::Pending));
     let data = pattern(4096);
     peer.send(&data_out(1, r2t.ttt.get(), 0, 1024, false), &data[1024..2048]);
     assert_eq!(peer.ready(), []);
     peer.send(&data_out(1, r2t.ttt.get(), 1, 2048, true), &data[2048..]);
     assert_eq!(peer.ready(), [command.task]);
-    let Pull::Ready(pulled) = peer.session.pull(command.task, 0, 4096) else { panic!("it is there") };
+    let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 4096) else { panic!("it is there") };
     assert_eq!((pulled.pieces().len(), pulled.to_vec()), (2, data));
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 4096);
     assert_eq!(response(&mut peer).exp_data_sn.get(), 1);
@@ -244,7 +244,7 @@ fn bursts_are_asked_for_as_many_as_were_agreed() {
     assert_eq!(fields, [(0, 0, 1024), (1, 1024, 1024)]);
     assert_ne!(first[0].ttt, first[1].ttt);
     let data = pattern(3500);
-    assert!(matches!(peer.session.pull(command.task, 0, 3500), Pull::Pending));
+    assert!(matches!(peer.session.pull(command.task, 0, 3500), PullResult::Pending));
     peer.send(&data_out(1, first[0].ttt.get(), 0, 0, true), &data[..1024]);
     let third = peer.one::<R2t>().0;
     assert_eq!((third.r2t_sn.get(), third.offset.get(), third.desired_len.get()), (2, 2048, 1024));
@@ -262,12 +262,12 @@ fn data_of_one_block_of_memory_comes_back_as_one_piece() {
     let mut peer = Peer::logged_in();
     let (command, r2t) = asked(&mut peer, 65_536);
     let data = pattern(65_536);
-    assert!(matches!(peer.session.pull(command.task, 0, 65_536), Pull::Pending));
+    assert!(matches!(peer.session.pull(command.task, 0, 65_536), PullResult::Pending));
     for (sn, at) in (0..).zip((0..65_536).step_by(8192)) {
         let header = data_out(1, r2t[0].ttt.get(), sn, at, at == 65_536 - 8192);
         peer.send(&header, &data[at as usize..at as usize + 8192]);
     }
-    let Pull::Ready(pulled) = peer.session.pull(command.task, 0, 65_536) else { panic!("it is there") };
+    let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 65_536) else { panic!("it is there") };
     assert_eq!((pulled.pieces().len(), pulled.to_vec()), (1, data));
 }
 
@@ -275,7 +275,7 @@ fn data_of_one_block_of_memory_comes_back_as_one_piece() {
 fn more_memory_than_a_pull_wants_asks_ahead() {
     let mut peer = Peer::logged_in();
     let command = peer.write(1, 2048, &[]);
-    assert!(matches!(peer.session.pull(command.task, 0, 1024), Pull::Memory(1024)));
+    assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::NeedsMemory(1024)));
     let memory = peer.arena.take_sg(4096).expect("room");
     peer.session.supply(command.task, memory);
     assert_eq!(peer.one::<R2t>().0.desired_len.get(), 2048);
@@ -285,18 +285,18 @@ fn more_memory_than_a_pull_wants_asks_ahead() {
 fn a_large_payload_is_received_into_its_memory() {
     let mut peer = Peer::logged_in();
     let (command, r2t) = asked(&mut peer, 65_536);
-    assert!(matches!(peer.session.pull(command.task, 0, 65_536), Pull::Pending));
+    assert!(matches!(peer.session.pull(command.task, 0, 65_536), PullResult::Pending));
     let data = pattern(65_536);
     let header = data_out(1, r2t[0].ttt.get(), 0, 0, true);
     let bytes = peer.bytes(&header, &[], &data);
     peer.feed(&bytes[..1048]);
-    let crate::session::Want::Into(memory) = peer.session.want() else { panic!("it is large") };
+    let crate::session::ReceiveMode::Into(memory) = peer.session.receive_mode() else { panic!("it is large") };
     assert_eq!(memory.len(), 65_536 - 1000);
     peer.session.placed(memory, 0, peer.now, &mut peer.actions);
     peer.piece = 50_000;
     peer.feed(&bytes[1048..]);
     assert_eq!(peer.ready(), [command.task]);
-    let Pull::Ready(pulled) = peer.session.pull(command.task, 0, 65_536) else { panic!("it is there") };
+    let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 65_536) else { panic!("it is there") };
     assert_eq!((pulled.pieces().len(), pulled.to_vec()), (1, data));
 }
 
@@ -306,7 +306,7 @@ fn a_payload_on_its_way_to_a_task_that_is_dropped_is_thrown_away() {
     let (command, r2t) = asked(&mut peer, 65_536);
     let bytes = peer.bytes(&data_out(1, r2t[0].ttt.get(), 0, 0, true), &[], &pattern(65_536));
     peer.feed(&bytes[..100]);
-    let crate::session::Want::Into(memory) = peer.session.want() else { panic!("it is large") };
+    let crate::session::ReceiveMode::Into(memory) = peer.session.receive_mode() else { panic!("it is large") };
     peer.session.drop_task(command.task);
     peer.session.placed(memory, 10, peer.now, &mut peer.actions);
     peer.feed(&bytes[110..]);
@@ -322,7 +322,7 @@ fn unsolicited_data_comes_without_being_asked_for() {
     let header = peer.scsi(1, WRITE, 3000);
     peer.send(&header, &data[..1000]);
     let command = peer.command();
-    assert!(matches!(peer.session.pull(command.task, 0, 3000), Pull::Pending));
+    assert!(matches!(peer.session.pull(command.task, 0, 3000), PullResult::Pending));
     peer.send(&data_out(1, NO_TAG, 0, 1000, false), &data[1000..2000]);
     peer.send(&data_out(1, NO_TAG, 1, 2000, true), &data[2000..]);
     assert_eq!(peer.ready(), [command.task]);
@@ -338,7 +338,7 @@ fn what_goes_beyond_the_first_burst_is_asked_for() {
     let header = peer.scsi(1, WRITE, 3000);
     peer.send(&header, &[]);
     let command = peer.command();
-    assert!(matches!(peer.session.pull(command.task, 0, 3000), Pull::Pending));
+    assert!(matches!(peer.session.pull(command.task, 0, 3000), PullResult::Pending));
     peer.send(&data_out(1, NO_TAG, 0, 0, true), &data[..1024]);
     assert_eq!(peer.ready(), [command.task]);
     peer.supply(command.task, 0, 3000);
@@ -355,7 +355,7 @@ fn a_short_command_may_keep_a_part_until_it_is_asked_for() {
     let header = peer.scsi(1, WRITE, 3000);
     peer.send(&header, &[]);
     let command = peer.command();
-    assert!(matches!(peer.session.pull(command.task, 0, 3000), Pull::Pending));
+    assert!(matches!(peer.session.pull(command.task, 0, 3000), PullResult::Pending));
     peer.send(&data_out(1, NO_TAG, 0, 0, true), &data[..1024]);
     assert_eq!(peer.ready(), [command.task]);
     peer.supply(command.task, 0, 3000);
@@ -370,7 +370,7 @@ fn an_incomplete_first_burst_fails_the_command() {
     peer.send(&header, &[]);
     let command = peer.command();
     peer.send(&data_out(1, NO_TAG, 0, 0, true), &[0; 512]);
-    assert!(matches!(peer.session.pull(command.task, 0, 3000), Pull::Failed(Fault::Protocol)));
+    assert!(matches!(peer.session.pull(command.task, 0, 3000), PullResult::Failed(Fault::Protocol)));
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     assert_eq!(aborted(&peer.got()), (0x0c, 0x0d));
 }
@@ -429,7 +429,7 @@ fn data_for_a_tag_that_is_unknown_is_thrown_away() {
 fn data_with_a_transfer_tag_that_was_not_given_is_rejected() {
     let mut peer = Peer::logged_in();
     let (command, r2t) = asked(&mut peer, 1024);
-    assert!(matches!(peer.session.pull(command.task, 0, 1024), Pull::Pending));
+    assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Pending));
     let bad = data_out(1, r2t[0].ttt.get() + 1, 0, 0, true);
     peer.send(&bad, &[9; 1024]);
     let (reject, data) = peer.one::<Reject>();
@@ -446,10 +446,10 @@ fn after_bad(bad: impl Fn(u32) -> DataOut, len: usize) -> Vec<Got> {
     let mut peer = Peer::logged_in();
     let (command, r2t) = asked(&mut peer, 1024);
     let ttt = r2t[0].ttt.get();
-    assert!(matches!(peer.session.pull(command.task, 0, 1024), Pull::Pending));
+    assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Pending));
     peer.send(&bad(ttt), &vec![0; len]);
     assert_eq!(peer.ready(), [command.task]);
-    assert!(matches!(peer.session.pull(command.task, 0, 1024), Pull::Failed(Fault::Protocol)));
+    assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Failed(Fault::Protocol)));
     assert!(peer.session.reply(command.task, 2, &[1; 18], &mut Tail::default(), 0));
     if bad(ttt).flags & FINAL == 0 {
         // The response waits for the end of the sequence, whatever is in it.
@@ -534,13 +534,13 @@ fn bursts_that_were_not_asked_for_yet_are_never_asked_for() {
 fn a_data_digest_that_does_not_match_fails_the_command() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("DataDigest", "CRC32C")]);
     let (command, r2t) = asked(&mut peer, 1024);
-    assert!(matches!(peer.session.pull(command.task, 0, 1024), Pull::Pending));
+    assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Pending));
     let mut bytes = peer.bytes(&data_out(1, r2t[0].ttt.get(), 0, 0, true), &[], &[0; 1024]);
     bytes[100] ^= 1;
     peer.feed(&bytes);
     assert_eq!(peer.one::<Reject>().0.reason, RejectReason::DATA_DIGEST);
     assert_eq!(peer.ready(), [command.task]);
-    assert!(matches!(peer.session.pull(command.task, 0, 1024), Pull::Failed(Fault::Protocol)));
+    assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Failed(Fault::Protocol)));
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     assert_eq!(aborted(&peer.got()), (0x47, 0x05));
     assert_eq!((peer.stats.digest_errors.get(), peer.stats.rejects.get()), (1, 1));

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::{ANSWERS_MAX, Config};
-use crate::session::{Command, Fault, Machine, Pull, Transfers, Want};
+use crate::session::{Command, CommandData, Fault, ProtocolMachine, PullResult, ReceiveMode};
 use crate::testing::{Got, LUN, Peer, data_out, pattern};
 use crate::wire::{FINAL, First, NopIn, READ, ScsiResponse, WRITE};
 use lunar_core::step::Tail;
@@ -156,7 +156,7 @@ fn whoever_never_reads_is_not_read_from() {
         bytes.extend(peer.bytes(&request, &[], &pattern(100_000)));
     }
     peer.feed(&bytes);
-    assert!(matches!(peer.session.want(), Want::Nothing));
+    assert!(matches!(peer.session.receive_mode(), ReceiveMode::Paused));
     let queued = peer.session.queued_bytes();
     assert!(queued > ANSWERS_MAX && queued < ANSWERS_MAX + 110_000, "{queued}");
     // What was received already goes on when the answers are taken.
@@ -168,7 +168,7 @@ fn whoever_never_reads_is_not_read_from() {
             break;
         }
     }
-    assert!(answers >= 3 && matches!(peer.session.want(), Want::Chunk | Want::Into(_)));
+    assert!(answers >= 3 && matches!(peer.session.receive_mode(), ReceiveMode::Chunk | ReceiveMode::Into(_)));
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn a_function_that_means_a_function_finds_no_task() {
     assert_eq!(outcome(&mut peer), FunctionResponse::NO_TASK);
     // A function's key is no command's.
     assert!(!peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0));
-    assert!(matches!(peer.session.pull(first.task, 0, 1), Pull::Failed(_)));
+    assert!(matches!(peer.session.pull(first.task, 0, 1), PullResult::Failed(_)));
     assert_eq!(peer.session.tasks(), 1);
 }
 

@@ -8,7 +8,7 @@ use lunar_core::mem::{Sg, SgMut};
 use lunar_core::step::Tail;
 use lunar_nvme::Status;
 use lunar_stream::input::{Payload, Plan};
-use lunar_stream::machine::{Pull, Transfers};
+use lunar_stream::protocol::{CommandData, PullResult};
 use std::mem::offset_of;
 
 impl Session {
@@ -119,18 +119,18 @@ impl Session {
     }
 }
 
-impl Transfers for Session {
+impl CommandData for Session {
     type Key = TaskKey;
 
-    fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
+    fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> PullResult {
         let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none()) else {
-            return Pull::Failed(Fault::Aborted);
+            return PullResult::Failed(Fault::Aborted);
         };
         match task.pull(offset, len) {
-            Pulled::Ready(data) => Pull::Ready(data),
-            Pulled::Pending => Pull::Pending,
-            Pulled::Memory(len) => Pull::Memory(len),
-            Pulled::Failed => Pull::Failed(Fault::Protocol),
+            Pulled::Ready(data) => PullResult::Ready(data),
+            Pulled::Pending => PullResult::Pending,
+            Pulled::Memory(len) => PullResult::NeedsMemory(len),
+            Pulled::Failed => PullResult::Failed(Fault::Protocol),
         }
     }
 

@@ -7,44 +7,44 @@ use std::hash::Hash;
 
 /// How a connection shall receive next.
 #[derive(Debug)]
-pub enum Want {
-    /// Anything, into memory of the connection's own: [`Machine::receive`].
+pub enum ReceiveMode {
+    /// Anything, into memory of the connection's own: [`ProtocolMachine::receive`].
     Chunk,
-    /// Payload, straight into this memory, and not more than fits: [`Machine::placed`].
+    /// Payload, straight into this memory, and not more than fits: [`ProtocolMachine::placed`].
     Into(SgMut),
     /// Nothing: the session waits for an answer from outside, or for what is queued to be taken; after that,
-    /// [`Machine::resume`].
-    Nothing,
+    /// [`ProtocolMachine::resume`].
+    Paused,
 }
 
 /// What a pull finds.
 #[derive(Debug)]
-pub enum Pull {
+pub enum PullResult {
     /// The bytes.
     Ready(Sg),
     /// They will come: an action says when to pull again.
     Pending,
-    /// They have to be asked for: get memory for this many bytes, hand it in with [`Transfers::supply`], and wait for
+    /// They have to be asked for: get memory for this many bytes, hand it in with [`CommandData::supply`], and wait for
     /// that action.
-    Memory(usize),
+    NeedsMemory(usize),
     /// They will not come: [`Fault::Protocol`] if the peer sent something else, or damaged, [`Fault::Aborted`] if the
     /// command is gone.
     Failed(Fault),
 }
 
 /// One session, or one queue: the bytes of its connection.
-pub trait Machine: 'static {
+pub trait ProtocolMachine: 'static {
     /// What the outside has to do.
     type Action;
 
-    /// How to receive next. Memory that is handed out with [`Want::Into`] comes back with [`Machine::placed`],
+    /// How to receive next. Memory that is handed out with [`ReceiveMode::Into`] comes back with [`ProtocolMachine::placed`],
     /// whatever came of it.
-    fn want(&mut self) -> Want;
+    fn receive_mode(&mut self) -> ReceiveMode;
 
-    /// Takes what was received, after [`Want::Chunk`].
+    /// Takes what was received, after [`ReceiveMode::Chunk`].
     fn receive(&mut self, bytes: Slice, now: Instant, actions: &mut Vec<Self::Action>);
 
-    /// Takes back the memory of [`Want::Into`]; its first `count` bytes have been filled.
+    /// Takes back the memory of [`ReceiveMode::Into`]; its first `count` bytes have been filled.
     ///
     /// # Panics
     /// When `count` is more than the memory's length.
@@ -64,15 +64,15 @@ pub trait Machine: 'static {
 }
 
 /// The data of its commands.
-pub trait Transfers: Machine {
+pub trait CommandData: ProtocolMachine {
     /// What a command is known by until it is answered.
     type Key: Copy + Eq + Hash + 'static;
 
     /// Data-Out `offset..offset + len` of a command; in ascending order, without gaps, and at most what the peer
     /// says that it sends.
-    fn pull(&mut self, key: Self::Key, offset: usize, len: usize) -> Pull;
+    fn pull(&mut self, key: Self::Key, offset: usize, len: usize) -> PullResult;
 
-    /// Memory for what [`Pull::Memory`] wanted, or for more than that, up to what the peer says that it sends: it is
+    /// Memory for what [`PullResult::NeedsMemory`] wanted, or for more than that, up to what the peer says that it sends: it is
     /// asked for ahead of its pull.
     fn supply(&mut self, key: Self::Key, memory: SgMut);
 
