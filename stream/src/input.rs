@@ -14,13 +14,13 @@ const TRAILER_MAX: usize = 3 + DIGEST_LEN;
 
 /// Where the payload of a PDU goes.
 #[derive(Debug)]
-pub enum Plan {
+pub enum PayloadPlan {
     /// It stays where it lies, or into fresh memory.
     Keep,
     /// It goes here.
     Fill(SgMut),
     /// It is thrown away.
-    Drain,
+    Discard,
 }
 
 /// The payload of a PDU, when all of it came.
@@ -43,14 +43,14 @@ impl Payload {
     /// Of a PDU whose payload came whole: the bytes of `chunk` in this range.
     #[inline]
     #[must_use]
-    pub fn whole(plan: Plan, chunk: &Slice, range: std::ops::Range<usize>, intact: bool) -> Self {
+    pub fn whole(plan: PayloadPlan, chunk: &Slice, range: std::ops::Range<usize>, intact: bool) -> Self {
         let data = match plan {
-            Plan::Keep => Some(Sg::from(chunk.part(range))),
-            Plan::Fill(mut memory) => {
+            PayloadPlan::Keep => Some(Sg::from(chunk.part(range))),
+            PayloadPlan::Fill(mut memory) => {
                 memory.copy_from(0, &chunk[range]);
                 Some(memory.share())
             }
-            Plan::Drain => None,
+            PayloadPlan::Discard => None,
         };
         Self { data, intact }
     }
@@ -75,7 +75,7 @@ pub struct Input {
     backlog: VecDeque<Slice>,
     /// A header of which a part came, or whose payload is on its way.
     head: Vec<u8>,
-    body: Option<Body>,
+    body: Option<PartialPayload>,
     /// Bytes that PDUs have queued by themselves since what was queued was taken last.
     answers: usize,
 }
@@ -86,15 +86,15 @@ impl Input {
         *self = Self::default();
     }
 
-    /// Bytes that PDUs have queued by themselves since [`Input::was_sent`].
+    /// Bytes that PDUs have queued by themselves since [`Input::answers_sent`].
     #[inline]
     #[must_use]
-    pub fn answers(&self) -> usize {
+    pub fn answer_bytes(&self) -> usize {
         self.answers
     }
 
     /// What was queued was taken.
-    pub fn was_sent(&mut self) {
+    pub fn answers_sent(&mut self) {
         self.answers = 0;
     }
 
@@ -108,7 +108,7 @@ impl Input {
 
 /// Payload on its way.
 #[derive(Debug)]
-pub struct Body {
+pub struct PartialPayload {
     /// What came, and what is to come; nothing if it is thrown away.
     filled: Sg,
     rest: Option<SgMut>,
@@ -120,16 +120,16 @@ pub struct Body {
     trailer_seen: usize,
 }
 
-impl Body {
+impl PartialPayload {
     /// Payload of `len` bytes, behind which come padding and, if `has_digest`, its digest: `trailer_len` bytes
     /// together. It is thrown away where there is no memory for it.
     #[must_use]
-    pub fn new(plan: Plan, len: usize, trailer_len: usize, has_digest: bool, arena: &Arena) -> Self {
+    pub fn new(plan: PayloadPlan, len: usize, trailer_len: usize, has_digest: bool, arena: &Arena) -> Self {
         debug_assert!(trailer_len <= TRAILER_MAX && (!has_digest || trailer_len >= DIGEST_LEN));
         let rest = match plan {
-            Plan::Keep => arena.take_sg(len),
-            Plan::Fill(memory) => Some(memory),
-            Plan::Drain => None,
+            PayloadPlan::Keep => arena.take_sg(len),
+            PayloadPlan::Fill(memory) => Some(memory),
+            PayloadPlan::Discard => None,
         };
         let digest = has_digest.then(Digest::new);
         Self { rest, left: len, digest, trailer_len, ..Self::empty() }
@@ -214,9 +214,9 @@ pub fn join(to: &mut Sg, more: Sg) {
 }
 
 /// A machine whose bytes are PDUs: a header, which tells how long it is itself, and then perhaps a payload.
-pub trait Frames: ProtocolMachine {
+pub trait PduReader: ProtocolMachine {
     /// Bytes of a header that all have, and which tell the length of the rest.
-    const HEAD_MIN: usize;
+    const HEADER_MIN: usize;
 
     /// What was received.
     fn input(&mut self) -> &mut Input;
@@ -231,38 +231,40 @@ pub trait Frames: ProtocolMachine {
     /// [`read_head`] if it does not.
     fn read_in_place(&mut self, chunk: &Slice, at: usize, actions: &mut Vec<Self::Action>) -> usize;
 
-    /// Bytes of a header, of which at least [`Frames::HEAD_MIN`] are there, and of all that is before its payload.
-    fn head_len(&self, start: &[u8]) -> usize;
+    /// Bytes of a header, of which at least [`PduReader::HEADER_MIN`] are there, and of all that is before its payload.
+    fn header_len(&self, start: &[u8]) -> usize;
 
     /// Whether the rest of what begins so need not come: it cannot be, and the machine is closed.
-    fn refuses(&mut self, start: &[u8], actions: &mut Vec<Self::Action>) -> bool;
+    fn reject_early(&mut self, start: &[u8], actions: &mut Vec<Self::Action>) -> bool;
 
     /// A header is complete: what follows it. `None` if it is not sound, and the machine is closed.
-    fn body(&mut self, head: &[u8], actions: &mut Vec<Self::Action>) -> Option<Body>;
+    fn start_payload(&mut self, head: &[u8], actions: &mut Vec<Self::Action>) -> Option<PartialPayload>;
 
     /// A PDU is complete.
     fn complete(&mut self, head: &[u8], payload: &mut Payload, actions: &mut Vec<Self::Action>);
 }
 
 /// [`ProtocolMachine::receive_mode`].
-pub fn receive_mode<F: Frames>(machine: &mut F) -> ReceiveMode {
+pub fn receive_mode<F: PduReader>(machine: &mut F) -> ReceiveMode {
     if machine.is_blocked() || !machine.input().backlog.is_empty() {
         return ReceiveMode::Paused;
     }
     match &mut machine.input().body {
-        Some(Body { rest: Some(rest), .. }) if rest.len() >= DIRECT_MIN => ReceiveMode::Into(std::mem::take(rest)),
+        Some(PartialPayload { rest: Some(rest), .. }) if rest.len() >= DIRECT_MIN => {
+            ReceiveMode::Into(std::mem::take(rest))
+        }
         _ => ReceiveMode::Chunk,
     }
 }
 
 /// [`ProtocolMachine::receive`].
-pub fn receive<F: Frames>(machine: &mut F, bytes: Slice, actions: &mut Vec<F::Action>) {
+pub fn receive<F: PduReader>(machine: &mut F, bytes: Slice, actions: &mut Vec<F::Action>) {
     machine.input().backlog.push_back(bytes);
     pump(machine, actions);
 }
 
 /// [`ProtocolMachine::placed`].
-pub fn placed<F: Frames>(machine: &mut F, memory: SgMut, count: usize, actions: &mut Vec<F::Action>) {
+pub fn placed<F: PduReader>(machine: &mut F, memory: SgMut, count: usize, actions: &mut Vec<F::Action>) {
     let queued = machine.queued_bytes();
     if let Some(body) = &mut machine.input().body {
         body.fill(memory, count);
@@ -273,7 +275,7 @@ pub fn placed<F: Frames>(machine: &mut F, memory: SgMut, count: usize, actions: 
 }
 
 /// Looks at what was received, as far as the machine wants it.
-pub fn pump<F: Frames>(machine: &mut F, actions: &mut Vec<F::Action>) {
+pub fn pump<F: PduReader>(machine: &mut F, actions: &mut Vec<F::Action>) {
     while !machine.is_blocked() {
         let Some(mut chunk) = machine.input().backlog.pop_front() else { return };
         let used = consume(machine, &chunk, actions);
@@ -285,7 +287,7 @@ pub fn pump<F: Frames>(machine: &mut F, actions: &mut Vec<F::Action>) {
 }
 
 /// Takes apart what `chunk` holds, until all is used or the machine wants nothing more. Returns how much it used.
-fn consume<F: Frames>(machine: &mut F, chunk: &Slice, actions: &mut Vec<F::Action>) -> usize {
+fn consume<F: PduReader>(machine: &mut F, chunk: &Slice, actions: &mut Vec<F::Action>) -> usize {
     let mut at = 0;
     while at < chunk.len() && !machine.is_blocked() {
         let queued = machine.queued_bytes();
@@ -304,18 +306,18 @@ fn consume<F: Frames>(machine: &mut F, chunk: &Slice, actions: &mut Vec<F::Actio
     at
 }
 
-fn count_answers<F: Frames>(machine: &mut F, before: usize) {
+fn count_answers<F: PduReader>(machine: &mut F, before: usize) {
     let more = machine.queued_bytes().saturating_sub(before);
     machine.input().answers += more;
 }
 
 /// More of a header that did not come at once. Returns how many bytes were used.
-pub fn read_head<F: Frames>(machine: &mut F, bytes: &[u8], actions: &mut Vec<F::Action>) -> usize {
+pub fn read_head<F: PduReader>(machine: &mut F, bytes: &[u8], actions: &mut Vec<F::Action>) -> usize {
     let mut head = std::mem::take(&mut machine.input().head);
     let mut used = 0;
     // First what all headers have, which tells the length of the rest.
     for _ in 0..2 {
-        let need = if head.len() < F::HEAD_MIN { F::HEAD_MIN } else { machine.head_len(&head) };
+        let need = if head.len() < F::HEADER_MIN { F::HEADER_MIN } else { machine.header_len(&head) };
         let count = need.saturating_sub(head.len()).min(bytes.len() - used);
         head.extend_from_slice(&bytes[used..used + count]);
         used += count;
@@ -324,11 +326,11 @@ pub fn read_head<F: Frames>(machine: &mut F, bytes: &[u8], actions: &mut Vec<F::
             return used;
         }
         // What cannot be is refused before more of it is taken.
-        if machine.refuses(&head, actions) {
+        if machine.reject_early(&head, actions) {
             return used;
         }
     }
-    if let Some(body) = machine.body(&head, actions) {
+    if let Some(body) = machine.start_payload(&head, actions) {
         let input = machine.input();
         (input.head, input.body) = (head, Some(body));
         complete(machine, actions);
@@ -337,7 +339,7 @@ pub fn read_head<F: Frames>(machine: &mut F, bytes: &[u8], actions: &mut Vec<F::
 }
 
 /// Hands a PDU on if its payload is complete.
-fn complete<F: Frames>(machine: &mut F, actions: &mut Vec<F::Action>) {
+fn complete<F: PduReader>(machine: &mut F, actions: &mut Vec<F::Action>) {
     let input = machine.input();
     let Some(body) = input.body.take_if(|body| body.is_complete()) else { return };
     let mut head = std::mem::take(&mut input.head);

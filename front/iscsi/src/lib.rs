@@ -7,7 +7,7 @@
 //! * [`keys`]: the table of keys, and the negotiation that derives from it
 //! * [`login`]: the states of a login, each consumed by what it handles
 //! * [`session`]: the machine of one session: framing, numbers, tasks, data, text
-//! * [`out`]: what waits to be sent
+//! * [`pdu_queue`]: what waits to be sent
 //! * [`chap`]: how names are proved
 //! * [`config`]: settings and limits
 //! * [`directory`]: what there is to log in to
@@ -23,7 +23,7 @@ pub mod fuzzing;
 pub mod guard;
 pub mod keys;
 pub mod login;
-pub mod out;
+pub mod pdu_queue;
 pub mod registry;
 pub mod serve;
 pub mod session;

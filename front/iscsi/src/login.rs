@@ -17,7 +17,7 @@ pub mod security;
 use crate::chap::{Challenge, Claim, Proof};
 use crate::config::{Config, LOGIN_REQUESTS_MAX, LOGIN_SEGMENT_MAX, PAIRS_MAX, TEXT_MAX};
 use crate::keys::{Negotiation, Parameters, Phase, Taken};
-use crate::out::Out;
+use crate::pdu_queue::PduQueue;
 use crate::text::{self, Gather};
 use crate::wire::{CONTINUE, LoginRequest, LoginResponse, LoginStatus, Pdu, Stage, TRANSIT, login_flags};
 use lunar_core::wire::be::{U16, U32};
@@ -146,7 +146,7 @@ impl Login {
     }
 
     /// Takes a login request; `text`: `None` if there was no memory for it.
-    pub fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+    pub fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         match self {
             Self::Start(state) => state.handle(request, text, out),
             Self::Security(state) => state.handle(request, text, out),
@@ -162,7 +162,7 @@ impl Login {
     }
 
     /// Takes the outside's answer to [`Next::Authorize`].
-    pub fn authorized(self, verdict: Verdict, out: &mut Out) -> Next {
+    pub fn authorized(self, verdict: Verdict, out: &mut PduQueue) -> Next {
         match self {
             Self::Authorizing(state) => state.answer(verdict, out),
             other => Next::State(other),
@@ -171,7 +171,7 @@ impl Login {
 
     /// Takes the outside's answer to [`Next::Prove`]: our own proof, if the initiator wants one and there is one, or
     /// how the login ends.
-    pub fn proven(self, answer: Result<Option<Proof>, LoginStatus>, out: &mut Out) -> Next {
+    pub fn proven(self, answer: Result<Option<Proof>, LoginStatus>, out: &mut PduQueue) -> Next {
         match self {
             Self::Proving(state) => state.answer(answer, out),
             other => Next::State(other),
@@ -179,7 +179,7 @@ impl Login {
     }
 
     /// Takes the outside's answer to [`Next::Establish`]: the session's number, not zero, or how the login ends.
-    pub fn established(self, answer: Result<u16, LoginStatus>, out: &mut Out) -> Next {
+    pub fn established(self, answer: Result<u16, LoginStatus>, out: &mut PduQueue) -> Next {
         match self {
             Self::Establishing(state) => state.answer(answer, out),
             other => Next::State(other),
@@ -269,7 +269,7 @@ enum Complete {
 }
 
 impl Start {
-    fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+    fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let mut common = self.0;
         let stage = request.stage();
         let text = match common.accept(request, stage, text, out) {
@@ -285,7 +285,7 @@ impl Start {
 }
 
 impl Authorizing {
-    fn answer(self, verdict: Verdict, out: &mut Out) -> Next {
+    fn answer(self, verdict: Verdict, out: &mut PduQueue) -> Next {
         let Self { mut common, text } = self;
         match verdict {
             Verdict::Accepted { portal_group, alias, challenge, offer } => {
@@ -312,7 +312,7 @@ impl Authorizing {
 }
 
 impl Operational {
-    fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+    fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let mut common = self.0;
         match common.accept(request, Stage::OPERATIONAL, text, out) {
             Ok(Complete::Text(text)) => Self(common).negotiate(&text, out),
@@ -321,7 +321,7 @@ impl Operational {
         }
     }
 
-    fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+    fn negotiate(self, text: &[u8], out: &mut PduQueue) -> Next {
         let mut common = self.0;
         let mut answer = match common.exchange(Phase::Operational, text, |_, _, _| Err(LoginStatus::INITIATOR_ERROR)) {
             Ok(answer) => answer,
@@ -357,7 +357,7 @@ impl Establishing {
         Next::Establish(Login::Establishing(Self { common, established: established.clone(), answer }), established)
     }
 
-    fn answer(self, answer: Result<u16, LoginStatus>, out: &mut Out) -> Next {
+    fn answer(self, answer: Result<u16, LoginStatus>, out: &mut PduQueue) -> Next {
         let Self { mut common, mut established, answer: text } = self;
         match answer {
             Ok(tsih) => {
@@ -378,7 +378,7 @@ impl Common {
         request: &LoginRequest,
         stage: Stage,
         text: Option<&[u8]>,
-        out: &mut Out,
+        out: &mut PduQueue,
     ) -> Result<Complete, LoginStatus> {
         let asked = Asked::new(request);
         let first = self.requests == 0;
@@ -477,16 +477,16 @@ impl Common {
         if self.declared { self.negotiation.config().max_recv_segment } else { Parameters::initial().max_send_segment }
     }
 
-    fn respond(&mut self, transit: Option<Stage>, tsih: u16, answer: &[u8], out: &mut Out) {
+    fn respond(&mut self, transit: Option<Stage>, tsih: u16, answer: &[u8], out: &mut PduQueue) {
         self.emit(transit, tsih, LoginStatus::SUCCESS, answer, out);
     }
 
-    fn refuse(mut self, status: LoginStatus, out: &mut Out) -> Next {
+    fn refuse(mut self, status: LoginStatus, out: &mut PduQueue) -> Next {
         self.emit(None, 0, status, &[], out);
         Next::Refused(status)
     }
 
-    fn emit(&mut self, transit: Option<Stage>, tsih: u16, status: LoginStatus, text: &[u8], out: &mut Out) {
+    fn emit(&mut self, transit: Option<Stage>, tsih: u16, status: LoginStatus, text: &[u8], out: &mut PduQueue) {
         let stat_sn = self.stat_sn.unwrap_or_default();
         self.stat_sn = Some(stat_sn.wrapping_add(1));
         let asked = &self.asked;

@@ -13,7 +13,7 @@
 mod command;
 mod data;
 mod exchange;
-mod frames;
+mod framing;
 mod inflow;
 mod joined;
 mod numbers;
@@ -30,7 +30,7 @@ use crate::chap::{Claim, Proof};
 use crate::config::{Config, LOGIN_SEGMENT_MAX};
 use crate::keys::{Negotiation, Parameters};
 use crate::login::{Candidate, Established, Login, Next, Verdict};
-use crate::out::{Digests, Out};
+use crate::pdu_queue::{Digests, PduQueue};
 use crate::wire::{Bhs, LoginRequest, LoginResponse, LoginStatus, NO_TAG, Opcode, Pdu, RejectReason};
 use command::Held;
 use exchange::Exchange;
@@ -38,7 +38,7 @@ use lunar_core::mem::{Arena, Sg, SgMut, Slice};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
 use lunar_core::wire::be::{U16, U32};
-use lunar_stream::input::{self, Input, Payload, Plan};
+use lunar_stream::input::{self, Input, Payload, PayloadPlan};
 use numbers::Numbers;
 use std::fmt;
 use std::rc::Rc;
@@ -148,7 +148,7 @@ pub struct Session {
     phase: Phase,
     closed: Option<Close>,
     input: Input,
-    out: Out,
+    out: PduQueue,
     numbers: Numbers,
     tasks: Tasks,
     held: Vec<Held>,
@@ -175,7 +175,7 @@ impl Session {
             phase: Phase::Login(Box::new(Login::new(Negotiation::new(config.clone())))),
             closed: None,
             input: Input::default(),
-            out: Out::new(arena.clone()),
+            out: PduQueue::new(arena.clone()),
             numbers: Numbers::default(),
             tasks: Tasks::default(),
             held: Vec::new(),
@@ -331,12 +331,12 @@ impl Session {
     }
 
     /// Where the payload of a PDU goes, before it comes.
-    fn plan(&mut self, header: &Bhs) -> Plan {
+    fn payload_plan(&mut self, header: &Bhs) -> PayloadPlan {
         match (&self.phase, header.opcode()) {
             (Phase::FullFeature, Opcode::DATA_OUT) => self.open_data_out(header),
-            (Phase::FullFeature, Opcode::SCSI_COMMAND | Opcode::NOP_OUT | Opcode::TEXT_REQUEST) => Plan::Keep,
-            (Phase::Login(_), Opcode::LOGIN_REQUEST) => Plan::Keep,
-            _ => Plan::Drain,
+            (Phase::FullFeature, Opcode::SCSI_COMMAND | Opcode::NOP_OUT | Opcode::TEXT_REQUEST) => PayloadPlan::Keep,
+            (Phase::Login(_), Opcode::LOGIN_REQUEST) => PayloadPlan::Keep,
+            _ => PayloadPlan::Discard,
         }
     }
 
@@ -391,7 +391,7 @@ impl Session {
         self.close(Close::LoginRefused(LoginStatus::INVALID_REQUEST), actions);
     }
 
-    fn advance_login(&mut self, actions: &mut Vec<Action>, step: impl FnOnce(Login, &mut Out) -> Next) {
+    fn advance_login(&mut self, actions: &mut Vec<Action>, step: impl FnOnce(Login, &mut PduQueue) -> Next) {
         let login = match std::mem::replace(&mut self.phase, Phase::Closed) {
             Phase::Login(login) => login,
             other => {
@@ -477,7 +477,7 @@ impl ProtocolMachine for Session {
     }
 
     fn take_out(&mut self) -> Sg {
-        self.input.was_sent();
+        self.input.answers_sent();
         let all = self.out.queue.take();
         if self.out.queue.is_starved() {
             // With a hole in it, nothing of it may be sent.

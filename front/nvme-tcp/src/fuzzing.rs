@@ -202,8 +202,8 @@ pub fn h2c_data(cid: u16, tag: u16, offset: u32, data: &[u8], flags: u8, digests
 
 fn emit<P: Pdu>(header: P, data: &[u8], digests: u8) -> Vec<u8> {
     let arena = Arena::new(ARENA_BYTES);
-    let mut out = crate::out::Out::new(arena.clone());
-    out.digests = crate::out::Digests { header: digests & 1 != 0, data: digests & 2 != 0 };
+    let mut out = crate::pdu_queue::PduQueue::new(arena.clone());
+    out.digests = crate::pdu_queue::Digests { header: digests & 1 != 0, data: digests & 2 != 0 };
     let mut payload = Sg::default();
     if !data.is_empty()
         && let Some(mut memory) = arena.take_sg(data.len())

@@ -4,7 +4,7 @@
 //!
 //! * [`wire`]: the PDU formats, digests
 //! * [`session`]: the machine of one connection, which is one queue: framing, commands, data
-//! * [`out`]: what waits to be sent
+//! * [`pdu_queue`]: what waits to be sent
 //! * [`tls`]: secure channels
 //! * [`config`]: settings and limits
 //! * [`fuzzing`]: what fuzzers call
@@ -12,7 +12,7 @@
 
 pub mod config;
 pub mod fuzzing;
-pub mod out;
+pub mod pdu_queue;
 pub mod serve;
 pub mod session;
 pub mod tls;

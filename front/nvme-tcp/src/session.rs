@@ -8,14 +8,14 @@
 //! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
 
 mod data;
-mod frames;
+mod framing;
 mod tasks;
 
 pub use lunar_stream::protocol::{CommandData, ProtocolMachine, PullResult, ReceiveMode};
 pub use tasks::TaskKey;
 
 use crate::config::{ALIGNMENT_MAX, CONNECT_TIMEOUT, ENTRIES_BEFORE_CONNECT, H2C_DATA_MAX};
-use crate::out::{Digests, Out};
+use crate::pdu_queue::{Digests, PduQueue};
 use crate::wire::{
     COMMON_LEN, CapsuleCmd, CapsuleResp, Common, DATA_DIGEST, FatalStatus, H2cData, HEADER_DIGEST, IcReq, IcResp, Pdu,
     PduType, TOLD_MAX, TermReq,
@@ -25,7 +25,7 @@ use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
 use lunar_nvme::command::{FABRICS, FUSE, FUSE_FIRST, FUSE_SECOND, Sqe};
 use lunar_nvme::{Command, Direction, Status};
-use lunar_stream::input::{self, Input, Payload, Plan};
+use lunar_stream::input::{self, Input, Payload, PayloadPlan};
 use std::fmt;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -120,7 +120,7 @@ pub struct Session {
     phase: Phase,
     closed: Option<Close>,
     input: Input,
-    out: Out,
+    out: PduQueue,
     tasks: Tasks,
     entries: u16,
     queue: u16,
@@ -141,7 +141,7 @@ impl Session {
             phase: Phase::Start,
             closed: None,
             input: Input::default(),
-            out: Out::new(arena.clone()),
+            out: PduQueue::new(arena.clone()),
             tasks: Tasks::default(),
             entries: ENTRIES_BEFORE_CONNECT,
             queue: 0,
@@ -442,7 +442,7 @@ impl Session {
     /// What no header may say: the bytes after it cannot be trusted.
     fn malformed(&self, common: &Common) -> Option<Fatal> {
         let kind = PduType(common.kind);
-        let Some(limits) = frames::limits(kind) else { return Some(invalid(offset_of!(Common, kind))) };
+        let Some(limits) = framing::limits(kind) else { return Some(invalid(offset_of!(Common, kind))) };
         let fits_phase = match kind {
             PduType::IC_REQ => self.phase == Phase::Start,
             PduType::CAPSULE_CMD => self.phase != Phase::Start,
@@ -487,14 +487,14 @@ impl Session {
     }
 
     /// Where the data of a PDU goes, before it comes.
-    fn plan(&mut self, header: &[u8]) -> Result<Plan, Fatal> {
+    fn payload_plan(&mut self, header: &[u8]) -> Result<PayloadPlan, Fatal> {
         match header.first().map(|kind| PduType(*kind)) {
-            Some(PduType::CAPSULE_CMD) => Ok(Plan::Keep),
+            Some(PduType::CAPSULE_CMD) => Ok(PayloadPlan::Keep),
             Some(PduType::H2C_DATA) => match H2cData::of(header) {
                 Some(data) => self.open_data(data),
-                None => Ok(Plan::Drain),
+                None => Ok(PayloadPlan::Discard),
             },
-            _ => Ok(Plan::Drain),
+            _ => Ok(PayloadPlan::Discard),
         }
     }
 }
@@ -523,7 +523,7 @@ impl ProtocolMachine for Session {
     }
 
     fn take_out(&mut self) -> Sg {
-        self.input.was_sent();
+        self.input.answers_sent();
         let all = self.out.queue.take();
         if self.out.queue.is_starved() {
             // With a hole in it, nothing of it may be sent.

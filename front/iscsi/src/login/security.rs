@@ -11,7 +11,7 @@
 use super::{Common, Complete, Establishing, Login, Next, Operational};
 use crate::chap::{Algorithm, CHALLENGE_MAX, Challenge, Claim, Counter, Proof, RESPONSE_MAX, Response};
 use crate::keys::Phase;
-use crate::out::Out;
+use crate::pdu_queue::PduQueue;
 use crate::text;
 use crate::wire::{LoginRequest, LoginStatus, Stage};
 use lunar_core::access::USER_MAX;
@@ -56,7 +56,7 @@ pub struct Proving {
 }
 
 impl Security {
-    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let mut common = self.0;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self(common).negotiate(&text, out),
@@ -65,7 +65,7 @@ impl Security {
         }
     }
 
-    pub(super) fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+    pub(super) fn negotiate(self, text: &[u8], out: &mut PduQueue) -> Next {
         let mut common = self.0;
         let answer = common.exchange(Phase::Security, text, |key, value, answer| match key {
             "AuthMethod" if has(value, text::NONE) => {
@@ -83,7 +83,7 @@ impl Security {
 }
 
 impl Unproved {
-    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let Self { mut common, challenge } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge }.negotiate(&text, out),
@@ -92,7 +92,7 @@ impl Unproved {
         }
     }
 
-    pub(super) fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+    pub(super) fn negotiate(self, text: &[u8], out: &mut PduQueue) -> Next {
         let Self { mut common, challenge } = self;
         let mut chosen = false;
         let answer = common.exchange(Phase::Security, text, |key, value, answer| match key {
@@ -121,7 +121,7 @@ impl Unproved {
 }
 
 impl Chosen {
-    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let Self { mut common, challenge } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge }.negotiate(&text, out),
@@ -130,7 +130,7 @@ impl Chosen {
         }
     }
 
-    fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+    fn negotiate(self, text: &[u8], out: &mut PduQueue) -> Next {
         let Self { mut common, challenge } = self;
         let allowed = common.negotiation.config().chap.clone();
         let mut offered = None;
@@ -203,7 +203,7 @@ impl Said {
 }
 
 impl Challenged {
-    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let Self { mut common, challenge, algorithm } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge, algorithm }.negotiate(&text, out),
@@ -212,7 +212,7 @@ impl Challenged {
         }
     }
 
-    fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+    fn negotiate(self, text: &[u8], out: &mut PduQueue) -> Next {
         let Self { mut common, challenge, algorithm } = self;
         let mut said = Said::default();
         let answer = match common.exchange(Phase::Security, text, |key, value, _| said.take(key, value)) {
@@ -228,7 +228,7 @@ impl Challenged {
 }
 
 impl Proving {
-    pub(super) fn answer(self, verdict: Result<Option<Proof>, LoginStatus>, out: &mut Out) -> Next {
+    pub(super) fn answer(self, verdict: Result<Option<Proof>, LoginStatus>, out: &mut PduQueue) -> Next {
         let Self { common, mutual, mut answer } = self;
         match (verdict, mutual) {
             (Ok(Some(proof)), true) => {
@@ -246,7 +246,7 @@ impl Proving {
 
 impl Common {
     /// The stage's own work is done: on to the stage that the initiator asks for, if it does.
-    fn leave_security(mut self, answer: Vec<u8>, out: &mut Out) -> Next {
+    fn leave_security(mut self, answer: Vec<u8>, out: &mut PduQueue) -> Next {
         match self.asked.transit.map(Stage) {
             None => {
                 self.respond(None, 0, &answer, out);

@@ -1,4 +1,4 @@
-//! Data and status of commands: Data-Out and R2T in, Data-In and responses out (RFC 7143 11.4, 11.7, 11.8).
+//! Data and status of commands: Data-PduQueue and R2T in, Data-In and responses out (RFC 7143 11.4, 11.7, 11.8).
 
 use super::inflow::{Opened, Pulled};
 use super::tasks::{Answer, State, Summary, Task, TaskKey};
@@ -11,7 +11,7 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::step::Tail;
 use lunar_core::wire::be::{U16, U32};
-use lunar_stream::input::{Payload, Plan};
+use lunar_stream::input::{Payload, PayloadPlan};
 use lunar_stream::protocol::{CommandData, PullResult};
 use zerocopy::IntoBytes;
 
@@ -19,22 +19,22 @@ use zerocopy::IntoBytes;
 const GOOD: u8 = 0x00;
 
 impl Session {
-    /// The header of a Data-Out PDU: where its payload goes.
-    pub(super) fn open_data_out(&mut self, bhs: &Bhs) -> Plan {
+    /// The header of a Data-PduQueue PDU: where its payload goes.
+    pub(super) fn open_data_out(&mut self, bhs: &Bhs) -> PayloadPlan {
         let header = DataOut::of(bhs);
         // A task that is gone was aborted, and its initiator had sent this before it knew.
-        let Some(key) = self.tasks.find(header.itt.get()) else { return Plan::Drain };
-        let Some(task) = self.tasks.get_mut(key) else { return Plan::Drain };
+        let Some(key) = self.tasks.find(header.itt.get()) else { return PayloadPlan::Discard };
+        let Some(task) = self.tasks.get_mut(key) else { return PayloadPlan::Discard };
         let (ttt, data_sn, offset) = (header.ttt.get(), header.data_sn.get(), header.offset.get());
         match task.inflow.open(ttt, data_sn, offset, header.data_len.get()) {
-            Opened::Fill(memory) => return Plan::Fill(memory),
+            Opened::Fill(memory) => return PayloadPlan::Fill(memory),
             Opened::Drain => {}
             Opened::Unknown | Opened::Bad => self.reject(RejectReason::INVALID_FIELD, bhs),
         }
-        Plan::Drain
+        PayloadPlan::Discard
     }
 
-    /// A Data-Out PDU is complete.
+    /// A Data-PduQueue PDU is complete.
     pub(super) fn data_out(&mut self, bhs: &Bhs, payload: &mut Payload, actions: &mut Vec<Action>) {
         let header = DataOut::of(bhs);
         if header.data_len.get() == 0 {

@@ -1,4 +1,4 @@
-//! Data-Out of one command: what came unasked, what was asked for, and in which order it may come
+//! Data-PduQueue of one command: what came unasked, what was asked for, and in which order it may come
 //! (RFC 7143 4.2.5.2, 11.7, 11.8). DataPDUInOrder and DataSequenceInOrder are always Yes.
 
 use super::joined::Joined;
@@ -17,7 +17,7 @@ pub(super) enum Failure {
     Crc,
 }
 
-/// A sequence of Data-Out PDUs, with the memory that is left to fill.
+/// A sequence of Data-PduQueue PDUs, with the memory that is left to fill.
 #[derive(Debug)]
 struct Burst {
     /// [`NO_TAG`] for the one that comes unasked.
@@ -37,7 +37,7 @@ pub(super) struct Asked {
     pub(super) len: u32,
 }
 
-/// What becomes of the payload of a Data-Out PDU.
+/// What becomes of the payload of a Data-PduQueue PDU.
 #[derive(Debug)]
 pub(super) enum Opened {
     /// No sequence has this tag: it is rejected and thrown away.
@@ -217,7 +217,7 @@ impl Inflow {
         self.bursts.iter().take(self.sent).position(|burst| burst.ttt == ttt)
     }
 
-    /// The header of a Data-Out PDU: where its payload goes.
+    /// The header of a Data-PduQueue PDU: where its payload goes.
     pub(super) fn open(&mut self, ttt: u32, data_sn: u32, offset: u32, len: usize) -> Opened {
         let Some(at) = self.position(ttt) else { return Opened::Unknown };
         if self.discards {

@@ -1,4 +1,4 @@
-//! Requests beside commands: NOP-Out, task management, logout (RFC 7143 11.5, 11.14, 11.18); rejects and
+//! Requests beside commands: NOP-PduQueue, task management, logout (RFC 7143 11.5, 11.14, 11.18); rejects and
 //! asynchronous messages.
 
 use super::command::HeldRequest;
@@ -40,7 +40,7 @@ const LEVEL_OF_RFC_7144: u32 = 2;
 impl Session {
     /// A request with a command number, other than a command.
     pub(super) fn request(&mut self, header: &Bhs, payload: &mut Payload, actions: &mut Vec<Action>) {
-        // All of them have their number where NOP-Out has it.
+        // All of them have their number where NOP-PduQueue has it.
         let cmd_sn = NopOut::of(header).cmd_sn.get();
         match self.number(header.first, cmd_sn) {
             None => return,

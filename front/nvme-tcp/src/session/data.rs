@@ -7,13 +7,13 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::step::Tail;
 use lunar_nvme::Status;
-use lunar_stream::input::{Payload, Plan};
+use lunar_stream::input::{Payload, PayloadPlan};
 use lunar_stream::protocol::{CommandData, PullResult};
 use std::mem::offset_of;
 
 impl Session {
     /// The header of an H2CData PDU: where its data goes.
-    pub(super) fn open_data(&mut self, header: &H2cData) -> Result<Plan, Fatal> {
+    pub(super) fn open_data(&mut self, header: &H2cData) -> Result<PayloadPlan, Fatal> {
         let (tag, offset, len) = (header.tag.get(), header.offset.get(), header.data_len.get());
         let whole = header.common.len.get() as usize;
         let key = self.tasks.find(header.cid.get()).ok_or_else(|| invalid(offset_of!(H2cData, cid)))?;
@@ -35,9 +35,9 @@ impl Session {
         }
         asked.received += len;
         if task.answer.is_some() || task.damaged {
-            return Ok(Plan::Drain);
+            return Ok(PayloadPlan::Discard);
         }
-        Ok(Plan::Fill(asked.memory.split_to(len as usize)))
+        Ok(PayloadPlan::Fill(asked.memory.split_to(len as usize)))
     }
 
     /// An H2CData PDU is complete.

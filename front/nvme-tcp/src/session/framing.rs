@@ -6,7 +6,7 @@ use crate::wire::{
     COMMON_LEN, CapsuleCmd, Common, DIGEST_LEN, FatalStatus, H2cData, IcReq, PduType, TOLD_MAX, TermReq, digest,
 };
 use lunar_core::mem::Slice;
-use lunar_stream::input::{self, Body, Frames, Input, Payload};
+use lunar_stream::input::{self, Input, PartialPayload, Payload, PduReader};
 use zerocopy::FromBytes;
 
 /// What a PDU of a host may be.
@@ -39,15 +39,15 @@ pub(super) struct Shape {
     trailer_len: usize,
 }
 
-impl Frames for Session {
-    const HEAD_MIN: usize = COMMON_LEN;
+impl PduReader for Session {
+    const HEADER_MIN: usize = COMMON_LEN;
 
     fn input(&mut self) -> &mut Input {
         &mut self.input
     }
 
     fn is_blocked(&self) -> bool {
-        self.phase == Phase::Closed || self.input.answers() > ANSWERS_MAX
+        self.phase == Phase::Closed || self.input.answer_bytes() > ANSWERS_MAX
     }
 
     fn is_closed(&self) -> bool {
@@ -72,7 +72,7 @@ impl Frames for Session {
         if data_len > 0 {
             let range = at + shape.start..at + shape.start + data_len;
             let intact = shape.trailer_len == 0 || digest(&chunk[range.clone()]) == bytes[whole - DIGEST_LEN..whole];
-            payload = match self.plan(header) {
+            payload = match self.payload_plan(header) {
                 Ok(plan) => Payload::whole(plan, chunk, range, intact),
                 Err(fatal) => {
                     self.fail(fatal, header, actions);
@@ -84,11 +84,11 @@ impl Frames for Session {
         whole
     }
 
-    fn head_len(&self, start: &[u8]) -> usize {
+    fn header_len(&self, start: &[u8]) -> usize {
         Common::ref_from_prefix(start).map_or(COMMON_LEN, |(common, _)| self.shape(common).start)
     }
 
-    fn refuses(&mut self, start: &[u8], actions: &mut Vec<Action>) -> bool {
+    fn reject_early(&mut self, start: &[u8], actions: &mut Vec<Action>) -> bool {
         let fatal = Common::ref_from_prefix(start).ok().and_then(|(common, _)| self.malformed(common));
         fatal.is_some_and(|fatal| {
             self.fail(fatal, start, actions);
@@ -96,7 +96,7 @@ impl Frames for Session {
         })
     }
 
-    fn body(&mut self, head: &[u8], actions: &mut Vec<Action>) -> Option<Body> {
+    fn start_payload(&mut self, head: &[u8], actions: &mut Vec<Action>) -> Option<PartialPayload> {
         let (common, _) = Common::ref_from_prefix(head).ok()?;
         if !self.check_head(head, actions) {
             return None;
@@ -104,11 +104,13 @@ impl Frames for Session {
         let shape = self.shape(common);
         let data_len = shape.data_len.unwrap_or(0);
         if data_len == 0 {
-            return Some(Body::empty());
+            return Some(PartialPayload::empty());
         }
         let header = &head[..usize::from(common.header_len).min(head.len())];
-        match self.plan(header) {
-            Ok(plan) => Some(Body::new(plan, data_len, shape.trailer_len, shape.trailer_len > 0, &self.arena)),
+        match self.payload_plan(header) {
+            Ok(plan) => {
+                Some(PartialPayload::new(plan, data_len, shape.trailer_len, shape.trailer_len > 0, &self.arena))
+            }
             Err(fatal) => {
                 self.fail(fatal, header, actions);
                 None

@@ -4,25 +4,25 @@ use crate::wire::{COMMON_LEN, Common, DATA_DIGEST, DIGEST_LEN, Digest, HEADER_DI
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::wire::round_up;
 pub use lunar_stream::digest::Digests;
-use lunar_stream::out::Queue;
+use lunar_stream::send_queue::SendQueue;
 use zerocopy::FromBytes;
 
 /// The queue to the peer.
 #[derive(Debug)]
-pub struct Out {
+pub struct PduQueue {
     /// What waits.
-    pub queue: Queue,
+    pub queue: SendQueue,
     /// Digests of what is queued from now on.
     pub(crate) digests: Digests,
     /// Bytes that data to the host is aligned to.
     pub(crate) alignment: usize,
 }
 
-impl Out {
+impl PduQueue {
     /// An empty queue; takes no memory before the first header.
     #[must_use]
     pub fn new(arena: Arena) -> Self {
-        Self { queue: Queue::new(arena), digests: Digests::default(), alignment: 4 }
+        Self { queue: SendQueue::new(arena), digests: Digests::default(), alignment: 4 }
     }
 
     /// Queues a PDU without data.
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn data_is_not_copied_and_lengths_count_all() {
         let arena = Arena::new(BLOCK_MAX);
-        let mut out = Out::new(arena.clone());
+        let mut out = PduQueue::new(arena.clone());
         let data = arena.copy(b"12345").expect("room");
         out.header(R2t::blank(0));
         out.data(C2hData::blank(0), data.clone().into());
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn digests_and_alignment() {
         let arena = Arena::new(BLOCK_MAX);
-        let mut out = Out::new(arena.clone());
+        let mut out = PduQueue::new(arena.clone());
         out.digests = Digests { header: true, data: true };
         out.alignment = 32;
         out.data(C2hData::blank(0), arena.copy(b"12345").expect("room").into());

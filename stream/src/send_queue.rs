@@ -9,7 +9,7 @@ const BLOCK_LEN: usize = PAGE;
 
 /// The queue to the peer.
 #[derive(Debug)]
-pub struct Queue {
+pub struct SendQueue {
     arena: Arena,
     /// Its first `written` bytes are queued but not yet cut off; all others are free.
     block: Option<Buf>,
@@ -20,7 +20,7 @@ pub struct Queue {
     starved: bool,
 }
 
-impl Queue {
+impl SendQueue {
     /// An empty queue; takes no memory before the first header.
     #[must_use]
     pub fn new(arena: Arena) -> Self {
@@ -141,9 +141,9 @@ mod tests {
 
     type Header = [u8; 48];
 
-    fn queue() -> (Arena, Queue) {
+    fn queue() -> (Arena, SendQueue) {
         let arena = Arena::new(BLOCK_MAX);
-        (arena.clone(), Queue::new(arena))
+        (arena.clone(), SendQueue::new(arena))
     }
 
     #[test]

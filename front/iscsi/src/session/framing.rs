@@ -4,10 +4,10 @@ use super::{Action, Close, Phase, Session};
 use crate::config::ANSWERS_MAX;
 use crate::wire::{BHS_LEN, Bhs, DIGEST_LEN, digest};
 use lunar_core::mem::Slice;
-use lunar_stream::input::{self, Body, Frames, Input, Payload};
+use lunar_stream::input::{self, Input, PartialPayload, Payload, PduReader};
 
-impl Frames for Session {
-    const HEAD_MIN: usize = BHS_LEN;
+impl PduReader for Session {
+    const HEADER_MIN: usize = BHS_LEN;
 
     fn input(&mut self) -> &mut Input {
         &mut self.input
@@ -15,7 +15,7 @@ impl Frames for Session {
 
     fn is_blocked(&self) -> bool {
         match &self.phase {
-            Phase::FullFeature => self.input.answers() > ANSWERS_MAX,
+            Phase::FullFeature => self.input.answer_bytes() > ANSWERS_MAX,
             Phase::Login(login) => login.waits(),
             Phase::Closed => true,
         }
@@ -43,17 +43,17 @@ impl Frames for Session {
                 let padded = &bytes[head_len..whole - DIGEST_LEN];
                 digest(padded) == bytes[whole - DIGEST_LEN..whole]
             };
-            Payload::whole(self.plan(header), chunk, range, intact)
+            Payload::whole(self.payload_plan(header), chunk, range, intact)
         };
         self.handle(header, ahs, &mut payload, actions);
         whole
     }
 
-    fn head_len(&self, start: &[u8]) -> usize {
+    fn header_len(&self, start: &[u8]) -> usize {
         Bhs::peek(start).map_or(BHS_LEN, |header| self.whole_head_len(header))
     }
 
-    fn refuses(&mut self, start: &[u8], actions: &mut Vec<Action>) -> bool {
+    fn reject_early(&mut self, start: &[u8], actions: &mut Vec<Action>) -> bool {
         let why = Bhs::peek(start).and_then(|header| self.malformed(header));
         why.is_some_and(|why| {
             self.close(why, actions);
@@ -61,14 +61,14 @@ impl Frames for Session {
         })
     }
 
-    fn body(&mut self, head: &[u8], actions: &mut Vec<Action>) -> Option<Body> {
+    fn start_payload(&mut self, head: &[u8], actions: &mut Vec<Action>) -> Option<PartialPayload> {
         let (header, _) = self.checked_head(head, actions)?;
         let (data_len, trailer_len) = self.body_len(header);
         if data_len == 0 {
-            return Some(Body::empty());
+            return Some(PartialPayload::empty());
         }
         let has_digest = self.digests().data;
-        Some(Body::new(self.plan(header), data_len, trailer_len, has_digest, &self.arena))
+        Some(PartialPayload::new(self.payload_plan(header), data_len, trailer_len, has_digest, &self.arena))
     }
 
     fn complete(&mut self, head: &[u8], payload: &mut Payload, actions: &mut Vec<Action>) {

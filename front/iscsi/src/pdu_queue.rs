@@ -3,23 +3,23 @@
 use crate::wire::{DIGEST_LEN, Digest, Pdu, U24, digest, padded};
 use lunar_core::mem::{Arena, Sg};
 pub use lunar_stream::digest::Digests;
-use lunar_stream::out::Queue;
+use lunar_stream::send_queue::SendQueue;
 use zerocopy::IntoBytes;
 
 /// The queue to the peer.
 #[derive(Debug)]
-pub struct Out {
+pub struct PduQueue {
     /// What waits.
-    pub queue: Queue,
+    pub queue: SendQueue,
     /// Digests of what is queued from now on.
     pub(crate) digests: Digests,
 }
 
-impl Out {
+impl PduQueue {
     /// An empty queue; takes no memory before the first header.
     #[must_use]
     pub fn new(arena: Arena) -> Self {
-        Self { queue: Queue::new(arena), digests: Digests::default() }
+        Self { queue: SendQueue::new(arena), digests: Digests::default() }
     }
 
     /// Queues a PDU with a data segment that is written like a header: short, or made up on the spot.
@@ -91,9 +91,9 @@ mod tests {
     use crate::wire::NopIn;
     use lunar_core::mem::BLOCK_MAX;
 
-    fn out() -> (Arena, Out) {
+    fn out() -> (Arena, PduQueue) {
         let arena = Arena::new(BLOCK_MAX);
-        (arena.clone(), Out::new(arena))
+        (arena.clone(), PduQueue::new(arena))
     }
 
     #[test]
