@@ -73,7 +73,7 @@ impl Payload {
 pub struct Input {
     /// Received and not looked at: only while the session wants nothing.
     backlog: VecDeque<Slice>,
-    /// A header of which a part came, or whose payload is on its way.
+    /// A header of which a part came, or whose payload is on its data_path.
     head: Vec<u8>,
     body: Option<PartialPayload>,
     /// Bytes that PDUs have queued by themselves since what was queued was taken last.
@@ -106,7 +106,7 @@ impl Input {
     }
 }
 
-/// Payload on its way.
+/// Payload on its data_path.
 #[derive(Debug)]
 pub struct PartialPayload {
     /// What came, and what is to come; nothing if it is thrown away.

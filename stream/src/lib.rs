@@ -3,13 +3,13 @@
 //!
 //! * [`protocol`]: what a session is to its connection: bytes and time in, bytes and actions out
 //! * [`input`]: bytes to PDUs; [`send_queue`]: what waits to be sent; [`digest`]: CRC32C
-//! * [`channel`]: what lies between its bytes and the wire
+//! * [`record_layer`]: what lies between its bytes and the wire
 //! * [`serve`]: the glue to the reactor: a core's connections, how each receives, sends and ends, and the ways of a
 //!   command's data; the one module with I/O
 
-pub mod channel;
 pub mod digest;
 pub mod input;
 pub mod protocol;
+pub mod record_layer;
 pub mod send_queue;
 pub mod serve;

@@ -1,17 +1,17 @@
 //! The connections of one core, whatever they speak.
 //!
-//! * `line`: one connection's session and bytes: a task that receives, a task that sends
-//! * `way`: how a command's data moves
+//! * `stream`: one connection's session and bytes: a task that receives, a task that sends
+//! * `data_path`: how a command's data moves
 //! * here: all connections of a front on a core: how many, which are half open, time, draining
 
-mod line;
-mod way;
+mod connection;
+mod data_path;
 
-pub use line::Line;
-pub use way::Way;
+pub use connection::StreamConnection;
+pub use data_path::DataPath;
 
-use crate::channel::Channel;
 use crate::protocol::{CommandData, ProtocolMachine};
+use crate::record_layer::RecordLayer;
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
 use lunar_reactor::op::{Handle, Incoming};
@@ -35,31 +35,34 @@ const SWEEP_LATEST: Duration = Duration::from_secs(10);
 /// How often a core that stops looks whether commands are done.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
-/// What a front makes of a connection: a [`Line`], and all that its protocol knows of who is at its other end.
-pub trait Served: 'static {
+/// What a front makes of a connection: a [`StreamConnection`], and all that its protocol knows of who is at its other end.
+pub trait FrontConnection: 'static {
     /// What it speaks.
     type Session: CommandData;
     /// What lies between that and the wire.
-    type Channel: Channel;
+    type RecordLayer: RecordLayer;
 
     /// Its session and its bytes.
-    fn line(&self) -> &Line<Self::Session, Self::Channel>;
+    fn stream(&self) -> &StreamConnection<Self::Session, Self::RecordLayer>;
 
     /// Does what the session asks for. Takes all of `actions`, in their order.
-    fn act(self: &Rc<Self>, actions: &mut Vec<<Self::Session as ProtocolMachine>::Action>) -> impl Future<Output = ()>;
+    fn perform(
+        self: &Rc<Self>,
+        actions: &mut Vec<<Self::Session as ProtocolMachine>::Action>,
+    ) -> impl Future<Output = ()>;
 
-    /// The end: commands are aborted, and when they are gone, [`Line::finish`] is waited for.
-    fn leave(self: &Rc<Self>) -> impl Future<Output = ()>;
+    /// The end: commands are aborted, and when they are gone, [`StreamConnection::finish`] is waited for.
+    fn close(self: &Rc<Self>) -> impl Future<Output = ()>;
 
-    /// Whether no command is under way.
+    /// Whether no command is under data_path.
     fn is_idle(&self) -> bool;
 
-    /// Whether a target that stops may end it once nothing is under way.
-    fn may_go(&self) -> bool {
+    /// Whether a target that stops may end it once nothing is under data_path.
+    fn may_close(&self) -> bool {
         true
     }
 
-    /// When [`Served::tick`] has to be called at the latest.
+    /// When [`FrontConnection::tick`] has to be called at the latest.
     fn deadline(&self) -> Option<Instant>;
 
     /// Looks at the time; `active`: something came since the last look.
@@ -70,7 +73,7 @@ pub trait Served: 'static {
 }
 
 /// A socket, and the addresses at its two ends: the own one, the peer's.
-pub type Joined = (Handle, SocketAddr, SocketAddr);
+pub type AcceptedSocket = (Handle, SocketAddr, SocketAddr);
 
 /// The connections of a front on a core.
 pub struct Connections<C> {
@@ -88,7 +91,7 @@ pub struct Connections<C> {
     sweeper: Cell<Option<Waker>>,
 }
 
-impl<C: Served> Connections<C> {
+impl<C: FrontConnection> Connections<C> {
     /// None yet, and so many at most: whoever comes then is turned away.
     #[must_use]
     pub fn new(reactor: &Reactor, connections_max: usize) -> Rc<Self> {
@@ -109,7 +112,7 @@ impl<C: Served> Connections<C> {
     }
 
     /// Serves a connection, of which `make` makes what it is, by its number here.
-    pub fn serve(self: &Rc<Self>, incoming: Incoming, make: impl FnOnce(u64, Joined) -> C) {
+    pub fn serve(self: &Rc<Self>, incoming: Incoming, make: impl FnOnce(u64, AcceptedSocket) -> C) {
         if self.draining.get() || self.len() >= self.connections_max {
             return drop(incoming);
         }
@@ -125,11 +128,11 @@ impl<C: Served> Connections<C> {
         stats.connections.add(1);
         stats.connections_accepted.add(1);
         let sender = connection.clone();
-        self.reactor.spawn(async move { sender.line().send().await });
+        self.reactor.spawn(async move { sender.stream().send().await });
         let connections = self.clone();
         self.reactor.spawn(async move {
-            line::receive(&connection).await;
-            connection.leave().await;
+            connection::receive(&connection).await;
+            connection.close().await;
             connections.forget(id);
         });
         self.changed();
@@ -141,12 +144,12 @@ impl<C: Served> Connections<C> {
         }
         let oldest = self.half_open.borrow_mut().pop_first();
         if let Some(connection) = oldest.and_then(|id| self.all.borrow().get(&id).cloned()) {
-            connection.line().end();
+            connection.stream().end();
         }
     }
 
     /// It is known whose connection this is.
-    pub fn is_known(&self, id: u64) {
+    pub fn mark_identified(&self, id: u64) {
         self.half_open.borrow_mut().remove(&id);
     }
 
@@ -166,7 +169,7 @@ impl<C: Served> Connections<C> {
     pub async fn end(&self, id: u64) {
         let found = self.all.borrow().get(&id).cloned();
         if let Some(found) = found {
-            found.line().end();
+            found.stream().end();
             self.until(|| !self.all.borrow().contains_key(&id)).await;
         }
     }
@@ -196,15 +199,15 @@ impl<C: Served> Connections<C> {
             if all.is_empty() {
                 return;
             }
-            let goes = |c: &&Rc<C>| now >= end || now >= quiet && is_quiet(c) && c.may_go();
-            all.iter().filter(goes).for_each(|c| c.line().end());
+            let goes = |c: &&Rc<C>| now >= end || now >= quiet && is_quiet(c) && c.may_close();
+            all.iter().filter(goes).for_each(|c| c.stream().end());
             self.reactor.sleep(DRAIN_LOOK).await;
         }
     }
 
     /// Ends those among them, as they are now, that have to leave: `ask` asks each of them to; those that are quiet end
     /// from `quiet` on, and all at `end`. Waits until they have ended.
-    pub async fn end_some(&self, leaves: impl Fn(&C) -> bool, ask: impl Fn(&C), quiet: Instant, end: Instant) {
+    pub async fn end_matching(&self, leaves: impl Fn(&C) -> bool, ask: impl Fn(&C), quiet: Instant, end: Instant) {
         let all = self.all.borrow().clone();
         let mut leaving: Vec<(u64, Rc<C>)> = all.into_iter().filter(|(_, connection)| leaves(connection)).collect();
         leaving.iter().for_each(|(_, connection)| ask(connection));
@@ -215,7 +218,7 @@ impl<C: Served> Connections<C> {
             }
             let now = self.reactor.now();
             let due = leaving.iter().filter(|(_, c)| now >= end || now >= quiet && is_quiet(c));
-            due.for_each(|(_, connection)| connection.line().end());
+            due.for_each(|(_, connection)| connection.stream().end());
             self.reactor.sleep(DRAIN_LOOK).await;
         }
     }
@@ -290,28 +293,28 @@ impl<C: Served> Connections<C> {
 
     /// Looks after the time of one; tells whether it was active since the last look.
     fn look(&self, connection: &Rc<C>, now: Instant) -> bool {
-        let line = connection.line();
-        let active = line.was_active();
+        let stream = connection.stream();
+        let active = stream.was_active();
         connection.tick(now, active);
-        line.kick();
-        if line.is_stuck(now) {
+        stream.schedule_send();
+        if stream.is_stuck(now) {
             self.reactor.stats().keepalive_timeouts.add(1);
             connection.log("takes nothing of what is sent to it");
-            line.give_up();
+            stream.abort();
         }
         if !active && is_quiet(connection) {
-            line.shrink();
+            stream.shrink();
         }
-        active || line.is_sending()
+        active || stream.is_sending()
     }
 }
 
-/// Whether nothing is under way.
-fn is_quiet<C: Served>(connection: &Rc<C>) -> bool {
-    connection.is_idle() && connection.line().is_idle()
+/// Whether nothing is under data_path.
+fn is_quiet<C: FrontConnection>(connection: &Rc<C>) -> bool {
+    connection.is_idle() && connection.stream().is_idle()
 }
 
-impl<C: Served> fmt::Debug for Connections<C> {
+impl<C: FrontConnection> fmt::Debug for Connections<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Connections({} of {})", self.len(), self.connections_max)
     }

@@ -1,4 +1,4 @@
-use super::line::SEND_TIMEOUT;
+use super::connection::SEND_TIMEOUT;
 use super::*;
 use crate::protocol::{PullResult, ReceiveMode};
 use lunar_core::io::Fault;
@@ -123,7 +123,7 @@ impl Shifted {
     }
 }
 
-impl Channel for Shifted {
+impl RecordLayer for Shifted {
     fn is_plain(&self) -> bool {
         self.0 == 0
     }
@@ -145,7 +145,7 @@ impl Channel for Shifted {
 }
 
 struct Connection {
-    line: Line<Echo, Shifted>,
+    stream: StreamConnection<Echo, Shifted>,
     /// Whether something runs on it, whatever it says.
     is_busy: Cell<bool>,
     has_left: Rc<Cell<usize>>,
@@ -154,20 +154,20 @@ struct Connection {
     looks: Cell<usize>,
 }
 
-impl Served for Connection {
+impl FrontConnection for Connection {
     type Session = Echo;
-    type Channel = Shifted;
+    type RecordLayer = Shifted;
 
-    fn line(&self) -> &Line<Echo, Shifted> {
-        &self.line
+    fn stream(&self) -> &StreamConnection<Echo, Shifted> {
+        &self.stream
     }
 
-    async fn act(self: &Rc<Self>, actions: &mut Vec<Quits>) {
-        actions.drain(..).for_each(|Quits| self.line.stop());
+    async fn perform(self: &Rc<Self>, actions: &mut Vec<Quits>) {
+        actions.drain(..).for_each(|Quits| self.stream.stop_receiving());
     }
 
-    async fn leave(self: &Rc<Self>) {
-        self.line.finish().await;
+    async fn close(self: &Rc<Self>) {
+        self.stream.finish().await;
         self.has_left.set(self.has_left.get() + 1);
     }
 
@@ -227,7 +227,7 @@ impl Rig {
         let (queued, left, has_quit, is_blocked, is_starved) = (Sg::default(), 0, false, false, false);
         let echo = Echo { arena, queued, has_quit, left, placed, is_blocked, is_starved };
         self.connections.serve(incoming, |_, (socket, _, _)| Connection {
-            line: Line::new(&self.core, socket, echo, Shifted(self.shift)),
+            stream: StreamConnection::new(&self.core, socket, echo, Shifted(self.shift)),
             is_busy: Cell::new(false),
             has_left: self.has_left.clone(),
             deadline: Cell::default(),
@@ -303,7 +303,7 @@ fn who_has_taken_everything_is_idle_and_stays() {
         }
         rig.rest(2 * SEND_TIMEOUT);
         let connection = &rig.connections.all()[0];
-        assert!(connection.line.is_idle(), "{:?}", connection.line);
+        assert!(connection.stream.is_idle(), "{:?}", connection.stream);
         assert_eq!(rig.core.stats().keepalive_timeouts.get(), 0);
         assert_eq!(rig.core.arena().used(), PAGE, "what the next receive waits in");
         assert_eq!(rig.say(peer, vec![8], 1).1, [8]);
@@ -391,12 +391,12 @@ fn who_has_memory_already_waits_for_no_more() {
     let connection = rig.connections.all.borrow().values().next().cloned().expect("one");
     let tasks = TaskSet::<u8>::default();
     let task = tasks.enter(0);
-    let way = Way::new(&connection.line, ASKS, &task, PAGE as u32);
+    let data_path = DataPath::new(&connection.stream, ASKS, &task, PAGE as u32);
     let arena = rig.core.arena();
     let all: Vec<SgMut> = std::iter::from_fn(|| arena.take_sg(PAGE)).collect();
     let mut cx = Context::from_waker(Waker::noop());
-    assert!(pin!(way.pull(0, PAGE)).poll(&mut cx).is_pending(), "who has none waits");
-    let pulled = pin!(way.pull_beside(0, PAGE)).poll(&mut cx);
+    assert!(pin!(data_path.pull(0, PAGE)).poll(&mut cx).is_pending(), "who has none waits");
+    let pulled = pin!(data_path.pull_beside(0, PAGE)).poll(&mut cx);
     assert!(matches!(pulled, Poll::Ready(Err(Fault::NoMemory))), "{pulled:?}");
     drop(all);
 }
@@ -406,7 +406,7 @@ fn the_oldest_half_open_connection_makes_room() {
     let rig = Rig::new(1);
     let first = rig.connect();
     let known = rig.connect();
-    rig.connections.is_known(1);
+    rig.connections.mark_identified(1);
     let _others: Vec<Peer> = (2..=HALF_OPEN_MAX).map(|_| rig.connect()).collect();
     let (first, echo) = rig.say(first, vec![1], 1);
     assert_eq!((echo, rig.connections.len()), (vec![1], HALF_OPEN_MAX + 1));

@@ -147,7 +147,7 @@ impl Front {
         let drain = directory.drain;
         let leaves = |connection: &Connection| connection.is_in(ended) || !connection.may_stay(&directory);
         let ask = |connection: &Connection| connection.ask_to_log_out(drain, now);
-        self.connections.end_some(leaves, ask, now + FAREWELL.min(drain), now + drain).await;
+        self.connections.end_matching(leaves, ask, now + FAREWELL.min(drain), now + drain).await;
     }
 
     /// Forgets all connections at once: [`Connections::abandon`].
@@ -185,7 +185,7 @@ impl Front {
         if let Some(place) = entered.replaced {
             self.end_place(place).await;
         }
-        self.connections.is_known(id);
+        self.connections.mark_identified(id);
         Ok(entered.tsih)
     }
 

@@ -3,7 +3,7 @@
 use crate::tls::{Broken, Channel as Tls, Channels, FIRST_BYTE};
 use lunar_core::mem::{Arena, PAGE, Sg, Slice};
 use lunar_nvme::auth::guard::{Bearer, Unagreed};
-use lunar_stream::channel::Channel;
+use lunar_stream::record_layer::RecordLayer;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ impl Security {
     }
 }
 
-impl Channel for Security {
+impl RecordLayer for Security {
     #[inline]
     fn is_plain(&self) -> bool {
         self.sort.get() != Sort::Sealed

@@ -1,8 +1,8 @@
 //! How a connection receives, sends and ends.
 
-use super::Served;
-use crate::channel::{Channel, Plain};
+use super::FrontConnection;
 use crate::protocol::{CommandData, ProtocolMachine, ReceiveMode};
+use crate::record_layer::{Plain, RecordLayer};
 use lunar_core::io::{Completion, Fault, Outcome};
 use lunar_core::mem::{Buf, PAGE, SgMut, Slice};
 use lunar_core::time::Instant;
@@ -38,10 +38,10 @@ const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1 << 20;
 
 /// A session and the bytes that come to it and go from it: a task receives, a task sends.
-pub struct Line<S: CommandData, C = Plain> {
+pub struct StreamConnection<S: CommandData, C = Plain> {
     pub(super) reactor: Reactor,
     socket: Handle,
-    channel: C,
+    record_layer: C,
     session: RefCell<S>,
     /// Nothing more is received; what is queued is sent.
     ended: Cell<bool>,
@@ -49,7 +49,7 @@ pub struct Line<S: CommandData, C = Plain> {
     sent: Cell<bool>,
     /// A send failed: nothing more is sent.
     broken: Cell<bool>,
-    /// Bytes under way, since when, and where their end is told.
+    /// Bytes under data_path, since when, and where their end is told.
     sending: Cell<usize>,
     sending_since: Cell<Instant>,
     under_way: RefCell<Completion>,
@@ -73,14 +73,14 @@ pub struct Line<S: CommandData, C = Plain> {
     pub(super) pulls: RefCell<HashMap<S::Key, Waker>>,
 }
 
-impl<S: CommandData, C: Channel> Line<S, C> {
+impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
     /// A session over a socket, and what lies between.
     #[must_use]
-    pub fn new(reactor: &Reactor, socket: Handle, session: S, channel: C) -> Self {
+    pub fn new(reactor: &Reactor, socket: Handle, session: S, record_layer: C) -> Self {
         Self {
             reactor: reactor.clone(),
             socket,
-            channel,
+            record_layer,
             session: RefCell::new(session),
             ended: Cell::new(false),
             sent: Cell::new(false),
@@ -102,52 +102,52 @@ impl<S: CommandData, C: Channel> Line<S, C> {
         }
     }
 
-    /// The session, for a moment. Whoever queues something in it calls [`Line::kick`] after.
+    /// The session, for a moment. Whoever queues something in it calls [`StreamConnection::schedule_send`] after.
     pub fn session(&self) -> RefMut<'_, S> {
         self.session.borrow_mut()
     }
 
     /// What lies between the session and the socket.
-    pub fn channel(&self) -> &C {
-        &self.channel
+    pub fn record_layer(&self) -> &C {
+        &self.record_layer
     }
 
     /// Ends the connection: what is received from now on is not looked at.
     pub fn end(&self) {
         if !self.ended.get() {
-            self.stop();
+            self.stop_receiving();
             self.cancel();
             self.go_on();
         }
-        self.kick();
+        self.schedule_send();
     }
 
     /// Ends the connection, whose peer takes nothing: nothing more is sent.
-    pub(super) fn give_up(&self) {
+    pub(super) fn abort(&self) {
         self.broken.set(true);
         self.end();
     }
 
     /// Ends it from within an action: nothing more is received when that is done.
-    pub fn stop(&self) {
+    pub fn stop_receiving(&self) {
         self.ended.set(true);
     }
 
-    /// Whether nothing is queued or under way to the peer.
+    /// Whether nothing is queued or under data_path to the peer.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.queued_bytes() == 0 && !self.is_sending()
     }
 
     fn queued_bytes(&self) -> usize {
-        self.session.borrow().queued_bytes() + self.channel.queued_bytes()
+        self.session.borrow().queued_bytes() + self.record_layer.queued_bytes()
     }
 
     pub(super) fn is_sending(&self) -> bool {
         self.sending.get() > 0
     }
 
-    /// Bytes queued or under way to the peer.
+    /// Bytes queued or under data_path to the peer.
     pub(super) fn outstanding(&self) -> usize {
         self.queued_bytes() + self.sending.get()
     }
@@ -172,13 +172,13 @@ impl<S: CommandData, C: Channel> Line<S, C> {
     }
 
     /// What a command waits for has come, or will not come: it pulls again.
-    pub fn data_is_ready(&self, key: S::Key) {
+    pub fn data_ready(&self, key: S::Key) {
         let waiting = self.pulls.borrow_mut().remove(&key);
         waiting.into_iter().for_each(Waker::wake);
     }
 
     /// Sees to it that what is queued leaves, at the end of the turn; much leaves at once.
-    pub fn kick(&self) {
+    pub fn schedule_send(&self) {
         if self.broken.get() {
             // Nobody gets it, and others wait for its memory.
             return drop(self.session.borrow_mut().take_out());
@@ -249,16 +249,16 @@ impl<S: CommandData, C: Channel> Line<S, C> {
         !self.is_held_back() && (self.queued_bytes() > 0 || self.session.borrow().is_out_of_memory())
     }
 
-    /// Starts to send all that is queued; none is under way. Mostly it is over when this returns. What has a hole, for
+    /// Starts to send all that is queued; none is under data_path. Mostly it is over when this returns. What has a hole, for
     /// want of memory, does not leave: the connection ends.
     fn begin_send(&self) {
         let mut session = self.session.borrow_mut();
         let data = session.take_out();
         let is_lost = data.is_empty() && session.is_out_of_memory();
         drop(session);
-        let sealed = if is_lost { None } else { self.channel.seal(data, self.reactor.arena()) };
+        let sealed = if is_lost { None } else { self.record_layer.seal(data, self.reactor.arena()) };
         let Some(data) = sealed else {
-            return self.give_up();
+            return self.abort();
         };
         self.sending.set(data.len());
         self.kicks.set(0);
@@ -278,11 +278,11 @@ impl<S: CommandData, C: Channel> Line<S, C> {
         self.crowd.take().into_iter().for_each(Waker::wake);
         self.go_on();
         if result.is_err() {
-            self.give_up();
+            self.abort();
         }
     }
 
-    /// Waits for the end of what is under way.
+    /// Waits for the end of what is under data_path.
     fn poll_under_way(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.sending.get() == 0 {
             return Poll::Ready(());
@@ -292,7 +292,7 @@ impl<S: CommandData, C: Channel> Line<S, C> {
     }
 
     fn poll_queued(&self, cx: &mut Context<'_>) -> Poll<()> {
-        // What left early may be under way yet: its end is waited for, too.
+        // What left early may be under data_path yet: its end is waited for, too.
         if self.is_sending() || self.has_to_send() || self.over.has_come() || self.broken.get() {
             return Poll::Ready(());
         }
@@ -303,8 +303,8 @@ impl<S: CommandData, C: Channel> Line<S, C> {
     /// The end, when all commands are gone: the last answers leave, and the socket is closed.
     pub async fn finish(&self) {
         self.over.come();
-        self.kick();
-        if !self.within(LINGER, |line| line.sent.get()).await {
+        self.schedule_send();
+        if !self.within(LINGER, |stream| stream.sent.get()).await {
             self.cancel();
         }
         self.reactor.driver().shutdown(&self.socket);
@@ -313,11 +313,11 @@ impl<S: CommandData, C: Channel> Line<S, C> {
 
     /// Waits so long, or until the connection ends; for the receiving task.
     pub async fn pause(&self, time: Duration) {
-        self.within(time, |line| line.ended.get()).await;
+        self.within(time, |stream| stream.ended.get()).await;
     }
 
     /// The outcome of `future`, unless the connection is over first.
-    pub async fn unless_over<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+    pub async fn unless_closed<T>(&self, future: impl Future<Output = T>) -> Option<T> {
         self.over.unless(future).await
     }
 
@@ -356,12 +356,12 @@ impl<S: CommandData, C: Channel> Line<S, C> {
     }
 }
 
-impl<S: CommandData, C> fmt::Debug for Line<S, C> {
+impl<S: CommandData, C> fmt::Debug for StreamConnection<S, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = if self.over.has_come() { ", over" } else { "" };
         write!(
             f,
-            "Line({} bytes queued, {} under way{state})",
+            "StreamConnection({} bytes queued, {} under data_path{state})",
             self.session.borrow().queued_bytes(),
             self.sending.get()
         )
@@ -375,39 +375,39 @@ fn wake(waiting: &Cell<Option<Waker>>) {
 }
 
 /// Receives for a connection until it ends, and has it do what its session asks for.
-pub(super) async fn receive<C: Served>(connection: &Rc<C>) {
-    let line = connection.line();
-    let mut receiver = Receiver { line, completion: Completion::new(), rest: None, after_large: false };
+pub(super) async fn receive<C: FrontConnection>(connection: &Rc<C>) {
+    let stream = connection.stream();
+    let mut receiver = Receiver { stream, completion: Completion::new(), rest: None, after_large: false };
     let mut actions = Vec::new();
-    while !line.ended.get() {
-        let want = line.session.borrow_mut().receive_mode();
+    while !stream.ended.get() {
+        let want = stream.session.borrow_mut().receive_mode();
         let goes_on = match want {
             ReceiveMode::Paused => {
-                line.until_it_goes_on().await;
-                line.session.borrow_mut().resume(&mut actions);
+                stream.until_it_goes_on().await;
+                stream.session.borrow_mut().resume(&mut actions);
                 true
             }
-            ReceiveMode::Into(memory) if !line.channel.is_plain() => {
+            ReceiveMode::Into(memory) if !stream.record_layer.is_plain() => {
                 // What comes is not what goes there.
-                line.session.borrow_mut().placed(memory, 0, line.reactor.now(), &mut actions);
+                stream.session.borrow_mut().placed(memory, 0, stream.reactor.now(), &mut actions);
                 receiver.chunk(&mut actions).await
             }
             ReceiveMode::Into(memory) => receiver.place(memory, &mut actions).await,
             ReceiveMode::Chunk => receiver.chunk(&mut actions).await,
         };
-        line.share.set((actions.len() / 2).max(SEND_EARLY_REPLIES));
-        connection.act(&mut actions).await;
-        line.kick();
+        stream.share.set((actions.len() / 2).max(SEND_EARLY_REPLIES));
+        connection.perform(&mut actions).await;
+        stream.schedule_send();
         if !goes_on {
             break;
         }
     }
-    line.stop();
+    stream.stop_receiving();
 }
 
 /// What the receiving task keeps between two receives.
 struct Receiver<'a, S: CommandData, C> {
-    line: &'a Line<S, C>,
+    stream: &'a StreamConnection<S, C>,
     completion: Completion,
     /// The part of the last chunk that is still free.
     rest: Option<Buf>,
@@ -415,51 +415,52 @@ struct Receiver<'a, S: CommandData, C> {
     after_large: bool,
 }
 
-impl<S: CommandData, C: Channel> Receiver<'_, S, C> {
+impl<S: CommandData, C: RecordLayer> Receiver<'_, S, C> {
     /// Receives payload to its place. Returns whether the connection lives.
     async fn place(&mut self, memory: SgMut, actions: &mut Vec<S::Action>) -> bool {
-        let line = self.line;
+        let stream = self.stream;
         let (room, mut into) = (memory.len(), memory);
         // The next header most likely lies behind it.
         let rest = self.rest.take().filter(|rest| rest.len() <= CHUNK_MIN);
         rest.or_else(|| self.block(CHUNK_MIN)).into_iter().for_each(|tail| into.push(tail));
         // A peer that is faster than this core can wait for the answers of several; another waits for this one.
-        let at_once = !line.reactor.has_waited();
-        let (result, mut into) = line.reactor.receive_in_row(&line.socket, into, at_once, &mut self.completion).await;
+        let at_once = !stream.reactor.has_waited();
+        let (result, mut into) =
+            stream.reactor.receive_in_row(&stream.socket, into, at_once, &mut self.completion).await;
         self.after_large = true;
-        line.active.set(true);
+        stream.active.set(true);
         let (count, goes_on) = received(result);
         let memory = into.split_to(room);
         self.rest = into.into_pieces().next();
-        let now = line.reactor.now();
-        line.session.borrow_mut().placed(memory, count.min(room), now, actions);
+        let now = stream.reactor.now();
+        stream.session.borrow_mut().placed(memory, count.min(room), now, actions);
         if count > room
             && let Some(part) = self.received(count - room)
         {
-            line.session.borrow_mut().receive(part, now, actions);
+            stream.session.borrow_mut().receive(part, now, actions);
         }
         goes_on
     }
 
     /// Receives whatever comes. Returns whether the connection lives.
     async fn chunk(&mut self, actions: &mut Vec<S::Action>) -> bool {
-        let line = self.line;
+        let stream = self.stream;
         let Some(chunk) = self.memory().await else { return true };
         let len = chunk.len();
-        let (result, memory) = line.reactor.receive(&line.socket, chunk.into(), &mut self.completion).await;
+        let (result, memory) = stream.reactor.receive(&stream.socket, chunk.into(), &mut self.completion).await;
         let (count, goes_on) = received(result);
         self.rest = memory.into_pieces().next();
         let Some(part) = self.received(count) else { return goes_on };
-        line.active.set(true);
-        let chunk_len = line.chunk_len.get();
+        stream.active.set(true);
+        let chunk_len = stream.chunk_len.get();
         if count == len && !self.after_large {
-            line.chunk_len.set((chunk_len * 2).min(CHUNK_MAX));
+            stream.chunk_len.set((chunk_len * 2).min(CHUNK_MAX));
         } else if count < chunk_len / 8 {
-            line.chunk_len.set((chunk_len / 2).max(CHUNK_MIN));
+            stream.chunk_len.set((chunk_len / 2).max(CHUNK_MIN));
         }
         self.after_large = false;
-        let hand_on = |part| line.session.borrow_mut().receive(part, line.reactor.now(), actions);
-        line.channel.open(part, line.reactor.arena(), hand_on) && goes_on
+        let hand_on = |part| stream.session.borrow_mut().receive(part, stream.reactor.now(), actions);
+        stream.record_layer.open(part, stream.reactor.arena(), hand_on) && goes_on
     }
 
     /// The first `count` bytes of the rest, which have been filled.
@@ -472,15 +473,15 @@ impl<S: CommandData, C: Channel> Receiver<'_, S, C> {
 
     /// A block of the arena to receive into.
     fn block(&self, len: usize) -> Option<Buf> {
-        let block = self.line.reactor.arena().take(len)?;
-        self.line.block_len.set(len);
+        let block = self.stream.reactor.arena().take(len)?;
+        self.stream.block_len.set(len);
         Some(block)
     }
 
     /// What to receive a chunk into; `None` when the connection ends meanwhile.
     async fn memory(&mut self) -> Option<Buf> {
-        let line = self.line;
-        let len = if self.after_large { CHUNK_MIN } else { line.chunk_len.get() };
+        let stream = self.stream;
+        let len = if self.after_large { CHUNK_MIN } else { stream.chunk_len.get() };
         if let Some(rest) = self.rest.take_if(|rest| rest.len() >= len / 4) {
             return Some(rest);
         }
@@ -489,17 +490,17 @@ impl<S: CommandData, C: Channel> Receiver<'_, S, C> {
             return block;
         }
         // Commands may wait for the very data that this receive brings: for its header there is the reserve.
-        line.block_len.set(CHUNK_MIN);
-        let arena = line.reactor.arena();
+        stream.block_len.set(CHUNK_MIN);
+        let arena = stream.reactor.arena();
         let mut enough = pin!(arena.wait_sg(CHUNK_MIN));
         poll_fn(|cx| {
-            if line.ended.get() {
+            if stream.ended.get() {
                 return Poll::Ready(None);
             }
             if let Some(chunk) = arena.take_reserved(CHUNK_MIN) {
                 return Poll::Ready(Some(chunk));
             }
-            line.receiver.set(Some(cx.waker().clone()));
+            stream.receiver.set(Some(cx.waker().clone()));
             enough.as_mut().poll(cx).map(|memory| memory.into_pieces().next())
         })
         .await

@@ -1,9 +1,9 @@
-//! What lies between the bytes of a session and those on the wire: nothing, or a secure channel. A value without I/O.
+//! What lies between the bytes of a session and those on the wire: nothing, or a secure record_layer. A value without I/O.
 
 use lunar_core::mem::{Arena, Sg, Slice};
 
-/// What becomes of a connection's bytes on their way. Which one it is, is known at compile time: nothing costs nothing.
-pub trait Channel: 'static {
+/// What becomes of a connection's bytes on their data_path. Which one it is, is known at compile time: nothing costs nothing.
+pub trait RecordLayer: 'static {
     /// Whether bytes go as they are: then payload is received straight to its place.
     fn is_plain(&self) -> bool;
 
@@ -14,7 +14,7 @@ pub trait Channel: 'static {
     /// What goes to the wire for what the session sends, which may be nothing; `None`: the connection cannot go on.
     fn seal(&self, data: Sg, arena: &Arena) -> Option<Sg>;
 
-    /// Bytes of its own that wait to be sent: [`Channel::seal`] puts them before the next.
+    /// Bytes of its own that wait to be sent: [`RecordLayer::seal`] puts them before the next.
     fn queued_bytes(&self) -> usize;
 }
 
@@ -22,7 +22,7 @@ pub trait Channel: 'static {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Plain;
 
-impl Channel for Plain {
+impl RecordLayer for Plain {
     #[inline]
     fn is_plain(&self) -> bool {
         true

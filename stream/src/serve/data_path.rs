@@ -1,8 +1,8 @@
-//! The way of one command's data between its steps and its session.
+//! The data_path of one command's data between its steps and its session.
 
-use super::Line;
-use crate::channel::{Channel, Plain};
+use super::StreamConnection;
 use crate::protocol::{CommandData, PullResult};
+use crate::record_layer::{Plain, RecordLayer};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Promise, Sg, SgMut};
 use lunar_core::port::Transfer;
@@ -15,15 +15,15 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Bytes queued or under way to a peer before its reads wait for room: enough to keep a wire busy while the next are
+/// Bytes queued or under data_path to a peer before its reads wait for room: enough to keep a wire busy while the next are
 /// read, few enough that a peer that does not read ties up little.
 const SEND_QUEUE_MAX: usize = 1 << 20;
 /// A peer that was asked for data and does not send it for so long has lost the command.
 const DATA_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The way of one command's data.
-pub struct Way<'a, S: CommandData, K, C = Plain> {
-    line: &'a Line<S, C>,
+/// The data_path of one command's data.
+pub struct DataPath<'a, S: CommandData, K, C = Plain> {
+    stream: &'a StreamConnection<S, C>,
     key: S::Key,
     task: &'a Task<K>,
     /// Bytes that the peer will send.
@@ -32,21 +32,21 @@ pub struct Way<'a, S: CommandData, K, C = Plain> {
     promise: RefCell<Option<(usize, Promise)>>,
 }
 
-impl<'a, S: CommandData, K, C: Channel> Way<'a, S, K, C> {
-    /// The way of a command of which the peer will send `expected` bytes.
+impl<'a, S: CommandData, K, C: RecordLayer> DataPath<'a, S, K, C> {
+    /// The data_path of a command of which the peer will send `expected` bytes.
     #[must_use]
-    pub fn new(line: &'a Line<S, C>, key: S::Key, task: &'a Task<K>, expected: u32) -> Self {
-        Self { line, key, task, expected: expected as usize, promise: RefCell::default() }
+    pub fn new(stream: &'a StreamConnection<S, C>, key: S::Key, task: &'a Task<K>, expected: u32) -> Self {
+        Self { stream, key, task, expected: expected as usize, promise: RefCell::default() }
     }
 
     fn is_crowded(&self) -> bool {
-        self.line.outstanding() >= SEND_QUEUE_MAX
+        self.stream.outstanding() >= SEND_QUEUE_MAX
     }
 
     /// Memory for bytes to ask for, which is waited for if this `waits`. More than that, if there is plenty: the peer
     /// sends it meanwhile.
     async fn memory(&self, wanted: usize, end: usize, waits: bool) -> Result<(SgMut, Promise), Fault> {
-        let arena = self.line.reactor.arena();
+        let arena = self.stream.reactor.arena();
         let ahead = (self.expected - end).min(PIECE_BYTES);
         if arena.used() < arena.size() / 2
             && let Some(taken) = arena.take_for_peer(wanted, ahead)
@@ -65,7 +65,7 @@ impl<'a, S: CommandData, K, C: Channel> Way<'a, S, K, C> {
             if self.task.aborted() {
                 return Err(Fault::Aborted);
             }
-            let pull = self.line.session().pull(self.key, offset, len);
+            let pull = self.stream.session().pull(self.key, offset, len);
             match pull {
                 PullResult::Ready(data) => {
                     self.promise.borrow_mut().take_if(|(to, _)| *to <= end);
@@ -77,8 +77,8 @@ impl<'a, S: CommandData, K, C: Channel> Way<'a, S, K, C> {
                     self.promise.take();
                     let (memory, promise) = self.memory(wanted, end, waits).await?;
                     self.promise.replace(Some((end + memory.len() - wanted, promise)));
-                    self.line.session().supply(self.key, memory);
-                    self.line.kick();
+                    self.stream.session().supply(self.key, memory);
+                    self.stream.schedule_send();
                 }
                 PullResult::Pending => self.data().await?,
             }
@@ -87,10 +87,10 @@ impl<'a, S: CommandData, K, C: Channel> Way<'a, S, K, C> {
 
     /// Waits until the session says that a pull may go on.
     async fn data(&self) -> Result<(), Fault> {
-        let mut timeout = pin!(self.line.reactor.sleep(DATA_TIMEOUT));
+        let mut timeout = pin!(self.stream.reactor.sleep(DATA_TIMEOUT));
         let mut asked = false;
         let arrived = poll_fn(|cx| {
-            let mut pulls = self.line.pulls.borrow_mut();
+            let mut pulls = self.stream.pulls.borrow_mut();
             if std::mem::replace(&mut asked, true) && !pulls.contains_key(&self.key) {
                 return Poll::Ready(Ok(()));
             }
@@ -98,12 +98,12 @@ impl<'a, S: CommandData, K, C: Channel> Way<'a, S, K, C> {
             timeout.as_mut().poll(cx).map(|()| Err(Fault::Timeout))
         });
         let result = self.task.unless_aborted(arrived).await;
-        self.line.pulls.borrow_mut().remove(&self.key);
+        self.stream.pulls.borrow_mut().remove(&self.key);
         result?
     }
 }
 
-impl<S: CommandData, K, C: Channel> Transfer for Way<'_, S, K, C> {
+impl<S: CommandData, K, C: RecordLayer> Transfer for DataPath<'_, S, K, C> {
     async fn room(&self) -> Result<(), Fault> {
         if !self.is_crowded() {
             return Ok(());
@@ -112,7 +112,7 @@ impl<S: CommandData, K, C: Channel> Transfer for Way<'_, S, K, C> {
             if !self.is_crowded() {
                 return Poll::Ready(());
             }
-            self.line.crowd.borrow_mut().push(cx.waker().clone());
+            self.stream.crowd.borrow_mut().push(cx.waker().clone());
             Poll::Pending
         });
         self.task.unless_aborted(room).await
@@ -127,7 +127,7 @@ impl<S: CommandData, K, C: Channel> Transfer for Way<'_, S, K, C> {
     }
 
     fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
-        match self.line.session().pull(self.key, offset, len) {
+        match self.stream.session().pull(self.key, offset, len) {
             PullResult::Ready(data) => Some(data),
             // Asked again by who can wait.
             PullResult::NeedsMemory(_) | PullResult::Pending | PullResult::Failed(_) => None,
@@ -143,8 +143,8 @@ impl<S: CommandData, K, C: Channel> Transfer for Way<'_, S, K, C> {
     }
 
     fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
-        let result = self.line.session().push(self.key, offset, data);
-        self.line.kick();
+        let result = self.stream.session().push(self.key, offset, data);
+        self.stream.schedule_send();
         result
     }
 
@@ -153,8 +153,8 @@ impl<S: CommandData, K, C: Channel> Transfer for Way<'_, S, K, C> {
     }
 }
 
-impl<S: CommandData, K: fmt::Debug, C> fmt::Debug for Way<'_, S, K, C> {
+impl<S: CommandData, K: fmt::Debug, C> fmt::Debug for DataPath<'_, S, K, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Way({:?}, {} bytes expected)", self.task, self.expected)
+        write!(f, "DataPath({:?}, {} bytes expected)", self.task, self.expected)
     }
 }
