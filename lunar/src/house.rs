@@ -23,7 +23,7 @@ use lunar_iscsi::guard::audit::Record;
 use lunar_iscsi::registry::{Place, Registry};
 use lunar_nvme::auth::guard::{Guard as NvmeGuard, Record as NvmeRecord};
 use lunar_nvme::{Board, Controllers};
-use lunar_nvme_tcp::tls::Channels;
+use lunar_nvme_tcp::tls::TlsContext;
 use lunar_reactor::Choice;
 use lunar_reactor::channel::Sender;
 use lunar_reactor::log;
@@ -85,7 +85,7 @@ pub struct Common {
     /// Who has namespaces made for them.
     pub steward: Arc<Steward>,
     /// Their secure channels, if there are any.
-    pub channels: Option<Channels>,
+    pub channels: Option<TlsContext>,
 }
 
 /// What operators are told of those who come, and of what is done for them.
@@ -244,7 +244,7 @@ impl House {
         let board = Arc::<Board>::default();
         let nvme_guard = nvme_guard(&guard, &board, ear);
         let of_hosts = nvme_guard.clone();
-        let channels = || Channels::new(move |identity| of_hosts.channel(identity)).context("preparing TLS");
+        let channels = || TlsContext::new(move |identity| of_hosts.channel(identity)).context("preparing TLS");
         let channels = frame.has_channels.then(channels).transpose()?;
         let common = Arc::new(Common {
             stats: (0..count).map(|_| Arc::default()).collect(),

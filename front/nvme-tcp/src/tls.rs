@@ -45,18 +45,18 @@ struct Greeting {
 
 /// What all channels have in common.
 #[derive(Clone)]
-pub struct Channels {
+pub struct TlsContext {
     context: SslContext,
     greeting: Index<Ssl, Greeting>,
 }
 
-impl fmt::Debug for Channels {
+impl fmt::Debug for TlsContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Channels")
+        f.write_str("TlsContext")
     }
 }
 
-impl Channels {
+impl TlsContext {
     /// Those of hosts whose identities `find` knows.
     ///
     /// # Errors
@@ -198,10 +198,10 @@ impl Write for Wire {
 
 /// The channel is broken, or was closed: nothing more comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Broken;
+pub struct TlsFailed;
 
 /// One channel.
-pub struct Channel {
+pub struct TlsConnection {
     stream: SslStream<Wire>,
     is_open: bool,
     greeting: Index<Ssl, Greeting>,
@@ -209,18 +209,18 @@ pub struct Channel {
     record: Vec<u8>,
 }
 
-impl fmt::Debug for Channel {
+impl fmt::Debug for TlsConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Channel({:?})", self.bearer())
+        write!(f, "TlsConnection({:?})", self.bearer())
     }
 }
 
-impl Channel {
+impl TlsConnection {
     /// A channel of which nothing came.
     ///
     /// # Errors
     /// When there is no memory for it.
-    pub fn new(all: &Channels) -> Result<Self, ErrorStack> {
+    pub fn new(all: &TlsContext) -> Result<Self, ErrorStack> {
         let stream = SslStream::new(Ssl::new(&all.context)?, Wire::default())?;
         Ok(Self { stream, is_open: false, greeting: all.greeting, record: Vec::new() })
     }
@@ -231,7 +231,7 @@ impl Channel {
         self.is_open
     }
 
-    /// Takes what came by the wire. What it says is read with [`Channel::open`], until that gives nothing more.
+    /// Takes what came by the wire. What it says is read with [`TlsConnection::open`], until that gives nothing more.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.stream.get_mut().came.bytes.extend_from_slice(bytes);
     }
@@ -239,33 +239,33 @@ impl Channel {
     /// What the other side says, as much as there is room for; 0: nothing yet.
     ///
     /// # Errors
-    /// [`Broken`]; what is in [`Channel::take`] then tells the other side why.
-    pub fn open(&mut self, into: &mut [u8]) -> Result<usize, Broken> {
+    /// [`TlsFailed`]; what is in [`TlsConnection::take`] then tells the other side why.
+    pub fn open(&mut self, into: &mut [u8]) -> Result<usize, TlsFailed> {
         if !self.is_open {
             match self.stream.accept() {
                 Ok(()) => self.is_open = true,
                 Err(why) if why.code() == ErrorCode::WANT_READ => return Ok(0),
-                Err(_) => return Err(Broken),
+                Err(_) => return Err(TlsFailed),
             }
         }
         match self.stream.ssl_read(into) {
             Ok(count) => Ok(count),
             Err(why) if why.code() == ErrorCode::WANT_READ => Ok(0),
-            Err(_) => Err(Broken),
+            Err(_) => Err(TlsFailed),
         }
     }
 
     /// Says something to the other side, with whom hands are shaken: these pieces, in as few records as they take.
     ///
     /// # Errors
-    /// [`Broken`]
-    pub fn seal<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) -> Result<(), Broken> {
+    /// [`TlsFailed`]
+    pub fn seal<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) -> Result<(), TlsFailed> {
         for mut piece in pieces {
             while !piece.is_empty() {
                 let (part, rest) = piece.split_at(piece.len().min(RECORD - self.record.len()));
                 piece = rest;
                 if part.len() == RECORD {
-                    self.stream.write_all(part).map_err(|_| Broken)?;
+                    self.stream.write_all(part).map_err(|_| TlsFailed)?;
                     continue;
                 }
                 self.record.extend_from_slice(part);
@@ -277,11 +277,11 @@ impl Channel {
         self.seal_record()
     }
 
-    fn seal_record(&mut self) -> Result<(), Broken> {
+    fn seal_record(&mut self) -> Result<(), TlsFailed> {
         if self.record.is_empty() {
             return Ok(());
         }
-        let result = self.stream.write_all(&self.record).map_err(|_| Broken);
+        let result = self.stream.write_all(&self.record).map_err(|_| TlsFailed);
         self.record.clear();
         result
     }
@@ -331,14 +331,14 @@ pub(crate) mod tests {
         Offer { identity: identity.into(), hash, key: vec![key; hash.len()].into() }
     }
 
-    pub(crate) fn channels() -> Channels {
+    pub(crate) fn channels() -> TlsContext {
         let bearer =
             || Bearer { host: HOST.into(), subsystem: "nqn.x".into(), key: Secret::of_any_length(vec![7; 32]) };
         let find = move |identity: &str| match identity {
             IDENTITY | LONG => Ok((Arc::new(bearer()), offer(identity, 7))),
             _ => Err(Claim::parse(identity).map_or(Unagreed::NoIdentity, |_| Unagreed::NoKey)),
         };
-        Channels::new(find).expect("OpenSSL is there")
+        TlsContext::new(find).expect("OpenSSL is there")
     }
 
     /// The other end.
@@ -398,7 +398,7 @@ pub(crate) mod tests {
     }
 
     /// Shakes hands, in pieces of so many bytes.
-    fn shake(host: &mut Other, channel: &mut Channel, piece: usize) -> Result<(), Broken> {
+    fn shake(host: &mut Other, channel: &mut TlsConnection, piece: usize) -> Result<(), TlsFailed> {
         for _ in 0..4 {
             for part in host.shake().chunks(piece) {
                 channel.feed(part);
@@ -412,7 +412,7 @@ pub(crate) mod tests {
     #[test]
     fn what_one_side_says_the_other_hears() {
         for piece in [1, 7, 100_000] {
-            let (mut host, mut channel) = (Other::new(IDENTITY, 7), Channel::new(&channels()).expect("room"));
+            let (mut host, mut channel) = (Other::new(IDENTITY, 7), TlsConnection::new(&channels()).expect("room"));
             assert_eq!(channel.bearer(), None);
             shake(&mut host, &mut channel, piece).expect("hands are shaken");
             assert_eq!(channel.bearer().map(|bearer| bearer.host.to_string()).as_deref(), Some(HOST));
@@ -442,7 +442,7 @@ pub(crate) mod tests {
             let both = [format!("{own}:{other}"), format!("{other}:{own}")];
             for suites in [own, &both[0], &both[1], &format!("TLS_CHACHA20_POLY1305_SHA256:{}", both[1])] {
                 let mut host = Other::offering(suites, offer(identity, 7));
-                let mut channel = Channel::new(&channels()).expect("room");
+                let mut channel = TlsConnection::new(&channels()).expect("room");
                 shake(&mut host, &mut channel, 100).expect("hands are shaken");
                 assert_eq!(host.suite(), Some(own), "{suites}");
                 assert!(channel.bearer().is_some_and(|bearer| &*bearer.host == HOST));
@@ -452,7 +452,7 @@ pub(crate) mod tests {
             }
             let hash = Claim::parse(identity).expect("one of ours").hash;
             let mut host = Other::offering(other, offer(identity, 7));
-            let mut channel = Channel::new(&channels()).expect("room");
+            let mut channel = TlsConnection::new(&channels()).expect("room");
             assert!(shake(&mut host, &mut channel, 100).is_err(), "no suite for its key");
             assert_eq!(channel.failure(), (Some(HOST.into()), Unagreed::NoSuite(hash)));
         }
@@ -467,15 +467,15 @@ pub(crate) mod tests {
             ("NVMe1R02 nqn.other nqn.x digest", 7, Some("nqn.other"), Unagreed::NoKey),
             ("Client_identity", 7, None, Unagreed::NoIdentity),
         ] {
-            let (mut host, mut channel) = (Other::new(identity, key), Channel::new(&channels()).expect("room"));
-            assert_eq!(shake(&mut host, &mut channel, 1000), Err(Broken), "{identity} {key}");
+            let (mut host, mut channel) = (Other::new(identity, key), TlsConnection::new(&channels()).expect("room"));
+            assert_eq!(shake(&mut host, &mut channel, 1000), Err(TlsFailed), "{identity} {key}");
             assert_eq!(channel.bearer(), None);
             assert_eq!(channel.failure(), (host_is.map(Into::into), why), "{identity} {key}");
         }
         // As hosts do whose TLS takes SHA-256 for every key.
         let short = Offer { hash: Hash::SHA256, ..offer(LONG, 7) };
-        let (mut host, mut channel) = (Other::offering(SUITES, short), Channel::new(&channels()).expect("room"));
-        assert_eq!(shake(&mut host, &mut channel, 1000), Err(Broken));
+        let (mut host, mut channel) = (Other::offering(SUITES, short), TlsConnection::new(&channels()).expect("room"));
+        assert_eq!(shake(&mut host, &mut channel, 1000), Err(TlsFailed));
         assert_eq!(channel.failure(), (Some(HOST.into()), Unagreed::Broken(Hash::SHA384)));
     }
 
@@ -494,9 +494,9 @@ pub(crate) mod tests {
     #[test]
     fn what_is_no_channel_is_broken() {
         for bytes in [&[0; 200][..], &[0x16; 200], b"GET / HTTP/1.1\r\n\r\n", &[0x16, 3, 1, 0, 4, 1, 0, 0, 0]] {
-            let mut channel = Channel::new(&channels()).expect("room");
+            let mut channel = TlsConnection::new(&channels()).expect("room");
             channel.feed(bytes);
-            assert_eq!(channel.open(&mut [0; 64]), Err(Broken), "{bytes:?}");
+            assert_eq!(channel.open(&mut [0; 64]), Err(TlsFailed), "{bytes:?}");
             assert_eq!(channel.failure(), (None, Unagreed::NoIdentity));
         }
     }

@@ -1,6 +1,6 @@
 //! What lies between a queue and the wire: nothing, or a secure channel. The first byte of a connection says which.
 
-use crate::tls::{Broken, Channel as Tls, Channels, FIRST_BYTE};
+use crate::tls::{TlsFailed, TlsConnection, TlsContext, FIRST_BYTE};
 use lunar_core::mem::{Arena, PAGE, Sg, Slice};
 use lunar_nvme::auth::guard::{Bearer, Unagreed};
 use lunar_stream::record_layer::RecordLayer;
@@ -25,17 +25,17 @@ enum Sort {
 pub(super) struct Security {
     sort: Cell<Sort>,
     /// What all channels have in common, if there may be one.
-    channels: Option<Channels>,
+    channels: Option<TlsContext>,
     /// Whether nobody comes without one.
     is_demanded: bool,
-    tls: RefCell<Option<Box<Tls>>>,
+    tls: RefCell<Option<Box<TlsConnection>>>,
     /// Whether hands were not shaken, and never will be.
     has_failed: Cell<bool>,
 }
 
 impl Security {
     /// Of a connection of which nothing came; whether it has to be a channel.
-    pub(super) fn new(channels: Option<&Channels>, is_demanded: bool) -> Self {
+    pub(super) fn new(channels: Option<&TlsContext>, is_demanded: bool) -> Self {
         let sort = if channels.is_some() || is_demanded { Sort::Unknown } else { Sort::Plain };
         Self {
             sort: Cell::new(sort),
@@ -61,7 +61,7 @@ impl Security {
     #[cold]
     fn begin(&self, bytes: &[u8]) -> Option<()> {
         if bytes.first() == Some(&FIRST_BYTE) {
-            *self.tls.borrow_mut() = Some(Box::new(Tls::new(self.channels.as_ref()?).ok()?));
+            *self.tls.borrow_mut() = Some(Box::new(TlsConnection::new(self.channels.as_ref()?).ok()?));
             self.sort.set(Sort::Sealed);
         } else if self.is_demanded {
             self.has_failed.set(true);
@@ -85,7 +85,7 @@ impl Security {
                 match opened {
                     Ok(0) => break,
                     Ok(count) => filled += count,
-                    Err(Broken) => {
+                    Err(TlsFailed) => {
                         is_broken = true;
                         break;
                     }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     impl Rig {
-        fn new(channels: Option<&Channels>) -> Self {
+        fn new(channels: Option<&TlsContext>) -> Self {
             Self { security: Security::new(channels, false), arena: Arena::new(4 << 20) }
         }
 
