@@ -8,7 +8,7 @@ use lunar_core::mem::Arena;
 use lunar_core::range::{Guard, Span};
 use lunar_core::reserve::News;
 use lunar_core::unit::{Exclusive, Unit, UnitId};
-use lunar_iscsi::directory::Way;
+use lunar_iscsi::directory::PortalRef;
 use lunar_iscsi::registry::Place;
 use lunar_iscsi::serve::{Front, Peers};
 use lunar_nvme::manage::Request;
@@ -60,7 +60,7 @@ pub enum Letter {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Face {
     /// iSCSI, by this way.
-    Iscsi(Way),
+    Iscsi(PortalRef),
     /// NVMe/TCP, by this way.
     Nvme(directory::Way),
 }

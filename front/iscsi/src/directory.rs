@@ -19,12 +19,12 @@ pub struct Portal {
     /// this group.
     pub address: Option<SocketAddr>,
     /// Whether SendTargets tells it.
-    pub is_told: bool,
+    pub is_advertised: bool,
 }
 
-/// By which way somebody came.
+/// By which portal_ref somebody came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Way {
+pub struct PortalRef {
     /// The number of the portal.
     pub portal: u32,
     /// Tag of its portal group.
@@ -33,7 +33,7 @@ pub struct Way {
 
 /// A target.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct TargetEntry {
     /// Its name, in lower case.
     pub name: Arc<str>,
     /// What it is called for people (TargetAlias).
@@ -62,7 +62,7 @@ pub struct Moved {
 /// What there is to log in to.
 #[derive(Clone, Debug)]
 pub struct Directory {
-    targets: BTreeMap<Arc<str>, Arc<Entry>>,
+    targets: BTreeMap<Arc<str>, Arc<TargetEntry>>,
     /// In the order in which they are told.
     pub portals: Vec<Portal>,
     /// Who may ask what there is.
@@ -93,35 +93,43 @@ impl Directory {
     }
 
     /// Adds a target, or puts another in its place.
-    pub fn add(&mut self, entry: Entry) {
+    pub fn add(&mut self, entry: TargetEntry) {
         self.targets.insert(entry.name.clone(), Arc::new(entry));
     }
 
     /// The target of this name, in lower case.
     #[must_use]
-    pub fn target(&self, name: &str) -> Option<&Arc<Entry>> {
+    pub fn target(&self, name: &str) -> Option<&Arc<TargetEntry>> {
         self.targets.get(name)
     }
 
     /// All targets, by name.
-    pub fn targets(&self) -> impl Iterator<Item = &Arc<Entry>> {
+    pub fn targets(&self) -> impl Iterator<Item = &Arc<TargetEntry>> {
         self.targets.values()
     }
 
     /// Whether the portal is there by which somebody came.
     #[must_use]
-    pub fn leads(&self, way: Way) -> bool {
-        self.portals.iter().any(|portal| portal.id == way.portal && portal.group == way.group)
+    pub fn has_portal(&self, portal_ref: PortalRef) -> bool {
+        self.portals.iter().any(|portal| portal.id == portal_ref.portal && portal.group == portal_ref.group)
     }
 
-    /// Whether a session may stay: its target is here and reached by its way, as the same target port, and its
+    /// Whether a session may stay: its target is here and reached by its portal_ref, as the same target port, and its
     /// initiator still belongs to the group of this name.
     #[must_use]
-    pub fn keeps(&self, target: &str, way: Way, port: u16, (host, source): (&str, IpAddr), group: &str) -> bool {
-        let Some(entry) = self.target(target).filter(|entry| entry.moved.is_none() && self.leads(way)) else {
+    pub fn allows_session(
+        &self,
+        target: &str,
+        portal_ref: PortalRef,
+        port: u16,
+        (host, source): (&str, IpAddr),
+        group: &str,
+    ) -> bool {
+        let Some(entry) = self.target(target).filter(|entry| entry.moved.is_none() && self.has_portal(portal_ref))
+        else {
             return false;
         };
         let member = |own: &Arc<Group>| *own.name == *group;
-        entry.ports.get(&way.group) == Some(&port) && entry.access.group(host, source).is_some_and(member)
+        entry.ports.get(&portal_ref.group) == Some(&port) && entry.access.group(host, source).is_some_and(member)
     }
 }

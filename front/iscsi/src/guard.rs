@@ -8,7 +8,7 @@
 pub mod audit;
 
 use crate::chap::{Challenge, Claim, Counter, Proof};
-use crate::directory::{Directory, Entry};
+use crate::directory::{Directory, TargetEntry};
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
 use audit::{Audit, Reason, Record, Who};
@@ -60,7 +60,7 @@ impl Drop for Outstanding {
 #[derive(Debug)]
 pub struct Knock {
     who: Who,
-    entry: Option<Arc<Entry>>,
+    entry: Option<Arc<TargetEntry>>,
     map: Option<Arc<str>>,
     proofs: Arc<Proofs>,
     outstanding: Option<Outstanding>,
@@ -81,7 +81,7 @@ impl Knock {
 
     /// The target that it wants; none if it only asks what there is.
     #[must_use]
-    pub fn entry(&self) -> Option<&Arc<Entry>> {
+    pub fn entry(&self) -> Option<&Arc<TargetEntry>> {
         self.entry.as_ref()
     }
 

@@ -47,7 +47,7 @@ fn access() -> Result<Access, Mistake> {
 fn directory(access: Access) -> Directory {
     let mut directory = Directory::new(Duration::from_secs(1));
     directory.discovery = access.discovery().clone();
-    directory.add(Entry {
+    directory.add(TargetEntry {
         name: "iqn.x:disk".into(),
         alias: "".into(),
         ports: [(1, 1)].into(),

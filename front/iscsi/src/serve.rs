@@ -11,7 +11,7 @@ mod connection;
 mod job;
 
 use crate::config;
-use crate::directory::{Entry, Moved, Portal, Way};
+use crate::directory::{Moved, Portal, PortalRef, TargetEntry};
 use crate::guard::{Guard, Knock};
 use crate::login::{Candidate, Verdict};
 use crate::registry::{Guest, Place, Registry};
@@ -93,9 +93,9 @@ impl Front {
         })
     }
 
-    /// Serves a connection that came in by this way.
-    pub fn serve(self: &Rc<Self>, incoming: Incoming, way: Way) {
-        let make = |id, joined| Connection::new(self.clone(), id, way, joined);
+    /// Serves a connection that came in by this portal_ref.
+    pub fn serve(self: &Rc<Self>, incoming: Incoming, portal_ref: PortalRef) {
+        let make = |id, joined| Connection::new(self.clone(), id, portal_ref, joined);
         self.connections.serve(incoming, make);
     }
 
@@ -155,13 +155,13 @@ impl Front {
         self.connections.abandon();
     }
 
-    /// Whether an initiator from `source` may log in by this way; and what is known of it then.
-    fn judge(&self, candidate: &Candidate, way: Way, source: SocketAddr) -> (Verdict, Option<Knock>) {
+    /// Whether an initiator from `source` may log in by this portal_ref; and what is known of it then.
+    fn judge(&self, candidate: &Candidate, portal_ref: PortalRef, source: SocketAddr) -> (Verdict, Option<Knock>) {
         let knock = match self.guard.knock(candidate, source, self.reactor.now()) {
             Ok(knock) => knock,
             Err(status) => return (Verdict::Refused(status), None),
         };
-        let (entry, portal_group) = (knock.entry(), way.group);
+        let (entry, portal_group) = (knock.entry(), portal_ref.group);
         let verdict = if self.connections.is_draining() {
             Verdict::Refused(LoginStatus::SERVICE_UNAVAILABLE)
         } else if let Some(Moved { address, permanently }) = entry.and_then(|entry| entry.moved) {
@@ -199,13 +199,13 @@ impl Front {
     ) -> Vec<TargetAddresses> {
         let directory = self.guard.directory();
         let address = |portal: &Portal| portal.address.or_else(|| (portal.group == group).then_some(local));
-        let told = |entry: &Arc<Entry>| {
-            let portals = directory.portals.iter().filter(|p| p.is_told && entry.ports.contains_key(&p.group));
+        let told = |entry: &Arc<TargetEntry>| {
+            let portals = directory.portals.iter().filter(|p| p.is_advertised && entry.ports.contains_key(&p.group));
             let mut portals: Vec<_> = portals.filter_map(|portal| Some((address(portal)?, portal.group))).collect();
             portals.dedup();
             TargetAddresses { name: entry.name.clone(), portals }
         };
-        let shown = |entry: &&Arc<Entry>| entry.access.group(host, source.ip()).is_some();
+        let shown = |entry: &&Arc<TargetEntry>| entry.access.group(host, source.ip()).is_some();
         match query {
             Query::All => directory.targets().filter(shown).map(told).collect(),
             Query::One(name) => directory.target(name).into_iter().filter(shown).map(told).collect(),

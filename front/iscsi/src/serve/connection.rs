@@ -4,7 +4,7 @@ use super::Front;
 use super::job::Job;
 use crate::chap::Claim;
 use crate::config::Config;
-use crate::directory::{Directory, Way};
+use crate::directory::{Directory, PortalRef};
 use crate::guard::{Finding, Knock};
 use crate::login::{Candidate, Established, Verdict};
 use crate::registry::{Guest, Place};
@@ -31,8 +31,8 @@ pub(super) struct Connection {
     id: u64,
     pub(super) front: Rc<Front>,
     pub(super) stream: StreamConnection<Session>,
-    /// By which way it came in.
-    way: Way,
+    /// By which portal_ref it came in.
+    portal_ref: PortalRef,
     /// The target port that this is, by its relative identifier, once it has logged in.
     port: Cell<u16>,
     local: SocketAddr,
@@ -46,13 +46,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(front: Rc<Front>, id: u64, way: Way, (socket, local, peer): AcceptedSocket) -> Self {
+    pub(super) fn new(front: Rc<Front>, id: u64, portal_ref: PortalRef, (socket, local, peer): AcceptedSocket) -> Self {
         let (reactor, config) = (&front.reactor, Rc::new(Config::clone(&front.guard.directory().session)));
         let session = Session::new(config, reactor.arena().clone(), reactor.stats().clone(), reactor.now());
         Self {
             id,
             stream: StreamConnection::new(reactor, socket, session, Plain),
-            way,
+            portal_ref,
             port: Cell::new(0),
             local,
             peer,
@@ -69,14 +69,14 @@ impl Connection {
         self.stream.schedule_send();
     }
 
-    /// Whether what there is to log in to still has a place for it. A login under way is asked again at its end.
+    /// Whether what there is to log in to still has a place for it. A login under portal_ref is asked again at its end.
     pub(super) fn may_stay(&self, directory: &Directory) -> bool {
         let (group, session) = (self.group.borrow(), self.stream.session());
         match (&*group, session.candidate()) {
             (Some(group), Some(Candidate { initiator, target: Some(target), discovery: false, .. })) => {
-                directory.keeps(target, self.way, self.port.get(), (initiator, self.peer.ip()), group)
+                directory.allows_session(target, self.portal_ref, self.port.get(), (initiator, self.peer.ip()), group)
             }
-            _ => directory.leads(self.way),
+            _ => directory.has_portal(self.portal_ref),
         }
     }
 
@@ -164,7 +164,7 @@ impl Connection {
 
     /// Gives its session a number.
     async fn enter(&self, candidate: &Candidate, knock: &Knock) -> Result<u16, LoginStatus> {
-        let (front, group) = (&self.front, self.way.group);
+        let (front, group) = (&self.front, self.portal_ref.group);
         // One portal group of a target is one target port.
         let port = knock.entry().and_then(|entry| entry.ports.get(&group)).copied().unwrap_or(0);
         self.port.set(port);
@@ -255,11 +255,16 @@ impl FrontConnection for Connection {
                     Action::SendTargets(query) => {
                         let mut session = self.stream.session();
                         let host = session.candidate().map(|candidate| candidate.initiator.clone()).unwrap_or_default();
-                        session.targets(&self.front.targets(&query, &host, (self.peer, self.local), self.way.group));
+                        session.targets(&self.front.targets(
+                            &query,
+                            &host,
+                            (self.peer, self.local),
+                            self.portal_ref.group,
+                        ));
                     }
                     Action::Authorize(candidate) => {
                         let (verdict, knock) = match self.arrive(&candidate).await {
-                            Ok(()) => self.front.judge(&candidate, self.way, self.peer),
+                            Ok(()) => self.front.judge(&candidate, self.portal_ref, self.peer),
                             Err(status) => (Verdict::Refused(status), None),
                         };
                         self.knock.replace(knock);

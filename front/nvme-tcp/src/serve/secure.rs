@@ -1,6 +1,6 @@
 //! What lies between a queue and the wire: nothing, or a secure channel. The first byte of a connection says which.
 
-use crate::tls::{TlsFailed, TlsConnection, TlsContext, FIRST_BYTE};
+use crate::tls::{FIRST_BYTE, TlsConnection, TlsContext, TlsFailed};
 use lunar_core::mem::{Arena, PAGE, Sg, Slice};
 use lunar_nvme::auth::guard::{Bearer, Unagreed};
 use lunar_stream::record_layer::RecordLayer;
