@@ -20,7 +20,7 @@ use lunar_core::stats::Stats;
 use lunar_iscsi::directory::Directory;
 use lunar_iscsi::guard::Guard;
 use lunar_iscsi::guard::audit::Record;
-use lunar_iscsi::registry::{Place, Registry};
+use lunar_iscsi::registry::{Registry, SessionLocation};
 use lunar_nvme::auth::guard::{Guard as NvmeGuard, Record as NvmeRecord};
 use lunar_nvme::{Board, Controllers};
 use lunar_nvme_tcp::tls::TlsContext;
@@ -222,11 +222,11 @@ impl Cores {
     }
 
     /// Ends a session, and waits for a bounded time until it has ended.
-    pub fn end_session(&self, place: Place) -> bool {
+    pub fn end_session(&self, location: SessionLocation) -> bool {
         /// What is in the store has to come back first.
         const PATIENCE: Duration = Duration::from_secs(30);
-        let work = move |core: Rc<Core>| async move { core.served.iscsi.end_session(place.connection).await };
-        place.core < self.count() && self.ask(place.core, work).wait_for(PATIENCE).is_some()
+        let work = move |core: Rc<Core>| async move { core.served.iscsi.end_session(location.connection).await };
+        location.core < self.count() && self.ask(location.core, work).wait_for(PATIENCE).is_some()
     }
 }
 

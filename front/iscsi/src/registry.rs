@@ -13,7 +13,7 @@ pub const SESSIONS_MAX: usize = 16 << 10;
 
 /// Where a session is served.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Place {
+pub struct SessionLocation {
     /// The core.
     pub core: usize,
     /// The connection, by its number on that core.
@@ -22,7 +22,7 @@ pub struct Place {
 
 /// A session, for those who look.
 #[derive(Clone, Debug)]
-pub struct Guest {
+pub struct SessionRecord {
     /// Whose it is.
     pub candidate: Candidate,
     /// How it got in.
@@ -32,7 +32,7 @@ pub struct Guest {
     /// The target port that this is, by its relative identifier; zero for discovery.
     pub port: u16,
     /// Where it is served.
-    pub place: Place,
+    pub location: SessionLocation,
     /// Since when.
     pub since: Instant,
 }
@@ -46,7 +46,7 @@ struct Sessions {
     /// Normal sessions.
     ports: BTreeMap<NexusKey, u16>,
     /// All sessions, by number.
-    guests: BTreeMap<u16, Guest>,
+    records: BTreeMap<u16, SessionRecord>,
     /// Normal sessions of each target that has some.
     counts: BTreeMap<Arc<str>, usize>,
     last: u16,
@@ -54,11 +54,11 @@ struct Sessions {
 
 /// A session that has its number.
 #[derive(Debug)]
-pub struct Entered {
+pub struct RegisteredSession {
     /// The target's part of the session identifier.
     pub tsih: u16,
     /// The session of the same initiator port: it must end before this one begins.
-    pub replaced: Option<Place>,
+    pub replaced: Option<SessionLocation>,
 }
 
 impl Registry {
@@ -77,10 +77,10 @@ impl Registry {
     ///
     /// # Errors
     /// What the login is refused with.
-    pub fn admit(&self, candidate: &Candidate) -> Result<(), LoginStatus> {
+    pub fn check_tsih(&self, candidate: &Candidate) -> Result<(), LoginStatus> {
         match candidate.tsih {
             0 => Ok(()),
-            tsih if self.lock().guests.contains_key(&tsih) => Err(LoginStatus::TOO_MANY_CONNECTIONS),
+            tsih if self.lock().records.contains_key(&tsih) => Err(LoginStatus::TOO_MANY_CONNECTIONS),
             _ => Err(LoginStatus::NO_SUCH_SESSION),
         }
     }
@@ -89,34 +89,39 @@ impl Registry {
     ///
     /// # Errors
     /// When there are as many.
-    pub fn enter(&self, guest: Guest, most: usize, most_in_all: usize) -> Result<Entered, LoginStatus> {
+    pub fn register(
+        &self,
+        record: SessionRecord,
+        most: usize,
+        most_in_all: usize,
+    ) -> Result<RegisteredSession, LoginStatus> {
         let mut sessions = self.lock();
-        let target = guest.candidate.target.clone().filter(|_| !guest.candidate.discovery);
-        let nexus = key(&guest.candidate, guest.port);
+        let target = record.candidate.target.clone().filter(|_| !record.candidate.discovery);
+        let nexus = key(&record.candidate, record.port);
         let replaces = target.is_some() && sessions.ports.contains_key(&nexus);
         let count = target.as_ref().and_then(|target| sessions.counts.get(target)).copied().unwrap_or(0);
-        // Who comes back takes the place of his own.
-        if !replaces && (sessions.guests.len() >= most_in_all.min(SESSIONS_MAX) || target.is_some() && count >= most) {
+        // Who comes back takes the location of his own.
+        if !replaces && (sessions.records.len() >= most_in_all.min(SESSIONS_MAX) || target.is_some() && count >= most) {
             return Err(LoginStatus::OUT_OF_RESOURCES);
         }
         let tsih = loop {
             sessions.last = sessions.last.wrapping_add(1);
-            if sessions.last != 0 && !sessions.guests.contains_key(&sessions.last) {
+            if sessions.last != 0 && !sessions.records.contains_key(&sessions.last) {
                 break sessions.last;
             }
         };
-        sessions.guests.insert(tsih, guest);
-        let Some(target) = target else { return Ok(Entered { tsih, replaced: None }) };
+        sessions.records.insert(tsih, record);
+        let Some(target) = target else { return Ok(RegisteredSession { tsih, replaced: None }) };
         *sessions.counts.entry(target).or_insert(0) += 1;
         let replaced = sessions.ports.insert(nexus, tsih);
-        let replaced = replaced.and_then(|old| sessions.guests.get(&old)).map(|old| old.place);
-        Ok(Entered { tsih, replaced })
+        let replaced = replaced.and_then(|old| sessions.records.get(&old)).map(|old| old.location);
+        Ok(RegisteredSession { tsih, replaced })
     }
 
     /// A session through a target port has ended.
-    pub fn leave(&self, candidate: &Candidate, port: u16, tsih: u16) {
+    pub fn remove(&self, candidate: &Candidate, port: u16, tsih: u16) {
         let mut sessions = self.lock();
-        if sessions.guests.remove(&tsih).is_none() || candidate.discovery {
+        if sessions.records.remove(&tsih).is_none() || candidate.discovery {
             return;
         }
         let nexus = key(candidate, port);
@@ -133,28 +138,29 @@ impl Registry {
 
     /// Where the normal sessions of a target are served.
     #[must_use]
-    pub fn places(&self, target: &str) -> Vec<Place> {
+    pub fn locations(&self, target: &str) -> Vec<SessionLocation> {
         let sessions = self.lock();
-        let of_it = |guest: &&Guest| !guest.candidate.discovery && guest.candidate.target.as_deref() == Some(target);
-        sessions.guests.values().filter(of_it).map(|guest| guest.place).collect()
+        let of_it =
+            |record: &&SessionRecord| !record.candidate.discovery && record.candidate.target.as_deref() == Some(target);
+        sessions.records.values().filter(of_it).map(|record| record.location).collect()
     }
 
     /// All sessions, by their numbers.
     #[must_use]
-    pub fn guests(&self) -> Vec<(u16, Guest)> {
-        self.lock().guests.iter().map(|(tsih, guest)| (*tsih, guest.clone())).collect()
+    pub fn records(&self) -> Vec<(u16, SessionRecord)> {
+        self.lock().records.iter().map(|(tsih, record)| (*tsih, record.clone())).collect()
     }
 
     /// The session of this number.
     #[must_use]
-    pub fn guest(&self, tsih: u16) -> Option<Guest> {
-        self.lock().guests.get(&tsih).cloned()
+    pub fn record(&self, tsih: u16) -> Option<SessionRecord> {
+        self.lock().records.get(&tsih).cloned()
     }
 
     /// Sessions now.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.lock().guests.len()
+        self.lock().records.len()
     }
 
     /// Whether there is none.
@@ -187,14 +193,20 @@ mod tests {
         }
     }
 
-    fn enter(registry: &Registry, candidate: &Candidate, port: u16, place: Place) -> Result<Entered, LoginStatus> {
+    fn enter(
+        registry: &Registry,
+        candidate: &Candidate,
+        port: u16,
+        location: SessionLocation,
+    ) -> Result<RegisteredSession, LoginStatus> {
         let who = Who::new(candidate, ([192, 0, 2, 1], 4000).into());
-        let guest = Guest { candidate: candidate.clone(), who, group: 1, port, place, since: Instant::default() };
-        registry.enter(guest, SESSIONS_MAX, SESSIONS_MAX)
+        let record =
+            SessionRecord { candidate: candidate.clone(), who, group: 1, port, location, since: Instant::default() };
+        registry.register(record, SESSIONS_MAX, SESSIONS_MAX)
     }
 
-    const HERE: Place = Place { core: 0, connection: 1 };
-    const THERE: Place = Place { core: 1, connection: 7 };
+    const HERE: SessionLocation = SessionLocation { core: 0, connection: 1 };
+    const THERE: SessionLocation = SessionLocation { core: 1, connection: 7 };
 
     #[test]
     fn the_same_port_replaces_and_another_does_not() {
@@ -207,8 +219,8 @@ mod tests {
         assert_ne!(first.tsih, second.tsih);
         let elsewhere = enter(&registry, &candidate("a", 1, 0), 2, HERE).expect("room");
         assert_eq!(elsewhere.replaced, None, "another target port is another nexus");
-        registry.leave(&candidate("a", 1, 0), 2, elsewhere.tsih);
-        registry.leave(&candidate("a", 1, 0), 1, first.tsih);
+        registry.remove(&candidate("a", 1, 0), 2, elsewhere.tsih);
+        registry.remove(&candidate("a", 1, 0), 1, first.tsih);
         assert_eq!(enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room").replaced, Some(THERE));
     }
 
@@ -217,35 +229,35 @@ mod tests {
         let registry = Registry::new();
         let _ = enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room");
         let discovery = Candidate { discovery: true, ..candidate("a", 1, 0) };
-        let entered = enter(&registry, &discovery, 1, THERE).expect("room");
-        assert_eq!(entered.replaced, None);
-        registry.leave(&discovery, 1, entered.tsih);
+        let registered = enter(&registry, &discovery, 1, THERE).expect("room");
+        assert_eq!(registered.replaced, None);
+        registry.remove(&discovery, 1, registered.tsih);
         assert_eq!(registry.len(), 1);
     }
 
     #[test]
     fn a_named_session_is_unknown_or_full() {
         let registry = Registry::new();
-        assert_eq!(registry.admit(&candidate("a", 1, 9)), Err(LoginStatus::NO_SUCH_SESSION));
+        assert_eq!(registry.check_tsih(&candidate("a", 1, 9)), Err(LoginStatus::NO_SUCH_SESSION));
         let tsih = enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room").tsih;
-        assert_eq!(registry.admit(&candidate("a", 1, tsih)), Err(LoginStatus::TOO_MANY_CONNECTIONS));
-        assert_eq!(registry.admit(&candidate("a", 1, 0)), Ok(()));
+        assert_eq!(registry.check_tsih(&candidate("a", 1, tsih)), Err(LoginStatus::TOO_MANY_CONNECTIONS));
+        assert_eq!(registry.check_tsih(&candidate("a", 1, 0)), Ok(()));
     }
 
     #[test]
     fn sessions_are_bounded_and_numbers_come_back() {
         let registry = Registry::new();
-        let entered: Vec<u16> = (0..SESSIONS_MAX)
+        let registered: Vec<u16> = (0..SESSIONS_MAX)
             .map(|_| {
                 enter(&registry, &Candidate { discovery: true, ..candidate("a", 1, 0) }, 1, HERE).expect("room").tsih
             })
             .collect();
-        assert!(!entered.contains(&0));
+        assert!(!registered.contains(&0));
         assert_eq!(
             enter(&registry, &candidate("b", 1, 0), 1, HERE).map(|e| e.tsih),
             Err(LoginStatus::OUT_OF_RESOURCES)
         );
-        registry.leave(&candidate("a", 1, 0), 1, entered[0]);
+        registry.remove(&candidate("a", 1, 0), 1, registered[0]);
         assert!(enter(&registry, &candidate("b", 1, 0), 1, HERE).is_ok());
     }
 
@@ -255,15 +267,15 @@ mod tests {
         let enter = |initiator: &str| {
             let candidate = candidate(initiator, 1, 0);
             let who = Who::new(&candidate, ([192, 0, 2, 1], 4000).into());
-            let guest = Guest { candidate, who, group: 1, port: 1, place: HERE, since: Instant::default() };
-            registry.enter(guest, 2, SESSIONS_MAX).map(|entered| entered.tsih)
+            let record = SessionRecord { candidate, who, group: 1, port: 1, location: HERE, since: Instant::default() };
+            registry.register(record, 2, SESSIONS_MAX).map(|registered| registered.tsih)
         };
         let first = enter("a").expect("room");
         assert!(enter("b").is_ok());
         assert_eq!(enter("c"), Err(LoginStatus::OUT_OF_RESOURCES));
-        assert!(enter("a").is_ok(), "in the place of its own");
-        registry.leave(&candidate("a", 1, 0), 1, first);
-        assert_eq!((registry.len(), registry.places("iqn.2026-01.io.lunar:t").len()), (2, 2));
-        assert!(registry.places("iqn.2026-01.io.lunar:u").is_empty());
+        assert!(enter("a").is_ok(), "in the location of its own");
+        registry.remove(&candidate("a", 1, 0), 1, first);
+        assert_eq!((registry.len(), registry.locations("iqn.2026-01.io.lunar:t").len()), (2, 2));
+        assert!(registry.locations("iqn.2026-01.io.lunar:u").is_empty());
     }
 }

@@ -14,7 +14,7 @@ use crate::config;
 use crate::directory::{Moved, Portal, PortalRef, TargetEntry};
 use crate::guard::{Guard, Knock};
 use crate::login::{Candidate, Verdict};
-use crate::registry::{Guest, Place, Registry};
+use crate::registry::{Registry, SessionLocation, SessionRecord};
 use crate::session::{Query, TargetAddresses};
 use crate::wire::LoginStatus;
 use connection::Connection;
@@ -43,7 +43,7 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// The other cores, as far as sessions need them.
 pub trait Peers {
     /// Ends the session that is served there, and waits until it has ended.
-    fn end_session(&self, place: Place) -> Pin<Box<dyn Future<Output = ()>>>;
+    fn end_session(&self, location: SessionLocation) -> Pin<Box<dyn Future<Output = ()>>>;
 }
 
 /// [`Peers`] of a program with one core.
@@ -51,7 +51,7 @@ pub trait Peers {
 pub struct NoPeers;
 
 impl Peers for NoPeers {
-    fn end_session(&self, _place: Place) -> Pin<Box<dyn Future<Output = ()>>> {
+    fn end_session(&self, _place: SessionLocation) -> Pin<Box<dyn Future<Output = ()>>> {
         Box::pin(std::future::ready(()))
     }
 }
@@ -93,7 +93,7 @@ impl Front {
         })
     }
 
-    /// Serves a connection that came in by this portal_ref.
+    /// Serves a connection that came in through this portal.
     pub fn serve(self: &Rc<Self>, incoming: Incoming, portal_ref: PortalRef) {
         let make = |id, joined| Connection::new(self.clone(), id, portal_ref, joined);
         self.connections.serve(incoming, make);
@@ -112,16 +112,16 @@ impl Front {
 
     /// Ends all sessions of a target, on all cores.
     async fn end_sessions_of(&self, target: &str) {
-        for place in self.registry.places(target) {
-            self.end_place(place).await;
+        for location in self.registry.locations(target) {
+            self.end_session_at(location).await;
         }
     }
 
-    async fn end_place(&self, place: Place) {
-        if place.core == self.me {
-            self.end_session(place.connection).await;
+    async fn end_session_at(&self, location: SessionLocation) {
+        if location.core == self.me {
+            self.end_session(location.connection).await;
         } else {
-            self.peers.end_session(place).await;
+            self.peers.end_session(location).await;
         }
     }
 
@@ -155,7 +155,7 @@ impl Front {
         self.connections.abandon();
     }
 
-    /// Whether an initiator from `source` may log in by this portal_ref; and what is known of it then.
+    /// Whether an initiator from `source` may log in through this portal, and its login attempt.
     fn judge(&self, candidate: &Candidate, portal_ref: PortalRef, source: SocketAddr) -> (Verdict, Option<Knock>) {
         let knock = match self.guard.knock(candidate, source, self.reactor.now()) {
             Ok(knock) => knock,
@@ -168,7 +168,7 @@ impl Front {
             Verdict::Moved { permanently, address: address.to_string() }
         } else if entry.is_some_and(|entry| !entry.ports.contains_key(&portal_group)) {
             Verdict::Refused(LoginStatus::NOT_FOUND)
-        } else if let Err(status) = self.registry.admit(candidate) {
+        } else if let Err(status) = self.registry.check_tsih(candidate) {
             Verdict::Refused(status)
         } else {
             let alias = entry.map(|entry| entry.alias.clone()).filter(|alias| !alias.is_empty());
@@ -179,14 +179,14 @@ impl Front {
     }
 
     /// Gives a session its number, after the one that it replaces has ended.
-    async fn enter(&self, id: u64, guest: Guest, knock: &Knock) -> Result<u16, LoginStatus> {
+    async fn enter(&self, id: u64, record: SessionRecord, knock: &Knock) -> Result<u16, LoginStatus> {
         let most = knock.entry().map_or(0, |entry| entry.sessions_max);
-        let entered = self.registry.enter(guest, most, self.guard.directory().sessions_max)?;
-        if let Some(place) = entered.replaced {
-            self.end_place(place).await;
+        let registered = self.registry.register(record, most, self.guard.directory().sessions_max)?;
+        if let Some(location) = registered.replaced {
+            self.end_session_at(location).await;
         }
         self.connections.mark_identified(id);
-        Ok(entered.tsih)
+        Ok(registered.tsih)
     }
 
     /// What SendTargets tells an initiator that came from `source` to `local`, by a portal of this group.

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::directory::{Directory, PortalRef};
 use crate::guard::{Finding, Knock};
 use crate::login::{Candidate, Established, Verdict};
-use crate::registry::{Guest, Place};
+use crate::registry::{SessionLocation, SessionRecord};
 use crate::session::{self, Action, Close, Fault as Guilt, Session, TaskKey, TaskManagement};
 use crate::wire::{Function, FunctionResponse, LoginStatus};
 use lunar_core::port::NexusName;
@@ -31,7 +31,7 @@ pub(super) struct Connection {
     id: u64,
     pub(super) front: Rc<Front>,
     pub(super) stream: StreamConnection<Session>,
-    /// By which portal_ref it came in.
+    /// The portal it came in through.
     portal_ref: PortalRef,
     /// The target port that this is, by its relative identifier, once it has logged in.
     port: Cell<u16>,
@@ -69,7 +69,7 @@ impl Connection {
         self.stream.schedule_send();
     }
 
-    /// Whether what there is to log in to still has a place for it. A login under portal_ref is asked again at its end.
+    /// Whether the directory still allows the session. A login in progress is checked again at its end.
     pub(super) fn may_stay(&self, directory: &Directory) -> bool {
         let (group, session) = (self.group.borrow(), self.stream.session());
         match (&*group, session.candidate()) {
@@ -130,16 +130,16 @@ impl Connection {
         let Some(knock) = self.knock.take() else {
             return self.stream.session().established(Err(LoginStatus::TARGET_ERROR), more);
         };
-        let mut entered = self.enter(candidate, &knock).await;
-        if let Ok(tsih) = entered {
+        let mut registered = self.enter(candidate, &knock).await;
+        if let Ok(tsih) = registered {
             self.tsih.set(tsih);
             self.group.replace(knock.who().group.clone());
             // What it was judged by may have changed meanwhile, and the review come too early for it.
             if !self.may_stay(&self.front.guard.directory()) {
-                entered = Err(LoginStatus::NOT_FOUND);
+                registered = Err(LoginStatus::NOT_FOUND);
             }
         }
-        if entered.is_err() {
+        if registered.is_err() {
             self.knock.replace(Some(knock));
         } else {
             self.front.guard.entered(&knock, self.front.reactor.now());
@@ -156,8 +156,8 @@ impl Connection {
                 stats.logins.add(1);
             }
         }
-        self.stream.session().established(entered, more);
-        if entered.is_ok() && self.nexus.borrow().is_some() {
+        self.stream.session().established(registered, more);
+        if registered.is_ok() && self.nexus.borrow().is_some() {
             self.log("has logged in");
         }
     }
@@ -168,9 +168,9 @@ impl Connection {
         // One portal group of a target is one target port.
         let port = knock.entry().and_then(|entry| entry.ports.get(&group)).copied().unwrap_or(0);
         self.port.set(port);
-        let place = Place { core: front.me, connection: self.id };
+        let location = SessionLocation { core: front.me, connection: self.id };
         let (candidate, who, since) = (candidate.clone(), knock.who().clone(), front.reactor.now());
-        front.enter(self.id, Guest { candidate, who, group, port, place, since }, knock).await
+        front.enter(self.id, SessionRecord { candidate, who, group, port, location, since }, knock).await
     }
 
     fn command(self: &Rc<Self>, command: &session::Command) {
@@ -293,7 +293,7 @@ impl FrontConnection for Connection {
         if tsih != 0
             && let Some(candidate) = self.stream.session().candidate()
         {
-            self.front.registry.leave(candidate, self.port.get(), tsih);
+            self.front.registry.remove(candidate, self.port.get(), tsih);
         }
     }
 
