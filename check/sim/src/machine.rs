@@ -16,9 +16,9 @@ use lunar_core::stats::Stats;
 use lunar_core::tally::Tally;
 use lunar_core::time::Instant;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
+use lunar_iscsi::authenticator::Authenticator;
 use lunar_iscsi::config;
 use lunar_iscsi::directory::{Directory, Portal, PortalRef, TargetEntry};
-use lunar_iscsi::guard::Guard;
 use lunar_iscsi::registry::{Registry, SESSIONS_MAX};
 use lunar_iscsi::serve::Front;
 use lunar_nvme::controller::CONTROLLERS_MAX;
@@ -232,7 +232,7 @@ impl Machine {
         let (mailboxes, letters): (Vec<Sender<Letter>>, Vec<Receiver<Letter>>) =
             reactors.iter().map(channel::<Letter>).unzip();
         let stop = Rc::new(Stop::default());
-        let guard = Guard::silent(directory(setup));
+        let guard = Authenticator::silent(directory(setup));
         let (shared, controllers) = (Arc::new(SharedUnits::default()), Arc::new(Controllers::default()));
         for (lun, keep) in keeps.iter().enumerate() {
             shared.restore(UnitId(lun as u32), &**keep).expect("what was kept is whole");

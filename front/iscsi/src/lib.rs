@@ -12,15 +12,15 @@
 //! * [`config`]: settings and limits
 //! * [`directory`]: what there is to log in to
 //! * [`fuzzing`]: what fuzzers call
-//! * [`guard`]: who may log in: access, challenges, back-off, audit
+//! * [`authenticator`]: who may log in: access, challenges, back-off, audit
 //! * [`registry`]: the sessions of all cores
 //! * [`serve`]: the glue to the reactor and the device server: the one module with I/O
 
+pub mod authenticator;
 pub mod chap;
 pub mod config;
 pub mod directory;
 pub mod fuzzing;
-pub mod guard;
 pub mod keys;
 pub mod login;
 pub mod pdu_queue;

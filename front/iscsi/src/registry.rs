@@ -1,7 +1,7 @@
-//! The sessions of all cores, by name: who replaces whom (RFC 7143 6.3.5), and which number is free. Only logins and
+//! The sessions of all cores, by name: login replaces whom (RFC 7143 6.3.5), and which number is free. Only logins and
 //! logouts come here.
 
-use crate::guard::audit::Who;
+use crate::authenticator::audit::LoginDetails;
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
 use lunar_core::time::Instant;
@@ -20,13 +20,13 @@ pub struct SessionLocation {
     pub connection: u64,
 }
 
-/// A session, for those who look.
+/// A session, for those login look.
 #[derive(Clone, Debug)]
 pub struct SessionRecord {
     /// Whose it is.
     pub candidate: Candidate,
     /// How it got in.
-    pub who: Who,
+    pub login: LoginDetails,
     /// Tag of the portal group that it came by.
     pub group: u16,
     /// The target port that this is, by its relative identifier; zero for discovery.
@@ -100,7 +100,7 @@ impl Registry {
         let nexus = key(&record.candidate, record.port);
         let replaces = target.is_some() && sessions.ports.contains_key(&nexus);
         let count = target.as_ref().and_then(|target| sessions.counts.get(target)).copied().unwrap_or(0);
-        // Who comes back takes the location of his own.
+        // LoginDetails comes back takes the location of his own.
         if !replaces && (sessions.records.len() >= most_in_all.min(SESSIONS_MAX) || target.is_some() && count >= most) {
             return Err(LoginStatus::OUT_OF_RESOURCES);
         }
@@ -199,9 +199,9 @@ mod tests {
         port: u16,
         location: SessionLocation,
     ) -> Result<RegisteredSession, LoginStatus> {
-        let who = Who::new(candidate, ([192, 0, 2, 1], 4000).into());
+        let login = LoginDetails::new(candidate, ([192, 0, 2, 1], 4000).into());
         let record =
-            SessionRecord { candidate: candidate.clone(), who, group: 1, port, location, since: Instant::default() };
+            SessionRecord { candidate: candidate.clone(), login, group: 1, port, location, since: Instant::default() };
         registry.register(record, SESSIONS_MAX, SESSIONS_MAX)
     }
 
@@ -266,8 +266,9 @@ mod tests {
         let registry = Registry::new();
         let enter = |initiator: &str| {
             let candidate = candidate(initiator, 1, 0);
-            let who = Who::new(&candidate, ([192, 0, 2, 1], 4000).into());
-            let record = SessionRecord { candidate, who, group: 1, port: 1, location: HERE, since: Instant::default() };
+            let login = LoginDetails::new(&candidate, ([192, 0, 2, 1], 4000).into());
+            let record =
+                SessionRecord { candidate, login, group: 1, port: 1, location: HERE, since: Instant::default() };
             registry.register(record, 2, SESSIONS_MAX).map(|registered| registered.tsih)
         };
         let first = enter("a").expect("room");

@@ -10,9 +10,9 @@
 mod connection;
 mod job;
 
+use crate::authenticator::{Authenticator, LoginAttempt};
 use crate::config;
 use crate::directory::{Moved, Portal, PortalRef, TargetEntry};
-use crate::guard::{Guard, Knock};
 use crate::login::{Candidate, Verdict};
 use crate::registry::{Registry, SessionLocation, SessionRecord};
 use crate::session::{Query, TargetAddresses};
@@ -60,8 +60,8 @@ impl Peers for NoPeers {
 pub struct Front {
     reactor: Reactor,
     target: Rc<Target>,
-    /// What there is to log in to, and who may; one for all cores.
-    guard: Arc<Guard>,
+    /// The directory of targets and the access control; one for all cores.
+    authenticator: Arc<Authenticator>,
     registry: Arc<Registry>,
     me: usize,
     peers: Rc<dyn Peers>,
@@ -75,7 +75,7 @@ impl Front {
     pub fn new(
         reactor: &Reactor,
         target: &Rc<Target>,
-        guard: Arc<Guard>,
+        authenticator: Arc<Authenticator>,
         registry: Arc<Registry>,
         me: usize,
         peers: Rc<dyn Peers>,
@@ -84,7 +84,7 @@ impl Front {
         Rc::new(Self {
             reactor: reactor.clone(),
             target: target.clone(),
-            guard,
+            authenticator,
             registry,
             me,
             peers,
@@ -133,7 +133,7 @@ impl Front {
     /// Waits for [`Front::drain`], and then until all connections have ended.
     pub async fn drained(&self) {
         self.connections.until_draining().await;
-        let (now, drain) = (self.reactor.now(), self.guard.directory().drain);
+        let (now, drain) = (self.reactor.now(), self.authenticator.directory().drain);
         for connection in self.connections.all() {
             connection.ask_to_log_out(drain, now);
         }
@@ -143,7 +143,7 @@ impl Front {
     /// Looks after those who are there, once there is another directory: sessions that may no longer be, and those of
     /// the groups `ended`, are asked to log out, get to finish their commands, and have ended when this returns.
     pub async fn review(&self, ended: &BTreeSet<Arc<str>>) {
-        let (directory, now) = (self.guard.directory(), self.reactor.now());
+        let (directory, now) = (self.authenticator.directory(), self.reactor.now());
         let drain = directory.drain;
         let leaves = |connection: &Connection| connection.is_in(ended) || !connection.may_stay(&directory);
         let ask = |connection: &Connection| connection.ask_to_log_out(drain, now);
@@ -156,12 +156,17 @@ impl Front {
     }
 
     /// Whether an initiator from `source` may log in through this portal, and its login attempt.
-    fn judge(&self, candidate: &Candidate, portal_ref: PortalRef, source: SocketAddr) -> (Verdict, Option<Knock>) {
-        let knock = match self.guard.knock(candidate, source, self.reactor.now()) {
-            Ok(knock) => knock,
+    fn judge(
+        &self,
+        candidate: &Candidate,
+        portal_ref: PortalRef,
+        source: SocketAddr,
+    ) -> (Verdict, Option<LoginAttempt>) {
+        let attempt = match self.authenticator.begin_login(candidate, source, self.reactor.now()) {
+            Ok(attempt) => attempt,
             Err(status) => return (Verdict::Refused(status), None),
         };
-        let (entry, portal_group) = (knock.entry(), portal_ref.group);
+        let (entry, portal_group) = (attempt.entry(), portal_ref.group);
         let verdict = if self.connections.is_draining() {
             Verdict::Refused(LoginStatus::SERVICE_UNAVAILABLE)
         } else if let Some(Moved { address, permanently }) = entry.and_then(|entry| entry.moved) {
@@ -173,15 +178,15 @@ impl Front {
         } else {
             let alias = entry.map(|entry| entry.alias.clone()).filter(|alias| !alias.is_empty());
             let offer = entry.map(|entry| Rc::new(config::Config::clone(&entry.session)));
-            Verdict::Accepted { portal_group, alias, challenge: knock.challenge(), offer }
+            Verdict::Accepted { portal_group, alias, challenge: attempt.challenge(), offer }
         };
-        (verdict, Some(knock))
+        (verdict, Some(attempt))
     }
 
     /// Gives a session its number, after the one that it replaces has ended.
-    async fn enter(&self, id: u64, record: SessionRecord, knock: &Knock) -> Result<u16, LoginStatus> {
-        let most = knock.entry().map_or(0, |entry| entry.sessions_max);
-        let registered = self.registry.register(record, most, self.guard.directory().sessions_max)?;
+    async fn enter(&self, id: u64, record: SessionRecord, attempt: &LoginAttempt) -> Result<u16, LoginStatus> {
+        let most = attempt.entry().map_or(0, |entry| entry.sessions_max);
+        let registered = self.registry.register(record, most, self.authenticator.directory().sessions_max)?;
         if let Some(location) = registered.replaced {
             self.end_session_at(location).await;
         }
@@ -197,7 +202,7 @@ impl Front {
         (source, local): (SocketAddr, SocketAddr),
         group: u16,
     ) -> Vec<TargetAddresses> {
-        let directory = self.guard.directory();
+        let directory = self.authenticator.directory();
         let address = |portal: &Portal| portal.address.or_else(|| (portal.group == group).then_some(local));
         let told = |entry: &Arc<TargetEntry>| {
             let portals = directory.portals.iter().filter(|p| p.is_advertised && entry.ports.contains_key(&p.group));

@@ -77,16 +77,16 @@ impl Live {
 
     fn session(&self, tsih: u16, record: &SessionRecord, names: &BTreeMap<Arc<str>, String>, now: u64) -> SessionView {
         let owned = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
-        let target = record.who.target.as_ref().filter(|_| !record.candidate.discovery);
+        let target = record.login.target.as_ref().filter(|_| !record.candidate.discovery);
         SessionView {
             id: format!("{ISCSI}-{tsih}"),
             protocol: ISCSI,
             discovery: record.candidate.discovery,
             initiator: record.candidate.initiator.to_string(),
-            source: record.who.source.to_string(),
+            source: record.login.source.to_string(),
             target: target.map(|iqn| names.get(iqn).cloned().unwrap_or_else(|| iqn.to_string())),
-            group: owned(&record.who.group),
-            user: owned(&record.who.user),
+            group: owned(&record.login.group),
+            user: owned(&record.login.user),
             seconds: now.saturating_sub(record.since.0 / 1_000_000_000),
         }
     }

@@ -2,10 +2,10 @@
 
 use super::Front;
 use super::job::Job;
+use crate::authenticator::{AuthOutcome, LoginAttempt};
 use crate::chap::Claim;
 use crate::config::Config;
 use crate::directory::{Directory, PortalRef};
-use crate::guard::{Finding, Knock};
 use crate::login::{Candidate, Established, Verdict};
 use crate::registry::{SessionLocation, SessionRecord};
 use crate::session::{self, Action, Close, Fault as Guilt, Session, TaskKey, TaskManagement};
@@ -38,7 +38,7 @@ pub(super) struct Connection {
     local: SocketAddr,
     peer: SocketAddr,
     /// What is known of a login that is not over.
-    knock: RefCell<Option<Knock>>,
+    attempt: RefCell<Option<LoginAttempt>>,
     nexus: RefCell<Option<Rc<Nexus>>>,
     /// The group that its initiator belongs to, once it has logged in.
     group: RefCell<Option<Arc<str>>>,
@@ -47,7 +47,7 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(front: Rc<Front>, id: u64, portal_ref: PortalRef, (socket, local, peer): AcceptedSocket) -> Self {
-        let (reactor, config) = (&front.reactor, Rc::new(Config::clone(&front.guard.directory().session)));
+        let (reactor, config) = (&front.reactor, Rc::new(Config::clone(&front.authenticator.directory().session)));
         let session = Session::new(config, reactor.arena().clone(), reactor.stats().clone(), reactor.now());
         Self {
             id,
@@ -56,7 +56,7 @@ impl Connection {
             port: Cell::new(0),
             local,
             peer,
-            knock: RefCell::default(),
+            attempt: RefCell::default(),
             nexus: RefCell::default(),
             group: RefCell::default(),
             tsih: Cell::new(0),
@@ -88,8 +88,8 @@ impl Connection {
     /// Counts and tells why a session closes its connection. Strangers that never logged in are only counted.
     fn closing(&self, why: Close) {
         let stats = self.front.reactor.stats();
-        if let (Close::LoginRefused(status), Some(knock)) = (why, self.knock.take()) {
-            self.front.guard.refused(&knock, status, self.front.reactor.now());
+        if let (Close::LoginRefused(status), Some(attempt)) = (why, self.attempt.take()) {
+            self.front.authenticator.log_refused(&attempt, status, self.front.reactor.now());
         }
         match why {
             Close::LoginRefused(_) => stats.logins_refused.add(1),
@@ -102,23 +102,24 @@ impl Connection {
     }
 
     async fn prove(&self, claim: &Claim, more: &mut Vec<Action>) {
-        let Some(mut knock) = self.knock.take() else {
+        let Some(mut attempt) = self.attempt.take() else {
             return self.stream.session().proven(Err(LoginStatus::TARGET_ERROR), more);
         };
-        let Finding { verdict, after } = self.front.guard.prove(&mut knock, claim, self.front.reactor.now());
+        let AuthOutcome { verdict, after } =
+            self.front.authenticator.authenticate(&mut attempt, claim, self.front.reactor.now());
         if !after.is_zero() {
             self.stream.pause(after).await;
         }
-        // Of a refusal the guard has told.
+        // Of a refusal the authenticator has told.
         if verdict.is_ok() {
-            self.knock.replace(Some(knock));
+            self.attempt.replace(Some(attempt));
         }
         self.stream.session().proven(verdict, more);
     }
 
     /// Waits for its turn, if its host logs in more often than it may.
     async fn arrive(&self, candidate: &Candidate) -> Result<(), LoginStatus> {
-        let wait = self.front.guard.arrive(candidate, self.peer, self.front.reactor.now())?;
+        let wait = self.front.authenticator.login_delay(candidate, self.peer, self.front.reactor.now())?;
         if !wait.is_zero() {
             self.stream.pause(wait).await;
         }
@@ -127,28 +128,28 @@ impl Connection {
 
     async fn establish(&self, established: Established, more: &mut Vec<Action>) {
         let (stats, candidate) = (self.front.reactor.stats(), &established.candidate);
-        let Some(knock) = self.knock.take() else {
+        let Some(attempt) = self.attempt.take() else {
             return self.stream.session().established(Err(LoginStatus::TARGET_ERROR), more);
         };
-        let mut registered = self.enter(candidate, &knock).await;
+        let mut registered = self.enter(candidate, &attempt).await;
         if let Ok(tsih) = registered {
             self.tsih.set(tsih);
-            self.group.replace(knock.who().group.clone());
+            self.group.replace(attempt.login().group.clone());
             // What it was judged by may have changed meanwhile, and the review come too early for it.
-            if !self.may_stay(&self.front.guard.directory()) {
+            if !self.may_stay(&self.front.authenticator.directory()) {
                 registered = Err(LoginStatus::NOT_FOUND);
             }
         }
         if registered.is_err() {
-            self.knock.replace(Some(knock));
+            self.attempt.replace(Some(attempt));
         } else {
-            self.front.guard.entered(&knock, self.front.reactor.now());
+            self.front.authenticator.log_accepted(&attempt, self.front.reactor.now());
             if !candidate.discovery {
                 let isid = candidate.isid.iter().fold(0_u64, |isid, byte| isid << 8 | u64::from(*byte));
                 let initiator = format!("{},i,0x{isid:012x}", candidate.initiator).into();
                 let name = NexusName { initiator, target_port: self.port.get() };
                 let target = &self.front.target;
-                let nexus = knock
+                let nexus = attempt
                     .map()
                     .map_or_else(|| target.nexus(name.clone()), |map| target.nexus_behind(name.clone(), map));
                 *self.nexus.borrow_mut() = Some(nexus);
@@ -163,14 +164,14 @@ impl Connection {
     }
 
     /// Gives its session a number.
-    async fn enter(&self, candidate: &Candidate, knock: &Knock) -> Result<u16, LoginStatus> {
+    async fn enter(&self, candidate: &Candidate, attempt: &LoginAttempt) -> Result<u16, LoginStatus> {
         let (front, group) = (&self.front, self.portal_ref.group);
         // One portal group of a target is one target port.
-        let port = knock.entry().and_then(|entry| entry.ports.get(&group)).copied().unwrap_or(0);
+        let port = attempt.entry().and_then(|entry| entry.ports.get(&group)).copied().unwrap_or(0);
         self.port.set(port);
         let location = SessionLocation { core: front.me, connection: self.id };
-        let (candidate, who, since) = (candidate.clone(), knock.who().clone(), front.reactor.now());
-        front.enter(self.id, SessionRecord { candidate, who, group, port, location, since }, knock).await
+        let (candidate, login, since) = (candidate.clone(), attempt.login().clone(), front.reactor.now());
+        front.enter(self.id, SessionRecord { candidate, login, group, port, location, since }, attempt).await
     }
 
     fn command(self: &Rc<Self>, command: &session::Command) {
@@ -263,11 +264,11 @@ impl FrontConnection for Connection {
                         ));
                     }
                     Action::Authorize(candidate) => {
-                        let (verdict, knock) = match self.arrive(&candidate).await {
+                        let (verdict, attempt) = match self.arrive(&candidate).await {
                             Ok(()) => self.front.judge(&candidate, self.portal_ref, self.peer),
                             Err(status) => (Verdict::Refused(status), None),
                         };
-                        self.knock.replace(knock);
+                        self.attempt.replace(attempt);
                         self.stream.session().authorized(verdict, &mut more);
                     }
                     Action::Prove(claim) => self.prove(&claim, &mut more).await,

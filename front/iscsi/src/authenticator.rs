@@ -1,9 +1,9 @@
-//! The outside of logins, one for all cores: who may log in, how he proves his name, how often he may fail, and who is
+//! The outside of logins, one for all cores: login may log in, how he proves his name, how often he may fail, and login is
 //! told of it. Decides, and does nothing else: randomness, time and the log come from its maker and its callers.
 //!
-//! * [`throttle`](lunar_core::access::throttle): who fails waits longer and longer; nobody is locked out
+//! * [`throttle`](lunar_core::access::throttle): login fails waits longer and longer; nobody is locked out
 //! * [`audit`]: one record for each login and each refusal, never with a secret
-//! * here: the answers that a login waits for, [`Guard::arrive`], [`Guard::knock`] and [`Guard::prove`]
+//! * here: the answers that a login waits for, [`Authenticator::login_delay`], [`Authenticator::begin_login`] and [`Authenticator::authenticate`]
 
 pub mod audit;
 
@@ -11,7 +11,7 @@ use crate::chap::{Challenge, Claim, Counter, Proof};
 use crate::directory::{Directory, TargetEntry};
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
-use audit::{Audit, Reason, Record, Who};
+use audit::{AuditLog, AuditRecord, LoginDetails, RefusalReason};
 use lunar_core::access::throttle::Throttle;
 use lunar_core::access::{Account, Proofs};
 use lunar_core::time::Instant;
@@ -22,22 +22,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Fills memory with random bytes, as good as those of secrets; tells whether it could.
-pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
+pub type RandomSource = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
 /// Takes records of the audit; at most [`REFUSALS_PER_SECOND`](lunar_core::access::audit::REFUSALS_PER_SECOND) and a
 /// few.
-pub type Sink = Box<dyn Fn(&Record) + Send + Sync>;
+pub type AuditSink = Box<dyn Fn(&AuditRecord) + Send + Sync>;
 
-/// Who may log in.
-pub struct Guard {
-    random: Random,
-    sink: Sink,
+/// LoginDetails may log in.
+pub struct Authenticator {
+    random: RandomSource,
+    sink: AuditSink,
     throttle: Arc<Mutex<Throttle>>,
     state: Mutex<State>,
 }
 
 struct State {
     directory: Arc<Directory>,
-    audit: Audit,
+    audit: AuditLog,
     /// Challenges of ours that are not answered yet, of all connections: none of them is answered by ourselves. As many
     /// as half-open logins at most.
     challenges: BTreeSet<Challenge>,
@@ -46,27 +46,27 @@ struct State {
 /// A challenge of ours that waits for its answer.
 #[derive(Debug)]
 struct Outstanding {
-    guard: Arc<Guard>,
+    authenticator: Arc<Authenticator>,
     challenge: Challenge,
 }
 
 impl Drop for Outstanding {
     fn drop(&mut self) {
-        self.guard.lock().challenges.remove(&self.challenge);
+        self.authenticator.lock().challenges.remove(&self.challenge);
     }
 }
 
 /// A login that is not over.
 #[derive(Debug)]
-pub struct Knock {
-    who: Who,
+pub struct LoginAttempt {
+    login: LoginDetails,
     entry: Option<Arc<TargetEntry>>,
     map: Option<Arc<str>>,
     proofs: Arc<Proofs>,
     outstanding: Option<Outstanding>,
 }
 
-impl Knock {
+impl LoginAttempt {
     /// The challenge with which the initiator has to prove its name, if it has to.
     #[must_use]
     pub fn challenge(&self) -> Option<Challenge> {
@@ -85,29 +85,29 @@ impl Knock {
         self.entry.as_ref()
     }
 
-    /// Who knocks.
+    /// LoginDetails knocks.
     #[must_use]
-    pub fn who(&self) -> &Who {
-        &self.who
+    pub fn login(&self) -> &LoginDetails {
+        &self.login
     }
 }
 
 /// What becomes of a [`Claim`], and when the initiator may know.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Finding {
+pub struct AuthOutcome {
     /// Our own proof, if it is asked for; or how the login ends.
     pub verdict: Result<Option<Proof>, LoginStatus>,
     /// How long the answer has to wait.
     pub after: Duration,
 }
 
-impl Guard {
-    /// The guard of what there is to log in to.
+impl Authenticator {
+    /// The authenticator of what there is to log in to.
     #[must_use]
-    pub fn new(directory: Directory, random: Random, sink: Sink) -> Arc<Self> {
+    pub fn new(directory: Directory, random: RandomSource, sink: AuditSink) -> Arc<Self> {
         let mut throttle = Throttle::default();
         throttle.set_rate(directory.login_rate);
-        let state = State { directory: Arc::new(directory), audit: Audit::default(), challenges: BTreeSet::new() };
+        let state = State { directory: Arc::new(directory), audit: AuditLog::default(), challenges: BTreeSet::new() };
         Arc::new(Self { random, sink, throttle: Arc::new(Mutex::new(throttle)), state: Mutex::new(state) })
     }
 
@@ -129,7 +129,7 @@ impl Guard {
     /// What failures cost, and how often somebody may come: the same for whatever else lets hosts in at the same
     /// addresses.
     #[must_use]
-    pub fn throttling(&self) -> Arc<Mutex<Throttle>> {
+    pub fn shared_throttle(&self) -> Arc<Mutex<Throttle>> {
         self.throttle.clone()
     }
 
@@ -146,14 +146,19 @@ impl Guard {
         self.lock().directory = Arc::new(directory);
     }
 
-    /// Somebody is at the door; how long he has to wait until he may knock.
+    /// Somebody is at the door; how long he has to wait until he may attempt.
     ///
     /// # Errors
     /// How the login ends, if he comes too often.
-    pub fn arrive(&self, candidate: &Candidate, source: SocketAddr, now: Instant) -> Result<Duration, LoginStatus> {
+    pub fn login_delay(
+        &self,
+        candidate: &Candidate,
+        source: SocketAddr,
+        now: Instant,
+    ) -> Result<Duration, LoginStatus> {
         let turn = self.throttle().arrive(source.ip(), now);
         turn.ok_or_else(|| {
-            self.tell(Who::new(candidate, source), Err(Reason::TooOften), now);
+            self.tell(LoginDetails::new(candidate, source), Err(RefusalReason::TooManyLogins), now);
             LoginStatus::SERVICE_UNAVAILABLE
         })
     }
@@ -162,29 +167,33 @@ impl Guard {
     ///
     /// # Errors
     /// How the login ends. To whom the target is not shown there is none.
-    pub fn knock(
+    pub fn begin_login(
         self: &Arc<Self>,
         candidate: &Candidate,
         source: SocketAddr,
         now: Instant,
-    ) -> Result<Knock, LoginStatus> {
+    ) -> Result<LoginAttempt, LoginStatus> {
         let directory = self.directory();
-        let mut who = Who::new(candidate, source);
+        let mut login = LoginDetails::new(candidate, source);
         // All may ask what there is; what they are shown is another matter.
         let wanted = candidate.target.as_deref().filter(|_| !candidate.discovery);
         let entry = wanted.and_then(|name| directory.target(name)).cloned();
         let group = entry.as_ref().and_then(|entry| entry.access.group(&candidate.initiator, source.ip()));
-        who.group = group.map(|group| group.name.clone());
+        login.group = group.map(|group| group.name.clone());
         let (proofs, map) = match group {
             _ if candidate.discovery => (directory.discovery.clone(), None),
             Some(group) => (Arc::new(group.proofs.clone()), group.map.clone()),
             None => {
-                self.tell(who, Err(if entry.is_some() { Reason::NotShown } else { Reason::NoTarget }), now);
+                self.tell(
+                    login,
+                    Err(if entry.is_some() { RefusalReason::NoGroup } else { RefusalReason::NoTarget }),
+                    now,
+                );
                 return Err(LoginStatus::NOT_FOUND);
             }
         };
         let outstanding = if proofs.users.is_empty() { None } else { Some(self.challenge()?) };
-        Ok(Knock { who, entry, map, proofs, outstanding })
+        Ok(LoginAttempt { login, entry, map, proofs, outstanding })
     }
 
     fn challenge(self: &Arc<Self>) -> Result<Outstanding, LoginStatus> {
@@ -197,75 +206,75 @@ impl Guard {
         if !self.lock().challenges.insert(challenge) {
             return Err(LoginStatus::TARGET_ERROR);
         }
-        Ok(Outstanding { guard: self.clone(), challenge })
+        Ok(Outstanding { authenticator: self.clone(), challenge })
     }
 
     /// Looks at what shall prove the initiator's name.
-    pub fn prove(&self, knock: &mut Knock, claim: &Claim, now: Instant) -> Finding {
-        (knock.who.user, knock.who.algorithm) = (Some(claim.user.clone()), Some(claim.algorithm));
-        let source = knock.who.source.ip();
+    pub fn authenticate(&self, attempt: &mut LoginAttempt, claim: &Claim, now: Instant) -> AuthOutcome {
+        (attempt.login.user, attempt.login.algorithm) = (Some(claim.user.clone()), Some(claim.algorithm));
+        let source = attempt.login.source.ip();
         let Some(turn) = self.throttle().turn(source, now) else {
-            self.tell(knock.who.clone(), Err(Reason::TooMany), now);
-            return Finding { verdict: Err(LoginStatus::SERVICE_UNAVAILABLE), after: Duration::ZERO };
+            self.tell(attempt.login.clone(), Err(RefusalReason::TooManyFailures), now);
+            return AuthOutcome { verdict: Err(LoginStatus::SERVICE_UNAVAILABLE), after: Duration::ZERO };
         };
-        match self.examine(&knock.proofs, claim) {
+        match self.examine(&attempt.proofs, claim) {
             Ok(proof) => {
                 self.throttle().succeeded(&claim.user);
-                Finding { verdict: Ok(proof), after: turn }
+                AuthOutcome { verdict: Ok(proof), after: turn }
             }
             Err(reason) => {
                 let pause = self.throttle().failed(source, &claim.user, now);
-                self.tell(knock.who.clone(), Err(reason), now);
-                Finding { verdict: Err(LoginStatus::AUTHENTICATION_FAILURE), after: turn + pause }
+                self.tell(attempt.login.clone(), Err(reason), now);
+                AuthOutcome { verdict: Err(LoginStatus::AUTHENTICATION_FAILURE), after: turn + pause }
             }
         }
     }
 
-    fn examine<'a>(&self, proofs: &'a Proofs, claim: &Claim) -> Result<Option<Proof>, Reason> {
+    fn examine<'a>(&self, proofs: &'a Proofs, claim: &Claim) -> Result<Option<Proof>, RefusalReason> {
         // All users are looked at, whoever is meant.
         let meant = |found, user: &'a Account| if user.name == claim.user { Some(user) } else { found };
         let user = proofs.users.iter().fold(None, meant);
         // A user that there is not takes the same path and time, with another's secret: what comes out is not used.
-        let secret = &user.or_else(|| proofs.users.first()).ok_or(Reason::UnknownUser)?.secret;
+        let secret = &user.or_else(|| proofs.users.first()).ok_or(RefusalReason::UnknownUser)?.secret;
         let Challenge { identifier, bytes } = claim.challenge;
         let is_right = claim.algorithm.response(identifier, secret, &bytes) == claim.response;
         match (user, is_right) {
-            (None, _) => return Err(Reason::UnknownUser),
-            (Some(_), false) => return Err(Reason::WrongAnswer),
+            (None, _) => return Err(RefusalReason::UnknownUser),
+            (Some(_), false) => return Err(RefusalReason::WrongResponse),
             (Some(_), true) => {}
         }
         let Some(Counter { identifier, challenge }) = &claim.counter else { return Ok(None) };
         // RFC 7143 9.2.1: whoever sends our own challenge back wants us to answer it.
         if self.lock().challenges.iter().any(|ours| ours.bytes[..] == challenge[..]) {
-            return Err(Reason::Reflected);
+            return Err(RefusalReason::Reflected);
         }
-        let own = proofs.target.as_ref().ok_or(Reason::NoProofOfOurs)?;
+        let own = proofs.target.as_ref().ok_or(RefusalReason::NoTargetSecret)?;
         let response = claim.algorithm.response(*identifier, &own.secret, challenge);
         Ok(Some(Proof { name: own.name.clone(), response }))
     }
 
     /// A login has ended well.
-    pub fn entered(&self, knock: &Knock, now: Instant) {
-        self.tell(knock.who.clone(), Ok(()), now);
+    pub fn log_accepted(&self, attempt: &LoginAttempt, now: Instant) {
+        self.tell(attempt.login.clone(), Ok(()), now);
     }
 
-    /// A login has ended for a reason that the guard does not know of.
-    pub fn refused(&self, knock: &Knock, status: LoginStatus, now: Instant) {
-        self.tell(knock.who.clone(), Err(Reason::Status(status)), now);
+    /// A login has ended for a reason that the authenticator does not know of.
+    pub fn log_refused(&self, attempt: &LoginAttempt, status: LoginStatus, now: Instant) {
+        self.tell(attempt.login.clone(), Err(RefusalReason::Status(status)), now);
     }
 
-    fn tell(&self, who: Who, outcome: Result<(), Reason>, now: Instant) {
-        let records = self.lock().audit.records(who, outcome, now);
+    fn tell(&self, login: LoginDetails, outcome: Result<(), RefusalReason>, now: Instant) {
+        let records = self.lock().audit.records(login, outcome, now);
         records.iter().for_each(|record| (self.sink)(record));
     }
 }
 
-impl fmt::Debug for Guard {
+impl fmt::Debug for Authenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Guard({:?})", self.lock().directory)
+        write!(f, "Authenticator({:?})", self.lock().directory)
     }
 }
 
 #[cfg(test)]
-#[path = "guard_tests.rs"]
+#[path = "authenticator_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! Records of logins: who, from where, and how it ended. Never a secret, a challenge or a response.
+//! Records of logins: login, from where, and how it ended. Never a secret, a challenge or a response.
 
 use crate::chap::Algorithm;
 use crate::login::Candidate;
@@ -9,9 +9,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Who logs in.
+/// LoginDetails logs in.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Who {
+pub struct LoginDetails {
     /// The name it gives itself.
     pub initiator: Arc<str>,
     /// Where it comes from.
@@ -28,7 +28,7 @@ pub struct Who {
     pub algorithm: Option<Algorithm>,
 }
 
-impl Who {
+impl LoginDetails {
     pub(crate) fn new(candidate: &Candidate, source: SocketAddr) -> Self {
         Self {
             initiator: candidate.initiator.clone(),
@@ -44,38 +44,38 @@ impl Who {
 
 /// Why somebody was not let in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reason {
+pub enum RefusalReason {
     /// There is no such target.
     NoTarget,
     /// No group fits its name and address.
-    NotShown,
+    NoGroup,
     /// There is no such user.
     UnknownUser,
     /// The user has another secret.
-    WrongAnswer,
+    WrongResponse,
     /// It has sent a challenge of ours back.
     Reflected,
     /// It wants a proof of ours, and there is none.
-    NoProofOfOurs,
+    NoTargetSecret,
     /// Its source fails too often.
-    TooMany,
+    TooManyFailures,
     /// So many logins from there that it is not looked at.
-    TooOften,
+    TooManyLogins,
     /// Another, as it was told.
     Status(LoginStatus),
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoTarget => f.write_str("no such target"),
-            Self::NotShown => f.write_str("no group fits"),
+            Self::NoGroup => f.write_str("no group fits"),
             Self::UnknownUser => f.write_str("unknown user"),
-            Self::WrongAnswer => f.write_str("wrong secret"),
+            Self::WrongResponse => f.write_str("wrong secret"),
             Self::Reflected => f.write_str("reflected challenge"),
-            Self::NoProofOfOurs => f.write_str("mutual authentication is not set up"),
-            Self::TooMany => f.write_str("too many failures from there"),
-            Self::TooOften => f.write_str("too many logins from there"),
+            Self::NoTargetSecret => f.write_str("mutual authentication is not set up"),
+            Self::TooManyFailures => f.write_str("too many failures from there"),
+            Self::TooManyLogins => f.write_str("too many logins from there"),
             Self::Status(status) => write!(f, "{status:?}"),
         }
     }
@@ -83,31 +83,31 @@ impl fmt::Display for Reason {
 
 /// What is written.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Record {
+pub enum AuditRecord {
     /// A login has ended.
-    Login(Who, Result<(), Reason>),
+    Login(LoginDetails, Result<(), RefusalReason>),
     /// So many refusals were not written.
     Omitted(u64),
 }
 
-impl fmt::Display for Record {
+impl fmt::Display for AuditRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (who, outcome) = match self {
+        let (login, outcome) = match self {
             Self::Omitted(count) => return write!(f, "{count} more refused logins are not listed"),
-            Self::Login(who, outcome) => (who, outcome),
+            Self::Login(login, outcome) => (login, outcome),
         };
         match outcome {
             Ok(()) => f.write_str("login accepted")?,
             Err(reason) => write!(f, "login refused reason=\"{reason}\"")?,
         }
-        let kind = if who.discovery { "discovery" } else { "normal" };
-        write!(f, " source={} session={kind} initiator=\"{}\"", who.source, shown(&who.initiator))?;
-        for (key, value) in [("target", &who.target), ("group", &who.group), ("user", &who.user)] {
+        let kind = if login.discovery { "discovery" } else { "normal" };
+        write!(f, " source={} session={kind} initiator=\"{}\"", login.source, shown(&login.initiator))?;
+        for (key, value) in [("target", &login.target), ("group", &login.group), ("user", &login.user)] {
             if let Some(value) = value {
                 write!(f, " {key}=\"{}\"", shown(value))?;
             }
         }
-        match who.algorithm {
+        match login.algorithm {
             Some(algorithm) => write!(f, " chap={algorithm:?}"),
             None => Ok(()),
         }
@@ -116,14 +116,19 @@ impl fmt::Display for Record {
 
 /// Makes records, not too many.
 #[derive(Debug, Default)]
-pub(super) struct Audit(Pace);
+pub(super) struct AuditLog(Pace);
 
-impl Audit {
+impl AuditLog {
     /// What is written of a login.
-    pub(super) fn records(&mut self, who: Who, outcome: Result<(), Reason>, now: Instant) -> Vec<Record> {
+    pub(super) fn records(
+        &mut self,
+        login: LoginDetails,
+        outcome: Result<(), RefusalReason>,
+        now: Instant,
+    ) -> Vec<AuditRecord> {
         let (omitted, is_written) = self.0.look(outcome.is_ok(), now);
-        let login = is_written.then_some(Record::Login(who, outcome));
-        omitted.map(Record::Omitted).into_iter().chain(login).collect()
+        let login = is_written.then_some(AuditRecord::Login(login, outcome));
+        omitted.map(AuditRecord::Omitted).into_iter().chain(login).collect()
     }
 }
 
@@ -131,8 +136,8 @@ impl Audit {
 mod tests {
     use super::*;
 
-    fn who() -> Who {
-        Who {
+    fn login() -> LoginDetails {
+        LoginDetails {
             initiator: "iqn.x:host".into(),
             source: ([192, 0, 2, 1], 4000).into(),
             target: Some("iqn.x:disk".into()),
@@ -146,21 +151,23 @@ mod tests {
     #[test]
     fn a_record_is_one_line_whatever_they_call_themselves() {
         assert_eq!(
-            Record::Login(who(), Err(Reason::WrongAnswer)).to_string(),
+            AuditRecord::Login(login(), Err(RefusalReason::WrongResponse)).to_string(),
             "login refused reason=\"wrong secret\" source=192.0.2.1:4000 session=normal initiator=\"iqn.x:host\" \
              target=\"iqn.x:disk\" user=\"a\\\"\\nlogin accepted user=\\\"b\" chap=SHA256"
         );
-        let long = Who { initiator: "x".repeat(5000).into(), discovery: true, target: None, user: None, ..who() };
-        let told = Record::Login(long, Ok(())).to_string();
+        let long =
+            LoginDetails { initiator: "x".repeat(5000).into(), discovery: true, target: None, user: None, ..login() };
+        let told = AuditRecord::Login(long, Ok(())).to_string();
         assert!(told.starts_with("login accepted source=192.0.2.1:4000 session=discovery") && told.len() < 320);
     }
 
     #[test]
     fn what_was_omitted_is_told_before_the_next() {
-        let mut audit = Audit::default();
+        let mut audit = AuditLog::default();
         let now = Instant(5_000_000_000);
-        (0..1000).for_each(|_| drop(audit.records(who(), Err(Reason::TooMany), now)));
-        let later = audit.records(who(), Err(Reason::TooMany), now + std::time::Duration::from_secs(1));
-        assert_eq!((later.len(), &later[0]), (2, &Record::Omitted(980)));
+        (0..1000).for_each(|_| drop(audit.records(login(), Err(RefusalReason::TooManyFailures), now)));
+        let later =
+            audit.records(login(), Err(RefusalReason::TooManyFailures), now + std::time::Duration::from_secs(1));
+        assert_eq!((later.len(), &later[0]), (2, &AuditRecord::Omitted(980)));
     }
 }

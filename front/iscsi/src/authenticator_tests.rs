@@ -60,7 +60,7 @@ fn directory(access: Access) -> Directory {
 }
 
 struct Rig {
-    guard: Arc<Guard>,
+    authenticator: Arc<Authenticator>,
     told: Arc<Mutex<Vec<String>>>,
 }
 
@@ -73,28 +73,28 @@ impl Rig {
             into.fill(count.fetch_add(1, Ordering::Relaxed));
             true
         };
-        let sink = move |record: &Record| sink.lock().expect("whole").push(record.to_string());
-        let guard = Guard::new(directory(access().expect("right")), Box::new(random), Box::new(sink));
-        Self { guard, told }
+        let sink = move |record: &AuditRecord| sink.lock().expect("whole").push(record.to_string());
+        let authenticator = Authenticator::new(directory(access().expect("right")), Box::new(random), Box::new(sink));
+        Self { authenticator, told }
     }
 
-    fn knock(&self) -> Knock {
-        self.guard.knock(&candidate("iqn.x:host", false), source(), NOW).expect("shown")
+    fn attempt(&self) -> LoginAttempt {
+        self.authenticator.begin_login(&candidate("iqn.x:host", false), source(), NOW).expect("shown")
     }
 
-    /// The answer of somebody who takes `secret` for the user's.
-    fn claim(&self, knock: &Knock, user: &str, secret: &str, counter: Option<Vec<u8>>) -> Claim {
-        let challenge = knock.challenge().expect("it must be proved");
+    /// The answer of somebody login takes `secret` for the user's.
+    fn claim(&self, attempt: &LoginAttempt, user: &str, secret: &str, counter: Option<Vec<u8>>) -> Claim {
+        let challenge = attempt.challenge().expect("it must be proved");
         let algorithm = Algorithm::SHA256;
         let response = algorithm.response(challenge.identifier, &account("", secret).secret, &challenge.bytes);
         let counter = counter.map(|challenge| Counter { identifier: 9, challenge });
         Claim { user: user.into(), algorithm, challenge, response, counter }
     }
 
-    fn prove(&self, user: &str, secret: &str, counter: Option<Vec<u8>>) -> Finding {
-        let mut knock = self.knock();
-        let claim = self.claim(&knock, user, secret, counter);
-        self.guard.prove(&mut knock, &claim, NOW)
+    fn prove(&self, user: &str, secret: &str, counter: Option<Vec<u8>>) -> AuthOutcome {
+        let mut attempt = self.attempt();
+        let claim = self.claim(&attempt, user, secret, counter);
+        self.authenticator.authenticate(&mut attempt, &claim, NOW)
     }
 
     fn told(&self) -> Vec<String> {
@@ -152,37 +152,37 @@ fn the_target_proves_itself_to_users_only() {
 #[test]
 fn our_own_challenges_are_not_answered() {
     let rig = Rig::new();
-    let mut knock = rig.knock();
-    let own = knock.challenge().expect("one").bytes.to_vec();
-    let claim = rig.claim(&knock, "alice", ALICE, Some(own.clone()));
-    assert_eq!(rig.guard.prove(&mut knock, &claim, NOW).verdict, FAILS);
+    let mut attempt = rig.attempt();
+    let own = attempt.challenge().expect("one").bytes.to_vec();
+    let claim = rig.claim(&attempt, "alice", ALICE, Some(own.clone()));
+    assert_eq!(rig.authenticator.authenticate(&mut attempt, &claim, NOW).verdict, FAILS);
     assert_eq!(rig.reason(), "reflected challenge");
     // Nor through another connection, as long as the first waits.
     assert_eq!(rig.prove("alice", ALICE, Some(own.clone())).verdict, FAILS);
     assert_eq!(rig.reason(), "reflected challenge");
-    drop(knock);
+    drop(attempt);
     assert!(rig.prove("alice", ALICE, Some(own)).verdict.is_ok(), "nobody waits for it any more");
-    assert!(rig.guard.lock().challenges.is_empty(), "none is kept for longer than its login");
+    assert!(rig.authenticator.lock().challenges.is_empty(), "none is kept for longer than its login");
 }
 
 #[test]
 fn an_answer_is_worth_nothing_for_another_challenge() {
     let rig = Rig::new();
-    let (first, mut second) = (rig.knock(), rig.knock());
+    let (first, mut second) = (rig.attempt(), rig.attempt());
     let heard = rig.claim(&first, "alice", ALICE, None);
     let replayed = Claim { challenge: second.challenge().expect("one"), ..heard };
-    assert_eq!(rig.guard.prove(&mut second, &replayed, NOW).verdict, FAILS);
+    assert_eq!(rig.authenticator.authenticate(&mut second, &replayed, NOW).verdict, FAILS);
     let of_other_length = Claim { response: Response::of(vec![1; 16]).expect("short"), ..replayed };
-    assert_eq!(rig.guard.prove(&mut second, &of_other_length, NOW).verdict, FAILS);
+    assert_eq!(rig.authenticator.authenticate(&mut second, &of_other_length, NOW).verdict, FAILS);
 }
 
 #[test]
 fn a_group_may_do_without_proofs_and_strangers_are_shown_nothing() {
     let rig = Rig::new();
-    let free = rig.guard.knock(&candidate("iqn.free", false), source(), NOW).expect("shown");
+    let free = rig.authenticator.begin_login(&candidate("iqn.free", false), source(), NOW).expect("shown");
     assert_eq!((free.challenge(), free.map()), (None, None));
-    assert_eq!(rig.knock().map().map(|name| &**name), Some("hosts"));
-    let stranger = rig.guard.knock(&candidate("iqn.stranger", false), source(), NOW);
+    assert_eq!(rig.attempt().map().map(|name| &**name), Some("hosts"));
+    let stranger = rig.authenticator.begin_login(&candidate("iqn.stranger", false), source(), NOW);
     assert_eq!(stranger.err(), Some(LoginStatus::NOT_FOUND));
     assert_eq!(rig.reason(), "no group fits");
 }
@@ -191,9 +191,10 @@ fn a_group_may_do_without_proofs_and_strangers_are_shown_nothing() {
 fn discovery_has_users_of_its_own() {
     let rig = Rig::new();
     let look = |user: &str, secret: &str, counter: Option<Vec<u8>>| {
-        let mut knock = rig.guard.knock(&candidate("iqn.stranger", true), source(), NOW).expect("all may ask");
-        let claim = rig.claim(&knock, user, secret, counter);
-        rig.guard.prove(&mut knock, &claim, NOW).verdict
+        let mut attempt =
+            rig.authenticator.begin_login(&candidate("iqn.stranger", true), source(), NOW).expect("all may ask");
+        let claim = rig.claim(&attempt, user, secret, counter);
+        rig.authenticator.authenticate(&mut attempt, &claim, NOW).verdict
     };
     assert_eq!(look("looker", "a secret for looking", None), Ok(None));
     assert_eq!(look("alice", ALICE, None), FAILS);
@@ -210,45 +211,48 @@ fn failures_are_answered_later_and_later_and_successes_are_not() {
     assert!(late[5] > late[4] && late[4] > late[3], "{late:?}");
     while rig.prove("alice", BOB, None).verdict == FAILS {}
     let refused = rig.prove("alice", ALICE, None);
-    assert_eq!(refused, Finding { verdict: Err(LoginStatus::SERVICE_UNAVAILABLE), after: Duration::ZERO });
-    let mut elsewhere =
-        rig.guard.knock(&candidate("iqn.x:host", false), ([198, 51, 100, 1], 5).into(), NOW).expect("shown");
+    assert_eq!(refused, AuthOutcome { verdict: Err(LoginStatus::SERVICE_UNAVAILABLE), after: Duration::ZERO });
+    let mut elsewhere = rig
+        .authenticator
+        .begin_login(&candidate("iqn.x:host", false), ([198, 51, 100, 1], 5).into(), NOW)
+        .expect("shown");
     let claim = rig.claim(&elsewhere, "alice", ALICE, None);
-    let finding = rig.guard.prove(&mut elsewhere, &claim, NOW);
-    assert_eq!(finding, Finding { verdict: Ok(None), after: Duration::ZERO }, "alice herself does not wait");
+    let finding = rig.authenticator.authenticate(&mut elsewhere, &claim, NOW);
+    assert_eq!(finding, AuthOutcome { verdict: Ok(None), after: Duration::ZERO }, "alice herself does not wait");
 }
 
 #[test]
 fn logins_and_refusals_are_told() {
     let rig = Rig::new();
-    let mut knock = rig.knock();
-    let claim = rig.claim(&knock, "alice", ALICE, None);
-    assert!(rig.guard.prove(&mut knock, &claim, NOW).verdict.is_ok());
-    rig.guard.entered(&knock, NOW);
+    let mut attempt = rig.attempt();
+    let claim = rig.claim(&attempt, "alice", ALICE, None);
+    assert!(rig.authenticator.authenticate(&mut attempt, &claim, NOW).verdict.is_ok());
+    rig.authenticator.log_accepted(&attempt, NOW);
     let told = "login accepted source=192.0.2.1:4000 session=normal initiator=\"iqn.x:host\" target=\"iqn.x:disk\" \
                 group=\"hosts\" user=\"alice\" chap=SHA256";
     assert_eq!(rig.told(), [told]);
-    rig.guard.refused(&knock, LoginStatus::INITIATOR_ERROR, NOW);
+    rig.authenticator.log_refused(&attempt, LoginStatus::INITIATOR_ERROR, NOW);
     assert_eq!(rig.reason(), "INITIATOR_ERROR");
 }
 
 #[test]
 fn without_randomness_nobody_is_challenged() {
-    let with = |random: Random| Guard::new(directory(access().expect("right")), random, Box::new(|_| {}));
-    let knock = |guard: &Arc<Guard>| guard.knock(&candidate("iqn.x:host", false), source(), NOW);
-    assert_eq!(knock(&with(Box::new(|_| false))).err(), Some(LoginStatus::TARGET_ERROR));
+    let with = |random: RandomSource| Authenticator::new(directory(access().expect("right")), random, Box::new(|_| {}));
+    let attempt =
+        |authenticator: &Arc<Authenticator>| authenticator.begin_login(&candidate("iqn.x:host", false), source(), NOW);
+    assert_eq!(attempt(&with(Box::new(|_| false))).err(), Some(LoginStatus::TARGET_ERROR));
     // A generator that repeats itself.
     let stuck = with(Box::new(|_| true));
-    let first = knock(&stuck).expect("the first");
+    let first = attempt(&stuck).expect("the first");
     assert_eq!(first.challenge().map(|challenge| challenge.bytes), Some([0; CHALLENGE_LEN]));
-    assert_eq!(knock(&stuck).err(), Some(LoginStatus::TARGET_ERROR));
+    assert_eq!(attempt(&stuck).err(), Some(LoginStatus::TARGET_ERROR));
 }
 
 #[test]
 fn another_access_holds_for_the_next_login() {
     let rig = Rig::new();
-    rig.guard.set_directory(directory(Access::open()));
-    assert_eq!(rig.knock().challenge(), None);
+    rig.authenticator.set_directory(directory(Access::open()));
+    assert_eq!(rig.attempt().challenge(), None);
 }
 
 #[test]
@@ -260,15 +264,15 @@ fn who_is_refused_is_told_before_its_login_times_out() {
 #[test]
 fn a_host_logs_in_so_often_in_a_second_and_waits_or_is_turned_away_then() {
     let rig = Rig::new();
-    let arrive = || rig.guard.arrive(&candidate("iqn.x:host", false), source(), NOW);
+    let arrive = || rig.authenticator.login_delay(&candidate("iqn.x:host", false), source(), NOW);
     assert!((0..100).all(|_| arrive() == Ok(Duration::ZERO)), "without a limit nobody waits");
     let mut limited = directory(access().expect("right"));
     limited.login_rate = Some(2);
-    rig.guard.set_directory(limited);
+    rig.authenticator.set_directory(limited);
     let waits: Vec<_> = (0..7).map(|_| arrive().map(|wait| wait.as_millis())).collect();
     let refused = Err(LoginStatus::SERVICE_UNAVAILABLE);
     assert_eq!(waits, [Ok(0), Ok(0), Ok(500), Ok(1000), Ok(1500), Ok(2000), refused]);
     assert!(rig.reason().contains("too many logins"));
-    let other = rig.guard.arrive(&candidate("iqn.x:host", false), ([198, 51, 100, 1], 5).into(), NOW);
+    let other = rig.authenticator.login_delay(&candidate("iqn.x:host", false), ([198, 51, 100, 1], 5).into(), NOW);
     assert_eq!(other, Ok(Duration::ZERO));
 }
