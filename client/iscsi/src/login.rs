@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::chap::{self, Algorithms, Method, Proof};
 use crate::config::{Agreed, Heard, Offer};
-use lunar_iscsi::text::{self, Gather};
+use lunar_iscsi::text::{self, TextBuffer};
 use lunar_iscsi::wire::{CONTINUE, LoginResponse, LoginStatus, Stage, TRANSIT};
 
 /// Requests until an initiator gives a login up: two stages take two, a talkative target a few more.
@@ -25,7 +25,7 @@ pub(crate) struct Request {
 pub(crate) struct Talk {
     offer: Offer,
     agreed: Agreed,
-    gather: Gather,
+    gather: TextBuffer,
     rounds: u32,
 }
 
@@ -59,7 +59,7 @@ impl Login {
     pub(crate) fn start(mut offer: Offer) -> (Self, Request) {
         let mut names = offer.names();
         let chap = offer.chap.take();
-        let talk = Box::new(Talk { offer, agreed: Agreed::default(), gather: Gather::default(), rounds: 0 });
+        let talk = Box::new(Talk { offer, agreed: Agreed::default(), gather: TextBuffer::default(), rounds: 0 });
         if let Some(chap) = chap {
             chap::proposal(&mut names);
             let request = Request { stage: Stage::SECURITY, transit: None, text: names };

@@ -7,7 +7,7 @@
 
 pub mod audit;
 
-use crate::chap::{Challenge, Claim, Counter, Proof};
+use crate::chap::{Challenge, ChapAnswer, MutualChallenge, TargetAnswer};
 use crate::directory::{Directory, TargetEntry};
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
@@ -92,11 +92,11 @@ impl LoginAttempt {
     }
 }
 
-/// What becomes of a [`Claim`], and when the initiator may know.
+/// What becomes of a [`ChapAnswer`], and when the initiator may know.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AuthOutcome {
     /// Our own proof, if it is asked for; or how the login ends.
-    pub verdict: Result<Option<Proof>, LoginStatus>,
+    pub verdict: Result<Option<TargetAnswer>, LoginStatus>,
     /// How long the answer has to wait.
     pub after: Duration,
 }
@@ -210,47 +210,47 @@ impl Authenticator {
     }
 
     /// Looks at what shall prove the initiator's name.
-    pub fn authenticate(&self, attempt: &mut LoginAttempt, claim: &Claim, now: Instant) -> AuthOutcome {
-        (attempt.login.user, attempt.login.algorithm) = (Some(claim.user.clone()), Some(claim.algorithm));
+    pub fn authenticate(&self, attempt: &mut LoginAttempt, chap_answer: &ChapAnswer, now: Instant) -> AuthOutcome {
+        (attempt.login.user, attempt.login.algorithm) = (Some(chap_answer.user.clone()), Some(chap_answer.algorithm));
         let source = attempt.login.source.ip();
         let Some(turn) = self.throttle().turn(source, now) else {
             self.tell(attempt.login.clone(), Err(RefusalReason::TooManyFailures), now);
             return AuthOutcome { verdict: Err(LoginStatus::SERVICE_UNAVAILABLE), after: Duration::ZERO };
         };
-        match self.examine(&attempt.proofs, claim) {
+        match self.examine(&attempt.proofs, chap_answer) {
             Ok(proof) => {
-                self.throttle().succeeded(&claim.user);
+                self.throttle().succeeded(&chap_answer.user);
                 AuthOutcome { verdict: Ok(proof), after: turn }
             }
             Err(reason) => {
-                let pause = self.throttle().failed(source, &claim.user, now);
+                let pause = self.throttle().failed(source, &chap_answer.user, now);
                 self.tell(attempt.login.clone(), Err(reason), now);
                 AuthOutcome { verdict: Err(LoginStatus::AUTHENTICATION_FAILURE), after: turn + pause }
             }
         }
     }
 
-    fn examine<'a>(&self, proofs: &'a Proofs, claim: &Claim) -> Result<Option<Proof>, RefusalReason> {
+    fn examine<'a>(&self, proofs: &'a Proofs, chap_answer: &ChapAnswer) -> Result<Option<TargetAnswer>, RefusalReason> {
         // All users are looked at, whoever is meant.
-        let meant = |found, user: &'a Account| if user.name == claim.user { Some(user) } else { found };
+        let meant = |found, user: &'a Account| if user.name == chap_answer.user { Some(user) } else { found };
         let user = proofs.users.iter().fold(None, meant);
         // A user that there is not takes the same path and time, with another's secret: what comes out is not used.
         let secret = &user.or_else(|| proofs.users.first()).ok_or(RefusalReason::UnknownUser)?.secret;
-        let Challenge { identifier, bytes } = claim.challenge;
-        let is_right = claim.algorithm.response(identifier, secret, &bytes) == claim.response;
+        let Challenge { identifier, bytes } = chap_answer.challenge;
+        let is_right = chap_answer.algorithm.response(identifier, secret, &bytes) == chap_answer.response;
         match (user, is_right) {
             (None, _) => return Err(RefusalReason::UnknownUser),
             (Some(_), false) => return Err(RefusalReason::WrongResponse),
             (Some(_), true) => {}
         }
-        let Some(Counter { identifier, challenge }) = &claim.counter else { return Ok(None) };
+        let Some(MutualChallenge { identifier, challenge }) = &chap_answer.mutual else { return Ok(None) };
         // RFC 7143 9.2.1: whoever sends our own challenge back wants us to answer it.
         if self.lock().challenges.iter().any(|ours| ours.bytes[..] == challenge[..]) {
             return Err(RefusalReason::Reflected);
         }
         let own = proofs.target.as_ref().ok_or(RefusalReason::NoTargetSecret)?;
-        let response = claim.algorithm.response(*identifier, &own.secret, challenge);
-        Ok(Some(Proof { name: own.name.clone(), response }))
+        let response = chap_answer.algorithm.response(*identifier, &own.secret, challenge);
+        Ok(Some(TargetAnswer { name: own.name.clone(), response }))
     }
 
     /// A login has ended well.

@@ -83,18 +83,18 @@ impl Rig {
     }
 
     /// The answer of somebody login takes `secret` for the user's.
-    fn claim(&self, attempt: &LoginAttempt, user: &str, secret: &str, counter: Option<Vec<u8>>) -> Claim {
+    fn chap_answer(&self, attempt: &LoginAttempt, user: &str, secret: &str, mutual: Option<Vec<u8>>) -> ChapAnswer {
         let challenge = attempt.challenge().expect("it must be proved");
         let algorithm = Algorithm::SHA256;
         let response = algorithm.response(challenge.identifier, &account("", secret).secret, &challenge.bytes);
-        let counter = counter.map(|challenge| Counter { identifier: 9, challenge });
-        Claim { user: user.into(), algorithm, challenge, response, counter }
+        let mutual = mutual.map(|challenge| MutualChallenge { identifier: 9, challenge });
+        ChapAnswer { user: user.into(), algorithm, challenge, response, mutual }
     }
 
-    fn prove(&self, user: &str, secret: &str, counter: Option<Vec<u8>>) -> AuthOutcome {
+    fn prove(&self, user: &str, secret: &str, mutual: Option<Vec<u8>>) -> AuthOutcome {
         let mut attempt = self.attempt();
-        let claim = self.claim(&attempt, user, secret, counter);
-        self.authenticator.authenticate(&mut attempt, &claim, NOW)
+        let chap_answer = self.chap_answer(&attempt, user, secret, mutual);
+        self.authenticator.authenticate(&mut attempt, &chap_answer, NOW)
     }
 
     fn told(&self) -> Vec<String> {
@@ -109,7 +109,7 @@ impl Rig {
     }
 }
 
-const FAILS: Result<Option<Proof>, LoginStatus> = Err(LoginStatus::AUTHENTICATION_FAILURE);
+const FAILS: Result<Option<TargetAnswer>, LoginStatus> = Err(LoginStatus::AUTHENTICATION_FAILURE);
 
 #[test]
 fn users_prove_their_names_with_their_own_secrets() {
@@ -145,7 +145,7 @@ fn the_target_proves_itself_to_users_only() {
     let theirs = b"their challenge".to_vec();
     let proof = rig.prove("alice", ALICE, Some(theirs.clone())).verdict;
     let response = Algorithm::SHA256.response(9, &account("", OWN).secret, &theirs);
-    assert_eq!(proof, Ok(Some(Proof { name: "target".into(), response })));
+    assert_eq!(proof, Ok(Some(TargetAnswer { name: "target".into(), response })));
     assert_eq!(rig.prove("alice", BOB, Some(theirs)).verdict, FAILS);
 }
 
@@ -154,8 +154,8 @@ fn our_own_challenges_are_not_answered() {
     let rig = Rig::new();
     let mut attempt = rig.attempt();
     let own = attempt.challenge().expect("one").bytes.to_vec();
-    let claim = rig.claim(&attempt, "alice", ALICE, Some(own.clone()));
-    assert_eq!(rig.authenticator.authenticate(&mut attempt, &claim, NOW).verdict, FAILS);
+    let chap_answer = rig.chap_answer(&attempt, "alice", ALICE, Some(own.clone()));
+    assert_eq!(rig.authenticator.authenticate(&mut attempt, &chap_answer, NOW).verdict, FAILS);
     assert_eq!(rig.reason(), "reflected challenge");
     // Nor through another connection, as long as the first waits.
     assert_eq!(rig.prove("alice", ALICE, Some(own.clone())).verdict, FAILS);
@@ -169,10 +169,10 @@ fn our_own_challenges_are_not_answered() {
 fn an_answer_is_worth_nothing_for_another_challenge() {
     let rig = Rig::new();
     let (first, mut second) = (rig.attempt(), rig.attempt());
-    let heard = rig.claim(&first, "alice", ALICE, None);
-    let replayed = Claim { challenge: second.challenge().expect("one"), ..heard };
+    let heard = rig.chap_answer(&first, "alice", ALICE, None);
+    let replayed = ChapAnswer { challenge: second.challenge().expect("one"), ..heard };
     assert_eq!(rig.authenticator.authenticate(&mut second, &replayed, NOW).verdict, FAILS);
-    let of_other_length = Claim { response: Response::of(vec![1; 16]).expect("short"), ..replayed };
+    let of_other_length = ChapAnswer { response: Response::of(vec![1; 16]).expect("short"), ..replayed };
     assert_eq!(rig.authenticator.authenticate(&mut second, &of_other_length, NOW).verdict, FAILS);
 }
 
@@ -190,11 +190,11 @@ fn a_group_may_do_without_proofs_and_strangers_are_shown_nothing() {
 #[test]
 fn discovery_has_users_of_its_own() {
     let rig = Rig::new();
-    let look = |user: &str, secret: &str, counter: Option<Vec<u8>>| {
+    let look = |user: &str, secret: &str, mutual: Option<Vec<u8>>| {
         let mut attempt =
             rig.authenticator.begin_login(&candidate("iqn.stranger", true), source(), NOW).expect("all may ask");
-        let claim = rig.claim(&attempt, user, secret, counter);
-        rig.authenticator.authenticate(&mut attempt, &claim, NOW).verdict
+        let chap_answer = rig.chap_answer(&attempt, user, secret, mutual);
+        rig.authenticator.authenticate(&mut attempt, &chap_answer, NOW).verdict
     };
     assert_eq!(look("looker", "a secret for looking", None), Ok(None));
     assert_eq!(look("alice", ALICE, None), FAILS);
@@ -216,8 +216,8 @@ fn failures_are_answered_later_and_later_and_successes_are_not() {
         .authenticator
         .begin_login(&candidate("iqn.x:host", false), ([198, 51, 100, 1], 5).into(), NOW)
         .expect("shown");
-    let claim = rig.claim(&elsewhere, "alice", ALICE, None);
-    let finding = rig.authenticator.authenticate(&mut elsewhere, &claim, NOW);
+    let chap_answer = rig.chap_answer(&elsewhere, "alice", ALICE, None);
+    let finding = rig.authenticator.authenticate(&mut elsewhere, &chap_answer, NOW);
     assert_eq!(finding, AuthOutcome { verdict: Ok(None), after: Duration::ZERO }, "alice herself does not wait");
 }
 
@@ -225,8 +225,8 @@ fn failures_are_answered_later_and_later_and_successes_are_not() {
 fn logins_and_refusals_are_told() {
     let rig = Rig::new();
     let mut attempt = rig.attempt();
-    let claim = rig.claim(&attempt, "alice", ALICE, None);
-    assert!(rig.authenticator.authenticate(&mut attempt, &claim, NOW).verdict.is_ok());
+    let chap_answer = rig.chap_answer(&attempt, "alice", ALICE, None);
+    assert!(rig.authenticator.authenticate(&mut attempt, &chap_answer, NOW).verdict.is_ok());
     rig.authenticator.log_accepted(&attempt, NOW);
     let told = "login accepted source=192.0.2.1:4000 session=normal initiator=\"iqn.x:host\" target=\"iqn.x:disk\" \
                 group=\"hosts\" user=\"alice\" chap=SHA256";

@@ -104,7 +104,7 @@ impl Challenge {
 
 /// A challenge of the initiator: it wants to know whether we are who it thinks.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Counter {
+pub struct MutualChallenge {
     /// CHAP_I.
     pub identifier: u8,
     /// CHAP_C, 1 to [`CHALLENGE_MAX`] bytes.
@@ -113,7 +113,7 @@ pub struct Counter {
 
 /// What the initiator says to prove its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Claim {
+pub struct ChapAnswer {
     /// CHAP_N: who it says it is.
     pub user: Arc<str>,
     /// What was agreed.
@@ -123,12 +123,12 @@ pub struct Claim {
     /// What it answers.
     pub response: Response,
     /// What it asks in return.
-    pub counter: Option<Counter>,
+    pub mutual: Option<MutualChallenge>,
 }
 
 /// Our own proof: CHAP_N and CHAP_R.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Proof {
+pub struct TargetAnswer {
     /// Who we say we are.
     pub name: Arc<str>,
     /// The answer to the initiator's challenge.

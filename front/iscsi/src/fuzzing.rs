@@ -4,9 +4,9 @@
 //! The bytes are a tape that decides what comes next: raw bytes, PDUs that are right in most of their fields, so that
 //! the deeper states are reached, what the outside does with commands, and how the stream is cut into pieces.
 
-use crate::chap::{CHALLENGE_LEN, CHALLENGE_MAX, Challenge, Proof, RESPONSE_MAX, Response};
+use crate::chap::{CHALLENGE_LEN, CHALLENGE_MAX, Challenge, RESPONSE_MAX, Response, TargetAnswer};
 use crate::config::{ANSWERS_MAX, Config, IMMEDIATE_MAX};
-use crate::login::Verdict;
+use crate::login::LoginDecision;
 use crate::session::{
     Action, CommandData, ProtocolMachine, PullResult, ReceiveMode, Session, TargetAddresses, TaskKey,
 };
@@ -126,11 +126,11 @@ impl World {
         while let Some(action) = actions.pop() {
             match action {
                 Action::Authorize(_) => self.session.authorized(verdict(tape.byte()), &mut actions),
-                Action::Prove(claim) => {
-                    assert!((1..=USER_MAX).contains(&claim.user.len()), "a user without a name");
-                    assert!(claim.counter.is_none_or(|c| (1..=CHALLENGE_MAX).contains(&c.challenge.len())));
+                Action::Authenticate(chap_answer) => {
+                    assert!((1..=USER_MAX).contains(&chap_answer.user.len()), "a user without a name");
+                    assert!(chap_answer.mutual.is_none_or(|c| (1..=CHALLENGE_MAX).contains(&c.challenge.len())));
                     self.proofs += 1;
-                    self.session.proven(finding(tape.byte()), &mut actions);
+                    self.session.authenticated(finding(tape.byte()), &mut actions);
                 }
                 Action::Establish(_) => {
                     let answer = if tape.byte() == 1 { Err(LoginStatus::OUT_OF_RESOURCES) } else { Ok(1) };
@@ -352,21 +352,21 @@ impl World {
     }
 }
 
-fn verdict(decision: u8) -> Verdict {
+fn verdict(decision: u8) -> LoginDecision {
     match decision {
-        1 => Verdict::Refused(LoginStatus::NOT_FOUND),
-        2 => Verdict::Moved { permanently: true, address: "192.0.2.1:3260".into() },
-        3 => Verdict::Accepted { portal_group: 1, alias: None, challenge: Some(CHALLENGE), offer: None },
-        _ => Verdict::Accepted { portal_group: 1, alias: Some("x".into()), challenge: None, offer: None },
+        1 => LoginDecision::Refused(LoginStatus::NOT_FOUND),
+        2 => LoginDecision::Moved { permanently: true, address: "192.0.2.1:3260".into() },
+        3 => LoginDecision::Accepted { portal_group: 1, alias: None, challenge: Some(CHALLENGE), offer: None },
+        _ => LoginDecision::Accepted { portal_group: 1, alias: Some("x".into()), challenge: None, offer: None },
     }
 }
 
 /// What the outside thinks of a proof.
-fn finding(decision: u8) -> Result<Option<Proof>, LoginStatus> {
+fn finding(decision: u8) -> Result<Option<TargetAnswer>, LoginStatus> {
     match decision {
         1 => Err(LoginStatus::AUTHENTICATION_FAILURE),
         2 => Ok(None),
-        _ => Ok(Response::of(vec![7; RESPONSE_MAX]).map(|response| Proof { name: "t".into(), response })),
+        _ => Ok(Response::of(vec![7; RESPONSE_MAX]).map(|response| TargetAnswer { name: "t".into(), response })),
     }
 }
 

@@ -9,19 +9,19 @@
 //! ```
 //!
 //! Three states wait for an answer from outside: `Authorizing` (may this initiator see this target, and must it prove
-//! its name?), `Proving` (has it?) and `Establishing` (older sessions of the same name are gone, this is the session's
+//! its name?), `Authenticating` (has it?) and `Establishing` (older sessions of the same name are gone, this is the session's
 //! number). The states of CHAP are in [`security`].
 
 pub mod security;
 
-use crate::chap::{Challenge, Claim, Proof};
+use crate::chap::{Challenge, ChapAnswer, TargetAnswer};
 use crate::config::{Config, LOGIN_REQUESTS_MAX, LOGIN_SEGMENT_MAX, PAIRS_MAX, TEXT_MAX};
 use crate::keys::{Negotiation, Parameters, Phase, Taken};
 use crate::pdu_queue::PduQueue;
-use crate::text::{self, Gather};
+use crate::text::{self, TextBuffer};
 use crate::wire::{CONTINUE, LoginRequest, LoginResponse, LoginStatus, Pdu, Stage, TRANSIT, login_flags};
 use lunar_core::wire::be::{U16, U32};
-use security::{Challenged, Chosen, Proving, Security, Unproved};
+use security::{Authenticating, Challenged, ChapChosen, Security, Unauthenticated};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub struct Candidate {
 
 /// The answer from outside to a [`Candidate`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum LoginDecision {
     /// It may log in, once it has proved its name if that is asked.
     Accepted {
         /// TargetPortalGroupTag of the portal that it came by.
@@ -95,18 +95,18 @@ pub struct Established {
 pub enum Login {
     /// Before the first text is complete.
     Start(Start),
-    /// Waits for a [`Verdict`].
+    /// Waits for a [`LoginDecision`].
     Authorizing(Authorizing),
     /// SecurityNegotiation.
     Security(Security),
     /// SecurityNegotiation of an initiator that has to prove its name.
-    Unproved(Unproved),
+    Unauthenticated(Unauthenticated),
     /// The same, by CHAP.
-    Chosen(Chosen),
+    ChapChosen(ChapChosen),
     /// The same, with a challenge.
     Challenged(Challenged),
     /// Waits for whether it has.
-    Proving(Proving),
+    Authenticating(Authenticating),
     /// LoginOperationalNegotiation.
     Operational(Operational),
     /// Waits for the session's number.
@@ -118,10 +118,10 @@ pub enum Login {
 pub enum Next {
     /// The initiator's turn.
     State(Login),
-    /// The outside's turn: a [`Verdict`].
+    /// The outside's turn: a [`LoginDecision`].
     Authorize(Login, Candidate),
     /// The outside's turn: whether this proves the initiator's name.
-    Prove(Login, Box<Claim>),
+    Authenticate(Login, Box<ChapAnswer>),
     /// The outside's turn: the session's number.
     Establish(Login, Box<Established>),
     /// The full-feature phase.
@@ -136,8 +136,8 @@ impl Login {
     pub fn new(negotiation: Negotiation) -> Self {
         Self::Start(Start(Common {
             negotiation,
-            gather: Gather::default(),
-            asked: Asked::default(),
+            gather: TextBuffer::default(),
+            asked: RequestFields::default(),
             requests: 0,
             stat_sn: None,
             greeting: Vec::new(),
@@ -150,30 +150,30 @@ impl Login {
         match self {
             Self::Start(state) => state.handle(request, text, out),
             Self::Security(state) => state.handle(request, text, out),
-            Self::Unproved(state) => state.handle(request, text, out),
-            Self::Chosen(state) => state.handle(request, text, out),
+            Self::Unauthenticated(state) => state.handle(request, text, out),
+            Self::ChapChosen(state) => state.handle(request, text, out),
             Self::Challenged(state) => state.handle(request, text, out),
             Self::Operational(state) => state.handle(request, text, out),
             // The session reads nothing while the outside is asked.
             Self::Authorizing(Authorizing { common, .. })
-            | Self::Proving(Proving { common, .. })
+            | Self::Authenticating(Authenticating { common, .. })
             | Self::Establishing(Establishing { common, .. }) => common.refuse(LoginStatus::INVALID_REQUEST, out),
         }
     }
 
     /// Takes the outside's answer to [`Next::Authorize`].
-    pub fn authorized(self, verdict: Verdict, out: &mut PduQueue) -> Next {
+    pub fn authorized(self, verdict: LoginDecision, out: &mut PduQueue) -> Next {
         match self {
             Self::Authorizing(state) => state.answer(verdict, out),
             other => Next::State(other),
         }
     }
 
-    /// Takes the outside's answer to [`Next::Prove`]: our own proof, if the initiator wants one and there is one, or
+    /// Takes the outside's answer to [`Next::Authenticate`]: our own proof, if the initiator wants one and there is one, or
     /// how the login ends.
-    pub fn proven(self, answer: Result<Option<Proof>, LoginStatus>, out: &mut PduQueue) -> Next {
+    pub fn authenticated(self, answer: Result<Option<TargetAnswer>, LoginStatus>, out: &mut PduQueue) -> Next {
         match self {
-            Self::Proving(state) => state.answer(answer, out),
+            Self::Authenticating(state) => state.answer(answer, out),
             other => Next::State(other),
         }
     }
@@ -189,7 +189,7 @@ impl Login {
     /// Whether the outside has to answer before the next request is looked at.
     #[must_use]
     pub fn waits(&self) -> bool {
-        matches!(self, Self::Authorizing(_) | Self::Proving(_) | Self::Establishing(_))
+        matches!(self, Self::Authorizing(_) | Self::Authenticating(_) | Self::Establishing(_))
     }
 }
 
@@ -220,9 +220,9 @@ pub struct Establishing {
 #[derive(Debug)]
 struct Common {
     negotiation: Negotiation,
-    gather: Gather,
+    gather: TextBuffer,
     /// The request that is being answered.
-    asked: Asked,
+    asked: RequestFields,
     requests: u32,
     /// The next status number; the initiator's first request chooses it.
     stat_sn: Option<u32>,
@@ -234,7 +234,7 @@ struct Common {
 
 /// What a response repeats of its request, and what it grants.
 #[derive(Clone, Copy, Debug, Default)]
-struct Asked {
+struct RequestFields {
     isid: [u8; 6],
     tsih: u16,
     cid: u16,
@@ -244,7 +244,7 @@ struct Asked {
     transit: Option<u8>,
 }
 
-impl Asked {
+impl RequestFields {
     fn new(request: &LoginRequest) -> Self {
         Self {
             isid: request.isid,
@@ -285,28 +285,28 @@ impl Start {
 }
 
 impl Authorizing {
-    fn answer(self, verdict: Verdict, out: &mut PduQueue) -> Next {
+    fn answer(self, verdict: LoginDecision, out: &mut PduQueue) -> Next {
         let Self { mut common, text } = self;
         match verdict {
-            Verdict::Accepted { portal_group, alias, challenge, offer } => {
+            LoginDecision::Accepted { portal_group, alias, challenge, offer } => {
                 offer.into_iter().for_each(|offer| common.negotiation.set_config(offer));
                 common.greet(portal_group, alias.as_deref());
                 match (Stage(common.asked.stage), challenge) {
                     (Stage::SECURITY, None) => Security(common).negotiate(&text, out),
-                    (Stage::SECURITY, Some(challenge)) => Unproved { common, challenge }.negotiate(&text, out),
+                    (Stage::SECURITY, Some(challenge)) => Unauthenticated { common, challenge }.negotiate(&text, out),
                     (_, None) => Operational(common).negotiate(&text, out),
                     // It has left out the stage in which it would have proved its name.
                     (_, Some(_)) => common.refuse(LoginStatus::AUTHENTICATION_FAILURE, out),
                 }
             }
-            Verdict::Moved { permanently, address } => {
+            LoginDecision::Moved { permanently, address } => {
                 let status = if permanently { LoginStatus::MOVED_PERMANENTLY } else { LoginStatus::MOVED_TEMPORARILY };
                 let mut redirection = Vec::new();
                 text::put(&mut redirection, "TargetAddress", address);
                 common.emit(None, 0, status, &redirection, out);
                 Next::Refused(status)
             }
-            Verdict::Refused(status) => common.refuse(status, out),
+            LoginDecision::Refused(status) => common.refuse(status, out),
         }
     }
 }
@@ -380,7 +380,7 @@ impl Common {
         text: Option<&[u8]>,
         out: &mut PduQueue,
     ) -> Result<Complete, LoginStatus> {
-        let asked = Asked::new(request);
+        let asked = RequestFields::new(request);
         let first = self.requests == 0;
         let same = first || self.asked.same_connection(&asked);
         self.asked = asked;

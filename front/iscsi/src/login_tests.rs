@@ -127,7 +127,7 @@ fn the_session_is_told_before_the_last_response() {
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
     peer.actions.clear();
     peer.session.authorized(
-        Verdict::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
+        LoginDecision::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
         &mut peer.actions,
     );
     let [Action::Establish(established)] = &peer.actions[..] else { panic!("{:?}", peer.actions) };
@@ -143,7 +143,7 @@ fn a_session_that_there_is_no_room_for_is_refused_0302() {
     let mut peer = peer();
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
     peer.session.authorized(
-        Verdict::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
+        LoginDecision::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
         &mut peer.actions,
     );
     peer.session.established(Err(LoginStatus::OUT_OF_RESOURCES), &mut peer.actions);
@@ -233,7 +233,7 @@ fn whom_the_outside_refuses_is_told_why() {
         let mut peer = peer();
         peer.send(&login_request(SECURITY, Some(OPERATIONAL)), &text_of(NAMES));
         peer.actions.clear();
-        peer.session.authorized(Verdict::Refused(status), &mut peer.actions);
+        peer.session.authorized(LoginDecision::Refused(status), &mut peer.actions);
         peer.assert_refused(status);
     }
 }
@@ -254,7 +254,7 @@ fn a_target_that_has_moved_says_where_0101() {
         peer.send(&login_request(SECURITY, Some(OPERATIONAL)), &text_of(NAMES));
         peer.actions.clear();
         let address = "[2001:db8::1]:3260".to_owned();
-        peer.session.authorized(Verdict::Moved { permanently, address }, &mut peer.actions);
+        peer.session.authorized(LoginDecision::Moved { permanently, address }, &mut peer.actions);
         let got = peer.got();
         assert_eq!(got[0].pairs(), [("TargetAddress", "[2001:db8::1]:3260")]);
         assert_eq!(got[0].pdu::<LoginResponse>().status.get(), status.0);
@@ -484,11 +484,11 @@ fn a_login_without_memory_is_refused() {
 #[test]
 fn an_answer_that_nobody_waits_for_changes_nothing() {
     let mut peer = peer();
-    peer.session.authorized(Verdict::Refused(LoginStatus::NOT_FOUND), &mut peer.actions);
+    peer.session.authorized(LoginDecision::Refused(LoginStatus::NOT_FOUND), &mut peer.actions);
     peer.session.established(Ok(1), &mut peer.actions);
     peer.assert_quiet();
     peer.login(OPERATIONAL, Some(FULL), &text_of(NAMES));
-    peer.session.authorized(Verdict::Refused(LoginStatus::NOT_FOUND), &mut peer.actions);
+    peer.session.authorized(LoginDecision::Refused(LoginStatus::NOT_FOUND), &mut peer.actions);
     peer.assert_quiet();
     assert!(peer.session.is_established());
 }
@@ -519,7 +519,7 @@ fn the_outside_finds_whose_session_it_numbered_even_if_the_login_ends() {
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
     assert_eq!(peer.session.candidate(), None);
     peer.session.authorized(
-        Verdict::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
+        LoginDecision::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
         &mut peer.actions,
     );
     let deadline = peer.session.deadline().expect("a login has an end");

@@ -13,7 +13,7 @@ mod job;
 use crate::authenticator::{Authenticator, LoginAttempt};
 use crate::config;
 use crate::directory::{Moved, Portal, PortalRef, TargetEntry};
-use crate::login::{Candidate, Verdict};
+use crate::login::{Candidate, LoginDecision};
 use crate::registry::{Registry, SessionLocation, SessionRecord};
 use crate::session::{Query, TargetAddresses};
 use crate::wire::LoginStatus;
@@ -161,24 +161,24 @@ impl Front {
         candidate: &Candidate,
         portal_ref: PortalRef,
         source: SocketAddr,
-    ) -> (Verdict, Option<LoginAttempt>) {
+    ) -> (LoginDecision, Option<LoginAttempt>) {
         let attempt = match self.authenticator.begin_login(candidate, source, self.reactor.now()) {
             Ok(attempt) => attempt,
-            Err(status) => return (Verdict::Refused(status), None),
+            Err(status) => return (LoginDecision::Refused(status), None),
         };
         let (entry, portal_group) = (attempt.entry(), portal_ref.group);
         let verdict = if self.connections.is_draining() {
-            Verdict::Refused(LoginStatus::SERVICE_UNAVAILABLE)
+            LoginDecision::Refused(LoginStatus::SERVICE_UNAVAILABLE)
         } else if let Some(Moved { address, permanently }) = entry.and_then(|entry| entry.moved) {
-            Verdict::Moved { permanently, address: address.to_string() }
+            LoginDecision::Moved { permanently, address: address.to_string() }
         } else if entry.is_some_and(|entry| !entry.ports.contains_key(&portal_group)) {
-            Verdict::Refused(LoginStatus::NOT_FOUND)
+            LoginDecision::Refused(LoginStatus::NOT_FOUND)
         } else if let Err(status) = self.registry.check_tsih(candidate) {
-            Verdict::Refused(status)
+            LoginDecision::Refused(status)
         } else {
             let alias = entry.map(|entry| entry.alias.clone()).filter(|alias| !alias.is_empty());
             let offer = entry.map(|entry| Rc::new(config::Config::clone(&entry.session)));
-            Verdict::Accepted { portal_group, alias, challenge: attempt.challenge(), offer }
+            LoginDecision::Accepted { portal_group, alias, challenge: attempt.challenge(), offer }
         };
         (verdict, Some(attempt))
     }

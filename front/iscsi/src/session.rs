@@ -2,7 +2,7 @@
 //! time go in, bytes and [`Action`]s come out.
 //!
 //! * [`ProtocolMachine::receive_mode`] says how to receive; [`ProtocolMachine::receive`] and [`ProtocolMachine::placed`] take what came.
-//! * Actions are what the outside has to do; it answers with [`Session::authorized`], [`Session::proven`],
+//! * Actions are what the outside has to do; it answers with [`Session::authorized`], [`Session::authenticated`],
 //!   [`Session::established`], [`Session::targets`], [`Session::reply`], [`Session::function_done`].
 //! * A command's data moves with [`CommandData::pull`], [`CommandData::supply`] and [`CommandData::push`].
 //! * [`ProtocolMachine::take_out`] is what to send. After it, [`ProtocolMachine::resume`] goes on with what was received and had to
@@ -26,10 +26,10 @@ pub use lunar_stream::protocol::{CommandData, ProtocolMachine, PullResult, Recei
 pub use request::TaskManagement;
 pub use tasks::TaskKey;
 
-use crate::chap::{Claim, Proof};
+use crate::chap::{ChapAnswer, TargetAnswer};
 use crate::config::{Config, LOGIN_SEGMENT_MAX};
 use crate::keys::{Negotiation, Parameters};
-use crate::login::{Candidate, Established, Login, Next, Verdict};
+use crate::login::{Candidate, Established, Login, LoginDecision, Next};
 use crate::pdu_queue::{Digests, PduQueue};
 use crate::wire::{Bhs, LoginRequest, LoginResponse, LoginStatus, NO_TAG, Opcode, Pdu, RejectReason};
 use command::Held;
@@ -51,8 +51,8 @@ use tasks::Tasks;
 pub enum Action {
     /// Decide on a login: [`Session::authorized`].
     Authorize(Box<Candidate>),
-    /// Look at what proves the initiator's name: [`Session::proven`].
-    Prove(Box<Claim>),
+    /// Look at what proves the initiator's name: [`Session::authenticated`].
+    Authenticate(Box<ChapAnswer>),
     /// End older sessions of this name (11.12.6: same initiator, ISID and portal group), then number this one:
     /// [`Session::established`].
     Establish(Box<Established>),
@@ -227,8 +227,8 @@ impl Session {
     }
 
     /// The answer to [`Action::Authorize`].
-    pub fn authorized(&mut self, verdict: Verdict, actions: &mut Vec<Action>) {
-        if let Verdict::Accepted { offer: Some(offer), .. } = &verdict {
+    pub fn authorized(&mut self, verdict: LoginDecision, actions: &mut Vec<Action>) {
+        if let LoginDecision::Accepted { offer: Some(offer), .. } = &verdict {
             self.config = offer.clone();
             self.negotiation.set_config(offer.clone());
         }
@@ -236,9 +236,9 @@ impl Session {
         input::pump(self, actions);
     }
 
-    /// The answer to [`Action::Prove`]: our own proof, if the initiator asks for one, or how the login ends.
-    pub fn proven(&mut self, answer: Result<Option<Proof>, LoginStatus>, actions: &mut Vec<Action>) {
-        self.advance_login(actions, |login, out| login.proven(answer, out));
+    /// The answer to [`Action::Authenticate`]: our own proof, if the initiator asks for one, or how the login ends.
+    pub fn authenticated(&mut self, answer: Result<Option<TargetAnswer>, LoginStatus>, actions: &mut Vec<Action>) {
+        self.advance_login(actions, |login, out| login.authenticated(answer, out));
         input::pump(self, actions);
     }
 
@@ -405,9 +405,9 @@ impl Session {
                 self.phase = Phase::Login(Box::new(login));
                 actions.push(Action::Authorize(Box::new(candidate)));
             }
-            Next::Prove(login, claim) => {
+            Next::Authenticate(login, chap_answer) => {
                 self.phase = Phase::Login(Box::new(login));
-                actions.push(Action::Prove(claim));
+                actions.push(Action::Authenticate(chap_answer));
             }
             Next::Establish(login, established) => {
                 self.candidate = Some(established.candidate.clone());

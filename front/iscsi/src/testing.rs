@@ -2,7 +2,7 @@
 
 use crate::chap::Challenge;
 use crate::config::Config;
-use crate::login::Verdict;
+use crate::login::LoginDecision;
 use crate::session::{Action, Command, CommandData, ProtocolMachine, PullResult, ReceiveMode, Session, TaskKey};
 use crate::text;
 use crate::wire::{
@@ -123,7 +123,7 @@ impl Peer {
                     Action::Authorize(_) => {
                         let alias = Some("the disk".into());
                         let verdict =
-                            Verdict::Accepted { portal_group: 1, alias, challenge: self.challenge, offer: None };
+                            LoginDecision::Accepted { portal_group: 1, alias, challenge: self.challenge, offer: None };
                         self.session.authorized(verdict, &mut self.actions);
                     }
                     Action::Establish(_) => self.session.established(Ok(7), &mut self.actions),

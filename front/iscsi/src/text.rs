@@ -98,13 +98,13 @@ pub fn put(text: &mut Vec<u8>, key: &str, value: impl Display) {
 
 /// A text that arrives in several PDUs (C), up to a limit.
 #[derive(Debug, Default)]
-pub struct Gather(Vec<u8>);
+pub struct TextBuffer(Vec<u8>);
 
 /// A text is longer than its receiver takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TooLong;
 
-impl Gather {
+impl TextBuffer {
     /// Takes in the next part.
     ///
     /// # Errors
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_gathered_text_has_a_limit() {
-        let mut gather = Gather::default();
+        let mut gather = TextBuffer::default();
         assert_eq!(gather.add(b"A=", 4), Ok(()));
         assert_eq!(gather.add(b"b\0", 4), Ok(()));
         assert_eq!(gather.add(b"x", 4), Err(TooLong));

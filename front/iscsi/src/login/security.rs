@@ -2,14 +2,16 @@
 //! there by CHAP.
 //!
 //! ```text
-//! Unproved --AuthMethod--> Chosen --CHAP_A--> Challenged --CHAP_N, CHAP_R--> Proving --the outside--> Security
+//! Unauthenticated --AuthMethod--> ChapChosen --CHAP_A--> Challenged --CHAP_N, CHAP_R--> Authenticating --the outside--> Security
 //! ```
 //!
-//! Each state takes its own keys, once; any other key of CHAP ends the login. `Proving` waits: only the outside knows
+//! Each state takes its own keys, once; any other key of CHAP ends the login. `Authenticating` waits: only the outside knows
 //! users and secrets. Ours is proved (CHAP_I and CHAP_C of the initiator) after the initiator's, never before.
 
 use super::{Common, Complete, Establishing, Login, Next, Operational};
-use crate::chap::{Algorithm, CHALLENGE_MAX, Challenge, Claim, Counter, Proof, RESPONSE_MAX, Response};
+use crate::chap::{
+    Algorithm, CHALLENGE_MAX, Challenge, ChapAnswer, MutualChallenge, RESPONSE_MAX, Response, TargetAnswer,
+};
 use crate::keys::Phase;
 use crate::pdu_queue::PduQueue;
 use crate::text;
@@ -25,14 +27,14 @@ pub struct Security(pub(super) Common);
 
 /// The initiator has to prove its name, and no method is chosen.
 #[derive(Debug)]
-pub struct Unproved {
+pub struct Unauthenticated {
     pub(super) common: Common,
     pub(super) challenge: Challenge,
 }
 
 /// CHAP it is; no algorithm is chosen.
 #[derive(Debug)]
-pub struct Chosen {
+pub struct ChapChosen {
     common: Common,
     challenge: Challenge,
 }
@@ -47,7 +49,7 @@ pub struct Challenged {
 
 /// The outside looks at the answer.
 #[derive(Debug)]
-pub struct Proving {
+pub struct Authenticating {
     pub(super) common: Common,
     /// Whether the initiator wants a proof in return.
     mutual: bool,
@@ -82,12 +84,12 @@ impl Security {
     }
 }
 
-impl Unproved {
+impl Unauthenticated {
     pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let Self { mut common, challenge } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge }.negotiate(&text, out),
-            Ok(Complete::Partly) => Next::State(Login::Unproved(Self { common, challenge })),
+            Ok(Complete::Partly) => Next::State(Login::Unauthenticated(Self { common, challenge })),
             Err(status) => common.refuse(status, out),
         }
     }
@@ -111,8 +113,8 @@ impl Unproved {
             Ok(answer) => {
                 common.respond(None, 0, &answer, out);
                 Next::State(match chosen {
-                    true => Login::Chosen(Chosen { common, challenge }),
-                    false => Login::Unproved(Self { common, challenge }),
+                    true => Login::ChapChosen(ChapChosen { common, challenge }),
+                    false => Login::Unauthenticated(Self { common, challenge }),
                 })
             }
             Err(status) => common.refuse(status, out),
@@ -120,12 +122,12 @@ impl Unproved {
     }
 }
 
-impl Chosen {
+impl ChapChosen {
     pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let Self { mut common, challenge } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge }.negotiate(&text, out),
-            Ok(Complete::Partly) => Next::State(Login::Chosen(Self { common, challenge })),
+            Ok(Complete::Partly) => Next::State(Login::ChapChosen(Self { common, challenge })),
             Err(status) => common.refuse(status, out),
         }
     }
@@ -192,13 +194,13 @@ impl Said {
     }
 
     /// What it amounts to; `None` if something is missing.
-    fn claim(self, challenge: Challenge, algorithm: Algorithm) -> Option<Claim> {
-        let counter = match (self.identifier, self.challenge) {
-            (Some(identifier), Some(challenge)) => Some(Counter { identifier, challenge }),
+    fn chap_answer(self, challenge: Challenge, algorithm: Algorithm) -> Option<ChapAnswer> {
+        let mutual = match (self.identifier, self.challenge) {
+            (Some(identifier), Some(challenge)) => Some(MutualChallenge { identifier, challenge }),
             (None, None) => None,
             _ => return None,
         };
-        Some(Claim { user: self.user?.into(), algorithm, challenge, response: self.response?, counter })
+        Some(ChapAnswer { user: self.user?.into(), algorithm, challenge, response: self.response?, mutual })
     }
 }
 
@@ -219,16 +221,16 @@ impl Challenged {
             Ok(answer) => answer,
             Err(status) => return common.refuse(status, out),
         };
-        let Some(claim) = said.claim(challenge, algorithm) else {
+        let Some(chap_answer) = said.chap_answer(challenge, algorithm) else {
             return common.refuse(LoginStatus::INITIATOR_ERROR, out);
         };
-        let mutual = claim.counter.is_some();
-        Next::Prove(Login::Proving(Proving { common, mutual, answer }), Box::new(claim))
+        let mutual = chap_answer.mutual.is_some();
+        Next::Authenticate(Login::Authenticating(Authenticating { common, mutual, answer }), Box::new(chap_answer))
     }
 }
 
-impl Proving {
-    pub(super) fn answer(self, verdict: Result<Option<Proof>, LoginStatus>, out: &mut PduQueue) -> Next {
+impl Authenticating {
+    pub(super) fn answer(self, verdict: Result<Option<TargetAnswer>, LoginStatus>, out: &mut PduQueue) -> Next {
         let Self { common, mutual, mut answer } = self;
         match (verdict, mutual) {
             (Ok(Some(proof)), true) => {

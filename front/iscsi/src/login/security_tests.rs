@@ -39,19 +39,19 @@ fn challenged() -> Peer {
 }
 
 /// What the outside is asked.
-fn claim(peer: &mut Peer) -> Claim {
+fn chap_answer(peer: &mut Peer) -> ChapAnswer {
     match peer.actions.pop() {
-        Some(Action::Prove(claim)) => *claim,
+        Some(Action::Authenticate(chap_answer)) => *chap_answer,
         other => panic!("{other:?} instead of a proof"),
     }
 }
 
 /// A peer whose proof is looked at.
-fn proving(transit: Option<Stage>, counter: Pairs) -> (Peer, Claim) {
+fn proving(transit: Option<Stage>, mutual: Pairs) -> (Peer, ChapAnswer) {
     let mut peer = challenged();
-    assert_eq!(security(&mut peer, transit, &[ANSWER, counter].concat()), []);
-    let claim = claim(&mut peer);
-    (peer, claim)
+    assert_eq!(security(&mut peer, transit, &[ANSWER, mutual].concat()), []);
+    let chap_answer = chap_answer(&mut peer);
+    (peer, chap_answer)
 }
 
 fn refused(mut peer: Peer, transit: Option<Stage>, pairs: &[(&str, &str)]) -> LoginStatus {
@@ -74,14 +74,17 @@ fn a_login_by_chap() {
     let challenge = text::as_hex(&CHALLENGE.bytes);
     assert_eq!(got[0].pairs(), [("CHAP_A", "7"), ("CHAP_I", "42"), ("CHAP_C", &challenge)]);
     assert_eq!(security(&mut peer, Some(OPERATIONAL), ANSWER), []);
-    let claim = claim(&mut peer);
-    assert_eq!((&*claim.user, claim.algorithm, claim.challenge), ("alice", Algorithm::SHA256, CHALLENGE));
-    assert_eq!((claim.response.bytes(), &claim.counter), (&(1..17).collect::<Vec<u8>>()[..], &None));
+    let chap_answer = chap_answer(&mut peer);
+    assert_eq!(
+        (&*chap_answer.user, chap_answer.algorithm, chap_answer.challenge),
+        ("alice", Algorithm::SHA256, CHALLENGE)
+    );
+    assert_eq!((chap_answer.response.bytes(), &chap_answer.mutual), (&(1..17).collect::<Vec<u8>>()[..], &None));
     assert!(
         matches!(peer.session.receive_mode(), crate::session::ReceiveMode::Paused),
         "nothing is looked at meanwhile"
     );
-    peer.session.proven(Ok(None), &mut peer.actions);
+    peer.session.authenticated(Ok(None), &mut peer.actions);
     let got = peer.got();
     assert_eq!((got[0].pdu::<LoginResponse>().flags, got[0].pairs()), (0x81, vec![]));
     assert_eq!(peer.login(OPERATIONAL, Some(FULL), &[])[0].pdu::<LoginResponse>().flags, 0x87);
@@ -90,10 +93,10 @@ fn a_login_by_chap() {
 
 #[test]
 fn a_proof_in_return() {
-    let (mut peer, claim) = proving(Some(FULL), COUNTER);
-    assert_eq!(claim.counter, Some(Counter { identifier: 7, challenge: b"Lunar".to_vec() }));
+    let (mut peer, chap_answer) = proving(Some(FULL), COUNTER);
+    assert_eq!(chap_answer.mutual, Some(MutualChallenge { identifier: 7, challenge: b"Lunar".to_vec() }));
     let response = Response::of(vec![0xab; 16]).expect("short");
-    peer.session.proven(Ok(Some(Proof { name: "target".into(), response })), &mut peer.actions);
+    peer.session.authenticated(Ok(Some(TargetAnswer { name: "target".into(), response })), &mut peer.actions);
     peer.agree();
     let got = peer.got();
     let last = got.last().expect("a response");
@@ -105,12 +108,12 @@ fn a_proof_in_return() {
 #[test]
 fn the_stage_may_go_on_after_the_proof() {
     let (mut peer, _) = proving(None, &[]);
-    peer.session.proven(Ok(None), &mut peer.actions);
+    peer.session.authenticated(Ok(None), &mut peer.actions);
     assert_eq!(peer.got()[0].pdu::<LoginResponse>().flags, 0x00);
     let got = security(&mut peer, Some(OPERATIONAL), &[]);
     assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x81);
     let (mut peer, _) = proving(None, &[]);
-    peer.session.proven(Ok(None), &mut peer.actions);
+    peer.session.authenticated(Ok(None), &mut peer.actions);
     assert_eq!(peer.got().len(), 1);
     assert_eq!(refused(peer, None, METHOD), LoginStatus::INITIATOR_ERROR, "not a second time");
 }
@@ -118,10 +121,10 @@ fn the_stage_may_go_on_after_the_proof() {
 #[test]
 fn what_the_outside_says_ends_the_login() {
     let (mut peer, _) = proving(Some(OPERATIONAL), &[]);
-    peer.session.proven(Err(LoginStatus::AUTHENTICATION_FAILURE), &mut peer.actions);
+    peer.session.authenticated(Err(LoginStatus::AUTHENTICATION_FAILURE), &mut peer.actions);
     peer.assert_refused(LoginStatus::AUTHENTICATION_FAILURE);
     let (mut peer, _) = proving(Some(OPERATIONAL), COUNTER);
-    peer.session.proven(Ok(None), &mut peer.actions);
+    peer.session.authenticated(Ok(None), &mut peer.actions);
     peer.assert_refused(LoginStatus::AUTHENTICATION_FAILURE);
 }
 
@@ -185,9 +188,9 @@ fn values_are_bounded() {
         assert_eq!(refused(challenged(), None, case), LoginStatus::INITIATOR_ERROR, "{case:?}");
     }
     let mut peer = challenged();
-    let counter = [ANSWER[0], response, ("CHAP_I", "255"), ("CHAP_C", &longest)];
-    assert_eq!(security(&mut peer, None, &counter), []);
-    assert_eq!(claim(&mut peer).counter.map(|counter| counter.challenge.len()), Some(CHALLENGE_MAX));
+    let mutual = [ANSWER[0], response, ("CHAP_I", "255"), ("CHAP_C", &longest)];
+    assert_eq!(security(&mut peer, None, &mutual), []);
+    assert_eq!(chap_answer(&mut peer).mutual.map(|mutual| mutual.challenge.len()), Some(CHALLENGE_MAX));
 }
 
 #[test]

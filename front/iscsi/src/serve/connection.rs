@@ -3,10 +3,10 @@
 use super::Front;
 use super::job::Job;
 use crate::authenticator::{AuthOutcome, LoginAttempt};
-use crate::chap::Claim;
+use crate::chap::ChapAnswer;
 use crate::config::Config;
 use crate::directory::{Directory, PortalRef};
-use crate::login::{Candidate, Established, Verdict};
+use crate::login::{Candidate, Established, LoginDecision};
 use crate::registry::{SessionLocation, SessionRecord};
 use crate::session::{self, Action, Close, Fault as Guilt, Session, TaskKey, TaskManagement};
 use crate::wire::{Function, FunctionResponse, LoginStatus};
@@ -101,12 +101,12 @@ impl Connection {
         }
     }
 
-    async fn prove(&self, claim: &Claim, more: &mut Vec<Action>) {
+    async fn prove(&self, chap_answer: &ChapAnswer, more: &mut Vec<Action>) {
         let Some(mut attempt) = self.attempt.take() else {
-            return self.stream.session().proven(Err(LoginStatus::TARGET_ERROR), more);
+            return self.stream.session().authenticated(Err(LoginStatus::TARGET_ERROR), more);
         };
         let AuthOutcome { verdict, after } =
-            self.front.authenticator.authenticate(&mut attempt, claim, self.front.reactor.now());
+            self.front.authenticator.authenticate(&mut attempt, chap_answer, self.front.reactor.now());
         if !after.is_zero() {
             self.stream.pause(after).await;
         }
@@ -114,7 +114,7 @@ impl Connection {
         if verdict.is_ok() {
             self.attempt.replace(Some(attempt));
         }
-        self.stream.session().proven(verdict, more);
+        self.stream.session().authenticated(verdict, more);
     }
 
     /// Waits for its turn, if its host logs in more often than it may.
@@ -266,12 +266,12 @@ impl FrontConnection for Connection {
                     Action::Authorize(candidate) => {
                         let (verdict, attempt) = match self.arrive(&candidate).await {
                             Ok(()) => self.front.judge(&candidate, self.portal_ref, self.peer),
-                            Err(status) => (Verdict::Refused(status), None),
+                            Err(status) => (LoginDecision::Refused(status), None),
                         };
                         self.attempt.replace(attempt);
                         self.stream.session().authorized(verdict, &mut more);
                     }
-                    Action::Prove(claim) => self.prove(&claim, &mut more).await,
+                    Action::Authenticate(chap_answer) => self.prove(&chap_answer, &mut more).await,
                     Action::Establish(established) => self.establish(*established, &mut more).await,
                     Action::Close(why) => {
                         self.closing(why);

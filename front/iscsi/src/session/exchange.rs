@@ -4,7 +4,7 @@
 use super::{Action, Session};
 use crate::config::{PAIRS_MAX, TEXT_MAX};
 use crate::keys::{Phase, Taken};
-use crate::text::{self, Gather, REJECT};
+use crate::text::{self, REJECT, TextBuffer};
 use crate::wire::{Bhs, CONTINUE, FINAL, NO_TAG, Pdu, RejectReason, TextRequest, TextResponse};
 use lunar_core::mem::Sg;
 use lunar_core::wire::be::U32;
@@ -41,7 +41,7 @@ pub(super) struct Exchange {
 #[derive(Debug)]
 enum Step {
     /// The initiator has more to say.
-    Gathering(Gather),
+    Gathering(TextBuffer),
     /// The outside is asked for targets. `last`: the initiator has said all.
     Asking { answer: Vec<u8>, last: bool },
     /// The target has more to say.
@@ -59,7 +59,7 @@ impl Session {
                 return self.reject(RejectReason::PROTOCOL_ERROR, header);
             }
             // Without a tag a new exchange begins, whatever became of the last.
-            (_, NO_TAG) => Step::Gathering(Gather::default()),
+            (_, NO_TAG) => Step::Gathering(TextBuffer::default()),
             (Some(Exchange { itt, ttt, step }), tag) if tag == ttt && itt == request.itt => step,
             _ => return self.reject(RejectReason::INVALID_FIELD, header),
         };
@@ -166,7 +166,7 @@ impl Session {
         self.emit_text(itt, flags, ttt, &answer[at..end]);
         let step = match (more, last) {
             (true, _) => Step::Sending { answer, at: end },
-            (false, false) => Step::Gathering(Gather::default()),
+            (false, false) => Step::Gathering(TextBuffer::default()),
             (false, true) => return,
         };
         self.exchange = Some(Exchange { itt, ttt: ttt.get(), step });

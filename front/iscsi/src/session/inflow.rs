@@ -31,7 +31,7 @@ struct Burst {
 
 /// What an R2T asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Asked {
+pub(super) struct R2tRequest {
     pub(super) r2t_sn: u32,
     pub(super) offset: u32,
     pub(super) len: u32,
@@ -201,14 +201,14 @@ impl Inflow {
     }
 
     /// Asks for the next burst, under this tag, if fewer than `limit` are outstanding.
-    pub(super) fn ask(&mut self, ttt: u32, limit: u32) -> Option<Asked> {
+    pub(super) fn ask(&mut self, ttt: u32, limit: u32) -> Option<R2tRequest> {
         if self.sent >= limit as usize {
             return None;
         }
         let burst = self.bursts.get_mut(self.sent)?;
         burst.ttt = ttt;
         self.sent += 1;
-        let asked = Asked { r2t_sn: self.r2t_sn, offset: burst.offset, len: burst.len };
+        let asked = R2tRequest { r2t_sn: self.r2t_sn, offset: burst.offset, len: burst.len };
         self.r2t_sn += 1;
         Some(asked)
     }

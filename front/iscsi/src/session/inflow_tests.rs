@@ -48,7 +48,7 @@ proptest! {
                             next_tag += 1;
                         }
                         prop_assert!(!asked.is_empty() && asked.len() <= limit as usize);
-                        for (ttt, Asked { offset, len, .. }) in asked {
+                        for (ttt, R2tRequest { offset, len, .. }) in asked {
                             let starts = (0..len).step_by(segment);
                             for (sn, start) in (0..).zip(starts) {
                                 let count = segment.min((len - start) as usize);
