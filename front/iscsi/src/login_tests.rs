@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Config;
-use crate::session::{Action, Close, ProtocolMachine};
+use crate::session::{Action, CloseReason, ProtocolMachine};
 use crate::testing::{INITIATOR, NAMES, Peer, TARGET, login_request, text_of};
 use crate::wire::{First, NO_TAG, NopOut, Opcode};
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn peer() -> Peer {
 fn refused(header: &LoginRequest, text: &[u8]) -> LoginStatus {
     let mut peer = peer();
     peer.send(header, text);
-    let Some(Close::LoginRefused(status)) = peer.session.closed() else {
+    let Some(CloseReason::LoginRefused(status)) = peer.session.closed() else {
         panic!("not refused: {:?}", peer.actions);
     };
     peer.assert_refused(status);
@@ -67,7 +67,7 @@ fn a_login_that_skips_the_operational_stage_keeps_the_defaults() {
     // Nothing longer than the default was declared, so nothing longer is taken.
     let nop = NopOut { first: First::new(Opcode::NOP_OUT).immediately(), ..NopOut::blank() };
     peer.send(&nop, &[0; 8193]);
-    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
+    assert!(matches!(peer.session.closed(), Some(CloseReason::Malformed(_))));
 }
 
 #[test]
@@ -148,7 +148,10 @@ fn a_session_that_there_is_no_room_for_is_refused_0302() {
     );
     peer.session.established(Err(LoginStatus::OUT_OF_RESOURCES), &mut peer.actions);
     peer.assert_refused(LoginStatus::OUT_OF_RESOURCES);
-    assert_eq!(Close::LoginRefused(LoginStatus::OUT_OF_RESOURCES).fault(), crate::session::Fault::Target);
+    assert_eq!(
+        CloseReason::LoginRefused(LoginStatus::OUT_OF_RESOURCES).responsible(),
+        crate::session::Responsible::Target
+    );
 }
 
 #[test]
@@ -258,8 +261,8 @@ fn a_target_that_has_moved_says_where_0101() {
         let got = peer.got();
         assert_eq!(got[0].pairs(), [("TargetAddress", "[2001:db8::1]:3260")]);
         assert_eq!(got[0].pdu::<LoginResponse>().status.get(), status.0);
-        peer.assert_closed(Close::LoginRefused(status));
-        assert_eq!(Close::LoginRefused(status).fault(), crate::session::Fault::Nobody);
+        peer.assert_closed(CloseReason::LoginRefused(status));
+        assert_eq!(CloseReason::LoginRefused(status).responsible(), crate::session::Responsible::Nobody);
     }
 }
 
@@ -410,11 +413,11 @@ fn a_connection_that_changes_its_names_is_refused_0200() {
 fn what_does_not_begin_with_a_login_is_closed_without_a_word() {
     let mut peer = peer();
     peer.feed(b"GET / HTTP/1.1\r\nHost: this is no iSCSI request at all\r\n\r\n");
-    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
+    assert!(matches!(peer.session.closed(), Some(CloseReason::Malformed(_))));
     assert_eq!(peer.got(), []);
     let mut peer = self::peer();
     peer.send(&NopOut::blank(), &[]);
-    peer.assert_closed(Close::Malformed("it does not begin with a login"));
+    peer.assert_closed(CloseReason::Malformed("it does not begin with a login"));
     assert_eq!(peer.got(), []);
 }
 
@@ -433,7 +436,7 @@ fn a_login_segment_longer_than_8192_is_closed_before_it_is_taken() {
     bytes.truncate(48);
     let used = peer.arena.used();
     peer.feed(&bytes);
-    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
+    assert!(matches!(peer.session.closed(), Some(CloseReason::Malformed(_))));
     assert_eq!(peer.arena.used(), used);
 }
 
@@ -442,7 +445,7 @@ fn additional_headers_in_a_login_are_closed() {
     let mut peer = peer();
     let bytes = peer.bytes(&login_request(SECURITY, None), &[0; 8], &text_of(NAMES));
     peer.feed(&bytes);
-    peer.assert_closed(Close::Malformed("additional headers where there are none"));
+    peer.assert_closed(CloseReason::Malformed("additional headers where there are none"));
 }
 
 #[test]
@@ -454,7 +457,7 @@ fn a_login_that_takes_too_long_is_closed() {
     peer.session.tick(deadline - Duration::from_nanos(1), &mut peer.actions);
     assert_eq!(peer.session.closed(), None);
     peer.session.tick(deadline, &mut peer.actions);
-    peer.assert_closed(Close::LoginTimeout);
+    peer.assert_closed(CloseReason::LoginTimeout);
     assert_eq!(peer.session.deadline(), None);
 }
 
@@ -524,7 +527,7 @@ fn the_outside_finds_whose_session_it_numbered_even_if_the_login_ends() {
     );
     let deadline = peer.session.deadline().expect("a login has an end");
     peer.session.tick(deadline, &mut peer.actions);
-    peer.assert_closed(Close::LoginTimeout);
+    peer.assert_closed(CloseReason::LoginTimeout);
     peer.session.established(Ok(7), &mut peer.actions);
     assert_eq!(peer.session.candidate().map(|candidate| &*candidate.initiator), Some(INITIATOR));
     assert!(!peer.session.is_established());

@@ -15,7 +15,7 @@ use crate::config;
 use crate::directory::{Moved, Portal, PortalRef, TargetEntry};
 use crate::login::{Candidate, LoginDecision};
 use crate::registry::{Registry, SessionLocation, SessionRecord};
-use crate::session::{Query, TargetAddresses};
+use crate::session::{SendTargetsQuery, TargetAddresses};
 use crate::wire::LoginStatus;
 use connection::Connection;
 use job::Job;
@@ -197,7 +197,7 @@ impl Front {
     /// What SendTargets tells an initiator that came from `source` to `local`, by a portal of this group.
     fn targets(
         &self,
-        query: &Query,
+        query: &SendTargetsQuery,
         host: &str,
         (source, local): (SocketAddr, SocketAddr),
         group: u16,
@@ -212,8 +212,8 @@ impl Front {
         };
         let shown = |entry: &&Arc<TargetEntry>| entry.access.group(host, source.ip()).is_some();
         match query {
-            Query::All => directory.targets().filter(shown).map(told).collect(),
-            Query::One(name) => directory.target(name).into_iter().filter(shown).map(told).collect(),
+            SendTargetsQuery::All => directory.targets().filter(shown).map(told).collect(),
+            SendTargetsQuery::One(name) => directory.target(name).into_iter().filter(shown).map(told).collect(),
         }
     }
 }

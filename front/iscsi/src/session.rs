@@ -21,7 +21,7 @@ mod request;
 mod tasks;
 
 pub use command::Command;
-pub use exchange::{Query, TargetAddresses};
+pub use exchange::{SendTargetsQuery, TargetAddresses};
 pub use lunar_stream::protocol::{CommandData, ProtocolMachine, PullResult, ReceiveMode};
 pub use request::TaskManagement;
 pub use tasks::TaskKey;
@@ -63,14 +63,14 @@ pub enum Action {
     /// Carry out a task management function: [`Session::function_done`].
     TaskManagement(TaskManagement),
     /// Tell targets and their addresses: [`Session::targets`].
-    SendTargets(Query),
+    SendTargets(SendTargetsQuery),
     /// Send what is queued, abort all commands and close the connection.
-    Close(Close),
+    Close(CloseReason),
 }
 
 /// Why a connection is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Close {
+pub enum CloseReason {
     /// The initiator has logged out.
     LoggedOut,
     /// The login has failed with this status.
@@ -78,7 +78,7 @@ pub enum Close {
     /// The login was not over in time.
     LoginTimeout,
     /// The peer did not answer a ping.
-    Silent,
+    PingTimeout,
     /// A header's digest did not match (7.8).
     HeaderDigest,
     /// A PDU cannot be one (7.7), or none was expected.
@@ -91,7 +91,7 @@ pub enum Close {
 
 /// By whose fault a connection was closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub enum Responsible {
     /// By nobody's.
     Nobody,
     /// By the peer's, or the network's.
@@ -100,29 +100,31 @@ pub enum Fault {
     Target,
 }
 
-impl Close {
+impl CloseReason {
     /// By whose fault.
     #[must_use]
-    pub fn fault(self) -> Fault {
+    pub fn responsible(self) -> Responsible {
         match self {
-            Self::LoggedOut | Self::LogoutTimeout => Fault::Nobody,
-            Self::LoginRefused(status) if status.0 >= LoginStatus::TARGET_ERROR.0 => Fault::Target,
-            Self::LoginRefused(LoginStatus::MOVED_TEMPORARILY | LoginStatus::MOVED_PERMANENTLY) => Fault::Nobody,
-            Self::NoMemory => Fault::Target,
-            Self::LoginRefused(_) | Self::LoginTimeout | Self::Silent | Self::HeaderDigest | Self::Malformed(_) => {
-                Fault::Peer
-            }
+            Self::LoggedOut | Self::LogoutTimeout => Responsible::Nobody,
+            Self::LoginRefused(status) if status.0 >= LoginStatus::TARGET_ERROR.0 => Responsible::Target,
+            Self::LoginRefused(LoginStatus::MOVED_TEMPORARILY | LoginStatus::MOVED_PERMANENTLY) => Responsible::Nobody,
+            Self::NoMemory => Responsible::Target,
+            Self::LoginRefused(_)
+            | Self::LoginTimeout
+            | Self::PingTimeout
+            | Self::HeaderDigest
+            | Self::Malformed(_) => Responsible::Peer,
         }
     }
 }
 
-impl fmt::Display for Close {
+impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::LoggedOut => f.write_str("the initiator has logged out"),
             Self::LoginRefused(status) => write!(f, "the login was refused: {status:?} (0x{:04x})", status.0),
             Self::LoginTimeout => f.write_str("the login took too long"),
-            Self::Silent => f.write_str("the initiator does not answer"),
+            Self::PingTimeout => f.write_str("the initiator does not answer"),
             Self::HeaderDigest => f.write_str("a header arrived damaged"),
             Self::Malformed(what) => write!(f, "the initiator breaks the protocol: {what}"),
             Self::NoMemory => f.write_str("no memory for an answer"),
@@ -146,7 +148,7 @@ pub struct Session {
     arena: Arena,
     stats: Arc<Stats>,
     phase: Phase,
-    closed: Option<Close>,
+    closed: Option<CloseReason>,
     input: Input,
     out: PduQueue,
     numbers: Numbers,
@@ -198,7 +200,7 @@ impl Session {
 
     /// Why the connection has to be closed, if it has.
     #[must_use]
-    pub fn closed(&self) -> Option<Close> {
+    pub fn closed(&self) -> Option<CloseReason> {
         self.closed
     }
 
@@ -271,11 +273,11 @@ impl Session {
             return;
         }
         if matches!(self.phase, Phase::Login(_)) {
-            self.close(Close::LoginTimeout, actions);
+            self.close(CloseReason::LoginTimeout, actions);
         } else if self.logout_by.is_some_and(|by| by <= now) {
-            self.close(Close::LogoutTimeout, actions);
+            self.close(CloseReason::LogoutTimeout, actions);
         } else if self.pinged.is_some() {
-            self.close(Close::Silent, actions);
+            self.close(CloseReason::PingTimeout, actions);
         } else {
             self.ping();
             self.pinged = Some(now);
@@ -299,15 +301,15 @@ impl Session {
         self.out.digests
     }
 
-    fn close(&mut self, why: Close, actions: &mut Vec<Action>) {
+    fn close(&mut self, why: CloseReason, actions: &mut Vec<Action>) {
         if self.closed.is_none() {
             self.shut(why);
             actions.push(Action::Close(why));
         }
     }
 
-    fn shut(&mut self, why: Close) {
-        if let Close::Malformed(_) | Close::HeaderDigest = why {
+    fn shut(&mut self, why: CloseReason) {
+        if let CloseReason::Malformed(_) | CloseReason::HeaderDigest = why {
             self.stats.protocol_errors.add(1);
         }
         self.closed.get_or_insert(why);
@@ -320,12 +322,12 @@ impl Session {
     }
 
     /// What no header may say (7.7): the bytes after it cannot be trusted.
-    fn malformed(&self, header: &Bhs) -> Option<Close> {
+    fn malformed(&self, header: &Bhs) -> Option<CloseReason> {
         if header.data_len.get() > self.max_recv_segment {
-            return Some(Close::Malformed("a data segment is longer than was declared"));
+            return Some(CloseReason::Malformed("a data segment is longer than was declared"));
         }
         if header.ahs_words > 0 && header.opcode() != Opcode::SCSI_COMMAND {
-            return Some(Close::Malformed("additional headers where there are none"));
+            return Some(CloseReason::Malformed("additional headers where there are none"));
         }
         None
     }
@@ -379,7 +381,7 @@ impl Session {
     fn not_a_login(&mut self, header: &Bhs, actions: &mut Vec<Action>) {
         if matches!(&self.phase, Phase::Login(login) if matches!(**login, Login::Start(_))) {
             // Whoever begins like this does not speak the protocol, or is scanning for one.
-            return self.close(Close::Malformed("it does not begin with a login"), actions);
+            return self.close(CloseReason::Malformed("it does not begin with a login"), actions);
         }
         let response = LoginResponse {
             flags: 0,
@@ -388,7 +390,7 @@ impl Session {
             ..LoginResponse::blank()
         };
         self.out.short(response, &[]);
-        self.close(Close::LoginRefused(LoginStatus::INVALID_REQUEST), actions);
+        self.close(CloseReason::LoginRefused(LoginStatus::INVALID_REQUEST), actions);
     }
 
     fn advance_login(&mut self, actions: &mut Vec<Action>, step: impl FnOnce(Login, &mut PduQueue) -> Next) {
@@ -415,7 +417,7 @@ impl Session {
                 actions.push(Action::Establish(established));
             }
             Next::Done(established) => self.enter_full_feature(*established),
-            Next::Refused(status) => self.close(Close::LoginRefused(status), actions),
+            Next::Refused(status) => self.close(CloseReason::LoginRefused(status), actions),
         }
     }
 
@@ -481,7 +483,7 @@ impl ProtocolMachine for Session {
         let all = self.out.queue.take();
         if self.out.queue.is_starved() {
             // With a hole in it, nothing of it may be sent.
-            self.shut(Close::NoMemory);
+            self.shut(CloseReason::NoMemory);
             return Sg::default();
         }
         all
@@ -492,7 +494,7 @@ impl ProtocolMachine for Session {
     }
 
     fn is_out_of_memory(&self) -> bool {
-        self.out.queue.is_starved() || self.closed == Some(Close::NoMemory)
+        self.out.queue.is_starved() || self.closed == Some(CloseReason::NoMemory)
     }
 }
 

@@ -197,20 +197,20 @@ fn all_memory_comes_back() {
 
 #[test]
 fn a_session_tells_why_it_ends() {
-    use crate::session::{Close, Fault};
+    use crate::session::{CloseReason, Responsible};
     use crate::wire::LoginStatus;
-    for (why, fault, words) in [
-        (Close::LoggedOut, Fault::Nobody, "logged out"),
-        (Close::LoginRefused(LoginStatus::NOT_FOUND), Fault::Peer, "NOT_FOUND (0x0203)"),
-        (Close::LoginRefused(LoginStatus::SERVICE_UNAVAILABLE), Fault::Target, "0x0301"),
-        (Close::LoginTimeout, Fault::Peer, "too long"),
-        (Close::Silent, Fault::Peer, "does not answer"),
-        (Close::HeaderDigest, Fault::Peer, "damaged"),
-        (Close::Malformed("it does"), Fault::Peer, "it does"),
-        (Close::NoMemory, Fault::Target, "memory"),
-        (Close::LogoutTimeout, Fault::Nobody, "log out"),
+    for (why, responsible, words) in [
+        (CloseReason::LoggedOut, Responsible::Nobody, "logged out"),
+        (CloseReason::LoginRefused(LoginStatus::NOT_FOUND), Responsible::Peer, "NOT_FOUND (0x0203)"),
+        (CloseReason::LoginRefused(LoginStatus::SERVICE_UNAVAILABLE), Responsible::Target, "0x0301"),
+        (CloseReason::LoginTimeout, Responsible::Peer, "too long"),
+        (CloseReason::PingTimeout, Responsible::Peer, "does not answer"),
+        (CloseReason::HeaderDigest, Responsible::Peer, "damaged"),
+        (CloseReason::Malformed("it does"), Responsible::Peer, "it does"),
+        (CloseReason::NoMemory, Responsible::Target, "memory"),
+        (CloseReason::LogoutTimeout, Responsible::Nobody, "log out"),
     ] {
-        assert_eq!(why.fault(), fault);
+        assert_eq!(why.responsible(), responsible);
         assert!(why.to_string().contains(words), "{why}");
     }
 }

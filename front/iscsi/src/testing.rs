@@ -293,7 +293,7 @@ impl Peer {
         self.session.supply(key, memory);
     }
 
-    pub(crate) fn assert_closed(&mut self, why: crate::session::Close) {
+    pub(crate) fn assert_closed(&mut self, why: crate::session::CloseReason) {
         assert_eq!(self.session.closed(), Some(why));
         assert!(matches!(self.actions.last(), Some(Action::Close(last)) if *last == why), "{:?}", self.actions);
         assert!(matches!(self.session.receive_mode(), ReceiveMode::Paused));
@@ -303,7 +303,7 @@ impl Peer {
         let got = self.got();
         let last = got.last().expect("a response").pdu::<crate::wire::LoginResponse>();
         assert_eq!(LoginStatus(last.status.get()), status);
-        self.assert_closed(crate::session::Close::LoginRefused(status));
+        self.assert_closed(crate::session::CloseReason::LoginRefused(status));
     }
 }
 

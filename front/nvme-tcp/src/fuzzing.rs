@@ -120,7 +120,7 @@ impl Rig {
                             self.pull(key, len);
                         }
                     }
-                    Action::TurnedDown(..) | Action::Withdrawn(_) | Action::Close(_) => {}
+                    Action::Refused(..) | Action::EventReplaced(_) | Action::Close(_) => {}
                 }
             }
             self.take();
@@ -141,7 +141,7 @@ impl Rig {
             Ok((queue, result)) => {
                 self.session.connected(key, Ok((queue.id, queue.entries, queue.flow_control)), result);
                 if !queue.passes() {
-                    self.session.prove();
+                    self.session.require_authentication();
                 }
                 subsystem.queues.push(queue);
             }

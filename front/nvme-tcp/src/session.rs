@@ -42,22 +42,22 @@ pub enum Action {
     /// Carry out both halves of a fused operation: [`Session::reply`] to each.
     Fused(Box<[(TaskKey, Command); 2]>),
     /// Remember this command: it was told that it ends so.
-    TurnedDown(Sqe, Status),
+    Refused(Sqe, Status),
     /// Forget the command of this identifier that waits for an event.
-    Withdrawn(u16),
+    EventReplaced(u16),
     /// PullResult again: what [`PullResult::Pending`] promised is there, or will not come.
     DataReady(TaskKey),
     /// Send what is queued, abort all commands and close the connection.
-    Close(Close),
+    Close(CloseReason),
 }
 
 /// Why a connection is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Close {
+pub enum CloseReason {
     /// The host broke the protocol, and was told so.
-    Broken(FatalStatus, u32),
+    ProtocolError(FatalStatus, u32),
     /// The host says that the controller broke the protocol.
-    Blamed(FatalStatus),
+    TerminatedByHost(FatalStatus),
     /// There was no queue in time, or no proof of its host's name.
     ConnectTimeout,
     /// The host has ended its queue.
@@ -66,11 +66,11 @@ pub enum Close {
     NoMemory,
 }
 
-impl fmt::Display for Close {
+impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Broken(status, at) => write!(f, "the host breaks the protocol: {status:?} at {at}"),
-            Self::Blamed(status) => write!(f, "the host gives up: {status:?}"),
+            Self::ProtocolError(status, at) => write!(f, "the host breaks the protocol: {status:?} at {at}"),
+            Self::TerminatedByHost(status) => write!(f, "the host gives up: {status:?}"),
             Self::ConnectTimeout => f.write_str("the host did not connect a queue, or prove its name, in time"),
             Self::Disconnected => f.write_str("the host has disconnected"),
             Self::NoMemory => f.write_str("no memory for an answer"),
@@ -86,7 +86,7 @@ enum Phase {
     /// There is no queue.
     Connecting,
     /// There is one, whose host has still to prove its name.
-    Proving,
+    Authenticating,
     /// There is one.
     Live,
     /// It is over.
@@ -118,7 +118,7 @@ pub struct Session {
     arena: Arena,
     stats: Arc<Stats>,
     phase: Phase,
-    closed: Option<Close>,
+    closed: Option<CloseReason>,
     input: Input,
     out: PduQueue,
     tasks: Tasks,
@@ -157,7 +157,7 @@ impl Session {
 
     /// Why the connection has to be closed, if it has.
     #[must_use]
-    pub fn closed(&self) -> Option<Close> {
+    pub fn closed(&self) -> Option<CloseReason> {
         self.closed
     }
 
@@ -176,13 +176,14 @@ impl Session {
     /// When [`Session::tick`] has to be called at the latest.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        matches!(self.phase, Phase::Start | Phase::Connecting | Phase::Proving).then(|| self.started + CONNECT_TIMEOUT)
+        matches!(self.phase, Phase::Start | Phase::Connecting | Phase::Authenticating)
+            .then(|| self.started + CONNECT_TIMEOUT)
     }
 
     /// Looks at the time: a connection that gets no queue, or whose host proves nothing, ends.
     pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         if self.deadline().is_some_and(|at| at <= now) {
-            self.close(Close::ConnectTimeout, actions);
+            self.close(CloseReason::ConnectTimeout, actions);
         }
     }
 
@@ -204,15 +205,15 @@ impl Session {
     }
 
     /// The host of the queue has to prove its name, and has no more time for that than it had for all before.
-    pub fn prove(&mut self) {
+    pub fn require_authentication(&mut self) {
         if self.phase == Phase::Live {
-            self.phase = Phase::Proving;
+            self.phase = Phase::Authenticating;
         }
     }
 
     /// The host has proved its name; `false` if it had before, or had not to.
-    pub fn proven(&mut self) -> bool {
-        let proves = self.phase == Phase::Proving;
+    pub fn authenticated(&mut self) -> bool {
+        let proves = self.phase == Phase::Authenticating;
         if proves {
             self.phase = Phase::Live;
         }
@@ -228,21 +229,21 @@ impl Session {
 
     /// The host has disconnected: the queue ends when what is queued was sent.
     pub fn disconnected(&mut self) {
-        self.shut(Close::Disconnected);
+        self.shut(CloseReason::Disconnected);
     }
 
     fn digests(&self) -> Digests {
         self.out.digests
     }
 
-    fn close(&mut self, why: Close, actions: &mut Vec<Action>) {
+    fn close(&mut self, why: CloseReason, actions: &mut Vec<Action>) {
         if self.closed.is_none() {
             self.shut(why);
             actions.push(Action::Close(why));
         }
     }
 
-    fn shut(&mut self, why: Close) {
+    fn shut(&mut self, why: CloseReason) {
         self.closed.get_or_insert(why);
         self.phase = Phase::Closed;
         self.input.clear();
@@ -264,7 +265,7 @@ impl Session {
         // Never with digests.
         self.out.queue.write(request.as_bytes());
         self.out.queue.write(told);
-        self.close(Close::Broken(status, information), actions);
+        self.close(CloseReason::ProtocolError(status, information), actions);
     }
 
     /// A PDU is complete.
@@ -285,7 +286,7 @@ impl Session {
             },
             PduType::H2C_TERM_REQ => {
                 let status = TermReq::of(header).map_or(0, |request| request.status.get());
-                self.close(Close::Blamed(FatalStatus(status)), actions);
+                self.close(CloseReason::TerminatedByHost(FatalStatus(status)), actions);
                 Ok(())
             }
             _ => Ok(()),
@@ -340,12 +341,12 @@ impl Session {
                 return Ok(());
             }
             self.tasks.remove(old);
-            actions.push(Action::Withdrawn(cid));
+            actions.push(Action::EventReplaced(cid));
         }
         let key = self.tasks.enter(cid, &command, inline);
         let is_connect = sqe.opcode == FABRICS && sqe.fabrics_type() == 1;
         match self.phase {
-            Phase::Live | Phase::Proving => self.hand_on(key, command, actions),
+            Phase::Live | Phase::Authenticating => self.hand_on(key, command, actions),
             Phase::Connecting if is_connect => {
                 let data = self.tasks.get_mut(key).map(|task| task.take_inline()).unwrap_or_default();
                 actions.push(Action::Connect(key, Box::new(command), data));
@@ -364,7 +365,7 @@ impl Session {
             }
             (Fused::Failed, FUSE_SECOND) => {
                 self.reply(key, Status::FUSED_FAILED, 0, &mut lunar_core::step::Tail::default());
-                return actions.push(Action::TurnedDown(command.sqe, Status::FUSED_FAILED));
+                return actions.push(Action::Refused(command.sqe, Status::FUSED_FAILED));
             }
             // What does not follow its first half directly is none.
             (Fused::First(first, command), _) => actions.push(Action::Command(first, command)),
@@ -383,7 +384,7 @@ impl Session {
             actions.push(Action::Command(first, command));
         }
         self.complete(sqe.cid.get(), status, 0);
-        actions.push(Action::TurnedDown(*sqe, status));
+        actions.push(Action::Refused(*sqe, status));
     }
 
     /// What the entry says of its data: how much the host sends or has room for, and what of it came with the command.
@@ -446,7 +447,7 @@ impl Session {
         let fits_phase = match kind {
             PduType::IC_REQ => self.phase == Phase::Start,
             PduType::CAPSULE_CMD => self.phase != Phase::Start,
-            PduType::H2C_DATA => matches!(self.phase, Phase::Live | Phase::Proving),
+            PduType::H2C_DATA => matches!(self.phase, Phase::Live | Phase::Authenticating),
             _ => true,
         };
         if !fits_phase {
@@ -527,7 +528,7 @@ impl ProtocolMachine for Session {
         let all = self.out.queue.take();
         if self.out.queue.is_starved() {
             // With a hole in it, nothing of it may be sent.
-            self.shut(Close::NoMemory);
+            self.shut(CloseReason::NoMemory);
             return Sg::default();
         }
         all
@@ -538,7 +539,7 @@ impl ProtocolMachine for Session {
     }
 
     fn is_out_of_memory(&self) -> bool {
-        self.out.queue.is_starved() || self.closed == Some(Close::NoMemory)
+        self.out.queue.is_starved() || self.closed == Some(CloseReason::NoMemory)
     }
 }
 

@@ -218,7 +218,7 @@ fn descriptors_say_what_there_is() {
     let refused = |sqe: Sqe, data: &[u8]| {
         let mut rig = Rig::live(0);
         rig.receive(&capsule(&sqe, data, 0));
-        assert!(matches!(&rig.actions[..], [Action::TurnedDown(..)]) && rig.session.tasks() == 0);
+        assert!(matches!(&rig.actions[..], [Action::Refused(..)]) && rig.session.tasks() == 0);
         response(&rig.sent()).1
     };
     assert_eq!(refused(sqe(2, 1, INLINE, 512), &[0; 512]), Status::SGL_TYPE);
@@ -268,11 +268,11 @@ fn commands_are_as_many_as_the_queue_has_entries() {
     rig.receive(&capsule(&read(5, 512), &[], 0));
     rig.receive(&capsule(&read(5, 512), &[], 0));
     assert_eq!(response(&rig.sent()), (5, Status::ID_CONFLICT));
-    assert!(matches!(rig.actions.pop(), Some(Action::TurnedDown(sqe, Status::ID_CONFLICT)) if sqe.cid.get() == 5));
+    assert!(matches!(rig.actions.pop(), Some(Action::Refused(sqe, Status::ID_CONFLICT)) if sqe.cid.get() == 5));
     let Some(Action::Command(key, _)) = rig.actions.pop() else { panic!("a command") };
     rig.session.park(key);
     rig.receive(&capsule(&read(5, 512), &[], 0));
-    assert!(matches!(rig.actions[..], [Action::Withdrawn(5), Action::Command(..)]));
+    assert!(matches!(rig.actions[..], [Action::EventReplaced(5), Action::Command(..)]));
     assert_eq!(rig.session.tasks(), 1);
 }
 
@@ -294,12 +294,12 @@ fn halves_of_a_fused_operation_come_together_or_alone() {
     assert_eq!(response(&rig.sent()), (1, Status::INVALID_FIELD));
     rig.receive(&capsule(&half(2, 2), &[0; 8], 0));
     assert_eq!(response(&rig.sent()), (2, Status::FUSED_FAILED), "its first half was refused");
-    assert!(matches!(rig.actions[..], [Action::TurnedDown(..), Action::TurnedDown(_, Status::FUSED_FAILED)]));
+    assert!(matches!(rig.actions[..], [Action::Refused(..), Action::Refused(_, Status::FUSED_FAILED)]));
     rig.actions.clear();
     rig.receive(&capsule(&half(3, 1), &[0; 8], 0));
     rig.receive(&capsule(&Sqe { flags: 2, ..half(4, 2) }, &[0; 8], 0));
     assert_eq!(response(&rig.sent()), (4, Status::INVALID_FIELD));
-    assert!(matches!(&rig.actions[..], [Action::Command(..), Action::TurnedDown(..)]), "the first is alone then");
+    assert!(matches!(&rig.actions[..], [Action::Command(..), Action::Refused(..)]), "the first is alone then");
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn a_host_that_gives_up_is_believed() {
     let mut request = TermReq { status: 2.into(), ..TermReq::blank(0) };
     request.common.kind = PduType::H2C_TERM_REQ.0;
     rig.receive(request.as_bytes());
-    assert_eq!(rig.session.closed(), Some(Close::Blamed(FatalStatus::SEQUENCE)));
+    assert_eq!(rig.session.closed(), Some(CloseReason::TerminatedByHost(FatalStatus::SEQUENCE)));
     assert!(rig.sent().is_empty());
 }
 
@@ -334,15 +334,15 @@ fn a_connection_without_a_queue_ends() {
     rig.session.tick(Instant(at.0 - 1), &mut actions);
     assert!(actions.is_empty());
     rig.session.tick(at, &mut actions);
-    assert!(matches!(actions[..], [Action::Close(Close::ConnectTimeout)]));
+    assert!(matches!(actions[..], [Action::Close(CloseReason::ConnectTimeout)]));
     assert_eq!(Rig::live(0).session.deadline(), None);
 }
 
 #[test]
 fn a_host_that_proves_nothing_in_time_ends() {
     let mut rig = Rig::live(0);
-    assert_eq!((rig.session.deadline(), rig.session.proven()), (None, false), "it has nothing to prove");
-    rig.session.prove();
+    assert_eq!((rig.session.deadline(), rig.session.authenticated()), (None, false), "it has nothing to prove");
+    rig.session.require_authentication();
     assert!(!rig.session.is_live() && rig.session.deadline() == Some(Instant(15_000_000_000)));
     // What it says goes to the outside, and its data may come later: who decides what it may is the controller.
     let mut message = sqe(0x7f, 1, TRANSPORT, 72);
@@ -354,9 +354,9 @@ fn a_host_that_proves_nothing_in_time_ends() {
     rig.answer();
     assert_eq!((response(&rig.sent()), &rig.pulled[..]), ((1, Status::SUCCESS), &[vec![9; 72]][..]));
     let mut other = Rig::live(0);
-    other.session.prove();
-    assert!(rig.session.proven() && rig.session.is_live() && !rig.session.proven());
-    for (rig, ends) in [(&mut rig, None), (&mut other, Some(Close::ConnectTimeout))] {
+    other.session.require_authentication();
+    assert!(rig.session.authenticated() && rig.session.is_live() && !rig.session.authenticated());
+    for (rig, ends) in [(&mut rig, None), (&mut other, Some(CloseReason::ConnectTimeout))] {
         let mut actions = Vec::new();
         rig.session.tick(Instant(15_000_000_000), &mut actions);
         assert_eq!(rig.session.closed(), ends);

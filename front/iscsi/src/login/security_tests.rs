@@ -1,7 +1,7 @@
 use super::*;
 use crate::chap::CHALLENGE_LEN;
 use crate::config::Config;
-use crate::session::{Action, Close, ProtocolMachine};
+use crate::session::{Action, CloseReason, ProtocolMachine};
 use crate::testing::{Got, INITIATOR, NAMES, Peer, login_request, text_of};
 use crate::wire::LoginResponse;
 
@@ -57,7 +57,7 @@ fn proving(transit: Option<Stage>, mutual: Pairs) -> (Peer, ChapAnswer) {
 fn refused(mut peer: Peer, transit: Option<Stage>, pairs: &[(&str, &str)]) -> LoginStatus {
     peer.send(&login_request(SECURITY, transit), &text_of(pairs));
     peer.agree();
-    let Some(Close::LoginRefused(status)) = peer.session.closed() else {
+    let Some(CloseReason::LoginRefused(status)) = peer.session.closed() else {
         panic!("not refused: {:?}", peer.actions);
     };
     peer.assert_refused(status);

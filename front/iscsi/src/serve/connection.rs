@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::directory::{Directory, PortalRef};
 use crate::login::{Candidate, Established, LoginDecision};
 use crate::registry::{SessionLocation, SessionRecord};
-use crate::session::{self, Action, Close, Fault as Guilt, Session, TaskKey, TaskManagement};
+use crate::session::{self, Action, CloseReason, Responsible, Session, TaskKey, TaskManagement};
 use crate::wire::{Function, FunctionResponse, LoginStatus};
 use lunar_core::port::NexusName;
 use lunar_core::step::Tail;
@@ -86,17 +86,20 @@ impl Connection {
     }
 
     /// Counts and tells why a session closes its connection. Strangers that never logged in are only counted.
-    fn closing(&self, why: Close) {
+    fn closing(&self, why: CloseReason) {
         let stats = self.front.reactor.stats();
-        if let (Close::LoginRefused(status), Some(attempt)) = (why, self.attempt.take()) {
+        if let (CloseReason::LoginRefused(status), Some(attempt)) = (why, self.attempt.take()) {
             self.front.authenticator.log_refused(&attempt, status, self.front.reactor.now());
         }
         match why {
-            Close::LoginRefused(_) => stats.logins_refused.add(1),
-            Close::Silent => stats.keepalive_timeouts.add(1),
+            CloseReason::LoginRefused(_) => stats.logins_refused.add(1),
+            CloseReason::PingTimeout => stats.keepalive_timeouts.add(1),
             _ => {}
         }
-        if self.nexus.borrow().is_some() || matches!(why, Close::LoginRefused(_)) || why.fault() == Guilt::Target {
+        if self.nexus.borrow().is_some()
+            || matches!(why, CloseReason::LoginRefused(_))
+            || why.responsible() == Responsible::Target
+        {
             self.log(&why.to_string());
         }
     }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Config;
-use crate::session::{Action, Close, ProtocolMachine};
+use crate::session::{Action, CloseReason, ProtocolMachine};
 use crate::testing::{Got, LUN, Peer, data_out, text_request};
 use crate::wire::{DataIn, NopIn, NopOut, Opcode, Reject, ScsiResponse, extended_cdb};
 use lunar_core::step::Tail;
@@ -348,7 +348,7 @@ fn a_header_digest_that_does_not_match_closes_the_connection() {
         let mut bytes = peer.bytes(&header, &[], &[]);
         bytes[33] ^= 0x10;
         peer.feed(&bytes);
-        peer.assert_closed(Close::HeaderDigest);
+        peer.assert_closed(CloseReason::HeaderDigest);
         assert_eq!(peer.got(), []);
         assert_eq!((peer.stats.digest_errors.get(), peer.stats.protocol_errors.get()), (1, 1));
     }
@@ -362,7 +362,7 @@ fn a_segment_longer_than_was_declared_closes_the_connection_before_it_is_taken()
     bytes.truncate(48);
     let used = peer.arena.used();
     peer.feed(&bytes);
-    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
+    assert!(matches!(peer.session.closed(), Some(CloseReason::Malformed(_))));
     assert!(matches!(peer.actions[..], [Action::Close(_)]));
     assert!(peer.arena.used() <= used);
 }
@@ -372,7 +372,7 @@ fn additional_headers_of_other_requests_close_the_connection() {
     let mut peer = Peer::logged_in();
     let bytes = peer.bytes(&NopOut::blank(), &[0; 4], &[]);
     peer.feed(&bytes);
-    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
+    assert!(matches!(peer.session.closed(), Some(CloseReason::Malformed(_))));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Config;
-use crate::session::{Close, Command, ProtocolMachine};
+use crate::session::{CloseReason, Command, ProtocolMachine};
 use crate::testing::{Got, LUN, Peer, data_out, pattern};
 use crate::wire::{FINAL, Reject, Response, WRITE};
 
@@ -641,7 +641,7 @@ fn without_memory_for_a_header_the_connection_is_closed() {
         peer.session.ping();
         peer.session.take_out();
     }
-    assert_eq!(peer.session.closed(), Some(Close::NoMemory));
+    assert_eq!(peer.session.closed(), Some(CloseReason::NoMemory));
     assert!(!peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0));
     drop(hog);
 }

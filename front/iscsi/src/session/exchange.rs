@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Which targets an initiator asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Query {
+pub enum SendTargetsQuery {
     /// All that it may see.
     All,
     /// One, by its name in lower case.
@@ -121,15 +121,15 @@ impl Session {
 
     /// Appendix C: what may be asked in which kind of session. A normal session learns of its own target alone. The
     /// standard would have `All` refused there; initiators ask it all the same, and expect that answer.
-    fn query(&self, value: &str, answer: &mut Vec<u8>) -> Option<Query> {
+    fn query(&self, value: &str, answer: &mut Vec<u8>) -> Option<SendTargetsQuery> {
         let own = self.candidate.as_ref().and_then(|candidate| candidate.target.clone());
         let name = value.to_lowercase();
         let query = match (value, own) {
-            ("All", _) if self.is_discovery() => Some(Query::All),
-            ("All" | "", Some(own)) if !self.is_discovery() => Some(Query::One(own)),
+            ("All", _) if self.is_discovery() => Some(SendTargetsQuery::All),
+            ("All" | "", Some(own)) if !self.is_discovery() => Some(SendTargetsQuery::One(own)),
             ("All" | "", _) => None,
-            (_, Some(own)) if !self.is_discovery() => (*own == *name).then_some(Query::One(own)),
-            _ => Some(Query::One(name.into())),
+            (_, Some(own)) if !self.is_discovery() => (*own == *name).then_some(SendTargetsQuery::One(own)),
+            _ => Some(SendTargetsQuery::One(name.into())),
         };
         if query.is_none() {
             text::put(answer, "SendTargets", REJECT);

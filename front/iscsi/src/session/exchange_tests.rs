@@ -7,7 +7,7 @@ fn all() -> Vec<u8> {
     text_of(&[("SendTargets", "All")])
 }
 
-fn query(peer: &mut Peer) -> Query {
+fn query(peer: &mut Peer) -> SendTargetsQuery {
     let actions = std::mem::take(&mut peer.actions);
     let [Action::SendTargets(query)] = &actions[..] else { panic!("{actions:?}") };
     query.clone()
@@ -34,7 +34,7 @@ fn rejected(peer: &mut Peer) -> RejectReason {
 fn all_targets_are_told_to_a_discovery_session() {
     let mut peer = Peer::discovering();
     ask(&mut peer, &all());
-    assert_eq!(query(&mut peer), Query::All);
+    assert_eq!(query(&mut peer), SendTargetsQuery::All);
     peer.assert_quiet();
     peer.session.targets(&[addresses("iqn.a"), addresses("iqn.b")]);
     let got = peer.got();
@@ -67,10 +67,10 @@ fn no_targets_are_an_empty_answer() {
 fn one_target_is_told_by_name() {
     let mut peer = Peer::discovering();
     ask(&mut peer, &text_of(&[("SendTargets", "IQN.X")]));
-    assert_eq!(query(&mut peer), Query::One("iqn.x".into()));
+    assert_eq!(query(&mut peer), SendTargetsQuery::One("iqn.x".into()));
     let mut peer = Peer::logged_in();
     ask(&mut peer, &text_of(&[("SendTargets", TARGET)]));
-    assert_eq!(query(&mut peer), Query::One(TARGET.into()));
+    assert_eq!(query(&mut peer), SendTargetsQuery::One(TARGET.into()));
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_normal_session_learns_of_its_own_target_alone() {
     for value in ["", "All", TARGET] {
         let mut peer = Peer::logged_in();
         ask(&mut peer, &text_of(&[("SendTargets", value)]));
-        assert_eq!(query(&mut peer), Query::One(TARGET.into()));
+        assert_eq!(query(&mut peer), SendTargetsQuery::One(TARGET.into()));
     }
 }
 
@@ -155,7 +155,7 @@ fn a_question_over_several_requests() {
     assert_eq!((answer.flags, data.len()), (0, 0));
     let request = text_request(8, Some(answer.ttt.get()), peer.next_cmd_sn(), false);
     peer.send(&request, &text[5..]);
-    assert_eq!(query(&mut peer), Query::All);
+    assert_eq!(query(&mut peer), SendTargetsQuery::All);
 }
 
 #[test]

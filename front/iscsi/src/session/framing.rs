@@ -1,6 +1,6 @@
 //! Where a PDU begins and ends: basic header, additional headers, data segment, digests.
 
-use super::{Action, Close, Phase, Session};
+use super::{Action, CloseReason, Phase, Session};
 use crate::config::ANSWERS_MAX;
 use crate::wire::{BHS_LEN, Bhs, DIGEST_LEN, digest};
 use lunar_core::mem::Slice;
@@ -105,7 +105,7 @@ impl Session {
         let why = if !sent.is_empty() && digest(bytes) != sent {
             self.stats.digest_errors.add(1);
             // 7.8: at recovery level 0 there is no way to find the next header.
-            Some(Close::HeaderDigest)
+            Some(CloseReason::HeaderDigest)
         } else {
             self.malformed(header)
         };

@@ -5,7 +5,7 @@ use super::command::HeldRequest;
 use super::input::Payload;
 use super::numbers::Arrival;
 use super::tasks::{State, TaskKey};
-use super::{Action, Close, Session};
+use super::{Action, CloseReason, Session};
 use crate::config::IMMEDIATE_MAX;
 use crate::wire::{
     AsyncEvent, AsyncMessage, BHS_LEN, Bhs, FUNCTION_MASK, Function, FunctionResponse, LogoutOutcome, LogoutReason,
@@ -269,7 +269,7 @@ impl Session {
         };
         self.out.short(answer, &[]);
         if response == LogoutOutcome::CLOSED {
-            self.close(Close::LoggedOut, actions);
+            self.close(CloseReason::LoggedOut, actions);
         }
     }
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::{ANSWERS_MAX, Config};
-use crate::session::{Command, CommandData, Fault, ProtocolMachine, PullResult, ReceiveMode};
+use crate::session::{Command, CommandData, ProtocolMachine, PullResult, ReceiveMode, Responsible};
 use crate::testing::{Got, LUN, Peer, data_out, pattern};
 use crate::wire::{FINAL, First, NopIn, READ, ScsiResponse, WRITE};
 use lunar_core::step::Tail;
@@ -125,8 +125,8 @@ fn a_peer_that_is_silent_is_asked_and_then_given_up() {
     assert_ne!(ping.ttt.get(), NO_TAG);
     assert_eq!(peer.session.deadline(), Some(peer.now + after + timeout));
     peer.session.tick(peer.now + after + timeout, &mut peer.actions);
-    peer.assert_closed(Close::Silent);
-    assert_eq!(Close::Silent.fault(), Fault::Peer);
+    peer.assert_closed(CloseReason::PingTimeout);
+    assert_eq!(CloseReason::PingTimeout.responsible(), Responsible::Peer);
 }
 
 #[test]
@@ -401,8 +401,8 @@ fn a_logout_ends_the_session() {
         let (answer, _) = peer.one::<LogoutResponse>();
         assert_eq!((answer.response, answer.itt.get(), answer.stat_sn.get()), (LogoutOutcome::CLOSED, 0x600, 501));
         assert_eq!((answer.time_to_wait.get(), answer.time_to_retain.get()), (2, 20));
-        peer.assert_closed(Close::LoggedOut);
-        assert_eq!(Close::LoggedOut.fault(), Fault::Nobody);
+        peer.assert_closed(CloseReason::LoggedOut);
+        assert_eq!(CloseReason::LoggedOut.responsible(), Responsible::Nobody);
         assert!(!peer.session.reply(running.task, 0, &[], &mut Tail::default(), 0));
         assert_eq!(peer.got(), []);
     }
@@ -436,7 +436,7 @@ fn a_logout_waits_for_its_turn() {
     peer.assert_quiet();
     peer.send(&first, &[]);
     assert_eq!(peer.got().iter().map(Got::pdu::<LogoutResponse>).count(), 1);
-    assert!(matches!(peer.actions[..], [Action::Command(_), Action::Close(Close::LoggedOut)]));
+    assert!(matches!(peer.actions[..], [Action::Command(_), Action::Close(CloseReason::LoggedOut)]));
 }
 
 #[test]
@@ -451,7 +451,7 @@ fn the_target_asks_for_a_logout() {
     let by = peer.now + Duration::from_secs(10);
     assert_eq!(peer.session.deadline(), Some(by));
     peer.session.tick(by, &mut peer.actions);
-    peer.assert_closed(Close::LogoutTimeout);
+    peer.assert_closed(CloseReason::LogoutTimeout);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::Front;
 use super::job::{Half, Job};
 use super::secure::Security;
 use crate::config::IN_CAPSULE_MAX;
-use crate::session::{Action, Close, Session, TaskKey};
+use crate::session::{Action, CloseReason, Session, TaskKey};
 use lunar_core::mem::Sg;
 use lunar_core::step::Tail;
 use lunar_core::time::Instant;
@@ -54,9 +54,9 @@ impl Connection {
     }
 
     /// Tells why a session closes its connection. Strangers that never had a queue are only counted.
-    fn closing(&self, why: Close) {
-        let is_ours = why == Close::NoMemory;
-        if is_ours || why != Close::Disconnected && self.queue.borrow().is_some() {
+    fn closing(&self, why: CloseReason) {
+        let is_ours = why == CloseReason::NoMemory;
+        if is_ours || why != CloseReason::Disconnected && self.queue.borrow().is_some() {
             self.log(&why.to_string());
         }
     }
@@ -110,7 +110,7 @@ impl Connection {
                 session.connected(key, Ok((queue.id, queue.entries, queue.flow_control)), result);
                 let passes = queue.passes();
                 if !passes {
-                    session.prove();
+                    session.require_authentication();
                 }
                 drop(session);
                 self.begin(queue.clone());
@@ -152,7 +152,7 @@ impl Connection {
         if disconnects || queue.proof().is_some_and(Proof::has_failed) {
             self.stream.session().disconnected();
             self.stream.end();
-        } else if queue.passes() && self.stream.session().proven() {
+        } else if queue.passes() && self.stream.session().authenticated() {
             self.has_connected(queue);
         }
     }
@@ -235,10 +235,10 @@ impl FrontConnection for Connection {
                 Action::Command(key, command) => self.command(key, command),
                 Action::Fused(halves) => self.fused(*halves),
                 Action::DataReady(key) => self.stream.data_ready(key),
-                Action::Withdrawn(cid) => {
+                Action::EventReplaced(cid) => {
                     self.queue.borrow().iter().for_each(|queue| queue.controller.withdraw_event(cid));
                 }
-                Action::TurnedDown(sqe, status) => {
+                Action::Refused(sqe, status) => {
                     // Nothing more is to be said of it.
                     self.queue.borrow().iter().for_each(|queue| _ = queue.failed(&sqe, status));
                 }
@@ -290,7 +290,7 @@ impl FrontConnection for Connection {
         let mut actions = Vec::new();
         self.stream.session().tick(now, &mut actions);
         if !actions.is_empty() {
-            self.closing(Close::ConnectTimeout);
+            self.closing(CloseReason::ConnectTimeout);
             self.stream.end();
         }
         let Some(queue) = &*self.queue.borrow() else { return };
