@@ -11,7 +11,7 @@
 //! * [`chap`]: how names are proved
 //! * [`config`]: settings and limits
 //! * [`directory`]: what there is to log in to
-//! * [`fuzzing`]: what fuzzers call
+//! * `fuzzing`: entry points of the fuzz targets, with the feature `testing` only
 //! * [`authenticator`]: who may log in: access, challenges, back-off, audit
 //! * [`registry`]: the sessions of all cores
 //! * [`serve`]: the glue to the reactor and the device server: the one module with I/O
@@ -20,6 +20,7 @@ pub mod authenticator;
 pub mod chap;
 pub mod config;
 pub mod directory;
+#[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod keys;
 pub mod login;

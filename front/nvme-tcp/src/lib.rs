@@ -7,10 +7,11 @@
 //! * [`pdu_queue`]: what waits to be sent
 //! * [`tls`]: secure channels
 //! * [`config`]: settings and limits
-//! * [`fuzzing`]: what fuzzers call
+//! * `fuzzing`: entry points of the fuzz targets, and a host for tests, with the feature `testing` only
 //! * [`serve`]: the glue to the reactor and the controller: the one module with I/O
 
 pub mod config;
+#[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod pdu_queue;
 pub mod serve;

@@ -19,6 +19,7 @@ use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
 type Find = unsafe extern "C" fn(*mut ffi::SSL, *const c_uchar, usize, *mut *mut ffi::SSL_SESSION) -> c_int;
+#[cfg(any(test, feature = "testing"))]
 type Present = unsafe extern "C" fn(
     *mut ffi::SSL,
     *const ffi::EVP_MD,
@@ -30,6 +31,7 @@ type Present = unsafe extern "C" fn(
 // SAFETY: as ssl.h declares them, from OpenSSL 1.1.1 on.
 unsafe extern "C" {
     fn SSL_CTX_set_psk_find_session_callback(context: *mut ffi::SSL_CTX, callback: Option<Find>);
+    #[cfg(any(test, feature = "testing"))]
     fn SSL_CTX_set_psk_use_session_callback(context: *mut ffi::SSL_CTX, callback: Option<Present>);
     fn SSL_CIPHER_find(ssl: *mut ffi::SSL, suite: *const c_uchar) -> *const ffi::SSL_CIPHER;
     fn SSL_SESSION_new() -> *mut ffi::SSL_SESSION;
@@ -79,6 +81,7 @@ pub(super) fn found_by(context: &mut SslContextBuilder) {
 }
 
 /// Connections of a client present the key that they hold: the other side, for tests.
+#[cfg(any(test, feature = "testing"))]
 pub fn presented_by(context: &mut SslContextBuilder) {
     // SAFETY: the context lives, and the callback stays where it is.
     unsafe { SSL_CTX_set_psk_use_session_callback(context.as_ptr(), Some(present)) }
@@ -149,6 +152,7 @@ unsafe extern "C" fn find(
 ///
 /// # Safety
 /// For OpenSSL: a connection that lives, and room for where an identity is, how long, and for a session.
+#[cfg(any(test, feature = "testing"))]
 unsafe extern "C" fn present(
     ssl: *mut ffi::SSL,
     _digest: *const ffi::EVP_MD,
