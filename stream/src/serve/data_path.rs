@@ -90,15 +90,15 @@ impl<'a, S: CommandData, K, C: RecordLayer> DataPath<'a, S, K, C> {
         let mut timeout = pin!(self.stream.reactor.sleep(DATA_TIMEOUT));
         let mut asked = false;
         let arrived = poll_fn(|cx| {
-            let mut pulls = self.stream.pulls.borrow_mut();
-            if std::mem::replace(&mut asked, true) && !pulls.contains_key(&self.key) {
+            let mut waiters = self.stream.data_waiters.borrow_mut();
+            if std::mem::replace(&mut asked, true) && !waiters.contains_key(&self.key) {
                 return Poll::Ready(Ok(()));
             }
-            pulls.insert(self.key, cx.waker().clone());
+            waiters.insert(self.key, cx.waker().clone());
             timeout.as_mut().poll(cx).map(|()| Err(Fault::Timeout))
         });
         let result = self.task.unless_aborted(arrived).await;
-        self.stream.pulls.borrow_mut().remove(&self.key);
+        self.stream.data_waiters.borrow_mut().remove(&self.key);
         result?
     }
 }
@@ -112,7 +112,7 @@ impl<S: CommandData, K, C: RecordLayer> Transfer for DataPath<'_, S, K, C> {
             if !self.is_crowded() {
                 return Poll::Ready(());
             }
-            self.stream.crowd.borrow_mut().push(cx.waker().clone());
+            self.stream.room_waiters.borrow_mut().push(cx.waker().clone());
             Poll::Pending
         });
         self.task.unless_aborted(room).await
