@@ -1,84 +1,84 @@
-//! What a session is to its connection: a machine that takes bytes and time, and gives bytes and actions.
+//! The interface of a session: a protocol machine without I/O that takes bytes and time, and gives bytes and actions.
 
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut, Slice};
 use lunar_core::time::Instant;
 use std::hash::Hash;
 
-/// How a connection shall receive next.
+/// How a connection receives next.
 #[derive(Debug)]
 pub enum ReceiveMode {
-    /// Anything, into memory of the connection's own: [`ProtocolMachine::receive`].
+    /// Into a buffer of the connection, which goes to [`ProtocolMachine::receive`].
     Chunk,
-    /// Payload, straight into this memory, and not more than fits: [`ProtocolMachine::placed`].
+    /// Payload, directly into this memory, and no more than it holds; it goes to [`ProtocolMachine::placed`].
     Into(SgMut),
-    /// Nothing: the session waits for an answer from outside, or for what is queued to be taken; after that,
-    /// [`ProtocolMachine::resume`].
+    /// Not at all: the session waits for an answer to an action, or for queued bytes to be taken. Then the connection
+    /// calls [`ProtocolMachine::resume`].
     Paused,
 }
 
-/// What a pull finds.
+/// The result of [`CommandData::pull`].
 #[derive(Debug)]
 pub enum PullResult {
     /// The bytes.
     Ready(Sg),
-    /// They will come: an action says when to pull again.
+    /// The bytes have been requested, or arrive unsolicited: an action says when to pull again.
     Pending,
-    /// They have to be asked for: get memory for this many bytes, hand it in with [`CommandData::supply`], and wait for
-    /// that action.
+    /// The bytes have to be requested: hand in memory for this many with [`CommandData::supply`], and wait for the same
+    /// action.
     NeedsMemory(usize),
-    /// They will not come: [`Fault::Protocol`] if the peer sent something else, or damaged, [`Fault::Aborted`] if the
-    /// command is gone.
+    /// The bytes will not arrive: [`Fault::Protocol`] if the peer sent other or damaged data, [`Fault::Aborted`] if the
+    /// command has ended.
     Failed(Fault),
 }
 
-/// One session, or one queue: the bytes of its connection.
+/// An iSCSI session or an NVMe/TCP queue, and the bytes of its connection.
 pub trait ProtocolMachine: 'static {
-    /// What the outside has to do.
+    /// A request to the front.
     type Action;
 
-    /// How to receive next. Memory that is handed out with [`ReceiveMode::Into`] comes back with [`ProtocolMachine::placed`],
-    /// whatever came of it.
+    /// How to receive next. Memory of [`ReceiveMode::Into`] is always given back with [`ProtocolMachine::placed`].
     fn receive_mode(&mut self) -> ReceiveMode;
 
-    /// Takes what was received, after [`ReceiveMode::Chunk`].
+    /// Takes bytes that were received with [`ReceiveMode::Chunk`].
     fn receive(&mut self, bytes: Slice, now: Instant, actions: &mut Vec<Self::Action>);
 
-    /// Takes back the memory of [`ReceiveMode::Into`]; its first `count` bytes have been filled.
+    /// Takes back the memory of [`ReceiveMode::Into`], of which the first `count` bytes have been received.
     ///
     /// # Panics
-    /// When `count` is more than the memory's length.
+    /// When `count` is larger than the memory.
     fn placed(&mut self, memory: SgMut, count: usize, now: Instant, actions: &mut Vec<Self::Action>);
 
-    /// Goes on with what was received while the machine wanted nothing.
+    /// Continues with bytes that were received before the mode became [`ReceiveMode::Paused`].
     fn resume(&mut self, actions: &mut Vec<Self::Action>);
 
-    /// Everything that is queued, for one send; empty if nothing is.
+    /// Takes all queued bytes, for one send.
     fn take_out(&mut self) -> Sg;
 
-    /// Bytes that wait to be sent.
+    /// The number of queued bytes.
     fn queued_bytes(&self) -> usize;
 
-    /// Whether there was no memory for an answer: the connection has to end.
+    /// Whether there was no memory for a reply: the connection has to end.
     fn is_out_of_memory(&self) -> bool;
 }
 
-/// The data of its commands.
+/// The data of a protocol's commands.
 pub trait CommandData: ProtocolMachine {
-    /// What a command is known by until it is answered.
+    /// Identifies a command until its reply.
     type Key: Copy + Eq + Hash + 'static;
 
-    /// Data-Out `offset..offset + len` of a command; in ascending order, without gaps, and at most what the peer
-    /// says that it sends.
+    /// Bytes `offset..offset + len` of the data that the peer sends for a command. Pulls go in ascending order without
+    /// gaps, and end at the length that the peer has announced.
     fn pull(&mut self, key: Self::Key, offset: usize, len: usize) -> PullResult;
 
-    /// Memory for what [`PullResult::NeedsMemory`] wanted, or for more than that, up to what the peer says that it sends: it is
-    /// asked for ahead of its pull.
+    /// Takes the memory that [`PullResult::NeedsMemory`] asked for. It may be larger, up to the length that the peer
+    /// has announced: the rest is requested ahead of its pull.
     fn supply(&mut self, key: Self::Key, memory: SgMut);
 
-    /// Sends Data-In from `offset` on; more, or the end of the command, will follow.
+    /// Sends data of a command to the peer, from `offset` on. More data or the reply of the command follows.
     ///
     /// # Errors
-    /// [`Fault::Aborted`] when the command is gone, [`Fault::Protocol`] when its peer has no room for so much.
+    /// [`Fault::Aborted`] when the command has ended, [`Fault::Protocol`] when the data exceeds what its peer has room
+    /// for.
     fn push(&mut self, key: Self::Key, offset: usize, data: Sg) -> Result<(), Fault>;
 }

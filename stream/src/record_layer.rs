@@ -1,24 +1,25 @@
-//! What lies between the bytes of a session and those on the wire: nothing, or a secure record_layer. A value without I/O.
+//! What lies between the bytes of a session and those of its socket: nothing, or the records of TLS. A value without
+//! I/O.
 
 use lunar_core::mem::{Arena, Sg, Slice};
 
-/// What becomes of a connection's bytes on their data_path. Which one it is, is known at compile time: nothing costs nothing.
+/// Encrypts and decrypts the bytes of a connection. The type is known at compile time, so [`Plain`] costs nothing.
 pub trait RecordLayer: 'static {
-    /// Whether bytes go as they are: then payload is received straight to its place.
+    /// Whether bytes pass unchanged: payload then is received directly to its place.
     fn is_plain(&self) -> bool;
 
-    /// Takes what came from the wire, and hands on what it means to the session, if anything yet. Returns whether the
-    /// connection may go on.
+    /// Takes bytes of the socket and calls `hand_on` with the bytes of the session that they contain, if any yet.
+    /// Returns whether the connection may go on.
     fn open(&self, bytes: Slice, arena: &Arena, hand_on: impl FnMut(Slice)) -> bool;
 
-    /// What goes to the wire for what the session sends, which may be nothing; `None`: the connection cannot go on.
+    /// The bytes to send for `data`, which may be none, and `data` may be empty; `None`: the connection has to end.
     fn seal(&self, data: Sg, arena: &Arena) -> Option<Sg>;
 
-    /// Bytes of its own that wait to be sent: [`RecordLayer::seal`] puts them before the next.
+    /// Bytes of the record layer that wait to be sent: [`RecordLayer::seal`] puts them before the next ones.
     fn queued_bytes(&self) -> usize;
 }
 
-/// Nothing lies between.
+/// No encryption.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Plain;
 

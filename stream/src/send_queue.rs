@@ -1,46 +1,47 @@
-//! What waits to be sent: headers and short answers written one behind the other into memory of the arena's reserve,
-//! payload between them untouched. All that is queued at the end of a turn leaves in one send.
+//! Bytes that wait to be sent. Headers and short replies are written into memory of the arena's reserve, one after the
+//! other; payload between them is not copied. All that is queued at the end of a turn leaves in one send.
 
 use lunar_core::mem::{Arena, Buf, PAGE, Sg, Slice};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Headers are written into blocks of this many bytes: one page, the smallest that the arena has.
+/// Bytes of a block for headers: one page, the smallest block of the arena.
 const BLOCK_LEN: usize = PAGE;
 
-/// The queue to the peer.
+/// The bytes that wait to be sent to one peer.
 #[derive(Debug)]
 pub struct SendQueue {
     arena: Arena,
-    /// Its first `written` bytes are queued but not yet cut off; all others are free.
+    /// The block that headers are written into. Its first `written` bytes are queued but not yet split off; the others
+    /// are free.
     block: Option<Buf>,
     written: usize,
     queue: Sg,
-    /// Pieces of the last send: most likely the next has as many.
+    /// Pieces of the last send, which the next one most likely has as well.
     pieces: usize,
     starved: bool,
 }
 
 impl SendQueue {
-    /// An empty queue; takes no memory before the first header.
+    /// An empty queue. It takes no memory before the first header.
     #[must_use]
     pub fn new(arena: Arena) -> Self {
         Self { arena, block: None, written: 0, queue: Sg::default(), pieces: 0, starved: false }
     }
 
-    /// Bytes that wait.
+    /// The number of queued bytes.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.queue.len() + self.written
     }
 
-    /// Whether nothing waits.
+    /// Whether nothing is queued.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Everything that waits, for one send.
+    /// Takes all queued bytes, for one send.
     #[must_use]
     pub fn take(&mut self) -> Sg {
         self.cut();
@@ -48,15 +49,15 @@ impl SendQueue {
         std::mem::take(&mut self.queue)
     }
 
-    /// Whether there was no memory for a header: what is queued has a hole, the connection cannot go on.
+    /// Whether there was no memory for a header: the queued bytes have a gap, and the connection cannot go on.
     #[must_use]
     pub fn is_starved(&self) -> bool {
         self.starved
     }
 
-    /// Queues a header, never over the end of a block: so its fields are stored where they will lie. Put together
-    /// elsewhere and copied, they would be read before their stores have retired, which costs more than all the rest.
-    /// What is not known before is filled in there; `None` without memory.
+    /// Queues a header within one block, and returns it so that the caller can complete it in place; `None` without
+    /// memory. Its fields are stored directly where they are sent from: a header that is built elsewhere and copied
+    /// would be loaded before its stores retire, which costs more than all the rest.
     #[inline(always)]
     pub fn header<H: FromBytes + IntoBytes + KnownLayout + Immutable>(&mut self, header: H) -> Option<&mut H> {
         if self.room() < size_of::<H>() && !self.refill() {
@@ -68,7 +69,7 @@ impl SendQueue {
         Some(place)
     }
 
-    /// Queues bytes as they are.
+    /// Queues a copy of `bytes`.
     pub fn write(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if self.room() == 0 && !self.refill() {
@@ -82,15 +83,15 @@ impl SendQueue {
         }
     }
 
-    /// Queues payload that stays where it is: the first `len` bytes of `data`, which keeps the rest. `look` sees each
-    /// piece, in their order.
+    /// Queues the first `len` bytes of `data` without copying them; `data` keeps the rest. Calls `look` with each piece
+    /// in order.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// When `data` has fewer than `len` bytes.
     #[inline]
     pub fn payload(&mut self, data: &mut Sg, len: usize, mut look: impl FnMut(&[u8])) {
         self.cut();
-        // Nearly always it is one piece, all of it.
+        // Almost always `data` is one piece and all of it is queued.
         if data.len() == len && data.pieces().len() == 1 {
             if let Some(piece) = data.pop() {
                 look(&piece);
@@ -104,7 +105,7 @@ impl SendQueue {
         }
     }
 
-    /// Bytes that are left of the block.
+    /// Free bytes of the block.
     #[inline]
     fn room(&self) -> usize {
         self.block.as_ref().map_or(0, |block| block.len() - self.written)
@@ -117,7 +118,7 @@ impl SendQueue {
         self.block.is_some()
     }
 
-    /// Queues what was written since the last cut.
+    /// Moves the bytes written since the last call to the queue.
     #[inline]
     fn cut(&mut self) {
         if self.written == 0 {
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_lie_together_and_payload_is_not_copied() {
+    fn headers_share_a_block_and_payload_is_not_copied() {
         let (arena, mut queue) = queue();
         let payload = arena.copy(b"12345").expect("room");
         queue.header([1_u8; 48]).expect("room")[47] = 9;
@@ -166,19 +167,19 @@ mod tests {
     }
 
     #[test]
-    fn headers_lie_in_one_block_each() {
+    fn a_header_does_not_span_two_blocks() {
         let (_arena, mut queue) = queue();
         for _ in 0..200 {
             let _: Option<&mut Header> = queue.header([0; 48]);
         }
         let sg = queue.take();
-        // 85 headers to a page.
+        // A page holds 85 headers.
         assert_eq!(sg.pieces().iter().map(|piece| piece.len()).collect::<Vec<_>>(), [85 * 48, 85 * 48, 30 * 48]);
         assert!(!queue.is_starved());
     }
 
     #[test]
-    fn without_memory_it_starves() {
+    fn a_queue_without_memory_is_starved() {
         let (arena, mut queue) = queue();
         let held: Vec<Buf> = std::iter::from_fn(|| arena.take_reserved(1)).collect();
         assert!(queue.header([0_u8; 48]).is_none() && queue.is_starved());

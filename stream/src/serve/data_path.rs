@@ -1,4 +1,4 @@
-//! The data_path of one command's data between its steps and its session.
+//! The path of one command's data between its steps and its session.
 
 use super::StreamConnection;
 use crate::protocol::{CommandData, PullResult};
@@ -15,36 +15,36 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Bytes queued or under data_path to a peer before its reads wait for room: enough to keep a wire busy while the next are
-/// read, few enough that a peer that does not read ties up little.
+/// Bytes queued or being sent to a peer before its reads wait for room: enough to keep a link busy while the next data
+/// is read, few enough that a peer that does not read ties up little memory.
 const SEND_QUEUE_MAX: usize = 1 << 20;
-/// A peer that was asked for data and does not send it for so long has lost the command.
+/// A command fails if its peer does not send requested data for this long.
 const DATA_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The data_path of one command's data.
+/// The path of one command's data.
 pub struct DataPath<'a, S: CommandData, K, C = Plain> {
     stream: &'a StreamConnection<S, C>,
     key: S::Key,
     task: &'a Task<K>,
-    /// Bytes that the peer will send.
+    /// Bytes of data that the peer sends for the command.
     expected: usize,
-    /// What it was asked for and has not sent: up to which byte.
+    /// The promise of memory for requested data, and the offset at which that data ends.
     promise: RefCell<Option<(usize, Promise)>>,
 }
 
 impl<'a, S: CommandData, K, C: RecordLayer> DataPath<'a, S, K, C> {
-    /// The data_path of a command of which the peer will send `expected` bytes.
+    /// The data path of a command for which the peer sends `expected` bytes.
     #[must_use]
     pub fn new(stream: &'a StreamConnection<S, C>, key: S::Key, task: &'a Task<K>, expected: u32) -> Self {
         Self { stream, key, task, expected: expected as usize, promise: RefCell::default() }
     }
 
-    fn is_crowded(&self) -> bool {
+    fn is_full(&self) -> bool {
         self.stream.outstanding() >= SEND_QUEUE_MAX
     }
 
-    /// Memory for bytes to ask for, which is waited for if this `waits`. More than that, if there is plenty: the peer
-    /// sends it meanwhile.
+    /// Memory for `wanted` bytes to request from the peer; waits for it if `waits`. With plenty of memory, takes more
+    /// and requests data ahead: the peer sends it meanwhile.
     async fn memory(&self, wanted: usize, end: usize, waits: bool) -> Result<(SgMut, Promise), Fault> {
         let arena = self.stream.reactor.arena();
         let ahead = (self.expected - end).min(PIECE_BYTES);
@@ -73,7 +73,8 @@ impl<'a, S: CommandData, K, C: RecordLayer> DataPath<'a, S, K, C> {
                 }
                 PullResult::Failed(fault) => return Err(fault),
                 PullResult::NeedsMemory(wanted) => {
-                    // Who waits for more keeps none, or those who wait for each other would wait for ever.
+                    // A command that waits for memory gives its promise back first: two such commands would otherwise
+                    // wait for each other for ever.
                     self.promise.take();
                     let (memory, promise) = self.memory(wanted, end, waits).await?;
                     self.promise.replace(Some((end + memory.len() - wanted, promise)));
@@ -85,7 +86,7 @@ impl<'a, S: CommandData, K, C: RecordLayer> DataPath<'a, S, K, C> {
         }
     }
 
-    /// Waits until the session says that a pull may go on.
+    /// Waits until the session reports that a pull may succeed.
     async fn data(&self) -> Result<(), Fault> {
         let mut timeout = pin!(self.stream.reactor.sleep(DATA_TIMEOUT));
         let mut asked = false;
@@ -105,11 +106,11 @@ impl<'a, S: CommandData, K, C: RecordLayer> DataPath<'a, S, K, C> {
 
 impl<S: CommandData, K, C: RecordLayer> Transfer for DataPath<'_, S, K, C> {
     async fn room(&self) -> Result<(), Fault> {
-        if !self.is_crowded() {
+        if !self.is_full() {
             return Ok(());
         }
         let room = poll_fn(|cx| {
-            if !self.is_crowded() {
+            if !self.is_full() {
                 return Poll::Ready(());
             }
             self.stream.room_waiters.borrow_mut().push(cx.waker().clone());
@@ -123,13 +124,13 @@ impl<S: CommandData, K, C: RecordLayer> Transfer for DataPath<'_, S, K, C> {
     }
 
     fn has_room(&self) -> bool {
-        !self.is_crowded()
+        !self.is_full()
     }
 
     fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
         match self.stream.session().pull(self.key, offset, len) {
             PullResult::Ready(data) => Some(data),
-            // Asked again by who can wait.
+            // The caller repeats the pull where it may wait.
             PullResult::NeedsMemory(_) | PullResult::Pending | PullResult::Failed(_) => None,
         }
     }
