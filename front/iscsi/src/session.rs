@@ -10,128 +10,42 @@
 //! * [`Session::deadline`] is when [`Session::tick`] has to be called at the latest.
 //! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
 
+mod action;
 mod command;
 mod data;
 mod exchange;
 mod framing;
+mod held;
 mod inflow;
 mod joined;
 mod numbers;
 mod request;
 mod tasks;
+mod text_request;
 
-pub use command::Command;
-pub use exchange::{SendTargetsQuery, TargetAddresses};
+pub use action::{
+    Action, CloseReason, Command, Responsible, SendTargetsQuery, TargetAddresses, TaskKey, TaskManagement,
+};
 pub use lunar_stream::protocol::{CommandData, ProtocolMachine, PullResult, ReceiveMode};
-pub use request::TaskManagement;
-pub use tasks::TaskKey;
 
-use crate::chap::{ChapAnswer, TargetAnswer};
+use crate::chap::TargetAnswer;
 use crate::config::{Config, LOGIN_SEGMENT_MAX};
 use crate::keys::{Negotiation, Parameters};
 use crate::login::{Candidate, Established, Login, LoginDecision, Next};
 use crate::pdu_queue::{Digests, PduQueue};
 use crate::wire::{Bhs, LoginRequest, LoginResponse, LoginStatus, NO_TAG, Opcode, Pdu, RejectReason};
-use command::Held;
 use exchange::Exchange;
+use held::Held;
 use lunar_core::mem::{Arena, Sg, SgMut, Slice};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
 use lunar_core::wire::be::{U16, U32};
 use lunar_stream::input::{self, Input, Payload, PayloadPlan};
 use numbers::Numbers;
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tasks::Tasks;
-
-/// What the outside has to do.
-#[derive(Debug)]
-pub enum Action {
-    /// Decide on a login: [`Session::authorized`].
-    Authorize(Box<Candidate>),
-    /// Look at what proves the initiator's name: [`Session::authenticated`].
-    Authenticate(Box<ChapAnswer>),
-    /// End older sessions of this name (11.12.6: same initiator, ISID and portal group), then number this one:
-    /// [`Session::established`].
-    Establish(Box<Established>),
-    /// Carry out a command: [`Session::reply`] or [`Session::drop_task`].
-    Command(Command),
-    /// PullResult again: what [`PullResult::Pending`] promised is there, or will not come.
-    DataReady(TaskKey),
-    /// Carry out a task management function: [`Session::function_done`].
-    TaskManagement(TaskManagement),
-    /// Tell targets and their addresses: [`Session::targets`].
-    SendTargets(SendTargetsQuery),
-    /// Send what is queued, abort all commands and close the connection.
-    Close(CloseReason),
-}
-
-/// Why a connection is closed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CloseReason {
-    /// The initiator has logged out.
-    LoggedOut,
-    /// The login has failed with this status.
-    LoginRefused(LoginStatus),
-    /// The login was not over in time.
-    LoginTimeout,
-    /// The peer did not answer a ping.
-    PingTimeout,
-    /// A header's digest did not match (7.8).
-    HeaderDigest,
-    /// A PDU cannot be one (7.7), or none was expected.
-    Malformed(&'static str),
-    /// There was no memory for a header.
-    NoMemory,
-    /// The initiator was asked to log out and did not in time.
-    LogoutTimeout,
-}
-
-/// By whose fault a connection was closed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Responsible {
-    /// By nobody's.
-    Nobody,
-    /// By the peer's, or the network's.
-    Peer,
-    /// By ours.
-    Target,
-}
-
-impl CloseReason {
-    /// By whose fault.
-    #[must_use]
-    pub fn responsible(self) -> Responsible {
-        match self {
-            Self::LoggedOut | Self::LogoutTimeout => Responsible::Nobody,
-            Self::LoginRefused(status) if status.0 >= LoginStatus::TARGET_ERROR.0 => Responsible::Target,
-            Self::LoginRefused(LoginStatus::MOVED_TEMPORARILY | LoginStatus::MOVED_PERMANENTLY) => Responsible::Nobody,
-            Self::NoMemory => Responsible::Target,
-            Self::LoginRefused(_)
-            | Self::LoginTimeout
-            | Self::PingTimeout
-            | Self::HeaderDigest
-            | Self::Malformed(_) => Responsible::Peer,
-        }
-    }
-}
-
-impl fmt::Display for CloseReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::LoggedOut => f.write_str("the initiator has logged out"),
-            Self::LoginRefused(status) => write!(f, "the login was refused: {status:?} (0x{:04x})", status.0),
-            Self::LoginTimeout => f.write_str("the login took too long"),
-            Self::PingTimeout => f.write_str("the initiator does not answer"),
-            Self::HeaderDigest => f.write_str("a header arrived damaged"),
-            Self::Malformed(what) => write!(f, "the initiator breaks the protocol: {what}"),
-            Self::NoMemory => f.write_str("no memory for an answer"),
-            Self::LogoutTimeout => f.write_str("the initiator did not log out when asked"),
-        }
-    }
-}
 
 #[derive(Debug)]
 enum Phase {

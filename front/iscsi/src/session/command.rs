@@ -1,36 +1,17 @@
 //! SCSI commands on their way in (RFC 7143 11.3): numbers, tags, data that travels with them, and their turn.
 
+use super::Session;
+use super::action::{Action, Command, TaskKey};
+use super::held::{Held, HeldRequest};
 use super::inflow::Failure;
-use super::input::Payload;
 use super::numbers::Arrival;
-use super::tasks::{Answer, State, TaskKey};
-use super::{Action, Session};
+use super::tasks::{Answer, State};
 use crate::config::{CDB_MAX, IMMEDIATE_MAX};
 use crate::wire::{
     ATTRIBUTE_MASK, Ahs, AhsWalk, Bhs, FINAL, First, NO_TAG, Pdu, READ, RejectReason, ScsiCommand, WRITE,
 };
 use lunar_core::mem::SgMut;
-
-/// A SCSI command, as its initiator sent it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Command {
-    /// The session's name for it.
-    pub task: TaskKey,
-    /// The initiator's name for it (ITT).
-    pub tag: u32,
-    /// The logical unit.
-    pub lun: [u8; 8],
-    /// The CDB, with zeroes behind it.
-    pub cdb: [u8; CDB_MAX],
-    /// Bytes of the CDB: 16, or more with an additional header.
-    pub cdb_len: u8,
-    /// The task attribute (11.3.1.2): 0 untagged, 1 simple, 2 ordered, 3 head of queue, 4 ACA.
-    pub attribute: u8,
-    /// Bytes that the initiator expects.
-    pub data_in: u32,
-    /// Bytes that the initiator expects to send.
-    pub data_out: u32,
-}
+use lunar_stream::input::Payload;
 
 /// SAM-6 5.3.1.
 pub(super) const CHECK_CONDITION: u8 = 0x02;
@@ -44,23 +25,6 @@ const INVALID_FIELD_IN_INFORMATION_UNIT: (u8, u8) = (0x0e, 0x03);
 
 /// The greatest task attribute that has a meaning.
 const ATTRIBUTE_ACA: u8 = 4;
-
-/// A request that waits for those with lower numbers.
-#[derive(Debug)]
-pub(super) struct Held {
-    pub(super) cmd_sn: u32,
-    pub(super) what: HeldRequest,
-}
-
-#[derive(Debug)]
-pub(super) enum HeldRequest {
-    /// A command; its task keeps the rest.
-    Command(TaskKey),
-    /// Any other, with its payload.
-    Other(Box<Bhs>, Payload),
-    /// One that was rejected or aborted: only its number is left.
-    Nothing,
-}
 
 impl Failure {
     /// Status, with the sense data of 11.4.7.2.

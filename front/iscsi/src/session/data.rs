@@ -1,8 +1,9 @@
 //! Data and status of commands: Data-PduQueue and R2T in, Data-In and responses out (RFC 7143 11.4, 11.7, 11.8).
 
+use super::Session;
+use super::action::{Action, TaskKey};
 use super::inflow::{Opened, Pulled};
-use super::tasks::{Answer, State, Summary, Task, TaskKey};
-use super::{Action, Session};
+use super::tasks::{Answer, State, Summary, Task};
 use crate::config::SENSE_MAX;
 use crate::wire::{
     Bhs, DataIn, DataOut, FINAL, NO_TAG, OVERFLOW, Pdu, R2t, RejectReason, STATUS, ScsiResponse, UNDERFLOW,

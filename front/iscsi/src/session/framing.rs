@@ -1,6 +1,7 @@
 //! Where a PDU begins and ends: basic header, additional headers, data segment, digests.
 
-use super::{Action, CloseReason, Phase, Session};
+use super::action::{Action, CloseReason};
+use super::{Phase, Session};
 use crate::config::ANSWERS_MAX;
 use crate::wire::{BHS_LEN, Bhs, DIGEST_LEN, digest};
 use lunar_core::mem::Slice;

@@ -1,11 +1,11 @@
 //! Requests beside commands: NOP-PduQueue, task management, logout (RFC 7143 11.5, 11.14, 11.18); rejects and
 //! asynchronous messages.
 
-use super::command::HeldRequest;
-use super::input::Payload;
+use super::Session;
+use super::action::{Action, CloseReason, TaskKey, TaskManagement};
+use super::held::HeldRequest;
 use super::numbers::Arrival;
-use super::tasks::{State, TaskKey};
-use super::{Action, CloseReason, Session};
+use super::tasks::State;
 use crate::config::IMMEDIATE_MAX;
 use crate::wire::{
     AsyncEvent, AsyncMessage, BHS_LEN, Bhs, FUNCTION_MASK, Function, FunctionResponse, LogoutOutcome, LogoutReason,
@@ -14,23 +14,9 @@ use crate::wire::{
 };
 use lunar_core::mem::Sg;
 use lunar_core::wire::be::{U16, U32};
+use lunar_stream::input::Payload;
 use std::time::Duration;
 use zerocopy::IntoBytes;
-
-/// A task management function, as its initiator sent it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TaskManagement {
-    /// The session's name for it.
-    pub task: TaskKey,
-    /// What to do.
-    pub function: Function,
-    /// The logical unit.
-    pub lun: [u8; 8],
-    /// The initiator's name for the command that is meant, of functions that mean one.
-    pub tag: u32,
-    /// The session's name for that command.
-    pub referenced: Option<TaskKey>,
-}
 
 /// The additional information of functions that tell nothing besides.
 const NO_INFORMATION: [u8; 3] = [0; 3];

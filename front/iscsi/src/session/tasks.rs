@@ -1,15 +1,8 @@
 //! The tasks of a session: a slab whose keys carry a generation, and an index by initiator task tag.
 
-use super::Command;
+use super::action::{Command, TaskKey};
 use super::inflow::Inflow;
 use smallvec::SmallVec;
-
-/// A task of a session. Keys of tasks that are gone are harmless: nothing is found under them.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct TaskKey {
-    index: u16,
-    generation: u32,
-}
 
 /// What a task waits for.
 #[derive(Debug, Default)]
