@@ -51,8 +51,10 @@ use tasks::Tasks;
 enum Phase {
     Login(Box<Login>),
     FullFeature,
-    /// Also while a login state is being consumed.
-    Closed,
+    /// A login state is handling a request or an answer, which decides on the next phase.
+    Advancing,
+    /// Nothing is read any more; what is queued is sent.
+    Closed(CloseReason),
 }
 
 /// One session.
@@ -62,7 +64,6 @@ pub struct Session {
     arena: Arena,
     stats: Arc<Stats>,
     phase: Phase,
-    closed: Option<CloseReason>,
     input: Input,
     out: PduQueue,
     numbers: Numbers,
@@ -89,7 +90,6 @@ impl Session {
     pub fn new(config: Rc<Config>, arena: Arena, stats: Arc<Stats>, now: Instant) -> Self {
         Self {
             phase: Phase::Login(Box::new(Login::new(Negotiation::new(config.clone())))),
-            closed: None,
             input: Input::default(),
             out: PduQueue::new(arena.clone()),
             numbers: Numbers::default(),
@@ -115,7 +115,10 @@ impl Session {
     /// Why the connection has to be closed, if it has.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
-        self.closed
+        match self.phase {
+            Phase::Closed(reason) => Some(reason),
+            Phase::Login(_) | Phase::FullFeature | Phase::Advancing => None,
+        }
     }
 
     /// Whether the session is in its full-feature phase.
@@ -177,7 +180,7 @@ impl Session {
                 };
                 Some(self.logout_by.map_or(alive, |by| by.min(alive)))
             }
-            Phase::Closed => None,
+            Phase::Advancing | Phase::Closed(_) => None,
         }
     }
 
@@ -216,7 +219,7 @@ impl Session {
     }
 
     fn close(&mut self, why: CloseReason, actions: &mut Vec<Action>) {
-        if self.closed.is_none() {
+        if self.closed().is_none() {
             self.shut(why);
             actions.push(Action::Close(why));
         }
@@ -226,8 +229,9 @@ impl Session {
         if let CloseReason::Malformed(_) | CloseReason::HeaderDigest = why {
             self.stats.protocol_errors.add(1);
         }
-        self.closed.get_or_insert(why);
-        self.phase = Phase::Closed;
+        if self.closed().is_none() {
+            self.phase = Phase::Closed(why);
+        }
         self.input.clear();
         self.held = Vec::new();
         self.exchange = None;
@@ -274,7 +278,7 @@ impl Session {
                 Opcode::LOGIN_REQUEST => self.reject(RejectReason::PROTOCOL_ERROR, header),
                 _ => self.reject(RejectReason::NOT_SUPPORTED, header),
             },
-            Phase::Closed => {}
+            Phase::Advancing | Phase::Closed(_) => {}
         }
     }
 
@@ -308,7 +312,7 @@ impl Session {
     }
 
     fn advance_login(&mut self, actions: &mut Vec<Action>, step: impl FnOnce(Login, &mut PduQueue) -> Next) {
-        let login = match std::mem::replace(&mut self.phase, Phase::Closed) {
+        let login = match std::mem::replace(&mut self.phase, Phase::Advancing) {
             Phase::Login(login) => login,
             other => {
                 self.phase = other;
@@ -372,14 +376,14 @@ impl ProtocolMachine for Session {
     }
 
     fn receive(&mut self, bytes: Slice, now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_none() {
+        if self.closed().is_none() {
             self.hear(now);
             input::receive(self, bytes, actions);
         }
     }
 
     fn placed(&mut self, memory: SgMut, count: usize, now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_some() {
+        if self.closed().is_some() {
             return;
         }
         if count > 0 {
@@ -408,7 +412,7 @@ impl ProtocolMachine for Session {
     }
 
     fn is_out_of_memory(&self) -> bool {
-        self.out.queue.is_starved() || self.closed == Some(CloseReason::NoMemory)
+        self.out.queue.is_starved() || self.closed() == Some(CloseReason::NoMemory)
     }
 }
 

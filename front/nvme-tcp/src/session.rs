@@ -90,7 +90,7 @@ enum Phase {
     /// There is one.
     Live,
     /// It is over.
-    Closed,
+    Closed(CloseReason),
 }
 
 /// What broke the protocol: why, and where in the header.
@@ -118,7 +118,6 @@ pub struct Session {
     arena: Arena,
     stats: Arc<Stats>,
     phase: Phase,
-    closed: Option<CloseReason>,
     input: Input,
     out: PduQueue,
     tasks: Tasks,
@@ -139,7 +138,6 @@ impl Session {
     pub fn new(arena: Arena, stats: Arc<Stats>, now: Instant) -> Self {
         Self {
             phase: Phase::Start,
-            closed: None,
             input: Input::default(),
             out: PduQueue::new(arena.clone()),
             tasks: Tasks::default(),
@@ -158,7 +156,10 @@ impl Session {
     /// Why the connection has to be closed, if it has.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
-        self.closed
+        match self.phase {
+            Phase::Closed(reason) => Some(reason),
+            Phase::Start | Phase::Connecting | Phase::Authenticating | Phase::Live => None,
+        }
     }
 
     /// Whether there is a queue.
@@ -237,15 +238,16 @@ impl Session {
     }
 
     fn close(&mut self, why: CloseReason, actions: &mut Vec<Action>) {
-        if self.closed.is_none() {
+        if self.closed().is_none() {
             self.shut(why);
             actions.push(Action::Close(why));
         }
     }
 
     fn shut(&mut self, why: CloseReason) {
-        self.closed.get_or_insert(why);
-        self.phase = Phase::Closed;
+        if self.closed().is_none() {
+            self.phase = Phase::Closed(why);
+        }
         self.input.clear();
         self.tasks = Tasks::default();
         self.fused = Fused::Nothing;
@@ -254,7 +256,7 @@ impl Session {
     /// Tells the host what it broke, and closes. The PDU tells as much of the header as there is.
     fn fail(&mut self, fatal: Fatal, header: &[u8], actions: &mut Vec<Action>) {
         let Fatal(status, information) = fatal;
-        if self.closed.is_some() {
+        if self.closed().is_some() {
             return;
         }
         self.stats.protocol_errors.add(1);
@@ -508,13 +510,13 @@ impl ProtocolMachine for Session {
     }
 
     fn receive(&mut self, bytes: Slice, _now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_none() {
+        if self.closed().is_none() {
             input::receive(self, bytes, actions);
         }
     }
 
     fn placed(&mut self, memory: SgMut, count: usize, _now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_none() {
+        if self.closed().is_none() {
             input::placed(self, memory, count, actions);
         }
     }
@@ -539,7 +541,7 @@ impl ProtocolMachine for Session {
     }
 
     fn is_out_of_memory(&self) -> bool {
-        self.out.queue.is_starved() || self.closed == Some(CloseReason::NoMemory)
+        self.out.queue.is_starved() || self.closed() == Some(CloseReason::NoMemory)
     }
 }
 

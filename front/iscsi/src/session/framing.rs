@@ -18,12 +18,12 @@ impl PduReader for Session {
         match &self.phase {
             Phase::FullFeature => self.input.answer_bytes() > ANSWERS_MAX,
             Phase::Login(login) => login.waits(),
-            Phase::Closed => true,
+            Phase::Advancing | Phase::Closed(_) => true,
         }
     }
 
     fn is_closed(&self) -> bool {
-        self.closed.is_some()
+        self.closed().is_some()
     }
 
     fn read_in_place(&mut self, chunk: &Slice, at: usize, actions: &mut Vec<Action>) -> usize {

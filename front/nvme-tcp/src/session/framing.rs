@@ -1,6 +1,6 @@
 //! Where a PDU begins and ends: header, padding, data, digests.
 
-use super::{Action, Fatal, Phase, Session};
+use super::{Action, Fatal, Session};
 use crate::config::{ANSWERS_MAX, H2C_DATA_MAX, IN_CAPSULE_MAX};
 use crate::wire::{
     COMMON_LEN, CapsuleCmd, Common, DIGEST_LEN, FatalStatus, H2cData, IcReq, PduType, TOLD_MAX, TermReq, digest,
@@ -47,11 +47,11 @@ impl PduReader for Session {
     }
 
     fn is_blocked(&self) -> bool {
-        self.phase == Phase::Closed || self.input.answer_bytes() > ANSWERS_MAX
+        self.closed().is_some() || self.input.answer_bytes() > ANSWERS_MAX
     }
 
     fn is_closed(&self) -> bool {
-        self.closed.is_some()
+        self.closed().is_some()
     }
 
     fn read_in_place(&mut self, chunk: &Slice, at: usize, actions: &mut Vec<Action>) -> usize {
