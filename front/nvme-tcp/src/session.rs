@@ -29,7 +29,7 @@ use lunar_stream::input::{self, Input, Payload, PayloadPlan};
 use std::fmt;
 use std::mem::offset_of;
 use std::sync::Arc;
-use tasks::Tasks;
+use tasks::{State, Tasks};
 use zerocopy::IntoBytes;
 
 /// What the outside has to do.
@@ -224,7 +224,7 @@ impl Session {
     /// The command waits for an event: [`Session::reply_to`] ends it.
     pub fn park(&mut self, key: TaskKey) {
         if let Some(task) = self.tasks.get_mut(key) {
-            task.parked = true;
+            task.state = State::AwaitsEvent;
         }
     }
 
@@ -329,7 +329,7 @@ impl Session {
         }
         self.head = (self.head + 1) % self.entries;
         let data = payload.data.take();
-        let (command, inline) = match self.described(sqe, data, payload) {
+        let (command, in_capsule) = match self.described(sqe, data, payload) {
             Ok(described) => described,
             Err(status) => {
                 self.turn_down(sqe, status, actions);
@@ -338,19 +338,19 @@ impl Session {
         };
         if let Some(old) = self.tasks.find(cid) {
             // Hosts have been seen that forget what waits for an event before they shut a controller down.
-            if !self.tasks.get_mut(old).is_some_and(|task| task.parked) {
+            if !self.tasks.get_mut(old).is_some_and(|task| matches!(task.state, State::AwaitsEvent)) {
                 self.turn_down(sqe, Status::ID_CONFLICT, actions);
                 return Ok(());
             }
             self.tasks.remove(old);
             actions.push(Action::EventReplaced(cid));
         }
-        let key = self.tasks.enter(cid, &command, inline);
+        let key = self.tasks.insert(cid, &command, in_capsule);
         let is_connect = sqe.opcode == FABRICS && sqe.fabrics_type() == 1;
         match self.phase {
             Phase::Live | Phase::Authenticating => self.hand_on(key, command, actions),
             Phase::Connecting if is_connect => {
-                let data = self.tasks.get_mut(key).map(|task| task.take_inline()).unwrap_or_default();
+                let data = self.tasks.get_mut(key).map(|task| task.take_in_capsule()).unwrap_or_default();
                 actions.push(Action::Connect(key, Box::new(command), data));
             }
             _ => _ = self.reply(key, Status::SEQUENCE_ERROR, 0, &mut lunar_core::step::Tail::default()),

@@ -1,6 +1,6 @@
 //! Data and completions of commands: R2T and H2CData in, C2HData and responses out.
 
-use super::tasks::{Answer, Asked, Pulled, TaskKey};
+use super::tasks::{Answer, Pulled, RequestedData, State, TaskKey};
 use super::{Action, Fatal, Session, invalid};
 use crate::wire::{C2hData, FatalStatus, H2cData, LAST, Pdu, R2t, SUCCESS};
 use lunar_core::io::Fault;
@@ -22,22 +22,23 @@ impl Session {
             return Err(invalid(offset_of!(H2cData, data_len)));
         }
         let task = self.tasks.get_mut(key).ok_or_else(|| invalid(offset_of!(H2cData, cid)))?;
-        let Some(asked) = task.asked.as_mut().filter(|asked| asked.tag == tag) else {
+        let is_discarded = task.is_answered() || task.is_damaged;
+        let Some(requested) = task.requested.as_mut().filter(|requested| requested.tag == tag) else {
             return Err(invalid(offset_of!(H2cData, tag)));
         };
-        let left = asked.len - asked.received;
-        if offset != asked.offset + asked.received || len > left {
+        let left = requested.len - requested.received;
+        if offset != requested.offset + requested.received || len > left {
             return Err(Fatal(FatalStatus::OUT_OF_RANGE, offset_of!(H2cData, offset) as u32));
         }
         // The last one says so, and no other.
         if (header.common.flags & LAST != 0) != (len == left) {
             return Err(invalid(offset_of!(crate::wire::Common, flags)));
         }
-        asked.received += len;
-        if task.answer.is_some() || task.damaged {
+        requested.received += len;
+        if is_discarded {
             return Ok(PayloadPlan::Discard);
         }
-        Ok(PayloadPlan::Fill(asked.memory.split_to(len as usize)))
+        Ok(PayloadPlan::Fill(requested.memory.split_to(len as usize)))
     }
 
     /// An H2CData PDU is complete.
@@ -53,20 +54,20 @@ impl Session {
         }
         let Some(key) = self.tasks.find(header.cid.get()) else { return Ok(()) };
         let Some(task) = self.tasks.get_mut(key) else { return Ok(()) };
-        task.damaged |= !payload.intact;
+        task.is_damaged |= !payload.intact;
         if let Some(data) = payload.data.take()
-            && !task.damaged
+            && !task.is_damaged
         {
-            task.came(data);
+            task.receive(data);
         }
-        if task.asked.as_ref().is_some_and(|asked| asked.received == asked.len) {
-            task.asked = None;
-            if let Some(Answer { status, result }) = task.answer.take() {
+        if task.requested.as_ref().is_some_and(|requested| requested.received == requested.len) {
+            task.requested = None;
+            if let State::Answered(Answer { status, result }) = task.state {
                 self.finish(key, status, result, &mut Tail::default());
                 return Ok(());
             }
         }
-        if task.is_due() {
+        if task.take_due_pull() {
             actions.push(Action::DataReady(key));
         }
         Ok(())
@@ -82,12 +83,12 @@ impl Session {
     ///
     /// While the host has not sent what it was asked for, the answer waits for it.
     pub fn reply(&mut self, key: TaskKey, status: Status, result: u64, tail: &mut Tail) -> bool {
-        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none()) else { return false };
-        if let Some(asked) = &mut task.asked {
-            // What comes yet is not looked at.
-            asked.memory = SgMut::default();
-            let status = if task.damaged { Status::TRANSPORT_ERROR } else { status };
-            task.answer = Some(Answer { status, result });
+        let Some(task) = self.tasks.get_mut(key).filter(|task| !task.is_answered()) else { return false };
+        if let Some(requested) = &mut task.requested {
+            // The data that is still to come is discarded.
+            requested.memory = SgMut::default();
+            let status = if task.is_damaged { Status::TRANSPORT_ERROR } else { status };
+            task.state = State::Answered(Answer { status, result });
             return true;
         }
         self.finish(key, status, result, tail);
@@ -123,38 +124,44 @@ impl CommandData for Session {
     type Key = TaskKey;
 
     fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> PullResult {
-        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none()) else {
+        let Some(task) = self.tasks.get_mut(key).filter(|task| !task.is_answered()) else {
             return PullResult::Failed(Fault::Aborted);
         };
         match task.pull(offset, len) {
             Pulled::Ready(data) => PullResult::Ready(data),
             Pulled::Pending => PullResult::Pending,
-            Pulled::Memory(len) => PullResult::NeedsMemory(len),
+            Pulled::NeedsMemory(len) => PullResult::NeedsMemory(len),
             Pulled::Failed => PullResult::Failed(Fault::Protocol),
         }
     }
 
     fn supply(&mut self, key: TaskKey, mut memory: SgMut) {
-        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none() && task.asked.is_none()) else {
+        let Some(task) = self.tasks.get_mut(key).filter(|task| !task.is_answered() && task.requested.is_none()) else {
             return;
         };
-        let left = (task.sent - task.granted) as usize;
+        let left = (task.sent - task.requested_end) as usize;
         let memory = if memory.len() > left { memory.split_to(left) } else { memory };
         if memory.is_empty() {
             return;
         }
         self.next_tag = self.next_tag.wrapping_add(1);
         // At most what the host sends, which is 32 bits.
-        let asked = Asked { tag: self.next_tag, offset: task.granted, len: memory.len() as u32, received: 0, memory };
-        task.granted += asked.len;
+        let requested = RequestedData {
+            tag: self.next_tag,
+            offset: task.requested_end,
+            len: memory.len() as u32,
+            received: 0,
+            memory,
+        };
+        task.requested_end += requested.len;
         let request = R2t {
             cid: task.cid.into(),
-            tag: asked.tag.into(),
-            offset: asked.offset.into(),
-            data_len: asked.len.into(),
+            tag: requested.tag.into(),
+            offset: requested.offset.into(),
+            data_len: requested.len.into(),
             ..R2t::blank(0)
         };
-        task.asked = Some(asked);
+        task.requested = Some(requested);
         self.out.header(request);
     }
 
