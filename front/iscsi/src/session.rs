@@ -13,12 +13,12 @@
 mod action;
 mod command;
 mod data;
+mod data_out;
 mod exchange;
 mod framing;
 mod held;
-mod inflow;
-mod joined;
 mod numbers;
+mod received;
 mod request;
 mod tasks;
 mod text_request;

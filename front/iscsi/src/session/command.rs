@@ -2,8 +2,8 @@
 
 use super::Session;
 use super::action::{Action, Command, TaskKey};
+use super::data_out::DataFailure;
 use super::held::{Held, HeldRequest};
-use super::inflow::Failure;
 use super::numbers::Arrival;
 use super::tasks::{Answer, State};
 use crate::config::{CDB_MAX, IMMEDIATE_MAX};
@@ -26,7 +26,7 @@ const INVALID_FIELD_IN_INFORMATION_UNIT: (u8, u8) = (0x0e, 0x03);
 /// The greatest task attribute that has a meaning.
 const ATTRIBUTE_ACA: u8 = 4;
 
-impl Failure {
+impl DataFailure {
     /// Status, with the sense data of 11.4.7.2.
     pub(super) fn answer(self) -> Answer {
         let code = match self {
@@ -169,7 +169,7 @@ impl Session {
 
     fn start_held(&mut self, key: TaskKey, actions: &mut Vec<Action>) {
         let Some(task) = self.tasks.get_mut(key) else { return };
-        if let State::Held(held) = std::mem::take(&mut task.state) {
+        if let State::Held(held) = std::mem::replace(&mut task.state, State::Running) {
             match *held {
                 (command, None) => actions.push(Action::Command(command)),
                 (_, Some(answer)) => self.answer_early(key, *answer),
@@ -209,7 +209,7 @@ impl Session {
         let task = self.tasks.insert(itt, numbered);
         if let Some(slot) = self.tasks.get_mut(task) {
             (slot.lun, slot.cmd_sn) = (header.lun, header.cmd_sn.get());
-            (slot.data_in, slot.data_out) = expected(header);
+            (slot.expected_in, slot.expected_out) = expected(header);
         }
         let answer = self.take_immediate(task, header, &extra, payload);
         Ok((task, extra, answer))
@@ -240,19 +240,19 @@ impl Session {
         match (payload.data.take(), memory) {
             (Some(data), Some(memory)) if answer.is_none() => {
                 if !data.is_empty() {
-                    task.inflow.immediate(data);
+                    task.transfer.add_immediate(data);
                 }
                 if goes_on {
-                    task.inflow.unsolicited(memory);
+                    task.transfer.expect_unsolicited(memory);
                 }
             }
             _ if goes_on => {
-                task.inflow.unsolicited(SgMut::default());
-                task.inflow.discard();
+                task.transfer.expect_unsolicited(SgMut::default());
+                task.transfer.discard();
             }
             _ => {}
         }
-        self.unsolicited += task.inflow.unasked();
+        self.unsolicited += task.transfer.unsolicited();
         answer.map(Box::new)
     }
 
@@ -263,7 +263,7 @@ impl Session {
         let sent = header.data_len.get();
         if !payload.intact {
             // 7.8 lets the initiator send it again at higher levels; at level 0 it has to fail, or it would never end.
-            return Some(Failure::Crc.answer());
+            return Some(DataFailure::Crc.answer());
         }
         if extra.bidirectional {
             return Some(check_condition(ILLEGAL_REQUEST, INVALID_FIELD_IN_INFORMATION_UNIT));
@@ -272,10 +272,10 @@ impl Session {
             return Some(check_condition(ILLEGAL_REQUEST, INVALID_OPERATION_CODE));
         }
         if sent > 0 && !(writes && self.parameters.immediate_data) || goes_on && self.parameters.initial_r2t {
-            return Some(Failure::Unexpected.answer());
+            return Some(DataFailure::Unexpected.answer());
         }
         if sent > unasked_max {
-            return Some(Failure::Amount.answer());
+            return Some(DataFailure::Amount.answer());
         }
         let may_come = if goes_on { unasked_max } else { sent };
         if payload.data.is_none() || self.unsolicited + may_come > self.config.unsolicited_max {

@@ -2,7 +2,7 @@
 
 use super::Session;
 use super::action::{Action, TaskKey};
-use super::inflow::{Opened, Pulled};
+use super::data_out::{Destination, Pulled};
 use super::tasks::{Answer, State, Summary, Task};
 use crate::config::SENSE_MAX;
 use crate::wire::{
@@ -27,10 +27,10 @@ impl Session {
         let Some(key) = self.tasks.find(header.itt.get()) else { return PayloadPlan::Discard };
         let Some(task) = self.tasks.get_mut(key) else { return PayloadPlan::Discard };
         let (ttt, data_sn, offset) = (header.ttt.get(), header.data_sn.get(), header.offset.get());
-        match task.inflow.open(ttt, data_sn, offset, header.data_len.get()) {
-            Opened::Fill(memory) => return PayloadPlan::Fill(memory),
-            Opened::Drain => {}
-            Opened::Unknown | Opened::Bad => self.reject(RejectReason::INVALID_FIELD, bhs),
+        match task.transfer.begin_pdu(ttt, data_sn, offset, header.data_len.get()) {
+            Destination::Memory(memory) => return PayloadPlan::Fill(memory),
+            Destination::Discard => {}
+            Destination::Unknown | Destination::Invalid => self.reject(RejectReason::INVALID_FIELD, bhs),
         }
         PayloadPlan::Discard
     }
@@ -49,12 +49,12 @@ impl Session {
         let Some(task) = self.tasks.get_mut(key) else { return };
         let last = header.flags & FINAL != 0;
         // 11.4.7.2: the first burst has to be complete where the command has more than one.
-        let strict = task.data_out > self.parameters.first_burst;
-        let unasked = task.inflow.unasked();
-        task.inflow.close(header.ttt.get(), payload.data.take(), payload.intact, last, strict);
-        self.unsolicited -= unasked - task.inflow.unasked();
-        let is_due = task.inflow.is_due();
-        if !task.inflow.owes()
+        let strict = task.expected_out > self.parameters.first_burst;
+        let unsolicited = task.transfer.unsolicited();
+        task.transfer.end_pdu(header.ttt.get(), payload.data.take(), payload.intact, last, strict);
+        self.unsolicited -= unsolicited - task.transfer.unsolicited();
+        let is_due = task.transfer.take_due_pull();
+        if !task.transfer.has_open_sequence()
             && let State::Draining(answer) = &mut task.state
         {
             let answer = std::mem::take(answer);
@@ -79,7 +79,7 @@ impl Session {
         loop {
             let ttt = self.tag();
             let Some(task) = self.tasks.get_mut(key) else { return };
-            let Some(asked) = task.inflow.ask(ttt.get(), limit) else { return };
+            let Some(asked) = task.transfer.next_r2t(ttt.get(), limit) else { return };
             let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.without_status();
             let header = R2t {
                 lun: task.lun,
@@ -103,8 +103,8 @@ impl Session {
     /// While the initiator has not ended its data sequences, the response waits for them (11.4.2).
     pub fn reply(&mut self, key: TaskKey, status: u8, sense: &[u8], tail: &mut Tail, wanted: u64) -> bool {
         let Some(task) = self.running(key) else { return false };
-        let failure = task.inflow.failure();
-        if failure.is_none() && !task.inflow.owes() {
+        let failure = task.transfer.failure();
+        if failure.is_none() && !task.transfer.has_open_sequence() {
             self.finish_with(key, status, sense, wanted, tail);
             return true;
         }
@@ -129,8 +129,8 @@ impl Session {
     /// Ends a command once the initiator owes no more data.
     pub(super) fn answer_early(&mut self, key: TaskKey, answer: Answer) {
         let Some(task) = self.tasks.get_mut(key) else { return };
-        if task.inflow.owes() {
-            task.inflow.discard();
+        if task.transfer.has_open_sequence() {
+            task.transfer.discard();
             task.state = State::Draining(answer);
         } else {
             self.finish(key, &answer);
@@ -147,9 +147,9 @@ impl Session {
         if task.numbered {
             self.numbers.done();
         }
-        let residual = residual(wanted, task.data_in.max(task.data_out));
+        let residual = residual(wanted, task.expected_in.max(task.expected_out));
         if !tail.data.is_empty() {
-            let collapses = status == GOOD && sense.is_empty() && tail.offset < task.data_in as usize;
+            let collapses = status == GOOD && sense.is_empty() && tail.offset < task.expected_in as usize;
             let with_data = collapses.then_some((status, residual));
             self.data_in(&mut task, tail.offset, &mut tail.data, with_data);
             if collapses {
@@ -180,7 +180,7 @@ impl Session {
 
     /// Sends Data-In PDUs; with `status`, the last carries it.
     fn data_in(&mut self, task: &mut Summary, offset: usize, data: &mut Sg, status: Option<(u8, Residual)>) {
-        let room = (task.data_in as usize).saturating_sub(offset);
+        let room = (task.expected_in as usize).saturating_sub(offset);
         if data.len() > room {
             *data = data.split_to(room);
         }
@@ -221,7 +221,7 @@ impl Session {
     #[inline(always)]
     pub(super) fn end_task(&mut self, key: TaskKey) -> Option<Summary> {
         let summary = self.tasks.remove(key)?;
-        self.unsolicited -= summary.unasked;
+        self.unsolicited -= summary.unsolicited;
         Some(summary)
     }
 }
@@ -231,13 +231,13 @@ impl CommandData for Session {
 
     fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> PullResult {
         let Some(task) = self.running(key) else { return PullResult::Failed(Fault::Aborted) };
-        let unasked = task.inflow.unasked();
-        let pulled = task.inflow.pull(offset, len, task.data_out);
-        self.unsolicited -= unasked - task.inflow.unasked();
+        let unsolicited = task.transfer.unsolicited();
+        let pulled = task.transfer.pull(offset, len, task.expected_out);
+        self.unsolicited -= unsolicited - task.transfer.unsolicited();
         match pulled {
             Pulled::Ready(data) => PullResult::Ready(data),
             Pulled::Pending => PullResult::Pending,
-            Pulled::Memory(len) => PullResult::NeedsMemory(len),
+            Pulled::NeedsMemory(len) => PullResult::NeedsMemory(len),
             Pulled::Failed => PullResult::Failed(Fault::Protocol),
         }
     }
@@ -245,7 +245,7 @@ impl CommandData for Session {
     fn supply(&mut self, key: TaskKey, memory: SgMut) {
         let burst_max = self.parameters.max_burst;
         let Some(task) = self.running(key) else { return };
-        task.inflow.supply(memory, task.data_out, burst_max);
+        task.transfer.supply(memory, task.expected_out, burst_max);
         self.ask(key);
     }
 

@@ -3,21 +3,21 @@
 use crate::text::TextBuffer;
 use lunar_core::wire::be::U32;
 
-/// An exchange that goes over more than one PDU. There is at most one (11.10).
+/// A text exchange that takes more than one PDU. A session has at most one (RFC 7143 11.10).
 #[derive(Debug)]
 pub(super) struct Exchange {
     pub(super) itt: U32,
-    /// What the initiator's next request has to carry.
+    /// The target transfer tag that the initiator's next request must carry.
     pub(super) ttt: u32,
     pub(super) step: Step,
 }
 
 #[derive(Debug)]
 pub(super) enum Step {
-    /// The initiator has more to say.
+    /// The initiator sends more of its text.
     Gathering(TextBuffer),
-    /// The outside is asked for targets. `last`: the initiator has said all.
+    /// The front looks up targets. `last`: the initiator has sent all of its text.
     Asking { answer: Vec<u8>, last: bool },
-    /// The target has more to say.
+    /// The target sends more of its text, from byte `at` on.
     Sending { answer: Vec<u8>, at: usize },
 }

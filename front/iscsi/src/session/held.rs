@@ -4,7 +4,7 @@ use super::action::TaskKey;
 use crate::wire::Bhs;
 use lunar_stream::input::Payload;
 
-/// A request that waits for those with lower numbers.
+/// A request that waits for those with lower command numbers.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) cmd_sn: u32,
@@ -13,10 +13,10 @@ pub(super) struct Held {
 
 #[derive(Debug)]
 pub(super) enum HeldRequest {
-    /// A command; its task keeps the rest.
+    /// A command. Its task holds the rest of it.
     Command(TaskKey),
-    /// Any other, with its payload.
+    /// Another request, with its payload.
     Other(Box<Bhs>, Payload),
-    /// One that was rejected or aborted: only its number is left.
+    /// A request that was rejected or aborted. Its number still takes its turn.
     Nothing,
 }

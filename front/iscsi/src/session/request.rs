@@ -164,7 +164,7 @@ impl Session {
                 self.forget(key);
                 Err(FunctionResponse::COMPLETE)
             }
-            Some((_, State::Function)) => Err(FunctionResponse::NO_TASK),
+            Some((_, State::Function | State::Free)) => Err(FunctionResponse::NO_TASK),
             None => {
                 let ref_cmd_sn = request.ref_cmd_sn.get();
                 if !self.numbers.contains_before(ref_cmd_sn, request.cmd_sn.get()) {
@@ -187,7 +187,7 @@ impl Session {
             let owned = match task.state {
                 State::Held(_) => numbers.contains_before(task.cmd_sn, before),
                 State::Draining(_) => true,
-                State::Running | State::Function => false,
+                State::Running | State::Function | State::Free => false,
             };
             owned && lun.is_none_or(|lun| lun == task.lun)
         });

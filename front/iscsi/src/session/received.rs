@@ -1,23 +1,23 @@
-//! Parts of payload that arrived one after the other: neighbours in one block become one piece again.
+//! Received payload in the order of arrival. A piece that follows the last one in the same block is joined with it.
 
 use lunar_core::mem::{Sg, Slice};
 use smallvec::SmallVec;
 
-/// Bytes in the order of their arrival.
+/// Received bytes that were not pulled.
 #[derive(Debug, Default)]
-pub(super) struct Joined {
-    /// One piece of what came unasked, one of what was asked for: more only with more bursts.
+pub(super) struct Received {
+    /// One piece of unsolicited and one of solicited data. More pieces occur only with more sequences.
     pieces: SmallVec<[Slice; 2]>,
     len: usize,
 }
 
-impl Joined {
-    /// Bytes in all pieces.
+impl Received {
+    /// The number of bytes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Appends a part.
+    /// Appends a piece.
     pub(super) fn push(&mut self, part: Slice) {
         if part.is_empty() {
             return;
@@ -30,12 +30,12 @@ impl Joined {
         self.pieces.extend(apart);
     }
 
-    /// Appends all parts of `sg`.
+    /// Appends all pieces of `sg`.
     pub(super) fn append(&mut self, sg: Sg) {
         sg.into_pieces().for_each(|part| self.push(part));
     }
 
-    /// Takes the first `len` bytes, of which there are as many.
+    /// Removes the first `len` bytes. There must be that many.
     pub(super) fn take(&mut self, len: usize) -> Sg {
         debug_assert!(len <= self.len, "{len} of {} bytes", self.len);
         let mut sg = Sg::default();
@@ -58,7 +58,7 @@ impl Joined {
         sg
     }
 
-    /// Forgets everything.
+    /// Drops everything.
     pub(super) fn clear(&mut self) {
         self.pieces.clear();
         self.len = 0;
@@ -71,22 +71,22 @@ mod tests {
     use lunar_core::mem::{Arena, BLOCK_MAX};
 
     #[test]
-    fn neighbours_become_one_and_parts_come_off_the_front() {
+    fn adjacent_pieces_are_joined_and_bytes_are_taken_from_the_front() {
         let arena = Arena::new(BLOCK_MAX);
         let mut block = arena.take(100).expect("room");
         block.iter_mut().zip(0..).for_each(|(byte, value)| *byte = value);
-        let mut joined = Joined::default();
-        joined.push(arena.copy(b"ab").expect("room"));
-        joined.push(block.split_to(10).share());
-        joined.append(Sg::from(block.split_to(10).share()));
-        joined.push(block.split_to(0).share());
-        assert_eq!((joined.len(), joined.pieces.len()), (22, 2));
-        assert_eq!(joined.take(1).to_vec(), b"a");
-        assert_eq!(joined.take(3).to_vec(), [b'b', 0, 1]);
-        assert_eq!(joined.take(18).to_vec(), (2..20).collect::<Vec<u8>>());
-        assert_eq!((joined.len(), joined.take(0).len()), (0, 0));
-        joined.push(block.share());
-        joined.clear();
-        assert_eq!((joined.len(), arena.used()), (0, 0));
+        let mut received = Received::default();
+        received.push(arena.copy(b"ab").expect("room"));
+        received.push(block.split_to(10).share());
+        received.append(Sg::from(block.split_to(10).share()));
+        received.push(block.split_to(0).share());
+        assert_eq!((received.len(), received.pieces.len()), (22, 2));
+        assert_eq!(received.take(1).to_vec(), b"a");
+        assert_eq!(received.take(3).to_vec(), [b'b', 0, 1]);
+        assert_eq!(received.take(18).to_vec(), (2..20).collect::<Vec<u8>>());
+        assert_eq!((received.len(), received.take(0).len()), (0, 0));
+        received.push(block.share());
+        received.clear();
+        assert_eq!((received.len(), arena.used()), (0, 0));
     }
 }
