@@ -1,14 +1,16 @@
-//! One session with its one connection (RFC 7143, ErrorRecoveryLevel 0, MaxConnections 1), as a value: bytes and
-//! time go in, bytes and [`Action`]s come out.
+//! One session and its only connection (RFC 7143, ErrorRecoveryLevel 0, MaxConnections 1), as a value: bytes and time
+//! go in, bytes and [`Action`]s come out.
 //!
-//! * [`ProtocolMachine::receive_mode`] says how to receive; [`ProtocolMachine::receive`] and [`ProtocolMachine::placed`] take what came.
-//! * Actions are what the outside has to do; it answers with [`Session::authorized`], [`Session::authenticated`],
-//!   [`Session::established`], [`Session::targets`], [`Session::reply`], [`Session::function_done`].
-//! * A command's data moves with [`CommandData::pull`], [`CommandData::supply`] and [`CommandData::push`].
-//! * [`ProtocolMachine::take_out`] is what to send. After it, [`ProtocolMachine::resume`] goes on with what was received and had to
-//!   wait.
-//! * [`Session::deadline`] is when [`Session::tick`] has to be called at the latest.
-//! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
+//! * [`ProtocolMachine::receive_mode`] says how to receive; [`ProtocolMachine::receive`] and
+//!   [`ProtocolMachine::placed`] take what was received.
+//! * An action is a request to the front, which answers with [`Session::authorized`], [`Session::authenticated`],
+//!   [`Session::established`], [`Session::targets`], [`Session::reply`] or [`Session::function_done`].
+//! * The data of a command moves with [`CommandData::pull`], [`CommandData::supply`] and [`CommandData::push`].
+//! * [`ProtocolMachine::take_out`] returns the bytes to send. After it, [`ProtocolMachine::resume`] continues with
+//!   received bytes that had to wait.
+//! * [`Session::tick`] has to be called no later than [`Session::deadline`].
+//! * Once [`Session::closed`] is not `None`, the front sends what is queued, aborts the commands and closes the
+//!   connection.
 
 mod action;
 mod command;
@@ -34,14 +36,14 @@ use crate::keys::{Negotiation, Parameters};
 use crate::login::{Candidate, Established, Login, LoginDecision, Next};
 use crate::pdu_queue::{Digests, PduQueue};
 use crate::wire::{Bhs, LoginRequest, LoginResponse, LoginStatus, NO_TAG, Opcode, Pdu, RejectReason};
-use exchange::Exchange;
+use exchange::TextExchange;
 use held::Held;
 use lunar_core::mem::{Arena, Sg, SgMut, Slice};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
 use lunar_core::wire::be::{U16, U32};
 use lunar_stream::input::{self, Input, Payload, PayloadPlan};
-use numbers::Numbers;
+use numbers::SequenceNumbers;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +55,7 @@ enum Phase {
     FullFeature,
     /// A login state is handling a request or an answer, which decides on the next phase.
     Advancing,
-    /// Nothing is read any more; what is queued is sent.
+    /// Nothing more is read. What is queued is still sent.
     Closed(CloseReason),
 }
 
@@ -66,33 +68,33 @@ pub struct Session {
     phase: Phase,
     input: Input,
     out: PduQueue,
-    numbers: Numbers,
+    numbers: SequenceNumbers,
     tasks: Tasks,
     held: Vec<Held>,
-    /// Bytes that came unasked and that nobody has pulled.
+    /// Bytes of immediate and unsolicited data that were not pulled.
     unsolicited: usize,
     next_ttt: u32,
     candidate: Option<Candidate>,
     parameters: Parameters,
     max_recv_segment: usize,
     negotiation: Negotiation,
-    exchange: Option<Exchange>,
+    exchange: Option<TextExchange>,
     started: Instant,
-    heard: Instant,
-    /// A ping that is not answered: when it was sent.
-    pinged: Option<Instant>,
+    last_received: Instant,
+    /// When the ping was sent that is not answered yet.
+    ping_sent: Option<Instant>,
     logout_by: Option<Instant>,
 }
 
 impl Session {
-    /// The machine of a connection that was just accepted.
+    /// The session of a connection that was just accepted.
     #[must_use]
     pub fn new(config: Rc<Config>, arena: Arena, stats: Arc<Stats>, now: Instant) -> Self {
         Self {
             phase: Phase::Login(Box::new(Login::new(Negotiation::new(config.clone())))),
             input: Input::default(),
             out: PduQueue::new(arena.clone()),
-            numbers: Numbers::default(),
+            numbers: SequenceNumbers::default(),
             tasks: Tasks::default(),
             held: Vec::new(),
             unsolicited: 0,
@@ -103,8 +105,8 @@ impl Session {
             negotiation: Negotiation::new(config.clone()),
             exchange: None,
             started: now,
-            heard: now,
-            pinged: None,
+            last_received: now,
+            ping_sent: None,
             logout_by: None,
             config,
             arena,
@@ -112,7 +114,7 @@ impl Session {
         }
     }
 
-    /// Why the connection has to be closed, if it has.
+    /// Why the connection has to be closed; `None` if it does not.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
         match self.phase {
@@ -127,19 +129,19 @@ impl Session {
         matches!(self.phase, Phase::FullFeature)
     }
 
-    /// Whose session it is, once that is known to be true: from [`Action::Establish`] on.
+    /// The names of the session, once they are authenticated: from [`Action::Establish`] on.
     #[must_use]
     pub fn candidate(&self) -> Option<&Candidate> {
         self.candidate.as_ref()
     }
 
-    /// What was agreed.
+    /// The negotiated parameters.
     #[must_use]
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    /// Commands and functions that have not been answered.
+    /// The number of commands and task management functions without a response.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.tasks.len()
@@ -155,15 +157,16 @@ impl Session {
         input::pump(self, actions);
     }
 
-    /// The answer to [`Action::Authenticate`]: our own proof, if the initiator asks for one, or how the login ends.
+    /// The answer to [`Action::Authenticate`]: the target's response to a challenge of the initiator, if there is one,
+    /// or how the login ends.
     pub fn authenticated(&mut self, answer: Result<Option<TargetAnswer>, LoginStatus>, actions: &mut Vec<Action>) {
         self.advance_login(actions, |login, out| login.authenticated(answer, out));
         input::pump(self, actions);
     }
 
-    /// The answer to [`Action::Establish`]: the session's number (TSIH, not zero), or how the login ends.
+    /// The answer to [`Action::Establish`]: the TSIH of the session, not zero, or how the login ends.
     pub fn established(&mut self, answer: Result<u16, LoginStatus>, actions: &mut Vec<Action>) {
-        debug_assert!(answer != Ok(0), "zero is no session's number");
+        debug_assert!(answer != Ok(0), "TSIH 0 is reserved");
         self.advance_login(actions, |login, out| login.established(answer, out));
         input::pump(self, actions);
     }
@@ -174,9 +177,9 @@ impl Session {
         match self.phase {
             Phase::Login(_) => Some(self.started + self.config.login_timeout),
             Phase::FullFeature => {
-                let alive = match self.pinged {
+                let alive = match self.ping_sent {
                     Some(since) => since + self.config.ping_timeout,
-                    None => self.heard + self.config.ping_after,
+                    None => self.last_received + self.config.ping_after,
                 };
                 Some(self.logout_by.map_or(alive, |by| by.min(alive)))
             }
@@ -184,7 +187,8 @@ impl Session {
         }
     }
 
-    /// Looks at the time: a login that takes too long ends, a silent peer is asked whether it lives.
+    /// Checks the timeouts: ends a login that takes too long, pings a silent initiator, and closes a connection without
+    /// an answer to that.
     pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         if self.deadline().is_none_or(|at| now < at) {
             return;
@@ -193,25 +197,25 @@ impl Session {
             self.close(CloseReason::LoginTimeout, actions);
         } else if self.logout_by.is_some_and(|by| by <= now) {
             self.close(CloseReason::LogoutTimeout, actions);
-        } else if self.pinged.is_some() {
+        } else if self.ping_sent.is_some() {
             self.close(CloseReason::PingTimeout, actions);
         } else {
             self.ping();
-            self.pinged = Some(now);
+            self.ping_sent = Some(now);
         }
     }
 
-    /// Asks the initiator to log out within `time` (11.9.1, event 1); then the connection closes.
+    /// Asks the initiator to log out within `time` (RFC 7143 11.9.1, event 1); then the connection closes.
     pub fn request_logout(&mut self, time: Duration, now: Instant) {
         if self.is_established() && self.logout_by.is_none() {
-            self.announce_logout(time);
+            self.send_logout_request(time);
             self.logout_by = Some(now + time);
         }
     }
 
-    fn hear(&mut self, now: Instant) {
-        self.heard = now;
-        self.pinged = None;
+    fn note_received(&mut self, now: Instant) {
+        self.last_received = now;
+        self.ping_sent = None;
     }
 
     fn digests(&self) -> Digests {
@@ -239,18 +243,19 @@ impl Session {
         self.unsolicited = 0;
     }
 
-    /// What no header may say (7.7): the bytes after it cannot be trusted.
+    /// The reason to close the connection if a header is malformed (RFC 7143 7.7): the position of the next header is
+    /// then unknown.
     fn malformed(&self, header: &Bhs) -> Option<CloseReason> {
         if header.data_len.get() > self.max_recv_segment {
-            return Some(CloseReason::Malformed("a data segment is longer than was declared"));
+            return Some(CloseReason::Malformed("a data segment is longer than MaxRecvDataSegmentLength"));
         }
         if header.ahs_words > 0 && header.opcode() != Opcode::SCSI_COMMAND {
-            return Some(CloseReason::Malformed("additional headers where there are none"));
+            return Some(CloseReason::Malformed("an additional header segment on a PDU that has none"));
         }
         None
     }
 
-    /// Where the payload of a PDU goes, before it comes.
+    /// Where the payload of a PDU goes.
     fn payload_plan(&mut self, header: &Bhs) -> PayloadPlan {
         match (&self.phase, header.opcode()) {
             (Phase::FullFeature, Opcode::DATA_OUT) => self.open_data_out(header),
@@ -260,7 +265,7 @@ impl Session {
         }
     }
 
-    /// A PDU is complete.
+    /// Handles a complete PDU.
     fn handle(&mut self, header: &Bhs, ahs: &[u8], payload: &mut Payload, actions: &mut Vec<Action>) {
         if !payload.intact {
             self.stats.digest_errors.add(1);
@@ -273,7 +278,7 @@ impl Session {
                 Opcode::NOP_OUT | Opcode::TASK_MANAGEMENT_REQUEST | Opcode::TEXT_REQUEST | Opcode::LOGOUT_REQUEST => {
                     self.request(header, payload, actions);
                 }
-                // Nothing is kept to be sent again at recovery level 0.
+                // At recovery level 0, PDUs are not kept for retransmission.
                 Opcode::SNACK => self.reject(RejectReason::SNACK, header),
                 Opcode::LOGIN_REQUEST => self.reject(RejectReason::PROTOCOL_ERROR, header),
                 _ => self.reject(RejectReason::NOT_SUPPORTED, header),
@@ -289,17 +294,17 @@ impl Session {
         let text = match payload.data.as_ref().map(Sg::pieces) {
             Some([]) => Some(&[][..]),
             Some([piece]) => Some(&piece[..]),
-            // Fresh memory for less than a block is one piece.
+            // A login text is shorter than a block, and so always one piece.
             Some(_) | None => None,
         };
         self.advance_login(actions, |login, out| login.handle(request, text, out));
     }
 
-    /// 11.13.5: nothing but logins before the full-feature phase.
+    /// RFC 7143 11.13.5: only login requests are allowed before the full-feature phase.
     fn not_a_login(&mut self, header: &Bhs, actions: &mut Vec<Action>) {
         if matches!(&self.phase, Phase::Login(login) if matches!(**login, Login::Start(_))) {
-            // Whoever begins like this does not speak the protocol, or is scanning for one.
-            return self.close(CloseReason::Malformed("it does not begin with a login"), actions);
+            // The peer does not speak iSCSI, or scans ports: an answer would be of no use.
+            return self.close(CloseReason::Malformed("the first PDU is not a login request"), actions);
         }
         let response = LoginResponse {
             flags: 0,
@@ -342,13 +347,13 @@ impl Session {
     fn enter_full_feature(&mut self, established: Established) {
         let Established { candidate, parameters, max_recv_segment, cmd_sn, stat_sn, .. } = established;
         self.phase = Phase::FullFeature;
-        self.numbers = Numbers::new(cmd_sn, stat_sn, self.config.window);
+        self.numbers = SequenceNumbers::new(cmd_sn, stat_sn, self.config.window);
         self.tasks = Tasks::new();
         self.out.digests = Digests { header: parameters.header_digest, data: parameters.data_digest };
         self.max_recv_segment = max_recv_segment as usize;
         self.negotiation.names.discovery = candidate.discovery;
         self.parameters = parameters;
-        // An initiator that offers a first burst longer than its bursts gets no more than one burst unasked.
+        // If the initiator offers a first burst longer than its bursts, unsolicited data is limited to one burst.
         self.parameters.first_burst = parameters.first_burst.min(parameters.max_burst);
         self.candidate = Some(candidate);
     }
@@ -357,7 +362,7 @@ impl Session {
         self.negotiation.names.discovery
     }
 
-    /// A target transfer tag that no other has.
+    /// The next target transfer tag. Tags repeat only after 2^32 - 1 others.
     fn tag(&mut self) -> U32 {
         let tag = self.next_ttt;
         self.next_ttt = match tag.wrapping_add(1) {
@@ -377,7 +382,7 @@ impl ProtocolMachine for Session {
 
     fn receive(&mut self, bytes: Slice, now: Instant, actions: &mut Vec<Action>) {
         if self.closed().is_none() {
-            self.hear(now);
+            self.note_received(now);
             input::receive(self, bytes, actions);
         }
     }
@@ -387,7 +392,7 @@ impl ProtocolMachine for Session {
             return;
         }
         if count > 0 {
-            self.hear(now);
+            self.note_received(now);
         }
         input::placed(self, memory, count, actions);
     }
@@ -400,7 +405,7 @@ impl ProtocolMachine for Session {
         self.input.answers_sent();
         let all = self.out.queue.take();
         if self.out.queue.is_starved() {
-            // With a hole in it, nothing of it may be sent.
+            // The queued bytes have a gap: none of them may be sent.
             self.shut(CloseReason::NoMemory);
             return Sg::default();
         }

@@ -8,23 +8,23 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// What the outside has to do.
+/// A request of the session to its front.
 #[derive(Debug)]
 pub enum Action {
-    /// Decide on a login: [`Session::authorized`].
+    /// Decide on a login. The answer is `Session::authorized`.
     Authorize(Box<Candidate>),
-    /// Look at what proves the initiator's name: [`Session::authenticated`].
+    /// Check the CHAP answer of the initiator. The answer is `Session::authenticated`.
     Authenticate(Box<ChapAnswer>),
-    /// End older sessions of this name (11.12.6: same initiator, ISID and portal group), then number this one:
-    /// [`Session::established`].
+    /// End an older session of the same initiator, ISID and portal group (RFC 7143 6.3.5), and give this one a TSIH.
+    /// The answer is `Session::established`.
     Establish(Box<Established>),
-    /// Carry out a command: [`Session::reply`] or [`Session::drop_task`].
+    /// Execute a command. The answer is `Session::reply` or `Session::drop_task`.
     Command(Command),
-    /// PullResult again: what [`PullResult::Pending`] promised is there, or will not come.
+    /// Repeat a pull that was `PullResult::Pending`: the data has arrived, or will not arrive.
     DataReady(TaskKey),
-    /// Carry out a task management function: [`Session::function_done`].
+    /// Execute a task management function. The answer is `Session::function_done`.
     TaskManagement(TaskManagement),
-    /// Tell targets and their addresses: [`Session::targets`].
+    /// List targets and their addresses. The answer is `Session::targets`.
     SendTargets(SendTargetsQuery),
     /// Send what is queued, abort all commands and close the connection.
     Close(CloseReason),
@@ -37,13 +37,13 @@ pub enum CloseReason {
     LoggedOut,
     /// The login has failed with this status.
     LoginRefused(LoginStatus),
-    /// The login was not over in time.
+    /// The login took longer than `Config::login_timeout`.
     LoginTimeout,
-    /// The peer did not answer a ping.
+    /// The initiator did not answer a ping in time.
     PingTimeout,
-    /// A header's digest did not match (7.8).
+    /// A header digest did not match (RFC 7143 7.8).
     HeaderDigest,
-    /// A PDU cannot be one (7.7), or none was expected.
+    /// A PDU is malformed (RFC 7143 7.7), or was not expected.
     Malformed(&'static str),
     /// There was no memory for a header.
     NoMemory,
@@ -51,19 +51,19 @@ pub enum CloseReason {
     LogoutTimeout,
 }
 
-/// By whose fault a connection was closed.
+/// The side that is responsible for the end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Responsible {
-    /// By nobody's.
+    /// Neither side: it ended in order.
     Nobody,
-    /// By the peer's, or the network's.
+    /// The initiator, or the network.
     Peer,
-    /// By ours.
+    /// The target.
     Target,
 }
 
 impl CloseReason {
-    /// By whose fault.
+    /// The responsible side.
     #[must_use]
     pub fn responsible(self) -> Responsible {
         match self {
@@ -86,70 +86,70 @@ impl fmt::Display for CloseReason {
             Self::LoggedOut => f.write_str("the initiator has logged out"),
             Self::LoginRefused(status) => write!(f, "the login was refused: {status:?} (0x{:04x})", status.0),
             Self::LoginTimeout => f.write_str("the login took too long"),
-            Self::PingTimeout => f.write_str("the initiator does not answer"),
-            Self::HeaderDigest => f.write_str("a header arrived damaged"),
-            Self::Malformed(what) => write!(f, "the initiator breaks the protocol: {what}"),
-            Self::NoMemory => f.write_str("no memory for an answer"),
+            Self::PingTimeout => f.write_str("the initiator does not answer a ping"),
+            Self::HeaderDigest => f.write_str("a header digest does not match"),
+            Self::Malformed(what) => write!(f, "the initiator violates the protocol: {what}"),
+            Self::NoMemory => f.write_str("no memory for a reply"),
             Self::LogoutTimeout => f.write_str("the initiator did not log out when asked"),
         }
     }
 }
 
-/// A SCSI command, as its initiator sent it.
+/// A SCSI command as the initiator sent it (RFC 7143 11.3).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Command {
-    /// The session's name for it.
+    /// Identifies the command within the session.
     pub task: TaskKey,
-    /// The initiator's name for it (ITT).
+    /// The initiator task tag.
     pub tag: u32,
-    /// The logical unit.
+    /// The LUN.
     pub lun: [u8; 8],
-    /// The CDB, with zeroes behind it.
+    /// The CDB, padded with zeroes.
     pub cdb: [u8; CDB_MAX],
-    /// Bytes of the CDB: 16, or more with an additional header.
+    /// Bytes of the CDB: 16, or more with an additional header segment.
     pub cdb_len: u8,
-    /// The task attribute (11.3.1.2): 0 untagged, 1 simple, 2 ordered, 3 head of queue, 4 ACA.
+    /// The task attribute (RFC 7143 11.3.1.2): 0 untagged, 1 simple, 2 ordered, 3 head of queue, 4 ACA.
     pub attribute: u8,
-    /// Bytes that the initiator expects.
+    /// Bytes that the initiator expects to receive.
     pub data_in: u32,
     /// Bytes that the initiator expects to send.
     pub data_out: u32,
 }
 
-/// A task management function, as its initiator sent it.
+/// A task management function as the initiator sent it (RFC 7143 11.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TaskManagement {
-    /// The session's name for it.
+    /// Identifies the function within the session.
     pub task: TaskKey,
-    /// What to do.
+    /// The function.
     pub function: Function,
-    /// The logical unit.
+    /// The LUN.
     pub lun: [u8; 8],
-    /// The initiator's name for the command that is meant, of functions that mean one.
+    /// The initiator task tag of the referenced command, for functions that reference one.
     pub tag: u32,
-    /// The session's name for that command.
+    /// The referenced command, if it is known.
     pub referenced: Option<TaskKey>,
 }
 
-/// Which targets an initiator asks for.
+/// The value of SendTargets: which targets an initiator asks for (RFC 7143 appendix C).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SendTargetsQuery {
-    /// All that it may see.
+    /// All targets that it may access.
     All,
-    /// One, by its name in lower case.
+    /// One target, by its name in lower case.
     One(Arc<str>),
 }
 
-/// A target, and where it can be reached.
+/// A target and its portals.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TargetAddresses {
     /// TargetName.
     pub name: Arc<str>,
-    /// Each with its portal group tag.
+    /// The address and the portal group tag of each portal.
     pub portals: Vec<(SocketAddr, u16)>,
 }
 
-/// A task of a session. Keys of tasks that are gone are harmless: nothing is found under them.
+/// Identifies a task of a session. The key of a task that has ended finds nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TaskKey {
     pub(super) index: u16,

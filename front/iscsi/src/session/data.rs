@@ -1,4 +1,4 @@
-//! Data and status of commands: Data-PduQueue and R2T in, Data-In and responses out (RFC 7143 11.4, 11.7, 11.8).
+//! Data and status of commands: Data-Out and R2T, Data-In and responses (RFC 7143 11.4, 11.7, 11.8).
 
 use super::Session;
 use super::action::{Action, TaskKey};
@@ -16,14 +16,14 @@ use lunar_stream::input::{Payload, PayloadPlan};
 use lunar_stream::protocol::{CommandData, PullResult};
 use zerocopy::IntoBytes;
 
-/// SAM-6 5.3.1.
+/// Status GOOD (SAM-6 5.3.1).
 const GOOD: u8 = 0x00;
 
 impl Session {
-    /// The header of a Data-PduQueue PDU: where its payload goes.
+    /// Takes the header of a Data-Out PDU: where its payload goes.
     pub(super) fn open_data_out(&mut self, bhs: &Bhs) -> PayloadPlan {
         let header = DataOut::of(bhs);
-        // A task that is gone was aborted, and its initiator had sent this before it knew.
+        // The task was aborted after the initiator had sent this PDU.
         let Some(key) = self.tasks.find(header.itt.get()) else { return PayloadPlan::Discard };
         let Some(task) = self.tasks.get_mut(key) else { return PayloadPlan::Discard };
         let (ttt, data_sn, offset) = (header.ttt.get(), header.data_sn.get(), header.offset.get());
@@ -35,11 +35,11 @@ impl Session {
         PayloadPlan::Discard
     }
 
-    /// A Data-PduQueue PDU is complete.
+    /// Handles a complete Data-Out PDU.
     pub(super) fn data_out(&mut self, bhs: &Bhs, payload: &mut Payload, actions: &mut Vec<Action>) {
         let header = DataOut::of(bhs);
         if header.data_len.get() == 0 {
-            // Without a payload nobody has asked where it goes.
+            // A PDU without payload has no payload plan: its header is taken here.
             let _nothing = self.open_data_out(bhs);
         }
         if !payload.intact {
@@ -48,7 +48,7 @@ impl Session {
         let Some(key) = self.tasks.find(header.itt.get()) else { return };
         let Some(task) = self.tasks.get_mut(key) else { return };
         let last = header.flags & FINAL != 0;
-        // 11.4.7.2: the first burst has to be complete where the command has more than one.
+        // RFC 7143 11.4.7.2: the first burst has to be complete if the command has more than one.
         let strict = task.expected_out > self.parameters.first_burst;
         let unsolicited = task.transfer.unsolicited();
         task.transfer.end_pdu(header.ttt.get(), payload.data.take(), payload.intact, last, strict);
@@ -61,25 +61,25 @@ impl Session {
             return self.finish(key, &answer);
         }
         if last {
-            self.ask(key);
+            self.send_r2ts(key);
         }
         if is_due {
             actions.push(Action::DataReady(key));
         }
     }
 
-    /// A command that was handed on and is not answered.
+    /// A command that is being executed.
     fn running(&mut self, key: TaskKey) -> Option<&mut Task> {
         self.tasks.get_mut(key).filter(|task| matches!(task.state, State::Running))
     }
 
-    /// Sends the R2Ts that may be sent.
-    fn ask(&mut self, key: TaskKey) {
+    /// Sends as many R2Ts as MaxOutstandingR2T allows.
+    fn send_r2ts(&mut self, key: TaskKey) {
         let limit = self.parameters.max_outstanding_r2t;
         loop {
             let ttt = self.tag();
             let Some(task) = self.tasks.get_mut(key) else { return };
-            let Some(asked) = task.transfer.next_r2t(ttt.get(), limit) else { return };
+            let Some(request) = task.transfer.next_r2t(ttt.get(), limit) else { return };
             let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.without_status();
             let header = R2t {
                 lun: task.lun,
@@ -88,19 +88,20 @@ impl Session {
                 stat_sn,
                 exp_cmd_sn,
                 max_cmd_sn,
-                r2t_sn: U32::new(asked.r2t_sn),
-                offset: U32::new(asked.offset),
-                desired_len: U32::new(asked.len),
+                r2t_sn: U32::new(request.r2t_sn),
+                offset: U32::new(request.offset),
+                desired_len: U32::new(request.len),
                 ..R2t::blank()
             };
             self.out.short(header, &[]);
         }
     }
 
-    /// Ends a command: what is left of its data, status, sense data (at most [`SENSE_MAX`] bytes), and how many
-    /// bytes the command would have moved, of which the residual is made. Returns whether the task was still there.
+    /// Ends a command with the rest of its data, its status and sense data (at most [`SENSE_MAX`] bytes). `wanted`:
+    /// bytes that the command transfers without the limit of the initiator, for the residual count. Returns whether the
+    /// task was still there.
     ///
-    /// While the initiator has not ended its data sequences, the response waits for them (11.4.2).
+    /// While the initiator has not ended its data sequences, the response waits (RFC 7143 11.4.2).
     pub fn reply(&mut self, key: TaskKey, status: u8, sense: &[u8], tail: &mut Tail, wanted: u64) -> bool {
         let Some(task) = self.running(key) else { return false };
         let failure = task.transfer.failure();
@@ -116,7 +117,7 @@ impl Session {
         true
     }
 
-    /// Ends a task without a response: it was aborted. What its initiator still sends for it is thrown away.
+    /// Ends a task without a response, because it was aborted. Data that the initiator still sends for it is discarded.
     pub fn drop_task(&mut self, key: TaskKey) {
         if self.running(key).is_none() {
             return;
@@ -126,7 +127,7 @@ impl Session {
         }
     }
 
-    /// Ends a command once the initiator owes no more data.
+    /// Ends a command when the initiator has ended its data sequences.
     pub(super) fn answer_early(&mut self, key: TaskKey, answer: Answer) {
         let Some(task) = self.tasks.get_mut(key) else { return };
         if task.transfer.has_open_sequence() {
@@ -141,7 +142,7 @@ impl Session {
         self.finish_with(key, answer.status, &answer.sense, answer.wanted, &mut Tail::default());
     }
 
-    /// Sends what is left of the data, and the status: in one PDU where that is allowed (11.7.3).
+    /// Sends the rest of the data and the status, in one PDU where that is allowed (RFC 7143 11.7.3).
     fn finish_with(&mut self, key: TaskKey, status: u8, sense: &[u8], wanted: u64, tail: &mut Tail) {
         let Some(mut task) = self.end_task(key) else { return };
         if task.numbered {
@@ -164,7 +165,7 @@ impl Session {
             stat_sn,
             exp_cmd_sn,
             max_cmd_sn,
-            // Data-In and R2T are numbered alike, and a command has one of the two.
+            // ExpDataSN counts Data-In and R2T PDUs. A command has one of the two.
             exp_data_sn: U32::new(task.data_sn.wrapping_add(task.r2ts)),
             residual: U32::new(residual.1),
             ..ScsiResponse::blank()
@@ -178,7 +179,7 @@ impl Session {
         }
     }
 
-    /// Sends Data-In PDUs; with `status`, the last carries it.
+    /// Sends Data-In PDUs; the last one carries `status`, if given.
     fn data_in(&mut self, task: &mut Summary, offset: usize, data: &mut Sg, status: Option<(u8, Residual)>) {
         let room = (task.expected_in as usize).saturating_sub(offset);
         if data.len() > room {
@@ -206,7 +207,7 @@ impl Session {
             } else {
                 (_, header.exp_cmd_sn, header.max_cmd_sn) = self.numbers.without_status();
             }
-            // 11.7.1: F ends a sequence, of at most MaxBurstLength bytes.
+            // RFC 7143 11.7.1: the F bit ends a sequence of at most MaxBurstLength bytes.
             if is_last || sequence_left == 0 {
                 header.flags |= FINAL;
                 sequence_left = self.parameters.max_burst as usize;
@@ -217,7 +218,7 @@ impl Session {
         }
     }
 
-    /// Frees a task; tells what its response needs.
+    /// Removes a task; returns the fields that its response needs.
     #[inline(always)]
     pub(super) fn end_task(&mut self, key: TaskKey) -> Option<Summary> {
         let summary = self.tasks.remove(key)?;
@@ -246,7 +247,7 @@ impl CommandData for Session {
         let burst_max = self.parameters.max_burst;
         let Some(task) = self.running(key) else { return };
         task.transfer.supply(memory, task.expected_out, burst_max);
-        self.ask(key);
+        self.send_r2ts(key);
     }
 
     fn push(&mut self, key: TaskKey, offset: usize, mut data: Sg) -> Result<(), Fault> {
@@ -260,10 +261,10 @@ impl CommandData for Session {
     }
 }
 
-/// A flag, and bytes.
+/// The residual flag and the residual count in bytes.
 type Residual = (u8, u32);
 
-/// 11.4.5: what the command would have moved against what the initiator expected.
+/// RFC 7143 11.4.5: the bytes that the command transfers against the bytes that the initiator expects.
 fn residual(wanted: u64, expected: u32) -> Residual {
     let expected = u64::from(expected);
     let count = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);

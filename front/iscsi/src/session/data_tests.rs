@@ -441,7 +441,7 @@ fn data_with_a_transfer_tag_that_was_not_given_is_rejected() {
     assert_eq!(peer.pull(command.task, 0, 1024), pattern(1024));
 }
 
-/// Sends a bad Data-PduQueue for a command of 1,024 bytes, then the end of its sequence; returns what the target says.
+/// Sends a bad Data-Out for a command of 1,024 bytes, then the end of its sequence; returns what the target says.
 fn after_bad(bad: impl Fn(u32) -> DataOut, len: usize) -> Vec<Got> {
     let mut peer = Peer::logged_in();
     let (command, r2t) = asked(&mut peer, 1024);

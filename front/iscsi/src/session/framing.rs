@@ -1,4 +1,4 @@
-//! Where a PDU begins and ends: basic header, additional headers, data segment, digests.
+//! The boundaries of PDUs: basic header, additional headers, data segment, digests (RFC 7143 11.2).
 
 use super::action::{Action, CloseReason};
 use super::{Phase, Session};
@@ -81,31 +81,31 @@ impl PduReader for Session {
 }
 
 impl Session {
-    /// Memory that what was received and not handed on takes, for tests of its bounds.
+    /// Bytes of memory held by PDUs that are not complete, for tests of its limits.
     #[cfg(test)]
     pub(crate) fn input_held_bytes(&self) -> usize {
         self.input.held_bytes()
     }
 
-    /// Bytes of a header with its additional segments and its digest.
+    /// Bytes of a header with its additional header segments and its digest.
     fn whole_head_len(&self, header: &Bhs) -> usize {
         BHS_LEN + header.ahs_len() + if self.digests().header { DIGEST_LEN } else { 0 }
     }
 
-    /// Bytes of a data segment, and of what follows it.
+    /// Bytes of a data segment, and of its padding and digest.
     fn body_len(&self, header: &Bhs) -> (usize, usize) {
         let len = header.data_len.get();
         let digest = if self.digests().data && len > 0 { DIGEST_LEN } else { 0 };
         (len, header.padded_len() - len + digest)
     }
 
-    /// A complete header, if it is sound; else the connection is closed.
+    /// A complete header and its additional header segments. Closes the connection if they are invalid.
     fn checked_head<'a>(&mut self, head: &'a [u8], actions: &mut Vec<Action>) -> Option<(&'a Bhs, &'a [u8])> {
         let header = Bhs::peek(head)?;
         let (bytes, sent) = head.split_at(BHS_LEN + header.ahs_len());
         let why = if !sent.is_empty() && digest(bytes) != sent {
             self.stats.digest_errors.add(1);
-            // 7.8: at recovery level 0 there is no way to find the next header.
+            // RFC 7143 7.8: at recovery level 0 the position of the next header is lost.
             Some(CloseReason::HeaderDigest)
         } else {
             self.malformed(header)

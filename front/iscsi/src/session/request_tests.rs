@@ -457,13 +457,13 @@ fn the_target_asks_for_a_logout() {
 #[test]
 fn asynchronous_messages_take_a_status_number() {
     let mut peer = Peer::logged_in();
-    peer.session.announce(AsyncEvent::DROPS_CONNECTION, [3, 2, 0]);
-    peer.session.announce(AsyncEvent::DROPS_SESSION, [0, 2, 0]);
+    peer.session.send_async_message(AsyncEvent::DROPS_CONNECTION, [3, 2, 0]);
+    peer.session.send_async_message(AsyncEvent::DROPS_SESSION, [0, 2, 0]);
     let got = peer.got();
     assert_eq!(got[0].pdu::<AsyncMessage>().parameter1.get(), 3);
     assert_eq!(got[1].pdu::<AsyncMessage>().stat_sn.get(), 502);
     let mut fresh = Peer::new(Config::default());
-    fresh.session.announce(AsyncEvent::DROPS_SESSION, [0; 3]);
+    fresh.session.send_async_message(AsyncEvent::DROPS_SESSION, [0; 3]);
     fresh.session.request_logout(Duration::ZERO, fresh.now);
     fresh.assert_quiet();
 }

@@ -1,9 +1,9 @@
-//! Text exchanges of the full-feature phase (RFC 7143 11.10, 11.11, Appendix C): SendTargets, and what little may
-//! be declared again. Long texts go over several PDUs, both ways.
+//! Text exchanges of the full-feature phase (RFC 7143 11.10, 11.11, appendix C): SendTargets, and the keys that may be
+//! declared again. Long texts take several PDUs in both directions.
 
 use super::Session;
 use super::action::{Action, SendTargetsQuery, TargetAddresses};
-use super::exchange::{Exchange, Step};
+use super::exchange::{ExchangeState, TextExchange};
 use crate::config::{PAIRS_MAX, TEXT_MAX};
 use crate::keys::{Phase, Taken};
 use crate::text::{self, REJECT, TextBuffer};
@@ -17,73 +17,74 @@ impl Session {
         let (continues, last) = (request.flags & CONTINUE != 0, request.flags & FINAL != 0);
         let exchange = self.exchange.take();
         let step = match (exchange, request.ttt.get()) {
-            (Some(waiting @ Exchange { step: Step::Asking { .. }, .. }), _) => {
+            (Some(waiting @ TextExchange { step: ExchangeState::AwaitingTargets { .. }, .. }), _) => {
                 self.exchange = Some(waiting);
                 return self.reject(RejectReason::PROTOCOL_ERROR, header);
             }
-            // Without a tag a new exchange begins, whatever became of the last.
-            (_, NO_TAG) => Step::Gathering(TextBuffer::default()),
-            (Some(Exchange { itt, ttt, step }), tag) if tag == ttt && itt == request.itt => step,
+            // A request without a target transfer tag begins a new exchange and drops an unfinished one.
+            (_, NO_TAG) => ExchangeState::Receiving(TextBuffer::default()),
+            (Some(TextExchange { itt, ttt, step }), tag) if tag == ttt && itt == request.itt => step,
             _ => return self.reject(RejectReason::INVALID_FIELD, header),
         };
         if request.itt.get() == NO_TAG || continues && last {
             return self.reject(RejectReason::INVALID_FIELD, header);
         }
         match step {
-            Step::Sending { answer, at } => self.send_text(request.itt, answer, at, true),
-            Step::Gathering(mut gather) => {
-                // Too long is refused before it is copied.
+            ExchangeState::Sending { answer, at } => self.send_text(request.itt, answer, at, true),
+            ExchangeState::Receiving(mut gather) => {
+                // Reject a text that is too long before it is copied.
                 if data.len() > TEXT_MAX || gather.add(&data.to_vec(), TEXT_MAX).is_err() {
                     return self.reject(RejectReason::PROTOCOL_ERROR, header);
                 }
                 if continues {
                     let ttt = self.tag();
-                    self.exchange = Some(Exchange { itt: request.itt, ttt: ttt.get(), step: Step::Gathering(gather) });
+                    self.exchange =
+                        Some(TextExchange { itt: request.itt, ttt: ttt.get(), step: ExchangeState::Receiving(gather) });
                     return self.emit_text(request.itt, 0, ttt, &[]);
                 }
                 self.take_text(request, &gather.take(), last, actions);
             }
-            // Dealt with above.
-            Step::Asking { .. } => {}
+            // Handled above.
+            ExchangeState::AwaitingTargets { .. } => {}
         }
     }
 
-    /// A text is complete.
+    /// Handles a complete text.
     fn take_text(&mut self, request: &TextRequest, text: &[u8], last: bool, actions: &mut Vec<Action>) {
         let mut answer = Vec::new();
         self.negotiation.resume(&self.parameters);
-        let Some(wanted) = self.take_pairs(text, &mut answer) else {
+        let Some(send_targets) = self.take_pairs(text, &mut answer) else {
             return self.reject(RejectReason::PROTOCOL_ERROR, request.bhs());
         };
         self.parameters = self.negotiation.parameters;
-        match wanted.and_then(|value| self.query(&value, &mut answer)) {
+        match send_targets.and_then(|value| self.query(&value, &mut answer)) {
             Some(query) => {
-                let step = Step::Asking { answer, last };
-                self.exchange = Some(Exchange { itt: request.itt, ttt: NO_TAG, step });
+                let step = ExchangeState::AwaitingTargets { answer, last };
+                self.exchange = Some(TextExchange { itt: request.itt, ttt: NO_TAG, step });
                 actions.push(Action::SendTargets(query));
             }
             None => self.send_text(request.itt, answer, 0, last),
         }
     }
 
-    /// Takes all pairs of a text. Returns the value of SendTargets, if that was there, or `None` if the text is bad.
+    /// Negotiates all pairs of a text. Returns the value of SendTargets, if present; `None` if the text is invalid.
     fn take_pairs(&mut self, text: &[u8], answer: &mut Vec<u8>) -> Option<Option<String>> {
-        let mut wanted = None;
+        let mut send_targets = None;
         for (count, pair) in text::pairs(text).enumerate() {
             let (key, value) = pair.ok()?;
             if count == PAIRS_MAX {
                 return None;
             }
-            // SendTargets is the only key that is looked at here.
+            // SendTargets is the only key that the table leaves to the session.
             if self.negotiation.take(Phase::FullFeature, key, value, answer).ok()? == Taken::Elsewhere {
-                wanted = Some(value.to_owned());
+                send_targets = Some(value.to_owned());
             }
         }
-        Some(wanted)
+        Some(send_targets)
     }
 
-    /// Appendix C: what may be asked in which kind of session. A normal session learns of its own target alone. The
-    /// standard would have `All` refused there; initiators ask it all the same, and expect that answer.
+    /// The query of a SendTargets value (RFC 7143 appendix C). A normal session is told of its own target only. The
+    /// standard has `All` rejected there, but initiators send it and expect that answer.
     fn query(&self, value: &str, answer: &mut Vec<u8>) -> Option<SendTargetsQuery> {
         let own = self.candidate.as_ref().and_then(|candidate| candidate.target.clone());
         let name = value.to_lowercase();
@@ -102,22 +103,22 @@ impl Session {
 
     /// The answer to [`Action::SendTargets`].
     pub fn targets(&mut self, targets: &[TargetAddresses]) {
-        let Some(Exchange { itt, step: Step::Asking { mut answer, last }, .. }) =
-            self.exchange.take_if(|exchange| matches!(exchange.step, Step::Asking { .. }))
+        let Some(TextExchange { itt, step: ExchangeState::AwaitingTargets { mut answer, last }, .. }) =
+            self.exchange.take_if(|exchange| matches!(exchange.step, ExchangeState::AwaitingTargets { .. }))
         else {
             return;
         };
         for TargetAddresses { name, portals } in targets {
             text::put(&mut answer, "TargetName", name);
             for (address, group) in portals {
-                // 13.8: IPv6 addresses in brackets, as `SocketAddr` writes them.
+                // RFC 7143 13.8: IPv6 addresses are in brackets, as `SocketAddr` writes them.
                 text::put(&mut answer, "TargetAddress", format_args!("{address},{group}"));
             }
         }
         self.send_text(itt, answer, 0, last);
     }
 
-    /// Sends a text from `at` on, as much of it as the initiator takes at once. `last`: the initiator has said all.
+    /// Sends a text from byte `at` on, as much as fits one PDU. `last`: the initiator has sent all of its text.
     fn send_text(&mut self, itt: U32, answer: Vec<u8>, at: usize, last: bool) {
         let end = answer.len().min(at + self.parameters.max_send_segment as usize);
         let more = end < answer.len();
@@ -128,11 +129,11 @@ impl Session {
         };
         self.emit_text(itt, flags, ttt, &answer[at..end]);
         let step = match (more, last) {
-            (true, _) => Step::Sending { answer, at: end },
-            (false, false) => Step::Gathering(TextBuffer::default()),
+            (true, _) => ExchangeState::Sending { answer, at: end },
+            (false, false) => ExchangeState::Receiving(TextBuffer::default()),
             (false, true) => return,
         };
-        self.exchange = Some(Exchange { itt, ttt: ttt.get(), step });
+        self.exchange = Some(TextExchange { itt, ttt: ttt.get(), step });
     }
 
     fn emit_text(&mut self, itt: U32, flags: u8, ttt: U32, text: &[u8]) {

@@ -452,7 +452,7 @@ pdu! {
         reserved: [u8; 2];
         /// For the target's own use, with its tag.
         lun: [u8; 8],
-        /// Of the NOP-PduQueue that it answers; else [`NO_TAG`](super::NO_TAG).
+        /// Of the NOP-Out that it answers; else [`NO_TAG`](super::NO_TAG).
         itt: U32,
         /// What the answer shall carry; [`NO_TAG`](super::NO_TAG) if none is wanted.
         ttt: U32,
