@@ -417,7 +417,7 @@ fn what_does_not_begin_with_a_login_is_closed_without_a_word() {
     assert_eq!(peer.got(), []);
     let mut peer = self::peer();
     peer.send(&NopOut::blank(), &[]);
-    peer.assert_closed(CloseReason::Malformed("it does not begin with a login"));
+    peer.assert_closed(CloseReason::Malformed("the first PDU is not a login request"));
     assert_eq!(peer.got(), []);
 }
 
@@ -445,7 +445,7 @@ fn additional_headers_in_a_login_are_closed() {
     let mut peer = peer();
     let bytes = peer.bytes(&login_request(SECURITY, None), &[0; 8], &text_of(NAMES));
     peer.feed(&bytes);
-    peer.assert_closed(CloseReason::Malformed("additional headers where there are none"));
+    peer.assert_closed(CloseReason::Malformed("an additional header segment on a PDU that has none"));
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn response(peer: &mut Peer) -> ScsiResponse {
     peer.one::<ScsiResponse>().0
 }
 
-/// ASC and ASCQ of an ABORTED COMMAND.
+/// ASC and ASCQ of a CHECK CONDITION with ABORTED COMMAND.
 fn aborted(got: &[Got]) -> (u8, u8) {
     let last = got.last().expect("a response");
     let header: ScsiResponse = last.pdu();
@@ -32,16 +32,16 @@ fn r2ts(peer: &mut Peer) -> Vec<R2t> {
     peer.got().iter().map(Got::pdu).collect()
 }
 
-/// A write with all its data in R2Ts, and the R2Ts that were sent for its first pull.
-fn asked(peer: &mut Peer, len: u32) -> (Command, Vec<R2t>) {
+/// A write whose data is all solicited, and the R2Ts of its first pull.
+fn write_with_r2ts(peer: &mut Peer, len: u32) -> (Command, Vec<R2t>) {
     let command = peer.write(1, len, &[]);
     peer.supply(command.task, 0, len as usize);
-    let asked = r2ts(peer);
-    (command, asked)
+    let write_with_r2ts = r2ts(peer);
+    (command, write_with_r2ts)
 }
 
 #[test]
-fn a_read_ends_with_its_status_in_the_last_data() {
+fn the_last_data_in_of_a_read_carries_the_status() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 512);
     let data = pattern(512);
@@ -56,7 +56,7 @@ fn a_read_ends_with_its_status_in_the_last_data() {
 }
 
 #[test]
-fn data_is_split_at_what_the_initiator_takes() {
+fn data_in_is_split_at_the_limit_of_the_initiator() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 20_000);
     let data = pattern(20_000);
@@ -70,7 +70,7 @@ fn data_is_split_at_what_the_initiator_takes() {
 }
 
 #[test]
-fn a_sequence_of_data_is_no_longer_than_a_burst() {
+fn a_data_in_sequence_is_no_longer_than_a_burst() {
     let offers = [("MaxBurstLength", "1024"), ("MaxRecvDataSegmentLength", "768")];
     let mut peer = Peer::logged_in_with(Config::default(), &offers);
     let command = peer.read(1, 2500);
@@ -82,7 +82,7 @@ fn a_sequence_of_data_is_no_longer_than_a_burst() {
 }
 
 #[test]
-fn data_pushed_before_the_reply_goes_first() {
+fn data_pushed_before_the_reply_is_sent_first() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 1024);
     assert_eq!(peer.session.push(command.task, 0, sg(&peer, &[1; 512])), Ok(()));
@@ -126,7 +126,7 @@ fn sense_data_is_cut_at_its_limit() {
 }
 
 #[test]
-fn less_than_expected_is_an_underflow() {
+fn less_data_than_expected_is_an_underflow() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 1000);
     let mut tail = tail(&peer, 0, &[0; 512]);
@@ -136,7 +136,7 @@ fn less_than_expected_is_an_underflow() {
 }
 
 #[test]
-fn more_than_expected_is_cut_off_and_an_overflow() {
+fn more_data_than_expected_is_cut_off_and_an_overflow() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 500);
     let mut tail = tail(&peer, 0, &[0; 512]);
@@ -146,7 +146,7 @@ fn more_than_expected_is_cut_off_and_an_overflow() {
 }
 
 #[test]
-fn nothing_expected_and_something_there_is_an_overflow() {
+fn data_for_an_initiator_that_expects_none_is_an_overflow() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
     let mut tail = tail(&peer, 0, &[0; 512]);
@@ -156,7 +156,7 @@ fn nothing_expected_and_something_there_is_an_overflow() {
 }
 
 #[test]
-fn residuals_of_a_write() {
+fn a_write_reports_residuals() {
     let mut peer = Peer::logged_in();
     for (itt, wanted, flags, count) in [(1, 512, UNDERFLOW, 512), (2, 1024, 0, 0), (3, 2048, OVERFLOW, 1024)] {
         let command = peer.write(itt, 1024, &[0; 1024]);
@@ -167,7 +167,7 @@ fn residuals_of_a_write() {
 }
 
 #[test]
-fn a_reply_to_a_task_that_is_gone_does_nothing() {
+fn a_reply_to_an_ended_task_is_ignored() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 512);
     assert!(peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0));
@@ -182,12 +182,12 @@ fn a_reply_to_a_task_that_is_gone_does_nothing() {
 }
 
 #[test]
-fn immediate_data_is_pulled_where_it_lies() {
+fn immediate_data_is_pulled_without_a_copy() {
     let mut peer = Peer::logged_in();
     let data = pattern(4096);
     let command = peer.write(1, 4096, &data);
     assert_eq!((command.data_in, command.data_out), (0, 4096));
-    let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 4096) else { panic!("it is there") };
+    let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 4096) else { panic!("the data is there") };
     assert_eq!((pulled.pieces().len(), pulled.to_vec()), (1, data));
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 4096);
     assert_eq!(response(&mut peer).exp_data_sn.get(), 0);
@@ -212,7 +212,7 @@ fn a_pull_beyond_what_is_expected_fails() {
 }
 
 #[test]
-fn the_rest_is_asked_for_with_an_r2t() {
+fn an_r2t_requests_the_rest() {
     let mut peer = Peer::logged_in();
     let command = peer.write(1, 4096, &pattern(1024));
     let PullResult::NeedsMemory(wanted) = peer.session.pull(command.task, 0, 4096) else { panic!("memory first") };
@@ -229,17 +229,17 @@ fn the_rest_is_asked_for_with_an_r2t() {
     assert_eq!(peer.ready(), []);
     peer.send(&data_out(1, r2t.ttt.get(), 1, 2048, true), &data[2048..]);
     assert_eq!(peer.ready(), [command.task]);
-    let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 4096) else { panic!("it is there") };
+    let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 4096) else { panic!("the data is there") };
     assert_eq!((pulled.pieces().len(), pulled.to_vec()), (2, data));
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 4096);
     assert_eq!(response(&mut peer).exp_data_sn.get(), 1);
 }
 
 #[test]
-fn bursts_are_asked_for_as_many_as_were_agreed() {
+fn no_more_r2ts_than_negotiated_are_outstanding() {
     let offers = [("MaxBurstLength", "1024"), ("MaxOutstandingR2T", "2")];
     let mut peer = Peer::logged_in_with(Config::default(), &offers);
-    let (command, first) = asked(&mut peer, 3500);
+    let (command, first) = write_with_r2ts(&mut peer, 3500);
     let fields: Vec<_> = first.iter().map(|r2t| (r2t.r2t_sn.get(), r2t.offset.get(), r2t.desired_len.get())).collect();
     assert_eq!(fields, [(0, 0, 1024), (1, 1024, 1024)]);
     assert_ne!(first[0].ttt, first[1].ttt);
@@ -258,21 +258,21 @@ fn bursts_are_asked_for_as_many_as_were_agreed() {
 }
 
 #[test]
-fn data_of_one_block_of_memory_comes_back_as_one_piece() {
+fn data_in_one_block_of_memory_is_pulled_as_one_piece() {
     let mut peer = Peer::logged_in();
-    let (command, r2t) = asked(&mut peer, 65_536);
+    let (command, r2t) = write_with_r2ts(&mut peer, 65_536);
     let data = pattern(65_536);
     assert!(matches!(peer.session.pull(command.task, 0, 65_536), PullResult::Pending));
     for (sn, at) in (0..).zip((0..65_536).step_by(8192)) {
         let header = data_out(1, r2t[0].ttt.get(), sn, at, at == 65_536 - 8192);
         peer.send(&header, &data[at as usize..at as usize + 8192]);
     }
-    let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 65_536) else { panic!("it is there") };
+    let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 65_536) else { panic!("the data is there") };
     assert_eq!((pulled.pieces().len(), pulled.to_vec()), (1, data));
 }
 
 #[test]
-fn more_memory_than_a_pull_wants_asks_ahead() {
+fn memory_beyond_a_pull_requests_data_ahead() {
     let mut peer = Peer::logged_in();
     let command = peer.write(1, 2048, &[]);
     assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::NeedsMemory(1024)));
@@ -284,29 +284,29 @@ fn more_memory_than_a_pull_wants_asks_ahead() {
 #[test]
 fn a_large_payload_is_received_into_its_memory() {
     let mut peer = Peer::logged_in();
-    let (command, r2t) = asked(&mut peer, 65_536);
+    let (command, r2t) = write_with_r2ts(&mut peer, 65_536);
     assert!(matches!(peer.session.pull(command.task, 0, 65_536), PullResult::Pending));
     let data = pattern(65_536);
     let header = data_out(1, r2t[0].ttt.get(), 0, 0, true);
     let bytes = peer.bytes(&header, &[], &data);
     peer.feed(&bytes[..1048]);
-    let crate::session::ReceiveMode::Into(memory) = peer.session.receive_mode() else { panic!("it is large") };
+    let crate::session::ReceiveMode::Into(memory) = peer.session.receive_mode() else { panic!("the payload is large") };
     assert_eq!(memory.len(), 65_536 - 1000);
     peer.session.placed(memory, 0, peer.now, &mut peer.actions);
     peer.piece = 50_000;
     peer.feed(&bytes[1048..]);
     assert_eq!(peer.ready(), [command.task]);
-    let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 65_536) else { panic!("it is there") };
+    let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 65_536) else { panic!("the data is there") };
     assert_eq!((pulled.pieces().len(), pulled.to_vec()), (1, data));
 }
 
 #[test]
-fn a_payload_on_its_way_to_a_task_that_is_dropped_is_thrown_away() {
+fn payload_in_transit_to_a_dropped_task_is_discarded() {
     let mut peer = Peer::logged_in();
-    let (command, r2t) = asked(&mut peer, 65_536);
+    let (command, r2t) = write_with_r2ts(&mut peer, 65_536);
     let bytes = peer.bytes(&data_out(1, r2t[0].ttt.get(), 0, 0, true), &[], &pattern(65_536));
     peer.feed(&bytes[..100]);
-    let crate::session::ReceiveMode::Into(memory) = peer.session.receive_mode() else { panic!("it is large") };
+    let crate::session::ReceiveMode::Into(memory) = peer.session.receive_mode() else { panic!("the payload is large") };
     peer.session.drop_task(command.task);
     peer.session.placed(memory, 10, peer.now, &mut peer.actions);
     peer.feed(&bytes[110..]);
@@ -316,7 +316,7 @@ fn a_payload_on_its_way_to_a_task_that_is_dropped_is_thrown_away() {
 }
 
 #[test]
-fn unsolicited_data_comes_without_being_asked_for() {
+fn unsolicited_data_needs_no_r2t() {
     let mut peer = Peer::logged_in();
     let data = pattern(3000);
     let header = peer.scsi(1, WRITE, 3000);
@@ -331,7 +331,7 @@ fn unsolicited_data_comes_without_being_asked_for() {
 }
 
 #[test]
-fn what_goes_beyond_the_first_burst_is_asked_for() {
+fn data_beyond_the_first_burst_is_requested() {
     let offers = [("InitialR2T", "No"), ("FirstBurstLength", "1024")];
     let mut peer = Peer::logged_in_with(Config::default(), &offers);
     let data = pattern(3000);
@@ -349,7 +349,7 @@ fn what_goes_beyond_the_first_burst_is_asked_for() {
 }
 
 #[test]
-fn a_short_command_may_keep_a_part_until_it_is_asked_for() {
+fn a_short_command_may_send_a_part_after_an_r2t() {
     let mut peer = Peer::logged_in();
     let data = pattern(3000);
     let header = peer.scsi(1, WRITE, 3000);
@@ -376,11 +376,11 @@ fn an_incomplete_first_burst_fails_the_command() {
 }
 
 #[test]
-fn data_that_nobody_may_send_unasked_fails_the_command() {
+fn unsolicited_data_that_was_not_negotiated_fails_the_command() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("InitialR2T", "Yes")]);
     let header = peer.scsi(1, WRITE, 3000);
     peer.send(&header, &[0; 100]);
-    // The response waits for the end of what was announced.
+    // The response waits for the end of the announced sequence.
     peer.assert_quiet();
     peer.send(&data_out(1, NO_TAG, 0, 100, false), &[0; 100]);
     peer.assert_quiet();
@@ -390,7 +390,7 @@ fn data_that_nobody_may_send_unasked_fails_the_command() {
 }
 
 #[test]
-fn immediate_data_that_was_ruled_out_fails_the_command() {
+fn immediate_data_that_was_not_negotiated_fails_the_command() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("ImmediateData", "No")]);
     let header = peer.scsi(1, WRITE | FINAL, 3000);
     peer.send(&header, &[0; 100]);
@@ -418,7 +418,7 @@ fn more_immediate_data_than_expected_fails_the_command() {
 }
 
 #[test]
-fn data_for_a_tag_that_is_unknown_is_thrown_away() {
+fn data_of_an_unknown_task_is_discarded() {
     let mut peer = Peer::logged_in();
     peer.send(&data_out(77, NO_TAG, 0, 0, true), &[0; 512]);
     peer.send(&data_out(77, 5, 0, 0, true), &[]);
@@ -426,25 +426,25 @@ fn data_for_a_tag_that_is_unknown_is_thrown_away() {
 }
 
 #[test]
-fn data_with_a_transfer_tag_that_was_not_given_is_rejected() {
+fn data_with_an_unknown_transfer_tag_is_rejected() {
     let mut peer = Peer::logged_in();
-    let (command, r2t) = asked(&mut peer, 1024);
+    let (command, r2t) = write_with_r2ts(&mut peer, 1024);
     assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Pending));
     let bad = data_out(1, r2t[0].ttt.get() + 1, 0, 0, true);
     peer.send(&bad, &[9; 1024]);
     let (reject, data) = peer.one::<Reject>();
     assert_eq!((reject.reason, reject.itt.get(), data.len()), (RejectReason::INVALID_FIELD, NO_TAG, 48));
     assert_eq!(data[..4], bad.as_bytes()[..4]);
-    // The command goes on.
+    // The command continues.
     peer.send(&data_out(1, r2t[0].ttt.get(), 0, 0, true), &pattern(1024));
     assert_eq!(peer.ready(), [command.task]);
     assert_eq!(peer.pull(command.task, 0, 1024), pattern(1024));
 }
 
-/// Sends a bad Data-Out for a command of 1,024 bytes, then the end of its sequence; returns what the target says.
-fn after_bad(bad: impl Fn(u32) -> DataOut, len: usize) -> Vec<Got> {
+/// Sends an invalid Data-Out for a command of 1,024 bytes and then the end of its sequence; returns the responses.
+fn responses_to_invalid(bad: impl Fn(u32) -> DataOut, len: usize) -> Vec<Got> {
     let mut peer = Peer::logged_in();
-    let (command, r2t) = asked(&mut peer, 1024);
+    let (command, r2t) = write_with_r2ts(&mut peer, 1024);
     let ttt = r2t[0].ttt.get();
     assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Pending));
     peer.send(&bad(ttt), &vec![0; len]);
@@ -452,7 +452,7 @@ fn after_bad(bad: impl Fn(u32) -> DataOut, len: usize) -> Vec<Got> {
     assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Failed(Fault::Protocol)));
     assert!(peer.session.reply(command.task, 2, &[1; 18], &mut Tail::default(), 0));
     if bad(ttt).flags & FINAL == 0 {
-        // The response waits for the end of the sequence, whatever is in it.
+        // The response waits for the end of the sequence.
         assert_eq!(peer.session.tasks(), 1);
         peer.send(&data_out(1, ttt, 9, 77, true), &[0; 300]);
     }
@@ -462,41 +462,41 @@ fn after_bad(bad: impl Fn(u32) -> DataOut, len: usize) -> Vec<Got> {
 
 #[test]
 fn a_gap_in_data_sn_fails_the_command() {
-    let got = after_bad(|ttt| data_out(1, ttt, 1, 0, true), 1024);
+    let got = responses_to_invalid(|ttt| data_out(1, ttt, 1, 0, true), 1024);
     assert_eq!((got.len(), aborted(&got)), (1, (0x47, 0x05)));
-    let got = after_bad(|ttt| data_out(1, ttt, 27, 0, false), 512);
+    let got = responses_to_invalid(|ttt| data_out(1, ttt, 27, 0, false), 512);
     assert_eq!((got.len(), aborted(&got)), (1, (0x47, 0x05)));
 }
 
 #[test]
 fn a_wrong_offset_is_rejected_and_fails_the_command() {
-    let got = after_bad(|ttt| data_out(1, ttt, 0, 4, true), 1020);
+    let got = responses_to_invalid(|ttt| data_out(1, ttt, 0, 4, true), 1020);
     assert_eq!(got[0].pdu::<Reject>().reason, RejectReason::INVALID_FIELD);
     assert_eq!((got.len(), aborted(&got)), (2, (0x0c, 0x0d)));
 }
 
 #[test]
-fn data_beyond_the_burst_is_rejected_and_fails_the_command() {
-    let got = after_bad(|ttt| data_out(1, ttt, 0, 0, false), 1025);
+fn data_beyond_the_sequence_is_rejected_and_fails_the_command() {
+    let got = responses_to_invalid(|ttt| data_out(1, ttt, 0, 0, false), 1025);
     assert_eq!(got[0].pdu::<Reject>().reason, RejectReason::INVALID_FIELD);
     assert_eq!((got.len(), aborted(&got)), (2, (0x0c, 0x0d)));
-    let got = after_bad(|ttt| data_out(1, ttt, 0, u32::MAX, false), 1);
+    let got = responses_to_invalid(|ttt| data_out(1, ttt, 0, u32::MAX, false), 1);
     assert_eq!(aborted(&got), (0x0c, 0x0d));
 }
 
 #[test]
-fn less_data_than_was_asked_for_fails_the_command() {
-    let got = after_bad(|ttt| data_out(1, ttt, 0, 0, true), 512);
+fn less_data_than_requested_fails_the_command() {
+    let got = responses_to_invalid(|ttt| data_out(1, ttt, 0, 0, true), 512);
     assert_eq!((got.len(), aborted(&got)), (1, (0x0c, 0x0d)));
-    let got = after_bad(|ttt| data_out(1, ttt, 0, 0, true), 0);
+    let got = responses_to_invalid(|ttt| data_out(1, ttt, 0, 0, true), 0);
     assert_eq!((got.len(), aborted(&got)), (1, (0x0c, 0x0d)));
 }
 
 #[test]
-fn a_sequence_that_overtakes_another_fails_the_command() {
+fn a_sequence_out_of_order_fails_the_command() {
     let offers = [("MaxBurstLength", "512"), ("MaxOutstandingR2T", "2")];
     let mut peer = Peer::logged_in_with(Config::default(), &offers);
-    let (command, r2t) = asked(&mut peer, 1024);
+    let (command, r2t) = write_with_r2ts(&mut peer, 1024);
     peer.send(&data_out(1, r2t[1].ttt.get(), 0, 512, true), &[0; 512]);
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     assert_eq!(peer.session.tasks(), 1);
@@ -507,12 +507,12 @@ fn a_sequence_that_overtakes_another_fails_the_command() {
 #[test]
 fn a_response_waits_for_the_end_of_the_data() {
     let mut peer = Peer::logged_in();
-    let (command, r2t) = asked(&mut peer, 1024);
+    let (command, r2t) = write_with_r2ts(&mut peer, 1024);
     assert!(peer.session.reply(command.task, 2, &[5; 18], &mut Tail::default(), 0));
     peer.assert_quiet();
     peer.send(&data_out(1, r2t[0].ttt.get(), 0, 0, false), &[0; 512]);
     peer.assert_quiet();
-    assert!(!peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0), "it is answered");
+    assert!(!peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0), "the command was answered");
     peer.session.drop_task(command.task);
     peer.send(&data_out(1, r2t[0].ttt.get(), 1, 512, true), &[0; 512]);
     let (header, sense) = peer.one::<ScsiResponse>();
@@ -521,10 +521,10 @@ fn a_response_waits_for_the_end_of_the_data() {
 }
 
 #[test]
-fn bursts_that_were_not_asked_for_yet_are_never_asked_for() {
+fn no_r2t_is_sent_after_the_reply() {
     let offers = [("MaxBurstLength", "512"), ("MaxOutstandingR2T", "1")];
     let mut peer = Peer::logged_in_with(Config::default(), &offers);
-    let (command, r2t) = asked(&mut peer, 1024);
+    let (command, r2t) = write_with_r2ts(&mut peer, 1024);
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     peer.send(&data_out(1, r2t[0].ttt.get(), 0, 0, true), &[0; 512]);
     response(&mut peer);
@@ -533,7 +533,7 @@ fn bursts_that_were_not_asked_for_yet_are_never_asked_for() {
 #[test]
 fn a_data_digest_that_does_not_match_fails_the_command() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("DataDigest", "CRC32C")]);
-    let (command, r2t) = asked(&mut peer, 1024);
+    let (command, r2t) = write_with_r2ts(&mut peer, 1024);
     assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Pending));
     let mut bytes = peer.bytes(&data_out(1, r2t[0].ttt.get(), 0, 0, true), &[], &[0; 1024]);
     bytes[100] ^= 1;
@@ -556,12 +556,12 @@ fn immediate_data_whose_digest_does_not_match_fails_the_command() {
     let got = peer.got();
     assert_eq!(got[0].pdu::<Reject>().reason, RejectReason::DATA_DIGEST);
     assert_eq!((got.len(), aborted(&got)), (2, (0x47, 0x05)));
-    // The number is taken: the next command runs.
+    // The CmdSN is used: the next command is executed.
     peer.read(2, 0);
 }
 
 #[test]
-fn digests_travel_both_ways() {
+fn digests_are_checked_and_sent() {
     let offers = [("HeaderDigest", "CRC32C"), ("DataDigest", "CRC32C"), ("InitialR2T", "No")];
     let mut peer = Peer::logged_in_with(Config::default(), &offers);
     for piece in [usize::MAX, 1, 7, 48, 52] {
@@ -578,7 +578,7 @@ fn digests_travel_both_ways() {
 }
 
 #[test]
-fn a_command_whose_data_finds_no_memory_is_busy() {
+fn a_command_without_memory_for_its_data_is_busy() {
     let mut peer = Peer::logged_in();
     let header = peer.scsi(1, WRITE | FINAL, 40_000);
     let bytes = peer.bytes(&header, &[], &pattern(40_000));
@@ -592,7 +592,7 @@ fn a_command_whose_data_finds_no_memory_is_busy() {
 }
 
 #[test]
-fn an_unsolicited_burst_without_memory_is_busy_once_it_is_over() {
+fn an_unsolicited_burst_without_memory_is_busy_after_its_end() {
     let mut peer = Peer::logged_in();
     let hog: Vec<_> = std::iter::from_fn(|| peer.arena.take(1)).collect();
     let header = peer.scsi(1, WRITE, 2000);
@@ -604,7 +604,7 @@ fn an_unsolicited_burst_without_memory_is_busy_once_it_is_over() {
 }
 
 #[test]
-fn more_unsolicited_data_than_is_allowed_is_busy() {
+fn more_unsolicited_data_than_the_limit_is_busy() {
     let mut peer = Peer::logged_in_with(Config { unsolicited_max: 1500, ..Config::default() }, &[]);
     let first = peer.write(1, 1000, &[0; 1000]);
     let header = peer.scsi(2, WRITE | FINAL, 1000);
@@ -617,10 +617,10 @@ fn more_unsolicited_data_than_is_allowed_is_busy() {
 }
 
 #[test]
-fn a_dropped_task_gives_its_memory_back_and_its_data_is_thrown_away() {
+fn a_dropped_task_frees_its_memory_and_its_data_is_discarded() {
     let mut peer = Peer::logged_in();
     let before = peer.arena.used();
-    let (command, r2t) = asked(&mut peer, 65_536);
+    let (command, r2t) = write_with_r2ts(&mut peer, 65_536);
     assert!(peer.arena.used() > before + 60_000);
     peer.session.drop_task(command.task);
     assert!(peer.arena.used() < before + 20_000);
@@ -632,11 +632,11 @@ fn a_dropped_task_gives_its_memory_back_and_its_data_is_thrown_away() {
 }
 
 #[test]
-fn without_memory_for_a_header_the_connection_is_closed() {
+fn a_connection_without_memory_for_a_header_is_closed() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
     let hog: Vec<_> = std::iter::from_fn(|| peer.arena.take_reserved(1)).collect();
-    // First what is left of the block that the login was written into.
+    // First use up the block that the login response is in.
     while peer.session.closed().is_none() {
         peer.session.ping();
         peer.session.take_out();
@@ -647,7 +647,7 @@ fn without_memory_for_a_header_the_connection_is_closed() {
 }
 
 #[test]
-fn residuals() {
+fn residual_counts_follow_the_standard() {
     assert_eq!(residual(512, 512), (0, 0));
     assert_eq!(residual(0, 512), (UNDERFLOW, 512));
     assert_eq!(residual(1024, 512), (OVERFLOW, 512));

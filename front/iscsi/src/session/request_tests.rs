@@ -14,7 +14,7 @@ fn immediate(opcode: Opcode) -> First {
     First::new(opcode).immediately()
 }
 
-/// An immediate function; `cmd_sn` is that of the next command.
+/// An immediate task management function; its CmdSN is that of the next command.
 fn function(peer: &Peer, function: Function, tag: u32, ref_cmd_sn: u32) -> TaskManagementRequest {
     TaskManagementRequest {
         first: immediate(Opcode::TASK_MANAGEMENT_REQUEST),
@@ -49,7 +49,7 @@ fn logout(peer: &mut Peer, reason: LogoutReason, cid: u16) -> LogoutRequest {
 }
 
 #[test]
-fn a_ping_is_echoed() {
+fn a_nop_out_with_a_tag_is_echoed() {
     let mut peer = Peer::logged_in();
     let request = nop(&mut peer, 5, NO_TAG);
     peer.send(&request, b"hello");
@@ -59,7 +59,7 @@ fn a_ping_is_echoed() {
 }
 
 #[test]
-fn an_immediate_ping_takes_no_number() {
+fn an_immediate_nop_out_takes_no_number() {
     let mut peer = Peer::logged_in();
     let request = NopOut { first: immediate(Opcode::NOP_OUT), ..nop(&mut peer, 5, NO_TAG) };
     peer.send(&request, &[]);
@@ -68,7 +68,7 @@ fn an_immediate_ping_takes_no_number() {
 }
 
 #[test]
-fn an_echo_is_no_longer_than_what_the_initiator_takes() {
+fn an_echo_is_cut_at_the_limit_of_the_initiator() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("MaxRecvDataSegmentLength", "512")]);
     let request = nop(&mut peer, 5, NO_TAG);
     peer.send(&request, &pattern(600));
@@ -76,7 +76,7 @@ fn an_echo_is_no_longer_than_what_the_initiator_takes() {
 }
 
 #[test]
-fn a_ping_without_a_tag_is_not_answered() {
+fn a_nop_out_without_a_tag_is_not_answered() {
     let mut peer = Peer::logged_in();
     let request = NopOut { first: immediate(Opcode::NOP_OUT), ..nop(&mut peer, NO_TAG, NO_TAG) };
     peer.send(&request, b"data");
@@ -84,7 +84,7 @@ fn a_ping_without_a_tag_is_not_answered() {
 }
 
 #[test]
-fn a_ping_without_a_tag_must_be_immediate() {
+fn a_nop_out_without_a_tag_must_be_immediate() {
     let mut peer = Peer::logged_in();
     let request = nop(&mut peer, NO_TAG, NO_TAG);
     peer.send(&request, &[]);
@@ -92,7 +92,7 @@ fn a_ping_without_a_tag_must_be_immediate() {
 }
 
 #[test]
-fn a_ping_whose_digest_does_not_match_is_rejected() {
+fn a_nop_out_with_a_wrong_digest_is_rejected() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("DataDigest", "CRC32C")]);
     let request = nop(&mut peer, 5, NO_TAG);
     let mut bytes = peer.bytes(&request, &[], b"ping");
@@ -103,7 +103,7 @@ fn a_ping_whose_digest_does_not_match_is_rejected() {
 }
 
 #[test]
-fn a_ping_that_finds_no_memory_is_rejected() {
+fn a_nop_out_without_memory_for_its_data_is_rejected() {
     let mut peer = Peer::logged_in();
     let request = nop(&mut peer, 5, NO_TAG);
     let bytes = peer.bytes(&request, &[], &pattern(1000));
@@ -115,7 +115,7 @@ fn a_ping_that_finds_no_memory_is_rejected() {
 }
 
 #[test]
-fn a_peer_that_is_silent_is_asked_and_then_given_up() {
+fn a_silent_initiator_is_pinged_and_then_disconnected() {
     let mut peer = Peer::logged_in();
     let (after, timeout) = (Config::default().ping_after, Config::default().ping_timeout);
     assert_eq!(peer.session.deadline(), Some(peer.now + after));
@@ -130,7 +130,7 @@ fn a_peer_that_is_silent_is_asked_and_then_given_up() {
 }
 
 #[test]
-fn a_peer_that_answers_lives() {
+fn an_initiator_that_answers_a_ping_stays_connected() {
     let mut peer = Peer::logged_in();
     let after = Config::default().ping_after;
     peer.session.tick(peer.now + after, &mut peer.actions);
@@ -140,7 +140,7 @@ fn a_peer_that_answers_lives() {
     peer.send(&answer, &[]);
     peer.assert_quiet();
     assert_eq!(peer.session.deadline(), Some(peer.now + after));
-    // A ping has no status: its number is the next one's.
+    // A ping has no status: it carries the next StatSN.
     peer.cmd_sn = 100;
     let command = peer.read(1, 0);
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
@@ -148,7 +148,7 @@ fn a_peer_that_answers_lives() {
 }
 
 #[test]
-fn whoever_never_reads_is_not_read_from() {
+fn an_initiator_that_does_not_read_is_not_read_from() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("MaxRecvDataSegmentLength", "262144")]);
     let mut bytes = Vec::new();
     for itt in 0..10 {
@@ -159,7 +159,7 @@ fn whoever_never_reads_is_not_read_from() {
     assert!(matches!(peer.session.receive_mode(), ReceiveMode::Paused));
     let queued = peer.session.queued_bytes();
     assert!(queued > ANSWERS_MAX && queued < ANSWERS_MAX + 110_000, "{queued}");
-    // What was received already goes on when the answers are taken.
+    // Received PDUs are handled when the queued replies were taken.
     let mut answers = 0;
     loop {
         answers += peer.got().len();
@@ -172,7 +172,7 @@ fn whoever_never_reads_is_not_read_from() {
 }
 
 #[test]
-fn abort_task_names_the_command_that_runs() {
+fn abort_task_references_a_running_command() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 512);
     let request = function(&peer, Function::ABORT_TASK, 1, 100);
@@ -191,7 +191,7 @@ fn abort_task_names_the_command_that_runs() {
 }
 
 #[test]
-fn abort_task_of_a_command_that_is_over_finds_none() {
+fn abort_task_of_an_ended_command_finds_no_task() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
@@ -202,7 +202,7 @@ fn abort_task_of_a_command_that_is_over_finds_none() {
 }
 
 #[test]
-fn abort_task_of_a_command_that_has_not_come_keeps_it_from_running() {
+fn abort_task_of_a_command_that_has_not_arrived_prevents_it() {
     let mut peer = Peer::logged_in();
     let late = peer.scsi(1, READ | FINAL, 0);
     let request = function(&peer, Function::ABORT_TASK, 1, 100);
@@ -215,7 +215,7 @@ fn abort_task_of_a_command_that_has_not_come_keeps_it_from_running() {
 }
 
 #[test]
-fn abort_task_of_a_number_beyond_its_own_finds_none() {
+fn abort_task_of_a_later_command_number_finds_no_task() {
     let mut peer = Peer::logged_in();
     for ref_cmd_sn in [99, 100, 150, 500] {
         let request = function(&peer, Function::ABORT_TASK, 1, ref_cmd_sn);
@@ -225,7 +225,7 @@ fn abort_task_of_a_number_beyond_its_own_finds_none() {
 }
 
 #[test]
-fn abort_task_of_a_command_that_waits_for_its_turn_ends_it() {
+fn abort_task_ends_a_held_command() {
     let mut peer = Peer::logged_in();
     let first = peer.scsi(1, READ | FINAL, 0);
     let second = peer.scsi(2, READ | FINAL, 0);
@@ -238,7 +238,7 @@ fn abort_task_of_a_command_that_waits_for_its_turn_ends_it() {
     peer.read(3, 0);
 }
 
-/// A write whose answer waits for its data.
+/// A write whose reply waits for the end of its data.
 fn draining(peer: &mut Peer) -> Command {
     let header = peer.scsi(1, WRITE, 1024);
     peer.send(&header, &[]);
@@ -249,7 +249,7 @@ fn draining(peer: &mut Peer) -> Command {
 }
 
 #[test]
-fn abort_task_of_a_command_whose_answer_waits_ends_it() {
+fn abort_task_ends_a_command_whose_reply_waits() {
     let mut peer = Peer::logged_in();
     draining(&mut peer);
     let request = function(&peer, Function::ABORT_TASK, 1, 100);
@@ -261,7 +261,7 @@ fn abort_task_of_a_command_whose_answer_waits_ends_it() {
 }
 
 #[test]
-fn a_reset_sweeps_what_the_session_holds() {
+fn a_reset_ends_commands_that_are_not_running() {
     for (which, lun, left) in [
         (Function::LOGICAL_UNIT_RESET, LUN, 1),
         (Function::ABORT_TASK_SET, LUN, 1),
@@ -287,7 +287,7 @@ fn a_reset_sweeps_what_the_session_holds() {
 }
 
 #[test]
-fn a_reset_leaves_commands_that_came_after_it() {
+fn a_reset_does_not_end_later_commands() {
     let mut peer = Peer::logged_in();
     let request = function(&peer, Function::LOGICAL_UNIT_RESET, NO_TAG, 0);
     let _missing = peer.next_cmd_sn();
@@ -298,7 +298,7 @@ fn a_reset_leaves_commands_that_came_after_it() {
 }
 
 #[test]
-fn a_function_with_a_number_waits_for_its_turn() {
+fn a_function_out_of_order_waits_for_its_turn() {
     let mut peer = Peer::logged_in();
     let first = peer.scsi(1, READ | FINAL, 0);
     let request = TaskManagementRequest {
@@ -313,7 +313,7 @@ fn a_function_with_a_number_waits_for_its_turn() {
 }
 
 #[test]
-fn task_reassign_is_refused() {
+fn task_reassign_is_not_supported() {
     let mut peer = Peer::logged_in();
     peer.read(1, 0);
     let request = function(&peer, Function::TASK_REASSIGN, 1, 100);
@@ -322,7 +322,7 @@ fn task_reassign_is_refused() {
 }
 
 #[test]
-fn functions_of_rfc_7144_need_its_level() {
+fn functions_of_rfc_7144_need_protocol_level_2() {
     let level = Config { protocol_level: 2, ..Config::default() };
     for code in [0, 9, 10, 11, 12, 13, 127] {
         let mut peer = Peer::logged_in();
@@ -356,7 +356,7 @@ fn a_function_with_a_tag_in_use_is_rejected() {
 }
 
 #[test]
-fn a_function_that_means_a_function_finds_no_task() {
+fn a_function_that_references_a_function_finds_no_task() {
     let mut peer = Peer::logged_in();
     let request = function(&peer, Function::LOGICAL_UNIT_RESET, NO_TAG, 0);
     peer.send(&request, &[]);
@@ -364,7 +364,7 @@ fn a_function_that_means_a_function_finds_no_task() {
     let second = TaskManagementRequest { itt: U32::new(0x501), ..function(&peer, Function::ABORT_TASK, 0x500, 99) };
     peer.send(&second, &[]);
     assert_eq!(outcome(&mut peer), FunctionResponse::NO_TASK);
-    // A function's key is no command's.
+    // The key of a function is not the key of a command.
     assert!(!peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0));
     assert!(matches!(peer.session.pull(first.task, 0, 1), PullResult::Failed(_)));
     assert_eq!(peer.session.tasks(), 1);
@@ -409,7 +409,7 @@ fn a_logout_ends_the_session() {
 }
 
 #[test]
-fn a_logout_that_cannot_be_leaves_the_session() {
+fn an_invalid_logout_does_not_end_the_session() {
     let mut peer = Peer::logged_in();
     for (reason, cid, response) in [
         (LogoutReason::CLOSE_CONNECTION, 4, LogoutOutcome::NO_CONNECTION),
@@ -440,7 +440,7 @@ fn a_logout_waits_for_its_turn() {
 }
 
 #[test]
-fn the_target_asks_for_a_logout() {
+fn the_target_requests_a_logout() {
     let mut peer = Peer::logged_in();
     peer.session.request_logout(Duration::from_secs(10), peer.now);
     let message = peer.one::<AsyncMessage>().0;
@@ -469,7 +469,7 @@ fn asynchronous_messages_take_a_status_number() {
 }
 
 #[test]
-fn payload_that_waits_for_its_turn_is_bounded() {
+fn payload_of_held_requests_is_limited() {
     let mut peer = Peer::logged_in_with(Config { unsolicited_max: 2500, ..Config::default() }, &[]);
     let first = nop(&mut peer, 1, NO_TAG);
     for itt in 2..5 {

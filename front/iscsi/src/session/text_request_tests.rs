@@ -13,7 +13,7 @@ fn query(peer: &mut Peer) -> SendTargetsQuery {
     query.clone()
 }
 
-fn ask(peer: &mut Peer, text: &[u8]) {
+fn send_text(peer: &mut Peer, text: &[u8]) {
     let request = text_request(8, None, peer.next_cmd_sn(), false);
     peer.send(&request, text);
 }
@@ -31,9 +31,9 @@ fn rejected(peer: &mut Peer) -> RejectReason {
 }
 
 #[test]
-fn all_targets_are_told_to_a_discovery_session() {
+fn a_discovery_session_is_told_all_targets() {
     let mut peer = Peer::discovering();
-    ask(&mut peer, &all());
+    send_text(&mut peer, &all());
     assert_eq!(query(&mut peer), SendTargetsQuery::All);
     peer.assert_quiet();
     peer.session.targets(&[addresses("iqn.a"), addresses("iqn.b")]);
@@ -54,9 +54,9 @@ fn all_targets_are_told_to_a_discovery_session() {
 }
 
 #[test]
-fn no_targets_are_an_empty_answer() {
+fn without_targets_the_answer_is_empty() {
     let mut peer = Peer::discovering();
-    ask(&mut peer, &all());
+    send_text(&mut peer, &all());
     query(&mut peer);
     peer.session.targets(&[]);
     let (header, data) = peer.one::<TextResponse>();
@@ -64,41 +64,41 @@ fn no_targets_are_an_empty_answer() {
 }
 
 #[test]
-fn one_target_is_told_by_name() {
+fn a_target_can_be_queried_by_name() {
     let mut peer = Peer::discovering();
-    ask(&mut peer, &text_of(&[("SendTargets", "IQN.X")]));
+    send_text(&mut peer, &text_of(&[("SendTargets", "IQN.X")]));
     assert_eq!(query(&mut peer), SendTargetsQuery::One("iqn.x".into()));
     let mut peer = Peer::logged_in();
-    ask(&mut peer, &text_of(&[("SendTargets", TARGET)]));
+    send_text(&mut peer, &text_of(&[("SendTargets", TARGET)]));
     assert_eq!(query(&mut peer), SendTargetsQuery::One(TARGET.into()));
 }
 
 #[test]
-fn a_normal_session_learns_of_its_own_target_alone() {
+fn a_normal_session_is_told_of_its_own_target_only() {
     for value in ["", "All", TARGET] {
         let mut peer = Peer::logged_in();
-        ask(&mut peer, &text_of(&[("SendTargets", value)]));
+        send_text(&mut peer, &text_of(&[("SendTargets", value)]));
         assert_eq!(query(&mut peer), SendTargetsQuery::One(TARGET.into()));
     }
 }
 
 #[test]
-fn what_may_not_be_asked_is_refused() {
+fn other_queries_are_answered_with_reject() {
     let refusal = [("SendTargets", "Reject")];
     let mut peer = Peer::logged_in();
     for value in ["all", "iqn.other", INITIATOR] {
-        ask(&mut peer, &text_of(&[("SendTargets", value)]));
+        send_text(&mut peer, &text_of(&[("SendTargets", value)]));
         assert_eq!(peer.got()[0].pairs(), refusal);
     }
     let mut peer = Peer::discovering();
-    ask(&mut peer, &text_of(&[("SendTargets", "")]));
+    send_text(&mut peer, &text_of(&[("SendTargets", "")]));
     assert_eq!(peer.got()[0].pairs(), refusal);
 }
 
 #[test]
-fn a_long_answer_goes_over_several_responses() {
+fn a_long_answer_takes_several_responses() {
     let mut peer = Peer::discovering();
-    ask(&mut peer, &all());
+    send_text(&mut peer, &all());
     query(&mut peer);
     let targets: Vec<TargetAddresses> = (0..300).map(|count| addresses(&format!("iqn.x:{count:03}"))).collect();
     peer.session.targets(&targets);
@@ -123,22 +123,22 @@ fn a_long_answer_goes_over_several_responses() {
 }
 
 #[test]
-fn an_answer_is_cut_at_what_the_initiator_takes() {
+fn an_answer_is_divided_at_the_limit_of_the_initiator() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("MaxRecvDataSegmentLength", "512")]);
-    ask(&mut peer, &text_of(&[("SendTargets", "")]));
+    send_text(&mut peer, &text_of(&[("SendTargets", "")]));
     query(&mut peer);
     peer.session.targets(&[addresses(&format!("iqn.{}", "x".repeat(1000)))]);
     assert_eq!(peer.one::<TextResponse>().1.len(), 512);
 }
 
 #[test]
-fn a_new_exchange_ends_an_answer_that_was_not_finished() {
+fn a_new_exchange_ends_an_unfinished_one() {
     let mut peer = Peer::discovering();
-    ask(&mut peer, &all());
+    send_text(&mut peer, &all());
     query(&mut peer);
     peer.session.targets(&[addresses(&format!("iqn.{}", "x".repeat(9000)))]);
     let old = peer.one::<TextResponse>().0.ttt.get();
-    ask(&mut peer, &text_of(&[("X-a", "b")]));
+    send_text(&mut peer, &text_of(&[("X-a", "b")]));
     assert_eq!(peer.got()[0].pairs(), [("X-a", "NotUnderstood")]);
     let request = text_request(8, Some(old), peer.next_cmd_sn(), false);
     peer.send(&request, &[]);
@@ -146,7 +146,7 @@ fn a_new_exchange_ends_an_answer_that_was_not_finished() {
 }
 
 #[test]
-fn a_question_over_several_requests() {
+fn a_text_may_take_several_requests() {
     let mut peer = Peer::discovering();
     let text = all();
     let request = text_request(8, None, peer.next_cmd_sn(), true);
@@ -159,7 +159,7 @@ fn a_question_over_several_requests() {
 }
 
 #[test]
-fn an_initiator_that_has_more_to_say_is_asked_for_it() {
+fn an_initiator_with_more_text_is_asked_for_it() {
     let mut peer = Peer::discovering();
     let mut request = text_request(8, None, peer.next_cmd_sn(), false);
     request.flags = 0;
@@ -175,7 +175,7 @@ fn an_initiator_that_has_more_to_say_is_asked_for_it() {
 }
 
 #[test]
-fn a_question_without_end_is_rejected() {
+fn a_text_that_is_too_long_is_rejected() {
     let mut peer = Peer::discovering();
     let mut ttt = None;
     for _ in 0..TEXT_MAX / 4096 {
@@ -186,19 +186,19 @@ fn a_question_without_end_is_rejected() {
     let request = text_request(8, ttt, peer.next_cmd_sn(), true);
     peer.send(&request, &[b'a'; 4]);
     assert_eq!(rejected(&mut peer), RejectReason::PROTOCOL_ERROR);
-    // Too long at once.
+    // Too long in one PDU.
     let mut peer = Peer::logged_in();
-    ask(&mut peer, &[b'a'; TEXT_MAX + 1]);
+    send_text(&mut peer, &[b'a'; TEXT_MAX + 1]);
     assert_eq!(rejected(&mut peer), RejectReason::PROTOCOL_ERROR);
     peer.assert_quiet();
 }
 
 #[test]
-fn a_question_while_another_is_answered_is_rejected() {
+fn a_second_text_request_before_the_answer_is_rejected() {
     let mut peer = Peer::discovering();
-    ask(&mut peer, &all());
+    send_text(&mut peer, &all());
     query(&mut peer);
-    ask(&mut peer, &all());
+    send_text(&mut peer, &all());
     assert_eq!(rejected(&mut peer), RejectReason::PROTOCOL_ERROR);
     peer.session.targets(&[addresses("iqn.a")]);
     assert_eq!(peer.got()[0].pairs().len(), 3);
@@ -207,17 +207,17 @@ fn a_question_while_another_is_answered_is_rejected() {
 }
 
 #[test]
-fn text_that_is_none_is_rejected() {
+fn malformed_text_is_rejected() {
     let mut peer = Peer::logged_in();
     for bad in [&b"SendTargets=All"[..], b"SendTargets\0", b"=\0", b"A=\xff\0"] {
-        ask(&mut peer, bad);
+        send_text(&mut peer, bad);
         assert_eq!(rejected(&mut peer), RejectReason::PROTOCOL_ERROR);
     }
     let twice = text_of(&[("SendTargets", ""), ("SendTargets", "")]);
-    ask(&mut peer, &twice);
+    send_text(&mut peer, &twice);
     assert_eq!(rejected(&mut peer), RejectReason::PROTOCOL_ERROR);
     let many: Vec<(&str, &str)> = vec![("X-a", ""); PAIRS_MAX + 1];
-    ask(&mut peer, &text_of(&many));
+    send_text(&mut peer, &text_of(&many));
     assert_eq!(rejected(&mut peer), RejectReason::PROTOCOL_ERROR);
 }
 
@@ -237,7 +237,7 @@ fn text_without_a_tag_and_with_contradicting_flags_is_rejected() {
 }
 
 #[test]
-fn an_empty_text_that_goes_on_is_answered() {
+fn an_empty_text_without_the_final_flag_is_answered() {
     let mut peer = Peer::logged_in();
     let request = text_request(8, None, peer.next_cmd_sn(), true);
     peer.send(&request, &[]);
@@ -248,9 +248,9 @@ fn an_empty_text_that_goes_on_is_answered() {
 }
 
 #[test]
-fn the_initiator_declares_again_what_it_takes() {
+fn the_initiator_may_declare_its_segment_limit_again() {
     let mut peer = Peer::logged_in();
-    ask(&mut peer, &text_of(&[("MaxRecvDataSegmentLength", "1024"), ("MaxBurstLength", "512")]));
+    send_text(&mut peer, &text_of(&[("MaxRecvDataSegmentLength", "1024"), ("MaxBurstLength", "512")]));
     assert_eq!(peer.got()[0].pairs(), [("MaxBurstLength", "Reject")]);
     assert_eq!((peer.session.parameters().max_send_segment, peer.session.parameters().max_burst), (1024, 262_144));
     let command = peer.read(1, 2048);
