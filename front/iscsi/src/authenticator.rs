@@ -1,9 +1,10 @@
-//! The outside of logins, one for all cores: login may log in, how he proves his name, how often he may fail, and login is
-//! told of it. Decides, and does nothing else: randomness, time and the log come from its maker and its callers.
+//! Decides who may log in; one value for all cores. It has no I/O: its creator and its callers provide randomness, time
+//! and the audit sink.
 //!
-//! * [`throttle`](lunar_core::access::throttle): login fails waits longer and longer; nobody is locked out
-//! * [`audit`]: one record for each login and each refusal, never with a secret
-//! * here: the answers that a login waits for, [`Authenticator::login_delay`], [`Authenticator::begin_login`] and [`Authenticator::authenticate`]
+//! * [`throttle`](lunar_core::access::throttle): failed logins are delayed per source address; no account is locked
+//! * [`audit`]: one record for each login and each refusal, without secrets
+//! * here: the answers that a login waits for: [`Authenticator::login_delay`], [`Authenticator::begin_login`] and
+//!   [`Authenticator::authenticate`]
 
 pub mod audit;
 
@@ -21,13 +22,13 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Fills memory with random bytes, as good as those of secrets; tells whether it could.
+/// Fills memory with cryptographically secure random bytes; returns whether it succeeded.
 pub type RandomSource = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
-/// Takes records of the audit; at most [`REFUSALS_PER_SECOND`](lunar_core::access::audit::REFUSALS_PER_SECOND) and a
-/// few.
+/// Takes audit records: per second at most [`REFUSALS_PER_SECOND`](lunar_core::access::audit::REFUSALS_PER_SECOND)
+/// refusals, and all accepted logins.
 pub type AuditSink = Box<dyn Fn(&AuditRecord) + Send + Sync>;
 
-/// LoginDetails may log in.
+/// Decides who may log in.
 pub struct Authenticator {
     random: RandomSource,
     sink: AuditSink,
@@ -38,12 +39,12 @@ pub struct Authenticator {
 struct State {
     directory: Arc<Directory>,
     audit: AuditLog,
-    /// Challenges of ours that are not answered yet, of all connections: none of them is answered by ourselves. As many
-    /// as half-open logins at most.
+    /// Challenges of the target that are not answered yet, of all connections: the target never answers one of them
+    /// itself. There are at most as many as half-open logins.
     challenges: BTreeSet<Challenge>,
 }
 
-/// A challenge of ours that waits for its answer.
+/// A challenge of the target that is not answered yet.
 #[derive(Debug)]
 struct Outstanding {
     authenticator: Arc<Authenticator>,
@@ -56,7 +57,7 @@ impl Drop for Outstanding {
     }
 }
 
-/// A login that is not over.
+/// A login that is not complete.
 #[derive(Debug)]
 pub struct LoginAttempt {
     login: LoginDetails,
@@ -67,42 +68,42 @@ pub struct LoginAttempt {
 }
 
 impl LoginAttempt {
-    /// The challenge with which the initiator has to prove its name, if it has to.
+    /// The CHAP challenge for the initiator, if it has to authenticate.
     #[must_use]
     pub fn challenge(&self) -> Option<Challenge> {
         self.outstanding.as_ref().map(|outstanding| outstanding.challenge)
     }
 
-    /// The name of the map that says which units it sees; without, it sees all.
+    /// The name of the LUN map of the host group; without one, the initiator accesses all units.
     #[must_use]
     pub fn map(&self) -> Option<&Arc<str>> {
         self.map.as_ref()
     }
 
-    /// The target that it wants; none if it only asks what there is.
+    /// The requested target; `None` for a discovery session.
     #[must_use]
     pub fn entry(&self) -> Option<&Arc<TargetEntry>> {
         self.entry.as_ref()
     }
 
-    /// LoginDetails knocks.
+    /// The names and the address of the login.
     #[must_use]
     pub fn login(&self) -> &LoginDetails {
         &self.login
     }
 }
 
-/// What becomes of a [`ChapAnswer`], and when the initiator may know.
+/// The result of a [`ChapAnswer`], and when the initiator may learn it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AuthOutcome {
-    /// Our own proof, if it is asked for; or how the login ends.
-    pub verdict: Result<Option<TargetAnswer>, LoginStatus>,
-    /// How long the answer has to wait.
-    pub after: Duration,
+    /// The target's own CHAP response, if the initiator requests one; or how the login ends.
+    pub result: Result<Option<TargetAnswer>, LoginStatus>,
+    /// How long the answer is delayed.
+    pub delay: Duration,
 }
 
 impl Authenticator {
-    /// The authenticator of what there is to log in to.
+    /// An authenticator for the targets of `directory`.
     #[must_use]
     pub fn new(directory: Directory, random: RandomSource, sink: AuditSink) -> Arc<Self> {
         let mut throttle = Throttle::default();
@@ -111,14 +112,14 @@ impl Authenticator {
         Arc::new(Self { random, sink, throttle: Arc::new(Mutex::new(throttle)), state: Mutex::new(state) })
     }
 
-    /// One that tells nobody, and asks for no proofs.
+    /// An authenticator without audit log and without randomness, so that nobody can be challenged.
     #[must_use]
     pub fn silent(directory: Directory) -> Arc<Self> {
         Self::new(directory, Box::new(|_| false), Box::new(|_| {}))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere leaves nothing half-done here: each change is one insert, remove or assignment.
+        // Every change is one insert, remove or assignment, so a panic of another thread leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -126,30 +127,29 @@ impl Authenticator {
         self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What failures cost, and how often somebody may come: the same for whatever else lets hosts in at the same
-    /// addresses.
+    /// The throttle, to be shared with other fronts at the same addresses.
     #[must_use]
     pub fn shared_throttle(&self) -> Arc<Mutex<Throttle>> {
         self.throttle.clone()
     }
 
-    /// What there is to log in to now.
+    /// The current directory of targets and portals.
     #[must_use]
     pub fn directory(&self) -> Arc<Directory> {
         self.lock().directory.clone()
     }
 
-    /// Goes by another directory from now on. Sessions and logins under way stay what they are until each front looks
-    /// after them: [`Front::review`](crate::serve::Front::review).
+    /// Replaces the directory. Existing sessions and logins in progress do not change until each front checks them:
+    /// [`Front::review`](crate::serve::Front::review).
     pub fn set_directory(&self, directory: Directory) {
         self.throttle().set_rate(directory.login_rate);
         self.lock().directory = Arc::new(directory);
     }
 
-    /// Somebody is at the door; how long he has to wait until he may attempt.
+    /// How long a login has to wait, by the rate limit of its source address.
     ///
     /// # Errors
-    /// How the login ends, if he comes too often.
+    /// How the login ends, if there are too many from its address.
     pub fn login_delay(
         &self,
         candidate: &Candidate,
@@ -158,15 +158,15 @@ impl Authenticator {
     ) -> Result<Duration, LoginStatus> {
         let turn = self.throttle().arrive(source.ip(), now);
         turn.ok_or_else(|| {
-            self.tell(LoginDetails::new(candidate, source), Err(RefusalReason::TooManyLogins), now);
+            self.record(LoginDetails::new(candidate, source), Err(RefusalReason::TooManyLogins), now);
             LoginStatus::SERVICE_UNAVAILABLE
         })
     }
 
-    /// Somebody wants to log in.
+    /// Begins a login.
     ///
     /// # Errors
-    /// How the login ends. To whom the target is not shown there is none.
+    /// How the login ends. A target that the initiator may not access is reported as not found.
     pub fn begin_login(
         self: &Arc<Self>,
         candidate: &Candidate,
@@ -175,7 +175,7 @@ impl Authenticator {
     ) -> Result<LoginAttempt, LoginStatus> {
         let directory = self.directory();
         let mut login = LoginDetails::new(candidate, source);
-        // All may ask what there is; what they are shown is another matter.
+        // Everyone may open a discovery session. It lists only targets that the initiator may access.
         let wanted = candidate.target.as_deref().filter(|_| !candidate.discovery);
         let entry = wanted.and_then(|name| directory.target(name)).cloned();
         let group = entry.as_ref().and_then(|entry| entry.access.group(&candidate.initiator, source.ip()));
@@ -184,7 +184,7 @@ impl Authenticator {
             _ if candidate.discovery => (directory.discovery.clone(), None),
             Some(group) => (Arc::new(group.proofs.clone()), group.map.clone()),
             None => {
-                self.tell(
+                self.record(
                     login,
                     Err(if entry.is_some() { RefusalReason::NoGroup } else { RefusalReason::NoTarget }),
                     now,
@@ -202,49 +202,49 @@ impl Authenticator {
             return Err(LoginStatus::TARGET_ERROR);
         }
         let challenge = Challenge::from_random(random);
-        // A generator that repeats itself is none.
+        // A repeated challenge means that the random number generator is broken.
         if !self.lock().challenges.insert(challenge) {
             return Err(LoginStatus::TARGET_ERROR);
         }
         Ok(Outstanding { authenticator: self.clone(), challenge })
     }
 
-    /// Looks at what shall prove the initiator's name.
+    /// Checks the CHAP answer of an initiator.
     pub fn authenticate(&self, attempt: &mut LoginAttempt, chap_answer: &ChapAnswer, now: Instant) -> AuthOutcome {
         (attempt.login.user, attempt.login.algorithm) = (Some(chap_answer.user.clone()), Some(chap_answer.algorithm));
         let source = attempt.login.source.ip();
         let Some(turn) = self.throttle().turn(source, now) else {
-            self.tell(attempt.login.clone(), Err(RefusalReason::TooManyFailures), now);
-            return AuthOutcome { verdict: Err(LoginStatus::SERVICE_UNAVAILABLE), after: Duration::ZERO };
+            self.record(attempt.login.clone(), Err(RefusalReason::TooManyFailures), now);
+            return AuthOutcome { result: Err(LoginStatus::SERVICE_UNAVAILABLE), delay: Duration::ZERO };
         };
-        match self.examine(&attempt.proofs, chap_answer) {
+        match self.verify(&attempt.proofs, chap_answer) {
             Ok(proof) => {
                 self.throttle().succeeded(&chap_answer.user);
-                AuthOutcome { verdict: Ok(proof), after: turn }
+                AuthOutcome { result: Ok(proof), delay: turn }
             }
             Err(reason) => {
                 let pause = self.throttle().failed(source, &chap_answer.user, now);
-                self.tell(attempt.login.clone(), Err(reason), now);
-                AuthOutcome { verdict: Err(LoginStatus::AUTHENTICATION_FAILURE), after: turn + pause }
+                self.record(attempt.login.clone(), Err(reason), now);
+                AuthOutcome { result: Err(LoginStatus::AUTHENTICATION_FAILURE), delay: turn + pause }
             }
         }
     }
 
-    fn examine<'a>(&self, proofs: &'a Proofs, chap_answer: &ChapAnswer) -> Result<Option<TargetAnswer>, RefusalReason> {
-        // All users are looked at, whoever is meant.
-        let meant = |found, user: &'a Account| if user.name == chap_answer.user { Some(user) } else { found };
-        let user = proofs.users.iter().fold(None, meant);
-        // A user that there is not takes the same path and time, with another's secret: what comes out is not used.
+    fn verify<'a>(&self, proofs: &'a Proofs, chap_answer: &ChapAnswer) -> Result<Option<TargetAnswer>, RefusalReason> {
+        // All users are compared, so that the time does not depend on the position of the name.
+        let matches = |found, user: &'a Account| if user.name == chap_answer.user { Some(user) } else { found };
+        let user = proofs.users.iter().fold(None, matches);
+        // An unknown user takes the same path and time with the secret of another one; the result is not used.
         let secret = &user.or_else(|| proofs.users.first()).ok_or(RefusalReason::UnknownUser)?.secret;
         let Challenge { identifier, bytes } = chap_answer.challenge;
-        let is_right = chap_answer.algorithm.response(identifier, secret, &bytes) == chap_answer.response;
-        match (user, is_right) {
+        let is_correct = chap_answer.algorithm.response(identifier, secret, &bytes) == chap_answer.response;
+        match (user, is_correct) {
             (None, _) => return Err(RefusalReason::UnknownUser),
             (Some(_), false) => return Err(RefusalReason::WrongResponse),
             (Some(_), true) => {}
         }
         let Some(MutualChallenge { identifier, challenge }) = &chap_answer.mutual else { return Ok(None) };
-        // RFC 7143 9.2.1: whoever sends our own challenge back wants us to answer it.
+        // RFC 7143 9.2.1: reject a reflected challenge, whose answer would authenticate the initiator.
         if self.lock().challenges.iter().any(|ours| ours.bytes[..] == challenge[..]) {
             return Err(RefusalReason::Reflected);
         }
@@ -253,17 +253,17 @@ impl Authenticator {
         Ok(Some(TargetAnswer { name: own.name.clone(), response }))
     }
 
-    /// A login has ended well.
+    /// Records a successful login.
     pub fn log_accepted(&self, attempt: &LoginAttempt, now: Instant) {
-        self.tell(attempt.login.clone(), Ok(()), now);
+        self.record(attempt.login.clone(), Ok(()), now);
     }
 
-    /// A login has ended for a reason that the authenticator does not know of.
+    /// Records a login that has failed for a reason outside the authenticator.
     pub fn log_refused(&self, attempt: &LoginAttempt, status: LoginStatus, now: Instant) {
-        self.tell(attempt.login.clone(), Err(RefusalReason::Status(status)), now);
+        self.record(attempt.login.clone(), Err(RefusalReason::Status(status)), now);
     }
 
-    fn tell(&self, login: LoginDetails, outcome: Result<(), RefusalReason>, now: Instant) {
+    fn record(&self, login: LoginDetails, outcome: Result<(), RefusalReason>, now: Instant) {
         let records = self.lock().audit.records(login, outcome, now);
         records.iter().for_each(|record| (self.sink)(record));
     }

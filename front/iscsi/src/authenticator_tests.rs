@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const NOW: Instant = Instant(1_000_000_000_000);
 const ALICE: &str = "the secret of alice";
 const BOB: &str = "the secret of bob, too";
-const OWN: &str = "what the target knows";
+const OWN: &str = "the secret of the target";
 
 fn account(name: &str, secret: &str) -> Account {
     Account { name: name.into(), secret: Secret::new(secret.into()).expect("long enough") }
@@ -28,7 +28,7 @@ fn candidate(initiator: &str, discovery: bool) -> Candidate {
     }
 }
 
-/// Two users for hosts, one of whom has a map; another for discovery.
+/// A group with two users and a LUN map, a group without users, and a user for discovery.
 fn access() -> Result<Access, Mistake> {
     let users = vec![account("alice", ALICE), account("bob", BOB)];
     let hosts = Group {
@@ -39,11 +39,11 @@ fn access() -> Result<Access, Mistake> {
         ..Group::everybody()
     };
     let free = Group { name: "free".into(), hosts: vec![Pattern::new("iqn.free")], ..Group::everybody() };
-    let looks = Proofs { users: vec![account("looker", "a secret for looking")], target: None };
-    Access::new(vec![hosts, free], looks)
+    let discovery = Proofs { users: vec![account("looker", "a secret for discovery")], target: None };
+    Access::new(vec![hosts, free], discovery)
 }
 
-/// A target that lets these in.
+/// A directory with one target.
 fn directory(access: Access) -> Directory {
     let mut directory = Directory::new(Duration::from_secs(1));
     directory.discovery = access.discovery().clone();
@@ -61,58 +61,58 @@ fn directory(access: Access) -> Directory {
 
 struct Rig {
     authenticator: Arc<Authenticator>,
-    told: Arc<Mutex<Vec<String>>>,
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Rig {
     fn new() -> Self {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let (sink, count) = (told.clone(), AtomicU8::new(0));
-        // Each time another byte.
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let (sink, count) = (log.clone(), AtomicU8::new(0));
+        // A different byte each time.
         let random = move |into: &mut [u8]| {
             into.fill(count.fetch_add(1, Ordering::Relaxed));
             true
         };
         let sink = move |record: &AuditRecord| sink.lock().expect("whole").push(record.to_string());
         let authenticator = Authenticator::new(directory(access().expect("right")), Box::new(random), Box::new(sink));
-        Self { authenticator, told }
+        Self { authenticator, log }
     }
 
     fn attempt(&self) -> LoginAttempt {
-        self.authenticator.begin_login(&candidate("iqn.x:host", false), source(), NOW).expect("shown")
+        self.authenticator.begin_login(&candidate("iqn.x:host", false), source(), NOW).expect("a target")
     }
 
-    /// The answer of somebody login takes `secret` for the user's.
+    /// The CHAP answer of an initiator that takes `secret` for the secret of `user`.
     fn chap_answer(&self, attempt: &LoginAttempt, user: &str, secret: &str, mutual: Option<Vec<u8>>) -> ChapAnswer {
-        let challenge = attempt.challenge().expect("it must be proved");
+        let challenge = attempt.challenge().expect("the initiator is challenged");
         let algorithm = Algorithm::SHA256;
         let response = algorithm.response(challenge.identifier, &account("", secret).secret, &challenge.bytes);
         let mutual = mutual.map(|challenge| MutualChallenge { identifier: 9, challenge });
         ChapAnswer { user: user.into(), algorithm, challenge, response, mutual }
     }
 
-    fn prove(&self, user: &str, secret: &str, mutual: Option<Vec<u8>>) -> AuthOutcome {
+    fn authenticate(&self, user: &str, secret: &str, mutual: Option<Vec<u8>>) -> AuthOutcome {
         let mut attempt = self.attempt();
         let chap_answer = self.chap_answer(&attempt, user, secret, mutual);
         self.authenticator.authenticate(&mut attempt, &chap_answer, NOW)
     }
 
-    fn told(&self) -> Vec<String> {
-        std::mem::take(&mut self.told.lock().expect("whole"))
+    fn log(&self) -> Vec<String> {
+        std::mem::take(&mut self.log.lock().expect("whole"))
     }
 
     fn reason(&self) -> String {
-        let told = self.told();
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!([ALICE, BOB, OWN].iter().all(|secret| !told[0].contains(secret)));
-        told[0].split('"').nth(1).map(str::to_owned).unwrap_or_default()
+        let log = self.log();
+        assert_eq!(log.len(), 1, "{log:?}");
+        assert!([ALICE, BOB, OWN].iter().all(|secret| !log[0].contains(secret)));
+        log[0].split('"').nth(1).map(str::to_owned).unwrap_or_default()
     }
 }
 
 const FAILS: Result<Option<TargetAnswer>, LoginStatus> = Err(LoginStatus::AUTHENTICATION_FAILURE);
 
 #[test]
-fn users_prove_their_names_with_their_own_secrets() {
+fn users_authenticate_with_their_own_secrets() {
     let rig = Rig::new();
     for (user, secret, is_right) in [
         ("alice", ALICE, true),
@@ -120,128 +120,134 @@ fn users_prove_their_names_with_their_own_secrets() {
         ("alice", BOB, false),
         ("Alice", ALICE, false),
         ("target", OWN, false),
-        ("looker", "a secret for looking", false),
+        ("looker", "a secret for discovery", false),
         ("mallory", ALICE, false),
     ] {
-        let found = rig.prove(user, secret, None).verdict;
+        let found = rig.authenticate(user, secret, None).result;
         assert_eq!(found, if is_right { Ok(None) } else { FAILS }, "{user}");
     }
-    assert_eq!(rig.told().len(), 5);
+    assert_eq!(rig.log().len(), 5);
 }
 
 #[test]
-fn the_audit_tells_unknown_users_and_wrong_secrets_apart_and_the_initiator_cannot() {
+fn only_the_audit_log_distinguishes_unknown_users_from_wrong_secrets() {
     let rig = Rig::new();
-    let unknown = rig.prove("mallory", ALICE, None);
+    let unknown = rig.authenticate("mallory", ALICE, None);
     assert_eq!(rig.reason(), "unknown user");
-    let wrong = rig.prove("alice", BOB, None);
+    let wrong = rig.authenticate("alice", BOB, None);
     assert_eq!(rig.reason(), "wrong secret");
     assert_eq!(unknown, wrong);
 }
 
 #[test]
-fn the_target_proves_itself_to_users_only() {
+fn the_target_authenticates_only_to_authenticated_users() {
     let rig = Rig::new();
     let theirs = b"their challenge".to_vec();
-    let proof = rig.prove("alice", ALICE, Some(theirs.clone())).verdict;
+    let proof = rig.authenticate("alice", ALICE, Some(theirs.clone())).result;
     let response = Algorithm::SHA256.response(9, &account("", OWN).secret, &theirs);
     assert_eq!(proof, Ok(Some(TargetAnswer { name: "target".into(), response })));
-    assert_eq!(rig.prove("alice", BOB, Some(theirs)).verdict, FAILS);
+    assert_eq!(rig.authenticate("alice", BOB, Some(theirs)).result, FAILS);
 }
 
 #[test]
-fn our_own_challenges_are_not_answered() {
+fn a_reflected_challenge_is_refused() {
     let rig = Rig::new();
     let mut attempt = rig.attempt();
     let own = attempt.challenge().expect("one").bytes.to_vec();
     let chap_answer = rig.chap_answer(&attempt, "alice", ALICE, Some(own.clone()));
-    assert_eq!(rig.authenticator.authenticate(&mut attempt, &chap_answer, NOW).verdict, FAILS);
+    assert_eq!(rig.authenticator.authenticate(&mut attempt, &chap_answer, NOW).result, FAILS);
     assert_eq!(rig.reason(), "reflected challenge");
-    // Nor through another connection, as long as the first waits.
-    assert_eq!(rig.prove("alice", ALICE, Some(own.clone())).verdict, FAILS);
+    // Nor on another connection, while the first one waits.
+    assert_eq!(rig.authenticate("alice", ALICE, Some(own.clone())).result, FAILS);
     assert_eq!(rig.reason(), "reflected challenge");
     drop(attempt);
-    assert!(rig.prove("alice", ALICE, Some(own)).verdict.is_ok(), "nobody waits for it any more");
-    assert!(rig.authenticator.lock().challenges.is_empty(), "none is kept for longer than its login");
+    assert!(rig.authenticate("alice", ALICE, Some(own)).result.is_ok(), "the challenge is no longer outstanding");
+    assert!(rig.authenticator.lock().challenges.is_empty(), "no challenge is kept after its login");
 }
 
 #[test]
-fn an_answer_is_worth_nothing_for_another_challenge() {
+fn an_answer_is_valid_for_its_own_challenge_only() {
     let rig = Rig::new();
     let (first, mut second) = (rig.attempt(), rig.attempt());
     let heard = rig.chap_answer(&first, "alice", ALICE, None);
     let replayed = ChapAnswer { challenge: second.challenge().expect("one"), ..heard };
-    assert_eq!(rig.authenticator.authenticate(&mut second, &replayed, NOW).verdict, FAILS);
+    assert_eq!(rig.authenticator.authenticate(&mut second, &replayed, NOW).result, FAILS);
     let of_other_length = ChapAnswer { response: Response::of(vec![1; 16]).expect("short"), ..replayed };
-    assert_eq!(rig.authenticator.authenticate(&mut second, &of_other_length, NOW).verdict, FAILS);
+    assert_eq!(rig.authenticator.authenticate(&mut second, &of_other_length, NOW).result, FAILS);
 }
 
 #[test]
-fn a_group_may_do_without_proofs_and_strangers_are_shown_nothing() {
+fn a_group_may_need_no_authentication_and_other_initiators_find_no_target() {
     let rig = Rig::new();
-    let free = rig.authenticator.begin_login(&candidate("iqn.free", false), source(), NOW).expect("shown");
+    let free = rig.authenticator.begin_login(&candidate("iqn.free", false), source(), NOW).expect("a target");
     assert_eq!((free.challenge(), free.map()), (None, None));
     assert_eq!(rig.attempt().map().map(|name| &**name), Some("hosts"));
     let stranger = rig.authenticator.begin_login(&candidate("iqn.stranger", false), source(), NOW);
     assert_eq!(stranger.err(), Some(LoginStatus::NOT_FOUND));
-    assert_eq!(rig.reason(), "no group fits");
+    assert_eq!(rig.reason(), "no host group matches");
 }
 
 #[test]
-fn discovery_has_users_of_its_own() {
+fn discovery_has_its_own_users() {
     let rig = Rig::new();
-    let look = |user: &str, secret: &str, mutual: Option<Vec<u8>>| {
-        let mut attempt =
-            rig.authenticator.begin_login(&candidate("iqn.stranger", true), source(), NOW).expect("all may ask");
+    let discover = |user: &str, secret: &str, mutual: Option<Vec<u8>>| {
+        let mut attempt = rig
+            .authenticator
+            .begin_login(&candidate("iqn.stranger", true), source(), NOW)
+            .expect("everyone may open a discovery session");
         let chap_answer = rig.chap_answer(&attempt, user, secret, mutual);
-        rig.authenticator.authenticate(&mut attempt, &chap_answer, NOW).verdict
+        rig.authenticator.authenticate(&mut attempt, &chap_answer, NOW).result
     };
-    assert_eq!(look("looker", "a secret for looking", None), Ok(None));
-    assert_eq!(look("alice", ALICE, None), FAILS);
-    rig.told();
-    assert_eq!(look("looker", "a secret for looking", Some(vec![1])), FAILS);
+    assert_eq!(discover("looker", "a secret for discovery", None), Ok(None));
+    assert_eq!(discover("alice", ALICE, None), FAILS);
+    rig.log();
+    assert_eq!(discover("looker", "a secret for discovery", Some(vec![1])), FAILS);
     assert_eq!(rig.reason(), "mutual authentication is not set up");
 }
 
 #[test]
-fn failures_are_answered_later_and_later_and_successes_are_not() {
+fn failed_logins_are_delayed_more_and_more_and_successful_ones_are_not() {
     let rig = Rig::new();
-    let late: Vec<u128> = (0..6).map(|_| rig.prove("alice", BOB, None).after.as_millis()).collect();
+    let late: Vec<u128> = (0..6).map(|_| rig.authenticate("alice", BOB, None).delay.as_millis()).collect();
     assert_eq!(late[..4], [0, 0, 0, 250]);
     assert!(late[5] > late[4] && late[4] > late[3], "{late:?}");
-    while rig.prove("alice", BOB, None).verdict == FAILS {}
-    let refused = rig.prove("alice", ALICE, None);
-    assert_eq!(refused, AuthOutcome { verdict: Err(LoginStatus::SERVICE_UNAVAILABLE), after: Duration::ZERO });
+    while rig.authenticate("alice", BOB, None).result == FAILS {}
+    let refused = rig.authenticate("alice", ALICE, None);
+    assert_eq!(refused, AuthOutcome { result: Err(LoginStatus::SERVICE_UNAVAILABLE), delay: Duration::ZERO });
     let mut elsewhere = rig
         .authenticator
         .begin_login(&candidate("iqn.x:host", false), ([198, 51, 100, 1], 5).into(), NOW)
-        .expect("shown");
+        .expect("a target");
     let chap_answer = rig.chap_answer(&elsewhere, "alice", ALICE, None);
-    let finding = rig.authenticator.authenticate(&mut elsewhere, &chap_answer, NOW);
-    assert_eq!(finding, AuthOutcome { verdict: Ok(None), after: Duration::ZERO }, "alice herself does not wait");
+    let outcome = rig.authenticator.authenticate(&mut elsewhere, &chap_answer, NOW);
+    assert_eq!(
+        outcome,
+        AuthOutcome { result: Ok(None), delay: Duration::ZERO },
+        "an initiator at another address is not delayed"
+    );
 }
 
 #[test]
-fn logins_and_refusals_are_told() {
+fn logins_and_refusals_are_recorded() {
     let rig = Rig::new();
     let mut attempt = rig.attempt();
     let chap_answer = rig.chap_answer(&attempt, "alice", ALICE, None);
-    assert!(rig.authenticator.authenticate(&mut attempt, &chap_answer, NOW).verdict.is_ok());
+    assert!(rig.authenticator.authenticate(&mut attempt, &chap_answer, NOW).result.is_ok());
     rig.authenticator.log_accepted(&attempt, NOW);
-    let told = "login accepted source=192.0.2.1:4000 session=normal initiator=\"iqn.x:host\" target=\"iqn.x:disk\" \
+    let log = "login accepted source=192.0.2.1:4000 session=normal initiator=\"iqn.x:host\" target=\"iqn.x:disk\" \
                 group=\"hosts\" user=\"alice\" chap=SHA256";
-    assert_eq!(rig.told(), [told]);
+    assert_eq!(rig.log(), [log]);
     rig.authenticator.log_refused(&attempt, LoginStatus::INITIATOR_ERROR, NOW);
     assert_eq!(rig.reason(), "INITIATOR_ERROR");
 }
 
 #[test]
-fn without_randomness_nobody_is_challenged() {
+fn without_randomness_a_login_that_needs_a_challenge_fails() {
     let with = |random: RandomSource| Authenticator::new(directory(access().expect("right")), random, Box::new(|_| {}));
     let attempt =
         |authenticator: &Arc<Authenticator>| authenticator.begin_login(&candidate("iqn.x:host", false), source(), NOW);
     assert_eq!(attempt(&with(Box::new(|_| false))).err(), Some(LoginStatus::TARGET_ERROR));
-    // A generator that repeats itself.
+    // A generator that repeats its output.
     let stuck = with(Box::new(|_| true));
     let first = attempt(&stuck).expect("the first");
     assert_eq!(first.challenge().map(|challenge| challenge.bytes), Some([0; CHALLENGE_LEN]));
@@ -249,27 +255,27 @@ fn without_randomness_nobody_is_challenged() {
 }
 
 #[test]
-fn another_access_holds_for_the_next_login() {
+fn a_new_directory_applies_to_the_next_login() {
     let rig = Rig::new();
     rig.authenticator.set_directory(directory(Access::open()));
     assert_eq!(rig.attempt().challenge(), None);
 }
 
 #[test]
-fn who_is_refused_is_told_before_its_login_times_out() {
+fn a_refusal_is_sent_before_the_login_times_out() {
     use lunar_core::access::throttle::{PAUSE_MAX, WAIT_MAX};
     assert!(PAUSE_MAX + WAIT_MAX + lunar_core::pace::TURN_MAX < crate::config::Config::default().login_timeout);
 }
 
 #[test]
-fn a_host_logs_in_so_often_in_a_second_and_waits_or_is_turned_away_then() {
+fn logins_above_the_rate_limit_wait_and_then_are_refused() {
     let rig = Rig::new();
-    let arrive = || rig.authenticator.login_delay(&candidate("iqn.x:host", false), source(), NOW);
-    assert!((0..100).all(|_| arrive() == Ok(Duration::ZERO)), "without a limit nobody waits");
+    let login_delay = || rig.authenticator.login_delay(&candidate("iqn.x:host", false), source(), NOW);
+    assert!((0..100).all(|_| login_delay() == Ok(Duration::ZERO)), "no login is delayed without a limit");
     let mut limited = directory(access().expect("right"));
     limited.login_rate = Some(2);
     rig.authenticator.set_directory(limited);
-    let waits: Vec<_> = (0..7).map(|_| arrive().map(|wait| wait.as_millis())).collect();
+    let waits: Vec<_> = (0..7).map(|_| login_delay().map(|wait| wait.as_millis())).collect();
     let refused = Err(LoginStatus::SERVICE_UNAVAILABLE);
     assert_eq!(waits, [Ok(0), Ok(0), Ok(500), Ok(1000), Ok(1500), Ok(2000), refused]);
     assert!(rig.reason().contains("too many logins"));

@@ -1,4 +1,4 @@
-//! What waits to be sent, as PDUs: headers with their lengths, padding and digests.
+//! PDUs that wait to be sent: headers with their lengths, padding and digests.
 
 use crate::wire::{DIGEST_LEN, Digest, Pdu, U24, digest, padded};
 use lunar_core::mem::{Arena, Sg};
@@ -6,23 +6,23 @@ pub use lunar_stream::digest::Digests;
 use lunar_stream::send_queue::SendQueue;
 use zerocopy::IntoBytes;
 
-/// The queue to the peer.
+/// The PDUs that wait to be sent to one initiator.
 #[derive(Debug)]
 pub struct PduQueue {
-    /// What waits.
+    /// The queued bytes.
     pub queue: SendQueue,
-    /// Digests of what is queued from now on.
+    /// The digests of PDUs that are queued from now on.
     pub(crate) digests: Digests,
 }
 
 impl PduQueue {
-    /// An empty queue; takes no memory before the first header.
+    /// An empty queue. It takes no memory before the first header.
     #[must_use]
     pub fn new(arena: Arena) -> Self {
         Self { queue: SendQueue::new(arena), digests: Digests::default() }
     }
 
-    /// Queues a PDU with a data segment that is written like a header: short, or made up on the spot.
+    /// Queues a PDU with a copy of a short data segment.
     pub fn short<P: Pdu>(&mut self, header: P, data: &[&[u8]]) {
         let len = data.iter().map(|part| part.len()).sum();
         self.header(header, len);
@@ -39,10 +39,10 @@ impl PduQueue {
         self.trailer(len, digest);
     }
 
-    /// Queues a PDU with a data segment that stays where it is: the first `len` bytes of `data`, which keeps the rest.
+    /// Queues a PDU with a data segment that is not copied: the first `len` bytes of `data`, which keeps the rest.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// When `data` has fewer than `len` bytes.
     #[inline(always)]
     pub fn payload<P: Pdu>(&mut self, header: P, data: &mut Sg, len: usize) {
         self.header(header, len);
@@ -54,7 +54,7 @@ impl PduQueue {
     #[inline(always)]
     fn header<P: Pdu>(&mut self, header: P, data_len: usize) {
         let Some(place) = self.queue.header(header) else { return };
-        // Every format has the length at the same place: the common header says where.
+        // All formats have DataSegmentLength at the same offset.
         place.as_mut_bytes()[5..8].copy_from_slice(U24::new(data_len).as_bytes());
         if self.digests.header {
             let digest = digest(place.as_bytes());
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_lie_together_and_payload_is_not_copied() {
+    fn headers_share_a_block_and_payload_is_not_copied() {
         let (arena, mut out) = out();
         let payload = arena.copy(b"12345").expect("room");
         out.short(NopIn::blank(), &[]);

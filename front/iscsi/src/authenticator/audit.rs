@@ -1,4 +1,5 @@
-//! Records of logins: login, from where, and how it ended. Never a secret, a challenge or a response.
+//! Audit records of logins: the names, the address and the outcome. They never contain a secret, a challenge or a
+//! response.
 
 use crate::chap::Algorithm;
 use crate::login::Candidate;
@@ -9,22 +10,22 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// LoginDetails logs in.
+/// The names and the address of a login.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LoginDetails {
-    /// The name it gives itself.
+    /// The initiator name.
     pub initiator: Arc<str>,
-    /// Where it comes from.
+    /// The address of the initiator.
     pub source: SocketAddr,
-    /// The target that it wants.
+    /// The requested target.
     pub target: Option<Arc<str>>,
-    /// Whether it only asks what there is.
+    /// Whether it is a discovery session.
     pub discovery: bool,
-    /// The group that it belongs to.
+    /// The host group of the initiator.
     pub group: Option<Arc<str>>,
-    /// The user whose name it gave.
+    /// The CHAP user name.
     pub user: Option<Arc<str>>,
-    /// How it proved that.
+    /// The CHAP algorithm.
     pub algorithm: Option<Algorithm>,
 }
 
@@ -42,26 +43,26 @@ impl LoginDetails {
     }
 }
 
-/// Why somebody was not let in.
+/// Why a login was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RefusalReason {
-    /// There is no such target.
+    /// The target does not exist.
     NoTarget,
-    /// No group fits its name and address.
+    /// No host group of the target matches the name and the address of the initiator.
     NoGroup,
-    /// There is no such user.
+    /// The user does not exist.
     UnknownUser,
-    /// The user has another secret.
+    /// The CHAP response does not match the secret of the user.
     WrongResponse,
-    /// It has sent a challenge of ours back.
+    /// The initiator sent a challenge of the target back.
     Reflected,
-    /// It wants a proof of ours, and there is none.
+    /// The initiator requests authentication of the target, which has no secret for it.
     NoTargetSecret,
-    /// Its source fails too often.
+    /// Too many logins from this address have failed.
     TooManyFailures,
-    /// So many logins from there that it is not looked at.
+    /// Too many logins from this address are waiting.
     TooManyLogins,
-    /// Another, as it was told.
+    /// Another reason: the status of the login response.
     Status(LoginStatus),
 }
 
@@ -69,24 +70,24 @@ impl fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoTarget => f.write_str("no such target"),
-            Self::NoGroup => f.write_str("no group fits"),
+            Self::NoGroup => f.write_str("no host group matches"),
             Self::UnknownUser => f.write_str("unknown user"),
             Self::WrongResponse => f.write_str("wrong secret"),
             Self::Reflected => f.write_str("reflected challenge"),
             Self::NoTargetSecret => f.write_str("mutual authentication is not set up"),
-            Self::TooManyFailures => f.write_str("too many failures from there"),
-            Self::TooManyLogins => f.write_str("too many logins from there"),
+            Self::TooManyFailures => f.write_str("too many failed logins from this address"),
+            Self::TooManyLogins => f.write_str("too many logins from this address"),
             Self::Status(status) => write!(f, "{status:?}"),
         }
     }
 }
 
-/// What is written.
+/// An entry of the audit log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AuditRecord {
-    /// A login has ended.
+    /// A login was accepted or refused.
     Login(LoginDetails, Result<(), RefusalReason>),
-    /// So many refusals were not written.
+    /// The number of refusals that were not written.
     Omitted(u64),
 }
 
@@ -114,12 +115,12 @@ impl fmt::Display for AuditRecord {
     }
 }
 
-/// Makes records, not too many.
+/// Creates audit records and limits the rate of refusals.
 #[derive(Debug, Default)]
 pub(super) struct AuditLog(Pace);
 
 impl AuditLog {
-    /// What is written of a login.
+    /// The records of a login.
     pub(super) fn records(
         &mut self,
         login: LoginDetails,
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_one_line_whatever_they_call_themselves() {
+    fn a_record_is_one_line_whatever_the_names_contain() {
         assert_eq!(
             AuditRecord::Login(login(), Err(RefusalReason::WrongResponse)).to_string(),
             "login refused reason=\"wrong secret\" source=192.0.2.1:4000 session=normal initiator=\"iqn.x:host\" \
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_omitted_is_told_before_the_next() {
+    fn omitted_records_are_counted_before_the_next_one() {
         let mut audit = AuditLog::default();
         let now = Instant(5_000_000_000);
         (0..1000).for_each(|_| drop(audit.records(login(), Err(RefusalReason::TooManyFailures), now)));

@@ -108,16 +108,16 @@ impl Connection {
         let Some(mut attempt) = self.attempt.take() else {
             return self.stream.session().authenticated(Err(LoginStatus::TARGET_ERROR), more);
         };
-        let AuthOutcome { verdict, after } =
+        let AuthOutcome { result, delay } =
             self.front.authenticator.authenticate(&mut attempt, chap_answer, self.front.reactor.now());
-        if !after.is_zero() {
-            self.stream.pause(after).await;
+        if !delay.is_zero() {
+            self.stream.pause(delay).await;
         }
         // Of a refusal the authenticator has told.
-        if verdict.is_ok() {
+        if result.is_ok() {
             self.attempt.replace(Some(attempt));
         }
-        self.stream.session().authenticated(verdict, more);
+        self.stream.session().authenticated(result, more);
     }
 
     /// Waits for its turn, if its host logs in more often than it may.
