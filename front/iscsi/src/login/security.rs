@@ -1,12 +1,15 @@
-//! SecurityNegotiation (RFC 7143 6.3.2, 12.1): who need not prove his name passes through [`Security`]; who must comes
-//! there by CHAP.
+//! SecurityNegotiation (RFC 7143 6.3.2, 12.1). An initiator that does not have to authenticate is in [`Security`];
+//! another one gets there by CHAP.
 //!
 //! ```text
-//! Unauthenticated --AuthMethod--> ChapChosen --CHAP_A--> Challenged --CHAP_N, CHAP_R--> Authenticating --the outside--> Security
+//! Unauthenticated --AuthMethod--> ChapChosen --CHAP_A--> Challenged --CHAP_N, CHAP_R--> Authenticating
+//!                                                                                            |
+//! Security <-- the front accepts the answer -------------------------------------------------+
 //! ```
 //!
-//! Each state takes its own keys, once; any other key of CHAP ends the login. `Authenticating` waits: only the outside knows
-//! users and secrets. Ours is proved (CHAP_I and CHAP_C of the initiator) after the initiator's, never before.
+//! Each state accepts its own keys once; any other key of CHAP ends the login. `Authenticating` waits for the front,
+//! which knows users and secrets. The target answers a challenge of the initiator (CHAP_I, CHAP_C) only after it has
+//! accepted the initiator's answer.
 
 use super::{Common, Complete, Establishing, Login, Next, Operational};
 use crate::chap::{
@@ -18,28 +21,28 @@ use crate::text;
 use crate::wire::{LoginRequest, LoginStatus, Stage};
 use lunar_core::access::USER_MAX;
 
-/// The method that proves a name.
+/// The authentication method.
 const CHAP: &str = "CHAP";
 
-/// Nothing is to be proved, or all that was is.
+/// No authentication is needed, or it has succeeded.
 #[derive(Debug)]
 pub struct Security(pub(super) Common);
 
-/// The initiator has to prove its name, and no method is chosen.
+/// The initiator has to authenticate, and no method is chosen.
 #[derive(Debug)]
 pub struct Unauthenticated {
     pub(super) common: Common,
     pub(super) challenge: Challenge,
 }
 
-/// CHAP it is; no algorithm is chosen.
+/// CHAP is chosen, and no algorithm.
 #[derive(Debug)]
 pub struct ChapChosen {
     common: Common,
     challenge: Challenge,
 }
 
-/// The initiator has its challenge.
+/// The challenge was sent to the initiator.
 #[derive(Debug)]
 pub struct Challenged {
     common: Common,
@@ -47,13 +50,13 @@ pub struct Challenged {
     algorithm: Algorithm,
 }
 
-/// The outside looks at the answer.
+/// The front checks the answer.
 #[derive(Debug)]
 pub struct Authenticating {
     pub(super) common: Common,
-    /// Whether the initiator wants a proof in return.
+    /// Whether the initiator has sent a challenge (mutual authentication).
     mutual: bool,
-    /// Answers to other keys.
+    /// The answers to other keys.
     answer: Vec<u8>,
 }
 
@@ -62,7 +65,7 @@ impl Security {
         let mut common = self.0;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self(common).negotiate(&text, out),
-            Ok(Complete::Partly) => Next::State(Login::Security(Self(common))),
+            Ok(Complete::Partial) => Next::State(Login::Security(Self(common))),
             Err(status) => common.refuse(status, out),
         }
     }
@@ -70,7 +73,7 @@ impl Security {
     pub(super) fn negotiate(self, text: &[u8], out: &mut PduQueue) -> Next {
         let mut common = self.0;
         let answer = common.exchange(Phase::Security, text, |key, value, answer| match key {
-            "AuthMethod" if has(value, text::NONE) => {
+            "AuthMethod" if list_contains(value, text::NONE) => {
                 text::put(answer, key, text::NONE);
                 Ok(())
             }
@@ -78,7 +81,7 @@ impl Security {
             _ => Err(LoginStatus::INITIATOR_ERROR),
         });
         match answer {
-            Ok(answer) => common.leave_security(answer, out),
+            Ok(answer) => common.end_security_stage(answer, out),
             Err(status) => common.refuse(status, out),
         }
     }
@@ -89,7 +92,7 @@ impl Unauthenticated {
         let Self { mut common, challenge } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge }.negotiate(&text, out),
-            Ok(Complete::Partly) => Next::State(Login::Unauthenticated(Self { common, challenge })),
+            Ok(Complete::Partial) => Next::State(Login::Unauthenticated(Self { common, challenge })),
             Err(status) => common.refuse(status, out),
         }
     }
@@ -98,7 +101,7 @@ impl Unauthenticated {
         let Self { mut common, challenge } = self;
         let mut chosen = false;
         let answer = common.exchange(Phase::Security, text, |key, value, answer| match key {
-            "AuthMethod" if has(value, CHAP) => {
+            "AuthMethod" if list_contains(value, CHAP) => {
                 text::put(answer, key, CHAP);
                 chosen = true;
                 Ok(())
@@ -127,7 +130,7 @@ impl ChapChosen {
         let Self { mut common, challenge } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge }.negotiate(&text, out),
-            Ok(Complete::Partly) => Next::State(Login::ChapChosen(Self { common, challenge })),
+            Ok(Complete::Partial) => Next::State(Login::ChapChosen(Self { common, challenge })),
             Err(status) => common.refuse(status, out),
         }
     }
@@ -160,16 +163,16 @@ impl ChapChosen {
     }
 }
 
-/// What the initiator has said of CHAP_N, CHAP_R, CHAP_I, CHAP_C.
+/// The values of CHAP_N, CHAP_R, CHAP_I and CHAP_C of the initiator.
 #[derive(Default)]
-struct Said {
+struct ChapKeys {
     user: Option<String>,
     response: Option<Response>,
     identifier: Option<u8>,
     challenge: Option<Vec<u8>>,
 }
 
-impl Said {
+impl ChapKeys {
     fn take(&mut self, key: &str, value: &str) -> Result<(), LoginStatus> {
         let taken = match key {
             "CHAP_N" if (1..=USER_MAX).contains(&value.len()) => {
@@ -193,7 +196,7 @@ impl Said {
         if taken { Ok(()) } else { Err(LoginStatus::INITIATOR_ERROR) }
     }
 
-    /// What it amounts to; `None` if something is missing.
+    /// The answer of the initiator; `None` if a key is missing.
     fn chap_answer(self, challenge: Challenge, algorithm: Algorithm) -> Option<ChapAnswer> {
         let mutual = match (self.identifier, self.challenge) {
             (Some(identifier), Some(challenge)) => Some(MutualChallenge { identifier, challenge }),
@@ -209,19 +212,19 @@ impl Challenged {
         let Self { mut common, challenge, algorithm } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge, algorithm }.negotiate(&text, out),
-            Ok(Complete::Partly) => Next::State(Login::Challenged(Self { common, challenge, algorithm })),
+            Ok(Complete::Partial) => Next::State(Login::Challenged(Self { common, challenge, algorithm })),
             Err(status) => common.refuse(status, out),
         }
     }
 
     fn negotiate(self, text: &[u8], out: &mut PduQueue) -> Next {
         let Self { mut common, challenge, algorithm } = self;
-        let mut said = Said::default();
-        let answer = match common.exchange(Phase::Security, text, |key, value, _| said.take(key, value)) {
+        let mut keys = ChapKeys::default();
+        let answer = match common.exchange(Phase::Security, text, |key, value, _| keys.take(key, value)) {
             Ok(answer) => answer,
             Err(status) => return common.refuse(status, out),
         };
-        let Some(chap_answer) = said.chap_answer(challenge, algorithm) else {
+        let Some(chap_answer) = keys.chap_answer(challenge, algorithm) else {
             return common.refuse(LoginStatus::INITIATOR_ERROR, out);
         };
         let mutual = chap_answer.mutual.is_some();
@@ -236,19 +239,19 @@ impl Authenticating {
             (Ok(Some(proof)), true) => {
                 text::put(&mut answer, "CHAP_N", proof.name);
                 text::put(&mut answer, "CHAP_R", text::as_hex(proof.response.bytes()));
-                common.leave_security(answer, out)
+                common.end_security_stage(answer, out)
             }
-            // 11.13.5: "target authentication is not supported" has the same status.
+            // RFC 7143 11.13.5 has this status also for "target authentication is not supported".
             (Ok(None), true) => common.refuse(LoginStatus::AUTHENTICATION_FAILURE, out),
-            (Ok(_), false) => common.leave_security(answer, out),
+            (Ok(_), false) => common.end_security_stage(answer, out),
             (Err(status), _) => common.refuse(status, out),
         }
     }
 }
 
 impl Common {
-    /// The stage's own work is done: on to the stage that the initiator asks for, if it does.
-    fn leave_security(mut self, answer: Vec<u8>, out: &mut PduQueue) -> Next {
+    /// The keys of the stage are complete: goes to the stage that the initiator requests, if any.
+    fn end_security_stage(mut self, answer: Vec<u8>, out: &mut PduQueue) -> Next {
         match self.asked.transit.map(Stage) {
             None => {
                 self.respond(None, 0, &answer, out);
@@ -263,12 +266,12 @@ impl Common {
     }
 }
 
-fn has(list: &str, member: &str) -> bool {
+fn list_contains(list: &str, member: &str) -> bool {
     text::list(list).any(|offered| offered == member)
 }
 
-/// The algorithm to use, by our order and not by the initiator's: 12.1.3 lets the target answer with any of those that
-/// are proposed, most initiators name MD5 first out of habit, and the strongest that both have costs neither anything.
+/// The algorithm to use, by the order of the target: RFC 7143 12.1.3 allows any of the proposed ones. Most initiators
+/// propose MD5 first out of habit, and a stronger algorithm costs neither side anything.
 fn strongest(allowed: &[Algorithm], offered: &str) -> Option<Algorithm> {
     let is_offered = |ours: &Algorithm| text::list(offered).any(|theirs| text::number(theirs) == Some(ours.0.into()));
     allowed.iter().copied().find(is_offered)

@@ -13,7 +13,7 @@ const CHALLENGE: Challenge = Challenge { identifier: 0x2a, bytes: [0x5c; CHALLEN
 type Pairs = &'static [(&'static str, &'static str)];
 const METHOD: Pairs = &[("AuthMethod", "CHAP,None")];
 const ANSWER: Pairs = &[("CHAP_N", "alice"), ("CHAP_R", "0x0102030405060708090a0b0c0d0e0f10")];
-const COUNTER: Pairs = &[("CHAP_I", "0x07"), ("CHAP_C", "0bTHVuYXI=")];
+const MUTUAL: Pairs = &[("CHAP_I", "0x07"), ("CHAP_C", "0bTHVuYXI=")];
 
 fn peer() -> Peer {
     Peer { challenge: Some(CHALLENGE), ..Peer::new(Config::default()) }
@@ -23,7 +23,7 @@ fn security(peer: &mut Peer, transit: Option<Stage>, pairs: &[(&str, &str)]) -> 
     peer.login(SECURITY, transit, &text_of(pairs))
 }
 
-/// A peer that has its method.
+/// A peer that has negotiated CHAP.
 fn chosen() -> Peer {
     let mut peer = peer();
     let got = security(&mut peer, None, &[NAMES, METHOD].concat());
@@ -31,14 +31,14 @@ fn chosen() -> Peer {
     peer
 }
 
-/// A peer that has its challenge.
+/// A peer that has received the challenge.
 fn challenged() -> Peer {
     let mut peer = chosen();
     assert_eq!(security(&mut peer, None, &[("CHAP_A", "5")]).len(), 1);
     peer
 }
 
-/// What the outside is asked.
+/// The CHAP answer that the front is asked to check.
 fn chap_answer(peer: &mut Peer) -> ChapAnswer {
     match peer.actions.pop() {
         Some(Action::Authenticate(chap_answer)) => *chap_answer,
@@ -46,8 +46,8 @@ fn chap_answer(peer: &mut Peer) -> ChapAnswer {
     }
 }
 
-/// A peer whose proof is looked at.
-fn proving(transit: Option<Stage>, mutual: Pairs) -> (Peer, ChapAnswer) {
+/// A peer whose CHAP answer is being checked.
+fn authenticating(transit: Option<Stage>, mutual: Pairs) -> (Peer, ChapAnswer) {
     let mut peer = challenged();
     assert_eq!(security(&mut peer, transit, &[ANSWER, mutual].concat()), []);
     let chap_answer = chap_answer(&mut peer);
@@ -65,10 +65,10 @@ fn refused(mut peer: Peer, transit: Option<Stage>, pairs: &[(&str, &str)]) -> Lo
 }
 
 #[test]
-fn a_login_by_chap() {
+fn a_login_with_chap() {
     let mut peer = peer();
     let got = security(&mut peer, Some(OPERATIONAL), &[NAMES, METHOD].concat());
-    assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x00, "the stage is not over, whatever is asked for");
+    assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x00, "the stage continues, whatever the initiator requests");
     assert_eq!(got[0].pairs(), [("TargetPortalGroupTag", "1"), ("TargetAlias", "the disk"), ("AuthMethod", "CHAP")]);
     let got = security(&mut peer, None, &[("CHAP_A", "5,7")]);
     let challenge = text::as_hex(&CHALLENGE.bytes);
@@ -82,7 +82,7 @@ fn a_login_by_chap() {
     assert_eq!((chap_answer.response.bytes(), &chap_answer.mutual), (&(1..17).collect::<Vec<u8>>()[..], &None));
     assert!(
         matches!(peer.session.receive_mode(), crate::session::ReceiveMode::Paused),
-        "nothing is looked at meanwhile"
+        "no request is read while the front is asked"
     );
     peer.session.authenticated(Ok(None), &mut peer.actions);
     let got = peer.got();
@@ -92,8 +92,8 @@ fn a_login_by_chap() {
 }
 
 #[test]
-fn a_proof_in_return() {
-    let (mut peer, chap_answer) = proving(Some(FULL), COUNTER);
+fn the_target_authenticates_itself_on_request() {
+    let (mut peer, chap_answer) = authenticating(Some(FULL), MUTUAL);
     assert_eq!(chap_answer.mutual, Some(MutualChallenge { identifier: 7, challenge: b"Lunar".to_vec() }));
     let response = Response::of(vec![0xab; 16]).expect("short");
     peer.session.authenticated(Ok(Some(TargetAnswer { name: "target".into(), response })), &mut peer.actions);
@@ -101,38 +101,38 @@ fn a_proof_in_return() {
     let got = peer.got();
     let last = got.last().expect("a response");
     assert_eq!(last.pairs(), [("CHAP_N", "target"), ("CHAP_R", "0xabababababababababababababababab")]);
-    assert!(peer.session.is_established(), "straight to the full-feature phase");
+    assert!(peer.session.is_established(), "directly to the full-feature phase");
     assert_eq!(peer.session.candidate().map(|candidate| &*candidate.initiator), Some(INITIATOR));
 }
 
 #[test]
-fn the_stage_may_go_on_after_the_proof() {
-    let (mut peer, _) = proving(None, &[]);
+fn the_security_stage_may_continue_after_authentication() {
+    let (mut peer, _) = authenticating(None, &[]);
     peer.session.authenticated(Ok(None), &mut peer.actions);
     assert_eq!(peer.got()[0].pdu::<LoginResponse>().flags, 0x00);
     let got = security(&mut peer, Some(OPERATIONAL), &[]);
     assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x81);
-    let (mut peer, _) = proving(None, &[]);
+    let (mut peer, _) = authenticating(None, &[]);
     peer.session.authenticated(Ok(None), &mut peer.actions);
     assert_eq!(peer.got().len(), 1);
-    assert_eq!(refused(peer, None, METHOD), LoginStatus::INITIATOR_ERROR, "not a second time");
+    assert_eq!(refused(peer, None, METHOD), LoginStatus::INITIATOR_ERROR, "a second authentication is not allowed");
 }
 
 #[test]
-fn what_the_outside_says_ends_the_login() {
-    let (mut peer, _) = proving(Some(OPERATIONAL), &[]);
+fn a_refusal_of_the_front_ends_the_login() {
+    let (mut peer, _) = authenticating(Some(OPERATIONAL), &[]);
     peer.session.authenticated(Err(LoginStatus::AUTHENTICATION_FAILURE), &mut peer.actions);
     peer.assert_refused(LoginStatus::AUTHENTICATION_FAILURE);
-    let (mut peer, _) = proving(Some(OPERATIONAL), COUNTER);
+    let (mut peer, _) = authenticating(Some(OPERATIONAL), MUTUAL);
     peer.session.authenticated(Ok(None), &mut peer.actions);
     peer.assert_refused(LoginStatus::AUTHENTICATION_FAILURE);
 }
 
 #[test]
-fn who_must_prove_his_name_does_not_get_around_it() {
+fn authentication_cannot_be_skipped() {
     let fails = LoginStatus::AUTHENTICATION_FAILURE;
     assert_eq!(refused(peer(), Some(OPERATIONAL), &[NAMES, &[("AuthMethod", "None")]].concat()), fails);
-    assert_eq!(refused(peer(), Some(OPERATIONAL), NAMES), fails, "without a word of it");
+    assert_eq!(refused(peer(), Some(OPERATIONAL), NAMES), fails, "without AuthMethod");
     assert_eq!(refused(peer(), Some(FULL), NAMES), fails);
     let mut peer = peer();
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
@@ -144,28 +144,32 @@ fn who_must_prove_his_name_does_not_get_around_it() {
 }
 
 #[test]
-fn keys_of_chap_come_in_their_order_and_once() {
+fn keys_of_chap_are_valid_in_their_order_and_only_once() {
     let error = LoginStatus::INITIATOR_ERROR;
     let with = |pairs: Pairs| [NAMES, METHOD, pairs].concat();
-    assert_eq!(refused(peer(), None, &with(&[("CHAP_A", "5")])), error, "before the method is agreed");
+    assert_eq!(refused(peer(), None, &with(&[("CHAP_A", "5")])), error, "before the method is chosen");
     assert_eq!(refused(peer(), None, &[NAMES, ANSWER].concat()), error);
-    assert_eq!(refused(Peer::new(Config::default()), None, &[NAMES, &[("CHAP_A", "5")]].concat()), error, "without it");
+    assert_eq!(
+        refused(Peer::new(Config::default()), None, &[NAMES, &[("CHAP_A", "5")]].concat()),
+        error,
+        "without authentication"
+    );
     assert_eq!(refused(chosen(), None, &[]), error, "no algorithm");
     assert_eq!(refused(chosen(), None, ANSWER), error, "no challenge yet");
     assert_eq!(refused(chosen(), None, &[("CHAP_A", "5"), ("CHAP_A", "7")]), error);
     assert_eq!(refused(chosen(), None, &[("CHAP_A", "5"), ("CHAP_I", "1")]), error);
-    assert_eq!(refused(chosen(), None, METHOD), error, "the method a second time");
+    assert_eq!(refused(chosen(), None, METHOD), error, "the method again");
     assert_eq!(refused(challenged(), None, &[("CHAP_A", "5")]), error);
     assert_eq!(refused(challenged(), None, &[]), error);
     assert_eq!(refused(challenged(), None, &ANSWER[..1]), error, "no response");
     assert_eq!(refused(challenged(), None, &ANSWER[1..]), error, "no name");
     assert_eq!(refused(challenged(), None, &[ANSWER, ANSWER].concat()), error);
-    assert_eq!(refused(challenged(), None, &[ANSWER, &COUNTER[..1]].concat()), error, "no challenge of theirs");
-    assert_eq!(refused(challenged(), None, &[ANSWER, &COUNTER[1..]].concat()), error, "no identifier of theirs");
+    assert_eq!(refused(challenged(), None, &[ANSWER, &MUTUAL[..1]].concat()), error, "no challenge of the initiator");
+    assert_eq!(refused(challenged(), None, &[ANSWER, &MUTUAL[1..]].concat()), error, "no identifier of the initiator");
 }
 
 #[test]
-fn values_are_bounded() {
+fn values_of_chap_are_limited() {
     let long = "a".repeat(USER_MAX + 1);
     let challenge = |len: usize| text::as_hex(&vec![7; len]);
     let (longest, longer) = (challenge(CHALLENGE_MAX), challenge(CHALLENGE_MAX + 1));
@@ -194,7 +198,7 @@ fn values_are_bounded() {
 }
 
 #[test]
-fn the_strongest_algorithm_that_both_have_is_taken() {
+fn the_strongest_common_algorithm_is_chosen() {
     let agreed = |allowed: &[Algorithm], offered: &str| {
         let mut peer =
             Peer { challenge: Some(CHALLENGE), ..Peer::new(Config { chap: allowed.into(), ..Config::default() }) };
@@ -217,7 +221,7 @@ fn the_strongest_algorithm_that_both_have_is_taken() {
 }
 
 #[test]
-fn a_discovery_session_proves_its_name_like_others() {
+fn a_discovery_session_authenticates_like_a_normal_one() {
     let mut peer = peer();
     let names = [("InitiatorName", INITIATOR), ("SessionType", "Discovery")];
     let got = security(&mut peer, None, &[&names[..], METHOD].concat());
@@ -226,7 +230,7 @@ fn a_discovery_session_proves_its_name_like_others() {
 }
 
 #[test]
-fn texts_in_pieces_are_chap_as_well() {
+fn chap_works_with_text_in_several_requests() {
     let mut peer = chosen();
     let mut part = login_request(SECURITY, None);
     part.flags |= crate::wire::CONTINUE;

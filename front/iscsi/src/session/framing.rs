@@ -17,7 +17,7 @@ impl PduReader for Session {
     fn is_blocked(&self) -> bool {
         match &self.phase {
             Phase::FullFeature => self.input.answer_bytes() > ANSWERS_MAX,
-            Phase::Login(login) => login.waits(),
+            Phase::Login(login) => login.awaits_answer(),
             Phase::Advancing | Phase::Closed(_) => true,
         }
     }

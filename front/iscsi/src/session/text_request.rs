@@ -5,7 +5,7 @@ use super::Session;
 use super::action::{Action, SendTargetsQuery, TargetAddresses};
 use super::exchange::{ExchangeState, TextExchange};
 use crate::config::{PAIRS_MAX, TEXT_MAX};
-use crate::keys::{Phase, Taken};
+use crate::keys::{PairResult, Phase};
 use crate::text::{self, REJECT, TextBuffer};
 use crate::wire::{Bhs, CONTINUE, FINAL, NO_TAG, Pdu, RejectReason, TextRequest, TextResponse};
 use lunar_core::mem::Sg;
@@ -76,7 +76,7 @@ impl Session {
                 return None;
             }
             // SendTargets is the only key that the table leaves to the session.
-            if self.negotiation.take(Phase::FullFeature, key, value, answer).ok()? == Taken::Elsewhere {
+            if self.negotiation.take(Phase::FullFeature, key, value, answer).ok()? == PairResult::ForCaller {
                 send_targets = Some(value.to_owned());
             }
         }
