@@ -24,7 +24,7 @@ fn refused(header: &LoginRequest, text: &[u8]) -> LoginStatus {
 }
 
 fn response(peer: &mut Peer) -> LoginResponse {
-    peer.one::<LoginResponse>().0
+    peer.only_pdu::<LoginResponse>().0
 }
 
 #[test]
@@ -115,9 +115,9 @@ fn no_request_is_read_while_the_front_is_asked() {
     bytes.extend(peer.bytes(&login_request(OPERATIONAL, Some(FULL)), &[], &[]));
     peer.feed(&bytes);
     assert!(matches!(peer.session.receive_mode(), crate::session::ReceiveMode::Paused));
-    assert_eq!((peer.actions.len(), peer.got().len()), (1, 0));
-    peer.agree();
-    assert_eq!(peer.got().len(), 2);
+    assert_eq!((peer.actions.len(), peer.received().len()), (1, 0));
+    peer.accept_login();
+    assert_eq!(peer.received().len(), 2);
     assert!(peer.session.is_established());
 }
 
@@ -133,7 +133,7 @@ fn the_session_is_established_before_the_last_response() {
     let [Action::Establish(established)] = &peer.actions[..] else { panic!("{:?}", peer.actions) };
     assert_eq!((&*established.candidate.initiator, established.cmd_sn), (INITIATOR, 100));
     assert_eq!(established.candidate.isid, [0x40, 1, 2, 3, 4, 5]);
-    assert_eq!(peer.got(), []);
+    assert_eq!(peer.received(), []);
     peer.session.established(Ok(0x1234), &mut peer.actions);
     assert_eq!(response(&mut peer).tsih.get(), 0x1234);
 }
@@ -209,7 +209,7 @@ fn login_with_an_invalid_name_is_refused() {
 fn login_with_chap_only_is_refused_0201() {
     let mut peer = peer();
     peer.send(&login_request(SECURITY, Some(OPERATIONAL)), &text_of(&[NAMES, &[("AuthMethod", "CHAP")]].concat()));
-    peer.agree();
+    peer.accept_login();
     peer.assert_refused(LoginStatus::AUTHENTICATION_FAILURE);
 }
 
@@ -258,7 +258,7 @@ fn a_redirected_target_names_its_address_0101() {
         peer.actions.clear();
         let address = "[2001:db8::1]:3260".to_owned();
         peer.session.authorized(LoginDecision::Moved { permanently, address }, &mut peer.actions);
-        let got = peer.got();
+        let got = peer.received();
         assert_eq!(got[0].pairs(), [("TargetAddress", "[2001:db8::1]:3260")]);
         assert_eq!(got[0].pdu::<LoginResponse>().status.get(), status.0);
         peer.assert_closed(CloseReason::LoginRefused(status));
@@ -306,7 +306,7 @@ fn a_text_may_take_several_requests() {
     let mut header = login_request(OPERATIONAL, None);
     header.flags |= CONTINUE;
     peer.send(&header, front);
-    let (empty, data) = peer.one::<LoginResponse>();
+    let (empty, data) = peer.only_pdu::<LoginResponse>();
     assert_eq!((empty.flags, data.len(), empty.status.get()), (0x04, 0, 0));
     assert!(peer.actions.is_empty());
     let got = peer.login(OPERATIONAL, Some(FULL), back);
@@ -360,7 +360,7 @@ fn login_with_too_many_pairs_is_refused_0200() {
     }
     let mut peer = peer();
     peer.send(&login_request(SECURITY, None), &text);
-    peer.agree();
+    peer.accept_login();
     peer.assert_refused(LoginStatus::INITIATOR_ERROR);
 }
 
@@ -414,11 +414,11 @@ fn a_connection_that_does_not_begin_with_a_login_is_closed_without_a_response() 
     let mut peer = peer();
     peer.feed(b"GET / HTTP/1.1\r\nHost: this is no iSCSI request at all\r\n\r\n");
     assert!(matches!(peer.session.closed(), Some(CloseReason::Malformed(_))));
-    assert_eq!(peer.got(), []);
+    assert_eq!(peer.received(), []);
     let mut peer = self::peer();
     peer.send(&NopOut::blank(), &[]);
     peer.assert_closed(CloseReason::Malformed("the first PDU is not a login request"));
-    assert_eq!(peer.got(), []);
+    assert_eq!(peer.received(), []);
 }
 
 #[test]

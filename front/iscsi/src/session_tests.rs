@@ -180,14 +180,14 @@ fn a_dropped_session_frees_all_memory() {
     for round in 0..50u32 {
         let command = peer.write(1, 100_000, &pattern(500));
         peer.supply(command.task, 0, 100_000);
-        let ttt = peer.one::<R2t>().0.ttt.get();
+        let ttt = peer.only_pdu::<R2t>().0.ttt.get();
         let bytes = peer.bytes(&data_out(1, ttt, 0, 500, true), &[], &pattern(99_500));
         peer.piece = 1 + round as usize * 1000;
         peer.feed(&bytes);
         peer.actions.clear();
         assert_eq!(peer.pull(command.task, 0, 100_000).len(), 100_000);
         peer.session.reply(command.task, 0, &[], &mut Tail::default(), 100_000);
-        peer.got();
+        peer.received();
     }
     let arena = peer.arena.clone();
     assert!(arena.used() <= 2 * lunar_core::mem::PAGE, "{arena:?}");

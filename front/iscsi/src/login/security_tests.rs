@@ -2,7 +2,7 @@ use super::*;
 use crate::chap::CHALLENGE_LEN;
 use crate::config::Config;
 use crate::session::{Action, CloseReason, ProtocolMachine};
-use crate::testing::{Got, INITIATOR, NAMES, Peer, login_request, text_of};
+use crate::testing::{INITIATOR, NAMES, Peer, ReceivedPdu, login_request, text_of};
 use crate::wire::LoginResponse;
 
 const SECURITY: Stage = Stage::SECURITY;
@@ -19,7 +19,7 @@ fn peer() -> Peer {
     Peer { challenge: Some(CHALLENGE), ..Peer::new(Config::default()) }
 }
 
-fn security(peer: &mut Peer, transit: Option<Stage>, pairs: &[(&str, &str)]) -> Vec<Got> {
+fn security(peer: &mut Peer, transit: Option<Stage>, pairs: &[(&str, &str)]) -> Vec<ReceivedPdu> {
     peer.login(SECURITY, transit, &text_of(pairs))
 }
 
@@ -56,7 +56,7 @@ fn authenticating(transit: Option<Stage>, mutual: Pairs) -> (Peer, ChapAnswer) {
 
 fn refused(mut peer: Peer, transit: Option<Stage>, pairs: &[(&str, &str)]) -> LoginStatus {
     peer.send(&login_request(SECURITY, transit), &text_of(pairs));
-    peer.agree();
+    peer.accept_login();
     let Some(CloseReason::LoginRefused(status)) = peer.session.closed() else {
         panic!("not refused: {:?}", peer.actions);
     };
@@ -85,7 +85,7 @@ fn a_login_with_chap() {
         "no request is read while the front is asked"
     );
     peer.session.authenticated(Ok(None), &mut peer.actions);
-    let got = peer.got();
+    let got = peer.received();
     assert_eq!((got[0].pdu::<LoginResponse>().flags, got[0].pairs()), (0x81, vec![]));
     assert_eq!(peer.login(OPERATIONAL, Some(FULL), &[])[0].pdu::<LoginResponse>().flags, 0x87);
     assert!(peer.session.is_established());
@@ -97,8 +97,8 @@ fn the_target_authenticates_itself_on_request() {
     assert_eq!(chap_answer.mutual, Some(MutualChallenge { identifier: 7, challenge: b"Lunar".to_vec() }));
     let response = Response::of(vec![0xab; 16]).expect("short");
     peer.session.authenticated(Ok(Some(TargetAnswer { name: "target".into(), response })), &mut peer.actions);
-    peer.agree();
-    let got = peer.got();
+    peer.accept_login();
+    let got = peer.received();
     let last = got.last().expect("a response");
     assert_eq!(last.pairs(), [("CHAP_N", "target"), ("CHAP_R", "0xabababababababababababababababab")]);
     assert!(peer.session.is_established(), "directly to the full-feature phase");
@@ -109,12 +109,12 @@ fn the_target_authenticates_itself_on_request() {
 fn the_security_stage_may_continue_after_authentication() {
     let (mut peer, _) = authenticating(None, &[]);
     peer.session.authenticated(Ok(None), &mut peer.actions);
-    assert_eq!(peer.got()[0].pdu::<LoginResponse>().flags, 0x00);
+    assert_eq!(peer.received()[0].pdu::<LoginResponse>().flags, 0x00);
     let got = security(&mut peer, Some(OPERATIONAL), &[]);
     assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x81);
     let (mut peer, _) = authenticating(None, &[]);
     peer.session.authenticated(Ok(None), &mut peer.actions);
-    assert_eq!(peer.got().len(), 1);
+    assert_eq!(peer.received().len(), 1);
     assert_eq!(refused(peer, None, METHOD), LoginStatus::INITIATOR_ERROR, "a second authentication is not allowed");
 }
 
@@ -136,7 +136,7 @@ fn authentication_cannot_be_skipped() {
     assert_eq!(refused(peer(), Some(FULL), NAMES), fails);
     let mut peer = peer();
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
-    peer.agree();
+    peer.accept_login();
     peer.assert_refused(fails);
     let mut peer = challenged();
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &[]);
@@ -235,7 +235,7 @@ fn chap_works_with_text_in_several_requests() {
     let mut part = login_request(SECURITY, None);
     part.flags |= crate::wire::CONTINUE;
     peer.send(&part, b"CHAP_");
-    assert_eq!(peer.one::<LoginResponse>().1, b"");
+    assert_eq!(peer.only_pdu::<LoginResponse>().1, b"");
     peer.send(&login_request(SECURITY, None), b"A=8\0");
-    assert!(peer.one::<LoginResponse>().1.starts_with(b"CHAP_A=8\0CHAP_I=42\0CHAP_C=0x5c5c"));
+    assert!(peer.only_pdu::<LoginResponse>().1.starts_with(b"CHAP_A=8\0CHAP_I=42\0CHAP_C=0x5c5c"));
 }

@@ -1,18 +1,18 @@
 use super::*;
 use crate::config::Config;
 use crate::session::{Action, CloseReason, ProtocolMachine};
-use crate::testing::{Got, LUN, Peer, data_out, text_request};
+use crate::testing::{LUN, Peer, ReceivedPdu, data_out, text_request};
 use crate::wire::{DataIn, NopIn, NopOut, Opcode, Reject, ScsiResponse, extended_cdb};
 use lunar_core::step::Tail;
 use lunar_core::wire::be::U32;
 use zerocopy::IntoBytes;
 
 fn rejected(peer: &mut Peer) -> RejectReason {
-    peer.one::<Reject>().0.reason
+    peer.only_pdu::<Reject>().0.reason
 }
 
 fn sense_of(peer: &mut Peer) -> (u8, u8, u8) {
-    let (header, data) = peer.one::<ScsiResponse>();
+    let (header, data) = peer.only_pdu::<ScsiResponse>();
     assert_eq!((header.status, data.len()), (CHECK_CONDITION, 20));
     (data[4], data[14], data[15])
 }
@@ -105,7 +105,7 @@ fn a_tag_that_is_in_use_is_rejected() {
     peer.send(&header, &[]);
     assert_eq!(rejected(&mut peer), RejectReason::TASK_IN_PROGRESS);
     assert!(peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0));
-    peer.got();
+    peer.received();
     peer.read(1, 512);
 }
 
@@ -150,7 +150,7 @@ fn requests_of_all_kinds_wait_for_their_turn() {
     peer.send(&later, &[]);
     peer.assert_quiet();
     peer.send(&first, &[]);
-    let opcodes: Vec<Opcode> = peer.got().iter().map(|got| got.header.opcode()).collect();
+    let opcodes: Vec<Opcode> = peer.received().iter().map(|got| got.header.opcode()).collect();
     assert_eq!(opcodes, [Opcode::NOP_IN, Opcode::TEXT_RESPONSE]);
     assert_eq!(peer.commands().len(), 2);
 }
@@ -200,7 +200,7 @@ fn the_window_opens_with_every_response() {
     peer.send(&third, &[]);
     peer.assert_quiet();
     peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0);
-    let header = peer.one::<ScsiResponse>().0;
+    let header = peer.only_pdu::<ScsiResponse>().0;
     assert_eq!((header.exp_cmd_sn.get(), header.max_cmd_sn.get()), (102, 102));
     peer.send(&third, &[]);
     assert_eq!(peer.command().tag, 3);
@@ -215,13 +215,13 @@ fn cmd_sn_wraps_around() {
         ..crate::testing::login_request(crate::wire::Stage::OPERATIONAL, Some(crate::wire::Stage::FULL_FEATURE))
     };
     peer.send(&header, &crate::testing::text_of(crate::testing::NAMES));
-    peer.agree();
-    peer.got();
+    peer.accept_login();
+    peer.received();
     peer.cmd_sn = u32::MAX;
     for (itt, exp_cmd_sn) in [(1, 0), (2, 1)] {
         let command = peer.read(itt, 0);
         peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
-        let header = peer.one::<ScsiResponse>().0;
+        let header = peer.only_pdu::<ScsiResponse>().0;
         assert_eq!((header.stat_sn.get(), header.exp_cmd_sn.get()), (itt - 1, exp_cmd_sn));
     }
 }
@@ -235,7 +235,7 @@ fn immediate_commands_take_no_number_and_do_not_wait() {
     peer.send(&header, &[]);
     let command = peer.command();
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
-    let header = peer.one::<ScsiResponse>().0;
+    let header = peer.only_pdu::<ScsiResponse>().0;
     assert_eq!((header.exp_cmd_sn.get(), header.max_cmd_sn.get()), (100, 227));
     peer.read(2, 0);
 }
@@ -255,7 +255,7 @@ fn too_many_immediate_commands_are_rejected() {
     peer.send(&header, &[]);
     assert_eq!(rejected(&mut peer), RejectReason::TOO_MANY_IMMEDIATE);
     peer.session.reply(tasks[0], 0, &[], &mut Tail::default(), 0);
-    peer.got();
+    peer.received();
     peer.send(&header, &[]);
     peer.command();
 }
@@ -333,7 +333,7 @@ fn a_reject_carries_the_rejected_header() {
     let mut peer = Peer::logged_in();
     let snack = crate::wire::Snack { itt: U32::new(1), run_len: U32::new(7), ..crate::wire::Snack::blank() };
     peer.send(&snack, &[]);
-    let (reject, data) = peer.one::<Reject>();
+    let (reject, data) = peer.only_pdu::<Reject>();
     assert_eq!((reject.itt.get(), reject.stat_sn.get(), data), (NO_TAG, 501, snack.bhs().as_bytes().to_vec()));
     assert_eq!(peer.stats.rejects.get(), 1);
 }
@@ -349,7 +349,7 @@ fn a_header_digest_that_does_not_match_closes_the_connection() {
         bytes[33] ^= 0x10;
         peer.feed(&bytes);
         peer.assert_closed(CloseReason::HeaderDigest);
-        assert_eq!(peer.got(), []);
+        assert_eq!(peer.received(), []);
         assert_eq!((peer.stats.digest_errors.get(), peer.stats.protocol_errors.get()), (1, 1));
     }
 }
@@ -387,7 +387,7 @@ fn a_closed_session_ignores_received_bytes() {
     peer.session.receive(chunk, peer.now, &mut peer.actions);
     assert!(!peer.session.reply(running.task, 0, &[], &mut Tail::default(), 0));
     assert!(peer.actions.is_empty());
-    assert_eq!((peer.got(), peer.session.tasks()), (vec![], 0));
+    assert_eq!((peer.received(), peer.session.tasks()), (vec![], 0));
 }
 
 #[test]
@@ -397,7 +397,7 @@ fn an_exp_stat_sn_that_was_not_sent_is_ignored() {
     peer.send(&header, &[]);
     let command = peer.command();
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
-    assert_eq!(peer.one::<ScsiResponse>().0.stat_sn.get(), 501);
+    assert_eq!(peer.only_pdu::<ScsiResponse>().0.stat_sn.get(), 501);
 }
 
 #[test]
@@ -415,7 +415,7 @@ fn many_commands_in_one_chunk_are_answered_in_one_send() {
         let data = peer.arena.copy(&[7; 512]).expect("room");
         peer.session.reply(command.task, 0, &[], &mut Tail { offset: 0, data: data.into() }, 512);
     }
-    let got = peer.got();
-    assert_eq!(got.iter().map(Got::pdu::<DataIn>).map(|header| header.itt.get()).max(), Some(99));
+    let got = peer.received();
+    assert_eq!(got.iter().map(ReceivedPdu::pdu::<DataIn>).map(|header| header.itt.get()).max(), Some(99));
     assert_eq!((got.len(), got[99].pdu::<DataIn>().stat_sn.get()), (100, 600));
 }

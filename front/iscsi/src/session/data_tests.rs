@@ -1,7 +1,7 @@
 use super::*;
 use crate::config::Config;
 use crate::session::{CloseReason, Command, ProtocolMachine};
-use crate::testing::{Got, LUN, Peer, data_out, pattern};
+use crate::testing::{LUN, Peer, ReceivedPdu, data_out, pattern};
 use crate::wire::{FINAL, Reject, Response, WRITE};
 
 fn tail(peer: &Peer, offset: usize, bytes: &[u8]) -> Tail {
@@ -16,11 +16,11 @@ fn sg(peer: &Peer, bytes: &[u8]) -> Sg {
 }
 
 fn response(peer: &mut Peer) -> ScsiResponse {
-    peer.one::<ScsiResponse>().0
+    peer.only_pdu::<ScsiResponse>().0
 }
 
 /// ASC and ASCQ of a CHECK CONDITION with ABORTED COMMAND.
-fn aborted(got: &[Got]) -> (u8, u8) {
+fn aborted(got: &[ReceivedPdu]) -> (u8, u8) {
     let last = got.last().expect("a response");
     let header: ScsiResponse = last.pdu();
     assert_eq!((header.status, last.data.len()), (2, 20));
@@ -29,7 +29,7 @@ fn aborted(got: &[Got]) -> (u8, u8) {
 }
 
 fn r2ts(peer: &mut Peer) -> Vec<R2t> {
-    peer.got().iter().map(Got::pdu).collect()
+    peer.received().iter().map(ReceivedPdu::pdu).collect()
 }
 
 /// A write whose data is all solicited, and the R2Ts of its first pull.
@@ -47,7 +47,7 @@ fn the_last_data_in_of_a_read_carries_the_status() {
     let data = pattern(512);
     let mut tail = tail(&peer, 0, &data);
     assert!(peer.session.reply(command.task, 0, &[], &mut tail, 512));
-    let (header, got) = peer.one::<DataIn>();
+    let (header, got) = peer.only_pdu::<DataIn>();
     assert_eq!((header.flags, header.status, header.residual.get()), (FINAL | STATUS, 0, 0));
     assert_eq!((header.itt.get(), header.ttt.get(), header.data_sn.get()), (1, NO_TAG, 0));
     assert_eq!((header.stat_sn.get(), header.exp_cmd_sn.get(), header.max_cmd_sn.get()), (501, 101, 228));
@@ -62,8 +62,8 @@ fn data_in_is_split_at_the_limit_of_the_initiator() {
     let data = pattern(20_000);
     let mut tail = tail(&peer, 0, &data);
     peer.session.reply(command.task, 0, &[], &mut tail, 20_000);
-    let got = peer.got();
-    let headers: Vec<DataIn> = got.iter().map(Got::pdu).collect();
+    let got = peer.received();
+    let headers: Vec<DataIn> = got.iter().map(ReceivedPdu::pdu).collect();
     let fields: Vec<_> = headers.iter().map(|h| (h.flags, h.data_sn.get(), h.offset.get(), h.data_len.get())).collect();
     assert_eq!(fields, [(0, 0, 0, 8192), (0, 1, 8192, 8192), (FINAL | STATUS, 2, 16_384, 3616)]);
     assert_eq!(got.iter().flat_map(|pdu| pdu.data.clone()).collect::<Vec<u8>>(), data);
@@ -76,8 +76,12 @@ fn a_data_in_sequence_is_no_longer_than_a_burst() {
     let command = peer.read(1, 2500);
     let mut tail = tail(&peer, 0, &pattern(2500));
     peer.session.reply(command.task, 0, &[], &mut tail, 2500);
-    let fields: Vec<_> =
-        peer.got().iter().map(Got::pdu::<DataIn>).map(|h| (h.flags & FINAL != 0, h.data_len.get())).collect();
+    let fields: Vec<_> = peer
+        .received()
+        .iter()
+        .map(ReceivedPdu::pdu::<DataIn>)
+        .map(|h| (h.flags & FINAL != 0, h.data_len.get()))
+        .collect();
     assert_eq!(fields, [(false, 768), (true, 256), (false, 768), (true, 256), (true, 452)]);
 }
 
@@ -88,7 +92,7 @@ fn data_pushed_before_the_reply_is_sent_first() {
     assert_eq!(peer.session.push(command.task, 0, sg(&peer, &[1; 512])), Ok(()));
     let mut tail = tail(&peer, 512, &[2; 512]);
     peer.session.reply(command.task, 0, &[], &mut tail, 1024);
-    let headers: Vec<DataIn> = peer.got().iter().map(Got::pdu).collect();
+    let headers: Vec<DataIn> = peer.received().iter().map(ReceivedPdu::pdu).collect();
     assert_eq!(headers[0].flags, FINAL);
     assert_eq!((headers[0].stat_sn.get(), headers[0].data_sn.get()), (0, 0));
     assert_eq!((headers[1].flags, headers[1].data_sn.get(), headers[1].offset.get()), (FINAL | STATUS, 1, 512));
@@ -100,7 +104,7 @@ fn a_status_that_is_not_good_has_its_own_response() {
     let command = peer.read(1, 512);
     let mut tail = tail(&peer, 0, &[0; 512]);
     peer.session.reply(command.task, 2, &[0x70, 0, 3], &mut tail, 512);
-    let got = peer.got();
+    let got = peer.received();
     assert_eq!(got[0].pdu::<DataIn>().flags, FINAL);
     let header: ScsiResponse = got[1].pdu();
     assert_eq!((header.flags, header.status, header.response), (FINAL, 2, Response::COMPLETED));
@@ -122,7 +126,7 @@ fn sense_data_is_cut_at_its_limit() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
     peer.session.reply(command.task, 2, &[7; 300], &mut Tail::default(), 0);
-    assert_eq!(peer.got()[0].data.len(), 254);
+    assert_eq!(peer.received()[0].data.len(), 254);
 }
 
 #[test]
@@ -131,7 +135,7 @@ fn less_data_than_expected_is_an_underflow() {
     let command = peer.read(1, 1000);
     let mut tail = tail(&peer, 0, &[0; 512]);
     peer.session.reply(command.task, 0, &[], &mut tail, 512);
-    let header = peer.one::<DataIn>().0;
+    let header = peer.only_pdu::<DataIn>().0;
     assert_eq!((header.flags, header.residual.get()), (FINAL | STATUS | UNDERFLOW, 488));
 }
 
@@ -141,7 +145,7 @@ fn more_data_than_expected_is_cut_off_and_an_overflow() {
     let command = peer.read(1, 500);
     let mut tail = tail(&peer, 0, &[0; 512]);
     peer.session.reply(command.task, 0, &[], &mut tail, 512);
-    let (header, data) = peer.one::<DataIn>();
+    let (header, data) = peer.only_pdu::<DataIn>();
     assert_eq!((header.flags, header.residual.get(), data.len()), (FINAL | STATUS | OVERFLOW, 12, 500));
 }
 
@@ -171,7 +175,7 @@ fn a_reply_to_an_ended_task_is_ignored() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 512);
     assert!(peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0));
-    peer.got();
+    peer.received();
     assert!(!peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0));
     let more = sg(&peer, &[0; 4]);
     assert_eq!(peer.session.push(command.task, 0, more), Err(Fault::Aborted));
@@ -219,7 +223,7 @@ fn an_r2t_requests_the_rest() {
     assert_eq!((wanted, peer.session.queued_bytes()), (3072, 0));
     let memory = peer.arena.take_sg(wanted).expect("room");
     peer.session.supply(command.task, memory);
-    let r2t = peer.one::<R2t>().0;
+    let r2t = peer.only_pdu::<R2t>().0;
     assert_eq!((r2t.flags, r2t.lun, r2t.itt.get()), (FINAL, LUN, 1));
     assert_eq!((r2t.offset.get(), r2t.desired_len.get(), r2t.r2t_sn.get()), (1024, 3072, 0));
     assert_eq!((r2t.stat_sn.get(), r2t.exp_cmd_sn.get(), r2t.max_cmd_sn.get()), (501, 101, 227));
@@ -246,10 +250,10 @@ fn no_more_r2ts_than_negotiated_are_outstanding() {
     let data = pattern(3500);
     assert!(matches!(peer.session.pull(command.task, 0, 3500), PullResult::Pending));
     peer.send(&data_out(1, first[0].ttt.get(), 0, 0, true), &data[..1024]);
-    let third = peer.one::<R2t>().0;
+    let third = peer.only_pdu::<R2t>().0;
     assert_eq!((third.r2t_sn.get(), third.offset.get(), third.desired_len.get()), (2, 2048, 1024));
     peer.send(&data_out(1, first[1].ttt.get(), 0, 1024, true), &data[1024..2048]);
-    let fourth = peer.one::<R2t>().0;
+    let fourth = peer.only_pdu::<R2t>().0;
     assert_eq!((fourth.r2t_sn.get(), fourth.offset.get(), fourth.desired_len.get()), (3, 3072, 428));
     peer.send(&data_out(1, third.ttt.get(), 0, 2048, true), &data[2048..3072]);
     peer.send(&data_out(1, fourth.ttt.get(), 0, 3072, true), &data[3072..]);
@@ -278,7 +282,7 @@ fn memory_beyond_a_pull_requests_data_ahead() {
     assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::NeedsMemory(1024)));
     let memory = peer.arena.take_sg(4096).expect("room");
     peer.session.supply(command.task, memory);
-    assert_eq!(peer.one::<R2t>().0.desired_len.get(), 2048);
+    assert_eq!(peer.only_pdu::<R2t>().0.desired_len.get(), 2048);
 }
 
 #[test]
@@ -327,7 +331,7 @@ fn unsolicited_data_needs_no_r2t() {
     peer.send(&data_out(1, NO_TAG, 1, 2000, true), &data[2000..]);
     assert_eq!(peer.ready(), [command.task]);
     assert_eq!(peer.pull(command.task, 0, 3000), data);
-    assert_eq!(peer.got(), []);
+    assert_eq!(peer.received(), []);
 }
 
 #[test]
@@ -342,7 +346,7 @@ fn data_beyond_the_first_burst_is_requested() {
     peer.send(&data_out(1, NO_TAG, 0, 0, true), &data[..1024]);
     assert_eq!(peer.ready(), [command.task]);
     peer.supply(command.task, 0, 3000);
-    let r2t = peer.one::<R2t>().0;
+    let r2t = peer.only_pdu::<R2t>().0;
     assert_eq!((r2t.offset.get(), r2t.desired_len.get()), (1024, 1976));
     peer.send(&data_out(1, r2t.ttt.get(), 0, 1024, true), &data[1024..]);
     assert_eq!(peer.pull(command.task, 0, 3000), data);
@@ -359,7 +363,7 @@ fn a_short_command_may_send_a_part_after_an_r2t() {
     peer.send(&data_out(1, NO_TAG, 0, 0, true), &data[..1024]);
     assert_eq!(peer.ready(), [command.task]);
     peer.supply(command.task, 0, 3000);
-    assert_eq!(peer.one::<R2t>().0.offset.get(), 1024);
+    assert_eq!(peer.only_pdu::<R2t>().0.offset.get(), 1024);
 }
 
 #[test]
@@ -372,7 +376,7 @@ fn an_incomplete_first_burst_fails_the_command() {
     peer.send(&data_out(1, NO_TAG, 0, 0, true), &[0; 512]);
     assert!(matches!(peer.session.pull(command.task, 0, 3000), PullResult::Failed(Fault::Protocol)));
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
-    assert_eq!(aborted(&peer.got()), (0x0c, 0x0d));
+    assert_eq!(aborted(&peer.received()), (0x0c, 0x0d));
 }
 
 #[test]
@@ -385,7 +389,7 @@ fn unsolicited_data_that_was_not_negotiated_fails_the_command() {
     peer.send(&data_out(1, NO_TAG, 0, 100, false), &[0; 100]);
     peer.assert_quiet();
     peer.send(&data_out(1, NO_TAG, 1, 200, true), &[0; 100]);
-    assert_eq!(aborted(&peer.got()), (0x0c, 0x0c));
+    assert_eq!(aborted(&peer.received()), (0x0c, 0x0c));
     assert_eq!(peer.session.tasks(), 0);
 }
 
@@ -394,7 +398,7 @@ fn immediate_data_that_was_not_negotiated_fails_the_command() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("ImmediateData", "No")]);
     let header = peer.scsi(1, WRITE | FINAL, 3000);
     peer.send(&header, &[0; 100]);
-    assert_eq!(aborted(&peer.got()), (0x0c, 0x0c));
+    assert_eq!(aborted(&peer.received()), (0x0c, 0x0c));
 }
 
 #[test]
@@ -402,7 +406,7 @@ fn immediate_data_of_a_read_fails_the_command() {
     let mut peer = Peer::logged_in();
     let header = peer.scsi(1, FINAL | crate::wire::READ, 3000);
     peer.send(&header, &[0; 100]);
-    assert_eq!(aborted(&peer.got()), (0x0c, 0x0c));
+    assert_eq!(aborted(&peer.received()), (0x0c, 0x0c));
 }
 
 #[test]
@@ -410,11 +414,11 @@ fn more_immediate_data_than_expected_fails_the_command() {
     let mut peer = Peer::logged_in();
     let header = peer.scsi(1, WRITE | FINAL, 99);
     peer.send(&header, &[0; 100]);
-    assert_eq!(aborted(&peer.got()), (0x0c, 0x0d));
+    assert_eq!(aborted(&peer.received()), (0x0c, 0x0d));
     let mut peer = Peer::logged_in_with(Config::default(), &[("FirstBurstLength", "512")]);
     let header = peer.scsi(1, WRITE | FINAL, 2000);
     peer.send(&header, &[0; 513]);
-    assert_eq!(aborted(&peer.got()), (0x0c, 0x0d));
+    assert_eq!(aborted(&peer.received()), (0x0c, 0x0d));
 }
 
 #[test]
@@ -432,7 +436,7 @@ fn data_with_an_unknown_transfer_tag_is_rejected() {
     assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Pending));
     let bad = data_out(1, r2t[0].ttt.get() + 1, 0, 0, true);
     peer.send(&bad, &[9; 1024]);
-    let (reject, data) = peer.one::<Reject>();
+    let (reject, data) = peer.only_pdu::<Reject>();
     assert_eq!((reject.reason, reject.itt.get(), data.len()), (RejectReason::INVALID_FIELD, NO_TAG, 48));
     assert_eq!(data[..4], bad.as_bytes()[..4]);
     // The command continues.
@@ -442,7 +446,7 @@ fn data_with_an_unknown_transfer_tag_is_rejected() {
 }
 
 /// Sends an invalid Data-Out for a command of 1,024 bytes and then the end of its sequence; returns the responses.
-fn responses_to_invalid(bad: impl Fn(u32) -> DataOut, len: usize) -> Vec<Got> {
+fn responses_to_invalid(bad: impl Fn(u32) -> DataOut, len: usize) -> Vec<ReceivedPdu> {
     let mut peer = Peer::logged_in();
     let (command, r2t) = write_with_r2ts(&mut peer, 1024);
     let ttt = r2t[0].ttt.get();
@@ -457,7 +461,7 @@ fn responses_to_invalid(bad: impl Fn(u32) -> DataOut, len: usize) -> Vec<Got> {
         peer.send(&data_out(1, ttt, 9, 77, true), &[0; 300]);
     }
     assert_eq!(peer.session.tasks(), 0);
-    peer.got()
+    peer.received()
 }
 
 #[test]
@@ -501,7 +505,7 @@ fn a_sequence_out_of_order_fails_the_command() {
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
     assert_eq!(peer.session.tasks(), 1);
     peer.send(&data_out(1, r2t[0].ttt.get(), 0, 0, true), &[0; 512]);
-    assert_eq!(aborted(&peer.got()), (0x0c, 0x0d));
+    assert_eq!(aborted(&peer.received()), (0x0c, 0x0d));
 }
 
 #[test]
@@ -515,7 +519,7 @@ fn a_response_waits_for_the_end_of_the_data() {
     assert!(!peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0), "the command was answered");
     peer.session.drop_task(command.task);
     peer.send(&data_out(1, r2t[0].ttt.get(), 1, 512, true), &[0; 512]);
-    let (header, sense) = peer.one::<ScsiResponse>();
+    let (header, sense) = peer.only_pdu::<ScsiResponse>();
     assert_eq!((header.status, sense.len(), header.residual.get()), (2, 20, 1024));
     assert_eq!(header.exp_data_sn.get(), 1);
 }
@@ -538,11 +542,11 @@ fn a_data_digest_that_does_not_match_fails_the_command() {
     let mut bytes = peer.bytes(&data_out(1, r2t[0].ttt.get(), 0, 0, true), &[], &[0; 1024]);
     bytes[100] ^= 1;
     peer.feed(&bytes);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::DATA_DIGEST);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::DATA_DIGEST);
     assert_eq!(peer.ready(), [command.task]);
     assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Failed(Fault::Protocol)));
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
-    assert_eq!(aborted(&peer.got()), (0x47, 0x05));
+    assert_eq!(aborted(&peer.received()), (0x47, 0x05));
     assert_eq!((peer.stats.digest_errors.get(), peer.stats.rejects.get()), (1, 1));
 }
 
@@ -553,7 +557,7 @@ fn immediate_data_whose_digest_does_not_match_fails_the_command() {
     let mut bytes = peer.bytes(&header, &[], &[0; 512]);
     bytes[560] ^= 1;
     peer.feed(&bytes);
-    let got = peer.got();
+    let got = peer.received();
     assert_eq!(got[0].pdu::<Reject>().reason, RejectReason::DATA_DIGEST);
     assert_eq!((got.len(), aborted(&got)), (2, (0x47, 0x05)));
     // The CmdSN is used: the next command is executed.
@@ -573,7 +577,7 @@ fn digests_are_checked_and_sent() {
         let command = peer.read(2, 513);
         let mut tail = tail(&peer, 0, &pattern(513));
         peer.session.reply(command.task, 0, &[], &mut tail, 513);
-        assert_eq!(peer.one::<DataIn>().1, pattern(513));
+        assert_eq!(peer.only_pdu::<DataIn>().1, pattern(513));
     }
 }
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::config::{ANSWERS_MAX, Config};
 use crate::session::{Command, CommandData, ProtocolMachine, PullResult, ReceiveMode, Responsible};
-use crate::testing::{Got, LUN, Peer, data_out, pattern};
+use crate::testing::{LUN, Peer, ReceivedPdu, data_out, pattern};
 use crate::wire::{FINAL, First, NopIn, READ, ScsiResponse, WRITE};
 use lunar_core::step::Tail;
 
@@ -35,7 +35,7 @@ fn managed(peer: &mut Peer) -> TaskManagement {
 }
 
 fn outcome(peer: &mut Peer) -> FunctionResponse {
-    peer.one::<TaskManagementResponse>().0.response
+    peer.only_pdu::<TaskManagementResponse>().0.response
 }
 
 fn logout(peer: &mut Peer, reason: LogoutReason, cid: u16) -> LogoutRequest {
@@ -53,7 +53,7 @@ fn a_nop_out_with_a_tag_is_echoed() {
     let mut peer = Peer::logged_in();
     let request = nop(&mut peer, 5, NO_TAG);
     peer.send(&request, b"hello");
-    let (answer, data) = peer.one::<NopIn>();
+    let (answer, data) = peer.only_pdu::<NopIn>();
     assert_eq!((answer.itt.get(), answer.ttt.get(), &data[..]), (5, NO_TAG, &b"hello"[..]));
     assert_eq!((answer.stat_sn.get(), answer.exp_cmd_sn.get(), answer.max_cmd_sn.get()), (501, 101, 228));
 }
@@ -63,7 +63,7 @@ fn an_immediate_nop_out_takes_no_number() {
     let mut peer = Peer::logged_in();
     let request = NopOut { first: immediate(Opcode::NOP_OUT), ..nop(&mut peer, 5, NO_TAG) };
     peer.send(&request, &[]);
-    let answer = peer.one::<NopIn>().0;
+    let answer = peer.only_pdu::<NopIn>().0;
     assert_eq!((answer.exp_cmd_sn.get(), answer.max_cmd_sn.get()), (100, 227));
 }
 
@@ -72,7 +72,7 @@ fn an_echo_is_cut_at_the_limit_of_the_initiator() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("MaxRecvDataSegmentLength", "512")]);
     let request = nop(&mut peer, 5, NO_TAG);
     peer.send(&request, &pattern(600));
-    assert_eq!(peer.one::<NopIn>().1, pattern(512));
+    assert_eq!(peer.only_pdu::<NopIn>().1, pattern(512));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_nop_out_without_a_tag_must_be_immediate() {
     let mut peer = Peer::logged_in();
     let request = nop(&mut peer, NO_TAG, NO_TAG);
     peer.send(&request, &[]);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::INVALID_FIELD);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::INVALID_FIELD);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_nop_out_with_a_wrong_digest_is_rejected() {
     let mut bytes = peer.bytes(&request, &[], b"ping");
     bytes[48] ^= 1;
     peer.feed(&bytes);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::DATA_DIGEST);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::DATA_DIGEST);
     peer.read(1, 0);
 }
 
@@ -110,7 +110,7 @@ fn a_nop_out_without_memory_for_its_data_is_rejected() {
     let hog: Vec<_> = std::iter::from_fn(|| peer.arena.take(1)).collect();
     peer.piece = 500;
     peer.feed(&bytes);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::LONG_OPERATION);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::LONG_OPERATION);
     drop(hog);
 }
 
@@ -120,7 +120,7 @@ fn a_silent_initiator_is_pinged_and_then_disconnected() {
     let (after, timeout) = (Config::default().ping_after, Config::default().ping_timeout);
     assert_eq!(peer.session.deadline(), Some(peer.now + after));
     peer.session.tick(peer.now + after, &mut peer.actions);
-    let ping = peer.one::<NopIn>().0;
+    let ping = peer.only_pdu::<NopIn>().0;
     assert_eq!((ping.itt.get(), ping.stat_sn.get()), (NO_TAG, 501));
     assert_ne!(ping.ttt.get(), NO_TAG);
     assert_eq!(peer.session.deadline(), Some(peer.now + after + timeout));
@@ -134,7 +134,7 @@ fn an_initiator_that_answers_a_ping_stays_connected() {
     let mut peer = Peer::logged_in();
     let after = Config::default().ping_after;
     peer.session.tick(peer.now + after, &mut peer.actions);
-    let ping = peer.one::<NopIn>().0;
+    let ping = peer.only_pdu::<NopIn>().0;
     peer.now = peer.now + after;
     let answer = NopOut { first: immediate(Opcode::NOP_OUT), ..nop(&mut peer, NO_TAG, ping.ttt.get()) };
     peer.send(&answer, &[]);
@@ -144,7 +144,7 @@ fn an_initiator_that_answers_a_ping_stays_connected() {
     peer.cmd_sn = 100;
     let command = peer.read(1, 0);
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
-    assert_eq!(peer.one::<ScsiResponse>().0.stat_sn.get(), 501);
+    assert_eq!(peer.only_pdu::<ScsiResponse>().0.stat_sn.get(), 501);
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn an_initiator_that_does_not_read_is_not_read_from() {
     // Received PDUs are handled when the queued replies were taken.
     let mut answers = 0;
     loop {
-        answers += peer.got().len();
+        answers += peer.received().len();
         peer.session.resume(&mut peer.actions);
         if peer.session.queued_bytes() == 0 {
             break;
@@ -182,7 +182,7 @@ fn abort_task_references_a_running_command() {
     assert_eq!(management.referenced, Some(command.task));
     peer.session.drop_task(command.task);
     peer.session.function_done(management.task, FunctionResponse::COMPLETE, [0; 3]);
-    let (answer, _) = peer.one::<TaskManagementResponse>();
+    let (answer, _) = peer.only_pdu::<TaskManagementResponse>();
     assert_eq!((answer.response, answer.itt.get()), (FunctionResponse::COMPLETE, 0x500));
     assert_eq!((answer.stat_sn.get(), answer.max_cmd_sn.get()), (501, 228));
     assert_eq!(peer.session.tasks(), 0);
@@ -195,7 +195,7 @@ fn abort_task_of_an_ended_command_finds_no_task() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
-    peer.got();
+    peer.received();
     let request = function(&peer, Function::ABORT_TASK, 1, 100);
     peer.send(&request, &[]);
     assert_eq!(outcome(&mut peer), FunctionResponse::NO_TASK);
@@ -335,7 +335,7 @@ fn functions_of_rfc_7144_need_protocol_level_2() {
             let management = managed(&mut peer);
             assert_eq!(management.function, Function(code));
             peer.session.function_done(management.task, FunctionResponse::SUCCEEDED, [0x16, 0x2a, 0x09]);
-            let (answer, _) = peer.one::<TaskManagementResponse>();
+            let (answer, _) = peer.only_pdu::<TaskManagementResponse>();
             assert_eq!((answer.response, answer.information), (FunctionResponse::SUCCEEDED, [0x16, 0x2a, 0x09]));
         } else {
             assert_eq!(outcome(&mut peer), FunctionResponse::NOT_SUPPORTED);
@@ -349,10 +349,10 @@ fn a_function_with_a_tag_in_use_is_rejected() {
     peer.read(0x500, 0);
     let request = function(&peer, Function::ABORT_TASK, 0x500, 100);
     peer.send(&request, &[]);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::TASK_IN_PROGRESS);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::TASK_IN_PROGRESS);
     let request = TaskManagementRequest { itt: U32::new(NO_TAG), ..request };
     peer.send(&request, &[]);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::INVALID_FIELD);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::INVALID_FIELD);
 }
 
 #[test]
@@ -380,7 +380,7 @@ fn too_many_functions_are_rejected() {
         peer.send(&request, &[]);
     }
     assert_eq!(peer.actions.len(), IMMEDIATE_MAX);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::TOO_MANY_IMMEDIATE);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::TOO_MANY_IMMEDIATE);
 }
 
 #[test]
@@ -388,7 +388,7 @@ fn a_discovery_session_has_no_functions() {
     let mut peer = Peer::discovering();
     let request = function(&peer, Function::LOGICAL_UNIT_RESET, NO_TAG, 0);
     peer.send(&request, &[]);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::PROTOCOL_ERROR);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::PROTOCOL_ERROR);
 }
 
 #[test]
@@ -398,13 +398,13 @@ fn a_logout_ends_the_session() {
         let running = peer.read(1, 512);
         let request = logout(&mut peer, reason, cid);
         peer.send(&request, &[]);
-        let (answer, _) = peer.one::<LogoutResponse>();
+        let (answer, _) = peer.only_pdu::<LogoutResponse>();
         assert_eq!((answer.response, answer.itt.get(), answer.stat_sn.get()), (LogoutOutcome::CLOSED, 0x600, 501));
         assert_eq!((answer.time_to_wait.get(), answer.time_to_retain.get()), (2, 20));
         peer.assert_closed(CloseReason::LoggedOut);
         assert_eq!(CloseReason::LoggedOut.responsible(), Responsible::Nobody);
         assert!(!peer.session.reply(running.task, 0, &[], &mut Tail::default(), 0));
-        assert_eq!(peer.got(), []);
+        assert_eq!(peer.received(), []);
     }
 }
 
@@ -417,11 +417,11 @@ fn an_invalid_logout_does_not_end_the_session() {
     ] {
         let request = logout(&mut peer, reason, cid);
         peer.send(&request, &[]);
-        assert_eq!(peer.one::<LogoutResponse>().0.response, response);
+        assert_eq!(peer.only_pdu::<LogoutResponse>().0.response, response);
     }
     let request = logout(&mut peer, LogoutReason(9), 3);
     peer.send(&request, &[]);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::INVALID_FIELD);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::INVALID_FIELD);
     peer.assert_quiet();
 }
 
@@ -435,7 +435,7 @@ fn a_logout_waits_for_its_turn() {
     peer.send(&after, &[]);
     peer.assert_quiet();
     peer.send(&first, &[]);
-    assert_eq!(peer.got().iter().map(Got::pdu::<LogoutResponse>).count(), 1);
+    assert_eq!(peer.received().iter().map(ReceivedPdu::pdu::<LogoutResponse>).count(), 1);
     assert!(matches!(peer.actions[..], [Action::Command(_), Action::Close(CloseReason::LoggedOut)]));
 }
 
@@ -443,7 +443,7 @@ fn a_logout_waits_for_its_turn() {
 fn the_target_requests_a_logout() {
     let mut peer = Peer::logged_in();
     peer.session.request_logout(Duration::from_secs(10), peer.now);
-    let message = peer.one::<AsyncMessage>().0;
+    let message = peer.only_pdu::<AsyncMessage>().0;
     assert_eq!((message.event, message.parameter3.get()), (AsyncEvent::REQUEST_LOGOUT, 10));
     assert_eq!((message.itt.get(), message.stat_sn.get()), (NO_TAG, 501));
     peer.session.request_logout(Duration::from_secs(10), peer.now);
@@ -459,7 +459,7 @@ fn asynchronous_messages_take_a_status_number() {
     let mut peer = Peer::logged_in();
     peer.session.send_async_message(AsyncEvent::DROPS_CONNECTION, [3, 2, 0]);
     peer.session.send_async_message(AsyncEvent::DROPS_SESSION, [0, 2, 0]);
-    let got = peer.got();
+    let got = peer.received();
     assert_eq!(got[0].pdu::<AsyncMessage>().parameter1.get(), 3);
     assert_eq!(got[1].pdu::<AsyncMessage>().stat_sn.get(), 502);
     let mut fresh = Peer::new(Config::default());
@@ -476,10 +476,10 @@ fn payload_of_held_requests_is_limited() {
         let request = nop(&mut peer, itt, NO_TAG);
         peer.send(&request, &pattern(1000));
     }
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::LONG_OPERATION);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::LONG_OPERATION);
     peer.send(&first, &[]);
-    assert_eq!(peer.got().len(), 3);
+    assert_eq!(peer.received().len(), 3);
     let request = nop(&mut peer, 1, NO_TAG);
     peer.send(&request, &[]);
-    assert_eq!(peer.got().len(), 1);
+    assert_eq!(peer.received().len(), 1);
 }

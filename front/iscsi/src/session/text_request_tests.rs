@@ -27,7 +27,7 @@ fn addresses(name: &str) -> TargetAddresses {
 }
 
 fn rejected(peer: &mut Peer) -> RejectReason {
-    peer.one::<Reject>().0.reason
+    peer.only_pdu::<Reject>().0.reason
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_discovery_session_is_told_all_targets() {
     assert_eq!(query(&mut peer), SendTargetsQuery::All);
     peer.assert_quiet();
     peer.session.targets(&[addresses("iqn.a"), addresses("iqn.b")]);
-    let got = peer.got();
+    let got = peer.received();
     let header: TextResponse = got[0].pdu();
     assert_eq!((got.len(), header.flags, header.itt.get(), header.ttt.get()), (1, FINAL, 8, NO_TAG));
     assert_eq!(
@@ -59,7 +59,7 @@ fn without_targets_the_answer_is_empty() {
     send_text(&mut peer, &all());
     query(&mut peer);
     peer.session.targets(&[]);
-    let (header, data) = peer.one::<TextResponse>();
+    let (header, data) = peer.only_pdu::<TextResponse>();
     assert_eq!((header.flags, data.len()), (FINAL, 0));
 }
 
@@ -88,11 +88,11 @@ fn other_queries_are_answered_with_reject() {
     let mut peer = Peer::logged_in();
     for value in ["all", "iqn.other", INITIATOR] {
         send_text(&mut peer, &text_of(&[("SendTargets", value)]));
-        assert_eq!(peer.got()[0].pairs(), refusal);
+        assert_eq!(peer.received()[0].pairs(), refusal);
     }
     let mut peer = Peer::discovering();
     send_text(&mut peer, &text_of(&[("SendTargets", "")]));
-    assert_eq!(peer.got()[0].pairs(), refusal);
+    assert_eq!(peer.received()[0].pairs(), refusal);
 }
 
 #[test]
@@ -102,14 +102,14 @@ fn a_long_answer_takes_several_responses() {
     query(&mut peer);
     let targets: Vec<TargetAddresses> = (0..300).map(|count| addresses(&format!("iqn.x:{count:03}"))).collect();
     peer.session.targets(&targets);
-    let (first, mut text) = peer.one::<TextResponse>();
+    let (first, mut text) = peer.only_pdu::<TextResponse>();
     assert_eq!((first.flags, text.len()), (CONTINUE, 8192));
     let mut ttt = first.ttt.get();
     loop {
         assert_ne!(ttt, NO_TAG);
         let request = text_request(8, Some(ttt), peer.next_cmd_sn(), false);
         peer.send(&request, &[]);
-        let (next, part) = peer.one::<TextResponse>();
+        let (next, part) = peer.only_pdu::<TextResponse>();
         text.extend(part);
         assert_ne!(next.ttt.get(), ttt);
         ttt = next.ttt.get();
@@ -128,7 +128,7 @@ fn an_answer_is_divided_at_the_limit_of_the_initiator() {
     send_text(&mut peer, &text_of(&[("SendTargets", "")]));
     query(&mut peer);
     peer.session.targets(&[addresses(&format!("iqn.{}", "x".repeat(1000)))]);
-    assert_eq!(peer.one::<TextResponse>().1.len(), 512);
+    assert_eq!(peer.only_pdu::<TextResponse>().1.len(), 512);
 }
 
 #[test]
@@ -137,9 +137,9 @@ fn a_new_exchange_ends_an_unfinished_one() {
     send_text(&mut peer, &all());
     query(&mut peer);
     peer.session.targets(&[addresses(&format!("iqn.{}", "x".repeat(9000)))]);
-    let old = peer.one::<TextResponse>().0.ttt.get();
+    let old = peer.only_pdu::<TextResponse>().0.ttt.get();
     send_text(&mut peer, &text_of(&[("X-a", "b")]));
-    assert_eq!(peer.got()[0].pairs(), [("X-a", "NotUnderstood")]);
+    assert_eq!(peer.received()[0].pairs(), [("X-a", "NotUnderstood")]);
     let request = text_request(8, Some(old), peer.next_cmd_sn(), false);
     peer.send(&request, &[]);
     assert_eq!(rejected(&mut peer), RejectReason::INVALID_FIELD);
@@ -151,7 +151,7 @@ fn a_text_may_take_several_requests() {
     let text = all();
     let request = text_request(8, None, peer.next_cmd_sn(), true);
     peer.send(&request, &text[..5]);
-    let (answer, data) = peer.one::<TextResponse>();
+    let (answer, data) = peer.only_pdu::<TextResponse>();
     assert_eq!((answer.flags, data.len()), (0, 0));
     let request = text_request(8, Some(answer.ttt.get()), peer.next_cmd_sn(), false);
     peer.send(&request, &text[5..]);
@@ -166,11 +166,11 @@ fn an_initiator_with_more_text_is_asked_for_it() {
     peer.send(&request, &all());
     query(&mut peer);
     peer.session.targets(&[addresses("iqn.a")]);
-    let (answer, _) = peer.one::<TextResponse>();
+    let (answer, _) = peer.only_pdu::<TextResponse>();
     assert_eq!(answer.flags, 0);
     let request = text_request(8, Some(answer.ttt.get()), peer.next_cmd_sn(), false);
     peer.send(&request, &text_of(&[("X-b", "c")]));
-    let got = peer.got();
+    let got = peer.received();
     assert_eq!((got[0].pdu::<TextResponse>().flags, got[0].pairs()), (FINAL, vec![("X-b", "NotUnderstood")]));
 }
 
@@ -181,7 +181,7 @@ fn a_text_that_is_too_long_is_rejected() {
     for _ in 0..TEXT_MAX / 4096 {
         let request = text_request(8, ttt, peer.next_cmd_sn(), true);
         peer.send(&request, &[b'a'; 4096]);
-        ttt = Some(peer.one::<TextResponse>().0.ttt.get());
+        ttt = Some(peer.only_pdu::<TextResponse>().0.ttt.get());
     }
     let request = text_request(8, ttt, peer.next_cmd_sn(), true);
     peer.send(&request, &[b'a'; 4]);
@@ -201,7 +201,7 @@ fn a_second_text_request_before_the_answer_is_rejected() {
     send_text(&mut peer, &all());
     assert_eq!(rejected(&mut peer), RejectReason::PROTOCOL_ERROR);
     peer.session.targets(&[addresses("iqn.a")]);
-    assert_eq!(peer.got()[0].pairs().len(), 3);
+    assert_eq!(peer.received()[0].pairs().len(), 3);
     peer.session.targets(&[addresses("iqn.a")]);
     peer.assert_quiet();
 }
@@ -241,20 +241,20 @@ fn an_empty_text_without_the_final_flag_is_answered() {
     let mut peer = Peer::logged_in();
     let request = text_request(8, None, peer.next_cmd_sn(), true);
     peer.send(&request, &[]);
-    let answer = peer.one::<TextResponse>().0;
+    let answer = peer.only_pdu::<TextResponse>().0;
     let request = text_request(8, Some(answer.ttt.get()), peer.next_cmd_sn(), false);
     peer.send(&request, &[]);
-    assert_eq!(peer.one::<TextResponse>().0.flags, FINAL);
+    assert_eq!(peer.only_pdu::<TextResponse>().0.flags, FINAL);
 }
 
 #[test]
 fn the_initiator_may_declare_its_segment_limit_again() {
     let mut peer = Peer::logged_in();
     send_text(&mut peer, &text_of(&[("MaxRecvDataSegmentLength", "1024"), ("MaxBurstLength", "512")]));
-    assert_eq!(peer.got()[0].pairs(), [("MaxBurstLength", "Reject")]);
+    assert_eq!(peer.received()[0].pairs(), [("MaxBurstLength", "Reject")]);
     assert_eq!((peer.session.parameters().max_send_segment, peer.session.parameters().max_burst), (1024, 262_144));
     let command = peer.read(1, 2048);
     let data = peer.arena.copy(&[0; 2048]).expect("room").into();
     peer.session.reply(command.task, 0, &[], &mut lunar_core::step::Tail { offset: 0, data }, 2048);
-    assert_eq!(peer.got().len(), 2);
+    assert_eq!(peer.received().len(), 2);
 }
