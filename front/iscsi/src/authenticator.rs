@@ -218,9 +218,9 @@ impl Authenticator {
             return AuthOutcome { result: Err(LoginStatus::SERVICE_UNAVAILABLE), delay: Duration::ZERO };
         };
         match self.verify(&attempt.proofs, chap_answer) {
-            Ok(proof) => {
+            Ok(answer) => {
                 self.throttle().succeeded(&chap_answer.user);
-                AuthOutcome { result: Ok(proof), delay: turn }
+                AuthOutcome { result: Ok(answer), delay: turn }
             }
             Err(reason) => {
                 let pause = self.throttle().failed(source, &chap_answer.user, now);
@@ -245,7 +245,7 @@ impl Authenticator {
         }
         let Some(MutualChallenge { identifier, challenge }) = &chap_answer.mutual else { return Ok(None) };
         // RFC 7143 9.2.1: reject a reflected challenge, whose answer would authenticate the initiator.
-        if self.lock().challenges.iter().any(|ours| ours.bytes[..] == challenge[..]) {
+        if self.lock().challenges.iter().any(|own| own.bytes[..] == challenge[..]) {
             return Err(RefusalReason::Reflected);
         }
         let own = proofs.target.as_ref().ok_or(RefusalReason::NoTargetSecret)?;

@@ -163,12 +163,12 @@ const LENGTHS: (u32, u32) = (512, 0xff_ffff);
 /// The limits of times in seconds (RFC 7143 13.15, 13.16).
 const TIMES: (u32, u32) = (0, 3600);
 
-const fn either(target_value: bool, theirs: bool) -> bool {
-    target_value || theirs
+const fn either(target_value: bool, offered: bool) -> bool {
+    target_value || offered
 }
 
-const fn both(target_value: bool, theirs: bool) -> bool {
-    target_value && theirs
+const fn both(target_value: bool, offered: bool) -> bool {
+    target_value && offered
 }
 
 /// Relevant in every session.
@@ -186,8 +186,8 @@ fn in_normal_session(negotiation: &Negotiation) -> bool {
 /// unsolicited data only; Windows sends immediate data unless it is told not to.
 fn with_first_burst(negotiation: &Negotiation) -> bool {
     let Negotiation { parameters, .. } = negotiation;
-    let nothing_unasked = negotiation.saw("InitialR2T") && parameters.initial_r2t && !parameters.immediate_data;
-    in_normal_session(negotiation) && !nothing_unasked
+    let no_unsolicited_data = negotiation.saw("InitialR2T") && parameters.initial_r2t && !parameters.immediate_data;
+    in_normal_session(negotiation) && !no_unsolicited_data
 }
 
 /// A row of a key that both sides may send, in the login only.
@@ -535,13 +535,13 @@ impl Negotiation {
     fn answer(&mut self, form: &Form, value: &str) -> Result<Option<String>, LoginStatus> {
         let (config, parameters) = (&self.config, &mut self.parameters);
         let reply = match *form {
-            Form::Boolean { target_value, combine, store, .. } => text::boolean(value).map(|theirs| {
-                let result = combine(target_value(config), theirs);
+            Form::Boolean { target_value, combine, store, .. } => text::boolean(value).map(|offered| {
+                let result = combine(target_value(config), offered);
                 *store(parameters) = result;
                 text::yes_or_no(result).into()
             }),
-            Form::Number { allowed, target_value, combine, store, .. } => within(value, allowed).map(|theirs| {
-                let result = combine(target_value(config), theirs);
+            Form::Number { allowed, target_value, combine, store, .. } => within(value, allowed).map(|offered| {
+                let result = combine(target_value(config), offered);
                 *store(parameters) = result;
                 result.to_string()
             }),

@@ -162,9 +162,9 @@ impl Login {
     }
 
     /// Takes the front's answer to [`Next::Authorize`].
-    pub fn authorized(self, verdict: LoginDecision, out: &mut PduQueue) -> Next {
+    pub fn authorized(self, decision: LoginDecision, out: &mut PduQueue) -> Next {
         match self {
-            Self::Authorizing(state) => state.answer(verdict, out),
+            Self::Authorizing(state) => state.answer(decision, out),
             other => Next::State(other),
         }
     }
@@ -285,9 +285,9 @@ impl Start {
 }
 
 impl Authorizing {
-    fn answer(self, verdict: LoginDecision, out: &mut PduQueue) -> Next {
+    fn answer(self, decision: LoginDecision, out: &mut PduQueue) -> Next {
         let Self { mut common, text } = self;
-        match verdict {
+        match decision {
             LoginDecision::Accepted { portal_group, alias, challenge, offer } => {
                 offer.into_iter().for_each(|offer| common.negotiation.set_config(offer));
                 common.add_target_keys(portal_group, alias.as_deref());

@@ -148,12 +148,12 @@ impl Session {
     }
 
     /// The answer to [`Action::Authorize`].
-    pub fn authorized(&mut self, verdict: LoginDecision, actions: &mut Vec<Action>) {
-        if let LoginDecision::Accepted { offer: Some(offer), .. } = &verdict {
+    pub fn authorized(&mut self, decision: LoginDecision, actions: &mut Vec<Action>) {
+        if let LoginDecision::Accepted { offer: Some(offer), .. } = &decision {
             self.config = offer.clone();
             self.negotiation.set_config(offer.clone());
         }
-        self.advance_login(actions, |login, out| login.authorized(verdict, out));
+        self.advance_login(actions, |login, out| login.authorized(decision, out));
         input::pump(self, actions);
     }
 

@@ -122,9 +122,9 @@ impl Peer {
                 match action {
                     Action::Authorize(_) => {
                         let alias = Some("the disk".into());
-                        let verdict =
+                        let decision =
                             LoginDecision::Accepted { portal_group: 1, alias, challenge: self.challenge, offer: None };
-                        self.session.authorized(verdict, &mut self.actions);
+                        self.session.authorized(decision, &mut self.actions);
                     }
                     Action::Establish(_) => self.session.established(Ok(7), &mut self.actions),
                     other => kept.push(other),

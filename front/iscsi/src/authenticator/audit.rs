@@ -158,8 +158,8 @@ mod tests {
         );
         let long =
             LoginDetails { initiator: "x".repeat(5000).into(), discovery: true, target: None, user: None, ..login() };
-        let told = AuditRecord::Login(long, Ok(())).to_string();
-        assert!(told.starts_with("login accepted source=192.0.2.1:4000 session=discovery") && told.len() < 320);
+        let line = AuditRecord::Login(long, Ok(())).to_string();
+        assert!(line.starts_with("login accepted source=192.0.2.1:4000 session=discovery") && line.len() < 320);
     }
 
     #[test]

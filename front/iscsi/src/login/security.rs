@@ -233,12 +233,12 @@ impl Challenged {
 }
 
 impl Authenticating {
-    pub(super) fn answer(self, verdict: Result<Option<TargetAnswer>, LoginStatus>, out: &mut PduQueue) -> Next {
+    pub(super) fn answer(self, result: Result<Option<TargetAnswer>, LoginStatus>, out: &mut PduQueue) -> Next {
         let Self { common, mutual, mut answer } = self;
-        match (verdict, mutual) {
-            (Ok(Some(proof)), true) => {
-                text::put(&mut answer, "CHAP_N", proof.name);
-                text::put(&mut answer, "CHAP_R", text::as_hex(proof.response.bytes()));
+        match (result, mutual) {
+            (Ok(Some(target_answer)), true) => {
+                text::put(&mut answer, "CHAP_N", target_answer.name);
+                text::put(&mut answer, "CHAP_R", text::as_hex(target_answer.response.bytes()));
                 common.end_security_stage(answer, out)
             }
             // RFC 7143 11.13.5 has this status also for "target authentication is not supported".
@@ -273,7 +273,8 @@ fn list_contains(list: &str, member: &str) -> bool {
 /// The algorithm to use, by the order of the target: RFC 7143 12.1.3 allows any of the proposed ones. Most initiators
 /// propose MD5 first out of habit, and a stronger algorithm costs neither side anything.
 fn strongest(allowed: &[Algorithm], offered: &str) -> Option<Algorithm> {
-    let is_offered = |ours: &Algorithm| text::list(offered).any(|theirs| text::number(theirs) == Some(ours.0.into()));
+    let is_offered =
+        |algorithm: &Algorithm| text::list(offered).any(|value| text::number(value) == Some(algorithm.0.into()));
     allowed.iter().copied().find(is_offered)
 }
 

@@ -42,7 +42,7 @@ fn challenged() -> Peer {
 fn chap_answer(peer: &mut Peer) -> ChapAnswer {
     match peer.actions.pop() {
         Some(Action::Authenticate(chap_answer)) => *chap_answer,
-        other => panic!("{other:?} instead of a proof"),
+        other => panic!("{other:?} instead of a CHAP answer"),
     }
 }
 
