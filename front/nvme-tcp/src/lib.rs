@@ -1,14 +1,15 @@
-//! NVMe/TCP, controller side, without I/O: bytes and time go in, bytes and actions come out.
+//! The NVMe/TCP controller side. Everything but [`serve`] is without I/O: bytes and time go in, bytes and actions come
+//! out.
 //!
 //! From the wire upwards:
 //!
-//! * [`wire`]: the PDU formats, digests
-//! * [`session`]: the machine of one connection, which is one queue: framing, commands, data
-//! * [`pdu_queue`]: what waits to be sent
-//! * [`tls`]: secure channels
-//! * [`config`]: settings and limits
+//! * [`wire`]: PDU formats, digests
+//! * [`session`]: one connection, which is one queue: framing, commands, data
+//! * [`pdu_queue`]: PDUs that wait to be sent
+//! * [`tls`]: TLS with pre-shared keys
+//! * [`config`]: limits
+//! * [`serve`]: connects sessions to the reactor and to the controllers; the only module with I/O
 //! * `fuzzing`: entry points of the fuzz targets, and a host for tests, with the feature `testing` only
-//! * [`serve`]: the glue to the reactor and the controller: the one module with I/O
 
 pub mod config;
 #[cfg(any(test, feature = "testing"))]

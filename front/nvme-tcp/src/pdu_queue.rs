@@ -1,4 +1,4 @@
-//! What waits to be sent, as PDUs: headers with their lengths, padding and digests.
+//! PDUs that wait to be sent: headers with their lengths, padding and digests.
 
 use crate::wire::{COMMON_LEN, Common, DATA_DIGEST, DIGEST_LEN, Digest, HEADER_DIGEST, Pdu, digest};
 use lunar_core::mem::{Arena, Sg};
@@ -7,19 +7,19 @@ pub use lunar_stream::digest::Digests;
 use lunar_stream::send_queue::SendQueue;
 use zerocopy::FromBytes;
 
-/// The queue to the peer.
+/// The PDUs that wait to be sent to one host.
 #[derive(Debug)]
 pub struct PduQueue {
-    /// What waits.
+    /// The queued bytes.
     pub queue: SendQueue,
-    /// Digests of what is queued from now on.
+    /// The digests of PDUs that are queued from now on.
     pub(crate) digests: Digests,
-    /// Bytes that data to the host is aligned to.
+    /// The alignment of data sent to the host, in bytes.
     pub(crate) alignment: usize,
 }
 
 impl PduQueue {
-    /// An empty queue; takes no memory before the first header.
+    /// An empty queue. It takes no memory before the first header.
     #[must_use]
     pub fn new(arena: Arena) -> Self {
         Self { queue: SendQueue::new(arena), digests: Digests::default(), alignment: 4 }
@@ -29,10 +29,10 @@ impl PduQueue {
     #[inline(always)]
     pub fn header<P: Pdu>(&mut self, pdu: P) {
         let digest_len = if self.digests.header { DIGEST_LEN } else { 0 };
-        self.place(pdu, 0, size_of::<P>() + digest_len, 0);
+        self.push_header(pdu, 0, size_of::<P>() + digest_len, 0);
     }
 
-    /// Queues a PDU with its data, which stays where it is.
+    /// Queues a PDU with its data, which is not copied.
     #[inline(always)]
     pub fn data<P: Pdu>(&mut self, pdu: P, mut data: Sg) {
         let len = data.len();
@@ -43,7 +43,7 @@ impl PduQueue {
         let head = size_of::<P>() + digest_len;
         let offset = round_up(head, self.alignment);
         let trailer = if self.digests.data { DIGEST_LEN } else { 0 };
-        self.place(pdu, offset, offset + len + trailer, offset - head);
+        self.push_header(pdu, offset, offset + len + trailer, offset - head);
         let mut sum = Digest::new();
         let has_digest = self.digests.data;
         self.queue.payload(&mut data, len, |piece| {
@@ -57,22 +57,22 @@ impl PduQueue {
     }
 
     #[inline(always)]
-    fn place<P: Pdu>(&mut self, pdu: P, offset: usize, len: usize, pad: usize) {
-        const NOTHING: [u8; 128] = [0; 128];
-        let Some(place) = self.queue.header(pdu) else { return };
-        if let Ok((common, _)) = Common::mut_from_prefix(place.as_mut_bytes()) {
-            // Offsets have at most 128 bytes; what is sent at once is far below 32 bits.
+    fn push_header<P: Pdu>(&mut self, pdu: P, offset: usize, len: usize, pad: usize) {
+        const PADDING: [u8; 128] = [0; 128];
+        let Some(push_header) = self.queue.header(pdu) else { return };
+        if let Ok((common, _)) = Common::mut_from_prefix(push_header.as_mut_bytes()) {
+            // Offsets are at most 128; a PDU is far shorter than 4 GiB.
             common.data_offset = offset as u8;
             common.len = (len as u32).into();
             common.flags |= if self.digests.header { HEADER_DIGEST } else { 0 };
             common.flags |= if self.digests.data && offset > 0 { DATA_DIGEST } else { 0 };
         }
         if self.digests.header {
-            let digest = digest(place.as_bytes());
+            let digest = digest(push_header.as_bytes());
             self.queue.write(&digest);
         }
         if pad > 0 {
-            self.queue.write(&NOTHING[..pad]);
+            self.queue.write(&PADDING[..pad]);
         }
     }
 }
@@ -86,7 +86,7 @@ mod tests {
     use lunar_core::mem::BLOCK_MAX;
 
     #[test]
-    fn data_is_not_copied_and_lengths_count_all() {
+    fn data_is_not_copied_and_lengths_include_it() {
         let arena = Arena::new(BLOCK_MAX);
         let mut out = PduQueue::new(arena.clone());
         let data = arena.copy(b"12345").expect("room");
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_and_alignment() {
+    fn digests_and_alignment_are_included() {
         let arena = Arena::new(BLOCK_MAX);
         let mut out = PduQueue::new(arena.clone());
         out.digests = Digests { header: true, data: true };

@@ -1,7 +1,7 @@
-//! Data and completions of commands: R2T and H2CData in, C2HData and responses out.
+//! Data and completions of commands: H2CData and R2T, C2HData and response capsules (NVMe/TCP Transport 1.0 3.3.2).
 
 use super::tasks::{Answer, Pulled, RequestedData, State, TaskKey};
-use super::{Action, Fatal, Session, invalid};
+use super::{Action, Session, Violation, invalid};
 use crate::wire::{C2hData, FatalStatus, H2cData, LAST, Pdu, R2t, SUCCESS};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
@@ -12,8 +12,8 @@ use lunar_stream::protocol::{CommandData, PullResult};
 use std::mem::offset_of;
 
 impl Session {
-    /// The header of an H2CData PDU: where its data goes.
-    pub(super) fn open_data(&mut self, header: &H2cData) -> Result<PayloadPlan, Fatal> {
+    /// Takes the header of an H2CData PDU: where its data goes.
+    pub(super) fn open_data(&mut self, header: &H2cData) -> Result<PayloadPlan, Violation> {
         let (tag, offset, len) = (header.tag.get(), header.offset.get(), header.data_len.get());
         let whole = header.common.len.get() as usize;
         let key = self.tasks.find(header.cid.get()).ok_or_else(|| invalid(offset_of!(H2cData, cid)))?;
@@ -28,9 +28,9 @@ impl Session {
         };
         let left = requested.len - requested.received;
         if offset != requested.offset + requested.received || len > left {
-            return Err(Fatal(FatalStatus::OUT_OF_RANGE, offset_of!(H2cData, offset) as u32));
+            return Err(Violation(FatalStatus::OUT_OF_RANGE, offset_of!(H2cData, offset) as u32));
         }
-        // The last one says so, and no other.
+        // LAST_PDU must be set in the last PDU of a transfer, and in no other.
         if (header.common.flags & LAST != 0) != (len == left) {
             return Err(invalid(offset_of!(crate::wire::Common, flags)));
         }
@@ -41,15 +41,15 @@ impl Session {
         Ok(PayloadPlan::Fill(requested.memory.split_to(len as usize)))
     }
 
-    /// An H2CData PDU is complete.
-    pub(super) fn data_came(
+    /// Handles a complete H2CData PDU.
+    pub(super) fn receive_data(
         &mut self,
         header: &H2cData,
         payload: &mut Payload,
         actions: &mut Vec<Action>,
-    ) -> Result<(), Fatal> {
+    ) -> Result<(), Violation> {
         if header.data_len.get() == 0 {
-            // Without data nobody has asked where it goes; and there is no reason to send it.
+            // An H2CData PDU without data has no purpose.
             return Err(invalid(offset_of!(H2cData, data_len)));
         }
         let Some(key) = self.tasks.find(header.cid.get()) else { return Ok(()) };
@@ -74,14 +74,14 @@ impl Session {
     }
 
     fn send_data(&mut self, cid: u16, offset: usize, data: Sg, flags: u8) {
-        // Both within the room that the host has, which is 32 bits.
+        // Both are within the data length of the command, 32 bits.
         let (offset, len) = ((offset as u32).into(), (data.len() as u32).into());
         self.out.data(C2hData { cid: cid.into(), offset, data_len: len, ..C2hData::blank(flags) }, data);
     }
 
-    /// Ends a command, with what is left of its data. Returns whether it was still there.
+    /// Completes a command, with the rest of its data. Returns whether it was still there.
     ///
-    /// While the host has not sent what it was asked for, the answer waits for it.
+    /// While the host has not sent the requested data, the reply waits.
     pub fn reply(&mut self, key: TaskKey, status: Status, result: u64, tail: &mut Tail) -> bool {
         let Some(task) = self.tasks.get_mut(key).filter(|task| !task.is_answered()) else { return false };
         if let Some(requested) = &mut task.requested {
@@ -95,21 +95,21 @@ impl Session {
         true
     }
 
-    /// Ends a command that waits for an event, by its identifier.
+    /// Completes an Asynchronous Event Request, by its command identifier.
     pub fn reply_to(&mut self, cid: u16, status: Status, result: u64) {
         if let Some(key) = self.tasks.find(cid) {
             self.reply(key, status, result, &mut Tail::default());
         }
     }
 
-    /// Sends what is left of the data, and the status: in one PDU where that is allowed.
+    /// Sends the rest of the data and the status, in one PDU where that is allowed.
     fn finish(&mut self, key: TaskKey, status: Status, result: u64, tail: &mut Tail) {
         let Some(task) = self.tasks.get_mut(key) else { return };
         let (cid, room) = (task.cid, task.room as usize);
         self.tasks.remove(key);
         let data = std::mem::take(&mut tail.data);
         if status == Status::SUCCESS && !data.is_empty() && tail.offset + data.len() <= room {
-            // Whoever wants to know how far the queue was read gets a response.
+            // With flow control, the host needs a response capsule for SQHD.
             let collapses = !self.flow_control && result == 0;
             self.send_data(cid, tail.offset, data, if collapses { LAST | SUCCESS } else { LAST });
             if collapses {
@@ -145,7 +145,7 @@ impl CommandData for Session {
             return;
         }
         self.next_tag = self.next_tag.wrapping_add(1);
-        // At most what the host sends, which is 32 bits.
+        // At most the data length of the command, 32 bits.
         let requested = RequestedData {
             tag: self.next_tag,
             offset: task.requested_end,
