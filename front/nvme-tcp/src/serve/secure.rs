@@ -153,7 +153,7 @@ impl RecordLayer for Security {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tls::tests::{HOST, IDENTITY, Other, channels};
+    use crate::tls::tests::{HOST, IDENTITY, TlsHost, channels};
     use lunar_nvme::auth::hash::Hash;
 
     /// A connection, as far as its bytes go.
@@ -214,24 +214,24 @@ mod tests {
             assert_eq!(rig.open(&[0, 1]), (Vec::new(), false), "nor later");
         }
         let rig = Rig { security: Security::new(Some(&all), true), arena: Arena::new(4 << 20) };
-        assert_eq!(rig.open(&Other::new(IDENTITY, 7).shake()), (Vec::new(), true));
+        assert_eq!(rig.open(&TlsHost::new(IDENTITY, 7).handshake()), (Vec::new(), true));
     }
 
     #[test]
     fn large_data_goes_through_both_ways() {
         let rig = Rig::new(Some(&channels()));
-        let mut host = Other::new(IDENTITY, 7);
+        let mut host = TlsHost::new(IDENTITY, 7);
         for _ in 0..3 {
-            assert_eq!(rig.open(&host.shake()), (Vec::new(), true));
+            assert_eq!(rig.open(&host.handshake()), (Vec::new(), true));
             host.feed(&rig.seal(&[]));
         }
         assert!(rig.security.bearer().is_some_and(|bearer| &*bearer.host == HOST));
         assert!(!rig.security.is_plain());
         let long: Vec<u8> = (0..900_000_u32).map(|n| (n / 7) as u8).collect();
-        let (came, goes_on) = rig.open(&host.say(&long));
+        let (came, goes_on) = rig.open(&host.encrypt(&long));
         assert!(goes_on && came == long);
         host.feed(&rig.seal(&long));
-        assert!(host.hear(long.len()) == long);
+        assert!(host.decrypt(long.len()) == long);
         let used = rig.arena.used();
         assert_eq!(used, 0, "nothing of it stays");
     }
@@ -240,21 +240,21 @@ mod tests {
     fn a_broken_channel_says_why_and_is_over() {
         let rig = Rig::new(Some(&channels()));
         assert_eq!(rig.security.failure(), None);
-        assert_eq!(rig.open(&Other::new(IDENTITY, 8).shake()), (Vec::new(), false));
+        assert_eq!(rig.open(&TlsHost::new(IDENTITY, 8).handshake()), (Vec::new(), false));
         assert_eq!(rig.security.failure(), Some((Some(HOST.into()), Unagreed::Broken(Hash::SHA256))));
         const ALERT: u8 = 0x15;
         assert_eq!(rig.seal(&[]).first(), Some(&ALERT));
         assert!(rig.security.bearer().is_none());
         // What came before it broke is heard.
         let rig = Rig::new(Some(&channels()));
-        let mut host = Other::new(IDENTITY, 7);
+        let mut host = TlsHost::new(IDENTITY, 7);
         for _ in 0..3 {
-            rig.open(&host.shake());
+            rig.open(&host.handshake());
             host.feed(&rig.seal(&[]));
         }
-        let mut bytes = host.say(b"this");
+        let mut bytes = host.encrypt(b"this");
         let whole = bytes.len();
-        bytes.extend(host.say(b"that"));
+        bytes.extend(host.encrypt(b"that"));
         bytes[whole + 8] ^= 1;
         assert_eq!(rig.open(&bytes), (b"this".to_vec(), false));
         assert_eq!(rig.security.failure(), None, "it was a channel once");
