@@ -276,7 +276,7 @@ mod tests {
         let first = enter("a").expect("room");
         assert!(enter("b").is_ok());
         assert_eq!(enter("c"), Err(LoginStatus::OUT_OF_RESOURCES));
-        assert!(enter("a").is_ok(), "in the location of its own");
+        assert!(enter("a").is_ok(), "it replaces its own session");
         registry.remove(&candidate("a", 1, 0), 1, first);
         assert_eq!((registry.len(), registry.locations("iqn.2026-01.io.lunar:t").len()), (2, 2));
         assert!(registry.locations("iqn.2026-01.io.lunar:u").is_empty());

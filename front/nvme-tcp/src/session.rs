@@ -216,11 +216,11 @@ impl Session {
 
     /// The host has authenticated; `false` if it did not have to, or had already.
     pub fn authenticated(&mut self) -> bool {
-        let proves = self.phase == Phase::Authenticating;
-        if proves {
+        let was_authenticating = self.phase == Phase::Authenticating;
+        if was_authenticating {
             self.phase = Phase::Live;
         }
-        proves
+        was_authenticating
     }
 
     /// The command waits for an event: [`Session::reply_to`] completes it.
