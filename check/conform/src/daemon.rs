@@ -1,192 +1,26 @@
 //! `lunar daemon`: a file that changes while initiators are there, and kill -9 while it does.
 
 mod applies;
+mod fixture;
 mod isns;
 mod many;
 mod nvme;
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::Signal;
 
 use crate::pdu::{Heard, Link, op};
 use crate::session::{self, ANSWER_LIMIT, Data, GOOD, Login, Session, keys_of};
-use crate::target::{Driver, Lab, Spec, Target, free_port, log_path};
+use crate::target::{Driver, Lab, free_port};
 use crate::tools::{says, tool};
 use crate::witness::pattern;
-
-const MAIN: &str = "iqn.2026-01.io.lunar.conform:main";
-const OTHER: &str = "iqn.2026-01.io.lunar.conform:other";
-/// A change is in force, or refused, by then.
-const LIMIT: Duration = Duration::from_secs(60);
-
-const UNIT_ATTENTION: u8 = 6;
-const INVENTORY: (u8, u8, u8) = (UNIT_ATTENTION, 0x3f, 0x0e);
-const CAPACITY: (u8, u8, u8) = (UNIT_ATTENTION, 0x2a, 0x09);
-const ACCESS: (u8, u8, u8) = (UNIT_ATTENTION, 0x2a, 0x06);
-const NOT_SUPPORTED: (u8, u8, u8) = (5, 0x25, 0x00);
-
-/// A configuration, and the daemon that follows it.
-struct House {
-    folder: PathBuf,
-    portal: SocketAddr,
-    target: Option<Target>,
-    driver: Driver,
-    /// What it says, and what those before it said.
-    log: PathBuf,
-}
-
-/// What is changed in the usual configuration.
-#[derive(Clone, Default)]
-struct Change {
-    /// Bytes of the volume in a file.
-    size: &'static str,
-    /// Keys of the target.
-    main: &'static str,
-    /// Keys of the portal group.
-    group: &'static str,
-    /// LUNs of everybody at the main target.
-    luns: &'static str,
-    /// More sections.
-    more: &'static str,
-}
-
-impl House {
-    fn new(lab: &Lab, driver: Driver, name: &str) -> Result<Self> {
-        let folder = lab.scratch.join(format!("daemon-{}-{name}", driver.name()));
-        std::fs::create_dir_all(&folder)?;
-        let portal = free_port()?;
-        Ok(Self { folder, portal, target: None, driver, log: log_path(lab, portal) })
-    }
-
-    fn file(&self) -> PathBuf {
-        self.folder.join("lunar.toml")
-    }
-
-    /// The text of the configuration; what a change does not say is as usual.
-    fn text(&self, change: &Change) -> String {
-        let or = |own: &'static str, usual: &'static str| if own.is_empty() { usual } else { own };
-        let folder = self.folder.display();
-        let mut text = String::from("# Kept by hand.\n");
-        let _ = write!(
-            text,
-            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\ndrain = \"3s\"\npatience = \"1s\"\n\
-             state = \"{folder}/state\"\n\
-             [volume.disk]\nkind = \"file\"\npath = \"{folder}/disk.img\"\nsize = \"{}\"\n\
-             [volume.memory]\nkind = \"ram\"\nsize = \"16M\"\n\
-             [portal-group.p]\ntag = 1\n{}\n\
-             [portal.one]\naddress = \"{}\"\ngroup = \"p\"\n\
-             [target.main]\niqn = \"{MAIN}\"\nportal-groups = [\"p\"]\n{}\n\
-             [target.other]\niqn = \"{OTHER}\"\nportal-groups = [\"p\"]\n\
-             [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\nluns = {{ {} }}\n\
-             [group.few]\ntargets = [\"other\"]\ninitiators = [\"*:few*\"]\nluns = {{ 0 = \"memory\" }}\n{}\n",
-            self.driver.name().replace('_', "-"),
-            or(change.size, "32M"),
-            change.group,
-            self.portal,
-            change.main,
-            or(change.luns, "0 = \"disk\", 4 = { volume = \"memory\", read-only = true }"),
-            change.more,
-        );
-        text
-    }
-
-    /// Puts a text into the file as an editor does. Volumes keep who they are: what the daemon has written is not taken
-    /// along.
-    fn write(&self, text: &str) -> Result<()> {
-        let unfinished = self.folder.join("lunar.toml.editor");
-        std::fs::write(&unfinished, text)?;
-        Ok(std::fs::rename(unfinished, self.file())?)
-    }
-
-    fn start(&mut self, lab: &Lab) -> Result<()> {
-        let mut spec = Spec::new(self.driver, Vec::<String>::new())?;
-        spec.listen = vec![self.portal];
-        spec.daemon = Some(self.file());
-        let before = self.said().len();
-        self.target = Some(Target::start_named(lab, &spec, MAIN)?);
-        let serves = || self.said().get(before..).is_some_and(|said| said.contains("lunar serves"));
-        until(serves).context("it does not say that it serves")
-    }
-
-    fn said(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    /// Has it follow the file, and waits until it has said `wanted`.
-    fn reload(&self, wanted: &str) -> Result<()> {
-        let before = self.said().len();
-        self.target.as_ref().context("it runs")?.signal(Signal::HUP)?;
-        until(|| self.said().get(before..).is_some_and(|said| said.contains(wanted)))
-            .with_context(|| format!("it does not say {wanted:?}; it said:\n{}", self.said()))
-    }
-
-    fn change(&self, change: &Change) -> Result<()> {
-        self.write(&self.text(change))?;
-        self.reload("reloaded")
-    }
-
-    fn session(&self, target: &str, initiator: &str, lun: u16) -> Result<Session> {
-        Session::ready(self.portal, &Login::to(target, initiator), lun)
-    }
-
-    /// A session after a `kill -9`: the kernel closes what an io_uring had open a moment after its process has ended,
-    /// and until then a connection may still reach the dead listener.
-    fn session_after_kill(&self) -> Result<Session> {
-        let end = Instant::now() + LIMIT;
-        loop {
-            match self.session(MAIN, "host", 0) {
-                Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
-                outcome => return outcome,
-            }
-        }
-    }
-
-    fn stop(mut self) -> Result<()> {
-        let mut target = self.target.take().context("it runs")?;
-        target.healthy()?;
-        target.stop()
-    }
-}
-
-fn until(holds: impl Fn() -> bool) -> Result<()> {
-    let end = Instant::now() + LIMIT;
-    while !holds() {
-        ensure!(Instant::now() < end, "not within {} s", LIMIT.as_secs());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
-}
-
-const TEST_UNIT_READY: [u8; 6] = [0; 6];
-
-/// The next command is told this.
-fn is_told(session: &mut Session, wanted: (u8, u8, u8)) -> Result<()> {
-    let done = session.run(&TEST_UNIT_READY, Data::None)?;
-    ensure!(done.status != GOOD && done.sense() == wanted, "it is told {:02x?}, not {wanted:02x?}", done.sense());
-    Ok(())
-}
-
-/// A session that no change concerns has noticed none.
-fn undisturbed(session: &mut Session) -> Result<()> {
-    ensure!(session.run(&TEST_UNIT_READY, Data::None)?.status == GOOD, "a session was disturbed for nothing");
-    session.ping()
-}
-
-fn luns(session: &mut Session) -> Result<Vec<u8>> {
-    let mut cdb = [0; 12];
-    (cdb[0], cdb[9]) = (0xa0, 0xff);
-    let done = session.run(&cdb, Data::In(255))?.good()?;
-    let length = u32::from_be_bytes([done.data[0], done.data[1], done.data[2], done.data[3]]);
-    Ok(done.data[8..8 + length as usize].chunks(8).map(|lun| lun[1]).collect())
-}
-
-type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
+use fixture::{
+    ACCESS, CAPACITY, Case, Change, House, INVENTORY, LIMIT, MAIN, NOT_SUPPORTED, OTHER, TEST_UNIT_READY,
+    UNIT_ATTENTION, is_told, luns, started, started_with, undisturbed, until, uuids,
+};
 
 const CASES: [Case; 12] = [
     ("a file is served, and each initiator sees what is its own", serves),
@@ -215,27 +49,6 @@ pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32, applies: u32) -> Resu
     let name = format!("kill -9 while the API puts a file in force, {applies} times");
     lab.report.check(&part, &name, || applies::part(lab, driver, applies));
     Ok(())
-}
-
-fn started(lab: &Lab, driver: Driver, name: &str) -> Result<House> {
-    started_as(lab, driver, name, |house| house.text(&Change::default()))
-}
-
-/// With more in its configuration, which may depend on the folder that it is in.
-fn started_with(lab: &Lab, driver: Driver, name: &str, more: impl Fn(&Path) -> String) -> Result<House> {
-    started_as(lab, driver, name, |house| house.text(&Change::default()) + &more(&house.folder))
-}
-
-fn started_as(lab: &Lab, driver: Driver, name: &str, text: impl Fn(&House) -> String) -> Result<House> {
-    let mut house = House::new(lab, driver, name)?;
-    house.write(&text(&house))?;
-    house.start(lab)?;
-    Ok(house)
-}
-
-fn uuids(file: &Path) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(file)?;
-    Ok(text.lines().filter(|line| line.starts_with("uuid")).map(str::to_owned).collect())
 }
 
 fn serves(lab: &Lab, driver: Driver) -> Result<()> {

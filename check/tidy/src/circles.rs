@@ -19,13 +19,11 @@ const ALLOWED: &[(&str, usize, &str)] = &[];
 const PENDING: &[&str] = &[
     "api",
     "check/bench/floor",
-    "check/conform",
     "check/sim",
     "cli",
     "client/load",
     "control",
     "core",
-    "front/iscsi",
     "front/vfio-user",
     "lunar",
     "nvme",

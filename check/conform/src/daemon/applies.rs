@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Change, House, LIMIT, luns, started_with, uuids};
+use super::fixture::{Change, House, LIMIT, api, luns, started_with, uuids};
 use crate::process;
 use crate::target::{Driver, Lab};
 use crate::witness::Random;
@@ -57,11 +57,6 @@ pub(super) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
     }
     lab.report.note(&format!("{rounds} applies killed: {} old versions, {new} new ones ({told} told)", rounds - new));
     house.stop()
-}
-
-/// The section with the socket of the API.
-pub(super) fn api(folder: &Path) -> String {
-    format!("[api]\nsocket = \"{}/api.sock\"\n", folder.display())
 }
 
 fn apply(lab: &Lab, house: &House, version: &Version) -> Result<Child> {

@@ -7,9 +7,7 @@ use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::applies::api;
-use super::many::lunar;
-use super::{Case, MAIN, OTHER, started_with, undisturbed, until};
+use super::fixture::{Case, LIMIT, MAIN, OTHER, api, lunar, started_with, undisturbed, until};
 use crate::process;
 use crate::report::skip;
 use crate::target::{Driver, Lab, free_port};
@@ -62,7 +60,7 @@ impl Server {
     fn list(&self, kind: &str) -> String {
         let mut command = process::bound(ASKER);
         command.arg("-c").arg(self.folder.join("isnsadm.conf")).args(["--list", kind]);
-        process::run(&mut command, super::LIMIT).map(|output| output.text).unwrap_or_default()
+        process::run(&mut command, LIMIT).map(|output| output.text).unwrap_or_default()
     }
 
     /// Waits until its list of targets has exactly these of ours.

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::applies::api;
-use super::{Change, House, MAIN, luns, started_with};
+use super::fixture::{Change, House, MAIN, api, lunar, luns, started_with};
 use crate::process;
 use crate::target::{Driver, Lab};
 
@@ -20,8 +19,6 @@ const EACH: usize = 4;
 const APPLY_LIMIT: Duration = Duration::from_secs(60);
 /// What a list may take there.
 const LIST_LIMIT: Duration = Duration::from_secs(10);
-/// No command takes longer.
-const LIMIT: Duration = Duration::from_secs(120);
 
 /// Makes them all at once, looks at them, and takes them away again.
 pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
@@ -90,10 +87,4 @@ fn timed(lab: &Lab, house: &House, text: &str) -> Result<Duration> {
     let since = Instant::now();
     lunar(lab, house, &["apply", &file.display().to_string()])?;
     Ok(since.elapsed())
-}
-
-pub(super) fn lunar(lab: &Lab, house: &House, words: &[&str]) -> Result<String> {
-    let mut command = process::bound(lab.built()?);
-    command.args(words).arg("--socket").arg(house.folder.join("api.sock"));
-    process::run(&mut command, LIMIT)?.succeeded()
 }

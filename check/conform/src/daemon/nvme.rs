@@ -9,8 +9,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 
-use super::many::lunar;
-use super::{ACCESS, CAPACITY, Case, Change, House, LIMIT, MAIN, started_as, until};
+use super::fixture::{self, ACCESS, CAPACITY, Case, Change, House, LIMIT, MAIN, lunar, started_as, until};
 use crate::chap::secret_file;
 use crate::nvme::{Conn, Connect, Done, Entry, Host, INLINE, Sound, TRANSPORT};
 use crate::pdu::Digests;
@@ -465,14 +464,14 @@ fn machine_is_told(lab: &Lab, driver: Driver) -> Result<()> {
     page(&mut guest, vfio::Entry::new(2, 0).dword(10, 0x04 | 1023 << 16))?;
     let blocks = page(&mut guest, vfio::Entry::new(6, 1))?;
     ensure!(blocks[..8] == 98304_u64.to_le_bytes(), "it has {:02x?} blocks", &blocks[..8]);
-    super::is_told(&mut session, CAPACITY)?;
+    fixture::is_told(&mut session, CAPACITY)?;
     guest.memory.write_all_at(&[0x5a; 4096], DATA)?;
     ensure!(guest.run(1, vfio::Entry::blocks(1, 1, 98296, 8).pages(DATA, 0))? == 0, "what it has grown by");
     ensure!(session.read(98303, 1, 512)? == [0x5a; 512], "an initiator does not see what a guest has written there");
 
     let worse = Change { group: "alua-state = \"active-non-optimized\"", ..grown };
     is_told(&mut guest, &worse, ACCESS_CHANGED)?;
-    super::is_told(&mut session, ACCESS)?;
+    fixture::is_told(&mut session, ACCESS)?;
     let access = page(&mut guest, vfio::Entry::new(2, 0).dword(10, 0x0c | 1023 << 16))?;
     // The first group's descriptor is behind the head: its state is in byte 16.
     ensure!(access[16 + 16] & 0x0f == NON_OPTIMIZED, "its way is in state {:02x?}", &access[..48]);

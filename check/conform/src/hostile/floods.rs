@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::{CORES, Case, Ground, PATIENCE, newcomer};
+use super::fixture::{CORES, Case, Ground, PATIENCE, newcomer};
 use crate::pdu::{Digests, FINAL, Heard, IMMEDIATE, Pdu, RESERVED_TAG, op};
 use crate::session::{Data, Session, cdb};
 use crate::witness::pattern;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 
-use super::{Case, Ground, Met, PATIENCE, login_refused, meets, met};
+use super::fixture::{Case, Ground, Met, PATIENCE, login_refused, meets, met};
 use crate::pdu::{Digests, FINAL, Heard, IMMEDIATE, Link, Pdu, op};
 use crate::session::{Login, text};
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::vm::Ground;
+use super::fixture::VmGround as Ground;
 use crate::target::{Driver, Lab, Spec, Target};
 use crate::vfio::{self, DATA, EVENTS, Entry, Guest, MEMORY, SHADOW, code, feature, places, state};
 use crate::witness::pattern;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
-use super::{CORES, DATA_MIB, Gauge, PATIENCE, SILENCE};
+use super::fixture::{CORES, DATA_MIB, Gauge, PATIENCE, SILENCE};
 use crate::nvme::{
     Conn, Connect, Entry, Heard, Host, INLINE, LAST, Sound, TRANSPORT, capsule, h2c_data, ic_req, kind, pdu,
 };

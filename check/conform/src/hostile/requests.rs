@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Case, Ground, Met, PATIENCE, SILENCE, goes_on, meets, met};
+use super::fixture::{Case, Ground, Met, PATIENCE, SILENCE, goes_on, meets, met};
 use crate::pdu::{Digests, FINAL, Heard, IMMEDIATE, Pdu, RESERVED_TAG, op};
 use crate::session::{Data, GOOD, Login, Session, cdb};
 use crate::target::{Spec, Target};

@@ -2,8 +2,8 @@
 
 use anyhow::{Result, ensure};
 
+use super::fixture::{Case, Ground, Met, PATIENCE, SILENCE, goes_on, met};
 use super::transfers::{asked, data_out, finished, prepare, unharmed};
-use super::{Case, Ground, Met, PATIENCE, SILENCE, goes_on, met};
 use crate::pdu::{FINAL, Heard, IMMEDIATE, Pdu, op};
 use crate::session::{Data, Login, Session, cdb};
 use crate::target::{Spec, Target};

@@ -3,7 +3,7 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::{Case, Ground, Met, PATIENCE, SILENCE, goes_on, meets, met};
+use super::fixture::{Case, Ground, Met, PATIENCE, SILENCE, goes_on, meets, met};
 use crate::pdu::{Digests, FINAL, Pdu, RESERVED_TAG, op};
 use crate::session::{CHECK_CONDITION, GOOD, Session, cdb};
 

@@ -4,13 +4,14 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{CORES, DATA_MIB, Gauge, moving};
+use super::fixture::{CORES, DATA_MIB, Gauge, VmGround as Ground};
+use super::moving;
 use crate::target::{Driver, Lab, Spec, Subject, Target};
 use crate::vfio::{self, DATA, ENTRIES, EVENTS, Entry, Guest, MEMORY, SHADOW, code, places};
 use crate::witness::{Random, Witness, pattern};
@@ -24,12 +25,6 @@ const BLOCK: u32 = (48 << 20) / 512;
 const SCRIBBLE: Duration = Duration::from_secs(4);
 const READ: u8 = 2;
 const WRITE: u8 = 1;
-
-pub(super) struct Ground<'a> {
-    pub(super) socket: &'a Path,
-    lab: &'a Lab,
-    pub(super) random: Random,
-}
 
 type Case = (&'static str, fn(&mut Ground<'_>) -> Result<()>);
 
