@@ -307,7 +307,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pairs_that_were_built_are_parsed(list in prop::collection::vec(("[A-Z][a-zA-Z0-9.+@_-]{0,62}", "[^\0]{0,40}"), 0..20)) {
+        fn pairs_that_were_built_are_parsed(
+            list in prop::collection::vec(("[A-Z][a-zA-Z0-9.+@_-]{0,62}", "[^\0]{0,40}"), 0..20)
+        ) {
             let mut text = Vec::new();
             for (key, value) in &list {
                 put(&mut text, key, value);

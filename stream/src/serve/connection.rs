@@ -382,8 +382,8 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
         .await
     }
 
-    /// Receives until the peer closes its side. The kernel resets a connection that is closed with unread bytes, and the
-    /// peer then may lose what was sent last.
+    /// Receives until the peer closes its side. The kernel resets a connection that is closed with unread bytes, and
+    /// the peer then may lose what was sent last.
     async fn linger(&self) {
         let mut completion = Completion::new();
         let mut left = LINGER_BYTES;

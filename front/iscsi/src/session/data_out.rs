@@ -257,7 +257,8 @@ impl DataOutState {
         Destination::Memory(sequence.memory.split_to(len))
     }
 
-    /// Takes the payload of the same PDU, unless that was discarded. `strict`: an unsolicited sequence must be complete.
+    /// Takes the payload of the same PDU, unless that was discarded. `strict`: an unsolicited sequence must be
+    /// complete.
     pub(super) fn end_pdu(&mut self, ttt: u32, data: Option<Sg>, intact: bool, last: bool, strict: bool) {
         let Some(at) = self.position(ttt) else { return };
         if !intact {

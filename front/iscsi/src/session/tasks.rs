@@ -79,8 +79,8 @@ impl Task {
     }
 }
 
-/// A power of two, so that task tags that count up spread evenly. Tags that a hostile initiator chooses make one list of
-/// all tasks, which is as long as the command window.
+/// A power of two, so that task tags that count up spread evenly. Tags that a hostile initiator chooses make one list
+/// of all tasks, which is as long as the command window.
 const BUCKETS: usize = 256;
 /// The end of a list of tasks.
 const END: u16 = u16::MAX;

@@ -131,8 +131,8 @@ impl Task {
     }
 }
 
-/// A power of two, so that command identifiers that count up spread evenly. Identifiers that a hostile host chooses make
-/// one list of all commands of a queue, or of the 256 that share a bucket if those are fewer.
+/// A power of two, so that command identifiers that count up spread evenly. Identifiers that a hostile host chooses
+/// make one list of all commands of a queue, or of the 256 that share a bucket if those are fewer.
 const BUCKETS: usize = 256;
 /// The end of a list of tasks.
 const END: u16 = u16::MAX;
@@ -142,7 +142,8 @@ const END: u16 = u16::MAX;
 pub(super) struct Tasks {
     entries: Vec<Task>,
     free: Vec<u16>,
-    /// The first task of each bucket, by the low byte of the command identifier. Not allocated before the first command.
+    /// The first task of each bucket, by the low byte of the command identifier. Not allocated before the first
+    /// command.
     buckets: Box<[u16]>,
 }
 
