@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::pdu::{IMMEDIATE, Link, Pdu, op};
+use crate::pdu::{Connection, IMMEDIATE, Pdu, op};
 use crate::process;
 use crate::session::{ANSWER_LIMIT, keys_of, text};
 use crate::target::{Driver, Lab, Spec, Target};
@@ -174,25 +174,25 @@ fn mapped(_: &Lab, target: &Target) -> Result<()> {
 }
 
 /// A login by hand.
-struct Knock {
-    link: Link,
+struct LoginExchange {
+    connection: Connection,
     answered: HashMap<String, String>,
 }
 
-impl Knock {
-    fn at(link: Link) -> Self {
-        Self { link, answered: HashMap::new() }
+impl LoginExchange {
+    fn at(connection: Connection) -> Self {
+        Self { connection, answered: HashMap::new() }
     }
 
     fn new(target: &Target) -> Result<Self> {
-        Ok(Self::at(Link::open(target.portal)?))
+        Ok(Self::at(Connection::open(target.portal)?))
     }
 
     /// Sends keys; returns the status.
-    fn say(&mut self, flags: u8, keys: &[(&str, &str)]) -> Result<u16> {
+    fn send(&mut self, flags: u8, keys: &[(&str, &str)]) -> Result<u16> {
         let request = Pdu::new(op::LOGIN | IMMEDIATE, flags).bytes(8, &[0x80, 0x12, 0x34, 0x56]).tag(1);
-        self.link.send(&request.with_data(text(keys.iter().copied())))?;
-        let answer = self.link.expect(ANSWER_LIMIT)?;
+        self.connection.send(&request.with_data(text(keys.iter().copied())))?;
+        let answer = self.connection.expect(ANSWER_LIMIT)?;
         ensure!(answer.opcode() == op::LOGIN_RESPONSE, "answered with opcode {:02x}h", answer.opcode());
         self.answered = keys_of(&answer.data).into_iter().collect();
         Ok(u16::from_be_bytes([answer.head[36], answer.head[37]]))
@@ -201,9 +201,9 @@ impl Knock {
     /// Up to the challenge.
     fn challenged(mut self) -> Result<Self> {
         let names = [("InitiatorName", "iqn.2026-01.io.lunar.conform:mallory"), ("TargetName", NAME)];
-        ensure!(self.say(0, &[&names[..], &[("AuthMethod", "CHAP,None")]].concat())? == 0, "the method is refused");
+        ensure!(self.send(0, &[&names[..], &[("AuthMethod", "CHAP,None")]].concat())? == 0, "the method is refused");
         ensure!(self.answered.get("AuthMethod").is_some_and(|method| method == "CHAP"), "{:?}", self.answered);
-        ensure!(self.say(0, &[("CHAP_A", "5")])? == 0, "the algorithm is refused");
+        ensure!(self.send(0, &[("CHAP_A", "5")])? == 0, "the algorithm is refused");
         Ok(self)
     }
 
@@ -227,13 +227,13 @@ impl Knock {
         Ok(format!("0x{}", said.split_whitespace().next().context("md5sum says nothing")?))
     }
 
-    fn prove(&mut self, user: &str, response: &str) -> Result<u16> {
-        self.say(TRANSIT, &[("CHAP_N", user), ("CHAP_R", response)])
+    fn respond(&mut self, user: &str, response: &str) -> Result<u16> {
+        self.send(TRANSIT, &[("CHAP_N", user), ("CHAP_R", response)])
     }
 
     /// A login with a wrong secret, from its begin to its end.
-    fn guess(link: Link) -> Result<u16> {
-        Self::at(link).challenged()?.prove(USER.0, WRONG)
+    fn guess(connection: Connection) -> Result<u16> {
+        Self::at(connection).challenged()?.respond(USER.0, WRONG)
     }
 }
 
@@ -253,11 +253,11 @@ fn no_proof(_: &Lab, target: &Target) -> Result<()> {
         (0x83, vec![]),
         (0x87, vec![("MaxBurstLength", "512")]),
     ] {
-        let found = Knock::new(target)?.say(flags, &[&names[..], &more].concat())?;
+        let found = LoginExchange::new(target)?.send(flags, &[&names[..], &more].concat())?;
         ensure!(found == status::AUTHENTICATION_FAILURE, "{flags:02x}h {more:?}: {found:04x}h");
     }
-    let mut knock = Knock::new(target)?.challenged()?;
-    let found = knock.say(0x87, &[])?;
+    let mut exchange = LoginExchange::new(target)?.challenged()?;
+    let found = exchange.send(0x87, &[])?;
     ensure!(found >> 8 == 2, "the next stage without an answer: {found:04x}h");
     audited(target, &["login refused", "mallory"])
 }
@@ -265,9 +265,9 @@ fn no_proof(_: &Lab, target: &Target) -> Result<()> {
 fn no_difference(_: &Lab, target: &Target) -> Result<()> {
     let mut answers = Vec::new();
     for user in [USER.0, "nobody"] {
-        let mut knock = Knock::new(target)?.challenged()?;
-        let found = knock.prove(user, WRONG)?;
-        answers.push((found, knock.answered));
+        let mut exchange = LoginExchange::new(target)?.challenged()?;
+        let found = exchange.respond(user, WRONG)?;
+        answers.push((found, exchange.answered));
     }
     ensure!(answers[0] == answers[1], "{answers:?}");
     ensure!(answers[0] == (status::AUTHENTICATION_FAILURE, HashMap::new()), "{answers:?}");
@@ -276,70 +276,71 @@ fn no_difference(_: &Lab, target: &Target) -> Result<()> {
 }
 
 fn replayed(_: &Lab, target: &Target) -> Result<()> {
-    let (mut first, mut second) = (Knock::new(target)?.challenged()?, Knock::new(target)?.challenged()?);
+    let (mut first, mut second) =
+        (LoginExchange::new(target)?.challenged()?, LoginExchange::new(target)?.challenged()?);
     ensure!(first.challenge()? != second.challenge()?, "the same challenge twice");
-    let heard = first.response(USER.1)?;
-    let found = second.prove(USER.0, &heard)?;
+    let received = first.response(USER.1)?;
+    let found = second.respond(USER.0, &received)?;
     ensure!(found == status::AUTHENTICATION_FAILURE, "replayed: {found:04x}h");
-    let found = first.prove(USER.0, &heard)?;
+    let found = first.respond(USER.0, &received)?;
     ensure!(found == 0, "where it belongs: {found:04x}h");
     Ok(())
 }
 
 fn reflected(_: &Lab, target: &Target) -> Result<()> {
-    let other = Knock::new(target)?.challenged()?;
+    let other = LoginExchange::new(target)?.challenged()?;
     for elsewhere in [false, true] {
-        let mut knock = Knock::new(target)?.challenged()?;
-        let response = knock.response(USER.1)?;
-        let (identifier, challenge) = if elsewhere { other.challenge()? } else { knock.challenge()? };
+        let mut exchange = LoginExchange::new(target)?.challenged()?;
+        let response = exchange.response(USER.1)?;
+        let (identifier, challenge) = if elsewhere { other.challenge()? } else { exchange.challenge()? };
         let identifier = identifier.to_string();
         let counter = [("CHAP_I", identifier.as_str()), ("CHAP_C", &challenge)];
-        let found = knock.say(TRANSIT, &[&[("CHAP_N", USER.0), ("CHAP_R", &response)][..], &counter].concat())?;
+        let found = exchange.send(TRANSIT, &[&[("CHAP_N", USER.0), ("CHAP_R", &response)][..], &counter].concat())?;
         ensure!(found == status::AUTHENTICATION_FAILURE, "elsewhere {elsewhere}: {found:04x}h");
-        ensure!(!knock.answered.contains_key("CHAP_R"), "it is answered");
+        ensure!(!exchange.answered.contains_key("CHAP_R"), "it is answered");
     }
     // Whoever does not prove his own name gets no proof of ours.
-    let mut knock = Knock::new(target)?.challenged()?;
+    let mut exchange = LoginExchange::new(target)?.challenged()?;
     let keys = [("CHAP_N", USER.0), ("CHAP_R", "0x00"), ("CHAP_I", "1"), ("CHAP_C", "0x0102030405060708")];
-    ensure!(knock.say(TRANSIT, &keys)? == status::AUTHENTICATION_FAILURE, "an answer of one byte");
-    ensure!(knock.answered.is_empty(), "{:?}", knock.answered);
+    ensure!(exchange.send(TRANSIT, &keys)? == status::AUTHENTICATION_FAILURE, "an answer of one byte");
+    ensure!(exchange.answered.is_empty(), "{:?}", exchange.answered);
     audited(target, &["login refused", "reflected challenge"])
 }
 
 fn stranger(_: &Lab, target: &Target) -> Result<()> {
     let keys = [("InitiatorName", "eui.0123456789abcdef"), ("TargetName", NAME), ("AuthMethod", "CHAP")];
-    let found = Knock::new(target)?.say(0, &keys)?;
+    let found = LoginExchange::new(target)?.send(0, &keys)?;
     ensure!(found == status::NOT_FOUND, "{found:04x}h");
     audited(target, &["login refused", "no group fits", "eui.0123456789abcdef"])
 }
 
 /// A connection from another address of this machine.
-fn from_elsewhere(target: &Target) -> Result<Link> {
+fn from_elsewhere(target: &Target) -> Result<Connection> {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
     bind(&socket, &SocketAddr::from((Ipv4Addr::new(127, 0, 0, 77), 0)))?;
     connect(&socket, &target.portal)?;
-    Link::over(socket.into())
+    Connection::over(socket.into())
 }
 
 fn guesses(_: &Lab, target: &Target) -> Result<()> {
     // What is told is timed alone: others are busy on this machine, and programs start at their own pace.
-    let told = |mut knock: Knock, user, response: &str| {
+    let timed = |mut exchange: LoginExchange, user, response: &str| {
         let start = Instant::now();
-        knock.prove(user, response).map(|found| (found, start.elapsed()))
+        exchange.respond(user, response).map(|found| (found, start.elapsed()))
     };
     let mut took = Vec::new();
     for _ in 0..6 {
-        let (found, wait) = told(Knock::new(target)?.challenged()?, USER.0, WRONG)?;
+        let (found, wait) = timed(LoginExchange::new(target)?.challenged()?, USER.0, WRONG)?;
         ensure!(found == status::AUTHENTICATION_FAILURE, "{found:04x}h");
         took.push(wait);
     }
     ensure!(took[5] > Duration::from_millis(700), "the sixth is told after {:?}", took[5]);
     ensure!(took[0] < took[5] / 2, "the first is told after {:?}, the sixth after {:?}", took[0], took[5]);
     // The user whom they guess, from elsewhere.
-    let knock = Knock::at(from_elsewhere(target)?).challenged()?;
-    let response = knock.response(USER.1)?;
-    let (found, wait) = told(knock, USER.0, &response)?;
+    let exchange = LoginExchange::at(from_elsewhere(target)?).challenged()?;
+    let response = exchange.response(USER.1)?;
+    let (found, wait) = timed(exchange, USER.0, &response)?;
     ensure!(found == 0, "the right one is refused: {found:04x}h");
     ensure!(wait < took[5] / 2, "the right one had to wait for {wait:?}, who guessed for {:?}", took[5]);
     Ok(())
@@ -351,7 +352,7 @@ fn flood(_: &Lab, target: &Target) -> Result<()> {
     let guesses: Vec<_> = (0..COUNT)
         .map(|_| {
             let portal = target.portal;
-            std::thread::spawn(move || Knock::guess(Link::open(portal)?))
+            std::thread::spawn(move || LoginExchange::guess(Connection::open(portal)?))
         })
         .collect();
     let mut unavailable = 0;
@@ -369,8 +370,8 @@ fn flood(_: &Lab, target: &Target) -> Result<()> {
     let listed = said.lines().filter(|line| line.starts_with("audit: login refused")).count();
     let most = LISTED_MAX + 20 * usize::try_from(took.as_secs())?;
     ensure!((20..=most).contains(&listed), "{listed} of {COUNT} refusals are listed");
-    let mut knock = Knock::at(from_elsewhere(target)?).challenged()?;
-    let response = knock.response(USER.1)?;
-    ensure!(knock.prove(USER.0, &response)? == 0, "another address is refused");
+    let mut exchange = LoginExchange::at(from_elsewhere(target)?).challenged()?;
+    let response = exchange.response(USER.1)?;
+    ensure!(exchange.respond(USER.0, &response)? == 0, "another address is refused");
     Ok(())
 }

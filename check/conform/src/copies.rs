@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::mounted::Mounted;
+use crate::mounted_fs::MountedFs;
 use crate::process;
 use crate::report::skip;
 use crate::session::{Data, Login, Session};
 use crate::target::{Driver, Lab, Spec, Target};
-use crate::witness::pattern;
+use crate::test_data::pattern;
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Bytes of each volume.
@@ -35,7 +35,7 @@ const SPACE_MAX: u64 = 32 << 20;
 
 pub(crate) fn part(lab: &Lab, driver: Driver, part: &str) {
     lab.report.check(part, "10 GiB by EXTENDED COPY and by tokens, without any on the wire or taken twice", || {
-        let Some(mounted) = Mounted::new(lab, "xfs", SYSTEM_MIB)? else {
+        let Some(mounted) = MountedFs::new(lab, "xfs", SYSTEM_MIB)? else {
             return skip("no xfs can be mounted here: that takes root, mkfs.xfs, and a kernel that has it");
         };
         copies(lab, driver, &mounted.path)
@@ -43,7 +43,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, part: &str) {
 }
 
 /// A way to copy some blocks from LUN 0 to the same place at LUN 1.
-type Way = fn(&mut Copier, u64, u32) -> Result<()>;
+type CopyMethod = fn(&mut Copier, u64, u32) -> Result<()>;
 
 struct Copier {
     from: Session,
@@ -118,8 +118,8 @@ fn by_lid1(copier: &mut Copier, at: u64, count: u32) -> Result<()> {
     copier.to.run(&third_party(0x83, 0, 0, list.len())?, Data::Out(list))?.good().context("EXTENDED COPY (LID1)")?;
     let mut ask = third_party(0x84, 0, 0, 64)?;
     ask[2] = id;
-    let told = copier.to.run(&ask, Data::In(64))?.good().context("RECEIVE COPY STATUS (LID1)")?.data;
-    ensure!(told.get(4) == Some(&1), "the copy's status is {told:02x?}");
+    let data = copier.to.run(&ask, Data::In(64))?.good().context("RECEIVE COPY STATUS (LID1)")?.data;
+    ensure!(data.get(4) == Some(&1), "the copy's status is {data:02x?}");
     Ok(())
 }
 
@@ -136,8 +136,8 @@ fn by_lid4(copier: &mut Copier, at: u64, count: u32) -> Result<()> {
     list.extend([&copier.names[..], &segments].concat());
     copier.to.run(&third_party(0x83, 1, 0, list.len())?, Data::Out(list))?.good().context("EXTENDED COPY (LID4)")?;
     let ask = third_party(0x84, 5, copier.list, 64)?;
-    let told = copier.to.run(&ask, Data::In(64))?.good().context("RECEIVE COPY STATUS (LID4)")?.data;
-    ensure!(told.get(5) == Some(&1), "the copy's status is {told:02x?}");
+    let data = copier.to.run(&ask, Data::In(64))?.good().context("RECEIVE COPY STATUS (LID4)")?.data;
+    ensure!(data.get(5) == Some(&1), "the copy's status is {data:02x?}");
     Ok(())
 }
 
@@ -148,9 +148,9 @@ fn by_token(copier: &mut Copier, at: u64, count: u32) -> Result<()> {
     let make = [&[0, 30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16][..], &range].concat();
     let cdb = third_party(0x83, 0x10, copier.list, make.len())?;
     copier.from.run(&cdb, Data::Out(make))?.good().context("POPULATE TOKEN")?;
-    let told = copier.from.run(&third_party(0x84, 7, copier.list, 1024)?, Data::In(1024))?;
-    let told = told.good().context("RECEIVE ROD TOKEN INFORMATION")?.data;
-    let token = told.get(38..550).context("no token is told")?;
+    let data = copier.from.run(&third_party(0x84, 7, copier.list, 1024)?, Data::In(1024))?;
+    let data = data.good().context("RECEIVE ROD TOKEN INFORMATION")?.data;
+    let token = data.get(38..550).context("no token is told")?;
     let mut list = vec![0; 536];
     list[..2].copy_from_slice(&550_u16.to_be_bytes());
     list[2] = 2;
@@ -163,19 +163,19 @@ fn by_token(copier: &mut Copier, at: u64, count: u32) -> Result<()> {
 
 /// What else is asked about copies.
 fn questions(copier: &mut Copier) -> Result<()> {
-    let told = copier.to.run(&third_party(0x84, 3, 0, 512)?, Data::In(512))?.good()?.data;
-    ensure!(told.len() > 44, "RECEIVE COPY OPERATING PARAMETERS: {told:02x?}");
-    let told = copier.from.run(&third_party(0x84, 8, 0, 4096)?, Data::In(4096))?.good()?.data;
+    let data = copier.to.run(&third_party(0x84, 3, 0, 512)?, Data::In(512))?.good()?.data;
+    ensure!(data.len() > 44, "RECEIVE COPY OPERATING PARAMETERS: {data:02x?}");
+    let data = copier.from.run(&third_party(0x84, 8, 0, 4096)?, Data::In(4096))?.good()?.data;
     // Eight bytes, and the identifiers of tokens: each what is fixed in a token and 96 bytes.
-    let tokens = told.len().saturating_sub(8) / 96;
-    ensure!(tokens > 0, "REPORT ALL ROD TOKENS: {told:02x?}");
+    let tokens = data.len().saturating_sub(8) / 96;
+    ensure!(tokens > 0, "REPORT ALL ROD TOKENS: {data:02x?}");
     // INVALID FIELD IN CDB: no copy of this list failed, and none is under way.
     let mut details = third_party(0x84, 4, 0, 512)?;
     details[2] = 0xee;
-    copier.to.run(&details, Data::In(512))?.refused(5, 0x24, 0).context("RECEIVE COPY FAILURE DETAILS")?;
+    copier.to.run(&details, Data::In(512))?.expect_sense(5, 0x24, 0).context("RECEIVE COPY FAILURE DETAILS")?;
     let mut abort = [0x83, 0x1c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     abort[2..6].copy_from_slice(&0x7777_7777_u32.to_be_bytes());
-    copier.to.run(&abort, Data::None)?.refused(5, 0x24, 0).context("COPY OPERATION ABORT")
+    copier.to.run(&abort, Data::None)?.expect_sense(5, 0x24, 0).context("COPY OPERATION ABORT")
 }
 
 /// Bytes to and from all peers so far.
@@ -204,7 +204,7 @@ fn copies(lab: &Lab, driver: Driver, folder: &Path) -> Result<()> {
     }
     file.sync_all()?;
     let socket = lab.fresh("copies.socket")?.display().to_string();
-    for (name, way) in [("LID1", by_lid1 as Way), ("LID4", by_lid4), ("token", by_token)] {
+    for (name, method) in [("LID1", by_lid1 as CopyMethod), ("LID4", by_lid4), ("token", by_token)] {
         // Whatever is not copied is found.
         let file = File::create(&copy)?;
         file.set_len(VOLUME)?;
@@ -214,7 +214,7 @@ fn copies(lab: &Lab, driver: Driver, folder: &Path) -> Result<()> {
         let mut copier = Copier::new(&target)?;
         let (on_wire, space, began) = (wire(lab, &socket)?, used(folder)?, Instant::now());
         for at in (0..BLOCKS).step_by(CHUNK as usize) {
-            way(&mut copier, at, CHUNK).with_context(|| format!("{name}, block {at}"))?;
+            method(&mut copier, at, CHUNK).with_context(|| format!("{name}, block {at}"))?;
         }
         copier.to.synchronize()?;
         let took = began.elapsed();

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::fence;
+use crate::medium_rewrite;
 use crate::process;
-use crate::renewal;
+use crate::reservations;
 use crate::session::{Data, GOOD, Login, Session, cdb};
 use crate::target::{Driver, Lab, Spec, Target};
-use crate::witness::{Random, pattern};
+use crate::test_data::{Random, pattern};
 
 const MIB: u64 = 64;
 /// Writes under way when the blow falls.
@@ -72,29 +72,29 @@ pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
     }
     for round in 0..FENCES.min(rounds) {
         let name = format!("reservations, round {}", round + 1);
-        lab.report.check(&part, &name, || fence::crash(lab, driver, &mut random));
+        lab.report.check(&part, &name, || reservations::crash(lab, driver, &mut random));
     }
-    renewal::part(lab, driver, &part);
+    medium_rewrite::part(lab, driver, &part);
     lab.report.note(&format!("{part}: {writes} acknowledged writes were checked after {rounds} crashes"));
     Ok(())
 }
 
 /// What may be found at one place.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct ExpectedPiece {
     acknowledged: u64,
     /// Sent, and not answered before the crash: some, all or none of its blocks may be there.
-    under_way: Option<u64>,
+    in_flight: Option<u64>,
 }
 
 fn with_session(lab: &Lab, spec: &Spec, delay: Duration, random: &mut Random) -> Result<u64> {
     let target = Target::start(lab, spec)?;
-    let mut places = HashMap::new();
+    let mut pieces = HashMap::new();
     // What earlier rounds left behind must not look like this round's.
     let first = random.next() >> 8;
-    let acknowledged = write_until_killed(target, delay, random, first, &mut places)?;
+    let acknowledged = write_until_killed(target, delay, random, first, &mut pieces)?;
     let target = Target::start_after_kill(lab, spec).context("start after the crash")?;
-    check(&target, &places)?;
+    check(&target, &pieces)?;
     target.stop()?;
     Ok(acknowledged)
 }
@@ -104,7 +104,7 @@ fn write_until_killed(
     delay: Duration,
     random: &mut Random,
     first: u64,
-    places: &mut HashMap<u64, Place>,
+    pieces: &mut HashMap<u64, ExpectedPiece>,
 ) -> Result<u64> {
     let mut session = Session::ready(target.portal, &Login::to(&target.name, "crash"), target.lun)?;
     let (_, block) = session.capacity()?;
@@ -119,8 +119,8 @@ fn write_until_killed(
                 continue;
             }
             generation += 1;
-            let place = places.entry(at).or_default();
-            place.under_way = Some(generation);
+            let piece = pieces.entry(at).or_default();
+            piece.in_flight = Some(generation);
             let command = cdb::write(at * (PIECE / block) as u64, u32::try_from(PIECE / block)?);
             match session.start(&command, Data::Out(pattern(at, generation, PIECE))) {
                 Ok(tag) => tasks.insert(tag, at),
@@ -141,24 +141,28 @@ fn write_until_killed(
         };
         ensure!(done.status == GOOD, "a write ended with status {:02x}h", done.status);
         let at = tasks.remove(&done.tag).context("an answer to no command")?;
-        let place = places.entry(at).or_default();
-        place.acknowledged = place.under_way.take().context("an answer to no write")?;
+        let piece = pieces.entry(at).or_default();
+        piece.acknowledged = piece.in_flight.take().context("an answer to no write")?;
         acknowledged += 1;
     }
 }
 
 /// Every block at every place is of the last acknowledged write, or of one that was under way.
-fn check(target: &Target, places: &HashMap<u64, Place>) -> Result<()> {
+fn check(target: &Target, pieces: &HashMap<u64, ExpectedPiece>) -> Result<()> {
     let mut session = Session::ready(target.portal, &Login::to(&target.name, "crash"), target.lun)?;
     let (_, block) = session.capacity()?;
     let blocks = u32::try_from(PIECE / block)?;
-    for (at, place) in places.iter().filter(|(_, place)| place.acknowledged > 0) {
+    for (at, piece) in pieces.iter().filter(|(_, piece)| piece.acknowledged > 0) {
         let found = session.read(at * u64::from(blocks), blocks, block)?;
-        let wanted = pattern(*at, place.acknowledged, block);
-        let allowed = place.under_way.map(|generation| pattern(*at, generation, block));
-        for (index, piece) in found.chunks(block).enumerate() {
-            if piece != wanted && allowed.as_deref() != Some(piece) {
-                bail!("lost: place {at}, block {index}, write {}: found {:02x?}", place.acknowledged, &piece[..16]);
+        let wanted = pattern(*at, piece.acknowledged, block);
+        let allowed = piece.in_flight.map(|generation| pattern(*at, generation, block));
+        for (index, found_block) in found.chunks(block).enumerate() {
+            if found_block != wanted && allowed.as_deref() != Some(found_block) {
+                bail!(
+                    "lost: place {at}, block {index}, write {}: found {:02x?}",
+                    piece.acknowledged,
+                    &found_block[..16]
+                );
             }
         }
     }

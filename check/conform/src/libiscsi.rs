@@ -216,7 +216,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
     let suites = suites()?;
     for store in STORES.iter().filter(|store| main_driver || store.both) {
         let part = format!("libiscsi/{}/{}", store.name, driver.name());
-        if let Subject::Outside(_) = lab.subject
+        if let Subject::External(_) = lab.subject
             && store.name != "file-512"
         {
             continue;

@@ -8,17 +8,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
+use crate::closed_log;
 use crate::copies;
-use crate::fence;
 use crate::loop_device::LoopDevice;
 use crate::process;
 use crate::report::skip;
+use crate::reservations;
 use crate::session::{self, Data, Login, Session, cdb};
-use crate::space;
 use crate::target::{self, Driver, Lab, Spec, Target};
-use crate::told;
-use crate::unread;
-use crate::witness::{REGION, Witness, pattern};
+use crate::test_data::pattern;
+use crate::thin_space;
+use crate::unit_attentions;
+use crate::verifying_writer::{REGION, VerifyingWriter};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -29,9 +30,9 @@ const CASES: [Case; 27] = [
     ("SIGTERM: under way is finished, all is on the disk", |lab, driver| drains(lab, driver, Signal::TERM)),
     ("SIGINT does the same", |lab, driver| drains(lab, driver, Signal::INT)),
     ("SIGTERM: idle sessions do not hold it up", idle_sessions),
-    ("a reservation ends with its session, and holds no stop up", fence::stop),
+    ("a reservation ends with its session, and holds no stop up", reservations::stop),
     ("SIGHUP: a closed terminal is no reason to stop", hangup),
-    ("a log that nobody reads any more is no reason to stop", unread::goes_on),
+    ("a log that nobody reads any more is no reason to stop", closed_log::goes_on),
     ("restart: data, names and identity stay", restart),
     ("restart on the same port right after kill -9", same_port_again),
     ("a second process on the same file is refused", same_file_twice),
@@ -60,8 +61,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     for (name, case) in CASES {
         lab.report.check(&part, name, || case(lab, driver));
     }
-    told::part(lab, driver, &part)?;
-    space::part(lab, driver, &part);
+    unit_attentions::part(lab, driver, &part)?;
+    thin_space::part(lab, driver, &part);
     copies::part(lab, driver, &part);
     lab.report.check(&part, "the demo", || demo(lab, driver));
     Ok(())
@@ -191,16 +192,16 @@ fn same_port_again(lab: &Lab, driver: Driver) -> Result<()> {
     let spec = Spec::new(driver, [lab.image("again.img", 64)?])?;
     for round in 0..5 {
         let target = Target::start_after_kill(lab, &spec).with_context(|| format!("start {round}"))?;
-        let witness = Witness::start(target.portal, &target.name, target.lun, lab.seed)?;
-        witness.goes_on()?;
+        let writer = VerifyingWriter::start(target.portal, &target.name, target.lun, lab.seed)?;
+        writer.expect_progress()?;
         target.kill()?;
     }
-    ensure!(REGION <= 64 << 20, "the witness needs a larger disk");
+    ensure!(REGION <= 64 << 20, "the writer needs a larger disk");
     Ok(())
 }
 
 /// Starts with arguments that cannot work: it must end with an error that has all these words.
-fn refused(lab: &Lab, spec: &Spec, words: &[&str]) -> Result<()> {
+fn expect_refused(lab: &Lab, spec: &Spec, words: &[&str]) -> Result<()> {
     let _ = std::fs::remove_file(target::log_path(lab, spec.portal()));
     let (mut child, log) = target::launch(lab, spec)?;
     let Some(status) = process::wait(&mut child, LIMIT)? else {
@@ -220,7 +221,7 @@ fn refused(lab: &Lab, spec: &Spec, words: &[&str]) -> Result<()> {
 fn same_file_twice(lab: &Lab, driver: Driver) -> Result<()> {
     let image = lab.image("twice.img", 16)?;
     let target = Target::start(lab, &Spec::new(driver, [image.clone()])?)?;
-    refused(lab, &Spec::new(driver, [image])?, &["twice.img"])?;
+    expect_refused(lab, &Spec::new(driver, [image])?, &["twice.img"])?;
     session(&target, 0)?.logout()?;
     target.stop()
 }
@@ -230,14 +231,14 @@ fn port_taken(lab: &Lab, driver: Driver) -> Result<()> {
     let mut second = Spec::new(driver, ["ram:1M"])?;
     // The log is named by the first portal, which is free.
     second.listen.push(target.portal);
-    refused(lab, &second, &[&target.portal.port().to_string(), "in use"])?;
+    expect_refused(lab, &second, &[&target.portal.port().to_string(), "in use"])?;
     session(&target, 0)?.logout()?;
     target.stop()
 }
 
 fn no_such_file(lab: &Lab, driver: Driver) -> Result<()> {
     let path = lab.fresh("nowhere.img")?;
-    refused(lab, &Spec::new(driver, [path.display().to_string()])?, &["nowhere.img"])?;
+    expect_refused(lab, &Spec::new(driver, [path.display().to_string()])?, &["nowhere.img"])?;
     ensure!(!path.exists(), "it made the file");
     Ok(())
 }
@@ -245,10 +246,10 @@ fn no_such_file(lab: &Lab, driver: Driver) -> Result<()> {
 fn bad_size(lab: &Lab, driver: Driver) -> Result<()> {
     let path = lab.fresh("size.img")?;
     for size in ["20X", "-1G", "0", "99999999999999999999G", "1.5.2G"] {
-        refused(lab, &Spec::new(driver, [format!("{}:{size}", path.display())])?, &[])?;
+        expect_refused(lab, &Spec::new(driver, [format!("{}:{size}", path.display())])?, &[])?;
         ensure!(!path.exists(), "size {size} made a file");
     }
-    refused(lab, &Spec::new(driver, ["ram:1X"])?, &[])
+    expect_refused(lab, &Spec::new(driver, ["ram:1X"])?, &[])
 }
 
 fn uneven(lab: &Lab, driver: Driver) -> Result<()> {
@@ -257,7 +258,7 @@ fn uneven(lab: &Lab, driver: Driver) -> Result<()> {
     for (bytes, flags) in [(1_000_u64, &[][..]), (512 * 7, &["--block-size", "4096"])] {
         File::create(&path)?.set_len(bytes)?;
         let spec = Spec::new(driver, [name.clone()])?.flags(flags);
-        refused(lab, &spec, &["uneven.img", &bytes.to_string(), "not a whole number of"])?;
+        expect_refused(lab, &spec, &["uneven.img", &bytes.to_string(), "not a whole number of"])?;
         ensure!(std::fs::metadata(&path)?.len() == bytes, "its size was changed");
     }
     Ok(())
@@ -352,7 +353,7 @@ fn several_volumes(lab: &Lab, driver: Driver) -> Result<()> {
     ensure!(identities[0] != identities[1] && identities[1] != identities[2], "two volumes have one identity");
     let mut session = Session::open(target.portal, &Login::to(&target.name, "life"))?;
     session.lun = 3;
-    session.run(&[0; 6], Data::None)?.refused(0x05, 0x25, 0)?;
+    session.run(&[0; 6], Data::None)?.expect_sense(0x05, 0x25, 0)?;
     session.logout()?;
     target.stop()
 }
@@ -392,7 +393,7 @@ fn read_only(lab: &Lab, driver: Driver) -> Result<()> {
     let mut session = session(&target, 0)?;
     ensure!(session.read(0, 8, 512)? == pattern(3, 3, 4096), "wrong data");
     // DATA PROTECT, WRITE PROTECTED.
-    session.run(&cdb::write(0, 8), Data::Out(vec![1; 4096]))?.refused(0x07, 0x27, 0)?;
+    session.run(&cdb::write(0, 8), Data::Out(vec![1; 4096]))?.expect_sense(0x07, 0x27, 0)?;
     ensure!(session.read(0, 8, 512)? == pattern(3, 3, 4096), "it was written");
     session.logout()?;
     target.stop()
@@ -484,7 +485,7 @@ fn on_device(lab: &Lab, driver: Driver, device: &str) -> Result<()> {
         session.write(0, pattern(5, 5, 32768), block)?;
         session.synchronize()?;
         ensure!(session.read(0, 64, block)? == pattern(5, 5, 32768), "wrong data");
-        refused(lab, &Spec::new(driver, [device])?, &[device])?;
+        expect_refused(lab, &Spec::new(driver, [device])?, &[device])?;
         session.logout()?;
         target.stop()?;
     }

@@ -3,30 +3,31 @@
 #![allow(missing_docs, reason = "a program: what is public here is seen by nobody else")]
 
 mod chap;
+mod closed_log;
 mod copies;
 mod crash;
 mod daemon;
-mod fence;
 mod guest;
 mod hostile;
 mod libiscsi;
 mod life;
 mod loop_device;
-mod mounted;
+mod medium_rewrite;
+mod mounted_fs;
 mod nvme;
 mod pdu;
 mod process;
-mod renewal;
 mod report;
+mod reservations;
 mod session;
-mod space;
 mod spdk;
 mod target;
-mod told;
+mod test_data;
+mod thin_space;
 mod tools;
-mod unread;
+mod unit_attentions;
+mod verifying_writer;
 mod vfio;
-mod witness;
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -41,7 +42,7 @@ use clap::{Parser, ValueEnum};
 use rustix::fs::{FlockOperation, flock};
 
 use report::Report;
-use target::{Driver, Lab, Outside, Spec, Subject, Target};
+use target::{Driver, ExternalTarget, Lab, Spec, Subject, Target};
 
 /// Runs the conformance parts against the built target.
 #[derive(Parser)]
@@ -61,7 +62,7 @@ struct Arguments {
     checked: bool,
     /// Test a target that runs already: iscsi://ADDRESS:PORT/NAME/LUN
     #[arg(long)]
-    url: Option<Outside>,
+    url: Option<ExternalTarget>,
     /// Its process, to watch its memory
     #[arg(long, requires = "url")]
     pid: Option<u32>,
@@ -159,7 +160,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     let _ = std::fs::remove_dir_all(&scratch);
     std::fs::create_dir_all(&scratch).with_context(|| format!("{}", scratch.display()))?;
     let subject = match arguments.url {
-        Some(outside) => Subject::Outside(Outside { pid: arguments.pid, ..outside }),
+        Some(outside) => Subject::External(ExternalTarget { pid: arguments.pid, ..outside }),
         None => Subject::Built(match arguments.lunar {
             Some(path) => path,
             None => build(arguments.checked)?,
@@ -235,7 +236,7 @@ fn one(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
 
 /// A container may forbid io_uring; that is said, and the other driver is tested alone.
 fn usable(lab: &Lab, driver: Driver) -> bool {
-    if matches!(lab.subject, Subject::Outside(_)) {
+    if matches!(lab.subject, Subject::External(_)) {
         return driver == Driver::IoUring;
     }
     let mut usable = false;

@@ -122,12 +122,12 @@ pub(crate) fn h2c_data(cid: u16, tag: u16, offset: u32, data: &[u8], flags: u8, 
 
 /// What a controller sent.
 #[derive(Clone, Debug)]
-pub(crate) struct Heard {
+pub(crate) struct ReceivedPdu {
     pub head: Vec<u8>,
     pub data: Vec<u8>,
 }
 
-impl Heard {
+impl ReceivedPdu {
     pub(crate) fn kind(&self) -> u8 {
         self.head[0]
     }
@@ -158,8 +158,8 @@ impl Done {
 
 /// What came of listening.
 #[derive(Debug)]
-pub(crate) enum Sound {
-    Pdu(Heard),
+pub(crate) enum Received {
+    Pdu(ReceivedPdu),
     Closed,
     Silence,
 }
@@ -202,24 +202,24 @@ impl Conn {
     }
 
     /// The next PDU that comes within `limit`.
-    pub(crate) fn hear(&mut self, limit: Duration) -> Result<Sound> {
+    pub(crate) fn receive(&mut self, limit: Duration) -> Result<Received> {
         let end = Instant::now() + limit;
         loop {
-            if let Some(heard) = self.take()? {
-                return Ok(Sound::Pdu(heard));
+            if let Some(received) = self.take()? {
+                return Ok(Received::Pdu(received));
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(Sound::Silence);
+                return Ok(Received::Silence);
             }
             self.stream.set_read_timeout(Some(left))?;
             let mut bytes = [0; 65536];
             match self.stream.read(&mut bytes) {
-                Ok(0) => return Ok(Sound::Closed),
+                Ok(0) => return Ok(Received::Closed),
                 Ok(count) => self.pending.extend(&bytes[..count]),
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
-                    ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => return Ok(Sound::Closed),
+                    ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => return Ok(Received::Closed),
                     _ => return Err(error).context("cannot read"),
                 },
             }
@@ -227,16 +227,16 @@ impl Conn {
     }
 
     /// The next PDU; silence and a close are errors.
-    pub(crate) fn expect(&mut self) -> Result<Heard> {
-        match self.hear(PATIENCE)? {
-            Sound::Pdu(heard) => Ok(heard),
-            Sound::Closed => bail!("the controller closed the connection"),
-            Sound::Silence => bail!("no answer within {} s", PATIENCE.as_secs()),
+    pub(crate) fn expect(&mut self) -> Result<ReceivedPdu> {
+        match self.receive(PATIENCE)? {
+            Received::Pdu(received) => Ok(received),
+            Received::Closed => bail!("the controller closed the connection"),
+            Received::Silence => bail!("no answer within {} s", PATIENCE.as_secs()),
         }
     }
 
     /// Takes a whole PDU off the bytes that have come, with its digests checked.
-    fn take(&mut self) -> Result<Option<Heard>> {
+    fn take(&mut self) -> Result<Option<ReceivedPdu>> {
         let Some(common) = self.pending.first_chunk::<8>().copied() else { return Ok(None) };
         let len = u32::from_le_bytes([common[4], common[5], common[6], common[7]]) as usize;
         let head = usize::from(common[2]);
@@ -253,7 +253,7 @@ impl Conn {
             ensure!(bytes.get(head..start) == Some(&crc32c::crc32c(&bytes[..head]).to_le_bytes()), "a header digest");
         }
         if bytes.len() == start {
-            return Ok(Some(Heard { head: bytes[..head].to_vec(), data: Vec::new() }));
+            return Ok(Some(ReceivedPdu { head: bytes[..head].to_vec(), data: Vec::new() }));
         }
         if common[0] == kind::C2H_DATA {
             ensure!(usize::from(common[3]) >= start, "data begins within the header");
@@ -262,7 +262,7 @@ impl Conn {
         let end = bytes.len() - if has_digests && self.digests.data { 4 } else { 0 };
         let data = bytes.get(start..end).context("a PDU is shorter than its parts")?;
         ensure!(end == bytes.len() || bytes[end..] == crc32c::crc32c(data).to_le_bytes(), "a data digest");
-        Ok(Some(Heard { head: bytes[..head].to_vec(), data: data.to_vec() }))
+        Ok(Some(ReceivedPdu { head: bytes[..head].to_vec(), data: data.to_vec() }))
     }
 
     /// Sends a command and waits for its end; data that it is asked for comes from `data`.
@@ -277,27 +277,27 @@ impl Conn {
     pub(crate) fn finish(&mut self, cid: u16, data: &[u8]) -> Result<Done> {
         let mut got = Vec::new();
         loop {
-            let heard = self.expect()?;
-            match heard.kind() {
-                kind::C2H_DATA if heard.short(8) == cid => {
-                    ensure!(heard.word(12) as usize == got.len(), "data out of order");
-                    got.extend_from_slice(&heard.data);
-                    if heard.head[1] & SUCCESS != 0 {
+            let received = self.expect()?;
+            match received.kind() {
+                kind::C2H_DATA if received.short(8) == cid => {
+                    ensure!(received.word(12) as usize == got.len(), "data out of order");
+                    got.extend_from_slice(&received.data);
+                    if received.head[1] & SUCCESS != 0 {
                         return Ok(Done { status: 0, result: 0, data: got });
                     }
                 }
-                kind::R2T if heard.short(8) == cid => {
-                    let (offset, len) = (heard.word(12), heard.word(16));
+                kind::R2T if received.short(8) == cid => {
+                    let (offset, len) = (received.word(12), received.word(16));
                     let part = data.get(offset as usize..).and_then(|rest| rest.get(..len as usize));
                     let part = part.context("an R2T for more than there is")?;
-                    let bytes = h2c_data(cid, heard.short(10), offset, part, LAST, self.digests);
+                    let bytes = h2c_data(cid, received.short(10), offset, part, LAST, self.digests);
                     self.send(&bytes)?;
                 }
-                kind::RESPONSE if heard.short(20) == cid => {
-                    let status = heard.short(22) >> 1 & 0x7ff;
-                    return Ok(Done { status, result: heard.word(8), data: got });
+                kind::RESPONSE if received.short(20) == cid => {
+                    let status = received.short(22) >> 1 & 0x7ff;
+                    return Ok(Done { status, result: received.word(8), data: got });
                 }
-                other => bail!("a PDU of type {other:02x}h: {:02x?}", heard.head),
+                other => bail!("a PDU of type {other:02x}h: {:02x?}", received.head),
             }
         }
     }

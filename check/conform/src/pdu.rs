@@ -134,7 +134,7 @@ pub(crate) struct Digests {
 
 /// What came within the time given.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum Received {
     Pdu(Box<Pdu>),
     /// The target closed the connection, or reset it.
     Closed,
@@ -142,14 +142,14 @@ pub(crate) enum Heard {
 }
 
 /// A connection that sends anything and reads whole PDUs.
-pub(crate) struct Link {
+pub(crate) struct Connection {
     pub stream: TcpStream,
     pub digests: Digests,
     /// Bytes of a PDU of which the rest has not come yet.
     pending: Vec<u8>,
 }
 
-impl Link {
+impl Connection {
     pub(crate) fn open(portal: SocketAddr) -> Result<Self> {
         Self::over(TcpStream::connect_timeout(&portal, Duration::from_secs(5)).context("cannot connect")?)
     }
@@ -176,25 +176,25 @@ impl Link {
     }
 
     /// The next PDU that comes within `limit`.
-    pub(crate) fn hear(&mut self, limit: Duration) -> Result<Heard> {
+    pub(crate) fn receive(&mut self, limit: Duration) -> Result<Received> {
         let end = Instant::now() + limit;
         loop {
             if let Some(pdu) = self.take()? {
-                return Ok(Heard::Pdu(Box::new(pdu)));
+                return Ok(Received::Pdu(Box::new(pdu)));
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(Heard::Silence);
+                return Ok(Received::Silence);
             }
             self.stream.set_read_timeout(Some(left))?;
             let mut bytes = [0; 65536];
             match self.stream.read(&mut bytes) {
-                Ok(0) => return Ok(Heard::Closed),
+                Ok(0) => return Ok(Received::Closed),
                 Ok(count) => self.pending.extend(&bytes[..count]),
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
                     ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => {
-                        return Ok(Heard::Closed);
+                        return Ok(Received::Closed);
                     }
                     _ => return Err(error).context("cannot read"),
                 },
@@ -204,10 +204,10 @@ impl Link {
 
     /// The next PDU; silence and a close are errors.
     pub(crate) fn expect(&mut self, limit: Duration) -> Result<Pdu> {
-        match self.hear(limit)? {
-            Heard::Pdu(pdu) => Ok(*pdu),
-            Heard::Closed => bail!("the target closed the connection"),
-            Heard::Silence => bail!("no answer within {:.1} s", limit.as_secs_f64()),
+        match self.receive(limit)? {
+            Received::Pdu(pdu) => Ok(*pdu),
+            Received::Closed => bail!("the target closed the connection"),
+            Received::Silence => bail!("no answer within {:.1} s", limit.as_secs_f64()),
         }
     }
 

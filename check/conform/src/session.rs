@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::pdu::{Digests, FINAL, IMMEDIATE, Link, Pdu, RESERVED_TAG, op};
+use crate::pdu::{Connection, Digests, FINAL, IMMEDIATE, Pdu, RESERVED_TAG, op};
 
 /// A command that takes longer has been forgotten.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(20);
@@ -158,7 +158,7 @@ impl Done {
     }
 
     /// An error unless the command ended with this sense.
-    pub(crate) fn refused(self, key: u8, code: u8, qualifier: u8) -> Result<()> {
+    pub(crate) fn expect_sense(self, key: u8, code: u8, qualifier: u8) -> Result<()> {
         ensure!(self.status == CHECK_CONDITION, "status is {:02x}h, not CHECK CONDITION", self.status);
         ensure!(
             self.sense() == (key, code, qualifier),
@@ -181,7 +181,7 @@ struct Task {
 
 /// A session in full feature phase on one connection.
 pub(crate) struct Session {
-    pub link: Link,
+    pub connection: Connection,
     pub cmd_sn: u32,
     pub exp_stat_sn: u32,
     pub max_cmd_sn: u32,
@@ -199,12 +199,12 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn open(portal: SocketAddr, login: &Login) -> Result<Self> {
-        let mut link = Link::open(portal)?;
+        let mut connection = Connection::open(portal)?;
         let mut answers = HashMap::new();
         let mut request = login.request();
         let response = loop {
-            link.send(&request).context("login")?;
-            let response = link.expect(ANSWER_LIMIT).context("login")?;
+            connection.send(&request).context("login")?;
+            let response = connection.expect(ANSWER_LIMIT).context("login")?;
             ensure!(
                 response.opcode() == op::LOGIN_RESPONSE,
                 "login is answered with opcode {:02x}h",
@@ -224,13 +224,13 @@ impl Session {
             answers.get(key).and_then(|value: &String| value.parse().ok()).unwrap_or(fallback)
         };
         let is = |key: &str, value: &str| answers.get(key).is_some_and(|answer| answer == value);
-        link.digests = Digests { header: is("HeaderDigest", "CRC32C"), data: is("DataDigest", "CRC32C") };
+        connection.digests = Digests { header: is("HeaderDigest", "CRC32C"), data: is("DataDigest", "CRC32C") };
         let immediate_data = is("ImmediateData", "Yes");
         let initial_r2t = !is("InitialR2T", "No");
         let (target_segment, first_burst) =
             (number("MaxRecvDataSegmentLength", 8192), number("FirstBurstLength", 65536));
         Ok(Self {
-            link,
+            connection,
             // Immediate requests do not use up a CmdSN: the login's own number is the next command's.
             cmd_sn: request.get(24),
             exp_stat_sn: response.get(24).wrapping_add(1),
@@ -298,7 +298,7 @@ impl Session {
         let data_in = vec![0; expected - data_out.len()];
         let task = Task { lun: self.lun, expected, data_in, data_out, next_data_sn: 0, next_r2t_sn: 0 };
         self.tasks.insert(tag, task);
-        self.link.send(&pdu)?;
+        self.connection.send(&pdu)?;
         if unsolicited {
             self.send_data(tag, RESERVED_TAG, immediate, limit)?;
         }
@@ -320,7 +320,7 @@ impl Session {
                 .word(36, data_sn)
                 .word(40, u32::try_from(at)?)
                 .with_data(&task.data_out[at..end]);
-            self.link.send(&pdu)?;
+            self.connection.send(&pdu)?;
             (at, data_sn) = (end, data_sn + 1);
         }
         Ok(())
@@ -329,7 +329,7 @@ impl Session {
     /// The next command that ends.
     pub(crate) fn next(&mut self) -> Result<Done> {
         loop {
-            let pdu = self.link.expect(ANSWER_LIMIT)?;
+            let pdu = self.connection.expect(ANSWER_LIMIT)?;
             if let Some(done) = self.take(&pdu)? {
                 return Ok(done);
             }
@@ -357,7 +357,7 @@ impl Session {
                 if pdu.get(20) != RESERVED_TAG {
                     let answer = Pdu::new(op::NOP_OUT | IMMEDIATE, FINAL).tag(RESERVED_TAG).bytes(8, &pdu.head[8..16]);
                     let answer = answer.word(20, pdu.get(20)).word(24, self.cmd_sn).word(28, self.exp_stat_sn);
-                    self.link.send(&answer)?;
+                    self.connection.send(&answer)?;
                 }
                 Ok(None)
             }
@@ -417,9 +417,9 @@ impl Session {
     pub(crate) fn ping(&mut self) -> Result<()> {
         let (tag, data) = (self.tag(), b"are you there?".to_vec());
         let nop = Pdu::new(op::NOP_OUT | IMMEDIATE, FINAL).tag(tag).word(20, RESERVED_TAG);
-        self.link.send(&nop.word(24, self.cmd_sn).word(28, self.exp_stat_sn).with_data(data.clone()))?;
+        self.connection.send(&nop.word(24, self.cmd_sn).word(28, self.exp_stat_sn).with_data(data.clone()))?;
         loop {
-            let pdu = self.link.expect(ANSWER_LIMIT)?;
+            let pdu = self.connection.expect(ANSWER_LIMIT)?;
             if pdu.opcode() == op::NOP_IN && pdu.get(16) == tag {
                 self.status_sn(&pdu)?;
                 ensure!(pdu.data == data, "the ping comes back changed");
@@ -434,8 +434,8 @@ impl Session {
         let tag = self.tag();
         let request = Pdu::new(op::TEXT, FINAL).tag(tag).word(20, RESERVED_TAG).word(24, self.cmd_sn);
         self.cmd_sn = self.cmd_sn.wrapping_add(1);
-        self.link.send(&request.word(28, self.exp_stat_sn).with_data(question))?;
-        let pdu = self.link.expect(ANSWER_LIMIT)?;
+        self.connection.send(&request.word(28, self.exp_stat_sn).with_data(question))?;
+        let pdu = self.connection.expect(ANSWER_LIMIT)?;
         ensure!(pdu.opcode() == op::TEXT_RESPONSE, "text is answered with opcode {:02x}h", pdu.opcode());
         self.status_sn(&pdu)?;
         Ok(keys_of(&pdu.data))
@@ -445,8 +445,8 @@ impl Session {
     pub(crate) fn logout(mut self) -> Result<()> {
         let tag = self.tag();
         let request = Pdu::new(op::LOGOUT | IMMEDIATE, FINAL).tag(tag).word(24, self.cmd_sn).word(28, self.exp_stat_sn);
-        self.link.send(&request)?;
-        let pdu = self.link.expect(ANSWER_LIMIT)?;
+        self.connection.send(&request)?;
+        let pdu = self.connection.expect(ANSWER_LIMIT)?;
         ensure!(pdu.opcode() == op::LOGOUT_RESPONSE, "logout is answered with opcode {:02x}h", pdu.opcode());
         ensure!(pdu.head[2] == 0, "logout response is {:02x}h", pdu.head[2]);
         Ok(())
@@ -532,7 +532,7 @@ mod tests {
             let done = Done { tag: 0, status: CHECK_CONDITION, sense, data: Vec::new() };
             assert_eq!(done.sense(), (5, 0x24, 1));
             assert!(done.clone().good().is_err());
-            assert!(done.refused(5, 0x24, 1).is_ok());
+            assert!(done.expect_sense(5, 0x24, 1).is_ok());
         }
     }
 }

@@ -9,8 +9,8 @@ use crate::chap::secret_file;
 use crate::guest::proofs::{CHANNEL_KEY, HOST, HOST_KEY, OWN_KEY};
 use crate::report::skip;
 use crate::target::{Driver, Lab, Spec, Target, free_port};
+use crate::test_data::Random;
 use crate::tools::{says, tool};
-use crate::witness::Random;
 
 /// Where it was built.
 const TREE: &str = "LUNAR_BENCH_SPDK";

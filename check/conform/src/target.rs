@@ -47,14 +47,14 @@ impl Driver {
 
 /// A target that somebody else started, to see what the harness itself does.
 #[derive(Clone, Debug)]
-pub(crate) struct Outside {
+pub(crate) struct ExternalTarget {
     pub portal: SocketAddr,
     pub name: String,
     pub lun: u16,
     pub pid: Option<u32>,
 }
 
-impl std::str::FromStr for Outside {
+impl std::str::FromStr for ExternalTarget {
     type Err = anyhow::Error;
 
     fn from_str(url: &str) -> Result<Self> {
@@ -75,7 +75,7 @@ impl std::str::FromStr for Outside {
 pub(crate) enum Subject {
     /// The program of this repository.
     Built(PathBuf),
-    Outside(Outside),
+    External(ExternalTarget),
 }
 
 /// What all parts share.
@@ -102,7 +102,7 @@ impl Lab {
     pub(crate) fn built(&self) -> Result<&Path> {
         match &self.subject {
             Subject::Built(path) => Ok(path),
-            Subject::Outside(_) => skip("the target was started by somebody else"),
+            Subject::External(_) => skip("the target was started by somebody else"),
         }
     }
 
@@ -224,8 +224,8 @@ pub(crate) struct Target {
 impl Target {
     /// Starts the subject and waits until it accepts connections.
     pub(crate) fn start(lab: &Lab, spec: &Spec) -> Result<Self> {
-        if let Subject::Outside(outside) = &lab.subject {
-            let Outside { portal, name, lun, pid } = outside.clone();
+        if let Subject::External(outside) = &lab.subject {
+            let ExternalTarget { portal, name, lun, pid } = outside.clone();
             return Ok(Self { child: None, portal, name, lun, log: PathBuf::new(), pid });
         }
         let mut target = Self::launched(lab, spec)?;
@@ -374,11 +374,11 @@ mod tests {
 
     #[test]
     fn a_url_names_a_target_outside() {
-        let outside: Outside = "iscsi://127.0.0.1:3280/iqn.2001-04.org.example:ram/1".parse().unwrap();
+        let outside: ExternalTarget = "iscsi://127.0.0.1:3280/iqn.2001-04.org.example:ram/1".parse().unwrap();
         assert_eq!(
             (outside.portal.port(), outside.name.as_str(), outside.lun),
             (3280, "iqn.2001-04.org.example:ram", 1)
         );
-        assert!("http://x/".parse::<Outside>().is_err());
+        assert!("http://x/".parse::<ExternalTarget>().is_err());
     }
 }

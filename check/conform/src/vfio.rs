@@ -393,7 +393,7 @@ impl Guest {
     }
 
     /// All of what it is, so many bytes at a time.
-    pub(crate) fn tell(&mut self, size: u32) -> Result<Vec<u8>> {
+    pub(crate) fn read_state(&mut self, size: u32) -> Result<Vec<u8>> {
         let mut record = Vec::new();
         loop {
             let piece = self.must(code::MIGRATION_READ, &moved(8 + size, size), &[])?;
@@ -406,7 +406,7 @@ impl Guest {
     }
 
     /// A piece of what it becomes.
-    pub(crate) fn hear(&mut self, piece: &[u8]) -> Result<Result<(), u32>> {
+    pub(crate) fn write_state(&mut self, piece: &[u8]) -> Result<Result<(), u32>> {
         let len = u32::try_from(piece.len())?;
         Ok(self.call(code::MIGRATION_WRITE, &[moved(8 + len, len), piece.to_vec()].concat(), &[])?.map(drop))
     }

@@ -24,7 +24,7 @@ pub(super) const ACCESS: (u8, u8, u8) = (UNIT_ATTENTION, 0x2a, 0x06);
 pub(super) const NOT_SUPPORTED: (u8, u8, u8) = (5, 0x25, 0x00);
 
 /// A configuration, and the daemon that follows it.
-pub(super) struct House {
+pub(super) struct Daemon {
     pub(super) folder: PathBuf,
     pub(super) portal: SocketAddr,
     pub(super) target: Option<Target>,
@@ -35,7 +35,7 @@ pub(super) struct House {
 
 /// What is changed in the usual configuration.
 #[derive(Clone, Default)]
-pub(super) struct Change {
+pub(super) struct ConfigChange {
     /// Bytes of the volume in a file.
     pub(super) size: &'static str,
     /// Keys of the target.
@@ -48,7 +48,7 @@ pub(super) struct Change {
     pub(super) more: &'static str,
 }
 
-impl House {
+impl Daemon {
     pub(super) fn new(lab: &Lab, driver: Driver, name: &str) -> Result<Self> {
         let folder = lab.scratch.join(format!("daemon-{}-{name}", driver.name()));
         std::fs::create_dir_all(&folder)?;
@@ -61,7 +61,7 @@ impl House {
     }
 
     /// The text of the configuration; what a change does not say is as usual.
-    pub(super) fn text(&self, change: &Change) -> String {
+    pub(super) fn text(&self, change: &ConfigChange) -> String {
         let or = |own: &'static str, usual: &'static str| if own.is_empty() { usual } else { own };
         let folder = self.folder.display();
         let mut text = String::from("# Kept by hand.\n");
@@ -100,25 +100,25 @@ impl House {
         let mut spec = Spec::new(self.driver, Vec::<String>::new())?;
         spec.listen = vec![self.portal];
         spec.daemon = Some(self.file());
-        let before = self.said().len();
+        let before = self.log_text().len();
         self.target = Some(Target::start_named(lab, &spec, MAIN)?);
-        let serves = || self.said().get(before..).is_some_and(|said| said.contains("lunar serves"));
+        let serves = || self.log_text().get(before..).is_some_and(|log_text| log_text.contains("lunar serves"));
         until(serves).context("it does not say that it serves")
     }
 
-    pub(super) fn said(&self) -> String {
+    pub(super) fn log_text(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// Has it follow the file, and waits until it has said `wanted`.
     pub(super) fn reload(&self, wanted: &str) -> Result<()> {
-        let before = self.said().len();
+        let before = self.log_text().len();
         self.target.as_ref().context("it runs")?.signal(Signal::HUP)?;
-        until(|| self.said().get(before..).is_some_and(|said| said.contains(wanted)))
-            .with_context(|| format!("it does not say {wanted:?}; it said:\n{}", self.said()))
+        until(|| self.log_text().get(before..).is_some_and(|log_text| log_text.contains(wanted)))
+            .with_context(|| format!("it does not say {wanted:?}; it said:\n{}", self.log_text()))
     }
 
-    pub(super) fn change(&self, change: &Change) -> Result<()> {
+    pub(super) fn change(&self, change: &ConfigChange) -> Result<()> {
         self.write(&self.text(change))?;
         self.reload("reloaded")
     }
@@ -158,14 +158,14 @@ pub(super) fn until(holds: impl Fn() -> bool) -> Result<()> {
 pub(super) const TEST_UNIT_READY: [u8; 6] = [0; 6];
 
 /// The next command is told this.
-pub(super) fn is_told(session: &mut Session, wanted: (u8, u8, u8)) -> Result<()> {
+pub(super) fn expect_sense(session: &mut Session, wanted: (u8, u8, u8)) -> Result<()> {
     let done = session.run(&TEST_UNIT_READY, Data::None)?;
     ensure!(done.status != GOOD && done.sense() == wanted, "it is told {:02x?}, not {wanted:02x?}", done.sense());
     Ok(())
 }
 
 /// A session that no change concerns has noticed none.
-pub(super) fn undisturbed(session: &mut Session) -> Result<()> {
+pub(super) fn expect_undisturbed(session: &mut Session) -> Result<()> {
     ensure!(session.run(&TEST_UNIT_READY, Data::None)?.status == GOOD, "a session was disturbed for nothing");
     session.ping()
 }
@@ -180,20 +180,20 @@ pub(super) fn luns(session: &mut Session) -> Result<Vec<u8>> {
 
 pub(super) type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
 
-pub(super) fn started(lab: &Lab, driver: Driver, name: &str) -> Result<House> {
-    started_as(lab, driver, name, |house| house.text(&Change::default()))
+pub(super) fn started(lab: &Lab, driver: Driver, name: &str) -> Result<Daemon> {
+    started_as(lab, driver, name, |daemon| daemon.text(&ConfigChange::default()))
 }
 
 /// With more in its configuration, which may depend on the folder that it is in.
-pub(super) fn started_with(lab: &Lab, driver: Driver, name: &str, more: impl Fn(&Path) -> String) -> Result<House> {
-    started_as(lab, driver, name, |house| house.text(&Change::default()) + &more(&house.folder))
+pub(super) fn started_with(lab: &Lab, driver: Driver, name: &str, more: impl Fn(&Path) -> String) -> Result<Daemon> {
+    started_as(lab, driver, name, |daemon| daemon.text(&ConfigChange::default()) + &more(&daemon.folder))
 }
 
-pub(super) fn started_as(lab: &Lab, driver: Driver, name: &str, text: impl Fn(&House) -> String) -> Result<House> {
-    let mut house = House::new(lab, driver, name)?;
-    house.write(&text(&house))?;
-    house.start(lab)?;
-    Ok(house)
+pub(super) fn started_as(lab: &Lab, driver: Driver, name: &str, text: impl Fn(&Daemon) -> String) -> Result<Daemon> {
+    let mut daemon = Daemon::new(lab, driver, name)?;
+    daemon.write(&text(&daemon))?;
+    daemon.start(lab)?;
+    Ok(daemon)
 }
 
 pub(super) fn uuids(file: &Path) -> Result<Vec<String>> {
@@ -209,8 +209,8 @@ pub(super) fn api(folder: &Path) -> String {
 /// No command of the operator takes longer.
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 
-pub(super) fn lunar(lab: &Lab, house: &House, words: &[&str]) -> Result<String> {
+pub(super) fn lunar(lab: &Lab, daemon: &Daemon, words: &[&str]) -> Result<String> {
     let mut command = process::bound(lab.built()?);
-    command.args(words).arg("--socket").arg(house.folder.join("api.sock"));
+    command.args(words).arg("--socket").arg(daemon.folder.join("api.sock"));
     process::run(&mut command, COMMAND_LIMIT)?.succeeded()
 }

@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::fixture::{Case, LIMIT, MAIN, OTHER, api, lunar, started_with, undisturbed, until};
+use super::fixture::{Case, LIMIT, MAIN, OTHER, api, expect_undisturbed, lunar, started_with, until};
 use crate::process;
 use crate::report::skip;
 use crate::target::{Driver, Lab, free_port};
@@ -95,35 +95,35 @@ fn registers(lab: &Lab, driver: Driver) -> Result<()> {
     // By a name, which the daemon looks up from within its jails.
     let called = format!("localhost:{}", address.port());
     let isns = format!("[isns]\nserver = \"{called}\"\nentity = \"conform.example.org\"\nperiod = \"15s\"\n");
-    let house = started_with(lab, driver, "isns", |folder| api(folder) + &isns)?;
+    let daemon = started_with(lab, driver, "isns", |folder| api(folder) + &isns)?;
     server.knows(&[MAIN, OTHER])?;
     says(&server.list("entities"), "conform.example.org")?;
     says(&server.list("portal-groups"), MAIN)?;
-    until(|| house.said().contains("registered 2 targets at 1 portal")).context("nothing is said of it")?;
-    says(&lunar(lab, &house, &["status"])?, &format!("{called} has 2 targets at 1 portal"))?;
+    until(|| daemon.log_text().contains("registered 2 targets at 1 portal")).context("nothing is said of it")?;
+    says(&lunar(lab, &daemon, &["status"])?, &format!("{called} has 2 targets at 1 portal"))?;
     // Who asks there finds the way in.
     let portal = server.portal()?;
-    ensure!(portal == house.portal, "it tells {portal}");
+    ensure!(portal == daemon.portal, "it tells {portal}");
     says(&tool("iscsi-inq", &[&format!("iscsi://{portal}/{MAIN}/0")])?, "DIRECT_ACCESS")?;
     // One target goes and comes back; the other is not touched.
-    let mut session = house.session(MAIN, "host", 0)?;
-    let file = house.folder.join("wanted.toml");
-    let whole = std::fs::read_to_string(house.file())?;
+    let mut session = daemon.session(MAIN, "host", 0)?;
+    let file = daemon.folder.join("wanted.toml");
+    let whole = std::fs::read_to_string(daemon.file())?;
     let without = whole.replace("[target.other]\n", "[target.other]\nenabled = false\n");
     for (text, wanted) in [(&without, &[MAIN][..]), (&whole, &[MAIN, OTHER])] {
         std::fs::write(&file, text)?;
-        lunar(lab, &house, &["apply", &file.display().to_string()])?;
+        lunar(lab, &daemon, &["apply", &file.display().to_string()])?;
         server.knows(wanted)?;
     }
-    undisturbed(&mut session)?;
+    expect_undisturbed(&mut session)?;
     // A server that is away is told of; one that has forgotten everything is told everything.
     drop(server);
-    until(|| house.said().contains("it cannot be reached")).context("nobody is told that the server is away")?;
-    says(&lunar(lab, &house, &["status"])?, "not all is well")?;
+    until(|| daemon.log_text().contains("it cannot be reached")).context("nobody is told that the server is away")?;
+    says(&lunar(lab, &daemon, &["status"])?, "not all is well")?;
     let server = Server::start(&folder, address)?;
     server.knows(&[MAIN, OTHER])?;
-    undisturbed(&mut session)?;
-    house.stop()?;
+    expect_undisturbed(&mut session)?;
+    daemon.stop()?;
     server.knows(&[])?;
     ensure!(!server.list("entities").contains("conform.example.org"), "something of us is left");
     Ok(())

@@ -9,9 +9,9 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 
-use super::fixture::{self, ACCESS, CAPACITY, Case, Change, House, LIMIT, MAIN, lunar, started_as, until};
+use super::fixture::{self, ACCESS, CAPACITY, Case, ConfigChange, Daemon, LIMIT, MAIN, lunar, started_as, until};
 use crate::chap::secret_file;
-use crate::nvme::{Conn, Connect, Done, Entry, Host, INLINE, Sound, TRANSPORT};
+use crate::nvme::{Conn, Connect, Done, Entry, Host, INLINE, Received, TRANSPORT};
 use crate::pdu::Digests;
 use crate::process;
 use crate::session::{Login, Session};
@@ -52,20 +52,20 @@ pub(super) const CASES: [Case; 9] = [
 
 /// A daemon with a subsystem, and where it is reached.
 struct Hosts {
-    house: House,
+    daemon: Daemon,
     portal: SocketAddr,
 }
 
 impl Hosts {
     fn new(lab: &Lab, driver: Driver, name: &str) -> Result<Self> {
         let portal = free_port()?;
-        let house = started_as(lab, driver, name, |house| text(house, portal, &Change::default(), ""))?;
-        Ok(Self { house, portal })
+        let daemon = started_as(lab, driver, name, |daemon| text(daemon, portal, &ConfigChange::default(), ""))?;
+        Ok(Self { daemon, portal })
     }
 
-    fn change(&self, change: &Change, more: &str) -> Result<()> {
-        self.house.write(&text(&self.house, self.portal, change, more))?;
-        self.house.reload("reloaded")
+    fn change(&self, change: &ConfigChange, more: &str) -> Result<()> {
+        self.daemon.write(&text(&self.daemon, self.portal, change, more))?;
+        self.daemon.reload("reloaded")
     }
 
     fn host(&self, name: &str) -> Result<Host> {
@@ -74,15 +74,15 @@ impl Hosts {
 }
 
 /// The usual configuration, with a subsystem: hosts see the volumes of everybody, few of them one of those, to read.
-fn text(house: &House, portal: SocketAddr, change: &Change, more: &str) -> String {
+fn text(daemon: &Daemon, portal: SocketAddr, change: &ConfigChange, more: &str) -> String {
     let main = format!("[target.main]\nnqn = \"{SUBSYSTEM}\"\n");
-    house.text(change).replace("[target.main]\n", &main)
+    daemon.text(change).replace("[target.main]\n", &main)
         + &format!(
             "[portal.nvme]\naddress = \"{portal}\"\nprotocol = \"nvme-tcp\"\ngroup = \"p\"\n\
              [group.hosts]\ntargets = [\"main\"]\ninitiators = [\"{FEW}\"]\n\
              luns = {{ 3 = {{ volume = \"disk\", read-only = true, namespace = 1 }} }}\n\
              [api]\nsocket = \"{}/api.sock\"\n{more}",
-            house.folder.display()
+            daemon.folder.display()
         )
 }
 
@@ -111,7 +111,7 @@ fn listen(conn: &mut Conn, events: u32) -> Result<u16> {
     Ok(entry.cid())
 }
 
-fn is_told(conn: &mut Conn, request: u16, wanted: u32) -> Result<()> {
+fn expect_event(conn: &mut Conn, request: u16, wanted: u32) -> Result<()> {
     let told = conn.finish(request, &[])?.good()?.result;
     ensure!(told == wanted, "it is told {told:08x}h, not {wanted:08x}h");
     Ok(())
@@ -119,7 +119,7 @@ fn is_told(conn: &mut Conn, request: u16, wanted: u32) -> Result<()> {
 
 fn sees(lab: &Lab, driver: Driver) -> Result<()> {
     let hosts = Hosts::new(lab, driver, "nvme-sees")?;
-    let mut session = hosts.house.session(MAIN, "writer", 0)?;
+    let mut session = hosts.daemon.session(MAIN, "writer", 0)?;
     session.write(7, vec![0x5a; 512], 512)?;
     let (mut host, mut few) = (hosts.host(HOST)?, hosts.host(FEW)?);
     ensure!(listed(&mut host.admin)? == [1, 5] && listed(&mut few.admin)? == [1], "a host sees another's namespaces");
@@ -133,28 +133,31 @@ fn sees(lab: &Lab, driver: Driver) -> Result<()> {
     let refused = [write(&mut few.io, 1)?, write(&mut host.io, 5)?, write(&mut few.io, 5)?];
     ensure!(refused == [WRITE_PROTECTED, WRITE_PROTECTED, INVALID_NAMESPACE], "writes end with {refused:03x?}");
     // Who belongs to no group is not let in, over either.
-    hosts.house.write(&text(&hosts.house, hosts.portal, &Change::default(), "").replace("[\"*\"]", "[\"iqn.*\"]"))?;
-    hosts.house.reload("reloaded")?;
+    hosts
+        .daemon
+        .write(&text(&hosts.daemon, hosts.portal, &ConfigChange::default(), "").replace("[\"*\"]", "[\"iqn.*\"]"))?;
+    hosts.daemon.reload("reloaded")?;
     let connect =
         Connect { queue: 0, entries: 32, controller: 0xffff, keep_alive: 0, subsystem: SUBSYSTEM, host: HOST };
     let status = connect.on(&mut Conn::ready(hosts.portal, Digests::default())?)?.status;
     ensure!(status == HOST_REFUSED, "a stranger is told {status:03x}h");
     // Who came and who did not stands beside what initiators did.
-    let audit = lunar(lab, &hosts.house, &["audit"])?;
+    let audit = lunar(lab, &hosts.daemon, &["audit"])?;
     for (line, host) in [("login accepted", FEW), ("login accepted", HOST), ("no group fits", HOST)] {
-        let is_noted = |said: &str| said.contains(line) && said.contains(&format!("host=\"{host}\""));
+        let is_noted = |entry: &str| entry.contains(line) && entry.contains(&format!("host=\"{host}\""));
         ensure!(audit.lines().any(is_noted), "no note of {line:?} and {host}:\n{audit}");
     }
     ensure!(audit.contains("initiator=\""), "no note of an initiator:\n{audit}");
     ensure!(few.read(1, 7, 1)? == [0x5a; 512], "a host was disturbed for nothing");
-    hosts.house.stop()
+    hosts.daemon.stop()
 }
 
 /// Four a second are welcome: four come at once, eight wait for two seconds at most, and more are turned away.
 fn hurries(lab: &Lab, driver: Driver) -> Result<()> {
     let portal = free_port()?;
     let more = "[limits]\nlogin-rate = 4\n";
-    let house = started_as(lab, driver, "nvme-hurries", |house| text(house, portal, &Change::default(), more))?;
+    let daemon =
+        started_as(lab, driver, "nvme-hurries", |daemon| text(daemon, portal, &ConfigChange::default(), more))?;
     let connect =
         Connect { queue: 0, entries: 32, controller: 0xffff, keep_alive: 0, subsystem: SUBSYSTEM, host: HOST };
     let mut conns = Vec::new();
@@ -166,9 +169,9 @@ fn hurries(lab: &Lab, driver: Driver) -> Result<()> {
         conn.send(&crate::nvme::capsule(&entry, &connect.data(), conn.digests))?;
     }
     // Which of them, their cores decide.
-    until(|| house.said().contains("too many connects from there")).context("nobody is refused")?;
-    until(|| house.said().matches("login accepted").count() > 4).context("nobody who waits is let in")?;
-    house.stop()
+    until(|| daemon.log_text().contains("too many connects from there")).context("nobody is refused")?;
+    until(|| daemon.log_text().matches("login accepted").count() > 4).context("nobody who waits is let in")?;
+    daemon.stop()
 }
 
 fn changes(lab: &Lab, driver: Driver) -> Result<()> {
@@ -178,8 +181,8 @@ fn changes(lab: &Lab, driver: Driver) -> Result<()> {
     let unasked = listen(&mut few.admin, 1 << 8)?;
     let third = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n";
     let luns = "0 = \"disk\", 4 = \"memory\", 9 = \"third\"";
-    hosts.change(&Change { luns, more: third, ..Change::default() }, "")?;
-    is_told(&mut host.admin, request, NAMESPACES_CHANGED)?;
+    hosts.change(&ConfigChange { luns, more: third, ..ConfigChange::default() }, "")?;
+    expect_event(&mut host.admin, request, NAMESPACES_CHANGED)?;
     // One that may be written now, and one that is new.
     let changed = log(&mut host.admin, 0x04, 4096)?;
     let wanted = [5_u32, 10, 0].map(u32::to_le_bytes).concat();
@@ -190,18 +193,18 @@ fn changes(lab: &Lab, driver: Driver) -> Result<()> {
     // It grows, and both are told.
     let entry = Entry::new(0x0c, host.admin.cid(), 0);
     host.admin.send(&crate::nvme::capsule(&entry, &[], Digests::default()))?;
-    hosts.change(&Change { luns, more: third, size: "48M", ..Change::default() }, "")?;
-    is_told(&mut host.admin, entry.cid(), NAMESPACES_CHANGED)?;
-    is_told(&mut few.admin, unasked, NAMESPACES_CHANGED)?;
+    hosts.change(&ConfigChange { luns, more: third, size: "48M", ..ConfigChange::default() }, "")?;
+    expect_event(&mut host.admin, entry.cid(), NAMESPACES_CHANGED)?;
+    expect_event(&mut few.admin, unasked, NAMESPACES_CHANGED)?;
     let blocks = identify(&mut few.admin, 0, 1)?;
     ensure!(blocks[..8] == 98304_u64.to_le_bytes(), "it has {:02x?} blocks", &blocks[..8]);
     host.write(1, 98303, &[9; 512])?;
-    hosts.change(&Change { size: "48M", ..Change::default() }, "")?;
+    hosts.change(&ConfigChange { size: "48M", ..ConfigChange::default() }, "")?;
     let gone = Entry::new(2, host.io.cid(), 10).blocks(0, 1).moves(TRANSPORT, 512);
     let status = host.io.call(&gone, &[])?.status;
     ensure!(status == INVALID_NAMESPACE, "a namespace that went answers {status:03x}h");
     ensure!(few.read(1, 98303, 1)? == [9; 512], "a host was disturbed for nothing");
-    hosts.house.stop()
+    hosts.daemon.stop()
 }
 
 /// Namespace Management, and Namespace Attachment of one controller.
@@ -223,13 +226,13 @@ fn attach(conn: &mut Conn, id: u32, select: u32, controller: u16) -> Result<u16>
 
 fn makes(lab: &Lab, driver: Driver) -> Result<()> {
     let portal = free_port()?;
-    let pooled = |house: &House| {
-        let folder = house.folder.display();
+    let pooled = |daemon: &Daemon| {
+        let folder = daemon.folder.display();
         let pool = format!("[pool.lab]\nfolder = \"{folder}\"\nspace = \"8M\"\nnamespaces = 2\n");
-        let own = text(house, portal, &Change::default(), &pool);
+        let own = text(daemon, portal, &ConfigChange::default(), &pool);
         own.replace("[group.hosts]\n", "[group.hosts]\npool = \"lab\"\n")
     };
-    let house = started_as(lab, driver, "nvme-makes", pooled)?;
+    let daemon = started_as(lab, driver, "nvme-makes", pooled)?;
     let open = |name| Host::open(portal, SUBSYSTEM, name, Digests::default());
     let (mut few, mut other) = (open(FEW)?, open(HOST)?);
     let page = identify(&mut few.admin, 1, 0)?;
@@ -246,7 +249,7 @@ fn makes(lab: &Lab, driver: Driver) -> Result<()> {
     let mut second = open(FEW)?;
     let status = attach(&mut second.admin, id, 0, own)?;
     ensure!(status == 0, "attaching ends with {status:03x}h");
-    is_told(&mut few.admin, request, NAMESPACES_CHANGED)?;
+    expect_event(&mut few.admin, request, NAMESPACES_CHANGED)?;
     ensure!(listed(&mut second.admin)? == [1], "a controller has what another was attached to");
     ensure!(listed(&mut few.admin)? == [1, id as u8] && listed(&mut other.admin)? == [1, 5], "who has it is wrong");
     let refused = [attach(&mut few.admin, id, 0, own)?, attach(&mut few.admin, 1, 1, own)?];
@@ -256,7 +259,7 @@ fn makes(lab: &Lab, driver: Driver) -> Result<()> {
     drop(few);
     let mut few = open(FEW)?;
     ensure!(few.read(id, 7, 1)? == [7; 512], "what was written is not there");
-    let volumes = lunar(lab, &house, &["volume", "list"])?;
+    let volumes = lunar(lab, &daemon, &["volume", "list"])?;
     let name = format!("lab-ns{id}");
     ensure!(volumes.contains(&name), "the operator does not see {name}:\n{volumes}");
     let page = identify(&mut few.admin, 1, 0)?;
@@ -268,10 +271,10 @@ fn makes(lab: &Lab, driver: Driver) -> Result<()> {
     ensure!(status == INVALID_NAMESPACE, "what it is detached from answers {status:03x}h");
     let all = Entry::new(0x0d, few.admin.cid(), u32::MAX).word(40, 1);
     few.admin.call(&all, &[])?.good().context("deleting all")?;
-    let volumes = lunar(lab, &house, &["volume", "list"])?;
+    let volumes = lunar(lab, &daemon, &["volume", "list"])?;
     ensure!(!volumes.contains(&name), "{name} is still there:\n{volumes}");
     ensure!(few.read(1, 7, 1).is_ok() && identify(&mut few.admin, 0x10, 0)?[4..8] == [0; 4], "more is gone than that");
-    house.stop()
+    daemon.stop()
 }
 
 fn discovers(lab: &Lab, driver: Driver) -> Result<()> {
@@ -302,18 +305,18 @@ fn discovers(lab: &Lab, driver: Driver) -> Result<()> {
          [target.third]\nnqn = \"nqn.2026-01.io.lunar.conform:third\"\nportal-groups = [\"p\"]\n\
          [group.third]\ntargets = [\"third\"]\ninitiators = [\"{FEW}\"]\nluns = {{ 0 = \"memory\" }}\n"
     );
-    hosts.change(&Change::default(), &more)?;
-    is_told(&mut host, request, DISCOVERY_CHANGED)?;
+    hosts.change(&ConfigChange::default(), &more)?;
+    expect_event(&mut host, request, DISCOVERY_CHANGED)?;
     let seen = found(&mut host)?;
     ensure!(seen.contains(&(SUBSYSTEM.to_owned(), second.port().to_string())) && seen.len() == 3, "{seen:?}");
     // A referral is told to who listens.
     let entry = Entry::new(0x0c, host.cid(), 0);
     host.send(&crate::nvme::capsule(&entry, &[], Digests::default()))?;
-    hosts.change(&Change::default(), &format!("{more}[referral.other]\naddress = \"192.0.2.7\"\n"))?;
-    is_told(&mut host, entry.cid(), DISCOVERY_CHANGED)?;
+    hosts.change(&ConfigChange::default(), &format!("{more}[referral.other]\naddress = \"192.0.2.7\"\n"))?;
+    expect_event(&mut host, entry.cid(), DISCOVERY_CHANGED)?;
     let seen = found(&mut host)?;
     ensure!(seen.contains(&(DISCOVERY.to_owned(), "8009".to_owned())) && seen.len() == 4, "{seen:?}");
-    hosts.change(&Change::default(), &more)?;
+    hosts.change(&ConfigChange::default(), &more)?;
     let seen = found(&mut connect(FEW)?)?;
     ensure!(seen.len() == 5, "who belongs to a group of the other one is told {seen:?}");
     // The same volume by the other subsystem, and by the other portal.
@@ -321,7 +324,7 @@ fn discovers(lab: &Lab, driver: Driver) -> Result<()> {
     third.write(1, 5, &[3; 512])?;
     let mut main = hosts.host(HOST)?;
     ensure!(main.read(5, 5, 1)? == [3; 512], "a volume in two subsystems is two");
-    hosts.house.stop()
+    hosts.daemon.stop()
 }
 
 /// As `nvme gen-dhchap-key` writes them.
@@ -342,9 +345,9 @@ fn proves(lab: &Lab, driver: Driver) -> Result<()> {
     let more = format!(
         "[user.\"{HOST}\"]\nsecret = {{ file = \"{configured}\" }}\n[user.own]\nsecret = {{ file = \"{own}\" }}\n"
     );
-    let change = Change { main: PROOFS, ..Change::default() };
-    let house = started_as(lab, driver, "nvme-proves", |house| text(house, portal, &change, &more))?;
-    let hosts = Hosts { house, portal };
+    let change = ConfigChange { main: PROOFS, ..ConfigChange::default() };
+    let daemon = started_as(lab, driver, "nvme-proves", |daemon| text(daemon, portal, &change, &more))?;
+    let hosts = Hosts { daemon, portal };
     let program = lab.built()?.to_str().context("a path that is text")?;
     let url = format!("nvme-tcp://{}/{SUBSYSTEM}/1", hosts.portal);
     let arguments = |key: &str, time: &str| {
@@ -361,61 +364,63 @@ fn proves(lab: &Lab, driver: Driver) -> Result<()> {
     ensure!(with(&second, &[]).is_err(), "another key is taken");
     // Who came in by the old key stays. All its queues have come when data moves.
     let read_bytes = || -> Result<u64> {
-        let said = lunar(lab, &hosts.house, &["statistics", "--json"])?;
+        let output = lunar(lab, &hosts.daemon, &["statistics", "--json"])?;
         let digits = |text: &str| text.trim_start().split(|c: char| !c.is_ascii_digit()).next().map(str::to_owned);
-        let numbers = said.split("\"read_bytes\":").skip(1).filter_map(digits);
+        let numbers = output.split("\"read_bytes\":").skip(1).filter_map(digits);
         Ok(numbers.filter_map(|number| number.parse::<u64>().ok()).sum())
     };
     let before = read_bytes()?;
     let mut load = process::bound(program).args(arguments(&first, "3")).stdout(Stdio::null()).spawn()?;
     until(|| read_bytes().is_ok_and(|now| now > before + (1 << 20))).context("the load moves no data")?;
     std::fs::copy(&second, &configured)?;
-    hosts.house.reload("reloaded")?;
+    hosts.daemon.reload("reloaded")?;
     ensure!(with(&first, &[]).is_err(), "a key that is gone is taken");
     with(&second, &["--subsystem-key", &own])?;
     let ended = process::wait(&mut load, LIMIT)?;
     ensure!(ended.is_some_and(|status| status.success()), "a session was disturbed for nothing: {ended:?}");
-    let said = hosts.house.said();
+    let log_text = hosts.daemon.log_text();
     for key in KEYS {
-        ensure!(!said.contains(&key[10..]), "a key is in the log");
+        ensure!(!log_text.contains(&key[10..]), "a key is in the log");
     }
-    hosts.house.stop()
+    hosts.daemon.stop()
 }
 
 fn ends(lab: &Lab, driver: Driver) -> Result<()> {
     let hosts = Hosts::new(lab, driver, "nvme-ends")?;
     let (mut host, mut few) = (hosts.host(HOST)?, hosts.host(FEW)?);
     let program = lab.built()?.to_str().context("a path that is text")?.to_owned();
-    let socket = hosts.house.folder.join("api.sock").display().to_string();
+    let socket = hosts.daemon.folder.join("api.sock").display().to_string();
     let ask = |words: &[&str]| tool(&program, &[words, &["--socket", &socket]].concat());
     let shown = ask(&["session", "list"])?;
     for name in [HOST, FEW, "main", "hosts"] {
         ensure!(shown.contains(name), "{name} is not listed:\n{shown}");
     }
-    let is_gone = |conn: &mut Conn| matches!(conn.hear(LIMIT), Ok(Sound::Closed));
+    let is_gone = |conn: &mut Conn| matches!(conn.receive(LIMIT), Ok(Received::Closed));
     ask(&["session", "kick", "--initiator", HOST])?;
     ensure!(is_gone(&mut host.admin) && is_gone(&mut host.io), "a controller that was ended is there");
     ensure!(few.read(1, 0, 1)?.len() == 512, "another was ended, too");
     // It comes again, and goes with its group.
     let mut host = hosts.host(HOST)?;
-    hosts.house.write(&text(&hosts.house, hosts.portal, &Change::default(), "").replace("[\"*\"]", "[\"iqn.*\"]"))?;
-    hosts.house.reload("reloaded")?;
+    hosts
+        .daemon
+        .write(&text(&hosts.daemon, hosts.portal, &ConfigChange::default(), "").replace("[\"*\"]", "[\"iqn.*\"]"))?;
+    hosts.daemon.reload("reloaded")?;
     ensure!(is_gone(&mut host.admin) && is_gone(&mut host.io), "who may no longer be there stays");
-    let mut session = Session::ready(hosts.house.portal, &Login::to(MAIN, "host"), 0)?;
-    hosts.change(&Change { main: "enabled = false", ..Change::default() }, "")?;
+    let mut session = Session::ready(hosts.daemon.portal, &Login::to(MAIN, "host"), 0)?;
+    hosts.change(&ConfigChange { main: "enabled = false", ..ConfigChange::default() }, "")?;
     ensure!(is_gone(&mut few.admin), "a controller outlives its target");
     drop(session.ping());
     until(|| ask(&["session", "list"]).is_ok_and(|shown| !shown.contains(FEW)))?;
-    hosts.house.stop()
+    hosts.daemon.stop()
 }
 
 fn machine(lab: &Lab, driver: Driver) -> Result<()> {
     let hosts = Hosts::new(lab, driver, "nvme-vm")?;
-    let socket = hosts.house.folder.join("vm/web");
+    let socket = hosts.daemon.folder.join("vm/web");
     let keys = format!("[vm.web]\ntarget = \"main\"\nsocket = \"{}\"\nmode = \"660\"\n", socket.display());
-    hosts.change(&Change::default(), &keys)?;
+    hosts.change(&ConfigChange::default(), &keys)?;
     let program = lab.built()?.to_str().context("a path that is text")?.to_owned();
-    let api = hosts.house.folder.join("api.sock").display().to_string();
+    let api = hosts.daemon.folder.join("api.sock").display().to_string();
     let status = tool(&program, &["status", "--socket", &api])?;
     ensure!(status.contains("vfio-user-pci") && status.contains(&socket.display().to_string()), "{status}");
     let is_closed = |stream: &mut UnixStream| -> Result<bool> {
@@ -430,22 +435,22 @@ fn machine(lab: &Lab, driver: Driver) -> Result<()> {
     ensure!(is_closed(&mut client)?, "a client that was ended is there");
     let mut client = UnixStream::connect(&socket).context("it comes again")?;
     until(is_listed).context("its controller is not listed any more")?;
-    hosts.change(&Change::default(), "")?;
+    hosts.change(&ConfigChange::default(), "")?;
     ensure!(!socket.exists() && is_closed(&mut client)?, "a machine that went is there");
-    hosts.house.stop()
+    hosts.daemon.stop()
 }
 
 /// What a guest sees of its volume, and an initiator of the same, when the operator changes it.
 fn machine_is_told(lab: &Lab, driver: Driver) -> Result<()> {
     let hosts = Hosts::new(lab, driver, "nvme-vm-told")?;
-    let socket = hosts.house.folder.join("vm/web");
+    let socket = hosts.daemon.folder.join("vm/web");
     let keys = format!("[vm.web]\ntarget = \"main\"\nportal-group = \"p\"\nsocket = \"{}\"\n", socket.display());
-    hosts.change(&Change::default(), &keys)?;
-    let mut session = hosts.house.session(MAIN, "beside", 0)?;
+    hosts.change(&ConfigChange::default(), &keys)?;
+    let mut session = hosts.daemon.session(MAIN, "beside", 0)?;
     let mut guest = Guest::boot(&socket, 1)?;
     let events = vfio::Entry::new(9, 0).dword(10, 0x0b).dword(11, 1 << 8 | 1 << 11);
     ensure!(guest.run(0, events)? == 0, "it cannot choose what it is told");
-    let is_told = |guest: &mut Guest, change: &Change, wanted: u32| -> Result<()> {
+    let expect_event = |guest: &mut Guest, change: &ConfigChange, wanted: u32| -> Result<()> {
         let request = guest.put(0, vfio::Entry::new(0x0c, 0))?;
         guest.ring(0)?;
         hosts.change(change, &keys)?;
@@ -459,22 +464,22 @@ fn machine_is_told(lab: &Lab, driver: Driver) -> Result<()> {
         guest.memory.read_exact_at(&mut bytes, DATA)?;
         Ok(bytes)
     };
-    let grown = Change { size: "48M", ..Change::default() };
-    is_told(&mut guest, &grown, NAMESPACES_CHANGED)?;
+    let grown = ConfigChange { size: "48M", ..ConfigChange::default() };
+    expect_event(&mut guest, &grown, NAMESPACES_CHANGED)?;
     page(&mut guest, vfio::Entry::new(2, 0).dword(10, 0x04 | 1023 << 16))?;
     let blocks = page(&mut guest, vfio::Entry::new(6, 1))?;
     ensure!(blocks[..8] == 98304_u64.to_le_bytes(), "it has {:02x?} blocks", &blocks[..8]);
-    fixture::is_told(&mut session, CAPACITY)?;
+    fixture::expect_sense(&mut session, CAPACITY)?;
     guest.memory.write_all_at(&[0x5a; 4096], DATA)?;
     ensure!(guest.run(1, vfio::Entry::blocks(1, 1, 98296, 8).pages(DATA, 0))? == 0, "what it has grown by");
     ensure!(session.read(98303, 1, 512)? == [0x5a; 512], "an initiator does not see what a guest has written there");
 
-    let worse = Change { group: "alua-state = \"active-non-optimized\"", ..grown };
-    is_told(&mut guest, &worse, ACCESS_CHANGED)?;
-    fixture::is_told(&mut session, ACCESS)?;
+    let worse = ConfigChange { group: "alua-state = \"active-non-optimized\"", ..grown };
+    expect_event(&mut guest, &worse, ACCESS_CHANGED)?;
+    fixture::expect_sense(&mut session, ACCESS)?;
     let access = page(&mut guest, vfio::Entry::new(2, 0).dword(10, 0x0c | 1023 << 16))?;
     // The first group's descriptor is behind the head: its state is in byte 16.
     ensure!(access[16 + 16] & 0x0f == NON_OPTIMIZED, "its way is in state {:02x?}", &access[..48]);
     ensure!(guest.run(1, vfio::Entry::blocks(2, 1, 98296, 8).pages(DATA, 0))? == 0, "it is read by the worse way");
-    hosts.house.stop()
+    hosts.daemon.stop()
 }

@@ -30,7 +30,7 @@ impl<W: Write> Archive<W> {
         self.entry(name, FILE | permissions, (0, 0), data)
     }
 
-    pub(crate) fn link(&mut self, name: &str, target: &str) -> Result<()> {
+    pub(crate) fn connection(&mut self, name: &str, target: &str) -> Result<()> {
         self.entry(name, LINK | 0o777, (0, 0), target.as_bytes())
     }
 

@@ -23,7 +23,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
 }
 
 fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
-    if matches!(lab.subject, Subject::Outside(_)) {
+    if matches!(lab.subject, Subject::External(_)) {
         return skip("the target was started by somebody else: where its second portal is nobody knows");
     }
     let mut spec = Spec::new(driver, [lab.image("paths.img", 512)?, lab.image("paths-copy.img", 64)?])?;

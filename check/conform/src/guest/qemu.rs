@@ -76,7 +76,7 @@ pub(crate) fn initramfs<'a>(
     let busybox = ["usr/bin/busybox", "usr/sbin/busybox"].map(|path| sysroot.path.join(path));
     let busybox = busybox.iter().find(|path| path.exists()).context("the tree has no busybox")?;
     archive.file("bin/busybox", 0o755, &std::fs::read(busybox)?)?;
-    archive.link("bin/sh", "busybox")?;
+    archive.connection("bin/sh", "busybox")?;
     let modules = Modules::open(&sysroot.modules)?.in_order(&MODULES)?;
     for (at, module) in modules.iter().enumerate() {
         archive.file(&format!("modules/{at:03}-{}", module.name), 0o644, &module.image)?;
@@ -85,7 +85,7 @@ pub(crate) fn initramfs<'a>(
         archive.folder(name, folder)?;
     }
     archive.file("test/settings", 0o644, settings.as_bytes())?;
-    archive.link("init", "test/init")?;
+    archive.connection("init", "test/init")?;
     archive.finish()?.into_inner().context("initramfs")?;
     Ok(())
 }

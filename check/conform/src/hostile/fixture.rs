@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::pdu::{Heard, Link, Pdu, op};
+use crate::pdu::{Connection, Pdu, Received, op};
 use crate::process;
 use crate::session::{Login, Session, sense_of};
 use crate::target::{Driver, Lab, Target};
-use crate::witness::Random;
+use crate::test_data::Random;
 
 /// Data memory the target is told to use, per core.
 pub(super) const DATA_MIB: u64 = 64;
@@ -24,17 +24,17 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) const SILENCE: Duration = Duration::from_millis(300);
 
 /// What the cases work with.
-pub(super) struct Ground<'a> {
+pub(super) struct Fixture<'a> {
     pub(super) lab: &'a Lab,
     pub(super) driver: Driver,
     pub(super) target: &'a Target,
-    pub(super) gauge: &'a Gauge,
+    pub(super) gauge: &'a MemoryGauge,
     /// LUN for all that is hostile; the witness has another where there are two.
     pub(super) lun: u16,
     pub(super) random: Random,
 }
 
-pub(super) type Case = (&'static str, fn(&mut Ground<'_>) -> Result<()>);
+pub(super) type Case = (&'static str, fn(&mut Fixture<'_>) -> Result<()>);
 
 /// Somebody logs in who was not there before.
 pub(super) fn newcomer(target: &Target) -> Result<()> {
@@ -42,14 +42,14 @@ pub(super) fn newcomer(target: &Target) -> Result<()> {
 }
 
 /// Watches the target's memory.
-pub(super) struct Gauge {
+pub(super) struct MemoryGauge {
     stop: Arc<AtomicBool>,
     /// Since it was last asked for.
     recent: Arc<AtomicU64>,
     pub(super) highest: AtomicU64,
 }
 
-impl Gauge {
+impl MemoryGauge {
     pub(super) fn start(pid: Option<u32>) -> Self {
         let (stop, recent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let theirs = (Arc::clone(&stop), Arc::clone(&recent));
@@ -65,7 +65,7 @@ impl Gauge {
     }
 
     /// An error if the target was too big at any moment since the last call.
-    pub(super) fn bounded(&self) -> Result<()> {
+    pub(super) fn check_limit(&self) -> Result<()> {
         let peak = self.recent.swap(0, Ordering::Relaxed);
         self.highest.fetch_max(peak, Ordering::Relaxed);
         ensure!(peak <= MEMORY_LIMIT, "the target took {} MiB, {} are allowed", peak >> 20, MEMORY_LIMIT >> 20);
@@ -73,13 +73,13 @@ impl Gauge {
     }
 }
 
-impl Drop for Gauge {
+impl Drop for MemoryGauge {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-impl Ground<'_> {
+impl Fixture<'_> {
     /// A session of the attacker's.
     pub(super) fn session(&self, keys: &[(&'static str, &str)]) -> Result<Session> {
         let mut login = Login::to(&self.target.name, "attacker");
@@ -89,8 +89,8 @@ impl Ground<'_> {
         Session::ready(self.target.portal, &login, self.lun)
     }
 
-    pub(super) fn link(&self) -> Result<Link> {
-        Link::open(self.target.portal)
+    pub(super) fn connection(&self) -> Result<Connection> {
+        Connection::open(self.target.portal)
     }
 
     pub(super) fn login(&self) -> Login {
@@ -100,7 +100,7 @@ impl Ground<'_> {
 
 /// How a target met what it should not have got.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Met {
+pub(super) enum Reaction {
     Closed,
     /// The reason of a Reject (RFC 7143, 11.17.1).
     Rejected(u8),
@@ -113,55 +113,56 @@ pub(super) enum Met {
 }
 
 /// The target's reaction; pings that it sends are none.
-pub(super) fn met(link: &mut Link, limit: Duration) -> Result<Met> {
+pub(super) fn reaction(connection: &mut Connection, limit: Duration) -> Result<Reaction> {
     let end = Instant::now() + limit;
     loop {
-        let pdu = match link.hear(end.saturating_duration_since(Instant::now()))? {
-            Heard::Closed => return Ok(Met::Closed),
-            Heard::Silence => return Ok(Met::Ignored),
-            Heard::Pdu(pdu) => pdu,
+        let pdu = match connection.receive(end.saturating_duration_since(Instant::now()))? {
+            Received::Closed => return Ok(Reaction::Closed),
+            Received::Silence => return Ok(Reaction::Ignored),
+            Received::Pdu(pdu) => pdu,
         };
         return Ok(match pdu.opcode() {
             op::NOP_IN => continue,
-            op::REJECT => Met::Rejected(pdu.head[2]),
-            op::RESPONSE => Met::Answered(pdu.head[3], sense_of(pdu.data.get(2..).unwrap_or_default())),
-            op::LOGIN_RESPONSE => Met::Login(u16::from_be_bytes([pdu.head[36], pdu.head[37]])),
-            other => Met::Other(other),
+            op::REJECT => Reaction::Rejected(pdu.head[2]),
+            op::RESPONSE => Reaction::Answered(pdu.head[3], sense_of(pdu.data.get(2..).unwrap_or_default())),
+            op::LOGIN_RESPONSE => Reaction::Login(u16::from_be_bytes([pdu.head[36], pdu.head[37]])),
+            other => Reaction::Other(other),
         });
     }
 }
 
 /// Fails unless this is the next that the target does.
-pub(super) fn meets(link: &mut Link, wanted: Met) -> Result<()> {
-    let found = met(link, PATIENCE)?;
+pub(super) fn expect_reaction(connection: &mut Connection, wanted: Reaction) -> Result<()> {
+    let found = reaction(connection, PATIENCE)?;
     ensure!(found == wanted, "{found:?} instead of {wanted:?}");
     Ok(())
 }
 
 /// Fails unless the target answered the login with this status.
-pub(super) fn login_refused(link: &mut Link, status: u16) -> Result<()> {
-    meets(link, Met::Login(status)).with_context(|| format!("login status {status:04x}h is wanted"))
+pub(super) fn login_refused(connection: &mut Connection, status: u16) -> Result<()> {
+    expect_reaction(connection, Reaction::Login(status))
+        .with_context(|| format!("login status {status:04x}h is wanted"))
 }
 
 /// The connection must be there, and work.
-pub(super) fn goes_on(session: &mut Session) -> Result<()> {
+pub(super) fn expect_alive(session: &mut Session) -> Result<()> {
     let tag = session.tag();
     let nop = Pdu::new(op::NOP_OUT | crate::pdu::IMMEDIATE, crate::pdu::FINAL).tag(tag);
     let nop = nop.word(20, crate::pdu::RESERVED_TAG).word(24, session.cmd_sn).word(28, session.exp_stat_sn);
-    session.link.send(&nop)?;
+    session.connection.send(&nop)?;
     let end = Instant::now() + PATIENCE;
     loop {
-        match session.link.hear(end.saturating_duration_since(Instant::now()))? {
-            Heard::Closed => bail!("the connection was closed"),
-            Heard::Silence => bail!("no answer to a ping"),
-            Heard::Pdu(pdu) if pdu.opcode() == op::NOP_IN && pdu.get(16) == tag => return Ok(()),
-            Heard::Pdu(_) => {}
+        match session.connection.receive(end.saturating_duration_since(Instant::now()))? {
+            Received::Closed => bail!("the connection was closed"),
+            Received::Silence => bail!("no answer to a ping"),
+            Received::Pdu(pdu) if pdu.opcode() == op::NOP_IN && pdu.get(16) == tag => return Ok(()),
+            Received::Pdu(_) => {}
         }
     }
 }
 
 /// What the hostile guests work with.
-pub(super) struct VmGround<'a> {
+pub(super) struct VmFixture<'a> {
     pub(super) socket: &'a Path,
     pub(super) lab: &'a Lab,
     pub(super) random: Random,

@@ -8,10 +8,10 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::fixture::{CORES, Case, Ground, PATIENCE, newcomer};
-use crate::pdu::{Digests, FINAL, Heard, IMMEDIATE, Pdu, RESERVED_TAG, op};
+use super::fixture::{CORES, Case, Fixture, PATIENCE, newcomer};
+use crate::pdu::{Digests, FINAL, IMMEDIATE, Pdu, RESERVED_TAG, Received, op};
 use crate::session::{Data, Session, cdb};
-use crate::witness::pattern;
+use crate::test_data::pattern;
 
 const HALF_OPEN: u64 = 10_000;
 /// So many of them a core of the target keeps (`HALF_OPEN_MAX` of its `stream`).
@@ -34,18 +34,18 @@ pub(super) const CASES: [Case; 11] = [
 ];
 
 /// Sessions and logins of a flood are gone when their connections are.
-fn files_of(ground: &Ground<'_>) -> Option<usize> {
-    let pid = ground.target.pid()?;
+fn files_of(fixture: &Fixture<'_>) -> Option<usize> {
+    let pid = fixture.target.pid()?;
     Some(std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count())
 }
 
 /// Runs a flood, and then waits until the target has let go of it.
-fn and_over(ground: &mut Ground<'_>, flood: impl FnOnce(&mut Ground<'_>) -> Result<()>) -> Result<()> {
-    let before = files_of(ground);
-    flood(ground)?;
+fn and_over(fixture: &mut Fixture<'_>, flood: impl FnOnce(&mut Fixture<'_>) -> Result<()>) -> Result<()> {
+    let before = files_of(fixture);
+    flood(fixture)?;
     let end = Instant::now() + PATIENCE;
     // The witness and the newcomers of other cases come and go: a few more are no leak.
-    while let (Some(before), Some(now)) = (before, files_of(ground))
+    while let (Some(before), Some(now)) = (before, files_of(fixture))
         && now > before + 8
     {
         ensure!(Instant::now() < end, "the target had {before} files open before, and {now} after");
@@ -67,17 +67,17 @@ fn allow_files(wanted: u64) -> u64 {
 
 /// Whoever is half open makes room for the next of his kind, the oldest first; who has logged in, and who comes to log
 /// in, notices nothing of them.
-fn half_open(ground: &mut Ground<'_>) -> Result<()> {
+fn half_open(fixture: &mut Fixture<'_>) -> Result<()> {
     let allowed = usize::try_from(allow_files(HALF_OPEN + OWN_FILES).saturating_sub(OWN_FILES).min(HALF_OPEN))?;
     if (allowed as u64) < HALF_OPEN {
-        ground.lab.report.note(&format!("this process may have {allowed} connections, not {HALF_OPEN}"));
+        fixture.lab.report.note(&format!("this process may have {allowed} connections, not {HALF_OPEN}"));
     }
     let mut kept = 0;
-    and_over(ground, |ground| {
-        let mut first = ground.session(&[])?;
+    and_over(fixture, |fixture| {
+        let mut first = fixture.session(&[])?;
         let mut held = Vec::new();
         while held.len() < allowed {
-            let stream = TcpStream::connect_timeout(&ground.target.portal, Duration::from_secs(5));
+            let stream = TcpStream::connect_timeout(&fixture.target.portal, Duration::from_secs(5));
             let stream = stream.with_context(|| format!("connection {} of {allowed}", held.len() + 1))?;
             stream.set_nonblocking(true)?;
             held.push(stream);
@@ -98,13 +98,13 @@ fn half_open(ground: &mut Ground<'_>) -> Result<()> {
             std::thread::sleep(Duration::from_millis(20));
         }
         ensure!(kept >= HALF_OPEN_KEPT.min(allowed), "only {kept} half-open connections are kept");
-        newcomer(ground.target).context("while they are open")?;
-        ground.gauge.bounded()?;
+        newcomer(fixture.target).context("while they are open")?;
+        fixture.gauge.check_limit()?;
         first.ping()?;
         ensure!(first.read(4000, 8, 512)? == pattern(500, 1, 4096), "what was written in the flood is lost");
         first.logout()
     })?;
-    ground.lab.report.note(&format!("of {allowed} connections at once {kept} were kept"));
+    fixture.lab.report.note(&format!("of {allowed} connections at once {kept} were kept"));
     Ok(())
 }
 
@@ -113,35 +113,35 @@ fn is_open(mut stream: &TcpStream) -> bool {
     matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
-fn churn(ground: &mut Ground<'_>) -> Result<()> {
-    and_over(ground, |ground| {
+fn churn(fixture: &mut Fixture<'_>) -> Result<()> {
+    and_over(fixture, |fixture| {
         for _ in 0..2000 {
-            ground.link()?;
+            fixture.connection()?;
         }
         Ok(())
     })
 }
 
-fn half_logins(ground: &mut Ground<'_>) -> Result<()> {
-    and_over(ground, |ground| {
-        let bytes = ground.login().request().encode(Digests::default());
+fn half_logins(fixture: &mut Fixture<'_>) -> Result<()> {
+    and_over(fixture, |fixture| {
+        let bytes = fixture.login().request().encode(Digests::default());
         let mut held = Vec::new();
         for at in 0..500 {
-            let mut link = ground.link()?;
+            let mut connection = fixture.connection()?;
             // The target may have had enough and closed.
-            let _ = link.send_raw(&bytes[..1 + at % (bytes.len() - 1)]);
-            held.push(link);
+            let _ = connection.send_raw(&bytes[..1 + at % (bytes.len() - 1)]);
+            held.push(connection);
         }
         Ok(())
     })
 }
 
-fn many_sessions(ground: &mut Ground<'_>) -> Result<()> {
-    and_over(ground, |ground| {
+fn many_sessions(fixture: &mut Fixture<'_>) -> Result<()> {
+    and_over(fixture, |fixture| {
         let mut sessions = Vec::new();
         let mut refused = 0;
         for qualifier in 0..300 {
-            match Session::ready(ground.target.portal, &ground.login().qualifier(qualifier), ground.lun) {
+            match Session::ready(fixture.target.portal, &fixture.login().qualifier(qualifier), fixture.lun) {
                 Ok(session) => sessions.push(session),
                 Err(_) => refused += 1,
             }
@@ -150,17 +150,17 @@ fn many_sessions(ground: &mut Ground<'_>) -> Result<()> {
         for session in &mut sessions {
             session.ping()?;
         }
-        ground.lab.report.note(&format!("{} sessions at once, {refused} refused", sessions.len()));
+        fixture.lab.report.note(&format!("{} sessions at once, {refused} refused", sessions.len()));
         Ok(())
     })
 }
 
 /// A login with the same names replaces the session (RFC 7143, 6.3.5): the old connection ends, the new one works.
-fn reinstatement(ground: &mut Ground<'_>) -> Result<()> {
-    and_over(ground, |ground| {
+fn reinstatement(fixture: &mut Fixture<'_>) -> Result<()> {
+    and_over(fixture, |fixture| {
         let mut sessions: Vec<Session> = Vec::new();
         for _ in 0..10 {
-            let mut session = Session::ready(ground.target.portal, &ground.login(), ground.lun)?;
+            let mut session = Session::ready(fixture.target.portal, &fixture.login(), fixture.lun)?;
             session.ping()?;
             sessions.push(session);
         }
@@ -168,10 +168,10 @@ fn reinstatement(ground: &mut Ground<'_>) -> Result<()> {
         for mut session in sessions {
             // An asynchronous message may come first.
             loop {
-                match session.link.hear(PATIENCE)? {
-                    Heard::Closed => break,
-                    Heard::Silence => bail!("a session that was replaced stays open"),
-                    Heard::Pdu(_) => {}
+                match session.connection.receive(PATIENCE)? {
+                    Received::Closed => break,
+                    Received::Silence => bail!("a session that was replaced stays open"),
+                    Received::Pdu(_) => {}
                 }
             }
         }
@@ -179,16 +179,16 @@ fn reinstatement(ground: &mut Ground<'_>) -> Result<()> {
     })
 }
 
-fn reads_untaken(ground: &mut Ground<'_>) -> Result<()> {
-    and_over(ground, |ground| {
+fn reads_untaken(fixture: &mut Fixture<'_>) -> Result<()> {
+    and_over(fixture, |fixture| {
         let mut sessions = Vec::new();
         for qualifier in 0..8 {
-            let login = ground.login().qualifier(qualifier);
-            let mut session = Session::ready(ground.target.portal, &login, ground.lun)?;
+            let login = fixture.login().qualifier(qualifier);
+            let mut session = Session::ready(fixture.target.portal, &login, fixture.lun)?;
             let window = session.max_cmd_sn.wrapping_sub(session.cmd_sn).wrapping_add(1).min(512);
             for _ in 0..window {
                 let pdu = session.command(&cdb::read(0, 2048), 0x40, 1 << 20);
-                session.link.send(&pdu)?;
+                session.connection.send(&pdu)?;
             }
             sessions.push(session);
         }
@@ -200,13 +200,13 @@ fn reads_untaken(ground: &mut Ground<'_>) -> Result<()> {
 
 /// Little room on our side, and little pauses: what did not fit at once must follow when there is room, not at some
 /// time-out.
-fn slow_reader(ground: &mut Ground<'_>) -> Result<()> {
+fn slow_reader(fixture: &mut Fixture<'_>) -> Result<()> {
     const ROUNDS: u32 = 40;
     /// Far less than a reply, but more than a segment of the loopback: with less room than a segment, the sender's
     /// kernel sends a piece each time its probe timer runs out.
     const ROOM: usize = 128 << 10;
-    let mut session = ground.session(&[])?;
-    set_socket_recv_buffer_size(&session.link.stream, ROOM)?;
+    let mut session = fixture.session(&[])?;
+    set_socket_recv_buffer_size(&session.connection.stream, ROOM)?;
     let before = Instant::now();
     for _ in 0..ROUNDS {
         session.start(&cdb::read(0, 2048), Data::In(1 << 20))?;
@@ -218,15 +218,15 @@ fn slow_reader(ground: &mut Ground<'_>) -> Result<()> {
     Ok(())
 }
 
-fn pings_untaken(ground: &mut Ground<'_>) -> Result<()> {
-    and_over(ground, |ground| {
-        let mut session = ground.session(&[])?;
-        session.link.stream.set_write_timeout(Some(Duration::from_millis(500)))?;
+fn pings_untaken(fixture: &mut Fixture<'_>) -> Result<()> {
+    and_over(fixture, |fixture| {
+        let mut session = fixture.session(&[])?;
+        session.connection.stream.set_write_timeout(Some(Duration::from_millis(500)))?;
         let nop = Pdu::new(op::NOP_OUT | IMMEDIATE, FINAL).tag(5).word(20, RESERVED_TAG).word(24, session.cmd_sn);
         let bytes = nop.word(28, session.exp_stat_sn).with_data(vec![1; 8192]).encode(Digests::default());
         // The target stops taking more, or closes; it does not keep a gigabyte for us.
         for _ in 0..(1 << 30) / bytes.len() {
-            if session.link.send_raw(&bytes).is_err() {
+            if session.connection.send_raw(&bytes).is_err() {
                 return Ok(());
             }
         }
@@ -234,16 +234,16 @@ fn pings_untaken(ground: &mut Ground<'_>) -> Result<()> {
     })
 }
 
-fn writes_without_data(ground: &mut Ground<'_>) -> Result<()> {
-    and_over(ground, |ground| {
+fn writes_without_data(fixture: &mut Fixture<'_>) -> Result<()> {
+    and_over(fixture, |fixture| {
         let mut sessions = Vec::new();
         for qualifier in 0..32 {
-            let login = ground.login().qualifier(qualifier).key("ImmediateData", "No").key("InitialR2T", "Yes");
-            let mut session = Session::ready(ground.target.portal, &login, ground.lun)?;
+            let login = fixture.login().qualifier(qualifier).key("ImmediateData", "No").key("InitialR2T", "Yes");
+            let mut session = Session::ready(fixture.target.portal, &login, fixture.lun)?;
             let window = session.max_cmd_sn.wrapping_sub(session.cmd_sn).wrapping_add(1).min(64);
             for _ in 0..window {
                 let pdu = session.command(&cdb::write(0, 2048), 0x20, 1 << 20);
-                session.link.send(&pdu)?;
+                session.connection.send(&pdu)?;
             }
             sessions.push(session);
         }
@@ -252,17 +252,18 @@ fn writes_without_data(ground: &mut Ground<'_>) -> Result<()> {
     })
 }
 
-fn half_segments(ground: &mut Ground<'_>) -> Result<()> {
-    and_over(ground, |ground| {
+fn half_segments(fixture: &mut Fixture<'_>) -> Result<()> {
+    and_over(fixture, |fixture| {
         let mut sessions = Vec::new();
         for qualifier in 0..100 {
-            let mut session = Session::ready(ground.target.portal, &ground.login().qualifier(qualifier), ground.lun)?;
+            let mut session =
+                Session::ready(fixture.target.portal, &fixture.login().qualifier(qualifier), fixture.lun)?;
             let length =
                 session.answers.get("MaxRecvDataSegmentLength").and_then(|text| text.parse().ok()).unwrap_or(8192);
             let length: usize = length.min(65536);
             let pdu = session.command(&cdb::write(0, 128), 0x20, 65536).with_data(vec![3; length]);
             let bytes = pdu.encode(Digests::default());
-            session.link.send_raw(&bytes[..48 + length / 2])?;
+            session.connection.send_raw(&bytes[..48 + length / 2])?;
             sessions.push(session);
         }
         std::thread::sleep(Duration::from_millis(500));
@@ -272,18 +273,18 @@ fn half_segments(ground: &mut Ground<'_>) -> Result<()> {
 
 /// Commands without regard to MaxCmdSN: those beyond it are dropped, the rest are answered, and no memory is kept for
 /// any.
-fn beyond_window(ground: &mut Ground<'_>) -> Result<()> {
-    and_over(ground, |ground| {
-        let mut session = ground.session(&[])?;
-        session.link.stream.set_write_timeout(Some(Duration::from_secs(2)))?;
+fn beyond_window(fixture: &mut Fixture<'_>) -> Result<()> {
+    and_over(fixture, |fixture| {
+        let mut session = fixture.session(&[])?;
+        session.connection.stream.set_write_timeout(Some(Duration::from_secs(2)))?;
         for _ in 0..20_000 {
             let pdu = session.command(&[0; 6], 0, 0);
-            if session.link.send(&pdu).is_err() {
+            if session.connection.send(&pdu).is_err() {
                 break;
             }
         }
         let mut answers = 0;
-        while let Heard::Pdu(pdu) = session.link.hear(Duration::from_millis(300))? {
+        while let Received::Pdu(pdu) = session.connection.receive(Duration::from_millis(300))? {
             ensure!(pdu.opcode() == op::RESPONSE, "opcode {:02x}h", pdu.opcode());
             answers += 1;
         }

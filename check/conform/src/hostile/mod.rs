@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::pdu::{Heard, Link};
+use crate::pdu::{Connection, Received};
 use crate::target::{Driver, Lab, Spec, Target};
-use crate::witness::{Random, Witness};
-use fixture::{CORES, Case, DATA_MIB, Gauge, Ground, newcomer};
+use crate::test_data::Random;
+use crate::verifying_writer::VerifyingWriter;
+use fixture::{CORES, Case, DATA_MIB, Fixture, MemoryGauge, newcomer};
 
 /// Runs all hostile clients. With `all`, also those that say nothing about the driver.
 pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
@@ -28,10 +29,10 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
     let cores = CORES.to_string();
     let spec = Spec::new(driver, [lab.image("hostile.img", 64)?, "ram:64M".to_owned()])?;
     let mut target = Target::start(lab, &spec.flags(&["--memory", &memory, "--cores", &cores]))?;
-    let witness = Witness::start(target.portal, &target.name, target.lun, lab.seed)?;
-    let gauge = Gauge::start(target.pid());
+    let writer = VerifyingWriter::start(target.portal, &target.name, target.lun, lab.seed)?;
+    let gauge = MemoryGauge::start(target.pid());
     // A connection that never logs in; looked at again in the end.
-    let idle = (Link::open(target.portal)?, Instant::now());
+    let idle = (Connection::open(target.portal)?, Instant::now());
     let cases: Vec<&Case> = if all {
         logins::CASES
             .iter()
@@ -47,13 +48,13 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
         let good = lab.report.check(&part, name, || {
             let lun = target.lun + u16::from(matches!(lab.subject, crate::target::Subject::Built(_)));
             let random = Random::new(lab.seed);
-            let mut ground = Ground { lab, driver, target: &target, gauge: &gauge, lun, random };
-            let outcome = case(&mut ground);
+            let mut fixture = Fixture { lab, driver, target: &target, gauge: &gauge, lun, random };
+            let outcome = case(&mut fixture);
             // First of all whether the target bore it: that explains whatever else went wrong.
             target.healthy()?;
             outcome?;
-            gauge.bounded()?;
-            witness.goes_on()?;
+            gauge.check_limit()?;
+            writer.expect_progress()?;
             newcomer(&target)
         });
         if !good && target.healthy().is_err() {
@@ -63,7 +64,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
     lab.report.check(&part, "a connection that never logs in is closed", || closed_for_idleness(idle));
     let mut operations = 0;
     lab.report.check(&part, "nothing acknowledged is lost", || {
-        operations = witness.finish()?;
+        operations = writer.finish()?;
         Ok(())
     });
     lab.report.note(&format!(
@@ -75,10 +76,10 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
     vm::part(lab, driver)
 }
 
-fn closed_for_idleness((mut link, since): (Link, Instant)) -> Result<()> {
+fn closed_for_idleness((mut connection, since): (Connection, Instant)) -> Result<()> {
     const LONGEST: Duration = Duration::from_secs(60);
-    match link.hear(LONGEST.saturating_sub(since.elapsed()).max(Duration::from_secs(1)))? {
-        Heard::Closed => Ok(()),
-        heard => bail!("after {} s: {heard:?}", since.elapsed().as_secs()),
+    match connection.receive(LONGEST.saturating_sub(since.elapsed()).max(Duration::from_secs(1)))? {
+        Received::Closed => Ok(()),
+        received => bail!("after {} s: {received:?}", since.elapsed().as_secs()),
     }
 }

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::fixture::VmGround as Ground;
+use super::fixture::VmFixture as Fixture;
 use crate::target::{Driver, Lab, Spec, Target};
+use crate::test_data::pattern;
 use crate::vfio::{self, DATA, EVENTS, Entry, Guest, MEMORY, SHADOW, code, feature, places, state};
-use crate::witness::pattern;
 
 const PAGE: u64 = 4096;
 /// The namespace, and the block from which on it is written to.
@@ -101,7 +101,7 @@ fn travel(from: &Path, to: &Path, round: u64, shadow: bool) -> Result<()> {
     guest.ring(2)?;
     guest.become_state(state::STOP_COPY)?.map_err(|errno| anyhow::anyhow!("it does not stop: errno {errno}"))?;
     ensure!(guest.state()? == state::STOP_COPY, "it says that it has not stopped");
-    let record = guest.tell(PIECES[(round % 2) as usize])?;
+    let record = guest.read_state(PIECES[(round % 2) as usize])?;
     let dirty = written(&mut guest)?;
 
     // What a client does that moves a guest: its own pages, and those that the device says it has written to.
@@ -121,7 +121,7 @@ fn travel(from: &Path, to: &Path, round: u64, shadow: bool) -> Result<()> {
     elsewhere.become_state(state::RESUMING)?.map_err(|errno| anyhow::anyhow!("no way to resume: errno {errno}"))?;
     ensure!(elsewhere.set(0x1008, &[1, 0, 0, 0]).is_err(), "registers are heard while it takes its state");
     for piece in record.chunks(PIECES[(1 - round % 2) as usize] as usize) {
-        ensure!(elsewhere.hear(piece)?.is_ok(), "a piece of the state is refused");
+        ensure!(elsewhere.write_state(piece)?.is_ok(), "a piece of the state is refused");
     }
     let runs = elsewhere.become_state(state::RUNNING)?;
     runs.map_err(|errno| anyhow::anyhow!("it does not go on: errno {errno}"))?;
@@ -169,8 +169,8 @@ fn arrived(
 }
 
 /// States that no controller was in, of any length, and messages in the wrong state.
-pub(super) fn odd_states(ground: &mut Ground<'_>) -> Result<()> {
-    let mut guest = Guest::boot(ground.socket, 2)?;
+pub(super) fn odd_states(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut guest = Guest::boot(fixture.socket, 2)?;
     guest.shadow()?;
     for (method, what, data) in [
         (feature::SET, feature::STATE, [&9_u32.to_le_bytes()[..], &[0; 4]].concat()),
@@ -189,33 +189,33 @@ pub(super) fn odd_states(ground: &mut Ground<'_>) -> Result<()> {
     for size in [u32::MAX, 1 << 20, 8193, 64] {
         ensure!(guest.call(code::MIGRATION_READ, &vfio::moved(u32::MAX, size), &[])?.is_err(), "it tells {size} bytes");
     }
-    ensure!(guest.hear(&[0; 64])?.is_err(), "a state is heard while it runs");
+    ensure!(guest.write_state(&[0; 64])?.is_err(), "a state is heard while it runs");
     guest.become_state(state::STOP_COPY)?.map_err(|errno| anyhow::anyhow!("errno {errno}"))?;
-    let record = guest.tell(8192)?;
+    let record = guest.read_state(8192)?;
     for round in 0..400 {
         let mut odd = record.clone();
         // The first half hits what is counted, and what queues are made of; the rest anything.
         let most = if round % 2 == 0 { 128 } else { odd.len() as u64 };
-        for _ in 0..=ground.random.below(3) {
-            let at = ground.random.below(most) as usize;
-            odd[at] = ground.random.byte();
+        for _ in 0..=fixture.random.below(3) {
+            let at = fixture.random.below(most) as usize;
+            odd[at] = fixture.random.byte();
         }
         if round % 7 == 0 {
-            odd.truncate(ground.random.below(odd.len() as u64) as usize);
+            odd.truncate(fixture.random.below(odd.len() as u64) as usize);
         }
         goes_on_or_not(&mut guest, &odd)?;
     }
     // Without end.
     guest.must(code::RESET, &[], &[])?;
     guest.become_state(state::RESUMING)?.map_err(|errno| anyhow::anyhow!("errno {errno}"))?;
-    let mut heard = 0;
+    let mut written_bytes = 0;
     loop {
-        match guest.hear(&[0x5a; 8192])? {
-            Ok(()) => heard += 8192,
+        match guest.write_state(&[0x5a; 8192])? {
+            Ok(()) => written_bytes += 8192,
             Err(ERRNO_NOSPC) => break,
-            Err(errno) => bail!("after {heard} bytes it is refused with {errno}"),
+            Err(errno) => bail!("after {written_bytes} bytes it is refused with {errno}"),
         }
-        ensure!(heard < 64 << 20, "a state has no end");
+        ensure!(written_bytes < 64 << 20, "a state has no end");
     }
     guest.must(code::RESET, &[], &[])?;
     guest.enable()?;
@@ -227,7 +227,7 @@ pub(super) fn odd_states(ground: &mut Ground<'_>) -> Result<()> {
 fn goes_on_or_not(guest: &mut Guest, record: &[u8]) -> Result<()> {
     guest.become_state(state::RESUMING)?.map_err(|errno| anyhow::anyhow!("no way to resume: errno {errno}"))?;
     for piece in record.chunks(8192) {
-        ensure!(guest.hear(piece)?.is_ok(), "a piece of the state is refused");
+        ensure!(guest.write_state(piece)?.is_ok(), "a piece of the state is refused");
     }
     if guest.become_state(state::RUNNING)?.is_ok() {
         for doorbell in 0..6 {

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
-use super::fixture::{CORES, DATA_MIB, Gauge, PATIENCE, SILENCE};
+use super::fixture::{CORES, DATA_MIB, MemoryGauge, PATIENCE, SILENCE};
 use crate::nvme::{
-    Conn, Connect, Entry, Heard, Host, INLINE, LAST, Sound, TRANSPORT, capsule, h2c_data, ic_req, kind, pdu,
+    Conn, Connect, Entry, Host, INLINE, LAST, Received, ReceivedPdu, TRANSPORT, capsule, h2c_data, ic_req, kind, pdu,
 };
 use crate::pdu::Digests;
 use crate::target::{Driver, Lab, Spec, Subject, Target, free_port};
-use crate::witness::{Random, Witness, pattern};
+use crate::test_data::{Random, pattern};
+use crate::verifying_writer::VerifyingWriter;
 
 /// Name of the subsystem.
 const NQN: &str = "nqn.2026-01.io.lunar:hostile";
@@ -45,12 +46,12 @@ mod status {
     pub(super) const PARAMETERS: u16 = 0x182;
 }
 
-struct Ground {
+struct Fixture {
     portal: SocketAddr,
     random: Random,
 }
 
-type Case = (&'static str, fn(&mut Ground) -> Result<()>);
+type Case = (&'static str, fn(&mut Fixture) -> Result<()>);
 
 const CASES: [Case; 23] = [
     ("first is not ICReq", first_is_not_ic_req),
@@ -80,7 +81,7 @@ const CASES: [Case; 23] = [
 
 /// Runs all of them.
 pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
-    if let Subject::Outside(_) = lab.subject {
+    if let Subject::External(_) = lab.subject {
         return Ok(());
     }
     let part = format!("hostile-nvme/{}", driver.name());
@@ -89,16 +90,16 @@ pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let flags = ["--memory", &memory, "--cores", &cores, "--nvme", &at, "--nqn", NQN];
     let spec = Spec::new(driver, [lab.image("hostile-nvme.img", 64)?, "ram:64M".to_owned()])?.flags(&flags);
     let mut target = Target::start(lab, &spec)?;
-    let witness = Witness::start(target.portal, &target.name, target.lun, lab.seed)?;
-    let gauge = Gauge::start(target.pid());
+    let writer = VerifyingWriter::start(target.portal, &target.name, target.lun, lab.seed)?;
+    let gauge = MemoryGauge::start(target.pid());
     let mut bystander = Host::open(portal, NQN, "nqn.2026-01.io.lunar:bystander", BOTH)?;
     for (round, (name, case)) in (0..).zip(&CASES) {
         let good = lab.report.check(&part, name, || {
-            let outcome = case(&mut Ground { portal, random: Random::new(lab.seed) });
+            let outcome = case(&mut Fixture { portal, random: Random::new(lab.seed) });
             target.healthy()?;
             outcome?;
-            gauge.bounded()?;
-            witness.goes_on()?;
+            gauge.check_limit()?;
+            writer.expect_progress()?;
             keeps_its_data(&mut bystander, round).context("the host that keeps the rules")?;
             let mut newcomer = Host::open(portal, NQN, "nqn.2026-01.io.lunar:newcomer", NONE)?;
             newcomer.read(OURS, 0, 8).map(drop)
@@ -107,7 +108,7 @@ pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
             bail!("no target is left");
         }
     }
-    lab.report.check(&part, "nothing acknowledged is lost", || witness.finish().map(drop));
+    lab.report.check(&part, "nothing acknowledged is lost", || writer.finish().map(drop));
     lab.report.check(&part, "target drains", || target.stop());
     Ok(())
 }
@@ -123,7 +124,7 @@ fn keeps_its_data(host: &mut Host, round: u64) -> Result<()> {
     Ok(())
 }
 
-impl Ground {
+impl Fixture {
     fn conn(&self) -> Result<Conn> {
         Conn::open(self.portal)
     }
@@ -145,40 +146,40 @@ impl Ground {
     fn first(&self, bytes: &[u8]) -> Result<u16> {
         let mut conn = self.conn()?;
         conn.send(bytes)?;
-        told(&mut conn)
+        termination_status(&mut conn)
     }
 }
 
 /// The fatal error status that the host is told, behind which the connection ends.
-fn told(conn: &mut Conn) -> Result<u16> {
+fn termination_status(conn: &mut Conn) -> Result<u16> {
     let request = loop {
-        let heard = conn.expect()?;
+        let received = conn.expect()?;
         // Answers to what was right come first.
-        if heard.kind() == kind::C2H_TERM {
-            break heard;
+        if received.kind() == kind::C2H_TERM {
+            break received;
         }
     };
-    match conn.hear(PATIENCE)? {
-        Sound::Closed => Ok(request.short(8)),
+    match conn.receive(PATIENCE)? {
+        Received::Closed => Ok(request.short(8)),
         other => bail!("a termination request, and then {other:?}"),
     }
 }
 
-fn is_told(conn: &mut Conn, wanted: u16) -> Result<()> {
-    let found = told(conn)?;
+fn expect_termination(conn: &mut Conn, wanted: u16) -> Result<()> {
+    let found = termination_status(conn)?;
     ensure!(found == wanted, "fatal error status {found}, {wanted} is right");
     Ok(())
 }
 
-fn first_is_not_ic_req(ground: &mut Ground) -> Result<()> {
-    let early = capsule(&ground.connect().entry(1), &ground.connect().data(), NONE);
-    ensure!(ground.first(&early)? == fatal::SEQUENCE, "a capsule first");
-    ensure!(ground.first(&h2c_data(0, 0, 0, &[1; 512], LAST, NONE))? == fatal::SEQUENCE, "H2CData first");
-    ensure!(ground.first(b"GET / HTTP/1.1\r\n\r\n")? == fatal::HEADER, "another protocol");
+fn first_is_not_ic_req(fixture: &mut Fixture) -> Result<()> {
+    let early = capsule(&fixture.connect().entry(1), &fixture.connect().data(), NONE);
+    ensure!(fixture.first(&early)? == fatal::SEQUENCE, "a capsule first");
+    ensure!(fixture.first(&h2c_data(0, 0, 0, &[1; 512], LAST, NONE))? == fatal::SEQUENCE, "H2CData first");
+    ensure!(fixture.first(b"GET / HTTP/1.1\r\n\r\n")? == fatal::HEADER, "another protocol");
     Ok(())
 }
 
-fn odd_ic_req(ground: &mut Ground) -> Result<()> {
+fn odd_ic_req(fixture: &mut Fixture) -> Result<()> {
     let with = |at: usize, value: u8| {
         let mut bytes = ic_req(NONE);
         bytes[at] = value;
@@ -192,34 +193,34 @@ fn odd_ic_req(ground: &mut Ground) -> Result<()> {
         (with(4, 132), fatal::HEADER),
         (with(5, 1), fatal::HEADER),
     ] {
-        let found = ground.first(&bytes)?;
+        let found = fixture.first(&bytes)?;
         ensure!(found == wanted, "{:02x?}: {found}, {wanted} is right", &bytes[..12]);
     }
-    let mut twice = ground.ready()?;
+    let mut twice = fixture.ready()?;
     twice.send(&ic_req(NONE))?;
-    is_told(&mut twice, fatal::SEQUENCE)
+    expect_termination(&mut twice, fatal::SEQUENCE)
 }
 
-fn unknown_types(ground: &mut Ground) -> Result<()> {
+fn unknown_types(fixture: &mut Fixture) -> Result<()> {
     for code in [kind::IC_RESP, kind::C2H_TERM, kind::RESPONSE, kind::C2H_DATA, 0x08, kind::R2T, 0x0a, 0x80, 0xff] {
-        let mut host = ground.host(NONE)?;
+        let mut host = fixture.host(NONE)?;
         let mut header = vec![0; 24];
         header[0] = code;
         host.io.send(&pdu(&header, &[], NONE))?;
-        is_told(&mut host.io, fatal::HEADER).with_context(|| format!("type {code:02x}h"))?;
+        expect_termination(&mut host.io, fatal::HEADER).with_context(|| format!("type {code:02x}h"))?;
     }
     // Whoever says that the controller is to blame is believed.
-    let mut host = ground.host(NONE)?;
+    let mut host = fixture.host(NONE)?;
     let mut header = vec![0; 24];
     (header[0], header[8]) = (kind::H2C_TERM, 1);
     host.io.send(&pdu(&header, &[7; 72], NONE))?;
-    match host.io.hear(PATIENCE)? {
-        Sound::Closed => Ok(()),
+    match host.io.receive(PATIENCE)? {
+        Received::Closed => Ok(()),
         other => bail!("a host gives up, and hears {other:?}"),
     }
 }
 
-fn wrong_lengths(ground: &mut Ground) -> Result<()> {
+fn wrong_lengths(fixture: &mut Fixture) -> Result<()> {
     let read = Entry::new(2, 9, THEIRS).blocks(0, 1).moves(TRANSPORT, 512);
     let good = capsule(&read, &[], NONE);
     for (at, values) in [(2, &[0, 8, 24, 71, 73, 255][..]), (3, &[4, 200]), (4, &[0, 7, 71, 73])] {
@@ -231,23 +232,23 @@ fn wrong_lengths(ground: &mut Ground) -> Result<()> {
                 bytes[4] = 80;
                 bytes.extend([0; 8]);
             }
-            let mut host = ground.host(NONE)?;
+            let mut host = fixture.host(NONE)?;
             host.io.send(&bytes)?;
-            is_told(&mut host.io, fatal::HEADER).with_context(|| format!("byte {at} is {value}"))?;
+            expect_termination(&mut host.io, fatal::HEADER).with_context(|| format!("byte {at} is {value}"))?;
         }
     }
     for len in [0x10_0000_u32, 0x7fff_ffff, 0xffff_ffff] {
         let mut bytes = good.clone();
         bytes[3] = 72;
         bytes[4..8].copy_from_slice(&len.to_le_bytes());
-        let mut host = ground.host(NONE)?;
+        let mut host = fixture.host(NONE)?;
         host.io.send(&bytes)?;
-        is_told(&mut host.io, fatal::HEADER).with_context(|| format!("{len} bytes"))?;
+        expect_termination(&mut host.io, fatal::HEADER).with_context(|| format!("{len} bytes"))?;
     }
     Ok(())
 }
 
-fn before_connect(ground: &mut Ground) -> Result<()> {
+fn before_connect(fixture: &mut Fixture) -> Result<()> {
     for entry in [
         Entry::new(2, 1, THEIRS).blocks(0, 1).moves(TRANSPORT, 512),
         Entry::fabrics(4, 1),
@@ -255,18 +256,18 @@ fn before_connect(ground: &mut Ground) -> Result<()> {
         Entry::fabrics(5, 1).moves(INLINE, 16),
         Entry::new(6, 1, 0).word(40, 1).moves(TRANSPORT, 4096),
     ] {
-        let mut conn = ground.ready()?;
+        let mut conn = fixture.ready()?;
         let found = conn.call(&entry, &[0; 16])?.status;
         ensure!(found == status::SEQUENCE, "{:02x?}: status {found:03x}h", &entry.0[..8]);
-        ground.connect().on(&mut conn)?.good().context("the connection is good for Connect, still")?;
+        fixture.connect().on(&mut conn)?.good().context("the connection is good for Connect, still")?;
     }
-    let mut conn = ground.ready()?;
+    let mut conn = fixture.ready()?;
     conn.send(&h2c_data(1, 0, 0, &[1; 64], LAST, NONE))?;
-    is_told(&mut conn, fatal::SEQUENCE)
+    expect_termination(&mut conn, fatal::SEQUENCE)
 }
 
-fn odd_connects(ground: &mut Ground) -> Result<()> {
-    let good = ground.connect();
+fn odd_connects(fixture: &mut Fixture) -> Result<()> {
+    let good = fixture.connect();
     for (what, connect) in [
         ("another subsystem", Connect { subsystem: "nqn.2026-01.io.lunar:other", ..good.clone() }),
         ("no subsystem", Connect { subsystem: "", ..good.clone() }),
@@ -275,13 +276,13 @@ fn odd_connects(ground: &mut Ground) -> Result<()> {
         ("a controller of its own choice", Connect { controller: 7, ..good.clone() }),
         ("a queue of nobody's controller", Connect { queue: 1, entries: 32, controller: 0xfff0, ..good.clone() }),
     ] {
-        let mut conn = ground.ready()?;
+        let mut conn = fixture.ready()?;
         let found = connect.on(&mut conn)?.status;
         ensure!(found == status::PARAMETERS, "{what}: status {found:03x}h");
     }
     // Names without an end, and data that is too short or too long.
     for (at, byte, len) in [(256, b'n', 1024), (512, b'n', 1024), (0, 0, 512), (0, 0, 1028)] {
-        let mut conn = ground.ready()?;
+        let mut conn = fixture.ready()?;
         let mut data = good.data();
         if byte > 0 {
             data[at..at + 256].fill(byte);
@@ -291,18 +292,18 @@ fn odd_connects(ground: &mut Ground) -> Result<()> {
         let done = conn.call(&entry, &data)?;
         ensure!(done.status != 0, "field {at}, {len} bytes: a controller is made");
     }
-    let mut host = ground.host(NONE)?;
+    let mut host = fixture.host(NONE)?;
     let theirs = Connect { queue: 1, entries: 32, controller: host.controller, ..good.clone() };
-    let mut again = ground.ready()?;
+    let mut again = fixture.ready()?;
     ensure!(theirs.on(&mut again)?.status == status::SEQUENCE, "a queue twice");
-    let mut other = ground.ready()?;
+    let mut other = fixture.ready()?;
     let stolen = Connect { host: "nqn.2026-01.io.lunar:thief", queue: 2, ..theirs };
     ensure!(stolen.on(&mut other)?.status != 0, "a queue of somebody else's controller");
     host.read(THEIRS, 0, 1).map(drop)
 }
 
 /// A write that waits for its data; what the R2T asks for.
-fn asked(host: &mut Host, len: u32) -> Result<(u16, Heard)> {
+fn write_with_r2t(host: &mut Host, len: u32) -> Result<(u16, ReceivedPdu)> {
     let cid = host.io.cid();
     let entry = Entry::new(1, cid, THEIRS).blocks(0, len / 512).moves(TRANSPORT, len);
     let bytes = capsule(&entry, &[], host.io.digests);
@@ -312,28 +313,28 @@ fn asked(host: &mut Host, len: u32) -> Result<(u16, Heard)> {
     Ok((cid, r2t))
 }
 
-fn early_data(ground: &mut Ground) -> Result<()> {
+fn early_data(fixture: &mut Fixture) -> Result<()> {
     // For nothing at all, for a read, and for a write that brought its data.
-    let mut host = ground.host(NONE)?;
+    let mut host = fixture.host(NONE)?;
     host.io.send(&h2c_data(77, 0, 0, &[1; 512], LAST, NONE))?;
-    is_told(&mut host.io, fatal::HEADER)?;
+    expect_termination(&mut host.io, fatal::HEADER)?;
     for entry in [
         Entry::new(2, 5, THEIRS).blocks(0, 2048).moves(TRANSPORT, 1 << 20),
         Entry::new(1, 5, THEIRS).blocks(0, 8).moves(INLINE, 4096),
         Entry::new(1, 5, THEIRS).blocks(0, 2048).moves(TRANSPORT, 1 << 20),
     ] {
-        let mut host = ground.host(NONE)?;
+        let mut host = fixture.host(NONE)?;
         let inline = if entry.0[39] == INLINE { vec![3; 4096] } else { Vec::new() };
         let mut bytes = capsule(&entry, &inline, NONE);
         // In one send: it comes before any R2T can have been heard of.
         bytes.extend(h2c_data(5, 0x4242, 0, &[1; 4096], 0, NONE));
         host.io.send(&bytes)?;
-        is_told(&mut host.io, fatal::HEADER).with_context(|| format!("{:02x?}", &entry.0[..2]))?;
+        expect_termination(&mut host.io, fatal::HEADER).with_context(|| format!("{:02x?}", &entry.0[..2]))?;
     }
     Ok(())
 }
 
-fn displaced_data(ground: &mut Ground) -> Result<()> {
+fn displaced_data(fixture: &mut Fixture) -> Result<()> {
     const LEN: u32 = 65536;
     type Wrong = fn(u16, u16) -> Vec<u8>;
     let cases: [(&str, u16, Wrong); 7] = [
@@ -346,38 +347,38 @@ fn displaced_data(ground: &mut Ground) -> Result<()> {
         ("more than MAXH2CDATA", fatal::LIMIT, |cid, tag| h2c_data(cid, tag, 0, &vec![1; 1 << 20], LAST, NONE)),
     ];
     for (what, wanted, wrong) in cases {
-        let mut host = ground.host(NONE)?;
-        let (cid, r2t) = asked(&mut host, LEN)?;
+        let mut host = fixture.host(NONE)?;
+        let (cid, r2t) = write_with_r2t(&mut host, LEN)?;
         // The controller may have closed before all of it is sent.
         let _ = host.io.send(&wrong(cid, r2t.short(10)));
-        is_told(&mut host.io, wanted).context(what)?;
+        expect_termination(&mut host.io, wanted).context(what)?;
     }
     // A length that is another than the data's.
-    let mut host = ground.host(NONE)?;
-    let (cid, r2t) = asked(&mut host, LEN)?;
+    let mut host = fixture.host(NONE)?;
+    let (cid, r2t) = write_with_r2t(&mut host, LEN)?;
     let mut bytes = h2c_data(cid, r2t.short(10), 0, &[1; 512], 0, NONE);
     bytes[16] = 4;
     host.io.send(&bytes)?;
-    is_told(&mut host.io, fatal::HEADER)
+    expect_termination(&mut host.io, fatal::HEADER)
 }
 
-fn header_digest(ground: &mut Ground) -> Result<()> {
+fn header_digest(fixture: &mut Fixture) -> Result<()> {
     for at in [20, 73] {
-        let mut host = ground.host(BOTH)?;
+        let mut host = fixture.host(BOTH)?;
         let entry = Entry::new(2, 9, THEIRS).blocks(0, 1).moves(TRANSPORT, 512);
         let mut bytes = capsule(&entry, &[], BOTH);
         bytes[at] ^= 0x10;
         host.io.send(&bytes)?;
-        is_told(&mut host.io, fatal::DIGEST)?;
+        expect_termination(&mut host.io, fatal::DIGEST)?;
     }
     // A digest that was agreed, and is not there.
-    let mut host = ground.host(BOTH)?;
+    let mut host = fixture.host(BOTH)?;
     host.io.send(&capsule(&Entry::new(0, 9, THEIRS), &[], NONE))?;
-    is_told(&mut host.io, fatal::HEADER)
+    expect_termination(&mut host.io, fatal::HEADER)
 }
 
-fn data_digests(ground: &mut Ground) -> Result<()> {
-    let mut host = ground.host(BOTH)?;
+fn data_digests(fixture: &mut Fixture) -> Result<()> {
+    let mut host = fixture.host(BOTH)?;
     host.write(THEIRS, 0, &[0xb0; 4096])?;
     let cid = host.io.cid();
     let entry = Entry::new(1, cid, THEIRS).blocks(0, 8).moves(INLINE, 4096);
@@ -386,7 +387,7 @@ fn data_digests(ground: &mut Ground) -> Result<()> {
     host.io.send(&bytes)?;
     let found = host.io.finish(cid, &[])?.status;
     ensure!(found == status::TRANSPORT, "with the command: status {found:03x}h");
-    let (cid, r2t) = asked(&mut host, 4096)?;
+    let (cid, r2t) = write_with_r2t(&mut host, 4096)?;
     let mut bytes = h2c_data(cid, r2t.short(10), 0, &[0x66; 4096], LAST, BOTH);
     bytes[100] ^= 1;
     host.io.send(&bytes)?;
@@ -397,7 +398,7 @@ fn data_digests(ground: &mut Ground) -> Result<()> {
 }
 
 /// What the controller claims has answers of its own; all else is told to be unknown, on both sorts of queues.
-fn all_opcodes(ground: &mut Ground) -> Result<()> {
+fn all_opcodes(fixture: &mut Fixture) -> Result<()> {
     const FABRICS: u8 = 0x7f;
     /// Of Commands Supported and Effects, which has as many dwords for admin commands as for those of I/O queues.
     const LOG: u32 = 0x05;
@@ -406,7 +407,7 @@ fn all_opcodes(ground: &mut Ground) -> Result<()> {
     const NOT_HERE: [(bool, u8); 4] = [(true, 0x81), (true, 0x82), (false, 0x1d), (false, 0x12)];
     /// And some without which there would be no host: Identify, Get Log Page, Read, Write.
     const HERE: [(bool, u8); 4] = [(true, 0x06), (true, 0x02), (false, 0x02), (false, 0x01)];
-    let mut host = ground.host(NONE)?;
+    let mut host = fixture.host(NONE)?;
     let log = Entry::new(0x02, host.admin.cid(), 0).word(40, LOG | (LOG_LEN / 4 - 1) << 16).moves(TRANSPORT, LOG_LEN);
     let log = host.admin.call(&log, &[])?.good()?.data;
     ensure!(log.len() == LOG_LEN as usize, "{} bytes of a log page of {LOG_LEN}", log.len());
@@ -439,8 +440,8 @@ fn all_opcodes(ground: &mut Ground) -> Result<()> {
 }
 
 /// Whatever is asked for, only what may be marked is, and it is as good as before once it was written.
-fn uncorrectable(ground: &mut Ground) -> Result<()> {
-    let mut host = ground.host(NONE)?;
+fn uncorrectable(fixture: &mut Fixture) -> Result<()> {
+    let mut host = fixture.host(NONE)?;
     let mark = |host: &mut Host, lba, count| {
         let entry = Entry::new(4, host.io.cid(), THEIRS).blocks(lba, count);
         host.io.call(&entry, &[]).map(|done| done.status)
@@ -462,8 +463,8 @@ fn uncorrectable(ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-fn all_descriptors(ground: &mut Ground) -> Result<()> {
-    let mut host = ground.host(NONE)?;
+fn all_descriptors(fixture: &mut Fixture) -> Result<()> {
+    let mut host = fixture.host(NONE)?;
     for how in (0..=255_u8).filter(|how| *how != TRANSPORT) {
         let entry = Entry::new(2, host.io.cid(), THEIRS).blocks(0, 1).moves(how, 512);
         let found = host.io.call(&entry, &[])?.status;
@@ -493,11 +494,11 @@ fn all_descriptors(ground: &mut Ground) -> Result<()> {
 
 /// A write that waits for its data ends when it is aborted, whichever core has its queue. Several hosts, since two
 /// queues may or may not be on one core.
-fn aborts(ground: &mut Ground) -> Result<()> {
+fn aborts(fixture: &mut Fixture) -> Result<()> {
     const ABORTED: u16 = 0x007;
     for _ in 0..6 {
-        let mut host = ground.host(NONE)?;
-        let (cid, r2t) = asked(&mut host, 65536)?;
+        let mut host = fixture.host(NONE)?;
+        let (cid, r2t) = write_with_r2t(&mut host, 65536)?;
         for is_left in [0, 1] {
             let entry = Entry::new(0x08, host.admin.cid(), 0).word(40, u32::from(cid) << 16 | 1);
             let found = host.admin.call(&entry, &[])?.good()?.result;
@@ -512,8 +513,8 @@ fn aborts(ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-fn beyond_entries(ground: &mut Ground) -> Result<()> {
-    let mut host = ground.host(NONE)?;
+fn beyond_entries(fixture: &mut Fixture) -> Result<()> {
+    let mut host = fixture.host(NONE)?;
     // Those that wait for their data are under way until it comes.
     for cid in 0..129 {
         let entry = Entry::new(1, cid, THEIRS).blocks(0, 16).moves(TRANSPORT, 8192);
@@ -521,13 +522,13 @@ fn beyond_entries(ground: &mut Ground) -> Result<()> {
             break;
         }
     }
-    is_told(&mut host.io, fatal::SEQUENCE)
+    expect_termination(&mut host.io, fatal::SEQUENCE)
 }
 
-fn same_identifier(ground: &mut Ground) -> Result<()> {
+fn same_identifier(fixture: &mut Fixture) -> Result<()> {
     const CONFLICT: u16 = 0x003;
-    let mut host = ground.host(NONE)?;
-    let (cid, r2t) = asked(&mut host, 8192)?;
+    let mut host = fixture.host(NONE)?;
+    let (cid, r2t) = write_with_r2t(&mut host, 8192)?;
     let again = Entry::new(2, cid, THEIRS).blocks(0, 1).moves(TRANSPORT, 512);
     let found = host.io.call(&again, &[])?.status;
     ensure!(found == CONFLICT, "status {found:03x}h");
@@ -535,10 +536,10 @@ fn same_identifier(ground: &mut Ground) -> Result<()> {
     host.io.finish(cid, &[])?.good().map(drop)
 }
 
-fn reads_untaken(ground: &mut Ground) -> Result<()> {
+fn reads_untaken(fixture: &mut Fixture) -> Result<()> {
     let mut hosts = Vec::new();
     for _ in 0..8 {
-        let mut host = ground.host(NONE)?;
+        let mut host = fixture.host(NONE)?;
         for cid in 0..127 {
             let entry = Entry::new(2, cid, THEIRS).blocks(0, 2048).moves(TRANSPORT, 1 << 20);
             host.io.send(&capsule(&entry, &[], NONE))?;
@@ -548,7 +549,7 @@ fn reads_untaken(ground: &mut Ground) -> Result<()> {
     // Time for the target to read all it may into memory.
     std::thread::sleep(Duration::from_secs(2));
     // A slow reader gets all of it, in time.
-    let mut slow = ground.host(NONE)?;
+    let mut slow = fixture.host(NONE)?;
     set_socket_recv_buffer_size(&slow.io.stream, 128 << 10)?;
     let before = Instant::now();
     for _ in 0..16 {
@@ -559,8 +560,8 @@ fn reads_untaken(ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-fn answers_untaken(ground: &mut Ground) -> Result<()> {
-    let mut host = ground.host(NONE)?;
+fn answers_untaken(fixture: &mut Fixture) -> Result<()> {
+    let mut host = fixture.host(NONE)?;
     host.admin.stream.set_write_timeout(Some(Duration::from_millis(500)))?;
     let unknown = capsule(&Entry::new(0xfe, 1, 0), &[], NONE).repeat(128);
     for _ in 0..(1 << 30) / unknown.len() {
@@ -571,10 +572,10 @@ fn answers_untaken(ground: &mut Ground) -> Result<()> {
     bail!("a gigabyte of commands was taken, though nobody reads their ends")
 }
 
-fn writes_without_data(ground: &mut Ground) -> Result<()> {
+fn writes_without_data(fixture: &mut Fixture) -> Result<()> {
     let mut hosts = Vec::new();
     for _ in 0..32 {
-        let mut host = ground.host(NONE)?;
+        let mut host = fixture.host(NONE)?;
         for cid in 0..127 {
             let entry = Entry::new(1, cid, THEIRS).blocks(0, 2048).moves(TRANSPORT, 1 << 20);
             host.io.send(&capsule(&entry, &[], NONE))?;
@@ -585,15 +586,15 @@ fn writes_without_data(ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-fn half_capsules(ground: &mut Ground) -> Result<()> {
+fn half_capsules(fixture: &mut Fixture) -> Result<()> {
     let entry = Entry::new(1, 3, THEIRS).blocks(0, 16).moves(INLINE, 8192);
     let whole = capsule(&entry, &[7; 8192], BOTH);
     let mut held = Vec::new();
     for cut in [1, 7, 8, 40, 72, 75, 76, 77, 4000, whole.len() - 5, whole.len() - 1] {
-        let mut host = ground.host(BOTH)?;
+        let mut host = fixture.host(BOTH)?;
         host.io.send(&whole[..cut])?;
-        match host.io.hear(SILENCE)? {
-            Sound::Silence => held.push(host),
+        match host.io.receive(SILENCE)? {
+            Received::Silence => held.push(host),
             other => bail!("{cut} bytes of a capsule: {other:?}"),
         }
     }
@@ -602,10 +603,10 @@ fn half_capsules(ground: &mut Ground) -> Result<()> {
 
 /// The commands of its I/O queue keep a controller alive (Base 2.1, 3.9.2): what its admin queue does not hear is no
 /// silence. Several hosts, since two queues may or may not be on one core.
-fn silent_queues(ground: &mut Ground) -> Result<()> {
+fn silent_queues(fixture: &mut Fixture) -> Result<()> {
     let patience = Duration::from_secs(8);
-    let connect = Connect { keep_alive: u32::try_from(patience.as_millis())?, ..ground.connect() };
-    let hosts: Result<Vec<Host>> = (0..6).map(|_| Host::connected(ground.portal, &connect, NONE)).collect();
+    let connect = Connect { keep_alive: u32::try_from(patience.as_millis())?, ..fixture.connect() };
+    let hosts: Result<Vec<Host>> = (0..6).map(|_| Host::connected(fixture.portal, &connect, NONE)).collect();
     let mut hosts = hosts?;
     // Until nobody looks at these queues any more before the time is up.
     std::thread::sleep(patience * 5 / 8);
@@ -618,8 +619,8 @@ fn silent_queues(ground: &mut Ground) -> Result<()> {
     }
     let silent = Instant::now();
     for host in &mut hosts {
-        match host.admin.hear(patience * 2)? {
-            Sound::Closed => {}
+        match host.admin.receive(patience * 2)? {
+            Received::Closed => {}
             other => bail!("a silent host is not given up, but hears {other:?}"),
         }
     }
@@ -628,54 +629,54 @@ fn silent_queues(ground: &mut Ground) -> Result<()> {
 }
 
 /// Controllers go with their connections: as many as you like, one after the other and many at once.
-fn connect_flood(ground: &mut Ground) -> Result<()> {
+fn connect_flood(fixture: &mut Fixture) -> Result<()> {
     const AT_ONCE: usize = 200;
-    let data = ground.connect().data();
-    let asking = [ic_req(NONE), capsule(&ground.connect().entry(1), &data, NONE)].concat();
+    let data = fixture.connect().data();
+    let asking = [ic_req(NONE), capsule(&fixture.connect().entry(1), &data, NONE)].concat();
     // Without waiting for an answer.
     for _ in 0..2000 {
-        ground.conn()?.send(&asking)?;
+        fixture.conn()?.send(&asking)?;
     }
     let mut held = Vec::new();
     for _ in 0..AT_ONCE {
-        let mut conn = ground.ready()?;
-        if ground.connect().on(&mut conn)?.status == 0 {
+        let mut conn = fixture.ready()?;
+        if fixture.connect().on(&mut conn)?.status == 0 {
             held.push(conn);
         }
     }
     ensure!(held.len() == AT_ONCE, "{} of {AT_ONCE} controllers", held.len());
     // Connections that ask for nothing, and refused ones that ask again.
-    let idle: Vec<Conn> = (0..500).map(|_| ground.conn()).collect::<Result<_>>()?;
-    let mut refused = ground.ready()?;
+    let idle: Vec<Conn> = (0..500).map(|_| fixture.conn()).collect::<Result<_>>()?;
+    let mut refused = fixture.ready()?;
     for _ in 0..1000 {
-        let wrong = Connect { subsystem: "nqn.2026-01.io.lunar:other", ..ground.connect() };
+        let wrong = Connect { subsystem: "nqn.2026-01.io.lunar:other", ..fixture.connect() };
         ensure!(wrong.on(&mut refused)?.status == status::PARAMETERS, "another answer than before");
     }
     drop(idle);
     Ok(())
 }
 
-fn garbage(ground: &mut Ground) -> Result<()> {
+fn garbage(fixture: &mut Fixture) -> Result<()> {
     for round in 0..200_u64 {
-        let mut host = ground.host(if round % 2 == 0 { NONE } else { BOTH })?;
+        let mut host = fixture.host(if round % 2 == 0 { NONE } else { BOTH })?;
         let mut bytes = Vec::new();
-        for _ in 0..1 + ground.random.below(4) {
-            let count = 1 + ground.random.below(300) as usize;
+        for _ in 0..1 + fixture.random.below(4) {
+            let count = 1 + fixture.random.below(300) as usize;
             let mut entry = Entry([0; 64]);
-            entry.0.copy_from_slice(&ground.random.bytes(64));
-            match ground.random.below(3) {
-                0 => bytes.extend(ground.random.bytes(count)),
-                1 => bytes.extend(capsule(&entry, &ground.random.bytes(count), host.io.digests)),
+            entry.0.copy_from_slice(&fixture.random.bytes(64));
+            match fixture.random.below(3) {
+                0 => bytes.extend(fixture.random.bytes(count)),
+                1 => bytes.extend(capsule(&entry, &fixture.random.bytes(count), host.io.digests)),
                 _ => {
-                    let data = ground.random.bytes(count);
-                    bytes.extend(h2c_data(ground.random.byte().into(), 1, 0, &data, LAST, host.io.digests));
+                    let data = fixture.random.bytes(count);
+                    bytes.extend(h2c_data(fixture.random.byte().into(), 1, 0, &data, LAST, host.io.digests));
                 }
             }
         }
-        let conn = if ground.random.below(2) == 0 { &mut host.io } else { &mut host.admin };
+        let conn = if fixture.random.below(2) == 0 { &mut host.io } else { &mut host.admin };
         // It may be closed before all is sent.
         let _ = conn.send(&bytes);
-        let _ = conn.hear(Duration::from_millis(2));
+        let _ = conn.receive(Duration::from_millis(2));
     }
     Ok(())
 }

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::fixture::{CORES, DATA_MIB, Gauge, VmGround as Ground};
+use super::fixture::{CORES, DATA_MIB, MemoryGauge, VmFixture as Fixture};
 use super::moving;
 use crate::target::{Driver, Lab, Spec, Subject, Target};
+use crate::test_data::{Random, pattern};
+use crate::verifying_writer::VerifyingWriter;
 use crate::vfio::{self, DATA, ENTRIES, EVENTS, Entry, Guest, MEMORY, SHADOW, code, places};
-use crate::witness::{Random, Witness, pattern};
 
 /// The namespace of all that is hostile; those who keep the rules have the other.
 const THEIRS: u32 = 2;
@@ -26,7 +27,7 @@ const SCRIBBLE: Duration = Duration::from_secs(4);
 const READ: u8 = 2;
 const WRITE: u8 = 1;
 
-type Case = (&'static str, fn(&mut Ground<'_>) -> Result<()>);
+type Case = (&'static str, fn(&mut Fixture<'_>) -> Result<()>);
 
 const CASES: [Case; 13] = [
     ("messages of impossible lengths, kinds and codes", odd_messages),
@@ -46,7 +47,7 @@ const CASES: [Case; 13] = [
 
 /// Runs all of them.
 pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
-    if let Subject::Outside(_) = lab.subject {
+    if let Subject::External(_) = lab.subject {
         return Ok(());
     }
     let part = format!("hostile-vm/{}", driver.name());
@@ -57,18 +58,18 @@ pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         ["--memory", &memory, "--cores", &cores, "--vm-folder", sockets, "--vm", "hostile", "--vm", "bystander"];
     let spec = Spec::new(driver, [lab.image("hostile-vm.img", 64)?, "ram:64M".to_owned()])?.flags(&flags);
     let mut target = Target::start(lab, &spec)?;
-    let witness = Witness::start(target.portal, &target.name, target.lun, lab.seed)?;
-    let gauge = Gauge::start(target.pid());
+    let writer = VerifyingWriter::start(target.portal, &target.name, target.lun, lab.seed)?;
+    let gauge = MemoryGauge::start(target.pid());
     let socket = |name: &str| -> PathBuf { folder.join(name).join("cntrl") };
     let (hostile, bystander) = (socket("hostile"), socket("bystander"));
     let mut bystander = Guest::boot(&bystander, 1)?;
     for (round, (name, case)) in (1..).zip(&CASES) {
         let good = lab.report.check(&part, name, || {
-            let outcome = case(&mut Ground { socket: &hostile, lab, random: Random::new(lab.seed) });
+            let outcome = case(&mut Fixture { socket: &hostile, lab, random: Random::new(lab.seed) });
             target.healthy()?;
             outcome?;
-            gauge.bounded()?;
-            witness.goes_on()?;
+            gauge.check_limit()?;
+            writer.expect_progress()?;
             for len in [4096, 65536] {
                 let kept = bystander.keeps(OURS, BLOCK, &pattern(BLOCK.into(), round, len));
                 kept.context("the guest that keeps the rules")?;
@@ -80,29 +81,29 @@ pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
             bail!("no target is left");
         }
     }
-    lab.report.check(&part, "nothing acknowledged is lost", || witness.finish().map(drop));
+    lab.report.check(&part, "nothing acknowledged is lost", || writer.finish().map(drop));
     lab.report.note(&format!("{part}: peak memory {} MiB", gauge.highest.load(Ordering::Relaxed) >> 20));
     lab.report.check(&part, "target drains", || target.stop());
     lab.report.check(&part, "a controller moves to another process under load", || moving::moves(lab, driver));
     Ok(())
 }
 
-fn odd_messages(ground: &mut Ground<'_>) -> Result<()> {
+fn odd_messages(fixture: &mut Fixture<'_>) -> Result<()> {
     let header = |code: u16, size: u32, flags: u32| {
         let mut bytes = [1_u16.to_le_bytes(), code.to_le_bytes()].concat();
         [size, flags, 0].iter().for_each(|value| bytes.extend(value.to_le_bytes()));
         bytes
     };
     for bytes in [header(1, 0, 0), header(1, 15, 0), header(1, u32::MAX, 0), header(9, 32, 1), vec![0; 16]] {
-        let mut guest = Guest::connect(ground.socket)?;
+        let mut guest = Guest::connect(fixture.socket)?;
         guest.raw(&bytes)?;
         ensure!(guest.is_closed(), "{bytes:x?} did not end the connection");
     }
     // Something before the first message, and that one twice.
-    let mut guest = Guest::connect(ground.socket)?;
+    let mut guest = Guest::connect(fixture.socket)?;
     ensure!(guest.call(code::RESET, &[], &[])?.is_err(), "a reset before the version");
     drop(guest);
-    let mut guest = Guest::start(ground.socket)?;
+    let mut guest = Guest::start(fixture.socket)?;
     ensure!(guest.call(code::VERSION, &[0; 4], &[])?.is_err(), "the version twice");
     for unknown in (0..40).filter(|code| ![1, 2, 3, 13].contains(code)) {
         let _ = guest.call(unknown, &[], &[])?;
@@ -111,24 +112,24 @@ fn odd_messages(ground: &mut Ground<'_>) -> Result<()> {
     guest.raw(&header(10, 64, 0))
 }
 
-fn odd_payloads(ground: &mut Ground<'_>) -> Result<()> {
-    let mut guest = Guest::boot(ground.socket, 1)?;
+fn odd_payloads(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut guest = Guest::boot(fixture.socket, 1)?;
     for code in 2..=18 {
         for _ in 0..200 {
-            let count = ground.random.below(80) as usize;
-            let mut payload = ground.random.bytes(count);
+            let count = fixture.random.below(80) as usize;
+            let mut payload = fixture.random.bytes(count);
             // Small numbers lead further.
-            payload.chunks_mut(4).filter(|_| ground.random.below(3) > 0).for_each(|word| word[1..].fill(0));
+            payload.chunks_mut(4).filter(|_| fixture.random.below(3) > 0).for_each(|word| word[1..].fill(0));
             let _ = guest.call(code, &payload, &[])?;
         }
     }
     Ok(())
 }
 
-fn odd_maps(ground: &mut Ground<'_>) -> Result<()> {
-    let mut guest = Guest::start(ground.socket)?;
+fn odd_maps(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut guest = Guest::start(fixture.socket)?;
     let (file, pipe) = (vfio::memory(1 << 20)?, std::io::pipe()?.0);
-    let disk = File::create(ground.lab.fresh("hostile-vm.mapped")?)?;
+    let disk = File::create(fixture.lab.fresh("hostile-vm.mapped")?)?;
     disk.set_len(1 << 20)?;
     let refused = [
         (vfio::map(4096, 0, 4096), file.as_fd(), "over other memory"),
@@ -159,8 +160,8 @@ fn odd_maps(ground: &mut Ground<'_>) -> Result<()> {
     guest.must(code::UNMAP, &vfio::unmap(0, 0, 2), &[]).map(drop)
 }
 
-fn odd_descriptors(ground: &mut Ground<'_>) -> Result<()> {
-    let mut guest = Guest::boot(ground.socket, 1)?;
+fn odd_descriptors(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut guest = Guest::boot(fixture.socket, 1)?;
     let (reader, writer) = std::io::pipe()?;
     let null = File::open("/dev/null")?;
     // Neither of these is an eventfd, nor has room; the interrupts of the admin queue go there.
@@ -178,13 +179,13 @@ fn odd_descriptors(ground: &mut Ground<'_>) -> Result<()> {
     Ok(())
 }
 
-fn odd_accesses(ground: &mut Ground<'_>) -> Result<()> {
-    let mut guest = Guest::start(ground.socket)?;
+fn odd_accesses(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut guest = Guest::start(fixture.socket)?;
     for region in 0..12 {
         for offset in [0, 3, 0xfff, 0x1000, 0x3ffe, 0x4000, 1 << 20, u64::MAX - 3] {
             for count in [0, 1, 3, 4, 8, 64, 4096, 1 << 20, u32::MAX as usize] {
                 let _ = guest.call(code::READ, &vfio::access(offset, region, count), &[])?;
-                let data = ground.random.bytes(count.min(4096));
+                let data = fixture.random.bytes(count.min(4096));
                 // Not what stops it: its reset is another's case.
                 let _ = guest.call(code::WRITE, &[vfio::access(offset, region, count), data].concat(), &[])?;
             }
@@ -193,8 +194,8 @@ fn odd_accesses(ground: &mut Ground<'_>) -> Result<()> {
     Ok(())
 }
 
-fn odd_queues(ground: &mut Ground<'_>) -> Result<()> {
-    let mut guest = Guest::boot(ground.socket, 2)?;
+fn odd_queues(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut guest = Guest::boot(fixture.socket, 2)?;
     let both = |queue: u32, entries: u32| queue | (entries - 1) << 16;
     for (entry, what) in [
         (Entry::new(5, 0).pages(0x8000, 0).dword(10, both(1, 64)).dword(11, 1), "a completion queue twice"),
@@ -230,17 +231,17 @@ fn odd_queues(ground: &mut Ground<'_>) -> Result<()> {
     guest.enable()
 }
 
-fn odd_doorbells(ground: &mut Ground<'_>) -> Result<()> {
-    let mut guest = Guest::boot(ground.socket, 2)?;
+fn odd_doorbells(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut guest = Guest::boot(fixture.socket, 2)?;
     // Every command that a doorbell may find is a read of what is theirs.
     let read = Entry::blocks(READ, THEIRS, 0, 8).pages(DATA, 0).0.repeat(ENTRIES.into());
     guest.memory.write_all_at(&read, places(1)[0])?;
     guest.memory.write_all_at(&read, places(2)[0])?;
     for _ in 0..5000 {
-        let offset = 0x1000 + ground.random.below(8) * 4;
-        let value = match ground.random.below(4) {
-            0 => ground.random.next() as u32,
-            _ => ground.random.below(ENTRIES.into()) as u32,
+        let offset = 0x1000 + fixture.random.below(8) * 4;
+        let value = match fixture.random.below(4) {
+            0 => fixture.random.next() as u32,
+            _ => fixture.random.below(ENTRIES.into()) as u32,
         };
         if offset >= 0x1008 {
             guest.set(offset, &value.to_le_bytes())?;
@@ -252,8 +253,8 @@ fn odd_doorbells(ground: &mut Ground<'_>) -> Result<()> {
     guest.enable()
 }
 
-fn lost_data(ground: &mut Ground<'_>) -> Result<()> {
-    let mut guest = Guest::boot(ground.socket, 1)?;
+fn lost_data(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut guest = Guest::boot(fixture.socket, 1)?;
     let list = places(1)[2];
     let put = |guest: &Guest, pointers: &[u64]| {
         let bytes: Vec<u8> = pointers.iter().flat_map(|pointer| pointer.to_le_bytes()).collect();
@@ -292,9 +293,9 @@ fn lost_data(ground: &mut Ground<'_>) -> Result<()> {
     Ok(())
 }
 
-fn lost_memory(ground: &mut Ground<'_>) -> Result<()> {
+fn lost_memory(fixture: &mut Fixture<'_>) -> Result<()> {
     for _ in 0..10 {
-        let mut guest = Guest::boot(ground.socket, 1)?;
+        let mut guest = Guest::boot(fixture.socket, 1)?;
         fill(&mut guest)?;
         guest.must(code::UNMAP, &vfio::unmap(0, MEMORY, 0), &[])?;
         guest.set(0x1008, &[5, 0, 0, 0])?;
@@ -328,18 +329,18 @@ fn fill(guest: &mut Guest) -> Result<()> {
 
 /// What was checked is what is used: a list that changes leads where it led before, or where it leads now, and never to
 /// memory that neither names.
-fn changed_lists(ground: &mut Ground<'_>) -> Result<()> {
+fn changed_lists(fixture: &mut Fixture<'_>) -> Result<()> {
     const LEN: usize = 32 << 10;
-    let mut guest = Guest::boot(ground.socket, 1)?;
+    let mut guest = Guest::boot(fixture.socket, 1)?;
     let [submissions, _, list] = places(1);
-    let canary = ground.random.bytes(1 << 20);
+    let canary = fixture.random.bytes(1 << 20);
     let (good, other, never) = (2 << 20, 4 << 20, 6 << 20);
     guest.memory.write_all_at(&canary, never)?;
     let written = pattern(0, 1, LEN);
     guest.keeps(THEIRS, 0, &written)?;
     let lists =
         [good, other].map(|at: u64| -> Vec<u8> { (1..8).flat_map(|page| (at + page * 4096).to_le_bytes()).collect() });
-    let garbage = ground.random.bytes(64);
+    let garbage = fixture.random.bytes(64);
     for round in 0..500_u32 {
         guest.memory.write_all_at(&lists[0], list)?;
         let at = u64::from((round + 2) % u32::from(ENTRIES)) * 64 + submissions;
@@ -376,16 +377,16 @@ fn changed_lists(ground: &mut Ground<'_>) -> Result<()> {
 
 /// Another thread writes anything over queues, lists and both pages of doorbells. Namespaces in entries stay theirs: a
 /// guest may write what it may write.
-fn scribbles(ground: &mut Ground<'_>) -> Result<()> {
+fn scribbles(fixture: &mut Fixture<'_>) -> Result<()> {
     let end = Instant::now() + SCRIBBLE;
     let mut rounds = 0;
     while Instant::now() < end {
-        let mut guest = Guest::boot(ground.socket, 4)?;
+        let mut guest = Guest::boot(fixture.socket, 4)?;
         if rounds % 2 == 0 {
             ensure!(guest.run(0, Entry::new(0x7c, 0).pages(SHADOW, EVENTS))? == 0, "no shadow doorbells");
         }
         rounds += 1;
-        let (memory, mut random) = (guest.memory.try_clone()?, Random::new(ground.random.next()));
+        let (memory, mut random) = (guest.memory.try_clone()?, Random::new(fixture.random.next()));
         let is_over = AtomicBool::new(false);
         let outcome = std::thread::scope(|scope| {
             let writer = scope.spawn(|| -> Result<()> {
@@ -395,9 +396,9 @@ fn scribbles(ground: &mut Ground<'_>) -> Result<()> {
                 Ok(())
             });
             let rung = (0..400).try_for_each(|_| -> Result<()> {
-                let queue = 1 + ground.random.below(4);
-                let value = ground.random.below(u64::from(ENTRIES) + 2) as u32;
-                guest.set(0x1000 + queue * 8 + ground.random.below(2) * 4, &value.to_le_bytes())?;
+                let queue = 1 + fixture.random.below(4);
+                let value = fixture.random.below(u64::from(ENTRIES) + 2) as u32;
+                guest.set(0x1000 + queue * 8 + fixture.random.below(2) * 4, &value.to_le_bytes())?;
                 guest.status().map(drop)
             });
             is_over.store(true, Ordering::Relaxed);
@@ -444,9 +445,9 @@ fn scribble(memory: &File, random: &mut Random) -> Result<()> {
     Ok(())
 }
 
-fn resets(ground: &mut Ground<'_>) -> Result<()> {
+fn resets(fixture: &mut Fixture<'_>) -> Result<()> {
     for round in 0..40 {
-        let mut guest = Guest::boot(ground.socket, 1)?;
+        let mut guest = Guest::boot(fixture.socket, 1)?;
         for _ in 0..5 {
             fill(&mut guest)?;
             match round % 3 {

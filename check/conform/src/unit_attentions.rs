@@ -68,7 +68,7 @@ fn others(sessions: &mut [Session], cdb: &[u8], judge: impl Fn(Done) -> Result<(
 /// All but the first are told this, once; the first is not.
 fn told(sessions: &mut [Session], code: u8, qualifier: u8) -> Result<()> {
     sessions[0].run(&TEST_UNIT_READY, Data::None)?.good()?;
-    others(sessions, &TEST_UNIT_READY, |done| done.refused(UNIT_ATTENTION, code, qualifier))
+    others(sessions, &TEST_UNIT_READY, |done| done.expect_sense(UNIT_ATTENTION, code, qualifier))
 }
 
 /// Sends a parameter list whose length is in the byte of the CDB that is `at`.
@@ -86,7 +86,7 @@ fn mode_page(sessions: &mut [Session]) -> Result<()> {
         told(sessions, 0x2a, 0x01)?;
         others(sessions, &NO_SUCH_COMMAND, |done| {
             ensure!(done.sense.first() == Some(&format), "sense data is {:02x?}", done.sense);
-            done.refused(ILLEGAL_REQUEST, 0x20, 0)
+            done.expect_sense(ILLEGAL_REQUEST, 0x20, 0)
         })?;
     }
     Ok(())
@@ -99,9 +99,9 @@ fn access_state(sessions: &mut [Session]) -> Result<()> {
     let group = sessions[0].run(&REPORT, Data::In(12))?.good()?.data[6..8].to_vec();
     let list = |state: u8| [&[0, 0, 0, 0, state, 0][..], &group].concat();
     set(&mut sessions[0], SET.to_vec(), 9, &list(2))?;
-    others(sessions, &TEST_UNIT_READY, |done| done.refused(UNIT_ATTENTION, 0x2a, 0x06))?;
+    others(sessions, &TEST_UNIT_READY, |done| done.expect_sense(UNIT_ATTENTION, 0x2a, 0x06))?;
     for session in sessions.iter_mut() {
-        session.run(&TEST_UNIT_READY, Data::None)?.refused(NOT_READY, 0x04, 0x0b)?;
+        session.run(&TEST_UNIT_READY, Data::None)?.expect_sense(NOT_READY, 0x04, 0x0b)?;
         let state = session.run(&REPORT, Data::In(12))?.good()?.data[4] & 0x0f;
         ensure!(state == 2, "the state is {state:x}h");
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::session::{Login, Session};
+use crate::test_data::{Random, pattern};
 
 /// Bytes of one write: more than fits the smallest first burst, so that R2Ts are in it too.
 const PIECE: usize = 96 << 10;
@@ -18,46 +19,6 @@ pub(crate) const REGION: u64 = 16 << 20;
 const PIECES: u64 = REGION / PIECE as u64;
 /// A session that gets nothing done for that long has been forgotten.
 const PATIENCE: Duration = Duration::from_secs(15);
-
-/// A small generator (xorshift): the same seed gives the same tests.
-#[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// From 0 to `end` - 1.
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.next() % end.max(1)
-    }
-
-    pub(crate) fn byte(&mut self) -> u8 {
-        self.next().to_le_bytes()[2]
-    }
-
-    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
-        (0..count).map(|_| self.byte()).collect()
-    }
-}
-
-/// Blocks that say which write they come from: place and generation in every 16 bytes.
-pub(crate) fn pattern(place: u64, generation: u64, length: usize) -> Vec<u8> {
-    let mut unit = [0; 16];
-    unit[..8].copy_from_slice(&place.to_be_bytes());
-    unit[8..].copy_from_slice(&generation.to_be_bytes());
-    let mut whole = unit.repeat(length.div_ceil(unit.len()));
-    whole.truncate(length);
-    whole
-}
 
 #[derive(Default)]
 struct Shared {
@@ -68,7 +29,7 @@ struct Shared {
 }
 
 /// The session's thread.
-pub(crate) struct Witness {
+pub(crate) struct VerifyingWriter {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Vec<u64>>>,
     portal: SocketAddr,
@@ -76,10 +37,10 @@ pub(crate) struct Witness {
     lun: u16,
 }
 
-impl Witness {
+impl VerifyingWriter {
     pub(crate) fn start(portal: SocketAddr, name: &str, lun: u16, seed: u64) -> Result<Self> {
         let shared = Arc::new(Shared::default());
-        let mut session = Session::ready(portal, &Login::to(name, "witness"), lun)?;
+        let mut session = Session::ready(portal, &Login::to(name, "writer"), lun)?;
         let (_, block) = session.capacity()?;
         let theirs = Arc::clone(&shared);
         let thread = std::thread::spawn(move || {
@@ -93,7 +54,7 @@ impl Witness {
     }
 
     /// An error unless the session gets something done from now on.
-    pub(crate) fn goes_on(&self) -> Result<()> {
+    pub(crate) fn expect_progress(&self) -> Result<()> {
         let before = self.shared.done.load(Ordering::Relaxed);
         let end = Instant::now() + PATIENCE;
         while self.shared.done.load(Ordering::Relaxed) < before + 4 {
@@ -110,11 +71,11 @@ impl Witness {
     pub(crate) fn finish(mut self) -> Result<u64> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("the thread is joined once")?;
-        let Ok(generations) = thread.join() else { bail!("the witness panicked") };
+        let Ok(generations) = thread.join() else { bail!("the writer panicked") };
         if let Some(error) = self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).take() {
             bail!("the well-behaved session broke: {error}");
         }
-        let mut session = Session::ready(self.portal, &Login::to(&self.name, "witness"), self.lun)?;
+        let mut session = Session::ready(self.portal, &Login::to(&self.name, "writer"), self.lun)?;
         let (_, block) = session.capacity()?;
         for (place, generation) in (0..).zip(generations).filter(|(_, generation)| *generation > 0) {
             read_back(&mut session, block, place, generation)?;
@@ -124,7 +85,7 @@ impl Witness {
     }
 }
 
-impl Drop for Witness {
+impl Drop for VerifyingWriter {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::mounted::Mounted;
+use crate::mounted_fs::MountedFs;
 use crate::report::skip;
 use crate::session::{Data, Login, Session, cdb};
 use crate::target::{Driver, Lab, Spec, Target};
-use crate::witness::pattern;
+use crate::test_data::pattern;
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// The file system, and a volume on it that promises more.
@@ -29,7 +29,7 @@ const ARM: [u8; 6] = [0x15, 0x10, 0, 0, 36, 0];
 pub(crate) fn part(lab: &Lab, driver: Driver, part: &str) {
     for kind in ["tmpfs", "ext4"] {
         lab.report.check(part, &format!("a full {kind} stops its own volume, until there is space"), || {
-            let Some(mounted) = Mounted::new(lab, kind, SYSTEM_MIB)? else {
+            let Some(mounted) = MountedFs::new(lab, kind, SYSTEM_MIB)? else {
                 return skip(format!("no small {kind} can be mounted here: that takes root, and a kernel that has it"));
             };
             full(lab, driver, &mounted.path)
@@ -67,7 +67,7 @@ fn full(lab: &Lab, driver: Driver, folder: &Path) -> Result<()> {
     // It stays so, as long as it is so; all else goes on.
     for round in 0..3 {
         let more = cdb::write((SYSTEM_MIB + round) * BLOCKS, u32::try_from(BLOCKS)?);
-        thin.run(&more, Data::Out(vec![1; PIECE]))?.refused(NO_SPACE.0, NO_SPACE.1, NO_SPACE.2)?;
+        thin.run(&more, Data::Out(vec![1; PIECE]))?.expect_sense(NO_SPACE.0, NO_SPACE.1, NO_SPACE.2)?;
         other.write(round * 64, pattern(round, 2, 32768), 512)?;
         other.synchronize()?;
         ensure!(thin.read(0, u32::try_from(BLOCKS)?, 512)? == pattern(0, 1, PIECE), "what was there is not");
@@ -131,7 +131,7 @@ fn thresholds(lab: &Lab, driver: Driver) -> Result<()> {
         arm(&mut sessions[0], single, count)?;
         // Of the mode page.
         for session in &mut sessions[1..] {
-            session.run(&[0; 6], Data::None)?.refused(6, 0x2a, 1)?;
+            session.run(&[0; 6], Data::None)?.expect_sense(6, 0x2a, 1)?;
         }
         for piece in (round - 1) * 8..round * 8 {
             ensure!(told(&mut sessions)? == 0, "somebody is told before {piece} of {count} MiB are there");

@@ -12,11 +12,11 @@ use crate::target::Lab;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A file system, mounted until it drops.
-pub(crate) struct Mounted {
+pub(crate) struct MountedFs {
     pub(crate) path: PathBuf,
 }
 
-impl Mounted {
+impl MountedFs {
     /// A tmpfs, ext4 or xfs of so many MiB; `None` where none can be mounted.
     pub(crate) fn new(lab: &Lab, kind: &str, mib: u64) -> Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
@@ -45,7 +45,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountedFs {
     fn drop(&mut self) {
         // The kernel may keep what an io_uring had open a moment longer than its process.
         let end = Instant::now() + LIMIT;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::fixture::{Change, House, MAIN, api, lunar, luns, started_with};
+use super::fixture::{ConfigChange, Daemon, MAIN, api, lunar, luns, started_with};
 use crate::process;
 use crate::target::{Driver, Lab};
 
@@ -22,26 +22,26 @@ const LIST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Makes them all at once, looks at them, and takes them away again.
 pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
-    let house = started_with(lab, driver, "many", api)?;
-    let few = house.text(&Change::default()) + &api(&house.folder);
-    let before = memory(&house)?;
-    let apply = timed(lab, &house, &few_and_many(&few))?;
+    let daemon = started_with(lab, driver, "many", api)?;
+    let few = daemon.text(&ConfigChange::default()) + &api(&daemon.folder);
+    let before = memory(&daemon)?;
+    let apply = timed(lab, &daemon, &few_and_many(&few))?;
     let list = {
         let since = Instant::now();
-        let said = lunar(lab, &house, &["volume", "list"])?;
-        ensure!(said.lines().count() == VOLUMES + 3, "{} lines are listed", said.lines().count());
+        let output = lunar(lab, &daemon, &["volume", "list"])?;
+        ensure!(output.lines().count() == VOLUMES + 3, "{} lines are listed", output.lines().count());
         since.elapsed()
     };
-    let each = memory(&house)?.saturating_sub(before) / VOLUMES as u64;
+    let each = memory(&daemon)?.saturating_sub(before) / VOLUMES as u64;
     for group in [0, 7, GROUPS - 1] {
-        let mut session = house.session(MAIN, &format!("many{group}"), 0)?;
+        let mut session = daemon.session(MAIN, &format!("many{group}"), 0)?;
         let seen = luns(&mut session)?;
         ensure!(seen == [0, 1, 2, 3], "an initiator of group {group} sees {seen:?}");
         // Each volume says which it is by its size.
         let (blocks, block) = session.capacity()?;
         ensure!(blocks * block as u64 == size(group * EACH), "it sees another's volume: {blocks} blocks");
     }
-    let back = timed(lab, &house, &few)?;
+    let back = timed(lab, &daemon, &few)?;
     lab.report.note(&format!(
         "{VOLUMES} volumes and {GROUPS} groups: apply {} ms, list {} ms, back {} ms, {} KiB for each volume",
         apply.as_millis(),
@@ -51,7 +51,7 @@ pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     ));
     ensure!(apply < APPLY_LIMIT && back < APPLY_LIMIT, "an apply takes {apply:?}, and back {back:?}");
     ensure!(list < LIST_LIMIT, "a list takes {list:?}");
-    house.stop()
+    daemon.stop()
 }
 
 fn size(volume: usize) -> u64 {
@@ -75,16 +75,16 @@ fn few_and_many(few: &str) -> String {
     text
 }
 
-fn memory(house: &House) -> Result<u64> {
-    let pid = house.target.as_ref().and_then(|target| target.pid()).context("it runs")?;
+fn memory(daemon: &Daemon) -> Result<u64> {
+    let pid = daemon.target.as_ref().and_then(|target| target.pid()).context("it runs")?;
     process::resident_bytes(pid)
 }
 
 /// How long it takes to put this text in force.
-fn timed(lab: &Lab, house: &House, text: &str) -> Result<Duration> {
-    let file = house.folder.join("wanted.toml");
+fn timed(lab: &Lab, daemon: &Daemon, text: &str) -> Result<Duration> {
+    let file = daemon.folder.join("wanted.toml");
     std::fs::write(&file, text)?;
     let since = Instant::now();
-    lunar(lab, house, &["apply", &file.display().to_string()])?;
+    lunar(lab, daemon, &["apply", &file.display().to_string()])?;
     Ok(since.elapsed())
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::session::{Data, Done, Login, Session};
 use crate::target::{Driver, Lab, Spec, Target};
-use crate::witness::pattern;
+use crate::test_data::pattern;
 
 /// An overwrite of that much takes far longer than the time until the blow falls.
 const SANITIZED_MIB: u64 = 256;
@@ -45,11 +45,11 @@ fn sanitize(lab: &Lab, driver: Driver) -> Result<()> {
     before.write(last, pattern(1, 1, 32768), 512)?;
     let list = vec![0x82, 0, 0, 1, 0x5a];
     before.run(&[0x48, 0x81, 0, 0, 0, 0, 0, 0, 5, 0], Data::Out(list))?.good()?;
-    state(&mut before)?.refused(2, 0x04, 0x1b).context("before the blow")?;
+    state(&mut before)?.expect_sense(2, 0x04, 0x1b).context("before the blow")?;
     target.kill()?;
     // Twice: what goes on may be killed, too.
     let target = Target::start_after_kill(lab, &spec)?;
-    state(&mut session(&target)?)?.refused(2, 0x04, 0x1b).context("after it")?;
+    state(&mut session(&target)?)?.expect_sense(2, 0x04, 0x1b).context("after it")?;
     target.kill()?;
     let target = Target::start_after_kill(lab, &spec)?;
     let mut after = session(&target)?;
@@ -59,7 +59,7 @@ fn sanitize(lab: &Lab, driver: Driver) -> Result<()> {
         if done.status == 0 {
             break;
         }
-        done.refused(2, 0x04, 0x1b)?;
+        done.expect_sense(2, 0x04, 0x1b)?;
         ensure!(Instant::now() < end, "it does not come to an end");
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -87,20 +87,20 @@ fn format(lab: &Lab, driver: Driver) -> Result<()> {
     let target = Target::start(lab, &spec)?;
     let mut before = Session::ready(target.portal, &Login::to(&target.name, "renewal"), target.lun)?;
     immediate(&mut before)?;
-    state(&mut before)?.refused(2, 0x04, 0x04).context("before the blow")?;
+    state(&mut before)?.expect_sense(2, 0x04, 0x04).context("before the blow")?;
     target.kill()?;
     for _ in 0..2 {
         let target = Target::start_after_kill(lab, &spec)?;
         let mut after = session(&target)?;
-        state(&mut after)?.refused(3, 0x31, 0)?;
-        after.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], Data::In(512))?.refused(3, 0x31, 0)?;
+        state(&mut after)?.expect_sense(3, 0x31, 0)?;
+        after.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], Data::In(512))?.expect_sense(3, 0x31, 0)?;
         target.kill()?;
     }
     let target = Target::start_after_kill(lab, &spec)?;
     let mut after = session(&target)?;
     immediate(&mut after)?;
     let end = Instant::now() + SANITIZE_LIMIT;
-    while state(&mut after)?.refused(2, 0x04, 0x04).is_ok() {
+    while state(&mut after)?.expect_sense(2, 0x04, 0x04).is_ok() {
         ensure!(Instant::now() < end, "it does not come to an end");
         std::thread::sleep(Duration::from_millis(100));
     }

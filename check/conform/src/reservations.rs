@@ -6,14 +6,14 @@ use anyhow::{Context, Result, ensure};
 
 use crate::session::{Data, Done, GOOD, Login, Session, cdb};
 use crate::target::{Driver, Lab, Spec, Target};
-use crate::witness::Random;
+use crate::test_data::Random;
 
 const MIB: u64 = 8;
 const RESERVATION_CONFLICT: u8 = 0x18;
 /// Exclusive Access.
 const KIND: u8 = 3;
 /// APTPL.
-const OUTLIVES: u8 = 0x01;
+const APTPL: u8 = 0x01;
 /// Service actions of PERSISTENT RESERVE OUT.
 const RESERVE: u8 = 1;
 const CLEAR: u8 = 3;
@@ -27,7 +27,7 @@ fn session(target: &Target, initiator: &str) -> Result<Session> {
 
 /// PERSISTENT RESERVE OUT: its CDB and its list.
 fn out(action: u8, key: u64, new: u64) -> ([u8; 10], Vec<u8>) {
-    let list = [&key.to_be_bytes()[..], &new.to_be_bytes(), &[0, 0, 0, 0, OUTLIVES, 0, 0, 0]].concat();
+    let list = [&key.to_be_bytes()[..], &new.to_be_bytes(), &[0, 0, 0, 0, APTPL, 0, 0, 0]].concat();
     ([0x5f, action, KIND, 0, 0, 0, 0, 0, 24, 0], list)
 }
 

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use crate::process;
 use crate::session::{self, Login, Session};
 use crate::target::{Driver, Lab, free_port};
-use crate::witness::pattern;
+use crate::test_data::pattern;
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// More than there are cores: each of them has something to say of who logs in.
