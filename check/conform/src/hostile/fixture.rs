@@ -13,38 +13,38 @@ use crate::session::{Login, Session, sense_of};
 use crate::target::{Driver, Lab, Target};
 use crate::test_data::Random;
 
-/// Data memory the target is told to use, per core.
+/// The data memory of the target per core (`--memory`).
 pub(super) const DATA_MIB: u64 = 64;
 pub(super) const CORES: u64 = 2;
-/// What it may be resident with at most: its data memory, and as much again for everything else.
+/// Limit of resident memory: the data memory, and as much again for everything else.
 pub(super) const MEMORY_LIMIT: u64 = 2 * CORES * (DATA_MIB << 20);
-/// A refusal that takes longer is none.
+/// How long the target may take to react.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// How long silence must last to count as "ignored".
+/// A request without a reaction for this long was ignored.
 pub(super) const SILENCE: Duration = Duration::from_millis(300);
 
-/// What the cases work with.
+/// The fixture of a hostile client.
 pub(super) struct Fixture<'a> {
     pub(super) lab: &'a Lab,
     pub(super) driver: Driver,
     pub(super) target: &'a Target,
     pub(super) gauge: &'a MemoryGauge,
-    /// LUN for all that is hostile; the witness has another where there are two.
+    /// The LUN of hostile clients; the verifying writer uses another one if there are two.
     pub(super) lun: u16,
     pub(super) random: Random,
 }
 
 pub(super) type Case = (&'static str, fn(&mut Fixture<'_>) -> Result<()>);
 
-/// Somebody logs in who was not there before.
+/// Logs in with a new initiator name.
 pub(super) fn newcomer(target: &Target) -> Result<()> {
     Session::open(target.portal, &Login::to(&target.name, "newcomer"))?.logout()
 }
 
-/// Watches the target's memory.
+/// Measures the resident memory of the target.
 pub(super) struct MemoryGauge {
     stop: Arc<AtomicBool>,
-    /// Since it was last asked for.
+    /// The peak since the last check.
     recent: Arc<AtomicU64>,
     pub(super) highest: AtomicU64,
 }
@@ -52,11 +52,11 @@ pub(super) struct MemoryGauge {
 impl MemoryGauge {
     pub(super) fn start(pid: Option<u32>) -> Self {
         let (stop, recent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let theirs = (Arc::clone(&stop), Arc::clone(&recent));
+        let shared = (Arc::clone(&stop), Arc::clone(&recent));
         std::thread::spawn(move || {
-            while let (false, Some(pid)) = (theirs.0.load(Ordering::Relaxed), pid) {
+            while let (false, Some(pid)) = (shared.0.load(Ordering::Relaxed), pid) {
                 if let Ok(bytes) = process::resident_bytes(pid) {
-                    theirs.1.fetch_max(bytes, Ordering::Relaxed);
+                    shared.1.fetch_max(bytes, Ordering::Relaxed);
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -64,11 +64,16 @@ impl MemoryGauge {
         Self { stop, recent, highest: AtomicU64::new(0) }
     }
 
-    /// An error if the target was too big at any moment since the last call.
+    /// An error if the resident memory exceeded the limit since the last call.
     pub(super) fn check_limit(&self) -> Result<()> {
         let peak = self.recent.swap(0, Ordering::Relaxed);
         self.highest.fetch_max(peak, Ordering::Relaxed);
-        ensure!(peak <= MEMORY_LIMIT, "the target took {} MiB, {} are allowed", peak >> 20, MEMORY_LIMIT >> 20);
+        ensure!(
+            peak <= MEMORY_LIMIT,
+            "the target used {} MiB of memory, the limit is {}",
+            peak >> 20,
+            MEMORY_LIMIT >> 20
+        );
         Ok(())
     }
 }
@@ -80,7 +85,7 @@ impl Drop for MemoryGauge {
 }
 
 impl Fixture<'_> {
-    /// A session of the attacker's.
+    /// A session of the attacker.
     pub(super) fn session(&self, keys: &[(&'static str, &str)]) -> Result<Session> {
         let mut login = Login::to(&self.target.name, "attacker");
         for (key, value) in keys {
@@ -98,21 +103,21 @@ impl Fixture<'_> {
     }
 }
 
-/// How a target met what it should not have got.
+/// The reaction of the target to an invalid request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reaction {
     Closed,
-    /// The reason of a Reject (RFC 7143, 11.17.1).
+    /// A Reject with this reason (RFC 7143 11.17.1).
     Rejected(u8),
-    /// Status of a SCSI response; sense key, additional sense code and its qualifier.
+    /// A SCSI response: status; sense key, additional sense code and qualifier.
     Answered(u8, (u8, u8, u8)),
-    /// Status class and detail of a login response.
+    /// A login response: status class and detail.
     Login(u16),
     Other(u8),
     Ignored,
 }
 
-/// The target's reaction; pings that it sends are none.
+/// The next reaction of the target. Pings of the target are ignored.
 pub(super) fn reaction(connection: &mut Connection, limit: Duration) -> Result<Reaction> {
     let end = Instant::now() + limit;
     loop {
@@ -131,20 +136,20 @@ pub(super) fn reaction(connection: &mut Connection, limit: Duration) -> Result<R
     }
 }
 
-/// Fails unless this is the next that the target does.
+/// Fails unless the next reaction is the expected one.
 pub(super) fn expect_reaction(connection: &mut Connection, wanted: Reaction) -> Result<()> {
     let found = reaction(connection, PATIENCE)?;
     ensure!(found == wanted, "{found:?} instead of {wanted:?}");
     Ok(())
 }
 
-/// Fails unless the target answered the login with this status.
+/// Fails unless the login was refused with this status.
 pub(super) fn login_refused(connection: &mut Connection, status: u16) -> Result<()> {
     expect_reaction(connection, Reaction::Login(status))
-        .with_context(|| format!("login status {status:04x}h is wanted"))
+        .with_context(|| format!("login status {status:04x}h is expected"))
 }
 
-/// The connection must be there, and work.
+/// Fails unless the session still answers a ping.
 pub(super) fn expect_alive(session: &mut Session) -> Result<()> {
     let tag = session.tag();
     let nop = Pdu::new(op::NOP_OUT | crate::pdu::IMMEDIATE, crate::pdu::FINAL).tag(tag);
@@ -161,7 +166,7 @@ pub(super) fn expect_alive(session: &mut Session) -> Result<()> {
     }
 }
 
-/// What the hostile guests work with.
+/// The fixture of a hostile guest.
 pub(super) struct VmFixture<'a> {
     pub(super) socket: &'a Path,
     pub(super) lab: &'a Lab,

@@ -1,4 +1,4 @@
-//! Peers that are many, slow, or never listen.
+//! Floods, slow clients, and clients that do not read.
 
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
@@ -14,9 +14,9 @@ use crate::session::{Data, Session, cdb};
 use crate::test_data::pattern;
 
 const HALF_OPEN: u64 = 10_000;
-/// So many of them a core of the target keeps (`HALF_OPEN_MAX` of its `stream`).
+/// The half-open connections that a core of the target keeps (`HALF_OPEN_MAX` of `lunar_stream`).
 const HALF_OPEN_KEPT: usize = 1024;
-/// Files that we need ourselves besides the connections of a flood.
+/// Open files of this program besides the connections of a flood.
 const OWN_FILES: u64 = 200;
 
 pub(super) const CASES: [Case; 11] = [
@@ -25,27 +25,27 @@ pub(super) const CASES: [Case; 11] = [
     ("flood: 500 connections with half a login each", half_logins),
     ("flood: 300 sessions at once", many_sessions),
     ("flood: the same session again and again", reinstatement),
-    ("flood: reads whose data nobody takes", reads_untaken),
-    ("flood: a slow reader gets all of it, in time", slow_reader),
-    ("flood: pings whose echo nobody takes", pings_untaken),
-    ("flood: writes whose data never comes", writes_without_data),
+    ("flood: reads whose data is not received", reads_untaken),
+    ("flood: a slow reader receives all data in time", slow_reader),
+    ("flood: pings whose echo is not received", pings_untaken),
+    ("flood: writes whose data never arrives", writes_without_data),
     ("flood: half of a long data segment, a hundred times", half_segments),
     ("flood: commands beyond the window", beyond_window),
 ];
 
-/// Sessions and logins of a flood are gone when their connections are.
-fn files_of(fixture: &Fixture<'_>) -> Option<usize> {
+/// The number of open files of the target.
+fn open_files(fixture: &Fixture<'_>) -> Option<usize> {
     let pid = fixture.target.pid()?;
     Some(std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count())
 }
 
-/// Runs a flood, and then waits until the target has let go of it.
-fn and_over(fixture: &mut Fixture<'_>, flood: impl FnOnce(&mut Fixture<'_>) -> Result<()>) -> Result<()> {
-    let before = files_of(fixture);
+/// Runs a flood, and waits until the target has closed its connections.
+fn run_flood(fixture: &mut Fixture<'_>, flood: impl FnOnce(&mut Fixture<'_>) -> Result<()>) -> Result<()> {
+    let before = open_files(fixture);
     flood(fixture)?;
     let end = Instant::now() + PATIENCE;
-    // The witness and the newcomers of other cases come and go: a few more are no leak.
-    while let (Some(before), Some(now)) = (before, files_of(fixture))
+    // The writer and new logins of other cases open a few files: that is not a leak.
+    while let (Some(before), Some(now)) = (before, open_files(fixture))
         && now > before + 8
     {
         ensure!(Instant::now() < end, "the target had {before} files open before, and {now} after");
@@ -54,8 +54,8 @@ fn and_over(fixture: &mut Fixture<'_>, flood: impl FnOnce(&mut Fixture<'_>) -> R
     Ok(())
 }
 
-/// As many files as we may have, up to `wanted`.
-fn allow_files(wanted: u64) -> u64 {
+/// Raises the limit of open files up to `wanted`; returns the limit.
+fn raise_file_limit(wanted: u64) -> u64 {
     let now = getrlimit(Resource::Nofile);
     let most = now.maximum.unwrap_or(u64::MAX);
     let current = wanted.min(most).max(now.current.unwrap_or(0));
@@ -65,15 +65,14 @@ fn allow_files(wanted: u64) -> u64 {
     now.current.unwrap_or(1024)
 }
 
-/// Whoever is half open makes room for the next of his kind, the oldest first; who has logged in, and who comes to log
-/// in, notices nothing of them.
+/// A new half-open connection replaces the oldest half-open one. Logged-in sessions and new logins are not affected.
 fn half_open(fixture: &mut Fixture<'_>) -> Result<()> {
-    let allowed = usize::try_from(allow_files(HALF_OPEN + OWN_FILES).saturating_sub(OWN_FILES).min(HALF_OPEN))?;
+    let allowed = usize::try_from(raise_file_limit(HALF_OPEN + OWN_FILES).saturating_sub(OWN_FILES).min(HALF_OPEN))?;
     if (allowed as u64) < HALF_OPEN {
         fixture.lab.report.note(&format!("this process may have {allowed} connections, not {HALF_OPEN}"));
     }
     let mut kept = 0;
-    and_over(fixture, |fixture| {
+    run_flood(fixture, |fixture| {
         let mut first = fixture.session(&[])?;
         let mut held = Vec::new();
         while held.len() < allowed {
@@ -84,7 +83,10 @@ fn half_open(fixture: &mut Fixture<'_>) -> Result<()> {
             if held.len().is_multiple_of(500) {
                 let place = held.len() as u64;
                 first.write(place * 8, pattern(place, 1, 4096), 512)?;
-                ensure!(first.read(place * 8, 8, 512)? == pattern(place, 1, 4096), "who was here first reads nonsense");
+                ensure!(
+                    first.read(place * 8, 8, 512)? == pattern(place, 1, 4096),
+                    "an earlier session reads wrong data"
+                );
             }
         }
         let most = usize::try_from(CORES)? * HALF_OPEN_KEPT;
@@ -98,23 +100,23 @@ fn half_open(fixture: &mut Fixture<'_>) -> Result<()> {
             std::thread::sleep(Duration::from_millis(20));
         }
         ensure!(kept >= HALF_OPEN_KEPT.min(allowed), "only {kept} half-open connections are kept");
-        newcomer(fixture.target).context("while they are open")?;
+        newcomer(fixture.target).context("with the flood's connections open")?;
         fixture.gauge.check_limit()?;
         first.ping()?;
-        ensure!(first.read(4000, 8, 512)? == pattern(500, 1, 4096), "what was written in the flood is lost");
+        ensure!(first.read(4000, 8, 512)? == pattern(500, 1, 4096), "data written during the flood is lost");
         first.logout()
     })?;
-    fixture.lab.report.note(&format!("of {allowed} connections at once {kept} were kept"));
+    fixture.lab.report.note(&format!("{kept} of {allowed} half-open connections were kept"));
     Ok(())
 }
 
-/// Whether the other end has neither closed nor reset it; nobody has sent anything.
+/// Whether the target has not closed or reset a connection on which it sends nothing.
 fn is_open(mut stream: &TcpStream) -> bool {
     matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
 fn churn(fixture: &mut Fixture<'_>) -> Result<()> {
-    and_over(fixture, |fixture| {
+    run_flood(fixture, |fixture| {
         for _ in 0..2000 {
             fixture.connection()?;
         }
@@ -123,12 +125,12 @@ fn churn(fixture: &mut Fixture<'_>) -> Result<()> {
 }
 
 fn half_logins(fixture: &mut Fixture<'_>) -> Result<()> {
-    and_over(fixture, |fixture| {
+    run_flood(fixture, |fixture| {
         let bytes = fixture.login().request().encode(Digests::default());
         let mut held = Vec::new();
         for at in 0..500 {
             let mut connection = fixture.connection()?;
-            // The target may have had enough and closed.
+            // The target may have closed the connection.
             let _ = connection.send_raw(&bytes[..1 + at % (bytes.len() - 1)]);
             held.push(connection);
         }
@@ -137,7 +139,7 @@ fn half_logins(fixture: &mut Fixture<'_>) -> Result<()> {
 }
 
 fn many_sessions(fixture: &mut Fixture<'_>) -> Result<()> {
-    and_over(fixture, |fixture| {
+    run_flood(fixture, |fixture| {
         let mut sessions = Vec::new();
         let mut refused = 0;
         for qualifier in 0..300 {
@@ -155,9 +157,9 @@ fn many_sessions(fixture: &mut Fixture<'_>) -> Result<()> {
     })
 }
 
-/// A login with the same names replaces the session (RFC 7143, 6.3.5): the old connection ends, the new one works.
+/// A login with the same names replaces the session (RFC 7143 6.3.5): the old connection ends, the new one works.
 fn reinstatement(fixture: &mut Fixture<'_>) -> Result<()> {
-    and_over(fixture, |fixture| {
+    run_flood(fixture, |fixture| {
         let mut sessions: Vec<Session> = Vec::new();
         for _ in 0..10 {
             let mut session = Session::ready(fixture.target.portal, &fixture.login(), fixture.lun)?;
@@ -170,7 +172,7 @@ fn reinstatement(fixture: &mut Fixture<'_>) -> Result<()> {
             loop {
                 match session.connection.receive(PATIENCE)? {
                     Received::Closed => break,
-                    Received::Silence => bail!("a session that was replaced stays open"),
+                    Received::Silence => bail!("a replaced session stays open"),
                     Received::Pdu(_) => {}
                 }
             }
@@ -180,7 +182,7 @@ fn reinstatement(fixture: &mut Fixture<'_>) -> Result<()> {
 }
 
 fn reads_untaken(fixture: &mut Fixture<'_>) -> Result<()> {
-    and_over(fixture, |fixture| {
+    run_flood(fixture, |fixture| {
         let mut sessions = Vec::new();
         for qualifier in 0..8 {
             let login = fixture.login().qualifier(qualifier);
@@ -192,18 +194,17 @@ fn reads_untaken(fixture: &mut Fixture<'_>) -> Result<()> {
             }
             sessions.push(session);
         }
-        // Time for the target to read all it may into memory.
+        // Gives the target time to read as much as it may into memory.
         std::thread::sleep(Duration::from_secs(2));
         Ok(())
     })
 }
 
-/// Little room on our side, and little pauses: what did not fit at once must follow when there is room, not at some
-/// time-out.
+/// A small receive buffer and short pauses: data that did not fit must follow when there is room, not after a timeout.
 fn slow_reader(fixture: &mut Fixture<'_>) -> Result<()> {
     const ROUNDS: u32 = 40;
-    /// Far less than a reply, but more than a segment of the loopback: with less room than a segment, the sender's
-    /// kernel sends a piece each time its probe timer runs out.
+    /// Far less than a reply, but more than a segment of the loopback: in less room, the kernel of the sender sends a
+    /// piece only when its probe timer expires.
     const ROOM: usize = 128 << 10;
     let mut session = fixture.session(&[])?;
     set_socket_recv_buffer_size(&session.connection.stream, ROOM)?;
@@ -219,23 +220,23 @@ fn slow_reader(fixture: &mut Fixture<'_>) -> Result<()> {
 }
 
 fn pings_untaken(fixture: &mut Fixture<'_>) -> Result<()> {
-    and_over(fixture, |fixture| {
+    run_flood(fixture, |fixture| {
         let mut session = fixture.session(&[])?;
         session.connection.stream.set_write_timeout(Some(Duration::from_millis(500)))?;
         let nop = Pdu::new(op::NOP_OUT | IMMEDIATE, FINAL).tag(5).word(20, RESERVED_TAG).word(24, session.cmd_sn);
         let bytes = nop.word(28, session.exp_stat_sn).with_data(vec![1; 8192]).encode(Digests::default());
-        // The target stops taking more, or closes; it does not keep a gigabyte for us.
+        // The target must stop receiving or close; it must not buffer a gigabyte.
         for _ in 0..(1 << 30) / bytes.len() {
             if session.connection.send_raw(&bytes).is_err() {
                 return Ok(());
             }
         }
-        bail!("a gigabyte of pings was taken, though nobody reads the echo")
+        bail!("a gigabyte of pings was received although no echo was read")
     })
 }
 
 fn writes_without_data(fixture: &mut Fixture<'_>) -> Result<()> {
-    and_over(fixture, |fixture| {
+    run_flood(fixture, |fixture| {
         let mut sessions = Vec::new();
         for qualifier in 0..32 {
             let login = fixture.login().qualifier(qualifier).key("ImmediateData", "No").key("InitialR2T", "Yes");
@@ -253,7 +254,7 @@ fn writes_without_data(fixture: &mut Fixture<'_>) -> Result<()> {
 }
 
 fn half_segments(fixture: &mut Fixture<'_>) -> Result<()> {
-    and_over(fixture, |fixture| {
+    run_flood(fixture, |fixture| {
         let mut sessions = Vec::new();
         for qualifier in 0..100 {
             let mut session =
@@ -271,10 +272,9 @@ fn half_segments(fixture: &mut Fixture<'_>) -> Result<()> {
     })
 }
 
-/// Commands without regard to MaxCmdSN: those beyond it are dropped, the rest are answered, and no memory is kept for
-/// any.
+/// Commands beyond MaxCmdSN: they are dropped, the others are answered, and no memory is kept for any.
 fn beyond_window(fixture: &mut Fixture<'_>) -> Result<()> {
-    and_over(fixture, |fixture| {
+    run_flood(fixture, |fixture| {
         let mut session = fixture.session(&[])?;
         session.connection.stream.set_write_timeout(Some(Duration::from_secs(2)))?;
         for _ in 0..20_000 {
@@ -288,7 +288,7 @@ fn beyond_window(fixture: &mut Fixture<'_>) -> Result<()> {
             ensure!(pdu.opcode() == op::RESPONSE, "opcode {:02x}h", pdu.opcode());
             answers += 1;
         }
-        ensure!(answers > 0, "no command was answered at all");
+        ensure!(answers > 0, "no command was answered");
         Ok(())
     })
 }

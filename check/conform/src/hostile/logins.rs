@@ -1,4 +1,4 @@
-//! What comes before a session, from peers that nobody has identified yet.
+//! Hostile clients during login.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::fixture::{Case, Fixture, PATIENCE, Reaction, expect_reaction, login_r
 use crate::pdu::{Connection, Digests, FINAL, IMMEDIATE, Pdu, Received, op};
 use crate::session::{Login, text};
 
-/// Initiator errors of RFC 7143, 11.13.5.
+/// Initiator errors (RFC 7143 11.13.5).
 mod status {
     pub(super) const INITIATOR_ERROR: u16 = 0x0200;
     pub(super) const NOT_FOUND: u16 = 0x0203;
@@ -20,11 +20,11 @@ mod status {
 
 /// The C bit of a login: more text follows.
 const CONTINUE: u8 = 0x40;
-/// More than any login has, and what a careless target would keep.
+/// More text than any login has, to find targets that buffer all of it.
 const TOO_MUCH: usize = 64 << 20;
 
 pub(super) const CASES: [Case; 22] = [
-    ("login: a command before it", command_first),
+    ("login: a command before the login", command_first),
     ("login: random bytes first", random_bytes),
     ("login: one byte at a time succeeds", byte_by_byte),
     ("login: reserved stage", |fixture| altered(fixture, status::INITIATOR_ERROR, |pdu| pdu.head[1] = FINAL | 0x0b)),
@@ -51,15 +51,17 @@ pub(super) const CASES: [Case; 22] = [
     }),
     ("login: text without keys", |fixture| raw_text(fixture, b"no equals sign here\0".to_vec())),
     ("login: the same key twice", same_key_twice),
-    ("login: a key of a thousand bytes", |fixture| bears(fixture, format!("X-{}=1\0", "k".repeat(1000)).into_bytes())),
-    ("login: a value of eight thousand bytes", |fixture| {
-        bears(fixture, format!("HeaderDigest={}\0", "x,".repeat(4000)).into_bytes())
+    ("login: a key of a thousand bytes", |fixture| {
+        expect_some_reaction(fixture, format!("X-{}=1\0", "k".repeat(1000)).into_bytes())
     }),
-    ("login: numbers that are none", numbers),
+    ("login: a value of eight thousand bytes", |fixture| {
+        expect_some_reaction(fixture, format!("HeaderDigest={}\0", "x,".repeat(4000)).into_bytes())
+    }),
+    ("login: invalid numbers", numbers),
     ("login: a data segment beyond the limit", long_segment),
     ("login: a data segment without end", endless_segment),
     ("login: text without end", endless_text),
-    ("login: rounds without end", endless_rounds),
+    ("login: requests without end", endless_rounds),
 ];
 
 fn command_first(fixture: &mut Fixture<'_>) -> Result<()> {
@@ -79,7 +81,7 @@ fn random_bytes(fixture: &mut Fixture<'_>) -> Result<()> {
     Ok(())
 }
 
-/// TCP keeps no boundaries: nobody may rely on them.
+/// TCP does not preserve message boundaries.
 fn byte_by_byte(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut connection = fixture.connection()?;
     for byte in fixture.login().request().encode(Digests::default()) {
@@ -91,18 +93,18 @@ fn byte_by_byte(fixture: &mut Fixture<'_>) -> Result<()> {
     }
 }
 
-/// A right login request with something wrong in its header.
+/// A valid login request with one invalid header field.
 fn altered(fixture: &Fixture<'_>, status: u16, alter: impl FnOnce(&mut Pdu)) -> Result<()> {
     let mut request = fixture.login().request();
     alter(&mut request);
     let mut connection = fixture.connection()?;
     connection.send(&request)?;
     login_refused(&mut connection, status)?;
-    gone(&mut connection)
+    expect_closed(&mut connection)
 }
 
 /// A refused login ends the connection.
-fn gone(connection: &mut Connection) -> Result<()> {
+fn expect_closed(connection: &mut Connection) -> Result<()> {
     match connection.receive(PATIENCE)? {
         Received::Closed => Ok(()),
         other => bail!("the connection stays open after the refusal: {other:?}"),
@@ -113,7 +115,7 @@ fn refused_with(fixture: &Fixture<'_>, login: &Login, status: u16) -> Result<()>
     let mut connection = fixture.connection()?;
     connection.send(&login.request())?;
     login_refused(&mut connection, status)?;
-    gone(&mut connection)
+    expect_closed(&mut connection)
 }
 
 fn no_initiator_name(fixture: &mut Fixture<'_>) -> Result<()> {
@@ -138,7 +140,7 @@ fn other_text(fixture: &Fixture<'_>, (key, value): (&'static str, &str), status:
     refused_with(fixture, &fixture.login().key(key, value), status)
 }
 
-/// Text in place of keys.
+/// A login whose text is malformed.
 fn raw_text(fixture: &Fixture<'_>, data: Vec<u8>) -> Result<()> {
     let mut request = fixture.login().request();
     request.data.extend(data);
@@ -151,8 +153,8 @@ fn same_key_twice(fixture: &mut Fixture<'_>) -> Result<()> {
     raw_text(fixture, b"InitialR2T=No\0InitialR2T=Yes\0".to_vec())
 }
 
-/// Odd but perhaps lawful: an answer, a refusal or a close, just no silence.
-fn bears(fixture: &Fixture<'_>, data: Vec<u8>) -> Result<()> {
+/// Unusual text that may be valid: the target may answer, refuse or close, but must react.
+fn expect_some_reaction(fixture: &Fixture<'_>, data: Vec<u8>) -> Result<()> {
     let mut request = fixture.login().request();
     request.data.extend(data);
     ensure!(request.data.len() <= 8192 + 1024, "the case itself is too long");
@@ -178,8 +180,8 @@ fn numbers(fixture: &mut Fixture<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before anything is agreed a data segment has 8192 bytes at most (RFC 7143, 13.12); what comes after a longer one
-/// cannot be trusted.
+/// Before MaxRecvDataSegmentLength is declared, a data segment has at most 8192 bytes (RFC 7143 13.12). The position of
+/// the PDU after a longer one is not trustworthy.
 fn long_segment(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut request = fixture.login().request();
     request.data.resize(100_000, 0);
@@ -215,14 +217,14 @@ fn endless_text(fixture: &mut Fixture<'_>) -> Result<()> {
         match reaction(&mut connection, PATIENCE)? {
             Reaction::Closed | Reaction::Rejected(_) => return Ok(()),
             Reaction::Login(0) => {}
-            Reaction::Login(refused) if refused >> 8 >= 2 => return gone(&mut connection),
+            Reaction::Login(refused) if refused >> 8 >= 2 => return expect_closed(&mut connection),
             other => bail!("{other:?}"),
         }
     }
-    bail!("{} MiB of text were taken", TOO_MUCH >> 20)
+    bail!("{} MiB of text were received", TOO_MUCH >> 20)
 }
 
-/// Nothing forbids many rounds, so the target may go on; it may also have had enough.
+/// The standard does not limit the number of requests: the target may continue or refuse.
 fn endless_rounds(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut request = fixture.login().request();
     request.head[1] = 0x04;

@@ -1,5 +1,5 @@
-//! Clients that break the rules. After each: the target lives, its memory is bounded, a well-behaved session goes on
-//! with its data, and a new login succeeds.
+//! Hostile clients, which violate the protocols. After each one, the target is running, its memory is within its limit,
+//! a session that follows the protocol continues with its data, and a new login succeeds.
 
 mod fixture;
 mod floods;
@@ -22,7 +22,7 @@ use crate::test_data::Random;
 use crate::verifying_writer::VerifyingWriter;
 use fixture::{CORES, Case, DATA_MIB, Fixture, MemoryGauge, newcomer};
 
-/// Runs all hostile clients. With `all`, also those that say nothing about the driver.
+/// Runs the hostile clients. With `all`, also those whose result does not depend on the driver.
 pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
     let part = format!("hostile/{}", driver.name());
     let memory = DATA_MIB.to_string();
@@ -31,7 +31,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
     let mut target = Target::start(lab, &spec.flags(&["--memory", &memory, "--cores", &cores]))?;
     let writer = VerifyingWriter::start(target.portal, &target.name, target.lun, lab.seed)?;
     let gauge = MemoryGauge::start(target.pid());
-    // A connection that never logs in; looked at again in the end.
+    // A connection that never logs in, which is checked at the end.
     let idle = (Connection::open(target.portal)?, Instant::now());
     let cases: Vec<&Case> = if all {
         logins::CASES
@@ -50,7 +50,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
             let random = Random::new(lab.seed);
             let mut fixture = Fixture { lab, driver, target: &target, gauge: &gauge, lun, random };
             let outcome = case(&mut fixture);
-            // First of all whether the target bore it: that explains whatever else went wrong.
+            // Check the target first: if it has ended, that explains all other failures.
             target.healthy()?;
             outcome?;
             gauge.check_limit()?;
@@ -58,7 +58,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
             newcomer(&target)
         });
         if !good && target.healthy().is_err() {
-            bail!("no target is left");
+            bail!("the target has ended");
         }
     }
     lab.report.check(&part, "a connection that never logs in is closed", || closed_for_idleness(idle));
@@ -68,7 +68,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
         Ok(())
     });
     lab.report.note(&format!(
-        "{part}: {operations} writes verified meanwhile; peak memory {} MiB",
+        "{part}: {operations} writes verified in the background; peak memory {} MiB",
         gauge.highest.load(Ordering::Relaxed) >> 20
     ));
     lab.report.check(&part, "target drains", || target.stop());
