@@ -412,7 +412,7 @@ impl Guest {
     }
 
     /// The same guest by another process's controller, with this in its memory.
-    pub(crate) fn elsewhere(&self, socket: &Path, memory: &[u8]) -> Result<Self> {
+    pub(crate) fn migrate_to(&self, socket: &Path, memory: &[u8]) -> Result<Self> {
         let mut other = Self::start(socket)?;
         other.memory.write_all_at(memory, 0)?;
         (other.turns, other.next, other.has_shadow) = (self.turns, self.next, self.has_shadow);

@@ -1,4 +1,4 @@
-//! Requests in full feature phase that are malformed, out of order or nonsense.
+//! Hostile requests in the full-feature phase: malformed, out of order, or invalid.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use crate::session::{Data, GOOD, Login, Session, cdb};
 use crate::target::{Spec, Target};
 
 const TEST_UNIT_READY: [u8; 6] = [0; 6];
-/// "Command not supported", "invalid PDU field" (RFC 7143, 11.17.1).
+/// Reject reasons "command not supported" and "invalid PDU field" (RFC 7143 11.17.1).
 const NOT_SUPPORTED: Reaction = Reaction::Rejected(0x05);
 const INVALID_FIELD: Reaction = Reaction::Rejected(0x09);
 
 pub(super) const CASES: [Case; 23] = [
     ("request: opcodes that do not exist", unknown_opcodes),
-    ("request: opcodes of targets", target_opcodes),
+    ("request: opcodes of responses", target_opcodes),
     ("request: a second login", second_login),
     ("request: cut off in the header", |fixture| cut(fixture, 20)),
     ("request: cut off in the data", |fixture| cut(fixture, 48 + 100)),
@@ -25,15 +25,15 @@ pub(super) const CASES: [Case; 23] = [
     ("request: task tag ffffffffh", reserved_tag),
     ("request: a task tag that is in use", tag_in_use),
     ("request: CmdSN beyond the window", beyond_window),
-    ("request: CmdSN of the past", past_command),
+    ("request: a CmdSN that was used already", past_command),
     ("request: CmdSN with a gap that closes later", gap_that_closes),
-    ("request: ExpStatSN of the future", future_status),
-    ("request: additional header segments of nonsense", header_segments),
+    ("request: an ExpStatSN that was not sent yet", future_status),
+    ("request: random additional header segments", header_segments),
     ("request: additional header segments cut short", short_header_segments),
     ("request: LUNs in every form", odd_luns),
     ("request: SNACK without error recovery", snack),
     ("request: text without end", endless_text),
-    ("request: text that continues nothing", text_from_nowhere),
+    ("request: text that continues no exchange", text_from_nowhere),
     ("request: task management that does not exist", unknown_task_management),
     ("request: logout of another connection", foreign_logout),
     ("request: random CDBs", random_cdbs),
@@ -66,12 +66,12 @@ fn second_login(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut session = fixture.session(&[])?;
     let request = fixture.login().request().word(24, session.cmd_sn).word(28, session.exp_stat_sn);
     session.connection.send(&request)?;
-    // Protocol error.
+    // Reject reason "protocol error".
     expect_reaction(&mut session.connection, Reaction::Rejected(0x04))?;
     expect_alive(&mut session)
 }
 
-/// A PDU of which only the first bytes come before the peer ends its side.
+/// A PDU that ends after its first bytes, because the initiator closes its side.
 fn cut(fixture: &mut Fixture<'_>, at: usize) -> Result<()> {
     let mut session = fixture.session(&[])?;
     let pdu = session.command(&cdb::write(0, 8), 0x20, 4096).with_data(vec![7; 4096]);
@@ -98,11 +98,11 @@ fn long_segment(fixture: &mut Fixture<'_>) -> Result<()> {
     expect_reaction(&mut session.connection, Reaction::Closed)
 }
 
-/// Nothing after a wrong header digest can be trusted, not even where the next PDU begins (RFC 7143, 7.7).
+/// After a wrong header digest, the position of the next PDU is unknown (RFC 7143 7.7).
 fn wrong_header_digest(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut session = fixture.session(&[("HeaderDigest", "CRC32C")])?;
     if !session.connection.digests.header {
-        return crate::report::skip("the target agrees to no header digest");
+        return crate::report::skip("the target does not accept a header digest");
     }
     let pdu = session.command(&TEST_UNIT_READY, 0, 0);
     let mut bytes = pdu.encode(session.connection.digests);
@@ -122,7 +122,7 @@ fn reserved_tag(fixture: &mut Fixture<'_>) -> Result<()> {
     expect_alive(&mut session)
 }
 
-/// A write that waits for its data, and another command with the same tag.
+/// A write that waits for its data, and another command with the same task tag.
 fn tag_in_use(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut session = fixture.session(&[("ImmediateData", "No"), ("InitialR2T", "Yes")])?;
     let first = session.command(&cdb::write(0, 8), 0x20, 4096);
@@ -130,7 +130,7 @@ fn tag_in_use(fixture: &mut Fixture<'_>) -> Result<()> {
     ensure!(session.connection.expect(PATIENCE)?.opcode() == op::R2T, "no R2T");
     let second = session.command(&TEST_UNIT_READY, 0, 0).tag(first.get(16));
     session.connection.send(&second)?;
-    // Task in progress (RFC 7143, 11.17.1).
+    // Reject reason "task in progress" (RFC 7143 11.17.1).
     expect_reaction(&mut session.connection, Reaction::Rejected(0x07))?;
     expect_alive(&mut session)
 }
@@ -142,7 +142,7 @@ fn ignored(session: &mut Session) -> Result<()> {
     }
 }
 
-/// Commands outside the window are dropped without a word (RFC 7143, 4.2.2.1).
+/// Commands outside of the window are silently ignored (RFC 7143 4.2.2.1).
 fn beyond_window(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut session = fixture.session(&[])?;
     let pdu = session.command(&TEST_UNIT_READY, 0, 0).word(24, session.max_cmd_sn.wrapping_add(1000));
@@ -163,7 +163,7 @@ fn past_command(fixture: &mut Fixture<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Two commands in the wrong order: the first to come waits, then both run in the order of their numbers.
+/// Two commands in the wrong order: the first to arrive waits, then both are executed in the order of CmdSN.
 fn gap_that_closes(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut session = fixture.session(&[])?;
     let first = session.command(&TEST_UNIT_READY, 0, 0);
@@ -174,12 +174,12 @@ fn gap_that_closes(fixture: &mut Fixture<'_>) -> Result<()> {
     for wanted in [&first, &second] {
         let pdu = session.connection.expect(PATIENCE)?;
         ensure!(pdu.opcode() == op::RESPONSE && pdu.head[3] == GOOD, "opcode {:02x}h", pdu.opcode());
-        ensure!(pdu.get(16) == wanted.get(16), "the commands ran in the wrong order");
+        ensure!(pdu.get(16) == wanted.get(16), "the commands were executed in the wrong order");
     }
     Ok(())
 }
 
-/// It acknowledges what nobody has sent: nothing is kept at ErrorRecoveryLevel 0, so nothing can come of it.
+/// Acknowledges a status that was not sent. At ErrorRecoveryLevel 0 nothing is kept, so this has no effect.
 fn future_status(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut session = fixture.session(&[])?;
     session.exp_stat_sn = session.exp_stat_sn.wrapping_add(0x1000_0000);
@@ -190,8 +190,8 @@ fn future_status(fixture: &mut Fixture<'_>) -> Result<()> {
 }
 
 fn header_segments(fixture: &mut Fixture<'_>) -> Result<()> {
-    // Length, kind, specific: zero length, unknown kind, extended CDB longer than its room, bidirectional length with
-    // nothing.
+    // Length, type, contents: a length of zero, an unknown type, an extended CDB longer than its room, a bidirectional
+    // length without contents.
     for ahs in [vec![0; 4], vec![0, 1, 0x3f, 0], vec![0xff, 0xff, 1, 0], vec![0, 1, 2, 0], vec![0; 1020]] {
         let mut session = fixture.session(&[])?;
         let mut pdu = session.command(&TEST_UNIT_READY, 0, 0);
@@ -215,7 +215,7 @@ fn short_header_segments(fixture: &mut Fixture<'_>) -> Result<()> {
     }
 }
 
-/// Addressing methods of SAM-6, 4.7: none of these names a unit.
+/// Addressing methods of SAM-6 4.7: none of these LUNs addresses a logical unit.
 fn odd_luns(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut session = fixture.session(&[])?;
     for lun in
@@ -239,7 +239,7 @@ fn snack(fixture: &mut Fixture<'_>) -> Result<()> {
         .word(20, RESERVED_TAG)
         .word(28, session.exp_stat_sn);
     session.connection.send(&pdu.word(44, 100))?;
-    // SNACK reject.
+    // Reject reason "SNACK reject".
     expect_reaction(&mut session.connection, Reaction::Rejected(0x03))?;
     expect_alive(&mut session)
 }
@@ -256,12 +256,12 @@ fn endless_text(fixture: &mut Fixture<'_>) -> Result<()> {
                 transfer = answer.get(20);
                 session.exp_stat_sn = answer.get(24).wrapping_add(1);
             }
-            // Protocol error.
+            // Reject reason "protocol error".
             (op::REJECT, 0x04) => return expect_alive(&mut session),
             _ => bail!("text is answered with {answer:?}"),
         }
     }
-    bail!("16 MiB of text were taken")
+    bail!("16 MiB of text were received")
 }
 
 fn text_from_nowhere(fixture: &mut Fixture<'_>) -> Result<()> {
@@ -278,7 +278,7 @@ fn unknown_task_management(fixture: &mut Fixture<'_>) -> Result<()> {
         let pdu = Pdu::new(op::TASK_REQUEST | IMMEDIATE, FINAL | function).lun(fixture.lun).tag(99).word(20, 0xdead);
         session.connection.send(&pdu.word(24, session.cmd_sn).word(28, session.exp_stat_sn))?;
         match session.connection.receive(PATIENCE)? {
-            // Function not supported (RFC 7143, 11.6.1).
+            // Response "function not supported" (RFC 7143 11.6.1).
             Received::Pdu(pdu) if pdu.opcode() == op::TASK_RESPONSE && pdu.head[2] == 5 => {}
             other => bail!("function {function}: {other:?}"),
         }
@@ -288,18 +288,18 @@ fn unknown_task_management(fixture: &mut Fixture<'_>) -> Result<()> {
 
 fn foreign_logout(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut session = fixture.session(&[])?;
-    // Reason 1: close the connection whose identifier stands at 20.
+    // Reason 1: close the connection with the CID at byte 20.
     let pdu = Pdu::new(op::LOGOUT | IMMEDIATE, FINAL | 1).tag(98).word(20, 0x4321_0000).word(24, session.cmd_sn);
     session.connection.send(&pdu.word(28, session.exp_stat_sn))?;
     match session.connection.receive(PATIENCE)? {
-        // The connection was not found (RFC 7143, 11.15.1).
+        // Response "CID not found" (RFC 7143 11.15.1).
         Received::Pdu(pdu) if pdu.opcode() == op::LOGOUT_RESPONSE && pdu.head[2] == 1 => expect_alive(&mut session),
         other => bail!("{other:?}"),
     }
 }
 
-/// Every command is answered, whatever it is. On a target of its own: commands may well stop, reserve or format a disk,
-/// or take its path away.
+/// Every CDB gets a response. On a target of its own: the commands may stop, reserve or format a unit, or change its
+/// access state.
 fn random_cdbs(fixture: &mut Fixture<'_>) -> Result<()> {
     fixture.lab.built()?;
     let mut target = Target::start(fixture.lab, &Spec::new(fixture.driver, ["ram:8M"])?)?;
@@ -307,7 +307,7 @@ fn random_cdbs(fixture: &mut Fixture<'_>) -> Result<()> {
     for round in 0..3000 {
         let mut cdb = fixture.random.bytes(16);
         if fixture.random.below(2) == 0 {
-            // Mostly reserved bits are zero: that gets further.
+            // Mostly zeroes in the CDB pass more checks.
             cdb[1..].iter_mut().for_each(|byte| *byte &= 0x01);
         }
         let length = usize::try_from(fixture.random.below(9000))?;
@@ -323,7 +323,7 @@ fn random_cdbs(fixture: &mut Fixture<'_>) -> Result<()> {
     target.stop()
 }
 
-/// One bit of a right request is wrong. The LUN stays: other units' data is not ours to destroy.
+/// One bit of a valid request is flipped, except in the LUN: other units must not be overwritten.
 fn flipped_bits(fixture: &mut Fixture<'_>) -> Result<()> {
     for round in 0..300 {
         let mut session = fixture.session(&[])?;
@@ -343,13 +343,13 @@ fn flipped_bits(fixture: &mut Fixture<'_>) -> Result<()> {
         };
         bytes[at] ^= 1 << fixture.random.below(8);
         session.connection.send_raw(&bytes)?;
-        // Whatever it means now, it may mean that more is to come: end it.
+        // The flipped bit may announce more data: close the side of the initiator.
         if round % 2 == 0 {
             session.connection.end_of_sending()?;
             loop {
                 match reaction(&mut session.connection, PATIENCE)? {
                     Reaction::Closed => break,
-                    Reaction::Ignored => bail!("byte {at} changed: neither an answer nor a close"),
+                    Reaction::Ignored => bail!("byte {at} changed: neither a response nor a close"),
                     _ => {}
                 }
             }
