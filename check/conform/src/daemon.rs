@@ -1,4 +1,4 @@
-//! `lunar daemon`: a file that changes while initiators are there, and kill -9 while it does.
+//! `lunar daemon`: changes of the configuration file while sessions exist, and kill -9 during changes.
 
 mod apply_crash;
 mod fixture;
@@ -23,18 +23,21 @@ use fixture::{
 };
 
 const CASES: [Case; 12] = [
-    ("a file is served, and each initiator sees what is its own", serves),
-    ("an edit while it starts is not lost", starts_while_edited),
-    ("what is away when it starts keeps nobody from the rest, and is taken in when it is back", starts_without),
-    ("an error in the file is told with its place, and changes nothing", refuses),
-    ("LUNs come and go, and who is concerned is told", maps),
-    ("a LUN that goes lets what is under way finish", drains_a_lun),
+    ("a configuration is served, and each initiator sees its own targets and LUNs", serves),
+    ("an edit during the start is not lost", starts_while_edited),
+    (
+        "an unavailable volume or portal is left out at start, and added when it is available again",
+        starts_without_missing_stores,
+    ),
+    ("an error in the file is reported with its position, and nothing is changed", rejects_errors),
+    ("LUNs are added and removed, and the sessions that see them get a unit attention", changes_luns),
+    ("commands in progress finish before their LUN is removed", drains_a_lun),
     ("a volume grows", grows),
-    ("a target is drained: asked, logged out, closed", drains_a_target),
-    ("a target that has moved says where", moves),
-    ("a portal group gets worse, and initiators are told", transits),
-    ("who may no longer be there goes", expels),
-    ("as many volumes and groups as a large house has", scale::part),
+    ("a disabled target requests logouts and then closes its sessions", drains_a_target),
+    ("a moved target redirects logins", redirects),
+    ("a change of the access state of a portal group causes a unit attention", changes_access_state),
+    ("sessions that are no longer allowed end", ends_disallowed_sessions),
+    ("thousands of volumes and groups", scale::part),
 ];
 
 /// Runs all cases, each with a daemon of its own, and the crashes.
@@ -44,9 +47,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32, applies: u32) -> Resu
     for (name, case) in CASES.into_iter().chain(nvme::CASES).chain(isns::CASES) {
         lab.report.check(&part, name, || case(lab, driver));
     }
-    lab.report
-        .check(&part, &format!("kill -9 while it follows the file, {rounds} times"), || crashes(lab, driver, rounds));
-    let name = format!("kill -9 while the API puts a file in force, {applies} times");
+    lab.report.check(&part, &format!("kill -9 during a reload, {rounds} times"), || crashes(lab, driver, rounds));
+    let name = format!("kill -9 while the API applies a configuration, {applies} times");
     lab.report.check(&part, &name, || apply_crash::part(lab, driver, applies));
     Ok(())
 }
@@ -56,10 +58,13 @@ fn serves(lab: &Lab, driver: Driver) -> Result<()> {
     let url = format!("iscsi://{}", daemon.portal);
     let shown = tool("iscsi-ls", &["--show-luns", &url])?;
     says(&shown, MAIN)?;
-    ensure!(!shown.contains(OTHER), "a stranger is shown another's target:\n{shown}");
+    ensure!(!shown.contains(OTHER), "an initiator is shown a target of another group:\n{shown}");
     says(&tool("iscsi-inq", &[&format!("{url}/{MAIN}/4")])?, "DIRECT_ACCESS")?;
     says(&tool("iscsi-ls", &["--initiator-name", "iqn.2026-01.org.example:few", &url])?, OTHER)?;
-    ensure!(Session::open(daemon.portal, &Login::to(OTHER, "many")).is_err(), "a stranger logs in");
+    ensure!(
+        Session::open(daemon.portal, &Login::to(OTHER, "many")).is_err(),
+        "an initiator logs in to a target of another group"
+    );
     let mut session = daemon.session(MAIN, "writer", 0)?;
     session.write(7, vec![0x5a; 512], 512)?;
     session.lun = 4;
@@ -69,28 +74,28 @@ fn serves(lab: &Lab, driver: Driver) -> Result<()> {
             break done.sense();
         }
     };
-    ensure!(refused == (7, 0x27, 0), "a write to a LUN that is only read ends with {refused:02x?}");
+    ensure!(refused == (7, 0x27, 0), "a write to a read-only LUN ends with {refused:02x?}");
     session.logout()?;
     let text = std::fs::read_to_string(daemon.file())?;
     ensure!(text.starts_with("# Kept by hand.\n"), "comments are lost:\n{text}");
     let known = uuids(&daemon.file())?;
     ensure!(known.len() == 2, "volumes have no UUIDs in the file:\n{text}");
-    daemon.target.take().context("it runs")?.stop()?;
-    // Somebody brings the file from elsewhere; who the volumes are is remembered.
+    daemon.target.take().context("the daemon runs")?.stop()?;
+    // The file is restored without UUIDs: the daemon remembers the identity of the volumes.
     daemon.write(&daemon.text(&ConfigChange::default()))?;
     daemon.start(lab)?;
     let read = daemon.session(MAIN, "reader", 0)?.read(7, 1, 512)?;
-    ensure!(read == [0x5a; 512], "what was written is gone");
-    // Who is let in finds the file as it was put in force.
-    ensure!(uuids(&daemon.file())? == known, "volumes are others after a restart");
+    ensure!(read == [0x5a; 512], "the written data is lost");
+    // After a login, the file is in its final form.
+    ensure!(uuids(&daemon.file())? == known, "the UUIDs of volumes changed after a restart");
     daemon.stop()
 }
 
-/// Starts that are met by an edit, each a bit later than the one before.
+/// Starts during which the file is edited, each time a little later.
 const EDITED_STARTS: u32 = 12;
 
-/// Whenever an edit comes while the daemon starts, the file is as it was written, but for who the volumes are, and the
-/// next SIGHUP puts it in force.
+/// At whatever moment of the start the file is edited, it contains the edit and the UUIDs of the volumes, and the next
+/// SIGHUP applies it.
 fn starts_while_edited(lab: &Lab, driver: Driver) -> Result<()> {
     let edit = ConfigChange { luns: "0 = \"disk\", 7 = \"memory\"", ..ConfigChange::default() };
     for round in 0..EDITED_STARTS {
@@ -117,14 +122,14 @@ fn starts_while_edited(lab: &Lab, driver: Driver) -> Result<()> {
     Ok(())
 }
 
-/// The file of a volume is gone and an address is taken when it starts again: who uses something else is served, and
-/// who waits for them has them when the operator says that they are back.
-fn starts_without(lab: &Lab, driver: Driver) -> Result<()> {
+/// The file of a volume is missing and an address is in use at start: all other volumes are served, and the missing
+/// ones are added by a reload when they are available again.
+fn starts_without_missing_stores(lab: &Lab, driver: Driver) -> Result<()> {
     let second = free_port()?;
     let more = format!("[portal.two]\naddress = \"{second}\"\ngroup = \"p\"\n");
     let mut daemon = started_with(lab, driver, "away", |_| more.clone())?;
     daemon.session(MAIN, "host", 0)?.write(3, vec![0xa5; 512], 512)?;
-    daemon.target.take().context("it runs")?.stop()?;
+    daemon.target.take().context("the daemon runs")?.stop()?;
     let (file, aside) = (daemon.folder.join("disk.img"), daemon.folder.join("aside.img"));
     std::fs::rename(&file, &aside)?;
     let taken = std::net::TcpListener::bind(second)?;
@@ -134,48 +139,48 @@ fn starts_without(lab: &Lab, driver: Driver) -> Result<()> {
     }
     let mut session = daemon.session(MAIN, "host", 4)?;
     ensure!(luns(&mut session)? == [4], "it serves {:?}", luns(&mut session)?);
-    // What else is changed meanwhile is in force at once.
+    // Other changes apply at once.
     let third = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n";
     let all = "0 = \"disk\", 4 = { volume = \"memory\", read-only = true }, 7 = \"third\"";
     let change = ConfigChange { luns: all, more: third, ..ConfigChange::default() };
     daemon.write(&(daemon.text(&change) + &more))?;
     daemon.reload("create volume third")?;
     expect_sense(&mut session, INVENTORY)?;
-    // A change of what is away makes nothing in its place.
+    // A change of an unavailable volume must not create a file in its place.
     daemon.write(&(daemon.text(&ConfigChange { size: "48M", ..change.clone() }) + &more))?;
     daemon.reload("disk.img is gone")?;
-    ensure!(!file.exists(), "another disk is in the place of the one that is away");
+    ensure!(!file.exists(), "a file was created in place of the missing one");
     daemon.write(&(daemon.text(&change) + &more))?;
     drop(taken);
     std::fs::rename(&aside, &file)?;
     daemon.reload("create portal two")?;
     expect_sense(&mut session, INVENTORY)?;
     ensure!(luns(&mut session)? == [0, 4, 7], "it serves {:?}", luns(&mut session)?);
-    ensure!(daemon.session(MAIN, "reader", 0)?.read(3, 1, 512)? == [0xa5; 512], "what was written is gone");
+    ensure!(daemon.session(MAIN, "reader", 0)?.read(3, 1, 512)? == [0xa5; 512], "the written data is lost");
     Session::ready(second, &Login::to(MAIN, "newcomer"), 4)?.logout()?;
     expect_undisturbed(&mut session)?;
     daemon.stop()
 }
 
-fn refuses(lab: &Lab, driver: Driver) -> Result<()> {
+fn rejects_errors(lab: &Lab, driver: Driver) -> Result<()> {
     let daemon = started(lab, driver, "refuses")?;
     let mut session = daemon.session(MAIN, "host", 0)?;
     let wrong = daemon.text(&ConfigChange { main: "querty = 1", ..ConfigChange::default() });
-    let line = wrong.lines().position(|line| line.starts_with("querty")).context("it is there")? + 1;
+    let line = wrong.lines().position(|line| line.starts_with("querty")).context("the key is in the file")? + 1;
     daemon.write(&wrong)?;
     daemon.reload(&format!("lunar.toml:{line}:1: target.main: there is no key 'querty'"))?;
     expect_undisturbed(&mut session)?;
-    // What is valid, and cannot be: nothing of it comes.
+    // A valid configuration that cannot be applied changes nothing.
     let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let more = format!("[portal.two]\naddress = \"{}\"\ngroup = \"p\"\n", taken.local_addr()?);
     daemon.write(&(daemon.text(&ConfigChange { luns: "0 = \"disk\"", ..ConfigChange::default() }) + &more))?;
     daemon.reload("nothing was changed")?;
     expect_undisturbed(&mut session)?;
-    ensure!(luns(&mut session)? == [0, 4], "something was changed");
+    ensure!(luns(&mut session)? == [0, 4], "the configuration was changed");
     daemon.stop()
 }
 
-fn maps(lab: &Lab, driver: Driver) -> Result<()> {
+fn changes_luns(lab: &Lab, driver: Driver) -> Result<()> {
     let daemon = started(lab, driver, "maps")?;
     let (mut session, mut other) = (daemon.session(MAIN, "host", 0)?, daemon.session(OTHER, "few", 0)?);
     let more = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n";
@@ -187,12 +192,12 @@ fn maps(lab: &Lab, driver: Driver) -> Result<()> {
     expect_undisturbed(&mut other)?;
     session.lun = 9;
     expect_sense(&mut session, (UNIT_ATTENTION, 0x29, 0x00))?;
-    // The inventory has changed for the new one, too.
+    // The new unit also reports the changed inventory.
     session.run(&TEST_UNIT_READY, Data::None)?;
     session.write(3, vec![1; 512], 512)?;
     daemon.change(&ConfigChange::default())?;
     let gone = session.run(&TEST_UNIT_READY, Data::None)?;
-    ensure!(gone.sense() == NOT_SUPPORTED, "a LUN that went answers {:02x?}", gone.sense());
+    ensure!(gone.sense() == NOT_SUPPORTED, "a removed LUN answers {:02x?}", gone.sense());
     expect_undisturbed(&mut other)?;
     daemon.stop()
 }
@@ -200,30 +205,30 @@ fn maps(lab: &Lab, driver: Driver) -> Result<()> {
 fn drains_a_lun(lab: &Lab, driver: Driver) -> Result<()> {
     let daemon = started(lab, driver, "drains")?;
     let mut session = daemon.session(MAIN, "host", 0)?;
-    // Enough that some are under way whenever the change comes.
+    // Enough writes that some are in progress during the change.
     let mut tags = HashMap::new();
     for count in 0..32 {
         let data = Data::Out(pattern(count, 1, 64 << 10));
         tags.insert(session.start(&session::cdb::write(count * 128, 128), data)?, count);
         if count == 16 {
             daemon.write(&daemon.text(&ConfigChange { luns: "4 = \"memory\"", ..ConfigChange::default() }))?;
-            daemon.target.as_ref().context("it runs")?.signal(Signal::HUP)?;
+            daemon.target.as_ref().context("the daemon runs")?.signal(Signal::HUP)?;
         }
     }
     let mut acknowledged = Vec::new();
     while !tags.is_empty() {
         let done = session.next()?;
         ensure!(done.status == GOOD || done.sense() == NOT_SUPPORTED, "a write ends with {:02x?}", done.sense());
-        let count = tags.remove(&done.tag).context("an answer to no command")?;
+        let count = tags.remove(&done.tag).context("a response without a command")?;
         acknowledged.extend((done.status == GOOD).then_some(count));
     }
     until(|| daemon.log_text().contains("reloaded"))?;
-    ensure!(!acknowledged.is_empty(), "no write was under way before the LUN went: this proves nothing");
+    ensure!(!acknowledged.is_empty(), "no write was acknowledged before the LUN was removed: the case tests nothing");
     daemon.change(&ConfigChange::default())?;
     let mut reader = daemon.session(MAIN, "reader", 0)?;
     for count in acknowledged {
         let found = reader.read(count * 128, 128, 512)?;
-        ensure!(found == pattern(count, 1, 64 << 10), "write {count} was acknowledged, and is lost");
+        ensure!(found == pattern(count, 1, 64 << 10), "write {count} was acknowledged and is lost");
     }
     daemon.stop()
 }
@@ -240,7 +245,7 @@ fn grows(lab: &Lab, driver: Driver) -> Result<()> {
     expect_undisturbed(&mut other)?;
     daemon.write(&daemon.text(&ConfigChange { size: "16M", ..ConfigChange::default() }))?;
     daemon.reload("nothing was changed")?;
-    ensure!(session.capacity()?.0 == more, "it shrank");
+    ensure!(session.capacity()?.0 == more, "the volume shrank");
     daemon.stop()
 }
 
@@ -249,26 +254,26 @@ fn drains_a_target(lab: &Lab, driver: Driver) -> Result<()> {
     let (mut session, mut other) = (daemon.session(MAIN, "host", 0)?, daemon.session(OTHER, "few", 0)?);
     let mut silent = daemon.session(MAIN, "silent", 0)?;
     daemon.write(&daemon.text(&ConfigChange { main: "enabled = false", ..ConfigChange::default() }))?;
-    daemon.target.as_ref().context("it runs")?.signal(Signal::HUP)?;
+    daemon.target.as_ref().context("the daemon runs")?.signal(Signal::HUP)?;
     for session in [&mut session, &mut silent] {
         let told = session.connection.expect(ANSWER_LIMIT)?;
-        ensure!(told.opcode() == op::ASYNC && told.head[36] == 1, "nobody is asked to log out");
+        ensure!(told.opcode() == op::ASYNC && told.head[36] == 1, "the session is not asked to log out");
         session.exp_stat_sn = told.get(24).wrapping_add(1);
     }
     session.logout()?;
     match silent.connection.receive(LIMIT)? {
         Received::Closed => {}
-        other => bail!("who stays is told {other:?}"),
+        other => bail!("a session that does not log out receives {other:?}"),
     }
     until(|| daemon.log_text().contains("reloaded"))?;
     expect_undisturbed(&mut other)?;
-    ensure!(Session::open(daemon.portal, &Login::to(MAIN, "host")).is_err(), "a target that is off lets somebody in");
+    ensure!(Session::open(daemon.portal, &Login::to(MAIN, "host")).is_err(), "a login to a disabled target succeeds");
     daemon.change(&ConfigChange::default())?;
     daemon.session(MAIN, "host", 0)?.logout()?;
     daemon.stop()
 }
 
-fn moves(lab: &Lab, driver: Driver) -> Result<()> {
+fn redirects(lab: &Lab, driver: Driver) -> Result<()> {
     let daemon = started(lab, driver, "moves")?;
     for (keys, status) in
         [("moved-to = \"192.0.2.7\"", 0x0101_u16), ("moved-to = \"192.0.2.7:99\"\nmoved-for-good = true", 0x0102)]
@@ -277,17 +282,17 @@ fn moves(lab: &Lab, driver: Driver) -> Result<()> {
         let mut connection = Connection::open(daemon.portal)?;
         connection.send(&Login::to(MAIN, "host").request())?;
         let response = connection.expect(ANSWER_LIMIT)?;
-        let told = u16::from_be_bytes([response.head[36], response.head[37]]);
-        ensure!(response.opcode() == op::LOGIN_RESPONSE && told == status, "login status is {told:04x}h");
+        let found = u16::from_be_bytes([response.head[36], response.head[37]]);
+        ensure!(response.opcode() == op::LOGIN_RESPONSE && found == status, "login status is {found:04x}h");
         let keys = keys_of(&response.data);
         let wanted = if status == 0x0101 { "192.0.2.7:3260" } else { "192.0.2.7:99" };
         let address = keys.iter().find(|(key, _)| key == "TargetAddress").map(|(_, value)| value.as_str());
-        ensure!(address == Some(wanted), "it is told {keys:?}");
+        ensure!(address == Some(wanted), "the response has {keys:?}");
     }
     daemon.stop()
 }
 
-fn transits(lab: &Lab, driver: Driver) -> Result<()> {
+fn changes_access_state(lab: &Lab, driver: Driver) -> Result<()> {
     let daemon = started(lab, driver, "transits")?;
     let mut session = daemon.session(MAIN, "host", 0)?;
     daemon.change(&ConfigChange { group: "alua-state = \"active-non-optimized\"", ..ConfigChange::default() })?;
@@ -296,7 +301,7 @@ fn transits(lab: &Lab, driver: Driver) -> Result<()> {
     (cdb[0], cdb[1], cdb[9]) = (0xa3, 0x0a, 0xff);
     let done = session.run(&cdb, Data::In(255))?.good()?;
     ensure!(done.data[4] & 0x0f == 1 && done.data[9] == 2, "the group is in state {:02x?}", &done.data[4..12]);
-    // A volume that comes later is in that state from its beginning.
+    // A new volume is in that state from the beginning.
     let more = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n";
     let luns = "0 = \"disk\", 9 = \"third\"";
     daemon.change(&ConfigChange {
@@ -311,7 +316,7 @@ fn transits(lab: &Lab, driver: Driver) -> Result<()> {
     daemon.stop()
 }
 
-fn expels(lab: &Lab, driver: Driver) -> Result<()> {
+fn ends_disallowed_sessions(lab: &Lab, driver: Driver) -> Result<()> {
     let daemon = started(lab, driver, "expels")?;
     let (mut session, mut other) = (daemon.session(MAIN, "host", 0)?, daemon.session(OTHER, "few", 0)?);
     daemon.write(&daemon.text(&ConfigChange::default()).replace("\"*:few*\"", "\"*:others\""))?;
@@ -321,9 +326,9 @@ fn expels(lab: &Lab, driver: Driver) -> Result<()> {
         ensure!(told.opcode() == op::ASYNC, "opcode {:02x}h", told.opcode());
         received = other.connection.receive(LIMIT)?;
     }
-    ensure!(matches!(received, Received::Closed), "who may no longer be there stays: {received:?}");
+    ensure!(matches!(received, Received::Closed), "a session that is no longer allowed receives {received:?}");
     expect_undisturbed(&mut session)?;
-    // A portal that goes takes its sessions along, another stays.
+    // Sessions of a removed portal end, other sessions continue.
     let second = free_port()?;
     let both =
         daemon.text(&ConfigChange::default()) + &format!("[portal.two]\naddress = \"{second}\"\ngroup = \"p\"\n");
@@ -339,7 +344,7 @@ fn expels(lab: &Lab, driver: Driver) -> Result<()> {
     daemon.stop()
 }
 
-/// What a start finds is one of the two versions, whole: the file, what is served, and who the volumes are.
+/// After a crash, the file, the served LUNs and the identity of the volumes are those of one of the two versions.
 fn crashes(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
     let mut daemon = started(lab, driver, "crashes")?;
     let more = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n[volume.fourth]\nkind = \"null\"\nsize = \"1M\"\n";
@@ -350,7 +355,7 @@ fn crashes(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
     for round in 0..rounds {
         let (change, wanted) = &versions[(round as usize + 1) % 2];
         daemon.write(&daemon.text(change))?;
-        let target = daemon.target.take().context("it runs")?;
+        let target = daemon.target.take().context("the daemon runs")?;
         target.signal(Signal::HUP)?;
         seed ^= seed << 13;
         seed ^= seed >> 7;
@@ -368,11 +373,11 @@ fn crashes(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
         session.logout()?;
         if wanted.len() == 2 {
             let own = uuids(&daemon.file())?;
-            ensure!(*known.get_or_insert_with(|| own.clone()) == own, "round {round}: volumes are others now");
+            ensure!(*known.get_or_insert_with(|| own.clone()) == own, "round {round}: the UUIDs of volumes changed");
         }
         let history = std::fs::read_dir(daemon.folder.join("state/history"))?;
         let halves = history.flatten().filter(|entry| entry.file_name().to_string_lossy().ends_with(".new")).count();
-        ensure!(halves == 0, "round {round}: half of a version is left");
+        ensure!(halves == 0, "round {round}: an incomplete version is left");
     }
     daemon.stop()
 }

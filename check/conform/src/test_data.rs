@@ -1,6 +1,6 @@
-//! Test data: random choices from a seed, and blocks that show which write they come from.
+//! Test data: random choices from a seed, and data that identifies the write that it comes from.
 
-/// A small generator (xorshift): the same seed gives the same tests.
+/// A small random number generator (xorshift): the same seed gives the same tests.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -16,7 +16,7 @@ impl Random {
         self.0
     }
 
-    /// From 0 to `end` - 1.
+    /// A number from 0 to `end` - 1.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end.max(1)
     }
@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// Blocks that say which write they come from: place and generation in every 16 bytes.
+/// Data that identifies its write: place and generation in every 16 bytes.
 pub(crate) fn pattern(place: u64, generation: u64, length: usize) -> Vec<u8> {
     let mut unit = [0; 16];
     unit[..8].copy_from_slice(&place.to_be_bytes());

@@ -1,5 +1,5 @@
-//! A well-behaved session that goes on while others misbehave: it writes, reads back, and never forgets what was
-//! acknowledged.
+//! A session that follows the protocol while hostile clients run: it writes, reads back, and verifies in the end that
+//! no acknowledged data is lost.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,23 +12,23 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::session::{Login, Session};
 use crate::test_data::{Random, pattern};
 
-/// Bytes of one write: more than fits the smallest first burst, so that R2Ts are in it too.
+/// Bytes of one write: more than the smallest first burst, so that it needs R2Ts.
 const PIECE: usize = 96 << 10;
-/// Its part of the disk, from the start: nobody else writes there.
+/// The region of the volume that only this session writes, from the first block on.
 pub(crate) const REGION: u64 = 16 << 20;
 const PIECES: u64 = REGION / PIECE as u64;
-/// A session that gets nothing done for that long has been forgotten.
+/// How long the session may make no progress.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// Writes and reads that ended well.
+    /// Writes and reads that succeeded.
     done: AtomicU64,
     error: Mutex<Option<String>>,
 }
 
-/// The session's thread.
+/// The session and its thread.
 pub(crate) struct VerifyingWriter {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Vec<u64>>>,
@@ -42,38 +42,38 @@ impl VerifyingWriter {
         let shared = Arc::new(Shared::default());
         let mut session = Session::ready(portal, &Login::to(name, "writer"), lun)?;
         let (_, block) = session.capacity()?;
-        let theirs = Arc::clone(&shared);
+        let thread_state = Arc::clone(&shared);
         let thread = std::thread::spawn(move || {
             let mut generations = vec![0; usize::try_from(PIECES).unwrap_or_default()];
-            if let Err(error) = work(&mut session, block, &theirs, &mut generations, seed) {
-                *theirs.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{error:#}"));
+            if let Err(error) = work(&mut session, block, &thread_state, &mut generations, seed) {
+                *thread_state.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{error:#}"));
             }
             generations
         });
         Ok(Self { shared, thread: Some(thread), portal, name: name.to_owned(), lun })
     }
 
-    /// An error unless the session gets something done from now on.
+    /// An error unless the session makes progress from now on.
     pub(crate) fn expect_progress(&self) -> Result<()> {
         let before = self.shared.done.load(Ordering::Relaxed);
         let end = Instant::now() + PATIENCE;
         while self.shared.done.load(Ordering::Relaxed) < before + 4 {
             if let Some(error) = self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
-                bail!("the well-behaved session broke: {error}");
+                bail!("the verifying session failed: {error}");
             }
-            ensure!(Instant::now() < end, "the well-behaved session got nothing done for {} s", PATIENCE.as_secs());
+            ensure!(Instant::now() < end, "the verifying session made no progress for {} s", PATIENCE.as_secs());
             std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())
     }
 
-    /// Ends the session and reads everything that was ever acknowledged through another one.
+    /// Ends the session, and verifies all acknowledged data through another one.
     pub(crate) fn finish(mut self) -> Result<u64> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("the thread is joined once")?;
         let Ok(generations) = thread.join() else { bail!("the writer panicked") };
         if let Some(error) = self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            bail!("the well-behaved session broke: {error}");
+            bail!("the verifying session failed: {error}");
         }
         let mut session = Session::ready(self.portal, &Login::to(&self.name, "writer"), self.lun)?;
         let (_, block) = session.capacity()?;
@@ -102,7 +102,7 @@ fn work(session: &mut Session, block: usize, shared: &Shared, generations: &mut 
         let generation = *generation;
         read_back(session, block, place, generation)?;
         shared.done.fetch_add(1, Ordering::Relaxed);
-        // It is there to be noticed, not to load the machine.
+        // The session verifies; it must not load the machine.
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
@@ -113,7 +113,7 @@ fn read_back(session: &mut Session, block: usize, place: u64, generation: u64) -
     let data = session.read(place * u64::from(blocks), blocks, block).context("read")?;
     if data != pattern(place, generation, PIECE) {
         let at = data.iter().zip(pattern(place, generation, PIECE)).position(|(found, wanted)| *found != wanted);
-        bail!("acknowledged data is gone: place {place}, generation {generation}, first difference at {at:?}");
+        bail!("acknowledged data is lost: place {place}, generation {generation}, first difference at {at:?}");
     }
     Ok(())
 }

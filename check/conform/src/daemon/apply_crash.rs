@@ -1,5 +1,5 @@
-//! kill -9 while the API puts a configuration in force: the file, the history and what a start serves are one of the
-//! two versions, and the new one if the operator was acknowledged that it is in force.
+//! kill -9 while the API applies a configuration: the file, the history and what the next start serves are one of the
+//! two versions, and the new one if `lunar apply` has reported success.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -12,29 +12,29 @@ use crate::process;
 use crate::target::{Driver, Lab};
 use crate::test_data::Random;
 
-/// Steps of about this length between the request and the blow: some fall before anything is done, some after all.
+/// The delay between the request and the kill is a multiple of this: some kills come before any change, some after all.
 const STEP: Duration = Duration::from_micros(100);
-/// Applies that are timed before the first blow.
+/// Applies that are timed before the first kill.
 const TIMED: u32 = 3;
 
-/// A configuration, and the LUNs that initiators see by it.
+/// A configuration, and the LUNs that initiators see with it.
 struct Version {
     text: String,
     luns: Vec<u8>,
 }
 
-/// What a round found.
+/// The result of a round.
 struct Found {
-    /// Whether the new version is in force.
+    /// Whether the new version was applied.
     is_new: bool,
-    /// Whether the operator was acknowledged so.
+    /// Whether `lunar apply` reported success.
     is_acknowledged: bool,
 }
 
-/// Kills the daemon so many times while `lunar apply` is under way.
+/// Kills the daemon this many times during `lunar apply`.
 pub(super) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
     let mut more = String::from("[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n");
-    // Long enough that its writing takes a while.
+    // Long enough that writing the file takes a while.
     more.extend((0..40).map(|at| format!("[volume.more{at}]\nkind = \"null\"\nsize = \"1M\"\n")));
     let grown = ConfigChange { luns: "0 = \"disk\", 2 = \"third\", 3 = \"more7\"", ..ConfigChange::default() };
     let mut daemon = started_with(lab, driver, "applies", api)?;
@@ -43,13 +43,13 @@ pub(super) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
         Version { text: daemon.text(&grown) + &api(&daemon.folder) + &more, luns: vec![0, 2, 3] },
     ];
     let mut random = Random::new(lab.seed);
-    let usual = usual_time(lab, &daemon, &versions)?;
+    let usual_apply = usual_time(lab, &daemon, &versions)?;
     let (mut known, mut new, mut acknowledged) = (None, 0, 0);
     let mut current = usize::from(TIMED % 2 == 1);
     for round in 0..rounds {
         let wanted = 1 - current;
-        let delay = STEP * u32::try_from(random.below((usual.as_micros() / STEP.as_micros()) as u64 * 3 / 2))?;
-        let found = one(lab, &mut daemon, (&versions[current], &versions[wanted]), delay, &mut known);
+        let delay = STEP * u32::try_from(random.below((usual_apply.as_micros() / STEP.as_micros()) as u64 * 3 / 2))?;
+        let found = run_round(lab, &mut daemon, (&versions[current], &versions[wanted]), delay, &mut known);
         let found = found.with_context(|| format!("round {round}, after {delay:?}"))?;
         new += u32::from(found.is_new);
         acknowledged += u32::from(found.is_acknowledged);
@@ -70,7 +70,7 @@ fn apply(lab: &Lab, daemon: &Daemon, version: &Version) -> Result<Child> {
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().context("cannot start lunar apply")
 }
 
-/// How long an apply takes that nobody disturbs; the last of them leaves the second version, or the first, in force.
+/// How long an undisturbed apply takes. Applies the two versions in turn.
 fn usual_time(lab: &Lab, daemon: &Daemon, versions: &[Version; 2]) -> Result<Duration> {
     let mut longest = Duration::ZERO;
     for at in 1..=TIMED as usize {
@@ -88,7 +88,7 @@ fn stderr_of(child: Child) -> String {
     String::from_utf8_lossy(&stderr).into_owned()
 }
 
-fn one(
+fn run_round(
     lab: &Lab,
     daemon: &mut Daemon,
     (old, new): (&Version, &Version),
@@ -97,16 +97,13 @@ fn one(
 ) -> Result<Found> {
     let mut child = apply(lab, daemon, new)?;
     std::thread::sleep(delay);
-    daemon.target.take().context("it runs")?.kill()?;
+    daemon.target.take().context("the daemon runs")?.kill()?;
     let ended = process::wait(&mut child, LIMIT)?.context("lunar apply does not end")?;
     let is_acknowledged = ended.success();
     let text = std::fs::read_to_string(daemon.file())?;
     let is_new = without_uuids(&text) == new.text;
     ensure!(is_new || without_uuids(&text) == old.text, "the file is neither version:\n{text}");
-    ensure!(
-        is_new || !is_acknowledged,
-        "the operator was acknowledged that the new version is in force, and it is not"
-    );
+    ensure!(is_new || !is_acknowledged, "lunar apply reported success, and the new version was not applied");
     daemon.start(lab)?;
     let mut session = daemon.session_after_kill()?;
     let (seen, wanted) = (luns(&mut session)?, if is_new { &new.luns } else { &old.luns });
@@ -119,7 +116,7 @@ fn one(
     );
     whole_history(&daemon.folder.join("state/history"), &text, [old, new])?;
     let own = uuids(&daemon.file())?.into_iter().take(2).collect::<Vec<_>>();
-    ensure!(*known.get_or_insert_with(|| own.clone()) == own, "volumes are others now: {own:?}");
+    ensure!(*known.get_or_insert_with(|| own.clone()) == own, "the UUIDs of volumes changed: {own:?}");
     Ok(Found { is_new, is_acknowledged })
 }
 
@@ -127,7 +124,7 @@ fn without_uuids(text: &str) -> String {
     text.lines().filter(|line| !line.starts_with("uuid")).map(|line| format!("{line}\n")).collect()
 }
 
-/// Every version that is kept is a whole one, and the last of them is in force.
+/// Every version of the history is complete, and the last one is the applied one.
 fn whole_history(folder: &Path, current: &str, versions: [&Version; 2]) -> Result<()> {
     let mut all: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(folder)? {
@@ -137,9 +134,9 @@ fn whole_history(folder: &Path, current: &str, versions: [&Version; 2]) -> Resul
     for path in &all {
         let text = std::fs::read_to_string(path)?;
         let is_whole = versions.iter().any(|version| without_uuids(&text) == version.text);
-        ensure!(is_whole, "{} is no version:\n{text}", path.display());
+        ensure!(is_whole, "{} is neither version:\n{text}", path.display());
     }
     let last = std::fs::read_to_string(all.last().context("there is no history")?)?;
-    ensure!(last == current, "the last of the history is not what is in force");
+    ensure!(last == current, "the last version of the history is not the applied one");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A daemon and its configuration file, as the cases share them.
+//! A daemon and its configuration file, which all cases use.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::target::{Driver, Lab, Spec, Target, free_port, log_path};
 
 pub(super) const MAIN: &str = "iqn.2026-01.io.lunar.conform:main";
 pub(super) const OTHER: &str = "iqn.2026-01.io.lunar.conform:other";
-/// A change is in force, or refused, by then.
+/// How long a change may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) const UNIT_ATTENTION: u8 = 6;
@@ -23,26 +23,26 @@ pub(super) const CAPACITY: (u8, u8, u8) = (UNIT_ATTENTION, 0x2a, 0x09);
 pub(super) const ACCESS: (u8, u8, u8) = (UNIT_ATTENTION, 0x2a, 0x06);
 pub(super) const NOT_SUPPORTED: (u8, u8, u8) = (5, 0x25, 0x00);
 
-/// A configuration, and the daemon that follows it.
+/// A daemon and the folder of its configuration.
 pub(super) struct Daemon {
     pub(super) folder: PathBuf,
     pub(super) portal: SocketAddr,
     pub(super) target: Option<Target>,
     pub(super) driver: Driver,
-    /// What it says, and what those before it said.
+    /// The log of this daemon and of earlier ones.
     pub(super) log: PathBuf,
 }
 
-/// What is changed in the usual configuration.
+/// Changes of the default configuration; an empty field changes nothing.
 #[derive(Clone, Default)]
 pub(super) struct ConfigChange {
-    /// Bytes of the volume in a file.
+    /// The size of the file volume.
     pub(super) size: &'static str,
     /// Keys of the target.
     pub(super) main: &'static str,
     /// Keys of the portal group.
     pub(super) group: &'static str,
-    /// LUNs of everybody at the main target.
+    /// The LUN map of all initiators at the main target.
     pub(super) luns: &'static str,
     /// More sections.
     pub(super) more: &'static str,
@@ -60,7 +60,7 @@ impl Daemon {
         self.folder.join("lunar.toml")
     }
 
-    /// The text of the configuration; what a change does not say is as usual.
+    /// The text of the configuration with a change.
     pub(super) fn text(&self, change: &ConfigChange) -> String {
         let or = |own: &'static str, usual: &'static str| if own.is_empty() { usual } else { own };
         let folder = self.folder.display();
@@ -88,8 +88,7 @@ impl Daemon {
         text
     }
 
-    /// Puts a text into the file as an editor does. Volumes keep who they are: what the daemon has written is not taken
-    /// along.
+    /// Replaces the file as an editor does, without the UUIDs that the daemon has written.
     pub(super) fn write(&self, text: &str) -> Result<()> {
         let unfinished = self.folder.join("lunar.toml.editor");
         std::fs::write(&unfinished, text)?;
@@ -103,19 +102,19 @@ impl Daemon {
         let before = self.log_text().len();
         self.target = Some(Target::start_named(lab, &spec, MAIN)?);
         let serves = || self.log_text().get(before..).is_some_and(|log_text| log_text.contains("lunar serves"));
-        until(serves).context("it does not say that it serves")
+        until(serves).context("the log does not say that the daemon serves")
     }
 
     pub(super) fn log_text(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Has it follow the file, and waits until it has said `wanted`.
+    /// Reloads the file, and waits until the log contains `wanted`.
     pub(super) fn reload(&self, wanted: &str) -> Result<()> {
         let before = self.log_text().len();
-        self.target.as_ref().context("it runs")?.signal(Signal::HUP)?;
+        self.target.as_ref().context("the daemon runs")?.signal(Signal::HUP)?;
         until(|| self.log_text().get(before..).is_some_and(|log_text| log_text.contains(wanted)))
-            .with_context(|| format!("it does not say {wanted:?}; it said:\n{}", self.log_text()))
+            .with_context(|| format!("no {wanted:?} in the log:\n{}", self.log_text()))
     }
 
     pub(super) fn change(&self, change: &ConfigChange) -> Result<()> {
@@ -127,8 +126,8 @@ impl Daemon {
         Session::ready(self.portal, &Login::to(target, initiator), lun)
     }
 
-    /// A session after a `kill -9`: the kernel closes what an io_uring had open a moment after its process has ended,
-    /// and until then a connection may still reach the dead listener.
+    /// A session after a `kill -9`. The kernel closes the descriptors of an io_uring a moment after its process has
+    /// ended; until then a connection may still reach the old listener.
     pub(super) fn session_after_kill(&self) -> Result<Session> {
         let end = Instant::now() + LIMIT;
         loop {
@@ -140,7 +139,7 @@ impl Daemon {
     }
 
     pub(super) fn stop(mut self) -> Result<()> {
-        let mut target = self.target.take().context("it runs")?;
+        let mut target = self.target.take().context("the daemon runs")?;
         target.healthy()?;
         target.stop()
     }
@@ -157,16 +156,16 @@ pub(super) fn until(holds: impl Fn() -> bool) -> Result<()> {
 
 pub(super) const TEST_UNIT_READY: [u8; 6] = [0; 6];
 
-/// The next command is told this.
+/// Expects the next command to end with this sense.
 pub(super) fn expect_sense(session: &mut Session, wanted: (u8, u8, u8)) -> Result<()> {
     let done = session.run(&TEST_UNIT_READY, Data::None)?;
-    ensure!(done.status != GOOD && done.sense() == wanted, "it is told {:02x?}, not {wanted:02x?}", done.sense());
+    ensure!(done.status != GOOD && done.sense() == wanted, "sense is {:02x?}, not {wanted:02x?}", done.sense());
     Ok(())
 }
 
-/// A session that no change concerns has noticed none.
+/// Expects a session that is not concerned by a change to have no unit attention.
 pub(super) fn expect_undisturbed(session: &mut Session) -> Result<()> {
-    ensure!(session.run(&TEST_UNIT_READY, Data::None)?.status == GOOD, "a session was disturbed for nothing");
+    ensure!(session.run(&TEST_UNIT_READY, Data::None)?.status == GOOD, "an unrelated session was disturbed");
     session.ping()
 }
 
@@ -184,7 +183,7 @@ pub(super) fn started(lab: &Lab, driver: Driver, name: &str) -> Result<Daemon> {
     started_as(lab, driver, name, |daemon| daemon.text(&ConfigChange::default()))
 }
 
-/// With more in its configuration, which may depend on the folder that it is in.
+/// A daemon with additional sections, which may depend on its folder.
 pub(super) fn started_with(lab: &Lab, driver: Driver, name: &str, more: impl Fn(&Path) -> String) -> Result<Daemon> {
     started_as(lab, driver, name, |daemon| daemon.text(&ConfigChange::default()) + &more(&daemon.folder))
 }
@@ -201,12 +200,12 @@ pub(super) fn uuids(file: &Path) -> Result<Vec<String>> {
     Ok(text.lines().filter(|line| line.starts_with("uuid")).map(str::to_owned).collect())
 }
 
-/// The section with the socket of the API.
+/// The section of the API and its socket.
 pub(super) fn api(folder: &Path) -> String {
     format!("[api]\nsocket = \"{}/api.sock\"\n", folder.display())
 }
 
-/// No command of the operator takes longer.
+/// How long a command of the operator may take.
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 
 pub(super) fn lunar(lab: &Lab, daemon: &Daemon, words: &[&str]) -> Result<String> {

@@ -1,5 +1,4 @@
-//! As many volumes and initiator groups as a large house has: a change and a look stay quick, and each initiator sees
-//! what is its own.
+//! Thousands of volumes and groups: applying and listing stay fast, and each initiator sees its own volumes.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -12,15 +11,14 @@ use crate::target::{Driver, Lab};
 
 const VOLUMES: usize = 4096;
 const GROUPS: usize = 1000;
-/// Logical units of each group.
+/// Logical units per group.
 const EACH: usize = 4;
-/// What an apply may take, also where it is built for development and the machine is busy: what needs more than time in
-/// proportion takes minutes.
+/// How long an apply may take, also in a development build on a busy machine. More than linear time would take minutes.
 const APPLY_LIMIT: Duration = Duration::from_secs(60);
-/// What a list may take there.
+/// How long a list may take.
 const LIST_LIMIT: Duration = Duration::from_secs(10);
 
-/// Makes them all at once, looks at them, and takes them away again.
+/// Adds all volumes and groups in one change, lists them, and removes them.
 pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let daemon = started_with(lab, driver, "many", api)?;
     let few = daemon.text(&ConfigChange::default()) + &api(&daemon.folder);
@@ -37,19 +35,22 @@ pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         let mut session = daemon.session(MAIN, &format!("many{group}"), 0)?;
         let seen = luns(&mut session)?;
         ensure!(seen == [0, 1, 2, 3], "an initiator of group {group} sees {seen:?}");
-        // Each volume says which it is by its size.
+        // The size of a volume identifies it.
         let (blocks, block) = session.capacity()?;
-        ensure!(blocks * block as u64 == size(group * EACH), "it sees another's volume: {blocks} blocks");
+        ensure!(
+            blocks * block as u64 == size(group * EACH),
+            "an initiator sees a volume of another group: {blocks} blocks"
+        );
     }
     let back = timed(lab, &daemon, &few)?;
     lab.report.note(&format!(
-        "{VOLUMES} volumes and {GROUPS} groups: apply {} ms, list {} ms, back {} ms, {} KiB for each volume",
+        "{VOLUMES} volumes and {GROUPS} groups: adding {} ms, listing {} ms, removing {} ms, {} KiB per volume",
         apply.as_millis(),
         list.as_millis(),
         back.as_millis(),
         each / 1024,
     ));
-    ensure!(apply < APPLY_LIMIT && back < APPLY_LIMIT, "an apply takes {apply:?}, and back {back:?}");
+    ensure!(apply < APPLY_LIMIT && back < APPLY_LIMIT, "adding takes {apply:?}, and removing {back:?}");
     ensure!(list < LIST_LIMIT, "a list takes {list:?}");
     daemon.stop()
 }
@@ -76,11 +77,11 @@ fn few_and_many(few: &str) -> String {
 }
 
 fn memory(daemon: &Daemon) -> Result<u64> {
-    let pid = daemon.target.as_ref().and_then(|target| target.pid()).context("it runs")?;
+    let pid = daemon.target.as_ref().and_then(|target| target.pid()).context("the daemon runs")?;
     process::resident_bytes(pid)
 }
 
-/// How long it takes to put this text in force.
+/// How long it takes to apply this text.
 fn timed(lab: &Lab, daemon: &Daemon, text: &str) -> Result<Duration> {
     let file = daemon.folder.join("wanted.toml");
     std::fs::write(&file, text)?;
