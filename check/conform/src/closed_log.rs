@@ -1,5 +1,5 @@
-//! A log that nobody reads any more: the terminal has gone, or the program behind the pipe has ended. The target goes
-//! on, and stops as it always does.
+//! A closed log: the terminal was closed, or the program at the other end of the pipe has ended. The target continues,
+//! and stops as usual.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -17,11 +17,11 @@ use crate::target::{Driver, Lab, free_port};
 use crate::test_data::pattern;
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// More than there are cores: each of them has something to say of who logs in.
+/// More logins than cores: each core logs some.
 const LOGINS: u64 = 6;
 
-/// Everything is served, drained and flushed while each line of the log fails.
-pub(crate) fn goes_on(lab: &Lab, driver: Driver) -> Result<()> {
+/// Commands are served, drained and flushed although every write to the log fails.
+pub(crate) fn continues(lab: &Lab, driver: Driver) -> Result<()> {
     let (image, portal) = (lab.image("unread.img", 16)?, free_port()?);
     let (reader, writer) = std::io::pipe()?;
     let mut command = process::bound(lab.built()?);
@@ -29,10 +29,10 @@ pub(crate) fn goes_on(lab: &Lab, driver: Driver) -> Result<()> {
     command.env("STATE_DIRECTORY", lab.scratch.join("state"));
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().context("cannot start the target")?;
-    // It holds our ends of the pipe.
+    // The command holds write ends of the pipe.
     drop(command);
     let ready = BufReader::new(reader).lines().any(|line| line.is_ok_and(|line| line == "ready"));
-    let outcome = if ready { serves(&mut child, portal) } else { Err(anyhow!("it never was ready")) };
+    let outcome = if ready { serves(&mut child, portal) } else { Err(anyhow!("the target did not become ready")) };
     process::signal(&child, Signal::TERM)?;
     let ended = process::wait(&mut child, LIMIT)?;
     if ended.is_none() {
@@ -40,20 +40,20 @@ pub(crate) fn goes_on(lab: &Lab, driver: Driver) -> Result<()> {
         child.wait()?;
     }
     let held = outcome?;
-    ensure!(ended.is_some_and(|status| status.success()), "asked to stop, it ended with {ended:?}");
+    ensure!(ended.is_some_and(|status| status.success()), "the target did not stop with success: {ended:?}");
     drop(held);
     let mut found = vec![0; 8192];
     for login in 0..LOGINS {
         File::open(&image)?.read_exact_at(&mut found, login * 8192)?;
-        ensure!(found == pattern(login, 3, 8192), "what session {login} wrote is not in the file");
+        ensure!(found == pattern(login, 3, 8192), "the data of session {login} is not in the file");
     }
     Ok(())
 }
 
-/// The pipe has no reader any more. Returns sessions that are there yet when it stops.
+/// Logs in after the pipe was closed. Returns sessions that exist when the target stops.
 fn serves(child: &mut Child, portal: SocketAddr) -> Result<Vec<Session>> {
     let mut held = Vec::new();
-    let name = session::discover(portal)?.into_iter().next().context("there is a target")?.name;
+    let name = session::discover(portal)?.into_iter().next().context("a target")?.name;
     for login in 0..LOGINS {
         let who = Login::to(&name, "unread").qualifier(u16::try_from(login)?);
         let mut session = Session::ready(portal, &who, 0).with_context(|| format!("login {login}"))?;
@@ -64,6 +64,6 @@ fn serves(child: &mut Child, portal: SocketAddr) -> Result<Vec<Session>> {
             _ => held.push(session),
         }
     }
-    ensure!(child.try_wait()?.is_none(), "it has ended");
+    ensure!(child.try_wait()?.is_none(), "the target has ended");
     Ok(held)
 }

@@ -1,5 +1,5 @@
-//! FORMAT UNIT and SANITIZE across `kill -9`: SANITIZE goes on, and a disk that was to be formatted says so until it
-//! is.
+//! FORMAT UNIT and SANITIZE across `kill -9`: SANITIZE continues, and an interrupted FORMAT UNIT is reported until the
+//! unit is formatted.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -10,23 +10,23 @@ use crate::session::{Data, Done, Login, Session};
 use crate::target::{Driver, Lab, Spec, Target};
 use crate::test_data::pattern;
 
-/// An overwrite of that much takes far longer than the time until the blow falls.
+/// MiB of the sanitized volume: overwriting it takes far longer than the time until the kill.
 const SANITIZED_MIB: u64 = 256;
 const SANITIZE_LIMIT: Duration = Duration::from_secs(120);
-/// A sparse file of that size takes seconds to format, piece by piece, and no space.
+/// MiB of the formatted volume: a sparse file of this size takes seconds to format, and no space.
 const FORMATTED_MIB: u64 = 2 << 20;
 const TEST_UNIT_READY: [u8; 6] = [0; 6];
 
 pub(crate) fn part(lab: &Lab, driver: Driver, part: &str) {
-    lab.report.check(part, "SANITIZE goes on after kill -9", || sanitize(lab, driver));
-    lab.report.check(part, "FORMAT UNIT that was killed is told until another one", || format(lab, driver));
+    lab.report.check(part, "SANITIZE continues after kill -9", || sanitize(lab, driver));
+    lab.report.check(part, "an interrupted FORMAT UNIT is reported until the next one", || format(lab, driver));
 }
 
-/// A session past the unit attentions of a new nexus, with a disk that may not be ready.
+/// A session without the unit attentions of a new nexus, on a unit that may not be ready.
 fn session(target: &Target) -> Result<Session> {
     let mut session = Session::open(target.portal, &Login::to(&target.name, "renewal"))?;
     session.lun = target.lun;
-    // REQUEST SENSE takes what there is to tell.
+    // REQUEST SENSE clears the unit attention.
     session.run(&[3, 0, 0, 0, 18, 0], Data::In(18))?.good()?;
     Ok(session)
 }
@@ -35,7 +35,7 @@ fn state(session: &mut Session) -> Result<Done> {
     session.run(&TEST_UNIT_READY, Data::None)
 }
 
-/// OVERWRITE, two passes of this byte and its complement.
+/// SANITIZE with OVERWRITE, in two passes of a byte and its complement.
 fn sanitize(lab: &Lab, driver: Driver) -> Result<()> {
     let image = lab.image("sanitize.img", SANITIZED_MIB)?;
     let spec = Spec::new(driver, [image.clone()])?;
@@ -45,11 +45,11 @@ fn sanitize(lab: &Lab, driver: Driver) -> Result<()> {
     before.write(last, pattern(1, 1, 32768), 512)?;
     let list = vec![0x82, 0, 0, 1, 0x5a];
     before.run(&[0x48, 0x81, 0, 0, 0, 0, 0, 0, 5, 0], Data::Out(list))?.good()?;
-    state(&mut before)?.expect_sense(2, 0x04, 0x1b).context("before the blow")?;
+    state(&mut before)?.expect_sense(2, 0x04, 0x1b).context("before the kill")?;
     target.kill()?;
-    // Twice: what goes on may be killed, too.
+    // A second kill, while SANITIZE continues.
     let target = Target::start_after_kill(lab, &spec)?;
-    state(&mut session(&target)?)?.expect_sense(2, 0x04, 0x1b).context("after it")?;
+    state(&mut session(&target)?)?.expect_sense(2, 0x04, 0x1b).context("after the kill")?;
     target.kill()?;
     let target = Target::start_after_kill(lab, &spec)?;
     let mut after = session(&target)?;
@@ -60,7 +60,7 @@ fn sanitize(lab: &Lab, driver: Driver) -> Result<()> {
             break;
         }
         done.expect_sense(2, 0x04, 0x1b)?;
-        ensure!(Instant::now() < end, "it does not come to an end");
+        ensure!(Instant::now() < end, "the operation does not end");
         std::thread::sleep(Duration::from_millis(100));
     }
     for lba in [0, last / 2, last] {
@@ -68,10 +68,10 @@ fn sanitize(lab: &Lab, driver: Driver) -> Result<()> {
     }
     after.write(0, pattern(2, 2, 4096), 512)?;
     target.kill()?;
-    // Done is done: it is not done again.
+    // A completed SANITIZE is not repeated.
     let target = Target::start_after_kill(lab, &spec)?;
     let mut after = Session::ready(target.portal, &Login::to(&target.name, "renewal"), target.lun)?;
-    ensure!(after.read(0, 8, 512)? == pattern(2, 2, 4096), "what was written after it is gone");
+    ensure!(after.read(0, 8, 512)? == pattern(2, 2, 4096), "data written after SANITIZE is lost");
     after.logout()?;
     target.stop()?;
     Ok(std::fs::remove_file(image)?)
@@ -80,14 +80,14 @@ fn sanitize(lab: &Lab, driver: Driver) -> Result<()> {
 fn format(lab: &Lab, driver: Driver) -> Result<()> {
     let image = lab.fresh("format.img")?;
     if let Err(why) = File::create(&image)?.set_len(FORMATTED_MIB << 20) {
-        return crate::report::skip(format!("no sparse file of 2 TiB here: {why}"));
+        return crate::report::skip(format!("no sparse file of 2 TiB can be created here: {why}"));
     }
-    let spec = Spec::new(driver, [image.to_str().context("the scratch folder's name is no text")?])?;
+    let spec = Spec::new(driver, [image.to_str().context("the name of the scratch folder is not UTF-8")?])?;
     let immediate = |session: &mut Session| session.run(&[4, 0x10, 0, 0, 0, 0], Data::Out(vec![0, 2, 0, 0]))?.good();
     let target = Target::start(lab, &spec)?;
     let mut before = Session::ready(target.portal, &Login::to(&target.name, "renewal"), target.lun)?;
     immediate(&mut before)?;
-    state(&mut before)?.expect_sense(2, 0x04, 0x04).context("before the blow")?;
+    state(&mut before)?.expect_sense(2, 0x04, 0x04).context("before the kill")?;
     target.kill()?;
     for _ in 0..2 {
         let target = Target::start_after_kill(lab, &spec)?;
@@ -101,7 +101,7 @@ fn format(lab: &Lab, driver: Driver) -> Result<()> {
     immediate(&mut after)?;
     let end = Instant::now() + SANITIZE_LIMIT;
     while state(&mut after)?.expect_sense(2, 0x04, 0x04).is_ok() {
-        ensure!(Instant::now() < end, "it does not come to an end");
+        ensure!(Instant::now() < end, "the operation does not end");
         std::thread::sleep(Duration::from_millis(100));
     }
     state(&mut after)?.good()?;

@@ -1,4 +1,4 @@
-//! Small file systems of a test's own. Needs root, and a kernel that has them.
+//! Small file systems for a test. Needs root, and a kernel with them.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,13 +11,13 @@ use crate::target::Lab;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A file system, mounted until it drops.
+/// A file system, unmounted when dropped.
 pub(crate) struct MountedFs {
     pub(crate) path: PathBuf,
 }
 
 impl MountedFs {
-    /// A tmpfs, ext4 or xfs of so many MiB; `None` where none can be mounted.
+    /// Mounts a tmpfs, ext4 or xfs of `mib` MiB; `None` if that is not possible.
     pub(crate) fn new(lab: &Lab, kind: &str, mib: u64) -> Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
@@ -47,7 +47,7 @@ impl MountedFs {
 
 impl Drop for MountedFs {
     fn drop(&mut self) {
-        // The kernel may keep what an io_uring had open a moment longer than its process.
+        // The kernel may keep descriptors of an io_uring open a moment longer than its process.
         let end = Instant::now() + LIMIT;
         while !Command::new("umount").arg(&self.path).status().is_ok_and(|status| status.success()) {
             if Instant::now() > end {
