@@ -14,7 +14,7 @@ use crate::pdu::{Connection, IMMEDIATE, Pdu, op};
 use crate::process;
 use crate::session::{ANSWER_LIMIT, keys_of, text};
 use crate::target::{Driver, Lab, Spec, Target};
-use crate::tools::{says, tool};
+use crate::tools::{expect_text, tool};
 
 const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const NAME: &str = "iqn.2026-01.io.lunar.conform:chap";
@@ -22,7 +22,7 @@ pub(crate) const NAME: &str = "iqn.2026-01.io.lunar.conform:chap";
 const MAPPED: &str = "iqn.2026-01.io.lunar.conform:mapped";
 const USER: (&str, &str) = ("alice", "secret-of-alice");
 const TARGET: (&str, &str) = ("disks", "secret-of-target");
-const LOOKER: (&str, &str) = ("looker", "secret-of-looker");
+const DISCOVERY: (&str, &str) = ("looker", "secret-of-looker");
 /// A wrong response.
 const WRONG: &str = "0x00112233445566778899aabbccddeeff";
 /// Refused logins that the target lists per second, plus those of the next second.
@@ -64,7 +64,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
             case(lab, &target)?;
             target.healthy()?;
             let said = std::fs::read_to_string(&target.log)?;
-            for (_, secret) in [USER, TARGET, LOOKER] {
+            for (_, secret) in [USER, TARGET, DISCOVERY] {
                 ensure!(!said.contains(secret), "the log contains a secret");
             }
             target.stop()
@@ -83,14 +83,14 @@ pub(crate) fn secret_file(lab: &Lab, (name, secret): (&str, &str)) -> Result<Str
 
 /// The options of a target with CHAP.
 pub(crate) fn spec(lab: &Lab, driver: Driver) -> Result<Spec> {
-    let files = (secret_file(lab, USER)?, secret_file(lab, TARGET)?, secret_file(lab, LOOKER)?);
+    let files = (secret_file(lab, USER)?, secret_file(lab, TARGET)?, secret_file(lab, DISCOVERY)?);
     let map = format!("{MAPPED}=0:1,5:0:ro");
     let flags: [&[&str]; 5] = [
         &["--name", NAME, "--initiator", "iqn.20*"],
         &["--map", &map],
         &["--user", USER.0, "--secret-file", &files.0],
         &["--mutual-user", TARGET.0, "--mutual-secret-file", &files.1],
-        &["--discovery-user", LOOKER.0, "--discovery-secret-file", &files.2],
+        &["--discovery-user", DISCOVERY.0, "--discovery-secret-file", &files.2],
     ];
     Ok(Spec::new(driver, ["ram:64M", "ram:16M"])?.flags(&flags.concat()))
 }
@@ -101,7 +101,7 @@ fn start(lab: &Lab, driver: Driver) -> Result<Target> {
 
 /// The users and secrets as shell variables for a guest's script.
 pub(crate) fn settings() -> String {
-    let each = [("CHAP", USER), ("MUTUAL", TARGET), ("LOOKER", LOOKER)];
+    let each = [("CHAP", USER), ("MUTUAL", TARGET), ("DISCOVERY", DISCOVERY)];
     each.iter().map(|(key, (name, secret))| format!("{key}_USER={name}\n{key}_SECRET={secret}\n")).collect()
 }
 
@@ -117,8 +117,8 @@ fn fails(program: &str, arguments: &[&str]) -> Result<()> {
 }
 
 fn libiscsi(_: &Lab, target: &Target) -> Result<()> {
-    says(&tool("iscsi-inq", &[&url(target, USER, "")])?, "DIRECT_ACCESS")?;
-    for wrong in [(USER.0, "secret-of-mallory"), ("mallory", USER.1), TARGET, LOOKER] {
+    expect_text(&tool("iscsi-inq", &[&url(target, USER, "")])?, "DIRECT_ACCESS")?;
+    for wrong in [(USER.0, "secret-of-mallory"), ("mallory", USER.1), TARGET, DISCOVERY] {
         fails("iscsi-inq", &[&url(target, wrong, "")])?;
     }
     fails("iscsi-inq", &[&target.url(0)])
@@ -126,13 +126,13 @@ fn libiscsi(_: &Lab, target: &Target) -> Result<()> {
 
 fn libiscsi_mutual(_: &Lab, target: &Target) -> Result<()> {
     let expecting = |name: &str, secret: &str| format!("?target_user={name}&target_password={secret}");
-    says(&tool("iscsi-inq", &[&url(target, USER, &expecting(TARGET.0, TARGET.1))])?, "DIRECT_ACCESS")?;
+    expect_text(&tool("iscsi-inq", &[&url(target, USER, &expecting(TARGET.0, TARGET.1))])?, "DIRECT_ACCESS")?;
     fails("iscsi-inq", &[&url(target, USER, &expecting(TARGET.0, "secret-of-others"))])
 }
 
 fn libiscsi_discovery(_: &Lab, target: &Target) -> Result<()> {
     let portal = |(user, secret): (&str, &str)| format!("iscsi://{user}%{secret}@{}", target.portal);
-    says(&tool("iscsi-ls", &[&portal(LOOKER)])?, NAME)?;
+    expect_text(&tool("iscsi-ls", &[&portal(DISCOVERY)])?, NAME)?;
     fails("iscsi-ls", &[&portal(USER)])?;
     fails("iscsi-ls", &[&format!("iscsi://{}", target.portal)])
 }
@@ -153,9 +153,9 @@ fn own_initiator(lab: &Lab, target: &Target) -> Result<()> {
 fn mapped(_: &Lab, target: &Target) -> Result<()> {
     let at = |lun: u16| format!("iscsi://{}%{}@{}/{NAME}/{lun}", USER.0, USER.1, target.portal);
     let size = |initiator: &str, lun| tool("iscsi-readcapacity16", &["-s", "--initiator-name", initiator, &at(lun)]);
-    says(&size(MAPPED, 0)?, "16777216")?;
-    says(&size(MAPPED, 5)?, "67108864")?;
-    says(&size("iqn.2026-01.io.lunar.conform:other", 0)?, "67108864")?;
+    expect_text(&size(MAPPED, 0)?, "16777216")?;
+    expect_text(&size(MAPPED, 5)?, "67108864")?;
+    expect_text(&size("iqn.2026-01.io.lunar.conform:other", 0)?, "67108864")?;
     fails("iscsi-readcapacity16", &["-s", "--initiator-name", MAPPED, &at(1)])?;
     let write = |lun: u16| {
         let image = format!(

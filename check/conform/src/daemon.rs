@@ -16,7 +16,7 @@ use crate::pdu::{Connection, Received, op};
 use crate::session::{self, ANSWER_LIMIT, Data, GOOD, Login, Session, keys_of};
 use crate::target::{Driver, Lab, free_port};
 use crate::test_data::pattern;
-use crate::tools::{says, tool};
+use crate::tools::{expect_text, tool};
 use fixture::{
     ACCESS, CAPACITY, Case, ConfigChange, Daemon, INVENTORY, LIMIT, MAIN, NOT_SUPPORTED, OTHER, TEST_UNIT_READY,
     UNIT_ATTENTION, expect_sense, expect_undisturbed, luns, started, started_with, until, uuids,
@@ -57,10 +57,10 @@ fn serves(lab: &Lab, driver: Driver) -> Result<()> {
     let mut daemon = started(lab, driver, "serves")?;
     let url = format!("iscsi://{}", daemon.portal);
     let shown = tool("iscsi-ls", &["--show-luns", &url])?;
-    says(&shown, MAIN)?;
+    expect_text(&shown, MAIN)?;
     ensure!(!shown.contains(OTHER), "an initiator is shown a target of another group:\n{shown}");
-    says(&tool("iscsi-inq", &[&format!("{url}/{MAIN}/4")])?, "DIRECT_ACCESS")?;
-    says(&tool("iscsi-ls", &["--initiator-name", "iqn.2026-01.org.example:few", &url])?, OTHER)?;
+    expect_text(&tool("iscsi-inq", &[&format!("{url}/{MAIN}/4")])?, "DIRECT_ACCESS")?;
+    expect_text(&tool("iscsi-ls", &["--initiator-name", "iqn.2026-01.org.example:few", &url])?, OTHER)?;
     ensure!(
         Session::open(daemon.portal, &Login::to(OTHER, "many")).is_err(),
         "an initiator logs in to a target of another group"
@@ -135,7 +135,7 @@ fn starts_without_missing_stores(lab: &Lab, driver: Driver) -> Result<()> {
     let taken = std::net::TcpListener::bind(second)?;
     daemon.start(lab)?;
     for wanted in ["volume disk is not served: its file", "portal two is not served: "] {
-        says(&daemon.log_text(), wanted)?;
+        expect_text(&daemon.log_text(), wanted)?;
     }
     let mut session = daemon.session(MAIN, "host", 4)?;
     ensure!(luns(&mut session)? == [4], "it serves {:?}", luns(&mut session)?);

@@ -246,7 +246,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
                 }
             }
         }
-        lab.report.check(&part, "target drains", || target.stop());
+        lab.report.check(&part, "target stops in time", || target.stop());
     }
     Ok(())
 }
@@ -308,7 +308,7 @@ fn run_suite(lab: &Lab, part: &str, store: &Store, table: &Table, suite: &str, t
 struct Test {
     name: String,
     verdict: Verdict,
-    said: String,
+    output: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -335,15 +335,15 @@ fn parse(text: &str) -> Vec<Test> {
         };
         // After a failure, the output has its position; after a success, the clean-up of the suite, which is not part
         // of the test.
-        let said = if verdict == Verdict::Failed { [before, after].concat() } else { before.to_owned() };
-        found.push(Test { name: name.to_owned(), verdict, said: said.trim().to_owned() });
+        let output = if verdict == Verdict::Failed { [before, after].concat() } else { before.to_owned() };
+        found.push(Test { name: name.to_owned(), verdict, output: output.trim().to_owned() });
     }
     found
 }
 
 /// The line with which a test skips itself. A test that skips an assertion continues.
-fn withdrawal(said: &str) -> Option<&str> {
-    said.lines().map(str::trim).find(|line| line.contains("[SKIPPED]") && !line.ends_with("Skipping assert"))
+fn withdrawal(output: &str) -> Option<&str> {
+    output.lines().map(str::trim).find(|line| line.contains("[SKIPPED]") && !line.ends_with("Skipping assert"))
 }
 
 /// The output of a test before its verdict, the verdict, and the rest. The verdict is at the start of a line or
@@ -365,7 +365,7 @@ fn split_at_verdict(rest: &str) -> (&str, &str, &str) {
 fn judge(test: &Test, known: Known<'_>) -> Outcome {
     match (test.verdict, known) {
         (Verdict::None, _) => {
-            Outcome::Failed(format!("ended without a verdict:\n{}", process::last_lines(&test.said, 12)))
+            Outcome::Failed(format!("ended without a verdict:\n{}", process::last_lines(&test.output, 12)))
         }
         (Verdict::Passed, Known::Missing(reason)) => {
             Outcome::Failed(format!("passes, although check/conform/libiscsi.toml says that it cannot: {reason}"))
@@ -375,18 +375,18 @@ fn judge(test: &Test, known: Known<'_>) -> Outcome {
             Outcome::Skipped(reason.to_owned())
         }
         (Verdict::Withdrawn, Known::Sound) => {
-            let why = withdrawal(&test.said).unwrap_or_default();
+            let why = withdrawal(&test.output).unwrap_or_default();
             Outcome::Failed(format!("skips itself, and check/conform/libiscsi.toml does not list it: {why}"))
         }
-        (Verdict::Failed, Known::Sound) => Outcome::Failed(complaints(&test.said)),
+        (Verdict::Failed, Known::Sound) => Outcome::Failed(complaints(&test.output)),
     }
 }
 
 /// The lines that describe the failure: the message of the suite, and its position in the source.
-fn complaints(said: &str) -> String {
+fn complaints(output: &str) -> String {
     let lines: Vec<&str> =
-        said.lines().map(str::trim).filter(|line| line.contains("[FAILED]") || line.contains(".c:")).collect();
-    if lines.is_empty() { process::last_lines(said, 12) } else { process::last_lines(&lines.join("\n"), 12) }
+        output.lines().map(str::trim).filter(|line| line.contains("[FAILED]") || line.contains(".c:")).collect();
+    if lines.is_empty() { process::last_lines(output, 12) } else { process::last_lines(&lines.join("\n"), 12) }
 }
 
 #[cfg(test)]
@@ -415,7 +415,7 @@ mod tests {
 
     #[test]
     fn the_table_is_checked_in_both_directions() {
-        let test = |verdict| Test { name: "T".to_owned(), verdict, said: String::new() };
+        let test = |verdict| Test { name: "T".to_owned(), verdict, output: String::new() };
         let failed = |verdict, known| matches!(judge(&test(verdict), known), Outcome::Failed(_));
         let skipped = |verdict, known| judge(&test(verdict), known) == Outcome::Skipped("why".to_owned());
         assert_eq!(judge(&test(Verdict::Passed), Known::Sound), Outcome::Passed);

@@ -219,7 +219,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Proofs => guest::proofs(lab, driver),
             Part::Blktests => guest::blktests(lab, driver),
             Part::Spdk => spdk::part(lab, driver),
-            Part::Vm => guest::machine(lab, driver, main_driver),
+            Part::Vm => guest::vm(lab, driver, main_driver),
             Part::Paths => guest::paths(lab, driver),
             Part::Service => guest::service(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),

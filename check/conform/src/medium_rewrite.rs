@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::session::{Data, Done, Login, Session};
+use crate::session::{CommandResult, Data, Login, Session};
 use crate::target::{Driver, Lab, Spec, Target};
 use crate::test_data::pattern;
 
@@ -31,7 +31,7 @@ fn session(target: &Target) -> Result<Session> {
     Ok(session)
 }
 
-fn state(session: &mut Session) -> Result<Done> {
+fn state(session: &mut Session) -> Result<CommandResult> {
     session.run(&TEST_UNIT_READY, Data::None)
 }
 

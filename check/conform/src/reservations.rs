@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::session::{Data, Done, GOOD, Login, Session, cdb};
+use crate::session::{CommandResult, Data, GOOD, Login, Session, cdb};
 use crate::target::{Driver, Lab, Spec, Target};
 use crate::test_data::Random;
 
@@ -31,7 +31,7 @@ fn out(action: u8, key: u64, new: u64) -> ([u8; 10], Vec<u8>) {
     ([0x5f, action, KIND, 0, 0, 0, 0, 0, 24, 0], list)
 }
 
-fn reserve(session: &mut Session, action: u8, key: u64, new: u64) -> Result<Done> {
+fn reserve(session: &mut Session, action: u8, key: u64, new: u64) -> Result<CommandResult> {
     let (cdb, list) = out(action, key, new);
     session.run(&cdb, Data::Out(list))?.good()
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use crate::session::{Data, Done, Login, Session};
+use crate::session::{CommandResult, Data, Login, Session};
 use crate::target::{Driver, Lab, Spec, Target};
 
 const UNIT_ATTENTION: u8 = 6;
@@ -63,7 +63,7 @@ fn sessions(target: &Target) -> Result<Vec<Session>> {
 }
 
 /// Runs a command on all sessions but the first.
-fn others(sessions: &mut [Session], cdb: &[u8], judge: impl Fn(Done) -> Result<()>) -> Result<()> {
+fn others(sessions: &mut [Session], cdb: &[u8], judge: impl Fn(CommandResult) -> Result<()>) -> Result<()> {
     sessions[1..].iter_mut().try_for_each(|session| judge(session.run(cdb, Data::In(512))?))
 }
 

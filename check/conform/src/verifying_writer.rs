@@ -18,7 +18,7 @@ const PIECE: usize = 96 << 10;
 pub(crate) const REGION: u64 = 16 << 20;
 const PIECES: u64 = REGION / PIECE as u64;
 /// How long the session may make no progress.
-const PATIENCE: Duration = Duration::from_secs(15);
+const ANSWER_LIMIT: Duration = Duration::from_secs(15);
 
 #[derive(Default)]
 struct Shared {
@@ -56,12 +56,12 @@ impl VerifyingWriter {
     /// An error unless the session makes progress from now on.
     pub(crate) fn expect_progress(&self) -> Result<()> {
         let before = self.shared.done.load(Ordering::Relaxed);
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + ANSWER_LIMIT;
         while self.shared.done.load(Ordering::Relaxed) < before + 4 {
             if let Some(error) = self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
                 bail!("the verifying session failed: {error}");
             }
-            ensure!(Instant::now() < end, "the verifying session made no progress for {} s", PATIENCE.as_secs());
+            ensure!(Instant::now() < end, "the verifying session made no progress for {} s", ANSWER_LIMIT.as_secs());
             std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())

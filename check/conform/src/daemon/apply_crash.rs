@@ -24,7 +24,7 @@ struct Version {
 }
 
 /// The result of a round.
-struct Found {
+struct RoundResult {
     /// Whether the new version was applied.
     is_new: bool,
     /// Whether `lunar apply` reported success.
@@ -94,7 +94,7 @@ fn run_round(
     (old, new): (&Version, &Version),
     delay: Duration,
     known: &mut Option<Vec<String>>,
-) -> Result<Found> {
+) -> Result<RoundResult> {
     let mut child = apply(lab, daemon, new)?;
     std::thread::sleep(delay);
     daemon.target.take().context("the daemon runs")?.kill()?;
@@ -117,7 +117,7 @@ fn run_round(
     whole_history(&daemon.folder.join("state/history"), &text, [old, new])?;
     let own = uuids(&daemon.file())?.into_iter().take(2).collect::<Vec<_>>();
     ensure!(*known.get_or_insert_with(|| own.clone()) == own, "the UUIDs of volumes changed: {own:?}");
-    Ok(Found { is_new, is_acknowledged })
+    Ok(RoundResult { is_new, is_acknowledged })
 }
 
 fn without_uuids(text: &str) -> String {

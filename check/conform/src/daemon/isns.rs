@@ -11,7 +11,7 @@ use super::fixture::{Case, LIMIT, MAIN, OTHER, api, expect_undisturbed, lunar, s
 use crate::process;
 use crate::report::skip;
 use crate::target::{Driver, Lab, free_port};
-use crate::tools::{says, tool};
+use crate::tools::{expect_text, tool};
 
 const SERVER: &str = "/usr/sbin/isnsd";
 const CLIENT: &str = "/usr/sbin/isnsadm";
@@ -39,8 +39,9 @@ impl Server {
         let folder_name = folder.display();
         // Without a database, the server forgets everything when it ends.
         let text = format!(
-            "SourceName = iqn.2026-01.org.example:isns\nBindAddress = {address}\nControlSocket = {folder_name}/control\n\
-             PIDFile = {folder_name}/pid\nSecurity = 0\nDefaultDiscoveryDomain = 1\nRegistrationPeriod = 60\n"
+            "SourceName = iqn.2026-01.org.example:isns\nBindAddress = {address}\n\
+             ControlSocket = {folder_name}/control\nPIDFile = {folder_name}/pid\nSecurity = 0\n\
+             DefaultDiscoveryDomain = 1\nRegistrationPeriod = 60\n"
         );
         std::fs::write(folder.join("isnsd.conf"), text)?;
         let client = format!("SourceName = iqn.2026-01.org.example:asker\nServerAddress = {address}\nSecurity = 0\n");
@@ -96,15 +97,15 @@ fn registers(lab: &Lab, driver: Driver) -> Result<()> {
     let isns = format!("[isns]\nserver = \"{name}\"\nentity = \"conform.example.org\"\nperiod = \"15s\"\n");
     let daemon = started_with(lab, driver, "isns", |folder| api(folder) + &isns)?;
     server.knows(&[MAIN, OTHER])?;
-    says(&server.list("entities"), "conform.example.org")?;
-    says(&server.list("portal-groups"), MAIN)?;
+    expect_text(&server.list("entities"), "conform.example.org")?;
+    expect_text(&server.list("portal-groups"), MAIN)?;
     until(|| daemon.log_text().contains("registered 2 targets at 1 portal"))
         .context("the registration is not logged")?;
-    says(&lunar(lab, &daemon, &["status"])?, &format!("{name} has 2 targets at 1 portal"))?;
+    expect_text(&lunar(lab, &daemon, &["status"])?, &format!("{name} has 2 targets at 1 portal"))?;
     // The listed portal leads to the target.
     let portal = server.portal()?;
     ensure!(portal == daemon.portal, "isnsd lists {portal}");
-    says(&tool("iscsi-inq", &[&format!("iscsi://{portal}/{MAIN}/0")])?, "DIRECT_ACCESS")?;
+    expect_text(&tool("iscsi-inq", &[&format!("iscsi://{portal}/{MAIN}/0")])?, "DIRECT_ACCESS")?;
     // One target is removed and added again; the other one is not affected.
     let mut session = daemon.session(MAIN, "host", 0)?;
     let file = daemon.folder.join("wanted.toml");
@@ -120,7 +121,7 @@ fn registers(lab: &Lab, driver: Driver) -> Result<()> {
     drop(server);
     until(|| daemon.log_text().contains("it cannot be reached"))
         .context("the log does not say that the server cannot be reached")?;
-    says(&lunar(lab, &daemon, &["status"])?, "not all is well")?;
+    expect_text(&lunar(lab, &daemon, &["status"])?, "not all is well")?;
     let server = Server::start(&folder, address)?;
     server.knows(&[MAIN, OTHER])?;
     expect_undisturbed(&mut session)?;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::fixture::{self, ACCESS, CAPACITY, Case, ConfigChange, Daemon, LIMIT, MAIN, lunar, started_as, until};
 use crate::chap::secret_file;
-use crate::nvme::{Conn, Connect, Done, Entry, Host, INLINE, Received, TRANSPORT};
+use crate::nvme::{Completion, Conn, Connect, Entry, Host, INLINE, Received, TRANSPORT};
 use crate::pdu::Digests;
 use crate::process;
 use crate::session::{Login, Session};
@@ -90,12 +90,12 @@ fn text(daemon: &Daemon, portal: SocketAddr, change: &ConfigChange, more: &str) 
 }
 
 fn identify(conn: &mut Conn, what: u32, namespace: u32) -> Result<Vec<u8>> {
-    let entry = Entry::new(6, conn.cid(), namespace).word(40, what).moves(TRANSPORT, 4096);
+    let entry = Entry::new(6, conn.cid(), namespace).word(40, what).sgl(TRANSPORT, 4096);
     Ok(conn.call(&entry, &[])?.good()?.data)
 }
 
 fn log(conn: &mut Conn, page: u32, bytes: u32) -> Result<Vec<u8>> {
-    let entry = Entry::new(2, conn.cid(), 0).word(40, page | (bytes / 4 - 1) << 16).moves(TRANSPORT, bytes);
+    let entry = Entry::new(2, conn.cid(), 0).word(40, page | (bytes / 4 - 1) << 16).sgl(TRANSPORT, bytes);
     Ok(conn.call(&entry, &[])?.good()?.data)
 }
 
@@ -115,7 +115,7 @@ fn listen(conn: &mut Conn, events: u32) -> Result<u16> {
 }
 
 fn expect_event(conn: &mut Conn, request: u16, wanted: u32) -> Result<()> {
-    let found = conn.finish(request, &[])?.good()?.result;
+    let found = conn.wait_completion(request, &[])?.good()?.result;
     ensure!(found == wanted, "the event is {found:08x}h, not {wanted:08x}h");
     Ok(())
 }
@@ -133,7 +133,7 @@ fn sees_namespaces(lab: &Lab, driver: Driver) -> Result<()> {
     host.write(1, 9, &[0xa5; 512])?;
     ensure!(session.read(9, 1, 512)? == [0xa5; 512], "an initiator does not see the data of a host");
     let write = |conn: &mut Conn, id: u32| -> Result<u16> {
-        let entry = Entry::new(1, conn.cid(), id).blocks(0, 1).moves(INLINE, 512);
+        let entry = Entry::new(1, conn.cid(), id).blocks(0, 1).sgl(INLINE, 512);
         Ok(conn.call(&entry, &[0; 512])?.status)
     };
     let refused = [write(&mut few.io, 1)?, write(&mut host.io, 5)?, write(&mut few.io, 5)?];
@@ -145,7 +145,7 @@ fn sees_namespaces(lab: &Lab, driver: Driver) -> Result<()> {
     hosts.daemon.reload("reloaded")?;
     let connect =
         Connect { queue: 0, entries: 32, controller: 0xffff, keep_alive: 0, subsystem: SUBSYSTEM, host: HOST };
-    let status = connect.on(&mut Conn::ready(hosts.portal, Digests::default())?)?.status;
+    let status = connect.execute(&mut Conn::ready(hosts.portal, Digests::default())?)?.status;
     ensure!(status == HOST_REFUSED, "a host without a group is refused with {status:03x}h");
     // The audit log has the logins of hosts and of initiators.
     let audit = lunar(lab, &hosts.daemon, &["audit"])?;
@@ -207,7 +207,7 @@ fn changes(lab: &Lab, driver: Driver) -> Result<()> {
     ensure!(blocks[..8] == 98304_u64.to_le_bytes(), "it has {:02x?} blocks", &blocks[..8]);
     host.write(1, 98303, &[9; 512])?;
     hosts.change(&ConfigChange { size: "48M", ..ConfigChange::default() }, "")?;
-    let gone = Entry::new(2, host.io.cid(), 10).blocks(0, 1).moves(TRANSPORT, 512);
+    let gone = Entry::new(2, host.io.cid(), 10).blocks(0, 1).sgl(TRANSPORT, 512);
     let status = host.io.call(&gone, &[])?.status;
     ensure!(status == INVALID_NAMESPACE, "a removed namespace answers {status:03x}h");
     ensure!(few.read(1, 98303, 1)? == [9; 512], "an unrelated host was disturbed");
@@ -215,19 +215,19 @@ fn changes(lab: &Lab, driver: Driver) -> Result<()> {
 }
 
 /// Namespace Management, and Namespace Attachment of one controller.
-fn create(conn: &mut Conn, blocks: u64) -> Result<Done> {
+fn create(conn: &mut Conn, blocks: u64) -> Result<Completion> {
     let mut fields = [blocks.to_le_bytes(); 2].concat();
     fields.resize(4096, 0);
     // NMIC: the namespace may be shared.
     fields[30] = 1;
-    let entry = Entry::new(0x0d, conn.cid(), 0).moves(TRANSPORT, 4096);
+    let entry = Entry::new(0x0d, conn.cid(), 0).sgl(TRANSPORT, 4096);
     conn.call(&entry, &fields)
 }
 
 fn attach(conn: &mut Conn, id: u32, select: u32, controller: u16) -> Result<u16> {
     let mut list = [1_u16.to_le_bytes(), controller.to_le_bytes()].concat();
     list.resize(4096, 0);
-    let entry = Entry::new(0x15, conn.cid(), id).word(40, select).moves(TRANSPORT, 4096);
+    let entry = Entry::new(0x15, conn.cid(), id).word(40, select).sgl(TRANSPORT, 4096);
     Ok(conn.call(&entry, &list)?.status)
 }
 
@@ -279,7 +279,7 @@ fn manages_namespaces(lab: &Lab, driver: Driver) -> Result<()> {
     let again = u16::from_le_bytes([page[78], page[79]]);
     let status = attach(&mut few.admin, id, 1, again)?;
     ensure!(status == 0, "detaching ends with {status:03x}h");
-    let read = Entry::new(2, few.io.cid(), id).blocks(7, 1).moves(TRANSPORT, 512);
+    let read = Entry::new(2, few.io.cid(), id).blocks(7, 1).sgl(TRANSPORT, 512);
     let status = few.io.call(&read, &[])?.status;
     ensure!(status == INVALID_NAMESPACE, "a detached namespace answers {status:03x}h");
     let all = Entry::new(0x0d, few.admin.cid(), u32::MAX).word(40, 1);
@@ -470,7 +470,7 @@ fn virtual_machine_gets_events(lab: &Lab, driver: Driver) -> Result<()> {
         let request = guest.put(0, vfio::Entry::new(0x0c, 0))?;
         guest.ring(0)?;
         hosts.change(change, &keys)?;
-        let found = guest.ended_with(0)?;
+        let found = guest.next_completion_with_result(0)?;
         ensure!(found == (request, 0, wanted), "the event is {found:x?}, not {wanted:08x}h");
         Ok(())
     };

@@ -19,7 +19,7 @@ pub(super) const CORES: u64 = 2;
 /// Limit of resident memory: the data memory, and as much again for everything else.
 pub(super) const MEMORY_LIMIT: u64 = 2 * CORES * (DATA_MIB << 20);
 /// How long the target may take to react.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// A request without a reaction for this long was ignored.
 pub(super) const SILENCE: Duration = Duration::from_millis(300);
 
@@ -138,7 +138,7 @@ pub(super) fn reaction(connection: &mut Connection, limit: Duration) -> Result<R
 
 /// Fails unless the next reaction is the expected one.
 pub(super) fn expect_reaction(connection: &mut Connection, wanted: Reaction) -> Result<()> {
-    let found = reaction(connection, PATIENCE)?;
+    let found = reaction(connection, ANSWER_LIMIT)?;
     ensure!(found == wanted, "{found:?} instead of {wanted:?}");
     Ok(())
 }
@@ -155,7 +155,7 @@ pub(super) fn expect_alive(session: &mut Session) -> Result<()> {
     let nop = Pdu::new(op::NOP_OUT | crate::pdu::IMMEDIATE, crate::pdu::FINAL).tag(tag);
     let nop = nop.word(20, crate::pdu::RESERVED_TAG).word(24, session.cmd_sn).word(28, session.exp_stat_sn);
     session.connection.send(&nop)?;
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + ANSWER_LIMIT;
     loop {
         match session.connection.receive(end.saturating_duration_since(Instant::now()))? {
             Received::Closed => bail!("the connection was closed"),

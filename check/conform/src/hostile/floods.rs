@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::fixture::{CORES, Case, Fixture, PATIENCE, newcomer};
+use super::fixture::{ANSWER_LIMIT, CORES, Case, Fixture, newcomer};
 use crate::pdu::{Digests, FINAL, IMMEDIATE, Pdu, RESERVED_TAG, Received, op};
 use crate::session::{Data, Session, cdb};
 use crate::test_data::pattern;
@@ -43,7 +43,7 @@ fn open_files(fixture: &Fixture<'_>) -> Option<usize> {
 fn run_flood(fixture: &mut Fixture<'_>, flood: impl FnOnce(&mut Fixture<'_>) -> Result<()>) -> Result<()> {
     let before = open_files(fixture);
     flood(fixture)?;
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + ANSWER_LIMIT;
     // The writer and new logins of other cases open a few files: that is not a leak.
     while let (Some(before), Some(now)) = (before, open_files(fixture))
         && now > before + 8
@@ -90,7 +90,7 @@ fn half_open(fixture: &mut Fixture<'_>) -> Result<()> {
             }
         }
         let most = usize::try_from(CORES)? * HALF_OPEN_KEPT;
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + ANSWER_LIMIT;
         loop {
             kept = held.iter().filter(|stream| is_open(stream)).count();
             if kept <= most {
@@ -170,7 +170,7 @@ fn reinstatement(fixture: &mut Fixture<'_>) -> Result<()> {
         for mut session in sessions {
             // An asynchronous message may come first.
             loop {
-                match session.connection.receive(PATIENCE)? {
+                match session.connection.receive(ANSWER_LIMIT)? {
                     Received::Closed => break,
                     Received::Silence => bail!("a replaced session stays open"),
                     Received::Pdu(_) => {}

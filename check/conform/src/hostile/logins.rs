@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 
-use super::fixture::{Case, Fixture, PATIENCE, Reaction, expect_reaction, login_refused, reaction};
+use super::fixture::{ANSWER_LIMIT, Case, Fixture, Reaction, expect_reaction, login_refused, reaction};
 use crate::pdu::{Connection, Digests, FINAL, IMMEDIATE, Pdu, Received, op};
 use crate::session::{Login, text};
 
@@ -87,7 +87,7 @@ fn byte_by_byte(fixture: &mut Fixture<'_>) -> Result<()> {
     for byte in fixture.login().request().encode(Digests::default()) {
         connection.send_raw(&[byte])?;
     }
-    match reaction(&mut connection, PATIENCE)? {
+    match reaction(&mut connection, ANSWER_LIMIT)? {
         Reaction::Login(0) => Ok(()),
         other => bail!("{other:?}"),
     }
@@ -105,7 +105,7 @@ fn altered(fixture: &Fixture<'_>, status: u16, alter: impl FnOnce(&mut Pdu)) -> 
 
 /// A refused login ends the connection.
 fn expect_closed(connection: &mut Connection) -> Result<()> {
-    match connection.receive(PATIENCE)? {
+    match connection.receive(ANSWER_LIMIT)? {
         Received::Closed => Ok(()),
         other => bail!("the connection stays open after the refusal: {other:?}"),
     }
@@ -160,7 +160,7 @@ fn expect_some_reaction(fixture: &Fixture<'_>, data: Vec<u8>) -> Result<()> {
     ensure!(request.data.len() <= 8192 + 1024, "the case itself is too long");
     let mut connection = fixture.connection()?;
     connection.send(&request)?;
-    match reaction(&mut connection, PATIENCE)? {
+    match reaction(&mut connection, ANSWER_LIMIT)? {
         Reaction::Login(_) | Reaction::Closed | Reaction::Rejected(_) => Ok(()),
         other => bail!("{other:?}"),
     }
@@ -171,7 +171,7 @@ fn numbers(fixture: &mut Fixture<'_>) -> Result<()> {
         for key in ["MaxRecvDataSegmentLength", "MaxBurstLength", "FirstBurstLength", "DefaultTime2Wait"] {
             let mut connection = fixture.connection()?;
             connection.send(&fixture.login().key(key, value).request())?;
-            match reaction(&mut connection, PATIENCE)? {
+            match reaction(&mut connection, ANSWER_LIMIT)? {
                 Reaction::Login(_) | Reaction::Closed | Reaction::Rejected(_) => {}
                 other => bail!("{key}={value}: {other:?}"),
             }
@@ -214,7 +214,7 @@ fn endless_text(fixture: &mut Fixture<'_>) -> Result<()> {
         if connection.send(&request).is_err() {
             return Ok(());
         }
-        match reaction(&mut connection, PATIENCE)? {
+        match reaction(&mut connection, ANSWER_LIMIT)? {
             Reaction::Closed | Reaction::Rejected(_) => return Ok(()),
             Reaction::Login(0) => {}
             Reaction::Login(refused) if refused >> 8 >= 2 => return expect_closed(&mut connection),
@@ -234,7 +234,7 @@ fn endless_rounds(fixture: &mut Fixture<'_>) -> Result<()> {
             return Ok(());
         }
         request = Pdu::new(op::LOGIN | IMMEDIATE, 0x04).bytes(8, &request.head[8..24]);
-        match reaction(&mut connection, PATIENCE)? {
+        match reaction(&mut connection, ANSWER_LIMIT)? {
             Reaction::Login(0) => {}
             Reaction::Login(_) | Reaction::Closed | Reaction::Rejected(_) => return Ok(()),
             other => bail!("{other:?}"),

@@ -71,7 +71,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
         "{part}: {operations} writes verified in the background; peak memory {} MiB",
         gauge.highest.load(Ordering::Relaxed) >> 20
     ));
-    lab.report.check(&part, "target drains", || target.stop());
+    lab.report.check(&part, "target stops in time", || target.stop());
     nvme::part(lab, driver)?;
     vm::part(lab, driver)
 }

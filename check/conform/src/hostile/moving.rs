@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::fixture::VmFixture as Fixture;
 use crate::target::{Driver, Lab, Spec, Target};
 use crate::test_data::pattern;
-use crate::vfio::{self, DATA, EVENTS, Entry, Guest, MEMORY, SHADOW, code, feature, places, state};
+use crate::vfio::{self, DATA, EVENTS, Entry, Guest, MEMORY, SHADOW, code, feature, queue_addresses, state};
 
 const PAGE: u64 = 4096;
 /// The namespace, and the first block that is written.
@@ -39,21 +39,21 @@ pub(super) fn moves(lab: &Lab, driver: Driver) -> Result<()> {
         Ok((target, folder.join("moving").join("cntrl")))
     };
     let ((one, from), (other, to)) = (start("one")?, start("other")?);
-    for (round, shadow) in [(1, false), (2, true)] {
-        let moved = migrate(&from, &to, round, shadow);
-        moved.with_context(|| format!("doorbells {}", if shadow { "in memory" } else { "by messages" }))?;
+    for (round, has_shadow) in [(1, false), (2, true)] {
+        let migrated = migrate(&from, &to, round, has_shadow);
+        migrated.with_context(|| format!("doorbells {}", if has_shadow { "in memory" } else { "by messages" }))?;
     }
     // Back to a process that had the controller before.
     migrate(&to, &from, 3, true).context("back")?;
-    Guest::boot(&from, 1)?.keeps(NAMESPACE, 0, &pattern(0, 9, 8192)).context("a new guest at the source")?;
+    Guest::boot(&from, 1)?.write_and_verify(NAMESPACE, 0, &pattern(0, 9, 8192)).context("a new guest at the source")?;
     one.stop()?;
     other.stop()
 }
 
 /// The guest pages that the controller has written since the last call.
-fn written(guest: &mut Guest) -> Result<BTreeSet<u64>> {
+fn dirty_pages(guest: &mut Guest) -> Result<BTreeSet<u64>> {
     let bitmap =
-        guest.written(0, MEMORY, PAGE)?.map_err(|errno| anyhow::anyhow!("no dirty page report: errno {errno}"))?;
+        guest.dirty_pages(0, MEMORY, PAGE)?.map_err(|errno| anyhow::anyhow!("no dirty page report: errno {errno}"))?;
     Ok((0..MEMORY / PAGE).filter(|page| bitmap[(page / 8) as usize] & 1 << (page % 8) != 0).collect())
 }
 
@@ -61,29 +61,36 @@ fn pages(from: u64, len: u64) -> impl Iterator<Item = u64> {
     from / PAGE..(from + len).div_ceil(PAGE)
 }
 
-fn migrate(from: &Path, to: &Path, round: u64, shadow: bool) -> Result<()> {
+/// Changes the migration state, which must succeed.
+fn enter(guest: &mut Guest, state: u32) -> Result<()> {
+    let changed = guest.set_state(state)?;
+    changed.map_err(|errno| anyhow::anyhow!("the controller does not enter the migration state {state}: errno {errno}"))
+}
+
+fn migrate(from: &Path, to: &Path, round: u64, has_shadow: bool) -> Result<()> {
     let mut guest = Guest::boot(from, 2)?;
-    if shadow {
-        guest.shadow()?;
+    if has_shadow {
+        guest.configure_shadow_doorbells()?;
     }
     let waiting = guest.put(0, Entry::new(0x0c, 0))?;
     guest.ring(0)?;
     // All earlier commands have ended, and no page is reported yet.
     ensure!(guest.run(0, Entry::new(6, 0).pages(0x2000, 0).dword(10, 1))? == 0, "Identify");
-    ensure!(guest.migrates()?, "migration is not supported");
+    ensure!(guest.supports_migration()?, "migration is not supported");
     guest.log(PAGE)?.map_err(|errno| anyhow::anyhow!("dirty page logging does not start: errno {errno}"))?;
     ensure!(guest.log(PAGE)?.is_err(), "dirty page logging starts twice");
     let len = 65536;
-    guest.keeps(NAMESPACE, FIRST - 128, &pattern(u64::from(FIRST) - 128, round, len))?;
-    let mut expected: BTreeSet<u64> = pages(DATA + (4 << 20), len as u64).chain(pages(places(1)[1], 1)).collect();
-    if shadow {
+    guest.write_and_verify(NAMESPACE, FIRST - 128, &pattern(u64::from(FIRST) - 128, round, len))?;
+    let completions = queue_addresses(1)[1];
+    let mut expected: BTreeSet<u64> = pages(DATA + (4 << 20), len as u64).chain(pages(completions, 1)).collect();
+    if has_shadow {
         expected.extend(pages(EVENTS, 1));
     }
-    let reported = written(&mut guest)?;
+    let reported = dirty_pages(&mut guest)?;
     ensure!(reported == expected, "pages {expected:x?} were written, and {reported:x?} are reported");
-    let again = written(&mut guest)?;
+    let again = dirty_pages(&mut guest)?;
     // The controller may have updated its EventIdx meanwhile.
-    ensure!(again.iter().all(|page| shadow && *page == EVENTS / PAGE), "pages are reported twice: {again:x?}");
+    ensure!(again.iter().all(|page| has_shadow && *page == EVENTS / PAGE), "pages are reported twice: {again:x?}");
 
     let (mut writes, mut reads) = (BTreeMap::new(), BTreeMap::new());
     for at in 0..WRITES {
@@ -100,36 +107,31 @@ fn migrate(from: &Path, to: &Path, round: u64, shadow: bool) -> Result<()> {
     guest.memory.read_exact_at(&mut before, 0)?;
     guest.ring(1)?;
     guest.ring(2)?;
-    guest
-        .become_state(state::STOP_COPY)?
-        .map_err(|errno| anyhow::anyhow!("the controller does not stop: errno {errno}"))?;
+    enter(&mut guest, state::STOP_COPY)?;
     ensure!(guest.state()? == state::STOP_COPY, "the controller reports another state than STOP_COPY");
     let record = guest.read_state(PIECES[(round % 2) as usize])?;
-    let dirty = written(&mut guest)?;
+    let dirty = dirty_pages(&mut guest)?;
 
     // A client that migrates a guest copies the pages that it has written itself and those that the controller reports.
     let mut now = vec![0; before.len()];
     guest.memory.read_exact_at(&mut now, 0)?;
-    let rung = if shadow { pages(SHADOW, 1).collect() } else { BTreeSet::new() };
+    let rung = if has_shadow { pages(SHADOW, 1).collect() } else { BTreeSet::new() };
     for page in dirty.iter().chain(&rung) {
         let bytes = usize::try_from(page * PAGE)?..usize::try_from((page + 1) * PAGE)?;
         before[bytes.clone()].copy_from_slice(&now[bytes]);
     }
     ensure!(before == now, "pages were written and are not reported");
     let mut possible: BTreeSet<u64> = pages(BACK, READS * PAGE).collect();
-    possible.extend([places(0)[1], places(1)[1], places(2)[1], EVENTS].map(|at| at / PAGE));
+    possible.extend([queue_addresses(0)[1], queue_addresses(1)[1], queue_addresses(2)[1], EVENTS].map(|at| at / PAGE));
     ensure!(dirty.is_subset(&possible), "pages are reported that cannot have been written: {dirty:x?}");
 
     let mut destination = guest.migrate_to(to, &before)?;
-    destination
-        .become_state(state::RESUMING)?
-        .map_err(|errno| anyhow::anyhow!("the controller does not enter RESUMING: errno {errno}"))?;
+    enter(&mut destination, state::RESUMING)?;
     ensure!(destination.set(0x1008, &[1, 0, 0, 0]).is_err(), "registers can be written in the state RESUMING");
     for piece in record.chunks(PIECES[(1 - round % 2) as usize] as usize) {
         ensure!(destination.write_state(piece)?.is_ok(), "a piece of the state is refused");
     }
-    let runs = destination.become_state(state::RUNNING)?;
-    runs.map_err(|errno| anyhow::anyhow!("the controller does not run: errno {errno}"))?;
+    enter(&mut destination, state::RUNNING)?;
     drop(guest);
     expect_moved(&mut destination, round, waiting, writes, reads)
 }
@@ -143,14 +145,14 @@ fn expect_moved(
     mut reads: BTreeMap<u16, (u32, u64)>,
 ) -> Result<()> {
     for _ in 0..WRITES {
-        let (id, status) = guest.ended(1)?;
+        let (id, status) = guest.next_completion(1)?;
         let block = writes.remove(&id).with_context(|| format!("command {id} completed twice, or was never sent"))?;
         ensure!(status == 0, "the write of block {block} ended with {status:#x}");
         let kept = guest.read_block(2, NAMESPACE, block, &mut reads)?;
         ensure!(kept == pattern(block.into(), round, PAGE as usize), "block {block} does not have the written data");
     }
     while !reads.is_empty() {
-        let (id, status) = guest.ended(2)?;
+        let (id, status) = guest.next_completion(2)?;
         ensure!(reads.remove(&id).is_some() && status == 0, "the read {id} ended with {status:#x}");
     }
     for at in 0..READS {
@@ -164,19 +166,19 @@ fn expect_moved(
     // The Asynchronous Event Request of the source waits at the destination.
     let abort = guest.put(0, Entry::new(8, 0).dword(10, u32::from(waiting) << 16))?;
     guest.ring(0)?;
-    let mut ended = BTreeMap::from([guest.ended(0)?, guest.ended(0)?]);
+    let mut next_completion = BTreeMap::from([guest.next_completion(0)?, guest.next_completion(0)?]);
     ensure!(
-        (ended.remove(&waiting), ended.remove(&abort)) == (Some(ABORTED), Some(0)),
+        (next_completion.remove(&waiting), next_completion.remove(&abort)) == (Some(ABORTED), Some(0)),
         "the Asynchronous Event Request was lost"
     );
-    guest.keeps(NAMESPACE, 0, &pattern(0, round, 65536)).context("after the move")?;
+    guest.write_and_verify(NAMESPACE, 0, &pattern(0, round, 65536)).context("after the move")?;
     guest.enable().context("a reset after the move")
 }
 
 /// Invalid migration states of any length, and messages in the wrong state.
 pub(super) fn invalid_states(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut guest = Guest::boot(fixture.socket, 2)?;
-    guest.shadow()?;
+    guest.configure_shadow_doorbells()?;
     for (method, what, data) in [
         (feature::SET, feature::STATE, [&9_u32.to_le_bytes()[..], &[0; 4]].concat()),
         (feature::SET, feature::STATE, vec![0; 8]),
@@ -186,19 +188,19 @@ pub(super) fn invalid_states(fixture: &mut Fixture<'_>) -> Result<()> {
     ] {
         ensure!(guest.feature(method, what, &data, 1 << 20)?.is_err(), "feature {what} with {data:x?}");
     }
-    ensure!(guest.written(0, MEMORY, PAGE)?.is_err(), "a dirty page report without logging");
+    ensure!(guest.dirty_pages(0, MEMORY, PAGE)?.is_err(), "a dirty page report without logging");
     guest.log(PAGE)?.map_err(|errno| anyhow::anyhow!("errno {errno}"))?;
     for (address, len, page) in [(0, 1 << 60, PAGE), (0, MEMORY, 512), (u64::MAX, 2, PAGE), (0, MEMORY, 3 * PAGE)] {
-        ensure!(guest.written(address, len, page)?.is_err(), "a report of {len:#x} bytes in pages of {page}");
+        ensure!(guest.dirty_pages(address, len, page)?.is_err(), "a report of {len:#x} bytes in pages of {page}");
     }
     for size in [u32::MAX, 1 << 20, 8193, 64] {
         ensure!(
-            guest.call(code::MIGRATION_READ, &vfio::moved(u32::MAX, size), &[])?.is_err(),
+            guest.call(code::MIGRATION_READ, &vfio::migration_header(u32::MAX, size), &[])?.is_err(),
             "a read of {size} bytes of state succeeds"
         );
     }
     ensure!(guest.write_state(&[0; 64])?.is_err(), "a state can be written while the controller runs");
-    guest.become_state(state::STOP_COPY)?.map_err(|errno| anyhow::anyhow!("errno {errno}"))?;
+    guest.set_state(state::STOP_COPY)?.map_err(|errno| anyhow::anyhow!("errno {errno}"))?;
     let record = guest.read_state(8192)?;
     for round in 0..400 {
         let mut odd = record.clone();
@@ -214,8 +216,8 @@ pub(super) fn invalid_states(fixture: &mut Fixture<'_>) -> Result<()> {
         expect_refused_or_running(&mut guest, &odd)?;
     }
     // A state without end.
-    guest.must(code::RESET, &[], &[])?;
-    guest.become_state(state::RESUMING)?.map_err(|errno| anyhow::anyhow!("errno {errno}"))?;
+    guest.call_ok(code::RESET, &[], &[])?;
+    guest.set_state(state::RESUMING)?.map_err(|errno| anyhow::anyhow!("errno {errno}"))?;
     let mut written_bytes = 0;
     loop {
         match guest.write_state(&[0x5a; 8192])? {
@@ -225,31 +227,31 @@ pub(super) fn invalid_states(fixture: &mut Fixture<'_>) -> Result<()> {
         }
         ensure!(written_bytes < 64 << 20, "a state has no size limit");
     }
-    guest.must(code::RESET, &[], &[])?;
+    guest.call_ok(code::RESET, &[], &[])?;
     guest.enable()?;
     guest.create(1)?;
-    guest.keeps(2, 0, &pattern(0, 1, 8192))
+    guest.write_and_verify(2, 0, &pattern(0, 1, 8192))
 }
 
 /// Writes a possibly invalid state: either it is refused, and only a reset helps, or the controller runs.
 fn expect_refused_or_running(guest: &mut Guest, record: &[u8]) -> Result<()> {
     guest
-        .become_state(state::RESUMING)?
+        .set_state(state::RESUMING)?
         .map_err(|errno| anyhow::anyhow!("the controller does not enter RESUMING: errno {errno}"))?;
     for piece in record.chunks(8192) {
         ensure!(guest.write_state(piece)?.is_ok(), "a piece of the state is refused");
     }
-    if guest.become_state(state::RUNNING)?.is_ok() {
+    if guest.set_state(state::RUNNING)?.is_ok() {
         for doorbell in 0..6 {
             guest.set(0x1000 + doorbell * 4, &[3, 0, 0, 0])?;
         }
     } else {
-        ensure!(guest.become_state(state::STOP)?.is_err(), "the controller leaves the error state without a reset");
+        ensure!(guest.set_state(state::STOP)?.is_err(), "the controller leaves the error state without a reset");
     }
     let memory = guest.memory.try_clone()?;
-    guest.must(code::RESET, &[], &[])?;
+    guest.call_ok(code::RESET, &[], &[])?;
     ensure!(guest.state()? == state::RUNNING, "the controller does not run after a reset");
     // Its queues may have written anywhere in guest memory; the memory must still be mappable.
-    guest.must(code::UNMAP, &vfio::unmap(0, MEMORY, 0), &[])?;
-    guest.must(code::MAP, &vfio::map(0, 0, MEMORY), &[memory.as_fd()]).map(drop)
+    guest.call_ok(code::UNMAP, &vfio::unmap(0, MEMORY, 0), &[])?;
+    guest.call_ok(code::MAP, &vfio::map(0, 0, MEMORY), &[memory.as_fd()]).map(drop)
 }

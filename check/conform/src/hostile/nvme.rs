@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
-use super::fixture::{CORES, DATA_MIB, MemoryGauge, PATIENCE, SILENCE};
+use super::fixture::{ANSWER_LIMIT, CORES, DATA_MIB, MemoryGauge, SILENCE};
 use crate::nvme::{
     Conn, Connect, Entry, Host, INLINE, LAST, Received, ReceivedPdu, TRANSPORT, capsule, h2c_data, ic_req, kind, pdu,
 };
@@ -109,7 +109,7 @@ pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         }
     }
     lab.report.check(&part, "nothing acknowledged is lost", || writer.finish().map(drop));
-    lab.report.check(&part, "target drains", || target.stop());
+    lab.report.check(&part, "target stops in time", || target.stop());
     Ok(())
 }
 
@@ -159,7 +159,7 @@ fn termination_status(conn: &mut Conn) -> Result<u16> {
             break received;
         }
     };
-    match conn.receive(PATIENCE)? {
+    match conn.receive(ANSWER_LIMIT)? {
         Received::Closed => Ok(request.short(8)),
         other => bail!("a termination request is followed by {other:?}"),
     }
@@ -214,14 +214,14 @@ fn unknown_types(fixture: &mut Fixture) -> Result<()> {
     let mut header = vec![0; 24];
     (header[0], header[8]) = (kind::H2C_TERM, 1);
     host.io.send(&pdu(&header, &[7; 72], NONE))?;
-    match host.io.receive(PATIENCE)? {
+    match host.io.receive(ANSWER_LIMIT)? {
         Received::Closed => Ok(()),
         other => bail!("a termination request is answered with {other:?}"),
     }
 }
 
 fn wrong_lengths(fixture: &mut Fixture) -> Result<()> {
-    let read = Entry::new(2, 9, HOSTILE_NAMESPACE).blocks(0, 1).moves(TRANSPORT, 512);
+    let read = Entry::new(2, 9, HOSTILE_NAMESPACE).blocks(0, 1).sgl(TRANSPORT, 512);
     let good = capsule(&read, &[], NONE);
     for (at, values) in [(2, &[0, 8, 24, 71, 73, 255][..]), (3, &[4, 200]), (4, &[0, 7, 71, 73])] {
         for value in values {
@@ -250,16 +250,16 @@ fn wrong_lengths(fixture: &mut Fixture) -> Result<()> {
 
 fn before_connect(fixture: &mut Fixture) -> Result<()> {
     for entry in [
-        Entry::new(2, 1, HOSTILE_NAMESPACE).blocks(0, 1).moves(TRANSPORT, 512),
+        Entry::new(2, 1, HOSTILE_NAMESPACE).blocks(0, 1).sgl(TRANSPORT, 512),
         Entry::fabrics(4, 1),
         Entry::fabrics(0, 1).word(44, 0x14).word(48, 0x46_0001),
-        Entry::fabrics(5, 1).moves(INLINE, 16),
-        Entry::new(6, 1, 0).word(40, 1).moves(TRANSPORT, 4096),
+        Entry::fabrics(5, 1).sgl(INLINE, 16),
+        Entry::new(6, 1, 0).word(40, 1).sgl(TRANSPORT, 4096),
     ] {
         let mut conn = fixture.ready()?;
         let found = conn.call(&entry, &[0; 16])?.status;
         ensure!(found == status::SEQUENCE, "{:02x?}: status {found:03x}h", &entry.0[..8]);
-        fixture.connect().on(&mut conn)?.good().context("Connect on the same connection")?;
+        fixture.connect().execute(&mut conn)?.good().context("Connect on the same connection")?;
     }
     let mut conn = fixture.ready()?;
     conn.send(&h2c_data(1, 0, 0, &[1; 64], LAST, NONE))?;
@@ -280,7 +280,7 @@ fn invalid_connects(fixture: &mut Fixture) -> Result<()> {
         ),
     ] {
         let mut conn = fixture.ready()?;
-        let found = connect.on(&mut conn)?.status;
+        let found = connect.execute(&mut conn)?.status;
         ensure!(found == status::PARAMETERS, "{what}: status {found:03x}h");
     }
     // NQNs that are not terminated, and data that is too short or too long.
@@ -291,24 +291,24 @@ fn invalid_connects(fixture: &mut Fixture) -> Result<()> {
             data[at..at + 256].fill(byte);
         }
         data.resize(len, 0);
-        let entry = good.entry(conn.cid()).moves(INLINE, len as u32);
+        let entry = good.entry(conn.cid()).sgl(INLINE, len as u32);
         let done = conn.call(&entry, &data)?;
         ensure!(done.status != 0, "field {at}, {len} bytes: Connect succeeds");
     }
     let mut host = fixture.host(NONE)?;
     let theirs = Connect { queue: 1, entries: 32, controller: host.controller, ..good.clone() };
     let mut again = fixture.ready()?;
-    ensure!(theirs.on(&mut again)?.status == status::SEQUENCE, "a queue twice");
+    ensure!(theirs.execute(&mut again)?.status == status::SEQUENCE, "a queue twice");
     let mut other = fixture.ready()?;
     let stolen = Connect { host: "nqn.2026-01.io.lunar:thief", queue: 2, ..theirs };
-    ensure!(stolen.on(&mut other)?.status != 0, "a queue of another host's controller");
+    ensure!(stolen.execute(&mut other)?.status != 0, "a queue of another host's controller");
     host.read(HOSTILE_NAMESPACE, 0, 1).map(drop)
 }
 
 /// Starts a write that waits for its data; returns its command identifier and its R2T.
 fn write_with_r2t(host: &mut Host, len: u32) -> Result<(u16, ReceivedPdu)> {
     let cid = host.io.cid();
-    let entry = Entry::new(1, cid, HOSTILE_NAMESPACE).blocks(0, len / 512).moves(TRANSPORT, len);
+    let entry = Entry::new(1, cid, HOSTILE_NAMESPACE).blocks(0, len / 512).sgl(TRANSPORT, len);
     let bytes = capsule(&entry, &[], host.io.digests);
     host.io.send(&bytes)?;
     let r2t = host.io.expect()?;
@@ -322,9 +322,9 @@ fn early_data(fixture: &mut Fixture) -> Result<()> {
     host.io.send(&h2c_data(77, 0, 0, &[1; 512], LAST, NONE))?;
     expect_termination(&mut host.io, fatal::HEADER)?;
     for entry in [
-        Entry::new(2, 5, HOSTILE_NAMESPACE).blocks(0, 2048).moves(TRANSPORT, 1 << 20),
-        Entry::new(1, 5, HOSTILE_NAMESPACE).blocks(0, 8).moves(INLINE, 4096),
-        Entry::new(1, 5, HOSTILE_NAMESPACE).blocks(0, 2048).moves(TRANSPORT, 1 << 20),
+        Entry::new(2, 5, HOSTILE_NAMESPACE).blocks(0, 2048).sgl(TRANSPORT, 1 << 20),
+        Entry::new(1, 5, HOSTILE_NAMESPACE).blocks(0, 8).sgl(INLINE, 4096),
+        Entry::new(1, 5, HOSTILE_NAMESPACE).blocks(0, 2048).sgl(TRANSPORT, 1 << 20),
     ] {
         let mut host = fixture.host(NONE)?;
         let inline = if entry.0[39] == INLINE { vec![3; 4096] } else { Vec::new() };
@@ -368,7 +368,7 @@ fn displaced_data(fixture: &mut Fixture) -> Result<()> {
 fn header_digest(fixture: &mut Fixture) -> Result<()> {
     for at in [20, 73] {
         let mut host = fixture.host(BOTH)?;
-        let entry = Entry::new(2, 9, HOSTILE_NAMESPACE).blocks(0, 1).moves(TRANSPORT, 512);
+        let entry = Entry::new(2, 9, HOSTILE_NAMESPACE).blocks(0, 1).sgl(TRANSPORT, 512);
         let mut bytes = capsule(&entry, &[], BOTH);
         bytes[at] ^= 0x10;
         host.io.send(&bytes)?;
@@ -384,17 +384,17 @@ fn data_digests(fixture: &mut Fixture) -> Result<()> {
     let mut host = fixture.host(BOTH)?;
     host.write(HOSTILE_NAMESPACE, 0, &[0xb0; 4096])?;
     let cid = host.io.cid();
-    let entry = Entry::new(1, cid, HOSTILE_NAMESPACE).blocks(0, 8).moves(INLINE, 4096);
+    let entry = Entry::new(1, cid, HOSTILE_NAMESPACE).blocks(0, 8).sgl(INLINE, 4096);
     let mut bytes = capsule(&entry, &[0x66; 4096], BOTH);
     bytes[100] ^= 1;
     host.io.send(&bytes)?;
-    let found = host.io.finish(cid, &[])?.status;
+    let found = host.io.wait_completion(cid, &[])?.status;
     ensure!(found == status::TRANSPORT, "in-capsule data: status {found:03x}h");
     let (cid, r2t) = write_with_r2t(&mut host, 4096)?;
     let mut bytes = h2c_data(cid, r2t.short(10), 0, &[0x66; 4096], LAST, BOTH);
     bytes[100] ^= 1;
     host.io.send(&bytes)?;
-    let found = host.io.finish(cid, &[])?.status;
+    let found = host.io.wait_completion(cid, &[])?.status;
     ensure!(found == status::TRANSPORT, "requested data: status {found:03x}h");
     ensure!(host.read(HOSTILE_NAMESPACE, 0, 8)? == [0xb0; 4096], "damaged data was written");
     Ok(())
@@ -412,7 +412,7 @@ fn all_opcodes(fixture: &mut Fixture) -> Result<()> {
     /// Mandatory commands: Identify, Get Log Page, Read, Write.
     const SUPPORTED: [(bool, u8); 4] = [(true, 0x06), (true, 0x02), (false, 0x02), (false, 0x01)];
     let mut host = fixture.host(NONE)?;
-    let log = Entry::new(0x02, host.admin.cid(), 0).word(40, LOG | (LOG_LEN / 4 - 1) << 16).moves(TRANSPORT, LOG_LEN);
+    let log = Entry::new(0x02, host.admin.cid(), 0).word(40, LOG | (LOG_LEN / 4 - 1) << 16).sgl(TRANSPORT, LOG_LEN);
     let log = host.admin.call(&log, &[])?.good()?.data;
     ensure!(log.len() == LOG_LEN as usize, "{} bytes of a log page of {LOG_LEN}", log.len());
     let is_reported = |is_admin: bool, opcode: u8| {
@@ -457,7 +457,7 @@ fn uncorrectable(fixture: &mut Fixture) -> Result<()> {
         let found = mark(&mut host, lba, count)?;
         ensure!(found == wanted, "{count} blocks from {lba} on: status {found:03x}h");
     }
-    let entry = Entry::new(2, host.io.cid(), HOSTILE_NAMESPACE).blocks(0, 8).moves(TRANSPORT, 4096);
+    let entry = Entry::new(2, host.io.cid(), HOSTILE_NAMESPACE).blocks(0, 8).sgl(TRANSPORT, 4096);
     let found = host.io.call(&entry, &[])?.status;
     ensure!(found == status::READ_ERROR, "a read of marked blocks: status {found:03x}h");
     host.read(HOSTILE_NAMESPACE, 0, 3)?;
@@ -473,25 +473,25 @@ fn uncorrectable(fixture: &mut Fixture) -> Result<()> {
 fn all_descriptors(fixture: &mut Fixture) -> Result<()> {
     let mut host = fixture.host(NONE)?;
     for how in (0..=255_u8).filter(|how| *how != TRANSPORT) {
-        let entry = Entry::new(2, host.io.cid(), HOSTILE_NAMESPACE).blocks(0, 1).moves(how, 512);
+        let entry = Entry::new(2, host.io.cid(), HOSTILE_NAMESPACE).blocks(0, 1).sgl(how, 512);
         let found = host.io.call(&entry, &[])?.status;
         ensure!(found != 0, "a read into a descriptor of type {how:02x}h");
     }
     for (address, len, data) in [(0, 512, 0), (0, 1024, 512), (512, 512, 512), (u64::MAX, 512, 512), (1, 512, 512)] {
-        let mut entry = Entry::new(1, host.io.cid(), HOSTILE_NAMESPACE).blocks(0, 1).moves(INLINE, len);
+        let mut entry = Entry::new(1, host.io.cid(), HOSTILE_NAMESPACE).blocks(0, 1).sgl(INLINE, len);
         entry.0[24..32].copy_from_slice(&address.to_le_bytes());
         let found = host.io.call(&entry, &vec![1; data])?.status;
         ensure!(found != 0, "a write from {address} of {data} bytes, {len} long");
     }
     // PRPs, and lengths that do not match the command.
     for entry in [
-        Entry::new(2, 1000, HOSTILE_NAMESPACE).blocks(0, 1).moves(TRANSPORT, 512).byte(1, 0),
-        Entry::new(2, 1000, HOSTILE_NAMESPACE).blocks(0, 2).moves(TRANSPORT, 512),
-        Entry::new(1, 1000, HOSTILE_NAMESPACE).blocks(0, 2).moves(TRANSPORT, 512),
-        Entry::new(2, 1000, HOSTILE_NAMESPACE).blocks(0, 65536).moves(TRANSPORT, 1 << 25),
-        Entry::new(2, 1000, HOSTILE_NAMESPACE).blocks(u64::MAX, 1).moves(TRANSPORT, 512),
-        Entry::new(2, 1000, 0xffff_ffff).blocks(0, 1).moves(TRANSPORT, 512),
-        Entry::new(2, 1000, 77).blocks(0, 1).moves(TRANSPORT, 512),
+        Entry::new(2, 1000, HOSTILE_NAMESPACE).blocks(0, 1).sgl(TRANSPORT, 512).byte(1, 0),
+        Entry::new(2, 1000, HOSTILE_NAMESPACE).blocks(0, 2).sgl(TRANSPORT, 512),
+        Entry::new(1, 1000, HOSTILE_NAMESPACE).blocks(0, 2).sgl(TRANSPORT, 512),
+        Entry::new(2, 1000, HOSTILE_NAMESPACE).blocks(0, 65536).sgl(TRANSPORT, 1 << 25),
+        Entry::new(2, 1000, HOSTILE_NAMESPACE).blocks(u64::MAX, 1).sgl(TRANSPORT, 512),
+        Entry::new(2, 1000, 0xffff_ffff).blocks(0, 1).sgl(TRANSPORT, 512),
+        Entry::new(2, 1000, 77).blocks(0, 1).sgl(TRANSPORT, 512),
     ] {
         let found = host.io.call(&entry, &[])?.status;
         ensure!(found != 0, "{:02x?}", entry.0);
@@ -513,7 +513,7 @@ fn aborts(fixture: &mut Fixture) -> Result<()> {
         }
         // The host still has to send the requested data.
         host.io.send(&h2c_data(cid, r2t.short(10), 0, &[9; 65536], LAST, NONE))?;
-        let found = host.io.finish(cid, &[])?.status;
+        let found = host.io.wait_completion(cid, &[])?.status;
         ensure!(found == ABORTED, "the aborted write ended with status {found:03x}h");
         ensure!(host.read(HOSTILE_NAMESPACE, 0, 1)? != [9; 512], "the data of the aborted write was written");
     }
@@ -524,7 +524,7 @@ fn beyond_entries(fixture: &mut Fixture) -> Result<()> {
     let mut host = fixture.host(NONE)?;
     // Writes that wait for their data stay in progress.
     for cid in 0..129 {
-        let entry = Entry::new(1, cid, HOSTILE_NAMESPACE).blocks(0, 16).moves(TRANSPORT, 8192);
+        let entry = Entry::new(1, cid, HOSTILE_NAMESPACE).blocks(0, 16).sgl(TRANSPORT, 8192);
         if host.io.send(&capsule(&entry, &[], NONE)).is_err() {
             break;
         }
@@ -536,11 +536,11 @@ fn same_identifier(fixture: &mut Fixture) -> Result<()> {
     const CONFLICT: u16 = 0x003;
     let mut host = fixture.host(NONE)?;
     let (cid, r2t) = write_with_r2t(&mut host, 8192)?;
-    let again = Entry::new(2, cid, HOSTILE_NAMESPACE).blocks(0, 1).moves(TRANSPORT, 512);
+    let again = Entry::new(2, cid, HOSTILE_NAMESPACE).blocks(0, 1).sgl(TRANSPORT, 512);
     let found = host.io.call(&again, &[])?.status;
     ensure!(found == CONFLICT, "status {found:03x}h");
     host.io.send(&h2c_data(cid, r2t.short(10), 0, &[5; 8192], LAST, NONE))?;
-    host.io.finish(cid, &[])?.good().map(drop)
+    host.io.wait_completion(cid, &[])?.good().map(drop)
 }
 
 fn reads_untaken(fixture: &mut Fixture) -> Result<()> {
@@ -548,7 +548,7 @@ fn reads_untaken(fixture: &mut Fixture) -> Result<()> {
     for _ in 0..8 {
         let mut host = fixture.host(NONE)?;
         for cid in 0..127 {
-            let entry = Entry::new(2, cid, HOSTILE_NAMESPACE).blocks(0, 2048).moves(TRANSPORT, 1 << 20);
+            let entry = Entry::new(2, cid, HOSTILE_NAMESPACE).blocks(0, 2048).sgl(TRANSPORT, 1 << 20);
             host.io.send(&capsule(&entry, &[], NONE))?;
         }
         hosts.push(host);
@@ -563,7 +563,7 @@ fn reads_untaken(fixture: &mut Fixture) -> Result<()> {
         slow.read(HOSTILE_NAMESPACE, 0, 2048)?;
         std::thread::sleep(Duration::from_millis(5));
     }
-    ensure!(before.elapsed() < PATIENCE, "16 MiB take {:.1} s", before.elapsed().as_secs_f64());
+    ensure!(before.elapsed() < ANSWER_LIMIT, "16 MiB take {:.1} s", before.elapsed().as_secs_f64());
     Ok(())
 }
 
@@ -584,7 +584,7 @@ fn writes_without_data(fixture: &mut Fixture) -> Result<()> {
     for _ in 0..32 {
         let mut host = fixture.host(NONE)?;
         for cid in 0..127 {
-            let entry = Entry::new(1, cid, HOSTILE_NAMESPACE).blocks(0, 2048).moves(TRANSPORT, 1 << 20);
+            let entry = Entry::new(1, cid, HOSTILE_NAMESPACE).blocks(0, 2048).sgl(TRANSPORT, 1 << 20);
             host.io.send(&capsule(&entry, &[], NONE))?;
         }
         hosts.push(host);
@@ -594,7 +594,7 @@ fn writes_without_data(fixture: &mut Fixture) -> Result<()> {
 }
 
 fn half_capsules(fixture: &mut Fixture) -> Result<()> {
-    let entry = Entry::new(1, 3, HOSTILE_NAMESPACE).blocks(0, 16).moves(INLINE, 8192);
+    let entry = Entry::new(1, 3, HOSTILE_NAMESPACE).blocks(0, 16).sgl(INLINE, 8192);
     let whole = capsule(&entry, &[7; 8192], BOTH);
     let mut held = Vec::new();
     for cut in [1, 7, 8, 40, 72, 75, 76, 77, 4000, whole.len() - 5, whole.len() - 1] {
@@ -651,7 +651,7 @@ fn connect_flood(fixture: &mut Fixture) -> Result<()> {
     let mut held = Vec::new();
     for _ in 0..AT_ONCE {
         let mut conn = fixture.ready()?;
-        if fixture.connect().on(&mut conn)?.status == 0 {
+        if fixture.connect().execute(&mut conn)?.status == 0 {
             held.push(conn);
         }
     }
@@ -661,7 +661,10 @@ fn connect_flood(fixture: &mut Fixture) -> Result<()> {
     let mut refused = fixture.ready()?;
     for _ in 0..1000 {
         let wrong = Connect { subsystem: "nqn.2026-01.io.lunar:other", ..fixture.connect() };
-        ensure!(wrong.on(&mut refused)?.status == status::PARAMETERS, "Connect ends with another status than before");
+        ensure!(
+            wrong.execute(&mut refused)?.status == status::PARAMETERS,
+            "Connect ends with another status than before"
+        );
     }
     drop(idle);
     Ok(())

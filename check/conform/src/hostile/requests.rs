@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::fixture::{Case, Fixture, PATIENCE, Reaction, SILENCE, expect_alive, expect_reaction, reaction};
+use super::fixture::{ANSWER_LIMIT, Case, Fixture, Reaction, SILENCE, expect_alive, expect_reaction, reaction};
 use crate::pdu::{Digests, FINAL, IMMEDIATE, Pdu, RESERVED_TAG, Received, op};
 use crate::session::{Data, GOOD, Login, Session, cdb};
 use crate::target::{Spec, Target};
@@ -78,7 +78,7 @@ fn cut(fixture: &mut Fixture<'_>, at: usize) -> Result<()> {
     let bytes = pdu.encode(Digests::default());
     session.connection.send_raw(&bytes[..at])?;
     session.connection.end_of_sending()?;
-    match reaction(&mut session.connection, PATIENCE)? {
+    match reaction(&mut session.connection, ANSWER_LIMIT)? {
         Reaction::Closed => Ok(()),
         other => bail!("half a PDU: {other:?}"),
     }
@@ -108,7 +108,7 @@ fn wrong_header_digest(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut bytes = pdu.encode(session.connection.digests);
     bytes[48] ^= 1;
     session.connection.send_raw(&bytes)?;
-    match reaction(&mut session.connection, PATIENCE)? {
+    match reaction(&mut session.connection, ANSWER_LIMIT)? {
         Reaction::Closed => Ok(()),
         other => bail!("{other:?}"),
     }
@@ -127,7 +127,7 @@ fn tag_in_use(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut session = fixture.session(&[("ImmediateData", "No"), ("InitialR2T", "Yes")])?;
     let first = session.command(&cdb::write(0, 8), 0x20, 4096);
     session.connection.send(&first)?;
-    ensure!(session.connection.expect(PATIENCE)?.opcode() == op::R2T, "no R2T");
+    ensure!(session.connection.expect(ANSWER_LIMIT)?.opcode() == op::R2T, "no R2T");
     let second = session.command(&TEST_UNIT_READY, 0, 0).tag(first.get(16));
     session.connection.send(&second)?;
     // Reject reason "task in progress" (RFC 7143 11.17.1).
@@ -172,7 +172,7 @@ fn gap_that_closes(fixture: &mut Fixture<'_>) -> Result<()> {
     ignored(&mut session)?;
     session.connection.send(&first)?;
     for wanted in [&first, &second] {
-        let pdu = session.connection.expect(PATIENCE)?;
+        let pdu = session.connection.expect(ANSWER_LIMIT)?;
         ensure!(pdu.opcode() == op::RESPONSE && pdu.head[3] == GOOD, "opcode {:02x}h", pdu.opcode());
         ensure!(pdu.get(16) == wanted.get(16), "the commands were executed in the wrong order");
     }
@@ -209,7 +209,7 @@ fn short_header_segments(fixture: &mut Fixture<'_>) -> Result<()> {
     pdu.head[4] = 255;
     session.connection.send_raw(&pdu.encode_as_is(Digests::default()))?;
     session.connection.end_of_sending()?;
-    match reaction(&mut session.connection, PATIENCE)? {
+    match reaction(&mut session.connection, ANSWER_LIMIT)? {
         Reaction::Closed => Ok(()),
         other => bail!("{other:?}"),
     }
@@ -223,7 +223,7 @@ fn odd_luns(fixture: &mut Fixture<'_>) -> Result<()> {
     {
         let pdu = session.command(&TEST_UNIT_READY, 0, 0).bytes(8, &lun);
         session.connection.send(&pdu)?;
-        match reaction(&mut session.connection, PATIENCE)? {
+        match reaction(&mut session.connection, ANSWER_LIMIT)? {
             // ILLEGAL REQUEST, LOGICAL UNIT NOT SUPPORTED.
             Reaction::Answered(2, (5, 0x25, 0)) => {}
             other => bail!("{lun:02x?}: {other:?}"),
@@ -250,7 +250,7 @@ fn endless_text(fixture: &mut Fixture<'_>) -> Result<()> {
     for _ in 0..2000 {
         let pdu = Pdu::new(op::TEXT | IMMEDIATE, 0x40).tag(77).word(20, transfer).word(24, session.cmd_sn);
         session.connection.send(&pdu.word(28, session.exp_stat_sn).with_data(vec![b'x'; 8192]))?;
-        let answer = session.connection.expect(PATIENCE)?;
+        let answer = session.connection.expect(ANSWER_LIMIT)?;
         match (answer.opcode(), answer.head[2]) {
             (op::TEXT_RESPONSE, _) => {
                 transfer = answer.get(20);
@@ -277,7 +277,7 @@ fn unknown_task_management(fixture: &mut Fixture<'_>) -> Result<()> {
         let mut session = fixture.session(&[])?;
         let pdu = Pdu::new(op::TASK_REQUEST | IMMEDIATE, FINAL | function).lun(fixture.lun).tag(99).word(20, 0xdead);
         session.connection.send(&pdu.word(24, session.cmd_sn).word(28, session.exp_stat_sn))?;
-        match session.connection.receive(PATIENCE)? {
+        match session.connection.receive(ANSWER_LIMIT)? {
             // Response "function not supported" (RFC 7143 11.6.1).
             Received::Pdu(pdu) if pdu.opcode() == op::TASK_RESPONSE && pdu.head[2] == 5 => {}
             other => bail!("function {function}: {other:?}"),
@@ -291,7 +291,7 @@ fn foreign_logout(fixture: &mut Fixture<'_>) -> Result<()> {
     // Reason 1: close the connection with the CID at byte 20.
     let pdu = Pdu::new(op::LOGOUT | IMMEDIATE, FINAL | 1).tag(98).word(20, 0x4321_0000).word(24, session.cmd_sn);
     session.connection.send(&pdu.word(28, session.exp_stat_sn))?;
-    match session.connection.receive(PATIENCE)? {
+    match session.connection.receive(ANSWER_LIMIT)? {
         // Response "CID not found" (RFC 7143 11.15.1).
         Received::Pdu(pdu) if pdu.opcode() == op::LOGOUT_RESPONSE && pdu.head[2] == 1 => expect_alive(&mut session),
         other => bail!("{other:?}"),
@@ -347,7 +347,7 @@ fn flipped_bits(fixture: &mut Fixture<'_>) -> Result<()> {
         if round % 2 == 0 {
             session.connection.end_of_sending()?;
             loop {
-                match reaction(&mut session.connection, PATIENCE)? {
+                match reaction(&mut session.connection, ANSWER_LIMIT)? {
                     Reaction::Closed => break,
                     Reaction::Ignored => bail!("byte {at} changed: neither a response nor a close"),
                     _ => {}

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::fixture::{Case, Fixture, PATIENCE, Reaction, SILENCE, expect_alive, reaction};
+use super::fixture::{ANSWER_LIMIT, Case, Fixture, Reaction, SILENCE, expect_alive, reaction};
 use super::transfers::{data_out, expect_old_or_new_data, finish_write, prepare, write_with_r2t};
 use crate::pdu::{FINAL, IMMEDIATE, Pdu, Received, op};
 use crate::session::{Data, Login, Session, cdb};
@@ -26,7 +26,7 @@ fn function(session: &mut Session, function: u8, referenced: u32) -> Result<u8> 
     let tag = session.tag();
     let pdu = Pdu::new(op::TASK_REQUEST | IMMEDIATE, FINAL | function).lun(session.lun).tag(tag).word(20, referenced);
     session.connection.send(&pdu.word(24, session.cmd_sn).word(28, session.exp_stat_sn))?;
-    let answer = session.connection.expect(PATIENCE)?;
+    let answer = session.connection.expect(ANSWER_LIMIT)?;
     ensure!(answer.opcode() == op::TASK_RESPONSE && answer.get(16) == tag, "function {function}: {answer:?}");
     Ok(answer.head[2])
 }
@@ -38,7 +38,7 @@ fn abort_task_set(fixture: &mut Fixture<'_>) -> Result<()> {
     let (mut session, first, part) = write_with_r2t(fixture, &[])?;
     let second = session.command(&cdb::write(0, 8), 0x20, 4096);
     session.connection.send(&second)?;
-    let r2t = session.connection.expect(PATIENCE)?;
+    let r2t = session.connection.expect(ANSWER_LIMIT)?;
     ensure!(r2t.opcode() == op::R2T && r2t.get(16) == second.get(16), "{r2t:?} in place of an R2T");
     let mut other =
         Session::ready(fixture.target.portal, &fixture.login().key("ImmediateData", "No").qualifier(7), fixture.lun)?;
@@ -69,14 +69,14 @@ fn cold_reset(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut session = Session::ready(target.portal, &login(0).key("ImmediateData", "No").key("InitialR2T", "Yes"), 0)?;
     let write = session.command(&cdb::write(0, 8), 0x20, 4096);
     session.connection.send(&write)?;
-    ensure!(session.connection.expect(PATIENCE)?.opcode() == op::R2T, "no R2T");
+    ensure!(session.connection.expect(ANSWER_LIMIT)?.opcode() == op::R2T, "no R2T");
     let response = function(&mut session, TARGET_COLD_RESET, u32::MAX)?;
     ensure!(response == COMPLETE, "the response is {response}");
     others.push(session);
     for (at, session) in others.iter_mut().enumerate() {
         // An asynchronous message may come first.
         loop {
-            match session.connection.receive(PATIENCE)? {
+            match session.connection.receive(ANSWER_LIMIT)? {
                 Received::Closed => break,
                 Received::Pdu(pdu) if pdu.opcode() == op::ASYNC => {}
                 other => anyhow::bail!("session {at} does not end, but receives {other:?}"),

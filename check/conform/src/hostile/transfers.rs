@@ -3,7 +3,7 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::fixture::{Case, Fixture, PATIENCE, Reaction, SILENCE, expect_alive, expect_reaction, reaction};
+use super::fixture::{ANSWER_LIMIT, Case, Fixture, Reaction, SILENCE, expect_alive, expect_reaction, reaction};
 use crate::pdu::{Digests, FINAL, Pdu, RESERVED_TAG, op};
 use crate::session::{CHECK_CONDITION, GOOD, Session, cdb};
 
@@ -92,7 +92,7 @@ pub(super) fn write_with_r2t(fixture: &Fixture<'_>, keys: &[(&'static str, &str)
     let mut session = fixture.session(&all)?;
     let command = session.command(&cdb::write(LBA, BLOCKS), 0x20, LENGTH);
     session.connection.send(&command)?;
-    let pdu = session.connection.expect(PATIENCE)?;
+    let pdu = session.connection.expect(ANSWER_LIMIT)?;
     ensure!(pdu.opcode() == op::R2T, "opcode {:02x}h instead of an R2T", pdu.opcode());
     ensure!(pdu.get(44) <= 16384, "an R2T beyond MaxBurstLength");
     Ok((session, command.get(16), [pdu.get(20), pdu.get(40), pdu.get(44)]))
@@ -148,7 +148,7 @@ pub(super) fn finish_write(
 ) -> Result<()> {
     loop {
         session.connection.send(&data_out(fixture, task, write_with_r2t, AFTER))?;
-        let pdu = session.connection.expect(PATIENCE)?;
+        let pdu = session.connection.expect(ANSWER_LIMIT)?;
         match pdu.opcode() {
             op::R2T => write_with_r2t = [pdu.get(20), pdu.get(40), pdu.get(44)],
             op::RESPONSE if pdu.get(16) == task && pdu.head[3] == GOOD => return Ok(()),
@@ -162,7 +162,7 @@ fn misplaced(fixture: &mut Fixture<'_>, alter: impl FnOnce(u32) -> u32) -> Resul
     prepare(fixture)?;
     let (mut session, task, first) = write_with_r2t(fixture, &[])?;
     session.connection.send(&data_out(fixture, task, first, AFTER))?;
-    let pdu = session.connection.expect(PATIENCE)?;
+    let pdu = session.connection.expect(ANSWER_LIMIT)?;
     ensure!(pdu.opcode() == op::R2T, "opcode {:02x}h instead of a second R2T", pdu.opcode());
     let second = [pdu.get(20), pdu.get(40), pdu.get(44)];
     session.connection.send(&data_out(fixture, task, second, 0x66).word(40, alter(second[1])))?;

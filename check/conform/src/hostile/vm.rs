@@ -15,7 +15,7 @@ use super::moving;
 use crate::target::{Driver, Lab, Spec, Subject, Target};
 use crate::test_data::{Random, pattern};
 use crate::verifying_writer::VerifyingWriter;
-use crate::vfio::{self, DATA, ENTRIES, EVENTS, Entry, Guest, MEMORY, SHADOW, code, places};
+use crate::vfio::{self, DATA, ENTRIES, EVENTS, Entry, Guest, MEMORY, SHADOW, code, queue_addresses};
 
 /// The namespace of hostile guests; the guest that follows the protocol has the other one.
 const HOSTILE_NAMESPACE: u32 = 2;
@@ -71,11 +71,11 @@ pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
             gauge.check_limit()?;
             writer.expect_progress()?;
             for len in [4096, 65536] {
-                let kept = bystander.keeps(NAMESPACE, BLOCK, &pattern(BLOCK.into(), round, len));
+                let kept = bystander.write_and_verify(NAMESPACE, BLOCK, &pattern(BLOCK.into(), round, len));
                 kept.context("the guest that follows the protocol")?;
             }
             let mut newcomer = Guest::boot(&hostile, 1).context("a new guest")?;
-            newcomer.keeps(HOSTILE_NAMESPACE, 0, &pattern(0, round, 8192)).context("a new guest")
+            newcomer.write_and_verify(HOSTILE_NAMESPACE, 0, &pattern(0, round, 8192)).context("a new guest")
         });
         if !good && target.healthy().is_err() {
             bail!("the target has ended");
@@ -83,7 +83,7 @@ pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     }
     lab.report.check(&part, "nothing acknowledged is lost", || writer.finish().map(drop));
     lab.report.note(&format!("{part}: peak memory {} MiB", gauge.highest.load(Ordering::Relaxed) >> 20));
-    lab.report.check(&part, "target drains", || target.stop());
+    lab.report.check(&part, "target stops in time", || target.stop());
     lab.report.check(&part, "a controller moves to another process under load", || moving::moves(lab, driver));
     Ok(())
 }
@@ -96,7 +96,7 @@ fn invalid_messages(fixture: &mut Fixture<'_>) -> Result<()> {
     };
     for bytes in [header(1, 0, 0), header(1, 15, 0), header(1, u32::MAX, 0), header(9, 32, 1), vec![0; 16]] {
         let mut guest = Guest::connect(fixture.socket)?;
-        guest.raw(&bytes)?;
+        guest.send_raw(&bytes)?;
         ensure!(guest.is_closed(), "{bytes:x?} did not end the connection");
     }
     // A message before the version, and the version twice.
@@ -109,7 +109,7 @@ fn invalid_messages(fixture: &mut Fixture<'_>) -> Result<()> {
         let _ = guest.call(unknown, &[], &[])?;
     }
     // Half a message, and then a disconnect.
-    guest.raw(&header(10, 64, 0))
+    guest.send_raw(&header(10, 64, 0))
 }
 
 fn random_payloads(fixture: &mut Fixture<'_>) -> Result<()> {
@@ -157,7 +157,7 @@ fn invalid_maps(fixture: &mut Fixture<'_>) -> Result<()> {
         ensure!(mapped < 20_000, "the number of maps has no limit");
     }
     ensure!(mapped > 1000, "only {mapped} maps are allowed");
-    guest.must(code::UNMAP, &vfio::unmap(0, 0, 2), &[]).map(drop)
+    guest.call_ok(code::UNMAP, &vfio::unmap(0, 0, 2), &[]).map(drop)
 }
 
 fn invalid_descriptors(fixture: &mut Fixture<'_>) -> Result<()> {
@@ -184,10 +184,10 @@ fn invalid_accesses(fixture: &mut Fixture<'_>) -> Result<()> {
     for region in 0..12 {
         for offset in [0, 3, 0xfff, 0x1000, 0x3ffe, 0x4000, 1 << 20, u64::MAX - 3] {
             for count in [0, 1, 3, 4, 8, 64, 4096, 1 << 20, u32::MAX as usize] {
-                let _ = guest.call(code::READ, &vfio::access(offset, region, count), &[])?;
+                let _ = guest.call(code::READ, &vfio::region_access(offset, region, count), &[])?;
                 let data = fixture.random.bytes(count.min(4096));
                 // The reset of the device has a case of its own.
-                let _ = guest.call(code::WRITE, &[vfio::access(offset, region, count), data].concat(), &[])?;
+                let _ = guest.call(code::WRITE, &[vfio::region_access(offset, region, count), data].concat(), &[])?;
             }
         }
     }
@@ -238,8 +238,8 @@ fn random_doorbells(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut guest = Guest::boot(fixture.socket, 2)?;
     // Every entry that a doorbell may reveal is a read of the hostile namespace.
     let read = Entry::blocks(READ, HOSTILE_NAMESPACE, 0, 8).pages(DATA, 0).0.repeat(ENTRIES.into());
-    guest.memory.write_all_at(&read, places(1)[0])?;
-    guest.memory.write_all_at(&read, places(2)[0])?;
+    guest.memory.write_all_at(&read, queue_addresses(1)[0])?;
+    guest.memory.write_all_at(&read, queue_addresses(2)[0])?;
     for _ in 0..5000 {
         let offset = 0x1000 + fixture.random.below(8) * 4;
         let value = match fixture.random.below(4) {
@@ -258,7 +258,7 @@ fn random_doorbells(fixture: &mut Fixture<'_>) -> Result<()> {
 
 fn data_outside_of_memory(fixture: &mut Fixture<'_>) -> Result<()> {
     let mut guest = Guest::boot(fixture.socket, 1)?;
-    let list = places(1)[2];
+    let list = queue_addresses(1)[2];
     let put = |guest: &Guest, pointers: &[u64]| {
         let bytes: Vec<u8> = pointers.iter().flat_map(|pointer| pointer.to_le_bytes()).collect();
         guest.memory.write_all_at(&bytes, list)
@@ -300,11 +300,11 @@ fn memory_that_is_removed(fixture: &mut Fixture<'_>) -> Result<()> {
     for _ in 0..10 {
         let mut guest = Guest::boot(fixture.socket, 1)?;
         fill(&mut guest)?;
-        guest.must(code::UNMAP, &vfio::unmap(0, MEMORY, 0), &[])?;
+        guest.call_ok(code::UNMAP, &vfio::unmap(0, MEMORY, 0), &[])?;
         guest.set(0x1008, &[5, 0, 0, 0])?;
         guest.disable()?;
         let memory = guest.memory.try_clone()?;
-        guest.must(code::MAP, &vfio::map(0, 0, MEMORY), &[memory.as_fd()])?;
+        guest.call_ok(code::MAP, &vfio::map(0, 0, MEMORY), &[memory.as_fd()])?;
         guest.enable()?;
         guest.create(1)?;
         fill(&mut guest)?;
@@ -320,7 +320,7 @@ fn memory_that_is_removed(fixture: &mut Fixture<'_>) -> Result<()> {
 
 /// Starts as many reads and writes of 32 KiB as the queue holds, without reading completions.
 fn fill(guest: &mut Guest) -> Result<()> {
-    let list = places(1)[2];
+    let list = queue_addresses(1)[2];
     let pages: Vec<u8> = (1..8_u64).flat_map(|page| (DATA + page * 4096).to_le_bytes()).collect();
     guest.memory.write_all_at(&pages, list)?;
     for number in 0..ENTRIES - 1 {
@@ -335,12 +335,12 @@ fn fill(guest: &mut Guest) -> Result<()> {
 fn changed_lists(fixture: &mut Fixture<'_>) -> Result<()> {
     const LEN: usize = 32 << 10;
     let mut guest = Guest::boot(fixture.socket, 1)?;
-    let [submissions, _, list] = places(1);
+    let [submissions, _, list] = queue_addresses(1);
     let canary = fixture.random.bytes(1 << 20);
     let (good, other, never) = (2 << 20, 4 << 20, 6 << 20);
     guest.memory.write_all_at(&canary, never)?;
     let written = pattern(0, 1, LEN);
-    guest.keeps(HOSTILE_NAMESPACE, 0, &written)?;
+    guest.write_and_verify(HOSTILE_NAMESPACE, 0, &written)?;
     let lists =
         [good, other].map(|at: u64| -> Vec<u8> { (1..8).flat_map(|page| (at + page * 4096).to_le_bytes()).collect() });
     let garbage = fixture.random.bytes(64);
@@ -352,7 +352,7 @@ fn changed_lists(fixture: &mut Fixture<'_>) -> Result<()> {
         guest.memory.write_all_at(&lists[1], list)?;
         // Random bytes, except opcode and namespace ID.
         guest.memory.write_all_at(&garbage[8..], at + 8)?;
-        let (_, status) = guest.ended(1)?;
+        let (_, status) = guest.next_completion(1)?;
         if status == 0 {
             let all = [good, other].map(|at| -> Result<Vec<u8>> {
                 let mut bytes = vec![0; LEN];
@@ -412,7 +412,7 @@ fn random_writes(fixture: &mut Fixture<'_>) -> Result<()> {
         // In any state, a reset must work.
         guest.enable()?;
         guest.create(1)?;
-        guest.keeps(HOSTILE_NAMESPACE, 0, &pattern(0, rounds, 8192))?;
+        guest.write_and_verify(HOSTILE_NAMESPACE, 0, &pattern(0, rounds, 8192))?;
     }
     Ok(())
 }
@@ -420,7 +420,7 @@ fn random_writes(fixture: &mut Fixture<'_>) -> Result<()> {
 fn scribble(memory: &File, random: &mut Random) -> Result<()> {
     const CODES: [u8; 10] = [0x00, 0x01, 0x02, 0x04, 0x05, 0x08, 0x09, 0x0c, 0x19, 0x7f];
     let queue = 1 + random.below(4) as u16;
-    let [submissions, completions, list] = places(queue);
+    let [submissions, completions, list] = queue_addresses(queue);
     let pointer = |random: &mut Random| match random.below(6) {
         0 => random.next(),
         1 => list + random.below(512) * 8,
@@ -454,8 +454,10 @@ fn resets(fixture: &mut Fixture<'_>) -> Result<()> {
         for _ in 0..5 {
             fill(&mut guest)?;
             match round % 3 {
-                0 => drop(guest.must(code::RESET, &[], &[])?),
-                1 => guest.must(code::WRITE, &[vfio::access(0x58, 7, 2), vec![0, 0x80]].concat(), &[]).map(drop)?,
+                0 => drop(guest.call_ok(code::RESET, &[], &[])?),
+                1 => guest
+                    .call_ok(code::WRITE, &[vfio::region_access(0x58, 7, 2), vec![0, 0x80]].concat(), &[])
+                    .map(drop)?,
                 _ => guest.disable()?,
             }
             guest.enable()?;

@@ -1,5 +1,5 @@
-//! A new emulator, which knows vfio-user and starts programs in half the time: this machine's own if it is new enough,
-//! else one from a newer suite of Debian, unpacked into a folder of the cache.
+//! Finds a QEMU with vfio-user, which also runs programs twice as fast: the machine's own if it is new enough, else one
+//! from a newer Debian suite, unpacked into the cache folder.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,17 +13,17 @@ use crate::process;
 use crate::report::{Report, skip};
 
 const PACKAGES: &str = include_str!("../../qemu-packages.txt");
-/// The suite that has it, and the one that it is built on.
+/// The suite that has the package and the one that it is based on; the last is preferred.
 const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
 const MIRROR: &str = "http://deb.debian.org/debian";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// An emulator tells what it can in a moment.
+/// The limit of a query of the emulator's features.
 const ASK_LIMIT: Duration = Duration::from_secs(30);
 
-/// The command line of whatever emulator there is, the newer one if it can be had.
-pub(super) fn whatever(report: &Report) -> Vec<String> {
+/// Returns the command line of the newer emulator, or of the machine's own if the newer one is not available.
+pub(super) fn newest_or_own(report: &Report) -> Vec<String> {
     emulator(report).unwrap_or_else(|why| {
-        report.note(&format!("guests run on this machine's own emulator: {why:#}"));
+        report.note(&format!("guests run on this machine's QEMU: {why:#}"));
         own()
     })
 }
@@ -32,37 +32,37 @@ fn own() -> Vec<String> {
     vec!["qemu-system-x86_64".to_owned()]
 }
 
-/// The emulator's command line, as far as it is the same for every guest.
+/// Returns the start of the command line of an emulator with vfio-user.
 pub(super) fn emulator(report: &Report) -> Result<Vec<String>> {
-    if knows(&own()) {
+    if supports_vfio_user(&own()) {
         return Ok(own());
     }
     if !Path::new(KEYRING).exists() {
-        return skip("QEMU here is older than 10.1, and this machine has no keys of Debian to fetch a newer one");
+        return skip("QEMU is older than 10.1, and a newer one cannot be fetched without Debian's archive keys");
     }
     let cache = sysroot::cache_folder()?;
     std::fs::create_dir_all(&cache)?;
     let mut hasher = DefaultHasher::new();
     (PACKAGES, SUITES).hash(&mut hasher);
     let path = cache.join(format!("qemu-{:016x}", hasher.finish()));
-    let _lock = sysroot::alone(&cache, "qemu")?;
+    let _lock = sysroot::lock_exclusively(&cache, "qemu")?;
     if !path.join("complete").exists() {
-        report.note(&format!("fetching an emulator that knows vfio-user into {} (once)", path.display()));
-        make(&path).context("fetching QEMU")?;
+        report.note(&format!("fetching a QEMU with vfio-user into {} (once)", path.display()));
+        build(&path).context("fetching QEMU")?;
     }
-    let newer = command(&path.join("root"))?;
-    ensure!(knows(&newer), "{} holds no QEMU that knows vfio-user", path.display());
-    Ok(newer)
+    let emulator = command(&path.join("root"))?;
+    ensure!(supports_vfio_user(&emulator), "{} has no QEMU with vfio-user", path.display());
+    Ok(emulator)
 }
 
-fn knows(emulator: &[String]) -> bool {
-    let mut ask = process::bound(&emulator[0]);
-    ask.args(&emulator[1..]).args(["-device", "vfio-user-pci,help"]);
-    // One that does not know it says so, and ends well.
-    process::run(&mut ask, ASK_LIMIT).is_ok_and(|said| said.status.success() && said.text.contains("socket="))
+fn supports_vfio_user(emulator: &[String]) -> bool {
+    let mut query = process::bound(&emulator[0]);
+    query.args(&emulator[1..]).args(["-device", "vfio-user-pci,help"]);
+    // A QEMU without the device prints an error and exits with status zero.
+    process::run(&mut query, ASK_LIMIT).is_ok_and(|output| output.status.success() && output.text.contains("socket="))
 }
 
-fn make(path: &Path) -> Result<()> {
+fn build(path: &Path) -> Result<()> {
     let _ = std::fs::remove_dir_all(path);
     sysroot::folders(path)?;
     let list = path.join("sources.list");
@@ -86,13 +86,13 @@ fn make(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Started by its own loader, with its own libraries.
+/// Returns the command line that runs the unpacked QEMU with its own loader and libraries.
 fn command(root: &Path) -> Result<Vec<String>> {
-    let text = |path: &str| root.join(path).to_str().map(str::to_owned).context("the cache's name is no text");
+    let text = |path: &str| root.join(path).to_str().map(str::to_owned).context("the cache folder's name is not UTF-8");
     let libraries = ["usr/lib/x86_64-linux-gnu", "usr/lib", "usr/lib64"].map(text);
     let libraries: Result<Vec<String>> = libraries.into_iter().collect();
     Ok(vec![
-        // Its modules are not those of this machine's own.
+        // Its modules differ from those of the machine's QEMU.
         "env".to_owned(),
         format!("QEMU_MODULE_DIR={}", text("usr/lib/x86_64-linux-gnu/qemu")?),
         text("lib64/ld-linux-x86-64.so.2")?,

@@ -1,5 +1,5 @@
-//! A virtual machine whose NVMe controller is ours, over vfio-user: its own driver, its root on it, and the deaths of
-//! either side.
+//! The part `vm`: virtual machines whose NVMe controller is Lunar's, over vfio-user. Among others, a root file system
+//! on it, and kills of the virtual machine and of the target.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -11,26 +11,26 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Cases, newer, qemu, sysroot};
+use super::{Cases, emulator, qemu, sysroot};
 use crate::process;
 use crate::report::skip;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Target, log_path};
 
-/// The emulated processor is slow, and slower while something else is built.
+/// The limit of one guest's run. Emulation is slow, and slower while the machine builds something.
 const LIMIT: Duration = Duration::from_secs(1200);
-/// How long it is looked whether a target without work takes processor time, and how much it may.
-const IDLE: Duration = Duration::from_secs(2);
-const IDLE_MOST: Duration = Duration::from_millis(20);
-/// A guest that is killed is gone for its target in a moment.
+/// The period in which the processor time of an idle target is measured, and the limit of it.
+const IDLE_PERIOD: Duration = Duration::from_secs(2);
+const IDLE_LIMIT: Duration = Duration::from_millis(20);
+/// Time in which the target notices that a guest was killed, and in which an emulator's monitor answers.
 const SETTLE: Duration = Duration::from_secs(3);
-/// The controllers: what their virtual machines are called, and the ports that they are plugged into.
-const NAMES: [&str; 2] = ["vm", "other"];
+/// The names of the controllers (of the sections `vm` in the configuration), in the order of their PCIe ports.
+const CONTROLLERS: [&str; 2] = ["vm", "other"];
 
-/// What an initiator finds.
+/// The target's name over iSCSI.
 const TARGET: &str = "iqn.2026-01.io.lunar.conform:vm";
 
-/// What all guests of this part share.
-struct Bench<'a> {
+/// What all guests of the part share.
+struct Runner<'a> {
     lab: &'a Lab,
     part: String,
     sysroot: sysroot::Sysroot,
@@ -39,52 +39,52 @@ struct Bench<'a> {
     folder: PathBuf,
 }
 
-/// A machine that runs one script.
-struct Machine<'a> {
-    /// What its files are called.
+/// A virtual machine that runs one script.
+struct VirtualMachine<'a> {
+    /// The prefix of its files.
     name: &'a str,
-    /// What its controllers are called.
+    /// The names of its controllers.
     controllers: &'a [&'a str],
     script: &'a str,
-    /// More for the kernel's command line, and for the emulator's.
+    /// Further kernel options and arguments of the emulator.
     kernel: &'a str,
     more: &'a str,
 }
 
-impl<'a> Machine<'a> {
-    /// One with the first controller.
+impl<'a> VirtualMachine<'a> {
+    /// A virtual machine with the first controller.
     fn new(script: &'a str) -> Self {
-        Self { name: script, controllers: &NAMES[..1], script, kernel: "", more: "" }
+        Self { name: script, controllers: &CONTROLLERS[..1], script, kernel: "", more: "" }
     }
 }
 
-/// Boots the guests, one after the other; only the first if not `whole`.
-pub(crate) fn part(lab: &Lab, driver: Driver, whole: bool) -> Result<()> {
+/// Runs the part: boots the guests one after the other; only the first unless `everything`.
+pub(crate) fn part(lab: &Lab, driver: Driver, everything: bool) -> Result<()> {
     let part = format!("vm/{}", driver.name());
     lab.built()?;
     let Some(sysroot) = super::packages(lab, &part) else { return Ok(()) };
     let mut found = None;
-    lab.report.check(&part, "an emulator that knows vfio-user", || {
-        found = Some(newer::emulator(&lab.report)?);
+    lab.report.check(&part, "an emulator with vfio-user is available", || {
+        found = Some(emulator::emulator(&lab.report)?);
         Ok(())
     });
     let Some(emulator) = found else { return Ok(()) };
     let folder = lab.scratch.join(format!("vm-{}", driver.name()));
     std::fs::create_dir_all(&folder)?;
     let initramfs = folder.join("initramfs.cpio");
-    let bench = Bench { lab, part, sysroot, emulator, initramfs, folder };
-    lab.report.check(&bench.part.clone(), "guests ran to their end", || bench.guests(driver, whole));
+    let runner = Runner { lab, part, sysroot, emulator, initramfs, folder };
+    lab.report.check(&runner.part.clone(), "guests ran to their end", || runner.guests(driver, everything));
     Ok(())
 }
 
-impl Bench<'_> {
-    fn guests(&self, driver: Driver, whole: bool) -> Result<()> {
+impl Runner<'_> {
+    fn guests(&self, driver: Driver, everything: bool) -> Result<()> {
         let mut spec = Spec::new(driver, Vec::<String>::new())?;
         spec.daemon = Some(self.configure(&spec, "512M")?);
         let mut target = Some(self.start(&spec, Target::start)?);
-        self.scripts(target.as_ref().context("it is ours")?, whole)?;
+        self.scripts(target.as_ref().context("the target was started here")?, everything)?;
 
-        let status = self.guest(&Machine::new("vm.sh"), |mark| {
+        let status = self.guest(&VirtualMachine::new("vm.sh"), |mark| {
             if mark == "grow" {
                 self.configure(&spec, "640M")?;
                 target.as_ref().context("it runs")?.signal(Signal::HUP)?;
@@ -92,16 +92,16 @@ impl Bench<'_> {
             Ok(())
         })?;
         ensure!(status == Some(0), "the first guest ended with {status:?}");
-        self.idle(target.as_ref().and_then(Target::pid).context("it is ours")?);
-        if !whole {
-            // What the others do is the same to a driver: they are about the deaths of either side.
+        self.idle(target.as_ref().and_then(Target::pid).context("the target was started here")?);
+        if !everything {
+            // The other guests test kills and reconnections, which do not depend on the driver.
             return target.take().context("it runs")?.stop();
         }
 
-        let machine = Machine { kernel: " lunar.root=/dev/nvme0n1", ..Machine::new("none") };
+        let machine = VirtualMachine { kernel: " lunar.root=/dev/nvme0n1", ..VirtualMachine::new("none") };
         let status = self.guest(&machine, |mark| {
             if mark == "kill" {
-                // Some writes are under way by then.
+                // By then some writes are outstanding.
                 std::thread::sleep(Duration::from_secs(1));
                 self.kill(&machine)?;
             }
@@ -109,27 +109,28 @@ impl Bench<'_> {
         })?;
         ensure!(status.is_none(), "the second guest was not killed, but ended with {status:?}");
 
-        let ended = self.guest(&Machine::new("vm-after.sh"), |mark| {
+        let ended = self.guest(&VirtualMachine::new("vm-after-kill.sh"), |mark| {
             if mark == "restart" {
                 target.take().context("no target to restart")?.kill()?;
                 target = Some(self.start(&spec, Target::start_after_kill)?);
             }
             Ok(())
         });
-        self.survives("the end of its target", "error_setv", ended);
+        self.check_emulator_survives("a kill of its target", "error_setv", ended);
 
-        let status = self.guest(&Machine { controllers: &NAMES, ..Machine::new("vm-more.sh") }, |_| Ok(()))?;
+        let machine = VirtualMachine { controllers: &CONTROLLERS, ..VirtualMachine::new("vm-two-controllers.sh") };
+        let status = self.guest(&machine, |_| Ok(()))?;
         ensure!(status == Some(0), "the guest with two controllers ended with {status:?}");
 
-        let ended = self.guest(&Machine::new("vm-after.sh,unplug"), |_| Ok(()));
-        self.survives("an unplug", "memory_region_del_subregion", ended);
+        let ended = self.guest(&VirtualMachine::new("vm-after-kill.sh,unplug"), |_| Ok(()));
+        self.check_emulator_survives("an unplug", "memory_region_del_subregion", ended);
 
-        target = Some(self.moves(&spec, target.take().context("no target")?)?);
+        target = Some(self.migrate(&spec, target.take().context("no target")?)?);
         target.take().context("no target")?.stop()
     }
 
-    /// Writes what the service goes by: a volume of this size in a file and one in memory, over iSCSI and for the
-    /// machines.
+    /// Writes the daemon's configuration: a volume of this size in a file and one in memory, over iSCSI and for the
+    /// virtual machines.
     fn configure(&self, spec: &Spec, size: &str) -> Result<PathBuf> {
         let (folder, portal) = (self.folder.display(), spec.portal());
         let mut text = format!(
@@ -143,7 +144,7 @@ impl Bench<'_> {
             portal.port(),
             TARGET.replacen("iqn.", "nqn.", 1),
         );
-        for name in NAMES {
+        for name in CONTROLLERS {
             let socket = self.socket(name);
             writeln!(text, "[vm.{name}]\ntarget = \"main\"\nportal-group = \"p\"\nsocket = \"{}\"", socket.display())?;
         }
@@ -152,14 +153,14 @@ impl Bench<'_> {
         Ok(file)
     }
 
-    /// Starts the service, and waits until the machines' controllers are there.
+    /// Starts the daemon and waits until it has created the virtual machines' sockets.
     fn start(&self, spec: &Spec, start: fn(&Lab, &Spec) -> Result<Target>) -> Result<Target> {
-        let said = || std::fs::read_to_string(log_path(self.lab, spec.portal())).unwrap_or_default();
-        let before = said().len();
+        let log = || std::fs::read_to_string(log_path(self.lab, spec.portal())).unwrap_or_default();
+        let before = log().len();
         let target = start(self.lab, spec)?;
         let end = Instant::now() + LIMIT;
-        while !said().get(before..).is_some_and(|said| said.contains("lunar serves")) {
-            ensure!(Instant::now() < end, "it does not say that it serves: {}", said());
+        while !log().get(before..).is_some_and(|added| added.contains("lunar serves")) {
+            ensure!(Instant::now() < end, "the daemon does not report that it serves: {}", log());
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(target)
@@ -170,65 +171,71 @@ impl Bench<'_> {
         self.folder.join("sockets").join(name).join("cntrl")
     }
 
-    /// A guest moves to another emulator while it runs, and its volumes to another target: the kernel lets go of its
-    /// controller before, for emulators up to 11.1 at least do not take one along.
-    fn moves(&self, spec: &Spec, target: Target) -> Result<Target> {
+    /// Migrates a running guest to another emulator, and its volumes to another target. The guest's kernel removes the
+    /// controller before, because QEMU up to 11.1 cannot migrate a vfio-user device.
+    fn migrate(&self, spec: &Spec, target: Target) -> Result<Target> {
         let incoming = format!("unix:{}", self.folder.join("incoming").display());
-        let kernel = " lunar.bare=vm-moves.sh";
-        let from = Machine { name: "from", kernel, ..Machine::new("none") };
+        let kernel = " lunar.bare=vm-migrate.sh";
+        let from = VirtualMachine { name: "from", kernel, ..VirtualMachine::new("none") };
         let more = format!("-incoming {incoming}");
-        let to = Machine { name: "to", controllers: &NAMES[1..], kernel, more: &more, ..Machine::new("none") };
-        let (said, ready) = mpsc::channel();
+        let to = VirtualMachine {
+            name: "to",
+            controllers: &CONTROLLERS[1..],
+            kernel,
+            more: &more,
+            ..VirtualMachine::new("none")
+        };
+        let (sender, ready) = mpsc::channel();
         std::thread::scope(|scope| {
             let first = scope.spawn(|| {
-                // It ends when it is asked to, without a status.
-                let _ = self.guest(&from, |mark| if mark == "move" { Ok(said.send(())?) } else { Ok(()) });
-                drop(said);
+                // It is ended by "quit" and has no exit status.
+                let _ = self.guest(&from, |mark| if mark == "move" { Ok(sender.send(())?) } else { Ok(()) });
+                drop(sender);
             });
             let moved = (|| {
-                ready.recv_timeout(LIMIT).context("the guest does not let go of its controller")?;
+                ready.recv_timeout(LIMIT).context("the guest does not remove its controller")?;
                 target.stop()?;
                 let target = self.start(spec, Target::start)?;
                 let second = scope.spawn(|| self.guest(&to, |_| Ok(())));
-                self.listens(&to)?;
-                self.ask(&from, "migrate", &format!(r#"{{"uri":"{incoming}"}}"#))?;
+                self.wait_for_monitor(&to)?;
+                self.qmp(&from, "migrate", &format!(r#"{{"uri":"{incoming}"}}"#))?;
                 let end = Instant::now() + LIMIT;
-                while !self.ask(&from, "query-migrate", "{}")?.contains(r#""completed""#) {
-                    ensure!(Instant::now() < end, "it does not come to an end");
+                while !self.qmp(&from, "query-migrate", "{}")?.contains(r#""completed""#) {
+                    ensure!(Instant::now() < end, "the migration does not complete");
                     std::thread::sleep(Duration::from_millis(200));
                 }
-                // That is how the guest sees it.
-                self.ask(&to, "set_link", r#"{"name":"net","up":false}"#)?;
-                let status = second.join().map_err(|_| anyhow!("it panicked"))??;
-                ensure!(status == Some(0), "the guest that moved ended with {status:?}");
+                // The guest's script waits for the loss of its network link to learn that it was migrated.
+                self.qmp(&to, "set_link", r#"{"name":"net","up":false}"#)?;
+                let status = second.join().map_err(|_| anyhow!("the thread of the second guest panicked"))??;
+                ensure!(status == Some(0), "the migrated guest ended with {status:?}");
                 Ok(target)
             })();
-            // Whatever came of it, nobody waits for them for ever.
-            let _ = self.ask(&from, "quit", "{}");
+            // End both emulators, so that neither thread waits for the limit.
+            let _ = self.qmp(&from, "quit", "{}");
             if moved.is_err() {
-                let _ = self.ask(&to, "quit", "{}");
+                let _ = self.qmp(&to, "quit", "{}");
             }
             let _ = first.join();
             moved
         })
     }
 
-    /// Waits until an emulator listens to its monitor: it takes its guest's state from then on.
-    fn listens(&self, machine: &Machine<'_>) -> Result<()> {
+    /// Waits until an emulator answers on its monitor, and so can receive a migration.
+    fn wait_for_monitor(&self, machine: &VirtualMachine<'_>) -> Result<()> {
         let end = Instant::now() + LIMIT;
-        while self.ask(machine, "query-status", "{}").is_err() {
+        while self.qmp(machine, "query-status", "{}").is_err() {
             ensure!(Instant::now() < end, "the emulator {} does not start", machine.name);
             std::thread::sleep(Duration::from_millis(200));
         }
         Ok(())
     }
 
-    /// Emulators up to 11.1 at least fail assertions of their own, in these functions, when they let go of a controller
-    /// or their target goes: what they say tells which, and what the guest has said until then counts.
-    fn survives(&self, what: &str, function: &str, ended: Result<Option<i32>>) {
+    /// Adds a case that the emulator survives `what`. QEMU up to 11.1 fails an assertion in `function` when the
+    /// controller is removed or its target ends: then the case is skipped, and the guest's cases until then count.
+    fn check_emulator_survives(&self, what: &str, function: &str, ended: Result<Option<i32>>) {
         self.lab.report.check(&self.part, &format!("the emulator survives {what}"), || match ended {
             Err(why) if format!("{why:#}").contains(&format!("{function}: Assertion")) => {
-                skip(format!("it fails an assertion of its own in {function}"))
+                skip(format!("QEMU fails an assertion in {function}"))
             }
             ended => {
                 let status = ended?;
@@ -238,28 +245,28 @@ impl Bench<'_> {
         });
     }
 
-    /// What all guests begin with.
-    fn scripts(&self, target: &Target, whole: bool) -> Result<()> {
+    /// Makes the initramfs that all guests boot from.
+    fn scripts(&self, target: &Target, everything: bool) -> Result<()> {
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         let (port, name) = (target.portal.port(), &target.name);
-        let more = if whole { super::WHOLE } else { "" };
+        let more = if everything { super::EVERYTHING } else { "" };
         let settings = format!("PORTAL={HOST_AS_GUEST_SEES_IT}:{port}\nTARGET={name}\n{more}");
         qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), &settings, &self.initramfs)
     }
 
-    /// A controller as the emulator's device, of the name of its virtual machine, in the port of this number.
+    /// The emulator's argument for a controller in the PCIe port of this number.
     fn device(&self, name: &str, port: u8) -> String {
         let socket = format!(r#"{{"type":"unix","path":"{}"}}"#, self.socket(name).display());
         format!(r#"{{"driver":"vfio-user-pci","id":"{name}","bus":"port{port}","socket":{socket}}}"#)
     }
 
-    /// A file of a machine.
-    fn file(&self, machine: &Machine<'_>, what: &str) -> PathBuf {
+    /// The path of a virtual machine's file.
+    fn file(&self, machine: &VirtualMachine<'_>, what: &str) -> PathBuf {
         self.folder.join(format!("{}-{what}", machine.name.replace([',', '.'], "-")))
     }
 
-    /// One guest; `None` when it was killed.
-    fn guest(&self, machine: &Machine<'_>, mut on_mark: impl FnMut(&str) -> Result<()>) -> Result<Option<i32>> {
+    /// Runs one guest; returns its exit status, or `None` if it was killed.
+    fn guest(&self, machine: &VirtualMachine<'_>, mut on_mark: impl FnMut(&str) -> Result<()>) -> Result<Option<i32>> {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<String>>();
         let mut devices = words(&format!("-qmp unix:{},server=on,wait=off", self.file(machine, "qmp").display()));
         devices.extend(words(&format!("-pidfile {}", self.file(machine, "pid").display())));
@@ -277,10 +284,10 @@ impl Bench<'_> {
         let mut done = Ok(());
         let mut killed = false;
         let status = qemu::boot(&self.sysroot, &self.initramfs, machine.script, LIMIT, &hardware, |line| {
-            // A log that cannot be written costs the log, not the test.
+            // A log that cannot be written is no reason to fail the case.
             let _ = writeln!(log, "{line}");
             let outcome = match line.split_once(' ').unwrap_or((line, "")) {
-                ("@unplug", name) => self.ask(machine, "device_del", &format!(r#"{{"id":"{name}"}}"#)).map(drop),
+                ("@unplug", name) => self.qmp(machine, "device_del", &format!(r#"{{"id":"{name}"}}"#)).map(drop),
                 ("@kill", _) => {
                     killed = true;
                     on_mark("kill")
@@ -298,16 +305,16 @@ impl Bench<'_> {
             }
         });
         done?;
-        ensure!(cases.seen > 0, "the guest's script reported nothing: {status:?}");
+        ensure!(cases.count > 0, "the guest's script reported nothing: {status:?}");
         if killed { Ok(None) } else { status.map(Some) }
     }
 
-    /// Asks an emulator's monitor, as an administrator does; gives its answer.
-    fn ask(&self, machine: &Machine<'_>, command: &str, arguments: &str) -> Result<String> {
+    /// Runs a command on an emulator's monitor (QMP); returns the line of its answer.
+    fn qmp(&self, machine: &VirtualMachine<'_>, command: &str, arguments: &str) -> Result<String> {
         let mut monitor = UnixStream::connect(self.file(machine, "qmp")).context("the emulator's monitor")?;
         monitor.set_read_timeout(Some(SETTLE))?;
         let mut answers = BufReader::new(monitor.try_clone()?).lines();
-        // Its greeting comes first, then an answer for each command; events in between.
+        // The greeting comes first, then one answer for each command, with events in between.
         let mut answer = |command: &str| loop {
             let line = answers.next().context("the monitor has closed")?.context("the monitor does not answer")?;
             ensure!(!line.contains(r#""error""#), "{command}: {line}");
@@ -321,21 +328,21 @@ impl Bench<'_> {
         answer(command)
     }
 
-    /// As a power cut of the guest.
-    fn kill(&self, machine: &Machine<'_>) -> Result<()> {
+    /// Kills the emulator, which is a power cut for the guest.
+    fn kill(&self, machine: &VirtualMachine<'_>) -> Result<()> {
         let pid: i32 = std::fs::read_to_string(self.file(machine, "pid"))?.trim().parse()?;
-        kill_process(Pid::from_raw(pid).context("a process id is not zero")?, Signal::KILL)?;
+        kill_process(Pid::from_raw(pid).context("the process ID is not zero")?, Signal::KILL)?;
         Ok(())
     }
 
-    /// A target whose guests have gone costs nothing.
+    /// Adds a case that a target without guests uses no processor time.
     fn idle(&self, pid: u32) {
-        self.lab.report.check(&self.part, "no guest costs no processor time", || {
+        self.lab.report.check(&self.part, "a target without guests uses no processor time", || {
             std::thread::sleep(SETTLE);
             let before = process::processor_time(pid)?;
-            std::thread::sleep(IDLE);
+            std::thread::sleep(IDLE_PERIOD);
             let used = process::processor_time(pid)? - before;
-            ensure!(used <= IDLE_MOST, "{used:?} in {IDLE:?}");
+            ensure!(used <= IDLE_LIMIT, "the target used {used:?} of processor time in {IDLE_PERIOD:?}");
             Ok(())
         });
     }
