@@ -112,7 +112,7 @@ impl Authenticator {
         Arc::new(Self { random, sink, throttle: Arc::new(Mutex::new(throttle)), state: Mutex::new(state) })
     }
 
-    /// An authenticator without audit log and without randomness, so that nobody can be challenged.
+    /// An authenticator without audit log and without randomness, so it cannot make challenges.
     #[must_use]
     pub fn silent(directory: Directory) -> Arc<Self> {
         Self::new(directory, Box::new(|_| false), Box::new(|_| {}))

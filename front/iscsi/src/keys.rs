@@ -183,7 +183,7 @@ fn in_normal_session(negotiation: &Negotiation) -> bool {
 
 /// RFC 7143 13.14: not relevant without immediate and unsolicited data. InitialR2T may still become No until it was
 /// sent. Open-iscsi, libiscsi and programs based on them read `Irrelevant` as a length of 0, which they use for
-/// unsolicited data only; Windows sends immediate data unless it is told not to.
+/// unsolicited data only; Windows sends immediate data unless it is configured otherwise.
 fn with_first_burst(negotiation: &Negotiation) -> bool {
     let Negotiation { parameters, .. } = negotiation;
     let no_unsolicited_data = negotiation.saw("InitialR2T") && parameters.initial_r2t && !parameters.immediate_data;

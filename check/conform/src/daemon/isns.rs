@@ -117,7 +117,7 @@ fn registers(lab: &Lab, driver: Driver) -> Result<()> {
         server.knows(wanted)?;
     }
     expect_undisturbed(&mut session)?;
-    // An unreachable server is logged; a server without a database is told everything again.
+    // An unreachable server is logged; a server without a database gets all registrations again.
     drop(server);
     until(|| daemon.log_text().contains("it cannot be reached"))
         .context("the log does not say that the server cannot be reached")?;

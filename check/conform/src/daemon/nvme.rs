@@ -334,7 +334,7 @@ fn discovers(lab: &Lab, driver: Driver) -> Result<()> {
     ensure!(seen.contains(&(DISCOVERY.to_owned(), "8009".to_owned())) && seen.len() == 4, "{seen:?}");
     hosts.change(&ConfigChange::default(), &more)?;
     let seen = found(&mut connect(FEW)?)?;
-    ensure!(seen.len() == 5, "a host with two groups is told {seen:?}");
+    ensure!(seen.len() == 5, "a host with two groups gets {seen:?}");
     // The same volume in the other subsystem, through the other portal.
     let mut third = Host::open(second, "nqn.2026-01.io.lunar.conform:third", FEW, Digests::default())?;
     third.write(1, 5, &[3; 512])?;

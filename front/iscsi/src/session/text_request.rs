@@ -83,7 +83,7 @@ impl Session {
         Some(send_targets)
     }
 
-    /// The query of a SendTargets value (RFC 7143 appendix C). A normal session is told of its own target only. The
+    /// The query of a SendTargets value (RFC 7143 appendix C). A normal session gets only its own target. The
     /// standard has `All` rejected there, but initiators send it and expect that answer.
     fn query(&self, value: &str, answer: &mut Vec<u8>) -> Option<SendTargetsQuery> {
         let own = self.candidate.as_ref().and_then(|candidate| candidate.target.clone());
