@@ -7,7 +7,7 @@
 //! * [`session`]: one connection, which is one queue: framing, commands, data
 //! * [`pdu_queue`]: PDUs that wait to be sent
 //! * [`tls`]: TLS with pre-shared keys
-//! * [`config`]: limits
+//! * [`config`]: limits of queues, data and time
 //! * [`serve`]: connects sessions to the reactor and to the controllers; the only module with I/O
 //! * `fuzzing`: entry points of the fuzz targets, and a host for tests, with the feature `testing` only
 
