@@ -1,13 +1,13 @@
 #!/bin/sh
-# Installs what this machine lacks of what the tests need (packages.txt), or with `build` of what a build needs alone
-# (build-packages.txt). Starts no service.
+# Installs the packages of packages.txt that are missing, or with `build` only those of build-packages.txt. Starts no
+# service.
 set -eu
 cd "$(dirname "$0")"
 
 lists=build-packages.txt
 if [ "${1:-}" != build ]; then
     lists="$lists packages.txt"
-    # A toolchain of the minimal profile has neither.
+    # Toolchains of the minimal profile do not have them.
     for tool in rustfmt clippy; do
         command=$([ $tool = rustfmt ] && echo fmt || echo clippy)
         cargo $command --version >/dev/null 2>&1 || rustup component add $tool
@@ -15,7 +15,7 @@ if [ "${1:-}" != build ]; then
 fi
 
 command -v apt-get >/dev/null || {
-    echo "deps: no apt-get here; what is needed is in check/conform/: $lists" >&2
+    echo "deps: this machine has no apt-get; install the packages listed in check/conform/: $lists" >&2
     exit 0
 }
 
@@ -29,7 +29,7 @@ for package in $(sed 's/#.*//' $lists); do
     esac
 done
 [ -n "$missing" ] || {
-    echo "deps: nothing is missing"
+    echo "deps: all packages are installed"
     exit 0
 }
 
@@ -37,13 +37,13 @@ as_root=""
 if [ "$(id -u)" -ne 0 ]; then
     as_root="sudo"
     command -v sudo >/dev/null || {
-        echo "deps: as root, run: apt-get install --no-install-recommends$missing" >&2
+        echo "deps: run as root: apt-get install --no-install-recommends$missing" >&2
         exit 1
     }
 fi
 
 echo "deps: installing$missing"
-# A package's daemon would take ports and files that the tests use: policy-rc.d refuses every start. It is put back after.
+# A package's daemon would occupy ports and files that the tests use: a policy-rc.d refuses every start until the end.
 policy=/usr/sbin/policy-rc.d
 added=""
 if [ ! -e "$policy" ]; then
@@ -52,7 +52,7 @@ if [ ! -e "$policy" ]; then
     added=$policy
 fi
 trap '[ -z "$added" ] || $as_root rm -f "$added"' EXIT
-# A third-party source that cannot be reached must not stop us: the packages come from the distribution.
-$as_root apt-get update -q || echo "deps: not every package index could be fetched; going on" >&2
+# Continue if a third-party source cannot be reached: the packages come from the distribution.
+$as_root apt-get update -q || echo "deps: some package indexes could not be fetched; continuing without them" >&2
 # shellcheck disable=SC2086
 $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing

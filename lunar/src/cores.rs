@@ -8,8 +8,8 @@ use lunar_core::mem::Arena;
 use lunar_core::range::{Guard, Span};
 use lunar_core::reserve::News;
 use lunar_core::unit::{Exclusive, Unit, UnitId};
-use lunar_iscsi::directory::Way;
-use lunar_iscsi::registry::Place;
+use lunar_iscsi::directory::PortalRef;
+use lunar_iscsi::registry::SessionLocation;
 use lunar_iscsi::serve::{Front, Peers};
 use lunar_nvme::manage::Request;
 use lunar_nvme::namespace::Access;
@@ -60,7 +60,7 @@ pub enum Letter {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Face {
     /// iSCSI, by this way.
-    Iscsi(Way),
+    Iscsi(PortalRef),
     /// NVMe/TCP, by this way.
     Nvme(directory::Way),
 }
@@ -533,10 +533,10 @@ impl NvmeEverywhere for OtherViews {
 pub struct OtherSessions(pub Rc<Links>);
 
 impl Peers for OtherSessions {
-    fn end_session(&self, place: Place) -> Pin<Box<dyn Future<Output = ()>>> {
+    fn end_session(&self, location: SessionLocation) -> Pin<Box<dyn Future<Output = ()>>> {
         let links = self.0.clone();
         Box::pin(async move {
-            links.ask(std::iter::once(place.core), || What::EndSession(place.connection)).await;
+            links.ask(std::iter::once(location.core), || What::EndSession(location.connection)).await;
         })
     }
 }

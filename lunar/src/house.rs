@@ -17,13 +17,13 @@ use crate::proofs;
 use crate::steward::Steward;
 use anyhow::{Context, Result, anyhow};
 use lunar_core::stats::Stats;
+use lunar_iscsi::authenticator::Authenticator;
+use lunar_iscsi::authenticator::audit::AuditRecord;
 use lunar_iscsi::directory::Directory;
-use lunar_iscsi::guard::Guard;
-use lunar_iscsi::guard::audit::Record;
-use lunar_iscsi::registry::{Place, Registry};
+use lunar_iscsi::registry::{Registry, SessionLocation};
 use lunar_nvme::auth::guard::{Guard as NvmeGuard, Record as NvmeRecord};
 use lunar_nvme::{Board, Controllers};
-use lunar_nvme_tcp::tls::Channels;
+use lunar_nvme_tcp::tls::TlsContext;
 use lunar_reactor::Choice;
 use lunar_reactor::channel::Sender;
 use lunar_reactor::log;
@@ -77,7 +77,7 @@ pub struct Common {
     /// The ROD tokens.
     pub tokens: Arc<Tokens>,
     /// What there is to log in to, and who may.
-    pub guard: Arc<Guard>,
+    pub guard: Arc<Authenticator>,
     /// Which NVMe hosts may come in.
     pub nvme_guard: Arc<NvmeGuard>,
     /// Where proofs of their names are computed.
@@ -85,14 +85,14 @@ pub struct Common {
     /// Who has namespaces made for them.
     pub steward: Arc<Steward>,
     /// Their secure channels, if there are any.
-    pub channels: Option<Channels>,
+    pub channels: Option<TlsContext>,
 }
 
 /// What operators are told of those who come, and of what is done for them.
 #[derive(Clone, Copy, Debug)]
 pub enum Notice<'a> {
     /// An initiator has logged in, or has not.
-    Initiator(&'a Record),
+    Initiator(&'a AuditRecord),
     /// The same of an NVMe host.
     Host(&'a NvmeRecord),
     /// What became of the registration with the iSNS server.
@@ -128,9 +128,9 @@ enum Report {
 }
 
 /// Which NVMe hosts may come in. Their failures cost the same as those of initiators.
-fn nvme_guard(guard: &Arc<Guard>, board: &Arc<Board>, ear: Arc<Ear>) -> Arc<NvmeGuard> {
+fn nvme_guard(guard: &Arc<Authenticator>, board: &Arc<Board>, ear: Arc<Ear>) -> Arc<NvmeGuard> {
     let audit = move |record: &NvmeRecord| ear(&Notice::Host(record));
-    NvmeGuard::new(board.clone(), guard.throttling(), Box::new(random), Box::new(audit))
+    NvmeGuard::new(board.clone(), guard.shared_throttle(), Box::new(random), Box::new(audit))
 }
 
 /// The cores, while they run.
@@ -222,11 +222,11 @@ impl Cores {
     }
 
     /// Ends a session, and waits for a bounded time until it has ended.
-    pub fn end_session(&self, place: Place) -> bool {
+    pub fn end_session(&self, location: SessionLocation) -> bool {
         /// What is in the store has to come back first.
         const PATIENCE: Duration = Duration::from_secs(30);
-        let work = move |core: Rc<Core>| async move { core.served.iscsi.end_session(place.connection).await };
-        place.core < self.count() && self.ask(place.core, work).wait_for(PATIENCE).is_some()
+        let work = move |core: Rc<Core>| async move { core.served.iscsi.end_session(location.connection).await };
+        location.core < self.count() && self.ask(location.core, work).wait_for(PATIENCE).is_some()
     }
 }
 
@@ -239,12 +239,12 @@ impl House {
         raise_open_files();
         let count = frame.cores;
         let told = ear.clone();
-        let audit = move |record: &Record| told(&Notice::Initiator(record));
-        let guard = Guard::new(directory, Box::new(random), Box::new(audit));
+        let audit = move |record: &AuditRecord| told(&Notice::Initiator(record));
+        let guard = Authenticator::new(directory, Box::new(random), Box::new(audit));
         let board = Arc::<Board>::default();
         let nvme_guard = nvme_guard(&guard, &board, ear);
         let of_hosts = nvme_guard.clone();
-        let channels = || Channels::new(move |identity| of_hosts.channel(identity)).context("preparing TLS");
+        let channels = || TlsContext::new(move |identity| of_hosts.channel(identity)).context("preparing TLS");
         let channels = frame.has_channels.then(channels).transpose()?;
         let common = Arc::new(Common {
             stats: (0..count).map(|_| Arc::default()).collect(),

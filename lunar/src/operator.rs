@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use lunar_api::{Api, AuditLog, ControlHandle, Shared, Topic};
 use lunar_control::check::Checked;
 use lunar_control::value::Textual;
-use lunar_iscsi::guard::audit::Record;
+use lunar_iscsi::authenticator::audit::AuditRecord;
 use lunar_nvme::auth::guard::Record as NvmeRecord;
 use lunar_reactor::log;
 use std::any::Any;
@@ -46,10 +46,10 @@ fn open(keeper: &mut Keeper, mut api: Api, common: &Arc<Shared>) -> Result<PathB
 fn note(journal: &AuditLog, notice: &Notice<'_>) {
     let topic = |is_in: bool| if is_in { Topic::Login } else { Topic::Refusal };
     let (topic, who) = match notice {
-        Notice::Initiator(Record::Login(who, outcome)) => (topic(outcome.is_ok()), who.initiator.to_string()),
+        Notice::Initiator(AuditRecord::Login(login, outcome)) => (topic(outcome.is_ok()), login.initiator.to_string()),
         Notice::Host(NvmeRecord::Login { visitor, outcome, .. }) => (topic(outcome.is_ok()), visitor.host.to_string()),
         Notice::Host(NvmeRecord::Channel { source, .. }) => (Topic::Refusal, source.ip().to_string()),
-        Notice::Initiator(Record::Omitted(_)) | Notice::Host(NvmeRecord::Omitted(_)) => {
+        Notice::Initiator(AuditRecord::Omitted(_)) | Notice::Host(NvmeRecord::Omitted(_)) => {
             (Topic::Refusal, "lunar".to_owned())
         }
         Notice::Isns(_) => (Topic::Service, "lunar".to_owned()),

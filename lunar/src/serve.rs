@@ -13,7 +13,7 @@ use lunar_core::access::{Access, Proofs};
 use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::tally::Tally;
 use lunar_core::unit::{Unit, UnitId};
-use lunar_iscsi::directory::{Directory, Entry, Portal, Way};
+use lunar_iscsi::directory::{Directory, Portal, PortalRef, TargetEntry};
 use lunar_iscsi::registry::SESSIONS_MAX;
 use lunar_nvme::controller::CONTROLLERS_MAX;
 use lunar_nvme::history::History;
@@ -139,12 +139,17 @@ impl Setup {
         let groups = self.how.groups();
         let told = self.how.told();
         // One for each group, so that whoever comes in by it may stay; and what they are told.
-        let ways =
-            groups.iter().map(|group| Portal { id: (*group).into(), group: *group, address: None, is_told: false });
-        let told = told.into_iter().map(|(group, address)| Portal { id: group.into(), group, address, is_told: true });
+        let ways = groups.iter().map(|group| Portal {
+            id: (*group).into(),
+            group: *group,
+            address: None,
+            is_advertised: false,
+        });
+        let told =
+            told.into_iter().map(|(group, address)| Portal { id: group.into(), group, address, is_advertised: true });
         directory.portals = ways.chain(told).collect();
         directory.discovery = access.discovery().clone();
-        directory.add(Entry {
+        directory.add(TargetEntry {
             name: self.target.clone(),
             alias: alias(&self.names).into(),
             ports: groups.into_iter().map(|group| (group, group)).collect(),
@@ -289,8 +294,9 @@ fn listen_all(house: &House, setup: &Setup) -> Result<Faces> {
     // All addresses are one group, unless asked for one by one.
     let group = |at: usize| groups.get(at).copied().unwrap_or(groups[0]);
     let iscsi = setup.how.portals().into_iter().enumerate();
-    let iscsi: Vec<_> =
-        iscsi.map(|(at, portal)| (Face::Iscsi(Way { portal: group(at).into(), group: group(at) }), portal)).collect();
+    let iscsi: Vec<_> = iscsi
+        .map(|(at, portal)| (Face::Iscsi(PortalRef { portal: group(at).into(), group: group(at) }), portal))
+        .collect();
     let way = |group: u16| lunar_nvme::directory::Way { portal: group.into(), group, is_secure: false };
     let nvme = setup.how.nvme_portals().into_iter().enumerate();
     let nvme: Vec<_> = nvme.map(|(at, portal)| (Face::Nvme(way(group(at))), portal)).collect();

@@ -245,7 +245,7 @@ fn queues_of_a_controller_and_sessions_are_spread_over_the_cores() {
     assert!(ran.min() > Some(0), "each core carries out commands of the one controller");
 
     let address = house.listen(7, (Ipv4Addr::LOCALHOST, 0).into()).expect("a port");
-    house.accept(7, Face::Iscsi(Way { portal: 7, group: 1 }));
+    house.accept(7, Face::Iscsi(PortalRef { portal: 7, group: 1 }));
     let connect = |more: u64| {
         let stream = TcpStream::connect(address).expect("it listens");
         there(4 + more);

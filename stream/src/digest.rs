@@ -1,53 +1,53 @@
-//! CRC32C (RFC 7143 13.1, NVMe/TCP 3.3.1.1): what both transports protect headers and data with.
+//! CRC32C (RFC 7143 13.1, NVMe/TCP Transport 1.0 3.3.1.1), the digest of headers and of data in both transports.
 
 use lunar_core::wire::round_up;
 
 /// Bytes of a digest.
 pub const DIGEST_LEN: usize = 4;
 
-/// CRC32C over parts that lie apart, as it travels.
+/// CRC32C over bytes that arrive in parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Digest(u32);
 
 impl Digest {
-    /// Of nothing.
+    /// The digest of no bytes.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes in more bytes.
+    /// Adds bytes.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) -> &mut Self {
         self.0 = crc32c::crc32c_append(self.0, bytes);
         self
     }
 
-    /// Takes in the zeroes that fill `len` bytes up to whole words.
+    /// Adds the zeroes that pad `len` bytes to a multiple of four.
     #[inline]
     pub fn pad(&mut self, len: usize) -> &mut Self {
         self.update(&[0; 3][..round_up(len, 4) - len])
     }
 
-    /// As sent.
+    /// The bytes of the digest, in the order in which they are sent.
     #[must_use]
     pub fn bytes(self) -> [u8; DIGEST_LEN] {
         self.0.to_le_bytes()
     }
 }
 
-/// The digest of bytes that lie together.
+/// The digest of `bytes`.
 #[must_use]
 pub fn digest(bytes: &[u8]) -> [u8; DIGEST_LEN] {
     Digest::new().update(bytes).bytes()
 }
 
-/// Which digests are on.
+/// The digests that were negotiated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Digests {
-    /// Of headers.
+    /// Header digest.
     pub header: bool,
-    /// Of data.
+    /// Data digest.
     pub data: bool,
 }
 
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_digests() {
+    fn digests_match_the_vectors_of_rfc_7143() {
         // RFC 7143 appendix A.4.
         let rising: Vec<u8> = (0..32).collect();
         assert_eq!(digest(&[0; 32]), [0xaa, 0x36, 0x91, 0x8a]);

@@ -1,104 +1,104 @@
-//! Bytes to PDUs: a header is looked at where it lies, payload that lies whole in what was received stays there, any
-//! other goes into memory of its own, and the large ones are received straight into it.
+//! Reads PDUs from received bytes. A header is read in place. Payload that was received whole stays where it is; other
+//! payload is gathered in memory of its own, and large payload is received into that memory directly.
 
 use crate::digest::{DIGEST_LEN, Digest};
-use crate::machine::{Machine, Want};
+use crate::protocol::{ProtocolMachine, ReceiveMode};
 use lunar_core::mem::{Arena, Sg, SgMut, Slice};
 use std::collections::VecDeque;
 
-/// Payload of which at least this much is still to come is received straight into memory of its own; below it, copying
-/// is cheaper than one more receive.
+/// Payload of which at least this many bytes are missing is received directly into memory of its own: for fewer bytes a
+/// copy is cheaper than a receive.
 pub const DIRECT_MIN: usize = 16 << 10;
-/// The longest trailer: padding and digest.
+/// Bytes of the longest trailer: padding and digest.
 const TRAILER_MAX: usize = 3 + DIGEST_LEN;
 
-/// Where the payload of a PDU goes.
+/// Where the payload of a PDU is put.
 #[derive(Debug)]
-pub enum Plan {
-    /// It stays where it lies, or into fresh memory.
+pub enum PayloadPlan {
+    /// It stays in the receive buffer if it was received whole, or is put into new memory.
     Keep,
-    /// It goes here.
+    /// It is put into this memory.
     Fill(SgMut),
-    /// It is thrown away.
-    Drain,
+    /// It is discarded.
+    Discard,
 }
 
-/// The payload of a PDU, when all of it came.
+/// The complete payload of a PDU.
 #[derive(Debug)]
 pub struct Payload {
-    /// `None` if it was thrown away.
+    /// `None` if it was discarded, or if there was no memory for it.
     pub data: Option<Sg>,
-    /// Whether its digest matched.
+    /// Whether its digest matched, or it has none.
     pub intact: bool,
 }
 
 impl Payload {
-    /// Of a PDU without one.
+    /// The payload of a PDU without data.
     #[inline]
     #[must_use]
     pub fn empty() -> Self {
         Self { data: Some(Sg::default()), intact: true }
     }
 
-    /// Of a PDU whose payload came whole: the bytes of `chunk` in this range.
+    /// Payload that was received whole: the bytes `range` of `chunk`.
     #[inline]
     #[must_use]
-    pub fn whole(plan: Plan, chunk: &Slice, range: std::ops::Range<usize>, intact: bool) -> Self {
+    pub fn whole(plan: PayloadPlan, chunk: &Slice, range: std::ops::Range<usize>, intact: bool) -> Self {
         let data = match plan {
-            Plan::Keep => Some(Sg::from(chunk.part(range))),
-            Plan::Fill(mut memory) => {
+            PayloadPlan::Keep => Some(Sg::from(chunk.part(range))),
+            PayloadPlan::Fill(mut memory) => {
                 memory.copy_from(0, &chunk[range]);
                 Some(memory.share())
             }
-            Plan::Drain => None,
+            PayloadPlan::Discard => None,
         };
         Self { data, intact }
     }
 
-    /// Bytes that are there.
+    /// Bytes of the payload; zero if it was discarded.
     #[must_use]
     pub fn len(&self) -> usize {
         self.data.as_ref().map_or(0, Sg::len)
     }
 
-    /// Whether there is none.
+    /// Whether the payload has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// What was received and not handed on yet.
+/// Bytes that were received but do not make up a PDU yet.
 #[derive(Debug, Default)]
 pub struct Input {
-    /// Received and not looked at: only while the session wants nothing.
+    /// Bytes that were not read yet: only while the machine is blocked.
     backlog: VecDeque<Slice>,
-    /// A header of which a part came, or whose payload is on its way.
+    /// A header that is incomplete, or whose payload is.
     head: Vec<u8>,
-    body: Option<Body>,
-    /// Bytes that PDUs have queued by themselves since what was queued was taken last.
+    body: Option<PartialPayload>,
+    /// Bytes of replies that reading PDUs has queued since the queue was taken last.
     answers: usize,
 }
 
 impl Input {
-    /// Forgets everything.
+    /// Discards everything.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Bytes that PDUs have queued by themselves since [`Input::was_sent`].
+    /// Bytes of replies that reading PDUs has queued since [`Input::answers_sent`].
     #[inline]
     #[must_use]
-    pub fn answers(&self) -> usize {
+    pub fn answer_bytes(&self) -> usize {
         self.answers
     }
 
-    /// What was queued was taken.
-    pub fn was_sent(&mut self) {
+    /// The queue was taken: its replies no longer count.
+    pub fn answers_sent(&mut self) {
         self.answers = 0;
     }
 
-    /// Memory that it holds, for tests of its bounds.
+    /// Bytes of memory held, for tests of its limits.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         let body = self.body.as_ref().map_or(0, |body| body.filled.len() + body.rest.as_ref().map_or(0, SgMut::len));
@@ -106,13 +106,13 @@ impl Input {
     }
 }
 
-/// Payload on its way.
+/// Payload that is being received.
 #[derive(Debug)]
-pub struct Body {
-    /// What came, and what is to come; nothing if it is thrown away.
+pub struct PartialPayload {
+    /// The received part, and the memory for the rest; `None` if the payload is discarded.
     filled: Sg,
     rest: Option<SgMut>,
-    /// Bytes that still have to come, without the trailer.
+    /// Bytes still to be received, without the trailer.
     left: usize,
     digest: Option<Digest>,
     trailer: [u8; TRAILER_MAX],
@@ -120,22 +120,22 @@ pub struct Body {
     trailer_seen: usize,
 }
 
-impl Body {
-    /// Payload of `len` bytes, behind which come padding and, if `has_digest`, its digest: `trailer_len` bytes
-    /// together. It is thrown away where there is no memory for it.
+impl PartialPayload {
+    /// Payload of `len` bytes, followed by `trailer_len` bytes of padding and, if `has_digest`, of its digest. It is
+    /// discarded if there is no memory for it.
     #[must_use]
-    pub fn new(plan: Plan, len: usize, trailer_len: usize, has_digest: bool, arena: &Arena) -> Self {
+    pub fn new(plan: PayloadPlan, len: usize, trailer_len: usize, has_digest: bool, arena: &Arena) -> Self {
         debug_assert!(trailer_len <= TRAILER_MAX && (!has_digest || trailer_len >= DIGEST_LEN));
         let rest = match plan {
-            Plan::Keep => arena.take_sg(len),
-            Plan::Fill(memory) => Some(memory),
-            Plan::Drain => None,
+            PayloadPlan::Keep => arena.take_sg(len),
+            PayloadPlan::Fill(memory) => Some(memory),
+            PayloadPlan::Discard => None,
         };
         let digest = has_digest.then(Digest::new);
         Self { rest, left: len, digest, trailer_len, ..Self::empty() }
     }
 
-    /// Of a PDU without payload.
+    /// The payload of a PDU without data.
     #[must_use]
     pub fn empty() -> Self {
         Self {
@@ -153,7 +153,7 @@ impl Body {
         self.left == 0 && self.trailer_seen == self.trailer_len
     }
 
-    /// Takes what it needs of `bytes`; returns how many that was.
+    /// Takes the bytes that belong to the payload; returns their number.
     fn take(&mut self, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.left);
         if count > 0 {
@@ -177,7 +177,7 @@ impl Body {
         count + more
     }
 
-    /// The first `count` bytes of memory that was handed out have been filled.
+    /// Takes back memory whose first `count` bytes have been received.
     fn fill(&mut self, mut memory: SgMut, count: usize) {
         let Some(rest) = &mut self.rest else { return };
         let part = memory.split_to(count).share();
@@ -192,14 +192,14 @@ impl Body {
     fn finish(self) -> Payload {
         let intact = self.digest.is_none_or(|mut digest| {
             let (padding, sent) = self.trailer[..self.trailer_len].split_at(self.trailer_len - DIGEST_LEN);
-            // Padding counts as zeroes, whatever it is.
+            // The digest is computed over padding of zeroes, whatever was sent.
             digest.update(&[0; 3][..padding.len()]).bytes() == sent
         });
         Payload { data: self.rest.map(|_| self.filled), intact }
     }
 }
 
-/// Appends parts: neighbours in one block become one piece again.
+/// Appends pieces. A piece that follows the last one in the same block is joined with it.
 pub fn join(to: &mut Sg, more: Sg) {
     for piece in more.into_pieces() {
         match to.pop() {
@@ -213,56 +213,58 @@ pub fn join(to: &mut Sg, more: Sg) {
     }
 }
 
-/// A machine whose bytes are PDUs: a header, which tells how long it is itself, and then perhaps a payload.
-pub trait Frames: Machine {
-    /// Bytes of a header that all have, and which tell the length of the rest.
-    const HEAD_MIN: usize;
+/// A protocol whose bytes are PDUs: a header that determines its own length, and possibly a payload.
+pub trait PduReader: ProtocolMachine {
+    /// Bytes that every header begins with, and that determine its length.
+    const HEADER_MIN: usize;
 
-    /// What was received.
+    /// The received bytes.
     fn input(&mut self) -> &mut Input;
 
-    /// Whether nothing more is looked at for now.
+    /// Whether no more bytes are read for now.
     fn is_blocked(&self) -> bool;
 
-    /// Whether nothing more is looked at ever.
+    /// Whether no more bytes are ever read.
     fn is_closed(&self) -> bool;
 
-    /// A PDU begins at `at`; most likely it lies in the chunk whole. Returns how many bytes of it were used, by
-    /// [`read_head`] if it does not.
+    /// Reads the PDU that begins at `at`, which most likely lies in the chunk as a whole; if not, calls [`read_head`].
+    /// Returns how many bytes were used.
     fn read_in_place(&mut self, chunk: &Slice, at: usize, actions: &mut Vec<Self::Action>) -> usize;
 
-    /// Bytes of a header, of which at least [`Frames::HEAD_MIN`] are there, and of all that is before its payload.
-    fn head_len(&self, start: &[u8]) -> usize;
+    /// Bytes before the payload of a PDU, of which at least the first [`PduReader::HEADER_MIN`] are given.
+    fn header_len(&self, start: &[u8]) -> usize;
 
-    /// Whether the rest of what begins so need not come: it cannot be, and the machine is closed.
-    fn refuses(&mut self, start: &[u8], actions: &mut Vec<Self::Action>) -> bool;
+    /// Whether the PDU is invalid by the given first bytes; the machine is then closed, and the rest is not awaited.
+    fn reject_early(&mut self, start: &[u8], actions: &mut Vec<Self::Action>) -> bool;
 
-    /// A header is complete: what follows it. `None` if it is not sound, and the machine is closed.
-    fn body(&mut self, head: &[u8], actions: &mut Vec<Self::Action>) -> Option<Body>;
+    /// Takes a complete header and says what payload follows; `None` if it is invalid and the machine is closed.
+    fn start_payload(&mut self, head: &[u8], actions: &mut Vec<Self::Action>) -> Option<PartialPayload>;
 
-    /// A PDU is complete.
+    /// Takes a complete PDU.
     fn complete(&mut self, head: &[u8], payload: &mut Payload, actions: &mut Vec<Self::Action>);
 }
 
-/// [`Machine::want`].
-pub fn want<F: Frames>(machine: &mut F) -> Want {
+/// [`ProtocolMachine::receive_mode`] of a [`PduReader`].
+pub fn receive_mode<F: PduReader>(machine: &mut F) -> ReceiveMode {
     if machine.is_blocked() || !machine.input().backlog.is_empty() {
-        return Want::Nothing;
+        return ReceiveMode::Paused;
     }
     match &mut machine.input().body {
-        Some(Body { rest: Some(rest), .. }) if rest.len() >= DIRECT_MIN => Want::Into(std::mem::take(rest)),
-        _ => Want::Chunk,
+        Some(PartialPayload { rest: Some(rest), .. }) if rest.len() >= DIRECT_MIN => {
+            ReceiveMode::Into(std::mem::take(rest))
+        }
+        _ => ReceiveMode::Chunk,
     }
 }
 
-/// [`Machine::receive`].
-pub fn receive<F: Frames>(machine: &mut F, bytes: Slice, actions: &mut Vec<F::Action>) {
+/// [`ProtocolMachine::receive`] of a [`PduReader`].
+pub fn receive<F: PduReader>(machine: &mut F, bytes: Slice, actions: &mut Vec<F::Action>) {
     machine.input().backlog.push_back(bytes);
     pump(machine, actions);
 }
 
-/// [`Machine::placed`].
-pub fn placed<F: Frames>(machine: &mut F, memory: SgMut, count: usize, actions: &mut Vec<F::Action>) {
+/// [`ProtocolMachine::placed`] of a [`PduReader`].
+pub fn placed<F: PduReader>(machine: &mut F, memory: SgMut, count: usize, actions: &mut Vec<F::Action>) {
     let queued = machine.queued_bytes();
     if let Some(body) = &mut machine.input().body {
         body.fill(memory, count);
@@ -272,8 +274,8 @@ pub fn placed<F: Frames>(machine: &mut F, memory: SgMut, count: usize, actions: 
     pump(machine, actions);
 }
 
-/// Looks at what was received, as far as the machine wants it.
-pub fn pump<F: Frames>(machine: &mut F, actions: &mut Vec<F::Action>) {
+/// Reads received bytes until none are left or the machine is blocked.
+pub fn pump<F: PduReader>(machine: &mut F, actions: &mut Vec<F::Action>) {
     while !machine.is_blocked() {
         let Some(mut chunk) = machine.input().backlog.pop_front() else { return };
         let used = consume(machine, &chunk, actions);
@@ -284,8 +286,8 @@ pub fn pump<F: Frames>(machine: &mut F, actions: &mut Vec<F::Action>) {
     }
 }
 
-/// Takes apart what `chunk` holds, until all is used or the machine wants nothing more. Returns how much it used.
-fn consume<F: Frames>(machine: &mut F, chunk: &Slice, actions: &mut Vec<F::Action>) -> usize {
+/// Reads the PDUs of `chunk` until none is left or the machine is blocked. Returns how many bytes were used.
+fn consume<F: PduReader>(machine: &mut F, chunk: &Slice, actions: &mut Vec<F::Action>) -> usize {
     let mut at = 0;
     while at < chunk.len() && !machine.is_blocked() {
         let queued = machine.queued_bytes();
@@ -304,18 +306,18 @@ fn consume<F: Frames>(machine: &mut F, chunk: &Slice, actions: &mut Vec<F::Actio
     at
 }
 
-fn count_answers<F: Frames>(machine: &mut F, before: usize) {
+fn count_answers<F: PduReader>(machine: &mut F, before: usize) {
     let more = machine.queued_bytes().saturating_sub(before);
     machine.input().answers += more;
 }
 
-/// More of a header that did not come at once. Returns how many bytes were used.
-pub fn read_head<F: Frames>(machine: &mut F, bytes: &[u8], actions: &mut Vec<F::Action>) -> usize {
+/// Reads more bytes of a header that was not received whole. Returns how many bytes were used.
+pub fn read_head<F: PduReader>(machine: &mut F, bytes: &[u8], actions: &mut Vec<F::Action>) -> usize {
     let mut head = std::mem::take(&mut machine.input().head);
     let mut used = 0;
-    // First what all headers have, which tells the length of the rest.
+    // First the common part of headers, which determines the length of the rest.
     for _ in 0..2 {
-        let need = if head.len() < F::HEAD_MIN { F::HEAD_MIN } else { machine.head_len(&head) };
+        let need = if head.len() < F::HEADER_MIN { F::HEADER_MIN } else { machine.header_len(&head) };
         let count = need.saturating_sub(head.len()).min(bytes.len() - used);
         head.extend_from_slice(&bytes[used..used + count]);
         used += count;
@@ -323,12 +325,12 @@ pub fn read_head<F: Frames>(machine: &mut F, bytes: &[u8], actions: &mut Vec<F::
             machine.input().head = head;
             return used;
         }
-        // What cannot be is refused before more of it is taken.
-        if machine.refuses(&head, actions) {
+        // Reject an invalid header before the rest of it is taken.
+        if machine.reject_early(&head, actions) {
             return used;
         }
     }
-    if let Some(body) = machine.body(&head, actions) {
+    if let Some(body) = machine.start_payload(&head, actions) {
         let input = machine.input();
         (input.head, input.body) = (head, Some(body));
         complete(machine, actions);
@@ -336,8 +338,8 @@ pub fn read_head<F: Frames>(machine: &mut F, bytes: &[u8], actions: &mut Vec<F::
     used
 }
 
-/// Hands a PDU on if its payload is complete.
-fn complete<F: Frames>(machine: &mut F, actions: &mut Vec<F::Action>) {
+/// Completes the PDU if its payload is complete.
+fn complete<F: PduReader>(machine: &mut F, actions: &mut Vec<F::Action>) {
     let input = machine.input();
     let Some(body) = input.body.take_if(|body| body.is_complete()) else { return };
     let mut head = std::mem::take(&mut input.head);

@@ -1,15 +1,14 @@
-//! What the transports over a byte stream have in common: their fronts say what a protocol does with bytes, and this
-//! is how the bytes come and go.
+//! The common part of transports over a byte stream (iSCSI, NVMe/TCP). A front implements its protocol; this crate
+//! receives, sends, queues and ends.
 //!
-//! * [`machine`]: what a session is to its connection: bytes and time in, bytes and actions out
-//! * [`input`]: bytes to PDUs; [`out`]: what waits to be sent; [`digest`]: CRC32C
-//! * [`channel`]: what lies between its bytes and the wire
-//! * [`serve`]: the glue to the reactor: a core's connections, how each receives, sends and ends, and the ways of a
-//!   command's data; the one module with I/O
+//! * [`protocol`]: the interface of a session: bytes and time in, bytes and actions out
+//! * [`input`]: reads PDUs from bytes; [`send_queue`]: bytes that wait to be sent; [`digest`]: CRC32C
+//! * [`record_layer`]: encryption between a session and the socket
+//! * [`serve`]: the connections of a core over the reactor, and the data path of a command; the only module with I/O
 
-pub mod channel;
 pub mod digest;
 pub mod input;
-pub mod machine;
-pub mod out;
+pub mod protocol;
+pub mod record_layer;
+pub mod send_queue;
 pub mod serve;

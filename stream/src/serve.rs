@@ -1,17 +1,17 @@
-//! The connections of one core, whatever they speak.
+//! The connections of one front on one core.
 //!
-//! * `line`: one connection's session and bytes: a task that receives, a task that sends
-//! * `way`: how a command's data moves
-//! * here: all connections of a front on a core: how many, which are half open, time, draining
+//! * `connection`: one connection: its session, a task that receives and a task that sends
+//! * `data_path`: how the data of a command moves
+//! * here: all connections: their number, which of them are half open, timeouts, draining
 
-mod line;
-mod way;
+mod connection;
+mod data_path;
 
-pub use line::Line;
-pub use way::Way;
+pub use connection::StreamConnection;
+pub use data_path::DataPath;
 
-use crate::channel::Channel;
-use crate::machine::{Machine, Transfers};
+use crate::protocol::{CommandData, ProtocolMachine};
+use crate::record_layer::RecordLayer;
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
 use lunar_reactor::op::{Handle, Incoming};
@@ -25,71 +25,76 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-/// Connections that have not said yet whose they are, per core. One more pushes the oldest out: whoever floods the port
-/// pushes out its own.
+/// Half-open connections per core: their login, or Connect, has not succeeded. One more ends the oldest of them, so a
+/// flood of connections mostly ends its own.
 pub const HALF_OPEN_MAX: usize = 1024;
-/// How often connections that were active are looked at: to ask silent peers, and to take back their memory.
+/// How often connections that were active are checked: silent peers are asked whether they are alive, and idle memory
+/// is returned.
 const SWEEP: Duration = Duration::from_secs(1);
-/// How long a core with connections looks at none of them: a silent one may have become busy meanwhile.
+/// The longest time between two checks while no deadline is due: a connection that was idle may be busy now.
 const SWEEP_LATEST: Duration = Duration::from_secs(10);
-/// How often a core that stops looks whether commands are done.
-const DRAIN_LOOK: Duration = Duration::from_millis(10);
+/// How often a draining core checks whether commands have ended.
+const DRAIN_CHECK: Duration = Duration::from_millis(10);
 
-/// What a front makes of a connection: a [`Line`], and all that its protocol knows of who is at its other end.
-pub trait Served: 'static {
-    /// What it speaks.
-    type Session: Transfers;
-    /// What lies between that and the wire.
-    type Channel: Channel;
+/// A connection as its front sees it: a [`StreamConnection`], and the state of the protocol and of the peer.
+pub trait FrontConnection: 'static {
+    /// The protocol.
+    type Session: CommandData;
+    /// What encrypts it, if anything.
+    type RecordLayer: RecordLayer;
 
-    /// Its session and its bytes.
-    fn line(&self) -> &Line<Self::Session, Self::Channel>;
+    /// The session and its socket.
+    fn stream(&self) -> &StreamConnection<Self::Session, Self::RecordLayer>;
 
-    /// Does what the session asks for. Takes all of `actions`, in their order.
-    fn act(self: &Rc<Self>, actions: &mut Vec<<Self::Session as Machine>::Action>) -> impl Future<Output = ()>;
+    /// Performs what the session asks for: removes all of `actions`, in their order.
+    fn perform(
+        self: &Rc<Self>,
+        actions: &mut Vec<<Self::Session as ProtocolMachine>::Action>,
+    ) -> impl Future<Output = ()>;
 
-    /// The end: commands are aborted, and when they are gone, [`Line::finish`] is waited for.
-    fn leave(self: &Rc<Self>) -> impl Future<Output = ()>;
+    /// Ends the connection: aborts its commands, waits until they have ended, and then awaits
+    /// [`StreamConnection::finish`].
+    fn close(self: &Rc<Self>) -> impl Future<Output = ()>;
 
-    /// Whether no command is under way.
+    /// Whether no command is in progress.
     fn is_idle(&self) -> bool;
 
-    /// Whether a target that stops may end it once nothing is under way.
-    fn may_go(&self) -> bool {
+    /// Whether a drain may end the connection when it is idle.
+    fn may_close(&self) -> bool {
         true
     }
 
-    /// When [`Served::tick`] has to be called at the latest.
+    /// When [`FrontConnection::tick`] has to be called at the latest.
     fn deadline(&self) -> Option<Instant>;
 
-    /// Looks at the time; `active`: something came since the last look.
+    /// Checks timeouts; `active`: bytes were received since the last call.
     fn tick(&self, now: Instant, active: bool);
 
-    /// Tells what happened to it.
+    /// Writes a log line about the connection.
     fn log(&self, what: &str);
 }
 
-/// A socket, and the addresses at its two ends: the own one, the peer's.
-pub type Joined = (Handle, SocketAddr, SocketAddr);
+/// A socket, its local address and the address of its peer.
+pub type AcceptedSocket = (Handle, SocketAddr, SocketAddr);
 
-/// The connections of a front on a core.
+/// All connections of a front on a core.
 pub struct Connections<C> {
     reactor: Reactor,
     connections_max: usize,
     all: RefCell<BTreeMap<u64, Rc<C>>>,
-    /// Those of whom nobody knows whose they are, oldest first.
+    /// Half-open connections; the oldest has the lowest number.
     half_open: RefCell<BTreeSet<u64>>,
     next: Cell<u64>,
     draining: Cell<bool>,
-    /// Who waits for a change of these: the sweeper, the drain, those who end sessions.
+    /// Tasks that wait for a change: the sweeper, the drain, and those that end a connection.
     waiters: RefCell<Vec<Waker>>,
-    /// Whether somebody came or went since the sweeper looked, and the sweeper.
-    news: Cell<bool>,
+    /// Whether a connection was added or removed since the sweeper ran, and the waker of the sweeper.
+    has_changed: Cell<bool>,
     sweeper: Cell<Option<Waker>>,
 }
 
-impl<C: Served> Connections<C> {
-    /// None yet, and so many at most: whoever comes then is turned away.
+impl<C: FrontConnection> Connections<C> {
+    /// An empty set of at most `connections_max` connections: one more is closed at once.
     #[must_use]
     pub fn new(reactor: &Reactor, connections_max: usize) -> Rc<Self> {
         let connections = Rc::new(Self {
@@ -100,7 +105,7 @@ impl<C: Served> Connections<C> {
             next: Cell::new(0),
             draining: Cell::new(false),
             waiters: RefCell::default(),
-            news: Cell::new(false),
+            has_changed: Cell::new(false),
             sweeper: Cell::default(),
         });
         let sweeper = connections.clone();
@@ -108,13 +113,13 @@ impl<C: Served> Connections<C> {
         connections
     }
 
-    /// Serves a connection, of which `make` makes what it is, by its number here.
-    pub fn serve(self: &Rc<Self>, incoming: Incoming, make: impl FnOnce(u64, Joined) -> C) {
+    /// Serves a connection. `make` creates it from its number and its socket.
+    pub fn serve(self: &Rc<Self>, incoming: Incoming, make: impl FnOnce(u64, AcceptedSocket) -> C) {
         if self.draining.get() || self.len() >= self.connections_max {
             return drop(incoming);
         }
-        self.push_out_oldest();
-        // Gone before it was served: nobody is there to be told.
+        self.end_oldest_half_open();
+        // The peer has closed it already.
         let Ok(joined) = self.reactor.driver().join(incoming) else { return };
         let id = self.next.get();
         self.next.set(id + 1);
@@ -125,59 +130,59 @@ impl<C: Served> Connections<C> {
         stats.connections.add(1);
         stats.connections_accepted.add(1);
         let sender = connection.clone();
-        self.reactor.spawn(async move { sender.line().send().await });
+        self.reactor.spawn(async move { sender.stream().send().await });
         let connections = self.clone();
         self.reactor.spawn(async move {
-            line::receive(&connection).await;
-            connection.leave().await;
-            connections.forget(id);
+            connection::receive(&connection).await;
+            connection.close().await;
+            connections.remove(id);
         });
-        self.changed();
+        self.notify();
     }
 
-    fn push_out_oldest(&self) {
+    fn end_oldest_half_open(&self) {
         if self.half_open.borrow().len() < HALF_OPEN_MAX {
             return;
         }
         let oldest = self.half_open.borrow_mut().pop_first();
         if let Some(connection) = oldest.and_then(|id| self.all.borrow().get(&id).cloned()) {
-            connection.line().end();
+            connection.stream().end();
         }
     }
 
-    /// It is known whose connection this is.
-    pub fn is_known(&self, id: u64) {
+    /// The login, or Connect, has succeeded: the connection is no longer half open.
+    pub fn mark_identified(&self, id: u64) {
         self.half_open.borrow_mut().remove(&id);
     }
 
-    /// Connections, half-open ones included.
+    /// The number of connections, half-open ones included.
     #[must_use]
     pub fn len(&self) -> usize {
         self.all.borrow().len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no connections.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Ends a connection, and waits until it has ended.
+    /// Ends a connection and waits until it has ended.
     pub async fn end(&self, id: u64) {
         let found = self.all.borrow().get(&id).cloned();
         if let Some(found) = found {
-            found.line().end();
+            found.stream().end();
             self.until(|| !self.all.borrow().contains_key(&id)).await;
         }
     }
 
-    /// Takes no more connections from now on.
+    /// Accepts no more connections from now on.
     pub fn drain(&self) {
         self.draining.set(true);
-        self.changed();
+        self.notify();
     }
 
-    /// Whether no more connections are taken.
+    /// Whether [`Connections::drain`] was called.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.get()
@@ -188,7 +193,7 @@ impl<C: Served> Connections<C> {
         self.until(|| self.draining.get()).await;
     }
 
-    /// Ends those that are quiet from `quiet` on, and all at `end`; waits until there is none.
+    /// From `quiet` on ends connections that are idle, and at `end` all others; waits until there are none.
     pub async fn end_all(&self, quiet: Instant, end: Instant) {
         loop {
             let now = self.reactor.now();
@@ -196,15 +201,15 @@ impl<C: Served> Connections<C> {
             if all.is_empty() {
                 return;
             }
-            let goes = |c: &&Rc<C>| now >= end || now >= quiet && is_quiet(c) && c.may_go();
-            all.iter().filter(goes).for_each(|c| c.line().end());
-            self.reactor.sleep(DRAIN_LOOK).await;
+            let ends = |c: &&Rc<C>| now >= end || now >= quiet && is_idle(c) && c.may_close();
+            all.iter().filter(ends).for_each(|c| c.stream().end());
+            self.reactor.sleep(DRAIN_CHECK).await;
         }
     }
 
-    /// Ends those among them, as they are now, that have to leave: `ask` asks each of them to; those that are quiet end
-    /// from `quiet` on, and all at `end`. Waits until they have ended.
-    pub async fn end_some(&self, leaves: impl Fn(&C) -> bool, ask: impl Fn(&C), quiet: Instant, end: Instant) {
+    /// Ends the present connections for which `leaves` holds: calls `ask` on each of them, from `quiet` on ends those
+    /// that are idle, and at `end` the others. Waits until they have ended.
+    pub async fn end_matching(&self, leaves: impl Fn(&C) -> bool, ask: impl Fn(&C), quiet: Instant, end: Instant) {
         let all = self.all.borrow().clone();
         let mut leaving: Vec<(u64, Rc<C>)> = all.into_iter().filter(|(_, connection)| leaves(connection)).collect();
         leaving.iter().for_each(|(_, connection)| ask(connection));
@@ -214,34 +219,34 @@ impl<C: Served> Connections<C> {
                 return;
             }
             let now = self.reactor.now();
-            let due = leaving.iter().filter(|(_, c)| now >= end || now >= quiet && is_quiet(c));
-            due.for_each(|(_, connection)| connection.line().end());
-            self.reactor.sleep(DRAIN_LOOK).await;
+            let due = leaving.iter().filter(|(_, c)| now >= end || now >= quiet && is_idle(c));
+            due.for_each(|(_, connection)| connection.stream().end());
+            self.reactor.sleep(DRAIN_CHECK).await;
         }
     }
 
-    /// Forgets all connections at once, without a word to anybody: the core's tasks are gone. Connections hold their
-    /// front and it holds them, so a simulated crash leaves memory behind without it.
+    /// Drops all connections at once without closing them: the tasks of the core are gone. A connection and its front
+    /// hold each other, so a simulated crash would leak memory otherwise.
     pub fn abandon(&self) {
         drop(self.all.take());
     }
 
-    /// All of them.
+    /// All connections.
     #[must_use]
     pub fn all(&self) -> Vec<Rc<C>> {
         self.all.borrow().values().cloned().collect()
     }
 
-    /// A connection has ended.
-    fn forget(&self, id: u64) {
+    /// Removes a connection that has ended.
+    fn remove(&self, id: u64) {
         self.half_open.borrow_mut().remove(&id);
         self.all.borrow_mut().remove(&id);
         self.reactor.stats().connections.sub(1);
-        self.changed();
+        self.notify();
     }
 
-    fn changed(&self) {
-        self.news.set(true);
+    fn notify(&self) {
+        self.has_changed.set(true);
         self.sweeper.take().into_iter().for_each(Waker::wake);
         self.waiters.take().into_iter().for_each(Waker::wake);
     }
@@ -257,29 +262,28 @@ impl<C: Served> Connections<C> {
         .await;
     }
 
-    /// Looks after time: logins that take too long, peers that are silent, memory that lies idle. Sleeps while there
-    /// is nothing to look after.
+    /// The sweeper: checks logins that take too long, silent peers, and idle memory. Sleeps until the next deadline.
     async fn sweep(&self) {
         loop {
             self.until(|| !self.is_empty()).await;
-            self.news.set(false);
+            self.has_changed.set(false);
             let now = self.reactor.now();
             let mut next: Option<Instant> = None;
             for connection in self.all() {
-                let active = self.look(&connection, now);
+                let active = self.check(&connection, now);
                 let due = if active { Some(now + SWEEP) } else { connection.deadline() };
                 next = [next, due].into_iter().flatten().min();
             }
             self.reactor.sleep_until(now + SWEEP).await;
-            self.rest(next.unwrap_or(now).min(now + SWEEP_LATEST)).await;
+            self.sleep_until_change(next.unwrap_or(now).min(now + SWEEP_LATEST)).await;
         }
     }
 
-    /// Waits until then, or until somebody comes or goes.
-    async fn rest(&self, until: Instant) {
+    /// Waits until `until`, or until a connection is added or removed.
+    async fn sleep_until_change(&self, until: Instant) {
         let mut due = pin!(self.reactor.sleep_until(until));
         poll_fn(|cx| {
-            if self.news.get() {
+            if self.has_changed.get() {
                 return Poll::Ready(());
             }
             self.sweeper.set(Some(cx.waker().clone()));
@@ -288,30 +292,30 @@ impl<C: Served> Connections<C> {
         .await;
     }
 
-    /// Looks after the time of one; tells whether it was active since the last look.
-    fn look(&self, connection: &Rc<C>, now: Instant) -> bool {
-        let line = connection.line();
-        let active = line.was_active();
+    /// Checks one connection; returns whether it was active since the last check.
+    fn check(&self, connection: &Rc<C>, now: Instant) -> bool {
+        let stream = connection.stream();
+        let active = stream.was_active();
         connection.tick(now, active);
-        line.kick();
-        if line.is_stuck(now) {
+        stream.schedule_send();
+        if stream.is_stuck(now) {
             self.reactor.stats().keepalive_timeouts.add(1);
-            connection.log("takes nothing of what is sent to it");
-            line.give_up();
+            connection.log("does not accept the data that is sent to it");
+            stream.abort();
         }
-        if !active && is_quiet(connection) {
-            line.shrink();
+        if !active && is_idle(connection) {
+            stream.shrink();
         }
-        active || line.is_sending()
+        active || stream.is_sending()
     }
 }
 
-/// Whether nothing is under way.
-fn is_quiet<C: Served>(connection: &Rc<C>) -> bool {
-    connection.is_idle() && connection.line().is_idle()
+/// Whether no command is in progress, nothing is queued and no send is in progress.
+fn is_idle<C: FrontConnection>(connection: &Rc<C>) -> bool {
+    connection.is_idle() && connection.stream().is_idle()
 }
 
-impl<C: Served> fmt::Debug for Connections<C> {
+impl<C: FrontConnection> fmt::Debug for Connections<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Connections({} of {})", self.len(), self.connections_max)
     }

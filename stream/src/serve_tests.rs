@@ -1,6 +1,6 @@
-use super::line::SEND_TIMEOUT;
+use super::connection::SEND_TIMEOUT;
 use super::*;
-use crate::machine::{Pull, Want};
+use crate::protocol::{PullResult, ReceiveMode};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, PAGE, Sg, SgMut, Slice};
 use lunar_core::port::Transfer;
@@ -12,54 +12,54 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), 1);
-/// A peer that sends it wants to be gone.
+/// The session ends the connection after this byte.
 const QUIT: u8 = b'q';
-/// After it come so many bytes that want a place of their own.
+/// This byte is followed by `LARGE_LEN` bytes that are received directly to their place.
 const LARGE: u8 = b'l';
 const LARGE_LEN: usize = 20_000;
-/// What comes after it is looked at once what is queued was taken.
+/// The session reads no further until the queue was taken.
 const BLOCK: u8 = b'b';
-/// It has so much for an answer before it.
+/// The reply to this byte is preceded by `WIDE_LEN` bytes.
 const WIDE: u8 = b'w';
 const WIDE_LEN: usize = 200_000;
-/// The key of a command whose data has to be asked for.
+/// The key of a command whose data has to be requested.
 const ASKS: u8 = 1;
-/// There is no memory for its answer.
+/// There is no memory for the reply to this byte.
 const STARVE: u8 = b's';
-/// Connections at once.
-const MOST: usize = HALF_OPEN_MAX + 2;
+/// Limit of connections.
+const CONNECTIONS_MAX: usize = HALF_OPEN_MAX + 2;
 
-/// Sends back what comes, until it is told to quit.
+/// A session that sends back what it receives, until it receives `QUIT`.
 struct Echo {
     arena: Arena,
     queued: Sg,
     has_quit: bool,
-    /// Bytes of something large that are still to come, and of all such that came to their place.
+    /// Bytes of large data still to be received, and bytes of all large data received to their place.
     left: usize,
     placed: Rc<Cell<usize>>,
     is_blocked: bool,
     is_starved: bool,
 }
 
-/// It quits.
-struct Quits;
+/// The session ends.
+struct Quit;
 
-impl Machine for Echo {
-    type Action = Quits;
+impl ProtocolMachine for Echo {
+    type Action = Quit;
 
-    fn want(&mut self) -> Want {
+    fn receive_mode(&mut self) -> ReceiveMode {
         if self.has_quit || self.is_blocked {
-            return Want::Nothing;
+            return ReceiveMode::Paused;
         }
         let place = self.arena.take_sg(self.left).filter(|place| !place.is_empty());
-        place.map_or(Want::Chunk, Want::Into)
+        place.map_or(ReceiveMode::Chunk, ReceiveMode::Into)
     }
 
-    fn receive(&mut self, bytes: Slice, _now: Instant, actions: &mut Vec<Quits>) {
+    fn receive(&mut self, bytes: Slice, _now: Instant, actions: &mut Vec<Quit>) {
         let rest = &bytes[self.left.min(bytes.len())..];
         self.left -= bytes.len() - rest.len();
         if let Some(at) = rest.iter().position(|byte| *byte == LARGE) {
-            self.left = LARGE_LEN.checked_sub(rest.len() - at - 1).expect("one in a chunk");
+            self.left = LARGE_LEN.checked_sub(rest.len() - at - 1).expect("one large item per chunk");
         }
         self.is_blocked |= rest.contains(&BLOCK);
         if rest.contains(&STARVE) {
@@ -71,18 +71,18 @@ impl Machine for Echo {
         }
         if rest.contains(&QUIT) {
             self.has_quit = true;
-            actions.push(Quits);
+            actions.push(Quit);
         }
         self.queued.push(bytes);
     }
 
-    fn placed(&mut self, mut memory: SgMut, count: usize, _now: Instant, _actions: &mut Vec<Quits>) {
+    fn placed(&mut self, mut memory: SgMut, count: usize, _now: Instant, _actions: &mut Vec<Quit>) {
         self.left -= count;
         self.placed.set(self.placed.get() + count);
         memory.split_to(count).share().into_pieces().for_each(|piece| self.queued.push(piece));
     }
 
-    fn resume(&mut self, _actions: &mut Vec<Quits>) {
+    fn resume(&mut self, _actions: &mut Vec<Quit>) {
         self.is_blocked = false;
     }
 
@@ -99,11 +99,11 @@ impl Machine for Echo {
     }
 }
 
-impl Transfers for Echo {
+impl CommandData for Echo {
     type Key = u8;
 
-    fn pull(&mut self, key: u8, _offset: usize, len: usize) -> Pull {
-        if key == ASKS { Pull::Memory(len) } else { Pull::Failed(Fault::Aborted) }
+    fn pull(&mut self, key: u8, _offset: usize, len: usize) -> PullResult {
+        if key == ASKS { PullResult::NeedsMemory(len) } else { PullResult::Failed(Fault::Aborted) }
     }
 
     fn supply(&mut self, _key: u8, _memory: SgMut) {}
@@ -113,17 +113,17 @@ impl Transfers for Echo {
     }
 }
 
-/// Bytes on the wire are so much more than they mean.
-struct Shifted(u8);
+/// A record layer that adds a number to each byte.
+struct Shift(u8);
 
-impl Shifted {
+impl Shift {
     fn add(shift: u8, bytes: &[u8], arena: &Arena) -> Slice {
         let bytes: Vec<u8> = bytes.iter().map(|byte| byte.wrapping_add(shift)).collect();
         arena.copy(&bytes).expect("room")
     }
 }
 
-impl Channel for Shifted {
+impl RecordLayer for Shift {
     fn is_plain(&self) -> bool {
         self.0 == 0
     }
@@ -145,30 +145,30 @@ impl Channel for Shifted {
 }
 
 struct Connection {
-    line: Line<Echo, Shifted>,
-    /// Whether something runs on it, whatever it says.
+    stream: StreamConnection<Echo, Shift>,
+    /// Whether a command is in progress.
     is_busy: Cell<bool>,
-    has_left: Rc<Cell<usize>>,
-    /// When it has to be looked at, and how often it was.
+    closed: Rc<Cell<usize>>,
+    /// The deadline of the connection, and how often it was checked.
     deadline: Cell<Option<Instant>>,
-    looks: Cell<usize>,
+    checks: Cell<usize>,
 }
 
-impl Served for Connection {
+impl FrontConnection for Connection {
     type Session = Echo;
-    type Channel = Shifted;
+    type RecordLayer = Shift;
 
-    fn line(&self) -> &Line<Echo, Shifted> {
-        &self.line
+    fn stream(&self) -> &StreamConnection<Echo, Shift> {
+        &self.stream
     }
 
-    async fn act(self: &Rc<Self>, actions: &mut Vec<Quits>) {
-        actions.drain(..).for_each(|Quits| self.line.stop());
+    async fn perform(self: &Rc<Self>, actions: &mut Vec<Quit>) {
+        actions.drain(..).for_each(|Quit| self.stream.stop_receiving());
     }
 
-    async fn leave(self: &Rc<Self>) {
-        self.line.finish().await;
-        self.has_left.set(self.has_left.get() + 1);
+    async fn close(self: &Rc<Self>) {
+        self.stream.finish().await;
+        self.closed.set(self.closed.get() + 1);
     }
 
     fn is_idle(&self) -> bool {
@@ -180,7 +180,7 @@ impl Served for Connection {
     }
 
     fn tick(&self, _now: Instant, _active: bool) {
-        self.looks.set(self.looks.get() + 1);
+        self.checks.set(self.checks.get() + 1);
     }
 
     fn log(&self, _what: &str) {}
@@ -191,9 +191,9 @@ struct Rig {
     core: Reactor,
     listener: Handle,
     connections: Rc<Connections<Connection>>,
-    has_left: Rc<Cell<usize>>,
+    closed: Rc<Cell<usize>>,
     placed: Rc<Cell<usize>>,
-    /// What lies between.
+    /// The number that the record layer adds.
     shift: u8,
 }
 
@@ -201,9 +201,9 @@ impl Rig {
     fn new(seed: u64) -> Self {
         let world = World::new(seed);
         let core = Reactor::with_driver(world.core(Host(1)), Arena::new(8 << 20), Arc::default());
-        let (listener, _) = core.driver().listen(ADDRESS).expect("nobody else listens");
-        let connections = Connections::new(&core, MOST);
-        Self { world, core, listener, connections, has_left: Rc::default(), placed: Rc::default(), shift: 0 }
+        let (listener, _) = core.driver().listen(ADDRESS).expect("the address is free");
+        let connections = Connections::new(&core, CONNECTIONS_MAX);
+        Self { world, core, listener, connections, closed: Rc::default(), placed: Rc::default(), shift: 0 }
     }
 
     /// Runs until `future` has ended.
@@ -215,40 +215,40 @@ impl Rig {
             ended.set(true);
         });
         self.world.run(&[&self.core], || place.get());
-        result.take().expect("it has ended")
+        result.take().expect("the future has ended")
     }
 
     fn connect(&self) -> Peer {
         let peer = self.world.connect(ADDRESS);
         let (core, listener) = (self.core.clone(), self.listener.clone());
-        let incoming = self.run(async move { core.accept(&listener).await.expect("somebody comes") });
+        let incoming = self.run(async move { core.accept(&listener).await.expect("a connection") });
         let arena = self.core.arena().clone();
         let placed = self.placed.clone();
         let (queued, left, has_quit, is_blocked, is_starved) = (Sg::default(), 0, false, false, false);
         let echo = Echo { arena, queued, has_quit, left, placed, is_blocked, is_starved };
         self.connections.serve(incoming, |_, (socket, _, _)| Connection {
-            line: Line::new(&self.core, socket, echo, Shifted(self.shift)),
+            stream: StreamConnection::new(&self.core, socket, echo, Shift(self.shift)),
             is_busy: Cell::new(false),
-            has_left: self.has_left.clone(),
+            closed: self.closed.clone(),
             deadline: Cell::default(),
-            looks: Cell::default(),
+            checks: Cell::default(),
         });
         peer
     }
 
-    /// Nobody says anything for so long.
-    fn rest(&self, time: Duration) {
+    /// Lets time pass without traffic.
+    fn idle(&self, time: Duration) {
         let core = self.core.clone();
         self.run(async move { core.sleep(time).await });
     }
 
-    /// Sends, and receives until so many bytes came or the other side has closed.
-    fn say(&self, peer: Peer, bytes: Vec<u8>, count: usize) -> (Peer, Vec<u8>) {
+    /// Sends bytes, and receives until `count` bytes have arrived or the other side has closed.
+    fn exchange(&self, peer: Peer, bytes: Vec<u8>, count: usize) -> (Peer, Vec<u8>) {
         self.run(async move {
-            peer.send(&bytes).await.expect("it is there");
+            peer.send(&bytes).await.expect("the peer is connected");
             let mut all = Vec::new();
             while all.len() < count {
-                let some = peer.receive(count).await.expect("it was not reset");
+                let some = peer.receive(count).await.expect("the connection was not reset");
                 if some.is_empty() {
                     break;
                 }
@@ -260,66 +260,66 @@ impl Rig {
 }
 
 #[test]
-fn what_is_queued_leaves_and_the_last_of_it_before_the_end() {
+fn queued_bytes_are_sent_and_the_last_of_them_before_the_end() {
     for seed in 0..20 {
         let rig = Rig::new(seed);
         let long = vec![7; 300_000];
-        let (peer, echo) = rig.say(rig.connect(), long.clone(), long.len());
+        let (peer, echo) = rig.exchange(rig.connect(), long.clone(), long.len());
         assert!(echo == long);
-        let (peer, last) = rig.say(peer, vec![QUIT], 99);
-        assert_eq!(last, [QUIT], "and then it has closed");
-        assert_eq!(rig.connections.len(), 1, "it lingers until its peer has closed, too");
+        let (peer, last) = rig.exchange(peer, vec![QUIT], 99);
+        assert_eq!(last, [QUIT], "and the connection is closed after it");
+        assert_eq!(rig.connections.len(), 1, "the connection lingers until its peer closes its side");
         drop(peer);
         rig.world.run(&[&rig.core], || rig.connections.is_empty());
-        assert_eq!((rig.has_left.get(), rig.core.stats().connections.get()), (1, 0));
+        assert_eq!((rig.closed.get(), rig.core.stats().connections.get()), (1, 0));
     }
 }
 
 #[test]
-fn what_lies_behind_something_large_is_not_lost() {
+fn bytes_after_large_data_are_not_lost() {
     for seed in 0..20 {
         let rig = Rig::new(seed);
         let large = |end: u8| [vec![LARGE], vec![1; LARGE_LEN], vec![end; 100]].concat();
         let all: Vec<u8> = (2..12).flat_map(large).collect();
-        let (_peer, echo) = rig.say(rig.connect(), all.clone(), all.len());
+        let (_peer, echo) = rig.exchange(rig.connect(), all.clone(), all.len());
         assert!(echo == all);
         assert!(rig.placed.get() > 0 && rig.placed.get() <= 10 * LARGE_LEN);
     }
 }
 
 #[test]
-fn who_has_taken_everything_is_idle_and_stays() {
+fn a_connection_whose_peer_has_accepted_everything_is_idle_and_stays() {
     for seed in 0..20 {
         let rig = Rig::new(seed);
         let mut peer = rig.connect();
-        // The last receives are small ones, in what is left of something large.
+        // The last receives are small, into the rest of a large buffer.
         for (bytes, count) in [(vec![7; 300_000], 300_000), (vec![8], 1), (vec![8], 1), (vec![WIDE], WIDE_LEN + 1)] {
-            peer = rig.say(peer, bytes, count).0;
+            peer = rig.exchange(peer, bytes, count).0;
         }
-        // The core has waited: what is much leaves early, and not all of it at once.
+        // The core was idle: large replies leave early, and in several sends.
         for _ in 0..8 {
-            rig.rest(Duration::from_secs(1));
-            peer = rig.say(peer, vec![WIDE], WIDE_LEN + 1).0;
+            rig.idle(Duration::from_secs(1));
+            peer = rig.exchange(peer, vec![WIDE], WIDE_LEN + 1).0;
         }
-        rig.rest(2 * SEND_TIMEOUT);
+        rig.idle(2 * SEND_TIMEOUT);
         let connection = &rig.connections.all()[0];
-        assert!(connection.line.is_idle(), "{:?}", connection.line);
+        assert!(connection.stream.is_idle(), "{:?}", connection.stream);
         assert_eq!(rig.core.stats().keepalive_timeouts.get(), 0);
-        assert_eq!(rig.core.arena().used(), PAGE, "what the next receive waits in");
-        assert_eq!(rig.say(peer, vec![8], 1).1, [8]);
+        assert_eq!(rig.core.arena().used(), PAGE, "the buffer of the next receive");
+        assert_eq!(rig.exchange(peer, vec![8], 1).1, [8]);
     }
 }
 
 #[test]
-fn who_waits_for_what_is_queued_to_leave_goes_on() {
+fn a_session_that_waits_for_a_send_continues_after_it() {
     for seed in 0..20 {
         let rig = Rig::new(seed);
         let mut peer = rig.connect();
         for bytes in [vec![BLOCK], vec![WIDE, BLOCK], vec![WIDE, BLOCK]] {
-            rig.rest(Duration::from_secs(1));
+            rig.idle(Duration::from_secs(1));
             let count = bytes.len() + if bytes[0] == WIDE { WIDE_LEN } else { 0 };
-            peer = rig.say(peer, bytes, count).0;
-            let (back, echo) = rig.say(peer, vec![8], 1);
+            peer = rig.exchange(peer, bytes, count).0;
+            let (back, echo) = rig.exchange(peer, vec![8], 1);
             assert_eq!(echo, [8]);
             peer = back;
         }
@@ -330,14 +330,14 @@ fn who_waits_for_what_is_queued_to_leave_goes_on() {
 fn a_connection_without_memory_for_an_answer_ends() {
     for bytes in [vec![STARVE], [vec![7; 100], vec![STARVE]].concat()] {
         let rig = Rig::new(1);
-        let (peer, _) = rig.say(rig.connect(), bytes, 1);
+        let (peer, _) = rig.exchange(rig.connect(), bytes, 1);
         drop(peer);
         rig.world.run(&[&rig.core], || rig.connections.is_empty());
     }
 }
 
 #[test]
-fn who_comes_later_is_looked_at_however_long_others_have() {
+fn a_new_connection_is_checked_although_others_have_later_deadlines() {
     let rig = Rig::new(1);
     let late = |at: usize| {
         let connection = rig.connections.all()[at].clone();
@@ -345,58 +345,58 @@ fn who_comes_later_is_looked_at_however_long_others_have() {
         connection
     };
     let (first, _) = (rig.connect(), late(0));
-    rig.rest(Duration::from_secs(5));
+    rig.idle(Duration::from_secs(5));
     let (second, connection) = (rig.connect(), late(1));
-    rig.rest(SWEEP * 2);
-    assert!(connection.looks.get() > 0);
-    let before = connection.looks.get();
-    rig.rest(SWEEP_LATEST * 4);
-    assert!((3..9).contains(&(connection.looks.get() - before)), "{}", connection.looks.get() - before);
+    rig.idle(SWEEP * 2);
+    assert!(connection.checks.get() > 0);
+    let before = connection.checks.get();
+    rig.idle(SWEEP_LATEST * 4);
+    assert!((3..9).contains(&(connection.checks.get() - before)), "{}", connection.checks.get() - before);
     drop((first, second));
 }
 
 #[test]
-fn who_takes_nothing_holds_nothing_in_the_end() {
+fn a_connection_whose_peer_accepts_nothing_ends_and_frees_its_memory() {
     let rig = Rig::new(1);
-    let (peer, first) = rig.say(rig.connect(), vec![7], 1);
+    let (peer, first) = rig.exchange(rig.connect(), vec![7], 1);
     assert_eq!(first, [7]);
     let peer = rig.run(async move {
         for _ in 0..20 {
-            peer.send(&[WIDE]).await.expect("it is there");
+            peer.send(&[WIDE]).await.expect("the peer is connected");
         }
         peer
     });
-    rig.rest(Duration::from_secs(1));
+    rig.idle(Duration::from_secs(1));
     assert!(rig.core.arena().used() > WIDE_LEN);
-    rig.rest(3 * SEND_TIMEOUT);
+    rig.idle(3 * SEND_TIMEOUT);
     assert_eq!((rig.connections.len(), rig.core.arena().used()), (0, 0));
     assert_eq!(rig.core.stats().keepalive_timeouts.get(), 1);
     drop(peer);
 }
 
 #[test]
-fn what_lies_between_sees_all_bytes() {
+fn the_record_layer_sees_all_bytes() {
     let rig = Rig { shift: 3, ..Rig::new(1) };
-    let (peer, echo) = rig.say(rig.connect(), vec![7; 100_000], 100_000);
+    let (peer, echo) = rig.exchange(rig.connect(), vec![7; 100_000], 100_000);
     assert!(echo == vec![7; 100_000]);
-    let (peer, echo) = rig.say(peer, vec![QUIT], 1);
-    assert_eq!((echo, rig.connections.len()), (vec![QUIT], 1), "which means something else");
-    assert_eq!(rig.say(peer, vec![QUIT + 3], 9).1, [QUIT + 3], "and then it has closed");
+    let (peer, echo) = rig.exchange(peer, vec![QUIT], 1);
+    assert_eq!((echo, rig.connections.len()), (vec![QUIT], 1), "the byte on the wire does not end the session");
+    assert_eq!(rig.exchange(peer, vec![QUIT + 3], 9).1, [QUIT + 3], "and the connection is closed after it");
 }
 
 #[test]
-fn who_has_memory_already_waits_for_no_more() {
+fn a_command_that_holds_memory_does_not_wait_for_more() {
     let rig = Rig::new(1);
     let _peer = rig.connect();
     let connection = rig.connections.all.borrow().values().next().cloned().expect("one");
     let tasks = TaskSet::<u8>::default();
     let task = tasks.enter(0);
-    let way = Way::new(&connection.line, ASKS, &task, PAGE as u32);
+    let data_path = DataPath::new(&connection.stream, ASKS, &task, PAGE as u32);
     let arena = rig.core.arena();
     let all: Vec<SgMut> = std::iter::from_fn(|| arena.take_sg(PAGE)).collect();
     let mut cx = Context::from_waker(Waker::noop());
-    assert!(pin!(way.pull(0, PAGE)).poll(&mut cx).is_pending(), "who has none waits");
-    let pulled = pin!(way.pull_beside(0, PAGE)).poll(&mut cx);
+    assert!(pin!(data_path.pull(0, PAGE)).poll(&mut cx).is_pending(), "a pull without memory waits");
+    let pulled = pin!(data_path.pull_beside(0, PAGE)).poll(&mut cx);
     assert!(matches!(pulled, Poll::Ready(Err(Fault::NoMemory))), "{pulled:?}");
     drop(all);
 }
@@ -406,19 +406,23 @@ fn the_oldest_half_open_connection_makes_room() {
     let rig = Rig::new(1);
     let first = rig.connect();
     let known = rig.connect();
-    rig.connections.is_known(1);
+    rig.connections.mark_identified(1);
     let _others: Vec<Peer> = (2..=HALF_OPEN_MAX).map(|_| rig.connect()).collect();
-    let (first, echo) = rig.say(first, vec![1], 1);
+    let (first, echo) = rig.exchange(first, vec![1], 1);
     assert_eq!((echo, rig.connections.len()), (vec![1], HALF_OPEN_MAX + 1));
     let _one_more = rig.connect();
-    assert_eq!(rig.run(async move { first.receive(1).await }), Ok(Vec::new()), "it was pushed out");
-    assert_eq!(rig.say(known, vec![2], 1).1, [2], "and who is known was not");
+    assert_eq!(
+        rig.run(async move { first.receive(1).await }),
+        Ok(Vec::new()),
+        "the oldest half-open connection was ended"
+    );
+    assert_eq!(rig.exchange(known, vec![2], 1).1, [2], "a connection that is not half open was kept");
 }
 
 #[test]
-fn a_drain_ends_the_quiet_ones_and_in_the_end_all() {
+fn a_drain_ends_idle_connections_and_in_the_end_all() {
     let rig = Rig::new(1);
-    let (quiet, busy) = (rig.connect(), rig.connect());
+    let (idle, busy) = (rig.connect(), rig.connect());
     rig.connections.all()[1].is_busy.set(true);
     let (connections, core) = (rig.connections.clone(), rig.core.clone());
     let begun = rig.core.now();
@@ -428,9 +432,9 @@ fn a_drain_ends_the_quiet_ones_and_in_the_end_all() {
         connections.end_all(begun, begun + Duration::from_secs(5)).await;
         core.now()
     });
-    assert!(ended.since(begun) >= Duration::from_secs(5), "who is busy has all its time");
+    assert!(ended.since(begun) >= Duration::from_secs(5), "a busy connection has until the end of the drain");
     assert!(rig.connections.is_empty() && rig.connections.is_draining());
     let refused = rig.connect();
-    assert_eq!(rig.connections.len(), 0, "nobody comes in any more");
-    drop((quiet, busy, refused));
+    assert_eq!(rig.connections.len(), 0, "no connection is accepted while draining");
+    drop((idle, busy, refused));
 }

@@ -1,8 +1,8 @@
-# blktests' group nvme against the target: the cases that ask a program of ours for a target instead of configfs.
+# The group nvme of blktests: the cases that get their target from a program instead of the kernel's configfs.
 . /test/lib.sh
 . /test/settings # HOST PORT NQN
 
-# Each case that applies (docs/conformance.md says why others do not), and seconds that it may take; emulation is slow.
+# The cases that apply (docs/conformance.md has the reasons for the others), and the limit of each in seconds.
 CASES="004 005 008 010 012 014 018 019 021 022 023 025 026 027 028 029 040 047 054"
 LIMIT=180
 
@@ -15,7 +15,7 @@ nvme disconnect -n "$NQN" >/dev/null
 
 cat >/usr/bin/target-control <<END
 #!/bin/bash
-# What blktests asks for; the target is there already.
+# Answers the queries of blktests for a target that exists already.
 case "\$1 \$2" in
 "config --show-trtype") echo tcp ;;
 "config --show-blkdev-type") echo device ;;
@@ -27,7 +27,7 @@ case "\$1 \$2" in
 "config --show-subsysnqn") echo $NQN ;;
 esac
 END
-# Names that the suite asks for, and what there is in their place: nothing here is attached to a loop device.
+# Stubs for programs that the suite requires: nothing here is attached to a loop device.
 mkdir -p /usr/local/sbin
 printf '#!/bin/sh\nexit 0\n' >/usr/local/sbin/udevadm
 printf '#!/bin/sh\ncase "$*" in *--show*) echo /dev/loop0 ;; esac\n' >/usr/local/sbin/losetup
@@ -40,15 +40,15 @@ mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
 cd /test/blktests || exit 1
 export NVME_TARGET_CONTROL=/usr/bin/target-control NVME_IMG_SIZE=16M NVME_NUM_ITER=3 TIMEOUT=20
 for case in $CASES; do
-    said=$(timeout $LIMIT bash ./check "nvme/$case" 2>&1)
+    output=$(timeout $LIMIT bash ./check "nvme/$case" 2>&1)
     status=$?
     name="nvme/$case $(sed -n 's/^DESCRIPTION="\(.*\)"/\1/p' "tests/nvme/$case")"
-    case "$status $said" in
+    case "$status $output" in
     "0 "*"[passed]"*) ok "$name" ;;
-    *"[not run]"*) echo "@skip $name: $(printf '%s' "$said" | grep -v '^nvme/' | tr -s ' \n' ' ' | cut -c1-150)" ;;
+    *"[not run]"*) echo "@skip $name: $(printf '%s' "$output" | grep -v '^nvme/' | tr -s ' \n' ' ' | cut -c1-150)" ;;
     *)
-        printf '%s\n' "$said" | tail -n 30
-        echo "status $status (124: not done after $LIMIT s)"
+        printf '%s\n' "$output" | tail -n 30
+        echo "status $status (124: stopped after $LIMIT s)"
         bad "$name"
         ;;
     esac

@@ -1,8 +1,8 @@
-# The kernel's own initiator with open-iscsi's tools, sg3_utils, file systems and fio.
+# The kernel's iSCSI initiator with open-iscsi, sg3_utils, file systems and fio.
 . /test/lib.sh
 . /test/initiator.sh
 . /test/protected.sh
-. /test/settings # PORTAL TARGET LUN, and perhaps WHOLE, PORTAL6, READ_ONLY, LARGE_BLOCKS, PROTECTED, DISC, RESTART, ADVERTISED, CHAP
+. /test/settings # PORTAL TARGET LUN, and perhaps FULL, PORTAL6, READ_ONLY, LARGE_BLOCKS, PROTECTED, DISC, RESTART, ADVERTISED, CHAP
 
 node() { iscsiadm -m node -T "$TARGET" -p "${portal:=$PORTAL}" "$@"; }
 
@@ -18,11 +18,11 @@ log_out() { try "$1" node --logout; }
 
 discovery() {
     try "discovery" iscsiadm -m discovery -t sendtargets -p "$PORTAL" || finish
-    says "discovery names the target" "$TARGET" iscsiadm -m node
+    says "discovery reports the target" "$TARGET" iscsiadm -m node
     if [ -n "${ADVERTISED:-}" ]; then
-        says "discovery gives the advertised address" "^$PORTAL,1 $TARGET" iscsiadm -m node
+        says "discovery reports the advertised address" "^$PORTAL,1 $TARGET" iscsiadm -m node
     fi
-    # A target that does not know how we reach it answers with an address that is none for us.
+    # A target without an advertised address reports one that the guest cannot reach: make the record by hand.
     iscsiadm -m node -o delete >/dev/null 2>&1
     iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
 }
@@ -35,33 +35,33 @@ session() {
     says "transport is iSCSI" "${TARGET}" lsscsi -t
 }
 
-# What an administrator looks at.
+# Queries of administrators.
 inquiry() {
     local page pages
     says "sg_inq" "Product identification: *[^ ]" sg_inq "$disk"
     pages=$(sg_vpd --raw -p 0x00 "$disk" | od -An -v -tx1 -j4)
-    [ -n "$pages" ] || bad "the list of VPD pages"
+    [ -n "$pages" ] || bad "sg_vpd: list of supported pages"
     for page in $pages; do
         try "sg_vpd page ${page}h" sg_vpd -p "0x$page" "$disk"
     done
-    says "device has a name" "NAA|EUI-64|T10" sg_vpd -p di "$disk"
+    says "sg_vpd: designators" "NAA|EUI-64|T10" sg_vpd -p di "$disk"
     says "sg_readcap" "block length" sg_readcap --16 "$disk"
     says "sg_luns" "Lun list length" sg_luns "$disk"
     says "sg_opcodes" "Read\(16\)|READ\(16\)" sg_opcodes -n "$disk"
     try "sg_turs" sg_turs -n 20 "$disk"
     try "sg_requests" sg_requests "$disk"
     says "sg_modes: caching page" "Caching" sg_modes -a "$disk"
-    says "write cache is known to the kernel" "write (back|through)" cat "/sys/block/${disk##*/}/queue/write_cache"
+    says "the kernel reads the write cache setting" "write (back|through)" cat "/sys/block/${disk##*/}/queue/write_cache"
 }
 
-# offers NAME OPCODE[,ACTION]: whether the target says that it has a command; if not, its case is skipped.
+# offers NAME OPCODE[,ACTION]: whether the target reports that it supports a command; otherwise its case is skipped.
 offers() {
     sg_opcodes --opcode="$2" "$disk" 2>&1 | grep -qF "supported [" && return 0
-    echo "@skip $1: the target does not offer this command"
+    echo "@skip $1: the target does not support this command"
     return 1
 }
 
-# Commands one by one, on the first MiB.
+# Single commands, on the first MiB.
 commands() {
     local block
     block=$(blockdev --getss "$disk")
@@ -73,7 +73,7 @@ commands() {
     refuse "sg_verify with other data" sg_verify --16 --lba=1 --ndo=$((block * 64)) --count=64 --in=/tmp/random "$disk"
     try "sg_sync" sg_sync "$disk"
     try "sg_write_same zeroes" sg_write_same --16 --lba=8 --num=8 --xferlen="$block" --in=/dev/zero "$disk"
-    equal "the zeroes are there" "$(head -c $((block * 8)) /dev/zero | sum)" \
+    equal "the blocks are zero" "$(head -c $((block * 8)) /dev/zero | sum)" \
         "$(dd if="$disk" bs="$block" skip=8 count=8 iflag=direct status=none | sum)"
     if offers "COMPARE AND WRITE" 0x89; then
         { head -c "$block" /tmp/random; head -c "$block" /dev/zero; } >/tmp/compare
@@ -84,18 +84,18 @@ commands() {
     try "sg_unmap" sg_unmap --force --lba=16 --num=16 "$disk"
     offers "GET LBA STATUS" 0x9e,0x12 && try "sg_get_lba_status" sg_get_lba_status --lba=0 "$disk"
     try "sg_dd" sg_dd if=/tmp/random of="$disk" bs="$block" count=64 oflag=sgio
-    equal "sg_dd wrote" "$(sum </tmp/random)" "$(dd if="$disk" bs=$((block * 64)) count=1 iflag=direct status=none | sum)"
+    equal "the data of sg_dd is read back" "$(sum </tmp/random)" "$(dd if="$disk" bs=$((block * 64)) count=1 iflag=direct status=none | sum)"
     try "logical unit reset" sg_reset --device "$disk"
     try "target reset" sg_reset --target "$disk"
-    try "the disk answers after the resets" sg_turs -n 5 "$disk"
-    equal "and has its data" "$(sum </tmp/random)" \
+    try "sg_turs after the resets" sg_turs -n 5 "$disk"
+    equal "the data is unchanged after the resets" "$(sum </tmp/random)" \
         "$(dd if="$disk" bs=$((block * 64)) count=1 iflag=direct status=none | sum)"
 }
 
-# read_back COUNT: the first blocks of the disk, as a sum.
+# read_back COUNT: the checksum of the first blocks of the disk.
 read_back() { dd if="$disk" bs="$block" count="$1" iflag=direct status=none | sum; }
 
-# Commands that administrators and monitoring send; at the end the disk is empty.
+# Commands of administrators and of monitoring. At the end the disk is empty.
 maintenance() {
     local block page
     block=$(blockdev --getss "$disk")
@@ -110,7 +110,7 @@ maintenance() {
     try "sg_test_rwbuf" sg_test_rwbuf --size=4096 --times=3 "$disk"
     head -c 512 /tmp/random >/tmp/echo
     try "sg_write_buffer, echo" sg_write_buffer --mode=echo --in=/tmp/echo --length=512 "$disk"
-    # sg_read_buffer does not show what it read in this mode.
+    # sg_read_buffer does not print the data in this mode.
     sg_raw --request=512 --outfile=/tmp/echoed "$disk" 3c 0a 00 00 00 00 00 02 00 00
     equal "READ BUFFER, echo" "$(sum </tmp/echo)" "$(sum </tmp/echoed)"
     says "READ BUFFER, echo descriptor" "01 00 10 00" sg_raw --request=4 "$disk" 3c 0b 00 00 00 00 00 00 04 00
@@ -121,22 +121,22 @@ maintenance() {
     head -c $((block * 8)) /dev/zero >/tmp/zeroes
     if offers "ORWRITE" 0x8b; then
         try "sg_write_x --or" sg_write_x --or --16 --lba=0 --num=8 --in=/tmp/zeroes "$disk"
-        equal "zeroes or nothing out" "$(head -c $((block * 8)) /tmp/random | sum)" "$(read_back 8)"
+        equal "ORWRITE of zeroes changes nothing" "$(head -c $((block * 8)) /tmp/random | sum)" "$(read_back 8)"
     fi
     offers "WRITE ATOMIC" 0x9c && try "sg_write_x --atomic" sg_write_x --atomic=0 --16 --lba=0 --num=8 --in=/tmp/zeroes "$disk"
-    try "write what is to be wiped" dd if=/tmp/random of="$disk" bs="$block" count=8 oflag=direct status=none
+    try "write before sg_format" dd if=/tmp/random of="$disk" bs="$block" count=8 oflag=direct status=none
     try "sg_format" sg_format --format --quick --wait "$disk"
-    equal "a formatted disk is empty" "$(sum </tmp/zeroes)" "$(read_back 8)"
-    try "write what is to be erased" dd if=/tmp/random of="$disk" bs="$block" count=8 oflag=direct status=none
+    equal "a formatted disk reads as zeroes" "$(sum </tmp/zeroes)" "$(read_back 8)"
+    try "write before sg_sanitize" dd if=/tmp/random of="$disk" bs="$block" count=8 oflag=direct status=none
     offers "SANITIZE" 0x48,2 && try "sg_sanitize --block" sg_sanitize --block --quick --wait "$disk"
-    equal "an erased disk is empty" "$(sum </tmp/zeroes)" "$(read_back 8)"
-    says "sg_get_lba_status: an erased disk takes no space" "deallocated|unmapped" sg_get_lba_status --lba=0 "$disk"
+    equal "a sanitized disk reads as zeroes" "$(sum </tmp/zeroes)" "$(read_back 8)"
+    says "sg_get_lba_status: a sanitized disk is deallocated" "deallocated|unmapped" sg_get_lba_status --lba=0 "$disk"
     try "sg_sanitize --overwrite" sg_sanitize --overwrite --count=1 --pattern=/tmp/echo --ipl=512 --quick --wait "$disk"
-    equal "the pattern is there" "$(sum </tmp/echo)" "$(dd if="$disk" bs="$block" count=1 iflag=direct status=none | head -c 512 | sum)"
+    equal "the blocks have the overwrite pattern" "$(sum </tmp/echo)" "$(dd if="$disk" bs="$block" count=1 iflag=direct status=none | head -c 512 | sum)"
 }
 
 discard() {
-    [ "$(cat "/sys/block/${disk##*/}/queue/discard_max_bytes")" != 0 ] || { bad "the kernel sees no discard"; return; }
+    [ "$(cat "/sys/block/${disk##*/}/queue/discard_max_bytes")" != 0 ] || { bad "the kernel finds no support for discard"; return; }
     try "blkdiscard" blkdiscard "$disk"
     equal "discarded blocks read as zeroes" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
     head -c 4M /dev/urandom | dd of="$disk" bs=1M oflag=direct iflag=fullblock status=none
@@ -144,7 +144,7 @@ discard() {
     equal "zeroed blocks read as zeroes" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
 }
 
-# load NAME FIO-ARGUMENT...: random writes, each block verified.
+# load NAME FIO-ARGUMENT...: random writes, which fio reads back and verifies.
 load() {
     local name=$1
     shift
@@ -173,10 +173,10 @@ partition() {
     try "sfdisk" sfdisk --quiet "$disk" <<<"label: gpt
 size=200MiB
 "
-    eventually test -b "${disk}1" || { bad "no partition appears"; return 1; }
+    eventually test -b "${disk}1" || { bad "the kernel finds no partition"; return 1; }
 }
 
-# Everything of one kind of session: a login with other keys, data through it, logout.
+# other_keys NAME PATTERN KEY=VALUE...: a login with other keys, verified writes, and logout.
 other_keys() {
     local name=$1 wanted=$2 key
     shift 2
@@ -194,9 +194,9 @@ main() {
     discovery
     log_in "login" || finish
     session
-    whole inquiry
-    whole commands
-    whole maintenance
+    full_only inquiry
+    full_only commands
+    full_only maintenance
     discard
     load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=4M
     echo 4096 >"/sys/block/${disk##*/}/queue/max_sectors_kb" 2>/dev/null
@@ -217,16 +217,16 @@ main() {
         "node.session.iscsi.MaxBurstLength=16384" "node.conn[0].iscsi.MaxRecvDataSegmentLength=4096"
 }
 
-# quiet NAME: the kernel has not complained: no command that timed out, no connection that broke.
+# quiet NAME: a case that passes if the kernel has logged no timeout and no connection error.
 quiet() {
-    local said
-    said=$(dmesg | grep -E 'conn error|I/O error|timed out|timing out|ping timeout|aborted|recovery|offline')
-    [ -z "$said" ] || printf '%s\n' "$said" | tail -n 12
-    equal "the kernel has no complaint, $1" "" "$said"
+    local output
+    output=$(dmesg | grep -E 'conn error|I/O error|timed out|timing out|ping timeout|aborted|recovery|offline')
+    [ -z "$output" ] || printf '%s\n' "$output" | tail -n 12
+    equal "no kernel errors, $1" "" "$output"
     dmesg -C
 }
 
-# other_portal ADDRESS:PORT TARGET: later steps use it.
+# other_portal ADDRESS:PORT TARGET: selects the target of later cases.
 other_portal() {
     PORTAL=$1 portal=$1 TARGET=$2
     iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
@@ -250,7 +250,7 @@ fi
 
 quiet "after all kinds of sessions"
 
-# The harness kills the target and starts it again while fio writes: the initiator's own recovery brings everything home.
+# The test program kills and restarts the target while fio writes: the initiator's recovery must complete all commands.
 if [ -n "${RESTART:-}" ] && log_in "login before the restart"; then
     restart_in 2
     load "fio goes on over a restart of the target" --rw=randwrite --bs=4k --iodepth=8 --size=4M --rate_iops=100 \
@@ -267,7 +267,7 @@ if [ -n "${READ_ONLY:-}" ]; then
         try "reading a read-only volume" dd if="$disk" of=/dev/null bs=1M count=4 iflag=direct
         refuse "writing a read-only volume" dd if=/dev/zero of="$disk" bs=1M count=1 oflag=direct
         blockdev --setrw "$disk" 2>/dev/null
-        refuse "writing it all the same" sg_dd if=/dev/zero of="$disk" bs=512 count=8 oflag=sgio
+        refuse "writing a read-only volume with sg_dd" sg_dd if=/dev/zero of="$disk" bs=512 count=8 oflag=sgio
         log_out "logout, read-only volume"
     fi
 fi
@@ -289,7 +289,7 @@ if [ -n "${PROTECTED:-}" ]; then
         log_out "logout, protected volume"
     fi
 fi
-# chap_node KEY=VALUE...: how the node proves its name.
+# chap_node KEY=VALUE...: sets the node's CHAP parameters.
 chap_node() {
     local key
     for key in "$@"; do
@@ -307,75 +307,75 @@ chap_discovery() {
     iscsiadm -m discovery -t sendtargets -p "$CHAP"
 }
 
-# A target that wants names proved, with its own, by each algorithm; and wrong secrets of both sides.
-proofs() {
+# A target that requires mutual CHAP: logins with each algorithm, and with wrong secrets of either side.
+chap_logins() {
     local algorithm
-    refuse "discovery without a proof" iscsiadm -m discovery -t sendtargets -p "$CHAP"
-    refuse "discovery with a wrong secret" chap_discovery "$LOOKER_USER" "$CHAP_SECRET"
-    says "discovery with the right one" "$CHAP_TARGET" chap_discovery "$LOOKER_USER" "$LOOKER_SECRET"
+    refuse "discovery without CHAP" iscsiadm -m discovery -t sendtargets -p "$CHAP"
+    refuse "discovery with a wrong secret" chap_discovery "$DISCOVERY_USER" "$CHAP_SECRET"
+    says "discovery with the right secret" "$CHAP_TARGET" chap_discovery "$DISCOVERY_USER" "$DISCOVERY_SECRET"
     iscsiadm -m node -o delete >/dev/null 2>&1
     other_portal "$CHAP" "$CHAP_TARGET"
-    refuse "login without a proof" node --login
+    refuse "login without CHAP" node --login
     chap_node authmethod=CHAP "username=$CHAP_USER" "password=$CHAP_SECRET" \
         "username_in=$MUTUAL_USER" "password_in=$MUTUAL_SECRET"
     for algorithm in MD5 SHA1 SHA256 SHA3-256; do
         chap_node "chap_algs=$algorithm"
-        log_in "login by CHAP, both ways, $algorithm" 0 || continue
-        try "reading what is proved, $algorithm" dd if="$disk" of=/dev/null bs=1M count=1 iflag=direct
+        log_in "login with mutual CHAP, $algorithm" 0 || continue
+        try "read after mutual CHAP, $algorithm" dd if="$disk" of=/dev/null bs=1M count=1 iflag=direct
         log_out "logout, $algorithm"
     done
     chap_node "chap_algs=SHA3-256,SHA256,SHA1,MD5" "password_in=$CHAP_SECRET-other"
-    refuse "login at a target that proves another secret" node --login
+    refuse "login to a target with another mutual secret" node --login
     chap_node "password_in=$MUTUAL_SECRET" "password=$MUTUAL_SECRET-other"
     refuse "login with a wrong secret" node --login
 }
 
 
-# in_drive: the disc of $disk has its file.
-in_drive() {
+# read_disc NAME: mounts the disc in $disk and compares its file.
+read_disc() {
     try "mount, $1" mount -t iso9660 -o ro "$disk" /mnt/disk || return
     equal "the file on the disc, $1" "$DISC_SUM" "$(sum </mnt/disk/random)"
 }
 
-# What can be ejected: a CD at LUN 0, a disk at LUN 1.
+# Removable media: a CD at LUN 0, a disk at LUN 1.
 if [ -n "${DISC:-}" ]; then
     other_portal "$DISC" "$DISC_TARGET"
     mkdir -p /mnt/disk
     if log_in "login, CD" 0; then
-        says "the kernel sees a drive" "^\[.*cd/dvd.*/dev/sr" lsscsi
-        equal "blocks of a disc have 2048 bytes" 2048 "$(blockdev --getss "$disk")"
+        says "the kernel finds a CD drive" "^\[.*cd/dvd.*/dev/sr" lsscsi
+        equal "the block size of a disc is 2048 bytes" 2048 "$(blockdev --getss "$disk")"
         says "sg_get_config: profile" "CD-ROM" sg_get_config "$disk"
         says "sg_modes: capabilities" "apabilities" sg_modes --page=0x2a "$disk"
-        in_drive "as it was"
+        read_disc "before eject"
         refuse "ejecting a disc that is mounted" sg_start --eject "$disk"
         try "umount disc" umount /mnt/disk
         try "eject" eject "$disk"
-        # A read would have the kernel load it.
-        refuse "what was ejected is not ready" sg_turs "$disk"
+        # Not by a read, because the kernel would load the disc.
+        refuse "sg_turs without medium" sg_turs "$disk"
         try "load" eject --trayclose "$disk"
         eventually blockdev --getsize64 "$disk"
-        in_drive "loaded again" && try "umount disc again" umount /mnt/disk
+        read_disc "after load" && try "umount disc again" umount /mnt/disk
         log_out "logout, CD"
     fi
     if log_in "login, removable disk" 1; then
-        equal "the kernel sees a removable disk" 1 "$(cat "/sys/block/${disk##*/}/removable")"
+        equal "the kernel finds a removable disk" 1 "$(cat "/sys/block/${disk##*/}/removable")"
         try "mkfs on a removable disk" mkfs.ext4 -q -F "$disk"
         before=$(read_sum "$disk" count=16)
         generic=$(ls "/sys/block/${disk##*/}/device/scsi_generic")
-        # The kernel locks what is open by its block device; this unlocks it.
+        # The kernel prevents the removal while the block device is open; this eject allows it first.
         try "eject of a disk" eject --scsi "$disk"
         refuse "reading an ejected disk" dd if="$disk" of=/dev/null bs=1M count=1 iflag=direct
         try "load of a disk" sg_start --load "/dev/$generic"
         eventually blockdev --rereadpt "$disk"
-        equal "the data of a disk that was ejected" "$before" "$(read_sum "$disk" count=16)"
-        try "fsck of a disk that was ejected" fsck.ext4 -f -n "$disk"
+        equal "the data is unchanged after eject and load" "$before" "$(read_sum "$disk" count=16)"
+        try "fsck after eject and load" fsck.ext4 -f -n "$disk"
         log_out "logout, removable disk"
     fi
-    # The kernel complained about what was not there.
+    # Discard the kernel's errors about the missing medium.
     dmesg -C
 fi
-quiet "in the end"
+quiet "at the end"
 
-# Behind the kernel's complaints: a refused login is one.
-if [ -n "${CHAP:-}" ]; then proofs; fi
+# After the check of the kernel's log, which has errors for refused logins.
+if [ -n "${CHAP:-}" ]; then chap_logins; fi
 finish

@@ -1,5 +1,5 @@
-# Sourced by the guest's scripts. A case is one line for the harness: "@ok NAME", "@bad NAME" or "@skip NAME: REASON";
-# what stands before a bad one is why.
+# Sourced by the guest's scripts. A case is one line for the test program: "@ok NAME", "@bad NAME" or "@skip NAME:
+# REASON". The lines before "@bad" are its reason.
 failed=0
 
 ok() { echo "@ok $*"; }
@@ -8,36 +8,36 @@ bad() {
     failed=$((failed + 1))
 }
 
-# try NAME COMMAND...: a case that is good if the command succeeds; what it says is told only if not.
+# try NAME COMMAND...: a case that passes if the command succeeds; otherwise the end of its output is printed.
 try() {
-    local name=$1 said status
+    local name=$1 output status
     shift
-    said=$("$@" 2>&1)
+    output=$("$@" 2>&1)
     status=$?
     if [ $status = 0 ]; then
         ok "$name"
     else
-        printf '%s\n' "$said" | tail -n 12
+        printf '%s\n' "$output" | tail -n 12
         echo "status $status of: $*"
         bad "$name"
     fi
     return $status
 }
 
-# refuse NAME COMMAND...: a case that is good if the command fails.
+# refuse NAME COMMAND...: a case that passes if the command fails.
 refuse() {
     local name=$1
     shift
-    if said=$("$@" 2>&1); then
-        printf '%s\n' "$said" | tail -n 12
-        echo "succeeded, and should not have: $*"
+    if output=$("$@" 2>&1); then
+        printf '%s\n' "$output" | tail -n 12
+        echo "succeeded, but must fail: $*"
         bad "$name"
     else
         ok "$name"
     fi
 }
 
-# equal NAME WANTED FOUND
+# equal NAME WANTED FOUND: a case that passes if both are the same.
 equal() {
     if [ "$2" = "$3" ]; then
         ok "$1"
@@ -49,37 +49,37 @@ equal() {
     fi
 }
 
-# says NAME PATTERN COMMAND...: a case that is good if the command succeeds and a line of its output matches.
+# says NAME PATTERN COMMAND...: a case that passes if the command succeeds and a line of its output matches the pattern.
 says() {
-    local name=$1 pattern=$2 said status
+    local name=$1 pattern=$2 output status
     shift 2
-    said=$("$@" 2>&1)
+    output=$("$@" 2>&1)
     status=$?
-    if [ $status = 0 ] && printf '%s\n' "$said" | grep -Eq -- "$pattern"; then
+    if [ $status = 0 ] && printf '%s\n' "$output" | grep -Eq -- "$pattern"; then
         ok "$name"
     else
-        printf '%s\n' "$said" | tail -n 30
+        printf '%s\n' "$output" | tail -n 30
         echo "status $status, or no line like /$pattern/, of: $*"
         bad "$name"
     fi
 }
 
-# How long a case waits for what must come, in seconds: the machine may emulate several guests and be busy besides.
-PATIENCE=120
+# How long a case waits for a condition, in seconds: the machine may emulate several guests at once.
+WAIT_LIMIT=120
 
-# nap SECONDS: to start a program for it would keep an emulated processor busy, which a machine that boots does not mind.
+# nap SECONDS: sleeps without starting a program where the shell can, because that costs an emulated processor time.
 if [ -n "${BASH_VERSION:-}" ]; then
     mkfifo /tmp/never
     exec 9<>/tmp/never
-    # Nobody writes there: it ends with the time.
+    # Nothing is ever written there, so the read ends with its timeout.
     nap() { read -rt "$1" <&9 || :; }
 else
     nap() { sleep "$1"; }
 fi
 
-# eventually COMMAND...: until it succeeds; looked at seldom after a while.
+# eventually COMMAND...: repeats a command until it succeeds, less often after a while.
 eventually() {
-    local end=$((SECONDS + PATIENCE)) tries=0
+    local end=$((SECONDS + WAIT_LIMIT)) tries=0
     until "$@" >/dev/null 2>&1; do
         [ $SECONDS -lt $end ] || return 1
         tries=$((tries + 1))
@@ -87,19 +87,19 @@ eventually() {
     done
 }
 
-# whole COMMAND: what no driver of the target's can change is tried with one of them.
-whole() { [ -z "${WHOLE:-}" ] || "$@"; }
+# full_only COMMAND: runs cases that do not depend on the target's I/O driver. Only one driver's run has FULL.
+full_only() { [ -z "${FULL:-}" ] || "$@"; }
 
 sum() { sha256sum | cut -d' ' -f1; }
-# read_sum FILE [DD-ARGUMENT...]: the checksum of what the disk has, not the page cache.
+# read_sum FILE [DD-ARGUMENT...]: the checksum of the disk's data, read past the page cache.
 read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none "$@" | sum; }
 
-# sg_of DISK: the node that goes past the block layer, which looks at media by itself.
+# sg_of DISK: its sg device, which avoids the block layer's own checks of the medium.
 sg_of() { echo "/dev/$(ls "/sys/block/${1##*/}/device/scsi_generic")"; }
 
-# load_start DISK: verified writes in the background, until load_end NAME, which is a case that is good if they were.
+# load_start DISK: starts verified writes in the background. load_end NAME: a case that passes if they succeeded.
 load_start() {
-    fio --name=ways --filename="$1" --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=8 --size=8M \
+    fio --name=background --filename="$1" --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=8 --size=8M \
         --rate_iops=150 --verify=crc32c --verify_fatal=1 --randseed=11 --output-format=terse >/tmp/fio.out 2>&1 &
     fio=$!
     sleep 1
@@ -109,17 +109,17 @@ load_end() {
     if wait $fio; then ok "$1"; else tail -n 8 /tmp/fio.out; bad "$1"; fi
 }
 
-# keep DISK MIB AT: random data from that MiB on, which no later load may touch; its checksum is in $kept.
-keep() {
+# write_random DISK MIB AT: writes random data at this MiB, where no later load writes; its checksum is in $kept_sum.
+write_random() {
     head -c "$2M" /dev/urandom >/tmp/kept
-    kept=$(sum </tmp/kept)
-    equal "random data to be found again: $2 MiB" $(($2 << 20)) "$(stat -c %s /tmp/kept)"
-    try "written from MiB $3 on" dd if=/tmp/kept of="$1" bs=1M seek="$3" oflag=direct status=none
+    kept_sum=$(sum </tmp/kept)
+    equal "prepare $2 MiB of random data" $(($2 << 20)) "$(stat -c %s /tmp/kept)"
+    try "write it at MiB $3" dd if=/tmp/kept of="$1" bs=1M seek="$3" oflag=direct status=none
     rm -f /tmp/kept
 }
 
-# restart_in SECONDS: the harness kills the target then, and starts it again. When the script ends it must have done so as
-# often as it was asked to.
+# restart_in SECONDS: has the test program kill and restart the target then. The number of requests is reported at the
+# script's end and must equal the number of restarts.
 restarts=0
 restart_in() {
     restarts=$((restarts + 1))

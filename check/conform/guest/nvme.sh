@@ -1,15 +1,15 @@
-# The kernel's own NVMe/TCP host with nvme-cli, file systems and fio; and both faces of one volume at once.
+# The kernel's NVMe/TCP host with nvme-cli, file systems and fio; and one volume over NVMe/TCP and iSCSI at once.
 . /test/lib.sh
-. /test/both.sh
+. /test/shared.sh
 . /test/access.sh
 . /test/protected.sh
-. /test/settings # PORTAL TARGET (iSCSI), HOST PORT PORT2 NQN, and perhaps WHOLE, the same of a SERVICE and PROTECTED_*
+. /test/settings # PORTAL TARGET (iSCSI), HOST PORT PORT2 NQN, and perhaps FULL, SERVICE_* and PROTECTED_*
 
-# quiet NAME: the kernel has not complained.
+# quiet NAME: a case that passes if the kernel has logged no error.
 quiet() {
-    local said
-    said=$(dmesg | grep -E 'I/O error|timeout|digest error|failed|unexpected|not supported|Invalid' | grep -v 'resume')
-    equal "the kernel has no complaint, $1" "" "$said"
+    local output
+    output=$(dmesg | grep -E 'I/O error|timeout|digest error|failed|unexpected|not supported|Invalid' | grep -v 'resume')
+    equal "no kernel errors, $1" "" "$output"
     dmesg -C
 }
 
@@ -20,15 +20,15 @@ load() {
         --randseed=7 --output-format=terse "$@"
 }
 
-there() { test -b "$disk"; }
+exists() { test -b "$disk"; }
 
 connect() {
     local name=$1
     shift
-    # A guest on a busy machine is late with its keep-alives.
+    # On a busy machine the guest sends its keep-alives late.
     try "$name" nvme connect -t tcp -a "$HOST" -s "$PORT" -n "$NQN" -i 2 --keep-alive-tmo=30 "$@" || { dmesg | tail -n 20; return 1; }
     disk=/dev/nvme0n1
-    eventually there || { dmesg | tail -n 20; bad "$name: no disk"; return 1; }
+    eventually exists || { dmesg | tail -n 20; bad "$name: no disk"; return 1; }
     controller=$(basename "$(ls -d /sys/class/nvme/nvme* | head -n 1)")
 }
 
@@ -45,7 +45,7 @@ identity() {
     dmesg -C
 }
 
-# What an administrator looks at.
+# Queries of administrators.
 inquiry() {
     local c=/dev/$controller page
     says "nvme list" "LUNAR VOLUME" nvme list
@@ -57,17 +57,17 @@ inquiry() {
     says "list-ns" "0x2" nvme list-ns "$c"
     says "list-ctrl" "." nvme list-ctrl "$c"
     says "smart-log" "temperature" nvme smart-log "$c"
-    # What is not there leaves an entry, and is counted.
-    refuse "a log page that is not there" nvme get-log "$c" --log-id=0x7f --log-len=512
-    says "error-log has it" "sqid[[:space:]]*: *0" nvme error-log "$c" -e 1
-    says "smart-log counts it" "num_err_log_entries[[:space:]]*: *[1-9]" nvme smart-log "$c"
+    # An unknown log page adds an entry to the error log and increments the SMART counter.
+    refuse "an unknown log page" nvme get-log "$c" --log-id=0x7f --log-len=512
+    says "error-log has an entry for it" "sqid[[:space:]]*: *0" nvme error-log "$c" -e 1
+    says "smart-log counts the entry" "num_err_log_entries[[:space:]]*: *[1-9]" nvme smart-log "$c"
     says "fw-log" "frs1" nvme fw-log "$c"
-    # What effects-log shows depends on properties that this version of the tool cannot read over fabrics.
+    # The command effects-log needs properties that this version of nvme-cli cannot read over fabrics.
     says "log page of effects" "01 00 00 00" nvme get-log "$c" --log-id=5 --log-len=4096
     says "ana-log" "optimized" nvme ana-log "$c"
     says "supported log pages" "Persistent Event" nvme supported-log-pages "$c"
     try "changed-ns-list-log" nvme changed-ns-list-log "$c"
-    says "Abort of what is not there" "result: *(0x)?0*1$" nvme admin-passthru "$c" --opcode=8 --cdw10=0x70001
+    says "Abort of an unknown command" "result: *(0x)?0*1$" nvme admin-passthru "$c" --opcode=8 --cdw10=0x70001
     try "resv-notif-log" nvme resv-notif-log "$c"
     for page in 1 2 4 5 6 7 0xa 0xb 0xe 0xf 0x16; do
         try "get-feature $page" nvme get-feature "$c" -f "$page"
@@ -76,17 +76,17 @@ inquiry() {
     for page in 0x82 0x83; do
         try "get-feature $page" nvme get-feature "$disk" -n 1 -f "$page"
     done
-    refuse "interrupts wait for nothing over fabrics" nvme get-feature "$c" -f 8
+    refuse "get-feature 8: no interrupt coalescing over fabrics" nvme get-feature "$c" -f 8
     for select in 1 2 3; do
         try "get-feature, selector $select" nvme get-feature "$c" -f 4 -s $select
     done
     try "set-feature, temperature threshold" nvme set-feature "$c" -f 4 -v 400
-    says "and it stays" "0x0*190" nvme get-feature "$c" -f 4
-    says "write cache is known to the kernel" "write (back|through)" cat /sys/block/nvme0n1/queue/write_cache
-    says "the kernel knows it by its UUID" "uuid\." cat /sys/block/nvme0n1/wwid
+    says "get-feature, temperature threshold" "0x0*190" nvme get-feature "$c" -f 4
+    says "the kernel reads the write cache setting" "write (back|through)" cat /sys/block/nvme0n1/queue/write_cache
+    says "the kernel identifies the namespace by its UUID" "uuid\." cat /sys/block/nvme0n1/wwid
 }
 
-# Commands one by one, on the first blocks.
+# Single commands, on the first blocks.
 commands() {
     local block
     block=$(blockdev --getss "$disk")
@@ -94,23 +94,23 @@ commands() {
     head -c $((block * 16)) /dev/zero >/tmp/zeroes
     try "nvme write" nvme write "$disk" -s 0 -c 15 -z $((block * 16)) -d /tmp/random
     try "nvme read" nvme read "$disk" -s 0 -c 15 -z $((block * 16)) -d /tmp/read
-    equal "what was written is read" "$(sum </tmp/random)" "$(sum </tmp/read)"
+    equal "the data read is the data written" "$(sum </tmp/random)" "$(sum </tmp/read)"
     try "nvme compare" nvme compare "$disk" -s 0 -c 15 -z $((block * 16)) -d /tmp/random
     refuse "nvme compare with other data" nvme compare "$disk" -s 1 -c 15 -z $((block * 16)) -d /tmp/random
     try "nvme verify" nvme verify "$disk" -s 0 -c 15
     try "nvme flush" nvme flush "$disk" -n 1
     try "nvme copy" nvme copy "$disk" --sdlba=64 --slbs=0 --blocks=15
     try "read the copy" nvme read "$disk" -s 64 -c 15 -z $((block * 16)) -d /tmp/read
-    equal "the copy is the same" "$(sum </tmp/random)" "$(sum </tmp/read)"
+    equal "the copy has the same data" "$(sum </tmp/random)" "$(sum </tmp/read)"
     try "nvme write-uncor" nvme write-uncor "$disk" -s 3 -c 1
-    refuse "what is uncorrectable is not read" nvme read "$disk" -s 0 -c 15 -z $((block * 16)) -d /tmp/read
-    refuse "and not copied" nvme copy "$disk" --sdlba=64 --slbs=0 --blocks=15
+    refuse "a read of an uncorrectable block" nvme read "$disk" -s 0 -c 15 -z $((block * 16)) -d /tmp/read
+    refuse "a copy of an uncorrectable block" nvme copy "$disk" --sdlba=64 --slbs=0 --blocks=15
     try "nvme write-zeroes" nvme write-zeroes "$disk" -s 0 -c 15
     try "read the zeroes" nvme read "$disk" -s 0 -c 15 -z $((block * 16)) -d /tmp/read
-    equal "they are zeroes" "$(sum </tmp/zeroes)" "$(sum </tmp/read)"
+    equal "the blocks are zero" "$(sum </tmp/zeroes)" "$(sum </tmp/read)"
     try "nvme dsm" nvme dsm "$disk" --ad --slbs=64 --blocks=16
-    refuse "blocks that are not there" nvme read "$disk" -s 99999999999 -c 0 -z "$block" -d /tmp/read
-    refuse "a command that is not there" nvme io-passthru "$disk" --opcode=0x7e --namespace-id=1
+    refuse "a read beyond the capacity" nvme read "$disk" -s 99999999999 -c 0 -z "$block" -d /tmp/read
+    refuse "an unknown opcode" nvme io-passthru "$disk" --opcode=0x7e --namespace-id=1
     dmesg -C
 }
 
@@ -120,17 +120,17 @@ reservations() {
     try "resv-acquire" nvme resv-acquire "$disk" -n 1 --crkey=$key --rtype=1 --racqa=0
     says "resv-report" "regctl *: *1" nvme resv-report "$disk" -n 1 -e -d 4096
     says "resv-report: write exclusive" "rtype *: *1" nvme resv-report "$disk" -n 1 -e -d 4096
-    try "its holder writes" dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none
+    try "the holder can write" dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none
     try "resv-acquire, preempt" nvme resv-acquire "$disk" -n 1 --crkey=$key --prkey=$key --rtype=3 --racqa=1
     says "resv-report: exclusive access, registrants only" "rtype *: *[34]" nvme resv-report "$disk" -n 1 -e -d 4096
     try "resv-release, clear" nvme resv-release "$disk" -n 1 --crkey=$key --rrela=1
-    says "nobody is left after that" "regctl *: *0" nvme resv-report "$disk" -n 1 -e -d 4096
-    try "register once more" nvme resv-register "$disk" -n 1 --nrkey=$key --rrega=0
-    try "resv-acquire once more" nvme resv-acquire "$disk" -n 1 --crkey=$key --rtype=1 --racqa=0
+    says "resv-report: no registrant after clear" "regctl *: *0" nvme resv-report "$disk" -n 1 -e -d 4096
+    try "resv-register again" nvme resv-register "$disk" -n 1 --nrkey=$key --rrega=0
+    try "resv-acquire again" nvme resv-acquire "$disk" -n 1 --crkey=$key --rtype=1 --racqa=0
     try "resv-release" nvme resv-release "$disk" -n 1 --crkey=$key --rtype=1 --rrela=0
-    refuse "another key" nvme resv-register "$disk" -n 1 --crkey=0x99 --rrega=1
+    refuse "resv-register with a wrong key" nvme resv-register "$disk" -n 1 --crkey=0x99 --rrega=1
     try "unregister" nvme resv-register "$disk" -n 1 --crkey=$key --rrega=1
-    says "nobody is left" "regctl *: *0" nvme resv-report "$disk" -n 1 -e -d 4096
+    says "resv-report: no registrant" "regctl *: *0" nvme resv-report "$disk" -n 1 -e -d 4096
     dmesg -C
 }
 
@@ -151,7 +151,7 @@ file_system() {
     try "fstrim" fstrim /mnt/disk
     try "umount" umount /mnt/disk
     try "mount again" mount "$disk" /mnt/disk || return
-    equal "the files are there" "$before" "$(cd /mnt/disk && find . -type f -exec sha256sum {} + | sort)"
+    equal "files are intact" "$before" "$(cd /mnt/disk && find . -type f -exec sha256sum {} + | sort)"
     umount /mnt/disk
     try "fsck.ext4" fsck.ext4 -f -n "$disk"
 }
@@ -160,8 +160,8 @@ self_tests() {
     local c=/dev/$controller
     try "device-self-test, short" nvme device-self-test "$c" -n 1 -s 1
     try "device-self-test, extended, all" nvme device-self-test "$c" -n 0xffffffff -s 2
-    says "self-test-log has both" "Self Test Code *: *1" nvme self-test-log "$c" --dst-entries=2
-    refuse "a self-test of nothing" nvme device-self-test "$c" -n 99 -s 1
+    says "self-test-log has the results" "Self Test Code *: *1" nvme self-test-log "$c" --dst-entries=2
+    refuse "a self-test of an unknown namespace" nvme device-self-test "$c" -n 99 -s 1
 }
 
 sanitized() { nvme sanitize-log "/dev/$controller" | grep -Eq 'SSTAT\) *: *(0x)?0*1( |$)'; }
@@ -169,30 +169,30 @@ sanitized() { nvme sanitize-log "/dev/$controller" | grep -Eq 'SSTAT\) *: *(0x)?
 sanitize() {
     try "nvme sanitize, block erase" nvme sanitize "/dev/$controller" --sanact=2
     eventually sanitized || nvme sanitize-log "/dev/$controller"
-    try "sanitize-log: it is done" sanitized
-    equal "what was sanitized is empty" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
-    refuse "crypto erase, which there is not" nvme sanitize "/dev/$controller" --sanact=4
+    try "sanitize-log: completed" sanitized
+    equal "a sanitized namespace reads as zeroes" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
+    refuse "crypto erase, which is not supported" nvme sanitize "/dev/$controller" --sanact=4
     dmesg -C
 }
 
-# The log is read as it was when its reading began.
-events() {
+# The persistent event log: its reporting context is established, read and released.
+persistent_events() {
     local c=/dev/$controller log
-    try "the clock is set" nvme set-feature "$c" -f 0x0e -v 0 --data-len=8 --data=/tmp/clock
+    try "set-feature, timestamp" nvme set-feature "$c" -f 0x0e -v 0 --data-len=8 --data=/tmp/clock
     try "persistent-event-log, establish" nvme persistent-event-log "$c" -a 1
     log=$(nvme persistent-event-log "$c" -a 0 2>&1) || { echo "$log"; bad "persistent-event-log"; }
     for event in "SMART|Health" "Timestamp" "Power-on|Power-On" "Format" "Sanitize" "Set Feature"; do
-        says "persistent-event-log tells of $event" "$event" printf '%s\n' "$log"
+        says "persistent-event-log has an event: $event" "$event" printf '%s\n' "$log"
     done
-    refuse "a second beginning" nvme persistent-event-log "$c" -a 1
+    refuse "establishing a second context" nvme persistent-event-log "$c" -a 1
     try "persistent-event-log, release" nvme persistent-event-log "$c" -a 2
-    refuse "reading what was not begun" nvme persistent-event-log "$c" -a 0 -l 512
-    try "persistent-event-log once more" nvme persistent-event-log "$c" -a 1
-    try "and released" nvme persistent-event-log "$c" -a 2
+    refuse "reading without a context" nvme persistent-event-log "$c" -a 0 -l 512
+    try "persistent-event-log, establish again" nvme persistent-event-log "$c" -a 1
+    try "persistent-event-log, release again" nvme persistent-event-log "$c" -a 2
 }
 
-# way SERVICE: the controller that is reached there.
-way() {
+# controller_at PORT: the controller that is connected to this port.
+controller_at() {
     local found
     for found in /sys/class/nvme/nvme*; do
         grep -q "trsvcid=$1" "$found/address" && { echo "${found##*/}"; return 0; }
@@ -200,132 +200,132 @@ way() {
     return 1
 }
 
-# state_of SERVICE: what asymmetric access says of the way there.
-state_of() { cat "/sys/class/nvme/$(way "$1")"/nvme*n1/ana_state; }
-fares() { [ "$(state_of "$1")" = "$2" ]; }
+# ana_state PORT: the ANA state of the path to this port.
+ana_state() { cat "/sys/class/nvme/$(controller_at "$1")"/nvme*n1/ana_state; }
+ana_state_is() { [ "$(ana_state "$1")" = "$2" ]; }
 
-# Two ways to one namespace; access over NVMe and over iSCSI is one state, so an initiator of the same volume changes it.
-ways() {
-    connect "the first way" || return
-    try "the second way" nvme connect -t tcp -a "$HOST" -s "$PORT2" -n "$NQN" -i 2 --keep-alive-tmo=30
-    eventually fares "$PORT" optimized
-    try "both ways are optimized" eventually fares "$PORT2" optimized
-    iscsi_again "and an initiator of the volume" || return
+# Two paths to one namespace. ANA and ALUA share one state, so that an initiator of the same volume can change it.
+multipath_test() {
+    connect "connect the first path" || return
+    try "connect the second path" nvme connect -t tcp -a "$HOST" -s "$PORT2" -n "$NQN" -i 2 --keep-alive-tmo=30
+    eventually ana_state_is "$PORT" optimized
+    try "both paths are optimized" eventually ana_state_is "$PORT2" optimized
+    iscsi_relogin "login to the volume over iSCSI" || return
     load_start "$disk"
-    try "SET TARGET PORT GROUPS over iSCSI: the second is not optimized" set_state 2 1 "$other"
-    try "the NVMe host is told" eventually fares "$PORT2" non-optimized
-    try "it is unavailable" set_state 2 3 "$other"
-    try "which is inaccessible" eventually fares "$PORT2" inaccessible
-    try "and back" set_state 2 0 "$other"
-    eventually fares "$PORT2" optimized
-    try "the first is on standby" set_state 1 2 "$other"
-    try "which is inaccessible, too" eventually fares "$PORT" inaccessible
+    try "SET TARGET PORT GROUPS over iSCSI: second group non-optimized" set_state 2 1 "$other"
+    try "ANA state of the second path: non-optimized" eventually ana_state_is "$PORT2" non-optimized
+    try "SET TARGET PORT GROUPS over iSCSI: second group unavailable" set_state 2 3 "$other"
+    try "ANA state of the second path: inaccessible" eventually ana_state_is "$PORT2" inaccessible
+    try "SET TARGET PORT GROUPS over iSCSI: second group optimized" set_state 2 0 "$other"
+    eventually ana_state_is "$PORT2" optimized
+    try "SET TARGET PORT GROUPS over iSCSI: first group standby" set_state 1 2 "$other"
+    try "ANA state of the first path: inaccessible" eventually ana_state_is "$PORT" inaccessible
     sleep 1
-    try "and back again" set_state 1 0 "$other"
-    try "both ways are optimized again" eventually fares "$PORT" optimized
-    try "one way is left" nvme disconnect -d "$(way "$PORT")"
+    try "SET TARGET PORT GROUPS over iSCSI: first group optimized" set_state 1 0 "$other"
+    try "ANA state of the first path: optimized" eventually ana_state_is "$PORT" optimized
+    try "disconnect the first path" nvme disconnect -d "$(controller_at "$PORT")"
     sleep 1
-    load_end "verified writes while ways changed, and one went: no error"
+    load_end "verified writes over changes of the ANA state and the loss of a path: no error"
     iscsi_logout
     equal "no I/O error" "" "$(dmesg | grep 'I/O error')"
-    disconnect "disconnect, ways"
+    disconnect "disconnect, multipath"
     dmesg -C
 }
 
-# The harness kills the target and starts it again.
+# The test program kills and restarts the target.
 restart() {
     connect "connect before the restart" --reconnect-delay=1 --ctrl-loss-tmo=600 || return
-    keep "$disk" 8 32
+    write_random "$disk" 8 32
     restart_in 2
     load "fio goes on over a restart of the target" --rw=randwrite --bs=4k --iodepth=8 --size=4M --rate_iops=100
     wait
-    equal "nothing else is lost" "$kept" "$(read_sum "$disk" count=8 skip=32)"
+    equal "data written before is intact" "$kept_sum" "$(read_sum "$disk" count=8 skip=32)"
     equal "no I/O error over the restart" "" "$(dmesg | grep 'I/O error')"
     disconnect "disconnect after the restart"
     dmesg -C
 }
 
-# A service that follows a file: a volume that grows, which an initiator has, too, and one of 4096-byte blocks.
+# A daemon with a configuration file: a volume that grows, which an initiator uses, too, and one with 4096-byte blocks.
 service() {
     local PORT=$SERVICE_PORT NQN=$SERVICE_NQN PORTAL=$SERVICE_PORTAL TARGET=$SERVICE_TARGET
-    connect "connect to a service" || return
+    connect "connect to a daemon" || return
     iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
-    iscsi_again "and an initiator of its volume" || return
-    grows 96
+    iscsi_relogin "login to its volume over iSCSI" || return
+    growth_test 96
     iscsi_logout
     disk=/dev/nvme0n2
-    try "a second namespace" eventually there
-    equal "of 4096-byte blocks" 4096 "$(blockdev --getss "$disk")"
-    refuse "which are read whole only" dd if="$disk" of=/dev/null bs=512 count=1 iflag=direct status=none
+    try "a second namespace" eventually exists
+    equal "it has 4096-byte blocks" 4096 "$(blockdev --getss "$disk")"
+    refuse "a read of 512 bytes is refused" dd if="$disk" of=/dev/null bs=512 count=1 iflag=direct status=none
     load "fio, 4096-byte blocks" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=8M
     file_system
     quiet "with 4096-byte blocks"
-    disconnect "disconnect from the service"
+    disconnect "disconnect from the daemon"
 }
 
-# Namespaces that the host makes itself, of what the service gives for it, and ends again.
-makes() {
-    local PORT=$SERVICE_PORT NQN=$SERVICE_NQN c own said made
-    connect "connect to where hosts make namespaces" || return
+# Namespace Management and Attachment: the host creates a namespace from the pool and deletes it.
+namespace_management() {
+    local PORT=$SERVICE_PORT NQN=$SERVICE_NQN c own output made
+    connect "connect for Namespace Management" || return
     c=/dev/$controller
     own=$(nvme id-ctrl "$c" | sed -n 's/^cntlid *: *//p')
-    said=$(nvme create-ns "$c" --nsze=4096 --ncap=4096 --block-size=4096 2>&1)
-    made=$(printf '%s\n' "$said" | sed -n 's/.*nsid: *//p')
-    echo "$said"
-    equal "create-ns" 3 "$made" || { disconnect "disconnect from where none was made"; return; }
+    output=$(nvme create-ns "$c" --nsze=4096 --ncap=4096 --block-size=4096 2>&1)
+    made=$(printf '%s\n' "$output" | sed -n 's/.*nsid: *//p')
+    echo "$output"
+    equal "create-ns" 3 "$made" || { disconnect "disconnect, Namespace Management"; return; }
     disk=/dev/nvme0n$made
-    says "list-ns --all: it is there" "0x$made\$" nvme list-ns "$c" --all
-    refuse "nobody has it yet" there
+    says "list-ns --all lists it" "0x$made\$" nvme list-ns "$c" --all
+    refuse "it is not attached yet" exists
     try "attach-ns" nvme attach-ns "$c" --namespace-id="$made" --controllers="$own"
-    try "the kernel is told" eventually there
-    equal "of as many blocks" 16777216 "$(blockdev --getsize64 "$disk")"
-    equal "of the size that was asked for" 4096 "$(blockdev --getss "$disk")"
-    load "fio, a namespace that the host has made" --rw=randwrite --bs=4k --iodepth=8 --size=4M
-    refuse "more than there is left" nvme create-ns "$c" --nsze=1048576 --ncap=1048576 --block-size=4096
+    try "the kernel finds the attached namespace" eventually exists
+    equal "it has the requested capacity" 16777216 "$(blockdev --getsize64 "$disk")"
+    equal "it has the requested block size" 4096 "$(blockdev --getss "$disk")"
+    load "fio on the created namespace" --rw=randwrite --bs=4k --iodepth=8 --size=4M
+    refuse "create-ns beyond the pool's space" nvme create-ns "$c" --nsze=1048576 --ncap=1048576 --block-size=4096
     try "detach-ns" nvme detach-ns "$c" --namespace-id="$made" --controllers="$own"
-    try "the kernel is told that it goes" eventually test ! -b "$disk"
+    try "the kernel removes the detached namespace" eventually test ! -b "$disk"
     try "delete-ns" nvme delete-ns "$c" --namespace-id="$made"
-    equal "and no more of it" "" "$(nvme list-ns "$c" --all | grep "0x$made\$")"
-    quiet "about namespaces that come and go"
-    disconnect "disconnect from where hosts make namespaces"
+    equal "list-ns --all does not list it" "" "$(nvme list-ns "$c" --all | grep "0x$made\$")"
+    quiet "after Namespace Management"
+    disconnect "disconnect, Namespace Management"
 }
 
 identity
 printf '\0\100\103\172\223\1\0\0' >/tmp/clock
 says "discover" "subnqn: *$NQN" nvme discover -t tcp -a "$HOST" -s "$PORT"
 connect "connect" || finish
-whole inquiry
-whole commands
-whole reservations
+full_only inquiry
+full_only commands
+full_only reservations
 discard
 load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=4M
 load "fio, 1 MiB, 8 deep" --rw=randwrite --bs=1M --iodepth=8 --size=16M
 file_system
 quiet "after reading what was written"
-whole both
+full_only shared_test
 try "reset" nvme reset "/dev/$controller"
 eventually grep -q live "/sys/class/nvme/$controller/state"
-equal "the controller lives after a reset" live "$(cat "/sys/class/nvme/$controller/state")"
+equal "the controller is live after a reset" live "$(cat "/sys/class/nvme/$controller/state")"
 try "nvme format" nvme format "$disk" --force
-equal "a formatted namespace is empty" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
-whole self_tests
-whole sanitize
-whole events
-keep "$disk" 16 0
+equal "a formatted namespace reads as zeroes" "$(head -c 4M /dev/zero | sum)" "$(read_sum "$disk" count=4)"
+full_only self_tests
+full_only sanitize
+full_only persistent_events
+write_random "$disk" 16 0
 disconnect "disconnect"
 dmesg -C
 connect "connect with digests" --hdr-digest --data-digest || finish
-equal "the data is still there" "$kept" "$(read_sum "$disk" count=16)"
+equal "the data is unchanged after a reconnect" "$kept_sum" "$(read_sum "$disk" count=16)"
 load "fio with digests" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=4M
 quiet "with digests"
 disconnect "disconnect, digests"
-whole ways
-whole protected_namespace
+full_only multipath_test
+full_only protected_namespace
 restart
-whole service
-whole makes
+full_only service
+full_only namespace_management
 try "connect-all" nvme connect-all -t tcp -a "$HOST" -s "$PORT"
-# The discovery controller has taken the first number.
+# The discovery controller has the first number.
 found() { disk=$(ls /dev/nvme?n1) && test -b "$disk"; }
 eventually found || bad "connect-all: no disk"
 load "fio without flow control" --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=8 --size=4M

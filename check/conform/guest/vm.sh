@@ -1,9 +1,9 @@
-# The kernel's own NVMe driver on a controller over vfio-user: tools, fio, a reset under load, the same volume over iSCSI,
-# and a file system that the next guest has its root on.
+# The kernel's NVMe driver with a controller over vfio-user: tools, fio, resets under load, the same volume over iSCSI,
+# and a root file system for the next guest.
 . /test/lib.sh
-. /test/both.sh
+. /test/shared.sh
 . /test/access.sh
-. /test/settings # PORTAL TARGET (iSCSI), and perhaps WHOLE
+. /test/settings # PORTAL TARGET (iSCSI), and perhaps FULL
 disk=/dev/nvme0n1
 
 there() { test -b "$disk"; }
@@ -16,21 +16,22 @@ load() {
         --randseed=7 --output-format=terse "$@"
 }
 
-# What an operator changes of the volume, and an initiator of its access: the guest's driver follows, and nothing is lost.
-fares() { grep -qx "$1" /sys/class/nvme/nvme0/nvme0c0n1/ana_state; }
+# Changes while the guest uses the volume: its size, and its access state (by an initiator). The guest's driver must
+# follow without I/O errors.
+ana_state_is() { grep -qx "$1" /sys/class/nvme/nvme0/nvme0c0n1/ana_state; }
 
-told() {
-    iscsi_again "and an initiator that stays" || return
-    grows 640
+access_state_test() {
+    iscsi_relogin "login to the volume over iSCSI" || return
+    growth_test 640
     load_start "$disk"
-    try "SET TARGET PORT GROUPS over iSCSI: not optimized" set_state 1 1 "$other"
-    try "the guest sees it" eventually fares non-optimized
-    try "standby" set_state 1 2 "$other"
-    try "which is inaccessible" eventually fares inaccessible
+    try "SET TARGET PORT GROUPS over iSCSI: non-optimized" set_state 1 1 "$other"
+    try "ANA state: non-optimized" eventually ana_state_is non-optimized
+    try "SET TARGET PORT GROUPS over iSCSI: standby" set_state 1 2 "$other"
+    try "ANA state: inaccessible" eventually ana_state_is inaccessible
     sleep 1
-    try "and back" set_state 1 0 "$other"
-    try "the guest sees that" eventually fares optimized
-    load_end "verified writes meanwhile: they waited, and none was lost"
+    try "SET TARGET PORT GROUPS over iSCSI: optimized" set_state 1 0 "$other"
+    try "ANA state: optimized" eventually ana_state_is optimized
+    load_end "verified writes over changes of the ANA state: no error"
     equal "no I/O error" "" "$(dmesg | grep 'I/O error')"
     iscsi_logout
 }
@@ -41,43 +42,43 @@ says "nvme list" "LUNAR VOLUME" nvme list
 says "id-ctrl" "oacs *: *0x112" nvme id-ctrl /dev/nvme0
 says "log page of effects" "01 00 00 00" nvme get-log /dev/nvme0 --log-id=5 --log-len=4096
 says "list-ns" "0x2" nvme list-ns /dev/nvme0
-says "interrupts come by vectors" "nvme0q1" cat /proc/interrupts
+says "interrupts use MSI-X vectors" "nvme0q1" cat /proc/interrupts
 try "resv-register" nvme resv-register "$disk" -n 1 --nrkey=0x1234 --rrega=0
 says "resv-report" "regctl *: *1" nvme resv-report "$disk" -n 1 -e -d 4096
 try "unregister" nvme resv-register "$disk" -n 1 --crkey=0x1234 --rrega=1
-refuse "blocks that are not there" nvme read "$disk" -s 99999999999 -c 0 -z 512 -d /tmp/read
-refuse "a command that is not there" nvme io-passthru "$disk" --opcode=0x7e --namespace-id=1
+refuse "a read beyond the capacity" nvme read "$disk" -s 99999999999 -c 0 -z 512 -d /tmp/read
+refuse "an unknown opcode" nvme io-passthru "$disk" --opcode=0x7e --namespace-id=1
 load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=4M
-load "fio, 1 MiB, 8 deep: lists of pages" --rw=randwrite --bs=1M --iodepth=8 --size=16M
-load "fio, memory that begins anywhere" --rw=randwrite --bsrange=512-64k --blockalign=512 --iomem_align=512 \
+load "fio, 1 MiB, 8 deep: PRP lists" --rw=randwrite --bs=1M --iodepth=8 --size=16M
+load "fio, buffers aligned to 512 bytes" --rw=randwrite --bsrange=512-64k --blockalign=512 --iomem_align=512 \
     --iodepth=8 --size=4M
-try "interrupts wait for more completions" nvme set-feature /dev/nvme0 -f 8 -v 0x0203
-says "and it stays" "0x0*203" nvme get-feature /dev/nvme0 -f 8
-load "fio, interrupts together" --rw=randwrite --bs=4k --iodepth=8 --size=1M
-load "fio, one at a time: an interrupt comes when its time is up" --rw=randwrite --bs=4k --iodepth=1 --size=256k
-try "interrupts wait no longer" nvme set-feature /dev/nvme0 -f 8 -v 0
-refuse "a log page that is not there" nvme get-log /dev/nvme0 --log-id=0x7f --log-len=512
-says "error-log has it" "sqid[[:space:]]*: *0" nvme error-log /dev/nvme0 -e 1
+try "set interrupt coalescing" nvme set-feature /dev/nvme0 -f 8 -v 0x0203
+says "get interrupt coalescing" "0x0*203" nvme get-feature /dev/nvme0 -f 8
+load "fio with interrupt coalescing" --rw=randwrite --bs=4k --iodepth=8 --size=1M
+load "fio with interrupt coalescing, 1 deep: interrupts come by the aggregation time" --rw=randwrite --bs=4k --iodepth=1 --size=256k
+try "reset interrupt coalescing" nvme set-feature /dev/nvme0 -f 8 -v 0
+refuse "an unknown log page" nvme get-log /dev/nvme0 --log-id=0x7f --log-len=512
+says "error-log has an entry for it" "sqid[[:space:]]*: *0" nvme error-log /dev/nvme0 -e 1
 dmesg -C
 fio --name=busy --filename="$disk" --offset=64M --size=64M --ioengine=libaio --direct=1 --rw=randwrite --bs=4k \
     --iodepth=32 --time_based --runtime=12 --output-format=terse >/tmp/busy 2>&1 &
 busy=$!
 sleep 2
 try "reset under load" nvme reset /dev/nvme0
-try "the controller lives after it" eventually live
+try "the controller is live after the reset" eventually live
 sleep 1
-try "and after another" nvme reset /dev/nvme0
+try "another reset under load" nvme reset /dev/nvme0
 wait $busy
-equal "the load went on to its end" 0 $? || tail -n 5 /tmp/busy
+equal "the load succeeds over both resets" 0 $? || tail -n 5 /tmp/busy
 load "fio after the resets" --rw=randwrite --bs=4k --iodepth=32 --size=4M
-whole both
-whole told
+full_only shared_test
+full_only access_state_test
 try "blkdiscard" blkdiscard "$disk"
 equal "discarded blocks read as zeroes" "$(head -c 4M /dev/zero | sum)" \
     "$(dd if="$disk" iflag=direct bs=1M count=4 status=none | sum)"
 
-# What the next guest starts from, if there is one.
-[ -n "${WHOLE:-}" ] || finish
+# The root file system of the next guest.
+[ -n "${FULL:-}" ] || finish
 try "mkfs.ext4" mkfs.ext4 -q -F "$disk" || finish
 mkdir -p /mnt/disk
 try "mount" mount "$disk" /mnt/disk || finish

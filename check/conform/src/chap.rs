@@ -1,5 +1,5 @@
-//! Proofs of names: libiscsi and our own initiator with CHAP, and those who try without the secret. Responses of the
-//! hostile ones are computed by coreutils.
+//! CHAP authentication: libiscsi and `lunar bench` with CHAP, and hostile clients without the secret, whose responses
+//! coreutils compute.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -10,22 +10,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::pdu::{IMMEDIATE, Link, Pdu, op};
+use crate::pdu::{Connection, IMMEDIATE, Pdu, op};
 use crate::process;
 use crate::session::{ANSWER_LIMIT, keys_of, text};
 use crate::target::{Driver, Lab, Spec, Target};
-use crate::tools::{says, tool};
+use crate::tools::{expect_text, tool};
 
 const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const NAME: &str = "iqn.2026-01.io.lunar.conform:chap";
-/// The initiator that sees the second volume as LUN 0, and may read the first one as LUN 5.
+/// The initiator whose LUN map has the second volume as LUN 0 and the first one, read-only, as LUN 5.
 const MAPPED: &str = "iqn.2026-01.io.lunar.conform:mapped";
 const USER: (&str, &str) = ("alice", "secret-of-alice");
 const TARGET: (&str, &str) = ("disks", "secret-of-target");
-const LOOKER: (&str, &str) = ("looker", "secret-of-looker");
-/// The response of somebody who guesses.
+const DISCOVERY: (&str, &str) = ("looker", "secret-of-looker");
+/// A wrong response.
 const WRONG: &str = "0x00112233445566778899aabbccddeeff";
-/// Refused logins that the target lists in a second, and some for the second that ends meanwhile.
+/// Refused logins that the target lists per second, plus those of the next second.
 const LISTED_MAX: usize = 2 * 20 + 5;
 
 mod status {
@@ -34,27 +34,27 @@ mod status {
     pub(super) const SERVICE_UNAVAILABLE: u16 = 0x0301;
 }
 
-/// Security stage, and on to the operational one.
+/// Flags of a request in the security stage with a transition to the operational stage.
 const TRANSIT: u8 = 0x81;
 
 type Case = (&'static str, fn(&Lab, &Target) -> Result<()>);
 
 const CASES: [Case; 12] = [
-    ("libiscsi: the right secret, and others", libiscsi),
-    ("libiscsi: the target proves its name", libiscsi_mutual),
-    ("libiscsi: discovery has a user of its own", libiscsi_discovery),
-    ("lunar bench: all algorithms, both ways", own_initiator),
-    ("a map shows its initiators their volumes, and nothing else", mapped),
-    ("hostile: no proof at all", no_proof),
-    ("hostile: an unknown user and a wrong secret look the same", no_difference),
-    ("hostile: an answer that was heard on another connection", replayed),
-    ("hostile: our own challenge, reflected", reflected),
-    ("hostile: an initiator that is not named", stranger),
-    ("hostile: guesses wait, others do not", guesses),
-    ("hostile: a flood of wrong logins is refused and counted", flood),
+    ("libiscsi: the right secret, and wrong ones", libiscsi),
+    ("libiscsi: mutual authentication", libiscsi_mutual),
+    ("libiscsi: discovery has its own user", libiscsi_discovery),
+    ("lunar bench: all algorithms, mutual", own_initiator),
+    ("a LUN map limits its initiators to their volumes", mapped),
+    ("hostile: a login without authentication", without_authentication),
+    ("hostile: an unknown user and a wrong secret get the same response", same_response),
+    ("hostile: a response replayed on another connection", replayed),
+    ("hostile: a reflected challenge", reflected),
+    ("hostile: an initiator without a group", without_group),
+    ("hostile: guesses are delayed, other logins are not", guesses),
+    ("hostile: a flood of failed logins is refused and counted", flood),
 ];
 
-/// Runs all cases, each against a target of its own: what one fails the next would pay for.
+/// Runs all cases, each against a target of its own: failed logins of one case would delay the next.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     lab.built()?;
     let part = format!("chap/{}", driver.name());
@@ -64,8 +64,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
             case(lab, &target)?;
             target.healthy()?;
             let said = std::fs::read_to_string(&target.log)?;
-            for (_, secret) in [USER, TARGET, LOOKER] {
-                ensure!(!said.contains(secret), "the log tells a secret");
+            for (_, secret) in [USER, TARGET, DISCOVERY] {
+                ensure!(!said.contains(secret), "the log contains a secret");
             }
             target.stop()
         });
@@ -78,19 +78,19 @@ pub(crate) fn secret_file(lab: &Lab, (name, secret): (&str, &str)) -> Result<Str
     let path: PathBuf = lab.fresh(&format!("secret-{name}"))?;
     let mut file = std::fs::File::options().create(true).truncate(true).write(true).mode(0o600).open(&path)?;
     writeln!(file, "{secret}")?;
-    Ok(path.to_str().context("the scratch folder's name is no text")?.to_owned())
+    Ok(path.to_str().context("the name of the scratch folder is not UTF-8")?.to_owned())
 }
 
-/// A target's flags that have initiators prove their names.
+/// The options of a target with CHAP.
 pub(crate) fn spec(lab: &Lab, driver: Driver) -> Result<Spec> {
-    let files = (secret_file(lab, USER)?, secret_file(lab, TARGET)?, secret_file(lab, LOOKER)?);
+    let files = (secret_file(lab, USER)?, secret_file(lab, TARGET)?, secret_file(lab, DISCOVERY)?);
     let map = format!("{MAPPED}=0:1,5:0:ro");
     let flags: [&[&str]; 5] = [
         &["--name", NAME, "--initiator", "iqn.20*"],
         &["--map", &map],
         &["--user", USER.0, "--secret-file", &files.0],
         &["--mutual-user", TARGET.0, "--mutual-secret-file", &files.1],
-        &["--discovery-user", LOOKER.0, "--discovery-secret-file", &files.2],
+        &["--discovery-user", DISCOVERY.0, "--discovery-secret-file", &files.2],
     ];
     Ok(Spec::new(driver, ["ram:64M", "ram:16M"])?.flags(&flags.concat()))
 }
@@ -99,13 +99,13 @@ fn start(lab: &Lab, driver: Driver) -> Result<Target> {
     Target::start_named(lab, &spec(lab, driver)?, NAME)
 }
 
-/// What a guest's script must know, as shell variables.
+/// The users and secrets as shell variables for a guest's script.
 pub(crate) fn settings() -> String {
-    let each = [("CHAP", USER), ("MUTUAL", TARGET), ("LOOKER", LOOKER)];
+    let each = [("CHAP", USER), ("MUTUAL", TARGET), ("DISCOVERY", DISCOVERY)];
     each.iter().map(|(key, (name, secret))| format!("{key}_USER={name}\n{key}_SECRET={secret}\n")).collect()
 }
 
-/// A URL as libiscsi has it, with a user, and what else it should know.
+/// A libiscsi URL with a user and further options.
 fn url(target: &Target, (user, secret): (&str, &str), more: &str) -> String {
     format!("iscsi://{user}%{secret}@{}/{NAME}/0{more}", target.portal)
 }
@@ -117,8 +117,8 @@ fn fails(program: &str, arguments: &[&str]) -> Result<()> {
 }
 
 fn libiscsi(_: &Lab, target: &Target) -> Result<()> {
-    says(&tool("iscsi-inq", &[&url(target, USER, "")])?, "DIRECT_ACCESS")?;
-    for wrong in [(USER.0, "secret-of-mallory"), ("mallory", USER.1), TARGET, LOOKER] {
+    expect_text(&tool("iscsi-inq", &[&url(target, USER, "")])?, "DIRECT_ACCESS")?;
+    for wrong in [(USER.0, "secret-of-mallory"), ("mallory", USER.1), TARGET, DISCOVERY] {
         fails("iscsi-inq", &[&url(target, wrong, "")])?;
     }
     fails("iscsi-inq", &[&target.url(0)])
@@ -126,19 +126,19 @@ fn libiscsi(_: &Lab, target: &Target) -> Result<()> {
 
 fn libiscsi_mutual(_: &Lab, target: &Target) -> Result<()> {
     let expecting = |name: &str, secret: &str| format!("?target_user={name}&target_password={secret}");
-    says(&tool("iscsi-inq", &[&url(target, USER, &expecting(TARGET.0, TARGET.1))])?, "DIRECT_ACCESS")?;
+    expect_text(&tool("iscsi-inq", &[&url(target, USER, &expecting(TARGET.0, TARGET.1))])?, "DIRECT_ACCESS")?;
     fails("iscsi-inq", &[&url(target, USER, &expecting(TARGET.0, "secret-of-others"))])
 }
 
 fn libiscsi_discovery(_: &Lab, target: &Target) -> Result<()> {
     let portal = |(user, secret): (&str, &str)| format!("iscsi://{user}%{secret}@{}", target.portal);
-    says(&tool("iscsi-ls", &[&portal(LOOKER)])?, NAME)?;
+    expect_text(&tool("iscsi-ls", &[&portal(DISCOVERY)])?, NAME)?;
     fails("iscsi-ls", &[&portal(USER)])?;
     fails("iscsi-ls", &[&format!("iscsi://{}", target.portal)])
 }
 
 fn own_initiator(lab: &Lab, target: &Target) -> Result<()> {
-    let program = lab.built()?.to_str().context("the program's name is no text")?;
+    let program = lab.built()?.to_str().context("the path of the program is not UTF-8")?;
     let (user, own) = (secret_file(lab, USER)?, secret_file(lab, TARGET)?);
     let url = target.url(0);
     let common = ["bench", &url, "--time", "0.2", "--user", USER.0, "--secret-file", &user];
@@ -153,9 +153,9 @@ fn own_initiator(lab: &Lab, target: &Target) -> Result<()> {
 fn mapped(_: &Lab, target: &Target) -> Result<()> {
     let at = |lun: u16| format!("iscsi://{}%{}@{}/{NAME}/{lun}", USER.0, USER.1, target.portal);
     let size = |initiator: &str, lun| tool("iscsi-readcapacity16", &["-s", "--initiator-name", initiator, &at(lun)]);
-    says(&size(MAPPED, 0)?, "16777216")?;
-    says(&size(MAPPED, 5)?, "67108864")?;
-    says(&size("iqn.2026-01.io.lunar.conform:other", 0)?, "67108864")?;
+    expect_text(&size(MAPPED, 0)?, "16777216")?;
+    expect_text(&size(MAPPED, 5)?, "67108864")?;
+    expect_text(&size("iqn.2026-01.io.lunar.conform:other", 0)?, "67108864")?;
     fails("iscsi-readcapacity16", &["-s", "--initiator-name", MAPPED, &at(1)])?;
     let write = |lun: u16| {
         let image = format!(
@@ -173,37 +173,37 @@ fn mapped(_: &Lab, target: &Target) -> Result<()> {
     Ok(())
 }
 
-/// A login by hand.
-struct Knock {
-    link: Link,
+/// A login, request by request.
+struct LoginExchange {
+    connection: Connection,
     answered: HashMap<String, String>,
 }
 
-impl Knock {
-    fn at(link: Link) -> Self {
-        Self { link, answered: HashMap::new() }
+impl LoginExchange {
+    fn at(connection: Connection) -> Self {
+        Self { connection, answered: HashMap::new() }
     }
 
     fn new(target: &Target) -> Result<Self> {
-        Ok(Self::at(Link::open(target.portal)?))
+        Ok(Self::at(Connection::open(target.portal)?))
     }
 
-    /// Sends keys; returns the status.
-    fn say(&mut self, flags: u8, keys: &[(&str, &str)]) -> Result<u16> {
+    /// Sends a login request with these keys; returns the status.
+    fn send(&mut self, flags: u8, keys: &[(&str, &str)]) -> Result<u16> {
         let request = Pdu::new(op::LOGIN | IMMEDIATE, flags).bytes(8, &[0x80, 0x12, 0x34, 0x56]).tag(1);
-        self.link.send(&request.with_data(text(keys.iter().copied())))?;
-        let answer = self.link.expect(ANSWER_LIMIT)?;
+        self.connection.send(&request.with_data(text(keys.iter().copied())))?;
+        let answer = self.connection.expect(ANSWER_LIMIT)?;
         ensure!(answer.opcode() == op::LOGIN_RESPONSE, "answered with opcode {:02x}h", answer.opcode());
         self.answered = keys_of(&answer.data).into_iter().collect();
         Ok(u16::from_be_bytes([answer.head[36], answer.head[37]]))
     }
 
-    /// Up to the challenge.
+    /// Continues the login up to the challenge.
     fn challenged(mut self) -> Result<Self> {
         let names = [("InitiatorName", "iqn.2026-01.io.lunar.conform:mallory"), ("TargetName", NAME)];
-        ensure!(self.say(0, &[&names[..], &[("AuthMethod", "CHAP,None")]].concat())? == 0, "the method is refused");
+        ensure!(self.send(0, &[&names[..], &[("AuthMethod", "CHAP,None")]].concat())? == 0, "the method is refused");
         ensure!(self.answered.get("AuthMethod").is_some_and(|method| method == "CHAP"), "{:?}", self.answered);
-        ensure!(self.say(0, &[("CHAP_A", "5")])? == 0, "the algorithm is refused");
+        ensure!(self.send(0, &[("CHAP_A", "5")])? == 0, "the algorithm is refused");
         Ok(self)
     }
 
@@ -212,7 +212,7 @@ impl Knock {
         Ok((value("CHAP_I")?.parse()?, value("CHAP_C")?))
     }
 
-    /// The answer of somebody who knows `secret`.
+    /// The response for this secret.
     fn response(&self, secret: &str) -> Result<String> {
         let (identifier, challenge) = self.challenge()?;
         let digits = challenge.strip_prefix("0x").context("the challenge is not hexadecimal")?;
@@ -224,28 +224,28 @@ impl Knock {
         let mut sum = Command::new("md5sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         sum.stdin.take().context("a pipe")?.write_all(&bytes)?;
         let said = String::from_utf8(sum.wait_with_output()?.stdout)?;
-        Ok(format!("0x{}", said.split_whitespace().next().context("md5sum says nothing")?))
+        Ok(format!("0x{}", said.split_whitespace().next().context("md5sum prints nothing")?))
     }
 
-    fn prove(&mut self, user: &str, response: &str) -> Result<u16> {
-        self.say(TRANSIT, &[("CHAP_N", user), ("CHAP_R", response)])
+    fn respond(&mut self, user: &str, response: &str) -> Result<u16> {
+        self.send(TRANSIT, &[("CHAP_N", user), ("CHAP_R", response)])
     }
 
-    /// A login with a wrong secret, from its begin to its end.
-    fn guess(link: Link) -> Result<u16> {
-        Self::at(link).challenged()?.prove(USER.0, WRONG)
+    /// A complete login with a wrong response.
+    fn guess(connection: Connection) -> Result<u16> {
+        Self::at(connection).challenged()?.respond(USER.0, WRONG)
     }
 }
 
-/// The target's log holds a line with all of these.
-fn audited(target: &Target, wanted: &[&str]) -> Result<()> {
+/// Fails unless a line of the audit log contains all of these.
+fn expect_audit_line(target: &Target, wanted: &[&str]) -> Result<()> {
     let said = std::fs::read_to_string(&target.log)?;
     let found = said.lines().any(|line| line.starts_with("audit: ") && wanted.iter().all(|part| line.contains(part)));
-    ensure!(found, "no record of {wanted:?}");
+    ensure!(found, "no audit line with {wanted:?}");
     Ok(())
 }
 
-fn no_proof(_: &Lab, target: &Target) -> Result<()> {
+fn without_authentication(_: &Lab, target: &Target) -> Result<()> {
     let names = [("InitiatorName", "iqn.2026-01.io.lunar.conform:mallory"), ("TargetName", NAME)];
     for (flags, more) in [
         (TRANSIT, vec![("AuthMethod", "None")]),
@@ -253,95 +253,96 @@ fn no_proof(_: &Lab, target: &Target) -> Result<()> {
         (0x83, vec![]),
         (0x87, vec![("MaxBurstLength", "512")]),
     ] {
-        let found = Knock::new(target)?.say(flags, &[&names[..], &more].concat())?;
+        let found = LoginExchange::new(target)?.send(flags, &[&names[..], &more].concat())?;
         ensure!(found == status::AUTHENTICATION_FAILURE, "{flags:02x}h {more:?}: {found:04x}h");
     }
-    let mut knock = Knock::new(target)?.challenged()?;
-    let found = knock.say(0x87, &[])?;
-    ensure!(found >> 8 == 2, "the next stage without an answer: {found:04x}h");
-    audited(target, &["login refused", "mallory"])
+    let mut exchange = LoginExchange::new(target)?.challenged()?;
+    let found = exchange.send(0x87, &[])?;
+    ensure!(found >> 8 == 2, "the next stage without a response: {found:04x}h");
+    expect_audit_line(target, &["login refused", "mallory"])
 }
 
-fn no_difference(_: &Lab, target: &Target) -> Result<()> {
+fn same_response(_: &Lab, target: &Target) -> Result<()> {
     let mut answers = Vec::new();
     for user in [USER.0, "nobody"] {
-        let mut knock = Knock::new(target)?.challenged()?;
-        let found = knock.prove(user, WRONG)?;
-        answers.push((found, knock.answered));
+        let mut exchange = LoginExchange::new(target)?.challenged()?;
+        let found = exchange.respond(user, WRONG)?;
+        answers.push((found, exchange.answered));
     }
     ensure!(answers[0] == answers[1], "{answers:?}");
     ensure!(answers[0] == (status::AUTHENTICATION_FAILURE, HashMap::new()), "{answers:?}");
-    audited(target, &["login refused", "wrong secret", "user=\"alice\""])?;
-    audited(target, &["login refused", "unknown user", "user=\"nobody\""])
+    expect_audit_line(target, &["login refused", "wrong secret", "user=\"alice\""])?;
+    expect_audit_line(target, &["login refused", "unknown user", "user=\"nobody\""])
 }
 
 fn replayed(_: &Lab, target: &Target) -> Result<()> {
-    let (mut first, mut second) = (Knock::new(target)?.challenged()?, Knock::new(target)?.challenged()?);
+    let (mut first, mut second) =
+        (LoginExchange::new(target)?.challenged()?, LoginExchange::new(target)?.challenged()?);
     ensure!(first.challenge()? != second.challenge()?, "the same challenge twice");
-    let heard = first.response(USER.1)?;
-    let found = second.prove(USER.0, &heard)?;
+    let received = first.response(USER.1)?;
+    let found = second.respond(USER.0, &received)?;
     ensure!(found == status::AUTHENTICATION_FAILURE, "replayed: {found:04x}h");
-    let found = first.prove(USER.0, &heard)?;
-    ensure!(found == 0, "where it belongs: {found:04x}h");
+    let found = first.respond(USER.0, &received)?;
+    ensure!(found == 0, "on its own connection: {found:04x}h");
     Ok(())
 }
 
 fn reflected(_: &Lab, target: &Target) -> Result<()> {
-    let other = Knock::new(target)?.challenged()?;
+    let other = LoginExchange::new(target)?.challenged()?;
     for elsewhere in [false, true] {
-        let mut knock = Knock::new(target)?.challenged()?;
-        let response = knock.response(USER.1)?;
-        let (identifier, challenge) = if elsewhere { other.challenge()? } else { knock.challenge()? };
+        let mut exchange = LoginExchange::new(target)?.challenged()?;
+        let response = exchange.response(USER.1)?;
+        let (identifier, challenge) = if elsewhere { other.challenge()? } else { exchange.challenge()? };
         let identifier = identifier.to_string();
         let counter = [("CHAP_I", identifier.as_str()), ("CHAP_C", &challenge)];
-        let found = knock.say(TRANSIT, &[&[("CHAP_N", USER.0), ("CHAP_R", &response)][..], &counter].concat())?;
-        ensure!(found == status::AUTHENTICATION_FAILURE, "elsewhere {elsewhere}: {found:04x}h");
-        ensure!(!knock.answered.contains_key("CHAP_R"), "it is answered");
+        let found = exchange.send(TRANSIT, &[&[("CHAP_N", USER.0), ("CHAP_R", &response)][..], &counter].concat())?;
+        ensure!(found == status::AUTHENTICATION_FAILURE, "other connection {elsewhere}: {found:04x}h");
+        ensure!(!exchange.answered.contains_key("CHAP_R"), "the reflected challenge is answered");
     }
-    // Whoever does not prove his own name gets no proof of ours.
-    let mut knock = Knock::new(target)?.challenged()?;
+    // Without a valid response of the initiator, the target does not respond to its challenge.
+    let mut exchange = LoginExchange::new(target)?.challenged()?;
     let keys = [("CHAP_N", USER.0), ("CHAP_R", "0x00"), ("CHAP_I", "1"), ("CHAP_C", "0x0102030405060708")];
-    ensure!(knock.say(TRANSIT, &keys)? == status::AUTHENTICATION_FAILURE, "an answer of one byte");
-    ensure!(knock.answered.is_empty(), "{:?}", knock.answered);
-    audited(target, &["login refused", "reflected challenge"])
+    ensure!(exchange.send(TRANSIT, &keys)? == status::AUTHENTICATION_FAILURE, "an answer of one byte");
+    ensure!(exchange.answered.is_empty(), "{:?}", exchange.answered);
+    expect_audit_line(target, &["login refused", "reflected challenge"])
 }
 
-fn stranger(_: &Lab, target: &Target) -> Result<()> {
+fn without_group(_: &Lab, target: &Target) -> Result<()> {
     let keys = [("InitiatorName", "eui.0123456789abcdef"), ("TargetName", NAME), ("AuthMethod", "CHAP")];
-    let found = Knock::new(target)?.say(0, &keys)?;
+    let found = LoginExchange::new(target)?.send(0, &keys)?;
     ensure!(found == status::NOT_FOUND, "{found:04x}h");
-    audited(target, &["login refused", "no group fits", "eui.0123456789abcdef"])
+    expect_audit_line(target, &["login refused", "no host group matches", "eui.0123456789abcdef"])
 }
 
 /// A connection from another address of this machine.
-fn from_elsewhere(target: &Target) -> Result<Link> {
+fn from_elsewhere(target: &Target) -> Result<Connection> {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
     bind(&socket, &SocketAddr::from((Ipv4Addr::new(127, 0, 0, 77), 0)))?;
     connect(&socket, &target.portal)?;
-    Link::over(socket.into())
+    Connection::over(socket.into())
 }
 
 fn guesses(_: &Lab, target: &Target) -> Result<()> {
-    // What is told is timed alone: others are busy on this machine, and programs start at their own pace.
-    let told = |mut knock: Knock, user, response: &str| {
+    // Only the last response is timed: the machine is busy with other parts.
+    let timed = |mut exchange: LoginExchange, user, response: &str| {
         let start = Instant::now();
-        knock.prove(user, response).map(|found| (found, start.elapsed()))
+        exchange.respond(user, response).map(|found| (found, start.elapsed()))
     };
     let mut took = Vec::new();
     for _ in 0..6 {
-        let (found, wait) = told(Knock::new(target)?.challenged()?, USER.0, WRONG)?;
+        let (found, wait) = timed(LoginExchange::new(target)?.challenged()?, USER.0, WRONG)?;
         ensure!(found == status::AUTHENTICATION_FAILURE, "{found:04x}h");
         took.push(wait);
     }
-    ensure!(took[5] > Duration::from_millis(700), "the sixth is told after {:?}", took[5]);
-    ensure!(took[0] < took[5] / 2, "the first is told after {:?}, the sixth after {:?}", took[0], took[5]);
-    // The user whom they guess, from elsewhere.
-    let knock = Knock::at(from_elsewhere(target)?).challenged()?;
-    let response = knock.response(USER.1)?;
-    let (found, wait) = told(knock, USER.0, &response)?;
-    ensure!(found == 0, "the right one is refused: {found:04x}h");
-    ensure!(wait < took[5] / 2, "the right one had to wait for {wait:?}, who guessed for {:?}", took[5]);
+    ensure!(took[5] > Duration::from_millis(700), "the sixth refusal took {:?}", took[5]);
+    ensure!(took[0] < took[5] / 2, "the first refusal took {:?}, the sixth {:?}", took[0], took[5]);
+    // The right secret of the guessed user, from another address.
+    let exchange = LoginExchange::at(from_elsewhere(target)?).challenged()?;
+    let response = exchange.response(USER.1)?;
+    let (found, wait) = timed(exchange, USER.0, &response)?;
+    ensure!(found == 0, "the right secret is refused: {found:04x}h");
+    ensure!(wait < took[5] / 2, "the right secret took {wait:?}, a guess {:?}", took[5]);
     Ok(())
 }
 
@@ -351,7 +352,7 @@ fn flood(_: &Lab, target: &Target) -> Result<()> {
     let guesses: Vec<_> = (0..COUNT)
         .map(|_| {
             let portal = target.portal;
-            std::thread::spawn(move || Knock::guess(Link::open(portal)?))
+            std::thread::spawn(move || LoginExchange::guess(Connection::open(portal)?))
         })
         .collect();
     let mut unavailable = 0;
@@ -364,13 +365,13 @@ fn flood(_: &Lab, target: &Target) -> Result<()> {
     }
     let took = start.elapsed();
     ensure!(unavailable > COUNT / 2, "only {unavailable} were refused at once");
-    ensure!(took < Duration::from_secs(20), "the last was told after {took:?}");
+    ensure!(took < Duration::from_secs(20), "the last refusal took {took:?}");
     let said = std::fs::read_to_string(&target.log)?;
     let listed = said.lines().filter(|line| line.starts_with("audit: login refused")).count();
     let most = LISTED_MAX + 20 * usize::try_from(took.as_secs())?;
     ensure!((20..=most).contains(&listed), "{listed} of {COUNT} refusals are listed");
-    let mut knock = Knock::at(from_elsewhere(target)?).challenged()?;
-    let response = knock.response(USER.1)?;
-    ensure!(knock.prove(USER.0, &response)? == 0, "another address is refused");
+    let mut exchange = LoginExchange::at(from_elsewhere(target)?).challenged()?;
+    let response = exchange.response(USER.1)?;
+    ensure!(exchange.respond(USER.0, &response)? == 0, "another address is refused");
     Ok(())
 }

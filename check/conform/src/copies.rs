@@ -1,5 +1,5 @@
-//! Copies that no byte of is on the wire: EXTENDED COPY of both list identifiers, and tokens, with all that is asked
-//! about them, between two volumes on a file system that shares.
+//! Copies by the target: EXTENDED COPY with both list identifier lengths, and ROD tokens, with all related commands,
+//! between two volumes on a file system with reflinks.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,42 +8,46 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::mounted::Mounted;
+use crate::mounted_fs::MountedFs;
 use crate::process;
 use crate::report::skip;
 use crate::session::{Data, Login, Session};
 use crate::target::{Driver, Lab, Spec, Target};
-use crate::witness::pattern;
+use crate::test_data::pattern;
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Bytes of each volume.
 const VOLUME: u64 = 10 << 30;
 const BLOCKS: u64 = VOLUME / 512;
-/// Data lies here and there: a piece of it every so many bytes.
+/// The distance between pieces of data; the rest of the volumes is sparse.
 const EVERY: u64 = 64 << 20;
 const PIECE: usize = 1 << 20;
-/// MiB of the file system: both volumes if nothing were sparse or shared would not fit.
+/// MiB of the file system: both volumes would not fit without sparse or shared blocks.
 const SYSTEM_MIB: u64 = 12 << 10;
 /// Blocks of one command.
 const CHUNK: u32 = 131_072;
 /// Blocks of one segment of EXTENDED COPY.
 const SEGMENT: u64 = 32_768;
-/// Bytes that a copy of 10 GiB may have on the wire.
+/// Most bytes on the network for a copy of 10 GiB.
 const WIRE_MAX: u64 = 1_000_000;
-/// Bytes of space that it may take: what a file system needs to know what is shared.
+/// Most bytes of new space: the metadata of shared blocks.
 const SPACE_MAX: u64 = 32 << 20;
 
 pub(crate) fn part(lab: &Lab, driver: Driver, part: &str) {
-    lab.report.check(part, "10 GiB by EXTENDED COPY and by tokens, without any on the wire or taken twice", || {
-        let Some(mounted) = Mounted::new(lab, "xfs", SYSTEM_MIB)? else {
-            return skip("no xfs can be mounted here: that takes root, mkfs.xfs, and a kernel that has it");
-        };
-        copies(lab, driver, &mounted.path)
-    });
+    lab.report.check(
+        part,
+        "10 GiB by EXTENDED COPY and by tokens, without data on the network and without new space",
+        || {
+            let Some(mounted) = MountedFs::new(lab, "xfs", SYSTEM_MIB)? else {
+                return skip("no xfs can be mounted here: that needs root, mkfs.xfs, and a kernel with xfs");
+            };
+            copies(lab, driver, &mounted.path)
+        },
+    );
 }
 
-/// A way to copy some blocks from LUN 0 to the same place at LUN 1.
-type Way = fn(&mut Copier, u64, u32) -> Result<()>;
+/// A method to copy blocks from LUN 0 to the same LBA of LUN 1.
+type CopyMethod = fn(&mut Copier, u64, u32) -> Result<()>;
 
 struct Copier {
     from: Session,
@@ -56,7 +60,7 @@ struct Copier {
 fn third_party(opcode: u8, action: u8, list: u32, length: usize) -> Result<[u8; 16]> {
     let mut cdb = [opcode, action, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     cdb[10..14].copy_from_slice(&u32::try_from(length)?.to_be_bytes());
-    // Tokens and what is asked about lists have the identifier in bytes 6 to 9, or 2 to 5: SPC-4 6.4, SBC-3 5.8.
+    // The list identifier is in bytes 6 to 9 of opcode 83h, else in bytes 2 to 5 (SPC-4 6.4, SBC-3 5.8).
     let at = if opcode == 0x83 { 6 } else { 2 };
     if list != 0 {
         cdb[at..at + 4].copy_from_slice(&list.to_be_bytes());
@@ -87,13 +91,13 @@ impl Copier {
     }
 }
 
-/// The CSCD descriptor of a disk by its name (SPC-4 6.4.4.2), from the page of its names.
+/// The identification descriptor CSCD of a logical unit (SPC-4 6.4.4.2), from VPD page 83h.
 fn descriptor(session: &mut Session) -> Result<Vec<u8>> {
     let page = session.run(&[0x12, 1, 0x83, 4, 0, 0], Data::In(1024))?.good()?.data;
-    let mut rest = page.get(4..).context("a page of names")?;
+    let mut rest = page.get(4..).context("a VPD page 83h")?;
     while let [_, kind, _, length, ..] = *rest {
-        let (name, after) = rest.split_at_checked(4 + usize::from(length)).context("a name that is cut off")?;
-        // An NAA name of the logical unit.
+        let (name, after) = rest.split_at_checked(4 + usize::from(length)).context("an incomplete designator")?;
+        // A NAA designator of the logical unit.
         if kind & 0x3f == 3 {
             let mut descriptor = [&[0xe4, 0, 0, 0], name].concat();
             descriptor.resize(28, 0);
@@ -102,10 +106,10 @@ fn descriptor(session: &mut Session) -> Result<Vec<u8>> {
         }
         rest = after;
     }
-    anyhow::bail!("the disk has no NAA name")
+    anyhow::bail!("the logical unit has no NAA designator")
 }
 
-/// EXTENDED COPY (LID1), and what became of it.
+/// EXTENDED COPY (LID1) and its status.
 fn by_lid1(copier: &mut Copier, at: u64, count: u32) -> Result<()> {
     copier.list = copier.list % 255 + 1;
     let (id, segments) = (copier.list as u8, copier.segments(at, count));
@@ -118,17 +122,17 @@ fn by_lid1(copier: &mut Copier, at: u64, count: u32) -> Result<()> {
     copier.to.run(&third_party(0x83, 0, 0, list.len())?, Data::Out(list))?.good().context("EXTENDED COPY (LID1)")?;
     let mut ask = third_party(0x84, 0, 0, 64)?;
     ask[2] = id;
-    let told = copier.to.run(&ask, Data::In(64))?.good().context("RECEIVE COPY STATUS (LID1)")?.data;
-    ensure!(told.get(4) == Some(&1), "the copy's status is {told:02x?}");
+    let data = copier.to.run(&ask, Data::In(64))?.good().context("RECEIVE COPY STATUS (LID1)")?.data;
+    ensure!(data.get(4) == Some(&1), "the copy's status is {data:02x?}");
     Ok(())
 }
 
-/// EXTENDED COPY (LID4), and what became of it.
+/// EXTENDED COPY (LID4) and its status.
 fn by_lid4(copier: &mut Copier, at: u64, count: u32) -> Result<()> {
     copier.list += 1;
     let segments = copier.segments(at, count);
     let mut list = vec![0; 48];
-    // A header of its own, of 32 bytes.
+    // The header of 32 bytes after the list identifier fields.
     (list[0], list[3], list[16]) = (1, 0x20, 0xff);
     list[20..24].copy_from_slice(&copier.list.to_be_bytes());
     list[42..44].copy_from_slice(&u16::try_from(copier.names.len())?.to_be_bytes());
@@ -136,8 +140,8 @@ fn by_lid4(copier: &mut Copier, at: u64, count: u32) -> Result<()> {
     list.extend([&copier.names[..], &segments].concat());
     copier.to.run(&third_party(0x83, 1, 0, list.len())?, Data::Out(list))?.good().context("EXTENDED COPY (LID4)")?;
     let ask = third_party(0x84, 5, copier.list, 64)?;
-    let told = copier.to.run(&ask, Data::In(64))?.good().context("RECEIVE COPY STATUS (LID4)")?.data;
-    ensure!(told.get(5) == Some(&1), "the copy's status is {told:02x?}");
+    let data = copier.to.run(&ask, Data::In(64))?.good().context("RECEIVE COPY STATUS (LID4)")?.data;
+    ensure!(data.get(5) == Some(&1), "the copy's status is {data:02x?}");
     Ok(())
 }
 
@@ -148,9 +152,9 @@ fn by_token(copier: &mut Copier, at: u64, count: u32) -> Result<()> {
     let make = [&[0, 30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16][..], &range].concat();
     let cdb = third_party(0x83, 0x10, copier.list, make.len())?;
     copier.from.run(&cdb, Data::Out(make))?.good().context("POPULATE TOKEN")?;
-    let told = copier.from.run(&third_party(0x84, 7, copier.list, 1024)?, Data::In(1024))?;
-    let told = told.good().context("RECEIVE ROD TOKEN INFORMATION")?.data;
-    let token = told.get(38..550).context("no token is told")?;
+    let data = copier.from.run(&third_party(0x84, 7, copier.list, 1024)?, Data::In(1024))?;
+    let data = data.good().context("RECEIVE ROD TOKEN INFORMATION")?.data;
+    let token = data.get(38..550).context("no ROD token is returned")?;
     let mut list = vec![0; 536];
     list[..2].copy_from_slice(&550_u16.to_be_bytes());
     list[2] = 2;
@@ -161,28 +165,28 @@ fn by_token(copier: &mut Copier, at: u64, count: u32) -> Result<()> {
     copier.to.run(&cdb, Data::Out(list))?.good().context("WRITE USING TOKEN").map(drop)
 }
 
-/// What else is asked about copies.
-fn questions(copier: &mut Copier) -> Result<()> {
-    let told = copier.to.run(&third_party(0x84, 3, 0, 512)?, Data::In(512))?.good()?.data;
-    ensure!(told.len() > 44, "RECEIVE COPY OPERATING PARAMETERS: {told:02x?}");
-    let told = copier.from.run(&third_party(0x84, 8, 0, 4096)?, Data::In(4096))?.good()?.data;
-    // Eight bytes, and the identifiers of tokens: each what is fixed in a token and 96 bytes.
-    let tokens = told.len().saturating_sub(8) / 96;
-    ensure!(tokens > 0, "REPORT ALL ROD TOKENS: {told:02x?}");
-    // INVALID FIELD IN CDB: no copy of this list failed, and none is under way.
+/// The other commands for copies.
+fn other_commands(copier: &mut Copier) -> Result<()> {
+    let data = copier.to.run(&third_party(0x84, 3, 0, 512)?, Data::In(512))?.good()?.data;
+    ensure!(data.len() > 44, "RECEIVE COPY OPERATING PARAMETERS: {data:02x?}");
+    let data = copier.from.run(&third_party(0x84, 8, 0, 4096)?, Data::In(4096))?.good()?.data;
+    // Eight bytes, then 96 bytes for each token.
+    let tokens = data.len().saturating_sub(8) / 96;
+    ensure!(tokens > 0, "REPORT ALL ROD TOKENS: {data:02x?}");
+    // INVALID FIELD IN CDB: no copy with this list identifier has failed or is in progress.
     let mut details = third_party(0x84, 4, 0, 512)?;
     details[2] = 0xee;
-    copier.to.run(&details, Data::In(512))?.refused(5, 0x24, 0).context("RECEIVE COPY FAILURE DETAILS")?;
+    copier.to.run(&details, Data::In(512))?.expect_sense(5, 0x24, 0).context("RECEIVE COPY FAILURE DETAILS")?;
     let mut abort = [0x83, 0x1c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     abort[2..6].copy_from_slice(&0x7777_7777_u32.to_be_bytes());
-    copier.to.run(&abort, Data::None)?.refused(5, 0x24, 0).context("COPY OPERATION ABORT")
+    copier.to.run(&abort, Data::None)?.expect_sense(5, 0x24, 0).context("COPY OPERATION ABORT")
 }
 
-/// Bytes to and from all peers so far.
+/// Bytes sent and received by the target so far.
 fn wire(lab: &Lab, socket: &str) -> Result<u64> {
     let text = process::run(process::bound(lab.built()?).args(["stats", socket]), LIMIT)?.succeeded()?;
     let number = |key: &str| -> Result<u64> {
-        // The last is that of all cores.
+        // The last occurrence is the sum of all cores.
         let after = text.rsplit_once(&format!("\"{key}\":")).with_context(|| format!("no {key} in {text}"))?.1;
         Ok(after.trim_start().split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default().parse()?)
     };
@@ -195,7 +199,7 @@ fn used(folder: &Path) -> Result<u64> {
 }
 
 fn copies(lab: &Lab, driver: Driver, folder: &Path) -> Result<()> {
-    let path = |name: &str| folder.join(name).to_str().map(str::to_owned).context("a folder whose name is text");
+    let path = |name: &str| folder.join(name).to_str().map(str::to_owned).context("a folder whose name is UTF-8");
     let (source, copy) = (path("source.img")?, path("copy.img")?);
     let file = File::create(&source)?;
     file.set_len(VOLUME)?;
@@ -204,8 +208,8 @@ fn copies(lab: &Lab, driver: Driver, folder: &Path) -> Result<()> {
     }
     file.sync_all()?;
     let socket = lab.fresh("copies.socket")?.display().to_string();
-    for (name, way) in [("LID1", by_lid1 as Way), ("LID4", by_lid4), ("token", by_token)] {
-        // Whatever is not copied is found.
+    for (name, method) in [("LID1", by_lid1 as CopyMethod), ("LID4", by_lid4), ("token", by_token)] {
+        // An empty file, so that data that is not copied is detected.
         let file = File::create(&copy)?;
         file.set_len(VOLUME)?;
         file.sync_all()?;
@@ -214,20 +218,21 @@ fn copies(lab: &Lab, driver: Driver, folder: &Path) -> Result<()> {
         let mut copier = Copier::new(&target)?;
         let (on_wire, space, began) = (wire(lab, &socket)?, used(folder)?, Instant::now());
         for at in (0..BLOCKS).step_by(CHUNK as usize) {
-            way(&mut copier, at, CHUNK).with_context(|| format!("{name}, block {at}"))?;
+            method(&mut copier, at, CHUNK).with_context(|| format!("{name}, block {at}"))?;
         }
         copier.to.synchronize()?;
         let took = began.elapsed();
         let (on_wire, space) = (wire(lab, &socket)? - on_wire, used(folder)?.saturating_sub(space));
-        lab.report.note(&format!("10 GiB by {name}: {took:.2?}, {on_wire} bytes on the wire, {space} of space"));
-        ensure!((1..WIRE_MAX).contains(&on_wire), "{on_wire} bytes on the wire");
-        ensure!(space < SPACE_MAX, "{space} bytes of space for what is shared");
+        lab.report
+            .note(&format!("10 GiB by {name}: {took:.2?}, {on_wire} bytes on the network, {space} bytes of new space"));
+        ensure!((1..WIRE_MAX).contains(&on_wire), "{on_wire} bytes on the network");
+        ensure!(space < SPACE_MAX, "{space} bytes of new space for shared blocks");
         for at in (0..VOLUME).step_by(EVERY as usize) {
             let found = copier.to.read(at / 512, u32::try_from(PIECE / 512)?, 512)?;
-            ensure!(found == pattern(at, 1, PIECE), "{name}: byte {at} is not what was copied");
+            ensure!(found == pattern(at, 1, PIECE), "{name}: byte {at} does not have the copied data");
         }
         if name == "token" {
-            questions(&mut copier)?;
+            other_commands(&mut copier)?;
         }
         copier.from.logout()?;
         copier.to.logout()?;

@@ -1,4 +1,4 @@
-//! `kill -9` in the middle of writing: what was acknowledged is there after the restart.
+//! `kill -9` during writes: acknowledged data is present after the restart.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,45 +7,46 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::fence;
+use crate::medium_rewrite;
 use crate::process;
-use crate::renewal;
+use crate::reservations;
 use crate::session::{Data, GOOD, Login, Session, cdb};
 use crate::target::{Driver, Lab, Spec, Target};
-use crate::witness::{Random, pattern};
+use crate::test_data::{Random, pattern};
 
 const MIB: u64 = 64;
-/// Writes under way when the blow falls.
+/// Writes in progress at the time of the kill.
 const DEPTH: usize = 16;
 const PIECE: usize = 24 << 10;
 const PIECES: u64 = (MIB << 20) / PIECE as u64;
-/// A run of the load generator must end soon after its target has.
+/// How long the load generator may take to end after its target.
 const LOAD_LIMIT: Duration = Duration::from_secs(30);
-/// Ways to write that differ in what lies between an acknowledgement and the disk.
+/// Cache modes, which differ in what is between an acknowledgement and the medium.
 const MODES: [&[&str]; 3] = [&[], &["--direct"], &["--write-through"]];
 
 /// How the load generator writes.
 struct Load {
     name: &'static str,
     flags: &'static [&'static str],
-    /// The lines of its log that promise something: a round has some before the blow falls.
-    promises: fn(&str) -> bool,
+    /// The lines of its log that are acknowledgements; a round has some before the kill.
+    is_acknowledgement: fn(&str) -> bool,
 }
 
 const LOADS: [Load; 3] = [
-    Load { name: "load generator", flags: &[], promises: |line| line.starts_with("w ") },
-    Load { name: "load generator, FUA", flags: &["--fua"], promises: |line| line.ends_with(" d") },
+    Load { name: "load generator", flags: &[], is_acknowledgement: |line| line.starts_with("w ") },
+    Load { name: "load generator, FUA", flags: &["--fua"], is_acknowledgement: |line| line.ends_with(" d") },
     Load {
         name: "load generator, SYNCHRONIZE CACHE",
         flags: &["--flush-every", "16"],
-        promises: |line| line.starts_with("s ") && line != "s 0",
+        is_acknowledgement: |line| line.starts_with("s ") && line != "s 0",
     },
 ];
 
-/// Crashes in the middle of registering: each kills twice, and takes its time.
-const FENCES: u32 = 5;
+/// Crashes during registrations: each kills twice, and takes longer.
+const RESERVATION_CRASHES: u32 = 5;
 
-/// So many crashes, in turn with our own session and with the load generator's log of acknowledgements.
+/// Runs this many crashes, in turn with a session of the harness and with the load generator, which logs
+/// acknowledgements.
 pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
     lab.built()?;
     let part = format!("crash/{}", driver.name());
@@ -65,36 +66,36 @@ pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
                 None => with_session(lab, &spec, delay, &mut random),
                 Some(load) => with_load(lab, &spec, delay, random.next() >> 16, load),
             }?;
-            ensure!(acknowledged > 0, "nothing was acknowledged before the crash: the round proves nothing");
+            ensure!(acknowledged > 0, "nothing was acknowledged before the crash: the round tests nothing");
             writes += acknowledged;
             Ok(())
         });
     }
-    for round in 0..FENCES.min(rounds) {
+    for round in 0..RESERVATION_CRASHES.min(rounds) {
         let name = format!("reservations, round {}", round + 1);
-        lab.report.check(&part, &name, || fence::crash(lab, driver, &mut random));
+        lab.report.check(&part, &name, || reservations::crash(lab, driver, &mut random));
     }
-    renewal::part(lab, driver, &part);
+    medium_rewrite::part(lab, driver, &part);
     lab.report.note(&format!("{part}: {writes} acknowledged writes were checked after {rounds} crashes"));
     Ok(())
 }
 
-/// What may be found at one place.
+/// The expected contents of one piece of the volume.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct ExpectedPiece {
     acknowledged: u64,
-    /// Sent, and not answered before the crash: some, all or none of its blocks may be there.
-    under_way: Option<u64>,
+    /// A write without a response before the crash: any of its blocks may be present.
+    in_flight: Option<u64>,
 }
 
 fn with_session(lab: &Lab, spec: &Spec, delay: Duration, random: &mut Random) -> Result<u64> {
     let target = Target::start(lab, spec)?;
-    let mut places = HashMap::new();
-    // What earlier rounds left behind must not look like this round's.
+    let mut pieces = HashMap::new();
+    // Data of earlier rounds must differ from the data of this round.
     let first = random.next() >> 8;
-    let acknowledged = write_until_killed(target, delay, random, first, &mut places)?;
+    let acknowledged = write_until_killed(target, delay, random, first, &mut pieces)?;
     let target = Target::start_after_kill(lab, spec).context("start after the crash")?;
-    check(&target, &places)?;
+    check(&target, &pieces)?;
     target.stop()?;
     Ok(acknowledged)
 }
@@ -104,7 +105,7 @@ fn write_until_killed(
     delay: Duration,
     random: &mut Random,
     first: u64,
-    places: &mut HashMap<u64, Place>,
+    pieces: &mut HashMap<u64, ExpectedPiece>,
 ) -> Result<u64> {
     let mut session = Session::ready(target.portal, &Login::to(&target.name, "crash"), target.lun)?;
     let (_, block) = session.capacity()?;
@@ -119,8 +120,8 @@ fn write_until_killed(
                 continue;
             }
             generation += 1;
-            let place = places.entry(at).or_default();
-            place.under_way = Some(generation);
+            let piece = pieces.entry(at).or_default();
+            piece.in_flight = Some(generation);
             let command = cdb::write(at * (PIECE / block) as u64, u32::try_from(PIECE / block)?);
             match session.start(&command, Data::Out(pattern(at, generation, PIECE))) {
                 Ok(tag) => tasks.insert(tag, at),
@@ -133,40 +134,44 @@ fn write_until_killed(
         {
             target.kill()?;
         }
-        // Answers that were sent before the crash still come.
+        // Responses that were sent before the crash still arrive.
         let done = match session.next() {
             Ok(done) => done,
             Err(_) if target.is_none() => return Ok(acknowledged),
             Err(error) => return Err(error),
         };
         ensure!(done.status == GOOD, "a write ended with status {:02x}h", done.status);
-        let at = tasks.remove(&done.tag).context("an answer to no command")?;
-        let place = places.entry(at).or_default();
-        place.acknowledged = place.under_way.take().context("an answer to no write")?;
+        let at = tasks.remove(&done.tag).context("a response without a command")?;
+        let piece = pieces.entry(at).or_default();
+        piece.acknowledged = piece.in_flight.take().context("a response without a write")?;
         acknowledged += 1;
     }
 }
 
-/// Every block at every place is of the last acknowledged write, or of one that was under way.
-fn check(target: &Target, places: &HashMap<u64, Place>) -> Result<()> {
+/// Every block has the data of the last acknowledged write, or of one that was in progress.
+fn check(target: &Target, pieces: &HashMap<u64, ExpectedPiece>) -> Result<()> {
     let mut session = Session::ready(target.portal, &Login::to(&target.name, "crash"), target.lun)?;
     let (_, block) = session.capacity()?;
     let blocks = u32::try_from(PIECE / block)?;
-    for (at, place) in places.iter().filter(|(_, place)| place.acknowledged > 0) {
+    for (at, piece) in pieces.iter().filter(|(_, piece)| piece.acknowledged > 0) {
         let found = session.read(at * u64::from(blocks), blocks, block)?;
-        let wanted = pattern(*at, place.acknowledged, block);
-        let allowed = place.under_way.map(|generation| pattern(*at, generation, block));
-        for (index, piece) in found.chunks(block).enumerate() {
-            if piece != wanted && allowed.as_deref() != Some(piece) {
-                bail!("lost: place {at}, block {index}, write {}: found {:02x?}", place.acknowledged, &piece[..16]);
+        let wanted = pattern(*at, piece.acknowledged, block);
+        let allowed = piece.in_flight.map(|generation| pattern(*at, generation, block));
+        for (index, found_block) in found.chunks(block).enumerate() {
+            if found_block != wanted && allowed.as_deref() != Some(found_block) {
+                bail!(
+                    "lost: place {at}, block {index}, write {}: found {:02x?}",
+                    piece.acknowledged,
+                    &found_block[..16]
+                );
             }
         }
     }
     session.logout()
 }
 
-/// The load generator writes down what was acknowledged; after the restart it compares: all of it, which has in it what
-/// was acknowledged under FUA, or before a SYNCHRONIZE CACHE that was done.
+/// The load generator logs acknowledgements. After the restart it verifies all of them, including those of writes with
+/// FUA and of completed SYNCHRONIZE CACHE commands.
 fn with_load(lab: &Lab, spec: &Spec, delay: Duration, seed: u64, how: &Load) -> Result<u64> {
     let log = lab.fresh("acknowledged.log")?;
     let target = Target::start(lab, spec)?;
@@ -195,23 +200,23 @@ fn with_load(lab: &Lab, spec: &Spec, delay: Duration, seed: u64, how: &Load) -> 
         None => {
             load.kill()?;
             load.wait()?;
-            bail!("the load generator does not notice that the target is gone");
+            bail!("the load generator does not end after its target");
         }
     }
     let target = Target::start_after_kill(lab, spec).context("start after the crash")?;
     let mut check = process::bound(lab.built()?);
     check.args(["bench", &target.url(0), "--all", "--check-ack-log"]).arg(&log);
-    process::run(&mut check, LOAD_LIMIT)?.succeeded().context("what was acknowledged")?;
+    process::run(&mut check, LOAD_LIMIT)?.succeeded().context("verification of acknowledged writes")?;
     target.stop()?;
     let lines = std::fs::read_to_string(&log)?;
     Ok(lines.lines().filter(|line| line.starts_with("w ")).count() as u64)
 }
 
-/// Waits until something is promised in the log, and `delay` more.
+/// Waits for the first acknowledgement in the log, and then for `delay`.
 fn when_it_promises(log: &Path, how: &Load, delay: Duration) -> Result<()> {
     let end = Instant::now() + LOAD_LIMIT;
-    while !std::fs::read_to_string(log).is_ok_and(|said| said.lines().any(how.promises)) {
-        ensure!(Instant::now() < end, "the load generator is promised nothing");
+    while !std::fs::read_to_string(log).is_ok_and(|said| said.lines().any(how.is_acknowledgement)) {
+        ensure!(Instant::now() < end, "nothing was acknowledged to the load generator");
         std::thread::sleep(Duration::from_millis(5));
     }
     std::thread::sleep(delay);

@@ -1,206 +1,43 @@
-//! `lunar daemon`: a file that changes while initiators are there, and kill -9 while it does.
+//! `lunar daemon`: changes of the configuration file while sessions exist, and kill -9 during changes.
 
-mod applies;
+mod apply_crash;
+mod fixture;
 mod isns;
-mod many;
 mod nvme;
+mod scale;
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::Signal;
 
-use crate::pdu::{Heard, Link, op};
+use crate::pdu::{Connection, Received, op};
 use crate::session::{self, ANSWER_LIMIT, Data, GOOD, Login, Session, keys_of};
-use crate::target::{Driver, Lab, Spec, Target, free_port, log_path};
-use crate::tools::{says, tool};
-use crate::witness::pattern;
-
-const MAIN: &str = "iqn.2026-01.io.lunar.conform:main";
-const OTHER: &str = "iqn.2026-01.io.lunar.conform:other";
-/// A change is in force, or refused, by then.
-const LIMIT: Duration = Duration::from_secs(60);
-
-const UNIT_ATTENTION: u8 = 6;
-const INVENTORY: (u8, u8, u8) = (UNIT_ATTENTION, 0x3f, 0x0e);
-const CAPACITY: (u8, u8, u8) = (UNIT_ATTENTION, 0x2a, 0x09);
-const ACCESS: (u8, u8, u8) = (UNIT_ATTENTION, 0x2a, 0x06);
-const NOT_SUPPORTED: (u8, u8, u8) = (5, 0x25, 0x00);
-
-/// A configuration, and the daemon that follows it.
-struct House {
-    folder: PathBuf,
-    portal: SocketAddr,
-    target: Option<Target>,
-    driver: Driver,
-    /// What it says, and what those before it said.
-    log: PathBuf,
-}
-
-/// What is changed in the usual configuration.
-#[derive(Clone, Default)]
-struct Change {
-    /// Bytes of the volume in a file.
-    size: &'static str,
-    /// Keys of the target.
-    main: &'static str,
-    /// Keys of the portal group.
-    group: &'static str,
-    /// LUNs of everybody at the main target.
-    luns: &'static str,
-    /// More sections.
-    more: &'static str,
-}
-
-impl House {
-    fn new(lab: &Lab, driver: Driver, name: &str) -> Result<Self> {
-        let folder = lab.scratch.join(format!("daemon-{}-{name}", driver.name()));
-        std::fs::create_dir_all(&folder)?;
-        let portal = free_port()?;
-        Ok(Self { folder, portal, target: None, driver, log: log_path(lab, portal) })
-    }
-
-    fn file(&self) -> PathBuf {
-        self.folder.join("lunar.toml")
-    }
-
-    /// The text of the configuration; what a change does not say is as usual.
-    fn text(&self, change: &Change) -> String {
-        let or = |own: &'static str, usual: &'static str| if own.is_empty() { usual } else { own };
-        let folder = self.folder.display();
-        let mut text = String::from("# Kept by hand.\n");
-        let _ = write!(
-            text,
-            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\ndrain = \"3s\"\npatience = \"1s\"\n\
-             state = \"{folder}/state\"\n\
-             [volume.disk]\nkind = \"file\"\npath = \"{folder}/disk.img\"\nsize = \"{}\"\n\
-             [volume.memory]\nkind = \"ram\"\nsize = \"16M\"\n\
-             [portal-group.p]\ntag = 1\n{}\n\
-             [portal.one]\naddress = \"{}\"\ngroup = \"p\"\n\
-             [target.main]\niqn = \"{MAIN}\"\nportal-groups = [\"p\"]\n{}\n\
-             [target.other]\niqn = \"{OTHER}\"\nportal-groups = [\"p\"]\n\
-             [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\nluns = {{ {} }}\n\
-             [group.few]\ntargets = [\"other\"]\ninitiators = [\"*:few*\"]\nluns = {{ 0 = \"memory\" }}\n{}\n",
-            self.driver.name().replace('_', "-"),
-            or(change.size, "32M"),
-            change.group,
-            self.portal,
-            change.main,
-            or(change.luns, "0 = \"disk\", 4 = { volume = \"memory\", read-only = true }"),
-            change.more,
-        );
-        text
-    }
-
-    /// Puts a text into the file as an editor does. Volumes keep who they are: what the daemon has written is not taken
-    /// along.
-    fn write(&self, text: &str) -> Result<()> {
-        let unfinished = self.folder.join("lunar.toml.editor");
-        std::fs::write(&unfinished, text)?;
-        Ok(std::fs::rename(unfinished, self.file())?)
-    }
-
-    fn start(&mut self, lab: &Lab) -> Result<()> {
-        let mut spec = Spec::new(self.driver, Vec::<String>::new())?;
-        spec.listen = vec![self.portal];
-        spec.daemon = Some(self.file());
-        let before = self.said().len();
-        self.target = Some(Target::start_named(lab, &spec, MAIN)?);
-        let serves = || self.said().get(before..).is_some_and(|said| said.contains("lunar serves"));
-        until(serves).context("it does not say that it serves")
-    }
-
-    fn said(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    /// Has it follow the file, and waits until it has said `wanted`.
-    fn reload(&self, wanted: &str) -> Result<()> {
-        let before = self.said().len();
-        self.target.as_ref().context("it runs")?.signal(Signal::HUP)?;
-        until(|| self.said().get(before..).is_some_and(|said| said.contains(wanted)))
-            .with_context(|| format!("it does not say {wanted:?}; it said:\n{}", self.said()))
-    }
-
-    fn change(&self, change: &Change) -> Result<()> {
-        self.write(&self.text(change))?;
-        self.reload("reloaded")
-    }
-
-    fn session(&self, target: &str, initiator: &str, lun: u16) -> Result<Session> {
-        Session::ready(self.portal, &Login::to(target, initiator), lun)
-    }
-
-    /// A session after a `kill -9`: the kernel closes what an io_uring had open a moment after its process has ended,
-    /// and until then a connection may still reach the dead listener.
-    fn session_after_kill(&self) -> Result<Session> {
-        let end = Instant::now() + LIMIT;
-        loop {
-            match self.session(MAIN, "host", 0) {
-                Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
-                outcome => return outcome,
-            }
-        }
-    }
-
-    fn stop(mut self) -> Result<()> {
-        let mut target = self.target.take().context("it runs")?;
-        target.healthy()?;
-        target.stop()
-    }
-}
-
-fn until(holds: impl Fn() -> bool) -> Result<()> {
-    let end = Instant::now() + LIMIT;
-    while !holds() {
-        ensure!(Instant::now() < end, "not within {} s", LIMIT.as_secs());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
-}
-
-const TEST_UNIT_READY: [u8; 6] = [0; 6];
-
-/// The next command is told this.
-fn is_told(session: &mut Session, wanted: (u8, u8, u8)) -> Result<()> {
-    let done = session.run(&TEST_UNIT_READY, Data::None)?;
-    ensure!(done.status != GOOD && done.sense() == wanted, "it is told {:02x?}, not {wanted:02x?}", done.sense());
-    Ok(())
-}
-
-/// A session that no change concerns has noticed none.
-fn undisturbed(session: &mut Session) -> Result<()> {
-    ensure!(session.run(&TEST_UNIT_READY, Data::None)?.status == GOOD, "a session was disturbed for nothing");
-    session.ping()
-}
-
-fn luns(session: &mut Session) -> Result<Vec<u8>> {
-    let mut cdb = [0; 12];
-    (cdb[0], cdb[9]) = (0xa0, 0xff);
-    let done = session.run(&cdb, Data::In(255))?.good()?;
-    let length = u32::from_be_bytes([done.data[0], done.data[1], done.data[2], done.data[3]]);
-    Ok(done.data[8..8 + length as usize].chunks(8).map(|lun| lun[1]).collect())
-}
-
-type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
+use crate::target::{Driver, Lab, free_port};
+use crate::test_data::pattern;
+use crate::tools::{expect_text, tool};
+use fixture::{
+    ACCESS, CAPACITY, Case, ConfigChange, Daemon, INVENTORY, LIMIT, MAIN, NOT_SUPPORTED, OTHER, TEST_UNIT_READY,
+    UNIT_ATTENTION, expect_sense, expect_undisturbed, luns, started, started_with, until, uuids,
+};
 
 const CASES: [Case; 12] = [
-    ("a file is served, and each initiator sees what is its own", serves),
-    ("an edit while it starts is not lost", starts_while_edited),
-    ("what is away when it starts keeps nobody from the rest, and is taken in when it is back", starts_without),
-    ("an error in the file is told with its place, and changes nothing", refuses),
-    ("LUNs come and go, and who is concerned is told", maps),
-    ("a LUN that goes lets what is under way finish", drains_a_lun),
+    ("a configuration is served, and each initiator sees its own targets and LUNs", serves),
+    ("an edit during the start is not lost", starts_while_edited),
+    (
+        "an unavailable volume or portal is left out at start, and added when it is available again",
+        starts_without_missing_stores,
+    ),
+    ("an error in the file is reported with its position, and nothing is changed", rejects_errors),
+    ("LUNs are added and removed, and the sessions that see them get a unit attention", changes_luns),
+    ("commands in progress finish before their LUN is removed", drains_a_lun),
     ("a volume grows", grows),
-    ("a target is drained: asked, logged out, closed", drains_a_target),
-    ("a target that has moved says where", moves),
-    ("a portal group gets worse, and initiators are told", transits),
-    ("who may no longer be there goes", expels),
-    ("as many volumes and groups as a large house has", many::part),
+    ("a disabled target requests logouts and then closes its sessions", drains_a_target),
+    ("a moved target redirects logins", redirects),
+    ("a change of the access state of a portal group causes a unit attention", changes_access_state),
+    ("sessions that are no longer allowed end", ends_disallowed_sessions),
+    ("thousands of volumes and groups", scale::part),
 ];
 
 /// Runs all cases, each with a daemon of its own, and the crashes.
@@ -210,44 +47,25 @@ pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32, applies: u32) -> Resu
     for (name, case) in CASES.into_iter().chain(nvme::CASES).chain(isns::CASES) {
         lab.report.check(&part, name, || case(lab, driver));
     }
-    lab.report
-        .check(&part, &format!("kill -9 while it follows the file, {rounds} times"), || crashes(lab, driver, rounds));
-    let name = format!("kill -9 while the API puts a file in force, {applies} times");
-    lab.report.check(&part, &name, || applies::part(lab, driver, applies));
+    lab.report.check(&part, &format!("kill -9 during a reload, {rounds} times"), || crashes(lab, driver, rounds));
+    let name = format!("kill -9 while the API applies a configuration, {applies} times");
+    lab.report.check(&part, &name, || apply_crash::part(lab, driver, applies));
     Ok(())
 }
 
-fn started(lab: &Lab, driver: Driver, name: &str) -> Result<House> {
-    started_as(lab, driver, name, |house| house.text(&Change::default()))
-}
-
-/// With more in its configuration, which may depend on the folder that it is in.
-fn started_with(lab: &Lab, driver: Driver, name: &str, more: impl Fn(&Path) -> String) -> Result<House> {
-    started_as(lab, driver, name, |house| house.text(&Change::default()) + &more(&house.folder))
-}
-
-fn started_as(lab: &Lab, driver: Driver, name: &str, text: impl Fn(&House) -> String) -> Result<House> {
-    let mut house = House::new(lab, driver, name)?;
-    house.write(&text(&house))?;
-    house.start(lab)?;
-    Ok(house)
-}
-
-fn uuids(file: &Path) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(file)?;
-    Ok(text.lines().filter(|line| line.starts_with("uuid")).map(str::to_owned).collect())
-}
-
 fn serves(lab: &Lab, driver: Driver) -> Result<()> {
-    let mut house = started(lab, driver, "serves")?;
-    let url = format!("iscsi://{}", house.portal);
+    let mut daemon = started(lab, driver, "serves")?;
+    let url = format!("iscsi://{}", daemon.portal);
     let shown = tool("iscsi-ls", &["--show-luns", &url])?;
-    says(&shown, MAIN)?;
-    ensure!(!shown.contains(OTHER), "a stranger is shown another's target:\n{shown}");
-    says(&tool("iscsi-inq", &[&format!("{url}/{MAIN}/4")])?, "DIRECT_ACCESS")?;
-    says(&tool("iscsi-ls", &["--initiator-name", "iqn.2026-01.org.example:few", &url])?, OTHER)?;
-    ensure!(Session::open(house.portal, &Login::to(OTHER, "many")).is_err(), "a stranger logs in");
-    let mut session = house.session(MAIN, "writer", 0)?;
+    expect_text(&shown, MAIN)?;
+    ensure!(!shown.contains(OTHER), "an initiator is shown a target of another group:\n{shown}");
+    expect_text(&tool("iscsi-inq", &[&format!("{url}/{MAIN}/4")])?, "DIRECT_ACCESS")?;
+    expect_text(&tool("iscsi-ls", &["--initiator-name", "iqn.2026-01.org.example:few", &url])?, OTHER)?;
+    ensure!(
+        Session::open(daemon.portal, &Login::to(OTHER, "many")).is_err(),
+        "an initiator logs in to a target of another group"
+    );
+    let mut session = daemon.session(MAIN, "writer", 0)?;
     session.write(7, vec![0x5a; 512], 512)?;
     session.lun = 4;
     let refused = loop {
@@ -256,304 +74,310 @@ fn serves(lab: &Lab, driver: Driver) -> Result<()> {
             break done.sense();
         }
     };
-    ensure!(refused == (7, 0x27, 0), "a write to a LUN that is only read ends with {refused:02x?}");
+    ensure!(refused == (7, 0x27, 0), "a write to a read-only LUN ends with {refused:02x?}");
     session.logout()?;
-    let text = std::fs::read_to_string(house.file())?;
+    let text = std::fs::read_to_string(daemon.file())?;
     ensure!(text.starts_with("# Kept by hand.\n"), "comments are lost:\n{text}");
-    let known = uuids(&house.file())?;
+    let known = uuids(&daemon.file())?;
     ensure!(known.len() == 2, "volumes have no UUIDs in the file:\n{text}");
-    house.target.take().context("it runs")?.stop()?;
-    // Somebody brings the file from elsewhere; who the volumes are is remembered.
-    house.write(&house.text(&Change::default()))?;
-    house.start(lab)?;
-    let read = house.session(MAIN, "reader", 0)?.read(7, 1, 512)?;
-    ensure!(read == [0x5a; 512], "what was written is gone");
-    // Who is let in finds the file as it was put in force.
-    ensure!(uuids(&house.file())? == known, "volumes are others after a restart");
-    house.stop()
+    daemon.target.take().context("the daemon runs")?.stop()?;
+    // The file is restored without UUIDs: the daemon remembers the identity of the volumes.
+    daemon.write(&daemon.text(&ConfigChange::default()))?;
+    daemon.start(lab)?;
+    let read = daemon.session(MAIN, "reader", 0)?.read(7, 1, 512)?;
+    ensure!(read == [0x5a; 512], "the written data is lost");
+    // After a login, the file is in its final form.
+    ensure!(uuids(&daemon.file())? == known, "the UUIDs of volumes changed after a restart");
+    daemon.stop()
 }
 
-/// Starts that are met by an edit, each a bit later than the one before.
+/// Starts during which the file is edited, each time a little later.
 const EDITED_STARTS: u32 = 12;
 
-/// Whenever an edit comes while the daemon starts, the file is as it was written, but for who the volumes are, and the
-/// next SIGHUP puts it in force.
+/// At whatever moment of the start the file is edited, it contains the edit and the UUIDs of the volumes, and the next
+/// SIGHUP applies it.
 fn starts_while_edited(lab: &Lab, driver: Driver) -> Result<()> {
-    let edit = Change { luns: "0 = \"disk\", 7 = \"memory\"", ..Change::default() };
+    let edit = ConfigChange { luns: "0 = \"disk\", 7 = \"memory\"", ..ConfigChange::default() };
     for round in 0..EDITED_STARTS {
-        let mut house = House::new(lab, driver, &format!("edited{round}"))?;
-        house.write(&house.text(&Change::default()))?;
-        let wanted = house.text(&edit);
-        let (file, text) = (house.file(), wanted.clone());
+        let mut daemon = Daemon::new(lab, driver, &format!("edited{round}"))?;
+        daemon.write(&daemon.text(&ConfigChange::default()))?;
+        let wanted = daemon.text(&edit);
+        let (file, text) = (daemon.file(), wanted.clone());
         let editor = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(u64::from(round) * 8));
             let unfinished = file.with_extension("editor");
             std::fs::write(&unfinished, text).and_then(|()| std::fs::rename(unfinished, file))
         });
-        house.start(lab)?;
+        daemon.start(lab)?;
         editor.join().map_err(|_| anyhow!("the editor panicked"))??;
-        house.reload("reloaded").with_context(|| format!("round {round}"))?;
-        let text = std::fs::read_to_string(house.file())?;
+        daemon.reload("reloaded").with_context(|| format!("round {round}"))?;
+        let text = std::fs::read_to_string(daemon.file())?;
         let plain: String =
             text.lines().filter(|line| !line.starts_with("uuid")).map(|line| format!("{line}\n")).collect();
         ensure!(plain == wanted, "round {round}: the edit is lost:\n{text}");
-        let seen = luns(&mut house.session(MAIN, "host", 0)?)?;
+        let seen = luns(&mut daemon.session(MAIN, "host", 0)?)?;
         ensure!(seen == [0, 7], "round {round}: it serves {seen:?}");
-        house.stop()?;
+        daemon.stop()?;
     }
     Ok(())
 }
 
-/// The file of a volume is gone and an address is taken when it starts again: who uses something else is served, and
-/// who waits for them has them when the operator says that they are back.
-fn starts_without(lab: &Lab, driver: Driver) -> Result<()> {
+/// The file of a volume is missing and an address is in use at start: all other volumes are served, and the missing
+/// ones are added by a reload when they are available again.
+fn starts_without_missing_stores(lab: &Lab, driver: Driver) -> Result<()> {
     let second = free_port()?;
     let more = format!("[portal.two]\naddress = \"{second}\"\ngroup = \"p\"\n");
-    let mut house = started_with(lab, driver, "away", |_| more.clone())?;
-    house.session(MAIN, "host", 0)?.write(3, vec![0xa5; 512], 512)?;
-    house.target.take().context("it runs")?.stop()?;
-    let (file, aside) = (house.folder.join("disk.img"), house.folder.join("aside.img"));
+    let mut daemon = started_with(lab, driver, "away", |_| more.clone())?;
+    daemon.session(MAIN, "host", 0)?.write(3, vec![0xa5; 512], 512)?;
+    daemon.target.take().context("the daemon runs")?.stop()?;
+    let (file, aside) = (daemon.folder.join("disk.img"), daemon.folder.join("aside.img"));
     std::fs::rename(&file, &aside)?;
     let taken = std::net::TcpListener::bind(second)?;
-    house.start(lab)?;
+    daemon.start(lab)?;
     for wanted in ["volume disk is not served: its file", "portal two is not served: "] {
-        says(&house.said(), wanted)?;
+        expect_text(&daemon.log_text(), wanted)?;
     }
-    let mut session = house.session(MAIN, "host", 4)?;
+    let mut session = daemon.session(MAIN, "host", 4)?;
     ensure!(luns(&mut session)? == [4], "it serves {:?}", luns(&mut session)?);
-    // What else is changed meanwhile is in force at once.
+    // Other changes apply at once.
     let third = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n";
     let all = "0 = \"disk\", 4 = { volume = \"memory\", read-only = true }, 7 = \"third\"";
-    let change = Change { luns: all, more: third, ..Change::default() };
-    house.write(&(house.text(&change) + &more))?;
-    house.reload("create volume third")?;
-    is_told(&mut session, INVENTORY)?;
-    // A change of what is away makes nothing in its place.
-    house.write(&(house.text(&Change { size: "48M", ..change.clone() }) + &more))?;
-    house.reload("disk.img is gone")?;
-    ensure!(!file.exists(), "another disk is in the place of the one that is away");
-    house.write(&(house.text(&change) + &more))?;
+    let change = ConfigChange { luns: all, more: third, ..ConfigChange::default() };
+    daemon.write(&(daemon.text(&change) + &more))?;
+    daemon.reload("create volume third")?;
+    expect_sense(&mut session, INVENTORY)?;
+    // A change of an unavailable volume must not create a file in its place.
+    daemon.write(&(daemon.text(&ConfigChange { size: "48M", ..change.clone() }) + &more))?;
+    daemon.reload("disk.img is gone")?;
+    ensure!(!file.exists(), "a file was created in place of the missing one");
+    daemon.write(&(daemon.text(&change) + &more))?;
     drop(taken);
     std::fs::rename(&aside, &file)?;
-    house.reload("create portal two")?;
-    is_told(&mut session, INVENTORY)?;
+    daemon.reload("create portal two")?;
+    expect_sense(&mut session, INVENTORY)?;
     ensure!(luns(&mut session)? == [0, 4, 7], "it serves {:?}", luns(&mut session)?);
-    ensure!(house.session(MAIN, "reader", 0)?.read(3, 1, 512)? == [0xa5; 512], "what was written is gone");
+    ensure!(daemon.session(MAIN, "reader", 0)?.read(3, 1, 512)? == [0xa5; 512], "the written data is lost");
     Session::ready(second, &Login::to(MAIN, "newcomer"), 4)?.logout()?;
-    undisturbed(&mut session)?;
-    house.stop()
+    expect_undisturbed(&mut session)?;
+    daemon.stop()
 }
 
-fn refuses(lab: &Lab, driver: Driver) -> Result<()> {
-    let house = started(lab, driver, "refuses")?;
-    let mut session = house.session(MAIN, "host", 0)?;
-    let wrong = house.text(&Change { main: "querty = 1", ..Change::default() });
-    let line = wrong.lines().position(|line| line.starts_with("querty")).context("it is there")? + 1;
-    house.write(&wrong)?;
-    house.reload(&format!("lunar.toml:{line}:1: target.main: there is no key 'querty'"))?;
-    undisturbed(&mut session)?;
-    // What is valid, and cannot be: nothing of it comes.
+fn rejects_errors(lab: &Lab, driver: Driver) -> Result<()> {
+    let daemon = started(lab, driver, "refuses")?;
+    let mut session = daemon.session(MAIN, "host", 0)?;
+    let wrong = daemon.text(&ConfigChange { main: "querty = 1", ..ConfigChange::default() });
+    let line = wrong.lines().position(|line| line.starts_with("querty")).context("the key is in the file")? + 1;
+    daemon.write(&wrong)?;
+    daemon.reload(&format!("lunar.toml:{line}:1: target.main: there is no key 'querty'"))?;
+    expect_undisturbed(&mut session)?;
+    // A valid configuration that cannot be applied changes nothing.
     let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let more = format!("[portal.two]\naddress = \"{}\"\ngroup = \"p\"\n", taken.local_addr()?);
-    house.write(&(house.text(&Change { luns: "0 = \"disk\"", ..Change::default() }) + &more))?;
-    house.reload("nothing was changed")?;
-    undisturbed(&mut session)?;
-    ensure!(luns(&mut session)? == [0, 4], "something was changed");
-    house.stop()
+    daemon.write(&(daemon.text(&ConfigChange { luns: "0 = \"disk\"", ..ConfigChange::default() }) + &more))?;
+    daemon.reload("nothing was changed")?;
+    expect_undisturbed(&mut session)?;
+    ensure!(luns(&mut session)? == [0, 4], "the configuration was changed");
+    daemon.stop()
 }
 
-fn maps(lab: &Lab, driver: Driver) -> Result<()> {
-    let house = started(lab, driver, "maps")?;
-    let (mut session, mut other) = (house.session(MAIN, "host", 0)?, house.session(OTHER, "few", 0)?);
+fn changes_luns(lab: &Lab, driver: Driver) -> Result<()> {
+    let daemon = started(lab, driver, "maps")?;
+    let (mut session, mut other) = (daemon.session(MAIN, "host", 0)?, daemon.session(OTHER, "few", 0)?);
     let more = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n";
-    let change = Change { luns: "0 = \"disk\", 4 = \"memory\", 9 = \"third\"", more, ..Change::default() };
-    house.change(&change)?;
-    is_told(&mut session, INVENTORY)?;
+    let change = ConfigChange { luns: "0 = \"disk\", 4 = \"memory\", 9 = \"third\"", more, ..ConfigChange::default() };
+    daemon.change(&change)?;
+    expect_sense(&mut session, INVENTORY)?;
     ensure!(luns(&mut session)? == [0, 4, 9], "{:?}", luns(&mut session)?);
-    undisturbed(&mut session)?;
-    undisturbed(&mut other)?;
+    expect_undisturbed(&mut session)?;
+    expect_undisturbed(&mut other)?;
     session.lun = 9;
-    is_told(&mut session, (UNIT_ATTENTION, 0x29, 0x00))?;
-    // The inventory has changed for the new one, too.
+    expect_sense(&mut session, (UNIT_ATTENTION, 0x29, 0x00))?;
+    // The new unit also reports the changed inventory.
     session.run(&TEST_UNIT_READY, Data::None)?;
     session.write(3, vec![1; 512], 512)?;
-    house.change(&Change::default())?;
+    daemon.change(&ConfigChange::default())?;
     let gone = session.run(&TEST_UNIT_READY, Data::None)?;
-    ensure!(gone.sense() == NOT_SUPPORTED, "a LUN that went answers {:02x?}", gone.sense());
-    undisturbed(&mut other)?;
-    house.stop()
+    ensure!(gone.sense() == NOT_SUPPORTED, "a removed LUN answers {:02x?}", gone.sense());
+    expect_undisturbed(&mut other)?;
+    daemon.stop()
 }
 
 fn drains_a_lun(lab: &Lab, driver: Driver) -> Result<()> {
-    let house = started(lab, driver, "drains")?;
-    let mut session = house.session(MAIN, "host", 0)?;
-    // Enough that some are under way whenever the change comes.
+    let daemon = started(lab, driver, "drains")?;
+    let mut session = daemon.session(MAIN, "host", 0)?;
+    // Enough writes that some are in progress during the change.
     let mut tags = HashMap::new();
     for count in 0..32 {
         let data = Data::Out(pattern(count, 1, 64 << 10));
         tags.insert(session.start(&session::cdb::write(count * 128, 128), data)?, count);
         if count == 16 {
-            house.write(&house.text(&Change { luns: "4 = \"memory\"", ..Change::default() }))?;
-            house.target.as_ref().context("it runs")?.signal(Signal::HUP)?;
+            daemon.write(&daemon.text(&ConfigChange { luns: "4 = \"memory\"", ..ConfigChange::default() }))?;
+            daemon.target.as_ref().context("the daemon runs")?.signal(Signal::HUP)?;
         }
     }
     let mut acknowledged = Vec::new();
     while !tags.is_empty() {
         let done = session.next()?;
         ensure!(done.status == GOOD || done.sense() == NOT_SUPPORTED, "a write ends with {:02x?}", done.sense());
-        let count = tags.remove(&done.tag).context("an answer to no command")?;
+        let count = tags.remove(&done.tag).context("a response without a command")?;
         acknowledged.extend((done.status == GOOD).then_some(count));
     }
-    until(|| house.said().contains("reloaded"))?;
-    ensure!(!acknowledged.is_empty(), "no write was under way before the LUN went: this proves nothing");
-    house.change(&Change::default())?;
-    let mut reader = house.session(MAIN, "reader", 0)?;
+    until(|| daemon.log_text().contains("reloaded"))?;
+    ensure!(!acknowledged.is_empty(), "no write was acknowledged before the LUN was removed: the case tests nothing");
+    daemon.change(&ConfigChange::default())?;
+    let mut reader = daemon.session(MAIN, "reader", 0)?;
     for count in acknowledged {
         let found = reader.read(count * 128, 128, 512)?;
-        ensure!(found == pattern(count, 1, 64 << 10), "write {count} was acknowledged, and is lost");
+        ensure!(found == pattern(count, 1, 64 << 10), "write {count} was acknowledged and is lost");
     }
-    house.stop()
+    daemon.stop()
 }
 
 fn grows(lab: &Lab, driver: Driver) -> Result<()> {
-    let house = started(lab, driver, "grows")?;
-    let (mut session, mut other) = (house.session(MAIN, "host", 0)?, house.session(OTHER, "few", 0)?);
+    let daemon = started(lab, driver, "grows")?;
+    let (mut session, mut other) = (daemon.session(MAIN, "host", 0)?, daemon.session(OTHER, "few", 0)?);
     let (blocks, block) = session.capacity()?;
-    house.change(&Change { size: "48M", ..Change::default() })?;
-    is_told(&mut session, CAPACITY)?;
+    daemon.change(&ConfigChange { size: "48M", ..ConfigChange::default() })?;
+    expect_sense(&mut session, CAPACITY)?;
     let (more, _) = session.capacity()?;
     ensure!((blocks, more) == (65536, 98304), "{blocks} blocks became {more}");
     session.write(more - 1, vec![9; block], block)?;
-    undisturbed(&mut other)?;
-    house.write(&house.text(&Change { size: "16M", ..Change::default() }))?;
-    house.reload("nothing was changed")?;
-    ensure!(session.capacity()?.0 == more, "it shrank");
-    house.stop()
+    expect_undisturbed(&mut other)?;
+    daemon.write(&daemon.text(&ConfigChange { size: "16M", ..ConfigChange::default() }))?;
+    daemon.reload("nothing was changed")?;
+    ensure!(session.capacity()?.0 == more, "the volume shrank");
+    daemon.stop()
 }
 
 fn drains_a_target(lab: &Lab, driver: Driver) -> Result<()> {
-    let house = started(lab, driver, "leaves")?;
-    let (mut session, mut other) = (house.session(MAIN, "host", 0)?, house.session(OTHER, "few", 0)?);
-    let mut silent = house.session(MAIN, "silent", 0)?;
-    house.write(&house.text(&Change { main: "enabled = false", ..Change::default() }))?;
-    house.target.as_ref().context("it runs")?.signal(Signal::HUP)?;
+    let daemon = started(lab, driver, "leaves")?;
+    let (mut session, mut other) = (daemon.session(MAIN, "host", 0)?, daemon.session(OTHER, "few", 0)?);
+    let mut silent = daemon.session(MAIN, "silent", 0)?;
+    daemon.write(&daemon.text(&ConfigChange { main: "enabled = false", ..ConfigChange::default() }))?;
+    daemon.target.as_ref().context("the daemon runs")?.signal(Signal::HUP)?;
     for session in [&mut session, &mut silent] {
-        let told = session.link.expect(ANSWER_LIMIT)?;
-        ensure!(told.opcode() == op::ASYNC && told.head[36] == 1, "nobody is asked to log out");
+        let told = session.connection.expect(ANSWER_LIMIT)?;
+        ensure!(told.opcode() == op::ASYNC && told.head[36] == 1, "the session is not asked to log out");
         session.exp_stat_sn = told.get(24).wrapping_add(1);
     }
     session.logout()?;
-    match silent.link.hear(LIMIT)? {
-        Heard::Closed => {}
-        other => bail!("who stays is told {other:?}"),
+    match silent.connection.receive(LIMIT)? {
+        Received::Closed => {}
+        other => bail!("a session that does not log out receives {other:?}"),
     }
-    until(|| house.said().contains("reloaded"))?;
-    undisturbed(&mut other)?;
-    ensure!(Session::open(house.portal, &Login::to(MAIN, "host")).is_err(), "a target that is off lets somebody in");
-    house.change(&Change::default())?;
-    house.session(MAIN, "host", 0)?.logout()?;
-    house.stop()
+    until(|| daemon.log_text().contains("reloaded"))?;
+    expect_undisturbed(&mut other)?;
+    ensure!(Session::open(daemon.portal, &Login::to(MAIN, "host")).is_err(), "a login to a disabled target succeeds");
+    daemon.change(&ConfigChange::default())?;
+    daemon.session(MAIN, "host", 0)?.logout()?;
+    daemon.stop()
 }
 
-fn moves(lab: &Lab, driver: Driver) -> Result<()> {
-    let house = started(lab, driver, "moves")?;
+fn redirects(lab: &Lab, driver: Driver) -> Result<()> {
+    let daemon = started(lab, driver, "moves")?;
     for (keys, status) in
         [("moved-to = \"192.0.2.7\"", 0x0101_u16), ("moved-to = \"192.0.2.7:99\"\nmoved-for-good = true", 0x0102)]
     {
-        house.change(&Change { main: keys, ..Change::default() })?;
-        let mut link = Link::open(house.portal)?;
-        link.send(&Login::to(MAIN, "host").request())?;
-        let response = link.expect(ANSWER_LIMIT)?;
-        let told = u16::from_be_bytes([response.head[36], response.head[37]]);
-        ensure!(response.opcode() == op::LOGIN_RESPONSE && told == status, "login status is {told:04x}h");
+        daemon.change(&ConfigChange { main: keys, ..ConfigChange::default() })?;
+        let mut connection = Connection::open(daemon.portal)?;
+        connection.send(&Login::to(MAIN, "host").request())?;
+        let response = connection.expect(ANSWER_LIMIT)?;
+        let found = u16::from_be_bytes([response.head[36], response.head[37]]);
+        ensure!(response.opcode() == op::LOGIN_RESPONSE && found == status, "login status is {found:04x}h");
         let keys = keys_of(&response.data);
         let wanted = if status == 0x0101 { "192.0.2.7:3260" } else { "192.0.2.7:99" };
         let address = keys.iter().find(|(key, _)| key == "TargetAddress").map(|(_, value)| value.as_str());
-        ensure!(address == Some(wanted), "it is told {keys:?}");
+        ensure!(address == Some(wanted), "the response has {keys:?}");
     }
-    house.stop()
+    daemon.stop()
 }
 
-fn transits(lab: &Lab, driver: Driver) -> Result<()> {
-    let house = started(lab, driver, "transits")?;
-    let mut session = house.session(MAIN, "host", 0)?;
-    house.change(&Change { group: "alua-state = \"active-non-optimized\"", ..Change::default() })?;
-    is_told(&mut session, ACCESS)?;
+fn changes_access_state(lab: &Lab, driver: Driver) -> Result<()> {
+    let daemon = started(lab, driver, "transits")?;
+    let mut session = daemon.session(MAIN, "host", 0)?;
+    daemon.change(&ConfigChange { group: "alua-state = \"active-non-optimized\"", ..ConfigChange::default() })?;
+    expect_sense(&mut session, ACCESS)?;
     let mut cdb = [0; 12];
     (cdb[0], cdb[1], cdb[9]) = (0xa3, 0x0a, 0xff);
     let done = session.run(&cdb, Data::In(255))?.good()?;
     ensure!(done.data[4] & 0x0f == 1 && done.data[9] == 2, "the group is in state {:02x?}", &done.data[4..12]);
-    // A volume that comes later is in that state from its beginning.
+    // A new volume is in that state from the beginning.
     let more = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n";
     let luns = "0 = \"disk\", 9 = \"third\"";
-    house.change(&Change { group: "alua-state = \"active-non-optimized\"", luns, more, ..Change::default() })?;
-    let mut late = house.session(MAIN, "late", 9)?;
+    daemon.change(&ConfigChange {
+        group: "alua-state = \"active-non-optimized\"",
+        luns,
+        more,
+        ..ConfigChange::default()
+    })?;
+    let mut late = daemon.session(MAIN, "late", 9)?;
     let done = late.run(&cdb, Data::In(255))?.good()?;
     ensure!(done.data[4] & 0x0f == 1, "a new volume is in state {:02x?}", &done.data[4..12]);
-    house.stop()
+    daemon.stop()
 }
 
-fn expels(lab: &Lab, driver: Driver) -> Result<()> {
-    let house = started(lab, driver, "expels")?;
-    let (mut session, mut other) = (house.session(MAIN, "host", 0)?, house.session(OTHER, "few", 0)?);
-    house.write(&house.text(&Change::default()).replace("\"*:few*\"", "\"*:others\""))?;
-    house.reload("reloaded")?;
-    let mut heard = other.link.hear(LIMIT)?;
-    if let Heard::Pdu(told) = &heard {
+fn ends_disallowed_sessions(lab: &Lab, driver: Driver) -> Result<()> {
+    let daemon = started(lab, driver, "expels")?;
+    let (mut session, mut other) = (daemon.session(MAIN, "host", 0)?, daemon.session(OTHER, "few", 0)?);
+    daemon.write(&daemon.text(&ConfigChange::default()).replace("\"*:few*\"", "\"*:others\""))?;
+    daemon.reload("reloaded")?;
+    let mut received = other.connection.receive(LIMIT)?;
+    if let Received::Pdu(told) = &received {
         ensure!(told.opcode() == op::ASYNC, "opcode {:02x}h", told.opcode());
-        heard = other.link.hear(LIMIT)?;
+        received = other.connection.receive(LIMIT)?;
     }
-    ensure!(matches!(heard, Heard::Closed), "who may no longer be there stays: {heard:?}");
-    undisturbed(&mut session)?;
-    // A portal that goes takes its sessions along, another stays.
+    ensure!(matches!(received, Received::Closed), "a session that is no longer allowed receives {received:?}");
+    expect_undisturbed(&mut session)?;
+    // Sessions of a removed portal end, other sessions continue.
     let second = free_port()?;
-    let both = house.text(&Change::default()) + &format!("[portal.two]\naddress = \"{second}\"\ngroup = \"p\"\n");
-    house.write(&both)?;
-    house.reload("reloaded")?;
+    let both =
+        daemon.text(&ConfigChange::default()) + &format!("[portal.two]\naddress = \"{second}\"\ngroup = \"p\"\n");
+    daemon.write(&both)?;
+    daemon.reload("reloaded")?;
     let mut by_second = Session::ready(second, &Login::to(MAIN, "second"), 0)?;
-    undisturbed(&mut session)?;
-    house.change(&Change::default())?;
-    while let Heard::Pdu(told) = by_second.link.hear(LIMIT)? {
+    expect_undisturbed(&mut session)?;
+    daemon.change(&ConfigChange::default())?;
+    while let Received::Pdu(told) = by_second.connection.receive(LIMIT)? {
         ensure!(told.opcode() == op::ASYNC, "opcode {:02x}h", told.opcode());
     }
-    undisturbed(&mut session)?;
-    house.stop()
+    expect_undisturbed(&mut session)?;
+    daemon.stop()
 }
 
-/// What a start finds is one of the two versions, whole: the file, what is served, and who the volumes are.
+/// After a crash, the file, the served LUNs and the identity of the volumes are those of one of the two versions.
 fn crashes(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
-    let mut house = started(lab, driver, "crashes")?;
+    let mut daemon = started(lab, driver, "crashes")?;
     let more = "[volume.third]\nkind = \"ram\"\nsize = \"1M\"\n[volume.fourth]\nkind = \"null\"\nsize = \"1M\"\n";
-    let grown = Change { luns: "0 = \"disk\", 2 = \"third\", 3 = \"fourth\"", more, ..Change::default() };
-    let versions: [(Change, &[u8]); 2] = [(Change::default(), &[0, 4]), (grown, &[0, 2, 3])];
+    let grown = ConfigChange { luns: "0 = \"disk\", 2 = \"third\", 3 = \"fourth\"", more, ..ConfigChange::default() };
+    let versions: [(ConfigChange, &[u8]); 2] = [(ConfigChange::default(), &[0, 4]), (grown, &[0, 2, 3])];
     let mut seed = lab.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut known: Option<Vec<String>> = None;
     for round in 0..rounds {
         let (change, wanted) = &versions[(round as usize + 1) % 2];
-        house.write(&house.text(change))?;
-        let target = house.target.take().context("it runs")?;
+        daemon.write(&daemon.text(change))?;
+        let target = daemon.target.take().context("the daemon runs")?;
         target.signal(Signal::HUP)?;
         seed ^= seed << 13;
         seed ^= seed >> 7;
         seed ^= seed << 17;
         std::thread::sleep(Duration::from_micros(seed % 30_000));
         target.kill()?;
-        let text = std::fs::read_to_string(house.file())?;
+        let text = std::fs::read_to_string(daemon.file())?;
         let plain: String =
             text.lines().filter(|line| !line.starts_with("uuid")).map(|line| format!("{line}\n")).collect();
-        ensure!(plain == house.text(change), "round {round}: the file is neither version:\n{text}");
-        house.start(lab).with_context(|| format!("round {round}"))?;
-        let mut session = house.session_after_kill().with_context(|| format!("round {round}"))?;
+        ensure!(plain == daemon.text(change), "round {round}: the file is neither version:\n{text}");
+        daemon.start(lab).with_context(|| format!("round {round}"))?;
+        let mut session = daemon.session_after_kill().with_context(|| format!("round {round}"))?;
         let seen = luns(&mut session)?;
         ensure!(seen == *wanted, "round {round}: it serves {seen:?}, not {wanted:?}");
         session.logout()?;
         if wanted.len() == 2 {
-            let own = uuids(&house.file())?;
-            ensure!(*known.get_or_insert_with(|| own.clone()) == own, "round {round}: volumes are others now");
+            let own = uuids(&daemon.file())?;
+            ensure!(*known.get_or_insert_with(|| own.clone()) == own, "round {round}: the UUIDs of volumes changed");
         }
-        let history = std::fs::read_dir(house.folder.join("state/history"))?;
+        let history = std::fs::read_dir(daemon.folder.join("state/history"))?;
         let halves = history.flatten().filter(|entry| entry.file_name().to_string_lossy().ends_with(".new")).count();
-        ensure!(halves == 0, "round {round}: half of a version is left");
+        ensure!(halves == 0, "round {round}: an incomplete version is left");
     }
-    house.stop()
+    daemon.stop()
 }

@@ -1,4 +1,4 @@
-//! libiscsi's conformance suite, one suite at a time, held against the table of what cannot pass yet.
+//! libiscsi's conformance suite, one suite at a time, compared with the table of tests that cannot pass.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -13,37 +13,37 @@ use crate::target::{Driver, Lab, Spec, Subject, Target};
 
 const TABLE: &str = include_str!("../libiscsi.toml");
 const PROGRAM: &str = "iscsi-test-cu";
-/// The suite that wants two paths to one logical unit: two sessions are two paths, and mostly on two cores.
+/// The suite that needs two paths to one logical unit: two sessions, which are mostly on two cores.
 const TWO_PATHS: &str = "MultipathIO";
-/// The slowest suite waits six seconds for time-outs of its own.
+/// How long a suite may take. The slowest one waits six seconds for timeouts of its own.
 const SUITE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Test or suite -> why it cannot pass.
+/// Test or suite, and why it cannot pass.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
-    /// On every store.
+    /// For every store.
     missing: BTreeMap<String, String>,
-    /// Only on a disk whose medium cannot be taken out.
+    /// For volumes without a removable medium.
     fixed: BTreeMap<String, String>,
-    /// Only on one whose medium can.
+    /// For volumes with a removable medium.
     removable: BTreeMap<String, String>,
-    /// Only on a volume that takes writes.
+    /// For writable volumes.
     writable: BTreeMap<String, String>,
-    /// Only with blocks of 4096 bytes.
+    /// For blocks of 4096 bytes.
     large_blocks: BTreeMap<String, String>,
-    /// Only on block devices.
+    /// For block devices.
     devices: BTreeMap<String, String>,
-    /// Only on files and block devices.
+    /// For files and block devices.
     files: BTreeMap<String, String>,
-    /// Wrong in some versions of the suite: they may pass or not.
+    /// Tests that are wrong in some versions of the suite: they may pass or fail.
     flawed: BTreeMap<String, String>,
 }
 
-/// What the table says of a test.
+/// The expected outcome of a test.
 #[derive(Clone, Copy, Debug)]
 enum Known<'a> {
-    /// Nothing: it must pass.
+    /// It must pass.
     Sound,
     /// It cannot pass.
     Missing(&'a str),
@@ -77,7 +77,7 @@ impl Table {
     }
 }
 
-/// Where the data of a volume is.
+/// The store of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     File,
@@ -86,25 +86,25 @@ enum Kind {
     Block,
 }
 
-/// One way to run the suites.
+/// A configuration for the suites.
 struct Store {
     name: &'static str,
     kind: Kind,
     block: &'static str,
-    /// Enough for every test, and less than 65536 blocks: from there on some tests write more at once than Block
-    /// Limits allow.
+    /// MiB: enough for every test, and fewer than 65536 blocks, from which on some tests exceed the limits of VPD page
+    /// B0h with one write.
     mib: u64,
     flags: &'static [&'static str],
     read_only: bool,
-    /// Its medium can be taken out.
+    /// Whether the medium is removable.
     removable: bool,
-    /// Run with the second driver too: nothing of a store in memory is a driver's.
+    /// Whether to run it with the second driver as well: stores in memory do not depend on the driver.
     both: bool,
-    /// Only these suites; none named: all.
+    /// The suites to run; all if empty.
     suites: &'static [&'static str],
 }
 
-/// What a medium that can be taken out, or is only read, changes.
+/// The suites that depend on a removable or a read-only medium.
 const OF_MEDIA: &[&str] =
     &["NoMedia", "PreventAllow", "StartStopUnit", "ReadOnly", "Inquiry", "TestUnitReady", "Read10"];
 
@@ -216,7 +216,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
     let suites = suites()?;
     for store in STORES.iter().filter(|store| main_driver || store.both) {
         let part = format!("libiscsi/{}/{}", store.name, driver.name());
-        if let Subject::Outside(_) = lab.subject
+        if let Subject::External(_) = lab.subject
             && store.name != "file-512"
         {
             continue;
@@ -246,12 +246,12 @@ pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
                 }
             }
         }
-        lab.report.check(&part, "target drains", || target.stop());
+        lab.report.check(&part, "target stops in time", || target.stop());
     }
     Ok(())
 }
 
-/// `FAMILY.SUITE` of all that this version of the program has, each suite once.
+/// `FAMILY.SUITE` of all suites of the installed program, without duplicates.
 fn suites() -> Result<Vec<String>> {
     let output = process::run(Command::new(PROGRAM).arg("--list"), SUITE_LIMIT)?;
     let suites: Vec<String> = output
@@ -261,7 +261,7 @@ fn suites() -> Result<Vec<String>> {
         .filter(|line| line.matches('.').count() == 1)
         .map(str::to_owned)
         .collect();
-    ensure!(!suites.is_empty(), "{PROGRAM} lists no suites; it said:\n{}", process::last_lines(&output.text, 10));
+    ensure!(!suites.is_empty(), "{PROGRAM} lists no suites; its output:\n{}", process::last_lines(&output.text, 10));
     Ok(suites)
 }
 
@@ -278,7 +278,7 @@ fn run_suite(lab: &Lab, part: &str, store: &Store, table: &Table, suite: &str, t
         Err(error) => (String::new(), Err(error)),
     };
     let log = lab.scratch.join(format!("{}-{short}.log", part.replace('/', "-")));
-    // A log that cannot be written costs the log, not the test.
+    // A log that cannot be written does not fail the test.
     let _ = std::fs::write(log, &text);
     let tests = parse(&text);
     let took = before.elapsed();
@@ -298,30 +298,30 @@ fn run_suite(lab: &Lab, part: &str, store: &Store, table: &Table, suite: &str, t
     if let Err(error) = ended {
         lab.report.add(part, short, Outcome::Failed(format!("{error:#}")), took);
     } else if tests.is_empty() {
-        let reason = format!("no test ran; it said:\n{}", process::last_lines(&text, 15));
+        let reason = format!("no test ran; its output:\n{}", process::last_lines(&text, 15));
         lab.report.add(part, short, Outcome::Failed(reason), took);
     }
 }
 
-/// How one test ended, by the program's own words.
+/// The outcome of a test, by the output of the program.
 #[derive(Debug, PartialEq, Eq)]
 struct Test {
     name: String,
     verdict: Verdict,
-    said: String,
+    output: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Passed,
-    /// The test saw that the target lacks what it would test, and counts itself as passed.
+    /// The test found that the target lacks the tested feature, and is counted as passed by the suite.
     Withdrawn,
     Failed,
-    /// The program ended in the middle.
+    /// The program ended during the test.
     None,
 }
 
-/// Takes the program's output apart: a test begins with "Test: NAME ..." and ends with "passed" or "FAILED".
+/// Parses the output of the program: a test begins with "Test: NAME ..." and ends with "passed" or "FAILED".
 fn parse(text: &str) -> Vec<Test> {
     let mut found = Vec::new();
     for piece in text.split("\n  Test: ").skip(1) {
@@ -333,20 +333,21 @@ fn parse(text: &str) -> Vec<Test> {
             _ if withdrawal(before).is_some() => Verdict::Withdrawn,
             _ => Verdict::Passed,
         };
-        // Behind a failure stands where it was; behind a success the clean-up of the suite, which is not the test's.
-        let said = if verdict == Verdict::Failed { [before, after].concat() } else { before.to_owned() };
-        found.push(Test { name: name.to_owned(), verdict, said: said.trim().to_owned() });
+        // After a failure, the output has its position; after a success, the clean-up of the suite, which is not part
+        // of the test.
+        let output = if verdict == Verdict::Failed { [before, after].concat() } else { before.to_owned() };
+        found.push(Test { name: name.to_owned(), verdict, output: output.trim().to_owned() });
     }
     found
 }
 
-/// The words with which a test gives up. One that leaves out an assertion and goes on has not.
-fn withdrawal(said: &str) -> Option<&str> {
-    said.lines().map(str::trim).find(|line| line.contains("[SKIPPED]") && !line.ends_with("Skipping assert"))
+/// The line with which a test skips itself. A test that skips an assertion continues.
+fn withdrawal(output: &str) -> Option<&str> {
+    output.lines().map(str::trim).find(|line| line.contains("[SKIPPED]") && !line.ends_with("Skipping assert"))
 }
 
-/// What a test said before its verdict, the verdict, and what follows. The verdict stands at the start of a line, or
-/// right behind the dots; other output may follow on its line.
+/// The output of a test before its verdict, the verdict, and the rest. The verdict is at the start of a line or
+/// directly after the dots; other output may follow on its line.
 fn split_at_verdict(rest: &str) -> (&str, &str, &str) {
     let mut at = 0;
     for line in rest.split_inclusive('\n') {
@@ -360,32 +361,32 @@ fn split_at_verdict(rest: &str) -> (&str, &str, &str) {
     (rest, "", "")
 }
 
-/// A test passes if it should, fails if it should pass, and fails if the table is wrong about it.
+/// The outcome of a case: failed if the test fails that should pass, or if the table is wrong about it.
 fn judge(test: &Test, known: Known<'_>) -> Outcome {
     match (test.verdict, known) {
         (Verdict::None, _) => {
-            Outcome::Failed(format!("ended without a verdict:\n{}", process::last_lines(&test.said, 12)))
+            Outcome::Failed(format!("ended without a verdict:\n{}", process::last_lines(&test.output, 12)))
         }
         (Verdict::Passed, Known::Missing(reason)) => {
-            Outcome::Failed(format!("passes, but check/conform/libiscsi.toml says it cannot: {reason}"))
+            Outcome::Failed(format!("passes, although check/conform/libiscsi.toml says that it cannot: {reason}"))
         }
         (Verdict::Passed, Known::Sound | Known::Flawed(_)) => Outcome::Passed,
         (Verdict::Withdrawn | Verdict::Failed, Known::Missing(reason) | Known::Flawed(reason)) => {
             Outcome::Skipped(reason.to_owned())
         }
         (Verdict::Withdrawn, Known::Sound) => {
-            let why = withdrawal(&test.said).unwrap_or_default();
-            Outcome::Failed(format!("withdraws itself, and check/conform/libiscsi.toml does not say why: {why}"))
+            let why = withdrawal(&test.output).unwrap_or_default();
+            Outcome::Failed(format!("skips itself, and check/conform/libiscsi.toml does not list it: {why}"))
         }
-        (Verdict::Failed, Known::Sound) => Outcome::Failed(complaints(&test.said)),
+        (Verdict::Failed, Known::Sound) => Outcome::Failed(complaints(&test.output)),
     }
 }
 
-/// The lines that say what was wrong: the suite's own words, and where in its source it gave up.
-fn complaints(said: &str) -> String {
+/// The lines that describe the failure: the message of the suite, and its position in the source.
+fn complaints(output: &str) -> String {
     let lines: Vec<&str> =
-        said.lines().map(str::trim).filter(|line| line.contains("[FAILED]") || line.contains(".c:")).collect();
-    if lines.is_empty() { process::last_lines(said, 12) } else { process::last_lines(&lines.join("\n"), 12) }
+        output.lines().map(str::trim).filter(|line| line.contains("[FAILED]") || line.contains(".c:")).collect();
+    if lines.is_empty() { process::last_lines(output, 12) } else { process::last_lines(&lines.join("\n"), 12) }
 }
 
 #[cfg(test)]
@@ -400,7 +401,7 @@ mod tests {
     );
 
     #[test]
-    fn verdicts_are_read_from_the_output() {
+    fn verdicts_are_parsed_from_the_output() {
         let found: Vec<(String, Verdict)> = parse(OUTPUT).into_iter().map(|test| (test.name, test.verdict)).collect();
         let wanted = [
             ("Simple", Verdict::Passed),
@@ -413,8 +414,8 @@ mod tests {
     }
 
     #[test]
-    fn the_table_must_be_right_in_both_directions() {
-        let test = |verdict| Test { name: "T".to_owned(), verdict, said: String::new() };
+    fn the_table_is_checked_in_both_directions() {
+        let test = |verdict| Test { name: "T".to_owned(), verdict, output: String::new() };
         let failed = |verdict, known| matches!(judge(&test(verdict), known), Outcome::Failed(_));
         let skipped = |verdict, known| judge(&test(verdict), known) == Outcome::Skipped("why".to_owned());
         assert_eq!(judge(&test(Verdict::Passed), Known::Sound), Outcome::Passed);
@@ -429,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checked_in_table_can_be_read() {
+    fn the_table_of_the_repository_is_valid() {
         let table: Table = toml::from_str(TABLE).unwrap();
         assert!(
             [

@@ -1,4 +1,4 @@
-//! Start, refusals, options, restart and end: what an operator meets.
+//! Start, errors, options, restart and stop.
 
 use std::fs::{File, Permissions};
 use std::io::Read;
@@ -8,46 +8,49 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
+use crate::closed_log;
 use crate::copies;
-use crate::fence;
 use crate::loop_device::LoopDevice;
 use crate::process;
 use crate::report::skip;
+use crate::reservations;
 use crate::session::{self, Data, Login, Session, cdb};
-use crate::space;
 use crate::target::{self, Driver, Lab, Spec, Target};
-use crate::told;
-use crate::unread;
-use crate::witness::{REGION, Witness, pattern};
+use crate::test_data::pattern;
+use crate::thin_space;
+use crate::unit_attentions;
+use crate::verifying_writer::{REGION, VerifyingWriter};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
 type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
 
 const CASES: [Case; 27] = [
-    ("the banner says how to connect, and when it is ready", banner),
-    ("SIGTERM: under way is finished, all is on the disk", |lab, driver| drains(lab, driver, Signal::TERM)),
+    ("the banner shows how to connect, and ends with `ready`", banner),
+    ("SIGTERM: commands in progress finish, and all data is in the file", |lab, driver| {
+        drains(lab, driver, Signal::TERM)
+    }),
     ("SIGINT does the same", |lab, driver| drains(lab, driver, Signal::INT)),
-    ("SIGTERM: idle sessions do not hold it up", idle_sessions),
-    ("a reservation ends with its session, and holds no stop up", fence::stop),
-    ("SIGHUP: a closed terminal is no reason to stop", hangup),
-    ("a log that nobody reads any more is no reason to stop", unread::goes_on),
-    ("restart: data, names and identity stay", restart),
+    ("SIGTERM: idle sessions do not delay the stop", idle_sessions),
+    ("a reservation ends with its session and does not delay the stop", reservations::stop),
+    ("SIGHUP: the target continues without its terminal", closed_terminal),
+    ("the target continues when its log is closed", closed_log::continues),
+    ("restart: data, names and identity do not change", restart),
     ("restart on the same port right after kill -9", same_port_again),
     ("a second process on the same file is refused", same_file_twice),
-    ("a port that is taken is named", port_taken),
-    ("a file that is not there is named", no_such_file),
-    ("a size that is none is refused", bad_size),
-    ("a file that is no whole number of blocks is refused", uneven),
-    ("a file that may not be written is refused", not_writable),
-    ("without options it is iSCSI and NVMe/TCP, at their ports", default_ports),
-    ("a new file is sparse and has the size asked for", sparse),
-    ("volumes are LUNs in their order", several_volumes),
+    ("a port in use is named", port_taken),
+    ("a missing file is named", missing_file),
+    ("an invalid size is refused", invalid_size),
+    ("a file that is not a multiple of the block size is refused", partial_block),
+    ("a file without write permission is refused", not_writable),
+    ("by default, iSCSI and NVMe/TCP are served at their standard ports", default_ports),
+    ("a new file is sparse and has the requested size", sparse),
+    ("volumes have LUNs in their order", several_volumes),
     ("two portals, one of them IPv6", two_portals),
-    ("the advertised address is told", advertised),
-    ("a read-only volume takes no writes", read_only),
+    ("discovery lists the advertised address", advertised),
+    ("a read-only volume refuses writes", read_only),
     ("--write-through has no write cache", |lab, driver| write_cache(lab, driver, &["--write-through"], false)),
-    ("without it there is one", |lab, driver| write_cache(lab, driver, &[], true)),
+    ("by default there is a write cache", |lab, driver| write_cache(lab, driver, &[], true)),
     ("one core, four cores", cores),
     ("an idle target uses no processor time", idle),
     ("statistics over a socket", statistics),
@@ -60,8 +63,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     for (name, case) in CASES {
         lab.report.check(&part, name, || case(lab, driver));
     }
-    told::part(lab, driver, &part)?;
-    space::part(lab, driver, &part);
+    unit_attentions::part(lab, driver, &part)?;
+    thin_space::part(lab, driver, &part);
     copies::part(lab, driver, &part);
     lab.report.check(&part, "the demo", || demo(lab, driver));
     Ok(())
@@ -74,7 +77,7 @@ fn session(target: &Target, volume: u16) -> Result<Session> {
 fn banner(lab: &Lab, driver: Driver) -> Result<()> {
     let target = Target::start(lab, &Spec::new(driver, ["ram:1M"])?)?;
     let end = Instant::now() + LIMIT;
-    // The port opens a moment before the banner comes.
+    // The port opens a moment before the banner is printed.
     let said = loop {
         let said = std::fs::read_to_string(&target.log)?;
         if said.lines().any(|line| line == "ready") {
@@ -90,9 +93,9 @@ fn banner(lab: &Lab, driver: Driver) -> Result<()> {
     target.stop()
 }
 
-/// A writer never stops; the target does, and what it acknowledged is in the file.
+/// Writers continue until the target stops; all acknowledged data is in the file.
 fn drains(lab: &Lab, driver: Driver, signal: Signal) -> Result<()> {
-    /// Bytes of a write, and places that a writer goes through again and again.
+    /// Bytes of a write, and the number of places that a writer cycles through.
     const WRITE: usize = 8192;
     const PLACES: u64 = 128;
     let first_block = |writer: u64, write: u64| writer * 16384 + write % PLACES * (WRITE as u64 / 512);
@@ -108,7 +111,7 @@ fn drains(lab: &Lab, driver: Driver, signal: Signal) -> Result<()> {
         .map(|(writer, mut session)| {
             std::thread::spawn(move || {
                 let mut acknowledged = 0_u64;
-                // Until the target does not want to any more.
+                // Until the target closes the session.
                 let data = |write| pattern(writer, write, WRITE);
                 while session.write(first_block(writer, acknowledged), data(acknowledged), 512).is_ok() {
                     acknowledged += 1;
@@ -126,8 +129,8 @@ fn drains(lab: &Lab, driver: Driver, signal: Signal) -> Result<()> {
     let file = File::open(image)?;
     for writer in writers {
         let Ok((writer, acknowledged)) = writer.join() else { bail!("a writer panicked") };
-        ensure!(acknowledged > 0, "a writer got nothing done");
-        // Of each place the last that was acknowledged, and of one perhaps blocks of the write that was not.
+        ensure!(acknowledged > 0, "a writer has no acknowledged write");
+        // Each place has the last acknowledged write; one place may have blocks of the unacknowledged one.
         for write in acknowledged.saturating_sub(PLACES)..acknowledged {
             let mut found = vec![0; WRITE];
             file.read_exact_at(&mut found, first_block(writer, write) * 512)?;
@@ -150,7 +153,7 @@ fn idle_sessions(lab: &Lab, driver: Driver) -> Result<()> {
     Ok(())
 }
 
-fn hangup(lab: &Lab, driver: Driver) -> Result<()> {
+fn closed_terminal(lab: &Lab, driver: Driver) -> Result<()> {
     let mut target = Target::start(lab, &Spec::new(driver, ["ram:1M"])?)?;
     target.signal(Signal::HUP)?;
     std::thread::sleep(Duration::from_millis(300));
@@ -159,7 +162,7 @@ fn hangup(lab: &Lab, driver: Driver) -> Result<()> {
     target.stop()
 }
 
-/// INQUIRY page 83h: who the logical unit says it is.
+/// VPD page 83h: the identity of the logical unit.
 fn identity(session: &mut Session) -> Result<Vec<u8>> {
     let done = session.run(&[0x12, 1, 0x83, 0x04, 0, 0], Data::In(1024))?.good()?;
     let length = 4 + usize::from(u16::from_be_bytes([done.data[2], done.data[3]]));
@@ -177,7 +180,7 @@ fn restart(lab: &Lab, driver: Driver) -> Result<()> {
         for earlier in 0..round {
             ensure!(
                 session.read(earlier * 64, 64, 512)? == pattern(earlier, 7, 32768),
-                "data of start {earlier} is gone"
+                "data of start {earlier} is lost"
             );
         }
         session.write(round * 64, pattern(round, 7, 32768), 512)?;
@@ -191,25 +194,25 @@ fn same_port_again(lab: &Lab, driver: Driver) -> Result<()> {
     let spec = Spec::new(driver, [lab.image("again.img", 64)?])?;
     for round in 0..5 {
         let target = Target::start_after_kill(lab, &spec).with_context(|| format!("start {round}"))?;
-        let witness = Witness::start(target.portal, &target.name, target.lun, lab.seed)?;
-        witness.goes_on()?;
+        let writer = VerifyingWriter::start(target.portal, &target.name, target.lun, lab.seed)?;
+        writer.expect_progress()?;
         target.kill()?;
     }
-    ensure!(REGION <= 64 << 20, "the witness needs a larger disk");
+    ensure!(REGION <= 64 << 20, "the writer needs a larger disk");
     Ok(())
 }
 
-/// Starts with arguments that cannot work: it must end with an error that has all these words.
-fn refused(lab: &Lab, spec: &Spec, words: &[&str]) -> Result<()> {
+/// Starts the target with invalid arguments: it must end with an error that contains all these words.
+fn expect_refused(lab: &Lab, spec: &Spec, words: &[&str]) -> Result<()> {
     let _ = std::fs::remove_file(target::log_path(lab, spec.portal()));
     let (mut child, log) = target::launch(lab, spec)?;
     let Some(status) = process::wait(&mut child, LIMIT)? else {
         child.kill()?;
         child.wait()?;
-        bail!("it does not end; it said:\n{}", target::tail(&log));
+        bail!("the target does not end; its log ends with:\n{}", target::tail(&log));
     };
     let said = std::fs::read_to_string(&log)?;
-    ensure!(!status.success(), "it ended well; it said:\n{said}");
+    ensure!(!status.success(), "the target ended with success; its log:\n{said}");
     ensure!(!said.contains("panicked"), "{said}");
     for word in words {
         ensure!(said.contains(word), "no \"{word}\" in:\n{said}");
@@ -220,7 +223,7 @@ fn refused(lab: &Lab, spec: &Spec, words: &[&str]) -> Result<()> {
 fn same_file_twice(lab: &Lab, driver: Driver) -> Result<()> {
     let image = lab.image("twice.img", 16)?;
     let target = Target::start(lab, &Spec::new(driver, [image.clone()])?)?;
-    refused(lab, &Spec::new(driver, [image])?, &["twice.img"])?;
+    expect_refused(lab, &Spec::new(driver, [image])?, &["twice.img"])?;
     session(&target, 0)?.logout()?;
     target.stop()
 }
@@ -228,42 +231,42 @@ fn same_file_twice(lab: &Lab, driver: Driver) -> Result<()> {
 fn port_taken(lab: &Lab, driver: Driver) -> Result<()> {
     let target = Target::start(lab, &Spec::new(driver, ["ram:1M"])?)?;
     let mut second = Spec::new(driver, ["ram:1M"])?;
-    // The log is named by the first portal, which is free.
+    // The name of the log has the port of the first portal, which is free.
     second.listen.push(target.portal);
-    refused(lab, &second, &[&target.portal.port().to_string(), "in use"])?;
+    expect_refused(lab, &second, &[&target.portal.port().to_string(), "in use"])?;
     session(&target, 0)?.logout()?;
     target.stop()
 }
 
-fn no_such_file(lab: &Lab, driver: Driver) -> Result<()> {
+fn missing_file(lab: &Lab, driver: Driver) -> Result<()> {
     let path = lab.fresh("nowhere.img")?;
-    refused(lab, &Spec::new(driver, [path.display().to_string()])?, &["nowhere.img"])?;
-    ensure!(!path.exists(), "it made the file");
+    expect_refused(lab, &Spec::new(driver, [path.display().to_string()])?, &["nowhere.img"])?;
+    ensure!(!path.exists(), "the file was created");
     Ok(())
 }
 
-fn bad_size(lab: &Lab, driver: Driver) -> Result<()> {
+fn invalid_size(lab: &Lab, driver: Driver) -> Result<()> {
     let path = lab.fresh("size.img")?;
     for size in ["20X", "-1G", "0", "99999999999999999999G", "1.5.2G"] {
-        refused(lab, &Spec::new(driver, [format!("{}:{size}", path.display())])?, &[])?;
-        ensure!(!path.exists(), "size {size} made a file");
+        expect_refused(lab, &Spec::new(driver, [format!("{}:{size}", path.display())])?, &[])?;
+        ensure!(!path.exists(), "a file of size {size} was created");
     }
-    refused(lab, &Spec::new(driver, ["ram:1X"])?, &[])
+    expect_refused(lab, &Spec::new(driver, ["ram:1X"])?, &[])
 }
 
-fn uneven(lab: &Lab, driver: Driver) -> Result<()> {
+fn partial_block(lab: &Lab, driver: Driver) -> Result<()> {
     let path = lab.fresh("uneven.img")?;
     let name = path.display().to_string();
     for (bytes, flags) in [(1_000_u64, &[][..]), (512 * 7, &["--block-size", "4096"])] {
         File::create(&path)?.set_len(bytes)?;
         let spec = Spec::new(driver, [name.clone()])?.flags(flags);
-        refused(lab, &spec, &["uneven.img", &bytes.to_string(), "not a whole number of"])?;
-        ensure!(std::fs::metadata(&path)?.len() == bytes, "its size was changed");
+        expect_refused(lab, &spec, &["uneven.img", &bytes.to_string(), "not a whole number of"])?;
+        ensure!(std::fs::metadata(&path)?.len() == bytes, "the size of the file was changed");
     }
     Ok(())
 }
 
-/// Root may write to any file, unless it lets go of that right.
+/// Root may write to any file, unless it drops that capability.
 fn not_writable(lab: &Lab, driver: Driver) -> Result<()> {
     const WITHOUT: [&str; 2] = ["--bounding-set=-dac_override", "--inh-caps=-dac_override"];
     let image = lab.image("locked.img", 16)?;
@@ -271,7 +274,7 @@ fn not_writable(lab: &Lab, driver: Driver) -> Result<()> {
     let mut command = process::bound(lab.built()?);
     if rustix::process::geteuid().is_root() {
         if !process::run(process::bound("setpriv").args(WITHOUT).arg("true"), LIMIT)?.status.success() {
-            return skip("root may not let go of its right to write to any file");
+            return skip("root cannot drop the capability DAC_OVERRIDE here");
         }
         command = process::bound("setpriv");
         command.args(WITHOUT).arg(lab.built()?);
@@ -279,15 +282,15 @@ fn not_writable(lab: &Lab, driver: Driver) -> Result<()> {
     let portal = target::free_port()?.to_string();
     command.args(["serve", "--driver", driver.name(), "--listen", &portal, &image]);
     let ended = process::run(command.env("STATE_DIRECTORY", lab.scratch.join("state")), LIMIT)?;
-    ensure!(!ended.status.success(), "it ended well; it said:\n{}", ended.text);
+    ensure!(!ended.status.success(), "the target ended with success; its log:\n{}", ended.text);
     for word in [&*image, "may not be written", "--read-only"] {
         ensure!(ended.text.contains(word), "no \"{word}\" in:\n{}", ended.text);
     }
     Ok(())
 }
 
-/// What runs in a network of its own: program, driver, volume, and where it says what it says.
-const ALONE: &str = r#"
+/// The script that runs in a network namespace of its own, with program, driver, volume and log.
+const SCRIPT: &str = r#"
 ip link set lo up || exit 77
 setpriv --pdeathsig KILL -- "$1" serve --driver "$2" "$3" >"$4" 2>&1 &
 target=$!
@@ -307,18 +310,18 @@ kill $target
 wait $target
 "#;
 
-/// As the first page has it. In a network of its own: elsewhere the ports are somebody's perhaps.
+/// The example of the README. In a network namespace, because the standard ports may be in use.
 fn default_ports(lab: &Lab, driver: Driver) -> Result<()> {
     let mut own = process::bound("unshare");
     own.arg("--net").args((!rustix::process::geteuid().is_root()).then_some("--map-root-user"));
     let (image, log) = (lab.image("disk.img", 16)?, lab.fresh("alone.log")?);
-    own.args(["sh", "-c", ALONE, "sh"]).arg(lab.built()?).args([driver.name(), &image]).arg(&log);
+    own.args(["sh", "-c", SCRIPT, "sh"]).arg(lab.built()?).args([driver.name(), &image]).arg(&log);
     let ended = process::run(own.env("STATE_DIRECTORY", lab.scratch.join("state")), LIMIT)?;
     if !log.exists() {
-        return skip(format!("nobody gets a network of his own here: {}", ended.text.trim()));
+        return skip(format!("no network namespace can be created here: {}", ended.text.trim()));
     }
     let said = std::fs::read_to_string(&log)?;
-    ended.succeeded().with_context(|| format!("it said:\n{said}"))?;
+    ended.succeeded().with_context(|| format!("the log:\n{said}"))?;
     for wanted in [":3260", ":4420", "over iSCSI and NVMe/TCP"] {
         ensure!(said.contains(wanted), "no {wanted} in:\n{said}");
     }
@@ -349,10 +352,10 @@ fn several_volumes(lab: &Lab, driver: Driver) -> Result<()> {
         identities.push(identity(&mut session)?);
         session.logout()?;
     }
-    ensure!(identities[0] != identities[1] && identities[1] != identities[2], "two volumes have one identity");
+    ensure!(identities[0] != identities[1] && identities[1] != identities[2], "two volumes have the same identity");
     let mut session = Session::open(target.portal, &Login::to(&target.name, "life"))?;
     session.lun = 3;
-    session.run(&[0; 6], Data::None)?.refused(0x05, 0x25, 0)?;
+    session.run(&[0; 6], Data::None)?.expect_sense(0x05, 0x25, 0)?;
     session.logout()?;
     target.stop()
 }
@@ -368,8 +371,11 @@ fn two_portals(lab: &Lab, driver: Driver) -> Result<()> {
     for (portal, group) in spec.listen.iter().zip(1..) {
         let found = session::discover(*portal)?;
         ensure!(found.len() == 1 && found[0].name == target.name, "{portal} offers {found:?}");
-        ensure!(found[0].addresses.contains(&format!("{portal},{group}")), "{portal} does not name itself: {found:?}");
-        ensure!(found[0].addresses.len() == spec.listen.len(), "{portal} does not name the others: {found:?}");
+        ensure!(
+            found[0].addresses.contains(&format!("{portal},{group}")),
+            "{portal} is not listed by itself: {found:?}"
+        );
+        ensure!(found[0].addresses.len() == spec.listen.len(), "{portal} does not list the other portal: {found:?}");
         Session::open(*portal, &Login::to(&target.name, "life"))?.logout()?;
     }
     target.stop()
@@ -392,13 +398,13 @@ fn read_only(lab: &Lab, driver: Driver) -> Result<()> {
     let mut session = session(&target, 0)?;
     ensure!(session.read(0, 8, 512)? == pattern(3, 3, 4096), "wrong data");
     // DATA PROTECT, WRITE PROTECTED.
-    session.run(&cdb::write(0, 8), Data::Out(vec![1; 4096]))?.refused(0x07, 0x27, 0)?;
-    ensure!(session.read(0, 8, 512)? == pattern(3, 3, 4096), "it was written");
+    session.run(&cdb::write(0, 8), Data::Out(vec![1; 4096]))?.expect_sense(0x07, 0x27, 0)?;
+    ensure!(session.read(0, 8, 512)? == pattern(3, 3, 4096), "a read-only volume was written");
     session.logout()?;
     target.stop()
 }
 
-/// The WCE bit of the caching mode page (SBC-5, 6.5.6).
+/// The WCE bit of the caching mode page (SBC-5 6.5.6).
 fn write_cache(lab: &Lab, driver: Driver, flags: &[&str], wanted: bool) -> Result<()> {
     let target = Target::start(lab, &Spec::new(driver, [lab.image("cache.img", 16)?])?.flags(flags))?;
     let mut session = session(&target, 0)?;
@@ -420,7 +426,7 @@ fn cores(lab: &Lab, driver: Driver) -> Result<()> {
             let login = Login::to(&target.name, "life").qualifier(qualifier);
             sessions.push(Session::ready(target.portal, &login, target.lun)?);
         }
-        // Sessions of all cores see one disk.
+        // Sessions on all cores see the same data.
         for (place, session) in (0..).zip(&mut sessions) {
             session.write(place * 64, pattern(place, 1, 32768), 512)?;
         }
@@ -440,7 +446,7 @@ fn idle(lab: &Lab, driver: Driver) -> Result<()> {
     let target = Target::start(lab, &Spec::new(driver, ["ram:16M"])?)?;
     let mut session = session(&target, 0)?;
     session.write(0, vec![1; 4096], 512)?;
-    // Polling after load has its own time to end.
+    // Polling after load takes a moment to end.
     std::thread::sleep(Duration::from_millis(500));
     let pid = target.pid().context("a started target has a process")?;
     let before = process::processor_time(pid)?;
@@ -463,7 +469,7 @@ fn statistics(lab: &Lab, driver: Driver) -> Result<()> {
     target.stop()
 }
 
-/// Needs root and a kernel that lends loop devices.
+/// Needs root and a kernel with loop devices.
 fn block_device(lab: &Lab, driver: Driver) -> Result<()> {
     let image = lab.image("loop.img", 64)?;
     let device = LoopDevice::attach(&image)?;
@@ -471,7 +477,7 @@ fn block_device(lab: &Lab, driver: Driver) -> Result<()> {
     drop(device);
     let mut found = vec![0; 32768];
     File::open(image)?.read_exact(&mut found)?;
-    ensure!(found == pattern(5, 5, 32768), "what was written to the device is not in its file");
+    ensure!(found == pattern(5, 5, 32768), "data written to the device is not in its file");
     Ok(())
 }
 
@@ -484,14 +490,14 @@ fn on_device(lab: &Lab, driver: Driver, device: &str) -> Result<()> {
         session.write(0, pattern(5, 5, 32768), block)?;
         session.synchronize()?;
         ensure!(session.read(0, 64, block)? == pattern(5, 5, 32768), "wrong data");
-        refused(lab, &Spec::new(driver, [device])?, &[device])?;
+        expect_refused(lab, &Spec::new(driver, [device])?, &[device])?;
         session.logout()?;
         target.stop()?;
     }
     Ok(())
 }
 
-/// `lunar demo` keeps its disk under the user's home.
+/// `lunar demo` stores its disk in the user's home.
 fn demo(lab: &Lab, driver: Driver) -> Result<()> {
     let home = lab.scratch.join("home");
     let _ = std::fs::remove_dir_all(&home);

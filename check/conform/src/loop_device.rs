@@ -1,4 +1,4 @@
-//! Files that look like block devices. Needs root and a kernel that lends loop devices.
+//! Loop devices: files as block devices. Needs root and a kernel with loop devices.
 
 use crate::process;
 use crate::report::skip;
@@ -8,13 +8,13 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A loop device, until it drops.
+/// A loop device, detached when dropped.
 pub(crate) struct LoopDevice {
     pub(crate) path: String,
 }
 
 impl LoopDevice {
-    /// A device with the bytes of `image`; without the right to one, or without any, the case is skipped.
+    /// Attaches `image`; skips the case without root or without loop devices.
     pub(crate) fn attach(image: &str) -> Result<Self> {
         if !rustix::process::geteuid().is_root() {
             return skip("only root may attach a loop device");

@@ -1,4 +1,4 @@
-//! NVMe/TCP as a host speaks it: as much as it takes to keep the rules, and to break each of them.
+//! An NVMe/TCP host that can keep the rules of the protocol and break each of them.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -23,13 +23,14 @@ pub(crate) mod kind {
 /// Flags of H2CData and C2HData.
 pub(crate) const LAST: u8 = 0x04;
 const SUCCESS: u8 = 0x08;
-/// How data is described: at an offset of the capsule, or by the transport.
+/// Types of the SGL descriptor in a capsule (NVM Express Base, "Scatter Gather List"): in-capsule data at an offset,
+/// and data that the transport moves.
 pub(crate) const INLINE: u8 = 0x01;
 pub(crate) const TRANSPORT: u8 = 0x5a;
-/// Where a host's own time-out lies.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// No PDU of a target is longer.
-const LONGEST: usize = 8 << 20;
+/// A controller that has not answered by then is taken for hung.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// Longer PDUs of a target are refused; the tests never ask for so much data.
+const MAX_PDU_LEN: usize = 8 << 20;
 
 /// A submission queue entry.
 #[derive(Clone, Debug)]
@@ -60,12 +61,12 @@ impl Entry {
         self
     }
 
-    /// Its data: how it is described, and how long it is.
-    pub(crate) fn moves(self, how: u8, len: u32) -> Self {
+    /// Sets the type and the length in bytes of the SGL descriptor.
+    pub(crate) fn sgl(self, how: u8, len: u32) -> Self {
         self.byte(39, how).word(32, len)
     }
 
-    /// Blocks of 512 bytes.
+    /// Sets the starting LBA and the number of blocks (not zero's based).
     pub(crate) fn blocks(self, lba: u64, count: u32) -> Self {
         self.word(40, lba as u32).word(44, (lba >> 32) as u32).word(48, count - 1)
     }
@@ -75,7 +76,7 @@ impl Entry {
     }
 }
 
-/// A PDU: header and data, as sent.
+/// Encodes a PDU from its header and data; fills in the lengths, the data offset and the digests.
 pub(crate) fn pdu(header: &[u8], data: &[u8], digests: Digests) -> Vec<u8> {
     let head = header.len() + if digests.header { 4 } else { 0 };
     let trailer = if digests.data && !data.is_empty() { 4 } else { 0 };
@@ -109,7 +110,7 @@ pub(crate) fn capsule(entry: &Entry, data: &[u8], digests: Digests) -> Vec<u8> {
     pdu(&header, data, digests)
 }
 
-/// An H2CData PDU; `data_len` is what its header says.
+/// Encodes an H2CData PDU for the transfer `tag`.
 pub(crate) fn h2c_data(cid: u16, tag: u16, offset: u32, data: &[u8], flags: u8, digests: Digests) -> Vec<u8> {
     let mut header = vec![0; 24];
     (header[0], header[1]) = (kind::H2C_DATA, flags);
@@ -120,14 +121,14 @@ pub(crate) fn h2c_data(cid: u16, tag: u16, offset: u32, data: &[u8], flags: u8, 
     pdu(&header, data, digests)
 }
 
-/// What a controller sent.
+/// A PDU from the controller; its digests, if any, have been checked.
 #[derive(Clone, Debug)]
-pub(crate) struct Heard {
+pub(crate) struct ReceivedPdu {
     pub head: Vec<u8>,
     pub data: Vec<u8>,
 }
 
-impl Heard {
+impl ReceivedPdu {
     pub(crate) fn kind(&self) -> u8 {
         self.head[0]
     }
@@ -141,30 +142,31 @@ impl Heard {
     }
 }
 
-/// How a command ended.
+/// The completion of a command: the status field without its phase tag, Dword 0, and the data that the command
+/// returned.
 #[derive(Clone, Debug)]
-pub(crate) struct Done {
+pub(crate) struct Completion {
     pub status: u16,
     pub result: u32,
     pub data: Vec<u8>,
 }
 
-impl Done {
+impl Completion {
     pub(crate) fn good(self) -> Result<Self> {
         ensure!(self.status == 0, "a command ended with status {:03x}h", self.status);
         Ok(self)
     }
 }
 
-/// What came of listening.
+/// The result of [`Conn::receive`].
 #[derive(Debug)]
-pub(crate) enum Sound {
-    Pdu(Heard),
+pub(crate) enum Received {
+    Pdu(ReceivedPdu),
     Closed,
     Silence,
 }
 
-/// A connection.
+/// One TCP connection, which carries one queue.
 pub(crate) struct Conn {
     pub stream: TcpStream,
     pub digests: Digests,
@@ -176,17 +178,17 @@ impl Conn {
     pub(crate) fn open(portal: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect_timeout(&portal, Duration::from_secs(5)).context("cannot connect")?;
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(ANSWER_LIMIT))?;
         Ok(Self { stream, digests: Digests::default(), pending: Vec::new(), next_cid: 0 })
     }
 
-    /// One on which digests are agreed.
+    /// Connects and exchanges ICReq and ICResp with these digests.
     pub(crate) fn ready(portal: SocketAddr, digests: Digests) -> Result<Self> {
         let mut conn = Self::open(portal)?;
         conn.send(&ic_req(digests))?;
         let answer = conn.expect()?;
-        ensure!(answer.kind() == kind::IC_RESP && answer.head.len() == 128, "no answer to ICReq: {answer:02x?}");
-        ensure!(answer.head[11] == ic_req(digests)[11], "other digests than were asked for");
+        ensure!(answer.kind() == kind::IC_RESP && answer.head.len() == 128, "the answer to ICReq is {answer:02x?}");
+        ensure!(answer.head[11] == ic_req(digests)[11], "the controller did not accept the requested digests");
         conn.digests = digests;
         Ok(conn)
     }
@@ -195,52 +197,55 @@ impl Conn {
         self.stream.write_all(bytes).context("cannot send")
     }
 
-    /// An identifier that is not in use.
+    /// A new command identifier.
     pub(crate) fn cid(&mut self) -> u16 {
         self.next_cid = self.next_cid.wrapping_add(1);
         self.next_cid
     }
 
-    /// The next PDU that comes within `limit`.
-    pub(crate) fn hear(&mut self, limit: Duration) -> Result<Sound> {
+    /// Waits for the next PDU, at most `limit`.
+    pub(crate) fn receive(&mut self, limit: Duration) -> Result<Received> {
         let end = Instant::now() + limit;
         loop {
-            if let Some(heard) = self.take()? {
-                return Ok(Sound::Pdu(heard));
+            if let Some(received) = self.take()? {
+                return Ok(Received::Pdu(received));
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(Sound::Silence);
+                return Ok(Received::Silence);
             }
             self.stream.set_read_timeout(Some(left))?;
             let mut bytes = [0; 65536];
             match self.stream.read(&mut bytes) {
-                Ok(0) => return Ok(Sound::Closed),
+                Ok(0) => return Ok(Received::Closed),
                 Ok(count) => self.pending.extend(&bytes[..count]),
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
-                    ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => return Ok(Sound::Closed),
+                    ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => return Ok(Received::Closed),
                     _ => return Err(error).context("cannot read"),
                 },
             }
         }
     }
 
-    /// The next PDU; silence and a close are errors.
-    pub(crate) fn expect(&mut self) -> Result<Heard> {
-        match self.hear(PATIENCE)? {
-            Sound::Pdu(heard) => Ok(heard),
-            Sound::Closed => bail!("the controller closed the connection"),
-            Sound::Silence => bail!("no answer within {} s", PATIENCE.as_secs()),
+    /// Waits for the next PDU. A closed connection and no answer in [`ANSWER_LIMIT`] are errors.
+    pub(crate) fn expect(&mut self) -> Result<ReceivedPdu> {
+        match self.receive(ANSWER_LIMIT)? {
+            Received::Pdu(received) => Ok(received),
+            Received::Closed => bail!("the controller closed the connection"),
+            Received::Silence => bail!("no answer within {} s", ANSWER_LIMIT.as_secs()),
         }
     }
 
-    /// Takes a whole PDU off the bytes that have come, with its digests checked.
-    fn take(&mut self) -> Result<Option<Heard>> {
+    /// Removes the first PDU from the received bytes if it is complete, and checks its digests.
+    fn take(&mut self) -> Result<Option<ReceivedPdu>> {
         let Some(common) = self.pending.first_chunk::<8>().copied() else { return Ok(None) };
         let len = u32::from_le_bytes([common[4], common[5], common[6], common[7]]) as usize;
         let head = usize::from(common[2]);
-        ensure!(head >= 8 && len >= head && len <= LONGEST, "a PDU of {len} bytes with a header of {head}");
+        ensure!(
+            head >= 8 && len >= head && len <= MAX_PDU_LEN,
+            "received a PDU of {len} bytes with a header of {head} bytes"
+        );
         if self.pending.len() < len {
             return Ok(None);
         }
@@ -250,60 +255,63 @@ impl Conn {
         let mut start = head;
         if has_digests && self.digests.header {
             start += 4;
-            ensure!(bytes.get(head..start) == Some(&crc32c::crc32c(&bytes[..head]).to_le_bytes()), "a header digest");
+            ensure!(
+                bytes.get(head..start) == Some(&crc32c::crc32c(&bytes[..head]).to_le_bytes()),
+                "the header digest is wrong"
+            );
         }
         if bytes.len() == start {
-            return Ok(Some(Heard { head: bytes[..head].to_vec(), data: Vec::new() }));
+            return Ok(Some(ReceivedPdu { head: bytes[..head].to_vec(), data: Vec::new() }));
         }
         if common[0] == kind::C2H_DATA {
-            ensure!(usize::from(common[3]) >= start, "data begins within the header");
+            ensure!(usize::from(common[3]) >= start, "PDO points into the header");
             start = usize::from(common[3]);
         }
         let end = bytes.len() - if has_digests && self.digests.data { 4 } else { 0 };
-        let data = bytes.get(start..end).context("a PDU is shorter than its parts")?;
-        ensure!(end == bytes.len() || bytes[end..] == crc32c::crc32c(data).to_le_bytes(), "a data digest");
-        Ok(Some(Heard { head: bytes[..head].to_vec(), data: data.to_vec() }))
+        let data = bytes.get(start..end).context("a PDU is shorter than its header, data and digests")?;
+        ensure!(end == bytes.len() || bytes[end..] == crc32c::crc32c(data).to_le_bytes(), "the data digest is wrong");
+        Ok(Some(ReceivedPdu { head: bytes[..head].to_vec(), data: data.to_vec() }))
     }
 
-    /// Sends a command and waits for its end; data that it is asked for comes from `data`.
-    pub(crate) fn call(&mut self, entry: &Entry, data: &[u8]) -> Result<Done> {
+    /// Sends a command and waits for its completion. Data that the controller requests by R2T is taken from `data`.
+    pub(crate) fn call(&mut self, entry: &Entry, data: &[u8]) -> Result<Completion> {
         let inline = if entry.0[39] == INLINE { data } else { &[] };
         let bytes = capsule(entry, inline, self.digests);
         self.send(&bytes)?;
-        self.finish(entry.cid(), data)
+        self.wait_completion(entry.cid(), data)
     }
 
-    /// Waits for the end of a command.
-    pub(crate) fn finish(&mut self, cid: u16, data: &[u8]) -> Result<Done> {
+    /// Waits for the completion of a command and sends the data that the controller requests.
+    pub(crate) fn wait_completion(&mut self, cid: u16, data: &[u8]) -> Result<Completion> {
         let mut got = Vec::new();
         loop {
-            let heard = self.expect()?;
-            match heard.kind() {
-                kind::C2H_DATA if heard.short(8) == cid => {
-                    ensure!(heard.word(12) as usize == got.len(), "data out of order");
-                    got.extend_from_slice(&heard.data);
-                    if heard.head[1] & SUCCESS != 0 {
-                        return Ok(Done { status: 0, result: 0, data: got });
+            let received = self.expect()?;
+            match received.kind() {
+                kind::C2H_DATA if received.short(8) == cid => {
+                    ensure!(received.word(12) as usize == got.len(), "C2HData PDUs are not in order");
+                    got.extend_from_slice(&received.data);
+                    if received.head[1] & SUCCESS != 0 {
+                        return Ok(Completion { status: 0, result: 0, data: got });
                     }
                 }
-                kind::R2T if heard.short(8) == cid => {
-                    let (offset, len) = (heard.word(12), heard.word(16));
+                kind::R2T if received.short(8) == cid => {
+                    let (offset, len) = (received.word(12), received.word(16));
                     let part = data.get(offset as usize..).and_then(|rest| rest.get(..len as usize));
-                    let part = part.context("an R2T for more than there is")?;
-                    let bytes = h2c_data(cid, heard.short(10), offset, part, LAST, self.digests);
+                    let part = part.context("an R2T requests more data than the command has")?;
+                    let bytes = h2c_data(cid, received.short(10), offset, part, LAST, self.digests);
                     self.send(&bytes)?;
                 }
-                kind::RESPONSE if heard.short(20) == cid => {
-                    let status = heard.short(22) >> 1 & 0x7ff;
-                    return Ok(Done { status, result: heard.word(8), data: got });
+                kind::RESPONSE if received.short(20) == cid => {
+                    let status = received.short(22) >> 1 & 0x7ff;
+                    return Ok(Completion { status, result: received.word(8), data: got });
                 }
-                other => bail!("a PDU of type {other:02x}h: {:02x?}", heard.head),
+                other => bail!("unexpected PDU of type {other:02x}h: {:02x?}", received.head),
             }
         }
     }
 }
 
-/// What Connect asks for.
+/// The parameters of a Fabrics Connect command.
 #[derive(Clone, Debug)]
 pub(crate) struct Connect<'a> {
     pub queue: u16,
@@ -318,7 +326,7 @@ impl Connect<'_> {
     pub(crate) fn entry(&self, cid: u16) -> Entry {
         let queue = u32::from(self.queue) << 16;
         let entry = Entry::fabrics(1, cid).word(40, queue).word(44, u32::from(self.entries.wrapping_sub(1)));
-        entry.word(48, self.keep_alive).moves(INLINE, 1024)
+        entry.word(48, self.keep_alive).sgl(INLINE, 1024)
     }
 
     pub(crate) fn data(&self) -> Vec<u8> {
@@ -331,14 +339,14 @@ impl Connect<'_> {
         data
     }
 
-    /// Carries it out.
-    pub(crate) fn on(&self, conn: &mut Conn) -> Result<Done> {
+    /// Sends the command and waits for its completion.
+    pub(crate) fn execute(&self, conn: &mut Conn) -> Result<Completion> {
         let cid = conn.cid();
         conn.call(&self.entry(cid), &self.data())
     }
 }
 
-/// A host that keeps the rules: a controller with one I/O queue.
+/// A host that keeps the rules: an enabled controller with its admin queue and one I/O queue.
 pub(crate) struct Host {
     pub admin: Conn,
     pub io: Conn,
@@ -351,37 +359,37 @@ impl Host {
         Self::connected(portal, &connect, digests)
     }
 
-    /// One whose admin queue asks for this.
+    /// Creates a controller with these Connect parameters for its admin queue, and one I/O queue.
     pub(crate) fn connected(portal: SocketAddr, connect: &Connect<'_>, digests: Digests) -> Result<Self> {
         let (admin, controller) = Self::admin(portal, connect, digests)?;
         let mut io = Conn::ready(portal, digests)?;
-        Connect { queue: 1, entries: 128, controller, ..connect.clone() }.on(&mut io)?.good()?;
+        Connect { queue: 1, entries: 128, controller, ..connect.clone() }.execute(&mut io)?.good()?;
         Ok(Self { admin, io, controller })
     }
 
-    /// An enabled controller, by its admin queue.
+    /// Creates and enables a controller; returns its admin queue and its controller identifier.
     pub(crate) fn admin(portal: SocketAddr, connect: &Connect<'_>, digests: Digests) -> Result<(Conn, u16)> {
         let mut admin = Conn::ready(portal, digests)?;
-        let controller = connect.on(&mut admin)?.good()?.result as u16;
+        let controller = connect.execute(&mut admin)?.good()?.result as u16;
         let enable = Entry::fabrics(0, admin.cid()).word(44, 0x14).word(48, 0x46_0001);
         admin.call(&enable, &[])?.good()?;
         let status = Entry::fabrics(4, admin.cid()).word(44, 0x1c);
         let ready = admin.call(&status, &[])?.good()?.result;
-        ensure!(ready & 1 == 1, "CSTS is {ready:x}h after the controller was enabled");
+        ensure!(ready & 1 == 1, "CSTS is {ready:x}h after CC.EN was set");
         Ok((admin, controller))
     }
 
     pub(crate) fn write(&mut self, namespace: u32, lba: u64, data: &[u8]) -> Result<()> {
         let count = u32::try_from(data.len() / 512)?;
         let how = if data.len() <= 4096 { INLINE } else { TRANSPORT };
-        let entry = Entry::new(1, self.io.cid(), namespace).blocks(lba, count).moves(how, count * 512);
+        let entry = Entry::new(1, self.io.cid(), namespace).blocks(lba, count).sgl(how, count * 512);
         self.io.call(&entry, data)?.good().map(drop)
     }
 
     pub(crate) fn read(&mut self, namespace: u32, lba: u64, count: u32) -> Result<Vec<u8>> {
-        let entry = Entry::new(2, self.io.cid(), namespace).blocks(lba, count).moves(TRANSPORT, count * 512);
+        let entry = Entry::new(2, self.io.cid(), namespace).blocks(lba, count).sgl(TRANSPORT, count * 512);
         let data = self.io.call(&entry, &[])?.good()?.data;
-        ensure!(data.len() == count as usize * 512, "a read of {count} blocks brought {} bytes", data.len());
+        ensure!(data.len() == count as usize * 512, "a read of {count} blocks returned {} bytes", data.len());
         Ok(data)
     }
 }
@@ -391,8 +399,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_and_digests_are_where_they_belong() {
-        let entry = Entry::new(1, 7, 2).blocks(0x1_0000_0002, 3).moves(INLINE, 5);
+    fn capsules_and_data_pdus_have_their_lengths_and_digests_at_the_specified_offsets() {
+        let entry = Entry::new(1, 7, 2).blocks(0x1_0000_0002, 3).sgl(INLINE, 5);
         let bytes = capsule(&entry, b"hello", Digests { header: true, data: true });
         assert_eq!((bytes.len(), &bytes[..8]), (72 + 4 + 5 + 4, &[4, 3, 72, 76, 85, 0, 0, 0][..]));
         assert_eq!(bytes[8..16], [1, 0x40, 7, 0, 2, 0, 0, 0]);

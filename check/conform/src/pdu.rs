@@ -1,5 +1,5 @@
-//! iSCSI PDUs as the harness makes them: any bytes at all, right ones when asked (RFC 7143, clause 11). Written apart
-//! from the target's own formats, so that a misreading there is not repeated here.
+//! iSCSI PDUs of the harness, valid or not (RFC 7143 clause 11). Written independently of the target's own formats, so
+//! that an error there is not repeated here.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Opcodes of RFC 7143, clause 11.2.1.2.
+/// Opcodes (RFC 7143 11.2.1.2).
 pub(crate) mod op {
     pub(crate) const NOP_OUT: u8 = 0x00;
     pub(crate) const COMMAND: u8 = 0x01;
@@ -29,20 +29,20 @@ pub(crate) mod op {
     pub(crate) const REJECT: u8 = 0x3f;
 }
 
-/// "No task" and "no transfer".
+/// The reserved tag: no task, or no transfer.
 pub(crate) const RESERVED_TAG: u32 = u32::MAX;
-/// Final, or transit in a login.
+/// The F bit; in a login the T bit.
 pub(crate) const FINAL: u8 = 0x80;
-/// The I bit: outside the command window.
+/// The I bit: an immediate request, outside of the command window.
 pub(crate) const IMMEDIATE: u8 = 0x40;
-/// Nothing a target sends is longer: we never declare more.
+/// Most bytes of data in a PDU of the target: the harness never declares more.
 const LONGEST_DATA: usize = 1 << 24;
 
-/// One PDU, without digests and padding.
+/// A PDU, without digests and padding.
 #[derive(Clone)]
 pub(crate) struct Pdu {
     pub head: [u8; 48],
-    /// Additional header segments, whole words.
+    /// Additional header segments, a multiple of four bytes.
     pub ahs: Vec<u8>,
     pub data: Vec<u8>,
 }
@@ -81,7 +81,8 @@ impl Pdu {
         self.word(16, tag)
     }
 
-    /// A LUN below 256 in the peripheral device form (SAM-6, 4.7.7.2), above in the flat space form.
+    /// A LUN: below 256 in the peripheral device addressing method, above in the flat space addressing method (SAM-6
+    /// 4.7).
     pub(crate) fn lun(self, lun: u16) -> Self {
         let form = if lun < 256 { 0 } else { 0x4000 };
         self.bytes(8, &(form | lun).to_be_bytes())
@@ -95,7 +96,7 @@ impl Pdu {
         u32::from_be_bytes([self.head[at], self.head[at + 1], self.head[at + 2], self.head[at + 3]])
     }
 
-    /// The bytes for the wire with lengths that are true.
+    /// The bytes to send, with correct lengths in the header.
     pub(crate) fn encode(&self, digests: Digests) -> Vec<u8> {
         let length = u32::try_from(self.data.len()).unwrap_or(u32::MAX).to_be_bytes();
         let mut pdu = self.clone();
@@ -104,7 +105,7 @@ impl Pdu {
         pdu.encode_as_is(digests)
     }
 
-    /// The bytes for the wire with whatever lengths the header says.
+    /// The bytes to send, with the lengths of the header as they are.
     pub(crate) fn encode_as_is(&self, digests: Digests) -> Vec<u8> {
         let mut bytes = self.head.to_vec();
         bytes.extend(&self.ahs);
@@ -125,36 +126,36 @@ impl Pdu {
     }
 }
 
-/// Which digests are on.
+/// The digests in use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Digests {
     pub header: bool,
     pub data: bool,
 }
 
-/// What came within the time given.
+/// The result of a receive with a time limit.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum Received {
     Pdu(Box<Pdu>),
-    /// The target closed the connection, or reset it.
+    /// The target closed or reset the connection.
     Closed,
     Silence,
 }
 
-/// A connection that sends anything and reads whole PDUs.
-pub(crate) struct Link {
+/// A connection that sends any bytes and receives whole PDUs.
+pub(crate) struct Connection {
     pub stream: TcpStream,
     pub digests: Digests,
-    /// Bytes of a PDU of which the rest has not come yet.
+    /// Bytes of an incomplete PDU.
     pending: Vec<u8>,
 }
 
-impl Link {
+impl Connection {
     pub(crate) fn open(portal: SocketAddr) -> Result<Self> {
         Self::over(TcpStream::connect_timeout(&portal, Duration::from_secs(5)).context("cannot connect")?)
     }
 
-    /// Over a connection that is there.
+    /// Uses an existing TCP connection.
     pub(crate) fn over(stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(Duration::from_secs(10)))?;
@@ -170,31 +171,31 @@ impl Link {
         self.stream.write_all(bytes).context("cannot send")
     }
 
-    /// Says that nothing more will come.
+    /// Closes the sending side.
     pub(crate) fn end_of_sending(&self) -> Result<()> {
         Ok(self.stream.shutdown(Shutdown::Write)?)
     }
 
-    /// The next PDU that comes within `limit`.
-    pub(crate) fn hear(&mut self, limit: Duration) -> Result<Heard> {
+    /// The next PDU that arrives within `limit`.
+    pub(crate) fn receive(&mut self, limit: Duration) -> Result<Received> {
         let end = Instant::now() + limit;
         loop {
             if let Some(pdu) = self.take()? {
-                return Ok(Heard::Pdu(Box::new(pdu)));
+                return Ok(Received::Pdu(Box::new(pdu)));
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(Heard::Silence);
+                return Ok(Received::Silence);
             }
             self.stream.set_read_timeout(Some(left))?;
             let mut bytes = [0; 65536];
             match self.stream.read(&mut bytes) {
-                Ok(0) => return Ok(Heard::Closed),
+                Ok(0) => return Ok(Received::Closed),
                 Ok(count) => self.pending.extend(&bytes[..count]),
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
                     ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => {
-                        return Ok(Heard::Closed);
+                        return Ok(Received::Closed);
                     }
                     _ => return Err(error).context("cannot read"),
                 },
@@ -202,16 +203,16 @@ impl Link {
         }
     }
 
-    /// The next PDU; silence and a close are errors.
+    /// The next PDU; a timeout and a close are errors.
     pub(crate) fn expect(&mut self, limit: Duration) -> Result<Pdu> {
-        match self.hear(limit)? {
-            Heard::Pdu(pdu) => Ok(*pdu),
-            Heard::Closed => bail!("the target closed the connection"),
-            Heard::Silence => bail!("no answer within {:.1} s", limit.as_secs_f64()),
+        match self.receive(limit)? {
+            Received::Pdu(pdu) => Ok(*pdu),
+            Received::Closed => bail!("the target closed the connection"),
+            Received::Silence => bail!("no answer within {:.1} s", limit.as_secs_f64()),
         }
     }
 
-    /// Takes a whole PDU off the bytes that have come, with its digests checked.
+    /// Removes a complete PDU from the received bytes, and checks its digests.
     fn take(&mut self) -> Result<Option<Pdu>> {
         let Some(head) = self.pending.first_chunk::<48>().copied() else { return Ok(None) };
         let ahs = usize::from(head[4]) * 4;
@@ -241,7 +242,7 @@ impl Link {
 fn digest_is_right(covered: &[u8], digest: &[u8]) -> Result<()> {
     let wanted = crc32c::crc32c(covered).to_le_bytes();
     if digest != wanted {
-        bail!("the target's digest is {digest:02x?}, right is {wanted:02x?}");
+        bail!("the target's digest is {digest:02x?}, not {wanted:02x?}");
     }
     Ok(())
 }
@@ -251,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_padding_and_digests_are_where_they_belong() {
+    fn lengths_padding_and_digests_are_at_their_offsets() {
         let pdu = Pdu::new(op::TEXT, FINAL).tag(7).with_data(*b"a=b\0c");
         let bytes = pdu.encode(Digests { header: true, data: true });
         assert_eq!(bytes.len(), 48 + 4 + 8 + 4);
@@ -262,8 +263,8 @@ mod tests {
     }
 
     #[test]
-    fn crc32c_goes_out_as_the_standard_shows_it() {
-        // RFC 7143, appendix A.5: 32 bytes of zeroes give aa 36 91 8a.
+    fn crc32c_is_sent_in_the_order_of_the_standard() {
+        // RFC 7143 appendix A.5: the digest of 32 zero bytes is aa 36 91 8a.
         assert_eq!(crc32c::crc32c(&[0; 32]).to_le_bytes(), [0xaa, 0x36, 0x91, 0x8a]);
     }
 }

@@ -1,4 +1,4 @@
-//! Programs of this machine: started so that they die with us, with a time limit on each.
+//! Child processes, with a time limit each, which end with this program.
 
 use std::io::{BufRead, BufReader, PipeReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How often a child is looked at while it ends.
-const LOOK: Duration = Duration::from_millis(5);
+/// How often a child is checked while it ends.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A command whose process the kernel kills when the thread that starts it ends, even if we are killed ourselves.
+/// A command whose process the kernel kills when the thread that started it ends, even if this program is killed.
 pub(crate) fn bound(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
@@ -26,7 +26,7 @@ pub(crate) fn signal(child: &Child, signal: Signal) -> Result<()> {
     kill_process(pid, signal).with_context(|| format!("signal to process {raw}"))
 }
 
-/// Waits for the end of a child; `None` when it still runs after `limit`.
+/// Waits for the end of a child; `None` if it still runs after `limit`.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
     let end = Instant::now() + limit;
     loop {
@@ -36,24 +36,24 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStat
         if Instant::now() >= end {
             return Ok(None);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }
 
-/// What a program said and how it ended.
+/// The output and the exit status of a program.
 pub(crate) struct Output {
     pub status: ExitStatus,
-    /// Standard output and error, as they came.
+    /// Standard output and error, in the order of their arrival.
     pub text: String,
 }
 
 impl Output {
-    /// The text, or an error that shows its end if the program did not succeed.
+    /// The output; an error with its last lines if the program did not succeed.
     pub(crate) fn succeeded(self) -> Result<String> {
         if self.status.success() {
             return Ok(self.text);
         }
-        bail!("{}; it said:\n{}", self.status, last_lines(&self.text, 15))
+        bail!("{}; its output ends with:\n{}", self.status, last_lines(&self.text, 15))
     }
 }
 
@@ -63,18 +63,18 @@ pub(crate) fn last_lines(text: &str, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-/// Runs a program to its end; an error when it takes longer than `limit`.
+/// Runs a program to its end; an error if it takes longer than `limit`.
 pub(crate) fn run(command: &mut Command, limit: Duration) -> Result<Output> {
     stream(command, limit, |_| ())
 }
 
-/// Like [`run`], and shows each line as it comes.
+/// Like [`run`], and calls `on_line` with each line of output.
 pub(crate) fn stream(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<Output> {
     let name = format!("{command:?}");
     let (reader, writer) = std::io::pipe()?;
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-    // The command holds our ends of the pipe: without them its last writer closes it.
+    // The command holds write ends of the pipe: close them, so that the pipe ends with the child.
     command.stdout(Stdio::null()).stderr(Stdio::null());
 
     let end = Instant::now() + limit;
@@ -92,7 +92,11 @@ pub(crate) fn stream(command: &mut Command, limit: Duration, mut on_line: impl F
             Err(RecvTimeoutError::Timeout) => {
                 child.kill()?;
                 child.wait()?;
-                bail!("no end after {} s: {name}; it said:\n{}", limit.as_secs(), last_lines(&text, 15));
+                bail!(
+                    "still running after {} s: {name}; its output ends with:\n{}",
+                    limit.as_secs(),
+                    last_lines(&text, 15)
+                );
             }
         }
     }
@@ -101,7 +105,7 @@ pub(crate) fn stream(command: &mut Command, limit: Duration, mut on_line: impl F
         None => {
             child.kill()?;
             child.wait()?;
-            bail!("no end after {} s: {name}", limit.as_secs())
+            bail!("still running after {} s: {name}", limit.as_secs())
         }
     }
 }
@@ -118,7 +122,7 @@ fn send_lines(reader: PipeReader, sender: &mpsc::Sender<String>) {
     }
 }
 
-/// Resident memory of a process in bytes, from the kernel's book.
+/// Resident memory of a process in bytes.
 pub(crate) fn resident_bytes(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("the process is gone")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS: it is a zombie")?;
@@ -126,10 +130,10 @@ pub(crate) fn resident_bytes(pid: u32) -> Result<u64> {
     Ok(kib * 1024)
 }
 
-/// Processor time a process has used, user and kernel together.
+/// Processor time that a process has used, user and system.
 pub(crate) fn processor_time(pid: u32) -> Result<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).context("the process is gone")?;
-    // Fields are counted after the name, which may hold anything but ends with the last parenthesis.
+    // The fields follow the name, which may contain any character and ends with the last parenthesis.
     let (_, fields) = stat.rsplit_once(')').context("a stat line has a name")?;
     let ticks: u64 = fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
     let per_second = rustix::param::clock_ticks_per_second().max(1);
@@ -141,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn output_and_status_come_back() {
+    fn output_and_status_are_returned() {
         let output =
             run(Command::new("sh").args(["-c", "echo one; echo two >&2; exit 3"]), Duration::from_secs(10)).unwrap();
         assert_eq!(output.status.code(), Some(3));
@@ -150,15 +154,15 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_does_not_end_is_killed() {
+    fn a_program_over_its_time_limit_is_killed() {
         let before = Instant::now();
         let error = run(Command::new("sleep").arg("60"), Duration::from_millis(200)).err().unwrap();
-        assert!(error.to_string().contains("no end"));
+        assert!(error.to_string().contains("still running"));
         assert!(before.elapsed() < Duration::from_secs(20));
     }
 
     #[test]
-    fn our_own_memory_is_known() {
+    fn memory_and_time_of_this_process_are_known() {
         assert!(resident_bytes(std::process::id()).unwrap() > 1 << 16);
         assert!(processor_time(std::process::id()).is_ok());
     }

@@ -1,4 +1,4 @@
-//! What was tested and how it went: a line per case while it runs, a table at the end.
+//! The report: a line per case while it runs, and tables at the end.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
-    /// What went wrong; the first line is shown, all of it goes into the results file.
+    /// The error. Its first line is shown, all of it goes into the results file.
     Failed(String),
-    /// Why it was not run, or cannot pass here.
+    /// Why the case was not run, or cannot pass here.
     Skipped(String),
 }
 
-/// Returned (as an error) by a case that cannot run here.
+/// The error of a case that cannot run here.
 #[derive(Debug)]
 pub(crate) struct Skip(pub String);
 
@@ -39,7 +39,7 @@ struct Case {
     took: Duration,
 }
 
-/// Every part reports here; parts may run at the same time.
+/// The results of all parts, which may run at the same time.
 pub(crate) struct Report {
     started: Instant,
     cases: Mutex<Vec<Case>>,
@@ -54,17 +54,17 @@ impl Report {
         self.cases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Seconds since the start, in front of every line.
+    /// Seconds since the start, at the beginning of every line.
     fn clock(&self) -> String {
         format!("{:7.1}", self.started.elapsed().as_secs_f64())
     }
 
-    /// A line of progress that is no case.
+    /// Prints a line of progress.
     pub(crate) fn note(&self, text: &str) {
         println!("{} ---- {text}", self.clock());
     }
 
-    /// Runs one case and notes how it ended. True if it did not fail.
+    /// Runs a case and records its outcome. True if it did not fail.
     pub(crate) fn check(&self, part: &str, name: &str, case: impl FnOnce() -> anyhow::Result<()>) -> bool {
         let before = Instant::now();
         let outcome = match case() {
@@ -77,7 +77,7 @@ impl Report {
         self.add(part, name, outcome, before.elapsed())
     }
 
-    /// Like [`Report::check`] for something that is only worth telling when it fails. True if it did not fail.
+    /// Like [`Report::check`], but records the case only if it fails. True if it did not fail.
     pub(crate) fn check_quietly(&self, part: &str, name: &str, case: impl FnOnce() -> anyhow::Result<()>) -> bool {
         let before = Instant::now();
         match case() {
@@ -86,13 +86,13 @@ impl Report {
         }
     }
 
-    /// Notes the end of a case that ran elsewhere. True if it did not fail.
+    /// Records the outcome of a case that ran elsewhere. True if it did not fail.
     pub(crate) fn add(&self, part: &str, name: &str, outcome: Outcome, took: Duration) -> bool {
         self.shown(part, name, &outcome, took);
         self.quietly(part, name, outcome, took)
     }
 
-    /// Like [`Report::add`], with a line only when it failed: for suites that print a line of their own.
+    /// Like [`Report::add`], but prints a line only if the case failed: for suites with an output of their own.
     pub(crate) fn add_quietly(&self, part: &str, name: &str, outcome: Outcome, took: Duration) -> bool {
         if matches!(outcome, Outcome::Failed(_)) {
             self.shown(part, name, &outcome, took);
@@ -121,7 +121,7 @@ impl Report {
         count(self.cases().iter())
     }
 
-    /// The tables for a reader, in Markdown.
+    /// The tables in Markdown.
     pub(crate) fn markdown(&self) -> String {
         let cases = self.cases();
         let mut parts: Vec<&str> = Vec::new();
@@ -173,8 +173,8 @@ impl Report {
         text
     }
 
-    /// Writes the tables, prints what was skipped and what failed, then the count alone on a line. True if nothing
-    /// failed.
+    /// Writes the tables; prints the skipped and the failed cases, and the counts on a line of their own. True if
+    /// nothing failed.
     pub(crate) fn finish(&self, results: &Path) -> bool {
         let (passed, failed, skipped) = self.counts();
         println!();
@@ -193,7 +193,7 @@ impl Report {
         failed == 0 && passed > 0
     }
 
-    /// One line per reason: the suites have dozens of tests that lack the same command.
+    /// Prints one line per reason: dozens of tests of a suite may lack the same command.
     fn print_skipped(&self) {
         let cases = self.cases();
         let mut reasons: Vec<(&str, usize, String)> = Vec::new();
@@ -225,15 +225,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_outcome_is_counted_once_and_a_failure_is_told_in_full() {
+    fn each_outcome_is_counted_once_and_a_failure_is_reported_in_full() {
         let report = Report::new();
         assert!(report.check("part", "good", || Ok(())));
-        assert!(report.check("part", "elsewhere", || skip("no such thing here")));
+        assert!(report.check("part", "elsewhere", || skip("not available here")));
         assert!(!report.check("part", "bad", || anyhow::bail!("first\nsecond")));
         assert_eq!(report.counts(), (1, 1, 1));
         let text = report.markdown();
         assert!(text.contains("| part | 1 | 1 | 1 |"));
         assert!(text.contains("first\n  second"));
-        assert!(text.contains("| part | elsewhere | no such thing here |"));
+        assert!(text.contains("| part | elsewhere | not available here |"));
     }
 }

@@ -1,4 +1,4 @@
-//! A small, strict initiator: it does what RFC 7143 asks of one and holds the target to the same.
+//! A small, strict iSCSI initiator: it keeps the rules of RFC 7143 and checks that the target does.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -6,31 +6,31 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::pdu::{Digests, FINAL, IMMEDIATE, Link, Pdu, RESERVED_TAG, op};
+use crate::pdu::{Connection, Digests, FINAL, IMMEDIATE, Pdu, RESERVED_TAG, op};
 
-/// A command that takes longer has been forgotten.
+/// A target that has not answered by then is taken for hung.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(20);
-/// The most that one Data-In may carry to us.
-const OUR_DATA_SEGMENT: usize = 262_144;
+/// The MaxRecvDataSegmentLength that the initiator declares.
+const MAX_RECV_DATA_SEGMENT: usize = 262_144;
 pub(crate) const GOOD: u8 = 0x00;
 pub(crate) const CHECK_CONDITION: u8 = 0x02;
 
-/// A target as discovery names it.
+/// A target in the answer to SendTargets (RFC 7143 appendix C).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct DiscoveredTarget {
     pub name: String,
     pub addresses: Vec<String>,
 }
 
-/// What a login asks for.
+/// The parameters of a login.
 #[derive(Clone, Debug)]
 pub(crate) struct Login {
     pub initiator: String,
-    /// Makes the session identifier different from that of other logins with the same name.
+    /// The qualifier in the ISID, which distinguishes sessions of one initiator name.
     pub qualifier: u16,
-    /// No target: a discovery session.
+    /// `None` for a discovery session.
     pub target: Option<String>,
-    /// Replaces or adds to the keys we offer by default.
+    /// Keys that replace the default ones or are added to them.
     pub keys: Vec<(&'static str, String)>,
 }
 
@@ -54,10 +54,10 @@ impl Login {
         self
     }
 
-    /// All keys of the login as text.
+    /// Encodes all keys of the login.
     pub(crate) fn text(&self) -> Vec<u8> {
         let kind = if self.target.is_some() { "Normal" } else { "Discovery" };
-        let segment = OUR_DATA_SEGMENT.to_string();
+        let segment = MAX_RECV_DATA_SEGMENT.to_string();
         let mut keys = vec![("InitiatorName", self.initiator.as_str()), ("SessionType", kind)];
         keys.extend(self.target.as_deref().map(|name| ("TargetName", name)));
         keys.extend([("HeaderDigest", "None"), ("DataDigest", "None"), ("MaxRecvDataSegmentLength", &segment)]);
@@ -72,7 +72,7 @@ impl Login {
         text(keys)
     }
 
-    /// The first login request: from the operational stage straight to full feature.
+    /// The first Login Request: it asks for the transition from the operational stage to the full feature phase.
     pub(crate) fn request(&self) -> Pdu {
         Pdu::new(op::LOGIN | IMMEDIATE, FINAL | 0x07)
             .bytes(8, &[0x80, 0x12, 0x34, 0x56])
@@ -82,12 +82,12 @@ impl Login {
     }
 }
 
-/// Keys and values as the wire has them.
+/// Encodes key=value pairs (RFC 7143 6.1).
 pub(crate) fn text<'a>(keys: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<u8> {
     keys.into_iter().flat_map(|(key, value)| format!("{key}={value}\0").into_bytes()).collect()
 }
 
-/// Keys and values of a text.
+/// Decodes key=value pairs.
 pub(crate) fn keys_of(text: &[u8]) -> Vec<(String, String)> {
     let pairs = text.split(|byte| *byte == 0).filter(|pair| !pair.is_empty());
     pairs
@@ -99,15 +99,15 @@ pub(crate) fn keys_of(text: &[u8]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// What a portal offers: SendTargets=All in a discovery session.
-pub(crate) fn discover(portal: SocketAddr) -> Result<Vec<Found>> {
+/// Returns the targets that a portal reports for SendTargets=All in a discovery session.
+pub(crate) fn discover(portal: SocketAddr) -> Result<Vec<DiscoveredTarget>> {
     let mut login = Login::to("", "discovery");
     login.target = None;
     let mut session = Session::open(portal, &login)?;
-    let mut found: Vec<Found> = Vec::new();
-    for (key, value) in session.ask(text([("SendTargets", "All")]))? {
+    let mut found: Vec<DiscoveredTarget> = Vec::new();
+    for (key, value) in session.text_request(text([("SendTargets", "All")]))? {
         match (key.as_str(), found.last_mut()) {
-            ("TargetName", _) => found.push(Found { name: value, addresses: Vec::new() }),
+            ("TargetName", _) => found.push(DiscoveredTarget { name: value, addresses: Vec::new() }),
             ("TargetAddress", Some(target)) => target.addresses.push(value),
             _ => bail!("SendTargets answers {key}={value}"),
         }
@@ -116,25 +116,25 @@ pub(crate) fn discover(portal: SocketAddr) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// Where the data of a command goes.
+/// The direction and the amount of a command's data.
 #[derive(Clone, Debug)]
 pub(crate) enum Data {
     None,
-    /// At most this many bytes to us.
+    /// At most this many bytes from the target.
     In(usize),
     Out(Vec<u8>),
 }
 
-/// How a command ended.
+/// The status, sense data and read data of a command that has ended.
 #[derive(Clone, Debug)]
-pub(crate) struct Done {
+pub(crate) struct CommandResult {
     pub tag: u32,
     pub status: u8,
     pub sense: Vec<u8>,
     pub data: Vec<u8>,
 }
 
-/// Sense key, additional sense code and qualifier of fixed or descriptor format sense data; zeroes if there is none.
+/// Returns sense key, ASC and ASCQ of sense data in fixed or descriptor format; zeroes if there is none.
 pub(crate) fn sense_of(sense: &[u8]) -> (u8, u8, u8) {
     let at = |index: usize| sense.get(index).copied().unwrap_or_default();
     match at(0) & 0x7f {
@@ -143,8 +143,8 @@ pub(crate) fn sense_of(sense: &[u8]) -> (u8, u8, u8) {
     }
 }
 
-impl Done {
-    /// Of its sense data, see [`sense_of`].
+impl CommandResult {
+    /// Sense key, ASC and ASCQ, see [`sense_of`].
     pub(crate) fn sense(&self) -> (u8, u8, u8) {
         sense_of(&self.sense)
     }
@@ -157,8 +157,8 @@ impl Done {
         Ok(self)
     }
 
-    /// An error unless the command ended with this sense.
-    pub(crate) fn refused(self, key: u8, code: u8, qualifier: u8) -> Result<()> {
+    /// Fails unless the command ended with CHECK CONDITION and this sense.
+    pub(crate) fn expect_sense(self, key: u8, code: u8, qualifier: u8) -> Result<()> {
         ensure!(self.status == CHECK_CONDITION, "status is {:02x}h, not CHECK CONDITION", self.status);
         ensure!(
             self.sense() == (key, code, qualifier),
@@ -179,14 +179,14 @@ struct Task {
     next_r2t_sn: u32,
 }
 
-/// A session in full feature phase on one connection.
+/// A session in the full feature phase, on its only connection.
 pub(crate) struct Session {
-    pub link: Link,
+    pub connection: Connection,
     pub cmd_sn: u32,
     pub exp_stat_sn: u32,
     pub max_cmd_sn: u32,
     pub next_tag: u32,
-    /// What the target answered at login.
+    /// The keys that the target sent during login.
     pub answers: HashMap<String, String>,
     pub lun: u16,
     tasks: HashMap<u32, Task>,
@@ -199,12 +199,12 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn open(portal: SocketAddr, login: &Login) -> Result<Self> {
-        let mut link = Link::open(portal)?;
+        let mut connection = Connection::open(portal)?;
         let mut answers = HashMap::new();
         let mut request = login.request();
         let response = loop {
-            link.send(&request).context("login")?;
-            let response = link.expect(ANSWER_LIMIT).context("login")?;
+            connection.send(&request).context("login")?;
+            let response = connection.expect(ANSWER_LIMIT).context("login")?;
             ensure!(
                 response.opcode() == op::LOGIN_RESPONSE,
                 "login is answered with opcode {:02x}h",
@@ -216,7 +216,7 @@ impl Session {
             if response.head[1] & FINAL != 0 {
                 break response;
             }
-            // The target wants another round: nothing more to say, but the stage change is asked for again.
+            // The target stays in the stage: send an empty request that asks for the transition again.
             request.data.clear();
             request = request.word(28, response.get(24).wrapping_add(1));
         };
@@ -224,14 +224,14 @@ impl Session {
             answers.get(key).and_then(|value: &String| value.parse().ok()).unwrap_or(fallback)
         };
         let is = |key: &str, value: &str| answers.get(key).is_some_and(|answer| answer == value);
-        link.digests = Digests { header: is("HeaderDigest", "CRC32C"), data: is("DataDigest", "CRC32C") };
+        connection.digests = Digests { header: is("HeaderDigest", "CRC32C"), data: is("DataDigest", "CRC32C") };
         let immediate_data = is("ImmediateData", "Yes");
         let initial_r2t = !is("InitialR2T", "No");
         let (target_segment, first_burst) =
             (number("MaxRecvDataSegmentLength", 8192), number("FirstBurstLength", 65536));
         Ok(Self {
-            link,
-            // Immediate requests do not use up a CmdSN: the login's own number is the next command's.
+            connection,
+            // Login requests are immediate and do not advance CmdSN, so the first command uses the same number.
             cmd_sn: request.get(24),
             exp_stat_sn: response.get(24).wrapping_add(1),
             max_cmd_sn: response.get(32),
@@ -247,7 +247,7 @@ impl Session {
         })
     }
 
-    /// A session with the LUN of a target's volume, past the unit attentions of a new nexus.
+    /// Logs in and repeats TEST UNIT READY until the unit attention conditions of a new I_T nexus have been reported.
     pub(crate) fn ready(portal: SocketAddr, login: &Login, lun: u16) -> Result<Self> {
         let mut session = Self::open(portal, login)?;
         session.lun = lun;
@@ -259,13 +259,13 @@ impl Session {
         bail!("TEST UNIT READY does not become GOOD")
     }
 
-    /// A fresh task tag.
+    /// A new initiator task tag.
     pub(crate) fn tag(&mut self) -> u32 {
         self.next_tag = self.next_tag.wrapping_add(1);
         self.next_tag
     }
 
-    /// A command PDU with the numbers it must have. The caller sends it.
+    /// Makes a SCSI Command PDU with the next CmdSN, which the caller sends.
     pub(crate) fn command(&mut self, cdb: &[u8], flags: u8, expected: usize) -> Pdu {
         let tag = self.tag();
         let pdu = Pdu::new(op::COMMAND, FINAL | flags | 0x01)
@@ -279,7 +279,7 @@ impl Session {
         pdu
     }
 
-    /// Sends a command with the unsolicited data that login allows; [`Session::next`] tells how it ended.
+    /// Sends a command with the unsolicited data that login allows. [`Session::next`] returns its result.
     pub(crate) fn start(&mut self, cdb: &[u8], data: Data) -> Result<u32> {
         let (flags, expected, data_out) = match data {
             Data::None => (0, 0, Vec::new()),
@@ -298,16 +298,16 @@ impl Session {
         let data_in = vec![0; expected - data_out.len()];
         let task = Task { lun: self.lun, expected, data_in, data_out, next_data_sn: 0, next_r2t_sn: 0 };
         self.tasks.insert(tag, task);
-        self.link.send(&pdu)?;
+        self.connection.send(&pdu)?;
         if unsolicited {
             self.send_data(tag, RESERVED_TAG, immediate, limit)?;
         }
         Ok(tag)
     }
 
-    /// One sequence of Data-Out PDUs.
+    /// Sends one sequence of Data-Out PDUs: the bytes `from..to` of the task's data.
     fn send_data(&mut self, tag: u32, transfer: u32, from: usize, to: usize) -> Result<()> {
-        let task = self.tasks.get(&tag).context("data for a task that is not there")?;
+        let task = self.tasks.get(&tag).context("data for an unknown task")?;
         let mut at = from;
         let mut data_sn = 0;
         while at < to {
@@ -320,24 +320,24 @@ impl Session {
                 .word(36, data_sn)
                 .word(40, u32::try_from(at)?)
                 .with_data(&task.data_out[at..end]);
-            self.link.send(&pdu)?;
+            self.connection.send(&pdu)?;
             (at, data_sn) = (end, data_sn + 1);
         }
         Ok(())
     }
 
-    /// The next command that ends.
-    pub(crate) fn next(&mut self) -> Result<Done> {
+    /// Waits until a command ends.
+    pub(crate) fn next(&mut self) -> Result<CommandResult> {
         loop {
-            let pdu = self.link.expect(ANSWER_LIMIT)?;
+            let pdu = self.connection.expect(ANSWER_LIMIT)?;
             if let Some(done) = self.take(&pdu)? {
                 return Ok(done);
             }
         }
     }
 
-    /// One PDU of the target's; a command that it ends.
-    fn take(&mut self, pdu: &Pdu) -> Result<Option<Done>> {
+    /// Handles one PDU of the target; returns the result if it ends a command.
+    fn take(&mut self, pdu: &Pdu) -> Result<Option<CommandResult>> {
         let tag = pdu.get(16);
         self.max_cmd_sn = pdu.get(32);
         match pdu.opcode() {
@@ -346,7 +346,7 @@ impl Session {
                 let task = self.tasks.remove(&tag).with_context(|| format!("response for unknown task {tag:x}h"))?;
                 ensure!(pdu.head[2] == 0, "iSCSI response is {:02x}h", pdu.head[2]);
                 let sense = pdu.data.get(2..).unwrap_or_default().to_vec();
-                Ok(Some(Done { tag, status: pdu.head[3], sense, data: task.data_in }))
+                Ok(Some(CommandResult { tag, status: pdu.head[3], sense, data: task.data_in }))
             }
             op::DATA_IN => self.take_data(pdu),
             op::R2T => {
@@ -357,7 +357,7 @@ impl Session {
                 if pdu.get(20) != RESERVED_TAG {
                     let answer = Pdu::new(op::NOP_OUT | IMMEDIATE, FINAL).tag(RESERVED_TAG).bytes(8, &pdu.head[8..16]);
                     let answer = answer.word(20, pdu.get(20)).word(24, self.cmd_sn).word(28, self.exp_stat_sn);
-                    self.link.send(&answer)?;
+                    self.connection.send(&answer)?;
                 }
                 Ok(None)
             }
@@ -374,7 +374,7 @@ impl Session {
         Ok(())
     }
 
-    fn take_data(&mut self, pdu: &Pdu) -> Result<Option<Done>> {
+    fn take_data(&mut self, pdu: &Pdu) -> Result<Option<CommandResult>> {
         let tag = pdu.get(16);
         let task = self.tasks.get_mut(&tag).with_context(|| format!("data for unknown task {tag:x}h"))?;
         ensure!(pdu.get(36) == task.next_data_sn, "DataSN is {}, expected {}", pdu.get(36), task.next_data_sn);
@@ -386,8 +386,8 @@ impl Session {
             return Ok(None);
         }
         self.status_sn(pdu)?;
-        let task = self.tasks.remove(&tag).context("the task was there a moment ago")?;
-        Ok(Some(Done { tag, status: pdu.head[3], sense: Vec::new(), data: task.data_in }))
+        let task = self.tasks.remove(&tag).context("the task has just been removed")?;
+        Ok(Some(CommandResult { tag, status: pdu.head[3], sense: Vec::new(), data: task.data_in }))
     }
 
     fn ready_to_transfer(&mut self, pdu: &Pdu) -> Result<()> {
@@ -402,8 +402,8 @@ impl Session {
         self.send_data(tag, pdu.get(20), from, from + count)
     }
 
-    /// Runs one command to its end.
-    pub(crate) fn run(&mut self, cdb: &[u8], data: Data) -> Result<Done> {
+    /// Runs one command and waits for its result.
+    pub(crate) fn run(&mut self, cdb: &[u8], data: Data) -> Result<CommandResult> {
         let tag = self.start(cdb, data)?;
         loop {
             let done = self.next()?;
@@ -413,47 +413,47 @@ impl Session {
         }
     }
 
-    /// Ping with data; the same data must come back.
+    /// Sends a NOP-Out with data; the NOP-In must return the same data (RFC 7143 11.19).
     pub(crate) fn ping(&mut self) -> Result<()> {
         let (tag, data) = (self.tag(), b"are you there?".to_vec());
         let nop = Pdu::new(op::NOP_OUT | IMMEDIATE, FINAL).tag(tag).word(20, RESERVED_TAG);
-        self.link.send(&nop.word(24, self.cmd_sn).word(28, self.exp_stat_sn).with_data(data.clone()))?;
+        self.connection.send(&nop.word(24, self.cmd_sn).word(28, self.exp_stat_sn).with_data(data.clone()))?;
         loop {
-            let pdu = self.link.expect(ANSWER_LIMIT)?;
+            let pdu = self.connection.expect(ANSWER_LIMIT)?;
             if pdu.opcode() == op::NOP_IN && pdu.get(16) == tag {
                 self.status_sn(&pdu)?;
-                ensure!(pdu.data == data, "the ping comes back changed");
+                ensure!(pdu.data == data, "the NOP-In does not return the data of the NOP-Out");
                 return Ok(());
             }
             self.take(&pdu)?;
         }
     }
 
-    /// A text request whose answer fits one PDU.
-    fn ask(&mut self, question: Vec<u8>) -> Result<Vec<(String, String)>> {
+    /// Sends a Text Request and decodes the answer, which must fit into one PDU.
+    fn text_request(&mut self, question: Vec<u8>) -> Result<Vec<(String, String)>> {
         let tag = self.tag();
         let request = Pdu::new(op::TEXT, FINAL).tag(tag).word(20, RESERVED_TAG).word(24, self.cmd_sn);
         self.cmd_sn = self.cmd_sn.wrapping_add(1);
-        self.link.send(&request.word(28, self.exp_stat_sn).with_data(question))?;
-        let pdu = self.link.expect(ANSWER_LIMIT)?;
-        ensure!(pdu.opcode() == op::TEXT_RESPONSE, "text is answered with opcode {:02x}h", pdu.opcode());
+        self.connection.send(&request.word(28, self.exp_stat_sn).with_data(question))?;
+        let pdu = self.connection.expect(ANSWER_LIMIT)?;
+        ensure!(pdu.opcode() == op::TEXT_RESPONSE, "the Text Request is answered with opcode {:02x}h", pdu.opcode());
         self.status_sn(&pdu)?;
         Ok(keys_of(&pdu.data))
     }
 
-    /// Ends the session as an initiator should.
+    /// Logs out and closes the session.
     pub(crate) fn logout(mut self) -> Result<()> {
         let tag = self.tag();
         let request = Pdu::new(op::LOGOUT | IMMEDIATE, FINAL).tag(tag).word(24, self.cmd_sn).word(28, self.exp_stat_sn);
-        self.link.send(&request)?;
-        let pdu = self.link.expect(ANSWER_LIMIT)?;
+        self.connection.send(&request)?;
+        let pdu = self.connection.expect(ANSWER_LIMIT)?;
         ensure!(pdu.opcode() == op::LOGOUT_RESPONSE, "logout is answered with opcode {:02x}h", pdu.opcode());
         ensure!(pdu.head[2] == 0, "logout response is {:02x}h", pdu.head[2]);
         Ok(())
     }
 }
 
-/// CDBs of the commands that the harness itself sends (SBC-5, SPC-6).
+/// CDBs of the commands that the tests themselves send (SBC-5, SPC-6).
 pub(crate) mod cdb {
     fn ten_and_more(opcode: u8, lba: u64, blocks: u32) -> [u8; 16] {
         let mut cdb = [0; 16];
@@ -475,7 +475,7 @@ pub(crate) mod cdb {
         ten_and_more(0x91, 0, 0)
     }
 
-    /// READ CAPACITY (16) for its 32 bytes.
+    /// READ CAPACITY (16) with an allocation length of 32 bytes.
     pub(crate) fn read_capacity() -> [u8; 16] {
         let mut cdb = ten_and_more(0x9e, 0, 32);
         cdb[1] = 0x10;
@@ -483,7 +483,7 @@ pub(crate) mod cdb {
     }
 }
 
-/// The most useful commands in one line each.
+/// Shorthands for the most frequent commands.
 impl Session {
     pub(crate) fn write(&mut self, lba: u64, data: Vec<u8>, block: usize) -> Result<()> {
         let blocks = u32::try_from(data.len() / block)?;
@@ -496,7 +496,7 @@ impl Session {
         Ok(self.run(&cdb::read(lba, blocks), Data::In(length))?.good()?.data)
     }
 
-    /// Number of blocks, bytes in each.
+    /// Returns the number of blocks and their size in bytes.
     pub(crate) fn capacity(&mut self) -> Result<(u64, usize)> {
         let data = self.run(&cdb::read_capacity(), Data::In(32))?.good()?.data;
         let last = u64::from_be_bytes(*data.first_chunk().context("short capacity data")?);
@@ -515,7 +515,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_the_caller_replaces_ours() {
+    fn a_key_of_the_caller_replaces_the_default_key() {
         let text = Login::to("iqn.x", "a").key("InitialR2T", "Yes").text();
         let keys = keys_of(&text);
         assert_eq!(keys.iter().filter(|(key, _)| key == "InitialR2T").count(), 1);
@@ -524,15 +524,15 @@ mod tests {
     }
 
     #[test]
-    fn sense_is_found_in_both_formats() {
+    fn sense_is_decoded_from_fixed_and_descriptor_format() {
         let mut fixed = vec![0; 18];
         (fixed[0], fixed[2], fixed[12], fixed[13]) = (0x70, 5, 0x24, 1);
         let descriptor = vec![0x72, 5, 0x24, 1];
         for sense in [fixed, descriptor] {
-            let done = Done { tag: 0, status: CHECK_CONDITION, sense, data: Vec::new() };
+            let done = CommandResult { tag: 0, status: CHECK_CONDITION, sense, data: Vec::new() };
             assert_eq!(done.sense(), (5, 0x24, 1));
             assert!(done.clone().good().is_err());
-            assert!(done.refused(5, 0x24, 1).is_ok());
+            assert!(done.expect_sense(5, 0x24, 1).is_ok());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The target under test: starts the built program, waits until it serves, ends it politely or not.
+//! The target under test: starts the program, waits until it serves, and stops or kills it.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -17,18 +17,18 @@ use crate::process;
 use crate::report::{Report, skip};
 use crate::session;
 
-/// A target that has not opened its port by then will not.
+/// How long a target may take to open its ports.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// Draining means finishing what is under way: longer than this is a hang.
+/// How long a target may take to drain.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
-/// The kernel's own clean-up after a process that was killed takes milliseconds.
-const SETTLE_LIMIT: Duration = Duration::from_secs(2);
-/// As QEMU's user network shows this machine's loopback to a guest.
+/// How long the kernel may take to clean up after a killed process.
+const CLEAN_UP_LIMIT: Duration = Duration::from_secs(2);
+/// The address of this machine's loopback in QEMU's user network.
 pub(crate) const HOST_AS_GUEST_SEES_IT: &str = "10.0.2.2";
-/// The same by its second network card.
+/// The same on the second network card of a guest.
 pub(crate) const HOST_BY_THE_OTHER_NETWORK: &str = "10.0.3.2";
 
-/// The ways the reactor can do its work.
+/// The drivers of the reactor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Driver {
     #[value(name = "io_uring")]
@@ -45,24 +45,24 @@ impl Driver {
     }
 }
 
-/// A target that somebody else started, to see what the harness itself does.
+/// A target that was not started by this program, to test the harness itself.
 #[derive(Clone, Debug)]
-pub(crate) struct Outside {
+pub(crate) struct ExternalTarget {
     pub portal: SocketAddr,
     pub name: String,
     pub lun: u16,
     pub pid: Option<u32>,
 }
 
-impl std::str::FromStr for Outside {
+impl std::str::FromStr for ExternalTarget {
     type Err = anyhow::Error;
 
     fn from_str(url: &str) -> Result<Self> {
-        let rest = url.strip_prefix("iscsi://").context("an iscsi:// URL is wanted")?;
+        let rest = url.strip_prefix("iscsi://").context("an iscsi:// URL is expected")?;
         let mut parts = rest.split('/');
         let (portal, name, lun) = (parts.next(), parts.next(), parts.next());
         Ok(Self {
-            portal: portal.unwrap_or_default().parse().context("ADDRESS:PORT is wanted")?,
+            portal: portal.unwrap_or_default().parse().context("ADDRESS:PORT is expected")?,
             name: name.context("the URL names no target")?.to_owned(),
             lun: lun.context("the URL names no LUN")?.parse()?,
             pid: None,
@@ -70,18 +70,18 @@ impl std::str::FromStr for Outside {
     }
 }
 
-/// What is tested.
+/// The subject of the tests.
 #[derive(Clone)]
 pub(crate) enum Subject {
-    /// The program of this repository.
+    /// The built program.
     Built(PathBuf),
-    Outside(Outside),
+    External(ExternalTarget),
 }
 
-/// What all parts share.
+/// The environment of all parts.
 pub(crate) struct Lab {
     pub subject: Subject,
-    /// Disk images and logs; on a real file system, so that direct I/O works.
+    /// Folder of disk images and logs; on a real file system, so that direct I/O works.
     pub scratch: PathBuf,
     pub report: Arc<Report>,
     pub seed: u64,
@@ -91,22 +91,22 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// The same with a scratch folder of its own: others may be at work at the same time.
-    pub(crate) fn room(&self, name: &str) -> Result<Self> {
+    /// The same environment with a scratch folder of its own, for parts that run at the same time.
+    pub(crate) fn in_folder(&self, name: &str) -> Result<Self> {
         let scratch = self.scratch.join(name);
         std::fs::create_dir_all(&scratch).with_context(|| format!("{}", scratch.display()))?;
         Ok(Self { subject: self.subject.clone(), scratch, report: self.report.clone(), ..*self })
     }
 
-    /// The built program, or a skipped case.
+    /// The built program; skips the case if there is none.
     pub(crate) fn built(&self) -> Result<&Path> {
         match &self.subject {
             Subject::Built(path) => Ok(path),
-            Subject::Outside(_) => skip("the target was started by somebody else"),
+            Subject::External(_) => skip("the target was not started by this program"),
         }
     }
 
-    /// A path in the scratch folder, with nothing there.
+    /// A path in the scratch folder without a file.
     pub(crate) fn fresh(&self, name: &str) -> Result<PathBuf> {
         let path = self.scratch.join(name);
         match std::fs::remove_file(&path) {
@@ -119,25 +119,25 @@ impl Lab {
     pub(crate) fn image(&self, name: &str, mib: u64) -> Result<String> {
         let path = self.fresh(name)?;
         File::create(&path)?.set_len(mib << 20)?;
-        Ok(path.to_str().context("the scratch folder's name is no text")?.to_owned())
+        Ok(path.to_str().context("the name of the scratch folder is not UTF-8")?.to_owned())
     }
 }
 
-/// How to start it.
+/// How to start the target.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
     pub driver: Driver,
     pub volumes: Vec<String>,
     pub flags: Vec<String>,
     pub listen: Vec<SocketAddr>,
-    /// Tell initiators the addresses that a QEMU guest reaches us by: IPv4 portals, each by a network of its own.
+    /// Advertise the addresses by which a QEMU guest reaches the IPv4 portals, each on a network of its own.
     pub for_guest: bool,
-    /// Follow this file instead of the command line.
+    /// Run `lunar daemon` with this configuration file instead of `lunar serve`.
     pub daemon: Option<PathBuf>,
 }
 
 impl Spec {
-    /// One free port on the loopback, LUNs in the order of `volumes`.
+    /// One free port on the loopback; LUNs in the order of `volumes`.
     pub(crate) fn new(driver: Driver, volumes: impl IntoIterator<Item = impl Into<String>>) -> Result<Self> {
         let volumes = volumes.into_iter().map(Into::into).collect();
         Ok(Self { driver, volumes, flags: Vec::new(), listen: vec![free_port()?], for_guest: false, daemon: None })
@@ -173,17 +173,17 @@ impl Spec {
     }
 }
 
-/// Below those that the kernel gives to connections by itself, of which floods make thousands.
-const PORTS: RangeInclusive<u16> = 12_000..=32_000;
+/// Below the ephemeral ports of the kernel, of which floods use thousands.
+const PORT_RANGE: RangeInclusive<u16> = 12_000..=32_000;
 
-/// A port of the loopback that nobody has right now, and nobody else of this run gets.
+/// A port of the loopback that is free and that no other target of this run gets.
 pub(crate) fn free_port() -> Result<SocketAddr> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let count = u32::from(PORTS.end() - PORTS.start());
+    let count = u32::from(PORT_RANGE.end() - PORT_RANGE.start());
     for _ in 0..count {
-        // Runs at the same time begin at different places.
+        // Processes that run at the same time begin at different ports.
         let at = NEXT.fetch_add(1, Relaxed).wrapping_add(std::process::id().wrapping_mul(257)) % count;
-        let port = PORTS.start() + u16::try_from(at)?;
+        let port = PORT_RANGE.start() + u16::try_from(at)?;
         if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
             return Ok(listener.local_addr()?);
         }
@@ -191,18 +191,18 @@ pub(crate) fn free_port() -> Result<SocketAddr> {
     bail!("no port of the loopback is free")
 }
 
-/// Where a started target writes what it says: one file per port.
+/// The log of a target: one file per port.
 pub(crate) fn log_path(lab: &Lab, portal: SocketAddr) -> PathBuf {
     lab.scratch.join(format!("target-{}.log", portal.port()))
 }
 
-/// Starts the program without waiting for anything.
+/// Starts the program without waiting.
 pub(crate) fn launch(lab: &Lab, spec: &Spec) -> Result<(Child, PathBuf)> {
     let path = log_path(lab, spec.portal());
     let log = File::options().create(true).append(true).open(&path)?;
     let mut command = process::bound(lab.built()?);
     command.args(spec.arguments()).stdout(log.try_clone()?).stderr(log).env("RUST_BACKTRACE", "1");
-    // What volumes keep besides their data belongs to the run, not to whoever started it.
+    // Metadata of volumes is stored in the scratch folder.
     command.env("STATE_DIRECTORY", lab.scratch.join("state"));
     let runtime = lab.scratch.join("run");
     std::fs::create_dir_all(&runtime)?;
@@ -224,8 +224,8 @@ pub(crate) struct Target {
 impl Target {
     /// Starts the subject and waits until it accepts connections.
     pub(crate) fn start(lab: &Lab, spec: &Spec) -> Result<Self> {
-        if let Subject::Outside(outside) = &lab.subject {
-            let Outside { portal, name, lun, pid } = outside.clone();
+        if let Subject::External(outside) = &lab.subject {
+            let ExternalTarget { portal, name, lun, pid } = outside.clone();
             return Ok(Self { child: None, portal, name, lun, log: PathBuf::new(), pid });
         }
         let mut target = Self::launched(lab, spec)?;
@@ -233,26 +233,30 @@ impl Target {
         Ok(target)
     }
 
-    /// Starts the subject under a name that is known: one that tells strangers nothing.
+    /// Starts a target whose name is known, and which discovery does not list.
     pub(crate) fn start_named(lab: &Lab, spec: &Spec, name: &str) -> Result<Self> {
         let mut target = Self::launched(lab, spec)?;
         name.clone_into(&mut target.name);
         Ok(target)
     }
 
-    /// Started, with all its ports open.
+    /// Starts the program and waits until all its ports are open.
     fn launched(lab: &Lab, spec: &Spec) -> Result<Self> {
         let (mut child, log) = launch(lab, spec)?;
         let end = Instant::now() + START_LIMIT;
         for portal in &spec.listen {
             while TcpStream::connect_timeout(portal, Duration::from_secs(1)).is_err() {
                 if let Some(status) = child.try_wait()? {
-                    bail!("the target ended at start, {status}; it said:\n{}", tail(&log));
+                    bail!("the target ended at start, {status}; its log ends with:\n{}", tail(&log));
                 }
                 if Instant::now() > end {
                     child.kill()?;
                     child.wait()?;
-                    bail!("{portal} is not open after {} s; the target said:\n{}", START_LIMIT.as_secs(), tail(&log));
+                    bail!(
+                        "{portal} is not open after {} s; the log of the target ends with:\n{}",
+                        START_LIMIT.as_secs(),
+                        tail(&log)
+                    );
                 }
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -261,11 +265,12 @@ impl Target {
         Ok(Self { child: Some(child), portal: spec.portal(), name: String::new(), lun: 0, log, pid })
     }
 
-    /// Like [`Target::start`] after a `kill -9`. The kernel closes what an io_uring had open a moment after its process
-    /// has ended: until then a connection may still reach the dead listener. Initiators try again, and so do we.
+    /// Like [`Target::start`], after a `kill -9`. The kernel closes the descriptors of an io_uring a moment after its
+    /// process has ended; until then a connection may still reach the old listener. Initiators try again, and so does
+    /// this.
     pub(crate) fn start_after_kill(lab: &Lab, spec: &Spec) -> Result<Self> {
         let mut target = Self::launched(lab, spec)?;
-        let end = Instant::now() + SETTLE_LIMIT;
+        let end = Instant::now() + CLEAN_UP_LIMIT;
         target.name = loop {
             match target.discover() {
                 Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
@@ -275,7 +280,7 @@ impl Target {
         Ok(target)
     }
 
-    /// The name of the one target at the portal.
+    /// The name of the only target at the portal.
     fn discover(&self) -> Result<String> {
         match session::discover(self.portal)?.into_iter().next() {
             Some(found) => Ok(found.name),
@@ -283,7 +288,7 @@ impl Target {
         }
     }
 
-    /// `iscsi://ADDRESS:PORT/NAME/LUN`, the LUN counted from the first volume.
+    /// `iscsi://ADDRESS:PORT/NAME/LUN`, for a volume counted from the first.
     pub(crate) fn url(&self, volume: u16) -> String {
         format!("iscsi://{}/{}/{}", self.portal, self.name, self.lun + volume)
     }
@@ -296,7 +301,7 @@ impl Target {
     pub(crate) fn healthy(&mut self) -> Result<()> {
         if let Some(child) = &mut self.child {
             if let Some(status) = child.try_wait()? {
-                bail!("the target ended, {status}; it said:\n{}", tail(&self.log));
+                bail!("the target ended, {status}; its log ends with:\n{}", tail(&self.log));
             }
             let said = std::fs::read_to_string(&self.log).unwrap_or_default();
             if let Some(at) = said.find("panicked at") {
@@ -308,20 +313,24 @@ impl Target {
     }
 
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
-        process::signal(self.child.as_ref().context("the target was started by somebody else")?, signal)
+        process::signal(self.child.as_ref().context("the target was not started by this program")?, signal)
     }
 
-    /// Asks with a signal, waits for the end, and tells how it ended.
+    /// Sends a signal, waits for the end, and returns the exit status.
     pub(crate) fn end(mut self, signal: Signal) -> Result<ExitStatus> {
-        let Some(child) = &mut self.child else { bail!("the target was started by somebody else") };
+        let Some(child) = &mut self.child else { bail!("the target was not started by this program") };
         process::signal(child, signal)?;
         match process::wait(child, STOP_LIMIT)? {
             Some(status) => Ok(status),
-            None => bail!("still there {} s after {signal:?}; it said:\n{}", STOP_LIMIT.as_secs(), tail(&self.log)),
+            None => bail!(
+                "still running {} s after {signal:?}; its log ends with:\n{}",
+                STOP_LIMIT.as_secs(),
+                tail(&self.log)
+            ),
         }
     }
 
-    /// Drains it: it must end well, and must not have panicked on the way.
+    /// Drains the target: it must exit with success, and must not have panicked.
     pub(crate) fn stop(mut self) -> Result<()> {
         if self.child.is_none() {
             return Ok(());
@@ -330,14 +339,14 @@ impl Target {
         let log = self.log.clone();
         let status = self.end(Signal::TERM)?;
         if !status.success() {
-            bail!("asked to stop it ended with {status}; it said:\n{}", tail(&log));
+            bail!("it did not drain: {status}; its log ends with:\n{}", tail(&log));
         }
         Ok(())
     }
 
-    /// As a power cut of the process: no chance to flush or say goodbye.
+    /// Kills the process, without a flush or a logout.
     pub(crate) fn kill(mut self) -> Result<()> {
-        let Some(child) = &mut self.child else { bail!("the target was started by somebody else") };
+        let Some(child) = &mut self.child else { bail!("the target was not started by this program") };
         child.kill()?;
         child.wait()?;
         Ok(())
@@ -347,14 +356,14 @@ impl Target {
 impl Drop for Target {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // Either it has ended already, or nobody needs it any more.
+            // It may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// The end of what a target said.
+/// The last lines of a log.
 pub(crate) fn tail(log: &Path) -> String {
     process::last_lines(&std::fs::read_to_string(log).unwrap_or_default(), 12)
 }
@@ -373,12 +382,12 @@ mod tests {
     }
 
     #[test]
-    fn a_url_names_a_target_outside() {
-        let outside: Outside = "iscsi://127.0.0.1:3280/iqn.2001-04.org.example:ram/1".parse().unwrap();
+    fn a_url_names_an_external_target() {
+        let outside: ExternalTarget = "iscsi://127.0.0.1:3280/iqn.2001-04.org.example:ram/1".parse().unwrap();
         assert_eq!(
             (outside.portal.port(), outside.name.as_str(), outside.lun),
             (3280, "iqn.2001-04.org.example:ram", 1)
         );
-        assert!("http://x/".parse::<Outside>().is_err());
+        assert!("http://x/".parse::<ExternalTarget>().is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Ordinary tools of users: libiscsi's small programs, qemu-img and qemu-io.
+//! Tools that users have: libiscsi's programs, qemu-img and qemu-io; and `lunar bench`.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,22 +11,22 @@ use crate::process;
 use crate::target::{Driver, Lab, Spec, Subject, Target, free_port};
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// What goes in and out with qemu-img: more than any buffer on the way.
+/// Size of the volume that qemu-img copies: more than any buffer in between holds.
 const IMAGE_MIB: u64 = 256;
 
-/// Runs a tool that must succeed.
+/// Runs a tool that must succeed; returns its output.
 pub(crate) fn tool(program: &str, arguments: &[&str]) -> Result<String> {
     process::run(process::bound(program).args(arguments), LIMIT)?
         .succeeded()
         .with_context(|| format!("{program} {}", arguments.join(" ")))
 }
 
-pub(crate) fn says(text: &str, wanted: &str) -> Result<()> {
-    ensure!(text.contains(wanted), "no \"{wanted}\" in:\n{text}");
+pub(crate) fn expect_text(text: &str, wanted: &str) -> Result<()> {
+    ensure!(text.contains(wanted), "\"{wanted}\" is missing in:\n{text}");
     Ok(())
 }
 
-/// Runs all tools against one target.
+/// Runs the part: all tools against one target.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("tools/{}", driver.name());
     let mut target = None;
@@ -40,35 +40,35 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     images(lab, &part, &target);
     patterns(lab, &part, &target);
     if matches!(lab.subject, Subject::Built(_)) {
-        lab.report.check(&part, "a disc comes back as it is", || disc(lab, driver));
-        lab.report.check(&part, "our own initiator and hosts, on one volume", || own(lab, driver));
+        lab.report.check(&part, "an optical disc is read back unchanged", || disc(lab, driver));
+        lab.report.check(&part, "lunar bench over all protocols on one volume", || our_clients(lab, driver));
     }
-    lab.report.check(&part, "target drains", || {
+    lab.report.check(&part, "target stops in time", || {
         target.healthy()?;
         target.stop()
     });
     Ok(())
 }
 
-/// `lunar bench` by all protocols: what one has written the others read, in all ways that data moves, and by as many
-/// queues as a controller has.
-fn own(lab: &Lab, driver: Driver) -> Result<()> {
+/// Runs `lunar bench` over all protocols: each reads and verifies what another wrote, with all options that change how
+/// data moves, and with as many queues as a controller has.
+fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
     const NQN: &str = "nqn.2026-01.io.lunar:own";
     const DIGESTS: [&str; 4] = ["--header-digest", "crc32c", "--data-digest", "crc32c"];
     let at = free_port()?.to_string();
     let folder = lab.scratch.join(format!("own-{}", driver.name()));
-    let sockets = folder.to_str().context("the scratch folder's name is no text")?;
+    let sockets = folder.to_str().context("the scratch folder's name is not UTF-8")?;
     let flags = ["--cores", "2", "--nvme", &at, "--nqn", NQN, "--vm", "own", "--vm-folder", sockets];
     let mut target = Target::start(lab, &Spec::new(driver, [lab.image("own.img", 64)?])?.flags(&flags))?;
-    let program = lab.built()?.to_str().context("the program's name is no text")?;
+    let program = lab.built()?.to_str().context("the program's name is not UTF-8")?;
     let (iscsi, nvme) = (target.url(0), format!("nvme-tcp://{at}/{NQN}/1"));
-    says(&tool(program, &["bench", "--list", &format!("nvme-tcp://{at}")])?, NQN)?;
+    expect_text(&tool(program, &["bench", "--list", &format!("nvme-tcp://{at}")])?, NQN)?;
     let bench = |url: &str, more: &[&str]| {
         let common = ["bench", url, "--warmup", "0", "--verify", "--size", "16M", "--timeout", "10"];
         tool(program, &[&common, more].concat())
     };
     let vm = format!("vfio-user:{sockets}/own");
-    // A seed for each: what an earlier pair has left is no answer.
+    // Each pair has a seed of its own, so data that an earlier pair wrote does not verify.
     for (seed, (writer, reader)) in (7_u32..).zip([(&iscsi, &nvme), (&nvme, &iscsi), (&vm, &iscsi), (&nvme, &vm)]) {
         let seed = seed.to_string();
         bench(writer, &["--rw", "write", "--bs", "64k", "--seed", &seed, "--time", "3"])?;
@@ -103,19 +103,19 @@ fn own(lab: &Lab, driver: Driver) -> Result<()> {
 fn small_programs(lab: &Lab, part: &str, target: &Target) {
     let url = target.url(0);
     let portal = format!("iscsi://{}", target.portal);
-    lab.report.check(part, "iscsi-ls", || says(&tool("iscsi-ls", &["--show-luns", &portal])?, &target.name));
+    lab.report.check(part, "iscsi-ls", || expect_text(&tool("iscsi-ls", &["--show-luns", &portal])?, &target.name));
     lab.report.check(part, "iscsi-inq", || {
         let text = tool("iscsi-inq", &[&url])?;
-        says(&text, "Peripheral Device Type:DIRECT_ACCESS").or_else(|_| says(&text, "Direct Access"))
+        expect_text(&text, "Peripheral Device Type:DIRECT_ACCESS").or_else(|_| expect_text(&text, "Direct Access"))
     });
     for page in ["0x00", "0x80", "0x83", "0xb0", "0xb1", "0xb2"] {
         lab.report.check(part, &format!("iscsi-inq page {page}"), || {
-            says(&tool("iscsi-inq", &["--evpd=1", &format!("--pagecode={page}"), &url])?, "Page")
+            expect_text(&tool("iscsi-inq", &["--evpd=1", &format!("--pagecode={page}"), &url])?, "Page")
         });
     }
     lab.report.check(part, "iscsi-readcapacity16", || {
         let text = tool("iscsi-readcapacity16", &[&url])?;
-        says(&text, "LENGTH IN BYTES:512")
+        expect_text(&text, "LENGTH IN BYTES:512")
     });
     if matches!(lab.subject, Subject::Built(_)) {
         lab.report.check(part, "iscsi-ls shows both volumes", || {
@@ -126,14 +126,14 @@ fn small_programs(lab: &Lab, part: &str, target: &Target) {
     }
 }
 
-/// A pseudo-random image: no block is like another, and nothing compresses.
+/// Writes an image of random bytes: all blocks differ, and none can be compressed.
 fn random_image(path: &Path, mib: u64) -> Result<()> {
     let mut random = File::open("/dev/urandom")?.take(mib << 20);
     std::io::copy(&mut random, &mut File::create(path)?)?;
     Ok(())
 }
 
-/// A disc with one file on it, as a volume argument; and the file's checksum.
+/// Makes an ISO image with one file; returns the volume argument and the file's SHA-256.
 pub(crate) fn image_of_disc(lab: &Lab, name: &str) -> Result<(String, String)> {
     let folder = lab.scratch.join(format!("{name}-content"));
     std::fs::create_dir_all(&folder)?;
@@ -143,18 +143,18 @@ pub(crate) fn image_of_disc(lab: &Lab, name: &str) -> Result<(String, String)> {
     let content = folder.display().to_string();
     tool("genisoimage", &["-quiet", "-rational-rock", "-volid", "LUNAR", "-output", &image, &content])?;
     let sum = tool("sha256sum", &[&file.display().to_string()])?;
-    let sum = sum.split_whitespace().next().context("sha256sum says nothing")?.to_owned();
+    let sum = sum.split_whitespace().next().context("sha256sum printed nothing")?.to_owned();
     Ok((format!("cd:{image}"), sum))
 }
 
-/// What initiators without a kernel see of a disc.
+/// Checks what libiscsi's programs and QEMU see of an optical disc.
 fn disc(lab: &Lab, driver: Driver) -> Result<()> {
     let (volume, _) = image_of_disc(lab, "tools")?;
     let mut target = Target::start(lab, &Spec::new(driver, [volume.clone()])?)?;
     let url = target.url(0);
     let text = tool("iscsi-inq", &[&url])?;
-    says(&text, "Peripheral Device Type:MMC").or_else(|_| says(&text, "CD"))?;
-    says(&text, "Removable:1")?;
+    expect_text(&text, "Peripheral Device Type:MMC").or_else(|_| expect_text(&text, "CD"))?;
+    expect_text(&text, "Removable:1")?;
     let back = lab.fresh("back.iso")?.display().to_string();
     tool("qemu-img", &["convert", "-f", "raw", "-O", "raw", &url, &back])?;
     tool("cmp", &[volume.trim_start_matches("cd:"), &back])?;
@@ -164,7 +164,7 @@ fn disc(lab: &Lab, driver: Driver) -> Result<()> {
 
 fn images(lab: &Lab, part: &str, target: &Target) {
     let url = target.url(0);
-    lab.report.check(part, "qemu-img info", || says(&tool("qemu-img", &["info", &url])?, "virtual size"));
+    lab.report.check(part, "qemu-img info", || expect_text(&tool("qemu-img", &["info", &url])?, "virtual size"));
     lab.report.check(part, "qemu-img convert in, out, compare", || {
         let (source, back) = (lab.fresh("random.img")?, lab.fresh("back.img")?);
         random_image(&source, IMAGE_MIB)?;
@@ -189,7 +189,7 @@ fn images(lab: &Lab, part: &str, target: &Target) {
     }
 }
 
-/// qemu-io commands in order; a pattern that is not read back fails the program's own verification.
+/// Runs qemu-io commands in order. Its `read -P` verifies the pattern, and a difference is printed as an error.
 fn qemu_io(url: &str, commands: &[&str]) -> Result<()> {
     let mut arguments = vec!["-f", "raw"];
     for command in commands {
@@ -198,7 +198,7 @@ fn qemu_io(url: &str, commands: &[&str]) -> Result<()> {
     arguments.push(url);
     let text = tool("qemu-io", &arguments)?;
     for line in text.lines() {
-        // Where GET LBA STATUS is not implemented QEMU says so, takes every block as mapped, and is right with that.
+        // Without GET LBA STATUS, QEMU prints this message and takes every block as mapped, which is correct.
         let complaint = !line.contains("GET_LBA_STATUS failed") && (line.contains("failed") || line.contains("rror"));
         ensure!(!complaint, "{text}");
     }
@@ -210,11 +210,11 @@ fn patterns(lab: &Lab, part: &str, target: &Target) {
     for (name, commands) in [
         ("one block", ["write -P 0x11 0 512", "read -P 0x11 0 512"].as_slice()),
         (
-            "unaligned in the page",
+            "not aligned to pages",
             &["write -P 0x22 512 3584", "write -P 0x23 5120 1536", "read -P 0x22 512 3584", "read -P 0x23 5120 1536"],
         ),
         ("8 MiB in one request", &["write -P 0x33 1M 8M", "read -P 0x33 1M 8M"]),
-        ("vectors", &["writev -P 0x44 16M 4096 512 65536 1024", "readv -P 0x44 16M 65536 1024 4096 512"]),
+        ("scatter and gather", &["writev -P 0x44 16M 4096 512 65536 1024", "readv -P 0x44 16M 65536 1024 4096 512"]),
         ("forced unit access", &["write -f -P 0x55 32M 1M", "read -P 0x55 32M 1M", "flush"]),
         ("zeroes", &["write -P 0x66 40M 2M", "write -z 40M 1M", "read -P 0 40M 1M", "read -P 0x66 41M 1M"]),
         (
@@ -223,7 +223,7 @@ fn patterns(lab: &Lab, part: &str, target: &Target) {
         ),
         ("discard", &["write -P 0x77 48M 4M", "discard 48M 2M", "read -P 0x77 50M 2M"]),
         (
-            "many under way at once",
+            "several writes outstanding",
             &[
                 "aio_write -P 1 64M 1M",
                 "aio_write -P 2 65M 64k",

@@ -16,9 +16,9 @@ use lunar_core::stats::Stats;
 use lunar_core::tally::Tally;
 use lunar_core::time::Instant;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
+use lunar_iscsi::authenticator::Authenticator;
 use lunar_iscsi::config;
-use lunar_iscsi::directory::{Directory, Entry, Portal, Way};
-use lunar_iscsi::guard::Guard;
+use lunar_iscsi::directory::{Directory, Portal, PortalRef, TargetEntry};
 use lunar_iscsi::registry::{Registry, SESSIONS_MAX};
 use lunar_iscsi::serve::Front;
 use lunar_nvme::controller::CONTROLLERS_MAX;
@@ -232,7 +232,7 @@ impl Machine {
         let (mailboxes, letters): (Vec<Sender<Letter>>, Vec<Receiver<Letter>>) =
             reactors.iter().map(channel::<Letter>).unzip();
         let stop = Rc::new(Stop::default());
-        let guard = Guard::silent(directory(setup));
+        let guard = Authenticator::silent(directory(setup));
         let (shared, controllers) = (Arc::new(SharedUnits::default()), Arc::new(Controllers::default()));
         for (lun, keep) in keeps.iter().enumerate() {
             shared.restore(UnitId(lun as u32), &**keep).expect("what was kept is whole");
@@ -272,7 +272,7 @@ impl Machine {
         }
         let acceptor = cores[0].reactor.clone();
         for (portal, face) in [
-            (PORTAL, Face::Iscsi(Way { portal: 0, group: PORTAL_GROUP })),
+            (PORTAL, Face::Iscsi(PortalRef { portal: 0, group: PORTAL_GROUP })),
             (NVME_PORTAL, Face::Nvme(NvmeWay::default())),
         ] {
             let (acceptor, mailboxes, stats) = (acceptor.clone(), mailboxes.clone(), stats.clone());
@@ -433,8 +433,8 @@ fn board() -> Arc<Board> {
 fn directory(setup: &Setup) -> Directory {
     let mut directory = Directory::new(DRAIN);
     directory.session = Arc::new(setup.session.clone());
-    directory.portals = vec![Portal { id: 0, group: PORTAL_GROUP, address: None, is_told: true }];
-    directory.add(Entry {
+    directory.portals = vec![Portal { id: 0, group: PORTAL_GROUP, address: None, is_advertised: true }];
+    directory.add(TargetEntry {
         name: TARGET.into(),
         alias: "simulated".into(),
         ports: [(PORTAL_GROUP, 1)].into(),

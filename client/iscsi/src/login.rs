@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::chap::{self, AlgorithmsSent, MethodSent, ResponseSent};
 use crate::config::{Agreed, KeyOutcome, Offer};
-use lunar_iscsi::text::{self, Gather};
+use lunar_iscsi::text::{self, TextBuffer};
 use lunar_iscsi::wire::{CONTINUE, LoginResponse, LoginStatus, Stage, TRANSIT};
 
 /// Login responses before the initiator gives up: a login without authentication takes two.
@@ -25,7 +25,7 @@ pub(crate) struct Request {
 pub(crate) struct Exchange {
     offer: Offer,
     agreed: Agreed,
-    gather: Gather,
+    gather: TextBuffer,
     rounds: u32,
 }
 
@@ -59,7 +59,7 @@ impl Login {
     pub(crate) fn start(mut offer: Offer) -> (Self, Request) {
         let mut names = offer.names();
         let chap = offer.chap.take();
-        let exchange = Box::new(Exchange { offer, agreed: Agreed::default(), gather: Gather::default(), rounds: 0 });
+        let exchange = Box::new(Exchange { offer, agreed: Agreed::default(), gather: TextBuffer::default(), rounds: 0 });
         if let Some(chap) = chap {
             chap::put_method(&mut names);
             let request = Request { stage: Stage::SECURITY, transit: None, text: names };

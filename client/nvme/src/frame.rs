@@ -2,7 +2,8 @@
 
 use crate::Error;
 use lunar_nvme_tcp::wire::{
-    COMMON_LEN, Common, DATA_DIGEST, DIGEST_LEN, Digest, HEADER_DIGEST, IcResp, PduType, R2t, TOLD_MAX, TermReq, digest,
+    COMMON_LEN, Common, DATA_DIGEST, DIGEST_LEN, Digest, HEADER_DIGEST, IcResp, PduType, R2t, RETURNED_HEADER_MAX,
+    TermReq, digest,
 };
 use zerocopy::FromBytes;
 
@@ -54,7 +55,7 @@ impl Framing {
         let trailer = if has_digests && self.data_digest { DIGEST_LEN } else { 0 };
         let data = len.checked_sub(start + trailer).filter(|data| has_data && *data > 0 && start >= head);
         let data = data.ok_or(Error::Protocol("the lengths in a PDU header are inconsistent"))?;
-        if kind == PduType::C2H_TERM_REQ && data > TOLD_MAX {
+        if kind == PduType::C2H_TERM_REQ && data > RETURNED_HEADER_MAX {
             return Err(Error::Protocol("a C2HTermReq is too long"));
         }
         Ok(Shape { header, head, start, data, trailer })

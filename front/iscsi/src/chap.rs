@@ -1,5 +1,6 @@
-//! CHAP as iSCSI has it (RFC 1994, RFC 7143 12.1.3): algorithms, and the values that both sides send. The machine that
-//! exchanges them is in [`login`](crate::login); secrets stay with the outside, which computes here.
+//! CHAP over iSCSI (RFC 1994, RFC 7143 12.1.3): algorithms, and the values that both sides send. The states that
+//! exchange them are in [`login`](crate::login); secrets stay with the [`authenticator`](crate::authenticator), which
+//! computes responses here.
 
 use lunar_core::access::Secret;
 use lunar_core::codes;
@@ -12,31 +13,31 @@ use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
 codes! {
-    /// Values of CHAP_A: those of IANA's registry of PPP authentication algorithms that iSCSI has.
+    /// Values of CHAP_A: the PPP authentication algorithms of IANA's registry that iSCSI uses.
     pub struct Algorithm(u8) {
         MD5 = 5, SHA1 = 6, SHA256 = 7, SHA3_256 = 8,
     }
 }
 
-/// Bytes of a challenge of ours: as many as the longest response, so that no algorithm is weakened by it.
+/// Bytes of a challenge of the target: as many as the longest response, so that the challenge weakens no algorithm.
 pub const CHALLENGE_LEN: usize = 32;
-/// Bytes of a challenge of the initiator at most (RFC 7143 12.1.3).
+/// Most bytes of a challenge of the initiator (RFC 7143 12.1.3).
 pub const CHALLENGE_MAX: usize = 1024;
 /// Bytes of the longest response.
 pub const RESPONSE_MAX: usize = 32;
 
 impl Algorithm {
-    /// All there are, the strongest first.
+    /// All algorithms, the strongest first.
     pub const ALL: [Self; 4] = [Self::SHA3_256, Self::SHA256, Self::SHA1, Self::MD5];
 
-    /// The answer to a challenge: the digest of identifier, secret and challenge (RFC 1994 4.1).
+    /// The response to a challenge: the digest of identifier, secret and challenge (RFC 1994 4.1).
     #[must_use]
     pub fn response(self, identifier: u8, secret: &Secret, challenge: &[u8]) -> Response {
         match self {
             Self::MD5 => digest::<Md5>(identifier, secret, challenge),
             Self::SHA1 => digest::<Sha1>(identifier, secret, challenge),
             Self::SHA256 => digest::<Sha256>(identifier, secret, challenge),
-            // Nobody comes here with another: those that may be chosen are checked where they are configured.
+            // The configuration check allows no other algorithms.
             _ => digest::<Sha3_256>(identifier, secret, challenge),
         }
     }
@@ -47,12 +48,12 @@ fn digest<D: Digest>(identifier: u8, secret: &Secret, challenge: &[u8]) -> Respo
     Response(digest.to_vec())
 }
 
-/// A response: bytes that are compared in the same time whatever they are.
+/// A response. It is compared in constant time.
 #[derive(Clone)]
 pub struct Response(Vec<u8>);
 
 impl Response {
-    /// One that came; `None` if it is empty, or has more than [`RESPONSE_MAX`] bytes.
+    /// A response that was received; `None` if it is empty or has more than [`RESPONSE_MAX`] bytes.
     #[must_use]
     pub fn of(bytes: Vec<u8>) -> Option<Self> {
         (1..=RESPONSE_MAX).contains(&bytes.len()).then_some(Self(bytes))
@@ -75,12 +76,12 @@ impl Eq for Response {}
 
 impl fmt::Debug for Response {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // From it and the challenge a weak secret can be guessed at leisure.
+        // A weak secret can be guessed from the response and the challenge.
         write!(f, "Response({} bytes)", self.0.len())
     }
 }
 
-/// A challenge of ours: never the same twice, and not to be foreseen.
+/// A challenge of the target, from random bytes: it must never repeat or be predictable.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Challenge {
     /// CHAP_I.
@@ -90,10 +91,10 @@ pub struct Challenge {
 }
 
 impl Challenge {
-    /// Bytes of randomness that one takes.
+    /// Random bytes per challenge.
     pub const RANDOM: usize = 1 + CHALLENGE_LEN;
 
-    /// One from these random bytes.
+    /// A challenge of these random bytes.
     #[must_use]
     pub fn from_random(random: [u8; Self::RANDOM]) -> Self {
         let mut bytes = [0; CHALLENGE_LEN];
@@ -102,36 +103,36 @@ impl Challenge {
     }
 }
 
-/// A challenge of the initiator: it wants to know whether we are who it thinks.
+/// A challenge of the initiator, which requests authentication of the target.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Counter {
+pub struct MutualChallenge {
     /// CHAP_I.
     pub identifier: u8,
     /// CHAP_C, 1 to [`CHALLENGE_MAX`] bytes.
     pub challenge: Vec<u8>,
 }
 
-/// What the initiator says to prove its name.
+/// The CHAP answer of the initiator.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Claim {
-    /// CHAP_N: who it says it is.
+pub struct ChapAnswer {
+    /// CHAP_N: the user name.
     pub user: Arc<str>,
-    /// What was agreed.
+    /// CHAP_A: the negotiated algorithm.
     pub algorithm: Algorithm,
-    /// What it was asked.
+    /// The challenge that it answers.
     pub challenge: Challenge,
-    /// What it answers.
+    /// CHAP_R.
     pub response: Response,
-    /// What it asks in return.
-    pub counter: Option<Counter>,
+    /// Its own challenge, for mutual authentication.
+    pub mutual: Option<MutualChallenge>,
 }
 
-/// Our own proof: CHAP_N and CHAP_R.
+/// The CHAP answer of the target: CHAP_N and CHAP_R.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Proof {
-    /// Who we say we are.
+pub struct TargetAnswer {
+    /// CHAP_N: the user name of the target.
     pub name: Arc<str>,
-    /// The answer to the initiator's challenge.
+    /// CHAP_R: the response to the initiator's challenge.
     pub response: Response,
 }
 
@@ -142,7 +143,7 @@ mod tests {
 
     /// Computed with Python's hashlib.
     #[test]
-    fn golden() {
+    fn responses_match_an_independent_implementation() {
         let challenge: Vec<u8> = (0..32).collect();
         let secret = Secret::new(b"twelve bytes and more".to_vec()).expect("long enough");
         for (algorithm, response) in [
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn responses_are_equal_or_not_and_not_shown() {
+    fn responses_are_compared_whole_and_not_printed() {
         let of = |bytes: &[u8]| Response::of(bytes.to_vec()).expect("short");
         assert_eq!(of(&[1, 2]), of(&[1, 2]));
         assert_ne!(of(&[1, 2]), of(&[1, 3]));

@@ -1,67 +1,68 @@
-//! What a target offers and allows, and the limits that hold whatever is configured.
+//! Settings of a target, and limits that hold for all settings.
 
 use crate::chap::Algorithm;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of a data segment during login, where nothing has been declared yet (13.12).
+/// Most bytes of a data segment during login, before MaxRecvDataSegmentLength is declared (RFC 7143 13.12).
 pub const LOGIN_SEGMENT_MAX: usize = 8192;
-/// Bytes of one text in a login or a text exchange, over all its PDUs: what all keys of clause 13 need, with
-/// long names and a long CHAP response, fits twice.
+/// Most bytes of one text in a login or a text exchange, over all its PDUs: twice what all keys of RFC 7143 clause 13
+/// need with long names and a long CHAP response.
 pub const TEXT_MAX: usize = 16 << 10;
-/// Pairs in one text: twice as many as there are keys; with it every answer fits one login PDU of 8,192 bytes.
+/// Most pairs in one text: twice the number of keys. The answers to as many fit one login PDU of 8,192 bytes.
 pub const PAIRS_MAX: usize = 64;
-/// Requests in one login: the stages take 3 or 4, CHAP 2 more, long texts a few. Whoever needs more plays.
+/// Most requests of one login: the stages take 3 or 4, CHAP 2 more, long texts a few more.
 pub const LOGIN_REQUESTS_MAX: u32 = 32;
-/// Immediate commands and task management functions beside the window: 11.17.1 wants one per logical unit and
-/// one more at least; abort storms of initiators have been seen with a dozen.
+/// Most immediate commands and task management functions outside of the command window: RFC 7143 11.17.1 requires one
+/// per logical unit and one more. Initiators have been seen to send a dozen aborts at once.
 pub const IMMEDIATE_MAX: usize = 32;
-/// The widest window: more is more than a session's slots carry out, and serial arithmetic stays far from its edge.
+/// The largest command window: a session's slots execute no more commands, and serial number arithmetic stays far from
+/// its limits.
 pub const WINDOW_MAX: u32 = 1024;
-/// R2Ts that one command may have outstanding: more hide no more latency than this many bursts do.
+/// Most outstanding R2Ts of one command: more bursts than these hide no more latency.
 pub const OUTSTANDING_R2T_MAX: u32 = 8;
-/// Bytes of answers that requests call up by themselves (ping echoes, rejects, text) before reading pauses until
-/// they are sent: a peer that sends and never reads ties up this much.
+/// Bytes of replies that requests cause directly (NOP-In, Reject, text) before reading pauses until they are sent: a
+/// peer that sends and never reads ties up this much memory.
 pub const ANSWERS_MAX: usize = 256 << 10;
-/// Bytes of a CDB that is handed on; a longer one is refused as an operation code that is not known.
+/// Most bytes of a CDB. A longer one gets INVALID COMMAND OPERATION CODE.
 pub const CDB_MAX: usize = 32;
-/// Sense data is at most this long (SPC-6 4.4.1).
+/// Most bytes of sense data (SPC-6 4.4.1).
 pub const SENSE_MAX: usize = 252;
 
-/// The settings of a target portal's sessions.
+/// The settings of a target's sessions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// MaxRecvDataSegmentLength that is declared. Bytes.
+    /// MaxRecvDataSegmentLength that the target declares, in bytes.
     pub max_recv_segment: u32,
-    /// MaxBurstLength at most. Bytes.
+    /// Largest MaxBurstLength, in bytes.
     pub max_burst: u32,
-    /// FirstBurstLength at most. Bytes.
+    /// Largest FirstBurstLength, in bytes.
     pub first_burst: u32,
-    /// Whether the first burst must be asked for, even if the initiator could do without.
+    /// InitialR2T: whether the first burst always needs an R2T.
     pub initial_r2t: bool,
-    /// Whether data may travel with the command.
+    /// ImmediateData: whether immediate data is allowed.
     pub immediate_data: bool,
-    /// MaxOutstandingR2T at most.
+    /// Largest MaxOutstandingR2T.
     pub max_outstanding_r2t: u32,
-    /// Whether CRC32C is agreed to when the initiator prefers it, for headers and for data.
+    /// Whether digests are used if the initiator prefers CRC32C, for headers and for data.
     pub digests: bool,
-    /// The algorithms of CHAP that are allowed, the preferred ones first.
+    /// The allowed CHAP algorithms, in order of preference.
     pub chap: Arc<[Algorithm]>,
-    /// iSCSIProtocolLevel at most: 2 adds the functions of RFC 7144.
+    /// Largest iSCSIProtocolLevel: 2 adds the functions of RFC 7144.
     pub protocol_level: u32,
-    /// DefaultTime2Wait at least. Seconds.
+    /// Smallest DefaultTime2Wait, in seconds.
     pub time_to_wait: u32,
-    /// DefaultTime2Retain at most. Seconds.
+    /// Largest DefaultTime2Retain, in seconds.
     pub time_to_retain: u32,
-    /// Commands under way at once.
+    /// Commands in progress: the size of the command window.
     pub window: u32,
-    /// Bytes of data that came unasked and that no command has pulled yet; beyond it commands are answered BUSY.
+    /// Most bytes of immediate and unsolicited data that no command has pulled yet. Further commands get BUSY.
     pub unsolicited_max: usize,
-    /// A login is over by then.
+    /// How long a login may take.
     pub login_timeout: Duration,
-    /// A peer that was silent for so long is asked whether it lives.
+    /// After this long without a PDU of the initiator, the target sends a ping.
     pub ping_after: Duration,
-    /// A peer that does not answer for so long does not.
+    /// After this long without an answer to the ping, the connection is closed.
     pub ping_timeout: Duration,
 }
 
@@ -70,7 +71,7 @@ impl Default for Config {
         let (window, first_burst) = (128, 64 << 10);
         Self {
             max_recv_segment: 256 << 10,
-            // What is pulled at once: a longer burst would be asked for in pieces anyway.
+            // The bytes of one pull: a longer burst would be requested in parts.
             max_burst: 256 << 10,
             first_burst,
             initial_r2t: false,
@@ -80,10 +81,10 @@ impl Default for Config {
             chap: Arc::new(Algorithm::ALL),
             protocol_level: 1,
             time_to_wait: 2,
-            // At recovery level 0 nothing is retained.
+            // At recovery level 0 no task is retained.
             time_to_retain: 0,
             window,
-            // Every command of the window with a whole first burst.
+            // A whole first burst for every command of the window.
             unsolicited_max: window as usize * first_burst as usize,
             login_timeout: Duration::from_secs(15),
             ping_after: Duration::from_secs(30),
@@ -93,10 +94,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether the settings can be offered: each within what RFC 7143 allows.
+    /// Checks that each setting is within the limits of RFC 7143.
     ///
     /// # Errors
-    /// The first that cannot, in words.
+    /// The first rule that is violated, as text.
     pub fn check(&self) -> Result<(), &'static str> {
         let lengths = 512..=0xff_ffff;
         let rules = [
@@ -121,12 +122,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_can_be_offered() {
+    fn the_defaults_are_valid() {
         assert_eq!(Config::default().check(), Ok(()));
     }
 
     #[test]
-    fn what_cannot_be_offered_is_named() {
+    fn an_invalid_setting_is_named() {
         let bad = Config { first_burst: 1 << 20, ..Config::default() };
         assert_eq!(bad.check(), Err("first_burst must not exceed max_burst"));
         let bad = Config { window: 0, ..Config::default() };

@@ -1,5 +1,5 @@
-//! What there is to log in to: targets, where they are, and who may. One value for all cores, which changes as a whole:
-//! whoever asks sees what was there before or what is there after.
+//! The targets, their portals and their access control. One value for all cores, which is replaced as a whole: a reader
+//! sees the old or the new one.
 
 use crate::config::Config;
 use lunar_core::access::{Access, Group, Proofs};
@@ -8,77 +8,77 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A portal.
+/// A portal: an address at which the target listens, or that it advertises.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Portal {
-    /// Its number in this process: whoever came in by it stays as long as it is there.
+    /// Its number in this process: sessions stay as long as their portal exists.
     pub id: u32,
-    /// Tag of its portal group.
+    /// The tag of its portal group.
     pub group: u16,
-    /// Where it is, as SendTargets tells it; `None`: where the initiator came in, and only for those who came in by
-    /// this group.
+    /// The address that SendTargets lists. `None`: the local address of the initiator's connection, and only for
+    /// connections through this group.
     pub address: Option<SocketAddr>,
-    /// Whether SendTargets tells it.
-    pub is_told: bool,
+    /// Whether SendTargets lists it.
+    pub is_advertised: bool,
 }
 
-/// By which way somebody came.
+/// The portal of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Way {
+pub struct PortalRef {
     /// The number of the portal.
     pub portal: u32,
-    /// Tag of its portal group.
+    /// The tag of its portal group.
     pub group: u16,
 }
 
 /// A target.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct TargetEntry {
     /// Its name, in lower case.
     pub name: Arc<str>,
-    /// What it is called for people (TargetAlias).
+    /// TargetAlias: a name for people.
     pub alias: Arc<str>,
-    /// Its portal groups by their tags, and which target port each of them is, by its relative identifier.
+    /// Its portal groups by tag, each with the relative identifier of its target port.
     pub ports: BTreeMap<u16, u16>,
     /// Who may log in.
     pub access: Arc<Access>,
-    /// What its sessions are offered.
+    /// The settings of its sessions.
     pub session: Arc<Config>,
-    /// Sessions at once.
+    /// Limit of its sessions.
     pub sessions_max: usize,
-    /// Where it is, if it is not here.
+    /// Where initiators are redirected to, if they are.
     pub moved: Option<Moved>,
 }
 
-/// Where a target is that is not here.
+/// A redirection of logins (RFC 7143 11.13.5, "target moved").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Moved {
-    /// Where initiators shall log in instead (TargetAddress).
+    /// TargetAddress: where initiators log in instead.
     pub address: SocketAddr,
-    /// Whether they shall remember it.
+    /// Whether the redirection is permanent.
     pub permanently: bool,
 }
 
-/// What there is to log in to.
+/// All targets and portals.
 #[derive(Clone, Debug)]
 pub struct Directory {
-    targets: BTreeMap<Arc<str>, Arc<Entry>>,
-    /// In the order in which they are told.
+    targets: BTreeMap<Arc<str>, Arc<TargetEntry>>,
+    /// The portals, in the order in which SendTargets lists them.
     pub portals: Vec<Portal>,
-    /// Who may ask what there is.
+    /// The authentication of discovery sessions.
     pub discovery: Arc<Proofs>,
-    /// What is offered before a target is named, and to those who only ask.
+    /// The settings of discovery sessions, and of logins until the target is known.
     pub session: Arc<Config>,
-    /// Sessions at once, in all.
+    /// Limit of all sessions.
     pub sessions_max: usize,
-    /// Logins from one host in a second; without, as many as come.
+    /// Limit of logins per second from one address; `None`: no limit.
     pub login_rate: Option<u32>,
-    /// How long commands get to finish when sessions have to end.
+    /// How long commands may take to finish when sessions have to end.
     pub drain: Duration,
 }
 
 impl Directory {
-    /// An empty one, which offers the usual.
+    /// An empty directory with default settings.
     #[must_use]
     pub fn new(drain: Duration) -> Self {
         Self {
@@ -92,36 +92,44 @@ impl Directory {
         }
     }
 
-    /// Adds a target, or puts another in its place.
-    pub fn add(&mut self, entry: Entry) {
+    /// Adds or replaces a target.
+    pub fn add(&mut self, entry: TargetEntry) {
         self.targets.insert(entry.name.clone(), Arc::new(entry));
     }
 
-    /// The target of this name, in lower case.
+    /// The target with this name, in lower case.
     #[must_use]
-    pub fn target(&self, name: &str) -> Option<&Arc<Entry>> {
+    pub fn target(&self, name: &str) -> Option<&Arc<TargetEntry>> {
         self.targets.get(name)
     }
 
     /// All targets, by name.
-    pub fn targets(&self) -> impl Iterator<Item = &Arc<Entry>> {
+    pub fn targets(&self) -> impl Iterator<Item = &Arc<TargetEntry>> {
         self.targets.values()
     }
 
-    /// Whether the portal is there by which somebody came.
+    /// Whether the portal of a connection still exists.
     #[must_use]
-    pub fn leads(&self, way: Way) -> bool {
-        self.portals.iter().any(|portal| portal.id == way.portal && portal.group == way.group)
+    pub fn has_portal(&self, portal_ref: PortalRef) -> bool {
+        self.portals.iter().any(|portal| portal.id == portal_ref.portal && portal.group == portal_ref.group)
     }
 
-    /// Whether a session may stay: its target is here and reached by its way, as the same target port, and its
-    /// initiator still belongs to the group of this name.
+    /// Whether a session may continue: its target is not redirected and is reached through its portal as the same
+    /// target port, and its initiator still belongs to the group of this name.
     #[must_use]
-    pub fn keeps(&self, target: &str, way: Way, port: u16, (host, source): (&str, IpAddr), group: &str) -> bool {
-        let Some(entry) = self.target(target).filter(|entry| entry.moved.is_none() && self.leads(way)) else {
+    pub fn allows_session(
+        &self,
+        target: &str,
+        portal_ref: PortalRef,
+        port: u16,
+        (initiator, source): (&str, IpAddr),
+        group: &str,
+    ) -> bool {
+        let Some(entry) = self.target(target).filter(|entry| entry.moved.is_none() && self.has_portal(portal_ref))
+        else {
             return false;
         };
         let member = |own: &Arc<Group>| *own.name == *group;
-        entry.ports.get(&way.group) == Some(&port) && entry.access.group(host, source).is_some_and(member)
+        entry.ports.get(&portal_ref.group) == Some(&port) && entry.access.group(initiator, source).is_some_and(member)
     }
 }

@@ -1,13 +1,15 @@
-//! What a fuzzer calls: any bytes make a conversation with a session. It must not panic, must hold no more memory
-//! than its limits say, and must give all of it back.
+//! Entry points of the fuzz targets: any bytes make a conversation with a session. The session must not panic, must
+//! hold no more memory than its limits allow, and must free all of it.
 //!
-//! The bytes are a tape that decides what comes next: raw bytes, PDUs that are right in most of their fields, so that
-//! the deeper states are reached, what the outside does with commands, and how the stream is cut into pieces.
+//! The bytes are a tape of decisions: which raw bytes are sent, which PDUs with mostly valid fields, so that later
+//! states are reached, how the front answers, and how the stream is divided.
 
-use crate::chap::{CHALLENGE_LEN, CHALLENGE_MAX, Challenge, Proof, RESPONSE_MAX, Response};
+use crate::chap::{CHALLENGE_LEN, CHALLENGE_MAX, Challenge, RESPONSE_MAX, Response, TargetAnswer};
 use crate::config::{ANSWERS_MAX, Config, IMMEDIATE_MAX};
-use crate::login::Verdict;
-use crate::session::{Action, Machine, Pull, Session, TargetAddresses, TaskKey, Transfers, Want};
+use crate::login::LoginDecision;
+use crate::session::{
+    Action, CommandData, ProtocolMachine, PullResult, ReceiveMode, Session, TargetAddresses, TaskKey,
+};
 use crate::text;
 use crate::wire::{
     BHS_LEN, Bhs, DIGEST_LEN, DataOut, FINAL, FunctionResponse, LoginRequest, LoginStatus, LogoutRequest, NO_TAG,
@@ -25,19 +27,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Bytes that a connection may hold before its login is over: a text, a segment, a header, a page of answers each.
+/// Most bytes that a connection may hold before its login is complete: a text, a data segment, a header and a page of
+/// replies.
 const LOGIN_MEMORY_MAX: usize = 64 << 10;
-/// Commands of the session: few, so that the window's edge is met.
+/// The command window: small, so that its limits are reached.
 const WINDOW: u32 = 8;
-/// What initiators are challenged with.
+/// The challenge of every initiator.
 const CHALLENGE: Challenge = Challenge { identifier: 3, bytes: [0x5c; CHALLENGE_LEN] };
-/// Chunks are no longer than this.
+/// Most bytes of a received chunk.
 const PIECE_MAX: usize = 4096;
-/// Of a segment no more than this is fed: twice the longest that may come. What says in its header that it is longer,
-/// by a byte that was spoilt, is cut off there, or a hundred bytes of tape would take seconds.
+/// Most bytes of a data segment that are fed: twice the longest valid one. A segment that claims to be longer, through
+/// a corrupted byte, is cut off here: otherwise a hundred bytes of tape would take seconds.
 const SEGMENT_MAX: usize = 128 << 10;
 
-/// Decisions, from the fuzzer's bytes; zeroes when they are used up.
+/// The decisions of the fuzzer's bytes; zeroes at their end.
 struct Tape<'a>(&'a [u8]);
 
 impl<'a> Tape<'a> {
@@ -56,29 +59,29 @@ impl<'a> Tape<'a> {
     }
 }
 
-/// A command that was handed on.
+/// A command that is being executed.
 struct Running {
     key: TaskKey,
     expected: usize,
     pulled: usize,
 }
 
-/// A session and what the outside knows of it.
-struct World {
+/// A session and its front.
+struct FuzzedSession {
     arena: Arena,
     session: Session,
     now: Instant,
     running: Vec<Running>,
     managing: Vec<TaskKey>,
-    /// What the target has asked for, and what commands have announced.
+    /// The requested data of R2Ts, and the unsolicited data of commands.
     tags: Vec<R2t>,
     digests: (bool, bool),
     cmd_sn: u32,
-    /// Proofs that the outside was asked for.
-    proofs: usize,
+    /// The number of CHAP answers that the front was asked to check.
+    chap_answers: usize,
 }
 
-impl World {
+impl FuzzedSession {
     fn new(config: Config) -> Self {
         let arena = Arena::new(4 * BLOCK_MAX);
         let now = Instant(0);
@@ -92,43 +95,43 @@ impl World {
             tags: Vec::new(),
             digests: (false, false),
             cmd_sn: 1,
-            proofs: 0,
+            chap_answers: 0,
         }
     }
 
-    /// Gives bytes to the session in pieces that the tape decides, and in long ones once that is used up: a burst byte
-    /// by byte would take seconds.
+    /// Feeds bytes to the session in pieces that the tape decides, and in long ones at its end: a burst byte by byte
+    /// would take seconds.
     fn feed(&mut self, mut bytes: &[u8], tape: &mut Tape<'_>) {
         while !bytes.is_empty() {
             let mut actions = Vec::new();
             let piece = if tape.0.is_empty() { PIECE_MAX } else { 1 + tape.below(PIECE_MAX) }.min(bytes.len());
-            match self.session.want() {
-                Want::Nothing => return,
-                Want::Chunk => {
+            match self.session.receive_mode() {
+                ReceiveMode::Paused => return,
+                ReceiveMode::Chunk => {
                     let Some(chunk) = self.arena.copy(&bytes[..piece]) else { return };
                     self.session.receive(chunk, self.now, &mut actions);
                     bytes = &bytes[piece..];
                 }
-                Want::Into(mut memory) => {
+                ReceiveMode::Into(mut memory) => {
                     let piece = piece.min(memory.len());
                     memory.copy_from(0, &bytes[..piece]);
                     self.session.placed(memory, piece, self.now, &mut actions);
                     bytes = &bytes[piece..];
                 }
             }
-            self.act(actions, tape);
+            self.perform(actions, tape);
         }
     }
 
-    fn act(&mut self, mut actions: Vec<Action>, tape: &mut Tape<'_>) {
+    fn perform(&mut self, mut actions: Vec<Action>, tape: &mut Tape<'_>) {
         while let Some(action) = actions.pop() {
             match action {
-                Action::Authorize(_) => self.session.authorized(verdict(tape.byte()), &mut actions),
-                Action::Prove(claim) => {
-                    assert!((1..=USER_MAX).contains(&claim.user.len()), "a user without a name");
-                    assert!(claim.counter.is_none_or(|c| (1..=CHALLENGE_MAX).contains(&c.challenge.len())));
-                    self.proofs += 1;
-                    self.session.proven(finding(tape.byte()), &mut actions);
+                Action::Authorize(_) => self.session.authorized(login_decision(tape.byte()), &mut actions),
+                Action::Authenticate(chap_answer) => {
+                    assert!((1..=USER_MAX).contains(&chap_answer.user.len()), "a user name has 1 to USER_MAX bytes");
+                    assert!(chap_answer.mutual.is_none_or(|c| (1..=CHALLENGE_MAX).contains(&c.challenge.len())));
+                    self.chap_answers += 1;
+                    self.session.authenticated(chap_result(tape.byte()), &mut actions);
                 }
                 Action::Establish(_) => {
                     let answer = if tape.byte() == 1 { Err(LoginStatus::OUT_OF_RESOURCES) } else { Ok(1) };
@@ -149,7 +152,7 @@ impl World {
         }
     }
 
-    /// Takes what is to be sent, and notes the tags in it.
+    /// Takes the bytes to send, and keeps the R2Ts in them.
     fn drain(&mut self) {
         let bytes = self.session.take_out().to_vec();
         let mut at = 0;
@@ -163,10 +166,10 @@ impl World {
         }
         let mut actions = Vec::new();
         self.session.resume(&mut actions);
-        self.act(actions, &mut Tape(&[]));
+        self.perform(actions, &mut Tape(&[]));
     }
 
-    /// The outside does something with one of the commands.
+    /// The front handles one of the commands or functions.
     fn serve(&mut self, tape: &mut Tape<'_>) {
         if let Some(key) = self.managing.pop() {
             return self.session.function_done(key, FunctionResponse(tape.byte()), [tape.byte(); 3]);
@@ -191,23 +194,23 @@ impl World {
                 let rest = expected - *pulled;
                 let len = if tape.byte().is_multiple_of(4) { tape.below(5000) } else { rest };
                 match self.session.pull(key, *pulled, len) {
-                    Pull::Ready(data) => *pulled += data.len(),
-                    Pull::Memory(wanted) => {
+                    PullResult::Ready(data) => *pulled += data.len(),
+                    PullResult::NeedsMemory(wanted) => {
                         let memory = self.arena.take_sg(wanted.min(BLOCK_MAX)).unwrap_or_default();
                         self.session.supply(key, memory);
                     }
-                    Pull::Pending | Pull::Failed(_) => {}
+                    PullResult::Pending | PullResult::Failed(_) => {}
                 }
             }
         }
     }
 
     fn check(&self) {
-        assert!(self.session.tasks() <= WINDOW as usize + IMMEDIATE_MAX, "more tasks than there may be");
+        assert!(self.session.tasks() <= WINDOW as usize + IMMEDIATE_MAX, "more tasks than the limit");
         if !self.session.is_established() && self.session.closed().is_none() {
             assert!(self.arena.used() <= LOGIN_MEMORY_MAX, "{:?} before the login", self.arena);
         }
-        // One more PDU, and what the outside has queued itself.
+        // One more PDU, and what the front has queued.
         let pushed = 2048 * (self.session.tasks() + 512);
         assert!(self.session.queued_bytes() <= 2 * ANSWERS_MAX + pushed, "{} queued", self.session.queued_bytes());
     }
@@ -215,10 +218,10 @@ impl World {
     fn end(self) {
         let arena = self.arena.clone();
         drop(self);
-        assert_eq!(arena.used(), 0, "memory was lost");
+        assert_eq!(arena.used(), 0, "memory is leaked");
     }
 
-    /// A request that is right in most of its fields: the tape decides which, and spoils some bytes now and then.
+    /// A request with mostly valid fields: the tape decides which request, and sometimes corrupts bytes.
     fn request(&mut self, tape: &mut Tape<'_>) -> Vec<u8> {
         let (mut header, len) = match tape.byte() % 16 {
             0..6 => self.scsi_command(tape),
@@ -238,7 +241,7 @@ impl World {
             let at = tape.below(BHS_LEN);
             header.as_mut_bytes()[at] = tape.byte();
         }
-        // A third of the long CDBs does not add up.
+        // One value in 256 gives an additional header segment of the wrong length.
         let ahs: &[u8] = if spoil == 8 { &[0, 5, 1, 0, 1, 2, 3, 4] } else { tape.take(header.ahs_len().min(8)) };
         if spoil == 8 {
             header.ahs_words = 2;
@@ -247,7 +250,7 @@ impl World {
         self.frame(header.as_bytes(), ahs, header.ahs_len(), text, header.data_len.get())
     }
 
-    /// A request with a tag, a number that is mostly the next, and the flags of the tape.
+    /// A request with a tag, a CmdSN that is mostly ExpCmdSN, and flags of the tape.
     fn numbered<T: Pdu>(&mut self, tape: &mut Tape<'_>) -> Bhs {
         let shape = tape.byte();
         let mut header = *T::blank().bhs();
@@ -286,7 +289,7 @@ impl World {
             command.expected_len = U32::new(u32::try_from(expected).unwrap_or_default());
         }
         if flags & (FINAL | WRITE) == WRITE {
-            // What would follow unasked.
+            // The unsolicited data that would follow.
             let rest = expected.min(1024).saturating_sub(len);
             let blank = R2t { itt: header.itt, ttt: U32::new(NO_TAG), ..R2t::blank() };
             let (offset, desired_len) = (U32::new(len as u32), U32::new(rest as u32));
@@ -295,7 +298,7 @@ impl World {
         (header, len)
     }
 
-    /// Data for something that was asked for, or announced.
+    /// Data for an R2T, or unsolicited data.
     fn data_out(&mut self, tape: &mut Tape<'_>) -> (Bhs, usize) {
         let shape = tape.byte();
         let at = if shape & 3 == 0 { tape.below(1 + self.tags.len()) } else { 0 };
@@ -311,7 +314,7 @@ impl World {
             self.tags.remove(at);
         } else {
             let (offset, rest) = (asked.offset.get() + len as u32, (whole - len) as u32);
-            // The number of the next R2T is of no use here: it counts the data instead.
+            // The R2TSN is not needed: the field counts DataSN.
             let (offset, desired_len, r2t_sn) = (U32::new(offset), U32::new(rest), U32::new(data_sn + 1));
             self.tags[at] = R2t { offset, desired_len, r2t_sn, ..asked };
         }
@@ -332,7 +335,7 @@ impl World {
         header
     }
 
-    /// A header with segments of these lengths, filled up with zeroes, and digests.
+    /// The bytes of a PDU with segments of these lengths, padded with zeroes, and digests.
     fn frame(&self, header: &[u8], ahs: &[u8], ahs_len: usize, data: &[u8], data_len: usize) -> Vec<u8> {
         let mut bytes = [header, ahs].concat();
         bytes.resize(header.len() + ahs_len, 0);
@@ -350,25 +353,25 @@ impl World {
     }
 }
 
-fn verdict(decision: u8) -> Verdict {
+fn login_decision(decision: u8) -> LoginDecision {
     match decision {
-        1 => Verdict::Refused(LoginStatus::NOT_FOUND),
-        2 => Verdict::Moved { permanently: true, address: "192.0.2.1:3260".into() },
-        3 => Verdict::Accepted { portal_group: 1, alias: None, challenge: Some(CHALLENGE), offer: None },
-        _ => Verdict::Accepted { portal_group: 1, alias: Some("x".into()), challenge: None, offer: None },
+        1 => LoginDecision::Refused(LoginStatus::NOT_FOUND),
+        2 => LoginDecision::Moved { permanently: true, address: "192.0.2.1:3260".into() },
+        3 => LoginDecision::Accepted { portal_group: 1, alias: None, challenge: Some(CHALLENGE), offer: None },
+        _ => LoginDecision::Accepted { portal_group: 1, alias: Some("x".into()), challenge: None, offer: None },
     }
 }
 
-/// What the outside thinks of a proof.
-fn finding(decision: u8) -> Result<Option<Proof>, LoginStatus> {
+/// The front's answer to a CHAP answer.
+fn chap_result(decision: u8) -> Result<Option<TargetAnswer>, LoginStatus> {
     match decision {
         1 => Err(LoginStatus::AUTHENTICATION_FAILURE),
         2 => Ok(None),
-        _ => Ok(Response::of(vec![7; RESPONSE_MAX]).map(|response| Proof { name: "t".into(), response })),
+        _ => Ok(Response::of(vec![7; RESPONSE_MAX]).map(|response| TargetAnswer { name: "t".into(), response })),
     }
 }
 
-/// Keys that bring a login further, mostly.
+/// Keys that mostly advance a login.
 fn put_keys(text: &mut Vec<u8>, step: u8) {
     let pairs: &[(&str, &str)] = match step % 8 {
         1 => &[("AuthMethod", "CHAP,None")],
@@ -385,30 +388,30 @@ fn login_request(flags: u8) -> LoginRequest {
     LoginRequest { flags, cmd_sn: U32::new(1), ..LoginRequest::blank() }
 }
 
-/// Any bytes before a login is over.
+/// Any bytes during a login.
 pub fn fuzz_login(data: &[u8]) {
     let _ = any_login(data);
 }
 
-/// Returns how many proofs were looked at.
+/// Returns how many CHAP answers were checked.
 fn any_login(data: &[u8]) -> usize {
     let tape = &mut Tape(data);
-    let mut world = World::new(Config { window: WINDOW, ..Config::default() });
-    while !tape.0.is_empty() && world.session.closed().is_none() && !world.session.is_established() {
+    let mut fuzzed = FuzzedSession::new(Config { window: WINDOW, ..Config::default() });
+    while !tape.0.is_empty() && fuzzed.session.closed().is_none() && !fuzzed.session.is_established() {
         let step = tape.byte();
         match step % 8 {
             0 => {
                 let len = tape.below(200);
                 let bytes = tape.take(len);
-                world.feed(bytes, tape);
+                fuzzed.feed(bytes, tape);
             }
             1 => {
-                world.now = world.now + Duration::from_millis(u64::from(tape.byte()) * 10);
+                fuzzed.now = fuzzed.now + Duration::from_millis(u64::from(tape.byte()) * 10);
                 let mut actions = Vec::new();
-                world.session.tick(world.now, &mut actions);
-                world.act(actions, tape);
+                fuzzed.session.tick(fuzzed.now, &mut actions);
+                fuzzed.perform(actions, tape);
             }
-            2 => world.drain(),
+            2 => fuzzed.drain(),
             decision => {
                 let mut text = Vec::new();
                 if decision < 6 {
@@ -421,18 +424,18 @@ fn any_login(data: &[u8]) -> usize {
                 text.extend_from_slice(tape.take(len));
                 let mut header = login_request(flags);
                 header.data_len = U24::new(text.len());
-                let bytes = world.frame(header.as_bytes(), &[], 0, &text, text.len());
-                world.feed(&bytes, tape);
+                let bytes = fuzzed.frame(header.as_bytes(), &[], 0, &text, text.len());
+                fuzzed.feed(&bytes, tape);
             }
         }
-        world.check();
+        fuzzed.check();
     }
-    let proofs = world.proofs;
-    world.end();
-    proofs
+    let chap_answers = fuzzed.chap_answers;
+    fuzzed.end();
+    chap_answers
 }
 
-/// Any bytes after a login.
+/// Any bytes in the full-feature phase.
 pub fn fuzz_full_feature(data: &[u8]) {
     let tape = &mut Tape(data);
     while !tape.0.is_empty() {
@@ -442,34 +445,34 @@ pub fn fuzz_full_feature(data: &[u8]) {
 
 /// One session, until it is closed or the tape ends.
 fn converse(tape: &mut Tape<'_>) {
-    let mut world = World::new(Config { window: WINDOW, unsolicited_max: 40_000, ..Config::default() });
-    log_in(&mut world, tape.byte());
-    while !tape.0.is_empty() && world.session.closed().is_none() {
+    let mut fuzzed = FuzzedSession::new(Config { window: WINDOW, unsolicited_max: 40_000, ..Config::default() });
+    log_in(&mut fuzzed, tape.byte());
+    while !tape.0.is_empty() && fuzzed.session.closed().is_none() {
         match tape.byte() {
             0 => {
                 let len = tape.below(200);
                 let bytes = tape.take(len);
-                world.feed(bytes, tape);
+                fuzzed.feed(bytes, tape);
             }
             1..8 => {
-                world.now = world.now + Duration::from_secs(u64::from(tape.byte() % 32));
+                fuzzed.now = fuzzed.now + Duration::from_secs(u64::from(tape.byte() % 32));
                 let mut actions = Vec::new();
-                world.session.tick(world.now, &mut actions);
-                world.act(actions, tape);
+                fuzzed.session.tick(fuzzed.now, &mut actions);
+                fuzzed.perform(actions, tape);
             }
-            8..64 => world.drain(),
-            64..150 => world.serve(tape),
+            8..64 => fuzzed.drain(),
+            64..150 => fuzzed.serve(tape),
             _ => {
-                let bytes = world.request(tape);
-                world.feed(&bytes, tape);
+                let bytes = fuzzed.request(tape);
+                fuzzed.feed(&bytes, tape);
             }
         }
-        world.check();
+        fuzzed.check();
     }
-    world.end();
+    fuzzed.end();
 }
 
-fn log_in(world: &mut World, options: u8) {
+fn log_in(fuzzed: &mut FuzzedSession, options: u8) {
     let mut text = Vec::new();
     text::put(&mut text, "InitiatorName", "iqn.x");
     if options & 1 != 0 {
@@ -482,19 +485,19 @@ fn log_in(world: &mut World, options: u8) {
         text::put(&mut text, "FirstBurstLength", if options & 8 == 0 { 1024 } else { 4096 });
         text::put(&mut text, "MaxOutstandingR2T", 1 + (options >> 4 & 3));
     }
-    world.digests = (options & 64 != 0, options & 128 != 0);
-    for (key, on) in [("HeaderDigest", world.digests.0), ("DataDigest", world.digests.1)] {
+    fuzzed.digests = (options & 64 != 0, options & 128 != 0);
+    for (key, on) in [("HeaderDigest", fuzzed.digests.0), ("DataDigest", fuzzed.digests.1)] {
         text::put(&mut text, key, if on { "CRC32C" } else { text::NONE });
     }
     let mut header = login_request(login_flags(Stage::OPERATIONAL, Some(Stage::FULL_FEATURE)));
     header.data_len = U24::new(text.len());
-    // Digests begin after the login.
-    let digests = std::mem::take(&mut world.digests);
-    let bytes = world.frame(header.as_bytes(), &[], 0, &text, text.len());
-    world.feed(&bytes, &mut Tape(&[]));
-    world.drain();
-    world.digests = digests;
-    assert!(world.session.is_established(), "a login without fault");
+    // Digests apply after the login.
+    let digests = std::mem::take(&mut fuzzed.digests);
+    let bytes = fuzzed.frame(header.as_bytes(), &[], 0, &text, text.len());
+    fuzzed.feed(&bytes, &mut Tape(&[]));
+    fuzzed.drain();
+    fuzzed.digests = digests;
+    assert!(fuzzed.session.is_established(), "the login is valid");
 }
 
 #[cfg(test)]
@@ -502,11 +505,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A login by CHAP, as the tape has it: also a seed of the fuzz target.
+    /// The tape of a login with CHAP, which is also a seed of the fuzz target.
     const CHAP: &[u8] = include_bytes!("../../../check/fuzz/seeds/login/chap");
 
     #[test]
-    fn proofs_are_reached() {
+    fn a_chap_login_is_reached() {
         assert_eq!(any_login(CHAP), 1);
     }
 
@@ -514,17 +517,17 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
         #[test]
-        fn any_login_ends(data in prop::collection::vec(any::<u8>(), 0..3000)) {
+        fn a_login_with_any_bytes_ends(data in prop::collection::vec(any::<u8>(), 0..3000)) {
             fuzz_login(&data);
         }
     }
 
     proptest! {
-        // Each is long; the fuzz target of the same name has a minute.
+        // Each case is long; the fuzz target runs more of them.
         #![proptest_config(ProptestConfig::with_cases(400))]
 
         #[test]
-        fn any_conversation_ends(data in prop::collection::vec(any::<u8>(), 0..6000)) {
+        fn a_session_with_any_bytes_ends(data in prop::collection::vec(any::<u8>(), 0..6000)) {
             fuzz_full_feature(&data);
         }
     }

@@ -1,5 +1,5 @@
-//! The keys of RFC 7143 clauses 12 and 13, declared once: form, default, who sends it, when, and how the two
-//! sides' values are joined. Parsing, checks and answers derive from [`TABLE`].
+//! The keys of RFC 7143 clauses 12 and 13, declared once: form, default, sender, phase, and how the result follows from
+//! the values of both sides. Parsing, checks and answers derive from [`TABLE`].
 
 use crate::config::Config;
 use crate::text::{self, IRRELEVANT, NOT_UNDERSTOOD, REJECT};
@@ -7,7 +7,7 @@ use crate::wire::LoginStatus;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What was agreed; before, the defaults of the standard.
+/// The negotiated parameters; before a negotiation, the defaults of the standard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Parameters {
     /// HeaderDigest is CRC32C.
@@ -20,7 +20,7 @@ pub struct Parameters {
     pub initial_r2t: bool,
     /// ImmediateData.
     pub immediate_data: bool,
-    /// MaxRecvDataSegmentLength of the initiator: bytes of a segment sent to it at most.
+    /// MaxRecvDataSegmentLength of the initiator: most bytes of a data segment that is sent to it.
     pub max_send_segment: u32,
     /// MaxBurstLength.
     pub max_burst: u32,
@@ -42,7 +42,7 @@ pub struct Parameters {
     pub protocol_level: u32,
 }
 
-/// What the initiator says of itself and of the target that it wants.
+/// The names that the initiator declares.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Names {
     /// InitiatorName, in lower case.
@@ -51,11 +51,11 @@ pub struct Names {
     pub alias: Option<Arc<str>>,
     /// TargetName, in lower case.
     pub target: Option<Arc<str>>,
-    /// SessionType is Discovery.
+    /// Whether SessionType is Discovery.
     pub discovery: bool,
 }
 
-/// Where in a connection's life text is exchanged.
+/// The phase of a connection in which text is exchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// Login, SecurityNegotiation.
@@ -66,158 +66,158 @@ pub enum Phase {
     FullFeature,
 }
 
-/// When a key may be sent.
+/// The phases in which a key may be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum When {
-    /// In the security stage of the login.
+    /// In the security stage of the login only.
     Security,
-    /// In the login.
+    /// In the login only.
     Login,
-    /// In the login and after.
+    /// In the login and in the full-feature phase.
     Always,
-    /// After the login.
+    /// In the full-feature phase only.
     FullFeature,
 }
 
-/// Who may send a key first.
+/// The sides that may send a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sender {
-    /// The initiator alone.
+    /// The initiator only.
     Initiator,
-    /// The target alone.
+    /// The target only.
     Target,
     /// Both.
     Both,
 }
 
-/// What a key's value is, and what becomes of it.
+/// The form of a key's value, and its use.
 pub enum Form {
     /// Negotiated: `Yes` or `No`.
     Boolean {
-        /// If nobody sends it.
+        /// The result without a negotiation.
         default: bool,
-        /// What the target offers.
-        ours: fn(&Config) -> bool,
-        /// The result of both.
-        join: fn(bool, bool) -> bool,
-        /// Where the result goes.
-        place: fn(&mut Parameters) -> &mut bool,
+        /// The value of the target.
+        target_value: fn(&Config) -> bool,
+        /// The result of the target's and the initiator's values.
+        combine: fn(bool, bool) -> bool,
+        /// The parameter that the result is stored in.
+        store: fn(&mut Parameters) -> &mut bool,
     },
     /// Negotiated: a number.
     Number {
-        /// If nobody sends it.
+        /// The result without a negotiation.
         default: u32,
-        /// The least and the greatest that may be offered.
+        /// The smallest and the largest value that may be offered.
         allowed: (u32, u32),
-        /// What the target offers.
-        ours: fn(&Config) -> u32,
-        /// The result of both.
-        join: fn(u32, u32) -> u32,
-        /// Where the result goes.
-        place: fn(&mut Parameters) -> &mut u32,
+        /// The value of the target.
+        target_value: fn(&Config) -> u32,
+        /// The result of the target's and the initiator's values.
+        combine: fn(u32, u32) -> u32,
+        /// The parameter that the result is stored in.
+        store: fn(&mut Parameters) -> &mut u32,
     },
-    /// Negotiated: the first of a list that the target can accept.
+    /// Negotiated: the first value of a list that the target accepts.
     Choice {
-        /// Whether this member can be accepted.
+        /// Whether the target accepts a value.
         accepts: fn(&Config, &str) -> bool,
-        /// Where the result goes.
-        place: fn(&mut Parameters, &str),
+        /// Stores the result.
+        store: fn(&mut Parameters, &str),
     },
-    /// Declared: a number; there is no answer.
+    /// Declared: a number. It is not answered.
     Limit {
-        /// If nobody sends it.
+        /// The value without a declaration.
         default: u32,
-        /// The least and the greatest that may be declared.
+        /// The smallest and the largest value that may be declared.
         allowed: (u32, u32),
-        /// Where it goes.
-        place: fn(&mut Parameters) -> &mut u32,
+        /// The parameter that the value is stored in.
+        store: fn(&mut Parameters) -> &mut u32,
     },
-    /// Declared: text; there is no answer.
+    /// Declared: text. It is not answered.
     Text {
-        /// Checks and keeps it.
-        place: fn(&mut Names, &str) -> Result<(), LoginStatus>,
+        /// Checks and stores the value.
+        store: fn(&mut Names, &str) -> Result<(), LoginStatus>,
     },
-    /// Always answered the same.
+    /// Always answered with this value.
     Fixed(&'static str),
-    /// Looked at by the machine that takes the text, not here.
-    Elsewhere,
+    /// Handled by the caller of [`Negotiation::take`].
+    ForCaller,
 }
 
-/// One row: all there is to say of a key.
+/// A row of [`TABLE`].
 pub struct Key {
-    /// Its name.
+    /// The name of the key.
     pub name: &'static str,
-    /// Its value.
+    /// The form of its value.
     pub form: Form,
-    /// Who sends it.
+    /// The sides that may send it.
     pub sender: Sender,
-    /// When.
+    /// The phases in which it may be sent.
     pub when: When,
-    /// Whether it means something by what is agreed so far; else it is answered `Irrelevant`. Who sends keys in another
-    /// order gets an answer to each: 6.2 has `Irrelevant` for what the acceptor knows to be it by then.
+    /// Whether the key is relevant, given what was negotiated so far; if not, it is answered with `Irrelevant`. The
+    /// order of keys matters: RFC 7143 6.2 demands `Irrelevant` only if the acceptor knows it by then.
     pub relevant: fn(&Negotiation) -> bool,
 }
 
-/// Limits of lengths in 13.12 to 13.14.
+/// The limits of lengths (RFC 7143 13.12 to 13.14).
 const LENGTHS: (u32, u32) = (512, 0xff_ffff);
-/// Limits of times in 13.15 and 13.16, in seconds.
+/// The limits of times in seconds (RFC 7143 13.15, 13.16).
 const TIMES: (u32, u32) = (0, 3600);
 
-const fn either(ours: bool, theirs: bool) -> bool {
-    ours || theirs
+const fn either(target_value: bool, offered: bool) -> bool {
+    target_value || offered
 }
 
-const fn both(ours: bool, theirs: bool) -> bool {
-    ours && theirs
+const fn both(target_value: bool, offered: bool) -> bool {
+    target_value && offered
 }
 
-/// In every session.
+/// Relevant in every session.
 fn always(_: &Negotiation) -> bool {
     true
 }
 
-/// Not in a discovery session.
-fn with_units(negotiation: &Negotiation) -> bool {
+/// Relevant in normal sessions only.
+fn in_normal_session(negotiation: &Negotiation) -> bool {
     !negotiation.names.discovery
 }
 
-/// 13.14: and not where nothing is sent unasked. InitialR2T can be agreed to be No until it was sent. Open-iscsi and
-/// libiscsi, and what is made of them, read `Irrelevant` as a length of 0, which they use for unsolicited data only;
-/// Windows offers immediate data unless it is told not to.
+/// RFC 7143 13.14: not relevant without immediate and unsolicited data. InitialR2T may still become No until it was
+/// sent. Open-iscsi, libiscsi and programs based on them read `Irrelevant` as a length of 0, which they use for
+/// unsolicited data only; Windows sends immediate data unless it is configured otherwise.
 fn with_first_burst(negotiation: &Negotiation) -> bool {
     let Negotiation { parameters, .. } = negotiation;
-    let nothing_unasked = negotiation.saw("InitialR2T") && parameters.initial_r2t && !parameters.immediate_data;
-    with_units(negotiation) && !nothing_unasked
+    let no_unsolicited_data = negotiation.saw("InitialR2T") && parameters.initial_r2t && !parameters.immediate_data;
+    in_normal_session(negotiation) && !no_unsolicited_data
 }
 
-/// A row that both may send, in the login only.
+/// A row of a key that both sides may send, in the login only.
 const fn negotiated(name: &'static str, form: Form, relevant: fn(&Negotiation) -> bool) -> Key {
     Key { name, form, sender: Sender::Both, when: When::Login, relevant }
 }
 
-/// A row of what the initiator declares.
-const fn declared(name: &'static str, when: When, place: fn(&mut Names, &str) -> Result<(), LoginStatus>) -> Key {
-    Key { name, form: Form::Text { place }, sender: Sender::Initiator, when, relevant: always }
+/// A row of a key that the initiator declares.
+const fn declared(name: &'static str, when: When, store: fn(&mut Names, &str) -> Result<(), LoginStatus>) -> Key {
+    Key { name, form: Form::Text { store }, sender: Sender::Initiator, when, relevant: always }
 }
 
-/// A row of the security stage, which the states of the login look at.
+/// A row of a key of the security stage, which the states of the login handle.
 const fn of_security(name: &'static str) -> Key {
-    Key { name, form: Form::Elsewhere, sender: Sender::Both, when: When::Security, relevant: always }
+    Key { name, form: Form::ForCaller, sender: Sender::Both, when: When::Security, relevant: always }
 }
 
-/// A row of what only targets send.
+/// A row of a key that only targets send.
 const fn of_target(name: &'static str) -> Key {
-    Key { name, form: Form::Elsewhere, sender: Sender::Target, when: When::Always, relevant: always }
+    Key { name, form: Form::ForCaller, sender: Sender::Target, when: When::Always, relevant: always }
 }
 
-const fn digest(name: &'static str, place: fn(&mut Parameters, &str)) -> Key {
+const fn digest(name: &'static str, store: fn(&mut Parameters, &str)) -> Key {
     let accepts = |config: &Config, value: &str| value == text::NONE || (value == "CRC32C" && config.digests);
-    negotiated(name, Form::Choice { accepts, place }, always)
+    negotiated(name, Form::Choice { accepts, store }, always)
 }
 
-/// Every key, in the order of the clauses.
+/// All keys, in the order of the clauses.
 pub const TABLE: &[Key] = &[
-    // 12.1. What can be accepted depends on whom the answer from outside lets in, and on what came before.
+    // RFC 7143 12.1. The accepted values depend on the answer to the authorization, and on the keys before.
     of_security("AuthMethod"),
     of_security("CHAP_A"),
     of_security("CHAP_I"),
@@ -231,15 +231,15 @@ pub const TABLE: &[Key] = &[
         Form::Number {
             default: 1,
             allowed: (1, 65_535),
-            ours: |_| 1,
-            join: Ord::min,
-            place: |parameters| &mut parameters.max_connections,
+            target_value: |_| 1,
+            combine: Ord::min,
+            store: |parameters| &mut parameters.max_connections,
         },
-        with_units,
+        in_normal_session,
     ),
     Key {
         name: "SendTargets",
-        form: Form::Elsewhere,
+        form: Form::ForCaller,
         sender: Sender::Initiator,
         when: When::FullFeature,
         relevant: always,
@@ -263,25 +263,25 @@ pub const TABLE: &[Key] = &[
         "InitialR2T",
         Form::Boolean {
             default: true,
-            ours: |config| config.initial_r2t,
-            join: either,
-            place: |parameters| &mut parameters.initial_r2t,
+            target_value: |config| config.initial_r2t,
+            combine: either,
+            store: |parameters| &mut parameters.initial_r2t,
         },
-        with_units,
+        in_normal_session,
     ),
     negotiated(
         "ImmediateData",
         Form::Boolean {
             default: true,
-            ours: |config| config.immediate_data,
-            join: both,
-            place: |parameters| &mut parameters.immediate_data,
+            target_value: |config| config.immediate_data,
+            combine: both,
+            store: |parameters| &mut parameters.immediate_data,
         },
-        with_units,
+        in_normal_session,
     ),
     Key {
         name: "MaxRecvDataSegmentLength",
-        form: Form::Limit { default: 8192, allowed: LENGTHS, place: |parameters| &mut parameters.max_send_segment },
+        form: Form::Limit { default: 8192, allowed: LENGTHS, store: |parameters| &mut parameters.max_send_segment },
         sender: Sender::Both,
         when: When::Always,
         relevant: always,
@@ -291,20 +291,20 @@ pub const TABLE: &[Key] = &[
         Form::Number {
             default: 262_144,
             allowed: LENGTHS,
-            ours: |config| config.max_burst,
-            join: Ord::min,
-            place: |parameters| &mut parameters.max_burst,
+            target_value: |config| config.max_burst,
+            combine: Ord::min,
+            store: |parameters| &mut parameters.max_burst,
         },
-        with_units,
+        in_normal_session,
     ),
     negotiated(
         "FirstBurstLength",
         Form::Number {
             default: 65_536,
             allowed: LENGTHS,
-            ours: |config| config.first_burst,
-            join: Ord::min,
-            place: |parameters| &mut parameters.first_burst,
+            target_value: |config| config.first_burst,
+            combine: Ord::min,
+            store: |parameters| &mut parameters.first_burst,
         },
         with_first_burst,
     ),
@@ -313,9 +313,9 @@ pub const TABLE: &[Key] = &[
         Form::Number {
             default: 2,
             allowed: TIMES,
-            ours: |config| config.time_to_wait,
-            join: Ord::max,
-            place: |parameters| &mut parameters.time_to_wait,
+            target_value: |config| config.time_to_wait,
+            combine: Ord::max,
+            store: |parameters| &mut parameters.time_to_wait,
         },
         always,
     ),
@@ -324,9 +324,9 @@ pub const TABLE: &[Key] = &[
         Form::Number {
             default: 20,
             allowed: TIMES,
-            ours: |config| config.time_to_retain,
-            join: Ord::min,
-            place: |parameters| &mut parameters.time_to_retain,
+            target_value: |config| config.time_to_retain,
+            combine: Ord::min,
+            store: |parameters| &mut parameters.time_to_retain,
         },
         always,
     ),
@@ -335,40 +335,40 @@ pub const TABLE: &[Key] = &[
         Form::Number {
             default: 1,
             allowed: (1, 65_535),
-            ours: |config| config.max_outstanding_r2t,
-            join: Ord::min,
-            place: |parameters| &mut parameters.max_outstanding_r2t,
+            target_value: |config| config.max_outstanding_r2t,
+            combine: Ord::min,
+            store: |parameters| &mut parameters.max_outstanding_r2t,
         },
-        with_units,
+        in_normal_session,
     ),
     negotiated(
         "DataPDUInOrder",
         Form::Boolean {
             default: true,
-            ours: |_| true,
-            join: either,
-            place: |parameters| &mut parameters.data_pdu_in_order,
+            target_value: |_| true,
+            combine: either,
+            store: |parameters| &mut parameters.data_pdu_in_order,
         },
-        with_units,
+        in_normal_session,
     ),
     negotiated(
         "DataSequenceInOrder",
         Form::Boolean {
             default: true,
-            ours: |_| true,
-            join: either,
-            place: |parameters| &mut parameters.data_sequence_in_order,
+            target_value: |_| true,
+            combine: either,
+            store: |parameters| &mut parameters.data_sequence_in_order,
         },
-        with_units,
+        in_normal_session,
     ),
     negotiated(
         "ErrorRecoveryLevel",
         Form::Number {
             default: 0,
             allowed: (0, 2),
-            ours: |_| 0,
-            join: Ord::min,
-            place: |parameters| &mut parameters.recovery_level,
+            target_value: |_| 0,
+            combine: Ord::min,
+            store: |parameters| &mut parameters.recovery_level,
         },
         always,
     ),
@@ -380,39 +380,43 @@ pub const TABLE: &[Key] = &[
         };
         Ok(())
     }),
-    // 13.23: the clarified semantics of RFC 3720 alone; nothing is fenced, no abort is fast.
-    negotiated("TaskReporting", Form::Choice { accepts: |_, value| value == "RFC3720", place: |_, _| {} }, with_units),
+    // RFC 7143 13.23: only the clarified semantics of RFC 3720, without fencing and FastAbort.
+    negotiated(
+        "TaskReporting",
+        Form::Choice { accepts: |_, value| value == "RFC3720", store: |_, _| {} },
+        in_normal_session,
+    ),
     negotiated(
         "iSCSIProtocolLevel",
         Form::Number {
             default: 1,
             allowed: (0, 31),
-            ours: |config| config.protocol_level,
-            join: Ord::min,
-            place: |parameters| &mut parameters.protocol_level,
+            target_value: |config| config.protocol_level,
+            combine: Ord::min,
+            store: |parameters| &mut parameters.protocol_level,
         },
-        with_units,
+        in_normal_session,
     ),
-    // 13.25: obsolete, and never "not understood".
+    // RFC 7143 13.25: obsolete keys, which must not be answered with NotUnderstood.
     negotiated("IFMarker", Form::Fixed("No"), always),
     negotiated("OFMarker", Form::Fixed("No"), always),
     negotiated("IFMarkInt", Form::Fixed(REJECT), always),
     negotiated("OFMarkInt", Form::Fixed(REJECT), always),
-    // RFC 7145 6.3: this is TCP.
+    // RFC 7145 6.3: there is no RDMA over TCP.
     negotiated("RDMAExtensions", Form::Fixed("No"), always),
 ];
 
-// One bit each in `Negotiation::seen`.
+// `Negotiation::seen` has one bit for each key.
 const _: () = assert!(TABLE.len() <= 64);
 
-/// A name of 4.2.7 is at most this long.
+/// Most bytes of an iSCSI name (RFC 7143 4.2.7).
 const NAME_MAX: usize = 223;
 
-/// An iSCSI name in lower case, if it is one.
+/// An iSCSI name in lower case; `None` if it is invalid.
 fn name(value: &str) -> Option<Arc<str>> {
     let lower = value.to_lowercase();
     let known = ["iqn.", "eui.", "naa."].iter().any(|kind| lower.starts_with(kind));
-    // What would read as the end of a name in lists, logs and port names.
+    // Characters that would end a name in lists, logs and port names are not allowed.
     let plain = !lower.chars().any(|c| c.is_control() || c.is_whitespace() || c == ',');
     (known && plain && value.len() <= NAME_MAX).then(|| lower.into())
 }
@@ -422,52 +426,52 @@ fn alias(value: &str) -> Option<Arc<str>> {
 }
 
 impl Parameters {
-    /// The defaults of the table.
+    /// The defaults of [`TABLE`].
     #[must_use]
     pub fn initial() -> Self {
         let mut parameters = Self::default();
         for key in TABLE {
             match key.form {
-                Form::Boolean { default, place, .. } => *place(&mut parameters) = default,
-                Form::Number { default, place, .. } | Form::Limit { default, place, .. } => {
-                    *place(&mut parameters) = default;
+                Form::Boolean { default, store, .. } => *store(&mut parameters) = default,
+                Form::Number { default, store, .. } | Form::Limit { default, store, .. } => {
+                    *store(&mut parameters) = default;
                 }
-                Form::Choice { .. } | Form::Text { .. } | Form::Fixed(_) | Form::Elsewhere => {}
+                Form::Choice { .. } | Form::Text { .. } | Form::Fixed(_) | Form::ForCaller => {}
             }
         }
         parameters
     }
 }
 
-/// One side of a negotiation: takes the initiator's pairs, answers them, and keeps the result.
+/// The target's side of a negotiation: takes the pairs of the initiator, answers them, and keeps the result.
 #[derive(Debug)]
 pub struct Negotiation {
     config: Rc<Config>,
-    /// What is agreed so far.
+    /// The parameters negotiated so far.
     pub parameters: Parameters,
-    /// What the initiator has declared so far.
+    /// The names declared so far.
     pub names: Names,
-    /// Keys that were sent, by their place in the table.
+    /// The keys that the initiator has sent: one bit for each row of [`TABLE`].
     seen: u64,
 }
 
-/// What became of a pair.
+/// The result of a pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Taken {
-    /// It is dealt with.
+pub enum PairResult {
+    /// It was handled.
     Done,
-    /// The machine that took the text has to look at it.
-    Elsewhere,
+    /// The caller has to handle it.
+    ForCaller,
 }
 
 impl Negotiation {
-    /// At the start of a connection.
+    /// The negotiation at the start of a login.
     #[must_use]
     pub fn new(config: Rc<Config>) -> Self {
         Self { config, parameters: Parameters::initial(), names: Names::default(), seen: 0 }
     }
 
-    /// After the login: what was agreed stays, and keys may be sent again.
+    /// Begins a negotiation of the full-feature phase: the parameters stay, and keys may be sent again.
     pub fn resume(&mut self, parameters: &Parameters) {
         self.parameters = *parameters;
         self.seen = 0;
@@ -484,21 +488,27 @@ impl Negotiation {
         TABLE.iter().position(|row| row.name == key).is_some_and(|at| self.seen & 1 << at != 0)
     }
 
-    /// Goes by other settings from now on.
+    /// Replaces the settings.
     pub fn set_config(&mut self, config: Rc<Config>) {
         self.config = config;
     }
 
-    /// Takes a pair, and writes its answer, if it has one, to `answer`.
+    /// Takes a pair and appends its answer, if it has one, to `answer`.
     ///
     /// # Errors
-    /// How a login ends that has sent it. After the login the text is rejected.
-    pub fn take(&mut self, phase: Phase, key: &str, value: &str, answer: &mut Vec<u8>) -> Result<Taken, LoginStatus> {
+    /// The status with which a login ends. In the full-feature phase, the text is rejected.
+    pub fn take(
+        &mut self,
+        phase: Phase,
+        key: &str,
+        value: &str,
+        answer: &mut Vec<u8>,
+    ) -> Result<PairResult, LoginStatus> {
         let Some(at) = TABLE.iter().position(|row| row.name == key) else {
             text::put(answer, key, NOT_UNDERSTOOD);
-            return Ok(Taken::Done);
+            return Ok(PairResult::Done);
         };
-        // 6.2: nothing is negotiated or declared twice.
+        // RFC 7143 6.2: a key must not be sent twice.
         if self.seen & 1 << at != 0 {
             return Err(LoginStatus::INITIATOR_ERROR);
         }
@@ -506,49 +516,49 @@ impl Negotiation {
         let row = &TABLE[at];
         if !row.when.holds(phase) || row.sender == Sender::Target {
             text::put(answer, key, REJECT);
-            return Ok(Taken::Done);
+            return Ok(PairResult::Done);
         }
         if !(row.relevant)(self) {
             text::put(answer, key, IRRELEVANT);
-            return Ok(Taken::Done);
+            return Ok(PairResult::Done);
         }
-        if matches!(row.form, Form::Elsewhere) {
-            return Ok(Taken::Elsewhere);
+        if matches!(row.form, Form::ForCaller) {
+            return Ok(PairResult::ForCaller);
         }
         if let Some(reply) = self.answer(&row.form, value)? {
             text::put(answer, key, reply);
         }
-        Ok(Taken::Done)
+        Ok(PairResult::Done)
     }
 
-    /// The answer to a value; none to what is declared.
+    /// The answer to a value; `None` for a declaration.
     fn answer(&mut self, form: &Form, value: &str) -> Result<Option<String>, LoginStatus> {
         let (config, parameters) = (&self.config, &mut self.parameters);
         let reply = match *form {
-            Form::Boolean { ours, join, place, .. } => text::boolean(value).map(|theirs| {
-                let result = join(ours(config), theirs);
-                *place(parameters) = result;
+            Form::Boolean { target_value, combine, store, .. } => text::boolean(value).map(|offered| {
+                let result = combine(target_value(config), offered);
+                *store(parameters) = result;
                 text::yes_or_no(result).into()
             }),
-            Form::Number { allowed, ours, join, place, .. } => within(value, allowed).map(|theirs| {
-                let result = join(ours(config), theirs);
-                *place(parameters) = result;
+            Form::Number { allowed, target_value, combine, store, .. } => within(value, allowed).map(|offered| {
+                let result = combine(target_value(config), offered);
+                *store(parameters) = result;
                 result.to_string()
             }),
-            Form::Choice { accepts, place } => text::list(value).find(|member| accepts(config, member)).map(|member| {
-                place(parameters, member);
+            Form::Choice { accepts, store } => text::list(value).find(|member| accepts(config, member)).map(|member| {
+                store(parameters, member);
                 member.into()
             }),
-            Form::Limit { allowed, place, .. } => match within(value, allowed) {
+            Form::Limit { allowed, store, .. } => match within(value, allowed) {
                 Some(limit) => {
-                    *place(parameters) = limit;
+                    *store(parameters) = limit;
                     return Ok(None);
                 }
                 None => None,
             },
-            Form::Text { place } => return place(&mut self.names, value).map(|()| None),
+            Form::Text { store } => return store(&mut self.names, value).map(|()| None),
             Form::Fixed(reply) => Some(reply.into()),
-            Form::Elsewhere => return Ok(None),
+            Form::ForCaller => return Ok(None),
         };
         Ok(Some(reply.unwrap_or_else(|| REJECT.into())))
     }

@@ -16,7 +16,7 @@ fn answer(key: &str, value: &str) -> String {
 }
 
 #[test]
-fn the_defaults_are_those_of_the_standard() {
+fn the_defaults_match_the_standard() {
     let initial = Parameters::initial();
     assert_eq!(
         initial,
@@ -41,7 +41,7 @@ fn the_defaults_are_those_of_the_standard() {
 }
 
 #[test]
-fn names_are_unique() {
+fn key_names_are_unique() {
     for (at, key) in TABLE.iter().enumerate() {
         assert!(TABLE[..at].iter().all(|other| other.name != key.name), "{}", key.name);
         assert!(key.name.len() <= text::KEY_MAX);
@@ -49,7 +49,7 @@ fn names_are_unique() {
 }
 
 #[test]
-fn every_key_of_clause_13_is_answered_as_it_says() {
+fn every_key_of_clause_13_is_answered_by_its_rules() {
     for (key, value, expected) in [
         ("HeaderDigest", "CRC32C,None", "HeaderDigest=CRC32C"),
         ("HeaderDigest", "None,CRC32C", "HeaderDigest=None"),
@@ -99,7 +99,7 @@ fn every_key_of_clause_13_is_answered_as_it_says() {
 }
 
 #[test]
-fn digests_can_be_switched_off() {
+fn digests_can_be_disabled() {
     let mut negotiation = Negotiation::new(Rc::new(Config { digests: false, ..Config::default() }));
     assert_eq!(offer(&mut negotiation, "HeaderDigest", "CRC32C,None").as_deref(), Ok("HeaderDigest=None"));
     assert_eq!(offer(&mut negotiation, "DataDigest", "CRC32C").as_deref(), Ok("DataDigest=Reject"));
@@ -114,14 +114,14 @@ fn a_key_sent_twice_ends_the_login() {
 }
 
 #[test]
-fn a_rejected_value_leaves_the_default() {
+fn after_a_rejected_value_the_default_applies() {
     let mut negotiation = negotiation();
     assert!(offer(&mut negotiation, "MaxBurstLength", "many").is_ok());
     assert_eq!(negotiation.parameters, Parameters::initial());
 }
 
 #[test]
-fn a_discovery_session_finds_most_keys_irrelevant() {
+fn most_keys_are_irrelevant_in_a_discovery_session() {
     let mut negotiation = negotiation();
     assert_eq!(offer(&mut negotiation, "SessionType", "Discovery").as_deref(), Ok(""));
     for (key, value) in [("MaxConnections", "1"), ("InitialR2T", "No"), ("TaskReporting", "RFC3720")] {
@@ -132,7 +132,7 @@ fn a_discovery_session_finds_most_keys_irrelevant() {
 }
 
 #[test]
-fn a_first_burst_is_irrelevant_where_nothing_is_sent_unasked() {
+fn first_burst_length_is_irrelevant_without_unsolicited_data() {
     let yes = |key: &'static str| (key, "Yes");
     let no = |key: &'static str| (key, "No");
     let (r2t, immediate) = ("InitialR2T", "ImmediateData");
@@ -142,7 +142,7 @@ fn a_first_burst_is_irrelevant_where_nothing_is_sent_unasked() {
         (&[no(r2t), no(immediate)], "4096"),
         (&[yes(r2t), yes(immediate)], "4096"),
         (&[yes(r2t)], "4096"),
-        // InitialR2T may come yet, and be No.
+        // InitialR2T=No may still follow.
         (&[no(immediate)], "4096"),
         (&[], "4096"),
     ] {
@@ -164,11 +164,11 @@ fn an_unknown_session_type_ends_the_login() {
 }
 
 #[test]
-fn keys_of_security_belong_there_and_come_once() {
+fn keys_of_the_security_stage_are_valid_there_and_only_once() {
     let mut negotiation = negotiation();
     let mut answer = Vec::new();
     for key in ["AuthMethod", "CHAP_A", "CHAP_I", "CHAP_C", "CHAP_N", "CHAP_R"] {
-        assert_eq!(negotiation.take(Phase::Security, key, "1", &mut answer), Ok(Taken::Elsewhere), "{key}");
+        assert_eq!(negotiation.take(Phase::Security, key, "1", &mut answer), Ok(PairResult::ForCaller), "{key}");
         assert_eq!(
             negotiation.take(Phase::Security, key, "1", &mut answer),
             Err(LoginStatus::INITIATOR_ERROR),
@@ -177,7 +177,7 @@ fn keys_of_security_belong_there_and_come_once() {
         for phase in [Phase::Operational, Phase::FullFeature] {
             answer.clear();
             let mut negotiation = self::negotiation();
-            assert_eq!(negotiation.take(phase, key, "1", &mut answer), Ok(Taken::Done));
+            assert_eq!(negotiation.take(phase, key, "1", &mut answer), Ok(PairResult::Done));
             assert_eq!(answer, format!("{key}=Reject\0").into_bytes());
         }
         answer.clear();
@@ -185,7 +185,7 @@ fn keys_of_security_belong_there_and_come_once() {
 }
 
 #[test]
-fn names_are_checked_and_lowered() {
+fn names_are_checked_and_converted_to_lower_case() {
     let mut negotiation = negotiation();
     assert_eq!(offer(&mut negotiation, "InitiatorName", "IQN.2001-04.com.Example:A").as_deref(), Ok(""));
     assert_eq!(negotiation.names.initiator.as_deref(), Some("iqn.2001-04.com.example:a"));
@@ -199,16 +199,16 @@ fn names_are_checked_and_lowered() {
 }
 
 #[test]
-fn after_the_login_only_what_may_change_changes() {
+fn after_the_login_only_some_keys_may_change() {
     let mut negotiation = negotiation();
     let mut answer = Vec::new();
     for (key, value, expected) in [
-        ("MaxRecvDataSegmentLength", "4096", Ok(Taken::Done)),
-        ("InitiatorAlias", "x", Ok(Taken::Done)),
-        ("MaxBurstLength", "4096", Ok(Taken::Done)),
-        ("SendTargets", "", Ok(Taken::Elsewhere)),
-        ("X-y", "", Ok(Taken::Done)),
-        ("X-y", "", Ok(Taken::Done)),
+        ("MaxRecvDataSegmentLength", "4096", Ok(PairResult::Done)),
+        ("InitiatorAlias", "x", Ok(PairResult::Done)),
+        ("MaxBurstLength", "4096", Ok(PairResult::Done)),
+        ("SendTargets", "", Ok(PairResult::ForCaller)),
+        ("X-y", "", Ok(PairResult::Done)),
+        ("X-y", "", Ok(PairResult::Done)),
     ] {
         assert_eq!(negotiation.take(Phase::FullFeature, key, value, &mut answer), expected, "{key}");
     }
@@ -221,7 +221,7 @@ fn after_the_login_only_what_may_change_changes() {
 
 proptest! {
     #[test]
-    fn results_lie_within_what_both_offered(
+    fn results_are_within_the_offers_of_both_sides(
         key in prop::sample::select(TABLE.iter().map(|row| row.name).collect::<Vec<_>>()),
         value in 0u32..20_000_000,
         yes: bool,
@@ -230,21 +230,21 @@ proptest! {
         let config = Config::default();
         let row = TABLE.iter().find(|row| row.name == key).expect("selected");
         match row.form {
-            Form::Number { allowed, ours, place, default, .. } => {
+            Form::Number { allowed, target_value, store, default, .. } => {
                 let reply = offer(&mut negotiation, key, &value.to_string()).expect("a number");
-                let result = *place(&mut negotiation.parameters);
+                let result = *store(&mut negotiation.parameters);
                 if (allowed.0..=allowed.1).contains(&value) {
-                    prop_assert!(result == value || result == ours(&config));
+                    prop_assert!(result == value || result == target_value(&config));
                     prop_assert_eq!(reply, format!("{key}={result}"));
                 } else {
                     prop_assert_eq!(result, default);
                     prop_assert_eq!(reply, format!("{key}=Reject"));
                 }
             }
-            Form::Boolean { ours, place, .. } => {
+            Form::Boolean { target_value, store, .. } => {
                 offer(&mut negotiation, key, text::yes_or_no(yes)).expect("a boolean");
-                let result = *place(&mut negotiation.parameters);
-                prop_assert!(result == yes || result == ours(&config));
+                let result = *store(&mut negotiation.parameters);
+                prop_assert!(result == yes || result == target_value(&config));
             }
             _ => {}
         }

@@ -1,29 +1,31 @@
-//! iSCSI (RFC 7143), target side, without I/O: bytes and time go in, bytes and actions come out.
+//! The iSCSI target (RFC 7143). Everything but [`serve`] is without I/O: bytes and time go in, bytes and actions come
+//! out.
 //!
 //! From the wire upwards:
 //!
-//! * [`wire`]: the PDU formats, additional header segments, digests
+//! * [`wire`]: PDU formats, additional header segments, digests
 //! * [`text`]: `key=value` text
-//! * [`keys`]: the table of keys, and the negotiation that derives from it
-//! * [`login`]: the states of a login, each consumed by what it handles
-//! * [`session`]: the machine of one session: framing, numbers, tasks, data, text
-//! * [`out`]: what waits to be sent
-//! * [`chap`]: how names are proved
+//! * [`keys`]: the table of keys, and the negotiation that follows from it
+//! * [`login`]: the states of a login, each of which is consumed by the request that it handles
+//! * [`session`]: one session: framing, sequence numbers, tasks, data, text
+//! * [`pdu_queue`]: PDUs that wait to be sent
+//! * [`chap`]: CHAP authentication
 //! * [`config`]: settings and limits
-//! * [`directory`]: what there is to log in to
-//! * [`fuzzing`]: what fuzzers call
-//! * [`guard`]: who may log in: access, challenges, back-off, audit
+//! * [`directory`]: targets and portals
+//! * [`authenticator`]: who may log in: access control, challenges, delays, audit log
 //! * [`registry`]: the sessions of all cores
-//! * [`serve`]: the glue to the reactor and the device server: the one module with I/O
+//! * [`serve`]: connects sessions to the reactor and to the SCSI device server; the only module with I/O
+//! * `fuzzing`: entry points of the fuzz targets, with the feature `testing` only
 
+pub mod authenticator;
 pub mod chap;
 pub mod config;
 pub mod directory;
+#[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
-pub mod guard;
 pub mod keys;
 pub mod login;
-pub mod out;
+pub mod pdu_queue;
 pub mod registry;
 pub mod serve;
 pub mod session;

@@ -1,5 +1,5 @@
-//! The login phase (RFC 7143 6.3): states that are consumed by what they handle, so that an illegal request has
-//! nowhere to go.
+//! The login phase (RFC 7143 6.3). A state is consumed by the request that it handles, so a request that it does not
+//! expect leads nowhere.
 //!
 //! ```text
 //! Start -> Authorizing -> Security -> Operational -> Establishing -> done
@@ -8,196 +8,196 @@
 //!              +--------------------------+  (an initiator may begin with the operational stage)
 //! ```
 //!
-//! Three states wait for an answer from outside: `Authorizing` (may this initiator see this target, and must it prove
-//! its name?), `Proving` (has it?) and `Establishing` (older sessions of the same name are gone, this is the session's
-//! number). The states of CHAP are in [`security`].
+//! Three states wait for an answer of the front: `Authorizing` (whether the initiator may access the target, and
+//! whether it has to authenticate), `Authenticating` (whether its CHAP answer is correct) and `Establishing` (the TSIH,
+//! after an older session of the same name has ended). The states of CHAP are in [`security`].
 
 pub mod security;
 
-use crate::chap::{Challenge, Claim, Proof};
+use crate::chap::{Challenge, ChapAnswer, TargetAnswer};
 use crate::config::{Config, LOGIN_REQUESTS_MAX, LOGIN_SEGMENT_MAX, PAIRS_MAX, TEXT_MAX};
-use crate::keys::{Negotiation, Parameters, Phase, Taken};
-use crate::out::Out;
-use crate::text::{self, Gather};
+use crate::keys::{Negotiation, PairResult, Parameters, Phase};
+use crate::pdu_queue::PduQueue;
+use crate::text::{self, TextBuffer};
 use crate::wire::{CONTINUE, LoginRequest, LoginResponse, LoginStatus, Pdu, Stage, TRANSIT, login_flags};
 use lunar_core::wire::be::{U16, U32};
-use security::{Challenged, Chosen, Proving, Security, Unproved};
+use security::{Authenticating, Challenged, ChapChosen, Security, Unauthenticated};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The only version there is (11.12.4).
+/// The only version of the protocol (RFC 7143 11.12.4).
 const VERSION: u8 = 0;
 
-/// Whom the answer from outside is asked about.
+/// The names and identifiers of a login.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Candidate {
-    /// The initiator's name, in lower case.
+    /// The initiator name, in lower case.
     pub initiator: Arc<str>,
-    /// What the initiator calls itself.
+    /// InitiatorAlias.
     pub alias: Option<Arc<str>>,
-    /// The target's name, in lower case; always there in a normal session.
+    /// The target name, in lower case; always present in a normal session.
     pub target: Option<Arc<str>>,
     /// Whether it is a discovery session.
     pub discovery: bool,
-    /// The initiator's part of the session identifier.
+    /// ISID: the initiator's part of the session identifier.
     pub isid: [u8; 6],
-    /// Zero for a new session; else the session that the connection would join.
+    /// TSIH: zero for a new session, else the session that the connection would join.
     pub tsih: u16,
-    /// Connection identifier.
+    /// CID.
     pub cid: u16,
 }
 
-/// The answer from outside to a [`Candidate`].
+/// The answer of the front to a [`Candidate`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Verdict {
-    /// It may log in, once it has proved its name if that is asked.
+pub enum LoginDecision {
+    /// The initiator may log in, after authentication if there is a challenge.
     Accepted {
-        /// TargetPortalGroupTag of the portal that it came by.
+        /// TargetPortalGroupTag of the portal.
         portal_group: u16,
         /// TargetAlias.
         alias: Option<Arc<str>>,
-        /// The challenge with which it has to prove its name by CHAP; without, it is whom it says it is.
+        /// The CHAP challenge that the initiator has to answer; `None`: no authentication.
         challenge: Option<Challenge>,
-        /// What its session is offered, if the target has settings of its own.
+        /// The settings of the session, if the target has its own.
         offer: Option<Rc<Config>>,
     },
-    /// The target is elsewhere: `address` as in TargetAddress, without the portal group.
+    /// The initiator is redirected: `address` as in TargetAddress, without the portal group tag.
     Moved {
-        /// For good.
+        /// Whether the redirection is permanent.
         permanently: bool,
-        /// Where.
+        /// The address to log in to.
         address: String,
     },
-    /// It may not: [`LoginStatus::NOT_FOUND`], [`LoginStatus::AUTHORIZATION_FAILURE`],
-    /// [`LoginStatus::NO_SUCH_SESSION`] and [`LoginStatus::TOO_MANY_CONNECTIONS`] for a `tsih` that is not zero, ...
+    /// The login is refused, for instance with [`LoginStatus::NOT_FOUND`] or [`LoginStatus::AUTHORIZATION_FAILURE`];
+    /// for a `tsih` that is not zero, with [`LoginStatus::NO_SUCH_SESSION`] or [`LoginStatus::TOO_MANY_CONNECTIONS`].
     Refused(LoginStatus),
 }
 
 /// A session at the end of its login.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Established {
-    /// Whose it is.
+    /// The names and identifiers.
     pub candidate: Candidate,
-    /// The target's part of the session identifier; zero until it is given.
+    /// TSIH; zero until it is assigned.
     pub tsih: u16,
-    /// What was agreed.
+    /// The negotiated parameters.
     pub parameters: Parameters,
     /// MaxRecvDataSegmentLength that the target has declared.
     pub max_recv_segment: u32,
-    /// The first command number.
+    /// The first CmdSN.
     pub cmd_sn: u32,
-    /// The next status number.
+    /// The next StatSN.
     pub stat_sn: u32,
 }
 
-/// Where a login stands.
+/// The state of a login.
 #[derive(Debug)]
 pub enum Login {
     /// Before the first text is complete.
     Start(Start),
-    /// Waits for a [`Verdict`].
+    /// Waits for a [`LoginDecision`].
     Authorizing(Authorizing),
     /// SecurityNegotiation.
     Security(Security),
-    /// SecurityNegotiation of an initiator that has to prove its name.
-    Unproved(Unproved),
-    /// The same, by CHAP.
-    Chosen(Chosen),
-    /// The same, with a challenge.
+    /// SecurityNegotiation of an initiator that has to authenticate.
+    Unauthenticated(Unauthenticated),
+    /// The same, after the choice of CHAP.
+    ChapChosen(ChapChosen),
+    /// The same, after the challenge.
     Challenged(Challenged),
-    /// Waits for whether it has.
-    Proving(Proving),
+    /// Waits for the result of the authentication.
+    Authenticating(Authenticating),
     /// LoginOperationalNegotiation.
     Operational(Operational),
-    /// Waits for the session's number.
+    /// Waits for the TSIH.
     Establishing(Establishing),
 }
 
-/// What a request or an answer leads to.
+/// The result of a request or of an answer.
 #[derive(Debug)]
 pub enum Next {
-    /// The initiator's turn.
+    /// Waits for the next request of the initiator.
     State(Login),
-    /// The outside's turn: a [`Verdict`].
+    /// Waits for a [`LoginDecision`] of the front.
     Authorize(Login, Candidate),
-    /// The outside's turn: whether this proves the initiator's name.
-    Prove(Login, Box<Claim>),
-    /// The outside's turn: the session's number.
+    /// Waits for the front to check a CHAP answer.
+    Authenticate(Login, Box<ChapAnswer>),
+    /// Waits for the front to assign a TSIH.
     Establish(Login, Box<Established>),
-    /// The full-feature phase.
+    /// The login has succeeded: the full-feature phase begins.
     Done(Box<Established>),
     /// The login has failed; the response is queued.
     Refused(LoginStatus),
 }
 
 impl Login {
-    /// The state of a fresh connection.
+    /// The state of a new connection.
     #[must_use]
     pub fn new(negotiation: Negotiation) -> Self {
         Self::Start(Start(Common {
             negotiation,
-            gather: Gather::default(),
-            asked: Asked::default(),
+            text_buffer: TextBuffer::default(),
+            asked: RequestFields::default(),
             requests: 0,
             stat_sn: None,
-            greeting: Vec::new(),
-            declared: false,
+            target_keys: Vec::new(),
+            has_declared_segment: false,
         }))
     }
 
-    /// Takes a login request; `text`: `None` if there was no memory for it.
-    pub fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+    /// Takes a login request; `text` is `None` if there was no memory for it.
+    pub fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         match self {
             Self::Start(state) => state.handle(request, text, out),
             Self::Security(state) => state.handle(request, text, out),
-            Self::Unproved(state) => state.handle(request, text, out),
-            Self::Chosen(state) => state.handle(request, text, out),
+            Self::Unauthenticated(state) => state.handle(request, text, out),
+            Self::ChapChosen(state) => state.handle(request, text, out),
             Self::Challenged(state) => state.handle(request, text, out),
             Self::Operational(state) => state.handle(request, text, out),
-            // The session reads nothing while the outside is asked.
+            // The session reads no request while it waits for the front.
             Self::Authorizing(Authorizing { common, .. })
-            | Self::Proving(Proving { common, .. })
+            | Self::Authenticating(Authenticating { common, .. })
             | Self::Establishing(Establishing { common, .. }) => common.refuse(LoginStatus::INVALID_REQUEST, out),
         }
     }
 
-    /// Takes the outside's answer to [`Next::Authorize`].
-    pub fn authorized(self, verdict: Verdict, out: &mut Out) -> Next {
+    /// Takes the front's answer to [`Next::Authorize`].
+    pub fn authorized(self, decision: LoginDecision, out: &mut PduQueue) -> Next {
         match self {
-            Self::Authorizing(state) => state.answer(verdict, out),
+            Self::Authorizing(state) => state.answer(decision, out),
             other => Next::State(other),
         }
     }
 
-    /// Takes the outside's answer to [`Next::Prove`]: our own proof, if the initiator wants one and there is one, or
-    /// how the login ends.
-    pub fn proven(self, answer: Result<Option<Proof>, LoginStatus>, out: &mut Out) -> Next {
+    /// Takes the front's answer to [`Next::Authenticate`]: the CHAP answer of the target, if the initiator requests one
+    /// and the target has a secret, or how the login ends.
+    pub fn authenticated(self, answer: Result<Option<TargetAnswer>, LoginStatus>, out: &mut PduQueue) -> Next {
         match self {
-            Self::Proving(state) => state.answer(answer, out),
+            Self::Authenticating(state) => state.answer(answer, out),
             other => Next::State(other),
         }
     }
 
-    /// Takes the outside's answer to [`Next::Establish`]: the session's number, not zero, or how the login ends.
-    pub fn established(self, answer: Result<u16, LoginStatus>, out: &mut Out) -> Next {
+    /// Takes the front's answer to [`Next::Establish`]: the TSIH, not zero, or how the login ends.
+    pub fn established(self, answer: Result<u16, LoginStatus>, out: &mut PduQueue) -> Next {
         match self {
             Self::Establishing(state) => state.answer(answer, out),
             other => Next::State(other),
         }
     }
 
-    /// Whether the outside has to answer before the next request is looked at.
+    /// Whether the front has to answer before the next request is read.
     #[must_use]
-    pub fn waits(&self) -> bool {
-        matches!(self, Self::Authorizing(_) | Self::Proving(_) | Self::Establishing(_))
+    pub fn awaits_answer(&self) -> bool {
+        matches!(self, Self::Authorizing(_) | Self::Authenticating(_) | Self::Establishing(_))
     }
 }
 
-/// Before the first text is complete: the initiator is not known.
+/// Before the first text is complete: the names are not known yet.
 #[derive(Debug)]
 pub struct Start(Common);
 
-/// The outside is asked whether this initiator may go on; its first text waits.
+/// Waits for a [`LoginDecision`]; the first text is kept until then.
 #[derive(Debug)]
 pub struct Authorizing {
     common: Common,
@@ -208,7 +208,7 @@ pub struct Authorizing {
 #[derive(Debug)]
 pub struct Operational(Common);
 
-/// All is agreed; the last response waits for the session's number.
+/// The negotiation has ended; the last response waits for the TSIH.
 #[derive(Debug)]
 pub struct Establishing {
     common: Common,
@@ -216,25 +216,25 @@ pub struct Establishing {
     answer: Vec<u8>,
 }
 
-/// What every state knows.
+/// The data of every state.
 #[derive(Debug)]
 struct Common {
     negotiation: Negotiation,
-    gather: Gather,
-    /// The request that is being answered.
-    asked: Asked,
+    text_buffer: TextBuffer,
+    /// The fields of the last request.
+    asked: RequestFields,
     requests: u32,
-    /// The next status number; the initiator's first request chooses it.
+    /// The next StatSN; the first request of the initiator determines it.
     stat_sn: Option<u32>,
-    /// What the first response says of the target.
-    greeting: Vec<u8>,
-    /// Whether MaxRecvDataSegmentLength has been declared.
-    declared: bool,
+    /// The keys of the target in the first response.
+    target_keys: Vec<u8>,
+    /// Whether the target has declared MaxRecvDataSegmentLength.
+    has_declared_segment: bool,
 }
 
-/// What a response repeats of its request, and what it grants.
+/// The fields of a request that its response repeats or answers.
 #[derive(Clone, Copy, Debug, Default)]
-struct Asked {
+struct RequestFields {
     isid: [u8; 6],
     tsih: u16,
     cid: u16,
@@ -244,7 +244,7 @@ struct Asked {
     transit: Option<u8>,
 }
 
-impl Asked {
+impl RequestFields {
     fn new(request: &LoginRequest) -> Self {
         Self {
             isid: request.isid,
@@ -262,22 +262,22 @@ impl Asked {
     }
 }
 
-/// A text is complete, or the response to a part of it is queued.
+/// The text of a request: complete, or continued in the next request, in which case a response is queued.
 enum Complete {
     Text(Vec<u8>),
-    Partly,
+    Partial,
 }
 
 impl Start {
-    fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+    fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let mut common = self.0;
         let stage = request.stage();
         let text = match common.accept(request, stage, text, out) {
             Ok(Complete::Text(text)) => text,
-            Ok(Complete::Partly) => return Next::State(Login::Start(Self(common))),
+            Ok(Complete::Partial) => return Next::State(Login::Start(Self(common))),
             Err(status) => return common.refuse(status, out),
         };
-        match common.introduce(&text) {
+        match common.read_names(&text) {
             Ok(candidate) => Next::Authorize(Login::Authorizing(Authorizing { common, text }), candidate),
             Err(status) => common.refuse(status, out),
         }
@@ -285,50 +285,50 @@ impl Start {
 }
 
 impl Authorizing {
-    fn answer(self, verdict: Verdict, out: &mut Out) -> Next {
+    fn answer(self, decision: LoginDecision, out: &mut PduQueue) -> Next {
         let Self { mut common, text } = self;
-        match verdict {
-            Verdict::Accepted { portal_group, alias, challenge, offer } => {
+        match decision {
+            LoginDecision::Accepted { portal_group, alias, challenge, offer } => {
                 offer.into_iter().for_each(|offer| common.negotiation.set_config(offer));
-                common.greet(portal_group, alias.as_deref());
+                common.add_target_keys(portal_group, alias.as_deref());
                 match (Stage(common.asked.stage), challenge) {
                     (Stage::SECURITY, None) => Security(common).negotiate(&text, out),
-                    (Stage::SECURITY, Some(challenge)) => Unproved { common, challenge }.negotiate(&text, out),
+                    (Stage::SECURITY, Some(challenge)) => Unauthenticated { common, challenge }.negotiate(&text, out),
                     (_, None) => Operational(common).negotiate(&text, out),
-                    // It has left out the stage in which it would have proved its name.
+                    // The initiator has skipped the security stage and so the authentication.
                     (_, Some(_)) => common.refuse(LoginStatus::AUTHENTICATION_FAILURE, out),
                 }
             }
-            Verdict::Moved { permanently, address } => {
+            LoginDecision::Moved { permanently, address } => {
                 let status = if permanently { LoginStatus::MOVED_PERMANENTLY } else { LoginStatus::MOVED_TEMPORARILY };
                 let mut redirection = Vec::new();
                 text::put(&mut redirection, "TargetAddress", address);
                 common.emit(None, 0, status, &redirection, out);
                 Next::Refused(status)
             }
-            Verdict::Refused(status) => common.refuse(status, out),
+            LoginDecision::Refused(status) => common.refuse(status, out),
         }
     }
 }
 
 impl Operational {
-    fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+    fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let mut common = self.0;
         match common.accept(request, Stage::OPERATIONAL, text, out) {
             Ok(Complete::Text(text)) => Self(common).negotiate(&text, out),
-            Ok(Complete::Partly) => Next::State(Login::Operational(Self(common))),
+            Ok(Complete::Partial) => Next::State(Login::Operational(Self(common))),
             Err(status) => common.refuse(status, out),
         }
     }
 
-    fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+    fn negotiate(self, text: &[u8], out: &mut PduQueue) -> Next {
         let mut common = self.0;
         let mut answer = match common.exchange(Phase::Operational, text, |_, _, _| Err(LoginStatus::INITIATOR_ERROR)) {
             Ok(answer) => answer,
             Err(status) => return common.refuse(status, out),
         };
-        if !common.declared {
-            common.declared = true;
+        if !common.has_declared_segment {
+            common.has_declared_segment = true;
             let limit = common.negotiation.config().max_recv_segment;
             text::put(&mut answer, "MaxRecvDataSegmentLength", limit);
         }
@@ -343,7 +343,7 @@ impl Operational {
 impl Establishing {
     fn begin(common: Common, answer: Vec<u8>) -> Next {
         let Some(candidate) = common.candidate() else {
-            // Nobody comes here without a name: `introduce` has asked for it.
+            // `read_names` has refused logins without a name.
             return Next::Refused(LoginStatus::MISSING_PARAMETER);
         };
         let established = Box::new(Established {
@@ -357,7 +357,7 @@ impl Establishing {
         Next::Establish(Login::Establishing(Self { common, established: established.clone(), answer }), established)
     }
 
-    fn answer(self, answer: Result<u16, LoginStatus>, out: &mut Out) -> Next {
+    fn answer(self, answer: Result<u16, LoginStatus>, out: &mut PduQueue) -> Next {
         let Self { mut common, mut established, answer: text } = self;
         match answer {
             Ok(tsih) => {
@@ -372,15 +372,15 @@ impl Establishing {
 }
 
 impl Common {
-    /// Checks a request's header and gathers its text.
+    /// Checks the header of a request and collects its text.
     fn accept(
         &mut self,
         request: &LoginRequest,
         stage: Stage,
         text: Option<&[u8]>,
-        out: &mut Out,
+        out: &mut PduQueue,
     ) -> Result<Complete, LoginStatus> {
-        let asked = Asked::new(request);
+        let asked = RequestFields::new(request);
         let first = self.requests == 0;
         let same = first || self.asked.same_connection(&asked);
         self.asked = asked;
@@ -401,17 +401,17 @@ impl Common {
             return Err(LoginStatus::INITIATOR_ERROR);
         }
         let text = text.ok_or(LoginStatus::OUT_OF_RESOURCES)?;
-        self.gather.add(text, TEXT_MAX).map_err(|_| LoginStatus::INITIATOR_ERROR)?;
+        self.text_buffer.add(text, TEXT_MAX).map_err(|_| LoginStatus::INITIATOR_ERROR)?;
         if continues {
-            // The rest shall come: an empty response asks for it.
+            // An empty response requests the rest of the text.
             self.emit(None, 0, LoginStatus::SUCCESS, &[], out);
-            return Ok(Complete::Partly);
+            return Ok(Complete::Partial);
         }
-        Ok(Complete::Text(self.gather.take()))
+        Ok(Complete::Text(self.text_buffer.take()))
     }
 
-    /// Who knocks: the names in the first text, before anything in it is negotiated.
-    fn introduce(&mut self, text: &[u8]) -> Result<Candidate, LoginStatus> {
+    /// Reads the names in the first text, before anything is negotiated.
+    fn read_names(&mut self, text: &[u8]) -> Result<Candidate, LoginStatus> {
         let mut names = Negotiation::new(self.negotiation.config().clone());
         for pair in text::pairs(text) {
             let (key, value) = pair.map_err(|_| LoginStatus::INITIATOR_ERROR)?;
@@ -419,7 +419,7 @@ impl Common {
                 names.take(Phase::Operational, key, value, &mut Vec::new())?;
             }
         }
-        // Known before the first pair is negotiated, wherever in the text they stand.
+        // The rules of other keys depend on the names, wherever in the text they are.
         self.negotiation.names = names.names;
         let candidate = self.candidate().ok_or(LoginStatus::MISSING_PARAMETER)?;
         if candidate.target.is_none() && !candidate.discovery {
@@ -441,52 +441,56 @@ impl Common {
         })
     }
 
-    /// 13.9: the first response of a normal session names the portal group.
-    fn greet(&mut self, portal_group: u16, alias: Option<&str>) {
+    /// RFC 7143 13.9: the first response of a normal session has the portal group tag.
+    fn add_target_keys(&mut self, portal_group: u16, alias: Option<&str>) {
         if self.negotiation.names.discovery {
             return;
         }
-        text::put(&mut self.greeting, "TargetPortalGroupTag", portal_group);
+        text::put(&mut self.target_keys, "TargetPortalGroupTag", portal_group);
         if let Some(alias) = alias {
-            text::put(&mut self.greeting, "TargetAlias", alias);
+            text::put(&mut self.target_keys, "TargetAlias", alias);
         }
     }
 
-    /// Takes all pairs of a text and makes the answer; `own` takes those that only a state knows what to do with.
+    /// Negotiates all pairs of a text and returns the answer; `own` handles the keys of the current state.
     fn exchange(
         &mut self,
         phase: Phase,
         text: &[u8],
         mut own: impl FnMut(&str, &str, &mut Vec<u8>) -> Result<(), LoginStatus>,
     ) -> Result<Vec<u8>, LoginStatus> {
-        let mut answer = std::mem::take(&mut self.greeting);
+        let mut answer = std::mem::take(&mut self.target_keys);
         for (count, pair) in text::pairs(text).enumerate() {
             let (key, value) = pair.map_err(|_| LoginStatus::INITIATOR_ERROR)?;
             if count == PAIRS_MAX {
                 return Err(LoginStatus::INITIATOR_ERROR);
             }
-            if self.negotiation.take(phase, key, value, &mut answer)? == Taken::Elsewhere {
+            if self.negotiation.take(phase, key, value, &mut answer)? == PairResult::ForCaller {
                 own(key, value, &mut answer)?;
             }
         }
-        debug_assert!(answer.len() <= LOGIN_SEGMENT_MAX, "PAIRS_MAX answers fit");
+        debug_assert!(answer.len() <= LOGIN_SEGMENT_MAX, "the answers to PAIRS_MAX pairs fit");
         Ok(answer)
     }
 
     fn max_recv_segment(&self) -> u32 {
-        if self.declared { self.negotiation.config().max_recv_segment } else { Parameters::initial().max_send_segment }
+        if self.has_declared_segment {
+            self.negotiation.config().max_recv_segment
+        } else {
+            Parameters::initial().max_send_segment
+        }
     }
 
-    fn respond(&mut self, transit: Option<Stage>, tsih: u16, answer: &[u8], out: &mut Out) {
+    fn respond(&mut self, transit: Option<Stage>, tsih: u16, answer: &[u8], out: &mut PduQueue) {
         self.emit(transit, tsih, LoginStatus::SUCCESS, answer, out);
     }
 
-    fn refuse(mut self, status: LoginStatus, out: &mut Out) -> Next {
+    fn refuse(mut self, status: LoginStatus, out: &mut PduQueue) -> Next {
         self.emit(None, 0, status, &[], out);
         Next::Refused(status)
     }
 
-    fn emit(&mut self, transit: Option<Stage>, tsih: u16, status: LoginStatus, text: &[u8], out: &mut Out) {
+    fn emit(&mut self, transit: Option<Stage>, tsih: u16, status: LoginStatus, text: &[u8], out: &mut PduQueue) {
         let stat_sn = self.stat_sn.unwrap_or_default();
         self.stat_sn = Some(stat_sn.wrapping_add(1));
         let asked = &self.asked;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Config;
-use crate::session::{Action, Close, Machine};
+use crate::session::{Action, CloseReason, ProtocolMachine};
 use crate::testing::{INITIATOR, NAMES, Peer, TARGET, login_request, text_of};
 use crate::wire::{First, NO_TAG, NopOut, Opcode};
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn peer() -> Peer {
 fn refused(header: &LoginRequest, text: &[u8]) -> LoginStatus {
     let mut peer = peer();
     peer.send(header, text);
-    let Some(Close::LoginRefused(status)) = peer.session.closed() else {
+    let Some(CloseReason::LoginRefused(status)) = peer.session.closed() else {
         panic!("not refused: {:?}", peer.actions);
     };
     peer.assert_refused(status);
@@ -24,11 +24,11 @@ fn refused(header: &LoginRequest, text: &[u8]) -> LoginStatus {
 }
 
 fn response(peer: &mut Peer) -> LoginResponse {
-    peer.one::<LoginResponse>().0
+    peer.only_pdu::<LoginResponse>().0
 }
 
 #[test]
-fn a_login_through_all_stages() {
+fn a_login_may_take_all_stages() {
     let mut peer = peer();
     let got = peer.login(SECURITY, Some(OPERATIONAL), &text_of(&[NAMES, &[("AuthMethod", "CHAP,None")]].concat()));
     let header: LoginResponse = got[0].pdu();
@@ -49,7 +49,7 @@ fn a_login_through_all_stages() {
 }
 
 #[test]
-fn a_login_that_begins_with_the_operational_stage() {
+fn a_login_may_begin_with_the_operational_stage() {
     let mut peer = peer();
     let got = peer.login(OPERATIONAL, Some(FULL), &text_of(NAMES));
     assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x87);
@@ -58,20 +58,20 @@ fn a_login_that_begins_with_the_operational_stage() {
 }
 
 #[test]
-fn a_login_that_skips_the_operational_stage_keeps_the_defaults() {
+fn a_login_without_the_operational_stage_keeps_the_defaults() {
     let mut peer = peer();
     let got = peer.login(SECURITY, Some(FULL), &text_of(&[NAMES, &[("AuthMethod", "None")]].concat()));
     assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x83);
     assert!(got[0].pairs().iter().all(|(key, _)| *key != "MaxRecvDataSegmentLength"));
     assert!(peer.session.is_established());
-    // Nothing longer than the default was declared, so nothing longer is taken.
+    // Without a declaration, the limit of the default applies.
     let nop = NopOut { first: First::new(Opcode::NOP_OUT).immediately(), ..NopOut::blank() };
     peer.send(&nop, &[0; 8193]);
-    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
+    assert!(matches!(peer.session.closed(), Some(CloseReason::Malformed(_))));
 }
 
 #[test]
-fn a_stage_goes_on_until_the_initiator_asks_for_the_next() {
+fn a_stage_lasts_until_the_initiator_requests_the_next() {
     let mut peer = peer();
     let got = peer.login(SECURITY, None, &text_of(NAMES));
     assert_eq!(got[0].pdu::<LoginResponse>().flags, 0x00);
@@ -88,7 +88,7 @@ fn a_stage_goes_on_until_the_initiator_asks_for_the_next() {
 }
 
 #[test]
-fn the_outside_is_told_who_knocks() {
+fn the_front_is_asked_to_authorize_the_names() {
     let mut peer = peer();
     let text =
         text_of(&[("InitiatorName", "IQN.2026-01.org.example:HOST"), ("TargetName", TARGET), ("InitiatorAlias", "x")]);
@@ -109,46 +109,49 @@ fn the_outside_is_told_who_knocks() {
 }
 
 #[test]
-fn nothing_is_looked_at_while_the_outside_is_asked() {
+fn no_request_is_read_while_the_front_is_asked() {
     let mut peer = peer();
     let mut bytes = peer.bytes(&login_request(SECURITY, Some(OPERATIONAL)), &[], &text_of(NAMES));
     bytes.extend(peer.bytes(&login_request(OPERATIONAL, Some(FULL)), &[], &[]));
     peer.feed(&bytes);
-    assert!(matches!(peer.session.want(), crate::session::Want::Nothing));
-    assert_eq!((peer.actions.len(), peer.got().len()), (1, 0));
-    peer.agree();
-    assert_eq!(peer.got().len(), 2);
+    assert!(matches!(peer.session.receive_mode(), crate::session::ReceiveMode::Paused));
+    assert_eq!((peer.actions.len(), peer.received().len()), (1, 0));
+    peer.accept_login();
+    assert_eq!(peer.received().len(), 2);
     assert!(peer.session.is_established());
 }
 
 #[test]
-fn the_session_is_told_before_the_last_response() {
+fn the_session_is_established_before_the_last_response() {
     let mut peer = peer();
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
     peer.actions.clear();
     peer.session.authorized(
-        Verdict::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
+        LoginDecision::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
         &mut peer.actions,
     );
     let [Action::Establish(established)] = &peer.actions[..] else { panic!("{:?}", peer.actions) };
     assert_eq!((&*established.candidate.initiator, established.cmd_sn), (INITIATOR, 100));
     assert_eq!(established.candidate.isid, [0x40, 1, 2, 3, 4, 5]);
-    assert_eq!(peer.got(), []);
+    assert_eq!(peer.received(), []);
     peer.session.established(Ok(0x1234), &mut peer.actions);
     assert_eq!(response(&mut peer).tsih.get(), 0x1234);
 }
 
 #[test]
-fn a_session_that_there_is_no_room_for_is_refused_0302() {
+fn a_session_over_the_limit_is_refused_0302() {
     let mut peer = peer();
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
     peer.session.authorized(
-        Verdict::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
+        LoginDecision::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
         &mut peer.actions,
     );
     peer.session.established(Err(LoginStatus::OUT_OF_RESOURCES), &mut peer.actions);
     peer.assert_refused(LoginStatus::OUT_OF_RESOURCES);
-    assert_eq!(Close::LoginRefused(LoginStatus::OUT_OF_RESOURCES).fault(), crate::session::Fault::Target);
+    assert_eq!(
+        CloseReason::LoginRefused(LoginStatus::OUT_OF_RESOURCES).responsible(),
+        crate::session::Responsible::Target
+    );
 }
 
 #[test]
@@ -171,7 +174,7 @@ fn a_discovery_login_needs_no_target() {
     let mut peer = peer();
     let text = text_of(&[("InitiatorName", INITIATOR), ("MaxConnections", "1"), ("SessionType", "Discovery")]);
     let got = peer.login(OPERATIONAL, Some(FULL), &text);
-    // Irrelevant, although it stands before the session type; and no portal group.
+    // MaxBurstLength is irrelevant although it precedes SessionType; there is no portal group tag.
     assert_eq!(got[0].pairs(), [("MaxConnections", "Irrelevant"), ("MaxRecvDataSegmentLength", "262144")]);
     assert!(peer.session.is_established());
 }
@@ -195,7 +198,7 @@ fn login_with_an_unknown_session_type_is_refused_0209() {
 }
 
 #[test]
-fn login_with_a_name_that_is_none_is_refused() {
+fn login_with_an_invalid_name_is_refused() {
     let bad = text_of(&[("InitiatorName", "host"), ("TargetName", TARGET)]);
     assert_eq!(refused(&login_request(SECURITY, None), &bad), LoginStatus::INITIATOR_ERROR);
     let bad = text_of(&[("InitiatorName", INITIATOR), ("TargetName", "disk")]);
@@ -206,7 +209,7 @@ fn login_with_a_name_that_is_none_is_refused() {
 fn login_with_chap_only_is_refused_0201() {
     let mut peer = peer();
     peer.send(&login_request(SECURITY, Some(OPERATIONAL)), &text_of(&[NAMES, &[("AuthMethod", "CHAP")]].concat()));
-    peer.agree();
+    peer.accept_login();
     peer.assert_refused(LoginStatus::AUTHENTICATION_FAILURE);
 }
 
@@ -221,7 +224,7 @@ fn login_of_another_version_is_refused_0205() {
 }
 
 #[test]
-fn whom_the_outside_refuses_is_told_why() {
+fn a_refusal_of_the_front_is_the_status_of_the_response() {
     for status in [
         LoginStatus::NOT_FOUND,
         LoginStatus::AUTHORIZATION_FAILURE,
@@ -233,13 +236,13 @@ fn whom_the_outside_refuses_is_told_why() {
         let mut peer = peer();
         peer.send(&login_request(SECURITY, Some(OPERATIONAL)), &text_of(NAMES));
         peer.actions.clear();
-        peer.session.authorized(Verdict::Refused(status), &mut peer.actions);
+        peer.session.authorized(LoginDecision::Refused(status), &mut peer.actions);
         peer.assert_refused(status);
     }
 }
 
 #[test]
-fn a_login_that_joins_a_session_names_it_to_the_outside() {
+fn a_login_to_an_existing_session_has_its_tsih() {
     let mut peer = peer();
     let header = LoginRequest { tsih: U16::new(5), ..login_request(OPERATIONAL, Some(FULL)) };
     peer.send(&header, &text_of(NAMES));
@@ -248,23 +251,23 @@ fn a_login_that_joins_a_session_names_it_to_the_outside() {
 }
 
 #[test]
-fn a_target_that_has_moved_says_where_0101() {
+fn a_redirected_target_names_its_address_0101() {
     for (permanently, status) in [(false, LoginStatus::MOVED_TEMPORARILY), (true, LoginStatus::MOVED_PERMANENTLY)] {
         let mut peer = peer();
         peer.send(&login_request(SECURITY, Some(OPERATIONAL)), &text_of(NAMES));
         peer.actions.clear();
         let address = "[2001:db8::1]:3260".to_owned();
-        peer.session.authorized(Verdict::Moved { permanently, address }, &mut peer.actions);
-        let got = peer.got();
+        peer.session.authorized(LoginDecision::Moved { permanently, address }, &mut peer.actions);
+        let got = peer.received();
         assert_eq!(got[0].pairs(), [("TargetAddress", "[2001:db8::1]:3260")]);
         assert_eq!(got[0].pdu::<LoginResponse>().status.get(), status.0);
-        peer.assert_closed(Close::LoginRefused(status));
-        assert_eq!(Close::LoginRefused(status).fault(), crate::session::Fault::Nobody);
+        peer.assert_closed(CloseReason::LoginRefused(status));
+        assert_eq!(CloseReason::LoginRefused(status).responsible(), crate::session::Responsible::Nobody);
     }
 }
 
 #[test]
-fn stages_that_do_not_follow_are_refused_0200() {
+fn stages_out_of_order_are_refused_0200() {
     for (stage, next) in [
         (SECURITY, SECURITY),
         (SECURITY, Stage(2)),
@@ -281,7 +284,7 @@ fn stages_that_do_not_follow_are_refused_0200() {
 }
 
 #[test]
-fn a_stage_that_is_over_does_not_come_back_0200() {
+fn a_completed_stage_cannot_be_repeated_0200() {
     let mut peer = peer();
     peer.login(SECURITY, Some(OPERATIONAL), &text_of(NAMES));
     peer.send(&login_request(SECURITY, Some(OPERATIONAL)), &[]);
@@ -289,21 +292,21 @@ fn a_stage_that_is_over_does_not_come_back_0200() {
 }
 
 #[test]
-fn transit_with_more_text_to_come_is_refused_0200() {
+fn transit_with_incomplete_text_is_refused_0200() {
     let mut header = login_request(SECURITY, Some(OPERATIONAL));
     header.flags |= CONTINUE;
     assert_eq!(refused(&header, &text_of(NAMES)), LoginStatus::INITIATOR_ERROR);
 }
 
 #[test]
-fn a_text_over_several_requests() {
+fn a_text_may_take_several_requests() {
     let mut peer = peer();
     let text = text_of(NAMES);
     let (front, back) = text.split_at(20);
     let mut header = login_request(OPERATIONAL, None);
     header.flags |= CONTINUE;
     peer.send(&header, front);
-    let (empty, data) = peer.one::<LoginResponse>();
+    let (empty, data) = peer.only_pdu::<LoginResponse>();
     assert_eq!((empty.flags, data.len(), empty.status.get()), (0x04, 0, 0));
     assert!(peer.actions.is_empty());
     let got = peer.login(OPERATIONAL, Some(FULL), back);
@@ -312,7 +315,7 @@ fn a_text_over_several_requests() {
 }
 
 #[test]
-fn login_text_without_end_is_refused_0200() {
+fn a_login_text_over_the_limit_is_refused_0200() {
     let mut header = login_request(SECURITY, None);
     header.flags |= CONTINUE;
     let mut peer = peer();
@@ -325,7 +328,7 @@ fn login_text_without_end_is_refused_0200() {
 }
 
 #[test]
-fn login_without_end_is_refused_0200() {
+fn too_many_login_requests_are_refused_0200() {
     let mut peer = peer();
     peer.login(SECURITY, None, &text_of(NAMES));
     for _ in 1..LOGIN_REQUESTS_MAX {
@@ -337,7 +340,7 @@ fn login_without_end_is_refused_0200() {
 }
 
 #[test]
-fn empty_requests_that_promise_more_without_end_are_refused_0200() {
+fn too_many_empty_login_requests_are_refused_0200() {
     let mut header = login_request(SECURITY, None);
     header.flags |= CONTINUE;
     let mut peer = peer();
@@ -357,7 +360,7 @@ fn login_with_too_many_pairs_is_refused_0200() {
     }
     let mut peer = peer();
     peer.send(&login_request(SECURITY, None), &text);
-    peer.agree();
+    peer.accept_login();
     peer.assert_refused(LoginStatus::INITIATOR_ERROR);
 }
 
@@ -375,7 +378,7 @@ fn the_longest_answer_fits_one_response() {
 }
 
 #[test]
-fn login_text_that_is_none_is_refused_0200() {
+fn malformed_login_text_is_refused_0200() {
     for bad in [&b"InitiatorName=iqn.a"[..], b"InitiatorName\0", b"=a\0", b"A=\xff\0", b"A b=c\0"] {
         assert_eq!(refused(&login_request(SECURITY, None), bad), LoginStatus::INITIATOR_ERROR, "{bad:?}");
     }
@@ -392,7 +395,7 @@ fn a_key_sent_twice_is_refused_0200() {
 }
 
 #[test]
-fn a_connection_that_changes_its_names_is_refused_0200() {
+fn a_login_that_changes_its_identifiers_is_refused_0200() {
     let good = login_request(OPERATIONAL, Some(FULL));
     for bad in [
         LoginRequest { isid: [0; 6], ..good },
@@ -407,15 +410,15 @@ fn a_connection_that_changes_its_names_is_refused_0200() {
 }
 
 #[test]
-fn what_does_not_begin_with_a_login_is_closed_without_a_word() {
+fn a_connection_that_does_not_begin_with_a_login_is_closed_without_a_response() {
     let mut peer = peer();
     peer.feed(b"GET / HTTP/1.1\r\nHost: this is no iSCSI request at all\r\n\r\n");
-    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
-    assert_eq!(peer.got(), []);
+    assert!(matches!(peer.session.closed(), Some(CloseReason::Malformed(_))));
+    assert_eq!(peer.received(), []);
     let mut peer = self::peer();
     peer.send(&NopOut::blank(), &[]);
-    peer.assert_closed(Close::Malformed("it does not begin with a login"));
-    assert_eq!(peer.got(), []);
+    peer.assert_closed(CloseReason::Malformed("the first PDU is not a login request"));
+    assert_eq!(peer.received(), []);
 }
 
 #[test]
@@ -427,22 +430,22 @@ fn another_request_during_the_login_is_refused_020b() {
 }
 
 #[test]
-fn a_login_segment_longer_than_8192_is_closed_before_it_is_taken() {
+fn a_login_segment_longer_than_8192_bytes_closes_the_connection_early() {
     let mut peer = peer();
     let mut bytes = peer.bytes(&login_request(SECURITY, None), &[], &[0; 8193]);
     bytes.truncate(48);
     let used = peer.arena.used();
     peer.feed(&bytes);
-    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
+    assert!(matches!(peer.session.closed(), Some(CloseReason::Malformed(_))));
     assert_eq!(peer.arena.used(), used);
 }
 
 #[test]
-fn additional_headers_in_a_login_are_closed() {
+fn additional_headers_in_a_login_close_the_connection() {
     let mut peer = peer();
     let bytes = peer.bytes(&login_request(SECURITY, None), &[0; 8], &text_of(NAMES));
     peer.feed(&bytes);
-    peer.assert_closed(Close::Malformed("additional headers where there are none"));
+    peer.assert_closed(CloseReason::Malformed("an additional header segment on a PDU that has none"));
 }
 
 #[test]
@@ -454,12 +457,12 @@ fn a_login_that_takes_too_long_is_closed() {
     peer.session.tick(deadline - Duration::from_nanos(1), &mut peer.actions);
     assert_eq!(peer.session.closed(), None);
     peer.session.tick(deadline, &mut peer.actions);
-    peer.assert_closed(Close::LoginTimeout);
+    peer.assert_closed(CloseReason::LoginTimeout);
     assert_eq!(peer.session.deadline(), None);
 }
 
 #[test]
-fn memory_before_the_login_is_small() {
+fn a_connection_before_its_login_holds_little_memory() {
     let mut peer = peer();
     peer.piece = 1;
     let before = peer.arena.used();
@@ -482,13 +485,13 @@ fn a_login_without_memory_is_refused() {
 }
 
 #[test]
-fn an_answer_that_nobody_waits_for_changes_nothing() {
+fn an_unexpected_answer_of_the_front_changes_nothing() {
     let mut peer = peer();
-    peer.session.authorized(Verdict::Refused(LoginStatus::NOT_FOUND), &mut peer.actions);
+    peer.session.authorized(LoginDecision::Refused(LoginStatus::NOT_FOUND), &mut peer.actions);
     peer.session.established(Ok(1), &mut peer.actions);
     peer.assert_quiet();
     peer.login(OPERATIONAL, Some(FULL), &text_of(NAMES));
-    peer.session.authorized(Verdict::Refused(LoginStatus::NOT_FOUND), &mut peer.actions);
+    peer.session.authorized(LoginDecision::Refused(LoginStatus::NOT_FOUND), &mut peer.actions);
     peer.assert_quiet();
     assert!(peer.session.is_established());
 }
@@ -507,24 +510,24 @@ fn obsolete_and_unknown_keys_are_answered() {
 }
 
 #[test]
-fn a_first_burst_longer_than_the_bursts_is_cut() {
+fn a_first_burst_longer_than_a_burst_is_limited() {
     let offers = [("MaxBurstLength", "4096"), ("FirstBurstLength", "65536")];
     let peer = Peer::logged_in_with(Config::default(), &offers);
     assert_eq!((peer.session.parameters().max_burst, peer.session.parameters().first_burst), (4096, 4096));
 }
 
 #[test]
-fn the_outside_finds_whose_session_it_numbered_even_if_the_login_ends() {
+fn a_session_knows_its_names_even_if_the_login_fails_after_the_tsih() {
     let mut peer = peer();
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
     assert_eq!(peer.session.candidate(), None);
     peer.session.authorized(
-        Verdict::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
+        LoginDecision::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
         &mut peer.actions,
     );
     let deadline = peer.session.deadline().expect("a login has an end");
     peer.session.tick(deadline, &mut peer.actions);
-    peer.assert_closed(Close::LoginTimeout);
+    peer.assert_closed(CloseReason::LoginTimeout);
     peer.session.established(Ok(7), &mut peer.actions);
     assert_eq!(peer.session.candidate().map(|candidate| &*candidate.initiator), Some(INITIATOR));
     assert!(!peer.session.is_established());

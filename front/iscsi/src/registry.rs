@@ -1,39 +1,39 @@
-//! The sessions of all cores, by name: who replaces whom (RFC 7143 6.3.5), and which number is free. Only logins and
-//! logouts come here.
+//! The sessions of all cores, by name: which session a login replaces (RFC 7143 6.3.5), and which TSIH is free. Used
+//! only by logins and logouts.
 
-use crate::guard::audit::Who;
+use crate::authenticator::audit::LoginDetails;
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
 use lunar_core::time::Instant;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Sessions at once, discovery sessions included. Each takes some 20 KiB when idle, so this is some 300 MB.
+/// Sessions, discovery sessions included. An idle one takes some 20 KiB, so this is some 300 MB.
 pub const SESSIONS_MAX: usize = 16 << 10;
 
 /// Where a session is served.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Place {
+pub struct SessionLocation {
     /// The core.
     pub core: usize,
-    /// The connection, by its number on that core.
+    /// The number of the connection on that core.
     pub connection: u64,
 }
 
-/// A session, for those who look.
+/// An entry of the list of sessions.
 #[derive(Clone, Debug)]
-pub struct Guest {
-    /// Whose it is.
+pub struct SessionRecord {
+    /// The names and identifiers of the session.
     pub candidate: Candidate,
-    /// How it got in.
-    pub who: Who,
-    /// Tag of the portal group that it came by.
+    /// The names and the address of its login.
+    pub login: LoginDetails,
+    /// The tag of its portal group.
     pub group: u16,
-    /// The target port that this is, by its relative identifier; zero for discovery.
+    /// The relative identifier of its target port; zero for a discovery session.
     pub port: u16,
     /// Where it is served.
-    pub place: Place,
-    /// Since when.
+    pub location: SessionLocation,
+    /// When it was registered.
     pub since: Instant,
 }
 
@@ -43,86 +43,92 @@ pub struct Registry(Mutex<Sessions>);
 
 #[derive(Debug, Default)]
 struct Sessions {
-    /// Normal sessions.
-    ports: BTreeMap<NexusKey, u16>,
-    /// All sessions, by number.
-    guests: BTreeMap<u16, Guest>,
-    /// Normal sessions of each target that has some.
+    /// The TSIH of each normal session, by its I_T nexus.
+    nexuses: BTreeMap<NexusKey, u16>,
+    /// All sessions, by TSIH.
+    records: BTreeMap<u16, SessionRecord>,
+    /// The number of normal sessions of each target that has any.
     counts: BTreeMap<Arc<str>, usize>,
     last: u16,
 }
 
-/// A session that has its number.
+/// A session that was registered.
 #[derive(Debug)]
-pub struct Entered {
-    /// The target's part of the session identifier.
+pub struct RegisteredSession {
+    /// Its TSIH.
     pub tsih: u16,
-    /// The session of the same initiator port: it must end before this one begins.
-    pub replaced: Option<Place>,
+    /// The session of the same I_T nexus, which must end before this one begins.
+    pub replaced: Option<SessionLocation>,
 }
 
 impl Registry {
-    /// An empty one.
+    /// An empty registry.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     fn lock(&self) -> MutexGuard<'_, Sessions> {
-        // A panic elsewhere leaves nothing half-done here: each change is one insert or remove.
+        // Every change is one insert or remove, so a panic of another thread leaves the sessions consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a login that names a session may go on: it may not, for a session has one connection.
+    /// Checks the TSIH of a login. A login to an existing session is refused, because a session has one connection.
     ///
     /// # Errors
-    /// What the login is refused with.
-    pub fn admit(&self, candidate: &Candidate) -> Result<(), LoginStatus> {
+    /// The status that refuses the login.
+    pub fn check_tsih(&self, candidate: &Candidate) -> Result<(), LoginStatus> {
         match candidate.tsih {
             0 => Ok(()),
-            tsih if self.lock().guests.contains_key(&tsih) => Err(LoginStatus::TOO_MANY_CONNECTIONS),
+            tsih if self.lock().records.contains_key(&tsih) => Err(LoginStatus::TOO_MANY_CONNECTIONS),
             _ => Err(LoginStatus::NO_SUCH_SESSION),
         }
     }
 
-    /// Gives a session its number; there are `most` sessions of its target, and `most_in_all` of all, at most.
+    /// Registers a session and gives it a TSIH. A target has at most `most` sessions, and all targets together
+    /// `most_in_all`.
     ///
     /// # Errors
-    /// When there are as many.
-    pub fn enter(&self, guest: Guest, most: usize, most_in_all: usize) -> Result<Entered, LoginStatus> {
+    /// When a limit is reached.
+    pub fn register(
+        &self,
+        record: SessionRecord,
+        most: usize,
+        most_in_all: usize,
+    ) -> Result<RegisteredSession, LoginStatus> {
         let mut sessions = self.lock();
-        let target = guest.candidate.target.clone().filter(|_| !guest.candidate.discovery);
-        let nexus = key(&guest.candidate, guest.port);
-        let replaces = target.is_some() && sessions.ports.contains_key(&nexus);
+        let target = record.candidate.target.clone().filter(|_| !record.candidate.discovery);
+        let nexus = key(&record.candidate, record.port);
+        let replaces = target.is_some() && sessions.nexuses.contains_key(&nexus);
         let count = target.as_ref().and_then(|target| sessions.counts.get(target)).copied().unwrap_or(0);
-        // Who comes back takes the place of his own.
-        if !replaces && (sessions.guests.len() >= most_in_all.min(SESSIONS_MAX) || target.is_some() && count >= most) {
+        // A session that replaces another one does not count towards the limits.
+        if !replaces && (sessions.records.len() >= most_in_all.min(SESSIONS_MAX) || target.is_some() && count >= most) {
             return Err(LoginStatus::OUT_OF_RESOURCES);
         }
         let tsih = loop {
             sessions.last = sessions.last.wrapping_add(1);
-            if sessions.last != 0 && !sessions.guests.contains_key(&sessions.last) {
+            if sessions.last != 0 && !sessions.records.contains_key(&sessions.last) {
                 break sessions.last;
             }
         };
-        sessions.guests.insert(tsih, guest);
-        let Some(target) = target else { return Ok(Entered { tsih, replaced: None }) };
+        sessions.records.insert(tsih, record);
+        let Some(target) = target else { return Ok(RegisteredSession { tsih, replaced: None }) };
         *sessions.counts.entry(target).or_insert(0) += 1;
-        let replaced = sessions.ports.insert(nexus, tsih);
-        let replaced = replaced.and_then(|old| sessions.guests.get(&old)).map(|old| old.place);
-        Ok(Entered { tsih, replaced })
+        let replaced = sessions.nexuses.insert(nexus, tsih);
+        let replaced = replaced.and_then(|old| sessions.records.get(&old)).map(|old| old.location);
+        Ok(RegisteredSession { tsih, replaced })
     }
 
-    /// A session through a target port has ended.
-    pub fn leave(&self, candidate: &Candidate, port: u16, tsih: u16) {
+    /// Removes a session of a target port, which has ended.
+    pub fn remove(&self, candidate: &Candidate, port: u16, tsih: u16) {
         let mut sessions = self.lock();
-        if sessions.guests.remove(&tsih).is_none() || candidate.discovery {
+        if sessions.records.remove(&tsih).is_none() || candidate.discovery {
             return;
         }
         let nexus = key(candidate, port);
-        // The port may belong to the session that replaced this one.
-        if sessions.ports.get(&nexus) == Some(&tsih) {
-            sessions.ports.remove(&nexus);
+        // The nexus may belong to the session that has replaced this one.
+        if sessions.nexuses.get(&nexus) == Some(&tsih) {
+            sessions.nexuses.remove(&nexus);
         }
         let Some(target) = &candidate.target else { return };
         match sessions.counts.get_mut(target) {
@@ -131,40 +137,42 @@ impl Registry {
         }
     }
 
-    /// Where the normal sessions of a target are served.
+    /// The locations of the normal sessions of a target.
     #[must_use]
-    pub fn places(&self, target: &str) -> Vec<Place> {
+    pub fn locations(&self, target: &str) -> Vec<SessionLocation> {
         let sessions = self.lock();
-        let of_it = |guest: &&Guest| !guest.candidate.discovery && guest.candidate.target.as_deref() == Some(target);
-        sessions.guests.values().filter(of_it).map(|guest| guest.place).collect()
+        let of_it =
+            |record: &&SessionRecord| !record.candidate.discovery && record.candidate.target.as_deref() == Some(target);
+        sessions.records.values().filter(of_it).map(|record| record.location).collect()
     }
 
-    /// All sessions, by their numbers.
+    /// All sessions with their TSIHs.
     #[must_use]
-    pub fn guests(&self) -> Vec<(u16, Guest)> {
-        self.lock().guests.iter().map(|(tsih, guest)| (*tsih, guest.clone())).collect()
+    pub fn records(&self) -> Vec<(u16, SessionRecord)> {
+        self.lock().records.iter().map(|(tsih, record)| (*tsih, record.clone())).collect()
     }
 
-    /// The session of this number.
+    /// The session with this TSIH.
     #[must_use]
-    pub fn guest(&self, tsih: u16) -> Option<Guest> {
-        self.lock().guests.get(&tsih).cloned()
+    pub fn record(&self, tsih: u16) -> Option<SessionRecord> {
+        self.lock().records.get(&tsih).cloned()
     }
 
-    /// Sessions now.
+    /// The number of sessions.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.lock().guests.len()
+        self.lock().records.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no sessions.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// What names an I_T nexus (RFC 7143 4.4.3): initiator, ISID, and the target port, which is a portal group of a target.
+/// Identifies an I_T nexus (RFC 7143 4.4.3): initiator name, ISID, and target port, which is a portal group of a
+/// target.
 type NexusKey = (Arc<str>, [u8; 6], u16);
 
 fn key(candidate: &Candidate, port: u16) -> NexusKey {
@@ -187,17 +195,23 @@ mod tests {
         }
     }
 
-    fn enter(registry: &Registry, candidate: &Candidate, port: u16, place: Place) -> Result<Entered, LoginStatus> {
-        let who = Who::new(candidate, ([192, 0, 2, 1], 4000).into());
-        let guest = Guest { candidate: candidate.clone(), who, group: 1, port, place, since: Instant::default() };
-        registry.enter(guest, SESSIONS_MAX, SESSIONS_MAX)
+    fn enter(
+        registry: &Registry,
+        candidate: &Candidate,
+        port: u16,
+        location: SessionLocation,
+    ) -> Result<RegisteredSession, LoginStatus> {
+        let login = LoginDetails::new(candidate, ([192, 0, 2, 1], 4000).into());
+        let record =
+            SessionRecord { candidate: candidate.clone(), login, group: 1, port, location, since: Instant::default() };
+        registry.register(record, SESSIONS_MAX, SESSIONS_MAX)
     }
 
-    const HERE: Place = Place { core: 0, connection: 1 };
-    const THERE: Place = Place { core: 1, connection: 7 };
+    const HERE: SessionLocation = SessionLocation { core: 0, connection: 1 };
+    const THERE: SessionLocation = SessionLocation { core: 1, connection: 7 };
 
     #[test]
-    fn the_same_port_replaces_and_another_does_not() {
+    fn a_session_of_the_same_nexus_is_replaced_and_another_is_not() {
         let registry = Registry::new();
         let first = enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room");
         assert_eq!(first.replaced, None);
@@ -207,63 +221,64 @@ mod tests {
         assert_ne!(first.tsih, second.tsih);
         let elsewhere = enter(&registry, &candidate("a", 1, 0), 2, HERE).expect("room");
         assert_eq!(elsewhere.replaced, None, "another target port is another nexus");
-        registry.leave(&candidate("a", 1, 0), 2, elsewhere.tsih);
-        registry.leave(&candidate("a", 1, 0), 1, first.tsih);
+        registry.remove(&candidate("a", 1, 0), 2, elsewhere.tsih);
+        registry.remove(&candidate("a", 1, 0), 1, first.tsih);
         assert_eq!(enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room").replaced, Some(THERE));
     }
 
     #[test]
-    fn discovery_replaces_nobody() {
+    fn a_discovery_session_replaces_no_session() {
         let registry = Registry::new();
         let _ = enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room");
         let discovery = Candidate { discovery: true, ..candidate("a", 1, 0) };
-        let entered = enter(&registry, &discovery, 1, THERE).expect("room");
-        assert_eq!(entered.replaced, None);
-        registry.leave(&discovery, 1, entered.tsih);
+        let registered = enter(&registry, &discovery, 1, THERE).expect("room");
+        assert_eq!(registered.replaced, None);
+        registry.remove(&discovery, 1, registered.tsih);
         assert_eq!(registry.len(), 1);
     }
 
     #[test]
-    fn a_named_session_is_unknown_or_full() {
+    fn a_login_to_an_existing_session_is_refused() {
         let registry = Registry::new();
-        assert_eq!(registry.admit(&candidate("a", 1, 9)), Err(LoginStatus::NO_SUCH_SESSION));
+        assert_eq!(registry.check_tsih(&candidate("a", 1, 9)), Err(LoginStatus::NO_SUCH_SESSION));
         let tsih = enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room").tsih;
-        assert_eq!(registry.admit(&candidate("a", 1, tsih)), Err(LoginStatus::TOO_MANY_CONNECTIONS));
-        assert_eq!(registry.admit(&candidate("a", 1, 0)), Ok(()));
+        assert_eq!(registry.check_tsih(&candidate("a", 1, tsih)), Err(LoginStatus::TOO_MANY_CONNECTIONS));
+        assert_eq!(registry.check_tsih(&candidate("a", 1, 0)), Ok(()));
     }
 
     #[test]
-    fn sessions_are_bounded_and_numbers_come_back() {
+    fn sessions_are_limited_and_tsihs_are_reused() {
         let registry = Registry::new();
-        let entered: Vec<u16> = (0..SESSIONS_MAX)
+        let registered: Vec<u16> = (0..SESSIONS_MAX)
             .map(|_| {
                 enter(&registry, &Candidate { discovery: true, ..candidate("a", 1, 0) }, 1, HERE).expect("room").tsih
             })
             .collect();
-        assert!(!entered.contains(&0));
+        assert!(!registered.contains(&0));
         assert_eq!(
             enter(&registry, &candidate("b", 1, 0), 1, HERE).map(|e| e.tsih),
             Err(LoginStatus::OUT_OF_RESOURCES)
         );
-        registry.leave(&candidate("a", 1, 0), 1, entered[0]);
+        registry.remove(&candidate("a", 1, 0), 1, registered[0]);
         assert!(enter(&registry, &candidate("b", 1, 0), 1, HERE).is_ok());
     }
 
     #[test]
-    fn a_target_has_a_limit_of_its_own_and_who_comes_back_is_within_it() {
+    fn a_target_has_its_own_limit_and_a_replacement_is_within_it() {
         let registry = Registry::new();
         let enter = |initiator: &str| {
             let candidate = candidate(initiator, 1, 0);
-            let who = Who::new(&candidate, ([192, 0, 2, 1], 4000).into());
-            let guest = Guest { candidate, who, group: 1, port: 1, place: HERE, since: Instant::default() };
-            registry.enter(guest, 2, SESSIONS_MAX).map(|entered| entered.tsih)
+            let login = LoginDetails::new(&candidate, ([192, 0, 2, 1], 4000).into());
+            let record =
+                SessionRecord { candidate, login, group: 1, port: 1, location: HERE, since: Instant::default() };
+            registry.register(record, 2, SESSIONS_MAX).map(|registered| registered.tsih)
         };
         let first = enter("a").expect("room");
         assert!(enter("b").is_ok());
         assert_eq!(enter("c"), Err(LoginStatus::OUT_OF_RESOURCES));
-        assert!(enter("a").is_ok(), "in the place of its own");
-        registry.leave(&candidate("a", 1, 0), 1, first);
-        assert_eq!((registry.len(), registry.places("iqn.2026-01.io.lunar:t").len()), (2, 2));
-        assert!(registry.places("iqn.2026-01.io.lunar:u").is_empty());
+        assert!(enter("a").is_ok(), "it replaces its own session");
+        registry.remove(&candidate("a", 1, 0), 1, first);
+        assert_eq!((registry.len(), registry.locations("iqn.2026-01.io.lunar:t").len()), (2, 2));
+        assert!(registry.locations("iqn.2026-01.io.lunar:u").is_empty());
     }
 }

@@ -10,12 +10,12 @@
 mod connection;
 mod job;
 
+use crate::authenticator::{Authenticator, LoginAttempt};
 use crate::config;
-use crate::directory::{Entry, Moved, Portal, Way};
-use crate::guard::{Guard, Knock};
-use crate::login::{Candidate, Verdict};
-use crate::registry::{Guest, Place, Registry};
-use crate::session::{Query, TargetAddresses};
+use crate::directory::{Moved, Portal, PortalRef, TargetEntry};
+use crate::login::{Candidate, LoginDecision};
+use crate::registry::{Registry, SessionLocation, SessionRecord};
+use crate::session::{SendTargetsQuery, TargetAddresses};
 use crate::wire::LoginStatus;
 use connection::Connection;
 use job::Job;
@@ -43,7 +43,7 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// The other cores, as far as sessions need them.
 pub trait Peers {
     /// Ends the session that is served there, and waits until it has ended.
-    fn end_session(&self, place: Place) -> Pin<Box<dyn Future<Output = ()>>>;
+    fn end_session(&self, location: SessionLocation) -> Pin<Box<dyn Future<Output = ()>>>;
 }
 
 /// [`Peers`] of a program with one core.
@@ -51,7 +51,7 @@ pub trait Peers {
 pub struct NoPeers;
 
 impl Peers for NoPeers {
-    fn end_session(&self, _place: Place) -> Pin<Box<dyn Future<Output = ()>>> {
+    fn end_session(&self, _place: SessionLocation) -> Pin<Box<dyn Future<Output = ()>>> {
         Box::pin(std::future::ready(()))
     }
 }
@@ -60,8 +60,8 @@ impl Peers for NoPeers {
 pub struct Front {
     reactor: Reactor,
     target: Rc<Target>,
-    /// What there is to log in to, and who may; one for all cores.
-    guard: Arc<Guard>,
+    /// The directory of targets and the access control; one for all cores.
+    authenticator: Arc<Authenticator>,
     registry: Arc<Registry>,
     me: usize,
     peers: Rc<dyn Peers>,
@@ -75,7 +75,7 @@ impl Front {
     pub fn new(
         reactor: &Reactor,
         target: &Rc<Target>,
-        guard: Arc<Guard>,
+        authenticator: Arc<Authenticator>,
         registry: Arc<Registry>,
         me: usize,
         peers: Rc<dyn Peers>,
@@ -84,7 +84,7 @@ impl Front {
         Rc::new(Self {
             reactor: reactor.clone(),
             target: target.clone(),
-            guard,
+            authenticator,
             registry,
             me,
             peers,
@@ -93,9 +93,9 @@ impl Front {
         })
     }
 
-    /// Serves a connection that came in by this way.
-    pub fn serve(self: &Rc<Self>, incoming: Incoming, way: Way) {
-        let make = |id, joined| Connection::new(self.clone(), id, way, joined);
+    /// Serves a connection that came in through this portal.
+    pub fn serve(self: &Rc<Self>, incoming: Incoming, portal_ref: PortalRef) {
+        let make = |id, joined| Connection::new(self.clone(), id, portal_ref, joined);
         self.connections.serve(incoming, make);
     }
 
@@ -112,16 +112,16 @@ impl Front {
 
     /// Ends all sessions of a target, on all cores.
     async fn end_sessions_of(&self, target: &str) {
-        for place in self.registry.places(target) {
-            self.end_place(place).await;
+        for location in self.registry.locations(target) {
+            self.end_session_at(location).await;
         }
     }
 
-    async fn end_place(&self, place: Place) {
-        if place.core == self.me {
-            self.end_session(place.connection).await;
+    async fn end_session_at(&self, location: SessionLocation) {
+        if location.core == self.me {
+            self.end_session(location.connection).await;
         } else {
-            self.peers.end_session(place).await;
+            self.peers.end_session(location).await;
         }
     }
 
@@ -133,7 +133,7 @@ impl Front {
     /// Waits for [`Front::drain`], and then until all connections have ended.
     pub async fn drained(&self) {
         self.connections.until_draining().await;
-        let (now, drain) = (self.reactor.now(), self.guard.directory().drain);
+        let (now, drain) = (self.reactor.now(), self.authenticator.directory().drain);
         for connection in self.connections.all() {
             connection.ask_to_log_out(drain, now);
         }
@@ -143,11 +143,11 @@ impl Front {
     /// Looks after those who are there, once there is another directory: sessions that may no longer be, and those of
     /// the groups `ended`, are asked to log out, get to finish their commands, and have ended when this returns.
     pub async fn review(&self, ended: &BTreeSet<Arc<str>>) {
-        let (directory, now) = (self.guard.directory(), self.reactor.now());
+        let (directory, now) = (self.authenticator.directory(), self.reactor.now());
         let drain = directory.drain;
         let leaves = |connection: &Connection| connection.is_in(ended) || !connection.may_stay(&directory);
         let ask = |connection: &Connection| connection.ask_to_log_out(drain, now);
-        self.connections.end_some(leaves, ask, now + FAREWELL.min(drain), now + drain).await;
+        self.connections.end_matching(leaves, ask, now + FAREWELL.min(drain), now + drain).await;
     }
 
     /// Forgets all connections at once: [`Connections::abandon`].
@@ -155,60 +155,65 @@ impl Front {
         self.connections.abandon();
     }
 
-    /// Whether an initiator from `source` may log in by this way; and what is known of it then.
-    fn judge(&self, candidate: &Candidate, way: Way, source: SocketAddr) -> (Verdict, Option<Knock>) {
-        let knock = match self.guard.knock(candidate, source, self.reactor.now()) {
-            Ok(knock) => knock,
-            Err(status) => return (Verdict::Refused(status), None),
+    /// Whether an initiator from `source` may log in through this portal, and its login attempt.
+    fn judge(
+        &self,
+        candidate: &Candidate,
+        portal_ref: PortalRef,
+        source: SocketAddr,
+    ) -> (LoginDecision, Option<LoginAttempt>) {
+        let attempt = match self.authenticator.begin_login(candidate, source, self.reactor.now()) {
+            Ok(attempt) => attempt,
+            Err(status) => return (LoginDecision::Refused(status), None),
         };
-        let (entry, portal_group) = (knock.entry(), way.group);
+        let (entry, portal_group) = (attempt.entry(), portal_ref.group);
         let verdict = if self.connections.is_draining() {
-            Verdict::Refused(LoginStatus::SERVICE_UNAVAILABLE)
+            LoginDecision::Refused(LoginStatus::SERVICE_UNAVAILABLE)
         } else if let Some(Moved { address, permanently }) = entry.and_then(|entry| entry.moved) {
-            Verdict::Moved { permanently, address: address.to_string() }
+            LoginDecision::Moved { permanently, address: address.to_string() }
         } else if entry.is_some_and(|entry| !entry.ports.contains_key(&portal_group)) {
-            Verdict::Refused(LoginStatus::NOT_FOUND)
-        } else if let Err(status) = self.registry.admit(candidate) {
-            Verdict::Refused(status)
+            LoginDecision::Refused(LoginStatus::NOT_FOUND)
+        } else if let Err(status) = self.registry.check_tsih(candidate) {
+            LoginDecision::Refused(status)
         } else {
             let alias = entry.map(|entry| entry.alias.clone()).filter(|alias| !alias.is_empty());
             let offer = entry.map(|entry| Rc::new(config::Config::clone(&entry.session)));
-            Verdict::Accepted { portal_group, alias, challenge: knock.challenge(), offer }
+            LoginDecision::Accepted { portal_group, alias, challenge: attempt.challenge(), offer }
         };
-        (verdict, Some(knock))
+        (verdict, Some(attempt))
     }
 
     /// Gives a session its number, after the one that it replaces has ended.
-    async fn enter(&self, id: u64, guest: Guest, knock: &Knock) -> Result<u16, LoginStatus> {
-        let most = knock.entry().map_or(0, |entry| entry.sessions_max);
-        let entered = self.registry.enter(guest, most, self.guard.directory().sessions_max)?;
-        if let Some(place) = entered.replaced {
-            self.end_place(place).await;
+    async fn enter(&self, id: u64, record: SessionRecord, attempt: &LoginAttempt) -> Result<u16, LoginStatus> {
+        let most = attempt.entry().map_or(0, |entry| entry.sessions_max);
+        let registered = self.registry.register(record, most, self.authenticator.directory().sessions_max)?;
+        if let Some(location) = registered.replaced {
+            self.end_session_at(location).await;
         }
-        self.connections.is_known(id);
-        Ok(entered.tsih)
+        self.connections.mark_identified(id);
+        Ok(registered.tsih)
     }
 
     /// What SendTargets tells an initiator that came from `source` to `local`, by a portal of this group.
     fn targets(
         &self,
-        query: &Query,
+        query: &SendTargetsQuery,
         host: &str,
         (source, local): (SocketAddr, SocketAddr),
         group: u16,
     ) -> Vec<TargetAddresses> {
-        let directory = self.guard.directory();
+        let directory = self.authenticator.directory();
         let address = |portal: &Portal| portal.address.or_else(|| (portal.group == group).then_some(local));
-        let told = |entry: &Arc<Entry>| {
-            let portals = directory.portals.iter().filter(|p| p.is_told && entry.ports.contains_key(&p.group));
+        let told = |entry: &Arc<TargetEntry>| {
+            let portals = directory.portals.iter().filter(|p| p.is_advertised && entry.ports.contains_key(&p.group));
             let mut portals: Vec<_> = portals.filter_map(|portal| Some((address(portal)?, portal.group))).collect();
             portals.dedup();
             TargetAddresses { name: entry.name.clone(), portals }
         };
-        let shown = |entry: &&Arc<Entry>| entry.access.group(host, source.ip()).is_some();
+        let shown = |entry: &&Arc<TargetEntry>| entry.access.group(host, source.ip()).is_some();
         match query {
-            Query::All => directory.targets().filter(shown).map(told).collect(),
-            Query::One(name) => directory.target(name).into_iter().filter(shown).map(told).collect(),
+            SendTargetsQuery::All => directory.targets().filter(shown).map(told).collect(),
+            SendTargetsQuery::One(name) => directory.target(name).into_iter().filter(shown).map(told).collect(),
         }
     }
 }

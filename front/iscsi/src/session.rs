@@ -1,142 +1,62 @@
-//! One session with its one connection (RFC 7143, ErrorRecoveryLevel 0, MaxConnections 1), as a value: bytes and
-//! time go in, bytes and [`Action`]s come out.
+//! One session and its only connection (RFC 7143, ErrorRecoveryLevel 0, MaxConnections 1), as a value: bytes and time
+//! go in, bytes and [`Action`]s come out.
 //!
-//! * [`Machine::want`] says how to receive; [`Machine::receive`] and [`Machine::placed`] take what came.
-//! * Actions are what the outside has to do; it answers with [`Session::authorized`], [`Session::proven`],
-//!   [`Session::established`], [`Session::targets`], [`Session::reply`], [`Session::function_done`].
-//! * A command's data moves with [`Transfers::pull`], [`Transfers::supply`] and [`Transfers::push`].
-//! * [`Machine::take_out`] is what to send. After it, [`Machine::resume`] goes on with what was received and had to
-//!   wait.
-//! * [`Session::deadline`] is when [`Session::tick`] has to be called at the latest.
-//! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
+//! * [`ProtocolMachine::receive_mode`] says how to receive; [`ProtocolMachine::receive`] and
+//!   [`ProtocolMachine::placed`] take what was received.
+//! * An action is a request to the front, which answers with [`Session::authorized`], [`Session::authenticated`],
+//!   [`Session::established`], [`Session::targets`], [`Session::reply`] or [`Session::function_done`].
+//! * The data of a command moves with [`CommandData::pull`], [`CommandData::supply`] and [`CommandData::push`].
+//! * [`ProtocolMachine::take_out`] returns the bytes to send. After it, [`ProtocolMachine::resume`] continues with
+//!   received bytes that had to wait.
+//! * [`Session::tick`] has to be called no later than [`Session::deadline`].
+//! * Once [`Session::closed`] is not `None`, the front sends what is queued, aborts the commands and closes the
+//!   connection.
 
+mod action;
 mod command;
 mod data;
+mod data_out;
 mod exchange;
-mod frames;
-mod inflow;
-mod joined;
+mod framing;
+mod held;
 mod numbers;
+mod received;
 mod request;
 mod tasks;
+mod text_request;
 
-pub use command::Command;
-pub use exchange::{Query, TargetAddresses};
-pub use lunar_stream::machine::{Machine, Pull, Transfers, Want};
-pub use request::TaskManagement;
-pub use tasks::TaskKey;
+pub use action::{
+    Action, CloseReason, Command, Responsible, SendTargetsQuery, TargetAddresses, TaskKey, TaskManagement,
+};
+pub use lunar_stream::protocol::{CommandData, ProtocolMachine, PullResult, ReceiveMode};
 
-use crate::chap::{Claim, Proof};
+use crate::chap::TargetAnswer;
 use crate::config::{Config, LOGIN_SEGMENT_MAX};
 use crate::keys::{Negotiation, Parameters};
-use crate::login::{Candidate, Established, Login, Next, Verdict};
-use crate::out::{Digests, Out};
+use crate::login::{Candidate, Established, Login, LoginDecision, Next};
+use crate::pdu_queue::{Digests, PduQueue};
 use crate::wire::{Bhs, LoginRequest, LoginResponse, LoginStatus, NO_TAG, Opcode, Pdu, RejectReason};
-use command::Held;
-use exchange::Exchange;
+use exchange::TextExchange;
+use held::Held;
 use lunar_core::mem::{Arena, Sg, SgMut, Slice};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
 use lunar_core::wire::be::{U16, U32};
-use lunar_stream::input::{self, Input, Payload, Plan};
-use numbers::Numbers;
-use std::fmt;
+use lunar_stream::input::{self, Input, Payload, PayloadPlan};
+use numbers::SequenceNumbers;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tasks::Tasks;
 
-/// What the outside has to do.
-#[derive(Debug)]
-pub enum Action {
-    /// Decide on a login: [`Session::authorized`].
-    Authorize(Box<Candidate>),
-    /// Look at what proves the initiator's name: [`Session::proven`].
-    Prove(Box<Claim>),
-    /// End older sessions of this name (11.12.6: same initiator, ISID and portal group), then number this one:
-    /// [`Session::established`].
-    Establish(Box<Established>),
-    /// Carry out a command: [`Session::reply`] or [`Session::drop_task`].
-    Command(Command),
-    /// Pull again: what [`Pull::Pending`] promised is there, or will not come.
-    DataReady(TaskKey),
-    /// Carry out a task management function: [`Session::function_done`].
-    TaskManagement(TaskManagement),
-    /// Tell targets and their addresses: [`Session::targets`].
-    SendTargets(Query),
-    /// Send what is queued, abort all commands and close the connection.
-    Close(Close),
-}
-
-/// Why a connection is closed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Close {
-    /// The initiator has logged out.
-    LoggedOut,
-    /// The login has failed with this status.
-    LoginRefused(LoginStatus),
-    /// The login was not over in time.
-    LoginTimeout,
-    /// The peer did not answer a ping.
-    Silent,
-    /// A header's digest did not match (7.8).
-    HeaderDigest,
-    /// A PDU cannot be one (7.7), or none was expected.
-    Malformed(&'static str),
-    /// There was no memory for a header.
-    NoMemory,
-    /// The initiator was asked to log out and did not in time.
-    LogoutTimeout,
-}
-
-/// By whose fault a connection was closed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
-    /// By nobody's.
-    Nobody,
-    /// By the peer's, or the network's.
-    Peer,
-    /// By ours.
-    Target,
-}
-
-impl Close {
-    /// By whose fault.
-    #[must_use]
-    pub fn fault(self) -> Fault {
-        match self {
-            Self::LoggedOut | Self::LogoutTimeout => Fault::Nobody,
-            Self::LoginRefused(status) if status.0 >= LoginStatus::TARGET_ERROR.0 => Fault::Target,
-            Self::LoginRefused(LoginStatus::MOVED_TEMPORARILY | LoginStatus::MOVED_PERMANENTLY) => Fault::Nobody,
-            Self::NoMemory => Fault::Target,
-            Self::LoginRefused(_) | Self::LoginTimeout | Self::Silent | Self::HeaderDigest | Self::Malformed(_) => {
-                Fault::Peer
-            }
-        }
-    }
-}
-
-impl fmt::Display for Close {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::LoggedOut => f.write_str("the initiator has logged out"),
-            Self::LoginRefused(status) => write!(f, "the login was refused: {status:?} (0x{:04x})", status.0),
-            Self::LoginTimeout => f.write_str("the login took too long"),
-            Self::Silent => f.write_str("the initiator does not answer"),
-            Self::HeaderDigest => f.write_str("a header arrived damaged"),
-            Self::Malformed(what) => write!(f, "the initiator breaks the protocol: {what}"),
-            Self::NoMemory => f.write_str("no memory for an answer"),
-            Self::LogoutTimeout => f.write_str("the initiator did not log out when asked"),
-        }
-    }
-}
-
 #[derive(Debug)]
 enum Phase {
     Login(Box<Login>),
     FullFeature,
-    /// Also while a login state is being consumed.
-    Closed,
+    /// A login state is handling a request or an answer, which decides on the next phase.
+    Advancing,
+    /// Nothing more is read. What is queued is still sent.
+    Closed(CloseReason),
 }
 
 /// One session.
@@ -146,37 +66,35 @@ pub struct Session {
     arena: Arena,
     stats: Arc<Stats>,
     phase: Phase,
-    closed: Option<Close>,
     input: Input,
-    out: Out,
-    numbers: Numbers,
+    out: PduQueue,
+    numbers: SequenceNumbers,
     tasks: Tasks,
     held: Vec<Held>,
-    /// Bytes that came unasked and that nobody has pulled.
+    /// Bytes of immediate and unsolicited data that were not pulled.
     unsolicited: usize,
     next_ttt: u32,
     candidate: Option<Candidate>,
     parameters: Parameters,
     max_recv_segment: usize,
     negotiation: Negotiation,
-    exchange: Option<Exchange>,
+    exchange: Option<TextExchange>,
     started: Instant,
-    heard: Instant,
-    /// A ping that is not answered: when it was sent.
-    pinged: Option<Instant>,
+    last_received: Instant,
+    /// When the ping was sent that is not answered yet.
+    ping_sent: Option<Instant>,
     logout_by: Option<Instant>,
 }
 
 impl Session {
-    /// The machine of a connection that was just accepted.
+    /// The session of a connection that was just accepted.
     #[must_use]
     pub fn new(config: Rc<Config>, arena: Arena, stats: Arc<Stats>, now: Instant) -> Self {
         Self {
             phase: Phase::Login(Box::new(Login::new(Negotiation::new(config.clone())))),
-            closed: None,
             input: Input::default(),
-            out: Out::new(arena.clone()),
-            numbers: Numbers::default(),
+            out: PduQueue::new(arena.clone()),
+            numbers: SequenceNumbers::default(),
             tasks: Tasks::default(),
             held: Vec::new(),
             unsolicited: 0,
@@ -187,8 +105,8 @@ impl Session {
             negotiation: Negotiation::new(config.clone()),
             exchange: None,
             started: now,
-            heard: now,
-            pinged: None,
+            last_received: now,
+            ping_sent: None,
             logout_by: None,
             config,
             arena,
@@ -196,10 +114,13 @@ impl Session {
         }
     }
 
-    /// Why the connection has to be closed, if it has.
+    /// Why the connection has to be closed; `None` if it does not.
     #[must_use]
-    pub fn closed(&self) -> Option<Close> {
-        self.closed
+    pub fn closed(&self) -> Option<CloseReason> {
+        match self.phase {
+            Phase::Closed(reason) => Some(reason),
+            Phase::Login(_) | Phase::FullFeature | Phase::Advancing => None,
+        }
     }
 
     /// Whether the session is in its full-feature phase.
@@ -208,43 +129,44 @@ impl Session {
         matches!(self.phase, Phase::FullFeature)
     }
 
-    /// Whose session it is, once that is known to be true: from [`Action::Establish`] on.
+    /// The names of the session, once they are authenticated: from [`Action::Establish`] on.
     #[must_use]
     pub fn candidate(&self) -> Option<&Candidate> {
         self.candidate.as_ref()
     }
 
-    /// What was agreed.
+    /// The negotiated parameters.
     #[must_use]
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    /// Commands and functions that have not been answered.
+    /// The number of commands and task management functions without a response.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.tasks.len()
     }
 
     /// The answer to [`Action::Authorize`].
-    pub fn authorized(&mut self, verdict: Verdict, actions: &mut Vec<Action>) {
-        if let Verdict::Accepted { offer: Some(offer), .. } = &verdict {
+    pub fn authorized(&mut self, decision: LoginDecision, actions: &mut Vec<Action>) {
+        if let LoginDecision::Accepted { offer: Some(offer), .. } = &decision {
             self.config = offer.clone();
             self.negotiation.set_config(offer.clone());
         }
-        self.advance_login(actions, |login, out| login.authorized(verdict, out));
+        self.advance_login(actions, |login, out| login.authorized(decision, out));
         input::pump(self, actions);
     }
 
-    /// The answer to [`Action::Prove`]: our own proof, if the initiator asks for one, or how the login ends.
-    pub fn proven(&mut self, answer: Result<Option<Proof>, LoginStatus>, actions: &mut Vec<Action>) {
-        self.advance_login(actions, |login, out| login.proven(answer, out));
+    /// The answer to [`Action::Authenticate`]: the target's response to a challenge of the initiator, if there is one,
+    /// or how the login ends.
+    pub fn authenticated(&mut self, answer: Result<Option<TargetAnswer>, LoginStatus>, actions: &mut Vec<Action>) {
+        self.advance_login(actions, |login, out| login.authenticated(answer, out));
         input::pump(self, actions);
     }
 
-    /// The answer to [`Action::Establish`]: the session's number (TSIH, not zero), or how the login ends.
+    /// The answer to [`Action::Establish`]: the TSIH of the session, not zero, or how the login ends.
     pub fn established(&mut self, answer: Result<u16, LoginStatus>, actions: &mut Vec<Action>) {
-        debug_assert!(answer != Ok(0), "zero is no session's number");
+        debug_assert!(answer != Ok(0), "TSIH 0 is reserved");
         self.advance_login(actions, |login, out| login.established(answer, out));
         input::pump(self, actions);
     }
@@ -255,63 +177,65 @@ impl Session {
         match self.phase {
             Phase::Login(_) => Some(self.started + self.config.login_timeout),
             Phase::FullFeature => {
-                let alive = match self.pinged {
+                let alive = match self.ping_sent {
                     Some(since) => since + self.config.ping_timeout,
-                    None => self.heard + self.config.ping_after,
+                    None => self.last_received + self.config.ping_after,
                 };
                 Some(self.logout_by.map_or(alive, |by| by.min(alive)))
             }
-            Phase::Closed => None,
+            Phase::Advancing | Phase::Closed(_) => None,
         }
     }
 
-    /// Looks at the time: a login that takes too long ends, a silent peer is asked whether it lives.
+    /// Checks the timeouts: ends a login that takes too long, pings a silent initiator, and closes a connection without
+    /// an answer to that.
     pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         if self.deadline().is_none_or(|at| now < at) {
             return;
         }
         if matches!(self.phase, Phase::Login(_)) {
-            self.close(Close::LoginTimeout, actions);
+            self.close(CloseReason::LoginTimeout, actions);
         } else if self.logout_by.is_some_and(|by| by <= now) {
-            self.close(Close::LogoutTimeout, actions);
-        } else if self.pinged.is_some() {
-            self.close(Close::Silent, actions);
+            self.close(CloseReason::LogoutTimeout, actions);
+        } else if self.ping_sent.is_some() {
+            self.close(CloseReason::PingTimeout, actions);
         } else {
             self.ping();
-            self.pinged = Some(now);
+            self.ping_sent = Some(now);
         }
     }
 
-    /// Asks the initiator to log out within `time` (11.9.1, event 1); then the connection closes.
+    /// Asks the initiator to log out within `time` (RFC 7143 11.9.1, event 1); then the connection closes.
     pub fn request_logout(&mut self, time: Duration, now: Instant) {
         if self.is_established() && self.logout_by.is_none() {
-            self.announce_logout(time);
+            self.send_logout_request(time);
             self.logout_by = Some(now + time);
         }
     }
 
-    fn hear(&mut self, now: Instant) {
-        self.heard = now;
-        self.pinged = None;
+    fn note_received(&mut self, now: Instant) {
+        self.last_received = now;
+        self.ping_sent = None;
     }
 
     fn digests(&self) -> Digests {
         self.out.digests
     }
 
-    fn close(&mut self, why: Close, actions: &mut Vec<Action>) {
-        if self.closed.is_none() {
+    fn close(&mut self, why: CloseReason, actions: &mut Vec<Action>) {
+        if self.closed().is_none() {
             self.shut(why);
             actions.push(Action::Close(why));
         }
     }
 
-    fn shut(&mut self, why: Close) {
-        if let Close::Malformed(_) | Close::HeaderDigest = why {
+    fn shut(&mut self, why: CloseReason) {
+        if let CloseReason::Malformed(_) | CloseReason::HeaderDigest = why {
             self.stats.protocol_errors.add(1);
         }
-        self.closed.get_or_insert(why);
-        self.phase = Phase::Closed;
+        if self.closed().is_none() {
+            self.phase = Phase::Closed(why);
+        }
         self.input.clear();
         self.held = Vec::new();
         self.exchange = None;
@@ -319,28 +243,29 @@ impl Session {
         self.unsolicited = 0;
     }
 
-    /// What no header may say (7.7): the bytes after it cannot be trusted.
-    fn malformed(&self, header: &Bhs) -> Option<Close> {
+    /// The reason to close the connection if a header is malformed (RFC 7143 7.7): the position of the next header is
+    /// then unknown.
+    fn malformed(&self, header: &Bhs) -> Option<CloseReason> {
         if header.data_len.get() > self.max_recv_segment {
-            return Some(Close::Malformed("a data segment is longer than was declared"));
+            return Some(CloseReason::Malformed("a data segment is longer than MaxRecvDataSegmentLength"));
         }
         if header.ahs_words > 0 && header.opcode() != Opcode::SCSI_COMMAND {
-            return Some(Close::Malformed("additional headers where there are none"));
+            return Some(CloseReason::Malformed("an additional header segment on a PDU that has none"));
         }
         None
     }
 
-    /// Where the payload of a PDU goes, before it comes.
-    fn plan(&mut self, header: &Bhs) -> Plan {
+    /// Where the payload of a PDU goes.
+    fn payload_plan(&mut self, header: &Bhs) -> PayloadPlan {
         match (&self.phase, header.opcode()) {
             (Phase::FullFeature, Opcode::DATA_OUT) => self.open_data_out(header),
-            (Phase::FullFeature, Opcode::SCSI_COMMAND | Opcode::NOP_OUT | Opcode::TEXT_REQUEST) => Plan::Keep,
-            (Phase::Login(_), Opcode::LOGIN_REQUEST) => Plan::Keep,
-            _ => Plan::Drain,
+            (Phase::FullFeature, Opcode::SCSI_COMMAND | Opcode::NOP_OUT | Opcode::TEXT_REQUEST) => PayloadPlan::Keep,
+            (Phase::Login(_), Opcode::LOGIN_REQUEST) => PayloadPlan::Keep,
+            _ => PayloadPlan::Discard,
         }
     }
 
-    /// A PDU is complete.
+    /// Handles a complete PDU.
     fn handle(&mut self, header: &Bhs, ahs: &[u8], payload: &mut Payload, actions: &mut Vec<Action>) {
         if !payload.intact {
             self.stats.digest_errors.add(1);
@@ -353,12 +278,12 @@ impl Session {
                 Opcode::NOP_OUT | Opcode::TASK_MANAGEMENT_REQUEST | Opcode::TEXT_REQUEST | Opcode::LOGOUT_REQUEST => {
                     self.request(header, payload, actions);
                 }
-                // Nothing is kept to be sent again at recovery level 0.
+                // At recovery level 0, PDUs are not kept for retransmission.
                 Opcode::SNACK => self.reject(RejectReason::SNACK, header),
                 Opcode::LOGIN_REQUEST => self.reject(RejectReason::PROTOCOL_ERROR, header),
                 _ => self.reject(RejectReason::NOT_SUPPORTED, header),
             },
-            Phase::Closed => {}
+            Phase::Advancing | Phase::Closed(_) => {}
         }
     }
 
@@ -369,17 +294,17 @@ impl Session {
         let text = match payload.data.as_ref().map(Sg::pieces) {
             Some([]) => Some(&[][..]),
             Some([piece]) => Some(&piece[..]),
-            // Fresh memory for less than a block is one piece.
+            // A login text is shorter than a block, and so always one piece.
             Some(_) | None => None,
         };
         self.advance_login(actions, |login, out| login.handle(request, text, out));
     }
 
-    /// 11.13.5: nothing but logins before the full-feature phase.
+    /// RFC 7143 11.13.5: only login requests are allowed before the full-feature phase.
     fn not_a_login(&mut self, header: &Bhs, actions: &mut Vec<Action>) {
         if matches!(&self.phase, Phase::Login(login) if matches!(**login, Login::Start(_))) {
-            // Whoever begins like this does not speak the protocol, or is scanning for one.
-            return self.close(Close::Malformed("it does not begin with a login"), actions);
+            // The peer does not speak iSCSI, or scans ports: an answer would be of no use.
+            return self.close(CloseReason::Malformed("the first PDU is not a login request"), actions);
         }
         let response = LoginResponse {
             flags: 0,
@@ -388,11 +313,11 @@ impl Session {
             ..LoginResponse::blank()
         };
         self.out.short(response, &[]);
-        self.close(Close::LoginRefused(LoginStatus::INVALID_REQUEST), actions);
+        self.close(CloseReason::LoginRefused(LoginStatus::INVALID_REQUEST), actions);
     }
 
-    fn advance_login(&mut self, actions: &mut Vec<Action>, step: impl FnOnce(Login, &mut Out) -> Next) {
-        let login = match std::mem::replace(&mut self.phase, Phase::Closed) {
+    fn advance_login(&mut self, actions: &mut Vec<Action>, step: impl FnOnce(Login, &mut PduQueue) -> Next) {
+        let login = match std::mem::replace(&mut self.phase, Phase::Advancing) {
             Phase::Login(login) => login,
             other => {
                 self.phase = other;
@@ -405,9 +330,9 @@ impl Session {
                 self.phase = Phase::Login(Box::new(login));
                 actions.push(Action::Authorize(Box::new(candidate)));
             }
-            Next::Prove(login, claim) => {
+            Next::Authenticate(login, chap_answer) => {
                 self.phase = Phase::Login(Box::new(login));
-                actions.push(Action::Prove(claim));
+                actions.push(Action::Authenticate(chap_answer));
             }
             Next::Establish(login, established) => {
                 self.candidate = Some(established.candidate.clone());
@@ -415,20 +340,20 @@ impl Session {
                 actions.push(Action::Establish(established));
             }
             Next::Done(established) => self.enter_full_feature(*established),
-            Next::Refused(status) => self.close(Close::LoginRefused(status), actions),
+            Next::Refused(status) => self.close(CloseReason::LoginRefused(status), actions),
         }
     }
 
     fn enter_full_feature(&mut self, established: Established) {
         let Established { candidate, parameters, max_recv_segment, cmd_sn, stat_sn, .. } = established;
         self.phase = Phase::FullFeature;
-        self.numbers = Numbers::new(cmd_sn, stat_sn, self.config.window);
+        self.numbers = SequenceNumbers::new(cmd_sn, stat_sn, self.config.window);
         self.tasks = Tasks::new();
         self.out.digests = Digests { header: parameters.header_digest, data: parameters.data_digest };
         self.max_recv_segment = max_recv_segment as usize;
         self.negotiation.names.discovery = candidate.discovery;
         self.parameters = parameters;
-        // An initiator that offers a first burst longer than its bursts gets no more than one burst unasked.
+        // If the initiator offers a first burst longer than its bursts, unsolicited data is limited to one burst.
         self.parameters.first_burst = parameters.first_burst.min(parameters.max_burst);
         self.candidate = Some(candidate);
     }
@@ -437,7 +362,7 @@ impl Session {
         self.negotiation.names.discovery
     }
 
-    /// A target transfer tag that no other has.
+    /// The next target transfer tag. Tags repeat only after 2^32 - 1 others.
     fn tag(&mut self) -> U32 {
         let tag = self.next_ttt;
         self.next_ttt = match tag.wrapping_add(1) {
@@ -448,26 +373,26 @@ impl Session {
     }
 }
 
-impl Machine for Session {
+impl ProtocolMachine for Session {
     type Action = Action;
 
-    fn want(&mut self) -> Want {
-        input::want(self)
+    fn receive_mode(&mut self) -> ReceiveMode {
+        input::receive_mode(self)
     }
 
     fn receive(&mut self, bytes: Slice, now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_none() {
-            self.hear(now);
+        if self.closed().is_none() {
+            self.note_received(now);
             input::receive(self, bytes, actions);
         }
     }
 
     fn placed(&mut self, memory: SgMut, count: usize, now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_some() {
+        if self.closed().is_some() {
             return;
         }
         if count > 0 {
-            self.hear(now);
+            self.note_received(now);
         }
         input::placed(self, memory, count, actions);
     }
@@ -477,11 +402,11 @@ impl Machine for Session {
     }
 
     fn take_out(&mut self) -> Sg {
-        self.input.was_sent();
+        self.input.answers_sent();
         let all = self.out.queue.take();
         if self.out.queue.is_starved() {
-            // With a hole in it, nothing of it may be sent.
-            self.shut(Close::NoMemory);
+            // The queued bytes have a gap: none of them may be sent.
+            self.shut(CloseReason::NoMemory);
             return Sg::default();
         }
         all
@@ -492,7 +417,7 @@ impl Machine for Session {
     }
 
     fn is_out_of_memory(&self) -> bool {
-        self.out.queue.is_starved() || self.closed == Some(Close::NoMemory)
+        self.out.queue.is_starved() || self.closed() == Some(CloseReason::NoMemory)
     }
 }
 

@@ -1,5 +1,5 @@
 use crate::config::Config;
-use crate::session::{Action, Command, Machine, Pull, Transfers};
+use crate::session::{Action, Command, CommandData, ProtocolMachine, PullResult};
 use crate::testing::{Peer, data_out, pattern, text_request};
 use crate::wire::{
     FINAL, First, NO_TAG, NopOut, Opcode, Pdu, R2t, READ, ScsiCommand, Snack, TaskManagementRequest, WRITE,
@@ -9,7 +9,7 @@ use lunar_core::step::Tail;
 use lunar_core::wire::be::U32;
 use proptest::prelude::*;
 
-/// Something that an initiator sends.
+/// A PDU that an initiator sends.
 #[derive(Clone, Debug)]
 enum Sent {
     Read(u16),
@@ -41,7 +41,7 @@ fn sent() -> impl Strategy<Value = Sent> {
     ]
 }
 
-/// The bytes of all that is sent. Tags count up from 1.
+/// The bytes of a script. Task tags count up from 1.
 fn stream(peer: &mut Peer, script: &[Sent]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (what, itt) in script.iter().zip(1u32..) {
@@ -103,14 +103,14 @@ fn stream(peer: &mut Peer, script: &[Sent]) -> Vec<u8> {
     bytes
 }
 
-/// Serves all commands; returns what they pulled.
+/// Executes all commands; returns the data that they pulled.
 fn serve(peer: &mut Peer, commands: &[Command]) -> Vec<Vec<u8>> {
     let mut pulled = Vec::new();
     for command in commands {
         let len = command.data_out as usize;
         match peer.session.pull(command.task, 0, len) {
-            Pull::Ready(data) => pulled.push(data.to_vec()),
-            Pull::Memory(wanted) => {
+            PullResult::Ready(data) => pulled.push(data.to_vec()),
+            PullResult::NeedsMemory(wanted) => {
                 let memory = peer.arena.take_sg(wanted).expect("room");
                 peer.session.supply(command.task, memory);
                 pulled.push(Vec::new());
@@ -123,8 +123,8 @@ fn serve(peer: &mut Peer, commands: &[Command]) -> Vec<Vec<u8>> {
     pulled
 }
 
-/// What a session makes of a script: its actions in words, what it sent by itself, what commands pulled, what it sent
-/// for them.
+/// The outcome of a script: the actions as text, the bytes sent for requests, the data that commands pulled, and the
+/// bytes sent for commands.
 fn outcome(script: &[Sent], digests: bool, pieces: &[usize]) -> (String, Vec<u8>, Vec<Vec<u8>>, Vec<u8>) {
     let value = if digests { "CRC32C" } else { "None" };
     let offers = [("InitialR2T", "No"), ("HeaderDigest", value), ("DataDigest", value)];
@@ -150,7 +150,7 @@ fn outcome(script: &[Sent], digests: bool, pieces: &[usize]) -> (String, Vec<u8>
 
 proptest! {
     #[test]
-    fn however_the_stream_is_cut_the_outcome_is_the_same(
+    fn the_outcome_does_not_depend_on_how_the_stream_is_divided(
         script in prop::collection::vec(sent(), 1..20),
         digests: bool,
         pieces in prop::collection::vec(prop_oneof![1..64usize, 1..40_000usize], 1..20),
@@ -161,7 +161,7 @@ proptest! {
 }
 
 #[test]
-fn one_byte_at_a_time() {
+fn pdus_are_read_one_byte_at_a_time() {
     let script = [
         Sent::Read(3000),
         Sent::Disorder,
@@ -175,19 +175,19 @@ fn one_byte_at_a_time() {
 }
 
 #[test]
-fn all_memory_comes_back() {
+fn a_dropped_session_frees_all_memory() {
     let mut peer = Peer::logged_in();
     for round in 0..50u32 {
         let command = peer.write(1, 100_000, &pattern(500));
         peer.supply(command.task, 0, 100_000);
-        let ttt = peer.one::<R2t>().0.ttt.get();
+        let ttt = peer.only_pdu::<R2t>().0.ttt.get();
         let bytes = peer.bytes(&data_out(1, ttt, 0, 500, true), &[], &pattern(99_500));
         peer.piece = 1 + round as usize * 1000;
         peer.feed(&bytes);
         peer.actions.clear();
         assert_eq!(peer.pull(command.task, 0, 100_000).len(), 100_000);
         peer.session.reply(command.task, 0, &[], &mut Tail::default(), 100_000);
-        peer.got();
+        peer.received();
     }
     let arena = peer.arena.clone();
     assert!(arena.used() <= 2 * lunar_core::mem::PAGE, "{arena:?}");
@@ -196,21 +196,21 @@ fn all_memory_comes_back() {
 }
 
 #[test]
-fn a_session_tells_why_it_ends() {
-    use crate::session::{Close, Fault};
+fn a_close_reason_names_the_cause_and_the_responsible_side() {
+    use crate::session::{CloseReason, Responsible};
     use crate::wire::LoginStatus;
-    for (why, fault, words) in [
-        (Close::LoggedOut, Fault::Nobody, "logged out"),
-        (Close::LoginRefused(LoginStatus::NOT_FOUND), Fault::Peer, "NOT_FOUND (0x0203)"),
-        (Close::LoginRefused(LoginStatus::SERVICE_UNAVAILABLE), Fault::Target, "0x0301"),
-        (Close::LoginTimeout, Fault::Peer, "too long"),
-        (Close::Silent, Fault::Peer, "does not answer"),
-        (Close::HeaderDigest, Fault::Peer, "damaged"),
-        (Close::Malformed("it does"), Fault::Peer, "it does"),
-        (Close::NoMemory, Fault::Target, "memory"),
-        (Close::LogoutTimeout, Fault::Nobody, "log out"),
+    for (why, responsible, words) in [
+        (CloseReason::LoggedOut, Responsible::Nobody, "logged out"),
+        (CloseReason::LoginRefused(LoginStatus::NOT_FOUND), Responsible::Peer, "NOT_FOUND (0x0203)"),
+        (CloseReason::LoginRefused(LoginStatus::SERVICE_UNAVAILABLE), Responsible::Target, "0x0301"),
+        (CloseReason::LoginTimeout, Responsible::Peer, "too long"),
+        (CloseReason::PingTimeout, Responsible::Peer, "does not answer"),
+        (CloseReason::HeaderDigest, Responsible::Peer, "digest"),
+        (CloseReason::Malformed("a reason"), Responsible::Peer, "a reason"),
+        (CloseReason::NoMemory, Responsible::Target, "memory"),
+        (CloseReason::LogoutTimeout, Responsible::Nobody, "log out"),
     ] {
-        assert_eq!(why.fault(), fault);
+        assert_eq!(why.responsible(), responsible);
         assert!(why.to_string().contains(words), "{why}");
     }
 }

@@ -1,9 +1,9 @@
-//! An initiator for tests: it builds requests, takes responses apart, and plays the outside of a session.
+//! An initiator for tests: it builds requests, parses responses, and acts as the front of a session.
 
 use crate::chap::Challenge;
 use crate::config::Config;
-use crate::login::Verdict;
-use crate::session::{Action, Command, Machine, Pull, Session, TaskKey, Transfers, Want};
+use crate::login::LoginDecision;
+use crate::session::{Action, Command, CommandData, ProtocolMachine, PullResult, ReceiveMode, Session, TaskKey};
 use crate::text;
 use crate::wire::{
     Bhs, CONTINUE, DIGEST_LEN, DataOut, FINAL, LoginRequest, LoginStatus, NO_TAG, Pdu, READ, ScsiCommand, Stage,
@@ -19,15 +19,15 @@ use zerocopy::IntoBytes;
 
 /// A PDU of the target.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Got {
+pub(crate) struct ReceivedPdu {
     pub(crate) header: Bhs,
     pub(crate) data: Vec<u8>,
 }
 
-impl Got {
-    /// The header as a format; fails the test if it is another.
+impl ReceivedPdu {
+    /// The header as a format; panics if it has another opcode.
     pub(crate) fn pdu<T: Pdu>(&self) -> T {
-        *self.header.as_pdu::<T>().unwrap_or_else(|| panic!("{:?} is not what was expected", self.header))
+        *self.header.as_pdu::<T>().unwrap_or_else(|| panic!("{:?} has another opcode", self.header))
     }
 
     pub(crate) fn pairs(&self) -> Vec<(&str, &str)> {
@@ -35,7 +35,7 @@ impl Got {
     }
 }
 
-/// Text of pairs.
+/// The text of pairs.
 pub(crate) fn text_of(pairs: &[(&str, &str)]) -> Vec<u8> {
     let mut text = Vec::new();
     pairs.iter().for_each(|(key, value)| text::put(&mut text, key, value));
@@ -47,7 +47,7 @@ pub(crate) const TARGET: &str = "iqn.2026-01.org.example:disk";
 pub(crate) const NAMES: &[(&str, &str)] = &[("InitiatorName", INITIATOR), ("TargetName", TARGET)];
 pub(crate) const LUN: [u8; 8] = [0, 1, 0, 0, 0, 0, 0, 0];
 
-/// A session with the initiator and the outside around it.
+/// A session with its initiator and its front.
 pub(crate) struct Peer {
     pub(crate) arena: Arena,
     pub(crate) session: Session,
@@ -56,9 +56,9 @@ pub(crate) struct Peer {
     pub(crate) actions: Vec<Action>,
     pub(crate) cmd_sn: u32,
     pub(crate) digests: (bool, bool),
-    /// Bytes that are received at once.
+    /// Most bytes per receive.
     pub(crate) piece: usize,
-    /// What the outside challenges the initiator with, if it does.
+    /// The challenge of the front, if any.
     pub(crate) challenge: Option<Challenge>,
 }
 
@@ -81,7 +81,7 @@ impl Peer {
         }
     }
 
-    /// Logged in, with these pairs beside the names.
+    /// A session after a login with these pairs and the names.
     pub(crate) fn logged_in_with(config: Config, pairs: &[(&str, &str)]) -> Self {
         let mut peer = Self::new(config);
         let text = text_of(&[NAMES, pairs].concat());
@@ -102,29 +102,29 @@ impl Peer {
     }
 
     fn log_in(&mut self, text: &[u8]) {
-        let got = self.login(Stage::OPERATIONAL, Some(Stage::FULL_FEATURE), text);
-        assert_eq!(got.len(), 1);
-        assert!(self.session.is_established(), "{got:?}");
+        let received = self.login(Stage::OPERATIONAL, Some(Stage::FULL_FEATURE), text);
+        assert_eq!(received.len(), 1);
+        assert!(self.session.is_established(), "{received:?}");
         self.actions.clear();
     }
 
-    /// Sends a login request; the outside agrees to everything.
-    pub(crate) fn login(&mut self, stage: Stage, transit: Option<Stage>, text: &[u8]) -> Vec<Got> {
+    /// Sends a login request; the front accepts everything.
+    pub(crate) fn login(&mut self, stage: Stage, transit: Option<Stage>, text: &[u8]) -> Vec<ReceivedPdu> {
         self.send(&login_request(stage, transit), text);
-        self.agree();
-        self.got()
+        self.accept_login();
+        self.received()
     }
 
-    pub(crate) fn agree(&mut self) {
+    pub(crate) fn accept_login(&mut self) {
         let mut kept = Vec::new();
         while !self.actions.is_empty() {
             for action in std::mem::take(&mut self.actions) {
                 match action {
                     Action::Authorize(_) => {
                         let alias = Some("the disk".into());
-                        let verdict =
-                            Verdict::Accepted { portal_group: 1, alias, challenge: self.challenge, offer: None };
-                        self.session.authorized(verdict, &mut self.actions);
+                        let decision =
+                            LoginDecision::Accepted { portal_group: 1, alias, challenge: self.challenge, offer: None };
+                        self.session.authorized(decision, &mut self.actions);
                     }
                     Action::Establish(_) => self.session.established(Ok(7), &mut self.actions),
                     other => kept.push(other),
@@ -139,7 +139,7 @@ impl Peer {
         self.feed(&bytes);
     }
 
-    /// The bytes of a PDU, with digests as agreed.
+    /// The bytes of a PDU, with the negotiated digests.
     pub(crate) fn bytes<P: Pdu>(&self, header: &P, ahs: &[u8], data: &[u8]) -> Vec<u8> {
         let mut bytes = header.as_bytes().to_vec();
         bytes[4] = u8::try_from(ahs.len() / 4).expect("short");
@@ -157,32 +157,32 @@ impl Peer {
         bytes
     }
 
-    /// Gives bytes to the session, as it wants them.
+    /// Feeds bytes to the session in its receive mode.
     pub(crate) fn feed(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let count = bytes.len().min(self.piece);
-            match self.session.want() {
-                Want::Chunk => {
+            match self.session.receive_mode() {
+                ReceiveMode::Chunk => {
                     let count = count.min(256 << 10);
                     let chunk = self.arena.copy(&bytes[..count]).expect("room");
                     self.session.receive(chunk, self.now, &mut self.actions);
                     bytes = &bytes[count..];
                 }
-                Want::Into(mut memory) => {
+                ReceiveMode::Into(mut memory) => {
                     let count = count.min(memory.len());
                     memory.copy_from(0, &bytes[..count]);
                     self.session.placed(memory, count, self.now, &mut self.actions);
                     bytes = &bytes[count..];
                 }
-                Want::Nothing => return,
+                ReceiveMode::Paused => return,
             }
         }
     }
 
-    /// What the session sends.
-    pub(crate) fn got(&mut self) -> Vec<Got> {
+    /// The PDUs that the session sends.
+    pub(crate) fn received(&mut self) -> Vec<ReceivedPdu> {
         let bytes = self.session.take_out().to_vec();
-        let mut got = Vec::new();
+        let mut received = Vec::new();
         let mut at = 0;
         while at < bytes.len() {
             let header = *Bhs::peek(&bytes[at..]).expect("a whole header");
@@ -201,21 +201,21 @@ impl Peer {
             } else {
                 at = end;
             }
-            got.push(Got { header, data });
+            received.push(ReceivedPdu { header, data });
         }
-        got
+        received
     }
 
-    /// The one PDU that the session sends.
-    pub(crate) fn one<T: Pdu>(&mut self) -> (T, Vec<u8>) {
-        let got = self.got();
-        assert_eq!(got.len(), 1, "{got:?}");
-        (got[0].pdu(), got[0].data.clone())
+    /// The only PDU that the session sends.
+    pub(crate) fn only_pdu<T: Pdu>(&mut self) -> (T, Vec<u8>) {
+        let received = self.received();
+        assert_eq!(received.len(), 1, "{received:?}");
+        (received[0].pdu(), received[0].data.clone())
     }
 
-    /// Nothing is sent, nothing is to do, and the connection is open.
+    /// Checks that nothing is sent, no action is requested, and the connection is open.
     pub(crate) fn assert_quiet(&mut self) {
-        assert_eq!(self.got(), []);
+        assert_eq!(self.received(), []);
         assert!(self.actions.is_empty(), "{:?}", self.actions);
         assert_eq!(self.session.closed(), None);
     }
@@ -225,7 +225,7 @@ impl Peer {
         self.cmd_sn.wrapping_sub(1)
     }
 
-    /// The commands that the session hands on.
+    /// The commands of the session's actions.
     pub(crate) fn commands(&mut self) -> Vec<Command> {
         let actions = std::mem::take(&mut self.actions);
         let command = |action| match action {
@@ -241,7 +241,7 @@ impl Peer {
         commands.remove(0)
     }
 
-    /// Takes the tasks that can be pulled again.
+    /// The tasks whose pulls may be repeated.
     pub(crate) fn ready(&mut self) -> Vec<TaskKey> {
         let actions = std::mem::take(&mut self.actions);
         let key = |action| match action {
@@ -257,7 +257,7 @@ impl Peer {
         self.command()
     }
 
-    /// A write with immediate data that leaves the rest to be asked for.
+    /// A write with immediate data, whose rest needs an R2T.
     pub(crate) fn write(&mut self, itt: u32, len: u32, data: &[u8]) -> Command {
         let header = self.scsi(itt, WRITE | FINAL, len);
         self.send(&header, data);
@@ -279,29 +279,31 @@ impl Peer {
 
     pub(crate) fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Vec<u8> {
         match self.session.pull(key, offset, len) {
-            Pull::Ready(data) => data.to_vec(),
+            PullResult::Ready(data) => data.to_vec(),
             other => panic!("{other:?} instead of data"),
         }
     }
 
-    /// Gives memory to a pull that wants it.
+    /// Supplies memory to a pull that needs it.
     pub(crate) fn supply(&mut self, key: TaskKey, offset: usize, len: usize) {
-        let Pull::Memory(wanted) = self.session.pull(key, offset, len) else { panic!("no memory is wanted") };
+        let PullResult::NeedsMemory(wanted) = self.session.pull(key, offset, len) else {
+            panic!("the pull needs no memory")
+        };
         let memory = self.arena.take_sg(wanted).expect("room");
         self.session.supply(key, memory);
     }
 
-    pub(crate) fn assert_closed(&mut self, why: crate::session::Close) {
+    pub(crate) fn assert_closed(&mut self, why: crate::session::CloseReason) {
         assert_eq!(self.session.closed(), Some(why));
         assert!(matches!(self.actions.last(), Some(Action::Close(last)) if *last == why), "{:?}", self.actions);
-        assert!(matches!(self.session.want(), Want::Nothing));
+        assert!(matches!(self.session.receive_mode(), ReceiveMode::Paused));
     }
 
     pub(crate) fn assert_refused(&mut self, status: LoginStatus) {
-        let got = self.got();
-        let last = got.last().expect("a response").pdu::<crate::wire::LoginResponse>();
+        let received = self.received();
+        let last = received.last().expect("a response").pdu::<crate::wire::LoginResponse>();
         assert_eq!(LoginStatus(last.status.get()), status);
-        self.assert_closed(crate::session::Close::LoginRefused(status));
+        self.assert_closed(crate::session::CloseReason::LoginRefused(status));
     }
 }
 
@@ -340,7 +342,7 @@ pub(crate) fn text_request(itt: u32, ttt: Option<u32>, cmd_sn: u32, continues: b
     }
 }
 
-/// Bytes that tell where they came from.
+/// Bytes whose values follow from their offsets.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| u8::try_from((at ^ at >> 8) & 0xff).expect("masked")).collect()
 }

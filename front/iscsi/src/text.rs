@@ -1,29 +1,29 @@
-//! `key=value` text of login and text PDUs (RFC 7143 6.1): taken apart, put together, and the forms of values.
+//! `key=value` text of login and text PDUs (RFC 7143 6.1): parsing, building, and the forms of values.
 
 use std::fmt::{self, Display, Write as _};
 use std::str;
 
-/// A key is at most this long (6.1).
+/// Most bytes of a key (RFC 7143 6.1).
 pub const KEY_MAX: usize = 63;
-/// A value is at most this long unless its key says otherwise (6.1).
+/// Most bytes of a value, unless its key says otherwise (RFC 7143 6.1).
 pub const VALUE_MAX: usize = 255;
-/// The value that says: this key has no meaning here (6.2).
+/// The value that marks a key as irrelevant (RFC 7143 6.2).
 pub const IRRELEVANT: &str = "Irrelevant";
-/// The value that says: what was offered cannot be accepted (6.2).
+/// The value that rejects an offer (RFC 7143 6.2).
 pub const REJECT: &str = "Reject";
-/// The value that says: this key is not known (6.2).
+/// The value that answers an unknown key (RFC 7143 6.2).
 pub const NOT_UNDERSTOOD: &str = "NotUnderstood";
-/// The value of a list that selects nothing.
+/// The list value that selects nothing.
 pub const NONE: &str = "None";
 
-/// Why text cannot be taken apart.
+/// Why a text is malformed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Malformed {
-    /// The last pair has no NUL at its end.
+    /// The last pair does not end with NUL.
     NoEnd,
     /// A pair has no `=`.
     NoEquals,
-    /// A key is empty, too long, or has other characters than 6.1 allows.
+    /// A key is empty, too long, or has characters that RFC 7143 6.1 does not allow.
     Key,
     /// A value is not UTF-8.
     Value,
@@ -32,19 +32,19 @@ pub enum Malformed {
 impl Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NoEnd => "the last pair has no end",
+            Self::NoEnd => "the last pair does not end with NUL",
             Self::NoEquals => "a pair has no equals sign",
-            Self::Key => "a key is not one",
-            Self::Value => "a value is not text",
+            Self::Key => "a key is not valid",
+            Self::Value => "a value is not UTF-8",
         })
     }
 }
 
-/// Walks the pairs of a complete text. After an error there is no more.
+/// Iterates over the pairs of a complete text, and ends after an error.
 #[derive(Clone, Debug)]
 pub struct Pairs<'a>(&'a [u8]);
 
-/// The pairs of a complete text, as (key, value). Empty ones are skipped: some initiators pad with NUL.
+/// The pairs of a complete text as (key, value). Empty pairs are skipped, because some initiators pad with NUL.
 #[must_use]
 pub fn pairs(text: &[u8]) -> Pairs<'_> {
     Pairs(text)
@@ -96,19 +96,19 @@ pub fn put(text: &mut Vec<u8>, key: &str, value: impl Display) {
     text.push(0);
 }
 
-/// A text that arrives in several PDUs (C), up to a limit.
+/// A text that arrives in several PDUs, up to a limit.
 #[derive(Debug, Default)]
-pub struct Gather(Vec<u8>);
+pub struct TextBuffer(Vec<u8>);
 
-/// A text is longer than its receiver takes.
+/// A text exceeds its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TooLong;
 
-impl Gather {
-    /// Takes in the next part.
+impl TextBuffer {
+    /// Appends the next part.
     ///
     /// # Errors
-    /// [`TooLong`] when there are more than `limit` bytes in all.
+    /// [`TooLong`] when the text would have more than `limit` bytes.
     pub fn add(&mut self, part: &[u8], limit: usize) -> Result<(), TooLong> {
         if self.0.len() + part.len() > limit {
             return Err(TooLong);
@@ -117,20 +117,20 @@ impl Gather {
         Ok(())
     }
 
-    /// The text so far.
+    /// The text received so far.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// The complete text; the next one begins.
+    /// Takes the complete text; the buffer is empty afterwards.
     #[must_use]
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.0)
     }
 }
 
-/// `Yes` or `No`.
+/// The value of `Yes` or `No`; `None` for other text.
 #[must_use]
 pub fn boolean(value: &str) -> Option<bool> {
     match value {
@@ -140,25 +140,25 @@ pub fn boolean(value: &str) -> Option<bool> {
     }
 }
 
-/// How a boolean is written.
+/// The text of a boolean.
 #[must_use]
 pub fn yes_or_no(value: bool) -> &'static str {
     if value { "Yes" } else { "No" }
 }
 
-/// A number, decimal or hexadecimal (0x).
+/// A decimal or hexadecimal (0x) number; `None` for other text.
 #[must_use]
 pub fn number(value: &str) -> Option<u64> {
     let (digits, radix) = match hex_digits(value) {
         Some(digits) => (digits, 16),
         None => (value, 10),
     };
-    // from_str_radix alone would take a sign.
+    // `from_str_radix` also accepts a sign.
     let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     if plain { u64::from_str_radix(digits, radix).ok() } else { None }
 }
 
-/// A range of numbers, `low~high`.
+/// A range of numbers, `low~high`; `None` for other text.
 #[must_use]
 pub fn range(value: &str) -> Option<(u64, u64)> {
     let (low, high) = value.split_once('~')?;
@@ -166,12 +166,12 @@ pub fn range(value: &str) -> Option<(u64, u64)> {
     (low <= high).then_some((low, high))
 }
 
-/// The members of a list, in their order of preference.
+/// The values of a list, in order of preference.
 pub fn list(value: &str) -> impl Iterator<Item = &str> {
     value.split(',')
 }
 
-/// Bytes: hexadecimal (0x) or base64 (0b); `None` if it is neither, or more than `limit` bytes.
+/// Bytes in hexadecimal (0x) or base64 (0b); `None` for other text, and for more than `limit` bytes.
 #[must_use]
 pub fn binary(value: &str, limit: usize) -> Option<Vec<u8>> {
     let bytes = match (hex_digits(value), value.get(..2)) {
@@ -182,7 +182,7 @@ pub fn binary(value: &str, limit: usize) -> Option<Vec<u8>> {
     (bytes.len() <= limit).then_some(bytes)
 }
 
-/// How bytes are written.
+/// The hexadecimal text of bytes.
 #[must_use]
 pub fn as_hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::from("0x"), |mut text, byte| {
@@ -200,7 +200,7 @@ fn hex(digits: &str) -> Option<Vec<u8>> {
     let nibbles: Option<Vec<u8>> =
         digits.chars().map(|digit| digit.to_digit(16).and_then(|nibble| u8::try_from(nibble).ok())).collect();
     let nibbles = nibbles?;
-    // An odd number of digits: the first byte has one.
+    // With an odd number of digits, the first byte has one digit.
     let (odd, pairs) = nibbles.split_at(nibbles.len() % 2);
     Some(odd.iter().copied().chain(pairs.chunks_exact(2).map(|pair| pair[0] * 16 + pair[1])).collect())
 }
@@ -226,7 +226,7 @@ fn base64(digits: &str) -> Option<Vec<u8>> {
             bits &= (1 << count) - 1;
         }
     }
-    // What is left of the last digit must be zero, and less than one digit.
+    // The unused bits of the last digit must be zero, and fewer than one digit.
     (count < 6 && bits == 0).then_some(bytes)
 }
 
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_taken_apart() {
+    fn pairs_are_parsed() {
         assert_eq!(
             parsed(b"InitiatorName=iqn.a:b\0SessionType=Normal\0Empty=\0X-a=b=c\0"),
             Ok(vec![("InitiatorName", "iqn.a:b"), ("SessionType", "Normal"), ("Empty", ""), ("X-a", "b=c")])
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_none_is_refused() {
+    fn malformed_text_is_an_error() {
         assert_eq!(parsed(b"A=b"), Err(Malformed::NoEnd));
         assert_eq!(parsed(b"A=b\0C=d"), Err(Malformed::NoEnd));
         assert_eq!(parsed(b"Ab\0"), Err(Malformed::NoEquals));
@@ -263,15 +263,15 @@ mod tests {
     }
 
     #[test]
-    fn nothing_follows_an_error() {
+    fn pairs_end_after_an_error() {
         let mut walk = pairs(b"bad\0A=b\0");
         assert_eq!(walk.next(), Some(Err(Malformed::NoEquals)));
         assert_eq!(walk.next(), None);
     }
 
     #[test]
-    fn a_gathered_text_has_a_limit() {
-        let mut gather = Gather::default();
+    fn a_text_buffer_has_a_limit() {
+        let mut gather = TextBuffer::default();
         assert_eq!(gather.add(b"A=", 4), Ok(()));
         assert_eq!(gather.add(b"b\0", 4), Ok(()));
         assert_eq!(gather.add(b"x", 4), Err(TooLong));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn booleans_and_numbers() {
+    fn booleans_numbers_and_lists_are_parsed() {
         assert_eq!((boolean("Yes"), boolean("No"), boolean("yes")), (Some(true), Some(false), None));
         assert_eq!((yes_or_no(true), yes_or_no(false)), ("Yes", "No"));
         assert_eq!((number("262144"), number("0x40000"), number("0X0a")), (Some(262_144), Some(262_144), Some(10)));
@@ -307,7 +307,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_put_is_found(list in prop::collection::vec(("[A-Z][a-zA-Z0-9.+@_-]{0,62}", "[^\0]{0,40}"), 0..20)) {
+        fn pairs_that_were_built_are_parsed(
+            list in prop::collection::vec(("[A-Z][a-zA-Z0-9.+@_-]{0,62}", "[^\0]{0,40}"), 0..20)
+        ) {
             let mut text = Vec::new();
             for (key, value) in &list {
                 put(&mut text, key, value);
@@ -320,17 +322,17 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_end(bytes: Vec<u8>) {
+        fn any_bytes_are_parsed_to_an_end(bytes: Vec<u8>) {
             prop_assert!(pairs(&bytes).count() <= bytes.len() + 1);
         }
 
         #[test]
-        fn any_value_ends(value: String) {
+        fn any_value_is_parsed_or_refused(value: String) {
             let _ = (number(&value), range(&value), binary(&value, 10), boolean(&value), list(&value).count());
         }
 
         #[test]
-        fn bytes_come_back(bytes: Vec<u8>) {
+        fn hexadecimal_bytes_are_parsed_as_they_were_built(bytes: Vec<u8>) {
             prop_assert_eq!(binary(&as_hex(&bytes), bytes.len()), Some(bytes));
         }
     }

@@ -1,7 +1,7 @@
-//! PDU formats of RFC 7143 clause 11: each is a 48-byte struct that lies over the bytes of its header.
+//! PDU formats of RFC 7143 clause 11: each is a 48-byte struct over the bytes of its header.
 //!
-//! A struct can express every nonsense that a peer may send; what is legal is decided by the machines above. An
-//! unknown code is a value that prints. Emitting writes a header only: data segments stay I/O vectors of their own.
+//! A struct can express anything that a peer may send; the session decides what is valid. An unknown code is a value
+//! that can be printed. Sending writes a header only: a data segment stays in its own buffers.
 
 use lunar_core::codes;
 use lunar_core::wire::be::{U16, U32};
@@ -20,38 +20,38 @@ pub use formats::{
 
 /// Bytes of a basic header segment.
 pub const BHS_LEN: usize = 48;
-/// The tag that says "none": ITT of unsolicited PDUs, TTT of PDUs that answer nothing.
+/// The reserved tag: the ITT of unsolicited PDUs, and the TTT of PDUs that belong to no transfer.
 pub const NO_TAG: u32 = 0xffff_ffff;
 
-/// Byte 1: the last PDU of a sequence; always set where there are no sequences.
+/// Byte 1: the last PDU of a sequence (F); set in PDUs that have no sequences.
 pub const FINAL: u8 = 0x80;
-/// Byte 1 of text and login PDUs: the text goes on in the next PDU (C).
+/// Byte 1 of text and login PDUs: the text continues in the next PDU (C).
 pub const CONTINUE: u8 = 0x40;
-/// Byte 1 of login PDUs: asks for, or grants, the transition to the next stage (T).
+/// Byte 1 of login PDUs: requests or grants the transition to the next stage (T).
 pub const TRANSIT: u8 = 0x80;
-/// Byte 1 of a SCSI Command: data to the initiator is expected.
+/// Byte 1 of a SCSI Command: the initiator expects to receive data (R).
 pub const READ: u8 = 0x40;
-/// Byte 1 of a SCSI Command: data from the initiator is expected.
+/// Byte 1 of a SCSI Command: the initiator expects to send data (W).
 pub const WRITE: u8 = 0x20;
 /// Byte 1 of a SCSI Command: the task attribute.
 pub const ATTRIBUTE_MASK: u8 = 0x07;
-/// Byte 1 of Data-In: the initiator shall acknowledge (levels of recovery above 0).
+/// Byte 1 of Data-In: requests an acknowledgement (A); only at recovery levels above 0.
 pub const ACKNOWLEDGE: u8 = 0x40;
 /// Byte 1 of a SCSI Response: residual overflow of the read half of a bidirectional command.
 pub const BIDI_OVERFLOW: u8 = 0x10;
 /// Byte 1 of a SCSI Response: residual underflow of the read half of a bidirectional command.
 pub const BIDI_UNDERFLOW: u8 = 0x08;
-/// Byte 1 of a SCSI Response or Data-In: the command had more data than was expected.
+/// Byte 1 of a SCSI Response or Data-In: residual overflow (O).
 pub const OVERFLOW: u8 = 0x04;
-/// Byte 1 of a SCSI Response or Data-In: the command had less data than was expected.
+/// Byte 1 of a SCSI Response or Data-In: residual underflow (U).
 pub const UNDERFLOW: u8 = 0x02;
-/// Byte 1 of Data-In: it carries status.
+/// Byte 1 of Data-In: the PDU carries the SCSI status (S).
 pub const STATUS: u8 = 0x01;
 /// Byte 1 of TMF requests, logout requests and SNACKs: the function, reason or type.
 pub const FUNCTION_MASK: u8 = 0x7f;
 
 codes! {
-    /// 11.2.1.2: what a PDU is.
+    /// Opcodes (RFC 7143 11.2.1.2).
     pub struct Opcode(u8) {
         NOP_OUT = 0x00, SCSI_COMMAND = 0x01, TASK_MANAGEMENT_REQUEST = 0x02, LOGIN_REQUEST = 0x03, TEXT_REQUEST = 0x04,
         DATA_OUT = 0x05, LOGOUT_REQUEST = 0x06, SNACK = 0x10,
@@ -60,13 +60,13 @@ codes! {
     }
 }
 codes! {
-    /// 11.4.3: what became of a command, before its status.
+    /// iSCSI service responses (RFC 7143 11.4.3).
     #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
     #[repr(transparent)]
     pub struct Response(u8) { COMPLETED = 0x00, TARGET_FAILURE = 0x01 }
 }
 codes! {
-    /// 11.5.1 and, from [`Function::QUERY_TASK`] on, RFC 7144 4.2: task management functions.
+    /// Task management functions (RFC 7143 11.5.1; from [`Function::QUERY_TASK`] on RFC 7144 4.2).
     pub struct Function(u8) {
         ABORT_TASK = 1, ABORT_TASK_SET = 2, CLEAR_ACA = 3, CLEAR_TASK_SET = 4, LOGICAL_UNIT_RESET = 5,
         TARGET_WARM_RESET = 6, TARGET_COLD_RESET = 7, TASK_REASSIGN = 8,
@@ -74,7 +74,7 @@ codes! {
     }
 }
 codes! {
-    /// 11.6.1 and RFC 7144: what became of a task management function.
+    /// Responses to task management functions (RFC 7143 11.6.1, RFC 7144).
     #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
     #[repr(transparent)]
     pub struct FunctionResponse(u8) {
@@ -83,7 +83,7 @@ codes! {
     }
 }
 codes! {
-    /// 11.9.1: what an asynchronous message tells.
+    /// Events of asynchronous messages (RFC 7143 11.9.1).
     #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
     #[repr(transparent)]
     pub struct AsyncEvent(u8) {
@@ -92,17 +92,17 @@ codes! {
     }
 }
 codes! {
-    /// 11.14.1: why an initiator logs out.
+    /// Reasons of a logout (RFC 7143 11.14.1).
     pub struct LogoutReason(u8) { CLOSE_SESSION = 0, CLOSE_CONNECTION = 1, RECOVER_CONNECTION = 2 }
 }
 codes! {
-    /// 11.15.1: what became of a logout.
+    /// Responses to a logout (RFC 7143 11.15.1).
     #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
     #[repr(transparent)]
     pub struct LogoutOutcome(u8) { CLOSED = 0, NO_CONNECTION = 1, RECOVERY_NOT_SUPPORTED = 2, CLEANUP_FAILED = 3 }
 }
 codes! {
-    /// 11.17.1: why a PDU is rejected.
+    /// Reasons of a Reject (RFC 7143 11.17.1).
     #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
     #[repr(transparent)]
     pub struct RejectReason(u8) {
@@ -112,7 +112,7 @@ codes! {
     }
 }
 codes! {
-    /// 11.13.5: class and detail of a login's status.
+    /// Status-Class and Status-Detail of a login response (RFC 7143 11.13.5).
     pub struct LoginStatus(u16) {
         SUCCESS = 0x0000, MOVED_TEMPORARILY = 0x0101, MOVED_PERMANENTLY = 0x0102,
         INITIATOR_ERROR = 0x0200, AUTHENTICATION_FAILURE = 0x0201, AUTHORIZATION_FAILURE = 0x0202, NOT_FOUND = 0x0203,
@@ -123,7 +123,7 @@ codes! {
     }
 }
 codes! {
-    /// 11.12.3: login stages.
+    /// Login stages (RFC 7143 11.12.3).
     pub struct Stage(u8) { SECURITY = 0, OPERATIONAL = 1, FULL_FEATURE = 3 }
 }
 
@@ -133,13 +133,13 @@ codes! {
 pub struct U24([u8; 3]);
 
 impl U24 {
-    /// The largest.
+    /// The largest value.
     pub const MAX: usize = 0xff_ffff;
 
-    /// The field that holds `value`.
+    /// The field with this value.
     ///
     /// # Panics
-    /// When it does not fit: lengths of segments are checked before they are announced.
+    /// When `value` does not fit 24 bits: segment lengths are checked before.
     #[must_use]
     pub fn new(value: usize) -> Self {
         assert!(value <= Self::MAX, "{value} does not fit 24 bits");
@@ -161,7 +161,7 @@ impl fmt::Debug for U24 {
     }
 }
 
-/// Byte 0: the opcode, with the mark of immediate delivery.
+/// Byte 0: the opcode, and the I bit for immediate delivery.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(transparent)]
 pub struct First(u8);
@@ -170,13 +170,13 @@ impl First {
     const IMMEDIATE: u8 = 0x40;
     const OPCODE: u8 = 0x3f;
 
-    /// An opcode without the mark.
+    /// An opcode without the I bit.
     #[must_use]
     pub const fn new(opcode: Opcode) -> Self {
         Self(opcode.0 & Self::OPCODE)
     }
 
-    /// The same, marked for immediate delivery.
+    /// The same with the I bit.
     #[must_use]
     pub const fn immediately(self) -> Self {
         Self(self.0 | Self::IMMEDIATE)
@@ -188,7 +188,7 @@ impl First {
         Opcode(self.0 & Self::OPCODE)
     }
 
-    /// Whether it is for immediate delivery (I): it takes no number and waits for none.
+    /// Whether the I bit is set: an immediate request uses no CmdSN and does not wait for its turn.
     #[must_use]
     pub const fn is_immediate(self) -> bool {
         self.0 & Self::IMMEDIATE != 0
@@ -201,25 +201,25 @@ impl fmt::Debug for First {
     }
 }
 
-/// A format of clause 11: a header of its own layout.
+/// A PDU format of RFC 7143 clause 11.
 pub trait Pdu: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Copy {
-    /// Its opcode.
+    /// The opcode of the format.
     const OPCODE: Opcode;
 
-    /// The view of a header as this format, whatever its opcode says.
+    /// A header seen as this format, without a check of its opcode.
     #[must_use]
     fn of(header: &Bhs) -> &Self {
-        // Every format is 48 bytes without alignment, which is asserted where it is declared.
+        // Every format has 48 bytes and no alignment, which is asserted at its declaration.
         Self::ref_from_bytes(header.as_bytes()).expect("formats have one size")
     }
 
-    /// The view of this format as a header.
+    /// This format seen as a basic header segment.
     #[must_use]
     fn bhs(&self) -> &Bhs {
         Bhs::ref_from_bytes(self.as_bytes()).expect("formats have one size")
     }
 
-    /// A header of zeroes but for opcode and F: requests and responses without sequences start from it.
+    /// A header with opcode and F bit; all other bytes are zero.
     #[must_use]
     fn blank() -> Self {
         let mut header = Self::new_zeroed();
@@ -230,38 +230,38 @@ pub trait Pdu: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Cop
     }
 }
 
-/// 11.2.1: what every header has.
+/// A basic header segment: the fields of all formats (RFC 7143 11.2.1).
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Bhs {
-    /// Byte 0.
+    /// Byte 0: opcode and the I bit.
     pub first: First,
-    /// Byte 1.
+    /// Byte 1: flags of the opcode.
     pub flags: u8,
-    /// Bytes 2 and 3.
+    /// Bytes 2 and 3: they depend on the opcode.
     pub special: [u8; 2],
-    /// Words of additional header segments.
+    /// TotalAHSLength, in words of four bytes.
     pub ahs_words: u8,
-    /// Bytes of the data segment, without padding.
+    /// DataSegmentLength, in bytes, without padding.
     pub data_len: U24,
-    /// The logical unit, where there is one.
+    /// LUN, or other fields of the opcode.
     pub lun: [u8; 8],
     /// Initiator task tag.
     pub itt: U32,
-    /// As the opcode has it.
+    /// The remaining bytes: they depend on the opcode.
     pub rest: [u8; 28],
 }
 
 const _: () = assert!(size_of::<Bhs>() == BHS_LEN && align_of::<Bhs>() == 1);
 
 impl Bhs {
-    /// The header at the start of `bytes`, when all of it is there.
+    /// The header at the start of `bytes`, if it is complete.
     #[must_use]
     pub fn peek(bytes: &[u8]) -> Option<&Self> {
         Self::ref_from_prefix(bytes).ok().map(|(header, _)| header)
     }
 
-    /// What it is.
+    /// The opcode.
     #[must_use]
     pub fn opcode(&self) -> Opcode {
         self.first.opcode()
@@ -279,7 +279,7 @@ impl Bhs {
         padded(self.data_len.get())
     }
 
-    /// The view as format `T`, if the opcode is its.
+    /// The header as format `T`, if it has its opcode.
     #[must_use]
     pub fn as_pdu<T: Pdu>(&self) -> Option<&T> {
         (self.opcode() == T::OPCODE).then(|| T::of(self))
@@ -287,7 +287,7 @@ impl Bhs {
 }
 
 impl fmt::Debug for Bhs {
-    /// One line for logs: what it is, its flags, task tag and lengths.
+    /// One line for logs: opcode, flags, task tag and lengths.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} flags={:02x} itt={:08x}", self.first, self.flags, self.itt)?;
         if self.ahs_words > 0 {
@@ -297,24 +297,24 @@ impl fmt::Debug for Bhs {
     }
 }
 
-/// Bytes of a segment with its padding to words.
+/// The length of a segment with its padding, a multiple of four.
 #[must_use]
 pub const fn padded(len: usize) -> usize {
     round_up(len, 4)
 }
 
-/// An additional header segment (11.2.2).
+/// An additional header segment (RFC 7143 11.2.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ahs<'a> {
-    /// 11.2.2.3: the bytes of a CDB after its first 16.
+    /// Extended CDB: the bytes of a CDB after its first 16 (RFC 7143 11.2.2.3).
     ExtendedCdb(&'a [u8]),
-    /// 11.2.2.4: bytes that a bidirectional command expects to read.
+    /// Bidirectional read expected data transfer length, in bytes (RFC 7143 11.2.2.4).
     BidiReadLen(u32),
-    /// A type that this crate does not know.
+    /// An unknown type.
     Unknown(u8),
 }
 
-/// Additional header segments that do not add up.
+/// The lengths of additional header segments are wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadAhs;
 
@@ -322,12 +322,12 @@ const AHS_HEAD_LEN: usize = 3;
 const AHS_EXTENDED_CDB: u8 = 1;
 const AHS_BIDI_READ_LEN: u8 = 2;
 
-/// Walks additional header segments. After an error there is no more.
+/// Iterates over additional header segments, and ends after an error.
 #[derive(Clone, Debug)]
 pub struct AhsWalk<'a>(&'a [u8]);
 
 impl<'a> AhsWalk<'a> {
-    /// Over all bytes that TotalAHSLength counts.
+    /// Iterates over `bytes`, of which there are TotalAHSLength words.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
@@ -341,7 +341,7 @@ impl<'a> AhsWalk<'a> {
         self.0 = self.0.get(padded(AHS_HEAD_LEN + len)..)?;
         // The first byte of both known types is reserved.
         Some(match kind {
-            // Not used for CDBs that the basic header has room for.
+            // An extended CDB is never empty.
             AHS_EXTENDED_CDB => Ahs::ExtendedCdb(body.get(1..).filter(|rest| !rest.is_empty())?),
             AHS_BIDI_READ_LEN => Ahs::BidiReadLen(U32::read_from_bytes(body.get(1..)?).ok()?.get()),
             other => Ahs::Unknown(other),
@@ -364,7 +364,7 @@ impl<'a> Iterator for AhsWalk<'a> {
     }
 }
 
-/// Bytes of the additional header segment that carries `cdb` beyond its first 16 bytes; empty if it is no longer.
+/// The additional header segment that carries the bytes of `cdb` after the first 16; empty if there are none.
 #[must_use]
 pub fn extended_cdb(cdb: &[u8]) -> Vec<u8> {
     let Some(rest @ [_, ..]) = cdb.get(16..) else { return Vec::new() };

@@ -1,15 +1,15 @@
 use super::*;
 use proptest::prelude::*;
 
-/// The bytes that a line of hexadecimal digits stands for.
+/// The bytes of a string of hexadecimal digits.
 fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> =
         text.chars().filter_map(|c| c.to_digit(16)).map(|d| u8::try_from(d).expect("a digit")).collect();
     digits.chunks(2).map(|pair| pair[0] * 16 + pair[1]).collect()
 }
 
-/// The four tests of a format: fields are where the standard has them, a header is written over whatever was
-/// there, it is told by its opcode, and it comes out as it went in.
+/// The four tests of a format: each field is at the offset of the standard; a header overwrites whatever was there; it
+/// is recognized by its opcode; a parsed header is emitted unchanged.
 macro_rules! golden {
     ($name:ident: $format:ident, $bytes:literal, { $($field:ident: $value:expr),* $(,)? }) => {
         mod $name {
@@ -263,7 +263,7 @@ golden!(nop_in: NopIn,
 });
 
 #[test]
-fn unknown_codes_print() {
+fn unknown_codes_are_printed_as_numbers() {
     assert_eq!(format!("{:?} {:?}", Opcode::R2T, Opcode(0x3e)), "R2T Opcode(0x3e)");
     assert_eq!(format!("{:?}", LoginStatus(0x0242)), "LoginStatus(0x242)");
     let mut bytes = [0u8; BHS_LEN];
@@ -277,19 +277,19 @@ fn unknown_codes_print() {
 }
 
 #[test]
-fn three_byte_numbers() {
+fn three_byte_numbers_are_big_endian() {
     assert_eq!((U24::new(0x01_0203).get(), U24::new(U24::MAX).get()), (0x01_0203, 0xff_ffff));
     assert_eq!(U24::new(0x01_0203).as_bytes(), [1, 2, 3]);
 }
 
 #[test]
 #[should_panic(expected = "does not fit")]
-fn a_number_of_more_than_three_bytes_is_not_cut() {
+fn a_number_of_more_than_three_bytes_panics() {
     let _ = U24::new(U24::MAX + 1);
 }
 
 #[test]
-fn stages_lie_where_the_standard_has_them() {
+fn stages_are_at_the_bits_of_the_standard() {
     assert_eq!(login_flags(Stage::SECURITY, None), 0x00);
     assert_eq!(login_flags(Stage::OPERATIONAL, None), 0x04);
     assert_eq!(login_flags(Stage::OPERATIONAL, Some(Stage::FULL_FEATURE)), 0x87);
@@ -300,7 +300,7 @@ fn stages_lie_where_the_standard_has_them() {
 }
 
 #[test]
-fn additional_headers_are_walked() {
+fn additional_headers_are_iterated() {
     let mut bytes = hex("0011 01 00 000102030405060708090a0b0c0d0e0f");
     bytes.extend(hex("0005 02 00 00001000"));
     bytes.extend(hex("0001 3f 00"));
@@ -310,7 +310,7 @@ fn additional_headers_are_walked() {
 }
 
 #[test]
-fn additional_headers_that_do_not_add_up() {
+fn additional_headers_with_wrong_lengths_are_errors() {
     for bad in [
         "00",
         "0000",
@@ -330,7 +330,7 @@ fn additional_headers_that_do_not_add_up() {
 }
 
 #[test]
-fn long_cdbs_have_an_additional_header() {
+fn a_long_cdb_has_an_additional_header() {
     let cdb: Vec<u8> = (0..32).collect();
     let bytes = extended_cdb(&cdb);
     assert_eq!(bytes, hex("0011 01 00 101112131415161718191a1b1c1d1e1f"));
@@ -342,7 +342,7 @@ fn long_cdbs_have_an_additional_header() {
 }
 
 #[test]
-fn digests_are_those_of_the_standard() {
+fn digests_match_the_vectors_of_rfc_7143() {
     // RFC 7143 appendix A.4 has these.
     assert_eq!(digest(&[0; 32]), [0xaa, 0x36, 0x91, 0x8a]);
     assert_eq!(digest(&[0xff; 32]), [0x43, 0xab, 0xa8, 0x62]);
@@ -356,12 +356,12 @@ fn digests_are_those_of_the_standard() {
 
 proptest! {
     #[test]
-    fn any_additional_headers_end(bytes: Vec<u8>) {
+    fn any_additional_headers_are_iterated_to_an_end(bytes: Vec<u8>) {
         prop_assert!(AhsWalk::new(&bytes).count() <= bytes.len() + 1);
     }
 
     #[test]
-    fn long_cdbs_come_back(rest in prop::collection::vec(any::<u8>(), 1..244)) {
+    fn a_long_cdb_is_parsed_as_it_was_built(rest in prop::collection::vec(any::<u8>(), 1..244)) {
         let cdb = [&[0; 16][..], &rest].concat();
         let bytes = extended_cdb(&cdb);
         let segments: Result<Vec<_>, _> = AhsWalk::new(&bytes).collect();

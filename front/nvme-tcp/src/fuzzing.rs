@@ -1,7 +1,7 @@
-//! What fuzzers and tests call: a session, and an outside that answers what it asks for from a subsystem's like.
+//! Entry points of the fuzz targets, and a host for tests: a session, and a front that executes its commands.
 
 use crate::config::IN_CAPSULE_MAX;
-use crate::session::{Action, Machine, Pull, Session, TaskKey, Transfers, Want};
+use crate::session::{Action, CommandData, ProtocolMachine, PullResult, ReceiveMode, Session, TaskKey};
 use crate::wire::{CapsuleCmd, H2cData, IcReq, LAST, Pdu, R2t};
 use lunar_core::mem::{Arena, BLOCK_MAX, Sg};
 use lunar_core::step::Tail;
@@ -12,30 +12,30 @@ use lunar_nvme::{Command, Path, Queue, Status};
 use std::rc::Rc;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Memory of a rig.
+/// Bytes of the arena of a rig.
 const ARENA_BYTES: usize = 8 << 20;
 /// Entries of the queue.
 const ENTRIES: u16 = 32;
 
-/// A session whose outside lets every host in, and gives zeroes for what is read.
+/// A session whose front accepts every host and reads zeroes.
 pub struct Rig {
     /// The session.
     pub session: Session,
-    /// The core's memory.
+    /// The arena.
     pub arena: Arena,
-    /// What the session asked for and nobody answered.
+    /// Actions that were not performed.
     pub actions: Vec<Action>,
-    /// Everything that it sent.
+    /// The bytes that the session has sent.
     pub sent: Vec<u8>,
-    /// What commands pulled.
+    /// The data that commands have pulled.
     pub pulled: Vec<Vec<u8>>,
-    /// Who carries Connect out; without, every host is let in.
+    /// The subsystem that executes Connect; `None`: every host is accepted.
     subsystem: Option<Box<Subsystem>>,
-    /// Commands that wait for data.
+    /// Commands that wait for data, with the length of their pull.
     waiting: Vec<(TaskKey, u32)>,
 }
 
-/// A subsystem, and the queues that were connected to it.
+/// A subsystem and its connected queues.
 struct Subsystem {
     rig: lunar_nvme::fuzzing::Rig,
     queues: Vec<Rc<Queue>>,
@@ -51,7 +51,7 @@ impl Default for Rig {
 }
 
 impl Rig {
-    /// One that has a queue, with these digests.
+    /// A rig with a connected queue and these digests.
     #[must_use]
     pub fn live(digests: u8) -> Self {
         let mut rig = Self::default();
@@ -61,49 +61,49 @@ impl Rig {
         (sqe.opcode, sqe.flags, sqe.nsid, sqe.sgl.kind) = (FABRICS, 0x40, 1.into(), 0x01);
         sqe.sgl.length = 1024.into();
         rig.receive(&capsule(&sqe, &[0; 1024], digests));
-        rig.answer();
+        rig.perform_actions();
         rig.sent.clear();
         rig
     }
 
-    /// Receives bytes as the glue would.
+    /// Receives bytes as a connection does.
     pub fn receive(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && self.session.closed().is_none() {
-            match self.session.want() {
-                Want::Chunk => {
+            match self.session.receive_mode() {
+                ReceiveMode::Chunk => {
                     let count = bytes.len().min(4096);
                     let Some(chunk) = self.arena.copy(&bytes[..count]) else { return };
                     self.session.receive(chunk, Instant::default(), &mut self.actions);
                     bytes = &bytes[count..];
                 }
-                Want::Into(mut memory) => {
+                ReceiveMode::Into(mut memory) => {
                     let count = bytes.len().min(memory.len());
                     memory.copy_from(0, &bytes[..count]);
                     self.session.placed(memory, count, Instant::default(), &mut self.actions);
                     bytes = &bytes[count..];
                 }
-                Want::Nothing => {
-                    self.take();
+                ReceiveMode::Paused => {
+                    self.take_output();
                     self.session.resume(&mut self.actions);
                 }
             }
         }
-        self.take();
+        self.take_output();
     }
 
-    fn take(&mut self) {
+    fn take_output(&mut self) {
         let sent = self.session.take_out();
         self.sent.extend(sent.to_vec());
     }
 
-    /// What was sent since this was asked last.
+    /// The bytes sent since the last call.
     pub fn sent(&mut self) -> Vec<u8> {
-        self.take();
+        self.take_output();
         std::mem::take(&mut self.sent)
     }
 
-    /// Answers what the session asks for.
-    pub fn answer(&mut self) {
+    /// Performs the actions of the session.
+    pub fn perform_actions(&mut self) {
         while !self.actions.is_empty() {
             for action in std::mem::take(&mut self.actions) {
                 match action {
@@ -120,14 +120,14 @@ impl Rig {
                             self.pull(key, len);
                         }
                     }
-                    Action::TurnedDown(..) | Action::Withdrawn(_) | Action::Close(_) => {}
+                    Action::Refused(..) | Action::EventReplaced(_) | Action::Close(_) => {}
                 }
             }
-            self.take();
+            self.take_output();
         }
     }
 
-    /// As the glue does: who has connected a queue and has to prove its name does so.
+    /// Executes Connect as the front does. A host that has to authenticate does so.
     fn connect(&mut self, key: TaskKey, command: &Command, data: &[u8]) {
         let Some(subsystem) = &mut self.subsystem else {
             return self.session.connected(key, Ok((1, ENTRIES, true)), 1);
@@ -141,7 +141,7 @@ impl Rig {
             Ok((queue, result)) => {
                 self.session.connected(key, Ok((queue.id, queue.entries, queue.flow_control)), result);
                 if !queue.passes() {
-                    self.session.prove();
+                    self.session.require_authentication();
                 }
                 subsystem.queues.push(queue);
             }
@@ -150,14 +150,14 @@ impl Rig {
     }
 
     fn command(&mut self, key: TaskKey, command: &Command) {
-        // As much as the controller moves at once.
-        const MOST: u32 = 1 << 20;
+        // Most bytes that the controller transfers at once.
+        const TRANSFER_MAX: u32 = 1 << 20;
         if command.sent > 0 {
-            return self.pull(key, command.sent.min(MOST));
+            return self.pull(key, command.sent.min(TRANSFER_MAX));
         }
         let mut tail = Tail::default();
         if command.room > 0 {
-            let Some(memory) = self.arena.take_sg(command.room.min(MOST) as usize) else { return };
+            let Some(memory) = self.arena.take_sg(command.room.min(TRANSFER_MAX) as usize) else { return };
             tail.data = memory.share();
         }
         self.session.reply(key, Status::SUCCESS, 0, &mut tail);
@@ -165,25 +165,25 @@ impl Rig {
 
     fn pull(&mut self, key: TaskKey, len: u32) {
         let status = match self.session.pull(key, 0, len as usize) {
-            Pull::Ready(data) => {
+            PullResult::Ready(data) => {
                 self.pulled.push(data.to_vec());
                 Status::SUCCESS
             }
-            Pull::Pending => return self.waiting.push((key, len)),
-            Pull::Memory(wanted) => match self.arena.take_sg(wanted) {
+            PullResult::Pending => return self.waiting.push((key, len)),
+            PullResult::NeedsMemory(wanted) => match self.arena.take_sg(wanted) {
                 Some(memory) => {
                     self.session.supply(key, memory);
                     return self.pull(key, len);
                 }
                 None => Status::NOT_READY,
             },
-            Pull::Failed(_) => Status::TRANSPORT_ERROR,
+            PullResult::Failed(_) => Status::TRANSPORT_ERROR,
         };
         self.session.reply(key, status, 0, &mut Tail::default());
     }
 }
 
-/// A command capsule with its data.
+/// A command capsule with in-capsule data.
 #[must_use]
 pub fn capsule(sqe: &Sqe, data: &[u8], digests: u8) -> Vec<u8> {
     emit(CapsuleCmd { sqe: *sqe, ..CapsuleCmd::blank(0) }, data, digests)
@@ -192,7 +192,7 @@ pub fn capsule(sqe: &Sqe, data: &[u8], digests: u8) -> Vec<u8> {
 /// An H2CData PDU.
 ///
 /// # Panics
-/// When the data is longer than 32 bits count.
+/// When the data is longer than 4 GiB.
 #[must_use]
 pub fn h2c_data(cid: u16, tag: u16, offset: u32, data: &[u8], flags: u8, digests: u8) -> Vec<u8> {
     let data_len = u32::try_from(data.len()).expect("small").into();
@@ -202,8 +202,8 @@ pub fn h2c_data(cid: u16, tag: u16, offset: u32, data: &[u8], flags: u8, digests
 
 fn emit<P: Pdu>(header: P, data: &[u8], digests: u8) -> Vec<u8> {
     let arena = Arena::new(ARENA_BYTES);
-    let mut out = crate::out::Out::new(arena.clone());
-    out.digests = crate::out::Digests { header: digests & 1 != 0, data: digests & 2 != 0 };
+    let mut out = crate::pdu_queue::PduQueue::new(arena.clone());
+    out.digests = crate::pdu_queue::Digests { header: digests & 1 != 0, data: digests & 2 != 0 };
     let mut payload = Sg::default();
     if !data.is_empty()
         && let Some(mut memory) = arena.take_sg(data.len())
@@ -215,38 +215,39 @@ fn emit<P: Pdu>(header: P, data: &[u8], digests: u8) -> Vec<u8> {
     out.queue.take().to_vec()
 }
 
-/// Any bytes as the first of a connection, to a subsystem that carries Connect out; the first byte says in which parts.
+/// Any bytes at the start of a connection, with a subsystem that executes Connect; the first byte determines how the
+/// bytes are divided.
 pub fn start(data: &[u8]) {
-    let Some((pace, data)) = data.split_first() else { return };
+    let Some((division, data)) = data.split_first() else { return };
     let mut rig = Rig::default();
     rig.subsystem = Some(Box::new(Subsystem { rig: lunar_nvme::fuzzing::Rig::default(), queues: Vec::new() }));
-    // What follows Connect comes before and after its answer.
-    for part in data.chunks(1 + usize::from(*pace) * 8) {
+    // Bytes after Connect are received before and after its reply.
+    for part in data.chunks(1 + usize::from(*division) * 8) {
         rig.receive(part);
-        rig.answer();
+        rig.perform_actions();
     }
     let queues = rig.subsystem.as_ref().map_or(0, |subsystem| subsystem.queues.len());
     assert!(queues <= 1, "a connection has one queue");
     check(&rig);
 }
 
-/// Any bytes on a queue; the first byte says which digests are on.
+/// Any bytes on a connected queue; the first byte determines the digests.
 pub fn queue(data: &[u8]) {
     let Some((digests, data)) = data.split_first() else { return };
     let mut rig = Rig::live(digests & 3);
     for part in data.chunks(1 + usize::from(digests >> 2)) {
         rig.receive(part);
-        rig.answer();
+        rig.perform_actions();
     }
     check(&rig);
 }
 
-/// A host that mostly keeps to the rules: commands, and data for what it was asked for, with mistakes now and then.
+/// A host that mostly follows the protocol: commands, and data for its R2Ts, with occasional errors.
 pub fn host(data: &[u8]) {
     let Some((digests, data)) = data.split_first() else { return };
     let digests = digests & 3;
     let mut rig = Rig::live(digests);
-    let mut asked = R2t::blank(0);
+    let mut request = R2t::blank(0);
     for step in data.chunks_exact(6) {
         let [what, cid, low, high, mistake, delay] = [step[0], step[1] & 7, step[2], step[3], step[4], step[5]];
         let len = u32::from(u16::from_le_bytes([low, high]));
@@ -260,30 +261,30 @@ pub fn host(data: &[u8]) {
                 capsule(&sqe, &vec![cid; usize::from(high) << 4 | usize::from(low & 15)], digests)
             }
             _ => {
-                let (off, size) = (asked.offset.get(), asked.data_len.get().min(len.max(1)));
-                let flags = if size == asked.data_len.get() || mistake == 1 { LAST } else { 0 };
-                let tag = asked.tag.get().wrapping_add(u16::from(mistake == 2));
-                let bytes = h2c_data(asked.cid.get(), tag, off, &vec![7; size as usize], flags, digests);
-                asked.offset = (off + size).into();
-                asked.data_len = (asked.data_len.get() - size).into();
+                let (off, size) = (request.offset.get(), request.data_len.get().min(len.max(1)));
+                let flags = if size == request.data_len.get() || mistake == 1 { LAST } else { 0 };
+                let tag = request.tag.get().wrapping_add(u16::from(mistake == 2));
+                let bytes = h2c_data(request.cid.get(), tag, off, &vec![7; size as usize], flags, digests);
+                request.offset = (off + size).into();
+                request.data_len = (request.data_len.get() - size).into();
                 bytes
             }
         };
         rig.receive(&bytes);
         if delay & 1 == 0 {
-            rig.answer();
+            rig.perform_actions();
         }
         let sent = rig.sent();
         let found = sent.windows(size_of::<R2t>()).find(|part| part[..4] == R2t::blank(digests & 1).as_bytes()[..4]);
         if let Some(found) = found.and_then(R2t::of) {
-            asked = *found;
+            request = *found;
         }
     }
-    rig.answer();
+    rig.perform_actions();
     check(&rig);
 }
 
-/// What holds whatever came.
+/// Checks the limits that hold for any bytes.
 fn check(rig: &Rig) {
     let most = rig.subsystem.as_ref().and_then(|subsystem| subsystem.queues.first()).map(|queue| queue.entries);
     assert!(rig.session.tasks() <= usize::from(most.unwrap_or(ENTRIES)));

@@ -1,18 +1,20 @@
-//! NVMe/TCP, controller side, without I/O: bytes and time go in, bytes and actions come out.
+//! The NVMe/TCP controller side. Everything but [`serve`] is without I/O: bytes and time go in, bytes and actions come
+//! out.
 //!
 //! From the wire upwards:
 //!
-//! * [`wire`]: the PDU formats, digests
-//! * [`session`]: the machine of one connection, which is one queue: framing, commands, data
-//! * [`out`]: what waits to be sent
-//! * [`tls`]: secure channels
-//! * [`config`]: settings and limits
-//! * [`fuzzing`]: what fuzzers call
-//! * [`serve`]: the glue to the reactor and the controller: the one module with I/O
+//! * [`wire`]: PDU formats, digests
+//! * [`session`]: one connection, which is one queue: framing, commands, data
+//! * [`pdu_queue`]: PDUs that wait to be sent
+//! * [`tls`]: TLS with pre-shared keys
+//! * [`config`]: limits of queues, data and time
+//! * [`serve`]: connects sessions to the reactor and to the controllers; the only module with I/O
+//! * `fuzzing`: entry points of the fuzz targets, and a host for tests, with the feature `testing` only
 
 pub mod config;
+#[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
-pub mod out;
+pub mod pdu_queue;
 pub mod serve;
 pub mod session;
 pub mod tls;

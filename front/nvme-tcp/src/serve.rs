@@ -13,7 +13,7 @@ mod connection;
 mod job;
 mod secure;
 
-use crate::tls::Channels;
+use crate::tls::TlsContext;
 use connection::Connection;
 use job::Job;
 use lunar_core::step::Tools;
@@ -39,7 +39,7 @@ pub struct Settings {
     /// The address that the discovery service tells; `None`: the one that the host came in by.
     pub advertise: Option<IpAddr>,
     /// Secure channels, if any host may have one.
-    pub channels: Option<Channels>,
+    pub channels: Option<TlsContext>,
     /// How long commands get to finish when the target stops.
     pub drain: Duration,
 }

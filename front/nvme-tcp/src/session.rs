@@ -1,114 +1,116 @@
 //! One connection, which is one queue, as a value: bytes and time go in, bytes and [`Action`]s come out.
 //!
-//! * [`Machine::want`] says how to receive; [`Machine::receive`] and [`Machine::placed`] take what came.
-//! * Actions are what the outside has to do; it answers with [`Session::connected`] and [`Session::reply`].
-//! * A command's data moves with [`Transfers::pull`], [`Transfers::supply`] and [`Transfers::push`].
-//! * [`Machine::take_out`] is what to send. After it, [`Machine::resume`] goes on with what was received and had to
-//!   wait.
-//! * Once [`Session::closed`] is not `None`, the outside sends what is queued, aborts its commands and closes.
+//! * [`ProtocolMachine::receive_mode`] says how to receive; [`ProtocolMachine::receive`] and
+//!   [`ProtocolMachine::placed`] take what was received.
+//! * An action is a request to the front, which answers with [`Session::connected`] and [`Session::reply`].
+//! * The data of a command moves with [`CommandData::pull`], [`CommandData::supply`] and [`CommandData::push`].
+//! * [`ProtocolMachine::take_out`] returns the bytes to send. After it, [`ProtocolMachine::resume`] continues with
+//!   received bytes that had to wait.
+//! * Once [`Session::closed`] is not `None`, the front sends what is queued, aborts the commands and closes the
+//!   connection.
 
 mod data;
-mod frames;
+mod framing;
 mod tasks;
 
-pub use lunar_stream::machine::{Machine, Pull, Transfers, Want};
+pub use lunar_stream::protocol::{CommandData, ProtocolMachine, PullResult, ReceiveMode};
 pub use tasks::TaskKey;
 
 use crate::config::{ALIGNMENT_MAX, CONNECT_TIMEOUT, ENTRIES_BEFORE_CONNECT, H2C_DATA_MAX};
-use crate::out::{Digests, Out};
+use crate::pdu_queue::{Digests, PduQueue};
 use crate::wire::{
     COMMON_LEN, CapsuleCmd, CapsuleResp, Common, DATA_DIGEST, FatalStatus, H2cData, HEADER_DIGEST, IcReq, IcResp, Pdu,
-    PduType, TOLD_MAX, TermReq,
+    PduType, RETURNED_HEADER_MAX, TermReq,
 };
 use lunar_core::mem::{Arena, Sg, SgMut, Slice};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
 use lunar_nvme::command::{FABRICS, FUSE, FUSE_FIRST, FUSE_SECOND, Sqe};
 use lunar_nvme::{Command, Direction, Status};
-use lunar_stream::input::{self, Input, Payload, Plan};
+use lunar_stream::input::{self, Input, Payload, PayloadPlan};
 use std::fmt;
 use std::mem::offset_of;
 use std::sync::Arc;
-use tasks::Tasks;
+use tasks::{State, Tasks};
 use zerocopy::IntoBytes;
 
-/// What the outside has to do.
+/// A request of the session to its front.
 #[derive(Debug)]
 pub enum Action {
-    /// Carry Connect out, which came with this data: [`Session::connected`].
+    /// Execute Connect with its data. The answer is [`Session::connected`].
     Connect(TaskKey, Box<Command>, Sg),
-    /// Carry a command out: [`Session::reply`].
+    /// Execute a command. The answer is [`Session::reply`].
     Command(TaskKey, Command),
-    /// Carry out both halves of a fused operation: [`Session::reply`] to each.
+    /// Execute both commands of a fused operation. The answer is [`Session::reply`] for each.
     Fused(Box<[(TaskKey, Command); 2]>),
-    /// Remember this command: it was told that it ends so.
-    TurnedDown(Sqe, Status),
-    /// Forget the command of this identifier that waits for an event.
-    Withdrawn(u16),
-    /// Pull again: what [`Pull::Pending`] promised is there, or will not come.
+    /// Record the error of a command that the session has completed with this status.
+    Refused(Sqe, Status),
+    /// Drop the Asynchronous Event Request with this command identifier: the host has sent another command with it.
+    EventReplaced(u16),
+    /// Repeat a pull that was [`PullResult::Pending`]: the data has arrived, or will not arrive.
     DataReady(TaskKey),
     /// Send what is queued, abort all commands and close the connection.
-    Close(Close),
+    Close(CloseReason),
 }
 
 /// Why a connection is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Close {
-    /// The host broke the protocol, and was told so.
-    Broken(FatalStatus, u32),
-    /// The host says that the controller broke the protocol.
-    Blamed(FatalStatus),
-    /// There was no queue in time, or no proof of its host's name.
+pub enum CloseReason {
+    /// The host has violated the protocol: the fatal error status and information that it was sent.
+    ProtocolError(FatalStatus, u32),
+    /// The host has sent a termination request.
+    TerminatedByHost(FatalStatus),
+    /// The host has not connected a queue, or not authenticated, in time.
     ConnectTimeout,
-    /// The host has ended its queue.
+    /// The host has disconnected the queue.
     Disconnected,
     /// There was no memory for a header.
     NoMemory,
 }
 
-impl fmt::Display for Close {
+impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Broken(status, at) => write!(f, "the host breaks the protocol: {status:?} at {at}"),
-            Self::Blamed(status) => write!(f, "the host gives up: {status:?}"),
-            Self::ConnectTimeout => f.write_str("the host did not connect a queue, or prove its name, in time"),
+            Self::ProtocolError(status, at) => write!(f, "the host violates the protocol: {status:?} at {at}"),
+            Self::TerminatedByHost(status) => write!(f, "the host has terminated the connection: {status:?}"),
+            Self::ConnectTimeout => f.write_str("the host did not connect a queue, or did not authenticate, in time"),
             Self::Disconnected => f.write_str("the host has disconnected"),
-            Self::NoMemory => f.write_str("no memory for an answer"),
+            Self::NoMemory => f.write_str("no memory for a reply"),
         }
     }
 }
 
-/// Where a connection is.
+/// The phase of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Nothing was agreed.
+    /// Before ICReq.
     Start,
-    /// There is no queue.
+    /// Before Connect.
     Connecting,
-    /// There is one, whose host has still to prove its name.
-    Proving,
-    /// There is one.
+    /// The queue is connected, and its host has to authenticate.
+    Authenticating,
+    /// The queue is connected.
     Live,
-    /// It is over.
-    Closed,
+    /// Nothing more is read. What is queued is still sent.
+    Closed(CloseReason),
 }
 
-/// What broke the protocol: why, and where in the header.
+/// A violation of the protocol: fatal error status, and fatal error information.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Fatal(FatalStatus, u32);
+struct Violation(FatalStatus, u32);
 
-fn invalid(at: usize) -> Fatal {
-    Fatal(FatalStatus::INVALID_HEADER, at as u32)
+fn invalid(at: usize) -> Violation {
+    Violation(FatalStatus::INVALID_HEADER, at as u32)
 }
 
-/// What the last command was to a fused operation.
+/// The role of the last command in a fused operation.
 #[derive(Debug, Default)]
 enum Fused {
     #[default]
     Nothing,
-    /// The first half, which waits for the second.
+    /// The first command, which waits for the second.
     First(TaskKey, Command),
-    /// A first half that was refused: its second fails with it.
+    /// A first command that was refused: the second fails as well.
     Failed,
 }
 
@@ -118,30 +120,28 @@ pub struct Session {
     arena: Arena,
     stats: Arc<Stats>,
     phase: Phase,
-    closed: Option<Close>,
     input: Input,
-    out: Out,
+    out: PduQueue,
     tasks: Tasks,
     entries: u16,
     queue: u16,
     flow_control: bool,
-    /// Commands received, modulo the entries.
+    /// SQHD: the number of commands received, modulo the queue size.
     head: u16,
-    /// What the last command was to a fused operation.
+    /// The role of the last command in a fused operation.
     fused: Fused,
     next_tag: u16,
     started: Instant,
 }
 
 impl Session {
-    /// The machine of a connection that was just accepted.
+    /// The session of a connection that was just accepted.
     #[must_use]
     pub fn new(arena: Arena, stats: Arc<Stats>, now: Instant) -> Self {
         Self {
             phase: Phase::Start,
-            closed: None,
             input: Input::default(),
-            out: Out::new(arena.clone()),
+            out: PduQueue::new(arena.clone()),
             tasks: Tasks::default(),
             entries: ENTRIES_BEFORE_CONNECT,
             queue: 0,
@@ -155,19 +155,22 @@ impl Session {
         }
     }
 
-    /// Why the connection has to be closed, if it has.
+    /// Why the connection has to be closed; `None` if it does not.
     #[must_use]
-    pub fn closed(&self) -> Option<Close> {
-        self.closed
+    pub fn closed(&self) -> Option<CloseReason> {
+        match self.phase {
+            Phase::Closed(reason) => Some(reason),
+            Phase::Start | Phase::Connecting | Phase::Authenticating | Phase::Live => None,
+        }
     }
 
-    /// Whether there is a queue.
+    /// Whether the queue is connected, and its host authenticated if it has to be.
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.phase == Phase::Live
     }
 
-    /// Commands that have not been answered.
+    /// The number of commands without a reply.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.tasks.len()
@@ -176,24 +179,25 @@ impl Session {
     /// When [`Session::tick`] has to be called at the latest.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        matches!(self.phase, Phase::Start | Phase::Connecting | Phase::Proving).then(|| self.started + CONNECT_TIMEOUT)
+        matches!(self.phase, Phase::Start | Phase::Connecting | Phase::Authenticating)
+            .then(|| self.started + CONNECT_TIMEOUT)
     }
 
-    /// Looks at the time: a connection that gets no queue, or whose host proves nothing, ends.
+    /// Checks the timeout of Connect and of authentication.
     pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         if self.deadline().is_some_and(|at| at <= now) {
-            self.close(Close::ConnectTimeout, actions);
+            self.close(CloseReason::ConnectTimeout, actions);
         }
     }
 
-    /// The answer to [`Action::Connect`]: the queue, with its identifier, entries and whether its host wants to know
-    /// how far it was read; else how Connect ends. `result`: dword 0 of its completion.
+    /// The answer to [`Action::Connect`]: the identifier of the queue, its size, and whether it uses flow control
+    /// (SQHD); or the status of Connect. `result`: dword 0 of the completion.
     pub fn connected(&mut self, key: TaskKey, answer: Result<(u16, u16, bool), Status>, result: u32) {
         let status = match answer {
             Ok((queue, entries, flow_control)) if self.phase == Phase::Connecting => {
                 self.phase = Phase::Live;
                 (self.queue, self.entries, self.flow_control) = (queue, entries, flow_control);
-                // Connect itself is the first entry that was read.
+                // Connect is the first entry of the queue.
                 self.head = 1 % entries;
                 Status::SUCCESS
             }
@@ -203,71 +207,72 @@ impl Session {
         self.reply(key, status, result.into(), &mut lunar_core::step::Tail::default());
     }
 
-    /// The host of the queue has to prove its name, and has no more time for that than it had for all before.
-    pub fn prove(&mut self) {
+    /// The host of the queue has to authenticate, within the timeout of the connection.
+    pub fn require_authentication(&mut self) {
         if self.phase == Phase::Live {
-            self.phase = Phase::Proving;
+            self.phase = Phase::Authenticating;
         }
     }
 
-    /// The host has proved its name; `false` if it had before, or had not to.
-    pub fn proven(&mut self) -> bool {
-        let proves = self.phase == Phase::Proving;
-        if proves {
+    /// The host has authenticated; `false` if it did not have to, or had already.
+    pub fn authenticated(&mut self) -> bool {
+        let was_authenticating = self.phase == Phase::Authenticating;
+        if was_authenticating {
             self.phase = Phase::Live;
         }
-        proves
+        was_authenticating
     }
 
-    /// The command waits for an event: [`Session::reply_to`] ends it.
+    /// The command waits for an event: [`Session::reply_to`] completes it.
     pub fn park(&mut self, key: TaskKey) {
         if let Some(task) = self.tasks.get_mut(key) {
-            task.parked = true;
+            task.state = State::AwaitsEvent;
         }
     }
 
-    /// The host has disconnected: the queue ends when what is queued was sent.
+    /// The host has disconnected the queue. The connection ends when what is queued was sent.
     pub fn disconnected(&mut self) {
-        self.shut(Close::Disconnected);
+        self.shut(CloseReason::Disconnected);
     }
 
     fn digests(&self) -> Digests {
         self.out.digests
     }
 
-    fn close(&mut self, why: Close, actions: &mut Vec<Action>) {
-        if self.closed.is_none() {
+    fn close(&mut self, why: CloseReason, actions: &mut Vec<Action>) {
+        if self.closed().is_none() {
             self.shut(why);
             actions.push(Action::Close(why));
         }
     }
 
-    fn shut(&mut self, why: Close) {
-        self.closed.get_or_insert(why);
-        self.phase = Phase::Closed;
+    fn shut(&mut self, why: CloseReason) {
+        if self.closed().is_none() {
+            self.phase = Phase::Closed(why);
+        }
         self.input.clear();
         self.tasks = Tasks::default();
         self.fused = Fused::Nothing;
     }
 
-    /// Tells the host what it broke, and closes. The PDU tells as much of the header as there is.
-    fn fail(&mut self, fatal: Fatal, header: &[u8], actions: &mut Vec<Action>) {
-        let Fatal(status, information) = fatal;
-        if self.closed.is_some() {
+    /// Sends a termination request with the invalid header, as far as it was received, and closes the connection.
+    fn fail(&mut self, violation: Violation, header: &[u8], actions: &mut Vec<Action>) {
+        let Violation(status, information) = violation;
+        if self.closed().is_some() {
             return;
         }
         self.stats.protocol_errors.add(1);
-        let told = &header[..header.len().min(TOLD_MAX)];
+        let returned = &header[..header.len().min(RETURNED_HEADER_MAX)];
         let mut request = TermReq { status: status.0.into(), information: information.into(), ..TermReq::blank(0) };
         // At most 24 and 128 bytes.
-        request.common.len = ((size_of::<TermReq>() + told.len()) as u32).into();
-        // Never with digests.
+        request.common.len = ((size_of::<TermReq>() + returned.len()) as u32).into();
+        // A termination request has no digests.
         self.out.queue.write(request.as_bytes());
-        self.out.queue.write(told);
-        self.close(Close::Broken(status, information), actions);
+        self.out.queue.write(returned);
+        self.close(CloseReason::ProtocolError(status, information), actions);
     }
 
-    /// A PDU is complete.
+    /// Handles a complete PDU.
     fn handle(&mut self, header: &[u8], payload: &mut Payload, actions: &mut Vec<Action>) {
         if !payload.intact {
             self.stats.digest_errors.add(1);
@@ -280,27 +285,27 @@ impl Session {
                 None => Ok(()),
             },
             PduType::H2C_DATA => match H2cData::of(header) {
-                Some(data) => self.data_came(data, payload, actions),
+                Some(data) => self.receive_data(data, payload, actions),
                 None => Ok(()),
             },
             PduType::H2C_TERM_REQ => {
                 let status = TermReq::of(header).map_or(0, |request| request.status.get());
-                self.close(Close::Blamed(FatalStatus(status)), actions);
+                self.close(CloseReason::TerminatedByHost(FatalStatus(status)), actions);
                 Ok(())
             }
             _ => Ok(()),
         };
-        if let Err(fatal) = result {
-            self.fail(fatal, header, actions);
+        if let Err(violation) = result {
+            self.fail(violation, header, actions);
         }
     }
 
-    /// ICReq: versions, digests, alignment.
-    fn initialize(&mut self, header: &[u8]) -> Result<(), Fatal> {
+    /// Handles ICReq: version, digests, alignment.
+    fn initialize(&mut self, header: &[u8]) -> Result<(), Violation> {
         const DIGESTS: u8 = HEADER_DIGEST | DATA_DIGEST;
         let Some(request) = IcReq::of(header) else { return Ok(()) };
         if request.version.get() != 0 {
-            return Err(Fatal(FatalStatus::UNSUPPORTED, offset_of!(IcReq, version) as u32));
+            return Err(Violation(FatalStatus::UNSUPPORTED, offset_of!(IcReq, version) as u32));
         }
         if request.alignment > ALIGNMENT_MAX {
             return Err(invalid(offset_of!(IcReq, alignment)));
@@ -317,37 +322,37 @@ impl Session {
         Ok(())
     }
 
-    /// A command.
-    fn capsule(&mut self, sqe: &Sqe, payload: &mut Payload, actions: &mut Vec<Action>) -> Result<(), Fatal> {
+    /// Handles a command.
+    fn capsule(&mut self, sqe: &Sqe, payload: &mut Payload, actions: &mut Vec<Action>) -> Result<(), Violation> {
         let cid = sqe.cid.get();
         if self.tasks.len() >= usize::from(self.entries) {
-            // More than the queue has entries for: what a host that counts cannot send.
-            return Err(Fatal(FatalStatus::SEQUENCE, offset_of!(CapsuleCmd, sqe) as u32));
+            // More commands than the queue has entries.
+            return Err(Violation(FatalStatus::SEQUENCE, offset_of!(CapsuleCmd, sqe) as u32));
         }
         self.head = (self.head + 1) % self.entries;
         let data = payload.data.take();
-        let (command, inline) = match self.described(sqe, data, payload) {
-            Ok(described) => described,
+        let (command, in_capsule) = match self.data_of(sqe, data, payload) {
+            Ok(data_of) => data_of,
             Err(status) => {
-                self.turn_down(sqe, status, actions);
+                self.refuse(sqe, status, actions);
                 return Ok(());
             }
         };
         if let Some(old) = self.tasks.find(cid) {
-            // Hosts have been seen that forget what waits for an event before they shut a controller down.
-            if !self.tasks.get_mut(old).is_some_and(|task| task.parked) {
-                self.turn_down(sqe, Status::ID_CONFLICT, actions);
+            // Some hosts reuse the identifiers of their Asynchronous Event Requests when they shut a controller down.
+            if !self.tasks.get_mut(old).is_some_and(|task| matches!(task.state, State::AwaitsEvent)) {
+                self.refuse(sqe, Status::ID_CONFLICT, actions);
                 return Ok(());
             }
             self.tasks.remove(old);
-            actions.push(Action::Withdrawn(cid));
+            actions.push(Action::EventReplaced(cid));
         }
-        let key = self.tasks.enter(cid, &command, inline);
+        let key = self.tasks.insert(cid, &command, in_capsule);
         let is_connect = sqe.opcode == FABRICS && sqe.fabrics_type() == 1;
         match self.phase {
-            Phase::Live | Phase::Proving => self.hand_on(key, command, actions),
+            Phase::Live | Phase::Authenticating => self.start(key, command, actions),
             Phase::Connecting if is_connect => {
-                let data = self.tasks.get_mut(key).map(|task| task.take_inline()).unwrap_or_default();
+                let data = self.tasks.get_mut(key).map(|task| task.take_in_capsule()).unwrap_or_default();
                 actions.push(Action::Connect(key, Box::new(command), data));
             }
             _ => _ = self.reply(key, Status::SEQUENCE_ERROR, 0, &mut lunar_core::step::Tail::default()),
@@ -355,8 +360,8 @@ impl Session {
         Ok(())
     }
 
-    /// Hands a command on; both halves of a fused operation together.
-    fn hand_on(&mut self, key: TaskKey, command: Command, actions: &mut Vec<Action>) {
+    /// Starts a command, and both commands of a fused operation together.
+    fn start(&mut self, key: TaskKey, command: Command, actions: &mut Vec<Action>) {
         let half = command.sqe.flags & FUSE;
         match (std::mem::take(&mut self.fused), half) {
             (Fused::First(first, other), FUSE_SECOND) => {
@@ -364,9 +369,9 @@ impl Session {
             }
             (Fused::Failed, FUSE_SECOND) => {
                 self.reply(key, Status::FUSED_FAILED, 0, &mut lunar_core::step::Tail::default());
-                return actions.push(Action::TurnedDown(command.sqe, Status::FUSED_FAILED));
+                return actions.push(Action::Refused(command.sqe, Status::FUSED_FAILED));
             }
-            // What does not follow its first half directly is none.
+            // A second command that does not follow the first directly is a command of its own.
             (Fused::First(first, command), _) => actions.push(Action::Command(first, command)),
             (Fused::Failed | Fused::Nothing, _) => {}
         }
@@ -376,36 +381,36 @@ impl Session {
         }
     }
 
-    /// A command that is refused before anybody looks at what it asks for.
-    fn turn_down(&mut self, sqe: &Sqe, status: Status, actions: &mut Vec<Action>) {
+    /// Completes a command that is invalid for the transport.
+    fn refuse(&mut self, sqe: &Sqe, status: Status, actions: &mut Vec<Action>) {
         let now = if sqe.flags & FUSE == FUSE_FIRST { Fused::Failed } else { Fused::Nothing };
         if let Fused::First(first, command) = std::mem::replace(&mut self.fused, now) {
             actions.push(Action::Command(first, command));
         }
         self.complete(sqe.cid.get(), status, 0);
-        actions.push(Action::TurnedDown(*sqe, status));
+        actions.push(Action::Refused(*sqe, status));
     }
 
-    /// What the entry says of its data: how much the host sends or has room for, and what of it came with the command.
-    fn described(&self, sqe: &Sqe, data: Option<Sg>, payload: &Payload) -> Result<(Command, Sg), Status> {
-        /// Flags: how the data is described. Only lists are.
-        const DESCRIBED: u8 = 0xc0;
-        const BY_LIST: u8 = 0x40;
-        /// Descriptor types: data block at an offset; transport data block.
-        const AT_OFFSET: u8 = 0x01;
-        const BY_TRANSPORT: u8 = 0x5a;
+    /// The command with the amount of its data, and its in-capsule data, by its data pointer.
+    fn data_of(&self, sqe: &Sqe, data: Option<Sg>, payload: &Payload) -> Result<(Command, Sg), Status> {
+        /// PSDT: how the data is described. Only SGLs are allowed.
+        const PSDT_MASK: u8 = 0xc0;
+        const PSDT_SGL: u8 = 0x40;
+        /// SGL descriptor types and subtypes: data block at an offset of the capsule, transport data block.
+        const SGL_OFFSET: u8 = 0x01;
+        const SGL_TRANSPORT: u8 = 0x5a;
         let mut command = Command { sqe: *sqe, sent: 0, room: 0 };
         let length = sqe.sgl.length.get();
         if sqe.direction() == Direction::None || length == 0 {
             return Ok((command, Sg::default()));
         }
-        if sqe.flags & DESCRIBED != BY_LIST {
+        if sqe.flags & PSDT_MASK != PSDT_SGL {
             return Err(Status::INVALID_FIELD);
         }
         match (sqe.sgl.kind, sqe.direction()) {
-            (BY_TRANSPORT, Direction::In) => command.room = length,
-            (BY_TRANSPORT, _) => command.sent = length,
-            (AT_OFFSET, Direction::Out) => {
+            (SGL_TRANSPORT, Direction::In) => command.room = length,
+            (SGL_TRANSPORT, _) => command.sent = length,
+            (SGL_OFFSET, Direction::Out) => {
                 if !payload.intact {
                     return Err(Status::TRANSPORT_ERROR);
                 }
@@ -424,11 +429,11 @@ impl Session {
         Ok((command, Sg::default()))
     }
 
-    /// Queues a completion.
+    /// Queues a response capsule.
     fn complete(&mut self, cid: u16, status: Status, result: u64) {
-        /// Where the host does not want to know.
-        const NOT_TOLD: u16 = 0xffff;
-        let sq_head = if self.flow_control { self.head } else { NOT_TOLD };
+        /// SQHD without flow control.
+        const NO_HEAD: u16 = 0xffff;
+        let sq_head = if self.flow_control { self.head } else { NO_HEAD };
         self.out.header(CapsuleResp {
             result: result.into(),
             sq_head: sq_head.into(),
@@ -439,18 +444,18 @@ impl Session {
         });
     }
 
-    /// What no header may say: the bytes after it cannot be trusted.
-    fn malformed(&self, common: &Common) -> Option<Fatal> {
+    /// The violation if a header is malformed: the position of the next header is then unknown.
+    fn malformed(&self, common: &Common) -> Option<Violation> {
         let kind = PduType(common.kind);
-        let Some(limits) = frames::limits(kind) else { return Some(invalid(offset_of!(Common, kind))) };
+        let Some(limits) = framing::limits(kind) else { return Some(invalid(offset_of!(Common, kind))) };
         let fits_phase = match kind {
             PduType::IC_REQ => self.phase == Phase::Start,
             PduType::CAPSULE_CMD => self.phase != Phase::Start,
-            PduType::H2C_DATA => matches!(self.phase, Phase::Live | Phase::Proving),
+            PduType::H2C_DATA => matches!(self.phase, Phase::Live | Phase::Authenticating),
             _ => true,
         };
         if !fits_phase {
-            return Some(Fatal(FatalStatus::SEQUENCE, offset_of!(Common, kind) as u32));
+            return Some(Violation(FatalStatus::SEQUENCE, offset_of!(Common, kind) as u32));
         }
         if usize::from(common.header_len) != limits.header {
             return Some(invalid(offset_of!(Common, header_len)));
@@ -459,20 +464,20 @@ impl Session {
         let shape = self.shape(common);
         let len = common.len.get() as usize;
         let Some(data_len) = shape.data_len else { return Some(invalid(offset_of!(Common, len))) };
-        let wanted = match limits.digests {
+        let expected = match limits.digests {
             false => 0,
             true => {
                 (if self.digests().header { HEADER_DIGEST } else { 0 })
                     | if self.digests().data && data_len > 0 { DATA_DIGEST } else { 0 }
             }
         };
-        // Some hosts say that there is a digest of data where there is no data.
-        if flags & wanted != wanted || flags & !wanted & HEADER_DIGEST != 0 {
+        // Some hosts set DDGSTF in PDUs without data.
+        if flags & expected != expected || flags & !expected & HEADER_DIGEST != 0 {
             return Some(invalid(offset_of!(Common, flags)));
         }
         if data_len > limits.data {
             return Some(match kind {
-                PduType::H2C_DATA => Fatal(FatalStatus::LIMIT, offset_of!(H2cData, data_len) as u32),
+                PduType::H2C_DATA => Violation(FatalStatus::LIMIT, offset_of!(H2cData, data_len) as u32),
                 _ => invalid(offset_of!(Common, len)),
             });
         }
@@ -486,34 +491,34 @@ impl Session {
         None
     }
 
-    /// Where the data of a PDU goes, before it comes.
-    fn plan(&mut self, header: &[u8]) -> Result<Plan, Fatal> {
+    /// Where the data of a PDU goes.
+    fn payload_plan(&mut self, header: &[u8]) -> Result<PayloadPlan, Violation> {
         match header.first().map(|kind| PduType(*kind)) {
-            Some(PduType::CAPSULE_CMD) => Ok(Plan::Keep),
+            Some(PduType::CAPSULE_CMD) => Ok(PayloadPlan::Keep),
             Some(PduType::H2C_DATA) => match H2cData::of(header) {
                 Some(data) => self.open_data(data),
-                None => Ok(Plan::Drain),
+                None => Ok(PayloadPlan::Discard),
             },
-            _ => Ok(Plan::Drain),
+            _ => Ok(PayloadPlan::Discard),
         }
     }
 }
 
-impl Machine for Session {
+impl ProtocolMachine for Session {
     type Action = Action;
 
-    fn want(&mut self) -> Want {
-        input::want(self)
+    fn receive_mode(&mut self) -> ReceiveMode {
+        input::receive_mode(self)
     }
 
     fn receive(&mut self, bytes: Slice, _now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_none() {
+        if self.closed().is_none() {
             input::receive(self, bytes, actions);
         }
     }
 
     fn placed(&mut self, memory: SgMut, count: usize, _now: Instant, actions: &mut Vec<Action>) {
-        if self.closed.is_none() {
+        if self.closed().is_none() {
             input::placed(self, memory, count, actions);
         }
     }
@@ -523,11 +528,11 @@ impl Machine for Session {
     }
 
     fn take_out(&mut self) -> Sg {
-        self.input.was_sent();
+        self.input.answers_sent();
         let all = self.out.queue.take();
         if self.out.queue.is_starved() {
-            // With a hole in it, nothing of it may be sent.
-            self.shut(Close::NoMemory);
+            // The queued bytes have a gap: none of them may be sent.
+            self.shut(CloseReason::NoMemory);
             return Sg::default();
         }
         all
@@ -538,7 +543,7 @@ impl Machine for Session {
     }
 
     fn is_out_of_memory(&self) -> bool {
-        self.out.queue.is_starved() || self.closed == Some(Close::NoMemory)
+        self.out.queue.is_starved() || self.closed() == Some(CloseReason::NoMemory)
     }
 }
 

@@ -1,13 +1,13 @@
-//! A secure channel as a value: TLS 1.3 with a key that both ends have, bytes of the wire on one side, bytes of the
-//! connection on the other (NVMe/TCP Transport 1.1 3.6.1).
+//! TLS 1.3 with pre-shared keys as a value without I/O: bytes of the socket on one side, bytes of the connection on the
+//! other (NVMe/TCP Transport 1.1 3.6.1).
 //!
-//! There are no certificates and no tickets: a host says an identity, and what belongs to it decides. OpenSSL does the
-//! rest in memory; who has sockets is the [glue](crate::serve).
+//! There are no certificates and no session tickets: a host names a PSK identity, and the key of that identity
+//! authenticates both sides. OpenSSL works in memory; the sockets are in [`serve`](crate::serve).
 //!
-//! A key goes with one hash function, and so with one cipher suite. OpenSSL would choose the suite first, the one that
-//! the host likes best, and refuse a key of the other; so the identities of a greeting are looked at before.
+//! A key belongs to one hash function and therefore to one cipher suite. OpenSSL would first choose the suite that the
+//! host prefers, and then refuse a key of the other one; so the identities of the ClientHello are looked up before.
 //!
-//! * [`external`]: keys, as OpenSSL takes them
+//! * [`external`]: pre-shared keys in the form that OpenSSL takes
 
 pub mod external;
 
@@ -24,63 +24,66 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-/// What a connection begins with that is a channel: the type of TLS records that shake hands. No PDU has it.
+/// The first byte of a TLS connection: the record type "handshake". No PDU type has this value.
 pub const FIRST_BYTE: u8 = 0x16;
-/// The cipher suites: one for keys of each hash function.
+/// The cipher suites: one for each hash function.
 const SUITES: &str = "TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256";
-/// Identities of a greeting that are looked at. A host has one of each hash function and version, and each costs a few
-/// digests for every key that is configured for its name.
+/// Most PSK identities of a ClientHello that are looked up. A host sends one for each hash function and version, and
+/// each costs a few digests for every key that is configured for its name.
 const IDENTITIES_MAX: usize = 8;
 
-/// Whose an identity is, and the key of its channel.
+/// The owner of an identity, and its key.
 pub type Known = (Arc<Bearer>, Offer);
 
-/// What came of a greeting.
-struct Greeting {
-    /// The host that it says it is.
+/// The result of a ClientHello.
+struct ClientHello {
+    /// The NQN of the host, as the identity names it.
     host: Option<Arc<str>>,
-    /// Whose key it has, and the hash function of that.
+    /// The owner of the key and the hash function of the key.
     found: Result<(Arc<Bearer>, Hash), Unagreed>,
 }
 
-/// What all channels have in common.
+/// The OpenSSL context of all TLS connections.
 #[derive(Clone)]
-pub struct Channels {
+pub struct TlsContext {
     context: SslContext,
-    greeting: Index<Ssl, Greeting>,
+    client_hello: Index<Ssl, ClientHello>,
 }
 
-impl fmt::Debug for Channels {
+impl fmt::Debug for TlsContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Channels")
+        f.write_str("TlsContext")
     }
 }
 
-impl Channels {
-    /// Those of hosts whose identities `find` knows.
+impl TlsContext {
+    /// A context whose PSK identities are looked up by `find`.
     ///
     /// # Errors
-    /// What OpenSSL has against it.
+    /// The errors of OpenSSL.
     pub fn new(find: impl Fn(&str) -> Result<Known, Unagreed> + Send + Sync + 'static) -> Result<Self, ErrorStack> {
         let place = Ssl::new_ex_index()?;
         let mut context = SslContext::builder(SslMethod::tls_server())?;
         restrict(&mut context)?;
         external::found_by(&mut context);
         context.set_client_hello_callback(move |ssl, _| {
-            let greeting = greet(ssl, &find)?;
-            ssl.set_ex_data(place, greeting);
-            // Who has no key is told so by OpenSSL: there is nothing else by which a channel could be agreed.
+            let client_hello = handle_client_hello(ssl, &find)?;
+            ssl.set_ex_data(place, client_hello);
+            // Without a key, OpenSSL fails the handshake and sends an alert.
             Ok(ClientHelloResponse::SUCCESS)
         });
-        Ok(Self { context: context.build(), greeting: place })
+        Ok(Self { context: context.build(), client_hello: place })
     }
 }
 
-/// Looks at a greeting: the connection goes by the first key in it that is known, and by the suite of that.
-fn greet(ssl: &mut SslRef, find: &impl Fn(&str) -> Result<Known, Unagreed>) -> Result<Greeting, ErrorStack> {
+/// Handles a ClientHello: selects the first known key in it, and the cipher suite of that key.
+fn handle_client_hello(
+    ssl: &mut SslRef,
+    find: &impl Fn(&str) -> Result<Known, Unagreed>,
+) -> Result<ClientHello, ErrorStack> {
     let suites = ssl.client_hello_ciphers().unwrap_or_default();
     let is_offered = |hash| suites.chunks_exact(2).any(|suite| suite == external::suite(hash).1);
-    let mut greeting = Greeting { host: None, found: Err(Unagreed::NoIdentity) };
+    let mut client_hello = ClientHello { host: None, found: Err(Unagreed::NoIdentity) };
     let mut known = None;
     for identity in identities(external::named_keys(ssl).unwrap_or_default()).take(IDENTITIES_MAX) {
         let Ok(identity) = std::str::from_utf8(identity) else { continue };
@@ -91,13 +94,13 @@ fn greet(ssl: &mut SslRef, find: &impl Fn(&str) -> Result<Known, Unagreed>) -> R
         });
         match found {
             Ok((bearer, offer)) => {
-                greeting = Greeting { host, found: Ok((bearer, offer.hash)) };
+                client_hello = ClientHello { host, found: Ok((bearer, offer.hash)) };
                 known = Some(offer);
                 break;
             }
-            // Of several keys that nobody knows the first is told of.
-            Err(why) if matches!(greeting.found, Err(Unagreed::NoIdentity)) => {
-                greeting = Greeting { host, found: Err(why) };
+            // Of several unknown keys, the first is reported.
+            Err(why) if matches!(client_hello.found, Err(Unagreed::NoIdentity)) => {
+                client_hello = ClientHello { host, found: Err(why) };
             }
             Err(_) => {}
         }
@@ -108,11 +111,11 @@ fn greet(ssl: &mut SslRef, find: &impl Fn(&str) -> Result<Known, Unagreed>) -> R
         }
         external::hold(ssl, offer)?;
     }
-    Ok(greeting)
+    Ok(client_hello)
 }
 
-/// The identities of external keys in a greeting (RFC 8446 4.2.11), each behind its length and before an age, as far as
-/// they are whole. OpenSSL refuses greetings that are not.
+/// The PSK identities of a `pre_shared_key` extension (RFC 8446 4.2.11), each preceded by its length and followed by
+/// its age. Stops at the first incomplete one; OpenSSL rejects such a ClientHello.
 fn identities(extension: &[u8]) -> impl Iterator<Item = &[u8]> {
     fn sized(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
         let (len, rest) = bytes.split_first_chunk()?;
@@ -127,7 +130,7 @@ fn identities(extension: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// TLS 1.3 and nothing before it, the suites that there are keys for, nothing that outlives a connection.
+/// Restricts a context to TLS 1.3 and the suites of the keys, without session resumption.
 fn restrict(context: &mut SslContextBuilder) -> Result<(), ErrorStack> {
     context.set_min_proto_version(Some(SslVersion::TLS1_3))?;
     context.set_max_proto_version(Some(SslVersion::TLS1_3))?;
@@ -138,47 +141,47 @@ fn restrict(context: &mut SslContextBuilder) -> Result<(), ErrorStack> {
     Ok(())
 }
 
-/// Bytes that a record carries at most (RFC 8446 5.1).
-const RECORD: usize = 16 << 10;
-/// What a queue keeps of its memory when it is empty: a record, and what is around it.
-const KEPT: usize = RECORD + 512;
+/// Most bytes of plaintext in a record (RFC 8446 5.1).
+const RECORD_MAX: usize = 16 << 10;
+/// Bytes of memory that an empty queue keeps: a record with its overhead.
+const KEPT_MAX: usize = RECORD_MAX + 512;
 
-/// Bytes that come at one end and go at the other.
+/// A first-in, first-out queue of bytes.
 #[derive(Debug, Default)]
 struct Queue {
     bytes: Vec<u8>,
-    gone: usize,
+    taken: usize,
 }
 
 impl Queue {
     fn rest(&self) -> &[u8] {
-        &self.bytes[self.gone..]
+        &self.bytes[self.taken..]
     }
 
-    /// Takes as many of them as there is room for.
+    /// Moves bytes out of the queue, as many as fit; returns their number.
     fn take(&mut self, into: &mut [u8]) -> usize {
         let count = self.rest().len().min(into.len());
         into[..count].copy_from_slice(&self.rest()[..count]);
-        self.gone += count;
-        if self.gone == self.bytes.len() {
+        self.taken += count;
+        if self.taken == self.bytes.len() {
             self.bytes.clear();
-            self.bytes.shrink_to(KEPT);
-            self.gone = 0;
+            self.bytes.shrink_to(KEPT_MAX);
+            self.taken = 0;
         }
         count
     }
 }
 
-/// The wire, as OpenSSL sees it.
+/// The socket, as OpenSSL sees it.
 #[derive(Debug, Default)]
 struct Wire {
-    came: Queue,
-    goes: Queue,
+    incoming: Queue,
+    outgoing: Queue,
 }
 
 impl Read for Wire {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        match self.came.take(into) {
+        match self.incoming.take(into) {
             0 => Err(io::ErrorKind::WouldBlock.into()),
             count => Ok(count),
         }
@@ -187,7 +190,7 @@ impl Read for Wire {
 
 impl Write for Wire {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.goes.bytes.extend_from_slice(bytes);
+        self.outgoing.bytes.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -196,80 +199,80 @@ impl Write for Wire {
     }
 }
 
-/// The channel is broken, or was closed: nothing more comes.
+/// The TLS connection has failed or was closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Broken;
+pub struct TlsFailed;
 
-/// One channel.
-pub struct Channel {
+/// One TLS connection.
+pub struct TlsConnection {
     stream: SslStream<Wire>,
     is_open: bool,
-    greeting: Index<Ssl, Greeting>,
-    /// What goes into the next record.
+    client_hello: Index<Ssl, ClientHello>,
+    /// The plaintext of the next record.
     record: Vec<u8>,
 }
 
-impl fmt::Debug for Channel {
+impl fmt::Debug for TlsConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Channel({:?})", self.bearer())
+        write!(f, "TlsConnection({:?})", self.bearer())
     }
 }
 
-impl Channel {
-    /// A channel of which nothing came.
+impl TlsConnection {
+    /// A TLS connection before its handshake.
     ///
     /// # Errors
     /// When there is no memory for it.
-    pub fn new(all: &Channels) -> Result<Self, ErrorStack> {
+    pub fn new(all: &TlsContext) -> Result<Self, ErrorStack> {
         let stream = SslStream::new(Ssl::new(&all.context)?, Wire::default())?;
-        Ok(Self { stream, is_open: false, greeting: all.greeting, record: Vec::new() })
+        Ok(Self { stream, is_open: false, client_hello: all.client_hello, record: Vec::new() })
     }
 
-    /// Whether hands are shaken.
+    /// Whether the handshake is complete.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.is_open
     }
 
-    /// Takes what came by the wire. What it says is read with [`Channel::open`], until that gives nothing more.
+    /// Takes bytes of the socket. Their plaintext is read with [`TlsConnection::open`] until that returns 0.
     pub fn feed(&mut self, bytes: &[u8]) {
-        self.stream.get_mut().came.bytes.extend_from_slice(bytes);
+        self.stream.get_mut().incoming.bytes.extend_from_slice(bytes);
     }
 
-    /// What the other side says, as much as there is room for; 0: nothing yet.
+    /// Reads plaintext of the host, as much as fits; 0: none yet.
     ///
     /// # Errors
-    /// [`Broken`]; what is in [`Channel::take`] then tells the other side why.
-    pub fn open(&mut self, into: &mut [u8]) -> Result<usize, Broken> {
+    /// [`TlsFailed`]. [`TlsConnection::take`] then returns the alert for the host.
+    pub fn open(&mut self, into: &mut [u8]) -> Result<usize, TlsFailed> {
         if !self.is_open {
             match self.stream.accept() {
                 Ok(()) => self.is_open = true,
                 Err(why) if why.code() == ErrorCode::WANT_READ => return Ok(0),
-                Err(_) => return Err(Broken),
+                Err(_) => return Err(TlsFailed),
             }
         }
         match self.stream.ssl_read(into) {
             Ok(count) => Ok(count),
             Err(why) if why.code() == ErrorCode::WANT_READ => Ok(0),
-            Err(_) => Err(Broken),
+            Err(_) => Err(TlsFailed),
         }
     }
 
-    /// Says something to the other side, with whom hands are shaken: these pieces, in as few records as they take.
+    /// Encrypts pieces for the host in as few records as possible, after the handshake.
     ///
     /// # Errors
-    /// [`Broken`]
-    pub fn seal<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) -> Result<(), Broken> {
+    /// [`TlsFailed`]
+    pub fn seal<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) -> Result<(), TlsFailed> {
         for mut piece in pieces {
             while !piece.is_empty() {
-                let (part, rest) = piece.split_at(piece.len().min(RECORD - self.record.len()));
+                let (part, rest) = piece.split_at(piece.len().min(RECORD_MAX - self.record.len()));
                 piece = rest;
-                if part.len() == RECORD {
-                    self.stream.write_all(part).map_err(|_| Broken)?;
+                if part.len() == RECORD_MAX {
+                    self.stream.write_all(part).map_err(|_| TlsFailed)?;
                     continue;
                 }
                 self.record.extend_from_slice(part);
-                if self.record.len() == RECORD {
+                if self.record.len() == RECORD_MAX {
                     self.seal_record()?;
                 }
             }
@@ -277,42 +280,44 @@ impl Channel {
         self.seal_record()
     }
 
-    fn seal_record(&mut self) -> Result<(), Broken> {
+    fn seal_record(&mut self) -> Result<(), TlsFailed> {
         if self.record.is_empty() {
             return Ok(());
         }
-        let result = self.stream.write_all(&self.record).map_err(|_| Broken);
+        let result = self.stream.write_all(&self.record).map_err(|_| TlsFailed);
         self.record.clear();
         result
     }
 
-    /// Bytes that are to go by the wire.
+    /// Bytes that wait to be sent to the socket.
     #[must_use]
     pub fn queued_bytes(&self) -> usize {
-        self.stream.get_ref().goes.rest().len()
+        self.stream.get_ref().outgoing.rest().len()
     }
 
-    /// Takes as many of them as there is room for.
+    /// Moves bytes for the socket into `into`, as many as fit; returns their number.
     pub fn take(&mut self, into: &mut [u8]) -> usize {
-        self.stream.get_mut().goes.take(into)
+        self.stream.get_mut().outgoing.take(into)
     }
 
-    /// Whose key the other side has, once hands are shaken.
+    /// The owner of the host's key, after the handshake.
     #[must_use]
     pub fn bearer(&self) -> Option<Arc<Bearer>> {
-        let greeting = self.stream.ssl().ex_data(self.greeting).filter(|_| self.is_open)?;
-        greeting.found.as_ref().ok().map(|(bearer, _)| bearer.clone())
+        let client_hello = self.stream.ssl().ex_data(self.client_hello).filter(|_| self.is_open)?;
+        client_hello.found.as_ref().ok().map(|(bearer, _)| bearer.clone())
     }
 
-    /// Of a channel that broke before hands were shaken: the host that it was, as far as that was said, and why.
+    /// After a failed handshake: the NQN of the host, if it was sent, and the reason.
     #[must_use]
     pub fn failure(&self) -> (Option<Arc<str>>, Unagreed) {
-        let Some(greeting) = self.stream.ssl().ex_data(self.greeting) else { return (None, Unagreed::NoIdentity) };
-        let why = match &greeting.found {
+        let Some(client_hello) = self.stream.ssl().ex_data(self.client_hello) else {
+            return (None, Unagreed::NoIdentity);
+        };
+        let why = match &client_hello.found {
             Ok((_, hash)) => Unagreed::Broken(*hash),
             Err(why) => *why,
         };
-        (greeting.host.clone(), why)
+        (client_hello.host.clone(), why)
     }
 }
 
@@ -323,7 +328,7 @@ pub(crate) mod tests {
 
     pub(crate) const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:rig";
     pub(crate) const IDENTITY: &str = "NVMe1R01 nqn.2014-08.org.nvmexpress:uuid:rig nqn.x digest";
-    /// The same host has a key of the other hash function.
+    /// An identity of the same host for the other hash function.
     const LONG: &str = "NVMe1R02 nqn.2014-08.org.nvmexpress:uuid:rig nqn.x digest";
 
     fn offer(identity: &str, key: u8) -> Offer {
@@ -331,26 +336,26 @@ pub(crate) mod tests {
         Offer { identity: identity.into(), hash, key: vec![key; hash.len()].into() }
     }
 
-    pub(crate) fn channels() -> Channels {
+    pub(crate) fn channels() -> TlsContext {
         let bearer =
             || Bearer { host: HOST.into(), subsystem: "nqn.x".into(), key: Secret::of_any_length(vec![7; 32]) };
         let find = move |identity: &str| match identity {
             IDENTITY | LONG => Ok((Arc::new(bearer()), offer(identity, 7))),
             _ => Err(Claim::parse(identity).map_or(Unagreed::NoIdentity, |_| Unagreed::NoKey)),
         };
-        Channels::new(find).expect("OpenSSL is there")
+        TlsContext::new(find).expect("OpenSSL is there")
     }
 
-    /// The other end.
-    pub(crate) struct Other(SslStream<Wire>);
+    /// The host side of a TLS connection.
+    pub(crate) struct TlsHost(SslStream<Wire>);
 
-    impl Other {
-        /// A host that says this, with this key.
+    impl TlsHost {
+        /// A host with this identity and this key.
         pub(crate) fn new(identity: &str, key: u8) -> Self {
             Self::offering(SUITES, offer(identity, key))
         }
 
-        /// A host that knows these suites, the best first.
+        /// A host with these cipher suites, in order of preference.
         fn offering(suites: &str, offer: Offer) -> Self {
             let mut context = SslContext::builder(SslMethod::tls_client()).expect("OpenSSL is there");
             restrict(&mut context).expect("it knows all that");
@@ -361,33 +366,33 @@ pub(crate) mod tests {
             Self(SslStream::new(ssl, Wire::default()).expect("room"))
         }
 
-        /// The suite that was agreed.
+        /// The negotiated suite.
         fn suite(&self) -> Option<&'static str> {
             self.0.ssl().current_cipher().map(|suite| suite.name())
         }
 
-        /// Goes on shaking hands; what it says by that.
-        pub(crate) fn shake(&mut self) -> Vec<u8> {
+        /// Continues the handshake; returns the bytes to send.
+        pub(crate) fn handshake(&mut self) -> Vec<u8> {
             let _ = self.0.connect();
-            all(&mut self.0.get_mut().goes)
+            all(&mut self.0.get_mut().outgoing)
         }
 
-        /// What goes to the wire for this.
-        pub(crate) fn say(&mut self, bytes: &[u8]) -> Vec<u8> {
+        /// The bytes to send for this plaintext.
+        pub(crate) fn encrypt(&mut self, bytes: &[u8]) -> Vec<u8> {
             self.0.write_all(bytes).expect("it is open");
-            all(&mut self.0.get_mut().goes)
+            all(&mut self.0.get_mut().outgoing)
         }
 
-        /// This came by the wire.
+        /// Takes bytes of the socket.
         pub(crate) fn feed(&mut self, bytes: &[u8]) {
-            self.0.get_mut().came.bytes.extend_from_slice(bytes);
+            self.0.get_mut().incoming.bytes.extend_from_slice(bytes);
         }
 
-        /// So many bytes that were said to it.
-        pub(crate) fn hear(&mut self, count: usize) -> Vec<u8> {
-            let mut heard = vec![0; count];
-            self.0.read_exact(&mut heard).expect("all of it");
-            heard
+        /// Reads this many bytes of plaintext.
+        pub(crate) fn decrypt(&mut self, count: usize) -> Vec<u8> {
+            let mut decrypted = vec![0; count];
+            self.0.read_exact(&mut decrypted).expect("all of it");
+            decrypted
         }
     }
 
@@ -397,69 +402,69 @@ pub(crate) mod tests {
         bytes
     }
 
-    /// Shakes hands, in pieces of so many bytes.
-    fn shake(host: &mut Other, channel: &mut Channel, piece: usize) -> Result<(), Broken> {
+    /// Performs the handshake, in pieces of `piece` bytes.
+    fn handshake(host: &mut TlsHost, channel: &mut TlsConnection, piece: usize) -> Result<(), TlsFailed> {
         for _ in 0..4 {
-            for part in host.shake().chunks(piece) {
+            for part in host.handshake().chunks(piece) {
                 channel.feed(part);
                 assert_eq!(channel.open(&mut [0; 64])?, 0);
             }
-            host.feed(&all(&mut channel.stream.get_mut().goes));
+            host.feed(&all(&mut channel.stream.get_mut().outgoing));
         }
         Ok(())
     }
 
     #[test]
-    fn what_one_side_says_the_other_hears() {
+    fn both_sides_exchange_data() {
         for piece in [1, 7, 100_000] {
-            let (mut host, mut channel) = (Other::new(IDENTITY, 7), Channel::new(&channels()).expect("room"));
+            let (mut host, mut channel) = (TlsHost::new(IDENTITY, 7), TlsConnection::new(&channels()).expect("room"));
             assert_eq!(channel.bearer(), None);
-            shake(&mut host, &mut channel, piece).expect("hands are shaken");
+            handshake(&mut host, &mut channel, piece).expect("the handshake succeeds");
             assert_eq!(channel.bearer().map(|bearer| bearer.host.to_string()).as_deref(), Some(HOST));
-            channel.feed(&host.say(b"from the host"));
-            let mut heard = [0; 64];
-            assert_eq!((channel.open(&mut heard[..4]), channel.open(&mut heard[4..])), (Ok(4), Ok(9)));
-            assert_eq!((&heard[..13], channel.open(&mut [0; 64])), (&b"from the host"[..], Ok(0)));
-            let said = [&[0x5a; 24][..], &[0x5a; 40_000], &[], &[0x5a; 9_976]];
-            channel.seal(said.into_iter()).expect("it is open");
-            // Four records, each with its header, its type and its tag.
+            channel.feed(&host.encrypt(b"from the host"));
+            let mut decrypted = [0; 64];
+            assert_eq!((channel.open(&mut decrypted[..4]), channel.open(&mut decrypted[4..])), (Ok(4), Ok(9)));
+            assert_eq!((&decrypted[..13], channel.open(&mut [0; 64])), (&b"from the host"[..], Ok(0)));
+            let pieces = [&[0x5a; 24][..], &[0x5a; 40_000], &[], &[0x5a; 9_976]];
+            channel.seal(pieces.into_iter()).expect("it is open");
+            // Four records, each with header, content type and tag.
             let total = 50_000 + 4 * (5 + 1 + 16);
             assert_eq!(channel.queued_bytes(), total);
             let mut first = [0; 1000];
             assert_eq!((channel.take(&mut first), channel.queued_bytes()), (1000, total - 1000));
             host.feed(&first);
-            host.feed(&all(&mut channel.stream.get_mut().goes));
+            host.feed(&all(&mut channel.stream.get_mut().outgoing));
             assert_eq!((channel.queued_bytes(), channel.take(&mut first)), (0, 0));
-            assert!(host.hear(50_000) == [0x5a; 50_000]);
+            assert!(host.decrypt(50_000) == [0x5a; 50_000]);
         }
     }
 
     #[test]
-    fn a_key_goes_with_the_suite_of_its_hash_whatever_the_host_likes_best() {
+    fn a_key_determines_the_cipher_suite_whatever_the_host_prefers() {
         const SHORT_SUITE: &str = "TLS_AES_128_GCM_SHA256";
         const LONG_SUITE: &str = "TLS_AES_256_GCM_SHA384";
         for (identity, own, other) in [(IDENTITY, SHORT_SUITE, LONG_SUITE), (LONG, LONG_SUITE, SHORT_SUITE)] {
             let both = [format!("{own}:{other}"), format!("{other}:{own}")];
             for suites in [own, &both[0], &both[1], &format!("TLS_CHACHA20_POLY1305_SHA256:{}", both[1])] {
-                let mut host = Other::offering(suites, offer(identity, 7));
-                let mut channel = Channel::new(&channels()).expect("room");
-                shake(&mut host, &mut channel, 100).expect("hands are shaken");
+                let mut host = TlsHost::offering(suites, offer(identity, 7));
+                let mut channel = TlsConnection::new(&channels()).expect("room");
+                handshake(&mut host, &mut channel, 100).expect("the handshake succeeds");
                 assert_eq!(host.suite(), Some(own), "{suites}");
                 assert!(channel.bearer().is_some_and(|bearer| &*bearer.host == HOST));
-                channel.feed(&host.say(b"from the host"));
-                let mut heard = [0; 13];
-                assert_eq!((channel.open(&mut heard), &heard), (Ok(13), b"from the host"));
+                channel.feed(&host.encrypt(b"from the host"));
+                let mut decrypted = [0; 13];
+                assert_eq!((channel.open(&mut decrypted), &decrypted), (Ok(13), b"from the host"));
             }
             let hash = Claim::parse(identity).expect("one of ours").hash;
-            let mut host = Other::offering(other, offer(identity, 7));
-            let mut channel = Channel::new(&channels()).expect("room");
-            assert!(shake(&mut host, &mut channel, 100).is_err(), "no suite for its key");
+            let mut host = TlsHost::offering(other, offer(identity, 7));
+            let mut channel = TlsConnection::new(&channels()).expect("room");
+            assert!(handshake(&mut host, &mut channel, 100).is_err(), "the host has no suite for its key");
             assert_eq!(channel.failure(), (Some(HOST.into()), Unagreed::NoSuite(hash)));
         }
     }
 
     #[test]
-    fn who_has_no_key_gets_nowhere_and_it_is_known_why() {
+    fn a_handshake_without_a_valid_key_fails_with_a_reason() {
         for (identity, key, host_is, why) in [
             (IDENTITY, 8, Some(HOST), Unagreed::Broken(Hash::SHA256)),
             (LONG, 8, Some(HOST), Unagreed::Broken(Hash::SHA384)),
@@ -467,36 +472,41 @@ pub(crate) mod tests {
             ("NVMe1R02 nqn.other nqn.x digest", 7, Some("nqn.other"), Unagreed::NoKey),
             ("Client_identity", 7, None, Unagreed::NoIdentity),
         ] {
-            let (mut host, mut channel) = (Other::new(identity, key), Channel::new(&channels()).expect("room"));
-            assert_eq!(shake(&mut host, &mut channel, 1000), Err(Broken), "{identity} {key}");
+            let (mut host, mut channel) = (TlsHost::new(identity, key), TlsConnection::new(&channels()).expect("room"));
+            assert_eq!(handshake(&mut host, &mut channel, 1000), Err(TlsFailed), "{identity} {key}");
             assert_eq!(channel.bearer(), None);
             assert_eq!(channel.failure(), (host_is.map(Into::into), why), "{identity} {key}");
         }
-        // As hosts do whose TLS takes SHA-256 for every key.
+        // Some TLS libraries of hosts use SHA-256 for every key.
         let short = Offer { hash: Hash::SHA256, ..offer(LONG, 7) };
-        let (mut host, mut channel) = (Other::offering(SUITES, short), Channel::new(&channels()).expect("room"));
-        assert_eq!(shake(&mut host, &mut channel, 1000), Err(Broken));
+        let (mut host, mut channel) =
+            (TlsHost::offering(SUITES, short), TlsConnection::new(&channels()).expect("room"));
+        assert_eq!(handshake(&mut host, &mut channel, 1000), Err(TlsFailed));
         assert_eq!(channel.failure(), (Some(HOST.into()), Unagreed::Broken(Hash::SHA384)));
     }
 
     #[test]
-    fn identities_are_read_as_far_as_they_are_whole() {
+    fn complete_identities_are_read() {
         let all = |bytes: &[u8]| identities(bytes).map(<[u8]>::to_vec).collect::<Vec<_>>();
         let whole = [0, 15, 0, 2, b'a', b'b', 0, 0, 0, 0, 0, 1, b'c', 0, 0, 0, 9, 0xff, 0xff];
         assert_eq!(all(&whole), [b"ab".to_vec(), b"c".to_vec()]);
         for len in 0..17 {
-            assert_eq!(all(&whole[..len]), [[]; 0], "the list is cut");
+            assert_eq!(all(&whole[..len]), [[]; 0], "the list is incomplete");
         }
-        assert_eq!(all(&[0, 12, 0, 2, b'a', b'b', 0, 0, 0, 0, 0, 9, 0, 0]), [b"ab".to_vec()], "longer than the list");
+        assert_eq!(
+            all(&[0, 12, 0, 2, b'a', b'b', 0, 0, 0, 0, 0, 9, 0, 0]),
+            [b"ab".to_vec()],
+            "an identity exceeds the list"
+        );
         assert_eq!(all(&[0, 0]), [[]; 0]);
     }
 
     #[test]
-    fn what_is_no_channel_is_broken() {
+    fn bytes_that_are_not_tls_are_an_error() {
         for bytes in [&[0; 200][..], &[0x16; 200], b"GET / HTTP/1.1\r\n\r\n", &[0x16, 3, 1, 0, 4, 1, 0, 0, 0]] {
-            let mut channel = Channel::new(&channels()).expect("room");
+            let mut channel = TlsConnection::new(&channels()).expect("room");
             channel.feed(bytes);
-            assert_eq!(channel.open(&mut [0; 64]), Err(Broken), "{bytes:?}");
+            assert_eq!(channel.open(&mut [0; 64]), Err(TlsFailed), "{bytes:?}");
             assert_eq!(channel.failure(), (None, Unagreed::NoIdentity));
         }
     }

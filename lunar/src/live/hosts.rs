@@ -138,7 +138,7 @@ pub(super) fn faces(wanted: &Checked, listeners: &BTreeMap<String, Listener>) ->
         let (listener, group) = (listeners.get(name)?, wanted.config.portal_groups.get(portal.group.name())?);
         let (portal_id, group) = (listener.id, group.tag.get() as u16);
         Some(match portal.protocol {
-            Protocol::Iscsi => (portal_id, Face::Iscsi(iscsi::Way { portal: portal_id, group })),
+            Protocol::Iscsi => (portal_id, Face::Iscsi(iscsi::PortalRef { portal: portal_id, group })),
             Protocol::NvmeTcp => {
                 let is_secure = portal.tls == Tls::Required;
                 (portal_id, Face::Nvme(Way { portal: portal_id, group, is_secure }))

@@ -9,7 +9,7 @@ use lunar_control::names::{Network, Pattern};
 use lunar_core::access::{Access, Account, Group, Proofs};
 use lunar_iscsi::chap::Algorithm;
 use lunar_iscsi::config::Config;
-use lunar_iscsi::directory::{Directory, Entry, Moved, Portal};
+use lunar_iscsi::directory::{Directory, Moved, Portal, TargetEntry};
 use lunar_iscsi::registry::SESSIONS_MAX;
 use lunar_scsi::PortConfig;
 use lunar_scsi::access::AluaState;
@@ -160,7 +160,12 @@ pub(super) fn directory(
         if let (Some(listener), Some(group)) = (listeners.get(name), group) {
             let own = Some(listener.address).filter(|address| !address.ip().is_unspecified());
             let address = portal.advertise().or(own);
-            directory.portals.push(Portal { id: listener.id, group: group.tag.get() as u16, address, is_told: true });
+            directory.portals.push(Portal {
+                id: listener.id,
+                group: group.tag.get() as u16,
+                address,
+                is_advertised: true,
+            });
         }
     }
     for (name, target) in config.targets.iter().filter(|(_, target)| target.enabled) {
@@ -169,7 +174,7 @@ pub(super) fn directory(
         let tags = target.portal_groups.names().filter_map(|name| config.portal_groups.get(name));
         let iqn = iqn.as_str();
         let port = |tag: u16| Some((tag, ports.of(iqn, tag)?));
-        directory.add(Entry {
+        directory.add(TargetEntry {
             name: iqn.to_ascii_lowercase().into(),
             alias: target.alias.as_ref().map_or("", |alias| alias.as_str()).into(),
             ports: tags.filter_map(|group| port(group.tag.get() as u16)).collect(),

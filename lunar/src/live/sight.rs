@@ -7,7 +7,7 @@ use crate::stats;
 use lunar_control::api::{IsnsView, MachineView, MediumView, SessionView, qemu};
 use lunar_control::live::{Later, Motion};
 use lunar_core::tally::Event;
-use lunar_iscsi::registry::Guest;
+use lunar_iscsi::registry::SessionRecord;
 use lunar_nvme::{Controller, Kind};
 use lunar_scsi::tray::Tray;
 use serde_json::{Value, json};
@@ -75,19 +75,19 @@ impl Live {
         }))
     }
 
-    fn session(&self, tsih: u16, guest: &Guest, names: &BTreeMap<Arc<str>, String>, now: u64) -> SessionView {
+    fn session(&self, tsih: u16, record: &SessionRecord, names: &BTreeMap<Arc<str>, String>, now: u64) -> SessionView {
         let owned = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
-        let target = guest.who.target.as_ref().filter(|_| !guest.candidate.discovery);
+        let target = record.login.target.as_ref().filter(|_| !record.candidate.discovery);
         SessionView {
             id: format!("{ISCSI}-{tsih}"),
             protocol: ISCSI,
-            discovery: guest.candidate.discovery,
-            initiator: guest.candidate.initiator.to_string(),
-            source: guest.who.source.to_string(),
+            discovery: record.candidate.discovery,
+            initiator: record.candidate.initiator.to_string(),
+            source: record.login.source.to_string(),
             target: target.map(|iqn| names.get(iqn).cloned().unwrap_or_else(|| iqn.to_string())),
-            group: owned(&guest.who.group),
-            user: owned(&guest.who.user),
-            seconds: now.saturating_sub(guest.since.0 / 1_000_000_000),
+            group: owned(&record.login.group),
+            user: owned(&record.login.user),
+            seconds: now.saturating_sub(record.since.0 / 1_000_000_000),
         }
     }
 }
@@ -97,8 +97,8 @@ impl lunar_control::live::Live for Live {
         // The clock of the reactors.
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec;
         let now = u64::try_from(now).unwrap_or(0);
-        let guests = self.house().common().registry.guests();
-        let sessions = guests.iter().map(|(tsih, guest)| self.session(*tsih, guest, &self.settled.names, now));
+        let records = self.house().common().registry.records();
+        let sessions = records.iter().map(|(tsih, record)| self.session(*tsih, record, &self.settled.names, now));
         let controllers = self.house().common().controllers.all();
         sessions.chain(controllers.iter().map(|controller| self.controller(controller, now))).collect()
     }
@@ -108,9 +108,9 @@ impl lunar_control::live::Live for Live {
             return self.end_controller(number);
         }
         let number = id.strip_prefix(ISCSI).and_then(|rest| rest.strip_prefix('-')?.parse().ok());
-        let guest = number.and_then(|tsih| self.house().common().registry.guest(tsih))?;
+        let record = number.and_then(|tsih| self.house().common().registry.record(tsih))?;
         let cores = self.house().cores().clone();
-        Some(Box::new(move || cores.end_session(guest.place)))
+        Some(Box::new(move || cores.end_session(record.location)))
     }
 
     fn statistics(&mut self) -> Value {

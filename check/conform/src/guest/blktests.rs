@@ -1,5 +1,5 @@
-//! The group `nvme` of blktests, which has to be fetched by whoever wants to run it: `LUNAR_BLKTESTS` names its folder.
-//! Of its cases those run that set their target up through a program of the tester's (`NVME_TARGET_CONTROL`).
+//! The part `blktests`: the group `nvme` of blktests. The environment variable `LUNAR_BLKTESTS` names a checkout, which
+//! the user has to provide. Of the cases, those run that get their target from a program (`NVME_TARGET_CONTROL`).
 
 use std::path::PathBuf;
 
@@ -9,21 +9,23 @@ use super::{Script, nvme_targets, packages};
 use crate::report::skip;
 use crate::target::{Driver, Lab};
 
-/// Where blktests lies.
+/// The environment variable that names the checkout.
 const FOLDER: &str = "LUNAR_BLKTESTS";
 
-/// Boots the guest with the test suite in it.
+/// Runs the part.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("blktests/{}", driver.name());
     lab.built()?;
     let mut found = None;
-    lab.report.check(&part, "the test suite is there", || match std::env::var_os(FOLDER).map(PathBuf::from) {
-        Some(folder) => {
-            ensure!(folder.join("tests/nvme/rc").is_file(), "{} is no checkout of blktests", folder.display());
-            found = Some(folder);
-            Ok(())
+    lab.report.check(&part, "a checkout of blktests is available", || {
+        match std::env::var_os(FOLDER).map(PathBuf::from) {
+            Some(folder) => {
+                ensure!(folder.join("tests/nvme/rc").is_file(), "{} is not a checkout of blktests", folder.display());
+                found = Some(folder);
+                Ok(())
+            }
+            None => skip(format!("{FOLDER} is not set to a checkout of blktests")),
         }
-        None => skip(format!("{FOLDER} names no checkout of blktests")),
     });
     let (Some(folder), Some(sysroot)) = (found, packages(lab, &part)) else { return Ok(()) };
     let more = Some(("test/blktests", &*folder));
@@ -38,7 +40,7 @@ mod tests {
     const PAGE: &str = include_str!("../../../../docs/conformance.md");
     const SCRIPT: &str = include_str!("../../guest/blktests.sh");
 
-    /// Numbers of cases in a text.
+    /// Returns the case numbers in a text.
     fn cases(text: &str) -> Vec<&str> {
         text.split_whitespace()
             .filter(|word| word.len() == 3 && word.bytes().all(|byte| byte.is_ascii_digit()))
@@ -46,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_tells_what_becomes_of_every_case() {
+    fn the_page_lists_every_case_once_and_the_script_runs_those_that_apply() {
         let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| 0").and_then(|_| line[2..].split_once(" | ")));
         let rows: Vec<(Vec<&str>, &str)> = rows.map(|(numbers, why)| (cases(numbers), why)).collect();
         let sorted = |wanted: fn(&str) -> bool| {
@@ -57,6 +59,6 @@ mod tests {
         let line = SCRIPT.lines().find_map(|line| line.strip_prefix("CASES=\"")).expect("the script names its cases");
         assert_eq!(sorted(|why| !why.starts_with("not applicable")), cases(line.trim_end_matches('"')));
         let all = sorted(|_| true);
-        assert!(all.is_sorted_by(|one, next| one < next), "a case stands twice: {all:?}");
+        assert!(all.is_sorted_by(|one, next| one < next), "a case is listed twice: {all:?}");
     }
 }

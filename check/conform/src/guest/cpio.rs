@@ -1,5 +1,5 @@
-//! The archive a kernel unpacks as its first file system: "newc", as Documentation/driver-api/early-userspace
-//! describes it.
+//! Writer of the archive that a kernel unpacks as its initramfs: format "newc" as in
+//! Documentation/driver-api/early-userspace of the Linux kernel.
 
 use std::io::{Result, Write};
 use std::path::Path;
@@ -8,10 +8,10 @@ const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
-/// The name that ends an archive.
+/// The name of an archive's last entry.
 const TRAILER: &str = "TRAILER!!!";
 
-/// Writes entries in the order they are added; parents first.
+/// Writes entries in the order of the calls; folders must precede their contents.
 pub(crate) struct Archive<W> {
     out: W,
     entries: u32,
@@ -30,7 +30,7 @@ impl<W: Write> Archive<W> {
         self.entry(name, FILE | permissions, (0, 0), data)
     }
 
-    pub(crate) fn link(&mut self, name: &str, target: &str) -> Result<()> {
+    pub(crate) fn symlink(&mut self, name: &str, target: &str) -> Result<()> {
         self.entry(name, LINK | 0o777, (0, 0), target.as_bytes())
     }
 
@@ -38,7 +38,7 @@ impl<W: Write> Archive<W> {
         self.entry(name, CHARACTER_DEVICE | 0o600, (major, minor), &[])
     }
 
-    /// All plain files of a folder of this machine, executable.
+    /// Adds a folder of this machine with its files, as executables, and its folders.
     pub(crate) fn folder(&mut self, name: &str, source: &Path) -> Result<()> {
         self.directory(name)?;
         let mut files: Vec<_> = std::fs::read_dir(source)?.collect::<Result<_>>()?;
@@ -59,7 +59,7 @@ impl<W: Write> Archive<W> {
         let too_big = |_| std::io::Error::other(format!("{name} is too big for the archive"));
         let size = u32::try_from(data.len()).map_err(too_big)?;
         let name_size = u32::try_from(name.len() + 1).map_err(too_big)?;
-        // Inode, mode, owner, group, links, time, size, device of the file system (2), own device (2), name size,
+        // Inode, mode, owner, group, links, time, size, device of the file system (2), device number (2), name size,
         // checksum.
         let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_size, 0];
         let mut head = String::from("070701");
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_starts_on_a_word() {
+    fn headers_and_data_are_padded_to_four_bytes() {
         let mut archive = Archive::new(Vec::new());
         archive.directory("a").unwrap();
         archive.file("a/b", 0o644, b"hello").unwrap();

@@ -1,16 +1,18 @@
-//! A stock distribution kernel as the initiator.
+//! Parts that boot the kernel of a Linux distribution in QEMU as initiator or host.
+//!
+//! A guest runs one of the scripts in `guest/`, which prints one line for each case.
 
 mod blktests;
 mod cpio;
+mod emulator;
 mod kernel;
-mod machine;
 mod modules;
-mod newer;
 mod paths;
 pub(crate) mod proofs;
 mod qemu;
 mod service;
 mod sysroot;
+mod vm;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -25,25 +27,27 @@ use crate::report::Outcome;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Subject, Target, free_port};
 use crate::tools;
 
-/// The emulated processor is slow, and slower while something else is built.
+/// The limit of one guest's run. Emulation is slow, and slower while the machine builds something.
 const LIMIT: Duration = Duration::from_secs(900);
-/// What a kernel is told that starts a system manager, whose only aim is the script: nobody else looks at disks or sets
-/// up networks.
-const SERVICE: &str = " lunar.service systemd.unit=lunar-test.service systemd.show_status=false systemd.firstboot=no \
-    net.ifnames=0 systemd.mask=multipathd.service systemd.mask=multipathd.socket systemd.mask=systemd-networkd.service \
-    systemd.mask=systemd-networkd.socket systemd.mask=systemd-network-generator.service";
-/// What a script is told that tries everything.
-const WHOLE: &str = "WHOLE=yes\n";
-/// This machine's ::1 as QEMU's user network shows it to a guest.
+/// Kernel options for a guest that runs systemd. Its only target is the script's unit; services that would look at
+/// disks or configure the network are masked.
+const SERVICE_OPTIONS: &str = " lunar.service systemd.unit=lunar-test.service systemd.show_status=false \
+    systemd.firstboot=no net.ifnames=0 systemd.mask=multipathd.service systemd.mask=multipathd.socket \
+    systemd.mask=systemd-networkd.service systemd.mask=systemd-networkd.socket \
+    systemd.mask=systemd-network-generator.service";
+/// The setting with which a script runs all cases; without it, a script runs those that depend on the driver.
+const EVERYTHING: &str = "FULL=yes\n";
+/// The host's address ::1 as QEMU's user network shows it to a guest.
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 
 pub(crate) use blktests::part as blktests;
-pub(crate) use machine::part as machine;
 pub(crate) use paths::part as paths;
 pub(crate) use proofs::part as proofs;
 pub(crate) use service::part as service;
+pub(crate) use vm::part as vm;
 
-/// Boots the guest against the target. The first driver gets everything, others what differs between drivers.
+/// Runs the part `guest`: open-iscsi against the target. The first driver runs all cases, the others those that depend
+/// on the driver.
 pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
     let part = format!("guest/{}", driver.name());
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
@@ -52,7 +56,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
     Ok(())
 }
 
-/// The same over NVMe/TCP.
+/// Runs the part `nvme`: the kernel's NVMe/TCP host against the target.
 pub(crate) fn nvme_part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
     let part = format!("nvme/{}", driver.name());
     lab.built()?;
@@ -61,9 +65,9 @@ pub(crate) fn nvme_part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<
     lab.report.check(&part, "guest ran to its end", || {
         let mut targets = nvme_targets(lab, driver, &["ram:64M"])?;
         if main_driver {
-            targets.settings.push_str(WHOLE);
+            targets.settings.push_str(EVERYTHING);
             add_protected(lab, driver, &mut targets)?;
-            // The last one: it is what grows.
+            // It must be the last: `grow_volume` signals the last target.
             add_service(lab, driver, &mut targets)?;
         }
         script.run(lab, targets)
@@ -71,7 +75,7 @@ pub(crate) fn nvme_part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<
     Ok(())
 }
 
-/// One more target with both faces, whose blocks are protected, and whose namespace shows that.
+/// Adds a target with protection information, over iSCSI and, as metadata, over NVMe/TCP.
 fn add_protected(lab: &Lab, driver: Driver, targets: &mut Targets) -> Result<()> {
     let port = free_port()?;
     let flags = ["--protection", "1", "--metadata", "--nvme", &port.to_string()];
@@ -95,7 +99,7 @@ fn packages(lab: &Lab, part: &str) -> Option<sysroot::Sysroot> {
     made
 }
 
-/// One target with both faces and two ways to each, which has a file and these volumes.
+/// Starts a target with two iSCSI portals and two NVMe/TCP portals, and these volumes besides a file.
 fn nvme_targets(lab: &Lab, driver: Driver, more: &[&str]) -> Result<Targets> {
     let (port, second) = (free_port()?, free_port()?);
     let file = lab.image(&format!("nvme-{}.img", driver.name()), 512)?;
@@ -107,14 +111,14 @@ fn nvme_targets(lab: &Lab, driver: Driver, more: &[&str]) -> Result<Targets> {
     let main = Target::start(lab, &spec)?;
     let mut settings = String::new();
     writeln!(settings, "PORTAL={HOST_AS_GUEST_SEES_IT}:{}\nTARGET={}", main.portal.port(), main.name)?;
-    // Both names are made of one.
+    // The NQN is derived from the IQN.
     let nqn = main.name.replacen("iqn.", "nqn.", 1);
     writeln!(settings, "HOST={HOST_AS_GUEST_SEES_IT}\nPORT={}\nPORT2={}\nNQN={nqn}", port.port(), second.port())?;
-    Ok(Targets { main: Some(main), spec, others: Vec::new(), settings, grows: None })
+    Ok(Targets { main: Some(main), spec, others: Vec::new(), settings, growth: None })
 }
 
-/// A service with both faces that follows a file: a volume that can grow, one of 4096-byte blocks, and what NVMe hosts
-/// may make namespaces of.
+/// Adds a daemon with a configuration file, over iSCSI and NVMe/TCP: a volume that can grow, one with 4096-byte blocks,
+/// and a pool for Namespace Management.
 fn add_service(lab: &Lab, driver: Driver, targets: &mut Targets) -> Result<()> {
     const NAME: &str = "iqn.2026-01.io.lunar.conform:service";
     let folder = lab.scratch.join("service");
@@ -141,33 +145,33 @@ fn add_service(lab: &Lab, driver: Driver, targets: &mut Targets) -> Result<()> {
     let mut spec = Spec::new(driver, Vec::<String>::new())?;
     (spec.listen, spec.daemon) = (vec![portal, port], Some(file.clone()));
     targets.others.push(Target::start_named(lab, &spec, NAME)?);
-    targets.grows = Some((file, text("96M")));
+    targets.growth = Some((file, text("96M")));
     writeln!(targets.settings, "SERVICE_PORTAL={HOST_AS_GUEST_SEES_IT}:{}\nSERVICE_TARGET={NAME}", portal.port())?;
     writeln!(targets.settings, "SERVICE_PORT={}\nSERVICE_NQN={nqn}", port.port())?;
     Ok(())
 }
 
-/// What a guest does.
+/// One run of a guest.
 struct Script<'a> {
-    /// Its file, without the ending.
+    /// The script's file name without its extension.
     name: &'a str,
-    /// Whether a system manager starts it, as on a whole machine.
+    /// Whether systemd starts the script.
     is_service: bool,
     part: &'a str,
     driver: Driver,
     sysroot: &'a sysroot::Sysroot,
-    /// A folder that the guest has besides, beside its script, under this name.
+    /// A further folder for the guest and the name it gets there.
     more: Option<(&'a str, &'a Path)>,
 }
 
-/// The targets of one guest run, and what the script must know of them.
+/// The targets of one guest run and the settings file for the script.
 struct Targets {
     main: Option<Target>,
     spec: Spec,
     others: Vec<Target>,
     settings: String,
-    /// The file that the last of the others follows, and its text once a volume has grown.
-    grows: Option<(PathBuf, String)>,
+    /// The configuration file of the last target in `others`, and its text with the larger volume.
+    growth: Option<(PathBuf, String)>,
 }
 
 fn targets(lab: &Lab, driver: Driver, main_driver: bool) -> Result<Targets> {
@@ -183,7 +187,7 @@ fn targets(lab: &Lab, driver: Driver, main_driver: bool) -> Result<Targets> {
     let mut settings = String::new();
     writeln!(settings, "PORTAL={HOST_AS_GUEST_SEES_IT}:{}", main.portal.port())?;
     writeln!(settings, "TARGET={}\nLUN={}", main.name, main.lun)?;
-    settings.push_str(if main_driver { WHOLE } else { "" });
+    settings.push_str(if main_driver { EVERYTHING } else { "" });
     let mut others = Vec::new();
     if matches!(lab.subject, Subject::Built(_)) {
         writeln!(settings, "ADVERTISED=yes\nRESTART=yes\nRAM_LUN=1")?;
@@ -220,12 +224,12 @@ fn targets(lab: &Lab, driver: Driver, main_driver: bool) -> Result<Targets> {
         settings.push_str(&chap::settings());
         others.push(target);
     }
-    Ok(Targets { main: Some(main), spec, others, settings, grows: None })
+    Ok(Targets { main: Some(main), spec, others, settings, growth: None })
 }
 
 impl Script<'_> {
     fn run(&self, lab: &Lab, mut targets: Targets) -> Result<()> {
-        let emulator = newer::whatever(&lab.report);
+        let emulator = emulator::newest_or_own(&lab.report);
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         let initramfs = lab.scratch.join(format!("guest-{}-{}.cpio", self.name, self.driver.name()));
         let folders = [("test", &*scripts)].into_iter().chain(self.more);
@@ -233,18 +237,18 @@ impl Script<'_> {
         let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
         let mut cases = Cases::new(lab, self.part);
         let (mut done, mut restarts) = (Ok(()), 0);
-        let kernel = if self.is_service { SERVICE.to_owned() } else { String::new() };
+        let kernel = if self.is_service { SERVICE_OPTIONS.to_owned() } else { String::new() };
         let file = format!("{}.sh", self.name);
         let hardware = qemu::Hardware { emulator, devices: Vec::new(), shares_memory: false, kernel };
         let status = qemu::boot(self.sysroot, &initramfs, &file, LIMIT, &hardware, |line| {
-            // A log that cannot be written costs the log, not the test.
+            // A log that cannot be written is no reason to fail the case.
             let _ = writeln!(log, "{line}");
             let outcome = match line {
                 "@restart" => {
                     restarts += 1;
-                    targets.restart(lab).context("restart of the target")
+                    targets.restart(lab).context("cannot restart the target")
                 }
-                "@grow" => targets.grow().context("a volume that grows"),
+                "@grow" => targets.grow_volume().context("cannot grow the volume"),
                 _ => {
                     cases.line(line);
                     Ok(())
@@ -255,19 +259,19 @@ impl Script<'_> {
             }
         })?;
         done?;
-        let asked = cases.restarts.context("the guest's script does not say how many restarts it asked for")?;
+        let asked = cases.restarts.context("the guest's script did not report how many restarts it requested")?;
         ensure!(
             restarts == asked,
-            "the guest's script asked for {asked} restarts of the target, and there were {restarts}"
+            "the guest's script requested {asked} restarts of the target, and there were {restarts}"
         );
-        ensure!(cases.seen > 0, "the guest's script reported nothing");
+        ensure!(cases.count > 0, "the guest's script reported nothing");
         for target in targets.main.into_iter().chain(targets.others) {
             target.stop()?;
         }
         let _ = std::fs::remove_file(&initramfs);
         ensure!(
             status == 0,
-            "the guest's script ended with {status}; all it said is in {}",
+            "the guest's script ended with {status}; its log is {}",
             initramfs.with_extension("log").display()
         );
         Ok(())
@@ -281,27 +285,27 @@ impl Targets {
         Ok(())
     }
 
-    fn grow(&mut self) -> Result<()> {
-        let (file, text) = self.grows.take().context("nothing grows here, or not again")?;
+    fn grow_volume(&mut self) -> Result<()> {
+        let (file, text) = self.growth.take().context("no volume of this part can grow, or it has grown already")?;
         std::fs::write(file, text)?;
         self.others.last().context("no service")?.signal(Signal::HUP)
     }
 }
 
-/// Makes cases of the lines that the guest's script prints for us.
+/// Makes cases of the lines that the guest's script prints. Other lines are the reason of the next case that fails.
 struct Cases<'a> {
     lab: &'a Lab,
     part: &'a str,
     since: Instant,
-    said: Vec<String>,
-    seen: usize,
-    /// How many restarts of the target the script has asked for, once it has said so at its end.
+    output: Vec<String>,
+    count: usize,
+    /// How many restarts of the target the script says, at its end, that it requested.
     restarts: Option<u32>,
 }
 
 impl<'a> Cases<'a> {
     fn new(lab: &'a Lab, part: &'a str) -> Self {
-        Self { lab, part, since: Instant::now(), said: Vec::new(), seen: 0, restarts: None }
+        Self { lab, part, since: Instant::now(), output: Vec::new(), count: 0, restarts: None }
     }
 
     fn line(&mut self, line: &str) {
@@ -312,7 +316,7 @@ impl<'a> Cases<'a> {
         let case = if let Some(name) = line.strip_prefix("@ok ") {
             Some((name, Outcome::Passed))
         } else if let Some(name) = line.strip_prefix("@bad ") {
-            Some((name, Outcome::Failed(self.said.join("\n"))))
+            Some((name, Outcome::Failed(self.output.join("\n"))))
         } else if let Some(rest) = line.strip_prefix("@skip ") {
             let (name, reason) = rest.split_once(": ").unwrap_or((rest, "no reason given"));
             Some((name, Outcome::Skipped(reason.to_owned())))
@@ -323,12 +327,12 @@ impl<'a> Cases<'a> {
             if self.lab.verbose {
                 println!("{}| {line}", self.part);
             }
-            self.said.push(line.to_owned());
+            self.output.push(line.to_owned());
             return;
         };
         self.lab.report.add(self.part, name, outcome, self.since.elapsed());
         self.since = Instant::now();
-        self.said.clear();
-        self.seen += 1;
+        self.output.clear();
+        self.count += 1;
     }
 }

@@ -1,4 +1,4 @@
-//! Kernel modules: which file has which, and what each needs before it.
+//! Kernel modules: their files and their dependencies.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// One module, uncompressed, ready to be loaded.
+/// A module, uncompressed.
 pub(crate) struct Module {
     pub name: String,
     pub image: Vec<u8>,
@@ -19,7 +19,7 @@ pub(crate) struct Modules {
 }
 
 impl Modules {
-    /// `top` is the kernel's folder under lib/modules.
+    /// Reads the kernel's folder under lib/modules.
     pub(crate) fn open(top: &Path) -> Result<Self> {
         let mut files = HashMap::new();
         collect(&top.join("kernel"), &mut files)?;
@@ -28,8 +28,8 @@ impl Modules {
         Ok(Self { files, built_in })
     }
 
-    /// The wanted modules with all they depend on, in an order in which they can be loaded. A name that ends with "?"
-    /// may be absent: kernels differ in what is a module at all.
+    /// Returns the wanted modules and all that they depend on, in an order in which they can be loaded. A name that
+    /// ends with "?" may be absent, because kernels differ in what is a module.
     pub(crate) fn in_order(&self, wanted: &[&str]) -> Result<Vec<Module>> {
         let mut order = Vec::new();
         let mut seen = HashSet::new();
@@ -58,7 +58,7 @@ impl Modules {
     }
 }
 
-/// A file's module name: modules are asked for with underscores, files may have dashes.
+/// Returns the module name of a file: names have underscores where files may have dashes.
 fn name_of(path: &Path) -> Option<String> {
     let file = path.file_name()?.to_str()?;
     let (name, _) = file.split_once(".ko")?;
@@ -77,21 +77,22 @@ fn collect(folder: &Path, files: &mut HashMap<String, PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// A file's content, unpacked by the tool that its ending names.
+/// Returns a file's content, decompressed by the tool for its extension.
 pub(super) fn uncompressed(path: &Path) -> Result<Vec<u8>> {
     let tool = match path.extension().and_then(|extension| extension.to_str()) {
         Some("ko") => return Ok(std::fs::read(path)?),
         Some("xz") => "xz",
         Some("zst") => "zstd",
         Some("gz") => "gzip",
-        _ => bail!("{} is compressed in an unknown way", path.display()),
+        _ => bail!("{} has an unknown compression format", path.display()),
     };
     let output = Command::new(tool).arg("-dc").arg(path).output().with_context(|| format!("cannot start {tool}"))?;
     ensure!(output.status.success(), "{tool} cannot read {}", path.display());
     Ok(output.stdout)
 }
 
-/// The modules that a module's own description names: strings "key=value", each ended by a zero.
+/// Returns the modules that a module's `depends=` names; a module's information is a list of "key=value" strings, each
+/// ended by a zero byte.
 fn depends(image: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = image.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dependencies_come_first_and_once() {
+    fn dependencies_are_loaded_before_their_users_and_once() {
         let top = std::env::temp_dir().join(format!("lunar-modules-{}", std::process::id()));
         let kernel = top.join("kernel/fs");
         std::fs::create_dir_all(&kernel).unwrap();

@@ -1,4 +1,4 @@
-//! Several paths to one volume, clusters on it, and every tool of an administrator.
+//! The part `paths`: multipath, clusters, and further tools of administrators.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::{Script, Targets, sysroot};
 use crate::report::skip;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, HOST_BY_THE_OTHER_NETWORK, Lab, Spec, Subject, Target, free_port};
 
-/// Boots the guest with two ways to the target, of which it cuts one and then the other.
+/// Runs the part: the guest has two networks to the target and cuts one, then the other.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("paths/{}", driver.name());
     let mut made = None;
@@ -23,8 +23,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
 }
 
 fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
-    if matches!(lab.subject, Subject::Outside(_)) {
-        return skip("the target was started by somebody else: where its second portal is nobody knows");
+    if matches!(lab.subject, Subject::External(_)) {
+        return skip("the second portal of an external target is not known");
     }
     let mut spec = Spec::new(driver, [lab.image("paths.img", 512)?, lab.image("paths-copy.img", 64)?])?;
     spec.for_guest = true;
@@ -37,5 +37,5 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
         writeln!(settings, "PORTAL{}={host}:{}", number + 1, portal.port())?;
     }
     writeln!(settings, "TARGET={}\nPORTAL=$PORTAL1", main.name)?;
-    Ok(Targets { main: Some(main), spec, others: Vec::new(), settings, grows: None })
+    Ok(Targets { main: Some(main), spec, others: Vec::new(), settings, growth: None })
 }

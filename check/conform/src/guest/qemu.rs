@@ -1,4 +1,4 @@
-//! One run of a guest: a stock kernel, a first file system of our own, the tree of packages behind it, and a script.
+//! Boots a guest: the kernel of a distribution, an initramfs, the tree of packages over 9p, and a script.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -13,8 +13,8 @@ use super::modules::Modules;
 use super::sysroot::Sysroot;
 use crate::process;
 
-/// Loaded at start, in an order that dependencies decide. The crypto module is asked for by algorithm, not by
-/// dependency.
+/// The modules in the initramfs, with their dependencies. The crypto modules are not dependencies: the kernel requests
+/// them by algorithm name, and the guest could not load them.
 const MODULES: [&str; 27] = [
     "virtio_pci",
     "virtio_net",
@@ -38,30 +38,30 @@ const MODULES: [&str; 27] = [
     "scsi_dh_alua",
     "nls_ascii?",
     "af_packet?",
-    // Secure channels ask for their algorithms by name.
+    // TLS requests its algorithms by name.
     "tls?",
     "gcm?",
     "ghash_generic?",
-    // Test suites ask for them.
+    // blktests looks for them.
     "loop?",
     "nvmet_tcp?",
 ];
-/// Enough for a page cache and fio; the tests use a few hundred MiB.
+/// Guest memory: room for the page cache and fio. The tests use a few hundred MiB.
 const MEMORY: &str = "1G";
 
-/// What a distribution needs, and what kernels would be slow without. A processor that can do more has its kernel do
-/// more at every switch between tasks, and an emulator a tenth more work.
+/// The emulated processor: what distributions require, and the features without which kernels are slow. With more
+/// features a kernel saves more state at each task switch, which makes the emulation about a tenth slower.
 const PROCESSOR: &str = "qemu64,ssse3=on,sse4.1=on,sse4.2=on,popcnt=on,aes=on,pclmulqdq=on,rdrand=on,rdseed=on";
 
-/// How the kernel starts. Its algorithms do not test themselves first: of those with large numbers an emulated
-/// processor takes minutes, and hosts give up. Nor does it try the emulated timer: a busy machine is late with it,
-/// which a kernel that looks takes for broken.
+/// Kernel options. Crypto self-tests are off: with large numbers they take minutes of emulation, and connections time
+/// out. The check of the timer is off, because on a busy machine emulated timer interrupts are late and the kernel
+/// takes the timer for broken.
 const KERNEL_OPTIONS: &str = "console=ttyS0 quiet panic=-1 random.trust_cpu=on cryptomgr.notests=1 no_timer_check";
 
-/// The second network card's.
+/// The network of the second network card.
 const SECOND_NETWORK: &str = "10.0.3.0/24";
 
-/// The first file system: busybox, the modules, and `folders` under their names, of which `test` has the scripts.
+/// Writes the initramfs: busybox, the modules, and `folders` under their names; the folder `test` has the scripts.
 pub(crate) fn initramfs<'a>(
     sysroot: &Sysroot,
     folders: impl Iterator<Item = (&'a str, &'a Path)>,
@@ -74,9 +74,9 @@ pub(crate) fn initramfs<'a>(
     }
     archive.character_device("dev/console", 5, 1)?;
     let busybox = ["usr/bin/busybox", "usr/sbin/busybox"].map(|path| sysroot.path.join(path));
-    let busybox = busybox.iter().find(|path| path.exists()).context("the tree has no busybox")?;
+    let busybox = busybox.iter().find(|path| path.exists()).context("the guest's packages have no busybox")?;
     archive.file("bin/busybox", 0o755, &std::fs::read(busybox)?)?;
-    archive.link("bin/sh", "busybox")?;
+    archive.symlink("bin/sh", "busybox")?;
     let modules = Modules::open(&sysroot.modules)?.in_order(&MODULES)?;
     for (at, module) in modules.iter().enumerate() {
         archive.file(&format!("modules/{at:03}-{}", module.name), 0o644, &module.image)?;
@@ -85,26 +85,26 @@ pub(crate) fn initramfs<'a>(
         archive.folder(name, folder)?;
     }
     archive.file("test/settings", 0o644, settings.as_bytes())?;
-    archive.link("init", "test/init")?;
+    archive.symlink("init", "test/init")?;
     archive.finish()?.into_inner().context("initramfs")?;
     Ok(())
 }
 
-/// The machine that a guest runs on.
+/// The hardware of a guest.
 pub(crate) struct Hardware {
-    /// The emulator and its first arguments.
+    /// The emulator and the first arguments of its command line.
     pub emulator: Vec<String>,
-    /// More arguments.
+    /// Further arguments.
     pub devices: Vec<String>,
-    /// Whether other processes may map the guest's memory.
+    /// Whether the guest's memory is a file that other processes may map, as vfio-user needs.
     pub shares_memory: bool,
-    /// More for the kernel's command line.
+    /// Further kernel options.
     pub kernel: String,
 }
 
 impl Hardware {
     fn command(&self) -> Result<Command> {
-        let (program, words) = self.emulator.split_first().context("an emulator has a name")?;
+        let (program, words) = self.emulator.split_first().context("the emulator's command line is empty")?;
         let mut command = process::bound(program);
         command.args(words).args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         command.args(["-cpu", PROCESSOR, "-smp", "1", "-m", MEMORY]);
@@ -119,7 +119,7 @@ impl Hardware {
     }
 }
 
-/// Boots, shows every line, and gives the status that the script ended with.
+/// Boots a guest and calls `on_line` for every line of its console; returns the exit status of its script.
 pub(crate) fn boot(
     sysroot: &Sysroot,
     initramfs: &Path,
@@ -137,10 +137,10 @@ pub(crate) fn boot(
         .arg("-initrd")
         .arg(initramfs)
         .args(["-append", &format!("{KERNEL_OPTIONS} lunar.script={script}{more}")])
-        // The first serial port is what the guest says, the second its script's status.
+        // The first serial port is the console, the second receives the script's exit status.
         .args(["-serial", "stdio", "-serial", &format!("file:{}", status_file.display())])
         .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=,rx_queue_size=1024"])
-        // Another way to this machine, for tests of several paths.
+        // A second network to this machine, for multipath.
         .args(["-netdev", &format!("user,id=net2,net={SECOND_NETWORK}")])
         .args(["-device", "virtio-net-pci,netdev=net2,romfile=,rx_queue_size=1024"])
         .arg("-virtfs")
@@ -150,7 +150,7 @@ pub(crate) fn boot(
     match status.trim().parse() {
         Ok(status) => Ok(status),
         Err(_) => bail!(
-            "the guest died without a status, QEMU's is {}; it said:\n{}",
+            "the guest ended without a status; QEMU's is {}; last lines of its output:\n{}",
             output.status,
             process::last_lines(&output.text, 20)
         ),

@@ -1,5 +1,5 @@
-//! A tree of distribution packages for the guest: fetched with this machine's own package sources into a private
-//! folder, and unpacked without root, without a chroot and without touching what is installed here.
+//! A tree of distribution packages for the guest, fetched with this machine's package sources into a cache folder and
+//! unpacked without root privileges, without a chroot and without changes to the packages installed here.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,31 +14,32 @@ use super::kernel;
 use crate::process;
 use crate::report::{Report, skip};
 
-/// What a tree is made of.
+/// The contents of a tree.
 struct Recipe {
-    /// Names its folder.
+    /// The prefix of its folder's name.
     name: &'static str,
-    /// Packages, without their dependencies and the kernel's.
+    /// The list of packages, without their dependencies and the kernel's package.
     packages: &'static str,
-    /// The release of Debian that they come from; `None`: this machine's own sources.
+    /// The Debian release of the packages; `None`: this machine's package sources.
     release: Option<&'static str>,
 }
 
-const STOCK: Recipe = Recipe { name: "guest", packages: include_str!("../../guest-packages.txt"), release: None };
-/// The first release whose kernel proves names to NVMe subsystems and speaks to them by secure channels, with the
-/// program that shakes hands for it.
-const SECURE: Recipe =
+const STOCK_RECIPE: Recipe =
+    Recipe { name: "guest", packages: include_str!("../../guest-packages.txt"), release: None };
+/// The first release whose kernel supports NVMe in-band authentication and TLS, with the daemon that does TLS
+/// handshakes for the kernel.
+const TLS_RECIPE: Recipe =
     Recipe { name: "secure", packages: include_str!("../../guest-packages-secure.txt"), release: Some("trixie") };
-/// Kernel packages by distribution: the first that the sources know is taken.
+/// Names of the kernel's package in the distributions; the first that exists is used.
 const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
-/// Changes when trees made by older code are no good any more.
-const LAYOUT: u32 = 2;
-/// The keys that Debian's packages are signed with.
+/// Must change when trees that older code has built cannot be used any more.
+const LAYOUT_VERSION: u32 = 2;
+/// The keys that sign Debian's packages.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Package sources that answer slower than this are down.
+/// Package sources that take longer are taken for unreachable.
 pub(super) const FETCH_LIMIT: Duration = Duration::from_secs(600);
-/// Never needed in the guest, and most of what there is to write.
-const LEFT_OUT: [&str; 12] = [
+/// Files that the guest does not need and that make up most of the packages.
+const EXCLUDED: [&str; 12] = [
     "./usr/share/doc",
     "./usr/share/man",
     "./usr/share/locale",
@@ -53,7 +54,7 @@ const LEFT_OUT: [&str; 12] = [
     "*/kernel/drivers/staging",
 ];
 
-/// An unpacked tree with a kernel.
+/// An unpacked tree and its kernel.
 #[derive(Clone)]
 pub(crate) struct Sysroot {
     pub path: PathBuf,
@@ -62,18 +63,17 @@ pub(crate) struct Sysroot {
     pub modules: PathBuf,
 }
 
-/// The tree, made first if it is not there.
+/// Returns the tree of stock packages; builds it first if necessary.
 pub(crate) fn ensure(report: &Report) -> Result<Sysroot> {
-    ensure_of(report, &STOCK)
+    ensure_of(report, &STOCK_RECIPE)
 }
 
-/// The tree of hosts that prove their names and come by secure channels: that of a newer release if this machine's is
-/// older.
-pub(crate) fn secure(report: &Report) -> Result<Sysroot> {
+/// Returns the tree whose kernel supports NVMe in-band authentication and TLS; builds it first if necessary.
+pub(crate) fn ensure_with_tls(report: &Report) -> Result<Sysroot> {
     if !Path::new(KEYRING).exists() {
-        return skip("packages of Debian can be checked on Debian only");
+        return skip("Debian's packages can only be verified with Debian's archive keys, which are not installed");
     }
-    ensure_of(report, &SECURE)
+    ensure_of(report, &TLS_RECIPE)
 }
 
 fn ensure_of(report: &Report, recipe: &Recipe) -> Result<Sysroot> {
@@ -83,16 +83,16 @@ fn ensure_of(report: &Report, recipe: &Recipe) -> Result<Sysroot> {
     let cache = cache_folder()?;
     std::fs::create_dir_all(&cache).with_context(|| format!("{}", cache.display()))?;
     let path = cache.join(format!("{}-{:016x}", recipe.name, key(recipe)));
-    let _lock = alone(&cache, recipe.name)?;
+    let _lock = lock_exclusively(&cache, recipe.name)?;
     if !path.join("complete").exists() {
         report.note(&format!("fetching the guest's packages into {} (once)", path.display()));
-        make(report, &path, recipe)?;
+        build(report, &path, recipe)?;
     }
     open(&path)
 }
 
-/// Two runs at once must not make the same tree: the first one holds this file while it does.
-pub(super) fn alone(cache: &Path, name: &str) -> Result<File> {
+/// Takes a lock file until the result is dropped, so that two runs do not build the same tree at once.
+pub(super) fn lock_exclusively(cache: &Path, name: &str) -> Result<File> {
     let lock = File::create(cache.join(format!("{name}.lock")))?;
     flock(&lock, FlockOperation::LockExclusive)?;
     Ok(lock)
@@ -109,20 +109,22 @@ pub(super) fn cache_folder() -> Result<PathBuf> {
     Ok(Path::new(&home).join(".cache/lunar"))
 }
 
-/// Another list, another release of the distribution: another tree.
+/// The key of a tree: it changes with the list of packages and with the distribution's release.
 fn key(recipe: &Recipe) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (LAYOUT, recipe.packages, recipe.release, KERNELS, LEFT_OUT).hash(&mut hasher);
+    (LAYOUT_VERSION, recipe.packages, recipe.release, KERNELS, EXCLUDED).hash(&mut hasher);
     std::fs::read_to_string("/etc/os-release").unwrap_or_default().hash(&mut hasher);
     hasher.finish()
 }
 
 fn open(path: &Path) -> Result<Sysroot> {
     let root = path.join("root");
-    for entry in std::fs::read_dir(root.join("usr/lib/modules")).context("the tree has no kernel modules")? {
+    for entry in
+        std::fs::read_dir(root.join("usr/lib/modules")).context("the guest's packages have no kernel modules")?
+    {
         let modules = entry?.path();
         let version = modules.file_name().context("a folder has a name")?.to_string_lossy().into_owned();
-        // Newer packages keep the image beside the modules.
+        // Newer packages install the image beside the modules.
         for kernel in [root.join(format!("boot/vmlinuz-{version}")), modules.join("vmlinuz")] {
             if kernel.exists() {
                 let unpacked = path.join(kernel::UNPACKED);
@@ -134,7 +136,7 @@ fn open(path: &Path) -> Result<Sysroot> {
     bail!("{} has no kernel", root.display())
 }
 
-fn make(report: &Report, path: &Path, recipe: &Recipe) -> Result<()> {
+fn build(report: &Report, path: &Path, recipe: &Recipe) -> Result<()> {
     let _ = std::fs::remove_dir_all(path);
     let root = path.join("root");
     folders(path)?;
@@ -144,7 +146,7 @@ fn make(report: &Report, path: &Path, recipe: &Recipe) -> Result<()> {
     }
     let updated = process::run(apt(path).args(["update", "-q"]), FETCH_LIMIT)?;
     if !updated.status.success() {
-        // One source of several may be out of reach; whether the rest is enough shows below.
+        // One of several sources may be unreachable; the next step shows whether the rest is enough.
         report.note(&format!("not every package index could be fetched:\n{}", process::last_lines(&updated.text, 5)));
     }
     let mut packages: Vec<&str> =
@@ -157,14 +159,14 @@ fn make(report: &Report, path: &Path, recipe: &Recipe) -> Result<()> {
     let count = unpack_all(path, &root)?;
     let packed = open(path)?.kernel;
     if let Err(why) = kernel::unpack(&packed, path) {
-        report.note(&format!("the guest's kernel starts slowly: {why:#}"));
+        report.note(&format!("the guest's kernel cannot be unpacked, so it boots slowly: {why:#}"));
     }
     File::create(path.join("complete"))?;
-    report.note(&format!("the guest's tree is made of {count} packages"));
+    report.note(&format!("unpacked {count} packages for the guest"));
     Ok(())
 }
 
-/// What apt-get wants to find.
+/// Creates the folders that apt-get requires.
 pub(super) fn folders(path: &Path) -> Result<()> {
     for folder in ["state/lists/partial", "cache/archives/partial"] {
         std::fs::create_dir_all(path.join(folder))?;
@@ -172,9 +174,9 @@ pub(super) fn folders(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks all that was fetched, and lets go of it; tells how many packages there were.
+/// Unpacks all fetched packages and removes their archives; returns the number of packages.
 pub(super) fn unpack_all(path: &Path, root: &Path) -> Result<usize> {
-    // Unpacked packages find their folders as on an installed machine, where these four are links.
+    // Make these four folders links, as they are on an installed machine, before packages are unpacked.
     std::fs::create_dir_all(root.join("usr"))?;
     for folder in ["bin", "sbin", "lib", "lib64"] {
         std::fs::create_dir_all(root.join("usr").join(folder))?;
@@ -194,13 +196,13 @@ pub(super) fn unpack_all(path: &Path, root: &Path) -> Result<usize> {
     Ok(count)
 }
 
-/// The tree's own package sources, if it has some.
+/// The path of the tree's own sources.list, which need not exist.
 fn sources(path: &Path) -> PathBuf {
     path.join("sources.list")
 }
 
-/// apt-get with this machine's settings, and its sources where the tree has none of its own, but nothing installed and
-/// all its files in `path`.
+/// Returns an apt-get command with this machine's settings and, unless the tree has its own, its package sources; it
+/// regards no package as installed and keeps all its files in `path`.
 pub(super) fn apt(path: &Path) -> Command {
     let mut command = process::bound("apt-get");
     let set = |option: &str, value: &str| ["-o".to_owned(), format!("{option}={value}")];
@@ -228,9 +230,9 @@ pub(super) fn apt(path: &Path) -> Command {
 
 fn kernel_package(path: &Path) -> Result<&'static str> {
     for package in KERNELS {
-        let mut ask = apt(path);
-        ask.args(["install", "-q", "-y", "--print-uris", package]);
-        if process::run(&mut ask, FETCH_LIMIT)?.status.success() {
+        let mut query = apt(path);
+        query.args(["install", "-q", "-y", "--print-uris", package]);
+        if process::run(&mut query, FETCH_LIMIT)?.status.success() {
             return Ok(package);
         }
     }
@@ -244,10 +246,10 @@ fn unpack(package: &Path, root: &Path) -> Result<()> {
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start dpkg-deb")?;
-    let archive = reader.stdout.take().context("dpkg-deb has an output")?;
+    let archive = reader.stdout.take().context("the output of dpkg-deb is piped")?;
     let mut writer = Command::new("tar");
     writer.args(["-x", "--keep-directory-symlink", "--no-same-owner", "--wildcards"]);
-    writer.args(LEFT_OUT.map(|pattern| format!("--exclude={pattern}")));
+    writer.args(EXCLUDED.map(|pattern| format!("--exclude={pattern}")));
     let written = writer.arg("-C").arg(root).stdin(archive).status().context("cannot start tar")?;
     ensure!(reader.wait()?.success() && written.success(), "cannot unpack {}", package.display());
     Ok(())

@@ -1,14 +1,14 @@
-//! What comes before a session, from peers that nobody has identified yet.
+//! Hostile clients during login.
 
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 
-use super::{Case, Ground, Met, PATIENCE, login_refused, meets, met};
-use crate::pdu::{Digests, FINAL, Heard, IMMEDIATE, Link, Pdu, op};
+use super::fixture::{ANSWER_LIMIT, Case, Fixture, Reaction, expect_reaction, login_refused, reaction};
+use crate::pdu::{Connection, Digests, FINAL, IMMEDIATE, Pdu, Received, op};
 use crate::session::{Login, text};
 
-/// Initiator errors of RFC 7143, 11.13.5.
+/// Initiator errors (RFC 7143 11.13.5).
 mod status {
     pub(super) const INITIATOR_ERROR: u16 = 0x0200;
     pub(super) const NOT_FOUND: u16 = 0x0203;
@@ -20,157 +20,159 @@ mod status {
 
 /// The C bit of a login: more text follows.
 const CONTINUE: u8 = 0x40;
-/// More than any login has, and what a careless target would keep.
+/// More text than any login has, to find targets that buffer all of it.
 const TOO_MUCH: usize = 64 << 20;
 
 pub(super) const CASES: [Case; 22] = [
-    ("login: a command before it", command_first),
+    ("login: a command before the login", command_first),
     ("login: random bytes first", random_bytes),
     ("login: one byte at a time succeeds", byte_by_byte),
-    ("login: reserved stage", |ground| altered(ground, status::INITIATOR_ERROR, |pdu| pdu.head[1] = FINAL | 0x0b)),
-    ("login: next stage before the current one", |ground| {
-        altered(ground, status::INITIATOR_ERROR, |pdu| pdu.head[1] = FINAL | 0x04)
+    ("login: reserved stage", |fixture| altered(fixture, status::INITIATOR_ERROR, |pdu| pdu.head[1] = FINAL | 0x0b)),
+    ("login: next stage before the current one", |fixture| {
+        altered(fixture, status::INITIATOR_ERROR, |pdu| pdu.head[1] = FINAL | 0x04)
     }),
-    ("login: full feature as the current stage", |ground| {
-        altered(ground, status::INITIATOR_ERROR, |pdu| pdu.head[1] = FINAL | 0x0f)
+    ("login: full feature as the current stage", |fixture| {
+        altered(fixture, status::INITIATOR_ERROR, |pdu| pdu.head[1] = FINAL | 0x0f)
     }),
-    ("login: transit and continue together", |ground| {
-        altered(ground, status::INITIATOR_ERROR, |pdu| pdu.head[1] |= CONTINUE)
+    ("login: transit and continue together", |fixture| {
+        altered(fixture, status::INITIATOR_ERROR, |pdu| pdu.head[1] |= CONTINUE)
     }),
-    ("login: a version that does not exist", |ground| {
-        altered(ground, status::VERSION, |pdu| (pdu.head[2], pdu.head[3]) = (9, 9))
+    ("login: a version that does not exist", |fixture| {
+        altered(fixture, status::VERSION, |pdu| (pdu.head[2], pdu.head[3]) = (9, 9))
     }),
-    ("login: a session that does not exist", |ground| {
-        altered(ground, status::NO_SESSION, |pdu| (pdu.head[14], pdu.head[15]) = (0xab, 0xcd))
+    ("login: a session that does not exist", |fixture| {
+        altered(fixture, status::NO_SESSION, |pdu| (pdu.head[14], pdu.head[15]) = (0xab, 0xcd))
     }),
     ("login: no initiator name", no_initiator_name),
     ("login: no target name", no_target_name),
     ("login: a target that does not exist", unknown_target),
-    ("login: a session type that does not exist", |ground| {
-        other_text(ground, ("SessionType", "Sideways"), status::SESSION_TYPE)
+    ("login: a session type that does not exist", |fixture| {
+        other_text(fixture, ("SessionType", "Sideways"), status::SESSION_TYPE)
     }),
-    ("login: text without keys", |ground| raw_text(ground, b"no equals sign here\0".to_vec())),
+    ("login: text without keys", |fixture| raw_text(fixture, b"no equals sign here\0".to_vec())),
     ("login: the same key twice", same_key_twice),
-    ("login: a key of a thousand bytes", |ground| bears(ground, format!("X-{}=1\0", "k".repeat(1000)).into_bytes())),
-    ("login: a value of eight thousand bytes", |ground| {
-        bears(ground, format!("HeaderDigest={}\0", "x,".repeat(4000)).into_bytes())
+    ("login: a key of a thousand bytes", |fixture| {
+        expect_some_reaction(fixture, format!("X-{}=1\0", "k".repeat(1000)).into_bytes())
     }),
-    ("login: numbers that are none", numbers),
+    ("login: a value of eight thousand bytes", |fixture| {
+        expect_some_reaction(fixture, format!("HeaderDigest={}\0", "x,".repeat(4000)).into_bytes())
+    }),
+    ("login: invalid numbers", numbers),
     ("login: a data segment beyond the limit", long_segment),
     ("login: a data segment without end", endless_segment),
     ("login: text without end", endless_text),
-    ("login: rounds without end", endless_rounds),
+    ("login: requests without end", endless_rounds),
 ];
 
-fn command_first(ground: &mut Ground<'_>) -> Result<()> {
-    let mut link = ground.link()?;
-    link.send(&Pdu::new(op::COMMAND, FINAL | 0x41).tag(1))?;
-    meets(&mut link, Met::Closed)
+fn command_first(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut connection = fixture.connection()?;
+    connection.send(&Pdu::new(op::COMMAND, FINAL | 0x41).tag(1))?;
+    expect_reaction(&mut connection, Reaction::Closed)
 }
 
-fn random_bytes(ground: &mut Ground<'_>) -> Result<()> {
+fn random_bytes(fixture: &mut Fixture<'_>) -> Result<()> {
     for _ in 0..200 {
-        let mut link = ground.link()?;
-        let length = 1 + usize::try_from(ground.random.below(4000))?;
-        let bytes = ground.random.bytes(length);
+        let mut connection = fixture.connection()?;
+        let length = 1 + usize::try_from(fixture.random.below(4000))?;
+        let bytes = fixture.random.bytes(length);
         // The target may close before all is sent.
-        let _ = link.send_raw(&bytes);
+        let _ = connection.send_raw(&bytes);
     }
     Ok(())
 }
 
-/// TCP keeps no boundaries: nobody may rely on them.
-fn byte_by_byte(ground: &mut Ground<'_>) -> Result<()> {
-    let mut link = ground.link()?;
-    for byte in ground.login().request().encode(Digests::default()) {
-        link.send_raw(&[byte])?;
+/// TCP does not preserve message boundaries.
+fn byte_by_byte(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut connection = fixture.connection()?;
+    for byte in fixture.login().request().encode(Digests::default()) {
+        connection.send_raw(&[byte])?;
     }
-    match met(&mut link, PATIENCE)? {
-        Met::Login(0) => Ok(()),
+    match reaction(&mut connection, ANSWER_LIMIT)? {
+        Reaction::Login(0) => Ok(()),
         other => bail!("{other:?}"),
     }
 }
 
-/// A right login request with something wrong in its header.
-fn altered(ground: &Ground<'_>, status: u16, alter: impl FnOnce(&mut Pdu)) -> Result<()> {
-    let mut request = ground.login().request();
+/// A valid login request with one invalid header field.
+fn altered(fixture: &Fixture<'_>, status: u16, alter: impl FnOnce(&mut Pdu)) -> Result<()> {
+    let mut request = fixture.login().request();
     alter(&mut request);
-    let mut link = ground.link()?;
-    link.send(&request)?;
-    login_refused(&mut link, status)?;
-    gone(&mut link)
+    let mut connection = fixture.connection()?;
+    connection.send(&request)?;
+    login_refused(&mut connection, status)?;
+    expect_closed(&mut connection)
 }
 
 /// A refused login ends the connection.
-fn gone(link: &mut Link) -> Result<()> {
-    match link.hear(PATIENCE)? {
-        Heard::Closed => Ok(()),
+fn expect_closed(connection: &mut Connection) -> Result<()> {
+    match connection.receive(ANSWER_LIMIT)? {
+        Received::Closed => Ok(()),
         other => bail!("the connection stays open after the refusal: {other:?}"),
     }
 }
 
-fn refused_with(ground: &Ground<'_>, login: &Login, status: u16) -> Result<()> {
-    let mut link = ground.link()?;
-    link.send(&login.request())?;
-    login_refused(&mut link, status)?;
-    gone(&mut link)
+fn refused_with(fixture: &Fixture<'_>, login: &Login, status: u16) -> Result<()> {
+    let mut connection = fixture.connection()?;
+    connection.send(&login.request())?;
+    login_refused(&mut connection, status)?;
+    expect_closed(&mut connection)
 }
 
-fn no_initiator_name(ground: &mut Ground<'_>) -> Result<()> {
-    let mut link = ground.link()?;
-    let keys = [("SessionType", "Normal"), ("TargetName", ground.target.name.as_str())];
-    link.send(&ground.login().request().with_data(text(keys)))?;
-    login_refused(&mut link, status::MISSING)
+fn no_initiator_name(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut connection = fixture.connection()?;
+    let keys = [("SessionType", "Normal"), ("TargetName", fixture.target.name.as_str())];
+    connection.send(&fixture.login().request().with_data(text(keys)))?;
+    login_refused(&mut connection, status::MISSING)
 }
 
-fn no_target_name(ground: &mut Ground<'_>) -> Result<()> {
-    let mut link = ground.link()?;
+fn no_target_name(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut connection = fixture.connection()?;
     let keys = [("SessionType", "Normal"), ("InitiatorName", "iqn.2026-01.io.lunar.conform:attacker")];
-    link.send(&ground.login().request().with_data(text(keys)))?;
-    login_refused(&mut link, status::MISSING)
+    connection.send(&fixture.login().request().with_data(text(keys)))?;
+    login_refused(&mut connection, status::MISSING)
 }
 
-fn unknown_target(ground: &mut Ground<'_>) -> Result<()> {
-    refused_with(ground, &Login::to("iqn.2026-01.io.lunar:nobody.knows.this", "attacker"), status::NOT_FOUND)
+fn unknown_target(fixture: &mut Fixture<'_>) -> Result<()> {
+    refused_with(fixture, &Login::to("iqn.2026-01.io.lunar:nobody.knows.this", "attacker"), status::NOT_FOUND)
 }
 
-fn other_text(ground: &Ground<'_>, (key, value): (&'static str, &str), status: u16) -> Result<()> {
-    refused_with(ground, &ground.login().key(key, value), status)
+fn other_text(fixture: &Fixture<'_>, (key, value): (&'static str, &str), status: u16) -> Result<()> {
+    refused_with(fixture, &fixture.login().key(key, value), status)
 }
 
-/// Text in place of keys.
-fn raw_text(ground: &Ground<'_>, data: Vec<u8>) -> Result<()> {
-    let mut request = ground.login().request();
+/// A login whose text is malformed.
+fn raw_text(fixture: &Fixture<'_>, data: Vec<u8>) -> Result<()> {
+    let mut request = fixture.login().request();
     request.data.extend(data);
-    let mut link = ground.link()?;
-    link.send(&request)?;
-    login_refused(&mut link, status::INITIATOR_ERROR)
+    let mut connection = fixture.connection()?;
+    connection.send(&request)?;
+    login_refused(&mut connection, status::INITIATOR_ERROR)
 }
 
-fn same_key_twice(ground: &mut Ground<'_>) -> Result<()> {
-    raw_text(ground, b"InitialR2T=No\0InitialR2T=Yes\0".to_vec())
+fn same_key_twice(fixture: &mut Fixture<'_>) -> Result<()> {
+    raw_text(fixture, b"InitialR2T=No\0InitialR2T=Yes\0".to_vec())
 }
 
-/// Odd but perhaps lawful: an answer, a refusal or a close, just no silence.
-fn bears(ground: &Ground<'_>, data: Vec<u8>) -> Result<()> {
-    let mut request = ground.login().request();
+/// Unusual text that may be valid: the target may answer, refuse or close, but must react.
+fn expect_some_reaction(fixture: &Fixture<'_>, data: Vec<u8>) -> Result<()> {
+    let mut request = fixture.login().request();
     request.data.extend(data);
     ensure!(request.data.len() <= 8192 + 1024, "the case itself is too long");
-    let mut link = ground.link()?;
-    link.send(&request)?;
-    match met(&mut link, PATIENCE)? {
-        Met::Login(_) | Met::Closed | Met::Rejected(_) => Ok(()),
+    let mut connection = fixture.connection()?;
+    connection.send(&request)?;
+    match reaction(&mut connection, ANSWER_LIMIT)? {
+        Reaction::Login(_) | Reaction::Closed | Reaction::Rejected(_) => Ok(()),
         other => bail!("{other:?}"),
     }
 }
 
-fn numbers(ground: &mut Ground<'_>) -> Result<()> {
+fn numbers(fixture: &mut Fixture<'_>) -> Result<()> {
     for value in ["0", "-1", "511", "16777216", "99999999999999999999", "0x", "1.5", "", "many", "0x1g"] {
         for key in ["MaxRecvDataSegmentLength", "MaxBurstLength", "FirstBurstLength", "DefaultTime2Wait"] {
-            let mut link = ground.link()?;
-            link.send(&ground.login().key(key, value).request())?;
-            match met(&mut link, PATIENCE)? {
-                Met::Login(_) | Met::Closed | Met::Rejected(_) => {}
+            let mut connection = fixture.connection()?;
+            connection.send(&fixture.login().key(key, value).request())?;
+            match reaction(&mut connection, ANSWER_LIMIT)? {
+                Reaction::Login(_) | Reaction::Closed | Reaction::Rejected(_) => {}
                 other => bail!("{key}={value}: {other:?}"),
             }
         }
@@ -178,63 +180,63 @@ fn numbers(ground: &mut Ground<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Before anything is agreed a data segment has 8192 bytes at most (RFC 7143, 13.12); what comes after a longer one
-/// cannot be trusted.
-fn long_segment(ground: &mut Ground<'_>) -> Result<()> {
-    let mut request = ground.login().request();
+/// Before MaxRecvDataSegmentLength is declared, a data segment has at most 8192 bytes (RFC 7143 13.12). The position of
+/// the PDU after a longer one is not trustworthy.
+fn long_segment(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut request = fixture.login().request();
     request.data.resize(100_000, 0);
-    let mut link = ground.link()?;
+    let mut connection = fixture.connection()?;
     // The target may close before all is sent.
-    let _ = link.send(&request);
-    meets(&mut link, Met::Closed)
+    let _ = connection.send(&request);
+    expect_reaction(&mut connection, Reaction::Closed)
 }
 
-fn endless_segment(ground: &mut Ground<'_>) -> Result<()> {
-    let mut request = ground.login().request();
+fn endless_segment(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut request = fixture.login().request();
     request.head[5..8].copy_from_slice(&[0xff, 0xff, 0xff]);
-    let mut link = ground.link()?;
-    link.send_raw(&request.encode_as_is(Digests::default()))?;
+    let mut connection = fixture.connection()?;
+    connection.send_raw(&request.encode_as_is(Digests::default()))?;
     let piece = vec![b'x'; 1 << 16];
     for _ in 0..TOO_MUCH / piece.len() {
-        if link.send_raw(&piece).is_err() {
+        if connection.send_raw(&piece).is_err() {
             break;
         }
     }
-    meets(&mut link, Met::Closed)
+    expect_reaction(&mut connection, Reaction::Closed)
 }
 
-fn endless_text(ground: &mut Ground<'_>) -> Result<()> {
-    let mut request = ground.login().request();
+fn endless_text(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut request = fixture.login().request();
     request.head[1] = CONTINUE | 0x04;
     request.data = vec![b'x'; 8192];
-    let mut link = ground.link()?;
+    let mut connection = fixture.connection()?;
     for _ in 0..TOO_MUCH / 8192 {
-        if link.send(&request).is_err() {
+        if connection.send(&request).is_err() {
             return Ok(());
         }
-        match met(&mut link, PATIENCE)? {
-            Met::Closed | Met::Rejected(_) => return Ok(()),
-            Met::Login(0) => {}
-            Met::Login(refused) if refused >> 8 >= 2 => return gone(&mut link),
+        match reaction(&mut connection, ANSWER_LIMIT)? {
+            Reaction::Closed | Reaction::Rejected(_) => return Ok(()),
+            Reaction::Login(0) => {}
+            Reaction::Login(refused) if refused >> 8 >= 2 => return expect_closed(&mut connection),
             other => bail!("{other:?}"),
         }
     }
-    bail!("{} MiB of text were taken", TOO_MUCH >> 20)
+    bail!("{} MiB of text were received", TOO_MUCH >> 20)
 }
 
-/// Nothing forbids many rounds, so the target may go on; it may also have had enough.
-fn endless_rounds(ground: &mut Ground<'_>) -> Result<()> {
-    let mut request = ground.login().request();
+/// The standard does not limit the number of requests: the target may continue or refuse.
+fn endless_rounds(fixture: &mut Fixture<'_>) -> Result<()> {
+    let mut request = fixture.login().request();
     request.head[1] = 0x04;
-    let mut link = ground.link()?;
+    let mut connection = fixture.connection()?;
     for _ in 0..300 {
-        if link.send(&request).is_err() {
+        if connection.send(&request).is_err() {
             return Ok(());
         }
         request = Pdu::new(op::LOGIN | IMMEDIATE, 0x04).bytes(8, &request.head[8..24]);
-        match met(&mut link, PATIENCE)? {
-            Met::Login(0) => {}
-            Met::Login(_) | Met::Closed | Met::Rejected(_) => return Ok(()),
+        match reaction(&mut connection, ANSWER_LIMIT)? {
+            Reaction::Login(0) => {}
+            Reaction::Login(_) | Reaction::Closed | Reaction::Rejected(_) => return Ok(()),
             other => bail!("{other:?}"),
         }
     }

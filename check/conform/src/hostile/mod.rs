@@ -1,6 +1,7 @@
-//! Clients that break the rules. After each: the target lives, its memory is bounded, a well-behaved session goes on
-//! with its data, and a new login succeeds.
+//! Hostile clients, which violate the protocols. After each one, the target is running, its memory is within its limit,
+//! a session that follows the protocol continues with its data, and a new login succeeds.
 
+mod fixture;
 mod floods;
 mod logins;
 mod moving;
@@ -10,52 +11,28 @@ mod tasks;
 mod transfers;
 mod vm;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail};
 
-use crate::pdu::{Heard, Link, Pdu, op};
-use crate::process;
-use crate::session::{Login, Session, sense_of};
+use crate::pdu::{Connection, Received};
 use crate::target::{Driver, Lab, Spec, Target};
-use crate::witness::{Random, Witness};
+use crate::test_data::Random;
+use crate::verifying_writer::VerifyingWriter;
+use fixture::{CORES, Case, DATA_MIB, Fixture, MemoryGauge, newcomer};
 
-/// Data memory the target is told to use, per core.
-const DATA_MIB: u64 = 64;
-const CORES: u64 = 2;
-/// What it may be resident with at most: its data memory, and as much again for everything else.
-const MEMORY_LIMIT: u64 = 2 * CORES * (DATA_MIB << 20);
-/// A refusal that takes longer is none.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long silence must last to count as "ignored".
-const SILENCE: Duration = Duration::from_millis(300);
-
-/// What the cases work with.
-pub(crate) struct Ground<'a> {
-    lab: &'a Lab,
-    driver: Driver,
-    target: &'a Target,
-    gauge: &'a Gauge,
-    /// LUN for all that is hostile; the witness has another where there are two.
-    lun: u16,
-    random: Random,
-}
-
-type Case = (&'static str, fn(&mut Ground<'_>) -> Result<()>);
-
-/// Runs all hostile clients. With `all`, also those that say nothing about the driver.
+/// Runs the hostile clients. With `all`, also those whose result does not depend on the driver.
 pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
     let part = format!("hostile/{}", driver.name());
     let memory = DATA_MIB.to_string();
     let cores = CORES.to_string();
     let spec = Spec::new(driver, [lab.image("hostile.img", 64)?, "ram:64M".to_owned()])?;
     let mut target = Target::start(lab, &spec.flags(&["--memory", &memory, "--cores", &cores]))?;
-    let witness = Witness::start(target.portal, &target.name, target.lun, lab.seed)?;
-    let gauge = Gauge::start(target.pid());
-    // A connection that never logs in; looked at again in the end.
-    let idle = (Link::open(target.portal)?, Instant::now());
+    let writer = VerifyingWriter::start(target.portal, &target.name, target.lun, lab.seed)?;
+    let gauge = MemoryGauge::start(target.pid());
+    // A connection that never logs in, which is checked at the end.
+    let idle = (Connection::open(target.portal)?, Instant::now());
     let cases: Vec<&Case> = if all {
         logins::CASES
             .iter()
@@ -71,162 +48,38 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
         let good = lab.report.check(&part, name, || {
             let lun = target.lun + u16::from(matches!(lab.subject, crate::target::Subject::Built(_)));
             let random = Random::new(lab.seed);
-            let mut ground = Ground { lab, driver, target: &target, gauge: &gauge, lun, random };
-            let outcome = case(&mut ground);
-            // First of all whether the target bore it: that explains whatever else went wrong.
+            let mut fixture = Fixture { lab, driver, target: &target, gauge: &gauge, lun, random };
+            let outcome = case(&mut fixture);
+            // Check the target first: if it has ended, that explains all other failures.
             target.healthy()?;
             outcome?;
-            gauge.bounded()?;
-            witness.goes_on()?;
+            gauge.check_limit()?;
+            writer.expect_progress()?;
             newcomer(&target)
         });
         if !good && target.healthy().is_err() {
-            bail!("no target is left");
+            bail!("the target has ended");
         }
     }
     lab.report.check(&part, "a connection that never logs in is closed", || closed_for_idleness(idle));
     let mut operations = 0;
     lab.report.check(&part, "nothing acknowledged is lost", || {
-        operations = witness.finish()?;
+        operations = writer.finish()?;
         Ok(())
     });
     lab.report.note(&format!(
-        "{part}: {operations} writes verified meanwhile; peak memory {} MiB",
+        "{part}: {operations} writes verified in the background; peak memory {} MiB",
         gauge.highest.load(Ordering::Relaxed) >> 20
     ));
-    lab.report.check(&part, "target drains", || target.stop());
+    lab.report.check(&part, "target stops in time", || target.stop());
     nvme::part(lab, driver)?;
     vm::part(lab, driver)
 }
 
-/// Somebody logs in who was not there before.
-fn newcomer(target: &Target) -> Result<()> {
-    Session::open(target.portal, &Login::to(&target.name, "newcomer"))?.logout()
-}
-
-fn closed_for_idleness((mut link, since): (Link, Instant)) -> Result<()> {
+fn closed_for_idleness((mut connection, since): (Connection, Instant)) -> Result<()> {
     const LONGEST: Duration = Duration::from_secs(60);
-    match link.hear(LONGEST.saturating_sub(since.elapsed()).max(Duration::from_secs(1)))? {
-        Heard::Closed => Ok(()),
-        heard => bail!("after {} s: {heard:?}", since.elapsed().as_secs()),
-    }
-}
-
-/// Watches the target's memory.
-struct Gauge {
-    stop: Arc<AtomicBool>,
-    /// Since it was last asked for.
-    recent: Arc<AtomicU64>,
-    highest: AtomicU64,
-}
-
-impl Gauge {
-    fn start(pid: Option<u32>) -> Self {
-        let (stop, recent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let theirs = (Arc::clone(&stop), Arc::clone(&recent));
-        std::thread::spawn(move || {
-            while let (false, Some(pid)) = (theirs.0.load(Ordering::Relaxed), pid) {
-                if let Ok(bytes) = process::resident_bytes(pid) {
-                    theirs.1.fetch_max(bytes, Ordering::Relaxed);
-                }
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        });
-        Self { stop, recent, highest: AtomicU64::new(0) }
-    }
-
-    /// An error if the target was too big at any moment since the last call.
-    fn bounded(&self) -> Result<()> {
-        let peak = self.recent.swap(0, Ordering::Relaxed);
-        self.highest.fetch_max(peak, Ordering::Relaxed);
-        ensure!(peak <= MEMORY_LIMIT, "the target took {} MiB, {} are allowed", peak >> 20, MEMORY_LIMIT >> 20);
-        Ok(())
-    }
-}
-
-impl Drop for Gauge {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
-}
-
-impl Ground<'_> {
-    /// A session of the attacker's.
-    fn session(&self, keys: &[(&'static str, &str)]) -> Result<Session> {
-        let mut login = Login::to(&self.target.name, "attacker");
-        for (key, value) in keys {
-            login = login.key(key, value);
-        }
-        Session::ready(self.target.portal, &login, self.lun)
-    }
-
-    fn link(&self) -> Result<Link> {
-        Link::open(self.target.portal)
-    }
-
-    fn login(&self) -> Login {
-        Login::to(&self.target.name, "attacker")
-    }
-}
-
-/// How a target met what it should not have got.
-#[derive(Debug, PartialEq, Eq)]
-enum Met {
-    Closed,
-    /// The reason of a Reject (RFC 7143, 11.17.1).
-    Rejected(u8),
-    /// Status of a SCSI response; sense key, additional sense code and its qualifier.
-    Answered(u8, (u8, u8, u8)),
-    /// Status class and detail of a login response.
-    Login(u16),
-    Other(u8),
-    Ignored,
-}
-
-/// The target's reaction; pings that it sends are none.
-fn met(link: &mut Link, limit: Duration) -> Result<Met> {
-    let end = Instant::now() + limit;
-    loop {
-        let pdu = match link.hear(end.saturating_duration_since(Instant::now()))? {
-            Heard::Closed => return Ok(Met::Closed),
-            Heard::Silence => return Ok(Met::Ignored),
-            Heard::Pdu(pdu) => pdu,
-        };
-        return Ok(match pdu.opcode() {
-            op::NOP_IN => continue,
-            op::REJECT => Met::Rejected(pdu.head[2]),
-            op::RESPONSE => Met::Answered(pdu.head[3], sense_of(pdu.data.get(2..).unwrap_or_default())),
-            op::LOGIN_RESPONSE => Met::Login(u16::from_be_bytes([pdu.head[36], pdu.head[37]])),
-            other => Met::Other(other),
-        });
-    }
-}
-
-/// Fails unless this is the next that the target does.
-fn meets(link: &mut Link, wanted: Met) -> Result<()> {
-    let found = met(link, PATIENCE)?;
-    ensure!(found == wanted, "{found:?} instead of {wanted:?}");
-    Ok(())
-}
-
-/// Fails unless the target answered the login with this status.
-fn login_refused(link: &mut Link, status: u16) -> Result<()> {
-    meets(link, Met::Login(status)).with_context(|| format!("login status {status:04x}h is wanted"))
-}
-
-/// The connection must be there, and work.
-fn goes_on(session: &mut Session) -> Result<()> {
-    let tag = session.tag();
-    let nop = Pdu::new(op::NOP_OUT | crate::pdu::IMMEDIATE, crate::pdu::FINAL).tag(tag);
-    let nop = nop.word(20, crate::pdu::RESERVED_TAG).word(24, session.cmd_sn).word(28, session.exp_stat_sn);
-    session.link.send(&nop)?;
-    let end = Instant::now() + PATIENCE;
-    loop {
-        match session.link.hear(end.saturating_duration_since(Instant::now()))? {
-            Heard::Closed => bail!("the connection was closed"),
-            Heard::Silence => bail!("no answer to a ping"),
-            Heard::Pdu(pdu) if pdu.opcode() == op::NOP_IN && pdu.get(16) == tag => return Ok(()),
-            Heard::Pdu(_) => {}
-        }
+    match connection.receive(LONGEST.saturating_sub(since.elapsed()).max(Duration::from_secs(1)))? {
+        Received::Closed => Ok(()),
+        received => bail!("after {} s: {received:?}", since.elapsed().as_secs()),
     }
 }

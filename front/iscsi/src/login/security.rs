@@ -1,43 +1,48 @@
-//! SecurityNegotiation (RFC 7143 6.3.2, 12.1): who need not prove his name passes through [`Security`]; who must comes
-//! there by CHAP.
+//! SecurityNegotiation (RFC 7143 6.3.2, 12.1). An initiator that does not have to authenticate is in [`Security`];
+//! another one gets there by CHAP.
 //!
 //! ```text
-//! Unproved --AuthMethod--> Chosen --CHAP_A--> Challenged --CHAP_N, CHAP_R--> Proving --the outside--> Security
+//! Unauthenticated --AuthMethod--> ChapChosen --CHAP_A--> Challenged --CHAP_N, CHAP_R--> Authenticating
+//!                                                                                            |
+//! Security <-- the front accepts the answer -------------------------------------------------+
 //! ```
 //!
-//! Each state takes its own keys, once; any other key of CHAP ends the login. `Proving` waits: only the outside knows
-//! users and secrets. Ours is proved (CHAP_I and CHAP_C of the initiator) after the initiator's, never before.
+//! Each state accepts its own keys once; any other key of CHAP ends the login. `Authenticating` waits for the front,
+//! which knows users and secrets. The target answers a challenge of the initiator (CHAP_I, CHAP_C) only after it has
+//! accepted the initiator's answer.
 
 use super::{Common, Complete, Establishing, Login, Next, Operational};
-use crate::chap::{Algorithm, CHALLENGE_MAX, Challenge, Claim, Counter, Proof, RESPONSE_MAX, Response};
+use crate::chap::{
+    Algorithm, CHALLENGE_MAX, Challenge, ChapAnswer, MutualChallenge, RESPONSE_MAX, Response, TargetAnswer,
+};
 use crate::keys::Phase;
-use crate::out::Out;
+use crate::pdu_queue::PduQueue;
 use crate::text;
 use crate::wire::{LoginRequest, LoginStatus, Stage};
 use lunar_core::access::USER_MAX;
 
-/// The method that proves a name.
+/// The authentication method.
 const CHAP: &str = "CHAP";
 
-/// Nothing is to be proved, or all that was is.
+/// No authentication is needed, or it has succeeded.
 #[derive(Debug)]
 pub struct Security(pub(super) Common);
 
-/// The initiator has to prove its name, and no method is chosen.
+/// The initiator has to authenticate, and no method is chosen.
 #[derive(Debug)]
-pub struct Unproved {
+pub struct Unauthenticated {
     pub(super) common: Common,
     pub(super) challenge: Challenge,
 }
 
-/// CHAP it is; no algorithm is chosen.
+/// CHAP is chosen, and no algorithm.
 #[derive(Debug)]
-pub struct Chosen {
+pub struct ChapChosen {
     common: Common,
     challenge: Challenge,
 }
 
-/// The initiator has its challenge.
+/// The challenge was sent to the initiator.
 #[derive(Debug)]
 pub struct Challenged {
     common: Common,
@@ -45,30 +50,30 @@ pub struct Challenged {
     algorithm: Algorithm,
 }
 
-/// The outside looks at the answer.
+/// The front checks the answer.
 #[derive(Debug)]
-pub struct Proving {
+pub struct Authenticating {
     pub(super) common: Common,
-    /// Whether the initiator wants a proof in return.
+    /// Whether the initiator has sent a challenge (mutual authentication).
     mutual: bool,
-    /// Answers to other keys.
+    /// The answers to other keys.
     answer: Vec<u8>,
 }
 
 impl Security {
-    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let mut common = self.0;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self(common).negotiate(&text, out),
-            Ok(Complete::Partly) => Next::State(Login::Security(Self(common))),
+            Ok(Complete::Partial) => Next::State(Login::Security(Self(common))),
             Err(status) => common.refuse(status, out),
         }
     }
 
-    pub(super) fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+    pub(super) fn negotiate(self, text: &[u8], out: &mut PduQueue) -> Next {
         let mut common = self.0;
         let answer = common.exchange(Phase::Security, text, |key, value, answer| match key {
-            "AuthMethod" if has(value, text::NONE) => {
+            "AuthMethod" if list_contains(value, text::NONE) => {
                 text::put(answer, key, text::NONE);
                 Ok(())
             }
@@ -76,27 +81,27 @@ impl Security {
             _ => Err(LoginStatus::INITIATOR_ERROR),
         });
         match answer {
-            Ok(answer) => common.leave_security(answer, out),
+            Ok(answer) => common.end_security_stage(answer, out),
             Err(status) => common.refuse(status, out),
         }
     }
 }
 
-impl Unproved {
-    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+impl Unauthenticated {
+    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let Self { mut common, challenge } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge }.negotiate(&text, out),
-            Ok(Complete::Partly) => Next::State(Login::Unproved(Self { common, challenge })),
+            Ok(Complete::Partial) => Next::State(Login::Unauthenticated(Self { common, challenge })),
             Err(status) => common.refuse(status, out),
         }
     }
 
-    pub(super) fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+    pub(super) fn negotiate(self, text: &[u8], out: &mut PduQueue) -> Next {
         let Self { mut common, challenge } = self;
         let mut chosen = false;
         let answer = common.exchange(Phase::Security, text, |key, value, answer| match key {
-            "AuthMethod" if has(value, CHAP) => {
+            "AuthMethod" if list_contains(value, CHAP) => {
                 text::put(answer, key, CHAP);
                 chosen = true;
                 Ok(())
@@ -111,8 +116,8 @@ impl Unproved {
             Ok(answer) => {
                 common.respond(None, 0, &answer, out);
                 Next::State(match chosen {
-                    true => Login::Chosen(Chosen { common, challenge }),
-                    false => Login::Unproved(Self { common, challenge }),
+                    true => Login::ChapChosen(ChapChosen { common, challenge }),
+                    false => Login::Unauthenticated(Self { common, challenge }),
                 })
             }
             Err(status) => common.refuse(status, out),
@@ -120,17 +125,17 @@ impl Unproved {
     }
 }
 
-impl Chosen {
-    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+impl ChapChosen {
+    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let Self { mut common, challenge } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge }.negotiate(&text, out),
-            Ok(Complete::Partly) => Next::State(Login::Chosen(Self { common, challenge })),
+            Ok(Complete::Partial) => Next::State(Login::ChapChosen(Self { common, challenge })),
             Err(status) => common.refuse(status, out),
         }
     }
 
-    fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+    fn negotiate(self, text: &[u8], out: &mut PduQueue) -> Next {
         let Self { mut common, challenge } = self;
         let allowed = common.negotiation.config().chap.clone();
         let mut offered = None;
@@ -158,16 +163,16 @@ impl Chosen {
     }
 }
 
-/// What the initiator has said of CHAP_N, CHAP_R, CHAP_I, CHAP_C.
+/// The values of CHAP_N, CHAP_R, CHAP_I and CHAP_C of the initiator.
 #[derive(Default)]
-struct Said {
+struct ChapKeys {
     user: Option<String>,
     response: Option<Response>,
     identifier: Option<u8>,
     challenge: Option<Vec<u8>>,
 }
 
-impl Said {
+impl ChapKeys {
     fn take(&mut self, key: &str, value: &str) -> Result<(), LoginStatus> {
         let taken = match key {
             "CHAP_N" if (1..=USER_MAX).contains(&value.len()) => {
@@ -191,62 +196,62 @@ impl Said {
         if taken { Ok(()) } else { Err(LoginStatus::INITIATOR_ERROR) }
     }
 
-    /// What it amounts to; `None` if something is missing.
-    fn claim(self, challenge: Challenge, algorithm: Algorithm) -> Option<Claim> {
-        let counter = match (self.identifier, self.challenge) {
-            (Some(identifier), Some(challenge)) => Some(Counter { identifier, challenge }),
+    /// The answer of the initiator; `None` if a key is missing.
+    fn chap_answer(self, challenge: Challenge, algorithm: Algorithm) -> Option<ChapAnswer> {
+        let mutual = match (self.identifier, self.challenge) {
+            (Some(identifier), Some(challenge)) => Some(MutualChallenge { identifier, challenge }),
             (None, None) => None,
             _ => return None,
         };
-        Some(Claim { user: self.user?.into(), algorithm, challenge, response: self.response?, counter })
+        Some(ChapAnswer { user: self.user?.into(), algorithm, challenge, response: self.response?, mutual })
     }
 }
 
 impl Challenged {
-    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut Out) -> Next {
+    pub(super) fn handle(self, request: &LoginRequest, text: Option<&[u8]>, out: &mut PduQueue) -> Next {
         let Self { mut common, challenge, algorithm } = self;
         match common.accept(request, Stage::SECURITY, text, out) {
             Ok(Complete::Text(text)) => Self { common, challenge, algorithm }.negotiate(&text, out),
-            Ok(Complete::Partly) => Next::State(Login::Challenged(Self { common, challenge, algorithm })),
+            Ok(Complete::Partial) => Next::State(Login::Challenged(Self { common, challenge, algorithm })),
             Err(status) => common.refuse(status, out),
         }
     }
 
-    fn negotiate(self, text: &[u8], out: &mut Out) -> Next {
+    fn negotiate(self, text: &[u8], out: &mut PduQueue) -> Next {
         let Self { mut common, challenge, algorithm } = self;
-        let mut said = Said::default();
-        let answer = match common.exchange(Phase::Security, text, |key, value, _| said.take(key, value)) {
+        let mut keys = ChapKeys::default();
+        let answer = match common.exchange(Phase::Security, text, |key, value, _| keys.take(key, value)) {
             Ok(answer) => answer,
             Err(status) => return common.refuse(status, out),
         };
-        let Some(claim) = said.claim(challenge, algorithm) else {
+        let Some(chap_answer) = keys.chap_answer(challenge, algorithm) else {
             return common.refuse(LoginStatus::INITIATOR_ERROR, out);
         };
-        let mutual = claim.counter.is_some();
-        Next::Prove(Login::Proving(Proving { common, mutual, answer }), Box::new(claim))
+        let mutual = chap_answer.mutual.is_some();
+        Next::Authenticate(Login::Authenticating(Authenticating { common, mutual, answer }), Box::new(chap_answer))
     }
 }
 
-impl Proving {
-    pub(super) fn answer(self, verdict: Result<Option<Proof>, LoginStatus>, out: &mut Out) -> Next {
+impl Authenticating {
+    pub(super) fn answer(self, result: Result<Option<TargetAnswer>, LoginStatus>, out: &mut PduQueue) -> Next {
         let Self { common, mutual, mut answer } = self;
-        match (verdict, mutual) {
-            (Ok(Some(proof)), true) => {
-                text::put(&mut answer, "CHAP_N", proof.name);
-                text::put(&mut answer, "CHAP_R", text::as_hex(proof.response.bytes()));
-                common.leave_security(answer, out)
+        match (result, mutual) {
+            (Ok(Some(target_answer)), true) => {
+                text::put(&mut answer, "CHAP_N", target_answer.name);
+                text::put(&mut answer, "CHAP_R", text::as_hex(target_answer.response.bytes()));
+                common.end_security_stage(answer, out)
             }
-            // 11.13.5: "target authentication is not supported" has the same status.
+            // RFC 7143 11.13.5 has this status also for "target authentication is not supported".
             (Ok(None), true) => common.refuse(LoginStatus::AUTHENTICATION_FAILURE, out),
-            (Ok(_), false) => common.leave_security(answer, out),
+            (Ok(_), false) => common.end_security_stage(answer, out),
             (Err(status), _) => common.refuse(status, out),
         }
     }
 }
 
 impl Common {
-    /// The stage's own work is done: on to the stage that the initiator asks for, if it does.
-    fn leave_security(mut self, answer: Vec<u8>, out: &mut Out) -> Next {
+    /// The keys of the stage are complete: goes to the stage that the initiator requests, if any.
+    fn end_security_stage(mut self, answer: Vec<u8>, out: &mut PduQueue) -> Next {
         match self.asked.transit.map(Stage) {
             None => {
                 self.respond(None, 0, &answer, out);
@@ -261,14 +266,15 @@ impl Common {
     }
 }
 
-fn has(list: &str, member: &str) -> bool {
+fn list_contains(list: &str, member: &str) -> bool {
     text::list(list).any(|offered| offered == member)
 }
 
-/// The algorithm to use, by our order and not by the initiator's: 12.1.3 lets the target answer with any of those that
-/// are proposed, most initiators name MD5 first out of habit, and the strongest that both have costs neither anything.
+/// The algorithm to use, by the order of the target: RFC 7143 12.1.3 allows any of the proposed ones. Most initiators
+/// propose MD5 first out of habit, and a stronger algorithm costs neither side anything.
 fn strongest(allowed: &[Algorithm], offered: &str) -> Option<Algorithm> {
-    let is_offered = |ours: &Algorithm| text::list(offered).any(|theirs| text::number(theirs) == Some(ours.0.into()));
+    let is_offered =
+        |algorithm: &Algorithm| text::list(offered).any(|value| text::number(value) == Some(algorithm.0.into()));
     allowed.iter().copied().find(is_offered)
 }
 

@@ -2,13 +2,13 @@
 
 use super::Front;
 use super::job::Job;
-use crate::chap::Claim;
+use crate::authenticator::{AuthOutcome, LoginAttempt};
+use crate::chap::ChapAnswer;
 use crate::config::Config;
-use crate::directory::{Directory, Way};
-use crate::guard::{Finding, Knock};
-use crate::login::{Candidate, Established, Verdict};
-use crate::registry::{Guest, Place};
-use crate::session::{self, Action, Close, Fault as Guilt, Session, TaskKey, TaskManagement};
+use crate::directory::{Directory, PortalRef};
+use crate::login::{Candidate, Established, LoginDecision};
+use crate::registry::{SessionLocation, SessionRecord};
+use crate::session::{self, Action, CloseReason, Responsible, Session, TaskKey, TaskManagement};
 use crate::wire::{Function, FunctionResponse, LoginStatus};
 use lunar_core::port::NexusName;
 use lunar_core::step::Tail;
@@ -16,8 +16,8 @@ use lunar_core::time::Instant;
 use lunar_reactor::log;
 use lunar_reactor::slots::contain;
 use lunar_scsi::{Cdb, Command, Lun, Nexus, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
-use lunar_stream::channel::Plain;
-use lunar_stream::serve::{self, Joined, Line, Served};
+use lunar_stream::record_layer::Plain;
+use lunar_stream::serve::{self, AcceptedSocket, FrontConnection, StreamConnection};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -30,15 +30,15 @@ use std::time::Duration;
 pub(super) struct Connection {
     id: u64,
     pub(super) front: Rc<Front>,
-    pub(super) line: Line<Session>,
-    /// By which way it came in.
-    way: Way,
+    pub(super) stream: StreamConnection<Session>,
+    /// The portal it came in through.
+    portal_ref: PortalRef,
     /// The target port that this is, by its relative identifier, once it has logged in.
     port: Cell<u16>,
     local: SocketAddr,
     peer: SocketAddr,
     /// What is known of a login that is not over.
-    knock: RefCell<Option<Knock>>,
+    attempt: RefCell<Option<LoginAttempt>>,
     nexus: RefCell<Option<Rc<Nexus>>>,
     /// The group that its initiator belongs to, once it has logged in.
     group: RefCell<Option<Arc<str>>>,
@@ -46,17 +46,17 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(front: Rc<Front>, id: u64, way: Way, (socket, local, peer): Joined) -> Self {
-        let (reactor, config) = (&front.reactor, Rc::new(Config::clone(&front.guard.directory().session)));
+    pub(super) fn new(front: Rc<Front>, id: u64, portal_ref: PortalRef, (socket, local, peer): AcceptedSocket) -> Self {
+        let (reactor, config) = (&front.reactor, Rc::new(Config::clone(&front.authenticator.directory().session)));
         let session = Session::new(config, reactor.arena().clone(), reactor.stats().clone(), reactor.now());
         Self {
             id,
-            line: Line::new(reactor, socket, session, Plain),
-            way,
+            stream: StreamConnection::new(reactor, socket, session, Plain),
+            portal_ref,
             port: Cell::new(0),
             local,
             peer,
-            knock: RefCell::default(),
+            attempt: RefCell::default(),
             nexus: RefCell::default(),
             group: RefCell::default(),
             tsih: Cell::new(0),
@@ -65,18 +65,18 @@ impl Connection {
     }
 
     pub(super) fn ask_to_log_out(&self, time: Duration, now: Instant) {
-        self.line.session().request_logout(time, now);
-        self.line.kick();
+        self.stream.session().request_logout(time, now);
+        self.stream.schedule_send();
     }
 
-    /// Whether what there is to log in to still has a place for it. A login under way is asked again at its end.
+    /// Whether the directory still allows the session. A login in progress is checked again at its end.
     pub(super) fn may_stay(&self, directory: &Directory) -> bool {
-        let (group, session) = (self.group.borrow(), self.line.session());
+        let (group, session) = (self.group.borrow(), self.stream.session());
         match (&*group, session.candidate()) {
             (Some(group), Some(Candidate { initiator, target: Some(target), discovery: false, .. })) => {
-                directory.keeps(target, self.way, self.port.get(), (initiator, self.peer.ip()), group)
+                directory.allows_session(target, self.portal_ref, self.port.get(), (initiator, self.peer.ip()), group)
             }
-            _ => directory.leads(self.way),
+            _ => directory.has_portal(self.portal_ref),
         }
     }
 
@@ -86,69 +86,73 @@ impl Connection {
     }
 
     /// Counts and tells why a session closes its connection. Strangers that never logged in are only counted.
-    fn closing(&self, why: Close) {
+    fn closing(&self, why: CloseReason) {
         let stats = self.front.reactor.stats();
-        if let (Close::LoginRefused(status), Some(knock)) = (why, self.knock.take()) {
-            self.front.guard.refused(&knock, status, self.front.reactor.now());
+        if let (CloseReason::LoginRefused(status), Some(attempt)) = (why, self.attempt.take()) {
+            self.front.authenticator.log_refused(&attempt, status, self.front.reactor.now());
         }
         match why {
-            Close::LoginRefused(_) => stats.logins_refused.add(1),
-            Close::Silent => stats.keepalive_timeouts.add(1),
+            CloseReason::LoginRefused(_) => stats.logins_refused.add(1),
+            CloseReason::PingTimeout => stats.keepalive_timeouts.add(1),
             _ => {}
         }
-        if self.nexus.borrow().is_some() || matches!(why, Close::LoginRefused(_)) || why.fault() == Guilt::Target {
+        if self.nexus.borrow().is_some()
+            || matches!(why, CloseReason::LoginRefused(_))
+            || why.responsible() == Responsible::Target
+        {
             self.log(&why.to_string());
         }
     }
 
-    async fn prove(&self, claim: &Claim, more: &mut Vec<Action>) {
-        let Some(mut knock) = self.knock.take() else {
-            return self.line.session().proven(Err(LoginStatus::TARGET_ERROR), more);
+    async fn prove(&self, chap_answer: &ChapAnswer, more: &mut Vec<Action>) {
+        let Some(mut attempt) = self.attempt.take() else {
+            return self.stream.session().authenticated(Err(LoginStatus::TARGET_ERROR), more);
         };
-        let Finding { verdict, after } = self.front.guard.prove(&mut knock, claim, self.front.reactor.now());
-        if !after.is_zero() {
-            self.line.pause(after).await;
+        let AuthOutcome { result, delay } =
+            self.front.authenticator.authenticate(&mut attempt, chap_answer, self.front.reactor.now());
+        if !delay.is_zero() {
+            self.stream.pause(delay).await;
         }
-        // Of a refusal the guard has told.
-        if verdict.is_ok() {
-            self.knock.replace(Some(knock));
+        // Of a refusal the authenticator has told.
+        if result.is_ok() {
+            self.attempt.replace(Some(attempt));
         }
-        self.line.session().proven(verdict, more);
+        self.stream.session().authenticated(result, more);
     }
 
     /// Waits for its turn, if its host logs in more often than it may.
     async fn arrive(&self, candidate: &Candidate) -> Result<(), LoginStatus> {
-        let wait = self.front.guard.arrive(candidate, self.peer, self.front.reactor.now())?;
+        let wait = self.front.authenticator.login_delay(candidate, self.peer, self.front.reactor.now())?;
         if !wait.is_zero() {
-            self.line.pause(wait).await;
+            self.stream.pause(wait).await;
         }
         Ok(())
     }
 
     async fn establish(&self, established: Established, more: &mut Vec<Action>) {
         let (stats, candidate) = (self.front.reactor.stats(), &established.candidate);
-        let Some(knock) = self.knock.take() else {
-            return self.line.session().established(Err(LoginStatus::TARGET_ERROR), more);
+        let Some(attempt) = self.attempt.take() else {
+            return self.stream.session().established(Err(LoginStatus::TARGET_ERROR), more);
         };
-        let mut entered = self.enter(candidate, &knock).await;
-        if let Ok(tsih) = entered {
+        let mut registered = self.enter(candidate, &attempt).await;
+        if let Ok(tsih) = registered {
             self.tsih.set(tsih);
-            self.group.replace(knock.who().group.clone());
+            self.group.replace(attempt.login().group.clone());
             // What it was judged by may have changed meanwhile, and the review come too early for it.
-            if !self.may_stay(&self.front.guard.directory()) {
-                entered = Err(LoginStatus::NOT_FOUND);
+            if !self.may_stay(&self.front.authenticator.directory()) {
+                registered = Err(LoginStatus::NOT_FOUND);
             }
         }
-        if entered.is_err() {
-            self.knock.replace(Some(knock));
+        if registered.is_err() {
+            self.attempt.replace(Some(attempt));
         } else {
-            self.front.guard.entered(&knock, self.front.reactor.now());
+            self.front.authenticator.log_accepted(&attempt, self.front.reactor.now());
             if !candidate.discovery {
                 let isid = candidate.isid.iter().fold(0_u64, |isid, byte| isid << 8 | u64::from(*byte));
                 let initiator = format!("{},i,0x{isid:012x}", candidate.initiator).into();
                 let name = NexusName { initiator, target_port: self.port.get() };
                 let target = &self.front.target;
-                let nexus = knock
+                let nexus = attempt
                     .map()
                     .map_or_else(|| target.nexus(name.clone()), |map| target.nexus_behind(name.clone(), map));
                 *self.nexus.borrow_mut() = Some(nexus);
@@ -156,21 +160,21 @@ impl Connection {
                 stats.logins.add(1);
             }
         }
-        self.line.session().established(entered, more);
-        if entered.is_ok() && self.nexus.borrow().is_some() {
+        self.stream.session().established(registered, more);
+        if registered.is_ok() && self.nexus.borrow().is_some() {
             self.log("has logged in");
         }
     }
 
     /// Gives its session a number.
-    async fn enter(&self, candidate: &Candidate, knock: &Knock) -> Result<u16, LoginStatus> {
-        let (front, group) = (&self.front, self.way.group);
+    async fn enter(&self, candidate: &Candidate, attempt: &LoginAttempt) -> Result<u16, LoginStatus> {
+        let (front, group) = (&self.front, self.portal_ref.group);
         // One portal group of a target is one target port.
-        let port = knock.entry().and_then(|entry| entry.ports.get(&group)).copied().unwrap_or(0);
+        let port = attempt.entry().and_then(|entry| entry.ports.get(&group)).copied().unwrap_or(0);
         self.port.set(port);
-        let place = Place { core: front.me, connection: self.id };
-        let (candidate, who, since) = (candidate.clone(), knock.who().clone(), front.reactor.now());
-        front.enter(self.id, Guest { candidate, who, group, port, place, since }, knock).await
+        let location = SessionLocation { core: front.me, connection: self.id };
+        let (candidate, login, since) = (candidate.clone(), attempt.login().clone(), front.reactor.now());
+        front.enter(self.id, SessionRecord { candidate, login, group, port, location, since }, attempt).await
     }
 
     fn command(self: &Rc<Self>, command: &session::Command) {
@@ -178,7 +182,7 @@ impl Connection {
         let cdb = command.cdb.get(..usize::from(command.cdb_len)).and_then(Cdb::new);
         // A session without a nexus (discovery) hands out no commands, nor does any with longer CDBs.
         let (Some(nexus), Some(cdb)) = (self.nexus.borrow().clone(), cdb) else {
-            return self.line.session().drop_task(key);
+            return self.stream.session().drop_task(key);
         };
         let lun = Lun(command.lun);
         let task = nexus.tasks.enter((u64::from(command.tag), lun));
@@ -190,9 +194,10 @@ impl Connection {
             data_in: command.data_in,
             data_out: command.data_out,
         };
-        let way = serve::Way::new(&self.line, key, &task, command.data_out);
+        let data_path = serve::DataPath::new(&self.stream, key, &task, command.data_out);
         let mut reply = Reply::default();
-        let now = || self.front.target.execute_now(&nexus, &command, &way, self.front.reactor.arena(), &mut reply);
+        let now =
+            || self.front.target.execute_now(&nexus, &command, &data_path, self.front.reactor.arena(), &mut reply);
         match contain(now) {
             Some(false) => {}
             Some(true) => return self.reply(key, &mut reply),
@@ -202,13 +207,13 @@ impl Connection {
         if let Err(job) = self.front.slots.start(job) {
             drop(job);
             self.front.reactor.stats().task_set_full.add(1);
-            self.line.session().reply(key, Status::TASK_SET_FULL.0, &[], &mut Tail::default(), 0);
+            self.stream.session().reply(key, Status::TASK_SET_FULL.0, &[], &mut Tail::default(), 0);
         }
     }
 
     pub(super) fn reply(&self, key: TaskKey, reply: &mut Reply) {
-        self.line.session().reply(key, reply.status.0, &reply.sense, &mut reply.tail, reply.wanted);
-        self.line.kick();
+        self.stream.session().reply(key, reply.status.0, &reply.sense, &mut reply.tail, reply.wanted);
+        self.stream.schedule_send();
     }
 
     fn task_management(self: &Rc<Self>, request: TaskManagement) {
@@ -220,11 +225,11 @@ impl Connection {
             let (lun, tag) = (Lun(request.lun), u64::from(request.tag));
             let response = connection.front.target.task_management(&nexus, function, lun, tag).await;
             let (outcome, information) = function_response(response);
-            connection.line.session().function_done(request.task, outcome, information);
-            connection.line.kick();
+            connection.stream.session().function_done(request.task, outcome, information);
+            connection.stream.schedule_send();
             // RFC 7143 11.5.1: the sessions of all initiators end.
             if request.function == Function::TARGET_COLD_RESET && response == TaskResponse::Complete {
-                let target = connection.line.session().candidate().and_then(|candidate| candidate.target.clone());
+                let target = connection.stream.session().candidate().and_then(|candidate| candidate.target.clone());
                 connection.front.end_sessions_of(&target.unwrap_or_default()).await;
             }
         });
@@ -235,40 +240,45 @@ impl Connection {
     }
 }
 
-impl Served for Connection {
+impl FrontConnection for Connection {
     type Session = Session;
-    type Channel = Plain;
+    type RecordLayer = Plain;
 
-    fn line(&self) -> &Line<Session> {
-        &self.line
+    fn stream(&self) -> &StreamConnection<Session> {
+        &self.stream
     }
 
-    async fn act(self: &Rc<Self>, actions: &mut Vec<Action>) {
+    async fn perform(self: &Rc<Self>, actions: &mut Vec<Action>) {
         while !actions.is_empty() {
             let mut more = Vec::new();
             for action in actions.drain(..) {
                 match action {
                     Action::Command(command) => self.command(&command),
-                    Action::DataReady(key) => self.line.data_is_ready(key),
+                    Action::DataReady(key) => self.stream.data_ready(key),
                     Action::TaskManagement(function) => self.task_management(function),
                     Action::SendTargets(query) => {
-                        let mut session = self.line.session();
+                        let mut session = self.stream.session();
                         let host = session.candidate().map(|candidate| candidate.initiator.clone()).unwrap_or_default();
-                        session.targets(&self.front.targets(&query, &host, (self.peer, self.local), self.way.group));
+                        session.targets(&self.front.targets(
+                            &query,
+                            &host,
+                            (self.peer, self.local),
+                            self.portal_ref.group,
+                        ));
                     }
                     Action::Authorize(candidate) => {
-                        let (verdict, knock) = match self.arrive(&candidate).await {
-                            Ok(()) => self.front.judge(&candidate, self.way, self.peer),
-                            Err(status) => (Verdict::Refused(status), None),
+                        let (verdict, attempt) = match self.arrive(&candidate).await {
+                            Ok(()) => self.front.judge(&candidate, self.portal_ref, self.peer),
+                            Err(status) => (LoginDecision::Refused(status), None),
                         };
-                        self.knock.replace(knock);
-                        self.line.session().authorized(verdict, &mut more);
+                        self.attempt.replace(attempt);
+                        self.stream.session().authorized(verdict, &mut more);
                     }
-                    Action::Prove(claim) => self.prove(&claim, &mut more).await,
+                    Action::Authenticate(chap_answer) => self.prove(&chap_answer, &mut more).await,
                     Action::Establish(established) => self.establish(*established, &mut more).await,
                     Action::Close(why) => {
                         self.closing(why);
-                        self.line.stop();
+                        self.stream.stop_receiving();
                     }
                 }
             }
@@ -276,42 +286,42 @@ impl Served for Connection {
         }
     }
 
-    async fn leave(self: &Rc<Self>) {
+    async fn close(self: &Rc<Self>) {
         let nexus = self.nexus.take();
         if let Some(nexus) = &nexus {
             self.front.target.close(nexus).await;
             self.front.reactor.stats().sessions.sub(1);
         }
-        self.line.finish().await;
+        self.stream.finish().await;
         let tsih = self.tsih.get();
         if tsih != 0
-            && let Some(candidate) = self.line.session().candidate()
+            && let Some(candidate) = self.stream.session().candidate()
         {
-            self.front.registry.leave(candidate, self.port.get(), tsih);
+            self.front.registry.remove(candidate, self.port.get(), tsih);
         }
     }
 
     fn is_idle(&self) -> bool {
-        self.line.session().tasks() == 0
+        self.stream.session().tasks() == 0
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.line.session().deadline()
+        self.stream.session().deadline()
     }
 
     fn tick(&self, now: Instant, _active: bool) {
         let mut actions = Vec::new();
-        self.line.session().tick(now, &mut actions);
+        self.stream.session().tick(now, &mut actions);
         for action in actions {
             if let Action::Close(why) = action {
                 self.closing(why);
-                self.line.end();
+                self.stream.end();
             }
         }
     }
 
     fn log(&self, what: &str) {
-        let session = self.line.session();
+        let session = self.stream.session();
         match session.candidate() {
             Some(candidate) => log!("iscsi: {} ({}): {what}", candidate.initiator.escape_debug(), self.peer),
             None => log!("iscsi: {}: {what}", self.peer),

@@ -4,7 +4,7 @@ use super::connection::Connection;
 use crate::session::TaskKey;
 use lunar_core::step::Tools;
 use lunar_scsi::{Command, Nexus, Reply, Task};
-use lunar_stream::serve::Way;
+use lunar_stream::serve::DataPath;
 use std::rc::Rc;
 
 /// A command for a slot.
@@ -20,12 +20,12 @@ impl Job {
     /// Carries the command out and queues its reply.
     pub(super) async fn run(&self, tools: &mut Tools) {
         let Self { connection, nexus, key, task, command } = self;
-        let way = Way::new(&connection.line, *key, task, command.data_out);
+        let data_path = DataPath::new(&connection.stream, *key, task, command.data_out);
         let mut reply = Reply::default();
-        connection.front.target.execute(nexus, command, &way, tools, &mut reply).await;
+        connection.front.target.execute(nexus, command, &data_path, tools, &mut reply).await;
         if task.aborted() {
-            connection.line.session().drop_task(*key);
-            connection.line.kick();
+            connection.stream.session().drop_task(*key);
+            connection.stream.schedule_send();
         } else {
             connection.reply(*key, &mut reply);
         }

@@ -1,69 +1,33 @@
-//! SCSI commands on their way in (RFC 7143 11.3): numbers, tags, data that travels with them, and their turn.
+//! SCSI commands on arrival (RFC 7143 11.3): their numbers, tags and immediate data, and their turn.
 
-use super::inflow::Failure;
-use super::input::Payload;
+use super::Session;
+use super::action::{Action, Command, TaskKey};
+use super::data_out::DataFailure;
+use super::held::{Held, HeldRequest};
 use super::numbers::Arrival;
-use super::tasks::{Answer, State, TaskKey};
-use super::{Action, Session};
+use super::tasks::{Answer, State};
 use crate::config::{CDB_MAX, IMMEDIATE_MAX};
 use crate::wire::{
     ATTRIBUTE_MASK, Ahs, AhsWalk, Bhs, FINAL, First, NO_TAG, Pdu, READ, RejectReason, ScsiCommand, WRITE,
 };
 use lunar_core::mem::SgMut;
+use lunar_stream::input::Payload;
 
-/// A SCSI command, as its initiator sent it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Command {
-    /// The session's name for it.
-    pub task: TaskKey,
-    /// The initiator's name for it (ITT).
-    pub tag: u32,
-    /// The logical unit.
-    pub lun: [u8; 8],
-    /// The CDB, with zeroes behind it.
-    pub cdb: [u8; CDB_MAX],
-    /// Bytes of the CDB: 16, or more with an additional header.
-    pub cdb_len: u8,
-    /// The task attribute (11.3.1.2): 0 untagged, 1 simple, 2 ordered, 3 head of queue, 4 ACA.
-    pub attribute: u8,
-    /// Bytes that the initiator expects.
-    pub data_in: u32,
-    /// Bytes that the initiator expects to send.
-    pub data_out: u32,
-}
-
-/// SAM-6 5.3.1.
+/// Status CHECK CONDITION (SAM-6 5.3.1).
 pub(super) const CHECK_CONDITION: u8 = 0x02;
-/// SAM-6 5.3.1.
+/// Status BUSY (SAM-6 5.3.1).
 const BUSY: u8 = 0x08;
-/// Sense keys, and codes as (ASC, ASCQ), of SPC-6 4.4.
+/// Sense keys, and additional sense codes as (ASC, ASCQ) (SPC-6 4.4).
 const ABORTED_COMMAND: u8 = 0x0b;
 const ILLEGAL_REQUEST: u8 = 0x05;
 const INVALID_OPERATION_CODE: (u8, u8) = (0x20, 0x00);
 const INVALID_FIELD_IN_INFORMATION_UNIT: (u8, u8) = (0x0e, 0x03);
 
-/// The greatest task attribute that has a meaning.
+/// The highest task attribute that is defined.
 const ATTRIBUTE_ACA: u8 = 4;
 
-/// A request that waits for those with lower numbers.
-#[derive(Debug)]
-pub(super) struct Held {
-    pub(super) cmd_sn: u32,
-    pub(super) what: HeldRequest,
-}
-
-#[derive(Debug)]
-pub(super) enum HeldRequest {
-    /// A command; its task keeps the rest.
-    Command(TaskKey),
-    /// Any other, with its payload.
-    Other(Box<Bhs>, Payload),
-    /// One that was rejected or aborted: only its number is left.
-    Nothing,
-}
-
-impl Failure {
-    /// Status, with the sense data of 11.4.7.2.
+impl DataFailure {
+    /// CHECK CONDITION with the sense data of RFC 7143 11.4.7.2.
     pub(super) fn answer(self) -> Answer {
         let code = match self {
             Self::Unexpected => (0x0c, 0x0c),
@@ -84,39 +48,39 @@ fn busy() -> Answer {
     Answer { status: BUSY, ..Answer::default() }
 }
 
-/// What a command says besides its basic header.
-struct Extra {
+/// The fields of a command that its additional header segments may extend.
+struct CommandDetails {
     cdb: [u8; CDB_MAX],
-    /// `None` if the CDB is longer than what is handed on.
+    /// `None` if the CDB is longer than [`CDB_MAX`].
     cdb_len: Option<u8>,
     bidirectional: bool,
 }
 
-impl Extra {
+impl CommandDetails {
     #[inline(always)]
     fn read(header: &ScsiCommand, ahs: &[u8]) -> Option<Self> {
         let mut cdb = [0; CDB_MAX];
         let basic = header.cdb.len();
         cdb[..basic].copy_from_slice(&header.cdb);
         let both = READ | WRITE;
-        let mut extra = Self { cdb, cdb_len: u8::try_from(basic).ok(), bidirectional: header.flags & both == both };
+        let mut details = Self { cdb, cdb_len: u8::try_from(basic).ok(), bidirectional: header.flags & both == both };
         let mut extended = false;
         for segment in AhsWalk::new(ahs) {
             match segment.ok()? {
-                // One CDB has one rest.
+                // A second extended CDB segment is invalid.
                 Ahs::ExtendedCdb(_) if std::mem::replace(&mut extended, true) => return None,
                 Ahs::ExtendedCdb(rest) => {
                     let len = basic + rest.len();
-                    extra.cdb_len = extra.cdb.get_mut(basic..len).and_then(|room| {
+                    details.cdb_len = details.cdb.get_mut(basic..len).and_then(|room| {
                         room.copy_from_slice(rest);
                         u8::try_from(len).ok()
                     });
                 }
-                Ahs::BidiReadLen(_) => extra.bidirectional = true,
+                Ahs::BidiReadLen(_) => details.bidirectional = true,
                 Ahs::Unknown(_) => return None,
             }
         }
-        Some(extra)
+        Some(details)
     }
 
     #[inline(always)]
@@ -135,7 +99,7 @@ impl Extra {
     }
 }
 
-/// Bytes that the initiator expects, and expects to send.
+/// Bytes that the initiator expects to receive, and to send.
 fn expected(header: &ScsiCommand) -> (u32, u32) {
     let len = header.expected_len.get();
     let of = |direction| if header.flags & direction != 0 { len } else { 0 };
@@ -143,7 +107,7 @@ fn expected(header: &ScsiCommand) -> (u32, u32) {
 }
 
 impl Session {
-    /// Whether a request is looked at: `None` if it is to be ignored.
+    /// The position of a request; `None` if it is to be ignored.
     pub(super) fn number(&mut self, first: First, cmd_sn: u32) -> Option<Arrival> {
         if first.is_immediate() {
             return Some(Arrival::Next);
@@ -159,8 +123,8 @@ impl Session {
         self.held.push(Held { cmd_sn, what });
     }
 
-    /// Those whose turn has come.
-    pub(super) fn release_held(&mut self, actions: &mut Vec<Action>) {
+    /// Handles the held requests whose turn has come.
+    pub(super) fn handle_held(&mut self, actions: &mut Vec<Action>) {
         while let Some(at) = self.held.iter().position(|held| self.numbers.is_next(held.cmd_sn)) {
             let Held { cmd_sn, what } = self.held.swap_remove(at);
             self.numbers.arrive(cmd_sn);
@@ -180,12 +144,12 @@ impl Session {
         let Some(arrival) = self.number(header.first, header.cmd_sn.get()) else { return };
         let admitted = self.admit(header, ahs, payload, bhs);
         match (admitted, arrival) {
-            (Ok((task, extra, None)), Arrival::Next) => actions.push(Action::Command(extra.command(task, header))),
+            (Ok((task, details, None)), Arrival::Next) => actions.push(Action::Command(details.command(task, header))),
             (Ok((task, _, Some(answer))), Arrival::Next) => self.answer_early(task, *answer),
-            (Ok((key, extra, answer)), _) => {
+            (Ok((key, details, answer)), _) => {
                 self.hold(header.cmd_sn.get(), HeldRequest::Command(key));
                 if let Some(task) = self.tasks.get_mut(key) {
-                    task.state = State::Held(Box::new((extra.command(key, header), answer)));
+                    task.state = State::Held(Box::new((details.command(key, header), answer)));
                 }
             }
             (Err(reason), arrival) => {
@@ -199,13 +163,13 @@ impl Session {
             }
         }
         if !self.held.is_empty() {
-            self.release_held(actions);
+            self.handle_held(actions);
         }
     }
 
     fn start_held(&mut self, key: TaskKey, actions: &mut Vec<Action>) {
         let Some(task) = self.tasks.get_mut(key) else { return };
-        if let State::Held(held) = std::mem::take(&mut task.state) {
+        if let State::Held(held) = std::mem::replace(&mut task.state, State::Running) {
             match *held {
                 (command, None) => actions.push(Action::Command(command)),
                 (_, Some(answer)) => self.answer_early(key, *answer),
@@ -213,7 +177,7 @@ impl Session {
         }
     }
 
-    /// Makes a task of a command. With it, the answer if it will not run.
+    /// Creates the task of a command. Returns the reply as well if the command will not be executed.
     #[inline(always)]
     fn admit(
         &mut self,
@@ -221,17 +185,16 @@ impl Session {
         ahs: &[u8],
         payload: &mut Payload,
         bhs: &Bhs,
-    ) -> Result<(TaskKey, Extra, Option<Box<Answer>>), RejectReason> {
+    ) -> Result<(TaskKey, CommandDetails, Option<Box<Answer>>), RejectReason> {
         if self.is_discovery() {
             return Err(RejectReason::PROTOCOL_ERROR);
         }
         let itt = header.itt.get();
         let attribute = header.flags & ATTRIBUTE_MASK;
         let writes = header.flags & WRITE != 0;
-        // F may be missing only where data will follow.
-        let goes_on = header.flags & FINAL == 0;
-        let sound = itt != NO_TAG && attribute <= ATTRIBUTE_ACA && (writes || !goes_on);
-        let extra = Extra::read(header, ahs).filter(|_| sound).ok_or(RejectReason::INVALID_FIELD)?;
+        let continues = header.flags & FINAL == 0;
+        let sound = itt != NO_TAG && attribute <= ATTRIBUTE_ACA && (writes || !continues);
+        let details = CommandDetails::read(header, ahs).filter(|_| sound).ok_or(RejectReason::INVALID_FIELD)?;
         if self.tasks.find(itt).is_some() {
             return Err(RejectReason::TASK_IN_PROGRESS);
         }
@@ -245,29 +208,33 @@ impl Session {
         let task = self.tasks.insert(itt, numbered);
         if let Some(slot) = self.tasks.get_mut(task) {
             (slot.lun, slot.cmd_sn) = (header.lun, header.cmd_sn.get());
-            (slot.data_in, slot.data_out) = expected(header);
+            (slot.expected_in, slot.expected_out) = expected(header);
         }
-        let answer = self.take_immediate(task, header, &extra, payload);
-        Ok((task, extra, answer))
+        let answer = self.take_immediate(task, header, &details, payload);
+        Ok((task, details, answer))
     }
 
-    /// Takes the data that came with a command and prepares for what follows unasked. Returns the answer if the
-    /// command cannot run.
+    /// Takes the immediate data of a command and prepares for unsolicited data. Returns the reply if the command cannot
+    /// be executed.
     fn take_immediate(
         &mut self,
         key: TaskKey,
         header: &ScsiCommand,
-        extra: &Extra,
+        details: &CommandDetails,
         payload: &mut Payload,
     ) -> Option<Box<Answer>> {
-        if header.flags & WRITE == 0 && header.data_len.get() == 0 && !extra.bidirectional && extra.cdb_len.is_some() {
+        if header.flags & WRITE == 0
+            && header.data_len.get() == 0
+            && !details.bidirectional
+            && details.cdb_len.is_some()
+        {
             return None;
         }
-        let goes_on = header.flags & FINAL == 0;
-        let unasked_max = self.parameters.first_burst.min(header.expected_len.get()) as usize;
-        let answer = self.refusal(header, extra, payload, unasked_max);
-        let follows = unasked_max.saturating_sub(payload.len());
-        let memory = match (&answer, goes_on && follows > 0) {
+        let continues = header.flags & FINAL == 0;
+        let unsolicited_max = self.parameters.first_burst.min(header.expected_len.get()) as usize;
+        let answer = self.refusal(header, details, payload, unsolicited_max);
+        let follows = unsolicited_max.saturating_sub(payload.len());
+        let memory = match (&answer, continues && follows > 0) {
             (None, true) => self.arena.take_sg(follows),
             _ => Some(SgMut::default()),
         };
@@ -276,45 +243,52 @@ impl Session {
         match (payload.data.take(), memory) {
             (Some(data), Some(memory)) if answer.is_none() => {
                 if !data.is_empty() {
-                    task.inflow.immediate(data);
+                    task.transfer.add_immediate(data);
                 }
-                if goes_on {
-                    task.inflow.unsolicited(memory);
+                if continues {
+                    task.transfer.expect_unsolicited(memory);
                 }
             }
-            _ if goes_on => {
-                task.inflow.unsolicited(SgMut::default());
-                task.inflow.discard();
+            _ if continues => {
+                task.transfer.expect_unsolicited(SgMut::default());
+                task.transfer.discard();
             }
             _ => {}
         }
-        self.unsolicited += task.inflow.unasked();
+        self.unsolicited += task.transfer.unsolicited();
         answer.map(Box::new)
     }
 
-    /// Why a command will not run, if it will not.
-    fn refusal(&self, header: &ScsiCommand, extra: &Extra, payload: &Payload, unasked_max: usize) -> Option<Answer> {
-        let goes_on = header.flags & FINAL == 0;
+    /// The reply to a command that cannot be executed.
+    fn refusal(
+        &self,
+        header: &ScsiCommand,
+        details: &CommandDetails,
+        payload: &Payload,
+        unsolicited_max: usize,
+    ) -> Option<Answer> {
+        let continues = header.flags & FINAL == 0;
         let writes = header.flags & WRITE != 0;
         let sent = header.data_len.get();
         if !payload.intact {
-            // 7.8 lets the initiator send it again at higher levels; at level 0 it has to fail, or it would never end.
-            return Some(Failure::Crc.answer());
+            // At recovery levels above 0 the initiator would send the data again (RFC 7143 7.8). At level 0 the command
+            // has to fail, or it would never end.
+            return Some(DataFailure::Crc.answer());
         }
-        if extra.bidirectional {
+        if details.bidirectional {
             return Some(check_condition(ILLEGAL_REQUEST, INVALID_FIELD_IN_INFORMATION_UNIT));
         }
-        if extra.cdb_len.is_none() {
+        if details.cdb_len.is_none() {
             return Some(check_condition(ILLEGAL_REQUEST, INVALID_OPERATION_CODE));
         }
-        if sent > 0 && !(writes && self.parameters.immediate_data) || goes_on && self.parameters.initial_r2t {
-            return Some(Failure::Unexpected.answer());
+        if sent > 0 && !(writes && self.parameters.immediate_data) || continues && self.parameters.initial_r2t {
+            return Some(DataFailure::Unexpected.answer());
         }
-        if sent > unasked_max {
-            return Some(Failure::Amount.answer());
+        if sent > unsolicited_max {
+            return Some(DataFailure::Amount.answer());
         }
-        let may_come = if goes_on { unasked_max } else { sent };
-        if payload.data.is_none() || self.unsolicited + may_come > self.config.unsolicited_max {
+        let may_arrive = if continues { unsolicited_max } else { sent };
+        if payload.data.is_none() || self.unsolicited + may_arrive > self.config.unsolicited_max {
             return Some(busy());
         }
         None

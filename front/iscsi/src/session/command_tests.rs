@@ -1,18 +1,18 @@
 use super::*;
 use crate::config::Config;
-use crate::session::{Action, Close, Machine};
-use crate::testing::{Got, LUN, Peer, data_out, text_request};
+use crate::session::{Action, CloseReason, ProtocolMachine};
+use crate::testing::{LUN, Peer, ReceivedPdu, data_out, text_request};
 use crate::wire::{DataIn, NopIn, NopOut, Opcode, Reject, ScsiResponse, extended_cdb};
 use lunar_core::step::Tail;
 use lunar_core::wire::be::U32;
 use zerocopy::IntoBytes;
 
 fn rejected(peer: &mut Peer) -> RejectReason {
-    peer.one::<Reject>().0.reason
+    peer.only_pdu::<Reject>().0.reason
 }
 
 fn sense_of(peer: &mut Peer) -> (u8, u8, u8) {
-    let (header, data) = peer.one::<ScsiResponse>();
+    let (header, data) = peer.only_pdu::<ScsiResponse>();
     assert_eq!((header.status, data.len()), (CHECK_CONDITION, 20));
     (data[4], data[14], data[15])
 }
@@ -22,7 +22,7 @@ fn with_ahs(peer: &Peer, header: &ScsiCommand, ahs: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_command_is_handed_on_with_all_its_fields() {
+fn a_command_action_has_all_fields_of_the_pdu() {
     let mut peer = Peer::logged_in();
     let mut header = peer.scsi(0x1234, READ | FINAL, 4096);
     header.flags = FINAL | READ | 2;
@@ -34,7 +34,7 @@ fn a_command_is_handed_on_with_all_its_fields() {
 }
 
 #[test]
-fn a_command_without_directions_expects_nothing() {
+fn a_command_without_read_and_write_flags_expects_no_data() {
     let mut peer = Peer::logged_in();
     let header = peer.scsi(1, FINAL, 4096);
     peer.send(&header, &[]);
@@ -43,7 +43,7 @@ fn a_command_without_directions_expects_nothing() {
 }
 
 #[test]
-fn a_cdb_of_32_bytes_is_handed_on() {
+fn a_cdb_of_32_bytes_is_accepted() {
     let mut peer = Peer::logged_in();
     let header = peer.scsi(1, READ | FINAL, 512);
     let mut cdb: Vec<u8> = (0..32).collect();
@@ -81,9 +81,9 @@ fn a_bidirectional_command_is_refused() {
 }
 
 #[test]
-fn additional_headers_that_do_not_add_up_are_rejected() {
+fn additional_headers_with_wrong_lengths_are_rejected() {
     let twice = [extended_cdb(&[0; 20]), extended_cdb(&[0; 20])].concat();
-    // Longer than what is there, shorter than its kind, no longer than what the basic header has room for.
+    // Longer than the segments present, shorter than its type needs, as short as the basic header allows.
     let cdbs = [&[0, 17, 1, 0, 1, 2, 3, 4][..], &[0, 0, 1, 0], &[0, 1, 1, 0], &twice];
     let others = [&[0, 99, 1, 0][..], &[0, 5, 2, 0, 0, 0, 2, 0, 1, 2, 3, 4], &[0, 1, 7, 0], &[0xff; 1020]];
     for bad in cdbs.into_iter().chain(others) {
@@ -92,7 +92,7 @@ fn additional_headers_that_do_not_add_up_are_rejected() {
         let bytes = with_ahs(&peer, &header, bad);
         peer.feed(&bytes);
         assert_eq!(rejected(&mut peer), RejectReason::INVALID_FIELD);
-        // The number is taken, the tag is not.
+        // The CmdSN is used, the task tag is not.
         peer.read(1, 512);
     }
 }
@@ -105,12 +105,12 @@ fn a_tag_that_is_in_use_is_rejected() {
     peer.send(&header, &[]);
     assert_eq!(rejected(&mut peer), RejectReason::TASK_IN_PROGRESS);
     assert!(peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0));
-    peer.got();
+    peer.received();
     peer.read(1, 512);
 }
 
 #[test]
-fn commands_that_contradict_themselves_are_rejected() {
+fn commands_with_contradicting_flags_are_rejected() {
     let mut peer = Peer::logged_in();
     let header = peer.scsi(NO_TAG, READ | FINAL, 512);
     peer.send(&header, &[]);
@@ -126,7 +126,7 @@ fn commands_that_contradict_themselves_are_rejected() {
 }
 
 #[test]
-fn commands_run_in_the_order_of_their_numbers() {
+fn commands_are_executed_in_the_order_of_cmd_sn() {
     let mut peer = Peer::logged_in();
     let headers: Vec<ScsiCommand> = (1..=4).map(|itt| peer.scsi(itt, READ | FINAL, 512)).collect();
     for at in [2, 1, 3] {
@@ -150,13 +150,13 @@ fn requests_of_all_kinds_wait_for_their_turn() {
     peer.send(&later, &[]);
     peer.assert_quiet();
     peer.send(&first, &[]);
-    let opcodes: Vec<Opcode> = peer.got().iter().map(|got| got.header.opcode()).collect();
+    let opcodes: Vec<Opcode> = peer.received().iter().map(|got| got.header.opcode()).collect();
     assert_eq!(opcodes, [Opcode::NOP_IN, Opcode::TEXT_RESPONSE]);
     assert_eq!(peer.commands().len(), 2);
 }
 
 #[test]
-fn data_of_a_command_that_waits_for_its_turn_is_kept() {
+fn data_of_a_held_command_is_kept() {
     let mut peer = Peer::logged_in();
     let first = peer.scsi(1, READ | FINAL, 512);
     let second = peer.scsi(2, WRITE, 1024);
@@ -169,7 +169,7 @@ fn data_of_a_command_that_waits_for_its_turn_is_kept() {
 }
 
 #[test]
-fn numbers_seen_before_and_beyond_the_window_are_ignored() {
+fn requests_outside_the_window_are_ignored() {
     let mut peer = Peer::logged_in_with(Config { window: 4, ..Config::default() }, &[]);
     let first = peer.scsi(1, READ | FINAL, 512);
     peer.send(&first, &[]);
@@ -200,14 +200,14 @@ fn the_window_opens_with_every_response() {
     peer.send(&third, &[]);
     peer.assert_quiet();
     peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0);
-    let header = peer.one::<ScsiResponse>().0;
+    let header = peer.only_pdu::<ScsiResponse>().0;
     assert_eq!((header.exp_cmd_sn.get(), header.max_cmd_sn.get()), (102, 102));
     peer.send(&third, &[]);
     assert_eq!(peer.command().tag, 3);
 }
 
 #[test]
-fn numbers_wrap() {
+fn cmd_sn_wraps_around() {
     let mut peer = Peer::new(Config::default());
     let header = crate::wire::LoginRequest {
         cmd_sn: U32::new(u32::MAX),
@@ -215,19 +215,19 @@ fn numbers_wrap() {
         ..crate::testing::login_request(crate::wire::Stage::OPERATIONAL, Some(crate::wire::Stage::FULL_FEATURE))
     };
     peer.send(&header, &crate::testing::text_of(crate::testing::NAMES));
-    peer.agree();
-    peer.got();
+    peer.accept_login();
+    peer.received();
     peer.cmd_sn = u32::MAX;
     for (itt, exp_cmd_sn) in [(1, 0), (2, 1)] {
         let command = peer.read(itt, 0);
         peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
-        let header = peer.one::<ScsiResponse>().0;
+        let header = peer.only_pdu::<ScsiResponse>().0;
         assert_eq!((header.stat_sn.get(), header.exp_cmd_sn.get()), (itt - 1, exp_cmd_sn));
     }
 }
 
 #[test]
-fn immediate_commands_take_no_number_and_wait_for_none() {
+fn immediate_commands_take_no_number_and_do_not_wait() {
     let mut peer = Peer::logged_in();
     let mut header = peer.scsi(1, READ | FINAL, 0);
     peer.cmd_sn -= 1;
@@ -235,7 +235,7 @@ fn immediate_commands_take_no_number_and_wait_for_none() {
     peer.send(&header, &[]);
     let command = peer.command();
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
-    let header = peer.one::<ScsiResponse>().0;
+    let header = peer.only_pdu::<ScsiResponse>().0;
     assert_eq!((header.exp_cmd_sn.get(), header.max_cmd_sn.get()), (100, 227));
     peer.read(2, 0);
 }
@@ -255,13 +255,13 @@ fn too_many_immediate_commands_are_rejected() {
     peer.send(&header, &[]);
     assert_eq!(rejected(&mut peer), RejectReason::TOO_MANY_IMMEDIATE);
     peer.session.reply(tasks[0], 0, &[], &mut Tail::default(), 0);
-    peer.got();
+    peer.received();
     peer.send(&header, &[]);
     peer.command();
 }
 
 #[test]
-fn tasks_are_bounded_by_the_window_and_the_immediate_ones() {
+fn tasks_are_limited_to_the_window_and_the_immediate_ones() {
     let mut peer = Peer::logged_in_with(Config { window: 8, ..Config::default() }, &[]);
     for itt in 0..1000 {
         let mut header = peer.scsi(itt, READ | FINAL, 0);
@@ -282,7 +282,7 @@ fn a_discovery_session_has_no_commands() {
 }
 
 #[test]
-fn a_rejected_command_that_waits_for_its_turn_keeps_its_number() {
+fn a_rejected_command_out_of_order_keeps_its_number() {
     let mut peer = Peer::logged_in();
     let first = peer.scsi(1, READ | FINAL, 0);
     let bad = peer.scsi(NO_TAG, READ | FINAL, 0);
@@ -296,7 +296,7 @@ fn a_rejected_command_that_waits_for_its_turn_keeps_its_number() {
 }
 
 #[test]
-fn a_refused_command_that_waits_for_its_turn_is_answered_then() {
+fn a_failed_command_out_of_order_is_answered_in_its_turn() {
     let mut peer = Peer::logged_in();
     let first = peer.scsi(1, READ | FINAL, 0);
     let bidirectional = peer.scsi(2, READ | WRITE | FINAL, 0);
@@ -308,14 +308,14 @@ fn a_refused_command_that_waits_for_its_turn_is_answered_then() {
 }
 
 #[test]
-fn snacks_are_rejected() {
+fn a_snack_is_rejected() {
     let mut peer = Peer::logged_in();
     peer.send(&crate::wire::Snack { itt: U32::new(1), ..crate::wire::Snack::blank() }, &[]);
     assert_eq!(rejected(&mut peer), RejectReason::SNACK);
 }
 
 #[test]
-fn opcodes_that_are_not_requests_are_rejected() {
+fn opcodes_of_responses_are_rejected() {
     let mut peer = Peer::logged_in();
     for opcode in [Opcode(0x07), Opcode(0x1c), Opcode::NOP_IN, Opcode::DATA_IN, Opcode::REJECT] {
         let header = NopIn { first: First::new(opcode), ..NopIn::blank() };
@@ -329,11 +329,11 @@ fn opcodes_that_are_not_requests_are_rejected() {
 }
 
 #[test]
-fn a_rejected_header_comes_back_whole() {
+fn a_reject_carries_the_rejected_header() {
     let mut peer = Peer::logged_in();
     let snack = crate::wire::Snack { itt: U32::new(1), run_len: U32::new(7), ..crate::wire::Snack::blank() };
     peer.send(&snack, &[]);
-    let (reject, data) = peer.one::<Reject>();
+    let (reject, data) = peer.only_pdu::<Reject>();
     assert_eq!((reject.itt.get(), reject.stat_sn.get(), data), (NO_TAG, 501, snack.bhs().as_bytes().to_vec()));
     assert_eq!(peer.stats.rejects.get(), 1);
 }
@@ -348,21 +348,21 @@ fn a_header_digest_that_does_not_match_closes_the_connection() {
         let mut bytes = peer.bytes(&header, &[], &[]);
         bytes[33] ^= 0x10;
         peer.feed(&bytes);
-        peer.assert_closed(Close::HeaderDigest);
-        assert_eq!(peer.got(), []);
+        peer.assert_closed(CloseReason::HeaderDigest);
+        assert_eq!(peer.received(), []);
         assert_eq!((peer.stats.digest_errors.get(), peer.stats.protocol_errors.get()), (1, 1));
     }
 }
 
 #[test]
-fn a_segment_longer_than_was_declared_closes_the_connection_before_it_is_taken() {
+fn a_data_segment_over_the_declared_limit_closes_the_connection_early() {
     let mut peer = Peer::logged_in();
     let header = peer.scsi(1, WRITE | FINAL, 1 << 20);
     let mut bytes = peer.bytes(&header, &[], &vec![0; (256 << 10) + 1]);
     bytes.truncate(48);
     let used = peer.arena.used();
     peer.feed(&bytes);
-    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
+    assert!(matches!(peer.session.closed(), Some(CloseReason::Malformed(_))));
     assert!(matches!(peer.actions[..], [Action::Close(_)]));
     assert!(peer.arena.used() <= used);
 }
@@ -372,11 +372,11 @@ fn additional_headers_of_other_requests_close_the_connection() {
     let mut peer = Peer::logged_in();
     let bytes = peer.bytes(&NopOut::blank(), &[0; 4], &[]);
     peer.feed(&bytes);
-    assert!(matches!(peer.session.closed(), Some(Close::Malformed(_))));
+    assert!(matches!(peer.session.closed(), Some(CloseReason::Malformed(_))));
 }
 
 #[test]
-fn nothing_is_looked_at_after_the_end() {
+fn a_closed_session_ignores_received_bytes() {
     let mut peer = Peer::logged_in();
     let running = peer.read(1, 512);
     let bytes = peer.bytes(&NopOut::blank(), &[0; 4], &[]);
@@ -387,17 +387,17 @@ fn nothing_is_looked_at_after_the_end() {
     peer.session.receive(chunk, peer.now, &mut peer.actions);
     assert!(!peer.session.reply(running.task, 0, &[], &mut Tail::default(), 0));
     assert!(peer.actions.is_empty());
-    assert_eq!((peer.got(), peer.session.tasks()), (vec![], 0));
+    assert_eq!((peer.received(), peer.session.tasks()), (vec![], 0));
 }
 
 #[test]
-fn an_exp_stat_sn_from_the_future_is_ignored() {
+fn an_exp_stat_sn_that_was_not_sent_is_ignored() {
     let mut peer = Peer::logged_in();
     let header = ScsiCommand { exp_stat_sn: U32::new(0x7000_0000), ..peer.scsi(1, READ | FINAL, 0) };
     peer.send(&header, &[]);
     let command = peer.command();
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
-    assert_eq!(peer.one::<ScsiResponse>().0.stat_sn.get(), 501);
+    assert_eq!(peer.only_pdu::<ScsiResponse>().0.stat_sn.get(), 501);
 }
 
 #[test]
@@ -415,7 +415,7 @@ fn many_commands_in_one_chunk_are_answered_in_one_send() {
         let data = peer.arena.copy(&[7; 512]).expect("room");
         peer.session.reply(command.task, 0, &[], &mut Tail { offset: 0, data: data.into() }, 512);
     }
-    let got = peer.got();
-    assert_eq!(got.iter().map(Got::pdu::<DataIn>).map(|header| header.itt.get()).max(), Some(99));
+    let got = peer.received();
+    assert_eq!(got.iter().map(ReceivedPdu::pdu::<DataIn>).map(|header| header.itt.get()).max(), Some(99));
     assert_eq!((got.len(), got[99].pdu::<DataIn>().stat_sn.get()), (100, 600));
 }

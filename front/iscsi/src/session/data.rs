@@ -1,8 +1,9 @@
-//! Data and status of commands: Data-Out and R2T in, Data-In and responses out (RFC 7143 11.4, 11.7, 11.8).
+//! Data and status of commands: Data-Out and R2T, Data-In and responses (RFC 7143 11.4, 11.7, 11.8).
 
-use super::inflow::{Opened, Pulled};
-use super::tasks::{Answer, State, Summary, Task, TaskKey};
-use super::{Action, Session};
+use super::Session;
+use super::action::{Action, TaskKey};
+use super::data_out::{Destination, Pulled};
+use super::tasks::{Answer, State, Summary, Task};
 use crate::config::SENSE_MAX;
 use crate::wire::{
     Bhs, DataIn, DataOut, FINAL, NO_TAG, OVERFLOW, Pdu, R2t, RejectReason, STATUS, ScsiResponse, UNDERFLOW,
@@ -11,34 +12,34 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::step::Tail;
 use lunar_core::wire::be::{U16, U32};
-use lunar_stream::input::{Payload, Plan};
-use lunar_stream::machine::{Pull, Transfers};
+use lunar_stream::input::{Payload, PayloadPlan};
+use lunar_stream::protocol::{CommandData, PullResult};
 use zerocopy::IntoBytes;
 
-/// SAM-6 5.3.1.
+/// Status GOOD (SAM-6 5.3.1).
 const GOOD: u8 = 0x00;
 
 impl Session {
-    /// The header of a Data-Out PDU: where its payload goes.
-    pub(super) fn open_data_out(&mut self, bhs: &Bhs) -> Plan {
+    /// Takes the header of a Data-Out PDU: where its payload goes.
+    pub(super) fn open_data_out(&mut self, bhs: &Bhs) -> PayloadPlan {
         let header = DataOut::of(bhs);
-        // A task that is gone was aborted, and its initiator had sent this before it knew.
-        let Some(key) = self.tasks.find(header.itt.get()) else { return Plan::Drain };
-        let Some(task) = self.tasks.get_mut(key) else { return Plan::Drain };
+        // The task was aborted after the initiator had sent this PDU.
+        let Some(key) = self.tasks.find(header.itt.get()) else { return PayloadPlan::Discard };
+        let Some(task) = self.tasks.get_mut(key) else { return PayloadPlan::Discard };
         let (ttt, data_sn, offset) = (header.ttt.get(), header.data_sn.get(), header.offset.get());
-        match task.inflow.open(ttt, data_sn, offset, header.data_len.get()) {
-            Opened::Fill(memory) => return Plan::Fill(memory),
-            Opened::Drain => {}
-            Opened::Unknown | Opened::Bad => self.reject(RejectReason::INVALID_FIELD, bhs),
+        match task.transfer.begin_pdu(ttt, data_sn, offset, header.data_len.get()) {
+            Destination::Memory(memory) => return PayloadPlan::Fill(memory),
+            Destination::Discard => {}
+            Destination::Unknown | Destination::Invalid => self.reject(RejectReason::INVALID_FIELD, bhs),
         }
-        Plan::Drain
+        PayloadPlan::Discard
     }
 
-    /// A Data-Out PDU is complete.
+    /// Handles a complete Data-Out PDU.
     pub(super) fn data_out(&mut self, bhs: &Bhs, payload: &mut Payload, actions: &mut Vec<Action>) {
         let header = DataOut::of(bhs);
         if header.data_len.get() == 0 {
-            // Without a payload nobody has asked where it goes.
+            // A PDU without payload has no payload plan: its header is taken here.
             let _nothing = self.open_data_out(bhs);
         }
         if !payload.intact {
@@ -47,38 +48,38 @@ impl Session {
         let Some(key) = self.tasks.find(header.itt.get()) else { return };
         let Some(task) = self.tasks.get_mut(key) else { return };
         let last = header.flags & FINAL != 0;
-        // 11.4.7.2: the first burst has to be complete where the command has more than one.
-        let strict = task.data_out > self.parameters.first_burst;
-        let unasked = task.inflow.unasked();
-        task.inflow.close(header.ttt.get(), payload.data.take(), payload.intact, last, strict);
-        self.unsolicited -= unasked - task.inflow.unasked();
-        let is_due = task.inflow.is_due();
-        if !task.inflow.owes()
+        // RFC 7143 11.4.7.2: the first burst has to be complete if the command has more than one.
+        let strict = task.expected_out > self.parameters.first_burst;
+        let unsolicited = task.transfer.unsolicited();
+        task.transfer.end_pdu(header.ttt.get(), payload.data.take(), payload.intact, last, strict);
+        self.unsolicited -= unsolicited - task.transfer.unsolicited();
+        let is_due = task.transfer.take_due_pull();
+        if !task.transfer.has_open_sequence()
             && let State::Draining(answer) = &mut task.state
         {
             let answer = std::mem::take(answer);
             return self.finish(key, &answer);
         }
         if last {
-            self.ask(key);
+            self.send_r2ts(key);
         }
         if is_due {
             actions.push(Action::DataReady(key));
         }
     }
 
-    /// A command that was handed on and is not answered.
+    /// A command that is being executed.
     fn running(&mut self, key: TaskKey) -> Option<&mut Task> {
         self.tasks.get_mut(key).filter(|task| matches!(task.state, State::Running))
     }
 
-    /// Sends the R2Ts that may be sent.
-    fn ask(&mut self, key: TaskKey) {
+    /// Sends as many R2Ts as MaxOutstandingR2T allows.
+    fn send_r2ts(&mut self, key: TaskKey) {
         let limit = self.parameters.max_outstanding_r2t;
         loop {
             let ttt = self.tag();
             let Some(task) = self.tasks.get_mut(key) else { return };
-            let Some(asked) = task.inflow.ask(ttt.get(), limit) else { return };
+            let Some(request) = task.transfer.next_r2t(ttt.get(), limit) else { return };
             let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.without_status();
             let header = R2t {
                 lun: task.lun,
@@ -87,23 +88,24 @@ impl Session {
                 stat_sn,
                 exp_cmd_sn,
                 max_cmd_sn,
-                r2t_sn: U32::new(asked.r2t_sn),
-                offset: U32::new(asked.offset),
-                desired_len: U32::new(asked.len),
+                r2t_sn: U32::new(request.r2t_sn),
+                offset: U32::new(request.offset),
+                desired_len: U32::new(request.len),
                 ..R2t::blank()
             };
             self.out.short(header, &[]);
         }
     }
 
-    /// Ends a command: what is left of its data, status, sense data (at most [`SENSE_MAX`] bytes), and how many
-    /// bytes the command would have moved, of which the residual is made. Returns whether the task was still there.
+    /// Ends a command with the rest of its data, its status and sense data (at most [`SENSE_MAX`] bytes). `wanted`:
+    /// bytes that the command transfers without the limit of the initiator, for the residual count. Returns whether the
+    /// task was still there.
     ///
-    /// While the initiator has not ended its data sequences, the response waits for them (11.4.2).
+    /// While the initiator has not ended its data sequences, the response waits (RFC 7143 11.4.2).
     pub fn reply(&mut self, key: TaskKey, status: u8, sense: &[u8], tail: &mut Tail, wanted: u64) -> bool {
         let Some(task) = self.running(key) else { return false };
-        let failure = task.inflow.failure();
-        if failure.is_none() && !task.inflow.owes() {
+        let failure = task.transfer.failure();
+        if failure.is_none() && !task.transfer.has_open_sequence() {
             self.finish_with(key, status, sense, wanted, tail);
             return true;
         }
@@ -115,7 +117,7 @@ impl Session {
         true
     }
 
-    /// Ends a task without a response: it was aborted. What its initiator still sends for it is thrown away.
+    /// Ends a task without a response, because it was aborted. Data that the initiator still sends for it is discarded.
     pub fn drop_task(&mut self, key: TaskKey) {
         if self.running(key).is_none() {
             return;
@@ -125,11 +127,11 @@ impl Session {
         }
     }
 
-    /// Ends a command once the initiator owes no more data.
+    /// Ends a command when the initiator has ended its data sequences.
     pub(super) fn answer_early(&mut self, key: TaskKey, answer: Answer) {
         let Some(task) = self.tasks.get_mut(key) else { return };
-        if task.inflow.owes() {
-            task.inflow.discard();
+        if task.transfer.has_open_sequence() {
+            task.transfer.discard();
             task.state = State::Draining(answer);
         } else {
             self.finish(key, &answer);
@@ -140,15 +142,15 @@ impl Session {
         self.finish_with(key, answer.status, &answer.sense, answer.wanted, &mut Tail::default());
     }
 
-    /// Sends what is left of the data, and the status: in one PDU where that is allowed (11.7.3).
+    /// Sends the rest of the data and the status, in one PDU where that is allowed (RFC 7143 11.7.3).
     fn finish_with(&mut self, key: TaskKey, status: u8, sense: &[u8], wanted: u64, tail: &mut Tail) {
         let Some(mut task) = self.end_task(key) else { return };
         if task.numbered {
             self.numbers.done();
         }
-        let residual = residual(wanted, task.data_in.max(task.data_out));
+        let residual = residual(wanted, task.expected_in.max(task.expected_out));
         if !tail.data.is_empty() {
-            let collapses = status == GOOD && sense.is_empty() && tail.offset < task.data_in as usize;
+            let collapses = status == GOOD && sense.is_empty() && tail.offset < task.expected_in as usize;
             let with_data = collapses.then_some((status, residual));
             self.data_in(&mut task, tail.offset, &mut tail.data, with_data);
             if collapses {
@@ -163,7 +165,7 @@ impl Session {
             stat_sn,
             exp_cmd_sn,
             max_cmd_sn,
-            // Data-In and R2T are numbered alike, and a command has one of the two.
+            // ExpDataSN counts Data-In and R2T PDUs. A command has one of the two.
             exp_data_sn: U32::new(task.data_sn.wrapping_add(task.r2ts)),
             residual: U32::new(residual.1),
             ..ScsiResponse::blank()
@@ -177,9 +179,9 @@ impl Session {
         }
     }
 
-    /// Sends Data-In PDUs; with `status`, the last carries it.
+    /// Sends Data-In PDUs; the last one carries `status`, if given.
     fn data_in(&mut self, task: &mut Summary, offset: usize, data: &mut Sg, status: Option<(u8, Residual)>) {
-        let room = (task.data_in as usize).saturating_sub(offset);
+        let room = (task.expected_in as usize).saturating_sub(offset);
         if data.len() > room {
             *data = data.split_to(room);
         }
@@ -205,7 +207,7 @@ impl Session {
             } else {
                 (_, header.exp_cmd_sn, header.max_cmd_sn) = self.numbers.without_status();
             }
-            // 11.7.1: F ends a sequence, of at most MaxBurstLength bytes.
+            // RFC 7143 11.7.1: the F bit ends a sequence of at most MaxBurstLength bytes.
             if is_last || sequence_left == 0 {
                 header.flags |= FINAL;
                 sequence_left = self.parameters.max_burst as usize;
@@ -216,36 +218,36 @@ impl Session {
         }
     }
 
-    /// Frees a task; tells what its response needs.
+    /// Removes a task; returns the fields that its response needs.
     #[inline(always)]
     pub(super) fn end_task(&mut self, key: TaskKey) -> Option<Summary> {
         let summary = self.tasks.remove(key)?;
-        self.unsolicited -= summary.unasked;
+        self.unsolicited -= summary.unsolicited;
         Some(summary)
     }
 }
 
-impl Transfers for Session {
+impl CommandData for Session {
     type Key = TaskKey;
 
-    fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
-        let Some(task) = self.running(key) else { return Pull::Failed(Fault::Aborted) };
-        let unasked = task.inflow.unasked();
-        let pulled = task.inflow.pull(offset, len, task.data_out);
-        self.unsolicited -= unasked - task.inflow.unasked();
+    fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> PullResult {
+        let Some(task) = self.running(key) else { return PullResult::Failed(Fault::Aborted) };
+        let unsolicited = task.transfer.unsolicited();
+        let pulled = task.transfer.pull(offset, len, task.expected_out);
+        self.unsolicited -= unsolicited - task.transfer.unsolicited();
         match pulled {
-            Pulled::Ready(data) => Pull::Ready(data),
-            Pulled::Pending => Pull::Pending,
-            Pulled::Memory(len) => Pull::Memory(len),
-            Pulled::Failed => Pull::Failed(Fault::Protocol),
+            Pulled::Ready(data) => PullResult::Ready(data),
+            Pulled::Pending => PullResult::Pending,
+            Pulled::NeedsMemory(len) => PullResult::NeedsMemory(len),
+            Pulled::Failed => PullResult::Failed(Fault::Protocol),
         }
     }
 
     fn supply(&mut self, key: TaskKey, memory: SgMut) {
         let burst_max = self.parameters.max_burst;
         let Some(task) = self.running(key) else { return };
-        task.inflow.supply(memory, task.data_out, burst_max);
-        self.ask(key);
+        task.transfer.supply(memory, task.expected_out, burst_max);
+        self.send_r2ts(key);
     }
 
     fn push(&mut self, key: TaskKey, offset: usize, mut data: Sg) -> Result<(), Fault> {
@@ -259,10 +261,10 @@ impl Transfers for Session {
     }
 }
 
-/// A flag, and bytes.
+/// The residual flag and the residual count in bytes.
 type Residual = (u8, u32);
 
-/// 11.4.5: what the command would have moved against what the initiator expected.
+/// RFC 7143 11.4.5: the bytes that the command transfers against the bytes that the initiator expects.
 fn residual(wanted: u64, expected: u32) -> Residual {
     let expected = u64::from(expected);
     let count = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);

@@ -1,11 +1,11 @@
-//! Requests beside commands: NOP-Out, task management, logout (RFC 7143 11.5, 11.14, 11.18); rejects and
+//! Requests other than commands: NOP-Out, task management and logout (RFC 7143 11.5, 11.14, 11.18); rejects and
 //! asynchronous messages.
 
-use super::command::HeldRequest;
-use super::input::Payload;
+use super::Session;
+use super::action::{Action, CloseReason, TaskKey, TaskManagement};
+use super::held::HeldRequest;
 use super::numbers::Arrival;
-use super::tasks::{State, TaskKey};
-use super::{Action, Close, Session};
+use super::tasks::State;
 use crate::config::IMMEDIATE_MAX;
 use crate::wire::{
     AsyncEvent, AsyncMessage, BHS_LEN, Bhs, FUNCTION_MASK, Function, FunctionResponse, LogoutOutcome, LogoutReason,
@@ -14,33 +14,19 @@ use crate::wire::{
 };
 use lunar_core::mem::Sg;
 use lunar_core::wire::be::{U16, U32};
+use lunar_stream::input::Payload;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// A task management function, as its initiator sent it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TaskManagement {
-    /// The session's name for it.
-    pub task: TaskKey,
-    /// What to do.
-    pub function: Function,
-    /// The logical unit.
-    pub lun: [u8; 8],
-    /// The initiator's name for the command that is meant, of functions that mean one.
-    pub tag: u32,
-    /// The session's name for that command.
-    pub referenced: Option<TaskKey>,
-}
-
-/// The additional information of functions that tell nothing besides.
+/// The additional response information of functions that have none.
 const NO_INFORMATION: [u8; 3] = [0; 3];
-/// From this level on there are the functions of RFC 7144.
+/// The iSCSIProtocolLevel that adds the functions of RFC 7144.
 const LEVEL_OF_RFC_7144: u32 = 2;
 
 impl Session {
-    /// A request with a command number, other than a command.
+    /// Handles a request with a CmdSN that is not a SCSI command.
     pub(super) fn request(&mut self, header: &Bhs, payload: &mut Payload, actions: &mut Vec<Action>) {
-        // All of them have their number where NOP-Out has it.
+        // The CmdSN is at the same offset in all requests.
         let cmd_sn = NopOut::of(header).cmd_sn.get();
         match self.number(header.first, cmd_sn) {
             None => return,
@@ -55,10 +41,10 @@ impl Session {
             }
             Some(_) => self.run_request(header, payload, actions),
         }
-        self.release_held(actions);
+        self.handle_held(actions);
     }
 
-    /// The same, when its turn has come.
+    /// Handles a request whose turn has come.
     pub(super) fn run_request(&mut self, header: &Bhs, payload: &mut Payload, actions: &mut Vec<Action>) {
         if header.opcode() == Opcode::TASK_MANAGEMENT_REQUEST {
             return self.task_management(TaskManagementRequest::of(header), header, actions);
@@ -69,7 +55,7 @@ impl Session {
         if !payload.intact {
             return self.reject(RejectReason::DATA_DIGEST, header);
         }
-        // It was thrown away because there was no memory for it.
+        // There was no memory for its data.
         let Some(data) = payload.data.take() else { return self.reject(RejectReason::LONG_OPERATION, header) };
         match header.opcode() {
             Opcode::NOP_OUT => self.nop_out(NopOut::of(header), data, header),
@@ -80,7 +66,7 @@ impl Session {
 
     fn nop_out(&mut self, request: &NopOut, mut data: Sg, header: &Bhs) {
         if request.itt.get() == NO_TAG {
-            // An answer to a ping, or nothing but an acknowledgement: that it came is all there is to it.
+            // An answer to a ping, or an acknowledgement of StatSN. It needs no response.
             if !request.first.is_immediate() {
                 self.reject(RejectReason::INVALID_FIELD, header);
             }
@@ -94,7 +80,7 @@ impl Session {
         self.out.payload(answer, &mut data, len);
     }
 
-    /// Asks the initiator whether it lives.
+    /// Sends a NOP-In that the initiator has to answer.
     pub(super) fn ping(&mut self) {
         let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.without_status();
         let (itt, ttt) = (U32::new(NO_TAG), self.tag());
@@ -137,8 +123,8 @@ impl Session {
         }
     }
 
-    /// What the session itself has to do for a function, before the commands that run are looked at. Returns the
-    /// command that is meant, or the response if nothing is left to do.
+    /// The part of a function that concerns the session: commands that are held, or that wait for the end of their
+    /// data. Returns the referenced command, or the response if nothing remains to be done.
     fn prepare(
         &mut self,
         function: Function,
@@ -147,44 +133,44 @@ impl Session {
         match function {
             Function::ABORT_TASK => self.prepare_abort(request).map(Some),
             Function::ABORT_TASK_SET | Function::CLEAR_TASK_SET | Function::LOGICAL_UNIT_RESET => {
-                self.sweep(Some(request.lun), request.cmd_sn.get());
+                self.end_commands_not_running(Some(request.lun), request.cmd_sn.get());
                 Ok(None)
             }
             Function::TARGET_WARM_RESET | Function::TARGET_COLD_RESET => {
-                self.sweep(None, request.cmd_sn.get());
+                self.end_commands_not_running(None, request.cmd_sn.get());
                 Ok(None)
             }
             Function::CLEAR_ACA => Ok(None),
-            // 11.5.1: recovery level 2 only.
+            // RFC 7143 11.5.1: only at recovery level 2.
             Function::TASK_REASSIGN => Err(FunctionResponse::REASSIGN_NOT_SUPPORTED),
             _ if self.parameters.protocol_level < LEVEL_OF_RFC_7144 => Err(FunctionResponse::NOT_SUPPORTED),
             Function::QUERY_TASK => Ok(self.tasks.find(request.referenced_tag.get())),
             Function::QUERY_TASK_SET | Function::QUERY_ASYNCHRONOUS_EVENT => Ok(None),
             Function::I_T_NEXUS_RESET => {
-                self.sweep(None, request.cmd_sn.get());
+                self.end_commands_not_running(None, request.cmd_sn.get());
                 Ok(None)
             }
             _ => Err(FunctionResponse::NOT_SUPPORTED),
         }
     }
 
-    /// 11.5.5, 11.6.1: the command that an ABORT TASK means, if it runs.
+    /// The command that an ABORT TASK references, if it is being executed (RFC 7143 11.5.5, 11.6.1).
     fn prepare_abort(&mut self, request: &TaskManagementRequest) -> Result<TaskKey, FunctionResponse> {
         let found = self.tasks.find(request.referenced_tag.get());
         let state = found.and_then(|key| self.tasks.get(key).map(|task| (key, &task.state)));
         match state {
             Some((key, State::Running)) => Ok(key),
             Some((key, State::Draining(_) | State::Held(_))) => {
-                self.forget(key);
+                self.end_without_response(key);
                 Err(FunctionResponse::COMPLETE)
             }
-            Some((_, State::Function)) => Err(FunctionResponse::NO_TASK),
+            Some((_, State::Function | State::Free)) => Err(FunctionResponse::NO_TASK),
             None => {
                 let ref_cmd_sn = request.ref_cmd_sn.get();
                 if !self.numbers.contains_before(ref_cmd_sn, request.cmd_sn.get()) {
                     return Err(FunctionResponse::NO_TASK);
                 }
-                // It has not arrived, and when it does it shall be too late.
+                // The referenced command has not arrived. It will be ignored when it does.
                 if self.held.iter().all(|held| held.cmd_sn != ref_cmd_sn) {
                     self.hold(ref_cmd_sn, HeldRequest::Nothing);
                 }
@@ -193,27 +179,27 @@ impl Session {
         }
     }
 
-    /// Ends the commands that are in the session's own hands: those that wait for their turn, if they were sent
-    /// before the function, and those that wait for data which nobody will look at.
-    fn sweep(&mut self, lun: Option<[u8; 8]>, before: u32) {
+    /// Ends commands that are not being executed: those that are held and were sent before the function, and those that
+    /// wait for the end of their data.
+    fn end_commands_not_running(&mut self, lun: Option<[u8; 8]>, before: u32) {
         let numbers = self.numbers;
         let keys = self.tasks.keys_of(|task| {
-            let owned = match task.state {
+            let ends = match task.state {
                 State::Held(_) => numbers.contains_before(task.cmd_sn, before),
                 State::Draining(_) => true,
-                State::Running | State::Function => false,
+                State::Running | State::Function | State::Free => false,
             };
-            owned && lun.is_none_or(|lun| lun == task.lun)
+            ends && lun.is_none_or(|lun| lun == task.lun)
         });
-        keys.into_iter().for_each(|key| self.forget(key));
+        keys.into_iter().for_each(|key| self.end_without_response(key));
     }
 
-    /// Ends a command that does not run, without a response.
-    fn forget(&mut self, key: TaskKey) {
+    /// Ends a command that is not being executed, without a response.
+    fn end_without_response(&mut self, key: TaskKey) {
         let Some(task) = self.tasks.get(key) else { return };
         if let State::Held(_) = task.state {
             let cmd_sn = task.cmd_sn;
-            // Its number opens the window when its turn comes.
+            // Its CmdSN still takes its turn and then opens the window.
             if let Some(held) = self.held.iter_mut().find(|held| held.cmd_sn == cmd_sn) {
                 held.what = HeldRequest::Nothing;
             }
@@ -223,7 +209,7 @@ impl Session {
         }
     }
 
-    /// The answer to [`Action::TaskManagement`]. All commands that it ended were dropped before.
+    /// The answer to [`Action::TaskManagement`]. All commands that the function ended must have been dropped before.
     pub fn function_done(&mut self, key: TaskKey, response: FunctionResponse, information: [u8; 3]) {
         if !self.tasks.get(key).is_some_and(|task| matches!(task.state, State::Function)) {
             return;
@@ -269,28 +255,28 @@ impl Session {
         };
         self.out.short(answer, &[]);
         if response == LogoutOutcome::CLOSED {
-            self.close(Close::LoggedOut, actions);
+            self.close(CloseReason::LoggedOut, actions);
         }
     }
 
-    /// 11.17: gives a PDU back with the reason.
+    /// Sends a Reject with the header of the rejected PDU (RFC 7143 11.17).
     pub(super) fn reject(&mut self, reason: RejectReason, header: &Bhs) {
         self.stats.rejects.add(1);
         let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.with_status();
         let itt = U32::new(NO_TAG);
         let answer = Reject { reason, itt, stat_sn, exp_cmd_sn, max_cmd_sn, ..Reject::blank() };
-        debug_assert!(self.parameters.max_send_segment as usize >= BHS_LEN, "512 is the least");
+        debug_assert!(self.parameters.max_send_segment as usize >= BHS_LEN, "MaxRecvDataSegmentLength is at least 512");
         self.out.short(answer, &[header.as_bytes()]);
     }
 
-    /// 11.9.1, event 1.
-    pub(super) fn announce_logout(&mut self, time: Duration) {
+    /// Sends an asynchronous message that requests a logout (RFC 7143 11.9.1, event 1).
+    pub(super) fn send_logout_request(&mut self, time: Duration) {
         let seconds = u16::try_from(time.as_secs()).unwrap_or(u16::MAX);
-        self.announce(AsyncEvent::REQUEST_LOGOUT, [0, 0, seconds]);
+        self.send_async_message(AsyncEvent::REQUEST_LOGOUT, [0, 0, seconds]);
     }
 
-    /// Queues an asynchronous message (11.9), with its three parameters.
-    pub fn announce(&mut self, event: AsyncEvent, [parameter1, parameter2, parameter3]: [u16; 3]) {
+    /// Sends an asynchronous message with its three parameters (RFC 7143 11.9).
+    pub fn send_async_message(&mut self, event: AsyncEvent, [parameter1, parameter2, parameter3]: [u16; 3]) {
         if !self.is_established() {
             return;
         }

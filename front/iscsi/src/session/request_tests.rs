@@ -1,7 +1,7 @@
 use super::*;
 use crate::config::{ANSWERS_MAX, Config};
-use crate::session::{Command, Fault, Machine, Pull, Transfers, Want};
-use crate::testing::{Got, LUN, Peer, data_out, pattern};
+use crate::session::{Command, CommandData, ProtocolMachine, PullResult, ReceiveMode, Responsible};
+use crate::testing::{LUN, Peer, ReceivedPdu, data_out, pattern};
 use crate::wire::{FINAL, First, NopIn, READ, ScsiResponse, WRITE};
 use lunar_core::step::Tail;
 
@@ -14,7 +14,7 @@ fn immediate(opcode: Opcode) -> First {
     First::new(opcode).immediately()
 }
 
-/// An immediate function; `cmd_sn` is that of the next command.
+/// An immediate task management function; its CmdSN is that of the next command.
 fn function(peer: &Peer, function: Function, tag: u32, ref_cmd_sn: u32) -> TaskManagementRequest {
     TaskManagementRequest {
         first: immediate(Opcode::TASK_MANAGEMENT_REQUEST),
@@ -35,7 +35,7 @@ fn managed(peer: &mut Peer) -> TaskManagement {
 }
 
 fn outcome(peer: &mut Peer) -> FunctionResponse {
-    peer.one::<TaskManagementResponse>().0.response
+    peer.only_pdu::<TaskManagementResponse>().0.response
 }
 
 fn logout(peer: &mut Peer, reason: LogoutReason, cid: u16) -> LogoutRequest {
@@ -49,34 +49,34 @@ fn logout(peer: &mut Peer, reason: LogoutReason, cid: u16) -> LogoutRequest {
 }
 
 #[test]
-fn a_ping_is_echoed() {
+fn a_nop_out_with_a_tag_is_echoed() {
     let mut peer = Peer::logged_in();
     let request = nop(&mut peer, 5, NO_TAG);
     peer.send(&request, b"hello");
-    let (answer, data) = peer.one::<NopIn>();
+    let (answer, data) = peer.only_pdu::<NopIn>();
     assert_eq!((answer.itt.get(), answer.ttt.get(), &data[..]), (5, NO_TAG, &b"hello"[..]));
     assert_eq!((answer.stat_sn.get(), answer.exp_cmd_sn.get(), answer.max_cmd_sn.get()), (501, 101, 228));
 }
 
 #[test]
-fn an_immediate_ping_takes_no_number() {
+fn an_immediate_nop_out_takes_no_number() {
     let mut peer = Peer::logged_in();
     let request = NopOut { first: immediate(Opcode::NOP_OUT), ..nop(&mut peer, 5, NO_TAG) };
     peer.send(&request, &[]);
-    let answer = peer.one::<NopIn>().0;
+    let answer = peer.only_pdu::<NopIn>().0;
     assert_eq!((answer.exp_cmd_sn.get(), answer.max_cmd_sn.get()), (100, 227));
 }
 
 #[test]
-fn an_echo_is_no_longer_than_what_the_initiator_takes() {
+fn an_echo_is_cut_at_the_limit_of_the_initiator() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("MaxRecvDataSegmentLength", "512")]);
     let request = nop(&mut peer, 5, NO_TAG);
     peer.send(&request, &pattern(600));
-    assert_eq!(peer.one::<NopIn>().1, pattern(512));
+    assert_eq!(peer.only_pdu::<NopIn>().1, pattern(512));
 }
 
 #[test]
-fn a_ping_without_a_tag_is_not_answered() {
+fn a_nop_out_without_a_tag_is_not_answered() {
     let mut peer = Peer::logged_in();
     let request = NopOut { first: immediate(Opcode::NOP_OUT), ..nop(&mut peer, NO_TAG, NO_TAG) };
     peer.send(&request, b"data");
@@ -84,71 +84,71 @@ fn a_ping_without_a_tag_is_not_answered() {
 }
 
 #[test]
-fn a_ping_without_a_tag_must_be_immediate() {
+fn a_nop_out_without_a_tag_must_be_immediate() {
     let mut peer = Peer::logged_in();
     let request = nop(&mut peer, NO_TAG, NO_TAG);
     peer.send(&request, &[]);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::INVALID_FIELD);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::INVALID_FIELD);
 }
 
 #[test]
-fn a_ping_whose_digest_does_not_match_is_rejected() {
+fn a_nop_out_with_a_wrong_digest_is_rejected() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("DataDigest", "CRC32C")]);
     let request = nop(&mut peer, 5, NO_TAG);
     let mut bytes = peer.bytes(&request, &[], b"ping");
     bytes[48] ^= 1;
     peer.feed(&bytes);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::DATA_DIGEST);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::DATA_DIGEST);
     peer.read(1, 0);
 }
 
 #[test]
-fn a_ping_that_finds_no_memory_is_rejected() {
+fn a_nop_out_without_memory_for_its_data_is_rejected() {
     let mut peer = Peer::logged_in();
     let request = nop(&mut peer, 5, NO_TAG);
     let bytes = peer.bytes(&request, &[], &pattern(1000));
     let hog: Vec<_> = std::iter::from_fn(|| peer.arena.take(1)).collect();
     peer.piece = 500;
     peer.feed(&bytes);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::LONG_OPERATION);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::LONG_OPERATION);
     drop(hog);
 }
 
 #[test]
-fn a_peer_that_is_silent_is_asked_and_then_given_up() {
+fn a_silent_initiator_is_pinged_and_then_disconnected() {
     let mut peer = Peer::logged_in();
     let (after, timeout) = (Config::default().ping_after, Config::default().ping_timeout);
     assert_eq!(peer.session.deadline(), Some(peer.now + after));
     peer.session.tick(peer.now + after, &mut peer.actions);
-    let ping = peer.one::<NopIn>().0;
+    let ping = peer.only_pdu::<NopIn>().0;
     assert_eq!((ping.itt.get(), ping.stat_sn.get()), (NO_TAG, 501));
     assert_ne!(ping.ttt.get(), NO_TAG);
     assert_eq!(peer.session.deadline(), Some(peer.now + after + timeout));
     peer.session.tick(peer.now + after + timeout, &mut peer.actions);
-    peer.assert_closed(Close::Silent);
-    assert_eq!(Close::Silent.fault(), Fault::Peer);
+    peer.assert_closed(CloseReason::PingTimeout);
+    assert_eq!(CloseReason::PingTimeout.responsible(), Responsible::Peer);
 }
 
 #[test]
-fn a_peer_that_answers_lives() {
+fn an_initiator_that_answers_a_ping_stays_connected() {
     let mut peer = Peer::logged_in();
     let after = Config::default().ping_after;
     peer.session.tick(peer.now + after, &mut peer.actions);
-    let ping = peer.one::<NopIn>().0;
+    let ping = peer.only_pdu::<NopIn>().0;
     peer.now = peer.now + after;
     let answer = NopOut { first: immediate(Opcode::NOP_OUT), ..nop(&mut peer, NO_TAG, ping.ttt.get()) };
     peer.send(&answer, &[]);
     peer.assert_quiet();
     assert_eq!(peer.session.deadline(), Some(peer.now + after));
-    // A ping has no status: its number is the next one's.
+    // A ping has no status: it carries the next StatSN.
     peer.cmd_sn = 100;
     let command = peer.read(1, 0);
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
-    assert_eq!(peer.one::<ScsiResponse>().0.stat_sn.get(), 501);
+    assert_eq!(peer.only_pdu::<ScsiResponse>().0.stat_sn.get(), 501);
 }
 
 #[test]
-fn whoever_never_reads_is_not_read_from() {
+fn an_initiator_that_does_not_read_is_not_read_from() {
     let mut peer = Peer::logged_in_with(Config::default(), &[("MaxRecvDataSegmentLength", "262144")]);
     let mut bytes = Vec::new();
     for itt in 0..10 {
@@ -156,23 +156,23 @@ fn whoever_never_reads_is_not_read_from() {
         bytes.extend(peer.bytes(&request, &[], &pattern(100_000)));
     }
     peer.feed(&bytes);
-    assert!(matches!(peer.session.want(), Want::Nothing));
+    assert!(matches!(peer.session.receive_mode(), ReceiveMode::Paused));
     let queued = peer.session.queued_bytes();
     assert!(queued > ANSWERS_MAX && queued < ANSWERS_MAX + 110_000, "{queued}");
-    // What was received already goes on when the answers are taken.
+    // Received PDUs are handled when the queued replies were taken.
     let mut answers = 0;
     loop {
-        answers += peer.got().len();
+        answers += peer.received().len();
         peer.session.resume(&mut peer.actions);
         if peer.session.queued_bytes() == 0 {
             break;
         }
     }
-    assert!(answers >= 3 && matches!(peer.session.want(), Want::Chunk | Want::Into(_)));
+    assert!(answers >= 3 && matches!(peer.session.receive_mode(), ReceiveMode::Chunk | ReceiveMode::Into(_)));
 }
 
 #[test]
-fn abort_task_names_the_command_that_runs() {
+fn abort_task_references_a_running_command() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 512);
     let request = function(&peer, Function::ABORT_TASK, 1, 100);
@@ -182,7 +182,7 @@ fn abort_task_names_the_command_that_runs() {
     assert_eq!(management.referenced, Some(command.task));
     peer.session.drop_task(command.task);
     peer.session.function_done(management.task, FunctionResponse::COMPLETE, [0; 3]);
-    let (answer, _) = peer.one::<TaskManagementResponse>();
+    let (answer, _) = peer.only_pdu::<TaskManagementResponse>();
     assert_eq!((answer.response, answer.itt.get()), (FunctionResponse::COMPLETE, 0x500));
     assert_eq!((answer.stat_sn.get(), answer.max_cmd_sn.get()), (501, 228));
     assert_eq!(peer.session.tasks(), 0);
@@ -191,18 +191,18 @@ fn abort_task_names_the_command_that_runs() {
 }
 
 #[test]
-fn abort_task_of_a_command_that_is_over_finds_none() {
+fn abort_task_of_an_ended_command_finds_no_task() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
     peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
-    peer.got();
+    peer.received();
     let request = function(&peer, Function::ABORT_TASK, 1, 100);
     peer.send(&request, &[]);
     assert_eq!(outcome(&mut peer), FunctionResponse::NO_TASK);
 }
 
 #[test]
-fn abort_task_of_a_command_that_has_not_come_keeps_it_from_running() {
+fn abort_task_of_a_command_that_has_not_arrived_prevents_it() {
     let mut peer = Peer::logged_in();
     let late = peer.scsi(1, READ | FINAL, 0);
     let request = function(&peer, Function::ABORT_TASK, 1, 100);
@@ -215,7 +215,7 @@ fn abort_task_of_a_command_that_has_not_come_keeps_it_from_running() {
 }
 
 #[test]
-fn abort_task_of_a_number_beyond_its_own_finds_none() {
+fn abort_task_of_a_later_command_number_finds_no_task() {
     let mut peer = Peer::logged_in();
     for ref_cmd_sn in [99, 100, 150, 500] {
         let request = function(&peer, Function::ABORT_TASK, 1, ref_cmd_sn);
@@ -225,7 +225,7 @@ fn abort_task_of_a_number_beyond_its_own_finds_none() {
 }
 
 #[test]
-fn abort_task_of_a_command_that_waits_for_its_turn_ends_it() {
+fn abort_task_ends_a_held_command() {
     let mut peer = Peer::logged_in();
     let first = peer.scsi(1, READ | FINAL, 0);
     let second = peer.scsi(2, READ | FINAL, 0);
@@ -238,7 +238,7 @@ fn abort_task_of_a_command_that_waits_for_its_turn_ends_it() {
     peer.read(3, 0);
 }
 
-/// A write whose answer waits for its data.
+/// A write whose reply waits for the end of its data.
 fn draining(peer: &mut Peer) -> Command {
     let header = peer.scsi(1, WRITE, 1024);
     peer.send(&header, &[]);
@@ -249,7 +249,7 @@ fn draining(peer: &mut Peer) -> Command {
 }
 
 #[test]
-fn abort_task_of_a_command_whose_answer_waits_ends_it() {
+fn abort_task_ends_a_command_whose_reply_waits() {
     let mut peer = Peer::logged_in();
     draining(&mut peer);
     let request = function(&peer, Function::ABORT_TASK, 1, 100);
@@ -261,7 +261,7 @@ fn abort_task_of_a_command_whose_answer_waits_ends_it() {
 }
 
 #[test]
-fn a_reset_sweeps_what_the_session_holds() {
+fn a_reset_ends_commands_that_are_not_running() {
     for (which, lun, left) in [
         (Function::LOGICAL_UNIT_RESET, LUN, 1),
         (Function::ABORT_TASK_SET, LUN, 1),
@@ -287,7 +287,7 @@ fn a_reset_sweeps_what_the_session_holds() {
 }
 
 #[test]
-fn a_reset_leaves_commands_that_came_after_it() {
+fn a_reset_does_not_end_later_commands() {
     let mut peer = Peer::logged_in();
     let request = function(&peer, Function::LOGICAL_UNIT_RESET, NO_TAG, 0);
     let _missing = peer.next_cmd_sn();
@@ -298,7 +298,7 @@ fn a_reset_leaves_commands_that_came_after_it() {
 }
 
 #[test]
-fn a_function_with_a_number_waits_for_its_turn() {
+fn a_function_out_of_order_waits_for_its_turn() {
     let mut peer = Peer::logged_in();
     let first = peer.scsi(1, READ | FINAL, 0);
     let request = TaskManagementRequest {
@@ -313,7 +313,7 @@ fn a_function_with_a_number_waits_for_its_turn() {
 }
 
 #[test]
-fn task_reassign_is_refused() {
+fn task_reassign_is_not_supported() {
     let mut peer = Peer::logged_in();
     peer.read(1, 0);
     let request = function(&peer, Function::TASK_REASSIGN, 1, 100);
@@ -322,7 +322,7 @@ fn task_reassign_is_refused() {
 }
 
 #[test]
-fn functions_of_rfc_7144_need_its_level() {
+fn functions_of_rfc_7144_need_protocol_level_2() {
     let level = Config { protocol_level: 2, ..Config::default() };
     for code in [0, 9, 10, 11, 12, 13, 127] {
         let mut peer = Peer::logged_in();
@@ -335,7 +335,7 @@ fn functions_of_rfc_7144_need_its_level() {
             let management = managed(&mut peer);
             assert_eq!(management.function, Function(code));
             peer.session.function_done(management.task, FunctionResponse::SUCCEEDED, [0x16, 0x2a, 0x09]);
-            let (answer, _) = peer.one::<TaskManagementResponse>();
+            let (answer, _) = peer.only_pdu::<TaskManagementResponse>();
             assert_eq!((answer.response, answer.information), (FunctionResponse::SUCCEEDED, [0x16, 0x2a, 0x09]));
         } else {
             assert_eq!(outcome(&mut peer), FunctionResponse::NOT_SUPPORTED);
@@ -349,14 +349,14 @@ fn a_function_with_a_tag_in_use_is_rejected() {
     peer.read(0x500, 0);
     let request = function(&peer, Function::ABORT_TASK, 0x500, 100);
     peer.send(&request, &[]);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::TASK_IN_PROGRESS);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::TASK_IN_PROGRESS);
     let request = TaskManagementRequest { itt: U32::new(NO_TAG), ..request };
     peer.send(&request, &[]);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::INVALID_FIELD);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::INVALID_FIELD);
 }
 
 #[test]
-fn a_function_that_means_a_function_finds_no_task() {
+fn a_function_that_references_a_function_finds_no_task() {
     let mut peer = Peer::logged_in();
     let request = function(&peer, Function::LOGICAL_UNIT_RESET, NO_TAG, 0);
     peer.send(&request, &[]);
@@ -364,9 +364,9 @@ fn a_function_that_means_a_function_finds_no_task() {
     let second = TaskManagementRequest { itt: U32::new(0x501), ..function(&peer, Function::ABORT_TASK, 0x500, 99) };
     peer.send(&second, &[]);
     assert_eq!(outcome(&mut peer), FunctionResponse::NO_TASK);
-    // A function's key is no command's.
+    // The key of a function is not the key of a command.
     assert!(!peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0));
-    assert!(matches!(peer.session.pull(first.task, 0, 1), Pull::Failed(_)));
+    assert!(matches!(peer.session.pull(first.task, 0, 1), PullResult::Failed(_)));
     assert_eq!(peer.session.tasks(), 1);
 }
 
@@ -380,7 +380,7 @@ fn too_many_functions_are_rejected() {
         peer.send(&request, &[]);
     }
     assert_eq!(peer.actions.len(), IMMEDIATE_MAX);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::TOO_MANY_IMMEDIATE);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::TOO_MANY_IMMEDIATE);
 }
 
 #[test]
@@ -388,7 +388,7 @@ fn a_discovery_session_has_no_functions() {
     let mut peer = Peer::discovering();
     let request = function(&peer, Function::LOGICAL_UNIT_RESET, NO_TAG, 0);
     peer.send(&request, &[]);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::PROTOCOL_ERROR);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::PROTOCOL_ERROR);
 }
 
 #[test]
@@ -398,18 +398,18 @@ fn a_logout_ends_the_session() {
         let running = peer.read(1, 512);
         let request = logout(&mut peer, reason, cid);
         peer.send(&request, &[]);
-        let (answer, _) = peer.one::<LogoutResponse>();
+        let (answer, _) = peer.only_pdu::<LogoutResponse>();
         assert_eq!((answer.response, answer.itt.get(), answer.stat_sn.get()), (LogoutOutcome::CLOSED, 0x600, 501));
         assert_eq!((answer.time_to_wait.get(), answer.time_to_retain.get()), (2, 20));
-        peer.assert_closed(Close::LoggedOut);
-        assert_eq!(Close::LoggedOut.fault(), Fault::Nobody);
+        peer.assert_closed(CloseReason::LoggedOut);
+        assert_eq!(CloseReason::LoggedOut.responsible(), Responsible::Nobody);
         assert!(!peer.session.reply(running.task, 0, &[], &mut Tail::default(), 0));
-        assert_eq!(peer.got(), []);
+        assert_eq!(peer.received(), []);
     }
 }
 
 #[test]
-fn a_logout_that_cannot_be_leaves_the_session() {
+fn an_invalid_logout_does_not_end_the_session() {
     let mut peer = Peer::logged_in();
     for (reason, cid, response) in [
         (LogoutReason::CLOSE_CONNECTION, 4, LogoutOutcome::NO_CONNECTION),
@@ -417,11 +417,11 @@ fn a_logout_that_cannot_be_leaves_the_session() {
     ] {
         let request = logout(&mut peer, reason, cid);
         peer.send(&request, &[]);
-        assert_eq!(peer.one::<LogoutResponse>().0.response, response);
+        assert_eq!(peer.only_pdu::<LogoutResponse>().0.response, response);
     }
     let request = logout(&mut peer, LogoutReason(9), 3);
     peer.send(&request, &[]);
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::INVALID_FIELD);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::INVALID_FIELD);
     peer.assert_quiet();
 }
 
@@ -435,15 +435,15 @@ fn a_logout_waits_for_its_turn() {
     peer.send(&after, &[]);
     peer.assert_quiet();
     peer.send(&first, &[]);
-    assert_eq!(peer.got().iter().map(Got::pdu::<LogoutResponse>).count(), 1);
-    assert!(matches!(peer.actions[..], [Action::Command(_), Action::Close(Close::LoggedOut)]));
+    assert_eq!(peer.received().iter().map(ReceivedPdu::pdu::<LogoutResponse>).count(), 1);
+    assert!(matches!(peer.actions[..], [Action::Command(_), Action::Close(CloseReason::LoggedOut)]));
 }
 
 #[test]
-fn the_target_asks_for_a_logout() {
+fn the_target_requests_a_logout() {
     let mut peer = Peer::logged_in();
     peer.session.request_logout(Duration::from_secs(10), peer.now);
-    let message = peer.one::<AsyncMessage>().0;
+    let message = peer.only_pdu::<AsyncMessage>().0;
     assert_eq!((message.event, message.parameter3.get()), (AsyncEvent::REQUEST_LOGOUT, 10));
     assert_eq!((message.itt.get(), message.stat_sn.get()), (NO_TAG, 501));
     peer.session.request_logout(Duration::from_secs(10), peer.now);
@@ -451,35 +451,35 @@ fn the_target_asks_for_a_logout() {
     let by = peer.now + Duration::from_secs(10);
     assert_eq!(peer.session.deadline(), Some(by));
     peer.session.tick(by, &mut peer.actions);
-    peer.assert_closed(Close::LogoutTimeout);
+    peer.assert_closed(CloseReason::LogoutTimeout);
 }
 
 #[test]
 fn asynchronous_messages_take_a_status_number() {
     let mut peer = Peer::logged_in();
-    peer.session.announce(AsyncEvent::DROPS_CONNECTION, [3, 2, 0]);
-    peer.session.announce(AsyncEvent::DROPS_SESSION, [0, 2, 0]);
-    let got = peer.got();
+    peer.session.send_async_message(AsyncEvent::DROPS_CONNECTION, [3, 2, 0]);
+    peer.session.send_async_message(AsyncEvent::DROPS_SESSION, [0, 2, 0]);
+    let got = peer.received();
     assert_eq!(got[0].pdu::<AsyncMessage>().parameter1.get(), 3);
     assert_eq!(got[1].pdu::<AsyncMessage>().stat_sn.get(), 502);
     let mut fresh = Peer::new(Config::default());
-    fresh.session.announce(AsyncEvent::DROPS_SESSION, [0; 3]);
+    fresh.session.send_async_message(AsyncEvent::DROPS_SESSION, [0; 3]);
     fresh.session.request_logout(Duration::ZERO, fresh.now);
     fresh.assert_quiet();
 }
 
 #[test]
-fn payload_that_waits_for_its_turn_is_bounded() {
+fn payload_of_held_requests_is_limited() {
     let mut peer = Peer::logged_in_with(Config { unsolicited_max: 2500, ..Config::default() }, &[]);
     let first = nop(&mut peer, 1, NO_TAG);
     for itt in 2..5 {
         let request = nop(&mut peer, itt, NO_TAG);
         peer.send(&request, &pattern(1000));
     }
-    assert_eq!(peer.one::<Reject>().0.reason, RejectReason::LONG_OPERATION);
+    assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::LONG_OPERATION);
     peer.send(&first, &[]);
-    assert_eq!(peer.got().len(), 3);
+    assert_eq!(peer.received().len(), 3);
     let request = nop(&mut peer, 1, NO_TAG);
     peer.send(&request, &[]);
-    assert_eq!(peer.got().len(), 1);
+    assert_eq!(peer.received().len(), 1);
 }

@@ -1,73 +1,67 @@
-//! The tasks of a session: a slab whose keys carry a generation, and an index by initiator task tag.
+//! The tasks of a session: entries with generations, and an index by initiator task tag.
 
-use super::Command;
-use super::inflow::Inflow;
+use super::action::{Command, TaskKey};
+use super::data_out::DataOutState;
 use smallvec::SmallVec;
 
-/// A task of a session. Keys of tasks that are gone are harmless: nothing is found under them.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct TaskKey {
-    index: u16,
-    generation: u32,
-}
-
-/// What a task waits for.
+/// What becomes of a task.
 #[derive(Debug, Default)]
 pub(super) enum State {
-    /// Its place in the order of numbers; with the answer if it will not run.
-    Held(Box<(Command, Option<Box<Answer>>)>),
-    /// The glue: the command runs.
+    /// There is no task in this entry.
     #[default]
+    Free,
+    /// A command that waits for those with lower numbers; with its reply if it will not be executed.
+    Held(Box<(Command, Option<Box<Answer>>)>),
+    /// A command that is being executed.
     Running,
-    /// The rest of the data that the initiator still owes: the answer is ready (11.4.2).
+    /// A command that has ended. Its reply waits until the initiator has ended its data sequences (RFC 7143 11.4.2).
     Draining(Answer),
-    /// The glue: a task management function.
+    /// A task management function.
     Function,
 }
 
-/// A status that is ready to be sent.
+/// The reply to a command: its status, and what belongs to it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answer {
     pub(super) status: u8,
     pub(super) sense: SmallVec<[u8; 32]>,
-    /// Bytes that the command would have moved.
+    /// Bytes that the command transfers without the limit of the initiator, for the residual count.
     pub(super) wanted: u64,
 }
 
-/// A command, or a task management function, from its arrival to its response.
+/// A command or a task management function, from its arrival to its response.
 #[derive(Debug, Default)]
 pub(super) struct Task {
     generation: u32,
-    live: bool,
-    /// The next of the same bucket, as in `Tasks::buckets`.
-    chain: u16,
+    /// The index of the next task in the same bucket, or [`END`].
+    next: u16,
     pub(super) itt: u32,
     pub(super) lun: [u8; 8],
     pub(super) cmd_sn: u32,
-    /// It took a number, and its end opens the window.
+    /// Whether it took a CmdSN: then its end opens the command window by one.
     pub(super) numbered: bool,
     pub(super) state: State,
-    /// Bytes that the initiator expects.
-    pub(super) data_in: u32,
+    /// Bytes that the initiator expects to receive.
+    pub(super) expected_in: u32,
     /// Bytes that the initiator expects to send.
-    pub(super) data_out: u32,
-    /// The next number of Data-In.
+    pub(super) expected_out: u32,
+    /// The next DataSN of Data-In.
     pub(super) data_sn: u32,
-    pub(super) inflow: Inflow,
+    pub(super) transfer: DataOutState,
 }
 
-/// What a response needs of its task.
+/// The fields of a task that its response needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Summary {
     pub(super) itt: u32,
     pub(super) numbered: bool,
-    pub(super) data_in: u32,
-    pub(super) data_out: u32,
+    pub(super) expected_in: u32,
+    pub(super) expected_out: u32,
     pub(super) data_sn: u32,
-    /// R2Ts that were sent.
+    /// The number of R2Ts sent.
     pub(super) r2ts: u32,
-    /// Bytes that came unasked and that nobody has pulled.
-    pub(super) unasked: usize,
+    /// Bytes of immediate and unsolicited data that were not pulled.
+    pub(super) unsolicited: usize,
 }
 
 impl Task {
@@ -76,25 +70,27 @@ impl Task {
         Summary {
             itt: self.itt,
             numbered: self.numbered,
-            data_in: self.data_in,
-            data_out: self.data_out,
+            expected_in: self.expected_in,
+            expected_out: self.expected_out,
             data_sn: self.data_sn,
-            r2ts: self.inflow.r2ts(),
-            unasked: self.inflow.unasked(),
+            r2ts: self.transfer.r2ts(),
+            unsolicited: self.transfer.unsolicited(),
         }
     }
 }
 
-/// Power of two, so that tags that count up spread evenly. A hostile choice of tags makes one chain of all tasks,
-/// which is as long as the window.
+/// A power of two, so that task tags that count up spread evenly. Tags that a hostile initiator chooses make one list
+/// of all tasks, which is as long as the command window.
 const BUCKETS: usize = 256;
+/// The end of a list of tasks.
 const END: u16 = u16::MAX;
 
-/// All tasks. The default is for before the login: it has no memory, and nothing is looked up in it.
+/// All tasks of a session. The default is for the login: it has no memory and finds nothing.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
-    slab: Vec<Task>,
+    entries: Vec<Task>,
     free: Vec<u16>,
+    /// The first task of each bucket, by the low byte of the initiator task tag.
     buckets: Box<[u16]>,
     immediate: usize,
 }
@@ -104,90 +100,102 @@ fn bucket(itt: u32) -> usize {
 }
 
 impl Tasks {
-    /// For the full-feature phase.
+    /// An empty set for the full-feature phase.
     pub(super) fn new() -> Self {
         Self { buckets: vec![END; BUCKETS].into(), ..Self::default() }
     }
 
-    /// Starts a task.
+    /// Adds a task, which is [`State::Running`].
     pub(super) fn insert(&mut self, itt: u32, numbered: bool) -> TaskKey {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slab.push(Task::default());
-            u16::try_from(self.slab.len() - 1).expect("WINDOW_MAX and IMMEDIATE_MAX are far below")
+            self.entries.push(Task::default());
+            u16::try_from(self.entries.len() - 1).expect("WINDOW_MAX and IMMEDIATE_MAX are far below")
         });
         let head = std::mem::replace(&mut self.buckets[bucket(itt)], index);
-        let task = &mut self.slab[usize::from(index)];
-        (task.live, task.chain, task.itt, task.numbered, task.data_sn) = (true, head, itt, numbered, 0);
+        let task = &mut self.entries[usize::from(index)];
+        (task.next, task.itt, task.numbered, task.data_sn) = (head, itt, numbered, 0);
         task.state = State::Running;
         self.immediate += usize::from(!numbered);
         TaskKey { index, generation: task.generation }
     }
 
-    /// Ends a task: its key is stale from now on.
+    /// Removes a task: its key finds nothing from now on.
     #[inline(always)]
     pub(super) fn remove(&mut self, key: TaskKey) -> Option<Summary> {
         let task = self.get_mut(key)?;
         let summary = task.summary();
-        (task.live, task.generation) = (false, task.generation.wrapping_add(1));
-        task.state = State::Running;
-        task.inflow.reset();
-        let chain = task.chain;
+        task.generation = task.generation.wrapping_add(1);
+        task.state = State::Free;
+        task.transfer.reset();
+        let next = task.next;
         self.immediate -= usize::from(!summary.numbered);
-        self.unchain(summary.itt, key.index, chain);
+        self.unlink(summary.itt, key.index, next);
         self.free.push(key.index);
         Some(summary)
     }
 
-    fn unchain(&mut self, itt: u32, index: u16, next: u16) {
+    fn unlink(&mut self, itt: u32, index: u16, next: u16) {
         let head = &mut self.buckets[bucket(itt)];
         if *head == index {
             *head = next;
             return;
         }
         let mut at = usize::from(*head);
-        while self.slab[at].chain != index {
-            at = usize::from(self.slab[at].chain);
+        while self.entries[at].next != index {
+            at = usize::from(self.entries[at].next);
         }
-        self.slab[at].chain = next;
+        self.entries[at].next = next;
     }
 
-    /// The task with this tag.
+    /// The task with this initiator task tag.
     pub(super) fn find(&self, itt: u32) -> Option<TaskKey> {
         let mut index = *self.buckets.get(bucket(itt))?;
         while index != END {
-            let task = &self.slab[usize::from(index)];
+            let task = &self.entries[usize::from(index)];
             if task.itt == itt {
                 return Some(TaskKey { index, generation: task.generation });
             }
-            index = task.chain;
+            index = task.next;
         }
         None
     }
 
-    /// The task of a key.
+    /// The task of a key; `None` if it has ended.
     pub(super) fn get_mut(&mut self, key: TaskKey) -> Option<&mut Task> {
-        self.slab.get_mut(usize::from(key.index)).filter(|task| task.live && task.generation == key.generation)
+        self.entries.get_mut(usize::from(key.index)).filter(|task| task.is(key))
     }
 
-    /// The task of a key.
+    /// The task of a key; `None` if it has ended.
     pub(super) fn get(&self, key: TaskKey) -> Option<&Task> {
-        self.slab.get(usize::from(key.index)).filter(|task| task.live && task.generation == key.generation)
+        self.entries.get(usize::from(key.index)).filter(|task| task.is(key))
     }
 
-    /// Tasks that took no number.
+    /// The number of immediate tasks, which took no CmdSN.
     pub(super) fn immediate(&self) -> usize {
         self.immediate
     }
 
-    /// All tasks.
+    /// The number of tasks.
     pub(super) fn len(&self) -> usize {
-        self.slab.len() - self.free.len()
+        self.entries.len() - self.free.len()
     }
 
     /// The keys of all tasks for which `which` holds.
     pub(super) fn keys_of(&self, which: impl Fn(&Task) -> bool) -> Vec<TaskKey> {
-        let live = self.slab.iter().zip(0..).filter(|(task, _)| task.live && which(task));
+        let live = self.entries.iter().zip(0..).filter(|(task, _)| !task.is_free() && which(task));
         live.map(|(task, index)| TaskKey { index, generation: task.generation }).collect()
+    }
+}
+
+impl Task {
+    fn is_free(&self) -> bool {
+        matches!(self.state, State::Free)
+    }
+
+    /// Whether this is the task of a key of the same entry.
+    #[inline(always)]
+    fn is(&self, key: TaskKey) -> bool {
+        self.generation == key.generation && !self.is_free()
     }
 }
 
@@ -208,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_of_one_bucket_are_told_apart() {
+    fn tags_in_one_bucket_are_distinguished() {
         let mut tasks = Tasks::new();
         let itts = [5, 5 + 256, 5 + 512, 5 + 1024];
         let keys = itts.map(|itt| tasks.insert(itt, false));

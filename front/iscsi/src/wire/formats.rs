@@ -1,4 +1,4 @@
-//! The formats themselves, in the order of clause 11.
+//! The PDU formats, in the order of RFC 7143 clause 11.
 
 use super::{
     AsyncEvent, BHS_LEN, First, FunctionResponse, LogoutOutcome, Opcode, Pdu, RejectReason, Response, Stage, TRANSIT,
@@ -16,14 +16,14 @@ macro_rules! pdu {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
         #[repr(C)]
         pub struct $name {
-            /// Byte 0.
+            /// Byte 0: opcode and the I bit.
             pub first: First,
-            /// Byte 1.
+            /// Byte 1: flags of the opcode.
             pub flags: u8,
             $($(#[$fmeta])* pub $special: $sty,)+
-            /// Words of additional header segments.
+            /// TotalAHSLength, in words of four bytes.
             pub ahs_words: u8,
-            /// Bytes of the data segment, without padding.
+            /// DataSegmentLength, in bytes, without padding.
             pub data_len: U24,
             $($(#[$rmeta])* pub $rest: $rty,)+
         }
@@ -35,446 +35,447 @@ macro_rules! pdu {
 }
 
 pdu! {
-    /// 11.3.
+    /// SCSI Command (RFC 7143 11.3).
     ScsiCommand = SCSI_COMMAND {
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 2];
-        /// The logical unit.
+        /// LUN.
         lun: [u8; 8],
         /// Initiator task tag.
         itt: U32,
-        /// Bytes that the initiator expects to move.
+        /// Expected Data Transfer Length, in bytes.
         expected_len: U32,
-        /// The command's number.
+        /// CmdSN.
         cmd_sn: U32,
-        /// The next status number that the initiator expects.
+        /// ExpStatSN.
         exp_stat_sn: U32,
         /// The first 16 bytes of the CDB.
         cdb: [u8; 16],
     }
 }
 pdu! {
-    /// 11.4.
+    /// SCSI Response (RFC 7143 11.4).
     ScsiResponse = SCSI_RESPONSE {
-        /// What became of the command.
+        /// Response: whether the command completed at the target.
         response: Response,
-        /// Its status, if it completed.
+        /// SCSI status, if the command completed.
         status: u8;
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 8],
         /// Initiator task tag.
         itt: U32,
-        /// Of a resegmentation; zero.
+        /// SNACK tag; zero without resegmentation.
         snack_tag: U32,
-        /// The status number.
+        /// StatSN.
         stat_sn: U32,
-        /// The next command number that the target expects.
+        /// ExpCmdSN.
         exp_cmd_sn: U32,
-        /// The last command number that the target takes.
+        /// MaxCmdSN.
         max_cmd_sn: U32,
-        /// PDUs of Data-In that were sent for the command.
+        /// ExpDataSN: the number of Data-In and R2T PDUs sent for the command.
         exp_data_sn: U32,
-        /// Of the read half of a bidirectional command.
+        /// Residual count of the read half of a bidirectional command.
         bidi_residual: U32,
-        /// Bytes that were expected and not moved, or the reverse.
+        /// Residual count, in bytes.
         residual: U32,
     }
 }
 pdu! {
-    /// 11.5.
+    /// Task Management Function Request (RFC 7143 11.5).
     TaskManagementRequest = TASK_MANAGEMENT_REQUEST {
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 2];
-        /// The logical unit, where the function has one.
+        /// LUN, for functions that have one.
         lun: [u8; 8],
         /// Initiator task tag.
         itt: U32,
-        /// The task that is meant (RTT).
+        /// Referenced task tag.
         referenced_tag: U32,
-        /// The request's number.
+        /// CmdSN.
         cmd_sn: U32,
-        /// The next status number that the initiator expects.
+        /// ExpStatSN.
         exp_stat_sn: U32,
-        /// The number of the command that is meant.
+        /// RefCmdSN: the CmdSN of the referenced command.
         ref_cmd_sn: U32,
-        /// For TASK REASSIGN.
+        /// ExpDataSN, for TASK REASSIGN.
         exp_data_sn: U32,
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 8],
     }
 }
 pdu! {
-    /// 11.6.
+    /// Task Management Function Response (RFC 7143 11.6).
     TaskManagementResponse = TASK_MANAGEMENT_RESPONSE {
-        /// What became of it.
+        /// Response.
         response: FunctionResponse,
-        /// Zero.
+        /// Reserved.
         reserved: u8;
-        /// What RFC 7144's functions tell besides: Additional Response Information (SAM-5 7.9).
+        /// Additional Response Information of the functions of RFC 7144 (SAM-5 7.9).
         information: [u8; 3],
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 5],
         /// Initiator task tag.
         itt: U32,
-        /// Zero.
+        /// Reserved.
         reserved3: [u8; 4],
-        /// The status number.
+        /// StatSN.
         stat_sn: U32,
-        /// The next command number that the target expects.
+        /// ExpCmdSN.
         exp_cmd_sn: U32,
-        /// The last command number that the target takes.
+        /// MaxCmdSN.
         max_cmd_sn: U32,
-        /// Zero.
+        /// Reserved.
         reserved4: [u8; 12],
     }
 }
 pdu! {
-    /// 11.7.
+    /// SCSI Data-Out (RFC 7143 11.7).
     DataOut = DATA_OUT {
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 2];
-        /// The logical unit, if there is a target transfer tag.
+        /// LUN, if the target transfer tag is valid.
         lun: [u8; 8],
         /// Initiator task tag.
         itt: U32,
-        /// Of the R2T that it answers; [`NO_TAG`](super::NO_TAG) if unsolicited.
+        /// Target transfer tag of the R2T; [`NO_TAG`](super::NO_TAG) for unsolicited data.
         ttt: U32,
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 4],
-        /// The next status number that the initiator expects.
+        /// ExpStatSN.
         exp_stat_sn: U32,
-        /// Zero.
+        /// Reserved.
         reserved3: [u8; 4],
-        /// Its number in the sequence.
+        /// DataSN: the number of the PDU in its sequence.
         data_sn: U32,
-        /// Where in the command's data it belongs.
+        /// Buffer offset.
         offset: U32,
-        /// Zero.
+        /// Reserved.
         reserved4: [u8; 4],
     }
 }
 pdu! {
-    /// 11.7.
+    /// SCSI Data-In (RFC 7143 11.7).
     DataIn = DATA_IN {
-        /// Zero.
+        /// Reserved.
         reserved: u8,
-        /// The command's status, with S.
+        /// SCSI status, with the S bit.
         status: u8;
-        /// The logical unit, with A.
+        /// LUN, with the A bit.
         lun: [u8; 8],
         /// Initiator task tag.
         itt: U32,
-        /// For acknowledgements, with A; else [`NO_TAG`](super::NO_TAG).
+        /// Target transfer tag for an acknowledgement, with the A bit; else [`NO_TAG`](super::NO_TAG).
         ttt: U32,
-        /// The status number, with S.
+        /// StatSN, with the S bit.
         stat_sn: U32,
-        /// The next command number that the target expects.
+        /// ExpCmdSN.
         exp_cmd_sn: U32,
-        /// The last command number that the target takes.
+        /// MaxCmdSN.
         max_cmd_sn: U32,
-        /// Its number in the command.
+        /// DataSN.
         data_sn: U32,
-        /// Where in the command's data it belongs.
+        /// Buffer offset.
         offset: U32,
-        /// As in a response, with S.
+        /// Residual count, with the S bit.
         residual: U32,
     }
 }
 pdu! {
-    /// 11.8.
+    /// Ready To Transfer (RFC 7143 11.8).
     R2t = R2T {
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 2];
-        /// The logical unit.
+        /// LUN.
         lun: [u8; 8],
         /// Initiator task tag.
         itt: U32,
-        /// What the data shall carry.
+        /// Target transfer tag, which the requested data carries.
         ttt: U32,
-        /// The next status number; it is not taken.
+        /// StatSN of the next status; an R2T does not use it.
         stat_sn: U32,
-        /// The next command number that the target expects.
+        /// ExpCmdSN.
         exp_cmd_sn: U32,
-        /// The last command number that the target takes.
+        /// MaxCmdSN.
         max_cmd_sn: U32,
-        /// Its number in the command.
+        /// R2TSN.
         r2t_sn: U32,
-        /// Where in the command's data.
+        /// Buffer offset.
         offset: U32,
-        /// Bytes that are asked for.
+        /// Desired Data Transfer Length, in bytes.
         desired_len: U32,
     }
 }
 pdu! {
-    /// 11.9.
+    /// Asynchronous Message (RFC 7143 11.9).
     AsyncMessage = ASYNC_MESSAGE {
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 2];
-        /// The logical unit, of SCSI events.
+        /// LUN, for SCSI events.
         lun: [u8; 8],
         /// [`NO_TAG`](super::NO_TAG).
         itt: U32,
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 4],
-        /// The status number.
+        /// StatSN.
         stat_sn: U32,
-        /// The next command number that the target expects.
+        /// ExpCmdSN.
         exp_cmd_sn: U32,
-        /// The last command number that the target takes.
+        /// MaxCmdSN.
         max_cmd_sn: U32,
-        /// What happened.
+        /// AsyncEvent.
         event: AsyncEvent,
-        /// The vendor's.
+        /// AsyncVCode: vendor specific.
         vendor_code: u8,
-        /// As the event has it.
+        /// Parameter1; its meaning depends on the event.
         parameter1: U16,
-        /// As the event has it.
+        /// Parameter2; its meaning depends on the event.
         parameter2: U16,
-        /// As the event has it.
+        /// Parameter3; its meaning depends on the event.
         parameter3: U16,
-        /// Zero.
+        /// Reserved.
         reserved3: [u8; 4],
     }
 }
 pdu! {
-    /// 11.10.
+    /// Text Request (RFC 7143 11.10).
     TextRequest = TEXT_REQUEST {
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 2];
-        /// As the target gave it with its tag.
+        /// LUN that the target sent with its transfer tag.
         lun: [u8; 8],
         /// Initiator task tag.
         itt: U32,
-        /// As the target gave it; [`NO_TAG`](super::NO_TAG) in the first of an exchange.
+        /// Target transfer tag of the last response; [`NO_TAG`](super::NO_TAG) in the first request of an exchange.
         ttt: U32,
-        /// The request's number.
+        /// CmdSN.
         cmd_sn: U32,
-        /// The next status number that the initiator expects.
+        /// ExpStatSN.
         exp_stat_sn: U32,
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 16],
     }
 }
 pdu! {
-    /// 11.11.
+    /// Text Response (RFC 7143 11.11).
     TextResponse = TEXT_RESPONSE {
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 2];
-        /// For the target's own use, with its tag.
+        /// LUN that the initiator returns with the transfer tag.
         lun: [u8; 8],
         /// Initiator task tag.
         itt: U32,
-        /// What the next request of the exchange shall carry; [`NO_TAG`](super::NO_TAG) if there is none.
+        /// Target transfer tag that the next request of the exchange carries; [`NO_TAG`](super::NO_TAG) in the last
+        /// response.
         ttt: U32,
-        /// The status number.
+        /// StatSN.
         stat_sn: U32,
-        /// The next command number that the target expects.
+        /// ExpCmdSN.
         exp_cmd_sn: U32,
-        /// The last command number that the target takes.
+        /// MaxCmdSN.
         max_cmd_sn: U32,
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 12],
     }
 }
 pdu! {
-    /// 11.12.
+    /// Login Request (RFC 7143 11.12).
     LoginRequest = LOGIN_REQUEST {
-        /// The highest version.
+        /// Version-max.
         version_max: u8,
-        /// The lowest version.
+        /// Version-min.
         version_min: u8;
-        /// The initiator's part of the session identifier.
+        /// ISID: the initiator's part of the session identifier.
         isid: [u8; 6],
-        /// The target's part; zero for a new session.
+        /// TSIH: the target's part; zero for a new session.
         tsih: U16,
         /// Initiator task tag.
         itt: U32,
-        /// Connection identifier.
+        /// CID.
         cid: U16,
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 2],
-        /// The first command number.
+        /// CmdSN: the first of the session.
         cmd_sn: U32,
-        /// The next status number that the initiator expects.
+        /// ExpStatSN.
         exp_stat_sn: U32,
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 16],
     }
 }
 pdu! {
-    /// 11.13.
+    /// Login Response (RFC 7143 11.13).
     LoginResponse = LOGIN_RESPONSE {
-        /// The highest version.
+        /// Version-max.
         version_max: u8,
-        /// The version that is used.
+        /// Version-active.
         version_active: u8;
-        /// The initiator's part of the session identifier.
+        /// ISID: the initiator's part of the session identifier.
         isid: [u8; 6],
-        /// The target's part; set in the last response.
+        /// TSIH: the target's part; set in the last response.
         tsih: U16,
         /// Initiator task tag.
         itt: U32,
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 4],
-        /// The status number.
+        /// StatSN.
         stat_sn: U32,
-        /// The next command number that the target expects.
+        /// ExpCmdSN.
         exp_cmd_sn: U32,
-        /// The last command number that the target takes.
+        /// MaxCmdSN.
         max_cmd_sn: U32,
-        /// [`LoginStatus`](super::LoginStatus).
+        /// Status-Class and Status-Detail: a [`LoginStatus`](super::LoginStatus).
         status: U16,
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 10],
     }
 }
 pdu! {
-    /// 11.14.
+    /// Logout Request (RFC 7143 11.14).
     LogoutRequest = LOGOUT_REQUEST {
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 2];
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 8],
         /// Initiator task tag.
         itt: U32,
-        /// The connection that is meant.
+        /// CID of the connection to close.
         cid: U16,
-        /// Zero.
+        /// Reserved.
         reserved3: [u8; 2],
-        /// The request's number.
+        /// CmdSN.
         cmd_sn: U32,
-        /// The next status number that the initiator expects.
+        /// ExpStatSN.
         exp_stat_sn: U32,
-        /// Zero.
+        /// Reserved.
         reserved4: [u8; 16],
     }
 }
 pdu! {
-    /// 11.15.
+    /// Logout Response (RFC 7143 11.15).
     LogoutResponse = LOGOUT_RESPONSE {
-        /// What became of it.
+        /// Response.
         response: LogoutOutcome,
-        /// Zero.
+        /// Reserved.
         reserved: u8;
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 8],
         /// Initiator task tag.
         itt: U32,
-        /// Zero.
+        /// Reserved.
         reserved3: [u8; 4],
-        /// The status number.
+        /// StatSN.
         stat_sn: U32,
-        /// The next command number that the target expects.
+        /// ExpCmdSN.
         exp_cmd_sn: U32,
-        /// The last command number that the target takes.
+        /// MaxCmdSN.
         max_cmd_sn: U32,
-        /// Zero.
+        /// Reserved.
         reserved4: [u8; 4],
-        /// Seconds.
+        /// Time2Wait, in seconds.
         time_to_wait: U16,
-        /// Seconds.
+        /// Time2Retain, in seconds.
         time_to_retain: U16,
-        /// Zero.
+        /// Reserved.
         reserved5: [u8; 4],
     }
 }
 pdu! {
-    /// 11.16.
+    /// SNACK Request (RFC 7143 11.16).
     Snack = SNACK {
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 2];
-        /// The logical unit.
+        /// LUN.
         lun: [u8; 8],
         /// Initiator task tag.
         itt: U32,
         /// Target transfer tag or SNACK tag.
         ttt: U32,
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 4],
-        /// The next status number that the initiator expects.
+        /// ExpStatSN.
         exp_stat_sn: U32,
-        /// Zero.
+        /// Reserved.
         reserved3: [u8; 8],
-        /// The first number that is missing.
+        /// BegRun: the first missing number.
         first_missing: U32,
-        /// How many are missing.
+        /// RunLength: how many are missing.
         run_len: U32,
     }
 }
 pdu! {
-    /// 11.17. Its data segment is the header that is rejected.
+    /// Reject (RFC 7143 11.17). Its data segment is the header of the rejected PDU.
     Reject = REJECT {
-        /// Why.
+        /// Reason.
         reason: RejectReason,
-        /// Zero.
+        /// Reserved.
         reserved: u8;
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 8],
         /// [`NO_TAG`](super::NO_TAG).
         itt: U32,
-        /// Zero.
+        /// Reserved.
         reserved3: [u8; 4],
-        /// The status number.
+        /// StatSN.
         stat_sn: U32,
-        /// The next command number that the target expects.
+        /// ExpCmdSN.
         exp_cmd_sn: U32,
-        /// The last command number that the target takes.
+        /// MaxCmdSN.
         max_cmd_sn: U32,
-        /// The next DataSN or R2TSN, of a rejected SNACK.
+        /// The next DataSN or R2TSN, for a rejected SNACK.
         data_sn: U32,
-        /// Zero.
+        /// Reserved.
         reserved4: [u8; 8],
     }
 }
 pdu! {
-    /// 11.18.
+    /// NOP-Out (RFC 7143 11.18).
     NopOut = NOP_OUT {
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 2];
-        /// As the target gave it with its tag.
+        /// LUN that the target sent with its transfer tag.
         lun: [u8; 8],
-        /// [`NO_TAG`](super::NO_TAG) if no answer is wanted.
+        /// Initiator task tag; [`NO_TAG`](super::NO_TAG) if no response is requested.
         itt: U32,
-        /// Of the NOP-In that it answers; else [`NO_TAG`](super::NO_TAG).
+        /// Target transfer tag of the NOP-In that it answers; else [`NO_TAG`](super::NO_TAG).
         ttt: U32,
-        /// The request's number.
+        /// CmdSN.
         cmd_sn: U32,
-        /// The next status number that the initiator expects.
+        /// ExpStatSN.
         exp_stat_sn: U32,
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 16],
     }
 }
 pdu! {
-    /// 11.19.
+    /// NOP-In (RFC 7143 11.19).
     NopIn = NOP_IN {
-        /// Zero.
+        /// Reserved.
         reserved: [u8; 2];
-        /// For the target's own use, with its tag.
+        /// LUN that the initiator returns with the transfer tag.
         lun: [u8; 8],
-        /// Of the NOP-Out that it answers; else [`NO_TAG`](super::NO_TAG).
+        /// Initiator task tag of the NOP-Out that it answers; else [`NO_TAG`](super::NO_TAG).
         itt: U32,
-        /// What the answer shall carry; [`NO_TAG`](super::NO_TAG) if none is wanted.
+        /// Target transfer tag that the answer carries; [`NO_TAG`](super::NO_TAG) if no answer is requested.
         ttt: U32,
-        /// The status number.
+        /// StatSN.
         stat_sn: U32,
-        /// The next command number that the target expects.
+        /// ExpCmdSN.
         exp_cmd_sn: U32,
-        /// The last command number that the target takes.
+        /// MaxCmdSN.
         max_cmd_sn: U32,
-        /// Zero.
+        /// Reserved.
         reserved2: [u8; 12],
     }
 }
 
 impl LoginRequest {
-    /// The stage that the initiator is in (CSG).
+    /// The current stage of the initiator (CSG).
     #[must_use]
     pub fn stage(&self) -> Stage {
         current_stage(self.flags)
     }
 
-    /// The stage that it asks for (NSG); means something with [`TRANSIT`] only.
+    /// The next stage that the initiator requests (NSG). Valid with [`TRANSIT`] only.
     #[must_use]
     pub fn next_stage(&self) -> Stage {
         next_stage(self.flags)
@@ -482,22 +483,22 @@ impl LoginRequest {
 }
 
 impl LoginResponse {
-    /// The stage that it answers in (CSG).
+    /// The current stage (CSG).
     #[must_use]
     pub fn stage(&self) -> Stage {
         current_stage(self.flags)
     }
 
-    /// The stage that it grants (NSG); means something with [`TRANSIT`] only.
+    /// The next stage (NSG). Valid with [`TRANSIT`] only.
     #[must_use]
     pub fn next_stage(&self) -> Stage {
         next_stage(self.flags)
     }
 }
 
-/// Bits of byte 1 of login PDUs that name the stages.
+/// Bits of a stage in byte 1 of login PDUs.
 const STAGE_MASK: u8 = 0x03;
-/// Where CSG lies above NSG.
+/// The shift of CSG above NSG.
 const CURRENT_STAGE_SHIFT: u32 = 2;
 
 fn current_stage(flags: u8) -> Stage {

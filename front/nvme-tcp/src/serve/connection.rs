@@ -4,7 +4,7 @@ use super::Front;
 use super::job::{Half, Job};
 use super::secure::Security;
 use crate::config::IN_CAPSULE_MAX;
-use crate::session::{Action, Close, Session, TaskKey};
+use crate::session::{Action, CloseReason, Session, TaskKey};
 use lunar_core::mem::Sg;
 use lunar_core::step::Tail;
 use lunar_core::time::Instant;
@@ -14,7 +14,7 @@ use lunar_nvme::directory::Way;
 use lunar_nvme::{Caller, Command, Kind, Path, Queue, Reply, Status};
 use lunar_reactor::log;
 use lunar_reactor::slots::contain;
-use lunar_stream::serve::{Joined, Line, Served};
+use lunar_stream::serve::{AcceptedSocket, FrontConnection, StreamConnection};
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -37,7 +37,7 @@ fn given_up(queue: &Rc<Queue>) -> Option<Instant> {
 pub(super) struct Connection {
     id: u64,
     pub(super) front: Rc<Front>,
-    pub(super) line: Line<Session, Security>,
+    pub(super) stream: StreamConnection<Session, Security>,
     local: SocketAddr,
     peer: SocketAddr,
     way: Way,
@@ -45,18 +45,18 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): Joined, way: Way) -> Self {
+    pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): AcceptedSocket, way: Way) -> Self {
         let reactor = &front.reactor;
         let session = Session::new(reactor.arena().clone(), reactor.stats().clone(), reactor.now());
         let security = Security::new(front.settings.channels.as_ref(), way.is_secure);
-        let line = Line::new(reactor, socket, session, security);
-        Self { id, line, local, peer, way, queue: RefCell::default(), front }
+        let stream = StreamConnection::new(reactor, socket, session, security);
+        Self { id, stream, local, peer, way, queue: RefCell::default(), front }
     }
 
     /// Tells why a session closes its connection. Strangers that never had a queue are only counted.
-    fn closing(&self, why: Close) {
-        let is_ours = why == Close::NoMemory;
-        if is_ours || why != Close::Disconnected && self.queue.borrow().is_some() {
+    fn closing(&self, why: CloseReason) {
+        let is_ours = why == CloseReason::NoMemory;
+        if is_ours || why != CloseReason::Disconnected && self.queue.borrow().is_some() {
             self.log(&why.to_string());
         }
     }
@@ -68,7 +68,7 @@ impl Connection {
     }
 
     fn caller(&self) -> Caller {
-        Caller { source: self.peer, channel: self.line.channel().bearer() }
+        Caller { source: self.peer, channel: self.stream.record_layer().bearer() }
     }
 
     /// Who comes too often waits for his turn.
@@ -80,9 +80,9 @@ impl Connection {
                 let connection = self.clone();
                 reactor.spawn(async move {
                     let turn = connection.front.reactor.sleep(wait);
-                    if connection.line.unless_over(turn).await.is_some() {
+                    if connection.stream.unless_closed(turn).await.is_some() {
                         connection.connect(key, &command, &data);
-                        connection.line.kick();
+                        connection.stream.schedule_send();
                     }
                 });
             }
@@ -91,7 +91,7 @@ impl Connection {
     }
 
     fn refuse(&self, key: TaskKey, refusal: Refusal) {
-        self.line.session().connected(key, Err(refusal.status), refusal.result);
+        self.stream.session().connected(key, Err(refusal.status), refusal.result);
         self.front.reactor.stats().logins_refused.add(1);
     }
 
@@ -106,11 +106,11 @@ impl Connection {
         };
         match answer {
             Ok((queue, result)) => {
-                let mut session = self.line.session();
+                let mut session = self.stream.session();
                 session.connected(key, Ok((queue.id, queue.entries, queue.flow_control)), result);
                 let passes = queue.passes();
                 if !passes {
-                    session.prove();
+                    session.require_authentication();
                 }
                 drop(session);
                 self.begin(queue.clone());
@@ -129,8 +129,8 @@ impl Connection {
         let (connection, controller) = (self.clone(), queue.controller.clone());
         let id = queue.id;
         reactor.spawn(async move {
-            if connection.line.unless_over(controller.until_over(id)).await.is_some() {
-                connection.line.end();
+            if connection.stream.unless_closed(controller.until_over(id)).await.is_some() {
+                connection.stream.end();
             }
         });
         if id > 0 {
@@ -138,9 +138,9 @@ impl Connection {
         }
         let (connection, controller) = (self.clone(), queue.controller.clone());
         reactor.spawn(async move {
-            while let Some((cid, status, result)) = connection.line.unless_over(controller.event()).await {
-                connection.line.session().reply_to(cid, status, result.into());
-                connection.line.kick();
+            while let Some((cid, status, result)) = connection.stream.unless_closed(controller.event()).await {
+                connection.stream.session().reply_to(cid, status, result.into());
+                connection.stream.schedule_send();
             }
         });
         reactor.stats().sessions.add(1);
@@ -150,16 +150,16 @@ impl Connection {
     pub(super) fn after_fabrics(&self, queue: &Queue, kind: u8, status: Status) {
         let disconnects = kind == DISCONNECT && queue.id > 0 && status == Status::SUCCESS;
         if disconnects || queue.proof().is_some_and(Proof::has_failed) {
-            self.line.session().disconnected();
-            self.line.end();
-        } else if queue.passes() && self.line.session().proven() {
+            self.stream.session().disconnected();
+            self.stream.end();
+        } else if queue.passes() && self.stream.session().authenticated() {
             self.has_connected(queue);
         }
     }
 
     /// A queue may be used.
     fn has_connected(&self, queue: &Queue) {
-        self.front.connections.is_known(self.id);
+        self.front.connections.mark_identified(self.id);
         if queue.id > 0 {
             return;
         }
@@ -181,7 +181,7 @@ impl Connection {
         let mut reply = Reply::default();
         let now = || {
             let (subsystem, arena) = (&self.front.subsystem, self.front.reactor.arena());
-            subsystem.execute_now(&queue, &half.command, &half.way(self), arena, &mut reply)
+            subsystem.execute_now(&queue, &half.command, &half.data_path(self), arena, &mut reply)
         };
         match contain(now) {
             Some(false) => {}
@@ -196,8 +196,8 @@ impl Connection {
     }
 
     fn reply(&self, key: TaskKey, reply: &mut Reply) {
-        self.line.session().reply(key, reply.status, reply.result, &mut reply.tail);
-        self.line.kick();
+        self.stream.session().reply(key, reply.status, reply.result, &mut reply.tail);
+        self.stream.schedule_send();
     }
 
     fn fused(self: &Rc<Self>, halves: [(TaskKey, Command); 2]) {
@@ -213,7 +213,7 @@ impl Connection {
             let refuse = |half: &Half| (half.key, job.queue.failed(&half.command.sqe, Status::NOT_READY));
             let refused = [Some(refuse(&job.first)), job.second.as_deref().map(refuse)];
             drop(job);
-            let mut session = self.line.session();
+            let mut session = self.stream.session();
             for (key, status) in refused.into_iter().flatten() {
                 session.reply(key, status, 0, &mut Tail::default());
             }
@@ -221,38 +221,38 @@ impl Connection {
     }
 }
 
-impl Served for Connection {
+impl FrontConnection for Connection {
     type Session = Session;
-    type Channel = Security;
+    type RecordLayer = Security;
 
-    fn line(&self) -> &Line<Session, Security> {
-        &self.line
+    fn stream(&self) -> &StreamConnection<Session, Security> {
+        &self.stream
     }
 
-    async fn act(self: &Rc<Self>, actions: &mut Vec<Action>) {
+    async fn perform(self: &Rc<Self>, actions: &mut Vec<Action>) {
         for action in actions.drain(..) {
             match action {
                 Action::Command(key, command) => self.command(key, command),
                 Action::Fused(halves) => self.fused(*halves),
-                Action::DataReady(key) => self.line.data_is_ready(key),
-                Action::Withdrawn(cid) => {
+                Action::DataReady(key) => self.stream.data_ready(key),
+                Action::EventReplaced(cid) => {
                     self.queue.borrow().iter().for_each(|queue| queue.controller.withdraw_event(cid));
                 }
-                Action::TurnedDown(sqe, status) => {
+                Action::Refused(sqe, status) => {
                     // Nothing more is to be said of it.
                     self.queue.borrow().iter().for_each(|queue| _ = queue.failed(&sqe, status));
                 }
                 Action::Connect(key, command, data) => self.knock(key, *command, &data),
                 Action::Close(why) => {
                     self.closing(why);
-                    self.line.stop();
+                    self.stream.stop_receiving();
                 }
             }
         }
     }
 
-    async fn leave(self: &Rc<Self>) {
-        if let Some((host, why)) = self.line.channel().failure() {
+    async fn close(self: &Rc<Self>) {
+        if let Some((host, why)) = self.stream.record_layer().failure() {
             let (guard, now) = (&self.front.subsystem.config().guard, self.front.reactor.now());
             guard.refused_channel(self.peer, host, why, now);
             self.front.reactor.stats().logins_refused.add(1);
@@ -267,11 +267,11 @@ impl Served for Connection {
             self.front.reactor.stats().tasks_aborted.add(queue.tasks.abort(|_| true));
             queue.tasks.until_gone(|_| true).await;
         }
-        self.line.finish().await;
+        self.stream.finish().await;
     }
 
     /// With its admin queue a controller ends, and with it the commands of its other queues: those come first.
-    fn may_go(&self) -> bool {
+    fn may_close(&self) -> bool {
         let queue = self.queue.borrow();
         !queue.as_ref().is_some_and(|queue| queue.id == 0 && queue.controller.has_io_queues())
     }
@@ -283,15 +283,15 @@ impl Served for Connection {
 
     fn deadline(&self) -> Option<Instant> {
         let silent = self.queue.borrow().as_ref().and_then(given_up);
-        [self.line.session().deadline(), silent].into_iter().flatten().min()
+        [self.stream.session().deadline(), silent].into_iter().flatten().min()
     }
 
     fn tick(&self, now: Instant, active: bool) {
         let mut actions = Vec::new();
-        self.line.session().tick(now, &mut actions);
+        self.stream.session().tick(now, &mut actions);
         if !actions.is_empty() {
-            self.closing(Close::ConnectTimeout);
-            self.line.end();
+            self.closing(CloseReason::ConnectTimeout);
+            self.stream.end();
         }
         let Some(queue) = &*self.queue.borrow() else { return };
         if active {

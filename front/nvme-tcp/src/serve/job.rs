@@ -5,7 +5,7 @@ use super::secure::Security;
 use crate::session::{Session, TaskKey};
 use lunar_core::step::Tools;
 use lunar_nvme::{Command, Queue, Reply, Task};
-use lunar_stream::serve::Way;
+use lunar_stream::serve::DataPath;
 use std::rc::Rc;
 
 /// A command, or half of a fused operation.
@@ -16,8 +16,8 @@ pub(super) struct Half {
 }
 
 impl Half {
-    pub(super) fn way<'a>(&'a self, connection: &'a Connection) -> Way<'a, Session, (u16, u32), Security> {
-        Way::new(&connection.line, self.key, &self.task, self.command.sent)
+    pub(super) fn data_path<'a>(&'a self, connection: &'a Connection) -> DataPath<'a, Session, (u16, u32), Security> {
+        DataPath::new(&connection.stream, self.key, &self.task, self.command.sent)
     }
 }
 
@@ -40,25 +40,27 @@ impl Job {
         match second {
             None => {
                 let mut reply = Reply::default();
-                subsystem.execute(queue, &first.task, &first.command, &first.way(connection), tools, &mut reply).await;
+                subsystem
+                    .execute(queue, &first.task, &first.command, &first.data_path(connection), tools, &mut reply)
+                    .await;
                 self.reply(first, &mut reply);
             }
             // Seldom, and larger than the other: it does not make its future larger.
             Some(second) => {
                 let mut replies = [Reply::default(), Reply::default()];
                 let (tasks, commands) = ([&first.task, &second.task], [&first.command, &second.command]);
-                let ways = [&first.way(connection), &second.way(connection)];
-                Box::pin(subsystem.execute_fused(queue, tasks, commands, ways, tools, &mut replies)).await;
+                let data_paths = [&first.data_path(connection), &second.data_path(connection)];
+                Box::pin(subsystem.execute_fused(queue, tasks, commands, data_paths, tools, &mut replies)).await;
                 let [one, other] = &mut replies;
                 self.reply(first, one);
                 self.reply(second, other);
             }
         }
-        connection.line.kick();
+        connection.stream.schedule_send();
     }
 
     fn reply(&self, half: &Half, reply: &mut Reply) {
-        let mut session = self.connection.line.session();
+        let mut session = self.connection.stream.session();
         if reply.parked {
             return session.park(half.key);
         }

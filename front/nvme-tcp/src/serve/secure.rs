@@ -1,9 +1,9 @@
 //! What lies between a queue and the wire: nothing, or a secure channel. The first byte of a connection says which.
 
-use crate::tls::{Broken, Channel as Tls, Channels, FIRST_BYTE};
+use crate::tls::{FIRST_BYTE, TlsConnection, TlsContext, TlsFailed};
 use lunar_core::mem::{Arena, PAGE, Sg, Slice};
 use lunar_nvme::auth::guard::{Bearer, Unagreed};
-use lunar_stream::channel::Channel;
+use lunar_stream::record_layer::RecordLayer;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
@@ -25,17 +25,17 @@ enum Sort {
 pub(super) struct Security {
     sort: Cell<Sort>,
     /// What all channels have in common, if there may be one.
-    channels: Option<Channels>,
+    channels: Option<TlsContext>,
     /// Whether nobody comes without one.
     is_demanded: bool,
-    tls: RefCell<Option<Box<Tls>>>,
+    tls: RefCell<Option<Box<TlsConnection>>>,
     /// Whether hands were not shaken, and never will be.
     has_failed: Cell<bool>,
 }
 
 impl Security {
     /// Of a connection of which nothing came; whether it has to be a channel.
-    pub(super) fn new(channels: Option<&Channels>, is_demanded: bool) -> Self {
+    pub(super) fn new(channels: Option<&TlsContext>, is_demanded: bool) -> Self {
         let sort = if channels.is_some() || is_demanded { Sort::Unknown } else { Sort::Plain };
         Self {
             sort: Cell::new(sort),
@@ -61,7 +61,7 @@ impl Security {
     #[cold]
     fn begin(&self, bytes: &[u8]) -> Option<()> {
         if bytes.first() == Some(&FIRST_BYTE) {
-            *self.tls.borrow_mut() = Some(Box::new(Tls::new(self.channels.as_ref()?).ok()?));
+            *self.tls.borrow_mut() = Some(Box::new(TlsConnection::new(self.channels.as_ref()?).ok()?));
             self.sort.set(Sort::Sealed);
         } else if self.is_demanded {
             self.has_failed.set(true);
@@ -85,7 +85,7 @@ impl Security {
                 match opened {
                     Ok(0) => break,
                     Ok(count) => filled += count,
-                    Err(Broken) => {
+                    Err(TlsFailed) => {
                         is_broken = true;
                         break;
                     }
@@ -106,7 +106,7 @@ impl Security {
     }
 }
 
-impl Channel for Security {
+impl RecordLayer for Security {
     #[inline]
     fn is_plain(&self) -> bool {
         self.sort.get() != Sort::Sealed
@@ -153,7 +153,7 @@ impl Channel for Security {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tls::tests::{HOST, IDENTITY, Other, channels};
+    use crate::tls::tests::{HOST, IDENTITY, TlsHost, channels};
     use lunar_nvme::auth::hash::Hash;
 
     /// A connection, as far as its bytes go.
@@ -163,7 +163,7 @@ mod tests {
     }
 
     impl Rig {
-        fn new(channels: Option<&Channels>) -> Self {
+        fn new(channels: Option<&TlsContext>) -> Self {
             Self { security: Security::new(channels, false), arena: Arena::new(4 << 20) }
         }
 
@@ -214,24 +214,24 @@ mod tests {
             assert_eq!(rig.open(&[0, 1]), (Vec::new(), false), "nor later");
         }
         let rig = Rig { security: Security::new(Some(&all), true), arena: Arena::new(4 << 20) };
-        assert_eq!(rig.open(&Other::new(IDENTITY, 7).shake()), (Vec::new(), true));
+        assert_eq!(rig.open(&TlsHost::new(IDENTITY, 7).handshake()), (Vec::new(), true));
     }
 
     #[test]
     fn large_data_goes_through_both_ways() {
         let rig = Rig::new(Some(&channels()));
-        let mut host = Other::new(IDENTITY, 7);
+        let mut host = TlsHost::new(IDENTITY, 7);
         for _ in 0..3 {
-            assert_eq!(rig.open(&host.shake()), (Vec::new(), true));
+            assert_eq!(rig.open(&host.handshake()), (Vec::new(), true));
             host.feed(&rig.seal(&[]));
         }
         assert!(rig.security.bearer().is_some_and(|bearer| &*bearer.host == HOST));
         assert!(!rig.security.is_plain());
         let long: Vec<u8> = (0..900_000_u32).map(|n| (n / 7) as u8).collect();
-        let (came, goes_on) = rig.open(&host.say(&long));
+        let (came, goes_on) = rig.open(&host.encrypt(&long));
         assert!(goes_on && came == long);
         host.feed(&rig.seal(&long));
-        assert!(host.hear(long.len()) == long);
+        assert!(host.decrypt(long.len()) == long);
         let used = rig.arena.used();
         assert_eq!(used, 0, "nothing of it stays");
     }
@@ -240,21 +240,21 @@ mod tests {
     fn a_broken_channel_says_why_and_is_over() {
         let rig = Rig::new(Some(&channels()));
         assert_eq!(rig.security.failure(), None);
-        assert_eq!(rig.open(&Other::new(IDENTITY, 8).shake()), (Vec::new(), false));
+        assert_eq!(rig.open(&TlsHost::new(IDENTITY, 8).handshake()), (Vec::new(), false));
         assert_eq!(rig.security.failure(), Some((Some(HOST.into()), Unagreed::Broken(Hash::SHA256))));
         const ALERT: u8 = 0x15;
         assert_eq!(rig.seal(&[]).first(), Some(&ALERT));
         assert!(rig.security.bearer().is_none());
         // What came before it broke is heard.
         let rig = Rig::new(Some(&channels()));
-        let mut host = Other::new(IDENTITY, 7);
+        let mut host = TlsHost::new(IDENTITY, 7);
         for _ in 0..3 {
-            rig.open(&host.shake());
+            rig.open(&host.handshake());
             host.feed(&rig.seal(&[]));
         }
-        let mut bytes = host.say(b"this");
+        let mut bytes = host.encrypt(b"this");
         let whole = bytes.len();
-        bytes.extend(host.say(b"that"));
+        bytes.extend(host.encrypt(b"that"));
         bytes[whole + 8] ^= 1;
         assert_eq!(rig.open(&bytes), (b"this".to_vec(), false));
         assert_eq!(rig.security.failure(), None, "it was a channel once");

@@ -1,19 +1,19 @@
-//! Data and completions of commands: R2T and H2CData in, C2HData and responses out.
+//! Data and completions of commands: H2CData and R2T, C2HData and response capsules (NVMe/TCP Transport 1.0 3.3.2).
 
-use super::tasks::{Answer, Asked, Pulled, TaskKey};
-use super::{Action, Fatal, Session, invalid};
+use super::tasks::{Answer, Pulled, RequestedData, State, TaskKey};
+use super::{Action, Session, Violation, invalid};
 use crate::wire::{C2hData, FatalStatus, H2cData, LAST, Pdu, R2t, SUCCESS};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::step::Tail;
 use lunar_nvme::Status;
-use lunar_stream::input::{Payload, Plan};
-use lunar_stream::machine::{Pull, Transfers};
+use lunar_stream::input::{Payload, PayloadPlan};
+use lunar_stream::protocol::{CommandData, PullResult};
 use std::mem::offset_of;
 
 impl Session {
-    /// The header of an H2CData PDU: where its data goes.
-    pub(super) fn open_data(&mut self, header: &H2cData) -> Result<Plan, Fatal> {
+    /// Takes the header of an H2CData PDU: where its data goes.
+    pub(super) fn open_data(&mut self, header: &H2cData) -> Result<PayloadPlan, Violation> {
         let (tag, offset, len) = (header.tag.get(), header.offset.get(), header.data_len.get());
         let whole = header.common.len.get() as usize;
         let key = self.tasks.find(header.cid.get()).ok_or_else(|| invalid(offset_of!(H2cData, cid)))?;
@@ -22,93 +22,94 @@ impl Session {
             return Err(invalid(offset_of!(H2cData, data_len)));
         }
         let task = self.tasks.get_mut(key).ok_or_else(|| invalid(offset_of!(H2cData, cid)))?;
-        let Some(asked) = task.asked.as_mut().filter(|asked| asked.tag == tag) else {
+        let is_discarded = task.is_answered() || task.is_damaged;
+        let Some(requested) = task.requested.as_mut().filter(|requested| requested.tag == tag) else {
             return Err(invalid(offset_of!(H2cData, tag)));
         };
-        let left = asked.len - asked.received;
-        if offset != asked.offset + asked.received || len > left {
-            return Err(Fatal(FatalStatus::OUT_OF_RANGE, offset_of!(H2cData, offset) as u32));
+        let left = requested.len - requested.received;
+        if offset != requested.offset + requested.received || len > left {
+            return Err(Violation(FatalStatus::OUT_OF_RANGE, offset_of!(H2cData, offset) as u32));
         }
-        // The last one says so, and no other.
+        // LAST_PDU must be set in the last PDU of a transfer, and in no other.
         if (header.common.flags & LAST != 0) != (len == left) {
             return Err(invalid(offset_of!(crate::wire::Common, flags)));
         }
-        asked.received += len;
-        if task.answer.is_some() || task.damaged {
-            return Ok(Plan::Drain);
+        requested.received += len;
+        if is_discarded {
+            return Ok(PayloadPlan::Discard);
         }
-        Ok(Plan::Fill(asked.memory.split_to(len as usize)))
+        Ok(PayloadPlan::Fill(requested.memory.split_to(len as usize)))
     }
 
-    /// An H2CData PDU is complete.
-    pub(super) fn data_came(
+    /// Handles a complete H2CData PDU.
+    pub(super) fn receive_data(
         &mut self,
         header: &H2cData,
         payload: &mut Payload,
         actions: &mut Vec<Action>,
-    ) -> Result<(), Fatal> {
+    ) -> Result<(), Violation> {
         if header.data_len.get() == 0 {
-            // Without data nobody has asked where it goes; and there is no reason to send it.
+            // An H2CData PDU without data has no purpose.
             return Err(invalid(offset_of!(H2cData, data_len)));
         }
         let Some(key) = self.tasks.find(header.cid.get()) else { return Ok(()) };
         let Some(task) = self.tasks.get_mut(key) else { return Ok(()) };
-        task.damaged |= !payload.intact;
+        task.is_damaged |= !payload.intact;
         if let Some(data) = payload.data.take()
-            && !task.damaged
+            && !task.is_damaged
         {
-            task.came(data);
+            task.receive(data);
         }
-        if task.asked.as_ref().is_some_and(|asked| asked.received == asked.len) {
-            task.asked = None;
-            if let Some(Answer { status, result }) = task.answer.take() {
+        if task.requested.as_ref().is_some_and(|requested| requested.received == requested.len) {
+            task.requested = None;
+            if let State::Answered(Answer { status, result }) = task.state {
                 self.finish(key, status, result, &mut Tail::default());
                 return Ok(());
             }
         }
-        if task.is_due() {
+        if task.take_due_pull() {
             actions.push(Action::DataReady(key));
         }
         Ok(())
     }
 
     fn send_data(&mut self, cid: u16, offset: usize, data: Sg, flags: u8) {
-        // Both within the room that the host has, which is 32 bits.
+        // Both are within the data length of the command, 32 bits.
         let (offset, len) = ((offset as u32).into(), (data.len() as u32).into());
         self.out.data(C2hData { cid: cid.into(), offset, data_len: len, ..C2hData::blank(flags) }, data);
     }
 
-    /// Ends a command, with what is left of its data. Returns whether it was still there.
+    /// Completes a command, with the rest of its data. Returns whether it was still there.
     ///
-    /// While the host has not sent what it was asked for, the answer waits for it.
+    /// While the host has not sent the requested data, the reply waits.
     pub fn reply(&mut self, key: TaskKey, status: Status, result: u64, tail: &mut Tail) -> bool {
-        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none()) else { return false };
-        if let Some(asked) = &mut task.asked {
-            // What comes yet is not looked at.
-            asked.memory = SgMut::default();
-            let status = if task.damaged { Status::TRANSPORT_ERROR } else { status };
-            task.answer = Some(Answer { status, result });
+        let Some(task) = self.tasks.get_mut(key).filter(|task| !task.is_answered()) else { return false };
+        if let Some(requested) = &mut task.requested {
+            // The data that is still to come is discarded.
+            requested.memory = SgMut::default();
+            let status = if task.is_damaged { Status::TRANSPORT_ERROR } else { status };
+            task.state = State::Answered(Answer { status, result });
             return true;
         }
         self.finish(key, status, result, tail);
         true
     }
 
-    /// Ends a command that waits for an event, by its identifier.
+    /// Completes an Asynchronous Event Request, by its command identifier.
     pub fn reply_to(&mut self, cid: u16, status: Status, result: u64) {
         if let Some(key) = self.tasks.find(cid) {
             self.reply(key, status, result, &mut Tail::default());
         }
     }
 
-    /// Sends what is left of the data, and the status: in one PDU where that is allowed.
+    /// Sends the rest of the data and the status, in one PDU where that is allowed.
     fn finish(&mut self, key: TaskKey, status: Status, result: u64, tail: &mut Tail) {
         let Some(task) = self.tasks.get_mut(key) else { return };
         let (cid, room) = (task.cid, task.room as usize);
         self.tasks.remove(key);
         let data = std::mem::take(&mut tail.data);
         if status == Status::SUCCESS && !data.is_empty() && tail.offset + data.len() <= room {
-            // Whoever wants to know how far the queue was read gets a response.
+            // With flow control, the host needs a response capsule for SQHD.
             let collapses = !self.flow_control && result == 0;
             self.send_data(cid, tail.offset, data, if collapses { LAST | SUCCESS } else { LAST });
             if collapses {
@@ -119,42 +120,48 @@ impl Session {
     }
 }
 
-impl Transfers for Session {
+impl CommandData for Session {
     type Key = TaskKey;
 
-    fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> Pull {
-        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none()) else {
-            return Pull::Failed(Fault::Aborted);
+    fn pull(&mut self, key: TaskKey, offset: usize, len: usize) -> PullResult {
+        let Some(task) = self.tasks.get_mut(key).filter(|task| !task.is_answered()) else {
+            return PullResult::Failed(Fault::Aborted);
         };
         match task.pull(offset, len) {
-            Pulled::Ready(data) => Pull::Ready(data),
-            Pulled::Pending => Pull::Pending,
-            Pulled::Memory(len) => Pull::Memory(len),
-            Pulled::Failed => Pull::Failed(Fault::Protocol),
+            Pulled::Ready(data) => PullResult::Ready(data),
+            Pulled::Pending => PullResult::Pending,
+            Pulled::NeedsMemory(len) => PullResult::NeedsMemory(len),
+            Pulled::Failed => PullResult::Failed(Fault::Protocol),
         }
     }
 
     fn supply(&mut self, key: TaskKey, mut memory: SgMut) {
-        let Some(task) = self.tasks.get_mut(key).filter(|task| task.answer.is_none() && task.asked.is_none()) else {
+        let Some(task) = self.tasks.get_mut(key).filter(|task| !task.is_answered() && task.requested.is_none()) else {
             return;
         };
-        let left = (task.sent - task.granted) as usize;
+        let left = (task.sent - task.requested_end) as usize;
         let memory = if memory.len() > left { memory.split_to(left) } else { memory };
         if memory.is_empty() {
             return;
         }
         self.next_tag = self.next_tag.wrapping_add(1);
-        // At most what the host sends, which is 32 bits.
-        let asked = Asked { tag: self.next_tag, offset: task.granted, len: memory.len() as u32, received: 0, memory };
-        task.granted += asked.len;
+        // At most the data length of the command, 32 bits.
+        let requested = RequestedData {
+            tag: self.next_tag,
+            offset: task.requested_end,
+            len: memory.len() as u32,
+            received: 0,
+            memory,
+        };
+        task.requested_end += requested.len;
         let request = R2t {
             cid: task.cid.into(),
-            tag: asked.tag.into(),
-            offset: asked.offset.into(),
-            data_len: asked.len.into(),
+            tag: requested.tag.into(),
+            offset: requested.offset.into(),
+            data_len: requested.len.into(),
             ..R2t::blank(0)
         };
-        task.asked = Some(asked);
+        task.requested = Some(requested);
         self.out.header(request);
     }
 

@@ -1,106 +1,129 @@
-//! The commands of a connection that have not been answered, and the data that their host sends for them.
+//! The commands of a queue that have no reply yet, and the data that their host sends for them.
 
 use lunar_core::mem::{Sg, SgMut};
 use lunar_nvme::{Command, Status};
 use lunar_stream::input::join;
 
-/// Names a command from its arrival to its answer; not used again for another one.
+/// Identifies a command from its arrival to its reply. A key is not reused, and a key of a command that has ended finds
+/// nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TaskKey {
-    place: u32,
-    number: u32,
+    index: u32,
+    generation: u32,
 }
 
-/// What an R2T asks for.
+/// Data that an R2T has requested.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct RequestedData {
+    /// The transfer tag (TTAG) of the R2T.
     pub(super) tag: u16,
     pub(super) offset: u32,
     pub(super) len: u32,
     pub(super) received: u32,
+    /// Memory for the bytes that are not received yet.
     pub(super) memory: SgMut,
 }
 
-/// How a command ends that waits for data which its host has still to send.
+/// The reply to a command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     pub(super) status: Status,
     pub(super) result: u64,
 }
 
+/// What becomes of a command.
+#[derive(Debug, Default)]
+pub(super) enum State {
+    /// There is no command in this entry.
+    #[default]
+    Free,
+    /// It is being executed.
+    Running,
+    /// An Asynchronous Event Request that waits for an event.
+    AwaitsEvent,
+    /// It has ended. The reply waits until the host has sent the requested data.
+    Answered(Answer),
+}
+
 /// A command.
 #[derive(Debug, Default)]
 pub(super) struct Task {
     pub(super) cid: u16,
-    present: bool,
-    /// The next of the same bucket, as in `Tasks::buckets`.
-    chain: u16,
-    number: u32,
-    /// Bytes that the host sends in all, or has room for.
+    pub(super) state: State,
+    /// The index of the next task in the same bucket, or [`END`].
+    next: u16,
+    generation: u32,
+    /// Bytes that the host sends in all, and bytes that it has room for.
     pub(super) sent: u32,
     pub(super) room: u32,
-    /// Bytes that came and were not pulled; they start at `pulled`.
-    arrived: Sg,
+    /// Bytes that were received and not pulled; they begin at `pulled`.
+    received: Sg,
     pub(super) pulled: u32,
-    /// First byte that was not asked for.
-    pub(super) granted: u32,
-    pub(super) asked: Option<Asked>,
+    /// The first byte that was not requested.
+    pub(super) requested_end: u32,
+    pub(super) requested: Option<RequestedData>,
     /// A pull waits for all bytes before this one.
     pub(super) waiting: Option<u32>,
-    /// It waits for an event.
-    pub(super) parked: bool,
-    /// What came was damaged.
-    pub(super) damaged: bool,
-    /// It has ended, and is answered when the host has sent what it was asked for.
-    pub(super) answer: Option<Answer>,
+    /// A data digest of the command did not match.
+    pub(super) is_damaged: bool,
 }
 
-/// What a pull finds.
+/// The result of a pull.
 pub(super) enum Pulled {
     Ready(Sg),
     Pending,
-    Memory(usize),
+    NeedsMemory(usize),
     Failed,
 }
 
 impl Task {
-    /// Everything that came with the command.
-    pub(super) fn take_inline(&mut self) -> Sg {
-        std::mem::take(&mut self.arrived)
+    /// Takes the data that arrived in the command capsule.
+    pub(super) fn take_in_capsule(&mut self) -> Sg {
+        std::mem::take(&mut self.received)
     }
 
+    /// Whether the reply to the command is known.
+    pub(super) fn is_answered(&self) -> bool {
+        matches!(self.state, State::Answered(_))
+    }
+
+    /// The offset after the last byte received.
     fn end(&self) -> u32 {
-        // Together at most `sent`, which is 32 bits.
-        self.pulled + self.arrived.len() as u32
+        // At most `sent`, so that it fits 32 bits.
+        self.pulled + self.received.len() as u32
     }
 
-    /// Bytes `offset..offset + len`; in ascending order, without gaps.
+    /// Bytes `offset..offset + len`. Pulls go in ascending order without gaps.
     pub(super) fn pull(&mut self, offset: usize, len: usize) -> Pulled {
         let end = offset.checked_add(len).and_then(|end| u32::try_from(end).ok()).filter(|end| *end <= self.sent);
-        let (Some(end), false, true) = (end, self.damaged, offset == self.pulled as usize) else {
+        let (Some(end), false, true) = (end, self.is_damaged, offset == self.pulled as usize) else {
             return Pulled::Failed;
         };
         if self.end() >= end {
             self.waiting = None;
             self.pulled = end;
-            return Pulled::Ready(if self.arrived.len() == len {
-                std::mem::take(&mut self.arrived)
+            return Pulled::Ready(if self.received.len() == len {
+                std::mem::take(&mut self.received)
             } else {
-                self.arrived.split_to(len)
+                self.received.split_to(len)
             });
         }
         self.waiting = Some(end);
-        if self.asked.is_some() { Pulled::Pending } else { Pulled::Memory((end - self.granted) as usize) }
+        if self.requested.is_some() {
+            Pulled::Pending
+        } else {
+            Pulled::NeedsMemory((end - self.requested_end) as usize)
+        }
     }
 
-    /// Data that was asked for has come.
-    pub(super) fn came(&mut self, data: Sg) {
-        join(&mut self.arrived, data);
+    /// Takes requested data.
+    pub(super) fn receive(&mut self, data: Sg) {
+        join(&mut self.received, data);
     }
 
-    /// Whether a pull that waits is to be tried again.
-    pub(super) fn is_due(&mut self) -> bool {
-        let due = self.waiting.is_some_and(|end| self.damaged || self.end() >= end || self.asked.is_none());
+    /// Whether a waiting pull may succeed or has failed. It then no longer waits.
+    pub(super) fn take_due_pull(&mut self) -> bool {
+        let due = self.waiting.is_some_and(|end| self.is_damaged || self.end() >= end || self.requested.is_none());
         if due {
             self.waiting = None;
         }
@@ -108,17 +131,19 @@ impl Task {
     }
 }
 
-/// Power of two, so that identifiers that count up spread evenly. A hostile choice of identifiers makes one chain of
-/// all of a queue's commands, or of the 256 that fall into one bucket, if those are fewer.
+/// A power of two, so that command identifiers that count up spread evenly. Identifiers that a hostile host chooses
+/// make one list of all commands of a queue, or of the 256 that share a bucket if those are fewer.
 const BUCKETS: usize = 256;
+/// The end of a list of tasks.
 const END: u16 = u16::MAX;
 
-/// All of them.
+/// All tasks of a queue, indexed by command identifier.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
-    places: Vec<Task>,
+    entries: Vec<Task>,
     free: Vec<u16>,
-    /// By the low byte of the identifier the place of a command. Without memory until the first one comes.
+    /// The first task of each bucket, by the low byte of the command identifier. Not allocated before the first
+    /// command.
     buckets: Box<[u16]>,
 }
 
@@ -129,80 +154,81 @@ fn bucket(cid: u16) -> usize {
 impl Tasks {
     #[inline(always)]
     pub(super) fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.entries.len() - self.free.len()
     }
 
-    /// Enters a command, whose identifier must not be in use.
+    /// Adds a command, whose identifier must not be in use, with the data of its capsule.
     #[inline(always)]
-    pub(super) fn enter(&mut self, cid: u16, command: &Command, inline: Sg) -> TaskKey {
+    pub(super) fn insert(&mut self, cid: u16, command: &Command, in_capsule: Sg) -> TaskKey {
         if self.buckets.is_empty() {
             self.buckets = vec![END; BUCKETS].into();
         }
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.places.push(Task::default());
-            // As many as a queue has entries.
-            (self.places.len() - 1) as u16
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(Task::default());
+            // A queue has at most 65,535 entries.
+            (self.entries.len() - 1) as u16
         });
-        let head = std::mem::replace(&mut self.buckets[bucket(cid)], place);
-        let task = &mut self.places[usize::from(place)];
-        (task.cid, task.present, task.chain) = (cid, true, head);
-        task.number = task.number.wrapping_add(1);
+        let head = std::mem::replace(&mut self.buckets[bucket(cid)], index);
+        let task = &mut self.entries[usize::from(index)];
+        (task.cid, task.state, task.next) = (cid, State::Running, head);
+        task.generation = task.generation.wrapping_add(1);
         (task.sent, task.room) = (command.sent, command.room);
-        (task.pulled, task.granted) = (0, inline.len() as u32);
-        (task.waiting, task.parked, task.damaged, task.answer) = (None, false, false, None);
-        // All that had been asked for is gone since the last command left this place.
-        if !inline.is_empty() {
-            task.arrived = inline;
+        (task.pulled, task.requested_end) = (0, in_capsule.len() as u32);
+        (task.waiting, task.is_damaged) = (None, false);
+        // The data of the last command in this entry was dropped by `remove`.
+        if !in_capsule.is_empty() {
+            task.received = in_capsule;
         }
-        TaskKey { place: place.into(), number: task.number }
+        TaskKey { index: index.into(), generation: task.generation }
     }
 
     #[inline(always)]
     pub(super) fn get_mut(&mut self, key: TaskKey) -> Option<&mut Task> {
-        self.places.get_mut(key.place as usize).filter(|task| task.present && task.number == key.number)
+        let task = self.entries.get_mut(key.index as usize)?;
+        (task.generation == key.generation && !matches!(task.state, State::Free)).then_some(task)
     }
 
     #[inline(always)]
     pub(super) fn find(&self, cid: u16) -> Option<TaskKey> {
         let mut at = *self.buckets.get(bucket(cid))?;
         loop {
-            let task = self.places.get(usize::from(at))?;
+            let task = self.entries.get(usize::from(at))?;
             if task.cid == cid {
-                return Some(TaskKey { place: at.into(), number: task.number });
+                return Some(TaskKey { index: at.into(), generation: task.generation });
             }
-            at = task.chain;
+            at = task.next;
         }
     }
 
-    /// Forgets a command.
+    /// Removes a command.
     #[inline(always)]
     pub(super) fn remove(&mut self, key: TaskKey) {
         let Some(task) = self.get_mut(key) else { return };
-        task.present = false;
-        if task.asked.is_some() {
-            task.asked = None;
+        task.state = State::Free;
+        if task.requested.is_some() {
+            task.requested = None;
         }
-        drop(task.take_inline());
-        let (cid, next) = (task.cid, task.chain);
-        // As many as a queue has entries.
-        let place = key.place as u16;
-        self.unchain(cid, place, next);
-        self.free.push(place);
+        drop(task.take_in_capsule());
+        let (cid, next) = (task.cid, task.next);
+        // A queue has at most 65,535 entries.
+        let index = key.index as u16;
+        self.unlink(cid, index, next);
+        self.free.push(index);
     }
 
-    fn unchain(&mut self, cid: u16, place: u16, next: u16) {
+    fn unlink(&mut self, cid: u16, index: u16, next: u16) {
         let head = &mut self.buckets[bucket(cid)];
-        if *head == place {
+        if *head == index {
             *head = next;
             return;
         }
         let mut at = usize::from(*head);
-        while let Some(task) = self.places.get_mut(at) {
-            if task.chain == place {
-                task.chain = next;
+        while let Some(task) = self.entries.get_mut(at) {
+            if task.next == index {
+                task.next = next;
                 return;
             }
-            at = usize::from(task.chain);
+            at = usize::from(task.next);
         }
     }
 }
@@ -214,12 +240,12 @@ mod tests {
     use zerocopy::FromZeros;
 
     #[test]
-    fn commands_of_one_bucket_are_told_apart() {
+    fn commands_in_one_bucket_are_distinguished() {
         let command = Command { sqe: Sqe::new_zeroed(), sent: 1, room: 2 };
         let mut tasks = Tasks::default();
         assert_eq!(tasks.find(0), None);
         let cids: Vec<u16> = (0..64).map(|at| at * 256 + at % 3).collect();
-        let keys: Vec<TaskKey> = cids.iter().map(|cid| tasks.enter(*cid, &command, Sg::default())).collect();
+        let keys: Vec<TaskKey> = cids.iter().map(|cid| tasks.insert(*cid, &command, Sg::default())).collect();
         for first in [1, 2] {
             for (cid, key) in cids.iter().zip(&keys).skip(first).step_by(3) {
                 assert_eq!(tasks.find(*cid), Some(*key));
@@ -229,7 +255,7 @@ mod tests {
             }
         }
         assert_eq!(tasks.len(), cids.len() - (1..64).step_by(3).count() - (2..64).step_by(3).count());
-        let again = tasks.enter(1, &command, Sg::default());
+        let again = tasks.insert(1, &command, Sg::default());
         assert_eq!((tasks.find(1), tasks.find(0)), (Some(again), Some(keys[0])));
     }
 }

@@ -1,9 +1,9 @@
-//! External keys of TLS 1.3 (RFC 8446 4.2.11) of either hash function: the few functions of OpenSSL for them that its
-//! binding leaves out.
+//! Pre-shared keys of TLS 1.3 (RFC 8446 4.2.11) for both hash functions, by OpenSSL functions that its Rust binding
+//! lacks.
 //!
-//! The callbacks that the binding has take a key without a hash, which then is one of SHA-256. Those here take a
-//! session around the key: the hash is that of the session's suite. A connection holds what it goes by, so none of
-//! them keeps anything, and nothing here belongs to anybody twice.
+//! The callbacks of the binding take a key without a hash function, for which OpenSSL assumes SHA-256. The callbacks
+//! here return a session that holds the key: the session's cipher suite determines the hash function. The key is stored
+//! with the connection, so that no function here owns memory of OpenSSL.
 
 #![allow(unsafe_code)]
 
@@ -18,8 +18,9 @@ use std::ffi::{CStr, c_int, c_uchar, c_uint};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
-type Find = unsafe extern "C" fn(*mut ffi::SSL, *const c_uchar, usize, *mut *mut ffi::SSL_SESSION) -> c_int;
-type Present = unsafe extern "C" fn(
+type FindCallback = unsafe extern "C" fn(*mut ffi::SSL, *const c_uchar, usize, *mut *mut ffi::SSL_SESSION) -> c_int;
+#[cfg(any(test, feature = "testing"))]
+type PresentCallback = unsafe extern "C" fn(
     *mut ffi::SSL,
     *const ffi::EVP_MD,
     *mut *const c_uchar,
@@ -27,10 +28,11 @@ type Present = unsafe extern "C" fn(
     *mut *mut ffi::SSL_SESSION,
 ) -> c_int;
 
-// SAFETY: as ssl.h declares them, from OpenSSL 1.1.1 on.
+// SAFETY: the declarations match those of ssl.h from OpenSSL 1.1.1 on.
 unsafe extern "C" {
-    fn SSL_CTX_set_psk_find_session_callback(context: *mut ffi::SSL_CTX, callback: Option<Find>);
-    fn SSL_CTX_set_psk_use_session_callback(context: *mut ffi::SSL_CTX, callback: Option<Present>);
+    fn SSL_CTX_set_psk_find_session_callback(context: *mut ffi::SSL_CTX, callback: Option<FindCallback>);
+    #[cfg(any(test, feature = "testing"))]
+    fn SSL_CTX_set_psk_use_session_callback(context: *mut ffi::SSL_CTX, callback: Option<PresentCallback>);
     fn SSL_CIPHER_find(ssl: *mut ffi::SSL, suite: *const c_uchar) -> *const ffi::SSL_CIPHER;
     fn SSL_SESSION_new() -> *mut ffi::SSL_SESSION;
     fn SSL_SESSION_set1_master_key(session: *mut ffi::SSL_SESSION, key: *const c_uchar, len: usize) -> c_int;
@@ -38,10 +40,10 @@ unsafe extern "C" {
     fn SSL_SESSION_set_protocol_version(session: *mut ffi::SSL_SESSION, version: c_int) -> c_int;
 }
 
-/// The extension of a greeting that names external keys.
+/// The `pre_shared_key` extension of a ClientHello.
 const PRE_SHARED_KEY: c_uint = 41;
 
-/// The cipher suite of a hash function, as it is called and as it is written (RFC 8446 B.4).
+/// The cipher suite of a hash function: its name, and its code (RFC 8446 B.4).
 pub(super) fn suite(hash: Hash) -> (&'static CStr, [u8; 2]) {
     match hash {
         Hash::SHA384 => (c"TLS_AES_256_GCM_SHA384", [0x13, 0x02]),
@@ -49,65 +51,67 @@ pub(super) fn suite(hash: Hash) -> (&'static CStr, [u8; 2]) {
     }
 }
 
-/// Where a connection holds what it goes by.
-fn place() -> Result<Index<Ssl, Offer>, ErrorStack> {
+/// The index of the key among the application data of a connection.
+fn key_index() -> Result<Index<Ssl, Offer>, ErrorStack> {
     static PLACE: OnceLock<Index<Ssl, Offer>> = OnceLock::new();
-    if let Some(place) = PLACE.get() {
-        return Ok(*place);
+    if let Some(key_index) = PLACE.get() {
+        return Ok(*key_index);
     }
     let made = Ssl::new_ex_index()?;
     Ok(*PLACE.get_or_init(|| made))
 }
 
-fn held(ssl: &SslRef) -> Option<&Offer> {
-    ssl.ex_data(place().ok()?)
+fn stored(ssl: &SslRef) -> Option<&Offer> {
+    ssl.ex_data(key_index().ok()?)
 }
 
-/// A connection goes by this key: the one that it knows, or the one that it presents.
+/// Stores the key of a connection: the one that a server accepts or a client presents.
 ///
 /// # Errors
 /// When OpenSSL has no memory.
 pub fn hold(ssl: &mut SslRef, offer: Offer) -> Result<(), ErrorStack> {
-    ssl.set_ex_data(place()?, offer);
+    ssl.set_ex_data(key_index()?, offer);
     Ok(())
 }
 
-/// Connections of a server find the key that they hold.
+/// Has connections of a server accept the key that [`hold`] has stored.
 pub(super) fn found_by(context: &mut SslContextBuilder) {
-    // SAFETY: the context lives, and the callback stays where it is.
+    // SAFETY: the context is valid, and a function pointer stays valid.
     unsafe { SSL_CTX_set_psk_find_session_callback(context.as_ptr(), Some(find)) }
 }
 
-/// Connections of a client present the key that they hold: the other side, for tests.
+/// Has connections of a client present the key that [`hold`] has stored; for tests.
+#[cfg(any(test, feature = "testing"))]
 pub fn presented_by(context: &mut SslContextBuilder) {
-    // SAFETY: the context lives, and the callback stays where it is.
+    // SAFETY: the context is valid, and a function pointer stays valid.
     unsafe { SSL_CTX_set_psk_use_session_callback(context.as_ptr(), Some(present)) }
 }
 
-/// A connection agrees to the cipher suite of this hash function alone; whether OpenSSL can.
+/// Restricts a connection to the cipher suite of this hash function; returns whether OpenSSL accepts that.
 pub(super) fn restrict_to(ssl: &mut SslRef, hash: Hash) -> bool {
-    // SAFETY: the connection lives, and the name ends with a zero.
+    // SAFETY: the connection is valid, and the name ends with NUL.
     unsafe { ffi::SSL_set_ciphersuites(ssl.as_ptr(), suite(hash).0.as_ptr()) == 1 }
 }
 
-/// What a greeting says of external keys. There is nothing but while it is looked at, before anything is chosen.
+/// The `pre_shared_key` extension of the ClientHello. Only available in the ClientHello callback.
 pub(super) fn named_keys(ssl: &SslRef) -> Option<&[u8]> {
     let (mut start, mut len) = (null(), 0);
-    // SAFETY: the connection lives; OpenSSL writes where the extension is, and how long. The greeting stays as it is
-    // while its callback runs, which has borrowed the connection; elsewhere there is no greeting, and nothing is found.
+    // SAFETY: the connection is valid; OpenSSL returns the address and the length of the extension. The ClientHello
+    // does not change while its callback runs, which has borrowed the connection; outside of it OpenSSL finds no
+    // extension.
     unsafe {
         let found = ffi::SSL_client_hello_get0_ext(ssl.as_ptr(), PRE_SHARED_KEY, &raw mut start, &raw mut len) == 1;
         (found && !start.is_null()).then(|| std::slice::from_raw_parts(start, len))
     }
 }
 
-/// A session around a key, which belongs to the caller; null if there is no memory.
+/// A session that holds a key, owned by the caller; null if there is no memory.
 ///
 /// # Safety
-/// `ssl` is a connection that lives.
+/// `ssl` is a valid connection.
 unsafe fn session_around(ssl: *mut ffi::SSL, offer: &Offer) -> *mut ffi::SSL_SESSION {
-    // SAFETY: the connection lives by what is asked of the caller, the new session until it is freed here or belongs
-    // to him; key and suite are read where they are, as long as they are.
+    // SAFETY: the connection is valid by the caller's contract, and the new session until it is freed here or returned;
+    // key and suite are read within their lengths.
     unsafe {
         let suite = SSL_CIPHER_find(ssl, suite(offer.hash).1.as_ptr());
         let session = SSL_SESSION_new();
@@ -119,36 +123,37 @@ unsafe fn session_around(ssl: *mut ffi::SSL, offer: &Offer) -> *mut ffi::SSL_SES
         if is_whole {
             return session;
         }
-        // Of none there is nothing to free.
+        // Freeing a null session is allowed.
         ffi::SSL_SESSION_free(session);
         null_mut()
     }
 }
 
-/// The key of this identity. Without one there is no session, and no channel.
+/// Callback of OpenSSL: the session of a PSK identity; null if it is not the stored one, and the handshake then fails.
 ///
 /// # Safety
-/// For OpenSSL: a connection that lives, an identity of `len` bytes, and room for a session.
+/// Called by OpenSSL with a valid connection, an identity of `len` bytes, and a valid place for a session.
 unsafe extern "C" fn find(
     ssl: *mut ffi::SSL,
     identity: *const c_uchar,
     len: usize,
     session: *mut *mut ffi::SSL_SESSION,
 ) -> c_int {
-    // SAFETY: so OpenSSL calls it. What the connection holds stays while it is looked at; the session is OpenSSL's
-    // then.
+    // SAFETY: OpenSSL passes valid arguments. The stored key is not changed while it is read; OpenSSL owns the session
+    // afterwards.
     unsafe {
         let identity = if identity.is_null() { &[] } else { std::slice::from_raw_parts(identity, len) };
-        let known = held(SslRef::from_ptr(ssl)).filter(|offer| offer.identity.as_bytes() == identity);
+        let known = stored(SslRef::from_ptr(ssl)).filter(|offer| offer.identity.as_bytes() == identity);
         *session = known.map_or(null_mut(), |offer| session_around(ssl, offer));
     }
     1
 }
 
-/// The identity and the key that are presented.
+/// Callback of OpenSSL: the identity and the session that a client presents.
 ///
 /// # Safety
-/// For OpenSSL: a connection that lives, and room for where an identity is, how long, and for a session.
+/// Called by OpenSSL with a valid connection, and valid places for an identity, its length and a session.
+#[cfg(any(test, feature = "testing"))]
 unsafe extern "C" fn present(
     ssl: *mut ffi::SSL,
     _digest: *const ffi::EVP_MD,
@@ -156,11 +161,11 @@ unsafe extern "C" fn present(
     len: *mut usize,
     session: *mut *mut ffi::SSL_SESSION,
 ) -> c_int {
-    // SAFETY: so OpenSSL calls it. The identity stays where it is while hands are shaken, for the connection holds it,
-    // and OpenSSL copies it at once; the session is OpenSSL's then.
+    // SAFETY: OpenSSL passes valid arguments. The connection stores the identity during the handshake, and OpenSSL
+    // copies it at once; OpenSSL owns the session afterwards.
     unsafe {
         *session = null_mut();
-        if let Some(offer) = held(SslRef::from_ptr(ssl)) {
+        if let Some(offer) = stored(SslRef::from_ptr(ssl)) {
             (*identity, *len) = (offer.identity.as_ptr(), offer.identity.len());
             *session = session_around(ssl, offer);
         }

@@ -1,0 +1,280 @@
+//! Decides who may log in; one value for all cores. It has no I/O: its creator and its callers provide randomness, time
+//! and the audit sink.
+//!
+//! * [`throttle`](lunar_core::access::throttle): failed logins are delayed per source address; no account is locked
+//! * [`audit`]: one record for each login and each refusal, without secrets
+//! * here: the answers that a login waits for: [`Authenticator::login_delay`], [`Authenticator::begin_login`] and
+//!   [`Authenticator::authenticate`]
+
+pub mod audit;
+
+use crate::chap::{Challenge, ChapAnswer, MutualChallenge, TargetAnswer};
+use crate::directory::{Directory, TargetEntry};
+use crate::login::Candidate;
+use crate::wire::LoginStatus;
+use audit::{AuditLog, AuditRecord, LoginDetails, RefusalReason};
+use lunar_core::access::throttle::Throttle;
+use lunar_core::access::{Account, Proofs};
+use lunar_core::time::Instant;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Fills memory with cryptographically secure random bytes; returns whether it succeeded.
+pub type RandomSource = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
+/// Takes audit records: per second at most [`REFUSALS_PER_SECOND`](lunar_core::access::audit::REFUSALS_PER_SECOND)
+/// refusals, and all accepted logins.
+pub type AuditSink = Box<dyn Fn(&AuditRecord) + Send + Sync>;
+
+/// Decides who may log in.
+pub struct Authenticator {
+    random: RandomSource,
+    sink: AuditSink,
+    throttle: Arc<Mutex<Throttle>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    directory: Arc<Directory>,
+    audit: AuditLog,
+    /// Challenges of the target that are not answered yet, of all connections: the target never answers one of them
+    /// itself. There are at most as many as half-open logins.
+    challenges: BTreeSet<Challenge>,
+}
+
+/// A challenge of the target that is not answered yet.
+#[derive(Debug)]
+struct Outstanding {
+    authenticator: Arc<Authenticator>,
+    challenge: Challenge,
+}
+
+impl Drop for Outstanding {
+    fn drop(&mut self) {
+        self.authenticator.lock().challenges.remove(&self.challenge);
+    }
+}
+
+/// A login that is not complete.
+#[derive(Debug)]
+pub struct LoginAttempt {
+    login: LoginDetails,
+    entry: Option<Arc<TargetEntry>>,
+    map: Option<Arc<str>>,
+    proofs: Arc<Proofs>,
+    outstanding: Option<Outstanding>,
+}
+
+impl LoginAttempt {
+    /// The CHAP challenge for the initiator, if it has to authenticate.
+    #[must_use]
+    pub fn challenge(&self) -> Option<Challenge> {
+        self.outstanding.as_ref().map(|outstanding| outstanding.challenge)
+    }
+
+    /// The name of the LUN map of the host group; without one, the initiator accesses all units.
+    #[must_use]
+    pub fn map(&self) -> Option<&Arc<str>> {
+        self.map.as_ref()
+    }
+
+    /// The requested target; `None` for a discovery session.
+    #[must_use]
+    pub fn entry(&self) -> Option<&Arc<TargetEntry>> {
+        self.entry.as_ref()
+    }
+
+    /// The names and the address of the login.
+    #[must_use]
+    pub fn login(&self) -> &LoginDetails {
+        &self.login
+    }
+}
+
+/// The result of a [`ChapAnswer`], and when the initiator may learn it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AuthOutcome {
+    /// The target's own CHAP response, if the initiator requests one; or how the login ends.
+    pub result: Result<Option<TargetAnswer>, LoginStatus>,
+    /// How long the answer is delayed.
+    pub delay: Duration,
+}
+
+impl Authenticator {
+    /// An authenticator for the targets of `directory`.
+    #[must_use]
+    pub fn new(directory: Directory, random: RandomSource, sink: AuditSink) -> Arc<Self> {
+        let mut throttle = Throttle::default();
+        throttle.set_rate(directory.login_rate);
+        let state = State { directory: Arc::new(directory), audit: AuditLog::default(), challenges: BTreeSet::new() };
+        Arc::new(Self { random, sink, throttle: Arc::new(Mutex::new(throttle)), state: Mutex::new(state) })
+    }
+
+    /// An authenticator without audit log and without randomness, so it cannot make challenges.
+    #[must_use]
+    pub fn silent(directory: Directory) -> Arc<Self> {
+        Self::new(directory, Box::new(|_| false), Box::new(|_| {}))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change is one insert, remove or assignment, so a panic of another thread leaves the state consistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn throttle(&self) -> MutexGuard<'_, Throttle> {
+        self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The throttle, to be shared with other fronts at the same addresses.
+    #[must_use]
+    pub fn shared_throttle(&self) -> Arc<Mutex<Throttle>> {
+        self.throttle.clone()
+    }
+
+    /// The current directory of targets and portals.
+    #[must_use]
+    pub fn directory(&self) -> Arc<Directory> {
+        self.lock().directory.clone()
+    }
+
+    /// Replaces the directory. Existing sessions and logins in progress do not change until each front checks them:
+    /// [`Front::review`](crate::serve::Front::review).
+    pub fn set_directory(&self, directory: Directory) {
+        self.throttle().set_rate(directory.login_rate);
+        self.lock().directory = Arc::new(directory);
+    }
+
+    /// How long a login has to wait, by the rate limit of its source address.
+    ///
+    /// # Errors
+    /// How the login ends, if there are too many from its address.
+    pub fn login_delay(
+        &self,
+        candidate: &Candidate,
+        source: SocketAddr,
+        now: Instant,
+    ) -> Result<Duration, LoginStatus> {
+        let turn = self.throttle().arrive(source.ip(), now);
+        turn.ok_or_else(|| {
+            self.record(LoginDetails::new(candidate, source), Err(RefusalReason::TooManyLogins), now);
+            LoginStatus::SERVICE_UNAVAILABLE
+        })
+    }
+
+    /// Begins a login.
+    ///
+    /// # Errors
+    /// How the login ends. A target that the initiator may not access is reported as not found.
+    pub fn begin_login(
+        self: &Arc<Self>,
+        candidate: &Candidate,
+        source: SocketAddr,
+        now: Instant,
+    ) -> Result<LoginAttempt, LoginStatus> {
+        let directory = self.directory();
+        let mut login = LoginDetails::new(candidate, source);
+        // Everyone may open a discovery session. It lists only targets that the initiator may access.
+        let wanted = candidate.target.as_deref().filter(|_| !candidate.discovery);
+        let entry = wanted.and_then(|name| directory.target(name)).cloned();
+        let group = entry.as_ref().and_then(|entry| entry.access.group(&candidate.initiator, source.ip()));
+        login.group = group.map(|group| group.name.clone());
+        let (proofs, map) = match group {
+            _ if candidate.discovery => (directory.discovery.clone(), None),
+            Some(group) => (Arc::new(group.proofs.clone()), group.map.clone()),
+            None => {
+                self.record(
+                    login,
+                    Err(if entry.is_some() { RefusalReason::NoGroup } else { RefusalReason::NoTarget }),
+                    now,
+                );
+                return Err(LoginStatus::NOT_FOUND);
+            }
+        };
+        let outstanding = if proofs.users.is_empty() { None } else { Some(self.challenge()?) };
+        Ok(LoginAttempt { login, entry, map, proofs, outstanding })
+    }
+
+    fn challenge(self: &Arc<Self>) -> Result<Outstanding, LoginStatus> {
+        let mut random = [0; Challenge::RANDOM];
+        if !(self.random)(&mut random) {
+            return Err(LoginStatus::TARGET_ERROR);
+        }
+        let challenge = Challenge::from_random(random);
+        // A repeated challenge means that the random number generator is broken.
+        if !self.lock().challenges.insert(challenge) {
+            return Err(LoginStatus::TARGET_ERROR);
+        }
+        Ok(Outstanding { authenticator: self.clone(), challenge })
+    }
+
+    /// Checks the CHAP answer of an initiator.
+    pub fn authenticate(&self, attempt: &mut LoginAttempt, chap_answer: &ChapAnswer, now: Instant) -> AuthOutcome {
+        (attempt.login.user, attempt.login.algorithm) = (Some(chap_answer.user.clone()), Some(chap_answer.algorithm));
+        let source = attempt.login.source.ip();
+        let Some(turn) = self.throttle().turn(source, now) else {
+            self.record(attempt.login.clone(), Err(RefusalReason::TooManyFailures), now);
+            return AuthOutcome { result: Err(LoginStatus::SERVICE_UNAVAILABLE), delay: Duration::ZERO };
+        };
+        match self.verify(&attempt.proofs, chap_answer) {
+            Ok(answer) => {
+                self.throttle().succeeded(&chap_answer.user);
+                AuthOutcome { result: Ok(answer), delay: turn }
+            }
+            Err(reason) => {
+                let pause = self.throttle().failed(source, &chap_answer.user, now);
+                self.record(attempt.login.clone(), Err(reason), now);
+                AuthOutcome { result: Err(LoginStatus::AUTHENTICATION_FAILURE), delay: turn + pause }
+            }
+        }
+    }
+
+    fn verify<'a>(&self, proofs: &'a Proofs, chap_answer: &ChapAnswer) -> Result<Option<TargetAnswer>, RefusalReason> {
+        // All users are compared, so that the time does not depend on the position of the name.
+        let matches = |found, user: &'a Account| if user.name == chap_answer.user { Some(user) } else { found };
+        let user = proofs.users.iter().fold(None, matches);
+        // An unknown user takes the same path and time with the secret of another one; the result is not used.
+        let secret = &user.or_else(|| proofs.users.first()).ok_or(RefusalReason::UnknownUser)?.secret;
+        let Challenge { identifier, bytes } = chap_answer.challenge;
+        let is_correct = chap_answer.algorithm.response(identifier, secret, &bytes) == chap_answer.response;
+        match (user, is_correct) {
+            (None, _) => return Err(RefusalReason::UnknownUser),
+            (Some(_), false) => return Err(RefusalReason::WrongResponse),
+            (Some(_), true) => {}
+        }
+        let Some(MutualChallenge { identifier, challenge }) = &chap_answer.mutual else { return Ok(None) };
+        // RFC 7143 9.2.1: reject a reflected challenge, whose answer would authenticate the initiator.
+        if self.lock().challenges.iter().any(|own| own.bytes[..] == challenge[..]) {
+            return Err(RefusalReason::Reflected);
+        }
+        let own = proofs.target.as_ref().ok_or(RefusalReason::NoTargetSecret)?;
+        let response = chap_answer.algorithm.response(*identifier, &own.secret, challenge);
+        Ok(Some(TargetAnswer { name: own.name.clone(), response }))
+    }
+
+    /// Records a successful login.
+    pub fn log_accepted(&self, attempt: &LoginAttempt, now: Instant) {
+        self.record(attempt.login.clone(), Ok(()), now);
+    }
+
+    /// Records a login that has failed for a reason outside the authenticator.
+    pub fn log_refused(&self, attempt: &LoginAttempt, status: LoginStatus, now: Instant) {
+        self.record(attempt.login.clone(), Err(RefusalReason::Status(status)), now);
+    }
+
+    fn record(&self, login: LoginDetails, outcome: Result<(), RefusalReason>, now: Instant) {
+        let records = self.lock().audit.records(login, outcome, now);
+        records.iter().for_each(|record| (self.sink)(record));
+    }
+}
+
+impl fmt::Debug for Authenticator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Authenticator({:?})", self.lock().directory)
+    }
+}
+
+#[cfg(test)]
+#[path = "authenticator_tests.rs"]
+mod tests;
