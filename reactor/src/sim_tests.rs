@@ -1,9 +1,10 @@
 use super::*;
-use crate::op::Allocate;
+use crate::op::{Allocate, Driver, Handle, How, Incoming, Op, Wait};
 use lunar_core::io::{Completion, Fault, Outcome};
-use lunar_core::mem::Sg;
-use std::net::Ipv4Addr;
+use lunar_core::mem::{Arena, Sg};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 

@@ -25,7 +25,6 @@ const PENDING: &[&str] = &[
     "front/vfio-user",
     "lunar",
     "nvme",
-    "reactor",
     "scsi",
 ];
 

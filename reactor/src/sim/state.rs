@@ -1,20 +1,19 @@
 //! What a world knows: the time, what will happen, and what belongs to each core.
 
 use super::chance::Chance;
+use super::core_state::{Answer, CoreState, Host};
 use super::disk::Disk;
 use super::faults::Faults;
-use super::files::Job;
-use super::sockets::{Link, Listener, Side};
+use super::job::Job;
+use super::link::{Link, Listener, Side};
 use super::trace::Trace;
-use super::{Host, SimBell};
-use crate::op::{Handle, How};
+use crate::op::Handle;
 use lunar_core::io::{Data, Done, Extent, Fault, Outcome};
 use lunar_core::time::Instant;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -69,46 +68,6 @@ pub(super) enum Event {
     Late(u64),
 }
 
-/// What belongs to one core.
-pub(super) struct CoreState {
-    pub(super) host: Host,
-    pub(super) alive: bool,
-    pub(super) handles: BTreeMap<u32, Kind>,
-    pub(super) due: Vec<Answer>,
-    pub(super) bell: Arc<SimBell>,
-    pub(super) bell_done: Option<Done>,
-}
-
-/// What a handle stands for.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
-    /// `told`: failures to write back that it has heard of.
-    File {
-        disk: usize,
-        how: How,
-        told: u64,
-    },
-    Socket {
-        link: u32,
-        side: Side,
-    },
-    Listener(SocketAddr),
-}
-
-/// An answer on its way to its core.
-pub(super) struct Answer {
-    done: Done,
-    outcome: Outcome,
-    /// The operation's handle: dropped last, and outside of the world.
-    _handle: Option<Handle>,
-}
-
-impl Answer {
-    pub(super) fn give(self) {
-        self.done.complete(self.outcome);
-    }
-}
-
 impl State {
     pub(super) fn new(seed: u64) -> Self {
         Self {
@@ -155,7 +114,7 @@ impl State {
     /// Answers an operation of a core: at once if it is just being submitted and fortune says so, else in the
     /// core's next turn.
     pub(super) fn answer(&mut self, core: usize, done: Done, outcome: Outcome, handle: Option<Handle>) {
-        let answer = Answer { done, outcome, _handle: handle };
+        let answer = Answer { done, outcome, handle };
         if self.eager {
             self.left.answers.push(answer);
         } else {
@@ -181,7 +140,7 @@ impl State {
             return self.answer(core, done, outcome, handle);
         }
         let key = self.serial();
-        let answer = Answer { done, outcome, _handle: handle };
+        let answer = Answer { done, outcome, handle };
         self.late.insert(key << CORE_BITS | core as u64, answer);
         self.schedule(self.now + wait, Event::Late(key << CORE_BITS | core as u64));
     }
@@ -237,7 +196,7 @@ impl State {
             && state.bell.heard()
             && let Some(done) = state.bell_done.take()
         {
-            state.due.push(Answer { done, outcome: Outcome::new(Ok(0)), _handle: None });
+            state.due.push(Answer { done, outcome: Outcome::new(Ok(0)), handle: None });
         }
     }
 
@@ -270,7 +229,7 @@ impl State {
         state.handles.clear();
         self.left.answers.append(&mut state.due);
         if let Some(done) = state.bell_done.take() {
-            self.left.answers.push(Answer { done, outcome: Outcome::new(Err(Fault::Aborted)), _handle: None });
+            self.left.answers.push(Answer { done, outcome: Outcome::new(Err(Fault::Aborted)), handle: None });
         }
         for (key, answer) in std::mem::take(&mut self.late) {
             if (key & ((1 << CORE_BITS) - 1)) as usize == core {
@@ -284,9 +243,3 @@ impl State {
 
 /// Low bits of a late answer's key that hold its core.
 const CORE_BITS: u32 = 8;
-
-impl fmt::Debug for Answer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Answer({:?})", self.outcome.result)
-    }
-}

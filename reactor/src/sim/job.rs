@@ -1,0 +1,41 @@
+//! A file operation of the simulation that is under way.
+
+use crate::op::{Handle, How, Op};
+use lunar_core::io::{Done, Fault};
+
+/// A file operation that runs.
+pub(super) struct Job {
+    pub(super) core: usize,
+    pub(super) disk: usize,
+    pub(super) how: How,
+    pub(super) op: Op,
+    pub(super) done: Done,
+    pub(super) fault: Option<Fault>,
+    /// Where the stream of writes was when it began.
+    pub(super) mark: u64,
+    /// Sectors of a write that took effect already.
+    pub(super) applied: usize,
+}
+
+impl Job {
+    pub(super) fn handle(&self) -> Option<Handle> {
+        handle_of(&self.op).cloned()
+    }
+}
+
+pub(super) fn handle_of(op: &Op) -> Option<&Handle> {
+    match op {
+        Op::Accept { listener } => Some(listener),
+        Op::Receive { socket, .. } | Op::Send { socket, .. } => Some(socket),
+        Op::Read { file, .. }
+        | Op::Write { file, .. }
+        | Op::Sync { file }
+        | Op::Allocate { file, .. }
+        | Op::Extent { file, .. }
+        | Op::Space { file }
+        | Op::Copy { file, .. }
+        | Op::Ready { file, .. }
+        | Op::Signal { file } => Some(file),
+        Op::Bell => None,
+    }
+}
