@@ -25,9 +25,9 @@ mod clock;
 pub mod disk;
 pub mod end;
 mod epoll;
+mod eventfd;
 mod executor;
 mod file;
-mod helper;
 pub mod linger;
 pub mod log;
 mod net;
@@ -41,6 +41,7 @@ mod timer;
 pub mod unix;
 mod vector;
 pub mod watch;
+mod worker;
 
 #[cfg(test)]
 mod core_tests;
@@ -48,6 +49,8 @@ mod core_tests;
 mod cost_tests;
 #[cfg(test)]
 mod driver_tests;
+#[cfg(test)]
+mod testing;
 
 pub use spin::Spin;
 

@@ -273,8 +273,18 @@ pub trait Driver {
     fn bell(&self) -> Arc<dyn Bell>;
 }
 
-/// The memory of an operation, for drivers that answer early.
+/// For drivers.
 impl Op {
+    /// The handle that an operation holds besides the one of its file. A driver drops it when nothing of its own is
+    /// borrowed, because it may be the last one.
+    #[must_use]
+    pub fn source(&self) -> Option<Handle> {
+        match self {
+            Self::Copy { from, .. } => Some(from.clone()),
+            _ => None,
+        }
+    }
+
     /// The memory that goes back with the answer.
     #[must_use]
     pub fn into_data(self) -> Data {

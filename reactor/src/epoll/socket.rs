@@ -1,6 +1,6 @@
 //! What waits on a socket or listener, and what is known of its readiness.
 
-use super::Answer;
+use super::answer::Answer;
 use crate::net;
 use crate::op::Handle;
 use crate::vector::Vector;

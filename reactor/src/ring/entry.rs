@@ -1,6 +1,6 @@
 //! One operation that the kernel works on: what it may touch, and how far it has come.
 
-use crate::file::{SECTOR, Work, fallocate_mode};
+use crate::file::SECTOR;
 use crate::net;
 use crate::op::{Handle, Op};
 use crate::vector::Vector;
@@ -15,7 +15,9 @@ use std::os::fd::OwnedFd;
 const POLL_FIRST: u16 = 1;
 /// How often in a row the kernel may say "not now" before the operation fails with that.
 const RETRIES: u8 = 100;
-const FIXED_PIECE_SHIFT: u32 = super::FIXED_PIECE.trailing_zeros();
+/// The kernel takes registered memory in pieces of at most 1 GiB.
+pub(super) const FIXED_PIECE: usize = 1 << 30;
+const FIXED_PIECE_SHIFT: u32 = FIXED_PIECE.trailing_zeros();
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -26,16 +28,12 @@ pub(super) enum Kind {
         durable: bool,
     },
     Sync,
-    Allocate {
-        mode: i32,
-        len: u64,
-    },
     Ready {
         to_write: bool,
     },
     Signal,
-    /// Work for a helper.
-    Help,
+    /// Work of a worker thread.
+    Work,
 }
 
 pub(super) struct Entry {
@@ -48,7 +46,6 @@ pub(super) struct Entry {
     moved: usize,
     retries: u8,
     is_cancelled: bool,
-    work: Option<Op>,
     vector: Vector,
     /// The kernel reads and writes it while the operation runs.
     head: UnsafeCell<msghdr>,
@@ -81,24 +78,52 @@ pub(super) struct Answer {
     pub(super) done: Option<Done>,
     pub(super) outcome: Outcome,
     pub(super) handle: Option<Handle>,
-    /// What a helper did: it holds the handle that a copy comes from.
-    pub(super) work: Option<Op>,
 }
 
 impl Answer {
-    /// Answers. The handles go last: they may be the last ones.
+    pub(super) fn new(done: Done, result: Result<u32, Fault>) -> Self {
+        Self { done: Some(done), outcome: Outcome::new(result), handle: None }
+    }
+
+    pub(super) fn with_handle(done: Done, result: Result<u32, Fault>, handle: Handle) -> Self {
+        Self { handle: Some(handle), ..Self::new(done, result) }
+    }
+
+    /// Answers. The handle is dropped last: it may be the last one.
     pub(super) fn give(self) {
         if let Some(done) = self.done {
             done.complete(self.outcome);
         }
-        drop((self.handle, self.work));
+        drop(self.handle);
+    }
+}
+
+/// The answers that follow from a completion: one for most, several for a bell or a listener that fails.
+#[must_use]
+pub(super) enum Answers {
+    None,
+    One(Answer),
+    Many(Vec<Answer>),
+}
+
+impl Answers {
+    /// Gives them; returns how many there were.
+    pub(super) fn give(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::One(answer) => {
+                answer.give();
+                1
+            }
+            Self::Many(answers) => answers.into_iter().map(Answer::give).count(),
+        }
     }
 }
 
 impl Default for Entry {
     fn default() -> Self {
         Self {
-            kind: Kind::Help,
+            kind: Kind::Work,
             done: None,
             handle: None,
             data: Data::None,
@@ -107,7 +132,6 @@ impl Default for Entry {
             moved: 0,
             retries: 0,
             is_cancelled: false,
-            work: None,
             vector: Vector::default(),
             // SAFETY: a msghdr of zeroes is an empty message.
             head: UnsafeCell::new(unsafe { std::mem::zeroed() }),
@@ -133,20 +157,10 @@ impl Entry {
             Op::Sync { file } => (Kind::Sync, file, Data::None),
             Op::Ready { file, to_write } => (Kind::Ready { to_write }, file, Data::None),
             Op::Signal { file } => (Kind::Signal, file, Data::None),
-            Op::Allocate { file, how, offset, len } if fallocate_mode(how).is_some() => {
-                self.offset = offset;
-                (Kind::Allocate { mode: fallocate_mode(how).unwrap_or(0), len }, file, Data::None)
+            Op::Allocate { file, .. } | Op::Extent { file, .. } | Op::Space { file } | Op::Copy { file, .. } => {
+                (Kind::Work, file, Data::None)
             }
-            Op::Allocate { ref file, .. }
-            | Op::Extent { ref file, .. }
-            | Op::Space { ref file }
-            | Op::Copy { ref file, .. } => {
-                let file = file.clone();
-                self.work = Some(op);
-                (Kind::Help, file, Data::None)
-            }
-            Op::Accept { listener: handle } => (Kind::Help, handle, Data::None),
-            Op::Bell => unreachable!("the bell has no entry"),
+            Op::Accept { .. } | Op::Bell => unreachable!("neither an accept nor the bell has an entry"),
         };
         let id = handle.id();
         self.total = data.len();
@@ -167,17 +181,6 @@ impl Entry {
         self.total == 0 && matches!(self.kind, Kind::Receive | Kind::Send | Kind::Read | Kind::Write { .. })
     }
 
-    /// The work for a helper, if that is what it is; `raw` knows the file of a handle.
-    pub(super) fn work(&self, file: i32, raw: impl Fn(&Handle) -> i32) -> Option<Work> {
-        match *self.work.as_ref()? {
-            Op::Allocate { how, offset, len, .. } => Some(Work::Allocate { file, how, offset, len }),
-            Op::Extent { offset, len, .. } => Some(Work::Extent { file, offset, len }),
-            Op::Space { .. } => Some(Work::Space { file }),
-            Op::Copy { ref from, at, offset, len, .. } => Some(Work::Copy { from: raw(from), at, file, offset, len }),
-            _ => None,
-        }
-    }
-
     /// The submission for what is left of the operation.
     pub(super) fn prepare(&mut self, target: Target, fixed: Option<(usize, usize)>) -> squeue::Entry {
         let fd = Fd(target.number);
@@ -189,13 +192,12 @@ impl Entry {
             Kind::Read => self.prepare_read(fd, at, fixed),
             Kind::Write { durable } => self.prepare_write(fd, at, durable, fixed),
             Kind::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
-            Kind::Allocate { mode, len } => opcode::Fallocate::new(fd, len).offset(self.offset).mode(mode).build(),
             Kind::Ready { to_write } => {
                 let events = if to_write { libc::POLLOUT } else { libc::POLLIN | libc::POLLRDHUP };
                 opcode::PollAdd::new(fd, events as u32).build()
             }
             Kind::Signal => opcode::Write::new(fd, net::ONE.as_ptr(), net::ONE.len() as u32).build(),
-            Kind::Help => unreachable!("helpers' work never reaches the ring"),
+            Kind::Work => unreachable!("the work of worker threads never reaches the ring"),
         };
         // The ring's own threads may wait for what said "not now" before.
         let flags = target.flags();
@@ -274,7 +276,7 @@ impl Entry {
         self.moved += got;
         let is_all = self.moved >= self.total;
         let over = match self.kind {
-            Kind::Sync | Kind::Allocate { .. } | Kind::Ready { .. } | Kind::Signal | Kind::Help => Ok(0),
+            Kind::Sync | Kind::Ready { .. } | Kind::Signal | Kind::Work => Ok(0),
             Kind::Receive => Ok(self.moved as u32),
             _ if is_all => Ok(self.total as u32),
             // A direct read that ends inside a sector has met the end of the file.
@@ -302,7 +304,7 @@ impl Entry {
 
     /// If the kernel works on it for this handle, it does not begin anew; tells whether.
     pub(super) fn cancel(&mut self, id: u32) -> bool {
-        let runs = self.id() == id && self.kind != Kind::Help;
+        let runs = self.id() == id && self.kind != Kind::Work;
         self.is_cancelled |= runs;
         runs
     }
@@ -317,7 +319,6 @@ impl Entry {
             done: self.done.take(),
             outcome: Outcome::with(result, std::mem::take(&mut self.data)),
             handle: self.handle.take(),
-            work: self.work.take(),
         }
     }
 }

@@ -5,8 +5,8 @@
 //! until its core is about to sleep, or was tried in vain too often while others had something; and a send goes into
 //! the ring only when the peer's window is full.
 
-use super::entry::{Answer, Kind, Next};
-use super::{Answers, Inner, Ring};
+use super::entry::{Answer, Answers, Kind, Next};
+use super::{Inner, Ring};
 use crate::op::Wait;
 use lunar_core::io::Fault;
 
@@ -30,7 +30,7 @@ struct Receive {
 
 impl Hot {
     /// Takes a receive in, if there is room.
-    pub(super) fn enter(&mut self, key: u32) -> bool {
+    pub(super) fn add(&mut self, key: u32) -> bool {
         let has_room = self.receives.len() < HOT_MAX;
         if has_room {
             self.receives.push(Receive { key, misses: 0 });
@@ -82,7 +82,7 @@ impl Inner {
             match self.entries[key as usize].advance(result, false) {
                 Next::Again => self.issue(key),
                 Next::Over(result) => {
-                    self.open(self.entries[key as usize].id()).had_its_turn();
+                    self.open(self.entries[key as usize].id()).end_receive_of_turn();
                     let answer = self.retire(key, result);
                     self.hot.ended.push(answer);
                 }
@@ -101,7 +101,7 @@ impl Inner {
         {
             return Answers::One(self.retire(key, result));
         }
-        if !self.hot.enter(key) {
+        if !self.hot.add(key) {
             self.issue(key);
         }
         Answers::None
@@ -112,7 +112,7 @@ impl Inner {
         let entry = &mut self.entries[key as usize];
         let open = self.open[entry.id() as usize].as_mut().expect("an operation holds its handle");
         let room = entry.left();
-        let result = entry.call(&open.fd);
+        let result = entry.call(open.fd());
         if entry.kind() == Kind::Receive {
             // Fewer than there was room for: there is no more.
             open.is_drained = usize::try_from(result).is_ok_and(|got| got < room) || result == -libc::EAGAIN;
