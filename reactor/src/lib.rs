@@ -32,6 +32,7 @@ pub mod linger;
 pub mod log;
 mod net;
 pub mod op;
+pub mod remote;
 mod ring;
 pub mod shared;
 pub mod sim;
@@ -55,13 +56,14 @@ mod testing;
 pub use spin::Spin;
 
 use executor::Executor;
-use lunar_core::io::{Completion, Done, Fault, Outcome};
+use lunar_core::io::{Completion, Data, Done, Fault, Outcome};
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
 use op::{Driver, Handle, Incoming, Op, Wait};
+use remote::{RemoteDone, Remotes};
 use spin::Policy;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
@@ -138,6 +140,8 @@ struct Inner {
     stats: Arc<Stats>,
     policy: RefCell<Policy>,
     watches: Watches,
+    /// Made with the first request that another thread answers.
+    remotes: OnceCell<Rc<Remotes>>,
     now: Cell<Instant>,
     is_running: Cell<bool>,
     /// Whether the core had nothing to do before the turn that runs.
@@ -176,6 +180,7 @@ impl Reactor {
             stats,
             policy: RefCell::new(Policy::new(spin)),
             watches: Watches::default(),
+            remotes: OnceCell::new(),
             is_running: Cell::new(false),
             has_waited: Cell::new(false),
         });
@@ -321,6 +326,21 @@ impl Reactor {
         self.inner.driver.submit(op, done);
     }
 
+    /// Exchanges the duty to answer a request for a token that any thread may answer: for stores whose completions come
+    /// from other threads. The core keeps `data` in place and untouched until the token is answered or dropped.
+    ///
+    /// `None` when too many requests are held by other threads ([`remote::REMOTE_MAX`]): then the request has been
+    /// answered with [`Fault::NoMemory`].
+    #[must_use]
+    pub fn remote(&self, done: Done, data: Data) -> Option<RemoteDone> {
+        let remotes = self.inner.remotes.get_or_init(|| {
+            let remotes = Remotes::new();
+            self.spawn(remotes.clone().answer_all());
+            remotes
+        });
+        remotes.give(done, data)
+    }
+
     /// The next connection.
     ///
     /// # Errors
@@ -402,6 +422,7 @@ impl Drop for Reactor {
         if self.is_first {
             self.inner.executor.close();
             self.inner.driver.end();
+            self.inner.remotes.get_or_init(Remotes::new).end();
         }
     }
 }

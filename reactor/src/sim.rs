@@ -16,6 +16,7 @@ mod disk;
 mod driver;
 mod faults;
 mod files;
+mod foreign;
 mod job;
 mod link;
 mod peer;
@@ -29,6 +30,7 @@ pub use core_state::Host;
 pub use disk::{SECTOR, SPACE_BLOCK};
 pub use driver::Core;
 pub use faults::Faults;
+pub use foreign::ForeignThread;
 pub use peer::Peer;
 
 use crate::Reactor;
@@ -149,10 +151,11 @@ impl World {
             let value = act(&mut state);
             (value, std::mem::take(&mut state.left))
         };
-        let Leftovers { answers, wakers, jobs, links, listeners } = left;
+        let Leftovers { answers, wakers, foreign, orphans, jobs, links, listeners } = left;
         answers.into_iter().for_each(core_state::Answer::give);
+        foreign.into_iter().for_each(job::HeldRequest::answer);
         wakers.into_iter().for_each(std::task::Waker::wake);
-        drop((jobs, links, listeners));
+        drop((orphans, jobs, links, listeners));
         value
     }
 }

@@ -59,6 +59,14 @@ impl Core {
         Handle::new(me, id)
     }
 
+    pub(super) fn world(&self) -> &World {
+        &self.world
+    }
+
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+
     fn kind(&self, state: &State, id: u32) -> Option<Kind> {
         state.cores[self.index].handles.get(&id).copied()
     }
@@ -152,6 +160,10 @@ impl Driver for Core {
             Some(Kind::Listener(address)) => state.close_listener(address),
             Some(Kind::File { .. }) | None => {}
         });
+    }
+
+    fn end(&self) {
+        self.world.enter(|state| state.end_core(self.index));
     }
 
     fn open(&self, path: &Path, how: How) -> io::Result<Handle> {

@@ -31,9 +31,7 @@ impl State {
         if self.eager {
             return self.finish(key);
         }
-        let faults = self.faults.clone();
-        let slow = self.chance.odds(faults.slow);
-        let time = self.chance.time(if slow { &faults.slow_time } else { &faults.file_time });
+        let time = self.operation_time();
         let end = self.now + time;
         if writes_much && self.chance.coin() {
             let between = self.chance.within(self.now.0..=end.0);

@@ -1,6 +1,7 @@
-//! A file operation of the simulation that is under way.
+//! What is under way on a simulated machine: file operations, and requests that foreign threads hold.
 
 use crate::op::{Handle, How, Op};
+use crate::remote::RemoteDone;
 use lunar_core::io::{Done, Fault};
 
 /// A file operation that runs.
@@ -37,5 +38,18 @@ pub(super) fn handle_of(op: &Op) -> Option<&Handle> {
         | Op::Ready { file, .. }
         | Op::Signal { file } => Some(file),
         Op::Bell => None,
+    }
+}
+
+/// A request that a foreign thread holds, and how it will answer.
+pub(super) struct HeldRequest {
+    pub(super) core: usize,
+    pub(super) token: RemoteDone,
+    pub(super) answer: Box<dyn FnOnce(RemoteDone)>,
+}
+
+impl HeldRequest {
+    pub(super) fn answer(self) {
+        (self.answer)(self.token);
     }
 }

@@ -4,7 +4,7 @@ use super::chance::Chance;
 use super::core_state::{Answer, CoreState, Host};
 use super::disk::Disk;
 use super::faults::Faults;
-use super::job::Job;
+use super::job::{HeldRequest, Job};
 use super::link::{Link, Listener, Side};
 use super::trace::Trace;
 use crate::op::Handle;
@@ -32,6 +32,8 @@ pub(super) struct State {
     pub(super) paths: BTreeMap<PathBuf, usize>,
     pub(super) disks: Vec<Disk>,
     pub(super) jobs: BTreeMap<u64, Job>,
+    /// Requests that foreign threads hold.
+    pub(super) foreign: BTreeMap<u64, HeldRequest>,
     pub(super) links: BTreeMap<u32, Link>,
     pub(super) listeners: BTreeMap<SocketAddr, Listener>,
     pub(super) cores: Vec<CoreState>,
@@ -49,6 +51,10 @@ pub(super) struct Leftovers {
     pub(super) answers: Vec<Answer>,
     pub(super) wakers: Vec<Waker>,
     pub(super) jobs: Vec<Job>,
+    /// Requests whose foreign threads answer now.
+    pub(super) foreign: Vec<HeldRequest>,
+    /// Requests whose core is gone.
+    pub(super) orphans: Vec<HeldRequest>,
     pub(super) links: Vec<Link>,
     pub(super) listeners: Vec<Listener>,
 }
@@ -66,6 +72,8 @@ pub(super) enum Event {
     Finish(u64),
     /// An answer becomes visible.
     Late(u64),
+    /// A foreign thread answers a request.
+    Foreign(u64),
 }
 
 impl State {
@@ -81,6 +89,7 @@ impl State {
             paths: BTreeMap::new(),
             disks: Vec::new(),
             jobs: BTreeMap::new(),
+            foreign: BTreeMap::new(),
             links: BTreeMap::new(),
             listeners: BTreeMap::new(),
             cores: Vec::new(),
@@ -109,6 +118,13 @@ impl State {
     /// When something happens next.
     pub(super) fn next_event(&self) -> Option<Instant> {
         self.events.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// How long an operation of a file, a device or a foreign thread takes.
+    pub(super) fn operation_time(&mut self) -> Duration {
+        let slow = self.chance.odds(self.faults.slow);
+        let bounds = if slow { self.faults.slow_time } else { self.faults.file_time };
+        self.chance.time(&bounds)
     }
 
     /// Answers an operation of a core: at once if it is just being submitted and fortune says so, else in the
@@ -182,6 +198,7 @@ impl State {
             Event::Stir(link, side) => self.stir(link, side),
             Event::Half(job) => self.half_done(job),
             Event::Finish(job) => self.finish(job),
+            Event::Foreign(key) => self.left.foreign.extend(self.foreign.remove(&key)),
             Event::Late(key) => {
                 if let Some(answer) = self.late.remove(&key) {
                     self.cores[(key & ((1 << CORE_BITS) - 1)) as usize].due.push(answer);
@@ -224,6 +241,10 @@ impl State {
             return;
         }
         self.drop_jobs(core);
+        let (orphans, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.foreign).into_iter().partition(|(_, held)| held.core == core);
+        self.foreign = kept.into_iter().collect();
+        self.left.orphans.extend(orphans.into_iter().map(|(_, held)| held));
         self.drop_links(core);
         let state = &mut self.cores[core];
         state.handles.clear();
