@@ -713,7 +713,10 @@ async fn who_never_pauses_is_heard_several_times_a_turn(reactor: Reactor) {
         }
         rows.push(in_row);
         let longest = rows.into_iter().max().expect("the last");
-        assert!(longest <= 1 + u32::from(crate::net::RECEIVES_AT_ONCE), "others waited for {longest} receives");
+        assert!(
+            longest <= 1 + u32::from(crate::endpoint::stream::RECEIVES_AT_ONCE),
+            "others waited for {longest} receives"
+        );
         assert!(!at_once || longest > 1, "each took a turn");
     }
 }

@@ -13,10 +13,11 @@ mod polled;
 mod socket;
 
 use crate::clock;
-use crate::eventfd::Eventfd;
+use crate::endpoint::stream;
+use crate::eventfd::{self, Eventfd};
 use crate::file::{OpenFile, Work};
-use crate::net;
 use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
+use crate::sys::raw;
 use crate::vector::Vector;
 use crate::worker::{Limits, Workers};
 use answer::Answer;
@@ -144,7 +145,7 @@ impl Epoll {
 
     /// Asks the kernel for events; waits at most for `timeout` (`None`: for as long as it takes).
     fn wait(&self, events: &mut [epoll_event; EVENTS], timeout: Option<Duration>) -> usize {
-        let (room, poll) = (EVENTS as i32, net::raw(&self.poll));
+        let (room, poll) = (EVENTS as i32, raw(&self.poll));
         if self.is_fine.get()
             && let Some(timeout) = timeout.filter(|timeout| !timeout.is_zero())
         {
@@ -246,7 +247,7 @@ impl Inner {
         match op {
             Op::Ready { file, to_write } => self.start_ready(poll, file, to_write, done),
             Op::Signal { file } => {
-                net::signal(self.open(file.id()).fd());
+                eventfd::signal(self.open(file.id()).fd());
                 Some(Answer::new(done, Ok(0), Data::None, file))
             }
             Op::Bell if std::mem::take(&mut self.has_rung) => Some(Answer::of_bell(done)),
@@ -378,7 +379,7 @@ impl Driver for Epoll {
     }
 
     fn listen(&self, address: SocketAddr) -> io::Result<(Handle, SocketAddr)> {
-        let (fd, local) = net::listen(address, true)?;
+        let (fd, local) = stream::listen(address, true)?;
         Ok((self.admit(Open::Listener(fd, Box::default()))?, local))
     }
 
@@ -390,7 +391,7 @@ impl Driver for Epoll {
     }
 
     fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)> {
-        let (fd, local, peer) = net::join(incoming, true)?;
+        let (fd, local, peer) = stream::join(incoming, true)?;
         Ok((self.admit(Open::Socket(fd, Box::default()))?, local, peer))
     }
 

@@ -1,4 +1,4 @@
-//! The bell of both real drivers: an eventfd.
+//! Eventfds: the bell of both real drivers, and those of peers that this side signals.
 
 use crate::op::Bell;
 use std::io;
@@ -26,6 +26,19 @@ impl Eventfd {
 impl Bell for Eventfd {
     fn ring(&self) {
         // The write fails only if the counter is full, and then the core is being woken already.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.0, &ONE);
+    }
+}
+
+/// The number that is written to an eventfd to signal it.
+pub(crate) static ONE: [u8; 8] = 1_u64.to_ne_bytes();
+
+/// Adds one to the eventfd of a peer, unless its counter is full.
+pub(crate) fn signal(fd: &OwnedFd) {
+    let mut ready = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::OUT)];
+    let is_writable = rustix::event::poll(&mut ready, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 }));
+    if is_writable.is_ok_and(|count| count > 0) {
+        // A peer that gave another descriptor than an eventfd gets no signal.
+        let _ = rustix::io::write(fd, &ONE);
     }
 }

@@ -14,10 +14,11 @@ mod hot;
 mod open;
 
 use crate::clock;
+use crate::endpoint::stream;
 use crate::eventfd::Eventfd;
 use crate::file::{self, OpenFile, Work};
-use crate::net;
 use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
+use crate::sys::raw;
 use crate::worker::{Limits, Workers};
 use enter::Entrance;
 use entry::{Answer, Answers, Entry, FIXED_PIECE, Next, Target};
@@ -114,7 +115,7 @@ impl Ring {
             in_flight: 0,
             fixed_files,
             fixed_memory: None,
-            bell: BellState { fd: net::raw(bell.fd()), value: Box::new(0), waiting: Vec::new(), has_rung: false },
+            bell: BellState { fd: raw(bell.fd()), value: Box::new(0), waiting: Vec::new(), has_rung: false },
             is_over: false,
         };
         inner.read_bell();
@@ -205,7 +206,7 @@ impl Inner {
             (self.open.len() - 1) as u32
         });
         let mut open = Open::new(role);
-        let raw = net::raw(open.fd());
+        let raw = raw(open.fd());
         open.is_fixed = id < self.fixed_files && self.ring.submitter().register_files_update(id, &[raw]).is_ok();
         self.open[id as usize] = Some(open);
         id
@@ -220,7 +221,7 @@ impl Inner {
         if open.is_fixed {
             Target { number: id as i32, is_fixed: true, waits_first: open.is_drained }
         } else {
-            Target { number: net::raw(open.fd()), is_fixed: false, waits_first: open.is_drained }
+            Target { number: raw(open.fd()), is_fixed: false, waits_first: open.is_drained }
         }
     }
 
@@ -407,7 +408,7 @@ impl Inner {
         let open = self.open(id);
         if open.ends_sending && !open.sending.is_busy {
             open.ends_sending = false;
-            net::end_sending(open.fd());
+            stream::end_sending(open.fd());
         }
     }
 
@@ -498,7 +499,7 @@ impl Inner {
     /// Closes all files at once. Without that the kernel would close the ring's table a moment after the ring, and
     /// after the process: a process that starts at once would find ports, locks and devices in use.
     fn close_all(&mut self) -> Vec<Open> {
-        self.open.iter().flatten().filter(|open| open.is_socket()).for_each(|open| net::end(open.fd()));
+        self.open.iter().flatten().filter(|open| open.is_socket()).for_each(|open| stream::end(open.fd()));
         // Fails only if there is no table, or none any more.
         let _ = self.ring.submitter().unregister_files();
         self.open.iter_mut().filter_map(Option::take).collect()
@@ -508,7 +509,7 @@ impl Inner {
         let Some(open) = self.open[id as usize].take() else { return };
         if open.is_socket() {
             // Before 6.13 the ring's table keeps a file until all that was under way on any file is over.
-            net::end(open.fd());
+            stream::end(open.fd());
         }
         if open.is_fixed {
             // Fails only if the table has no such place.
@@ -596,7 +597,7 @@ impl Driver for Ring {
     }
 
     fn listen(&self, address: SocketAddr) -> io::Result<(Handle, SocketAddr)> {
-        let (fd, local) = net::listen(address, false)?;
+        let (fd, local) = stream::listen(address, false)?;
         Ok((self.admit(Role::Listener(Listener::new(fd))), local))
     }
 
@@ -605,7 +606,7 @@ impl Driver for Ring {
     }
 
     fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)> {
-        let (fd, local, peer) = net::join(incoming, false)?;
+        let (fd, local, peer) = stream::join(incoming, false)?;
         Ok((self.admit(Role::Stream(fd)), local, peer))
     }
 

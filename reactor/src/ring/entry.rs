@@ -1,7 +1,8 @@
 //! One operation that the kernel works on: what it may touch, and how far it has come.
 
+use crate::endpoint::stream;
+use crate::eventfd;
 use crate::file::SECTOR;
-use crate::net;
 use crate::op::{Handle, Op};
 use crate::vector::Vector;
 use io_uring::types::{Fd, FsyncFlags};
@@ -196,7 +197,7 @@ impl Entry {
                 let events = if to_write { libc::POLLOUT } else { libc::POLLIN | libc::POLLRDHUP };
                 opcode::PollAdd::new(fd, events as u32).build()
             }
-            Kind::Signal => opcode::Write::new(fd, net::ONE.as_ptr(), net::ONE.len() as u32).build(),
+            Kind::Signal => opcode::Write::new(fd, eventfd::ONE.as_ptr(), eventfd::ONE.len() as u32).build(),
             Kind::Work => unreachable!("the work of worker threads never reaches the ring"),
         };
         // The ring's own threads may wait for what said "not now" before.
@@ -254,8 +255,8 @@ impl Entry {
     pub(super) fn call(&mut self, socket: &OwnedFd) -> i32 {
         self.vector.gather(&mut self.data, self.moved);
         let result = match self.kind {
-            Kind::Send => net::send_some(socket, &self.vector),
-            _ => net::receive_some(socket, &self.vector),
+            Kind::Send => stream::send_some(socket, &self.vector),
+            _ => stream::receive_some(socket, &self.vector),
         };
         // More than fits is more than one call moves.
         result.map_or_else(|errno| -errno, |count| i32::try_from(count).unwrap_or(i32::MAX))

@@ -1,7 +1,7 @@
 //! What the ring has open, and the order of the operations on it.
 
+use crate::endpoint::stream;
 use crate::file::OpenFile;
-use crate::net;
 use crate::op::Handle;
 use lunar_core::io::Done;
 use std::collections::VecDeque;
@@ -99,6 +99,6 @@ impl Open {
 
     /// A receive ended in a turn.
     pub(super) fn end_receive_of_turn(&mut self) {
-        self.eager = if self.is_drained { 0 } else { net::RECEIVES_AT_ONCE };
+        self.eager = if self.is_drained { 0 } else { stream::RECEIVES_AT_ONCE };
     }
 }

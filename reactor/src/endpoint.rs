@@ -1,0 +1,5 @@
+//! The kinds of endpoints.
+//!
+//! * [`stream`]: bytes in order over a connection
+
+pub(crate) mod stream;
