@@ -8,12 +8,15 @@
 //! ([`Answer::give`]), because they wake tasks and may drop memory and handles, which call back into the driver.
 
 mod answer;
+mod batch;
 mod file;
 mod polled;
 mod socket;
 
 use crate::clock;
+use crate::endpoint::packet::Filter;
 use crate::endpoint::stream;
+use crate::endpoint::{Carrier, Endpoint, Messages, Status};
 use crate::eventfd::{self, Eventfd};
 use crate::file::{OpenFile, Work};
 use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
@@ -21,6 +24,7 @@ use crate::sys::raw;
 use crate::vector::Vector;
 use crate::worker::{Limits, Workers};
 use answer::Answer;
+use batch::Batches;
 use file::{Begun, Job};
 use libc::epoll_event;
 use lunar_core::io::{Data, Done, Fault};
@@ -64,6 +68,10 @@ struct Inner {
     /// Events that [`Driver::ripe`] has found already.
     found: usize,
     vector: Vector,
+    /// Lists for calls that move several datagrams, made with the first of them.
+    messages: Option<Box<Messages>>,
+    /// Endpoints of datagrams or frames that may have more to receive: tried in the next turn.
+    ready_batches: Vec<u32>,
     waiting_for_bell: Vec<Done>,
     has_rung: bool,
 }
@@ -77,6 +85,8 @@ enum Open {
     File(Arc<OpenFile>),
     Socket(OwnedFd, Box<Socket>),
     Listener(OwnedFd, Box<Listener>),
+    /// An endpoint of datagrams or frames.
+    Batches(Box<Batches>),
     /// A file whose readiness was waited for.
     Polled(Arc<OpenFile>, Box<Polled>),
 }
@@ -86,6 +96,7 @@ impl Open {
         match self {
             Self::File(file) | Self::Polled(file, _) => file.fd(),
             Self::Socket(fd, _) | Self::Listener(fd, _) => fd,
+            Self::Batches(batches) => batches.carrier.fd(),
         }
     }
 }
@@ -107,6 +118,8 @@ impl Epoll {
             events: Box::new([epoll_event { events: 0, u64: 0 }; EVENTS]),
             found: 0,
             vector: Vector::default(),
+            messages: None,
+            ready_batches: Vec::new(),
             waiting_for_bell: Vec::new(),
             has_rung: false,
         };
@@ -131,9 +144,26 @@ impl Epoll {
             Open::Socket(..) => SOCKET_INTEREST,
             Open::Listener(..) => EventFlags::IN | EventFlags::ET,
             Open::Polled(..) => polled::INTEREST,
+            Open::Batches(ref batches) => {
+                // A second descriptor is the one that becomes writable.
+                let is_one = std::ptr::eq(batches.carrier.fd(), batches.carrier.sender());
+                if is_one { SOCKET_INTEREST } else { EventFlags::IN | EventFlags::ET }
+            }
         };
         if !interest.is_empty()
             && let Err(error) = epoll::add(&self.poll, open.fd(), EventData::new_u64(u64::from(id)), interest)
+        {
+            inner.free_ids.push(id);
+            return Err(error.into());
+        }
+        if let Open::Batches(batches) = &open
+            && !std::ptr::eq(batches.carrier.fd(), batches.carrier.sender())
+            && let Err(error) = epoll::add(
+                &self.poll,
+                batches.carrier.sender(),
+                EventData::new_u64(u64::from(id)),
+                EventFlags::OUT | EventFlags::ET,
+            )
         {
             inner.free_ids.push(id);
             return Err(error.into());
@@ -183,6 +213,16 @@ impl Epoll {
             over.give();
         }
         count
+    }
+
+    /// Receives once from each endpoint that may have something.
+    fn receive_ready(&self) -> usize {
+        let ready = std::mem::take(&mut self.inner.borrow_mut().ready_batches);
+        let receive = |id: &u32| {
+            let answer = self.inner.borrow_mut().receive_ready(*id);
+            answer.map(Answer::give).is_some()
+        };
+        ready.iter().filter(|id| receive(id)).count()
     }
 
     fn submit_file(&self, op: Op, done: Done) {
@@ -239,8 +279,31 @@ impl Inner {
             Some(Some(Open::Socket(fd, socket))) => socket.become_ready(fd, events, &mut self.vector),
             Some(Some(Open::Listener(fd, listener))) => listener.become_ready(fd),
             Some(Some(Open::Polled(_, polled))) => polled.become_ready(events),
+            Some(Some(Open::Batches(batches))) => {
+                let answers = batches.become_ready(events, self.messages.get_or_insert_default());
+                self.note_ready(id as u32);
+                answers
+            }
             _ => Vec::new(),
         }
+    }
+
+    /// Has the next turn try to receive, if there may be something.
+    fn note_ready(&mut self, id: u32) {
+        if let Some(Some(Open::Batches(batches))) = self.open.get(id as usize)
+            && batches.is_ready()
+            && !self.ready_batches.contains(&id)
+        {
+            self.ready_batches.push(id);
+        }
+    }
+
+    /// One receive of the next endpoint of a list of those that may have something.
+    fn receive_ready(&mut self, id: u32) -> Option<Answer> {
+        let Some(Some(Open::Batches(batches))) = self.open.get_mut(id as usize) else { return None };
+        let answer = batches.try_receive(self.messages.get_or_insert_default());
+        self.note_ready(id);
+        answer
     }
 
     fn start(&mut self, op: Op, done: Done, poll: &OwnedFd) -> Option<Answer> {
@@ -271,6 +334,25 @@ impl Inner {
                 Some(Open::Socket(fd, state)) => state.send(fd, done, data, socket, &mut self.vector),
                 _ => Some(Answer::new(done, Err(Fault::Os(libc::ENOTSOCK)), Data::Out(data), socket)),
             },
+            Op::ReceiveBatch { endpoint, into } => match self.open(endpoint.id()) {
+                Open::Batches(batches) => {
+                    let id = endpoint.id();
+                    let answer = batches.receive(done, endpoint, into);
+                    self.note_ready(id);
+                    answer
+                }
+                _ => Some(Answer::new(done, Err(Fault::Os(libc::EINVAL)), Data::Carried(into), endpoint)),
+            },
+            Op::SendBatch { endpoint, batch } => match self.open[endpoint.id() as usize].as_mut() {
+                Some(Open::Batches(batches)) => {
+                    batches.send(done, endpoint, batch, self.messages.get_or_insert_default())
+                }
+                _ => Some(Answer::new(done, Err(Fault::Os(libc::EINVAL)), Data::Carried(batch), endpoint)),
+            },
+            // Only io_uring carries commands to devices.
+            Op::Command { device, command } => {
+                Some(Answer::new(done, Err(Fault::Unsupported), Data::Carried(command), device))
+            }
             _ => unreachable!("operations of files are started by `begin_file`"),
         }
     }
@@ -296,6 +378,7 @@ impl Inner {
             Open::Socket(_, socket) => socket.cancel(),
             Open::Listener(_, listener) => listener.cancel(),
             Open::Polled(_, polled) => polled.cancel(),
+            Open::Batches(batches) => batches.cancel(),
             Open::File(_) => {
                 let keys = workers.cancel(id);
                 keys.into_iter().map(|key| self.take_job(key).into_answer(Err(Fault::Aborted))).collect()
@@ -314,9 +397,15 @@ impl Driver for Epoll {
     }
 
     fn submit(&self, op: Op, done: Done) {
-        let is_of_files = !matches!(
+        let is_of_files = matches!(
             op,
-            Op::Bell | Op::Accept { .. } | Op::Receive { .. } | Op::Send { .. } | Op::Ready { .. } | Op::Signal { .. }
+            Op::Read { .. }
+                | Op::Write { .. }
+                | Op::Sync { .. }
+                | Op::Allocate { .. }
+                | Op::Extent { .. }
+                | Op::Space { .. }
+                | Op::Copy { .. }
         );
         if is_of_files {
             return self.submit_file(op, done);
@@ -328,7 +417,7 @@ impl Driver for Epoll {
     }
 
     fn turn(&self, wait: Wait) -> usize {
-        let answered = self.harvest_workers();
+        let answered = self.harvest_workers() + self.receive_ready();
         let timeout = match wait {
             Wait::Until(Some(at)) if answered == 0 => Some(at.since(clock::now())),
             Wait::Until(None) if answered == 0 => None,
@@ -337,7 +426,8 @@ impl Driver for Epoll {
         let mut inner = self.inner.borrow_mut();
         let mut count = std::mem::take(&mut inner.found);
         if count == 0 {
-            let timeout = if self.workers.prepare_sleep() { timeout } else { Some(Duration::ZERO) };
+            let may_sleep = inner.ready_batches.is_empty() && self.workers.prepare_sleep();
+            let timeout = if may_sleep { timeout } else { Some(Duration::ZERO) };
             count = self.wait(&mut inner.events, timeout);
             self.workers.end_sleep();
         }
@@ -350,7 +440,7 @@ impl Driver for Epoll {
         if inner.found == 0 {
             inner.found = self.wait(&mut inner.events, Some(Duration::ZERO));
         }
-        inner.found > 0 || self.workers.has_answers()
+        inner.found > 0 || !inner.ready_batches.is_empty() || self.workers.has_answers()
     }
 
     fn cancel(&self, handle: &Handle) {
@@ -393,6 +483,34 @@ impl Driver for Epoll {
     fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)> {
         let (fd, local, peer) = stream::join(incoming, true)?;
         Ok((self.admit(Open::Socket(fd, Box::default()))?, local, peer))
+    }
+
+    fn attach(&self, endpoint: Endpoint) -> io::Result<Handle> {
+        let carrier = match endpoint {
+            Endpoint::Datagram(socket) => Carrier::of_datagrams(socket),
+            Endpoint::Packet(link) => Carrier::of_packets(link),
+            Endpoint::Command(_) => {
+                let what = "device commands need io_uring, and this core runs on epoll: allow io_uring (sysctl \
+                            kernel.io_uring_disabled, seccomp profile of the container)";
+                return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+            }
+            Endpoint::Simulated(_) => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        self.admit(Open::Batches(Box::new(Batches::new(carrier))))
+    }
+
+    fn status(&self, endpoint: &Handle) -> io::Result<Status> {
+        match self.inner.borrow_mut().open(endpoint.id()) {
+            Open::Batches(batches) => batches.carrier.status(),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    fn set_filter(&self, link: &Handle, filter: Filter, is_wanted: bool) -> io::Result<()> {
+        match self.inner.borrow_mut().open(link.id()) {
+            Open::Batches(batches) => batches.carrier.set_filter(filter, is_wanted),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
     }
 
     fn shutdown(&self, socket: &Handle) {

@@ -37,6 +37,7 @@ mod ring;
 pub mod shared;
 pub mod sim;
 pub mod slots;
+mod socket_file;
 mod spin;
 mod sys;
 mod timer;
@@ -52,10 +53,14 @@ mod cost_tests;
 #[cfg(test)]
 mod driver_tests;
 #[cfg(test)]
+mod endpoint_tests;
+#[cfg(test)]
 mod testing;
 
 pub use spin::Spin;
 
+use endpoint::command::Command;
+use endpoint::{Endpoint, ReceiveBatch, SendBatch};
 use executor::Executor;
 use lunar_core::io::{Completion, Data, Done, Fault, Outcome};
 use lunar_core::mem::{Arena, Sg, SgMut};
@@ -409,6 +414,68 @@ impl Reactor {
         stats.sends.add(1);
         stats.sent_bytes.add(u64::from(outcome.result.unwrap_or(0)));
         outcome.result.map(|len| len as usize)
+    }
+}
+
+/// Endpoints of datagrams, frames and commands.
+impl Reactor {
+    /// Takes an endpoint over.
+    ///
+    /// # Errors
+    /// `Unsupported` where the driver has no such endpoints; those of the operating system.
+    pub fn attach(&self, endpoint: Endpoint) -> io::Result<Handle> {
+        self.inner.driver.attach(endpoint)
+    }
+
+    /// Waits for datagrams or frames: how many have arrived, and the batch that has them. Takes memory for them first,
+    /// and waits until the arena has some.
+    pub async fn receive_batch(
+        &self,
+        endpoint: &Handle,
+        mut into: Box<ReceiveBatch>,
+        completion: &mut Completion,
+    ) -> (Result<usize, Fault>, Box<ReceiveBatch>) {
+        if into.refill(&self.inner.arena) == 0 {
+            let memory = self.inner.arena.wait_sg(into.room()).await;
+            memory.into_pieces().for_each(|block| into.add(block));
+        }
+        let (room, count) = (into.room(), into.count());
+        self.inner.driver.submit(Op::ReceiveBatch { endpoint: endpoint.clone(), into }, completion.token());
+        let outcome = completion.wait().await;
+        let batch = endpoint::carried(outcome.data).unwrap_or_else(|| ReceiveBatch::new(room, count));
+        let stats = &self.inner.stats;
+        stats.receives.add(1);
+        stats.received_bytes.add(batch.datagrams().iter().map(|datagram| datagram.data.len() as u64).sum());
+        (outcome.result.map(|count| count as usize), batch)
+    }
+
+    /// Sends datagrams or frames, all of them: how many were sent and not dropped, and the batch, which is empty if
+    /// nothing failed.
+    pub async fn send_batch(
+        &self,
+        endpoint: &Handle,
+        batch: Box<SendBatch>,
+        completion: &mut Completion,
+    ) -> (Result<usize, Fault>, Box<SendBatch>) {
+        let stats = &self.inner.stats;
+        stats.sends.add(1);
+        stats.sent_bytes.add(batch.bytes());
+        self.inner.driver.submit(Op::SendBatch { endpoint: endpoint.clone(), batch }, completion.token());
+        let outcome = completion.wait().await;
+        (outcome.result.map(|count| count as usize), endpoint::carried(outcome.data).unwrap_or_default())
+    }
+
+    /// Gives a command to a device: what the device answers, and the command with its memory; `None` if the core has
+    /// ended.
+    pub async fn command(
+        &self,
+        device: &Handle,
+        command: Box<Command>,
+        completion: &mut Completion,
+    ) -> (Result<u32, Fault>, Option<Box<Command>>) {
+        self.inner.driver.submit(Op::Command { device: device.clone(), command }, completion.token());
+        let outcome = completion.wait().await;
+        (outcome.result, endpoint::carried(outcome.data))
     }
 }
 

@@ -8,18 +8,23 @@
 //! ([`Answers::give`]), because they wake tasks and may drop memory and handles, which call back into the driver.
 
 mod accept;
+mod batch;
+mod command;
 mod enter;
 mod entry;
 mod hot;
 mod open;
 
 use crate::clock;
+use crate::endpoint::packet::Filter;
 use crate::endpoint::stream;
+use crate::endpoint::{Carrier, Endpoint, Messages, Status};
 use crate::eventfd::Eventfd;
 use crate::file::{self, OpenFile, Work};
 use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
 use crate::sys::raw;
 use crate::worker::{Limits, Workers};
+use command::CommandRing;
 use enter::Entrance;
 use entry::{Answer, Answers, Entry, FIXED_PIECE, Next, Target};
 use hot::Hot;
@@ -52,6 +57,8 @@ const DRAIN: Duration = Duration::from_secs(5);
 const IGNORED: u64 = u64::MAX;
 /// `user_data` of the read of the bell.
 const BELL: u64 = u64::MAX - 1;
+/// `user_data` of the poll of the ring of commands.
+const COMMANDS: u64 = u64::MAX - 2;
 /// `user_data` of an accept is this and the listener's id.
 const ACCEPT: u64 = 1 << 62;
 
@@ -81,6 +88,10 @@ struct Inner {
     /// Registered memory: address and bytes.
     fixed_memory: Option<(usize, usize)>,
     bell: BellState,
+    /// Lists for calls that move several datagrams, made with the first of them.
+    messages: Option<Box<Messages>>,
+    /// The ring of commands that need wide entries, made with the first device that takes them.
+    commands: Option<Box<CommandRing>>,
     /// The core has ended: no operation starts any more.
     is_over: bool,
 }
@@ -116,6 +127,8 @@ impl Ring {
             fixed_files,
             fixed_memory: None,
             bell: BellState { fd: raw(bell.fd()), value: Box::new(0), waiting: Vec::new(), has_rung: false },
+            messages: None,
+            commands: None,
             is_over: false,
         };
         inner.read_bell();
@@ -207,7 +220,9 @@ impl Inner {
         });
         let mut open = Open::new(role);
         let raw = raw(open.fd());
-        open.is_fixed = id < self.fixed_files && self.ring.submitter().register_files_update(id, &[raw]).is_ok();
+        open.is_fixed = open.may_be_fixed()
+            && id < self.fixed_files
+            && self.ring.submitter().register_files_update(id, &[raw]).is_ok();
         self.open[id as usize] = Some(open);
         id
     }
@@ -241,6 +256,8 @@ impl Inner {
             Op::Allocate { .. } | Op::Extent { .. } | Op::Space { .. } | Op::Copy { .. } => {
                 self.start_work(op, done, workers)
             }
+            Op::ReceiveBatch { .. } | Op::SendBatch { .. } => self.start_batch(op, done),
+            Op::Command { .. } => self.start_command(op, done),
             op => self.start_entry(op, done),
         }
     }
@@ -298,15 +315,19 @@ impl Inner {
         let kind = self.entries[key as usize].kind();
         let open = self.open[id as usize].as_mut()?;
         match kind {
-            entry::Kind::Send => Some(&mut open.sending),
-            entry::Kind::Receive => Some(&mut open.receiving),
+            entry::Kind::Send | entry::Kind::SendBatch => Some(&mut open.sending),
+            entry::Kind::Receive | entry::Kind::ReceiveBatch => Some(&mut open.receiving),
             _ => None,
         }
     }
 
     /// Hands an entry's operation, or the rest of it, to the kernel.
     fn issue(&mut self, key: u32) {
-        let target = self.target(self.entries[key as usize].id());
+        let mut target = self.target(self.entries[key as usize].id());
+        if self.entries[key as usize].kind() == entry::Kind::SendBatch {
+            let id = self.entries[key as usize].id();
+            target.number = self.carrier(id).map_or(-1, |carrier| raw(carrier.sender()));
+        }
         let sqe = self.entries[key as usize].prepare(target, self.fixed_memory);
         self.push(sqe.user_data(u64::from(key)));
     }
@@ -363,6 +384,8 @@ impl Inner {
         match cqe.user_data() {
             IGNORED => Answers::None,
             BELL => self.ring_bell(),
+            // The completions themselves are taken in every turn.
+            COMMANDS => self.end_watch(),
             tag if tag & ACCEPT != 0 => self.complete_accept((tag & !ACCEPT) as u32, cqe.result(), has_more),
             key => self.complete_entry(key as u32, cqe),
         }
@@ -375,6 +398,9 @@ impl Inner {
         if kind == entry::Kind::Receive {
             open.is_drained = !cqueue::sock_nonempty(cqe.flags());
             open.end_receive_of_turn();
+        }
+        if matches!(kind, entry::Kind::ReceiveBatch | entry::Kind::SendBatch) {
+            return self.complete_batch(key, cqe.result());
         }
         match entry.advance(cqe.result(), open.is_direct) {
             Next::Again => {
@@ -452,6 +478,9 @@ impl Inner {
                 false => CancelBuilder::fd(Fd(target.number)),
             };
             self.push(opcode::AsyncCancel2::new(cancel.all()).build().user_data(IGNORED));
+            if let Some(key) = self.waits_to_send(id) {
+                self.push(opcode::AsyncCancel::new(u64::from(key)).build().user_data(IGNORED));
+            }
         }
         answers
     }
@@ -488,7 +517,8 @@ impl Inner {
                 }
             }
         }
-        if self.in_flight > 0 {
+        let commands = self.end_commands(end, &mut answers);
+        if self.in_flight > 0 || commands > 0 {
             // A disk that does not answer, most likely. What the kernel may still touch must stay where it is.
             std::mem::forget(std::mem::take(&mut self.entries));
             std::mem::forget(std::mem::take(&mut self.bell.value));
@@ -547,7 +577,11 @@ impl Driver for Ring {
         if timeout.is_some() {
             inner.cool();
         }
-        let is_ripe = answered > 0 || !inner.ring.completion().is_empty() || !inner.backlog.is_empty();
+        inner.submit_commands(timeout.is_some());
+        let is_ripe = answered > 0
+            || !inner.ring.completion().is_empty()
+            || !inner.backlog.is_empty()
+            || inner.has_command_answers();
         match timeout {
             Some(timeout) if !is_ripe && !timeout.is_zero() && self.workers.prepare_sleep() => {
                 inner.enter(1, (timeout != Duration::MAX).then_some(timeout));
@@ -557,7 +591,7 @@ impl Driver for Ring {
         }
         drop(inner);
         self.workers.end_sleep();
-        answered + self.harvest() + self.harvest_hot(wait) + self.harvest_workers()
+        answered + self.harvest() + self.harvest_commands() + self.harvest_hot(wait) + self.harvest_workers()
     }
 
     fn ripe(&self) -> bool {
@@ -565,7 +599,11 @@ impl Driver for Ring {
         let submission = inner.ring.submission();
         let has_more = submission.taskrun() || submission.cq_overflow();
         drop(submission);
-        has_more || !inner.ring.completion().is_empty() || inner.try_hot(false) || self.workers.has_answers()
+        has_more
+            || !inner.ring.completion().is_empty()
+            || inner.has_command_answers()
+            || inner.try_hot(false)
+            || self.workers.has_answers()
     }
 
     fn cancel(&self, handle: &Handle) {
@@ -608,6 +646,31 @@ impl Driver for Ring {
     fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)> {
         let (fd, local, peer) = stream::join(incoming, false)?;
         Ok((self.admit(Role::Stream(fd)), local, peer))
+    }
+
+    fn attach(&self, endpoint: Endpoint) -> io::Result<Handle> {
+        let role = match endpoint {
+            Endpoint::Datagram(socket) => Role::Carrier(Carrier::of_datagrams(socket)),
+            Endpoint::Packet(link) => Role::Carrier(Carrier::of_packets(link)),
+            Endpoint::Command(device) => Role::Device(Box::new(device)),
+            Endpoint::Simulated(_) => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        if let Role::Device(device) = &role
+            && device.is_wide()
+        {
+            self.inner.borrow_mut().open_command_ring()?;
+        }
+        Ok(self.admit(role))
+    }
+
+    fn status(&self, endpoint: &Handle) -> io::Result<Status> {
+        let mut inner = self.inner.borrow_mut();
+        inner.carrier(endpoint.id()).ok_or(io::ErrorKind::InvalidInput)?.status()
+    }
+
+    fn set_filter(&self, link: &Handle, filter: Filter, is_wanted: bool) -> io::Result<()> {
+        let mut inner = self.inner.borrow_mut();
+        inner.carrier(link.id()).ok_or(io::ErrorKind::InvalidInput)?.set_filter(filter, is_wanted)
     }
 
     fn shutdown(&self, socket: &Handle) {

@@ -10,8 +10,11 @@
 //! order; reads, writes and syncs fail, space runs out; a machine crashes and its files keep what was synced and
 //! any part of what was not. See [`Faults`].
 
+mod carrier;
 mod chance;
+mod commands;
 mod core_state;
+mod device;
 mod disk;
 mod driver;
 mod faults;
@@ -19,6 +22,7 @@ mod files;
 mod foreign;
 mod job;
 mod link;
+mod network;
 mod peer;
 mod pipe;
 mod sockets;
@@ -27,10 +31,12 @@ mod trace;
 
 pub use chance::{Chance, MILLION};
 pub use core_state::Host;
+pub use device::Device;
 pub use disk::{SECTOR, SPACE_BLOCK};
 pub use driver::Core;
 pub use faults::Faults;
 pub use foreign::ForeignThread;
+pub use network::Segment;
 pub use peer::Peer;
 
 use crate::Reactor;
@@ -151,12 +157,32 @@ impl World {
             let value = act(&mut state);
             (value, std::mem::take(&mut state.left))
         };
-        let Leftovers { answers, wakers, foreign, orphans, jobs, links, listeners } = left;
+        self.follow_up(left);
+        value
+    }
+
+    /// Does what may come back into the world.
+    fn follow_up(&self, left: Leftovers) {
+        let Leftovers {
+            answers,
+            wakers,
+            commands,
+            dropped_commands,
+            carriers,
+            foreign,
+            orphans,
+            jobs,
+            links,
+            listeners,
+        } = left;
         answers.into_iter().for_each(core_state::Answer::give);
         foreign.into_iter().for_each(job::HeldRequest::answer);
+        for mut job in commands {
+            let result = job.execute();
+            self.enter(|state| state.finish_command(job, result));
+        }
         wakers.into_iter().for_each(std::task::Waker::wake);
-        drop((orphans, jobs, links, listeners));
-        value
+        drop((dropped_commands, carriers, orphans, jobs, links, listeners));
     }
 }
 

@@ -37,7 +37,7 @@ impl Vector {
 
     fn collect_from(&mut self, data: &mut Data, skip: usize, most: usize) -> usize {
         match data {
-            Data::None | Data::From(_) | Data::Space(_) => 0,
+            Data::None | Data::From(_) | Data::Space(_) | Data::Carried(_) => 0,
             Data::In(sg) => self.collect(sg.pieces_mut().iter_mut().map(|p| (p.as_mut_ptr(), p.len())), skip, most),
             // The kernel only reads what is sent or written.
             Data::Out(sg) => self.collect(sg.pieces().iter().map(|p| (p.as_ptr().cast_mut(), p.len())), skip, most),

@@ -1,6 +1,7 @@
 //! One operation that the kernel works on: what it may touch, and how far it has come.
 
-use crate::endpoint::stream;
+use crate::endpoint::command::{Command, Encoded, NARROW, Place};
+use crate::endpoint::{Carrier, Messages, ReceiveBatch, SendBatch, stream};
 use crate::eventfd;
 use crate::file::SECTOR;
 use crate::op::{Handle, Op};
@@ -33,6 +34,9 @@ pub(super) enum Kind {
         to_write: bool,
     },
     Signal,
+    ReceiveBatch,
+    SendBatch,
+    Command,
     /// Work of a worker thread.
     Work,
 }
@@ -158,6 +162,9 @@ impl Entry {
             Op::Sync { file } => (Kind::Sync, file, Data::None),
             Op::Ready { file, to_write } => (Kind::Ready { to_write }, file, Data::None),
             Op::Signal { file } => (Kind::Signal, file, Data::None),
+            Op::ReceiveBatch { endpoint, into } => (Kind::ReceiveBatch, endpoint, Data::Carried(into)),
+            Op::SendBatch { endpoint, batch } => (Kind::SendBatch, endpoint, Data::Carried(batch)),
+            Op::Command { device, command } => (Kind::Command, device, Data::Carried(command)),
             Op::Allocate { file, .. } | Op::Extent { file, .. } | Op::Space { file } | Op::Copy { file, .. } => {
                 (Kind::Work, file, Data::None)
             }
@@ -198,6 +205,9 @@ impl Entry {
                 opcode::PollAdd::new(fd, events as u32).build()
             }
             Kind::Signal => opcode::Write::new(fd, eventfd::ONE.as_ptr(), eventfd::ONE.len() as u32).build(),
+            Kind::ReceiveBatch => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+            Kind::SendBatch => opcode::PollAdd::new(fd, libc::POLLOUT as u32).build(),
+            Kind::Command => self.prepare_command(fd),
             Kind::Work => unreachable!("the work of worker threads never reaches the ring"),
         };
         // The ring's own threads may wait for what said "not now" before.
@@ -262,6 +272,84 @@ impl Entry {
         result.map_or_else(|errno| -errno, |count| i32::try_from(count).unwrap_or(i32::MAX))
     }
 
+    /// Whether it moves a batch that has no room, or no datagram.
+    pub(super) fn is_empty_batch(&self) -> bool {
+        let Data::Carried(value) = &self.data else { return true };
+        match (value.downcast_ref::<ReceiveBatch>(), value.downcast_ref::<SendBatch>()) {
+            (Some(batch), _) => batch.free() == 0,
+            (_, Some(batch)) => batch.is_empty(),
+            _ => true,
+        }
+    }
+
+    /// Receives what is there, or sends what there is room for; the result as a completion has it.
+    pub(super) fn call_carrier(&mut self, carrier: &mut Carrier, messages: &mut Messages) -> i32 {
+        let Data::Carried(value) = &mut self.data else { return -libc::EINVAL };
+        let result = match (self.kind, value.as_mut()) {
+            (Kind::ReceiveBatch, value) => match value.downcast_mut() {
+                Some(batch) => carrier.receive(batch, messages).map(|count| count as i32),
+                None => Err(libc::EINVAL),
+            },
+            (_, value) => match value.downcast_mut() {
+                Some(batch) => carrier.send(batch, messages).map(|()| 0),
+                None => Err(libc::EINVAL),
+            },
+        };
+        result.unwrap_or_else(|errno| -errno)
+    }
+
+    /// The device command of the operation.
+    pub(super) fn command(&mut self) -> Option<&mut Command> {
+        match &mut self.data {
+            Data::Carried(value) => value.downcast_mut(),
+            _ => None,
+        }
+    }
+
+    /// Whether the memory of a device command has as many pieces as its layout can name.
+    pub(super) fn has_fitting_pieces(&mut self) -> bool {
+        let vector = &mut self.vector;
+        let Data::Carried(value) = &mut self.data else { return false };
+        let Some(command) = value.downcast_mut::<Command>() else { return false };
+        vector.gather_all(&mut command.metadata);
+        let has_metadata = vector.pieces().len() <= 1;
+        vector.gather_all(&mut command.data);
+        has_metadata && (vector.pieces().len() <= 1 || command.request.takes_list())
+    }
+
+    /// The submission of a device command with 64 bytes.
+    fn prepare_command(&mut self, fd: Fd) -> squeue::Entry {
+        let Encoded { operation, bytes } = self.encode();
+        let mut narrow = [0; NARROW];
+        narrow.copy_from_slice(&bytes[..NARROW]);
+        opcode::UringCmd16::new(fd, operation).cmd(narrow).build()
+    }
+
+    /// The device command, with the addresses of its memory.
+    pub(super) fn encode(&mut self) -> Encoded {
+        let vector = &mut self.vector;
+        let Data::Carried(value) = &mut self.data else { unreachable!("a device command is carried") };
+        let command = value.downcast_mut::<Command>().expect("a device command is carried");
+        let place = |vector: &Vector| match vector.pieces() {
+            [] => Place::default(),
+            [piece] => {
+                Place { address: piece.iov_base.expose_provenance() as u64, len: clip(piece.iov_len), is_list: false }
+            }
+            // The list stays in place as long as the operation: its entry owns it.
+            pieces => {
+                Place { address: pieces.as_ptr().expose_provenance() as u64, len: pieces.len() as u32, is_list: true }
+            }
+        };
+        vector.gather_all(&mut command.metadata);
+        let metadata = place(vector);
+        vector.gather_all(&mut command.data);
+        command.request.encode(place(vector), metadata)
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.is_cancelled
+    }
+
     /// Bytes that are left.
     pub(super) fn left(&self) -> usize {
         self.total - self.moved
@@ -269,15 +357,32 @@ impl Entry {
 
     /// What a completion means.
     pub(super) fn advance(&mut self, result: i32, is_direct: bool) -> Next {
-        if self.kind == Kind::Signal {
-            return Next::Over(Ok(0));
+        match self.kind {
+            Kind::Signal => return Next::Over(Ok(0)),
+            Kind::Command => {
+                let answer = u32::try_from(result).map_err(|_| Fault::from_errno(-result));
+                return Next::Over(answer);
+            }
+            // Something was there, and all of it was dropped.
+            Kind::ReceiveBatch if result == 0 => return Next::Again,
+            Kind::ReceiveBatch if result > 0 => return Next::Over(Ok(result as u32)),
+            Kind::SendBatch if result == 0 => return Next::Over(Ok(self.finish_batch())),
+            // The ring polls until there is something, or room.
+            Kind::ReceiveBatch | Kind::SendBatch if result == -libc::EAGAIN => return Next::Again,
+            _ => {}
         }
         let Ok(got) = usize::try_from(result) else { return self.fail(-result) };
         self.retries = 0;
         self.moved += got;
         let is_all = self.moved >= self.total;
         let over = match self.kind {
-            Kind::Sync | Kind::Ready { .. } | Kind::Signal | Kind::Work => Ok(0),
+            Kind::Sync
+            | Kind::Ready { .. }
+            | Kind::Signal
+            | Kind::ReceiveBatch
+            | Kind::SendBatch
+            | Kind::Command
+            | Kind::Work => Ok(0),
             Kind::Receive => Ok(self.moved as u32),
             _ if is_all => Ok(self.total as u32),
             // A direct read that ends inside a sector has met the end of the file.
@@ -288,6 +393,13 @@ impl Entry {
             _ => return Next::Again,
         };
         Next::Over(over)
+    }
+
+    fn finish_batch(&mut self) -> u32 {
+        match &mut self.data {
+            Data::Carried(value) => value.downcast_mut().map_or(0, SendBatch::finish),
+            _ => 0,
+        }
     }
 
     fn fail(&mut self, errno: i32) -> Next {
@@ -316,6 +428,10 @@ impl Entry {
 
     /// Gives everything back, with the answer.
     pub(super) fn empty(&mut self, result: Result<u32, Fault>) -> Answer {
+        if self.kind == Kind::SendBatch && result.is_err() {
+            // What was sent before the fault does not come back.
+            self.finish_batch();
+        }
         Answer {
             done: self.done.take(),
             outcome: Outcome::with(result, std::mem::take(&mut self.data)),

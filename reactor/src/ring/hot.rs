@@ -67,10 +67,10 @@ impl Inner {
     pub(super) fn try_hot(&mut self, counts: bool) -> bool {
         let mut at = 0;
         while let Some(receive) = self.hot.receives.get_mut(at) {
-            receive.misses += u8::from(counts);
+            receive.misses = receive.misses.saturating_add(u8::from(counts));
             let (key, misses) = (receive.key, receive.misses);
             let result = self.call(key);
-            if result == -libc::EAGAIN && misses < MISSES_MAX {
+            if result == -libc::EAGAIN && (misses < MISSES_MAX || self.looks_for_free(key)) {
                 at += 1;
                 continue;
             }
@@ -108,8 +108,11 @@ impl Inner {
     }
 
     /// One call for a send or receive.
-    fn call(&mut self, key: u32) -> i32 {
+    pub(super) fn call(&mut self, key: u32) -> i32 {
         let entry = &mut self.entries[key as usize];
+        if matches!(entry.kind(), Kind::ReceiveBatch | Kind::SendBatch) {
+            return self.call_carrier(key);
+        }
         let open = self.open[entry.id() as usize].as_mut().expect("an operation holds its handle");
         let room = entry.left();
         let result = entry.call(open.fd());

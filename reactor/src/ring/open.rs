@@ -1,5 +1,7 @@
 //! What the ring has open, and the order of the operations on it.
 
+use crate::endpoint::Carrier;
+use crate::endpoint::command::CommandDevice;
 use crate::endpoint::stream;
 use crate::file::OpenFile;
 use crate::op::Handle;
@@ -34,6 +36,10 @@ pub(super) enum Role {
     Stream(OwnedFd),
     /// A socket that accepts connections.
     Listener(Box<Listener>),
+    /// An endpoint of datagrams or frames.
+    Carrier(Box<Carrier>),
+    /// A device that takes commands.
+    Device(Box<CommandDevice>),
 }
 
 /// Operations of one direction of a socket.
@@ -81,6 +87,8 @@ impl Open {
             Role::File(file) => file.fd(),
             Role::Stream(fd) => fd,
             Role::Listener(listener) => &listener.fd,
+            Role::Carrier(carrier) => carrier.fd(),
+            Role::Device(device) => &device.fd,
         }
     }
 
@@ -94,7 +102,13 @@ impl Open {
 
     /// Whether its end is announced to a peer.
     pub(super) fn is_socket(&self) -> bool {
-        !matches!(self.role, Role::File(_))
+        matches!(self.role, Role::Stream(_) | Role::Listener(_))
+    }
+
+    /// Whether the ring's table takes it: not what is only polled, and not devices, which shall be closed at once when
+    /// their last handle is dropped.
+    pub(super) fn may_be_fixed(&self) -> bool {
+        !matches!(self.role, Role::Carrier(_) | Role::Device(_))
     }
 
     /// A receive ended in a turn.

@@ -53,6 +53,10 @@ pub(super) enum Kind {
         side: Side,
     },
     Listener(SocketAddr),
+    /// An endpoint of datagrams or frames.
+    Carrier(u32),
+    /// A device that takes commands.
+    Device(u32),
 }
 
 /// An answer on its way to its core.

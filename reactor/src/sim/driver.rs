@@ -4,6 +4,8 @@ use super::core_state::{Answer, CoreState, Host, Kind, SimBell};
 use super::link::{Listener, Side};
 use super::state::State;
 use super::{STANDSTILL, World};
+use crate::endpoint::packet::Filter;
+use crate::endpoint::{Endpoint, Status};
 use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
 use lunar_core::io::Done;
 use lunar_core::mem::Arena;
@@ -122,6 +124,8 @@ impl Driver for Core {
                     state.hear_bell(self.index);
                 }
                 Op::Accept { .. } | Op::Receive { .. } | Op::Send { .. } => state.start_socket(self.index, op, done),
+                Op::ReceiveBatch { .. } | Op::SendBatch { .. } => state.start_batch(self.index, op, done),
+                Op::Command { .. } => state.start_command(self.index, op, done),
                 _ => state.start_job(self.index, op, done),
             }
             state.eager = false;
@@ -158,7 +162,8 @@ impl Driver for Core {
         self.world.enter(|state| match state.cores[self.index].handles.remove(&id) {
             Some(Kind::Socket { link, side }) => state.close_end(link, side),
             Some(Kind::Listener(address)) => state.close_listener(address),
-            Some(Kind::File { .. }) | None => {}
+            Some(Kind::Carrier(id)) => state.close_carrier(id),
+            Some(Kind::File { .. } | Kind::Device(_)) | None => {}
         });
     }
 
@@ -206,6 +211,31 @@ impl Driver for Core {
         let joined = self.world.enter(|state| state.join(self.index, link));
         let (local, peer) = joined.ok_or(io::ErrorKind::NotConnected)?;
         Ok((self.open_kind(Kind::Socket { link, side: Side::Server }), local, peer))
+    }
+
+    fn attach(&self, endpoint: Endpoint) -> io::Result<Handle> {
+        let Endpoint::Simulated(id) = endpoint else { return Err(io::ErrorKind::Unsupported.into()) };
+        let kind = self.world.enter(|state| {
+            let device = state.devices.contains_key(&id).then_some(Kind::Device(id));
+            device.or_else(|| state.attach_carrier(self.index, id))
+        });
+        kind.map(|kind| self.open_kind(kind)).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn status(&self, endpoint: &Handle) -> io::Result<Status> {
+        let status = self.world.enter(|state| match self.kind(state, endpoint.id()) {
+            Some(Kind::Carrier(id)) => state.status_of(id),
+            _ => None,
+        });
+        status.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    fn set_filter(&self, link: &Handle, filter: Filter, is_wanted: bool) -> io::Result<()> {
+        let is_link = self.world.enter(|state| match self.kind(state, link.id()) {
+            Some(Kind::Carrier(id)) => state.set_filter(id, filter, is_wanted),
+            _ => false,
+        });
+        if is_link { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
     }
 
     fn shutdown(&self, socket: &Handle) {

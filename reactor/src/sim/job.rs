@@ -1,5 +1,7 @@
-//! What is under way on a simulated machine: file operations, and requests that foreign threads hold.
+//! What is under way on a simulated machine: file operations, device commands, and requests that foreign threads hold.
 
+use super::device::Shared;
+use crate::endpoint::command::Command;
 use crate::op::{Handle, How, Op};
 use crate::remote::RemoteDone;
 use lunar_core::io::{Done, Fault};
@@ -28,6 +30,8 @@ pub(super) fn handle_of(op: &Op) -> Option<&Handle> {
     match op {
         Op::Accept { listener } => Some(listener),
         Op::Receive { socket, .. } | Op::Send { socket, .. } => Some(socket),
+        Op::ReceiveBatch { endpoint, .. } | Op::SendBatch { endpoint, .. } => Some(endpoint),
+        Op::Command { device, .. } => Some(device),
         Op::Read { file, .. }
         | Op::Write { file, .. }
         | Op::Sync { file }
@@ -51,5 +55,26 @@ pub(super) struct HeldRequest {
 impl HeldRequest {
     pub(super) fn answer(self) {
         (self.answer)(self.token);
+    }
+}
+
+/// A command that a device executes.
+pub(super) struct CommandJob {
+    pub(super) core: usize,
+    pub(super) device: Shared,
+    pub(super) command: Box<Command>,
+    pub(super) done: Done,
+    pub(super) handle: Handle,
+    /// It fails by this, and the device does not see it.
+    pub(super) fault: Option<Fault>,
+}
+
+impl CommandJob {
+    /// Has the device execute it.
+    pub(super) fn execute(&mut self) -> Result<u32, Fault> {
+        match self.fault {
+            Some(fault) => Err(fault),
+            None => self.device.borrow_mut().execute(&mut self.command),
+        }
     }
 }

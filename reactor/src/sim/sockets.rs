@@ -243,7 +243,8 @@ impl State {
                     self.refuse(core, done, Fault::Aborted, Data::None, Some(handle));
                 }
             }
-            Kind::File { .. } => {}
+            Kind::Carrier(id) => self.cancel_carrier(core, id),
+            Kind::File { .. } | Kind::Device(_) => {}
         }
     }
 

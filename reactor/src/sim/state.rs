@@ -1,10 +1,12 @@
 //! What a world knows: the time, what will happen, and what belongs to each core.
 
+use super::carrier::{Carrier, Flight};
 use super::chance::Chance;
 use super::core_state::{Answer, CoreState, Host};
+use super::device::Shared;
 use super::disk::Disk;
 use super::faults::Faults;
-use super::job::{HeldRequest, Job};
+use super::job::{CommandJob, HeldRequest, Job};
 use super::link::{Link, Listener, Side};
 use super::trace::Trace;
 use crate::op::Handle;
@@ -32,6 +34,14 @@ pub(super) struct State {
     pub(super) paths: BTreeMap<PathBuf, usize>,
     pub(super) disks: Vec<Disk>,
     pub(super) jobs: BTreeMap<u64, Job>,
+    /// Endpoints of datagrams and frames.
+    pub(super) carriers: BTreeMap<u32, Carrier>,
+    /// The largest payloads of the frames of each Ethernet segment.
+    pub(super) segments: Vec<usize>,
+    /// Datagrams and frames on their way, with the endpoints that they go to.
+    pub(super) flights: BTreeMap<u64, (u32, Flight)>,
+    pub(super) devices: BTreeMap<u32, Shared>,
+    pub(super) commands: BTreeMap<u64, CommandJob>,
     /// Requests that foreign threads hold.
     pub(super) foreign: BTreeMap<u64, HeldRequest>,
     pub(super) links: BTreeMap<u32, Link>,
@@ -51,6 +61,11 @@ pub(super) struct Leftovers {
     pub(super) answers: Vec<Answer>,
     pub(super) wakers: Vec<Waker>,
     pub(super) jobs: Vec<Job>,
+    /// Commands that devices execute now.
+    pub(super) commands: Vec<CommandJob>,
+    /// Commands whose core is gone.
+    pub(super) dropped_commands: Vec<CommandJob>,
+    pub(super) carriers: Vec<Carrier>,
     /// Requests whose foreign threads answer now.
     pub(super) foreign: Vec<HeldRequest>,
     /// Requests whose core is gone.
@@ -74,6 +89,10 @@ pub(super) enum Event {
     Late(u64),
     /// A foreign thread answers a request.
     Foreign(u64),
+    /// A datagram or frame arrives.
+    Arrive(u64),
+    /// A device executes a command.
+    Command(u64),
 }
 
 impl State {
@@ -89,6 +108,11 @@ impl State {
             paths: BTreeMap::new(),
             disks: Vec::new(),
             jobs: BTreeMap::new(),
+            carriers: BTreeMap::new(),
+            segments: Vec::new(),
+            flights: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            commands: BTreeMap::new(),
             foreign: BTreeMap::new(),
             links: BTreeMap::new(),
             listeners: BTreeMap::new(),
@@ -198,6 +222,8 @@ impl State {
             Event::Stir(link, side) => self.stir(link, side),
             Event::Half(job) => self.half_done(job),
             Event::Finish(job) => self.finish(job),
+            Event::Arrive(key) => self.arrive(key),
+            Event::Command(key) => self.left.commands.extend(self.commands.remove(&key)),
             Event::Foreign(key) => self.left.foreign.extend(self.foreign.remove(&key)),
             Event::Late(key) => {
                 if let Some(answer) = self.late.remove(&key) {
@@ -246,6 +272,8 @@ impl State {
         self.foreign = kept.into_iter().collect();
         self.left.orphans.extend(orphans.into_iter().map(|(_, held)| held));
         self.drop_links(core);
+        self.drop_carriers(core);
+        self.drop_commands(core);
         let state = &mut self.cores[core];
         state.handles.clear();
         self.left.answers.append(&mut state.due);
