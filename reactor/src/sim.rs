@@ -143,6 +143,8 @@ impl World {
             for core in &order {
                 busy |= core.turn();
             }
+            // The turn of one core may have brought the time at which another gets an answer.
+            busy |= cores.iter().any(|core| core.driver().ripe());
             if !busy {
                 let timer = cores.iter().filter_map(|core| core.next_timer()).min();
                 assert!(self.enter(|state| state.advance(timer)), "{STANDSTILL}");
