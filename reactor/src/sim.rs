@@ -199,3 +199,7 @@ impl fmt::Debug for World {
 #[cfg(test)]
 #[path = "sim_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "sim/network_tests.rs"]
+mod network_tests;
