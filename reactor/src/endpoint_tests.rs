@@ -155,7 +155,9 @@ fn on<F: Future<Output = ()>>(ground: Ground, test: impl FnOnce(Ground) -> F) {
 
 macro_rules! all {
     ($($name:ident;)*) => {
-        mod io_uring { $(#[test] fn $name() { super::on(super::Ground::real(crate::Choice::IoUring), super::$name); })* }
+        mod io_uring {
+            $(#[test] fn $name() { super::on(super::Ground::real(crate::Choice::IoUring), super::$name); })*
+        }
         mod epoll { $(#[test] fn $name() { super::on(super::Ground::real(crate::Choice::Epoll), super::$name); })* }
         mod simulator { $(#[test] fn $name() { super::on(super::Ground::simulated(), super::$name); })* }
     };

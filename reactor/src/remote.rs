@@ -297,7 +297,8 @@ impl Remotes {
         let leaked = self.requests.take();
         if self.held.get() > 0 {
             log!(
-                "a core has ended, and after {} s other threads still hold requests of it: {}. Their memory stays in use",
+                "a core has ended, and after {} s other threads still hold requests of it: {}. Their memory stays in \
+                 use",
                 DRAIN.as_secs(),
                 self.held.get()
             );

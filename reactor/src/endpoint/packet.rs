@@ -1,41 +1,26 @@
 //! Links that carry Ethernet frames: packet sockets on a network interface (AF_PACKET), Unix datagram sockets that
 //! carry one frame per datagram (QEMU's `-netdev dgram`), and TAP interfaces.
 
+mod frame;
 mod ring;
 mod socket;
 mod tap;
 
-pub use socket::{PacketConfig, RingFormat};
+pub use frame::{Filter, HEADER};
+pub use ring::RingFormat;
+pub use socket::PacketConfig;
 
-use super::batch::{Counters, Datagram, MacAddress, ReceiveBatch, SendBatch, VlanTag};
+use super::batch::{Counters, Datagram, MacAddress, ReceiveBatch, SendBatch};
 use super::messages::Messages;
 use super::sending::{self, Sender};
 use super::unix_socket::{UnixSocket, write_peer};
 use crate::sys::raw;
-use lunar_core::mem::Buf;
+use frame::untagged;
 use socket::PacketSocket;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use tap::Tap;
-
-/// Bytes of a frame before the EtherType.
-const ADDRESSES: usize = 12;
-/// Bytes of the header of a frame without VLAN tag.
-pub const HEADER: usize = 14;
-
-/// Frames that an interface receives besides those to its own address and to all stations.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Filter {
-    /// Those to another address of this station, such as the MAC address of a VN_Port.
-    Unicast(MacAddress),
-    /// Those to a group.
-    Group(MacAddress),
-    /// Those to any group.
-    AllGroups,
-    /// All.
-    Promiscuous,
-}
 
 /// A link that is open. It may be opened on another thread than that of its core, and before it.
 #[derive(Debug)]
@@ -85,8 +70,9 @@ impl PacketLink {
     /// the other way round. `mac` is the address of this end.
     ///
     /// # Errors
-    /// `NotFound` when there is no TUN/TAP driver, `PermissionDenied` when the interface is not this user's, `ResourceBusy`
-    /// when another process uses it; each in words that name the command that helps. Others of the operating system.
+    /// `NotFound` when there is no TUN/TAP driver, `PermissionDenied` when the interface is not this user's,
+    /// `ResourceBusy` when another process uses it; each in words that name the command that helps. Others of the
+    /// operating system.
     pub fn tap(name: &str, mac: MacAddress) -> io::Result<Self> {
         Ok(Self(Kind::Tap { tap: Tap::open(name)?, mac }))
     }
@@ -217,18 +203,6 @@ fn receive_unix(
     Ok(taken)
 }
 
-/// A frame as it came over a virtual cable, without its outer VLAN tag, which is kept beside it.
-fn untagged(mut frame: Buf) -> Datagram {
-    let tag = frame.get(ADDRESSES..ADDRESSES + 4).and_then(|bytes| VlanTag::parse(bytes.try_into().ok()?));
-    // A tag with no EtherType behind it is not taken off: the frame is malformed, and its reader says so.
-    let vlan = tag.filter(|_| frame.len() >= HEADER + 4);
-    if vlan.is_some() {
-        frame.copy_within(0..ADDRESSES, 4);
-        drop(frame.split_to(4));
-    }
-    Datagram { data: frame.share().into(), vlan, ..Datagram::default() }
-}
-
 /// The error that is pending at a socket, which is cleared; `None` for a descriptor that is no socket.
 pub(super) fn pending_error(fd: &OwnedFd) -> Option<i32> {
     let (mut error, mut len): (libc::c_int, _) = (0, size_of::<libc::c_int>() as libc::socklen_t);
@@ -236,32 +210,4 @@ pub(super) fn pending_error(fd: &OwnedFd) -> Option<i32> {
     let result =
         unsafe { libc::getsockopt(raw(fd), libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &raw mut len) };
     (result == 0 && error != 0).then_some(error)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use lunar_core::mem::Arena;
-
-    fn frame(bytes: &[u8]) -> Datagram {
-        let arena = Arena::new(1 << 20);
-        let mut memory = arena.take(bytes.len()).expect("room");
-        memory.copy_from_slice(bytes);
-        untagged(memory)
-    }
-
-    #[test]
-    fn the_outer_tag_of_a_frame_is_taken_off() {
-        let addresses: Vec<u8> = (0..12).collect();
-        let plain = frame(&[&addresses[..], &[0x88, 0xa2, 1, 2]].concat());
-        assert_eq!((plain.data.to_vec(), plain.vlan), ([&addresses[..], &[0x88, 0xa2, 1, 2]].concat(), None));
-        let tagged = frame(&[&addresses[..], &[0x81, 0, 0x20, 5, 0x88, 0xa2, 1, 2]].concat());
-        assert_eq!(tagged.data.to_vec(), plain.data.to_vec());
-        assert_eq!(tagged.vlan, Some(VlanTag { protocol: VlanTag::C_VLAN, control: 0x2005 }));
-        let double = frame(&[&addresses[..], &[0x88, 0xa8, 0, 5, 0x81, 0, 0, 7, 0x88, 0xa2]].concat());
-        assert_eq!(double.vlan.map(VlanTag::id), Some(5));
-        assert_eq!(double.data.to_vec()[12..16], [0x81, 0, 0, 7], "an inner tag stays");
-        let short = frame(&[&addresses[..], &[0x81, 0, 0, 7, 0x88]].concat());
-        assert_eq!((short.data.len(), short.vlan), (17, None));
-    }
 }

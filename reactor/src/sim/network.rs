@@ -28,8 +28,8 @@ const UNIX_MAX: usize = 65_536;
 pub struct Segment(u32);
 
 impl World {
-    /// A UDP socket, to be attached to a core; port 0: any that is free. With an unspecified address it receives what is sent to any address at
-    /// its port.
+    /// A UDP socket, to be attached to a core; port 0: any that is free. With an unspecified address it receives
+    /// datagrams to any address at its port.
     ///
     /// # Errors
     /// `AddrInUse`.

@@ -109,6 +109,9 @@ fn all_faults_off_and_on_replay() {
     }
 }
 
+/// Texts of frames, with the identifiers of their VLANs.
+type Texts = Vec<(String, Option<u16>)>;
+
 /// A station on a core of its own.
 struct Station {
     core: Reactor,
@@ -128,7 +131,7 @@ impl Station {
     }
 
     /// Collects the texts of the frames that arrive.
-    fn listen(&self) -> Rc<RefCell<Vec<(String, Option<u16>)>>> {
+    fn listen(&self) -> Rc<RefCell<Texts>> {
         let got: Rc<RefCell<Vec<_>>> = Rc::default();
         let (core, link, theirs) = (self.core.clone(), self.link.clone(), got.clone());
         self.core.spawn(async move {
@@ -150,7 +153,7 @@ impl Station {
 }
 
 /// Sends these frames from the first of three stations: what the others receive. The third one asks for a group.
-fn segment(faults: Faults, frames: impl Fn(&Station) -> Vec<Datagram> + 'static) -> [Vec<(String, Option<u16>)>; 2] {
+fn segment(faults: Faults, frames: impl Fn(&Station) -> Vec<Datagram> + 'static) -> [Texts; 2] {
     let world = World::new(5);
     world.set_faults(faults);
     let cable = world.segment(1500);
@@ -173,7 +176,7 @@ fn group() -> MacAddress {
     MacAddress([1, 0x10, 0x18, 1, 0, 4])
 }
 
-fn texts(texts: &[&str]) -> Vec<(String, Option<u16>)> {
+fn texts(texts: &[&str]) -> Texts {
     texts.iter().map(|text| ((*text).to_owned(), None)).collect()
 }
 

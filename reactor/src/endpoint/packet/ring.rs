@@ -5,7 +5,7 @@
 
 use super::super::batch::{Counters, Datagram, ReceiveBatch, VlanTag};
 use super::super::datagram::{set, set_to};
-use super::{HEADER, RingFormat};
+use super::frame::HEADER;
 use libc::{tpacket_req, tpacket_req3, tpacket2_hdr, tpacket3_hdr};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
@@ -21,8 +21,20 @@ const BLOCK: usize = 256 << 10;
 const BLOCK_TIME: u32 = 1;
 /// Bytes of a slot before the frame: the header of the slot and an address, aligned, with room for its alignment.
 const SLOT_HEADER: usize = 96;
-/// Slots and blocks that are looked at in one call, for each frame that there is room for: more are dropped frames only.
+/// Slots that are looked at in one call for each frame that there is room for: those beyond the room hold frames that
+/// are dropped.
 const LOOKS_PER_FRAME: usize = 4;
+
+/// How the kernel hands frames over through the ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RingFormat {
+    /// Each frame at once, in a slot of its own (TPACKET_V2).
+    #[default]
+    Frames,
+    /// In blocks of many frames, when a block is full, or after a millisecond (TPACKET_V3). It takes the kernel less
+    /// work for each frame and adds up to two milliseconds to the latency of each that is waited for.
+    Blocks,
+}
 
 /// A ring that is mapped.
 #[derive(Debug)]
@@ -115,8 +127,8 @@ impl Ring {
 
     /// The status word at `offset` of the slot or block at hand, which the kernel writes as well.
     fn status(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: within the mapping, because `at` < `count` and `offset` lies in the header of a slot or block; aligned,
-        // because both are; and all accesses to these words are atomic.
+        // SAFETY: within the mapping, because `at` < `count` and `offset` lies in the header of a slot or block;
+        // aligned, because both are; and all accesses to these words are atomic.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(self.at * self.part + offset).cast()) }
     }
 

@@ -3,8 +3,8 @@
 use super::super::batch::{Counters, ReceiveBatch};
 use super::super::datagram::{set, set_queues, set_to};
 use super::super::interface::Interface;
-use super::Filter;
-use super::ring::Ring;
+use super::frame::{ADDRESSES, Filter};
+use super::ring::{Ring, RingFormat};
 use crate::sys::raw;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::io;
@@ -26,17 +26,6 @@ pub struct PacketConfig {
     pub filters: Vec<Filter>,
     /// How the kernel hands frames over.
     pub format: RingFormat,
-}
-
-/// How the kernel hands frames over through the ring.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum RingFormat {
-    /// Each frame at once, in a slot of its own (TPACKET_V2).
-    #[default]
-    Frames,
-    /// In blocks of many frames, when a block is full, or after a millisecond (TPACKET_V3). It takes the kernel less
-    /// work for each frame and adds up to two milliseconds to the latency of each that is waited for.
-    Blocks,
 }
 
 /// A packet socket.
@@ -81,7 +70,7 @@ impl PacketSocket {
         }
         let statement = |code: u32, jt: usize, k: u32| libc::sock_filter { code: code as u16, jt: jt as u8, jf: 0, k };
         // The EtherType of a frame whose tag the kernel has taken off.
-        let mut program = vec![statement(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, super::ADDRESSES as u32)];
+        let mut program = vec![statement(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, ADDRESSES as u32)];
         for (at, one) in types.iter().enumerate() {
             // Over the comparisons that are left, and over the refusal.
             let accept = types.len() - at;
@@ -163,8 +152,8 @@ fn refused(interface: &str, error: io::Error) -> io::Error {
     let remedy = match has_capability(CAP_NET_RAW) {
         true => "the process has the capability CAP_NET_RAW, but a seccomp filter refuses packet sockets".to_owned(),
         false => format!(
-            "raw frames need the capability CAP_NET_RAW: `setcap cap_net_raw+ep {}`, or AmbientCapabilities=CAP_NET_RAW \
-             in the systemd unit",
+            "raw frames need the capability CAP_NET_RAW: `setcap cap_net_raw+ep {}`, or \
+             AmbientCapabilities=CAP_NET_RAW in the systemd unit",
             std::env::current_exe().map_or_else(|_| "PROGRAM".into(), |path| path.display().to_string())
         ),
     };

@@ -4,7 +4,7 @@ use super::super::batch::{Counters, ReceiveBatch, SendBatch};
 use super::super::interface::Interface;
 use super::super::messages::Messages;
 use super::super::sending::is_of_socket;
-use super::{HEADER, untagged};
+use super::frame::{HEADER, untagged};
 use crate::sys::{call, count, raw};
 use libc::iovec;
 use std::fs::File;
